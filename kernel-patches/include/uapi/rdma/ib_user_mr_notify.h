@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: ((GPL-2.0 WITH Linux-syscall-note) OR Linux-OpenIB) */
+/*
+ * The user ABI of MR notification: three methods of UVERBS_OBJECT_MR, the bits
+ * that the kernel sets in the notification word, the access bit that starts
+ * tracking before pinning, and the two device capability bits.
+ *
+ * The method ids are taken from the top of the core range (0..20), the bits
+ * from values that no kernel ever handed out, so that a kernel or library
+ * without the feature refuses them by itself.
+ */
+#ifndef IB_USER_MR_NOTIFY_H
+#define IB_USER_MR_NOTIFY_H
+
+enum uverbs_methods_mr_notify {
+	UVERBS_METHOD_MR_NOTIFY_ARM = 18,
+	UVERBS_METHOD_MR_NOTIFY_DISARM = 19,
+	UVERBS_METHOD_MR_NOTIFY_SETTLE = 20,
+};
+
+enum uverbs_attrs_mr_notify_arm_ids {
+	UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE,
+	UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
+	UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
+};
+
+enum uverbs_attrs_mr_notify_disarm_ids {
+	UVERBS_ATTR_MR_NOTIFY_DISARM_HANDLE,
+};
+
+enum uverbs_attrs_mr_notify_settle_ids {
+	UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE,
+};
+
+/* Flags of UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS: none is defined yet. */
+#define IB_UVERBS_MR_NOTIFY_ARM_SUPPORTED_FLAGS 0
+
+/*
+ * Bits of the notification word that belong to the kernel. It never touches
+ * the others (IB_UVERBS_MR_NOTIFY_KERNEL_MASK tells which they are).
+ */
+enum ib_uverbs_mr_notify_bits {
+	/* Final: the range no longer maps the pages that were registered. */
+	IB_UVERBS_MR_NOTIFY_INVALID = 1 << 0,
+	/* It may no longer map them; the settle method finds out. */
+	IB_UVERBS_MR_NOTIFY_SUSPECT = 1 << 1,
+	IB_UVERBS_MR_NOTIFY_KERNEL_MASK = 0xff,
+};
+
+/*
+ * An access flag in the optional range (IB_UVERBS_ACCESS_OPTIONAL_RANGE):
+ * track this registration from before its pages are pinned, so that arming it
+ * later costs the same for any size. Kernels without it ignore it.
+ */
+#define IB_UVERBS_ACCESS_TRACK (1 << 28)
+
+/*
+ * Bits of device_cap_flags: the device can notify; and it can take a
+ * registration away from the hardware (in device_cap_flags_ex only).
+ */
+#define IB_UVERBS_DEVICE_MR_NOTIFY (1ULL << 28)
+#define IB_UVERBS_DEVICE_MR_REVOKE (1ULL << 60)
+
+#endif /* IB_USER_MR_NOTIFY_H */
