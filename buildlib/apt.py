@@ -1,0 +1,110 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""A throw-away apt of our own, below the build folder.
+
+Why: upstream's sources come by name and version from the machine's own Debian archive, but the
+machine's apt configuration must not change, may lack deb-src lines and other suites, and may belong
+to root. So apt runs here with its own source list, lists and cache. The archive's address is read
+from the machine's configuration by apt itself, which understands both of its formats.
+"""
+import os
+import subprocess
+
+KEYRINGS = ("/usr/share/keyrings/debian-archive-keyring.gpg",
+            "/usr/share/keyrings/debian-archive-keyring.pgp")
+# What the private configuration takes over from the machine's: how to reach the archive and what to
+# trust. Hooks that run after an update or an installation stay behind.
+KEPT = ("Acquire::", "Dir::Etc::netrc", "Dir::Etc::trusted", "Dir::Etc::preferences")
+
+
+class AptError(Exception):
+    """The archive could not give what was asked; the message says what and why."""
+
+
+def archive_uris():
+    """Base addresses of the configured archives that may be Debian's, the likeliest first."""
+    form = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
+    targets = subprocess.run(["apt-get", "indextargets", "--no-release-info", "--format", form],
+                             capture_output=True, text=True, check=True).stdout
+    uris = []
+    for uri, release, component in (line.split() for line in set(targets.splitlines())):
+        if component == "main" and not release.endswith("-security") and uri not in uris:
+            uris.append(uri)
+    if not uris:
+        raise AptError("apt's configuration on this machine names no Debian archive")
+    return sorted(uris, key=lambda uri: (not uri.rstrip("/").endswith("/debian"), uri))
+
+
+def keyring():
+    """The distribution's own keyring."""
+    for path in KEYRINGS:
+        if os.path.exists(path):
+            return path
+    raise AptError("no keyring of the distribution: install debian-archive-keyring")
+
+
+class PrivateApt:
+    """One apt state in `folder`, with `sources` (one-line format), or the machine's own if None."""
+
+    def __init__(self, folder, sources=None):
+        self.folder = os.path.abspath(folder)
+        os.makedirs(os.path.join(self.folder, "lists/partial"), exist_ok=True)
+        os.makedirs(os.path.join(self.folder, "cache/archives/partial"), exist_ok=True)
+        self.conf = os.path.join(self.folder, "apt.conf")
+        machine = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True)
+        lines = [line for line in machine.stdout.splitlines() if line.startswith(KEPT)]
+        lines += [f'Dir::State "{self.folder}";',
+                  f'Dir::State::lists "{self.folder}/lists";',
+                  'Dir::State::status "/var/lib/dpkg/status";',
+                  f'Dir::Cache "{self.folder}/cache";',
+                  'Dir::Etc::main "/dev/null";', 'Dir::Etc::parts "/dev/null";',
+                  'APT::Sandbox::User "";']
+        if sources is not None:
+            path = os.path.join(self.folder, "sources.list")
+            with open(path, "w", encoding="utf-8") as out:
+                out.write(sources)
+            lines += [f'Dir::Etc::sourcelist "{path}";', 'Dir::Etc::sourceparts "/dev/null";']
+        with open(self.conf, "w", encoding="utf-8") as out:
+            out.write("\n".join(lines) + "\n")
+
+    def run(self, *command, cwd=None):
+        """Run an apt tool with this state; its output, or AptError with its last words."""
+        env = dict(os.environ, APT_CONFIG=self.conf, LC_ALL="C")
+        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True,
+                              stdin=subprocess.DEVNULL, check=False)
+        if done.returncode:
+            raise AptError(f"{' '.join(command)}: " + "\n".join(done.stderr.splitlines()[-5:]))
+        return done.stdout
+
+    def update(self):
+        """Fetch the indexes."""
+        self.run("apt-get", "update", "-qq")
+
+    def versions(self, package):
+        """The versions of a binary package that are offered, newest first."""
+        rows = self.run("apt-cache", "madison", package).splitlines()
+        return [row.split("|")[1].strip() for row in rows if row.count("|") == 2]
+
+    def download(self, packages, folder):
+        """Put the .deb files of `packages` ("name" or "name=version") into `folder`."""
+        os.makedirs(folder, exist_ok=True)
+        self.run("apt-get", "download", "-qq", *packages, cwd=folder)
+
+    def source_tarball(self, package, version, folder):
+        """Put the upstream tarball of a source package into `folder`."""
+        os.makedirs(folder, exist_ok=True)
+        self.run("apt-get", "source", "-qq", "--tar-only", f"{package}={version}", cwd=folder)
+
+
+def source_tarball(state, package, version, suite, folder):
+    """Get the upstream tarball of package=version of `suite` from the machine's own archive."""
+    problems = []
+    for uri in archive_uris():
+        try:
+            apt = PrivateApt(state, f"deb-src [signed-by={keyring()}] {uri} {suite} main\n")
+            apt.update()
+            apt.source_tarball(package, version, folder)
+            return
+        except AptError as problem:
+            problems.append(str(problem))
+    raise AptError(f"{package}={version} of suite {suite} not found:\n" + "\n".join(problems))

@@ -1,0 +1,270 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Obtain the pinned upstream trees and unpack them, untouched, below the build folder.
+
+Why: the repository holds only what this project wrote. Upstream comes by name and version from the
+machine's own Debian archive (buildlib/upstream/*.pin), or from a tarball or tree of the user's
+(--source, or RDMA_CORE_SOURCE and LINUX_SOURCE). Nothing is downloaded twice. overlay.py lays our
+files over what this script unpacked.
+"""
+import argparse
+import fcntl
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import apt
+
+REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+BUILD = os.path.join(REPO, "build")
+SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE"}
+
+
+class FetchError(Exception):
+    """Upstream could not be obtained; the message is for the user."""
+
+
+def say(text):
+    """Progress, for the eyes only: the standard output carries results."""
+    print(f"fetch: {text}", file=sys.stderr, flush=True)
+
+
+def read_pin(name):
+    """The pin file of an upstream as a dictionary."""
+    pin = {}
+    with open(os.path.join(REPO, "buildlib/upstream", name + ".pin"), encoding="utf-8") as lines:
+        for line in lines:
+            key, equals, value = line.partition("#")[0].partition("=")
+            if equals:
+                pin[key.strip()] = value.strip()
+    return pin
+
+
+def sha256(path):
+    """The sha256 of a file, in hex."""
+    with open(path, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def locked(build):
+    """One process at a time prepares trees in `build`."""
+    os.makedirs(os.path.join(build, "src"), exist_ok=True)
+    with open(os.path.join(build, "src/.lock"), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def machine_apt(build):
+    """apt with the machine's own sources and fresh indexes, in a state of its own."""
+    private = apt.PrivateApt(os.path.join(build, "apt/machine"))
+    try:
+        private.update()
+    except apt.AptError as problem:  # one dead third-party source must not stop us
+        say(str(problem))
+    return private
+
+
+def linux_version(build=BUILD, update=False):
+    """The Debian version of the kernel in use, e.g. 6.12.117-1~deb12u1.
+
+    Resolved once and kept in build/linux.version, so that everything made from it stays together.
+    The image and headers that the lab takes must be of this version.
+    """
+    kept = os.path.join(build, "linux.version")
+    if os.path.exists(kept) and not update:
+        with open(kept, encoding="utf-8") as text:
+            return text.read().strip()
+    pin = read_pin("linux")
+    version = pin["version"]
+    if not version:
+        private = machine_apt(build)
+        offered = private.versions(pin["package"])
+        arch = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True,
+                              check=True).stdout.strip()
+        image = pin["package"].replace("source", "image") + "-" + arch
+        both = [v for v in offered if v in private.versions(image)]  # an image is signed later
+        if not offered:
+            raise FetchError(f"apt on this machine offers no {pin['package']}")
+        version = (both or offered)[0]
+    os.makedirs(build, exist_ok=True)
+    with open(kept, "w", encoding="utf-8") as out:
+        out.write(version + "\n")
+    return version
+
+
+def download_packages(packages, build=BUILD):
+    """Download binary packages {name: version} into build/download; {name: path of its .deb}."""
+    folder = os.path.join(build, "download")
+
+    def have(name, version):
+        start = f"{name}_{version.replace(':', '%3a')}_"
+        names = os.listdir(folder) if os.path.isdir(folder) else ()
+        return next((os.path.join(folder, n) for n in names
+                     if n.startswith(start) and n.endswith(".deb")), None)
+
+    missing = [f"{n}={v}" for n, v in packages.items() if not have(n, v)]
+    if missing:
+        say("downloading " + " ".join(missing))
+        private = machine_apt(build)
+        with_partial = os.path.join(folder, "partial")
+        private.download(missing, with_partial)
+        for name in os.listdir(with_partial):
+            os.rename(os.path.join(with_partial, name), os.path.join(folder, name))
+    return {name: have(name, version) for name, version in packages.items()}
+
+
+def tarball_of(name, build):
+    """The archive of the pinned upstream, downloaded once: (path, version)."""
+    pin = read_pin(name)
+    if name == "linux":
+        version = linux_version(build)
+        return download_packages({pin["package"]: version}, build)[pin["package"]], version
+    path = os.path.join(build, "download", pin["file"])
+    if not os.path.exists(path):
+        say(f"downloading {pin['package']}={pin['version']}")
+        state = os.path.join(build, "apt", name)
+        apt.source_tarball(state, pin["package"], pin["version"], pin["suite"],
+                           os.path.dirname(path))
+    return path, pin["version"].rpartition("-")[0]
+
+
+def check_sum(path, wanted):
+    """Stop if a file is not the pinned one."""
+    found = sha256(path)
+    if wanted and found != wanted:
+        raise FetchError(f"{path}: sha256 is {found}, the pin says {wanted}: "
+                         "remove the file to fetch it again")
+
+
+def tree_version(tree):
+    """The version that a tree says it has (rdma-core's or Linux's)."""
+    for file, pattern in (("CMakeLists.txt", r'PACKAGE_VERSION "([\w.]+)"'),
+                          ("Makefile", r"VERSION = (\d+)\nPATCHLEVEL = (\d+)\nSUBLEVEL = (\d+)")):
+        path = os.path.join(tree, file)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8", errors="replace") as text:
+                match = re.search(pattern, text.read())
+            if match:
+                return ".".join(match.groups())
+    raise FetchError(f"{tree}: neither an rdma-core nor a Linux tree")
+
+
+def extract(archive, folder):
+    """Unpack a tarball, or the tarball within a linux-source .deb, into `folder`."""
+    say(f"unpacking {os.path.basename(archive)}")
+    os.makedirs(folder)
+    into = ["tar", "-x", "--strip-components=1", "--no-same-owner", "-C", folder,
+            "--checkpoint=20000", "--checkpoint-action=echo=fetch: unpacked %{r}T"]
+    if archive.endswith(".deb"):
+        steps = [["dpkg-deb", "--fsys-tarfile", archive],
+                 ["tar", "-xO", "--wildcards", "./usr/src/linux-source-*.tar.xz"],
+                 ["xz", "-dc", "-T0"], into]
+    elif archive.endswith(".xz"):
+        steps = [["xz", "-dc", "-T0", archive], into]
+    else:
+        steps = [into + ["-f", archive]]
+    children, previous = [], None
+    for step in steps:
+        last = step is steps[-1]
+        child = subprocess.Popen(step, stdin=previous, stdout=None if last else subprocess.PIPE)
+        if previous:
+            previous.close()
+        previous = child.stdout
+        children.append(child)
+    if any([child.wait() for child in children]):
+        raise FetchError(f"{archive}: could not be unpacked")
+
+
+def place(build, name, version, fill):
+    """Let fill(folder) make a tree, and give it its final name only when it is whole."""
+    unfinished = os.path.join(build, "src", f".{name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    fill(unfinished)
+    version = version or tree_version(unfinished) + "-local"
+    tree = os.path.join(build, "src", f"{name}-{version}")
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.rmtree(state_folder(tree), ignore_errors=True)
+    os.rename(unfinished, tree)
+    return tree
+
+
+def state_folder(tree):
+    """Where overlay.py keeps what it must know of a tree, outside of the tree."""
+    return os.path.join(os.path.dirname(tree), ".overlay", os.path.basename(tree))
+
+
+def users_tree(name, source, build, update):
+    """Unpack or copy what the user gave; it is never changed itself."""
+    source = os.path.realpath(source)
+    if not os.path.exists(source):
+        raise FetchError(f"{source}: no such tarball or tree")
+    if os.path.isfile(source) and read_pin(name)["sha256"] == sha256(source):
+        version = read_pin(name)["version"].rpartition("-")[0]
+        tree = os.path.join(build, "src", f"{name}-{version}")
+        if os.path.isdir(tree) and not update:
+            return tree
+        return place(build, name, version, lambda folder: extract(source, folder))
+    seen = os.path.join(build, "src", f".{name}.source")
+    mark = f"{source} {os.path.getmtime(source)}\n"
+    if os.path.exists(seen) and not update:
+        with open(seen, encoding="utf-8") as text:
+            known, tree = text.read().splitlines(True)
+        if known == mark and os.path.isdir(tree):
+            return tree
+    say(f"{source}: taken as it is, not compared with the pin")
+    if os.path.isdir(source):
+        tree = place(build, name, None, lambda folder: shutil.copytree(
+            source, folder, symlinks=True, ignore=shutil.ignore_patterns(".git", "build")))
+    else:
+        tree = place(build, name, None, lambda folder: extract(source, folder))
+    with open(seen, "w", encoding="utf-8") as out:
+        out.write(mark + tree)
+    return tree
+
+
+def fetch(name, build=BUILD, source=None, update=False):
+    """The path of the unpacked tree of an upstream. The caller holds locked(build)."""
+    source = source or os.environ.get(SOURCE_VARIABLE[name])
+    if source:
+        return users_tree(name, source, build, update)
+    if name == "linux":
+        version = linux_version(build, update)
+    else:
+        version = read_pin(name)["version"].rpartition("-")[0]
+    tree = os.path.join(build, "src", f"{name}-{version}")
+    if os.path.isdir(tree):
+        return tree
+    archive, _ = tarball_of(name, build)
+    check_sum(archive, read_pin(name)["sha256"])
+    return place(build, name, version, lambda folder: extract(archive, folder))
+
+
+def arguments(description):
+    """The command line that fetch.py and overlay.py share."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("name", choices=sorted(SOURCE_VARIABLE))
+    parser.add_argument("--source", help="a tarball or tree to take instead of the pinned one")
+    parser.add_argument("--build", default=BUILD, help="the build folder (default: build)")
+    parser.add_argument("--update", action="store_true",
+                        help="look for a newer point release; unpack or copy --source again")
+    return parser
+
+
+def main():
+    """Print the path of the unpacked tree."""
+    args = arguments(__doc__.splitlines()[0]).parse_args()
+    args.build = os.path.abspath(args.build)
+    with locked(args.build):
+        print(fetch(args.name, args.build, args.source, args.update))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (FetchError, apt.AptError) as error:
+        sys.exit(f"fetch: {error}")

@@ -1,0 +1,211 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Make the tree that is built: upstream, with our files laid over it and our hooks applied.
+
+Why: new code is a plain file at the path that it would have upstream, and the change to upstream's
+files is a few small patches. The tree gets symbolic links to our files, so that editing one rebuilds
+what depends on it and nothing else; a hooked file is written only when its content changes. Laying a
+file over one of upstream's is an error, and so is a hook that does not apply exactly (no fuzz).
+Can be run at any time; does nothing when nothing changed. Prints the path of the tree.
+"""
+import filecmp
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import apt
+import fetch
+
+# (folder of ours, name pattern, folder in upstream's tree); "**" descends.
+LAID = {
+    "rdma-core": (("libibverbs", "**", "libibverbs"),
+                  ("providers", "**", "providers"),
+                  ("pyverbs", "**", "pyverbs"),
+                  ("tests", "*.py", "tests"),
+                  ("kernel-patches/include/uapi/rdma", "*.h", "kernel-headers/rdma")),
+    "linux": (("kernel-patches/drivers", "**", "drivers"),
+              ("kernel-patches/include", "**", "include"),
+              ("kernel-patches/Documentation", "**", "Documentation")),
+}
+HOOKS = {"rdma-core": "buildlib/hooks", "linux": "kernel-patches/hooks"}
+LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")
+
+
+class OverlayError(Exception):
+    """Our files and upstream's do not fit together; the message names both."""
+
+
+def our_files(name, repo):
+    """{path in upstream's tree: path of our file} of everything to lay."""
+    files = {}
+    for folder, pattern, target in LAID[name]:
+        base = os.path.join(repo, folder)
+        for path in glob.glob(os.path.join(base, pattern), recursive=True):
+            if os.path.isfile(path) and not path.endswith(LEFTOVERS):
+                files[os.path.join(target, os.path.relpath(path, base))] = path
+    return files
+
+
+def same(path, content_of):
+    """Whether both are files with the same bytes."""
+    return os.path.isfile(path) and filecmp.cmp(path, content_of, shallow=False)
+
+
+def is_link_into(path, repo):
+    """Whether path is a symbolic link to somewhere in our repository (even a dangling one)."""
+    return os.path.islink(path) and os.path.realpath(path).startswith(os.path.realpath(repo) + "/")
+
+
+def lay(files, before, tree, repo, copy):
+    """Lay our files over the tree and take away those of `before` that are gone."""
+    for path in sorted(set(before) - set(files)):
+        place = os.path.join(tree, path)
+        if os.path.lexists(place):
+            os.unlink(place)
+    for path, ours in sorted(files.items()):
+        place = os.path.join(tree, path)
+        known = path in before or is_link_into(place, repo)
+        if os.path.lexists(place) and not known:
+            raise OverlayError(f"{os.path.relpath(ours, repo)} would replace upstream's {path}: "
+                               "hook that file instead, or choose another name")
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        real = os.path.realpath(os.path.dirname(place))
+        link = os.path.relpath(os.path.realpath(ours), real)
+        if copy:
+            if os.path.islink(place) or not same(place, ours):
+                replace(place, lambda new, ours=ours: shutil.copy2(ours, new))
+        elif not os.path.islink(place) or os.readlink(place) != link:
+            replace(place, lambda new, link=link: os.symlink(link, new))
+
+
+def replace(place, make):
+    """Make a new file beside `place` and give it that name."""
+    new = place + ".new"
+    if os.path.lexists(new):
+        os.unlink(new)
+    make(new)
+    os.replace(new, place)
+
+
+def hooked_files(patch):
+    """The upstream files that a patch changes."""
+    with open(patch, encoding="utf-8") as text:
+        pairs = re.findall(r"^--- (\S+).*\n\+\+\+ (\S+)", text.read(), re.MULTILINE)
+    if not pairs:
+        raise OverlayError(f"{patch}: changes no file")
+    for old, new in pairs:
+        if "/dev/null" in (old, new):
+            raise OverlayError(f"{patch}: adds or removes {new if old == '/dev/null' else old}: "
+                               "a new file is laid, not patched in")
+    return [new.partition("/")[2] for _, new in pairs]
+
+
+def apply_hook(patch, repo, work):
+    """Apply one patch, without fuzz, to the copies in `work`."""
+    done = subprocess.run(["patch", "-p1", "--fuzz=0", "--batch", "--forward", "-d", work,
+                           "--no-backup-if-mismatch", "-i", patch],
+                          capture_output=True, text=True, check=False, env={**os.environ,
+                                                                            "LC_ALL": "C"})
+    if done.returncode:
+        failed, current = [], "?"
+        for line in done.stdout.splitlines():
+            if line.startswith("patching file "):
+                current = line.split(" ", 2)[2].strip("'")
+            elif "FAILED" in line or "ignored" in line or "malformed" in line:
+                failed.append(f"{current}: {line.strip()}")
+        detail = "\n  ".join(failed or (done.stdout + done.stderr).splitlines())
+        raise OverlayError(f"hook {os.path.relpath(patch, repo)} does not apply to upstream's file"
+                           f"\n  {detail}")
+
+
+def hook(patches, before, tree, pristine, repo):
+    """Apply the patches, in the order of their names; the list of files that are hooked now.
+
+    Upstream's own version of each is kept in `pristine`: hooks are always applied to that one.
+    """
+    targets = {}
+    for patch in patches:
+        for path in hooked_files(patch):
+            targets.setdefault(path, patch)
+    with tempfile.TemporaryDirectory() as work:
+        for path, patch in targets.items():
+            place, kept = os.path.join(tree, path), os.path.join(pristine, path)
+            if not os.path.isfile(place) or os.path.islink(place):
+                raise OverlayError(f"hook {os.path.relpath(patch, repo)} does not apply: "
+                                   f"upstream has no {path}")
+            os.makedirs(os.path.dirname(kept), exist_ok=True)
+            if not os.path.exists(kept):
+                replace(kept, lambda new, place=place: shutil.copy2(place, new))
+            os.makedirs(os.path.dirname(os.path.join(work, path)), exist_ok=True)
+            shutil.copy(kept, os.path.join(work, path))
+        for patch in patches:
+            apply_hook(patch, repo, work)
+        for path in targets:
+            update(os.path.join(tree, path), os.path.join(work, path))
+    for path in set(before) - set(targets):
+        if os.path.exists(os.path.join(pristine, path)):
+            update(os.path.join(tree, path), os.path.join(pristine, path))
+            os.unlink(os.path.join(pristine, path))
+    return list(targets)
+
+
+def update(place, content_of):
+    """Give `place` the content of another file; leave it alone if it has it already."""
+    if not same(place, content_of):
+        mode = os.stat(place).st_mode
+        replace(place, lambda new: shutil.copyfile(content_of, new))
+        os.chmod(place, mode)
+
+
+def overlay(name, tree, repo=fetch.REPO, copy=False):
+    """Lay our files over an unpacked tree and hook it. The caller holds fetch.locked()."""
+    state = fetch.state_folder(tree)
+    os.makedirs(state, exist_ok=True)
+    book = os.path.join(state, "state.json")
+    done = {"laid": [], "hooked": []}
+    if os.path.exists(book):
+        with open(book, encoding="utf-8") as text:
+            done = json.load(text)
+    files = our_files(name, repo)
+    patches = sorted(glob.glob(os.path.join(repo, HOOKS[name], "*.patch")))
+
+    def record(**new):
+        done.update(new)
+        replace(book, lambda path: write_json(path, done))
+
+    lay(files, done["laid"], tree, repo, copy)
+    record(laid=sorted(files))
+    # Written down before as well: a run that is interrupted between must know what it may restore.
+    record(hooked=sorted(set(done["hooked"]) | {f for p in patches for f in hooked_files(p)}))
+    record(hooked=sorted(hook(patches, done["hooked"], tree, os.path.join(state, "pristine"), repo)))
+
+
+def write_json(path, content):
+    """Write one JSON file."""
+    with open(path, "w", encoding="utf-8") as out:
+        json.dump(content, out, indent=1)
+
+
+def main():
+    """Fetch, lay, hook, and print the path of the tree."""
+    parser = fetch.arguments(__doc__.splitlines()[0])
+    parser.add_argument("--copy", action="store_true",
+                        help="lay copies, not links (for a tree that leaves this machine)")
+    args = parser.parse_args()
+    args.build = os.path.abspath(args.build)
+    with fetch.locked(args.build):
+        tree = fetch.fetch(args.name, args.build, args.source, args.update)
+        overlay(args.name, tree, copy=args.copy)
+    print(tree)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (OverlayError, fetch.FetchError, apt.AptError) as error:
+        sys.exit(f"overlay: {error}")
