@@ -1,0 +1,584 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The tracker of a umem: knows whether the registered range still maps the
+ * pinned pages, and says so in a word of user memory.
+ *
+ * One interval notifier per umem. It is inserted either by ib_umem_get(),
+ * before the first page is pinned (IB_UVERBS_ACCESS_TRACK), or when the MR is
+ * armed. It stays until the umem is released.
+ *
+ * STATE (umem_notify.state, and while armed the same bits in the word)
+ *
+ *  0        The range maps the pinned pages.
+ *  SUSPECT  Something may have changed in [lo, hi). Left by settling: to 0 if
+ *           the pages are the same, else to INVALID.
+ *  INVALID  Final. The word has been told, and is not touched any more; the
+ *           worker revokes the device's access and gives the pages back.
+ *
+ * An event raises the state inside mmu_notifier_invalidate_range_start(), that
+ * is before the page tables change and before the system call returns. UNMAP
+ * and RELEASE are certain. CLEAR and MIGRATE are not (a split of a huge page
+ * is a CLEAR too). All others leave a pinned page where it is: mprotect, fork,
+ * NUMA hints, soft-dirty.
+ *
+ * WHY NO CHANGE IS MISSED
+ *
+ * Pinning first and watching later loses what happens in between:
+ *
+ *   ibv_reg_mr, then arm                  another thread
+ *   pin page P
+ *                                         munmap: unmaps P
+ *                                         mmap: maps Q there
+ *   insert notifier
+ *   word = 0                              [never told: P stays registered]
+ *
+ * So the notifier is there before the pages, or the whole range is SUSPECT
+ * from the start. A node that is inserted while an invalidation runs is not
+ * called for that one. mmu_interval_read_begin() waits for it to end:
+ *
+ *   ib_umem_track()                       another thread
+ *                                         invalidate_range_start()
+ *   insert: deferred, no call
+ *   mmu_interval_read_begin(): waits
+ *                                         page tables change
+ *                                         invalidate_range_end()
+ *   pin: sees the new page tables
+ *
+ * While the pages are being pinned (!pinned) it is not known which side of an
+ * UNMAP they are from, so it only makes the range SUSPECT.
+ *
+ * Settling must not wipe out a later event:
+ *
+ *   settle                                another thread
+ *   looks: page P is mapped
+ *                                         state |= SUSPECT (already set)
+ *                                         unmaps P
+ *   state = 0                             [the word says valid: stale]
+ *
+ * Both sides set and test the sequence of the interval under @lock:
+ *
+ *   seq = mmu_interval_read_begin()
+ *   looks: page P is mapped
+ *                                         lock; mmu_interval_set_seq();
+ *                                         state |= SUSPECT; unlock
+ *   lock; mmu_interval_read_retry() is true; unlock, look again
+ *
+ *   [Required: SUSPECT is cleared only if no event came after read_begin()]
+ *
+ * LOCKS
+ *
+ * @mutex serializes arm, disarm, settle and revoke. Process context; nests
+ * outside mmap_lock, the inode locks and @lock. Never taken by the callback.
+ * @lock is a leaf. The callback runs with mmap_lock or rmap locks held, inside
+ * reclaim, possibly unable to sleep: it takes @lock only, and allocates
+ * nothing.
+ */
+
+#include <linux/mm.h>
+#include <linux/mmu_notifier.h>
+#include <linux/mutex.h>
+#include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+#include <linux/spinlock.h>
+#include <linux/workqueue.h>
+
+#include "umem_notify.h"
+
+#define INVALID IB_UVERBS_MR_NOTIFY_INVALID
+#define SUSPECT IB_UVERBS_MR_NOTIFY_SUSPECT
+
+/*
+ * How long the worker leaves a SUSPECT range alone: events come in bursts, and
+ * an application that is about to use the registration settles it sooner.
+ */
+#define SETTLE_DELAY (HZ / 50)
+/* Rounds of collision-retry after which the worker lets others run. */
+#define WORKER_ROUNDS 8
+
+struct ib_umem_notify {
+	struct mmu_interval_notifier mni;
+	struct ib_umem *umem;
+	struct delayed_work work;
+
+	struct mutex mutex; /* see LOCKS; guards the next four */
+	bool armed;
+	bool suspended; /* the driver is busy with the MR */
+	bool revoked; /* the pages are given back */
+	struct ib_mr *mr; /* what to revoke while armed */
+
+	spinlock_t lock; /* see LOCKS; guards the rest */
+	bool pinned;
+	u8 state;
+	unsigned long lo; /* what is SUSPECT: [lo, hi) */
+	unsigned long hi;
+	struct umem_notify_word word; /* empty: nobody to tell */
+};
+
+static void mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
+		 unsigned long end)
+{
+	lockdep_assert_held(&n->lock);
+
+	if (n->state & INVALID)
+		return;
+
+	if (bit == INVALID) {
+		n->state = INVALID;
+	} else {
+		n->state |= SUSPECT;
+		n->lo = min(n->lo, start);
+		n->hi = max(n->hi, end);
+	}
+
+	if (!n->word.page)
+		return;
+	umem_notify_word_set(&n->word, bit);
+	if (bit == INVALID)
+		umem_notify_word_clear(&n->word, SUSPECT);
+	mod_delayed_work(system_unbound_wq, &n->work,
+			 bit == INVALID ? 0 : SETTLE_DELAY);
+}
+
+static void clear_suspect(struct ib_umem_notify *n)
+{
+	lockdep_assert_held(&n->lock);
+
+	n->state &= ~SUSPECT;
+	n->lo = ULONG_MAX;
+	n->hi = 0;
+	if (n->word.page)
+		umem_notify_word_clear(&n->word, SUSPECT);
+}
+
+/*
+ * Always returns true, also to those who can't wait: the pages are pinned, so
+ * nothing can be freed under the device before it is revoked.
+ */
+static bool umem_notify_invalidate(struct mmu_interval_notifier *mni,
+				   const struct mmu_notifier_range *range,
+				   unsigned long cur_seq)
+{
+	struct ib_umem_notify *n =
+		container_of(mni, struct ib_umem_notify, mni);
+	u8 bit;
+
+	switch (range->event) {
+	case MMU_NOTIFY_UNMAP:
+	case MMU_NOTIFY_RELEASE:
+		bit = INVALID;
+		break;
+	case MMU_NOTIFY_CLEAR:
+	case MMU_NOTIFY_MIGRATE:
+		bit = SUSPECT;
+		break;
+	default:
+		return true;
+	}
+
+	spin_lock(&n->lock);
+	mmu_interval_set_seq(mni, cur_seq);
+	mark(n, n->pinned ? bit : SUSPECT, range->start, range->end);
+	spin_unlock(&n->lock);
+	return true;
+}
+
+static const struct mmu_interval_notifier_ops umem_notify_ops = {
+	.invalidate = umem_notify_invalidate,
+};
+
+/* From SUSPECT to 0 or INVALID; does nothing in the other states. */
+static int verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
+{
+	enum umem_notify_verdict verdict;
+	unsigned long seq, lo, hi;
+	unsigned int round;
+	u8 state;
+
+	lockdep_assert_held(&n->mutex);
+
+	for (round = 0;; round++) {
+		if (asker == UMEM_NOTIFY_WORKER && round == WORKER_ROUNDS)
+			return -EAGAIN;
+		if (asker == UMEM_NOTIFY_USER && fatal_signal_pending(current))
+			return -EINTR;
+		cond_resched();
+
+		seq = mmu_interval_read_begin(&n->mni);
+		spin_lock(&n->lock);
+		state = n->state;
+		lo = n->lo;
+		hi = n->hi;
+		spin_unlock(&n->lock);
+		if (state != SUSPECT)
+			return 0;
+
+		verdict = umem_notify_check(n->umem, lo, hi, asker);
+		if (verdict == UMEM_NOTIFY_INTERRUPTED)
+			return -EINTR;
+		if (verdict == UMEM_NOTIFY_BUSY)
+			return -EAGAIN;
+		if (verdict == UMEM_NOTIFY_UNKNOWN)
+			return 0;
+
+		spin_lock(&n->lock);
+		if (mmu_interval_read_retry(&n->mni, seq)) {
+			spin_unlock(&n->lock);
+			continue;
+		}
+		if (verdict == UMEM_NOTIFY_INTACT)
+			clear_suspect(n);
+		else
+			mark(n, INVALID, lo, hi);
+		spin_unlock(&n->lock);
+		return 0;
+	}
+}
+
+/* Once INVALID: the word has heard it all, and the device loses the pages. */
+static void retire(struct ib_umem_notify *n)
+{
+	struct umem_notify_word word;
+	struct ib_device *device;
+	u8 state;
+
+	lockdep_assert_held(&n->mutex);
+
+	spin_lock(&n->lock);
+	state = n->state;
+	word = n->word;
+	if (state == INVALID)
+		n->word.page = NULL;
+	spin_unlock(&n->lock);
+	if (state != INVALID)
+		return;
+	umem_notify_word_put(&word);
+
+	if (!n->armed || n->suspended || n->revoked)
+		return;
+	device = n->mr->device;
+	if (!device->ops.revoke_user_mr)
+		return;
+	if (device->ops.revoke_user_mr(n->mr)) {
+		ibdev_err_ratelimited(device,
+				      "MR %u can't be revoked, its pages stay pinned\n",
+				      n->mr->res.id);
+		return;
+	}
+	ib_umem_give_back(n->umem);
+	n->revoked = true;
+}
+
+static void umem_notify_work(struct work_struct *work)
+{
+	struct ib_umem_notify *n =
+		container_of(to_delayed_work(work), struct ib_umem_notify, work);
+	int ret;
+
+	mutex_lock(&n->mutex);
+	ret = verify(n, UMEM_NOTIFY_WORKER);
+	retire(n);
+	mutex_unlock(&n->mutex);
+	if (ret == -EAGAIN)
+		queue_delayed_work(system_unbound_wq, &n->work, SETTLE_DELAY);
+}
+
+static struct ib_umem_notify *tracker_create(struct ib_umem *umem)
+{
+	unsigned long start = umem->address & PAGE_MASK;
+	struct ib_umem_notify *n;
+	int ret;
+
+	n = kzalloc(sizeof(*n), GFP_KERNEL);
+	if (!n)
+		return ERR_PTR(-ENOMEM);
+
+	n->umem = umem;
+	n->lo = ULONG_MAX;
+	mutex_init(&n->mutex);
+	spin_lock_init(&n->lock);
+	INIT_DELAYED_WORK(&n->work, umem_notify_work);
+
+	ret = mmu_interval_notifier_insert(&n->mni, umem->owning_mm, start,
+					   ib_umem_num_pages(umem) << PAGE_SHIFT,
+					   &umem_notify_ops);
+	if (ret) {
+		kfree(n);
+		return ERR_PTR(ret);
+	}
+	return n;
+}
+
+/* Returns whether the pages are given back. */
+static bool tracker_destroy(struct ib_umem_notify *n)
+{
+	bool revoked;
+
+	mmu_interval_notifier_remove(&n->mni);
+	cancel_delayed_work_sync(&n->work);
+	revoked = n->revoked;
+	umem_notify_word_put(&n->word);
+	mutex_destroy(&n->mutex);
+	kfree(n);
+	return revoked;
+}
+
+/* The tracker of a umem that was pinned without one: everything is SUSPECT. */
+static struct ib_umem_notify *tracker_of(struct ib_umem *umem)
+{
+	struct ib_umem_notify *n = READ_ONCE(umem->notify), *other;
+
+	if (n)
+		return n;
+
+	n = tracker_create(umem);
+	if (IS_ERR(n))
+		return n;
+	spin_lock(&n->lock);
+	n->pinned = true;
+	mark(n, SUSPECT, 0, ULONG_MAX);
+	spin_unlock(&n->lock);
+
+	/* Two threads may arm one MR: the first tracker counts. */
+	other = cmpxchg(&umem->notify, NULL, n);
+	if (other) {
+		tracker_destroy(n);
+		n = other;
+	}
+	return n;
+}
+
+/**
+ * ib_umem_track - Watch a range from before its pages are pinned
+ * @umem: The umem; address, length and owning_mm are set, no page is pinned
+ * @access: Its access flags; nothing happens without IB_UVERBS_ACCESS_TRACK
+ *
+ * The flag is a hint. A umem that can't be tracked now is checked page by page
+ * when it is armed, so failing costs time and nothing else.
+ *
+ * Context: Process context of the owner, no mm lock held.
+ */
+void ib_umem_track(struct ib_umem *umem, int access)
+{
+	struct ib_umem_notify *n;
+
+	if (!(access & IB_UVERBS_ACCESS_TRACK))
+		return;
+	n = tracker_create(umem);
+	if (IS_ERR(n))
+		return;
+	/* Waits for the invalidations that this notifier came too late for. */
+	mmu_interval_read_begin(&n->mni);
+	umem->notify = n;
+}
+
+/**
+ * ib_umem_track_pinned - All pages of the umem are pinned
+ * @umem: The umem; from now on an unmap of the range is certain to be one of
+ *	  the pinned pages
+ */
+void ib_umem_track_pinned(struct ib_umem *umem)
+{
+	struct ib_umem_notify *n = umem->notify;
+
+	if (!n)
+		return;
+	spin_lock(&n->lock);
+	n->pinned = true;
+	spin_unlock(&n->lock);
+}
+
+/**
+ * ib_umem_untrack - The end of the tracker, before the pages are released
+ * @umem: The umem; the driver doesn't use it any more
+ *
+ * Context: Process context, no mm lock held. Waits for running callbacks and
+ * the worker.
+ *
+ * Return: true if the pages have already been given back.
+ */
+bool ib_umem_untrack(struct ib_umem *umem)
+{
+	struct ib_umem_notify *n = umem->notify;
+
+	if (!n)
+		return false;
+	umem->notify = NULL;
+	return tracker_destroy(n);
+}
+
+/**
+ * ib_umem_is_revoked - Have the pages been given back?
+ * @umem: The umem
+ *
+ * Such a umem is good for nothing but being released.
+ */
+bool ib_umem_is_revoked(struct ib_umem *umem)
+{
+	struct ib_umem_notify *n = READ_ONCE(umem->notify);
+	bool revoked;
+
+	if (!n)
+		return false;
+	mutex_lock(&n->mutex);
+	revoked = n->revoked;
+	mutex_unlock(&n->mutex);
+	return revoked;
+}
+
+/**
+ * umem_notify_arm - Tell a word of user memory from now on
+ * @umem: The umem of the MR, pinned by the current process
+ * @mr: The MR, kept by the caller's lock on its uobject
+ * @addr: User address of the word, a multiple of eight
+ *
+ * A umem that is already stale is armed all the same: its word says INVALID.
+ *
+ * Return: 0, or with nothing changed -EBUSY (armed already), -EFAULT, -ENOMEM,
+ * -EINTR.
+ */
+int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr)
+{
+	struct umem_notify_word word;
+	struct ib_umem_notify *n;
+	int ret;
+
+	ret = umem_notify_word_get(&word, addr);
+	if (ret)
+		return ret;
+
+	n = tracker_of(umem);
+	if (IS_ERR(n)) {
+		ret = PTR_ERR(n);
+		goto put_word;
+	}
+
+	mutex_lock(&n->mutex);
+	if (n->armed) {
+		ret = -EBUSY;
+		goto unlock;
+	}
+	ret = verify(n, UMEM_NOTIFY_USER);
+	if (ret)
+		goto unlock;
+
+	n->armed = true;
+	n->mr = mr;
+	spin_lock(&n->lock);
+	n->word = word;
+	if (n->state) {
+		/* INVALID, or SUSPECT by an event since verify() */
+		umem_notify_word_set(&n->word, n->state);
+		mod_delayed_work(system_unbound_wq, &n->work, SETTLE_DELAY);
+	}
+	spin_unlock(&n->lock);
+	retire(n);
+	mutex_unlock(&n->mutex);
+	return 0;
+
+unlock:
+	mutex_unlock(&n->mutex);
+put_word:
+	umem_notify_word_put(&word);
+	return ret;
+}
+
+/**
+ * umem_notify_disarm - Leave the word alone from now on
+ * @umem: The umem of the MR
+ *
+ * The range stays tracked, so arming it again is cheap.
+ *
+ * Return: 0, -EINVAL if it is not armed.
+ */
+int umem_notify_disarm(struct ib_umem *umem)
+{
+	struct ib_umem_notify *n = READ_ONCE(umem->notify);
+	struct umem_notify_word word;
+
+	if (!n)
+		return -EINVAL;
+
+	mutex_lock(&n->mutex);
+	if (!n->armed) {
+		mutex_unlock(&n->mutex);
+		return -EINVAL;
+	}
+	n->armed = false;
+	n->mr = NULL;
+	spin_lock(&n->lock);
+	word = n->word;
+	n->word.page = NULL;
+	spin_unlock(&n->lock);
+	mutex_unlock(&n->mutex);
+
+	umem_notify_word_put(&word);
+	return 0;
+}
+
+/**
+ * umem_notify_settle - Turn SUSPECT into a certain answer
+ * @umem: The umem of the MR
+ *
+ * On return the word says INVALID or nothing, unless something happened since;
+ * and a device that can be revoked has lost an INVALID registration.
+ *
+ * Return: 0, -EINVAL if it is not armed, -EINTR.
+ */
+int umem_notify_settle(struct ib_umem *umem)
+{
+	struct ib_umem_notify *n = READ_ONCE(umem->notify);
+	int ret = -EINVAL;
+
+	if (!n)
+		return ret;
+
+	mutex_lock(&n->mutex);
+	if (n->armed) {
+		ret = verify(n, UMEM_NOTIFY_USER);
+		retire(n);
+	}
+	mutex_unlock(&n->mutex);
+	return ret;
+}
+
+/**
+ * umem_notify_suspend - Keep off the MR while the driver changes or frees it
+ * @umem: The umem of the MR; the caller holds the uobject exclusively
+ * @gone: The registration ends without the application's doing (its device was
+ *	  removed, its context closed): the word says INVALID
+ */
+void umem_notify_suspend(struct ib_umem *umem, bool gone)
+{
+	struct ib_umem_notify *n = READ_ONCE(umem->notify);
+
+	if (!n)
+		return;
+	mutex_lock(&n->mutex);
+	n->suspended = true;
+	if (gone && n->armed) {
+		spin_lock(&n->lock);
+		mark(n, INVALID, 0, 0);
+		spin_unlock(&n->lock);
+	}
+	mutex_unlock(&n->mutex);
+}
+
+/**
+ * umem_notify_resume - The driver is done, and the MR still exists
+ * @umem: The umem of the MR
+ * @mr: The MR
+ */
+void umem_notify_resume(struct ib_umem *umem, struct ib_mr *mr)
+{
+	struct ib_umem_notify *n = READ_ONCE(umem->notify);
+
+	if (!n)
+		return;
+	mutex_lock(&n->mutex);
+	n->suspended = false;
+	if (n->armed)
+		n->mr = mr;
+	mutex_unlock(&n->mutex);
+	mod_delayed_work(system_unbound_wq, &n->work, 0);
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * Between the files of MR notification: the tracker of a umem
+ * (umem_notify.c), the comparison of mapped and pinned pages
+ * (umem_notify_check.c), the word in user memory (umem_notify_word.c), and the
+ * uverbs methods on top (uverbs_std_types_mr_notify.c).
+ */
+#ifndef UMEM_NOTIFY_H
+#define UMEM_NOTIFY_H
+
+#include <rdma/ib_umem_notify.h>
+
+struct umem_notify_word_page;
+
+/* A 64-bit word of user memory, its page pinned. Empty when @page is NULL. */
+struct umem_notify_word {
+	struct umem_notify_word_page *page;
+	unsigned int offset;
+};
+
+int umem_notify_word_get(struct umem_notify_word *word, unsigned long addr);
+void umem_notify_word_put(struct umem_notify_word *word);
+void umem_notify_word_set(const struct umem_notify_word *word, u64 bits);
+void umem_notify_word_clear(const struct umem_notify_word *word, u64 bits);
+
+/* Who asks umem_notify_check(), and so how long it may block. */
+enum umem_notify_asker {
+	/* A system call: may sleep on anything that a fatal signal ends. */
+	UMEM_NOTIFY_USER,
+	/* The worker, which deregistration waits for: takes no inode lock. */
+	UMEM_NOTIFY_WORKER,
+};
+
+enum umem_notify_verdict {
+	UMEM_NOTIFY_INTACT,
+	UMEM_NOTIFY_CHANGED,
+	/* The worker met a lock; it may ask again later. */
+	UMEM_NOTIFY_BUSY,
+	/* Only a system call can tell. */
+	UMEM_NOTIFY_UNKNOWN,
+	UMEM_NOTIFY_INTERRUPTED,
+};
+
+enum umem_notify_verdict umem_notify_check(struct ib_umem *umem,
+					   unsigned long start,
+					   unsigned long end,
+					   enum umem_notify_asker asker);
+
+int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr);
+int umem_notify_disarm(struct ib_umem *umem);
+int umem_notify_settle(struct ib_umem *umem);
+void umem_notify_suspend(struct ib_umem *umem, bool gone);
+void umem_notify_resume(struct ib_umem *umem, struct ib_mr *mr);
+
+#endif /* UMEM_NOTIFY_H */

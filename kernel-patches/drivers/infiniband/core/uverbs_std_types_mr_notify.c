@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The uverbs methods of MR notification (arm, disarm, settle), and what the
+ * other methods of an MR do about it (dereg, rereg).
+ *
+ * The three methods only look the MR up for reading, so they exclude
+ * deregistration and re-registration (-EBUSY there) but not each other; what
+ * they do to one MR at the same time is serialized by its tracker.
+ */
+
+#include <rdma/uverbs_std_types.h>
+#include <rdma/ib_umem_notify.h>
+
+#include "rdma_core.h"
+#include "umem_notify.h"
+#include "uverbs.h"
+
+/* The umem that can be watched, or NULL: kernel MRs, device memory, ODP, dmabuf. */
+static struct ib_umem *mr_umem(struct ib_mr *mr)
+{
+	struct ib_umem *umem;
+
+	if (mr->type != IB_MR_TYPE_USER || !mr->device->ops.mr_umem)
+		return NULL;
+	umem = mr->device->ops.mr_umem(mr);
+	if (!umem || umem->is_odp || umem->is_dmabuf)
+		return NULL;
+	return umem;
+}
+
+static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(
+	struct uverbs_attr_bundle *attrs)
+{
+	struct ib_mr *mr =
+		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE);
+	struct ib_umem *umem = mr_umem(mr);
+	u32 flags;
+	u64 addr;
+	int ret;
+
+	if (!umem)
+		return -EOPNOTSUPP;
+
+	ret = uverbs_get_flags32(&flags, attrs, UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
+				 IB_UVERBS_MR_NOTIFY_ARM_SUPPORTED_FLAGS);
+	if (ret)
+		return ret;
+	ret = uverbs_copy_from(&addr, attrs, UVERBS_ATTR_MR_NOTIFY_ARM_WORD);
+	if (ret)
+		return ret;
+
+	if (!IS_ALIGNED(addr, sizeof(u64)) || umem->owning_mm != current->mm)
+		return -EINVAL;
+	return umem_notify_arm(umem, mr, addr);
+}
+
+static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_DISARM)(
+	struct uverbs_attr_bundle *attrs)
+{
+	struct ib_umem *umem = mr_umem(
+		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_DISARM_HANDLE));
+
+	return umem ? umem_notify_disarm(umem) : -EOPNOTSUPP;
+}
+
+static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_SETTLE)(
+	struct uverbs_attr_bundle *attrs)
+{
+	struct ib_umem *umem = mr_umem(
+		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE));
+
+	return umem ? umem_notify_settle(umem) : -EOPNOTSUPP;
+}
+
+DECLARE_UVERBS_NAMED_METHOD(
+	UVERBS_METHOD_MR_NOTIFY_ARM,
+	UVERBS_ATTR_IDR(UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE,
+			UVERBS_OBJECT_MR,
+			UVERBS_ACCESS_READ,
+			UA_MANDATORY),
+	UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
+			   UVERBS_ATTR_TYPE(u64),
+			   UA_MANDATORY),
+	UVERBS_ATTR_FLAGS_IN(UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
+			     u32,
+			     UA_OPTIONAL));
+
+DECLARE_UVERBS_NAMED_METHOD(
+	UVERBS_METHOD_MR_NOTIFY_DISARM,
+	UVERBS_ATTR_IDR(UVERBS_ATTR_MR_NOTIFY_DISARM_HANDLE,
+			UVERBS_OBJECT_MR,
+			UVERBS_ACCESS_READ,
+			UA_MANDATORY));
+
+DECLARE_UVERBS_NAMED_METHOD(
+	UVERBS_METHOD_MR_NOTIFY_SETTLE,
+	UVERBS_ATTR_IDR(UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE,
+			UVERBS_OBJECT_MR,
+			UVERBS_ACCESS_READ,
+			UA_MANDATORY));
+
+ADD_UVERBS_METHODS(mr_notify,
+		   UVERBS_OBJECT_MR,
+		   &UVERBS_METHOD(UVERBS_METHOD_MR_NOTIFY_ARM),
+		   &UVERBS_METHOD(UVERBS_METHOD_MR_NOTIFY_DISARM),
+		   &UVERBS_METHOD(UVERBS_METHOD_MR_NOTIFY_SETTLE));
+
+const struct uapi_definition uverbs_def_obj_mr_notify[] = {
+	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_MR, &mr_notify,
+				UAPI_DEF_OBJ_NEEDS_FN(dereg_mr)),
+	{}
+};
+
+/**
+ * ib_mr_notify_dereg - Deregister an MR that may be armed
+ * @why: Who wants it gone; unless it is the application itself, the word of an
+ *	 armed MR says INVALID
+ * @mr: The MR, its uobject held exclusively
+ * @udata: As for ib_dereg_mr_user()
+ *
+ * If the driver refuses (a memory window is bound to the MR), the MR stays
+ * armed.
+ *
+ * Return: What ib_dereg_mr_user() returns.
+ */
+int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
+		       struct ib_udata *udata)
+{
+	struct ib_umem *umem = mr_umem(mr);
+	int ret;
+
+	if (umem)
+		umem_notify_suspend(umem, why != RDMA_REMOVE_DESTROY);
+	ret = ib_dereg_mr_user(mr, udata);
+	if (ret && umem)
+		umem_notify_resume(umem, mr);
+	return ret;
+}
+
+/**
+ * ib_mr_notify_suspend - Before the driver re-registers an MR
+ * @mr: The MR, its uobject held exclusively
+ */
+void ib_mr_notify_suspend(struct ib_mr *mr)
+{
+	struct ib_umem *umem = mr_umem(mr);
+
+	if (umem)
+		umem_notify_suspend(umem, false);
+}
+
+/**
+ * ib_mr_notify_resume - After the driver re-registered an MR, or failed to
+ * @mr: The same MR. If it has another umem now, that one is not armed.
+ */
+void ib_mr_notify_resume(struct ib_mr *mr)
+{
+	struct ib_umem *umem = mr_umem(mr);
+
+	if (umem)
+		umem_notify_resume(umem, mr);
+}

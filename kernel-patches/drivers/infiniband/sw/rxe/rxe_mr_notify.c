@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * MR notification in soft-RoCE.
+ *
+ * All accesses to an MR are memcpy's by rxe's workers. Checking a flag before
+ * the copy is not enough:
+ *
+ *   rxe worker                            revoke
+ *   revoked? no
+ *                                         revoked = true
+ *                                         pages unpinned, given to another
+ *   memcpy into the page                  [writes somebody else's memory]
+ *
+ * So the copy runs under revoke_lock, which revoking takes for writing:
+ *
+ *   read_lock; revoked? no; memcpy
+ *                                         write_lock: waits
+ *   read_unlock
+ *                                         revoked = true; write_unlock
+ *                                         pages unpinned
+ *   read_lock; revoked? yes: refused
+ *
+ * The reference count of the MR can't tell instead: a bound memory window
+ * holds one for as long as it exists.
+ */
+
+#include "rxe.h"
+#include "rxe_mr_notify.h"
+
+struct ib_umem *rxe_mr_umem(struct ib_mr *ibmr)
+{
+	return to_rmr(ibmr)->umem;
+}
+
+/**
+ * rxe_revoke_user_mr - Take the pages of an MR away from the device
+ * @ibmr: A user MR
+ *
+ * The keys stay reserved. A remote access through them, or through a memory
+ * window that is bound to the MR, is a remote access error from now on, a
+ * local one a local protection error.
+ *
+ * Context: Process context; waits for at most one packet's copy.
+ *
+ * Return: 0. When it returns, nothing reads or writes the pages any more.
+ */
+int rxe_revoke_user_mr(struct ib_mr *ibmr)
+{
+	struct rxe_mr *mr = to_rmr(ibmr);
+
+	write_lock_bh(&mr->revoke_lock);
+	mr->revoked = true;
+	write_unlock_bh(&mr->revoke_lock);
+	return 0;
+}

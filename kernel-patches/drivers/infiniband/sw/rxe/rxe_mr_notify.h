@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * Taking a user MR away from soft-RoCE: rxe_revoke_user_mr(), and the guard
+ * under which every access to an MR's pages runs.
+ */
+#ifndef RXE_MR_NOTIFY_H
+#define RXE_MR_NOTIFY_H
+
+#include <linux/cleanup.h>
+
+struct ib_mr;
+struct ib_umem;
+
+struct ib_umem *rxe_mr_umem(struct ib_mr *ibmr);
+int rxe_revoke_user_mr(struct ib_mr *ibmr);
+
+static inline struct rxe_mr *rxe_mr_pages_enter(struct rxe_mr *mr)
+{
+	read_lock_bh(&mr->revoke_lock);
+	if (likely(!mr->revoked))
+		return mr;
+	read_unlock_bh(&mr->revoke_lock);
+	return NULL;
+}
+
+/*
+ * CLASS(rxe_mr_pages, held)(mr): until the end of the scope the pages of @mr
+ * are its own; NULL if they were given back. At most one MTU is copied under
+ * it, and nothing in it sleeps.
+ */
+DEFINE_CLASS(rxe_mr_pages, struct rxe_mr *,
+	     if (_T) read_unlock_bh(&_T->revoke_lock),
+	     rxe_mr_pages_enter(mr), struct rxe_mr *mr)
+
+#endif /* RXE_MR_NOTIFY_H */

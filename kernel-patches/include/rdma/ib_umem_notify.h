@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * What the rest of the RDMA core calls to have registrations watched: the
+ * hooks of ib_umem_get() and ib_umem_release(), of MR destruction and
+ * re-registration, and the capability bits. Without
+ * CONFIG_INFINIBAND_MR_NOTIFY each of them does nothing.
+ */
+#ifndef IB_UMEM_NOTIFY_H
+#define IB_UMEM_NOTIFY_H
+
+#include <rdma/ib_umem.h>
+#include <rdma/ib_verbs.h>
+#include <rdma/ib_user_mr_notify.h>
+
+struct uapi_definition;
+
+#ifdef CONFIG_INFINIBAND_MR_NOTIFY
+
+void ib_umem_track(struct ib_umem *umem, int access);
+void ib_umem_track_pinned(struct ib_umem *umem);
+bool ib_umem_untrack(struct ib_umem *umem);
+bool ib_umem_is_revoked(struct ib_umem *umem);
+
+/* Defined in umem.c, next to the only code that can do it. */
+void ib_umem_give_back(struct ib_umem *umem);
+
+int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
+		       struct ib_udata *udata);
+void ib_mr_notify_suspend(struct ib_mr *mr);
+void ib_mr_notify_resume(struct ib_mr *mr);
+
+extern const struct uapi_definition uverbs_def_obj_mr_notify[];
+
+/**
+ * ib_mr_notify_caps - The capability bits of a device
+ * @device: The device
+ *
+ * Return: IB_UVERBS_DEVICE_MR_NOTIFY if user MRs of the device can be armed,
+ * IB_UVERBS_DEVICE_MR_REVOKE if they can also be taken away from it.
+ */
+static inline u64 ib_mr_notify_caps(const struct ib_device *device)
+{
+	if (!device->ops.mr_umem)
+		return 0;
+	return IB_UVERBS_DEVICE_MR_NOTIFY |
+	       (device->ops.revoke_user_mr ? IB_UVERBS_DEVICE_MR_REVOKE : 0);
+}
+
+#else
+
+static inline void ib_umem_track(struct ib_umem *umem, int access)
+{
+}
+
+static inline void ib_umem_track_pinned(struct ib_umem *umem)
+{
+}
+
+static inline bool ib_umem_untrack(struct ib_umem *umem)
+{
+	return false;
+}
+
+static inline bool ib_umem_is_revoked(struct ib_umem *umem)
+{
+	return false;
+}
+
+static inline int ib_mr_notify_dereg(enum rdma_remove_reason why,
+				     struct ib_mr *mr, struct ib_udata *udata)
+{
+	return ib_dereg_mr_user(mr, udata);
+}
+
+static inline void ib_mr_notify_suspend(struct ib_mr *mr)
+{
+}
+
+static inline void ib_mr_notify_resume(struct ib_mr *mr)
+{
+}
+
+static inline u64 ib_mr_notify_caps(const struct ib_device *device)
+{
+	return 0;
+}
+
+#endif /* CONFIG_INFINIBAND_MR_NOTIFY */
+#endif /* IB_UMEM_NOTIFY_H */
