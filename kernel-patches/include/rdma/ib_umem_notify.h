@@ -11,8 +11,7 @@
 #include <rdma/ib_umem.h>
 #include <rdma/ib_verbs.h>
 #include <rdma/ib_user_mr_notify.h>
-
-struct uapi_definition;
+#include <rdma/uverbs_ioctl.h>
 
 #ifdef CONFIG_INFINIBAND_MR_NOTIFY
 

@@ -28,8 +28,7 @@ static struct ib_umem *mr_umem(struct ib_mr *mr)
 	return umem;
 }
 
-static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(
-	struct uverbs_attr_bundle *attrs)
+static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle *attrs)
 {
 	struct ib_mr *mr =
 		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE);
@@ -54,50 +53,47 @@ static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(
 	return umem_notify_arm(umem, mr, addr);
 }
 
-static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_DISARM)(
-	struct uverbs_attr_bundle *attrs)
+static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_DISARM)(struct uverbs_attr_bundle *attrs)
 {
-	struct ib_umem *umem = mr_umem(
-		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_DISARM_HANDLE));
+	struct ib_mr *mr =
+		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_DISARM_HANDLE);
+	struct ib_umem *umem = mr_umem(mr);
 
 	return umem ? umem_notify_disarm(umem) : -EOPNOTSUPP;
 }
 
-static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_SETTLE)(
-	struct uverbs_attr_bundle *attrs)
+static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_SETTLE)(struct uverbs_attr_bundle *attrs)
 {
-	struct ib_umem *umem = mr_umem(
-		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE));
+	struct ib_mr *mr =
+		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE);
+	struct ib_umem *umem = mr_umem(mr);
 
 	return umem ? umem_notify_settle(umem) : -EOPNOTSUPP;
 }
 
-DECLARE_UVERBS_NAMED_METHOD(
-	UVERBS_METHOD_MR_NOTIFY_ARM,
-	UVERBS_ATTR_IDR(UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE,
-			UVERBS_OBJECT_MR,
-			UVERBS_ACCESS_READ,
-			UA_MANDATORY),
-	UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
-			   UVERBS_ATTR_TYPE(u64),
-			   UA_MANDATORY),
-	UVERBS_ATTR_FLAGS_IN(UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
-			     u32,
-			     UA_OPTIONAL));
+DECLARE_UVERBS_NAMED_METHOD(UVERBS_METHOD_MR_NOTIFY_ARM,
+			    UVERBS_ATTR_IDR(UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE,
+					    UVERBS_OBJECT_MR,
+					    UVERBS_ACCESS_READ,
+					    UA_MANDATORY),
+			    UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
+					       UVERBS_ATTR_TYPE(u64),
+					       UA_MANDATORY),
+			    UVERBS_ATTR_FLAGS_IN(UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
+					         u32,
+					         UA_OPTIONAL));
 
-DECLARE_UVERBS_NAMED_METHOD(
-	UVERBS_METHOD_MR_NOTIFY_DISARM,
-	UVERBS_ATTR_IDR(UVERBS_ATTR_MR_NOTIFY_DISARM_HANDLE,
-			UVERBS_OBJECT_MR,
-			UVERBS_ACCESS_READ,
-			UA_MANDATORY));
+DECLARE_UVERBS_NAMED_METHOD(UVERBS_METHOD_MR_NOTIFY_DISARM,
+			    UVERBS_ATTR_IDR(UVERBS_ATTR_MR_NOTIFY_DISARM_HANDLE,
+					    UVERBS_OBJECT_MR,
+					    UVERBS_ACCESS_READ,
+					    UA_MANDATORY));
 
-DECLARE_UVERBS_NAMED_METHOD(
-	UVERBS_METHOD_MR_NOTIFY_SETTLE,
-	UVERBS_ATTR_IDR(UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE,
-			UVERBS_OBJECT_MR,
-			UVERBS_ACCESS_READ,
-			UA_MANDATORY));
+DECLARE_UVERBS_NAMED_METHOD(UVERBS_METHOD_MR_NOTIFY_SETTLE,
+			    UVERBS_ATTR_IDR(UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE,
+					    UVERBS_OBJECT_MR,
+					    UVERBS_ACCESS_READ,
+					    UA_MANDATORY));
 
 ADD_UVERBS_METHODS(mr_notify,
 		   UVERBS_OBJECT_MR,

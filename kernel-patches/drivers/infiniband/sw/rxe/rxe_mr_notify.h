@@ -23,13 +23,18 @@ static inline struct rxe_mr *rxe_mr_pages_enter(struct rxe_mr *mr)
 	return NULL;
 }
 
+static inline void rxe_mr_pages_leave(struct rxe_mr *mr)
+{
+	if (mr)
+		read_unlock_bh(&mr->revoke_lock);
+}
+
 /*
  * CLASS(rxe_mr_pages, held)(mr): until the end of the scope the pages of @mr
  * are its own; NULL if they were given back. At most one MTU is copied under
  * it, and nothing in it sleeps.
  */
-DEFINE_CLASS(rxe_mr_pages, struct rxe_mr *,
-	     if (_T) read_unlock_bh(&_T->revoke_lock),
+DEFINE_CLASS(rxe_mr_pages, struct rxe_mr *, rxe_mr_pages_leave(_T),
 	     rxe_mr_pages_enter(mr), struct rxe_mr *mr)
 
 #endif /* RXE_MR_NOTIFY_H */
