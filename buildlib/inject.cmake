@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+# Adds our sources to upstream's targets without touching upstream's CMake files. Upstream's project()
+# includes this file (CMAKE_PROJECT_rdma-core_INCLUDE); what needs the targets waits until the end of the
+# top-level directory. Paths are those of the tree that is built, where our files are laid.
+
+cmake_policy(SET CMP0079 NEW) # link libraries may be added to another directory's target
+enable_language(CXX)
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+
+# What is ours in libibverbs. C++ sources go here too: see inject_libibverbs() for their flags.
+set(INJECT_LIBIBVERBS_SOURCES libibverbs/mr_notify.c)
+set(INJECT_UAPI_HEADERS kernel-headers/rdma/ib_user_mr_notify.h)
+set(INJECT_PUBLIC_HEADERS libibverbs/mr_notify.h)
+set(INJECT_TESTS tests/test_mr_notify.py)
+
+set(INJECT_CXX_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Werror)
+# libibverbs must load without libstdc++: nothing here may need its run time.
+set(INJECT_NO_CXX_RUNTIME -fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-use-cxa-atexit
+    -fno-asynchronous-unwind-tables -fvisibility=hidden)
+
+# The path, relative to the tree, of the file that a laid link points to: upstream's install() would
+# install the link itself.
+function(inject_real_paths OUT)
+  set(paths "")
+  foreach(path ${ARGN})
+    file(REAL_PATH ${path} real BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+    file(RELATIVE_PATH relative ${PROJECT_SOURCE_DIR} ${real})
+    list(APPEND paths ${relative})
+  endforeach()
+  set(${OUT} ${paths} PARENT_SCOPE)
+endfunction()
+
+# Our symbol version node, at the end of the map that upstream's configure_file() generated. A second
+# --version-script would do for the shared library, but sanitize_static_lib.py takes one map per static
+# library and makes every symbol that is not in it local. A hook to libibverbs.map.in would work too, and
+# would have to be redone whenever upstream adds a node. The node's name is not upstream's next one, and
+# check-build sorts it before upstream's newest (the part after the "_" is the version that it compares).
+function(inject_symbol_versions)
+  set(map ${PROJECT_BINARY_DIR}/libibverbs/libibverbs.map)
+  set(node ${PROJECT_SOURCE_DIR}/libibverbs/libibverbs_mr_notify.map)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${node})
+  file(READ ${map} upstream)
+  file(READ ${node} ours)
+  # Kept aside with its time stamp: configuring again does not link everything again.
+  file(CONFIGURE OUTPUT ${map}.ours CONTENT "${upstream}\n${ours}" @ONLY)
+  execute_process(COMMAND cp --preserve=timestamps ${map}.ours ${map} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+function(inject_libibverbs)
+  list(TRANSFORM INJECT_LIBIBVERBS_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE sources)
+  foreach(target ibverbs ibverbs-static)
+    if(TARGET ${target})
+      target_sources(${target} PRIVATE ${sources})
+      target_compile_options(${target} PRIVATE
+        "$<$<COMPILE_LANGUAGE:CXX>:${INJECT_CXX_WARNINGS};${INJECT_NO_CXX_RUNTIME}>")
+      set_target_properties(${target} PROPERTIES LINKER_LANGUAGE C)
+    endif()
+  endforeach()
+  inject_symbol_versions()
+
+  # The C++ run time must not come back in unseen.
+  set(proof ${CMAKE_CURRENT_BINARY_DIR}/libibverbs/no-cxx-runtime.checked)
+  add_custom_command(OUTPUT ${proof} DEPENDS ibverbs
+    COMMAND sh -c "! readelf -dW $<TARGET_FILE:ibverbs> | grep -E 'libstdc|libgcc_s'"
+    COMMAND sh -c "! ${CMAKE_NM} -D -u $<TARGET_FILE:ibverbs> | grep -E ' _Z|CXXABI|GLIBCXX'"
+    COMMAND ${CMAKE_COMMAND} -E touch ${proof}
+    COMMENT "Checking that libibverbs needs no C++ run time" VERBATIM)
+  add_custom_target(check-no-cxx-runtime ALL DEPENDS ${proof})
+endfunction()
+
+function(inject_headers)
+  publish_internal_headers(rdma ${INJECT_UAPI_HEADERS})
+  inject_real_paths(headers ${INJECT_PUBLIC_HEADERS})
+  publish_headers(infiniband ${headers})
+endfunction()
+
+function(inject_man_pages)
+  file(GLOB pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/libibverbs/man/*_mr_notify.[0-9].md
+       ${PROJECT_SOURCE_DIR}/libibverbs/man/*_mr_notify.[0-9])
+  # Where upstream's functions put what they make: beside the other pages.
+  set(CMAKE_CURRENT_SOURCE_DIR ${PROJECT_SOURCE_DIR}/libibverbs/man)
+  set(CMAKE_CURRENT_BINARY_DIR ${PROJECT_BINARY_DIR}/libibverbs/man)
+  rdma_man_pages(${pages})
+endfunction()
+
+# ibv_mr_notify, the program, once it has a main. Its C++ libraries are header-only Debian packages.
+function(inject_program)
+  set(folder ${PROJECT_SOURCE_DIR}/libibverbs/examples/mr_notify)
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
+  if(NOT ${folder}/main.cpp IN_LIST sources)
+    return()
+  endif()
+  foreach(header CLI/CLI.hpp fmt/core.h nlohmann/json.hpp)
+    find_path(INJECT_PATH_OF_${header} ${header} REQUIRED)
+  endforeach()
+  rdma_executable(ibv_mr_notify ${sources})
+  target_compile_definitions(ibv_mr_notify PRIVATE FMT_HEADER_ONLY)
+  target_compile_options(ibv_mr_notify PRIVATE ${INJECT_CXX_WARNINGS})
+  target_link_libraries(ibv_mr_notify LINK_PRIVATE ibverbs ${CMAKE_THREAD_LIBS_INIT})
+endfunction()
+
+function(inject_python_tests)
+  if(CYTHON_EXECUTABLE)
+    inject_real_paths(tests ${INJECT_TESTS})
+    rdma_python_test(tests ${tests})
+  endif()
+endfunction()
+
+foreach(step libibverbs headers man_pages program python_tests)
+  cmake_language(DEFER CALL inject_${step})
+endforeach()

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The verbs of MR notification: three methods of the kernel's MR object. They
+ * are core methods, the same for every driver, so there is no provider op.
+ */
+#include <config.h>
+
+#include <errno.h>
+
+#include <infiniband/cmd_ioctl.h>
+#include <infiniband/driver.h>
+#include <infiniband/mr_notify.h>
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/ib_user_mr_notify.h>
+
+#include "ibverbs.h"
+
+/* The public names and the kernel's are one ABI. */
+static_assert((int)IBV_MR_NOTIFY_INVALID == (int)IB_UVERBS_MR_NOTIFY_INVALID,
+	      "INVALID differs from the kernel's");
+static_assert((int)IBV_MR_NOTIFY_SUSPECT == (int)IB_UVERBS_MR_NOTIFY_SUSPECT,
+	      "SUSPECT differs from the kernel's");
+static_assert((int)IBV_MR_NOTIFY_KERNEL_MASK ==
+	      (int)IB_UVERBS_MR_NOTIFY_KERNEL_MASK,
+	      "KERNEL_MASK differs from the kernel's");
+static_assert(IBV_DEVICE_MR_NOTIFY == IB_UVERBS_DEVICE_MR_NOTIFY,
+	      "the capability differs from the kernel's");
+static_assert(IBV_DEVICE_MR_REVOKE == IB_UVERBS_DEVICE_MR_REVOKE,
+	      "the capability differs from the kernel's");
+
+/*
+ * Only a plain registration has pages of this process to watch. The kernel
+ * would refuse most others, but it takes an imported handle for the original.
+ */
+static bool may_notify(struct ibv_mr *mr)
+{
+	return verbs_get_mr(mr)->mr_type == IBV_MR_TYPE_MR;
+}
+
+/* A kernel without the methods says so in one of these ways. */
+static int notify_errno(int err)
+{
+	switch (err) {
+	case EPROTONOSUPPORT:
+	case ENOTTY:
+	case ENOSYS:
+		return EOPNOTSUPP;
+	default:
+		return err;
+	}
+}
+
+static int cmd_mr_notify_arm(struct ibv_mr *mr, uint64_t *word)
+{
+	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
+			       UVERBS_METHOD_MR_NOTIFY_ARM, 2);
+
+	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE, mr->handle);
+	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
+			    ioctl_ptr_to_u64(word));
+	return execute_ioctl(mr->context, cmd);
+}
+
+static int cmd_mr_notify_disarm(struct ibv_mr *mr)
+{
+	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
+			       UVERBS_METHOD_MR_NOTIFY_DISARM, 1);
+
+	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_DISARM_HANDLE, mr->handle);
+	return execute_ioctl(mr->context, cmd);
+}
+
+static int cmd_mr_notify_settle(struct ibv_mr *mr)
+{
+	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
+			       UVERBS_METHOD_MR_NOTIFY_SETTLE, 1);
+
+	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE, mr->handle);
+	return execute_ioctl(mr->context, cmd);
+}
+
+/*
+ * A signal may interrupt the kernel while it waits for mm locks; nothing has
+ * happened then, and the caller has no use for knowing it.
+ */
+int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word)
+{
+	int ret;
+
+	if (!word || (uintptr_t)word % sizeof(*word))
+		return EINVAL;
+	if (!may_notify(mr))
+		return EOPNOTSUPP;
+	do {
+		ret = cmd_mr_notify_arm(mr, word);
+	} while (ret == EINTR);
+	return notify_errno(ret);
+}
+
+int ibv_unreg_mr_notify(struct ibv_mr *mr)
+{
+	int ret;
+
+	if (!may_notify(mr))
+		return EOPNOTSUPP;
+	do {
+		ret = cmd_mr_notify_disarm(mr);
+	} while (ret == EINTR);
+	return notify_errno(ret);
+}
+
+int ibv_settle_mr_notify(struct ibv_mr *mr)
+{
+	int ret;
+
+	if (!may_notify(mr))
+		return EOPNOTSUPP;
+	do {
+		ret = cmd_mr_notify_settle(mr);
+	} while (ret == EINTR);
+	return notify_errno(ret);
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * Notification of invalid memory registrations: the kernel sets a bit in a
+ * word of the application before the system call that takes the registered
+ * memory away returns. No signal, no thread, no event queue.
+ *
+ * Included by <infiniband/verbs.h>. For whoever keeps registrations after a
+ * transfer (a registration cache): look at the word before using one again.
+ * Not needed by a program that deregisters before it frees.
+ */
+#ifndef INFINIBAND_MR_NOTIFY_H
+#define INFINIBAND_MR_NOTIFY_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ibv_mr;
+
+/*
+ * Bits 0-7 of the word belong to the kernel, which only ORs INVALID and
+ * SUSPECT in, and clears SUSPECT when the registration was found intact.
+ * Bits 8-63 belong to the application, which must change the word with atomic
+ * operations only; the kernel never changes them.
+ */
+enum ibv_mr_notify_bits {
+	/*
+	 * The address range, or a part of it, no longer maps the registered
+	 * pages. Final: only a new registration helps.
+	 */
+	IBV_MR_NOTIFY_INVALID		= 1 << 0,
+	/*
+	 * Something happened that may have changed it: do not use the
+	 * registration without asking ibv_settle_mr_notify().
+	 */
+	IBV_MR_NOTIFY_SUSPECT		= 1 << 1,
+	IBV_MR_NOTIFY_KERNEL_MASK	= 0xff,
+};
+
+/*
+ * In device_cap_flags_ex, beside IBV_DEVICE_MR_NOTIFY: after INVALID the device
+ * can no longer reach the pages, and they are given back. Without it they stay
+ * pinned until ibv_dereg_mr().
+ */
+#define IBV_DEVICE_MR_REVOKE (1ULL << 60)
+
+/**
+ * ibv_reg_mr_notify - Have the kernel tell when a registration becomes invalid
+ * @mr: A registration of this process's memory, by ibv_reg_mr() or a variant
+ * @word: 8-byte aligned memory of the caller's; its value is kept
+ *
+ * On success the kernel writes to *word from now on, until ibv_unreg_mr_notify()
+ * or ibv_dereg_mr() returns: until then the word must stay mapped where it is,
+ * outside of the registration itself. There is no window: what invalidated the
+ * registration before or during this call is seen too, and the call succeeds
+ * with a word that says INVALID.
+ *
+ * Returns 0, or an errno value and changes nothing:
+ *   EOPNOTSUPP  the kernel, the driver or this kind of MR (on-demand paging,
+ *               dmabuf, device memory, null, imported) has no support
+ *   EINVAL      word is NULL or not aligned, or mr is of another process
+ *   EBUSY       mr has a word already
+ *   ENOMEM      out of memory, or of what RLIMIT_MEMLOCK allows
+ *   EFAULT      word is not in writable memory that can be pinned
+ *
+ * Thread safe, also against other calls for the same mr but ibv_dereg_mr().
+ */
+int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word);
+
+/**
+ * ibv_unreg_mr_notify - Stop notification for a registration
+ * @mr: A registration with a word
+ *
+ * When it returns 0 the kernel does not touch the word any more; the word keeps
+ * its last value. Registering a word again is allowed.
+ *
+ * Returns 0, or an errno value and changes nothing: EINVAL when mr has no word;
+ * EOPNOTSUPP as above. Thread safe as above.
+ */
+int ibv_unreg_mr_notify(struct ibv_mr *mr);
+
+/**
+ * ibv_settle_mr_notify - Find out whether a suspect registration is intact
+ * @mr: A registration with a word
+ *
+ * On 0 the kernel's bits of the word say INVALID or nothing, for all that
+ * happened before the call; something that happens during it may make the word
+ * SUSPECT again. Costs one system call, for a word that is not SUSPECT too.
+ *
+ * Returns 0, or an errno value: EINVAL when mr has no word; EOPNOTSUPP as above.
+ * Thread safe as above.
+ */
+int ibv_settle_mr_notify(struct ibv_mr *mr);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* INFINIBAND_MR_NOTIFY_H */

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+# MR notification: the methods of class MR. mr.pyx includes this file before the class
+# and names the methods in it.
+#
+# The word of an MR is in a page of its own, mapped by reg_notify() and unmapped by
+# close() after the MR is gone: the kernel pins it, so it shares no page with memory
+# that an application may unmap, register or keep from its children.
+
+cimport cython
+
+MR_NOTIFY_WORD_DOC = """
+The current value of the word: bits 0-7 are the kernel's (see ibv_mr_notify_bits), bits
+8-63 the application's. Assigning changes the application's bits only. It can be read
+after unreg_notify() too, until close().
+"""
+
+
+cdef mr_check_open(MR mr):
+    if mr.mr == NULL:
+        raise PyverbsUserError('The MR is closed')
+
+
+cdef mr_check_application_bits(value):
+    if value & e.IBV_MR_NOTIFY_KERNEL_MASK:
+        raise PyverbsUserError(f'Bits 0-7 of {value:#x} belong to the kernel')
+
+
+cdef mr_free_notify_word(MR mr):
+    if mr._notify_word != NULL:
+        munmap(mr._notify_word, resource.getpagesize())
+        mr._notify_word = NULL
+
+
+@cython.binding(True)
+def mr_reg_notify(MR self not None, value=0):
+    """
+    Have the kernel tell in notify_word when this registration becomes invalid. Memory
+    that is gone already shows there at once.
+    :param value: What the word's application bits (8-63) start with
+    :return: None
+    """
+    mr_check_open(self)
+    mr_check_application_bits(value)
+    cdef size_t size = resource.getpagesize()
+    cdef void *page = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    if page == MAP_FAILED:
+        raise PyverbsError('Failed to allocate a notification word')
+    v.mr_notify_word_store(page, value)
+    cdef v.ibv_mr *mr = self.mr
+    cdef int rc
+    with nogil:
+        rc = v.ibv_reg_mr_notify(mr, <v.mr_notify_word *>page)
+    if rc != 0:
+        munmap(page, size)
+        raise PyverbsRDMAError('Failed to register MR notification', rc)
+    # A word of an earlier notification, which has ended, is no longer the kernel's.
+    mr_free_notify_word(self)
+    self._notify_word = page
+
+
+@cython.binding(True)
+def mr_unreg_notify(MR self not None):
+    """
+    Stop the notification. The word keeps its last value.
+    :return: None
+    """
+    mr_check_open(self)
+    cdef v.ibv_mr *mr = self.mr
+    cdef int rc
+    with nogil:
+        rc = v.ibv_unreg_mr_notify(mr)
+    if rc != 0:
+        raise PyverbsRDMAError('Failed to unregister MR notification', rc)
+
+
+@cython.binding(True)
+def mr_settle_notify(MR self not None):
+    """
+    Find out whether a suspect registration is intact: afterwards the kernel's bits of
+    the word say INVALID or nothing.
+    :return: The word
+    """
+    mr_check_open(self)
+    cdef v.ibv_mr *mr = self.mr
+    cdef int rc
+    with nogil:
+        rc = v.ibv_settle_mr_notify(mr)
+    if rc != 0:
+        raise PyverbsRDMAError('Failed to settle MR notification', rc)
+    return mr_get_notify_word(self)
+
+
+def mr_get_notify_word(MR self not None):
+    if self._notify_word == NULL:
+        raise PyverbsUserError('The MR has no notification word')
+    return v.mr_notify_word_load(self._notify_word)
+
+
+def mr_set_notify_word(MR self not None, value):
+    if self._notify_word == NULL:
+        raise PyverbsUserError('The MR has no notification word')
+    mr_check_application_bits(value)
+    v.mr_notify_word_store(self._notify_word, value)

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+# The constants of MR notification; included by libibverbs_enums.pxd.
+
+cdef extern from '<infiniband/mr_notify.h>':
+    cpdef enum ibv_mr_notify_bits:
+        IBV_MR_NOTIFY_INVALID
+        IBV_MR_NOTIFY_SUSPECT
+        IBV_MR_NOTIFY_KERNEL_MASK
+
+    cdef unsigned long long IBV_DEVICE_MR_REVOKE
+
+_IBV_DEVICE_MR_REVOKE = IBV_DEVICE_MR_REVOKE

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+# The verbs of MR notification, and access to a word that the kernel writes to at
+# any time; included by libibverbs.pxd.
+
+ctypedef uint64_t mr_notify_word
+
+cdef extern from 'infiniband/mr_notify.h':
+    int ibv_reg_mr_notify(ibv_mr *mr, mr_notify_word *word) nogil
+    int ibv_unreg_mr_notify(ibv_mr *mr) nogil
+    int ibv_settle_mr_notify(ibv_mr *mr) nogil
+
+cdef extern from *:
+    """
+    static inline uint64_t mr_notify_word_load(void *word)
+    {
+        return __atomic_load_n((uint64_t *)word, __ATOMIC_ACQUIRE);
+    }
+
+    /* Replace the application's bits; what the kernel sets meanwhile stays. */
+    static inline void mr_notify_word_store(void *word, uint64_t value)
+    {
+        uint64_t old = __atomic_load_n((uint64_t *)word, __ATOMIC_RELAXED);
+
+        while (!__atomic_compare_exchange_n((uint64_t *)word, &old,
+                    (value & ~(uint64_t)0xff) | (old & 0xff), 0,
+                    __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            ;
+    }
+    """
+    uint64_t mr_notify_word_load(void *word) nogil
+    void mr_notify_word_store(void *word, uint64_t value) nogil

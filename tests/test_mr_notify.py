@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""
+Test module for MR notification: the verbs as pyverbs gives them. What each event
+of the kernel does to the word is tested elsewhere; here it is the interface.
+"""
+import ctypes
+import errno
+import functools
+import mmap
+import os
+import threading
+import unittest
+
+from tests.base import PyverbsAPITestCase
+from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
+from pyverbs.pd import PD
+from pyverbs.mr import MR
+import pyverbs.enums as e
+
+PAGE = mmap.PAGESIZE
+LENGTH = 16 * PAGE
+ACCESS = e.IBV_ACCESS_LOCAL_WRITE
+MAP_FAILED = ctypes.c_void_p(-1).value
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int,
+                      ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def has_mr_notify(ctx):
+    return bool(ctx.query_device().device_cap_flags & e.IBV_DEVICE_MR_NOTIFY)
+
+
+def requires_mr_notify(func):
+    """
+    Skip where the device does not have the capability.
+    """
+    @functools.wraps(func)
+    def inner(instance):
+        if not has_mr_notify(instance.ctx):
+            raise unittest.SkipTest('MR notification is not supported by the device or kernel')
+        return func(instance)
+    return inner
+
+
+class MRNotifyTestCase(PyverbsAPITestCase):
+    """
+    Memory mapped outside of Python's and the C library's allocators, and errors as numbers.
+    """
+    def setUp(self):
+        super().setUp()
+        self.mapped = {}
+        self.pd = PD(self.ctx)
+
+    def tearDown(self):
+        for addr, length in self.mapped.items():
+            libc.munmap(addr, length)
+        super().tearDown()
+
+    def map(self, length=LENGTH):
+        addr = libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE,
+                         mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        self.assertNotEqual(addr, MAP_FAILED)
+        ctypes.memset(addr, 0x5a, length)
+        self.mapped[addr] = length
+        return addr
+
+    def unmap(self, addr, length=LENGTH):
+        self.assertEqual(libc.munmap(addr, length), 0)
+
+    def reg(self, access=ACCESS):
+        addr = self.map()
+        return MR(self.pd, LENGTH, access, address=addr), addr
+
+    def assert_errno(self, number, func, *args):
+        with self.assertRaises(PyverbsRDMAError) as caught:
+            func(*args)
+        self.assertEqual(errno.errorcode.get(caught.exception.error_code), errno.errorcode[number])
+
+
+class MRNotifyTest(MRNotifyTestCase):
+    """
+    The verbs on a device that has them.
+    """
+    @requires_mr_notify
+    def test_mr_notify_intact(self):
+        """
+        A registration that nothing happens to stays valid, and deregisters as ever.
+        """
+        mr, _ = self.reg()
+        mr.reg_notify()
+        self.assertEqual(mr.notify_word, 0)
+        self.assertEqual(mr.settle_notify(), 0)
+        mr.unreg_notify()
+        self.assertEqual(mr.notify_word, 0)
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_notify_munmap(self):
+        """
+        The word says INVALID when munmap() returns; nothing takes that back.
+        """
+        mr, addr = self.reg()
+        mr.reg_notify()
+        self.unmap(addr)
+        self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_INVALID)
+        self.assertEqual(mr.settle_notify(), e.IBV_MR_NOTIFY_INVALID)
+        mr.unreg_notify()
+        self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_INVALID)
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_notify_munmap_part(self):
+        """
+        One page of the range is enough, wherever it is; a page beside it is nothing.
+        """
+        for page in (0, 7, 15):
+            mr, addr = self.reg()
+            mr.reg_notify()
+            self.unmap(addr + page * PAGE, PAGE)
+            self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_INVALID, f'page {page}')
+            mr.close()
+        addr = self.map(LENGTH + 2 * PAGE)
+        mr = MR(self.pd, LENGTH, ACCESS, address=addr + PAGE)
+        mr.reg_notify()
+        self.unmap(addr, PAGE)
+        self.unmap(addr + PAGE + LENGTH, PAGE)
+        self.assertEqual(mr.settle_notify(), 0)
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_notify_other_thread(self):
+        """
+        It does not matter which thread takes the memory away.
+        """
+        mr, addr = self.reg()
+        mr.reg_notify()
+        thread = threading.Thread(target=self.unmap, args=(addr,))
+        thread.start()
+        thread.join()
+        self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_INVALID)
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_notify_already_stale(self):
+        """
+        Memory that was replaced before reg_notify() is seen: success, and INVALID.
+        """
+        mr, addr = self.reg()
+        self.unmap(addr)
+        mr.reg_notify()
+        self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_INVALID)
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_notify_dontneed(self):
+        """
+        MADV_DONTNEED makes the word non-zero; settle finds that the pages are gone.
+        """
+        mr, addr = self.reg()
+        mr.reg_notify()
+        self.assertEqual(libc.madvise(addr, LENGTH, mmap.MADV_DONTNEED), 0)
+        self.assertNotEqual(mr.notify_word, 0)
+        self.assertEqual(mr.settle_notify(), e.IBV_MR_NOTIFY_INVALID)
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_notify_fork(self):
+        """
+        A child that writes and exits does not invalidate its parent's registration.
+        """
+        mr, addr = self.reg()
+        mr.reg_notify()
+        pid = os.fork()
+        if not pid:
+            ctypes.memset(addr, 1, LENGTH)
+            os._exit(0)
+        self.assertEqual(os.waitpid(pid, 0)[1], 0)
+        self.assertEqual(mr.settle_notify(), 0)
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_notify_application_bits(self):
+        """
+        Bits 8-63 are the application's: kept at the start and by the kernel.
+        """
+        mr, addr = self.reg()
+        mr.reg_notify(0x1234 << 8)
+        self.assertEqual(mr.notify_word, 0x1234 << 8)
+        mr.notify_word = 0xfedcba98765432 << 8
+        self.unmap(addr)
+        self.assertEqual(mr.notify_word, 0xfedcba98765432 << 8 | e.IBV_MR_NOTIFY_INVALID)
+        mr.notify_word = 0
+        self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_INVALID)
+        with self.assertRaises(PyverbsUserError):
+            mr.notify_word = 1
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_notify_after_unreg(self):
+        """
+        After unreg_notify() the word is left alone, and another one can be registered.
+        """
+        mr, addr = self.reg()
+        mr.reg_notify()
+        mr.unreg_notify()
+        mr.reg_notify(1 << 8)
+        self.assertEqual(mr.notify_word, 1 << 8)
+        mr.unreg_notify()
+        self.unmap(addr)
+        self.assertEqual(mr.notify_word, 1 << 8)
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_notify_busy(self):
+        """
+        A registration has one word: a second one is refused and the first goes on.
+        """
+        mr, addr = self.reg()
+        mr.reg_notify()
+        self.assert_errno(errno.EBUSY, mr.reg_notify)
+        self.unmap(addr)
+        self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_INVALID)
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_notify_not_registered(self):
+        """
+        unreg and settle without a word are EINVAL, also the second time.
+        """
+        mr, _ = self.reg()
+        self.assert_errno(errno.EINVAL, mr.unreg_notify)
+        self.assert_errno(errno.EINVAL, mr.settle_notify)
+        mr.reg_notify()
+        mr.unreg_notify()
+        self.assert_errno(errno.EINVAL, mr.unreg_notify)
+        self.assert_errno(errno.EINVAL, mr.settle_notify)
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_notify_imported(self):
+        """
+        An imported MR has no memory of its own to watch.
+        """
+        mr, _ = self.reg()
+        try:
+            imported = MR(self.pd, handle=mr.handle)
+        except PyverbsRDMAError as ex:
+            if ex.error_code == errno.EOPNOTSUPP:
+                raise unittest.SkipTest('Importing an MR is not supported')
+            raise ex
+        self.assert_errno(errno.EOPNOTSUPP, imported.reg_notify)
+        self.assert_errno(errno.EOPNOTSUPP, imported.settle_notify)
+        self.assert_errno(errno.EOPNOTSUPP, imported.unreg_notify)
+        imported.unimport()
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_notify_close_registered(self):
+        """
+        Closing an MR, its PD or its context ends the notification first.
+        """
+        self.reg()[0].reg_notify()
+        mr, addr = self.reg()
+        mr.reg_notify()
+        mr.close()
+        self.unmap(addr)
+        mr, _ = self.reg()
+        mr.reg_notify()
+        self.pd.close()
+        with self.assertRaises(PyverbsUserError):
+            mr.notify_word
+        with self.assertRaises(PyverbsUserError):
+            mr.reg_notify()
+
+
+class MRNotifyInterfaceTest(MRNotifyTestCase):
+    """
+    What holds on every device and kernel.
+    """
+    def test_mr_notify_unsupported(self):
+        """
+        Without the capability all three are EOPNOTSUPP and the MR goes on working.
+        """
+        if has_mr_notify(self.ctx):
+            raise unittest.SkipTest('The device supports MR notification')
+        mr, _ = self.reg()
+        for func in (mr.reg_notify, mr.unreg_notify, mr.settle_notify):
+            self.assert_errno(errno.EOPNOTSUPP, func)
+        mr.close()
+
+    def test_mr_notify_word_access(self):
+        """
+        There is no word before reg_notify(), and the kernel's bits cannot be given.
+        """
+        mr, _ = self.reg()
+        with self.assertRaises(PyverbsUserError):
+            mr.notify_word
+        with self.assertRaises(PyverbsUserError):
+            mr.notify_word = 1 << 8
+        with self.assertRaises(PyverbsUserError):
+            mr.reg_notify(e.IBV_MR_NOTIFY_INVALID)
+        mr.close()
+
+    def test_mr_notify_caps(self):
+        """
+        Both queries agree, and a device that revokes also notifies.
+        """
+        caps, caps_ex = self.attr.device_cap_flags, self.attr_ex.device_cap_flags_ex
+        self.assertEqual(caps & e.IBV_DEVICE_MR_NOTIFY, caps_ex & e.IBV_DEVICE_MR_NOTIFY)
+        if caps_ex & e._IBV_DEVICE_MR_REVOKE:
+            self.assertTrue(caps & e.IBV_DEVICE_MR_NOTIFY)
+
+    def test_mr_notify_verbs_arguments(self):
+        """
+        The verb itself refuses a missing and an unaligned word before it asks the kernel.
+        """
+        verbs = ctypes.CDLL('libibverbs.so.1', use_errno=True)
+        verbs.ibv_reg_mr_notify.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        for word in (None, 1, 4):
+            self.assertEqual(verbs.ibv_reg_mr_notify(None, word), errno.EINVAL)
