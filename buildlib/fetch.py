@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 
-import apt
+import private_apt
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUILD = os.path.join(REPO, "build")
@@ -61,10 +61,10 @@ def locked(build):
 
 def machine_apt(build):
     """apt with the machine's own sources and fresh indexes, in a state of its own."""
-    private = apt.PrivateApt(os.path.join(build, "apt/machine"))
+    private = private_apt.PrivateApt(os.path.join(build, "apt/machine"))
     try:
         private.update()
-    except apt.AptError as problem:  # one dead third-party source must not stop us
+    except private_apt.AptError as problem:  # one dead third-party source must not stop us
         say(str(problem))
     return private
 
@@ -128,7 +128,7 @@ def tarball_of(name, build):
     if not os.path.exists(path):
         say(f"downloading {pin['package']}={pin['version']}")
         state = os.path.join(build, "apt", name)
-        apt.source_tarball(state, pin["package"], pin["version"], pin["suite"],
+        private_apt.source_tarball(state, pin["package"], pin["version"], pin["suite"],
                            os.path.dirname(path))
     return path, pin["version"].rpartition("-")[0]
 
@@ -266,5 +266,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except (FetchError, apt.AptError) as error:
+    except (FetchError, private_apt.AptError) as error:
         sys.exit(f"fetch: {error}")

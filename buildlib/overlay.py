@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 
-import apt
+import private_apt
 import fetch
 
 # (folder of ours, name pattern, folder in upstream's tree); "**" descends.
@@ -162,6 +162,14 @@ def update(place, content_of):
         os.chmod(place, mode)
 
 
+def touch_includers(laid, hooked, tree):
+    """Upstream's build does not know what Cython files include: make ours look changed."""
+    included = [os.stat(os.path.join(tree, f)).st_mtime for f in laid if f.endswith(".pxi")]
+    for path in (os.path.join(tree, f) for f in hooked if f.endswith((".pyx", ".pxd"))):
+        if os.stat(path).st_mtime < max(included, default=0):
+            os.utime(path)
+
+
 def overlay(name, tree, repo=fetch.REPO, copy=False):
     """Lay our files over an unpacked tree and hook it. The caller holds fetch.locked()."""
     state = fetch.state_folder(tree)
@@ -183,6 +191,7 @@ def overlay(name, tree, repo=fetch.REPO, copy=False):
     # Written down before as well: a run that is interrupted between must know what it may restore.
     record(hooked=sorted(set(done["hooked"]) | {f for p in patches for f in hooked_files(p)}))
     record(hooked=sorted(hook(patches, done["hooked"], tree, os.path.join(state, "pristine"), repo)))
+    touch_includers(done["laid"], done["hooked"], tree)
 
 
 def write_json(path, content):
@@ -207,5 +216,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except (OverlayError, fetch.FetchError, apt.AptError) as error:
+    except (OverlayError, fetch.FetchError, private_apt.AptError) as error:
         sys.exit(f"overlay: {error}")
