@@ -129,7 +129,7 @@ def tarball_of(name, build):
         say(f"downloading {pin['package']}={pin['version']}")
         state = os.path.join(build, "apt", name)
         private_apt.source_tarball(state, pin["package"], pin["version"], pin["suite"],
-                           os.path.dirname(path))
+                                   os.path.dirname(path))
     return path, pin["version"].rpartition("-")[0]
 
 

@@ -3,10 +3,10 @@
 """Make the tree that is built: upstream, with our files laid over it and our hooks applied.
 
 Why: new code is a plain file at the path that it would have upstream, and the change to upstream's
-files is a few small patches. The tree gets symbolic links to our files, so that editing one rebuilds
-what depends on it and nothing else; a hooked file is written only when its content changes. Laying a
-file over one of upstream's is an error, and so is a hook that does not apply exactly (no fuzz).
-Can be run at any time; does nothing when nothing changed. Prints the path of the tree.
+files is a few small patches. The tree gets symbolic links to our files, so that editing one
+rebuilds what depends on it and nothing else; a hooked file is written only when its content
+changes. Laying a file over one of upstream's is an error, and so is a hook that does not apply
+exactly (no fuzz). It may run at any time, and does nothing when nothing changed. Prints the path of the tree.
 """
 import filecmp
 import glob
@@ -190,7 +190,8 @@ def overlay(name, tree, repo=fetch.REPO, copy=False):
     record(laid=sorted(files))
     # Written down before as well: a run that is interrupted between must know what it may restore.
     record(hooked=sorted(set(done["hooked"]) | {f for p in patches for f in hooked_files(p)}))
-    record(hooked=sorted(hook(patches, done["hooked"], tree, os.path.join(state, "pristine"), repo)))
+    pristine = os.path.join(state, "pristine")
+    record(hooked=sorted(hook(patches, done["hooked"], tree, pristine, repo)))
     touch_includers(done["laid"], done["hooked"], tree)
 
 

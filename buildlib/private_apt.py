@@ -14,7 +14,8 @@ KEYRINGS = ("/usr/share/keyrings/debian-archive-keyring.gpg",
             "/usr/share/keyrings/debian-archive-keyring.pgp")
 # What the private configuration takes over from the machine's: how to reach the archive and what to
 # trust. Hooks that run after an update or an installation stay behind.
-KEPT = ("Acquire::", "Dir::Etc::netrc", "Dir::Etc::trusted", "Dir::Etc::preferences")
+KEPT = ("Acquire::", "Dir::Etc::source", "Dir::Etc::netrc", "Dir::Etc::trusted",
+        "Dir::Etc::preferences")
 
 
 class AptError(Exception):
