@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Make what a machine starts from: kernel, modules, initramfs. Whatever is up to date stays.
+
+Why a fingerprint and not make alone: make needs seconds to find out that a kernel is up to date, and
+every run of the lab asks. The fingerprint is the content of all that we write and that goes in.
+"""
+import contextlib
+import fcntl
+import glob
+import hashlib
+import os
+import subprocess
+import sys
+import time
+
+import debian
+import initramfs
+import kconfig
+from machine import BUILD, HERE, REPO, LabError
+
+sys.path.insert(0, os.path.join(REPO, "buildlib"))
+import fetch  # noqa: E402  pylint: disable=wrong-import-position
+
+OUR_KERNEL = ("kernel-patches/**", "buildlib/overlay.py", "buildlib/fetch.py",
+              "buildlib/upstream/linux.pin")
+
+
+def say(text):
+    """Progress, beside the command's output."""
+    print(f"lab: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def step(text):
+    """Say what is being done and how long it took."""
+    say(text + " ...")
+    start = time.monotonic()
+    yield
+    say(f"{text}: {time.monotonic() - start:.0f} s")
+
+
+@contextlib.contextmanager
+def locked(machine):
+    """One process at a time makes things for a machine (and Debian's two share their packages)."""
+    name = "package" if machine.image == "package" else machine.name
+    os.makedirs(os.path.join(BUILD, "lab"), exist_ok=True)
+    with open(os.path.join(BUILD, "lab", f".{name}.lock"), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def fingerprint(machine):
+    """A digest of every file of ours that the machine is made from."""
+    patterns = [os.path.join(HERE, "*.py"), os.path.join(HERE, "enter"),
+                os.path.join(HERE, "machines/*.toml"), os.path.join(BUILD, "linux.version")]
+    patterns += [os.path.join(HERE, "configs", name + ".config") for name in machine.configs]
+    if machine.our_modules or machine.image == "tree":
+        patterns += [os.path.join(REPO, pattern) for pattern in OUR_KERNEL]
+    digest = hashlib.sha256(os.environ.get("LINUX_SOURCE", "").encode())
+    for pattern in patterns:
+        for path in sorted(glob.glob(pattern, recursive=True)):
+            if os.path.isfile(path) and os.path.basename(path) not in ("console.py", "guest.py"):
+                with open(path, "rb") as content:
+                    digest.update(f"{os.path.relpath(path, REPO)}\0".encode())
+                    digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
+def run(command, log, env=None):
+    """Run one step of a build; its output goes to a log, and its errors to the user if it fails."""
+    os.makedirs(os.path.dirname(log), exist_ok=True)
+    with open(log, "w", encoding="utf-8") as out:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, check=False, env=env,
+                              stderr=subprocess.STDOUT)
+    if done.returncode:
+        with open(log, encoding="utf-8", errors="replace") as text:
+            lines = text.read().splitlines()
+        wrong = [line for line in lines if "error" in line.lower() or "***" in line]
+        raise LabError(f"{' '.join(command[:3])} ... failed, see {log}\n  "
+                       + "\n  ".join(wrong[:20] or lines[-20:]))
+
+
+def compiler_environment():
+    """The environment of a kernel build: ccache where there is one, and no time in the result."""
+    env = {**os.environ, "KBUILD_BUILD_TIMESTAMP": "2025-01-01", "KBUILD_BUILD_USER": "lab",
+           "KBUILD_BUILD_HOST": "lab", "LC_ALL": "C"}
+    if os.path.isdir("/usr/lib/ccache"):
+        env["PATH"] = "/usr/lib/ccache:/usr/sbin:/usr/bin:/sbin:/bin"
+        env.setdefault("CCACHE_BASEDIR", BUILD)
+        # Modules of the package are compiled by "gcc-12 -nostdinc -I...": same rules as above.
+        env["DEBIAN_KERNEL_USE_CCACHE"] = "1"
+    for name in ("MAKEFLAGS", "ARCH", "CROSS_COMPILE", "LD_LIBRARY_PATH"):
+        env.pop(name, None)
+    return env
+
+
+def hooked_tree():
+    """The path of upstream's kernel source with our files and hooks."""
+    done = subprocess.run([os.path.join(REPO, "buildlib/overlay.py"), "linux"], text=True,
+                          stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise LabError("no kernel source (see above)")
+    return done.stdout.splitlines()[-1]
+
+
+def make_from_tree(machine):
+    """Configure and build the hooked source."""
+    with step("kernel source"):
+        tree = hooked_tree()
+    out = os.path.join(machine.folder, "build")
+    command = ["make", "-C", tree, f"ARCH={machine.arch}", f"O={out}"]
+    env = compiler_environment()
+    log = os.path.join(machine.folder, "make.log")
+    kconfig.configure(machine.configs, out, lambda *args: run([*command, *args], log, env))
+    with step(f"building the {machine.name} kernel (log: {log})"):
+        run([*command, "-s", f"-j{os.cpu_count()}", machine.target], log, env)
+    initramfs.replace_link(os.path.join(out, machine.target), machine.kernel)
+
+
+def make_from_package(machine):
+    """Unpack Debian's kernel, build our modules for it, and lay out the modules in use."""
+    version = fetch.linux_version()
+    place = os.path.join(BUILD, "lab", "package-" + version)
+    if not os.path.isdir(place):
+        with step(f"unpacking Debian's kernel {version}"):
+            debian.unpack(version, place)
+    package = debian.Package(place)
+    ours = []
+    if machine.our_modules:
+        with step("kernel source"):
+            tree = hooked_tree()
+        log = os.path.join(machine.folder, "make.log")
+        with step(f"building our modules for {package.release} (log: {log})"):
+            ours = debian.build_modules(
+                package, tree, os.path.join(machine.folder, "source"),
+                lambda command: run(command, log, compiler_environment()))
+    debian.lay_modules(package, [*machine.boot_modules, *machine.modules], ours,
+                       machine.module_tree)
+    initramfs.replace_link(package.kernel, machine.kernel)
+
+
+def build(machine):
+    """Bring a machine up to date."""
+    with locked(machine):
+        stamp = os.path.join(machine.folder, "fingerprint")
+        wanted = fingerprint(machine)
+        with contextlib.suppress(FileNotFoundError):
+            with open(stamp, encoding="utf-8") as text:
+                if text.read() == wanted and os.path.exists(machine.kernel):
+                    return
+            os.unlink(stamp)
+        os.makedirs(machine.folder, exist_ok=True)
+        try:
+            if machine.image == "package":
+                make_from_package(machine)
+            else:
+                make_from_tree(machine)
+        except (fetch.FetchError, fetch.private_apt.AptError) as problem:
+            raise LabError(str(problem)) from problem
+        initramfs.write(machine)
+        with open(stamp, "w", encoding="utf-8") as text:
+            text.write(fingerprint(machine))  # linux.version may be new; nothing else may change

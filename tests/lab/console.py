@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Find the kernel's complaints in a guest's console.
+
+Why: a command may succeed while the kernel under it was damaged. A panic, oops, BUG, WARNING, or a
+report of lockdep, KASAN, UBSAN, KFENCE, RCU or of the hung-task detector fails the run, whatever the
+command said. A program's own crash ("traps: ..."), or an out-of-memory kill, is none of these.
+"""
+import dataclasses
+import re
+
+# "[   12.345678] " or, with CONFIG_PRINTK_CALLER, "[   12.345678][  T123] ".
+STAMP = re.compile(r"^(?:<\d+>)?(?:\[ *\d+\.\d+\](?:\[ *[TC]\d+\])? )")
+
+# What a report's first telling line looks like, and what it is called. The first match counts.
+KINDS = (
+    ("panic", r"Kernel panic - not syncing|PANIC: double fault"),
+    ("KASAN", r"BUG: KASAN:"),
+    ("KFENCE", r"BUG: KFENCE:"),
+    ("KCSAN", r"BUG: KCSAN:"),
+    ("KMSAN", r"BUG: KMSAN:"),
+    ("UBSAN", r"UBSAN: "),
+    ("lockdep", r"^WARNING: (?:possible (?:circular|recursive|irq lock inversion)|.*lock held|"
+                r"inconsistent lock state|bad unlock balance|suspicious RCU usage|.*-unsafe lock|"
+                r"HARDIRQ|SOFTIRQ|Nested lock|held lock freed)|INFO: trying to register non-static|"
+                r"\[ BUG: Invalid wait context|DEBUG_LOCKS_WARN_ON|BUG: MAX_LOCK\w+ too low|"
+                r"BUG: .* lock held"),
+    ("lockup", r"BUG: (?:soft|workqueue) lockup|Watchdog detected hard LOCKUP"),
+    ("RCU stall", r"rcu: INFO: \w+ (?:self-)?detected (?:expedited )?stall|"
+                  r"INFO: \w+ (?:self-)?detected stall|rcu: INFO: rcu_tasks detected stall"),
+    ("hung task", r"INFO: task .* blocked for more than"),
+    ("oops", r"Oops[:\s]|(?:^|Oops: )general protection fault[,:] |Internal error:|"
+             r"BUG: unable to handle|BUG: kernel NULL pointer|Unable to handle kernel|"
+             r"Kernel mode fault at|kernel BUG at|stack-protector: Kernel stack is corrupted"),
+    ("slab", r"BUG [\w.:-]+ (?:\(|: )|Slab corruption|pagealloc: (?:memory|single bit)"),
+    ("WARNING", r"^WARNING(?:: |$)"),
+    ("BUG", r"(?:^|\b)BUG: "),
+    ("kmemleak", r"kmemleak: \d+ new suspected memory leaks"),
+    ("refcount", r"refcount_t: "),
+)
+PATTERNS = [(kind, re.compile(pattern)) for kind, pattern in KINDS]
+
+OPENING = re.compile(r"-+\[ cut here \]-+$|^=+$|^-{20,}$")   # may stand before the telling line
+CLOSING = re.compile(r"---\[ end (?:trace|Kernel panic)")
+LONGEST = 120
+
+
+@dataclasses.dataclass
+class Report:
+    """One complaint: its kind, its telling line and its lines, without time stamps."""
+    kind: str
+    title: str
+    lines: list[str]
+
+
+def kind_of(line):
+    """The kind of report that a line (without its time stamp) begins, or None."""
+    if line.startswith("traps: "):  # a program's fault
+        return None
+    return next((kind for kind, pattern in PATTERNS if pattern.search(line)), None)
+
+
+def parse(text):
+    """The reports in a console log, in order."""
+    reports, current, before = [], None, None
+    for raw in text.splitlines():
+        raw = raw.rstrip("\r")
+        stamp = STAMP.match(raw)
+        line = raw[stamp.end():] if stamp else raw
+        kind = kind_of(line) if stamp else None
+        # An oops and the panic that it causes are two telling lines of one report.
+        if kind and (current is None or kind == "panic" and current.kind not in ("panic", "oops")):
+            current = Report(kind, line.strip(), [before] if before else [])
+            reports.append(current)
+        if current is not None:
+            current.lines.append(line)
+            if CLOSING.search(line) or len(current.lines) >= LONGEST:
+                current = None
+        before = line if OPENING.search(line) else None
+    return reports
+
+
+def show(reports):
+    """The reports as text for a person."""
+    return "\n".join(f"--- {report.kind}: {report.title}\n" + "\n".join(report.lines)
+                     for report in reports)

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Start a guest, pass on what its command prints, and end it, come what may.
+
+A guest is one process group. It ends by itself, by a time limit, by a signal to us, and, through a
+keeper process that only waits for our end, even if we are killed. The same keeper removes the
+control folder: a share with which we tell the guest what to do and it tells us how that ended.
+"""
+import ctypes
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+import machine as machines
+from machine import BUILD, HERE, REPO, LabError
+
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+RELEASE_FILE = "/proc/sys/kernel/random/boot_id"
+
+
+def quote_config(values):
+    """Shell assignments; the values are single-quoted."""
+    return "".join(f"{name}='{quoted}'\n" for name, value in values.items()
+                   for quoted in [str(value).replace("'", "'\\''")])
+
+
+class Guest:
+    """One run of one machine. Use as a context: leaving it leaves nothing behind."""
+
+    def __init__(self, machine, memory, cpus, results=""):
+        self.machine = machine
+        self.memory = memory
+        self.cpus = cpus
+        self.results = results
+        self.control = tempfile.mkdtemp(prefix="lab-")
+        self.console = os.path.join(self.control, "console.log")
+        self.process = None
+        self.streams = {}
+        self.keeper_pipe = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+        for stream in self.streams:
+            stream.close()
+        shutil.rmtree(self.control, ignore_errors=True)
+        if self.keeper_pipe is not None:
+            os.close(self.keeper_pipe)
+
+    def write(self, name, text):
+        """Write a file of the control folder."""
+        with open(os.path.join(self.control, name), "w", encoding="utf-8",
+                  errors="surrogateescape") as out:
+            out.write(text)
+
+    def status(self):
+        """What the command's exit status was, or None if the guest did not say."""
+        try:
+            with open(os.path.join(self.control, "status"), encoding="ascii") as text:
+                return int(text.read())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def console_text(self):
+        """The console so far."""
+        try:
+            with open(self.console, encoding="utf-8", errors="replace") as text:
+                return text.read()
+        except FileNotFoundError:
+            return ""
+
+    def config(self, outputs):
+        """Write what tests/lab/enter and tests/lab/init want to know."""
+        self.write("config", quote_config({
+            "lab": HERE, "results": self.results, "outputs": outputs,
+            "modules": self.machine.module_tree, "siw": "yes" if self.machine.siw else "",
+            "hostname": socket.gethostname()}))
+
+    def qemu(self, out, err, accelerator):
+        """The QEMU command; `out` and `err` are the descriptors that take the outputs."""
+        self.config("/dev/vport0p1 /dev/vport0p2")
+        shares = [("root", "/", ",readonly=on"), ("control", self.control, "")]
+        if self.results:
+            shares.append(("results", self.results, ""))
+        command = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
+                   "-no-reboot", "-accel", accelerator,
+                   "-cpu", "host" if accelerator == "kvm" else "max",
+                   "-smp", f"{self.cpus},sockets={self.cpus}", "-m", f"{self.memory >> 20}M",
+                   "-kernel", self.machine.kernel, "-initrd", self.machine.initramfs,
+                   "-append", self.kernel_arguments("console=ttyS0 lab_fs=9p"),
+                   "-chardev", f"file,id=console,path={self.console}", "-serial", "chardev:console",
+                   "-device", "virtio-serial-pci",
+                   "-chardev", f"socket,id=out,fd={out}",
+                   "-device", "virtserialport,chardev=out,nr=1",
+                   "-chardev", f"socket,id=err,fd={err}",
+                   "-device", "virtserialport,chardev=err,nr=2"]
+        for name, path, options in shares:
+            command += ["-fsdev", f"local,id={name},path={path.replace(',', ',,')},"
+                        f"security_model=none,multidevs=remap{options}",
+                        "-device", f"virtio-9p-pci,fsdev={name},mount_tag={name}"]
+        return command
+
+    def uml(self, out, err):
+        """The User Mode Linux command; the console is its standard error."""
+        self.config("/dev/tty1 /dev/tty2")
+        return [self.machine.kernel, f"mem={self.memory >> 20}M",
+                f"initrd={self.machine.initramfs}", f"uml_dir={self.control}/uml/", "umid=lab",
+                "con=null", "con0=null,fd:2", f"con1=null,fd:{out}", f"con2=null,fd:{err}",
+                "console=tty0",
+                *self.kernel_arguments(f"lab_fs=hostfs lab_control={self.control}").split()]
+
+    def kernel_arguments(self, more):
+        """The kernel's command line. At level 5 a WARNING is printed; at "quiet" it is not."""
+        return " ".join(["loglevel=5", "printk.time=1", *self.machine.cmdline, more])
+
+    def start(self, accelerator="tcg", extra=""):
+        """Start the guest; its outputs are then in `streams`."""
+        pairs = [socket.socketpair() for _ in range(2)]
+        fds = [theirs.fileno() for _, theirs in pairs]
+        if self.machine.engine == "uml":
+            command = self.uml(*fds) + extra.split()
+        else:
+            command = self.qemu(*fds, accelerator)
+            command[command.index("-append") + 1] += " " + extra
+        self.keep()
+        parent = os.getpid()
+
+        def child():  # the guest dies with us
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": self.control,
+               "TMPDIR": self.memory_folder()}
+        with open(self.console, "ab") as console:
+            try:
+                self.process = subprocess.Popen(
+                    command, env=env, stdin=subprocess.DEVNULL, stdout=console, stderr=console,
+                    pass_fds=fds, start_new_session=True, preexec_fn=child)
+            except FileNotFoundError as problem:
+                raise LabError(f"{problem.filename} is missing: run buildlib/setup") from problem
+        os.write(self.keeper_pipe, b"%d\n" % self.process.pid)
+        for (ours, theirs), target in zip(pairs, (1, 2)):
+            theirs.close()
+            self.streams[ours] = target
+
+    def memory_folder(self):
+        """Where User Mode Linux puts the file that is its memory; a container's /dev/shm is small."""
+        try:
+            shm = os.statvfs("/dev/shm")
+            if shm.f_bavail * shm.f_frsize >= self.memory and os.access("/dev/shm", os.W_OK):
+                return "/dev/shm"
+        except OSError:
+            pass
+        return self.control
+
+    def keep(self):
+        """Start the keeper: it waits for the end of this process, and then tidies up."""
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
+            os.closerange(3, read)
+            os.closerange(read + 1, 256)
+            null = os.open(os.devnull, os.O_RDWR)
+            for standard in range(3):
+                os.dup2(null, standard)
+            groups = b""
+            while chunk := os.read(read, 100):
+                groups += chunk
+            if os.path.isdir(self.control):  # our process could not do it itself
+                for group in groups.split():
+                    kill_group(int(group))
+                time.sleep(0.2)
+                shutil.rmtree(self.control, ignore_errors=True)
+            os._exit(0)
+        os.close(read)
+        self.keeper_pipe = write
+
+    def pump(self, limit=None):
+        """Pass on the outputs until the guest ends. False if `limit` seconds were not enough."""
+        deadline = None if limit is None else time.monotonic() + limit
+        with selectors.DefaultSelector() as selector:
+            for stream in self.streams:
+                selector.register(stream, selectors.EVENT_READ)
+            while selector.get_map():
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                for key, _ in selector.select(left):
+                    self.pass_on(key.fileobj, selector)
+        try:
+            self.process.wait(None if deadline is None else max(deadline - time.monotonic(), 1))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def pass_on(self, stream, selector):
+        """Copy what there is of one output."""
+        try:
+            content = stream.recv(1 << 16)
+        except ConnectionResetError:
+            content = b""
+        if not content:
+            selector.unregister(stream)
+        while content:
+            content = content[os.write(self.streams[stream], content):]
+
+    def stop(self):
+        """End the guest, if it did not end by itself."""
+        if self.process is not None:
+            kill_group(self.process.pid)
+            self.process.wait()
+            self.process = None
+
+
+def kill_group(group):
+    """Kill a process group; there may be none any more."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def accelerator(machine):
+    """kvm if it works, found out once a boot of the host by trying: /dev/kvm alone says nothing.
+
+    There are software implementations behind it that abort QEMU or are slower than its emulation.
+    """
+    kept = os.path.join(BUILD, "lab", "accelerator")
+    with open(RELEASE_FILE, encoding="ascii") as text:
+        boot = text.read().strip()
+    try:
+        with open(kept, encoding="ascii") as text:
+            known, answer = text.read().split()
+        if known == boot:
+            return answer
+    except (FileNotFoundError, ValueError):
+        pass
+    answer = "tcg"
+    if os.access("/dev/kvm", os.R_OK | os.W_OK):
+        with Guest(machine, machines.size("512M"), 1) as guest:
+            guest.start("kvm", "lab_probe=1")
+            if guest.pump(limit=5) and "Power down" in guest.console_text():
+                answer = "kvm"
+    with open(kept, "w", encoding="ascii") as out:
+        out.write(f"{boot} {answer}\n")
+    return answer
+
+
+def paths(name, inherited):
+    """The fork's folder of that name before what the caller had."""
+    return ":".join([os.path.join(REPO, "build/rdma-core", name)] + ([inherited] if inherited
+                                                                     else []))

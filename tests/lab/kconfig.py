@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Make a kernel configuration out of small fragments, and nothing else.
+
+Why not merge_config.sh: it warns of an option that Kconfig dropped (because of a missing dependency,
+say, after a new point release) and goes on; the test that needs the option then fails far away.
+"""
+import os
+import re
+
+from machine import HERE, LabError
+
+
+def settings(text):
+    """{option: value} of a configuration or fragment; "n" for one that is explicitly not set."""
+    found = dict(re.findall(r"^(CONFIG_\w+)=(.*)$", text, re.MULTILINE))
+    found.update((name, "n") for name in
+                 re.findall(r"^# (CONFIG_\w+) is not set$", text, re.MULTILINE))
+    return found
+
+
+def dropped(wanted, result):
+    """The options of the fragments that the configuration does not have as they were asked for."""
+    return [f"{name}={value}" for name, value in settings(wanted).items()
+            if settings(result).get(name, "n") != value]
+
+
+def configure(fragments, out, make):
+    """Write `out`/.config from the fragments; `make` runs make there with a target and variables."""
+    wanted = ""
+    for name in fragments:
+        with open(os.path.join(HERE, "configs", name + ".config"), encoding="utf-8") as text:
+            wanted += text.read() + "\n"
+    os.makedirs(out, exist_ok=True)
+    kept = os.path.join(out, "lab.config")
+    with open(kept, "w", encoding="utf-8") as text:
+        text.write(wanted)
+    make("-s", f"KCONFIG_ALLCONFIG={kept}", "allnoconfig")
+    with open(os.path.join(out, ".config"), encoding="utf-8") as text:
+        missing = dropped(wanted, text.read())
+    if missing:
+        raise LabError("Kconfig dropped " + ", ".join(missing)
+                       + " (see tests/lab/configs: a dependency is missing)")

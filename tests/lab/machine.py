@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""What the lab's kernels differ in, read from machines/*.toml, and where each one's things are.
+
+A machine file may start from another one (`like`) and say only what is different.
+"""
+import dataclasses
+import os
+import tomllib
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+REPO = os.path.dirname(os.path.dirname(HERE))
+BUILD = os.path.join(REPO, "build")
+DEFAULT = "debian"
+
+
+class LabError(Exception):
+    """The lab cannot do its work; the message is for the user."""
+
+
+@dataclasses.dataclass
+class Machine:
+    """One kind of guest."""
+    name: str
+    engine: str                 # qemu, uml
+    image: str                  # package: Debian's kernel image; tree: built from the hooked source
+    cpus: int
+    memory: str
+    cmdline: list[str]
+    our_modules: bool = False   # package: our RDMA modules in the place of the package's
+    siw: bool = True            # whether its RDMA stack has siw
+    boot_modules: list[str] = dataclasses.field(default_factory=list)
+    modules: list[str] = dataclasses.field(default_factory=list)
+    arch: str = ""              # tree: ARCH= of its build
+    target: str = ""            # tree: make target and the program that it makes
+    configs: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def folder(self):
+        """Everything that is made for this machine."""
+        return os.path.join(BUILD, "lab", self.name)
+
+    @property
+    def kernel(self):
+        """The kernel that is started."""
+        return os.path.join(self.folder, "kernel")
+
+    @property
+    def initramfs(self):
+        """Its first files."""
+        return os.path.join(self.folder, "initramfs")
+
+    @property
+    def module_tree(self):
+        """What its /lib/modules/<release> is, or "" if all is built in."""
+        return os.path.join(self.folder, "modules") if self.modules else ""
+
+
+def names():
+    """The machines that exist."""
+    folder = os.path.join(HERE, "machines")
+    return sorted(name.removesuffix(".toml") for name in os.listdir(folder)
+                  if name.endswith(".toml"))
+
+
+def read(name):
+    """The values of one machine file, with those of the file that it is like below."""
+    with open(os.path.join(HERE, "machines", name + ".toml"), "rb") as text:
+        values = tomllib.load(text)
+    like = values.pop("like", None)
+    return {**read(like), **values} if like else values
+
+
+def load(name):
+    """The machine of that name."""
+    return Machine(name=name, **read(name))
+
+
+def size(text):
+    """A memory size such as 512M or 2G, in bytes."""
+    units = {"K": 10, "M": 20, "G": 30}
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "M")
+    if unit not in units or not number.isdigit() or not int(number):
+        raise ValueError(f"{text}: not a size (512M, 2G)")
+    return int(number) << units[unit]
