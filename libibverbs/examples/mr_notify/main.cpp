@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * ibv_mr_notify: does this kernel, this driver, this machine tell when a
+ * registration becomes invalid? Runs the scenario and every operation of the
+ * matrix on a real device. Exit status: 0 as it should be, 1 something is
+ * wrong, 2 could not be tried, 3 the device has no such capability.
+ */
+#include <CLI/CLI.hpp>
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "report.h"
+
+namespace {
+
+enum status { right = 0, wrong = 1, failed = 2, no_capability = 3 };
+
+struct options {
+	std::string device;
+	std::size_t size = std::size_t{1} << 20;
+	bool json = false;
+	bool system = false;
+};
+
+status run(const options &opt)
+{
+	using namespace mr_notify;
+
+	const device on(opt.device);
+	if (!on.can_notify()) {
+		fmt::print(stderr,
+			   "{}: this kernel and driver do not notify about memory registrations\n",
+			   on.name());
+		return no_capability;
+	}
+
+	const std::size_t length =
+		std::max((opt.size + page_size() - 1) / page_size(), std::size_t{4}) * page_size();
+	const auto out = opt.json ? json_report() : text_report();
+	bool ok = true;
+
+	out->start(on);
+	const auto steps = run_scenario(on, length);
+	ok = std::all_of(steps.begin(), steps.end(), [](const step &s) { return s.ok; });
+	out->scenario(steps);
+	for (const operation &what : operations()) {
+		row one{what, {}, {}};
+		if (what.disturbs == reach::system && !opt.system)
+			one.seen.skipped = "would disturb others; --system does it";
+		else
+			one.seen = try_operation(on, what, length);
+		one.wrong = verdict(on, what, one.seen);
+		ok = ok && one.wrong.empty();
+		out->add(one);
+	}
+	out->finish();
+	return ok ? right : wrong;
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+	options opt;
+	CLI::App app("Try whether the kernel tells when a memory registration becomes invalid");
+
+	app.add_option("-d,--ib-dev", opt.device, "RDMA device (default: the first one)");
+	app.add_option("-s,--size", opt.size, "Bytes to register (default: 1048576)")
+		->check(CLI::Range(std::size_t{1}, std::size_t{1} << 30));
+	app.add_flag("--json", opt.json, "Print JSON instead of tables");
+	app.add_flag("--system", opt.system,
+		     "Also try what disturbs the whole machine (drops caches, poisons a page)");
+	CLI11_PARSE(app, argc, argv);
+
+	try {
+		return run(opt);
+	} catch (const std::exception &e) {
+		fmt::print(stderr, "ibv_mr_notify: {}\n", e.what());
+		return failed;
+	}
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * The test matrix: every way to change, or seem to change, the memory behind a
+ * registration, and whether the registration must survive it. ibv_mr_notify
+ * prints the matrix as a table, the tests check each row of it.
+ */
+#ifndef MR_NOTIFY_OPERATIONS_H
+#define MR_NOTIFY_OPERATIONS_H
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "memory.h"
+
+namespace mr_notify {
+
+enum class effect {
+	invalidates, /* the word must be non-zero right after, INVALID in the end */
+	harmless,    /* it may be SUSPECT for a moment, and never INVALID */
+};
+
+/* Whom an operation may disturb. */
+enum class reach {
+	process, /* nobody else */
+	system,  /* the whole machine: caches dropped, a page poisoned */
+};
+
+struct operation {
+	std::string name;
+	effect expected;
+	/* Makes the memory, touched. Throws unsupported. */
+	std::function<memory(std::size_t length)> map;
+	/* Does it to the memory; ends with the system call in question. */
+	std::function<void(memory &)> apply;
+	reach disturbs = reach::process;
+};
+
+/* All of them, in the order of the table. */
+std::vector<operation> operations();
+
+} // namespace mr_notify
+
+#endif

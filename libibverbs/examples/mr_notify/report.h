@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/* What ibv_mr_notify prints: as a table for people, as JSON for programs. */
+#ifndef MR_NOTIFY_REPORT_H
+#define MR_NOTIFY_REPORT_H
+
+#include <string>
+#include <vector>
+
+#include "operations.h"
+#include "scenario.h"
+#include "trial.h"
+
+namespace mr_notify {
+
+struct row {
+	operation what;
+	observation seen;
+	std::string wrong; /* empty: as the contract says */
+};
+
+/* Prints as it goes, so that a row which hangs is seen to. */
+class report {
+public:
+	virtual ~report() = default;
+	virtual void start(const device &on) = 0;
+	virtual void scenario(const std::vector<step> &steps) = 0;
+	virtual void add(const row &one) = 0;
+	virtual void finish() = 0;
+};
+
+std::unique_ptr<report> text_report();
+std::unique_ptr<report> json_report();
+
+} // namespace mr_notify
+
+#endif

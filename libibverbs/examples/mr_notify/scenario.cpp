@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+#include "scenario.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "loopback.h"
+#include "trial.h"
+
+namespace mr_notify {
+namespace {
+
+/* Maps fresh, zeroed memory at exactly this address. */
+void map_again(range r)
+{
+	if (mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != r.addr)
+		fail("mmap at the same address");
+}
+
+bool all_bytes_are(range r, std::byte value)
+{
+	return std::all_of(r.addr, r.end(), [=](std::byte b) { return b == value; });
+}
+
+void fill(range r, int value)
+{
+	std::memset(r.addr, value, r.length);
+}
+
+std::string status_text(ibv_wc_status status)
+{
+	return ibv_wc_status_str(status);
+}
+
+} // namespace
+
+std::vector<step> run_scenario(const device &on, std::size_t length)
+{
+	std::vector<step> steps;
+	const auto note = [&](std::string what, bool ok, std::string seen) {
+		steps.push_back({std::move(what), ok, std::move(seen)});
+	};
+
+	const memory peer = anonymous(length);
+	const memory buffer = anonymous(length);
+	const range a = buffer.registered();
+	const range b = peer.registered();
+	const auto peer_mr = on.register_memory(b);
+	word w;
+
+	const std::size_t before = pinned_bytes();
+	auto mr = on.register_memory(a);
+	check_verb(ibv_reg_mr_notify(mr.get(), w.address()), "ibv_reg_mr_notify");
+	note("register buffer A, arm", w.value() == 0, "word " + std::to_string(w.value()));
+
+	{
+		loopback link(on);
+		fill(a, 0x11);
+		fill(b, 0);
+		ibv_wc_status status = link.write(mr.get(), a, b.addr, peer_mr->rkey);
+		note("RDMA write from A, bytes arrive",
+		     status == IBV_WC_SUCCESS && all_bytes_are(b, std::byte{0x11}),
+		     status_text(status));
+		fill(b, 0x22);
+		status = link.write(peer_mr.get(), b, a.addr, mr->rkey);
+		note("a peer's RDMA write into A, bytes arrive",
+		     status == IBV_WC_SUCCESS && all_bytes_are(a, std::byte{0x22}),
+		     status_text(status));
+	}
+
+	if (munmap(a.addr, a.length))
+		fail("munmap");
+	note("A is unmapped: the word says INVALID", w.value() == IBV_MR_NOTIFY_INVALID,
+	     "word " + std::to_string(w.value()));
+
+	/* Mapped again at once, as malloc would. */
+	map_again(a);
+	fill(a, 0x33);
+	const std::size_t expected = on.can_revoke() ? before : before + a.length;
+	const std::size_t pinned = wait_for_pinned(expected);
+	note(on.can_revoke() ? "its pages are given back" : "its pages stay pinned (no revoke)",
+	     pinned == expected, std::to_string(pinned / page_size()) + " pages pinned");
+
+	if (on.can_revoke()) {
+		loopback link(on);
+		fill(b, 0x44);
+		const ibv_wc_status status = link.write(peer_mr.get(), b, a.addr, mr->rkey);
+		note("a peer's write to the old key is refused, changes nothing",
+		     status == IBV_WC_REM_ACCESS_ERR && all_bytes_are(a, std::byte{0x33}),
+		     status_text(status));
+	}
+	if (on.can_revoke()) {
+		loopback link(on);
+		fill(b, 0x44);
+		const ibv_wc_status status = link.write(mr.get(), a, b.addr, peer_mr->rkey);
+		note("sending with the old key is a local protection error",
+		     status == IBV_WC_LOC_PROT_ERR && all_bytes_are(b, std::byte{0x44}),
+		     status_text(status));
+	}
+
+	mr.reset();
+	word again;
+	mr = on.register_memory(a);
+	check_verb(ibv_reg_mr_notify(mr.get(), again.address()), "ibv_reg_mr_notify");
+	note("register A again, arm", again.value() == 0, "word " + std::to_string(again.value()));
+	{
+		loopback link(on);
+		fill(a, 0x55);
+		const ibv_wc_status status = link.write(mr.get(), a, b.addr, peer_mr->rkey);
+		note("RDMA write from A, the new bytes arrive",
+		     status == IBV_WC_SUCCESS && all_bytes_are(b, std::byte{0x55}),
+		     status_text(status));
+	}
+	return steps;
+}
+
+} // namespace mr_notify

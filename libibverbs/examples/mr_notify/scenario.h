@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * The scenario of the mail of 2009: register, transfer, free the memory behind
+ * the registration's back, see the word, register again, transfer again.
+ */
+#ifndef MR_NOTIFY_SCENARIO_H
+#define MR_NOTIFY_SCENARIO_H
+
+#include <string>
+#include <vector>
+
+#include "device.h"
+
+namespace mr_notify {
+
+struct step {
+	std::string what;
+	bool ok;
+	std::string seen; /* what was seen, for whoever reads the report */
+};
+
+std::vector<step> run_scenario(const device &on, std::size_t length);
+
+} // namespace mr_notify
+
+#endif

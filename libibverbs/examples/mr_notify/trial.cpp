@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+#include "trial.h"
+
+#include <thread>
+
+namespace mr_notify {
+
+using namespace std::chrono_literals;
+using clock = std::chrono::steady_clock;
+
+std::size_t wait_for_pinned(std::size_t bytes)
+{
+	const auto deadline = clock::now() + 1s;
+	std::size_t seen = pinned_bytes();
+
+	while (seen != bytes && clock::now() < deadline) {
+		std::this_thread::sleep_for(1ms);
+		seen = pinned_bytes();
+	}
+	return seen;
+}
+
+namespace {
+
+std::chrono::nanoseconds timed(const operation &what, memory &m)
+{
+	const auto start = clock::now();
+
+	what.apply(m);
+	return clock::now() - start;
+}
+
+void try_plain(const device &on, const operation &what, std::size_t length, observation &seen)
+{
+	memory m = what.map(length);
+	const auto mr = on.register_memory(m.registered());
+
+	seen.plain = timed(what, m);
+}
+
+void try_armed(const device &on, const operation &what, std::size_t length, observation &seen)
+{
+	memory m = what.map(length);
+	const std::size_t before = pinned_bytes();
+	const auto mr = on.register_memory(m.registered());
+	word w;
+
+	seen.pages = m.registered().length / page_size();
+	check_verb(ibv_reg_mr_notify(mr.get(), w.address()), "ibv_reg_mr_notify");
+	if (w.value())
+		throw std::runtime_error("the word says so before anything happened");
+
+	seen.armed = timed(what, m);
+	seen.word_after = w.value();
+
+	check_verb(ibv_settle_mr_notify(mr.get()), "ibv_settle_mr_notify");
+	seen.word_settled = w.value();
+
+	/* The page of the word is pinned as well, until it is INVALID. */
+	const bool gone = w.invalid() && on.can_revoke();
+	const std::size_t expected = before + (gone ? 0 : m.registered().length + page_size());
+	const std::size_t pinned = wait_for_pinned(expected);
+	seen.pages_pinned = pinned > before ? (pinned - before) / page_size() : 0;
+	if (seen.pages_pinned && pinned == expected)
+		seen.pages_pinned--;
+
+	const int error = ibv_unreg_mr_notify(mr.get());
+	check_verb(error, "ibv_unreg_mr_notify");
+}
+
+} // namespace
+
+observation try_operation(const device &on, const operation &what, std::size_t length)
+{
+	observation seen;
+
+	try {
+		try_plain(on, what, length, seen);
+		try_armed(on, what, length, seen);
+	} catch (const unsupported &reason) {
+		seen.skipped = reason.what();
+	}
+	return seen;
+}
+
+std::string verdict(const device &on, const operation &what, const observation &seen)
+{
+	if (seen.skipped)
+		return "";
+	if (seen.word_settled & IBV_MR_NOTIFY_SUSPECT)
+		return "SUSPECT after settling";
+
+	if (what.expected == effect::harmless) {
+		if ((seen.word_after | seen.word_settled) & IBV_MR_NOTIFY_INVALID)
+			return "INVALID, though nothing has changed";
+		return seen.pages_pinned == seen.pages ? "" : "pages are not pinned any more";
+	}
+
+	if (seen.word_after == 0)
+		return "not told before the system call returned";
+	if (seen.word_settled != IBV_MR_NOTIFY_INVALID)
+		return "not INVALID after settling";
+	if (on.can_revoke())
+		return seen.pages_pinned == 0 ? "" : "pages are still pinned";
+	return seen.pages_pinned == seen.pages ? "" : "pages unpinned under the device";
+}
+
+} // namespace mr_notify

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * One row of the table: an operation done to registered memory, and what
+ * became of the word and of the pinned pages.
+ */
+#ifndef MR_NOTIFY_TRIAL_H
+#define MR_NOTIFY_TRIAL_H
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "device.h"
+#include "operations.h"
+
+namespace mr_notify {
+
+struct observation {
+	uint64_t word_after = 0;   /* right after the system call */
+	uint64_t word_settled = 0; /* after ibv_settle_mr_notify() */
+	std::size_t pages = 0;     /* registered */
+	std::size_t pages_pinned = 0;
+	std::chrono::nanoseconds plain{}; /* the operation beside an unarmed MR */
+	std::chrono::nanoseconds armed{}; /* the same beside an armed one */
+	std::optional<std::string> skipped; /* why there is nothing to see */
+};
+
+/* Does it, twice: for the time without notification, and with it. */
+observation try_operation(const device &on, const operation &what, std::size_t length);
+
+/* What the contract says of an observation: empty, or what is wrong. */
+std::string verdict(const device &on, const operation &what, const observation &seen);
+
+/* Waits until as many bytes are pinned, a second at most; what was seen last. */
+std::size_t wait_for_pinned(std::size_t bytes);
+
+} // namespace mr_notify
+
+#endif

@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/* The contract of the three verbs: what they return, what they leave alone. */
+#include <catch2/catch.hpp>
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <thread>
+
+#include "device.h"
+#include "skip.h"
+#include "trial.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr std::size_t length = 16 * 4096;
+
+void unmap(memory &m)
+{
+	const range r = m.registered();
+
+	m.forget(r);
+	REQUIRE(munmap(r.addr, r.length) == 0);
+}
+
+void drop(const memory &m)
+{
+	REQUIRE(madvise(m.registered().addr, m.registered().length, MADV_DONTNEED) == 0);
+}
+
+} // namespace
+
+TEST_CASE("the capability is shown")
+{
+	const device on;
+
+	CHECK(on.can_notify());
+	ibv_device_attr_ex attr{};
+	REQUIRE(ibv_query_device_ex(on.context(), nullptr, &attr) == 0);
+	CHECK(attr.device_cap_flags_ex & IBV_DEVICE_MR_NOTIFY);
+}
+
+TEST_CASE("a word that starts at 0 becomes 1")
+{
+	const device on;
+	memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	CHECK(w.value() == 0);
+	unmap(m);
+	CHECK(w.value() == 1);
+}
+
+TEST_CASE("the upper bits belong to the application")
+{
+	const device on;
+	memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	constexpr uint64_t mine = 0xfedcba9876543200;
+	word w;
+
+	*w.address() = mine;
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	CHECK(w.value() == mine);
+	drop(m);
+	CHECK((w.value() & ~uint64_t{IBV_MR_NOTIFY_KERNEL_MASK}) == mine);
+	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
+	CHECK(w.value() == (mine | IBV_MR_NOTIFY_INVALID));
+}
+
+TEST_CASE("a reference count in the word is not disturbed")
+{
+	const device on;
+	memory m = shared_file(length);
+	const auto mr = on.register_memory(m.registered());
+	constexpr int rounds = 200;
+	constexpr uint64_t one = 0x100;
+	std::atomic<bool> stop = false;
+	uint64_t taken = 0;
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	std::thread user([&] {
+		std::atomic_ref<uint64_t> ref(*w.address());
+		while (!stop) {
+			ref.fetch_add(one);
+			taken++;
+		}
+	});
+	for (int i = 0; i < rounds; i++) {
+		drop(m); /* SUSPECT: shared memory keeps its pages */
+		CHECK(ibv_settle_mr_notify(mr.get()) == 0);
+	}
+	stop = true;
+	user.join();
+	CHECK(w.value() == taken * one);
+}
+
+TEST_CASE("arming a stale MR succeeds and says INVALID")
+{
+	const device on;
+	word w;
+
+	SECTION("unmapped")
+	{
+		memory m = anonymous(length);
+		const auto mr = on.register_memory(m.registered());
+		unmap(m);
+		CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	}
+	SECTION("other pages at the same address")
+	{
+		memory m = anonymous(length);
+		const auto mr = on.register_memory(m.registered());
+		drop(m);
+		*m.registered().addr = std::byte{1};
+		CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	}
+	SECTION("only the last page is another one")
+	{
+		memory m = anonymous(length);
+		const auto mr = on.register_memory(m.registered());
+		std::byte *last = m.registered().end() - page_size();
+		REQUIRE(madvise(last, page_size(), MADV_DONTNEED) == 0);
+		*last = std::byte{1};
+		CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	}
+	SECTION("a hole was punched, and filled again")
+	{
+		memory m = shared_file(length);
+		const auto mr = on.register_memory(m.registered());
+		REQUIRE(madvise(m.registered().addr, page_size(), MADV_REMOVE) == 0);
+		*m.registered().addr = std::byte{1};
+		CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	}
+}
+
+TEST_CASE("a registration that is tracked from the start")
+{
+	constexpr int track = 1 << 28;
+	const device on;
+	word w;
+
+	SECTION("is armed")
+	{
+		memory m = anonymous(length);
+		const auto mr = on.register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE | track);
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		CHECK(w.value() == 0);
+		unmap(m);
+		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	}
+	SECTION("is stale when armed")
+	{
+		memory m = anonymous(length);
+		const auto mr = on.register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE | track);
+		unmap(m);
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	}
+	SECTION("of untouched memory is intact")
+	{
+		void *addr = mmap(nullptr, length, PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		REQUIRE(addr != MAP_FAILED);
+		memory m({static_cast<std::byte *>(addr), length});
+		const auto mr = on.register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE | track);
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		CHECK(w.value() == 0);
+	}
+	SECTION("is never armed")
+	{
+		memory m = anonymous(length);
+		const auto mr = on.register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE | track);
+		unmap(m);
+	}
+}
+
+TEST_CASE("disarming leaves the word alone")
+{
+	const device on;
+	memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	word w;
+	word other;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	REQUIRE(ibv_unreg_mr_notify(mr.get()) == 0);
+	drop(m);
+	CHECK(w.value() == 0);
+
+	/* and it can be armed again: what happened in between is known */
+	REQUIRE(ibv_reg_mr_notify(mr.get(), other.address()) == 0);
+	CHECK(other.value() == IBV_MR_NOTIFY_INVALID);
+	CHECK(w.value() == 0);
+}
+
+TEST_CASE("errors")
+{
+	const device on;
+	memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	alignas(8) unsigned char unaligned[16] = {};
+	word w;
+
+	SECTION("EINVAL: unaligned word")
+	{
+		auto *address = reinterpret_cast<uint64_t *>(unaligned + 1);
+		CHECK(ibv_reg_mr_notify(mr.get(), address) == EINVAL);
+	}
+	SECTION("EINVAL: no word")
+	{
+		CHECK(ibv_reg_mr_notify(mr.get(), nullptr) == EINVAL);
+	}
+	SECTION("EINVAL: not armed")
+	{
+		CHECK(ibv_unreg_mr_notify(mr.get()) == EINVAL);
+		CHECK(ibv_settle_mr_notify(mr.get()) == EINVAL);
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		REQUIRE(ibv_unreg_mr_notify(mr.get()) == 0);
+		CHECK(ibv_unreg_mr_notify(mr.get()) == EINVAL);
+		CHECK(ibv_settle_mr_notify(mr.get()) == EINVAL);
+	}
+	SECTION("EBUSY: armed already")
+	{
+		word other;
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		CHECK(ibv_reg_mr_notify(mr.get(), other.address()) == EBUSY);
+		CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == EBUSY);
+		unmap(m);
+		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+		CHECK(other.value() == 0);
+		/* it is armed for as long as nobody disarms it */
+		CHECK(ibv_reg_mr_notify(mr.get(), other.address()) == EBUSY);
+	}
+	SECTION("EFAULT: the word is nowhere")
+	{
+		memory gone = anonymous(page_size());
+		auto *address = reinterpret_cast<uint64_t *>(gone.registered().addr);
+		unmap(gone);
+		CHECK(ibv_reg_mr_notify(mr.get(), address) == EFAULT);
+	}
+	SECTION("EFAULT: the word can't be written")
+	{
+		memory readonly = anonymous(page_size());
+		REQUIRE(mprotect(readonly.registered().addr, page_size(), PROT_READ) == 0);
+		auto *address = reinterpret_cast<uint64_t *>(readonly.registered().addr);
+		CHECK(ibv_reg_mr_notify(mr.get(), address) == EFAULT);
+	}
+	/* Whatever failed left nothing behind: */
+	ibv_unreg_mr_notify(mr.get());
+	CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+}
+
+TEST_CASE("EINVAL: the MR of another process")
+{
+	const device on;
+	memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	const pid_t child = fork();
+	int status = 0;
+
+	if (child == 0) {
+		alignas(8) uint64_t w = 0;
+		_exit(ibv_reg_mr_notify(mr.get(), &w));
+	}
+	REQUIRE(child > 0);
+	REQUIRE(waitpid(child, &status, 0) == child);
+	CHECK(WEXITSTATUS(status) == EINVAL);
+}
+
+TEST_CASE("ENOMEM: RLIMIT_MEMLOCK leaves no page for the word")
+{
+	const pid_t child = fork();
+	int status = 0;
+
+	if (child == 0) {
+		/* as nobody, or the limit does not count */
+		const rlimit limit{length, length};
+		const device on;
+		memory m = anonymous(length);
+		alignas(8) uint64_t w = 0;
+
+		if (setrlimit(RLIMIT_MEMLOCK, &limit) || setuid(65534))
+			_exit(200);
+		ibv_mr *mr = ibv_reg_mr(on.pd(), m.registered().addr, length, 0);
+		if (!mr)
+			_exit(201);
+		const std::size_t before = pinned_bytes();
+		const int error = ibv_reg_mr_notify(mr, &w);
+		if (pinned_bytes() != before)
+			_exit(202);
+		_exit(error);
+	}
+	REQUIRE(child > 0);
+	REQUIRE(waitpid(child, &status, 0) == child);
+	CHECK(WEXITSTATUS(status) == ENOMEM);
+}
+
+TEST_CASE("words of one page are charged once")
+{
+	const device on;
+	memory m = anonymous(8 * page_size());
+	memory words = anonymous(page_size());
+	auto *word_at = reinterpret_cast<uint64_t *>(words.registered().addr);
+	std::vector<owned<ibv_mr>> mrs;
+
+	std::fill_n(word_at, 8, 0);
+	for (std::size_t i = 0; i < 8; i++)
+		mrs.push_back(on.register_memory({m.registered().addr + i * page_size(), page_size()}));
+	const std::size_t before = pinned_bytes();
+	for (std::size_t i = 0; i < 8; i++)
+		REQUIRE(ibv_reg_mr_notify(mrs[i].get(), word_at + i * 8) == 0);
+	CHECK(pinned_bytes() == before + page_size());
+	for (const auto &mr : mrs)
+		REQUIRE(ibv_unreg_mr_notify(mr.get()) == 0);
+	CHECK(pinned_bytes() == before);
+}
+
+TEST_CASE("several MRs over the same memory, and one word")
+{
+	const device on;
+	memory m = anonymous(length);
+	const auto first = on.register_memory(m.registered());
+	const auto second = on.register_memory(m.registered());
+	const std::size_t before = pinned_bytes();
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(first.get(), w.address()) == 0);
+	REQUIRE(ibv_reg_mr_notify(second.get(), w.address()) == 0);
+	unmap(m);
+	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	CHECK(wait_for_pinned(before - (on.can_revoke() ? 2 * length : 0)) ==
+	      before - (on.can_revoke() ? 2 * length : 0));
+}
+
+TEST_CASE("the word's own page is unmapped first")
+{
+	const device on;
+	memory m = anonymous(length);
+	memory word_page = anonymous(page_size());
+	auto *address = reinterpret_cast<uint64_t *>(word_page.registered().addr);
+	const auto mr = on.register_memory(m.registered());
+
+	*address = 0;
+	REQUIRE(ibv_reg_mr_notify(mr.get(), address) == 0);
+	unmap(word_page);
+	unmap(m);
+	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
+	CHECK(ibv_unreg_mr_notify(mr.get()) == 0);
+}
+
+TEST_CASE("the word is in the registered memory")
+{
+	const device on;
+	memory m = shared_file(length);
+	const auto mr = on.register_memory(m.registered());
+	auto *address = reinterpret_cast<uint64_t *>(m.registered().addr);
+
+	*address = 0;
+	REQUIRE(ibv_reg_mr_notify(mr.get(), address) == 0);
+	unmap(m);
+	/* the file still has the page that the word was in */
+	uint64_t value = 0;
+	REQUIRE(pread(m.fd(), &value, sizeof(value), 0) == sizeof(value));
+	CHECK(value == IBV_MR_NOTIFY_INVALID);
+}
+
+TEST_CASE("after INVALID the pages are given back without a call")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	memory m = anonymous(length);
+	const std::size_t before = pinned_bytes();
+	word w;
+
+	SECTION("unmapped")
+	{
+		const auto mr = on.register_memory(m.registered());
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		unmap(m);
+		CHECK(wait_for_pinned(before) == before);
+	}
+	SECTION("dropped: found out by the kernel alone")
+	{
+		const auto mr = on.register_memory(m.registered());
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		drop(m);
+		CHECK(wait_for_pinned(before) == before);
+		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	}
+	CHECK(pinned_bytes() == before);
+}
+
+TEST_CASE("a harmless SUSPECT goes away without a call")
+{
+	const device on;
+	memory m = shared_file(length);
+	const auto mr = on.register_memory(m.registered());
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	drop(m);
+	for (int i = 0; i < 1000 && w.value(); i++)
+		usleep(1000);
+	CHECK(w.value() == 0);
+}
+
+TEST_CASE("re-registration of a revoked MR is refused")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	CHECK(ibv_rereg_mr(mr.get(), IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0,
+			   IBV_ACCESS_LOCAL_WRITE) == 0);
+	unmap(m);
+	REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+	CHECK(ibv_rereg_mr(mr.get(), IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0,
+			   IBV_ACCESS_LOCAL_WRITE) != 0);
+}
+
+TEST_CASE("an MR that is closed with its device says INVALID")
+{
+	memory m = anonymous(length);
+	word w;
+	{
+		const device on;
+		ibv_mr *mr = ibv_reg_mr(on.pd(), m.registered().addr, length, 0);
+		REQUIRE(mr);
+		REQUIRE(ibv_reg_mr_notify(mr, w.address()) == 0);
+		/* the PD can't be freed under it; closing takes everything */
+	}
+	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The ends that an armed registration can come to: its process exits, executes
+ * another program, is killed; its device goes away. Each word lies in memory
+ * that is shared with the test, which sees what it says in the end.
+ */
+#include <catch2/catch.hpp>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+
+#include "device.h"
+#include "skip.h"
+#include "trial.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr std::size_t length = 64 * 4096;
+
+struct shared_words {
+	memory m = shared_file(page_size());
+	uint64_t *at = reinterpret_cast<uint64_t *>(m.registered().addr);
+
+	shared_words() { at[0] = at[1] = 0; }
+	uint64_t read(int i) { return std::atomic_ref<uint64_t>(at[i]).load(); }
+};
+
+/* A child that arms one word, sets the other one, and ends its own way. */
+template <class F> pid_t child_with_armed_mr(shared_words &words, F end)
+{
+	const pid_t child = fork();
+
+	if (child)
+		return child;
+	const device on;
+	memory m = anonymous(length);
+	ibv_mr *mr = ibv_reg_mr(on.pd(), m.registered().addr, length, IBV_ACCESS_LOCAL_WRITE);
+	if (!mr || ibv_reg_mr_notify(mr, &words.at[0]) || words.at[0])
+		_exit(1);
+	std::atomic_ref<uint64_t>(words.at[1]).store(1);
+	end(on);
+	_exit(2);
+}
+
+void expect_invalid_after(shared_words &words, pid_t child)
+{
+	int status = 0;
+
+	REQUIRE(child > 0);
+	REQUIRE(waitpid(child, &status, 0) == child);
+	CHECK(words.read(1) == 1);
+	CHECK(words.read(0) == IBV_MR_NOTIFY_INVALID);
+}
+
+} // namespace
+
+TEST_CASE("process exit with an armed MR")
+{
+	shared_words words;
+
+	expect_invalid_after(words, child_with_armed_mr(words, [](const device &) { _exit(0); }));
+}
+
+TEST_CASE("exec with an armed MR")
+{
+	shared_words words;
+
+	expect_invalid_after(words, child_with_armed_mr(words, [](const device &) {
+				     execl("/bin/true", "true", nullptr);
+			     }));
+}
+
+TEST_CASE("exec with an armed MR whose device stays open")
+{
+	shared_words words;
+
+	expect_invalid_after(words, child_with_armed_mr(words, [](const device &on) {
+				     fcntl(on.context()->cmd_fd, F_SETFD, 0);
+				     execl("/bin/sleep", "sleep", "0.2", nullptr);
+			     }));
+}
+
+TEST_CASE("kill -9 with an armed MR")
+{
+	shared_words words;
+	const pid_t child = child_with_armed_mr(words, [](const device &) { pause(); });
+
+	while (words.read(1) == 0 && waitpid(child, nullptr, WNOHANG) == 0)
+		usleep(1000);
+	REQUIRE(kill(child, SIGKILL) == 0);
+	expect_invalid_after(words, child);
+}
+
+TEST_CASE("a child outlives its parent's armed MR")
+{
+	const device on;
+	memory m = anonymous(length);
+	auto mr = on.register_memory(m.registered());
+	word w;
+	const std::size_t before = pinned_bytes();
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	const pid_t child = fork();
+	if (child == 0) {
+		usleep(200000);
+		_exit(0);
+	}
+	mr.reset();
+	CHECK(pinned_bytes() <= before - length);
+	CHECK(w.value() == 0);
+	REQUIRE(waitpid(child, nullptr, 0) == child);
+}
+
+TEST_CASE("the device is removed with armed MRs")
+{
+	constexpr const char *make = "ip link add mrn-dummy type dummy && ip link set mrn-dummy up && "
+				     "rdma link add mrn0 type rxe netdev mrn-dummy";
+	SKIP_IF(std::system(make), "can't make a soft-RoCE device");
+	std::vector<ibv_mr *> mrs;
+	memory m = anonymous(length);
+	const std::size_t before = pinned_bytes();
+	word words[8];
+	{
+		const device on("mrn0");
+		for (word &w : words) {
+			ibv_mr *mr = ibv_reg_mr(on.pd(), m.registered().addr, length, 0);
+			REQUIRE(mr);
+			REQUIRE(ibv_reg_mr_notify(mr, w.address()) == 0);
+			mrs.push_back(mr);
+		}
+		REQUIRE(std::system("rdma link del mrn0") == 0);
+		for (word &w : words)
+			CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+		CHECK(wait_for_pinned(before) == before);
+		/* and what the application does next harms nobody */
+		CHECK(ibv_settle_mr_notify(mrs[0]) != 0);
+		CHECK(ibv_unreg_mr_notify(mrs[1]) != 0);
+		CHECK(munmap(m.registered().addr, length) == 0);
+		m.forget(m.registered());
+		for (ibv_mr *mr : mrs)
+			ibv_dereg_mr(mr);
+	}
+	CHECK(std::system("ip link del mrn-dummy") == 0);
+}

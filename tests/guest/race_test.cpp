@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Threads that get in each other's way: arm, disarm, settle, dereg, unmap, fork.
+ * RUN_SECONDS sets how long each test goes on (default 3).
+ */
+#include <catch2/catch.hpp>
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include "device.h"
+#include "raw_uverbs.h"
+#include "trial.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr std::size_t length = 8 * 4096;
+
+std::chrono::steady_clock::time_point deadline()
+{
+	const char *seconds = std::getenv("RUN_SECONDS");
+
+	return std::chrono::steady_clock::now() +
+	       std::chrono::seconds(seconds ? std::max(1, std::atoi(seconds)) : 3);
+}
+
+/* The same address all the time, and other pages ever again. */
+class shifting_memory {
+public:
+	shifting_memory() : memory_(anonymous(length)) {}
+
+	range where() const { return memory_.registered(); }
+
+	/* Odd while it changes. A change that is over adds two. */
+	uint64_t generation() const { return generation_.load(); }
+
+	void change()
+	{
+		const range r = where();
+
+		/* Never a hole: another thread's mmap could land in it. */
+		generation_++;
+		map_over(r, PROT_NONE);
+		map_over(r, PROT_READ | PROT_WRITE);
+		*r.addr = std::byte{1};
+		generation_++;
+	}
+
+	/* Did a change that began after `since` was read come to its end? */
+	bool changed(uint64_t since) const { return generation() >= (since + 1) / 2 * 2 + 2; }
+
+private:
+	static void map_over(range r, int protection)
+	{
+		if (mmap(r.addr, r.length, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+			 0) != r.addr)
+			std::abort();
+	}
+
+	memory memory_;
+	std::atomic<uint64_t> generation_ = 0;
+};
+
+} // namespace
+
+TEST_CASE("race: the word is never late")
+{
+	const device on;
+	const auto end = deadline();
+	shifting_memory shifting;
+	std::atomic<bool> stop = false;
+	std::atomic<uint64_t> late = 0;
+	std::atomic<uint64_t> told = 0;
+
+	const auto watch = [&](int access) {
+		while (!stop) {
+			const range r = shifting.where();
+			word w;
+			owned<ibv_mr> mr(ibv_reg_mr(on.pd(), r.addr, r.length, access));
+			if (!mr)
+				continue; /* nothing was mapped there just now */
+			const uint64_t pinned_at = shifting.generation();
+			if (ibv_reg_mr_notify(mr.get(), w.address()))
+				std::abort();
+			for (;;) {
+				const bool changed = shifting.changed(pinned_at);
+				const uint64_t value = w.value();
+				if (value == IBV_MR_NOTIFY_INVALID) {
+					told++;
+					break;
+				}
+				if (changed && value == 0)
+					late++;
+				if (value && ibv_settle_mr_notify(mr.get()))
+					std::abort();
+				if (stop || (changed && value == 0))
+					break;
+			}
+		}
+	};
+	std::thread tracked(watch, IBV_ACCESS_LOCAL_WRITE | 1 << 28);
+	std::thread untracked(watch, IBV_ACCESS_LOCAL_WRITE);
+	uint64_t changes = 0;
+	while (std::chrono::steady_clock::now() < end) {
+		shifting.change();
+		changes++;
+		if (changes % 64 == 0)
+			usleep(2000);
+	}
+	stop = true;
+	tracked.join();
+	untracked.join();
+	INFO(changes << " changes");
+	CHECK(late == 0);
+	CHECK(told > 0);
+}
+
+TEST_CASE("race: arm, disarm, settle, dereg and unmap of one MR")
+{
+	const device on;
+	const auto end = deadline();
+	ibv_device_attr attr{};
+	REQUIRE(ibv_query_device(on.context(), &attr) == 0);
+	const raw_uverbs raw(on.context()->cmd_fd, RDMA_DRIVER_RXE);
+	std::atomic<uint32_t> handle = UINT32_MAX;
+	std::atomic<bool> stop = false;
+	std::atomic<uint64_t> armed = 0;
+	std::atomic<uint64_t> strange = 0;
+	shifting_memory shifting;
+
+	const auto expect = [&](int error, std::initializer_list<int> allowed) {
+		for (const int one : allowed)
+			if (error == one)
+				return;
+		strange++;
+		WARN("errno " << error);
+	};
+	const auto arming = [&] {
+		word w;
+		while (!stop) {
+			const int error = raw.arm(handle, w.address());
+			armed += error == 0;
+			expect(error, {0, EBUSY, ENOENT, EINVAL});
+		}
+		/* Nobody may write the word after the thread is gone. */
+		raw.disarm(handle);
+	};
+	std::thread threads[] = {
+		std::thread(arming),
+		std::thread([&] {
+			while (!stop)
+				expect(raw.disarm(handle), {0, EINVAL, EBUSY, ENOENT});
+		}),
+		std::thread([&] {
+			while (!stop)
+				expect(raw.settle(handle), {0, EINVAL, EBUSY, ENOENT});
+		}),
+		std::thread([&] {
+			while (!stop)
+				shifting.change();
+		}),
+		std::thread([&] {
+			while (!stop) {
+				const pid_t child = fork();
+				if (child == 0)
+					_exit(0);
+				waitpid(child, nullptr, 0);
+				usleep(10000);
+			}
+		}),
+	};
+	uint64_t rounds = 0;
+	while (std::chrono::steady_clock::now() < end) {
+		const range r = shifting.where();
+		const int access = IBV_ACCESS_LOCAL_WRITE | (rounds % 2 ? 1 << 28 : 0);
+		ibv_mr *mr = ibv_reg_mr(on.pd(), r.addr, r.length, access);
+		if (!mr)
+			continue;
+		handle = mr->handle;
+		usleep(rounds % 7 * 50);
+		while (ibv_dereg_mr(mr) == EBUSY) /* a method is looking at it */
+			;
+		rounds++;
+	}
+	stop = true;
+	for (std::thread &thread : threads)
+		thread.join();
+	CHECK(strange == 0);
+	CHECK(armed > 0);
+	CHECK(rounds > 0);
+}
+
+TEST_CASE("race: settling never wipes out an invalidation")
+{
+	const device on;
+	const auto end = deadline();
+	uint64_t wiped = 0;
+	uint64_t rounds = 0;
+
+	while (std::chrono::steady_clock::now() < end) {
+		memory m = shared_file(length);
+		const range r = m.registered();
+		const auto mr = on.register_memory(r);
+		std::atomic<bool> stop = false;
+		word w;
+
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		std::thread settling([&] {
+			while (!stop)
+				ibv_settle_mr_notify(mr.get());
+		});
+		/* harmless, harmless, and then not */
+		for (uint64_t i = 0; i < rounds % 5 + 1; i++)
+			madvise(r.addr, r.length, MADV_DONTNEED);
+		REQUIRE(madvise(r.addr, page_size(), MADV_REMOVE) == 0);
+		wiped += w.value() == 0;
+		stop = true;
+		settling.join();
+		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+		wiped += w.value() != IBV_MR_NOTIFY_INVALID;
+		rounds++;
+	}
+	INFO(rounds << " rounds");
+	CHECK(wiped == 0);
+}

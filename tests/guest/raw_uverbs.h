@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * The notification methods by MR handle, without struct ibv_mr: so that a test
+ * can race them with the deregistration that frees it.
+ */
+#ifndef GUEST_RAW_UVERBS_H
+#define GUEST_RAW_UVERBS_H
+
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/rdma_user_ioctl_cmds.h>
+#include <rdma/ib_user_mr_notify.h>
+#include <sys/ioctl.h>
+
+#include <cerrno>
+#include <cstdint>
+
+class raw_uverbs {
+public:
+	raw_uverbs(int fd, uint32_t driver) : fd_(fd), driver_(driver) {}
+
+	/* Each returns 0 or an errno value. */
+	int arm(uint32_t mr, uint64_t *word) const
+	{
+		return call(UVERBS_METHOD_MR_NOTIFY_ARM, mr, reinterpret_cast<uintptr_t>(word), 2);
+	}
+	int disarm(uint32_t mr) const { return call(UVERBS_METHOD_MR_NOTIFY_DISARM, mr, 0, 1); }
+	int settle(uint32_t mr) const { return call(UVERBS_METHOD_MR_NOTIFY_SETTLE, mr, 0, 1); }
+
+private:
+	int call(uint16_t method, uint32_t mr, uint64_t word, uint16_t attrs) const
+	{
+		alignas(8) unsigned char buffer[sizeof(ib_uverbs_ioctl_hdr) + 2 * sizeof(ib_uverbs_attr)]{};
+		auto *hdr = reinterpret_cast<ib_uverbs_ioctl_hdr *>(buffer);
+		auto *attr = reinterpret_cast<ib_uverbs_attr *>(hdr + 1);
+
+		hdr->length = static_cast<uint16_t>(sizeof(*hdr) + attrs * sizeof(*attr));
+		hdr->object_id = UVERBS_OBJECT_MR;
+		hdr->method_id = method;
+		hdr->num_attrs = attrs;
+		hdr->driver_id = driver_;
+		attr[0].flags = UVERBS_ATTR_F_MANDATORY;
+		attr[0].data = mr;
+		attr[1].attr_id = UVERBS_ATTR_MR_NOTIFY_ARM_WORD;
+		attr[1].flags = UVERBS_ATTR_F_MANDATORY;
+		attr[1].len = sizeof(word);
+		attr[1].data = word;
+		return ioctl(fd_, RDMA_VERBS_IOCTL, hdr) ? errno : 0;
+	}
+
+	int fd_;
+	uint32_t driver_;
+};
+
+#endif

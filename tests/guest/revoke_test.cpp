@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/* After INVALID the device reaches the pages no more, whatever way it tries. */
+#include <catch2/catch.hpp>
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "loopback.h"
+#include "skip.h"
+#include "trial.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr std::size_t length = 16 * 4096;
+constexpr int with_windows = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
+			     IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC |
+			     IBV_ACCESS_MW_BIND;
+
+/*
+ * Memory of a file: after its pages are taken from the registration they are
+ * still to be seen through the file, so a write that slips through is caught.
+ */
+struct victim {
+	explicit victim(const device &on)
+	    : m(shared_file(length)), whole(m.registered()), mr(on.register_memory(whole, with_windows))
+	{
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	}
+
+	void invalidate()
+	{
+		m.forget(whole);
+		REQUIRE(munmap(whole.addr, length) == 0);
+		REQUIRE(w.value() == IBV_MR_NOTIFY_INVALID);
+		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0); /* revoked when it returns */
+	}
+
+	bool untouched() const
+	{
+		std::vector<char> bytes(length);
+		REQUIRE(pread(m.fd(), bytes.data(), length, 0) == static_cast<ssize_t>(length));
+		return std::all_of(bytes.begin(), bytes.end(), [](char c) { return c == 0x5a; });
+	}
+
+	memory m;
+	range whole;
+	owned<ibv_mr> mr;
+	word w;
+};
+
+struct attacker {
+	explicit attacker(const device &on) : m(anonymous(length)), mr(on.register_memory(m.registered()))
+	{
+		std::memset(m.registered().addr, 0x77, length);
+	}
+
+	range bytes() const { return m.registered(); }
+
+	memory m;
+	owned<ibv_mr> mr;
+};
+
+ibv_wc_status atomic(loopback &link, const attacker &from, const victim &to)
+{
+	ibv_sge sge{reinterpret_cast<uintptr_t>(from.bytes().addr), 8, from.mr->lkey};
+	ibv_send_wr wr{};
+	ibv_send_wr *bad = nullptr;
+
+	wr.sg_list = &sge;
+	wr.num_sge = 1;
+	wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	wr.wr.atomic.remote_addr = reinterpret_cast<uintptr_t>(to.whole.addr);
+	wr.wr.atomic.rkey = to.mr->rkey;
+	wr.wr.atomic.compare_add = 1;
+	REQUIRE(ibv_post_send(link.near_end(), &wr, &bad) == 0);
+	return link.wait().status;
+}
+
+} // namespace
+
+TEST_CASE("remote access to a revoked MR is refused")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	victim to(on);
+	attacker from(on);
+	loopback link(on);
+
+	SECTION("write")
+	{
+		CHECK(link.write(from.mr.get(), from.bytes(), to.whole.addr, to.mr->rkey) ==
+		      IBV_WC_SUCCESS);
+		std::memset(to.whole.addr, 0x5a, length);
+		to.invalidate();
+		CHECK(link.write(from.mr.get(), from.bytes(), to.whole.addr, to.mr->rkey) ==
+		      IBV_WC_REM_ACCESS_ERR);
+		CHECK(to.untouched());
+	}
+	SECTION("read")
+	{
+		to.invalidate();
+		CHECK(link.read(from.mr.get(), from.bytes(), to.whole.addr, to.mr->rkey) ==
+		      IBV_WC_REM_ACCESS_ERR);
+		CHECK(*from.bytes().addr == std::byte{0x77});
+	}
+	SECTION("atomic")
+	{
+		CHECK(atomic(link, from, to) == IBV_WC_SUCCESS);
+		std::memset(to.whole.addr, 0x5a, length);
+		to.invalidate();
+		CHECK(atomic(link, from, to) == IBV_WC_REM_ACCESS_ERR);
+		CHECK(to.untouched());
+	}
+}
+
+TEST_CASE("local access to a revoked MR is a protection error")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	victim gone(on);
+	attacker peer(on);
+	loopback link(on);
+
+	gone.invalidate();
+	CHECK(link.write(gone.mr.get(), gone.whole, peer.bytes().addr, peer.mr->rkey) ==
+	      IBV_WC_LOC_PROT_ERR);
+	CHECK(*peer.bytes().addr == std::byte{0x77});
+}
+
+TEST_CASE("a receive buffer that is revoked takes nothing")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	victim gone(on);
+	attacker peer(on);
+	loopback link(on);
+	ibv_sge into{reinterpret_cast<uintptr_t>(gone.whole.addr), static_cast<uint32_t>(length),
+		     gone.mr->lkey};
+	ibv_recv_wr recv{};
+	ibv_recv_wr *bad_recv = nullptr;
+	ibv_sge from{reinterpret_cast<uintptr_t>(peer.bytes().addr), 64, peer.mr->lkey};
+	ibv_send_wr send{};
+	ibv_send_wr *bad_send = nullptr;
+
+	recv.sg_list = &into;
+	recv.num_sge = 1;
+	REQUIRE(ibv_post_recv(link.far_end(), &recv, &bad_recv) == 0);
+	gone.invalidate();
+	send.sg_list = &from;
+	send.num_sge = 1;
+	send.opcode = IBV_WR_SEND;
+	send.send_flags = IBV_SEND_SIGNALED;
+	REQUIRE(ibv_post_send(link.near_end(), &send, &bad_send) == 0);
+	CHECK(link.wait().status != IBV_WC_SUCCESS);
+	CHECK(gone.untouched());
+}
+
+TEST_CASE("a memory window of a revoked MR is dead too")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	victim to(on);
+	attacker from(on);
+	loopback link(on);
+	owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1));
+	SKIP_IF(!window, "no memory windows");
+	ibv_mw_bind bind{};
+
+	bind.send_flags = IBV_SEND_SIGNALED;
+	bind.bind_info = {to.mr.get(), reinterpret_cast<uintptr_t>(to.whole.addr), length,
+			  IBV_ACCESS_REMOTE_WRITE};
+	REQUIRE(ibv_bind_mw(link.far_end(), window.get(), &bind) == 0);
+	REQUIRE(link.wait().status == IBV_WC_SUCCESS);
+	CHECK(link.write(from.mr.get(), from.bytes(), to.whole.addr, window->rkey) == IBV_WC_SUCCESS);
+	std::memset(to.whole.addr, 0x5a, length);
+
+	/* Deregistration is refused while the window is bound: the MR stays armed. */
+	CHECK(ibv_dereg_mr(to.mr.get()) != 0);
+	to.invalidate();
+	CHECK(link.write(from.mr.get(), from.bytes(), to.whole.addr, window->rkey) ==
+	      IBV_WC_REM_ACCESS_ERR);
+	CHECK(to.untouched());
+}
