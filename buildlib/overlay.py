@@ -6,7 +6,8 @@ Why: new code is a plain file at the path that it would have upstream, and the c
 files is a few small patches. The tree gets symbolic links to our files, so that editing one
 rebuilds what depends on it and nothing else; a hooked file is written only when its content
 changes. Laying a file over one of upstream's is an error, and so is a hook that does not apply
-exactly (no fuzz). It may run at any time, and does nothing when nothing changed. Prints the path of the tree.
+exactly (no fuzz). It may run at any time, does nothing when nothing changed, and prints the path of
+the tree.
 """
 import filecmp
 import glob
