@@ -102,6 +102,12 @@ function(inject_program)
   target_link_libraries(ibv_mr_notify LINK_PRIVATE ibverbs ${CMAKE_THREAD_LIBS_INIT})
 endfunction()
 
+# Tests of C sources against a table instead of a kernel, built as upstream's util/tests are: not installed.
+function(inject_c_tests)
+  rdma_test_executable(mr_notify_test ${PROJECT_SOURCE_DIR}/libibverbs/tests/mr_notify_test.c)
+  target_link_libraries(mr_notify_test LINK_PRIVATE kern-abi)
+endfunction()
+
 function(inject_python_tests)
   if(CYTHON_EXECUTABLE)
     inject_real_paths(tests ${INJECT_TESTS})
@@ -109,6 +115,6 @@ function(inject_python_tests)
   endif()
 endfunction()
 
-foreach(step libibverbs headers man_pages program python_tests)
+foreach(step libibverbs headers man_pages program c_tests python_tests)
   cmake_language(DEFER CALL inject_${step})
 endforeach()

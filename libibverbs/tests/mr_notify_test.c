@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The MR notification verbs against a kernel that is a table: what they ask,
+ * what they make of each answer, and what they refuse without asking.
+ */
+#include "../mr_notify.c"
+
+#include <stdio.h>
+
+/* The answers to come, the last of them for ever; and what was asked. */
+static const int *answers;
+static unsigned int calls;
+static struct ib_uverbs_ioctl_hdr asked;
+static struct ib_uverbs_attr attrs[3];
+static unsigned int num_attrs;
+static int failures;
+
+int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
+{
+	calls++;
+	asked = cmd->hdr;
+	num_attrs = cmd->next_attr - cmd->hdr.attrs;
+	for (unsigned int i = 0; i < num_attrs && i < 3; i++)
+		attrs[i] = cmd->hdr.attrs[i];
+	return answers[1] == -1 ? *answers : *answers++;
+}
+
+#define CHECK(expr) check(expr, #expr, __LINE__)
+
+static void check(bool ok, const char *text, int line)
+{
+	if (ok)
+		return;
+	failures++;
+	printf("%s:%d: %s\n", __FILE__, line, text);
+}
+
+static uint64_t word;
+static struct ibv_context context;
+static struct verbs_mr vmr = {
+	.ibv_mr = { .context = &context, .handle = 0x1234 },
+	.mr_type = IBV_MR_TYPE_MR,
+};
+
+static int arm(struct ibv_mr *mr)
+{
+	return ibv_reg_mr_notify(mr, &word);
+}
+
+static const struct {
+	int (*verb)(struct ibv_mr *mr);
+	int method;
+	unsigned int num_attrs;
+} verbs[] = {
+	{ arm, UVERBS_METHOD_MR_NOTIFY_ARM, 2 },
+	{ ibv_unreg_mr_notify, UVERBS_METHOD_MR_NOTIFY_DISARM, 1 },
+	{ ibv_settle_mr_notify, UVERBS_METHOD_MR_NOTIFY_SETTLE, 1 },
+};
+
+static const struct {
+	int kernel[4];
+	int verb;
+	unsigned int calls;
+} outcomes[] = {
+	{ { 0, -1 }, 0, 1 },
+	{ { EINVAL, -1 }, EINVAL, 1 },
+	{ { EBUSY, -1 }, EBUSY, 1 },
+	{ { ENOMEM, -1 }, ENOMEM, 1 },
+	{ { EFAULT, -1 }, EFAULT, 1 },
+	{ { EOPNOTSUPP, -1 }, EOPNOTSUPP, 1 },
+	/* kernels without the methods */
+	{ { EPROTONOSUPPORT, -1 }, EOPNOTSUPP, 1 },
+	{ { ENOTTY, -1 }, EOPNOTSUPP, 1 },
+	{ { ENOSYS, -1 }, EOPNOTSUPP, 1 },
+	/* signals */
+	{ { EINTR, 0, -1 }, 0, 2 },
+	{ { EINTR, EINTR, EBUSY, -1 }, EBUSY, 3 },
+};
+
+static void test_outcomes(void)
+{
+	for (size_t i = 0; i < sizeof(verbs) / sizeof(*verbs); i++)
+		for (size_t j = 0; j < sizeof(outcomes) / sizeof(*outcomes); j++) {
+			answers = outcomes[j].kernel;
+			calls = 0;
+			CHECK(verbs[i].verb(&vmr.ibv_mr) == outcomes[j].verb);
+			CHECK(calls == outcomes[j].calls);
+			CHECK(asked.object_id == UVERBS_OBJECT_MR);
+			CHECK(asked.method_id == verbs[i].method);
+			CHECK(num_attrs == verbs[i].num_attrs);
+			CHECK(attrs[0].attr_id == 0);
+			CHECK(attrs[0].data == vmr.ibv_mr.handle);
+		}
+}
+
+/* A short attribute is passed by value: the word's address, not the word. */
+static void test_word_address(void)
+{
+	static const int good[] = { 0, -1 };
+
+	answers = good;
+	CHECK(arm(&vmr.ibv_mr) == 0);
+	CHECK(attrs[1].attr_id == UVERBS_ATTR_MR_NOTIFY_ARM_WORD);
+	CHECK(attrs[1].len == sizeof(uint64_t));
+	CHECK(attrs[1].data == (uintptr_t)&word);
+}
+
+static void test_refused_without_asking(void)
+{
+	static const int good[] = { 0, -1 };
+	static const enum ibv_mr_type types[] = {
+		IBV_MR_TYPE_NULL_MR, IBV_MR_TYPE_IMPORTED_MR, IBV_MR_TYPE_DMABUF_MR,
+	};
+
+	answers = good;
+	calls = 0;
+	CHECK(ibv_reg_mr_notify(&vmr.ibv_mr, NULL) == EINVAL);
+	for (uintptr_t i = 1; i < sizeof(word); i++)
+		CHECK(ibv_reg_mr_notify(&vmr.ibv_mr, (void *)((uintptr_t)&word + i)) == EINVAL);
+	for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++) {
+		struct verbs_mr other = vmr;
+
+		other.mr_type = types[i];
+		for (size_t j = 0; j < sizeof(verbs) / sizeof(*verbs); j++)
+			CHECK(verbs[j].verb(&other.ibv_mr) == EOPNOTSUPP);
+	}
+	CHECK(calls == 0);
+}
+
+int main(void)
+{
+	test_outcomes();
+	test_word_address();
+	test_refused_without_asking();
+	printf("mr_notify_test: %s\n", failures ? "FAILED" : "passed");
+	return failures != 0;
+}

@@ -1,0 +1,51 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Runs what the build made and what needs no kernel: the C tests, and looks at libibverbs itself.
+
+Why: the names and versions of the exported symbols are the ABI, and nothing else would notice that
+one is missing or that the library needs a C++ run time. Skips what is not built.
+"""
+import os
+import re
+import subprocess
+import unittest
+
+BUILT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/rdma-core")
+
+
+def output(*command):
+    """What a command prints."""
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@unittest.skipUnless(os.path.exists(os.path.join(BUILT, "bin/mr_notify_test")), "not built")
+class BuiltTest(unittest.TestCase):
+    """The build's results."""
+
+    def setUp(self):
+        self.library = os.path.join(BUILT, "lib/libibverbs.so.1")
+
+    def test_c_tests(self):
+        done = subprocess.run([os.path.join(BUILT, "bin/mr_notify_test")], capture_output=True,
+                              text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_symbol_versions(self):
+        exported = re.findall(r"(ibv_\w*mr_notify)@@(\S+)", output("nm", "-D", self.library))
+        self.assertEqual(sorted(exported), [("ibv_reg_mr_notify", "MRNOTIFY_1.0"),
+                                            ("ibv_settle_mr_notify", "MRNOTIFY_1.0"),
+                                            ("ibv_unreg_mr_notify", "MRNOTIFY_1.0")])
+
+    def test_no_cxx_runtime(self):
+        needed = re.findall(r"NEEDED.*\[(.*)\]", output("readelf", "-dW", self.library))
+        self.assertIn("libc.so.6", needed)
+        self.assertFalse([name for name in needed if "stdc++" in name or "gcc_s" in name])
+
+    def test_man_pages(self):
+        for page in ("ibv_reg_mr_notify.3", "ibv_unreg_mr_notify.3", "ibv_settle_mr_notify.3",
+                     "ibv_mr_notify.1"):
+            self.assertTrue(os.path.exists(os.path.join(BUILT, "libibverbs/man", page)), page)
+
+
+if __name__ == "__main__":
+    unittest.main()
