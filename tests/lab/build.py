@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make what a machine starts from: kernel, modules, initramfs. Whatever is up to date stays.
 
-Why a fingerprint and not make alone: make needs seconds to find out that a kernel is up to date, and
-every run of the lab asks. The fingerprint is the content of all that we write and that goes in.
+Why a fingerprint and not make alone: make needs seconds to find out that a kernel is up to date,
+and every run of the lab asks. The fingerprint is the content of all that we write and that goes in.
 """
 import contextlib
 import fcntl
@@ -87,7 +87,7 @@ def compiler_environment():
     if os.path.isdir("/usr/lib/ccache"):
         env["PATH"] = "/usr/lib/ccache:/usr/sbin:/usr/bin:/sbin:/bin"
         env.setdefault("CCACHE_BASEDIR", BUILD)
-        # Modules of the package are compiled by "gcc-12 -nostdinc -I...": same rules as above.
+        # The package's build calls "gcc-12", past /usr/lib/ccache, unless it is told so.
         env["DEBIAN_KERNEL_USE_CCACHE"] = "1"
     for name in ("MAKEFLAGS", "ARCH", "CROSS_COMPILE", "LD_LIBRARY_PATH"):
         env.pop(name, None)

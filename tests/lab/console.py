@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Find the kernel's complaints in a guest's console.
 
-Why: a command may succeed while the kernel under it was damaged. A panic, oops, BUG, WARNING, or a
-report of lockdep, KASAN, UBSAN, KFENCE, RCU or of the hung-task detector fails the run, whatever the
-command said. A program's own crash ("traps: ..."), or an out-of-memory kill, is none of these.
+Why: a command may succeed while the kernel under it was damaged. A panic, oops, BUG, WARNING, or
+a report of lockdep, KASAN, UBSAN, KFENCE, RCU or of the hung-task detector fails the run, whatever
+the command said. A program's own crash ("traps: ..."), or an out-of-memory kill, is none of these.
 """
 import dataclasses
 import re
@@ -59,6 +59,12 @@ def kind_of(line):
     return next((kind for kind, pattern in PATTERNS if pattern.search(line)), None)
 
 
+def ends(report, line):
+    """Whether a report ends with that line. KASAN's last one looks like its first."""
+    return (CLOSING.search(line) or len(report.lines) >= LONGEST
+            or report.kind in ("KASAN", "KFENCE", "KCSAN") and OPENING.search(line))
+
+
 def parse(text):
     """The reports in a console log, in order."""
     reports, current, before = [], None, None
@@ -67,13 +73,14 @@ def parse(text):
         stamp = STAMP.match(raw)
         line = raw[stamp.end():] if stamp else raw
         kind = kind_of(line) if stamp else None
-        # An oops and the panic that it causes are two telling lines of one report.
-        if kind and (current is None or kind == "panic" and current.kind not in ("panic", "oops")):
+        if kind == "panic" and reports and reports[-1].kind == "oops":
+            current = reports[-1]  # the panic that the oops causes
+        elif kind and (current is None or kind == "panic"):
             current = Report(kind, line.strip(), [before] if before else [])
             reports.append(current)
         if current is not None:
             current.lines.append(line)
-            if CLOSING.search(line) or len(current.lines) >= LONGEST:
+            if ends(current, line):
                 current = None
         before = line if OPENING.search(line) else None
     return reports

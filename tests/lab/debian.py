@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Debian's own kernel: unpack its packages, build our RDMA modules for it, lay out a module tree.
+"""Debian's own kernel: unpack its packages, build our RDMA modules for it, lay out its modules.
 
-Nothing is installed: that would pull an initramfs generator and a boot loader's hooks onto the host.
-All packages must be of one version, which buildlib/fetch.py knows.
+Nothing is installed: that would pull an initramfs generator and a boot loader's hooks onto the
+host. All packages must be of one version, which buildlib/fetch.py knows.
 """
 import glob
 import lzma
@@ -138,7 +138,7 @@ def build_modules(package, tree, place, run):
          "CONFIG_INFINIBAND_MR_NOTIFY=y", "CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES=",
          f"NOSTDINC_FLAGS=-nostdinc -I{place}/include -I{place}/include/uapi", "modules"])
     with open(os.path.join(place, "modules.order"), encoding="utf-8") as order:
-        return [line.strip().removesuffix(".o").removesuffix(".ko") + ".ko" for line in order]
+        return [os.path.splitext(line.strip())[0] + ".ko" for line in order]
 
 
 def dependencies(path):
@@ -179,7 +179,8 @@ def lay_modules(package, names, ours, place):
     for name in ("modules.order", "modules.builtin", "modules.builtin.modinfo"):
         shutil.copy(os.path.join(package.modules, name), tree)
     done = subprocess.run(["depmod", "-b", root, "-e", "-E",
-                           os.path.join(package.headers, "Module.symvers"), package.release], stderr=subprocess.PIPE, text=True, check=True,
+                           os.path.join(package.headers, "Module.symvers"), package.release],
+                          stderr=subprocess.PIPE, text=True, check=True,
                           env={**os.environ, "PATH": "/usr/sbin:/sbin:/usr/bin:/bin"})
     unresolved = [line for line in done.stderr.splitlines() if "unknown symbol" in line]
     if unresolved:

@@ -20,7 +20,7 @@ from machine import BUILD, HERE, REPO, LabError
 
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
-RELEASE_FILE = "/proc/sys/kernel/random/boot_id"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def quote_config(values):
@@ -152,7 +152,7 @@ class Guest:
             self.streams[ours] = target
 
     def memory_folder(self):
-        """Where User Mode Linux puts the file that is its memory; a container's /dev/shm is small."""
+        """Where User Mode Linux puts its memory, a file; a container's /dev/shm is small."""
         try:
             shm = os.statvfs("/dev/shm")
             if shm.f_bavail * shm.f_frsize >= self.memory and os.access("/dev/shm", os.W_OK):
@@ -236,7 +236,7 @@ def accelerator(machine):
     There are software implementations behind it that abort QEMU or are slower than its emulation.
     """
     kept = os.path.join(BUILD, "lab", "accelerator")
-    with open(RELEASE_FILE, encoding="ascii") as text:
+    with open(BOOT_ID, encoding="ascii") as text:
         boot = text.read().strip()
     try:
         with open(kept, encoding="ascii") as text:

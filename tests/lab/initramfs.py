@@ -9,7 +9,7 @@ import stat
 
 from machine import HERE, LabError
 
-APPLETS = ("sh", "mount", "mkdir", "insmod", "switch_root", "poweroff", "uname")
+APPLETS = ("sh", "mount", "mkdir", "ln", "insmod", "switch_root", "poweroff", "uname")
 
 
 class Archive:

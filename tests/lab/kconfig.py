@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make a kernel configuration out of small fragments, and nothing else.
 
-Why not merge_config.sh: it warns of an option that Kconfig dropped (because of a missing dependency,
-say, after a new point release) and goes on; the test that needs the option then fails far away.
+Why not merge_config.sh: it warns of an option that Kconfig dropped (for a missing dependency, say,
+after a new point release) and goes on; the test that needs the option then fails far away.
 """
 import os
 import re
@@ -25,7 +25,7 @@ def dropped(wanted, result):
 
 
 def configure(fragments, out, make):
-    """Write `out`/.config from the fragments; `make` runs make there with a target and variables."""
+    """Write `out`/.config from the fragments; `make` runs make there with what it is given."""
     wanted = ""
     for name in fragments:
         with open(os.path.join(HERE, "configs", name + ".config"), encoding="utf-8") as text:

@@ -1,0 +1,159 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""The guest runner's promises, on the kernel that boots fastest.
+
+Skipped where that kernel was not built yet (tests/lab/run --kernel um -- true): that takes minutes.
+"""
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RUN = os.path.join(REPO, "tests/lab/run")
+KERNEL = os.environ.get("LAB_KERNEL", "um")
+
+
+def processes_with(text):
+    """Processes with that text on their command line or in their environment."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for name in ("cmdline", "environ"):
+            try:
+                with open(f"/proc/{pid}/{name}", "rb") as content:
+                    if int(pid) != os.getpid() and text.encode() in content.read():
+                        found.append(pid)
+            except OSError:
+                pass  # it ended, or is not ours
+    return found
+
+
+@unittest.skipUnless(os.path.exists(os.path.join(REPO, "build/lab", KERNEL, "kernel")),
+                     f"the {KERNEL} kernel is not built")
+class Run(unittest.TestCase):
+    """One guest per test, each with a temporary folder of its own."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.temp = os.path.join(self.folder.name, "temp")
+        os.mkdir(self.temp)
+
+    def start(self, *arguments, **options):
+        """Start the runner; its temporary files go to a folder that we can look at."""
+        env = {**os.environ, "TMPDIR": self.temp, **options}
+        return subprocess.Popen([RUN, "--kernel", KERNEL, *arguments], env=env,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                cwd=self.folder.name)
+
+    def run_guest(self, *arguments, **options):
+        """Run to the end: (status, output, errors). Nothing may be left."""
+        process = self.start(*arguments, **options)
+        out, err = process.communicate()
+        self.assert_nothing_left()
+        return process.returncode, out, err
+
+    def assert_nothing_left(self):
+        """Neither processes of the guest nor its folder are there any more, soon."""
+        for _ in range(30):
+            left = processes_with(self.temp + "/lab-") + os.listdir(self.temp)
+            if not left:
+                return
+            time.sleep(0.1)
+        self.fail(f"left behind: {left}")
+
+    def test_status_and_outputs(self):
+        """The exit status, and both outputs alone and byte for byte."""
+        path = os.path.join(self.folder.name, "bytes")
+        content = os.urandom(500_000) + bytes(range(256))
+        with open(path, "wb") as out:
+            out.write(content)
+        result = self.run_guest("--", "sh", "-c", "cat bytes; echo error >&2; exit 7")
+        self.assertEqual(result, (7, content, b"error\n"))
+
+    def test_surroundings(self):
+        """Folder, identity, arguments, environment, RDMA devices."""
+        status, out, err = self.run_guest(
+            "--", "sh", "-c", 'pwd; id -u; echo "$1|$RDMAV_TEST|$OTHER"; ulimit -l; '
+            'ls /sys/class/infiniband; cat /sys/class/infiniband/rxe0/ports/1/gids/1; '
+            'command -v python3', "sh", "two words'", RDMAV_TEST="a b", OTHER="no")
+        gid = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+        self.assertEqual(err, b"")
+        self.assertEqual(out.decode().splitlines(),
+                         [self.folder.name, "0", "two words'|a b|", "unlimited", "rxe0", "siw0",
+                          gid, "/usr/bin/python3"])
+        self.assertEqual(status, 0)
+
+    def test_not_found(self):
+        """A command that does not exist is the command's failure, as in a shell."""
+        self.assertEqual(self.run_guest("--", "no-such-program")[0], 127)
+
+    def test_host_is_not_changed(self):
+        """What the guest writes, it sees; the host does not, except for the results."""
+        path = os.path.join(self.folder.name, "file")
+        with open(path, "w", encoding="utf-8") as out:
+            out.write("host")
+        results = os.path.join(self.folder.name, "results of it")
+        status, out, _ = self.run_guest(
+            "--results", results, "--", "sh", "-c",
+            "echo guest >file; touch new; cat file; echo result >'results of it/r'")
+        self.assertEqual((status, out), (0, b"guest\n"))
+        with open(path, encoding="utf-8") as text:
+            self.assertEqual(text.read(), "host")
+        self.assertFalse(os.path.exists(os.path.join(self.folder.name, "new")))
+        with open(os.path.join(results, "r"), encoding="utf-8") as text:
+            self.assertEqual(text.read(), "result\n")
+
+    def test_kernel_report_fails(self):
+        """A WARNING fails a run whose command says 0, and is printed."""
+        status, out, err = self.run_guest(
+            "--", "sh", "-c", "echo WARNING >/sys/kernel/debug/provoke-crash/DIRECT; echo done")
+        self.assertEqual((status, out), (99, b"done\n"))
+        self.assertIn(b"WARNING: CPU", err)
+        self.assertIn(b"lkdtm", err)
+
+    def test_panic_fails(self):
+        """A panic ends the guest without a status, and is printed."""
+        status, _, err = self.run_guest("--", "sh", "-c", "echo c >/proc/sysrq-trigger; sleep 60")
+        self.assertEqual(status, 99)
+        self.assertIn(b"Kernel panic", err)
+
+    def test_time_limit(self):
+        """A guest that hangs is ended; what it said before is there."""
+        status, out, _ = self.run_guest("--timeout", "4", "--", "sh", "-c", "echo begun; sleep 99")
+        self.assertEqual((status, out), (124, b"begun\n"))
+
+    def test_background_processes(self):
+        """A process left behind does not keep the run from ending."""
+        start = time.monotonic()
+        status, out, _ = self.run_guest("--", "sh", "-c", "sleep 99 & echo done")
+        self.assertEqual((status, out), (0, b"done\n"))
+        self.assertLess(time.monotonic() - start, 60)
+
+    def check_signal(self, number, status):
+        """A signal in the middle of a run."""
+        process = self.start("--", "sh", "-c", "echo begun; sleep 99")
+        self.assertEqual(process.stdout.readline(), b"begun\n")
+        self.assertTrue(processes_with(self.temp + "/lab-"))
+        process.send_signal(number)
+        process.communicate()
+        self.assertEqual(process.returncode, status)
+        self.assert_nothing_left()
+
+    def test_interrupt(self):
+        """Ctrl-C."""
+        self.check_signal(signal.SIGINT, 128 + signal.SIGINT)
+
+    def test_terminate(self):
+        """Asked to end."""
+        self.check_signal(signal.SIGTERM, 128 + signal.SIGTERM)
+
+    def test_killed(self):
+        """Not even asked."""
+        self.check_signal(signal.SIGKILL, -signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    unittest.main()
