@@ -1,0 +1,73 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Rules for the patches to upstream's files, user space and kernel.
+
+Why: a hook is read again only when upstream moves; its header must tell then what it is for, and
+the delta must stay small enough to carry.
+"""
+import glob
+import os
+import re
+import sys
+import unittest
+
+REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+sys.path.insert(0, os.path.join(REPO, "buildlib"))
+
+import overlay  # noqa: E402
+
+USER_SPACE_LINES = 60
+
+
+class HookRules(unittest.TestCase):
+    """Each rule on each patch."""
+
+    def setUp(self):
+        self.texts = {}
+        for folder in overlay.HOOKS.values():
+            for path in sorted(glob.glob(os.path.join(REPO, folder, "*.patch"))):
+                with open(path, encoding="utf-8") as text:
+                    self.texts[os.path.relpath(path, REPO)] = text.read()
+        self.user = {path: text for path, text in self.texts.items()
+                     if path.startswith(overlay.HOOKS["rdma-core"])}
+
+    def test_names(self):
+        for path in self.texts:
+            self.assertRegex(os.path.basename(path), r"^\d{4}-[\w-]+\.patch$")
+
+    def test_headers(self):
+        for path, text in self.texts.items():
+            header = text.partition("\n--- ")[0]
+            self.assertRegex(header, r"(?m)^Upstream-Status: (Inappropriate \[.+\]|.*https?://)",
+                             path)
+            self.assertRegex(header, r"(?m)^Signed-off-by: .+ <.+@.+>", path)
+        for path, text in self.user.items():
+            for field in ("Why: ", "Without it: ", "Calls: "):
+                self.assertIn("\n" + field, text.partition("\n--- ")[0], path)
+
+    def test_only_additions_in_user_space(self):
+        for path, text in self.user.items():
+            removed = re.findall(r"(?m)^-(?!-- ).*", text.partition("\n--- ")[2])
+            self.assertFalse(removed, path)
+
+    def test_size_in_user_space(self):
+        added = sum(len(re.findall(r"(?m)^\+(?!\+\+ )", text)) for text in self.user.values())
+        self.assertLess(added, USER_SPACE_LINES)
+
+    def test_one_hook_for_each_file_in_user_space(self):
+        """The kernel's are a series by topic, to be read as one sends it; these are not."""
+        seen = {}
+        for path in self.user:
+            for file in overlay.hooked_files(os.path.join(REPO, path)):
+                self.assertNotIn(file, seen, f"{path} and {seen.get(file)}")
+                seen[file] = path
+
+    def test_table(self):
+        with open(os.path.join(REPO, "buildlib/hooks/README.md"), encoding="utf-8") as text:
+            table = text.read()
+        for path in self.user:
+            self.assertIn(os.path.basename(path), table)
+
+
+if __name__ == "__main__":
+    unittest.main()
