@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The notification methods by MR handle, without struct ibv_mr: so that a test
- * can race them with the deregistration that frees it.
+ * Calls to the kernel by MR handle, without struct ibv_mr: the notification
+ * methods, so that a test can race them with the deregistration that frees it;
+ * and re-registration, which providers/rxe has no call for though its kernel
+ * driver has.
  */
 #ifndef GUEST_RAW_UVERBS_H
 #define GUEST_RAW_UVERBS_H
@@ -9,7 +11,9 @@
 #include <rdma/ib_user_ioctl_cmds.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
 #include <rdma/ib_user_mr_notify.h>
+#include <rdma/ib_user_verbs.h>
 #include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
@@ -25,6 +29,24 @@ public:
 	}
 	int disarm(uint32_t mr) const { return call(UVERBS_METHOD_MR_NOTIFY_DISARM, mr, 0, 1); }
 	int settle(uint32_t mr) const { return call(UVERBS_METHOD_MR_NOTIFY_SETTLE, mr, 0, 1); }
+
+	int change_access(uint32_t mr, uint32_t access) const
+	{
+		struct {
+			ib_uverbs_cmd_hdr hdr;
+			ib_uverbs_rereg_mr in;
+		} cmd{};
+		ib_uverbs_rereg_mr_resp out{};
+
+		cmd.hdr.command = IB_USER_VERBS_CMD_REREG_MR;
+		cmd.hdr.in_words = sizeof(cmd) / 4;
+		cmd.hdr.out_words = sizeof(out) / 4;
+		cmd.in.response = reinterpret_cast<uintptr_t>(&out);
+		cmd.in.mr_handle = mr;
+		cmd.in.flags = 1 << 2; /* IB_MR_REREG_ACCESS */
+		cmd.in.access_flags = access;
+		return write(fd_, &cmd, sizeof(cmd)) == sizeof(cmd) ? 0 : errno;
+	}
 
 private:
 	int call(uint16_t method, uint32_t mr, uint64_t word, uint16_t attrs) const
