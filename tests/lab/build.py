@@ -9,6 +9,7 @@ import fcntl
 import glob
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -70,9 +71,15 @@ def run(command, log, env=None):
     """Run one step of a build; its output goes to a log, and its errors to the user if it fails."""
     os.makedirs(os.path.dirname(log), exist_ok=True)
     with open(log, "w", encoding="utf-8") as out:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, check=False, env=env,
-                              stderr=subprocess.STDOUT)
-    if done.returncode:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, env=env,
+                                   stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        process.wait()
+    except BaseException:  # a signal ends make with all that it started
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if process.returncode:
         with open(log, encoding="utf-8", errors="replace") as text:
             lines = text.read().splitlines()
         wrong = [line for line in lines if "error" in line.lower() or "***" in line]

@@ -7,6 +7,7 @@ control folder: a share with which we tell the guest what to do and it tells us 
 """
 import ctypes
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -96,7 +97,7 @@ class Guest:
                    "-kernel", self.machine.kernel, "-initrd", self.machine.initramfs,
                    "-append", self.kernel_arguments("console=ttyS0 lab_fs=9p"),
                    "-chardev", f"file,id=console,path={self.console}", "-serial", "chardev:console",
-                   "-device", "virtio-serial-pci",
+                   "-device", "virtio-serial-pci,max_ports=3",
                    "-chardev", f"socket,id=out,fd={out}",
                    "-device", "virtserialport,chardev=out,nr=1",
                    "-chardev", f"socket,id=err,fd={err}",
@@ -212,7 +213,10 @@ class Guest:
         if not content:
             selector.unregister(stream)
         while content:
-            content = content[os.write(self.streams[stream], content):]
+            try:
+                content = content[os.write(self.streams[stream], content):]
+            except BlockingIOError:  # an output that we share, and that someone set so
+                select.select([], [self.streams[stream]], [])
 
     def stop(self):
         """End the guest, if it did not end by itself."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Write a machine's initramfs: busybox, tests/lab/enter, and the modules that 9p and overlay need.
+"""Write a machine's initramfs: busybox, tests/lab/enter, and the modules to begin with.
 
 Written directly in cpio's "newc" format, so that /dev/console needs neither root nor mknod.
 """
@@ -9,7 +9,8 @@ import stat
 
 from machine import HERE, LabError
 
-APPLETS = ("sh", "mount", "mkdir", "ln", "insmod", "switch_root", "poweroff", "uname")
+APPLETS = ("sh", "mount", "mkdir", "mkfifo", "ln", "ip", "insmod", "switch_root", "poweroff",
+           "uname")
 
 
 class Archive:
@@ -53,6 +54,8 @@ def load_order(machine):
         needs = dict(line.rstrip("\n").split(":") for line in lines)
     by_name = {module_name(path): path for path in needs}
     for name in machine.boot_modules:
+        if name not in by_name:  # siw, without ours
+            continue
         path = by_name[name]
         for needed in [*reversed(needs[path].split()), path]:
             if needed not in order:
