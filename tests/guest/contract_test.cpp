@@ -320,7 +320,8 @@ TEST_CASE("words of one page are charged once")
 
 	std::fill_n(word_at, 8, 0);
 	for (std::size_t i = 0; i < 8; i++)
-		mrs.push_back(on.register_memory({m.registered().addr + i * page_size(), page_size()}));
+		mrs.push_back(
+			on.register_memory({m.registered().addr + i * page_size(), page_size()}));
 	const std::size_t before = pinned_bytes();
 	for (std::size_t i = 0; i < 8; i++)
 		REQUIRE(ibv_reg_mr_notify(mrs[i].get(), word_at + i * 8) == 0);

@@ -125,8 +125,9 @@ TEST_CASE("a child outlives its parent's armed MR")
  */
 TEST_CASE("the device is removed with armed MRs")
 {
-	constexpr const char *make = "ip link add mrn-dummy type dummy && ip link set mrn-dummy up && "
-				     "rdma link add mrn0 type rxe netdev mrn-dummy";
+	constexpr const char *make =
+		"ip link add mrn-dummy type dummy && ip link set mrn-dummy up && "
+		"rdma link add mrn0 type rxe netdev mrn-dummy";
 	SKIP_IF(std::system(make), "can't make a soft-RoCE device");
 	memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();

@@ -51,7 +51,8 @@ public:
 private:
 	int call(uint16_t method, uint32_t mr, uint64_t word, uint16_t attrs) const
 	{
-		alignas(8) unsigned char buffer[sizeof(ib_uverbs_ioctl_hdr) + 2 * sizeof(ib_uverbs_attr)]{};
+		alignas(8) unsigned char
+			buffer[sizeof(ib_uverbs_ioctl_hdr) + 2 * sizeof(ib_uverbs_attr)]{};
 		auto *hdr = reinterpret_cast<ib_uverbs_ioctl_hdr *>(buffer);
 		auto *attr = reinterpret_cast<ib_uverbs_attr *>(hdr + 1);
 

@@ -26,7 +26,8 @@ constexpr int with_windows = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
  */
 struct victim {
 	explicit victim(const device &on)
-	    : m(shared_file(length)), whole(m.registered()), mr(on.register_memory(whole, with_windows))
+	    : m(shared_file(length)), whole(m.registered()),
+	      mr(on.register_memory(whole, with_windows))
 	{
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	}
@@ -53,7 +54,8 @@ struct victim {
 };
 
 struct attacker {
-	explicit attacker(const device &on) : m(anonymous(length)), mr(on.register_memory(m.registered()))
+	explicit attacker(const device &on)
+	    : m(anonymous(length)), mr(on.register_memory(m.registered()))
 	{
 		std::memset(m.registered().addr, 0x77, length);
 	}
@@ -176,7 +178,8 @@ TEST_CASE("a memory window of a revoked MR is dead too")
 			  IBV_ACCESS_REMOTE_WRITE};
 	REQUIRE(ibv_bind_mw(link.far_end(), window.get(), &bind) == 0);
 	REQUIRE(link.wait().status == IBV_WC_SUCCESS);
-	CHECK(link.write(from.mr.get(), from.bytes(), to.whole.addr, window->rkey) == IBV_WC_SUCCESS);
+	CHECK(link.write(from.mr.get(), from.bytes(), to.whole.addr, window->rkey) ==
+	      IBV_WC_SUCCESS);
 	std::memset(to.whole.addr, 0x5a, length);
 
 	/* Deregistration is refused while the window is bound: the MR stays armed. */

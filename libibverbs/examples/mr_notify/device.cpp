@@ -24,8 +24,8 @@ device::device(const std::string &name)
 		if (name.empty() || name == ibv_get_device_name(list[i]))
 			context_.reset(ibv_open_device(list[i]));
 	if (!context_)
-		throw std::runtime_error(name.empty() ? "no RDMA device found" :
-							"no RDMA device " + name);
+		throw std::runtime_error(name.empty() ? "no RDMA device found"
+						      : "no RDMA device " + name);
 
 	ibv_device_attr attr{};
 	check_verb(ibv_query_device(context(), &attr), "ibv_query_device");

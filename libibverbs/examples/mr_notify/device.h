@@ -65,7 +65,10 @@ public:
 	word &operator=(const word &) = delete;
 
 	uint64_t *address() { return &value_; }
-	uint64_t value() { return std::atomic_ref<uint64_t>(value_).load(std::memory_order_acquire); }
+	uint64_t value()
+	{
+		return std::atomic_ref<uint64_t>(value_).load(std::memory_order_acquire);
+	}
 	bool invalid() { return value() & IBV_MR_NOTIFY_INVALID; }
 
 private:

@@ -23,7 +23,8 @@ struct address {
 
 bool is_zero(const ibv_gid &gid)
 {
-	return std::all_of(std::begin(gid.raw), std::end(gid.raw), [](uint8_t b) { return b == 0; });
+	return std::all_of(std::begin(gid.raw), std::end(gid.raw),
+			   [](uint8_t b) { return b == 0; });
 }
 
 bool is_ipv4_mapped(const ibv_gid &gid)
@@ -85,10 +86,10 @@ void connect(ibv_qp *qp, uint32_t peer, const address &where)
 	attr.port_num = port_number;
 	attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
 			       IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-	check_verb(ibv_modify_qp(qp, &attr,
-				 IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-					 IBV_QP_ACCESS_FLAGS),
-		   "ibv_modify_qp to INIT");
+	check_verb(
+		ibv_modify_qp(qp, &attr,
+			      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+		"ibv_modify_qp to INIT");
 
 	attr = {};
 	attr.qp_state = IBV_QPS_RTR;
@@ -123,8 +124,7 @@ void connect(ibv_qp *qp, uint32_t peer, const address &where)
 
 } // namespace
 
-loopback::loopback(const device &on)
-    : cq_(ibv_create_cq(on.context(), 64, nullptr, nullptr, 0))
+loopback::loopback(const device &on) : cq_(ibv_create_cq(on.context(), 64, nullptr, nullptr, 0))
 {
 	if (!cq_)
 		fail("ibv_create_cq");

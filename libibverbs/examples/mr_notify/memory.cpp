@@ -21,10 +21,7 @@ void fail(const std::string &what)
 	throw std::system_error(errno, std::generic_category(), what);
 }
 
-memory::memory(range whole, int fd)
-    : mappings_{whole}, registered_(whole), fd_(fd)
-{
-}
+memory::memory(range whole, int fd) : mappings_{whole}, registered_(whole), fd_(fd) {}
 
 memory::memory(memory &&other) noexcept
     : mappings_(std::move(other.mappings_)), registered_(other.registered_),
@@ -70,9 +67,11 @@ void memory::forget(range gone)
 			continue;
 		}
 		if (mapping.addr < gone.addr)
-			left.push_back({mapping.addr, static_cast<std::size_t>(gone.addr - mapping.addr)});
+			left.push_back(
+				{mapping.addr, static_cast<std::size_t>(gone.addr - mapping.addr)});
 		if (gone.end() < mapping.end())
-			left.push_back({gone.end(), static_cast<std::size_t>(mapping.end() - gone.end())});
+			left.push_back(
+				{gone.end(), static_cast<std::size_t>(mapping.end() - gone.end())});
 	}
 	mappings_ = std::move(left);
 }

@@ -136,7 +136,8 @@ memory on_the_heap(std::size_t length)
 	free(malloc(std::size_t{1} << 16));
 
 	const auto misaligned = reinterpret_cast<std::uintptr_t>(sbrk(0)) % page_size();
-	if (misaligned && sbrk(static_cast<intptr_t>(page_size() - misaligned)) == reinterpret_cast<void *>(-1))
+	if (misaligned &&
+	    sbrk(static_cast<intptr_t>(page_size() - misaligned)) == reinterpret_cast<void *>(-1))
 		fail("sbrk");
 	void *addr = sbrk(static_cast<intptr_t>(length));
 	if (addr == reinterpret_cast<void *>(-1))
@@ -165,19 +166,20 @@ void move(memory &m, int extra_flags)
 	m.own({static_cast<std::byte *>(place), r.length});
 	if (!(extra_flags & MREMAP_DONTUNMAP))
 		m.forget(r);
-	check(mremap(r.addr, r.length, r.length, MREMAP_MAYMOVE | MREMAP_FIXED | extra_flags, place) !=
-		      MAP_FAILED,
+	check(mremap(r.addr, r.length, r.length, MREMAP_MAYMOVE | MREMAP_FIXED | extra_flags,
+		     place) != MAP_FAILED,
 	      "mremap");
 }
 
 void move_onto(memory &m)
 {
 	const range r = m.registered();
-	void *other = mmap(nullptr, r.length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-			   -1, 0);
+	void *other =
+		mmap(nullptr, r.length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	check(other != MAP_FAILED, "mmap");
-	check(mremap(other, r.length, r.length, MREMAP_MAYMOVE | MREMAP_FIXED, r.addr) != MAP_FAILED,
+	check(mremap(other, r.length, r.length, MREMAP_MAYMOVE | MREMAP_FIXED, r.addr) !=
+		      MAP_FAILED,
 	      "mremap");
 }
 
@@ -244,7 +246,8 @@ void move_to_node_0(memory &m)
 	int node = 0;
 	int status = 0;
 
-	check(syscall(SYS_move_pages, 0, 1UL, &page, &node, &status, 1 << 1 /* MPOL_MF_MOVE */) >= 0,
+	check(syscall(SYS_move_pages, 0, 1UL, &page, &node, &status, 1 << 1 /* MPOL_MF_MOVE */) >=
+		      0,
 	      "move_pages");
 }
 
@@ -252,7 +255,8 @@ void add_invalidating(std::vector<operation> &all)
 {
 	const auto add = [&](std::string name, auto map, std::function<void(memory &)> apply,
 			     reach disturbs = reach::process) {
-		all.push_back({std::move(name), effect::invalidates, map, std::move(apply), disturbs});
+		all.push_back(
+			{std::move(name), effect::invalidates, map, std::move(apply), disturbs});
 	};
 	const auto huge_private = [](std::size_t n) { return hugetlb(n, false); };
 	const auto huge_shared = [](std::size_t n) { return hugetlb(n, true); };
@@ -300,9 +304,8 @@ void add_invalidating(std::vector<operation> &all)
 	add("MADV_DONTNEED", anonymous, drop_all);
 	add("MADV_DONTNEED of one page", anonymous,
 	    [](memory &m) { advise(middle_page(m.registered()), MADV_DONTNEED, "MADV_DONTNEED"); });
-	add("MADV_DONTNEED by another thread", anonymous, [=](memory &m) {
-		std::thread([&] { drop_all(m); }).join();
-	});
+	add("MADV_DONTNEED by another thread", anonymous,
+	    [=](memory &m) { std::thread([&] { drop_all(m); }).join(); });
 	add("MADV_DONTNEED of a private file", private_file, drop_all);
 	add("MADV_DONTNEED of a huge page (THP)", transparent_huge, drop_all);
 	add("MADV_DONTNEED in a huge page (THP)", transparent_huge,
@@ -371,7 +374,8 @@ void add_harmless(std::vector<operation> &all)
 		in_child([&] { std::memset(m.registered().addr, 1, m.registered().length); });
 	});
 	add("fork with private hugetlb", huge_private, [](memory &) { in_child([] {}); });
-	add("MADV_DONTNEED of shared memory", shared_file, advising(MADV_DONTNEED, "MADV_DONTNEED"));
+	add("MADV_DONTNEED of shared memory", shared_file,
+	    advising(MADV_DONTNEED, "MADV_DONTNEED"));
 	add("MADV_DONTNEED of shared hugetlb", huge_shared,
 	    advising(MADV_DONTNEED, "MADV_DONTNEED"));
 	add("MADV_FREE", anonymous, advising(MADV_FREE, "MADV_FREE"));
@@ -385,7 +389,8 @@ void add_harmless(std::vector<operation> &all)
 	add("MADV_COLLAPSE", anonymous, [](memory &m) {
 		const range r = m.registered();
 		/* It refuses pinned pages, one way or another. */
-		if (madvise(r.addr, r.length, MADV_COLLAPSE) && errno == EINVAL && r.length >= 2 * huge_page_size())
+		if (madvise(r.addr, r.length, MADV_COLLAPSE) && errno == EINVAL &&
+		    r.length >= 2 * huge_page_size())
 			throw unsupported("no MADV_COLLAPSE");
 	});
 	add("mlock and munlock", anonymous, [](memory &m) {
@@ -411,8 +416,7 @@ void add_harmless(std::vector<operation> &all)
 	add("soft-dirty cleared", anonymous, writing("/proc/self/clear_refs", "4"));
 	add("memory compacted", anonymous, writing("/proc/sys/vm/compact_memory", "1"),
 	    reach::system);
-	add("caches dropped", shared_file, writing("/proc/sys/vm/drop_caches", "3"),
-	    reach::system);
+	add("caches dropped", shared_file, writing("/proc/sys/vm/drop_caches", "3"), reach::system);
 }
 
 } // namespace

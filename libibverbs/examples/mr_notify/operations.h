@@ -23,7 +23,7 @@ enum class effect {
 /* Whom an operation may disturb. */
 enum class reach {
 	process, /* nobody else */
-	system,  /* the whole machine: caches dropped, a page poisoned */
+	system,	 /* the whole machine: caches dropped, a page poisoned */
 };
 
 struct operation {

@@ -49,8 +49,8 @@ public:
 			fmt::print("{:5} {} ({})\n", s.ok ? "ok" : "WRONG", s.what, s.seen);
 			wrong_ += !s.ok;
 		}
-		fmt::print("\n{:42} {:8} {:8} {:8} {:>9} {:>9}\n", "operation", "expected",
-			   "after", "settled", "pinned", "cost [us]");
+		fmt::print("\n{:42} {:8} {:8} {:8} {:>9} {:>9}\n", "operation", "expected", "after",
+			   "settled", "pinned", "cost [us]");
 		std::fflush(stdout);
 	}
 

@@ -19,10 +19,10 @@ namespace mr_notify {
 struct observation {
 	uint64_t word_after = 0;   /* right after the system call */
 	uint64_t word_settled = 0; /* after ibv_settle_mr_notify() */
-	std::size_t pages = 0;     /* registered */
+	std::size_t pages = 0;	   /* registered */
 	std::size_t pages_pinned = 0;
-	std::chrono::nanoseconds plain{}; /* the operation beside an unarmed MR */
-	std::chrono::nanoseconds armed{}; /* the same beside an armed one */
+	std::chrono::nanoseconds plain{};   /* the operation beside an unarmed MR */
+	std::chrono::nanoseconds armed{};   /* the same beside an armed one */
 	std::optional<std::string> skipped; /* why there is nothing to see */
 };
 

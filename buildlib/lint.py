@@ -1,0 +1,103 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Check the form of everything in the repository: one line a check, "ok NAME" or "not ok NAME".
+
+Why: a rule that nobody runs is broken within a week. Kernel C: checkpatch --strict (the kernel's
+own, from the tree that is built). C++: clang-format. Python: flake8. Shell: shellcheck. And the
+size of our hooks in upstream's files, which is a promise of this project.
+"""
+import glob
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.dont_write_bytecode = True
+
+import overlay  # noqa: E402: the path must be set first
+
+REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+HOOK_LINES = {"kernel-patches/hooks": 150, "buildlib/hooks": 60}
+
+
+def tracked(*endings):
+    """The files of the repository with such an ending, new ones that are not ignored included."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=REPO,
+                            capture_output=True, text=True, check=True).stdout.split("\n")
+    return [name for name in listed if name.endswith(endings) and
+            os.path.isfile(os.path.join(REPO, name))]
+
+
+def shell_scripts():
+    """Files whose first line asks for sh."""
+    found = []
+    for name in tracked(""):
+        try:
+            with open(os.path.join(REPO, name), encoding="utf-8") as text:
+                if text.readline().startswith("#!/bin/sh"):
+                    found.append(name)
+        except UnicodeDecodeError:
+            pass
+    return found
+
+
+def python_files():
+    """*.py, and files whose first line asks for Python."""
+    found = tracked(".py")
+    for name in tracked(""):
+        if "." not in os.path.basename(name):
+            with open(os.path.join(REPO, name), encoding="utf-8", errors="replace") as text:
+                if "python3" in text.readline():
+                    found.append(name)
+    return found
+
+
+def report(name, command, bad_if_output=False):
+    """Run one check; its output is printed if it failed."""
+    done = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, check=False)
+    bad = done.returncode or (bad_if_output and done.stdout.strip())
+    if bad:
+        print(done.stdout.rstrip())
+    print(("not ok " if bad else "ok ") + name, flush=True)
+    return not bad
+
+
+def added_lines(folder):
+    """How many lines our hooks add to upstream's files."""
+    total = 0
+    for patch in glob.glob(os.path.join(REPO, folder, "*.patch")):
+        with open(patch, encoding="utf-8") as text:
+            total += sum(line.startswith("+") and not line.startswith("+++") for line in text)
+    return total
+
+
+def main():
+    """Run all the checks."""
+    checkpatch = os.path.join(overlay.lay_out("linux"), "scripts", "checkpatch.pl")
+    good = True
+    for name in tracked(".c", ".h"):
+        if name.startswith("kernel-patches/"):
+            good &= report(f"checkpatch {name}", [checkpatch, "--strict", "--terse", "--no-tree",
+                                                  "--no-summary", "-f", name])
+    for name in tracked(".patch"):
+        if name.startswith("kernel-patches/"):
+            good &= report(f"checkpatch {name}", [checkpatch, "--strict", "--terse", "--no-tree",
+                                                  "--no-summary", name])
+    good &= report("clang-format", ["clang-format", "--dry-run", "-Werror",
+                                    *tracked(".cpp", ".cc", ".hpp"),
+                                    *(name for name in tracked(".h")
+                                      if name.startswith(("tests/", "libibverbs/examples/")))])
+    good &= report("flake8", ["flake8", "--max-line-length", "100", *python_files()])
+    good &= report("shellcheck", ["shellcheck", *shell_scripts()])
+    for folder, most in HOOK_LINES.items():
+        lines = added_lines(folder)
+        small = lines < most
+        print(f"{'ok' if small else 'not ok'} hooks in {folder} add {lines} lines, "
+              f"fewer than {most}")
+        good &= small
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

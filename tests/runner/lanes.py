@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""What is run where: the steps on the host, and those of each guest (one boot for all of them)."""
+from dataclasses import dataclass
+
+from runner import results
+
+PYTHON = "/usr/bin/python3 -B"
+GUEST_PROGRAMS = ("contract", "revoke", "lifetime", "race")
+# Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
+UPSTREAM_EXECUTED = 103
+
+
+@dataclass
+class Step:
+    """One program: its output is read by `parse`, its exit status must be `expected`."""
+    name: str
+    command: str
+    parse: object = results.status
+    expected: int = 0
+    least: int = 0      # as many tests must have been executed, skipped ones not counted
+
+
+def guest_programs():
+    """The Catch2 programs."""
+    return [Step(name, f"build/tests/guest_{name} -r lines", results.lines)
+            for name in GUEST_PROGRAMS]
+
+
+def pyverbs(*names, least=0):
+    """unittests of pyverbs: the named modules, or all of upstream's and ours."""
+    only = " ".join(f"-k {name}" for name in names)
+    return Step("pyverbs " + (" ".join(names) or "all"),
+                f"build/rdma-core/bin/run_tests.py -v --dev rxe0 {only}", results.unittest,
+                least=least)
+
+
+MATRIX = Step("matrix", "ibv_mr_notify --system --json", results.matrix)
+
+GUESTS = {
+    "um": [MATRIX, *guest_programs(), pyverbs(least=UPSTREAM_EXECUTED)],
+    "debian": [MATRIX, *guest_programs(), pyverbs("test_mr_notify")],
+    "stock": [Step("no capability", "ibv_mr_notify", expected=3),
+              pyverbs("test_mr_notify")],
+}
+
+HOST = [
+    Step("host", f"{PYTHON} -m unittest discover -v -s tests/host", results.unittest),
+    Step("lint", f"{PYTHON} buildlib/lint.py", results.lines),
+]
