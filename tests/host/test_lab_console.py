@@ -51,7 +51,8 @@ class RecordedConsoles(unittest.TestCase):
 
     def test_bug(self):
         """A BUG()."""
-        self.check("bug.log", ("BUG", "BUG: failure at"), ("panic", "Kernel panic - not syncing: BUG"))
+        self.check("bug.log", ("BUG", "BUG: failure at"),
+                   ("panic", "Kernel panic - not syncing: BUG"))
 
     def test_lockdep(self):
         """A report of lockdep."""

@@ -82,7 +82,7 @@ class Guest:
         self.write("config", quote_config({
             "lab": HERE, "results": self.results, "outputs": outputs,
             "modules": self.machine.module_tree, "siw": "yes" if self.machine.siw else "",
-            "hostname": socket.gethostname()}))
+            "scheduler": self.machine.scheduler, "hostname": socket.gethostname()}))
 
     def qemu(self, out, err, accelerator):
         """The QEMU command; `out` and `err` are the descriptors that take the outputs."""

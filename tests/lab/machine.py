@@ -28,6 +28,7 @@ class Machine:
     cmdline: list[str]
     our_modules: bool = False   # package: our RDMA modules in the place of the package's
     siw: bool = True            # whether its RDMA stack has siw
+    scheduler: str = ""         # written to the scheduler's debugfs file "features"
     boot_modules: list[str] = dataclasses.field(default_factory=list)
     modules: list[str] = dataclasses.field(default_factory=list)
     arch: str = ""              # tree: ARCH= of its build
