@@ -77,7 +77,7 @@ public:
 	{
 		fmt::print("\n{} operations right, {} not possible here, {} wrong\n"
 			   "cost: the operation beside an armed registration, less the same beside "
-			   "an unarmed one, one run\n",
+			   "an unarmed one, best of 3\n",
 			   right_, skipped_, wrong_);
 	}
 

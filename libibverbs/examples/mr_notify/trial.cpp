@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 #include "trial.h"
 
+#include <algorithm>
 #include <thread>
 
 namespace mr_notify {
@@ -30,16 +31,17 @@ std::chrono::nanoseconds timed(const operation &what, memory &m)
 	return clock::now() - start;
 }
 
-void try_plain(const device &on, const operation &what, std::size_t length, observation &seen)
+std::chrono::nanoseconds try_plain(const device &on, const operation &what, std::size_t length)
 {
 	memory m = what.map(length);
 	const auto mr = on.register_memory(m.registered());
 
-	seen.plain = timed(what, m);
+	return timed(what, m);
 }
 
-void try_armed(const device &on, const operation &what, std::size_t length, observation &seen)
+observation try_armed(const device &on, const operation &what, std::size_t length)
 {
+	observation seen;
 	memory m = what.map(length);
 	const std::size_t before = pinned_bytes();
 	const auto mr = on.register_memory(m.registered());
@@ -64,23 +66,32 @@ void try_armed(const device &on, const operation &what, std::size_t length, obse
 	if (seen.pages_pinned && pinned == expected)
 		seen.pages_pinned--;
 
-	const int error = ibv_unreg_mr_notify(mr.get());
-	check_verb(error, "ibv_unreg_mr_notify");
+	check_verb(ibv_unreg_mr_notify(mr.get()), "ibv_unreg_mr_notify");
+	return seen;
 }
 
 } // namespace
 
 observation try_operation(const device &on, const operation &what, std::size_t length)
 {
-	observation seen;
+	const int rounds = what.disturbs == reach::system ? 1 : 3;
+	observation best;
 
 	try {
-		try_plain(on, what, length, seen);
-		try_armed(on, what, length, seen);
+		for (int i = 0; i < rounds; i++) {
+			const auto plain = try_plain(on, what, length);
+			observation seen = try_armed(on, what, length);
+
+			seen.plain = i ? std::min(best.plain, plain) : plain;
+			seen.armed = i ? std::min(best.armed, seen.armed) : seen.armed;
+			best = seen;
+			if (!verdict(on, what, seen).empty())
+				break;
+		}
 	} catch (const unsupported &reason) {
-		seen.skipped = reason.what();
+		best.skipped = reason.what();
 	}
-	return seen;
+	return best;
 }
 
 std::string verdict(const device &on, const operation &what, const observation &seen)

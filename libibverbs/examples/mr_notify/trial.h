@@ -26,7 +26,11 @@ struct observation {
 	std::optional<std::string> skipped; /* why there is nothing to see */
 };
 
-/* Does it, twice: for the time without notification, and with it. */
+/*
+ * Does it beside an unarmed registration and beside an armed one, three times
+ * each: the times are the best ones, the rest is that of the last round, which is
+ * the first wrong one if any was wrong.
+ */
 observation try_operation(const device &on, const operation &what, std::size_t length);
 
 /* What the contract says of an observation: empty, or what is wrong. */
