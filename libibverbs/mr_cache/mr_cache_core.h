@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * The C boundary of the registration cache: what the verbs call, and what the
+ * cache calls to register. The core knows nothing of verbs: a PD, a context
+ * (here: owner) and an MR are pointers that it compares and gives back.
+ *
+ * A reference is (index, generation); whoever got one gives it back once with
+ * mr_cache_release(). Several references may have the same mr. All functions
+ * are thread safe, return 0 or an errno value unless said otherwise, and none
+ * of them calls the registrar with a lock held.
+ *
+ * Fork: a child starts with an empty cache and a new generation. References
+ * of the parent may be released there: that returns 0 and touches nothing.
+ */
+#ifndef MR_CACHE_CORE_H
+#define MR_CACHE_CORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * The access flags that are cached, with the values that IBV_ACCESS_* have.
+ * Any other bit makes mr_cache_acquire() say EOPNOTSUPP.
+ */
+enum mr_cache_access {
+	MR_CACHE_LOCAL_WRITE		= 1 << 0,
+	MR_CACHE_REMOTE_WRITE		= 1 << 1,
+	MR_CACHE_REMOTE_READ		= 1 << 2,
+	MR_CACHE_REMOTE_ATOMIC		= 1 << 3,
+	MR_CACHE_RELAXED_ORDERING	= 1 << 20,
+};
+
+/*
+ * What the registrar is to register: start and size are page aligned and
+ * contain addr and length, which are what the user asked for and what the mr
+ * should show (mr_cache_ref gives them back with each reference).
+ */
+struct mr_cache_request {
+	void *pd;
+	void *owner;
+	uint64_t addr;
+	uint64_t length;
+	uint64_t start;
+	uint64_t size;
+	uint32_t access;
+};
+
+/* All return 0 or an errno value. */
+struct mr_cache_registrar {
+	/*
+	 * Registers, then arms the word, whose bits 0-7 are 0 and belong to
+	 * the kernel from now on. On failure nothing is left registered.
+	 * EOPNOTSUPP: no notification for this one, register it plainly.
+	 */
+	int (*reg)(const struct mr_cache_request *request, uint64_t *word, void **mr);
+	/* After 0 the word says INVALID, or nothing. */
+	int (*settle)(void *mr);
+	/* After 0 the kernel does not touch the word any more. */
+	int (*dereg)(void *mr);
+};
+
+struct mr_cache_ref {
+	void *mr;		/* what reg() gave */
+	uint64_t addr;		/* what reg() was asked to show: when it is not what this */
+	uint64_t length;	/* user asked for, the shim hands out a view of the mr */
+	uint32_t index;
+	uint32_t generation;	/* never 0 */
+};
+
+struct mr_cache_bounds {
+	uint64_t bytes;
+	uint64_t entries;
+};
+
+struct mr_cache_statistics {
+	uint64_t hits;
+	uint64_t misses;
+	uint64_t suspects_settled;	/* asked the kernel, and found intact */
+	uint64_t invalidations;		/* entries dropped because the word said INVALID */
+	uint64_t evictions;
+	uint64_t bytes;			/* registered now, idle or used */
+	uint64_t entries;
+};
+
+/*
+ * Once, before anything else; a second call with another registrar is EBUSY.
+ * The registrar is copied. ENOMEM: no address space; the cache then stays off.
+ */
+int mr_cache_init(const struct mr_cache_registrar *registrar);
+
+/*
+ * A reference to a valid registration that contains the range and allows the
+ * access; registers one when there is none. EOPNOTSUPP: this range, access or
+ * moment is not for the cache (an access bit, an empty range, limits full of
+ * used registrations, not initialized): register it yourself. Any other error
+ * is the registrar's. *ref is written on success only.
+ */
+int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
+		     struct mr_cache_ref *ref);
+
+/*
+ * Gives it back. EINVAL: it had been given back before (caught where it can
+ * be: the entry has no user). Other errors are dereg()'s for a registration
+ * that nobody may find any more; the reference is then still held.
+ */
+int mr_cache_release(uint32_t index, uint32_t generation);
+
+/* 1: a valid cached registration contains the range and allows the access. Else 0. */
+int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
+
+/*
+ * Sets (to, if not NULL) and tells (from, if not NULL: the old ones) the limits
+ * of an owner. Idle registrations beyond the new limits are evicted.
+ */
+int mr_cache_limits(void *owner, const struct mr_cache_bounds *to, struct mr_cache_bounds *from);
+
+/* Evicts idle registrations, least recently used first, until at most keep bytes of them stay. */
+int mr_cache_clean(void *owner, uint64_t keep);
+
+/* An owner without registrations has zeros. */
+int mr_cache_query(void *owner, struct mr_cache_statistics *statistics);
+
+/*
+ * Before a PD or a context goes: deregisters what is idle; what is used is
+ * deregistered by its last user. Nothing of it is found any more. Returns an
+ * errno value of dereg() if one failed.
+ */
+int mr_cache_flush_pd(void *pd);
+int mr_cache_flush_owner(void *owner);
+
+/*
+ * Evicts everything that is idle, because a plain registration got ENOMEM
+ * (which counts per process: NULL means all owners). Returns how many.
+ */
+unsigned int mr_cache_reclaim(void *owner);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MR_CACHE_CORE_H */
