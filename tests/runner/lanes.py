@@ -2,7 +2,7 @@
 """What is run where: the steps on the host, and those of each guest (one boot for all of them)."""
 from dataclasses import dataclass
 
-from runner import results
+import results
 
 PYTHON = "/usr/bin/python3 -B"
 GUEST_PROGRAMS = ("contract", "revoke", "lifetime", "race")

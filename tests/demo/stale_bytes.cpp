@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The corruption that this project ends, made to happen: a program sends from a
+ * buffer that it unmaps and maps again at the same address between messages,
+ * through a registration cache of the usual kind (address and length), once
+ * without looking at a notification word and once with. Counts the messages
+ * that arrive with the bytes of an earlier one. Exit status 0: the first cache
+ * was fooled, as ever, and the second never.
+ */
+#include <fmt/core.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <map>
+
+#include "loopback.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr int messages = 20;
+constexpr std::size_t length = 64 * 1024;
+
+/* What every MPI library has had since 2003, in thirty lines. */
+class cache {
+public:
+	cache(const device &on, bool notified) : on_(on), notified_(notified) {}
+
+	const ibv_mr *registration(range r)
+	{
+		const auto found = entries_.find(r.addr);
+
+		if (found != entries_.end()) {
+			if (!notified_ || still_valid(found->second))
+				return found->second.mr.get();
+			entries_.erase(found);
+		}
+		entry &made = entries_[r.addr];
+		made.mr = on_.register_memory(r);
+		if (notified_)
+			check_verb(ibv_reg_mr_notify(made.mr.get(), made.valid.address()),
+				   "ibv_reg_mr_notify");
+		registrations_++;
+		return made.mr.get();
+	}
+
+	int registrations() const { return registrations_; }
+
+private:
+	struct entry {
+		word valid;
+		owned<ibv_mr> mr;
+	};
+
+	static bool still_valid(entry &e)
+	{
+		if (e.valid.value() & IBV_MR_NOTIFY_SUSPECT)
+			check_verb(ibv_settle_mr_notify(e.mr.get()), "ibv_settle_mr_notify");
+		return e.valid.value() == 0;
+	}
+
+	const device &on_;
+	const bool notified_;
+	std::map<std::byte *, entry> entries_;
+	int registrations_ = 0;
+};
+
+/* What an allocator does when it returns memory and gets it back. */
+void map_again(range r)
+{
+	if (munmap(r.addr, r.length) ||
+	    mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != r.addr)
+		fail("mapping again");
+}
+
+int stale_messages(const device &on, bool notified)
+{
+	const memory buffer = anonymous(length);
+	const memory inbox = anonymous(length);
+	const range from = buffer.registered();
+	const range to = inbox.registered();
+	const auto inbox_mr = on.register_memory(to);
+	loopback link(on);
+	cache registrations(on, notified);
+	int stale = 0;
+
+	for (int i = 1; i <= messages; i++) {
+		std::memset(from.addr, i, from.length);
+		const ibv_wc_status status =
+			link.write(registrations.registration(from), from, to.addr, inbox_mr->rkey);
+		if (status != IBV_WC_SUCCESS)
+			throw std::runtime_error(ibv_wc_status_str(status));
+		stale += std::any_of(to.addr, to.end(),
+				     [=](std::byte b) { return b != static_cast<std::byte>(i); });
+		map_again(from);
+	}
+	fmt::print("{:35} {:2} of {} messages arrived with old bytes ({} registrations)\n",
+		   notified ? "cache that looks at the word:" : "cache without notification:",
+		   stale, messages, registrations.registrations());
+	return stale;
+}
+
+} // namespace
+
+int main()
+{
+	try {
+		const device on;
+		const int without = stale_messages(on, false);
+
+		if (!on.can_notify()) {
+			fmt::print("{} can't notify\n", on.name());
+			return 3;
+		}
+		return without > 0 && stale_messages(on, true) == 0 ? 0 : 1;
+	} catch (const std::exception &e) {
+		fmt::print(stderr, "{}\n", e.what());
+		return 2;
+	}
+}
