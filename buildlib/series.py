@@ -1,0 +1,122 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Write the kernel part as a patch series that can be mailed: `git am` applies it to plain sources.
+
+Why: here a change is kept as hooks beside whole new files, which is good to work on and not what a
+kernel maintainer reads. Each hook becomes one commit, with the new files that its header names
+(Overlay-Files:), its text without what only concerns the overlay, and then one mail each.
+
+Usage: buildlib/series.py [FOLDER]      (default: build/series)
+"""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import fetch
+import overlay
+
+REPO = fetch.REPO
+HOOKS = os.path.join(REPO, overlay.HOOKS["linux"])
+PLAIN = ("drivers/infiniband", "include/rdma", "include/uapi/rdma", "include/trace/events",
+         "Documentation/infiniband")
+
+
+class Hook:
+    """One hook: mail header, text, the new files that belong to it, the diff."""
+
+    def __init__(self, path):
+        self.path = path
+        with open(path, encoding="utf-8") as text:
+            header, _, self.diff = text.read().partition("\n---\n")
+        self.sender = re.search(r"^From: (.*)$", header, re.MULTILINE).group(1)
+        self.new_files = re.findall(r"^Overlay-Files: (.*)$", header, re.MULTILINE)
+        subject = re.search(r"^Subject: \[PATCH\] (.*)$", header, re.MULTILINE).group(1)
+        body = header.partition("\n\n")[2]
+        body = re.sub(r"^(Overlay-Files|Upstream-Status): .*\n", "", body, flags=re.MULTILINE)
+        self.message = f"{subject}\n\n{body.strip()}\n"
+
+
+def hooks():
+    """All of the kernel's, in order."""
+    return [Hook(path) for path in sorted(glob.glob(os.path.join(HOOKS, "*.patch")))]
+
+
+def git(folder, *arguments, text=None):
+    """Run git there, with an identity of its own and nobody's configuration."""
+    return subprocess.run(["git", "-C", folder, "-c", "user.name=series",
+                           "-c", "user.email=series@localhost", "-c", "commit.gpgsign=false",
+                           "-c", "core.autocrlf=false", *arguments],
+                          input=text, capture_output=True, text=True, check=True).stdout
+
+
+def plain_tree(place):
+    """A repository with upstream's files as they are, those parts that the series touches."""
+    with fetch.locked(fetch.BUILD):
+        tree = fetch.fetch("linux")
+        overlay.overlay("linux", tree)
+        ours = overlay.our_files("linux", REPO)
+        pristine = os.path.join(fetch.state_folder(tree), "pristine")
+        for part in PLAIN:
+            for folder, _, names in os.walk(os.path.join(tree, part)):
+                for name in names:
+                    path = os.path.relpath(os.path.join(folder, name), tree)
+                    if path in ours or path.endswith((".o", ".cmd", ".ko")):
+                        continue
+                    source = os.path.join(pristine, path)
+                    if not os.path.exists(source):
+                        source = os.path.join(tree, path)
+                    target = os.path.join(place, path)
+                    os.makedirs(os.path.dirname(target), exist_ok=True)
+                    shutil.copyfile(source, target)
+    git(place, "init", "-q")
+    git(place, "add", "-A")
+    git(place, "commit", "-q", "-m", "Debian's source package, as it is")
+
+
+def missing_files(series):
+    """New kernel files that no hook brings: they would not be in the series."""
+    brought = {name for hook in series for name in hook.new_files}
+    return sorted(set(overlay.our_files("linux", REPO)) - brought)
+
+
+def write(folder):
+    """Write the series; the paths of its mails."""
+    series = hooks()
+    missing = missing_files(series)
+    if missing:
+        raise overlay.OverlayError("no hook names in Overlay-Files: " + ", ".join(missing))
+    os.makedirs(folder, exist_ok=True)
+    for old in glob.glob(os.path.join(folder, "*.patch")):
+        os.unlink(old)
+    with tempfile.TemporaryDirectory() as place:
+        plain_tree(place)
+        ours = overlay.our_files("linux", REPO)
+        for hook in series:
+            git(place, "apply", "--index", "--whitespace=nowarn", "-", text=hook.diff)
+            for name in hook.new_files:
+                target = os.path.join(place, name)
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                shutil.copyfile(ours[name], target)
+                git(place, "add", name)
+            git(place, "commit", "-q", f"--author={hook.sender}", "-F", "-", text=hook.message)
+        git(place, "format-patch", "-q", "--zero-commit", "-n", f"-{len(series)}",
+            "-o", os.path.abspath(folder))
+    return sorted(glob.glob(os.path.join(folder, "*.patch")))
+
+
+def main():
+    """Write the series and say where."""
+    folder = sys.argv[1] if len(sys.argv) > 1 else os.path.join(fetch.BUILD, "series")
+    for path in write(folder):
+        print(path)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (overlay.OverlayError, fetch.FetchError) as error:
+        sys.exit(f"series: {error}")
