@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * Where the verbs meet the registration cache: what the hooks in upstream's
+ * verbs.c and device.c call. Included by ibverbs.h.
+ *
+ * A process that does not use the cache pays one predictable branch in
+ * ibv_reg_mr() and one in ibv_dereg_mr(), and no system call.
+ */
+#ifndef IB_VERBS_CACHED_MR_H
+#define IB_VERBS_CACHED_MR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <infiniband/driver.h>
+#include <infiniband/mr_cache.h>
+#include <util/compiler.h>
+
+/*
+ * verbs_mr.mr_type of an MR that the cache handed out: the bits below and the
+ * fork generation of its entry, whose index is in verbs_mr.access. No provider
+ * uses these fields of a plain registration but to tell it from other kinds,
+ * and struct verbs_mr is part of every provider's: it cannot grow.
+ */
+#define CACHED_MR		(1U << 31)
+#define CACHED_MR_VIEW		(1U << 30)	/* of a part: not the provider's own */
+#define CACHED_MR_GENERATION	(CACHED_MR_VIEW - 1)
+
+/* IBV_ACCESS_CACHED when all registrations are to be cached, or nobody has asked yet. */
+extern unsigned int cached_mr_default;
+
+static inline bool cached_mr_wanted(unsigned int access)
+{
+	return unlikely((access | cached_mr_default) & IBV_ACCESS_CACHED);
+}
+
+static inline bool cached_mr_owns(struct ibv_mr *mr)
+{
+	return unlikely(verbs_get_mr(mr)->mr_type & CACHED_MR);
+}
+
+/*
+ * False: not for the cache, or it could not; register plainly. No provider sees
+ * IBV_ACCESS_CACHED: it is taken out of *access.
+ */
+bool cached_mr_reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+		   unsigned int *access, struct ibv_mr **mr);
+/* ibv_dereg_mr() of what cached_mr_owns(). */
+int cached_mr_dereg(struct ibv_mr *mr);
+/* After a plain registration failed: did idle ones make room, so that it is worth another try? */
+bool cached_mr_made_room(unsigned int access);
+/* Before the PD or the context goes. */
+void cached_mr_flush_pd(struct ibv_pd *pd);
+void cached_mr_flush_context(struct ibv_context *context);
+
+/* ibv_settle_mr_notify() of an MR that may be handed out (mr_notify.c). */
+int mr_notify_settle(struct ibv_mr *mr);
+
+#endif /* IB_VERBS_CACHED_MR_H */

@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The verbs' side of the registration cache: who may use it, how an entry is
+ * registered, and what is handed out for it. The cache itself is in mr_cache/
+ * and knows nothing of verbs.
+ *
+ * What is handed out is the provider's MR when the user asked for exactly what
+ * that one shows, else a view: a struct verbs_mr of our own with the same
+ * handle and keys. Several users may have the same MR, and only our marks in
+ * it are ever written after it was published, by anybody, with one value.
+ */
+#include <config.h>
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <rdma/ib_user_mr_notify.h>
+
+#include "ibverbs.h"
+#include "mr_cache/mr_cache_core.h"
+
+#define CACHED_ACCESS                                                          \
+	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |                    \
+	 IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |                   \
+	 IBV_ACCESS_RELAXED_ORDERING)
+
+static_assert((int)MR_CACHE_LOCAL_WRITE == (int)IBV_ACCESS_LOCAL_WRITE &&
+	      (int)MR_CACHE_REMOTE_WRITE == (int)IBV_ACCESS_REMOTE_WRITE &&
+	      (int)MR_CACHE_REMOTE_READ == (int)IBV_ACCESS_REMOTE_READ &&
+	      (int)MR_CACHE_REMOTE_ATOMIC == (int)IBV_ACCESS_REMOTE_ATOMIC &&
+	      (int)MR_CACHE_RELAXED_ORDERING ==
+		      (int)IBV_ACCESS_RELAXED_ORDERING,
+	      "the core's access flags differ from the verbs'");
+static_assert(sizeof(enum ibv_mr_type) == sizeof(uint32_t),
+	      "the marks do not fit into mr_type");
+
+/* verbs_ex_private.mr_cache: what asking has found */
+enum context_state {
+	CONTEXT_NOT_ASKED,
+	CONTEXT_CACHES,
+	CONTEXT_PLAIN,
+};
+
+/* RDMAV_MR_CACHE */
+enum environment {
+	ENVIRONMENT_NOT_ASKED,
+	ENVIRONMENT_FLAG,	/* unset: what asks by IBV_ACCESS_CACHED */
+	ENVIRONMENT_ALL,	/* 1: every registration that can be */
+	ENVIRONMENT_NONE,	/* 0: nothing at all */
+};
+
+unsigned int cached_mr_default = IBV_ACCESS_CACHED;
+
+/* Read once; two threads that read it at once store the same. */
+static enum environment environment(void)
+{
+	static uint32_t known = ENVIRONMENT_NOT_ASKED;
+	uint32_t value = __atomic_load_n(&known, __ATOMIC_RELAXED);
+	const char *text;
+
+	if (likely(value != ENVIRONMENT_NOT_ASKED))
+		return value;
+	text = getenv("RDMAV_MR_CACHE");
+	if (!text)
+		value = ENVIRONMENT_FLAG;
+	else if (!strcmp(text, "1"))
+		value = ENVIRONMENT_ALL;
+	else if (!strcmp(text, "0"))
+		value = ENVIRONMENT_NONE;
+	else
+		value = ENVIRONMENT_FLAG;
+	__atomic_store_n(&cached_mr_default,
+			 value == ENVIRONMENT_ALL ? IBV_ACCESS_CACHED : 0,
+			 __ATOMIC_RELAXED);
+	__atomic_store_n(&known, value, __ATOMIC_RELAXED);
+	return value;
+}
+
+/*
+ * ibv_fork_init() keeps ranges from children by counts that do not know of an
+ * munmap: they cannot be right for memory that comes and goes under the cache.
+ * Asked before the first registration, after which ibv_fork_init() refuses;
+ * a kernel that copies on fork answers once and for ever.
+ */
+static bool keeps_ranges_from_children(void)
+{
+	static uint32_t known;
+	uint32_t value = __atomic_load_n(&known, __ATOMIC_RELAXED);
+
+	if (!value) {
+		value = ibv_is_fork_initialized() == IBV_FORK_ENABLED ? 1 : 2;
+		__atomic_store_n(&known, value, __ATOMIC_RELAXED);
+	}
+	return value == 1;
+}
+
+/*
+ * Re-enters ibv_reg_mr_iova2(), which takes a registration that is to be
+ * tracked for a plain one. What the user should see is set before anybody can
+ * see it.
+ */
+static int register_entry(const struct mr_cache_request *request,
+			  uint64_t *word, void **out)
+{
+	struct ibv_mr *mr;
+	int ret;
+
+	if (keeps_ranges_from_children())
+		return EOPNOTSUPP;
+	mr = ibv_reg_mr_iova2(request->pd, (void *)(uintptr_t)request->start,
+			      request->size, request->start,
+			      request->access | IB_UVERBS_ACCESS_TRACK);
+	if (!mr)
+		return errno ? errno : ENOMEM;
+	ret = ibv_reg_mr_notify(mr, word);
+	if (ret) {
+		ibv_dereg_mr(mr);
+		return ret;
+	}
+	mr->addr = (void *)(uintptr_t)request->addr;
+	mr->length = request->length;
+	*out = mr;
+	return 0;
+}
+
+static int settle_entry(void *mr)
+{
+	return mr_notify_settle(mr);
+}
+
+/*
+ * The last user is gone. Without its marks the MR is the provider's again,
+ * and gets them back if it stays: its last user may then try once more.
+ */
+static int deregister_entry(void *mr)
+{
+	struct verbs_mr *vmr = verbs_get_mr(mr);
+	const enum ibv_mr_type type = vmr->mr_type;
+	const int access = vmr->access;
+	int ret;
+
+	vmr->mr_type = IBV_MR_TYPE_MR;
+	vmr->access = 0;
+	ret = ibv_dereg_mr(mr);
+	if (ret) {
+		vmr->mr_type = type;
+		vmr->access = access;
+	}
+	return ret;
+}
+
+static const struct mr_cache_registrar registrar = {
+	.reg = register_entry,
+	.settle = settle_entry,
+	.dereg = deregister_entry,
+};
+
+/* Replaces a limit by that of the environment, if it has a number there. */
+static bool limit_from_environment(const char *name, uint64_t *limit)
+{
+	const char *text = getenv(name);
+	unsigned long long value;
+	char *end;
+
+	if (!text || *text < '0' || *text > '9')
+		return false;
+	errno = 0;
+	value = strtoull(text, &end, 0);
+	if (errno || *end)
+		return false;
+	*limit = value;
+	return true;
+}
+
+static void set_limits(struct ibv_context *context)
+{
+	struct mr_cache_bounds bounds;
+	bool given;
+
+	if (mr_cache_limits(context, NULL, &bounds))
+		return;
+	given = limit_from_environment("RDMAV_MR_CACHE_MAX_BYTES",
+				       &bounds.bytes);
+	given |= limit_from_environment("RDMAV_MR_CACHE_MAX_ENTRIES",
+					&bounds.entries);
+	if (given)
+		mr_cache_limits(context, &bounds, NULL);
+}
+
+/* Once per context, or by several threads at once with one result. */
+static bool ask_context(struct ibv_context *context)
+{
+	const int old_errno = errno;
+	enum context_state state = CONTEXT_PLAIN;
+	struct ibv_device_attr attr;
+
+	if (environment() != ENVIRONMENT_NONE &&
+	    !ibv_query_device(context, &attr) &&
+	    attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY &&
+	    !mr_cache_init(&registrar)) {
+		set_limits(context);
+		state = CONTEXT_CACHES;
+	}
+	__atomic_store_n(&get_priv(context)->mr_cache, state, __ATOMIC_RELEASE);
+	errno = old_errno;
+	return state == CONTEXT_CACHES;
+}
+
+static inline bool context_is(struct ibv_context *context,
+			      enum context_state state)
+{
+	return __atomic_load_n(&get_priv(context)->mr_cache,
+			       __ATOMIC_ACQUIRE) == state;
+}
+
+static inline bool context_caches(struct ibv_context *context)
+{
+	if (likely(context_is(context, CONTEXT_CACHES)))
+		return true;
+	return context_is(context, CONTEXT_NOT_ASKED) && ask_context(context);
+}
+
+/* A range that can be rounded to pages, with access that the kernel would allow. */
+static inline bool can_be_cached(uint64_t addr, uint64_t length,
+				 unsigned int access)
+{
+	const unsigned int writes = IBV_ACCESS_REMOTE_WRITE |
+				    IBV_ACCESS_REMOTE_ATOMIC;
+
+	return !(access & ~CACHED_ACCESS) &&
+	       (!(access & writes) || access & IBV_ACCESS_LOCAL_WRITE) &&
+	       length && addr + length > addr;
+}
+
+static inline void mark(struct verbs_mr *vmr, uint32_t type, uint32_t index)
+{
+	uint32_t *mr_type = (uint32_t *)&vmr->mr_type;
+
+	/* Pairs with the release of whoever had it first. */
+	if (likely(__atomic_load_n(mr_type, __ATOMIC_ACQUIRE) == type))
+		return;
+	__atomic_store_n((uint32_t *)&vmr->access, index, __ATOMIC_RELAXED);
+	__atomic_store_n(mr_type, type, __ATOMIC_RELEASE);
+}
+
+static struct ibv_mr *make_view(struct ibv_mr *of, void *addr, size_t length,
+				uint32_t type, uint32_t index)
+{
+	struct verbs_mr *view = malloc(sizeof(*view));
+
+	if (!view)
+		return NULL;
+	view->ibv_mr = *of;
+	view->ibv_mr.addr = addr;
+	view->ibv_mr.length = length;
+	view->mr_type = type | CACHED_MR_VIEW;
+	view->access = index;
+	return &view->ibv_mr;
+}
+
+/*
+ * When the cache cannot, whatever the reason: a plain registration either can,
+ * or fails with the errno that the user knows.
+ */
+bool cached_mr_reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+		   unsigned int *access, struct ibv_mr **mr)
+{
+	const bool asked = *access & IBV_ACCESS_CACHED;
+	const unsigned int wanted = *access &= ~IBV_ACCESS_CACHED;
+	struct mr_cache_ref ref;
+	uint32_t type;
+
+	if (!can_be_cached((uintptr_t)addr, length, wanted) ||
+	    iova != (uintptr_t)addr)
+		return false;
+	if (!asked && environment() != ENVIRONMENT_ALL)
+		return false;
+	if (!context_caches(pd->context))
+		return false;
+	if (mr_cache_acquire(pd, pd->context, (uintptr_t)addr, length, wanted,
+			     &ref))
+		return false;
+
+	type = CACHED_MR | (ref.generation & CACHED_MR_GENERATION);
+	if (ref.addr == (uintptr_t)addr && ref.length == length) {
+		mark(verbs_get_mr(ref.mr), type, ref.index);
+		*mr = ref.mr;
+		return true;
+	}
+	*mr = make_view(ref.mr, addr, length, type, ref.index);
+	if (*mr)
+		return true;
+	mr_cache_release(ref.index, ref.generation);
+	return false;
+}
+
+/*
+ * A view is freed: its type says so first, for whoever deregisters it twice.
+ */
+int cached_mr_dereg(struct ibv_mr *mr)
+{
+	struct verbs_mr *vmr = verbs_get_mr(mr);
+	const uint32_t index = vmr->access;
+	uint32_t type = vmr->mr_type;
+	int ret;
+
+	if (type & CACHED_MR_VIEW)
+		type = __atomic_exchange_n((uint32_t *)&vmr->mr_type, CACHED_MR,
+					   __ATOMIC_RELAXED);
+	if (!(type & CACHED_MR_GENERATION))
+		return EINVAL;
+	ret = mr_cache_release(index, type & CACHED_MR_GENERATION);
+	if (!(type & CACHED_MR_VIEW))
+		return ret;
+	if (ret)
+		__atomic_store_n((uint32_t *)&vmr->mr_type, type,
+				 __ATOMIC_RELAXED);
+	else
+		free(vmr);
+	return ret;
+}
+
+/* The limit that was met may be the process's (RLIMIT_MEMLOCK): all contexts give. */
+bool cached_mr_made_room(unsigned int access)
+{
+	const int error = errno;
+	bool made;
+
+	if (error != ENOMEM || access & IB_UVERBS_ACCESS_TRACK)
+		return false;
+	made = mr_cache_reclaim(NULL);
+	errno = error;
+	return made;
+}
+
+void cached_mr_flush_pd(struct ibv_pd *pd)
+{
+	if (context_is(pd->context, CONTEXT_CACHES))
+		mr_cache_flush_pd(pd);
+}
+
+void cached_mr_flush_context(struct ibv_context *context)
+{
+	if (context_is(context, CONTEXT_CACHES))
+		mr_cache_flush_owner(context);
+}
+
+int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
+	       unsigned int access)
+{
+	access &= ~IBV_ACCESS_CACHED;
+	return can_be_cached((uintptr_t)addr, length, access) &&
+	       context_is(pd->context, CONTEXT_CACHES) &&
+	       mr_cache_covers(pd, (uintptr_t)addr, length, access);
+}
+
+int ibv_reg_mr_limits(struct ibv_context *context,
+		      struct ibv_mr_cache_limits *new_limits,
+		      struct ibv_mr_cache_limits *old_limits)
+{
+	struct mr_cache_bounds from;
+	struct mr_cache_bounds to;
+	int ret;
+
+	if (!context_caches(context))
+		return EOPNOTSUPP;
+	if (new_limits)
+		to = (struct mr_cache_bounds){
+			.bytes = new_limits->max_bytes,
+			.entries = new_limits->max_entries,
+		};
+	ret = mr_cache_limits(context, new_limits ? &to : NULL, &from);
+	if (ret)
+		return ret;
+	if (old_limits)
+		*old_limits = (struct ibv_mr_cache_limits){
+			.max_bytes = from.bytes,
+			.max_entries = from.entries,
+		};
+	return 0;
+}
+
+int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes)
+{
+	if (!context_caches(context))
+		return EOPNOTSUPP;
+	return mr_cache_clean(context, keep_bytes);
+}
+
+int ibv_query_mr_cache(struct ibv_context *context,
+		       struct ibv_mr_cache_stats *stats)
+{
+	struct mr_cache_statistics seen;
+	int ret;
+
+	if (!stats)
+		return EINVAL;
+	if (!context_caches(context))
+		return EOPNOTSUPP;
+	ret = mr_cache_query(context, &seen);
+	if (ret)
+		return ret;
+	*stats = (struct ibv_mr_cache_stats){
+		.hits = seen.hits,
+		.misses = seen.misses,
+		.suspects = seen.suspects_settled,
+		.invalidations = seen.invalidations,
+		.evictions = seen.evictions,
+		.bytes = seen.bytes,
+		.entries = seen.entries,
+	};
+	return 0;
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * Cached registration: ibv_reg_mr() finds the registration that is there, and
+ * ibv_dereg_mr() leaves it for the next one. A registration whose memory has
+ * gone is never found: the kernel tells (see mr_notify.h).
+ *
+ * Included by <infiniband/verbs.h>. For whoever registers the same buffers
+ * again and again. The environment variable RDMAV_MR_CACHE=1 gives the same to
+ * programs that do not know of it; ibv_mr_cache(7) tells all about both.
+ *
+ * All functions are thread safe. A context of a device without
+ * IBV_DEVICE_MR_NOTIFY has no cache: registrations are plain ones there.
+ */
+#ifndef INFINIBAND_MR_CACHE_H
+#define INFINIBAND_MR_CACHE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ibv_context;
+struct ibv_pd;
+
+/*
+ * An access flag of ibv_reg_mr(), in the optional range: what does not know it
+ * registers as ever. The MR shows addr and length as asked for, and may share
+ * its handle and keys with others, which may allow more access and reach
+ * further; ibv_rereg_mr(), ibv_bind_mw() and ibv_reg_mr_notify() refuse it.
+ */
+#define IBV_ACCESS_CACHED (1 << 29)
+
+/* What a context's cache may hold; registrations in use count too. */
+struct ibv_mr_cache_limits {
+	uint64_t max_bytes;
+	uint64_t max_entries;
+};
+
+struct ibv_mr_cache_stats {
+	uint64_t hits;
+	uint64_t misses;
+	uint64_t suspects;	/* asked the kernel, and found intact */
+	uint64_t invalidations;	/* dropped because the memory had changed */
+	uint64_t evictions;	/* idle ones dropped to make room */
+	uint64_t bytes;		/* registered now, idle or in use */
+	uint64_t entries;
+};
+
+/**
+ * ibv_is_reg - Is this range in the cache?
+ * @pd: The protection domain
+ * @addr, @length: The range
+ * @access: Access flags as for ibv_reg_mr(), with or without IBV_ACCESS_CACHED
+ *
+ * Returns 1 if a valid cached registration covers it and allows the access, 0
+ * if not. That may have changed by the time the caller looks at it.
+ */
+int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
+	       unsigned int access);
+
+/**
+ * ibv_reg_mr_limits - Set or tell the limits of a context's cache
+ * @context: The context
+ * @new_limits: The limits from now on, or NULL to keep them
+ * @old_limits: Where to store those until now, or NULL
+ *
+ * Idle registrations beyond the new limits are evicted before it returns. Those
+ * in use are not touched; while they fill the limits, registrations are plain.
+ *
+ * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context
+ * has no cache.
+ */
+int ibv_reg_mr_limits(struct ibv_context *context,
+		      struct ibv_mr_cache_limits *new_limits,
+		      struct ibv_mr_cache_limits *old_limits);
+
+/**
+ * ibv_reg_mr_clean - Evict idle registrations
+ * @context: The context
+ * @keep_bytes: How much may stay idle
+ *
+ * Evicts, least recently used first, until at most keep_bytes bytes of idle
+ * registrations stay. The pages are unpinned when it returns.
+ *
+ * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or
+ * what deregistering one of them returned.
+ */
+int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);
+
+/**
+ * ibv_query_mr_cache - Tell what a context's cache holds and has done
+ * @context: The context
+ * @stats: Where to store it
+ *
+ * Each number is exact while no other thread registers.
+ *
+ * Returns 0, or an errno value and stores nothing: EOPNOTSUPP when the context
+ * has no cache, EINVAL when stats is NULL.
+ */
+int ibv_query_mr_cache(struct ibv_context *context,
+		       struct ibv_mr_cache_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* INFINIBAND_MR_CACHE_H */
