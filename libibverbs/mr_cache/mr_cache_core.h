@@ -27,11 +27,11 @@ extern "C" {
  * Any other bit makes mr_cache_acquire() say EOPNOTSUPP.
  */
 enum mr_cache_access {
-	MR_CACHE_LOCAL_WRITE		= 1 << 0,
-	MR_CACHE_REMOTE_WRITE		= 1 << 1,
-	MR_CACHE_REMOTE_READ		= 1 << 2,
-	MR_CACHE_REMOTE_ATOMIC		= 1 << 3,
-	MR_CACHE_RELAXED_ORDERING	= 1 << 20,
+	MR_CACHE_LOCAL_WRITE = 1 << 0,
+	MR_CACHE_REMOTE_WRITE = 1 << 1,
+	MR_CACHE_REMOTE_READ = 1 << 2,
+	MR_CACHE_REMOTE_ATOMIC = 1 << 3,
+	MR_CACHE_RELAXED_ORDERING = 1 << 20,
 };
 
 /*
@@ -64,11 +64,11 @@ struct mr_cache_registrar {
 };
 
 struct mr_cache_ref {
-	void *mr;		/* what reg() gave */
-	uint64_t addr;		/* what reg() was asked to show: when it is not what this */
-	uint64_t length;	/* user asked for, the shim hands out a view of the mr */
+	void *mr;	 /* what reg() gave */
+	uint64_t addr;	 /* what reg() was asked to show: when it is not what this */
+	uint64_t length; /* user asked for, the shim hands out a view of the mr */
 	uint32_t index;
-	uint32_t generation;	/* never 0 */
+	uint32_t generation; /* never 0 */
 };
 
 struct mr_cache_bounds {
@@ -79,10 +79,10 @@ struct mr_cache_bounds {
 struct mr_cache_statistics {
 	uint64_t hits;
 	uint64_t misses;
-	uint64_t suspects_settled;	/* asked the kernel, and found intact */
-	uint64_t invalidations;		/* entries dropped because the word said INVALID */
+	uint64_t suspects_settled; /* asked the kernel, and found intact */
+	uint64_t invalidations;	   /* entries dropped because the word said INVALID */
 	uint64_t evictions;
-	uint64_t bytes;			/* registered now, idle or used */
+	uint64_t bytes; /* registered now, idle or used */
 	uint64_t entries;
 };
 

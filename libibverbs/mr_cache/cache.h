@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The registration cache: its hit path. What is not a hit is in slow_path.h.
+ *
+ * A hit reads the line of arena.hot (generation, epoch), one bucket of hints, and the
+ * line of the entry, which it changes twice: the reference and the stamp. A
+ * release changes it once. No lock, no system call, no other write.
+ *
+ * Everything that the cache needs comes by Env: atomics, mutex and condition,
+ * zeroed pages, the registrar, the sizes. So tests run it under a scheduler of
+ * their own, and without a kernel.
+ */
+#ifndef MR_CACHE_CACHE_H
+#define MR_CACHE_CACHE_H
+
+#include <cerrno>
+
+#include "slow_path.h"
+
+namespace mr_cache {
+
+template <class Env> class cache : private slow_path<Env> {
+	using slow = slow_path<Env>;
+	using slow::a;
+
+public:
+	using slow::after_fork;
+	using slow::clean;
+	using slow::covers;
+	using slow::env;
+	using slow::flush_owner;
+	using slow::flush_pd;
+	using slow::limits;
+	using slow::prepare_fork;
+	using slow::query;
+	using slow::reclaim;
+	using slow::start;
+
+	[[nodiscard, gnu::always_inline]] int acquire(void *pd, void *owner, uint64_t addr,
+						      uint64_t length, uint32_t access,
+						      mr_cache_ref *ref)
+	{
+		wish want(pd, addr, length, access);
+
+		if (!a) [[unlikely]]
+			return EOPNOTSUPP;
+
+		/* Acquire pairs with begin(): a child's arena is complete. */
+		uint32_t generation = a->hot.generation.load(std::memory_order_acquire);
+		uint32_t bits = a->hot.hint_bits.load(std::memory_order_relaxed);
+
+		if (!generation) [[unlikely]]
+			return slow::acquire(want, pd, owner, ref);
+
+		auto bucket = a->hint.look(want, bits);
+		uint32_t i = bucket.first();
+
+		if (!i || !a->entries[i].fits(want)) [[unlikely]] {
+			i = bucket.second();
+			if (!i || !a->entries[i].fits(want))
+				return slow::acquire(want, pd, owner, ref);
+		}
+
+		entry<Env> &e = a->entries[i];
+
+		if (!e.word.usable(e.word.take_acquire())) [[unlikely]]
+			return slow::untake_and_acquire(i, want, pd, owner, ref);
+		if (!e.fits(want)) [[unlikely]]
+			return slow::untake_and_acquire(i, want, pd, owner, ref);
+		e.use(slow::now());
+		slow::refer(i, generation, ref);
+		return 0;
+	}
+
+	[[nodiscard, gnu::always_inline]] int release(uint32_t i, uint32_t generation)
+	{
+		if (!a || a->hot.generation.load(std::memory_order_acquire) != generation ||
+		    i >= Env::entries) [[unlikely]]
+			return slow::release_foreign(generation);
+
+		entry_word<Env> &w = a->entries[i].word;
+		uint64_t seen = w.give_release();
+
+		/* The last one, of an entry that is to go; or nobody had it. */
+		if (!w.used(seen) || w.over(seen - w.REF)) [[unlikely]]
+			return slow::release(i, seen);
+		return 0;
+	}
+};
+
+} // namespace mr_cache
+
+#endif // MR_CACHE_CACHE_H

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The authoritative answer to "which entry contains this range?": for each
+ * domain (key: PD and ordering) and each set of rights a tree of entries by start.
+ *
+ * The entries of a tree are an antichain: none contains another (insert() is only
+ * told of ranges for which that holds). Sorted by start they are then sorted by
+ * end too, and the last one that starts at or before addr is the only candidate.
+ * A request looks among its own rights, then among those that contain them.
+ *
+ * The tree is a treap whose node i belongs to entry i: its priority is a hash of
+ * i, inserting allocates nothing and cannot fail. All memory is type-stable. The
+ * mutex of the cache guards all changes; search() may run beside them without it:
+ * every index that it can read is one of a node, and its steps are limited. It may
+ * miss what is there and find what is no longer there. Neither matters: what is
+ * found is verified by taking a reference, and who found nothing takes the mutex
+ * and asks again. (So readers need no sequence count: it would only tell a
+ * false miss from a true one, and the mutex does that anyway.)
+ */
+#ifndef MR_CACHE_RANGE_INDEX_H
+#define MR_CACHE_RANGE_INDEX_H
+
+#include "entry.h"
+
+namespace mr_cache {
+
+template <class Env> class range_index {
+public:
+	/* An entry to verify, or 0. Under the mutex it is in the index, and 0 means none is. */
+	uint32_t search(const wish &want, const entry<Env> *entries) const
+	{
+		const domain &d = domains[lookup(want.key)];
+		uint32_t rights = want.access & RIGHTS;
+		uint32_t present = d.present.load(std::memory_order_relaxed);
+		uint32_t first = predecessor(d.roots[rights], want.addr);
+
+		if (first && entries[first].fits(want))
+			return first;
+		for (uint32_t more = present & containing(rights) & ~(1U << rights); more;
+		     more &= more - 1) {
+			uint32_t found = predecessor(d.roots[__builtin_ctz(more)], want.addr);
+
+			if (found && entries[found].fits(want))
+				return found;
+		}
+		return 0;
+	}
+
+	/* Under the mutex: an entry among the same rights that lies within the range, or 0. */
+	uint32_t find_within(uint64_t key, uint32_t rights, uint64_t start, uint64_t end,
+			     const entry<Env> *entries) const
+	{
+		uint32_t found = successor(domains[lookup(key)].roots[rights], start);
+
+		return found && entries[found].end() <= end ? found : 0;
+	}
+
+	/* Under the mutex: room for a domain's first entry; false if there are too many domains. */
+	bool prepare(uint64_t key)
+	{
+		if (lookup(key))
+			return true;
+
+		uint32_t i = free_domain;
+
+		if (i)
+			free_domain = domains[i].next.load(std::memory_order_relaxed);
+		else if (domain_count + 1 < Env::domains)
+			i = ++domain_count;
+		else
+			return false;
+
+		auto &head = heads[bucket(key)];
+
+		domains[i].key.store(key, std::memory_order_relaxed);
+		domains[i].next.store(head.load(std::memory_order_relaxed),
+				      std::memory_order_relaxed);
+		head.store(i, std::memory_order_relaxed);
+		return true;
+	}
+
+	/* Under the mutex. The domain was prepared, and the antichain stays one. */
+	void insert(uint32_t index, uint64_t key, uint32_t rights, uint64_t start)
+	{
+		domain &d = domains[lookup(key)];
+		link *at = &d.roots[rights];
+		uint32_t n;
+
+		while ((n = get(*at)) && priority(n) >= priority(index))
+			at = starts_at(n) <= start ? &nodes[n].right : &nodes[n].left;
+
+		/* What was below becomes the two subtrees of the new node. */
+		link *left = &nodes[index].left, *right = &nodes[index].right;
+
+		nodes[index].start.store(start, std::memory_order_relaxed);
+		while (n) {
+			bool lower = starts_at(n) <= start;
+			link *&side = lower ? left : right;
+
+			set(*side, n);
+			side = lower ? &nodes[n].right : &nodes[n].left;
+			n = get(*side);
+		}
+		set(*left, 0);
+		set(*right, 0);
+		set(*at, index);
+		d.present.store(d.present.load(std::memory_order_relaxed) | 1U << rights,
+				std::memory_order_relaxed);
+	}
+
+	/* Under the mutex. */
+	void erase(uint32_t index, uint64_t key, uint32_t rights)
+	{
+		uint32_t which = lookup(key);
+		domain &d = domains[which];
+		link *at = &d.roots[rights];
+		uint32_t n;
+
+		while ((n = get(*at)) && n != index)
+			at = starts_at(n) <= starts_at(index) ? &nodes[n].right : &nodes[n].left;
+		if (!n)
+			return;
+
+		uint32_t left = get(nodes[index].left), right = get(nodes[index].right);
+
+		while (left && right) {
+			if (priority(left) >= priority(right)) {
+				set(*at, left);
+				at = &nodes[left].right;
+				left = get(*at);
+			} else {
+				set(*at, right);
+				at = &nodes[right].left;
+				right = get(*at);
+			}
+		}
+		set(*at, left ? left : right);
+		if (!get(d.roots[rights]))
+			drop_rights(which, rights);
+	}
+
+private:
+	using link = typename Env::template atomic<uint32_t>;
+
+	struct node {
+		typename Env::template atomic<uint64_t> start;
+		link left;
+		link right;
+	};
+
+	struct domain {
+		typename Env::template atomic<uint64_t> key;
+		link next;
+		typename Env::template atomic<uint32_t> present; // which roots are not empty
+		link roots[RIGHTS + 1];
+	};
+
+	static constexpr uint32_t HEADS = 1024;
+	static constexpr int STEPS = 256; // more than a treap of 2^20 is ever deep
+
+	/* Relaxed: see above; the mutex orders the changes among themselves. */
+	static uint32_t get(const link &l) { return l.load(std::memory_order_relaxed); }
+	static void set(link &l, uint32_t n) { l.store(n, std::memory_order_relaxed); }
+	uint64_t starts_at(uint32_t n) const
+	{
+		return nodes[n].start.load(std::memory_order_relaxed);
+	}
+
+	static uint32_t priority(uint32_t index)
+	{
+		uint32_t x = index * 0x9e3779b1;
+
+		x = (x ^ x >> 15) * 0x85ebca77;
+		return x ^ x >> 13;
+	}
+
+	/* The sets of rights, as bits of a mask, that contain these. */
+	static uint32_t containing(uint32_t rights)
+	{
+		uint32_t mask = 0xffff;
+
+		for (uint32_t right = 0; right < 4; right++)
+			if (rights & 1U << right)
+				mask &= HAVING[right];
+		return mask;
+	}
+	static constexpr uint32_t HAVING[4] = {0xaaaa, 0xcccc, 0xf0f0, 0xff00};
+
+	uint32_t predecessor(const link &root, uint64_t addr) const
+	{
+		uint32_t best = 0, n = get(root);
+
+		for (int steps = 0; n && steps < STEPS; steps++) {
+			if (starts_at(n) <= addr) {
+				best = n;
+				n = get(nodes[n].right);
+			} else {
+				n = get(nodes[n].left);
+			}
+		}
+		return best;
+	}
+
+	uint32_t successor(const link &root, uint64_t addr) const
+	{
+		uint32_t best = 0, n = get(root);
+
+		for (int steps = 0; n && steps < STEPS; steps++) {
+			if (starts_at(n) >= addr) {
+				best = n;
+				n = get(nodes[n].left);
+			} else {
+				n = get(nodes[n].right);
+			}
+		}
+		return best;
+	}
+
+	static uint32_t bucket(uint64_t key)
+	{
+		return static_cast<uint32_t>(key * 0x9e3779b97f4a7c15 >> 54) % HEADS;
+	}
+
+	/* The domain, or 0, which is always empty. */
+	uint32_t lookup(uint64_t key) const
+	{
+		uint32_t i = get(heads[bucket(key)]);
+
+		for (uint32_t steps = 0; i && steps < Env::domains; steps++) {
+			if (domains[i].key.load(std::memory_order_relaxed) == key)
+				return i;
+			i = get(domains[i].next);
+		}
+		return 0;
+	}
+
+	void drop_rights(uint32_t which, uint32_t rights)
+	{
+		domain &d = domains[which];
+		uint32_t left = d.present.load(std::memory_order_relaxed) & ~(1U << rights);
+
+		d.present.store(left, std::memory_order_relaxed);
+		if (!left)
+			drop_domain(which);
+	}
+
+	void drop_domain(uint32_t which)
+	{
+		domain &d = domains[which];
+		link *at = &heads[bucket(d.key.load(std::memory_order_relaxed))];
+
+		while (get(*at) != which)
+			at = &domains[get(*at)].next;
+		set(*at, get(d.next));
+		set(d.next, free_domain);
+		free_domain = which;
+	}
+
+	/* The cache's mutex guards these two. */
+	uint32_t domain_count;
+	uint32_t free_domain;
+
+	link heads[HEADS];
+	domain domains[Env::domains];
+	node nodes[Env::entries];
+};
+
+} // namespace mr_cache
+
+#endif // MR_CACHE_RANGE_INDEX_H

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The notification word of an entry: validity, life and references of a cached
+ * registration in one atomic, so that one instruction takes a reference and
+ * tells whether it is worth anything.
+ *
+ *   63          34 33        10  9       8       7        0
+ *   | uses (30)   | references | DOOMED | CLOSED | kernel  |
+ *
+ * kernel   INVALID and SUSPECT, set by the kernel, asynchronously
+ * CLOSED   nobody's: free, being registered or being deregistered
+ * DOOMED   not in the index any more: its last user tears it down
+ * uses     how often a reference was taken in this life; its top bit (FOLD)
+ *          makes the next reader add the count to the statistics
+ *
+ * The flags lie below the references: a release too many borrows from uses, and
+ * no one else is misled before it is put right. The word is only ever changed by
+ * read-modify-write, because a reader may add a reference at any time, to any
+ * word, on the strength of an old hint.
+ *
+ * Who loses, if the fields were compared first and the reference taken then:
+ *
+ *   reader                         evictor and the next owner
+ *   compares: the range fits
+ *                                  closes, deregisters, registers another
+ *                                  range, opens
+ *   take(): not closed, valid
+ *   uses the MR of another range
+ *
+ * Who cannot: take() first, compare then. From a take() that saw neither CLOSED
+ * nor DOOMED the references are not 0, so close() fails and the fields stay.
+ * What take() sees open was written before open(): [Required: open() releases,
+ * take() acquires]. What a user did with the MR comes before its deregistration:
+ * [Required: give() releases, close() acquires].
+ *
+ * Who loses, if open() stored instead of adding:
+ *
+ *   reader                         owner
+ *   take(): CLOSED, references 1
+ *                                  stores references 1, its own
+ *   give(): references 0           uses the MR, which anyone may close now
+ */
+#ifndef MR_CACHE_WORD_H
+#define MR_CACHE_WORD_H
+
+#include <atomic>
+#include <cstdint>
+
+namespace mr_cache {
+
+template <class Env> class entry_word {
+public:
+	static constexpr uint64_t INVALID = 1;
+	static constexpr uint64_t SUSPECT = 2;
+	static constexpr uint64_t KERNEL = 0xff;
+	static constexpr uint64_t CLOSED = 1 << 8;
+	static constexpr uint64_t DOOMED = 1 << 9;
+	static constexpr uint64_t REF = 1 << 10;
+	static constexpr uint64_t REFS = 0xffffff * REF;
+	static constexpr uint64_t USE = 1ULL << 34;
+	static constexpr uint64_t FOLD = 1ULL << 63;
+
+	static bool usable(uint64_t seen) { return !(seen & (KERNEL | CLOSED | DOOMED | FOLD)); }
+	static bool used(uint64_t seen) { return seen & REFS; }
+	static bool idle(uint64_t seen) { return !(seen & (REFS | CLOSED)); }
+	static uint64_t uses(uint64_t seen) { return seen / USE; }
+	/* Nobody uses it and nobody shall: who finds this tears it down. */
+	static bool over(uint64_t seen) { return idle(seen) && seen & (INVALID | DOOMED); }
+
+	/* A guess: what depends on it is decided by a later read-modify-write. */
+	uint64_t peek_relaxed() const { return value.load(std::memory_order_relaxed); }
+
+	/* Takes a reference; what was there tells whether to keep it. Pairs with open(). */
+	uint64_t take_acquire() { return value.fetch_add(REF + USE, std::memory_order_acquire); }
+
+	/* Give a reference back, as if never used or after use. Pair with close(). */
+	uint64_t untake_release() { return value.fetch_sub(REF + USE, std::memory_order_release); }
+	uint64_t give_release() { return value.fetch_sub(REF, std::memory_order_release); }
+
+	/* Undoes a release too many. */
+	void restore_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
+
+	/* From idle to closed, uses back to 0; false if somebody uses it. Pairs with give(). */
+	bool close_acquire(uint64_t *seen)
+	{
+		uint64_t was = peek_relaxed();
+
+		do {
+			if (!idle(was))
+				return false;
+		} while (!value.compare_exchange_weak(was, (was & KERNEL) | CLOSED,
+						      std::memory_order_acquire,
+						      std::memory_order_relaxed));
+		*seen = was;
+		return true;
+	}
+
+	/* A fresh entry's word is 0, which would be open. */
+	void close_fresh_relaxed() { value.fetch_or(CLOSED, std::memory_order_relaxed); }
+
+	/* Closed, and the kernel has let go of it: forget what it said. */
+	void clean_relaxed() { value.fetch_and(~(KERNEL | DOOMED), std::memory_order_relaxed); }
+
+	/* From closed to open, with so many references of ours. Pairs with take(). */
+	uint64_t open_release(uint64_t references)
+	{
+		return value.fetch_add(references * REF - CLOSED, std::memory_order_release);
+	}
+
+	/* Whoever takes it after this does not keep it; the last user tears it down. */
+	void doom_relaxed() { value.fetch_or(DOOMED, std::memory_order_relaxed); }
+
+	/* Takes the top bit of uses out; the caller, who has the mutex, counts it. */
+	bool fold_relaxed() { return value.fetch_and(~FOLD, std::memory_order_relaxed) & FOLD; }
+
+	/* What the kernel is told to write to. */
+	uint64_t *raw() { return reinterpret_cast<uint64_t *>(&value); }
+
+private:
+	typename Env::template atomic<uint64_t> value;
+};
+
+} // namespace mr_cache
+
+#endif // MR_CACHE_WORD_H
