@@ -40,35 +40,31 @@ public:
 						      uint64_t length, uint32_t access,
 						      mr_cache_ref *ref)
 	{
-		wish want(pd, addr, length, access);
+		arena<Env> *const mine = a;
 
-		if (!a) [[unlikely]]
+		if (!mine) [[unlikely]]
 			return EOPNOTSUPP;
 
 		/* Acquire pairs with begin(): a child's arena is complete. */
-		uint32_t generation = a->hot.generation.load(std::memory_order_acquire);
-		uint32_t bits = a->hot.hint_bits.load(std::memory_order_relaxed);
+		uint32_t generation = mine->hot.generation.load(std::memory_order_acquire);
+		uint32_t bits = mine->hot.hint_bits.load(std::memory_order_relaxed);
 
 		if (!generation) [[unlikely]]
-			return slow::acquire(want, pd, owner, ref);
+			return slow::acquire(pd, owner, addr, length, access, ref);
 
-		auto bucket = a->hint.look(want, bits);
-		uint32_t i = bucket.first();
+		const wish want(pd, addr, length, access);
+		uint32_t i = mine->hint.look(want, bits);
 
-		if (!i || !a->entries[i].fits(want)) [[unlikely]] {
-			i = bucket.second();
-			if (!i || !a->entries[i].fits(want))
-				return slow::acquire(want, pd, owner, ref);
-		}
+		if (!i) [[unlikely]]
+			return slow::acquire(pd, owner, addr, length, access, ref);
 
-		entry<Env> &e = a->entries[i];
+		entry<Env> &e = mine->entries[i];
 
-		if (!e.word.usable(e.word.take_acquire())) [[unlikely]]
-			return slow::untake_and_acquire(i, want, pd, owner, ref);
-		if (!e.fits(want)) [[unlikely]]
-			return slow::untake_and_acquire(i, want, pd, owner, ref);
-		e.use(slow::now());
-		slow::refer(i, generation, ref);
+		/* No look before: it would cost a line that is another CPU's twice. */
+		if (!e.word.usable(e.word.take_acquire()) || !e.fits(want)) [[unlikely]]
+			return slow::untake_and_acquire(i, pd, owner, addr, length, access, ref);
+		e.use(slow::now(*mine));
+		slow::refer(e, i, generation, ref);
 		return 0;
 	}
 
@@ -82,7 +78,8 @@ public:
 		uint64_t seen = w.give_release();
 
 		/* The last one, of an entry that is to go; or nobody had it. */
-		if (!w.used(seen) || w.over(seen - w.REF)) [[unlikely]]
+		if ((seen & w.REFS) <= w.REF && (!w.used(seen) || w.over(seen - w.REF)))
+			[[unlikely]]
 			return slow::release(i, seen);
 		return 0;
 	}

@@ -23,27 +23,17 @@ public:
 	static constexpr uint32_t MOST = Env::most_hint_bits;
 	static constexpr uint32_t INDEX = (1 << 20) - 1;
 
-	struct bucket {
-		uint64_t both;
-		uint32_t tag;
-
-		/* An entry to verify, or 0. */
-		uint32_t first() const { return match(static_cast<uint32_t>(both)); }
-		uint32_t second() const { return match(static_cast<uint32_t>(both >> 32)); }
-
-	private:
-		uint32_t match(uint32_t hint) const
-		{
-			return (hint ^ tag) > INDEX ? 0 : hint & INDEX;
-		}
-	};
-
-	/* bits: log2 of the buckets in use. */
-	bucket look(const wish &want, uint32_t bits) const
+	/* An entry to verify, or 0. bits: log2 of the buckets in use. */
+	uint32_t look(const wish &want, uint32_t bits) const
 	{
 		uint64_t hash = mix(want);
+		uint64_t both = table[hash >> (64 - bits)].load(std::memory_order_relaxed);
+		uint32_t first = static_cast<uint32_t>(both) ^ tag_of(hash);
 
-		return {table[hash >> (64 - bits)].load(std::memory_order_relaxed), tag_of(hash)};
+		if (first <= INDEX && first) [[likely]]
+			return first;
+		first = static_cast<uint32_t>(both >> 32) ^ tag_of(hash);
+		return first <= INDEX ? first : 0;
 	}
 
 	void learn(const wish &want, uint32_t bits, uint32_t index)

@@ -26,7 +26,7 @@ namespace mr_cache {
 
 template <class Env> class slow_path {
 public:
-	Env env;
+	Env env{};
 
 	/* Once. ENOMEM: no address space. */
 	[[nodiscard]] int start()
@@ -43,7 +43,6 @@ public:
 	[[nodiscard]] int covers(void *pd, uint64_t addr, uint64_t length, uint32_t access)
 	{
 		wish want(pd, addr, length, access);
-		mr_cache_ref ref;
 
 		if (!a || !ready())
 			return 0;
@@ -187,8 +186,8 @@ public:
 	}
 
 protected:
-	arena<Env> *a;
-	uint32_t generations;
+	arena<Env> *a = nullptr;
+	uint32_t generations = 0;
 
 	static constexpr uint64_t seen_closed = entry_word<Env>::CLOSED;
 
@@ -212,17 +211,18 @@ protected:
 	bool is_idle(uint32_t i) { return entry_word<Env>::idle(at(i).word.peek_relaxed()); }
 
 	/* A wrong epoch or sequence makes eviction choose worse, no more. */
-	uint64_t now()
+	uint64_t now() { return now(*a); }
+	static uint64_t now(const arena<Env> &in)
 	{
-		return a->hot.epoch.load(std::memory_order_relaxed) << 24 |
+		return in.hot.epoch.load(std::memory_order_relaxed) << 24 |
 		       (Env::tick() & 0xffffff);
 	}
 
-	void refer(uint32_t i, uint32_t generation, mr_cache_ref *ref)
+	static void refer(const entry<Env> &e, uint32_t i, uint32_t generation, mr_cache_ref *ref)
 	{
-		ref->mr = at(i).registration();
-		ref->addr = at(i).shown_addr();
-		ref->length = at(i).shown_length();
+		ref->mr = e.registration();
+		ref->addr = e.shown_addr();
+		ref->length = e.shown_length();
 		ref->index = i;
 		ref->generation = generation;
 	}
@@ -306,16 +306,20 @@ protected:
 			retire(lock, i);
 	}
 
-	[[gnu::noinline, gnu::cold]] int untake_and_acquire(uint32_t i, const wish &want, void *pd,
-							    void *owner, mr_cache_ref *ref)
+	[[gnu::noinline, gnu::cold]] int untake_and_acquire(uint32_t i, void *pd, void *who,
+							    uint64_t addr, uint64_t length,
+							    uint32_t access, mr_cache_ref *ref)
 	{
 		untake(i);
-		return acquire(want, pd, owner, ref);
+		return acquire(pd, who, addr, length, access, ref);
 	}
 
 	/* No hint: the index without the mutex, then all the rest. */
-	[[gnu::noinline]] int acquire(const wish &want, void *pd, void *who, mr_cache_ref *ref)
+	[[gnu::noinline]] int acquire(void *pd, void *who, uint64_t addr, uint64_t length,
+				      uint32_t access, mr_cache_ref *ref)
 	{
+		const wish want(pd, addr, length, access);
+
 		if (!ready() || !is_for_us(want))
 			return EOPNOTSUPP;
 
@@ -337,7 +341,7 @@ protected:
 	{
 		at(i).use(now());
 		a->hint.learn(want, a->hot.hint_bits.load(std::memory_order_relaxed), i);
-		refer(i, generation(), ref);
+		refer(at(i), i, generation(), ref);
 	}
 
 	static bool is_for_us(const wish &want)
@@ -505,7 +509,7 @@ protected:
 				   std::memory_order_relaxed);
 		e.use(now());
 		publish(lock, i, want, request);
-		refer(i, generation(), ref);
+		refer(at(i), i, generation(), ref);
 		return 0;
 	}
 

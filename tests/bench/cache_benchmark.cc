@@ -24,13 +24,13 @@ constexpr uint32_t ACCESS = MR_CACHE_LOCAL_WRITE | MR_CACHE_REMOTE_WRITE;
 
 mr_cache::cache<counting_env> cache;
 
-[[gnu::noinline]] int acquire(void *pd, void *owner, uint64_t addr, uint64_t length,
-			      uint32_t access, mr_cache_ref *ref)
+[[gnu::noipa]] int acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
+			   mr_cache_ref *ref)
 {
 	return cache.acquire(pd, owner, addr, length, access, ref);
 }
 
-[[gnu::noinline]] int release(uint32_t index, uint32_t generation)
+[[gnu::noipa]] int release(uint32_t index, uint32_t generation)
 {
 	return cache.release(index, generation);
 }
