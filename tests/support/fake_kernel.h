@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * A kernel for the tests of the registration cache: it registers, arms, settles,
+ * deregisters, invalidates; and counts whatever the cache may not do to it. MRs are
+ * kept after their end, so that a use of one is a failure and not a crash.
+ *
+ * The env takes big_lock around each call; tests with threads take it around theirs.
+ */
+#ifndef MR_CACHE_FAKE_KERNEL_H
+#define MR_CACHE_FAKE_KERNEL_H
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "linux_env.h"
+#include "mr_cache_core.h"
+
+struct fake_kernel {
+	struct mr {
+		mr_cache_request what;
+		uint64_t *word;
+		bool live;
+		std::atomic<bool> invalid; // its memory is no longer what was registered
+		uint64_t invalid_at;	   // by the clock
+		bool suspect;
+
+		bool overlaps(uint64_t start, uint64_t end) const
+		{
+			return what.start < end && start < what.start + what.size;
+		}
+	};
+
+	std::mutex big_lock;
+	std::deque<mr> all;
+	std::set<mr *> live;
+	uint64_t clock = 0;
+	std::string complaint; // the first thing that the cache did wrong
+	int fail_reg = 0;      // an errno for the next `fail_times` registrations
+	int fail_times = 0;
+	int fail_settle = 0;
+	int fail_dereg = 0;
+	uint64_t most_bytes = UINT64_MAX; // more is ENOMEM
+	uint64_t bytes = 0;
+	bool invalid_from_birth = false;
+	unsigned int reg_calls = 0, settle_calls = 0;
+
+	void complain(const char *what)
+	{
+		if (complaint.empty())
+			complaint = what;
+	}
+
+	int reg(const mr_cache_request &what, uint64_t *word, void **out)
+	{
+		reg_calls++;
+		if (fail_times > 0) {
+			fail_times--;
+			return fail_reg;
+		}
+		if (bytes + what.size > most_bytes)
+			return ENOMEM;
+		if ((what.start | what.size) & 4095 || what.addr < what.start ||
+		    what.addr + what.length > what.start + what.size)
+			complain("asked to register a wrong range");
+		if (std::atomic_ref(*word).load() & 0xff)
+			complain("armed a word that is not clean");
+		for (mr *other : live)
+			if (other->word == word)
+				complain("armed a word that is armed");
+
+		mr &made = all.emplace_back();
+
+		made.what = what;
+		made.word = word;
+		made.live = true;
+		live.insert(&made);
+		bytes += what.size;
+		if (invalid_from_birth)
+			invalidate(made);
+		*out = &made;
+		return 0;
+	}
+
+	int settle(void *which)
+	{
+		mr *m = static_cast<mr *>(which);
+
+		settle_calls++;
+		if (!m->live)
+			complain("settled what is not registered");
+		if (fail_settle)
+			return fail_settle;
+		m->suspect = false;
+		std::atomic_ref(*m->word).fetch_and(~2ULL);
+		return 0;
+	}
+
+	int dereg(void *which)
+	{
+		mr *m = static_cast<mr *>(which);
+
+		if (!m->live)
+			complain("deregistered twice");
+		if (fail_dereg)
+			return fail_dereg;
+		m->live = false;
+		live.erase(m);
+		bytes -= m->what.size;
+		return 0;
+	}
+
+	void invalidate(mr &m)
+	{
+		if (!m.invalid)
+			m.invalid_at = ++clock;
+		m.invalid = true;
+		std::atomic_ref(*m.word).fetch_or(1);
+	}
+
+	/* munmap() of the range. */
+	void invalidate(uint64_t start, uint64_t end)
+	{
+		for (mr *m : live)
+			if (m->overlaps(start, end))
+				invalidate(*m);
+	}
+
+	/* Something may have changed; nothing has. */
+	void suspect(uint64_t start, uint64_t end)
+	{
+		for (mr *m : live) {
+			if (m->overlaps(start, end) && !m->invalid) {
+				m->suspect = true;
+				std::atomic_ref(*m->word).fetch_or(2);
+			}
+		}
+	}
+};
+
+/* A small cache over it: 64 entries, hints that collide. */
+struct fake_env : mr_cache::linux_env {
+	static constexpr uint32_t entries = 65;
+	static constexpr uint32_t domains = 5;
+	static constexpr uint32_t owners = 4;
+	static constexpr uint32_t least_hint_bits = 2;
+	static constexpr uint32_t most_hint_bits = 4;
+
+	fake_kernel *kernel = nullptr;
+	mr_cache_bounds defaults = {UINT64_MAX, UINT64_MAX};
+
+	int reg(const mr_cache_request &what, uint64_t *word, void **out)
+	{
+		std::lock_guard hold(kernel->big_lock);
+		return kernel->reg(what, word, out);
+	}
+	int settle(void *m)
+	{
+		std::lock_guard hold(kernel->big_lock);
+		return kernel->settle(m);
+	}
+	int dereg(void *m)
+	{
+		std::lock_guard hold(kernel->big_lock);
+		return kernel->dereg(m);
+	}
+	mr_cache_bounds default_limits() { return defaults; }
+};
+
+inline fake_kernel::mr &mr_of(const mr_cache_ref &ref)
+{
+	return *static_cast<fake_kernel::mr *>(ref.mr);
+}
+
+#endif // MR_CACHE_FAKE_KERNEL_H

@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The registration cache one promise at a time, one thread, on a fake kernel: what is
+ * found, what is evicted, and what happens when the registrar fails.
+ */
+#include <catch2/catch.hpp>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "cache.h"
+#include "fake_kernel.h"
+
+namespace {
+
+constexpr uint64_t PAGE = 4096, BASE = 0x10000000;
+constexpr uint32_t LOCAL = MR_CACHE_LOCAL_WRITE, REMOTE = LOCAL | MR_CACHE_REMOTE_WRITE;
+
+void *name(uintptr_t n)
+{
+	return reinterpret_cast<void *>(n * 64);
+}
+
+struct fixture {
+	fake_kernel kernel;
+	mr_cache::cache<fake_env> cache;
+	void *const pd = name(1);
+	void *const owner = name(2);
+
+	fixture()
+	{
+		cache.env.kernel = &kernel;
+		REQUIRE(cache.start() == 0);
+	}
+
+	~fixture()
+	{
+		kernel.fail_dereg = 0;
+		CHECK(cache.flush_owner(owner) == 0);
+		CHECK(cache.reclaim(nullptr) == 0);
+		CHECK(kernel.live.size() == 0);
+		CHECK(kernel.bytes == 0);
+		CHECK(kernel.complaint == "");
+	}
+
+	mr_cache_ref get(uint64_t page, uint64_t pages = 1, uint32_t access = LOCAL)
+	{
+		mr_cache_ref ref = {};
+
+		REQUIRE(try_get(&ref, page, pages, access) == 0);
+		CHECK(mr_of(ref).live);
+		return ref;
+	}
+	int try_get(mr_cache_ref *ref, uint64_t page, uint64_t pages = 1, uint32_t access = LOCAL)
+	{
+		return cache.acquire(pd, owner, BASE + page * PAGE, pages * PAGE, access, ref);
+	}
+	int put(const mr_cache_ref &ref) { return cache.release(ref.index, ref.generation); }
+	void use(uint64_t page, uint64_t pages = 1) { CHECK(put(get(page, pages)) == 0); }
+	bool has(uint64_t page, uint64_t pages = 1, uint32_t access = LOCAL)
+	{
+		return cache.covers(pd, BASE + page * PAGE, pages * PAGE, access);
+	}
+	mr_cache_statistics count()
+	{
+		mr_cache_statistics s;
+
+		CHECK(cache.query(owner, &s) == 0);
+		return s;
+	}
+	void limit(uint64_t bytes, uint64_t entries)
+	{
+		mr_cache_bounds to = {bytes, entries};
+
+		CHECK(cache.limits(owner, &to, nullptr) == 0);
+	}
+};
+
+} // namespace
+
+TEST_CASE_METHOD(fixture, "a second request for the range is a hit")
+{
+	mr_cache_ref first = get(0, 4), second = get(0, 4);
+
+	CHECK(first.mr == second.mr);
+	CHECK(kernel.reg_calls == 1);
+	CHECK(put(first) == 0);
+	CHECK(put(second) == 0);
+	CHECK(put(get(1, 2)) == 0);
+	CHECK(kernel.reg_calls == 1);
+	CHECK(count().hits == 2);
+	CHECK(count().misses == 1);
+	CHECK(count().entries == 1);
+	CHECK(count().bytes == 4 * PAGE);
+}
+
+TEST_CASE_METHOD(fixture, "the whole pages of an odd range are registered, the range is shown")
+{
+	mr_cache_ref ref;
+
+	REQUIRE(cache.acquire(pd, owner, BASE + 100, 5000, LOCAL, &ref) == 0);
+	CHECK(ref.addr == BASE + 100);
+	CHECK(ref.length == 5000);
+	CHECK(mr_of(ref).what.start == BASE);
+	CHECK(mr_of(ref).what.size == 2 * PAGE);
+	CHECK(put(ref) == 0);
+	CHECK(has(0, 2));
+	CHECK(!has(0, 3));
+	CHECK(!has(2));
+}
+
+TEST_CASE_METHOD(fixture, "what the cache does not do is said")
+{
+	mr_cache_ref ref;
+
+	CHECK(cache.acquire(pd, owner, BASE, 0, LOCAL, &ref) == EOPNOTSUPP);
+	CHECK(cache.acquire(pd, owner, BASE, PAGE, 1 << 6, &ref) == EOPNOTSUPP);
+	CHECK(cache.acquire(pd, owner, ~0ULL - 10, 100, LOCAL, &ref) == EOPNOTSUPP);
+	CHECK(cache.acquire(pd, owner, ~0ULL - 10, 5, LOCAL, &ref) == EOPNOTSUPP);
+	use(0, 4);
+	CHECK(cache.acquire(pd, owner, BASE, 0, LOCAL, &ref) == EOPNOTSUPP);
+	CHECK(cache.acquire(pd, owner, BASE, PAGE, LOCAL | 1 << 6, &ref) == EOPNOTSUPP);
+	CHECK(cache.acquire(pd, owner, BASE + PAGE, ~0ULL - 100, LOCAL, &ref) == EOPNOTSUPP);
+}
+
+TEST_CASE_METHOD(fixture, "rights, PDs and ordering keep registrations apart")
+{
+	CHECK(put(get(0, 4, REMOTE)) == 0);
+	CHECK(put(get(0, 4, LOCAL)) == 0);
+	CHECK(put(get(0, 4, 0)) == 0);
+	CHECK(kernel.reg_calls == 1);
+	CHECK(put(get(0, 4, MR_CACHE_REMOTE_READ)) == 0);
+	CHECK(kernel.reg_calls == 2);
+	CHECK(put(get(0, 4, LOCAL | MR_CACHE_RELAXED_ORDERING)) == 0);
+	CHECK(kernel.reg_calls == 3);
+	CHECK(!cache.covers(name(3), BASE, PAGE, LOCAL));
+}
+
+TEST_CASE_METHOD(fixture, "a range that contains others takes their place")
+{
+	mr_cache_ref used = get(2);
+
+	use(4);
+	use(6, 3);
+	use(0, 9); // 2 is used, 4 and 6-8 are idle
+	CHECK(count().entries == 2);
+	CHECK(put(used) == 0);
+	CHECK(count().entries == 1);
+	use(4);
+	CHECK(kernel.reg_calls == 4);
+}
+
+TEST_CASE_METHOD(fixture, "what became invalid is never handed out again")
+{
+	mr_cache_ref held = get(0, 2);
+
+	use(4);
+	kernel.invalidate(BASE, BASE + 8 * PAGE);
+	CHECK(!has(0));
+	CHECK(!has(4));
+
+	mr_cache_ref after = get(0, 2);
+
+	CHECK(after.mr != held.mr);
+	CHECK(mr_of(held).live);
+	CHECK(put(held) == 0);
+	CHECK(!mr_of(held).live);
+	CHECK(put(after) == 0);
+	CHECK(count().entries == 1);
+	CHECK(count().invalidations == 2);
+}
+
+TEST_CASE_METHOD(fixture, "an entry that became invalid while used goes with its last user")
+{
+	mr_cache_ref first = get(0), second = get(0);
+
+	kernel.invalidate(BASE, BASE + PAGE);
+	CHECK(put(first) == 0);
+	CHECK(kernel.live.size() == 1);
+	CHECK(put(second) == 0);
+	CHECK(kernel.live.size() == 0);
+}
+
+TEST_CASE_METHOD(fixture, "a suspect is settled, not registered again")
+{
+	use(0);
+	kernel.suspect(BASE, BASE + PAGE);
+	use(0);
+	CHECK(kernel.reg_calls == 1);
+	CHECK(kernel.settle_calls == 1);
+	CHECK(count().suspects_settled == 1);
+	kernel.suspect(BASE, BASE + PAGE);
+	kernel.fail_settle = EIO;
+	use(0);
+	CHECK(kernel.reg_calls == 2);
+	CHECK(count().suspects_settled == 1);
+}
+
+TEST_CASE_METHOD(fixture, "a registration that is invalid from birth is made once more, then plain")
+{
+	kernel.invalid_from_birth = true;
+
+	mr_cache_ref ref = get(0);
+
+	CHECK(kernel.reg_calls == 2);
+	CHECK(kernel.live.size() == 1);
+	CHECK(!has(0));
+	CHECK(put(ref) == 0);
+	CHECK(kernel.live.size() == 0);
+}
+
+TEST_CASE_METHOD(fixture, "a release too many is EINVAL, whatever became of the entry")
+{
+	mr_cache_ref ref = get(0);
+
+	CHECK(put(ref) == 0);
+	CHECK(put(ref) == EINVAL);
+	use(0);
+	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(put(ref) == EINVAL);
+	use(0);
+	CHECK(kernel.live.size() == 1);
+	CHECK(cache.release(0, ref.generation) == EINVAL);
+	CHECK(cache.release(40, ref.generation) == EINVAL);
+	CHECK(cache.release(1000, ref.generation) == EINVAL);
+	CHECK(cache.release(1, 0) == EINVAL);
+	CHECK(cache.release(1, 77) == EINVAL);
+}
+
+TEST_CASE_METHOD(fixture, "the least recently used goes first, the used never")
+{
+	limit(UINT64_MAX, 4);
+
+	mr_cache_ref held = get(0);
+
+	use(10);
+	use(20);
+	use(30);
+	use(10);
+	use(40);
+	CHECK(!has(20));
+	CHECK((has(0) && has(10) && has(30) && has(40)));
+	use(50);
+	CHECK(!has(30));
+	CHECK(has(10));
+	CHECK(count().evictions == 2);
+	CHECK(put(held) == 0);
+}
+
+TEST_CASE_METHOD(fixture, "full of used registrations: register it yourself")
+{
+	limit(3 * PAGE, 100);
+
+	mr_cache_ref a = get(0), b = get(2, 2), c;
+
+	CHECK(try_get(&c, 10) == EOPNOTSUPP);
+	CHECK(try_get(&c, 10, 4) == EOPNOTSUPP);
+	CHECK(put(a) == 0);
+	CHECK(put(get(10)) == 0);
+	CHECK(put(b) == 0);
+	CHECK(try_get(&c, 20, 4) == EOPNOTSUPP);
+	CHECK(count().entries == 2);
+	limit(PAGE, 100);
+	CHECK(count().entries <= 1);
+	limit(0, 0);
+	CHECK(count().entries == 0);
+	CHECK(try_get(&c, 20) == EOPNOTSUPP);
+}
+
+TEST_CASE_METHOD(fixture, "the table being full is no failure")
+{
+	std::vector<mr_cache_ref> held;
+	mr_cache_ref ref;
+
+	for (uint64_t i = 0; i < 64; i++)
+		held.push_back(get(i * 2));
+	CHECK(try_get(&ref, 1000) == EOPNOTSUPP);
+	CHECK(put(held.back()) == 0);
+	use(1000);
+	held.pop_back();
+	for (auto &one : held)
+		CHECK(put(one) == 0);
+	for (uint64_t i = 0; i < 200; i++)
+		use(i * 2);
+}
+
+TEST_CASE_METHOD(fixture, "clean keeps the most recent bytes")
+{
+	for (uint64_t i = 0; i < 10; i++)
+		use(i * 2);
+	CHECK(cache.clean(owner, 3 * PAGE) == 0);
+	CHECK(count().entries == 3);
+	CHECK((has(18) && has(16) && has(14)));
+	CHECK(cache.clean(owner, 0) == 0);
+	CHECK(kernel.live.size() == 0);
+}
+
+TEST_CASE_METHOD(fixture, "out of memory: evicts and tries again, then says so")
+{
+	kernel.most_bytes = 20 * PAGE;
+	for (uint64_t i = 0; i < 60; i++)
+		use(i * 2);
+	CHECK(kernel.bytes <= 20 * PAGE);
+
+	mr_cache_ref held = get(0, 15), ref;
+
+	CHECK(try_get(&ref, 100, 6) == ENOMEM);
+	CHECK(count().entries == 1);
+	CHECK(put(held) == 0);
+	use(100, 20);
+}
+
+TEST_CASE_METHOD(fixture, "the registrar's error is the user's, and nothing is left")
+{
+	mr_cache_ref ref;
+
+	kernel.fail_times = 1;
+	kernel.fail_reg = EFAULT;
+	CHECK(try_get(&ref, 0) == EFAULT);
+	CHECK(count().entries == 0);
+	CHECK(count().bytes == 0);
+	use(0);
+}
+
+TEST_CASE_METHOD(fixture, "what cannot be deregistered is still its user's, and never found again")
+{
+	mr_cache_ref ref = get(0);
+
+	kernel.invalidate(BASE, BASE + PAGE);
+	kernel.fail_dereg = EBUSY;
+	CHECK(put(ref) == EBUSY);
+	CHECK(put(ref) == EBUSY);
+	CHECK(!has(0));
+	kernel.fail_dereg = 0;
+	CHECK(put(ref) == 0);
+	CHECK(kernel.live.size() == 0);
+
+	use(0);
+	kernel.fail_dereg = EBUSY;
+	CHECK(cache.flush_pd(pd) == EBUSY);
+	CHECK(!has(0));
+	kernel.fail_dereg = 0;
+	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(kernel.live.size() == 0);
+}
+
+TEST_CASE_METHOD(fixture, "a flush leaves what is used to its users")
+{
+	mr_cache_ref held = get(0);
+
+	use(2);
+	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(kernel.live.size() == 1);
+	CHECK(!has(0));
+	CHECK(mr_of(held).live);
+	CHECK(put(held) == 0);
+	CHECK(kernel.live.size() == 0);
+}
+
+TEST_CASE_METHOD(fixture, "owners and domains are used again")
+{
+	mr_cache_ref ref;
+
+	for (uintptr_t i = 10; i < 100; i++) {
+		REQUIRE(cache.acquire(name(i), name(i), BASE, PAGE, LOCAL, &ref) == 0);
+		CHECK(put(ref) == 0);
+		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL));
+		CHECK(cache.flush_owner(name(i)) == 0);
+	}
+	/* Five domains with room for four: the fifth PD is not cached, only registered. */
+	for (uintptr_t i = 10; i < 16; i++) {
+		REQUIRE(cache.acquire(name(i), owner, BASE, PAGE, LOCAL, &ref) == 0);
+		CHECK(put(ref) == 0);
+		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL) == (i < 14));
+	}
+}
+
+TEST_CASE_METHOD(fixture, "hits are counted beyond what a word can count")
+{
+	mr_cache_ref ref = get(0);
+	uint64_t *word = mr_of(ref).word;
+
+	std::atomic_ref(*word).fetch_add((1ULL << 63) - 2 * mr_cache::entry_word<fake_env>::USE);
+	CHECK(put(ref) == 0);
+	for (int i = 0; i < 5; i++)
+		use(0);
+	CHECK(kernel.reg_calls == 1);
+	CHECK(count().hits == (1U << 29) - 2 + 5);
+	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(count().hits == (1U << 29) - 2 + 5);
+}
+
+TEST_CASE_METHOD(fixture, "one who takes a registration is its only user")
+{
+	mr_cache_ref mine = get(0), other = get(0);
+
+	CHECK(cache.take(mine.index, mine.generation) == EBUSY);
+	CHECK(put(other) == 0);
+	CHECK(cache.take(mine.index, mine.generation) == 0);
+	CHECK(!has(0));
+	CHECK(put(mine) == 0);
+	CHECK(cache.take(mine.index, mine.generation) == EINVAL);
+}
+
+TEST_CASE_METHOD(fixture, "a child starts empty and leaves the parent's alone")
+{
+	mr_cache_ref held = get(0);
+
+	use(2);
+	for (bool raw : {false, true}) {
+		auto child = raw ? static_cast<pid_t>(syscall(SYS_fork)) : fork();
+
+		if (!child) {
+			mr_cache_ref ref;
+			int bad = 0;
+
+			kernel.complaint = "";
+			bad |= put(held) != 0;
+			bad |= has(0) << 1;
+			bad |= (try_get(&ref, 2) || ref.generation == held.generation) << 2;
+			bad |= (kernel.live.size() != 3) << 3;
+			bad |= (put(ref) || put(ref) != EINVAL) << 4;
+			bad |= (put(held) != 0) << 5;
+			bad |= (cache.reclaim(nullptr) != 1) << 6;
+			bad |= (kernel.live.size() != 2) << 7;
+			_exit(bad);
+		}
+
+		int status = 0;
+
+		waitpid(child, &status, 0);
+		CHECK(status == 0);
+	}
+	CHECK(has(0));
+	CHECK(has(2));
+	CHECK(put(held) == 0);
+}
