@@ -35,6 +35,7 @@ public:
 	using slow::query;
 	using slow::reclaim;
 	using slow::start;
+	using slow::take;
 
 	[[nodiscard, gnu::always_inline]] int acquire(void *pd, void *owner, uint64_t addr,
 						      uint64_t length, uint32_t access,

@@ -95,6 +95,11 @@ int mr_cache_release(uint32_t index, uint32_t generation)
 	return cache.release(index, generation);
 }
 
+int mr_cache_take(uint32_t index, uint32_t generation)
+{
+	return cache.take(index, generation);
+}
+
 int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access)
 {
 	return cache.covers(pd, addr, length, access);

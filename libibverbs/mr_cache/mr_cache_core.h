@@ -109,6 +109,14 @@ int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint
  */
 int mr_cache_release(uint32_t index, uint32_t generation);
 
+/*
+ * Makes the registration the caller's own, who has the only reference: it is not
+ * found any more. Release it all the same; what dereg() then does is the shim's.
+ * EBUSY: it has other users (nor do others find it any more); EINVAL: not a
+ * reference of this process.
+ */
+int mr_cache_take(uint32_t index, uint32_t generation);
+
 /* 1: a valid cached registration contains the range and allows the access. Else 0. */
 int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 

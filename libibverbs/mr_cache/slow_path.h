@@ -171,6 +171,23 @@ public:
 		return evict_all(lock, o);
 	}
 
+	/*
+	 * Of a user, who wants it for himself. Doomed first: whoever takes it after that
+	 * does not keep it, so one reference stays one.
+	 */
+	[[nodiscard]] int take(uint32_t i, uint32_t theirs)
+	{
+		if (!a || !ready() || generation() != theirs || i >= Env::entries)
+			return EINVAL;
+
+		holder lock(*this);
+
+		if (!is_open(i) || is_idle(i))
+			return EINVAL;
+		retire(lock, i);
+		return at(i).word.used(at(i).word.peek_relaxed() - entry_word<Env>::REF) ? EBUSY : 0;
+	}
+
 	/* Around fork(), for children whose memory is not wiped and for the mutex. */
 	void prepare_fork()
 	{
