@@ -10,10 +10,11 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 
 # What is ours in libibverbs. C++ sources go here too: see inject_libibverbs() for their flags.
-set(INJECT_LIBIBVERBS_SOURCES libibverbs/mr_notify.c)
+set(INJECT_LIBIBVERBS_SOURCES libibverbs/mr_notify.c libibverbs/mr_cache.c
+    libibverbs/mr_cache/mr_cache_core.cc)
 set(INJECT_UAPI_HEADERS kernel-headers/rdma/ib_user_mr_notify.h)
-set(INJECT_PUBLIC_HEADERS libibverbs/mr_notify.h)
-set(INJECT_TESTS tests/test_mr_notify.py)
+set(INJECT_PUBLIC_HEADERS libibverbs/mr_notify.h libibverbs/mr_cache.h)
+set(INJECT_TESTS tests/test_mr_notify.py tests/test_mr_cache.py)
 
 # The last: verbs.h mixes enumeration types, which C++20 warns about.
 set(INJECT_CXX_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Werror -Wno-deprecated-enum-enum-conversion)
@@ -78,8 +79,10 @@ function(inject_headers)
 endfunction()
 
 function(inject_man_pages)
-  file(GLOB pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/libibverbs/man/*_mr_notify.[0-9].md
-       ${PROJECT_SOURCE_DIR}/libibverbs/man/*_mr_notify.[0-9])
+  set(folder ${PROJECT_SOURCE_DIR}/libibverbs/man)
+  file(GLOB pages CONFIGURE_DEPENDS ${folder}/*_mr_notify.[0-9].md ${folder}/*_mr_cache.[0-9].md
+       ${folder}/ibv_is_reg.[0-9].md ${folder}/ibv_reg_mr_clean.[0-9].md
+       ${folder}/ibv_reg_mr_limits.[0-9].md)
   # Where upstream's functions put what they make: beside the other pages.
   set(CMAKE_CURRENT_SOURCE_DIR ${PROJECT_SOURCE_DIR}/libibverbs/man)
   set(CMAKE_CURRENT_BINARY_DIR ${PROJECT_BINARY_DIR}/libibverbs/man)

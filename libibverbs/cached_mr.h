@@ -47,6 +47,14 @@ bool cached_mr_reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 		   unsigned int *access, struct ibv_mr **mr);
 /* ibv_dereg_mr() of what cached_mr_owns(). */
 int cached_mr_dereg(struct ibv_mr *mr);
+/*
+ * For a verb that changes the MR (ibv_rereg_mr(), ibv_reg_mr_notify()): if nobody
+ * asked for it to be cached and nobody else has it, it becomes a plain one with the
+ * same keys. Else an errno value, and nothing changes for its users.
+ */
+int cached_mr_make_plain(struct ibv_mr *mr);
+/* What ibv_rereg_mr() says of a cached MR: 0 if it is a plain one now, else errno is set. */
+int cached_mr_rereg(struct ibv_mr *mr);
 /* After a plain registration failed: did idle ones make room, so that it is worth another try? */
 bool cached_mr_made_room(unsigned int access);
 /* Before the PD or the context goes. */
@@ -55,5 +63,7 @@ void cached_mr_flush_context(struct ibv_context *context);
 
 /* ibv_settle_mr_notify() of an MR that may be handed out (mr_notify.c). */
 int mr_notify_settle(struct ibv_mr *mr);
+/* ibv_unreg_mr_notify() likewise. */
+int mr_notify_unreg(struct ibv_mr *mr);
 
 #endif /* IB_VERBS_CACHED_MR_H */

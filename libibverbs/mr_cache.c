@@ -35,6 +35,10 @@ static_assert((int)MR_CACHE_LOCAL_WRITE == (int)IBV_ACCESS_LOCAL_WRITE &&
 static_assert(sizeof(enum ibv_mr_type) == sizeof(uint32_t),
 	      "the marks do not fit into mr_type");
 
+/* mr_type without a generation: a view that was freed; an MR that its user keeps. */
+#define CACHED_MR_FREED CACHED_MR
+#define CACHED_MR_TAKEN CACHED_MR
+
 /* verbs_ex_private.mr_cache: what asking has found */
 enum context_state {
 	CONTEXT_NOT_ASKED,
@@ -142,6 +146,8 @@ static int deregister_entry(void *mr)
 
 	vmr->mr_type = IBV_MR_TYPE_MR;
 	vmr->access = 0;
+	if (type == CACHED_MR_TAKEN)
+		return 0;
 	ret = ibv_dereg_mr(mr);
 	if (ret) {
 		vmr->mr_type = type;
@@ -306,8 +312,8 @@ int cached_mr_dereg(struct ibv_mr *mr)
 	int ret;
 
 	if (type & CACHED_MR_VIEW)
-		type = __atomic_exchange_n((uint32_t *)&vmr->mr_type, CACHED_MR,
-					   __ATOMIC_RELAXED);
+		type = __atomic_exchange_n((uint32_t *)&vmr->mr_type,
+					   CACHED_MR_FREED, __ATOMIC_RELAXED);
 	if (!(type & CACHED_MR_GENERATION))
 		return EINVAL;
 	ret = mr_cache_release(index, type & CACHED_MR_GENERATION);
@@ -318,6 +324,44 @@ int cached_mr_dereg(struct ibv_mr *mr)
 				 __ATOMIC_RELAXED);
 	else
 		free(vmr);
+	return ret;
+}
+
+/*
+ * Only where a program does not know that its registrations are cached. A view
+ * is of a larger registration, and stays what it is.
+ */
+int cached_mr_make_plain(struct ibv_mr *mr)
+{
+	struct verbs_mr *vmr = verbs_get_mr(mr);
+	const uint32_t generation = vmr->mr_type & CACHED_MR_GENERATION;
+	const uint32_t type = vmr->mr_type;
+	const uint32_t index = vmr->access;
+	int ret;
+
+	if (environment() != ENVIRONMENT_ALL || type & CACHED_MR_VIEW)
+		return EOPNOTSUPP;
+	ret = mr_cache_take(index, generation);
+	if (ret)
+		return ret;
+	ret = mr_notify_unreg(mr);
+	if (ret)
+		return ret;
+	vmr->mr_type = CACHED_MR_TAKEN;
+	return mr_cache_release(index, generation);
+}
+
+int cached_mr_rereg(struct ibv_mr *mr)
+{
+	int ret = EOPNOTSUPP;
+
+	/* A provider without the op must not cost the entry: what fails changes nothing. */
+	if (environment() != ENVIRONMENT_ALL)
+		ret = EINVAL;
+	else if (get_ops(mr->context)->rereg_mr != verbs_dummy_ops.rereg_mr)
+		ret = cached_mr_make_plain(mr) ? EINVAL : 0;
+	if (ret)
+		errno = ret;
 	return ret;
 }
 

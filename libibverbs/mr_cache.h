@@ -28,7 +28,7 @@ struct ibv_pd;
  * An access flag of ibv_reg_mr(), in the optional range: what does not know it
  * registers as ever. The MR shows addr and length as asked for, and may share
  * its handle and keys with others, which may allow more access and reach
- * further; ibv_rereg_mr(), ibv_bind_mw() and ibv_reg_mr_notify() refuse it.
+ * further; ibv_rereg_mr() and ibv_reg_mr_notify() refuse it.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 

@@ -29,6 +29,8 @@ static_assert(IBV_DEVICE_MR_REVOKE == IB_UVERBS_DEVICE_MR_REVOKE,
 	      "the capability differs from the kernel's");
 
 /*
+ * The word of a cached registration is the cache's, so its users have none.
+ *
  * Only a plain registration has pages of this process to watch. The kernel
  * would refuse most others, but it takes an imported handle for the original.
  */
@@ -89,6 +91,11 @@ int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word)
 
 	if (!word || (uintptr_t)word % sizeof(*word))
 		return EINVAL;
+	if (cached_mr_owns(mr)) {
+		ret = cached_mr_make_plain(mr);
+		if (ret)
+			return ret;
+	}
 	if (!may_notify(mr))
 		return EOPNOTSUPP;
 	do {
@@ -97,26 +104,40 @@ int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word)
 	return notify_errno(ret);
 }
 
-int ibv_unreg_mr_notify(struct ibv_mr *mr)
+int mr_notify_unreg(struct ibv_mr *mr)
 {
 	int ret;
 
-	if (!may_notify(mr))
-		return EOPNOTSUPP;
 	do {
 		ret = cmd_mr_notify_disarm(mr);
 	} while (ret == EINTR);
 	return notify_errno(ret);
 }
 
-int ibv_settle_mr_notify(struct ibv_mr *mr)
+int ibv_unreg_mr_notify(struct ibv_mr *mr)
+{
+	if (cached_mr_owns(mr))
+		return EINVAL;
+	if (!may_notify(mr))
+		return EOPNOTSUPP;
+	return mr_notify_unreg(mr);
+}
+
+int mr_notify_settle(struct ibv_mr *mr)
 {
 	int ret;
 
-	if (!may_notify(mr))
-		return EOPNOTSUPP;
 	do {
 		ret = cmd_mr_notify_settle(mr);
 	} while (ret == EINTR);
 	return notify_errno(ret);
+}
+
+int ibv_settle_mr_notify(struct ibv_mr *mr)
+{
+	if (cached_mr_owns(mr))
+		return EINVAL;
+	if (!may_notify(mr))
+		return EOPNOTSUPP;
+	return mr_notify_settle(mr);
 }

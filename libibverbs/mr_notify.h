@@ -13,6 +13,8 @@
 
 #include <stdint.h>
 
+#include <infiniband/mr_cache.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -59,9 +61,9 @@ enum ibv_mr_notify_bits {
  *
  * Returns 0, or an errno value and changes nothing:
  *   EOPNOTSUPP  the kernel, the driver or this kind of MR (on-demand paging,
- *               dmabuf, device memory, null, imported) has no support
+ *               dmabuf, device memory, null, imported, cached) has no support
  *   EINVAL      word is NULL or not aligned, or mr is of another process
- *   EBUSY       mr has a word already
+ *   EBUSY       mr has a word already, or others have it too (RDMAV_MR_CACHE=1)
  *   ENOMEM      out of memory, or of what RLIMIT_MEMLOCK allows
  *   EFAULT      word is not in writable memory that can be pinned
  *

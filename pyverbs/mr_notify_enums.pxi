@@ -10,3 +10,5 @@ cdef extern from '<infiniband/mr_notify.h>':
     cdef unsigned long long IBV_DEVICE_MR_REVOKE
 
 _IBV_DEVICE_MR_REVOKE = IBV_DEVICE_MR_REVOKE
+
+include "mr_cache_enums.pxi"

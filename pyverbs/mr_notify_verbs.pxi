@@ -4,6 +4,8 @@
 
 ctypedef uint64_t mr_notify_word
 
+include "mr_cache_verbs.pxi"
+
 cdef extern from 'infiniband/mr_notify.h':
     int ibv_reg_mr_notify(ibv_mr *mr, mr_notify_word *word) nogil
     int ibv_unreg_mr_notify(ibv_mr *mr) nogil

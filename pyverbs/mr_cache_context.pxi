@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+# The registration cache: the methods of class Context. device.pyx includes this file
+# before the class and names the methods in it.
+
+cimport cython
+from collections import namedtuple
+
+MRCacheLimits = namedtuple('MRCacheLimits', 'max_bytes max_entries')
+MRCacheStats = namedtuple('MRCacheStats', 'hits misses suspects invalidations evictions '
+                                          'bytes entries')
+
+
+@cython.binding(True)
+def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=None):
+    """
+    Tell the limits of the context's registration cache, and change those that are given.
+    Idle registrations beyond the new limits are evicted.
+    :param max_bytes: How many bytes it may hold registered
+    :param max_entries: How many registrations it may hold
+    :return: The limits until now, an MRCacheLimits
+    """
+    cdef v.ibv_mr_cache_limits old
+    cdef v.ibv_mr_cache_limits new
+    cdef int rc = v.ibv_reg_mr_limits(self.context, NULL, &old)
+    if rc == 0 and (max_bytes is not None or max_entries is not None):
+        new.max_bytes = old.max_bytes if max_bytes is None else max_bytes
+        new.max_entries = old.max_entries if max_entries is None else max_entries
+        with nogil:
+            rc = v.ibv_reg_mr_limits(self.context, &new, NULL)
+    if rc != 0:
+        raise PyverbsRDMAError('Failed to access the limits of the MR cache', rc)
+    return MRCacheLimits(old.max_bytes, old.max_entries)
+
+
+@cython.binding(True)
+def context_reg_mr_clean(Context self not None, size_t keep_bytes=0):
+    """
+    Evict idle registrations of the context's cache, least recently used first.
+    :param keep_bytes: How many bytes may stay idle
+    :return: None
+    """
+    cdef int rc
+    with nogil:
+        rc = v.ibv_reg_mr_clean(self.context, keep_bytes)
+    if rc != 0:
+        raise PyverbsRDMAError('Failed to clean the MR cache', rc)
+
+
+@cython.binding(True)
+def context_query_mr_cache(Context self not None):
+    """
+    Tell what the context's registration cache holds and has done.
+    :return: An MRCacheStats
+    """
+    cdef v.ibv_mr_cache_stats stats
+    cdef int rc = v.ibv_query_mr_cache(self.context, &stats)
+    if rc != 0:
+        raise PyverbsRDMAError('Failed to query the MR cache', rc)
+    return MRCacheStats(stats.hits, stats.misses, stats.suspects, stats.invalidations,
+                        stats.evictions, stats.bytes, stats.entries)

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+# The access flag of the registration cache; included by mr_notify_enums.pxi. Not in
+# ibv_access_flags, whose values upstream's tests combine to plain registrations.
+
+cdef extern from '<infiniband/mr_cache.h>':
+    cpdef enum:
+        IBV_ACCESS_CACHED

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+# The registration cache: the method of class PD. pd.pyx includes this file before the
+# class and names the method in it.
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+
+@cython.binding(True)
+def pd_is_reg(PD self not None, uint64_t address, size_t length, unsigned int access):
+    """
+    Does a valid cached registration in this PD cover the range and allow the access?
+    :param address: Start of the range
+    :param length: Length of the range in bytes
+    :param access: Access flags, as for an MR
+    :return: True or False
+    """
+    return v.ibv_is_reg(self.pd, <const void *><uintptr_t>address, length, access)

@@ -1,0 +1,464 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""
+Test module for cached registration: the verbs as pyverbs gives them. That no stale byte
+is ever sent is tested elsewhere; here it is the interface. Runs with RDMAV_MR_CACHE=1 too.
+"""
+import ctypes
+import errno
+import mmap
+import os
+import unittest
+
+from tests.test_mr_notify import LENGTH, MRNotifyTestCase, PAGE, has_mr_notify, libc, \
+    requires_mr_notify
+from pyverbs.pyverbs_error import PyverbsRDMAError
+from pyverbs.pd import PD
+from pyverbs.mr import MR
+import pyverbs.enums as e
+
+ACCESS = e.IBV_ACCESS_LOCAL_WRITE
+MAP_FIXED = 0x10
+CACHED = ACCESS | e.IBV_ACCESS_CACHED
+ALL = os.environ.get('RDMAV_MR_CACHE') == '1'
+NONE = os.environ.get('RDMAV_MR_CACHE') == '0'
+
+
+class MRCacheTestCase(MRNotifyTestCase):
+    """
+    Registrations in self.pd, and what the cache counted since setUp().
+    """
+    def setUp(self):
+        if NONE:
+            raise unittest.SkipTest('RDMAV_MR_CACHE=0 is set')
+        super().setUp()
+        if has_mr_notify(self.ctx):
+            self.start = self.ctx.query_mr_cache()
+
+    def reg_cached(self, addr, length=LENGTH, access=CACHED):
+        return MR(self.pd, length, access, address=addr)
+
+    def map_at(self, addr):
+        """
+        Other pages at the same address.
+        """
+        self.assertEqual(libc.mmap(addr, LENGTH, mmap.PROT_READ | mmap.PROT_WRITE,
+                                   mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED, -1, 0), addr)
+
+    def counted(self):
+        now = self.ctx.query_mr_cache()
+        return now._replace(hits=now.hits - self.start.hits, misses=now.misses - self.start.misses,
+                            invalidations=now.invalidations - self.start.invalidations,
+                            evictions=now.evictions - self.start.evictions)
+
+    def assert_same(self, mr, keys):
+        self.assertEqual((mr.handle, mr.lkey, mr.rkey), keys)
+
+    def fill(self, addr, length=LENGTH):
+        """
+        Register and give back: afterwards it is idle.
+        :return: Handle, lkey and rkey
+        """
+        mr = self.reg_cached(addr, length)
+        keys = mr.handle, mr.lkey, mr.rkey
+        mr.close()
+        return keys
+
+
+class MRCacheTest(MRCacheTestCase):
+    """
+    The cache on a device that has one.
+    """
+    @requires_mr_notify
+    def test_mr_cache_hit(self):
+        """
+        The same buffer again is the same registration, while it is in use and after.
+        """
+        addr = self.map()
+        keys = self.fill(addr)
+        mr = self.reg_cached(addr)
+        again = self.reg_cached(addr)
+        self.assert_same(mr, keys)
+        self.assert_same(again, keys)
+        mr.close()
+        again.close()
+        counted = self.counted()
+        self.assertEqual((counted.hits, counted.misses), (2, 1))
+        self.assertEqual((counted.bytes, counted.entries), (LENGTH, 1))
+
+    @requires_mr_notify
+    def test_mr_cache_miss(self):
+        """
+        Another buffer is another registration.
+        """
+        first, second = self.reg_cached(self.map()), self.reg_cached(self.map())
+        self.assertNotEqual(first.handle, second.handle)
+        self.assertEqual(self.counted()[:2], (0, 2))
+        first.close()
+        second.close()
+
+    @requires_mr_notify
+    def test_mr_cache_part(self):
+        """
+        A part of a registered range is found, and shows its own address and length.
+        """
+        addr = self.map()
+        keys = self.fill(addr)
+        for offset, length in ((0, 1), (PAGE, PAGE), (1, LENGTH - 1), (LENGTH - 1, 1)):
+            part = self.reg_cached(addr + offset, length)
+            self.assert_same(part, keys)
+            self.assertEqual((part.buf, part.length), (addr + offset, length))
+            part.close()
+        self.assertEqual(self.counted().misses, 1)
+
+    @requires_mr_notify
+    def test_mr_cache_part_of_pages(self):
+        """
+        What is registered is whole pages; what is shown is what was asked for.
+        """
+        addr = self.map()
+        mr = self.reg_cached(addr + 100, PAGE)
+        self.assertEqual((mr.buf, mr.length), (addr + 100, PAGE))
+        other = self.reg_cached(addr, 2 * PAGE)
+        self.assertEqual((other.buf, other.length), (addr, 2 * PAGE))
+        self.assertEqual(other.lkey, mr.lkey)
+        mr.close()
+        other.close()
+
+    @requires_mr_notify
+    def test_mr_cache_containing(self):
+        """
+        A larger range than the one that is there is registered anew, and found from then on.
+        """
+        addr = self.map()
+        small = self.fill(addr + PAGE, PAGE)
+        large = self.fill(addr)
+        self.assertNotEqual(small[0], large[0])
+        mr = self.reg_cached(addr)
+        self.assert_same(mr, large)
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_cache_access(self):
+        """
+        More access than a registration has is another one; less is not.
+        """
+        addr = self.map()
+        self.fill(addr)
+        more = CACHED | e.IBV_ACCESS_REMOTE_WRITE
+        mr = self.reg_cached(addr, access=more)
+        self.assertEqual(self.counted()[:2], (0, 2))
+        mr.close()
+        self.reg_cached(addr, access=e.IBV_ACCESS_CACHED).close()
+        self.assertEqual(self.counted()[:2], (1, 2))
+
+    @requires_mr_notify
+    def test_mr_cache_pd(self):
+        """
+        Another PD never gives its registrations.
+        """
+        addr = self.map()
+        handle = self.fill(addr)[0]
+        other = PD(self.ctx)
+        mr = MR(other, LENGTH, CACHED, address=addr)
+        self.assertNotEqual(mr.handle, handle)
+        self.assertFalse(PD(self.ctx).is_reg(addr, LENGTH, ACCESS))
+        mr.close()
+        other.close()
+
+    @requires_mr_notify
+    def test_mr_cache_unmap(self):
+        """
+        After munmap() and another mmap() at the same place the registration is a new one.
+        """
+        addr = self.map()
+        self.fill(addr)
+        self.unmap(addr)
+        self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))
+        self.map_at(addr)
+        self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))
+        self.fill(addr)
+        counted = self.counted()
+        self.assertEqual((counted.hits, counted.invalidations, counted.entries), (0, 1, 1))
+
+    @requires_mr_notify
+    def test_mr_cache_unmap_used(self):
+        """
+        Invalid while in use: not found any more, gone with its last user.
+        """
+        addr = self.map()
+        mr = self.reg_cached(addr)
+        self.map_at(addr)
+        fresh = self.reg_cached(addr)
+        self.assertNotEqual(fresh.handle, mr.handle)
+        mr.close()
+        fresh.close()
+        self.assertEqual(self.counted().entries, 1)
+
+    @requires_mr_notify
+    def test_mr_cache_dontneed(self):
+        """
+        Other pages at the same address are another registration.
+        """
+        addr = self.map()
+        self.fill(addr)
+        self.assertEqual(libc.madvise(addr, LENGTH, mmap.MADV_DONTNEED), 0)
+        self.fill(addr)
+        self.assertEqual(self.counted()[:2], (0, 2))
+
+    @requires_mr_notify
+    def test_mr_cache_fork(self):
+        """
+        A child that writes, gives back and exits leaves its parent's registration alone.
+        """
+        addr = self.map()
+        keys = self.fill(addr)
+        mr = self.reg_cached(addr)
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                ctypes.memset(addr, 1, LENGTH)
+                mr.close()
+                status = int(self.pd.is_reg(addr, LENGTH, ACCESS))
+            finally:
+                os._exit(status)
+        self.assertEqual(os.waitpid(pid, 0)[1], 0)
+        mr.close()
+        mr = self.reg_cached(addr)
+        self.assert_same(mr, keys)
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_cache_is_reg(self):
+        """
+        is_reg() is about ranges and access, and says no after close of the PD's entries.
+        """
+        addr = self.map()
+        self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))
+        self.fill(addr)
+        self.assertTrue(self.pd.is_reg(addr, LENGTH, ACCESS))
+        self.assertTrue(self.pd.is_reg(addr + 5, 1, CACHED))
+        self.assertTrue(self.pd.is_reg(addr, LENGTH, 0))
+        self.assertFalse(self.pd.is_reg(addr, LENGTH + 1, ACCESS))
+        self.assertFalse(self.pd.is_reg(addr, 0, ACCESS))
+        self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS | e.IBV_ACCESS_REMOTE_READ))
+        self.ctx.reg_mr_clean()
+        self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))
+
+    @requires_mr_notify
+    def test_mr_cache_limits(self):
+        """
+        Limits are told, finite, and changed one by one.
+        """
+        old = self.ctx.reg_mr_limits()
+        self.assertTrue(0 < old.max_bytes < 1 << 63 and 0 < old.max_entries < 1 << 63)
+        self.assertEqual(self.ctx.reg_mr_limits(max_entries=3), old)
+        self.assertEqual(self.ctx.reg_mr_limits(), old._replace(max_entries=3))
+
+    @requires_mr_notify
+    def test_mr_cache_evict(self):
+        """
+        At the limit of entries the least recently used one goes; one in use does not.
+        """
+        addrs = [self.map() for _ in range(5)]
+        self.ctx.reg_mr_limits(max_entries=4)
+        used = self.reg_cached(addrs[0])
+        for addr in addrs[1:]:
+            self.fill(addr)
+        self.assertEqual(self.counted().evictions, 1)
+        self.assertEqual([self.pd.is_reg(addr, LENGTH, ACCESS) for addr in addrs],
+                         [True, False, True, True, True])
+        used.close()
+        self.ctx.reg_mr_limits(max_entries=1)
+        self.assertEqual(self.counted().entries, 1)
+
+    @requires_mr_notify
+    def test_mr_cache_evict_bytes(self):
+        """
+        At the limit of bytes likewise; what is larger than the limit is registered plainly.
+        """
+        first, second = self.map(), self.map()
+        self.ctx.reg_mr_limits(max_bytes=LENGTH + PAGE)
+        self.fill(first)
+        self.fill(second)
+        self.assertFalse(self.pd.is_reg(first, LENGTH, ACCESS))
+        self.assertTrue(self.pd.is_reg(second, LENGTH, ACCESS))
+        large = self.map(2 * LENGTH)
+        self.reg_cached(large, 2 * LENGTH).close()
+        self.assertFalse(self.pd.is_reg(large, 2 * LENGTH, ACCESS))
+
+    @requires_mr_notify
+    def test_mr_cache_clean(self):
+        """
+        Cleaning leaves what is in use, and as many idle bytes as it is told.
+        """
+        used = self.reg_cached(self.map())
+        addrs = [self.map() for _ in range(3)]
+        for addr in addrs:
+            self.fill(addr)
+        self.ctx.reg_mr_clean(LENGTH)
+        self.assertEqual([self.pd.is_reg(addr, LENGTH, ACCESS) for addr in addrs],
+                         [False, False, True])
+        self.ctx.reg_mr_clean()
+        self.assertEqual(self.counted().entries, 1)
+        used.close()
+        self.ctx.reg_mr_clean()
+        self.assertEqual((self.counted().bytes, self.counted().entries), (0, 0))
+
+    @requires_mr_notify
+    def test_mr_cache_rereg(self):
+        """
+        A registration that may have other users cannot be changed.
+        """
+        addr = self.map()
+        for mr in (self.reg_cached(addr), self.reg_cached(addr + PAGE, PAGE)):
+            with self.assertRaises(PyverbsRDMAError):
+                mr.rereg(flags=e.IBV_REREG_MR_CHANGE_ACCESS, pd=None, addr=0, length=0,
+                         access=e.IBV_ACCESS_LOCAL_WRITE)
+            mr.close()
+        self.assertTrue(self.pd.is_reg(addr, LENGTH, ACCESS))
+
+    @requires_mr_notify
+    def test_mr_cache_notify(self):
+        """
+        The word of a cached registration is the cache's. Where nobody asked for it to be
+        cached, its only user may have it after all.
+        """
+        addr = self.map()
+        mr = self.reg_cached(addr)
+        self.assert_errno(errno.EINVAL, mr.settle_notify)
+        self.assert_errno(errno.EINVAL, mr.unreg_notify)
+        if not ALL:
+            self.assert_errno(errno.EOPNOTSUPP, mr.reg_notify)
+        else:
+            mr.reg_notify()
+            self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))
+            self.assertEqual(mr.notify_word, 0)
+            self.unmap(addr)
+            self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_INVALID)
+        mr.close()
+
+    @requires_mr_notify
+    def test_mr_cache_dealloc_pd(self):
+        """
+        Idle registrations do not keep a PD alive; those in use do.
+        """
+        addr = self.map()
+        self.fill(addr)
+        self.pd.close()
+        self.pd = PD(self.ctx)
+        self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))
+        self.assertEqual(self.counted().entries, 0)
+        self.fill(addr)
+        self.ctx.close()
+
+    @requires_mr_notify
+    def test_mr_cache_not_cached(self):
+        """
+        What the cache has nothing for is a plain registration.
+        """
+        addr = self.map()
+        MR(self.pd, LENGTH, CACHED | e.IBV_ACCESS_MW_BIND, address=addr).close()
+        if not ALL:
+            MR(self.pd, LENGTH, ACCESS, address=addr).close()
+        self.assertEqual(self.counted()[:2], (0, 0))
+        self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))
+
+    @requires_mr_notify
+    def test_mr_cache_errors(self):
+        """
+        Errors are those of a plain registration.
+        """
+        addr = self.map()
+        self.unmap(addr)
+        for access in (CACHED, CACHED | e.IBV_ACCESS_REMOTE_WRITE):
+            self.assert_errno(errno.EFAULT, self.reg_cached, addr, LENGTH, access)
+        addr = self.map()
+        self.assert_errno(errno.EINVAL, self.reg_cached, addr, LENGTH,
+                          e.IBV_ACCESS_CACHED | e.IBV_ACCESS_REMOTE_WRITE)
+        self.assertEqual(self.counted().entries, 0)
+
+    @requires_mr_notify
+    def test_mr_cache_all(self):
+        """
+        With RDMAV_MR_CACHE=1 the flag is not needed.
+        """
+        if not ALL:
+            raise unittest.SkipTest('RDMAV_MR_CACHE=1 is not set')
+        addr = self.map()
+        MR(self.pd, LENGTH, ACCESS, address=addr).close()
+        self.assertTrue(self.pd.is_reg(addr, LENGTH, ACCESS))
+
+
+class MRCacheVerbsTest(MRCacheTestCase):
+    """
+    Below pyverbs, whose objects do not deregister twice.
+    """
+    def verb(self, name, *argtypes):
+        func = getattr(ctypes.CDLL('libibverbs.so.1'), name)
+        func.restype = ctypes.c_void_p
+        func.argtypes = argtypes
+        return func
+
+    def open_pd(self):
+        """
+        :return: Pointers to a context and to a PD of this test's device
+        """
+        devices = ctypes.cast(self.verb('ibv_get_device_list', ctypes.c_void_p)(None),
+                              ctypes.POINTER(ctypes.c_void_p))
+        name = self.verb('ibv_get_device_name', ctypes.c_void_p)
+        device = next(dev for dev in devices if
+                      ctypes.string_at(name(dev)) == self.ctx.name.encode())
+        context = self.verb('ibv_open_device', ctypes.c_void_p)(device)
+        self.verb('ibv_free_device_list', ctypes.c_void_p)(devices)
+        return context, self.verb('ibv_alloc_pd', ctypes.c_void_p)(context)
+
+    @requires_mr_notify
+    def test_mr_cache_double_dereg(self):
+        """
+        The second ibv_dereg_mr() of an idle registration is EINVAL and changes nothing.
+        """
+        reg = self.verb('ibv_reg_mr_iova2', ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
+                        ctypes.c_uint64, ctypes.c_uint)
+        dereg = self.verb('ibv_dereg_mr', ctypes.c_void_p)
+        dereg.restype = ctypes.c_int
+        context, pd = self.open_pd()
+        addr = self.map()
+        mr = reg(pd, addr, LENGTH, addr, CACHED)
+        self.assertEqual(dereg(mr), 0)
+        for _ in range(3):
+            self.assertEqual(dereg(mr), errno.EINVAL)
+        self.assertEqual(reg(pd, addr, LENGTH, addr, CACHED), mr)
+        self.assertEqual(dereg(mr), 0)
+        dealloc = self.verb('ibv_dealloc_pd', ctypes.c_void_p)
+        dealloc.restype = ctypes.c_int
+        self.assertEqual(dealloc(pd), 0)
+        self.verb('ibv_close_device', ctypes.c_void_p)(context)
+
+
+class MRCacheInterfaceTest(MRCacheTestCase):
+    """
+    What holds on every device and kernel.
+    """
+    def test_mr_cache_unsupported(self):
+        """
+        Without the capability the flag changes nothing, and there is no cache to ask.
+        """
+        if has_mr_notify(self.ctx):
+            raise unittest.SkipTest('The device supports MR notification')
+        addr = self.map()
+        first, second = self.reg_cached(addr), self.reg_cached(addr)
+        self.assertNotEqual(first.handle, second.handle)
+        first.close()
+        second.close()
+        self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))
+        for func in (self.ctx.reg_mr_limits, self.ctx.reg_mr_clean, self.ctx.query_mr_cache):
+            self.assert_errno(errno.EOPNOTSUPP, func)
+
+    def test_mr_cache_flag(self):
+        """
+        The flag is in the range that is ignored where it is not known, and in no enumeration
+        whose values are combined to plain registrations.
+        """
+        self.assertEqual(e.IBV_ACCESS_CACHED, 1 << 29)
+        self.assertNotIn(1 << 29, [int(flag) for flag in e.ibv_access_flags])
