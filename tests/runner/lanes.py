@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import results
 
 PYTHON = "/usr/bin/python3 -B"
-GUEST_PROGRAMS = ("contract", "revoke", "lifetime", "race")
+GUEST_PROGRAMS = ("contract", "revoke", "lifetime", "race", "window")
 # Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
 UPSTREAM_EXECUTED = 103
 

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The windows between watching, pinning and looking, which umem_notify.c says
+ * are closed. Each is made wide by memory so large that the kernel takes long
+ * over it, and something happens in the middle.
+ */
+#include <catch2/catch.hpp>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "loopback.h"
+#include "trial.h"
+
+using namespace mr_notify;
+using clock_type = std::chrono::steady_clock;
+
+namespace {
+
+constexpr std::size_t large = std::size_t{64} << 20;
+constexpr int track = 1 << 28;
+
+void sleep_for(clock_type::duration t)
+{
+	std::this_thread::sleep_for(t);
+}
+
+range last_pages(range r, std::size_t pages)
+{
+	return {r.end() - pages * page_size(), pages * page_size()};
+}
+
+void map_over(range r)
+{
+	if (mmap(r.addr, r.length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+		 -1, 0) != r.addr)
+		std::abort();
+	std::memset(r.addr, 1, r.length);
+}
+
+/* Not in huge pages, which are dropped too quickly. */
+memory in_small_pages(std::size_t length)
+{
+	void *addr =
+		mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	REQUIRE(addr != MAP_FAILED);
+	memory m({static_cast<std::byte *>(addr), length});
+	madvise(addr, length, MADV_NOHUGEPAGE); /* a kernel without them refuses */
+	std::memset(addr, 1, length);
+	return m;
+}
+
+/* How long settling takes when every page must be looked at. */
+clock_type::duration time_to_settle(ibv_mr *mr, range r)
+{
+	REQUIRE(madvise(r.addr, r.length, MADV_FREE) == 0);
+	const auto start = clock_type::now();
+	REQUIRE(ibv_settle_mr_notify(mr) == 0);
+	return clock_type::now() - start;
+}
+
+} // namespace
+
+/* Without the collision-retry the SUSPECT of the second event is wiped out. */
+TEST_CASE("window: a page changes after settling has looked at it")
+{
+	const device on;
+
+	for (int round = 1; round <= 6; round++) {
+		memory m = anonymous(large);
+		const range r = m.registered();
+		const auto mr = on.register_memory(r);
+		std::atomic<bool> started = false;
+		word w;
+
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		const auto whole = time_to_settle(mr.get(), r);
+		REQUIRE(w.value() == 0);
+
+		REQUIRE(madvise(r.addr, r.length, MADV_FREE) == 0); /* SUSPECT, harmless */
+		std::thread settling([&] {
+			started = true;
+			ibv_settle_mr_notify(mr.get());
+		});
+		while (!started)
+			std::this_thread::yield();
+		sleep_for(whole * round / 8);
+		REQUIRE(madvise(r.addr, page_size(), MADV_DONTNEED) == 0);
+		*r.addr = std::byte{1}; /* mapped again, by another page */
+		CHECK(w.value() != 0);
+		settling.join();
+		CHECK(w.value() != 0);
+		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	}
+}
+
+/*
+ * A notifier that is inserted while an invalidation runs is not told of that
+ * one; the pages at its end are still mapped, and can be pinned.
+ */
+TEST_CASE("window: registering while the memory is being dropped")
+{
+	const device on;
+	const memory inbox = anonymous(4 * page_size());
+	const range to = inbox.registered();
+	const auto inbox_mr = on.register_memory(to);
+	int stale = 0;
+	int told = 0;
+
+	for (int round = 0; round < 12; round++) {
+		memory m = in_small_pages(large);
+		const range r = m.registered();
+		const range end = last_pages(r, 4);
+		std::atomic<bool> started = false;
+		std::thread dropping([&] {
+			started = true;
+			if (madvise(r.addr, r.length, MADV_DONTNEED))
+				std::abort();
+		});
+		while (!started)
+			;
+		sleep_for(std::chrono::microseconds(200 * (round % 6)));
+		const auto mr =
+			on.register_memory(end, IBV_ACCESS_LOCAL_WRITE | (round % 2 ? 0 : track));
+		word w;
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		dropping.join();
+		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+		if (w.value()) {
+			told++;
+			continue;
+		}
+		/* It says that this is the memory. Is it? */
+		std::memset(end.addr, 0x30 + round, end.length);
+		loopback link(on);
+		REQUIRE(link.write(mr.get(), end, to.addr, inbox_mr->rkey) == IBV_WC_SUCCESS);
+		stale += std::memcmp(end.addr, to.addr, end.length) != 0;
+	}
+	INFO(told << " registrations were told");
+	CHECK(stale == 0);
+}
+
+/*
+ * An unmap before a page is pinned is not the end of the registration, which
+ * gets the new page: no false INVALID.
+ */
+TEST_CASE("window: memory changes ahead of the pinning")
+{
+	const device on;
+	int ahead = 0;
+
+	for (int round = 0; round < 40 && ahead < 5; round++) {
+		memory m = anonymous(large);
+		const range r = m.registered();
+		std::atomic<bool> started = false;
+		clock_type::time_point changed;
+		std::thread changing([&] {
+			while (!started)
+				;
+			map_over(last_pages(r, 1));
+			changed = clock_type::now();
+		});
+		word w;
+		const auto start = clock_type::now();
+		started = true;
+		const auto mr = on.register_memory(r, IBV_ACCESS_LOCAL_WRITE | track);
+		const auto end = clock_type::now();
+		changing.join();
+		if (changed - start > (end - start) / 4)
+			continue; /* too late to be certain */
+		ahead++;
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+		CHECK(w.value() == 0);
+	}
+	INFO(ahead << " changes came in time");
+}
