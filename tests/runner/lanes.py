@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """What is run where: the steps on the host, and those of each guest (one boot for all of them)."""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import results
 
 PYTHON = "/usr/bin/python3 -B"
-GUEST_PROGRAMS = ("contract", "revoke", "lifetime", "race", "window")
+GUEST_PROGRAMS = ("contract", "revoke", "lifetime", "race", "window", "cache",
+                  "adversary")
 # Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
 UPSTREAM_EXECUTED = 103
 
@@ -34,13 +35,19 @@ def pyverbs(*names, least=0):
                 least=least)
 
 
+def cached(step):
+    """The same with every registration that can be cached."""
+    return replace(step, name=step.name + " cached", command="RDMAV_MR_CACHE=1 " + step.command)
+
+
 MATRIX = Step("matrix", "ibv_mr_notify --system --json", results.matrix)
 
 GUESTS = {
-    "um": [MATRIX, *guest_programs(), pyverbs(least=UPSTREAM_EXECUTED)],
-    "debian": [MATRIX, *guest_programs(), pyverbs("test_mr_notify")],
+    "um": [MATRIX, *guest_programs(), pyverbs(least=UPSTREAM_EXECUTED),
+           cached(pyverbs(least=UPSTREAM_EXECUTED))],
+    "debian": [MATRIX, *guest_programs(), pyverbs("test_mr_notify", "test_mr_cache")],
     "stock": [Step("no capability", "ibv_mr_notify", expected=3),
-              pyverbs("test_mr_notify")],
+              pyverbs("test_mr_notify", "test_mr_cache")],
 }
 
 HOST = [

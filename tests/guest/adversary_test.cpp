@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Threads register buffers through the cache and RDMA-write from them, while
+ * buffers get other pages by every way there is; each byte that arrives must be
+ * one that the buffer holds. A cache that does not look at the word is run
+ * through the same, and must be caught.
+ *
+ * RUN_SECONDS sets how long it goes on (default 3), or RUN_COUNT how many
+ * registrations it makes.
+ */
+#include <catch2/catch.hpp>
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "device.h"
+#include "loopback.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr std::size_t slot_pages = 4;
+constexpr std::size_t chunk = 64;
+constexpr int slot_count = 64;
+constexpr int worker_count = 3;
+constexpr int plain = IBV_ACCESS_LOCAL_WRITE;
+
+[[noreturn]] void give_up(const char *what)
+{
+	perror(what);
+	std::abort();
+}
+
+/* A buffer at a fixed address. Whoever has the mutex knows what it holds. */
+class slot {
+public:
+	explicit slot(range where) : where_(where) { fill(); }
+
+	std::mutex mutex;
+	std::vector<ibv_mr *> held; /* registrations that are kept over changes */
+
+	range where() const { return where_; }
+
+	void fill()
+	{
+		version_ = next_version++;
+		for (std::size_t at = 0; at < where_.length; at += chunk)
+			write(where_.addr + at, at);
+	}
+
+	bool matches(const std::byte *seen, std::size_t at) const
+	{
+		std::byte expected[chunk];
+
+		write(expected, at);
+		return std::memcmp(seen, expected, chunk) == 0;
+	}
+
+	/* Other pages, or the same after some trouble; then other contents. */
+	void change(unsigned int how)
+	{
+		const range r = where_;
+		std::byte *last = r.end() - page_size();
+
+		switch (how % 8) {
+		case 0:
+			map_over(r);
+			break;
+		case 1:
+			map_over({last, page_size()});
+			break;
+		case 2:
+			take_away_and_map();
+			break;
+		case 3:
+			must(madvise(r.addr, r.length, MADV_DONTNEED), "MADV_DONTNEED");
+			break;
+		case 4:
+			must(madvise(last, page_size(), MADV_DONTNEED), "MADV_DONTNEED");
+			break;
+		case 5:
+			move_here();
+			break;
+		case 6:
+			move_away();
+			break;
+		case 7:
+			must(mprotect(r.addr, r.length, PROT_READ), "mprotect");
+			must(mprotect(r.addr, r.length, PROT_READ | PROT_WRITE), "mprotect");
+			break;
+		}
+		fill();
+	}
+
+private:
+	static constexpr int protection = PROT_READ | PROT_WRITE;
+	static constexpr int kind = MAP_PRIVATE | MAP_ANONYMOUS;
+	static inline std::atomic<uint64_t> next_version = 1;
+
+	static void must(int result, const char *what)
+	{
+		if (result)
+			give_up(what);
+	}
+
+	static void map_over(range r)
+	{
+		if (mmap(r.addr, r.length, protection, kind | MAP_FIXED, -1, 0) != r.addr)
+			give_up("mmap");
+	}
+
+	/* A hole for a while: somebody else's mapping may land there, and goes again. */
+	void take_away_and_map()
+	{
+		must(munmap(where_.addr, where_.length), "munmap");
+		for (int tries = 0; tries < 100000; tries++) {
+			if (mmap(where_.addr, where_.length, protection, kind | MAP_FIXED_NOREPLACE,
+				 -1, 0) == where_.addr)
+				return;
+			usleep(10);
+		}
+		give_up("the address is taken");
+	}
+
+	static void *elsewhere(std::size_t length)
+	{
+		void *p = mmap(nullptr, length, protection, kind | MAP_POPULATE, -1, 0);
+
+		if (p == MAP_FAILED)
+			give_up("mmap");
+		return p;
+	}
+
+	void move_here()
+	{
+		void *from = elsewhere(where_.length);
+
+		if (mremap(from, where_.length, where_.length, MREMAP_MAYMOVE | MREMAP_FIXED,
+			   where_.addr) != where_.addr)
+			give_up("mremap");
+	}
+
+	/* MREMAP_DONTUNMAP: the pages go, the mapping stays. Only of one mapping. */
+	void move_away()
+	{
+		void *to = mremap(where_.addr, where_.length, where_.length,
+				  MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
+
+		if (to == MAP_FAILED && errno == EFAULT)
+			map_over(where_);
+		else if (to == MAP_FAILED)
+			give_up("mremap");
+		else
+			must(munmap(to, where_.length), "munmap");
+	}
+
+	void write(std::byte *to, std::size_t at) const
+	{
+		uint64_t words[chunk / 8];
+
+		for (std::size_t i = 0; i < chunk / 8; i++)
+			words[i] = version_ << 24 ^ (at + i * 8);
+		std::memcpy(to, words, chunk);
+	}
+
+	range where_;
+	uint64_t version_ = 0;
+};
+
+/* How a buffer is registered and given back. */
+struct registry {
+	virtual ~registry() = default;
+	virtual ibv_mr *get(const device &on, range r) = 0;
+	virtual void put(ibv_mr *mr) = 0;
+};
+
+struct cached_registry : registry {
+	ibv_mr *get(const device &on, range r) override
+	{
+		return ibv_reg_mr(on.pd(), r.addr, r.length, plain | IBV_ACCESS_CACHED);
+	}
+	void put(ibv_mr *mr) override
+	{
+		if (ibv_dereg_mr(mr))
+			give_up("ibv_dereg_mr");
+	}
+};
+
+/* What caches did before there was a word: by address alone. */
+struct naive_registry : registry {
+	ibv_mr *get(const device &on, range r) override
+	{
+		const auto page = reinterpret_cast<uintptr_t>(r.addr) / (slot_pages * page_size());
+		const std::lock_guard lock(mutex);
+		auto &mr = known[page];
+
+		if (!mr)
+			mr = on.register_memory(
+				{reinterpret_cast<std::byte *>(page * slot_pages * page_size()),
+				 slot_pages * page_size()},
+				plain);
+		return mr.get();
+	}
+	void put(ibv_mr *) override {}
+
+	std::mutex mutex;
+	std::map<uintptr_t, owned<ibv_mr>> known;
+};
+
+struct limit {
+	uint64_t count = UINT64_MAX;
+	std::chrono::steady_clock::time_point end = std::chrono::steady_clock::time_point::max();
+
+	static limit seconds(int n)
+	{
+		return {UINT64_MAX, std::chrono::steady_clock::now() + std::chrono::seconds(n)};
+	}
+	static limit environment()
+	{
+		const char *count = std::getenv("RUN_COUNT");
+		const char *seconds_text = std::getenv("RUN_SECONDS");
+
+		if (count)
+			return {std::strtoull(count, nullptr, 0)};
+		return seconds(seconds_text ? std::max(1, std::atoi(seconds_text)) : 3);
+	}
+};
+
+struct result {
+	std::atomic<uint64_t> registrations = 0;
+	std::atomic<uint64_t> changes = 0;
+	std::atomic<uint64_t> forks = 0;
+	std::atomic<uint64_t> stale = 0;   /* chunks arrived that the buffer does not hold */
+	std::atomic<uint64_t> refused = 0; /* registered, and the device had no access */
+};
+
+class arena {
+public:
+	arena() : memory_(anonymous((slot_count + 1) * slot_bytes()))
+	{
+		/* Aligned to slots, for the naive cache. */
+		auto first = reinterpret_cast<uintptr_t>(memory_.registered().addr);
+		first = (first + slot_bytes() - 1) / slot_bytes() * slot_bytes();
+		for (int i = 0; i < slot_count; i++)
+			slots_.push_back(std::make_unique<slot>(
+				range{reinterpret_cast<std::byte *>(first + i * slot_bytes()),
+				      slot_bytes()}));
+	}
+
+	static std::size_t slot_bytes() { return slot_pages * page_size(); }
+	slot &operator[](std::size_t i) { return *slots_[i]; }
+
+private:
+	memory memory_;
+	std::vector<std::unique_ptr<slot>> slots_;
+};
+
+class worker {
+public:
+	worker(const device &on, arena &slots, registry &by, result &out, unsigned int seed)
+	    : on_(on), slots_(slots), by_(by), out_(out), random_(seed), link_(on),
+	      landing_(anonymous(slots_at_once * registrations_each * chunk)),
+	      target_(on.register_memory(landing_.registered()))
+	{
+	}
+
+	void run(const limit &until)
+	{
+		while (out_.registrations < until.count &&
+		       std::chrono::steady_clock::now() < until.end)
+			burst();
+	}
+
+private:
+	static constexpr int slots_at_once = 12;
+	static constexpr int registrations_each = 30;
+
+	/* One work request for each buffer, whose chunks come by a registration each. */
+	struct job {
+		slot *from;
+		std::size_t at[registrations_each];
+		ibv_mr *mr[registrations_each];
+		ibv_sge sge[registrations_each];
+		ibv_send_wr wr;
+	};
+
+	std::byte *landing(int n) const
+	{
+		return landing_.registered().addr + n * registrations_each * chunk;
+	}
+
+	void burst()
+	{
+		job jobs[slots_at_once];
+		int n = 0;
+
+		while (n == 0)
+			for (int i = 0; i < slots_at_once; i++)
+				n += prepare(jobs[n], n);
+		send(jobs, n);
+		for (int i = 0; i < n; i++)
+			finish(jobs[i], i);
+	}
+
+	bool prepare(job &to, int n)
+	{
+		slot &one = slots_[random_() % slot_count];
+
+		if (!one.mutex.try_lock())
+			return false;
+		if (random_() % 8 == 0) {
+			one.change(random_());
+			out_.changes++;
+		}
+		to.from = &one;
+		to.wr = {};
+		for (int i = 0; i < registrations_each; i++)
+			add(to, i);
+		to.wr.wr_id = static_cast<uint64_t>(n);
+		to.wr.sg_list = to.sge;
+		to.wr.num_sge = registrations_each;
+		to.wr.opcode = IBV_WR_RDMA_WRITE;
+		to.wr.send_flags = IBV_SEND_SIGNALED;
+		to.wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(landing(n));
+		to.wr.wr.rdma.rkey = target_->rkey;
+		return true;
+	}
+
+	/* A chunk from a registration of it, or of more around it. */
+	void add(job &to, int i)
+	{
+		const range all = to.from->where();
+		const std::size_t at = random_() % (all.length / chunk) * chunk;
+		const std::size_t before = random_() % 2 ? at : random_() % (at + 1);
+		const std::size_t rest = all.length - at - chunk;
+		const std::size_t after = random_() % 2 ? rest : random_() % (rest + 1);
+
+		to.at[i] = at;
+		to.mr[i] = by_.get(on_, {all.addr + at - before, before + chunk + after});
+		if (!to.mr[i])
+			give_up("ibv_reg_mr");
+		to.sge[i] = {reinterpret_cast<uintptr_t>(all.addr + at), chunk, to.mr[i]->lkey};
+		out_.registrations++;
+	}
+
+	void send(job *jobs, int n)
+	{
+		ibv_send_wr *bad = nullptr;
+		bool broken = false;
+
+		std::memset(landing(0), 0xff, n * registrations_each * chunk);
+		for (int i = 0; i + 1 < n; i++)
+			jobs[i].wr.next = &jobs[i + 1].wr;
+		check_verb(ibv_post_send(link_->near_end(), &jobs[0].wr, &bad), "ibv_post_send");
+		for (int i = 0; i < n; i++) {
+			const ibv_wc wc = link_->wait();
+
+			/* The first to fail; those after it are flushed. */
+			if (wc.status != IBV_WC_SUCCESS && !broken)
+				out_.refused++;
+			broken = broken || wc.status != IBV_WC_SUCCESS;
+		}
+		if (broken)
+			link_.emplace(on_);
+	}
+
+	void finish(job &of, int n)
+	{
+		for (int i = 0; i < registrations_each; i++)
+			out_.stale += !of.from->matches(landing(n) + i * chunk, of.at[i]);
+		for (ibv_mr *mr : of.from->held)
+			by_.put(mr);
+		of.from->held.clear();
+		/* Some stay in use while the buffer changes. */
+		for (int i = 0; i < registrations_each; i++)
+			if (i < 2 && random_() % 8 == 0)
+				of.from->held.push_back(of.mr[i]);
+			else
+				by_.put(of.mr[i]);
+		of.from->mutex.unlock();
+	}
+
+	const device &on_;
+	arena &slots_;
+	registry &by_;
+	result &out_;
+	std::minstd_rand random_;
+	std::optional<loopback> link_;
+	memory landing_;
+	owned<ibv_mr> target_;
+};
+
+/* Children that write to the buffers, and end without a word. */
+void fork_until(const std::atomic<bool> &stop, arena &slots, result &out)
+{
+	while (!stop) {
+		const pid_t child = fork();
+
+		if (child == 0) {
+			for (int i = 0; i < slot_count; i += 3) {
+				const range r = slots[i].where();
+				/* Under change just now, perhaps: by a system call, that fails. */
+				int ends[2];
+				if (pipe(ends) == 0 && write(ends[1], r.addr, 1) == 1 &&
+				    read(ends[0], r.addr, 1) == 1) {
+					close(ends[0]);
+					close(ends[1]);
+				}
+			}
+			_exit(0);
+		}
+		if (child < 0)
+			give_up("fork");
+		waitpid(child, nullptr, 0);
+		out.forks++;
+		usleep(20000);
+	}
+}
+
+void run(const device &on, registry &by, const limit &until, result &out)
+{
+	arena slots;
+	std::atomic<bool> stop = false;
+	std::vector<std::unique_ptr<worker>> workers;
+	std::vector<std::thread> threads;
+	const unsigned int seed = std::random_device()();
+
+	std::printf("seed %u\n", seed);
+	for (int i = 0; i < worker_count; i++)
+		workers.push_back(std::make_unique<worker>(on, slots, by, out, seed + i));
+	std::thread forker([&] { fork_until(stop, slots, out); });
+	for (auto &one : workers)
+		threads.emplace_back([&] { one->run(until); });
+	for (std::thread &thread : threads)
+		thread.join();
+	stop = true;
+	forker.join();
+	for (int i = 0; i < slot_count; i++)
+		for (ibv_mr *mr : slots[i].held)
+			by.put(mr);
+	std::printf("%lu registrations, %lu changes, %lu forks: %lu stale, %lu refused\n",
+		    out.registrations.load(), out.changes.load(), out.forks.load(),
+		    out.stale.load(), out.refused.load());
+}
+
+} // namespace
+
+TEST_CASE("adversary: no stale byte arrives")
+{
+	const device on;
+	cached_registry by;
+	result out;
+	ibv_mr_cache_limits limits{};
+	ibv_mr_cache_stats stats{};
+
+	/* Less than there are buffers: some come back by eviction. */
+	REQUIRE(ibv_reg_mr_limits(on.context(), nullptr, &limits) == 0);
+	limits.max_entries = slot_count * 3 / 4;
+	REQUIRE(ibv_reg_mr_limits(on.context(), &limits, nullptr) == 0);
+
+	run(on, by, limit::environment(), out);
+	REQUIRE(ibv_query_mr_cache(on.context(), &stats) == 0);
+	std::printf("%lu hits, %lu misses, %lu suspects, %lu invalidations, %lu evictions\n",
+		    stats.hits, stats.misses, stats.suspects, stats.invalidations, stats.evictions);
+	CHECK(out.stale == 0);
+	CHECK(out.refused == 0);
+	CHECK(out.changes > 0);
+	CHECK(out.forks > 0);
+	CHECK(stats.hits > 0);
+	CHECK(stats.invalidations > 0);
+	CHECK(stats.evictions > 0);
+}
+
+TEST_CASE("adversary: a cache that does not look at the word is caught")
+{
+	const device on;
+	naive_registry by;
+	result out;
+
+	run(on, by, limit::seconds(1), out);
+	CHECK(out.stale > 0);
+}

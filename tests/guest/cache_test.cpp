@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Cached registration on a real device: what is shared, what is counted, and
+ * the ends that a registration can come to.
+ */
+#include <catch2/catch.hpp>
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "device.h"
+#include "loopback.h"
+#include "skip.h"
+#include "trial.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+const std::size_t length = 16 * page_size();
+
+owned<ibv_mr> cached(const device &on, range r)
+{
+	return on.register_memory(r, rights | IBV_ACCESS_CACHED);
+}
+
+bool is_cached(const device &on, range r)
+{
+	return ibv_is_reg(on.pd(), r.addr, r.length, rights);
+}
+
+ibv_mr_cache_stats stats(const device &on)
+{
+	ibv_mr_cache_stats now{};
+
+	REQUIRE(ibv_query_mr_cache(on.context(), &now) == 0);
+	return now;
+}
+
+void set_entries(const device &on, uint64_t entries)
+{
+	ibv_mr_cache_limits limits{};
+
+	REQUIRE(ibv_reg_mr_limits(on.context(), nullptr, &limits) == 0);
+	limits.max_entries = entries;
+	REQUIRE(ibv_reg_mr_limits(on.context(), &limits, nullptr) == 0);
+}
+
+/* Other pages at the same address. */
+void replace(range r)
+{
+	REQUIRE(mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == r.addr);
+}
+
+int status_of(pid_t child)
+{
+	int status = -1;
+
+	REQUIRE(child > 0);
+	REQUIRE(waitpid(child, &status, 0) == child);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+} // namespace
+
+TEST_CASE("cache: RDMA through a hit, a part and a registration in use")
+{
+	const device on;
+	loopback link(on);
+	const memory from = anonymous(length);
+	const memory to = anonymous(length);
+	const range part{from.registered().addr + 100, 1000};
+
+	for (int round = 0; round < 3; round++) {
+		const auto whole = cached(on, from.registered());
+		const auto some = cached(on, part);
+		const auto target = cached(on, to.registered());
+		CHECK(some->addr == part.addr);
+		CHECK(some->length == part.length);
+		CHECK(some->lkey == whole->lkey);
+		std::memset(part.addr, round + 1, part.length);
+		CHECK(link.write(some.get(), part, to.registered().addr, target->rkey) ==
+		      IBV_WC_SUCCESS);
+		CHECK(std::memcmp(part.addr, to.registered().addr, part.length) == 0);
+	}
+	CHECK(stats(on).misses == 2);
+	CHECK(stats(on).hits == 7);
+}
+
+TEST_CASE("cache: other pages at the same address arrive")
+{
+	const device on;
+	loopback link(on);
+	const memory from = anonymous(length);
+	const memory to = anonymous(length);
+	const range r = from.registered();
+	const auto target = cached(on, to.registered());
+
+	for (int round = 1; round <= 20; round++) {
+		replace(r);
+		CHECK_FALSE(is_cached(on, r));
+		std::memset(r.addr, round, r.length);
+		const auto mr = cached(on, r);
+		REQUIRE(link.write(mr.get(), r, to.registered().addr, target->rkey) ==
+			IBV_WC_SUCCESS);
+		CHECK(std::memcmp(r.addr, to.registered().addr, r.length) == 0);
+	}
+	CHECK(stats(on).entries == 2);
+}
+
+TEST_CASE("cache: nothing is cached that nobody asked for")
+{
+	SKIP_IF(std::getenv("RDMAV_MR_CACHE"), "RDMAV_MR_CACHE is set");
+	const device on;
+	const memory m = anonymous(length);
+
+	on.register_memory(m.registered());
+	CHECK(stats(on).misses == 0);
+	CHECK_FALSE(is_cached(on, m.registered()));
+}
+
+TEST_CASE("cache: a second dereg and rereg are EINVAL")
+{
+	SKIP_IF(std::getenv("RDMAV_MR_CACHE"), "RDMAV_MR_CACHE is set");
+	const device on;
+	const memory m = anonymous(length);
+	ibv_mr *mr = cached(on, m.registered()).release();
+
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0, 0) ==
+	      IBV_REREG_MR_ERR_INPUT);
+	CHECK(errno == EINVAL);
+	CHECK(ibv_dereg_mr(mr) == 0);
+	CHECK(ibv_dereg_mr(mr) == EINVAL);
+	CHECK(cached(on, m.registered()).get() == mr);
+	CHECK(is_cached(on, m.registered()));
+}
+
+TEST_CASE("cache: a child starts empty and its parent's registrations survive it")
+{
+	const device on;
+	loopback link(on);
+	const memory from = anonymous(length);
+	const memory to = anonymous(length);
+	const range r = from.registered();
+	const range inner{r.addr + page_size(), page_size()};
+	const auto target = on.register_memory(to.registered());
+	auto mr = cached(on, r);
+	auto part = cached(on, inner);
+	const uint32_t key = mr->lkey;
+
+	const pid_t child = fork();
+	if (child == 0) {
+		std::memset(r.addr, 7, r.length);
+		if (is_cached(on, r))
+			_exit(1);
+		if (ibv_dereg_mr(mr.get()) || ibv_dereg_mr(part.get()))
+			_exit(2);
+		if (stats(on).entries)
+			_exit(3);
+		_exit(0);
+	}
+	CHECK(status_of(child) == 0);
+
+	std::memset(r.addr, 1, r.length);
+	CHECK(link.write(part.get(), inner, to.registered().addr, target->rkey) == IBV_WC_SUCCESS);
+	CHECK(std::memcmp(inner.addr, to.registered().addr, inner.length) == 0);
+	part.reset();
+	mr.reset();
+	CHECK(is_cached(on, r));
+	CHECK(cached(on, r)->lkey == key);
+}
+
+TEST_CASE("cache: a child has a cache of its own")
+{
+	const memory m = anonymous(length);
+	const device parents;
+	const auto mr = cached(parents, m.registered());
+
+	const pid_t child = fork();
+	if (child == 0) {
+		const device on;
+		const uint32_t key = cached(on, m.registered())->lkey;
+		const bool same = cached(on, m.registered())->lkey == key;
+		_exit(!same || stats(on).hits != 1 || stats(on).misses != 1);
+	}
+	CHECK(status_of(child) == 0);
+	CHECK(is_cached(parents, m.registered()));
+}
+
+TEST_CASE("cache: a PD and a context go with their idle registrations")
+{
+	const memory m = anonymous(length);
+	const std::size_t before = pinned_bytes();
+	{
+		const device on;
+		owned<ibv_pd> pd(ibv_alloc_pd(on.context()));
+		REQUIRE(pd);
+		owned<ibv_mr>(ibv_reg_mr(pd.get(), m.registered().addr, length,
+					 rights | IBV_ACCESS_CACHED))
+			.reset();
+		CHECK(ibv_is_reg(pd.get(), m.registered().addr, length, rights));
+		CHECK(ibv_dealloc_pd(pd.release()) == 0);
+		CHECK(stats(on).entries == 0);
+
+		cached(on, m.registered()).reset();
+		CHECK(stats(on).entries == 1);
+	}
+	CHECK(wait_for_pinned(before) <= before);
+}
+
+TEST_CASE("cache: a PD in use stays, and goes when its last user has gone")
+{
+	const memory m = anonymous(length);
+	const device on;
+	ibv_pd *pd = ibv_alloc_pd(on.context());
+
+	REQUIRE(pd);
+	owned<ibv_mr> mr(ibv_reg_mr(pd, m.registered().addr, length, rights | IBV_ACCESS_CACHED));
+	REQUIRE(mr);
+	CHECK(ibv_dealloc_pd(pd) == EBUSY);
+	mr.reset();
+	CHECK(ibv_dealloc_pd(pd) == 0);
+}
+
+TEST_CASE("cache: contexts have nothing to do with each other")
+{
+	const memory m = anonymous(length);
+	const device one, other;
+
+	set_entries(one, 1);
+	cached(one, m.registered()).reset();
+	CHECK_FALSE(is_cached(other, m.registered()));
+	CHECK(stats(other).misses == 0);
+	ibv_mr_cache_limits limits{};
+	REQUIRE(ibv_reg_mr_limits(other.context(), nullptr, &limits) == 0);
+	CHECK(limits.max_entries > 1);
+}
+
+TEST_CASE("cache: limits hold while registrations come and go")
+{
+	const device on;
+	std::vector<memory> memories;
+
+	set_entries(on, 10);
+	for (int i = 0; i < 50; i++) {
+		memories.push_back(anonymous(length));
+		cached(on, memories.back().registered()).reset();
+		CHECK(stats(on).entries <= 10);
+	}
+	CHECK(stats(on).entries == 10);
+	CHECK(stats(on).evictions == 40);
+	for (int i = 40; i < 50; i++)
+		CHECK(is_cached(on, memories[i].registered()));
+}
+
+TEST_CASE("cache: full of registrations in use, the next one is a plain one")
+{
+	const device on;
+	const memory a = anonymous(length);
+	const memory b = anonymous(length);
+
+	set_entries(on, 1);
+	const auto first = cached(on, a.registered());
+	const auto second = cached(on, b.registered());
+	CHECK(second->lkey != first->lkey);
+	CHECK(stats(on).entries == 1);
+	CHECK_FALSE(is_cached(on, b.registered()));
+}
+
+TEST_CASE("cache: what RLIMIT_MEMLOCK refuses, idle registrations make room for")
+{
+	const pid_t child = fork();
+
+	if (child == 0) {
+		const device on;
+		const std::size_t pages = 256;
+		const rlimit limit{pages * page_size(), pages * page_size()};
+		ibv_mr_cache_limits wide{};
+		bool ok = true;
+
+		if (ibv_reg_mr_limits(on.context(), nullptr, &wide))
+			_exit(1);
+		wide.max_bytes = uint64_t{1} << 40;
+		if (ibv_reg_mr_limits(on.context(), &wide, nullptr) ||
+		    setrlimit(RLIMIT_MEMLOCK, &limit) || setresuid(65534, 65534, 65534))
+			_exit(2);
+		/* Four times as much as fits, one after the other. */
+		std::vector<memory> memories;
+		for (std::size_t i = 0; i < 4 * pages / 16; i++) {
+			memories.push_back(anonymous(length));
+			const range r = memories.back().registered();
+			ibv_mr *mr =
+				ibv_reg_mr(on.pd(), r.addr, r.length, rights | IBV_ACCESS_CACHED);
+			ok = ok && mr && ibv_dereg_mr(mr) == 0;
+		}
+		if (!ok)
+			_exit(3);
+		if (!stats(on).evictions)
+			_exit(4);
+		/* A plain one takes nearly everything. */
+		const memory big = anonymous((pages - 32) * page_size());
+		ibv_mr *mr =
+			ibv_reg_mr(on.pd(), big.registered().addr, big.registered().length, rights);
+		if (!mr)
+			_exit(5);
+		/* Nothing idle is left: now it is an error, and the one that it always was. */
+		const memory more = anonymous(64 * page_size());
+		if (ibv_reg_mr(on.pd(), more.registered().addr, more.registered().length,
+			       rights | IBV_ACCESS_CACHED) ||
+		    errno != ENOMEM)
+			_exit(6);
+		_exit(ibv_dereg_mr(mr) ? 7 : 0);
+	}
+	CHECK(status_of(child) == 0);
+}
+
+TEST_CASE("cache: threads that miss the same range register it once")
+{
+	const device on;
+	constexpr int threads = 8;
+
+	for (int round = 0; round < 50; round++) {
+		const memory m = anonymous(length);
+		const uint64_t before = stats(on).misses;
+		std::atomic<int> waiting = threads;
+		std::atomic<uint32_t> keys[threads]{};
+		std::vector<std::thread> crowd;
+
+		for (int i = 0; i < threads; i++)
+			crowd.emplace_back([&, i] {
+				waiting--;
+				while (waiting)
+					std::this_thread::yield();
+				keys[i] = cached(on, m.registered())->lkey;
+			});
+		for (std::thread &one : crowd)
+			one.join();
+		for (int i = 1; i < threads; i++)
+			CHECK(keys[i] == keys[0]);
+		CHECK(stats(on).misses == before + 1);
+	}
+}
+
+TEST_CASE("cache: a registration outlives the thread that made it")
+{
+	const device on;
+	const memory m = anonymous(length);
+	ibv_mr *mr = nullptr;
+
+	std::thread([&] { mr = cached(on, m.registered()).release(); }).join();
+	REQUIRE(mr);
+	CHECK(cached(on, m.registered())->lkey == mr->lkey);
+	std::thread([&] { CHECK(ibv_dereg_mr(mr) == 0); }).join();
+	CHECK(is_cached(on, m.registered()));
+	CHECK(stats(on).entries == 1);
+}
+
+TEST_CASE("cache: invalid ones give their pages back without being asked")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver cannot revoke");
+	const std::size_t before = pinned_bytes();
+	memory m = anonymous(length);
+	const range r = m.registered();
+
+	cached(on, r).reset();
+	CHECK(pinned_bytes() >= before + length);
+	m.forget(r);
+	REQUIRE(munmap(r.addr, r.length) == 0);
+	/* the entry's word is in a page that stays pinned */
+	CHECK(wait_for_pinned(before + page_size()) <= before + page_size());
+}
