@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/* Threads that work on the same few slots, and replace them now and then. */
+#ifndef STRESS_CROWD_H
+#define STRESS_CROWD_H
+
+#include <chrono>
+
+#include "slot.h"
+
+namespace stress {
+
+using instant = std::chrono::steady_clock::time_point;
+
+/* Runs one in this process until `end`, prints what it did, returns what was wrong. */
+uint64_t run_crowd(uint64_t seed, int threads, instant end);
+
+} // namespace stress
+
+#endif

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+#include "faults.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+namespace stress {
+namespace {
+
+const std::string debugfs = "/sys/kernel/debug/";
+constexpr std::array kinds{"failslab", "fail_page_alloc", "fail_usercopy"};
+
+/* Files that a kind does not have stay unwritten. */
+void set_all(const char *attribute, const char *value)
+{
+	for (const char *kind : kinds)
+		std::ofstream(debugfs + kind + "/" + attribute, std::ios::in) << value;
+}
+
+class thread_file {
+public:
+	explicit thread_file(const char *name)
+	    : fd_(open((std::string("/proc/thread-self/") + name).c_str(), O_RDWR | O_CLOEXEC))
+	{
+	}
+	~thread_file() { close(fd_); }
+	thread_file(const thread_file &) = delete;
+	thread_file &operator=(const thread_file &) = delete;
+
+	bool write(const char *value) const
+	{
+		return pwrite(fd_, value, std::strlen(value), 0) > 0;
+	}
+
+	/* -1 if reading it failed. */
+	int read() const
+	{
+		std::array<char, 16> text{};
+		int value = -1;
+
+		if (pread(fd_, text.data(), text.size() - 1, 0) > 0)
+			std::from_chars(text.data(), text.data() + text.size(), value);
+		return value;
+	}
+
+private:
+	int fd_;
+};
+
+} // namespace
+
+faults::faults()
+    : possible_(access((debugfs + kinds[0]).c_str(), F_OK) == 0 &&
+		access("/proc/thread-self/fail-nth", W_OK) == 0)
+{
+	if (!possible_)
+		return;
+	set_all("verbose", "0");
+	set_all("ignore-gfp-wait", "N");
+	set_all("ignore-gfp-highmem", "N");
+	set_all("min-order", "0");
+	set_all("task-filter", "Y");
+	set_all("times", "-1");
+}
+
+faults::~faults()
+{
+	if (!possible_)
+		return;
+	set_all("probability", "0");
+	set_all("ignore-gfp-wait", "Y");
+	set_all("ignore-gfp-highmem", "Y");
+	set_all("min-order", "1");
+}
+
+bool faults::inject(unsigned int n, const std::function<void()> &in) const
+{
+	const thread_file nth("fail-nth");
+	const std::string text = std::to_string(n);
+
+	nth.write(text.c_str());
+	in();
+	/* Our own read counts too: it fails if it is the n-th. */
+	const int left = nth.read();
+	nth.write("0");
+	nth.write("0"); /* the first one may have been the n-th */
+	return left == 0;
+}
+
+void faults::sometimes(const std::function<void()> &in) const
+{
+	const thread_file victim("make-it-fail");
+
+	set_all("probability", "10");
+	victim.write("1");
+	in();
+	set_all("probability", "0");
+	while (!victim.write("0"))
+		;
+}
+
+} // namespace stress

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+#include "slot.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <thread>
+
+#include "raw_uverbs.h"
+
+namespace stress {
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr std::size_t length = 8 * 4096;
+constexpr int track = 1 << 28;
+constexpr uint64_t kernel_bits = IBV_MR_NOTIFY_KERNEL_MASK;
+constexpr uint64_t known_bits = IBV_MR_NOTIFY_INVALID | IBV_MR_NOTIFY_SUSPECT;
+constexpr int local = IBV_ACCESS_LOCAL_WRITE;
+constexpr int remote = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+
+int random_access(generator &random)
+{
+	const std::array<int, 4> flags{0, local, local | remote, local | remote};
+
+	return flags[random() % flags.size()] | (random() % 2 ? track : 0);
+}
+
+} // namespace
+
+void tally::complain(const std::string &row, const char *what, uint64_t value)
+{
+	wrong++;
+	std::fprintf(stderr, "seed %" PRIu64 ": %s: %s (word %#" PRIx64 ")\n", seed, row.c_str(),
+		     what, value);
+}
+
+const std::vector<operation> &rows()
+{
+	static const std::vector<operation> chosen = [] {
+		std::vector<operation> all = operations();
+		/* Threads of malloc move the heap's end; poison does not come off. */
+		std::erase_if(all, [](const operation &row) {
+			return row.name == "brk, shrunk" || row.disturbs == reach::system;
+		});
+		return all;
+	}();
+	return chosen;
+}
+
+slot::slot(const device &on, const operation &what, generator &random, tally &count)
+    : on_(on), what_(what), count_(count), memory_(what.map(length)), range_(memory_.registered()),
+      access_(random_access(random)), mr_(on.register_memory(range_, access_)),
+      upper_(random() << 8)
+{
+	*word_.address() = upper_;
+	count_.slots++;
+}
+
+void slot::act(generator &random, peer &from)
+{
+	count_.actions++;
+	switch (random() % 24) {
+	case 0 ... 4:
+		return look();
+	case 5 ... 8:
+		return settle();
+	case 9 ... 11:
+		return arm_or_disarm(random);
+	case 12:
+		return arm_beside();
+	case 13 ... 15:
+		return refer(random);
+	case 16 ... 17:
+		return apply();
+	case 18 ... 20:
+		return disturb(random);
+	default:
+		return access(random, from);
+	}
+}
+
+void slot::look()
+{
+	const std::shared_lock hold(arming_);
+	const bool over = over_;
+	const uint64_t value = word_.value() & kernel_bits;
+	const bool begun = begun_;
+
+	if (value & ~known_bits)
+		complain("bits that do not exist", value);
+	if (!armed_ && value)
+		complain("changed while not armed", value);
+	if (armed_ && over && !value)
+		complain("not told before the system call returned", value);
+	if (armed_ && !begun && (value & IBV_MR_NOTIFY_INVALID))
+		complain("INVALID, though nothing has changed", value);
+}
+
+void slot::settle()
+{
+	const std::shared_lock hold(arming_);
+	const bool over = over_;
+	const int error = ibv_settle_mr_notify(mr_.get());
+	const uint64_t value = word_.value() & kernel_bits;
+	const bool begun = begun_;
+
+	if (error != (armed_ ? 0 : EINVAL))
+		return complain("settling gave another error", static_cast<uint64_t>(error));
+	if (!armed_)
+		return;
+	if (over && value != IBV_MR_NOTIFY_INVALID)
+		complain("not INVALID after settling", value);
+	if (!begun && (value & IBV_MR_NOTIFY_INVALID))
+		complain("INVALID, though nothing has changed", value);
+	if (over && on_.can_revoke())
+		revoked_ = true;
+}
+
+void slot::arm_or_disarm(generator &random)
+{
+	const std::unique_lock hold(arming_, std::try_to_lock);
+	if (!hold)
+		return;
+	const bool over = over_;
+
+	if (armed_ && random() % 4 == 0) {
+		if (ibv_reg_mr_notify(mr_.get(), word_.address()) != EBUSY)
+			complain("armed twice", word_.value());
+	} else if (armed_) {
+		if (ibv_unreg_mr_notify(mr_.get()))
+			complain("can't be disarmed", word_.value());
+		armed_ = false;
+		std::atomic_ref(*word_.address()).fetch_and(~kernel_bits);
+	} else {
+		const int error = ibv_reg_mr_notify(mr_.get(), word_.address());
+		if (error)
+			return complain("can't be armed", static_cast<uint64_t>(error));
+		armed_ = true;
+		const uint64_t value = word_.value() & kernel_bits;
+		const bool begun = begun_;
+		if (over && value != IBV_MR_NOTIFY_INVALID)
+			complain("armed too late, and not INVALID", value);
+		if (!begun && (value & IBV_MR_NOTIFY_INVALID))
+			complain("armed INVALID, though nothing has changed", value);
+	}
+}
+
+/* Armed it is already: another word must stay 0. */
+void slot::arm_beside()
+{
+	const raw_uverbs raw(on_.context()->cmd_fd, RDMA_DRIVER_RXE);
+	const std::shared_lock hold(arming_);
+	word other;
+
+	if (!armed_)
+		return;
+	if (raw.arm(mr_->handle, other.address()) != EBUSY || other.value())
+		complain("armed with a second word", other.value());
+}
+
+void slot::refer(generator &random)
+{
+	const uint64_t more = random() << 8;
+
+	upper_ += more;
+	std::atomic_ref(*word_.address()).fetch_add(more);
+}
+
+void slot::apply()
+{
+	if (applied_.exchange(true))
+		return;
+	if (what_.expected == effect::invalidates)
+		begun_ = true;
+	try {
+		what_.apply(memory_);
+		if (begun_) {
+			over_ = true;
+			count_.invalidated++;
+		}
+	} catch (const std::exception &) {
+		/* No memory for a child, say. Nobody knows how far it came. */
+	}
+}
+
+/*
+ * What does no harm: to this memory, or to what somebody else has mapped there
+ * since it went.
+ */
+void slot::disturb(generator &random)
+{
+	const std::array<int, 5> advices{MADV_COLD, MADV_PAGEOUT, MADV_WILLNEED, MADV_HUGEPAGE,
+					 MADV_NOHUGEPAGE};
+	switch (random() % 8) {
+	case 0: {
+		const pid_t child = fork();
+		if (child == 0)
+			_exit(0);
+		if (child > 0)
+			waitpid(child, nullptr, 0);
+		break;
+	}
+	case 1: {
+		const int fd = open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC);
+		[[maybe_unused]] const auto written = write(fd, "4", 1);
+		close(fd);
+		break;
+	}
+	case 2: {
+		unsigned long from = 1;
+		unsigned long to = 2;
+		if (random() % 2)
+			std::swap(from, to);
+		syscall(SYS_migrate_pages, 0, 3UL, &from, &to);
+		break;
+	}
+	default:
+		madvise(range_.addr, range_.length, advices[random() % advices.size()]);
+	}
+}
+
+void slot::access(generator &random, peer &from)
+{
+	if ((access_ & remote) != remote)
+		return;
+	const std::size_t pages = range_.length / page_size();
+	const range part{range_.addr + random() % pages * page_size(), 1 + random() % peer::most};
+	const bool revoked = revoked_;
+	const auto answer = random() % 2 ? from.write(part, mr_->rkey) : from.read(part, mr_->rkey);
+	const bool begun = begun_;
+
+	count_.refused += answer == peer::answer::refused;
+	if (revoked && answer == peer::answer::done)
+		complain("revoked, and reached by the device", word_.value());
+	if (!begun && answer == peer::answer::refused)
+		complain("valid, and not reached by the device", word_.value());
+}
+
+void slot::finish(generator &random)
+{
+	if (armed_ && random() % 4 == 0 && !applied_) {
+		begun_ = true;
+		memory_ = memory();
+		over_ = true;
+	}
+	look();
+	settle();
+	if (armed_ && !begun_) { /* others still disturb the whole process */
+		for (int i = 0; i < 1000 && word_.value() & kernel_bits; i++) {
+			std::this_thread::yield();
+			settle();
+		}
+		if (word_.value() & kernel_bits)
+			complain("SUSPECT without end", word_.value());
+	}
+	if ((word_.value() & ~kernel_bits) != upper_)
+		complain("the application's bits were changed", word_.value() ^ upper_);
+	const int error = ibv_dereg_mr(mr_.release());
+	if (error)
+		complain("can't be deregistered", static_cast<uint64_t>(error));
+	const uint64_t last = word_.value();
+	memory_ = memory();
+	if (word_.value() != last)
+		complain("changed after it was deregistered", word_.value());
+}
+
+} // namespace stress

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * A registration that many threads work on at the same time, and the oracle
+ * that says at each moment what its word must be.
+ *
+ * One row of the test matrix is done to the memory, once. The oracle notes when
+ * it begins and when it is over, and compares with what it read before and after:
+ *
+ *   over before the word was read	the word is not zero; INVALID once settled
+ *   not begun after it was read	the word is not INVALID
+ *
+ * Whatever happens, only its owner changes bits 8-63 of the word, and nobody
+ * changes a word that is not armed.
+ */
+#ifndef STRESS_SLOT_H
+#define STRESS_SLOT_H
+
+#include <atomic>
+#include <mutex>
+#include <random>
+#include <shared_mutex>
+
+#include "operations.h"
+#include "peer.h"
+
+namespace stress {
+
+using generator = std::mt19937_64;
+
+/* What the oracle found wrong, and how much it looked at. Of one process. */
+struct tally {
+	std::atomic<uint64_t> actions = 0;
+	std::atomic<uint64_t> slots = 0;
+	std::atomic<uint64_t> invalidated = 0;
+	std::atomic<uint64_t> refused = 0; /* RDMA accesses */
+	std::atomic<uint64_t> wrong = 0;
+	uint64_t seed = 0;
+
+	void complain(const std::string &row, const char *what, uint64_t value);
+};
+
+/* The rows of the matrix that threads can do beside each other. */
+const std::vector<mr_notify::operation> &rows();
+
+class slot {
+public:
+	/* Throws unsupported if such memory is not to be had now. */
+	slot(const mr_notify::device &on, const mr_notify::operation &what, generator &random,
+	     tally &count);
+	slot(const slot &) = delete;
+	slot &operator=(const slot &) = delete;
+
+	/* Something at random; in any thread, at any time. */
+	void act(generator &random, peer &from);
+
+	/* The last checks, by its last user. */
+	void finish(generator &random);
+
+private:
+	void look();
+	void settle();
+	void arm_or_disarm(generator &random);
+	void arm_beside();
+	void refer(generator &random);
+	void apply();
+	void disturb(generator &random);
+	void access(generator &random, peer &from);
+
+	void complain(const char *what, uint64_t value)
+	{
+		count_.complain(what_.name, what, value);
+	}
+
+	const mr_notify::device &on_;
+	const mr_notify::operation &what_;
+	tally &count_;
+	mr_notify::memory memory_;
+	mr_notify::range range_;
+	int access_;
+	mr_notify::owned<ibv_mr> mr_;
+	mr_notify::word word_;
+	std::atomic<uint64_t> upper_;
+
+	std::atomic<bool> applied_ = false;
+	std::atomic<bool> begun_ = false;   /* from here on it may be INVALID */
+	std::atomic<bool> over_ = false;    /* from here on it must be */
+	std::atomic<bool> revoked_ = false; /* settled since: nobody reaches the pages */
+
+	std::shared_mutex arming_; /* guards armed_; shared while it must stay */
+	bool armed_ = false;
+};
+
+} // namespace stress
+
+#endif

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Everything at once, at random: rows of the test matrix, registrations, arming,
+ * settling, RDMA, forks and kills in several processes of several threads, with
+ * an oracle beside each registration (stress/slot.h). RUN_SECONDS says how long
+ * (default 5), RUN_SEED where the seeds begin (default 1). A seed repeats the
+ * choices, not the moments.
+ */
+#include <catch2/catch.hpp>
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "stress/crowd.h"
+#include "stress/given_back.h"
+#include "skip.h"
+
+using namespace mr_notify;
+using namespace std::chrono_literals;
+using clock_type = std::chrono::steady_clock;
+
+namespace {
+
+constexpr int threads = 3;
+constexpr auto round_length = 4s;
+
+uint64_t setting(const char *name, uint64_t otherwise)
+{
+	const char *text = std::getenv(name);
+
+	return text ? std::strtoull(text, nullptr, 0) : otherwise;
+}
+
+/* Pages pinned in the whole system, by anybody. */
+int64_t pins()
+{
+	/* Reading it folds what each CPU has counted apart. */
+	std::ifstream("/proc/sys/vm/stat_refresh").get();
+	std::ifstream lines("/proc/vmstat");
+	std::string name;
+	int64_t value = 0;
+	int64_t sum = 0;
+
+	while (lines >> name >> value) {
+		if (name == "nr_foll_pin_acquired")
+			sum += value;
+		if (name == "nr_foll_pin_released")
+			sum -= value;
+	}
+	return sum;
+}
+
+bool pins_come_back_to(int64_t before)
+{
+	for (int i = 0; i < 100 && pins() != before; i++)
+		std::this_thread::sleep_for(50ms);
+	return pins() == before;
+}
+
+pid_t start(uint64_t seed, stress::instant end)
+{
+	const pid_t child = fork();
+
+	if (child)
+		return child;
+	try {
+		_exit(stress::run_crowd(seed, threads, end) ? 1 : 0);
+	} catch (const std::exception &problem) {
+		std::fprintf(stderr, "seed %lu: %s\n", seed, problem.what());
+		_exit(2);
+	}
+}
+
+/* So that pages are merged and moved without anybody's asking. */
+void wake_the_kernel()
+{
+	std::ofstream("/sys/kernel/mm/ksm/run") << 1;
+	std::ofstream("/proc/sys/kernel/numa_balancing") << 1;
+	std::ofstream("/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs") << 100;
+}
+
+} // namespace
+
+TEST_CASE("stress: two processes, and one that is killed")
+{
+	const auto end = clock_type::now() + std::chrono::seconds(setting("RUN_SECONDS", 5));
+	uint64_t seed = setting("RUN_SEED", 1);
+
+	wake_the_kernel();
+	do {
+		const int64_t before = pins();
+		const auto round = clock_type::now() + round_length;
+		const pid_t children[] = {start(seed, round), start(seed + 1, round)};
+		const pid_t victim = start(seed + 2, round + 1h);
+
+		std::this_thread::sleep_for(1s + std::chrono::milliseconds(seed * 7919 % 2000));
+		kill(victim, SIGKILL);
+		waitpid(victim, nullptr, 0);
+		for (const pid_t child : children) {
+			int status = -1;
+			REQUIRE(waitpid(child, &status, 0) == child);
+			CHECK(status == 0);
+		}
+		INFO("seed " << seed);
+		CHECK(pins_come_back_to(before));
+		seed += 3;
+	} while (clock_type::now() < end);
+}
+
+TEST_CASE("no write lands in a page after it was given back")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	const auto end = clock_type::now() + std::chrono::seconds(setting("RUN_SECONDS", 5));
+	uint64_t rounds = 0;
+
+	SECTION("file pages that another process maps")
+	{
+		/* The check can see it: a registration that nobody armed does write there. */
+		CHECK(stress::writes_into_a_file_of_another(on, false) > 0);
+		do {
+			CHECK(stress::writes_into_a_file_of_another(on, true) == 0);
+			rounds++;
+		} while (clock_type::now() < end);
+	}
+	SECTION("anonymous pages that another process gets")
+	{
+		uint64_t same = 0;
+		do {
+			const auto seen = stress::writes_into_memory_of_another(on);
+			CHECK(seen.bytes == 0);
+			same += seen.pages;
+			rounds++;
+		} while (clock_type::now() < end);
+		CHECK(same > 0); /* it was these very pages */
+	}
+	CHECK(rounds > 0);
+}
