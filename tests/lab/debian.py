@@ -124,9 +124,12 @@ def farm(tree, place):
                 os.unlink(link)
             os.symlink(target, link)
     kbuild = os.path.join(place, "Kbuild")
-    if not os.path.exists(kbuild) or open(kbuild, encoding="utf-8").read() != KBUILD:
-        with open(kbuild, "w", encoding="utf-8") as out:
-            out.write(KBUILD)
+    if os.path.exists(kbuild):
+        with open(kbuild, encoding="utf-8") as text:
+            if text.read() == KBUILD:
+                return
+    with open(kbuild, "w", encoding="utf-8") as out:
+        out.write(KBUILD)
 
 
 def build_modules(package, tree, place, run):

@@ -56,7 +56,7 @@ def judged(lane, step, folder):
 
 def script(steps, folder):
     """A shell script that runs the steps and leaves output and status of each in `folder`."""
-    text = "set -u\n[ ! -e /proc/sys/vm/nr_hugepages ] || echo 16 >/proc/sys/vm/nr_hugepages\n"
+    text = "set -u\n"
     for step in steps:
         base = os.path.join(folder, step.name.replace(" ", "-"))
         text += (f"echo '--- {step.name}'\n"
