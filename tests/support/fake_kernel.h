@@ -24,10 +24,9 @@ struct fake_kernel {
 	struct mr {
 		mr_cache_request what;
 		uint64_t *word;
-		bool live;
+		std::atomic<bool> live;
 		std::atomic<bool> invalid; // its memory is no longer what was registered
 		uint64_t invalid_at;	   // by the clock
-		bool suspect;
 
 		bool overlaps(uint64_t start, uint64_t end) const
 		{
@@ -95,7 +94,8 @@ struct fake_kernel {
 			complain("settled what is not registered");
 		if (fail_settle)
 			return fail_settle;
-		m->suspect = false;
+		if (m->invalid)
+			std::atomic_ref(*m->word).fetch_or(1);
 		std::atomic_ref(*m->word).fetch_and(~2ULL);
 		return 0;
 	}
@@ -130,13 +130,16 @@ struct fake_kernel {
 				invalidate(*m);
 	}
 
-	/* Something may have changed; nothing has. */
-	void suspect(uint64_t start, uint64_t end)
+	/* Something may have changed; `gone` tells what nobody but settle() finds out. */
+	void suspect(uint64_t start, uint64_t end, bool gone)
 	{
 		for (mr *m : live) {
-			if (m->overlaps(start, end) && !m->invalid) {
-				m->suspect = true;
-				std::atomic_ref(*m->word).fetch_or(2);
+			if (!m->overlaps(start, end) || m->invalid)
+				continue;
+			std::atomic_ref(*m->word).fetch_or(2);
+			if (gone) {
+				m->invalid_at = ++clock;
+				m->invalid = true;
 			}
 		}
 	}

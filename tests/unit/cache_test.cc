@@ -183,15 +183,19 @@ TEST_CASE_METHOD(fixture, "an entry that became invalid while used goes with its
 TEST_CASE_METHOD(fixture, "a suspect is settled, not registered again")
 {
 	use(0);
-	kernel.suspect(BASE, BASE + PAGE);
+	kernel.suspect(BASE, BASE + PAGE, false);
 	use(0);
 	CHECK(kernel.reg_calls == 1);
 	CHECK(kernel.settle_calls == 1);
 	CHECK(count().suspects_settled == 1);
-	kernel.suspect(BASE, BASE + PAGE);
-	kernel.fail_settle = EIO;
+	kernel.suspect(BASE, BASE + PAGE, true);
 	use(0);
 	CHECK(kernel.reg_calls == 2);
+	CHECK(count().invalidations == 1);
+	kernel.suspect(BASE, BASE + PAGE, false);
+	kernel.fail_settle = EIO;
+	use(0);
+	CHECK(kernel.reg_calls == 3);
 	CHECK(count().suspects_settled == 1);
 }
 

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The registration cache with real threads, for ThreadSanitizer and AddressSanitizer
+ * (built three times), and against a naive model with one thread.
+ */
+#include <cstdlib>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "cache.h"
+#include "fake_kernel.h"
+
+namespace {
+
+constexpr uint64_t PAGE = 4096, BASE = 0x10000000, PAGES = 40;
+
+struct world {
+	fake_kernel kernel;
+	mr_cache::cache<fake_env> cache;
+	void *const owner = this;
+	void *const pds[2] = {&kernel, &cache};
+
+	world()
+	{
+		cache.env.kernel = &kernel;
+		cache.env.defaults = {60 * PAGE, 40};
+		REQUIRE(cache.start() == 0);
+	}
+	~world()
+	{
+		CHECK(cache.flush_owner(owner) == 0);
+		CHECK(kernel.live.empty());
+		CHECK(kernel.complaint == "");
+	}
+};
+
+} // namespace
+
+TEST_CASE("threads share a cache while a kernel invalidates")
+{
+	world w;
+	std::atomic<bool> stop{false};
+	std::atomic<uint64_t> failures{0}, uses{0};
+
+	auto user = [&](unsigned int seed) {
+		std::minstd_rand random(seed);
+
+		for (int n = 0; n < 20000; n++) {
+			uint64_t first = random() % PAGES, count = 1 + random() % 4;
+			void *pd = w.pds[random() % 2];
+			mr_cache_ref ref;
+
+			if (w.cache.acquire(pd, w.owner, BASE + first * PAGE, count * PAGE, 1,
+					    &ref))
+				continue;
+
+			fake_kernel::mr &mr = mr_of(ref);
+
+			uses++;
+			failures += mr.what.pd != pd || mr.what.start > BASE + first * PAGE ||
+				    mr.what.start + mr.what.size < BASE + (first + count) * PAGE;
+			if (!(random() % 8))
+				std::this_thread::yield();
+			failures += !mr.live;
+			failures += w.cache.release(ref.index, ref.generation) != 0;
+		}
+	};
+	auto meddler = [&] {
+		std::minstd_rand random(7);
+
+		while (!stop) {
+			uint64_t start = BASE + random() % PAGES * PAGE;
+
+			switch (random() % 4) {
+			case 0:
+				(void)w.cache.flush_pd(w.pds[random() % 2]);
+				break;
+			case 1:
+				(void)w.cache.clean(w.owner, 10 * PAGE);
+				break;
+			default:
+				std::lock_guard hold(w.kernel.big_lock);
+
+				if (random() % 2)
+					w.kernel.invalidate(start, start + PAGE);
+				else
+					w.kernel.suspect(start, start + PAGE, false);
+			}
+			std::this_thread::yield();
+		}
+	};
+	std::vector<std::thread> users;
+	std::thread other(meddler);
+
+	for (unsigned int n = 1; n <= 4; n++)
+		users.emplace_back(user, n);
+	for (auto &one : users)
+		one.join();
+	stop = true;
+	other.join();
+	CHECK(failures == 0);
+	CHECK(uses > 10000);
+}
+
+TEST_CASE("random operations do what a naive model does")
+{
+	const char *only = getenv("SEED");
+	uint64_t seeds = only ? 1 : 40;
+
+	for (uint64_t n = 0; n < seeds; n++) {
+		uint64_t seed = only ? strtoull(only, nullptr, 0) : n + 1;
+		std::mt19937 random(static_cast<unsigned int>(seed));
+		std::vector<std::pair<mr_cache_ref, fake_kernel::mr *>> held;
+		world w;
+		auto &kernel = w.kernel;
+
+		INFO("SEED=" << seed);
+		for (int step = 0; step < 1500; step++) {
+			uint64_t first = random() % PAGES, count = 1 + random() % 5;
+			uint64_t start = BASE + first * PAGE, end = start + count * PAGE;
+			uint32_t access = random() % 4;
+			void *pd = w.pds[random() % 2];
+			uint32_t what = random() % 16;
+
+			if (what < 8) {
+				/* A hit exactly when the model has a valid one that contains it. */
+				bool model = false,
+				     seen = w.cache.covers(pd, start, end - start, access);
+				unsigned int calls = kernel.reg_calls;
+				mr_cache_ref ref;
+
+				for (auto *m : kernel.live)
+					model |= m->what.pd == pd && m->what.start <= start &&
+						 end <= m->what.start + m->what.size &&
+						 !(access & ~m->what.access) && !m->invalid;
+				/* What left the index while used still is registered. */
+				if (seen)
+					REQUIRE(model);
+				else if (model)
+					REQUIRE(!held.empty());
+				if (w.cache.acquire(pd, w.owner, start, end - start, access, &ref))
+					continue;
+				REQUIRE((kernel.reg_calls == calls) == seen);
+				REQUIRE(mr_of(ref).live);
+				REQUIRE(!mr_of(ref).invalid);
+				REQUIRE(mr_of(ref).what.pd == pd);
+				REQUIRE(mr_of(ref).what.start <= start);
+				REQUIRE(end <= mr_of(ref).what.start + mr_of(ref).what.size);
+				held.emplace_back(ref, &mr_of(ref));
+			} else if (what < 14 && !held.empty()) {
+				size_t which = random() % held.size();
+
+				REQUIRE(held[which].second->live);
+				REQUIRE(w.cache.release(held[which].first.index,
+							held[which].first.generation) == 0);
+				held[which] = held.back();
+				held.pop_back();
+			} else if (what == 14) {
+				kernel.invalidate(start, end);
+			} else if (random() % 2) {
+				kernel.suspect(start, end, random() % 2);
+			} else {
+				REQUIRE(w.cache.clean(w.owner, random() % 20 * PAGE) == 0);
+			}
+
+			mr_cache_statistics s;
+
+			REQUIRE(w.cache.query(w.owner, &s) == 0);
+			REQUIRE(s.entries == kernel.live.size());
+			REQUIRE(s.bytes == kernel.bytes);
+			REQUIRE(s.bytes <= 60 * PAGE);
+			REQUIRE(s.entries <= 40);
+			for (auto &one : held)
+				REQUIRE(one.second->live);
+		}
+		for (auto &one : held)
+			REQUIRE(w.cache.release(one.first.index, one.first.generation) == 0);
+	}
+}
