@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import results
 
 PYTHON = "/usr/bin/python3 -B"
+UNIT_PROGRAMS = ("cache", "schedule", "tsan", "asan")
 GUEST_PROGRAMS = ("contract", "revoke", "lifetime", "race", "window", "cache",
                   "adversary")
 # Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
@@ -53,4 +54,6 @@ GUESTS = {
 HOST = [
     Step("host", f"{PYTHON} -m unittest discover -v -s tests/host", results.unittest),
     Step("lint", f"{PYTHON} buildlib/lint.py", results.lines),
+    *(Step(f"unit-{name}", f"build/tests/unit_{name} -r lines", results.lines)
+      for name in UNIT_PROGRAMS),
 ]
