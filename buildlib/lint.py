@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Check the form of everything in the repository: one line a check, "ok NAME" or "not ok NAME".
 
-Why: a rule that nobody runs is broken within a week. C++: clang-format. Python: flake8. Shell:
-shellcheck. Kernel C: checkpatch --strict, in tests/host/test_series.py.
+Why: a rule that nobody runs is broken within a week. C++: clang-format and clang-tidy
+(on what is installed). Python: flake8. Shell: shellcheck. Kernel C: checkpatch
+--strict, in tests/host/test_series.py.
 """
 import os
 import subprocess
@@ -62,6 +63,11 @@ def main():
                                     *tracked(".cpp", ".cc", ".hpp"),
                                     *(name for name in tracked(".h")
                                       if name.startswith(("tests/", "libibverbs/examples/")))])
+    ours = [name for name in tracked(".cpp", ".cc")
+            if name.startswith(("libibverbs/", "tests/demo/"))]
+    good &= report("clang-tidy", ["clang-tidy", "--quiet", *ours, "--", "-std=c++20",
+                                  "-DFMT_HEADER_ONLY", "-isystem", "build/rdma-core/include",
+                                  "-Ilibibverbs/examples/mr_notify"])
     good &= report("flake8", ["flake8", "--max-line-length", "100", *python_files()])
     good &= report("shellcheck", ["shellcheck", *shell_scripts()])
     return 0 if good else 1
