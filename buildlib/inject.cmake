@@ -89,20 +89,23 @@ function(inject_man_pages)
   rdma_man_pages(${pages})
 endfunction()
 
-# ibv_mr_notify, the program, once it has a main. Its C++ libraries are header-only Debian packages.
+# The programs ibv_mr_notify and ibv_mr_cache, which shares what opens a device with the first one.
+# Their C++ libraries are header-only Debian packages.
 function(inject_program)
-  set(folder ${PROJECT_SOURCE_DIR}/libibverbs/examples/mr_notify)
-  file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
-  if(NOT ${folder}/main.cpp IN_LIST sources)
-    return()
-  endif()
   foreach(header CLI/CLI.hpp fmt/core.h nlohmann/json.hpp)
     find_path(INJECT_PATH_OF_${header} ${header} REQUIRED)
   endforeach()
+  set(folder ${PROJECT_SOURCE_DIR}/libibverbs/examples)
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}/mr_notify/*.cpp)
   rdma_executable(ibv_mr_notify ${sources})
-  target_compile_definitions(ibv_mr_notify PRIVATE FMT_HEADER_ONLY)
-  target_compile_options(ibv_mr_notify PRIVATE ${INJECT_CXX_WARNINGS})
-  target_link_libraries(ibv_mr_notify LINK_PRIVATE ibverbs ${CMAKE_THREAD_LIBS_INIT})
+  rdma_executable(ibv_mr_cache ${folder}/mr_cache/main.cpp ${folder}/mr_notify/device.cpp
+    ${folder}/mr_notify/memory.cpp)
+  foreach(program ibv_mr_notify ibv_mr_cache)
+    target_include_directories(${program} PRIVATE ${folder}/mr_notify)
+    target_compile_definitions(${program} PRIVATE FMT_HEADER_ONLY)
+    target_compile_options(${program} PRIVATE ${INJECT_CXX_WARNINGS})
+    target_link_libraries(${program} LINK_PRIVATE ibverbs ${CMAKE_THREAD_LIBS_INIT})
+  endforeach()
 endfunction()
 
 # Tests of C sources against a table instead of a kernel, built as upstream's util/tests are: not installed.

@@ -162,36 +162,28 @@ static const struct mr_cache_registrar registrar = {
 	.dereg = deregister_entry,
 };
 
-/* Replaces a limit by that of the environment, if it has a number there. */
-static bool limit_from_environment(const char *name, uint64_t *limit)
+/* UINT64_MAX, the machine's own limit, if there is no number. */
+static uint64_t limit_from_environment(const char *name)
 {
 	const char *text = getenv(name);
 	unsigned long long value;
 	char *end;
 
 	if (!text || *text < '0' || *text > '9')
-		return false;
+		return UINT64_MAX;
 	errno = 0;
 	value = strtoull(text, &end, 0);
-	if (errno || *end)
-		return false;
-	*limit = value;
-	return true;
+	return errno || *end ? UINT64_MAX : value;
 }
 
-static void set_limits(struct ibv_context *context)
+static bool start_cache(void)
 {
-	struct mr_cache_bounds bounds;
-	bool given;
+	const struct mr_cache_bounds limits = {
+		.bytes = limit_from_environment("RDMAV_MR_CACHE_MAX_BYTES"),
+		.entries = limit_from_environment("RDMAV_MR_CACHE_MAX_ENTRIES"),
+	};
 
-	if (mr_cache_limits(context, NULL, &bounds))
-		return;
-	given = limit_from_environment("RDMAV_MR_CACHE_MAX_BYTES",
-				       &bounds.bytes);
-	given |= limit_from_environment("RDMAV_MR_CACHE_MAX_ENTRIES",
-					&bounds.entries);
-	if (given)
-		mr_cache_limits(context, &bounds, NULL);
+	return !mr_cache_init(&registrar, &limits);
 }
 
 /* Once per context, or by several threads at once with one result. */
@@ -204,10 +196,8 @@ static bool ask_context(struct ibv_context *context)
 	if (environment() != ENVIRONMENT_NONE &&
 	    !ibv_query_device(context, &attr) &&
 	    attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY &&
-	    !mr_cache_init(&registrar)) {
-		set_limits(context);
+	    start_cache())
 		state = CONTEXT_CACHES;
-	}
 	__atomic_store_n(&get_priv(context)->mr_cache, state, __ATOMIC_RELEASE);
 	errno = old_errno;
 	return state == CONTEXT_CACHES;

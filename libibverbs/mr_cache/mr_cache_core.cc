@@ -61,7 +61,7 @@ void after_fork_in_child()
 
 extern "C" {
 
-int mr_cache_init(const mr_cache_registrar *registrar)
+int mr_cache_init(const mr_cache_registrar *registrar, const mr_cache_bounds *limits)
 {
 	int error = 0;
 
@@ -74,7 +74,10 @@ int mr_cache_init(const mr_cache_registrar *registrar)
 			error = EBUSY;
 	} else {
 		cache.env.registrar = *registrar;
-		cache.env.defaults = {default_bytes(), DEFAULT_ENTRIES};
+		cache.env.defaults = {
+			limits->bytes == UINT64_MAX ? default_bytes() : limits->bytes,
+			limits->entries == UINT64_MAX ? DEFAULT_ENTRIES : limits->entries,
+		};
 		error = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 		if (!error)
 			error = cache.start();

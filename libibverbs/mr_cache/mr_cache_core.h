@@ -89,8 +89,11 @@ struct mr_cache_statistics {
 /*
  * Once, before anything else; a second call with another registrar is EBUSY.
  * The registrar is copied. ENOMEM: no address space; the cache then stays off.
+ * *limits are those that an owner starts with, also in forked children; UINT64_MAX
+ * is for what the machine allows.
  */
-int mr_cache_init(const struct mr_cache_registrar *registrar);
+int mr_cache_init(const struct mr_cache_registrar *registrar,
+		  const struct mr_cache_bounds *limits);
 
 /*
  * A reference to a valid registration that contains the range and allows the

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * ibv_mr_cache: can registrations be cached here, within which limits, and what
+ * does it gain? Registers a buffer plainly and through the cache, gives it other
+ * pages, and shows what the cache counted. Exit status: 0 as it should be, 1 a
+ * stale registration was found, 2 could not be tried, 3 there is no cache here.
+ */
+#include <CLI/CLI.hpp>
+#include <fmt/core.h>
+#include <nlohmann/json.hpp>
+
+#include <sys/mman.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+
+#include "device.h"
+
+using namespace mr_notify;
+
+namespace {
+
+enum status { right = 0, wrong = 1, failed = 2, no_cache = 3 };
+
+struct options {
+	std::string device;
+	std::size_t size = std::size_t{1} << 20;
+	unsigned int rounds = 100;
+	bool json = false;
+};
+
+/* Nanoseconds a round, of the best of three series: a clock may cost more than a hit. */
+double best_time(unsigned int rounds, const std::function<void()> &what)
+{
+	using namespace std::chrono;
+	auto best = nanoseconds::max();
+
+	for (int series = 0; series < 3; series++) {
+		const auto start = steady_clock::now();
+		for (unsigned int i = 0; i < rounds; i++)
+			what();
+		best = std::min(best, duration_cast<nanoseconds>(steady_clock::now() - start));
+	}
+	return static_cast<double>(best.count()) / rounds;
+}
+
+class exercise {
+public:
+	exercise(const device &on, const options &opt)
+	    : on_(on), rounds_(opt.rounds), buffer_(anonymous(opt.size))
+	{
+	}
+
+	/* With notification but not through the cache, whatever the environment says. */
+	double plain() const
+	{
+		constexpr int tracked = 1 << 28;
+		return best_time(rounds_, [this] { reg(tracked); });
+	}
+	double hit() const
+	{
+		reg(IBV_ACCESS_CACHED);
+		return best_time(rounds_, [this] { reg(IBV_ACCESS_CACHED); });
+	}
+	double miss() const
+	{
+		return best_time(rounds_, [this] {
+			reg(IBV_ACCESS_CACHED);
+			check_verb(ibv_reg_mr_clean(on_.context(), 0), "ibv_reg_mr_clean");
+		});
+	}
+
+	/* Is it still found when the same address has other pages? It must not be. */
+	bool finds_stale() const
+	{
+		const range r = buffer_.registered();
+
+		reg(IBV_ACCESS_CACHED);
+		if (mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != r.addr)
+			fail("mmap");
+		return ibv_is_reg(on_.pd(), r.addr, r.length, rights);
+	}
+
+private:
+	static constexpr int rights = IBV_ACCESS_LOCAL_WRITE;
+
+	void reg(int flag) const { on_.register_memory(buffer_.registered(), rights | flag); }
+
+	const device &on_;
+	unsigned int rounds_;
+	memory buffer_;
+};
+
+nlohmann::ordered_json look(const device &on, const options &opt)
+{
+	const char *variable = std::getenv("RDMAV_MR_CACHE");
+	ibv_mr_cache_limits limits{};
+	ibv_mr_cache_stats stats{};
+	const exercise with(on, opt);
+
+	check_verb(ibv_reg_mr_limits(on.context(), nullptr, &limits), "ibv_reg_mr_limits");
+	nlohmann::ordered_json out{
+		{"device", on.name()},
+		{"revoke", on.can_revoke()},
+		{"RDMAV_MR_CACHE", variable ? variable : "unset"},
+		{"max_bytes", limits.max_bytes},
+		{"max_entries", limits.max_entries},
+		{"size", opt.size},
+		{"plain_ns", with.plain()},
+		{"miss_ns", with.miss()},
+		{"hit_ns", with.hit()},
+		{"stale", with.finds_stale()},
+	};
+	check_verb(ibv_query_mr_cache(on.context(), &stats), "ibv_query_mr_cache");
+	out["hits"] = stats.hits;
+	out["misses"] = stats.misses;
+	out["suspects"] = stats.suspects;
+	out["invalidations"] = stats.invalidations;
+	out["evictions"] = stats.evictions;
+	return out;
+}
+
+void print(const nlohmann::ordered_json &seen)
+{
+	for (const auto &[name, value] : seen.items())
+		fmt::print("{:<16} {}\n", name,
+			   value.is_string() ? value.get<std::string>() : value.dump());
+}
+
+status run(const options &opt)
+{
+	const device on(opt.device);
+	ibv_mr_cache_limits limits{};
+
+	if (ibv_reg_mr_limits(on.context(), nullptr, &limits)) {
+		fmt::print(stderr, "{}: {}\n", on.name(),
+			   on.can_notify() ? "the cache is switched off"
+					   : "this kernel and driver do not notify about memory "
+					     "registrations");
+		return no_cache;
+	}
+
+	const auto seen = look(on, opt);
+	if (opt.json)
+		fmt::print("{}\n", seen.dump(2));
+	else
+		print(seen);
+	return seen["stale"] ? wrong : right;
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+	options opt;
+	CLI::App app("Try the cache of memory registrations, and show its limits");
+
+	app.add_option("-d,--ib-dev", opt.device, "RDMA device (default: the first one)");
+	app.add_option("-s,--size", opt.size, "Bytes to register (default: 1048576)")
+		->check(CLI::Range(std::size_t{1}, std::size_t{1} << 30));
+	app.add_option("-n,--rounds", opt.rounds,
+		       "Registrations of each kind to time (default: 100)")
+		->check(CLI::Range(1U, 1000000U));
+	app.add_flag("--json", opt.json, "Print JSON instead of lines");
+	CLI11_PARSE(app, argc, argv);
+
+	try {
+		return run(opt);
+	} catch (const std::exception &e) {
+		fmt::print(stderr, "ibv_mr_cache: {}\n", e.what());
+		return failed;
+	}
+}
