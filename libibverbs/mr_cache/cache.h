@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache: its hit path. What is not a hit is in slow_path.h.
+ * The registration cache: its hit path. What is not a hit is in
+ * slow_path.h, how an entry ends in teardown.h, what owners ask for in control.h.
  *
  * A hit reads the line of arena.hot (generation, epoch), one bucket of hints, and the
  * line of the entry, which it changes twice: the reference and the stamp. A
@@ -15,12 +16,12 @@
 
 #include <cerrno>
 
-#include "slow_path.h"
+#include "control.h"
 
 namespace mr_cache {
 
-template <class Env> class cache : private slow_path<Env> {
-	using slow = slow_path<Env>;
+template <class Env> class cache : private control<Env> {
+	using slow = control<Env>;
 	using slow::a;
 
 public:

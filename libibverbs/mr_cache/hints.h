@@ -5,8 +5,9 @@
  * by whoever found something, and never cleaned.
  *
  * A bucket is one 64-bit word of two hints, each a tag of 12 bits and an index of
- * 20: a tag that differs saves a look at the (cold) entry. With two hints per
- * bucket and at least one bucket per entry, 1 request in 30 finds its hint gone.
+ * 20: a tag that differs saves a look at the (cold) entry. With a bucket
+ * for each entry, buffers at equal distances nearly all keep their hint; of as many
+ * random pages one in eight goes to the index each time.
  * The table uses the low buckets of its memory only, more of them as the entries
  * become more (grow()): 1,000 entries then cost 16 KiB of cache and not 1 MiB.
  */
