@@ -12,6 +12,7 @@
 #include <config.h>
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -144,8 +145,9 @@ static int deregister_entry(void *mr)
 	const int access = vmr->access;
 	int ret;
 
-	vmr->mr_type = IBV_MR_TYPE_MR;
 	vmr->access = 0;
+	__atomic_store_n((uint32_t *)&vmr->mr_type, IBV_MR_TYPE_MR,
+			 __ATOMIC_RELEASE);
 	if (type == CACHED_MR_TAKEN)
 		return 0;
 	ret = ibv_dereg_mr(mr);
@@ -338,7 +340,12 @@ int cached_mr_make_plain(struct ibv_mr *mr)
 	if (ret)
 		return ret;
 	vmr->mr_type = CACHED_MR_TAKEN;
-	return mr_cache_release(index, generation);
+	mr_cache_release(index, generation);
+	/* A reader who looked at the entry in vain may be the last one, and let go of it. */
+	while (__atomic_load_n((uint32_t *)&vmr->mr_type, __ATOMIC_ACQUIRE) !=
+	       IBV_MR_TYPE_MR)
+		sched_yield();
+	return 0;
 }
 
 int cached_mr_rereg(struct ibv_mr *mr)
