@@ -22,10 +22,10 @@ class Step:
     least: int = 0      # as many tests must have been executed, skipped ones not counted
 
 
-def guest_programs():
-    """The Catch2 programs."""
-    return [Step(name, f"build/tests/guest_{name} -r lines", results.lines)
-            for name in GUEST_PROGRAMS]
+def guest_programs(*names, seconds=3):
+    """The Catch2 programs; those that can go on for ever do so for some seconds each."""
+    return [Step(name, f"RUN_SECONDS={seconds} build/tests/guest_{name} -r lines", results.lines)
+            for name in names or GUEST_PROGRAMS]
 
 
 def pyverbs(*names, least=0):
@@ -46,9 +46,13 @@ MATRIX = Step("matrix", "ibv_mr_notify --system --json", results.matrix)
 GUESTS = {
     "um": [MATRIX, *guest_programs(), pyverbs(least=UPSTREAM_EXECUTED),
            cached(pyverbs(least=UPSTREAM_EXECUTED))],
-    "debian": [MATRIX, *guest_programs(), pyverbs("test_mr_notify", "test_mr_cache")],
+    "debian": [MATRIX, *guest_programs(), *guest_programs("stress", seconds=10),
+               pyverbs("test_mr_notify", "test_mr_cache")],
     "stock": [Step("no capability", "ibv_mr_notify", expected=3),
               pyverbs("test_mr_notify", "test_mr_cache")],
+    # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
+    "debug": [MATRIX, *guest_programs("contract", "revoke", "lifetime"),
+              *guest_programs("race", seconds=2), *guest_programs("stress", seconds=10)],
 }
 
 HOST = [
