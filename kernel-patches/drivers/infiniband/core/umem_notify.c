@@ -216,6 +216,8 @@ static int verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
 		verdict = umem_notify_check(n->umem, lo, hi, asker);
 		if (verdict == UMEM_NOTIFY_INTERRUPTED)
 			return -EINTR;
+		if (verdict == UMEM_NOTIFY_NO_MEMORY)
+			return -ENOMEM;
 		if (verdict == UMEM_NOTIFY_BUSY)
 			return -EAGAIN;
 		if (verdict == UMEM_NOTIFY_UNKNOWN)
@@ -523,7 +525,7 @@ int umem_notify_disarm(struct ib_umem *umem)
  * On return the word says INVALID or nothing, unless something happened since;
  * and a device that can be revoked has lost an INVALID registration.
  *
- * Return: 0, -EINVAL if it is not armed, -EINTR.
+ * Return: 0, -EINVAL if it is not armed, -EINTR, -ENOMEM.
  */
 int umem_notify_settle(struct ib_umem *umem)
 {

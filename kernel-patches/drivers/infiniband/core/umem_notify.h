@@ -39,6 +39,8 @@ enum umem_notify_verdict {
 	/* Only a system call can tell. */
 	UMEM_NOTIFY_UNKNOWN,
 	UMEM_NOTIFY_INTERRUPTED,
+	/* A page fault failed for want of memory, which says nothing. */
+	UMEM_NOTIFY_NO_MEMORY,
 };
 
 enum umem_notify_verdict umem_notify_check(struct ib_umem *umem,

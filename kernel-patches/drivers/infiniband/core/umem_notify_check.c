@@ -216,8 +216,16 @@ static enum umem_notify_verdict check_locked(struct ib_umem *umem,
 			return UMEM_NOTIFY_UNKNOWN;
 		if (fatal_signal_pending(current))
 			return UMEM_NOTIFY_INTERRUPTED;
-		if (fixup_user_fault(mm, iter.next, 0, &unlocked))
+		switch (fixup_user_fault(mm, iter.next, 0, &unlocked)) {
+		case 0:
+			break;
+		case -ENOMEM:
+			return UMEM_NOTIFY_NO_MEMORY;
+		case -EINTR:
+			return UMEM_NOTIFY_INTERRUPTED;
+		default:
 			return UMEM_NOTIFY_CHANGED;
+		}
 	}
 	return UMEM_NOTIFY_INTACT;
 }
