@@ -2,7 +2,9 @@
 #include "given_back.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -108,12 +110,37 @@ range map_or_exit(std::size_t size, int flags, int fd)
 }
 
 /*
+ * Each CPU keeps the pages for itself that were freed there, and each node has
+ * its own: takes a share on each.
+ */
+range take_from_everywhere()
+{
+	constexpr int interleave = 3; /* MPOL_INTERLEAVE */
+	const unsigned long nodes = 3;
+	const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	const range r = map_or_exit(plenty, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+	const std::size_t share = plenty / static_cast<std::size_t>(cpus);
+
+	syscall(SYS_set_mempolicy, interleave, &nodes, 8 * sizeof(nodes));
+	madvise(r.addr, r.length, MADV_NOHUGEPAGE); /* single pages, as ours */
+	for (long cpu = 0; cpu < cpus; cpu++) {
+		cpu_set_t one;
+		CPU_ZERO(&one);
+		CPU_SET(cpu, &one);
+		sched_setaffinity(0, sizeof(one), &one);
+		std::memset(r.addr + static_cast<std::size_t>(cpu) * share,
+			    static_cast<int>(theirs), share);
+	}
+	return r;
+}
+
+/*
  * A process that takes what it is given when it is told to, says so, and in the
  * end says what became of it. It is forked before there is any registration.
  */
 template <class Take> class other_process {
 public:
-	explicit other_process(Take take)
+	explicit other_process(Take how)
 	{
 		if (pipe2(tell_, O_CLOEXEC) || pipe2(told_, O_CLOEXEC))
 			fail("pipe");
@@ -124,7 +151,7 @@ public:
 			char word = 0;
 			if (read(tell_[0], &word, 1) != 1)
 				_exit(1);
-			const range mine = take();
+			const range mine = how();
 			std::memset(mine.addr, static_cast<int>(theirs), mine.length);
 			say(&word, 1);
 			if (read(tell_[0], &word, 1) != 1)
@@ -234,11 +261,7 @@ uint64_t writes_into_a_file_of_another(const device &on, bool armed)
 
 given_back writes_into_memory_of_another(const device &on)
 {
-	other_process other([] {
-		const range r = map_or_exit(plenty, MAP_PRIVATE | MAP_ANONYMOUS, -1);
-		madvise(r.addr, r.length, MADV_NOHUGEPAGE); /* single pages, as ours */
-		return r;
-	});
+	other_process other(take_from_everywhere);
 	memory m = anonymous(length);
 	const range r = m.registered();
 	const auto mr = on.register_memory(r);
@@ -250,11 +273,12 @@ given_back writes_into_memory_of_another(const device &on)
 	check_verb(ibv_reg_mr_notify(mr.get(), w.address()), "ibv_reg_mr_notify");
 	const writer peer(on, r, mr->rkey);
 	peer.go_on(20);
+	const std::size_t pinned = pinned_bytes();
 	m.forget(r);
 	if (munmap(r.addr, r.length))
 		fail("munmap");
-	/* Nobody settles: the kernel gives the pages back when they are out of reach. */
-	peer.go_on(3);
+	/* Nobody settles: the kernel gives the pages back, the word's too, when it can. */
+	wait_for_pinned(pinned - length - page_size());
 	other.take();
 	peer.go_on(5);
 	seen.bytes = other.look(its);
