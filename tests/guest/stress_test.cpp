@@ -29,7 +29,7 @@ using clock_type = std::chrono::steady_clock;
 namespace {
 
 constexpr int threads = 3;
-constexpr auto round_length = 4s;
+constexpr auto round_length = 8s;
 
 uint64_t setting(const char *name, uint64_t otherwise)
 {
