@@ -119,7 +119,8 @@ class Guest:
 
     def kernel_arguments(self, more):
         """The kernel's command line. At level 5 a WARNING is printed; at "quiet" it is not."""
-        return " ".join(["loglevel=5", "printk.time=1", *self.machine.cmdline, more])
+        return " ".join(["loglevel=5", "printk.time=1", *self.machine.cmdline,
+                         *self.machine.checks, more])
 
     def start(self, accelerator="tcg", extra=""):
         """Start the guest; its outputs are then in `streams`."""

@@ -26,6 +26,7 @@ class Machine:
     cpus: int
     memory: str
     cmdline: list[str]
+    checks: list[str] = dataclasses.field(default_factory=list)     # cmdline, unless measuring
     our_modules: bool = False   # package: our RDMA modules in the place of the package's
     siw: bool = True            # whether its RDMA stack has siw
     scheduler: str = ""         # written to the scheduler's debugfs file "features"

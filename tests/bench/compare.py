@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Run the benchmarks of the cache and of its peers one after the other, and put them side by side.
+
+Why: a figure means something only beside the others of the same run on the same machine. Each
+program is one of Google Benchmark's and prints JSON; the median of several repetitions counts.
+Called by tests/bench/run.
+"""
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+OUT = os.path.join(REPO, "build", "bench")
+REPEAT = ["--benchmark_format=json", "--benchmark_repetitions=5", "--benchmark_min_time=0.1"]
+LAB = [os.path.join(REPO, "tests/lab/run")]
+UNITS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
+
+
+def run(program, *options, kernel=None, environment=None, clock="cpu_time"):
+    """{benchmark: nanoseconds} of a program on the host or in a guest; {} if it can't run."""
+    command = [os.path.join(REPO, "build/tests", "bench_" + program), *REPEAT, *options]
+    if kernel:
+        command = [*LAB, "--kernel", kernel, "--no-checks", "--", *command]
+    print("measuring:", program, *options, kernel or "host", file=sys.stderr, flush=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False,
+                          env={**os.environ, **(environment or {})})
+    try:
+        said = json.loads(done.stdout[done.stdout.index("{"):])
+    except ValueError:
+        print(f"{program}: {done.stderr.strip()[-400:]}", file=sys.stderr)
+        return {}
+    times = {}
+    for one in said["benchmarks"]:
+        if one["run_type"] == "iteration" and not one.get("error_occurred"):
+            times.setdefault(one["run_name"], []).append(one[clock] * UNITS[one["time_unit"]])
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def measure():
+    """Everything, as {column: {benchmark: nanoseconds}}."""
+    libfabric = {"FI_MR_CACHE_MAX_COUNT": "200000", "FI_MR_CACHE_MAX_SIZE": "-1"}
+    return {
+        "core": run("cache"),
+        "ucx": run("ucx"),
+        "verbs": run("verbs", "--benchmark_filter=hit", kernel="um"),
+        "memhooks": run("libfabric", kernel="um",
+                        environment={**libfabric, "FI_MR_CACHE_MONITOR": "memhooks"}),
+        "uffd": run("libfabric", kernel="um",
+                    environment={**libfabric, "FI_MR_CACHE_MONITOR": "userfaultfd"}),
+        "debian": run("verbs", "--benchmark_filter=plain|miss|munmap",
+                      "--benchmark_enable_random_interleaving=true", kernel="debian"),
+    }
+
+
+def rows(got):
+    """(what, limit, ours: core, through the verbs, memhooks, userfaultfd, UCX), in nanoseconds."""
+    core, ucx, verbs = got["core"], got["ucx"], got["verbs"]
+    one = "/real_time/threads:1"
+    two = "/real_time/threads:2"
+    return [
+        ("1 entry, 1 thread", core.get("two_atomics" + one), core.get("own_buffers/1" + one),
+         verbs.get("hit/1"), got["memhooks"].get("libfabric/1"), got["uffd"].get("libfabric/1"),
+         ucx.get("ucx/1/real_time")),
+        ("1,000 entries, 1 thread", core.get("two_atomics_and_search/1000/real_time"),
+         core.get("own_buffers/1000" + one), verbs.get("hit/1000"),
+         got["memhooks"].get("libfabric/1000"), got["uffd"].get("libfabric/1000"),
+         ucx.get("ucx/1000/real_time")),
+        ("1,000 entries, 2 threads, same buffers", None, core.get("same_buffers/1000" + two), None,
+         None, None, ucx.get("ucx/1000" + two)),
+        ("1,000 entries, 2 threads, own buffers", None, core.get("own_buffers/1000" + two), None,
+         None, None, None),
+        ("100,000 entries, 1 thread", core.get("two_atomics_and_search/100000/real_time"),
+         core.get("own_buffers/100000" + one), verbs.get("hit/50000"), None, None, None),
+    ]
+
+
+def ratios(got):
+    """(what, ratio) of what issue no absolute figure: a guest's times are not a machine's."""
+    debian = got["debian"]
+    found = []
+    for name, value in debian.items():
+        kind, _, size = name.partition("/")
+        if kind == "miss" and debian.get("plain/" + size):
+            found.append((f"cached miss / plain ibv_reg_mr, {int(size) // 1024} KiB",
+                          value / debian["plain/" + size]))
+    beside = {name.split("/")[1]: value for name, value in debian.items()
+              if name.startswith("munmap/")}
+    for count, value in beside.items():
+        if count != "0" and beside.get("0"):
+            found.append((f"munmap beside {int(count):,} armed / beside none", value / beside["0"]))
+    return found
+
+
+def cell(value):
+    """A number of the table."""
+    return f"{value:10.1f}" if value else " " * 9 + "-"
+
+
+def plot(table):
+    """hits.svg by gnuplot."""
+    data = os.path.join(OUT, "hits.dat")
+    with open(data, "w", encoding="utf-8") as out:
+        print('"" "bare atomics" ours "libfabric memhooks" "libfabric userfaultfd" "UCX rcache"',
+              file=out)
+        for what, limit, core, _, memhooks, uffd, ucx in table:
+            values = [f"{v:.1f}" if v else "NaN" for v in (limit, core, memhooks, uffd, ucx)]
+            print(f'"{what}"', *values, file=out)
+    commands = f"""
+        set terminal svg size 900,480 font "sans,12"; set output "{OUT}/hits.svg"
+        set title "hit + release"; set ylabel "ns per thread"; set yrange [0:*]; set grid ytics
+        set style data histograms; set style histogram clustered gap 1
+        set style fill solid 0.8 border -1; set xtics rotate by -12; set key top left
+        plot for [i=2:6] "{data}" using i:xtic(1) title columnheader(i)
+        """
+    subprocess.run(["gnuplot", "-e", commands.replace("\n", ";")], check=True)
+
+
+def main():
+    """Measure, print, write."""
+    os.makedirs(OUT, exist_ok=True)
+    got = measure()
+    table = rows(got)
+    print("hit + release, ns per thread (medians of 5)\n")
+    print(f"{'':40} {'limit':>10} {'ours':>10} {'verbs (um)':>10} {'memhooks':>10} {'uffd':>10} "
+          f"{'UCX':>10}")
+    for what, *values in table:
+        print(f"{what:40} {' '.join(cell(value) for value in values)}")
+    print("\nlimit: two bare atomics, from 1,000 entries on with a binary search; ours: the cache's "
+          "core\non the host; verbs (um): ibv_reg_mr + ibv_dereg_mr in a guest at native speed, "
+          "50,000\nentries in the last row. CPU time on the host, so that a busy machine counts "
+          "less.\n")
+    for what, ratio in ratios(got):
+        print(f"{what:55} {ratio:6.2f}")
+    with open(os.path.join(OUT, "results.json"), "w", encoding="utf-8") as out:
+        json.dump({"nanoseconds": got, "ratios": dict(ratios(got))}, out, indent=1)
+    plot(table)
+    print(f"\n{os.path.relpath(OUT, REPO)}/results.json, {os.path.relpath(OUT, REPO)}/hits.svg")
+    return 0 if all(got.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

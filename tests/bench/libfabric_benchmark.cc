@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * libfabric's registration cache, as an application meets it: fi_mr_reg + fi_close on its verbs
+ * provider. FI_MR_CACHE_MONITOR chooses memhooks or userfaultfd.
+ */
+#include <benchmark/benchmark.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+namespace {
+
+constexpr std::size_t apart = 4096;
+
+void check(int ret, const char *call)
+{
+	if (!ret)
+		return;
+	std::fprintf(stderr, "%s: %s\n", call, fi_strerror(-ret));
+	std::exit(1);
+}
+
+fid_domain *open_domain()
+{
+	fi_info *hints = fi_allocinfo();
+	fi_info *info = nullptr;
+	fid_fabric *fabric = nullptr;
+	fid_domain *domain = nullptr;
+
+	hints->fabric_attr->prov_name = strdup("verbs");
+	hints->ep_attr->type = FI_EP_MSG;
+	hints->caps = FI_MSG | FI_RMA;
+	hints->domain_attr->mr_mode =
+		FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR;
+	check(fi_getinfo(FI_VERSION(1, 17), nullptr, nullptr, 0, hints, &info), "fi_getinfo");
+	check(fi_fabric(info->fabric_attr, &fabric, nullptr), "fi_fabric");
+	check(fi_domain(fabric, info, &domain, nullptr), "fi_domain");
+	return domain;
+}
+
+void libfabric(benchmark::State &state)
+{
+	static fid_domain *domain = open_domain();
+	const auto count = static_cast<std::size_t>(state.range(0));
+	auto *base =
+		static_cast<std::byte *>(mmap(nullptr, apart * count, PROT_READ | PROT_WRITE,
+					      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0));
+	std::vector<std::byte *> buffers;
+
+	for (std::size_t i = 0; i < std::max<std::size_t>(count, 4096); i++)
+		buffers.push_back(base + i % count * apart);
+	std::shuffle(buffers.begin(), buffers.end(), std::mt19937_64(42));
+	const auto use = [&](std::byte *addr) {
+		fid_mr *mr = nullptr;
+		check(fi_mr_reg(domain, addr, apart, FI_WRITE | FI_REMOTE_WRITE, 0, 0, 0, &mr,
+				nullptr),
+		      "fi_mr_reg");
+		fi_close(&mr->fid);
+	};
+	for (std::byte *addr : buffers)
+		use(addr);
+	std::size_t i = 0;
+	for (auto _ : state) {
+		use(buffers[i]);
+		i = i + 1 == buffers.size() ? 0 : i + 1;
+	}
+	munmap(base, apart * count);
+}
+
+BENCHMARK(libfabric)->Arg(1)->Arg(1000);
+
+} // namespace
+
+BENCHMARK_MAIN();

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Cached registration through the verbs, on a real device in a guest:
+ *  hit/N        ibv_reg_mr + ibv_dereg_mr among N cached buffers (User Mode Linux: native speed)
+ *  plain/SIZE   an uncached ibv_reg_mr
+ *  miss/SIZE    a cached one that has to register: beside plain it is the cost of arming
+ *  munmap/N     unmapping a range beside N armed registrations
+ */
+#include <benchmark/benchmark.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "device.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr int access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+
+const device &the_device()
+{
+	static const device on;
+
+	return on;
+}
+
+ibv_mr *register_or_die(range r, int access)
+{
+	ibv_mr *mr = ibv_reg_mr(the_device().pd(), r.addr, r.length, access);
+
+	if (!mr)
+		fail("ibv_reg_mr");
+	return mr;
+}
+
+void hit(benchmark::State &state)
+{
+	const auto count = static_cast<std::size_t>(state.range(0));
+	const memory m = anonymous(count * page_size());
+	std::vector<range> buffers;
+
+	for (std::size_t i = 0; i < std::max<std::size_t>(count, 4096); i++)
+		buffers.push_back({m.registered().addr + i % count * page_size(), page_size()});
+	std::shuffle(buffers.begin(), buffers.end(), std::mt19937_64(42));
+	for (const range &r : buffers)
+		ibv_dereg_mr(register_or_die(r, access_flags | IBV_ACCESS_CACHED));
+	std::size_t i = 0;
+	for (auto _ : state) {
+		const range r = buffers[i];
+		i = i + 1 == buffers.size() ? 0 : i + 1;
+		ibv_dereg_mr(ibv_reg_mr(the_device().pd(), r.addr, r.length,
+					access_flags | IBV_ACCESS_CACHED));
+	}
+	ibv_reg_mr_clean(the_device().context(), 0);
+}
+
+void registering(benchmark::State &state, int extra)
+{
+	const memory m = anonymous(static_cast<std::size_t>(state.range(0)));
+
+	for (auto _ : state) {
+		ibv_mr *mr = register_or_die(m.registered(), access_flags | extra);
+		state.PauseTiming();
+		ibv_dereg_mr(mr);
+		if (extra)
+			ibv_reg_mr_clean(the_device().context(), 0);
+		state.ResumeTiming();
+	}
+}
+
+void plain(benchmark::State &state)
+{
+	registering(state, 0);
+}
+
+void miss(benchmark::State &state)
+{
+	registering(state, IBV_ACCESS_CACHED);
+}
+
+void unmapping(benchmark::State &state)
+{
+	const auto count = static_cast<std::size_t>(state.range(0));
+	const memory m = anonymous(std::max<std::size_t>(count, 1) * page_size());
+	const std::unique_ptr<uint64_t[]> words(new uint64_t[count + 1]());
+	std::vector<owned<ibv_mr>> mrs;
+
+	for (std::size_t i = 0; i < count; i++) {
+		mrs.push_back(the_device().register_memory(
+			{m.registered().addr + i * page_size(), page_size()},
+			access_flags | 1 << 28));
+		check_verb(ibv_reg_mr_notify(mrs.back().get(), &words[i]), "ibv_reg_mr_notify");
+	}
+	for (auto _ : state) {
+		state.PauseTiming();
+		const std::size_t length = 16 * page_size();
+		void *addr = mmap(nullptr, length, PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+		state.ResumeTiming();
+		munmap(addr, length);
+	}
+}
+
+BENCHMARK(hit)->Arg(1)->Arg(1000)->Arg(50000);
+/* Side by side, so that what else the machine does hits both alike. */
+BENCHMARK(plain)->RangeMultiplier(16)->Range(64 << 10, 16 << 20);
+BENCHMARK(miss)->RangeMultiplier(16)->Range(64 << 10, 16 << 20);
+BENCHMARK(unmapping)->Name("munmap")->Arg(0)->Arg(1000)->Arg(100000)->Iterations(2000);
+
+} // namespace
+
+BENCHMARK_MAIN();
