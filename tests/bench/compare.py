@@ -127,8 +127,8 @@ def main():
           f"{'UCX':>10}")
     for what, *values in table:
         print(f"{what:40} {' '.join(cell(value) for value in values)}")
-    print("\nlimit: two bare atomics, from 1,000 entries on with a binary search; ours: the cache's "
-          "core\non the host; verbs (um): ibv_reg_mr + ibv_dereg_mr in a guest at native speed, "
+    print("\nlimit: two bare atomics, from 1,000 entries on with a binary search; ours: the "
+          "cache's core\non the host; verbs (um): ibv_reg_mr + ibv_dereg_mr in a guest at native speed, "
           "50,000\nentries in the last row. CPU time on the host, so that a busy machine counts "
           "less.\n")
     for what, ratio in ratios(got):
