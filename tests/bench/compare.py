@@ -127,10 +127,11 @@ def main():
           f"{'UCX':>10}")
     for what, *values in table:
         print(f"{what:40} {' '.join(cell(value) for value in values)}")
-    print("\nlimit: two bare atomics, from 1,000 entries on with a binary search; ours: the "
-          "cache's core\non the host; verbs (um): ibv_reg_mr + ibv_dereg_mr in a guest at native speed, "
-          "50,000\nentries in the last row. CPU time on the host, so that a busy machine counts "
-          "less.\n")
+    print("""
+limit: two bare atomics, from 1,000 entries on with a binary search
+ours: the cache's core on the host; verbs (um): ibv_reg_mr + ibv_dereg_mr in a guest at native speed,
+50,000 entries in the last row. CPU time on the host, so that a busy machine counts less.
+""")
     for what, ratio in ratios(got):
         print(f"{what:55} {ratio:6.2f}")
     with open(os.path.join(OUT, "results.json"), "w", encoding="utf-8") as out:
