@@ -3,7 +3,9 @@
  * The process's registration cache: the one instance, and the only extern "C" file
  * of the core. Adds the registrar of the verbs and the default limits to linux_env.
  */
+#include <linux/capability.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
 #include "cache.h"
 #include "linux_env.h"
@@ -25,6 +27,15 @@ struct verbs_env : mr_cache::linux_env {
 
 constexpr uint64_t DEFAULT_ENTRIES = 65536;
 
+/* RLIMIT_MEMLOCK does not bind whoever has this capability. */
+bool may_lock_everything()
+{
+	__user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+	__user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3]{};
+
+	return !syscall(SYS_capget, &header, data) && data[0].effective & 1U << CAP_IPC_LOCK;
+}
+
 /* A quarter of the memory, and at most half of what may be locked. */
 uint64_t default_bytes()
 {
@@ -33,7 +44,7 @@ uint64_t default_bytes()
 	struct rlimit locked;
 
 	if (!getrlimit(RLIMIT_MEMLOCK, &locked) && locked.rlim_cur != RLIM_INFINITY &&
-	    locked.rlim_cur / 2 < bytes)
+	    locked.rlim_cur / 2 < bytes && !may_lock_everything())
 		bytes = locked.rlim_cur / 2;
 	return bytes;
 }
