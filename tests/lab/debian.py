@@ -67,6 +67,7 @@ def unpack(version, place):
     """Download and unpack the packages of one version; `place` appears when all is there."""
     new = place + ".new"
     shutil.rmtree(new, ignore_errors=True)
+    os.makedirs(new)
     debs = fetch.download_packages({name: version for name in package_names(version)})
     for deb in debs.values():
         subprocess.run(["dpkg", "-x", deb, new], check=True)

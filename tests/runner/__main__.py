@@ -107,7 +107,8 @@ def run_guest(kernel):
 
 def main():
     """Build, run, count."""
-    names = ["host", *lanes.GUESTS]
+    names = list(lanes.GUESTS)
+    names.insert(1, "host")     # some of the host's tests are of the guest runner, and need a guest
     parser = argparse.ArgumentParser(prog="tests/run", description=__doc__.splitlines()[0])
     parser.add_argument("lanes", nargs="*", metavar="LANE", help=", ".join(names))
     chosen = parser.parse_args().lanes or names
