@@ -124,6 +124,17 @@ std::size_t proc_kilobytes(const char *path, const char *key)
 	return value;
 }
 
+memory file(std::size_t length, int flags)
+{
+	const int fd = memfd_create("mr_notify", MFD_CLOEXEC);
+
+	if (fd < 0 || ftruncate(fd, static_cast<off_t>(length)))
+		fail("memfd");
+	memory m(map(length, flags, fd), fd);
+	touch(m.registered());
+	return m;
+}
+
 } // namespace
 
 memory anonymous(std::size_t length)
@@ -156,24 +167,12 @@ memory transparent_huge(std::size_t length)
 
 memory shared_file(std::size_t length)
 {
-	const int fd = memfd_create("mr_notify", MFD_CLOEXEC);
-
-	if (fd < 0 || ftruncate(fd, static_cast<off_t>(length)))
-		fail("memfd");
-	memory m(map(length, MAP_SHARED, fd), fd);
-	touch(m.registered());
-	return m;
+	return file(length, MAP_SHARED);
 }
 
 memory private_file(std::size_t length)
 {
-	const int fd = memfd_create("mr_notify", MFD_CLOEXEC);
-
-	if (fd < 0 || ftruncate(fd, static_cast<off_t>(length)))
-		fail("memfd");
-	memory m(map(length, MAP_PRIVATE, fd), fd);
-	touch(m.registered());
-	return m;
+	return file(length, MAP_PRIVATE);
 }
 
 memory hugetlb(std::size_t length, bool shared)
