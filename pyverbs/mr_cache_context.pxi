@@ -14,10 +14,13 @@ MRCacheStats = namedtuple('MRCacheStats', 'hits misses suspects invalidations ev
 def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=None):
     """
     Tell the limits of the context's registration cache, and change those that are given.
-    Idle registrations beyond the new limits are evicted.
-    :param max_bytes: How many bytes it may hold registered
-    :param max_entries: How many registrations it may hold
-    :return: The limits until now, an MRCacheLimits
+    Idle registrations beyond the new limits are evicted before it returns; those in use
+    are not touched.
+    :param max_bytes: How many bytes it may hold registered, an int; None: as many as now
+    :param max_entries: How many registrations it may hold, an int; None: as many as now
+    :return: The limits until now, an MRCacheLimits(max_bytes, max_entries)
+    :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache (the device
+                              has no IBV_DEVICE_MR_NOTIFY, or RDMAV_MR_CACHE=0 is set)
     """
     cdef v.ibv_mr_cache_limits old
     cdef v.ibv_mr_cache_limits new
@@ -35,9 +38,12 @@ def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=Non
 @cython.binding(True)
 def context_reg_mr_clean(Context self not None, size_t keep_bytes=0):
     """
-    Evict idle registrations of the context's cache, least recently used first.
-    :param keep_bytes: How many bytes may stay idle
+    Evict idle registrations of the context's cache, least recently used first. Their
+    pages are unpinned when it returns.
+    :param keep_bytes: How many bytes of idle registrations may stay, an int
     :return: None
+    :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above;
+                              another: what deregistering one of them returned
     """
     cdef int rc
     with nogil:
@@ -49,8 +55,16 @@ def context_reg_mr_clean(Context self not None, size_t keep_bytes=0):
 @cython.binding(True)
 def context_query_mr_cache(Context self not None):
     """
-    Tell what the context's registration cache holds and has done.
-    :return: An MRCacheStats
+    Tell what the context's registration cache holds and has done. Each number is exact
+    while no other thread registers.
+    :return: An MRCacheStats of ints: since the context was opened
+             hits: registrations that were answered without registering
+             misses: registrations that the cache made
+             suspects: how often the kernel was asked, and found one intact
+             invalidations: dropped because their memory had changed
+             evictions: idle ones dropped to make room
+             and now, idle or in use: bytes, entries
+    :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above
     """
     cdef v.ibv_mr_cache_stats stats
     cdef int rc = v.ibv_query_mr_cache(self.context, &stats)

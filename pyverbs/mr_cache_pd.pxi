@@ -10,9 +10,10 @@ from libc.stdint cimport uint64_t
 def pd_is_reg(PD self not None, uint64_t address, size_t length, unsigned int access):
     """
     Does a valid cached registration in this PD cover the range and allow the access?
-    :param address: Start of the range
+    That may have changed by the time the caller looks at it. Without a cache: no.
+    :param address: Start of the range, an int
     :param length: Length of the range in bytes
-    :param access: Access flags, as for an MR
+    :param access: Access flags as for an MR, with or without IBV_ACCESS_CACHED
     :return: True or False
     """
     return v.ibv_is_reg(self.pd, <const void *><uintptr_t>address, length, access)

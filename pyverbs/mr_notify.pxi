@@ -9,9 +9,12 @@
 cimport cython
 
 MR_NOTIFY_WORD_DOC = """
-The current value of the word: bits 0-7 are the kernel's (see ibv_mr_notify_bits), bits
-8-63 the application's. Assigning changes the application's bits only. It can be read
-after unreg_notify() too, until close().
+The current value of the word, an int: bits 0-7 (IBV_MR_NOTIFY_KERNEL_MASK) are the
+kernel's, see ibv_mr_notify_bits; bits 8-63 the application's. Assigning changes the
+application's bits only. It can be read after unreg_notify() too, until close().
+Reading and assigning are atomic and take no system call.
+Raises PyverbsUserError when the MR has no word (before reg_notify(), after close()), and
+when a value that is assigned has kernel bits.
 """
 
 
@@ -34,10 +37,19 @@ cdef mr_free_notify_word(MR mr):
 @cython.binding(True)
 def mr_reg_notify(MR self not None, value=0):
     """
-    Have the kernel tell in notify_word when this registration becomes invalid. Memory
-    that is gone already shows there at once.
-    :param value: What the word's application bits (8-63) start with
+    Have the kernel tell in notify_word when this registration becomes invalid: the word
+    is non-zero before the call that takes the memory away returns, in whatever thread.
+    Memory that is gone already shows there at once. close() ends it.
+    :param value: What the word starts with, an int; bits 0-7 must be 0
     :return: None
+    :raises PyverbsRDMAError: with this error_code, and nothing has changed:
+        EOPNOTSUPP: the kernel, the driver or this kind of MR has no support (see
+                    IBV_DEVICE_MR_NOTIFY in device_cap_flags)
+        EBUSY: the MR has a word already, or others use its registration too
+        EINVAL: the MR was registered by another process
+        ENOMEM: out of memory, or of what RLIMIT_MEMLOCK allows (the word's page is pinned)
+    :raises PyverbsUserError: value has kernel bits, or the MR is closed
+    :raises PyverbsError: no memory for the word
     """
     mr_check_open(self)
     mr_check_application_bits(value)
@@ -62,8 +74,11 @@ def mr_reg_notify(MR self not None, value=0):
 @cython.binding(True)
 def mr_unreg_notify(MR self not None):
     """
-    Stop the notification. The word keeps its last value.
+    Stop the notification. The word keeps its last value; reg_notify() may begin another.
     :return: None
+    :raises PyverbsRDMAError: error_code EINVAL: the MR has no notification;
+                              EOPNOTSUPP: as for reg_notify()
+    :raises PyverbsUserError: the MR is closed
     """
     mr_check_open(self)
     cdef v.ibv_mr *mr = self.mr
@@ -78,8 +93,12 @@ def mr_unreg_notify(MR self not None):
 def mr_settle_notify(MR self not None):
     """
     Find out whether a suspect registration is intact: afterwards the kernel's bits of
-    the word say INVALID or nothing.
-    :return: The word
+    the word say INVALID or nothing. When they say INVALID and the device can revoke
+    (_IBV_DEVICE_MR_REVOKE), it no longer reaches the memory. Costs a system call.
+    :return: The word, an int
+    :raises PyverbsRDMAError: error_code EINVAL: the MR has no notification;
+                              EOPNOTSUPP: as for reg_notify()
+    :raises PyverbsUserError: the MR is closed
     """
     mr_check_open(self)
     cdef v.ibv_mr *mr = self.mr

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
-Test module for cached registration: the verbs as pyverbs gives them. That no stale byte
-is ever sent is tested elsewhere; here it is the interface. Runs with RDMAV_MR_CACHE=1 too.
+Test module for cached registration: the verbs as pyverbs gives them, alone and under RC
+traffic. Races are tested elsewhere; here it is the interface. Runs with RDMAV_MR_CACHE=1 too.
 """
 import ctypes
 import errno
@@ -9,15 +9,15 @@ import mmap
 import os
 import unittest
 
-from tests.test_mr_notify import LENGTH, MRNotifyTestCase, PAGE, has_mr_notify, libc, \
-    requires_mr_notify
+from tests.test_mr_notify import LENGTH, MAP_FIXED, MRNotifyTestCase, MRTrafficTestCase, \
+    NotifyRC, PAGE, REMOTE, has_mr_notify, libc, requires_mr_notify
 from pyverbs.pyverbs_error import PyverbsRDMAError
 from pyverbs.pd import PD
 from pyverbs.mr import MR
 import pyverbs.enums as e
+import tests.utils as u
 
 ACCESS = e.IBV_ACCESS_LOCAL_WRITE
-MAP_FIXED = 0x10
 CACHED = ACCESS | e.IBV_ACCESS_CACHED
 ALL = os.environ.get('RDMAV_MR_CACHE') == '1'
 NONE = os.environ.get('RDMAV_MR_CACHE') == '0'
@@ -388,6 +388,61 @@ class MRCacheTest(MRCacheTestCase):
         addr = self.map()
         MR(self.pd, LENGTH, ACCESS, address=addr).close()
         self.assertTrue(self.pd.is_reg(addr, LENGTH, ACCESS))
+
+
+class CachedRC(NotifyRC):
+    """
+    An RC end whose MR may be one of the cache's.
+    """
+    def reg_mr(self):
+        self.mr = MR(self.pd, self.msg_size, REMOTE | e.IBV_ACCESS_CACHED, address=self.addr)
+
+    def counted(self):
+        return self.ctx.query_mr_cache()
+
+
+@unittest.skipIf(NONE, 'RDMAV_MR_CACHE=0 is set')
+class MRCacheTrafficTest(MRTrafficTestCase):
+    """
+    What moves over cached MRs, registered and given back around each message.
+    """
+    def message(self, send_op=e.IBV_WR_RDMA_WRITE):
+        """
+        One message each way; the bytes that arrive are compared.
+        """
+        for end in (self.client, self.server):
+            end.mr.close()
+            end.reg_mr()
+        self.sync_remote_attr()
+        u.rdma_traffic(**{**self.traffic_args, 'iters': 1}, send_op=send_op)
+
+    def test_mr_cache_rc_traffic(self):
+        """
+        The same buffers again and again: each end registers once.
+        """
+        self.create_players(CachedRC)
+        for _ in range(self.iters):
+            self.message()
+            self.message(e.IBV_WR_RDMA_READ)
+        for end in (self.client, self.server):
+            self.assertEqual(end.counted()[:2], (2 * self.iters, 1))
+
+    def test_mr_cache_rc_other_pages(self):
+        """
+        With other pages at the same address before each message no byte of the old ones
+        arrives: each end registers every time. The registration is idle then, or in use.
+        """
+        self.create_players(CachedRC)
+        for turn in range(self.iters):
+            for end in (self.client, self.server):
+                if turn % 2:
+                    end.mr.close()
+                end.map_again()
+            self.message()
+        for end in (self.client, self.server):
+            counted = end.counted()
+            self.assertEqual(counted[:2], (0, 1 + self.iters))
+            self.assertEqual((counted.invalidations, counted.entries), (self.iters, 1))
 
 
 class MRCacheVerbsTest(MRCacheTestCase):

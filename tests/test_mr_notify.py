@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
-Test module for MR notification: the verbs as pyverbs gives them. What each event
-of the kernel does to the word is tested elsewhere; here it is the interface.
+Test module for MR notification: the verbs as pyverbs gives them, alone and under RC
+traffic. What each event of the kernel does to the word is tested elsewhere; here it is
+the interface.
 """
 import ctypes
 import errno
@@ -11,15 +12,21 @@ import os
 import threading
 import unittest
 
-from tests.base import PyverbsAPITestCase
+from tests.base import PyverbsAPITestCase, RCResources, RDMATestCase
 from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
+from pyverbs.device import translate_device_caps
+from pyverbs.qp import QPAttr
 from pyverbs.pd import PD
 from pyverbs.mr import MR
+import pyverbs.mem_alloc as mem
 import pyverbs.enums as e
+import tests.utils as u
 
 PAGE = mmap.PAGESIZE
 LENGTH = 16 * PAGE
 ACCESS = e.IBV_ACCESS_LOCAL_WRITE
+REMOTE = ACCESS | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE
+MAP_FIXED = 0x10
 MAP_FAILED = ctypes.c_void_p(-1).value
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -42,6 +49,19 @@ def requires_mr_notify(func):
     def inner(instance):
         if not has_mr_notify(instance.ctx):
             raise unittest.SkipTest('MR notification is not supported by the device or kernel')
+        return func(instance)
+    return inner
+
+
+def requires_mr_revoke(func):
+    """
+    Skip where the device keeps its access after the word says INVALID.
+    """
+    @functools.wraps(func)
+    def inner(instance):
+        caps = instance.ctx.query_device_ex().device_cap_flags_ex
+        if not caps & e._IBV_DEVICE_MR_REVOKE:
+            raise unittest.SkipTest('Revoking MRs is not supported by the device or kernel')
         return func(instance)
     return inner
 
@@ -277,6 +297,126 @@ class MRNotifyTest(MRNotifyTestCase):
             mr.reg_notify()
 
 
+class NotifyRC(RCResources):
+    """
+    An RC end whose MR has a word, on a mapping that can be replaced by another one.
+    """
+    def __init__(self, **kwargs):
+        super().__init__(msg_size=PAGE, **kwargs)
+
+    @requires_mr_notify
+    def create_mr(self):
+        self.addr = mem.mmap(length=self.msg_size)
+        self.reg_mr()
+
+    def reg_mr(self):
+        self.mr = MR(self.pd, self.msg_size, REMOTE, address=self.addr)
+        self.mr.reg_notify()
+
+    def map_again(self):
+        """
+        Other pages at the same address, as an allocator may do it.
+        """
+        mem.munmap(self.addr, self.msg_size)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
+        mem.mmap(self.addr, self.msg_size, flags=flags)
+
+    def create_qp_attr(self):
+        attr = QPAttr(port_num=self.ib_port)
+        attr.qp_access_flags = REMOTE
+        return attr
+
+
+class RevokeRC(NotifyRC):
+    """
+    The same on a device that revokes.
+    """
+    @requires_mr_revoke
+    def create_mr(self):
+        super().create_mr()
+
+
+class MRTrafficTestCase(RDMATestCase):
+    """
+    Two ends of the classes above.
+    """
+    def tearDown(self):
+        for end in (self.client, self.server):
+            if end:
+                end.mr.close()
+                mem.munmap(end.addr, end.msg_size)
+        super().tearDown()
+
+
+class MRNotifyTrafficTest(MRTrafficTestCase):
+    """
+    What moves over MRs that have a word.
+    """
+    def refused(self, send_op, status):
+        with self.assertRaisesRegex(PyverbsRDMAError, f'Completion status is {status}'):
+            u.rdma_traffic(**self.traffic_args, send_op=send_op)
+
+    def test_mr_notify_rc_traffic(self):
+        """
+        Sends and RDMA work as ever on watched MRs, and leave the words alone.
+        """
+        self.create_players(NotifyRC)
+        u.traffic(**self.traffic_args)
+        u.rdma_traffic(**self.traffic_args, send_op=e.IBV_WR_RDMA_WRITE)
+        u.rdma_traffic(**self.traffic_args, send_op=e.IBV_WR_RDMA_READ)
+        for end in (self.client, self.server):
+            self.assertEqual(end.mr.notify_word, 0)
+            self.assertEqual(end.mr.settle_notify(), 0)
+            end.mr.unreg_notify()
+        u.traffic(**self.traffic_args)
+
+    def test_mr_notify_rc_again(self):
+        """
+        After other pages have come to the same address both words say INVALID, and with
+        new registrations the new bytes arrive.
+        """
+        self.create_players(NotifyRC)
+        u.rdma_traffic(**self.traffic_args, send_op=e.IBV_WR_RDMA_WRITE)
+        for end in (self.client, self.server):
+            end.map_again()
+            self.assertEqual(end.mr.notify_word, e.IBV_MR_NOTIFY_INVALID)
+            end.mr.close()
+            end.reg_mr()
+            self.assertEqual(end.mr.notify_word, 0)
+        self.sync_remote_attr()
+        u.rdma_traffic(**self.traffic_args, send_op=e.IBV_WR_RDMA_WRITE)
+        u.traffic(**self.traffic_args)
+
+    def test_mr_notify_rc_revoked_write(self):
+        """
+        A peer's write to an INVALID registration is refused and changes nothing.
+        """
+        self.create_players(RevokeRC)
+        self.server.map_again()
+        self.assertEqual(self.server.mr.settle_notify(), e.IBV_MR_NOTIFY_INVALID)
+        self.refused(e.IBV_WR_RDMA_WRITE, 'Remote access error')
+        self.assertEqual(self.server.mem_read(PAGE), b's' * PAGE)
+
+    def test_mr_notify_rc_revoked_read(self):
+        """
+        A peer's read of an INVALID registration is refused.
+        """
+        self.create_players(RevokeRC)
+        self.server.map_again()
+        self.assertEqual(self.server.mr.settle_notify(), e.IBV_MR_NOTIFY_INVALID)
+        self.refused(e.IBV_WR_RDMA_READ, 'Remote access error')
+
+    def test_mr_notify_rc_revoked_local(self):
+        """
+        An INVALID registration cannot be sent from.
+        """
+        self.create_players(RevokeRC)
+        self.client.map_again()
+        self.assertEqual(self.client.mr.settle_notify(), e.IBV_MR_NOTIFY_INVALID)
+        self.refused(e.IBV_WR_RDMA_WRITE, 'Local protection error')
+        self.assertEqual(self.server.mem_read(PAGE), b's' * PAGE)
+
+
 class MRNotifyInterfaceTest(MRNotifyTestCase):
     """
     What holds on every device and kernel.
@@ -310,6 +450,8 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
         Both queries agree, and a device that revokes also notifies.
         """
         caps, caps_ex = self.attr.device_cap_flags, self.attr_ex.device_cap_flags_ex
+        self.assertEqual('IBV_DEVICE_MR_NOTIFY' in translate_device_caps(caps).split(),
+                         has_mr_notify(self.ctx))
         self.assertEqual(caps & e.IBV_DEVICE_MR_NOTIFY, caps_ex & e.IBV_DEVICE_MR_NOTIFY)
         if caps_ex & e._IBV_DEVICE_MR_REVOKE:
             self.assertTrue(caps & e.IBV_DEVICE_MR_NOTIFY)
