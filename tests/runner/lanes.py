@@ -41,14 +41,16 @@ def cached(step):
 
 
 MATRIX = Step("matrix", "ibv_mr_notify --system --json", results.matrix)
+PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py")
 
 GUESTS = {
-    "um": [MATRIX, *guest_programs(), pyverbs(least=UPSTREAM_EXECUTED),
+    "um": [MATRIX, *guest_programs(), PYTHON_EXAMPLE, pyverbs(least=UPSTREAM_EXECUTED),
            cached(pyverbs(least=UPSTREAM_EXECUTED))],
     # Windows are between two CPUs.
     "debian": [MATRIX, *guest_programs(), *guest_programs("window", "stress", seconds=10),
                pyverbs("test_mr_notify", "test_mr_cache")],
     "stock": [Step("no capability", "ibv_mr_notify", expected=3),
+              replace(PYTHON_EXAMPLE, expected=3),
               pyverbs("test_mr_notify", "test_mr_cache")],
     # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
     "debug": [MATRIX, *guest_programs("contract", "revoke", "lifetime"),
