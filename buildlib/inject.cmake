@@ -106,6 +106,8 @@ function(inject_program)
     target_compile_options(${program} PRIVATE ${INJECT_CXX_WARNINGS})
     target_link_libraries(${program} LINK_PRIVATE ibverbs ${CMAKE_THREAD_LIBS_INIT})
   endforeach()
+  # To connect over iWARP.
+  target_link_libraries(ibv_mr_notify LINK_PRIVATE rdmacm)
 endfunction()
 
 # Tests of C sources against a table instead of a kernel, built as upstream's util/tests are: not installed.

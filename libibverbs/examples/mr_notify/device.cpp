@@ -2,6 +2,7 @@
 #include "device.h"
 
 #include <cerrno>
+#include <cstdlib>
 #include <system_error>
 
 namespace mr_notify {
@@ -12,8 +13,20 @@ void check_verb(int error, const char *verb)
 		throw std::system_error(error, std::generic_category(), verb);
 }
 
-device::device(const std::string &name)
+namespace {
+
+std::string named_in_environment()
 {
+	const char *const name = std::getenv("MR_NOTIFY_DEVICE");
+
+	return name ? name : "";
+}
+
+} // namespace
+
+device::device(const std::string &wanted)
+{
+	const std::string name = wanted.empty() ? named_in_environment() : wanted;
 	int count = 0;
 	const std::unique_ptr<ibv_device *[], decltype(&ibv_free_device_list)> list(
 		ibv_get_device_list(&count), ibv_free_device_list);

@@ -33,7 +33,10 @@ void check_verb(int error, const char *verb);
 
 class device {
 public:
-	/* The named device, or the first one there is. */
+	/*
+	 * The named device, else the one that the environment variable
+	 * MR_NOTIFY_DEVICE names, else the first one there is.
+	 */
 	explicit device(const std::string &name = "");
 
 	ibv_context *context() const { return context_.get(); }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 #include "loopback.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -12,6 +14,7 @@ namespace {
 
 constexpr uint8_t port_number = 1;
 constexpr std::chrono::seconds completion_timeout{20};
+constexpr int async_timeout_ms = 20000;
 
 /* How one end of the connection is addressed by the other. */
 struct address {
@@ -68,11 +71,13 @@ address address_of(ibv_context *context)
 owned<ibv_qp> make_qp(const device &on, ibv_cq *cq)
 {
 	ibv_qp_init_attr init{};
+	ibv_device_attr attr{};
 
+	check_verb(ibv_query_device(on.context(), &attr), "ibv_query_device");
 	init.send_cq = cq;
 	init.recv_cq = cq;
 	init.qp_type = IBV_QPT_RC;
-	init.cap = {16, 16, 30, 1, 0};
+	init.cap = {16, 16, std::min(30U, static_cast<unsigned>(attr.max_sge)), 1, 0};
 	owned<ibv_qp> qp(ibv_create_qp(on.pd(), &init));
 	if (!qp)
 		fail("ibv_create_qp");
@@ -129,57 +134,96 @@ loopback::loopback(const device &on) : cq_(ibv_create_cq(on.context(), 64, nullp
 {
 	if (!cq_)
 		fail("ibv_create_cq");
-	if (on.context()->device->transport_type != IBV_TRANSPORT_IB)
-		throw unsupported("only InfiniBand and RoCE connect without a connection manager");
-	const address where = address_of(on.context());
 	near_ = make_qp(on, cq_.get());
 	far_ = make_qp(on, cq_.get());
+	if (on.context()->device->transport_type == IBV_TRANSPORT_IWARP) {
+		iwarp_.emplace(on, near_.get(), far_.get());
+		return;
+	}
+	const address where = address_of(on.context());
 	connect(near_.get(), far_->qp_num, where);
 	connect(far_.get(), near_->qp_num, where);
+}
+
+std::optional<ibv_wc> loopback::poll()
+{
+	ibv_wc wc{};
+	const int polled = ibv_poll_cq(cq_.get(), 1, &wc);
+
+	if (polled < 0)
+		throw std::runtime_error("ibv_poll_cq failed");
+	return polled ? std::optional(wc) : std::nullopt;
 }
 
 ibv_wc loopback::wait()
 {
 	const auto deadline = std::chrono::steady_clock::now() + completion_timeout;
-	ibv_wc wc{};
 
 	while (std::chrono::steady_clock::now() < deadline) {
-		const int polled = ibv_poll_cq(cq_.get(), 1, &wc);
-		if (polled < 0)
-			throw std::runtime_error("ibv_poll_cq failed");
-		if (polled)
-			return wc;
+		if (const auto wc = poll())
+			return *wc;
 		std::this_thread::yield(); // a software device needs a CPU too
 	}
 	throw std::runtime_error("no completion in 20 s");
 }
 
-ibv_wc_status loopback::post(ibv_wr_opcode opcode, const ibv_mr *mr, range local,
-			     const void *remote, uint32_t rkey)
+void loopback::start(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const void *remote,
+		     uint32_t rkey, unsigned int flags)
 {
 	ibv_sge sge{reinterpret_cast<uintptr_t>(local.addr), static_cast<uint32_t>(local.length),
 		    mr->lkey};
+	ibv_sge nothing{sge.addr, 0, sge.lkey};
 	ibv_send_wr wr{};
 	ibv_send_wr *bad = nullptr;
 
 	wr.sg_list = &sge;
 	wr.num_sge = 1;
 	wr.opcode = opcode;
-	wr.send_flags = IBV_SEND_SIGNALED;
+	wr.send_flags = flags;
 	wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(remote);
 	wr.wr.rdma.rkey = rkey;
+
+	ibv_send_wr answer = wr;
+	answer.sg_list = &nothing;
+	answer.opcode = IBV_WR_RDMA_READ;
+	answer.send_flags = IBV_SEND_SIGNALED;
+	if (iwarp_ && opcode == IBV_WR_RDMA_WRITE)
+		wr.next = &answer;
 	check_verb(ibv_post_send(near_.get(), &wr, &bad), "ibv_post_send");
-	return wait().status;
 }
 
 ibv_wc_status loopback::write(const ibv_mr *from, range local, const void *remote, uint32_t rkey)
 {
-	return post(IBV_WR_RDMA_WRITE, from, local, remote, rkey);
+	start(IBV_WR_RDMA_WRITE, from, local, remote, rkey);
+	const ibv_wc_status status = wait().status;
+	return status == IBV_WC_SUCCESS && iwarp_ ? wait().status : status;
 }
 
 ibv_wc_status loopback::read(const ibv_mr *into, range local, const void *remote, uint32_t rkey)
 {
-	return post(IBV_WR_RDMA_READ, into, local, remote, rkey);
+	start(IBV_WR_RDMA_READ, into, local, remote, rkey);
+	return wait().status;
+}
+
+bool loopback::refused(ibv_wc_status status) const
+{
+	if (!iwarp_)
+		return status == IBV_WC_REM_ACCESS_ERR;
+	if (status == IBV_WC_SUCCESS)
+		return false;
+
+	pollfd ready{near_->context->async_fd, POLLIN, 0};
+	bool found = false;
+	while (!found && ::poll(&ready, 1, async_timeout_ms) == 1) {
+		ibv_async_event event{};
+		if (ibv_get_async_event(near_->context, &event))
+			fail("ibv_get_async_event");
+		found = (event.event_type == IBV_EVENT_QP_ACCESS_ERR ||
+			 event.event_type == IBV_EVENT_QP_REQ_ERR) &&
+			event.element.qp == far_.get();
+		ibv_ack_async_event(&event);
+	}
+	return found;
 }
 
 } // namespace mr_notify

@@ -6,7 +6,10 @@
 #ifndef MR_NOTIFY_LOOPBACK_H
 #define MR_NOTIFY_LOOPBACK_H
 
+#include <optional>
+
 #include "device.h"
+#include "iwarp.h"
 
 namespace mr_notify {
 
@@ -17,21 +20,38 @@ public:
 	/*
 	 * One RDMA operation of the near end on memory of the far end, waited
 	 * for. After an error the connection is broken; make another.
+	 *
+	 * To iWARP a write is complete when TCP has it. So an empty read follows
+	 * it there, which is answered when the bytes have arrived.
 	 */
 	ibv_wc_status write(const ibv_mr *from, range local, const void *remote, uint32_t rkey);
 	ibv_wc_status read(const ibv_mr *into, range local, const void *remote, uint32_t rkey);
 
-	ibv_qp *near_end() const { return near_.get(); }
-	ibv_qp *far_end() const { return far_.get(); }
+	/*
+	 * Was the last operation refused because the far end's memory may not be
+	 * accessed? InfiniBand and RoCE tell the near end so. iWARP ends the
+	 * connection, and tells the far end in an event.
+	 */
+	bool refused(ibv_wc_status status) const;
+
+	/*
+	 * The same without waiting: poll() and wait() tell how it ends. @flags is
+	 * IBV_SEND_SIGNALED or 0; what fails is told in any case, and so is the
+	 * end of an iWARP write.
+	 */
+	void start(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const void *remote,
+		   uint32_t rkey, unsigned int flags = IBV_SEND_SIGNALED);
+	std::optional<ibv_wc> poll();
 	ibv_wc wait();
 
-private:
-	ibv_wc_status post(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const void *remote,
-			   uint32_t rkey);
+	ibv_qp *near_end() const { return near_.get(); }
+	ibv_qp *far_end() const { return far_.get(); }
 
+private:
 	owned<ibv_cq> cq_;
 	owned<ibv_qp> near_;
 	owned<ibv_qp> far_;
+	std::optional<iwarp_connection> iwarp_; /* ends before the queue pairs do */
 };
 
 } // namespace mr_notify
