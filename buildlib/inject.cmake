@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 # Adds our sources to upstream's targets without touching upstream's CMake files. Upstream's project()
-# includes this file (CMAKE_PROJECT_rdma-core_INCLUDE); what needs the targets waits until the end of the
+# includes this file (CMAKE_PROJECT_rdma-core_INCLUDE: ../CMakeLists.txt, debian/rules); what needs the targets waits until the end of the
 # top-level directory. Paths are those of the tree that is built, where our files are laid.
 
 cmake_policy(SET CMP0079 NEW) # link libraries may be added to another directory's target

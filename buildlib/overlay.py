@@ -24,7 +24,8 @@ import fetch
 
 # (folder of ours, name pattern, folder in upstream's tree); "**" descends.
 LAID = {
-    "rdma-core": (("libibverbs", "**", "libibverbs"),
+    "rdma-core": (("buildlib", "inject.cmake", "buildlib"),
+                  ("libibverbs", "**", "libibverbs"),
                   ("providers", "**", "providers"),
                   ("pyverbs", "**", "pyverbs"),
                   ("tests", "*.py", "tests"),

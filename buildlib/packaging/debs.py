@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""The Debian packages of the library half, by upstream's own packaging (debian/ in its tarball).
+
+The version is Debian's, then "+mrnotify", our revision, and the release that it was built on:
+56.1-1+mrnotify1~deb12u1 sorts above Debian 12's 44.0-2 and above 56.1-1 of trixie with its rebuilds
+(+b1) and updates (+deb13u1); below 56.1-2, which Debian would build from other sources; and below
+the same packages built on a later release. Raise REVISION with what is released.
+"""
+import email.utils
+import glob
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+
+import fetch
+import overlay
+
+REVISION = 1
+PLACE = os.path.join(fetch.BUILD, "packages")
+# Who signs changes of the packaging: as the commits of this project.
+MAINTAINER = "Seed 17fc4077 maintainers <maintainers@users.noreply.a-seed-17fc4077.example>"
+ENTRY = """\
+{package} ({version}) {suite}; urgency=medium
+
+  * rdma-core {upstream} with MR notifications and the registration cache: ibv_reg_mr_notify(3),
+    ibv_mr_cache(7). Built from the overlay whose files have the sum {sum}.
+
+ -- {maintainer}  {date}
+
+"""
+
+
+def release():
+    """The distribution that this machine runs: its os-release as a dictionary."""
+    with open("/etc/os-release", encoding="utf-8") as lines:
+        pairs = (line.rstrip("\n").partition("=") for line in lines)
+        return {name: value.strip('"') for name, _, value in pairs}
+
+
+def version():
+    """The version of the packages that are made here."""
+    system = release()
+    name = "deb" if system["ID"] == "debian" else system["ID"]
+    built_on = name + system.get("VERSION_ID", "") + "u1"
+    return f"{fetch.read_pin('rdma-core')['version']}+mrnotify{REVISION}~{built_on}"
+
+
+def inputs():
+    """The files that the packages are made from, upstream's tarball apart."""
+    hooks = glob.glob(os.path.join(fetch.REPO, overlay.HOOKS["rdma-core"], "*.patch"))
+    files = overlay.our_files("rdma-core", fetch.REPO).values()
+    return sorted([*files, *hooks, os.path.abspath(__file__)])
+
+
+def fingerprint(source):
+    """A sum of everything that decides what the packages are."""
+    total = hashlib.sha256(version().encode())
+    for path in [*inputs(), source]:
+        total.update(os.path.relpath(path, fetch.REPO).encode() + b"\0")
+        total.update(str(os.stat(path).st_mtime).encode() if os.path.isdir(path)
+                     else fetch.sha256(path).encode())
+    compiler = subprocess.run(["c++", "--version"], capture_output=True, check=True).stdout
+    total.update(compiler)
+    return total.hexdigest()
+
+
+def newest_change():
+    """When the overlay was last changed: the time of the commit, else of the newest file."""
+    done = subprocess.run(["git", "-C", fetch.REPO, "log", "-1", "--format=%ct", "--",
+                           *sorted({os.path.dirname(path) for path in inputs()})],
+                          capture_output=True, text=True, check=False)
+    if done.returncode == 0 and done.stdout.strip():
+        return int(done.stdout)
+    return int(max(os.stat(path).st_mtime for path in inputs()))
+
+
+def add_changelog_entry(tree, total):
+    """Say in debian/changelog what these packages are; the time of the entry."""
+    path = os.path.join(tree, "debian/changelog")
+    with open(path, encoding="utf-8") as text:
+        before = text.read()
+    when = newest_change()
+    with open(path, "w", encoding="utf-8") as out:
+        out.write(ENTRY.format(
+            package="rdma-core", version=version(), maintainer=MAINTAINER, sum=total[:16],
+            upstream=fetch.tree_version(tree), date=email.utils.formatdate(when),
+            suite=release().get("VERSION_CODENAME", "unstable")) + before)
+    return when
+
+
+def environment(tree, when):
+    """What the build sees: nothing of the caller's shell but where the compiler cache is."""
+    kept = {name: value for name, value in os.environ.items()
+            if name in ("HOME", "TMPDIR") or name.startswith("CCACHE_")}
+    env = {**kept, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8",
+           "DEB_BUILD_OPTIONS": f"nocheck noautodbgsym parallel={os.cpu_count()}",
+           # Symbols that are new, missing or not listed end the build.
+           "DPKG_GENSYMBOLS_CHECK_LEVEL": "4", "SOURCE_DATE_EPOCH": str(when)}
+    if shutil.which("ccache", path=env["PATH"]):
+        env["CCACHE_BASEDIR"] = tree
+        env["EXTRA_CMAKE_FLAGS"] = ("-DCMAKE_C_COMPILER_LAUNCHER=ccache "
+                                    "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
+    return env
+
+
+def build(tree, env):
+    """Run dpkg-buildpackage; its output goes to a file, whose end is shown if it fails."""
+    log = os.path.join(PLACE, "debs.log")
+    with open(log, "w", encoding="utf-8") as out:
+        done = subprocess.run(["dpkg-buildpackage", "-b", "-uc", "-us"], cwd=tree, env=env,
+                              stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                              check=False)
+    if done.returncode:
+        with open(log, encoding="utf-8", errors="replace") as text:
+            end = "".join(text.readlines()[-40:])
+        raise fetch.FetchError(f"{end}dpkg-buildpackage failed; all that it said is in {log}")
+
+
+def packages():
+    """The packages that were made last, or none: the stamp names them below its sum."""
+    try:
+        with open(os.path.join(PLACE, "debs.stamp"), encoding="utf-8") as text:
+            total, *names = text.read().splitlines()
+    except FileNotFoundError:
+        return "", []
+    paths = [os.path.join(PLACE, name) for name in names]
+    return total, paths if all(map(os.path.exists, paths)) else []
+
+
+def make():
+    """Make the packages, if anything changed; their paths."""
+    work = os.path.join(PLACE, "work")
+    with fetch.locked(work):
+        with fetch.locked(fetch.BUILD):
+            source = os.environ.get(fetch.SOURCE_VARIABLE["rdma-core"])
+            if not source:
+                source, _ = fetch.tarball_of("rdma-core", fetch.BUILD)
+                fetch.check_sum(source, fetch.read_pin("rdma-core")["sha256"])
+        total = fingerprint(source)
+        known, made = packages()
+        if made and known == total:
+            return made
+        start = time.monotonic()
+        for path in made:
+            os.unlink(path)
+        tree = fetch.fetch("rdma-core", work, source, update=True)
+        overlay.overlay("rdma-core", tree, copy=True)
+        when = add_changelog_entry(tree, total)
+        fetch.say(f"building the packages of {version()}")
+        build(tree, environment(tree, when))
+        names = []
+        for path in sorted(glob.glob(os.path.join(os.path.dirname(tree), "*.deb"))):
+            names.append(os.path.basename(path))
+            os.replace(path, os.path.join(PLACE, names[-1]))
+        with open(os.path.join(PLACE, "debs.stamp"), "w", encoding="utf-8") as out:
+            out.write("\n".join([total, *names]) + "\n")
+        fetch.say(f"{len(names)} packages in {time.monotonic() - start:.0f} s")
+        return packages()[1]
