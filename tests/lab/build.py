@@ -24,6 +24,7 @@ import fetch  # noqa: E402  pylint: disable=wrong-import-position
 
 OUR_KERNEL = ("kernel-patches/**", "buildlib/overlay.py", "buildlib/fetch.py",
               "buildlib/upstream/linux.pin")
+NOT_BUILT_FROM = ("console.py", "guest.py", "scratch_root.py")
 
 
 def say(text):
@@ -60,7 +61,7 @@ def fingerprint(machine):
     digest = hashlib.sha256(os.environ.get("LINUX_SOURCE", "").encode())
     for pattern in patterns:
         for path in sorted(glob.glob(pattern, recursive=True)):
-            if os.path.isfile(path) and os.path.basename(path) not in ("console.py", "guest.py"):
+            if os.path.isfile(path) and os.path.basename(path) not in NOT_BUILT_FROM:
                 with open(path, "rb") as content:
                     digest.update(f"{os.path.relpath(path, REPO)}\0".encode())
                     digest.update(hashlib.file_digest(content, "sha256").digest())

@@ -33,11 +33,12 @@ def quote_config(values):
 class Guest:
     """One run of one machine. Use as a context: leaving it leaves nothing behind."""
 
-    def __init__(self, machine, memory, cpus, results=""):
+    def __init__(self, machine, memory, cpus, results="", layer=""):
         self.machine = machine
         self.memory = memory
         self.cpus = cpus
         self.results = results
+        self.layer = layer      # a folder that the guest sees over the host's root
         self.control = tempfile.mkdtemp(prefix="lab-")
         self.console = os.path.join(self.control, "console.log")
         self.process = None
@@ -80,7 +81,7 @@ class Guest:
     def config(self, outputs):
         """Write what tests/lab/enter and tests/lab/init want to know."""
         self.write("config", quote_config({
-            "lab": HERE, "results": self.results, "outputs": outputs,
+            "lab": HERE, "results": self.results, "layer": self.layer, "outputs": outputs,
             "modules": self.machine.module_tree, "siw": "yes" if self.machine.siw else "",
             "scheduler": self.machine.scheduler, "hostname": socket.gethostname()}))
 
@@ -90,6 +91,8 @@ class Guest:
         shares = [("root", "/", ",readonly=on"), ("control", self.control, "")]
         if self.results:
             shares.append(("results", self.results, ""))
+        if self.layer:
+            shares.append(("layer", self.layer, ",readonly=on"))
         command = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
                    "-no-reboot", "-accel", accelerator,
                    "-cpu", "host" if accelerator == "kvm" else "max",

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""A root on which packages are really installed, without a change of the host.
+
+Why: what is packaged must be tried as users get it, by apt and dpkg with all their scripts. So they
+run in a mount namespace of their own, on an overlay whose lower layer is the host's root. The upper
+layer is kept; a guest gets it above the host's files (tests/lab/run --packages). It is made again
+when a package changed.
+"""
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+
+from machine import BUILD, REPO, LabError
+
+PACKAGES = os.path.join(BUILD, "packages")
+PLACE = os.path.join(BUILD, "lab", "packages")
+# What runs in the namespace: $1 the upper layer's folder, $2 the script that runs on the new root.
+# redirect_dir and metacopy off: the upper layer is then whole files, that mean the same elsewhere.
+# On an empty /run no script finds a running system, whose services it would restart.
+NAMESPACE = """\
+set -eu
+mkdir -p "$1/upper" "$1/work" "$1/root"
+mount --make-rprivate /
+mount -t overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work,$3" overlay "$1/root"
+cd "$1/root"
+mount -t proc proc proc
+mount --rbind /sys sys
+mount --rbind /dev dev
+mount -t tmpfs run run
+mount -t tmpfs tmp tmp
+mkdir -p "$1/root$PACKAGES"
+mount --bind "$PACKAGES" "$1/root$PACKAGES"
+exec chroot . /bin/sh -eu -c "$2"
+"""
+# apt as a user calls it; its indexes are asked for only if something is missing.
+INSTALL = """\
+export DEBIAN_FRONTEND=noninteractive
+printf '#!/bin/sh\\nexit 101\\n' >/usr/sbin/policy-rc.d
+chmod 755 /usr/sbin/policy-rc.d
+install() {
+    apt-get install -y -qq --no-install-recommends --allow-downgrades -o Dpkg::Use-Pty=0 "$@"
+}
+install $DEBS || { apt-get update -qq && install $DEBS; }
+rm /usr/sbin/policy-rc.d
+ldconfig
+"""
+
+
+def run(place, script, debs=(), output=None):
+    """Run a shell script as root on the scratch root whose layer is in `place`; its status."""
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root",
+           "PACKAGES": PACKAGES, "DEBS": " ".join(debs)}
+    options = "redirect_dir=off,metacopy=off,index=off,xino=off"
+    command = ["unshare", "--mount", "--pid", "--fork", "sh", "-c", NAMESPACE, "sh", place, script,
+               options]
+    if os.geteuid():
+        command = ["sudo", "env", *(f"{name}={value}" for name, value in env.items()), *command]
+    return subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=output,
+                          stderr=subprocess.STDOUT if output else None, check=False).returncode
+
+
+def fingerprint(debs):
+    """A sum of the packages, of what is installed below them, and of how they are installed."""
+    total = hashlib.sha256((NAMESPACE + INSTALL).encode())
+    for path in [*debs, "/var/lib/dpkg/status"]:
+        with open(path, "rb") as content:
+            total.update(hashlib.file_digest(content, "sha256").digest())
+    return total.hexdigest()
+
+
+def remove(place):
+    """Take a layer away; what dpkg made in it may belong to root."""
+    if os.path.isdir(place):
+        if os.geteuid():
+            subprocess.run(["sudo", "rm", "-rf", "--one-file-system", place], check=True)
+        else:
+            shutil.rmtree(place)
+
+
+def installed():
+    """The upper layer of a root on which the fork's packages are installed; builds them."""
+    debs = subprocess.run([os.path.join(REPO, "buildlib/package"), "debs"], check=True, text=True,
+                          stdout=subprocess.PIPE).stdout.splitlines()
+    os.makedirs(PLACE, exist_ok=True)
+    with open(os.path.join(PLACE, ".lock"), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        total, stamp = fingerprint(debs), os.path.join(PLACE, "stamp")
+        upper = os.path.join(PLACE, "upper")
+        if os.path.exists(stamp):
+            with open(stamp, encoding="utf-8") as text:
+                if text.read() == total and os.path.isdir(upper):
+                    return upper
+            os.unlink(stamp)
+        for name in ("upper", "work", "root"):
+            remove(os.path.join(PLACE, name))
+        log = os.path.join(PLACE, "log")
+        with open(log, "w", encoding="utf-8") as output:
+            status = run(PLACE, INSTALL, debs, output)
+        if status:
+            with open(log, encoding="utf-8", errors="replace") as text:
+                end = "".join(text.readlines()[-20:])
+            raise LabError(f"{end}the packages cannot be installed; all that was said is in {log}")
+        with open(stamp, "w", encoding="utf-8") as out:
+            out.write(total)
+        return upper
