@@ -2,7 +2,8 @@
 /*
  * What the rest of the RDMA core calls to have registrations watched: the
  * hooks of ib_umem_get() and ib_umem_release(), of MR destruction and
- * re-registration, and the capability bits. Without
+ * re-registration, and the capability bits; and what a driver calls to show
+ * the counters of a device and the state of an MR. Without
  * CONFIG_INFINIBAND_MR_NOTIFY each of them does nothing.
  */
 #ifndef IB_UMEM_NOTIFY_H
@@ -12,6 +13,22 @@
 #include <rdma/ib_verbs.h>
 #include <rdma/ib_user_mr_notify.h>
 #include <rdma/uverbs_ioctl.h>
+
+/*
+ * The counters of a device, and their names behind "mr_notify_" among the
+ * statistics of a port. ARMED is a gauge, the others only grow.
+ */
+enum ib_mr_notify_stat {
+	IB_MR_NOTIFY_STAT_ARMED, /* armed: MRs that are so now */
+	IB_MR_NOTIFY_STAT_ARMS, /* arms */
+	IB_MR_NOTIFY_STAT_SUSPECT, /* suspect: times that an event left one in doubt */
+	IB_MR_NOTIFY_STAT_INTACT, /* intact: looks that found all pages the same */
+	IB_MR_NOTIFY_STAT_INVALID, /* invalid: registrations that became so */
+	IB_MR_NOTIFY_STAT_SETTLES, /* settles: calls of the settle method */
+	IB_MR_NOTIFY_STAT_REVOKES, /* revokes */
+	IB_MR_NOTIFY_STAT_PAGES, /* pages_returned: by revokes */
+	IB_MR_NOTIFY_STATS,
+};
 
 #ifdef CONFIG_INFINIBAND_MR_NOTIFY
 
@@ -29,6 +46,9 @@ void ib_mr_notify_suspend(struct ib_mr *mr);
 void ib_mr_notify_resume(struct ib_mr *mr);
 
 extern const struct uapi_definition uverbs_def_obj_mr_notify[];
+
+void ib_mr_notify_read_stats(struct ib_device *device, u64 *values);
+int ib_mr_notify_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr);
 
 /**
  * ib_mr_notify_caps - The capability bits of a device
@@ -77,6 +97,17 @@ static inline void ib_mr_notify_suspend(struct ib_mr *mr)
 
 static inline void ib_mr_notify_resume(struct ib_mr *mr)
 {
+}
+
+static inline void ib_mr_notify_read_stats(struct ib_device *device,
+					   u64 *values)
+{
+}
+
+static inline int ib_mr_notify_fill_res_mr(struct sk_buff *msg,
+					   struct ib_mr *mr)
+{
+	return 0;
 }
 
 static inline u64 ib_mr_notify_caps(const struct ib_device *device)

@@ -72,6 +72,9 @@
  * @lock is a leaf. The callback runs with mmap_lock or rmap locks held, inside
  * reclaim, possibly unable to sleep: it takes @lock only, and allocates
  * nothing.
+ * What is guarded by both is written under both and read under either: so who
+ * only looks (a trace event, netlink) does not wait for a settle that faults
+ * pages in.
  */
 
 #include <linux/mm.h>
@@ -84,6 +87,7 @@
 #include <linux/workqueue.h>
 
 #include "umem_notify.h"
+#include "umem_notify_trace.h"
 
 #define INVALID IB_UVERBS_MR_NOTIFY_INVALID
 #define SUSPECT IB_UVERBS_MR_NOTIFY_SUSPECT
@@ -101,19 +105,25 @@ struct ib_umem_notify {
 	struct ib_umem *umem;
 	struct delayed_work work;
 
-	struct mutex mutex; /* see LOCKS; guards the next four */
-	bool armed;
+	struct mutex mutex; /* see LOCKS; guards the next five */
 	bool suspended; /* the driver is busy with the MR */
-	bool revoked; /* the pages are given back */
 	struct ib_mr *mr; /* what to revoke while armed */
+	bool armed;
+	bool revoked; /* the pages are given back */
+	u32 id; /* the MR's in restrack, as of the last arming */
 
-	spinlock_t lock; /* see LOCKS; guards the rest */
+	spinlock_t lock; /* see LOCKS; guards the last three and the rest */
 	bool pinned;
 	u8 state;
 	unsigned long lo; /* what is SUSPECT: [lo, hi) */
 	unsigned long hi;
 	struct umem_notify_word word; /* empty: nobody to tell */
 };
+
+static void count(struct ib_umem_notify *n, enum ib_mr_notify_stat stat, s64 nr)
+{
+	umem_notify_count(n->umem->ibdev, stat, nr);
+}
 
 static void mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
 		 unsigned long end)
@@ -125,7 +135,10 @@ static void mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
 
 	if (bit == INVALID) {
 		n->state = INVALID;
+		count(n, IB_MR_NOTIFY_STAT_INVALID, 1);
 	} else {
+		if (!n->state)
+			count(n, IB_MR_NOTIFY_STAT_SUSPECT, 1);
 		n->state |= SUSPECT;
 		n->lo = min(n->lo, start);
 		n->hi = max(n->hi, end);
@@ -178,7 +191,10 @@ static bool umem_notify_invalidate(struct mmu_interval_notifier *mni,
 
 	spin_lock(&n->lock);
 	mmu_interval_set_seq(mni, cur_seq);
-	mark(n, n->pinned ? bit : SUSPECT, range->start, range->end);
+	if (!(n->state & INVALID)) {
+		mark(n, n->pinned ? bit : SUSPECT, range->start, range->end);
+		trace_mr_notify_mark(n->umem, n->id, n->state, n->armed, range);
+	}
 	spin_unlock(&n->lock);
 	return true;
 }
@@ -187,8 +203,9 @@ static const struct mmu_interval_notifier_ops umem_notify_ops = {
 	.invalidate = umem_notify_invalidate,
 };
 
-/* From SUSPECT to 0 or INVALID; does nothing in the other states. */
-static int verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
+/* From SUSPECT to 0 or INVALID; *looked if there was something to look at. */
+static int look(struct ib_umem_notify *n, enum umem_notify_asker asker,
+		bool *looked)
 {
 	enum umem_notify_verdict verdict;
 	unsigned long seq, lo, hi;
@@ -213,6 +230,7 @@ static int verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
 		if (state != SUSPECT)
 			return 0;
 
+		*looked = true;
 		verdict = umem_notify_check(n->umem, lo, hi, asker);
 		if (verdict == UMEM_NOTIFY_INTERRUPTED)
 			return -EINTR;
@@ -228,13 +246,26 @@ static int verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
 			spin_unlock(&n->lock);
 			continue;
 		}
-		if (verdict == UMEM_NOTIFY_INTACT)
+		if (verdict == UMEM_NOTIFY_INTACT) {
 			clear_suspect(n);
-		else
+			count(n, IB_MR_NOTIFY_STAT_INTACT, 1);
+		} else {
 			mark(n, INVALID, lo, hi);
+		}
 		spin_unlock(&n->lock);
 		return 0;
 	}
+}
+
+static int verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
+{
+	bool looked = false;
+	int ret = look(n, asker, &looked);
+
+	if (looked)
+		trace_mr_notify_settle(n->umem, n->id, READ_ONCE(n->state),
+				       asker, ret);
+	return ret;
 }
 
 /* Once INVALID: the word has heard it all, and the device loses the pages. */
@@ -242,7 +273,9 @@ static void retire(struct ib_umem_notify *n)
 {
 	struct umem_notify_word word;
 	struct ib_device *device;
+	size_t pages;
 	u8 state;
+	int ret;
 
 	lockdep_assert_held(&n->mutex);
 
@@ -261,14 +294,22 @@ static void retire(struct ib_umem_notify *n)
 	device = n->mr->device;
 	if (!device->ops.revoke_user_mr)
 		return;
-	if (device->ops.revoke_user_mr(n->mr)) {
+	pages = ib_umem_num_pages(n->umem);
+	ret = device->ops.revoke_user_mr(n->mr);
+	if (ret) {
+		trace_mr_notify_revoke(n->umem, n->id, 0, ret);
 		ibdev_err_ratelimited(device,
 				      "MR %u can't be revoked, its pages stay pinned\n",
 				      n->mr->res.id);
 		return;
 	}
 	ib_umem_give_back(n->umem);
+	spin_lock(&n->lock);
 	n->revoked = true;
+	spin_unlock(&n->lock);
+	count(n, IB_MR_NOTIFY_STAT_REVOKES, 1);
+	count(n, IB_MR_NOTIFY_STAT_PAGES, pages);
+	trace_mr_notify_revoke(n->umem, n->id, pages, 0);
 }
 
 static void umem_notify_work(struct work_struct *work)
@@ -291,6 +332,9 @@ static struct ib_umem_notify *tracker_create(struct ib_umem *umem)
 	struct ib_umem_notify *n;
 	int ret;
 
+	ret = umem_notify_stats_get(umem->ibdev);
+	if (ret)
+		return ERR_PTR(ret);
 	n = kzalloc(sizeof(*n), GFP_KERNEL);
 	if (!n)
 		return ERR_PTR(-ENOMEM);
@@ -311,6 +355,18 @@ static struct ib_umem_notify *tracker_create(struct ib_umem *umem)
 	return n;
 }
 
+/* The MR is not armed any more, or not there. */
+static void tracker_disarm(struct ib_umem_notify *n)
+{
+	if (!n->armed)
+		return;
+	spin_lock(&n->lock);
+	n->armed = false;
+	spin_unlock(&n->lock);
+	count(n, IB_MR_NOTIFY_STAT_ARMED, -1);
+	trace_mr_notify_disarm(n->umem, n->id, READ_ONCE(n->state));
+}
+
 /* Returns whether the pages are given back. */
 static bool tracker_destroy(struct ib_umem_notify *n)
 {
@@ -318,6 +374,7 @@ static bool tracker_destroy(struct ib_umem_notify *n)
 
 	mmu_interval_notifier_remove(&n->mni);
 	cancel_delayed_work_sync(&n->work);
+	tracker_disarm(n);
 	revoked = n->revoked;
 	umem_notify_word_put(&n->word);
 	mutex_destroy(&n->mutex);
@@ -338,7 +395,9 @@ static struct ib_umem_notify *tracker_of(struct ib_umem *umem)
 		return n;
 	spin_lock(&n->lock);
 	n->pinned = true;
-	mark(n, SUSPECT, 0, ULONG_MAX);
+	n->state = SUSPECT; /* not pinned until now: it can't be INVALID */
+	n->lo = 0;
+	n->hi = ULONG_MAX;
 	spin_unlock(&n->lock);
 
 	/* Two threads may arm one MR: the first tracker counts. */
@@ -464,16 +523,20 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr)
 	if (ret)
 		goto unlock;
 
-	n->armed = true;
 	n->mr = mr;
 	spin_lock(&n->lock);
+	n->armed = true;
+	n->id = mr->res.id;
 	n->word = word;
 	if (n->state) {
 		/* INVALID, or SUSPECT by an event since verify() */
 		umem_notify_word_set(&n->word, n->state);
 		mod_delayed_work(system_unbound_wq, &n->work, SETTLE_DELAY);
 	}
+	trace_mr_notify_arm(umem, n->id, n->state);
 	spin_unlock(&n->lock);
+	count(n, IB_MR_NOTIFY_STAT_ARMED, 1);
+	count(n, IB_MR_NOTIFY_STAT_ARMS, 1);
 	retire(n);
 	mutex_unlock(&n->mutex);
 	return 0;
@@ -506,7 +569,7 @@ int umem_notify_disarm(struct ib_umem *umem)
 		mutex_unlock(&n->mutex);
 		return -EINVAL;
 	}
-	n->armed = false;
+	tracker_disarm(n);
 	n->mr = NULL;
 	spin_lock(&n->lock);
 	word = n->word;
@@ -537,11 +600,35 @@ int umem_notify_settle(struct ib_umem *umem)
 
 	mutex_lock(&n->mutex);
 	if (n->armed) {
+		count(n, IB_MR_NOTIFY_STAT_SETTLES, 1);
 		ret = verify(n, UMEM_NOTIFY_USER);
 		retire(n);
 	}
 	mutex_unlock(&n->mutex);
 	return ret;
+}
+
+/**
+ * umem_notify_status - How it stands with a umem
+ * @umem: The umem; the caller keeps its MR from being deregistered
+ * @status: Filled if it is watched
+ *
+ * Context: Any; waits for nobody who sleeps.
+ *
+ * Return: Whether it is watched.
+ */
+bool umem_notify_status(struct ib_umem *umem, struct umem_notify_status *status)
+{
+	struct ib_umem_notify *n = READ_ONCE(umem->notify);
+
+	if (!n)
+		return false;
+	spin_lock(&n->lock);
+	status->armed = n->armed;
+	status->revoked = n->revoked;
+	status->state = n->state;
+	spin_unlock(&n->lock);
+	return true;
 }
 
 /**
@@ -561,6 +648,7 @@ void umem_notify_suspend(struct ib_umem *umem, bool gone)
 	if (gone && n->armed) {
 		spin_lock(&n->lock);
 		mark(n, INVALID, 0, 0);
+		trace_mr_notify_gone(umem, n->id, n->state);
 		spin_unlock(&n->lock);
 	}
 	mutex_unlock(&n->mutex);
@@ -579,8 +667,12 @@ void umem_notify_resume(struct ib_umem *umem, struct ib_mr *mr)
 		return;
 	mutex_lock(&n->mutex);
 	n->suspended = false;
-	if (n->armed)
+	if (n->armed) {
 		n->mr = mr;
+		spin_lock(&n->lock);
+		n->id = mr->res.id;
+		spin_unlock(&n->lock);
+	}
 	mutex_unlock(&n->mutex);
 	mod_delayed_work(system_unbound_wq, &n->work, 0);
 }

@@ -2,8 +2,9 @@
 /*
  * Between the files of MR notification: the tracker of a umem
  * (umem_notify.c), the comparison of mapped and pinned pages
- * (umem_notify_check.c), the word in user memory (umem_notify_word.c), and the
- * uverbs methods on top (uverbs_std_types_mr_notify.c).
+ * (umem_notify_check.c), the word in user memory (umem_notify_word.c), the
+ * counters (umem_notify_stats.c), what netlink tells (umem_notify_res.c), and
+ * the uverbs methods on top (uverbs_std_types_mr_notify.c).
  */
 #ifndef UMEM_NOTIFY_H
 #define UMEM_NOTIFY_H
@@ -47,6 +48,22 @@ enum umem_notify_verdict umem_notify_check(struct ib_umem *umem,
 					   unsigned long start,
 					   unsigned long end,
 					   enum umem_notify_asker asker);
+
+int umem_notify_stats_get(struct ib_device *device);
+void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
+		       s64 nr);
+
+/* How it stands with a watched umem, at one moment. */
+struct umem_notify_status {
+	bool armed;
+	bool revoked;
+	u8 state;
+};
+
+bool umem_notify_status(struct ib_umem *umem,
+			struct umem_notify_status *status);
+
+struct ib_umem *umem_notify_umem(struct ib_mr *mr);
 
 int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr);
 int umem_notify_disarm(struct ib_umem *umem);

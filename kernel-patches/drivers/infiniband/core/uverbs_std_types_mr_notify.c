@@ -16,7 +16,7 @@
 #include "uverbs.h"
 
 /* The umem that can be watched, or NULL: kernel MRs, device memory, ODP, dmabuf. */
-static struct ib_umem *mr_umem(struct ib_mr *mr)
+struct ib_umem *umem_notify_umem(struct ib_mr *mr)
 {
 	struct ib_umem *umem;
 
@@ -32,7 +32,7 @@ static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle
 {
 	struct ib_mr *mr =
 		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE);
-	struct ib_umem *umem = mr_umem(mr);
+	struct ib_umem *umem = umem_notify_umem(mr);
 	u32 flags;
 	u64 addr;
 	int ret;
@@ -57,7 +57,7 @@ static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_DISARM)(struct uverbs_attr_bun
 {
 	struct ib_mr *mr =
 		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_DISARM_HANDLE);
-	struct ib_umem *umem = mr_umem(mr);
+	struct ib_umem *umem = umem_notify_umem(mr);
 
 	return umem ? umem_notify_disarm(umem) : -EOPNOTSUPP;
 }
@@ -66,7 +66,7 @@ static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_SETTLE)(struct uverbs_attr_bun
 {
 	struct ib_mr *mr =
 		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE);
-	struct ib_umem *umem = mr_umem(mr);
+	struct ib_umem *umem = umem_notify_umem(mr);
 
 	return umem ? umem_notify_settle(umem) : -EOPNOTSUPP;
 }
@@ -122,7 +122,7 @@ const struct uapi_definition uverbs_def_obj_mr_notify[] = {
 int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 		       struct ib_udata *udata)
 {
-	struct ib_umem *umem = mr_umem(mr);
+	struct ib_umem *umem = umem_notify_umem(mr);
 	int ret;
 
 	if (umem)
@@ -139,7 +139,7 @@ int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
  */
 void ib_mr_notify_suspend(struct ib_mr *mr)
 {
-	struct ib_umem *umem = mr_umem(mr);
+	struct ib_umem *umem = umem_notify_umem(mr);
 
 	if (umem)
 		umem_notify_suspend(umem, false);
@@ -151,7 +151,7 @@ void ib_mr_notify_suspend(struct ib_mr *mr)
  */
 void ib_mr_notify_resume(struct ib_mr *mr)
 {
-	struct ib_umem *umem = mr_umem(mr);
+	struct ib_umem *umem = umem_notify_umem(mr);
 
 	if (umem)
 		umem_notify_resume(umem, mr);

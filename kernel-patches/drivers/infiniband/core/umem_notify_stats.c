@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * What MR notification did on a device, in numbers: one set of counters per
+ * CPU and device, made when its first umem is watched and freed with it.
+ *
+ * Counting is one addition to memory of this CPU, so it is allowed where the
+ * callback of an MMU notifier runs. Reading adds up all CPUs. A gauge goes up
+ * on one CPU and down on another: only the sum means something.
+ */
+
+#include <linux/percpu.h>
+
+#include "umem_notify.h"
+
+struct ib_mr_notify_stats {
+	u64 count[IB_MR_NOTIFY_STATS];
+};
+
+/**
+ * umem_notify_stats_get - Make sure that a device has counters
+ * @device: The device
+ *
+ * Context: Process context, may sleep.
+ *
+ * Return: 0 or -ENOMEM.
+ */
+int umem_notify_stats_get(struct ib_device *device)
+{
+	struct ib_mr_notify_stats __percpu *stats;
+
+	if (READ_ONCE(device->mr_notify_stats))
+		return 0;
+
+	stats = alloc_percpu(struct ib_mr_notify_stats);
+	if (!stats)
+		return -ENOMEM;
+	/* Two threads may be the first: one set counts. */
+	if (cmpxchg(&device->mr_notify_stats, NULL, stats))
+		free_percpu(stats);
+	return 0;
+}
+
+/**
+ * umem_notify_count - Add to a counter of a device
+ * @device: A device that umem_notify_stats_get() succeeded for
+ * @stat: Which one
+ * @nr: How much; negative for a gauge that goes down
+ */
+void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
+		       s64 nr)
+{
+	this_cpu_add(device->mr_notify_stats->count[stat], nr);
+}
+
+/**
+ * ib_mr_notify_read_stats - The counters of a device, for its get_hw_stats()
+ * @device: The device
+ * @values: Filled: IB_MR_NOTIFY_STATS numbers, by enum ib_mr_notify_stat
+ */
+void ib_mr_notify_read_stats(struct ib_device *device, u64 *values)
+{
+	struct ib_mr_notify_stats __percpu *stats =
+		READ_ONCE(device->mr_notify_stats);
+	unsigned int i;
+	int cpu;
+
+	memset(values, 0, sizeof(*values) * IB_MR_NOTIFY_STATS);
+	if (!stats)
+		return;
+	for_each_possible_cpu(cpu)
+		for (i = 0; i < IB_MR_NOTIFY_STATS; i++)
+			values[i] += READ_ONCE(per_cpu_ptr(stats, cpu)->count[i]);
+}
+EXPORT_SYMBOL(ib_mr_notify_read_stats);
