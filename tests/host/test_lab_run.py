@@ -4,6 +4,7 @@
 
 Skipped where that kernel was not built yet (tests/lab/run --kernel um -- true): that takes minutes.
 """
+import fcntl
 import os
 import signal
 import subprocess
@@ -133,6 +134,19 @@ class Run(unittest.TestCase):
         status, out, _ = self.run_guest("--", "sh", "-c", "sleep 99 & echo done")
         self.assertEqual((status, out), (0, b"done\n"))
         self.assertLess(time.monotonic() - start, 60)
+
+    def test_kernel_stays_while_it_runs(self):
+        """The runner has the lock that who makes the kernel anew waits for, until the end."""
+        path = os.path.join(REPO, "build/lab", KERNEL, ".lock")
+        process = self.start("--", "sh", "-c", "echo begun; sleep 99")
+        self.assertEqual(process.stdout.readline(), b"begun\n")
+        with open(path, "w", encoding="utf-8") as lock:
+            with self.assertRaises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)    # another guest may start
+        process.terminate()
+        process.communicate()
+        self.assert_nothing_left()
 
     def check_signal(self, number, status):
         """A signal in the middle of a run."""

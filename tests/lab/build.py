@@ -2,7 +2,8 @@
 """Make what a machine starts from: kernel, modules, initramfs. Whatever is up to date stays.
 
 Why a fingerprint and not make alone: make needs seconds to find out that a kernel is up to date,
-and every run of the lab asks. The fingerprint is the content of all that we write and that goes in.
+and every run of the lab asks. The fingerprint is the content of all that we write and that goes in,
+taken before the build: what is edited while it runs leads to another one.
 """
 import contextlib
 import fcntl
@@ -41,20 +42,10 @@ def step(text):
     say(f"{text}: {time.monotonic() - start:.0f} s")
 
 
-@contextlib.contextmanager
-def locked(machine):
-    """One process at a time makes things for a machine (and Debian's two share their packages)."""
-    name = "package" if machine.image == "package" else machine.name
-    os.makedirs(os.path.join(BUILD, "lab"), exist_ok=True)
-    with open(os.path.join(BUILD, "lab", f".{name}.lock"), "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def fingerprint(machine):
     """A digest of every file of ours that the machine is made from."""
     patterns = [os.path.join(HERE, "*.py"), os.path.join(HERE, "enter"),
-                os.path.join(HERE, "machines/*.toml"), os.path.join(BUILD, "linux.version")]
+                os.path.join(HERE, "machines/*.toml")]
     patterns += [os.path.join(HERE, "configs", name + ".config") for name in machine.configs]
     if machine.our_modules or machine.image == "tree":
         patterns += [os.path.join(REPO, pattern) for pattern in OUR_KERNEL]
@@ -66,6 +57,19 @@ def fingerprint(machine):
                     digest.update(f"{os.path.relpath(path, REPO)}\0".encode())
                     digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()
+
+
+def read(path):
+    """What is in a file, or nothing."""
+    with contextlib.suppress(FileNotFoundError):
+        with open(path, encoding="utf-8") as text:
+            return text.read()
+    return ""
+
+
+def stamp(ours):
+    """What says of which content of ours, and of which upstream version, a machine was made."""
+    return f"{ours} {read(os.path.join(BUILD, 'linux.version'))}"
 
 
 def run(command, log, env=None):
@@ -129,9 +133,10 @@ def make_from_package(machine):
     """Unpack Debian's kernel, build our modules for it, and lay out the modules in use."""
     version = fetch.linux_version()
     place = os.path.join(BUILD, "lab", "package-" + version)
-    if not os.path.isdir(place):
-        with step(f"unpacking Debian's kernel {version}"):
-            debian.unpack(version, place)
+    with fetch.locked(BUILD):  # debian and stock share it
+        if not os.path.isdir(place):
+            with step(f"unpacking Debian's kernel {version}"):
+                debian.unpack(version, place)
     package = debian.Package(place)
     ours = []
     if machine.our_modules:
@@ -147,24 +152,53 @@ def make_from_package(machine):
     initramfs.replace_link(package.kernel, machine.kernel)
 
 
+def up_to_date(machine):
+    """Is the machine made, and of what there is now?"""
+    return os.path.exists(machine.kernel) and \
+        read(os.path.join(machine.folder, "fingerprint")) == stamp(fingerprint(machine))
+
+
 def build(machine):
-    """Bring a machine up to date."""
-    with locked(machine):
-        stamp = os.path.join(machine.folder, "fingerprint")
-        wanted = fingerprint(machine)
-        with contextlib.suppress(FileNotFoundError):
-            with open(stamp, encoding="utf-8") as text:
-                if text.read() == wanted and os.path.exists(machine.kernel):
-                    return
-            os.unlink(stamp)
-        os.makedirs(machine.folder, exist_ok=True)
-        try:
-            if machine.image == "package":
-                make_from_package(machine)
-            else:
-                make_from_tree(machine)
-        except (fetch.FetchError, fetch.private_apt.AptError) as problem:
-            raise LabError(str(problem)) from problem
-        initramfs.write(machine)
-        with open(stamp, "w", encoding="utf-8") as text:
-            text.write(fingerprint(machine))  # linux.version may be new; nothing else may change
+    """Make a machine. The caller has its lock alone."""
+    kept = os.path.join(machine.folder, "fingerprint")
+    ours = fingerprint(machine)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(kept)
+    try:
+        if machine.image == "package":
+            make_from_package(machine)
+        else:
+            make_from_tree(machine)
+    except (fetch.FetchError, fetch.private_apt.AptError) as problem:
+        raise LabError(str(problem)) from problem
+    initramfs.write(machine)
+    with open(kept, "w", encoding="utf-8") as text:
+        text.write(stamp(ours))  # the version may be known only now
+
+
+def lock_alone(lock, machine):
+    """Wait until no guest of the machine runs and nobody makes it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say(f"{machine.name} has to be made anew: waiting for its guests to end ...")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+@contextlib.contextmanager
+def ready(machine):
+    """Bring a machine up to date, and keep it as it is: a guest loads its modules while it runs.
+
+    Guests share the lock of the machine's folder; who makes it has the lock alone. To change from
+    one to the other gives it up in between, and another process may have made it meanwhile, or be
+    about to: so it is looked at again after each change.
+    """
+    os.makedirs(machine.folder, exist_ok=True)
+    with open(os.path.join(machine.folder, ".lock"), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        while not up_to_date(machine):
+            lock_alone(lock, machine)
+            if not up_to_date(machine):
+                build(machine)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        yield

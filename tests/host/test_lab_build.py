@@ -1,0 +1,128 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""When the lab makes a machine anew, and that nobody makes or uses one that is being made.
+
+What takes minutes, compiling, is replaced by a function; what decides about it is the lab's.
+"""
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from unittest import mock
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../lab"))
+import build  # noqa: E402
+import machine as machines  # noqa: E402
+
+
+class Ready(unittest.TestCase):
+    """A machine in a folder of its own, made of one source file."""
+
+    def setUp(self):
+        with contextlib.ExitStack() as stack:
+            self.folder = stack.enter_context(tempfile.TemporaryDirectory())
+            self.source = os.path.join(self.folder, "source")
+            for module in (build, machines):
+                stack.enter_context(mock.patch.object(module, "BUILD", self.folder))
+            stack.enter_context(mock.patch.object(build, "OUR_KERNEL", (self.source,)))
+            stack.enter_context(mock.patch.object(build.initramfs, "write"))
+            stack.enter_context(mock.patch.object(build, "make_from_tree", self.make))
+            stack.enter_context(mock.patch.object(build, "say"))
+            self.addCleanup(stack.pop_all().close)
+        self.machine = machines.load("um")
+        self.during = []        # called while a machine is made, once each
+        self.made = []          # the source of each
+        self.busy = 0
+        self.write("1")
+
+    def write(self, text):
+        """Edit the source."""
+        with open(self.source, "w", encoding="utf-8") as out:
+            out.write(text)
+
+    def make(self, machine):
+        """The compiler: reads the source at its start."""
+        self.busy += 1
+        self.assertEqual(self.busy, 1)
+        self.made.append(build.read(self.source))
+        if self.during:
+            self.during.pop(0)()
+        with open(machine.kernel, "w", encoding="utf-8") as out:
+            out.write(self.made[-1])
+        self.busy -= 1
+
+    def use(self):
+        """What a guest started now would run."""
+        with build.ready(self.machine):
+            return build.read(self.machine.kernel)
+
+    def test_once(self):
+        """What is up to date stays."""
+        self.assertEqual([self.use(), self.use()], ["1", "1"])
+        self.assertEqual(self.made, ["1"])
+
+    def test_edited(self):
+        """An edit leads to another one."""
+        self.use()
+        self.write("2")
+        self.assertEqual(self.use(), "2")
+
+    def test_edited_while_made(self):
+        """So does an edit while it is made, which may have come too late for the compiler."""
+        self.during.append(lambda: self.write("2"))
+        self.assertEqual(self.use(), "2")
+        self.assertEqual(self.made, ["1", "2"])
+
+    def test_failed(self):
+        """One that could not be made is not up to date."""
+        def fail():
+            self.busy -= 1
+            raise build.LabError("on purpose")
+        self.use()
+        self.write("2")
+        self.during.append(fail)
+        with self.assertRaises(build.LabError):
+            self.use()
+        self.write("1")
+        self.assertEqual((self.use(), self.made), ("1", ["1", "2", "1"]))
+
+    def test_version_known_late(self):
+        """The version of upstream that the first build finds is not a change."""
+        def find():
+            with open(os.path.join(self.folder, "linux.version"), "w", encoding="utf-8") as out:
+                out.write("6.12.1")
+        self.during.append(find)
+        self.use()
+        self.use()
+        self.assertEqual(self.made, ["1"])
+
+    def test_two_at_once(self):
+        """Two runs make one, and both find it made."""
+        found = []
+        self.during.append(lambda: time.sleep(0.2))
+        threads = [threading.Thread(target=lambda: found.append(self.use())) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual((found, self.made), (["1"] * 4, ["1"]))
+
+    def test_guest_keeps_it(self):
+        """While a guest runs its machine is not made anew; afterwards it is."""
+        found = []
+        with build.ready(self.machine):
+            self.write("2")
+            thread = threading.Thread(target=lambda: found.append(self.use()))
+            thread.start()
+            thread.join(0.3)
+            self.assertTrue(thread.is_alive())
+            self.assertEqual((build.read(self.machine.kernel), self.made), ("1", ["1"]))
+        thread.join()
+        self.assertEqual((found, self.made), (["2"], ["1", "2"]))
+
+
+if __name__ == "__main__":
+    unittest.main()
