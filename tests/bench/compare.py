@@ -11,30 +11,25 @@ import statistics
 import subprocess
 import sys
 
-REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-OUT = os.path.join(REPO, "build", "bench")
+import programs
+from programs import OUT
+
 REPEAT = ["--benchmark_format=json", "--benchmark_repetitions=5", "--benchmark_min_time=0.1"]
-LAB = [os.path.join(REPO, "tests/lab/run")]
-UNITS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def run(program, *options, kernel=None, environment=None, clock="cpu_time"):
     """{benchmark: nanoseconds} of a program on the host or in a guest; {} if it can't run."""
-    command = [os.path.join(REPO, "build/tests", "bench_" + program), *REPEAT, *options]
+    command = [programs.path(program), *REPEAT, *options]
     if kernel:
-        command = [*LAB, "--kernel", kernel, "--no-checks", "--", *command]
+        command = [programs.LAB, "--kernel", kernel, "--no-checks", "--", *command]
     print("measuring:", program, *options, kernel or "host", file=sys.stderr, flush=True)
     done = subprocess.run(command, capture_output=True, text=True, check=False,
                           env={**os.environ, **(environment or {})})
     try:
-        said = json.loads(done.stdout[done.stdout.index("{"):])
+        times = programs.times(done.stdout[done.stdout.index("{"):], clock)
     except ValueError:
         print(f"{program}: {done.stderr.strip()[-400:]}", file=sys.stderr)
         return {}
-    times = {}
-    for one in said["benchmarks"]:
-        if one["run_type"] == "iteration" and not one.get("error_occurred"):
-            times.setdefault(one["run_name"], []).append(one[clock] * UNITS[one["time_unit"]])
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -107,14 +102,13 @@ def plot(table):
         for what, limit, core, _, memhooks, uffd, ucx in table:
             values = [f"{v:.1f}" if v else "NaN" for v in (limit, core, memhooks, uffd, ucx)]
             print(f'"{what}"', *values, file=out)
-    commands = f"""
-        set terminal svg size 900,480 font "sans,12"; set output "{OUT}/hits.svg"
-        set title "hit + release"; set ylabel "ns per thread"; set yrange [0:*]; set grid ytics
-        set style data histograms; set style histogram clustered gap 1
-        set style fill solid 0.8 border -1; set xtics rotate by -12; set key top left
-        plot for [i=2:6] "{data}" using i:xtic(1) title columnheader(i)
-        """
-    subprocess.run(["gnuplot", "-e", commands.replace("\n", ";")], check=True)
+    programs.gnuplot(f"""
+set terminal svg size 900,480 font "sans,12"; set output "{OUT}/hits.svg"
+set title "hit + release"; set ylabel "ns per thread"; set yrange [0:*]; set grid ytics
+set style data histograms; set style histogram clustered gap 1
+set style fill solid 0.8 border -1; set xtics rotate by -12; set key top left
+plot for [i=2:6] "{data}" using i:xtic(1) title columnheader(i)
+""")
 
 
 def main():
@@ -137,7 +131,7 @@ speed, 50,000 entries in the last row. CPU time on the host, so that a busy mach
     with open(os.path.join(OUT, "results.json"), "w", encoding="utf-8") as out:
         json.dump({"nanoseconds": got, "ratios": dict(ratios(got))}, out, indent=1)
     plot(table)
-    print(f"\n{os.path.relpath(OUT, REPO)}/results.json, {os.path.relpath(OUT, REPO)}/hits.svg")
+    print(f"\n{programs.relative('results.json')}, {programs.relative('hits.svg')}")
     return 0 if all(got.values()) else 1
 
 

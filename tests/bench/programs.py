@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""What the benchmarks share: where the programs are, how their JSON is read, how a plot is made."""
+import json
+import os
+import subprocess
+
+REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+OUT = os.path.join(REPO, "build", "bench")
+LAB = os.path.join(REPO, "tests/lab/run")
+UNITS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
+
+
+def path(name):
+    """The program of that name."""
+    return os.path.join(REPO, "build/tests", "bench_" + name)
+
+
+def times(said, clock):
+    """{benchmark: [nanoseconds of each repetition]} from what a program printed as JSON."""
+    found = {}
+    for one in json.loads(said)["benchmarks"]:
+        if one["run_type"] == "iteration" and not one.get("error_occurred"):
+            found.setdefault(one["run_name"], []).append(one[clock] * UNITS[one["time_unit"]])
+    return found
+
+
+def gnuplot(commands):
+    """Run commands, one a line."""
+    subprocess.run(["gnuplot"], input=commands, text=True, check=True)
+
+
+def relative(name):
+    """A result's path, as it is printed."""
+    return os.path.relpath(os.path.join(OUT, name), REPO)
