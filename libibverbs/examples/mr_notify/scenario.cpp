@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "loopback.h"
 #include "trial.h"
@@ -56,20 +57,24 @@ std::vector<step> run_scenario(const device &on, std::size_t length)
 	check_verb(ibv_reg_mr_notify(mr.get(), w.address()), "ibv_reg_mr_notify");
 	note("register buffer A, arm", w.value() == 0, "word " + std::to_string(w.value()));
 
-	{
+	/* An RDMA write on a connection of its own, as an error ends one; what is there then. */
+	const auto write = [&](std::string what, range from, range to, std::byte then,
+			       const std::function<bool(const loopback &, ibv_wc_status)> &right) {
+		const bool out = from.addr == a.addr;
+		const auto &local = out ? mr : peer_mr;
+		const auto &remote = out ? peer_mr : mr;
 		loopback link(on);
-		fill(a, 0x11);
-		fill(b, 0);
-		ibv_wc_status status = link.write(mr.get(), a, b.addr, peer_mr->rkey);
-		note("RDMA write from A, bytes arrive",
-		     status == IBV_WC_SUCCESS && all_bytes_are(b, std::byte{0x11}),
+		const ibv_wc_status status = link.write(local.get(), from, to.addr, remote->rkey);
+
+		note(std::move(what), right(link, status) && all_bytes_are(to, then),
 		     status_text(status));
-		fill(b, 0x22);
-		status = link.write(peer_mr.get(), b, a.addr, mr->rkey);
-		note("a peer's RDMA write into A, bytes arrive",
-		     status == IBV_WC_SUCCESS && all_bytes_are(a, std::byte{0x22}),
-		     status_text(status));
-	}
+	};
+	const auto success = [](const loopback &, ibv_wc_status s) { return s == IBV_WC_SUCCESS; };
+
+	fill(a, 0x11);
+	write("RDMA write from A, bytes arrive", a, b, std::byte{0x11}, success);
+	fill(b, 0x22);
+	write("a peer's RDMA write into A, bytes arrive", b, a, std::byte{0x22}, success);
 
 	if (munmap(a.addr, a.length))
 		fail("munmap");
@@ -85,20 +90,12 @@ std::vector<step> run_scenario(const device &on, std::size_t length)
 	     pinned == expected, std::to_string(pinned / page_size()) + " pages pinned");
 
 	if (on.can_revoke()) {
-		loopback link(on);
 		fill(b, 0x44);
-		const ibv_wc_status status = link.write(peer_mr.get(), b, a.addr, mr->rkey);
-		note("a peer's write to the old key is refused, changes nothing",
-		     link.refused(status) && all_bytes_are(a, std::byte{0x33}),
-		     status_text(status));
-	}
-	if (on.can_revoke()) {
-		loopback link(on);
-		fill(b, 0x44);
-		const ibv_wc_status status = link.write(mr.get(), a, b.addr, peer_mr->rkey);
-		note("sending with the old key is a local protection error",
-		     status == IBV_WC_LOC_PROT_ERR && all_bytes_are(b, std::byte{0x44}),
-		     status_text(status));
+		write("a peer's write to the old key is refused, changes nothing", b, a,
+		      std::byte{0x33},
+		      [](const loopback &link, ibv_wc_status s) { return link.refused(s); });
+		write("sending with the old key is a local protection error", a, b, std::byte{0x44},
+		      [](const loopback &, ibv_wc_status s) { return s == IBV_WC_LOC_PROT_ERR; });
 	}
 
 	mr.reset();
@@ -106,14 +103,8 @@ std::vector<step> run_scenario(const device &on, std::size_t length)
 	mr = on.register_memory(a);
 	check_verb(ibv_reg_mr_notify(mr.get(), again.address()), "ibv_reg_mr_notify");
 	note("register A again, arm", again.value() == 0, "word " + std::to_string(again.value()));
-	{
-		loopback link(on);
-		fill(a, 0x55);
-		const ibv_wc_status status = link.write(mr.get(), a, b.addr, peer_mr->rkey);
-		note("RDMA write from A, the new bytes arrive",
-		     status == IBV_WC_SUCCESS && all_bytes_are(b, std::byte{0x55}),
-		     status_text(status));
-	}
+	fill(a, 0x55);
+	write("RDMA write from A, the new bytes arrive", a, b, std::byte{0x55}, success);
 	return steps;
 }
 
