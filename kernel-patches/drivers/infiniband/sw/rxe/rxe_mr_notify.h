@@ -14,19 +14,27 @@ struct ib_umem;
 struct ib_umem *rxe_mr_umem(struct ib_mr *ibmr);
 int rxe_revoke_user_mr(struct ib_mr *ibmr);
 
+/*
+ * To sparse, which does not know of the cleanup at the end of a scope, neither
+ * of the two changes what is locked: __release() and __acquire() are for it alone.
+ */
 static inline struct rxe_mr *rxe_mr_pages_enter(struct rxe_mr *mr)
 {
 	read_lock_bh(&mr->revoke_lock);
-	if (likely(!mr->revoked))
+	if (likely(!mr->revoked)) {
+		__release(&mr->revoke_lock);
 		return mr;
+	}
 	read_unlock_bh(&mr->revoke_lock);
 	return NULL;
 }
 
 static inline void rxe_mr_pages_leave(struct rxe_mr *mr)
 {
-	if (mr)
+	if (mr) {
+		__acquire(&mr->revoke_lock);
 		read_unlock_bh(&mr->revoke_lock);
+	}
 }
 
 /*
