@@ -423,7 +423,7 @@ TEST_CASE("a harmless SUSPECT goes away without a call")
 TEST_CASE("re-registration")
 {
 	const device on;
-	const raw_uverbs raw(on.context()->cmd_fd, RDMA_DRIVER_RXE);
+	const raw_uverbs raw(on.context());
 	memory m = anonymous(length);
 	const auto mr = on.register_memory(m.registered());
 	word w;

@@ -120,15 +120,16 @@ TEST_CASE("a child outlives its parent's armed MR")
 }
 
 /*
- * soft-RoCE can't take a device from its users: removal waits until they close
- * it. Meanwhile everything goes on, and closing takes the armed MRs along.
+ * The software devices can't be taken from their users: removal waits until they
+ * close it. Meanwhile everything goes on, and closing takes the armed MRs along.
  */
 TEST_CASE("the device is removed with armed MRs")
 {
-	constexpr const char *make =
-		"ip link add mrn-dummy type dummy && ip link set mrn-dummy up && "
-		"rdma link add mrn0 type rxe netdev mrn-dummy";
-	SKIP_IF(std::system(make), "can't make a soft-RoCE device");
+	const bool iwarp = device().context()->device->transport_type == IBV_TRANSPORT_IWARP;
+	const std::string make = "ip link add mrn-dummy type dummy && ip link set mrn-dummy up && "
+				 "rdma link add mrn0 type " +
+				 std::string(iwarp ? "siw" : "rxe") + " netdev mrn-dummy";
+	SKIP_IF(std::system(make.c_str()), "can't make a device");
 	memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
 	word words[8];

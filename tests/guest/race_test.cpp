@@ -129,7 +129,7 @@ TEST_CASE("race: arm, disarm, settle, dereg and unmap of one MR")
 	const auto end = deadline();
 	ibv_device_attr attr{};
 	REQUIRE(ibv_query_device(on.context(), &attr) == 0);
-	const raw_uverbs raw(on.context()->cmd_fd, RDMA_DRIVER_RXE);
+	const raw_uverbs raw(on.context());
 	std::atomic<uint32_t> handle = UINT32_MAX;
 	std::atomic<bool> stop = false;
 	std::atomic<uint64_t> armed = 0;

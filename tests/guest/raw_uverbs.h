@@ -8,6 +8,7 @@
 #ifndef GUEST_RAW_UVERBS_H
 #define GUEST_RAW_UVERBS_H
 
+#include <infiniband/verbs.h>
 #include <rdma/ib_user_ioctl_cmds.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
 #include <rdma/ib_user_mr_notify.h>
@@ -20,7 +21,13 @@
 
 class raw_uverbs {
 public:
-	raw_uverbs(int fd, uint32_t driver) : fd_(fd), driver_(driver) {}
+	/* The kernel refuses calls that name another driver: rxe or siw. */
+	explicit raw_uverbs(const ibv_context *context)
+	    : fd_(context->cmd_fd),
+	      driver_(context->device->transport_type == IBV_TRANSPORT_IWARP ? RDMA_DRIVER_SIW
+									     : RDMA_DRIVER_RXE)
+	{
+	}
 
 	/* Each returns 0 or an errno value. */
 	int arm(uint32_t mr, uint64_t *word) const

@@ -40,21 +40,31 @@ def cached(step):
     return replace(step, name=step.name + " cached", command="RDMAV_MR_CACHE=1 " + step.command)
 
 
+def on_siw(*steps):
+    """The same on soft-iWARP."""
+    return [replace(step, name=step.name + " siw0", command="MR_NOTIFY_DEVICE=siw0 " + step.command)
+            for step in steps]
+
+
 MATRIX = Step("matrix", "ibv_mr_notify --system --json", results.matrix)
 PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py")
 
 GUESTS = {
-    "um": [MATRIX, *guest_programs(), PYTHON_EXAMPLE, pyverbs(least=UPSTREAM_EXECUTED),
+    "um": [MATRIX, *guest_programs(), *on_siw(MATRIX, *guest_programs("contract", "revoke")),
+           PYTHON_EXAMPLE, pyverbs(least=UPSTREAM_EXECUTED),
            cached(pyverbs(least=UPSTREAM_EXECUTED))],
-    # Windows are between two CPUs.
+    # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": [MATRIX, *guest_programs(), *guest_programs("window", "stress", seconds=10),
+               *guest_programs("transfer"),
+               *on_siw(*guest_programs("contract", "revoke", "transfer", "lifetime", "race")),
                pyverbs("test_mr_notify", "test_mr_cache")],
     "stock": [Step("no capability", "ibv_mr_notify", expected=3),
               replace(PYTHON_EXAMPLE, expected=3),
               pyverbs("test_mr_notify", "test_mr_cache")],
     # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
     "debug": [MATRIX, *guest_programs("contract", "revoke", "lifetime"),
-              *guest_programs("race", seconds=2), *guest_programs("stress", seconds=10)],
+              *guest_programs("race", seconds=2), *guest_programs("stress", seconds=10),
+              *on_siw(*guest_programs("contract", "revoke", "transfer"))],
 }
 
 HOST = [

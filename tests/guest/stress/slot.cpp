@@ -158,7 +158,7 @@ void slot::arm_or_disarm(generator &random)
 /* Armed it is already: another word must stay 0. */
 void slot::arm_beside()
 {
-	const raw_uverbs raw(on_.context()->cmd_fd, RDMA_DRIVER_RXE);
+	const raw_uverbs raw(on_.context());
 	const std::shared_lock hold(arming_);
 	word other;
 

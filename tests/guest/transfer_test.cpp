@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * A long transfer is under way when one of its registrations ends. It fails,
+ * the pages are given back at once, and are neither read nor written after.
+ * RUN_SECONDS sets how long the writes go on (default: four rounds): that a page
+ * is freed just when TCP copies it takes many.
+ */
+#include <catch2/catch.hpp>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "loopback.h"
+#include "skip.h"
+#include "trial.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr std::size_t length = 4 << 20;
+constexpr int rounds = 4;
+constexpr auto sent = std::byte{0x77};
+constexpr auto nothing = std::byte{0};
+
+const char *const too_fast = "each transfer was over before its registration was";
+
+bool is_iwarp(const device &on)
+{
+	return on.context()->device->transport_type == IBV_TRANSPORT_IWARP;
+}
+
+void fill(range r, std::byte value)
+{
+	std::memset(r.addr, static_cast<int>(value), r.length);
+}
+
+/* One end that stays. */
+struct peer {
+	explicit peer(const device &on) : m(anonymous(length)), mr(on.register_memory(bytes())) {}
+
+	range bytes() const { return m.registered(); }
+
+	memory m;
+	owned<ibv_mr> mr;
+};
+
+/* The end whose registration ends. */
+struct victim {
+	victim(const device &on, memory mapped)
+	    : pinned_before(pinned_bytes()), m(std::move(mapped)), whole(m.registered()),
+	      mr(on.register_memory(whole))
+	{
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	}
+
+	void revoke()
+	{
+		m.forget(whole);
+		REQUIRE(munmap(whole.addr, length) == 0);
+		REQUIRE(w.value() == IBV_MR_NOTIFY_INVALID);
+		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0); /* revoked when it returns */
+		CHECK(pinned_bytes() == pinned_before);
+	}
+
+	void deregister()
+	{
+		REQUIRE(ibv_dereg_mr(mr.release()) == 0);
+		CHECK(pinned_bytes() == pinned_before);
+	}
+
+	std::size_t pinned_before;
+	memory m;
+	range whole;
+	owned<ibv_mr> mr;
+	word w;
+};
+
+void wait_for_first_byte(range r)
+{
+	while (std::atomic_ref<std::byte>(*r.addr).load() == nothing)
+		std::this_thread::yield();
+}
+
+/*
+ * What is read comes in order. So the end of the file, once the registration is gone, is nobody's
+ * to write: other bytes are put there, and stay.
+ */
+constexpr std::size_t end_of_file = 64 << 10;
+
+void rewrite_end(int fd)
+{
+	const std::vector<char> bytes(end_of_file, 0x5a);
+
+	REQUIRE(pwrite(fd, bytes.data(), end_of_file, length - end_of_file) ==
+		static_cast<ssize_t>(end_of_file));
+}
+
+bool end_is_rewritten(int fd)
+{
+	std::vector<char> bytes(end_of_file);
+
+	REQUIRE(pread(fd, bytes.data(), end_of_file, length - end_of_file) ==
+		static_cast<ssize_t>(end_of_file));
+	return std::all_of(bytes.begin(), bytes.end(), [](char c) { return c == 0x5a; });
+}
+
+/* Waits for the end of a transfer. */
+ibv_wc_status outcome(loopback &link)
+{
+	ibv_wc wc = link.wait();
+
+	/* A write over iWARP is over when the read behind it is. */
+	while (wc.status == IBV_WC_SUCCESS && wc.opcode != IBV_WC_RDMA_READ &&
+	       link.near_end()->context->device->transport_type == IBV_TRANSPORT_IWARP)
+		wc = link.wait();
+	return wc.status;
+}
+
+} // namespace
+
+TEST_CASE("a read that is under way does not go on into memory that was revoked")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	const peer from(on);
+	int cut = 0;
+
+	fill(from.bytes(), sent);
+	for (int round = 0; round < rounds; round++) {
+		victim into(on, shared_file(length));
+		fill(into.whole, nothing);
+		loopback link(on);
+		link.start(IBV_WR_RDMA_READ, into.mr.get(), into.whole, from.bytes().addr,
+			   from.mr->rkey);
+		wait_for_first_byte(into.whole);
+		into.revoke();
+		rewrite_end(into.m.fd());
+		const ibv_wc_status status = outcome(link);
+		CHECK(end_is_rewritten(into.m.fd()));
+		if (status == IBV_WC_SUCCESS)
+			continue; /* it was over before */
+		cut++;
+		CHECK(status == IBV_WC_LOC_PROT_ERR);
+	}
+	SKIP_IF(!cut, too_fast);
+}
+
+TEST_CASE("a write that is under way does not go on from memory that was revoked")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	const peer to(on);
+	const char *const seconds = std::getenv("RUN_SECONDS");
+	const auto end = std::chrono::steady_clock::now() +
+			 std::chrono::seconds(seconds ? std::atoi(seconds) : 0);
+	int cut = 0;
+
+	for (int round = 0; round < rounds || std::chrono::steady_clock::now() < end; round++) {
+		/* Unsignaled, siw hands the pages themselves to TCP. */
+		const unsigned int flags = round % 2 ? 0 : IBV_SEND_SIGNALED;
+		victim from(on, anonymous(length));
+		fill(from.whole, sent);
+		fill(to.bytes(), nothing);
+		loopback link(on);
+		/* siw sends in the system call that posts. */
+		std::thread sending([&] {
+			link.start(IBV_WR_RDMA_WRITE, from.mr.get(), from.whole, to.bytes().addr,
+				   to.mr->rkey, flags);
+		});
+		wait_for_first_byte(to.bytes());
+		from.revoke();
+		/* What is freed is overwritten soon: by the kernel's poison, or by this. */
+		const memory other = anonymous(length);
+		fill(other.registered(), std::byte{0x5a});
+		sending.join();
+		const ibv_wc_status status = outcome(link);
+		CHECK(std::all_of(to.bytes().addr, to.bytes().end(),
+				  [](std::byte b) { return b == nothing || b == sent; }));
+		if (status == IBV_WC_SUCCESS)
+			continue;
+		cut++;
+		CHECK(status == IBV_WC_LOC_PROT_ERR);
+	}
+	SKIP_IF(!cut, too_fast);
+}
+
+TEST_CASE("deregistration gives the pages back in the middle of a transfer")
+{
+	const device on;
+	SKIP_IF(!is_iwarp(on), "deregistration waits for the transfer");
+	const peer from(on);
+	int cut = 0;
+
+	fill(from.bytes(), sent);
+	for (int round = 0; round < rounds; round++) {
+		victim into(on, shared_file(length));
+		fill(into.whole, nothing);
+		loopback link(on);
+		link.start(IBV_WR_RDMA_READ, into.mr.get(), into.whole, from.bytes().addr,
+			   from.mr->rkey);
+		wait_for_first_byte(into.whole);
+		into.deregister();
+		rewrite_end(into.m.fd());
+		cut += outcome(link) != IBV_WC_SUCCESS;
+		CHECK(end_is_rewritten(into.m.fd()));
+	}
+	SKIP_IF(!cut, too_fast);
+}
