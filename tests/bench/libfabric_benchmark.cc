@@ -6,42 +6,25 @@
 #include <benchmark/benchmark.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
-#include <rdma/fi_errno.h>
 
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <random>
 #include <vector>
+
+#include "libfabric.h"
 
 namespace {
 
 constexpr std::size_t apart = 4096;
 
-void check(int ret, const char *call)
-{
-	if (!ret)
-		return;
-	std::fprintf(stderr, "%s: %s\n", call, fi_strerror(-ret));
-	std::exit(1);
-}
-
 fid_domain *open_domain()
 {
-	fi_info *hints = fi_allocinfo();
-	fi_info *info = nullptr;
+	fi_info *info = find_verbs();
 	fid_fabric *fabric = nullptr;
 	fid_domain *domain = nullptr;
 
-	hints->fabric_attr->prov_name = strdup("verbs");
-	hints->ep_attr->type = FI_EP_MSG;
-	hints->caps = FI_MSG | FI_RMA;
-	hints->domain_attr->mr_mode =
-		FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR;
-	check(fi_getinfo(FI_VERSION(1, 17), nullptr, nullptr, 0, hints, &info), "fi_getinfo");
 	check(fi_fabric(info->fabric_attr, &fabric, nullptr), "fi_fabric");
 	check(fi_domain(fabric, info, &domain, nullptr), "fi_domain");
 	return domain;

@@ -7,41 +7,22 @@
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
-#include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 #include <sched.h>
 
-#include <cstring>
 #include <deque>
 
+#include "libfabric.h"
 #include "rotation.h"
 
 namespace {
 
 constexpr uint64_t access_flags = FI_WRITE | FI_REMOTE_WRITE;
 
-void check(ssize_t ret, const char *call)
-{
-	if (ret >= 0)
-		return;
-	std::fprintf(stderr, "%s: %s\n", call, fi_strerror(static_cast<int>(-ret)));
-	std::exit(1);
-}
-
 /* The guest's soft-RoCE device: to listen there (FI_SOURCE), or to connect (0). */
 fi_info *find(uint64_t flags)
 {
-	fi_info *hints = fi_allocinfo();
-	fi_info *info = nullptr;
-
-	hints->fabric_attr->prov_name = strdup("verbs");
-	hints->ep_attr->type = FI_EP_MSG;
-	hints->caps = FI_MSG | FI_RMA;
-	hints->domain_attr->mr_mode =
-		FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR;
-	check(fi_getinfo(FI_VERSION(1, 17), "10.0.0.1", "7471", flags, hints, &info), "fi_getinfo");
-	fi_freeinfo(hints);
-	return info;
+	return find_verbs("10.0.0.1", "7471", flags);
 }
 
 /* Both ends of a connection, in one domain: this process is its own peer. */
