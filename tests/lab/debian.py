@@ -21,13 +21,13 @@ import fetch  # noqa: E402  pylint: disable=wrong-import-position
 
 # The parts of the tree that our modules are built from. The folder layout must stay: trace headers
 # include one another by relative paths.
-SOURCES = ("drivers/infiniband/core", "drivers/infiniband/sw/rxe", "drivers/infiniband/sw/siw",
-           "include/rdma", "include/uapi/rdma")
+DRIVERS = ("drivers/infiniband/core", "drivers/infiniband/sw/rxe", "drivers/infiniband/sw/siw")
+HEADERS = ("include/rdma", "include/uapi/rdma")
 TRACE_HEADERS = ("ib_mad.h", "ib_umad.h", "rdma_core.h")
 KBUILD = """\
 # The in-tree value of the option, which Debian's configuration does not know.
 subdir-ccflags-y += -DCONFIG_INFINIBAND_MR_NOTIFY=1
-obj-m += drivers/infiniband/core/ drivers/infiniband/sw/rxe/ drivers/infiniband/sw/siw/
+obj-m += {folders}
 """
 
 
@@ -103,13 +103,13 @@ def uncompress(image, path):
         out.write(content)
 
 
-def farm(tree, place):
-    """Lay symbolic links to the sources of our modules into `place`; take stale ones away.
+def farm(tree, place, drivers):
+    """Lay symbolic links to the sources of the modules into `place`; take stale ones away.
 
     True if a file went away or came: make does not see that by itself.
     """
     wanted = {"include/trace/events/" + name for name in TRACE_HEADERS}
-    for folder in SOURCES:
+    for folder in (*drivers, *HEADERS):
         for path in glob.glob(os.path.join(tree, folder, "**"), recursive=True):
             if path.endswith((".c", ".h", "/Makefile", "/Kbuild")):
                 wanted.add(os.path.relpath(path, tree))
@@ -125,17 +125,18 @@ def farm(tree, place):
                 os.unlink(link)
             os.symlink(target, link)
     kbuild = os.path.join(place, "Kbuild")
+    content = KBUILD.format(folders=" ".join(folder + "/" for folder in drivers))
     if os.path.exists(kbuild):
         with open(kbuild, encoding="utf-8") as text:
-            if text.read() == KBUILD:
+            if text.read() == content:
                 return
     with open(kbuild, "w", encoding="utf-8") as out:
-        out.write(KBUILD)
+        out.write(content)
 
 
-def build_modules(package, tree, place, run):
+def build_modules(package, tree, place, run, more_drivers=()):
     """Build the modules from `tree` in `place`; their paths."""
-    farm(tree, place)
+    farm(tree, place, (*DRIVERS, *more_drivers))
     # Only NOSTDINC_FLAGS comes before the kernel's own include folders: our headers must win.
     run(["make", "-s", f"-j{os.cpu_count()}", "-C", package.headers, f"M={place}",
          "CONFIG_RDMA_RXE=m", "CONFIG_RDMA_SIW=m", "CONFIG_INFINIBAND_RDMAVT=",

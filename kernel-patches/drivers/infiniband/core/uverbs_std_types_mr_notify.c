@@ -147,7 +147,9 @@ void ib_mr_notify_suspend(struct ib_mr *mr)
 
 /**
  * ib_mr_notify_resume - After the driver re-registered an MR, or failed to
- * @mr: The same MR. If it has another umem now, that one is not armed.
+ * @mr: The same MR, or the one that has taken its place and, as far as other
+ *	access rights or another PD are concerned, its umem: that is still armed
+ *	and revoked as ever. Another umem is not armed.
  */
 void ib_mr_notify_resume(struct ib_mr *mr)
 {

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * MR notification in mlx5. COMPILED AND REVIEWED, NOT RUN: nobody who wrote it
+ * had the hardware.
+ *
+ * A UMR work request marks the mkey free and moves it to the driver's own
+ * protection domain; when it has completed, the device does no DMA through the
+ * mkey any more. The driver does the same before it changes or frees an MR, so
+ * each of the following copes with an mkey that is free already:
+ *
+ * dereg_mr of a cacheable mkey frees it once more and puts it into the cache,
+ * from where it is taken in this very state: whoever takes it sets all of its
+ * fields. Of another mkey the context is destroyed. In between nobody looks at
+ * the scatterlist, which is gone: only address and length of the umem count.
+ *
+ * rereg_user_mr without a new translation is refused by ib_umem_check_rereg(),
+ * as the pages are not there any more. With one it frees the mkey first, pins
+ * other pages, and replaces the umem.
+ *
+ * Both, and a failed rereg_user_mr that leaves the mkey free, are never
+ * concurrent with revoking (ib_mr_notify_suspend()); an mkey that is back in
+ * the cache can't be hit by a late revoke.
+ *
+ * A memory window, or an indirect mkey, that refers to the mkey finds it free.
+ *
+ * On-demand paging, dmabuf (data direct is one) and device memory do not come
+ * here: the core leaves the first two out, the last has no umem.
+ */
+
+#include "mlx5_ib.h"
+#include "mr_notify.h"
+#include "umr.h"
+
+struct ib_umem *mlx5_ib_mr_umem(struct ib_mr *ibmr)
+{
+	return to_mmr(ibmr)->umem;
+}
+
+/**
+ * mlx5_ib_revoke_user_mr - Take the pages of an MR away from the device
+ * @ibmr: A user MR with a pinned umem
+ *
+ * The mkey stays reserved. Access through it fails as through a free one.
+ *
+ * Context: Process context; waits for the work request.
+ *
+ * Return: 0 if the device does no DMA to the pages any more, which a device
+ * that is in its error state does not either; else an error, and the MR may
+ * or may not be usable.
+ */
+int mlx5_ib_revoke_user_mr(struct ib_mr *ibmr)
+{
+	return mlx5r_umr_revoke_mr(to_mmr(ibmr));
+}
