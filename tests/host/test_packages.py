@@ -1,0 +1,62 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""The packages come and go as Documentation/install.md says, by the commands that are there.
+
+On a root of its own (tests/lab/scratch_root.py): nothing is installed on this machine.
+"""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(REPO, "tests/lab"))
+
+import scratch_root  # noqa: E402
+
+# Every package that is installed from rdma-core's source, with its version, after a mark.
+SHOW = """
+echo {mark}
+dpkg-query -W -f '${{source:Package}} ${{Package}} ${{Version}}\\n' | grep '^rdma-core '
+dpkg --audit
+"""
+
+
+def command(beginning):
+    """The command of the page that begins so, for root, without questions."""
+    with open(os.path.join(REPO, "Documentation/install.md"), encoding="utf-8") as text:
+        line = re.search(rf"^    sudo {beginning} .*$", text.read(), re.MULTILINE).group(0)
+    line = line.partition("  # ")[0].replace("apt-get install", "apt-get install -y -qq")
+    return line.replace("sudo", f"cd {REPO};") + "\n"
+
+
+class Packages(unittest.TestCase):
+    """One root, on which they are installed, and go again."""
+
+    def test_there_and_back(self):
+        made = subprocess.run([os.path.join(REPO, "buildlib/package"), "debs"], check=True,
+                              stdout=subprocess.PIPE, text=True).stdout.splitlines()
+        version = os.path.basename(made[0]).split("_")[1]
+        script = ("export DEBIAN_FRONTEND=noninteractive\n" + SHOW.format(mark="BEFORE")
+                  + command("apt-get install --only-upgrade") + SHOW.format(mark="UPGRADED")
+                  + command("apt-get install --allow-downgrades") + SHOW.format(mark="BACK"))
+        with tempfile.TemporaryFile("w+") as output, \
+                tempfile.TemporaryDirectory(dir=scratch_root.BUILD) as place:
+            status = scratch_root.run(place, script, (), output)
+            scratch_root.remove(place)
+            os.mkdir(place)
+            output.seek(0)
+            said = output.read()
+        self.assertEqual(status, 0, said)
+        before, upgraded, back = (re.findall(r"^rdma-core (\S+) (\S+)$", part, re.MULTILINE)
+                                  for part in re.split("^(?:BEFORE|UPGRADED|BACK)$", said,
+                                                       flags=re.MULTILINE)[1:])
+        self.assertIn("libibverbs1", dict(before))
+        self.assertEqual(upgraded, [(name, version) for name, _ in before], said)
+        self.assertEqual(back, before, said)
+
+
+if __name__ == "__main__":
+    unittest.main()
