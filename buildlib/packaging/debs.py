@@ -24,8 +24,9 @@ MAINTAINER = "Seed 17fc4077 maintainers <maintainers@users.noreply.a-seed-17fc40
 ENTRY = """\
 {package} ({version}) {suite}; urgency=medium
 
-  * rdma-core {upstream} with MR notifications and the registration cache: ibv_reg_mr_notify(3),
-    ibv_mr_cache(7). Built from the overlay whose files have the sum {sum}.
+  * rdma-core {upstream} with MR notifications and the registration cache:
+    ibv_reg_mr_notify(3), ibv_mr_cache(7).
+  * Built from the overlay whose files have the sum {sum}.
 
  -- {maintainer}  {date}
 

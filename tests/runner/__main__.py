@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Build everything and run all the tests, on the host and in each guest; the last line counts them.
 
-Called by tests/run. With names of lanes (host, um, debian, stock, debug) only those
+Called by tests/run. With names of lanes (host, um, packages, debian, stock, debug) only those
 run. A lane that could not run is a failure. The outputs are kept in build/results.
 """
 import argparse
@@ -89,19 +89,20 @@ def run_host():
     return sum((judged("host", step, folder) for step in lanes.HOST), results.Count())
 
 
-def run_guest(kernel):
+def run_guest(lane):
     """The steps of one guest, in one boot; a kernel that complains is a failed test of its own."""
-    steps = lanes.GUESTS[kernel]
-    folder = fresh(kernel)
-    say(f"{kernel}: {', '.join(step.name for step in steps)}")
+    steps = lanes.GUESTS[lane]
+    folder = fresh(lane)
+    say(f"{lane}: {', '.join(step.name for step in steps)}")
     with open(os.path.join(folder, "steps.sh"), "w", encoding="utf-8") as text:
         text.write(script(steps, folder))
-    done = subprocess.run(["tests/lab/run", "--kernel", kernel, "--results", folder,
-                           "--timeout", "1800", "--", "sh", os.path.join(folder, "steps.sh")],
+    options = lanes.OPTIONS.get(lane, ("--kernel", lane))
+    done = subprocess.run(["tests/lab/run", *options, "--results", folder, "--timeout", "1800",
+                           "--", "sh", os.path.join(folder, "steps.sh")],
                           cwd=REPO, stdin=subprocess.DEVNULL, check=False)
-    count = sum((judged(kernel, step, folder) for step in steps), results.Count())
+    count = sum((judged(lane, step, folder) for step in steps), results.Count())
     if done.returncode:
-        return count + results.failure(f"{kernel}: the guest ended with {done.returncode}")
+        return count + results.failure(f"{lane}: the guest ended with {done.returncode}")
     return count + results.Count(passed=1)      # its kernel had nothing to complain of
 
 

@@ -27,12 +27,11 @@ def guest_programs(*names, seconds=3):
             for name in names or GUEST_PROGRAMS]
 
 
-def pyverbs(*names, least=0):
+def pyverbs(*names, least=0, program="build/rdma-core/bin/run_tests.py"):
     """unittests of pyverbs: the named modules, or all of upstream's and ours."""
     only = " ".join(f"-k {name}" for name in names)
     return Step("pyverbs " + (" ".join(names) or "all"),
-                f"build/rdma-core/bin/run_tests.py -v --dev rxe0 {only}", results.unittest,
-                least=least)
+                f"{program} -v --dev rxe0 {only}", results.unittest, least=least)
 
 
 def cached(step):
@@ -48,11 +47,21 @@ def on_siw(*steps):
 
 MATRIX = Step("matrix", "ibv_mr_notify --system --json", results.matrix)
 PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py")
+# The suite that the package python3-pyverbs brings, compressed as documentation is.
+UNPACK_SUITE = Step("unpack suite", "mkdir /run/suite && cp -r /usr/share/doc/rdma-core/tests "
+                    "/run/suite && gunzip -r /run/suite/tests")
+INSTALLED_SUITE = pyverbs(least=UPSTREAM_EXECUTED,
+                          program=f"{PYTHON} /run/suite/tests/run_tests.py")
 
+# How a lane's guest is started, if its name is not just its kernel's.
+OPTIONS = {"packages": ("--kernel", "um", "--packages")}
 GUESTS = {
     "um": [MATRIX, *guest_programs(), *on_siw(MATRIX, *guest_programs("contract", "revoke")),
-           PYTHON_EXAMPLE, pyverbs(least=UPSTREAM_EXECUTED),
-           cached(pyverbs(least=UPSTREAM_EXECUTED))],
+           PYTHON_EXAMPLE, pyverbs("test_mr_notify", "test_mr_cache"),
+           cached(pyverbs("test_mr_notify", "test_mr_cache"))],
+    # What a user installs, under Debian's own programs and upstream's suite.
+    "packages": [Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
+                 UNPACK_SUITE, INSTALLED_SUITE, cached(INSTALLED_SUITE)],
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": [MATRIX, *guest_programs(), *guest_programs("window", "stress", seconds=10),
                *guest_programs("transfer"),

@@ -1,0 +1,222 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Run Debian's own, unmodified RDMA programs on the installed packages, over rxe0.
+
+For a guest started with tests/lab/run --packages. One line a check: "ok NAME" or "not ok NAME".
+Each pair of programs runs with the cache off and on, must end well, print its result, and have
+loaded the packages' libibverbs and no other. How fast it was is not judged.
+"""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ADDRESS = "10.0.0.1"
+LIMIT = 60      # seconds for one program; none takes a tenth of it on an idle machine
+PACKAGES = ("libibverbs1", "ibverbs-providers", "librdmacm1", "libibverbs-dev", "ibverbs-utils",
+            "rdma-core", "python3-pyverbs")
+# The queues of soft-RoCE are small.
+RXM = {"FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
+       "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256"}
+# UCX compares the destination address of what a UD queue pair gets with a place where soft-RoCE
+# does not put it, unless it is told not to.
+UCX = {"UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "rxe0:1",
+       "UCX_UD_VERBS_ETH_DGID_CHECK": "n"}
+PERFTEST = ["-d", "rxe0", "-x", "1", "-F", "-n", "100", "-s", "65536"]
+PERFTEST_LINE = r"^ 65536 +100 .*"
+FABRIC = r"^64k\s+20\s+=20 .*"
+UCX_FINAL = r"^Final: +100 .*"
+UCT = ["ucx_perftest", "-d", "rxe0:1", "-x", "rc_verbs", "-n", "100", "-s", "4096"]
+
+
+@dataclass
+class Pair:
+    """A server, and a client that gets the server's address as its last argument."""
+    name: str
+    command: list
+    port: int           # where the server listens for its client
+    result: str         # a pattern of the client's output: all iterations were done
+    environment: dict = field(default_factory=dict)
+
+
+# Not fi_pingpong over ofi_rxm: when its peer closes first, that provider posts a receive to the
+# endpoint that it has just closed, and sometimes crashes (libfabric's issue 11828). Open MPI below
+# uses it, and waits for its peers at the end.
+PAIRS = (
+    Pair("perftest ib_write_bw", ["ib_write_bw", *PERFTEST], 18515, PERFTEST_LINE),
+    Pair("perftest ib_read_lat", ["ib_read_lat", *PERFTEST], 18515, PERFTEST_LINE),
+    Pair("perftest ib_send_bw", ["ib_send_bw", *PERFTEST], 18515, PERFTEST_LINE),
+    Pair("libfabric fi_pingpong verbs msg",
+         ["fi_pingpong", "-p", "verbs", "-e", "msg", "-I", "20", "-S", "65536", "-c"], 47592,
+         FABRIC),
+    Pair("UCX ucx_perftest put_bw zcopy", [*UCT, "-t", "put_bw", "-D", "zcopy"], 13337, UCX_FINAL),
+    Pair("UCX ucx_perftest am_bw bcopy", [*UCT, "-t", "am_bw", "-D", "bcopy"], 13337, UCX_FINAL),
+    Pair("UCX ucx_perftest tag_lat", ["ucx_perftest", "-t", "tag_lat", "-n", "100", "-s", "65536"],
+         13337, UCX_FINAL, UCX),
+)
+MPI = {
+    "Open MPI": ("mpicc.openmpi", [
+        "mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2", "--mca", "btl",
+        "self", "--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", "mtl_ofi_provider_include",
+        "verbs;ofi_rxm"], RXM),
+    "MPICH": ("mpicc.mpich", ["mpiexec.mpich", "-np", "2"], {**UCX, "MPIR_CVAR_NOLOCAL": "1"}),
+}
+
+
+def library():
+    """The file that is libibverbs on this system."""
+    links = glob.glob("/usr/lib/*/libibverbs.so.1")
+    return os.path.realpath(links[0]) if links else ""
+
+
+def environment(cached, folder, more):
+    """The environment of a program; the loader writes into `folder` what it loads."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
+    return {**env, "LD_DEBUG": "libs", "LD_DEBUG_OUTPUT": os.path.join(folder, "ld"), **more,
+            **({"RDMAV_MR_CACHE": "1"} if cached else {})}
+
+
+def loaded_wrongly(folder, processes):
+    """Whether fewer than so many processes loaded the packages' libibverbs, or any another one."""
+    found = []
+    for path in glob.glob(os.path.join(folder, "ld.*")):
+        with open(path, encoding="utf-8", errors="replace") as text:
+            found += {os.path.realpath(name) for name
+                      in re.findall(r"calling init: (\S+/libibverbs\.so\S*)", text.read())}
+    if len(found) >= processes and set(found) == {library()}:
+        return ""
+    return f"not {library()}, but {found or 'nothing'} was loaded"
+
+
+def wait_until(condition, process):
+    """Wait for a condition; False if the process ended or it took too long."""
+    for _ in range(LIMIT * 20):
+        if condition():
+            return True
+        if process.poll() is not None:
+            return False
+        time.sleep(0.05)
+    return False
+
+
+def listening(port):
+    """Whether something listens on a TCP port."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        if os.path.exists(table):
+            with open(table, encoding="ascii") as text:
+                if re.search(rf":{port:04X} \S+ 0A ", text.read()):
+                    return True
+    return False
+
+
+def run_pair(pair, cached):
+    """Run server and client; what is wrong, or "" if nothing is."""
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryDirectory() as folder:
+        env = environment(cached, folder, pair.environment)
+        server = subprocess.Popen(pair.command, env=env, stdin=subprocess.DEVNULL, stdout=said,
+                                  stderr=subprocess.STDOUT)
+        try:
+            wait_until(lambda: listening(pair.port), server)
+            client = subprocess.run([*pair.command, ADDRESS], env=env, stdin=subprocess.DEVNULL,
+                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                    timeout=LIMIT, check=False)
+            status = server.wait(LIMIT)
+        except subprocess.TimeoutExpired as error:
+            return f"{error}"
+        finally:
+            server.kill()
+            server.wait()
+        wrong = loaded_wrongly(folder, 2)
+        said.seek(0)
+        outputs = f"client:\n{client.stdout}\nserver:\n{said.read()}"
+    found = re.search(pair.result, client.stdout, re.MULTILINE)
+    if client.returncode or status:
+        return f"exit status {client.returncode} and {status}\n{outputs}"
+    if not found:
+        return f"no result\n{outputs}"
+    if not wrong:
+        print(f"# {pair.name}: {' '.join(found.group(0).split())}")
+    return wrong
+
+
+def run_mpi(name, cached):
+    """Build and run the exchange under one MPI; what is wrong."""
+    compiler, launcher, more = MPI[name]
+    with tempfile.TemporaryDirectory() as folder:
+        program = os.path.join(folder, "mpi_exchange")
+        subprocess.run([compiler, "-O2", "-Wall", "-Werror", "-o", program,
+                        os.path.join(HERE, "mpi_exchange.c")], check=True)
+        done = subprocess.run([*launcher, program], env=environment(cached, folder, more),
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                              stderr=subprocess.STDOUT, timeout=2 * LIMIT, check=False)
+        wrong = loaded_wrongly(folder, 2)
+    if done.returncode or "exchanged " not in done.stdout:
+        return f"exit status {done.returncode}\n{done.stdout}"
+    return wrong
+
+
+def check_packages():
+    """The fork's packages are installed, and are what dpkg put there; what is wrong."""
+    listed = subprocess.run(["dpkg-query", "-W", "-f", "${db:Status-Status} ${Version}\n",
+                             *PACKAGES], capture_output=True, text=True, check=False).stdout
+    lines = listed.splitlines()
+    if len(lines) != len(PACKAGES) or not all(re.match(r"installed .*\+mrnotify", line)
+                                              for line in lines):
+        return listed or "not installed"
+    changed = subprocess.run(["dpkg", "--verify", *PACKAGES], capture_output=True, text=True,
+                             check=False).stdout
+    return changed
+
+
+def check_devices():
+    """UCX lists its transports over rxe0; what is wrong."""
+    listed = subprocess.run(["ucx_info", "-d"], capture_output=True, text=True, check=False).stdout
+    found = re.findall(r"Transport: (\w+)\n#\s+Device: rxe0:1$", listed, re.MULTILINE)
+    return "" if {"rc_verbs", "ud_verbs"} <= set(found) else listed
+
+
+def show_clock():
+    """perftest wants to know the processor's frequency; User Mode Linux does not tell: do it."""
+    with open("/proc/cpuinfo", encoding="utf-8") as text:
+        before = text.read()
+    if "cpu MHz" in before:
+        return
+    with open("/tmp/cpuinfo", "w", encoding="utf-8") as out:
+        out.write(before.rstrip("\n") + "\ncpu MHz\t\t: 1000.000\n\n")
+    subprocess.run(["mount", "--bind", "/tmp/cpuinfo", "/proc/cpuinfo"], check=True)
+
+
+def check(name, function, *arguments):
+    """One check and its line."""
+    try:
+        wrong = function(*arguments)
+    except (OSError, subprocess.SubprocessError) as error:
+        wrong = repr(error)
+    if wrong:
+        print("  " + wrong.rstrip().replace("\n", "\n  "))
+    print(("not ok " if wrong else "ok ") + name, flush=True)
+    return not wrong
+
+
+def main():
+    """All the checks; those whose name contains the first argument, if there is one."""
+    show_clock()
+    only = sys.argv[1] if len(sys.argv) > 1 else ""
+    checks = [("packages", check_packages), ("UCX ucx_info", check_devices)]
+    for cached in (False, True):
+        end = " cached" if cached else ""
+        checks += [(pair.name + end, run_pair, pair, cached) for pair in PAIRS]
+        checks += [(name + end, run_mpi, name, cached) for name in MPI]
+    passed = [check(*one) for one in checks if only in one[0]]
+    return 0 if passed and all(passed) else 1
+
+
+if __name__ == "__main__":
+    assert shutil.which("rdma"), "for a guest of tests/lab/run"
+    sys.exit(main())
