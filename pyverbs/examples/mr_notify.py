@@ -3,7 +3,7 @@
 """
 Watch a memory registration go stale, and what becomes of a peer that still has its key.
 
-Usage: mr_notify.py [DEVICE]        (default: the first one)
+Usage: mr_notify.py [DEVICE]        (InfiniBand or RoCE; default: the first one)
 
 Each "# %%" begins a cell: Jupyter, VS Code and Spyder open this file as a notebook. It ends
 with 3 if the device has no MR notification.

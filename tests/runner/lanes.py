@@ -46,7 +46,7 @@ def on_siw(*steps):
 
 
 MATRIX = Step("matrix", "ibv_mr_notify --system --json", results.matrix)
-PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py")
+PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py rxe0")
 # The suite that the package python3-pyverbs brings, compressed as documentation is.
 UNPACK_SUITE = Step("unpack suite", "mkdir /run/suite && cp -r /usr/share/doc/rdma-core/tests "
                     "/run/suite && gunzip -r /run/suite/tests")
