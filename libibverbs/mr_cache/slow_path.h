@@ -118,14 +118,17 @@ protected:
 				hit(i, want, ref);
 				return 0;
 			}
-			if (is_on_the_way(want)) {
-				bury_all(lock);
-				a->arrived.wait(a->mutex);
-				continue;
-			}
-			/* Deregister first what is dead: it may have been what was in the way. */
+			/*
+			 * Deregister first what is dead: it may have been what was in the way.
+			 * That lets go of the mutex, so it comes before the wait and not between
+			 * looking and waiting: whom one would wait for may arrive meanwhile.
+			 */
 			if (lock.dead) {
 				bury_all(lock);
+				continue;
+			}
+			if (is_on_the_way(want)) {
+				a->arrived.wait(a->mutex);
 				continue;
 			}
 

@@ -18,6 +18,7 @@
  *   kernel bits of the word's last life not cleaned
  *   a doomed registration that stays in the index
  *   nobody woken when a registration arrived
+ *   the dead buried between looking for a registration on its way and waiting for it
  */
 #include <cstdlib>
 #include <cstring>
@@ -164,6 +165,27 @@ struct world {
 		}
 	}
 
+	/* One who finds out that an entry is invalid, beside one who registers what serves him too.
+	 */
+	std::string arrival()
+	{
+		auto once = [this](uint32_t access) {
+			mr_cache_ref ref;
+
+			if (cache.acquire(pd, owner, BASE, PAGE, access, &ref) ||
+			    cache.release(ref.index, ref.generation))
+				kernel.complain("could not be registered and released");
+		};
+
+		if (!started)
+			return "did not start";
+		once(1);
+		kernel.suspect(BASE, BASE + PAGE, true);
+		order.spawn([&once] { once(1); });
+		order.spawn([&once] { once(3); });
+		return order.run(10000) ? kernel.complaint : "no end";
+	}
+
 	std::string run()
 	{
 		if (!started)
@@ -217,5 +239,13 @@ TEST_CASE("the cache keeps its promises in every order that was tried")
 		CHECK(hits > last);
 		CHECK(settled > last / 100);
 		CHECK(invalidated > last / 10);
+	}
+}
+
+TEST_CASE("a registration that arrives while another is buried is not waited for")
+{
+	for (uint64_t seed = 1; seed <= 2000; seed++) {
+		INFO("seed " << seed);
+		REQUIRE(world(seed).arrival() == "");
 	}
 }
