@@ -42,6 +42,7 @@ template <class Env> struct arena {
 	alignas(64) typename Env::mutex mutex;
 	typename Env::condition arrived; // a registration on its way did, or did not
 	pending *on_the_way;
+	uint32_t waiting;    // for that
 	uint32_t free_entry; // linked by entry.link
 	uint32_t high;	     // entries from here on were never used; 0 is no entry
 	uint64_t entry_count;

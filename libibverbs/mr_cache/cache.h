@@ -52,19 +52,19 @@ public:
 		uint32_t bits = mine->hot.hint_bits.load(std::memory_order_relaxed);
 
 		if (!generation) [[unlikely]]
-			return slow::acquire(pd, owner, addr, length, access, ref);
+			return slow::acquire(wish(pd, addr, length, access), pd, owner, 0, ref);
 
 		const wish want(pd, addr, length, access);
 		uint32_t i = mine->hint.look(want, bits);
 
 		if (!i) [[unlikely]]
-			return slow::acquire(pd, owner, addr, length, access, ref);
+			return slow::acquire(wish(want), pd, owner, 0, ref);
 
 		entry<Env> &e = mine->entries[i];
 
 		/* No look before: it would cost a line that is another CPU's twice. */
 		if (!e.word.usable(e.word.take_acquire()) || !e.fits(want)) [[unlikely]]
-			return slow::untake_and_acquire(i, pd, owner, addr, length, access, ref);
+			return slow::acquire(wish(want), pd, owner, i, ref);
 		e.use(slow::now(*mine));
 		slow::refer(e, i, generation, ref);
 		return 0;

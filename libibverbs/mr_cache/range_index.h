@@ -30,20 +30,9 @@ public:
 	uint32_t search(const wish &want, const entry<Env> *entries) const
 	{
 		const domain &d = domains[lookup(want.key)];
-		uint32_t rights = want.access & RIGHTS;
 		uint32_t present = d.present.load(std::memory_order_relaxed);
-		uint32_t first = predecessor(d.roots[rights], want.addr);
 
-		if (first && entries[first].fits(want))
-			return first;
-		for (uint32_t more = present & containing(rights) & ~(1U << rights); more;
-		     more &= more - 1) {
-			uint32_t found = predecessor(d.roots[__builtin_ctz(more)], want.addr);
-
-			if (found && entries[found].fits(want))
-				return found;
-		}
-		return 0;
+		return present ? search(d, present, want, entries) : 0;
 	}
 
 	/* Under the mutex: an entry among the same rights that lies within the range, or 0. */
@@ -55,20 +44,20 @@ public:
 		return found && entries[found].end() <= end ? found : 0;
 	}
 
-	/* Under the mutex: room for a domain's first entry; false if there are too many domains. */
-	bool prepare(uint64_t key)
+	/* Under the mutex: a domain, to insert() into; 0 if there are too many. */
+	uint32_t prepare(uint64_t key)
 	{
-		if (lookup(key))
-			return true;
+		uint32_t i = lookup(key);
 
-		uint32_t i = free_domain;
-
+		if (i)
+			return i;
+		i = free_domain;
 		if (i)
 			free_domain = domains[i].next.load(std::memory_order_relaxed);
 		else if (domain_count + 1 < Env::domains)
 			i = ++domain_count;
 		else
-			return false;
+			return 0;
 
 		auto &head = heads[bucket(key)];
 
@@ -76,13 +65,13 @@ public:
 		domains[i].next.store(head.load(std::memory_order_relaxed),
 				      std::memory_order_relaxed);
 		head.store(i, std::memory_order_relaxed);
-		return true;
+		return i;
 	}
 
-	/* Under the mutex. The domain was prepared, and the antichain stays one. */
-	void insert(uint32_t index, uint64_t key, uint32_t rights, uint64_t start)
+	/* Under the mutex. The domain is what prepare() gave, and the antichain stays one. */
+	void insert(uint32_t index, uint32_t to, uint32_t rights, uint64_t start)
 	{
-		domain &d = domains[lookup(key)];
+		domain &d = domains[to];
 		link *at = &d.roots[rights];
 		uint32_t n;
 
@@ -155,6 +144,20 @@ private:
 		link roots[RIGHTS + 1];
 	};
 
+	[[gnu::noinline]] uint32_t search(const domain &d, uint32_t present, const wish &want,
+					  const entry<Env> *entries) const
+	{
+		/* The lowest of the sets that contain a set is itself. */
+		for (uint32_t more = present & containing(want.access & RIGHTS); more;
+		     more &= more - 1) {
+			uint32_t found = predecessor(d.roots[__builtin_ctz(more)], want.addr);
+
+			if (found && entries[found].fits(want))
+				return found;
+		}
+		return 0;
+	}
+
 	static constexpr uint32_t HEADS = 1024;
 	static constexpr int STEPS = 256; // more than a treap of 2^20 is ever deep
 
@@ -174,17 +177,12 @@ private:
 		return x ^ x >> 13;
 	}
 
-	/* The sets of rights, as bits of a mask, that contain these. */
+	/* The sets of rights, as bits of a mask, that contain these; without a branch or a loop. */
 	static uint32_t containing(uint32_t rights)
 	{
-		uint32_t mask = 0xffff;
-
-		for (uint32_t right = 0; right < 4; right++)
-			if (rights & 1U << right)
-				mask &= HAVING[right];
-		return mask;
+		return (0xaaaa | ((rights & 1) - 1)) & (0xcccc | ((rights >> 1 & 1) - 1)) &
+		       (0xf0f0 | ((rights >> 2 & 1) - 1)) & (0xff00 | ((rights >> 3 & 1) - 1));
 	}
-	static constexpr uint32_t HAVING[4] = {0xaaaa, 0xcccc, 0xf0f0, 0xff00};
 
 	uint32_t predecessor(const link &root, uint64_t addr) const
 	{

@@ -58,20 +58,12 @@ protected:
 		return bury_all(lock, i);
 	}
 
-	[[gnu::noinline, gnu::cold]] int untake_and_acquire(uint32_t i, void *pd, void *who,
-							    uint64_t addr, uint64_t length,
-							    uint32_t access, mr_cache_ref *ref)
+	/* No hint, or one for which an entry was taken in vain: the index, then all the rest. */
+	[[gnu::noinline]] int acquire(const wish &want, void *pd, void *who, uint32_t taken,
+				      mr_cache_ref *ref)
 	{
-		untake(i);
-		return acquire(pd, who, addr, length, access, ref);
-	}
-
-	/* No hint: the index without the mutex, then all the rest. */
-	[[gnu::noinline]] int acquire(void *pd, void *who, uint64_t addr, uint64_t length,
-				      uint32_t access, mr_cache_ref *ref)
-	{
-		const wish want(pd, addr, length, access);
-
+		if (taken)
+			untake(taken);
 		if (!ready() || !is_for_us(want))
 			return EOPNOTSUPP;
 
@@ -106,8 +98,7 @@ protected:
 		       end <= ~Env::page_mask();
 	}
 
-	[[gnu::noinline]] int acquire_locked(const wish &want, void *pd, void *who,
-					     mr_cache_ref *ref)
+	int acquire_locked(const wish &want, void *pd, void *who, mr_cache_ref *ref)
 	{
 		holder lock(*this);
 
@@ -128,7 +119,9 @@ protected:
 				continue;
 			}
 			if (is_on_the_way(want)) {
+				a->waiting++;
 				a->arrived.wait(a->mutex);
+				a->waiting--;
 				continue;
 			}
 
@@ -232,7 +225,8 @@ protected:
 				break;
 			}
 		}
-		a->arrived.broadcast();
+		if (a->waiting)
+			a->arrived.broadcast();
 		if (error) {
 			a->owner[o].remove(request.size);
 			free(i);
@@ -267,13 +261,16 @@ protected:
 		while ((other = a->index.find_within(want.key, rights, request.start, end,
 						     a->entries)))
 			retire(lock, other);
-		if (!a->index.prepare(want.key)) {
+
+		uint32_t domain = a->index.prepare(want.key);
+
+		if (!domain) {
 			e.word.doom_relaxed();
 			e.word.open_release(1);
 			return;
 		}
 		e.word.open_release(1);
-		a->index.insert(i, want.key, rights, request.start);
+		a->index.insert(i, domain, rights, request.start);
 		a->entry_count++;
 
 		uint32_t bits = a->hot.hint_bits.load(std::memory_order_relaxed);

@@ -225,7 +225,9 @@ protected:
 	 * doomed, so that a flush tries it again; with a reference if it is `held`, whose
 	 * user then has it still.
 	 */
-	int bury_all(holder &lock, uint32_t held = 0)
+	int bury_all(holder &lock, uint32_t held = 0) { return lock.dead ? bury(lock, held) : 0; }
+
+	[[gnu::noinline]] int bury(holder &lock, uint32_t held)
 	{
 		int error = 0;
 
