@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * One cached registration: its word and what it is a registration of, in one
- * cache line. Entries are never freed, only reused, so that an old index may be
- * read at any time; what was read counts after a reference was taken (word.h).
+ * cache line. The line beside it stays empty: CPUs fetch lines in pairs, and two
+ * threads that use neighbours would take them from each other. Entries are never
+ * freed, only reused, so that an old index may be read at any time; what was read
+ * counts after a reference was taken (word.h).
  *
  * The fields that readers compare are atomics: they are written while the word
  * is CLOSED (by the one who closed it, or got it from the free list), and a
@@ -43,7 +45,7 @@ struct wish {
 	uint32_t access;
 };
 
-template <class Env> class alignas(64) entry {
+template <class Env> class alignas(128) entry {
 public:
 	entry_word<Env> word;
 

@@ -95,17 +95,35 @@ void parts_of_buffers(benchmark::State &state)
 	use(state, false, LENGTH / 2);
 }
 
-struct alignas(64) line {
+/* As far apart as the cache's entries. */
+struct alignas(128) line {
 	std::atomic<uint64_t> word;
 };
 
 void two_atomics(benchmark::State &state)
 {
-	std::vector<line> lines(1);
+	std::vector<line> one(1);
 
 	for (auto _ : state) {
-		benchmark::DoNotOptimize(lines[0].word.fetch_add(1, std::memory_order_acquire));
-		benchmark::DoNotOptimize(lines[0].word.fetch_sub(1, std::memory_order_release));
+		benchmark::DoNotOptimize(one[0].word.fetch_add(1, std::memory_order_acquire));
+		benchmark::DoNotOptimize(one[0].word.fetch_sub(1, std::memory_order_release));
+	}
+}
+
+std::vector<line> shared_lines(1000);
+
+/* What the same buffers cost two threads at least: a line that the other one may have. */
+void two_atomics_same_lines(benchmark::State &state)
+{
+	std::vector<uint64_t> addrs = order(state, true);
+	size_t i = 0;
+
+	for (auto _ : state) {
+		auto &word = shared_lines[(addrs[i] - BASE) / APART].word;
+
+		benchmark::DoNotOptimize(word.fetch_add(1, std::memory_order_acquire));
+		benchmark::DoNotOptimize(word.fetch_sub(1, std::memory_order_release));
+		i = i + 1 == addrs.size() ? 0 : i + 1;
 	}
 }
 
@@ -116,11 +134,11 @@ void two_atomics_and_search(benchmark::State &state)
 
 	std::sort(sorted.begin(), sorted.end());
 	sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
-	std::vector<line> lines(sorted.size());
+	std::vector<line> words(sorted.size());
 
 	for (auto _ : state) {
 		auto found = std::upper_bound(sorted.begin(), sorted.end(), addrs[i]) - 1;
-		auto &word = lines[static_cast<size_t>(found - sorted.begin())].word;
+		auto &word = words[static_cast<size_t>(found - sorted.begin())].word;
 
 		benchmark::DoNotOptimize(word.fetch_add(1, std::memory_order_acquire));
 		benchmark::DoNotOptimize(word.fetch_sub(1, std::memory_order_release));
@@ -147,21 +165,15 @@ void miss(benchmark::State &state)
 }
 
 /* Setup() runs once, before the threads start. */
-BENCHMARK(own_buffers)
-	->Setup(fresh)
-	->Arg(1)
-	->Arg(1000)
-	->Arg(100000)
-	->ThreadRange(1, 2)
-	->UseRealTime();
-BENCHMARK(same_buffers)->Setup(fresh)->Arg(1)->Arg(1000)->Arg(100000)->Threads(2)->UseRealTime();
-BENCHMARK(parts_of_buffers)
-	->Setup(fresh)
-	->Arg(1)
-	->Arg(1000)
-	->Arg(100000)
-	->ThreadRange(1, 2)
-	->UseRealTime();
+void counts(benchmark::internal::Benchmark *of)
+{
+	of->Setup(fresh)->Arg(1)->Arg(1000)->Arg(100000)->UseRealTime();
+}
+
+BENCHMARK(own_buffers)->Apply(counts)->ThreadRange(1, 2);
+BENCHMARK(same_buffers)->Apply(counts)->Threads(2);
+BENCHMARK(parts_of_buffers)->Apply(counts)->ThreadRange(1, 2);
+BENCHMARK(two_atomics_same_lines)->Arg(1000)->Threads(2)->UseRealTime();
 BENCHMARK(two_atomics)->ThreadRange(1, 2)->UseRealTime();
 BENCHMARK(two_atomics_and_search)->Arg(1)->Arg(1000)->Arg(100000)->UseRealTime();
 BENCHMARK(miss)->Setup(fresh);
