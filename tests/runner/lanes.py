@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import results
 
 PYTHON = "/usr/bin/python3 -B"
-UNIT_PROGRAMS = ("cache", "schedule", "tsan", "asan")
+UNIT_PROGRAMS = ("cache", "parts", "schedule", "tsan", "asan")
 GUEST_PROGRAMS = ("contract", "revoke", "lifetime", "race", "cache", "adversary")
 # Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
 UPSTREAM_EXECUTED = 103
