@@ -9,11 +9,8 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
-#include <random>
-#include <vector>
-
 #include "libfabric.h"
+#include "shuffled.h"
 
 namespace {
 
@@ -37,25 +34,14 @@ void libfabric(benchmark::State &state)
 	auto *base =
 		static_cast<std::byte *>(mmap(nullptr, apart * count, PROT_READ | PROT_WRITE,
 					      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0));
-	std::vector<std::byte *> buffers;
 
-	for (std::size_t i = 0; i < std::max<std::size_t>(count, 4096); i++)
-		buffers.push_back(base + i % count * apart);
-	std::shuffle(buffers.begin(), buffers.end(), std::mt19937_64(42));
-	const auto use = [&](std::byte *addr) {
+	use_shuffled(state, base, apart, [](std::byte *addr) {
 		fid_mr *mr = nullptr;
 		check(fi_mr_reg(domain, addr, apart, FI_WRITE | FI_REMOTE_WRITE, 0, 0, 0, &mr,
 				nullptr),
 		      "fi_mr_reg");
 		fi_close(&mr->fid);
-	};
-	for (std::byte *addr : buffers)
-		use(addr);
-	std::size_t i = 0;
-	for (auto _ : state) {
-		use(buffers[i]);
-		i = i + 1 == buffers.size() ? 0 : i + 1;
-	}
+	});
 	munmap(base, apart * count);
 }
 

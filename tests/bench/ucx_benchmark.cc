@@ -7,11 +7,10 @@ extern "C" {
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <random>
-#include <vector>
+
+#include "shuffled.h"
 
 namespace {
 
@@ -53,30 +52,18 @@ ucs_rcache_t *make_cache()
 void ucx(benchmark::State &state)
 {
 	static ucs_rcache_t *cache = make_cache();
-	const auto count = static_cast<std::size_t>(state.range(0));
 	static std::byte *base =
 		static_cast<std::byte *>(mmap(nullptr, apart * 100001, PROT_READ | PROT_WRITE,
 					      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-	std::vector<std::byte *> buffers;
-	ucs_rcache_region_t *region = nullptr;
 
-	for (std::size_t i = 0; i < std::max<std::size_t>(count, 4096); i++)
-		buffers.push_back(base + i % count * apart);
-	std::shuffle(buffers.begin(), buffers.end(),
-		     std::mt19937_64(42 + static_cast<unsigned>(state.thread_index())));
-	const auto use = [&](std::byte *addr) {
+	use_shuffled(state, base, apart, [](std::byte *addr) {
+		ucs_rcache_region_t *region = nullptr;
+
 		if (ucs_rcache_get(cache, addr, 4096, PROT_READ | PROT_WRITE, nullptr, &region) !=
 		    UCS_OK)
 			std::abort();
 		ucs_rcache_region_put(cache, region);
-	};
-	for (std::byte *addr : buffers)
-		use(addr);
-	std::size_t i = 0;
-	for (auto _ : state) {
-		use(buffers[i]);
-		i = i + 1 == buffers.size() ? 0 : i + 1;
-	}
+	});
 }
 
 BENCHMARK(ucx)->Arg(1)->Arg(1000)->UseRealTime();

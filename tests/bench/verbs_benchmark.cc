@@ -12,10 +12,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
-#include <random>
 #include <vector>
 
 #include "device.h"
+#include "shuffled.h"
 
 using namespace mr_notify;
 
@@ -43,20 +43,11 @@ void hit(benchmark::State &state)
 {
 	const auto count = static_cast<std::size_t>(state.range(0));
 	const memory m = anonymous(count * page_size());
-	std::vector<range> buffers;
 
-	for (std::size_t i = 0; i < std::max<std::size_t>(count, 4096); i++)
-		buffers.push_back({m.registered().addr + i % count * page_size(), page_size()});
-	std::shuffle(buffers.begin(), buffers.end(), std::mt19937_64(42));
-	for (const range &r : buffers)
-		ibv_dereg_mr(register_or_die(r, access_flags | IBV_ACCESS_CACHED));
-	std::size_t i = 0;
-	for (auto _ : state) {
-		const range r = buffers[i];
-		i = i + 1 == buffers.size() ? 0 : i + 1;
-		ibv_dereg_mr(ibv_reg_mr(the_device().pd(), r.addr, r.length,
-					access_flags | IBV_ACCESS_CACHED));
-	}
+	use_shuffled(state, m.registered().addr, page_size(), [](std::byte *addr) {
+		ibv_dereg_mr(
+			register_or_die({addr, page_size()}, access_flags | IBV_ACCESS_CACHED));
+	});
 	ibv_reg_mr_clean(the_device().context(), 0);
 }
 
