@@ -62,7 +62,8 @@ def main():
     good &= report("clang-format", ["clang-format", "--dry-run", "-Werror",
                                     *tracked(".cpp", ".cc", ".hpp"),
                                     *(name for name in tracked(".h")
-                                      if name.startswith(("tests/", "libibverbs/examples/")))])
+                                      if name.startswith(("tests/", "libibverbs/examples/",
+                                                         "libibverbs/mr_cache/")))])
     ours = [name for name in tracked(".cpp", ".cc")
             if name.startswith(("libibverbs/", "tests/demo/"))]
     good &= report("clang-tidy", ["clang-tidy", "--quiet", *ours, "--", "-std=c++20",

@@ -92,8 +92,7 @@ struct mr_cache_statistics {
  * *limits are those that an owner starts with, also in forked children; UINT64_MAX
  * is for what the machine allows.
  */
-int mr_cache_init(const struct mr_cache_registrar *registrar,
-		  const struct mr_cache_bounds *limits);
+int mr_cache_init(const struct mr_cache_registrar *registrar, const struct mr_cache_bounds *limits);
 
 /*
  * A reference to a valid registration that contains the range and allows the
