@@ -11,7 +11,7 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 
 # What is ours in libibverbs. C++ sources go here too: see inject_libibverbs() for their flags.
 set(INJECT_LIBIBVERBS_SOURCES libibverbs/mr_notify.c libibverbs/mr_cache.c
-    libibverbs/mr_cache/mr_cache_core.cc)
+    libibverbs/mr_cache_report.c libibverbs/mr_cache/mr_cache_core.cc)
 set(INJECT_UAPI_HEADERS kernel-headers/rdma/ib_user_mr_notify.h)
 set(INJECT_PUBLIC_HEADERS libibverbs/mr_notify.h libibverbs/mr_cache.h)
 set(INJECT_TESTS tests/test_mr_notify.py tests/test_mr_cache.py)

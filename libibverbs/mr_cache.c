@@ -20,6 +20,7 @@
 
 #include "ibverbs.h"
 #include "mr_cache/mr_cache_core.h"
+#include "mr_cache_report.h"
 
 #define CACHED_ACCESS                                                          \
 	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |                    \
@@ -188,10 +189,18 @@ static bool start_cache(void)
 	return !mr_cache_init(&registrar, &limits);
 }
 
-/* Once per context, or by several threads at once with one result. */
+static inline bool context_is(struct ibv_context *context,
+			      enum context_state state)
+{
+	return __atomic_load_n(&get_priv(context)->mr_cache,
+			       __ATOMIC_ACQUIRE) == state;
+}
+
+/* Once per context, or by several threads at once: the first one's answer counts. */
 static bool ask_context(struct ibv_context *context)
 {
 	const int old_errno = errno;
+	uint32_t not_asked = CONTEXT_NOT_ASKED;
 	enum context_state state = CONTEXT_PLAIN;
 	struct ibv_device_attr attr;
 
@@ -200,16 +209,13 @@ static bool ask_context(struct ibv_context *context)
 	    attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY &&
 	    start_cache())
 		state = CONTEXT_CACHES;
-	__atomic_store_n(&get_priv(context)->mr_cache, state, __ATOMIC_RELEASE);
+	if (__atomic_compare_exchange_n(&get_priv(context)->mr_cache, &not_asked,
+					state, false, __ATOMIC_ACQ_REL,
+					__ATOMIC_ACQUIRE) &&
+	    state == CONTEXT_CACHES)
+		mr_cache_report_open(context);
 	errno = old_errno;
-	return state == CONTEXT_CACHES;
-}
-
-static inline bool context_is(struct ibv_context *context,
-			      enum context_state state)
-{
-	return __atomic_load_n(&get_priv(context)->mr_cache,
-			       __ATOMIC_ACQUIRE) == state;
+	return context_is(context, CONTEXT_CACHES);
 }
 
 static inline bool context_caches(struct ibv_context *context)
@@ -383,8 +389,10 @@ void cached_mr_flush_pd(struct ibv_pd *pd)
 
 void cached_mr_flush_context(struct ibv_context *context)
 {
-	if (context_is(context, CONTEXT_CACHES))
-		mr_cache_flush_owner(context);
+	if (!context_is(context, CONTEXT_CACHES))
+		return;
+	mr_cache_report_close(context);
+	mr_cache_flush_owner(context);
 }
 
 int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,

@@ -10,10 +10,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -380,4 +384,50 @@ TEST_CASE("cache: invalid ones give their pages back without being asked")
 	REQUIRE(munmap(r.addr, r.length) == 0);
 	/* the entry's word is in a page that stays pinned */
 	CHECK(wait_for_pinned(before + page_size()) <= before + page_size());
+}
+
+/* Not tests of their own: the next one runs them as programs. */
+TEST_CASE("cache: closes the device", "[.]")
+{
+	const memory m = anonymous(length);
+	const device on;
+
+	cached(on, m.registered()).reset();
+	cached(on, m.registered()).reset();
+}
+
+TEST_CASE("cache: exits with the device open", "[.]")
+{
+	const auto on = std::make_unique<device>().release();
+	const memory m = anonymous(length);
+
+	cached(*on, m.registered()).reset();
+	cached(*on, m.registered()).reset();
+}
+
+TEST_CASE("cache: RDMAV_MR_CACHE_STATS=1 tells what it did")
+{
+	const auto said_by = [](const std::string &environment, const std::string &test) {
+		char self[4096] = {};
+		REQUIRE(readlink("/proc/self/exe", self, sizeof(self) - 1) > 0);
+		const std::string command =
+			environment + " '" + self + "' '" + test + "' 2>&1 >/dev/null";
+		const std::unique_ptr<FILE, int (*)(FILE *)> out(popen(command.c_str(), "r"),
+								 pclose);
+		REQUIRE(out);
+		std::string text;
+		for (int c; (c = std::fgetc(out.get())) != EOF;)
+			text += static_cast<char>(c);
+		return text;
+	};
+
+	for (const char *test : {"cache: closes the device", "cache: exits with the device open"}) {
+		const std::string said = said_by("RDMAV_MR_CACHE_STATS=1", test);
+		INFO(test << ": " << said);
+		CHECK(said.starts_with("libibverbs: process "));
+		CHECK(said.find(": 1 hits, 1 misses, 0 suspects, 0 invalidations, 0 evictions, ") !=
+		      std::string::npos);
+		CHECK(std::count(said.begin(), said.end(), '\n') == 1);
+		CHECK(said_by("", test).empty());
+	}
 }

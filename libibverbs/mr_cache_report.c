@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * RDMAV_MR_CACHE_STATS=1: what the registration cache did for a program that
+ * cannot be asked. A line on standard error for each context when it is closed,
+ * or when the process ends and has it open.
+ *
+ * A context has a place from when it was found to cache until one of these two
+ * takes it out, and that one reports. Names are copied, so that the end of the
+ * process needs nothing of a context that another thread closes just then.
+ */
+#include <config.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ibverbs.h"
+#include "mr_cache/mr_cache_core.h"
+#include "mr_cache_report.h"
+
+/* More contexts than anybody opens; those beyond say nothing. */
+#define PLACES 64
+
+static struct {
+	uint32_t taken;
+	struct ibv_context *context;	/* NULL: not yet, or not any more */
+	char name[IBV_SYSFS_NAME_MAX];
+} places[PLACES];
+
+void mr_cache_report_open(struct ibv_context *context)
+{
+	const char *text = getenv("RDMAV_MR_CACHE_STATS");
+	int i;
+
+	if (!text || strcmp(text, "1"))
+		return;
+	for (i = 0; i < PLACES; i++) {
+		if (__atomic_exchange_n(&places[i].taken, 1, __ATOMIC_ACQUIRE))
+			continue;
+		snprintf(places[i].name, sizeof(places[i].name), "%s",
+			 context->device->name);
+		__atomic_store_n(&places[i].context, context, __ATOMIC_RELEASE);
+		return;
+	}
+}
+
+/* Silent if nothing was registered, as in most forked children: their cache starts empty. */
+static void report(int i, struct ibv_context *context)
+{
+	struct mr_cache_statistics seen;
+
+	if (mr_cache_query(context, &seen) || !(seen.hits | seen.misses))
+		return;
+	dprintf(STDERR_FILENO,
+		"libibverbs: process %d, %s: %llu hits, %llu misses, %llu suspects, %llu invalidations, %llu evictions, %llu entries, %llu bytes\n",
+		getpid(), places[i].name, (unsigned long long)seen.hits,
+		(unsigned long long)seen.misses,
+		(unsigned long long)seen.suspects_settled,
+		(unsigned long long)seen.invalidations,
+		(unsigned long long)seen.evictions,
+		(unsigned long long)seen.entries,
+		(unsigned long long)seen.bytes);
+}
+
+void mr_cache_report_close(struct ibv_context *context)
+{
+	int i;
+
+	for (i = 0; i < PLACES; i++) {
+		struct ibv_context *expected = context;
+
+		if (!__atomic_compare_exchange_n(&places[i].context, &expected,
+						 NULL, false, __ATOMIC_ACQUIRE,
+						 __ATOMIC_RELAXED))
+			continue;
+		report(i, context);
+		__atomic_store_n(&places[i].taken, 0, __ATOMIC_RELEASE);
+		return;
+	}
+}
+
+__attribute__((destructor)) static void report_at_exit(void)
+{
+	int i;
+
+	for (i = 0; i < PLACES; i++) {
+		struct ibv_context *context = __atomic_exchange_n(
+			&places[i].context, NULL, __ATOMIC_ACQUIRE);
+
+		if (context)
+			report(i, context);
+	}
+}
