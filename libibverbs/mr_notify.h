@@ -11,6 +11,13 @@
 #ifndef INFINIBAND_MR_NOTIFY_H
 #define INFINIBAND_MR_NOTIFY_H
 
+/*
+ * For #ifdef after <infiniband/verbs.h>: this header and the functions below are
+ * there to compile and link with. Whether the kernel and the device can do it is
+ * IBV_DEVICE_MR_NOTIFY in device_cap_flags of ibv_query_device().
+ */
+#define IBV_HAVE_MR_NOTIFY 1
+
 #include <stdint.h>
 
 #include <infiniband/mr_cache.h>
