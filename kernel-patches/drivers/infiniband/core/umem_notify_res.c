@@ -27,6 +27,9 @@ static const char *state_name(const struct umem_notify_status *status)
  * A driver's fill_res_mr_entry(), for one that does not replace the umem of an
  * MR when it re-registers it. Says nothing of an MR that nobody watches.
  *
+ * ib_umem_get() pins no more pages than a u32 counts. A u64 would need a padding
+ * attribute on some architectures, which iproute2 takes for the value.
+ *
  * Return: 0 or -EMSGSIZE.
  */
 int ib_mr_notify_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr)
@@ -44,7 +47,7 @@ int ib_mr_notify_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr)
 	if (rdma_nl_put_driver_string(msg, "notify",
 				      status.armed ? "armed" : "disarmed") ||
 	    rdma_nl_put_driver_string(msg, "state", state_name(&status)) ||
-	    rdma_nl_put_driver_u64(msg, "pinned_pages",
+	    rdma_nl_put_driver_u32(msg, "pinned_pages",
 				   status.revoked ? 0 : ib_umem_num_pages(umem))) {
 		nla_nest_cancel(msg, table);
 		return -EMSGSIZE;
