@@ -2,6 +2,7 @@
 /* The contract of the three verbs: what they return, what they leave alone. */
 #include <catch2/catch.hpp>
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -418,6 +419,29 @@ TEST_CASE("a harmless SUSPECT goes away without a call")
 	for (int i = 0; i < 1000 && w.value(); i++)
 		usleep(1000);
 	CHECK(w.value() == 0);
+}
+
+/* Its page may have left the page cache, and only a system call may fault it in to see. */
+TEST_CASE("a SUSPECT read-only mapping of a regular file waits to be settled")
+{
+	const device on;
+	const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+	REQUIRE(fd >= 0);
+	void *addr = mmap(nullptr, length, PROT_READ, MAP_SHARED, fd, 0);
+	REQUIRE(addr != MAP_FAILED);
+	memory m({static_cast<std::byte *>(addr), length}, fd);
+	const auto mr = on.register_memory(m.registered(), 0);
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	CHECK(w.value() == 0);
+	drop(m);
+	usleep(200000); /* the worker has looked */
+	CHECK(w.value() == IBV_MR_NOTIFY_SUSPECT);
+	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
+	CHECK(w.value() == 0);
+	unmap(m);
+	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 }
 
 TEST_CASE("re-registration")
