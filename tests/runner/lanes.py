@@ -6,7 +6,7 @@ import results
 
 PYTHON = "/usr/bin/python3 -B"
 UNIT_PROGRAMS = ("cache", "parts", "schedule", "tsan", "asan")
-GUEST_PROGRAMS = ("contract", "revoke", "lifetime", "race", "cache", "adversary")
+GUEST_PROGRAMS = ("contract", "revoke", "lifetime", "race", "cache", "adversary", "observe")
 # Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
 UPSTREAM_EXECUTED = 103
 

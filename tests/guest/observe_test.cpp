@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * What an administrator sees of MR notification: trace events, the counters of
+ * the device, the state of an MR in "rdma resource".
+ */
+#include <catch2/catch.hpp>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <thread>
+
+#include "device.h"
+#include "skip.h"
+#include "trial.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr std::size_t length = 16 * 4096;
+
+void write_file(const std::string &path, const std::string &text)
+{
+	std::ofstream file(path);
+
+	file << text << std::flush;
+	if (!file)
+		throw std::runtime_error("cannot write " + path);
+}
+
+std::string read_file(const std::string &path)
+{
+	std::ifstream file(path);
+	std::ostringstream text;
+
+	if (!file)
+		throw std::runtime_error("cannot read " + path);
+	text << file.rdbuf();
+	return text.str();
+}
+
+std::string output_of(const std::string &command)
+{
+	const std::unique_ptr<FILE, int (*)(FILE *)> pipe(popen(command.c_str(), "r"), pclose);
+	std::string text;
+	char piece[4096];
+
+	if (!pipe)
+		fail(command);
+	while (const std::size_t got = fread(piece, 1, sizeof(piece), pipe.get()))
+		text.append(piece, got);
+	return text;
+}
+
+/* A trace buffer of our own, with some events of the kernel. */
+class trace {
+public:
+	explicit trace(const std::string &events = "ib_mr_notify")
+	{
+		if (mkdir(place_.c_str(), 0700))
+			fail("mkdir " + place_);
+		write_file(place_ + "/events/" + events + "/enable", "1");
+	}
+	~trace() { rmdir(place_.c_str()); }
+	trace(const trace &) = delete;
+	trace &operator=(const trace &) = delete;
+
+	/* How often this thread caused any; forgets them. */
+	std::size_t count_mine() const
+	{
+		const std::string mine = '-' + std::to_string(gettid()) + ' ';
+		std::istringstream lines(read_file(place_ + "/trace"));
+		std::size_t count = 0;
+		std::string line;
+
+		while (std::getline(lines, line))
+			count += line[0] != '#' && line.find(mine) != line.npos;
+		write_file(place_ + "/trace", "");
+		return count;
+	}
+
+	/* "name: fields" of each event of an MR's range, oldest first; forgets them. */
+	std::vector<std::string> take(const ibv_mr &mr) const
+	{
+		std::ostringstream range;
+		std::vector<std::string> found;
+		std::istringstream lines(read_file(place_ + "/trace"));
+		std::string line;
+
+		range << " range=0x" << std::hex << reinterpret_cast<uintptr_t>(mr.addr) << "-0x"
+		      << reinterpret_cast<uintptr_t>(mr.addr) + mr.length << ' ';
+		while (std::getline(lines, line)) {
+			const auto name = line.find(" mr_notify_");
+			if (line[0] != '#' && name != line.npos &&
+			    line.find(range.str()) != line.npos)
+				found.push_back(line.substr(name + 1));
+		}
+		write_file(place_ + "/trace", "");
+		return found;
+	}
+
+private:
+	std::string place_ = "/sys/kernel/tracing/instances/observe";
+};
+
+/* Calls of a function of the kernel as trace events. */
+class probe {
+public:
+	explicit probe(const std::string &function) { command("p:observe/calls " + function); }
+	~probe() { command("-:observe/calls"); }
+	probe(const probe &) = delete;
+	probe &operator=(const probe &) = delete;
+
+	static constexpr const char *file = "/sys/kernel/tracing/kprobe_events";
+
+private:
+	/* Appended, as truncating the file removes all probes; and by one system call. */
+	static void command(const std::string &text)
+	{
+		const int fd = open(file, O_WRONLY | O_APPEND | O_CLOEXEC);
+		const ssize_t written = write(fd, text.data(), text.size());
+
+		close(fd);
+		CHECK(written == static_cast<ssize_t>(text.size()));
+	}
+};
+
+/* Does the text have all of these fields? */
+bool has(const std::string &text, const std::vector<std::string> &fields)
+{
+	const std::string words = ' ' + text + ' ';
+
+	for (const auto &field : fields)
+		if (words.find(' ' + field + ' ') == words.npos)
+			return false;
+	return true;
+}
+
+/* Those of the port, by the name without "mr_notify_". */
+std::map<std::string, uint64_t> counters(const device &on)
+{
+	std::map<std::string, uint64_t> all;
+
+	usleep(20000); /* the kernel keeps what it read for 10 ms */
+	for (const char *name : {"armed", "arms", "suspect", "intact", "invalid", "settles",
+				 "revokes", "pages_returned"})
+		all[name] = std::stoull(read_file("/sys/class/infiniband/" + on.name() +
+						  "/ports/1/hw_counters/mr_notify_" + name));
+	return all;
+}
+
+/* What "rdma resource show mr -dd" says of it, in one line. */
+std::string resource(const ibv_mr &mr)
+{
+	const std::string text = output_of("rdma -d -d resource show mr");
+	std::ostringstream key;
+
+	key << " lkey 0x" << std::hex << mr.lkey << ' ';
+	const auto at = text.find(key.str());
+	REQUIRE(at != text.npos);
+	const auto begin = text.rfind("dev ", at);
+	std::string line = text.substr(begin, text.find("\ndev ", at) - begin);
+	std::replace_if(
+		line.begin(), line.end(), [](char c) { return c == '\t' || c == '\n'; }, ' ');
+	return line;
+}
+
+/* Its number there, which the trace events show. */
+std::string number(const ibv_mr &mr)
+{
+	const std::string line = resource(mr);
+	const auto at = line.find(" mrn ") + 5;
+
+	return line.substr(at, line.find(' ', at) - at);
+}
+
+void unmap(memory &m)
+{
+	const range r = m.registered();
+
+	m.forget(r);
+	REQUIRE(munmap(r.addr, r.length) == 0);
+}
+
+void drop(const memory &m)
+{
+	REQUIRE(madvise(m.registered().addr, m.registered().length, MADV_DONTNEED) == 0);
+}
+
+/* What unmaps, faults and forks; each makes an MMU event where anybody listens. */
+void change_other_memory()
+{
+	{
+		memory m = anonymous(length);
+		drop(m);
+		*m.registered().addr = std::byte{1};
+		unmap(m);
+	}
+	const pid_t child = fork();
+	if (child == 0)
+		_exit(0);
+	REQUIRE(waitpid(child, nullptr, 0) == child);
+}
+
+} // namespace
+
+TEST_CASE("each step is a trace event")
+{
+	const device on;
+	const trace events;
+	memory m = shared_file(length);
+	const auto mr = on.register_memory(m.registered());
+	const std::string dev = "dev=" + on.name();
+	const std::string id = "mr=" + number(*mr);
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	auto seen = events.take(*mr);
+	/* it was not tracked from the start, so arming looked at it */
+	REQUIRE(seen.size() == 2);
+	CHECK(has(seen[0], {"mr_notify_settle:", dev, "state=VALID", "by=call", "ret=0"}));
+	CHECK(has(seen[1], {"mr_notify_arm:", dev, id, "state=VALID"}));
+
+	drop(m);
+	REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+	seen = events.take(*mr);
+	REQUIRE(seen.size() == 2);
+	CHECK(has(seen[0],
+		  {"mr_notify_mark:", dev, id, "state=SUSPECT", "armed=1", "event=CLEAR"}));
+	CHECK(has(seen[1], {"mr_notify_settle:", dev, id, "state=VALID", "ret=0"}));
+
+	const range r = m.registered();
+	std::ostringstream changes;
+	changes << "changes=0x" << std::hex << reinterpret_cast<uintptr_t>(r.addr) << "-0x"
+		<< reinterpret_cast<uintptr_t>(r.end());
+	unmap(m);
+	REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+	seen = events.take(*mr);
+	REQUIRE(seen.size() == (on.can_revoke() ? 2 : 1));
+	CHECK(has(seen[0], {"mr_notify_mark:", dev, id, "state=INVALID", "armed=1", "event=UNMAP",
+			    changes.str()}));
+	if (on.can_revoke())
+		CHECK(has(seen[1], {"mr_notify_revoke:", dev, id, "pages=16", "ret=0"}));
+
+	REQUIRE(ibv_unreg_mr_notify(mr.get()) == 0);
+	seen = events.take(*mr);
+	REQUIRE(seen.size() == 1);
+	CHECK(has(seen[0], {"mr_notify_disarm:", dev, id, "state=INVALID"}));
+}
+
+TEST_CASE("the worker's look is traced as its own")
+{
+	const device on;
+	const trace events;
+	memory m = shared_file(length);
+	const auto mr = on.register_memory(m.registered());
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	events.take(*mr);
+	drop(m);
+	for (int i = 0; i < 1000 && w.value(); i++)
+		usleep(1000);
+	usleep(10000);
+	const auto seen = events.take(*mr);
+	REQUIRE(seen.size() == 2);
+	CHECK(has(seen[1], {"mr_notify_settle:", "state=VALID", "by=worker", "ret=0"}));
+}
+
+/* It must not wait for the inode, which deregistration would then wait for too. */
+TEST_CASE("a worker that finds the file busy looks again later")
+{
+	const device on;
+	const trace events;
+	memory m = shared_file(length);
+	const auto mr = on.register_memory(m.registered());
+	bool met = false;
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	for (int round = 0; round < 20 && !met; round++) {
+		std::atomic<bool> stop = false;
+		/* holds the inode's lock for most of the time */
+		std::thread writer([&] {
+			while (!stop)
+				if (fallocate(m.fd(), 0, length, 32 << 20) ||
+				    fallocate(m.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+					      length, 32 << 20))
+					std::abort();
+		});
+		usleep(20000);
+		drop(m);
+		usleep(100000);
+		stop = true;
+		writer.join();
+		for (int i = 0; i < 1000 && w.value(); i++)
+			usleep(1000);
+		CHECK(w.value() == 0);
+		for (const auto &event : events.take(*mr))
+			met |= has(event, {"mr_notify_settle:", "by=worker", "ret=-11"});
+	}
+	CHECK(met);
+}
+
+TEST_CASE("a registration that ends is traced")
+{
+	const trace events;
+	memory m = anonymous(length);
+	word w;
+	ibv_mr copy{};
+
+	SECTION("deregistered")
+	{
+		const device on;
+		auto mr = on.register_memory(m.registered());
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		events.take(*mr);
+		copy = *mr;
+		mr.reset();
+		const auto seen = events.take(copy);
+		REQUIRE(seen.size() == 1);
+		CHECK(has(seen[0], {"mr_notify_disarm:", "state=VALID"}));
+	}
+	SECTION("closed with its device")
+	{
+		{
+			const device on;
+			auto mr = on.register_memory(m.registered());
+			REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+			events.take(*mr);
+			copy = *mr;
+			free(mr.release()); /* the library's; the kernel's ends by itself */
+		}
+		const auto seen = events.take(copy);
+		REQUIRE(seen.size() == 2);
+		CHECK(has(seen[0], {"mr_notify_gone:", "state=INVALID"}));
+		CHECK(has(seen[1], {"mr_notify_disarm:", "state=INVALID"}));
+	}
+}
+
+TEST_CASE("what happens is counted")
+{
+	const device on;
+	memory shared = shared_file(length);
+	memory m = anonymous(length);
+	const auto first = on.register_memory(shared.registered());
+	const auto second = on.register_memory(m.registered());
+	word one;
+	word two;
+
+	auto wanted = counters(on);
+	REQUIRE(ibv_reg_mr_notify(first.get(), one.address()) == 0);
+	REQUIRE(ibv_reg_mr_notify(second.get(), two.address()) == 0);
+	wanted["armed"] += 2;
+	wanted["arms"] += 2;
+	wanted["intact"] += 2; /* not tracked from the start */
+	CHECK(counters(on) == wanted);
+
+	drop(shared);
+	REQUIRE(ibv_settle_mr_notify(first.get()) == 0);
+	REQUIRE(ibv_settle_mr_notify(first.get()) == 0);
+	wanted["suspect"] += 1;
+	wanted["settles"] += 2;
+	wanted["intact"] += 1;
+	CHECK(counters(on) == wanted);
+
+	drop(m);
+	REQUIRE(ibv_settle_mr_notify(second.get()) == 0);
+	wanted["suspect"] += 1;
+	wanted["settles"] += 1;
+	wanted["invalid"] += 1;
+	if (on.can_revoke()) {
+		wanted["revokes"] += 1;
+		wanted["pages_returned"] += 16;
+	}
+	CHECK(counters(on) == wanted);
+
+	REQUIRE(ibv_unreg_mr_notify(first.get()) == 0);
+	wanted["armed"] -= 1;
+	CHECK(counters(on) == wanted);
+}
+
+TEST_CASE("rdma statistic prints the counters")
+{
+	const device on;
+
+	CHECK(output_of("rdma statistic show link " + on.name() + "/1").find(" mr_notify_armed ") !=
+	      std::string::npos);
+}
+
+TEST_CASE("a deregistered MR is armed no more")
+{
+	const device on;
+	memory m = anonymous(length);
+	word w;
+	const uint64_t before = counters(on)["armed"];
+
+	{
+		const auto mr = on.register_memory(m.registered());
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		CHECK(counters(on)["armed"] == before + 1);
+	}
+	CHECK(counters(on)["armed"] == before);
+}
+
+TEST_CASE("rdma resource shows the state of an MR")
+{
+	const device on;
+	memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	word w;
+
+	CHECK(resource(*mr).find("drv_notify") == std::string::npos);
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	CHECK(has(resource(*mr), {"drv_notify armed", "drv_state valid", "drv_pinned_pages 16"}));
+
+	REQUIRE(ibv_unreg_mr_notify(mr.get()) == 0);
+	CHECK(has(resource(*mr), {"drv_notify disarmed", "drv_state valid"}));
+
+	drop(m); /* nobody to tell, so nobody looks */
+	CHECK(has(resource(*mr), {"drv_notify disarmed", "drv_state suspect"}));
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	if (on.can_revoke())
+		CHECK(has(resource(*mr),
+			  {"drv_notify armed", "drv_state revoked", "drv_pinned_pages 0"}));
+	else
+		CHECK(has(resource(*mr),
+			  {"drv_notify armed", "drv_state invalid", "drv_pinned_pages 16"}));
+}
+
+TEST_CASE("without notification no MMU notifier is called")
+{
+	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
+	const probe calls("__mmu_notifier_invalidate_range_start");
+	const trace events("observe");
+	int failed = 0;
+
+	/* in a child, or an earlier test has armed something in this process */
+	const pid_t child = fork();
+	if (child == 0) {
+		const device on;
+		memory m = anonymous(length);
+		const auto mr = on.register_memory(m.registered());
+		word w;
+
+		change_other_memory();
+		drop(m);
+		if (events.count_mine())
+			_exit(1);
+		/* and the probe is where one would be seen */
+		if (ibv_reg_mr_notify(mr.get(), w.address()))
+			_exit(2);
+		change_other_memory();
+		_exit(events.count_mine() ? 0 : 3);
+	}
+	REQUIRE(child > 0);
+	REQUIRE(waitpid(child, &failed, 0) == child);
+	CHECK(WEXITSTATUS(failed) == 0);
+}
