@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""What MR notification costs those who use it and those who don't: prints the tables of costs.md.
+
+Why: what is said of it in Documentation/costs.md must be easy to repeat, also on another machine.
+All ratios are of times in one guest; only the last table compares two, Debian's own modules and
+ours: there the guests take turns and the best round counts. Called by tests/bench/run.
+"""
+import json
+import os
+import subprocess
+import sys
+
+import programs
+
+COUNTS = (1000, 100000)
+ROUNDS = 3
+ELSEWHERE = {"munmap": "munmap of 16 other pages", "fault": "fault that copies another page",
+             "fork": "fork"}
+
+
+def run(kernel, only):
+    """{"operation/state/count": {counter: value}} in a guest."""
+    print("measuring:", only, kernel, file=sys.stderr, flush=True)
+    done = subprocess.run(
+        [programs.LAB, "--kernel", kernel, "--no-checks", "--memory", "3G", "--",
+         programs.path("cost"), "--benchmark_format=json", "--benchmark_filter=" + only],
+        capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"cost: {done.stderr.strip()[-400:]}")
+    return {"/".join(one["run_name"].split("/")[:3]): one
+            for one in json.loads(done.stdout[done.stdout.index("{"):])["benchmarks"]}
+
+
+def beside_stock():
+    """{operation: {kernel: nanoseconds}} of a process that arms nothing."""
+    best = {}
+    for _ in range(ROUNDS):
+        for kernel in ("stock", "debian"):
+            for name, one in run(kernel, "/never/").items():
+                times = best.setdefault(name.partition("/")[0], {})
+                times[kernel] = min(one["median_ns"], times.get(kernel, one["median_ns"]))
+    return best
+
+
+def row(*cells):
+    """A row of a table in Markdown."""
+    print("|", " | ".join(cells), "|")
+
+
+def head(*cells):
+    """The first two."""
+    print()
+    row(*cells)
+    print("|" + "---|" * len(cells))
+
+
+def main():
+    """Measure, print, write."""
+    os.makedirs(programs.OUT, exist_ok=True)
+    got = run("debian", ".")
+    stock = beside_stock()
+
+    def median(name):
+        return got[name]["median_ns"]
+
+    head("", "no registration", *(f"{count:,} {state}" for count in COUNTS
+                                  for state in ("unwatched", "armed")))
+    for what, title in ELSEWHERE.items():
+        none = median(what + "/never/0")
+        row(title, f"1 ({none / 1000:.0f} us)",
+            *(f"{median(f'{what}/{state}/{count}') / none:.2f}" for count in COUNTS
+              for state in ("registered", "armed")))
+    plain, armed = median("munmap_own/registered/0"), median("munmap_own/armed/0")
+    head("", "unwatched", "armed")
+    row("munmap of 16 registered pages", f"1 ({plain / 1000:.0f} us)", f"{armed / plain:.2f}")
+    head("kernel memory of", "unwatched", "armed")
+    row("a registration of one page", *(f"{got[f'munmap/{state}/{COUNTS[-1]}']['slab_bytes']:.0f}"
+                                        for state in ("registered", "armed")))
+    head("nothing is armed", "Debian's modules", "ours")
+    for what, times in stock.items():
+        row(ELSEWHERE.get(what, "registering 16 pages"), f"1 ({times['stock'] / 1000:.0f} us)",
+            f"{times['debian'] / times['stock']:.2f}")
+
+    with open(os.path.join(programs.OUT, "cost.json"), "w", encoding="utf-8") as out:
+        json.dump({"debian": got, "beside stock": stock}, out, indent=1)
+    print(f"\n{programs.relative('cost.json')}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * What notification costs those who do not ask for it at that moment. Of each operation OP/STATE/N:
+ *  never       the process has no registration at all (also runs where notification is unknown)
+ *  registered  N registrations that nobody watches: what pinning alone costs
+ *  armed       N registrations, each with its word
+ * Operations: munmap of 16 pages elsewhere, a fault that copies a page elsewhere, fork; munmap of
+ * 16 pages that are registered themselves; registering 16 pages. slab_bytes is the kernel's memory
+ * for each registration, over the last that were made.
+ */
+#include <benchmark/benchmark.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "device.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr int access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+constexpr int track = 1 << 28; /* as the cache registers */
+constexpr std::size_t most = 100000;
+constexpr std::size_t shared_pages = 256;
+constexpr std::size_t piece_pages = 16;
+
+enum class state { never, registered, armed };
+
+std::size_t piece()
+{
+	return piece_pages * page_size();
+}
+
+const device &the_device()
+{
+	static const device on;
+
+	return on;
+}
+
+/* Bytes of slab in the whole guest. */
+double slab_bytes()
+{
+	std::ifstream file("/proc/meminfo");
+	std::string name;
+	double kilobytes = 0;
+
+	while (file >> name >> kilobytes) {
+		if (name == "Slab:")
+			return kilobytes * 1024;
+		std::getline(file, name);
+	}
+	return 0;
+}
+
+/*
+ * The registrations. All lie in the same few pages: a fork copies pinned pages for the child, and
+ * that is not what is to be measured.
+ */
+class crowd {
+public:
+	/* Returns the bytes of slab for each of those that were added. */
+	double become(state what, std::size_t count)
+	{
+		if (what != what_ || count < mrs_.size())
+			mrs_.clear();
+		what_ = what;
+		if (mrs_.size() == count)
+			return bytes_each_;
+		const std::size_t had = mrs_.size();
+		const double before = slab_bytes();
+		while (mrs_.size() < count)
+			add(what == state::armed);
+		bytes_each_ = (slab_bytes() - before) / static_cast<double>(count - had);
+		return bytes_each_;
+	}
+
+private:
+	void add(bool armed)
+	{
+		const std::size_t i = mrs_.size();
+		const range at{memory_.registered().addr + i % shared_pages * page_size(),
+			       page_size()};
+
+		mrs_.push_back(the_device().register_memory(at, armed ? access_flags | track
+								      : access_flags));
+		if (armed)
+			check_verb(ibv_reg_mr_notify(mrs_.back().get(), &words_[i]),
+				   "ibv_reg_mr_notify");
+	}
+
+	memory memory_ = anonymous(shared_pages * page_size());
+	std::vector<uint64_t> words_ = std::vector<uint64_t>(most);
+	std::vector<owned<ibv_mr>> mrs_;
+	state what_ = state::never;
+	double bytes_each_ = 0;
+};
+
+/* Made when it is first needed: "never" has none, nor an open device. */
+double prepare(state what, std::size_t count)
+{
+	static crowd *all; /* as long as the process */
+
+	if (what == state::never)
+		return 0;
+	if (!all)
+		all = new crowd;
+	return all->become(what, count);
+}
+
+template <class F> double timed(F &&f)
+{
+	const auto start = std::chrono::steady_clock::now();
+
+	f();
+	return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/* In small pages: a huge one would be faulted in and unmapped at once. */
+range map_piece(bool populated)
+{
+	void *addr =
+		mmap(nullptr, piece(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (addr == MAP_FAILED)
+		fail("mmap");
+	madvise(addr, piece(), MADV_NOHUGEPAGE); /* a kernel without them refuses */
+	if (populated)
+		std::memset(addr, 1, piece());
+	return {static_cast<std::byte *>(addr), piece()};
+}
+
+double unmap(range r)
+{
+	return timed([&] { munmap(r.addr, r.length); });
+}
+
+double munmap_elsewhere(state)
+{
+	return unmap(map_piece(true));
+}
+
+/* Reading maps the page of zeros, writing replaces it: an MMU event for each page. */
+double fault_elsewhere(state)
+{
+	const range r = map_piece(false);
+	volatile auto *bytes = reinterpret_cast<volatile char *>(r.addr);
+
+	for (std::size_t i = 0; i < r.length; i += page_size())
+		static_cast<void>(bytes[i]);
+	const double took = timed([&] {
+		for (std::size_t i = 0; i < r.length; i += page_size())
+			bytes[i] = 1;
+	});
+	munmap(r.addr, r.length);
+	return took / piece_pages;
+}
+
+double fork_child(state)
+{
+	pid_t child = 0;
+	const double took = timed([&] {
+		child = fork();
+		if (child == 0)
+			_exit(0);
+	});
+
+	waitpid(child, nullptr, 0);
+	return took;
+}
+
+double munmap_own(state what)
+{
+	const range r = map_piece(true);
+	static uint64_t word;
+	owned<ibv_mr> mr;
+
+	if (what != state::never)
+		mr = the_device().register_memory(r, access_flags);
+	word = 0;
+	if (what == state::armed)
+		check_verb(ibv_reg_mr_notify(mr.get(), &word), "ibv_reg_mr_notify");
+	return unmap(r);
+}
+
+double registering(state)
+{
+	static const range r = map_piece(true);
+	owned<ibv_mr> mr;
+
+	return timed([&] { mr = the_device().register_memory(r, access_flags); });
+}
+
+/* The median of the iterations counts: on a busy machine the slow ones were interrupted. */
+void add(const char *name, double (*operation)(state), state what, std::size_t count,
+	 int iterations)
+{
+	static const char *const names[] = {"never", "registered", "armed"};
+	const std::string full = std::string(name) + '/' + names[static_cast<int>(what)] + '/' +
+				 std::to_string(count);
+	const auto run = [=](benchmark::State &bench) {
+		const double slab = prepare(what, count);
+		std::vector<double> times;
+
+		for (auto _ : bench) {
+			times.push_back(operation(what));
+			bench.SetIterationTime(times.back());
+		}
+		std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+		bench.counters["median_ns"] = times[times.size() / 2] * 1e9;
+		bench.counters["slab_bytes"] = slab;
+	};
+
+	benchmark::RegisterBenchmark(full.c_str(), run)->UseManualTime()->Iterations(iterations);
+}
+
+void add_all(state what, std::size_t count)
+{
+	add("munmap", munmap_elsewhere, what, count, 501);
+	add("fault", fault_elsewhere, what, count, 101);
+	add("fork", fork_child, what, count, 31);
+}
+
+} // namespace
+
+/* In this order: once a process has armed anything it has a notifier for good. */
+int main(int argc, char **argv)
+{
+	add_all(state::never, 0);
+	add("register", registering, state::never, 0, 201);
+	add("munmap_own", munmap_own, state::registered, 0, 201);
+	add_all(state::registered, 1000);
+	add_all(state::registered, most);
+	add("munmap_own", munmap_own, state::armed, 0, 201);
+	add_all(state::armed, 1000);
+	add_all(state::armed, most);
+	benchmark::Initialize(&argc, argv);
+	benchmark::RunSpecifiedBenchmarks();
+	return 0;
+}
