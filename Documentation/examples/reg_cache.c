@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * THE WORD of an entry is shared with the kernel:
+ *
+ *	bits 0-7	the kernel's: INVALID (for ever), SUSPECT (ask)
+ *	bits 8-63	ours: how many transfers use the registration
+ *
+ * So one atomic addition takes the reference and tells whether the kernel
+ * objects. There is no moment between the check and the use: when munmap()
+ * has returned, in any thread, the word is not zero below, and every addition
+ * after that sees it. What is unmapped after the addition is unmapped while a
+ * transfer uses it, which is the application's error with any MPI.
+ *
+ * THE LOCK guards the table: which entry has which range. It is held for looking
+ * an entry up, for making and for ending one; not for giving one back. A cache
+ * that looks up without a lock must not free or reuse an entry that somebody
+ * may still add to; here references are only taken under the lock, so an entry
+ * without one, seen under the lock, stays without one.
+ *
+ * MEMORY ORDER. put() releases: what the transfer did to the memory and to the
+ * MR is before the subtraction. Whoever ends the entry reads the zero with
+ * acquire, so it is before ibv_dereg_mr() too. get() acquires, which pairs with
+ * the kernel's write of the bits. Read-modify-write always sees the newest value
+ * of the word, so no barrier is needed for that.
+ */
+#include "reg_cache.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#ifdef IBV_HAVE_MR_NOTIFY
+#define KERNEL_BITS ((uint64_t)IBV_MR_NOTIFY_KERNEL_MASK)
+#endif
+#define REFERENCE ((uint64_t)1 << 8)
+#define ENTRIES 1024
+
+/*
+ * The kernel pins the page of an armed word: all words are close together, in
+ * memory that lives as long as the cache, and that nobody registers or unmaps.
+ */
+struct reg_entry {
+	uint64_t word;
+	struct ibv_mr *mr; /* NULL: free */
+	uintptr_t start;
+	uintptr_t end;
+	int gone; /* not to be found; ended when nobody uses it */
+};
+
+struct reg_cache {
+	struct ibv_pd *pd;
+	int access;
+	int keeps;
+	pthread_mutex_t lock;
+	unsigned int next; /* whom to evict: round and round, for shortness */
+	unsigned long count;
+	struct reg_entry entry[ENTRIES];
+};
+
+/* Run time: is the kernel and the driver able? */
+static int device_notifies(struct ibv_context *context)
+{
+#ifdef IBV_HAVE_MR_NOTIFY
+	struct ibv_device_attr attr;
+
+	return !ibv_query_device(context, &attr) && attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY;
+#else
+	(void)context;
+	return 0;
+#endif
+}
+
+struct reg_cache *reg_cache_create(struct ibv_pd *pd, int access)
+{
+	struct reg_cache *cache = calloc(1, sizeof(*cache));
+
+	if (!cache)
+		return NULL;
+	cache->pd = pd;
+	cache->access = access;
+	cache->keeps = device_notifies(pd->context);
+	pthread_mutex_init(&cache->lock, NULL);
+	return cache;
+}
+
+int reg_cache_keeps(const struct reg_cache *cache)
+{
+	return cache->keeps;
+}
+
+unsigned long reg_cache_count(const struct reg_cache *cache)
+{
+	return __atomic_load_n(&cache->count, __ATOMIC_RELAXED);
+}
+
+/* Under the lock, of an entry without users. Its word is the kernel's until this returns. */
+static void end(struct reg_entry *e)
+{
+	ibv_dereg_mr(e->mr);
+	e->mr = NULL;
+}
+
+void reg_cache_destroy(struct reg_cache *cache)
+{
+	for (unsigned int i = 0; i < ENTRIES; i++)
+		if (cache->entry[i].mr)
+			end(&cache->entry[i]);
+	pthread_mutex_destroy(&cache->lock);
+	free(cache);
+}
+
+#ifdef IBV_HAVE_MR_NOTIFY
+
+/* Takes a reference; false, and none is held, if it cannot be used. Under the lock. */
+static int take(struct reg_entry *e)
+{
+	uint64_t seen = __atomic_fetch_add(&e->word, REFERENCE, __ATOMIC_ACQUIRE);
+
+	if (seen & IBV_MR_NOTIFY_SUSPECT) {
+		/* One system call instead of a registration; ours is the reference meanwhile. */
+		if (ibv_settle_mr_notify(e->mr))
+			seen |= IBV_MR_NOTIFY_INVALID;
+		else
+			seen = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
+	}
+	/* SUSPECT again: something else happened just now. Not worth a loop. */
+	if (!(seen & KERNEL_BITS))
+		return 1;
+	__atomic_fetch_sub(&e->word, REFERENCE, __ATOMIC_RELEASE);
+	e->gone = 1;
+	return 0;
+}
+
+static int unused(struct reg_entry *e)
+{
+	return !(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE) & ~KERNEL_BITS);
+}
+
+/* A free entry, or NULL if all are in use. Ends what is gone. Under the lock. */
+static struct reg_entry *make_room(struct reg_cache *cache)
+{
+	struct reg_entry *room = NULL;
+
+	for (unsigned int i = 0; i < ENTRIES; i++) {
+		struct reg_entry *e = &cache->entry[i];
+
+		if (e->mr && e->gone && unused(e))
+			end(e);
+		if (!e->mr)
+			room = e;
+	}
+	for (unsigned int i = 0; i < ENTRIES && !room; i++) {
+		struct reg_entry *e = &cache->entry[cache->next++ % ENTRIES];
+
+		if (unused(e)) {
+			end(e);
+			room = e;
+		}
+	}
+	return room;
+}
+
+/* After ENOMEM, which may be for what is kept. Returns how many it ended. */
+static int end_unused(struct reg_cache *cache)
+{
+	int ended = 0;
+
+	pthread_mutex_lock(&cache->lock);
+	for (unsigned int i = 0; i < ENTRIES; i++)
+		if (cache->entry[i].mr && unused(&cache->entry[i])) {
+			end(&cache->entry[i]);
+			ended++;
+		}
+	pthread_mutex_unlock(&cache->lock);
+	errno = ENOMEM;
+	return ended;
+}
+
+/*
+ * Registers whole pages, so that the next buffer on them is a hit. Between
+ * ibv_reg_mr() and ibv_reg_mr_notify() nothing is missed: arming tells what
+ * happened before it, too.
+ */
+static int add(struct reg_cache *cache, struct reg_entry *e, uintptr_t start, uintptr_t end_of)
+{
+	const uintptr_t page = sysconf(_SC_PAGESIZE);
+
+	start &= ~(page - 1);
+	end_of = (end_of + page - 1) & ~(page - 1);
+	e->mr = ibv_reg_mr(cache->pd, (void *)start, end_of - start, cache->access);
+	if (!e->mr)
+		return 0;
+	__atomic_store_n(&e->word, REFERENCE, __ATOMIC_RELAXED); /* the kernel's not yet */
+	if (ibv_reg_mr_notify(e->mr, &e->word)) {
+		end(e);
+		return 0;
+	}
+	__atomic_fetch_add(&cache->count, 1, __ATOMIC_RELAXED);
+	e->start = start;
+	e->end = end_of;
+	e->gone = 0;
+	if (!(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE) & KERNEL_BITS))
+		return 1;
+	e->gone = 1;
+	__atomic_fetch_sub(&e->word, REFERENCE, __ATOMIC_RELEASE);
+	return 0;
+}
+
+static struct reg_entry *find_or_add(struct reg_cache *cache, uintptr_t start, uintptr_t end_of)
+{
+	struct reg_entry *e;
+
+	for (unsigned int i = 0; i < ENTRIES; i++) { /* a real one has a tree here */
+		e = &cache->entry[i];
+		if (e->mr && !e->gone && e->start <= start && end_of <= e->end && take(e))
+			return e;
+	}
+	e = make_room(cache);
+	return e && add(cache, e, start, end_of) ? e : NULL;
+}
+
+#else /* headers without notification */
+
+static struct reg_entry *find_or_add(struct reg_cache *cache, uintptr_t start, uintptr_t end_of)
+{
+	(void)cache, (void)start, (void)end_of;
+	return NULL;
+}
+
+static int end_unused(struct reg_cache *cache)
+{
+	(void)cache;
+	return 0;
+}
+
+#endif
+
+int reg_cache_get(struct reg_cache *cache, void *addr, size_t length, struct reg *reg)
+{
+	const uintptr_t start = (uintptr_t)addr;
+	int again;
+
+	reg->entry = NULL;
+	if (cache->keeps) {
+		pthread_mutex_lock(&cache->lock);
+		reg->entry = find_or_add(cache, start, start + length);
+		pthread_mutex_unlock(&cache->lock);
+	}
+	if (reg->entry) {
+		reg->mr = reg->entry->mr;
+		return 0;
+	}
+	do {
+		reg->mr = ibv_reg_mr(cache->pd, addr, length, cache->access);
+		again = !reg->mr && errno == ENOMEM && end_unused(cache);
+	} while (again);
+	if (!reg->mr)
+		return errno;
+	__atomic_fetch_add(&cache->count, 1, __ATOMIC_RELAXED);
+	return 0;
+}
+
+void reg_cache_put(struct reg *reg)
+{
+	if (reg->entry)
+		__atomic_fetch_sub(&reg->entry->word, REFERENCE, __ATOMIC_RELEASE);
+	else
+		ibv_dereg_mr(reg->mr);
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * A registration cache for a communication library, without memory hooks: the
+ * kernel tells when a registration has become stale (ibv_reg_mr_notify(3)).
+ * Where the headers, the library, the kernel or the device cannot do that,
+ * nothing is kept: each transfer registers and deregisters.
+ *
+ * Thread safe, all of it. Not for a forked child: its parent's registrations
+ * are not its own; create a cache there.
+ */
+#ifndef REG_CACHE_H
+#define REG_CACHE_H
+
+#include <infiniband/verbs.h>
+
+struct reg_cache;
+struct reg_entry;
+
+/* What a transfer holds while the device may use the memory. */
+struct reg {
+	struct ibv_mr *mr;	 /* may cover more than was asked for */
+	struct reg_entry *entry; /* NULL: for this transfer only */
+};
+
+/*
+ * All registrations get this access. NULL and errno on failure. Destroy it
+ * before the PD; nobody may hold a registration then.
+ */
+struct reg_cache *reg_cache_create(struct ibv_pd *pd, int access);
+void reg_cache_destroy(struct reg_cache *cache);
+
+/* 1: the kernel notifies here, and registrations are kept. */
+int reg_cache_keeps(const struct reg_cache *cache);
+
+/* How often memory was registered so far. */
+unsigned long reg_cache_count(const struct reg_cache *cache);
+
+/*
+ * A registration of what is mapped at this address now. 0, or an errno value of
+ * ibv_reg_mr(3). Give it back when the device is done with the memory.
+ */
+int reg_cache_get(struct reg_cache *cache, void *addr, size_t length, struct reg *reg);
+void reg_cache_put(struct reg *reg);
+
+#endif
