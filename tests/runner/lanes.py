@@ -50,17 +50,26 @@ PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py
 # The suite that the package python3-pyverbs brings, compressed as documentation is.
 UNPACK_SUITE = Step("unpack suite", "mkdir /run/suite && cp -r /usr/share/doc/rdma-core/tests "
                     "/run/suite && gunzip -r /run/suite/tests")
-INSTALLED_SUITE = pyverbs(least=UPSTREAM_EXECUTED,
-                          program=f"{PYTHON} /run/suite/tests/run_tests.py")
+UNPACKED = f"{PYTHON} /run/suite/tests/run_tests.py"
+INSTALLED_SUITE = pyverbs(least=UPSTREAM_EXECUTED, program=UNPACKED)
+
+
+def examples(kernel):
+    """The examples of Documentation/ under MPI, on a kernel that "notifies", or is "stock"."""
+    return Step("examples", f"{PYTHON} tests/mpi/examples.py {kernel}", results.lines, least=5)
+
 
 # How a lane's guest is started, if its name is not just its kernel's.
-OPTIONS = {"packages": ("--kernel", "um", "--packages")}
+OPTIONS = {"packages": ("--kernel", "um", "--packages"),
+           "stock": ("--kernel", "stock", "--packages")}
 GUESTS = {
     "um": [MATRIX, *guest_programs(), *on_siw(MATRIX, *guest_programs("contract", "revoke")),
            PYTHON_EXAMPLE, pyverbs("test_mr_notify", "test_mr_cache"),
            cached(pyverbs("test_mr_notify", "test_mr_cache"))],
     # What a user installs, under Debian's own programs and upstream's suite.
     "packages": [Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
+                 Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=19),
+                 examples("notifies"),
                  UNPACK_SUITE, INSTALLED_SUITE, cached(INSTALLED_SUITE)],
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": [MATRIX, *guest_programs(), *guest_programs("window", "stress", seconds=10),
@@ -68,8 +77,8 @@ GUESTS = {
                *on_siw(*guest_programs("contract", "revoke", "transfer", "lifetime", "race")),
                pyverbs("test_mr_notify", "test_mr_cache")],
     "stock": [Step("no capability", "ibv_mr_notify", expected=3),
-              replace(PYTHON_EXAMPLE, expected=3),
-              pyverbs("test_mr_notify", "test_mr_cache")],
+              examples("stock"), replace(PYTHON_EXAMPLE, expected=3),
+              UNPACK_SUITE, pyverbs("test_mr_notify", "test_mr_cache", program=UNPACKED)],
     # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
     "debug": [MATRIX, *guest_programs("contract", "revoke", "lifetime"),
               *guest_programs("race", seconds=2), *guest_programs("stress", seconds=10),

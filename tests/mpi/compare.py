@@ -1,0 +1,146 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Compare registration caches under Debian's own, unmodified MPI, in a guest: a table, then checks.
+
+Each row is a job of stale_messages.cpp with other settings; RDMAV_MR_CACHE is set in ours, in no
+other. The checks: what intercepts libc lets stale bytes through (or this test could not see any),
+ours does not, and saves registrations.
+Called by tests/mpi/run, and by tests/run.
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+BUILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/tests/mpi")
+LIMIT = 120     # seconds a job; none needs a tenth of it on an idle machine
+
+OPENMPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2",
+           "--mca", "btl", "self"]
+OVER = {
+    "Open MPI, libfabric": [*OPENMPI, "--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca",
+                            "mtl_ofi_provider_include", "verbs;ofi_rxm", f"{BUILD}/stale_openmpi"],
+    "Open MPI, UCX": [*OPENMPI, "--mca", "pml", "ucx", f"{BUILD}/stale_openmpi"],
+    "MPICH, UCX": ["mpiexec.mpich", "-np", "2", f"{BUILD}/stale_mpich"],
+}
+# The queues of soft-RoCE are small. Both processes are on one machine, but may not use its memory.
+# UCX drops what soft-RoCE delivers to a UD queue pair unless it is told not to compare the
+# destination address, and then reports "UD endpoint ... unhandled timeout error".
+ALWAYS = {
+    "FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
+    "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256",
+    "UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "rxe0:1",
+    "UCX_UD_VERBS_ETH_DGID_CHECK": "n", "UCX_RNDV_THRESH": "32k", "MPIR_CVAR_NOLOCAL": "1",
+    "RDMAV_MR_CACHE_STATS": "1",
+}
+ONLY_LIBFABRIC = {"OMPI_MCA_memory": "^patcher"}    # else Open MPI's hooks take its place
+FABRIC_OFF = {"FI_MR_CACHE_MAX_COUNT": "0", **ONLY_LIBFABRIC}
+UCX_OFF = {"UCX_MEM_EVENTS": "n", "UCX_IB_REG_METHODS": "direct", **ONLY_LIBFABRIC}
+OURS = {"RDMAV_MR_CACHE": "1"}
+
+
+@dataclass
+class Row:
+    """One job and what it must show."""
+    over: str
+    kept_by: str
+    kind: str           # hooks: must be fooled; other: says what it says; plain; ours
+    environment: dict = field(default_factory=dict)
+    seen: dict = None
+    hits: int = 0
+
+    @property
+    def name(self):
+        """For the checks."""
+        return f"{self.over}: {self.kept_by}"
+
+    def run(self):
+        """Fill in what was seen; False if the job failed, with its output printed."""
+        env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
+        try:
+            done = subprocess.run(
+                OVER[self.over], env={**env, **ALWAYS, **self.environment}, text=True, check=False,
+                stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT)
+        except subprocess.TimeoutExpired as late:
+            print(f"{self.name}: not done after {LIMIT} s\n{late.stdout}\n{late.stderr}")
+            return False
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode or len(lines) != 1:
+            print(f"{self.name}: status {done.returncode}\n{done.stdout}{done.stderr}")
+            return False
+        self.seen = json.loads(lines[0])
+        self.hits = sum(map(int, re.findall(r"^libibverbs: process .*?: (\d+) hits",
+                                            done.stderr, re.MULTILINE)))
+        return True
+
+    def show(self):
+        """The row of the table."""
+        again, kept = self.seen["mapped_again"], self.seen["kept"]
+        print(f"{self.over:<20} {self.kept_by:<34} {again['stale']:>2} of {again['messages']} "
+              f"{again['registrations']:>13} {again['microseconds'] / 1000:>9.1f} "
+              f"{kept['registrations']:>13} {kept['microseconds'] / 1000:>9.1f} "
+              f"{self.hits if self.kind == 'ours' else '-':>6}", flush=True)
+
+
+ROWS = [
+    Row("Open MPI, libfabric", "Open MPI's hooks (the default)", "hooks"),
+    Row("Open MPI, libfabric", "libfabric's memhooks", "hooks",
+        {"FI_MR_CACHE_MONITOR": "memhooks", **ONLY_LIBFABRIC}),
+    Row("Open MPI, libfabric", "libfabric's userfaultfd", "other",
+        {"FI_MR_CACHE_MONITOR": "userfaultfd", **ONLY_LIBFABRIC}),
+    Row("Open MPI, libfabric", "nobody", "plain", FABRIC_OFF),
+    Row("Open MPI, libfabric", "libibverbs (RDMAV_MR_CACHE=1)", "ours", {**FABRIC_OFF, **OURS}),
+    Row("Open MPI, UCX", "UCX's hooks (the default)", "hooks"),
+    Row("Open MPI, UCX", "nobody", "plain", UCX_OFF),
+    Row("Open MPI, UCX", "libibverbs (RDMAV_MR_CACHE=1)", "ours", {**UCX_OFF, **OURS}),
+    Row("MPICH, UCX", "UCX's hooks (the default)", "hooks"),
+    Row("MPICH, UCX", "nobody", "plain", UCX_OFF),
+    Row("MPICH, UCX", "libibverbs (RDMAV_MR_CACHE=1)", "ours", {**UCX_OFF, **OURS}),
+]
+
+
+def check(what, good):
+    """One line of the result."""
+    print(("ok " if good else "not ok ") + what, flush=True)
+    return good
+
+
+def checks(row, plain):
+    """What this row must show; `plain` is the row of the same MPI without a cache, or None."""
+    again, kept = row.seen["mapped_again"], row.seen["kept"]
+    good = True
+    if row.kind == "hooks":
+        good &= check(f"{row.name}: fooled", again["stale"] > 0)
+    if row.kind in ("plain", "ours"):
+        good &= check(f"{row.name}: no stale message", again["stale"] + kept["stale"] == 0)
+    if row.kind == "ours":
+        good &= check(f"{row.name}: registers what was mapped again",
+                      again["registrations"] >= again["messages"] - 1)
+        good &= check(f"{row.name}: hits in the statistics", row.hits > 0)
+        good &= check(f"{row.name}: saves registrations", plain is not None and
+                      kept["registrations"] < plain.seen["kept"]["registrations"])
+    return good
+
+
+def main():
+    """Run all the rows, or those whose name has one of the arguments in it."""
+    chosen = [row for row in ROWS
+              if len(sys.argv) < 2 or any(text in row.name for text in sys.argv[1:])]
+    print(f"{'':<55}  mapped again each time ------------   kept ----------------\n"
+          f"{'':<20} {'registrations kept by':<34} stale    registrations   ms/msg "
+          f"registrations    ms/msg   hits", flush=True)
+    good = True
+    for row in chosen:
+        if row.run():
+            row.show()
+    plain = {row.over: row for row in chosen if row.kind == "plain" and row.seen}
+    for row in chosen:
+        good &= (checks(row, plain.get(row.over)) if row.seen
+                 else check(f"{row.name}: runs", False))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

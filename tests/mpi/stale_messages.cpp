@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * An MPI program of two processes, as anybody's: it knows nothing of registrations. First it sends
+ * from a buffer that it unmaps and maps again at the same address between messages, by system calls
+ * that no library sees (as Go, a Rust or a custom allocator makes them); the receiver counts the
+ * messages that arrive with the bytes of an earlier one. Then it sends from a buffer that stays, as
+ * most do. Prints one line of JSON; of either part: messages, stale, registrations (as the kernel
+ * counts them, both processes), microseconds a message. Exit status 0 unless it could not be tried.
+ */
+#include <mpi.h>
+#include <nlohmann/json.hpp>
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <span>
+#include <stdexcept>
+
+#include "registration_count.h"
+
+namespace {
+
+constexpr int messages = 20;
+constexpr int length = 256 * 1024; /* far above what is copied into a buffer of the library */
+
+std::span<std::byte> map(void *at, int flags)
+{
+	const long addr = syscall(SYS_mmap, at, length, PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+
+	if (addr == -1)
+		throw std::runtime_error("mmap");
+	return {reinterpret_cast<std::byte *>(addr), length}; // NOLINT: a system call's result
+}
+
+/* What an allocator does that returns memory and gets it back. */
+void map_again(std::span<std::byte> memory)
+{
+	if (syscall(SYS_munmap, memory.data(), memory.size()) ||
+	    map(memory.data(), MAP_FIXED_NOREPLACE).data() != memory.data())
+		throw std::runtime_error("mapping again");
+}
+
+/* Rank 0. Returns what it has seen; the receiver tells how many were stale. */
+nlohmann::ordered_json send(registration_count &count, bool again)
+{
+	const auto buffer = map(nullptr, 0);
+	const uint64_t before = count.now();
+	double seconds = 0;
+	int stale = 0;
+
+	for (int i = 1; i <= messages; i++) {
+		std::memset(buffer.data(), i, buffer.size());
+		const double start = MPI_Wtime();
+		MPI_Send(buffer.data(), length, MPI_BYTE, 1, 0, MPI_COMM_WORLD);
+		MPI_Recv(nullptr, 0, MPI_BYTE, 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+		seconds += MPI_Wtime() - start;
+		if (again)
+			map_again(buffer);
+	}
+	MPI_Recv(&stale, 1, MPI_INT, 1, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+	return {{"messages", messages},
+		{"stale", stale},
+		{"registrations", count.now() - before},
+		{"microseconds", seconds * 1e6 / messages}};
+}
+
+/* Rank 1. */
+void receive()
+{
+	const auto buffer = map(nullptr, 0);
+	int stale = 0;
+
+	for (int i = 1; i <= messages; i++) {
+		MPI_Recv(buffer.data(), length, MPI_BYTE, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+		MPI_Send(nullptr, 0, MPI_BYTE, 0, 1, MPI_COMM_WORLD);
+		stale += std::any_of(buffer.begin(), buffer.end(),
+				     [=](std::byte b) { return b != static_cast<std::byte>(i); });
+	}
+	MPI_Send(&stale, 1, MPI_INT, 0, 2, MPI_COMM_WORLD);
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+	try {
+		registration_count count;
+		int rank;
+
+		MPI_Init(&argc, &argv);
+		MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+		MPI_Barrier(MPI_COMM_WORLD); /* connects, which some do by trying */
+		if (rank == 0) {
+			const auto mapped_again = send(count, true);
+			const auto kept = send(count, false);
+			const nlohmann::ordered_json seen{{"mapped_again", mapped_again},
+							  {"kept", kept}};
+			std::printf("%s\n", seen.dump().c_str());
+		} else if (rank == 1) {
+			receive();
+			receive();
+		}
+		MPI_Finalize();
+		return 0;
+	} catch (const std::exception &e) {
+		std::fprintf(stderr, "stale_messages: %s\n", e.what());
+		return 2; /* the launcher ends the other process */
+	}
+}
