@@ -6,10 +6,10 @@ run in a mount namespace of their own, on an overlay whose lower layer is the ho
 layer is kept; a guest gets it above the host's files (tests/lab/run --packages). It is made again
 when a package changed.
 """
+import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
 import subprocess
 
 from machine import BUILD, REPO, LabError
@@ -71,37 +71,51 @@ def fingerprint(debs):
 
 
 def remove(place):
-    """Take a layer away; what dpkg made in it may belong to root."""
-    if os.path.isdir(place):
-        if os.geteuid():
-            subprocess.run(["sudo", "rm", "-rf", "--one-file-system", place], check=True)
-        else:
-            shutil.rmtree(place)
+    """Take a file or folder away; what dpkg made in it belongs to root."""
+    if os.path.lexists(place):
+        sudo = ["sudo"] if os.geteuid() else []
+        subprocess.run([*sudo, "rm", "-rf", "--one-file-system", place], check=True)
 
 
+def make(debs, total):
+    """Install the packages on a new layer."""
+    for name in ("stamp", "upper", "work", "root"):
+        remove(os.path.join(PLACE, name))
+    log = os.path.join(PLACE, "log")
+    with open(log, "w", encoding="utf-8") as output:
+        status = run(PLACE, INSTALL, debs, output)
+    if status:
+        with open(log, encoding="utf-8", errors="replace") as text:
+            end = "".join(text.readlines()[-20:])
+        raise LabError(f"{end}the packages cannot be installed; all that was said is in {log}")
+    with open(os.path.join(PLACE, "stamp"), "w", encoding="utf-8") as out:
+        out.write(total)
+
+
+def up_to_date(total):
+    """Is the layer made from that?"""
+    try:
+        with open(os.path.join(PLACE, "stamp"), encoding="utf-8") as text:
+            return text.read() == total
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
 def installed():
-    """The upper layer of a root on which the fork's packages are installed; builds them."""
+    """The upper layer of a root on which the fork's packages are installed; builds them.
+
+    It stays as it is in the context: those who use it share a lock, who makes it has it alone.
+    """
     debs = subprocess.run([os.path.join(REPO, "buildlib/package"), "debs"], check=True, text=True,
                           stdout=subprocess.PIPE).stdout.splitlines()
     os.makedirs(PLACE, exist_ok=True)
+    total = fingerprint(debs)
     with open(os.path.join(PLACE, ".lock"), "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        total, stamp = fingerprint(debs), os.path.join(PLACE, "stamp")
-        upper = os.path.join(PLACE, "upper")
-        if os.path.exists(stamp):
-            with open(stamp, encoding="utf-8") as text:
-                if text.read() == total and os.path.isdir(upper):
-                    return upper
-            os.unlink(stamp)
-        for name in ("upper", "work", "root"):
-            remove(os.path.join(PLACE, name))
-        log = os.path.join(PLACE, "log")
-        with open(log, "w", encoding="utf-8") as output:
-            status = run(PLACE, INSTALL, debs, output)
-        if status:
-            with open(log, encoding="utf-8", errors="replace") as text:
-                end = "".join(text.readlines()[-20:])
-            raise LabError(f"{end}the packages cannot be installed; all that was said is in {log}")
-        with open(stamp, "w", encoding="utf-8") as out:
-            out.write(total)
-        return upper
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        while not up_to_date(total):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not up_to_date(total):
+                make(debs, total)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        yield os.path.join(PLACE, "upper")
