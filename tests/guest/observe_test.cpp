@@ -3,6 +3,7 @@
  * What an administrator sees of MR notification: trace events, the counters of
  * the device, the state of an MR in "rdma resource".
  */
+#define CATCH_CONFIG_ENABLE_PAIR_STRINGMAKER /* or a map is printed as question marks */
 #include <catch2/catch.hpp>
 
 #include <fcntl.h>
