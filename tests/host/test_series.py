@@ -17,6 +17,7 @@ sys.path[:0] = [os.path.join(REPO, "buildlib"), os.path.join(REPO, "tests/lab")]
 
 import debian  # noqa: E402
 import fetch  # noqa: E402
+import kernel_package  # noqa: E402
 import overlay  # noqa: E402
 import series  # noqa: E402
 
@@ -73,10 +74,8 @@ class Series(unittest.TestCase):
             with open(known, encoding="utf-8") as text:
                 if text.read() == digest.hexdigest():
                     return
-        version = fetch.linux_version()
-        place = os.path.join(fetch.BUILD, "lab", "package-" + version)
-        if not os.path.isdir(place):
-            debian.unpack(version, place)
+        with fetch.locked(fetch.BUILD):
+            package = kernel_package.unpack()
         plain = os.path.join(self.temporary.name, "steps")
         os.mkdir(plain)
         series.plain_tree(plain)
@@ -84,7 +83,7 @@ class Series(unittest.TestCase):
         os.mkdir(modules)
         for mail in self.mails:
             series.git(plain, "am", "-q", mail)
-            debian.build_modules(debian.Package(place), plain, modules, self.run_make, UNTRIED)
+            debian.build_modules(package, plain, modules, self.run_make, UNTRIED)
         with open(known, "w", encoding="utf-8") as text:
             text.write(digest.hexdigest())
 

@@ -22,9 +22,10 @@ from machine import BUILD, HERE, REPO, LabError
 
 sys.path.insert(0, os.path.join(REPO, "buildlib"))
 import fetch  # noqa: E402  pylint: disable=wrong-import-position
+import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
 
 OUR_KERNEL = ("kernel-patches/**", "buildlib/overlay.py", "buildlib/fetch.py",
-              "buildlib/upstream/linux.pin")
+              "buildlib/kernel_*.py", "buildlib/upstream/linux.pin")
 NOT_BUILT_FROM = ("console.py", "guest.py", "scratch_root.py")
 
 
@@ -131,13 +132,10 @@ def make_from_tree(machine):
 
 def make_from_package(machine):
     """Unpack Debian's kernel, build our modules for it, and lay out the modules in use."""
-    version = fetch.linux_version()
-    place = os.path.join(BUILD, "lab", "package-" + version)
-    with fetch.locked(BUILD):  # debian and stock share it
-        if not os.path.isdir(place):
-            with step(f"unpacking Debian's kernel {version}"):
-                debian.unpack(version, place)
-    package = debian.Package(place)
+    with fetch.locked(BUILD):
+        package = kernel_package.unpack()
+    kernel = os.path.join(BUILD, "lab", "vmlinux-" + package.release)
+    debian.uncompress(package.image, kernel)
     ours = []
     if machine.our_modules:
         with step("kernel source"):
@@ -149,7 +147,7 @@ def make_from_package(machine):
                 lambda command: run(command, log, compiler_environment()))
     debian.lay_modules(package, [*machine.boot_modules, *machine.modules], ours,
                        machine.module_tree)
-    initramfs.replace_link(package.kernel, machine.kernel)
+    initramfs.replace_link(kernel, machine.kernel)
 
 
 def up_to_date(machine):

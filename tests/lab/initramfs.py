@@ -6,8 +6,12 @@ Written directly in cpio's "newc" format, so that /dev/console needs neither roo
 import os
 import shutil
 import stat
+import sys
 
-from machine import HERE, LabError
+from machine import HERE, REPO, LabError
+
+sys.path.insert(0, os.path.join(REPO, "buildlib"))
+from kernel_package import module_name  # noqa: E402  pylint: disable=wrong-import-position
 
 APPLETS = ("sh", "mount", "mkdir", "mkfifo", "ln", "ip", "insmod", "switch_root", "poweroff",
            "uname")
@@ -61,11 +65,6 @@ def load_order(machine):
             if needed not in order:
                 order.append(needed)
     return order
-
-
-def module_name(path):
-    """A module's name as the kernel says it."""
-    return os.path.basename(path).partition(".ko")[0].replace("-", "_")
 
 
 def write(machine):

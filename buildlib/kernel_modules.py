@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Modules out of the hooked kernel tree, built against the headers of a distribution's kernel.
+
+What is taken from the tree, and how make is called for it: for the lab (tests/lab/debian.py) and
+for the DKMS package (buildlib/packaging/dkms.py).
+"""
+import glob
+import os
+import shutil
+
+
+# The folder layout must stay: trace headers include one another by relative paths.
+HEADERS = ("include/rdma", "include/uapi/rdma")
+TRACE_HEADERS = ("ib_mad.h", "ib_umad.h", "rdma_core.h")
+
+# The stack that notifies: the core and the drivers that can revoke in software.
+STACK = ("drivers/infiniband/core", "drivers/infiniband/sw/rxe", "drivers/infiniband/sw/siw")
+
+# All that uses ib_core: {folder: options that would build there what does not}.
+USERS = {
+    "drivers/infiniband": "",
+    "drivers/nvme/host": "NVME_CORE BLK_DEV_NVME NVME_FABRICS NVME_FC NVME_TCP",
+    "drivers/nvme/target": "NVME_TARGET NVME_TARGET_LOOP NVME_TARGET_FC NVME_TARGET_FCLOOP "
+                           "NVME_TARGET_TCP",
+    "net/9p": "NET_9P NET_9P_FD NET_9P_VIRTIO NET_9P_XEN NET_9P_USBG",
+    "net/rds": "RDS RDS_TCP",
+    "net/smc": "",
+    "net/sunrpc/xprtrdma": "",
+}
+# The drivers of network cards whose headers drivers/infiniband/hw includes, and which a
+# distribution's package of headers does not have.
+NEIGHBOURS = tuple("drivers/net/ethernet/" + name for name in (
+    "broadcom/bnxt", "chelsio/cxgb4", "chelsio/libcxgb", "cisco/enic", "emulex/benet",
+    "intel/ice"))
+
+
+def kbuild(folders):
+    """The Kbuild file at the top of the modules' tree."""
+    near = "".join(f"subdir-ccflags-y += -I$(src)/{name}\n" for name in neighbours(folders))
+    return ("# The in-tree value of the option, which the distribution's configuration does not "
+            "know.\nsubdir-ccflags-y += -DCONFIG_INFINIBAND_MR_NOTIFY=1\n"
+            f"{near}obj-m += {' '.join(folder + '/' for folder in folders)}\n")
+
+
+def neighbours(folders):
+    """The folders whose headers are needed to build `folders`."""
+    return NEIGHBOURS if "drivers/infiniband" in folders else ()
+
+
+def make(headers, place, folders=STACK):
+    """The make command that builds them at `place`; paths may be variables of a shell."""
+    off = [f"CONFIG_{name}=" for folder in folders for name in USERS.get(folder, "").split()]
+    # Only NOSTDINC_FLAGS comes before the kernel's own include folders: our headers must win.
+    return ["make", "-C", headers, f"M={place}", "CONFIG_RDMA_RXE=m", "CONFIG_RDMA_SIW=m",
+            "CONFIG_INFINIBAND_MR_NOTIFY=y", "CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES=",
+            *off, f"NOSTDINC_FLAGS=-nostdinc -I{place}/include -I{place}/include/uapi", "modules"]
+
+
+def sources(tree, folders=STACK):
+    """The files of `tree` that they are built from, as paths in it."""
+    wanted = {"include/trace/events/" + name for name in TRACE_HEADERS}
+    for folder in (*folders, *HEADERS, *neighbours(folders)):
+        ends = (".h",) if folder in NEIGHBOURS else (".c", ".h", "/Makefile", "/Kbuild")
+        for path in glob.glob(os.path.join(tree, folder, "**"), recursive=True):
+            if path.endswith(ends):
+                wanted.add(os.path.relpath(path, tree))
+    return wanted
+
+
+def write_kbuild(place, folders):
+    """Write the Kbuild file, unless it is there as it must be."""
+    path = os.path.join(place, "Kbuild")
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as text:
+            if text.read() == kbuild(folders):
+                return
+    with open(path, "w", encoding="utf-8") as out:
+        out.write(kbuild(folders))
+
+
+def link(tree, place, folders=STACK):
+    """Lay symbolic links to the files into `place`; take stale ones away."""
+    wanted = sources(tree, folders)
+    present = {os.path.relpath(path, place) for path in
+               glob.glob(os.path.join(place, "**"), recursive=True) if os.path.islink(path)}
+    for name in present - wanted:
+        os.unlink(os.path.join(place, name))
+    for name in wanted:
+        target, at = os.path.join(tree, name), os.path.join(place, name)
+        if name not in present or os.readlink(at) != target:
+            os.makedirs(os.path.dirname(at), exist_ok=True)
+            if os.path.lexists(at):
+                os.unlink(at)
+            os.symlink(target, at)
+    write_kbuild(place, folders)
+
+
+def copy(tree, place, folders):
+    """Copy the files to the empty folder `place`: a tree that can leave this machine."""
+    for name in sources(tree, folders):
+        os.makedirs(os.path.dirname(os.path.join(place, name)), exist_ok=True)
+        shutil.copyfile(os.path.join(tree, name), os.path.join(place, name))
+    write_kbuild(place, folders)

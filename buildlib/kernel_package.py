@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""The distribution's kernel: its image and headers, unpacked below the build folder.
+
+Nothing is installed: that would pull an initramfs generator and a boot loader's hooks onto this
+machine. All packages must be of one version, which fetch.py knows.
+"""
+import glob
+import os
+import re
+import shutil
+import subprocess
+
+import fetch
+
+SBIN = "/usr/sbin:/sbin:/usr/bin:/bin"
+
+
+class Package:
+    """The unpacked kernel packages."""
+
+    def __init__(self, place):
+        self.place = place
+        self.release = os.listdir(os.path.join(place, "lib/modules"))[0]
+        self.modules = os.path.join(place, "lib/modules", self.release)
+        self.headers = os.path.join(place, "usr/src/linux-headers-" + self.release)
+
+    @property
+    def image(self):
+        """The compressed kernel."""
+        return os.path.join(self.place, "boot", "vmlinuz-" + self.release)
+
+    def module_files(self):
+        """{module name: path} of everything that the package brings."""
+        return {module_name(path): path for path in
+                glob.glob(os.path.join(self.modules, "kernel/**/*.ko*"), recursive=True)}
+
+    def needs(self):
+        """{path below `modules`: the paths of all the modules that it needs}."""
+        done = subprocess.run(["depmod", "-n", "-b", self.place, self.release], text=True,
+                              check=True, stdout=subprocess.PIPE, env={**os.environ, "PATH": SBIN})
+        lines = (line.partition(":") for line in done.stdout.splitlines())
+        return {path: needed.split() for path, colon, needed in lines
+                if colon and path.startswith("kernel/") and " " not in path}
+
+
+def module_name(path):
+    """A module's name as the kernel says it."""
+    return os.path.basename(path).partition(".ko")[0].replace("-", "_")
+
+
+def names(version):
+    """The packages that hold the image and the headers of one version of the kernel."""
+    pin = fetch.read_pin("linux")["package"]             # linux-source-6.12
+    arch = subprocess.run(["dpkg", "--print-architecture"], text=True, check=True,
+                          stdout=subprocess.PIPE).stdout.strip()
+    meta = f"{pin.replace('source', 'image')}-{arch}={version}"
+    about = fetch.machine_apt(fetch.BUILD).run("apt-cache", "show", meta)
+    found = re.search(r"^Depends:.*?\blinux-image-(\S+)", about, re.MULTILINE)
+    if not found:
+        raise fetch.FetchError(f"{meta} names no kernel image")
+    release = found.group(1)
+    common = release.removesuffix("-" + arch)
+    return (f"linux-image-{release}", f"linux-headers-{release}",
+            f"linux-headers-{common}-common", f"linux-kbuild-{common}")
+
+
+def unpack(build=fetch.BUILD):
+    """Download and unpack the packages in use, once. The caller holds fetch.locked(build)."""
+    version = fetch.linux_version(build)
+    place = os.path.join(build, "kernel-" + version)
+    if os.path.isdir(place):
+        return Package(place)
+    new = place + ".new"
+    shutil.rmtree(new, ignore_errors=True)
+    os.makedirs(new)
+    debs = fetch.download_packages({name: version for name in names(version)}, build)
+    fetch.say(f"unpacking the distribution's kernel {version}")
+    for deb in debs.values():
+        subprocess.run(["dpkg", "-x", deb, new], check=True)
+    for makefile in glob.glob(os.path.join(new, "usr/src/linux-headers-*/Makefile")):
+        with open(makefile, encoding="utf-8") as text:
+            content = text.read()
+        if content.startswith("include /usr/src/"):  # the one absolute path
+            with open(makefile, "w", encoding="utf-8") as text:
+                text.write(content.replace("include /usr/src/", f"include {place}/usr/src/"))
+    os.rename(new, place)
+    return Package(place)
