@@ -47,8 +47,12 @@ def fingerprint(machine):
     """A digest of every file of ours that the machine is made from."""
     patterns = [os.path.join(HERE, "*.py"), os.path.join(HERE, "enter"),
                 os.path.join(HERE, "machines/*.toml")]
+    if machine.dkms:
+        patterns += [os.path.join(HERE, "dkms_life"), os.path.join(REPO, "buildlib/package"),
+                     os.path.join(REPO, "buildlib/packaging/dkms.py"),
+                     os.path.join(REPO, "buildlib/packaging/dkms/*")]
     patterns += [os.path.join(HERE, "configs", name + ".config") for name in machine.configs]
-    if machine.our_modules or machine.image == "tree":
+    if machine.our_modules or machine.dkms or machine.image == "tree":
         patterns += [os.path.join(REPO, pattern) for pattern in OUR_KERNEL]
     digest = hashlib.sha256(os.environ.get("LINUX_SOURCE", "").encode())
     for pattern in patterns:
@@ -148,6 +152,25 @@ def make_from_package(machine):
     debian.lay_modules(package, [*machine.boot_modules, *machine.modules], ours,
                        machine.module_tree)
     initramfs.replace_link(kernel, machine.kernel)
+    if machine.dkms:
+        live_with_dkms(machine, package)
+
+
+def live_with_dkms(machine, package):
+    """Make the DKMS package and let tests/lab/dkms_life install and remove it."""
+    done = subprocess.run([os.path.join(REPO, "buildlib/package"), "dkms"], text=True,
+                          stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise LabError("no DKMS package (see above)")
+    deb = done.stdout.splitlines()[-1]
+    ccache = subprocess.run(["ccache", "-k", "cache_dir"], text=True, check=True,
+                            stdout=subprocess.PIPE).stdout.strip()
+    os.makedirs(ccache, exist_ok=True)
+    command = [os.path.join(HERE, "dkms_life"), machine.dkms_life, package.place,
+               package.release, deb, ccache]
+    log = os.path.join(machine.folder, "life.log")
+    with step(f"dkms: installing and removing {os.path.basename(deb)} (log: {log})"):
+        run(command if os.getuid() == 0 else ["sudo", *command], log)
 
 
 def up_to_date(machine):

@@ -82,7 +82,8 @@ class Guest:
         """Write what tests/lab/enter and tests/lab/init want to know."""
         self.write("config", quote_config({
             "lab": HERE, "results": self.results, "layer": self.layer, "outputs": outputs,
-            "modules": self.machine.module_tree, "siw": "yes" if self.machine.siw else "",
+            "modules": self.machine.guest_modules, "load": " ".join(self.machine.load),
+            "siw": "yes" if self.machine.siw else "",
             "scheduler": self.machine.scheduler, "hostname": socket.gethostname()}))
 
     def qemu(self, out, err, accelerator):

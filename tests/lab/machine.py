@@ -32,6 +32,8 @@ class Machine:
     scheduler: str = ""         # written to the scheduler's debugfs file "features"
     boot_modules: list[str] = dataclasses.field(default_factory=list)
     modules: list[str] = dataclasses.field(default_factory=list)
+    dkms: bool = False          # package: its modules as our DKMS package leaves them
+    load: list[str] = dataclasses.field(default_factory=list)       # by modprobe, in the guest
     arch: str = ""              # tree: ARCH= of its build
     target: str = ""            # tree: make target and the program that it makes
     configs: list[str] = dataclasses.field(default_factory=list)
@@ -53,8 +55,18 @@ class Machine:
 
     @property
     def module_tree(self):
-        """What its /lib/modules/<release> is, or "" if all is built in."""
+        """What its initramfs takes modules from, or "" if all is built in."""
         return os.path.join(self.folder, "modules") if self.modules else ""
+
+    @property
+    def dkms_life(self):
+        """What tests/lab/dkms_life leaves."""
+        return os.path.join(self.folder, "life")
+
+    @property
+    def guest_modules(self):
+        """What its /lib/modules/<release> is, or "" if all is built in."""
+        return os.path.join(self.dkms_life, "installed") if self.dkms else self.module_tree
 
 
 def names():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Build everything and run all the tests, on the host and in each guest; the last line counts them.
 
-Called by tests/run. With names of lanes (host, um, packages, debian, stock, debug) only those
+Called by tests/run. With names of lanes (host, um, packages, debian, stock, dkms, debug) only those
 run. A lane that could not run is a failure. The outputs are kept in build/results.
 """
 import argparse

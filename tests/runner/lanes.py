@@ -79,6 +79,10 @@ GUESTS = {
     "stock": [Step("no capability", "ibv_mr_notify", expected=3),
               examples("stock"), replace(PYTHON_EXAMPLE, expected=3),
               UNPACK_SUITE, pyverbs("test_mr_notify", "test_mr_cache", program=UNPACKED)],
+    # As the DKMS package leaves the kernel's modules.
+    "dkms": [MATRIX, *on_siw(MATRIX), pyverbs("test_mr_notify", "test_mr_cache"),
+             Step("modules", "tests/guest/dkms_modules build/lab/dkms/life/removed",
+                  results.lines)],
     # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
     "debug": [MATRIX, *guest_programs("contract", "revoke", "lifetime"),
               *guest_programs("race", seconds=2), *guest_programs("stress", seconds=10),
