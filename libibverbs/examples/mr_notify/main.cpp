@@ -22,11 +22,23 @@ struct options {
 	std::size_t size = std::size_t{1} << 20;
 	bool json = false;
 	bool system = false;
+	bool list = false;
+	std::string only;
 };
 
 status run(const options &opt)
 {
 	using namespace mr_notify;
+
+	std::vector<operation> table = operations();
+	std::erase_if(table, [&](const operation &what) {
+		return what.name.find(opt.only) == std::string::npos;
+	});
+	if (opt.list) {
+		for (const operation &what : table)
+			fmt::print("{}\n", what.name);
+		return right;
+	}
 
 	const device on(opt.device);
 	if (!on.can_notify()) {
@@ -45,12 +57,13 @@ status run(const options &opt)
 	const auto steps = run_scenario(on, length);
 	ok = std::all_of(steps.begin(), steps.end(), [](const step &s) { return s.ok; });
 	out->scenario(steps);
-	for (const operation &what : operations()) {
+	byte_check bytes(on);
+	for (const operation &what : table) {
 		row one{what, {}, {}};
 		if (what.disturbs == reach::system && !opt.system)
 			one.seen.skipped = "would disturb others; --system does it";
 		else
-			one.seen = try_operation(on, what, length);
+			one.seen = try_operation(on, bytes, what, length);
 		one.wrong = verdict(on, what, one.seen);
 		ok = ok && one.wrong.empty();
 		out->add(one);
@@ -70,8 +83,12 @@ int main(int argc, char **argv)
 	app.add_option("-s,--size", opt.size, "Bytes to register (default: 1048576)")
 		->check(CLI::Range(std::size_t{1}, std::size_t{1} << 30));
 	app.add_flag("--json", opt.json, "Print JSON instead of tables");
-	app.add_flag("--system", opt.system,
-		     "Also try what disturbs the whole machine (drops caches, poisons a page)");
+	app.add_flag(
+		"--system", opt.system,
+		"Also try what disturbs the whole machine (swaps, drops caches, poisons pages)");
+	app.add_flag("--list", opt.list, "Print the names of the operations, and try none");
+	app.add_option("--only", opt.only, "Try the operations with TEXT in their names")
+		->type_name("TEXT");
 	CLI11_PARSE(app, argc, argv);
 
 	try {

@@ -24,7 +24,8 @@ void fail(const std::string &what)
 memory::memory(range whole, int fd) : mappings_{whole}, registered_(whole), fd_(fd) {}
 
 memory::memory(memory &&other) noexcept
-    : mappings_(std::move(other.mappings_)), registered_(other.registered_),
+    : mappings_(std::move(other.mappings_)), kept_(std::move(other.kept_)),
+      registered_(other.registered_), witness_(other.witness_), read_only_(other.read_only_),
       fd_(std::exchange(other.fd_, -1))
 {
 	other.mappings_.clear();
@@ -36,7 +37,10 @@ memory &memory::operator=(memory &&other) noexcept
 		release();
 		mappings_ = std::move(other.mappings_);
 		other.mappings_.clear();
+		kept_ = std::move(other.kept_);
 		registered_ = other.registered_;
+		witness_ = other.witness_;
+		read_only_ = other.read_only_;
 		fd_ = std::exchange(other.fd_, -1);
 	}
 	return *this;
@@ -52,6 +56,7 @@ void memory::release() noexcept
 	for (const range &mapping : mappings_)
 		munmap(mapping.addr, mapping.length);
 	mappings_.clear();
+	kept_.clear();
 	if (fd_ >= 0)
 		close(fd_);
 	fd_ = -1;
@@ -104,8 +109,20 @@ void touch(range r)
 	std::memset(r.addr, 0x5a, r.length);
 }
 
-/* A number behind a key in a file of /proc, in kB; 0 if there is none. */
-std::size_t proc_kilobytes(const char *path, const char *key)
+memory file(std::size_t length, int flags)
+{
+	const int fd = memfd_create("mr_notify", MFD_CLOEXEC);
+
+	if (fd < 0 || ftruncate(fd, static_cast<off_t>(length)))
+		fail("memfd");
+	memory m(map(length, flags, fd), fd);
+	touch(m.registered());
+	return m;
+}
+
+} // namespace
+
+std::size_t proc_number(const char *path, const char *key)
 {
 	std::array<char, 16384> text{};
 	const int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -123,19 +140,6 @@ std::size_t proc_kilobytes(const char *path, const char *key)
 	std::from_chars(at, text.data() + length, value);
 	return value;
 }
-
-memory file(std::size_t length, int flags)
-{
-	const int fd = memfd_create("mr_notify", MFD_CLOEXEC);
-
-	if (fd < 0 || ftruncate(fd, static_cast<off_t>(length)))
-		fail("memfd");
-	memory m(map(length, flags, fd), fd);
-	touch(m.registered());
-	return m;
-}
-
-} // namespace
 
 memory anonymous(std::size_t length)
 {
@@ -155,11 +159,11 @@ memory transparent_huge(std::size_t length)
 	const auto misaligned = reinterpret_cast<std::uintptr_t>(window.addr) % huge;
 	const range aligned{window.addr + (misaligned ? huge - misaligned : 0), length};
 
-	const std::size_t before = proc_kilobytes("/proc/self/smaps_rollup", "AnonHugePages");
+	const std::size_t before = proc_number("/proc/self/smaps_rollup", "AnonHugePages");
 	if (madvise(aligned.addr, aligned.length, MADV_HUGEPAGE))
 		throw unsupported("no transparent huge pages in this kernel");
 	touch(aligned);
-	if (proc_kilobytes("/proc/self/smaps_rollup", "AnonHugePages") < before + length / 1024)
+	if (proc_number("/proc/self/smaps_rollup", "AnonHugePages") < before + length / 1024)
 		throw unsupported("no transparent huge page to be had now");
 	m.set_registered(aligned);
 	return m;
@@ -218,9 +222,61 @@ memory sysv(std::size_t length)
 	return m;
 }
 
+memory mapped_file(std::size_t length)
+{
+	/* This program: its last bytes, which nobody has mapped (symbols, sections). */
+	const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		throw unsupported("no /proc/self/exe");
+	const auto size =
+		static_cast<std::size_t>(lseek(fd, 0, SEEK_END)) / page_size() * page_size();
+	const std::size_t whole = std::min(2 * length, size / 2 / page_size() * page_size());
+	void *addr =
+		mmap(nullptr, whole, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(size - whole));
+	close(fd);
+	if (addr == MAP_FAILED)
+		fail("mmap of this program");
+	memory m({static_cast<std::byte *>(addr), whole});
+	m.set_registered({m.registered().addr, whole / 2 / page_size() * page_size()});
+	m.set_witness({m.registered().end(), whole - m.registered().length});
+	m.set_read_only();
+	for (std::byte *at = m.registered().addr; at < m.witness().end(); at += page_size())
+		static_cast<void>(*static_cast<volatile std::byte *>(at));
+	return m;
+}
+
+namespace {
+
+memory split(memory m, std::size_t length)
+{
+	const range whole = m.registered();
+
+	m.set_registered({whole.addr, length});
+	m.set_witness({whole.addr + length, whole.length - length});
+	return m;
+}
+
+} // namespace
+
+memory anonymous_with_witness(std::size_t length)
+{
+	memory m(map(2 * length, MAP_PRIVATE | MAP_ANONYMOUS, -1));
+
+	/* A huge page would be one piece with the witness. */
+	madvise(m.registered().addr, m.registered().length, MADV_NOHUGEPAGE);
+	touch(m.registered());
+	return split(std::move(m), length);
+}
+
+memory shared_file_with_witness(std::size_t length)
+{
+	return split(shared_file(2 * length), length);
+}
+
 std::size_t pinned_bytes()
 {
-	return proc_kilobytes("/proc/self/status", "VmPin") * 1024;
+	return proc_number("/proc/self/status", "VmPin") * 1024;
 }
 
 } // namespace mr_notify

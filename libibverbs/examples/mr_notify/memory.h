@@ -7,6 +7,7 @@
 #define MR_NOTIFY_MEMORY_H
 
 #include <cstddef>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -44,16 +45,27 @@ public:
 	/* What is registered: everything, unless set otherwise. */
 	range registered() const { return registered_; }
 	void set_registered(range part) { registered_ = part; }
+	/* Mapped and used like that, and not registered; see witness.h. May be empty. */
+	range witness() const { return witness_; }
+	void set_witness(range part) { witness_ = part; }
 	int fd() const { return fd_; }
+	/* Only for reading, by the device too. */
+	bool read_only() const { return read_only_; }
+	void set_read_only() { read_only_ = true; }
 
 	void own(range mapping) { mappings_.push_back(mapping); }
 	void forget(range gone);
+	/* Something that must live as long as the memory. */
+	void keep(std::shared_ptr<void> thing) { kept_.push_back(std::move(thing)); }
 
 private:
 	void release() noexcept;
 
 	std::vector<range> mappings_;
+	std::vector<std::shared_ptr<void>> kept_;
 	range registered_;
+	range witness_;
+	bool read_only_ = false;
 	int fd_ = -1;
 };
 
@@ -67,6 +79,15 @@ memory shared_file(std::size_t length);
 memory private_file(std::size_t length);
 memory hugetlb(std::size_t length, bool shared);
 memory sysv(std::size_t length);
+/* A file of a disk or another machine, shared: it can be pinned for reading only. */
+memory mapped_file(std::size_t length);
+
+/* More of the same behind it, as a witness. */
+memory anonymous_with_witness(std::size_t length);
+memory shared_file_with_witness(std::size_t length);
+
+/* A number behind a key in a file of /proc; 0 if there is none. Allocates nothing. */
+std::size_t proc_number(const char *path, const char *key);
 
 /* Pages pinned by this process (VmPin), in bytes. Allocates nothing. */
 std::size_t pinned_bytes();

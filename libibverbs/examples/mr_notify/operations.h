@@ -15,6 +15,9 @@
 
 namespace mr_notify {
 
+class device;
+struct observation;
+
 enum class effect {
 	invalidates, /* the word must be non-zero right after, INVALID in the end */
 	harmless,    /* it may be SUSPECT for a moment, and never INVALID */
@@ -22,8 +25,9 @@ enum class effect {
 
 /* Whom an operation may disturb. */
 enum class reach {
-	process, /* nobody else */
-	system,	 /* the whole machine: caches dropped, a page poisoned */
+	process,      /* nobody else */
+	process_once, /* the same, and takes long: done once, not timed */
+	system,	      /* the whole machine: caches dropped, a page poisoned, swap switched on */
 };
 
 struct operation {
@@ -34,6 +38,8 @@ struct operation {
 	/* Does it to the memory; ends with the system call in question. */
 	std::function<void(memory &)> apply;
 	reach disturbs = reach::process;
+	/* Instead of those two: the registration is another process's, and we look on. */
+	std::function<observation(const device &, std::size_t length)> watch = nullptr;
 };
 
 /* All of them, in the order of the table. */

@@ -30,9 +30,26 @@ const char *expected_text(effect e)
 	return e == effect::invalidates ? "INVALID" : "0";
 }
 
+/* By RDMA: the same bytes for device and CPU, or no access. */
+const char *device_text(const observation &seen)
+{
+	if (seen.reached)
+		return *seen.reached ? "same" : "OTHER";
+	if (seen.refused)
+		return *seen.refused ? "refused" : "REACHES";
+	return "-";
+}
+
 double microseconds(std::chrono::nanoseconds t)
 {
 	return static_cast<double>(t.count()) / 1000;
+}
+
+std::string cost_text(const row &one)
+{
+	if (!is_timed(one.what))
+		return "-";
+	return fmt::format("{:+.1f}", microseconds(one.seen.armed - one.seen.plain));
 }
 
 class text : public report {
@@ -49,8 +66,8 @@ public:
 			fmt::print("{:5} {} ({})\n", s.ok ? "ok" : "WRONG", s.what, s.seen);
 			wrong_ += !s.ok;
 		}
-		fmt::print("\n{:42} {:8} {:8} {:8} {:>9} {:>9}\n", "operation", "expected", "after",
-			   "settled", "pinned", "cost [us]");
+		fmt::print("\n{:42} {:8} {:8} {:8} {:>9} {:7} {:>9}\n", "operation", "expected",
+			   "after", "settled", "pinned", "device", "cost [us]");
 		std::fflush(stdout);
 	}
 
@@ -63,11 +80,11 @@ public:
 		} else {
 			right_ += one.wrong.empty();
 			wrong_ += !one.wrong.empty();
-			fmt::print("{:42} {:8} {:8} {:8} {:>9} {:>+9.1f}{}{}\n", one.what.name,
+			fmt::print("{:42} {:8} {:8} {:8} {:>9} {:7} {:>9}{}{}\n", one.what.name,
 				   expected_text(one.what.expected), word_text(one.seen.word_after),
 				   word_text(one.seen.word_settled),
 				   fmt::format("{}/{}", one.seen.pages_pinned, one.seen.pages),
-				   microseconds(one.seen.armed - one.seen.plain),
+				   device_text(one.seen), cost_text(one),
 				   one.wrong.empty() ? "" : "  WRONG: ", one.wrong);
 		}
 		std::fflush(stdout);
@@ -76,6 +93,7 @@ public:
 	void finish() override
 	{
 		fmt::print("\n{} operations right, {} not possible here, {} wrong\n"
+			   "device: RDMA moves the bytes that the CPU sees, or is refused\n"
 			   "cost: the operation beside an armed registration, less the same beside "
 			   "an unarmed one, best of 3\n",
 			   right_, skipped_, wrong_);
@@ -116,8 +134,11 @@ public:
 			row["word_settled"] = one.seen.word_settled;
 			row["pages"] = one.seen.pages;
 			row["pages_pinned"] = one.seen.pages_pinned;
-			row["plain_us"] = microseconds(one.seen.plain);
-			row["armed_us"] = microseconds(one.seen.armed);
+			row["device"] = device_text(one.seen);
+			if (is_timed(one.what)) {
+				row["plain_us"] = microseconds(one.seen.plain);
+				row["armed_us"] = microseconds(one.seen.armed);
+			}
 			row["ok"] = one.wrong.empty();
 			if (!one.wrong.empty())
 				row["wrong"] = one.wrong;

@@ -31,20 +31,28 @@ std::chrono::nanoseconds timed(const operation &what, memory &m)
 	return clock::now() - start;
 }
 
+owned<ibv_mr> register_all(const device &on, const memory &m)
+{
+	return m.read_only() ? on.register_memory(m.registered(), 0)
+			     : on.register_memory(m.registered());
+}
+
 std::chrono::nanoseconds try_plain(const device &on, const operation &what, std::size_t length)
 {
 	memory m = what.map(length);
-	const auto mr = on.register_memory(m.registered());
+	const auto mr = register_all(on, m);
 
 	return timed(what, m);
 }
 
-observation try_armed(const device &on, const operation &what, std::size_t length)
+/* "bytes" is for the last round: RDMA takes longer than all the rest. */
+observation try_armed(const device &on, byte_check *bytes, const operation &what,
+		      std::size_t length)
 {
 	observation seen;
 	memory m = what.map(length);
 	const std::size_t before = pinned_bytes();
-	const auto mr = on.register_memory(m.registered());
+	const auto mr = register_all(on, m);
 	word w;
 
 	seen.pages = m.registered().length / page_size();
@@ -66,21 +74,36 @@ observation try_armed(const device &on, const operation &what, std::size_t lengt
 	if (seen.pages_pinned && pinned == expected)
 		seen.pages_pinned--;
 
+	if (bytes && gone)
+		seen.refused = bytes->refused(mr.get());
+	else if (bytes && !w.invalid())
+		seen.reached = bytes->same(mr.get(), m);
+
 	check_verb(ibv_unreg_mr_notify(mr.get()), "ibv_unreg_mr_notify");
 	return seen;
 }
 
 } // namespace
 
-observation try_operation(const device &on, const operation &what, std::size_t length)
+bool is_timed(const operation &what)
 {
-	const int rounds = what.disturbs == reach::system ? 1 : 3;
+	return what.disturbs == reach::process && !what.watch;
+}
+
+observation try_operation(const device &on, byte_check &bytes, const operation &what,
+			  std::size_t length)
+{
+	const bool once = !is_timed(what);
+	const int rounds = once ? 1 : 3;
 	observation best;
 
 	try {
+		if (what.watch)
+			return what.watch(on, length);
 		for (int i = 0; i < rounds; i++) {
-			const auto plain = try_plain(on, what, length);
-			observation seen = try_armed(on, what, length);
+			const auto plain = once ? 0ns : try_plain(on, what, length);
+			observation seen =
+				try_armed(on, i + 1 == rounds ? &bytes : nullptr, what, length);
 
 			seen.plain = i ? std::min(best.plain, plain) : plain;
 			seen.armed = i ? std::min(best.armed, seen.armed) : seen.armed;
@@ -90,6 +113,8 @@ observation try_operation(const device &on, const operation &what, std::size_t l
 		}
 	} catch (const unsupported &reason) {
 		best.skipped = reason.what();
+	} catch (const std::exception &reason) {
+		best.failed = reason.what();
 	}
 	return best;
 }
@@ -98,21 +123,30 @@ std::string verdict(const device &on, const operation &what, const observation &
 {
 	if (seen.skipped)
 		return "";
+	if (seen.failed)
+		return "could not be tried: " + *seen.failed;
 	if (seen.word_settled & IBV_MR_NOTIFY_SUSPECT)
 		return "SUSPECT after settling";
 
 	if (what.expected == effect::harmless) {
 		if ((seen.word_after | seen.word_settled) & IBV_MR_NOTIFY_INVALID)
 			return "INVALID, though nothing has changed";
-		return seen.pages_pinned == seen.pages ? "" : "pages are not pinned any more";
+		if (seen.pages_pinned != seen.pages)
+			return "pages are not pinned any more";
+		return seen.reached.value_or(true) ? "" : "the device reaches other bytes";
 	}
 
 	if (seen.word_after == 0)
 		return "not told before the system call returned";
 	if (seen.word_settled != IBV_MR_NOTIFY_INVALID)
 		return "not INVALID after settling";
+	if (!seen.refused.value_or(true))
+		return "the device still has access";
 	if (on.can_revoke())
 		return seen.pages_pinned == 0 ? "" : "pages are still pinned";
+	/* Whose process is gone has no pages. */
+	if (what.watch)
+		return "";
 	return seen.pages_pinned == seen.pages ? "" : "pages unpinned under the device";
 }
 

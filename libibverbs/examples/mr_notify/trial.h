@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "device.h"
+#include "bytes.h"
 #include "operations.h"
 
 namespace mr_notify {
@@ -21,17 +21,24 @@ struct observation {
 	uint64_t word_settled = 0; /* after ibv_settle_mr_notify() */
 	std::size_t pages = 0;	   /* registered */
 	std::size_t pages_pinned = 0;
+	std::optional<bool> reached;	    /* same bytes for device and CPU; or never asked */
+	std::optional<bool> refused;	    /* the device has no access; or never asked */
 	std::chrono::nanoseconds plain{};   /* the operation beside an unarmed MR */
 	std::chrono::nanoseconds armed{};   /* the same beside an armed one */
 	std::optional<std::string> skipped; /* why there is nothing to see */
+	std::optional<std::string> failed;  /* what went wrong in trying it */
 };
 
 /*
  * Does it beside an unarmed registration and beside an armed one, three times
  * each: the times are the best ones, the rest is that of the last round, which is
- * the first wrong one if any was wrong.
+ * the first wrong one if any was wrong. What is not timed is done once.
  */
-observation try_operation(const device &on, const operation &what, std::size_t length);
+observation try_operation(const device &on, byte_check &bytes, const operation &what,
+			  std::size_t length);
+
+/* Whether its times mean anything. */
+bool is_timed(const operation &what);
 
 /* What the contract says of an observation: empty, or what is wrong. */
 std::string verdict(const device &on, const operation &what, const observation &seen);

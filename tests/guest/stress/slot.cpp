@@ -50,7 +50,8 @@ const std::vector<operation> &rows()
 		std::vector<operation> all = operations();
 		/* Threads of malloc move the heap's end; poison does not come off. */
 		std::erase_if(all, [](const operation &row) {
-			return row.name == "brk, shrunk" || row.disturbs == reach::system;
+			return row.name == "brk, shrunk" || row.disturbs == reach::system ||
+			       row.watch;
 		});
 		return all;
 	}();
@@ -59,8 +60,8 @@ const std::vector<operation> &rows()
 
 slot::slot(const device &on, const operation &what, generator &random, tally &count)
     : on_(on), what_(what), count_(count), memory_(what.map(length)), range_(memory_.registered()),
-      access_(random_access(random)), mr_(on.register_memory(range_, access_)),
-      upper_(random() << 8)
+      access_(memory_.read_only() ? 0 : random_access(random)),
+      mr_(on.register_memory(range_, access_)), upper_(random() << 8)
 {
 	*word_.address() = upper_;
 	count_.slots++;

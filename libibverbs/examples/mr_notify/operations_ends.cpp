@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Rows of the table: the process that armed the registration ends, by its own
+ * will, a signal or the OOM killer, and another process watches the word.
+ */
+#include "rows.h"
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include <csignal>
+#include <cstring>
+
+#include "system.h"
+#include "trial.h"
+#include "victim.h"
+
+namespace mr_notify {
+namespace {
+
+/* What is to be seen of a registration whose owner is gone, or soon will be. */
+observation see(const victim &one, std::size_t length)
+{
+	observation seen;
+
+	seen.word_after = one.word();
+	seen.pages = length / page_size();
+	return seen;
+}
+
+/* Ends by itself. */
+std::function<observation(const device &, std::size_t)> ending(std::function<void()> how)
+{
+	return [how = std::move(how)](const device &on, std::size_t length) {
+		victim one(on, length, how);
+
+		one.begin();
+		one.wait_for_end();
+		observation seen = see(one, length);
+		seen.word_settled = one.word();
+		return seen;
+	};
+}
+
+observation kill_it(const device &on, std::size_t length)
+{
+	victim one(on, length);
+
+	check(kill(one.process(), SIGKILL) == 0, "kill");
+	one.wait_for_end();
+	observation seen = see(one, length);
+	seen.word_settled = one.word();
+	return seen;
+}
+
+/* Its memory is taken while it is still about to exit: what the OOM reaper does. */
+void look_before_exit(victim &one, observation &seen)
+{
+	/* Revoked by a worker, not by the exit. */
+	happens([&] { return one.pinned_bytes() == 0; });
+	seen.pages_pinned = one.pinned_bytes() / page_size();
+	seen.word_settled = one.word();
+	one.wait_for_end();
+}
+
+observation release_its_memory(const device &on, std::size_t length)
+{
+	victim one(on, length);
+
+	one.stop_at_exit();
+	check(kill(one.process(), SIGKILL) == 0, "kill");
+	one.wait_for_stop();
+	const auto fd = static_cast<int>(syscall(SYS_pidfd_open, one.process(), 0));
+	const bool ok = syscall(SYS_process_mrelease, fd, 0) == 0;
+	const int error = errno;
+	observation seen = see(one, length);
+	close(fd);
+	errno = error;
+	check(ok, "process_mrelease");
+	look_before_exit(one, seen);
+	return seen;
+}
+
+/* In a control group that has no room for it. */
+observation run_out_of_memory(const device &on, std::size_t length)
+{
+	constexpr std::size_t limit = std::size_t{32} << 20;
+	const control_group group("ibv_mr_notify_victim");
+	write_system_file(group.path() + "/memory.max", std::to_string(limit));
+	try {
+		write_system_file(group.path() + "/memory.swap.max", "0");
+	} catch (const unsupported &) {
+		/* There is no swap at all. */
+	}
+	victim one(on, length, [&] {
+		group.enter();
+		void *much = mmap(nullptr, 2 * limit, PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (much != MAP_FAILED)
+			std::memset(much, 1, 2 * limit);
+	});
+
+	one.stop_at_exit();
+	one.begin();
+	one.wait_for_stop();
+	/* The reaper waits for two seconds whether it exits by itself. */
+	happens([&] { return one.word() != 0; });
+	observation seen = see(one, length);
+	look_before_exit(one, seen);
+	return seen;
+}
+
+} // namespace
+
+void add_ends(rows &all)
+{
+	const auto add = [&](const char *name, auto watch, reach disturbs = reach::process_once) {
+		all.add({name, effect::invalidates, nullptr, nullptr, disturbs, watch});
+	};
+
+	add("its process exits, seen by another", ending([] { _exit(0); }));
+	add("its process executes another program",
+	    ending([] { execl("/bin/true", "true", nullptr); }));
+	add("its process is killed, seen by another", kill_it);
+	add("process_mrelease of its process", release_its_memory);
+	add("OOM killer and reaper", run_out_of_memory, reach::system);
+}
+
+} // namespace mr_notify

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Rows of the table: reserved huge pages (hugetlbfs). They send CLEAR where
+ * others send UNMAP.
+ */
+#include "rows.h"
+
+#include <sys/mman.h>
+
+namespace mr_notify {
+namespace {
+
+void move(memory &m)
+{
+	const range r = m.registered();
+	const std::size_t huge = huge_page_size();
+	void *window =
+		mmap(nullptr, r.length + huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	check(window != MAP_FAILED, "mmap");
+	m.own({static_cast<std::byte *>(window), r.length + huge});
+	const auto misaligned = reinterpret_cast<std::uintptr_t>(window) % huge;
+	std::byte *place = static_cast<std::byte *>(window) + (misaligned ? huge - misaligned : 0);
+	m.forget(r);
+	check(mremap(r.addr, r.length, r.length, MREMAP_MAYMOVE | MREMAP_FIXED, place) !=
+		      MAP_FAILED,
+	      "mremap");
+}
+
+memory with_witness(std::size_t)
+{
+	memory m = shared_hugetlb(2 * huge_page_size());
+	const range whole = m.registered();
+
+	m.set_registered({whole.addr, huge_page_size()});
+	m.set_witness({m.registered().end(), whole.length - huge_page_size()});
+	return m;
+}
+
+void punch_witness(memory &m)
+{
+	punch(m.fd(), m.witness(), {m.registered().addr, 0});
+}
+
+} // namespace
+
+void add_hugetlb(rows &all)
+{
+	const action drop = advising(MADV_DONTNEED, "MADV_DONTNEED");
+
+	all.invalidates("munmap of hugetlb", private_hugetlb, unmap_all);
+	all.invalidates("munmap of shared hugetlb", shared_hugetlb, unmap_all);
+	all.invalidates("mremap of hugetlb, moved", private_hugetlb, move);
+	all.invalidates("MADV_DONTNEED of hugetlb", private_hugetlb, drop);
+	all.invalidates("ftruncate of hugetlb", shared_hugetlb,
+			[](memory &m) { check(ftruncate(m.fd(), 0) == 0, "ftruncate"); });
+	all.invalidates("hole punched in hugetlb", shared_hugetlb,
+			[](memory &m) { punch(m.fd(), m.registered(), m.registered()); });
+
+	all.harmless("MADV_DONTNEED of shared hugetlb", shared_hugetlb, drop);
+	all.harmless("hole punched beside it in hugetlb", with_witness, punch_witness);
+	all.harmless("mprotect of hugetlb", private_hugetlb, [](memory &m) {
+		const range r = m.registered();
+		check(mprotect(r.addr, r.length, PROT_READ) == 0, "mprotect");
+	});
+}
+
+} // namespace mr_notify

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Rows of the table: the memory itself fails, or would soon. The page is taken
+ * away from everybody; one that is about to fail is left alone while it is pinned.
+ */
+#include "rows.h"
+
+#include <sys/mman.h>
+
+#include <csignal>
+
+#include "witness.h"
+
+#ifndef MADV_SOFT_OFFLINE
+#define MADV_SOFT_OFFLINE 101
+#endif
+
+namespace mr_notify {
+namespace {
+
+/* Poisoning a page of one's own ends in a SIGBUS, which is no news here. */
+void poison(memory &m)
+{
+	struct sigaction ignore {};
+	struct sigaction before {};
+
+	ignore.sa_handler = [](int) {};
+	sigaction(SIGBUS, &ignore, &before);
+	const range r = middle_page(m.registered());
+	const bool ok = madvise(r.addr, r.length, MADV_HWPOISON) == 0 || errno == EBUSY;
+	const int error = errno;
+	sigaction(SIGBUS, &before, nullptr);
+	errno = error;
+	check(ok, "MADV_HWPOISON");
+}
+
+void soft_offline(memory &m)
+{
+	const range r = middle_page(m.registered());
+
+	advise({m.witness().addr, page_size()}, MADV_SOFT_OFFLINE, "MADV_SOFT_OFFLINE");
+	if (madvise(r.addr, r.length, MADV_SOFT_OFFLINE) == 0)
+		throw std::runtime_error("a pinned page was taken offline");
+}
+
+} // namespace
+
+void add_poison(rows &all)
+{
+	all.invalidates("MADV_HWPOISON", anonymous, poison, reach::system);
+	all.invalidates("MADV_HWPOISON of shared memory", shared_file, poison, reach::system);
+
+	all.harmless("MADV_SOFT_OFFLINE, refused", anonymous_with_witness, witnessed(soft_offline),
+		     reach::system);
+	all.harmless("MADV_SOFT_OFFLINE, shared memory, refused", shared_file_with_witness,
+		     witnessed(soft_offline), reach::system);
+}
+
+} // namespace mr_notify

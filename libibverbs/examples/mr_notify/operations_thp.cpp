@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Rows of the table: transparent huge pages. One is split because of what
+ * happens to its other half, or small pages would become one.
+ */
+#include "rows.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "system.h"
+#include "witness.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+namespace mr_notify {
+namespace {
+
+/* A transparent huge page of which only the first half is registered. */
+memory half_a_huge_page(std::size_t)
+{
+	memory m = transparent_huge(huge_page_size());
+
+	m.set_registered(half(m.registered()));
+	return m;
+}
+
+range unregistered_half(const memory &m)
+{
+	return {m.registered().end(), m.registered().length};
+}
+
+action advising_other_half(int advice, const char *name)
+{
+	return [=](memory &m) { advise(unregistered_half(m), advice, name); };
+}
+
+/*
+ * Two places for a huge page, filled with small ones. Half of the first is
+ * registered, the second is the witness.
+ */
+memory two_places(int flags, int fd)
+{
+	const std::size_t huge = huge_page_size();
+	void *window = mmap(nullptr, 3 * huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	check(window != MAP_FAILED, "mmap");
+	const auto misaligned = reinterpret_cast<std::uintptr_t>(window) % huge;
+	std::byte *first = static_cast<std::byte *>(window) + (misaligned ? huge - misaligned : 0);
+	memory m({static_cast<std::byte *>(window), 3 * huge}, fd);
+	check(mmap(first, 2 * huge, PROT_READ | PROT_WRITE, flags | MAP_FIXED, fd, 0) == first,
+	      "mmap");
+	check(madvise(first, 2 * huge, MADV_NOHUGEPAGE) == 0, "MADV_NOHUGEPAGE");
+	std::memset(first, 0x5a, 2 * huge);
+	check(madvise(first, 2 * huge, MADV_HUGEPAGE) == 0, "MADV_HUGEPAGE");
+	m.set_registered({first, huge / 2});
+	m.set_witness({first + huge, huge});
+	return m;
+}
+
+memory small_pages(std::size_t)
+{
+	return two_places(MAP_PRIVATE | MAP_ANONYMOUS, -1);
+}
+
+memory small_pages_of_shared_memory(std::size_t)
+{
+	const int fd = memfd_create("mr_notify", MFD_CLOEXEC);
+
+	if (fd < 0 || ftruncate(fd, static_cast<off_t>(2 * huge_page_size())))
+		fail("memfd");
+	return two_places(MAP_SHARED, fd);
+}
+
+/* The first place has pinned pages: the kernel refuses, one way or another. */
+void collapse(memory &m)
+{
+	static_cast<void>(madvise(m.registered().addr, huge_page_size(), MADV_COLLAPSE));
+	advise(m.witness(), MADV_COLLAPSE, "MADV_COLLAPSE");
+}
+
+void collapse_from_outside(memory &m)
+{
+	/* What the child has mapped, too, would stay as it is. */
+	advise({m.registered().addr, 2 * huge_page_size()}, MADV_DONTFORK, "MADV_DONTFORK");
+	in_child([&] {
+		advise_parent({m.registered().addr, huge_page_size()}, MADV_COLLAPSE);
+		child_check(advise_parent(m.witness(), MADV_COLLAPSE));
+	});
+}
+
+void collapse_by_khugepaged(memory &m)
+{
+	const std::string folder = "/sys/kernel/mm/transparent_hugepage/";
+	const setting enabled(folder + "enabled", "always");
+	const setting pages(folder + "khugepaged/pages_to_scan", "100000");
+	const setting sleep(folder + "khugepaged/scan_sleep_millisecs", "1");
+
+	/* It comes by the first place before. */
+	witnessed_in_time([](memory &) {})(m);
+}
+
+} // namespace
+
+void add_transparent_huge(rows &all)
+{
+	const action drop = advising(MADV_DONTNEED, "MADV_DONTNEED");
+
+	all.invalidates("munmap of a huge page (THP)", transparent_huge, unmap_all);
+	all.invalidates("munmap in a huge page (THP)", transparent_huge,
+			[](memory &m) { unmap(m, middle_page(m.registered())); });
+	all.invalidates("MADV_DONTNEED of a huge page (THP)", transparent_huge, drop);
+	all.invalidates("MADV_DONTNEED in a huge page (THP)", transparent_huge, [](memory &m) {
+		advise(middle_page(m.registered()), MADV_DONTNEED, "MADV_DONTNEED");
+	});
+
+	all.harmless("MADV_NOHUGEPAGE (THP)", transparent_huge,
+		     advising(MADV_NOHUGEPAGE, "MADV_NOHUGEPAGE"));
+	all.harmless("munmap of the other half of a THP", half_a_huge_page,
+		     [](memory &m) { unmap(m, unregistered_half(m)); });
+	all.harmless("mremap of the other half of a THP", half_a_huge_page, [](memory &m) {
+		const range r = unregistered_half(m);
+		void *place =
+			mmap(nullptr, r.length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		check(place != MAP_FAILED, "mmap");
+		m.own({static_cast<std::byte *>(place), r.length});
+		m.forget(r);
+		check(mremap(r.addr, r.length, r.length, MREMAP_MAYMOVE | MREMAP_FIXED, place) !=
+			      MAP_FAILED,
+		      "mremap");
+	});
+	all.harmless("mprotect of the other half of a THP", half_a_huge_page, [](memory &m) {
+		const range r = unregistered_half(m);
+		check(mprotect(r.addr, r.length, PROT_READ) == 0, "mprotect");
+	});
+	all.harmless("MADV_DONTNEED of the other half of a THP", half_a_huge_page,
+		     advising_other_half(MADV_DONTNEED, "MADV_DONTNEED"));
+	all.harmless("MADV_FREE of the other half of a THP", half_a_huge_page,
+		     advising_other_half(MADV_FREE, "MADV_FREE"));
+	all.harmless("MADV_DONTFORK of the other half of a THP", half_a_huge_page,
+		     advising_other_half(MADV_DONTFORK, "MADV_DONTFORK"));
+	all.harmless("mlock of the other half of a THP", half_a_huge_page, [](memory &m) {
+		const range r = unregistered_half(m);
+		check(mlock(r.addr, r.length) == 0, "mlock");
+	});
+	all.harmless("MADV_COLLAPSE", small_pages, witnessed(collapse));
+	all.harmless("MADV_COLLAPSE of shared memory", small_pages_of_shared_memory,
+		     witnessed(collapse));
+	all.harmless("process_madvise(MADV_COLLAPSE)", small_pages,
+		     witnessed(collapse_from_outside), reach::process_once);
+	all.harmless("khugepaged passes", small_pages, collapse_by_khugepaged, reach::system);
+}
+
+} // namespace mr_notify

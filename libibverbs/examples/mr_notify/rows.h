@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * What the files operations_*.cpp share: the list that each adds its kind of
+ * event to, and the small steps that the rows are composed of.
+ */
+#ifndef MR_NOTIFY_ROWS_H
+#define MR_NOTIFY_ROWS_H
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "operations.h"
+
+namespace mr_notify {
+
+using mapper = std::function<memory(std::size_t length)>;
+using action = std::function<void(memory &)>;
+
+class rows {
+public:
+	void invalidates(std::string name, mapper map, action apply,
+			 reach disturbs = reach::process)
+	{
+		add({std::move(name), effect::invalidates, std::move(map), std::move(apply),
+		     disturbs});
+	}
+	void harmless(std::string name, mapper map, action apply, reach disturbs = reach::process)
+	{
+		add({std::move(name), effect::harmless, std::move(map), std::move(apply),
+		     disturbs});
+	}
+	void add(operation one) { all_.push_back(std::move(one)); }
+	std::vector<operation> take() { return std::move(all_); }
+
+private:
+	std::vector<operation> all_;
+};
+
+void add_mapping(rows &);
+void add_dropping(rows &);
+void add_fork(rows &);
+void add_transparent_huge(rows &);
+void add_hugetlb(rows &);
+void add_files(rows &);
+void add_userfaultfd(rows &);
+void add_io_uring(rows &);
+void add_processes(rows &);
+void add_ends(rows &);
+void add_reclaim(rows &);
+void add_migration(rows &);
+void add_poison(rows &);
+
+/* Throws if not: unsupported where errno says that the kernel won't, else a failure. */
+void check(bool ok, const char *what);
+
+range half(range r);
+range other_half(range r);
+range middle_page(range r);
+
+void unmap(memory &m, range r);
+void unmap_all(memory &m);
+void advise(range r, int advice, const char *name);
+action advising(int advice, const char *name);
+/* A hole where r is in the file, which is mapped from its start at whole. */
+void punch(int fd, range r, range whole);
+memory private_hugetlb(std::size_t length);
+memory shared_hugetlb(std::size_t length);
+
+/* No child gets a copy: what is mapped twice is neither moved nor swapped out. */
+memory unshared_with_witness(std::size_t length);
+
+/* In a child: ends it with a failure. */
+void child_check(bool ok);
+
+/* In a child: process_madvise() on its parent's memory; whether it was taken. */
+bool advise_parent(range r, int advice);
+
+/* Runs a function in a child, which exits without running destructors. */
+template <class F> void in_child(F &&function)
+{
+	const pid_t child = fork();
+	int status = 0;
+
+	if (child == 0) {
+		function();
+		_exit(0);
+	}
+	check(child > 0, "fork");
+	while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+		;
+	if (status != 0)
+		throw std::runtime_error("the child failed");
+}
+
+} // namespace mr_notify
+
+#endif

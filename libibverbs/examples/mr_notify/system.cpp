@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+#include "system.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/swap.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+
+#include "memory.h"
+
+namespace mr_notify {
+
+void write_system_file(const std::string &path, const std::string &text)
+{
+	const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+	const bool ok = fd >= 0 && write(fd, text.data(), text.size()) >= 0;
+	const int error = errno;
+
+	if (fd >= 0)
+		close(fd);
+	if (!ok)
+		throw unsupported(path + ": " + std::strerror(error));
+}
+
+std::string read_system_file(const std::string &path)
+{
+	std::array<char, 4096> text{};
+	const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+	const ssize_t length = fd >= 0 ? read(fd, text.data(), text.size()) : -1;
+	const int error = errno;
+
+	if (fd >= 0)
+		close(fd);
+	if (length < 0)
+		throw unsupported(path + ": " + std::strerror(error));
+	std::string said(text.data(), static_cast<std::size_t>(length));
+	while (!said.empty() && said.back() == '\n')
+		said.pop_back();
+	return said;
+}
+
+setting::setting(std::string path, const std::string &value)
+    : path_(std::move(path)), before_(read_system_file(path_))
+{
+	/* "always [madvise] never" */
+	const auto from = before_.find('[');
+	const auto to = before_.find(']');
+	if (from != std::string::npos && to != std::string::npos)
+		before_ = before_.substr(from + 1, to - from - 1);
+	write_system_file(path_, value);
+}
+
+setting::~setting()
+{
+	try {
+		write_system_file(path_, before_);
+	} catch (const unsupported &) {
+		/* It took the same text before; there is nobody to tell. */
+	}
+}
+
+namespace {
+
+void load_module(const char *name)
+{
+	const pid_t child = fork();
+
+	if (child == 0) {
+		const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+		dup2(null, STDERR_FILENO);
+		execlp("modprobe", "modprobe", "-q", name, nullptr);
+		_exit(1);
+	}
+	while (child > 0 && waitpid(child, nullptr, 0) < 0 && errno == EINTR)
+		;
+}
+
+/* A compressed disk in memory, as swap space; gone with the object. */
+class memory_swap {
+public:
+	memory_swap()
+	{
+		constexpr std::size_t size = std::size_t{64} << 20;
+
+		load_module("zram"); /* or it is built in, or there is none */
+		number_ = read_system_file("/sys/class/zram-control/hot_add");
+		device_ = "/dev/zram" + number_;
+		try {
+			write_system_file("/sys/block/zram" + number_ + "/disksize",
+					  std::to_string(size));
+			sign(size);
+			if (swapon(device_.c_str(), 0))
+				throw unsupported(std::string("swapon: ") + std::strerror(errno));
+		} catch (...) {
+			remove();
+			throw;
+		}
+	}
+	memory_swap(const memory_swap &) = delete;
+	memory_swap &operator=(const memory_swap &) = delete;
+	~memory_swap()
+	{
+		swapoff(device_.c_str());
+		remove();
+	}
+
+private:
+	/* What mkswap writes: version 1, the last page, and the signature at the page's end. */
+	void sign(std::size_t size) const
+	{
+		constexpr char signature[] = "SWAPSPACE2";
+		constexpr std::size_t header = 1024;
+		std::string page(page_size(), '\0');
+		const std::array<uint32_t, 2> info{1,
+						   static_cast<uint32_t>(size / page_size() - 1)};
+
+		std::memcpy(page.data() + header, info.data(), sizeof(info));
+		page.replace(page.size() - std::strlen(signature), std::strlen(signature),
+			     signature);
+		write_system_file(device_, page);
+	}
+
+	void remove() const noexcept
+	{
+		try {
+			write_system_file("/sys/class/zram-control/hot_remove", number_);
+		} catch (const std::exception &) {
+			/* Its pages are few. */
+		}
+	}
+
+	std::string number_;
+	std::string device_;
+};
+
+bool has_swap()
+{
+	/* One line is the heading. */
+	const std::string said = read_system_file("/proc/swaps");
+
+	return said.find('\n') != std::string::npos;
+}
+
+constexpr const char *cgroup_root = "/sys/fs/cgroup";
+
+/* Of this process, as long as it lives. */
+class own_control_group {
+public:
+	own_control_group() : group_("ibv_mr_notify")
+	{
+		const std::string said = read_system_file("/proc/self/cgroup");
+		const auto at = said.rfind("0::");
+		if (at == std::string::npos)
+			throw unsupported("no control groups (version 2)");
+		before_ = cgroup_root + said.substr(at + 3) + "/cgroup.procs";
+		group_.enter();
+	}
+	own_control_group(const own_control_group &) = delete;
+	own_control_group &operator=(const own_control_group &) = delete;
+	~own_control_group()
+	{
+		try {
+			write_system_file(before_, "0");
+		} catch (const unsupported &) {
+			/* Then the group stays, empty as soon as we are gone. */
+		}
+	}
+	const std::string &path() const { return group_.path(); }
+
+private:
+	control_group group_;
+	std::string before_;
+};
+
+} // namespace
+
+void need_swap()
+{
+	static std::optional<memory_swap> made;
+
+	if (!has_swap())
+		made.emplace();
+}
+
+control_group::control_group(const std::string &name)
+    : path_(std::string(cgroup_root) + "/" + name + "." + std::to_string(getpid()))
+{
+	write_system_file(std::string(cgroup_root) + "/cgroup.subtree_control", "+memory");
+	if (mkdir(path_.c_str(), 0755))
+		throw unsupported(path_ + ": " + std::strerror(errno));
+}
+
+control_group::~control_group()
+{
+	/* A member that has just died may still be counted. */
+	for (int i = 0; i < 1000 && rmdir(path_.c_str()) && errno == EBUSY; i++)
+		std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+void control_group::enter() const
+{
+	write_system_file(path_ + "/cgroup.procs", "0");
+}
+
+const std::string &need_control_group()
+{
+	static const own_control_group group;
+
+	return group.path();
+}
+
+unsigned int another_node()
+{
+	constexpr unsigned int most = 64;
+
+	for (unsigned int node = 1; node < most; node++) {
+		const std::string path =
+			"/sys/devices/system/node/node" + std::to_string(node) + "/meminfo";
+		if (access(path.c_str(), R_OK) == 0)
+			return node;
+	}
+	throw unsupported("one NUMA node");
+}
+
+} // namespace mr_notify

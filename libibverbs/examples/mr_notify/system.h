@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * What a row changes of the whole machine, and what it waits for there: settings
+ * below /proc and /sys, swap space, a control group. All is put back.
+ */
+#ifndef MR_NOTIFY_SYSTEM_H
+#define MR_NOTIFY_SYSTEM_H
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+namespace mr_notify {
+
+/* Throws unsupported if there is no such file or it takes no such text. */
+void write_system_file(const std::string &path, const std::string &text);
+std::string read_system_file(const std::string &path);
+
+/* A setting that another one takes the place of for a while. */
+class setting {
+public:
+	setting(std::string path, const std::string &value);
+	setting(const setting &) = delete;
+	setting &operator=(const setting &) = delete;
+	~setting();
+
+private:
+	std::string path_;
+	std::string before_;
+};
+
+/* There is swap from now on, until the program ends. */
+void need_swap();
+
+/*
+ * This process is in a memory control group of its own from now on, until it
+ * ends; the path of the group. What it allocates is charged there.
+ */
+const std::string &need_control_group();
+
+/* A control group below the root, made here. Nobody may be in it at the end. */
+class control_group {
+public:
+	explicit control_group(const std::string &name);
+	control_group(const control_group &) = delete;
+	control_group &operator=(const control_group &) = delete;
+	~control_group();
+
+	const std::string &path() const { return path_; }
+	void enter() const;
+
+private:
+	std::string path_;
+};
+
+/* The number of a NUMA node that is not node 0. */
+unsigned int another_node();
+
+/* Waits until it is so, a minute at most; whether it came to be. */
+template <class F> bool happens(F &&condition)
+{
+	const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+
+	while (!condition()) {
+		if (std::chrono::steady_clock::now() > deadline)
+			return false;
+		std::this_thread::sleep_for(std::chrono::milliseconds(5));
+	}
+	return true;
+}
+
+} // namespace mr_notify
+
+#endif
