@@ -31,8 +31,9 @@ struct range {
 
 /*
  * Owns mappings, and a file behind them if there is one. Movable. An operation
- * that takes something away says so with forget(), or the destructor would
- * unmap what somebody else has mapped there since.
+ * that takes something away says so with forget(), before, or the destructor
+ * would unmap what somebody else has mapped there since; what it puts there it
+ * own()s after it has succeeded, for a system call can fail halfway.
  */
 class memory {
 public:

@@ -10,23 +10,6 @@
 namespace mr_notify {
 namespace {
 
-void move(memory &m)
-{
-	const range r = m.registered();
-	const std::size_t huge = huge_page_size();
-	void *window =
-		mmap(nullptr, r.length + huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	check(window != MAP_FAILED, "mmap");
-	m.own({static_cast<std::byte *>(window), r.length + huge});
-	const auto misaligned = reinterpret_cast<std::uintptr_t>(window) % huge;
-	std::byte *place = static_cast<std::byte *>(window) + (misaligned ? huge - misaligned : 0);
-	m.forget(r);
-	check(mremap(r.addr, r.length, r.length, MREMAP_MAYMOVE | MREMAP_FIXED, place) !=
-		      MAP_FAILED,
-	      "mremap");
-}
-
 memory with_witness(std::size_t)
 {
 	memory m = shared_hugetlb(2 * huge_page_size());
@@ -50,7 +33,8 @@ void add_hugetlb(rows &all)
 
 	all.invalidates("munmap of hugetlb", private_hugetlb, unmap_all);
 	all.invalidates("munmap of shared hugetlb", shared_hugetlb, unmap_all);
-	all.invalidates("mremap of hugetlb, moved", private_hugetlb, move);
+	all.invalidates("mremap of hugetlb, moved", private_hugetlb,
+			[](memory &m) { move(m, m.registered(), 0, huge_page_size()); });
 	all.invalidates("MADV_DONTNEED of hugetlb", private_hugetlb, drop);
 	all.invalidates("ftruncate of hugetlb", shared_hugetlb,
 			[](memory &m) { check(ftruncate(m.fd(), 0) == 0, "ftruncate"); });

@@ -78,20 +78,6 @@ void shrink_heap(memory &m)
 	check(sbrk(-static_cast<intptr_t>(r.length)) != reinterpret_cast<void *>(-1), "sbrk");
 }
 
-void move(memory &m, int extra_flags)
-{
-	const range r = m.registered();
-	void *place = mmap(nullptr, r.length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	check(place != MAP_FAILED, "mmap");
-	m.own({static_cast<std::byte *>(place), r.length});
-	if (!(extra_flags & MREMAP_DONTUNMAP))
-		m.forget(r);
-	check(mremap(r.addr, r.length, r.length, MREMAP_MAYMOVE | MREMAP_FIXED | extra_flags,
-		     place) != MAP_FAILED,
-	      "mremap");
-}
-
 void move_onto(memory &m)
 {
 	const range r = m.registered();
@@ -99,9 +85,11 @@ void move_onto(memory &m)
 		mmap(nullptr, r.length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	check(other != MAP_FAILED, "mmap");
+	m.forget(r);
 	check(mremap(other, r.length, r.length, MREMAP_MAYMOVE | MREMAP_FIXED, r.addr) !=
 		      MAP_FAILED,
 	      "mremap");
+	m.own(r);
 }
 
 void shrink(memory &m)
@@ -134,9 +122,11 @@ void map_over(memory &m)
 {
 	const range r = middle_page(m.registered());
 
+	m.forget(r);
 	check(mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
 		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED,
 	      "mmap");
+	m.own(r);
 }
 
 /* The first page of the file where the middle one was. */
@@ -144,7 +134,9 @@ void map_other_page(memory &m)
 {
 	const range r = middle_page(m.registered());
 
+	m.forget(r);
 	check(syscall(SYS_remap_file_pages, r.addr, r.length, 0, 0, 0) == 0, "remap_file_pages");
+	m.own(r);
 }
 
 void detach(memory &m)
@@ -170,9 +162,9 @@ void add_mapping(rows &all)
 			[](memory &m) { std::thread([&] { unmap_all(m); }).join(); });
 	all.invalidates("munmap of shared memory", shared_file, unmap_all);
 	all.invalidates("mmap(MAP_FIXED) over one page", anonymous, map_over);
-	all.invalidates("mremap, moved", anonymous, [](memory &m) { move(m, 0); });
+	all.invalidates("mremap, moved", anonymous, [](memory &m) { move(m, m.registered()); });
 	all.invalidates("mremap(MREMAP_DONTUNMAP)", anonymous,
-			[](memory &m) { move(m, MREMAP_DONTUNMAP); });
+			[](memory &m) { move(m, m.registered(), MREMAP_DONTUNMAP); });
 	all.invalidates("mremap of something onto it", anonymous, move_onto);
 	all.invalidates("mremap, shrunk", anonymous, shrink);
 	all.invalidates("remap_file_pages", shared_file, map_other_page);

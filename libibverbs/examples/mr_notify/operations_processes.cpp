@@ -58,7 +58,7 @@ int unmap_for_all(void *registered)
 /* A process of its own, in the same address space. */
 void unmap_by_sharer(memory &m)
 {
-	alignas(16) static std::array<std::byte, 65536> stack;
+	alignas(16) std::array<std::byte, 65536> stack;
 	range r = m.registered();
 	int status = 0;
 

@@ -121,17 +121,8 @@ void add_transparent_huge(rows &all)
 		     advising(MADV_NOHUGEPAGE, "MADV_NOHUGEPAGE"));
 	all.harmless("munmap of the other half of a THP", half_a_huge_page,
 		     [](memory &m) { unmap(m, unregistered_half(m)); });
-	all.harmless("mremap of the other half of a THP", half_a_huge_page, [](memory &m) {
-		const range r = unregistered_half(m);
-		void *place =
-			mmap(nullptr, r.length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		check(place != MAP_FAILED, "mmap");
-		m.own({static_cast<std::byte *>(place), r.length});
-		m.forget(r);
-		check(mremap(r.addr, r.length, r.length, MREMAP_MAYMOVE | MREMAP_FIXED, place) !=
-			      MAP_FAILED,
-		      "mremap");
-	});
+	all.harmless("mremap of the other half of a THP", half_a_huge_page,
+		     [](memory &m) { move(m, unregistered_half(m)); });
 	all.harmless("mprotect of the other half of a THP", half_a_huge_page, [](memory &m) {
 		const range r = unregistered_half(m);
 		check(mprotect(r.addr, r.length, PROT_READ) == 0, "mprotect");

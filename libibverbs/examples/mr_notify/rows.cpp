@@ -47,6 +47,22 @@ void unmap_all(memory &m)
 	unmap(m, m.registered());
 }
 
+void move(memory &m, range from, int extra_flags, std::size_t alignment)
+{
+	const std::size_t room = from.length + alignment;
+	void *window = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	check(window != MAP_FAILED, "mmap");
+	const auto misaligned = reinterpret_cast<std::uintptr_t>(window) % alignment;
+	void *place = static_cast<std::byte *>(window) + (misaligned ? alignment - misaligned : 0);
+	if (!(extra_flags & MREMAP_DONTUNMAP))
+		m.forget(from);
+	check(mremap(from.addr, from.length, from.length,
+		     MREMAP_MAYMOVE | MREMAP_FIXED | extra_flags, place) != MAP_FAILED,
+	      "mremap");
+	m.own({static_cast<std::byte *>(window), room});
+}
+
 void advise(range r, int advice, const char *name)
 {
 	check(madvise(r.addr, r.length, advice) == 0, name);

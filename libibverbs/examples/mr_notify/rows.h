@@ -64,6 +64,8 @@ range middle_page(range r);
 
 void unmap(memory &m, range r);
 void unmap_all(memory &m);
+/* mremap() to another place, aligned like that. */
+void move(memory &m, range from, int extra_flags = 0, std::size_t alignment = page_size());
 void advise(range r, int advice, const char *name);
 action advising(int advice, const char *name);
 /* A hole where r is in the file, which is mapped from its start at whole. */
