@@ -120,6 +120,37 @@ TEST_CASE("a child outlives its parent's armed MR")
 }
 
 /*
+ * The child's system call looks at its parent's pages. Cut short, it knows nothing
+ * of those that it has not looked at.
+ */
+TEST_CASE("a child that settles its parent's MR is killed")
+{
+	constexpr std::size_t large = std::size_t{16} << 20;
+	const device on;
+	const memory m = anonymous(large);
+	const range r = m.registered();
+	const auto mr = on.register_memory(r);
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	for (int i = 0; i < 100; i++) {
+		const pid_t child = fork();
+		if (child == 0)
+			for (;;)
+				ibv_settle_mr_notify(mr.get());
+		REQUIRE(child > 0);
+		for (int j = 0; j < 10; j++) {
+			REQUIRE(madvise(r.addr, large, MADV_FREE) == 0);
+			if (j == i % 10)
+				kill(child, SIGKILL);
+		}
+		REQUIRE(waitpid(child, nullptr, 0) == child);
+		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+		REQUIRE(w.value() == 0);
+	}
+}
+
+/*
  * The software devices can't be taken from their users: removal waits until they
  * close it. Meanwhile everything goes on, and closing takes the armed MRs along.
  */

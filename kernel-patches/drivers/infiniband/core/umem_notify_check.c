@@ -196,6 +196,9 @@ static enum umem_notify_verdict check_locked(struct ib_umem *umem,
 				return UMEM_NOTIFY_CHANGED;
 			continue;
 		}
+		/* The caller is being killed: nothing was looked at. */
+		if (nr == -EINTR)
+			return UMEM_NOTIFY_INTERRUPTED;
 
 		vma = find_vma(mm, iter.next);
 		if (!vma || vma->vm_start > iter.next ||
