@@ -266,6 +266,51 @@ TEST_CASE("errors")
 	CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 }
 
+TEST_CASE("a registration that names its word is armed")
+{
+	const device on;
+	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
+		"siw's own attributes are the library's");
+	const raw_uverbs raw(on.context());
+	memory m = anonymous(length);
+	const std::size_t before = pinned_bytes();
+	word w;
+	word other;
+	uint32_t mr = 0;
+
+	*w.address() = 0x500;
+	REQUIRE(raw.register_armed(on.pd(), m.registered().addr, length, w.address(), mr) == 0);
+	CHECK(w.value() == 0x500);
+	CHECK(raw.arm(mr, other.address()) == EBUSY);
+	unmap(m);
+	CHECK(w.value() == (0x500 | IBV_MR_NOTIFY_INVALID));
+	CHECK(raw.deregister(mr) == 0);
+	CHECK(wait_for_pinned(before) == before);
+}
+
+TEST_CASE("a registration that names a bad word is none")
+{
+	const device on;
+	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
+		"siw's own attributes are the library's");
+	const raw_uverbs raw(on.context());
+	const memory m = anonymous(length);
+	const memory readonly = anonymous(page_size());
+	const std::size_t before = pinned_bytes();
+	alignas(8) uint64_t words[2] = {};
+	auto *const inside = reinterpret_cast<std::byte *>(words) + 4;
+	uint32_t mr = 0;
+
+	REQUIRE(mprotect(readonly.registered().addr, page_size(), PROT_READ) == 0);
+	CHECK(raw.register_armed(on.pd(), m.registered().addr, length,
+				 reinterpret_cast<uint64_t *>(inside), mr) == EINVAL);
+	CHECK(raw.register_armed(on.pd(), m.registered().addr, length,
+				 reinterpret_cast<uint64_t *>(readonly.registered().addr),
+				 mr) == EFAULT);
+	CHECK(raw.register_armed(on.pd(), m.registered().addr, length, nullptr, mr) == EFAULT);
+	CHECK(pinned_bytes() == before);
+}
+
 TEST_CASE("EINVAL: the MR of another process")
 {
 	const device on;

@@ -2,7 +2,7 @@
 /*
  * Calls to the kernel by MR handle, without struct ibv_mr: the notification
  * methods, so that a test can race them with the deregistration that frees it;
- * and re-registration, which providers/rxe has no call for though its kernel
+ * registration that arms, which only the cache asks for; and re-registration, which providers/rxe has no call for though its kernel
  * driver has.
  */
 #ifndef GUEST_RAW_UVERBS_H
@@ -16,8 +16,11 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 class raw_uverbs {
 public:
@@ -32,10 +35,49 @@ public:
 	/* Each returns 0 or an errno value. */
 	int arm(uint32_t mr, uint64_t *word) const
 	{
-		return call(UVERBS_METHOD_MR_NOTIFY_ARM, mr, reinterpret_cast<uintptr_t>(word), 2);
+		return call(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_NOTIFY_ARM,
+			    {attribute(UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE, mr),
+			     attribute(UVERBS_ATTR_MR_NOTIFY_ARM_WORD, address(word),
+				       sizeof(uint64_t))});
 	}
-	int disarm(uint32_t mr) const { return call(UVERBS_METHOD_MR_NOTIFY_DISARM, mr, 0, 1); }
-	int settle(uint32_t mr) const { return call(UVERBS_METHOD_MR_NOTIFY_SETTLE, mr, 0, 1); }
+	int disarm(uint32_t mr) const
+	{
+		return call(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_NOTIFY_DISARM,
+			    {attribute(UVERBS_ATTR_MR_NOTIFY_DISARM_HANDLE, mr)});
+	}
+	int settle(uint32_t mr) const
+	{
+		return call(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_NOTIFY_SETTLE,
+			    {attribute(UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE, mr)});
+	}
+	int deregister(uint32_t mr) const
+	{
+		return call(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_DESTROY,
+			    {attribute(UVERBS_ATTR_DESTROY_MR_HANDLE, mr)});
+	}
+
+	/* Registers and arms in one call. rxe only: siw wants more. */
+	int register_armed(const ibv_pd *pd, void *addr, std::size_t length, uint64_t *word,
+			   uint32_t &mr) const
+	{
+		ib_uverbs_reg_mr in{};
+		ib_uverbs_reg_mr_resp out{};
+
+		in.start = in.hca_va = address(addr);
+		in.length = length;
+		in.pd_handle = pd->handle;
+		in.access_flags = IBV_ACCESS_LOCAL_WRITE;
+		const int error = call(
+			UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE,
+			{attribute(UVERBS_ATTR_WRITE_CMD, IB_USER_VERBS_CMD_REG_MR,
+				   sizeof(uint64_t)),
+			 attribute(UVERBS_ATTR_CORE_IN, address(&in), sizeof(in)),
+			 attribute(UVERBS_ATTR_CORE_OUT, address(&out), sizeof(out)),
+			 attribute(UVERBS_ATTR_MR_NOTIFY_REG_WORD, address(word),
+				   sizeof(uint64_t))});
+		mr = out.mr_handle;
+		return error;
+	}
 
 	int change_access(uint32_t mr, uint32_t access) const
 	{
@@ -56,24 +98,35 @@ public:
 	}
 
 private:
-	int call(uint16_t method, uint32_t mr, uint64_t word, uint16_t attrs) const
-	{
-		alignas(8) unsigned char
-			buffer[sizeof(ib_uverbs_ioctl_hdr) + 2 * sizeof(ib_uverbs_attr)]{};
-		auto *hdr = reinterpret_cast<ib_uverbs_ioctl_hdr *>(buffer);
-		auto *attr = reinterpret_cast<ib_uverbs_attr *>(hdr + 1);
+	static uint64_t address(const void *what) { return reinterpret_cast<uintptr_t>(what); }
 
-		hdr->length = static_cast<uint16_t>(sizeof(*hdr) + attrs * sizeof(*attr));
-		hdr->object_id = UVERBS_OBJECT_MR;
+	static ib_uverbs_attr attribute(uint16_t id, uint64_t data, std::size_t length = 0)
+	{
+		ib_uverbs_attr one{};
+
+		one.attr_id = id;
+		one.len = static_cast<uint16_t>(length);
+		one.flags = UVERBS_ATTR_F_MANDATORY;
+		one.data = data;
+		return one;
+	}
+
+	int call(uint16_t object, uint16_t method,
+		 std::initializer_list<ib_uverbs_attr> attributes) const
+	{
+		alignas(8) std::byte buffer[sizeof(ib_uverbs_ioctl_hdr) +
+					    4 * sizeof(ib_uverbs_attr)]{};
+		auto *hdr = reinterpret_cast<ib_uverbs_ioctl_hdr *>(buffer);
+		const std::size_t length =
+			sizeof(*hdr) + attributes.size() * sizeof(ib_uverbs_attr);
+
+		hdr->length = static_cast<uint16_t>(length);
+		hdr->object_id = object;
 		hdr->method_id = method;
-		hdr->num_attrs = attrs;
+		hdr->num_attrs = static_cast<uint16_t>(attributes.size());
 		hdr->driver_id = driver_;
-		attr[0].flags = UVERBS_ATTR_F_MANDATORY;
-		attr[0].data = mr;
-		attr[1].attr_id = UVERBS_ATTR_MR_NOTIFY_ARM_WORD;
-		attr[1].flags = UVERBS_ATTR_F_MANDATORY;
-		attr[1].len = sizeof(word);
-		attr[1].data = word;
+		std::copy(attributes.begin(), attributes.end(),
+			  reinterpret_cast<ib_uverbs_attr *>(hdr + 1));
 		return ioctl(fd_, RDMA_VERBS_IOCTL, hdr) ? errno : 0;
 	}
 

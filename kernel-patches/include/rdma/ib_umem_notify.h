@@ -40,6 +40,7 @@ bool ib_umem_is_revoked(struct ib_umem *umem);
 /* Defined in umem.c, next to the only code that can do it. */
 void ib_umem_give_back(struct ib_umem *umem);
 
+int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs);
 int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 		       struct ib_udata *udata);
 void ib_mr_notify_suspend(struct ib_mr *mr);
@@ -83,6 +84,12 @@ static inline bool ib_umem_untrack(struct ib_umem *umem)
 static inline bool ib_umem_is_revoked(struct ib_umem *umem)
 {
 	return false;
+}
+
+static inline int ib_mr_notify_reg(struct ib_mr *mr,
+				   struct uverbs_attr_bundle *attrs)
+{
+	return 0;
 }
 
 static inline int ib_mr_notify_dereg(enum rdma_remove_reason why,

@@ -221,6 +221,9 @@ static int look(struct ib_umem_notify *n, enum umem_notify_asker asker,
 			return -EINTR;
 		cond_resched();
 
+		/* What comes later marks it again. */
+		if (READ_ONCE(n->state) != SUSPECT)
+			return 0;
 		seq = mmu_interval_read_begin(&n->mni);
 		spin_lock(&n->lock);
 		state = n->state;
@@ -274,19 +277,16 @@ static void retire(struct ib_umem_notify *n)
 	struct umem_notify_word word;
 	struct ib_device *device;
 	size_t pages;
-	u8 state;
 	int ret;
 
 	lockdep_assert_held(&n->mutex);
 
-	spin_lock(&n->lock);
-	state = n->state;
-	word = n->word;
-	if (state == INVALID)
-		n->word.page = NULL;
-	spin_unlock(&n->lock);
-	if (state != INVALID)
+	if (READ_ONCE(n->state) != INVALID)
 		return;
+	spin_lock(&n->lock);
+	word = n->word;
+	n->word.page = NULL;
+	spin_unlock(&n->lock);
 	umem_notify_word_put(&word);
 
 	if (!n->armed || n->suspended || n->revoked)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The uverbs methods of MR notification (arm, disarm, settle), and what the
- * other methods of an MR do about it (dereg, rereg).
+ * other methods of an MR do about it (reg, dereg, rereg).
  *
  * The three methods only look the MR up for reading, so they exclude
  * deregistration and re-registration (-EBUSY there) but not each other; what
@@ -28,29 +28,35 @@ struct ib_umem *umem_notify_umem(struct ib_mr *mr)
 	return umem;
 }
 
-static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle *attrs)
+static int arm(struct ib_mr *mr, struct uverbs_attr_bundle *attrs,
+	       size_t word_id)
 {
-	struct ib_mr *mr =
-		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE);
 	struct ib_umem *umem = umem_notify_umem(mr);
-	u32 flags;
 	u64 addr;
 	int ret;
 
 	if (!umem)
 		return -EOPNOTSUPP;
+	ret = uverbs_copy_from(&addr, attrs, word_id);
+	if (ret)
+		return ret;
+	if (!IS_ALIGNED(addr, sizeof(u64)) || umem->owning_mm != current->mm)
+		return -EINVAL;
+	return umem_notify_arm(umem, mr, addr);
+}
+
+static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle *attrs)
+{
+	struct ib_mr *mr =
+		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE);
+	u32 flags;
+	int ret;
 
 	ret = uverbs_get_flags32(&flags, attrs, UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
 				 IB_UVERBS_MR_NOTIFY_ARM_SUPPORTED_FLAGS);
 	if (ret)
 		return ret;
-	ret = uverbs_copy_from(&addr, attrs, UVERBS_ATTR_MR_NOTIFY_ARM_WORD);
-	if (ret)
-		return ret;
-
-	if (!IS_ALIGNED(addr, sizeof(u64)) || umem->owning_mm != current->mm)
-		return -EINVAL;
-	return umem_notify_arm(umem, mr, addr);
+	return arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_ARM_WORD);
 }
 
 static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_DISARM)(struct uverbs_attr_bundle *attrs)
@@ -101,11 +107,34 @@ ADD_UVERBS_METHODS(mr_notify,
 		   &UVERBS_METHOD(UVERBS_METHOD_MR_NOTIFY_DISARM),
 		   &UVERBS_METHOD(UVERBS_METHOD_MR_NOTIFY_SETTLE));
 
+ADD_UVERBS_ATTRIBUTES_SIMPLE(mr_notify_reg,
+			     UVERBS_OBJECT_DEVICE,
+			     UVERBS_METHOD_INVOKE_WRITE,
+			     UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_REG_WORD,
+						UVERBS_ATTR_TYPE(u64),
+						UA_OPTIONAL));
+
 const struct uapi_definition uverbs_def_obj_mr_notify[] = {
+	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DEVICE, &mr_notify_reg),
 	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_MR, &mr_notify,
 				UAPI_DEF_OBJ_NEEDS_FN(dereg_mr)),
 	{}
 };
+
+/**
+ * ib_mr_notify_reg - Arm a new MR if its registration names a word
+ * @mr: The MR, its uobject not visible to anybody yet
+ * @attrs: The attributes that it is registered with
+ *
+ * Return: 0, or an error with which the registration fails: as for the method
+ * that arms.
+ */
+int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
+{
+	if (!uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD))
+		return 0;
+	return arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD);
+}
 
 /**
  * ib_mr_notify_dereg - Deregister an MR that may be armed

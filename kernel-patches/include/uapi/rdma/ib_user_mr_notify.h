@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: ((GPL-2.0 WITH Linux-syscall-note) OR Linux-OpenIB) */
 /*
- * The user ABI of MR notification: three methods of UVERBS_OBJECT_MR, the bits
+ * The user ABI of MR notification: three methods of UVERBS_OBJECT_MR, an
+ * attribute that arms an MR when it is registered, the bits
  * that the kernel sets in the notification word, the access bit that starts
  * tracking before pinning, and the two device capability bits.
  *
@@ -29,6 +30,14 @@ enum uverbs_attrs_mr_notify_disarm_ids {
 
 enum uverbs_attrs_mr_notify_settle_ids {
 	UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE,
+};
+
+/*
+ * An attribute of UVERBS_METHOD_INVOKE_WRITE, with IB_USER_VERBS_CMD_REG_MR: the
+ * user address of the word (u64) with which the new MR is armed.
+ */
+enum uverbs_attrs_mr_notify_reg_ids {
+	UVERBS_ATTR_MR_NOTIFY_REG_WORD = 3,
 };
 
 /* Flags of UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS: none is defined yet. */
