@@ -16,6 +16,8 @@
 #include <infiniband/mr_cache.h>
 #include <util/compiler.h>
 
+struct ibv_command_buffer;
+
 /*
  * verbs_mr.mr_type of an MR that the cache handed out: the bits below and the
  * fork generation of its entry, whose index is in verbs_mr.access. No provider
@@ -61,6 +63,16 @@ bool cached_mr_made_room(unsigned int access);
 void cached_mr_flush_pd(struct ibv_pd *pd);
 void cached_mr_flush_context(struct ibv_context *context);
 
+/*
+ * Registers and arms, in one system call where the provider takes the usual way
+ * (mr_notify_reg.c). NULL: errno is set.
+ */
+struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
+				uint64_t iova, unsigned int access,
+				uint64_t *word);
+/* Tells the kernel the word with the command that registers the MR. */
+void mr_notify_fill_word(struct ibv_command_buffer *cmd,
+			 unsigned int write_method);
 /* ibv_settle_mr_notify() of an MR that may be handed out (mr_notify.c). */
 int mr_notify_settle(struct ibv_mr *mr);
 /* ibv_unreg_mr_notify() likewise. */

@@ -110,20 +110,14 @@ static int register_entry(const struct mr_cache_request *request,
 			  uint64_t *word, void **out)
 {
 	struct ibv_mr *mr;
-	int ret;
 
 	if (keeps_ranges_from_children())
 		return EOPNOTSUPP;
-	mr = ibv_reg_mr_iova2(request->pd, (void *)(uintptr_t)request->start,
+	mr = mr_notify_reg_mr(request->pd, (void *)(uintptr_t)request->start,
 			      request->size, request->start,
-			      request->access | IB_UVERBS_ACCESS_TRACK);
+			      request->access | IB_UVERBS_ACCESS_TRACK, word);
 	if (!mr)
 		return errno ? errno : ENOMEM;
-	ret = ibv_reg_mr_notify(mr, word);
-	if (ret) {
-		ibv_dereg_mr(mr);
-		return ret;
-	}
 	mr->addr = (void *)(uintptr_t)request->addr;
 	mr->length = request->length;
 	*out = mr;

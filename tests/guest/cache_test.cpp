@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -384,6 +386,59 @@ TEST_CASE("cache: invalid ones give their pages back without being asked")
 	REQUIRE(munmap(r.addr, r.length) == 0);
 	/* the entry's word is in a page that stays pinned */
 	CHECK(wait_for_pinned(before + page_size()) <= before + page_size());
+}
+
+namespace {
+
+/*
+ * How many times a child enters or leaves the kernel from one SIGSTOP that it
+ * raises to the next, including what raising takes.
+ */
+int steps_to_next_stop(pid_t child)
+{
+	int status = 0;
+
+	for (int steps = 0;; steps++) {
+		REQUIRE(ptrace(PTRACE_SYSCALL, child, nullptr, nullptr) == 0);
+		REQUIRE(waitpid(child, &status, 0) == child);
+		REQUIRE(WIFSTOPPED(status));
+		if (WSTOPSIG(status) == SIGSTOP)
+			return steps;
+	}
+}
+
+} // namespace
+
+TEST_CASE("cache: a miss is one system call, a hit none")
+{
+	const pid_t child = fork();
+	int status = 0;
+
+	if (child == 0) {
+		const device on;
+		const memory m = anonymous(2 * length);
+		const range first{m.registered().addr, length};
+		const range second{first.end(), length};
+
+		cached(on, first).reset();
+		ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+		std::raise(SIGSTOP);
+		std::raise(SIGSTOP);
+		owned<ibv_mr> mr = cached(on, second);
+		std::raise(SIGSTOP);
+		mr.reset();
+		mr = cached(on, first);
+		std::raise(SIGSTOP);
+		_exit(0);
+	}
+	REQUIRE(child > 0);
+	REQUIRE(waitpid(child, &status, 0) == child);
+	REQUIRE(WIFSTOPPED(status));
+	const int nothing = steps_to_next_stop(child);
+	CHECK(steps_to_next_stop(child) == nothing + 2);
+	CHECK(steps_to_next_stop(child) == nothing);
+	kill(child, SIGKILL);
+	REQUIRE(waitpid(child, &status, 0) == child);
 }
 
 /* Not tests of their own: the next one runs them as programs. */
