@@ -31,18 +31,8 @@ public:
 	void start(std::byte *addr, std::size_t length)
 	{
 		ibv_mr *mr = area_mr_ ? area_mr_.get() : reg(addr, length);
-		ibv_sge sge{reinterpret_cast<uintptr_t>(addr), static_cast<uint32_t>(length),
-			    mr->lkey};
-		ibv_send_wr wr{};
-		ibv_send_wr *bad = nullptr;
 
-		wr.sg_list = &sge;
-		wr.num_sge = 1;
-		wr.opcode = IBV_WR_RDMA_WRITE;
-		wr.send_flags = IBV_SEND_SIGNALED;
-		wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(to_);
-		wr.wr.rdma.rkey = to_mr_->rkey;
-		check_verb(ibv_post_send(link_.near_end(), &wr, &bad), "ibv_post_send");
+		link_.start(IBV_WR_RDMA_WRITE, mr, {addr, length}, to_, to_mr_->rkey);
 		posted_.push_back(mr);
 	}
 

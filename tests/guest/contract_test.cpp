@@ -14,6 +14,7 @@
 
 #include "device.h"
 #include "raw_uverbs.h"
+#include "rows.h"
 #include "skip.h"
 #include "trial.h"
 
@@ -22,19 +23,6 @@ using namespace mr_notify;
 namespace {
 
 constexpr std::size_t length = 16 * 4096;
-
-void unmap(memory &m)
-{
-	const range r = m.registered();
-
-	m.forget(r);
-	REQUIRE(munmap(r.addr, r.length) == 0);
-}
-
-void drop(const memory &m)
-{
-	REQUIRE(madvise(m.registered().addr, m.registered().length, MADV_DONTNEED) == 0);
-}
 
 } // namespace
 
@@ -57,7 +45,7 @@ TEST_CASE("a word that starts at 0 becomes 1")
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	CHECK(w.value() == 0);
-	unmap(m);
+	unmap_all(m);
 	CHECK(w.value() == 1);
 }
 
@@ -72,7 +60,7 @@ TEST_CASE("the upper bits belong to the application")
 	*w.address() = mine;
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	CHECK(w.value() == mine);
-	drop(m);
+	drop_all(m);
 	CHECK((w.value() & ~uint64_t{IBV_MR_NOTIFY_KERNEL_MASK}) == mine);
 	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
 	CHECK(w.value() == (mine | IBV_MR_NOTIFY_INVALID));
@@ -98,7 +86,7 @@ TEST_CASE("a reference count in the word is not disturbed")
 		}
 	});
 	for (int i = 0; i < rounds; i++) {
-		drop(m); /* SUSPECT: shared memory keeps its pages */
+		drop_all(m); /* SUSPECT: shared memory keeps its pages */
 		CHECK(ibv_settle_mr_notify(mr.get()) == 0);
 	}
 	stop = true;
@@ -115,7 +103,7 @@ TEST_CASE("arming a stale MR succeeds and says INVALID")
 	{
 		memory m = anonymous(length);
 		const auto mr = on.register_memory(m.registered());
-		unmap(m);
+		unmap_all(m);
 		CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 	}
@@ -123,7 +111,7 @@ TEST_CASE("arming a stale MR succeeds and says INVALID")
 	{
 		memory m = anonymous(length);
 		const auto mr = on.register_memory(m.registered());
-		drop(m);
+		drop_all(m);
 		*m.registered().addr = std::byte{1};
 		CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
@@ -161,14 +149,14 @@ TEST_CASE("a registration that is tracked from the start")
 		const auto mr = on.register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE | track);
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		CHECK(w.value() == 0);
-		unmap(m);
+		unmap_all(m);
 		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 	}
 	SECTION("is stale when armed")
 	{
 		memory m = anonymous(length);
 		const auto mr = on.register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE | track);
-		unmap(m);
+		unmap_all(m);
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 	}
@@ -186,7 +174,7 @@ TEST_CASE("a registration that is tracked from the start")
 	{
 		memory m = anonymous(length);
 		const auto mr = on.register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE | track);
-		unmap(m);
+		unmap_all(m);
 	}
 }
 
@@ -200,7 +188,7 @@ TEST_CASE("disarming leaves the word alone")
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	REQUIRE(ibv_unreg_mr_notify(mr.get()) == 0);
-	drop(m);
+	drop_all(m);
 	CHECK(w.value() == 0);
 
 	/* and it can be armed again: what happened in between is known */
@@ -241,7 +229,7 @@ TEST_CASE("errors")
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		CHECK(ibv_reg_mr_notify(mr.get(), other.address()) == EBUSY);
 		CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == EBUSY);
-		unmap(m);
+		unmap_all(m);
 		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 		CHECK(other.value() == 0);
 		/* it is armed for as long as nobody disarms it */
@@ -251,7 +239,7 @@ TEST_CASE("errors")
 	{
 		memory gone = anonymous(page_size());
 		auto *address = reinterpret_cast<uint64_t *>(gone.registered().addr);
-		unmap(gone);
+		unmap_all(gone);
 		CHECK(ibv_reg_mr_notify(mr.get(), address) == EFAULT);
 	}
 	SECTION("EFAULT: the word can't be written")
@@ -282,7 +270,7 @@ TEST_CASE("a registration that names its word is armed")
 	REQUIRE(raw.register_armed(on.pd(), m.registered().addr, length, w.address(), mr) == 0);
 	CHECK(w.value() == 0x500);
 	CHECK(raw.arm(mr, other.address()) == EBUSY);
-	unmap(m);
+	unmap_all(m);
 	CHECK(w.value() == (0x500 | IBV_MR_NOTIFY_INVALID));
 	CHECK(raw.deregister(mr) == 0);
 	CHECK(wait_for_pinned(before) == before);
@@ -388,7 +376,7 @@ TEST_CASE("several MRs over the same memory, and one word")
 
 	REQUIRE(ibv_reg_mr_notify(first.get(), w.address()) == 0);
 	REQUIRE(ibv_reg_mr_notify(second.get(), w.address()) == 0);
-	unmap(m);
+	unmap_all(m);
 	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 	CHECK(wait_for_pinned(before - (on.can_revoke() ? 2 * length : 0)) ==
 	      before - (on.can_revoke() ? 2 * length : 0));
@@ -404,8 +392,8 @@ TEST_CASE("the word's own page is unmapped first")
 
 	*address = 0;
 	REQUIRE(ibv_reg_mr_notify(mr.get(), address) == 0);
-	unmap(word_page);
-	unmap(m);
+	unmap_all(word_page);
+	unmap_all(m);
 	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
 	CHECK(ibv_unreg_mr_notify(mr.get()) == 0);
 }
@@ -419,7 +407,7 @@ TEST_CASE("the word is in the registered memory")
 
 	*address = 0;
 	REQUIRE(ibv_reg_mr_notify(mr.get(), address) == 0);
-	unmap(m);
+	unmap_all(m);
 	/* the file still has the page that the word was in */
 	uint64_t value = 0;
 	REQUIRE(pread(m.fd(), &value, sizeof(value), 0) == sizeof(value));
@@ -438,14 +426,14 @@ TEST_CASE("after INVALID the pages are given back without a call")
 	{
 		const auto mr = on.register_memory(m.registered());
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-		unmap(m);
+		unmap_all(m);
 		CHECK(wait_for_pinned(before) == before);
 	}
 	SECTION("dropped: found out by the kernel alone")
 	{
 		const auto mr = on.register_memory(m.registered());
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-		drop(m);
+		drop_all(m);
 		CHECK(wait_for_pinned(before) == before);
 		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 	}
@@ -460,7 +448,7 @@ TEST_CASE("a harmless SUSPECT goes away without a call")
 	word w;
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	drop(m);
+	drop_all(m);
 	for (int i = 0; i < 1000 && w.value(); i++)
 		usleep(1000);
 	CHECK(w.value() == 0);
@@ -480,12 +468,12 @@ TEST_CASE("a SUSPECT read-only mapping of a regular file waits to be settled")
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	CHECK(w.value() == 0);
-	drop(m);
+	drop_all(m);
 	usleep(200000); /* the worker has looked */
 	CHECK(w.value() == IBV_MR_NOTIFY_SUSPECT);
 	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
 	CHECK(w.value() == 0);
-	unmap(m);
+	unmap_all(m);
 	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 }
 
@@ -504,7 +492,7 @@ TEST_CASE("re-registration")
 
 	/* It is still armed, and revoked as ever. */
 	const std::size_t before = pinned_bytes();
-	unmap(m);
+	unmap_all(m);
 	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 	REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
 	SKIP_IF(!on.can_revoke(), "the driver can't revoke");

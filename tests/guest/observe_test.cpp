@@ -22,6 +22,7 @@
 #include <thread>
 
 #include "device.h"
+#include "rows.h"
 #include "skip.h"
 #include "trial.h"
 
@@ -186,27 +187,14 @@ std::string number(const ibv_mr &mr)
 	return line.substr(at, line.find(' ', at) - at);
 }
 
-void unmap(memory &m)
-{
-	const range r = m.registered();
-
-	m.forget(r);
-	REQUIRE(munmap(r.addr, r.length) == 0);
-}
-
-void drop(const memory &m)
-{
-	REQUIRE(madvise(m.registered().addr, m.registered().length, MADV_DONTNEED) == 0);
-}
-
 /* What unmaps, faults and forks; each makes an MMU event where anybody listens. */
 void change_other_memory()
 {
 	{
 		memory m = anonymous(length);
-		drop(m);
+		drop_all(m);
 		*m.registered().addr = std::byte{1};
-		unmap(m);
+		unmap_all(m);
 	}
 	const pid_t child = fork();
 	if (child == 0)
@@ -233,7 +221,7 @@ TEST_CASE("each step is a trace event")
 	CHECK(has(seen[0], {"mr_notify_settle:", dev, "state=VALID", "by=call", "ret=0"}));
 	CHECK(has(seen[1], {"mr_notify_arm:", dev, id, "state=VALID"}));
 
-	drop(m);
+	drop_all(m);
 	REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
 	seen = events.take(*mr);
 	REQUIRE(seen.size() == 2);
@@ -245,7 +233,7 @@ TEST_CASE("each step is a trace event")
 	std::ostringstream changes;
 	changes << "changes=0x" << std::hex << reinterpret_cast<uintptr_t>(r.addr) << "-0x"
 		<< reinterpret_cast<uintptr_t>(r.end());
-	unmap(m);
+	unmap_all(m);
 	REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
 	seen = events.take(*mr);
 	REQUIRE(seen.size() == (on.can_revoke() ? 2 : 1));
@@ -270,7 +258,7 @@ TEST_CASE("the worker's look is traced as its own")
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	events.take(*mr);
-	drop(m);
+	drop_all(m);
 	for (int i = 0; i < 1000 && w.value(); i++)
 		usleep(1000);
 	usleep(10000);
@@ -301,7 +289,7 @@ TEST_CASE("a worker that finds the file busy looks again later")
 					std::abort();
 		});
 		usleep(20000);
-		drop(m);
+		drop_all(m);
 		usleep(100000);
 		stop = true;
 		writer.join();
@@ -368,7 +356,7 @@ TEST_CASE("what happens is counted")
 	wanted["intact"] += 2; /* not tracked from the start */
 	CHECK(counters(on) == wanted);
 
-	drop(shared);
+	drop_all(shared);
 	REQUIRE(ibv_settle_mr_notify(first.get()) == 0);
 	REQUIRE(ibv_settle_mr_notify(first.get()) == 0);
 	wanted["suspect"] += 1;
@@ -376,7 +364,7 @@ TEST_CASE("what happens is counted")
 	wanted["intact"] += 1;
 	CHECK(counters(on) == wanted);
 
-	drop(m);
+	drop_all(m);
 	REQUIRE(ibv_settle_mr_notify(second.get()) == 0);
 	wanted["suspect"] += 1;
 	wanted["settles"] += 1;
@@ -430,7 +418,7 @@ TEST_CASE("rdma resource shows the state of an MR")
 	REQUIRE(ibv_unreg_mr_notify(mr.get()) == 0);
 	CHECK(has(resource(*mr), {"drv_notify disarmed", "drv_state valid"}));
 
-	drop(m); /* nobody to tell, so nobody looks */
+	drop_all(m); /* nobody to tell, so nobody looks */
 	CHECK(has(resource(*mr), {"drv_notify disarmed", "drv_state suspect"}));
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
@@ -458,7 +446,7 @@ TEST_CASE("without notification no MMU notifier is called")
 		word w;
 
 		change_other_memory();
-		drop(m);
+		drop_all(m);
 		if (events.count_mine())
 			_exit(1);
 		/* and the probe is where one would be seen */

@@ -38,13 +38,11 @@ void clear_soft_dirty(memory &)
 
 void add_dropping(rows &all)
 {
-	const action drop = advising(MADV_DONTNEED, "MADV_DONTNEED");
-
-	all.invalidates("MADV_DONTNEED", anonymous, drop);
+	all.invalidates("MADV_DONTNEED", anonymous, drop_all);
 	all.invalidates("MADV_DONTNEED of one page", anonymous, drop_middle);
 	all.invalidates("MADV_DONTNEED by another thread", anonymous,
-			[=](memory &m) { std::thread([&] { drop(m); }).join(); });
-	all.invalidates("MADV_DONTNEED of a private file", private_file, drop);
+			[](memory &m) { std::thread([&] { drop_all(m); }).join(); });
+	all.invalidates("MADV_DONTNEED of a private file", private_file, drop_all);
 	all.invalidates("MADV_REMOVE", shared_file, advising(MADV_REMOVE, "MADV_REMOVE"));
 	all.invalidates("ftruncate", shared_file, [](memory &m) { cut(m, 0); });
 	all.invalidates("ftruncate of a part", shared_file,
@@ -57,7 +55,7 @@ void add_dropping(rows &all)
 		punch(m.fd(), middle_page(m.registered()), m.registered());
 	});
 
-	all.harmless("MADV_DONTNEED of shared memory", shared_file, drop);
+	all.harmless("MADV_DONTNEED of shared memory", shared_file, drop_all);
 	all.harmless("MADV_FREE", anonymous, advising(MADV_FREE, "MADV_FREE"));
 	all.harmless("MADV_WILLNEED", anonymous, advising(MADV_WILLNEED, "MADV_WILLNEED"));
 	all.harmless("MADV_DONTFORK", anonymous, advising(MADV_DONTFORK, "MADV_DONTFORK"));

@@ -29,19 +29,17 @@ void punch_witness(memory &m)
 
 void add_hugetlb(rows &all)
 {
-	const action drop = advising(MADV_DONTNEED, "MADV_DONTNEED");
-
 	all.invalidates("munmap of hugetlb", private_hugetlb, unmap_all);
 	all.invalidates("munmap of shared hugetlb", shared_hugetlb, unmap_all);
 	all.invalidates("mremap of hugetlb, moved", private_hugetlb,
 			[](memory &m) { move(m, m.registered(), 0, huge_page_size()); });
-	all.invalidates("MADV_DONTNEED of hugetlb", private_hugetlb, drop);
+	all.invalidates("MADV_DONTNEED of hugetlb", private_hugetlb, drop_all);
 	all.invalidates("ftruncate of hugetlb", shared_hugetlb,
 			[](memory &m) { check(ftruncate(m.fd(), 0) == 0, "ftruncate"); });
 	all.invalidates("hole punched in hugetlb", shared_hugetlb,
 			[](memory &m) { punch(m.fd(), m.registered(), m.registered()); });
 
-	all.harmless("MADV_DONTNEED of shared hugetlb", shared_hugetlb, drop);
+	all.harmless("MADV_DONTNEED of shared hugetlb", shared_hugetlb, drop_all);
 	all.harmless("hole punched beside it in hugetlb", with_witness, punch_witness);
 	all.harmless("mprotect of hugetlb", private_hugetlb, [](memory &m) {
 		const range r = m.registered();

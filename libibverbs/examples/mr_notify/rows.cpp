@@ -68,6 +68,11 @@ void advise(range r, int advice, const char *name)
 	check(madvise(r.addr, r.length, advice) == 0, name);
 }
 
+void drop_all(const memory &m)
+{
+	advise(m.registered(), MADV_DONTNEED, "MADV_DONTNEED");
+}
+
 action advising(int advice, const char *name)
 {
 	return [=](memory &m) { advise(m.registered(), advice, name); };
