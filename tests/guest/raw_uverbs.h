@@ -2,8 +2,8 @@
 /*
  * Calls to the kernel by MR handle, without struct ibv_mr: the notification
  * methods, so that a test can race them with the deregistration that frees it;
- * registration that arms, which only the cache asks for; and re-registration, which providers/rxe has no call for though its kernel
- * driver has.
+ * registration that arms, which only the cache asks for; and re-registration, which providers/rxe
+ * has no call for though its kernel driver has.
  */
 #ifndef GUEST_RAW_UVERBS_H
 #define GUEST_RAW_UVERBS_H
@@ -67,14 +67,13 @@ public:
 		in.length = length;
 		in.pd_handle = pd->handle;
 		in.access_flags = IBV_ACCESS_LOCAL_WRITE;
-		const int error = call(
-			UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE,
-			{attribute(UVERBS_ATTR_WRITE_CMD, IB_USER_VERBS_CMD_REG_MR,
-				   sizeof(uint64_t)),
-			 attribute(UVERBS_ATTR_CORE_IN, address(&in), sizeof(in)),
-			 attribute(UVERBS_ATTR_CORE_OUT, address(&out), sizeof(out)),
-			 attribute(UVERBS_ATTR_MR_NOTIFY_REG_WORD, address(word),
-				   sizeof(uint64_t))});
+		const int error = call(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE,
+				       {attribute(UVERBS_ATTR_WRITE_CMD, IB_USER_VERBS_CMD_REG_MR,
+						  sizeof(uint64_t)),
+					attribute(UVERBS_ATTR_CORE_IN, address(&in), sizeof(in)),
+					attribute(UVERBS_ATTR_CORE_OUT, address(&out), sizeof(out)),
+					attribute(UVERBS_ATTR_MR_NOTIFY_REG_WORD, address(word),
+						  sizeof(uint64_t))});
 		mr = out.mr_handle;
 		return error;
 	}
@@ -114,8 +113,8 @@ private:
 	int call(uint16_t object, uint16_t method,
 		 std::initializer_list<ib_uverbs_attr> attributes) const
 	{
-		alignas(8) std::byte buffer[sizeof(ib_uverbs_ioctl_hdr) +
-					    4 * sizeof(ib_uverbs_attr)]{};
+		alignas(8) std::byte
+			buffer[sizeof(ib_uverbs_ioctl_hdr) + 4 * sizeof(ib_uverbs_attr)]{};
 		auto *hdr = reinterpret_cast<ib_uverbs_ioctl_hdr *>(buffer);
 		const std::size_t length =
 			sizeof(*hdr) + attributes.size() * sizeof(ib_uverbs_attr);

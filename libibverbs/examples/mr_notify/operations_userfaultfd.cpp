@@ -82,8 +82,7 @@ void write_protect(memory &m)
 /* Dropped while every fault would wait for an answer. */
 std::shared_ptr<userfault> drop_watched(memory &m)
 {
-	const auto by =
-		std::make_shared<userfault>(0, m.registered(), UFFDIO_REGISTER_MODE_MISSING);
+	auto by = std::make_shared<userfault>(0, m.registered(), UFFDIO_REGISTER_MODE_MISSING);
 
 	m.keep(by);
 	advise(m.registered(), MADV_DONTNEED, "MADV_DONTNEED");

@@ -13,7 +13,7 @@
 
 namespace mr_notify {
 
-victim::victim(const device &on, std::size_t length, std::function<void()> then)
+victim::victim(const device &on, std::size_t length, const std::function<void()> &then)
 {
 	*shared_ = {};
 	const std::string name = on.name();

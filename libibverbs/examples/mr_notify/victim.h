@@ -21,7 +21,7 @@ public:
 	 * Its registration is armed when this returns. Then it does "then", which
 	 * the returned function of begin() starts, and waits for its end.
 	 */
-	victim(const device &on, std::size_t length, std::function<void()> then = nullptr);
+	victim(const device &on, std::size_t length, const std::function<void()> &then = nullptr);
 	victim(const victim &) = delete;
 	victim &operator=(const victim &) = delete;
 	~victim();
