@@ -7,6 +7,7 @@ against Debian's headers, and skipped over when this very series has been built 
 """
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import unittest
 REPO = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 sys.path[:0] = [os.path.join(REPO, "buildlib"), os.path.join(REPO, "tests/lab")]
 
+import build  # noqa: E402
 import debian  # noqa: E402
 import fetch  # noqa: E402
 import kernel_package  # noqa: E402
@@ -79,7 +81,9 @@ class Series(unittest.TestCase):
         plain = os.path.join(self.temporary.name, "steps")
         os.mkdir(plain)
         series.plain_tree(plain)
-        modules = os.path.join(self.temporary.name, "modules")
+        # Always the same folder, so that the compiler cache knows what it holds.
+        modules = os.path.join(fetch.BUILD, "series.modules")
+        shutil.rmtree(modules, ignore_errors=True)
         os.mkdir(modules)
         for mail in self.mails:
             series.git(plain, "am", "-q", mail)
@@ -90,7 +94,7 @@ class Series(unittest.TestCase):
     def run_make(self, command):
         """Run make, show what it says if it fails; a warning is a failure."""
         done = subprocess.run([*command, "KCFLAGS=-Werror"], capture_output=True, text=True,
-                              check=False)
+                              check=False, env=build.compiler_environment())
         self.assertEqual(done.returncode, 0, done.stdout[-4000:] + done.stderr[-4000:])
 
     def test_a_file_that_no_hook_brings_is_found(self):
