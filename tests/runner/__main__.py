@@ -59,9 +59,10 @@ def script(steps, folder):
     text = "set -u\n"
     for step in steps:
         base = os.path.join(folder, step.name.replace(" ", "-"))
+        # What is not shown is read to the end all the same: the program must not stop for it.
         text += (f"echo '--- {step.name}'\n"
                  f"{{ {step.command}; echo $? >{base}.status; }} 2>{base}.err | tee {base}.out "
-                 "| grep -v '^ok ' | head -c 20000\n"
+                 "| grep -v '^ok ' | { head -c 20000; cat >/dev/null; }\n"
                  f"cat {base}.err | tail -n 400 | tee -a {base}.out | tail -n 40\n")
     return text
 
