@@ -308,14 +308,18 @@ TEST_CASE("a registration that ends is traced")
 	memory m = anonymous(length);
 	word w;
 	ibv_mr copy{};
-
-	SECTION("deregistered")
-	{
-		const device on;
+	const auto armed = [&](const device &on) {
 		auto mr = on.register_memory(m.registered());
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		events.take(*mr);
 		copy = *mr;
+		return mr;
+	};
+
+	SECTION("deregistered")
+	{
+		const device on;
+		auto mr = armed(on);
 		mr.reset();
 		const auto seen = events.take(copy);
 		REQUIRE(seen.size() == 1);
@@ -325,10 +329,7 @@ TEST_CASE("a registration that ends is traced")
 	{
 		{
 			const device on;
-			auto mr = on.register_memory(m.registered());
-			REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-			events.take(*mr);
-			copy = *mr;
+			auto mr = armed(on);
 			free(mr.release()); /* the library's; the kernel's ends by itself */
 		}
 		const auto seen = events.take(copy);

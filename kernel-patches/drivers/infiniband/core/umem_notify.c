@@ -65,6 +65,22 @@
  *
  *   [Required: SUSPECT is cleared only if no event came after read_begin()]
  *
+ * Arming reads the state without @lock first, and looks at nothing if it is 0.
+ * An event between that and the word is not lost: who comes second under @lock
+ * tells the word.
+ *
+ *   arm                                   another thread
+ *   state is 0: no look
+ *                                         lock; state |= SUSPECT; no word to
+ *                                         tell; unlock
+ *   lock; sets the word; state is not 0:
+ *   tells the word, queues the worker;
+ *   unlock
+ *
+ * The same event after arm's unlock finds the word, and queues the worker
+ * itself: retire() may miss an INVALID that comes after its unlocked read, for
+ * the worker calls it again.
+ *
  * LOCKS
  *
  * @mutex serializes arm, disarm, settle and revoke. Process context; nests
@@ -221,7 +237,7 @@ static int look(struct ib_umem_notify *n, enum umem_notify_asker asker,
 			return -EINTR;
 		cond_resched();
 
-		/* What comes later marks it again. */
+		/* What comes later is told: see WHY NO CHANGE IS MISSED. */
 		if (READ_ONCE(n->state) != SUSPECT)
 			return 0;
 		seq = mmu_interval_read_begin(&n->mni);
