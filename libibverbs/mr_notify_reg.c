@@ -18,8 +18,8 @@
 #include "ibverbs.h"
 
 /* For the registration that this thread is about to ask the kernel for. */
-static __thread uint64_t *word_to_tell;
-static __thread bool word_is_told;
+static __thread uint64_t *word_to_tell __attribute__((tls_model("initial-exec")));
+static __thread bool word_is_told __attribute__((tls_model("initial-exec")));
 
 void mr_notify_fill_word(struct ibv_command_buffer *cmd,
 			 unsigned int write_method)

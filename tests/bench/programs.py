@@ -15,12 +15,17 @@ def path(name):
     return os.path.join(REPO, "build/tests", "bench_" + name)
 
 
-def times(said, clock):
-    """{benchmark: [nanoseconds of each repetition]} from what a program printed as JSON."""
+def values(said, field):
+    """{benchmark: [value of each repetition]} from what a program printed as JSON.
+
+    The field is a time (real_time, cpu_time), then in nanoseconds, or a counter, then of those that
+    have it.
+    """
     found = {}
     for one in json.loads(said)["benchmarks"]:
-        if one["run_type"] == "iteration" and not one.get("error_occurred"):
-            found.setdefault(one["run_name"], []).append(one[clock] * UNITS[one["time_unit"]])
+        if one["run_type"] == "iteration" and not one.get("error_occurred") and field in one:
+            unit = UNITS[one["time_unit"]] if field.endswith("_time") else 1
+            found.setdefault(one["run_name"], []).append(one[field] * unit)
     return found
 
 

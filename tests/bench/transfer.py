@@ -57,7 +57,7 @@ def measure(kernel):
         best = {}
         for turn in range(TURNS[kernel]):
             with open(os.path.join(folder, f"{number}.{turn}.json"), encoding="utf-8") as said:
-                for name, values in programs.times(said.read(), "real_time").items():
+                for name, values in programs.values(said.read(), "real_time").items():
                     _, what, size = name.removesuffix("/real_time").split("/")
                     sizes = best.setdefault(what, {})
                     took = min(values) / MESSAGES

@@ -398,6 +398,68 @@ TEST_CASE("the word's own page is unmapped first")
 	CHECK(ibv_unreg_mr_notify(mr.get()) == 0);
 }
 
+/* Words share a pinned page as long as it is what their address maps. */
+TEST_CASE("a word where another page was mapped before")
+{
+	const device on;
+	memory first = anonymous(length);
+	memory second = anonymous(length);
+	const memory words = anonymous(page_size());
+	const range r = words.registered();
+	auto *word_at = reinterpret_cast<uint64_t *>(r.addr);
+	const auto earlier = on.register_memory(first.registered());
+	const auto later = on.register_memory(second.registered());
+
+	word_at[0] = 0;
+	REQUIRE(ibv_reg_mr_notify(earlier.get(), &word_at[0]) == 0);
+	SECTION("unmapped")
+	{
+		REQUIRE(mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == r.addr);
+	}
+	SECTION("dropped")
+	{
+		REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
+	}
+	SECTION("moved here")
+	{
+		memory other = anonymous(page_size());
+		REQUIRE(mremap(other.registered().addr, r.length, r.length,
+			       MREMAP_MAYMOVE | MREMAP_FIXED, r.addr) == r.addr);
+		other.forget(other.registered());
+	}
+	word_at[0] = 0;
+	word_at[1] = 0;
+	REQUIRE(ibv_reg_mr_notify(later.get(), &word_at[1]) == 0);
+	unmap_all(first);
+	CHECK(word_at[0] == 0);
+	unmap_all(second);
+	CHECK(word_at[1] == IBV_MR_NOTIFY_INVALID);
+}
+
+TEST_CASE("a word in a page that can't be written any more")
+{
+	const device on;
+	memory m = anonymous(length);
+	const memory words = anonymous(page_size());
+	const range r = words.registered();
+	auto *word_at = reinterpret_cast<uint64_t *>(r.addr);
+	const auto first = on.register_memory(m.registered());
+	const auto second = on.register_memory(m.registered());
+
+	word_at[0] = word_at[1] = 0;
+	REQUIRE(ibv_reg_mr_notify(first.get(), &word_at[0]) == 0);
+	const std::size_t before = pinned_bytes();
+	REQUIRE(mprotect(r.addr, r.length, PROT_READ) == 0);
+	CHECK(ibv_reg_mr_notify(second.get(), &word_at[1]) == EFAULT);
+	REQUIRE(mprotect(r.addr, r.length, PROT_READ | PROT_WRITE) == 0);
+	REQUIRE(ibv_reg_mr_notify(second.get(), &word_at[1]) == 0);
+	CHECK(pinned_bytes() == before);
+	unmap_all(m);
+	CHECK(word_at[0] == IBV_MR_NOTIFY_INVALID);
+	CHECK(word_at[1] == IBV_MR_NOTIFY_INVALID);
+}
+
 TEST_CASE("the word is in the registered memory")
 {
 	const device on;

@@ -16,6 +16,7 @@
 
 #include "device.h"
 #include "raw_uverbs.h"
+#include "rows.h"
 #include "trial.h"
 
 using namespace mr_notify;
@@ -230,4 +231,57 @@ TEST_CASE("race: settling never wipes out an invalidation")
 	}
 	INFO(rounds << " rounds");
 	CHECK(wiped == 0);
+}
+
+TEST_CASE("race: a word is in the page that its address maps")
+{
+	const device on;
+	const auto end = deadline();
+	const std::size_t before = pinned_bytes();
+	const memory words = anonymous(page_size());
+	std::atomic<uint64_t> generation = 0; /* odd while the page is replaced */
+	std::atomic<bool> stop = false;
+	std::atomic<uint64_t> told = 0;
+	std::atomic<uint64_t> lost = 0;
+
+	const auto arming = [&](std::size_t at) {
+		auto *const address = reinterpret_cast<uint64_t *>(words.registered().addr) + at;
+		const std::atomic_ref<uint64_t> value(*address);
+		while (!stop) {
+			memory m = anonymous(page_size());
+			const auto first = on.register_memory(m.registered());
+			const auto second = on.register_memory(m.registered());
+			/* The first one may find the page being replaced; the second one, in it. */
+			if (ibv_reg_mr_notify(first.get(), address))
+				std::abort();
+			const uint64_t now = generation;
+			value = 0;
+			if (ibv_reg_mr_notify(second.get(), address) ||
+			    ibv_unreg_mr_notify(first.get()))
+				std::abort();
+			unmap_all(m);
+			const uint64_t seen = value;
+			if (now % 2 == 0 && generation == now)
+				(seen == IBV_MR_NOTIFY_INVALID ? told : lost)++;
+		}
+	};
+	std::thread one(arming, 0);
+	std::thread other(arming, 1);
+	while (std::chrono::steady_clock::now() < end) {
+		const range r = words.registered();
+
+		generation++;
+		if (mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != r.addr)
+			std::abort();
+		generation++;
+		usleep(200);
+	}
+	stop = true;
+	one.join();
+	other.join();
+	INFO(told << " words told");
+	CHECK(lost == 0);
+	CHECK(told > 0);
+	CHECK(wait_for_pinned(before) == before);
 }

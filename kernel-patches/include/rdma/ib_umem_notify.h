@@ -33,7 +33,6 @@ enum ib_mr_notify_stat {
 #ifdef CONFIG_INFINIBAND_MR_NOTIFY
 
 void ib_umem_track(struct ib_umem *umem, int access);
-void ib_umem_track_pinned(struct ib_umem *umem);
 bool ib_umem_untrack(struct ib_umem *umem);
 bool ib_umem_is_revoked(struct ib_umem *umem);
 
@@ -69,10 +68,6 @@ static inline u64 ib_mr_notify_caps(const struct ib_device *device)
 #else
 
 static inline void ib_umem_track(struct ib_umem *umem, int access)
-{
-}
-
-static inline void ib_umem_track_pinned(struct ib_umem *umem)
 {
 }
 

@@ -10,8 +10,8 @@
  * STATE (umem_notify.state, and while armed the same bits in the word)
  *
  *  0        The range maps the pinned pages.
- *  SUSPECT  Something may have changed in [lo, hi). Left by settling: to 0 if
- *           the pages are the same, else to INVALID.
+ *  SUSPECT  Something may have changed in [first, end). Left by settling: to 0
+ *           if the pages are the same, else to INVALID.
  *  INVALID  Final. The word has been told, and is not touched any more; the
  *           worker revokes the device's access and gives the pages back.
  *
@@ -44,8 +44,8 @@
  *                                         invalidate_range_end()
  *   pin: sees the new page tables
  *
- * While the pages are being pinned (!pinned) it is not known which side of an
- * UNMAP they are from, so it only makes the range SUSPECT.
+ * While the pages are being pinned it is not known which side of an UNMAP they
+ * are from. So until the range is armed, which looks, it only makes it SUSPECT.
  *
  * Settling must not wipe out a later event:
  *
@@ -116,29 +116,44 @@
 /* Rounds of collision-retry after which the worker lets others run. */
 #define WORKER_ROUNDS 8
 
+/* One per armed MR: 256 bytes on a 64-bit kernel without lock debugging. */
 struct ib_umem_notify {
 	struct mmu_interval_notifier mni;
 	struct ib_umem *umem;
 	struct delayed_work work;
 
 	struct mutex mutex; /* see LOCKS; guards the next five */
-	bool suspended; /* the driver is busy with the MR */
 	struct ib_mr *mr; /* what to revoke while armed */
+	bool suspended; /* the driver is busy with the MR */
 	bool armed;
 	bool revoked; /* the pages are given back */
 	u32 id; /* the MR's in restrack, as of the last arming */
 
 	spinlock_t lock; /* see LOCKS; guards the last three and the rest */
-	bool pinned;
+	u32 first; /* which pages are SUSPECT: [first, end) */
+	u32 end;
+	u16 word; /* offset in @word_page */
 	u8 state;
-	unsigned long lo; /* what is SUSPECT: [lo, hi) */
-	unsigned long hi;
-	struct umem_notify_word word; /* empty: nobody to tell */
+	struct umem_notify_word_page *word_page; /* NULL: nobody to tell */
 };
 
 static void count(struct ib_umem_notify *n, enum ib_mr_notify_stat stat, s64 nr)
 {
 	umem_notify_count(n->umem->ibdev, stat, nr);
+}
+
+/* From the address @start to @end, which may reach beyond the umem. */
+static void suspect(struct ib_umem_notify *n, unsigned long start,
+		    unsigned long end)
+{
+	unsigned long first = n->mni.interval_tree.start;
+	unsigned long last = n->mni.interval_tree.last;
+
+	start = max(start, first) - first;
+	end = min(end - 1, last) - first;
+	n->first = min_t(unsigned long, n->first, start >> PAGE_SHIFT);
+	n->end = max_t(unsigned long, n->end, (end >> PAGE_SHIFT) + 1);
+	n->state |= SUSPECT;
 }
 
 static void mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
@@ -155,16 +170,14 @@ static void mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
 	} else {
 		if (!n->state)
 			count(n, IB_MR_NOTIFY_STAT_SUSPECT, 1);
-		n->state |= SUSPECT;
-		n->lo = min(n->lo, start);
-		n->hi = max(n->hi, end);
+		suspect(n, start, end);
 	}
 
-	if (!n->word.page)
+	if (!n->word_page)
 		return;
-	umem_notify_word_set(&n->word, bit);
+	umem_notify_word_set(n->word_page, n->word, bit);
 	if (bit == INVALID)
-		umem_notify_word_clear(&n->word, SUSPECT);
+		umem_notify_word_clear(n->word_page, n->word, SUSPECT);
 	mod_delayed_work(system_unbound_wq, &n->work,
 			 bit == INVALID ? 0 : SETTLE_DELAY);
 }
@@ -174,10 +187,10 @@ static void clear_suspect(struct ib_umem_notify *n)
 	lockdep_assert_held(&n->lock);
 
 	n->state &= ~SUSPECT;
-	n->lo = ULONG_MAX;
-	n->hi = 0;
-	if (n->word.page)
-		umem_notify_word_clear(&n->word, SUSPECT);
+	n->first = U32_MAX;
+	n->end = 0;
+	if (n->word_page)
+		umem_notify_word_clear(n->word_page, n->word, SUSPECT);
 }
 
 /*
@@ -208,7 +221,7 @@ static bool umem_notify_invalidate(struct mmu_interval_notifier *mni,
 	spin_lock(&n->lock);
 	mmu_interval_set_seq(mni, cur_seq);
 	if (!(n->state & INVALID)) {
-		mark(n, n->pinned ? bit : SUSPECT, range->start, range->end);
+		mark(n, n->armed ? bit : SUSPECT, range->start, range->end);
 		trace_mr_notify_mark(n->umem, n->id, n->state, n->armed, range);
 	}
 	spin_unlock(&n->lock);
@@ -219,13 +232,13 @@ static const struct mmu_interval_notifier_ops umem_notify_ops = {
 	.invalidate = umem_notify_invalidate,
 };
 
-/* From SUSPECT to 0 or INVALID; *looked if there was something to look at. */
-static int look(struct ib_umem_notify *n, enum umem_notify_asker asker,
-		bool *looked)
+/* From SUSPECT to 0 or INVALID. */
+static int look(struct ib_umem_notify *n, enum umem_notify_asker asker)
 {
 	enum umem_notify_verdict verdict;
-	unsigned long seq, lo, hi;
 	unsigned int round;
+	unsigned long seq;
+	u32 first, end;
 	u8 state;
 
 	lockdep_assert_held(&n->mutex);
@@ -237,20 +250,16 @@ static int look(struct ib_umem_notify *n, enum umem_notify_asker asker,
 			return -EINTR;
 		cond_resched();
 
-		/* What comes later is told: see WHY NO CHANGE IS MISSED. */
-		if (READ_ONCE(n->state) != SUSPECT)
-			return 0;
 		seq = mmu_interval_read_begin(&n->mni);
 		spin_lock(&n->lock);
 		state = n->state;
-		lo = n->lo;
-		hi = n->hi;
+		first = n->first;
+		end = n->end;
 		spin_unlock(&n->lock);
 		if (state != SUSPECT)
 			return 0;
 
-		*looked = true;
-		verdict = umem_notify_check(n->umem, lo, hi, asker);
+		verdict = umem_notify_check(n->umem, first, end, asker);
 		if (verdict == UMEM_NOTIFY_INTERRUPTED)
 			return -EINTR;
 		if (verdict == UMEM_NOTIFY_NO_MEMORY)
@@ -269,7 +278,7 @@ static int look(struct ib_umem_notify *n, enum umem_notify_asker asker,
 			clear_suspect(n);
 			count(n, IB_MR_NOTIFY_STAT_INTACT, 1);
 		} else {
-			mark(n, INVALID, lo, hi);
+			mark(n, INVALID, 0, 0);
 		}
 		spin_unlock(&n->lock);
 		return 0;
@@ -278,19 +287,20 @@ static int look(struct ib_umem_notify *n, enum umem_notify_asker asker,
 
 static int verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
 {
-	bool looked = false;
-	int ret = look(n, asker, &looked);
+	int ret;
 
-	if (looked)
-		trace_mr_notify_settle(n->umem, n->id, READ_ONCE(n->state),
-				       asker, ret);
+	/* What comes later is told: see WHY NO CHANGE IS MISSED. */
+	if (READ_ONCE(n->state) != SUSPECT)
+		return 0;
+	ret = look(n, asker);
+	trace_mr_notify_settle(n->umem, n->id, READ_ONCE(n->state), asker, ret);
 	return ret;
 }
 
 /* Once INVALID: the word has heard it all, and the device loses the pages. */
 static void retire(struct ib_umem_notify *n)
 {
-	struct umem_notify_word word;
+	struct umem_notify_word_page *word_page;
 	struct ib_device *device;
 	size_t pages;
 	int ret;
@@ -300,10 +310,10 @@ static void retire(struct ib_umem_notify *n)
 	if (READ_ONCE(n->state) != INVALID)
 		return;
 	spin_lock(&n->lock);
-	word = n->word;
-	n->word.page = NULL;
+	word_page = n->word_page;
+	n->word_page = NULL;
 	spin_unlock(&n->lock);
-	umem_notify_word_put(&word);
+	umem_notify_word_put(word_page);
 
 	if (!n->armed || n->suspended || n->revoked)
 		return;
@@ -356,7 +366,7 @@ static struct ib_umem_notify *tracker_create(struct ib_umem *umem)
 		return ERR_PTR(-ENOMEM);
 
 	n->umem = umem;
-	n->lo = ULONG_MAX;
+	n->first = U32_MAX;
 	mutex_init(&n->mutex);
 	spin_lock_init(&n->lock);
 	INIT_DELAYED_WORK(&n->work, umem_notify_work);
@@ -392,7 +402,7 @@ static bool tracker_destroy(struct ib_umem_notify *n)
 	cancel_delayed_work_sync(&n->work);
 	tracker_disarm(n);
 	revoked = n->revoked;
-	umem_notify_word_put(&n->word);
+	umem_notify_word_put(n->word_page);
 	mutex_destroy(&n->mutex);
 	kfree(n);
 	return revoked;
@@ -410,10 +420,7 @@ static struct ib_umem_notify *tracker_of(struct ib_umem *umem)
 	if (IS_ERR(n))
 		return n;
 	spin_lock(&n->lock);
-	n->pinned = true;
-	n->state = SUSPECT; /* not pinned until now: it can't be INVALID */
-	n->lo = 0;
-	n->hi = ULONG_MAX;
+	suspect(n, 0, ULONG_MAX); /* not armed: it is not INVALID */
 	spin_unlock(&n->lock);
 
 	/* Two threads may arm one MR: the first tracker counts. */
@@ -447,22 +454,6 @@ void ib_umem_track(struct ib_umem *umem, int access)
 	/* Waits for the invalidations that this notifier came too late for. */
 	mmu_interval_read_begin(&n->mni);
 	umem->notify = n;
-}
-
-/**
- * ib_umem_track_pinned - All pages of the umem are pinned
- * @umem: The umem; from now on an unmap of the range is certain to be one of
- *	  the pinned pages
- */
-void ib_umem_track_pinned(struct ib_umem *umem)
-{
-	struct ib_umem_notify *n = umem->notify;
-
-	if (!n)
-		return;
-	spin_lock(&n->lock);
-	n->pinned = true;
-	spin_unlock(&n->lock);
 }
 
 /**
@@ -516,13 +507,13 @@ bool ib_umem_is_revoked(struct ib_umem *umem)
  */
 int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr)
 {
-	struct umem_notify_word word;
+	struct umem_notify_word_page *word_page;
 	struct ib_umem_notify *n;
 	int ret;
 
-	ret = umem_notify_word_get(&word, addr);
-	if (ret)
-		return ret;
+	word_page = umem_notify_word_get(addr);
+	if (IS_ERR(word_page))
+		return PTR_ERR(word_page);
 
 	n = tracker_of(umem);
 	if (IS_ERR(n)) {
@@ -543,10 +534,11 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr)
 	spin_lock(&n->lock);
 	n->armed = true;
 	n->id = mr->res.id;
-	n->word = word;
+	n->word = offset_in_page(addr);
+	n->word_page = word_page;
 	if (n->state) {
 		/* INVALID, or SUSPECT by an event since verify() */
-		umem_notify_word_set(&n->word, n->state);
+		umem_notify_word_set(word_page, n->word, n->state);
 		mod_delayed_work(system_unbound_wq, &n->work, SETTLE_DELAY);
 	}
 	trace_mr_notify_arm(umem, n->id, n->state);
@@ -560,7 +552,7 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr)
 unlock:
 	mutex_unlock(&n->mutex);
 put_word:
-	umem_notify_word_put(&word);
+	umem_notify_word_put(word_page);
 	return ret;
 }
 
@@ -575,7 +567,7 @@ put_word:
 int umem_notify_disarm(struct ib_umem *umem)
 {
 	struct ib_umem_notify *n = READ_ONCE(umem->notify);
-	struct umem_notify_word word;
+	struct umem_notify_word_page *word_page;
 
 	if (!n)
 		return -EINVAL;
@@ -588,12 +580,12 @@ int umem_notify_disarm(struct ib_umem *umem)
 	tracker_disarm(n);
 	n->mr = NULL;
 	spin_lock(&n->lock);
-	word = n->word;
-	n->word.page = NULL;
+	word_page = n->word_page;
+	n->word_page = NULL;
 	spin_unlock(&n->lock);
 	mutex_unlock(&n->mutex);
 
-	umem_notify_word_put(&word);
+	umem_notify_word_put(word_page);
 	return 0;
 }
 

@@ -11,18 +11,15 @@
 
 #include <rdma/ib_umem_notify.h>
 
+/* The pinned page of a word; the word is eight bytes at an offset in it. */
 struct umem_notify_word_page;
 
-/* A 64-bit word of user memory, its page pinned. Empty when @page is NULL. */
-struct umem_notify_word {
-	struct umem_notify_word_page *page;
-	unsigned int offset;
-};
-
-int umem_notify_word_get(struct umem_notify_word *word, unsigned long addr);
-void umem_notify_word_put(struct umem_notify_word *word);
-void umem_notify_word_set(const struct umem_notify_word *word, u64 bits);
-void umem_notify_word_clear(const struct umem_notify_word *word, u64 bits);
+struct umem_notify_word_page *umem_notify_word_get(unsigned long addr);
+void umem_notify_word_put(struct umem_notify_word_page *page);
+void umem_notify_word_set(const struct umem_notify_word_page *page,
+			  unsigned int offset, u64 bits);
+void umem_notify_word_clear(const struct umem_notify_word_page *page,
+			    unsigned int offset, u64 bits);
 
 /* Who asks umem_notify_check(), and so how long it may block. */
 enum umem_notify_asker {
@@ -45,8 +42,7 @@ enum umem_notify_verdict {
 };
 
 enum umem_notify_verdict umem_notify_check(struct ib_umem *umem,
-					   unsigned long start,
-					   unsigned long end,
+					   u32 first, u32 end,
 					   enum umem_notify_asker asker);
 
 int umem_notify_stats_get(struct ib_device *device);

@@ -236,18 +236,17 @@ static enum umem_notify_verdict check_locked(struct ib_umem *umem,
 /**
  * umem_notify_check - Compare what is mapped with what is pinned
  * @umem: The umem, its pages pinned
- * @start: First address to look at
- * @end: First address not to look at; both are clamped to the umem
+ * @first: First page of it to look at
+ * @end: First page not to look at
  * @asker: How long it may block
  *
  * Context: Process context, no mm or inode lock held.
  */
 enum umem_notify_verdict umem_notify_check(struct ib_umem *umem,
-					   unsigned long start,
-					   unsigned long end,
+					   u32 first, u32 end,
 					   enum umem_notify_asker asker)
 {
-	unsigned long first = umem->address & PAGE_MASK;
+	unsigned long start = umem->address & PAGE_MASK;
 	struct mm_struct *mm = umem->owning_mm;
 	enum umem_notify_verdict ret;
 
@@ -255,12 +254,10 @@ enum umem_notify_verdict umem_notify_check(struct ib_umem *umem,
 	if (!mmget_not_zero(mm))
 		return UMEM_NOTIFY_CHANGED;
 
-	start = max(start & PAGE_MASK, first);
-	end = PAGE_ALIGN(min(end, first + (ib_umem_num_pages(umem) << PAGE_SHIFT)));
-
 	ret = lock_mm(mm, asker);
 	if (ret == UMEM_NOTIFY_INTACT) {
-		ret = check_locked(umem, start, end, asker);
+		ret = check_locked(umem, start + ((u64)first << PAGE_SHIFT),
+				   start + ((u64)end << PAGE_SHIFT), asker);
 		mmap_read_unlock(mm);
 	}
 	mmput_async(mm);
