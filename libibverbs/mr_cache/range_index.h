@@ -14,8 +14,18 @@
  * every index that it can read is one of a node, and its steps are limited. It may
  * miss what is there and find what is no longer there. Neither matters: what is
  * found is verified by taking a reference, and who found nothing takes the mutex
- * and asks again. (So readers need no sequence count: it would only tell a
- * false miss from a true one, and the mutex does that anyway.)
+ * and asks again, unless version() tells that nothing has changed since:
+ *
+ *   reader                         who has the mutex
+ *   n = version()
+ *                                  inserts, erases
+ *   search(): a false miss
+ *                                  version becomes n + 1
+ *   takes the mutex: it is not n any more, asks again
+ *
+ * [Required: version is stored after the change (release), and read before the
+ * search (acquire): so the search sees all changes up to n, and a later one is
+ * over, and counted, when the reader has the mutex.]
  */
 #ifndef MR_CACHE_RANGE_INDEX_H
 #define MR_CACHE_RANGE_INDEX_H
@@ -26,6 +36,9 @@ namespace mr_cache {
 
 template <class Env> class range_index {
 public:
+	/* Of the entries: another one whenever one came or went. */
+	uint64_t version() const { return changes.load(std::memory_order_acquire); }
+
 	/* An entry to verify, or 0. Under the mutex it is in the index, and 0 means none is. */
 	uint32_t search(const wish &want, const entry<Env> *entries) const
 	{
@@ -95,6 +108,7 @@ public:
 		set(*at, index);
 		d.present.store(d.present.load(std::memory_order_relaxed) | 1U << rights,
 				std::memory_order_relaxed);
+		changed();
 	}
 
 	/* Under the mutex. */
@@ -126,6 +140,7 @@ public:
 		set(*at, left ? left : right);
 		if (!get(d.roots[rights]))
 			drop_rights(which, rights);
+		changed();
 	}
 
 private:
@@ -219,6 +234,12 @@ private:
 		return static_cast<uint32_t>(key * 0x9e3779b97f4a7c15 >> 54) % HEADS;
 	}
 
+	void changed()
+	{
+		changes.store(changes.load(std::memory_order_relaxed) + 1,
+			      std::memory_order_release);
+	}
+
 	/* The domain, or 0, which is always empty. */
 	uint32_t lookup(uint64_t key) const
 	{
@@ -258,6 +279,7 @@ private:
 	uint32_t domain_count;
 	uint32_t free_domain;
 
+	typename Env::template atomic<uint64_t> changes;
 	link heads[HEADS];
 	domain domains[Env::domains];
 	node nodes[Env::entries];

@@ -67,6 +67,7 @@ protected:
 		if (!ready() || !is_for_us(want))
 			return EOPNOTSUPP;
 
+		uint64_t version = a->index.version();
 		uint32_t i = a->index.search(want, a->entries);
 
 		if (i) {
@@ -77,8 +78,9 @@ protected:
 				return 0;
 			}
 			untake(i);
+			version = UNKNOWN;
 		}
-		return acquire_locked(want, pd, who, ref);
+		return acquire_locked(want, pd, who, version, ref);
 	}
 
 	void hit(uint32_t i, const wish &want, mr_cache_ref *ref)
@@ -98,17 +100,20 @@ protected:
 		       end <= ~Env::page_mask();
 	}
 
-	int acquire_locked(const wish &want, void *pd, void *who, mr_cache_ref *ref)
+	/* As of that version of the index there is none. */
+	int acquire_locked(const wish &want, void *pd, void *who, uint64_t version,
+			   mr_cache_ref *ref)
 	{
 		holder lock(*this);
 
 		for (;;) {
-			uint32_t i = find_valid(lock, want);
+			uint32_t i = a->index.version() == version ? 0 : find_valid(lock, want);
 
 			if (i) {
 				hit(i, want, ref);
 				return 0;
 			}
+			version = a->index.version();
 			/*
 			 * Deregister first what is dead: it may have been what was in the way.
 			 * That lets go of the mutex, so it comes before the wait and not between
@@ -146,7 +151,7 @@ protected:
 				continue;
 			}
 			at(i).owner = o;
-			return make(lock, i, want, request, ref);
+			return make(lock, i, want, version, request, ref);
 		}
 	}
 
@@ -204,8 +209,8 @@ protected:
 	}
 
 	/* Registers with the mutex free, and makes an entry of it, if it deserves one. */
-	int make(holder &lock, uint32_t i, const wish &want, const mr_cache_request &request,
-		 mr_cache_ref *ref)
+	int make(holder &lock, uint32_t i, const wish &want, uint64_t version,
+		 const mr_cache_request &request, mr_cache_ref *ref)
 	{
 		typename arena<Env>::pending mine = {&request, want.key, a->on_the_way};
 		entry<Env> &e = at(i);
@@ -236,22 +241,27 @@ protected:
 		a->hot.epoch.store(a->hot.epoch.load(std::memory_order_relaxed) + 1,
 				   std::memory_order_relaxed);
 		e.use(now());
-		publish(lock, i, want, request);
+		publish(lock, i, want, version, request);
 		refer(at(i), i, generation(), ref);
 		return 0;
 	}
 
 	/* Opens it with one reference: in the index, or doomed if it has no place there. */
-	void publish(holder &lock, uint32_t i, const wish &want, const mr_cache_request &request)
+	void publish(holder &lock, uint32_t i, const wish &want, uint64_t version,
+		     const mr_cache_request &request)
 	{
 		entry<Env> &e = at(i);
-		uint32_t rights = e.rights(), other;
+		uint32_t rights = e.rights(), other = 0;
 		uint64_t end = request.start + request.size;
-		wish whole = want;
 
-		whole.addr = request.start;
-		whole.length = request.size;
-		other = a->index.search(whole, a->entries);
+		/* What contained all of it would contain what was wanted. */
+		if (a->index.version() != version) {
+			wish whole = want;
+
+			whole.addr = request.start;
+			whole.length = request.size;
+			other = a->index.search(whole, a->entries);
+		}
 		if (e.word.peek_relaxed() & entry_word<Env>::KERNEL || !a->owner[e.owner].who ||
 		    (other && at(other).rights() == rights)) {
 			e.word.doom_relaxed();
@@ -326,6 +336,7 @@ protected:
 	}
 
 	static constexpr int SETTLE_ATTEMPTS = 16;
+	static constexpr uint64_t UNKNOWN = ~0ULL; // no version
 };
 
 } // namespace mr_cache

@@ -19,6 +19,7 @@
  *   a doomed registration that stays in the index
  *   nobody woken when a registration arrived
  *   the dead buried between looking for a registration on its way and waiting for it
+ *   an eviction, or a new entry, that does not change the index's version
  */
 #include <cstdlib>
 #include <cstring>
@@ -186,6 +187,49 @@ struct world {
 		return order.run(10000) ? kernel.complaint : "no end";
 	}
 
+	/* One who looks for what is used, where no hint is, beside an eviction that moves it. */
+	std::string look_beside_eviction()
+	{
+		/* Whoever becomes the root of the tree; the middle one is evicted first. */
+		static constexpr uint64_t orders[][3] = {{0, 1, 2}, {1, 0, 2}, {0, 2, 1}};
+		uint64_t used = order.pick(2) * 2;
+		auto use = [this](uint64_t which, mr_cache_ref *ref) {
+			return cache.acquire(pd, owner, BASE + which * 2 * PAGE, 2 * PAGE, 1, ref);
+		};
+
+		if (!started)
+			return "did not start";
+		for (uint64_t which : orders[order.pick(3)]) {
+			mr_cache_ref ref;
+
+			if (use(which, &ref))
+				return "could not be registered";
+			if (which != used && cache.release(ref.index, ref.generation))
+				return "could not be released";
+		}
+
+		mr_cache_ref again;
+
+		if (use(2 - used, &again) || cache.release(again.index, again.generation))
+			return "could not be used again";
+
+		unsigned int before = kernel.reg_calls;
+
+		order.spawn([this] { (void)cache.clean(owner, 0); });
+		order.spawn([this, used] {
+			mr_cache_ref ref;
+
+			if (cache.acquire(pd, owner, BASE + (used * 2 + 1) * PAGE, PAGE, 1, &ref) ||
+			    cache.release(ref.index, ref.generation))
+				kernel.complain("could not be registered and released");
+		});
+		if (!order.run(10000))
+			return "no end";
+		if (kernel.reg_calls != before)
+			kernel.complain("registered again");
+		return kernel.complaint;
+	}
+
 	std::string run()
 	{
 		if (!started)
@@ -247,5 +291,13 @@ TEST_CASE("a registration that arrives while another is buried is not waited for
 	for (uint64_t seed = 1; seed <= 2000; seed++) {
 		INFO("seed " << seed);
 		REQUIRE(world(seed).arrival() == "");
+	}
+}
+
+TEST_CASE("what the index has is found beside changes of it")
+{
+	for (uint64_t seed = 1; seed <= 2000; seed++) {
+		INFO("seed " << seed);
+		REQUIRE(world(seed).look_beside_eviction() == "");
 	}
 }
