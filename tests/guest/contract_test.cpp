@@ -476,6 +476,27 @@ TEST_CASE("the word is in the registered memory")
 	CHECK(value == IBV_MR_NOTIFY_INVALID);
 }
 
+TEST_CASE("what a later event changed is looked at too")
+{
+	const device on;
+	memory m = anonymous(length);
+	const range r = m.registered();
+	const auto mr = on.register_memory(r);
+	const std::size_t pages = length / page_size();
+	const auto page = [&](std::size_t n) { return r.addr + n * page_size(); };
+	const auto [harmless, changed] = GENERATE_COPY(
+		std::pair(pages / 2, std::size_t{0}), std::pair(pages / 2, pages - 1),
+		std::pair(pages / 2, pages / 2 + 1), std::pair(pages / 2, pages / 2 - 1));
+	word w;
+
+	INFO("page " << changed << " after page " << harmless);
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	REQUIRE(madvise(page(harmless), page_size(), MADV_FREE) == 0);
+	REQUIRE(madvise(page(changed), page_size(), MADV_DONTNEED) == 0);
+	REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+}
+
 TEST_CASE("after INVALID the pages are given back without a call")
 {
 	const device on;

@@ -285,3 +285,40 @@ TEST_CASE("race: a word is in the page that its address maps")
 	CHECK(told > 0);
 	CHECK(wait_for_pinned(before) == before);
 }
+
+TEST_CASE("race: the first words of a page are charged once")
+{
+	const device on;
+	const auto end = deadline();
+	memory m = anonymous(2 * page_size());
+	const range r = m.registered();
+	const auto one = on.register_memory({r.addr, page_size()});
+	const auto other = on.register_memory({r.addr + page_size(), page_size()});
+	const std::size_t before = pinned_bytes();
+	uint64_t twice = 0;
+
+	while (std::chrono::steady_clock::now() < end) {
+		/* Untouched, so that pinning it takes its time. */
+		void *const page = mmap(nullptr, page_size(), PROT_READ | PROT_WRITE,
+					MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		REQUIRE(page != MAP_FAILED);
+		const memory words({static_cast<std::byte *>(page), page_size()});
+		auto *const address = static_cast<uint64_t *>(page);
+		std::atomic<int> ready = 0;
+		const auto arm = [&](ibv_mr *mr, uint64_t *w) {
+			ready++;
+			while (ready < 2)
+				;
+			if (ibv_reg_mr_notify(mr, w))
+				std::abort();
+		};
+		std::thread thread([&] { arm(other.get(), address + 1); });
+		arm(one.get(), address);
+		thread.join();
+		twice += pinned_bytes() != before + page_size();
+		REQUIRE(ibv_unreg_mr_notify(one.get()) == 0);
+		REQUIRE(ibv_unreg_mr_notify(other.get()) == 0);
+	}
+	CHECK(twice == 0);
+	CHECK(pinned_bytes() == before);
+}
