@@ -89,7 +89,8 @@ def linux_version(build=BUILD, update=False):
         image = pin["package"].replace("source", "image") + "-" + arch
         both = [v for v in offered if v in private.versions(image)]  # an image is signed later
         if not offered:
-            raise FetchError(f"apt on this machine offers no {pin['package']}")
+            raise FetchError(f"apt on this machine offers no {pin['package']}: is "
+                             f"{pin['suite']} among its sources?")
         version = (both or offered)[0]
     os.makedirs(build, exist_ok=True)
     with open(kept, "w", encoding="utf-8") as out:
