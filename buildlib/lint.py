@@ -6,6 +6,7 @@ Why: a rule that nobody runs is broken within a week. C++: clang-format and clan
 (on what is installed). Python: flake8. Shell: shellcheck. Kernel C: checkpatch
 --strict, in tests/host/test_series.py.
 """
+import concurrent.futures
 import os
 import subprocess
 import sys
@@ -45,14 +46,15 @@ def python_files():
     return found
 
 
-def report(name, command, bad_if_output=False):
-    """Run one check; its output is printed if it failed."""
-    done = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, check=False)
-    bad = done.returncode or (bad_if_output and done.stdout.strip())
-    if bad:
-        print(done.stdout.rstrip())
-    print(("not ok " if bad else "ok ") + name, flush=True)
+def report(name, *commands):
+    """Run the commands of one check, side by side; what those say that fail is printed."""
+    def run(command):
+        return subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, check=False)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        bad = [done.stdout.rstrip() for done in pool.map(run, commands) if done.returncode]
+    print(*bad, ("not ok " if bad else "ok ") + name, sep="\n", flush=True)
     return not bad
 
 
@@ -66,9 +68,9 @@ def main():
                                                          "libibverbs/mr_cache/")))])
     ours = [name for name in tracked(".cpp", ".cc")
             if name.startswith(("libibverbs/", "tests/demo/"))]
-    good &= report("clang-tidy", ["clang-tidy", "--quiet", *ours, "--", "-std=c++20",
-                                  "-DFMT_HEADER_ONLY", "-isystem", "build/rdma-core/include",
-                                  "-Ilibibverbs/examples/mr_notify"])
+    good &= report("clang-tidy", *(["clang-tidy", "--quiet", name, "--", "-std=c++20",
+                                    "-DFMT_HEADER_ONLY", "-isystem", "build/rdma-core/include",
+                                    "-Ilibibverbs/examples/mr_notify"] for name in ours))
     good &= report("flake8", ["flake8", "--max-line-length", "100", *python_files()])
     good &= report("shellcheck", ["shellcheck", *shell_scripts()])
     return 0 if good else 1
