@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 
+#include <cerrno>
 #include <stdexcept>
 
 namespace mr_notify {
@@ -52,6 +53,22 @@ iwarp_connection::iwarp_connection(const device &on, ibv_qp *near_end, ibv_qp *f
 	bind(on.name());
 	check_cm(rdma_listen(listener_.get(), 1), "rdma_listen");
 
+	/* The manager chooses a port without knowing which ones TCP has in use. */
+	for (int more = 4; !connect(near_end); more--)
+		if (!more)
+			fail("rdma_connect");
+	far_.reset(next(RDMA_CM_EVENT_CONNECT_REQUEST));
+	rdma_conn_param param = parameters(far_end);
+	check_cm(rdma_accept(far_.get(), &param), "rdma_accept");
+	next(RDMA_CM_EVENT_ESTABLISHED);
+	next(RDMA_CM_EVENT_ESTABLISHED);
+}
+
+/* False if the port can't be had. */
+bool iwarp_connection::connect(const ibv_qp *near_end)
+{
+	rdma_conn_param param = parameters(near_end);
+
 	near_ = make_id();
 	check_cm(rdma_resolve_addr(near_.get(), nullptr, rdma_get_local_addr(listener_.get()),
 				   timeout_ms),
@@ -59,14 +76,11 @@ iwarp_connection::iwarp_connection(const device &on, ibv_qp *near_end, ibv_qp *f
 	next(RDMA_CM_EVENT_ADDR_RESOLVED);
 	check_cm(rdma_resolve_route(near_.get(), timeout_ms), "rdma_resolve_route");
 	next(RDMA_CM_EVENT_ROUTE_RESOLVED);
-
-	rdma_conn_param param = parameters(near_end);
-	check_cm(rdma_connect(near_.get(), &param), "rdma_connect");
-	far_.reset(next(RDMA_CM_EVENT_CONNECT_REQUEST));
-	param = parameters(far_end);
-	check_cm(rdma_accept(far_.get(), &param), "rdma_accept");
-	next(RDMA_CM_EVENT_ESTABLISHED);
-	next(RDMA_CM_EVENT_ESTABLISHED);
+	if (rdma_connect(near_.get(), &param) == 0)
+		return true;
+	if (errno != EADDRNOTAVAIL && errno != EADDRINUSE)
+		fail("rdma_connect");
+	return false;
 }
 
 iwarp_connection::owned<rdma_cm_id> iwarp_connection::make_id() const

@@ -24,6 +24,7 @@ private:
 	};
 	template <class T> using owned = std::unique_ptr<T, closer>;
 
+	bool connect(const ibv_qp *near_end);
 	owned<rdma_cm_id> make_id() const;
 	void bind(const std::string &device);
 	rdma_cm_id *next(rdma_cm_event_type expected) const;
