@@ -5,8 +5,8 @@
  *  miss/SIZE    a cached ibv_reg_mr that has to register, in turns with an uncached one of the same
  *               buffer, so that what happens before and beside them is the same for both. Counters:
  *               plain and miss, medians in nanoseconds; ratio, of these; ratio_of_fast, of the 10th
- *               percentiles. Beside another cached registration, for no cache is empty at each
- * miss. munmap/N     unmapping a range beside N armed registrations
+ *               percentiles. Another cached registration is there, as no cache is empty at a miss.
+ *  munmap/N     unmapping a range beside N armed registrations
  */
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
@@ -62,8 +62,7 @@ range the_buffer(std::size_t length)
 	return {m.registered().addr, length};
 }
 
-/* A clock that costs less than what it measures: the kernel of the guest reads its own from a
- * device. */
+/* Costs less than what it measures: the kernel of the guest reads its clock from a device. */
 uint64_t ticks()
 {
 	return __builtin_ia32_rdtsc();

@@ -16,6 +16,26 @@
  * next word pins what is mapped now, as the first one did, and stays only if
  * that is the same page. A word that comes while the address changes may get
  * either page, as it might if it pinned one.
+ *
+ * A page must not become sure again after the event that made it doubtful:
+ *
+ *   pin()                                 another thread
+ *   pins P, which is still mapped
+ *                                         sure = false
+ *                                         unmaps P, maps Q
+ *   sure = true                           [later words go to P: never seen]
+ *
+ * Both sides set and test the sequence of the interval under the page's lock:
+ *
+ *   seq = mmu_interval_read_begin()
+ *   pins P
+ *                                         lock; mmu_interval_set_seq();
+ *                                         sure = false; unlock
+ *   lock; mmu_interval_read_retry() is true: sure = false; unlock
+ *
+ *   [Required: sure is set only if no event came after read_begin()]
+ *
+ * A new page has its notifier before it is pinned, and is not in the table yet.
  */
 
 #include <linux/hashtable.h>
@@ -23,7 +43,6 @@
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
 #include <linux/mutex.h>
-#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 
