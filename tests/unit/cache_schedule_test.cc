@@ -20,6 +20,7 @@
  *   nobody woken when a registration arrived
  *   the dead buried between looking for a registration on its way and waiting for it
  *   an eviction, or a new entry, that does not change the index's version
+ *   an entry inserted without asking again in an index that has changed
  */
 #include <cstdlib>
 #include <cstring>
