@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: ((GPL-2.0 WITH Linux-syscall-note) OR Linux-OpenIB) */
 /*
- * The user ABI of MR notification: three methods of UVERBS_OBJECT_MR, an
- * attribute that arms an MR when it is registered, the bits
- * that the kernel sets in the notification word, the access bit that starts
- * tracking before pinning, and the two device capability bits.
+ * The user ABI of MR notification: three methods of UVERBS_OBJECT_MR,
+ * attributes that arm an MR when it is registered, the bits that the kernel
+ * sets in the notification word, the access bit that starts tracking before
+ * pinning, and the two device capability bits.
  *
  * The method ids are taken from the top of the core range (0..20), the bits
  * from values that no kernel ever handed out, so that a kernel or library
@@ -22,6 +22,12 @@ enum uverbs_attrs_mr_notify_arm_ids {
 	UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE,
 	UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
 	UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
+	/*
+	 * u64, optional: the bits of the word that count its users. While one
+	 * of them is set, INVALID is told, but the device keeps the pages. Not
+	 * 0, and none that belong to the kernel: else EINVAL.
+	 */
+	UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
 };
 
 enum uverbs_attrs_mr_notify_disarm_ids {
@@ -32,12 +38,17 @@ enum uverbs_attrs_mr_notify_settle_ids {
 	UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE,
 };
 
-/*
- * An attribute of UVERBS_METHOD_INVOKE_WRITE, with IB_USER_VERBS_CMD_REG_MR: the
- * user address of the word (u64) with which the new MR is armed.
- */
+/* Attributes of UVERBS_METHOD_INVOKE_WRITE, with IB_USER_VERBS_CMD_REG_MR. */
 enum uverbs_attrs_mr_notify_reg_ids {
+	/* u64: the user address of the word with which the new MR is armed. */
 	UVERBS_ATTR_MR_NOTIFY_REG_WORD = 3,
+	/* u64, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE. */
+	UVERBS_ATTR_MR_NOTIFY_REG_IN_USE = 4,
+	/*
+	 * u32 out, optional: the handle of the MR that was armed. A kernel that
+	 * does not know the attributes leaves it alone.
+	 */
+	UVERBS_ATTR_MR_NOTIFY_REG_ARMED = 5,
 };
 
 /* Flags of UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS: none is defined yet. */
