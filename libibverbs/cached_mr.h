@@ -36,6 +36,21 @@ static inline bool cached_mr_wanted(unsigned int access)
 	return unlikely((access | cached_mr_default) & IBV_ACCESS_CACHED);
 }
 
+/*
+ * In verbs_mr.access of an MR that was cached and is a plain one now: what is registered
+ * is its range rounded to pages.
+ */
+#define CACHED_MR_ROUNDED (1U << 31)
+
+/* Does ibv_rereg_mr() have to ask? */
+static inline bool cached_mr_was_ours(struct ibv_mr *mr)
+{
+	const struct verbs_mr *vmr = verbs_get_mr(mr);
+
+	return unlikely(vmr->mr_type & CACHED_MR ||
+			vmr->access & CACHED_MR_ROUNDED);
+}
+
 static inline bool cached_mr_owns(struct ibv_mr *mr)
 {
 	return unlikely(verbs_get_mr(mr)->mr_type & CACHED_MR);
@@ -50,29 +65,47 @@ bool cached_mr_reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 /* ibv_dereg_mr() of what cached_mr_owns(). */
 int cached_mr_dereg(struct ibv_mr *mr);
 /*
- * For a verb that changes the MR (ibv_rereg_mr(), ibv_reg_mr_notify()): if nobody
- * asked for it to be cached and nobody else has it, it becomes a plain one with the
- * same keys. Else an errno value, and nothing changes for its users.
+ * For ibv_reg_mr_notify(): if nobody asked for the MR to be cached and nobody else
+ * has it, it becomes a plain one with the same keys. Else an errno value, and nothing
+ * changes for its users.
  */
 int cached_mr_make_plain(struct ibv_mr *mr);
-/* What ibv_rereg_mr() says of a cached MR: 0 if it is a plain one now, else errno is set. */
-int cached_mr_rereg(struct ibv_mr *mr);
-/* After a plain registration failed: did idle ones make room, so that it is worth another try? */
-bool cached_mr_made_room(unsigned int access);
+/*
+ * What ibv_rereg_mr() says of an MR that is or was cached: 0 if it may go on with a
+ * plain one, else errno is set.
+ */
+int cached_mr_rereg(struct ibv_mr *mr, int flags, int access);
+/*
+ * A command failed (errno). If idle registrations may hold what it lacks, they go and it
+ * is tried again: did it succeed at last? Else errno is its last one.
+ */
+bool cached_mr_retry(struct ibv_context *context,
+		     struct ibv_command_buffer *cmd);
 /* Before the PD or the context goes. */
 void cached_mr_flush_pd(struct ibv_pd *pd);
 void cached_mr_flush_context(struct ibv_context *context);
 
 /*
  * Registers and arms, in one system call where the provider takes the usual way
- * (mr_notify_reg.c). NULL: errno is set.
+ * (mr_notify_reg.c); in_use as for mr_notify_arm(). NULL: errno is set.
  */
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
-				uint64_t iova, unsigned int access,
-				uint64_t *word);
-/* Tells the kernel the word with the command that registers the MR. */
-void mr_notify_fill_word(struct ibv_command_buffer *cmd,
-			 unsigned int write_method);
+				unsigned int access, uint64_t *word,
+				uint64_t in_use);
+/*
+ * Is this command (its core part) the registration that is to be armed at once? Then
+ * mr_notify_execute() in place of execute_ioctl().
+ */
+bool mr_notify_tells_word(unsigned int write_method, const void *core);
+int mr_notify_execute(struct ibv_context *context,
+		      struct ibv_command_buffer *cmd);
+/* A command of mr_notify_execute(), or of those below: who calls them makes room himself. */
+bool mr_notify_is_ours(const struct ibv_command_buffer *cmd);
+/*
+ * ibv_reg_mr_notify() of any MR. While any bit of in_use is set in the word the device
+ * keeps the pages, also of a registration that has become invalid; 0: it never does.
+ */
+int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use);
 /* ibv_settle_mr_notify() of an MR that may be handed out (mr_notify.c). */
 int mr_notify_settle(struct ibv_mr *mr);
 /* ibv_unreg_mr_notify() likewise. */

@@ -15,17 +15,21 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
-#include <rdma/ib_user_mr_notify.h>
+#include <infiniband/cmd_ioctl.h>
+#include <rdma/rdma_user_ioctl_cmds.h>
 
 #include "ibverbs.h"
 #include "mr_cache/mr_cache_core.h"
 #include "mr_cache_report.h"
 
+#define REMOTE_ACCESS                                                          \
+	(IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |                    \
+	 IBV_ACCESS_REMOTE_ATOMIC)
 #define CACHED_ACCESS                                                          \
-	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |                    \
-	 IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |                   \
-	 IBV_ACCESS_RELAXED_ORDERING)
+	(IBV_ACCESS_LOCAL_WRITE | REMOTE_ACCESS | IBV_ACCESS_RELAXED_ORDERING)
 
 static_assert((int)MR_CACHE_LOCAL_WRITE == (int)IBV_ACCESS_LOCAL_WRITE &&
 	      (int)MR_CACHE_REMOTE_WRITE == (int)IBV_ACCESS_REMOTE_WRITE &&
@@ -48,39 +52,63 @@ enum context_state {
 	CONTEXT_PLAIN,
 };
 
-/* RDMAV_MR_CACHE */
-enum environment {
-	ENVIRONMENT_NOT_ASKED,
-	ENVIRONMENT_FLAG,	/* unset: what asks by IBV_ACCESS_CACHED */
-	ENVIRONMENT_ALL,	/* 1: every registration that can be */
-	ENVIRONMENT_NONE,	/* 0: nothing at all */
+/* RDMAV_MR_CACHE: which registrations are cached, and for whom. */
+enum policy {
+	POLICY_NOT_ASKED,
+	POLICY_FLAG,	/* unset: what asks by IBV_ACCESS_CACHED */
+	POLICY_LOCAL,	/* 1: also every one that no peer can notice */
+	POLICY_REMOTE,	/* remote: every one, for peers that trust one another */
+	POLICY_NONE,	/* 0: nothing at all */
 };
 
 unsigned int cached_mr_default = IBV_ACCESS_CACHED;
 
 /* Read once; two threads that read it at once store the same. */
-static enum environment environment(void)
+static enum policy policy(void)
 {
-	static uint32_t known = ENVIRONMENT_NOT_ASKED;
+	static uint32_t known = POLICY_NOT_ASKED;
 	uint32_t value = __atomic_load_n(&known, __ATOMIC_RELAXED);
 	const char *text;
 
-	if (likely(value != ENVIRONMENT_NOT_ASKED))
+	if (likely(value != POLICY_NOT_ASKED))
 		return value;
-	text = getenv("RDMAV_MR_CACHE");
+	text = secure_getenv("RDMAV_MR_CACHE");
 	if (!text)
-		value = ENVIRONMENT_FLAG;
+		value = POLICY_FLAG;
 	else if (!strcmp(text, "1"))
-		value = ENVIRONMENT_ALL;
+		value = POLICY_LOCAL;
+	else if (!strcmp(text, "remote"))
+		value = POLICY_REMOTE;
 	else if (!strcmp(text, "0"))
-		value = ENVIRONMENT_NONE;
+		value = POLICY_NONE;
 	else
-		value = ENVIRONMENT_FLAG;
+		value = POLICY_FLAG;
 	__atomic_store_n(&cached_mr_default,
-			 value == ENVIRONMENT_ALL ? IBV_ACCESS_CACHED : 0,
+			 value == POLICY_LOCAL || value == POLICY_REMOTE ?
+				 IBV_ACCESS_CACHED :
+				 0,
 			 __ATOMIC_RELAXED);
 	__atomic_store_n(&known, value, __ATOMIC_RELAXED);
 	return value;
+}
+
+/* Does the program perhaps not know that its registrations are cached? */
+static bool is_unasked(void)
+{
+	return policy() == POLICY_LOCAL || policy() == POLICY_REMOTE;
+}
+
+/*
+ * A key must not open more than the program asked for. Nobody but the program itself can
+ * use one without remote rights: that may be rounded, and shared with whoever asks for
+ * less. One with remote rights is for its range and its rights alone, unless peers are
+ * trusted.
+ */
+static unsigned int access_of_entry(unsigned int access)
+{
+	if (access & REMOTE_ACCESS && policy() != POLICY_REMOTE)
+		access |= MR_CACHE_EXACT;
+	return access;
 }
 
 /*
@@ -114,8 +142,8 @@ static int register_entry(const struct mr_cache_request *request,
 	if (keeps_ranges_from_children())
 		return EOPNOTSUPP;
 	mr = mr_notify_reg_mr(request->pd, (void *)(uintptr_t)request->start,
-			      request->size, request->start,
-			      request->access | IB_UVERBS_ACCESS_TRACK, word);
+			      request->size, request->access, word,
+			      MR_CACHE_IN_USE);
 	if (!mr)
 		return errno ? errno : ENOMEM;
 	mr->addr = (void *)(uintptr_t)request->addr;
@@ -129,6 +157,13 @@ static int settle_entry(void *mr)
 	return mr_notify_settle(mr);
 }
 
+static bool is_rounded(const struct ibv_mr *mr)
+{
+	const uint64_t page = sysconf(_SC_PAGESIZE);
+
+	return ((uintptr_t)mr->addr | mr->length) % page;
+}
+
 /*
  * The last user is gone. Without its marks the MR is the provider's again,
  * and gets them back if it stays: its last user may then try once more.
@@ -140,7 +175,9 @@ static int deregister_entry(void *mr)
 	const int access = vmr->access;
 	int ret;
 
-	vmr->access = 0;
+	vmr->access = type == CACHED_MR_TAKEN && is_rounded(mr) ?
+			      (int)CACHED_MR_ROUNDED :
+			      0;
 	__atomic_store_n((uint32_t *)&vmr->mr_type, IBV_MR_TYPE_MR,
 			 __ATOMIC_RELEASE);
 	if (type == CACHED_MR_TAKEN)
@@ -162,7 +199,7 @@ static const struct mr_cache_registrar registrar = {
 /* UINT64_MAX, the machine's own limit, if there is no number. */
 static uint64_t limit_from_environment(const char *name)
 {
-	const char *text = getenv(name);
+	const char *text = secure_getenv(name);
 	unsigned long long value;
 	char *end;
 
@@ -198,7 +235,7 @@ static bool ask_context(struct ibv_context *context)
 	enum context_state state = CONTEXT_PLAIN;
 	struct ibv_device_attr attr;
 
-	if (environment() != ENVIRONMENT_NONE &&
+	if (policy() != POLICY_NONE &&
 	    !ibv_query_device(context, &attr) &&
 	    attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY &&
 	    start_cache())
@@ -272,12 +309,13 @@ bool cached_mr_reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	if (!can_be_cached((uintptr_t)addr, length, wanted) ||
 	    iova != (uintptr_t)addr)
 		return false;
-	if (!asked && environment() != ENVIRONMENT_ALL)
+	if (!asked && policy() != POLICY_REMOTE &&
+	    (policy() != POLICY_LOCAL || wanted & REMOTE_ACCESS))
 		return false;
 	if (!context_caches(pd->context))
 		return false;
-	if (mr_cache_acquire(pd, pd->context, (uintptr_t)addr, length, wanted,
-			     &ref))
+	if (mr_cache_acquire(pd, pd->context, (uintptr_t)addr, length,
+			     access_of_entry(wanted), &ref))
 		return false;
 
 	type = CACHED_MR | (ref.generation & CACHED_MR_GENERATION);
@@ -294,13 +332,15 @@ bool cached_mr_reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 }
 
 /*
- * A view is freed: its type says so first, for whoever deregisters it twice.
+ * Gives an MR back, and if `forget` has nobody find its registration again. A view is
+ * freed: its type says so first, for whoever deregisters it twice.
  */
-int cached_mr_dereg(struct ibv_mr *mr)
+static int give_back(struct ibv_mr *mr, bool forget)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);
 	const uint32_t index = vmr->access;
 	uint32_t type = vmr->mr_type;
+	int shared = 0;
 	int ret;
 
 	if (type & CACHED_MR_VIEW)
@@ -308,15 +348,29 @@ int cached_mr_dereg(struct ibv_mr *mr)
 					   CACHED_MR_FREED, __ATOMIC_RELAXED);
 	if (!(type & CACHED_MR_GENERATION))
 		return EINVAL;
-	ret = mr_cache_release(index, type & CACHED_MR_GENERATION);
-	if (!(type & CACHED_MR_VIEW))
-		return ret;
-	if (ret)
-		__atomic_store_n((uint32_t *)&vmr->mr_type, type,
-				 __ATOMIC_RELAXED);
+	if (forget)
+		ret = mr_cache_forget(index, type & CACHED_MR_GENERATION,
+				      &shared);
 	else
-		free(vmr);
-	return ret;
+		ret = mr_cache_release(index, type & CACHED_MR_GENERATION);
+	if (type & CACHED_MR_VIEW) {
+		if (ret)
+			__atomic_store_n((uint32_t *)&vmr->mr_type, type,
+					 __ATOMIC_RELAXED);
+		else
+			free(vmr);
+	}
+	return shared ? EBUSY : ret;
+}
+
+int cached_mr_dereg(struct ibv_mr *mr)
+{
+	return give_back(mr, false);
+}
+
+int ibv_forget_mr(struct ibv_mr *mr)
+{
+	return cached_mr_owns(mr) ? give_back(mr, true) : ibv_dereg_mr(mr);
 }
 
 /*
@@ -331,7 +385,7 @@ int cached_mr_make_plain(struct ibv_mr *mr)
 	const uint32_t index = vmr->access;
 	int ret;
 
-	if (environment() != ENVIRONMENT_ALL || type & CACHED_MR_VIEW)
+	if (!is_unasked() || type & CACHED_MR_VIEW)
 		return EOPNOTSUPP;
 	ret = mr_cache_take(index, generation);
 	if (ret)
@@ -348,13 +402,27 @@ int cached_mr_make_plain(struct ibv_mr *mr)
 	return 0;
 }
 
-int cached_mr_rereg(struct ibv_mr *mr)
+/*
+ * More rights would open the whole pages of a range that was rounded to them; the kernel
+ * knows no smaller one.
+ */
+static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
+{
+	return is_rounded(mr) && flags & IBV_REREG_MR_CHANGE_ACCESS &&
+	       !(flags & IBV_REREG_MR_CHANGE_TRANSLATION) &&
+	       access & (REMOTE_ACCESS | IBV_ACCESS_MW_BIND);
+}
+
+int cached_mr_rereg(struct ibv_mr *mr, int flags, int access)
 {
 	int ret = EOPNOTSUPP;
 
 	/* A provider without the op must not cost the entry: what fails changes nothing. */
-	if (environment() != ENVIRONMENT_ALL)
+	if (would_open_pages(mr, flags, access) ||
+	    (cached_mr_owns(mr) && !is_unasked()))
 		ret = EINVAL;
+	else if (!cached_mr_owns(mr))
+		ret = 0;
 	else if (get_ops(mr->context)->rereg_mr != verbs_dummy_ops.rereg_mr)
 		ret = cached_mr_make_plain(mr) ? EINVAL : 0;
 	if (ret)
@@ -362,17 +430,33 @@ int cached_mr_rereg(struct ibv_mr *mr)
 	return ret;
 }
 
-/* The limit that was met may be the process's (RLIMIT_MEMLOCK): all contexts give. */
-bool cached_mr_made_room(unsigned int access)
+/* What idle registrations may hold: memory that may be pinned, objects of a control group. */
+static bool is_shortage(int error)
 {
-	const int error = errno;
-	bool made;
+	return error == ENOMEM || error == EAGAIN || error == ENOSPC;
+}
 
-	if (error != ENOMEM || access & IB_UVERBS_ACCESS_TRACK)
+/*
+ * The first time some of what is idle goes, of all contexts, as limits count per process;
+ * then all. It is tried once more in any case: others may have given back in between.
+ */
+bool cached_mr_retry(struct ibv_context *context,
+		     struct ibv_command_buffer *cmd)
+{
+	int error = errno;
+	uint32_t stage;
+
+	if (!mr_cache_is_on() || mr_notify_is_ours(cmd))
 		return false;
-	made = mr_cache_reclaim(NULL);
+	for (stage = 0; stage < 3 && is_shortage(error); stage++) {
+		if (!mr_cache_make_way(stage) && stage)
+			break;
+		if (!ioctl(context->cmd_fd, RDMA_VERBS_IOCTL, &cmd->hdr))
+			return true;
+		error = errno;
+	}
 	errno = error;
-	return made;
+	return false;
 }
 
 void cached_mr_flush_pd(struct ibv_pd *pd)
@@ -395,7 +479,8 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	access &= ~IBV_ACCESS_CACHED;
 	return can_be_cached((uintptr_t)addr, length, access) &&
 	       context_is(pd->context, CONTEXT_CACHES) &&
-	       mr_cache_covers(pd, (uintptr_t)addr, length, access);
+	       mr_cache_covers(pd, (uintptr_t)addr, length,
+			       access_of_entry(access));
 }
 
 int ibv_reg_mr_limits(struct ibv_context *context,

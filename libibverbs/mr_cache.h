@@ -5,7 +5,7 @@
  * gone is never found: the kernel tells (see mr_notify.h).
  *
  * Included by <infiniband/verbs.h>. For whoever registers the same buffers
- * again and again. The environment variable RDMAV_MR_CACHE=1 gives the same to
+ * again and again. The environment variable RDMAV_MR_CACHE gives the same to
  * programs that do not know of it; ibv_mr_cache(7) tells all about both.
  *
  * All functions are thread safe. A context of a device without
@@ -22,13 +22,17 @@ extern "C" {
 #endif
 
 struct ibv_context;
+struct ibv_mr;
 struct ibv_pd;
 
 /*
  * An access flag of ibv_reg_mr(), in the optional range: what does not know it
- * registers as ever. The MR shows addr and length as asked for, and may share
- * its handle and keys with others, which may allow more access and reach
- * further; ibv_rereg_mr() and ibv_reg_mr_notify() refuse it.
+ * registers as ever. The MR shows addr and length as asked for. Without remote
+ * rights it may share its handle and keys with others, which may allow local
+ * writes and reach further; with remote rights only with others of exactly its
+ * range and rights. Its keys go on working after ibv_dereg_mr(), until it is
+ * evicted: ibv_forget_mr() ends them. ibv_rereg_mr() and ibv_reg_mr_notify()
+ * refuse it.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 
@@ -40,7 +44,7 @@ struct ibv_mr_cache_limits {
 
 struct ibv_mr_cache_stats {
 	uint64_t hits;
-	uint64_t misses;
+	uint64_t misses;	/* that registered */
 	uint64_t suspects;	/* asked the kernel, and found intact */
 	uint64_t invalidations;	/* dropped because the memory had changed */
 	uint64_t evictions;	/* idle ones dropped to make room */
@@ -61,6 +65,20 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	       unsigned int access);
 
 /**
+ * ibv_forget_mr - Deregister an MR for good
+ * @mr: An MR of ibv_reg_mr() or a variant, cached or not
+ *
+ * As ibv_dereg_mr(), but a cached registration is not kept for the next one: it
+ * is handed out no more, and nobody can use its keys any more when this returns 0.
+ * One that was not cached is deregistered as ever.
+ *
+ * Returns 0, or EBUSY: others have the same registration, and it ends with the
+ * last of them. In both cases mr is not the caller's any more. Any other errno
+ * value is that of ibv_dereg_mr(), and mr is still the caller's.
+ */
+int ibv_forget_mr(struct ibv_mr *mr);
+
+/**
  * ibv_reg_mr_limits - Set or tell the limits of a context's cache
  * @context: The context
  * @new_limits: The limits from now on, or NULL to keep them
@@ -70,7 +88,7 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
  * in use are not touched; while they fill the limits, registrations are plain.
  *
  * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context
- * has no cache.
+ * has no cache, ENOMEM when there are too many contexts (1,024) with one.
  */
 int ibv_reg_mr_limits(struct ibv_context *context,
 		      struct ibv_mr_cache_limits *new_limits,

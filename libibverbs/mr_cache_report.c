@@ -30,7 +30,7 @@ static struct {
 
 void mr_cache_report_open(struct ibv_context *context)
 {
-	const char *text = getenv("RDMAV_MR_CACHE_STATS");
+	const char *text = secure_getenv("RDMAV_MR_CACHE_STATS");
 	int i;
 
 	if (!text || strcmp(text, "1"))

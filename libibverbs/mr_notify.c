@@ -52,14 +52,17 @@ static int notify_errno(int err)
 	}
 }
 
-static int cmd_mr_notify_arm(struct ibv_mr *mr, uint64_t *word)
+static int cmd_mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
 {
 	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
-			       UVERBS_METHOD_MR_NOTIFY_ARM, 2);
+			       UVERBS_METHOD_MR_NOTIFY_ARM, 3);
 
 	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE, mr->handle);
 	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
 			    ioctl_ptr_to_u64(word));
+	if (in_use)
+		fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
+				    in_use);
 	return execute_ioctl(mr->context, cmd);
 }
 
@@ -85,6 +88,16 @@ static int cmd_mr_notify_settle(struct ibv_mr *mr)
  * A signal may interrupt the kernel while it waits for mm locks; nothing has
  * happened then, and the caller has no use for knowing it.
  */
+int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
+{
+	int ret;
+
+	do {
+		ret = cmd_mr_notify_arm(mr, word, in_use);
+	} while (ret == EINTR);
+	return notify_errno(ret);
+}
+
 int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word)
 {
 	int ret;
@@ -98,10 +111,7 @@ int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word)
 	}
 	if (!may_notify(mr))
 		return EOPNOTSUPP;
-	do {
-		ret = cmd_mr_notify_arm(mr, word);
-	} while (ret == EINTR);
-	return notify_errno(ret);
+	return mr_notify_arm(mr, word, 0);
 }
 
 int mr_notify_unreg(struct ibv_mr *mr)

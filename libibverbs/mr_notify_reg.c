@@ -1,8 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * A registration that is armed from the start, in one system call: the command
- * that registers, which a provider makes, gets one more attribute on its way to
- * the kernel. It is the core's, the same for every driver.
+ * that registers, which a provider makes, gets more attributes on its way to
+ * the kernel. They are the core's, the same for every driver.
+ *
+ * In the middle of the provider's call an allocator's hook may register something
+ * else, plainly or through the cache. Who loses, if the word were that of the thread:
+ *
+ *   registration A                  the hook, in A's calloc()
+ *   word = A's
+ *                                   word = B's; registers B; word = none
+ *   A's command: no word            [A is taken for armed, and is not]
+ *
+ * So requests are a stack, a command takes the word of the innermost one only if it is
+ * for its range and its access, which no plain registration has (TRACK), and an MR is
+ * armed if the kernel says that it is the one.
  */
 #include <config.h>
 
@@ -13,40 +25,85 @@
 #include <infiniband/mr_notify.h>
 #include <rdma/ib_user_ioctl_cmds.h>
 #include <rdma/ib_user_mr_notify.h>
+#include <rdma/ib_user_verbs.h>
 #include <util/compiler.h>
 
 #include "ibverbs.h"
 
-/* For the registration that this thread is about to ask the kernel for. */
-static __thread uint64_t *word_to_tell __attribute__((tls_model("initial-exec")));
-static __thread bool word_is_told __attribute__((tls_model("initial-exec")));
+#define NO_HANDLE UINT32_MAX
 
-void mr_notify_fill_word(struct ibv_command_buffer *cmd,
-			 unsigned int write_method)
+/* A registration that this thread is about to ask the kernel for. */
+struct request {
+	struct request *outer;
+	uint64_t start;
+	uint64_t length;
+	uint32_t access;
+	uint32_t armed;		/* what the kernel answers */
+	uint64_t *word;
+	uint64_t in_use;
+	struct ibv_command_buffer *command;
+};
+
+static __thread struct request *innermost __attribute__((tls_model("initial-exec")));
+
+bool mr_notify_tells_word(unsigned int write_method, const void *core)
 {
-	if (likely(!word_to_tell) || write_method != IB_USER_VERBS_CMD_REG_MR)
-		return;
-	/* A provider with attributes of its own both ways leaves no room. */
-	if (cmd->next_attr == cmd->last_attr)
-		return;
+	const struct ib_uverbs_reg_mr *reg = core;
+	const struct request *r = innermost;
+
+	return unlikely(r) && write_method == IB_USER_VERBS_CMD_REG_MR &&
+	       reg->start == r->start && reg->length == r->length &&
+	       reg->access_flags == r->access;
+}
+
+int mr_notify_execute(struct ibv_context *context,
+		      struct ibv_command_buffer *link)
+{
+	struct request *r = innermost;
+	int ret;
+
+	DECLARE_COMMAND_BUFFER_LINK(cmd, UVERBS_OBJECT_DEVICE,
+				    UVERBS_METHOD_INVOKE_WRITE, 3, link);
+
 	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
-			    ioctl_ptr_to_u64(word_to_tell));
-	word_is_told = true;
+			    ioctl_ptr_to_u64(r->word));
+	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_REG_IN_USE, r->in_use);
+	fill_attr_out_ptr(cmd, UVERBS_ATTR_MR_NOTIFY_REG_ARMED, &r->armed);
+	r->command = cmd;
+	ret = execute_ioctl(context, cmd);
+	r->command = NULL;
+	return ret;
+}
+
+bool mr_notify_is_ours(const struct ibv_command_buffer *cmd)
+{
+	if (cmd->hdr.object_id == UVERBS_OBJECT_MR)
+		return cmd->hdr.method_id >= UVERBS_METHOD_MR_NOTIFY_ARM &&
+		       cmd->hdr.method_id <= UVERBS_METHOD_MR_NOTIFY_SETTLE;
+	return innermost && innermost->command == cmd;
 }
 
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
-				uint64_t iova, unsigned int access,
-				uint64_t *word)
+				unsigned int access, uint64_t *word,
+				uint64_t in_use)
 {
+	struct request mine = {
+		.outer = innermost,
+		.start = (uintptr_t)addr,
+		.length = length,
+		.access = access | IB_UVERBS_ACCESS_TRACK,
+		.armed = NO_HANDLE,
+		.word = word,
+		.in_use = in_use,
+	};
 	struct ibv_mr *mr;
 	int ret;
 
-	word_is_told = false;
-	word_to_tell = word;
-	mr = ibv_reg_mr_iova2(pd, addr, length, iova, access);
-	word_to_tell = NULL;
-	if (mr && !word_is_told) {
-		ret = ibv_reg_mr_notify(mr, word);
+	innermost = &mine;
+	mr = ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, mine.access);
+	innermost = mine.outer;
+	if (mr && mine.armed != mr->handle) {
+		ret = mr_notify_arm(mr, word, in_use);
 		if (ret) {
 			ibv_dereg_mr(mr);
 			errno = ret;

@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * All memory of a cache: one mapping, reserved whole, committed where touched, never
+ * All memory of a cache: one mapping, reserved whole, made accessible as entries and
+ * hints become more (a process that locks all its memory pays for what it uses), never
  * moved and never given back. All bytes 0 is its valid first state.
  *
  * So a fork needs nothing but zeros: the mapping is wiped in a child
  * (MADV_WIPEONFORK), whether it was made by fork() or by a raw clone(). The child
  * finds generation 0, begins anew, and never sees an entry, a held mutex or
- * an MR of its parent.
+ * an MR of its parent. What is accessible stays so there.
  */
 #ifndef MR_CACHE_ARENA_H
 #define MR_CACHE_ARENA_H
 
-#include "entry.h"
+#include <cstddef>
+
+#include "catalog.h"
 #include "hints.h"
 #include "owners.h"
-#include "range_index.h"
-#include "victims.h"
+#include "pds.h"
 
 namespace mr_cache {
 
@@ -23,35 +25,70 @@ template <class Env> struct arena {
 	template <class T> using atomic = typename Env::template atomic<T>;
 
 	/* What every hit reads; written by misses and evictions only. */
-	struct alignas(64) {
+	struct alignas(128) {
 		atomic<uint32_t> generation; // 0: begin anew
 		atomic<uint32_t> hint_bits;
 		atomic<uint64_t> epoch; // the upper bits of stamps
+		atomic<uint32_t> high;	// entries from here on were never used; 0 is no entry
 		atomic<uint32_t> birth; // somebody is beginning anew
 	} hot;
 
-	/* A registration on its way; on the stack of the thread that makes it. */
-	struct pending {
-		const mr_cache_request *request;
-		uint64_t key;
-		pending *next;
+	/*
+	 * A thread that is inside the registrar, to register or to deregister; on its stack.
+	 * It waits for no other such thread, which might wait for it: an allocator's hook may
+	 * come here again in the middle of a call.
+	 */
+	struct operation {
+		uintptr_t thread;
+		const wish *makes; // what is being registered, or NULL
+		operation *next;
 	};
 
 	/* Innermost lock: guards all that is below and is not atomic. Never held in the registrar.
 	 */
-	alignas(64) typename Env::mutex mutex;
-	typename Env::condition arrived; // a registration on its way did, or did not
-	pending *on_the_way;
-	uint32_t waiting;    // for that
-	uint32_t free_entry; // linked by entry.link
-	uint32_t high;	     // entries from here on were never used; 0 is no entry
-	uint64_t entry_count;
-	victims<Env> batch;
+	alignas(128) typename Env::mutex mutex;
+	typename Env::condition progress; // an operation ended
+	operation *operations;
+	uint32_t waiting;     // for progress
+	uint32_t burying;     // entries that are being deregistered
+	uint64_t buried;      // so many were
+	uint32_t free_entry;  // linked by entry.link
+	uint32_t turn;	      // the owner that gives next, if any may
+	uint64_t entry_count; // of the catalog
 	owners<Env> owner;
-
+	pds<Env> pd;
+	catalog<Env> index; // ends with what is accessible in pieces, as is all that follows
 	alignas(4096) entry<Env> entries[Env::entries];
-	hints<Env> hint;
-	range_index<Env> index;
+	alignas(4096) hints<Env> hint;
+
+	bool commit_head()
+	{
+		auto *nodes = static_cast<char *>(index.ranges.node_memory(0));
+
+		return commit(this, static_cast<size_t>(nodes - reinterpret_cast<char *>(this)));
+	}
+	/* Before the entry is used for the first time. */
+	bool commit_entry(uint32_t i)
+	{
+		uint32_t count = Env::entries - i < PIECE ? Env::entries - i : PIECE;
+
+		return i % PIECE ||
+		       (commit(&entries[i], count * sizeof(entries[i])) &&
+			commit(index.ranges.node_memory(i), index.ranges.node_bytes(count)));
+	}
+	bool commit_hints(uint32_t bits) { return commit(&hint, hint.bytes(bits)); }
+
+private:
+	static constexpr uint32_t PIECE = 1024; // entries
+
+	/* An Env whose memory is accessible as it comes has no commit(). */
+	static bool commit(void *start, size_t size)
+	{
+		if constexpr (requires { Env::commit(start, size); })
+			return Env::commit(start, size);
+		else
+			return true;
+	}
 };
 
 } // namespace mr_cache

@@ -3,7 +3,7 @@
  * The registration cache: its hit path. What is not a hit is in
  * slow_path.h, how an entry ends in teardown.h, what owners ask for in control.h.
  *
- * A hit reads the line of arena.hot (generation, epoch), one bucket of hints, and the
+ * A hit reads the line of arena.hot (generation, epoch), a bucket of hints, and the
  * line of the entry, which it changes twice: the reference and the stamp. A
  * release changes it once. No lock, no system call, no other write.
  *
@@ -25,14 +25,15 @@ template <class Env> class cache : private control<Env> {
 	using slow::a;
 
 public:
-	using slow::after_fork;
 	using slow::clean;
 	using slow::covers;
 	using slow::env;
 	using slow::flush_owner;
 	using slow::flush_pd;
+	using slow::forget;
+	using slow::is_started;
 	using slow::limits;
-	using slow::prepare_fork;
+	using slow::make_way;
 	using slow::query;
 	using slow::reclaim;
 	using slow::start;
@@ -42,7 +43,7 @@ public:
 						      uint64_t length, uint32_t access,
 						      mr_cache_ref *ref)
 	{
-		arena<Env> *const mine = a;
+		arena<Env> *const mine = a.get();
 
 		if (!mine) [[unlikely]]
 			return EOPNOTSUPP;
@@ -72,11 +73,13 @@ public:
 
 	[[nodiscard, gnu::always_inline]] int release(uint32_t i, uint32_t generation)
 	{
-		if (!a || a->hot.generation.load(std::memory_order_acquire) != generation ||
-		    i >= Env::entries) [[unlikely]]
+		arena<Env> *const mine = a.get();
+
+		if (!mine || mine->hot.generation.load(std::memory_order_acquire) != generation ||
+		    i >= mine->hot.high.load(std::memory_order_relaxed)) [[unlikely]]
 			return slow::release_foreign(generation);
 
-		entry_word<Env> &w = a->entries[i].word;
+		entry_word<Env> &w = mine->entries[i].word;
 		uint64_t seen = w.give_release();
 
 		/* The last one, of an entry that is to go; or nobody had it. */

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * One cached registration: its word and what it is a registration of, in one
- * cache line. The line beside it stays empty: CPUs fetch lines in pairs, and two
- * threads that use neighbours would take them from each other. Entries are never
- * freed, only reused, so that an old index may be read at any time; what was read
- * counts after a reference was taken (word.h).
+ * cache line. CPUs fetch lines in pairs, and two threads that use neighbours would
+ * take them from each other: so the line beside it has what only the holder of the
+ * cache's mutex changes. Entries are never freed, only reused, so that an old index
+ * may be read at any time; what was read counts after a reference was taken (word.h).
  *
  * The fields that readers compare are atomics: they are written while the word
  * is CLOSED (by the one who closed it, or got it from the free list), and a
  * reader may look at the same time. Relaxed is enough: before take() a wrong
  * value costs a needless look-up, after it take() orders them.
  *
- * addr and length are what the first user asked for, and what the MR shows;
- * what is registered, and counts in bytes, is that rounded out to pages.
+ * addr and length are what the first user asked for, and what the MR shows. An
+ * entry is a registration of exactly that and serves nothing else (MR_CACHE_EXACT),
+ * or of that rounded out to pages, any part of which it serves. Bytes are counted in
+ * whole pages either way: that is what is pinned.
  */
 #ifndef MR_CACHE_ENTRY_H
 #define MR_CACHE_ENTRY_H
@@ -33,11 +35,19 @@ struct wish {
 	{
 	}
 
-	/* PDs are at least two bytes apart. */
+	/* PDs are at least four bytes apart. */
 	static uint64_t key_of(void *pd, uint32_t access)
 	{
-		return reinterpret_cast<uintptr_t>(pd) + !!(access & MR_CACHE_RELAXED_ORDERING);
+		return reinterpret_cast<uintptr_t>(pd) + !!(access & MR_CACHE_RELAXED_ORDERING) +
+		       2 * !!(access & MR_CACHE_EXACT);
 	}
+
+	wish(uint64_t key_, uint64_t addr_, uint64_t length_, uint32_t access_)
+	    : key(key_), addr(addr_), length(length_), access(access_)
+	{
+	}
+
+	bool exact() const { return access & MR_CACHE_EXACT; }
 
 	uint64_t key;
 	uint64_t addr;
@@ -45,18 +55,42 @@ struct wish {
 	uint32_t access;
 };
 
+/* The life of an entry, under the mutex. Its word is CLOSED in all states but OPEN. */
+enum class state : uint8_t {
+	FREE,
+	MAKING, // a thread registers it
+	OPEN,	// in the index, or DOOMED
+	DYING,	// a thread deregisters it, or is about to
+	PARKED, // could not be deregistered; tried again when its PD or its owner goes
+};
+
+/* The neighbours in a list (entry_list.h). */
+struct links {
+	uint32_t next;
+	uint32_t prev;
+};
+
 template <class Env> class alignas(128) entry {
 public:
 	entry_word<Env> word;
 
-	/* Does it, as far as one can see, contain the range and allow the access? */
+	/* Does it, as far as one can see, serve the wish? */
 	bool fits(const wish &want) const
 	{
-		return key.load(std::memory_order_relaxed) == want.key && contains(want) &&
+		return key.load(std::memory_order_relaxed) == want.key && covers(want) &&
 		       !(want.access & ~access.load(std::memory_order_relaxed));
 	}
 
-	/* The range alone. Empty ranges and those around the end of memory never are. */
+	/* The range alone, and for an exact one the rights. */
+	bool covers(const wish &want) const
+	{
+		if (!want.exact()) [[likely]]
+			return contains(want);
+		return shown_addr() == want.addr && shown_length() == want.length &&
+		       access.load(std::memory_order_relaxed) == want.access;
+	}
+
+	/* Empty ranges and those around the end of memory never are. */
 	bool contains(const wish &want) const
 	{
 		uint64_t from = start();
@@ -76,6 +110,13 @@ public:
 	uint64_t shown_length() const { return length.load(std::memory_order_relaxed); }
 	uint64_t pd_key() const { return key.load(std::memory_order_relaxed); }
 	uint32_t rights() const { return access.load(std::memory_order_relaxed) & RIGHTS; }
+	bool exact() const { return access.load(std::memory_order_relaxed) & MR_CACHE_EXACT; }
+	/* What it was registered for. */
+	wish own_range() const
+	{
+		return {pd_key(), shown_addr(), shown_length(),
+			access.load(std::memory_order_relaxed)};
+	}
 	void *registration() const { return mr.load(std::memory_order_relaxed); }
 	uint64_t last_use() const { return stamp.load(std::memory_order_relaxed); }
 
@@ -108,9 +149,14 @@ private:
 
 public:
 	/* The cache's mutex guards these. */
-	uint32_t link;	// the next on the free list, or of those to be deregistered
-	uint32_t owner; // an index in owners
-	uint32_t unused;
+	alignas(64) uint32_t link; // the next on the free list, or of those to be deregistered
+	uint32_t owner;		   // an index in owners
+	uint32_t pd;		   // an index in pds
+	enum state state;
+	links of_owner;
+	links of_pd;
+
+	atomic<uint32_t> chained; // the next in a bucket of exact_index, which readers follow
 };
 
 } // namespace mr_cache

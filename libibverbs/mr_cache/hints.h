@@ -5,11 +5,17 @@
  * by whoever found something, and never cleaned.
  *
  * A bucket is one 64-bit word of two hints, each a tag of 12 bits and an index of
- * 20: a tag that differs saves a look at the (cold) entry. With a bucket
- * for each entry, buffers at equal distances nearly all keep their hint; of as many
- * random pages one in eight goes to the index each time.
+ * 20: a tag that differs saves a look at the (cold) entry. There is a bucket for each
+ * entry. The first place of a hint is by a hash with which buffers at most equal distances
+ * nearly all have a place of their own. At other distances, and for buffers that lie at
+ * random, a third finds its bucket full: it ousts the older one, which moves to a second
+ * place, by a random hash, if it is a hint to an entry's own range.
  * The table uses the low buckets of its memory only, more of them as the entries
- * become more (grow()): 1,000 entries then cost 16 KiB of cache and not 1 MiB.
+ * become more (grow()): 1,000 entries then cost 8 KiB of cache and not 8 MiB.
+ *
+ * Whose hint is it? That of the page where a request begins; if only exactly the range
+ * is served, that of the range. Parts of a large entry would fill the table with a hint
+ * for each page, so they share those of its 2 MiB blocks (coarse).
  */
 #ifndef MR_CACHE_HINTS_H
 #define MR_CACHE_HINTS_H
@@ -25,9 +31,76 @@ public:
 	static constexpr uint32_t INDEX = (1 << 20) - 1;
 
 	/* An entry to verify, or 0. bits: log2 of the buckets in use. */
-	uint32_t look(const wish &want, uint32_t bits) const
+	uint32_t look(const wish &want, uint32_t bits) const { return look(mix(want), bits); }
+	/* The same where a hit need not be as fast: in the second place, or for a part. */
+	uint32_t look_further(const wish &want, uint32_t bits) const
 	{
-		uint64_t hash = mix(want);
+		uint32_t i = look(again(mix(want)), bits);
+
+		return i ? i : look(mix_coarse(want), bits);
+	}
+
+	/* index: of an entry that serves the wish. */
+	void learn(const wish &want, uint32_t bits, uint32_t index, const entry<Env> *entries)
+	{
+		const entry<Env> &e = entries[index];
+		bool coarse = e.size() >= COARSE && e.shown_addr() != want.addr;
+		uint64_t first = coarse ? mix_coarse(want) : mix(want), second = again(first);
+
+		if (look(first, bits) == index || look(second, bits) == index)
+			return;
+
+		uint32_t ousted = put(first, bits, index);
+
+		if (!ousted)
+			return;
+
+		/* What has its own range elsewhere is old, and dropped. */
+		uint64_t its = mix(entries[ousted & INDEX].own_range());
+
+		if (its >> (64 - bits) == first >> (64 - bits) && tag_of(its) == (ousted & ~INDEX))
+			put(again(its), bits, ousted & INDEX);
+	}
+
+	/* The bits that so many entries need. */
+	static uint32_t grow(uint32_t bits, uint64_t entries)
+	{
+		return entries > 1ULL << bits && bits < MOST ? bits + 1 : bits;
+	}
+
+	/* The memory that so many bits use, from the table's beginning. */
+	static constexpr size_t bytes(uint32_t bits) { return sizeof(bucket) << bits; }
+
+private:
+	static constexpr uint64_t COARSE = 2 << 20;
+	static constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15;
+
+	using bucket = typename Env::template atomic<uint64_t>;
+
+	static uint64_t mix(uint64_t where, const wish &want)
+	{
+		return (where + (want.key ^ want.access) * 0xff51afd7ed558ccd) * GOLDEN;
+	}
+
+	static uint64_t mix(const wish &want)
+	{
+		if (want.exact()) [[unlikely]]
+			return again(mix(want.addr * GOLDEN + want.length, want));
+		return mix(want.addr >> 12, want);
+	}
+
+	static uint64_t mix_coarse(const wish &want)
+	{
+		return again(mix(~(want.addr >> 21), want));
+	}
+
+	static uint64_t again(uint64_t hash) { return (hash ^ hash >> 32) * 0xc4ceb9fe1a85ec53; }
+
+	/* Bits that do not choose the bucket. */
+	static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 8) & ~INDEX; }
+
+	uint32_t look(uint64_t hash, uint32_t bits) const
+	{
 		uint64_t both = table[hash >> (64 - bits)].load(std::memory_order_relaxed);
 		uint32_t first = static_cast<uint32_t>(both) ^ tag_of(hash);
 
@@ -37,37 +110,29 @@ public:
 		return first <= INDEX ? first : 0;
 	}
 
-	void learn(const wish &want, uint32_t bits, uint32_t index)
+	/*
+	 * In place of one of the same tag, or of the older one, which is returned (0: none). Two
+	 * who do it at once: one hint is lost.
+	 */
+	uint32_t put(uint64_t hash, uint32_t bits, uint32_t index)
 	{
-		uint64_t hash = mix(want);
-		auto &slot = table[hash >> (64 - bits)];
+		bucket &slot = table[hash >> (64 - bits)];
 		uint64_t both = slot.load(std::memory_order_relaxed);
-		uint32_t hint = index | tag_of(hash);
+		uint32_t tag = tag_of(hash), hint = index | tag;
+		uint32_t newer = static_cast<uint32_t>(both);
+		uint32_t older = static_cast<uint32_t>(both >> 32);
 
-		/* Two who learn at once: one hint is lost. */
-		if (static_cast<uint32_t>(both) != hint)
-			slot.store(both << 32 | hint, std::memory_order_relaxed);
+		if (older && (older & ~INDEX) == tag)
+			older = 0;
+		if (newer && (newer & ~INDEX) == tag) {
+			newer = older;
+			older = 0;
+		}
+		slot.store(static_cast<uint64_t>(newer) << 32 | hint, std::memory_order_relaxed);
+		return older;
 	}
 
-	/* The bits that so many entries need. */
-	static uint32_t grow(uint32_t bits, uint64_t entries)
-	{
-		return entries > 1ULL << bits && bits < MOST ? bits + 1 : bits;
-	}
-
-private:
-	static uint64_t mix(const wish &want)
-	{
-		constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15;
-		uint64_t seed = (want.key ^ want.access) * 0xff51afd7ed558ccd;
-
-		return ((want.addr >> 12) + seed) * GOLDEN;
-	}
-
-	/* Bits that do not choose the bucket. */
-	static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 8) & ~INDEX; }
-
-	typename Env::template atomic<uint64_t> table[1 << MOST];
+	bucket table[1 << MOST];
 };
 
 } // namespace mr_cache

@@ -23,37 +23,90 @@ struct linux_env {
 	static constexpr uint32_t domains = 1 << 14;
 	static constexpr uint32_t owners = 1 << 10;
 	static constexpr uint32_t least_hint_bits = 10;
-	static constexpr uint32_t most_hint_bits = 18;
+	static constexpr uint32_t most_hint_bits = 20;
 
+	/* Waiting for a condition is a cancellation point, and nobody would unlock: not while held.
+	 */
 	struct mutex {
 		void init() { pthread_mutex_init(&m, nullptr); }
-		void lock() { pthread_mutex_lock(&m); }
-		void unlock() { pthread_mutex_unlock(&m); }
+		void lock()
+		{
+			int state;
+
+			pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+			pthread_mutex_lock(&m);
+			before = state;
+		}
+		void unlock()
+		{
+			int state = before;
+
+			pthread_mutex_unlock(&m);
+			pthread_setcancelstate(state, nullptr);
+		}
 
 		pthread_mutex_t m;
+		int before; // the cancelability of the thread that holds it
 	};
 
 	struct condition {
 		void init() { pthread_cond_init(&c, nullptr); }
-		void wait(mutex &with) { pthread_cond_wait(&c, &with.m); }
+		void wait(mutex &with)
+		{
+			int state = with.before;
+
+			pthread_cond_wait(&c, &with.m);
+			with.before = state;
+		}
 		void broadcast() { pthread_cond_broadcast(&c); }
 
 		pthread_cond_t c;
 	};
 
-	/* Zeros, reserved only; zeros again in a child, where the kernel can (4.14). */
+	/*
+	 * Reserved only, and not accessible; zeros in a child (all kernels that notify can do
+	 * that). In whole huge pages, and so commit() is: small ones cost a large cache dear.
+	 */
 	static void *map(size_t size)
 	{
-		void *memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
+		size_t all = whole(size) + HUGE_PAGE;
+		void *memory = mmap(nullptr, all, PROT_NONE,
 				    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 		if (memory == MAP_FAILED)
 			return nullptr;
-		madvise(memory, size, MADV_WIPEONFORK);
-		return memory;
+
+		auto first = reinterpret_cast<uintptr_t>(memory), aligned = whole(first);
+
+		if (aligned != first)
+			munmap(memory, aligned - first);
+		memory = reinterpret_cast<void *>(aligned);
+		munmap(reinterpret_cast<void *>(aligned + whole(size)),
+		       first + all - aligned - whole(size));
+		if (!madvise(memory, whole(size), MADV_WIPEONFORK))
+			return memory;
+		wipe(memory, size);
+		return nullptr;
+	}
+	/* Makes a part of it accessible, and what is in the same huge pages. */
+	static bool commit(void *start, size_t size)
+	{
+		auto first = reinterpret_cast<uintptr_t>(start), end = whole(first + size);
+
+		first &= ~(HUGE_PAGE - 1);
+		return !mprotect(reinterpret_cast<void *>(first), end - first,
+				 PROT_READ | PROT_WRITE);
+	}
+	/* Gives it back; nobody else has seen it. */
+	static void wipe(void *memory, size_t size) { munmap(memory, whole(size)); }
+
+	static uintptr_t self() { return pthread_self(); }
+	static constexpr uintptr_t HUGE_PAGE = 2 << 20;
+	static constexpr uintptr_t whole(uintptr_t n)
+	{
+		return (n + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
 	}
 
-	static void wipe(void *memory, size_t size) { madvise(memory, size, MADV_DONTNEED); }
 	static void yield() { sched_yield(); }
 
 	static uint64_t page_mask()

@@ -5,6 +5,7 @@
  */
 #include <linux/capability.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include "cache.h"
@@ -12,20 +13,36 @@
 
 namespace {
 
+/* The same for all who start the cache; what is read was written before it was published. */
 struct verbs_env : mr_cache::linux_env {
-	mr_cache_registrar registrar;
-	mr_cache_bounds defaults;
+	std::atomic<const mr_cache_registrar *> registrar;
+	std::atomic<uint64_t> bytes;
+	std::atomic<uint64_t> entries_of_owner;
 
+	const mr_cache_registrar &use() const { return *registrar.load(std::memory_order_relaxed); }
 	int reg(const mr_cache_request &request, uint64_t *word, void **mr)
 	{
-		return registrar.reg(&request, word, mr);
+		return use().reg(&request, word, mr);
 	}
-	int settle(void *mr) { return registrar.settle(mr); }
-	int dereg(void *mr) { return registrar.dereg(mr); }
-	const mr_cache_bounds &default_limits() const { return defaults; }
+	int settle(void *mr) { return use().settle(mr); }
+	int dereg(void *mr) { return use().dereg(mr); }
+	mr_cache_bounds default_limits() const
+	{
+		return {bytes.load(std::memory_order_relaxed),
+			entries_of_owner.load(std::memory_order_relaxed)};
+	}
 };
 
 constexpr uint64_t DEFAULT_ENTRIES = 65536;
+
+/* What the kernel asks for the capability in: a container's root has it in another one. */
+bool is_in_first_user_namespace()
+{
+	constexpr ino_t FIRST = 0xeffffffd; // PROC_USER_INIT_INO
+	struct stat status;
+
+	return !stat("/proc/self/ns/user", &status) && status.st_ino == FIRST;
+}
 
 /* RLIMIT_MEMLOCK does not bind whoever has this capability. */
 bool may_lock_everything()
@@ -33,7 +50,8 @@ bool may_lock_everything()
 	__user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
 	__user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3]{};
 
-	return !syscall(SYS_capget, &header, data) && data[0].effective & 1U << CAP_IPC_LOCK;
+	return !syscall(SYS_capget, &header, data) && data[0].effective & 1U << CAP_IPC_LOCK &&
+	       is_in_first_user_namespace();
 }
 
 /* A quarter of the memory, and at most half of what may be locked. */
@@ -50,23 +68,6 @@ uint64_t default_bytes()
 }
 
 constinit mr_cache::cache<verbs_env> cache;
-pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
-bool started;
-
-void before_fork()
-{
-	cache.prepare_fork();
-}
-
-void after_fork_in_parent()
-{
-	cache.after_fork(false);
-}
-
-void after_fork_in_child()
-{
-	cache.after_fork(true);
-}
 
 } // namespace
 
@@ -74,28 +75,16 @@ extern "C" {
 
 int mr_cache_init(const mr_cache_registrar *registrar, const mr_cache_bounds *limits)
 {
-	int error = 0;
+	const mr_cache_registrar *nobody = nullptr;
 
-	pthread_mutex_lock(&starting);
-	if (started) {
-		const mr_cache_registrar &now = cache.env.registrar;
-
-		if (now.reg != registrar->reg || now.settle != registrar->settle ||
-		    now.dereg != registrar->dereg)
-			error = EBUSY;
-	} else {
-		cache.env.registrar = *registrar;
-		cache.env.defaults = {
-			limits->bytes == UINT64_MAX ? default_bytes() : limits->bytes,
-			limits->entries == UINT64_MAX ? DEFAULT_ENTRIES : limits->entries,
-		};
-		error = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-		if (!error)
-			error = cache.start();
-		started = !error;
-	}
-	pthread_mutex_unlock(&starting);
-	return error;
+	if (!cache.env.registrar.compare_exchange_strong(nobody, registrar) && nobody != registrar)
+		return EBUSY;
+	if (cache.is_started())
+		return 0;
+	cache.env.bytes = limits->bytes == UINT64_MAX ? default_bytes() : limits->bytes;
+	cache.env.entries_of_owner =
+		limits->entries == UINT64_MAX ? DEFAULT_ENTRIES : limits->entries;
+	return cache.start();
 }
 
 int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
@@ -142,6 +131,21 @@ int mr_cache_flush_pd(void *pd)
 int mr_cache_flush_owner(void *owner)
 {
 	return cache.flush_owner(owner);
+}
+
+int mr_cache_forget(uint32_t index, uint32_t generation, int *shared)
+{
+	return cache.forget(index, generation, shared);
+}
+
+int mr_cache_is_on()
+{
+	return cache.is_started();
+}
+
+uint64_t mr_cache_make_way(uint32_t stage)
+{
+	return cache.make_way(stage);
 }
 
 unsigned int mr_cache_reclaim(void *owner)

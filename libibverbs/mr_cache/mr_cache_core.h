@@ -7,7 +7,8 @@
  * A reference is (index, generation); whoever got one gives it back once with
  * mr_cache_release(). Several references may have the same mr. All functions
  * are thread safe, return 0 or an errno value unless said otherwise, and none
- * of them calls the registrar with a lock held.
+ * of them calls the registrar with a lock held. The registrar may call them again
+ * (an allocator's hook in the middle of a registration): then they wait for nobody.
  *
  * Fork: a child starts with an empty cache and a new generation. References
  * of the parent may be released there: that returns 0 and touches nothing.
@@ -32,12 +33,15 @@ enum mr_cache_access {
 	MR_CACHE_REMOTE_READ = 1 << 2,
 	MR_CACHE_REMOTE_ATOMIC = 1 << 3,
 	MR_CACHE_RELAXED_ORDERING = 1 << 20,
+	/* No right: a registration of exactly this range and these rights, which serves nothing
+	 * else. Else it is rounded to pages, and serves any part with any part of its rights. */
+	MR_CACHE_EXACT = 1 << 30,
 };
 
 /*
- * What the registrar is to register: start and size are page aligned and
- * contain addr and length, which are what the user asked for and what the mr
- * should show (mr_cache_ref gives them back with each reference).
+ * What the registrar is to register: start and size contain addr and length, which
+ * are what the user asked for and what the mr should show (mr_cache_ref gives them back
+ * with each reference). They are page aligned, or with MR_CACHE_EXACT the same.
  */
 struct mr_cache_request {
 	void *pd;
@@ -53,8 +57,10 @@ struct mr_cache_request {
 struct mr_cache_registrar {
 	/*
 	 * Registers, then arms the word, whose bits 0-7 are 0 and belong to
-	 * the kernel from now on. On failure nothing is left registered.
-	 * EOPNOTSUPP: no notification for this one, register it plainly.
+	 * the kernel from now on; it is in use while any of MR_CACHE_IN_USE is set.
+	 * On failure nothing is left registered. ENOMEM, EAGAIN and ENOSPC: idle
+	 * registrations go, and it is called again. EOPNOTSUPP: no notification for
+	 * this one, register it plainly.
 	 */
 	int (*reg)(const struct mr_cache_request *request, uint64_t *word, void **mr);
 	/* After 0 the word says INVALID, or nothing. */
@@ -62,6 +68,9 @@ struct mr_cache_registrar {
 	/* After 0 the kernel does not touch the word any more. */
 	int (*dereg)(void *mr);
 };
+
+/* The bits of a word that count references. */
+#define MR_CACHE_IN_USE 0x3fffffc00ULL
 
 struct mr_cache_ref {
 	void *mr;	 /* what reg() gave */
@@ -78,7 +87,7 @@ struct mr_cache_bounds {
 
 struct mr_cache_statistics {
 	uint64_t hits;
-	uint64_t misses;
+	uint64_t misses;	   /* that registered */
 	uint64_t suspects_settled; /* asked the kernel, and found intact */
 	uint64_t invalidations;	   /* entries dropped because the word said INVALID */
 	uint64_t evictions;
@@ -87,8 +96,9 @@ struct mr_cache_statistics {
 };
 
 /*
- * Once, before anything else; a second call with another registrar is EBUSY.
- * The registrar is copied. ENOMEM: no address space; the cache then stays off.
+ * Before anything else; another call with another registrar, which stays for ever, is
+ * EBUSY. ENOMEM: no address space, or no memory that is zero in a child; the cache then
+ * stays off.
  * *limits are those that an owner starts with, also in forked children; UINT64_MAX
  * is for what the machine allows.
  */
@@ -128,24 +138,43 @@ int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
  */
 int mr_cache_limits(void *owner, const struct mr_cache_bounds *to, struct mr_cache_bounds *from);
 
-/* Evicts idle registrations, least recently used first, until at most keep bytes of them stay. */
+/*
+ * Gives a reference back, and has nobody find the registration again. On 0 *shared tells
+ * whether it has other users, and ends with the last one; if not it is deregistered. EINVAL:
+ * not a reference of this process. Other errors are dereg()'s; the reference is then still held.
+ */
+int mr_cache_forget(uint32_t index, uint32_t generation, int *shared);
+
+/*
+ * Evicts idle registrations, least recently used first, until at most keep bytes of them
+ * stay. Errors are dereg()'s.
+ */
 int mr_cache_clean(void *owner, uint64_t keep);
 
 /* An owner without registrations has zeros. */
 int mr_cache_query(void *owner, struct mr_cache_statistics *statistics);
 
 /*
- * Before a PD or a context goes: deregisters what is idle; what is used is
- * deregistered by its last user. Nothing of it is found any more. Returns an
- * errno value of dereg() if one failed.
+ * Before a PD or a context goes: deregisters what is idle, once more what could not be
+ * deregistered, and waits for the threads that register or deregister for it. What is used
+ * is deregistered by its last user, unless its owner was flushed: then the context is gone
+ * and all its registrations with it. Nothing of it is found any more. Returns an errno value
+ * of dereg() if one failed.
  */
 int mr_cache_flush_pd(void *pd);
 int mr_cache_flush_owner(void *owner);
 
+/* Has it been started? */
+int mr_cache_is_on(void);
+
 /*
- * Evicts everything that is idle, because a plain registration got ENOMEM
- * (which counts per process: NULL means all owners). Returns how many.
+ * After something else got ENOMEM, EAGAIN or ENOSPC, which count per process or control
+ * group: evicts some of all that is idle (stage 0), then all. Returns how many were
+ * deregistered, by others meanwhile too.
  */
+uint64_t mr_cache_make_way(uint32_t stage);
+
+/* Evicts everything that is idle, of an owner or (NULL) of all. Returns how many. */
 unsigned int mr_cache_reclaim(void *owner);
 
 #ifdef __cplusplus

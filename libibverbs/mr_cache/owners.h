@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Who registrations belong to (a verbs context each): limits and statistics. A
- * record lives until its owner was flushed and its last entry is gone. The cache's
+ * Who registrations belong to (a verbs context each): limits, statistics, its entries.
+ * A record lives until its owner was flushed and its last entry is gone. The cache's
  * mutex guards everything here. Hits are in the entries' words while those live.
  */
 #ifndef MR_CACHE_OWNERS_H
 #define MR_CACHE_OWNERS_H
 
 #include "mr_cache_core.h"
+#include "victims.h"
 
 namespace mr_cache {
 
-struct owner_record {
-	void *who;   // NULL: flushed, or free
-	bool in_use; // has a name, or entries
+template <class Env> struct owner_record {
+	void *who;     // NULL: flushed, or free
+	bool in_use;   // has a name, or entries
+	uint32_t busy; // entries that a thread registers, settles or deregisters just now
 	mr_cache_bounds limits;
 	mr_cache_statistics counted; // bytes and entries are exact, hits those of entries torn down
+	typename victims<Env>::list list;
+	victims<Env> oldest;
 
 	bool has_room(uint64_t size) const
 	{
@@ -26,25 +30,16 @@ struct owner_record {
 	{
 		return counted.entries > limits.entries || counted.bytes > limits.bytes;
 	}
-	void add(uint64_t size)
-	{
-		counted.bytes += size;
-		counted.entries++;
-	}
-	void remove(uint64_t size)
-	{
-		counted.bytes -= size;
-		counted.entries--;
-		if (!who && !counted.entries)
-			in_use = false;
-	}
+	/* Gone for good: whatever is left of it is of a context that was closed. */
+	bool is_gone() const { return !who; }
 };
 
 template <class Env> class owners {
 public:
 	static constexpr uint32_t NONE = ~0U;
 
-	owner_record &operator[](uint32_t i) { return records[i]; }
+	owner_record<Env> &operator[](uint32_t i) { return records[i]; }
+	uint32_t size() const { return high; }
 
 	uint32_t find(const void *who) const
 	{
@@ -67,19 +62,38 @@ public:
 			return NONE;
 		if (i == high)
 			high++;
-		records[i] = {who, true, limits, {}};
+		records[i] = {};
+		records[i].who = who;
+		records[i].in_use = true;
+		records[i].limits = limits;
 		return i;
 	}
 
-	void forget(uint32_t i)
+	void add(uint32_t o, entry<Env> *entries, uint32_t i)
 	{
-		records[i].who = nullptr;
-		records[i].in_use = records[i].counted.entries;
+		records[o].list.add(entries, i);
+		records[o].counted.bytes += entries[i].size();
+		records[o].counted.entries++;
+	}
+
+	void remove(uint32_t o, entry<Env> *entries, uint32_t i)
+	{
+		records[o].list.remove(entries, i);
+		records[o].counted.bytes -= entries[i].size();
+		records[o].counted.entries--;
+		if (!records[o].who && !records[o].counted.entries)
+			records[o].in_use = false;
+	}
+
+	void forget(uint32_t o)
+	{
+		records[o].who = nullptr;
+		records[o].in_use = records[o].counted.entries;
 	}
 
 private:
 	uint32_t high;
-	owner_record records[Env::owners];
+	owner_record<Env> records[Env::owners];
 };
 
 } // namespace mr_cache

@@ -10,25 +10,13 @@
  *
  * The tree is a treap whose node i belongs to entry i: its priority is a hash of
  * i, inserting allocates nothing and cannot fail. All memory is type-stable. The
- * mutex of the cache guards all changes; search() may run beside them without it:
- * every index that it can read is one of a node, and its steps are limited. It may
- * miss what is there and find what is no longer there. Neither matters: what is
- * found is verified by taking a reference, and who found nothing takes the mutex
- * and asks again, unless version() tells that nothing has changed since:
- *
- *   reader                         who has the mutex
- *   n = version()
- *                                  inserts, erases
- *   search(): a false miss
- *                                  version becomes n + 1
- *   takes the mutex: it is not n any more, asks again
- *
- * [Required: version is stored after the change (release), and read before the
- * search (acquire): so the search sees all changes up to n, and a later one is
- * over, and counted, when the reader has the mutex.]
+ * mutex of the cache guards all changes; search() may run beside them without it
+ * (catalog.h): every index that it can read is one of a node, and its steps are limited.
  */
 #ifndef MR_CACHE_RANGE_INDEX_H
 #define MR_CACHE_RANGE_INDEX_H
+
+#include <cstddef>
 
 #include "entry.h"
 
@@ -36,8 +24,9 @@ namespace mr_cache {
 
 template <class Env> class range_index {
 public:
-	/* Of the entries: another one whenever one came or went. */
-	uint64_t version() const { return changes.load(std::memory_order_acquire); }
+	/* The memory of the nodes of entries from this one on. */
+	void *node_memory(uint32_t first) { return &nodes[first]; }
+	static constexpr size_t node_bytes(uint32_t count) { return count * sizeof(node); }
 
 	/* An entry to verify, or 0. Under the mutex it is in the index, and 0 means none is. */
 	uint32_t search(const wish &want, const entry<Env> *entries) const
@@ -108,7 +97,6 @@ public:
 		set(*at, index);
 		d.present.store(d.present.load(std::memory_order_relaxed) | 1U << rights,
 				std::memory_order_relaxed);
-		changed();
 	}
 
 	/* Under the mutex. */
@@ -140,7 +128,6 @@ public:
 		set(*at, left ? left : right);
 		if (!get(d.roots[rights]))
 			drop_rights(which, rights);
-		changed();
 	}
 
 private:
@@ -234,12 +221,6 @@ private:
 		return static_cast<uint32_t>(key * 0x9e3779b97f4a7c15 >> 54) % HEADS;
 	}
 
-	void changed()
-	{
-		changes.store(changes.load(std::memory_order_relaxed) + 1,
-			      std::memory_order_release);
-	}
-
 	/* The domain, or 0, which is always empty. */
 	uint32_t lookup(uint64_t key) const
 	{
@@ -279,10 +260,10 @@ private:
 	uint32_t domain_count;
 	uint32_t free_domain;
 
-	typename Env::template atomic<uint64_t> changes;
 	link heads[HEADS];
 	domain domains[Env::domains];
-	node nodes[Env::entries];
+	/* The last, page aligned: they are made accessible as entries are (arena.h). */
+	alignas(4096) node nodes[Env::entries];
 };
 
 } // namespace mr_cache

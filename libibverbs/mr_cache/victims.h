@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Whom to evict: the idle entries with the oldest stamps. Readers keep no list in
- * order, so one scan of the table collects a batch, a sixteenth of the owner's
- * entries (at least one: few entries are evicted in exactly the order of use), and
- * evictions take from it until it is empty. A victim that was used since the scan
- * is passed over. Invalid ones come first, whatever their age: they serve nobody.
+ * Whom to evict of an owner's entries: the idle ones with the oldest stamps. Readers
+ * keep no list in order, so a look at the next EXAMINED of the owner's list collects a
+ * batch, a sixteenth of them (at least one: few entries are evicted in exactly the
+ * order of use), and evictions take from it until it is empty. A victim that was used
+ * since is passed over. Invalid ones come first, whatever their age: they serve nobody.
+ *
+ * Where all are in use a look finds nothing, and the next ones are shorter: then each
+ * registration that is refused for want of room costs little.
  *
  * The cache's mutex guards it; that an entry is idle is only a guess until its
  * word was closed.
@@ -12,73 +15,79 @@
 #ifndef MR_CACHE_VICTIMS_H
 #define MR_CACHE_VICTIMS_H
 
-#include "entry.h"
+#include "entry_list.h"
 
 namespace mr_cache {
 
 template <class Env> class victims {
 public:
-	static constexpr uint32_t MOST = 1024;
-	static constexpr uint32_t ANY = ~0U; // owner
+	static constexpr uint32_t EXAMINED = 512;
+	static constexpr uint32_t MOST = EXAMINED / 16;
+
+	using list = entry_list<Env, &entry<Env>::of_owner>;
 
 	static uint64_t age(const entry<Env> &e)
 	{
 		return e.word.peek_relaxed() & (e.word.INVALID | e.word.DOOMED) ? 0 : e.last_use();
 	}
 
-	/* The next of the batch that is still as idle as it was, or 0. */
+	/* The next of the batch that is still the owner's and as idle as it was, or 0. */
 	uint32_t next(uint32_t owner, const entry<Env> *entries)
 	{
-		if (owner != of)
-			return 0;
 		while (taken < count) {
 			victim v = batch[taken++];
 			const entry<Env> &e = entries[v.index];
 
-			if (v.stamp == age(e) && e.word.idle(e.word.peek_relaxed()) &&
-			    (owner == ANY || e.owner == owner))
+			if (e.owner == owner && e.word.idle(e.word.peek_relaxed()) &&
+			    (v.stamp == e.last_use() || !age(e)))
 				return v.index;
 		}
 		return 0;
 	}
 
-	/* Collects the oldest of those with an index below high: at most `most`. */
-	void collect(uint32_t owner, const entry<Env> *entries, uint32_t high, uint64_t most)
+	/* Collects the oldest of the next entries of the list, which is the owner's. */
+	void collect(list &of, const entry<Env> *entries)
 	{
-		uint32_t room = most < 1 ? 1 : most > MOST ? MOST : static_cast<uint32_t>(most);
+		uint32_t looks = of.size() < EXAMINED ? of.size() : EXAMINED >> in_vain;
+		uint32_t room = looks / 16 < 1 ? 1 : looks / 16;
 
-		of = owner;
 		taken = 0;
 		count = 0;
-		for (uint32_t i = 1; i < high; i++) {
-			const entry<Env> &e = entries[i];
+		for (; looks; looks--) {
+			uint32_t i = of.turn(entries);
 
-			if (!e.word.idle(e.word.peek_relaxed()) ||
-			    (owner != ANY && e.owner != owner))
-				continue;
-
-			victim v = {age(e), i};
-
-			if (count < room) {
-				batch[count] = v;
-				up(count++);
-			} else if (v.stamp < batch[0].stamp) {
-				batch[0] = v;
-				down(count);
-			}
+			if (entries[i].word.idle(entries[i].word.peek_relaxed()))
+				offer({age(entries[i]), i}, room);
 		}
 		/* The heap's root is the youngest: sorted, the oldest comes first. */
 		for (uint32_t n = count; n > 1; n--) {
 			swap(batch[0], batch[n - 1]);
 			down(n - 1);
 		}
+		/* From now on a stamp that differs is a use since. */
+		for (uint32_t n = 0; n < count; n++)
+			batch[n].stamp = entries[batch[n].index].last_use();
+		in_vain = count ? 0 : in_vain < MOST_IN_VAIN ? in_vain + 1 : MOST_IN_VAIN;
 	}
 
 private:
+	static constexpr uint32_t MOST_IN_VAIN = 4;
+
 	struct victim {
 		uint64_t stamp;
 		uint32_t index;
 	};
+
+	void offer(victim v, uint32_t room)
+	{
+		if (count < room) {
+			batch[count] = v;
+			up(count++);
+		} else if (v.stamp < batch[0].stamp) {
+			batch[0] = v;
+			down(count);
+		}
+	}
 
 	static void swap(victim &a, victim &b)
 	{
@@ -105,9 +114,9 @@ private:
 		}
 	}
 
-	uint32_t of;
 	uint32_t taken;
 	uint32_t count;
+	uint32_t in_vain; // looks in a row that found nothing
 	victim batch[MOST];
 };
 

@@ -4,12 +4,14 @@
  * registration in one atomic, so that one instruction takes a reference and
  * tells whether it is worth anything.
  *
- *   63          34 33        10  9       8       7        0
- *   | uses (30)   | references | DOOMED | CLOSED | kernel  |
+ *   63          34 33     32        10  9       8       7        0
+ *   | uses (30)   | FULL | references | DOOMED | CLOSED | kernel  |
  *
  * kernel   INVALID and SUSPECT, set by the kernel, asynchronously
  * CLOSED   nobody's: free, being registered or being deregistered
  * DOOMED   not in the index any more: its last user tears it down
+ * FULL     the top bit of the references, of which there are too many to take more: 8 million
+ *          before they would overflow, and be taken for none
  * uses     how often a reference was taken in this life; its top bit (FOLD)
  *          makes the next reader add the count to the statistics
  *
@@ -56,11 +58,16 @@ public:
 	static constexpr uint64_t CLOSED = 1 << 8;
 	static constexpr uint64_t DOOMED = 1 << 9;
 	static constexpr uint64_t REF = 1 << 10;
+	/* What the kernel is told to mean "in use". */
 	static constexpr uint64_t REFS = 0xffffff * REF;
+	static constexpr uint64_t FULL = 1ULL << 33;
 	static constexpr uint64_t USE = 1ULL << 34;
 	static constexpr uint64_t FOLD = 1ULL << 63;
 
-	static bool usable(uint64_t seen) { return !(seen & (KERNEL | CLOSED | DOOMED | FOLD)); }
+	static bool usable(uint64_t seen)
+	{
+		return !(seen & (KERNEL | CLOSED | DOOMED | FULL | FOLD));
+	}
 	static bool used(uint64_t seen) { return seen & REFS; }
 	static bool idle(uint64_t seen) { return !(seen & (REFS | CLOSED)); }
 	static uint64_t uses(uint64_t seen) { return seen / USE; }
@@ -80,13 +87,16 @@ public:
 	/* Undoes a release too many. */
 	void restore_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
 
-	/* From idle to closed, uses back to 0; false if somebody uses it. Pairs with give(). */
-	bool close_acquire(uint64_t *seen)
+	/*
+	 * From open to closed, uses back to 0; false if it has more references than so many,
+	 * which are the caller's and given back. Pairs with give().
+	 */
+	bool close_acquire(uint64_t references, uint64_t *seen)
 	{
 		uint64_t was = peek_relaxed();
 
 		do {
-			if (!idle(was))
+			if ((was & (REFS | CLOSED)) != references * REF)
 				return false;
 		} while (!value.compare_exchange_weak(was, (was & KERNEL) | CLOSED,
 						      std::memory_order_acquire,

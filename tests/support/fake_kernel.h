@@ -63,7 +63,9 @@ struct fake_kernel {
 		}
 		if (bytes + what.size > most_bytes)
 			return ENOMEM;
-		if ((what.start | what.size) & 4095 || what.addr < what.start ||
+		bool exact = what.start == what.addr && what.size == what.length;
+
+		if ((!exact && (what.start | what.size) & 4095) || what.addr < what.start ||
 		    what.addr + what.length > what.start + what.size)
 			complain("asked to register a wrong range");
 		if (std::atomic_ref(*word).load() & 0xff)

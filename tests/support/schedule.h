@@ -68,6 +68,9 @@ public:
 		}
 	}
 
+	/* Which of its threads this is; 0: none. */
+	static uintptr_t self() { return now ? reinterpret_cast<uintptr_t>(now->current) : 0; }
+
 	/* Maybe somebody else goes on here. */
 	static void point()
 	{

@@ -54,6 +54,7 @@ struct scheduled_env {
 	void *map(size_t) { return memory; }
 	void wipe(void *, size_t) {}
 	static void yield() { schedule::wait(); }
+	static uintptr_t self() { return schedule::self(); }
 	static uint64_t page_mask() { return PAGE - 1; }
 	static uint32_t tick()
 	{

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Which entries may be found: those that serve any part of their range, and those that
+ * serve exactly it. The mutex of the cache guards all changes; search() may run beside
+ * them without it. It may miss what is there and find what is no longer there. Neither
+ * matters: what is found is verified by taking a reference, and who found nothing takes
+ * the mutex and asks again, unless version() tells that nothing has changed since:
+ *
+ *   reader                         who has the mutex
+ *   n = version()
+ *                                  inserts, erases
+ *   search(): a false miss
+ *                                  version becomes n + 1
+ *   takes the mutex: it is not n any more, asks again
+ *
+ * [Required: version is stored after the change (release), and read before the
+ * search (acquire): so the search sees all changes up to n, and a later one is
+ * over, and counted, when the reader has the mutex.]
+ */
+#ifndef MR_CACHE_CATALOG_H
+#define MR_CACHE_CATALOG_H
+
+#include "exact_index.h"
+#include "range_index.h"
+
+namespace mr_cache {
+
+template <class Env> class catalog {
+public:
+	static constexpr uint64_t UNKNOWN = ~0ULL; // no version
+
+	/* Of all that may be found: another one whenever one came or went. */
+	uint64_t version() const { return changes.load(std::memory_order_acquire); }
+
+	/* An entry to verify, or 0. Under the mutex it may be found, and 0 means none may. */
+	uint32_t search(const wish &want, const entry<Env> *entries) const
+	{
+		return want.exact() ? exact.search(want, entries) : ranges.search(want, entries);
+	}
+
+	/* Under the mutex: an entry that serves nothing that the new one, rounded, does not; or 0.
+	 */
+	uint32_t find_within(const entry<Env> &made, const entry<Env> *entries) const
+	{
+		return made.exact() ? 0
+				    : ranges.find_within(made.pd_key(), made.rights(), made.start(),
+							 made.end(), entries);
+	}
+
+	/* Under the mutex. False if there are too many PDs. */
+	bool insert(uint32_t i, entry<Env> *entries)
+	{
+		const entry<Env> &e = entries[i];
+
+		if (e.exact()) {
+			exact.insert(i, entries);
+		} else {
+			uint32_t domain = ranges.prepare(e.pd_key());
+
+			if (!domain)
+				return false;
+			ranges.insert(i, domain, e.rights(), e.start());
+		}
+		changed();
+		return true;
+	}
+
+	/* Under the mutex. */
+	void erase(uint32_t i, entry<Env> *entries)
+	{
+		const entry<Env> &e = entries[i];
+
+		if (e.exact())
+			exact.erase(i, entries);
+		else
+			ranges.erase(i, e.pd_key(), e.rights());
+		changed();
+	}
+
+private:
+	void changed()
+	{
+		changes.store(changes.load(std::memory_order_relaxed) + 1,
+			      std::memory_order_release);
+	}
+
+	typename Env::template atomic<uint64_t> changes;
+	exact_index<Env> exact;
+
+public:
+	range_index<Env> ranges; // the last: its nodes are
+};
+
+} // namespace mr_cache
+
+#endif // MR_CACHE_CATALOG_H
