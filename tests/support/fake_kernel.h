@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <set>
 #include <string>
@@ -47,6 +48,7 @@ struct fake_kernel {
 	uint64_t bytes = 0;
 	bool invalid_from_birth = false;
 	unsigned int reg_calls = 0, settle_calls = 0;
+	std::function<void(const mr &)> before_dereg; // and before it returns
 
 	void complain(const char *what)
 	{
@@ -106,6 +108,8 @@ struct fake_kernel {
 	{
 		mr *m = static_cast<mr *>(which);
 
+		if (before_dereg)
+			before_dereg(*m);
 		if (!m->live)
 			complain("deregistered twice");
 		if (fail_dereg)
@@ -114,6 +118,12 @@ struct fake_kernel {
 		live.erase(m);
 		bytes -= m->what.size;
 		return 0;
+	}
+
+	void dereg_returns(void *which)
+	{
+		if (before_dereg)
+			before_dereg(*static_cast<mr *>(which));
 	}
 
 	void invalidate(mr &m)

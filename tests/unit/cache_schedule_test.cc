@@ -21,6 +21,8 @@
  *   the dead buried between looking for a registration on its way and waiting for it
  *   an eviction, or a new entry, that does not change the index's version
  *   an entry inserted without asking again in an index that has changed
+ *   a flush that does not wait for who is inside the registrar, or for a reference in vain
+ *   the last user of a closed context's entry deregistering it
  */
 #include <cstdlib>
 #include <cstring>
@@ -44,7 +46,7 @@ struct scheduled_env {
 
 	static constexpr uint32_t entries = 5;
 	static constexpr uint32_t domains = 3;
-	static constexpr uint32_t owners = 2;
+	static constexpr uint32_t owners = 3;
 	static constexpr uint32_t least_hint_bits = 1;
 	static constexpr uint32_t most_hint_bits = 2;
 
@@ -82,6 +84,7 @@ struct scheduled_env {
 		schedule::point();
 		int error = kernel->dereg(mr);
 		schedule::point();
+		kernel->dereg_returns(mr);
 		return error;
 	}
 	mr_cache_bounds default_limits() { return {UINT64_MAX, 3}; }
@@ -232,6 +235,53 @@ struct world {
 		return kernel.complaint;
 	}
 
+	/*
+	 * A context that is opened, used and closed beside another one's work. Whoever has old
+	 * hints to its entries, or evicts them, must be done when it is freed.
+	 */
+	void opener()
+	{
+		for (uintptr_t n = 1; n <= 4; n++) {
+			void *context = reinterpret_cast<void *>(n * 64);
+			mr_cache_ref ref;
+
+			for (int uses = 0; uses < 3; uses++) {
+				uint64_t addr = BASE + (8 + order.pick(2)) * PAGE;
+
+				if (!cache.acquire(context, context, addr, PAGE, 1, &ref) &&
+				    cache.release(ref.index, ref.generation))
+					kernel.complain("could not be released");
+			}
+			if (cache.flush_pd(context))
+				kernel.complain("could not be flushed");
+			for (auto *mr : kernel.live)
+				if (mr->what.owner == context)
+					kernel.complain("its PD could not be deallocated");
+			if (cache.flush_owner(context))
+				kernel.complain("could not be flushed");
+			closed = n;
+		}
+	}
+
+	std::string closing()
+	{
+		if (!started)
+			return "did not start";
+		kernel.before_dereg = [this](const fake_kernel::mr &mr) {
+			if (reinterpret_cast<uintptr_t>(mr.what.owner) <= closed * 64)
+				kernel.complain("deregistered in a closed context");
+		};
+		order.spawn([this] { user(); });
+		order.spawn([this] { opener(); });
+		order.spawn([this] {
+			for (int n = 0; n < 6; n++) {
+				cache.reclaim(nullptr);
+				schedule::wait();
+			}
+		});
+		return order.run(1000000) ? kernel.complaint : "no end";
+	}
+
 	std::string run()
 	{
 		if (!started)
@@ -259,6 +309,7 @@ struct world {
 	void *const owner = &kernel;
 	bool started;
 	mr_cache_statistics seen = {};
+	uintptr_t closed = 0;
 };
 
 } // namespace
@@ -293,6 +344,14 @@ TEST_CASE("a registration that arrives while another is buried is not waited for
 	for (uint64_t seed = 1; seed <= 2000; seed++) {
 		INFO("seed " << seed);
 		REQUIRE(world(seed).arrival() == "");
+	}
+}
+
+TEST_CASE("a context is closed beside others' work")
+{
+	for (uint64_t seed = 1; seed <= 2000; seed++) {
+		INFO("seed " << seed);
+		REQUIRE(world(seed).closing() == "");
 	}
 }
 

@@ -441,3 +441,165 @@ TEST_CASE_METHOD(fixture, "a child starts empty and leaves the parent's alone")
 	CHECK(has(2));
 	CHECK(put(held) == 0);
 }
+
+TEST_CASE_METHOD(fixture, "an exact registration serves its range and its rights alone")
+{
+	constexpr uint32_t READ = MR_CACHE_REMOTE_READ | MR_CACHE_EXACT, WRITE = REMOTE | READ;
+	auto get_exact = [&](uint64_t offset, uint64_t length, uint32_t access) {
+		mr_cache_ref ref = {};
+
+		REQUIRE(cache.acquire(pd, owner, BASE + offset, length, access, &ref) == 0);
+		CHECK(ref.addr == BASE + offset);
+		CHECK(ref.length == length);
+		CHECK(mr_of(ref).what.start == BASE + offset);
+		CHECK(mr_of(ref).what.size == length);
+		CHECK(mr_of(ref).what.access == (access & ~MR_CACHE_EXACT));
+		return ref;
+	};
+	auto has_exact = [&](uint64_t offset, uint64_t length, uint32_t access) {
+		return cache.covers(pd, BASE + offset, length, access);
+	};
+	mr_cache_ref all = get_exact(0, 2 * PAGE, WRITE), part = get_exact(100, 64, READ);
+
+	CHECK(all.mr != part.mr);
+	CHECK(get_exact(100, 64, READ).mr == part.mr);
+	CHECK(put(part) == 0);
+	/* Another range, fewer rights, more rights, a local request, and the other way round. */
+	CHECK(!has_exact(100, 63, READ));
+	CHECK(!has_exact(101, 64, READ));
+	CHECK(!has_exact(0, 2 * PAGE, READ));
+	CHECK(!has_exact(100, 64, WRITE));
+	CHECK(!has(0));
+	use(0, 2);
+	CHECK(has(0));
+	CHECK(!has_exact(0, PAGE, READ));
+	CHECK(put(all) == 0);
+	CHECK(put(part) == 0);
+	/* Pages are pinned, so pages are counted. */
+	CHECK(count().bytes == 5 * PAGE);
+	kernel.invalidate(BASE, BASE + PAGE);
+	CHECK(!has_exact(100, 64, READ));
+	CHECK(!has_exact(0, 2 * PAGE, WRITE));
+}
+
+TEST_CASE_METHOD(fixture, "many exact registrations of one page are all found")
+{
+	constexpr uint32_t READ = MR_CACHE_REMOTE_READ | MR_CACHE_EXACT;
+
+	for (int round = 0; round < 2; round++)
+		for (uint64_t n = 0; n < 40; n++) {
+			mr_cache_ref ref;
+
+			REQUIRE(cache.acquire(pd, owner, BASE + n * 100, 100, READ, &ref) == 0);
+			CHECK(put(ref) == 0);
+		}
+	CHECK(kernel.reg_calls == 40);
+	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(kernel.live.empty());
+}
+
+TEST_CASE_METHOD(fixture, "what is forgotten ends with its last user")
+{
+	mr_cache_ref mine = get(0), other = get(0);
+	int shared = -1;
+
+	CHECK(cache.forget(mine.index, mine.generation, &shared) == 0);
+	CHECK(shared == 1);
+	CHECK(mr_of(other).live);
+	CHECK(!has(0));
+	CHECK(put(other) == 0);
+	CHECK(kernel.live.empty());
+
+	mine = get(0);
+	CHECK(cache.forget(mine.index, mine.generation, &shared) == 0);
+	CHECK(shared == 0);
+	CHECK(kernel.live.empty());
+	CHECK(cache.forget(mine.index, mine.generation, &shared) == EINVAL);
+
+	/* An idle one that covers it is not a user: it went with the other. */
+	mine = get(4);
+	kernel.fail_dereg = EBUSY;
+	CHECK(cache.forget(mine.index, mine.generation, &shared) == EBUSY);
+	CHECK(shared == 0);
+	kernel.fail_dereg = 0;
+	CHECK(put(mine) == 0);
+	CHECK(kernel.live.empty());
+}
+
+TEST_CASE_METHOD(fixture, "more users than can be counted have more registrations")
+{
+	using word = mr_cache::entry_word<fake_env>;
+	mr_cache_ref first = get(0);
+
+	/* As if so many had come before. */
+	std::atomic_ref(*mr_of(first).word).fetch_add((word::FULL / word::REF - 2) * word::REF);
+
+	mr_cache_ref last = get(0), next = get(0);
+
+	CHECK(last.mr == first.mr);
+	CHECK(next.mr != first.mr);
+	CHECK(cache.reclaim(nullptr) == 0);
+	CHECK(mr_of(first).live);
+	std::atomic_ref(*mr_of(first).word).fetch_sub((word::FULL / word::REF - 2) * word::REF);
+	CHECK(put(first) == 0);
+	CHECK(put(last) == 0);
+	CHECK(put(next) == 0);
+	CHECK(kernel.live.size() == 1);
+}
+
+TEST_CASE_METHOD(fixture, "idle ones whose memory has gone do not stay")
+{
+	for (uint64_t n = 0; n < 2000; n++) {
+		use(n);
+		kernel.invalidate(BASE + n * PAGE, BASE + (n + 1) * PAGE);
+		REQUIRE(kernel.live.size() < 4);
+	}
+	CHECK(count().evictions == 0);
+	CHECK(count().invalidations >= 1996);
+}
+
+TEST_CASE_METHOD(fixture, "what will not have room evicts nothing")
+{
+	limit(10 * PAGE, 60);
+
+	mr_cache_ref held = get(0, 6), ref;
+
+	use(10);
+	use(20);
+	CHECK(try_get(&ref, 30, 5) == EOPNOTSUPP);
+	CHECK(try_get(&ref, 30, 11) == EOPNOTSUPP);
+	CHECK(has(10));
+	CHECK(has(20));
+	CHECK(put(get(30, 4)) == 0);
+	CHECK(!has(10));
+	CHECK(!has(20));
+	CHECK(put(held) == 0);
+}
+
+TEST_CASE_METHOD(fixture, "a registration that fails is no miss")
+{
+	mr_cache_ref ref;
+
+	kernel.fail_reg = EFAULT;
+	kernel.fail_times = 1;
+	CHECK(try_get(&ref, 0) == EFAULT);
+	CHECK(count().misses == 0);
+}
+
+TEST_CASE_METHOD(fixture, "short of objects is as short of memory")
+{
+	for (int error : {ENOMEM, EAGAIN, ENOSPC}) {
+		use(0);
+		kernel.fail_reg = error;
+		kernel.fail_times = 1;
+		use(2);
+		CHECK(!has(0));
+		CHECK(cache.flush_pd(pd) == 0);
+	}
+	/* Others make room in steps too. */
+	for (uint64_t n = 0; n < 32; n++)
+		use(2 * n);
+	CHECK(cache.make_way(0) == 3);
+	CHECK(cache.make_way(1) == 29);
+	CHECK(cache.make_way(1) == 0);
+}

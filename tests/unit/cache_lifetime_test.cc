@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * How registrations, PDs and contexts end while others are at work: a deregistration that
+ * fails, a flush beside it, registrations in the middle of registrations, cancelled threads.
+ *
+ * Broken on purpose, each of these was seen to fail here:
+ *   a flush that does not wait for who deregisters, or for who registers
+ *   what cannot be deregistered opened again, or tried again by an eviction
+ *   the same kept when its owner is flushed, or its context used after that
+ *   a thread that waits for its own registration, or two that wait for one another
+ *   a deregistration of others not counted as room
+ *   a thread that is cancelled while it waits and has the mutex
+ */
+#include <chrono>
+#include <functional>
+#include <thread>
+#include <utility>
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <catch2/catch.hpp>
+
+#include "cache.h"
+#include "fake_kernel.h"
+
+namespace {
+
+constexpr uint64_t PAGE = 4096, BASE = 0x10000000;
+constexpr uint32_t LOCAL = MR_CACHE_LOCAL_WRITE;
+
+void *name(uintptr_t n)
+{
+	return reinterpret_cast<void *>(n * 64);
+}
+
+/* Its registrar does something else first: what a hook, a signal or a slow device would do. */
+struct hooked_env : fake_env {
+	std::function<void(const mr_cache_request &)> before_reg;
+	std::function<int(const fake_kernel::mr &)> before_dereg;
+
+	int reg(const mr_cache_request &what, uint64_t *word, void **out)
+	{
+		if (before_reg)
+			before_reg(what);
+		return fake_env::reg(what, word, out);
+	}
+	int dereg(void *m)
+	{
+		int error = before_dereg ? before_dereg(*static_cast<fake_kernel::mr *>(m)) : 0;
+
+		return error ? error : fake_env::dereg(m);
+	}
+};
+
+/* Two contexts, each with a PD. */
+struct fixture {
+	fake_kernel kernel;
+	mr_cache::cache<hooked_env> cache;
+	void *const pd = name(1), *const owner = name(2);
+	void *const pd2 = name(3), *const owner2 = name(4);
+
+	fixture()
+	{
+		cache.env.kernel = &kernel;
+		REQUIRE(cache.start() == 0);
+	}
+	~fixture()
+	{
+		cache.env.before_reg = nullptr;
+		cache.env.before_dereg = nullptr;
+		CHECK(cache.flush_owner(owner) == 0);
+		CHECK(cache.flush_owner(owner2) == 0);
+		CHECK(kernel.complaint == "");
+	}
+
+	int get(mr_cache_ref *ref, uint64_t page, uint64_t pages = 1)
+	{
+		return cache.acquire(pd, owner, BASE + page * PAGE, pages * PAGE, LOCAL, ref);
+	}
+	int get2(mr_cache_ref *ref, uint64_t page)
+	{
+		return cache.acquire(pd2, owner2, BASE + page * PAGE, PAGE, LOCAL, ref);
+	}
+	int put(const mr_cache_ref &ref) { return cache.release(ref.index, ref.generation); }
+	void use(uint64_t page, uint64_t pages = 1)
+	{
+		mr_cache_ref ref;
+
+		REQUIRE(get(&ref, page, pages) == 0);
+		REQUIRE(put(ref) == 0);
+	}
+	/* The device of the first context is gone. */
+	void unplug()
+	{
+		cache.env.before_dereg = [this](const fake_kernel::mr &m) {
+			return m.what.owner == owner ? EIO : 0;
+		};
+	}
+	void fail_next(int error, int times = 1)
+	{
+		kernel.fail_reg = error;
+		kernel.fail_times = times;
+	}
+};
+
+/* A gate that a thread of the test is held at. */
+struct gate {
+	std::atomic<bool> reached{false}, open{false};
+
+	void pass()
+	{
+		reached = true;
+		while (!open)
+			std::this_thread::yield();
+	}
+	void wait()
+	{
+		while (!reached)
+			std::this_thread::yield();
+	}
+};
+
+/* Whether it goes on by itself; if not, a moment is too short to tell. */
+bool stays(const std::atomic<bool> &done)
+{
+	std::this_thread::sleep_for(std::chrono::milliseconds(30));
+	return !done;
+}
+
+} // namespace
+
+TEST_CASE_METHOD(fixture, "what cannot be deregistered is not tried again by who needs room")
+{
+	mr_cache_bounds little = {4 * PAGE, 4}, old;
+	unsigned int tried = 0;
+	mr_cache_ref ref;
+
+	for (uint64_t n = 0; n < 8; n++)
+		use(2 * n);
+	unplug();
+	auto count = cache.env.before_dereg;
+	cache.env.before_dereg = [&](const fake_kernel::mr &m) {
+		tried++;
+		return count(m);
+	};
+
+	/* Each of them ends, has tried each registration once at most, and says what is so. */
+	CHECK(cache.limits(owner, &little, &old) == 0);
+	CHECK(get(&ref, 100) == EOPNOTSUPP);
+	CHECK(cache.limits(owner, &old, nullptr) == 0);
+	fail_next(ENOMEM, 100);
+	CHECK(get2(&ref, 100) == ENOMEM);
+	kernel.fail_times = 0;
+	CHECK(cache.reclaim(nullptr) == 0);
+	CHECK(cache.make_way(1) == 0);
+	CHECK(cache.clean(owner, 0) == 0);
+	CHECK(tried == 8);
+	for (uint64_t n = 0; n < 8; n++)
+		CHECK(!cache.covers(pd, BASE + 2 * n * PAGE, PAGE, LOCAL));
+
+	/* The PD's end tries once more, the context's too; then they are the context's affair. */
+	CHECK(cache.flush_pd(pd) == EIO);
+	CHECK(tried == 16);
+	CHECK(cache.flush_owner(owner) == EIO);
+	CHECK(tried == 24);
+	CHECK(cache.reclaim(nullptr) == 0);
+	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(cache.flush_owner(owner) == 0);
+	CHECK(tried == 24);
+}
+
+TEST_CASE_METHOD(fixture, "clean says what could not be deregistered")
+{
+	use(0);
+	unplug();
+	CHECK(cache.clean(owner, 0) == EIO);
+}
+
+TEST_CASE_METHOD(fixture, "a reference of a context that was closed may be given back")
+{
+	mr_cache_ref ref;
+
+	REQUIRE(get(&ref, 0) == 0);
+	CHECK(cache.flush_owner(owner) == 0);
+	CHECK(kernel.live.size() == 1);
+	cache.env.before_dereg = [](const fake_kernel::mr &) -> int {
+		FAIL("the context is gone");
+		return 0;
+	};
+	CHECK(put(ref) == 0);
+	CHECK(put(ref) != 0);
+}
+
+TEST_CASE_METHOD(fixture, "a flush waits for who deregisters for another context")
+{
+	gate in_dereg;
+	std::atomic<bool> flushed{false};
+	mr_cache_ref ref;
+
+	use(0);
+	cache.env.before_dereg = [&](const fake_kernel::mr &m) {
+		if (m.what.owner == owner)
+			in_dereg.pass();
+		return 0;
+	};
+	fail_next(ENOMEM);
+
+	std::thread evicts([&] { CHECK(get2(&ref, 7) == 0); });
+
+	in_dereg.wait();
+
+	auto flush = GENERATE(0, 1);
+	std::thread closes([&] {
+		CHECK((flush ? cache.flush_owner(owner) : cache.flush_pd(pd)) == 0);
+		flushed = true;
+		CHECK(kernel.live.size() <= 1);
+	});
+
+	CHECK(stays(flushed));
+	in_dereg.open = true;
+	closes.join();
+	evicts.join();
+	CHECK(put(ref) == 0);
+}
+
+TEST_CASE_METHOD(fixture, "a flush waits for who registers")
+{
+	gate in_reg;
+	std::atomic<bool> flushed{false};
+	mr_cache_ref ref;
+
+	cache.env.before_reg = [&](const mr_cache_request &) { in_reg.pass(); };
+
+	std::thread registers([&] {
+		CHECK(get(&ref, 7) == 0);
+		CHECK(put(ref) == 0);
+	});
+
+	in_reg.wait();
+
+	std::thread closes([&] {
+		CHECK(cache.flush_pd(pd) == 0);
+		flushed = true;
+	});
+
+	CHECK(stays(flushed));
+	in_reg.open = true;
+	closes.join();
+	registers.join();
+}
+
+TEST_CASE_METHOD(fixture, "what others are giving back is room")
+{
+	gate in_dereg;
+	std::atomic<bool> done{false};
+	mr_cache_ref ref;
+
+	use(0);
+	kernel.most_bytes = PAGE;
+	cache.env.before_dereg = [&](const fake_kernel::mr &) {
+		in_dereg.pass();
+		return 0;
+	};
+
+	std::thread cleans([&] { CHECK(cache.clean(owner, 0) == 0); });
+
+	in_dereg.wait();
+
+	auto plain = GENERATE(0, 1);
+	std::thread registers([&] {
+		CHECK((plain ? cache.make_way(1) == 1 : get2(&ref, 7) == 0));
+		done = true;
+	});
+
+	CHECK(stays(done));
+	in_dereg.open = true;
+	registers.join();
+	cleans.join();
+	kernel.most_bytes = UINT64_MAX;
+	if (!plain)
+		CHECK(put(ref) == 0);
+}
+
+TEST_CASE_METHOD(fixture, "a registration in the middle of a registration waits for nobody")
+{
+	/* The same range, one within it, another one; and one that needs room. */
+	for (auto [page, pages] : {std::pair<uint64_t, uint64_t>{0, 4}, {1, 1}, {8, 2}}) {
+		mr_cache_ref outer, inner;
+		int depth = 0;
+
+		cache.env.before_reg = [&, at = page, size = pages](const mr_cache_request &) {
+			if (depth++)
+				return;
+			CHECK(get(&inner, at, size) == 0);
+			CHECK(cache.reclaim(nullptr) == 0);
+		};
+		CHECK(get(&outer, 0, 4) == 0);
+		CHECK(outer.mr != inner.mr);
+		CHECK(mr_of(outer).live);
+		CHECK(mr_of(inner).live);
+		CHECK(mr_of(outer).word != mr_of(inner).word);
+		CHECK(put(inner) == 0);
+		CHECK(put(outer) == 0);
+		cache.env.before_reg = nullptr;
+		CHECK(cache.flush_pd(pd) == 0);
+		CHECK(kernel.live.empty());
+	}
+}
+
+TEST_CASE_METHOD(fixture, "a registration in the middle of a deregistration waits for nobody")
+{
+	mr_cache_ref ref;
+	int depth = 0;
+
+	use(0);
+	kernel.most_bytes = PAGE;
+	cache.env.before_dereg = [&](const fake_kernel::mr &) {
+		/* What it lacks is what is being given back. */
+		if (!depth++)
+			CHECK(get(&ref, 8) == ENOMEM);
+		return 0;
+	};
+	CHECK(cache.clean(owner, 0) == 0);
+	CHECK(depth == 1);
+	kernel.most_bytes = UINT64_MAX;
+}
+
+TEST_CASE_METHOD(fixture,
+		 "two whose hooks want what the other one registers do not wait in a circle")
+{
+	gate first, second;
+
+	cache.env.before_reg = [&](const mr_cache_request &what) {
+		static thread_local int depth;
+		const bool is_first = what.addr == BASE;
+		mr_cache_ref inner;
+
+		if (depth++) {
+			depth--;
+			return;
+		}
+		(is_first ? first : second).pass();
+		CHECK(get(&inner, is_first ? 8 : 0) == 0);
+		CHECK(put(inner) == 0);
+		depth--;
+	};
+
+	std::thread one([&] { use(0); });
+	std::thread two([&] { use(8); });
+
+	first.wait();
+	second.wait();
+	first.open = second.open = true;
+	one.join();
+	two.join();
+}
+
+TEST_CASE_METHOD(fixture, "a thread that is cancelled while it waits leaves no lock behind")
+{
+	gate in_reg;
+	std::atomic<bool> second_waits{false};
+	mr_cache_ref ref;
+
+	cache.env.before_reg = [&](const mr_cache_request &) { in_reg.pass(); };
+
+	std::thread first([&] { use(0); });
+
+	in_reg.wait();
+
+	auto body = [&] {
+		second_waits = true;
+		use(0);
+	};
+	pthread_t second;
+
+	REQUIRE(pthread_create(
+			&second, nullptr,
+			[](void *what) -> void * {
+				(*static_cast<decltype(body) *>(what))();
+				return nullptr;
+			},
+			&body) == 0);
+	while (!second_waits)
+		std::this_thread::yield();
+	std::this_thread::sleep_for(std::chrono::milliseconds(20));
+	pthread_cancel(second);
+	std::this_thread::sleep_for(std::chrono::milliseconds(20));
+	in_reg.open = true;
+	pthread_join(second, nullptr);
+	first.join();
+	CHECK(get(&ref, 5) == 0);
+	CHECK(put(ref) == 0);
+}
+
+TEST_CASE_METHOD(fixture, "fork() in the middle of everything leaves the child a cache")
+{
+	gate in_reg;
+
+	cache.env.before_reg = [&](const mr_cache_request &) { in_reg.pass(); };
+
+	std::thread registers([&] { use(0); });
+
+	in_reg.wait();
+
+	pid_t child = fork();
+
+	if (!child) {
+		mr_cache_ref ref;
+
+		cache.env.before_reg = nullptr;
+		alarm(10);
+		_exit(get(&ref, 0) || put(ref) || cache.flush_pd(pd));
+	}
+
+	int status = -1;
+
+	in_reg.open = true;
+	registers.join();
+	CHECK(waitpid(child, &status, 0) == child);
+	CHECK(status == 0);
+}
+
+TEST_CASE("a process that locks all its memory pays for what the cache uses")
+{
+	/* The sizes of production. */
+	struct env : mr_cache::linux_env {
+		int reg(const mr_cache_request &, uint64_t *, void **mr)
+		{
+			*mr = this;
+			return 0;
+		}
+		int settle(void *) { return 0; }
+		int dereg(void *) { return 0; }
+		mr_cache_bounds default_limits() { return {UINT64_MAX, UINT64_MAX}; }
+	};
+	auto resident = [] {
+		unsigned long total = 0, pages = 0;
+		FILE *statm = fopen("/proc/self/statm", "r");
+
+		REQUIRE(statm);
+		REQUIRE(fscanf(statm, "%lu %lu", &total, &pages) == 2);
+		fclose(statm);
+		return pages * 4096;
+	};
+	static mr_cache::cache<env> cache;
+
+	if (mlockall(MCL_CURRENT | MCL_FUTURE))
+		return; // not allowed to
+
+	auto before = resident();
+	mr_cache_ref ref;
+
+	CHECK(cache.start() == 0);
+	CHECK(cache.acquire(name(1), name(2), BASE, PAGE, LOCAL, &ref) == 0);
+	CHECK(cache.release(ref.index, ref.generation) == 0);
+	CHECK(resident() - before < 16 << 20);
+	munlockall();
+}
