@@ -207,18 +207,18 @@ struct ib_umem_notify {
 	struct work_struct work;
 	struct timer_list timer;
 
-	struct mutex mutex; /* see LOCKS; guards the next five */
+	struct mutex mutex; /* see LOCKS; guards these, but one */
 	struct ib_mr *mr; /* what to revoke while armed */
 	u8 suspended; /* the driver is busy with the MR, and why */
 	bool armed;
 	bool revoked; /* the pages are given back */
+	bool exclusive; /* @lock's: a device has once kept the CPU off a page */
 	u32 id; /* the MR's in restrack, as of the last arming */
 
-	spinlock_t lock; /* see LOCKS; guards the last three and the rest */
+	spinlock_t lock; /* see LOCKS; guards armed to id, and the rest */
 	u16 word; /* offset in @word_page */
 	u8 state;
 	u8 doublings; /* of the delay, until something happens */
-	bool exclusive; /* a device has once kept the CPU off a page */
 	struct umem_notify_doubt doubt;
 	struct umem_notify_word_page *word_page; /* NULL: nobody to tell */
 	u64 in_use; /* bits of the word */
