@@ -197,7 +197,7 @@
 #define MOST_ROUNDS 8
 /* Workers that look at the same time: fewer than a workqueue has. */
 #define LOOKERS_SHIFT 6
-#define LOOKERS (1 << LOOKERS_SHIFT)
+#define LOOKERS BIT(LOOKERS_SHIFT)
 
 /* One per armed MR: 256 bytes on a 64-bit kernel without lock debugging. */
 struct ib_umem_notify {
@@ -897,7 +897,7 @@ int umem_notify_disarm(struct ib_umem *umem)
 {
 	struct ib_umem_notify *n = READ_ONCE(umem->notify);
 	struct umem_notify_word_page *word_page;
-	unsigned int word;
+	unsigned int offset;
 	int ret;
 
 	if (!n)
@@ -913,10 +913,10 @@ int umem_notify_disarm(struct ib_umem *umem)
 	tracker_disarm(n);
 	n->mr = NULL;
 	word_page = leave_word(n);
-	word = n->word;
+	offset = n->word;
 	mutex_unlock(&n->mutex);
 
-	umem_notify_word_put(word_page, word);
+	umem_notify_word_put(word_page, offset);
 	return 0;
 }
 
