@@ -245,14 +245,15 @@ TEST_CASE("race: a word is in the page that its address maps")
 	std::atomic<uint64_t> lost = 0;
 
 	const auto arming = [&](std::size_t at) {
-		auto *const address = reinterpret_cast<uint64_t *>(words.registered().addr) + at;
+		auto *const earlier = reinterpret_cast<uint64_t *>(words.registered().addr) + at;
+		auto *const address = earlier + 1;
 		const std::atomic_ref<uint64_t> value(*address);
 		while (!stop) {
 			memory m = anonymous(page_size());
 			const auto first = on.register_memory(m.registered());
 			const auto second = on.register_memory(m.registered());
 			/* The first one may find the page being replaced; the second one, in it. */
-			if (ibv_reg_mr_notify(first.get(), address))
+			if (ibv_reg_mr_notify(first.get(), earlier))
 				std::abort();
 			const uint64_t now = generation;
 			value = 0;
@@ -266,7 +267,7 @@ TEST_CASE("race: a word is in the page that its address maps")
 		}
 	};
 	std::thread one(arming, 0);
-	std::thread other(arming, 1);
+	std::thread other(arming, 2);
 	while (std::chrono::steady_clock::now() < end) {
 		const range r = words.registered();
 
@@ -321,4 +322,45 @@ TEST_CASE("race: the first words of a page are charged once")
 	}
 	CHECK(twice == 0);
 	CHECK(pinned_bytes() == before);
+}
+
+TEST_CASE("race: one of two threads gets the word")
+{
+	const device on;
+	const auto end = deadline();
+	memory m = anonymous(2 * page_size());
+	const range r = m.registered();
+	const auto one = on.register_memory({r.addr, page_size()});
+	const auto other = on.register_memory({r.addr + page_size(), page_size()});
+	const memory twice = shared_file(page_size());
+	void *const again =
+		mmap(nullptr, page_size(), PROT_READ | PROT_WRITE, MAP_SHARED, twice.fd(), 0);
+	REQUIRE(again != MAP_FAILED);
+	const memory beside({static_cast<std::byte *>(again), page_size()});
+	uint64_t rounds = 0;
+	uint64_t strange = 0;
+
+	while (std::chrono::steady_clock::now() < end) {
+		std::atomic<int> ready = 0;
+		int errors[2] = {};
+		const auto arm = [&](ibv_mr *mr, void *w, int &error) {
+			ready++;
+			while (ready < 2)
+				;
+			error = ibv_reg_mr_notify(mr, static_cast<uint64_t *>(w));
+		};
+		/* At one address, and at two. */
+		std::thread thread([&] {
+			arm(other.get(), rounds % 2 ? again : twice.registered().addr, errors[1]);
+		});
+		arm(one.get(), twice.registered().addr, errors[0]);
+		thread.join();
+		strange += !(errors[0] == 0 && errors[1] == EBUSY) &&
+			   !(errors[0] == EBUSY && errors[1] == 0);
+		ibv_unreg_mr_notify(one.get());
+		ibv_unreg_mr_notify(other.get());
+		rounds++;
+	}
+	INFO(rounds << " rounds");
+	CHECK(strange == 0);
 }

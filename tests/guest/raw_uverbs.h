@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <vector>
 
 class raw_uverbs {
 public:
@@ -33,6 +34,14 @@ public:
 	}
 
 	/* Each returns 0 or an errno value. */
+	int arm(uint32_t mr, uint64_t *word, uint64_t in_use) const
+	{
+		return call(
+			UVERBS_OBJECT_MR, UVERBS_METHOD_MR_NOTIFY_ARM,
+			{attribute(UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE, mr),
+			 attribute(UVERBS_ATTR_MR_NOTIFY_ARM_WORD, address(word), sizeof(uint64_t)),
+			 attribute(UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE, in_use, sizeof(uint64_t))});
+	}
 	int arm(uint32_t mr, uint64_t *word) const
 	{
 		return call(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_NOTIFY_ARM,
@@ -56,26 +65,41 @@ public:
 			    {attribute(UVERBS_ATTR_DESTROY_MR_HANDLE, mr)});
 	}
 
-	/* Registers and arms in one call. rxe only: siw wants more. */
-	int register_armed(const ibv_pd *pd, void *addr, std::size_t length, uint64_t *word,
-			   uint32_t &mr) const
+	/* What registering and arming in one call says. rxe only: siw wants more. */
+	struct armed_mr {
+		int error;
+		uint32_t handle; /* of the registration */
+		uint32_t armed;	 /* as the kernel says it for the word; UINT32_MAX if it does not */
+	};
+	armed_mr register_armed(const ibv_pd *pd, void *addr, std::size_t length, uint64_t *word,
+				std::initializer_list<ib_uverbs_attr> more = {}) const
 	{
 		ib_uverbs_reg_mr in{};
 		ib_uverbs_reg_mr_resp out{};
+		armed_mr made{0, 0, UINT32_MAX};
 
 		in.start = in.hca_va = address(addr);
 		in.length = length;
 		in.pd_handle = pd->handle;
 		in.access_flags = IBV_ACCESS_LOCAL_WRITE;
-		const int error = call(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE,
-				       {attribute(UVERBS_ATTR_WRITE_CMD, IB_USER_VERBS_CMD_REG_MR,
-						  sizeof(uint64_t)),
-					attribute(UVERBS_ATTR_CORE_IN, address(&in), sizeof(in)),
-					attribute(UVERBS_ATTR_CORE_OUT, address(&out), sizeof(out)),
-					attribute(UVERBS_ATTR_MR_NOTIFY_REG_WORD, address(word),
-						  sizeof(uint64_t))});
-		mr = out.mr_handle;
-		return error;
+		std::vector<ib_uverbs_attr> all{
+			attribute(UVERBS_ATTR_WRITE_CMD, IB_USER_VERBS_CMD_REG_MR,
+				  sizeof(uint64_t)),
+			attribute(UVERBS_ATTR_CORE_IN, address(&in), sizeof(in)),
+			attribute(UVERBS_ATTR_CORE_OUT, address(&out), sizeof(out)),
+			attribute(UVERBS_ATTR_MR_NOTIFY_REG_ARMED, address(&made.armed),
+				  sizeof(made.armed))};
+		if (word)
+			all.push_back(attribute(UVERBS_ATTR_MR_NOTIFY_REG_WORD, address(word),
+						sizeof(uint64_t)));
+		all.insert(all.end(), more);
+		made.error = call(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE, all);
+		made.handle = out.mr_handle;
+		return made;
+	}
+	static ib_uverbs_attr in_use(uint64_t mask)
+	{
+		return attribute(UVERBS_ATTR_MR_NOTIFY_REG_IN_USE, mask, sizeof(mask));
 	}
 
 	int change_access(uint32_t mr, uint32_t access) const
@@ -111,10 +135,10 @@ private:
 	}
 
 	int call(uint16_t object, uint16_t method,
-		 std::initializer_list<ib_uverbs_attr> attributes) const
+		 const std::vector<ib_uverbs_attr> &attributes) const
 	{
 		alignas(8) std::byte
-			buffer[sizeof(ib_uverbs_ioctl_hdr) + 4 * sizeof(ib_uverbs_attr)]{};
+			buffer[sizeof(ib_uverbs_ioctl_hdr) + 8 * sizeof(ib_uverbs_attr)]{};
 		auto *hdr = reinterpret_cast<ib_uverbs_ioctl_hdr *>(buffer);
 		const std::size_t length =
 			sizeof(*hdr) + attributes.size() * sizeof(ib_uverbs_attr);

@@ -6,7 +6,8 @@ import results
 
 PYTHON = "/usr/bin/python3 -B"
 UNIT_PROGRAMS = ("cache", "parts", "schedule", "tsan", "asan")
-GUEST_PROGRAMS = ("contract", "revoke", "lifetime", "race", "cache", "adversary", "observe")
+GUEST_PROGRAMS = ("contract", "word", "in_use", "revoke", "worker", "lifetime", "race", "cache",
+                  "adversary", "observe")
 # Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
 UPSTREAM_EXECUTED = 103
 
@@ -63,7 +64,7 @@ def examples(kernel):
 OPTIONS = {"packages": ("--kernel", "um", "--packages"),
            "stock": ("--kernel", "stock", "--packages")}
 GUESTS = {
-    "um": [MATRIX, *guest_programs(), *on_siw(MATRIX, *guest_programs("contract", "revoke")),
+    "um": [MATRIX, *guest_programs(), *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke")),
            PYTHON_EXAMPLE, pyverbs("test_mr_notify", "test_mr_cache"),
            cached(pyverbs("test_mr_notify", "test_mr_cache"))],
     # What a user installs, under Debian's own programs and upstream's suite.
@@ -74,7 +75,8 @@ GUESTS = {
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": [MATRIX, *guest_programs(), *guest_programs("window", "stress", seconds=10),
                *guest_programs("transfer"),
-               *on_siw(*guest_programs("contract", "revoke", "transfer", "lifetime", "race")),
+               *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer", "lifetime",
+                                       "race")),
                pyverbs("test_mr_notify", "test_mr_cache")],
     "stock": [Step("no capability", "ibv_mr_notify", expected=3),
               examples("stock"), replace(PYTHON_EXAMPLE, expected=3),
@@ -84,9 +86,10 @@ GUESTS = {
              Step("modules", "tests/guest/dkms_modules build/lab/dkms/life/removed",
                   results.lines)],
     # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
-    "debug": [MATRIX, *guest_programs("contract", "revoke", "lifetime"),
-              *guest_programs("race", seconds=2), *guest_programs("stress", seconds=10),
-              *on_siw(*guest_programs("contract", "revoke", "transfer"))],
+    "debug": [MATRIX, *guest_programs("contract", "word", "revoke", "worker", "lifetime"),
+              *guest_programs("race", "in_use", seconds=2),
+              *guest_programs("stress", seconds=10),
+              *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer"))],
 }
 
 HOST = [

@@ -35,6 +35,9 @@ enum ib_mr_notify_stat {
 void ib_umem_track(struct ib_umem *umem, int access);
 bool ib_umem_untrack(struct ib_umem *umem);
 bool ib_umem_is_revoked(struct ib_umem *umem);
+void ib_umem_lost(struct ib_umem *umem);
+int ib_umem_notify_init(void);
+void ib_umem_notify_exit(void);
 
 /* Defined in umem.c, next to the only code that can do it. */
 void ib_umem_give_back(struct ib_umem *umem);
@@ -79,6 +82,19 @@ static inline bool ib_umem_untrack(struct ib_umem *umem)
 static inline bool ib_umem_is_revoked(struct ib_umem *umem)
 {
 	return false;
+}
+
+static inline void ib_umem_lost(struct ib_umem *umem)
+{
+}
+
+static inline int ib_umem_notify_init(void)
+{
+	return 0;
+}
+
+static inline void ib_umem_notify_exit(void)
+{
 }
 
 static inline int ib_mr_notify_reg(struct ib_mr *mr,

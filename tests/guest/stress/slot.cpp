@@ -25,6 +25,8 @@ constexpr std::size_t length = 8 * 4096;
 constexpr int track = 1 << 28;
 constexpr uint64_t kernel_bits = IBV_MR_NOTIFY_KERNEL_MASK;
 constexpr uint64_t known_bits = IBV_MR_NOTIFY_INVALID | IBV_MR_NOTIFY_SUSPECT;
+constexpr uint64_t users = 0xffff00;
+constexpr uint64_t one_user = 0x100;
 constexpr int local = IBV_ACCESS_LOCAL_WRITE;
 constexpr int remote = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
@@ -60,8 +62,8 @@ const std::vector<operation> &rows()
 
 slot::slot(const device &on, const operation &what, generator &random, tally &count)
     : on_(on), what_(what), count_(count), memory_(what.map(length)), range_(memory_.registered()),
-      access_(memory_.read_only() ? 0 : random_access(random)),
-      mr_(on.register_memory(range_, access_)), upper_(random() << 8)
+      access_(memory_.read_only() ? 0 : random_access(random)), in_use_(random() % 2 ? users : 0),
+      mr_(on.register_memory(range_, access_)), upper_((random() << 8) & ~in_use_)
 {
 	*word_.address() = upper_;
 	count_.slots++;
@@ -85,6 +87,8 @@ void slot::act(generator &random, peer &from)
 		return apply();
 	case 18 ... 20:
 		return disturb(random);
+	case 21:
+		return use(random, from);
 	default:
 		return access(random, from);
 	}
@@ -107,24 +111,48 @@ void slot::look()
 		complain("INVALID, though nothing has changed", value);
 }
 
+/*
+ * The kernel's bits after settling. What others do meanwhile may leave them
+ * SUSPECT, but not for ever.
+ */
+uint64_t slot::settled() const
+{
+	uint64_t value = word_.value();
+
+	for (int i = 0; i < 1000 && value & IBV_MR_NOTIFY_SUSPECT; i++) {
+		ibv_settle_mr_notify(mr_.get());
+		value = word_.value();
+	}
+	return value & kernel_bits;
+}
+
 void slot::settle()
 {
 	const std::shared_lock hold(arming_);
 	const bool over = over_;
 	const int error = ibv_settle_mr_notify(mr_.get());
-	const uint64_t value = word_.value() & kernel_bits;
-	const bool begun = begun_;
 
-	if (error != (armed_ ? 0 : EINVAL))
+	/* EAGAIN: somebody keeps the file; the word is as it was. */
+	if (error != (armed_ ? 0 : EINVAL) && error != EAGAIN)
 		return complain("settling gave another error", static_cast<uint64_t>(error));
-	if (!armed_)
+	if (!armed_ || error)
 		return;
+	const uint64_t value = settled();
+	const bool begun = begun_;
 	if (over && value != IBV_MR_NOTIFY_INVALID)
 		complain("not INVALID after settling", value);
 	if (!begun && (value & IBV_MR_NOTIFY_INVALID))
 		complain("INVALID, though nothing has changed", value);
-	if (over && on_.can_revoke())
+	if (over && on_.can_revoke() && !in_use_)
 		revoked_ = true;
+}
+
+int slot::arm()
+{
+	const raw_uverbs raw(on_.context());
+
+	return in_use_ ? raw.arm(mr_->handle, word_.address(), in_use_)
+		       : ibv_reg_mr_notify(mr_.get(), word_.address());
 }
 
 void slot::arm_or_disarm(generator &random)
@@ -135,7 +163,7 @@ void slot::arm_or_disarm(generator &random)
 	const bool over = over_;
 
 	if (armed_ && random() % 4 == 0) {
-		if (ibv_reg_mr_notify(mr_.get(), word_.address()) != EBUSY)
+		if (arm() != EBUSY)
 			complain("armed twice", word_.value());
 	} else if (armed_) {
 		if (ibv_unreg_mr_notify(mr_.get()))
@@ -143,11 +171,14 @@ void slot::arm_or_disarm(generator &random)
 		armed_ = false;
 		std::atomic_ref(*word_.address()).fetch_and(~kernel_bits);
 	} else {
-		const int error = ibv_reg_mr_notify(mr_.get(), word_.address());
+		const int error = arm();
 		if (error)
 			return complain("can't be armed", static_cast<uint64_t>(error));
 		armed_ = true;
-		const uint64_t value = word_.value() & kernel_bits;
+		const uint64_t at_once = word_.value() & kernel_bits;
+		if (over && !at_once)
+			complain("armed, stale, and not told", at_once);
+		const uint64_t value = settled();
 		const bool begun = begun_;
 		if (over && value != IBV_MR_NOTIFY_INVALID)
 			complain("armed too late, and not INVALID", value);
@@ -171,7 +202,7 @@ void slot::arm_beside()
 
 void slot::refer(generator &random)
 {
-	const uint64_t more = random() << 8;
+	const uint64_t more = in_use_ ? (random() << 24) : random() << 8;
 
 	upper_ += more;
 	std::atomic_ref(*word_.address()).fetch_add(more);
@@ -247,6 +278,34 @@ void slot::access(generator &random, peer &from)
 		complain("valid, and not reached by the device", word_.value());
 }
 
+/* One user more, for one access. */
+void slot::use(generator &random, peer &from)
+{
+	const std::shared_lock hold(arming_);
+	const std::atomic_ref word(*word_.address());
+
+	if (!armed_ || !in_use_ || (access_ & remote) != remote)
+		return;
+	if (!(word.fetch_add(one_user) & IBV_MR_NOTIFY_INVALID)) {
+		const range part{range_.addr, 1 + random() % peer::most};
+		const auto answer =
+			random() % 2 ? from.write(part, mr_->rkey) : from.read(part, mr_->rkey);
+		if (answer == peer::answer::refused)
+			complain("in use, and not reached by the device", word_.value());
+	}
+	word.fetch_sub(one_user);
+}
+
+/* Nobody uses it any more, and it was settled. */
+void slot::expect_revoked()
+{
+	peer from(on_);
+
+	if ((access_ & remote) == remote &&
+	    from.write({range_.addr, peer::most}, mr_->rkey) == peer::answer::done)
+		complain("INVALID and idle, and reached by the device", word_.value());
+}
+
 void slot::finish(generator &random)
 {
 	if (armed_ && random() % 4 == 0 && !applied_) {
@@ -264,6 +323,8 @@ void slot::finish(generator &random)
 		if (word_.value() & kernel_bits)
 			complain("SUSPECT without end", word_.value());
 	}
+	if (armed_ && over_ && in_use_ && on_.can_revoke())
+		expect_revoked();
 	if ((word_.value() & ~kernel_bits) != upper_)
 		complain("the application's bits were changed", word_.value() ^ upper_);
 	const int error = ibv_dereg_mr(mr_.release());

@@ -9,6 +9,10 @@
  *   over before the word was read	the word is not zero; INVALID once settled
  *   not begun after it was read	the word is not INVALID
  *
+ * Some words count their users. Who adds a reference and sees no INVALID reaches
+ * the memory that stays, until it gives the reference back; when all have, and
+ * the word says INVALID, settling takes the pages from the device.
+ *
  * Whatever happens, only its owner changes bits 8-63 of the word, and nobody
  * changes a word that is not armed.
  */
@@ -59,12 +63,16 @@ public:
 private:
 	void look();
 	void settle();
+	uint64_t settled() const;
+	int arm();
 	void arm_or_disarm(generator &random);
 	void arm_beside();
 	void refer(generator &random);
 	void apply();
 	void disturb(generator &random);
 	void access(generator &random, peer &from);
+	void use(generator &random, peer &from);
+	void expect_revoked();
 
 	void complain(const char *what, uint64_t value)
 	{
@@ -77,8 +85,9 @@ private:
 	mr_notify::memory memory_;
 	mr_notify::range range_;
 	int access_;
+	uint64_t in_use_; /* which bits of the word count users; 0: none do */
 	mr_notify::owned<ibv_mr> mr_;
-	mr_notify::word word_;
+	mutable mr_notify::word word_;
 	std::atomic<uint64_t> upper_;
 
 	std::atomic<bool> applied_ = false;

@@ -15,24 +15,30 @@
 struct umem_notify_word_page;
 
 struct umem_notify_word_page *umem_notify_word_get(unsigned long addr);
-void umem_notify_word_put(struct umem_notify_word_page *page);
+void umem_notify_word_put(struct umem_notify_word_page *page,
+			  unsigned int offset);
+void umem_notify_word_put_later(struct umem_notify_word_page *page,
+				unsigned int offset);
+void umem_notify_word_exit(void);
 void umem_notify_word_set(const struct umem_notify_word_page *page,
 			  unsigned int offset, u64 bits);
 void umem_notify_word_clear(const struct umem_notify_word_page *page,
 			    unsigned int offset, u64 bits);
+u64 umem_notify_word_read(const struct umem_notify_word_page *page,
+			  unsigned int offset);
 
 /* Who asks umem_notify_check(), and so how long it may block. */
 enum umem_notify_asker {
-	/* A system call: may sleep on anything that a fatal signal ends. */
+	/* A system call: may sleep on what a fatal signal ends, or for a second. */
 	UMEM_NOTIFY_USER,
-	/* The worker, which deregistration waits for: takes no inode lock. */
+	/* The worker: waits for no lock. */
 	UMEM_NOTIFY_WORKER,
 };
 
 enum umem_notify_verdict {
 	UMEM_NOTIFY_INTACT,
 	UMEM_NOTIFY_CHANGED,
-	/* The worker met a lock; it may ask again later. */
+	/* Somebody kept a lock; it may be asked again later. */
 	UMEM_NOTIFY_BUSY,
 	/* Only a system call can tell. */
 	UMEM_NOTIFY_UNKNOWN,
@@ -41,9 +47,30 @@ enum umem_notify_verdict {
 	UMEM_NOTIFY_NO_MEMORY,
 };
 
+/*
+ * Pages in doubt, of a range of at most 64 << shift pages: those of the chunks
+ * whose bit is set that are in [first, end) too. So one event is exact, and two
+ * that are far apart do not bring all that is between them in doubt.
+ */
+struct umem_notify_doubt {
+	u64 chunks;
+	u32 first;
+	u32 end;
+};
+
+/* What umem_notify_check() is to look at. */
+struct umem_notify_question {
+	struct umem_notify_doubt doubt;
+	enum umem_notify_asker asker;
+	/* A device may keep the CPU off pages that are still there. */
+	bool exclusive;
+	u32 at; /* the first page that it has not found intact */
+};
+
 enum umem_notify_verdict umem_notify_check(struct ib_umem *umem,
-					   u32 first, u32 end,
-					   enum umem_notify_asker asker);
+					   unsigned long start,
+					   unsigned int shift,
+					   struct umem_notify_question *what);
 
 int umem_notify_stats_get(struct ib_device *device);
 void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
@@ -61,10 +88,22 @@ bool umem_notify_status(struct ib_umem *umem,
 
 struct ib_umem *umem_notify_umem(struct ib_mr *mr);
 
-int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr);
+/* Why the tracker has to keep off an MR. */
+enum umem_notify_suspension {
+	UMEM_NOTIFY_NOT_SUSPENDED,
+	/* The application deregisters it. */
+	UMEM_NOTIFY_DEREG,
+	/* Its device was removed or its context closed: the word says INVALID. */
+	UMEM_NOTIFY_GONE,
+	/* It is re-registered: if that ends the umem, the word says INVALID. */
+	UMEM_NOTIFY_REREG,
+};
+
+int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
+		    u64 in_use);
 int umem_notify_disarm(struct ib_umem *umem);
 int umem_notify_settle(struct ib_umem *umem);
-void umem_notify_suspend(struct ib_umem *umem, bool gone);
+void umem_notify_suspend(struct ib_umem *umem, enum umem_notify_suspension why);
 void umem_notify_resume(struct ib_umem *umem, struct ib_mr *mr);
 
 #endif /* UMEM_NOTIFY_H */

@@ -13,7 +13,9 @@
  *  mapped, other page     changed.
  *  absent, private        changed: a pinned anonymous page is never unmapped
  *                         while it belongs to its address (fork copies for the
- *                         child, swap, migration and KSM leave it alone).
+ *                         child, swap, migration and KSM leave it alone). Only
+ *                         a device that wants it for itself may keep the CPU
+ *                         off it for a while: once one did, fault it back.
  *  absent, shared memory  intact if the pinned page is still the file's page
  *                         at that offset. It is looked up under the inode's
  *                         locks, which wait for a truncation or hole punch
@@ -22,8 +24,40 @@
  *                         an unmapped clean page may leave the page cache
  *                         without an event: fault it back, and see.
  *
- * The answer is valid for the moment of looking. The caller holds the
- * collision-retry of the interval notifier around it.
+ * The answer is valid for the moment of looking. The caller knows what events
+ * came since.
+ *
+ * No lock is kept for more than LOCK_BATCH pages: mmap_lock keeps the owner's
+ * other threads from mmap and munmap, the inode's locks keep others from writing
+ * the file. What happens in between sends an event.
+ *
+ * WITHOUT A REFERENCE TO THE ADDRESS SPACE'S USERS
+ *
+ * mmget() while looking would make others see an exit too early:
+ *
+ *   the worker                            exit of the owner
+ *   mmget_not_zero()
+ *                                         mmput(): not the last one
+ *                                         its parent's wait() returns
+ *   mmput_async(): the last one
+ *                                         [exit_mmap(), and only now the words
+ *                                         of all its MRs say INVALID]
+ *
+ * The umem keeps struct mm_struct; mmap_lock and mm_users keep the rest. With
+ * no user left exit_mmap() frees VMAs and page tables under mmap_lock, for
+ * writing:
+ *
+ *   the worker                            exit of the owner
+ *   mmap_read_trylock()
+ *   mm_users is not 0
+ *                                         mmput(): the last one
+ *                                         exit_mmap(): RELEASE, unmaps pages
+ *   walks the page tables                 (as beside any zap)
+ *                                         mmap_write_lock(): waits
+ *   mmap_read_unlock()
+ *                                         frees page tables and VMAs
+ *
+ * Only a page fault needs a user: what it maps after the unmapping would stay.
  */
 
 #include <linux/fs.h>
@@ -38,6 +72,10 @@
 
 /* Pages that one walk of the page tables looks at. */
 #define CHECK_BATCH 32
+/* Pages that are looked at under one hold of a lock. */
+#define LOCK_BATCH 512
+/* How long a system call waits for the locks of an inode. */
+#define INODE_PATIENCE HZ
 
 /* A run of absent pages of one shared mapping. */
 struct absent_run {
@@ -54,13 +92,12 @@ struct pinned_iter {
 };
 
 static void pinned_iter_start(struct pinned_iter *iter, struct ib_umem *umem,
-			      unsigned long addr)
+			      unsigned long start, unsigned long addr)
 {
 	struct sg_table *sgt = &umem->sgt_append.sgt;
-	unsigned long first = umem->address & PAGE_MASK;
 
 	__sg_page_iter_start(&iter->sg, sgt->sgl, sgt->orig_nents,
-			     (addr - first) >> PAGE_SHIFT);
+			     (addr - start) >> PAGE_SHIFT);
 	iter->next = addr;
 }
 
@@ -79,14 +116,15 @@ static long mapped_pages(struct mm_struct *mm, unsigned long addr,
 				     pages, NULL);
 }
 
-static bool same_pages(struct pinned_iter *iter, struct page **pages, long nr)
+/* How many of the mapped pages are the pinned ones, up to the first that isn't. */
+static long same_pages(struct pinned_iter *iter, struct page **pages, long nr)
 {
-	bool same = true;
+	long same = 0;
 	long i;
 
 	for (i = 0; i < nr; i++) {
-		if (pages[i] != pinned_iter_next(iter))
-			same = false;
+		if (same == i && pages[i] == pinned_iter_next(iter))
+			same++;
 		put_page(pages[i]);
 	}
 	return same;
@@ -117,27 +155,42 @@ static void absent_run_collect(struct absent_run *run, struct mm_struct *mm,
 	run->end = addr;
 }
 
+/*
+ * Whoever holds the locks may be waiting for a page that the caller's own
+ * process has to supply (userfaultfd, FUSE), so nobody waits for them without
+ * end.
+ */
+static enum umem_notify_verdict lock_inode(struct address_space *mapping,
+					   enum umem_notify_asker asker)
+{
+	unsigned long patience = jiffies + INODE_PATIENCE;
+
+	for (;;) {
+		if (inode_trylock_shared(mapping->host)) {
+			if (filemap_invalidate_trylock_shared(mapping))
+				return UMEM_NOTIFY_INTACT;
+			inode_unlock_shared(mapping->host);
+		}
+		if (asker == UMEM_NOTIFY_WORKER || time_after(jiffies, patience))
+			return UMEM_NOTIFY_BUSY;
+		if (fatal_signal_pending(current))
+			return UMEM_NOTIFY_INTERRUPTED;
+		schedule_timeout_killable(1);
+	}
+}
+
+/* Moves @iter over the pages that are intact. */
 static enum umem_notify_verdict absent_run_check(const struct absent_run *run,
 						 struct pinned_iter *iter,
 						 enum umem_notify_asker asker)
 {
 	struct address_space *mapping = run->file->f_mapping;
-	enum umem_notify_verdict ret = UMEM_NOTIFY_INTACT;
-	struct inode *inode = mapping->host;
+	enum umem_notify_verdict ret;
 	pgoff_t pgoff = run->pgoff;
 
-	if (asker == UMEM_NOTIFY_WORKER) {
-		if (!inode_trylock_shared(inode))
-			return UMEM_NOTIFY_BUSY;
-		if (!filemap_invalidate_trylock_shared(mapping)) {
-			inode_unlock_shared(inode);
-			return UMEM_NOTIFY_BUSY;
-		}
-	} else {
-		if (down_read_killable(&inode->i_rwsem))
-			return UMEM_NOTIFY_INTERRUPTED;
-		filemap_invalidate_lock_shared(mapping);
-	}
+	ret = lock_inode(mapping, asker);
+	if (ret)
+		return ret;
 
 	for (; iter->next < run->end; pgoff++) {
 		struct page *page = pinned_iter_next(iter);
@@ -146,53 +199,80 @@ static enum umem_notify_verdict absent_run_check(const struct absent_run *run,
 		if (READ_ONCE(folio->mapping) != mapping ||
 		    folio->index + folio_page_idx(folio, page) != pgoff ||
 		    PageHWPoison(page)) {
+			iter->next -= PAGE_SIZE;
 			ret = UMEM_NOTIFY_CHANGED;
 			break;
 		}
 	}
 
 	filemap_invalidate_unlock_shared(mapping);
-	inode_unlock_shared(inode);
+	inode_unlock_shared(mapping->host);
 	return ret;
 }
 
 static enum umem_notify_verdict lock_mm(struct mm_struct *mm,
 					enum umem_notify_asker asker)
 {
-	if (asker == UMEM_NOTIFY_WORKER)
-		mmap_read_lock(mm);
-	else if (mmap_read_lock_killable(mm))
+	if (asker == UMEM_NOTIFY_WORKER) {
+		if (!mmap_read_trylock(mm))
+			return UMEM_NOTIFY_BUSY;
+	} else if (mmap_read_lock_killable(mm)) {
 		return UMEM_NOTIFY_INTERRUPTED;
-	return UMEM_NOTIFY_INTACT;
+	}
+	if (atomic_read(&mm->mm_users))
+		return UMEM_NOTIFY_INTACT;
+	/* Nobody uses the address space any more: it describes nothing. */
+	mmap_read_unlock(mm);
+	return UMEM_NOTIFY_CHANGED;
+}
+
+static enum umem_notify_verdict fault_back(struct mm_struct *mm,
+					   unsigned long addr)
+{
+	bool unlocked;
+	int ret;
+
+	if (fatal_signal_pending(current))
+		return UMEM_NOTIFY_INTERRUPTED;
+	if (!mmget_not_zero(mm))
+		return UMEM_NOTIFY_CHANGED;
+	ret = fixup_user_fault(mm, addr, 0, &unlocked);
+	mmput_async(mm);
+	switch (ret) {
+	case 0:
+		return UMEM_NOTIFY_INTACT; /* it is mapped: which page? */
+	case -ENOMEM:
+		return UMEM_NOTIFY_NO_MEMORY;
+	case -EINTR:
+		return UMEM_NOTIFY_INTERRUPTED;
+	default:
+		return UMEM_NOTIFY_CHANGED;
+	}
 }
 
 /*
- * Looks at the pages from @addr to @end. Drops mmap_lock to look at a file, and
- * takes it again: what happens in between sends an event, and the caller's
- * retry sees it.
+ * Looks at the pages up to @end, moves @iter over those that are intact. Leaves
+ * absent pages of a file in @run, for when mmap_lock is not held.
  */
-static enum umem_notify_verdict check_locked(struct ib_umem *umem,
-					     unsigned long addr,
-					     unsigned long end,
-					     enum umem_notify_asker asker)
+static enum umem_notify_verdict
+check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
+	     const struct umem_notify_question *what, struct absent_run *run)
 {
-	struct mm_struct *mm = umem->owning_mm;
 	struct page *pages[CHECK_BATCH];
 	enum umem_notify_verdict ret;
 	struct vm_area_struct *vma;
-	struct pinned_iter iter;
-	struct absent_run run;
-	bool unlocked;
-	long nr;
+	long nr, same;
 
-	pinned_iter_start(&iter, umem, addr);
-	while (iter.next < end) {
-		cond_resched();
+	while (iter->next < end) {
+		unsigned long addr = iter->next;
+
 		nr = min_t(unsigned long, CHECK_BATCH,
-			   (end - iter.next) >> PAGE_SHIFT);
-		nr = mapped_pages(mm, iter.next, nr, pages);
+			   (end - addr) >> PAGE_SHIFT);
+		nr = mapped_pages(mm, addr, nr, pages);
 		if (nr > 0) {
-			if (!same_pages(&iter, pages, nr))
+			same = same_pages(iter, pages, nr);
+			iter->next = addr + (same << PAGE_SHIFT);
+			if (same < nr)
 				return UMEM_NOTIFY_CHANGED;
 			continue;
 		}
@@ -200,66 +280,87 @@ static enum umem_notify_verdict check_locked(struct ib_umem *umem,
 		if (nr == -EINTR)
 			return UMEM_NOTIFY_INTERRUPTED;
 
-		vma = find_vma(mm, iter.next);
-		if (!vma || vma->vm_start > iter.next ||
-		    !(vma->vm_flags & VM_MAYSHARE) || !vma->vm_file)
+		vma = find_vma(mm, addr);
+		if (!vma || vma->vm_start > addr)
 			return UMEM_NOTIFY_CHANGED;
-
-		if (can_be_absent(vma->vm_file)) {
-			absent_run_collect(&run, mm, vma, iter.next, end);
-			mmap_read_unlock(mm);
-			ret = absent_run_check(&run, &iter, asker);
-			fput(run.file);
-			if (lock_mm(mm, UMEM_NOTIFY_WORKER) || ret)
-				return ret;
-			continue;
+		if ((vma->vm_flags & VM_MAYSHARE) && vma->vm_file) {
+			if (can_be_absent(vma->vm_file)) {
+				absent_run_collect(run, mm, vma, addr, end);
+				return UMEM_NOTIFY_INTACT;
+			}
+		} else if (!what->exclusive) {
+			return UMEM_NOTIFY_CHANGED;
 		}
 
-		if (asker == UMEM_NOTIFY_WORKER)
+		if (what->asker == UMEM_NOTIFY_WORKER)
 			return UMEM_NOTIFY_UNKNOWN;
-		if (fatal_signal_pending(current))
-			return UMEM_NOTIFY_INTERRUPTED;
-		switch (fixup_user_fault(mm, iter.next, 0, &unlocked)) {
-		case 0:
-			break;
-		case -ENOMEM:
-			return UMEM_NOTIFY_NO_MEMORY;
-		case -EINTR:
-			return UMEM_NOTIFY_INTERRUPTED;
-		default:
-			return UMEM_NOTIFY_CHANGED;
-		}
+		ret = fault_back(mm, addr);
+		if (ret)
+			return ret;
 	}
 	return UMEM_NOTIFY_INTACT;
+}
+
+/* The same from @addr to @end, a batch at a time. @at is moved on. */
+static enum umem_notify_verdict
+check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
+	  unsigned long end, struct umem_notify_question *what)
+{
+	struct mm_struct *mm = umem->owning_mm;
+	enum umem_notify_verdict ret;
+	struct pinned_iter iter;
+
+	pinned_iter_start(&iter, umem, start, addr);
+	do {
+		struct absent_run run = {};
+
+		cond_resched();
+		ret = lock_mm(mm, what->asker);
+		if (ret)
+			break;
+		ret = check_locked(mm, &iter,
+				   min(end, iter.next + LOCK_BATCH * PAGE_SIZE),
+				   what, &run);
+		mmap_read_unlock(mm);
+		if (run.file) {
+			ret = absent_run_check(&run, &iter, what->asker);
+			fput(run.file);
+		}
+	} while (!ret && iter.next < end);
+	what->at = (iter.next - start) >> PAGE_SHIFT;
+	return ret;
 }
 
 /**
  * umem_notify_check - Compare what is mapped with what is pinned
  * @umem: The umem, its pages pinned
- * @first: First page of it to look at
- * @end: First page not to look at
- * @asker: How long it may block
+ * @start: The address of its first page
+ * @shift: How many pages a chunk of a doubt has, as a power of two
+ * @what: Which pages, and who asks; says how far they are intact
  *
  * Context: Process context, no mm or inode lock held.
  */
 enum umem_notify_verdict umem_notify_check(struct ib_umem *umem,
-					   u32 first, u32 end,
-					   enum umem_notify_asker asker)
+					   unsigned long start,
+					   unsigned int shift,
+					   struct umem_notify_question *what)
 {
-	unsigned long start = umem->address & PAGE_MASK;
-	struct mm_struct *mm = umem->owning_mm;
-	enum umem_notify_verdict ret;
+	const struct umem_notify_doubt *doubt = &what->doubt;
+	enum umem_notify_verdict ret = UMEM_NOTIFY_INTACT;
+	unsigned int from, to = 0;
 
-	/* Nobody uses the address space any more: it describes nothing. */
-	if (!mmget_not_zero(mm))
-		return UMEM_NOTIFY_CHANGED;
-
-	ret = lock_mm(mm, asker);
-	if (ret == UMEM_NOTIFY_INTACT) {
-		ret = check_locked(umem, start + ((u64)first << PAGE_SHIFT),
-				   start + ((u64)end << PAGE_SHIFT), asker);
-		mmap_read_unlock(mm);
+	what->at = doubt->end;
+	while (!ret && to < 64 && doubt->chunks >> to) {
+		from = to + __ffs64(doubt->chunks >> to);
+		to = from;
+		while (to < 64 && doubt->chunks & BIT_ULL(to))
+			to++;
+		ret = check_run(umem, start,
+				start + (max_t(u64, doubt->first,
+					       (u64)from << shift) << PAGE_SHIFT),
+				start + (min_t(u64, doubt->end,
+					       (u64)to << shift) << PAGE_SHIFT),
+				what);
 	}
-	mmput_async(mm);
 	return ret;
 }

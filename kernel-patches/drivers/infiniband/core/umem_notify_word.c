@@ -35,33 +35,64 @@
  *
  *   [Required: sure is set only if no event came after read_begin()]
  *
- * A new page has its notifier before it is pinned, and is not in the table yet.
+ * A new page has its notifier before it is pinned, and is not in the tree yet.
+ *
+ * A word belongs to one MR: else settling one wipes out what another has said.
+ *
+ *   settle A                              B, with the same word
+ *                                         word |= SUSPECT
+ *   A is intact: word &= ~SUSPECT         [the word says that B is valid]
+ *
+ * What makes two words the same is the physical page and the offset: it may be
+ * mapped at two addresses, by two processes, or have been moved. So what stands
+ * for a physical page (struct frame) is one for all its mappings and has a bit
+ * for each word. Who sets the bit has the word; to be the second is -EBUSY. A
+ * frame has no pin of its own, but each of its mappings has one: as long as it
+ * is there, its page is nobody else's.
  */
 
-#include <linux/hashtable.h>
+#include <linux/bitmap.h>
 #include <linux/highmem.h>
+#include <linux/llist.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
-#include <linux/mutex.h>
+#include <linux/rbtree.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
+#include <linux/uaccess.h>
+#include <linux/workqueue.h>
 
 #include "umem_notify.h"
+
+struct frame {
+	struct rb_node node;
+	struct page *page;
+	unsigned int mappings;
+	DECLARE_BITMAP(used, PAGE_SIZE / sizeof(u64));
+};
 
 struct umem_notify_word_page {
 	struct mmu_interval_notifier mni;
 	struct page *page;
+	struct frame *frame;
 	spinlock_t lock; /* a leaf, taken by the callback */
 	bool sure; /* the address maps the page; written under @lock */
 
-	/* These two under pages_mutex */
-	struct hlist_node node;
+	/* These under trees_lock */
 	unsigned int words;
+	union {
+		struct rb_node node;
+		struct llist_node reap; /* when it has no words any more */
+	};
 };
 
-/* Guards the table. Process context only, a leaf. */
-static DEFINE_MUTEX(pages_mutex);
-static DEFINE_HASHTABLE(pages, 8);
+/*
+ * Process context only, a leaf. Trees, so that nobody can make searching them
+ * slow for others.
+ */
+static DEFINE_SPINLOCK(trees_lock);
+static struct rb_root pages = RB_ROOT; /* by (mm, address) */
+static struct rb_root frames = RB_ROOT; /* by struct page */
 
 static bool umem_notify_word_invalidate(struct mmu_interval_notifier *mni,
 					const struct mmu_notifier_range *range,
@@ -127,15 +158,41 @@ static int charge(struct mm_struct *mm)
 	return -ENOMEM;
 }
 
+static int compare_frames(struct rb_node *node, const struct rb_node *other)
+{
+	const struct page *a = rb_entry(node, struct frame, node)->page;
+	const struct page *b = rb_entry(other, struct frame, node)->page;
+
+	return a == b ? 0 : a < b ? -1 : 1;
+}
+
+/* Gives a page that is pinned the frame of its physical page, or @frame. */
+static void join_frame(struct umem_notify_word_page *page, struct frame *frame)
+{
+	struct rb_node *other;
+
+	frame->page = page->page;
+	spin_lock(&trees_lock);
+	other = rb_find_add(&frame->node, &frames, compare_frames);
+	page->frame = other ? rb_entry(other, struct frame, node) : frame;
+	page->frame->mappings++;
+	spin_unlock(&trees_lock);
+	if (other)
+		kfree(frame);
+}
+
 static struct umem_notify_word_page *create_page(unsigned long addr)
 {
 	struct umem_notify_word_page *page;
-	int ret;
+	struct frame *frame;
+	int ret = -ENOMEM;
 
-	page = kzalloc(sizeof(*page), GFP_KERNEL);
-	if (!page)
-		return ERR_PTR(-ENOMEM);
+	page = kzalloc(sizeof(*page), GFP_KERNEL_ACCOUNT);
+	frame = kzalloc(sizeof(*frame), GFP_KERNEL_ACCOUNT);
+	if (!page || !frame)
+		goto free;
 	spin_lock_init(&page->lock);
+	RB_CLEAR_NODE(&page->node);
 	page->words = 1;
 
 	ret = mmu_interval_notifier_insert(&page->mni, current->mm, addr,
@@ -148,6 +205,7 @@ static struct umem_notify_word_page *create_page(unsigned long addr)
 	ret = pin(page);
 	if (ret)
 		goto uncharge;
+	join_frame(page, frame);
 	return page;
 
 uncharge:
@@ -155,65 +213,142 @@ uncharge:
 remove:
 	mmu_interval_notifier_remove(&page->mni);
 free:
+	kfree(frame);
 	kfree(page);
 	return ERR_PTR(ret);
 }
 
 static void destroy_page(struct umem_notify_word_page *page)
 {
-	unpin_user_pages_dirty_lock(&page->page, 1, true);
-	atomic64_dec(&page->mni.mm->pinned_vm);
 	/* The notifier holds the last reference of the mm. */
 	mmu_interval_notifier_remove(&page->mni);
 	kfree(page);
 }
 
+/* One word less. Returns whether the page has to be destroyed. */
+static bool drop_page(struct umem_notify_word_page *page)
+{
+	struct frame *frame = page->frame;
+
+	spin_lock(&trees_lock);
+	if (--page->words) {
+		spin_unlock(&trees_lock);
+		return false;
+	}
+	if (!RB_EMPTY_NODE(&page->node))
+		rb_erase(&page->node, &pages);
+	if (--frame->mappings)
+		frame = NULL;
+	else
+		rb_erase(&frame->node, &frames);
+	spin_unlock(&trees_lock);
+
+	kfree(frame);
+	unpin_user_pages_dirty_lock(&page->page, 1, true);
+	atomic64_dec(&page->mni.mm->pinned_vm);
+	return true;
+}
+
+static void put_page_of_word(struct umem_notify_word_page *page)
+{
+	if (drop_page(page))
+		destroy_page(page);
+}
+
+/*
+ * Removing a notifier waits for all the invalidations that the address space
+ * is going through, an exit's for one. Who must not wait leaves it to this one
+ * work item: however many there are, they keep nobody from a workqueue.
+ */
+static LLIST_HEAD(reaping);
+
+static void reap(struct work_struct *work)
+{
+	struct umem_notify_word_page *page, *next;
+
+	llist_for_each_entry_safe(page, next, llist_del_all(&reaping), reap)
+		destroy_page(page);
+}
+
+static DECLARE_WORK(reaper, reap);
+
+/* Waits for the pages that nobody waited for. */
+void umem_notify_word_exit(void)
+{
+	flush_work(&reaper);
+}
+
+struct place {
+	struct mm_struct *mm;
+	unsigned long addr;
+};
+
+static int compare_place(const void *key, const struct rb_node *node)
+{
+	const struct umem_notify_word_page *page =
+		rb_entry(node, struct umem_notify_word_page, node);
+	const struct place *place = key;
+
+	if (place->mm != page->mni.mm)
+		return place->mm < page->mni.mm ? -1 : 1;
+	if (place->addr != addr_of(page))
+		return place->addr < addr_of(page) ? -1 : 1;
+	return 0;
+}
+
+static int compare_pages(struct rb_node *node, const struct rb_node *other)
+{
+	const struct umem_notify_word_page *page =
+		rb_entry(node, struct umem_notify_word_page, node);
+	const struct place place = { page->mni.mm, addr_of(page) };
+
+	return compare_place(&place, other);
+}
+
 /* The page for another word at this address, or NULL. */
 static struct umem_notify_word_page *find_page(unsigned long addr)
 {
-	struct umem_notify_word_page *page;
+	const struct place place = { current->mm, addr };
+	struct umem_notify_word_page *page = NULL;
+	struct rb_node *node;
 
-	lockdep_assert_held(&pages_mutex);
-
-	hash_for_each_possible(pages, page, node, addr) {
-		if (addr_of(page) == addr &&
-		    page->mni.mm == current->mm) {
-			page->words++;
-			return page;
-		}
+	spin_lock(&trees_lock);
+	node = rb_find(&place, &pages, compare_place);
+	if (node) {
+		page = rb_entry(node, struct umem_notify_word_page, node);
+		page->words++;
 	}
-	return NULL;
+	spin_unlock(&trees_lock);
+	return page;
 }
 
-/**
- * umem_notify_word_get - Pin the page of a word of the current process
- * @addr: The word's user address, a multiple of eight
- *
- * Return: The page, to be given to umem_notify_word_put() once for each call;
- * or ERR_PTR(): -EFAULT if the address can't be written or pinned, -ENOMEM if
- * memory or RLIMIT_MEMLOCK is exhausted, -EINTR.
- */
-struct umem_notify_word_page *umem_notify_word_get(unsigned long addr)
+/* Its address maps another page now: words that come later find that one. */
+static void forget_page(struct umem_notify_word_page *page)
 {
-	struct umem_notify_word_page *page, *other;
+	spin_lock(&trees_lock);
+	if (!RB_EMPTY_NODE(&page->node)) {
+		rb_erase(&page->node, &pages);
+		RB_CLEAR_NODE(&page->node);
+	}
+	spin_unlock(&trees_lock);
+}
+
+static struct umem_notify_word_page *get_page_of_word(unsigned long addr)
+{
+	struct umem_notify_word_page *page, *other = NULL;
+	struct rb_node *node;
 	int ret;
 
-	addr &= PAGE_MASK;
-	mutex_lock(&pages_mutex);
 	page = find_page(addr);
-	mutex_unlock(&pages_mutex);
 	if (page) {
 		if (READ_ONCE(page->sure))
 			return page;
 		ret = pin(page);
 		if (!ret)
 			return page;
-		if (ret == -ESTALE) {
-			mutex_lock(&pages_mutex);
-			hash_del(&page->node);
-			mutex_unlock(&pages_mutex);
-		}
-		umem_notify_word_put(page);
+		if (ret == -ESTALE)
+			forget_page(page);
+		put_page_of_word(page);
 		if (ret != -ESTALE)
 			return ERR_PTR(ret);
 	}
@@ -222,44 +357,91 @@ struct umem_notify_word_page *umem_notify_word_get(unsigned long addr)
 	if (IS_ERR(page))
 		return page;
 	/* Two threads may be the first: one page is pinned, and charged. */
-	mutex_lock(&pages_mutex);
-	other = find_page(addr);
-	if (!other)
-		hash_add(pages, &page->node, addr);
-	mutex_unlock(&pages_mutex);
-	if (!other)
-		return page;
-	if (other->page == page->page) {
-		destroy_page(page);
-		return other;
+	spin_lock(&trees_lock);
+	node = rb_find_add(&page->node, &pages, compare_pages);
+	if (node) {
+		RB_CLEAR_NODE(&page->node);
+		other = rb_entry(node, struct umem_notify_word_page, node);
+		if (other->page == page->page)
+			other->words++;
+		else
+			other = NULL;
 	}
-	umem_notify_word_put(other);
-	return page; /* for this word only: the mapping is being changed */
+	spin_unlock(&trees_lock);
+	if (!other)
+		return page; /* if not the first, the mapping is being changed */
+	put_page_of_word(page);
+	return other;
+}
+
+static unsigned int index_of(unsigned int offset)
+{
+	return offset / sizeof(u64);
+}
+
+/**
+ * umem_notify_word_get - Take a word of the current process
+ * @addr: The word's user address, a multiple of eight
+ *
+ * Return: Its page, pinned, to be given to umem_notify_word_put() or
+ * umem_notify_word_put_later(); or ERR_PTR(): -EBUSY if somebody has the word,
+ * -EFAULT if the address can't be written or pinned, -ENOMEM if memory or
+ * RLIMIT_MEMLOCK is exhausted, -EINTR.
+ */
+struct umem_notify_word_page *umem_notify_word_get(unsigned long addr)
+{
+	struct umem_notify_word_page *page;
+
+	page = get_page_of_word(untagged_addr(addr) & PAGE_MASK);
+	if (IS_ERR(page))
+		return page;
+	if (test_and_set_bit(index_of(offset_in_page(addr)),
+			     page->frame->used)) {
+		put_page_of_word(page);
+		return ERR_PTR(-EBUSY);
+	}
+	return page;
 }
 
 /**
  * umem_notify_word_put - Let go of a word
- * @page: Its page, or NULL; nobody may set or clear the word any more
+ * @page: Its page, or NULL; nobody sets or clears the word any more
+ * @offset: The word's, in the page
  *
- * Context: Process context, no mm lock held.
+ * Context: Process context, no mm lock held. May wait for invalidations of the
+ * page's address space.
  */
-void umem_notify_word_put(struct umem_notify_word_page *page)
+void umem_notify_word_put(struct umem_notify_word_page *page,
+			  unsigned int offset)
 {
 	if (!page)
 		return;
-	mutex_lock(&pages_mutex);
-	if (--page->words)
-		page = NULL;
-	else
-		hash_del(&page->node);
-	mutex_unlock(&pages_mutex);
-	if (page)
-		destroy_page(page);
+	clear_bit_unlock(index_of(offset), page->frame->used);
+	put_page_of_word(page);
+}
+
+/**
+ * umem_notify_word_put_later - Let go of a word without waiting
+ * @page: Its page, or NULL; nobody sets or clears the word any more
+ * @offset: The word's, in the page
+ *
+ * The page is given back at once, only its notifier stays for a while.
+ */
+void umem_notify_word_put_later(struct umem_notify_word_page *page,
+				unsigned int offset)
+{
+	if (!page)
+		return;
+	clear_bit_unlock(index_of(offset), page->frame->used);
+	if (!drop_page(page))
+		return;
+	llist_add(&page->reap, &reaping);
+	queue_work(system_long_wq, &reaper);
 }
 
 /*
  * The application changes the same eight bytes with atomic instructions of its
- * own, so each change here is one atomic instruction too. Both are fully
+ * own, so each change here is one atomic instruction too. They are fully
  * ordered for user space as locked instructions are; the mapping changes only
  * after the callback that sets a bit has returned.
  */
@@ -281,4 +463,14 @@ void umem_notify_word_clear(const struct umem_notify_word_page *page,
 	atomic64_andnot(bits, (atomic64_t *)(va + offset));
 	flush_dcache_page(page->page);
 	kunmap_local(va);
+}
+
+u64 umem_notify_word_read(const struct umem_notify_word_page *page,
+			  unsigned int offset)
+{
+	void *va = kmap_local_page(page->page);
+	u64 value = atomic64_read((atomic64_t *)(va + offset));
+
+	kunmap_local(va);
+	return value;
 }

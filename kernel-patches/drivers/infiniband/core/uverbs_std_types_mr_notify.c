@@ -29,10 +29,10 @@ struct ib_umem *umem_notify_umem(struct ib_mr *mr)
 }
 
 static int arm(struct ib_mr *mr, struct uverbs_attr_bundle *attrs,
-	       size_t word_id)
+	       size_t word_id, size_t in_use_id)
 {
 	struct ib_umem *umem = umem_notify_umem(mr);
-	u64 addr;
+	u64 addr, in_use = 0;
 	int ret;
 
 	if (!umem)
@@ -42,7 +42,14 @@ static int arm(struct ib_mr *mr, struct uverbs_attr_bundle *attrs,
 		return ret;
 	if (!IS_ALIGNED(addr, sizeof(u64)) || umem->owning_mm != current->mm)
 		return -EINVAL;
-	return umem_notify_arm(umem, mr, addr);
+	if (uverbs_attr_is_valid(attrs, in_use_id)) {
+		ret = uverbs_copy_from(&in_use, attrs, in_use_id);
+		if (ret)
+			return ret;
+		if (!in_use || in_use & IB_UVERBS_MR_NOTIFY_KERNEL_MASK)
+			return -EINVAL;
+	}
+	return umem_notify_arm(umem, mr, addr, in_use);
 }
 
 static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle *attrs)
@@ -56,7 +63,8 @@ static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle
 				 IB_UVERBS_MR_NOTIFY_ARM_SUPPORTED_FLAGS);
 	if (ret)
 		return ret;
-	return arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_ARM_WORD);
+	return arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
+		   UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE);
 }
 
 static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_DISARM)(struct uverbs_attr_bundle *attrs)
@@ -87,7 +95,10 @@ DECLARE_UVERBS_NAMED_METHOD(UVERBS_METHOD_MR_NOTIFY_ARM,
 					       UA_MANDATORY),
 			    UVERBS_ATTR_FLAGS_IN(UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
 						 u32,
-						 UA_OPTIONAL));
+						 UA_OPTIONAL),
+			    UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
+					       UVERBS_ATTR_TYPE(u64),
+					       UA_OPTIONAL));
 
 DECLARE_UVERBS_NAMED_METHOD(UVERBS_METHOD_MR_NOTIFY_DISARM,
 			    UVERBS_ATTR_IDR(UVERBS_ATTR_MR_NOTIFY_DISARM_HANDLE,
@@ -112,7 +123,13 @@ ADD_UVERBS_ATTRIBUTES_SIMPLE(mr_notify_reg,
 			     UVERBS_METHOD_INVOKE_WRITE,
 			     UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_REG_WORD,
 						UVERBS_ATTR_TYPE(u64),
-						UA_OPTIONAL));
+						UA_OPTIONAL),
+			     UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_REG_IN_USE,
+						UVERBS_ATTR_TYPE(u64),
+						UA_OPTIONAL),
+			     UVERBS_ATTR_PTR_OUT(UVERBS_ATTR_MR_NOTIFY_REG_ARMED,
+						 UVERBS_ATTR_TYPE(u32),
+						 UA_OPTIONAL));
 
 const struct uapi_definition uverbs_def_obj_mr_notify[] = {
 	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DEVICE, &mr_notify_reg),
@@ -131,9 +148,21 @@ const struct uapi_definition uverbs_def_obj_mr_notify[] = {
  */
 int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
 {
+	u32 handle = mr->uobject->id;
+	int ret;
+
 	if (!uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD))
-		return 0;
-	return arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD);
+		return uverbs_attr_is_valid(attrs,
+					    UVERBS_ATTR_MR_NOTIFY_REG_IN_USE) ?
+			       -EINVAL :
+			       0;
+	ret = arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
+		  UVERBS_ATTR_MR_NOTIFY_REG_IN_USE);
+	if (ret ||
+	    !uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_ARMED))
+		return ret;
+	return uverbs_copy_to(attrs, UVERBS_ATTR_MR_NOTIFY_REG_ARMED, &handle,
+			      sizeof(handle));
 }
 
 /**
@@ -155,7 +184,9 @@ int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 	int ret;
 
 	if (umem)
-		umem_notify_suspend(umem, why != RDMA_REMOVE_DESTROY);
+		umem_notify_suspend(umem, why == RDMA_REMOVE_DESTROY ?
+						  UMEM_NOTIFY_DEREG :
+						  UMEM_NOTIFY_GONE);
 	ret = ib_dereg_mr_user(mr, udata);
 	if (ret && umem)
 		umem_notify_resume(umem, mr);
@@ -171,14 +202,15 @@ void ib_mr_notify_suspend(struct ib_mr *mr)
 	struct ib_umem *umem = umem_notify_umem(mr);
 
 	if (umem)
-		umem_notify_suspend(umem, false);
+		umem_notify_suspend(umem, UMEM_NOTIFY_REREG);
 }
 
 /**
  * ib_mr_notify_resume - After the driver re-registered an MR, or failed to
  * @mr: The same MR, or the one that has taken its place and, as far as other
  *	access rights or another PD are concerned, its umem: that is still armed
- *	and revoked as ever. Another umem is not armed.
+ *	and revoked as ever. Another umem is not armed, and the word of the old
+ *	one says INVALID.
  */
 void ib_mr_notify_resume(struct ib_mr *mr)
 {

@@ -15,11 +15,13 @@
  *
  * rereg_user_mr without a new translation is refused by ib_umem_check_rereg(),
  * as the pages are not there any more. With one it frees the mkey first, pins
- * other pages, and replaces the umem.
+ * other pages, and replaces the umem: the word of the old one says INVALID when
+ * that is released. If it fails after it freed the mkey, the MR is dead though
+ * its memory has not changed: ib_umem_lost() tells the word, and the core frees
+ * the mkey once more and gives the pages back.
  *
- * Both, and a failed rereg_user_mr that leaves the mkey free, are never
- * concurrent with revoking (ib_mr_notify_suspend()); an mkey that is back in
- * the cache can't be hit by a late revoke.
+ * Both are never concurrent with revoking (ib_mr_notify_suspend()); an mkey that
+ * is back in the cache can't be hit by a late revoke.
  *
  * A memory window, or an indirect mkey, that refers to the mkey finds it free.
  *

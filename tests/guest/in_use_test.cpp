@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * A word that counts its users: INVALID is told at once, but the device keeps
+ * the pages for them, and loses them when the last one has gone.
+ */
+#include <catch2/catch.hpp>
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include "loopback.h"
+#include "raw_uverbs.h"
+#include "rows.h"
+#include "skip.h"
+#include "trial.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr std::size_t length = 16 * 4096;
+constexpr uint64_t mask = 0xffff00;
+constexpr uint64_t one_user = 0x100;
+constexpr uint64_t invalid = IBV_MR_NOTIFY_INVALID;
+
+std::atomic_ref<uint64_t> at(word &w)
+{
+	return std::atomic_ref<uint64_t>(*w.address());
+}
+
+/* A registration of which half may go, and somebody who uses the other half. */
+struct shared_by_users {
+	explicit shared_by_users(uint64_t in_use = mask)
+	{
+		REQUIRE(raw.arm(mr->handle, w.address(), in_use) == 0);
+	}
+
+	/* Takes the second half away. */
+	void cut() { unmap(m, {m.registered().addr + length / 2, length / 2}); }
+	ibv_wc_status write_to_the_rest()
+	{
+		if (!link)
+			link.emplace(on);
+		const auto status =
+			link->write(from.get(), source.registered(), m.registered().addr, mr->rkey);
+		if (status != IBV_WC_SUCCESS)
+			was_refused = link->refused(status);
+		return status;
+	}
+	/* For as long as a worker may take that looks less and less often. */
+	bool refused_in_the_end()
+	{
+		for (int i = 0; i < 400; i++) {
+			if (write_to_the_rest() != IBV_WC_SUCCESS)
+				return was_refused;
+			usleep(50000);
+		}
+		return false;
+	}
+
+	device on;
+	raw_uverbs raw{on.context()};
+	memory m = anonymous(length);
+	memory source = anonymous(4096);
+	owned<ibv_mr> from = on.register_memory(source.registered());
+	owned<ibv_mr> mr = on.register_memory(m.registered());
+	word w;
+	std::optional<loopback> link;
+	bool was_refused = false;
+};
+
+} // namespace
+
+TEST_CASE("a mask has bits of the application's only")
+{
+	const device on;
+	const raw_uverbs raw(on.context());
+	const memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	const std::size_t before = pinned_bytes();
+	word w;
+
+	for (const uint64_t bad : {uint64_t{0}, uint64_t{1}, uint64_t{0x80}, uint64_t{0x180}})
+		CHECK(raw.arm(mr->handle, w.address(), bad) == EINVAL);
+	CHECK(pinned_bytes() == before);
+	CHECK(ibv_settle_mr_notify(mr.get()) == EINVAL); /* it is not armed */
+	CHECK(raw.arm(mr->handle, w.address(), uint64_t{1} << 63) == 0);
+}
+
+TEST_CASE("a registration with a bad mask is none")
+{
+	const device on;
+	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
+		"siw's own attributes are the library's");
+	const raw_uverbs raw(on.context());
+	const memory m = anonymous(length);
+	const std::size_t before = pinned_bytes();
+	word w;
+
+	const auto fails = [&](uint64_t *address, uint64_t bad) {
+		const auto made = raw.register_armed(on.pd(), m.registered().addr, length, address,
+						     {raw_uverbs::in_use(bad)});
+		CHECK(made.error == EINVAL);
+		CHECK(made.armed == UINT32_MAX);
+	};
+	fails(w.address(), 0);
+	fails(w.address(), 0x1ff);
+	fails(nullptr, mask); /* of no word */
+	CHECK(pinned_bytes() == before);
+
+	/* Without a word it is not armed, and the kernel does not say that it is. */
+	const auto plain = raw.register_armed(on.pd(), m.registered().addr, length, nullptr);
+	CHECK(plain.error == 0);
+	CHECK(plain.armed == UINT32_MAX);
+	CHECK(raw.deregister(plain.handle) == 0);
+}
+
+TEST_CASE("a registration that names its word and a mask")
+{
+	const device on;
+	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
+		"siw's own attributes are the library's");
+	const raw_uverbs raw(on.context());
+	memory m = anonymous(length);
+	const std::size_t before = pinned_bytes();
+	word w;
+
+	*w.address() = one_user;
+	const auto made = raw.register_armed(on.pd(), m.registered().addr, length, w.address(),
+					     {raw_uverbs::in_use(mask)});
+	REQUIRE(made.error == 0);
+	CHECK(made.armed == made.handle);
+	unmap_all(m);
+	CHECK(w.value() == (one_user | invalid));
+	CHECK(raw.settle(made.handle) == 0);
+	CHECK(pinned_bytes() == before + length + page_size());
+	at(w) -= one_user;
+	CHECK(raw.settle(made.handle) == 0);
+	CHECK(pinned_bytes() == before);
+	CHECK(raw.deregister(made.handle) == 0);
+}
+
+TEST_CASE("who uses an invalid registration goes on")
+{
+	shared_by_users all;
+	SKIP_IF(!all.on.can_revoke(), "the driver can't revoke");
+
+	at(all.w) += one_user;
+	const std::size_t before = pinned_bytes();
+	all.cut();
+	CHECK(all.w.value() == (one_user | invalid));
+	CHECK(ibv_settle_mr_notify(all.mr.get()) == 0);
+	usleep(200000); /* the worker has looked */
+	CHECK(pinned_bytes() == before);
+	CHECK(all.write_to_the_rest() == IBV_WC_SUCCESS);
+
+	SECTION("until the last one has gone, which the kernel finds out")
+	{
+		at(all.w) -= one_user;
+		CHECK(all.refused_in_the_end());
+		CHECK(pinned_bytes() <= before - length);
+	}
+	SECTION("until it is settled when the last one has gone")
+	{
+		at(all.w) -= one_user;
+		CHECK(ibv_settle_mr_notify(all.mr.get()) == 0);
+		CHECK(pinned_bytes() == before - length - page_size());
+		CHECK(all.write_to_the_rest() != IBV_WC_SUCCESS);
+		CHECK(all.was_refused);
+	}
+	SECTION("until it is deregistered")
+	{
+		all.mr.reset();
+		CHECK(pinned_bytes() == before - length - page_size());
+		CHECK(all.w.value() == (one_user | invalid));
+	}
+	SECTION("and nobody else has its word")
+	{
+		const auto other = all.on.register_memory(all.source.registered());
+		CHECK(ibv_reg_mr_notify(other.get(), all.w.address()) == EBUSY);
+		at(all.w) -= one_user;
+		REQUIRE(ibv_settle_mr_notify(all.mr.get()) == 0);
+		at(all.w) = 0;
+		CHECK(ibv_reg_mr_notify(other.get(), all.w.address()) == 0);
+	}
+}
+
+TEST_CASE("only the bits of the mask count")
+{
+	shared_by_users all(uint64_t{1} << 40);
+	SKIP_IF(!all.on.can_revoke(), "the driver can't revoke");
+
+	at(all.w) |= one_user;
+	all.cut();
+	CHECK(all.refused_in_the_end());
+}
+
+TEST_CASE("without a mask the device loses the pages whatever the word says")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	const std::size_t before = pinned_bytes();
+	word w;
+
+	*w.address() = ~uint64_t{IBV_MR_NOTIFY_KERNEL_MASK};
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	unmap_all(m);
+	CHECK(wait_for_pinned(before - length) == before - length);
+}
+
+/* The review's example: another part of the registration goes while a receive is posted. */
+TEST_CASE("a posted receive in the part that stays is filled")
+{
+	shared_by_users all;
+	loopback link(all.on);
+	ibv_sge into{reinterpret_cast<uintptr_t>(all.m.registered().addr), 4096, all.mr->lkey};
+	ibv_sge out{reinterpret_cast<uintptr_t>(all.source.registered().addr), 4096,
+		    all.from->lkey};
+	ibv_recv_wr recv{};
+	ibv_recv_wr *bad_recv = nullptr;
+	ibv_send_wr send{};
+	ibv_send_wr *bad_send = nullptr;
+
+	at(all.w) += one_user;
+	*all.source.registered().addr = std::byte{0x33};
+	recv.sg_list = &into;
+	recv.num_sge = 1;
+	REQUIRE(ibv_post_recv(link.far_end(), &recv, &bad_recv) == 0);
+	all.cut();
+	REQUIRE(ibv_settle_mr_notify(all.mr.get()) == 0);
+	send.sg_list = &out;
+	send.num_sge = 1;
+	send.opcode = IBV_WR_SEND;
+	send.send_flags = IBV_SEND_SIGNALED;
+	REQUIRE(ibv_post_send(link.near_end(), &send, &bad_send) == 0);
+	CHECK(link.wait().status == IBV_WC_SUCCESS);
+	CHECK(link.wait().status == IBV_WC_SUCCESS);
+	CHECK(*all.m.registered().addr == std::byte{0x33});
+}
+
+/* The child registers with its parent's device, so the registration outlives it. */
+TEST_CASE("with the address space go its users")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	const raw_uverbs raw(on.context());
+	const memory shared = shared_file(page_size());
+	auto *const words = reinterpret_cast<uint64_t *>(shared.registered().addr);
+	const memory source = anonymous(4096);
+	const auto from = on.register_memory(source.registered());
+	const memory m = anonymous(length);
+	int status = 0;
+
+	words[0] = one_user;
+	const pid_t child = fork();
+	if (child == 0) {
+		ibv_mr *mr = ibv_reg_mr(on.pd(), m.registered().addr, length,
+					IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+		if (!mr || raw.arm(mr->handle, &words[0], mask))
+			_exit(1);
+		words[1] = mr->rkey;
+		_exit(0);
+	}
+	REQUIRE(child > 0);
+	REQUIRE(waitpid(child, &status, 0) == child);
+	REQUIRE(status == 0);
+	CHECK(words[0] == (one_user | invalid));
+	bool refused = false;
+	for (int i = 0; i < 400 && !refused; i++) {
+		loopback link(on);
+		const auto answer = link.write(from.get(), source.registered(), m.registered().addr,
+					       static_cast<uint32_t>(words[1]));
+		refused = answer != IBV_WC_SUCCESS && link.refused(answer);
+		usleep(50000);
+	}
+	CHECK(refused);
+}
+
+TEST_CASE("race: who got a reference of a valid registration is never refused")
+{
+	const char *seconds = std::getenv("RUN_SECONDS");
+	const auto end = std::chrono::steady_clock::now() +
+			 std::chrono::seconds(seconds ? std::max(1, std::atoi(seconds)) : 3);
+	uint64_t refused = 0;
+	uint64_t went_on = 0;
+	uint64_t rounds = 0;
+
+	do {
+		shared_by_users all;
+		SKIP_IF(!all.on.can_revoke(), "the driver can't revoke");
+		std::atomic<bool> ready = false;
+
+		all.link.emplace(all.on);
+		std::thread cutting([&] {
+			while (!ready)
+				;
+			usleep(static_cast<useconds_t>(rounds % 8 * 300));
+			all.cut();
+			for (int i = 0; i < 20; i++)
+				ibv_settle_mr_notify(all.mr.get());
+		});
+		ready = true;
+		for (;;) {
+			const bool valid = !(at(all.w).fetch_add(one_user) & invalid);
+			if (valid) {
+				refused += all.write_to_the_rest() != IBV_WC_SUCCESS;
+				went_on += (all.w.value() & invalid) != 0;
+			}
+			at(all.w) -= one_user;
+			if (!valid)
+				break;
+		}
+		cutting.join();
+		rounds++;
+	} while (std::chrono::steady_clock::now() < end);
+	INFO(rounds << " rounds, " << went_on << " writes while it became invalid");
+	CHECK(refused == 0);
+}

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * What the kernel does by itself, and what it waits for: nobody's events, locks
+ * or exits keep it from others' registrations, and a call comes to an end.
+ */
+#include <catch2/catch.hpp>
+
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "device.h"
+#include "fuse_file.h"
+#include "rows.h"
+#include "skip.h"
+#include "trial.h"
+
+using namespace mr_notify;
+using namespace std::chrono_literals;
+using clock_type = std::chrono::steady_clock;
+
+namespace {
+
+constexpr uint64_t invalid = IBV_MR_NOTIFY_INVALID;
+constexpr uint64_t suspect = IBV_MR_NOTIFY_SUSPECT;
+/* Something that must happen, however slow the machine. */
+constexpr auto patience = 30s;
+
+template <class F> bool happens(F what)
+{
+	const auto end = clock_type::now() + patience;
+
+	while (!what())
+		if (clock_type::now() > end)
+			return false;
+		else
+			usleep(1000);
+	return true;
+}
+
+/* Small pages, each of its own. */
+memory small_pages(std::size_t length)
+{
+	memory m = anonymous(length);
+
+	REQUIRE(madvise(m.registered().addr, length, MADV_NOHUGEPAGE) == 0);
+	return m;
+}
+
+/* Harmless events in a range, from a thread, until it is destroyed. */
+class events {
+public:
+	events(range where, useconds_t pause)
+	    : thread_([this, where, pause] {
+		      while (!stop_) {
+			      madvise(where.addr, where.length, MADV_FREE);
+			      *where.addr = std::byte{1};
+			      count_++;
+			      if (pause)
+				      usleep(pause);
+		      }
+	      })
+	{
+		while (count_ < 3)
+			usleep(1000);
+	}
+	~events()
+	{
+		stop_ = true;
+		thread_.join();
+	}
+
+private:
+	std::atomic<bool> stop_ = false;
+	std::atomic<uint64_t> count_ = 0;
+	std::thread thread_;
+};
+
+/*
+ * A memfd whose inode lock somebody holds: who writes it, from a page that only
+ * this process can supply (userfaultfd).
+ */
+class kept_file {
+public:
+	kept_file() : file_(shared_file(page_size()))
+	{
+		uffd_ = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC));
+		uffdio_api api{};
+		api.api = UFFD_API;
+		if (uffd_ < 0 || ioctl(uffd_, UFFDIO_API, &api))
+			throw unsupported("no userfaultfd");
+		void *hole = mmap(nullptr, page_size(), PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (hole == MAP_FAILED)
+			fail("mmap");
+		hole_ = memory({static_cast<std::byte *>(hole), page_size()});
+		uffdio_register reg{};
+		reg.range = {reinterpret_cast<uintptr_t>(hole), page_size()};
+		reg.mode = UFFDIO_REGISTER_MODE_MISSING;
+		if (ioctl(uffd_, UFFDIO_REGISTER, &reg))
+			fail("UFFDIO_REGISTER");
+		writer_ = std::thread([this, hole] {
+			[[maybe_unused]] const auto written =
+				pwrite(file_.fd(), hole, page_size(), 0);
+		});
+		uffd_msg message{};
+		if (read(uffd_, &message, sizeof(message)) != sizeof(message))
+			fail("userfaultfd");
+	}
+	~kept_file()
+	{
+		let_go();
+		close(uffd_);
+	}
+
+	void let_go()
+	{
+		if (!writer_.joinable())
+			return;
+		uffdio_zeropage page{};
+		page.range = {reinterpret_cast<uintptr_t>(hole_.registered().addr), page_size()};
+		ioctl(uffd_, UFFDIO_ZEROPAGE, &page);
+		writer_.join();
+	}
+
+	range mapped() const { return file_.registered(); }
+
+private:
+	memory file_;
+	memory hole_;
+	int uffd_ = -1;
+	std::thread writer_;
+};
+
+} // namespace
+
+TEST_CASE("dropped memory returns while events go on")
+{
+	const device on;
+	const std::size_t length = 64 * page_size();
+	const memory m = small_pages(length);
+	const range r = m.registered();
+	const auto mr = on.register_memory(r);
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	const events harmless({r.addr, page_size()}, 2000);
+	REQUIRE(madvise(r.addr + length / 2, length / 2, MADV_DONTNEED) == 0);
+	CHECK(happens([&] { return w.value() == invalid; }));
+}
+
+TEST_CASE("settling and arming end while events go on")
+{
+	const device on;
+	const std::size_t length = std::size_t{4096} * page_size();
+	const memory m = small_pages(length);
+	const range r = m.registered();
+	const auto mr = on.register_memory(r);
+	const auto other = on.register_memory(r);
+	std::atomic<int> done = 0;
+	word w;
+	word of_other;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	{
+		std::optional<events> harmless(std::in_place, r, 0);
+		std::thread settling([&] {
+			for (int i = 0; i < 5; i++)
+				ibv_settle_mr_notify(mr.get());
+			done++;
+			ibv_reg_mr_notify(other.get(), of_other.address());
+			done++;
+		});
+		CHECK(happens([&] { return done == 2; }));
+		harmless.reset();
+		settling.join();
+	}
+	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
+	CHECK(w.value() == 0);
+	CHECK(ibv_settle_mr_notify(other.get()) == 0);
+	CHECK(of_other.value() == 0);
+}
+
+/* What changed before the call is found, whatever goes on elsewhere in the range. */
+TEST_CASE("a change is found while events go on")
+{
+	const device on;
+	const std::size_t length = 256 * page_size();
+
+	for (int i = 0; i < 20; i++) {
+		const memory m = small_pages(length);
+		const range r = m.registered();
+		const auto mr = on.register_memory(r);
+		word w;
+
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		const events harmless({r.addr, page_size()}, 0);
+		REQUIRE(madvise(r.end() - page_size(), page_size(), MADV_DONTNEED) == 0);
+		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+		CHECK(w.value() == invalid);
+	}
+}
+
+TEST_CASE("two events do not put what is between them in doubt")
+{
+	const device on;
+	const std::size_t length = 64 * page_size();
+	const memory m = small_pages(length);
+	const range r = m.registered();
+	const auto mr = on.register_memory(r);
+	word w;
+
+	/* Everything that is in doubt is looked at, and settled. */
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	for (const std::size_t first : {0, 1, 31, 63})
+		for (const std::size_t second : {0, 2, 32, 62}) {
+			INFO(first << ", " << second);
+			for (const std::size_t page : {first, second})
+				REQUIRE(madvise(r.addr + page * page_size(), page_size(),
+						MADV_FREE) == 0);
+			CHECK(w.value() == suspect);
+			REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+			CHECK(w.value() == 0);
+		}
+}
+
+TEST_CASE("others map memory while a large registration is looked at")
+{
+	const device on;
+	const std::size_t length = std::size_t{32768} * page_size();
+	const memory m = small_pages(length);
+	const auto mr = on.register_memory(m.registered());
+	std::atomic<bool> looking = false;
+	std::atomic<bool> stop = false;
+	std::atomic<uint64_t> mapped = 0;
+	word w;
+
+	std::thread mapping([&] {
+		while (!stop) {
+			const bool counts = looking;
+			void *page = mmap(nullptr, page_size(), PROT_READ,
+					  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+			munmap(page, page_size());
+			mapped += counts && looking;
+		}
+	});
+	looking = true;
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	looking = false;
+	stop = true;
+	mapping.join();
+	CHECK(mapped >= 8);
+}
+
+/* While the worker looks at one registration of a process that exits, the others are told. */
+TEST_CASE("the worker does not put off the end of a process")
+{
+	const std::size_t length = std::size_t{16384} * page_size();
+	const memory shared = shared_file(page_size());
+	auto *const words = reinterpret_cast<uint64_t *>(shared.registered().addr);
+	int late = 0;
+
+	for (int i = 0; i < 20; i++) {
+		int status = 0;
+		words[0] = words[1] = 0;
+		const pid_t child = fork();
+		if (child == 0) {
+			const device on;
+			const memory large = anonymous(length);
+			const memory small = anonymous(page_size());
+			const range r = large.registered();
+			madvise(r.addr, length, MADV_NOHUGEPAGE);
+			ibv_mr *first = ibv_reg_mr(on.pd(), r.addr, length, 0);
+			ibv_mr *second =
+				ibv_reg_mr(on.pd(), small.registered().addr, page_size(), 0);
+			if (!first || !second || ibv_reg_mr_notify(first, &words[0]) ||
+			    ibv_reg_mr_notify(second, &words[1]) ||
+			    madvise(r.addr, length, MADV_FREE))
+				_exit(1);
+			usleep(static_cast<useconds_t>(18000 + i * 1000));
+			_exit(0);
+		}
+		REQUIRE(child > 0);
+		REQUIRE(waitpid(child, &status, 0) == child);
+		REQUIRE(status == 0);
+		late += std::atomic_ref<uint64_t>(words[1]).load() != invalid;
+	}
+	CHECK(late == 0);
+}
+
+TEST_CASE("settling gives up while a file is kept locked")
+{
+	kept_file file;
+	const device on;
+	const range r = file.mapped();
+	const auto mr = on.register_memory(r);
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
+	CHECK(ibv_settle_mr_notify(mr.get()) == EAGAIN);
+	CHECK(w.value() == suspect);
+	file.let_go();
+	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
+	CHECK(w.value() == 0);
+}
+
+TEST_CASE("who waits for another's settling can be killed")
+{
+	kept_file file;
+	const device on;
+	const range r = file.mapped();
+	const auto mr = on.register_memory(r);
+	std::atomic<bool> first_is_back = false;
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
+	std::thread first([&] {
+		ibv_settle_mr_notify(mr.get());
+		first_is_back = true;
+	});
+	usleep(100000); /* it waits for the file */
+	const pid_t child = fork();
+	if (child == 0) {
+		ibv_settle_mr_notify(mr.get());
+		_exit(0);
+	}
+	usleep(200000); /* and the child for it */
+	kill(child, SIGKILL);
+	CHECK(waitpid(child, nullptr, 0) == child);
+	CHECK(!first_is_back);
+	first.join();
+}
+
+/*
+ * A page fault that a FUSE server does not answer keeps mmap_lock. The workers of
+ * that process must not wait for it: there are more of them than a queue takes.
+ */
+TEST_CASE("a process whose mmap_lock is kept does not keep others from being revoked")
+{
+	constexpr std::size_t many = 600;
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	const std::unique_ptr<fuse_file> fuse = fuse_file::mount();
+	SKIP_IF(!fuse, "no FUSE");
+	const memory file = shared_file(2 * page_size());
+	const memory ready = shared_file(page_size());
+	auto *const armed = reinterpret_cast<uint64_t *>(ready.registered().addr);
+
+	*armed = 0;
+	const pid_t child = fork();
+	if (child == 0) {
+		const device mine;
+		const memory words = anonymous(many * sizeof(uint64_t));
+		auto *const word_at = reinterpret_cast<uint64_t *>(words.registered().addr);
+		std::fill_n(word_at, many, 0);
+		for (std::size_t i = 0; i < many; i++) {
+			ibv_mr *mr = ibv_reg_mr(mine.pd(), file.registered().addr, page_size(),
+						IBV_ACCESS_LOCAL_WRITE);
+			if (!mr || ibv_reg_mr_notify(mr, &word_at[i]))
+				_exit(1);
+		}
+		fuse->fault([&] { *armed = 1; });
+		_exit(0);
+	}
+	REQUIRE(child > 0);
+	REQUIRE(happens([&] { return std::atomic_ref<uint64_t>(*armed).load() == 1; }));
+	REQUIRE(fuse->wait_for_fault());
+	/* The event: from outside of the process, so it needs no mmap_lock. */
+	punch(file.fd(), {file.registered().addr, page_size()}, file.registered());
+	usleep(500000); /* its workers have come, all of them */
+
+	memory m = anonymous(page_size());
+	const auto mr = on.register_memory(m.registered());
+	const std::size_t before = pinned_bytes();
+	word w;
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	unmap_all(m);
+	CHECK(happens([&] { return pinned_bytes() == before - page_size(); }));
+
+	fuse->answer();
+	kill(child, SIGKILL);
+	CHECK(waitpid(child, nullptr, 0) == child);
+}
