@@ -6,7 +6,8 @@ import results
 
 PYTHON = "/usr/bin/python3 -B"
 UNIT_PROGRAMS = ("cache", "parts", "schedule", "tsan", "asan")
-GUEST_PROGRAMS = ("contract", "revoke", "lifetime", "race", "cache", "adversary", "observe")
+GUEST_PROGRAMS = ("contract", "revoke", "lifetime", "race", "cache", "peer", "nested", "owner",
+                  "differential", "adversary", "observe")
 # Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
 UPSTREAM_EXECUTED = 103
 
