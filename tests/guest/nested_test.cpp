@@ -8,7 +8,6 @@
 
 #include <sys/mman.h>
 
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <functional>

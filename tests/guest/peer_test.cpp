@@ -26,7 +26,6 @@
 #include "child.h"
 #include "device.h"
 #include "loopback.h"
-#include "skip.h"
 
 extern "C" int ibv_forget_mr(struct ibv_mr *) __attribute__((weak));
 
