@@ -35,6 +35,8 @@ LAID = {
               ("kernel-patches/Documentation", "**", "Documentation")),
 }
 HOOKS = {"rdma-core": "buildlib/hooks", "linux": "kernel-patches/hooks"}
+# Patches that only the trees which are built here get: neither sent to upstream nor packaged.
+LOCAL = {"linux": "tests/lab/patches"}
 LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")
 
 
@@ -182,7 +184,8 @@ def overlay(name, tree, repo=fetch.REPO, copy=False):
         with open(book, encoding="utf-8") as text:
             done = json.load(text)
     files = our_files(name, repo)
-    patches = sorted(glob.glob(os.path.join(repo, HOOKS[name], "*.patch")))
+    patches = [path for folder in (HOOKS[name], LOCAL.get(name)) if folder
+               for path in sorted(glob.glob(os.path.join(repo, folder, "*.patch")))]
 
     def record(**new):
         done.update(new)

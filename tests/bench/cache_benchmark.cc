@@ -1,98 +1,193 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What a hit and its release cost, against what they must cost at least: two
- * bare atomics, and those with a binary search among the buffers. Buffers are
- * 64 KiB apart and taken in a random order that is made before.
- * Threads have buffers of their own, or all the same ones.
+ * What the cache's core costs through its C boundary, with a registrar that costs nothing. It knows
+ * of the core what mr_cache_core.h says, and not more: tests/bench/run --before compiles it against
+ * another checkout's. Nanoseconds of one operation:
+ *  hit/LAYOUT/N        acquire and release of one of N buffers, in a random order (layouts.h)
+ *  hit/part/N          the same of another half of the 64 KiB of one of N each time
+ *  hit/same/N          the same buffers for all threads
+ *  miss                an acquire that registers, and its release; 1,000 entries at most
+ *  evict/OWNERS/N      the same of owners in turns, each with N entries, as many as its limit
+ *  full/N              an acquire that is refused: as many entries as the limit, all in use
+ *  flush_pd/N          of a PD that has nothing any more, after there were N entries
+ *  query/N             of an owner that has nothing any more
+ * And what a hit must cost at least:
+ *  atomics             two, of one word; atomics_same/N: of one of N words, for all threads
+ *  search/N            two atomics, of one of N words that a binary search finds
  */
 #include <algorithm>
-#include <memory>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <benchmark/benchmark.h>
 
-#include "cache.h"
-#include "fake_registrar.h"
+#include "layouts.h"
+#include "mr_cache_core.h"
 
 namespace {
 
-constexpr uint64_t BASE = 0x7f0000000000, APART = 65536, LENGTH = 65536;
-void *const PD = reinterpret_cast<void *>(0x1000);
-void *const OWNER = reinterpret_cast<void *>(0x2000);
-constexpr uint32_t ACCESS = MR_CACHE_LOCAL_WRITE | MR_CACHE_REMOTE_WRITE;
+using layouts::buffer;
 
-mr_cache::cache<counting_env> cache;
+constexpr uint64_t BASE = 0x7f0000000000, LENGTH = layouts::usual, MOST = 1000000;
+/* What any policy may round and may serve a part of. */
+constexpr uint32_t ACCESS = MR_CACHE_LOCAL_WRITE;
 
-[[gnu::noipa]] int acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
-			   mr_cache_ref *ref)
+/* PDs and owners are addresses to the core. */
+struct party {
+	char pd, owner;
+} parties[2], others;
+
+std::atomic<uint64_t> made{0}, gone{0};
+
+int count_reg(const mr_cache_request *, uint64_t *, void **mr)
 {
-	return cache.acquire(pd, owner, addr, length, access, ref);
+	*mr = reinterpret_cast<void *>(++made);
+	return 0;
 }
 
-[[gnu::noipa]] int release(uint32_t index, uint32_t generation)
+int count_settle(void *)
 {
-	return cache.release(index, generation);
+	return 0;
 }
 
-/* A random order of the buffers of a thread: buffer i is at BASE + i * APART. */
-std::vector<uint64_t> order(const benchmark::State &state, bool same)
+int count_dereg(void *)
 {
-	auto count = static_cast<uint64_t>(state.range(0));
-	auto thread = static_cast<uint64_t>(state.thread_index());
-	std::vector<uint64_t> addrs(std::max<uint64_t>(count, 4096));
-	std::mt19937_64 random(42 + thread);
-
-	for (uint64_t i = 0; i < addrs.size(); i++)
-		addrs[i] = BASE + (i % count + (same ? 0 : thread * count)) * APART;
-	std::shuffle(addrs.begin(), addrs.end(), random);
-	return addrs;
+	gone++;
+	return 0;
 }
 
-void use(benchmark::State &state, bool same, uint64_t inset)
+mr_cache_ref acquire(party &by, const buffer &of)
 {
-	std::vector<uint64_t> addrs = order(state, same);
 	mr_cache_ref ref;
+
+	if (mr_cache_acquire(&by.pd, &by.owner, of.addr, of.length, ACCESS, &ref)) [[unlikely]]
+		std::abort();
+	return ref;
+}
+
+void release(const mr_cache_ref &ref)
+{
+	if (mr_cache_release(ref.index, ref.generation)) [[unlikely]]
+		std::abort();
+}
+
+void use(party &by, const buffer &of)
+{
+	release(acquire(by, of));
+}
+
+void set_limit(party &of, uint64_t entries)
+{
+	const mr_cache_bounds bounds{UINT64_MAX >> 1, entries};
+
+	if (mr_cache_limits(&of.owner, &bounds, nullptr))
+		std::abort();
+}
+
+void empty()
+{
+	for (party &one : parties) {
+		if (mr_cache_flush_owner(&one.owner))
+			std::abort();
+		set_limit(one, 1 << 20);
+	}
+	if (made != gone)
+		std::abort();
+}
+
+using make_layout = layouts::layout (*)(uint64_t base, uint64_t count);
+
+/* The buffers that are registered now: made once for all repetitions of a benchmark. */
+struct {
+	make_layout make = nullptr;
+	uint64_t count = 0;
+	layouts::layout of;
+	bool asked[2] = {}; /* for all of it in its order, by this thread */
+} populated;
+
+void populate(make_layout make, uint64_t count)
+{
+	if (populated.make == make && populated.count == count)
+		return;
+	empty();
+	populated = {make, count, make(BASE, count), {}};
+	for (const buffer &one : populated.of.before)
+		use(parties[0], one);
+	for (const buffer &one : populated.of.buffers)
+		use(parties[0], one);
+}
+
+void forget_populated()
+{
+	populated = {};
+	empty();
+}
+
+/* Whether threads have buffers of their own. */
+enum class shares { own, same };
+
+template <make_layout Make, shares Who> void setup(const benchmark::State &state)
+{
+	const auto count = static_cast<uint64_t>(state.range(0));
+
+	populate(Make, Who == shares::own ? count * static_cast<uint64_t>(state.threads()) : count);
+}
+
+void setup_alone(const benchmark::State &)
+{
+	forget_populated();
+}
+
+/* A thread's buffers in the order in which it asks for them. */
+std::vector<buffer> order(const benchmark::State &state, shares who)
+{
+	const auto count = static_cast<uint64_t>(state.range(0));
+	const auto thread = static_cast<uint64_t>(state.thread_index());
+	const uint64_t first = who == shares::own ? thread * count : 0;
+	std::vector<buffer> asked(std::max<uint64_t>(count, 4096));
+
+	for (uint64_t i = 0; i < asked.size(); i++)
+		asked[i] = populated.of.buffers[first + i % count];
+	std::shuffle(asked.begin(), asked.end(), std::mt19937_64(42 + thread));
+	return asked;
+}
+
+void ask(benchmark::State &state, const std::vector<buffer> &asked)
+{
+	const uint64_t before = made;
 	size_t i = 0;
 
-	for (uint64_t addr : addrs)
-		if (acquire(PD, OWNER, addr, LENGTH, ACCESS, &ref) ||
-		    release(ref.index, ref.generation))
-			abort();
-	uint64_t made = cache.env.made;
-	std::mt19937_64 random(1);
-
-	for (uint64_t &addr : addrs)
-		addr += inset ? random() % inset : 0;
+	/* What a cache learns from hits, it has learned. */
+	if (!std::exchange(populated.asked[state.thread_index()], true))
+		for (const buffer &one : asked)
+			use(parties[0], one);
 	for (auto _ : state) {
-		if (acquire(PD, OWNER, addrs[i], LENGTH - inset, ACCESS, &ref) ||
-		    release(ref.index, ref.generation)) [[unlikely]]
-			abort();
-		benchmark::DoNotOptimize(ref);
-		i = i + 1 == addrs.size() ? 0 : i + 1;
+		use(parties[0], asked[i]);
+		i = i + 1 == asked.size() ? 0 : i + 1;
 	}
-	if (state.threads() == 1 && cache.env.made != made)
+	if (made != before)
 		state.SkipWithError("not all were hits");
 }
 
-void fresh(const benchmark::State &)
+template <shares Who> void hit(benchmark::State &state)
 {
-	if (cache.flush_owner(OWNER) || cache.env.live)
-		abort();
+	ask(state, order(state, Who));
 }
 
-void own_buffers(benchmark::State &state)
+void part(benchmark::State &state)
 {
-	use(state, false, 0);
-}
-void same_buffers(benchmark::State &state)
-{
-	use(state, true, 0);
-}
-/* Another part of the buffer each time: hints know a page, the index a range. */
-void parts_of_buffers(benchmark::State &state)
-{
-	use(state, false, LENGTH / 2);
+	std::vector<buffer> asked = order(state, shares::own);
+	std::mt19937_64 random(1);
+
+	for (buffer &one : asked)
+		one = {one.addr + random() % (one.length / 2), one.length / 2};
+	ask(state, asked);
 }
 
 /* As far apart as the cache's entries. */
@@ -100,91 +195,210 @@ struct alignas(128) line {
 	std::atomic<uint64_t> word;
 };
 
-void two_atomics(benchmark::State &state)
+void use_word(line &one)
+{
+	benchmark::DoNotOptimize(one.word.fetch_add(1, std::memory_order_acquire));
+	benchmark::DoNotOptimize(one.word.fetch_sub(1, std::memory_order_release));
+}
+
+void atomics(benchmark::State &state)
 {
 	std::vector<line> one(1);
 
-	for (auto _ : state) {
-		benchmark::DoNotOptimize(one[0].word.fetch_add(1, std::memory_order_acquire));
-		benchmark::DoNotOptimize(one[0].word.fetch_sub(1, std::memory_order_release));
-	}
+	for (auto _ : state)
+		use_word(one[0]);
 }
 
 std::vector<line> shared_lines(1000);
 
 /* What the same buffers cost two threads at least: a line that the other one may have. */
-void two_atomics_same_lines(benchmark::State &state)
+void atomics_same(benchmark::State &state)
 {
-	std::vector<uint64_t> addrs = order(state, true);
+	const std::vector<buffer> asked = order(state, shares::same);
 	size_t i = 0;
 
 	for (auto _ : state) {
-		auto &word = shared_lines[(addrs[i] - BASE) / APART].word;
-
-		benchmark::DoNotOptimize(word.fetch_add(1, std::memory_order_acquire));
-		benchmark::DoNotOptimize(word.fetch_sub(1, std::memory_order_release));
-		i = i + 1 == addrs.size() ? 0 : i + 1;
+		use_word(shared_lines[(asked[i].addr - BASE) / LENGTH]);
+		i = i + 1 == asked.size() ? 0 : i + 1;
 	}
 }
 
-void two_atomics_and_search(benchmark::State &state)
+void search(benchmark::State &state)
 {
-	std::vector<uint64_t> addrs = order(state, false), sorted = addrs;
+	const std::vector<buffer> asked = order(state, shares::own);
+	std::vector<uint64_t> sorted;
 	size_t i = 0;
 
+	for (const buffer &one : populated.of.buffers)
+		sorted.push_back(one.addr);
 	std::sort(sorted.begin(), sorted.end());
-	sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
 	std::vector<line> words(sorted.size());
 
 	for (auto _ : state) {
-		auto found = std::upper_bound(sorted.begin(), sorted.end(), addrs[i]) - 1;
-		auto &word = words[static_cast<size_t>(found - sorted.begin())].word;
+		auto found = std::upper_bound(sorted.begin(), sorted.end(), asked[i].addr) - 1;
 
-		benchmark::DoNotOptimize(word.fetch_add(1, std::memory_order_acquire));
-		benchmark::DoNotOptimize(word.fetch_sub(1, std::memory_order_release));
-		i = i + 1 == addrs.size() ? 0 : i + 1;
+		use_word(words[static_cast<size_t>(found - sorted.begin())]);
+		i = i + 1 == asked.size() ? 0 : i + 1;
 	}
 }
 
 void miss(benchmark::State &state)
 {
-	mr_cache_ref ref;
-	uint64_t addr = BASE;
+	const std::vector<buffer> fresh = layouts::apart(BASE, 1000).buffers;
+	size_t i = 0;
 
 	for (auto _ : state) {
-		if (acquire(PD, OWNER, addr, LENGTH, ACCESS, &ref) ||
-		    release(ref.index, ref.generation))
-			abort();
-		if ((addr += APART) == BASE + 1000 * APART) {
+		use(parties[0], fresh[i]);
+		if (++i == fresh.size()) {
 			state.PauseTiming();
-			fresh(state);
-			addr = BASE;
+			empty();
+			i = 0;
 			state.ResumeTiming();
 		}
 	}
 }
 
-/* Setup() runs once, before the threads start. */
-void counts(benchmark::internal::Benchmark *of)
+void evict(benchmark::State &state)
 {
-	of->Setup(fresh)->Arg(1)->Arg(1000)->Arg(100000)->UseRealTime();
+	const auto owners = static_cast<size_t>(state.range(0));
+	const auto limit = static_cast<uint64_t>(state.range(1));
+	const std::vector<buffer> turns = layouts::apart(BASE, 2 * limit).buffers;
+	uint64_t i = 0;
+
+	for (size_t one = 0; one < owners; one++) {
+		set_limit(parties[one], limit);
+		for (uint64_t k = limit; k < 2 * limit; k++)
+			use(parties[one], turns[k]);
+	}
+	const uint64_t before = made;
+	for (auto _ : state) {
+		use(parties[i % owners], turns[i / owners % turns.size()]);
+		i++;
+	}
+	if (made - before != i)
+		state.SkipWithError("not all were misses");
 }
 
-BENCHMARK(own_buffers)->Apply(counts)->ThreadRange(1, 2);
-BENCHMARK(same_buffers)->Apply(counts)->Threads(2);
-BENCHMARK(parts_of_buffers)->Apply(counts)->ThreadRange(1, 2);
-BENCHMARK(two_atomics_same_lines)->Arg(1000)->Threads(2)->UseRealTime();
-BENCHMARK(two_atomics)->ThreadRange(1, 2)->UseRealTime();
-BENCHMARK(two_atomics_and_search)->Arg(1)->Arg(1000)->Arg(100000)->UseRealTime();
-BENCHMARK(miss)->Setup(fresh);
+void full(benchmark::State &state)
+{
+	const auto limit = static_cast<uint64_t>(state.range(0));
+	const std::vector<buffer> buffers = layouts::apart(BASE, limit + 1).buffers;
+	std::vector<mr_cache_ref> held;
+	mr_cache_ref ref;
+	int error = EOPNOTSUPP;
+
+	set_limit(parties[0], limit);
+	for (uint64_t i = 0; i < limit; i++)
+		held.push_back(acquire(parties[0], buffers[i]));
+	for (auto _ : state) {
+		const buffer &more = buffers[limit];
+
+		error = mr_cache_acquire(&parties[0].pd, &parties[0].owner, more.addr, more.length,
+					 ACCESS, &ref);
+		if (error != EOPNOTSUPP) [[unlikely]]
+			break;
+	}
+	if (error != EOPNOTSUPP)
+		state.SkipWithError("more than the limit");
+	for (const mr_cache_ref &one : held)
+		release(one);
+}
+
+/* Once there were so many entries; and the other party had one. */
+void leave_behind(const benchmark::State &state)
+{
+	use(others, {BASE, LENGTH});
+	if (mr_cache_flush_pd(&others.pd))
+		std::abort();
+	populate(layouts::apart, static_cast<uint64_t>(state.range(0)));
+	forget_populated();
+}
+
+void flush_pd(benchmark::State &state)
+{
+	for (auto _ : state)
+		if (mr_cache_flush_pd(&others.pd))
+			std::abort();
+}
+
+void query(benchmark::State &state)
+{
+	mr_cache_statistics statistics;
+
+	for (auto _ : state) {
+		if (mr_cache_query(&others.owner, &statistics))
+			std::abort();
+		benchmark::DoNotOptimize(statistics);
+	}
+}
+
+using work = void (*)(benchmark::State &);
+using benchmark::internal::Benchmark;
+
+Benchmark *add(const std::string &name, work body, void (*before)(const benchmark::State &))
+{
+	return benchmark::RegisterBenchmark(name.c_str(), body)->Setup(before)->UseRealTime();
+}
+
+template <make_layout Make> Benchmark *add_hit(const std::string &name, work body)
+{
+	return add("hit/" + name, body, setup<Make, shares::own>);
+}
+
+void add_all()
+{
+	/* The many come last: a cache may go on paying for what it once held. */
+	add("flush_pd", flush_pd, leave_behind)->Arg(1)->Iterations(100);
+	add("query", query, leave_behind)->Arg(1)->Iterations(100);
+	add("miss", miss, setup_alone);
+	for (const int64_t limit : {1000, 50000}) {
+		add("evict", evict, setup_alone)->Args({1, limit})->Args({2, limit});
+		add("full", full, setup_alone)->Arg(limit);
+	}
+
+	for (Benchmark *one : {add_hit<layouts::apart>("apart", hit<shares::own>),
+			       add_hit<layouts::guarded>("guarded", hit<shares::own>),
+			       add_hit<layouts::random>("random", hit<shares::own>),
+			       add_hit<layouts::heap>("heap", hit<shares::own>),
+			       add_hit<layouts::inside>("inside", hit<shares::own>),
+			       add_hit<layouts::apart>("part", part)})
+		one->RangeMultiplier(10)->Range(1, MOST)->Threads(1);
+	for (Benchmark *one :
+	     {add_hit<layouts::apart>("apart", hit<shares::own>),
+	      add_hit<layouts::guarded>("guarded", hit<shares::own>),
+	      add_hit<layouts::apart>("part", part),
+	      add("hit/same", hit<shares::same>, setup<layouts::apart, shares::same>)})
+		one->Arg(1)->Arg(1000)->Arg(100000)->Threads(2);
+
+	add("flush_pd", flush_pd, leave_behind)->Arg(MOST)->Iterations(100);
+	add("query", query, leave_behind)->Arg(MOST)->Iterations(100);
+
+	add("atomics", atomics, setup_alone)->ThreadRange(1, 2);
+	add("atomics_same", atomics_same, setup<layouts::apart, shares::same>)
+		->Arg(1000)
+		->Threads(2);
+	add("search", search, setup<layouts::apart, shares::own>)
+		->RangeMultiplier(10)
+		->Range(1, MOST)
+		->Threads(1);
+}
 
 } // namespace
 
 int main(int argc, char **argv)
 {
-	if (cache.start())
+	const mr_cache_bounds limits{UINT64_MAX >> 1, 1 << 20};
+	mr_cache_registrar registrar{};
+
+	registrar.reg = count_reg;
+	registrar.settle = count_settle;
+	registrar.dereg = count_dereg;
+	if (const int error = mr_cache_init(&registrar, &limits)) {
+		std::fprintf(stderr, "mr_cache_init: %d\n", error);
 		return 1;
+	}
 	benchmark::Initialize(&argc, argv);
+	add_all();
 	benchmark::RunSpecifiedBenchmarks();
 	return 0;
 }

@@ -33,11 +33,20 @@ def run(program, *options, kernel=None, environment=None, field="cpu_time"):
     return {name: statistics.median(values) for name, values in found.items()}
 
 
+def one_by_one(program, wanted):
+    """The same with a process for each row: a cache may keep what another one made large."""
+    found = {}
+    for row in programs.rows(program, wanted):
+        found.update(run(program, f"--benchmark_filter=^{row}$"))
+    return found
+
+
 def measure():
     """Everything, as {column: {benchmark: nanoseconds}}, of a miss its ratio."""
     libfabric = {"FI_MR_CACHE_MAX_COUNT": "200000", "FI_MR_CACHE_MAX_SIZE": "-1"}
     return {
-        "core": run("cache"),
+        "core": one_by_one("cache", "^(hit/(apart|same|guarded)/1(000|00000)?|"
+                           "atomics(_same/1000)?|search/1000(00)?)/"),
         "ucx": run("ucx"),
         "verbs": run("verbs", "--benchmark_filter=hit", kernel="um"),
         "memhooks": run("libfabric", kernel="um",
@@ -56,19 +65,21 @@ def rows(got):
     one = "/real_time/threads:1"
     two = "/real_time/threads:2"
     return [
-        ("1 entry, 1 thread", core.get("two_atomics" + one), core.get("own_buffers/1" + one),
-         verbs.get("hit/1"), got["memhooks"].get("libfabric/1"), got["uffd"].get("libfabric/1"),
-         ucx.get("ucx/1/real_time")),
-        ("1,000 entries, 1 thread", core.get("two_atomics_and_search/1000/real_time"),
-         core.get("own_buffers/1000" + one), verbs.get("hit/1000"),
+        ("1 entry, 1 thread", core.get("atomics" + one), core.get("hit/apart/1" + one),
+         verbs.get("hit/apart/1"), got["memhooks"].get("libfabric/1"),
+         got["uffd"].get("libfabric/1"), ucx.get("ucx/1/real_time")),
+        ("1,000 entries, 1 thread", core.get("search/1000" + one),
+         core.get("hit/apart/1000" + one), verbs.get("hit/apart/1000"),
          got["memhooks"].get("libfabric/1000"), got["uffd"].get("libfabric/1000"),
          ucx.get("ucx/1000/real_time")),
-        ("1,000 entries, 2 threads, same buffers", core.get("two_atomics_same_lines/1000" + two),
-         core.get("same_buffers/1000" + two), None, None, None, ucx.get("ucx/1000" + two)),
-        ("1,000 entries, 2 threads, own buffers", None, core.get("own_buffers/1000" + two), None,
+        ("1,000 entries, a guard page after each", core.get("search/1000" + one),
+         core.get("hit/guarded/1000" + one), verbs.get("hit/guarded/1000"), None, None, None),
+        ("1,000 entries, 2 threads, same buffers", core.get("atomics_same/1000" + two),
+         core.get("hit/same/1000" + two), None, None, None, ucx.get("ucx/1000" + two)),
+        ("1,000 entries, 2 threads, own buffers", None, core.get("hit/apart/1000" + two), None,
          None, None, None),
-        ("100,000 entries, 1 thread", core.get("two_atomics_and_search/100000/real_time"),
-         core.get("own_buffers/100000" + one), verbs.get("hit/50000"), None, None, None),
+        ("100,000 entries, 1 thread", core.get("search/100000" + one),
+         core.get("hit/apart/100000" + one), verbs.get("hit/apart/50000"), None, None, None),
     ]
 
 

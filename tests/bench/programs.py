@@ -15,6 +15,13 @@ def path(name):
     return os.path.join(REPO, "build/tests", "bench_" + name)
 
 
+def rows(name, wanted):
+    """Those of a program's benchmarks that a regular expression finds."""
+    return subprocess.run([path(name), "--benchmark_list_tests=true",
+                           "--benchmark_filter=" + wanted],
+                          capture_output=True, text=True, check=True).stdout.split()
+
+
 def values(said, field):
     """{benchmark: [value of each repetition]} from what a program printed as JSON.
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Cached registration through the verbs, on a real device in a guest:
- *  hit/N        ibv_reg_mr + ibv_dereg_mr among N cached buffers (User Mode Linux: native speed)
+ *  hit/LAYOUT/N ibv_reg_mr + ibv_dereg_mr of one of N cached buffers, in a random order (User Mode
+ *               Linux: native speed). The layouts are those of layouts.h, with smaller buffers:
+ *               apart and guarded of one page each, inside of 256 MiB; part: another half of 64 KiB
+ *               each time, which is a struct ibv_mr of its own
  *  miss/SIZE    a cached ibv_reg_mr that has to register, in turns with an uncached one of the same
  *               buffer, so that what happens before and beside them is the same for both. Counters:
  *               plain and miss, medians in nanoseconds; ratio, of these; ratio_of_fast, of the 10th
@@ -15,10 +18,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <random>
 #include <vector>
 
 #include "device.h"
-#include "shuffled.h"
+#include "layouts.h"
 
 using namespace mr_notify;
 
@@ -42,16 +46,98 @@ ibv_mr *register_or_die(range r, int access)
 	return mr;
 }
 
-void hit(benchmark::State &state)
+void use_cached(const layouts::buffer &of, int access)
 {
-	const auto count = static_cast<std::size_t>(state.range(0));
-	const memory m = anonymous(count * page_size());
+	ibv_dereg_mr(register_or_die({reinterpret_cast<std::byte *>(of.addr), of.length},
+				     access | IBV_ACCESS_CACHED));
+}
 
-	use_shuffled(state, m.registered().addr, page_size(), [](std::byte *addr) {
-		ibv_dereg_mr(
-			register_or_die({addr, page_size()}, access_flags | IBV_ACCESS_CACHED));
-	});
+/* Everything that a layout may need, mapped in one piece. */
+const memory &the_area()
+{
+	static const memory m = anonymous(512 << 20);
+
+	return m;
+}
+
+uint64_t the_base()
+{
+	return reinterpret_cast<uint64_t>(the_area().registered().addr);
+}
+
+/* As many and as large as the guest can. */
+void widen_limits()
+{
+	ibv_mr_cache_limits wide{1 << 30, 1 << 20};
+
+	check_verb(ibv_reg_mr_limits(the_device().context(), &wide, nullptr), "ibv_reg_mr_limits");
+}
+
+/* In a random order that is made before; all were used once before the clock starts. */
+void use_all(benchmark::State &state, const layouts::layout &of, std::vector<layouts::buffer> asked,
+	     int access)
+{
+	std::size_t i = 0;
+
+	widen_limits();
+	std::shuffle(asked.begin(), asked.end(), std::mt19937_64(42));
+	for (const auto &buffers : {of.before, of.buffers})
+		for (const layouts::buffer &one : buffers)
+			use_cached(one, access);
+	for (auto _ : state) {
+		use_cached(asked[i], access);
+		i = i + 1 == asked.size() ? 0 : i + 1;
+	}
 	ibv_reg_mr_clean(the_device().context(), 0);
+}
+
+void hit(benchmark::State &state, const layouts::layout &of)
+{
+	use_all(state, of, of.buffers, access_flags);
+}
+
+uint64_t count_of(const benchmark::State &state)
+{
+	return static_cast<uint64_t>(state.range(0));
+}
+
+void apart(benchmark::State &state)
+{
+	hit(state, layouts::spaced(the_base(), count_of(state), page_size(), page_size()));
+}
+
+void guarded(benchmark::State &state)
+{
+	hit(state, layouts::spaced(the_base(), count_of(state), page_size(), 2 * page_size()));
+}
+
+void random(benchmark::State &state)
+{
+	hit(state, layouts::random(the_base(), count_of(state)));
+}
+
+void heap(benchmark::State &state)
+{
+	hit(state, layouts::heap(0, count_of(state)));
+}
+
+/* What is served by a part: without rights of a peer. */
+void inside(benchmark::State &state)
+{
+	const layouts::layout of = layouts::inside_of(256 << 20, the_base(), count_of(state));
+
+	use_all(state, of, of.buffers, IBV_ACCESS_LOCAL_WRITE);
+}
+
+void part(benchmark::State &state)
+{
+	const layouts::layout of = layouts::apart(the_base(), count_of(state));
+	std::vector<layouts::buffer> asked = of.buffers;
+	std::mt19937_64 random(1);
+
+	for (layouts::buffer &one : asked)
+		one = {one.addr + random() % (one.length / 2), one.length / 2};
+	use_all(state, of, asked, IBV_ACCESS_LOCAL_WRITE);
 }
 
 /* The same pages for all that is compared: huge or scattered ones make a difference of three. */
@@ -132,7 +218,12 @@ void unmapping(benchmark::State &state)
 	}
 }
 
-BENCHMARK(hit)->Arg(1)->Arg(1000)->Arg(50000);
+BENCHMARK(apart)->Name("hit/apart")->Arg(1)->Arg(1000)->Arg(50000);
+BENCHMARK(guarded)->Name("hit/guarded")->Arg(1)->Arg(1000)->Arg(50000);
+BENCHMARK(random)->Name("hit/random")->Arg(1000);
+BENCHMARK(heap)->Name("hit/heap")->Arg(1000);
+BENCHMARK(inside)->Name("hit/inside")->Arg(1000)->Arg(50000);
+BENCHMARK(part)->Name("hit/part")->Arg(1)->Arg(1000);
 BENCHMARK(miss)->RangeMultiplier(16)->Range(64 << 10, 16 << 20);
 BENCHMARK(unmapping)->Name("munmap")->Arg(0)->Arg(1000)->Arg(100000)->Iterations(2000);
 

@@ -2,8 +2,9 @@
 /*
  * Threads register buffers through the cache and RDMA-write from them, while
  * buffers get other pages by every way there is; each byte that arrives must be
- * one that the buffer holds. A cache that does not look at the word is run
- * through the same, and must be caught.
+ * one that the buffer holds. Beside them contexts and PDs are opened, used the
+ * same way and closed. A cache that does not look at the word is run through
+ * the same, and must be caught.
  *
  * RUN_SECONDS sets how long it goes on (default 3), or RUN_COUNT how many
  * registrations it makes.
@@ -39,6 +40,7 @@ constexpr std::size_t slot_pages = 4;
 constexpr std::size_t chunk = 64;
 constexpr int slot_count = 64;
 constexpr int worker_count = 3;
+constexpr int owner_count = 2;
 constexpr int plain = IBV_ACCESS_LOCAL_WRITE;
 
 [[noreturn]] void give_up(const char *what)
@@ -55,6 +57,7 @@ public:
 	std::mutex mutex;
 	std::vector<ibv_mr *> held; /* registrations that are kept over changes */
 
+	static std::size_t bytes() { return slot_pages * page_size(); }
 	range where() const { return where_; }
 
 	void fill()
@@ -246,8 +249,10 @@ struct result {
 	std::atomic<uint64_t> registrations = 0;
 	std::atomic<uint64_t> changes = 0;
 	std::atomic<uint64_t> forks = 0;
-	std::atomic<uint64_t> stale = 0;   /* chunks arrived that the buffer does not hold */
-	std::atomic<uint64_t> refused = 0; /* registered, and the device had no access */
+	std::atomic<uint64_t> stale = 0;    /* chunks arrived that the buffer does not hold */
+	std::atomic<uint64_t> refused = 0;  /* registered, and the device had no access */
+	std::atomic<uint64_t> owners = 0;   /* PDs and contexts that came and went */
+	std::atomic<uint64_t> unclosed = 0; /* and those that did not go */
 };
 
 class arena {
@@ -263,7 +268,7 @@ public:
 				      slot_bytes()}));
 	}
 
-	static std::size_t slot_bytes() { return slot_pages * page_size(); }
+	static std::size_t slot_bytes() { return slot::bytes(); }
 	slot &operator[](std::size_t i) { return *slots_[i]; }
 
 private:
@@ -433,7 +438,92 @@ void fork_until(const std::atomic<bool> &stop, arena &slots, result &out)
 	}
 }
 
-void run(const device &on, registry &by, const limit &until, result &out)
+/*
+ * PDs and contexts that live for a few registrations: some of buffers of their own, whose pages go
+ * while they are idle, some of the others' buffers. All of it is given back before they close.
+ */
+class short_lived {
+public:
+	short_lived(const device &on, arena &slots, result &out, unsigned int seed)
+	    : on_(on), slots_(slots), out_(out), random_(seed),
+	      own_(anonymous(own_buffers * slot::bytes()))
+	{
+	}
+
+	void run(const std::atomic<bool> &stop)
+	{
+		while (!stop) {
+			if (random_() % 2)
+				live_in_pd(on_.context());
+			else
+				live_in_context();
+			out_.owners++;
+		}
+	}
+
+private:
+	static constexpr std::size_t own_buffers = 8;
+
+	void live_in_context()
+	{
+		ibv_context *context = ibv_open_device(on_.context()->device);
+
+		if (!context)
+			give_up("ibv_open_device");
+		live_in_pd(context);
+		out_.unclosed += ibv_close_device(context) != 0;
+	}
+
+	void live_in_pd(ibv_context *context)
+	{
+		ibv_pd *pd = ibv_alloc_pd(context);
+
+		if (!pd)
+			give_up("ibv_alloc_pd");
+		for (int i = 0; i < 24; i++)
+			use(pd);
+		out_.unclosed += ibv_dealloc_pd(pd) != 0;
+	}
+
+	void use(ibv_pd *pd)
+	{
+		if (random_() % 2) {
+			const range r{own_.registered().addr +
+					      random_() % own_buffers * slot::bytes(),
+				      slot::bytes()};
+
+			register_once(pd, r);
+			if (random_() % 4 == 0 && madvise(r.addr, r.length, MADV_DONTNEED))
+				give_up("MADV_DONTNEED");
+			return;
+		}
+		slot &one = slots_[random_() % slot_count];
+		const std::unique_lock lock(one.mutex, std::try_to_lock);
+		if (lock)
+			register_once(pd, one.where());
+	}
+
+	void register_once(ibv_pd *pd, range r)
+	{
+		ibv_mr *mr = ibv_reg_mr(pd, r.addr, r.length, plain | IBV_ACCESS_CACHED);
+
+		if (!mr)
+			give_up("ibv_reg_mr");
+		if (ibv_dereg_mr(mr))
+			give_up("ibv_dereg_mr");
+		out_.registrations++;
+	}
+
+	const device &on_;
+	arena &slots_;
+	result &out_;
+	std::minstd_rand random_;
+	memory own_;
+};
+
+enum class owners { stay, come_and_go };
+
+void run(const device &on, registry &by, const limit &until, owners others, result &out)
 {
 	arena slots;
 	std::atomic<bool> stop = false;
@@ -444,19 +534,25 @@ void run(const device &on, registry &by, const limit &until, result &out)
 	std::printf("seed %u\n", seed);
 	for (int i = 0; i < worker_count; i++)
 		workers.push_back(std::make_unique<worker>(on, slots, by, out, seed + i));
-	std::thread forker([&] { fork_until(stop, slots, out); });
+	std::vector<std::thread> beside;
+	beside.emplace_back([&] { fork_until(stop, slots, out); });
+	for (int i = 0; others == owners::come_and_go && i < owner_count; i++)
+		beside.emplace_back(
+			[&, i] { short_lived(on, slots, out, seed + worker_count + i).run(stop); });
 	for (auto &one : workers)
 		threads.emplace_back([&] { one->run(until); });
 	for (std::thread &thread : threads)
 		thread.join();
 	stop = true;
-	forker.join();
+	for (std::thread &thread : beside)
+		thread.join();
 	for (int i = 0; i < slot_count; i++)
 		for (ibv_mr *mr : slots[i].held)
 			by.put(mr);
-	std::printf("%lu registrations, %lu changes, %lu forks: %lu stale, %lu refused\n",
+	std::printf("%lu registrations, %lu changes, %lu forks, %lu owners: %lu stale, "
+		    "%lu refused, %lu not closed\n",
 		    out.registrations.load(), out.changes.load(), out.forks.load(),
-		    out.stale.load(), out.refused.load());
+		    out.owners.load(), out.stale.load(), out.refused.load(), out.unclosed.load());
 }
 
 } // namespace
@@ -474,7 +570,7 @@ TEST_CASE("adversary: no stale byte arrives")
 	limits.max_entries = slot_count * 3 / 4;
 	REQUIRE(ibv_reg_mr_limits(on.context(), &limits, nullptr) == 0);
 
-	run(on, by, limit::environment(), out);
+	run(on, by, limit::environment(), owners::come_and_go, out);
 	REQUIRE(ibv_query_mr_cache(on.context(), &stats) == 0);
 	std::printf("%lu hits, %lu misses, %lu suspects, %lu invalidations, %lu evictions\n",
 		    stats.hits, stats.misses, stats.suspects, stats.invalidations, stats.evictions);
@@ -482,6 +578,8 @@ TEST_CASE("adversary: no stale byte arrives")
 	CHECK(out.refused == 0);
 	CHECK(out.changes > 0);
 	CHECK(out.forks > 0);
+	CHECK(out.owners > 0);
+	CHECK(out.unclosed == 0);
 	CHECK(stats.hits > 0);
 	CHECK(stats.invalidations > 0);
 	CHECK(stats.evictions > 0);
@@ -493,6 +591,6 @@ TEST_CASE("adversary: a cache that does not look at the word is caught")
 	naive_registry by;
 	result out;
 
-	run(on, by, limit::seconds(1), out);
+	run(on, by, limit::seconds(1), owners::stay, out);
 	CHECK(out.stale > 0);
 }

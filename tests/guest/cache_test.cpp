@@ -125,6 +125,30 @@ TEST_CASE("cache: other pages at the same address arrive")
 	CHECK(stats(on).entries == 2);
 }
 
+/* As a plain one would: who has it did not touch its memory. */
+TEST_CASE("cache: a part works on when the rest of what it is a part of is unmapped")
+{
+	const device on;
+	loopback link(on);
+	memory from = anonymous(length);
+	const memory to = anonymous(length);
+	const range whole = from.registered();
+	const range part{whole.addr, 2 * page_size()};
+	const range rest{whole.addr + length / 2, length / 2};
+	const auto target = on.register_memory(to.registered());
+	const auto local = [&](range r) {
+		return on.register_memory(r, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED);
+	};
+
+	local(whole).reset();
+	const auto mr = local(part);
+	from.forget(rest);
+	REQUIRE(munmap(rest.addr, rest.length) == 0);
+	std::memset(part.addr, 7, part.length);
+	REQUIRE(link.write(mr.get(), part, to.registered().addr, target->rkey) == IBV_WC_SUCCESS);
+	CHECK(std::memcmp(part.addr, to.registered().addr, part.length) == 0);
+}
+
 TEST_CASE("cache: nothing is cached that nobody asked for")
 {
 	SKIP_IF(std::getenv("RDMAV_MR_CACHE"), "RDMAV_MR_CACHE is set");

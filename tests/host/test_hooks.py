@@ -24,7 +24,7 @@ class HookRules(unittest.TestCase):
 
     def setUp(self):
         self.texts = {}
-        for folder in overlay.HOOKS.values():
+        for folder in (*overlay.HOOKS.values(), *overlay.LOCAL.values()):
             for path in sorted(glob.glob(os.path.join(REPO, folder, "*.patch"))):
                 with open(path, encoding="utf-8") as text:
                     self.texts[os.path.relpath(path, REPO)] = text.read()
@@ -66,10 +66,12 @@ class HookRules(unittest.TestCase):
                 seen[file] = path
 
     def test_table(self):
-        with open(os.path.join(REPO, "buildlib/hooks/README.md"), encoding="utf-8") as text:
-            table = text.read()
-        for path in self.user:
-            self.assertIn(os.path.basename(path), table)
+        for folder in (overlay.HOOKS["rdma-core"], *overlay.LOCAL.values()):
+            with open(os.path.join(REPO, folder, "README.md"), encoding="utf-8") as text:
+                table = text.read()
+            for path in self.texts:
+                if path.startswith(folder):
+                    self.assertIn(os.path.basename(path), table)
 
 
 if __name__ == "__main__":

@@ -206,6 +206,33 @@ class HookTest(Fixture):
         self.assertGreater(os.stat(place).st_mtime, 2)
 
 
+class LocalTest(Fixture):
+    """Patches of the trees that are built here (the lab's kernels), behind the hooks."""
+
+    def lay(self, **options):
+        overlay.overlay("linux", self.tree, repo=self.repo, **options)
+
+    def setUp(self):
+        super().setUp()
+        self.write("kernel-patches/hooks/0001-a.patch", HOOK)
+        self.place = os.path.join(self.repo, "tests/lab/patches/0001-b.patch")
+
+    def test_applies_behind_the_hooks(self):
+        self.write(self.place, HOOK.replace(" second\n", " added\n").replace("+added", "+again")
+                   .replace("-2,2 +2,3", "-3,2 +3,3"))
+        self.lay()
+        self.lay()
+        self.assertIn("second\nadded\nagain\n", self.read("libibverbs/verbs.h"))
+        os.unlink(self.place)
+        self.lay()
+        self.assertIn("second\nadded\nthird\n", self.read("libibverbs/verbs.h"))
+
+    def test_does_not_apply(self):
+        self.write(self.place, HOOK.replace(" second", " moved"))
+        self.fails("tests/lab/patches/0001-b.patch", "libibverbs/verbs.h", "FAILED")
+        self.assertEqual(self.read("libibverbs/verbs.h"), UPSTREAM["libibverbs/verbs.h"])
+
+
 class FetchTest(Fixture):
     """Where the tree comes from."""
 

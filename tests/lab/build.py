@@ -25,8 +25,8 @@ import fetch  # noqa: E402  pylint: disable=wrong-import-position
 import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
 
 OUR_KERNEL = ("kernel-patches/**", "buildlib/overlay.py", "buildlib/fetch.py",
-              "buildlib/kernel_*.py", "buildlib/upstream/linux.pin")
-NOT_BUILT_FROM = ("console.py", "guest.py", "scratch_root.py")
+              "buildlib/kernel_*.py", "buildlib/upstream/linux.pin", "tests/lab/patches/*.patch")
+NOT_BUILT_FROM = ("console.py", "guest.py", "scratch_root.py", "um.py")
 
 
 def say(text):

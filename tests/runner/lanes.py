@@ -7,7 +7,7 @@ import results
 PYTHON = "/usr/bin/python3 -B"
 UNIT_PROGRAMS = ("cache", "parts", "schedule", "tsan", "asan")
 GUEST_PROGRAMS = ("contract", "word", "in_use", "revoke", "worker", "lifetime", "race", "cache",
-                  "adversary", "observe")
+                  "peer", "nested", "owner", "differential", "adversary", "observe")
 # Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
 UPSTREAM_EXECUTED = 103
 

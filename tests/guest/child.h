@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * Another process of this program that runs one of its hidden test cases, with
+ * another environment: libibverbs reads its own once in a process.
+ */
+#ifndef GUEST_CHILD_H
+#define GUEST_CHILD_H
+
+#include <string>
+#include <vector>
+
+struct child_result {
+	int status = -1;		/* as waitpid() gives it */
+	std::vector<std::string> lines; /* those that it said by tell() */
+};
+
+/*
+ * @environment: "NAME=VALUE" sets, "NAME" unsets. What the child prints otherwise goes where our
+ * own goes.
+ */
+child_result run_child(const std::string &hidden_test, const std::vector<std::string> &environment);
+
+/* In the child: one line for who runs it. */
+void tell(const std::string &line);
+
+#endif

@@ -1,0 +1,621 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * A program that does not know of the cache cannot tell that it is there: the same random program
+ * of verbs runs with RDMAV_MR_CACHE unset and with 1, and every result is compared: return values,
+ * errno values, completions, bytes. Keys, handles and addresses are not told. It does everything
+ * that verbs allow: a PD or a CQ is closed while it is in use, ranges overlap, are unaligned or not
+ * mapped, rights and flags make no sense, memory is replaced while nothing is registered there.
+ *
+ * What may differ by decision, and is therefore compared with care or not done:
+ *  - ibv_rereg_mr() of a cached MR may be EINVAL; the MR is deregistered right after in any case.
+ *  - A local key may reach further than the range that was asked for, with more rights: the program
+ *    itself keeps to what it registered, where a peer has no part in it.
+ *  - A receive that was posted before a deregistration lands: none is left posted.
+ *
+ * RUN_SEED starts with that seed, RUN_SECONDS goes on so long (default 3).
+ */
+#include <catch2/catch.hpp>
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "child.h"
+#include "device.h"
+#include "loopback.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr int steps = 250;
+constexpr int remote_rights =
+	IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+constexpr int rights = IBV_ACCESS_LOCAL_WRITE | remote_rights;
+
+std::string said(int error)
+{
+	return error ? std::strerror(error) : "0";
+}
+
+std::string made(const void *what)
+{
+	return what ? "made" : std::string("NULL, ") + std::strerror(errno);
+}
+
+/* Pages at an address that is the same in each process; some may be missing. */
+class arena {
+public:
+	static constexpr std::size_t pages = 48;
+
+	arena()
+	{
+		for (std::size_t page = 0; page < pages; page++)
+			map(page, 1);
+	}
+	arena(const arena &) = delete;
+	arena &operator=(const arena &) = delete;
+	~arena() { munmap(base(), pages * page_size()); }
+
+	static std::byte *base() { return reinterpret_cast<std::byte *>(uintptr_t{0x1000000000}); }
+
+	void map(std::size_t first, std::size_t count)
+	{
+		void *const where = base() + first * page_size();
+
+		if (mmap(where, count * page_size(), PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != where)
+			fail("mmap");
+		std::fill_n(mapped_.begin() + first, count, true);
+	}
+
+	void unmap(std::size_t first, std::size_t count)
+	{
+		if (munmap(base() + first * page_size(), count * page_size()))
+			fail("munmap");
+		std::fill_n(mapped_.begin() + first, count, false);
+	}
+
+	void advise(std::size_t first, std::size_t count, int advice)
+	{
+		for (std::size_t page = first; page < first + count; page++)
+			if (mapped_[page] &&
+			    madvise(base() + page * page_size(), page_size(), advice))
+				fail("madvise");
+	}
+
+	void fill(std::size_t first, std::size_t count, int value)
+	{
+		for (std::size_t page = first; page < first + count; page++)
+			if (mapped_[page])
+				std::memset(base() + page * page_size(), value, page_size());
+	}
+
+	uint64_t sum() const
+	{
+		uint64_t of = 0;
+
+		for (std::size_t page = 0; page < pages; page++)
+			for (std::size_t at = 0; mapped_[page] && at < page_size(); at += 8) {
+				uint64_t one;
+
+				std::memcpy(&one, base() + page * page_size() + at, 8);
+				of = (of ^ one) * 0x100000001b3 + page;
+			}
+		return of;
+	}
+
+private:
+	std::array<bool, pages> mapped_{};
+};
+
+struct registration {
+	ibv_mr *mr;
+	range where;
+	int access;
+
+	/* What the cache does not have with RDMAV_MR_CACHE=1: it keeps to every limit. */
+	bool is_exact() const { return access & remote_rights; }
+};
+
+class program {
+public:
+	explicit program(uint64_t seed) : random_(seed) { pds_.push_back(on_.pd()); }
+
+	void run()
+	{
+		for (step_ = 0; step_ < steps; step_++)
+			one_step();
+		end();
+	}
+
+private:
+	struct action {
+		unsigned int weight;
+		void (program::*go)();
+	};
+
+	uint64_t below(uint64_t n) { return random_() % n; }
+
+	template <class T> T &any(std::vector<T> &of) { return of[below(of.size())]; }
+
+	template <class T> T taken(std::vector<T> &from, std::size_t at)
+	{
+		const T one = from[at];
+
+		from.erase(from.begin() + static_cast<std::ptrdiff_t>(at));
+		return one;
+	}
+
+	void say(const std::string &what, const std::string &result) const
+	{
+		tell(std::to_string(step_) + ": " + what + ": " + result);
+	}
+
+	static std::string name(range r)
+	{
+		return '[' + std::to_string(r.addr - arena::base()) + ", " +
+		       std::to_string(r.end() - arena::base()) + ')';
+	}
+
+	void one_step()
+	{
+		static constexpr std::array<action, 12> actions{{
+			{30, &program::reg_mr},
+			{18, &program::dereg_mr},
+			{2, &program::rereg_mr},
+			{30, &program::transfer},
+			{14, &program::change_memory},
+			{4, &program::alloc_pd},
+			{4, &program::dealloc_pd},
+			{3, &program::create_cq},
+			{3, &program::destroy_cq},
+			{3, &program::create_qp},
+			{3, &program::destroy_qp},
+			{2, &program::fork_child},
+		}};
+		uint64_t left = 0;
+
+		for (const action &one : actions)
+			left += one.weight;
+		left = below(left);
+		for (const action &one : actions) {
+			if (left < one.weight)
+				return (this->*one.go)();
+			left -= one.weight;
+		}
+	}
+
+	/* Often one that is known, or a part of it or more: what a cache is for. */
+	range any_range()
+	{
+		const std::size_t whole = arena::pages * page_size();
+
+		if (!known_.empty() && below(2)) {
+			range r = any(known_);
+
+			if (below(2) && r.length > 2) {
+				const std::size_t from = below(r.length - 1);
+				r = {r.addr + from, 1 + below(r.length - from)};
+			}
+			return r;
+		}
+		range r;
+		r.addr = arena::base() + below(whole);
+		r.length = 1 + below(below(4) ? 3 * page_size() : whole);
+		if (below(3) == 0) {
+			r.addr -= reinterpret_cast<uintptr_t>(r.addr) % page_size();
+			r.length = (r.length + page_size() - 1) / page_size() * page_size();
+		}
+		r.length = std::min(r.length,
+				    static_cast<std::size_t>(arena::base() + whole - r.addr));
+		if (below(40) == 0)
+			r.length = 0;
+		known_.push_back(r);
+		return r;
+	}
+
+	int any_access()
+	{
+		static constexpr std::array usual{
+			IBV_ACCESS_LOCAL_WRITE + 0,
+			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+			rights,
+		};
+		int access = static_cast<int>(below(2) ? usual[below(usual.size())] : below(16));
+
+		if (below(12) == 0)
+			access |= 1 << (4 + below(22));
+		return access;
+	}
+
+	void reg_mr()
+	{
+		if (mrs_.size() >= 24)
+			return dereg_mr();
+		const range r = any_range();
+		const int access = any_access();
+		const std::size_t pd = below(2) ? 0 : below(pds_.size()); /* the queue pairs' */
+		ibv_mr *mr = ibv_reg_mr(pds_[pd], r.addr, r.length, access);
+		std::string result = made(mr);
+
+		if (mr && (mr->addr != r.addr || mr->length != r.length || mr->pd != pds_[pd] ||
+			   mr->context != on_.context()))
+			result += ", and shows something else";
+		say("ibv_reg_mr " + name(r) + " access " + std::to_string(access) + " pd " +
+			    std::to_string(pd),
+		    result);
+		if (mr)
+			mrs_.push_back({mr, r, access});
+	}
+
+	void dereg_mr()
+	{
+		if (mrs_.empty())
+			return;
+		const std::size_t at = below(mrs_.size());
+		const registration one = taken(mrs_, at);
+
+		say("ibv_dereg_mr " + name(one.where), said(ibv_dereg_mr(one.mr)));
+	}
+
+	void rereg_mr()
+	{
+		if (mrs_.empty())
+			return;
+		const registration one = taken(mrs_, below(mrs_.size()));
+		const range r = any_range();
+		const int access = any_access();
+		const int flags = static_cast<int>(below(9));
+		ibv_pd *pd = any(pds_);
+
+		errno = 0;
+		const int ret = ibv_rereg_mr(one.mr, flags, pd, r.addr, r.length, access);
+		say("ibv_rereg_mr flags " + std::to_string(flags),
+		    std::to_string(ret) + ", " + (ret ? said(errno) : "0"));
+		say("ibv_dereg_mr after it", said(ibv_dereg_mr(one.mr)));
+	}
+
+	loopback &link()
+	{
+		if (!link_)
+			link_.emplace(on_);
+		return *link_;
+	}
+
+	/* A part of a registration; one byte or a page beyond it where that has to be refused. */
+	range part_of(const registration &one, std::size_t length)
+	{
+		const range r = one.where;
+
+		length = std::min(length, r.length);
+		std::byte *addr = r.addr + below(r.length - length + 1);
+		if (one.is_exact() && below(6) == 0)
+			addr += below(2) ? length : page_size();
+		if (addr + length > arena::base() + arena::pages * page_size())
+			addr = r.addr;
+		return {addr, length};
+	}
+
+	bool may_land(const registration &one) const
+	{
+		return one.is_exact() || one.access & IBV_ACCESS_LOCAL_WRITE;
+	}
+
+	void transfer()
+	{
+		static constexpr std::array opcodes{IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+						    IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_SEND};
+		if (mrs_.empty())
+			return;
+		const ibv_wr_opcode opcode = opcodes[below(opcodes.size())];
+		const bool atomic = opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+		const bool lands_here = atomic || opcode == IBV_WR_RDMA_READ;
+		const registration &near = any(mrs_), &far = any(mrs_);
+		if (!near.where.length || !far.where.length || (lands_here && !may_land(near)) ||
+		    (opcode == IBV_WR_SEND && !may_land(far)))
+			return;
+		const range local = part_of(near, atomic ? 8 : 1 + below(600));
+		range remote = part_of(far, atomic ? 8 : local.length);
+		if (atomic && below(8))
+			remote.addr -= reinterpret_cast<uintptr_t>(remote.addr) % 8;
+		if (atomic && local.length < 8)
+			return;
+
+		const std::string what = "opcode " + std::to_string(opcode) + " local " +
+					 name(local) + " of " + name(near.where) + " access " +
+					 std::to_string(near.access) + ", remote " + name(remote) +
+					 " of " + name(far.where) + " access " +
+					 std::to_string(far.access);
+		if (opcode == IBV_WR_SEND)
+			post_receive(far, remote);
+		if (const int error = post_send(opcode, near, local, far, remote)) {
+			link_.reset();
+			return say(what, "ibv_post_send: " + said(error));
+		}
+		say(what,
+		    completions(opcode == IBV_WR_SEND) + ", bytes " + std::to_string(arena_.sum()));
+	}
+
+	/* How both ends saw it. What the near end refuses itself, the far end does not see. */
+	std::string completions(bool of_both)
+	{
+		std::array<std::string, 2> result;
+		bool broken = false;
+
+		for (int left = of_both ? 2 : 1; left; left--) {
+			const ibv_wc wc = link_->wait();
+			const bool is_far = wc.qp_num == link_->far_end()->qp_num;
+
+			result[is_far] = ibv_wc_status_str(wc.status);
+			broken = broken || wc.status != IBV_WC_SUCCESS;
+			if (!is_far &&
+			    (wc.status == IBV_WC_LOC_PROT_ERR || wc.status == IBV_WC_LOC_QP_OP_ERR))
+				break;
+		}
+		if (broken)
+			link_.reset();
+		return result[0] + '/' + result[1];
+	}
+
+	void post_receive(const registration &by, range where)
+	{
+		ibv_sge sge{reinterpret_cast<uintptr_t>(where.addr),
+			    static_cast<uint32_t>(where.length), by.mr->lkey};
+		ibv_recv_wr wr{}, *bad = nullptr;
+
+		wr.sg_list = &sge;
+		wr.num_sge = 1;
+		check_verb(ibv_post_recv(link().far_end(), &wr, &bad), "ibv_post_recv");
+	}
+
+	int post_send(ibv_wr_opcode opcode, const registration &near, range local,
+		      const registration &far, range remote)
+	{
+		ibv_sge sge{reinterpret_cast<uintptr_t>(local.addr),
+			    static_cast<uint32_t>(local.length), near.mr->lkey};
+		ibv_send_wr wr{}, *bad = nullptr;
+
+		wr.sg_list = &sge;
+		wr.num_sge = 1;
+		wr.opcode = opcode;
+		wr.send_flags = IBV_SEND_SIGNALED;
+		if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+			wr.wr.atomic.remote_addr = reinterpret_cast<uintptr_t>(remote.addr);
+			wr.wr.atomic.rkey = far.mr->rkey;
+			wr.wr.atomic.compare_add = 0x0101;
+		} else {
+			wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(remote.addr);
+			wr.wr.rdma.rkey = far.mr->rkey;
+		}
+		return ibv_post_send(link().near_end(), &wr, &bad);
+	}
+
+	/* Of pages in which nothing is registered: what a plain registration pins stays as it is.
+	 */
+	void change_memory()
+	{
+		const std::size_t first = below(arena::pages);
+		const std::size_t count = 1 + below(std::min<std::size_t>(arena::pages - first, 6));
+		const range pages{arena::base() + first * page_size(), count * page_size()};
+		const int value = static_cast<int>(1 + below(255));
+		const uint64_t how = below(6);
+		const bool used = std::any_of(mrs_.begin(), mrs_.end(), [&](const auto &one) {
+			return one.where.addr < pages.end() && pages.addr < one.where.end();
+		});
+
+		if (used || how == 0) {
+			arena_.fill(first, count, value);
+			return;
+		}
+		if (how == 1)
+			arena_.unmap(first, count);
+		else if (how == 2)
+			arena_.advise(first, count, MADV_DONTNEED);
+		else if (how == 3)
+			arena_.advise(first, count, MADV_FREE);
+		else
+			arena_.map(first, count);
+		if (how != 2 || below(2))
+			arena_.fill(first, count, value);
+		say("memory " + name(pages) + " how " + std::to_string(how),
+		    std::to_string(arena_.sum()));
+	}
+
+	void alloc_pd()
+	{
+		if (pds_.size() >= 4)
+			return;
+		ibv_pd *pd = ibv_alloc_pd(on_.context());
+
+		say("ibv_alloc_pd", made(pd));
+		if (pd)
+			pds_.push_back(pd);
+	}
+
+	/* Not the first one, which is the device's; one in use is tried as well. */
+	void dealloc_pd()
+	{
+		if (pds_.size() < 2)
+			return;
+		const std::size_t at = 1 + below(pds_.size() - 1);
+		const int error = ibv_dealloc_pd(pds_[at]);
+
+		say("ibv_dealloc_pd " + std::to_string(at), said(error));
+		if (!error)
+			taken(pds_, at);
+	}
+
+	void create_cq()
+	{
+		if (cqs_.size() >= 4)
+			return;
+		const int size = static_cast<int>(below(20));
+		ibv_cq *cq = ibv_create_cq(on_.context(), size, nullptr, nullptr, 0);
+
+		say("ibv_create_cq " + std::to_string(size), made(cq));
+		if (cq)
+			cqs_.push_back(cq);
+	}
+
+	void destroy_cq()
+	{
+		if (cqs_.empty())
+			return;
+		const std::size_t at = below(cqs_.size());
+		const int error = ibv_destroy_cq(cqs_[at]);
+
+		say("ibv_destroy_cq " + std::to_string(at), said(error));
+		if (!error)
+			taken(cqs_, at);
+	}
+
+	void create_qp()
+	{
+		if (cqs_.empty() || qps_.size() >= 6)
+			return;
+		ibv_qp_init_attr init{};
+
+		init.send_cq = any(cqs_);
+		init.recv_cq = any(cqs_);
+		init.qp_type = IBV_QPT_RC;
+		init.cap = {static_cast<uint32_t>(below(20)), static_cast<uint32_t>(below(20)), 1,
+			    1, 0};
+		ibv_qp *qp = ibv_create_qp(any(pds_), &init);
+		say("ibv_create_qp", made(qp));
+		if (qp)
+			qps_.push_back(qp);
+	}
+
+	void destroy_qp()
+	{
+		if (!qps_.empty())
+			say("ibv_destroy_qp",
+			    said(ibv_destroy_qp(taken(qps_, below(qps_.size())))));
+	}
+
+	/* What the child writes is its own. */
+	void fork_child()
+	{
+		int status = -1;
+		const pid_t child = fork();
+
+		if (child == 0) {
+			arena_.fill(0, arena::pages, 0xee);
+			_exit(static_cast<int>(arena_.sum() >> 57));
+		}
+		waitpid(child, &status, 0);
+		say("fork", std::to_string(status) + ", bytes " + std::to_string(arena_.sum()));
+	}
+
+	/* In an order in which all of it must succeed. */
+	void end()
+	{
+		link_.reset();
+		while (!mrs_.empty())
+			say("ibv_dereg_mr", said(ibv_dereg_mr(taken(mrs_, 0).mr)));
+		while (!qps_.empty())
+			say("ibv_destroy_qp", said(ibv_destroy_qp(taken(qps_, 0))));
+		while (!cqs_.empty())
+			say("ibv_destroy_cq", said(ibv_destroy_cq(taken(cqs_, 0))));
+		while (pds_.size() > 1)
+			say("ibv_dealloc_pd", said(ibv_dealloc_pd(taken(pds_, 1))));
+	}
+
+	std::mt19937_64 random_;
+	device on_;
+	arena arena_;
+	std::optional<loopback> link_;
+	std::vector<ibv_pd *> pds_;
+	std::vector<registration> mrs_;
+	std::vector<ibv_cq *> cqs_;
+	std::vector<ibv_qp *> qps_;
+	std::vector<range> known_;
+	int step_ = 0;
+};
+
+/* The step, if what was seen of it may not differ so. */
+std::optional<std::string> difference(const std::string &plain, const std::string &cached)
+{
+	const std::string refused = "-1, " + said(EINVAL);
+
+	if (plain == cached)
+		return {};
+	if (cached.find(": ibv_rereg_mr ") != std::string::npos && cached.ends_with(refused) &&
+	    plain.substr(0, plain.rfind(": ")) == cached.substr(0, cached.rfind(": ")))
+		return {};
+	return "plain:  " + plain + "\ncached: " + cached;
+}
+
+std::string compare(uint64_t seed)
+{
+	const std::string seed_text = "RUN_SEED=" + std::to_string(seed);
+	const child_result plain =
+		run_child("differential: a program", {"RDMAV_MR_CACHE", seed_text});
+	const child_result cached =
+		run_child("differential: a program", {"RDMAV_MR_CACHE=1", seed_text});
+
+	for (std::size_t i = 0; i < std::max(plain.lines.size(), cached.lines.size()); i++) {
+		const auto line = [i](const child_result &of) {
+			return i < of.lines.size() ? of.lines[i]
+						   : "ended with " + std::to_string(of.status);
+		};
+		if (const auto found = difference(line(plain), line(cached)))
+			return *found;
+	}
+	if (plain.status || cached.status)
+		return "ended with " + std::to_string(plain.status) + " and " +
+		       std::to_string(cached.status);
+	return {};
+}
+
+uint64_t first_seed()
+{
+	const char *const text = std::getenv("RUN_SEED");
+
+	return text ? std::strtoull(text, nullptr, 0) : std::random_device()();
+}
+
+} // namespace
+
+/* Not a test of its own: the next one runs it as a program. */
+TEST_CASE("differential: a program", "[.]")
+{
+	program(first_seed()).run();
+}
+
+TEST_CASE("differential: a program sees the same with and without the cache")
+{
+	const char *const seconds = std::getenv("RUN_SECONDS");
+	const auto end = std::chrono::steady_clock::now() +
+			 std::chrono::seconds(seconds ? std::atoi(seconds) : 3);
+	uint64_t seed = first_seed();
+
+	do {
+		INFO("RUN_SEED=" << seed);
+		CHECK(compare(seed) == "");
+		seed++;
+	} while (std::chrono::steady_clock::now() < end);
+}
+
+TEST_CASE("differential: a difference is seen")
+{
+	CHECK_FALSE(difference("1: x: 0", "1: x: 0"));
+	CHECK(difference("1: ibv_dereg_mr: 0", "1: ibv_dereg_mr: " + said(EBUSY)));
+	CHECK_FALSE(difference("1: ibv_rereg_mr flags 4: 0, 0",
+			       "1: ibv_rereg_mr flags 4: -1, " + said(EINVAL)));
+	CHECK(difference("1: ibv_rereg_mr flags 4: 0, 0",
+			 "1: ibv_rereg_mr flags 4: -4, " + said(EIO)));
+}

@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Contexts and PDs end while other threads register, and idle registrations take from nobody what
+ * is counted: objects of a cgroup, locked memory. Each is done plainly as well, which says what a
+ * program may expect. RUN_SECONDS sets how long the threads go on in all (default 3).
+ */
+#include <catch2/catch.hpp>
+
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <malloc.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "child.h"
+#include "device.h"
+#include "skip.h"
+
+using namespace mr_notify;
+
+namespace {
+
+/* This thread's calls of the kernel begin later: others see it in the middle of what it does. */
+thread_local bool is_slow = false;
+
+} // namespace
+
+extern "C" int ioctl(int fd, unsigned long request, ...) noexcept
+{
+	va_list rest;
+
+	va_start(rest, request);
+	void *const argument = va_arg(rest, void *);
+	va_end(rest);
+	if (is_slow)
+		usleep(500);
+	return static_cast<int>(syscall(SYS_ioctl, fd, request, argument));
+}
+
+namespace {
+
+constexpr int plain = IBV_ACCESS_LOCAL_WRITE, cached = plain | IBV_ACCESS_CACHED;
+
+/* A part each of the time that the tests may take. */
+std::chrono::steady_clock::time_point end_of_part()
+{
+	constexpr int parts = 6;
+	const char *const seconds = std::getenv("RUN_SECONDS");
+
+	return std::chrono::steady_clock::now() +
+	       std::chrono::milliseconds(1000 * (seconds ? std::atoi(seconds) : 3) / parts);
+}
+
+/* Threads that do something again and again until their part of the time is over. */
+class crowd {
+public:
+	~crowd()
+	{
+		for (std::thread &one : threads_)
+			one.join();
+	}
+
+	void add(std::function<void()> once)
+	{
+		threads_.emplace_back([this, once = std::move(once)] {
+			do
+				once();
+			while (std::chrono::steady_clock::now() < end_);
+		});
+	}
+
+private:
+	std::chrono::steady_clock::time_point end_ = end_of_part();
+	std::vector<std::thread> threads_;
+};
+
+/* The cache's own, in place of what it derives from RLIMIT_MEMLOCK. */
+void set_limits(const device &on, uint64_t entries)
+{
+	ibv_mr_cache_limits limits{uint64_t{1} << 40, entries};
+
+	REQUIRE(ibv_reg_mr_limits(on.context(), &limits, nullptr) == 0);
+}
+
+/* For a process of its own: so much memory may be pinned from now on. */
+void limit_locked(std::size_t bytes)
+{
+	__user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+	__user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3]{};
+	const rlimit limit{bytes, bytes};
+
+	REQUIRE(syscall(SYS_capget, &header, data) == 0);
+	data[0].effective &= ~(1U << CAP_IPC_LOCK);
+	data[0].permitted &= ~(1U << CAP_IPC_LOCK);
+	REQUIRE(syscall(SYS_capset, &header, data) == 0);
+	REQUIRE(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+}
+
+/* Pages for `count` registrations of a page each, with one between. */
+struct spaced {
+	explicit spaced(std::size_t count) : m(anonymous(count * 2 * page_size())) {}
+
+	range operator[](std::size_t i) const
+	{
+		return {m.registered().addr + i * 2 * page_size(), page_size()};
+	}
+
+	memory m;
+};
+
+/* In a thread, where nothing else ends the test. */
+void must_be_zero(int error, const char *verb)
+{
+	if (!error)
+		return;
+	std::fprintf(stderr, "%s: %s\n", verb, std::strerror(error));
+	std::abort();
+}
+
+ibv_mr *reg(ibv_pd *pd, range r, int access)
+{
+	return ibv_reg_mr(pd, r.addr, r.length, access);
+}
+
+/* Registers and gives back, slowly. */
+void use_slowly(ibv_pd *pd, range r, int access)
+{
+	is_slow = true;
+	ibv_mr *mr = reg(pd, r, access);
+	if (mr)
+		ibv_dereg_mr(mr);
+}
+
+/*
+ * A PD whose registrations have all been deregistered ends, whatever other threads evict: how often
+ * it did not.
+ */
+uint64_t busy_pds(int access)
+{
+	const device on;
+	std::atomic<uint64_t> busy = 0;
+
+	set_limits(on, 1); /* each miss evicts what was there */
+	const spaced theirs(64), ours(1);
+	std::vector<std::minstd_rand> randoms{std::minstd_rand(1), std::minstd_rand(2)};
+	std::minstd_rand random(3);
+	{
+		crowd threads;
+
+		for (auto &any : randoms)
+			threads.add([&] { use_slowly(on.pd(), theirs[any() % 64], access); });
+		threads.add([&] {
+			ibv_pd *pd = ibv_alloc_pd(on.context());
+			ibv_mr *mr = pd ? reg(pd, ours[0], access) : nullptr;
+
+			must_be_zero(!mr, "ibv_reg_mr");
+			must_be_zero(ibv_dereg_mr(mr), "ibv_dereg_mr");
+			/* Others evict it now, or have just begun to, or not yet. */
+			usleep(random() % 1000);
+			while (ibv_dealloc_pd(pd)) {
+				busy++;
+				std::this_thread::yield();
+			}
+		});
+	}
+	return busy;
+}
+
+constexpr std::size_t large = 8 << 20;
+
+/*
+ * Contexts are opened, used and closed, while a registration that needs all that may be locked
+ * makes everything idle go; freed memory is overwritten at once.
+ */
+void close_beside_others(int access)
+{
+	limit_locked(large + (64 << 10));
+	mallopt(M_PERTURB, 0xa5);
+
+	const device on;
+	const memory m = anonymous(large);
+	std::atomic<uint64_t> refused = 0;
+	const spaced pages(std::size_t{3} * 16);
+	{
+		crowd threads;
+
+		threads.add([&] { use_slowly(on.pd(), m.registered(), access); });
+		for (std::size_t nth = 0; nth < 3; nth++)
+			threads.add([&, nth] {
+				ibv_context *context = ibv_open_device(on.context()->device);
+				ibv_pd *pd = ibv_alloc_pd(context);
+
+				for (std::size_t i = 0; i < 16; i++) {
+					ibv_mr *mr = reg(pd, pages[nth * 16 + i], access);
+					if (mr && ibv_dereg_mr(mr))
+						refused++;
+				}
+				refused += ibv_dealloc_pd(pd) != 0;
+				refused += ibv_close_device(context) != 0;
+			});
+	}
+	tell(std::to_string(refused));
+}
+
+/*
+ * One registration at a time, of more than half of what may be locked, by threads in turns, while
+ * another thread evicts what is idle: how many were refused.
+ */
+void take_turns(int access)
+{
+	limit_locked(large);
+
+	const device on;
+	if (access & IBV_ACCESS_CACHED)
+		set_limits(on, 1000);
+	const std::vector<memory> memories = [] {
+		std::vector<memory> made;
+		for (int i = 0; i < 3; i++)
+			made.push_back(anonymous(large / 8 * 5));
+		return made;
+	}();
+	std::atomic<uint64_t> refused = 0;
+	std::mutex turn;
+	{
+		crowd threads;
+
+		for (const memory &m : memories)
+			threads.add([&] {
+				const std::lock_guard mine(turn);
+				ibv_mr *mr = reg(on.pd(), m.registered(), access);
+				if (!mr || ibv_dereg_mr(mr))
+					refused++;
+			});
+		if (access & IBV_ACCESS_CACHED)
+			threads.add([&] {
+				is_slow = true;
+				ibv_reg_mr_clean(on.context(), 0);
+			});
+	}
+	tell(std::to_string(refused));
+}
+
+bool put(const std::string &path, const std::string &text)
+{
+	const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+	const bool done =
+		fd >= 0 && write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+
+	if (fd >= 0)
+		close(fd);
+	return done;
+}
+
+/* This process may have so many objects of its device at a time. */
+bool limit_objects(const std::string &device_name, int objects)
+{
+	const std::string root = "/run/owner_test", group = root + "/group";
+
+	mkdir(root.c_str(), 0755);
+	if (mount("none", root.c_str(), "cgroup2", 0, nullptr) && errno != EBUSY)
+		return false;
+	mkdir(group.c_str(), 0755);
+	return put(root + "/cgroup.subtree_control", "+rdma") &&
+	       put(group + "/rdma.max",
+		   device_name + " hca_handle=4 hca_object=" + std::to_string(objects)) &&
+	       put(group + "/cgroup.procs", std::to_string(getpid()));
+}
+
+/* Many more registrations than objects, but one at a time; then other objects. */
+void use_few_objects(int access)
+{
+	constexpr int objects = 40;
+	const std::string name = device().name();
+
+	if (!limit_objects(name, objects)) {
+		tell("no rdma cgroup");
+		return;
+	}
+	const device on;
+	const spaced pages(100);
+	std::string failed;
+	for (std::size_t i = 0; i < 100 && failed.empty(); i++) {
+		ibv_mr *mr = reg(on.pd(), pages[i], access);
+		if (!mr)
+			failed = "registration " + std::to_string(i) + ": " + std::strerror(errno);
+		else if (const int error = ibv_dereg_mr(mr))
+			failed = std::string("ibv_dereg_mr: ") + std::strerror(error);
+	}
+	tell(failed.empty() ? "all were registered" : failed);
+
+	std::vector<owned<ibv_cq>> queues;
+	std::vector<owned<ibv_pd>> domains;
+	for (int i = 0; i < objects / 4; i++) {
+		queues.emplace_back(ibv_create_cq(on.context(), 8, nullptr, nullptr, 0));
+		tell(queues.back() ? "a CQ"
+				   : std::string("ibv_create_cq: ") + std::strerror(errno));
+		domains.emplace_back(ibv_alloc_pd(on.context()));
+		tell(domains.back() ? "a PD"
+				    : std::string("ibv_alloc_pd: ") + std::strerror(errno));
+	}
+}
+
+/* The same, plainly and cached. */
+void same_told(const std::string &what)
+{
+	const child_result plainly = run_child("owner: " + what + " (plain)", {"RDMAV_MR_CACHE"});
+	const child_result by_flag = run_child("owner: " + what + " (cached)", {"RDMAV_MR_CACHE"});
+
+	REQUIRE(plainly.status == 0);
+	REQUIRE(plainly.lines.size() > 0);
+	CHECK(by_flag.status == 0);
+	CHECK(by_flag.lines == plainly.lines);
+}
+
+} // namespace
+
+TEST_CASE("owner: a PD without registrations ends beside others' evictions")
+{
+	CHECK(busy_pds(plain) == 0);
+	CHECK(busy_pds(cached) == 0);
+}
+
+/* Not tests of their own: the others run them as programs. */
+TEST_CASE("owner: closing (plain)", "[.]")
+{
+	close_beside_others(plain);
+}
+
+TEST_CASE("owner: closing (cached)", "[.]")
+{
+	close_beside_others(cached);
+}
+
+TEST_CASE("owner: turns (plain)", "[.]")
+{
+	take_turns(plain);
+}
+
+TEST_CASE("owner: turns (cached)", "[.]")
+{
+	take_turns(cached);
+}
+
+TEST_CASE("owner: few objects (plain)", "[.]")
+{
+	use_few_objects(plain);
+}
+
+TEST_CASE("owner: few objects (cached)", "[.]")
+{
+	use_few_objects(cached);
+}
+
+TEST_CASE("owner: contexts and PDs close beside others' registrations")
+{
+	same_told("closing");
+}
+
+TEST_CASE("owner: locked memory that is on its way back is there for a registration")
+{
+	same_told("turns");
+}
+
+TEST_CASE("owner: idle registrations leave a cgroup's objects to who needs them")
+{
+	const child_result first = run_child("owner: few objects (plain)", {"RDMAV_MR_CACHE"});
+
+	SKIP_IF(!first.lines.empty() && first.lines[0] == "no rdma cgroup",
+		"this kernel has no rdma cgroup");
+	same_told("few objects");
+}
