@@ -71,10 +71,11 @@ int cached_mr_dereg(struct ibv_mr *mr);
  */
 int cached_mr_make_plain(struct ibv_mr *mr);
 /*
- * What ibv_rereg_mr() says of an MR that is or was cached: 0 if it may go on with a
- * plain one, else errno is set.
+ * What ibv_rereg_mr() says of an MR that is or was cached: true if *ret is its answer,
+ * false if it may go on with what is a plain one now.
  */
-int cached_mr_rereg(struct ibv_mr *mr, int flags, int access);
+bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
+		     void *addr, size_t length, int access, int *ret);
 /*
  * A command failed (errno). If idle registrations may hold what it lacks, they go and it
  * is tried again: did it succeed at last? Else errno is its last one.

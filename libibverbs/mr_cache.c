@@ -9,6 +9,7 @@
  * handle and keys. Several users may have the same MR, and only our marks in
  * it are ever written after it was published, by anybody, with one value.
  */
+#define _GNU_SOURCE
 #include <config.h>
 
 #include <errno.h>
@@ -413,21 +414,31 @@ static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 	       access & (REMOTE_ACCESS | IBV_ACCESS_MW_BIND);
 }
 
-int cached_mr_rereg(struct ibv_mr *mr, int flags, int access)
+bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
+		     void *addr, size_t length, int access, int *ret)
 {
-	int ret = EOPNOTSUPP;
+	struct verbs_mr plain;
 
-	/* A provider without the op must not cost the entry: what fails changes nothing. */
 	if (would_open_pages(mr, flags, access) ||
 	    (cached_mr_owns(mr) && !is_unasked()))
-		ret = EINVAL;
-	else if (!cached_mr_owns(mr))
-		ret = 0;
-	else if (get_ops(mr->context)->rereg_mr != verbs_dummy_ops.rereg_mr)
-		ret = cached_mr_make_plain(mr) ? EINVAL : 0;
-	if (ret)
-		errno = ret;
-	return ret;
+		goto invalid;
+	if (!cached_mr_owns(mr))
+		return false;
+	/* A provider without the op looks at nothing: the entry stays, and the errors are the same. */
+	if (get_ops(mr->context)->rereg_mr == verbs_dummy_ops.rereg_mr) {
+		plain = *verbs_get_mr(mr);
+		plain.mr_type = IBV_MR_TYPE_MR;
+		plain.access = 0;
+		*ret = ibv_rereg_mr(&plain.ibv_mr, flags, pd, addr, length,
+				    access);
+		return true;
+	}
+	if (!cached_mr_make_plain(mr))
+		return false;
+invalid:
+	errno = EINVAL;
+	*ret = IBV_REREG_MR_ERR_INPUT;
+	return true;
 }
 
 /* What idle registrations may hold: memory that may be pinned, objects of a control group. */

@@ -8,6 +8,7 @@
  * takes it out, and that one reports. Names are copied, so that the end of the
  * process needs nothing of a context that another thread closes just then.
  */
+#define _GNU_SOURCE
 #include <config.h>
 
 #include <stdio.h>

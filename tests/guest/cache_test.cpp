@@ -40,6 +40,12 @@ owned<ibv_mr> cached(const device &on, range r)
 	return on.register_memory(r, rights | IBV_ACCESS_CACHED);
 }
 
+/* Without remote rights: any part of it is served. */
+owned<ibv_mr> cached_local(const device &on, range r)
+{
+	return on.register_memory(r, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED);
+}
+
 bool is_cached(const device &on, range r)
 {
 	return ibv_is_reg(on.pd(), r.addr, r.length, rights);
@@ -89,8 +95,8 @@ TEST_CASE("cache: RDMA through a hit, a part and a registration in use")
 	const range part{from.registered().addr + 100, 1000};
 
 	for (int round = 0; round < 3; round++) {
-		const auto whole = cached(on, from.registered());
-		const auto some = cached(on, part);
+		const auto whole = cached_local(on, from.registered());
+		const auto some = cached_local(on, part);
 		const auto target = cached(on, to.registered());
 		CHECK(some->addr == part.addr);
 		CHECK(some->length == part.length);
@@ -136,12 +142,9 @@ TEST_CASE("cache: a part works on when the rest of what it is a part of is unmap
 	const range part{whole.addr, 2 * page_size()};
 	const range rest{whole.addr + length / 2, length / 2};
 	const auto target = on.register_memory(to.registered());
-	const auto local = [&](range r) {
-		return on.register_memory(r, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED);
-	};
 
-	local(whole).reset();
-	const auto mr = local(part);
+	cached_local(on, whole).reset();
+	const auto mr = cached_local(on, part);
 	from.forget(rest);
 	REQUIRE(munmap(rest.addr, rest.length) == 0);
 	std::memset(part.addr, 7, part.length);
