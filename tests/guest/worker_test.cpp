@@ -270,7 +270,7 @@ TEST_CASE("others map memory while a large registration is looked at")
 	const memory m = small_pages(length);
 	std::atomic<bool> stop = false;
 	std::atomic<clock_type::duration> longest{};
-	bool let_in = false;
+	int let_in = 0;
 
 	std::thread mapping([&] {
 		while (!stop) {
@@ -281,19 +281,19 @@ TEST_CASE("others map memory while a large registration is looked at")
 			munmap(page, page_size());
 		}
 	});
-	/* Who is kept out waits for nearly all of it. */
-	for (int i = 0; i < 20 && !let_in; i++) {
+	/* Who is kept out waits for nearly all of it, but for a hiccup of the machine. */
+	for (int i = 0; i < 9; i++) {
 		const auto mr = on.register_memory(m.registered());
 		word w;
 
 		longest = 0ns;
 		const auto before = clock_type::now();
 		const int error = ibv_reg_mr_notify(mr.get(), w.address());
-		let_in = !error && longest.load() < (clock_type::now() - before) / 2;
+		let_in += !error && longest.load() < (clock_type::now() - before) / 2;
 	}
 	stop = true;
 	mapping.join();
-	CHECK(let_in);
+	CHECK(let_in >= 5);
 }
 
 /* While the worker looks at one registration of a process that exits, the others are told. */
