@@ -63,18 +63,21 @@ public:
 		void *page = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0);
 		const int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
 
-		if (fd < 0 || page == MAP_FAILED || memory < 0)
-			_exit(1);
+		if (fd < 0)
+			_exit(errno);
+		if (page == MAP_FAILED || memory < 0)
+			_exit(200);
+		/* Made first: the other one's stack could not be mapped any more. */
+		std::thread writer([&] {
+			usleep(300000);
+			before();
+			mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		});
 		std::thread reader([&] {
 			char byte = 0;
 			[[maybe_unused]] const auto got =
 				pread(memory, &byte, 1,
 				      static_cast<off_t>(reinterpret_cast<uintptr_t>(page)));
-		});
-		std::thread writer([&] {
-			usleep(300000);
-			before();
-			mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		});
 		reader.join();
 		writer.join();

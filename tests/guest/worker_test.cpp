@@ -57,22 +57,29 @@ memory small_pages(std::size_t length)
 	return m;
 }
 
-/* Harmless events in a range, from a thread, until it is destroyed. */
+/*
+ * Harmless events in a range, from a thread, until it is destroyed. A machine that
+ * is busy with others makes pauses between them, which would let anything pass:
+ * so it knows the longest one since it was asked to watch.
+ */
 class events {
 public:
-	events(range where, useconds_t pause)
+	events(range where, std::chrono::microseconds pause)
 	    : thread_([this, where, pause] {
+		      auto last = clock_type::now();
 		      while (!stop_) {
 			      madvise(where.addr, where.length, MADV_FREE);
 			      *where.addr = std::byte{1};
+			      const auto now = clock_type::now();
+			      longest_ = std::max(longest_.load(), now - last);
+			      last = now;
 			      count_++;
-			      if (pause)
-				      usleep(pause);
+			      if (pause.count())
+				      std::this_thread::sleep_for(pause);
 		      }
 	      })
 	{
-		while (count_ < 3)
-			usleep(1000);
+		wait_for_some();
 	}
 	~events()
 	{
@@ -80,9 +87,26 @@ public:
 		thread_.join();
 	}
 
+	void watch() { longest_ = 0ns; }
+	/* Without a pause as long as this, until now? */
+	bool went_on(std::chrono::milliseconds pause)
+	{
+		wait_for_some(); /* one that is not over yet counts too */
+		return longest_.load() < pause;
+	}
+
 private:
+	void wait_for_some()
+	{
+		const uint64_t until = count_ + 3;
+
+		while (count_ < until)
+			usleep(100);
+	}
+
 	std::atomic<bool> stop_ = false;
 	std::atomic<uint64_t> count_ = 0;
+	std::atomic<clock_type::duration> longest_{};
 	std::thread thread_;
 };
 
@@ -148,47 +172,52 @@ TEST_CASE("dropped memory returns while events go on")
 {
 	const device on;
 	const std::size_t length = 64 * page_size();
-	const memory m = small_pages(length);
-	const range r = m.registered();
-	const auto mr = on.register_memory(r);
-	word w;
+	bool found = false;
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	const events harmless({r.addr, page_size()}, 2000);
-	REQUIRE(madvise(r.addr + length / 2, length / 2, MADV_DONTNEED) == 0);
-	CHECK(happens([&] { return w.value() == invalid; }));
+	/* If every event put the look off, it would take a pause of 20 ms. */
+	for (int i = 0; i < 100 && !found; i++) {
+		const memory m = small_pages(length);
+		const range r = m.registered();
+		const auto mr = on.register_memory(r);
+		word w;
+
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		events harmless({r.addr, page_size()}, 1ms);
+		harmless.watch();
+		REQUIRE(madvise(r.addr + length / 2, length / 2, MADV_DONTNEED) == 0);
+		REQUIRE(happens([&] { return w.value() == invalid; }));
+		found = harmless.went_on(16ms);
+	}
+	CHECK(found);
 }
 
 TEST_CASE("settling and arming end while events go on")
 {
 	const device on;
-	const std::size_t length = std::size_t{4096} * page_size();
+	const std::size_t length = std::size_t{32768} * page_size();
 	const memory m = small_pages(length);
 	const range r = m.registered();
-	const auto mr = on.register_memory(r);
-	const auto other = on.register_memory(r);
-	std::atomic<int> done = 0;
-	word w;
-	word of_other;
+	bool settled = false;
+	bool armed = false;
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	{
-		std::optional<events> harmless(std::in_place, r, 0);
-		std::thread settling([&] {
-			for (int i = 0; i < 5; i++)
-				ibv_settle_mr_notify(mr.get());
-			done++;
-			ibv_reg_mr_notify(other.get(), of_other.address());
-			done++;
-		});
-		CHECK(happens([&] { return done == 2; }));
-		harmless.reset();
-		settling.join();
+	/* If a look had to be quiet all the time, it would take a pause as long. */
+	for (int i = 0; i < 50 && !(settled && armed); i++) {
+		const auto mr = on.register_memory(r);
+		word w;
+
+		events harmless({r.addr, page_size()}, 0us);
+		harmless.watch();
+		const auto before = clock_type::now();
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		if (clock_type::now() - before > 10ms)
+			armed |= harmless.went_on(5ms);
+		REQUIRE(madvise(r.addr, length, MADV_FREE) == 0);
+		harmless.watch();
+		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+		settled |= harmless.went_on(5ms);
 	}
-	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
-	CHECK(w.value() == 0);
-	CHECK(ibv_settle_mr_notify(other.get()) == 0);
-	CHECK(of_other.value() == 0);
+	CHECK(armed);
+	CHECK(settled);
 }
 
 /* What changed before the call is found, whatever goes on elsewhere in the range. */
@@ -204,7 +233,7 @@ TEST_CASE("a change is found while events go on")
 		word w;
 
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-		const events harmless({r.addr, page_size()}, 0);
+		const events harmless({r.addr, page_size()}, 0us);
 		REQUIRE(madvise(r.end() - page_size(), page_size(), MADV_DONTNEED) == 0);
 		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
 		CHECK(w.value() == invalid);
@@ -239,27 +268,32 @@ TEST_CASE("others map memory while a large registration is looked at")
 	const device on;
 	const std::size_t length = std::size_t{32768} * page_size();
 	const memory m = small_pages(length);
-	const auto mr = on.register_memory(m.registered());
-	std::atomic<bool> looking = false;
 	std::atomic<bool> stop = false;
-	std::atomic<uint64_t> mapped = 0;
-	word w;
+	std::atomic<clock_type::duration> longest{};
+	int let_in = 0;
 
 	std::thread mapping([&] {
 		while (!stop) {
-			const bool counts = looking;
+			const auto before = clock_type::now();
 			void *page = mmap(nullptr, page_size(), PROT_READ,
 					  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+			longest = std::max(longest.load(), clock_type::now() - before);
 			munmap(page, page_size());
-			mapped += counts && looking;
 		}
 	});
-	looking = true;
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	looking = false;
+	/* Who is kept out waits for nearly all of it, but for a hiccup of the machine. */
+	for (int i = 0; i < 9; i++) {
+		const auto mr = on.register_memory(m.registered());
+		word w;
+
+		longest = 0ns;
+		const auto before = clock_type::now();
+		const int error = ibv_reg_mr_notify(mr.get(), w.address());
+		let_in += !error && longest.load() < (clock_type::now() - before) / 2;
+	}
 	stop = true;
 	mapping.join();
-	CHECK(mapped >= 8);
+	CHECK(let_in >= 5);
 }
 
 /* While the worker looks at one registration of a process that exits, the others are told. */
@@ -270,7 +304,7 @@ TEST_CASE("the worker does not put off the end of a process")
 	auto *const words = reinterpret_cast<uint64_t *>(shared.registered().addr);
 	int late = 0;
 
-	for (int i = 0; i < 20; i++) {
+	for (int i = 0; i < 15; i++) {
 		int status = 0;
 		words[0] = words[1] = 0;
 		const pid_t child = fork();
@@ -287,7 +321,7 @@ TEST_CASE("the worker does not put off the end of a process")
 			    ibv_reg_mr_notify(second, &words[1]) ||
 			    madvise(r.addr, length, MADV_FREE))
 				_exit(1);
-			usleep(static_cast<useconds_t>(18000 + i * 1000));
+			usleep(static_cast<useconds_t>(i % 8 * 2000));
 			_exit(0);
 		}
 		REQUIRE(child > 0);
@@ -375,7 +409,12 @@ TEST_CASE("a process whose mmap_lock is kept does not keep others from being rev
 		_exit(0);
 	}
 	REQUIRE(child > 0);
-	REQUIRE(happens([&] { return std::atomic_ref<uint64_t>(*armed).load() == 1; }));
+	int status = 0;
+	REQUIRE(happens([&] {
+		return std::atomic_ref<uint64_t>(*armed).load() == 1 ||
+		       waitpid(child, &status, WNOHANG) == child;
+	}));
+	REQUIRE(status == 0);
 	REQUIRE(fuse->wait_for_fault());
 	/* The event: from outside of the process, so it needs no mmap_lock. */
 	punch(file.fd(), {file.registered().addr, page_size()}, file.registered());

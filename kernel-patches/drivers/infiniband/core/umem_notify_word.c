@@ -39,7 +39,7 @@
  *
  * A word belongs to one MR: else settling one wipes out what another has said.
  *
- *   settle A                              B, with the same word
+ *   settle A                              B, which has the word too
  *                                         word |= SUSPECT
  *   A is intact: word &= ~SUSPECT         [the word says that B is valid]
  *
