@@ -60,6 +60,12 @@ constexpr std::array places{place::inside,    place::before,   place::after,	  p
 			    place::heap,      place::far_idle, place::far_in_use, place::idle,
 			    place::idle_user, place::posted,   place::forgotten,  place::fewer};
 
+/* Not every library has it. */
+bool can_forget()
+{
+	return ibv_forget_mr;
+}
+
 const char *name(operation what)
 {
 	constexpr std::array names{"read", "write", "atomic", "receive"};
@@ -244,7 +250,7 @@ private:
 		if (one.where == place::idle || one.where == place::idle_user ||
 		    one.where == place::posted)
 			error = ibv_dereg_mr(mr.release());
-		else if (one.where == place::forgotten && ibv_forget_mr)
+		else if (one.where == place::forgotten && can_forget())
 			error = ibv_forget_mr(mr.release());
 		else if (one.where == place::forgotten && std::getenv("RUN_PLAIN"))
 			error = ibv_dereg_mr(mr.release());
@@ -434,4 +440,54 @@ TEST_CASE("peer: the plain table has successes and failures of each operation")
 		CHECK(counts[what][0] > 0);
 		CHECK(counts[what][1] > 0);
 	}
+}
+
+TEST_CASE("peer: ibv_forget_mr() ends a key for good")
+{
+	REQUIRE(can_forget());
+	const device on;
+	const memory m = anonymous(page_size());
+	const memory mine = anonymous(page_size());
+	const range r = m.registered();
+	const auto source = on.register_memory(mine.registered(), local_write);
+
+	for (const int extra : {0, IBV_ACCESS_CACHED}) {
+		loopback link(on);
+		owned<ibv_mr> mr = on.register_memory(r, local_write | remote_write | extra);
+		const uint32_t key = mr->rkey;
+
+		CHECK(link.write(source.get(), {mine.registered().addr, 8}, r.addr, key) ==
+		      IBV_WC_SUCCESS);
+		CHECK(ibv_forget_mr(mr.release()) == 0);
+		CHECK_FALSE(ibv_is_reg(on.pd(), r.addr, r.length, local_write | remote_write));
+		CHECK(link.refused(
+			link.write(source.get(), {mine.registered().addr, 8}, r.addr, key)));
+	}
+}
+
+TEST_CASE("peer: a key that others use is forgotten with its last user")
+{
+	REQUIRE(can_forget());
+	const device on;
+	loopback link(on);
+	const memory m = anonymous(page_size());
+	const memory mine = anonymous(page_size());
+	const range r = m.registered();
+	const int access = local_write | remote_write | IBV_ACCESS_CACHED;
+	const auto source = on.register_memory(mine.registered(), local_write);
+	owned<ibv_mr> one = on.register_memory(r, access);
+	owned<ibv_mr> other = on.register_memory(r, access);
+	const uint32_t key = one->rkey;
+	const auto write = [&] {
+		return link.write(source.get(), {mine.registered().addr, 8}, r.addr, key);
+	};
+
+	REQUIRE(other->rkey == key);
+	CHECK(ibv_forget_mr(one.release()) == EBUSY);
+	CHECK_FALSE(ibv_is_reg(on.pd(), r.addr, r.length, access));
+	CHECK(write() == IBV_WC_SUCCESS);
+	const owned<ibv_mr> third = on.register_memory(r, access);
+	CHECK(third->rkey != key);
+	CHECK(ibv_dereg_mr(other.release()) == 0);
+	CHECK(link.refused(write()));
 }
