@@ -559,7 +559,6 @@ class MRCacheTrafficTest(MRTrafficTestCase):
             self.assertEqual(counted[:2], (0, 1 + self.iters))
             self.assertEqual((counted.invalidations, counted.entries), (self.iters, 1))
 
-
     def test_mr_cache_rc_forget(self):
         """
         A peer's key works while the registration is idle; when it is forgotten no more.

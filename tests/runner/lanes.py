@@ -65,7 +65,8 @@ def examples(kernel):
 OPTIONS = {"packages": ("--kernel", "um", "--packages"),
            "stock": ("--kernel", "stock", "--packages")}
 GUESTS = {
-    "um": [MATRIX, *guest_programs(), *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke")),
+    "um": [MATRIX, *guest_programs(),
+           *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke")),
            PYTHON_EXAMPLE, pyverbs("test_mr_notify", "test_mr_cache"),
            *cached(pyverbs("test_mr_notify", "test_mr_cache"))],
     # What a user installs, under Debian's own programs and upstream's suite.
