@@ -34,10 +34,10 @@ function(inject_real_paths OUT)
   set(${OUT} ${paths} PARENT_SCOPE)
 endfunction()
 
-# Our symbol version node, at the end of the map that upstream's configure_file() generated. A second
+# Our symbol version nodes, at the end of the map that upstream's configure_file() generated. A second
 # --version-script would do for the shared library, but sanitize_static_lib.py takes one map per static
 # library and makes every symbol that is not in it local. A hook to libibverbs.map.in would work too, and
-# would have to be redone whenever upstream adds a node. The node's name is not upstream's next one, and
+# would have to be redone whenever upstream adds a node. Our nodes' name is not upstream's next one, and
 # check-build sorts it before upstream's newest (the part after the "_" is the version that it compares).
 function(inject_symbol_versions)
   set(map ${PROJECT_BINARY_DIR}/libibverbs/libibverbs.map)
@@ -81,8 +81,8 @@ endfunction()
 function(inject_man_pages)
   set(folder ${PROJECT_SOURCE_DIR}/libibverbs/man)
   file(GLOB pages CONFIGURE_DEPENDS ${folder}/*_mr_notify.[0-9].md ${folder}/*_mr_cache.[0-9].md
-       ${folder}/ibv_is_reg.[0-9].md ${folder}/ibv_reg_mr_clean.[0-9].md
-       ${folder}/ibv_reg_mr_limits.[0-9].md)
+       ${folder}/ibv_forget_mr.[0-9].md ${folder}/ibv_is_reg.[0-9].md
+       ${folder}/ibv_reg_mr_clean.[0-9].md ${folder}/ibv_reg_mr_limits.[0-9].md)
   # Where upstream's functions put what they make: beside the other pages.
   set(CMAKE_CURRENT_SOURCE_DIR ${PROJECT_SOURCE_DIR}/libibverbs/man)
   set(CMAKE_CURRENT_BINARY_DIR ${PROJECT_BINARY_DIR}/libibverbs/man)

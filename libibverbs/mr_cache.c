@@ -332,6 +332,12 @@ bool cached_mr_reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	return false;
 }
 
+/* EBUSY says that others have it: what is busy otherwise must not look like that. */
+static int forget_error(int error)
+{
+	return error == EBUSY ? EAGAIN : error;
+}
+
 /*
  * Gives an MR back, and if `forget` has nobody find its registration again. A view is
  * freed: its type says so first, for whoever deregisters it twice.
@@ -361,7 +367,9 @@ static int give_back(struct ibv_mr *mr, bool forget)
 		else
 			free(vmr);
 	}
-	return shared ? EBUSY : ret;
+	if (shared)
+		return EBUSY;
+	return forget ? forget_error(ret) : ret;
 }
 
 int cached_mr_dereg(struct ibv_mr *mr)
@@ -371,7 +379,9 @@ int cached_mr_dereg(struct ibv_mr *mr)
 
 int ibv_forget_mr(struct ibv_mr *mr)
 {
-	return cached_mr_owns(mr) ? give_back(mr, true) : ibv_dereg_mr(mr);
+	if (cached_mr_owns(mr))
+		return give_back(mr, true);
+	return forget_error(ibv_dereg_mr(mr));
 }
 
 /*

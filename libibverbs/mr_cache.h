@@ -68,13 +68,14 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
  * ibv_forget_mr - Deregister an MR for good
  * @mr: An MR of ibv_reg_mr() or a variant, cached or not
  *
- * As ibv_dereg_mr(), but a cached registration is not kept for the next one: it
- * is handed out no more, and nobody can use its keys any more when this returns 0.
- * One that was not cached is deregistered as ever.
+ * As ibv_dereg_mr(), but a cached registration is not kept for the next one: when this
+ * returns 0 neither the device nor a peer has access by its keys any more. An MR that
+ * is not cached is deregistered as ever.
  *
- * Returns 0, or EBUSY: others have the same registration, and it ends with the
- * last of them. In both cases mr is not the caller's any more. Any other errno
- * value is that of ibv_dereg_mr(), and mr is still the caller's.
+ * Returns 0, or EBUSY: others have the same registration; it is handed out no more, and
+ * ends with the last of them. In both cases mr is not the caller's any more. With any
+ * other errno value, which is that of ibv_dereg_mr() (but EAGAIN for its EBUSY), it
+ * still is.
  */
 int ibv_forget_mr(struct ibv_mr *mr);
 

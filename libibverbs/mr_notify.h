@@ -62,15 +62,17 @@ enum ibv_mr_notify_bits {
  *
  * On success the kernel writes to *word from now on, until ibv_unreg_mr_notify()
  * or ibv_dereg_mr() returns: until then the word must stay mapped where it is,
- * outside of the registration itself. There is no window: what invalidated the
- * registration before or during this call is seen too, and the call succeeds
- * with a word that says INVALID.
+ * outside of the registration itself, and may be no other MR's. There is no
+ * window: what invalidated the registration before or during this call is seen
+ * too, and the call succeeds with a word that says INVALID.
  *
  * Returns 0, or an errno value and changes nothing:
  *   EOPNOTSUPP  the kernel, the driver or this kind of MR (on-demand paging,
  *               dmabuf, device memory, null, imported, cached) has no support
  *   EINVAL      word is NULL or not aligned, or mr is of another process
- *   EBUSY       mr has a word already, or others have it too (RDMAV_MR_CACHE=1)
+ *   EBUSY       mr has a word already, another MR has this word, or others have
+ *               this MR too (RDMAV_MR_CACHE)
+ *   EAGAIN      as for ibv_settle_mr_notify()
  *   ENOMEM      out of memory, or of what RLIMIT_MEMLOCK allows
  *   EFAULT      word is not in writable memory that can be pinned
  *
@@ -98,8 +100,9 @@ int ibv_unreg_mr_notify(struct ibv_mr *mr);
  * happened before the call; something that happens during it may make the word
  * SUSPECT again. Costs one system call, for a word that is not SUSPECT too.
  *
- * Returns 0, or an errno value: EINVAL when mr has no word; EOPNOTSUPP as above.
- * Thread safe as above.
+ * Returns 0, or an errno value, and the word is as SUSPECT as before: EINVAL when
+ * mr has no word; EAGAIN when somebody has kept a file of this memory locked for a
+ * second; ENOMEM; EOPNOTSUPP as above. Thread safe as above.
  */
 int ibv_settle_mr_notify(struct ibv_mr *mr);
 

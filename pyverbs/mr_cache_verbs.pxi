@@ -16,6 +16,7 @@ cdef extern from 'infiniband/mr_cache.h':
         uint64_t entries
 
     bint ibv_is_reg(ibv_pd *pd, const void *addr, size_t length, unsigned int access) nogil
+    int ibv_forget_mr(ibv_mr *mr) nogil
     int ibv_reg_mr_limits(ibv_context *context, ibv_mr_cache_limits *new_limits,
                           ibv_mr_cache_limits *old_limits) nogil
     int ibv_reg_mr_clean(ibv_context *context, size_t keep_bytes) nogil

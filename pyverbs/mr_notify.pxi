@@ -8,6 +8,8 @@
 
 cimport cython
 
+include "mr_cache_mr.pxi"
+
 MR_NOTIFY_WORD_DOC = """
 The current value of the word, an int: bits 0-7 (IBV_MR_NOTIFY_KERNEL_MASK) are the
 kernel's, see ibv_mr_notify_bits; bits 8-63 the application's. Assigning changes the
@@ -46,8 +48,10 @@ def mr_reg_notify(MR self not None, value=0):
         EOPNOTSUPP: the kernel, the driver or this kind of MR has no support (see
                     IBV_DEVICE_MR_NOTIFY in device_cap_flags)
         EBUSY: the MR has a word already, or others use its registration too
+               (RDMAV_MR_CACHE)
         EINVAL: the MR was registered by another process
         ENOMEM: out of memory, or of what RLIMIT_MEMLOCK allows (the word's page is pinned)
+        EAGAIN: as for settle_notify()
     :raises PyverbsUserError: value has kernel bits, or the MR is closed
     :raises PyverbsError: no memory for the word
     """
@@ -97,6 +101,8 @@ def mr_settle_notify(MR self not None):
     (_IBV_DEVICE_MR_REVOKE), it no longer reaches the memory. Costs a system call.
     :return: The word, an int
     :raises PyverbsRDMAError: error_code EINVAL: the MR has no notification;
+                              EAGAIN: somebody has kept a file of this memory locked for
+                              a second, the word is as suspect as before; ENOMEM;
                               EOPNOTSUPP: as for reg_notify()
     :raises PyverbsUserError: the MR is closed
     """

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
 Test module for cached registration: the verbs as pyverbs gives them, alone and under RC
-traffic. Races are tested elsewhere; here it is the interface. Runs with RDMAV_MR_CACHE=1 too.
+traffic. Races are tested elsewhere; here it is the interface. Runs with RDMAV_MR_CACHE=1 and
+RDMAV_MR_CACHE=remote too.
 """
 import ctypes
 import errno
+import json
 import mmap
 import os
+import subprocess
+import sys
 import unittest
 
 from tests.test_mr_notify import LENGTH, MAP_FIXED, MRNotifyTestCase, MRTrafficTestCase, \
     NotifyRC, PAGE, REMOTE, has_mr_notify, libc, requires_mr_notify
-from pyverbs.pyverbs_error import PyverbsRDMAError
+from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from pyverbs.pd import PD
 from pyverbs.mr import MR
 import pyverbs.enums as e
@@ -19,8 +23,28 @@ import tests.utils as u
 
 ACCESS = e.IBV_ACCESS_LOCAL_WRITE
 CACHED = ACCESS | e.IBV_ACCESS_CACHED
-ALL = os.environ.get('RDMAV_MR_CACHE') == '1'
+CACHED_REMOTE = REMOTE | e.IBV_ACCESS_CACHED
+UNASKED = os.environ.get('RDMAV_MR_CACHE') in ('1', 'remote')
+TRUSTED = os.environ.get('RDMAV_MR_CACHE') == 'remote'
 NONE = os.environ.get('RDMAV_MR_CACHE') == '0'
+
+# A process whose registrations are cached or not: what is found afterwards of each kind (plain
+# and remote rights, without and with the flag), all of it and a part.
+POLICY_CHILD = """
+import ctypes, json, mmap, sys
+from pyverbs.device import Context
+from pyverbs.pd import PD
+from pyverbs.mr import MR
+from tests.test_mr_cache import ACCESS, CACHED, CACHED_REMOTE, LENGTH, PAGE, REMOTE
+pd = PD(Context(name=sys.argv[1]))
+found = []
+for access in (ACCESS, REMOTE, CACHED, CACHED_REMOTE):
+    memory = mmap.mmap(-1, LENGTH)
+    addr = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    MR(pd, LENGTH, access, address=addr).close()
+    found.append([pd.is_reg(addr, LENGTH, access), pd.is_reg(addr + PAGE, PAGE, access)])
+print(json.dumps(found))
+"""
 
 
 class MRCacheTestCase(MRNotifyTestCase):
@@ -328,7 +352,7 @@ class MRCacheTest(MRCacheTestCase):
         mr = self.reg_cached(addr)
         self.assert_errno(errno.EINVAL, mr.settle_notify)
         self.assert_errno(errno.EINVAL, mr.unreg_notify)
-        if not ALL:
+        if not UNASKED:
             self.assert_errno(errno.EOPNOTSUPP, mr.reg_notify)
         else:
             mr.reg_notify()
@@ -359,7 +383,7 @@ class MRCacheTest(MRCacheTestCase):
         """
         addr = self.map()
         MR(self.pd, LENGTH, CACHED | e.IBV_ACCESS_MW_BIND, address=addr).close()
-        if not ALL:
+        if not UNASKED:
             MR(self.pd, LENGTH, ACCESS, address=addr).close()
         self.assertEqual(self.counted()[:2], (0, 0))
         self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))
@@ -379,15 +403,103 @@ class MRCacheTest(MRCacheTestCase):
         self.assertEqual(self.counted().entries, 0)
 
     @requires_mr_notify
-    def test_mr_cache_all(self):
+    def test_mr_cache_exact(self):
         """
-        With RDMAV_MR_CACHE=1 the flag is not needed.
+        With remote rights a registration serves its own range and rights only: a peer gets no
+        more by the key than was asked for. With RDMAV_MR_CACHE=remote it serves all that it has.
         """
-        if not ALL:
-            raise unittest.SkipTest('RDMAV_MR_CACHE=1 is not set')
         addr = self.map()
-        MR(self.pd, LENGTH, ACCESS, address=addr).close()
-        self.assertTrue(self.pd.is_reg(addr, LENGTH, ACCESS))
+        mr = self.reg_cached(addr, access=CACHED_REMOTE)
+        keys = mr.handle, mr.lkey, mr.rkey
+        again = self.reg_cached(addr, access=CACHED_REMOTE)
+        self.assert_same(again, keys)
+        for start, length, access in (
+                (addr, LENGTH, ACCESS), (addr, LENGTH, ACCESS | e.IBV_ACCESS_REMOTE_READ),
+                (addr, LENGTH - 1, REMOTE), (addr + PAGE, PAGE, REMOTE)):
+            self.assertEqual(self.pd.is_reg(start, length, access), TRUSTED)
+            other = self.reg_cached(start, length, access | e.IBV_ACCESS_CACHED)
+            self.assertEqual((other.buf, other.length), (start, length))
+            self.assertEqual(other.rkey == mr.rkey, TRUSTED)
+            other.close()
+        mr.close()
+        again.close()
+
+    @requires_mr_notify
+    def test_mr_cache_exact_bytes(self):
+        """
+        A remote registration of some bytes is of these bytes: not even the same page is found.
+        """
+        addr = self.map()
+        mr = self.reg_cached(addr + 100, 64, CACHED_REMOTE)
+        self.assertEqual((mr.buf, mr.length), (addr + 100, 64))
+        self.assertTrue(self.pd.is_reg(addr + 100, 64, REMOTE))
+        self.assertEqual(self.pd.is_reg(addr + 101, 63, REMOTE), TRUSTED)
+        self.assertEqual(self.pd.is_reg(addr, PAGE, REMOTE), TRUSTED)
+        mr.close()
+        counted = self.counted()
+        self.assertEqual((counted.bytes, counted.entries), (PAGE, 1))
+
+    @requires_mr_notify
+    def test_mr_cache_forget(self):
+        """
+        What is forgotten is not found again, and nothing of it stays registered.
+        """
+        for access in (CACHED, CACHED_REMOTE):
+            addr = self.map()
+            mr = self.reg_cached(addr, access=access)
+            self.assertIs(mr.forget(), True)
+            self.assertFalse(self.pd.is_reg(addr, LENGTH, access))
+            self.assertEqual((self.counted().bytes, self.counted().entries), (0, 0))
+            self.assertRaises(PyverbsUserError, mr.forget)
+            mr.close()
+
+    @requires_mr_notify
+    def test_mr_cache_forget_shared(self):
+        """
+        With another user it is found no more, and ends with that one.
+        """
+        addr = self.map()
+        first, second = (self.reg_cached(addr, access=CACHED_REMOTE) for _ in range(2))
+        self.assertEqual(first.handle, second.handle)
+        self.assertIs(first.forget(), False)
+        self.assertFalse(self.pd.is_reg(addr, LENGTH, REMOTE))
+        self.assertEqual(self.counted().entries, 1)
+        third = self.reg_cached(addr, access=CACHED_REMOTE)
+        self.assertNotEqual(third.handle, second.handle)
+        second.close()
+        self.assertEqual(self.counted().entries, 1)
+        self.assertIs(third.forget(), True)
+        self.assertEqual(self.counted().entries, 0)
+
+    @requires_mr_notify
+    def test_mr_cache_forget_part(self):
+        """
+        A part of a registration that nobody else uses takes all of it along.
+        """
+        addr = self.map()
+        self.fill(addr)
+        self.assertIs(self.reg_cached(addr + PAGE, PAGE).forget(), True)
+        self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))
+        self.assertEqual(self.counted().entries, 0)
+
+    @requires_mr_notify
+    def test_mr_cache_policy(self):
+        """
+        RDMAV_MR_CACHE says what is cached in a process, and whether a part of what has remote
+        rights is found.
+        """
+        nothing, exactly, any_part = [False, False], [True, False], [True, True]
+        flag = [nothing, nothing, any_part, exactly]
+        for value, found in ((None, flag), ('1', [any_part, nothing, any_part, exactly]),
+                             ('remote', 4 * [any_part]), ('0', 4 * [nothing]), ('yes', flag)):
+            with self.subTest(RDMAV_MR_CACHE=value):
+                env = {**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)}
+                env.pop('RDMAV_MR_CACHE', None)
+                if value:
+                    env['RDMAV_MR_CACHE'] = value
+                said = subprocess.run([sys.executable, '-c', POLICY_CHILD, self.dev_name],
+                                      env=env, stdout=subprocess.PIPE, check=True).stdout
+                self.assertEqual(json.loads(said), found)
 
 
 class CachedRC(NotifyRC):
@@ -395,7 +507,10 @@ class CachedRC(NotifyRC):
     An RC end whose MR may be one of the cache's.
     """
     def reg_mr(self):
-        self.mr = MR(self.pd, self.msg_size, REMOTE | e.IBV_ACCESS_CACHED, address=self.addr)
+        self.mr = MR(self.pd, self.msg_size, CACHED_REMOTE, address=self.addr)
+
+    def reg_locally(self):
+        self.mr = MR(self.pd, self.msg_size, CACHED, address=self.addr)
 
     def counted(self):
         return self.ctx.query_mr_cache()
@@ -443,6 +558,22 @@ class MRCacheTrafficTest(MRTrafficTestCase):
             counted = end.counted()
             self.assertEqual(counted[:2], (0, 1 + self.iters))
             self.assertEqual((counted.invalidations, counted.entries), (self.iters, 1))
+
+    def test_mr_cache_rc_forget(self):
+        """
+        A peer's key works while the registration is idle; when it is forgotten no more.
+        """
+        self.create_players(CachedRC)
+        self.server.mr.close()
+        self.server.reg_locally()
+        u.rdma_traffic(**{**self.traffic_args, 'iters': 1}, send_op=e.IBV_WR_RDMA_WRITE)
+        self.server.mr.close()
+        self.server.reg_mr()
+        self.assertEqual(self.server.mr.rkey, self.client.rkey)
+        self.assertIs(self.server.mr.forget(), True)
+        self.server.reg_locally()
+        self.refused(e.IBV_WR_RDMA_WRITE, 'Remote access error')
+        self.assertEqual(self.server.mem_read(PAGE), b's' * PAGE)
 
 
 class MRCacheVerbsTest(MRCacheTestCase):
@@ -495,6 +626,14 @@ class MRCacheInterfaceTest(MRCacheTestCase):
     """
     What holds on every device and kernel.
     """
+    def test_mr_cache_forget_plain(self):
+        """
+        What is not cached is deregistered, with the buffer that MR allocated.
+        """
+        mr = MR(self.pd, LENGTH, e.IBV_ACCESS_MW_BIND)
+        self.assertIs(mr.forget(), True)
+        self.assertRaises(PyverbsUserError, mr.forget)
+
     def test_mr_cache_unsupported(self):
         """
         Without the capability the flag changes nothing, and there is no cache to ask.
@@ -507,6 +646,7 @@ class MRCacheInterfaceTest(MRCacheTestCase):
         first.close()
         second.close()
         self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))
+        self.assertIs(self.reg_cached(addr).forget(), True)
         for func in (self.ctx.reg_mr_limits, self.ctx.reg_mr_clean, self.ctx.query_mr_cache):
             self.assert_errno(errno.EOPNOTSUPP, func)
 

@@ -347,15 +347,15 @@ class MRTrafficTestCase(RDMATestCase):
                 mem.munmap(end.addr, end.msg_size)
         super().tearDown()
 
+    def refused(self, send_op, status):
+        with self.assertRaisesRegex(PyverbsRDMAError, f'Completion status is {status}'):
+            u.rdma_traffic(**self.traffic_args, send_op=send_op)
+
 
 class MRNotifyTrafficTest(MRTrafficTestCase):
     """
     What moves over MRs that have a word.
     """
-    def refused(self, send_op, status):
-        with self.assertRaisesRegex(PyverbsRDMAError, f'Completion status is {status}'):
-            u.rdma_traffic(**self.traffic_args, send_op=send_op)
-
     def test_mr_notify_rc_traffic(self):
         """
         Sends and RDMA work as ever on watched MRs, and leave the words alone.

@@ -28,7 +28,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #ifdef IBV_HAVE_MR_NOTIFY
@@ -38,8 +38,10 @@
 #define ENTRIES 1024
 
 /*
- * The kernel pins the page of an armed word: all words are close together, in
- * memory that lives as long as the cache, and that nobody registers or unmaps.
+ * The kernel pins the page of an armed word, and writes there at any time: all words
+ * are close together, in memory that lives as long as the cache. It is mapped for
+ * them alone. On a page of the heap there may be a user's buffer, too, which somebody
+ * registers (then a device reaches the words), discards, or keeps from children.
  */
 struct reg_entry {
 	uint64_t word;
@@ -74,9 +76,10 @@ static int device_notifies(struct ibv_context *context)
 
 struct reg_cache *reg_cache_create(struct ibv_pd *pd, int access)
 {
-	struct reg_cache *cache = calloc(1, sizeof(*cache));
+	struct reg_cache *cache = mmap(NULL, sizeof(*cache), PROT_READ | PROT_WRITE,
+				       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-	if (!cache)
+	if (cache == MAP_FAILED)
 		return NULL;
 	cache->pd = pd;
 	cache->access = access;
@@ -108,7 +111,7 @@ void reg_cache_destroy(struct reg_cache *cache)
 		if (cache->entry[i].mr)
 			end(&cache->entry[i]);
 	pthread_mutex_destroy(&cache->lock);
-	free(cache);
+	munmap(cache, sizeof(*cache));
 }
 
 #ifdef IBV_HAVE_MR_NOTIFY

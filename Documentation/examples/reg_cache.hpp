@@ -13,6 +13,7 @@
 #define REG_CACHE_HPP
 
 #include <infiniband/verbs.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
@@ -21,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -39,6 +41,24 @@ class reg_cache {
 		uintptr_t end = 0;
 		bool gone = false; /* not to be found; ended when nobody uses it */
 	};
+	using table = std::array<entry, 1024>;
+
+	/* Pages for the table alone; why not the heap's, is told in reg_cache.c. */
+	struct unmap {
+		void operator()(table *entries) const
+		{
+			std::destroy_at(entries);
+			munmap(entries, sizeof(*entries));
+		}
+	};
+	static std::unique_ptr<table, unmap> new_table()
+	{
+		void *pages = mmap(nullptr, sizeof(table), PROT_READ | PROT_WRITE,
+				   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (pages == MAP_FAILED)
+			throw std::system_error(errno, std::generic_category(), "mmap");
+		return std::unique_ptr<table, unmap>(new (pages) table);
+	}
 
 public:
 	/* What a transfer holds while the device may use the memory. Movable. */
@@ -138,14 +158,14 @@ private:
 	{
 		entry *room = nullptr;
 
-		for (entry &e : entries_) {
+		for (entry &e : *entries_) {
 			if (e.mr && e.gone && unused(e))
 				e.mr.reset();
 			if (!e.mr)
 				room = &e;
 		}
-		for (std::size_t i = 0; i < entries_.size() && !room; i++) {
-			entry &e = entries_[next_++ % entries_.size()];
+		for (std::size_t i = 0; i < entries_->size() && !room; i++) {
+			entry &e = (*entries_)[next_++ % entries_->size()];
 			if (unused(e)) {
 				e.mr.reset();
 				room = &e;
@@ -182,7 +202,7 @@ private:
 	/* Under the mutex. */
 	entry *find_or_add(uintptr_t start, uintptr_t end)
 	{
-		for (entry &e : entries_) /* a real one has a tree here */
+		for (entry &e : *entries_) /* a real one has a tree here */
 			if (e.mr && !e.gone && e.start <= start && end <= e.end && take(e))
 				return &e;
 		entry *room = make_room();
@@ -195,7 +215,7 @@ private:
 		const std::lock_guard hold(mutex_);
 		bool ended = false;
 
-		for (entry &e : entries_)
+		for (entry &e : *entries_)
 			if (e.mr && unused(e)) {
 				e.mr.reset();
 				ended = true;
@@ -223,7 +243,7 @@ private:
 	std::atomic<unsigned long> count_ = 0;
 	std::mutex mutex_;     /* which entry has which range */
 	std::size_t next_ = 0; /* whom to evict: round and round, for shortness */
-	std::array<entry, 1024> entries_;
+	const std::unique_ptr<table, unmap> entries_ = new_table();
 };
 
 #endif

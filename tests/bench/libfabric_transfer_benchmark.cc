@@ -2,7 +2,7 @@
 /*
  * The same (rotation.h) by libfabric's verbs provider: fi_mr_reg + fi_write + fi_close for each
  * message over a connected endpoint. FI_MR_CACHE_MONITOR chooses libfabric's cache (memhooks,
- * userfaultfd) or none (disabled), and RDMAV_MR_CACHE=1 ours below it.
+ * userfaultfd) or none (disabled), and RDMAV_MR_CACHE=remote ours below.
  */
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>

@@ -26,7 +26,7 @@ WAYS = {
     "libfabric, no cache": (LIBFABRIC + "disabled", "libfabric_transfer", ""),
     "libfabric memhooks": (LIBFABRIC + "memhooks", "libfabric_transfer", ""),
     "libfabric userfaultfd": (LIBFABRIC + "userfaultfd", "libfabric_transfer", ""),
-    "libfabric on ours": (LIBFABRIC + "disabled RDMAV_MR_CACHE=1", "libfabric_transfer", ""),
+    "libfabric on ours": (LIBFABRIC + "disabled RDMAV_MR_CACHE=remote", "libfabric_transfer", ""),
 }
 MESSAGES = 8    # in an iteration: rotation.h's buffers
 

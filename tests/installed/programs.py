@@ -3,8 +3,9 @@
 """Run Debian's own, unmodified RDMA programs on the installed packages, over rxe0.
 
 For a guest started with tests/lab/run --packages. One line a check: "ok NAME" or "not ok NAME".
-Each pair of programs runs with the cache off and on, must end well, print its result, and have
-loaded the packages' libibverbs and no other. How fast it was is not judged.
+Each pair of programs runs with the cache off, on, and on for remote rights too, must end well,
+print its result, and have loaded the packages' libibverbs and no other. How fast it was is not
+judged.
 """
 import glob
 import os
@@ -76,10 +77,10 @@ def library():
 
 
 def environment(cached, folder, more):
-    """The environment of a program; the loader writes into `folder` what it loads."""
+    """A program's environment, with RDMAV_MR_CACHE or not; the loader writes to `folder`."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
     return {**env, "LD_DEBUG": "libs", "LD_DEBUG_OUTPUT": os.path.join(folder, "ld"), **more,
-            **({"RDMAV_MR_CACHE": "1"} if cached else {})}
+            **({"RDMAV_MR_CACHE": cached} if cached else {})}
 
 
 def loaded_wrongly(folder, processes):
@@ -209,8 +210,8 @@ def main():
     show_clock()
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     checks = [("packages", check_packages), ("UCX ucx_info", check_devices)]
-    for cached in (False, True):
-        end = " cached" if cached else ""
+    for cached in ("", "1", "remote"):
+        end = cached and f" cached {cached}"
         checks += [(pair.name + end, run_pair, pair, cached) for pair in PAIRS]
         checks += [(name + end, run_mpi, name, cached) for name in MPI]
     passed = [check(*one) for one in checks if only in one[0]]

@@ -36,8 +36,9 @@ def pyverbs(*names, least=0, program="build/rdma-core/bin/run_tests.py"):
 
 
 def cached(step):
-    """The same with every registration that can be cached."""
-    return replace(step, name=step.name + " cached", command="RDMAV_MR_CACHE=1 " + step.command)
+    """The same with registrations cached, first those that no peer can notice, then all."""
+    return [replace(step, name=f"{step.name} cached {value}",
+                    command=f"RDMAV_MR_CACHE={value} {step.command}") for value in ("1", "remote")]
 
 
 def on_siw(*steps):
@@ -67,12 +68,12 @@ GUESTS = {
     "um": [MATRIX, *guest_programs(),
            *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke")),
            PYTHON_EXAMPLE, pyverbs("test_mr_notify", "test_mr_cache"),
-           cached(pyverbs("test_mr_notify", "test_mr_cache"))],
+           *cached(pyverbs("test_mr_notify", "test_mr_cache"))],
     # What a user installs, under Debian's own programs and upstream's suite.
     "packages": [Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
                  Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=19),
                  examples("notifies"),
-                 UNPACK_SUITE, INSTALLED_SUITE, cached(INSTALLED_SUITE)],
+                 UNPACK_SUITE, INSTALLED_SUITE, *cached(INSTALLED_SUITE)],
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": [MATRIX, *guest_programs(), *guest_programs("window", "stress", seconds=10),
                *guest_programs("transfer"),

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+# The registration cache: the method of class MR. mr_notify.pxi includes this file.
+
+cimport cython
+from libc.errno cimport EBUSY
+
+
+@cython.binding(True)
+def mr_forget(MR self not None):
+    """
+    Close this MR, and keep nothing of it in the registration cache: close() leaves a
+    cached registration there, and its keys go on working. One that is not cached is
+    closed as ever.
+    :return: True: neither the device nor a peer has access by its keys any more.
+             False: others use the same registration; it is found no more, and ends with
+             the last of them. This MR is closed in both cases.
+    :raises PyverbsRDMAError: it can't be deregistered (error_code); it is open still
+    :raises PyverbsUserError: the MR is closed, or imported
+    """
+    mr_check_open(self)
+    if self._is_imported:
+        raise PyverbsUserError('An imported MR is not deregistered here')
+    cdef v.ibv_mr *mr = self.mr
+    cdef int rc
+    with nogil:
+        rc = v.ibv_forget_mr(mr)
+    if rc != 0 and rc != EBUSY:
+        raise PyverbsRDMAError('Failed to forget MR', rc)
+    if not self.is_user_addr:
+        if self.is_huge:
+            munmap(self.buf, self.mmap_length)
+        else:
+            free(self.buf)
+    # Else close() deregisters what is gone.
+    self._is_imported = True
+    self.close()
+    return rc == 0
