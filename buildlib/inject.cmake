@@ -55,7 +55,9 @@ function(inject_libibverbs)
   foreach(target ibverbs ibverbs-static)
     if(TARGET ${target})
       target_sources(${target} PRIVATE ${sources})
+      # An undeclared function returns an int: of a pointer, half.
       target_compile_options(${target} PRIVATE
+        "$<$<COMPILE_LANGUAGE:C>:-Werror=implicit-function-declaration>"
         "$<$<COMPILE_LANGUAGE:CXX>:${INJECT_CXX_WARNINGS};${INJECT_NO_CXX_RUNTIME}>")
       set_target_properties(${target} PROPERTIES LINKER_LANGUAGE C)
     endif()
