@@ -28,21 +28,21 @@ UNASKED = os.environ.get('RDMAV_MR_CACHE') in ('1', 'remote')
 TRUSTED = os.environ.get('RDMAV_MR_CACHE') == 'remote'
 NONE = os.environ.get('RDMAV_MR_CACHE') == '0'
 
-# A process whose registrations are cached or not: what is found afterwards of each kind (plain
-# and remote rights, without and with the flag), all of it and a part.
+# A process whose registrations are cached or not: what is found afterwards of each access, all of
+# the range and a part.
 POLICY_CHILD = """
 import ctypes, json, mmap, sys
 from pyverbs.device import Context
 from pyverbs.pd import PD
 from pyverbs.mr import MR
-from tests.test_mr_cache import ACCESS, CACHED, CACHED_REMOTE, LENGTH, PAGE, REMOTE
+page = mmap.PAGESIZE
 pd = PD(Context(name=sys.argv[1]))
 found = []
-for access in (ACCESS, REMOTE, CACHED, CACHED_REMOTE):
-    memory = mmap.mmap(-1, LENGTH)
+for access in map(int, sys.argv[2:]):
+    memory = mmap.mmap(-1, 2 * page)
     addr = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    MR(pd, LENGTH, access, address=addr).close()
-    found.append([pd.is_reg(addr, LENGTH, access), pd.is_reg(addr + PAGE, PAGE, access)])
+    MR(pd, 2 * page, access, address=addr).close()
+    found.append([pd.is_reg(addr, 2 * page, access), pd.is_reg(addr, page, access)])
 print(json.dumps(found))
 """
 
@@ -489,6 +489,8 @@ class MRCacheTest(MRCacheTestCase):
         rights is found.
         """
         nothing, exactly, any_part = [False, False], [True, False], [True, True]
+        child = [sys.executable, '-c', POLICY_CHILD, self.dev_name,
+                 *(str(int(access)) for access in (ACCESS, REMOTE, CACHED, CACHED_REMOTE))]
         flag = [nothing, nothing, any_part, exactly]
         for value, found in ((None, flag), ('1', [any_part, nothing, any_part, exactly]),
                              ('remote', 4 * [any_part]), ('0', 4 * [nothing]), ('yes', flag)):
@@ -497,8 +499,8 @@ class MRCacheTest(MRCacheTestCase):
                 env.pop('RDMAV_MR_CACHE', None)
                 if value:
                     env['RDMAV_MR_CACHE'] = value
-                said = subprocess.run([sys.executable, '-c', POLICY_CHILD, self.dev_name],
-                                      env=env, stdout=subprocess.PIPE, check=True).stdout
+                said = subprocess.run(child, env=env, stdout=subprocess.PIPE,
+                                      check=True).stdout
                 self.assertEqual(json.loads(said), found)
 
 
