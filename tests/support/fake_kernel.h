@@ -126,6 +126,18 @@ struct fake_kernel {
 			before_dereg(*static_cast<mr *>(which));
 	}
 
+	/* The end of a context is that of all its registrations. */
+	void close(const void *owner)
+	{
+		for (mr &one : all) {
+			if (!one.live || one.what.owner != owner)
+				continue;
+			one.live = false;
+			live.erase(&one);
+			bytes -= one.what.size;
+		}
+	}
+
 	void invalidate(mr &m)
 	{
 		if (!m.invalid)

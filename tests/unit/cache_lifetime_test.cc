@@ -171,6 +171,20 @@ TEST_CASE_METHOD(fixture, "what cannot be deregistered is not tried again by who
 	CHECK(tried == 24);
 }
 
+TEST_CASE_METHOD(fixture, "what cannot be deregistered takes no room for ever")
+{
+	for (uintptr_t n = 0; n < 200; n++) {
+		mr_cache_ref ref;
+
+		cache.env.before_dereg = nullptr;
+		REQUIRE(get(&ref, 0) == 0);
+		REQUIRE(put(ref) == 0);
+		unplug();
+		REQUIRE(cache.flush_owner(owner) == EIO);
+		kernel.close(owner);
+	}
+}
+
 TEST_CASE_METHOD(fixture, "clean says what could not be deregistered")
 {
 	use(0);

@@ -122,6 +122,8 @@ TEST_CASE("a look at many is at some, and the next one at others")
 	/* All in use but for the last ones. */
 	for (uint32_t i = 1; i < large_env::entries - 8; i++)
 		w.entries[i].word.take_acquire();
+	w.collect();
+	CHECK(w.next() == 0);
 	for (int look = 0; look < 200 && !idle; look++) {
 		w.collect();
 		idle = w.next();
