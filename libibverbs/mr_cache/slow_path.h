@@ -449,8 +449,9 @@ protected:
 			for (uint64_t n = a->entry_count / 16 + 1; n && evict_any(lock); n--)
 				;
 		bury_all(lock);
-		while (a->buried == buried && a->burying && !nested)
-			wait();
+		for (; !nested; wait())
+			if (a->buried != buried || !a->burying)
+				break;
 		return a->buried - buried;
 	}
 
