@@ -449,9 +449,11 @@ protected:
 			for (uint64_t n = a->entry_count / 16 + 1; n && evict_any(lock); n--)
 				;
 		bury_all(lock);
-		for (; !nested; wait())
-			if (a->buried != buried || !a->burying)
+		for (;;) {
+			if (nested || a->buried != buried || !a->burying)
 				break;
+			wait();
+		}
 		return a->buried - buried;
 	}
 
