@@ -429,13 +429,12 @@ bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 {
 	struct verbs_mr plain;
 
-	if (would_open_pages(mr, flags, access) ||
-	    (cached_mr_owns(mr) && !is_unasked()))
+	if (cached_mr_owns(mr) && !is_unasked())
 		goto invalid;
-	if (!cached_mr_owns(mr))
-		return false;
 	/* A provider without the op looks at nothing: the entry stays, and the errors are the same. */
 	if (get_ops(mr->context)->rereg_mr == verbs_dummy_ops.rereg_mr) {
+		if (!cached_mr_owns(mr))
+			return false;
 		plain = *verbs_get_mr(mr);
 		plain.mr_type = IBV_MR_TYPE_MR;
 		plain.access = 0;
@@ -443,7 +442,9 @@ bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 				    access);
 		return true;
 	}
-	if (!cached_mr_make_plain(mr))
+	if (would_open_pages(mr, flags, access))
+		goto invalid;
+	if (!cached_mr_owns(mr) || !cached_mr_make_plain(mr))
 		return false;
 invalid:
 	errno = EINVAL;
