@@ -15,7 +15,8 @@
  *
  * Whose hint is it? That of the page where a request begins; if only exactly the range
  * is served, that of the range. Parts of a large entry would fill the table with a hint
- * for each page, so they share those of its 2 MiB blocks (coarse).
+ * for each page, so they share those of its 2 MiB blocks (coarse), and one use in 16 is
+ * learnt as the page's own: what is used often gets there.
  */
 #ifndef MR_CACHE_HINTS_H
 #define MR_CACHE_HINTS_H
@@ -32,34 +33,33 @@ public:
 
 	/* An entry to verify, or 0. bits: log2 of the buckets in use. */
 	uint32_t look(const wish &want, uint32_t bits) const { return look(mix(want), bits); }
-	/* The same where a hit need not be as fast: in the second place, or for a part. */
+	/* The same in the second place, or for a part of a large entry. */
 	uint32_t look_further(const wish &want, uint32_t bits) const
 	{
-		uint32_t i = look(again(mix(want)), bits);
+		uint32_t used = further.load(std::memory_order_relaxed);
+		uint32_t i = used & SECOND ? look(again(mix(want)), bits) : 0;
 
-		return i ? i : look(mix_coarse(want), bits);
+		return i || !(used & COARSE) ? i : look(mix_coarse(want), bits);
 	}
 
-	/* index: of an entry that serves the wish. */
-	void learn(const wish &want, uint32_t bits, uint32_t index, const entry<Env> *entries)
+	/* index: of an entry that serves the wish, and that has no hint yet if it is `fresh`. */
+	void learn(const wish &want, uint32_t bits, uint32_t index, const entry<Env> *entries,
+		   bool fresh = false)
 	{
-		const entry<Env> &e = entries[index];
-		bool coarse = e.size() >= COARSE && e.shown_addr() != want.addr;
-		uint64_t first = coarse ? mix_coarse(want) : mix(want), second = again(first);
+		if (is_part_of_large(want, entries[index])) {
+			uses(COARSE);
+			put_first(mix_coarse(want), bits, index, entries, fresh);
+		} else {
+			put_first(mix(want), bits, index, entries, fresh);
+		}
+	}
 
-		if (look(first, bits) == index || look(second, bits) == index)
-			return;
-
-		uint32_t ousted = put(first, bits, index);
-
-		if (!ousted)
-			return;
-
-		/* What has its own range elsewhere is old, and dropped. */
-		uint64_t its = mix(entries[ousted & INDEX].own_range());
-
-		if (its >> (64 - bits) == first >> (64 - bits) && tag_of(its) == (ousted & ~INDEX))
-			put(again(its), bits, ousted & INDEX);
+	/* After look_further() has found it. */
+	void learn_again(const wish &want, uint32_t bits, uint32_t index, const entry<Env> *entries,
+			 uint64_t now)
+	{
+		if (!(now % 16) && is_part_of_large(want, entries[index]))
+			put_first(mix(want), bits, index, entries, false);
 	}
 
 	/* The bits that so many entries need. */
@@ -68,11 +68,14 @@ public:
 		return entries > 1ULL << bits && bits < MOST ? bits + 1 : bits;
 	}
 
-	/* The memory that so many bits use, from the table's beginning. */
-	static constexpr size_t bytes(uint32_t bits) { return sizeof(bucket) << bits; }
+	/* The memory that so many bits use, from the beginning. */
+	static constexpr size_t bytes(uint32_t bits) { return ALIGN + (sizeof(bucket) << bits); }
 
 private:
-	static constexpr uint64_t COARSE = 2 << 20;
+	static constexpr uint64_t LARGE = 2 << 20;
+	static constexpr size_t ALIGN = 64;
+	/* Where hints are that are not in the first place. */
+	static constexpr uint32_t SECOND = 1, COARSE = 2;
 	static constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15;
 
 	using bucket = typename Env::template atomic<uint64_t>;
@@ -132,7 +135,42 @@ private:
 		return older;
 	}
 
-	bucket table[1 << MOST];
+	static bool is_part_of_large(const wish &want, const entry<Env> &e)
+	{
+		return e.size() >= LARGE && e.shown_addr() != want.addr;
+	}
+
+	/* If it is not there, or in the second place. */
+	void put_first(uint64_t first, uint32_t bits, uint32_t index, const entry<Env> *entries,
+		       bool fresh)
+	{
+		if (!fresh && (look(first, bits) == index ||
+			       (further.load(std::memory_order_relaxed) & SECOND &&
+				look(again(first), bits) == index)))
+			return;
+
+		uint32_t ousted = put(first, bits, index);
+
+		if (!ousted)
+			return;
+
+		/* What has its own range elsewhere is old, and dropped. */
+		uint64_t its = mix(entries[ousted & INDEX].own_range());
+
+		if (its >> (64 - bits) != first >> (64 - bits) || tag_of(its) != (ousted & ~INDEX))
+			return;
+		uses(SECOND);
+		put(again(its), bits, ousted & INDEX);
+	}
+
+	void uses(uint32_t which)
+	{
+		if (!(further.load(std::memory_order_relaxed) & which))
+			further.fetch_or(which, std::memory_order_relaxed);
+	}
+
+	typename Env::template atomic<uint32_t> further;
+	alignas(ALIGN) bucket table[1 << MOST];
 };
 
 } // namespace mr_cache

@@ -25,38 +25,24 @@ struct linux_env {
 	static constexpr uint32_t least_hint_bits = 10;
 	static constexpr uint32_t most_hint_bits = 20;
 
-	/* Waiting for a condition is a cancellation point, and nobody would unlock: not while held.
-	 */
 	struct mutex {
 		void init() { pthread_mutex_init(&m, nullptr); }
-		void lock()
-		{
-			int state;
-
-			pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
-			pthread_mutex_lock(&m);
-			before = state;
-		}
-		void unlock()
-		{
-			int state = before;
-
-			pthread_mutex_unlock(&m);
-			pthread_setcancelstate(state, nullptr);
-		}
+		void lock() { pthread_mutex_lock(&m); }
+		void unlock() { pthread_mutex_unlock(&m); }
 
 		pthread_mutex_t m;
-		int before; // the cancelability of the thread that holds it
 	};
 
 	struct condition {
 		void init() { pthread_cond_init(&c, nullptr); }
+		/* A cancellation point, after which nobody would unlock: registering is none. */
 		void wait(mutex &with)
 		{
-			int state = with.before;
+			int state;
 
+			pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 			pthread_cond_wait(&c, &with.m);
-			with.before = state;
+			pthread_setcancelstate(state, nullptr);
 		}
 		void broadcast() { pthread_cond_broadcast(&c); }
 

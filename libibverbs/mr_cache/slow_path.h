@@ -81,14 +81,20 @@ protected:
 		uint64_t version = a->index.version();
 		uint32_t bits = a->hot.hint_bits.load(std::memory_order_relaxed);
 		uint32_t i = a->hint.look_further(want, bits);
+		bool hinted = i && at(i).fits(want);
 
-		if (!i || !at(i).fits(want))
+		if (!hinted)
 			i = a->index.search(want, a->entries);
 		if (i) {
 			entry<Env> &e = at(i);
 
 			if (e.word.usable(e.word.take_acquire()) && e.fits(want)) {
-				hit(i, want, ref);
+				hit(i, ref);
+				if (hinted)
+					a->hint.learn_again(want, bits, i, a->entries,
+							    e.last_use());
+				else
+					a->hint.learn(want, bits, i, a->entries);
 				return 0;
 			}
 			untake(i);
@@ -97,11 +103,9 @@ protected:
 		return acquire_locked(want, pd, who, version, ref);
 	}
 
-	void hit(uint32_t i, const wish &want, mr_cache_ref *ref)
+	void hit(uint32_t i, mr_cache_ref *ref)
 	{
 		at(i).use(now());
-		a->hint.learn(want, a->hot.hint_bits.load(std::memory_order_relaxed), i,
-			      a->entries);
 		refer(at(i), i, generation(), ref);
 	}
 
@@ -125,7 +129,7 @@ protected:
 			uint32_t i = a->index.version() == version ? 0 : find_valid(lock, want);
 
 			if (i) {
-				hit(i, want, ref);
+				hit(i, ref);
 				return 0;
 			}
 			version = a->index.version();
@@ -376,7 +380,7 @@ protected:
 			bits = more;
 			a->hot.hint_bits.store(bits, std::memory_order_relaxed);
 		}
-		a->hint.learn(want, bits, i, a->entries);
+		a->hint.learn(want, bits, i, a->entries, true);
 	}
 
 	/* Then it is in the catalog, and what it contains is not any more. */
@@ -475,7 +479,7 @@ protected:
 	}
 
 	static constexpr int SETTLE_ATTEMPTS = 16;
-	static constexpr uint32_t SWEPT = 4;
+	static constexpr uint32_t SWEPT = 2;
 	static constexpr uint32_t SURVEYED = 64;
 	static constexpr uint32_t STAGES = 3;
 };
