@@ -7,7 +7,7 @@ ib_device_ops, and with it every symbol that knows it has another checksum. Whic
 the kernel's packages say; where one is not in kernel_modules.USERS there is no package.
 
 The version is the kernel's release without its flavour, then "+mrnotify" and our revision, as that
-of the library: 6.12.117+deb12+mrnotify1. Raise REVISION with what is released.
+of the library: 6.12.117+deb12+mrnotify2. Raise REVISION with what is released.
 """
 import glob
 import hashlib
@@ -22,7 +22,7 @@ import kernel_modules
 import kernel_package
 import overlay
 
-REVISION = 1
+REVISION = 2
 NAME = "rdma-mr-notify"
 PLACE = os.path.join(fetch.BUILD, "packages")
 FILES = os.path.splitext(os.path.abspath(__file__))[0]      # what the package has of ours
