@@ -6,10 +6,10 @@
  *
  * A bucket is one 64-bit word of two hints, each a tag of 12 bits and an index of
  * 20: a tag that differs saves a look at the (cold) entry. There is a bucket for each
- * entry. The first place of a hint is by a hash with which buffers at most equal distances
- * nearly all have a place of their own. At other distances, and for buffers that lie at
- * random, a third finds its bucket full: it ousts the older one, which moves to a second
- * place, by a random hash, if it is a hint to an entry's own range.
+ * entry. The product that chooses it spreads equal distances well or very badly; folding
+ * the address before breaks that, so however the buffers lie, one in ten at most finds its
+ * bucket full: it ousts the older one, which moves to a second place, by another hash, if
+ * it is a hint to an entry's own range.
  * The table uses the low buckets of its memory only, more of them as the entries
  * become more (grow()): 1,000 entries then cost 8 KiB of cache and not 8 MiB.
  *
@@ -89,7 +89,7 @@ private:
 	{
 		if (want.exact()) [[unlikely]]
 			return again(mix(want.addr * GOLDEN + want.length, want));
-		return mix(want.addr >> 12, want);
+		return mix(want.addr >> 12 ^ want.addr >> 19, want);
 	}
 
 	static uint64_t mix_coarse(const wish &want)
