@@ -452,6 +452,8 @@ invalid:
 	return true;
 }
 
+#define RETRIES 32
+
 /* What idle registrations may hold: memory that may be pinned, objects of a control group. */
 static bool is_shortage(int error)
 {
@@ -460,7 +462,8 @@ static bool is_shortage(int error)
 
 /*
  * The first time some of what is idle goes, of all contexts, as limits count per process;
- * then all. It is tried once more in any case: others may have given back in between.
+ * then all. It is tried once more in any case, as others may have given back in between;
+ * and then as long as something is given back, as others may take it: not for ever.
  */
 bool cached_mr_retry(struct ibv_context *context,
 		     struct ibv_command_buffer *cmd)
@@ -470,7 +473,7 @@ bool cached_mr_retry(struct ibv_context *context,
 
 	if (!mr_cache_is_on() || mr_notify_is_ours(cmd))
 		return false;
-	for (stage = 0; stage < 3 && is_shortage(error); stage++) {
+	for (stage = 0; stage < RETRIES && is_shortage(error); stage++) {
 		if (!mr_cache_make_way(stage) && stage)
 			break;
 		if (!ioctl(context->cmd_fd, RDMA_VERBS_IOCTL, &cmd->hdr))

@@ -481,7 +481,7 @@ protected:
 	static constexpr int SETTLE_ATTEMPTS = 16;
 	static constexpr uint32_t SWEPT = 2;
 	static constexpr uint32_t SURVEYED = 64;
-	static constexpr uint32_t STAGES = 3;
+	static constexpr uint32_t STAGES = 32; // others may take what was given back
 };
 
 } // namespace mr_cache
