@@ -8,8 +8,6 @@ machine's own Debian archive (buildlib/upstream/*.pin), or from a tarball or tre
 files over what this script unpacked.
 """
 import argparse
-import fcntl
-import contextlib
 import hashlib
 import os
 import re
@@ -50,13 +48,9 @@ def sha256(path):
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-@contextlib.contextmanager
-def locked(build):
-    """One process at a time prepares trees in `build`."""
-    os.makedirs(os.path.join(build, "src"), exist_ok=True)
-    with open(os.path.join(build, "src/.lock"), "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def locked(build, name="linux"):
+    """One process at a time prepares the tree of an upstream in `build`."""
+    return private_apt.alone(os.path.join(build, "src", f".{name}.lock"))
 
 
 def machine_apt(build):
@@ -101,6 +95,12 @@ def linux_version(build=BUILD, update=False):
 def download_packages(packages, build=BUILD):
     """Download binary packages {name: version} into build/download; {name: path of its .deb}."""
     folder = os.path.join(build, "download")
+    with private_apt.alone(os.path.join(folder, ".lock")):
+        return download_alone(packages, build, folder)
+
+
+def download_alone(packages, build, folder):
+    """The same. The caller has the folder for itself."""
 
     def have(name, version):
         start = f"{name}_{version.replace(':', '%3a')}_"
@@ -260,7 +260,7 @@ def main():
     """Print the path of the unpacked tree."""
     args = arguments(__doc__.splitlines()[0]).parse_args()
     args.build = os.path.abspath(args.build)
-    with locked(args.build):
+    with locked(args.build, args.name):
         print(fetch(args.name, args.build, args.source, args.update))
 
 

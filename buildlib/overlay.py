@@ -213,7 +213,7 @@ def main():
                         help="lay copies, not links (for a tree that leaves this machine)")
     args = parser.parse_args()
     args.build = os.path.abspath(args.build)
-    with fetch.locked(args.build):
+    with fetch.locked(args.build, args.name):
         tree = fetch.fetch(args.name, args.build, args.source, args.update)
         overlay(args.name, tree, copy=args.copy)
     print(tree)

@@ -7,6 +7,8 @@ machine's apt configuration must not change, may lack deb-src lines and other su
 to root. So apt runs here with its own source list, lists and cache. The archive's address is read
 from the machine's configuration by apt itself, which understands both of its formats.
 """
+import contextlib
+import fcntl
 import os
 import subprocess
 
@@ -20,6 +22,15 @@ KEPT = ("Acquire::", "Dir::Etc::source", "Dir::Etc::netrc", "Dir::Etc::trusted",
 
 class AptError(Exception):
     """The archive could not give what was asked; the message says what and why."""
+
+
+@contextlib.contextmanager
+def alone(path):
+    """One process at a time, or one of its threads, is in the context of that lock file."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def archive_uris():
@@ -45,7 +56,10 @@ def keyring():
 
 
 class PrivateApt:
-    """One apt state in `folder`, with `sources` (one-line format), or the machine's own if None."""
+    """One apt state in `folder`, with `sources` (one-line format), or the machine's own if None.
+
+    Several processes may use it: apt itself would not wait for another one.
+    """
 
     def __init__(self, folder, sources=None):
         self.folder = os.path.abspath(folder)
@@ -65,14 +79,19 @@ class PrivateApt:
             with open(path, "w", encoding="utf-8") as out:
                 out.write(sources)
             lines += [f'Dir::Etc::sourcelist "{path}";', 'Dir::Etc::sourceparts "/dev/null";']
-        with open(self.conf, "w", encoding="utf-8") as out:
+        with self.alone(), open(self.conf, "w", encoding="utf-8") as out:
             out.write("\n".join(lines) + "\n")
+
+    def alone(self):
+        """Nobody else changes or uses the state in this context."""
+        return alone(os.path.join(self.folder, ".lock"))
 
     def run(self, *command, cwd=None):
         """Run an apt tool with this state; its output, or AptError with its last words."""
         env = dict(os.environ, APT_CONFIG=self.conf, LC_ALL="C")
-        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True,
-                              stdin=subprocess.DEVNULL, check=False)
+        with self.alone():
+            done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True,
+                                  stdin=subprocess.DEVNULL, check=False)
         if done.returncode:
             raise AptError(f"{' '.join(command)}: " + "\n".join(done.stderr.splitlines()[-5:]))
         return done.stdout

@@ -12,7 +12,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import time
 
 import fetch
 import overlay
@@ -107,16 +106,13 @@ def environment(tree, when):
 
 
 def build(tree, env):
-    """Run dpkg-buildpackage; its output goes to a file, whose end is shown if it fails."""
+    """Run dpkg-buildpackage; its output goes to a file, and is shown if it fails."""
     log = os.path.join(PLACE, "debs.log")
-    with open(log, "w", encoding="utf-8") as out:
-        done = subprocess.run(["dpkg-buildpackage", "-b", "-uc", "-us"], cwd=tree, env=env,
-                              stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                              check=False)
+    done = subprocess.run([os.path.join(fetch.REPO, "buildlib/step"),
+                           f"package: building the packages of {version()}", log,
+                           "dpkg-buildpackage", "-b", "-uc", "-us"], cwd=tree, env=env, check=False)
     if done.returncode:
-        with open(log, encoding="utf-8", errors="replace") as text:
-            end = "".join(text.readlines()[-40:])
-        raise fetch.FetchError(f"{end}dpkg-buildpackage failed; all that it said is in {log}")
+        raise fetch.FetchError(f"dpkg-buildpackage failed: {log}")
 
 
 def packages():
@@ -133,8 +129,8 @@ def packages():
 def make():
     """Make the packages, if anything changed; their paths."""
     work = os.path.join(PLACE, "work")
-    with fetch.locked(work):
-        with fetch.locked(fetch.BUILD):
+    with fetch.locked(work, "rdma-core"):
+        with fetch.locked(fetch.BUILD, "rdma-core"):
             source = os.environ.get(fetch.SOURCE_VARIABLE["rdma-core"])
             if not source:
                 source, _ = fetch.tarball_of("rdma-core", fetch.BUILD)
@@ -143,13 +139,11 @@ def make():
         known, made = packages()
         if made and known == total:
             return made
-        start = time.monotonic()
         for path in made:
             os.unlink(path)
         tree = fetch.fetch("rdma-core", work, source, update=True)
         overlay.overlay("rdma-core", tree, copy=True)
         when = add_changelog_entry(tree, total)
-        fetch.say(f"building the packages of {version()}")
         build(tree, environment(tree, when))
         names = []
         for path in sorted(glob.glob(os.path.join(os.path.dirname(tree), "*.deb"))):
@@ -157,5 +151,4 @@ def make():
             os.replace(path, os.path.join(PLACE, names[-1]))
         with open(os.path.join(PLACE, "debs.stamp"), "w", encoding="utf-8") as out:
             out.write("\n".join([total, *names]) + "\n")
-        fetch.say(f"{len(names)} packages in {time.monotonic() - start:.0f} s")
         return packages()[1]

@@ -54,7 +54,7 @@ def unpacked(debs, folder):
 def plain_build():
     """Upstream's libraries, built as ours are, without anything of ours; where they are."""
     place = os.path.join(fetch.BUILD, "abi")
-    with fetch.locked(place):
+    with fetch.locked(place, "rdma-core"):
         source = os.environ.get(fetch.SOURCE_VARIABLE["rdma-core"])
         if not source:
             source, _ = fetch.tarball_of("rdma-core", fetch.BUILD)

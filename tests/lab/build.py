@@ -138,8 +138,8 @@ def make_from_package(machine):
     """Unpack Debian's kernel, build our modules for it, and lay out the modules in use."""
     with fetch.locked(BUILD):
         package = kernel_package.unpack()
-    kernel = os.path.join(BUILD, "lab", "vmlinux-" + package.release)
-    debian.uncompress(package.image, kernel)
+        kernel = os.path.join(BUILD, "lab", "vmlinux-" + package.release)
+        debian.uncompress(package.image, kernel)
     ours = []
     if machine.our_modules:
         with step("kernel source"):
