@@ -1,35 +1,239 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The script that runs a lane's steps: what a program prints is kept, whatever is shown of it."""
+"""tests/run itself: what it counts and shows, and in which order it does what."""
+import contextlib
+import io
 import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
+from unittest import mock
 
 RUNNER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../runner")
 sys.path.insert(0, RUNNER)
 
 import lanes  # noqa: E402
+import output  # noqa: E402
+import results  # noqa: E402
+import schedule  # noqa: E402
+import screen  # noqa: E402
 
 SPEC = importlib.util.spec_from_file_location("runner", os.path.join(RUNNER, "__main__.py"))
 runner = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(runner)
 
 
-class Script(unittest.TestCase):
-    """A shell runs it."""
+class Counting(unittest.TestCase):
+    """What each suite's output says."""
+
+    def test_lines(self):
+        count = results.lines("ok one\nx.cpp:7: failed: a\nnot ok two\nskip three: no\nPassed\n")
+        self.assertEqual(str(count), "1 passed, 1 failed, 1 skipped")
+        self.assertEqual(count.failures, [results.Failure("two", "x.cpp:7: failed: a")])
+        self.assertEqual(count.skips, ["three: no"])
+
+    def test_unittest(self):
+        """A real one, with a failure, an error, a skipped test and one that should fail."""
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "test_x.py"), "w", encoding="utf-8") as out:
+                out.write("import unittest\n"
+                          "class T(unittest.TestCase):\n"
+                          " def test_a(self):\n  'Doc.'\n  self.assertEqual(1, 2, 'why')\n"
+                          " def test_b(self): raise OSError('what')\n"
+                          " def test_c(self): self.skipTest('no')\n"
+                          " def test_d(self): pass\n"
+                          " @unittest.expectedFailure\n"
+                          " def test_e(self): pass\n")
+            done = subprocess.run([sys.executable, "-B", "-m", "unittest", "discover", "-v", "-s",
+                                   folder], stderr=subprocess.PIPE, text=True, check=False)
+        count = results.unittest(done.stderr)
+        self.assertEqual(str(count), "1 passed, 3 failed, 1 skipped")
+        said = {one.name.split()[0]: one.said for one in count.failures}
+        self.assertEqual(sorted(said), ["test_a", "test_b", "test_e"])
+        self.assertIn("AssertionError: 1 != 2 : why", said["test_a"])
+        self.assertNotIn("OSError", said["test_a"])
+        self.assertIn("OSError: what", said["test_b"])
+        self.assertNotIn("Ran 5", said["test_b"])
+
+    def test_silence_and_crashes_are_failures(self):
+        for text, status in (("", 0), ("hello\n", 0), ("ok one\nthen\n", 139)):
+            with self.subTest(text):
+                count = results.judge("p", results.lines, text, status)
+                self.assertEqual(count.failed, 1)
+                self.assertEqual(count.failures[0].said, text)
+
+    def test_matrix_with_words_behind_it(self):
+        count = results.matrix('\n{"scenario": [{"step": "a", "ok": true}], "operations": '
+                               '[{"operation": "b", "ok": false, "wrong": "w"}]}\nwarning\n')
+        self.assertEqual(str(count), "1 passed, 1 failed, 0 skipped")
+
+    def test_shortened(self):
+        text = "".join(f"{number}\n\n" for number in range(100))
+        self.assertEqual(results.shortened(text, 4), ["0", "1", "... 96 lines ...", "98", "99"])
+        self.assertEqual(results.shortened("a\n\nb\n", 2), ["a", "b"])
+
+
+class Guest(unittest.TestCase):
+    """The script that a guest runs, and what is made of its outputs; here a shell runs it."""
+
+    def told(self, *commands, cut=None):
+        """What each command said, as (number, status, text)."""
+        ended = []
+        with tempfile.TemporaryDirectory() as folder:
+            steps = output.Steps(lambda number: output.Told(folder, f"step {number}"),
+                                 lambda *one: ended.append(one))
+            done = subprocess.run(["sh", "-c", output.script(commands)], capture_output=True,
+                                  text=True, check=True)
+            readers = [threading.Thread(
+                target=lambda name=name, text=text: [
+                    steps.feed(name, line) for line in text.splitlines(True)[:cut]])
+                for name, text in (("out", done.stdout), ("err", done.stderr))]
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.join()
+            for told in steps.told.values():
+                if told.status is None:
+                    told.end(None)
+            return [(number, told.status, told.text) for number, told in ended], steps
+
+    def test_outputs_belong_to_their_steps(self):
+        ended, _ = self.told("echo a; echo b >&2", "printf c; (exit 7)", "true")
+        self.assertEqual([(number, status) for number, status, _ in ended],
+                         [(0, 0), (1, 7), (2, 0)])
+        self.assertEqual([text.split() for *_, text in ended], [["a", "b"], ["c"], []])
 
     def test_long_output_is_kept_whole(self):
-        with tempfile.TemporaryDirectory() as folder:
-            text = runner.script([lanes.Step("long", "seq 100000; (exit 7)")], folder)
-            done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True)
-            self.assertLess(len(done.stdout), 21000)
-            with open(os.path.join(folder, "long.out"), encoding="utf-8") as out:
-                self.assertEqual(out.read().splitlines()[-1], "100000")
-            with open(os.path.join(folder, "long.status"), encoding="utf-8") as status:
-                self.assertEqual(status.read().strip(), "7")
+        (_, _, text), = self.told("seq 100000; exit 3")[0]
+        self.assertEqual(text.split(), [str(number) for number in range(1, 100001)])
+
+    def test_what_is_cut_off_has_not_ended(self):
+        ended, steps = self.told("echo a", "echo b", cut=-3)
+        self.assertEqual([number for number, *_ in ended], [0])
+        self.assertIsNone(steps.told[1].status)
+
+    def test_times(self):
+        times = output.Times()
+        for line in ("ok one", "not ok two", "test_x (a.B.test_x) ... ok", "noise",
+                     "test_y (a.B.test_y)", "Doc. ... skipped 'no'",
+                     "test_z (a.B.test_z) ... noise", "ok"):
+            times.feed(line)
+        self.assertEqual([name for _, name in times.tests],
+                         ["one", "two", "test_x (a.B.test_x)", "test_y (a.B.test_y)",
+                          "test_z (a.B.test_z)"])
+
+
+class Schedule(unittest.TestCase):
+    """The order."""
+
+    def done(self, jobs, *tasks):
+        """The order in which tasks were done or given up; each is (name, needs, seconds, good)."""
+        order = []
+
+        def work(name, good):
+            order.append(name)
+            return good
+        schedule.run([schedule.Task(name, lambda name=name, good=good: work(name, good),
+                                    lambda need, name=name: order.append(f"{name} without {need}"),
+                                    needs, seconds) for name, needs, seconds, good in tasks], jobs)
+        return order
+
+    def test_needs_and_longest_chain_first(self):
+        self.assertEqual(self.done(1, ("short", (), 5, True), ("end", ("begin",), 7, True),
+                                   ("long", (), 6, True), ("begin", (), 1, True)),
+                         ["begin", "end", "long", "short"])
+
+    def test_what_needs_what_failed_is_given_up(self):
+        self.assertEqual(self.done(2, ("a", (), 9, False), ("b", ("a",), 1, True),
+                                   ("c", ("b",), 1, True)), ["a", "b without a", "c without b"])
+
+    def test_side_by_side(self):
+        """Two wait for one another: they must run at once."""
+        meet = threading.Barrier(2)
+
+        def work():
+            meet.wait(60)
+            return True
+        schedule.run([schedule.Task(name, work) for name in "ab"], 2)
+
+    def test_an_error_of_ours_is_not_lost(self):
+        def work():
+            raise ValueError
+        with self.assertRaises(ValueError):
+            schedule.run([schedule.Task("a", work), schedule.Task("b", work, needs=("a",))], 2)
+
+
+class Whole(unittest.TestCase):
+    """A run of lanes of the test's own, on the host."""
+
+    def run_lanes(self, builds, *lane_rows, repeat=1):
+        """What is printed, and the count."""
+        rows = {f"lane{number}": row for number, row in enumerate(lane_rows)}
+        printed = io.StringIO()
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(printed), \
+                mock.patch.object(lanes, "BUILDS", builds), \
+                mock.patch.object(lanes, "LANES", rows), \
+                mock.patch.object(runner, "RESULTS", folder), \
+                screen.Screen(printed) as display:
+            run = runner.Run(list(rows), repeat, display)
+            schedule.run(run.tasks(), 2)
+            run.report()
+        return printed.getvalue().splitlines(), run.count
+
+    def test_failures_stand_above_the_last_line(self):
+        printed, _ = self.run_lanes(
+            {"made": lanes.Build("echo made")},
+            lanes.Lane([lanes.Step("good", "echo ok one", results.lines),
+                        lanes.Step("bad", "echo why; echo not ok two; exit 1", results.lines)],
+                       needs=("made",)))
+        self.assertEqual(printed[-1], "1 passed, 1 failed, 0 skipped")
+        self.assertIn("why", printed[-3])
+        self.assertEqual(printed[-4], "FAILED: lane0: bad: two")
+        self.assertTrue(any("lane0     good" in line and "1 passed" in line for line in printed))
+        self.assertFalse(any("made" == line for line in printed))
+
+    def test_a_lane_whose_build_fails_is_a_failure(self):
+        printed, count = self.run_lanes(
+            {"made": lanes.Build("echo because; exit 2"), "more": lanes.Build("true", ("made",))},
+            lanes.Lane([lanes.Step("one", "echo ok one", results.lines)], needs=("more",)),
+            lanes.Lane([lanes.Step("one", "echo ok one", results.lines)]))
+        self.assertEqual(str(count), "1 passed, 2 failed, 0 skipped")
+        self.assertIn("    because", printed)
+
+    def test_repeated(self):
+        printed, count = self.run_lanes(
+            {}, lanes.Lane([lanes.Step("one", "echo not ok one", results.lines)]), repeat=3)
+        self.assertEqual(count.failed, 3)
+        self.assertIn("    3  lane0: one: one", printed)
+
+    def test_too_few_tests(self):
+        _, count = self.run_lanes(
+            {}, lanes.Lane([lanes.Step("one", "echo ok one", results.lines, least=2)]))
+        self.assertEqual(str(count), "1 passed, 1 failed, 0 skipped")
+
+
+class Lanes(unittest.TestCase):
+    """The rows of lanes.py."""
+
+    def test_needs_exist(self):
+        for row in (*lanes.BUILDS.values(), *lanes.LANES.values(),
+                    *(step for lane in lanes.LANES.values() for step in lane.steps)):
+            self.assertLessEqual(set(row.needs), set(lanes.BUILDS))
+
+    def test_names_differ(self):
+        self.assertFalse(set(lanes.LANES) & set(lanes.BUILDS))
+        for name, lane in lanes.LANES.items():
+            names = [step.name for step in lane.steps]
+            self.assertEqual(len(names), len(set(names)), name)
+
+    def test_every_file_of_host_tests_is_a_step(self):
+        here = os.path.dirname(os.path.abspath(__file__))
+        files = {name.removesuffix(".py") for name in os.listdir(here)
+                 if name.startswith("test_") and name.endswith(".py")}
+        self.assertLessEqual(files, {step.name for step in lanes.LANES["host"].steps})
 
 
 if __name__ == "__main__":

@@ -1,141 +1,311 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Build everything and run all the tests, on the host and in each guest; the last line counts them.
 
-Called by tests/run. With names of lanes (host, um, packages, debian, stock, dkms, debug) only those
-run. A lane that could not run is a failure. The outputs are kept in build/results.
+Called by tests/run. With names of lanes only those run. A lane that could not run is a failure. The
+outputs are kept in build/results.
 """
 import argparse
+import collections
 import os
+import re
+import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import lanes
+import output
 import results
+import schedule
+import screen
 
-REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-START = time.monotonic()
-
-
-def say(text):
-    """A line of progress."""
-    print(f"[{time.monotonic() - START:5.0f} s] {text}", flush=True)
+RESULTS = os.path.join(lanes.REPO, "build", "results")
+LIMIT = 3600        # seconds for a guest, which has hung then
+SLOWEST = 10
+LINES = 150         # of what failures have said, all together
 
 
-def build():
-    """The fork and the test programs."""
-    for command in (["cmake", "-S", ".", "-B", "build", "-GNinja"],
-                    ["cmake", "--build", "build"]):
-        say(" ".join(command))
-        subprocess.run(command, cwd=REPO, check=True)
+def shown(count):
+    """A count without what is 0."""
+    parts = [f"{number} {word}" for number, word in
+             ((count.passed, "passed"), (count.failed, "FAILED"), (count.skipped, "skipped"))
+             if number]
+    return ", ".join(parts)
 
 
-def read(path):
-    """What is in a file, which need not exist."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as text:
-            return text.read()
-    except FileNotFoundError:
-        return ""
+def jobs():
+    """How many things to do at once: a guest has up to 3 GB."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(os.cpu_count(), 4, memory // (3 << 30)))
 
 
-def judged(lane, step, folder):
-    """The count of a step that has left its output and status in `folder`."""
-    name = f"{lane}: {step.name}"
-    base = os.path.join(folder, step.name.replace(" ", "-"))
-    status = read(base + ".status").strip()
-    if not status:
-        return results.failure(f"{name}: did not come to its end")
-    count = results.judge(name, step.parse, read(base + ".out"), int(status), step.expected)
-    if count.passed + count.failed < step.least:
-        count += results.failure(f"{name}: executed {count.passed + count.failed} tests, "
-                                 f"not the {step.least} that it must")
-    return count
+class Run:
+    """One call of tests/run."""
+
+    def __init__(self, chosen, repeat, display):
+        self.chosen = chosen
+        self.repeat = repeat
+        self.screen = display
+        self.lock = threading.Lock()
+        self.count = results.Count()
+        self.lane_counts = {}       # run of a lane: what it has counted so far
+        self.left = {}              # run of a lane: how many of its tasks are not at their end
+        self.took = {}              # run of a lane, build: [its seconds, those of processors]
+        self.tests = []             # (seconds, name)
+        self.children = set()
+
+    def command(self, name, command, feed, streams=False):
+        """Run a shell command, hand its lines to feed(stream, line); its exit status."""
+        child = subprocess.Popen(
+            command, shell=True, cwd=lanes.REPO, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+            stderr=subprocess.PIPE if streams else subprocess.STDOUT)
+        self.children.add(child)
+        start = time.monotonic()
+
+        def read(stream, pipe):
+            with pipe:
+                for line in pipe:
+                    feed(stream, line)
+        readers = [threading.Thread(target=read, args=pair, daemon=True)
+                   for pair in (("out", child.stdout), ("err", child.stderr)) if pair[1]]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        self.children.discard(child)
+        with self.lock:
+            took = self.took.setdefault(name, [0, 0])
+            took[0] += time.monotonic() - start
+            took[1] += used.ru_utime + used.ru_stime
+        return child.returncode
+
+    def stop(self):
+        """End what runs."""
+        for child in list(self.children):
+            try:
+                os.killpg(child.pid, signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+
+    def build(self, name, build):
+        """Do a build; whether it was done."""
+        told = output.Told(fresh("build", clear=False), name, ("log",))
+        with self.screen.busy(name):
+            status = self.command(name, build.command, lambda _, line: told.feed("log", line))
+        told.end(status)
+        if status:
+            failed = results.failure(f"build: {name}: exit status {status}", told.text)
+            self.add("build", told, failed)
+        self.screen.say(f"{'build':<9} {name:<36} {'FAILED' if status else 'done':<30} "
+                        f"{told.seconds:4.0f} s")
+        return not status
+
+    def add(self, lane, told, count):
+        """Add what a step has counted to its lane's."""
+        file = os.path.relpath(told.base, lanes.REPO) + ".*" if told else ""
+        with self.lock:
+            for one in count.failures:
+                one.file = one.file or file
+            self.lane_counts[lane] = self.lane_counts.get(lane, results.Count()) + count
+            self.count += count
+
+    def judge(self, lane, step, told):
+        """Count a step that is at its end, and say so."""
+        name = f"{lane}: {step.name}"
+        if told.status is None:
+            count = results.failure(f"{name}: did not come to its end", told.text)
+        else:
+            count = results.judge(name, step.parse, told.text, told.status, step.expected)
+        executed = count.passed + count.failed
+        if executed < step.least:
+            count += results.failure(f"{name}: executed {executed} tests, not the {step.least} "
+                                     "that it must")
+        self.add(lane, told, count)
+        with self.lock:
+            tests = told.times.tests or [(told.seconds, "")]
+            self.tests += [(seconds, f"{name}: {test}".removesuffix(": "))
+                           for seconds, test in tests]
+        self.screen.say(f"{lane:<9} {step.name:<36} {shown(count):<30} {told.seconds:4.0f} s")
+
+    def over(self, lane):
+        """One task of a run of a lane is at its end; say so of the lane if it was the last."""
+        with self.lock:
+            self.left[lane] -= 1
+            if self.left[lane]:
+                return
+            count = self.lane_counts[lane]
+            seconds, used = self.took.get(lane, (0, 0))
+        self.screen.say(f"{lane}: {count} in {seconds:.0f} s ({used:.0f} s of processors)")
+
+    def step(self, lane, folder, step):
+        """A step of the host."""
+        told = output.Told(folder, step.name, ("out",))
+        with self.screen.busy(f"{lane}: {step.name}"):
+            told.end(self.command(lane, step.command, lambda _, line: told.feed("out", line)))
+        self.judge(lane, step, told)
+        self.over(lane)
+        return True
+
+    def guest(self, lane, folder, row):
+        """The steps of a guest; a kernel that complains is a failed test of its own."""
+        with open(os.path.join(folder, "steps.sh"), "w", encoding="utf-8") as text:
+            text.write(output.script([step.command for step in row.steps]))
+        ended = set()
+
+        def begin(number):
+            part(": " + row.steps[number].name)
+            return output.Told(folder, row.steps[number].name)
+
+        def end(number, told):
+            ended.add(number)
+            self.judge(lane, row.steps[number], told)
+        steps = output.Steps(begin, end)
+        lab = output.Told(folder, "lab", ("log",))
+
+        def feed(stream, line):
+            if not steps.feed(stream, line):
+                lab.feed("log", line)
+        with self.screen.busy(lane) as part:
+            status = self.command(
+                lane, f"tests/lab/run {row.guest} --results {shlex.quote(folder)} "
+                f"--timeout {LIMIT} -- sh {shlex.quote(folder)}/steps.sh", feed, streams=True)
+        lab.end(status)
+        for number, step in enumerate(row.steps):
+            if number in ended:
+                continue
+            if number in steps.told:
+                steps.told[number].end(None)
+                self.judge(lane, step, steps.told[number])
+            else:
+                self.add(lane, None, results.failure(f"{lane}: {step.name}: not run"))
+        if status:
+            self.add(lane, lab, results.failure(f"{lane}: the guest ended with {status}", lab.text))
+        else:
+            self.add(lane, None, results.Count(passed=1))   # nothing for its kernel to complain of
+        self.over(lane)
+        return True
+
+    def lane_tasks(self, name, after, number):
+        """The tasks of one run of a lane, and what comes after it."""
+        row = lanes.LANES[name]
+        lane = name if self.repeat == 1 else f"{name} {number}"
+        folder = fresh(lane.replace(" ", "-"))
+        needs = (*row.needs, *after)
+
+        def give_up(need):
+            self.add(lane, None, results.failure(f"{lane}: not run, for {need} failed"))
+            self.over(lane)
+        if row.guest:
+            made = [schedule.Task(lane, lambda: self.guest(lane, folder, row), give_up, needs,
+                                  row.seconds)]
+        else:
+            made = [schedule.Task(f"{lane}: {step.name}",
+                                  lambda step=step: self.step(lane, folder, step), give_up,
+                                  (*needs, *step.needs), step.seconds) for step in row.steps]
+        self.left[lane] = len(made)
+        return made
+
+    def tasks(self):
+        """All the tasks."""
+        made = []
+        for name in self.chosen:
+            after = ()
+            for number in range(1, self.repeat + 1):
+                run = self.lane_tasks(name, after, number)
+                after = tuple(task.name for task in run)
+                made += run
+        wanted = {need for task in made for need in task.needs if need in lanes.BUILDS}
+        while more := {need for name in wanted for need in lanes.BUILDS[name].needs} - wanted:
+            wanted |= more
+        made += [schedule.Task(name, lambda name=name, row=row: self.build(name, row), None,
+                               row.needs, row.seconds)
+                 for name, row in lanes.BUILDS.items() if name in wanted]
+        return made
+
+    def report(self):
+        """What was slow, what was skipped, what failed; the last line counts."""
+        print("\nseconds, and those of processors:")
+        for name, (seconds, used) in sorted(self.took.items(), key=lambda one: -one[1][0]):
+            print(f"  {seconds:5.0f} {used:5.0f}  {name}")
+        print("\nthe slowest tests:")
+        for seconds, name in sorted(self.tests, reverse=True)[:SLOWEST]:
+            print(f"  {seconds:5.1f}  {name}")
+        if self.count.skips:
+            print("\nskipped:")
+        for reason in sorted(set(self.count.skips)):
+            print(f"  {reason}")
+        if self.count.failures:
+            print("\nfailed:")
+        most = max(3, LINES // max(1, len(self.count.failures)))
+        for one in self.count.failures:
+            print(f"FAILED: {one.name}")
+            for line in results.shortened(one.said.replace(lanes.REPO + "/", ""), most):
+                print(f"    {line[:300]}")
+            if one.file:
+                print(f"    (all of it: {one.file})")
+        if self.repeat > 1:
+            print(f"\nfailed, of {self.repeat} runs:")
+            times = collections.Counter(re.sub(r"^(\S+) \d+:", r"\1:", one.name)
+                                        for one in self.count.failures)
+            for name, number in times.most_common():
+                print(f"  {number:3}  {name}")
+        print(self.count)
 
 
-def script(steps, folder):
-    """A shell script that runs the steps and leaves output and status of each in `folder`."""
-    text = "set -u\n"
-    for step in steps:
-        base = os.path.join(folder, step.name.replace(" ", "-"))
-        # What is not shown is read to the end all the same: the program must not stop for it.
-        text += (f"echo '--- {step.name}'\n"
-                 f"{{ {step.command}; echo $? >{base}.status; }} 2>{base}.err | tee {base}.out "
-                 "| grep -v '^ok ' | { head -c 20000; cat >/dev/null; }\n"
-                 f"cat {base}.err | tail -n 400 | tee -a {base}.out | tail -n 40\n")
-    return text
-
-
-def fresh(lane):
+def fresh(name, clear=True):
     """An empty folder for what a lane leaves."""
-    folder = os.path.join(REPO, "build", "results", lane)
+    folder = os.path.join(RESULTS, name)
+    if clear:
+        shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder, exist_ok=True)
-    for name in os.listdir(folder):
-        os.unlink(os.path.join(folder, name))
     return folder
 
 
-def run_host():
-    """The steps that need no kernel."""
-    folder = fresh("host")
-    for step in lanes.HOST:
-        say(f"host: {step.name}")
-        base = os.path.join(folder, step.name)
-        with open(base + ".out", "w", encoding="utf-8") as out:
-            done = subprocess.run(step.command, shell=True, cwd=REPO, stdout=out,
-                                  stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False)
-        with open(base + ".status", "w", encoding="utf-8") as status:
-            print(done.returncode, file=status)
-    return sum((judged("host", step, folder) for step in lanes.HOST), results.Count())
-
-
-def run_guest(lane):
-    """The steps of one guest, in one boot; a kernel that complains is a failed test of its own."""
-    steps = lanes.GUESTS[lane]
-    folder = fresh(lane)
-    say(f"{lane}: {', '.join(step.name for step in steps)}")
-    with open(os.path.join(folder, "steps.sh"), "w", encoding="utf-8") as text:
-        text.write(script(steps, folder))
-    options = lanes.OPTIONS.get(lane, ("--kernel", lane))
-    done = subprocess.run(["tests/lab/run", *options, "--results", folder, "--timeout", "1800",
-                           "--", "sh", os.path.join(folder, "steps.sh")],
-                          cwd=REPO, stdin=subprocess.DEVNULL, check=False)
-    count = sum((judged(lane, step, folder) for step in steps), results.Count())
-    if done.returncode:
-        return count + results.failure(f"{lane}: the guest ended with {done.returncode}")
-    return count + results.Count(passed=1)      # its kernel had nothing to complain of
+def arguments():
+    """The command line."""
+    names = list(lanes.LANES)
+    parser = argparse.ArgumentParser(prog="tests/run", description=__doc__.splitlines()[0])
+    parser.add_argument("lanes", nargs="*", metavar="LANE", help=", ".join(names))
+    parser.add_argument("--jobs", type=int, default=jobs(), metavar="N",
+                        help="do so many things at once (default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N",
+                        help="run each lane so often, to find tests that fail now and then")
+    args = parser.parse_args()
+    for name in args.lanes:
+        if name not in names:
+            parser.error(f"no lane {name}: {', '.join(names)}")
+    args.lanes = args.lanes or names
+    return args
 
 
 def main():
     """Build, run, count."""
-    names = list(lanes.GUESTS)
-    names.insert(1, "host")     # some of the host's tests are of the guest runner, and need a guest
-    parser = argparse.ArgumentParser(prog="tests/run", description=__doc__.splitlines()[0])
-    parser.add_argument("lanes", nargs="*", metavar="LANE", help=", ".join(names))
-    chosen = parser.parse_args().lanes or names
-    for name in chosen:
-        if name not in names:
-            parser.error(f"no lane {name}: {', '.join(names)}")
-
-    total = results.Count()
-    try:
-        build()
-    except (OSError, subprocess.CalledProcessError) as error:
-        total += results.failure(f"build: {error}")
-        chosen = []
-    for name in chosen:
-        count = run_host() if name == "host" else run_guest(name)
-        say(f"{name}: {count}")
-        total += count
-
-    for reason in sorted(set(total.skips)):
-        print(f"skipped: {reason}")
-    for name in total.failures:
-        print(f"FAILED: {name}")
-    print(total)
-    return 1 if total.failed else 0
+    args = arguments()
+    with screen.Screen() as display:
+        run = Run(args.lanes, args.repeat, display)
+        try:
+            schedule.run(run.tasks(), args.jobs)
+        except KeyboardInterrupt:
+            run.stop()
+            raise
+    run.report()
+    return 1 if run.count.failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    def interrupt(*_):
+        """A signal is as Ctrl-C."""
+        raise KeyboardInterrupt
+
+    for signal_number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_number, interrupt)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

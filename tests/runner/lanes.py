@@ -1,15 +1,32 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What is run where: the steps on the host, and those of each guest (one boot for all of them)."""
+"""What is built and what is run where: to add a lane, add a row to LANES.
+
+A lane is steps in one guest (one boot for all of them), or steps on the host. It begins when what
+it `needs` is there (rows of BUILDS), beside other builds and lanes: it must not depend on being
+alone, nor on a fast machine. `seconds` is about what it takes from nothing on two idle cores; it
+decides only what begins first.
+"""
+import glob
+import os
 from dataclasses import dataclass, replace
 
 import results
 
+REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PYTHON = "/usr/bin/python3 -B"
 UNIT_PROGRAMS = ("cache", "parts", "schedule", "tsan", "asan")
 GUEST_PROGRAMS = ("contract", "word", "in_use", "revoke", "worker", "lifetime", "race", "cache",
                   "peer", "nested", "owner", "differential", "adversary", "observe")
 # Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
 UPSTREAM_EXECUTED = 103
+
+
+@dataclass
+class Build:
+    """A command that makes something that lanes need; whatever is up to date stays."""
+    command: str
+    needs: tuple = ()
+    seconds: int = 60
 
 
 @dataclass
@@ -20,6 +37,17 @@ class Step:
     parse: object = results.status
     expected: int = 0
     least: int = 0      # as many tests must have been executed, skipped ones not counted
+    needs: tuple = ()   # on the host: more than the lane does
+    seconds: int = 10   # on the host
+
+
+@dataclass
+class Lane:
+    """Steps, one after the other in one guest; those of the host may run side by side."""
+    steps: list
+    guest: str = ""     # the options of tests/lab/run; none: on the host
+    needs: tuple = ()
+    seconds: int = 60
 
 
 def guest_programs(*names, seconds=3):
@@ -61,42 +89,75 @@ def examples(kernel):
     return Step("examples", f"{PYTHON} tests/mpi/examples.py {kernel}", results.lines, least=5)
 
 
-# How a lane's guest is started, if its name is not just its kernel's.
-OPTIONS = {"packages": ("--kernel", "um", "--packages"),
-           "stock": ("--kernel", "stock", "--packages")}
-GUESTS = {
-    "um": [MATRIX, *guest_programs(),
-           *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke")),
-           PYTHON_EXAMPLE, pyverbs("test_mr_notify", "test_mr_cache"),
-           *cached(pyverbs("test_mr_notify", "test_mr_cache"))],
-    # What a user installs, under Debian's own programs and upstream's suite.
-    "packages": [Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
-                 Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=19),
-                 examples("notifies"),
-                 UNPACK_SUITE, INSTALLED_SUITE, *cached(INSTALLED_SUITE)],
-    # Windows are between two CPUs, and a transfer is cut short by another CPU.
-    "debian": [MATRIX, *guest_programs(), *guest_programs("window", "stress", seconds=10),
-               *guest_programs("transfer"),
-               *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer", "lifetime",
-                                       "race")),
-               pyverbs("test_mr_notify", "test_mr_cache")],
-    "stock": [Step("no capability", "ibv_mr_notify", expected=3),
-              examples("stock"), replace(PYTHON_EXAMPLE, expected=3),
-              UNPACK_SUITE, pyverbs("test_mr_notify", "test_mr_cache", program=UNPACKED)],
-    # As the DKMS package leaves the kernel's modules.
-    "dkms": [MATRIX, *on_siw(MATRIX), pyverbs("test_mr_notify", "test_mr_cache"),
-             Step("modules", "tests/guest/dkms_modules build/lab/dkms/life/removed",
-                  results.lines)],
-    # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
-    "debug": [MATRIX, *guest_programs("contract", "word", "revoke", "worker", "lifetime"),
-              *guest_programs("race", "in_use", seconds=2),
-              *guest_programs("stress", seconds=10),
-              *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer"))],
+def host_tests():
+    """A step for each file of tests/host: what some of them need, and the long ones."""
+    more = {"test_abi": {"needs": ("debs",), "seconds": 90},
+            "test_packages": {"needs": ("debs",), "seconds": 60},
+            "test_dkms": {"needs": ("kernel dkms",)},
+            "test_lab_run": {"needs": ("kernel um",), "seconds": 30},
+            "test_lab_um": {"needs": ("kernel um",)},
+            "test_series": {"needs": ("kernel debian",), "seconds": 300}}
+    names = sorted(os.path.basename(path).removesuffix(".py")
+                   for path in glob.glob(os.path.join(REPO, "tests/host/test_*.py")))
+    return [Step(name, f"{PYTHON} -m unittest discover -v -s tests/host -p {name}.py",
+                 results.unittest, **more.get(name, {})) for name in names]
+
+
+BUILDS = {
+    "fork": Build("cmake -S . -B build -GNinja && cmake --build build", seconds=180),
+    "debs": Build("buildlib/package debs", seconds=200),
+    "installed": Build("tests/lab/run --prepare --kernel um --packages", ("debs", "kernel um"), 30),
+    "kernel um": Build("tests/lab/run --prepare --kernel um", seconds=240),
+    "kernel debian": Build("tests/lab/run --prepare --kernel debian", seconds=120),
+    "kernel stock": Build("tests/lab/run --prepare --kernel stock", ("kernel debian",), 10),
+    "kernel dkms": Build("tests/lab/run --prepare --kernel dkms", ("kernel debian",), 300),
+    "kernel debug": Build("tests/lab/run --prepare --kernel debug", seconds=420),
 }
 
-HOST = [
-    Step("host", f"{PYTHON} -m unittest discover -v -s tests/host", results.unittest),
-    Step("lint", f"{PYTHON} buildlib/lint.py", results.lines),
-    *(Step(f"unit-{name}", f"build/tests/unit_{name} -r lines", results.lines)
-      for name in UNIT_PROGRAMS),
-]
+LANES = {
+    "um": Lane(
+        [MATRIX, *guest_programs(),
+         *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke")),
+         PYTHON_EXAMPLE, pyverbs("test_mr_notify", "test_mr_cache"),
+         *cached(pyverbs("test_mr_notify", "test_mr_cache"))],
+        guest="--kernel um", needs=("fork", "kernel um"), seconds=150),
+    # What needs no kernel, and the lab itself.
+    "host": Lane(
+        [*host_tests(),
+         Step("lint", f"{PYTHON} buildlib/lint.py", results.lines, seconds=120),
+         *(Step(f"unit-{name}", f"build/tests/unit_{name} -r lines", results.lines)
+           for name in UNIT_PROGRAMS)],
+        needs=("fork",)),
+    # What a user installs, under Debian's own programs and upstream's suite.
+    "packages": Lane(
+        [Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
+         Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=19),
+         examples("notifies"),
+         UNPACK_SUITE, INSTALLED_SUITE, *cached(INSTALLED_SUITE)],
+        guest="--kernel um --packages", needs=("fork", "installed"), seconds=400),
+    # Windows are between two CPUs, and a transfer is cut short by another CPU.
+    "debian": Lane(
+        [MATRIX, *guest_programs(), *guest_programs("window", "stress", seconds=10),
+         *guest_programs("transfer"),
+         *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer", "lifetime", "race")),
+         pyverbs("test_mr_notify", "test_mr_cache")],
+        guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),
+    "stock": Lane(
+        [Step("no capability", "ibv_mr_notify", expected=3),
+         examples("stock"), replace(PYTHON_EXAMPLE, expected=3),
+         UNPACK_SUITE, pyverbs("test_mr_notify", "test_mr_cache", program=UNPACKED)],
+        guest="--kernel stock --packages", needs=("fork", "installed", "kernel stock"),
+        seconds=120),
+    # As the DKMS package leaves the kernel's modules.
+    "dkms": Lane(
+        [MATRIX, *on_siw(MATRIX), pyverbs("test_mr_notify", "test_mr_cache"),
+         Step("modules", "tests/guest/dkms_modules build/lab/dkms/life/removed", results.lines)],
+        guest="--kernel dkms", needs=("fork", "kernel dkms"), seconds=200),
+    # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
+    "debug": Lane(
+        [MATRIX, *guest_programs("contract", "word", "revoke", "worker", "lifetime"),
+         *guest_programs("race", "in_use", seconds=2),
+         *guest_programs("stress", seconds=10),
+         *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer"))],
+        guest="--kernel debug", needs=("fork", "kernel debug"), seconds=600),
+}

@@ -10,8 +10,16 @@ from dataclasses import dataclass, field
 
 
 @dataclass
+class Failure:
+    """A failed test, what was said about it, and the file that has all of it."""
+    name: str
+    said: str = ""
+    file: str = ""
+
+
+@dataclass
 class Count:
-    """Tests passed, failed, skipped; the names of the failed ones, the reasons of the skipped."""
+    """Tests passed, failed, skipped; the failures, the reasons of the skipped."""
     passed: int = 0
     failed: int = 0
     skipped: int = 0
@@ -27,43 +35,54 @@ class Count:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
 
-def failure(name):
+def failure(name, said=""):
     """One failed test."""
-    return Count(failed=1, failures=[name])
+    return Count(failed=1, failures=[Failure(name, said)])
 
 
 def lines(text):
-    """The reporter of tests/guest/main.cpp: ok NAME, not ok NAME, skip NAME: REASON."""
-    count = Count()
+    """The reporter of tests/guest/main.cpp: ok NAME, not ok NAME, skip NAME: REASON.
+
+    What stands between two such lines was said about the latter one's test.
+    """
+    count, said = Count(), []
     for line in text.splitlines():
         if line.startswith("ok "):
             count.passed += 1
         elif line.startswith("not ok "):
-            count += failure(line[7:])
+            count += failure(line[7:], "\n".join(said))
         elif line.startswith("skip "):
             count += Count(skipped=1, skips=[line[5:]])
+        else:
+            said.append(line)
+            continue
+        said = []
     return count
 
 
 def unittest(text):
-    """Python's unittest, run with -v."""
+    """Python's unittest, run with -v: its blocks say what failed."""
     ran = re.search(r"^Ran (\d+) tests? in", text, re.MULTILINE)
     closing = re.search(r"^(?:OK|FAILED)(?: \((.*)\))?$", text, re.MULTILINE)
     if not ran or not closing:
         return Count()
-    kinds = {kind: int(number) for kind, number
+    kinds = {kind.strip(): int(number) for kind, number
              in re.findall(r"([a-z ]+)=(\d+)", closing.group(1) or "")}
-    kinds = {kind.strip(): number for kind, number in kinds.items()}
     skipped = kinds.get("skipped", 0)
     failed = sum(kinds.get(kind, 0) for kind in ("failures", "errors", "unexpected successes"))
-    names = re.findall(r"^(?:FAIL|ERROR): (.*)$", text, re.MULTILINE)
-    return Count(int(ran.group(1)) - skipped - failed, failed, skipped, names)
+    blocks = re.split(r"^={70}\n", re.split(r"^-{70}\nRan ", text, 1, re.MULTILINE)[0],
+                      flags=re.MULTILINE)[1:]
+    found = [re.match(r"(?:FAIL|ERROR): (.*)\n((?s:.*))", block) for block in blocks]
+    failures = [Failure(one.group(1), one.group(2)) for one in found if one]
+    failures += [Failure(name, "succeeds, though it is expected to fail") for name
+                 in re.findall(r"^UNEXPECTED SUCCESS: (.*)$", text, re.MULTILINE)]
+    return Count(int(ran.group(1)) - skipped - failed, failed, skipped, failures)
 
 
 def matrix(text):
     """The JSON of ibv_mr_notify: the steps of its scenario and the rows of its table."""
     try:
-        said = json.loads(text)
+        said, _ = json.JSONDecoder().raw_decode(text.lstrip())
     except ValueError:
         return Count()
     count = Count()
@@ -75,7 +94,7 @@ def matrix(text):
         elif row["ok"]:
             count += Count(passed=1)
         else:
-            count += failure(f"{row['operation']}: {row['wrong']}")
+            count += failure(f"{row['operation']}: {row['wrong']}", json.dumps(row))
     return count
 
 
@@ -90,7 +109,18 @@ def judge(name, parse, text, exit_status, expected=0):
     if exit_status != expected and not count.failed:
         if parse is status:
             count = Count()
-        count += failure(f"{name}: exit status {exit_status}, expected {expected}")
+        count += failure(f"exit status {exit_status}, expected {expected}", text)
     elif not count.passed and not count.failed and not count.skipped:
-        count = failure(f"{name}: ran no test")
+        count = failure("ran no test", text)
+    for one in count.failures:
+        one.name = f"{name}: {one.name}"
     return count
+
+
+def shortened(text, most):
+    """The beginning and the end of a text, at most so many lines; empty ones are left out."""
+    kept = [line.rstrip() for line in text.splitlines() if line.strip(" -")]
+    if len(kept) <= most:
+        return kept
+    head = most // 2
+    return [*kept[:head], f"... {len(kept) - most} lines ...", *kept[len(kept) - most + head:]]

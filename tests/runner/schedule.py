@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Do tasks side by side, each when what it needs is done; the longest chain goes first."""
+import threading
+from dataclasses import dataclass
+
+
+@dataclass
+class Task:
+    """`work` says whether it was done; `give_up(name)` is called instead if the need `name` failed.
+    """
+    name: str
+    work: object
+    give_up: object = None
+    needs: tuple = ()
+    seconds: float = 1      # about how long it takes
+
+
+def chains(tasks):
+    """{name: seconds from its beginning to the end of the longest chain that waits for it}."""
+    waits = {name: [other for other in tasks.values() if name in other.needs] for name in tasks}
+    found = {}
+
+    def chain(name):
+        if name not in found:
+            found[name] = tasks[name].seconds + max(
+                (chain(other.name) for other in waits[name]), default=0)
+        return found[name]
+    for name in tasks:
+        chain(name)
+    return found
+
+
+def run(tasks, jobs):
+    """Do all of them, so many at once. A task that raises is an error of ours, and raised here."""
+    tasks = {task.name: task for task in tasks}
+    length = chains(tasks)
+    todo = sorted(tasks, key=lambda name: -length[name])
+    done, errors, changed = {}, [], threading.Condition()
+
+    def next_task():
+        """A task that can begin, or None; waits while there may be one later."""
+        while todo and not errors:
+            for name in todo:
+                needs = tasks[name].needs
+                if all(need in done for need in needs):
+                    todo.remove(name)
+                    return tasks[name]
+            changed.wait()
+        return None
+
+    def worker():
+        while True:
+            with changed:
+                task = next_task()
+            if not task:
+                return
+            failed = [need for need in task.needs if not done[need]]
+            good = False
+            try:
+                if not failed:
+                    good = task.work()
+                elif task.give_up:
+                    task.give_up(failed[0])
+            except BaseException as error:  # pylint: disable=broad-except
+                errors.append(error)
+            with changed:
+                done[task.name] = good
+                changed.notify_all()
+
+    threads = [threading.Thread(target=worker, daemon=True) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""What the user sees: a line for each thing that is done, and what is being done.
+
+On a terminal the last line says what is being done; elsewhere a line does, once a minute.
+"""
+import contextlib
+import os
+import sys
+import threading
+import time
+
+
+class Screen:
+    """Lines from several threads."""
+
+    def __init__(self, out=sys.stdout, every=60):
+        self.out = out
+        self.live = out.isatty()
+        self.every = 1 if self.live else every
+        self.start = time.monotonic()
+        self.lock = threading.Lock()
+        self.doing = {}             # name: (since when, what of it)
+        self.over = threading.Event()
+        self.ticker = threading.Thread(target=self.tick, daemon=True)
+
+    def __enter__(self):
+        self.ticker.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.ticker.join()
+        self.clear()
+
+    def elapsed(self):
+        """The first column."""
+        return f"{time.monotonic() - self.start:5.0f} s  "
+
+    def say(self, text):
+        """One line."""
+        with self.lock:
+            self.clear()
+            print(self.elapsed() + text, file=self.out, flush=True)
+
+    def clear(self):
+        """Take the line of what is being done away."""
+        if self.live:
+            self.out.write("\r\033[K")
+            self.out.flush()
+
+    @contextlib.contextmanager
+    def busy(self, name):
+        """In the context that is being done; gives a function that says what of it."""
+        def part(text):
+            with self.lock:
+                self.doing[name] = (time.monotonic(), text)
+        part("")
+        try:
+            yield part
+        finally:
+            with self.lock:
+                del self.doing[name]
+
+    def tick(self):
+        """Say what is being done, now and then."""
+        while not self.over.wait(self.every):
+            with self.lock:
+                now = time.monotonic()
+                text = self.elapsed() + "... " + ", ".join(
+                    f"{name}{part} ({now - since:.0f} s)"
+                    for name, (since, part) in self.doing.items())
+                if self.live:
+                    width = os.get_terminal_size(self.out.fileno()).columns - 1
+                    self.out.write("\r\033[K" + text[:width])
+                elif self.doing:
+                    self.out.write(text + "\n")
+                self.out.flush()
