@@ -73,19 +73,21 @@ template <class Env> struct arena {
 		uint32_t count = Env::entries - i < PIECE ? Env::entries - i : PIECE;
 
 		return i % PIECE ||
-		       (commit(&entries[i], count * sizeof(entries[i])) &&
+		       (commit(&entries[i], count * sizeof(entries[i]), i >= MANY) &&
 			commit(index.ranges.node_memory(i), index.ranges.node_bytes(count)));
 	}
 	bool commit_hints(uint32_t bits) { return commit(&hint, hint.bytes(bits)); }
 
 private:
 	static constexpr uint32_t PIECE = 1024; // entries
+	/* From here on the memory is had in huge pages: small ones cost so many a look-up dear. */
+	static constexpr uint32_t MANY = 16 * PIECE;
 
 	/* An Env whose memory is accessible as it comes has no commit(). */
-	static bool commit(void *start, size_t size)
+	static bool commit(void *start, size_t size, bool huge = false)
 	{
-		if constexpr (requires { Env::commit(start, size); })
-			return Env::commit(start, size);
+		if constexpr (requires { Env::commit(start, size, huge); })
+			return Env::commit(start, size, huge);
 		else
 			return true;
 	}

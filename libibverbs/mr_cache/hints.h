@@ -2,7 +2,7 @@
 /*
  * Where a request was found the last time: a hash table of entry indices. A
  * hint promises nothing; the entry is verified. So it is written without a lock
- * by whoever found something, and never cleaned.
+ * by whoever found something, and cleaned of the likeliest one only when an entry goes.
  *
  * A bucket is one 64-bit word of two hints, each a tag of 12 bits and an index of
  * 20: a tag that differs saves a look at the (cold) entry. There is a bucket for each
@@ -58,8 +58,21 @@ public:
 	void learn_again(const wish &want, uint32_t bits, uint32_t index, const entry<Env> *entries,
 			 uint64_t now)
 	{
-		if (!(now % 16) && is_part_of_large(want, entries[index]))
+		/* One in 16, also of a use that comes back after as many others each time. */
+		if (static_cast<uint32_t>(now * GOLDEN >> 32) < 1U << 28 &&
+		    is_part_of_large(want, entries[index]))
 			put_first(mix(want), bits, index, entries, false);
+	}
+
+	/* Of an entry that goes: a hint that leads nowhere costs two atomics for nothing. */
+	void drop(uint32_t bits, uint32_t index, const entry<Env> *entries)
+	{
+		uint64_t hash = mix(entries[index].own_range());
+		bucket &slot = table[hash >> (64 - bits)];
+		uint64_t both = slot.load(std::memory_order_relaxed);
+
+		if (static_cast<uint32_t>(both) == (index | tag_of(hash)))
+			slot.store(both >> 32, std::memory_order_relaxed);
 	}
 
 	/* The bits that so many entries need. */

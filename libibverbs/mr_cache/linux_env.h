@@ -22,7 +22,7 @@ struct linux_env {
 	static constexpr uint32_t entries = 1 << 20;
 	static constexpr uint32_t domains = 1 << 14;
 	static constexpr uint32_t owners = 1 << 10;
-	static constexpr uint32_t least_hint_bits = 10;
+	static constexpr uint32_t least_hint_bits = 11;
 	static constexpr uint32_t most_hint_bits = 20;
 
 	struct mutex {
@@ -75,18 +75,21 @@ struct linux_env {
 		return nullptr;
 	}
 	/* Makes a part of it accessible, and what is in the same huge pages. */
-	static bool commit(void *start, size_t size)
+	static bool commit(void *start, size_t size, bool huge)
 	{
 		auto first = reinterpret_cast<uintptr_t>(start), end = whole(first + size);
 
 		first &= ~(HUGE_PAGE - 1);
-		return !mprotect(reinterpret_cast<void *>(first), end - first,
-				 PROT_READ | PROT_WRITE);
+		if (mprotect(reinterpret_cast<void *>(first), end - first, PROT_READ | PROT_WRITE))
+			return false;
+		if (huge)
+			madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);
+		return true;
 	}
 	/* Gives it back; nobody else has seen it. */
 	static void wipe(void *memory, size_t size) { munmap(memory, whole(size)); }
 
-	static uintptr_t self() { return pthread_self(); }
+	static uintptr_t self() { return reinterpret_cast<uintptr_t>(__builtin_thread_pointer()); }
 	static constexpr uintptr_t HUGE_PAGE = 2 << 20;
 	static constexpr uintptr_t whole(uintptr_t n)
 	{

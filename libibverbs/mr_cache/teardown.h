@@ -253,7 +253,13 @@ protected:
 			return;
 		if (seen & entry_word<Env>::INVALID)
 			a->owner[at(i).owner].counted.invalidations++;
+		erase(i);
+	}
+
+	void erase(uint32_t i)
+	{
 		a->index.erase(i, a->entries);
+		a->hint.drop(a->hot.hint_bits.load(std::memory_order_relaxed), i, a->entries);
 		a->entry_count--;
 	}
 
@@ -315,8 +321,7 @@ protected:
 		/* Nobody else can have doomed it: that needs the mutex. */
 		if (seen & entry_word<Env>::DOOMED)
 			return true;
-		a->index.erase(i, a->entries);
-		a->entry_count--;
+		erase(i);
 		if (seen & entry_word<Env>::INVALID)
 			a->owner[at(i).owner].counted.invalidations++;
 		else
