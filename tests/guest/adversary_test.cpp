@@ -9,7 +9,7 @@
  * RUN_SECONDS sets how long it goes on (default 3), or RUN_COUNT how many
  * registrations it makes.
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -3,7 +3,7 @@
  * Cached registration on a real device: what is shared, what is counted, and
  * the ends that a registration can come to.
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <sys/mman.h>
 #include <sys/ptrace.h>

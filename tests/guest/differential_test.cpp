@@ -14,7 +14,7 @@
  *
  * RUN_SEED starts with that seed, RUN_SECONDS goes on so long (default 3).
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

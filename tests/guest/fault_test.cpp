@@ -4,7 +4,7 @@
  * arming, settling and registering go through. They may say so; nothing may be
  * half done. Needs a kernel with CONFIG_FAULT_INJECTION (tests/lab's "debug").
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

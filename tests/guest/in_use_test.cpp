@@ -3,7 +3,7 @@
  * A word that counts its users: INVALID is told at once, but the device keeps
  * the pages for them, and loses them when the last one has gone.
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -4,7 +4,7 @@
  * another program, is killed; its device goes away. Each word lies in memory
  * that is shared with the test, which sees what it says in the end.
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

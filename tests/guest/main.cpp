@@ -2,10 +2,19 @@
 /*
  * main() of the guest's Catch2 programs, and the reporter that tests/run reads:
  * one line a test case, "ok NAME", "not ok NAME" or "skip NAME: REASON", after
- * what Catch2 says of its failures.
+ * what there is to say of its failures.
  */
-#define CATCH_CONFIG_MAIN
-#include <catch2/catch.hpp>
+#define CATCH_CONFIG_RUNNER
+#include "catch.h"
+
+#if CATCH_VERSION_MAJOR >= 3
+#include <catch2/catch_session.hpp>
+#include <catch2/catch_test_case_info.hpp>
+#include <catch2/reporters/catch_reporter_registrars.hpp>
+#include <catch2/reporters/catch_reporter_streaming_base.hpp>
+#endif
+
+#include <utility>
 
 #include "skip.h"
 
@@ -13,28 +22,70 @@ namespace {
 
 std::string skip_reason;
 
-struct lines : Catch::CompactReporter {
-	using CompactReporter::CompactReporter;
+#if CATCH_VERSION_MAJOR >= 3
+using done = void;
+
+struct reporter : Catch::StreamingReporterBase {
+	explicit reporter(Catch::ReporterConfig config)
+	    : StreamingReporterBase(std::move(config)), stream(m_stream)
+	{
+	}
+
+	std::ostream &stream;
+};
+#else
+using done = bool;
+
+struct reporter : Catch::StreamingReporterBase<reporter> {
+	using StreamingReporterBase::StreamingReporterBase;
+};
+#endif
+
+struct lines : reporter {
+	using reporter::reporter;
 
 	static std::string getDescription() { return "one line a test case, for tests/run"; }
 
 	void testCaseStarting(const Catch::TestCaseInfo &info) override
 	{
 		skip_reason.clear();
-		CompactReporter::testCaseStarting(info);
+		name = info.name;
+		reporter::testCaseStarting(info);
+	}
+
+	void assertionStarting(const Catch::AssertionInfo &) override {}
+
+	done assertionEnded(const Catch::AssertionStats &stats) override
+	{
+		const auto &result = stats.assertionResult;
+		const bool warning = result.getResultType() == Catch::ResultWas::Warning;
+
+		if (!result.isOk() || warning) {
+			stream << result.getSourceInfo() << (warning ? ": warning:" : ": failed:");
+			if (result.hasExpression())
+				stream << ' ' << result.getExpressionInMacro();
+			if (result.hasExpandedExpression())
+				stream << " for: " << result.getExpandedExpression();
+			for (const auto &message : stats.infoMessages)
+				stream << "\n  " << message.message;
+			stream << std::endl;
+		}
+		return done(true);
 	}
 
 	void testCaseEnded(const Catch::TestCaseStats &stats) override
 	{
 		if (!stats.totals.assertions.allOk())
-			stream << "not ok " << stats.testInfo.name << '\n';
+			stream << "not ok " << name << '\n';
 		else if (!skip_reason.empty())
-			stream << "skip " << stats.testInfo.name << ": " << skip_reason << '\n';
+			stream << "skip " << name << ": " << skip_reason << '\n';
 		else
-			stream << "ok " << stats.testInfo.name << '\n';
+			stream << "ok " << name << '\n';
 		stream.flush();
-		CompactReporter::testCaseEnded(stats);
+		reporter::testCaseEnded(stats);
 	}
+
+	std::string name;
 };
 
 CATCH_REGISTER_REPORTER("lines", lines)
@@ -44,4 +95,9 @@ CATCH_REGISTER_REPORTER("lines", lines)
 void skip_test(const std::string &reason)
 {
 	skip_reason = reason;
+}
+
+int main(int argc, char **argv)
+{
+	return Catch::Session().run(argc, argv);
 }

@@ -4,7 +4,7 @@
  * do: a registration then begins in the middle of another one, where the provider allocates its
  * struct. Both must be what they would be alone.
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <sys/mman.h>
 

@@ -4,7 +4,7 @@
  * the device, the state of an MR in "rdma resource".
  */
 #define CATCH_CONFIG_ENABLE_PAIR_STRINGMAKER /* or a map is printed as question marks */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

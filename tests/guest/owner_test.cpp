@@ -4,7 +4,7 @@
  * is counted: objects of a cgroup, locked memory. Each is done plainly as well, which says what a
  * program may expect. RUN_SECONDS sets about how long the threads go on (default 3).
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <fcntl.h>
 #include <linux/capability.h>

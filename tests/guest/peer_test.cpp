@@ -8,7 +8,7 @@
  *
  * RDMAV_MR_CACHE is read once in a process: each way is a child, which tells its whole table.
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <algorithm>
 #include <array>

@@ -3,7 +3,7 @@
  * Threads that get in each other's way: arm, disarm, settle, dereg, unmap, fork.
  * RUN_SECONDS sets how long each test goes on (default 3).
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /* After INVALID the device reaches the pages no more, whatever way it tries. */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <sys/mman.h>
 

@@ -6,7 +6,7 @@
  * (default 5), RUN_SEED where the seeds begin (default 1). A seed repeats the
  * choices, not the moments.
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <fcntl.h>
 #include <sys/wait.h>

@@ -5,7 +5,7 @@
  * RUN_SECONDS sets how long the writes go on (default: four rounds): that a page
  * is freed just when TCP copies it takes many.
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

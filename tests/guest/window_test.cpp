@@ -4,7 +4,7 @@
  * are closed. Each is made wide by memory so large that the kernel takes long
  * over it, and something happens in the middle.
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -3,7 +3,7 @@
  * What the kernel does by itself, and what it waits for: nobody's events, locks
  * or exits keep it from others' registrations, and a call comes to an end.
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <fcntl.h>
 #include <linux/userfaultfd.h>

@@ -20,7 +20,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include "cache.h"
 #include "fake_kernel.h"

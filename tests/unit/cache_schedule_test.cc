@@ -28,7 +28,7 @@
 #include <cstring>
 #include <vector>
 
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include "cache.h"
 #include "fake_kernel.h"

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include "cache.h"
 #include "fake_kernel.h"

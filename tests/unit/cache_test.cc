@@ -3,7 +3,7 @@
  * The registration cache one promise at a time, one thread, on a fake kernel: what is
  * found, what is evicted, and what happens when the registrar fails.
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 #include <sys/syscall.h>
 #include <sys/wait.h>
 

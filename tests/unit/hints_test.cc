@@ -16,7 +16,7 @@
 #include <memory>
 #include <vector>
 
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include "fake_kernel.h"
 #include "hints.h"

@@ -15,7 +15,7 @@
 #include <random>
 #include <vector>
 
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include "fake_kernel.h"
 #include "range_index.h"
