@@ -63,6 +63,17 @@ def machine_apt(build):
     return private
 
 
+def kernel_packages():
+    """The packages that depend on the newest image of the pinned kernel, one of which is there.
+
+    6.12 is Debian 13's own kernel (linux-image-amd64), and one beside it for Debian 12.
+    """
+    arch = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True,
+                          check=True).stdout.strip()
+    return (f"{read_pin('linux')['package'].replace('source', 'image')}-{arch}",
+            f"linux-image-{arch}")
+
+
 def linux_version(build=BUILD, update=False):
     """The Debian version of the kernel in use, e.g. 6.12.117-1~deb12u1.
 
@@ -78,10 +89,8 @@ def linux_version(build=BUILD, update=False):
     if not version:
         private = machine_apt(build)
         offered = private.versions(pin["package"])
-        arch = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True,
-                              check=True).stdout.strip()
-        image = pin["package"].replace("source", "image") + "-" + arch
-        both = [v for v in offered if v in private.versions(image)]  # an image is signed later
+        images = sum(map(private.versions, kernel_packages()), [])
+        both = [v for v in offered if v in images]  # an image is signed later
         if not offered:
             raise FetchError(f"apt on this machine offers no {pin['package']}: is "
                              f"{pin['suite']} among its sources?")

@@ -50,16 +50,15 @@ def module_name(path):
 
 def names(version):
     """The packages that hold the image and the headers of one version of the kernel."""
-    pin = fetch.read_pin("linux")["package"]             # linux-source-6.12
-    arch = subprocess.run(["dpkg", "--print-architecture"], text=True, check=True,
-                          stdout=subprocess.PIPE).stdout.strip()
-    meta = f"{pin.replace('source', 'image')}-{arch}={version}"
-    about = fetch.machine_apt(fetch.BUILD).run("apt-cache", "show", meta)
-    found = re.search(r"^Depends:.*?\blinux-image-(\S+)", about, re.MULTILINE)
-    if not found:
-        raise fetch.FetchError(f"{meta} names no kernel image")
-    release = found.group(1)
-    common = release.removesuffix("-" + arch)
+    apt = fetch.machine_apt(fetch.BUILD)
+    for meta in fetch.kernel_packages():
+        if version in apt.versions(meta):
+            about = apt.run("apt-cache", "show", f"{meta}={version}")
+            break
+    else:
+        raise fetch.FetchError(f"apt on this machine offers no kernel image {version}")
+    release = re.search(r"^Depends:.*?\blinux-image-(\S+)", about, re.MULTILINE).group(1)
+    common = release.rpartition("-")[0]
     return (f"linux-image-{release}", f"linux-headers-{release}",
             f"linux-headers-{common}-common", f"linux-kbuild-{common}")
 
