@@ -33,18 +33,22 @@ def alone(path):
         yield
 
 
-def archive_uris():
-    """Base addresses of the configured archives that may be Debian's, the likeliest first."""
+def archive_uris(security=False):
+    """Base addresses of the configured archives that may be Debian's, the likeliest first.
+
+    With `security` those of the updates for security, which there may be none of.
+    """
     form = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
     targets = subprocess.run(["apt-get", "indextargets", "--no-release-info", "--format", form],
                              capture_output=True, text=True, check=True).stdout
     uris = []
     for uri, release, component in (line.split() for line in set(targets.splitlines())):
-        if component == "main" and not release.endswith("-security") and uri not in uris:
+        if component == "main" and release.endswith("-security") == security and uri not in uris:
             uris.append(uri)
-    if not uris:
+    if not uris and not security:
         raise AptError("apt's configuration on this machine names no Debian archive")
-    return sorted(uris, key=lambda uri: (not uri.rstrip("/").endswith("/debian"), uri))
+    name = "/debian-security" if security else "/debian"
+    return sorted(uris, key=lambda uri: (not uri.rstrip("/").endswith(name), uri))
 
 
 def keyring():

@@ -14,6 +14,7 @@ import unittest
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(REPO, "tests/lab"))
 
+import namespace  # noqa: E402
 import scratch_root  # noqa: E402
 
 # Every package that is installed from rdma-core's source, with its version, after a mark.
@@ -45,7 +46,7 @@ class Packages(unittest.TestCase):
         with tempfile.TemporaryFile("w+") as output, \
                 tempfile.TemporaryDirectory(dir=scratch_root.BUILD) as place:
             status = scratch_root.run(place, script, (), output)
-            scratch_root.remove(place)
+            namespace.remove(place)
             os.mkdir(place)
             output.seek(0)
             said = output.read()

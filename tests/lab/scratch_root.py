@@ -12,28 +12,11 @@ import hashlib
 import os
 import subprocess
 
+import namespace
 from machine import BUILD, REPO, LabError
 
 PACKAGES = os.path.join(BUILD, "packages")
 PLACE = os.path.join(BUILD, "lab", "packages")
-# What runs in the namespace: $1 the upper layer's folder, $2 the script that runs on the new root.
-# redirect_dir and metacopy off: the upper layer is then whole files, that mean the same elsewhere.
-# On an empty /run no script finds a running system, whose services it would restart.
-NAMESPACE = """\
-set -eu
-mkdir -p "$1/upper" "$1/work" "$1/root"
-mount --make-rprivate /
-mount -t overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work,$3" overlay "$1/root"
-cd "$1/root"
-mount -t proc proc proc
-mount --rbind /sys sys
-mount --rbind /dev dev
-mount -t tmpfs run run
-mount -t tmpfs tmp tmp
-mkdir -p "$1/root$PACKAGES"
-mount --bind "$PACKAGES" "$1/root$PACKAGES"
-exec chroot . /bin/sh -eu -c "$2"
-"""
 # apt as a user calls it; its indexes are asked for only if something is missing.
 INSTALL = """\
 export DEBIAN_FRONTEND=noninteractive
@@ -50,37 +33,24 @@ ldconfig
 
 def run(place, script, debs=(), output=None):
     """Run a shell script as root on the scratch root whose layer is in `place`; its status."""
-    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root",
-           "PACKAGES": PACKAGES, "DEBS": " ".join(debs)}
-    options = "redirect_dir=off,metacopy=off,index=off,xino=off"
-    command = ["unshare", "--mount", "--pid", "--fork", "sh", "-c", NAMESPACE, "sh", place, script,
-               options]
-    if os.geteuid():
-        command = ["sudo", "env", *(f"{name}={value}" for name, value in env.items()), *command]
-    return subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=output,
-                          stderr=subprocess.STDOUT if output else None, check=False).returncode
+    os.makedirs(PACKAGES, exist_ok=True)
+    return namespace.run(place, ["/"], script, {"PACKAGES": PACKAGES, "DEBS": " ".join(debs)},
+                         [(PACKAGES, PACKAGES, "rw")], stdin=subprocess.DEVNULL, stdout=output,
+                         stderr=subprocess.STDOUT if output else None)
 
 
 def fingerprint(debs):
     """A sum of the packages, of what is installed below them, and of how they are installed."""
-    total = hashlib.sha256((NAMESPACE + INSTALL).encode())
+    total = hashlib.sha256((namespace.NAMESPACE + INSTALL).encode())
     for path in [*debs, "/var/lib/dpkg/status"]:
         with open(path, "rb") as content:
             total.update(hashlib.file_digest(content, "sha256").digest())
     return total.hexdigest()
 
 
-def remove(place):
-    """Take a file or folder away; what dpkg made in it belongs to root."""
-    if os.path.lexists(place):
-        sudo = ["sudo"] if os.geteuid() else []
-        subprocess.run([*sudo, "rm", "-rf", "--one-file-system", place], check=True)
-
-
 def make(debs, total):
     """Install the packages on a new layer."""
-    for name in ("stamp", "upper", "work", "root"):
-        remove(os.path.join(PLACE, name))
+    namespace.remove(*(os.path.join(PLACE, name) for name in ("stamp", "upper", "work", "root")))
     log = os.path.join(PLACE, "log")
     with open(log, "w", encoding="utf-8") as output:
         status = run(PLACE, INSTALL, debs, output)

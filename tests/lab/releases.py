@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Roots of other releases of Debian, made from this machine's archive and kept.
+
+Two layers each: what a fresh machine has (mmdebstrap), and what buildlib/setup installs on it. A
+command runs on an overlay of them that goes when it ends, with this repository at its path and a
+build folder of the release's own, which stays. The compiler cache is the machine's.
+"""
+import contextlib
+import fcntl
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+import build
+import machine as machines
+import namespace
+from machine import BUILD, REPO, LabError
+
+sys.path.insert(0, os.path.join(REPO, "buildlib"))
+import private_apt  # noqa: E402  pylint: disable=wrong-import-position
+
+PASSED_ON = re.compile("(RDMAV|IBV|FI|UCX|CATCH|RUN)_|(LINUX|RDMA_CORE)_SOURCE$|JOBS$"
+                       "|(http|https|no)_proxy$")
+NO_SERVICES = "printf '#!/bin/sh\\nexit 101\\n' >/usr/sbin/policy-rc.d\n" \
+              "chmod 755 /usr/sbin/policy-rc.d\n"
+ACQUIRE = "apt-config dump | grep ^Acquire::"   # how this machine reaches its archive
+
+
+def ask(*command):
+    """What a command says, "" if it fails."""
+    done = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          text=True, check=False)
+    return done.stdout.strip() if not done.returncode else ""
+
+
+def read(path):
+    """What is in a file, "" if there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        with open(path, encoding="utf-8") as text:
+            return text.read()
+    return ""
+
+
+class Release:
+    """One release, by its code name."""
+
+    def __init__(self, name):
+        self.name = name
+        self.place = os.path.join(BUILD, "releases", name)
+        self.base = os.path.join(self.place, "base")
+        self.setup = os.path.join(self.place, "setup")
+        self.log = os.path.join(self.place, "log")
+        self.cache = ask("ccache", "-k", "cache_dir")
+        os.makedirs(self.place, exist_ok=True)
+
+    def sources(self):
+        """The lines of its apt sources: this machine's archives, of that release."""
+        uri = private_apt.archive_uris()[0]
+        pairs = [(uri, ""), (uri, "-updates"),
+                 *((uri, "-security") for uri in private_apt.archive_uris(security=True)[:1])]
+        return [f"deb [signed-by={private_apt.keyring()}] {uri} {self.name}{suite} main"
+                for uri, suite in pairs]
+
+    def run(self, place, lower, script, binds, **streams):
+        """Run a script on layers, with the repository and the caches of this machine."""
+        git = ask("git", "rev-parse", "--path-format=absolute", "--git-common-dir")
+        common = [(os.path.realpath("/etc/resolv.conf"), "/etc/resolv.conf", "ro"),
+                  (REPO, REPO, "ro")]
+        if git and not git.startswith(REPO + "/"):
+            common.append((git, git, "ro"))
+        # The repository may be another user's.
+        env = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory",
+               "GIT_CONFIG_VALUE_0": REPO, "TERM": "dumb",
+               **{name: value for name, value in os.environ.items() if PASSED_ON.match(name)}}
+        if self.cache:
+            os.makedirs(self.cache, exist_ok=True)
+            common.append((self.cache, self.cache, "rw"))
+            env["CCACHE_DIR"] = self.cache
+        return namespace.run(place, lower, script, env, [*common, *binds], **streams)
+
+    def build_folder(self, place="", kernel=""):
+        """What is the build folder there; one apart for who takes this machine's kernel."""
+        folder = os.path.join(place or self.place, "build-" + kernel if kernel else "build")
+        os.makedirs(folder, exist_ok=True)
+        return folder
+
+    def make_base(self, log):
+        """What a fresh machine has. Nothing waits for the disk: it can be made again."""
+        namespace.remove(self.base, self.setup)
+        with tempfile.NamedTemporaryFile("w", suffix=".conf") as conf:
+            subprocess.run(ACQUIRE, shell=True, stdout=conf, check=True)
+            command = ["mmdebstrap", "--mode=root", "--variant=apt", f"--aptopt={conf.name}",
+                       "--dpkgopt=force-unsafe-io", self.name, self.base, *self.sources()]
+            return subprocess.run(namespace.as_root(command, {}), stdin=subprocess.DEVNULL,
+                                  stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+
+    def make_setup(self, log):
+        """What buildlib/setup installs; on what it has installed before, if there is something."""
+        return self.run(self.setup, [self.base], f"{NO_SERVICES}{REPO}/buildlib/setup",
+                        [(self.build_folder(), BUILD, "rw")], stdin=subprocess.DEVNULL,
+                        stdout=log, stderr=subprocess.STDOUT)
+
+    def layers(self):
+        """[(name, what it is made from, how)]."""
+        base = "\n".join(self.sources())
+        return [("base", base, self.make_base),
+                ("setup", base + read(os.path.join(REPO, "buildlib/packages")), self.make_setup)]
+
+    def outdated(self):
+        """The layers that are missing, or were made from something else."""
+        return [(name, content, how) for name, content, how in self.layers()
+                if read(os.path.join(self.place, name + ".made")) != content]
+
+    def make(self):
+        """Make those layers. The caller has the lock alone."""
+        for name, content, how in self.outdated():
+            with build.step(f"{self.name}: {name} (log: {self.log})"), \
+                    open(self.log, "w", encoding="utf-8") as log:
+                status = how(log)
+            if status:
+                raise LabError("".join(read(self.log).splitlines(True)[-20:])
+                               + f"no root of {self.name}; all that was said is in {self.log}")
+            with open(os.path.join(self.place, name + ".made"), "w", encoding="utf-8") as made:
+                made.write(content)
+
+    @contextlib.contextmanager
+    def ready(self):
+        """Have it made, and keep it as it is: who uses it shares a lock."""
+        with open(os.path.join(self.place, ".lock"), "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            while self.outdated():
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self.make()
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            yield
+
+    @contextlib.contextmanager
+    def temporary(self):
+        """A folder for what goes when a command has ended."""
+        folder = tempfile.mkdtemp(prefix="run-", dir=self.place)
+        try:
+            yield folder
+        finally:
+            namespace.remove(folder)
+
+    def command(self, script, fresh=False, kernel="", shared=()):
+        """Run a script there; its status. See tests/lab/on for what the options mean."""
+        with contextlib.ExitStack() as kept:
+            kept.enter_context(self.ready())
+            place = kept.enter_context(self.temporary())
+            binds = [(self.build_folder(place if fresh else "", kernel), BUILD, "rw"),
+                     *((path, path, "rw") for path in shared)]
+            if kernel:
+                machine = machines.load(kernel)
+                kept.enter_context(build.ready(machine))
+                version = os.path.join(BUILD, "linux.version")
+                binds += [(machine.folder, machine.folder, "rw"), (version, version, "ro")]
+            lower = [self.base] if fresh else [os.path.join(self.setup, "upper"), self.base]
+            return self.run(place, lower, script, binds)
