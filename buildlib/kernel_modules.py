@@ -31,7 +31,7 @@ USERS = {
 # distribution's package of headers does not have.
 NEIGHBOURS = tuple("drivers/net/ethernet/" + name for name in (
     "broadcom/bnxt", "chelsio/cxgb4", "chelsio/libcxgb", "cisco/enic", "emulex/benet",
-    "intel/ice"))
+    "hisilicon/hns3", "intel/ice"))
 
 
 def kbuild(folders):
@@ -44,7 +44,8 @@ def kbuild(folders):
 
 def neighbours(folders):
     """The folders whose headers are needed to build `folders`."""
-    return NEIGHBOURS if "drivers/infiniband" in folders else ()
+    return NEIGHBOURS if any((folder + "/hw/").startswith("drivers/infiniband/hw/")
+                             for folder in folders) else ()
 
 
 def make(headers, place, folders=STACK):

@@ -1,0 +1,63 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Every driver that registers user memory notifies, and Documentation/drivers.md tells the same.
+
+Why: a kernel's next release may bring a driver, or register in another file; nothing else would say
+that its MRs can't be armed.
+"""
+import glob
+import os
+import re
+import sys
+import unittest
+
+REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+sys.path.insert(0, os.path.join(REPO, "buildlib"))
+
+import fetch  # noqa: E402
+import overlay  # noqa: E402
+
+NOTIFIES = re.compile(r"\.mr_umem = \w+,|\tINIT_RDMA_MR_UMEM\(")
+REVOKES = re.compile(r"\.revoke_user_mr = \w+,")
+PINS_BY_ITSELF = {"usnic"}
+
+
+def drivers():
+    """{driver: its sources}, those that register user memory, of the hooked tree."""
+    with fetch.locked(fetch.BUILD):
+        tree = fetch.fetch("linux")
+        overlay.overlay("linux", tree)
+    found = {}
+    for folder in glob.glob(os.path.join(tree, "drivers/infiniband/[hs]w/*/")):
+        text = ""
+        for path in glob.glob(os.path.join(folder, "*.c")):
+            with open(path, encoding="utf-8") as source:
+                text += source.read()
+        if ".reg_user_mr = " in text:
+            found[os.path.basename(os.path.dirname(folder))] = text
+    return found
+
+
+class Drivers(unittest.TestCase):
+    """Source and documentation."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.drivers = drivers()
+        with open(os.path.join(REPO, "Documentation/drivers.md"), encoding="utf-8") as text:
+            rows = re.findall(r"(?m)^\| (\w+) \| (yes|no)\b[^|]*\| (yes|no)\b", text.read())
+        cls.table = {name: (first == "yes", second == "yes") for name, first, second in rows}
+
+    def test_all_notify(self):
+        self.assertIn("rxe", self.drivers)
+        silent = {name for name, text in self.drivers.items() if not NOTIFIES.search(text)}
+        self.assertEqual(silent, PINS_BY_ITSELF)
+
+    def test_table(self):
+        self.assertEqual(self.table, {
+            name: (bool(NOTIFIES.search(text)), bool(REVOKES.search(text)))
+            for name, text in self.drivers.items()})
+
+
+if __name__ == "__main__":
+    unittest.main()
