@@ -58,7 +58,7 @@ class Run(unittest.TestCase):
 
     def assert_nothing_left(self):
         """Neither processes of the guest nor its folder are there any more, soon."""
-        for _ in range(30):
+        for _ in range(600):
             left = processes_with(self.temp + "/lab-") + os.listdir(self.temp)
             if not left:
                 return
@@ -123,22 +123,25 @@ class Run(unittest.TestCase):
         self.assertIn(b"Kernel panic", err)
 
     def test_time_limit(self):
-        """A guest that hangs is ended; what it said before is there."""
-        status, out, _ = self.run_guest("--timeout", "4" if KERNEL == "um" else "20",
-                                        "--", "sh", "-c", "echo begun; sleep 99")
-        self.assertEqual((status, out), (124, b"begun\n"))
+        """A guest that hangs is ended; what it said before is there, if it came so far."""
+        for limit in (4, 16, 64, 256):
+            status, out, _ = self.run_guest("--timeout", str(limit),
+                                            "--", "sh", "-c", "echo begun; sleep 9999")
+            self.assertEqual(status, 124)
+            if out:
+                break
+        self.assertEqual(out, b"begun\n")
 
     def test_background_processes(self):
         """A process left behind does not keep the run from ending."""
-        start = time.monotonic()
-        status, out, _ = self.run_guest("--", "sh", "-c", "sleep 99 & echo done")
+        status, out, _ = self.run_guest("--timeout", "300",
+                                        "--", "sh", "-c", "sleep 9999 & echo done")
         self.assertEqual((status, out), (0, b"done\n"))
-        self.assertLess(time.monotonic() - start, 60)
 
     def test_kernel_stays_while_it_runs(self):
         """The runner has the lock that who makes the kernel anew waits for, until the end."""
         path = os.path.join(REPO, "build/lab", KERNEL, ".lock")
-        process = self.start("--", "sh", "-c", "echo begun; sleep 99")
+        process = self.start("--", "sh", "-c", "echo begun; sleep 9999")
         self.assertEqual(process.stdout.readline(), b"begun\n")
         with open(path, "w", encoding="utf-8") as lock:
             with self.assertRaises(BlockingIOError):
@@ -150,7 +153,7 @@ class Run(unittest.TestCase):
 
     def check_signal(self, number, status):
         """A signal in the middle of a run."""
-        process = self.start("--", "sh", "-c", "echo begun; sleep 99")
+        process = self.start("--", "sh", "-c", "echo begun; sleep 9999")
         self.assertEqual(process.stdout.readline(), b"begun\n")
         self.assertTrue(processes_with(self.temp + "/lab-"))
         process.send_signal(number)
