@@ -31,6 +31,7 @@
 
 #include "device.h"
 #include "loopback.h"
+#include "run_time.h"
 
 using namespace mr_notify;
 
@@ -132,7 +133,7 @@ private:
 	void take_away_and_map()
 	{
 		must(munmap(where_.addr, where_.length), "munmap");
-		for (int tries = 0; tries < 100000; tries++) {
+		for (int tries = 0; tries < 1000000; tries++) {
 			if (mmap(where_.addr, where_.length, protection, kind | MAP_FIXED_NOREPLACE,
 				 -1, 0) == where_.addr)
 				return;
@@ -226,22 +227,18 @@ struct naive_registry : registry {
 	std::map<uintptr_t, owned<ibv_mr>> known;
 };
 
+/* Until so many registrations, or until the time is over. */
 struct limit {
 	uint64_t count = UINT64_MAX;
-	std::chrono::steady_clock::time_point end = std::chrono::steady_clock::time_point::max();
+	run_time time{};
 
-	static limit seconds(int n)
-	{
-		return {UINT64_MAX, std::chrono::steady_clock::now() + std::chrono::seconds(n)};
-	}
 	static limit environment()
 	{
 		const char *count = std::getenv("RUN_COUNT");
-		const char *seconds_text = std::getenv("RUN_SECONDS");
 
-		if (count)
-			return {std::strtoull(count, nullptr, 0)};
-		return seconds(seconds_text ? std::max(1, std::atoi(seconds_text)) : 3);
+		return count ? limit{std::strtoull(count, nullptr, 0),
+				     run_time(std::chrono::hours(10000))}
+			     : limit{};
 	}
 };
 
@@ -285,10 +282,9 @@ public:
 	{
 	}
 
-	void run(const limit &until)
+	template <class F> void run(const limit &until, F seen)
 	{
-		while (out_.registrations < until.count &&
-		       std::chrono::steady_clock::now() < until.end)
+		while (out_.registrations < until.count && until.time.goes_on(seen()))
 			burst();
 	}
 
@@ -523,7 +519,9 @@ private:
 
 enum class owners { stay, come_and_go };
 
-void run(const device &on, registry &by, const limit &until, owners others, result &out)
+/* At least until what is `seen` is true. */
+template <class F>
+void run(const device &on, registry &by, const limit &until, owners others, result &out, F seen)
 {
 	arena slots;
 	std::atomic<bool> stop = false;
@@ -540,7 +538,7 @@ void run(const device &on, registry &by, const limit &until, owners others, resu
 		beside.emplace_back(
 			[&, i] { short_lived(on, slots, out, seed + worker_count + i).run(stop); });
 	for (auto &one : workers)
-		threads.emplace_back([&] { one->run(until); });
+		threads.emplace_back([&] { one->run(until, seen); });
 	for (std::thread &thread : threads)
 		thread.join();
 	stop = true;
@@ -570,7 +568,8 @@ TEST_CASE("adversary: no stale byte arrives")
 	limits.max_entries = slot_count * 3 / 4;
 	REQUIRE(ibv_reg_mr_limits(on.context(), &limits, nullptr) == 0);
 
-	run(on, by, limit::environment(), owners::come_and_go, out);
+	run(on, by, limit::environment(), owners::come_and_go, out,
+	    [&] { return out.changes && out.forks && out.owners; });
 	REQUIRE(ibv_query_mr_cache(on.context(), &stats) == 0);
 	std::printf("%lu hits, %lu misses, %lu suspects, %lu invalidations, %lu evictions\n",
 		    stats.hits, stats.misses, stats.suspects, stats.invalidations, stats.evictions);
@@ -591,6 +590,7 @@ TEST_CASE("adversary: a cache that does not look at the word is caught")
 	naive_registry by;
 	result out;
 
-	run(on, by, limit::seconds(1), owners::stay, out);
+	const limit soon{UINT64_MAX, run_time(std::chrono::seconds(1))};
+	run(on, by, soon, owners::stay, out, [&] { return out.stale > 0; });
 	CHECK(out.stale > 0);
 }

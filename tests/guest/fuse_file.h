@@ -85,7 +85,7 @@ public:
 
 	bool wait_for_fault() const
 	{
-		for (int i = 0; i < 1000 && !asked_; i++)
+		for (int i = 0; i < 6000 && !asked_; i++)
 			usleep(10000);
 		return asked_;
 	}

@@ -11,14 +11,14 @@
 
 #include <atomic>
 #include <cerrno>
-#include <chrono>
-#include <cstdlib>
 #include <thread>
 
 #include "loopback.h"
 #include "raw_uverbs.h"
 #include "rows.h"
+#include "run_time.h"
 #include "skip.h"
+#include "system.h"
 #include "trial.h"
 
 using namespace mr_notify;
@@ -57,12 +57,8 @@ struct shared_by_users {
 	/* For as long as a worker may take that looks less and less often. */
 	bool refused_in_the_end()
 	{
-		for (int i = 0; i < 400; i++) {
-			if (write_to_the_rest() != IBV_WC_SUCCESS)
-				return was_refused;
-			usleep(50000);
-		}
-		return false;
+		return happens([&] { return write_to_the_rest() != IBV_WC_SUCCESS; }) &&
+		       was_refused;
 	}
 
 	device on;
@@ -165,7 +161,7 @@ TEST_CASE("who uses an invalid registration goes on")
 	{
 		at(all.w) -= one_user;
 		CHECK(all.refused_in_the_end());
-		CHECK(pinned_bytes() <= before - length);
+		CHECK(happens([&] { return pinned_bytes() <= before - length; }));
 	}
 	SECTION("until it is settled when the last one has gone")
 	{
@@ -274,22 +270,17 @@ TEST_CASE("with the address space go its users")
 	REQUIRE(waitpid(child, &status, 0) == child);
 	REQUIRE(status == 0);
 	CHECK(words[0] == (one_user | invalid));
-	bool refused = false;
-	for (int i = 0; i < 400 && !refused; i++) {
+	CHECK(happens([&] {
 		loopback link(on);
 		const auto answer = link.write(from.get(), source.registered(), m.registered().addr,
 					       static_cast<uint32_t>(words[1]));
-		refused = answer != IBV_WC_SUCCESS && link.refused(answer);
-		usleep(50000);
-	}
-	CHECK(refused);
+		return answer != IBV_WC_SUCCESS && link.refused(answer);
+	}));
 }
 
 TEST_CASE("race: who got a reference of a valid registration is never refused")
 {
-	const char *seconds = std::getenv("RUN_SECONDS");
-	const auto end = std::chrono::steady_clock::now() +
-			 std::chrono::seconds(seconds ? std::max(1, std::atoi(seconds)) : 3);
+	const run_time time;
 	uint64_t refused = 0;
 	uint64_t went_on = 0;
 	uint64_t rounds = 0;
@@ -321,7 +312,7 @@ TEST_CASE("race: who got a reference of a valid registration is never refused")
 		}
 		cutting.join();
 		rounds++;
-	} while (std::chrono::steady_clock::now() < end);
+	} while (time.goes_on());
 	INFO(rounds << " rounds, " << went_on << " writes while it became invalid");
 	CHECK(refused == 0);
 }

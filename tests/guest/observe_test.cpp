@@ -23,7 +23,9 @@
 
 #include "device.h"
 #include "rows.h"
+#include "run_time.h"
 #include "skip.h"
+#include "system.h"
 #include "trial.h"
 
 using namespace mr_notify;
@@ -92,8 +94,8 @@ public:
 		return count;
 	}
 
-	/* "name: fields" of each event of an MR's range, oldest first; forgets them. */
-	std::vector<std::string> take(const ibv_mr &mr) const
+	/* "name: fields" of each event of an MR's range, oldest first. */
+	std::vector<std::string> look(const ibv_mr &mr) const
 	{
 		std::ostringstream range;
 		std::vector<std::string> found;
@@ -108,6 +110,13 @@ public:
 			    line.find(range.str()) != line.npos)
 				found.push_back(line.substr(name + 1));
 		}
+		return found;
+	}
+
+	/* The same; forgets them. */
+	std::vector<std::string> take(const ibv_mr &mr) const
+	{
+		auto found = look(mr);
 		write_file(place_ + "/trace", "");
 		return found;
 	}
@@ -259,9 +268,7 @@ TEST_CASE("the worker's look is traced as its own")
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	events.take(*mr);
 	drop_all(m);
-	for (int i = 0; i < 1000 && w.value(); i++)
-		usleep(1000);
-	usleep(10000);
+	CHECK(happens([&] { return events.look(*mr).size() >= 2; }));
 	const auto seen = events.take(*mr);
 	REQUIRE(seen.size() == 2);
 	CHECK(has(seen[1], {"mr_notify_settle:", "state=VALID", "by=worker", "ret=0"}));
@@ -278,7 +285,7 @@ TEST_CASE("a worker that finds the file busy looks again later")
 	word w;
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	for (int round = 0; round < 20 && !met; round++) {
+	for (const run_time time; !met && time.goes_on(false);) {
 		std::atomic<bool> stop = false;
 		/* holds the inode's lock for most of the time */
 		std::thread writer([&] {
@@ -293,9 +300,7 @@ TEST_CASE("a worker that finds the file busy looks again later")
 		usleep(100000);
 		stop = true;
 		writer.join();
-		for (int i = 0; i < 1000 && w.value(); i++)
-			usleep(1000);
-		CHECK(w.value() == 0);
+		CHECK(happens([&] { return w.value() == 0; }));
 		for (const auto &event : events.take(*mr))
 			met |= has(event, {"mr_notify_settle:", "by=worker", "ret=-11"});
 	}

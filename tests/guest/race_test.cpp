@@ -10,13 +10,12 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
-#include <cstdlib>
 #include <thread>
 
 #include "device.h"
 #include "raw_uverbs.h"
 #include "rows.h"
+#include "run_time.h"
 #include "trial.h"
 
 using namespace mr_notify;
@@ -24,14 +23,6 @@ using namespace mr_notify;
 namespace {
 
 constexpr std::size_t length = 8 * 4096;
-
-std::chrono::steady_clock::time_point deadline()
-{
-	const char *seconds = std::getenv("RUN_SECONDS");
-
-	return std::chrono::steady_clock::now() +
-	       std::chrono::seconds(seconds ? std::max(1, std::atoi(seconds)) : 3);
-}
 
 /* The same address all the time, and other pages ever again. */
 class shifting_memory {
@@ -75,7 +66,7 @@ private:
 TEST_CASE("race: the word is never late")
 {
 	const device on;
-	const auto end = deadline();
+	const run_time time;
 	shifting_memory shifting;
 	std::atomic<bool> stop = false;
 	std::atomic<uint64_t> late = 0;
@@ -110,7 +101,7 @@ TEST_CASE("race: the word is never late")
 	std::thread tracked(watch, IBV_ACCESS_LOCAL_WRITE | 1 << 28);
 	std::thread untracked(watch, IBV_ACCESS_LOCAL_WRITE);
 	uint64_t changes = 0;
-	while (std::chrono::steady_clock::now() < end) {
+	while (time.goes_on(told)) {
 		shifting.change();
 		changes++;
 		if (changes % 64 == 0)
@@ -127,7 +118,7 @@ TEST_CASE("race: the word is never late")
 TEST_CASE("race: arm, disarm, settle, dereg and unmap of one MR")
 {
 	const device on;
-	const auto end = deadline();
+	const run_time time;
 	ibv_device_attr attr{};
 	REQUIRE(ibv_query_device(on.context(), &attr) == 0);
 	const raw_uverbs raw(on.context());
@@ -179,7 +170,7 @@ TEST_CASE("race: arm, disarm, settle, dereg and unmap of one MR")
 		}),
 	};
 	uint64_t rounds = 0;
-	while (std::chrono::steady_clock::now() < end) {
+	while (time.goes_on(armed && rounds)) {
 		const range r = shifting.where();
 		const int access = IBV_ACCESS_LOCAL_WRITE | (rounds % 2 ? 1 << 28 : 0);
 		ibv_mr *mr = ibv_reg_mr(on.pd(), r.addr, r.length, access);
@@ -202,11 +193,11 @@ TEST_CASE("race: arm, disarm, settle, dereg and unmap of one MR")
 TEST_CASE("race: settling never wipes out an invalidation")
 {
 	const device on;
-	const auto end = deadline();
+	const run_time time;
 	uint64_t wiped = 0;
 	uint64_t rounds = 0;
 
-	while (std::chrono::steady_clock::now() < end) {
+	while (time.goes_on()) {
 		memory m = shared_file(length);
 		const range r = m.registered();
 		const auto mr = on.register_memory(r);
@@ -236,7 +227,7 @@ TEST_CASE("race: settling never wipes out an invalidation")
 TEST_CASE("race: a word is in the page that its address maps")
 {
 	const device on;
-	const auto end = deadline();
+	const run_time time;
 	const std::size_t before = pinned_bytes();
 	const memory words = anonymous(page_size());
 	std::atomic<uint64_t> generation = 0; /* odd while the page is replaced */
@@ -268,7 +259,7 @@ TEST_CASE("race: a word is in the page that its address maps")
 	};
 	std::thread one(arming, 0);
 	std::thread other(arming, 2);
-	while (std::chrono::steady_clock::now() < end) {
+	while (time.goes_on(told)) {
 		const range r = words.registered();
 
 		generation++;
@@ -290,7 +281,7 @@ TEST_CASE("race: a word is in the page that its address maps")
 TEST_CASE("race: the first words of a page are charged once")
 {
 	const device on;
-	const auto end = deadline();
+	const run_time time;
 	memory m = anonymous(2 * page_size());
 	const range r = m.registered();
 	const auto one = on.register_memory({r.addr, page_size()});
@@ -298,7 +289,7 @@ TEST_CASE("race: the first words of a page are charged once")
 	const std::size_t before = pinned_bytes();
 	uint64_t twice = 0;
 
-	while (std::chrono::steady_clock::now() < end) {
+	while (time.goes_on()) {
 		/* Untouched, so that pinning it takes its time. */
 		void *const page = mmap(nullptr, page_size(), PROT_READ | PROT_WRITE,
 					MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -327,7 +318,7 @@ TEST_CASE("race: the first words of a page are charged once")
 TEST_CASE("race: one of two threads gets the word")
 {
 	const device on;
-	const auto end = deadline();
+	const run_time time;
 	memory m = anonymous(2 * page_size());
 	const range r = m.registered();
 	const auto one = on.register_memory({r.addr, page_size()});
@@ -340,7 +331,7 @@ TEST_CASE("race: one of two threads gets the word")
 	uint64_t rounds = 0;
 	uint64_t strange = 0;
 
-	while (std::chrono::steady_clock::now() < end) {
+	while (time.goes_on()) {
 		std::atomic<int> ready = 0;
 		int errors[2] = {};
 		const auto arm = [&](ibv_mr *mr, void *w, int &error) {

@@ -11,7 +11,7 @@
 namespace mr_notify {
 namespace {
 
-constexpr int timeout_ms = 20000;
+constexpr int timeout_ms = 60000;
 
 /* The connection manager moves them on from there. */
 void initialize(ibv_qp *qp)

@@ -64,7 +64,7 @@ template <class F> bool happens(F &&condition)
 	while (!condition()) {
 		if (std::chrono::steady_clock::now() > deadline)
 			return false;
-		std::this_thread::sleep_for(std::chrono::milliseconds(5));
+		std::this_thread::sleep_for(std::chrono::milliseconds(1));
 	}
 	return true;
 }

@@ -11,7 +11,7 @@ using clock = std::chrono::steady_clock;
 
 std::size_t wait_for_pinned(std::size_t bytes)
 {
-	const auto deadline = clock::now() + 1s;
+	const auto deadline = clock::now() + 20s;
 	std::size_t seen = pinned_bytes();
 
 	while (seen != bytes && clock::now() < deadline) {

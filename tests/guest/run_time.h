@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * For how long a test goes on: RUN_SECONDS (3 if it is not set), and after that
+ * until it has seen what it must have seen, however slow the machine is.
+ */
+#ifndef RUN_TIME_H
+#define RUN_TIME_H
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+
+class run_time {
+public:
+	run_time() : run_time(std::chrono::seconds(from_environment())) {}
+	explicit run_time(std::chrono::seconds length)
+	    : end_(clock::now() + length), last_(end_ + std::chrono::minutes(1))
+	{
+	}
+
+	/* The minute that is added ends a test whose @seen never comes. */
+	bool goes_on(bool seen = true) const { return clock::now() < (seen ? end_ : last_); }
+
+private:
+	using clock = std::chrono::steady_clock;
+
+	static int from_environment()
+	{
+		const char *const text = std::getenv("RUN_SECONDS");
+
+		return text ? std::max(1, std::atoi(text)) : 3;
+	}
+
+	clock::time_point end_;
+	clock::time_point last_;
+};
+
+#endif
