@@ -4,7 +4,7 @@
 
 Why: the repository holds only what this project wrote. Upstream comes by name and version from the
 machine's own Debian archive (buildlib/upstream/*.pin), or from a tarball or tree of the user's
-(--source, or RDMA_CORE_SOURCE and LINUX_SOURCE). Nothing is downloaded twice. overlay.py lays our
+(--source, or RDMA_CORE_SOURCE and the like). Nothing is downloaded twice. overlay.py lays our
 files over what this script unpacked.
 """
 import argparse
@@ -19,7 +19,8 @@ import private_apt
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUILD = os.path.join(REPO, "build")
-SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE"}
+SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE",
+                   "libfabric": "LIBFABRIC_SOURCE", "ucx": "UCX_SOURCE"}
 
 
 class FetchError(Exception):
@@ -152,8 +153,11 @@ def check_sum(path, wanted):
 
 
 def tree_version(tree):
-    """The version that a tree says it has (rdma-core's or Linux's)."""
+    """The version that a tree says it has."""
     for file, pattern in (("CMakeLists.txt", r'PACKAGE_VERSION "([\w.]+)"'),
+                          ("configure.ac", r"AC_INIT\(\[libfabric\], \[([\w.]+)\]"),
+                          ("configure.ac", r"ucx_ver_major, (\d+)\)(?s:.*?)"
+                                           r"ucx_ver_minor, (\d+)\)(?s:.*?)ucx_ver_patch, (\d+)"),
                           ("Makefile", r"VERSION = (\d+)\nPATCHLEVEL = (\d+)\nSUBLEVEL = (\d+)")):
         path = os.path.join(tree, file)
         if os.path.exists(path):
@@ -161,7 +165,7 @@ def tree_version(tree):
                 match = re.search(pattern, text.read())
             if match:
                 return ".".join(match.groups())
-    raise FetchError(f"{tree}: neither an rdma-core nor a Linux tree")
+    raise FetchError(f"{tree}: not a tree of {', '.join(SOURCE_VARIABLE)}")
 
 
 def extract(archive, folder):

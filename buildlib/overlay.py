@@ -33,8 +33,13 @@ LAID = {
     "linux": (("kernel-patches/drivers", "**", "drivers"),
               ("kernel-patches/include", "**", "include"),
               ("kernel-patches/Documentation", "**", "Documentation")),
+    "libfabric": (("buildlib/communication-libraries/libfabric/prov", "**", "prov"),),
+    "ucx": (("buildlib/communication-libraries/ucx/src", "**", "src"),
+            ("buildlib/communication-libraries/ucx/test", "**", "test")),
 }
-HOOKS = {"rdma-core": "buildlib/hooks", "linux": "kernel-patches/hooks"}
+HOOKS = {"rdma-core": "buildlib/hooks", "linux": "kernel-patches/hooks",
+         "libfabric": "buildlib/communication-libraries/libfabric/hooks",
+         "ucx": "buildlib/communication-libraries/ucx/hooks"}
 # Patches that only the trees which are built here get: neither sent to upstream nor packaged.
 LOCAL = {"linux": "tests/lab/patches"}
 LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")

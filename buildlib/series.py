@@ -1,13 +1,12 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Write the kernel part as a patch series that can be mailed: `git am` applies it to plain sources.
+"""Write a change as a patch series that can be mailed: `git am` applies it to plain sources.
 
 Why: here a change is kept as hooks beside whole new files, which is good to work on and not what a
-kernel maintainer reads. Each hook becomes one commit, with the new files that its header names
+maintainer reads. Each hook becomes one commit, with the new files that its header names
 (Overlay-Files:), its text without what only concerns the overlay, and then one mail each.
-
-Usage: buildlib/series.py [FOLDER]      (default: build/series)
 """
+import argparse
 import glob
 import os
 import re
@@ -20,7 +19,6 @@ import fetch
 import overlay
 
 REPO = fetch.REPO
-HOOKS = os.path.join(REPO, overlay.HOOKS["linux"])
 PLAIN = ("drivers/infiniband", "include/rdma", "include/uapi/rdma", "include/trace/events",
          "Documentation/infiniband")
 
@@ -40,9 +38,10 @@ class Hook:
         self.message = f"{subject}\n\n{body.strip()}\n"
 
 
-def hooks():
-    """All of the kernel's, in order."""
-    return [Hook(path) for path in sorted(glob.glob(os.path.join(HOOKS, "*.patch")))]
+def hooks(upstream="linux"):
+    """All that an upstream gets, in order."""
+    folder = os.path.join(REPO, overlay.HOOKS[upstream])
+    return [Hook(path) for path in sorted(glob.glob(os.path.join(folder, "*.patch")))]
 
 
 def git(folder, *arguments, text=None):
@@ -53,8 +52,8 @@ def git(folder, *arguments, text=None):
                           input=text, capture_output=True, text=True, check=True).stdout
 
 
-def plain_tree(place):
-    """A repository with upstream's files as they are, those parts that the series touches."""
+def plain_kernel(place):
+    """Put the kernel's files as they are into a folder, those parts that the series touches."""
     with fetch.locked(fetch.BUILD):
         tree = fetch.fetch("linux")
         overlay.overlay("linux", tree)
@@ -72,29 +71,46 @@ def plain_tree(place):
                     target = os.path.join(place, path)
                     os.makedirs(os.path.dirname(target), exist_ok=True)
                     shutil.copyfile(source, target)
+
+
+def plain_tarball(place, upstream):
+    """Put the files of an upstream's tarball into a folder."""
+    with fetch.locked(fetch.BUILD):
+        archive, _ = fetch.tarball_of(upstream, fetch.BUILD)
+        fetch.check_sum(archive, fetch.read_pin(upstream)["sha256"])
+    shutil.rmtree(place)
+    fetch.extract(archive, place)
+
+
+def plain_tree(place, upstream="linux"):
+    """A repository with upstream's files as they are."""
+    if upstream == "linux":
+        plain_kernel(place)
+    else:
+        plain_tarball(place, upstream)
     git(place, "init", "-q")
-    git(place, "add", "-A")
+    git(place, "add", "-A", "-f")
     git(place, "commit", "-q", "-m", "Debian's source package, as it is")
 
 
-def missing_files(series):
-    """New kernel files that no hook brings: they would not be in the series."""
+def missing_files(series, upstream="linux"):
+    """New files that no hook brings: they would not be in the series."""
     brought = {name for hook in series for name in hook.new_files}
-    return sorted(set(overlay.our_files("linux", REPO)) - brought)
+    return sorted(set(overlay.our_files(upstream, REPO)) - brought)
 
 
-def write(folder):
+def write(folder, upstream="linux"):
     """Write the series; the paths of its mails."""
-    series = hooks()
-    missing = missing_files(series)
+    series = hooks(upstream)
+    missing = missing_files(series, upstream)
     if missing:
         raise overlay.OverlayError("no hook names in Overlay-Files: " + ", ".join(missing))
     os.makedirs(folder, exist_ok=True)
     for old in glob.glob(os.path.join(folder, "*.patch")):
         os.unlink(old)
     with tempfile.TemporaryDirectory() as place:
-        plain_tree(place)
-        ours = overlay.our_files("linux", REPO)
+        plain_tree(place, upstream)
+        ours = overlay.our_files(upstream, REPO)
         for hook in series:
             git(place, "apply", "--index", "--whitespace=nowarn", "-", text=hook.diff)
             for name in hook.new_files:
@@ -110,8 +126,13 @@ def write(folder):
 
 def main():
     """Write the series and say where."""
-    folder = sys.argv[1] if len(sys.argv) > 1 else os.path.join(fetch.BUILD, "series")
-    for path in write(folder):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--of", default="linux", choices=sorted(set(overlay.HOOKS) - {"rdma-core"}),
+                        help="whose sources the series is for (default: linux)")
+    parser.add_argument("folder", nargs="?", default=os.path.join(fetch.BUILD, "series"),
+                        help="where the mails go (default: build/series)")
+    args = parser.parse_args()
+    for path in write(args.folder, args.of):
         print(path)
 
 
