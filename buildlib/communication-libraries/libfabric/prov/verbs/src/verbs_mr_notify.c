@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * A registration in the cache has a word, which the kernel makes non-zero
+ * before a system call that changes the memory returns, whoever made it. So
+ * a hit is valid if its word is 0. There is no hook, no thread and no file
+ * descriptor, and nothing to take out of the cache from outside: what is
+ * stale stays until a request finds it, or until it is the oldest.
+ *
+ * The verbs are looked up when the provider is loaded: one that was built with
+ * them also runs with a libibverbs that has none.
+ */
+
+#include "verbs_ofi.h"
+
+#if VERBS_HAVE_MR_NOTIFY
+
+#include <dlfcn.h>
+
+static struct {
+	int (*reg)(struct ibv_mr *mr, uint64_t *word);
+	int (*settle)(struct ibv_mr *mr);
+} notify;
+
+/* A word in use, read each time: the kernel writes it. */
+static inline uint64_t vrb_mr_notify_word(const struct vrb_mem_desc *md)
+{
+	return *(volatile uint64_t *) md->notify_word;
+}
+
+/* The kernel has said something. INVALID is final. Anything else is a doubt:
+ * the kernel looks again, and takes it back or says INVALID.
+ */
+static bool vrb_mr_notify_settle(struct vrb_mem_desc *md)
+{
+	if (vrb_mr_notify_word(md) & IBV_MR_NOTIFY_INVALID)
+		return false;
+
+	return !notify.settle(md->mr) && !vrb_mr_notify_word(md);
+}
+
+static bool vrb_mr_notify_valid(struct ofi_mem_monitor *monitor,
+				const struct ofi_mr_info *info,
+				struct ofi_mr_entry *entry)
+{
+	struct vrb_mem_desc *md = (struct vrb_mem_desc *) entry->data;
+
+	return OFI_LIKELY(!vrb_mr_notify_word(md)) || vrb_mr_notify_settle(md);
+}
+
+/* An entry is kept only if the kernel watches it. */
+static int vrb_mr_notify_subscribe(struct ofi_mem_monitor *monitor,
+				   const void *addr, size_t len,
+				   union ofi_mr_hmem_info *hmem_info)
+{
+	struct ofi_mr_entry *entry =
+		container_of(hmem_info, struct ofi_mr_entry, hmem_info);
+	struct vrb_mem_desc *md = (struct vrb_mem_desc *) entry->data;
+
+	return md->notify_word ? FI_SUCCESS : -FI_EOPNOTSUPP;
+}
+
+static struct ofi_mem_monitor vrb_mr_notify_monitor = {
+	.iface = FI_HMEM_SYSTEM,
+	.init = ofi_monitor_init,
+	.cleanup = ofi_monitor_cleanup,
+	.start = ofi_monitor_start_no_op,
+	.stop = ofi_monitor_stop_no_op,
+	.subscribe = vrb_mr_notify_subscribe,
+	.unsubscribe = ofi_monitor_unsubscribe_no_op,
+	.valid = vrb_mr_notify_valid,
+	.name = "verbs_notify",
+};
+
+void vrb_mr_notify_init(void)
+{
+	void *lib = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD);
+
+	vrb_mr_notify_monitor.init(&vrb_mr_notify_monitor);
+	if (!lib)
+		return;
+
+	*(void **) &notify.reg = dlsym(lib, "ibv_reg_mr_notify");
+	*(void **) &notify.settle = dlsym(lib, "ibv_settle_mr_notify");
+	dlclose(lib);	/* the provider is linked with it */
+}
+
+void vrb_mr_notify_fini(void)
+{
+	vrb_mr_notify_monitor.cleanup(&vrb_mr_notify_monitor);
+}
+
+static bool vrb_mr_notify_capable(struct vrb_domain *domain)
+{
+	struct ibv_device_attr attr;
+
+	return notify.reg && notify.settle &&
+	       !ibv_query_device(domain->verbs, &attr) &&
+	       (attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY);
+}
+
+struct ofi_mem_monitor *vrb_mr_notify_select(struct vrb_domain *domain,
+					     struct ofi_mem_monitor *other)
+{
+	bool asked = cache_params.monitor &&
+		     !strcmp(cache_params.monitor, vrb_mr_notify_monitor.name);
+
+	if (cache_params.monitor && !asked)
+		return other;
+
+	/* On-demand paging follows the memory itself. */
+	if (!(domain->ext_flags & VRB_USE_ODP) && vrb_mr_notify_capable(domain))
+		return &vrb_mr_notify_monitor;
+
+	if (asked)
+		VRB_WARN(FI_LOG_MR, "%s can't notify of changes of memory\n",
+			 ibv_get_device_name(domain->verbs->device));
+	return other;
+}
+
+static uint64_t *vrb_mr_notify_alloc(struct vrb_domain *domain)
+{
+	struct vrb_mr_notify *words = &domain->notify;
+	ssize_t size = ofi_get_page_size();
+	uint64_t *word = NULL;
+	void *page;
+	ssize_t i;
+
+	pthread_mutex_lock(&domain->cache.lock);
+	if (!words->unused && !ofi_mmap_anon_pages(&page, size, 0)) {
+		word = page;
+		*word = (uintptr_t) words->pages;
+		words->pages = word;
+		for (i = size / (ssize_t) sizeof(*word) - 1; i > 0; i--) {
+			word[i] = (uintptr_t) words->unused;
+			words->unused = &word[i];
+		}
+	}
+
+	word = words->unused;
+	if (word)
+		words->unused = (uint64_t *) (uintptr_t) *word;
+	pthread_mutex_unlock(&domain->cache.lock);
+	return word;
+}
+
+static void vrb_mr_notify_free(struct vrb_domain *domain, uint64_t *word)
+{
+	pthread_mutex_lock(&domain->cache.lock);
+	*word = (uintptr_t) domain->notify.unused;
+	domain->notify.unused = word;
+	pthread_mutex_unlock(&domain->cache.lock);
+}
+
+void vrb_mr_notify_arm(struct vrb_mem_desc *md)
+{
+	struct ofi_mr_cache *cache = &md->domain->cache;
+	int ret;
+
+	if (cache->monitors[md->info.iface] != &vrb_mr_notify_monitor || !md->mr)
+		return;
+
+	md->notify_word = vrb_mr_notify_alloc(md->domain);
+	if (!md->notify_word)
+		return;
+
+	*md->notify_word = 0;
+	ret = notify.reg(md->mr, md->notify_word);
+	if (ret) {
+		VRB_INFO(FI_LOG_MR, "ibv_reg_mr_notify: %s\n", strerror(ret));
+		vrb_mr_notify_free(md->domain, md->notify_word);
+		md->notify_word = NULL;
+	}
+}
+
+void vrb_mr_notify_disarmed(struct vrb_mem_desc *md)
+{
+	if (md->notify_word)
+		vrb_mr_notify_free(md->domain, md->notify_word);
+	md->notify_word = NULL;
+}
+
+void vrb_mr_notify_close(struct vrb_domain *domain)
+{
+	uint64_t *page, *next;
+
+	for (page = domain->notify.pages; page; page = next) {
+		next = (uint64_t *) (uintptr_t) *page;
+		(void) ofi_unmap_anon_pages(page, ofi_get_page_size());
+	}
+	domain->notify.pages = NULL;
+	domain->notify.unused = NULL;
+}
+
+#endif /* VERBS_HAVE_MR_NOTIFY */

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * The memory monitor "verbs_notify": the kernel tells each registration that
+ * its memory has changed, ibv_reg_mr_notify(3).
+ */
+#ifndef VERBS_MR_NOTIFY_H
+#define VERBS_MR_NOTIFY_H
+
+#include <stdint.h>
+
+struct ofi_mem_monitor;
+struct vrb_domain;
+struct vrb_mem_desc;
+
+/* The words of a domain, in pages of their own. Protected by cache.lock. */
+struct vrb_mr_notify {
+	uint64_t	*pages;		/* the first word of each names the next */
+	uint64_t	*unused;	/* each names the next */
+};
+
+#if VERBS_HAVE_MR_NOTIFY
+
+void vrb_mr_notify_init(void);
+void vrb_mr_notify_fini(void);
+
+/* The monitor of a domain's system memory: verbs_notify if its device can
+ * notify and nobody has asked for another one, else the one that is given.
+ */
+struct ofi_mem_monitor *vrb_mr_notify_select(struct vrb_domain *domain,
+					     struct ofi_mem_monitor *other);
+
+/* After a region of the cache was registered, before it can be found. */
+void vrb_mr_notify_arm(struct vrb_mem_desc *md);
+
+/* After it was deregistered. */
+void vrb_mr_notify_disarmed(struct vrb_mem_desc *md);
+
+/* After the domain's cache is gone. */
+void vrb_mr_notify_close(struct vrb_domain *domain);
+
+#else /* !VERBS_HAVE_MR_NOTIFY */
+
+static inline void vrb_mr_notify_init(void)
+{
+}
+
+static inline void vrb_mr_notify_fini(void)
+{
+}
+
+static inline struct ofi_mem_monitor *
+vrb_mr_notify_select(struct vrb_domain *domain, struct ofi_mem_monitor *other)
+{
+	return other;
+}
+
+static inline void vrb_mr_notify_arm(struct vrb_mem_desc *md)
+{
+}
+
+static inline void vrb_mr_notify_disarmed(struct vrb_mem_desc *md)
+{
+}
+
+static inline void vrb_mr_notify_close(struct vrb_domain *domain)
+{
+}
+
+#endif /* VERBS_HAVE_MR_NOTIFY */
+
+#endif /* VERBS_MR_NOTIFY_H */
