@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
+
+#ifdef HAVE_CONFIG_H
+#  include "config.h"
+#endif
+
+#include "ib_notify.h"
+
+#include <ucs/config/global_opts.h>
+#include <ucs/debug/log.h>
+#include <ucs/sys/stubs.h>
+
+#include <dlfcn.h>
+
+
+#if HAVE_DECL_IBV_REG_MR_NOTIFY
+
+static struct {
+    int (*reg)(struct ibv_mr *mr, uint64_t *word);
+    int (*settle)(struct ibv_mr *mr);
+} uct_ib_notify_verbs;
+
+static ucs_mpool_ops_t uct_ib_notify_mpool_ops = {
+    .chunk_alloc   = ucs_mpool_chunk_mmap,
+    .chunk_release = ucs_mpool_chunk_munmap,
+    .obj_init      = NULL,
+    .obj_cleanup   = NULL,
+    .obj_str       = NULL
+};
+
+/* Looked up, not linked: also runs with a libibverbs that does not have them */
+static int uct_ib_notify_have_verbs()
+{
+    void *lib = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD);
+
+    if (lib == NULL) {
+        return 0;
+    }
+
+    *(void**)&uct_ib_notify_verbs.reg    = dlsym(lib, "ibv_reg_mr_notify");
+    *(void**)&uct_ib_notify_verbs.settle = dlsym(lib, "ibv_settle_mr_notify");
+    dlclose(lib); /* this module is linked with it */
+    return (uct_ib_notify_verbs.reg != NULL) &&
+           (uct_ib_notify_verbs.settle != NULL);
+}
+
+/* Whether each registration of host memory by the cache is one of ibv_reg_mr().
+ * Device memory, and large regions that threads register in parts, are not. */
+static int uct_ib_notify_covers_all(uct_ib_md_t *md)
+{
+    return (md->reg_mem_types == UCS_BIT(UCS_MEMORY_TYPE_HOST)) &&
+           ((md->config.min_mt_reg == SIZE_MAX) ||
+            ((md->ops != NULL) &&
+             (md->ops->reg_multithreaded ==
+              (uct_ib_md_reg_multithreaded_func_t)
+                      ucs_empty_function_return_unsupported)));
+}
+
+ucs_status_t uct_ib_notify_init(uct_ib_md_t *md)
+{
+    int must = ucs_global_opts.rcache_notify == UCS_YES;
+    ucs_status_t status;
+
+    md->notify = UCT_IB_NOTIFY_NONE;
+    if (ucs_global_opts.rcache_notify == UCS_NO) {
+        return UCS_OK;
+    }
+
+    if (!(IBV_DEV_ATTR(&md->dev, device_cap_flags) & IBV_DEVICE_MR_NOTIFY) ||
+        !uct_ib_notify_have_verbs()) {
+        ucs_debug("%s: memory regions can't notify",
+                  uct_ib_device_name(&md->dev));
+        return must ? UCS_ERR_UNSUPPORTED : UCS_OK;
+    }
+
+    if (must) {
+        /* Rather one thread than a registration that nobody watches */
+        md->config.min_mt_reg = SIZE_MAX;
+    }
+
+    status = ucs_mpool_init(&md->notify_mp, 0, sizeof(uct_ib_notify_slot_t), 0,
+                            sizeof(uint64_t), 80, UINT_MAX,
+                            &uct_ib_notify_mpool_ops, "ib_notify");
+    if (status != UCS_OK) {
+        return status;
+    }
+
+    md->notify = uct_ib_notify_covers_all(md) ? UCT_IB_NOTIFY_ALL :
+                                                UCT_IB_NOTIFY_SOME;
+    ucs_debug("%s: memory regions notify, %s memory events",
+              uct_ib_device_name(&md->dev),
+              (md->notify == UCT_IB_NOTIFY_ALL) ? "without" : "beside");
+    return (must && (md->notify != UCT_IB_NOTIFY_ALL)) ? UCS_ERR_UNSUPPORTED :
+                                                         UCS_OK;
+}
+
+void uct_ib_notify_cleanup(uct_ib_md_t *md)
+{
+    if (md->notify != UCT_IB_NOTIFY_NONE) {
+        ucs_mpool_cleanup(&md->notify_mp, 0);
+        md->notify = UCT_IB_NOTIFY_NONE;
+    }
+}
+
+ucs_status_t uct_ib_notify_get(uct_ib_md_t *md, uct_ib_mem_t *memh)
+{
+    memh->notify = NULL;
+    if (md->notify == UCT_IB_NOTIFY_NONE) {
+        return UCS_OK;
+    }
+
+    memh->notify = ucs_mpool_get(&md->notify_mp);
+    if (memh->notify == NULL) {
+        return (md->notify == UCT_IB_NOTIFY_ALL) ? UCS_ERR_NO_MEMORY : UCS_OK;
+    }
+
+    memset(memh->notify, 0, sizeof(*memh->notify));
+    return UCS_OK;
+}
+
+void uct_ib_notify_put(uct_ib_mem_t *memh)
+{
+    if (memh->notify != NULL) {
+        ucs_mpool_put(memh->notify);
+        memh->notify = NULL;
+    }
+}
+
+void uct_ib_notify_arm(uct_ib_md_t *md, uct_ib_mem_t *memh,
+                       uct_ib_mr_type_t mr_type, struct ibv_mr *mr)
+{
+    uct_ib_notify_slot_t *slot = memh->notify;
+    int ret;
+
+    /* On-demand paging follows the memory itself */
+    if ((slot == NULL) || (memh->flags & UCT_IB_MEM_FLAG_ODP)) {
+        return;
+    }
+
+    ret = uct_ib_notify_verbs.reg(mr, &slot->words[mr_type]);
+    if (ret == 0) {
+        slot->mrs[mr_type] = mr;
+        return;
+    }
+
+    ucs_debug("ibv_reg_mr_notify(mr=%p) failed: %s", mr, strerror(ret));
+    if (md->notify == UCT_IB_NOTIFY_ALL) {
+        slot->words[mr_type] = IBV_MR_NOTIFY_INVALID; /* for this time only */
+    }
+}
+
+int uct_ib_notify_settle(uct_ib_notify_slot_t *slot)
+{
+    volatile uint64_t *words = slot->words;
+    int i;
+
+    for (i = 0; i < UCT_IB_MR_LAST; ++i) {
+        if (words[i] == 0) {
+            continue;
+        }
+
+        /* INVALID is final. Anything else is a doubt, which the kernel takes
+         * back, or makes INVALID. */
+        if ((words[i] & IBV_MR_NOTIFY_INVALID) || (slot->mrs[i] == NULL) ||
+            uct_ib_notify_verbs.settle(slot->mrs[i]) || (words[i] != 0)) {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+#else
+
+ucs_status_t uct_ib_notify_init(uct_ib_md_t *md)
+{
+    md->notify = UCT_IB_NOTIFY_NONE;
+    return (ucs_global_opts.rcache_notify == UCS_YES) ? UCS_ERR_UNSUPPORTED :
+                                                        UCS_OK;
+}
+
+void uct_ib_notify_cleanup(uct_ib_md_t *md)
+{
+}
+
+ucs_status_t uct_ib_notify_get(uct_ib_md_t *md, uct_ib_mem_t *memh)
+{
+    return UCS_OK;
+}
+
+void uct_ib_notify_put(uct_ib_mem_t *memh)
+{
+}
+
+void uct_ib_notify_arm(uct_ib_md_t *md, uct_ib_mem_t *memh,
+                       uct_ib_mr_type_t mr_type, struct ibv_mr *mr)
+{
+}
+
+int uct_ib_notify_settle(uct_ib_notify_slot_t *slot)
+{
+    return 1;
+}
+
+#endif
