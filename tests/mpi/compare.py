@@ -4,14 +4,17 @@
 
 Each row is a job of stale_messages.cpp with other settings; RDMAV_MR_CACHE is set in ours, in no
 other: to "remote", as MPI registers with remote rights. The checks: what intercepts libc lets stale
-bytes through (or this test could not see any), ours does not, and saves registrations.
-Called by tests/mpi/run, and by tests/run.
+bytes through (or this test could not see any), ours does not, and saves registrations. With
+--consumers also the libfabric and UCX of buildlib/consumers, whose caches ask the kernel's word:
+they intercept nothing. Called by tests/mpi/run, and by tests/run.
 """
+import argparse
 import json
 import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 BUILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/tests/mpi")
@@ -41,14 +44,20 @@ UCX_OFF = {"UCX_MEM_EVENTS": "n", "UCX_IB_REG_METHODS": "direct", **ONLY_LIBFABR
 OURS = {"RDMAV_MR_CACHE": "remote"}
 BY_US = "libibverbs (RDMAV_MR_CACHE=remote)"
 
+CONSUMERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/consumers")
+FABRIC_BUILT = os.path.join(CONSUMERS, "libfabric/lib")
+UCX_BUILT = os.path.join(CONSUMERS, "ucx/lib")
+WORD_OFF = {"UCX_RCACHE_NOTIFY": "n"}
+
 
 @dataclass
 class Row:
     """One job and what it must show."""
     over: str
     kept_by: str
-    kind: str           # hooks: must be fooled; other: says what it says; plain; ours
+    kind: str           # hooks: must be fooled; other: says what it says; plain; ours; word
     environment: dict = field(default_factory=dict)
+    libraries: str = ""     # the folder of those that take the place of the distribution's
     seen: dict = None
     hits: int = 0
 
@@ -60,9 +69,12 @@ class Row:
     def run(self):
         """Fill in what was seen; False if the job failed, with its output printed."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
+        env.update(ALWAYS, **self.environment)
+        env["LD_LIBRARY_PATH"] = ":".join(filter(None, (self.libraries,
+                                                        os.environ.get("LD_LIBRARY_PATH"))))
         try:
             done = subprocess.run(
-                OVER[self.over], env={**env, **ALWAYS, **self.environment}, text=True, check=False,
+                OVER[self.over], env=env, text=True, check=False,
                 stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT)
         except subprocess.TimeoutExpired as late:
             print(f"{self.name}: not done after {LIMIT} s\n{late.stdout}\n{late.stderr}")
@@ -82,7 +94,9 @@ class Row:
         print(f"{self.over:<20} {self.kept_by:<34} {again['stale']:>2} of {again['messages']} "
               f"{again['registrations']:>13} {again['microseconds'] / 1000:>9.1f} "
               f"{kept['registrations']:>13} {kept['microseconds'] / 1000:>9.1f} "
-              f"{self.hits if self.kind == 'ours' else '-':>6}", flush=True)
+              f"{self.hits if self.kind == 'ours' else '-':>6} "
+              f"{self.seen['patched_bytes']:>7} {self.seen['userfaultfds']:>4} "
+              f"{self.seen['threads']:>7}", flush=True)
 
 
 ROWS = [
@@ -100,6 +114,22 @@ ROWS = [
     Row("MPICH, UCX", "nobody", "plain", UCX_OFF),
     Row("MPICH, UCX", BY_US, "ours", {**UCX_OFF, **OURS}),
 ]
+# Those of buildlib/consumers, the same build with hooks beside the word.
+OF_CONSUMERS = [
+    Row("Open MPI, libfabric", "libfabric 2.1: memhooks", "hooks",
+        {"FI_MR_CACHE_MONITOR": "memhooks", **ONLY_LIBFABRIC}, FABRIC_BUILT),
+    Row("Open MPI, libfabric", "libfabric 2.1: nobody", "plain", FABRIC_OFF, FABRIC_BUILT),
+    Row("Open MPI, libfabric", "libfabric 2.1: verbs_notify", "word", ONLY_LIBFABRIC, FABRIC_BUILT),
+    Row("Open MPI, libfabric", "the same beside Open MPI's hooks", "beside", {}, FABRIC_BUILT),
+    Row("Open MPI, UCX", "UCX_RCACHE_NOTIFY=n", "hooks", WORD_OFF, UCX_BUILT),
+    Row("Open MPI, UCX", "UCX_RCACHE_NOTIFY=n: nobody", "plain", UCX_OFF, UCX_BUILT),
+    Row("Open MPI, UCX", "UCX_RCACHE_NOTIFY=try", "word", ONLY_LIBFABRIC, UCX_BUILT),
+    Row("Open MPI, UCX", "UCX_RCACHE_NOTIFY=y, UCP's cache", "word",
+        {"UCX_PROTO_ENABLE": "y", "UCX_RCACHE_NOTIFY": "y", **ONLY_LIBFABRIC}, UCX_BUILT),
+    Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=n", "hooks", WORD_OFF, UCX_BUILT),
+    Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=n: nobody", "plain", UCX_OFF, UCX_BUILT),
+    Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=try", "word", {}, UCX_BUILT),
+]
 
 
 def check(what, good):
@@ -108,18 +138,31 @@ def check(what, good):
     return good
 
 
-def checks(row, plain):
-    """What this row must show; `plain` is the row of the same MPI without a cache, or None."""
-    again, kept = row.seen["mapped_again"], row.seen["kept"]
+def checks(row, plain, hooks):
+    """What this row must show; the others are those of the same MPI without a cache, and with one
+    that intercepts calls, or None."""
+    again, kept, doubted = (row.seen[part] for part in ("mapped_again", "kept", "doubted"))
     good = True
     if row.kind == "hooks":
         good &= check(f"{row.name}: fooled", again["stale"] > 0)
-    if row.kind in ("plain", "ours"):
+        good &= check(f"{row.name}: its patches are seen", row.seen["patched_bytes"] > 0)
+    if row.kind in ("plain", "ours", "word", "beside"):
         good &= check(f"{row.name}: no stale message", again["stale"] + kept["stale"] == 0)
+    if row.kind == "word":
+        good &= check(f"{row.name}: no patched function, no userfaultfd",
+                      row.seen["patched_bytes"] + row.seen["userfaultfds"] == 0)
+        good &= check(f"{row.name}: no thread", plain is not None and
+                      row.seen["threads"] <= plain.seen["threads"])
+        good &= check(f"{row.name}: registers no more than with hooks", hooks is not None and
+                      kept["registrations"] <= hooks.seen["kept"]["registrations"])
     if row.kind == "ours":
+        good &= check(f"{row.name}: hits in the statistics", row.hits > 0)
+    if row.kind in ("ours", "word"):
         good &= check(f"{row.name}: registers what was mapped again",
                       again["registrations"] >= again["messages"] - 1)
-        good &= check(f"{row.name}: hits in the statistics", row.hits > 0)
+        good &= check(f"{row.name}: keeps what was only in doubt",
+                      doubted["registrations"] <= kept["registrations"] and
+                      not doubted["stale"])
         good &= check(f"{row.name}: saves registrations", plain is not None and
                       kept["registrations"] < plain.seen["kept"]["registrations"])
     return good
@@ -127,19 +170,25 @@ def checks(row, plain):
 
 def main():
     """Run all the rows, or those whose name has one of the arguments in it."""
-    chosen = [row for row in ROWS
-              if len(sys.argv) < 2 or any(text in row.name for text in sys.argv[1:])]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--consumers", action="store_true",
+                        help="those of buildlib/consumers, which it must have built")
+    parser.add_argument("name", nargs="*", help="rows with that in their name")
+    args = parser.parse_args()
+    chosen = [row for row in (OF_CONSUMERS if args.consumers else ROWS)
+              if not args.name or any(text in row.name for text in args.name)]
     print(f"{'':<55}  mapped again each time ------------   kept ----------------\n"
           f"{'':<20} {'registrations kept by':<34} stale    registrations   ms/msg "
-          f"registrations    ms/msg   hits", flush=True)
+          f"registrations    ms/msg   hits patched uffd threads", flush=True)
     good = True
+    like = defaultdict(dict)    # of each MPI and kind the last row
     for row in chosen:
         if row.run():
             row.show()
-    plain = {row.over: row for row in chosen if row.kind == "plain" and row.seen}
+            like[row.over][row.kind] = row
     for row in chosen:
-        good &= (checks(row, plain.get(row.over)) if row.seen
-                 else check(f"{row.name}: runs", False))
+        good &= (checks(row, like[row.over].get("plain"), like[row.over].get("hooks"))
+                 if row.seen else check(f"{row.name}: runs", False))
     return 0 if good else 1
 
 

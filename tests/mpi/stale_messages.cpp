@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * An MPI program of two processes, as anybody's: it knows nothing of registrations. First it sends
- * from a buffer that it unmaps and maps again at the same address between messages, by system calls
- * that no library sees (as Go, a Rust or a custom allocator makes them); the receiver counts the
- * messages that arrive with the bytes of an earlier one. Then it sends from a buffer that stays, as
- * most do. Prints one line of JSON; of either part: messages, stale, registrations (as the kernel
- * counts them, both processes), microseconds a message. Exit status 0 unless it could not be tried.
+ * from a buffer that it unmaps and maps again at the same address between messages, or drops, in
+ * turns, by system calls that no library sees (as Go, a Rust or a custom allocator makes them); the
+ * receiver counts the messages that arrive with the bytes of an earlier one. Then it sends from a
+ * buffer that stays, as most do; then from one that the kernel may reclaim between messages, and
+ * does not. Prints one line of JSON; of each part: messages, stale, registrations (as the kernel
+ * counts them, both processes), microseconds a message; then what was done to the first process to
+ * hear of changes of memory. Exit status 0 unless it could not be tried.
  */
 #include <mpi.h>
 #include <nlohmann/json.hpp>
@@ -22,6 +24,7 @@
 #include <span>
 #include <stdexcept>
 
+#include "interception.h"
 #include "registration_count.h"
 
 namespace {
@@ -39,16 +42,26 @@ std::span<std::byte> map(void *at, int flags)
 	return {reinterpret_cast<std::byte *>(addr), length}; // NOLINT: a system call's result
 }
 
-/* What an allocator does that returns memory and gets it back. */
-void map_again(std::span<std::byte> memory)
+/* What an allocator does that returns memory and gets it back, in one of two ways. */
+void map_again(std::span<std::byte> memory, int time)
 {
-	if (syscall(SYS_munmap, memory.data(), memory.size()) ||
-	    map(memory.data(), MAP_FIXED_NOREPLACE).data() != memory.data())
+	if (time % 2 ? syscall(SYS_madvise, memory.data(), memory.size(), MADV_DONTNEED) != 0
+		     : syscall(SYS_munmap, memory.data(), memory.size()) != 0 ||
+			       map(memory.data(), MAP_FIXED_NOREPLACE).data() != memory.data())
 		throw std::runtime_error("mapping again");
 }
 
+/* Registered pages stay: only somebody who looks knows that nothing has changed. */
+void let_reclaim(std::span<std::byte> memory, int)
+{
+	if (syscall(SYS_madvise, memory.data(), memory.size(), MADV_FREE))
+		throw std::runtime_error("MADV_FREE");
+}
+
+void leave(std::span<std::byte>, int) {}
+
 /* Rank 0. Returns what it has seen; the receiver tells how many were stale. */
-nlohmann::ordered_json send(registration_count &count, bool again)
+nlohmann::ordered_json send(registration_count &count, void between(std::span<std::byte>, int))
 {
 	const auto buffer = map(nullptr, 0);
 	const uint64_t before = count.now();
@@ -61,8 +74,7 @@ nlohmann::ordered_json send(registration_count &count, bool again)
 		MPI_Send(buffer.data(), length, MPI_BYTE, 1, 0, MPI_COMM_WORLD);
 		MPI_Recv(nullptr, 0, MPI_BYTE, 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 		seconds += MPI_Wtime() - start;
-		if (again)
-			map_again(buffer);
+		between(buffer, i);
 	}
 	MPI_Recv(&stale, 1, MPI_INT, 1, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 	return {{"messages", messages},
@@ -98,12 +110,19 @@ int main(int argc, char **argv)
 		MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 		MPI_Barrier(MPI_COMM_WORLD); /* connects, which some do by trying */
 		if (rank == 0) {
-			const auto mapped_again = send(count, true);
-			const auto kept = send(count, false);
-			const nlohmann::ordered_json seen{{"mapped_again", mapped_again},
-							  {"kept", kept}};
+			const auto mapped_again = send(count, map_again);
+			const auto kept = send(count, leave);
+			const auto doubted = send(count, let_reclaim);
+			const nlohmann::ordered_json seen{
+				{"mapped_again", mapped_again},
+				{"kept", kept},
+				{"doubted", doubted},
+				{"patched_bytes", interception::patched_bytes()},
+				{"userfaultfds", interception::userfaultfds()},
+				{"threads", interception::threads()}};
 			std::printf("%s\n", seen.dump().c_str());
 		} else if (rank == 1) {
+			receive();
 			receive();
 			receive();
 		}
