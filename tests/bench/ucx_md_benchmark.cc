@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * UCX's registration cache as a transport's user meets it: uct_md_mem_reg + uct_md_mem_dereg on the
+ * memory domain of rxe0. UCX_RCACHE_NOTIFY chooses, where the library knows it, how it learns of
+ * changes of memory.
+ */
+#include <benchmark/benchmark.h>
+#include <uct/api/uct.h>
+
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "shuffled.h"
+
+namespace {
+
+constexpr std::size_t apart = 65536;
+constexpr std::size_t length = 4096;
+constexpr std::string_view device = "rxe0";
+
+void check(ucs_status_t status, const char *call)
+{
+	if (status == UCS_OK)
+		return;
+	std::fprintf(stderr, "%s: %s\n", call, ucs_status_string(status));
+	std::exit(1);
+}
+
+uct_md_h open_md(uct_component_h component)
+{
+	uct_md_config_t *config = nullptr;
+	uct_md_h md = nullptr;
+
+	check(uct_md_config_read(component, nullptr, nullptr, &config), "uct_md_config_read");
+	check(uct_md_open(component, device.data(), config, &md), "uct_md_open");
+	uct_config_release(config);
+	return md;
+}
+
+uct_md_h find_md()
+{
+	uct_component_h *components = nullptr;
+	unsigned int count = 0;
+
+	check(uct_query_components(&components, &count), "uct_query_components");
+	for (unsigned int i = 0; i < count; i++) {
+		uct_component_attr_t attr{};
+
+		attr.field_mask = UCT_COMPONENT_ATTR_FIELD_NAME;
+		check(uct_component_query(components[i], &attr), "uct_component_query");
+		if (std::string_view(attr.name) == "ib")
+			return open_md(components[i]);
+	}
+	std::fprintf(stderr, "UCX has no component ib\n");
+	std::exit(1);
+}
+
+void ucx_md(benchmark::State &state)
+{
+	static uct_md_h md = find_md();
+	const auto count = static_cast<std::size_t>(state.range(0));
+	auto *base =
+		static_cast<std::byte *>(mmap(nullptr, apart * count, PROT_READ | PROT_WRITE,
+					      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+
+	use_shuffled(state, base, apart, [](std::byte *addr) {
+		uct_mem_h memh = nullptr;
+
+		check(uct_md_mem_reg(md, addr, length, UCT_MD_MEM_ACCESS_ALL, &memh),
+		      "uct_md_mem_reg");
+		check(uct_md_mem_dereg(md, memh), "uct_md_mem_dereg");
+	});
+	munmap(base, apart * count);
+}
+
+BENCHMARK(ucx_md)->Arg(1)->Arg(1000);
+
+} // namespace
+
+BENCHMARK_MAIN();
