@@ -18,8 +18,9 @@ sys.path.insert(0, os.path.join(REPO, "buildlib"))
 import overlay  # noqa: E402
 
 # Lines that the hooks may add: to upstream's rdma-core, to the kernel's RDMA core with the drivers
-# that can be run and mlx5, to each other driver.
-MOST = {"rdma-core": 60, "linux": 175, "a driver": 10}
+# that can be run and mlx5, to each other driver, to the communication libraries (UCX has a cache in
+# two of its layers, and documents its interfaces where they are declared).
+MOST = {"rdma-core": 60, "linux": 175, "a driver": 10, "libfabric": 60, "ucx": 300}
 SPECIAL = {"irdma": 15}      # it can revoke
 DRIVER = re.compile(r"drivers/infiniband/(?:hw|sw)/(?!mlx5/|rxe/|siw/)(\w+)/")
 
