@@ -21,15 +21,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <string_view>
 #include <vector>
 
 class raw_uverbs {
 public:
-	/* The kernel refuses calls that name another driver: rxe or siw. */
 	explicit raw_uverbs(const ibv_context *context)
-	    : fd_(context->cmd_fd),
-	      driver_(context->device->transport_type == IBV_TRANSPORT_IWARP ? RDMA_DRIVER_SIW
-									     : RDMA_DRIVER_RXE)
+	    : fd_(context->cmd_fd), driver_(driver_of(*context->device))
 	{
 	}
 
@@ -121,6 +119,16 @@ public:
 	}
 
 private:
+	/* The kernel refuses calls that name another driver than the device's. */
+	static uint32_t driver_of(const ibv_device &device)
+	{
+		if (device.transport_type == IBV_TRANSPORT_IWARP)
+			return RDMA_DRIVER_SIW;
+		return std::string_view(device.name).starts_with("vmw_pvrdma")
+			       ? RDMA_DRIVER_VMW_PVRDMA
+			       : RDMA_DRIVER_RXE;
+	}
+
 	static uint64_t address(const void *what) { return reinterpret_cast<uintptr_t>(what); }
 
 	static ib_uverbs_attr attribute(uint16_t id, uint64_t data, std::size_t length = 0)

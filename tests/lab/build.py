@@ -149,7 +149,8 @@ def make_from_package(machine):
         with step(f"building our modules for {package.release} (log: {log})"):
             ours = debian.build_modules(
                 package, tree, os.path.join(machine.folder, "source"),
-                lambda command: run(command, log, compiler_environment()))
+                lambda command: run(command, log, compiler_environment()),
+                machine.drivers, machine.driver_options)
     debian.lay_modules(package, [*machine.boot_modules, *machine.modules], ours,
                        machine.module_tree)
     initramfs.replace_link(kernel, machine.kernel)

@@ -41,12 +41,12 @@ def uncompress(compressed, path):
     os.rename(path + ".new", path)
 
 
-def build_modules(package, tree, place, run, more_drivers=()):
+def build_modules(package, tree, place, run, more_drivers=(), options=()):
     """Build the modules from `tree` in `place`; their paths."""
     folders = (*kernel_modules.STACK, *more_drivers)
     kernel_modules.link(tree, place, folders)
     command = kernel_modules.make(package.headers, place, folders)
-    run([*command, "-s", f"-j{os.cpu_count()}"])
+    run([*command, *options, "-s", f"-j{os.cpu_count()}"])
     with open(os.path.join(place, "modules.order"), encoding="utf-8") as order:
         return [os.path.splitext(line.strip())[0] + ".ko" for line in order]
 

@@ -83,7 +83,7 @@ class Guest:
         self.write("config", quote_config({
             "lab": HERE, "results": self.results, "layer": self.layer, "outputs": outputs,
             "modules": self.machine.guest_modules, "load": " ".join(self.machine.load),
-            "siw": "yes" if self.machine.siw else "",
+            "rxe": "yes" if self.machine.rxe else "", "siw": "yes" if self.machine.siw else "",
             "scheduler": self.machine.scheduler, "hostname": socket.gethostname()}))
 
     def qemu(self, out, err, accelerator):
@@ -105,7 +105,7 @@ class Guest:
                    "-chardev", f"socket,id=out,fd={out}",
                    "-device", "virtserialport,chardev=out,nr=1",
                    "-chardev", f"socket,id=err,fd={err}",
-                   "-device", "virtserialport,chardev=err,nr=2"]
+                   "-device", "virtserialport,chardev=err,nr=2", *self.machine.devices]
         for name, path, options in shares:
             command += ["-fsdev", f"local,id={name},path={path.replace(',', ',,')},"
                         f"security_model=none,multidevs=remap{options}",

@@ -28,7 +28,11 @@ class Machine:
     cmdline: list[str]
     checks: list[str] = dataclasses.field(default_factory=list)     # cmdline, unless measuring
     our_modules: bool = False   # package: our RDMA modules in the place of the package's
-    siw: bool = True            # whether its RDMA stack has siw
+    rxe: bool = True            # whether its RDMA stack has rxe, and makes rxe0
+    siw: bool = True            # … siw
+    drivers: list[str] = dataclasses.field(default_factory=list)    # package: more of ours to build
+    driver_options: list[str] = dataclasses.field(default_factory=list)     # … and make's for them
+    devices: list[str] = dataclasses.field(default_factory=list)    # more of QEMU's arguments
     scheduler: str = ""         # written to the scheduler's debugfs file "features"
     boot_modules: list[str] = dataclasses.field(default_factory=list)
     modules: list[str] = dataclasses.field(default_factory=list)
