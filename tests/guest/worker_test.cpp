@@ -181,10 +181,9 @@ TEST_CASE("dropped memory returns while events go on")
 {
 	const device on;
 	const std::size_t length = 64 * page_size();
-	bool found = false;
 
 	/* If every event put the look off, it would take a pause of 20 ms. */
-	for (int i = 0; i < 100 && !found; i++) {
+	CHECK(happens([&] {
 		const memory m = small_pages(length);
 		const range r = m.registered();
 		const auto mr = on.register_memory(r);
@@ -195,9 +194,8 @@ TEST_CASE("dropped memory returns while events go on")
 		harmless.watch();
 		REQUIRE(madvise(r.addr + length / 2, length / 2, MADV_DONTNEED) == 0);
 		REQUIRE(happens([&] { return w.value() == invalid; }));
-		found = harmless.went_on(16ms);
-	}
-	CHECK(found);
+		return harmless.went_on(16ms);
+	}));
 }
 
 /* A look that had to be quiet all the time would take a pause as long as a look. */
@@ -276,7 +274,7 @@ TEST_CASE("two events do not put what is between them in doubt")
 			for (const std::size_t page : {first, second})
 				REQUIRE(madvise(r.addr + page * page_size(), page_size(),
 						MADV_FREE) == 0);
-			CHECK(w.value() == suspect);
+			CHECK((w.value() & ~suspect) == 0); /* or the worker was quicker */
 			REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
 			CHECK(w.value() == 0);
 		}
@@ -289,6 +287,7 @@ TEST_CASE("others map memory while a large registration is looked at")
 	const memory m = small_pages(length);
 	std::atomic<bool> stop = false;
 	std::atomic<clock_type::duration> longest{};
+	std::atomic<uint64_t> maps = 0;
 	int let_in = 0;
 
 	std::thread mapping([&] {
@@ -298,21 +297,28 @@ TEST_CASE("others map memory while a large registration is looked at")
 					  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 			longest = std::max(longest.load(), clock_type::now() - before);
 			munmap(page, page_size());
+			maps++;
 		}
 	});
-	/* Who is kept out waits for nearly all of it, but for a hiccup of the machine. */
-	for (int i = 0; i < 9; i++) {
+	/*
+	 * Who is kept out waits for nearly all of it. Not only once: then it may not have
+	 * run beside it at all. A busy machine may keep it longer: until it is let in.
+	 */
+	const bool both = happens([&] {
 		const auto mr = on.register_memory(m.registered());
 		word w;
 
+		maps = 0;
 		longest = 0ns;
 		const auto before = clock_type::now();
 		const int error = ibv_reg_mr_notify(mr.get(), w.address());
-		let_in += !error && longest.load() < (clock_type::now() - before) / 2;
-	}
+		const bool in = longest.load() < (clock_type::now() - before) / 2;
+		let_in = !error && in && maps >= 3 ? let_in + 1 : 0;
+		return let_in == 3;
+	});
 	stop = true;
 	mapping.join();
-	CHECK(let_in >= 5);
+	CHECK(both);
 }
 
 /* While the worker looks at one registration of a process that exits, the others are told. */
@@ -374,26 +380,27 @@ TEST_CASE("who waits for another's settling can be killed")
 	const device on;
 	const range r = file.mapped();
 	const auto mr = on.register_memory(r);
-	std::atomic<bool> first_is_back = false;
 	word w;
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
-	std::thread first([&] {
-		ibv_settle_mr_notify(mr.get());
-		first_is_back = true;
-	});
-	usleep(100000); /* it waits for the file */
-	const pid_t child = fork();
-	if (child == 0) {
-		ibv_settle_mr_notify(mr.get());
-		_exit(0);
-	}
-	usleep(200000); /* and the child for it */
-	kill(child, SIGKILL);
-	CHECK(waitpid(child, nullptr, 0) == child);
-	CHECK(!first_is_back);
-	first.join();
+	/* Before the first one can be back, after a second: a busy machine may be too slow. */
+	CHECK(happens([&] {
+		const auto before = clock_type::now();
+		std::thread first([&] { ibv_settle_mr_notify(mr.get()); });
+		usleep(100000); /* it waits for the file */
+		const pid_t child = fork();
+		if (child == 0) {
+			ibv_settle_mr_notify(mr.get());
+			_exit(0);
+		}
+		usleep(200000); /* and the child for it */
+		kill(child, SIGKILL);
+		CHECK(waitpid(child, nullptr, 0) == child);
+		const bool in_time = clock_type::now() - before < 950ms;
+		first.join();
+		return in_time;
+	}));
 }
 
 /*
