@@ -30,7 +30,7 @@ class Counting(unittest.TestCase):
     """What each suite's output says."""
 
     def test_lines(self):
-        count = results.lines("ok one\nx.cpp:7: failed: a\nnot ok two\nskip three: no\nPassed\n")
+        count = results.lines("noise\nok one\nx.cpp:7: failed: a\nnot ok two\nskip three: no\n")
         self.assertEqual(str(count), "1 passed, 1 failed, 1 skipped")
         self.assertEqual(count.failures, [results.Failure("two", "x.cpp:7: failed: a")])
         self.assertEqual(count.skips, ["three: no"])
@@ -142,9 +142,9 @@ class Schedule(unittest.TestCase):
         return order
 
     def test_needs_and_longest_chain_first(self):
-        self.assertEqual(self.done(1, ("short", (), 5, True), ("end", ("begin",), 7, True),
-                                   ("long", (), 6, True), ("begin", (), 1, True)),
-                         ["begin", "end", "long", "short"])
+        self.assertEqual(self.done(1, ("a short one", (), 5, True), ("end", ("start",), 7, True),
+                                   ("long", (), 6, True), ("start", (), 1, True)),
+                         ["start", "end", "long", "a short one"])
 
     def test_what_needs_what_failed_is_given_up(self):
         self.assertEqual(self.done(2, ("a", (), 9, False), ("b", ("a",), 1, True),
