@@ -2,7 +2,7 @@
 """A hit through the caches of libfabric and UCX, with the kernel's word and with hooks.
 
 Both are those of buildlib/consumers, so each way is the same build of the same cache. The ways take
-turns in one guest; of each turn counts the fastest of several repetitions, and the median of the
+turns in one guest; of each turn counts the fastest of three repetitions, and the median of the
 turns' ratios is what a way costs beside hooks. Called by tests/bench/run.
 """
 import json
@@ -16,7 +16,8 @@ import programs
 from programs import OUT
 
 TURNS = 9
-REPEAT = ["--benchmark_format=json", "--benchmark_repetitions=5", "--benchmark_min_time=0.05"]
+REPEAT = ["--benchmark_format=json", "--benchmark_repetitions=3",
+          "--benchmark_min_time=0.5"]    # a guest counts CPU time in ticks of 10 ms
 LIMITS = {"FI_MR_CACHE_MAX_COUNT": "200000", "FI_MR_CACHE_MAX_SIZE": "-1"}
 # {library: (program, name of the benchmark, {way: environment}, the way that is 1)}
 LIBRARIES = {
