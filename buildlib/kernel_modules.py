@@ -6,7 +6,6 @@ for the DKMS package (buildlib/packaging/dkms.py).
 """
 import glob
 import os
-import shutil
 
 
 # The folder layout must stay: trace headers include one another by relative paths.
@@ -93,12 +92,4 @@ def link(tree, place, folders=STACK):
             if os.path.lexists(at):
                 os.unlink(at)
             os.symlink(target, at)
-    write_kbuild(place, folders)
-
-
-def copy(tree, place, folders):
-    """Copy the files to the empty folder `place`: a tree that can leave this machine."""
-    for name in sources(tree, folders):
-        os.makedirs(os.path.dirname(os.path.join(place, name)), exist_ok=True)
-        shutil.copyfile(os.path.join(tree, name), os.path.join(place, name))
     write_kbuild(place, folders)

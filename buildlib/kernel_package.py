@@ -34,14 +34,6 @@ class Package:
         return {module_name(path): path for path in
                 glob.glob(os.path.join(self.modules, "kernel/**/*.ko*"), recursive=True)}
 
-    def needs(self):
-        """{path below `modules`: the paths of all the modules that it needs}."""
-        done = subprocess.run(["depmod", "-n", "-b", self.place, self.release], text=True,
-                              check=True, stdout=subprocess.PIPE, env={**os.environ, "PATH": SBIN})
-        lines = (line.partition(":") for line in done.stdout.splitlines())
-        return {path: needed.split() for path, colon, needed in lines
-                if colon and path.startswith("kernel/") and " " not in path}
-
 
 def module_name(path):
     """A module's name as the kernel says it."""

@@ -18,6 +18,7 @@ import time
 import debian
 import initramfs
 import kconfig
+import kernel_archive
 from machine import BUILD, HERE, REPO, LabError
 
 sys.path.insert(0, os.path.join(REPO, "buildlib"))
@@ -155,11 +156,11 @@ def make_from_package(machine):
                        machine.module_tree)
     initramfs.replace_link(kernel, machine.kernel)
     if machine.dkms:
-        live_with_dkms(machine, package)
+        live_with_dkms(machine)
 
 
-def live_with_dkms(machine, package):
-    """Make the DKMS package and let tests/lab/dkms_life install and remove it."""
+def live_with_dkms(machine):
+    """Make the DKMS package; tests/lab/dkms_life installs it, updates its kernel, removes it."""
     done = subprocess.run([os.path.join(REPO, "buildlib/package"), "dkms"], text=True,
                           stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
@@ -168,10 +169,12 @@ def live_with_dkms(machine, package):
     ccache = subprocess.run(["ccache", "-k", "cache_dir"], text=True, check=True,
                             stdout=subprocess.PIPE).stdout.strip()
     os.makedirs(ccache, exist_ok=True)
-    command = [os.path.join(HERE, "dkms_life"), machine.dkms_life, package.place,
-               package.release, deb, ccache]
+    archive = os.path.join(machine.folder, "archive")
+    old, new = (release for release, _ in kernel_archive.make(archive))
+    command = [os.path.join(HERE, "dkms_life"), machine.dkms_life, archive, old, new, deb,
+               ccache]
     log = os.path.join(machine.folder, "life.log")
-    with step(f"dkms: installing and removing {os.path.basename(deb)} (log: {log})"):
+    with step(f"dkms: {os.path.basename(deb)}, from {old} to {new} (log: {log})"):
         run(command if os.getuid() == 0 else ["sudo", *command], log)
 
 

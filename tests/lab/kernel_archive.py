@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Two states of Debian's archive, as apt sees them before and after a kernel update.
+
+Why: what is tried is the update (tests/lab/dkms_life), and the archive offers the newest kernel by
+name only. The older image, headers and source are there still; the packages that depend on the
+newest kernel are not: those of the older state are the newer ones with the older version in them.
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from machine import BUILD, REPO, LabError
+
+sys.path.insert(0, os.path.join(REPO, "buildlib"))
+import fetch  # noqa: E402  pylint: disable=wrong-import-position
+import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
+
+
+def older(version):
+    """The version before that one of those that the archive has."""
+    source = fetch.read_pin("linux")["package"]
+    offered = fetch.machine_apt(BUILD).versions(source)
+    after = offered[offered.index(version) + 1:] if version in offered else []
+    if not after:
+        raise LabError(f"the archive has no {source} before {version}: no update can be tried")
+    return after[0]
+
+
+def point(version):
+    """6.12.117 of 6.12.117-1~deb12u1."""
+    return version.partition("-")[0]
+
+
+def followers(version):
+    """The packages that depend on the image and the headers of the newest kernel."""
+    apt = fetch.machine_apt(BUILD)
+    for image in fetch.kernel_packages():
+        if version in apt.versions(image):
+            return image, image.replace("image", "headers")
+    raise LabError(f"no package of the archive depends on the kernel {version}")
+
+
+def rewritten(deb, version, before, folder):
+    """A package like `deb` of the kernel `before`, in `folder`."""
+    tree = os.path.join(folder, "tree")
+    subprocess.run(["dpkg-deb", "-R", deb, tree], check=True)
+    control = os.path.join(tree, "DEBIAN/control")
+    with open(control, encoding="utf-8") as text:
+        content = text.read().replace(version, before).replace(point(version), point(before))
+    with open(control, "w", encoding="utf-8") as text:
+        text.write(content)
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", tree, folder], check=True,
+                   stdout=subprocess.DEVNULL)
+    shutil.rmtree(tree)
+
+
+def lay(place, debs):
+    """An archive that holds these packages."""
+    for deb in debs:
+        os.link(deb, os.path.join(place, os.path.basename(deb)))
+    with open(os.path.join(place, "Packages"), "w", encoding="utf-8") as out:
+        subprocess.run(["dpkg-scanpackages", "."], cwd=place, check=True, stdout=out,
+                       stderr=subprocess.DEVNULL)
+
+
+def make(place):
+    """Make place/old and place/new; (release, version) of the kernel in each."""
+    shutil.rmtree(place, ignore_errors=True)
+    found = []
+    with fetch.locked(BUILD):
+        version = fetch.linux_version(BUILD)
+        before = older(version)
+        names = kernel_package.names(version)
+        newest = fetch.download_packages({name: version for name in followers(version)}, BUILD)
+        for state, wanted in (("old", before), ("new", version)):
+            folder = os.path.join(place, state)
+            os.makedirs(folder)
+            swap = [name.replace(point(version), point(wanted)) for name in names]
+            debs = fetch.download_packages(
+                {name: wanted for name in (*swap, fetch.read_pin("linux")["package"])}, BUILD)
+            if wanted == version:
+                debs |= newest
+            else:
+                for deb in newest.values():
+                    rewritten(deb, version, wanted, folder)
+            lay(folder, debs.values())
+            found.append((re.sub("^linux-image-", "", swap[0]), wanted))
+    return found
