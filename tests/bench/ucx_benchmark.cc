@@ -2,6 +2,7 @@
 /* UCX's registration cache (ucs_rcache), as its transports use it: get + put of a region. */
 extern "C" {
 #include <ucm/api/ucm.h>
+#include <ucp/api/ucp_version.h>
 #include <ucs/memory/rcache.h>
 }
 #include <benchmark/benchmark.h>
@@ -29,15 +30,40 @@ void dump(void *, ucs_rcache_t *, ucs_rcache_region_t *, char *text, size_t size
 		*text = 0;
 }
 
+#if UCP_API_VERSION >= UCP_VERSION(1, 18) /* Debian 13's */
+void merge(void *, ucs_rcache_t *, void *, ucs_rcache_region_t *) {}
+
+constexpr ucs_rcache_ops_t ops = {reg, dereg, merge, dump};
+
+void align(ucs_rcache_params_t &) {}
+
+ucs_status_t get(ucs_rcache_t *cache, std::byte *addr, ucs_rcache_region_t **region)
+{
+	return ucs_rcache_get(cache, addr, 4096, UCS_RCACHE_MIN_ALIGNMENT, PROT_READ | PROT_WRITE,
+			      nullptr, region);
+}
+#else /* Debian 12's 1.13 */
+constexpr ucs_rcache_ops_t ops = {reg, dereg, dump};
+
+void align(ucs_rcache_params_t &params)
+{
+	params.alignment = UCS_RCACHE_MIN_ALIGNMENT;
+	params.max_alignment = 4096;
+}
+
+ucs_status_t get(ucs_rcache_t *cache, std::byte *addr, ucs_rcache_region_t **region)
+{
+	return ucs_rcache_get(cache, addr, 4096, PROT_READ | PROT_WRITE, nullptr, region);
+}
+#endif
+
 ucs_rcache_t *make_cache()
 {
-	static const ucs_rcache_ops_t ops = {reg, dereg, dump};
 	ucs_rcache_params_t params{};
 	ucs_rcache_t *cache = nullptr;
 
 	params.region_struct_size = sizeof(ucs_rcache_region_t);
-	params.alignment = UCS_RCACHE_MIN_ALIGNMENT;
-	params.max_alignment = 4096;
+	align(params);
 	params.ucm_events = UCM_EVENT_VM_UNMAPPED;
 	params.ucm_event_priority = 1000;
 	params.ops = &ops;
@@ -59,8 +85,7 @@ void ucx(benchmark::State &state)
 	use_shuffled(state, base, apart, [](std::byte *addr) {
 		ucs_rcache_region_t *region = nullptr;
 
-		if (ucs_rcache_get(cache, addr, 4096, PROT_READ | PROT_WRITE, nullptr, &region) !=
-		    UCS_OK)
+		if (get(cache, addr, &region) != UCS_OK)
 			std::abort();
 		ucs_rcache_region_put(cache, region);
 	});

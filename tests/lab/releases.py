@@ -25,6 +25,7 @@ PASSED_ON = re.compile("(RDMAV|IBV|FI|UCX|CATCH|RUN)_|(LINUX|RDMA_CORE)_SOURCE$|
                        "|(http|https|no)_proxy$")
 NO_SERVICES = "printf '#!/bin/sh\\nexit 101\\n' >/usr/sbin/policy-rc.d\n" \
               "chmod 755 /usr/sbin/policy-rc.d\n"
+VARIANT = "minbase"     # what debootstrap calls so
 ACQUIRE = "apt-config dump | grep ^Acquire::"   # how this machine reaches its archive
 
 
@@ -91,7 +92,7 @@ class Release:
         namespace.remove(self.base, self.setup)
         with tempfile.NamedTemporaryFile("w", suffix=".conf") as conf:
             subprocess.run(ACQUIRE, shell=True, stdout=conf, check=True)
-            command = ["mmdebstrap", "--mode=root", "--variant=apt", f"--aptopt={conf.name}",
+            command = ["mmdebstrap", "--mode=root", f"--variant={VARIANT}", f"--aptopt={conf.name}",
                        "--dpkgopt=force-unsafe-io", self.name, self.base, *self.sources()]
             return subprocess.run(namespace.as_root(command, {}), stdin=subprocess.DEVNULL,
                                   stdout=log, stderr=subprocess.STDOUT, check=False).returncode
@@ -104,7 +105,7 @@ class Release:
 
     def layers(self):
         """[(name, what it is made from, how)]."""
-        base = "\n".join(self.sources())
+        base = "\n".join([VARIANT, *self.sources()])
         return [("base", base, self.make_base),
                 ("setup", base + read(os.path.join(REPO, "buildlib/packages")), self.make_setup)]
 
