@@ -105,7 +105,10 @@ bool mr_notify_is_ours(const struct ibv_command_buffer *cmd);
 /*
  * ibv_reg_mr_notify() of any MR. While any bit of in_use is set in the word the device
  * keeps the pages, also of a registration that has become invalid; 0: it never does.
+ * With MR_NOTIFY_RECLAIM, which is none of the bits that count, the kernel may take the
+ * pages while none is set (SUSPENDED), or says EOPNOTSUPP.
  */
+#define MR_NOTIFY_RECLAIM 1
 int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use);
 /* ibv_settle_mr_notify() of an MR that may be handed out (mr_notify.c). */
 int mr_notify_settle(struct ibv_mr *mr);

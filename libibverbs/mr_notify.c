@@ -20,12 +20,17 @@ static_assert((int)IBV_MR_NOTIFY_INVALID == (int)IB_UVERBS_MR_NOTIFY_INVALID,
 	      "INVALID differs from the kernel's");
 static_assert((int)IBV_MR_NOTIFY_SUSPECT == (int)IB_UVERBS_MR_NOTIFY_SUSPECT,
 	      "SUSPECT differs from the kernel's");
+static_assert((int)IBV_MR_NOTIFY_SUSPENDED ==
+	      (int)IB_UVERBS_MR_NOTIFY_SUSPENDED,
+	      "SUSPENDED differs from the kernel's");
 static_assert((int)IBV_MR_NOTIFY_KERNEL_MASK ==
 	      (int)IB_UVERBS_MR_NOTIFY_KERNEL_MASK,
 	      "KERNEL_MASK differs from the kernel's");
 static_assert(IBV_DEVICE_MR_NOTIFY == IB_UVERBS_DEVICE_MR_NOTIFY,
 	      "the capability differs from the kernel's");
 static_assert(IBV_DEVICE_MR_REVOKE == IB_UVERBS_DEVICE_MR_REVOKE,
+	      "the capability differs from the kernel's");
+static_assert(IBV_DEVICE_MR_RECLAIM == IB_UVERBS_DEVICE_MR_RECLAIM,
 	      "the capability differs from the kernel's");
 
 /*
@@ -55,14 +60,18 @@ static int notify_errno(int err)
 static int cmd_mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
 {
 	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
-			       UVERBS_METHOD_MR_NOTIFY_ARM, 3);
+			       UVERBS_METHOD_MR_NOTIFY_ARM, 4);
+	uint64_t mask = in_use & ~(uint64_t)MR_NOTIFY_RECLAIM;
 
 	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE, mr->handle);
 	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
 			    ioctl_ptr_to_u64(word));
-	if (in_use)
+	if (mask)
 		fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
-				    in_use);
+				    mask);
+	if (in_use & MR_NOTIFY_RECLAIM)
+		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
+				    IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
 	return execute_ioctl(mr->context, cmd);
 }
 
@@ -98,7 +107,8 @@ int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
 	return notify_errno(ret);
 }
 
-int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word)
+/* As mr_notify_arm(), of any MR that the caller may name. */
+static int reg_mr_notify(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
 {
 	int ret;
 
@@ -111,7 +121,19 @@ int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word)
 	}
 	if (!may_notify(mr))
 		return EOPNOTSUPP;
-	return mr_notify_arm(mr, word, 0);
+	return mr_notify_arm(mr, word, in_use);
+}
+
+int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word)
+{
+	return reg_mr_notify(mr, word, 0);
+}
+
+int ibv_reg_mr_notify_reclaim(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
+{
+	if (!in_use || in_use & IBV_MR_NOTIFY_KERNEL_MASK)
+		return EINVAL;
+	return reg_mr_notify(mr, word, in_use | MR_NOTIFY_RECLAIM);
 }
 
 int mr_notify_unreg(struct ibv_mr *mr)

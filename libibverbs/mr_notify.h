@@ -29,8 +29,9 @@ extern "C" {
 struct ibv_mr;
 
 /*
- * Bits 0-7 of the word belong to the kernel, which only ORs INVALID and
- * SUSPECT in, and clears SUSPECT when the registration was found intact.
+ * Bits 0-7 of the word belong to the kernel, which only ORs INVALID, SUSPECT and
+ * SUSPENDED in, and clears SUSPECT when the registration was found intact and
+ * SUSPENDED when it has pages again.
  * Bits 8-63 belong to the application, which must change the word with atomic
  * operations only; the kernel never changes them.
  */
@@ -45,6 +46,12 @@ enum ibv_mr_notify_bits {
 	 * registration without asking ibv_settle_mr_notify().
 	 */
 	IBV_MR_NOTIFY_SUSPECT		= 1 << 1,
+	/*
+	 * It was idle, and the kernel has taken its pages back: the device has
+	 * no access until ibv_settle_mr_notify() has given it others. Only after
+	 * ibv_reg_mr_notify_reclaim().
+	 */
+	IBV_MR_NOTIFY_SUSPENDED		= 1 << 2,
 	IBV_MR_NOTIFY_KERNEL_MASK	= 0xff,
 };
 
@@ -54,6 +61,12 @@ enum ibv_mr_notify_bits {
  * pinned until ibv_dereg_mr().
  */
 #define IBV_DEVICE_MR_REVOKE (1ULL << 60)
+
+/*
+ * In device_cap_flags_ex: idle registrations are suspended and restored under the
+ * same keys. A device with IBV_DEVICE_MR_REVOKE alone makes them INVALID instead.
+ */
+#define IBV_DEVICE_MR_RECLAIM (1ULL << 61)
 
 /**
  * ibv_reg_mr_notify - Have the kernel tell when a registration becomes invalid
@@ -81,28 +94,61 @@ enum ibv_mr_notify_bits {
 int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word);
 
 /**
+ * ibv_reg_mr_notify_reclaim - The same, and lend the pages while they are not used
+ * @mr: As for ibv_reg_mr_notify()
+ * @word: As for ibv_reg_mr_notify(); counts its users
+ * @in_use: The bits of the word that do: not 0, and bits 8-63 only
+ *
+ * While *word & in_use is 0 the registration is idle, and the kernel may take its
+ * pages when memory is short or a memory block goes offline, least recently used
+ * first; one whose bits 8-63 have changed since it was last looked at is passed
+ * over once. The kernel says so by setting SUSPENDED with a compare-and-swap: who
+ * takes a reference by an atomic addition, and sees that the word was 0 but for the
+ * application's bits, keeps the registration. Keys and handle stay what they are. Who
+ * has told a peer a key keeps a bit of in_use set.
+ *
+ * INVALID is told as ever, but while the word is in use the device keeps the pages
+ * that were registered: what is left of the range goes on working for its users. Who
+ * gives the last reference back sees INVALID in the same instruction, and deregisters.
+ *
+ * Returns 0, or an errno value and changes nothing: as ibv_reg_mr_notify(), and
+ *   EINVAL      in_use is 0 or has bits of the kernel
+ *   EOPNOTSUPP  the device can't be revoked (IBV_DEVICE_MR_REVOKE)
+ *
+ * Thread safe as ibv_reg_mr_notify().
+ */
+int ibv_reg_mr_notify_reclaim(struct ibv_mr *mr, uint64_t *word, uint64_t in_use);
+
+/**
  * ibv_unreg_mr_notify - Stop notification for a registration
  * @mr: A registration with a word
  *
  * When it returns 0 the kernel does not touch the word any more; the word keeps
- * its last value. Registering a word again is allowed.
+ * its last value. Registering a word again is allowed. A suspended registration gets
+ * its pages first, as by ibv_settle_mr_notify().
  *
  * Returns 0, or an errno value and changes nothing: EINVAL when mr has no word;
- * EOPNOTSUPP as above. Thread safe as above.
+ * EOPNOTSUPP as above; ENOMEM and EINVAL as for ibv_settle_mr_notify() when it is
+ * SUSPENDED. Thread safe as above.
  */
 int ibv_unreg_mr_notify(struct ibv_mr *mr);
 
 /**
- * ibv_settle_mr_notify - Find out whether a suspect registration is intact
+ * ibv_settle_mr_notify - Make a suspect or suspended registration usable, if it can be
  * @mr: A registration with a word
  *
  * On 0 the kernel's bits of the word say INVALID or nothing, for all that
  * happened before the call; something that happens during it may make the word
  * SUSPECT again. Costs one system call, for a word that is not SUSPECT too.
  *
- * Returns 0, or an errno value, and the word is as SUSPECT as before: EINVAL when
- * mr has no word; EAGAIN when somebody has kept a file of this memory locked for a
- * second; ENOMEM; EOPNOTSUPP as above. Thread safe as above.
+ * A SUSPENDED one gets the pages that its range maps now, under the same keys; if
+ * they can't be pinned with its rights it is INVALID. Who does not hold a reference
+ * (in_use) may find it SUSPENDED anew when the call returns.
+ *
+ * Returns 0, or an errno value, and the word is as SUSPECT or SUSPENDED as before:
+ * EINVAL when mr has no word, or is SUSPENDED and of another process; EAGAIN when
+ * somebody has kept a file of this memory locked for a second; ENOMEM, also of what
+ * RLIMIT_MEMLOCK allows; EOPNOTSUPP as above. Thread safe as above.
  */
 int ibv_settle_mr_notify(struct ibv_mr *mr);
 

@@ -63,11 +63,15 @@ int mr_notify_execute(struct ibv_context *context,
 	int ret;
 
 	DECLARE_COMMAND_BUFFER_LINK(cmd, UVERBS_OBJECT_DEVICE,
-				    UVERBS_METHOD_INVOKE_WRITE, 3, link);
+				    UVERBS_METHOD_INVOKE_WRITE, 4, link);
 
 	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
 			    ioctl_ptr_to_u64(r->word));
-	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_REG_IN_USE, r->in_use);
+	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_REG_IN_USE,
+			    r->in_use & ~(uint64_t)MR_NOTIFY_RECLAIM);
+	if (r->in_use & MR_NOTIFY_RECLAIM)
+		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS,
+				    IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
 	fill_attr_out_ptr(cmd, UVERBS_ATTR_MR_NOTIFY_REG_ARMED, &r->armed);
 	r->command = cmd;
 	ret = execute_ioctl(context, cmd);

@@ -37,19 +37,23 @@ cdef mr_free_notify_word(MR mr):
 
 
 @cython.binding(True)
-def mr_reg_notify(MR self not None, value=0):
+def mr_reg_notify(MR self not None, value=0, in_use=None):
     """
     Have the kernel tell in notify_word when this registration becomes invalid: the word
     is non-zero before the call that takes the memory away returns, in whatever thread.
     Memory that is gone already shows there at once. close() ends it.
     :param value: What the word starts with, an int; bits 0-7 must be 0
+    :param in_use: The bits of the word that count users, an int: while all are 0 the
+                   kernel may take the pages (IBV_MR_NOTIFY_SUSPENDED), and settle_notify()
+                   brings others. None: it never does.
     :return: None
     :raises PyverbsRDMAError: with this error_code, and nothing has changed:
         EOPNOTSUPP: the kernel, the driver or this kind of MR has no support (see
-                    IBV_DEVICE_MR_NOTIFY in device_cap_flags)
+                    IBV_DEVICE_MR_NOTIFY in device_cap_flags); with in_use, or the device
+                    can't revoke
         EBUSY: the MR has a word already, or others use its registration too
                (RDMAV_MR_CACHE)
-        EINVAL: the MR was registered by another process
+        EINVAL: the MR was registered by another process; or in_use is 0 or has bits 0-7
         ENOMEM: out of memory, or of what RLIMIT_MEMLOCK allows (the word's page is pinned)
         EAGAIN: as for settle_notify()
     :raises PyverbsUserError: value has kernel bits, or the MR is closed
@@ -64,9 +68,14 @@ def mr_reg_notify(MR self not None, value=0):
         raise PyverbsError('Failed to allocate a notification word')
     v.mr_notify_word_store(page, value)
     cdef v.ibv_mr *mr = self.mr
+    cdef bint lends = in_use is not None
+    cdef uint64_t mask = in_use or 0
     cdef int rc
     with nogil:
-        rc = v.ibv_reg_mr_notify(mr, <v.mr_notify_word *>page)
+        if lends:
+            rc = v.ibv_reg_mr_notify_reclaim(mr, <v.mr_notify_word *>page, mask)
+        else:
+            rc = v.ibv_reg_mr_notify(mr, <v.mr_notify_word *>page)
     if rc != 0:
         munmap(page, size)
         raise PyverbsRDMAError('Failed to register MR notification', rc)
@@ -96,13 +105,14 @@ def mr_unreg_notify(MR self not None):
 @cython.binding(True)
 def mr_settle_notify(MR self not None):
     """
-    Find out whether a suspect registration is intact: afterwards the kernel's bits of
-    the word say INVALID or nothing. When they say INVALID and the device can revoke
+    Find out whether a suspect registration is intact, and give a suspended one the pages
+    that its range maps now: afterwards the kernel's bits of the word say INVALID or
+    nothing. When they say INVALID and the device can revoke
     (_IBV_DEVICE_MR_REVOKE), it no longer reaches the memory. Costs a system call.
     :return: The word, an int
     :raises PyverbsRDMAError: error_code EINVAL: the MR has no notification;
                               EAGAIN: somebody has kept a file of this memory locked for
-                              a second, the word is as suspect as before; ENOMEM;
+                              a second; ENOMEM; either way the word is as it was;
                               EOPNOTSUPP: as for reg_notify()
     :raises PyverbsUserError: the MR is closed
     """

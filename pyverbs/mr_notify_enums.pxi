@@ -5,10 +5,13 @@ cdef extern from '<infiniband/mr_notify.h>':
     cpdef enum ibv_mr_notify_bits:
         IBV_MR_NOTIFY_INVALID
         IBV_MR_NOTIFY_SUSPECT
+        IBV_MR_NOTIFY_SUSPENDED
         IBV_MR_NOTIFY_KERNEL_MASK
 
     cdef unsigned long long IBV_DEVICE_MR_REVOKE
+    cdef unsigned long long IBV_DEVICE_MR_RECLAIM
 
 _IBV_DEVICE_MR_REVOKE = IBV_DEVICE_MR_REVOKE
+_IBV_DEVICE_MR_RECLAIM = IBV_DEVICE_MR_RECLAIM
 
 include "mr_cache_enums.pxi"

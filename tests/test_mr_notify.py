@@ -297,6 +297,74 @@ class MRNotifyTest(MRNotifyTestCase):
             mr.reg_notify()
 
 
+def drop_caches():
+    """
+    Ask the kernel for all memory that can be had: also for that of idle registrations.
+    """
+    try:
+        with open('/proc/sys/vm/drop_caches', 'w', encoding='ascii') as file:
+            file.write('2')
+    except OSError as error:
+        raise unittest.SkipTest(f'caches can not be dropped: {error.strerror}')
+
+
+class MRNotifyReclaimTest(MRNotifyTestCase):
+    """
+    Registrations that lend their pages while they are idle.
+    """
+    IN_USE = 0xff00
+
+    def setUp(self):
+        super().setUp()
+        if not self.attr_ex.device_cap_flags_ex & e._IBV_DEVICE_MR_RECLAIM:
+            raise unittest.SkipTest('The device can not give registrations other pages')
+
+    def test_mr_notify_reclaim_idle(self):
+        """
+        An idle one is suspended, and settling brings it back under the same keys.
+        """
+        mr, _ = self.reg()
+        keys = mr.lkey, mr.rkey
+        mr.reg_notify(in_use=self.IN_USE)
+        self.assertEqual(mr.notify_word, 0)
+        drop_caches()
+        self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_SUSPENDED)
+        self.assertEqual(mr.settle_notify(), 0)
+        self.assertEqual((mr.lkey, mr.rkey), keys)
+        mr.close()
+
+    def test_mr_notify_reclaim_in_use(self):
+        """
+        One that is in use stays.
+        """
+        mr, _ = self.reg()
+        mr.reg_notify(0x100, in_use=self.IN_USE)
+        drop_caches()
+        self.assertEqual(mr.notify_word, 0x100)
+        mr.close()
+
+    def test_mr_notify_reclaim_unmapped(self):
+        """
+        What is unmapped while it is suspended is invalid.
+        """
+        mr, addr = self.reg()
+        mr.reg_notify(in_use=self.IN_USE)
+        drop_caches()
+        self.unmap(addr)
+        self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_INVALID)
+        self.assertEqual(mr.settle_notify(), e.IBV_MR_NOTIFY_INVALID)
+        mr.close()
+
+    def test_mr_notify_reclaim_bad_mask(self):
+        """
+        The mask has bits, and none of them is the kernel's.
+        """
+        mr, _ = self.reg()
+        for mask in (0, 1, 0x180):
+            self.assert_errno(errno.EINVAL, mr.reg_notify, 0, mask)
+        mr.close()
+
+
 class NotifyRC(RCResources):
     """
     An RC end whose MR has a word, on a mapping that can be replaced by another one.
@@ -455,6 +523,8 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
         self.assertEqual(caps & e.IBV_DEVICE_MR_NOTIFY, caps_ex & e.IBV_DEVICE_MR_NOTIFY)
         if caps_ex & e._IBV_DEVICE_MR_REVOKE:
             self.assertTrue(caps & e.IBV_DEVICE_MR_NOTIFY)
+        if caps_ex & e._IBV_DEVICE_MR_RECLAIM:
+            self.assertTrue(caps_ex & e._IBV_DEVICE_MR_REVOKE)
 
     def test_mr_notify_verbs_arguments(self):
         """

@@ -40,6 +40,19 @@ public:
 			 attribute(UVERBS_ATTR_MR_NOTIFY_ARM_WORD, address(word), sizeof(uint64_t)),
 			 attribute(UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE, in_use, sizeof(uint64_t))});
 	}
+	/* As ibv_reg_mr_notify_reclaim(), of any mask. */
+	int arm_lending(uint32_t mr, uint64_t *word, uint64_t in_use) const
+	{
+		std::vector<ib_uverbs_attr> all{
+			attribute(UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE, mr),
+			attribute(UVERBS_ATTR_MR_NOTIFY_ARM_WORD, address(word), sizeof(uint64_t)),
+			attribute(UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS, IB_UVERBS_MR_NOTIFY_ARM_RECLAIM,
+				  sizeof(uint32_t))};
+		if (in_use)
+			all.push_back(attribute(UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE, in_use,
+						sizeof(uint64_t)));
+		return call(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_NOTIFY_ARM, all);
+	}
 	int arm(uint32_t mr, uint64_t *word) const
 	{
 		return call(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_NOTIFY_ARM,
@@ -98,6 +111,12 @@ public:
 	static ib_uverbs_attr in_use(uint64_t mask)
 	{
 		return attribute(UVERBS_ATTR_MR_NOTIFY_REG_IN_USE, mask, sizeof(mask));
+	}
+
+	static ib_uverbs_attr lending()
+	{
+		return attribute(UVERBS_ATTR_MR_NOTIFY_REG_FLAGS, IB_UVERBS_MR_NOTIFY_ARM_RECLAIM,
+				 sizeof(uint32_t));
 	}
 
 	int change_access(uint32_t mr, uint32_t access) const

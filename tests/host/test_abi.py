@@ -97,7 +97,7 @@ class Symbols(unittest.TestCase):
         self.assertFalse(names[1] - names[0])
         self.assertTrue(names[0] - names[1])
         self.assertEqual({name.partition("@")[2].lstrip("@") for name in names[0] - names[1]
-                          if not name.startswith("MRNOTIFY")}, {"MRNOTIFY_1.0", "MRNOTIFY_1.1"})
+                          if not name.startswith("MRNOTIFY")}, {"MRNOTIFY_1.0", "MRNOTIFY_1.1", "MRNOTIFY_1.2"})
 
 
 class Types(unittest.TestCase):

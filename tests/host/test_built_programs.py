@@ -39,7 +39,8 @@ class BuiltTest(unittest.TestCase):
             "MRNOTIFY_1.0": {"ibv_is_reg", "ibv_query_mr_cache", "ibv_reg_mr_clean",
                              "ibv_reg_mr_limits", "ibv_reg_mr_notify", "ibv_settle_mr_notify",
                              "ibv_unreg_mr_notify"},
-            "MRNOTIFY_1.1": {"ibv_forget_mr"}})
+            "MRNOTIFY_1.1": {"ibv_forget_mr"},
+            "MRNOTIFY_1.2": {"ibv_reg_mr_notify_reclaim"}})
 
     def test_no_cxx_runtime(self):
         needed = re.findall(r"NEEDED.*\[(.*)\]", output("readelf", "-dW", self.library))

@@ -15,7 +15,7 @@ import results
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PYTHON = "/usr/bin/python3 -B"
 UNIT_PROGRAMS = ("cache", "parts", "schedule", "tsan", "asan")
-GUEST_PROGRAMS = ("contract", "word", "in_use", "revoke", "worker", "lifetime", "race", "cache",
+GUEST_PROGRAMS = ("contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race", "cache",
                   "peer", "nested", "owner", "differential", "adversary", "observe")
 # Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
 UPSTREAM_EXECUTED = 103

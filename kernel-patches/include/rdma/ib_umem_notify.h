@@ -27,8 +27,13 @@ enum ib_mr_notify_stat {
 	IB_MR_NOTIFY_STAT_SETTLES, /* settles: calls of the settle method */
 	IB_MR_NOTIFY_STAT_REVOKES, /* revokes */
 	IB_MR_NOTIFY_STAT_PAGES, /* pages_returned: by revokes */
+	IB_MR_NOTIFY_STAT_SUSPENSIONS, /* suspensions: idle ones that the VM took */
+	IB_MR_NOTIFY_STAT_RESTORES, /* restores: of those */
 	IB_MR_NOTIFY_STATS,
 };
+
+/* Unpins the pages of a umem that lives on; defined next to the code that can. */
+void ib_umem_give_back(struct ib_umem *umem);
 
 #ifdef CONFIG_INFINIBAND_MR_NOTIFY
 
@@ -39,14 +44,11 @@ void ib_umem_lost(struct ib_umem *umem);
 int ib_umem_notify_init(void);
 void ib_umem_notify_exit(void);
 
-/* Defined in umem.c, next to the only code that can do it. */
-void ib_umem_give_back(struct ib_umem *umem);
-
 int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs);
 int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 		       struct ib_udata *udata);
-void ib_mr_notify_suspend(struct ib_mr *mr);
-void ib_mr_notify_resume(struct ib_mr *mr);
+void ib_mr_notify_hold(struct ib_mr *mr);
+void ib_mr_notify_unhold(struct ib_mr *mr);
 
 extern const struct uapi_definition uverbs_def_obj_mr_notify[];
 
@@ -58,17 +60,24 @@ int ib_mr_notify_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr);
  * @device: The device
  *
  * Return: IB_UVERBS_DEVICE_MR_NOTIFY if user MRs of the device can be armed,
- * IB_UVERBS_DEVICE_MR_REVOKE if they can also be taken away from it.
+ * IB_UVERBS_DEVICE_MR_REVOKE if they can also be taken away from it,
+ * IB_UVERBS_DEVICE_MR_RECLAIM if they can be given back to it as well.
  */
 static inline u64 ib_mr_notify_caps(const struct ib_device *device)
 {
-	if (!device->ops.mr_umem)
+	const struct ib_device_ops *ops = &device->ops;
+
+	if (!ops->mr_umem)
 		return 0;
-	return IB_UVERBS_DEVICE_MR_NOTIFY |
-	       (device->ops.revoke_user_mr ? IB_UVERBS_DEVICE_MR_REVOKE : 0);
+	if (!ops->revoke_user_mr)
+		return IB_UVERBS_DEVICE_MR_NOTIFY;
+	return IB_UVERBS_DEVICE_MR_NOTIFY | IB_UVERBS_DEVICE_MR_REVOKE |
+	       (ops->restore_user_mr ? IB_UVERBS_DEVICE_MR_RECLAIM : 0);
 }
 
 #else
+
+static const struct uapi_definition uverbs_def_obj_mr_notify[] = { {} };
 
 static inline void ib_umem_track(struct ib_umem *umem, int access)
 {
@@ -109,11 +118,11 @@ static inline int ib_mr_notify_dereg(enum rdma_remove_reason why,
 	return ib_dereg_mr_user(mr, udata);
 }
 
-static inline void ib_mr_notify_suspend(struct ib_mr *mr)
+static inline void ib_mr_notify_hold(struct ib_mr *mr)
 {
 }
 
-static inline void ib_mr_notify_resume(struct ib_mr *mr)
+static inline void ib_mr_notify_unhold(struct ib_mr *mr)
 {
 }
 

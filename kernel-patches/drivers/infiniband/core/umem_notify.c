@@ -12,6 +12,9 @@
  *  0        The range maps the pinned pages.
  *  SUSPECT  Something may have changed in the pages of @doubt. Left by settling:
  *           to 0 if the pages are the same, else to INVALID.
+ *  SUSPENDED  Idle, and the VM has taken the pages back, or is about to
+ *           (umem_notify_reclaim.c). Left by settling: to 0 or SUSPECT with the
+ *           pages that the range maps then, or to INVALID.
  *  INVALID  Final. The word has been told, and is not changed any more; the
  *           worker revokes the device's access and gives the pages back.
  *
@@ -143,112 +146,82 @@
  * and, soon, every event; until the address space has no users any more. The
  * word keeps its page until then.
  *
- * THE WORKER
- *
- * It runs on a workqueue of its own, because the pages of a process that reclaim
- * wants to see again come back through it, and it waits for no lock: who keeps
- * mmap_lock for long (a page fault that FUSE answers) would make it one of
- * hundreds of blocked workers. It tries again later instead.
- *
- * Only mmu_interval_read_begin() may make it wait, as long as one invalidation
- * of the address space follows the other. So of one address space one worker
- * looks at a time, and no more than LOOKERS of all. Revoking does without, and
- * finds the other workers.
- *
  * LOCKS
  *
- * @mutex serializes arm, disarm, settle and revoke. Process context; nests
- * outside mmap_lock, the inode locks and @lock. Never taken by the callback.
- * @lock is a leaf. The callback runs with mmap_lock or rmap locks held, inside
- * reclaim, possibly unable to sleep: it takes @lock only, and allocates
- * nothing.
+ * Arm, disarm, settle and the workers take the tracker: a lock that sleeps, and of
+ * which there is one byte per tracker. A mutex is 32. Process context; nests
+ * outside mmap_lock, the inode locks and @lock. Never taken by the callback, and by
+ * the workers only if they need not wait for it.
+ * @lock is a leaf, but for the lock of a queue. The callback runs with mmap_lock or
+ * rmap locks held, inside reclaim, possibly unable to sleep: it takes these only,
+ * and allocates nothing.
  * What is guarded by both is written under both and read under either: so who
  * only looks (a trace event, netlink) does not wait for a settle that faults
  * pages in.
  */
 
-#include <linux/hash.h>
 #include <linux/log2.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
-#include <linux/mutex.h>
 #include <linux/sched/signal.h>
-#include <linux/slab.h>
 #include <linux/spinlock.h>
-#include <linux/timer.h>
 #include <linux/uaccess.h>
-#include <linux/workqueue.h>
+#include <linux/wait_bit.h>
 
-#include "umem_notify.h"
+#include "umem_notify_tracker.h"
 #include "umem_notify_trace.h"
 
-#define INVALID IB_UVERBS_MR_NOTIFY_INVALID
-#define SUSPECT IB_UVERBS_MR_NOTIFY_SUSPECT
-
-/*
- * How long the worker leaves a SUSPECT range alone: events come in bursts, and
- * an application that is about to use the registration settles it sooner. The
- * first event's time counts: others don't push it out.
- */
-#define SETTLE_DELAY (HZ / 50)
-/* How often the delay may double: to some seconds. */
-#define MOST_DOUBLINGS 7
 /* Passes after which a call leaves the rest to the next one. */
 #define MOST_ROUNDS 8
-/* Workers that look at the same time: fewer than a workqueue has. */
-#define LOOKERS_SHIFT 6
-#define LOOKERS BIT(LOOKERS_SHIFT)
-
-/* One per armed MR: 256 bytes on a 64-bit kernel without lock debugging. */
-struct ib_umem_notify {
-	struct mmu_interval_notifier mni;
-	struct ib_umem *umem;
-	/* Not a delayed_work, which is larger */
-	struct work_struct work;
-	struct timer_list timer;
-
-	struct mutex mutex; /* see LOCKS; guards these, but one */
-	struct ib_mr *mr; /* what to revoke while armed */
-	u8 suspended; /* the driver is busy with the MR, and why */
-	bool armed;
-	bool revoked; /* the pages are given back */
-	bool exclusive; /* @lock's: a device has once kept the CPU off a page */
-	u32 id; /* the MR's in restrack, as of the last arming */
-
-	spinlock_t lock; /* see LOCKS; guards armed to id, and the rest */
-	u16 word; /* offset in @word_page */
-	u8 state;
-	u8 doublings; /* of the delay, until something happens */
-	struct umem_notify_doubt doubt;
-	struct umem_notify_word_page *word_page; /* NULL: nobody to tell */
-	u64 in_use; /* bits of the word */
-};
-
-static struct workqueue_struct *umem_notify_wq;
-static DECLARE_BITMAP(looking, LOOKERS);
 
 static void count(struct ib_umem_notify *n, enum ib_mr_notify_stat stat, s64 nr)
 {
 	umem_notify_count(n->umem->ibdev, stat, nr);
 }
 
-static unsigned long start_of(const struct ib_umem_notify *n)
+static bool try_take(struct ib_umem_notify *n)
 {
-	return n->mni.interval_tree.start;
+	bool got;
+
+	spin_lock(&n->lock);
+	got = !n->taken;
+	n->taken = true;
+	spin_unlock(&n->lock);
+	return got;
 }
 
-static u32 pages_of(const struct ib_umem_notify *n)
+static void take(struct ib_umem_notify *n)
 {
-	return (n->mni.interval_tree.last - start_of(n)) / PAGE_SIZE + 1;
+	lock_map_acquire(&n->dep_map);
+	wait_var_event(&n->taken, try_take(n));
+}
+
+static int take_killable(struct ib_umem_notify *n)
+{
+	lock_map_acquire(&n->dep_map);
+	if (!wait_var_event_killable(&n->taken, try_take(n)))
+		return 0;
+	lock_map_release(&n->dep_map);
+	return -EINTR;
+}
+
+/* The wake-up goes by the address alone: the tracker may be gone by then. */
+static void put(struct ib_umem_notify *n)
+{
+	lock_map_release(&n->dep_map);
+	spin_lock(&n->lock);
+	n->taken = false;
+	spin_unlock(&n->lock);
+	wake_up_var(&n->taken);
 }
 
 /* 64 chunks, as small as they can be */
 static unsigned int shift_of(const struct ib_umem_notify *n)
 {
-	return max(order_base_2(pages_of(n)), 6) - 6;
+	return max(order_base_2(umem_notify_pages(n)), 6) - 6;
 }
 
-static void doubt_clear(struct umem_notify_doubt *doubt)
+void umem_notify_doubt_clear(struct umem_notify_doubt *doubt)
 {
 	doubt->chunks = 0;
 	doubt->first = U32_MAX;
@@ -285,10 +258,10 @@ static u64 doubt_size(const struct umem_notify_doubt *doubt, unsigned int shift)
 }
 
 /* From the address @start to @end, which may reach beyond the umem. */
-static void suspect(struct ib_umem_notify *n, unsigned long start,
-		    unsigned long end)
+static void doubt_range(struct ib_umem_notify *n, unsigned long start,
+			unsigned long end)
 {
-	unsigned long first = start_of(n);
+	unsigned long first = umem_notify_start(n);
 	unsigned long last = n->mni.interval_tree.last;
 	unsigned int shift = shift_of(n);
 	struct umem_notify_doubt more;
@@ -297,53 +270,46 @@ static void suspect(struct ib_umem_notify *n, unsigned long start,
 	more.end = ((min(end - 1, last) - first) >> PAGE_SHIFT) + 1;
 	more.chunks = GENMASK_ULL((more.end - 1) >> shift, more.first >> shift);
 	doubt_add(&n->doubt, &more);
-	n->state |= SUSPECT;
 }
 
-static void work_soon(struct ib_umem_notify *n)
+/**
+ * umem_notify_mark - Something happened to the range of a tracker
+ * @n: The tracker, its lock held
+ * @bit: INVALID or SUSPECT
+ * @start: For SUSPECT: the first address that may have changed
+ * @end: The one behind the last
+ */
+void umem_notify_mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
+		      unsigned long end)
 {
-	timer_reduce(&n->timer, jiffies + SETTLE_DELAY);
-}
+	u8 was = n->state;
 
-/* What can't be done now is tried again, less and less often. */
-static void work_later(struct ib_umem_notify *n)
-{
-	unsigned long delay;
-
-	spin_lock(&n->lock);
-	delay = SETTLE_DELAY << n->doublings;
-	n->doublings = min(n->doublings + 1, MOST_DOUBLINGS);
-	spin_unlock(&n->lock);
-	timer_reduce(&n->timer, jiffies + delay);
-}
-
-static void mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
-		 unsigned long end)
-{
 	lockdep_assert_held(&n->lock);
 
-	if (n->state & INVALID)
+	if (was & INVALID)
 		return;
 
 	if (bit == INVALID) {
 		n->state = INVALID;
 		count(n, IB_MR_NOTIFY_STAT_INVALID, 1);
-	} else {
-		if (!n->state)
-			count(n, IB_MR_NOTIFY_STAT_SUSPECT, 1);
-		suspect(n, start, end);
+		if (!n->word_page)
+			return;
+		n->doublings = 0;
+		umem_notify_word_set(n->word_page, n->word, INVALID);
+		if (was)
+			umem_notify_word_clear(n->word_page, n->word,
+					       SUSPECT | SUSPENDED);
+		umem_notify_queue_now(n);
+		return;
 	}
 
-	if (!n->word_page)
+	doubt_range(n, start, end);
+	if (was)
 		return;
-	umem_notify_word_set(n->word_page, n->word, bit);
-	n->doublings = 0;
-	if (bit == INVALID) {
-		umem_notify_word_clear(n->word_page, n->word, SUSPECT);
-		queue_work(umem_notify_wq, &n->work);
-	} else {
-		work_soon(n);
-	}
+	n->state = SUSPECT;
+	count(n, IB_MR_NOTIFY_STAT_SUSPECT, 1);
+	if (n->word_page)
+		umem_notify_word_set(n->word_page, n->word, SUSPECT);
 }
 
 static void clear_suspect(struct ib_umem_notify *n)
@@ -388,10 +354,14 @@ static bool umem_notify_invalidate(struct mmu_interval_notifier *mni,
 	spin_lock(&n->lock);
 	mmu_interval_set_seq(mni, cur_seq);
 	if (!(n->state & INVALID)) {
-		mark(n, n->armed ? bit : SUSPECT, range->start, range->end);
-		trace_mr_notify_mark(n->umem, n->id, n->state, n->armed, range);
+		umem_notify_mark(n, n->armed ? bit : SUSPECT, range->start,
+				 range->end);
+		trace_mr_notify_mark(n->umem, umem_notify_id(n), n->state,
+				     n->armed, range);
+		if (n->state == SUSPECT && n->word_page)
+			umem_notify_queue_later(n);
 	} else if (n->in_use) {
-		work_soon(n);
+		umem_notify_queue_later(n);
 	}
 	spin_unlock(&n->lock);
 	return true;
@@ -428,7 +398,7 @@ static int take_doubt(struct ib_umem_notify *n,
 		} else if (ret) {
 			what->doubt = n->doubt;
 			what->exclusive = n->exclusive;
-			doubt_clear(&n->doubt);
+			umem_notify_doubt_clear(&n->doubt);
 		}
 		spin_unlock(&n->lock);
 	} while (ret < 0);
@@ -443,6 +413,9 @@ static bool conclude(struct ib_umem_notify *n, enum umem_notify_verdict verdict,
 	bool sure = true;
 
 	spin_lock(&n->lock);
+	/* Suspended meanwhile: settle may come before the pages have gone. */
+	if (n->state == SUSPENDED && verdict != UMEM_NOTIFY_INTACT)
+		doubt_add(&n->doubt, &what->doubt);
 	if (n->state != SUSPECT)
 		goto unlock;
 	if (verdict == UMEM_NOTIFY_INTACT) {
@@ -454,7 +427,7 @@ static bool conclude(struct ib_umem_notify *n, enum umem_notify_verdict verdict,
 	} else if (verdict == UMEM_NOTIFY_CHANGED &&
 		   what->exclusive == n->exclusive &&
 		   !doubt_has(&n->doubt, what->at, shift)) {
-		mark(n, INVALID, 0, 0);
+		umem_notify_mark(n, INVALID, 0, 0);
 	} else {
 		sure = false;
 		doubt_trim(&what->doubt, what->at, shift);
@@ -475,14 +448,14 @@ static int look(struct ib_umem_notify *n, enum umem_notify_asker asker)
 	u64 looked = 0;
 	int ret;
 
-	lockdep_assert_held(&n->mutex);
+	lockdep_assert_held(n);
 
 	for (round = 0; round < MOST_ROUNDS; round++) {
 		ret = take_doubt(n, &what);
 		if (ret <= 0)
 			return ret;
 		looked += doubt_size(&what.doubt, shift);
-		verdict = umem_notify_check(n->umem, start_of(n), shift, &what);
+		verdict = umem_notify_check(n->umem, umem_notify_start(n), shift, &what);
 		if (conclude(n, verdict, &what))
 			return 0;
 		switch (verdict) {
@@ -497,7 +470,7 @@ static int look(struct ib_umem_notify *n, enum umem_notify_asker asker)
 		default:
 			break;
 		}
-		if (looked >= 2 * (u64)pages_of(n))
+		if (looked >= 2 * (u64)umem_notify_pages(n))
 			break;
 	}
 	return asker == UMEM_NOTIFY_WORKER ? -EAGAIN : 0;
@@ -511,7 +484,7 @@ static int verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
 	if (READ_ONCE(n->state) != SUSPECT)
 		return 0;
 	ret = look(n, asker);
-	trace_mr_notify_settle(n->umem, n->id, READ_ONCE(n->state), asker, ret);
+	trace_mr_notify_settle(n->umem, umem_notify_id(n), READ_ONCE(n->state), asker, ret);
 	return ret;
 }
 
@@ -523,7 +496,7 @@ static void revoke(struct ib_umem_notify *n)
 
 	ret = device->ops.revoke_user_mr(n->mr);
 	if (ret) {
-		trace_mr_notify_revoke(n->umem, n->id, 0, ret);
+		trace_mr_notify_revoke(n->umem, umem_notify_id(n), 0, ret);
 		ibdev_err_ratelimited(device,
 				      "MR %u can't be revoked, its pages stay pinned\n",
 				      n->mr->res.id);
@@ -535,7 +508,7 @@ static void revoke(struct ib_umem_notify *n)
 	spin_unlock(&n->lock);
 	count(n, IB_MR_NOTIFY_STAT_REVOKES, 1);
 	count(n, IB_MR_NOTIFY_STAT_PAGES, pages);
-	trace_mr_notify_revoke(n->umem, n->id, pages, 0);
+	trace_mr_notify_revoke(n->umem, umem_notify_id(n), pages, 0);
 }
 
 /* Does anybody use the registration, as far as its word tells? */
@@ -562,90 +535,88 @@ static struct umem_notify_word_page *leave_word(struct ib_umem_notify *n)
 }
 
 /*
- * Once INVALID: the device loses the pages, and the word has heard it all.
- * Returns whether it has to be tried again, because the word is in use.
+ * Once INVALID or SUSPENDED: the device loses the pages. Of INVALID the word has
+ * heard it all, then. Returns whether it has to be tried again, because the word is in use.
  */
 static bool retire(struct ib_umem_notify *n)
 {
 	bool can_revoke, wait;
+	u8 state;
 
-	lockdep_assert_held(&n->mutex);
+	lockdep_assert_held(n);
 
-	if (!n->armed || n->suspended)
+	if (!n->armed || n->held)
 		return false;
 	can_revoke = n->mr->device->ops.revoke_user_mr && !n->revoked;
 	spin_lock(&n->lock);
-	if (n->state != INVALID) {
-		spin_unlock(&n->lock);
-		return false;
-	}
-	wait = can_revoke && in_use(n);
+	state = n->state;
+	wait = state == INVALID && can_revoke && in_use(n);
 	spin_unlock(&n->lock);
+	if (!(state & (INVALID | SUSPENDED)))
+		return false;
 	if (wait)
 		return true;
 
 	if (can_revoke)
 		revoke(n);
-	umem_notify_word_put_later(leave_word(n), n->word);
-	return false;
+	if (state == INVALID) {
+		umem_notify_word_put_later(leave_word(n), n->word);
+		return false;
+	}
+	if (n->revoked)
+		return false;
+	/* Who knows what the driver has done: it is not offered again. */
+	spin_lock(&n->lock);
+	umem_notify_mark(n, INVALID, 0, 0);
+	spin_unlock(&n->lock);
+	return true;
 }
 
-static int verify_by_worker(struct ib_umem_notify *n)
+/**
+ * umem_notify_serve - What a worker does when it comes to a tracker
+ * @n: The tracker, kept by the queue
+ * @may_look: Whether this worker may wait for invalidations
+ *
+ * Return: Whether it has to come back.
+ */
+bool umem_notify_serve(struct ib_umem_notify *n, bool may_look)
 {
-	unsigned int bit = hash_ptr(n->umem->owning_mm, LOOKERS_SHIFT);
-	int ret;
-
-	if (READ_ONCE(n->state) != SUSPECT)
-		return 0;
-	if (test_and_set_bit_lock(bit, looking))
-		return -EAGAIN;
-	ret = verify(n, UMEM_NOTIFY_WORKER);
-	clear_bit_unlock(bit, looking);
-	return ret;
-}
-
-static void umem_notify_work(struct work_struct *work)
-{
-	struct ib_umem_notify *n =
-		container_of(work, struct ib_umem_notify, work);
 	bool again;
 
-	if (!mutex_trylock(&n->mutex)) {
-		work_later(n);
-		return;
-	}
-	again = verify_by_worker(n) == -EAGAIN;
+	if (!try_take(n))
+		return true;
+	lock_map_acquire_try(&n->dep_map);
+	again = READ_ONCE(n->state) == SUSPECT &&
+		(!may_look || verify(n, UMEM_NOTIFY_WORKER) == -EAGAIN);
 	again |= retire(n);
-	mutex_unlock(&n->mutex);
-	if (again)
-		work_later(n);
-}
-
-static void umem_notify_timer(struct timer_list *timer)
-{
-	struct ib_umem_notify *n =
-		container_of(timer, struct ib_umem_notify, timer);
-
-	queue_work(umem_notify_wq, &n->work);
+	put(n);
+	return again;
 }
 
 /* When ib_uverbs is loaded */
 int ib_umem_notify_init(void)
 {
-	umem_notify_wq = alloc_workqueue("ib_mr_notify",
-					 WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
-	return umem_notify_wq ? 0 : -ENOMEM;
+	int ret = umem_notify_queue_init();
+
+	if (ret)
+		return ret;
+	ret = umem_notify_reclaim_init();
+	if (ret)
+		umem_notify_queue_exit();
+	return ret;
 }
 
 /* When it is unloaded, and no umem is left */
 void ib_umem_notify_exit(void)
 {
 	umem_notify_word_exit();
-	destroy_workqueue(umem_notify_wq);
+	umem_notify_reclaim_exit();
+	umem_notify_queue_exit();
 }
 
 static struct ib_umem_notify *tracker_create(struct ib_umem *umem)
 {
+	static struct lock_class_key __maybe_unused key;
 	unsigned long start = untagged_addr(umem->address) & PAGE_MASK;
 	struct ib_umem_notify *n;
 	int ret;
@@ -653,22 +624,21 @@ static struct ib_umem_notify *tracker_create(struct ib_umem *umem)
 	ret = umem_notify_stats_get(umem->ibdev);
 	if (ret)
 		return ERR_PTR(ret);
-	n = kzalloc(sizeof(*n), GFP_KERNEL_ACCOUNT);
+	n = umem_notify_alloc();
 	if (!n)
 		return ERR_PTR(-ENOMEM);
 
 	n->umem = umem;
-	doubt_clear(&n->doubt);
-	mutex_init(&n->mutex);
+	umem_notify_doubt_clear(&n->doubt);
+	lockdep_init_map(&n->dep_map, "umem_notify", &key, 0);
 	spin_lock_init(&n->lock);
-	INIT_WORK(&n->work, umem_notify_work);
-	timer_setup(&n->timer, umem_notify_timer, 0);
+	INIT_LIST_HEAD(&n->link);
 
 	ret = mmu_interval_notifier_insert(&n->mni, umem->owning_mm, start,
 					   ib_umem_num_pages(umem) << PAGE_SHIFT,
 					   &umem_notify_ops);
 	if (ret) {
-		kfree(n);
+		umem_notify_free(n);
 		return ERR_PTR(ret);
 	}
 	return n;
@@ -679,11 +649,14 @@ static void tracker_disarm(struct ib_umem_notify *n)
 {
 	if (!n->armed)
 		return;
+	umem_notify_unlend(n);
+	trace_mr_notify_disarm(n->umem, umem_notify_id(n), READ_ONCE(n->state));
 	spin_lock(&n->lock);
 	n->armed = false;
+	n->reclaim = false;
+	n->mr = NULL;
 	spin_unlock(&n->lock);
 	count(n, IB_MR_NOTIFY_STAT_ARMED, -1);
-	trace_mr_notify_disarm(n->umem, n->id, READ_ONCE(n->state));
 }
 
 /* Returns whether the pages are given back. */
@@ -691,20 +664,18 @@ static bool tracker_destroy(struct ib_umem_notify *n)
 {
 	bool revoked;
 
-	if (n->suspended == UMEM_NOTIFY_REREG && n->armed) {
+	if (n->held == UMEM_NOTIFY_REREG && n->armed) {
 		spin_lock(&n->lock);
-		mark(n, INVALID, 0, 0);
-		trace_mr_notify_gone(n->umem, n->id, n->state);
+		umem_notify_mark(n, INVALID, 0, 0);
+		trace_mr_notify_gone(n->umem, umem_notify_id(n), n->state);
 		spin_unlock(&n->lock);
 	}
 	mmu_interval_notifier_remove(&n->mni);
-	timer_shutdown_sync(&n->timer);
-	cancel_work_sync(&n->work);
 	tracker_disarm(n);
+	umem_notify_queue_forget(n);
 	revoked = n->revoked;
 	umem_notify_word_put(n->word_page, n->word);
-	mutex_destroy(&n->mutex);
-	kfree(n);
+	umem_notify_free(n);
 	return revoked;
 }
 
@@ -720,7 +691,8 @@ static struct ib_umem_notify *tracker_of(struct ib_umem *umem)
 	if (IS_ERR(n))
 		return n;
 	spin_lock(&n->lock);
-	suspect(n, 0, ULONG_MAX); /* not armed: it is not INVALID */
+	doubt_range(n, 0, ULONG_MAX);
+	n->state |= SUSPECT; /* not armed: it is not INVALID */
 	spin_unlock(&n->lock);
 
 	/* Two threads may arm one MR: the first tracker counts. */
@@ -776,10 +748,11 @@ bool ib_umem_untrack(struct ib_umem *umem)
 }
 
 /**
- * ib_umem_is_revoked - Have the pages been given back?
+ * ib_umem_is_revoked - Have the pages been given back for good?
  * @umem: The umem
  *
- * Such a umem is good for nothing but being released.
+ * Such a umem is good for nothing but being released. One that is suspended gets
+ * others.
  */
 bool ib_umem_is_revoked(struct ib_umem *umem)
 {
@@ -789,7 +762,7 @@ bool ib_umem_is_revoked(struct ib_umem *umem)
 	if (!n)
 		return false;
 	spin_lock(&n->lock);
-	revoked = n->revoked;
+	revoked = n->revoked && n->state != SUSPENDED;
 	spin_unlock(&n->lock);
 	return revoked;
 }
@@ -808,7 +781,7 @@ void ib_umem_lost(struct ib_umem *umem)
 	if (!n)
 		return;
 	spin_lock(&n->lock);
-	mark(n, INVALID, 0, 0);
+	umem_notify_mark(n, INVALID, 0, 0);
 	spin_unlock(&n->lock);
 }
 EXPORT_SYMBOL(ib_umem_lost);
@@ -820,6 +793,7 @@ EXPORT_SYMBOL(ib_umem_lost);
  * @addr: User address of the word, a multiple of eight
  * @in_use: The bits of the word that are not 0 while the application uses the
  *	    MR, or 0 if it does not say
+ * @reclaim: Whether the VM may have the pages while it does not
  *
  * A umem that is already stale is armed all the same: its word says INVALID.
  *
@@ -827,7 +801,7 @@ EXPORT_SYMBOL(ib_umem_lost);
  * the word), -EFAULT, -ENOMEM, -EINTR, -EAGAIN (somebody keeps a file locked).
  */
 int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
-		    u64 in_use)
+		    u64 in_use, bool reclaim)
 {
 	struct umem_notify_word_page *word_page;
 	struct ib_umem_notify *n;
@@ -844,21 +818,21 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 		goto put_word;
 	}
 
-	ret = mutex_lock_killable(&n->mutex);
+	ret = take_killable(n);
 	if (ret)
 		goto put_word;
 	if (n->armed) {
 		ret = -EBUSY;
-		goto unlock;
+		goto put;
 	}
 	ret = verify(n, UMEM_NOTIFY_USER);
 	if (ret)
-		goto unlock;
+		goto put;
 
-	n->mr = mr;
 	spin_lock(&n->lock);
+	n->mr = mr;
 	n->armed = true;
-	n->id = mr->res.id;
+	n->reclaim = reclaim;
 	n->word = offset_in_page(addr);
 	n->word_page = word_page;
 	n->in_use = in_use;
@@ -866,20 +840,22 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 	if (n->state) {
 		/* INVALID, or SUSPECT by an event since verify() */
 		umem_notify_word_set(word_page, n->word, n->state);
-		work_soon(n);
+		umem_notify_queue_later(n);
 	}
-	trace_mr_notify_arm(umem, n->id, n->state);
+	umem_notify_first_look(n);
+	trace_mr_notify_arm(umem, umem_notify_id(n), n->state);
 	spin_unlock(&n->lock);
 	count(n, IB_MR_NOTIFY_STAT_ARMED, 1);
 	count(n, IB_MR_NOTIFY_STAT_ARMS, 1);
+	umem_notify_lend(n);
 	again = retire(n);
-	mutex_unlock(&n->mutex);
+	put(n);
 	if (again)
-		work_later(n);
+		umem_notify_queue_again(n);
 	return 0;
 
-unlock:
-	mutex_unlock(&n->mutex);
+put:
+	put(n);
 put_word:
 	umem_notify_word_put(word_page, offset_in_page(addr));
 	return ret;
@@ -889,9 +865,11 @@ put_word:
  * umem_notify_disarm - Leave the word alone from now on
  * @umem: The umem of the MR
  *
- * The range stays tracked, so arming it again is cheap.
+ * The range stays tracked, so arming it again is cheap. A suspended one gets its
+ * pages first.
  *
- * Return: 0, -EINVAL if it is not armed, -EINTR.
+ * Return: 0, -EINVAL if it is not armed, -EINTR; as umem_notify_restore(), and it
+ * is as armed as before.
  */
 int umem_notify_disarm(struct ib_umem *umem)
 {
@@ -903,33 +881,40 @@ int umem_notify_disarm(struct ib_umem *umem)
 	if (!n)
 		return -EINVAL;
 
-	ret = mutex_lock_killable(&n->mutex);
+	ret = take_killable(n);
 	if (ret)
 		return ret;
-	if (!n->armed) {
-		mutex_unlock(&n->mutex);
-		return -EINVAL;
-	}
+	ret = -EINVAL;
+	if (!n->armed)
+		goto put;
+	umem_notify_unlend(n);
+	ret = umem_notify_restore(n);
+	if (ret)
+		goto put;
 	tracker_disarm(n);
-	n->mr = NULL;
 	word_page = leave_word(n);
 	offset = n->word;
-	mutex_unlock(&n->mutex);
+	put(n);
 
 	umem_notify_word_put(word_page, offset);
 	return 0;
+
+put:
+	put(n);
+	return ret;
 }
 
 /**
- * umem_notify_settle - Turn SUSPECT into a certain answer
+ * umem_notify_settle - Turn SUSPECT or SUSPENDED into a certain answer
  * @umem: The umem of the MR
  *
  * On return the word says INVALID or nothing, for all that happened before the
  * call: what happened during it may have left it SUSPECT. A device that can be
- * revoked has lost an INVALID registration, unless its word is in use.
+ * revoked has lost an INVALID registration, unless its word is in use. A suspended
+ * one has pages again.
  *
  * Return: 0, -EINVAL if it is not armed, -EINTR, -ENOMEM, -EAGAIN if somebody
- * kept a file locked for a second.
+ * kept a file locked for a second; as umem_notify_restore().
  */
 int umem_notify_settle(struct ib_umem *umem)
 {
@@ -940,18 +925,20 @@ int umem_notify_settle(struct ib_umem *umem)
 	if (!n)
 		return -EINVAL;
 
-	ret = mutex_lock_killable(&n->mutex);
+	ret = take_killable(n);
 	if (ret)
 		return ret;
 	ret = -EINVAL;
 	if (n->armed) {
 		count(n, IB_MR_NOTIFY_STAT_SETTLES, 1);
-		ret = verify(n, UMEM_NOTIFY_USER);
+		ret = umem_notify_restore(n);
+		if (!ret)
+			ret = verify(n, UMEM_NOTIFY_USER);
 		again = retire(n);
 	}
-	mutex_unlock(&n->mutex);
+	put(n);
 	if (again)
-		work_later(n);
+		umem_notify_queue_again(n);
 	return ret;
 }
 
@@ -979,48 +966,46 @@ bool umem_notify_status(struct ib_umem *umem, struct umem_notify_status *status)
 }
 
 /**
- * umem_notify_suspend - Keep off the MR while the driver changes or frees it
+ * umem_notify_hold - Keep off the MR while the driver changes or frees it
  * @umem: The umem of the MR; the caller holds the uobject exclusively
  * @why: What the driver does to it
  */
-void umem_notify_suspend(struct ib_umem *umem, enum umem_notify_suspension why)
+void umem_notify_hold(struct ib_umem *umem, enum umem_notify_hold why)
 {
 	struct ib_umem_notify *n = READ_ONCE(umem->notify);
 
 	if (!n)
 		return;
-	mutex_lock(&n->mutex);
+	take(n);
+	spin_lock(&n->lock);
 	/* A re-registration with another MR in the end deregisters the old one. */
-	if (n->suspended != UMEM_NOTIFY_REREG)
-		n->suspended = why;
+	if (n->held != UMEM_NOTIFY_REREG)
+		n->held = why;
 	if (why == UMEM_NOTIFY_GONE && n->armed) {
-		spin_lock(&n->lock);
-		mark(n, INVALID, 0, 0);
-		trace_mr_notify_gone(umem, n->id, n->state);
-		spin_unlock(&n->lock);
+		umem_notify_mark(n, INVALID, 0, 0);
+		trace_mr_notify_gone(umem, umem_notify_id(n), n->state);
 	}
-	mutex_unlock(&n->mutex);
+	spin_unlock(&n->lock);
+	put(n);
 }
 
 /**
- * umem_notify_resume - The driver is done, and the MR still exists
+ * umem_notify_unhold - The driver is done, and the MR still exists
  * @umem: The umem of the MR
  * @mr: The MR
  */
-void umem_notify_resume(struct ib_umem *umem, struct ib_mr *mr)
+void umem_notify_unhold(struct ib_umem *umem, struct ib_mr *mr)
 {
 	struct ib_umem_notify *n = READ_ONCE(umem->notify);
 
 	if (!n)
 		return;
-	mutex_lock(&n->mutex);
-	n->suspended = UMEM_NOTIFY_NOT_SUSPENDED;
-	if (n->armed) {
+	take(n);
+	spin_lock(&n->lock);
+	n->held = UMEM_NOTIFY_NOT_HELD;
+	if (n->armed)
 		n->mr = mr;
-		spin_lock(&n->lock);
-		n->id = mr->res.id;
-		spin_unlock(&n->lock);
-	}
-	mutex_unlock(&n->mutex);
-	queue_work(umem_notify_wq, &n->work);
+	spin_unlock(&n->lock);
+	put(n);
+	umem_notify_queue_now(n);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Between the files of MR notification: the tracker of a umem
- * (umem_notify.c), the comparison of mapped and pinned pages
- * (umem_notify_check.c), the word in user memory (umem_notify_word.c), the
+ * (umem_notify.c and umem_notify_tracker.h), the comparison of mapped and pinned
+ * pages (umem_notify_check.c), the word in user memory (umem_notify_word.c), the
  * counters (umem_notify_stats.c), what netlink tells (umem_notify_res.c), and
  * the uverbs methods on top (uverbs_std_types_mr_notify.c).
  */
@@ -24,6 +24,8 @@ void umem_notify_word_set(const struct umem_notify_word_page *page,
 			  unsigned int offset, u64 bits);
 void umem_notify_word_clear(const struct umem_notify_word_page *page,
 			    unsigned int offset, u64 bits);
+bool umem_notify_word_cmpxchg(const struct umem_notify_word_page *page,
+			      unsigned int offset, u64 old, u64 value);
 u64 umem_notify_word_read(const struct umem_notify_word_page *page,
 			  unsigned int offset);
 
@@ -89,8 +91,8 @@ bool umem_notify_status(struct ib_umem *umem,
 struct ib_umem *umem_notify_umem(struct ib_mr *mr);
 
 /* Why the tracker has to keep off an MR. */
-enum umem_notify_suspension {
-	UMEM_NOTIFY_NOT_SUSPENDED,
+enum umem_notify_hold {
+	UMEM_NOTIFY_NOT_HELD,
 	/* The application deregisters it. */
 	UMEM_NOTIFY_DEREG,
 	/* Its device was removed or its context closed: the word says INVALID. */
@@ -100,10 +102,10 @@ enum umem_notify_suspension {
 };
 
 int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
-		    u64 in_use);
+		    u64 in_use, bool reclaim);
 int umem_notify_disarm(struct ib_umem *umem);
 int umem_notify_settle(struct ib_umem *umem);
-void umem_notify_suspend(struct ib_umem *umem, enum umem_notify_suspension why);
-void umem_notify_resume(struct ib_umem *umem, struct ib_mr *mr);
+void umem_notify_hold(struct ib_umem *umem, enum umem_notify_hold why);
+void umem_notify_unhold(struct ib_umem *umem, struct ib_mr *mr);
 
 #endif /* UMEM_NOTIFY_H */

@@ -12,6 +12,8 @@
 
 static const char *state_name(const struct umem_notify_status *status)
 {
+	if (status->state & IB_UVERBS_MR_NOTIFY_SUSPENDED)
+		return "suspended";
 	if (status->revoked)
 		return "revoked";
 	if (status->state & IB_UVERBS_MR_NOTIFY_INVALID)

@@ -33,7 +33,7 @@ TRACE_DEFINE_ENUM(UMEM_NOTIFY_WORKER);
 /* The kernel's bits of the word, were the MR armed. */
 #define show_mr_notify_state(state)                                            \
 	__print_symbolic(state, { 0, "VALID" }, { 1, "INVALID" },              \
-			 { 2, "SUSPECT" })
+			 { 2, "SUSPECT" }, { 4, "SUSPENDED" })
 
 /* Each event names the registration: device, MR, and what it covers. */
 DECLARE_EVENT_CLASS(mr_notify,
@@ -64,6 +64,11 @@ DEFINE_EVENT(mr_notify, mr_notify_disarm,
 
 /* Its context was closed or its device removed: the word says INVALID. */
 DEFINE_EVENT(mr_notify, mr_notify_gone,
+	     TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state),
+	     TP_ARGS(umem, mr, state));
+
+/* It was idle, and the VM wanted its pages. */
+DEFINE_EVENT(mr_notify, mr_notify_suspend,
 	     TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state),
 	     TP_ARGS(umem, mr, state));
 
@@ -142,6 +147,24 @@ TRACE_EVENT(mr_notify_revoke,
 	    TP_printk("dev=%s mr=%u range=0x%lx-0x%lx pages=%zu ret=%d",
 		      __get_str(dev), __entry->mr, __entry->start, __entry->end,
 		      __entry->pages, __entry->ret));
+
+/* A suspended one was to get the pages that its range maps now. */
+TRACE_EVENT(mr_notify_restore,
+	    TP_PROTO(const struct ib_umem *umem, u32 mr, int ret),
+	    TP_ARGS(umem, mr, ret),
+	    TP_STRUCT__entry(__string(dev, dev_name(&umem->ibdev->dev))
+			     __field(u32, mr)
+			     __field(unsigned long, start)
+			     __field(unsigned long, end)
+			     __field(int, ret)),
+	    TP_fast_assign(__assign_str(dev);
+			   __entry->mr = mr;
+			   __entry->start = umem->address;
+			   __entry->end = umem->address + umem->length;
+			   __entry->ret = ret;),
+	    TP_printk("dev=%s mr=%u range=0x%lx-0x%lx ret=%d",
+		      __get_str(dev), __entry->mr, __entry->start, __entry->end,
+		      __entry->ret));
 
 #endif /* UMEM_NOTIFY_TRACE_H */
 

@@ -465,6 +465,18 @@ void umem_notify_word_clear(const struct umem_notify_word_page *page,
 	kunmap_local(va);
 }
 
+bool umem_notify_word_cmpxchg(const struct umem_notify_word_page *page,
+			      unsigned int offset, u64 old, u64 value)
+{
+	void *va = kmap_local_page(page->page);
+	bool same = atomic64_cmpxchg((atomic64_t *)(va + offset), old, value) ==
+		    old;
+
+	flush_dcache_page(page->page);
+	kunmap_local(va);
+	return same;
+}
+
 u64 umem_notify_word_read(const struct umem_notify_word_page *page,
 			  unsigned int offset)
 {

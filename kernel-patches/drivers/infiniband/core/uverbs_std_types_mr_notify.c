@@ -29,15 +29,20 @@ struct ib_umem *umem_notify_umem(struct ib_mr *mr)
 }
 
 static int arm(struct ib_mr *mr, struct uverbs_attr_bundle *attrs,
-	       size_t word_id, size_t in_use_id)
+	       size_t word_id, size_t in_use_id, size_t flags_id)
 {
 	struct ib_umem *umem = umem_notify_umem(mr);
 	u64 addr, in_use = 0;
+	u32 flags;
 	int ret;
 
 	if (!umem)
 		return -EOPNOTSUPP;
 	ret = uverbs_copy_from(&addr, attrs, word_id);
+	if (ret)
+		return ret;
+	ret = uverbs_get_flags32(&flags, attrs, flags_id,
+				 IB_UVERBS_MR_NOTIFY_ARM_SUPPORTED_FLAGS);
 	if (ret)
 		return ret;
 	if (!IS_ALIGNED(addr, sizeof(u64)) || umem->owning_mm != current->mm)
@@ -49,22 +54,24 @@ static int arm(struct ib_mr *mr, struct uverbs_attr_bundle *attrs,
 		if (!in_use || in_use & IB_UVERBS_MR_NOTIFY_KERNEL_MASK)
 			return -EINVAL;
 	}
-	return umem_notify_arm(umem, mr, addr, in_use);
+	if (flags & IB_UVERBS_MR_NOTIFY_ARM_RECLAIM) {
+		if (!in_use)
+			return -EINVAL;
+		if (!mr->device->ops.revoke_user_mr)
+			return -EOPNOTSUPP;
+	}
+	return umem_notify_arm(umem, mr, addr, in_use,
+			       flags & IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
 }
 
 static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle *attrs)
 {
 	struct ib_mr *mr =
 		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE);
-	u32 flags;
-	int ret;
 
-	ret = uverbs_get_flags32(&flags, attrs, UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
-				 IB_UVERBS_MR_NOTIFY_ARM_SUPPORTED_FLAGS);
-	if (ret)
-		return ret;
 	return arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
-		   UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE);
+		   UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
+		   UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS);
 }
 
 static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_DISARM)(struct uverbs_attr_bundle *attrs)
@@ -129,7 +136,10 @@ ADD_UVERBS_ATTRIBUTES_SIMPLE(mr_notify_reg,
 						UA_OPTIONAL),
 			     UVERBS_ATTR_PTR_OUT(UVERBS_ATTR_MR_NOTIFY_REG_ARMED,
 						 UVERBS_ATTR_TYPE(u32),
-						 UA_OPTIONAL));
+						 UA_OPTIONAL),
+			     UVERBS_ATTR_FLAGS_IN(UVERBS_ATTR_MR_NOTIFY_REG_FLAGS,
+						  u32,
+						  UA_OPTIONAL));
 
 const struct uapi_definition uverbs_def_obj_mr_notify[] = {
 	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DEVICE, &mr_notify_reg),
@@ -157,7 +167,8 @@ int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
 			       -EINVAL :
 			       0;
 	ret = arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
-		  UVERBS_ATTR_MR_NOTIFY_REG_IN_USE);
+		  UVERBS_ATTR_MR_NOTIFY_REG_IN_USE,
+		  UVERBS_ATTR_MR_NOTIFY_REG_FLAGS);
 	if (ret ||
 	    !uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_ARMED))
 		return ret;
@@ -184,38 +195,38 @@ int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 	int ret;
 
 	if (umem)
-		umem_notify_suspend(umem, why == RDMA_REMOVE_DESTROY ?
-						  UMEM_NOTIFY_DEREG :
-						  UMEM_NOTIFY_GONE);
+		umem_notify_hold(umem, why == RDMA_REMOVE_DESTROY ?
+					       UMEM_NOTIFY_DEREG :
+					       UMEM_NOTIFY_GONE);
 	ret = ib_dereg_mr_user(mr, udata);
 	if (ret && umem)
-		umem_notify_resume(umem, mr);
+		umem_notify_unhold(umem, mr);
 	return ret;
 }
 
 /**
- * ib_mr_notify_suspend - Before the driver re-registers an MR
+ * ib_mr_notify_hold - Before the driver re-registers an MR
  * @mr: The MR, its uobject held exclusively
  */
-void ib_mr_notify_suspend(struct ib_mr *mr)
+void ib_mr_notify_hold(struct ib_mr *mr)
 {
 	struct ib_umem *umem = umem_notify_umem(mr);
 
 	if (umem)
-		umem_notify_suspend(umem, UMEM_NOTIFY_REREG);
+		umem_notify_hold(umem, UMEM_NOTIFY_REREG);
 }
 
 /**
- * ib_mr_notify_resume - After the driver re-registered an MR, or failed to
+ * ib_mr_notify_unhold - After the driver re-registered an MR, or failed to
  * @mr: The same MR, or the one that has taken its place and, as far as other
  *	access rights or another PD are concerned, its umem: that is still armed
  *	and revoked as ever. Another umem is not armed, and the word of the old
  *	one says INVALID.
  */
-void ib_mr_notify_resume(struct ib_mr *mr)
+void ib_mr_notify_unhold(struct ib_mr *mr)
 {
 	struct ib_umem *umem = umem_notify_umem(mr);
 
 	if (umem)
-		umem_notify_resume(umem, mr);
+		umem_notify_unhold(umem, mr);
 }

@@ -49,10 +49,21 @@ enum uverbs_attrs_mr_notify_reg_ids {
 	 * does not know the attributes leaves it alone.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_REG_ARMED = 5,
+	/* u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. */
+	UVERBS_ATTR_MR_NOTIFY_REG_FLAGS = 6,
 };
 
-/* Flags of UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS: none is defined yet. */
-#define IB_UVERBS_MR_NOTIFY_ARM_SUPPORTED_FLAGS 0
+/* Flags of UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. */
+enum ib_uverbs_mr_notify_arm_flags {
+	/*
+	 * While none of the IN_USE bits is set, which is EINVAL without them, the
+	 * kernel may take the pages back (SUSPENDED). EOPNOTSUPP if the device
+	 * can't be revoked.
+	 */
+	IB_UVERBS_MR_NOTIFY_ARM_RECLAIM = 1 << 0,
+	IB_UVERBS_MR_NOTIFY_ARM_SUPPORTED_FLAGS =
+		IB_UVERBS_MR_NOTIFY_ARM_RECLAIM,
+};
 
 /*
  * Bits of the notification word that belong to the kernel. It never touches
@@ -63,6 +74,11 @@ enum ib_uverbs_mr_notify_bits {
 	IB_UVERBS_MR_NOTIFY_INVALID = 1 << 0,
 	/* It may no longer map them; the settle method finds out. */
 	IB_UVERBS_MR_NOTIFY_SUSPECT = 1 << 1,
+	/*
+	 * It was not in use, and has no pages: the settle method gives it those
+	 * that the range maps then.
+	 */
+	IB_UVERBS_MR_NOTIFY_SUSPENDED = 1 << 2,
 	IB_UVERBS_MR_NOTIFY_KERNEL_MASK = 0xff,
 };
 
@@ -74,10 +90,12 @@ enum ib_uverbs_mr_notify_bits {
 #define IB_UVERBS_ACCESS_TRACK (1 << 28)
 
 /*
- * Bits of device_cap_flags: the device can notify; and it can take a
- * registration away from the hardware (in device_cap_flags_ex only).
+ * Bits of device_cap_flags: the device can notify; it can take a registration
+ * away from the hardware; and it can give it other pages under the same keys (the
+ * last two in device_cap_flags_ex only).
  */
 #define IB_UVERBS_DEVICE_MR_NOTIFY (1ULL << 28)
 #define IB_UVERBS_DEVICE_MR_REVOKE (1ULL << 60)
+#define IB_UVERBS_DEVICE_MR_RECLAIM (1ULL << 61)
 
 #endif /* IB_USER_MR_NOTIFY_H */

@@ -20,8 +20,15 @@
  * its memory has not changed: ib_umem_lost() tells the word, and the core frees
  * the mkey once more and gives the pages back.
  *
- * Both are never concurrent with revoking (ib_mr_notify_suspend()); an mkey that
+ * Both are never concurrent with revoking (ib_mr_notify_hold()); an mkey that
  * is back in the cache can't be hit by a late revoke.
+ *
+ * There is no restore_user_mr. The calls that would do it are those of a
+ * re-registration with a new translation (mlx5r_umr_update_mr_pas(), then
+ * mlx5r_umr_rereg_pd_access()), but they are made for an mkey that is large enough
+ * for the new pages as the device wants them, contiguous in pieces of its page size:
+ * what the same range maps later may be in smaller pieces. That is not to be written
+ * without the hardware. So an idle MR ends INVALID, not SUSPENDED.
  *
  * A memory window, or an indirect mkey, that refers to the mkey finds it free.
  *

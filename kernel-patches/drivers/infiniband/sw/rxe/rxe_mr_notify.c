@@ -37,8 +37,8 @@ struct ib_umem *rxe_mr_umem(struct ib_mr *ibmr)
  * @ibmr: A user MR
  *
  * The keys stay reserved. A remote access through them, or through a memory
- * window that is bound to the MR, is a remote access error from now on, a
- * local one a local protection error.
+ * window that is bound to the MR, is a remote access error until it is restored,
+ * a local one a local protection error.
  *
  * Context: Process context; waits for at most one packet's copy.
  *
@@ -50,6 +50,35 @@ int rxe_revoke_user_mr(struct ib_mr *ibmr)
 
 	write_lock_bh(&mr->revoke_lock);
 	mr->revoked = true;
+	write_unlock_bh(&mr->revoke_lock);
+	return 0;
+}
+
+/**
+ * rxe_restore_user_mr - Give a revoked MR the pages that its umem has now
+ * @ibmr: A user MR, and as many pages as before
+ *
+ * Nobody looks at page_info while the MR is revoked, so it is filled without the
+ * lock.
+ *
+ * Context: Process context.
+ *
+ * Return: 0, or -EOPNOTSUPP for an MR of persistent memory: who knows what the
+ * new pages are.
+ */
+int rxe_restore_user_mr(struct ib_mr *ibmr)
+{
+	struct rxe_mr *mr = to_rmr(ibmr);
+	struct rxe_mr_page *info = mr->page_info;
+	struct sg_page_iter iter;
+
+	if (mr->access & IB_ACCESS_FLUSH_PERSISTENT)
+		return -EOPNOTSUPP;
+	for_each_sgtable_page(&mr->umem->sgt_append.sgt, &iter, 0)
+		(info++)->page = sg_page_iter_page(&iter);
+
+	write_lock_bh(&mr->revoke_lock);
+	mr->revoked = false;
 	write_unlock_bh(&mr->revoke_lock);
 	return 0;
 }

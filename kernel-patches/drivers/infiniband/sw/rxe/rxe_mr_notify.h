@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Taking a user MR away from soft-RoCE: rxe_revoke_user_mr(), and the guard
- * under which every access to an MR's pages runs.
+ * Taking a user MR away from soft-RoCE, rxe_revoke_user_mr(), giving it back,
+ * rxe_restore_user_mr(), and the guard under which every access to an MR's pages runs.
  */
 #ifndef RXE_MR_NOTIFY_H
 #define RXE_MR_NOTIFY_H
@@ -13,6 +13,7 @@ struct ib_umem;
 
 struct ib_umem *rxe_mr_umem(struct ib_mr *ibmr);
 int rxe_revoke_user_mr(struct ib_mr *ibmr);
+int rxe_restore_user_mr(struct ib_mr *ibmr);
 
 /*
  * To sparse, which does not know of the cleanup at the end of a scope, neither

@@ -57,6 +57,7 @@
 #include <rdma/ib_umem.h>
 
 #include "siw.h"
+#include "siw_mem.h"
 #include "siw_mr_notify.h"
 
 static bool is_user_mem(const struct siw_mem *mem)
@@ -83,7 +84,7 @@ struct ib_umem *siw_mr_umem(struct ib_mr *ibmr)
  * siw_revoke_user_mr - Take the pages of an MR away from the device
  * @ibmr: A user MR
  *
- * The STag stays reserved. From now on a remote access through it ends the
+ * The STag stays reserved. Until it is restored a remote access through it ends the
  * connection with a TERMINATE message that names the STag as the reason, and a
  * local one ends it with a local protection error.
  *
@@ -95,6 +96,40 @@ struct ib_umem *siw_mr_umem(struct ib_mr *ibmr)
 int siw_revoke_user_mr(struct ib_mr *ibmr)
 {
 	revoke(to_siw_mr(ibmr)->mem);
+	return 0;
+}
+
+/**
+ * siw_restore_user_mr - Give a revoked MR the pages that its umem has now
+ * @ibmr: A user MR, and as many pages as before
+ *
+ * Nobody looks at the list of pages while the MR is revoked, so it is filled
+ * without the lock. An STag that was invalidated by a work request, before or
+ * after the MR was revoked, stays invalid.
+ *
+ * Context: Process context.
+ *
+ * Return: 0.
+ */
+int siw_restore_user_mr(struct ib_mr *ibmr)
+{
+	struct siw_mem *mem = to_siw_mr(ibmr)->mem;
+	struct siw_umem *umem = mem->umem;
+	struct sg_page_iter iter;
+	unsigned int i = 0;
+
+	for_each_sgtable_page(&umem->base_mem->sgt_append.sgt, &iter, 0) {
+		umem->page_chunk[i >> CHUNK_SHIFT].plist[i & ~CHUNK_MASK] =
+			sg_page_iter_page(&iter);
+		i++;
+	}
+
+	write_lock_bh(&mem->revoke_lock);
+	mem->revoked = 0;
+	smp_store_mb(mem->stag_valid, 1); /* pairs with siw_invalidate_stag() */
+	if (mem->invalidated)
+		mem->stag_valid = 0;
+	write_unlock_bh(&mem->revoke_lock);
 	return 0;
 }
 

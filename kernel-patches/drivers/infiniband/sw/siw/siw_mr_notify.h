@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Taking a user MR away from siw: siw_revoke_user_mr(), the guard under which
- * siw looks at an MR's pages, and the pages that a send holds.
+ * Taking a user MR away from siw, siw_revoke_user_mr(), giving it back,
+ * siw_restore_user_mr(), the guard under which siw looks at an MR's pages, and
+ * the pages that a send holds.
  */
 #ifndef SIW_MR_NOTIFY_H
 #define SIW_MR_NOTIFY_H
@@ -12,6 +13,7 @@
 
 struct ib_umem *siw_mr_umem(struct ib_mr *ibmr);
 int siw_revoke_user_mr(struct ib_mr *ibmr);
+int siw_restore_user_mr(struct ib_mr *ibmr);
 void siw_mem_release_umem(struct siw_mem *mem);
 
 static inline struct siw_mem *siw_mem_pages_enter(struct siw_mem *mem)

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The workers that come back to a tracker when an MMU callback, which must not
+ * wait, has left something to do.
+ *
+ * An unmap may call 10,000 callbacks in a row. To start a work item for each
+ * costs more than the unmap itself, so a callback puts its tracker on a list,
+ * and only who finds the list empty starts the one worker that empties it.
+ *
+ * There is a set of lists for each address space, or, where their hashes
+ * collide, for a few of them. Each has two workers, because only one of them may
+ * have to wait:
+ *
+ *  revoker  takes pages from the device and gives them back. It waits for no
+ *           lock, and so not for anybody's invalidations either.
+ *  looker   finds out whether a SUSPECT range is the same. It waits in
+ *           mmu_interval_read_begin() as long as one invalidation of the address
+ *           space follows the other, which an application can bring about.
+ *
+ * Both run on a workqueue of their own, because the pages of a process that
+ * reclaim wants to see again come back through it.
+ *
+ * What has to wait for its time is on a list for each delay: the lists are in
+ * order, and the revoker looks at their heads only.
+ *
+ * LIFE
+ *
+ * Whoever ends a tracker takes it off its list, forbids that it comes back, and
+ * waits for the worker that has it:
+ *
+ *   worker                                umem_notify_queue_forget()
+ *   lock; takes n off the list;
+ *   workers = 1; unlock
+ *                                         lock; dead = true; unlock
+ *   n goes on a list again: refused,      waits for workers == 0
+ *   it is dead
+ *   lock; workers = 0; wakes; unlock
+ *   [does not touch n again]
+ *                                         frees n
+ *
+ * The wake-up goes by the address of n alone.
+ *
+ * LOCKS
+ *
+ * The lock of a queue is a leaf, taken inside of a tracker's @lock by MMU
+ * callbacks and by the shrinker.
+ */
+
+#include <linux/hash.h>
+#include <linux/jiffies.h>
+#include <linux/wait_bit.h>
+#include <linux/workqueue.h>
+
+#include "umem_notify_tracker.h"
+
+/*
+ * How long a SUSPECT range is left alone: events come in bursts, and an
+ * application that is about to use the registration settles it sooner. The
+ * first event's time counts: others don't push it out.
+ */
+#define SETTLE_DELAY (HZ / 50)
+/* It may double so often: to some seconds. */
+#define MOST_DOUBLINGS 7
+
+#define QUEUES_SHIFT 6
+
+struct queue {
+	spinlock_t lock; /* guards all but the works */
+	struct list_head now; /* INVALID or SUSPENDED: to revoke */
+	struct list_head look; /* SUSPECT for long enough */
+	struct list_head later[MOST_DOUBLINGS + 1];
+	struct delayed_work revoker;
+	struct work_struct looker;
+	unsigned long wake; /* when the revoker runs next, if it is @waiting */
+	bool waiting;
+} ____cacheline_aligned_in_smp;
+
+static struct workqueue_struct *umem_notify_wq;
+static struct queue queues[1 << QUEUES_SHIFT];
+
+static struct queue *queue_of(const struct ib_umem_notify *n)
+{
+	return &queues[hash_ptr(n->mni.mm, QUEUES_SHIFT)];
+}
+
+static void wake_at(struct queue *q, unsigned long when)
+{
+	long delay = when - jiffies;
+
+	lockdep_assert_held(&q->lock);
+
+	if (q->waiting && !time_before(when, q->wake))
+		return;
+	q->waiting = true;
+	q->wake = when;
+	mod_delayed_work(umem_notify_wq, &q->revoker, max(delay, 0L));
+}
+
+/**
+ * umem_notify_queue_now - The device has to lose the pages of a tracker
+ * @n: The tracker
+ *
+ * Context: Any but interrupts, @n's lock held or not.
+ */
+void umem_notify_queue_now(struct ib_umem_notify *n)
+{
+	struct queue *q = queue_of(n);
+
+	spin_lock(&q->lock);
+	if (!n->dead) {
+		n->due = jiffies;
+		if (list_empty(&q->now))
+			wake_at(q, jiffies);
+		list_move_tail(&n->link, &q->now);
+	}
+	spin_unlock(&q->lock);
+}
+
+/* On the list of those with the same delay, if that is sooner than it was. */
+static void queue_after(struct ib_umem_notify *n, unsigned int doublings)
+{
+	unsigned long due = jiffies + (SETTLE_DELAY << doublings);
+	struct queue *q = queue_of(n);
+
+	spin_lock(&q->lock);
+	if (!n->dead &&
+	    (list_empty(&n->link) || (s32)((u32)due - n->due) < 0)) {
+		n->due = due;
+		list_move_tail(&n->link, &q->later[doublings]);
+		wake_at(q, due);
+	}
+	spin_unlock(&q->lock);
+}
+
+/**
+ * umem_notify_queue_later - Something happened; see to it after a while
+ * @n: The tracker; the caller has its lock
+ */
+void umem_notify_queue_later(struct ib_umem_notify *n)
+{
+	lockdep_assert_held(&n->lock);
+
+	n->doublings = 0;
+	queue_after(n, 0);
+}
+
+/**
+ * umem_notify_queue_again - Try again what can't be done now, less and less often
+ * @n: The tracker
+ */
+void umem_notify_queue_again(struct ib_umem_notify *n)
+{
+	spin_lock(&n->lock);
+	queue_after(n, n->doublings);
+	n->doublings = min(n->doublings + 1, MOST_DOUBLINGS);
+	spin_unlock(&n->lock);
+}
+
+/* Whose time has come goes to one of the workers. */
+static void sort_due(struct queue *q)
+{
+	struct ib_umem_notify *n;
+	unsigned int i;
+
+	lockdep_assert_held(&q->lock);
+
+	for (i = 0; i <= MOST_DOUBLINGS; i++) {
+		while (!list_empty(&q->later[i])) {
+			n = list_first_entry(&q->later[i],
+					     struct ib_umem_notify, link);
+			if ((s32)(n->due - (u32)jiffies) > 0) {
+				wake_at(q, jiffies + (s32)(n->due - (u32)jiffies));
+				break;
+			}
+			list_move_tail(&n->link,
+				       READ_ONCE(n->state) == SUSPECT ?
+					       &q->look :
+					       &q->now);
+		}
+	}
+	if (!list_empty(&q->look))
+		queue_work(umem_notify_wq, &q->looker);
+}
+
+static void serve(struct queue *q, struct list_head *list, bool may_look)
+{
+	struct ib_umem_notify *n;
+
+	lockdep_assert_held(&q->lock);
+
+	while (!list_empty(list)) {
+		n = list_first_entry(list, struct ib_umem_notify, link);
+		list_del_init(&n->link);
+		n->workers++;
+		spin_unlock(&q->lock);
+
+		if (umem_notify_serve(n, may_look))
+			umem_notify_queue_again(n);
+		cond_resched();
+
+		spin_lock(&q->lock);
+		if (!--n->workers && n->dead)
+			wake_up_var(&n->workers);
+	}
+}
+
+static void revoker(struct work_struct *work)
+{
+	struct queue *q = container_of(work, struct queue, revoker.work);
+
+	spin_lock(&q->lock);
+	q->waiting = false;
+	sort_due(q);
+	serve(q, &q->now, false);
+	spin_unlock(&q->lock);
+}
+
+static void looker(struct work_struct *work)
+{
+	struct queue *q = container_of(work, struct queue, looker);
+
+	spin_lock(&q->lock);
+	serve(q, &q->look, true);
+	spin_unlock(&q->lock);
+}
+
+static bool is_left_alone(const struct ib_umem_notify *n)
+{
+	struct queue *q = queue_of(n);
+	bool alone;
+
+	spin_lock(&q->lock);
+	alone = !n->workers;
+	spin_unlock(&q->lock);
+	return alone;
+}
+
+/**
+ * umem_notify_queue_forget - No worker comes to a tracker any more
+ * @n: The tracker
+ *
+ * Context: Process context; waits for the worker that has it.
+ */
+void umem_notify_queue_forget(struct ib_umem_notify *n)
+{
+	struct queue *q = queue_of(n);
+
+	spin_lock(&q->lock);
+	n->dead = true;
+	list_del_init(&n->link);
+	spin_unlock(&q->lock);
+	wait_var_event(&n->workers, is_left_alone(n));
+}
+
+int umem_notify_queue_init(void)
+{
+	unsigned int i, j;
+
+	umem_notify_wq = alloc_workqueue("ib_mr_notify",
+					 WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
+	if (!umem_notify_wq)
+		return -ENOMEM;
+	for (i = 0; i < ARRAY_SIZE(queues); i++) {
+		struct queue *q = &queues[i];
+
+		spin_lock_init(&q->lock);
+		INIT_LIST_HEAD(&q->now);
+		INIT_LIST_HEAD(&q->look);
+		for (j = 0; j <= MOST_DOUBLINGS; j++)
+			INIT_LIST_HEAD(&q->later[j]);
+		INIT_DELAYED_WORK(&q->revoker, revoker);
+		INIT_WORK(&q->looker, looker);
+	}
+	return 0;
+}
+
+/* No tracker is left. */
+void umem_notify_queue_exit(void)
+{
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(queues); i++) {
+		cancel_delayed_work_sync(&queues[i].revoker);
+		cancel_work_sync(&queues[i].looker);
+	}
+	destroy_workqueue(umem_notify_wq);
+}

@@ -1,0 +1,532 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Idle registrations lend their pages to the VM, and get others when they are
+ * used again.
+ *
+ * A tracker whose word counts its users (@in_use) and was armed for it (@reclaim)
+ * is on a list of its memory cgroup. The shrinker goes through the list, least
+ * recently used first, and sets SUSPENDED in the words of those that are idle. The
+ * worker then takes the pages from the device and unpins them: from there on they
+ * are like any others of the process, to be swapped, moved or freed. Settling pins
+ * what the range maps then, and gives that to the device under the same keys.
+ *
+ * Nobody touches a list when a registration is used. Whether one was shows in its
+ * word: application bits that are not those of the last look were changed
+ * in between, and the registration is passed over once. Looks that are less than
+ * LOOKS_APART from one another are one: reclaim comes on all CPUs at the same
+ * time, and drop_caches comes again and again while it finds something.
+ *
+ * A memory block that goes offline suspends the idle ones that have pages in it,
+ * however recently they were used.
+ *
+ * A REFERENCE AGAINST A SUSPENSION
+ *
+ * To read the word and then to set the bit loses:
+ *
+ *   shrinker                              the application
+ *   word & in_use is 0
+ *                                         adds a reference; the word is 0: valid
+ *   word |= SUSPENDED
+ *   revokes                               [its transfer fails]
+ *
+ * So the bit is set by a compare-and-swap of the whole word. A reference is taken
+ * by an atomic addition that returns what the word was, so one of the two is
+ * first:
+ *
+ *   word & in_use is 0
+ *                                         adds a reference: valid
+ *   compare-and-swap fails: it stays
+ *
+ *   compare-and-swap
+ *                                         adds a reference, sees SUSPENDED: settles
+ *
+ * A SUSPENSION AGAINST AN EVENT
+ *
+ * Both are under @lock. UNMAP and RELEASE turn SUSPENDED into INVALID, and a
+ * tracker that is INVALID is not suspended. CLEAR and MIGRATE leave the word alone,
+ * as what the range maps does not matter any more. But the pages are there until
+ * the worker has come, and settle may come first; so these events leave
+ * their doubt all the same:
+ *
+ *   shrinker           another thread     settle
+ *   state = SUSPENDED
+ *                      @doubt has P;
+ *                      replaces P
+ *                                         the pages are still pinned: keeps them;
+ *                                         @doubt is not empty: state = SUSPECT,
+ *                                         and looks
+ *
+ * So does a look that is under way, of what it has taken and not found intact.
+ *
+ * RESTORING AGAINST AN EVENT
+ *
+ * The notifier has been there all the time, but who pins what an event is about to
+ * take away, after the event told nobody, has a stale page and a word that says 0:
+ *
+ *   settle                                another thread
+ *                                         CLEAR: SUSPENDED, nothing to say
+ *   pins P, which is still mapped
+ *                                         unmaps P
+ *   state = 0                             [stale]
+ *
+ * So events leave a doubt from before the first page is pinned, and those that
+ * were under way then are waited for, as in ib_umem_track():
+ *
+ *   lock; @doubt = nothing; unlock
+ *   mmu_interval_read_begin(): waits
+ *   for what began before
+ *   pins P
+ *                                         lock; @doubt has P; unlock; unmaps P
+ *   lock; @doubt is not empty:
+ *   state = SUSPECT; unlock; looks
+ *
+ * An UNMAP in between has made it INVALID. Then the pages go back at once.
+ *
+ * SETTLE AGAINST THE REST
+ *
+ * A second suspension: a tracker is off the list from the first one until it
+ * has been restored, and is passed over once after that. Who holds a reference
+ * while settling, as one should, finds the word valid afterwards.
+ *
+ * A second settle, the worker, disarming: each takes the tracker. So the worker
+ * unpins either all the pages or, if settle was first, none: the state is not
+ * SUSPENDED any more.
+ *
+ * Deregistration, re-registration: they have the uobject alone, so no settle is
+ * under way. They hold the tracker (umem_notify_hold()), and the shrinker leaves
+ * it alone. A suspended MR that is deregistered has no pages to release; one that
+ * is re-registered with the same translation goes on being suspended, one with
+ * another ends INVALID as ever.
+ *
+ * The device is removed, the context closed: INVALID, from SUSPENDED too. Exit and
+ * exec: RELEASE. Fork: the child has no registration; a suspended range is not
+ * pinned, so fork shares its pages, and restoring makes them the parent's own as
+ * pinning always does. A child that has inherited the device can't settle what is
+ * SUSPENDED: it maps other memory there.
+ *
+ * WHAT THE SHRINKER MAY DO
+ *
+ * It runs in reclaim. Unpinning takes the locks of folios, and revoking may sleep, so
+ * it sets the bit and queues. What is queued frees no memory by itself either:
+ * it lets reclaim have pages that it had to pass over.
+ *
+ * A PROCESS THAT LIES
+ *
+ * The word is written, but what it says is believed in one thing only: whether
+ * the process uses the registration. One that clears SUSPENDED has no access all
+ * the same; one that sets it, or changes other bits all the time, keeps its own
+ * pages pinned, and charged.
+ *
+ * LOCKS
+ *
+ * The list's lock is outside of @lock. So nobody touches the list from a callback:
+ * one that is INVALID stays there until the shrinker meets it, or its end.
+ */
+
+#include <linux/hash.h>
+#include <linux/list_lru.h>
+#include <linux/memory.h>
+#include <linux/sched/mm.h>
+#include <linux/shrinker.h>
+#include <linux/slab.h>
+
+#include "umem_notify_tracker.h"
+#include "umem_notify_trace.h"
+
+#define LOOKS_APART (HZ / 50)
+/* So many registrations tell how large the others are. */
+#define SAMPLE 32
+
+static struct kmem_cache *trackers;
+static struct list_lru idle;
+static struct shrinker *shrinker;
+
+/* For a walk along a list. */
+struct walk {
+	/* Of the shrinker: how many pages it is to look at, and those it did */
+	unsigned long wanted;
+	unsigned long looked;
+	unsigned long taken;
+	/* Of a memory block */
+	unsigned long start_pfn;
+	unsigned long end_pfn;
+};
+
+static u16 look_now(void)
+{
+	return jiffies / LOOKS_APART;
+}
+
+static u16 seen_of(u64 word)
+{
+	return hash_64(word & ~(u64)IB_UVERBS_MR_NOTIFY_KERNEL_MASK, 16);
+}
+
+/* The registration, if it is still idle, has no pages any more. */
+static bool take_back(struct ib_umem_notify *n, u64 word)
+{
+	u8 bit = n->mr->device->ops.restore_user_mr ? SUSPENDED : INVALID;
+
+	lockdep_assert_held(&n->lock);
+
+	if (!umem_notify_word_cmpxchg(n->word_page, n->word, word,
+				      (word & ~(u64)SUSPECT) | bit))
+		return false;
+	n->state = bit;
+	n->doublings = 0;
+	umem_notify_count(n->umem->ibdev, bit == SUSPENDED ?
+						  IB_MR_NOTIFY_STAT_SUSPENSIONS :
+						  IB_MR_NOTIFY_STAT_INVALID, 1);
+	trace_mr_notify_suspend(n->umem, umem_notify_id(n), bit);
+	umem_notify_queue_now(n);
+	return true;
+}
+
+/* Nothing is to be had from it any more, whatever its word says. */
+static bool is_over(const struct ib_umem_notify *n)
+{
+	return n->state & (INVALID | SUSPENDED) || !n->word_page;
+}
+
+static enum lru_status look_at(struct ib_umem_notify *n, struct walk *walk)
+{
+	u16 now = look_now();
+	u64 word;
+	u16 seen;
+
+	if (is_over(n))
+		return LRU_REMOVED;
+	walk->looked += umem_notify_pages(n);
+	if (n->held)
+		return LRU_ROTATE;
+	word = umem_notify_word_read(n->word_page, n->word);
+	seen = seen_of(word);
+	if (word & n->in_use || seen != n->seen) {
+		n->seen = seen;
+		n->look = now;
+		return LRU_ROTATE;
+	}
+	if ((u16)(now - n->look) <= 1 || !take_back(n, word))
+		return LRU_ROTATE;
+	walk->taken += umem_notify_pages(n);
+	return LRU_REMOVED;
+}
+
+static enum lru_status shrink_one(struct list_head *item,
+				  struct list_lru_one *list, spinlock_t *lock,
+				  void *arg)
+{
+	struct ib_umem_notify *n =
+		container_of(item, struct ib_umem_notify, lru);
+	struct walk *walk = arg;
+	enum lru_status status;
+
+	if (walk->looked >= walk->wanted)
+		return LRU_STOP;
+	spin_lock(&n->lock);
+	status = look_at(n, walk);
+	spin_unlock(&n->lock);
+	if (status == LRU_REMOVED)
+		list_lru_isolate(list, item);
+	return status;
+}
+
+static enum lru_status sample_one(struct list_head *item,
+				  struct list_lru_one *list, spinlock_t *lock,
+				  void *arg)
+{
+	unsigned long *pages = arg;
+
+	*pages += umem_notify_pages(container_of(item, struct ib_umem_notify, lru));
+	return LRU_SKIP;
+}
+
+/* In pages, or one of 1 GiB would count as little as one of 4 KiB. */
+static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
+{
+	unsigned long nr = list_lru_shrink_count(&idle, sc);
+	unsigned long left = SAMPLE;
+	unsigned long pages = 0;
+
+	if (!nr)
+		return SHRINK_EMPTY;
+	list_lru_walk_one(&idle, sc->nid, sc->memcg, sample_one, &pages, &left);
+	return left < SAMPLE ? mult_frac(pages, nr, SAMPLE - left) : SHRINK_EMPTY;
+}
+
+static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
+{
+	unsigned long nr = list_lru_shrink_count(&idle, sc);
+	struct walk walk = { .wanted = sc->nr_to_scan };
+
+	list_lru_walk_one(&idle, sc->nid, sc->memcg, shrink_one, &walk, &nr);
+	if (!walk.looked)
+		return SHRINK_STOP;
+	sc->nr_scanned = walk.looked;
+	return walk.taken;
+}
+
+/* Its pages are there: who takes them away has set the state before. */
+static bool has_pages_in(const struct ib_umem_notify *n, const struct walk *walk)
+{
+	struct scatterlist *sg;
+	unsigned long pfn;
+	unsigned int i;
+
+	for_each_sgtable_sg(&n->umem->sgt_append.sgt, sg, i) {
+		pfn = page_to_pfn(sg_page(sg));
+		if (pfn < walk->end_pfn &&
+		    pfn + DIV_ROUND_UP(sg->length, PAGE_SIZE) > walk->start_pfn)
+			return true;
+	}
+	return false;
+}
+
+static enum lru_status leave_block(struct list_head *item,
+				   struct list_lru_one *list, spinlock_t *lock,
+				   void *arg)
+{
+	struct ib_umem_notify *n =
+		container_of(item, struct ib_umem_notify, lru);
+	bool gone;
+	u64 word;
+
+	spin_lock(&n->lock);
+	gone = is_over(n);
+	if (!gone && !n->held && has_pages_in(n, arg)) {
+		word = umem_notify_word_read(n->word_page, n->word);
+		gone = !(word & n->in_use) && take_back(n, word);
+	}
+	spin_unlock(&n->lock);
+	if (!gone)
+		return LRU_SKIP;
+	list_lru_isolate(list, item);
+	return LRU_REMOVED;
+}
+
+static int memory_event(struct notifier_block *nb, unsigned long event,
+			void *data)
+{
+	const struct memory_notify *block = data;
+	struct walk walk;
+
+	if (event != MEM_GOING_OFFLINE)
+		return NOTIFY_OK;
+	walk.start_pfn = block->start_pfn;
+	walk.end_pfn = block->start_pfn + block->nr_pages;
+	list_lru_walk(&idle, leave_block, &walk, ULONG_MAX);
+	return NOTIFY_OK;
+}
+
+static struct notifier_block memory_block = {
+	.notifier_call = memory_event,
+};
+
+/**
+ * umem_notify_lend - The VM may have the pages of a tracker when it is idle
+ * @n: The tracker, armed and taken
+ */
+void umem_notify_lend(struct ib_umem_notify *n)
+{
+	lockdep_assert_held(n);
+
+	if (n->reclaim)
+		list_lru_add_obj(&idle, &n->lru);
+}
+
+/**
+ * umem_notify_unlend - The VM leaves a tracker alone
+ * @n: The tracker, taken or about to end
+ *
+ * It may be SUSPENDED when this returns.
+ */
+void umem_notify_unlend(struct ib_umem_notify *n)
+{
+	if (n->reclaim)
+		list_lru_del_obj(&idle, &n->lru);
+}
+
+/**
+ * umem_notify_first_look - What an application's bits are before the first look
+ * @n: The tracker, its lock held, its word known
+ */
+void umem_notify_first_look(struct ib_umem_notify *n)
+{
+	lockdep_assert_held(&n->lock);
+
+	n->seen = seen_of(umem_notify_word_read(n->word_page, n->word));
+	n->look = look_now() - 2;
+}
+
+/* Pins what the range maps now. The charge is that of a registration. */
+static int pin_again(struct ib_umem *umem)
+{
+	struct ib_umem *fresh;
+
+	fresh = ib_umem_get(umem->ibdev, umem->address, umem->length,
+			    umem->writable ? IB_ACCESS_LOCAL_WRITE : 0);
+	if (IS_ERR(fresh))
+		return PTR_ERR(fresh);
+	/* Only its pages are wanted. */
+	umem->sgt_append = fresh->sgt_append;
+	mmdrop(fresh->owning_mm);
+	kfree(fresh);
+	return 0;
+}
+
+static bool is_invalid(struct ib_umem_notify *n)
+{
+	bool invalid;
+
+	spin_lock(&n->lock);
+	invalid = n->state == INVALID;
+	spin_unlock(&n->lock);
+	return invalid;
+}
+
+static int give_pages(struct ib_umem_notify *n)
+{
+	struct ib_umem *umem = n->umem;
+	int ret;
+
+	spin_lock(&n->lock);
+	umem_notify_doubt_clear(&n->doubt);
+	spin_unlock(&n->lock);
+	mmu_interval_read_begin(&n->mni);
+
+	ret = pin_again(umem);
+	if (ret)
+		return ret;
+	ret = is_invalid(n) ? -EFAULT : umem->ibdev->ops.restore_user_mr(n->mr);
+	if (ret) {
+		ib_umem_give_back(umem);
+		return ret;
+	}
+	spin_lock(&n->lock);
+	n->revoked = false;
+	spin_unlock(&n->lock);
+	return 0;
+}
+
+/* The word says that it is valid again, or at most in doubt. */
+static void end_suspension(struct ib_umem_notify *n)
+{
+	spin_lock(&n->lock);
+	if (n->state == SUSPENDED) {
+		n->state = n->doubt.chunks ? SUSPECT : 0;
+		if (n->state) {
+			umem_notify_word_set(n->word_page, n->word, SUSPECT);
+			umem_notify_queue_later(n);
+		}
+		umem_notify_word_clear(n->word_page, n->word, SUSPENDED);
+		n->seen = ~seen_of(umem_notify_word_read(n->word_page, n->word));
+		umem_notify_count(n->umem->ibdev, IB_MR_NOTIFY_STAT_RESTORES, 1);
+	}
+	spin_unlock(&n->lock);
+	umem_notify_lend(n);
+}
+
+/**
+ * umem_notify_restore - Give a suspended registration pages again
+ * @n: The tracker, taken by a system call, and not held
+ *
+ * Return: 0, and it is not SUSPENDED any more; it is INVALID if what the range
+ * maps can't be pinned. -ENOMEM (also: RLIMIT_MEMLOCK), -EINTR, -EAGAIN,
+ * -EINVAL (not the owner's process), and it is as SUSPENDED as before.
+ */
+int umem_notify_restore(struct ib_umem_notify *n)
+{
+	int ret = 0;
+
+	lockdep_assert_held(n);
+
+	if (READ_ONCE(n->state) != SUSPENDED)
+		return 0;
+	if (n->umem->owning_mm != current->mm)
+		return -EINVAL;
+
+	/* The worker has not come yet: the pages are still there. */
+	if (n->revoked)
+		ret = give_pages(n);
+	trace_mr_notify_restore(n->umem, n->mr->res.id, ret);
+	switch (ret) {
+	case 0:
+		end_suspension(n);
+		return 0;
+	case -EPERM: /* RLIMIT_MEMLOCK is 0 */
+		return -ENOMEM;
+	case -EBUSY:
+		return -EAGAIN;
+	case -ENOMEM:
+	case -EINTR:
+	case -EAGAIN:
+		return ret;
+	default:
+		spin_lock(&n->lock);
+		umem_notify_mark(n, INVALID, 0, 0);
+		spin_unlock(&n->lock);
+		return 0;
+	}
+}
+
+/*
+ * From a cache: the list finds the memory cgroup of an object by that, and has
+ * a part for it since it was allocated for the list.
+ */
+struct ib_umem_notify *umem_notify_alloc(void)
+{
+	struct ib_umem_notify *n;
+
+	n = kmem_cache_alloc_lru(trackers, &idle,
+				 GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+	if (n)
+		INIT_LIST_HEAD(&n->lru);
+	return n;
+}
+
+void umem_notify_free(struct ib_umem_notify *n)
+{
+	kmem_cache_free(trackers, n);
+}
+
+int umem_notify_reclaim_init(void)
+{
+	int ret = -ENOMEM;
+
+	trackers = KMEM_CACHE(ib_umem_notify, 0);
+	if (!trackers)
+		return ret;
+	shrinker = shrinker_alloc(SHRINKER_MEMCG_AWARE | SHRINKER_NUMA_AWARE,
+				  "ib-mr-notify");
+	if (!shrinker)
+		goto destroy_trackers;
+	ret = list_lru_init_memcg(&idle, shrinker);
+	if (ret)
+		goto free_shrinker;
+	ret = register_memory_notifier(&memory_block);
+	if (ret)
+		goto destroy_list;
+
+	shrinker->count_objects = count_idle;
+	shrinker->scan_objects = shrink_idle;
+	/* As many of its pages as of the page cache: they cost as much to get back. */
+	shrinker->seeks = 2 * DEFAULT_SEEKS;
+	shrinker_register(shrinker);
+	return 0;
+
+destroy_list:
+	list_lru_destroy(&idle);
+free_shrinker:
+	shrinker_free(shrinker);
+destroy_trackers:
+	kmem_cache_destroy(trackers);
+	return ret;
+}
+
+void umem_notify_reclaim_exit(void)
+{
+	shrinker_free(shrinker);
+	unregister_memory_notifier(&memory_block);
+	list_lru_destroy(&idle);
+	kmem_cache_destroy(trackers);
+}

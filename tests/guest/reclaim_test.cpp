@@ -1,0 +1,763 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Registrations that lend their pages: the kernel takes those of idle ones back,
+ * and gives them others, under the same keys, when they are used again. Writing
+ * 2 to drop_caches asks all shrinkers, so ours too.
+ */
+#include <catch2/catch.hpp>
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <linux/capability.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+#include "loopback.h"
+#include "operations.h"
+#include "raw_uverbs.h"
+#include "rows.h"
+#include "skip.h"
+#include "system.h"
+#include "trial.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr std::size_t length = 16 * 4096;
+constexpr uint64_t mask = 0xffff00;
+constexpr uint64_t one_user = 0x100;
+constexpr uint64_t one_use = uint64_t{1} << 32; /* not of the mask */
+constexpr uint64_t invalid = IBV_MR_NOTIFY_INVALID;
+constexpr uint64_t suspect = IBV_MR_NOTIFY_SUSPECT;
+constexpr uint64_t suspended = IBV_MR_NOTIFY_SUSPENDED;
+constexpr uint64_t kernel_bits = IBV_MR_NOTIFY_KERNEL_MASK;
+
+std::atomic_ref<uint64_t> at(word &w)
+{
+	return std::atomic_ref<uint64_t>(*w.address());
+}
+
+void shrink()
+{
+	write_system_file("/proc/sys/vm/drop_caches", "2");
+}
+
+/* Two looks, far enough from one another to be two. */
+void shrink_twice()
+{
+	shrink();
+	usleep(100000);
+	shrink();
+}
+
+/* A registration that lends its pages. */
+struct lender {
+	explicit lender(memory what = anonymous(length), uint64_t start = 0) : m(std::move(what))
+	{
+		std::memset(source.registered().addr, 0x5a, page_size());
+		*w.address() = start;
+		before = pinned_bytes();
+		mr = on.register_memory(m.registered());
+		REQUIRE(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), mask) == 0);
+	}
+
+	bool is_suspended() { return (w.value() & kernel_bits) == suspended; }
+	/* The worker has come: at most the page of the word is pinned, if it was not before. */
+	bool is_unpinned() const
+	{
+		return happens([&] { return pinned_bytes() <= before + page_size(); });
+	}
+	void suspend()
+	{
+		shrink();
+		REQUIRE(is_suspended());
+		REQUIRE(is_unpinned());
+	}
+	int settle() const { return ibv_settle_mr_notify(mr.get()); }
+
+	ibv_wc_status write(std::size_t offset = 0)
+	{
+		if (!link)
+			link.emplace(on);
+		const auto status = link->write(from.get(), source.registered(),
+						m.registered().addr + offset, mr->rkey);
+		if (status != IBV_WC_SUCCESS) {
+			was_refused = link->refused(status);
+			link.reset();
+		}
+		return status;
+	}
+	bool arrives(std::size_t offset = 0)
+	{
+		auto *const bytes = m.registered().addr + offset;
+
+		std::memset(bytes, 0, page_size());
+		return write(offset) == IBV_WC_SUCCESS &&
+		       std::memcmp(bytes, source.registered().addr, page_size()) == 0;
+	}
+	bool refused() { return write() != IBV_WC_SUCCESS && was_refused; }
+
+	device on;
+	memory m;
+	memory source = anonymous(page_size());
+	owned<ibv_mr> from = on.register_memory(source.registered());
+	std::size_t before = 0;
+	word w;
+	owned<ibv_mr> mr;
+	std::optional<loopback> link;
+	bool was_refused = false;
+};
+
+uint64_t counter(const device &on, const char *name)
+{
+	std::ifstream file("/sys/class/infiniband/" + on.name() + "/ports/1/hw_counters/" + name);
+	uint64_t value = 0;
+
+	file >> value;
+	return value;
+}
+
+bool has_counters(const device &on)
+{
+	return !access(
+		("/sys/class/infiniband/" + on.name() + "/ports/1/hw_counters/mr_notify_restores")
+			.c_str(),
+		R_OK);
+}
+
+/* In a child: an exception would go on in it as if it were its parent. */
+template <class F> void in_tested_child(F &&function)
+{
+	in_child([&] {
+		try {
+			function();
+		} catch (const std::exception &reason) {
+			std::fprintf(stderr, "in the child: %s\n", reason.what());
+			_exit(1);
+		}
+	});
+}
+
+/* CHECK(), there */
+#define CHILD_CHECK(what)                                                                          \
+	do {                                                                                       \
+		if (!(what))                                                                       \
+			throw std::runtime_error(#what);                                           \
+	} while (0)
+
+/* Without the right to lock more than the limit; ends the process if that fails. */
+void become_ordinary()
+{
+	__user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+	__user_cap_data_struct data[2]{};
+
+	child_check(syscall(SYS_capget, &header, data) == 0);
+	data[0].effective &= ~(1U << CAP_IPC_LOCK);
+	child_check(syscall(SYS_capset, &header, data) == 0);
+}
+
+void limit_locked(rlim_t bytes)
+{
+	const rlimit limit{bytes, RLIM_INFINITY};
+
+	child_check(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+}
+
+} // namespace
+
+TEST_CASE("the device can reclaim")
+{
+	const device on;
+	ibv_device_attr_ex attr{};
+
+	REQUIRE(ibv_query_device_ex(on.context(), nullptr, &attr) == 0);
+	CHECK(attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM);
+	CHECK(attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE);
+}
+
+TEST_CASE("who may lend what")
+{
+	const device on;
+	const memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	const std::size_t before = pinned_bytes();
+	word w;
+
+	for (const uint64_t bad : {uint64_t{0}, uint64_t{1}, uint64_t{0x80}, uint64_t{0x180}})
+		CHECK(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), bad) == EINVAL);
+	CHECK(ibv_reg_mr_notify_reclaim(mr.get(), nullptr, mask) == EINVAL);
+	CHECK(ibv_reg_mr_notify_reclaim(
+		      mr.get(),
+		      reinterpret_cast<uint64_t *>(reinterpret_cast<char *>(w.address()) + 4),
+		      mask) == EINVAL);
+	CHECK(pinned_bytes() == before);
+	CHECK(ibv_settle_mr_notify(mr.get()) == EINVAL); /* it is not armed */
+	CHECK(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), uint64_t{1} << 63) == 0);
+	CHECK(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), mask) == EBUSY);
+	CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == EBUSY);
+}
+
+TEST_CASE("an idle registration is suspended, and comes back under its keys")
+{
+	lender one;
+	const uint32_t rkey = one.mr->rkey;
+	const uint32_t lkey = one.mr->lkey;
+
+	CHECK(one.w.value() == 0);
+	CHECK(one.arrives());
+	shrink();
+	CHECK(one.w.value() == suspended);
+	CHECK(one.is_unpinned());
+	CHECK(one.refused());
+	CHECK(one.w.value() == suspended);
+
+	CHECK(one.settle() == 0);
+	CHECK(one.w.value() == 0);
+	CHECK(pinned_bytes() == one.before + length + page_size());
+	CHECK(one.mr->rkey == rkey);
+	CHECK(one.mr->lkey == lkey);
+	for (std::size_t offset = 0; offset < length; offset += page_size())
+		CHECK(one.arrives(offset));
+	one.mr.reset();
+	CHECK(pinned_bytes() == one.before);
+	CHECK(one.w.value() == 0);
+}
+
+TEST_CASE("it comes back as often as it goes")
+{
+	lender one(anonymous(length), one_use);
+
+	for (int i = 0; i < 20; i++) {
+		shrink_twice();
+		REQUIRE(one.is_suspended());
+		if (i % 2) /* or before the worker has come, perhaps */
+			REQUIRE(one.is_unpinned());
+		at(one.w) += one_user + one_use;
+		REQUIRE(one.settle() == 0);
+		REQUIRE((one.w.value() & kernel_bits) == 0);
+		REQUIRE(one.arrives());
+		at(one.w) -= one_user;
+	}
+	CHECK(one.w.value() == 21 * one_use);
+}
+
+TEST_CASE("one in use stays")
+{
+	lender one(anonymous(length), one_user);
+
+	for (int i = 0; i < 5; i++) {
+		shrink();
+		usleep(50000);
+	}
+	CHECK(one.w.value() == one_user);
+	CHECK(one.arrives());
+	at(one.w) -= one_user;
+	shrink_twice();
+	CHECK(one.w.value() == suspended);
+}
+
+TEST_CASE("only the bits of the mask keep it")
+{
+	lender one(anonymous(length), ~(mask | kernel_bits));
+
+	shrink();
+	CHECK(one.w.value() == (~(mask | kernel_bits) | suspended));
+	CHECK(one.settle() == 0);
+	CHECK(one.w.value() == ~(mask | kernel_bits));
+}
+
+TEST_CASE("one that was used since the last look is passed over once")
+{
+	lender used;
+	lender unused;
+
+	at(used.w) += one_use;
+	shrink();
+	CHECK(used.w.value() == one_use);
+	CHECK(unused.w.value() == suspended);
+	usleep(100000);
+	shrink();
+	CHECK(used.w.value() == (one_use | suspended));
+
+	SECTION("and so is one that has just been restored")
+	{
+		REQUIRE(unused.settle() == 0);
+		shrink();
+		CHECK(unused.w.value() == 0);
+		usleep(100000);
+		shrink();
+		CHECK(unused.w.value() == suspended);
+	}
+}
+
+TEST_CASE("who does not lend keeps its pages")
+{
+	const device on;
+	const raw_uverbs raw(on.context());
+	const memory m = anonymous(length);
+	const auto plain = on.register_memory(m.registered());
+	const auto counting = on.register_memory(m.registered());
+	word w[2];
+
+	REQUIRE(ibv_reg_mr_notify(plain.get(), w[0].address()) == 0);
+	REQUIRE(raw.arm(counting->handle, w[1].address(), mask) == 0);
+	const std::size_t before = pinned_bytes();
+	shrink_twice();
+	usleep(50000);
+	CHECK(w[0].value() == 0);
+	CHECK(w[1].value() == 0);
+	CHECK(pinned_bytes() == before);
+}
+
+TEST_CASE("lending without counting users is refused")
+{
+	const device on;
+	const raw_uverbs raw(on.context());
+	const memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	word w;
+
+	CHECK(raw.arm_lending(mr->handle, w.address(), 0) == EINVAL);
+	CHECK(raw.arm_lending(mr->handle, w.address(), mask) == 0);
+}
+
+TEST_CASE("a registration that lends from the start")
+{
+	const device on;
+	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
+		"siw's own attributes are the library's");
+	const raw_uverbs raw(on.context());
+	const memory m = anonymous(length);
+	const std::size_t before = pinned_bytes();
+	word w;
+
+	const auto refused = raw.register_armed(on.pd(), m.registered().addr, length, w.address(),
+						{raw_uverbs::lending()});
+	CHECK(refused.error == EINVAL); /* it does not count */
+	const auto made = raw.register_armed(on.pd(), m.registered().addr, length, w.address(),
+					     {raw_uverbs::in_use(mask), raw_uverbs::lending()});
+	REQUIRE(made.error == 0);
+	shrink();
+	CHECK(w.value() == suspended);
+	CHECK(wait_for_pinned(before + page_size()) == before + page_size());
+	CHECK(raw.settle(made.handle) == 0);
+	CHECK(w.value() == 0);
+	CHECK(raw.deregister(made.handle) == 0);
+	CHECK(pinned_bytes() == before);
+}
+
+TEST_CASE("while suspended what is dropped changes nothing, and what is unmapped ends it")
+{
+	lender one;
+
+	one.suspend();
+	SECTION("MADV_DONTNEED: the device gets the new pages")
+	{
+		drop_all(one.m);
+		CHECK(one.w.value() == suspended);
+		usleep(100000); /* a worker would have looked */
+		CHECK(one.w.value() == suspended);
+		CHECK(one.settle() == 0);
+		CHECK(one.w.value() == 0);
+		CHECK(one.arrives());
+		CHECK(one.arrives(length - page_size()));
+	}
+	SECTION("munmap")
+	{
+		unmap(one.m, half(one.m.registered()));
+		CHECK(one.w.value() == invalid);
+		CHECK(one.settle() == 0);
+		CHECK(one.w.value() == invalid);
+		CHECK(wait_for_pinned(one.before) == one.before); /* the word's too */
+		CHECK(one.refused());
+	}
+	SECTION("munmap, and the same mapped again: another one")
+	{
+		const range r = one.m.registered();
+		REQUIRE(mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == r.addr);
+		CHECK(one.w.value() == invalid);
+		CHECK(one.settle() == 0);
+		CHECK(one.w.value() == invalid);
+	}
+}
+
+TEST_CASE("what can't be pinned with these rights is invalid")
+{
+	lender one;
+
+	one.suspend();
+	const range r = middle_page(one.m.registered());
+	SECTION("not writable any more")
+	{
+		REQUIRE(mprotect(r.addr, r.length, PROT_READ) == 0);
+	}
+	SECTION("not accessible any more")
+	{
+		REQUIRE(mprotect(r.addr, r.length, PROT_NONE) == 0);
+	}
+	CHECK(one.w.value() == suspended);
+	CHECK(one.settle() == 0);
+	CHECK(one.w.value() == invalid);
+	CHECK(wait_for_pinned(one.before) == one.before);
+	CHECK(one.refused());
+	CHECK(one.settle() == 0);
+}
+
+TEST_CASE("a limit that leaves no room leaves it suspended")
+{
+	in_tested_child([] {
+		lender one;
+		one.suspend();
+		become_ordinary();
+
+		limit_locked(pinned_bytes());
+		CHILD_CHECK(one.settle() == ENOMEM);
+		CHILD_CHECK(one.w.value() == suspended);
+		limit_locked(0); /* nothing at all */
+		CHILD_CHECK(one.settle() == ENOMEM);
+		CHILD_CHECK(ibv_unreg_mr_notify(one.mr.get()) == ENOMEM);
+		CHILD_CHECK(one.w.value() == suspended);
+		CHILD_CHECK(pinned_bytes() == one.before + page_size());
+
+		limit_locked(RLIM_INFINITY);
+		CHILD_CHECK(one.settle() == 0);
+		CHILD_CHECK(one.w.value() == 0);
+		CHILD_CHECK(pinned_bytes() == one.before + length + page_size());
+	});
+}
+
+TEST_CASE("disarmed it has pages again")
+{
+	lender one;
+
+	one.suspend();
+	CHECK(ibv_unreg_mr_notify(one.mr.get()) == 0);
+	CHECK(pinned_bytes() == one.before + length);
+	CHECK(one.arrives());
+	shrink_twice();
+	CHECK(one.w.value() == 0);
+	CHECK(one.arrives());
+	CHECK(ibv_reg_mr_notify_reclaim(one.mr.get(), one.w.address(), mask) == 0);
+	shrink();
+	CHECK(one.w.value() == suspended);
+}
+
+TEST_CASE("deregistered while suspended")
+{
+	lender one;
+
+	SECTION("after its pages have gone")
+	{
+		one.suspend();
+	}
+	SECTION("perhaps before")
+	{
+		shrink();
+	}
+	CHECK(ibv_dereg_mr(one.mr.release()) == 0);
+	CHECK(pinned_bytes() == one.before);
+	CHECK(one.w.value() == suspended);
+}
+
+TEST_CASE("other rights while suspended")
+{
+	lender one;
+	SKIP_IF(one.on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
+		"siw can't re-register");
+	const raw_uverbs raw(one.on.context());
+
+	one.suspend();
+	REQUIRE(raw.change_access(one.mr->handle, IBV_ACCESS_LOCAL_WRITE) == 0);
+	CHECK(one.w.value() == suspended);
+	CHECK(one.settle() == 0);
+	CHECK(one.w.value() == 0);
+	CHECK(one.refused()); /* no right to write any more */
+	REQUIRE(raw.change_access(one.mr->handle,
+				  IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE) == 0);
+	CHECK(one.arrives());
+}
+
+TEST_CASE("a window on a suspended registration")
+{
+	lender one;
+	SKIP_IF(one.on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
+		"siw has no memory windows");
+	ibv_mw *mw = ibv_alloc_mw(one.on.pd(), IBV_MW_TYPE_1);
+	REQUIRE(mw);
+
+	one.suspend();
+	CHECK(one.settle() == 0);
+	CHECK(one.arrives());
+	CHECK(ibv_dealloc_mw(mw) == 0);
+}
+
+TEST_CASE("a child can't restore its parent's")
+{
+	lender one;
+
+	one.suspend();
+	in_child([&] { child_check(one.settle() == EINVAL); });
+	CHECK(one.w.value() == suspended);
+	CHECK(one.settle() == 0);
+	CHECK(one.w.value() == 0);
+	CHECK(one.arrives());
+}
+
+TEST_CASE("after a fork the parent's pages are the device's")
+{
+	lender one;
+
+	one.suspend();
+	in_child([&] { std::memset(one.m.registered().addr, 0x77, length); });
+	const pid_t child = fork();
+	if (child == 0) {
+		pause();
+		_exit(0);
+	}
+	CHECK(one.settle() == 0);
+	for (std::size_t offset = 0; offset < length; offset += page_size())
+		CHECK(one.arrives(offset));
+	kill(child, SIGKILL);
+	CHECK(waitpid(child, nullptr, 0) == child);
+}
+
+TEST_CASE("a process that ends while its registrations are suspended")
+{
+	const std::size_t before = pinned_bytes();
+
+	SECTION("exit")
+	{
+		in_child([] {
+			lender one;
+			shrink();
+			child_check(one.is_suspended());
+			_exit(0);
+		});
+	}
+	SECTION("exec")
+	{
+		in_child([] {
+			lender one;
+			one.suspend();
+			execl("/bin/true", "true", nullptr);
+			_exit(1);
+		});
+	}
+	CHECK(pinned_bytes() == before);
+}
+
+TEST_CASE("what was done is counted")
+{
+	lender one;
+	SKIP_IF(!has_counters(one.on), "the driver shows no counters");
+	const uint64_t suspensions = counter(one.on, "mr_notify_suspensions");
+	const uint64_t restores = counter(one.on, "mr_notify_restores");
+
+	one.suspend();
+	usleep(50000); /* the kernel reads them anew after 10 ms */
+	CHECK(counter(one.on, "mr_notify_suspensions") == suspensions + 1);
+	CHECK(counter(one.on, "mr_notify_restores") == restores);
+	CHECK(one.settle() == 0);
+	CHECK(one.settle() == 0);
+	usleep(50000);
+	CHECK(counter(one.on, "mr_notify_suspensions") == suspensions + 1);
+	CHECK(counter(one.on, "mr_notify_restores") == restores + 1);
+}
+
+/* Of each row of the matrix: what is done to it while it is suspended. */
+TEST_CASE("suspended, then anything: afterwards it is invalid or right")
+{
+	const device on;
+	byte_check bytes(on);
+	std::size_t restored = 0;
+	std::size_t ended = 0;
+
+	for (const operation &what : operations()) {
+		if (what.watch || what.disturbs == reach::system)
+			continue;
+		INFO(what.name);
+		try {
+			memory m = what.map(1 << 21);
+			const std::size_t before = pinned_bytes();
+			const auto mr = m.read_only() ? on.register_memory(m.registered(), 0)
+						      : on.register_memory(m.registered());
+			word w;
+
+			REQUIRE(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), mask) == 0);
+			shrink();
+			REQUIRE(w.value() == suspended);
+			REQUIRE(wait_for_pinned(before + page_size()) == before + page_size());
+			try {
+				what.apply(m);
+			} catch (const std::runtime_error &) {
+				/* It was not to be done to pinned pages; these are not. */
+			}
+			CHECK((w.value() == suspended || w.value() == invalid));
+			CHECK(ibv_settle_mr_notify(mr.get()) == 0);
+			CHECK((w.value() == 0 || w.value() == invalid));
+			if (w.value()) {
+				CHECK(wait_for_pinned(before) == before);
+				if (!m.read_only())
+					CHECK(bytes.refused(mr.get()));
+				ended++;
+			} else {
+				CHECK(bytes.same(mr.get(), m));
+				restored++;
+			}
+		} catch (const unsupported &) {
+			continue;
+		}
+	}
+	CHECK(restored > 5);
+	CHECK(ended > 3);
+}
+
+/* Threads that use it as a cache does, and one that shrinks all the time. */
+TEST_CASE("race: who has a reference of a valid registration is never refused")
+{
+	const char *seconds = std::getenv("RUN_SECONDS");
+	const auto end = std::chrono::steady_clock::now() +
+			 std::chrono::seconds(seconds ? std::max(1, std::atoi(seconds)) : 3);
+	lender one;
+	std::atomic<bool> stop = false;
+	std::atomic<uint64_t> refused = 0;
+	std::atomic<uint64_t> wrong = 0;
+	std::atomic<uint64_t> settled = 0;
+	std::atomic<uint64_t> failed = 0;
+	uint64_t invalidated = 0;
+	uint64_t writes = 0;
+
+	one.link.emplace(one.on);
+	std::thread shrinking([&] {
+		while (!stop)
+			shrink();
+	});
+	/* Another one, that takes it and gives it back without a transfer. */
+	std::thread settling([&] {
+		for (unsigned int i = 0; !stop; i++) {
+			if (at(one.w).fetch_add(one_user) & kernel_bits)
+				failed += one.settle() != 0;
+			at(one.w) -= one_user;
+			usleep(i % 64 * 1000);
+		}
+	});
+	do {
+		uint64_t was = at(one.w).fetch_add(one_user);
+		while (was & (suspended | suspect)) {
+			settled++;
+			if (one.settle()) {
+				failed++;
+				break;
+			}
+			was = one.w.value();
+		}
+		invalidated += was & invalid;
+		const bool arrived = one.arrives();
+		refused += one.was_refused;
+		wrong += !arrived && !one.was_refused;
+		one.was_refused = false;
+		at(one.w) -= one_user;
+		writes++;
+		if (writes % 4 == 0)
+			usleep(30000); /* long enough to be looked at */
+	} while (std::chrono::steady_clock::now() < end);
+	stop = true;
+	shrinking.join();
+	settling.join();
+	INFO(writes << " writes, settled " << settled);
+	CHECK(invalidated == 0);
+	CHECK(refused == 0);
+	CHECK(wrong == 0);
+	CHECK(failed == 0);
+	CHECK(settled > 0);
+}
+
+TEST_CASE("a process that lies harms only itself")
+{
+	lender honest(anonymous(length), one_user);
+	const std::size_t before = pinned_bytes();
+
+	SECTION("by clearing the bit")
+	{
+		lender liar;
+		liar.suspend();
+		at(liar.w) = 0;
+		CHECK(liar.refused());
+		CHECK(liar.settle() == 0);
+		CHECK(liar.w.value() == 0);
+		CHECK(liar.arrives());
+	}
+	SECTION("by setting all the kernel's bits")
+	{
+		lender liar;
+		at(liar.w) = kernel_bits;
+		CHECK(liar.arrives());
+		CHECK(liar.settle() == 0);
+		shrink_twice();
+		CHECK(liar.is_unpinned());
+		CHECK(liar.settle() == 0);
+		CHECK(liar.arrives());
+	}
+	SECTION("by changing all bits at random, all the time")
+	{
+		in_tested_child([] {
+			lender liar;
+			std::atomic<bool> stop = false;
+			std::thread lying([&] {
+				uint64_t x = 88172645463325252ULL;
+				while (!stop) {
+					x ^= x << 13;
+					x ^= x >> 7;
+					x ^= x << 17;
+					at(liar.w) = x;
+				}
+			});
+			for (int i = 0; i < 30; i++) {
+				shrink();
+				liar.settle();
+				if (i % 3 == 0)
+					madvise(liar.m.registered().addr, page_size(),
+						MADV_DONTNEED);
+			}
+			stop = true;
+			lying.join();
+		});
+	}
+	SECTION("by unmapping the word's page")
+	{
+		memory other = anonymous(page_size());
+		auto *const lost = reinterpret_cast<uint64_t *>(other.registered().addr);
+		const device on;
+		const memory m = anonymous(length);
+		auto mr = on.register_memory(m.registered());
+		*lost = 0;
+		REQUIRE(ibv_reg_mr_notify_reclaim(mr.get(), lost, mask) == 0);
+		unmap_all(other);
+		shrink();
+		CHECK(wait_for_pinned(before + page_size()) == before + page_size());
+		CHECK(ibv_settle_mr_notify(mr.get()) == 0);
+		CHECK(pinned_bytes() == before + length + page_size());
+		mr.reset();
+	}
+	CHECK(wait_for_pinned(before) <= before);
+	CHECK(honest.w.value() == one_user);
+	CHECK(honest.arrives());
+	at(honest.w) -= one_user;
+	shrink_twice();
+	CHECK(honest.is_suspended());
+}
