@@ -69,7 +69,7 @@ def mr_reg_notify(MR self not None, value=0, in_use=None):
     v.mr_notify_word_store(page, value)
     cdef v.ibv_mr *mr = self.mr
     cdef bint lends = in_use is not None
-    cdef uint64_t mask = in_use or 0
+    cdef v.mr_notify_word mask = in_use or 0
     cdef int rc
     with nogil:
         if lends:

@@ -8,7 +8,7 @@ include "mr_cache_verbs.pxi"
 
 cdef extern from 'infiniband/mr_notify.h':
     int ibv_reg_mr_notify(ibv_mr *mr, mr_notify_word *word) nogil
-    int ibv_reg_mr_notify_reclaim(ibv_mr *mr, mr_notify_word *word, uint64_t in_use) nogil
+    int ibv_reg_mr_notify_reclaim(ibv_mr *mr, mr_notify_word *word, mr_notify_word in_use) nogil
     int ibv_unreg_mr_notify(ibv_mr *mr) nogil
     int ibv_settle_mr_notify(ibv_mr *mr) nogil
 

@@ -16,6 +16,9 @@ COUNTS = (1000, 100000)
 ROUNDS = 3
 ELSEWHERE = {"munmap": "munmap of 16 other pages", "fault": "fault that copies another page",
              "fork": "fork"}
+OWN = {"munmap_own": "munmap of 16 registered pages",
+       "munmap_many": "munmap of 10,000 registrations of one page",
+       "exit_many": "end of a process with 10,000 registrations of one page"}
 
 
 def run(kernel, only):
@@ -70,9 +73,10 @@ def main():
         row(title, f"1 ({none / 1000:.0f} us)",
             *(f"{median(f'{what}/{state}/{count}') / none:.2f}" for count in COUNTS
               for state in ("registered", "armed")))
-    plain, armed = median("munmap_own/registered/0"), median("munmap_own/armed/0")
     head("", "unwatched", "armed")
-    row("munmap of 16 registered pages", f"1 ({plain / 1000:.0f} us)", f"{armed / plain:.2f}")
+    for what, title in OWN.items():
+        plain, armed = median(f"{what}/registered/0"), median(f"{what}/armed/0")
+        row(title, f"1 ({plain / 1000:.0f} us)", f"{armed / plain:.2f}")
     head("kernel memory of", "unwatched", "armed")
     row("a registration of one page", *(f"{got[f'munmap/{state}/{COUNTS[-1]}']['slab_bytes']:.0f}"
                                         for state in ("registered", "armed")))

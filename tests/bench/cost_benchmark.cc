@@ -5,8 +5,9 @@
  *  registered  N registrations that nobody watches: what pinning alone costs
  *  armed       N registrations, each with its word
  * Operations: munmap of 16 pages elsewhere, a fault that copies a page elsewhere, fork; munmap of
- * 16 pages that are registered themselves; registering 16 pages. slab_bytes is the kernel's memory
- * for each registration, over the last that were made.
+ * 16 pages that are registered themselves, and of 10,000 of which each is a registration; the end
+ * of a process that has those; registering 16 pages. slab_bytes is the kernel's memory for each
+ * registration, over the last that were made.
  */
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
@@ -193,6 +194,74 @@ double munmap_own(state what)
 	return unmap(r);
 }
 
+/* Each page is registered, and has a word if that is what is to be measured. */
+struct many {
+	explicit many(state what)
+	{
+		const std::size_t length = many_pages * page_size();
+		void *addr = mmap(nullptr, length, PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+		if (addr == MAP_FAILED)
+			fail("mmap");
+		madvise(addr, length, MADV_NOHUGEPAGE);
+		all = {static_cast<std::byte *>(addr), length};
+		for (std::size_t i = 0; i < many_pages; i++) {
+			const range page{all.addr + i * page_size(), page_size()};
+			const bool armed = what == state::armed;
+
+			mrs.push_back(on.register_memory(page, armed ? access_flags | track
+								     : access_flags));
+			if (armed)
+				check_verb(ibv_reg_mr_notify(mrs.back().get(), &words[i]),
+					   "ibv_reg_mr_notify");
+		}
+	}
+
+	static constexpr std::size_t many_pages = 10000;
+	device on;
+	range all;
+	std::vector<uint64_t> words = std::vector<uint64_t>(many_pages);
+	std::vector<owned<ibv_mr>> mrs;
+};
+
+double munmap_many(state what)
+{
+	const many registered(what);
+
+	return unmap(registered.all);
+}
+
+/* From when it is told to end until its parent knows that it has. */
+double exit_many(state what)
+{
+	int ready[2];
+	int go[2];
+	char byte = 0;
+
+	if (pipe(ready) || pipe(go))
+		fail("pipe");
+	const pid_t child = fork();
+	if (child == 0) {
+		const many registered(what);
+
+		if (write(ready[1], &byte, 1) == 1 && read(go[0], &byte, 1) == 1)
+			_exit(0);
+		_exit(1);
+	}
+	close(ready[1]);
+	if (read(ready[0], &byte, 1) != 1)
+		fail("the child");
+	const double took = timed([&] {
+		if (write(go[1], &byte, 1) != 1)
+			fail("write");
+		waitpid(child, nullptr, 0);
+	});
+	for (const int fd : {ready[0], go[0], go[1]})
+		close(fd);
+	return took;
+}
+
 double registering(state)
 {
 	static const range r = map_piece(true);
@@ -239,9 +308,13 @@ int main(int argc, char **argv)
 	add_all(state::never, 0);
 	add("register", registering, state::never, 0, 201);
 	add("munmap_own", munmap_own, state::registered, 0, 201);
+	add("munmap_many", munmap_many, state::registered, 0, 5);
+	add("exit_many", exit_many, state::registered, 0, 5);
 	add_all(state::registered, 1000);
 	add_all(state::registered, most);
 	add("munmap_own", munmap_own, state::armed, 0, 201);
+	add("munmap_many", munmap_many, state::armed, 0, 5);
+	add("exit_many", exit_many, state::armed, 0, 5);
 	add_all(state::armed, 1000);
 	add_all(state::armed, most);
 	benchmark::Initialize(&argc, argv);

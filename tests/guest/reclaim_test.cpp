@@ -673,8 +673,9 @@ TEST_CASE("race: who has a reference of a valid registration is never refused")
 		one.was_refused = false;
 		at(one.w) -= one_user;
 		writes++;
-		if (writes % 4 == 0)
-			usleep(30000); /* long enough to be looked at */
+		/* Idle for as long as it takes to be looked at twice, at times. */
+		for (int i = 0; writes % 4 == 0 && i < 400 && !one.is_suspended(); i++)
+			usleep(5000);
 	} while (std::chrono::steady_clock::now() < end);
 	stop = true;
 	shrinking.join();

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * The word of a registration that lends its pages, between those who change it: users,
+ * who take a reference and give it back, the shrinker, the worker, an event that changes
+ * the mapping and may not have (CLEAR), one that has (UNMAP), and settle. Spin tries all
+ * interleavings. What is one step here is under the tracker's lock, or one atomic
+ * instruction, in umem_notify.c and umem_notify_reclaim.c.
+ *
+ * Whoever adds a reference, or settles while having one, and sees none of the kernel's
+ * bits, has a device with access to the pages that the range maps, but for events that
+ * have not returned.
+ *
+ * BUG_SWAP, BUG_DOUBT, BUG_ORDER: seeded mistakes, which Spin has to find.
+ */
+#define USERS 2
+#define TURNS 1
+
+/* The word */
+byte users;
+bool suspect, suspended, invalid;
+#define SAYS_NOTHING (!suspect && !suspended && !invalid)
+
+/* The tracker: its state is what the word says, as nobody lies here. */
+bool doubt;
+bool taken;
+bool pinned = true; /* the device has pages */
+
+/* The mapping, and what it was when it was pinned */
+byte mapped, pinned_as;
+bool changing; /* an event has been told, and has not ended */
+
+inline take() { atomic { !taken -> taken = true } }
+
+/* What must be true when a reference is had and the word says nothing. */
+inline usable() {
+	assert(pinned);
+	assert(pinned_as == mapped || changing)
+}
+
+inline end_suspension() {
+	atomic {
+		if
+		:: suspended ->
+			suspended = false;
+			suspect = doubt
+		:: else
+		fi
+	}
+}
+
+inline restore() {
+	if
+	:: suspended && pinned -> end_suspension()
+	:: suspended && !pinned ->
+#ifndef BUG_ORDER
+		doubt = false;
+		!changing; /* mmu_interval_read_begin() */
+#endif
+		atomic { pinned_as = mapped; pinned = true }
+#ifdef BUG_ORDER
+		doubt = false;
+#endif
+		end_suspension()
+	:: else
+	fi
+}
+
+/* One pass: what comes meanwhile leaves it in doubt. */
+inline look() {
+	if
+	:: suspect ->
+		/* The doubt of an event that has not ended is not taken. */
+		atomic { !changing || !suspect -> mine = suspect && doubt; doubt = doubt && !mine }
+		same = (pinned_as == mapped);
+		atomic {
+			if
+			:: suspended && !same -> doubt = doubt || mine
+			:: !suspended && suspect && mine && !doubt ->
+				suspect = false;
+				invalid = !same
+			:: !suspended && suspect && mine && doubt -> skip
+			:: else
+			fi
+		}
+	:: else
+	fi
+}
+
+/* Revoking and unpinning, by the worker or who settles */
+inline retire() {
+	if
+	:: atomic { pinned && (suspended || (invalid && users == 0)) -> pinned = false }
+	:: else
+	fi
+}
+
+inline settle() {
+	take();
+	restore();
+	look();
+	retire();
+	taken = false
+}
+
+proctype user() {
+	byte turn;
+	bool mine, same, fine;
+
+	for (turn : 1 .. TURNS) {
+		atomic { users++; fine = SAYS_NOTHING; if :: fine -> usable() :: else fi }
+		if
+		:: !fine && !invalid ->
+			settle();
+			atomic { fine = SAYS_NOTHING; if :: fine -> usable() :: else fi }
+		:: else
+		fi;
+		if
+		/* A transfer, at any time while it has the reference */
+		:: fine -> assert(pinned)
+		:: else
+		fi;
+		users--
+	}
+}
+
+proctype shrinker() {
+	byte turn;
+
+	for (turn : 1 .. TURNS) {
+#ifdef BUG_SWAP
+		bool idle;
+		idle = (users == 0);
+		atomic {
+			if
+			:: idle && !invalid && !suspended -> suspended = true; suspect = false
+			:: else
+			fi
+		}
+#else
+		atomic {
+			if
+			:: users == 0 && !invalid && !suspended -> suspended = true; suspect = false
+			:: else
+			fi
+		}
+#endif
+	}
+}
+
+proctype worker() {
+	byte turn;
+	bool mine, same;
+
+	for (turn : 1 .. TURNS) {
+		take();
+		look();
+		retire();
+		taken = false
+	}
+}
+
+proctype clearing() {
+	byte turn;
+
+	for (turn : 1 .. TURNS) {
+		atomic {
+			!changing -> changing = true;
+			if
+			:: invalid
+#ifdef BUG_DOUBT
+			:: suspended
+#else
+			:: suspended -> doubt = true
+#endif
+			:: !invalid && !suspended -> doubt = true; suspect = true
+			fi
+		}
+		if
+		:: mapped++
+		:: skip /* a huge page is split */
+		fi;
+		changing = false
+	}
+}
+
+proctype unmapping() {
+	if
+	:: atomic {
+			!changing -> changing = true;
+			invalid = true;
+			suspect = false;
+			suspended = false
+		}
+		mapped++;
+		changing = false
+	:: skip
+	fi
+}
+
+init {
+	byte i;
+
+	atomic {
+		for (i : 1 .. USERS) { run user() }
+		run shrinker();
+		run worker();
+		run clearing();
+		run unmapping()
+	}
+}
