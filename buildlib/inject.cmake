@@ -91,25 +91,27 @@ function(inject_man_pages)
   rdma_man_pages(${pages})
 endfunction()
 
-# The programs ibv_mr_notify and ibv_mr_cache, which shares what opens a device with the first one.
-# Their C++ libraries are header-only Debian packages.
+# The programs ibv_mr_notify and ibv_mr_cache. What they and the tests of the top level share is compiled
+# once, into a library that is not installed. The C++ libraries are header-only Debian packages.
 function(inject_program)
   foreach(header CLI/CLI.hpp fmt/core.h nlohmann/json.hpp)
     find_path(INJECT_PATH_OF_${header} ${header} REQUIRED)
   endforeach()
   set(folder ${PROJECT_SOURCE_DIR}/libibverbs/examples)
   file(GLOB sources CONFIGURE_DEPENDS ${folder}/mr_notify/*.cpp)
-  rdma_executable(ibv_mr_notify ${sources})
-  rdma_executable(ibv_mr_cache ${folder}/mr_cache/main.cpp ${folder}/mr_notify/device.cpp
-    ${folder}/mr_notify/memory.cpp)
-  foreach(program ibv_mr_notify ibv_mr_cache)
-    target_include_directories(${program} PRIVATE ${folder}/mr_notify)
-    target_compile_definitions(${program} PRIVATE FMT_HEADER_ONLY)
-    target_compile_options(${program} PRIVATE ${INJECT_CXX_WARNINGS})
-    target_link_libraries(${program} LINK_PRIVATE ibverbs ${CMAKE_THREAD_LIBS_INIT})
+  list(REMOVE_ITEM sources ${folder}/mr_notify/main.cpp)
+  add_library(mr_notify STATIC ${sources})
+  set_target_properties(mr_notify PROPERTIES ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/mr_notify)
+  rdma_executable(ibv_mr_notify ${folder}/mr_notify/main.cpp)
+  rdma_executable(ibv_mr_cache ${folder}/mr_cache/main.cpp)
+  foreach(target mr_notify ibv_mr_notify ibv_mr_cache)
+    target_include_directories(${target} PRIVATE ${folder}/mr_notify)
+    target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY)
+    target_compile_options(${target} PRIVATE ${INJECT_CXX_WARNINGS})
   endforeach()
-  # To connect over iWARP.
-  target_link_libraries(ibv_mr_notify LINK_PRIVATE rdmacm)
+  # rdmacm: to connect over iWARP.
+  target_link_libraries(ibv_mr_notify LINK_PRIVATE mr_notify rdmacm ibverbs ${CMAKE_THREAD_LIBS_INIT})
+  target_link_libraries(ibv_mr_cache LINK_PRIVATE mr_notify ibverbs ${CMAKE_THREAD_LIBS_INIT})
 endfunction()
 
 # Tests of C sources against a table instead of a kernel, built as upstream's util/tests are: not installed.
