@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * On-demand paging: MRs whose pages are found when a packet needs them, see
+ * rxe_odp.c, and how a queue pair waits for a page, see rxe_odp_fault.c.
+ */
+#ifndef RXE_ODP_H
+#define RXE_ODP_H
+
+/* An MR with on-demand paging */
+struct rxe_odp_mr {
+	struct mm_struct	*mm;	/* of who registered; grabbed */
+	u64			start;	/* the address of ibmr.iova */
+	atomic64_t		faults;
+	atomic64_t		waits;	/* faults that were not served at once */
+	atomic64_t		prefetched; /* pages */
+};
+
+/* rxe_odp.c */
+void rxe_odp_init_caps(struct ib_device_attr *attr);
+int rxe_odp_init_mr(struct rxe_mr *mr, u64 start, u64 length);
+int rxe_odp_check_rereg(struct rxe_mr *mr, int flags, int access);
+void rxe_odp_cleanup_mr(struct rxe_mr *mr);
+int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
+		 enum rxe_mr_copy_dir dir);
+enum resp_states rxe_qp_do_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr,
+				     u64 iova, int opcode, u64 compare,
+				     u64 swap_add, u64 *orig_val);
+enum resp_states rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr,
+					u64 iova, u64 value);
+enum resp_states rxe_odp_flush(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
+			       u64 length);
+int rxe_odp_fill_stat_mr(struct sk_buff *msg, struct ib_mr *ibmr);
+
+/* rxe_odp_prefetch.c */
+int rxe_odp_advise_mr(struct ib_pd *ibpd,
+		      enum ib_uverbs_advise_mr_advice advice, u32 flags,
+		      struct ib_sge *sg_list, u32 num_sge,
+		      struct uverbs_attr_bundle *attrs);
+
+/* rxe_odp_fault.c */
+int rxe_odp_fault_in(struct mm_struct *mm, unsigned long addr, bool write);
+int rxe_odp_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write);
+bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err);
+bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err);
+enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
+				    enum resp_states state);
+bool rxe_odp_has_wqe(struct rxe_qp *qp);
+void rxe_odp_reset_qp(struct rxe_qp *qp);
+void rxe_odp_destroy_qp(struct rxe_qp *qp);
+
+/*
+ * Is an access by the key of a memory window beyond the window? rxe looks at the
+ * MR behind it, which may be all memory.
+ */
+static inline bool rxe_odp_outside_mw(const struct rxe_mw *mw,
+				      struct rxe_pkt_info *pkt, u64 va,
+				      u64 length)
+{
+	u64 offset = mw->access & IB_ZERO_BASED ? va : va - mw->addr;
+
+	/* To flush all of the MR needs no address */
+	if ((pkt->mask & RXE_FLUSH_MASK) && feth_sel(pkt) == IB_FLUSH_MR)
+		return false;
+	return offset > mw->length || length > mw->length - offset;
+}
+
+/* One page of the owner, as a read or write by a device sees it */
+static inline long rxe_odp_gup(struct mm_struct *mm, unsigned long addr,
+			       bool write, unsigned int flags,
+			       struct page **page, int *locked)
+{
+	if (write)
+		return pin_user_pages_remote(mm, addr, 1, flags | FOLL_WRITE,
+					     page, locked);
+	return get_user_pages_remote(mm, addr, 1, flags, page, locked);
+}
+
+static inline void rxe_odp_put_page(struct page *page, bool write)
+{
+	if (write)
+		unpin_user_page(page);
+	else
+		put_page(page);
+}
+
+#endif /* RXE_ODP_H */

@@ -1,0 +1,527 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Faults that must be waited for, and queue pairs that wait for them.
+ *
+ * Who answers a fault may be a disk, a thread with a userfaultfd, a FUSE server,
+ * a server behind a dead network: it may take for ever. Nobody waits for that but
+ * a kernel thread of its own, one for each thing that a queue pair waits for. It
+ * holds the address space and nothing of rxe: no MR, no queue pair, no device, no
+ * worker. So all of these can end meanwhile, and the thread is killed with the
+ * queue pair that waited.
+ *
+ *   a task of a queue pair                  the thread
+ *   copies: -EINPROGRESS
+ *   starts the thread; returns, with
+ *   its packet or work request where
+ *   it was
+ *                                           faults; waits
+ *                                           done: schedules the task
+ *   copies again, as if nothing had
+ *   been
+ *
+ * The page may be gone again by then: so it goes round until page and task meet,
+ * as a CPU would. If the access is not possible the thread says so, and the task
+ * fails with it.
+ *
+ * The peer of an RC queue pair is told nothing at first. When the fault takes
+ * longer than RXE_ODP_PATIENCE and the peer repeats what it sent, it is told to
+ * try again later (RNR NAK), as often as it repeats. Of an unreliable transport
+ * the message is dropped then.
+ */
+
+#include <linux/kthread.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
+#include <linux/sched/task.h>
+
+#include "rxe.h"
+
+#define RXE_ODP_PATIENCE	msecs_to_jiffies(20)
+#define RXE_ODP_PACKETS		512
+
+/* Who waits: the two halves of the send task do so on their own */
+enum rxe_odp_side {
+	RXE_ODP_REQ,
+	RXE_ODP_COMP,
+	RXE_ODP_RESP,
+};
+
+struct rxe_odp_fault {
+	/* of who met it or the queue pair, and of the thread */
+	struct kref		ref;
+	struct mm_struct	*mm;
+	unsigned long		addr;
+	bool			write;
+
+	/* in rxe_odp_met, until it is known which queue pair waits */
+	struct list_head	met;
+	struct task_struct	*by;
+
+	struct task_struct	*thread;
+	unsigned long		since;
+
+	/* under rxe_odp_lock */
+	struct rxe_qp		*qp;	/* NULL: nobody waits any more */
+	struct rxe_task		*task;
+	bool			done;
+	int			err;
+};
+
+/*
+ * Guards the queue pairs of faults, the faults of queue pairs, and rxe_odp_met.
+ * A task's lock nests in it.
+ */
+static DEFINE_SPINLOCK(rxe_odp_lock);
+
+/*
+ * Faults on their way from rxe_odp_copy(), which knows the page, to its caller's
+ * caller, which knows the queue pair. Both are the same worker's.
+ */
+static LIST_HEAD(rxe_odp_met);
+
+static void rxe_odp_free_fault(struct kref *ref)
+{
+	struct rxe_odp_fault *fault = container_of(ref, typeof(*fault), ref);
+
+	if (fault->thread)
+		put_task_struct(fault->thread);
+	mmdrop(fault->mm);
+	kfree(fault);
+}
+
+static void rxe_odp_put_fault(struct rxe_odp_fault *fault)
+{
+	kref_put(&fault->ref, rxe_odp_free_fault);
+}
+
+/* The fault that this worker has met last and nobody waits for yet */
+static struct rxe_odp_fault *rxe_odp_take_met(void)
+{
+	struct rxe_odp_fault *fault, *found = NULL;
+
+	spin_lock(&rxe_odp_lock);
+	list_for_each_entry(fault, &rxe_odp_met, met) {
+		if (fault->by == current) {
+			list_del(&fault->met);
+			found = fault;
+			break;
+		}
+	}
+	spin_unlock(&rxe_odp_lock);
+	return found;
+}
+
+/**
+ * rxe_odp_meet - Remember a fault that must be waited for
+ * @odp: The MR it is in
+ * @addr: The address
+ * @write: For writing
+ *
+ * Return: -EINPROGRESS; -EFAULT when there is no memory to remember it.
+ */
+int rxe_odp_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write)
+{
+	struct rxe_odp_fault *fault, *old;
+
+	atomic64_inc(&odp->waits);
+	old = rxe_odp_take_met();
+	if (old)
+		rxe_odp_put_fault(old);
+
+	fault = kzalloc(sizeof(*fault), GFP_KERNEL);
+	if (!fault)
+		return -EFAULT;
+
+	kref_init(&fault->ref);
+	mmgrab(odp->mm);
+	fault->mm = odp->mm;
+	fault->addr = addr & PAGE_MASK;
+	fault->write = write;
+	fault->by = current;
+	spin_lock(&rxe_odp_lock);
+	list_add(&fault->met, &rxe_odp_met);
+	spin_unlock(&rxe_odp_lock);
+	return -EINPROGRESS;
+}
+
+/**
+ * rxe_odp_fault_in - Fault one page in, however long it takes
+ * @mm: The address space; a reference to its users is held
+ * @addr: The address
+ * @write: For writing
+ *
+ * Context: Process context. Ends early when the caller is killed.
+ *
+ * Return: 0; -EFAULT or another error when there is no such access; -EINTR.
+ */
+int rxe_odp_fault_in(struct mm_struct *mm, unsigned long addr, bool write)
+{
+	struct page *page;
+	int locked = 1;
+	long got = -EFAULT;
+
+	if (mmap_read_lock_killable(mm))
+		return -EINTR;
+	if (vma_lookup(mm, addr))
+		got = rxe_odp_gup(mm, addr, write, 0, &page, &locked);
+	if (locked)
+		mmap_read_unlock(mm);
+
+	if (got == 1)
+		rxe_odp_put_page(page, write);
+	return got < 0 ? got : 0;
+}
+
+/* Does somebody wait? Asked after allow_signal(): who leaves says it, then kills */
+static bool rxe_odp_awaited(struct rxe_odp_fault *fault)
+{
+	bool awaited;
+
+	spin_lock(&rxe_odp_lock);
+	awaited = fault->qp;
+	spin_unlock(&rxe_odp_lock);
+	return awaited;
+}
+
+static int rxe_odp_thread(void *arg)
+{
+	struct rxe_odp_fault *fault = arg;
+	int err = -EFAULT;
+
+	allow_signal(SIGKILL);
+	if (rxe_odp_awaited(fault) && mmget_not_zero(fault->mm)) {
+		err = rxe_odp_fault_in(fault->mm, fault->addr, fault->write);
+		mmput_async(fault->mm);
+	}
+
+	spin_lock(&rxe_odp_lock);
+	fault->err = err;
+	fault->done = true;
+	if (fault->qp && rxe_get(fault->qp)) {
+		rxe_sched_task(fault->task);
+		rxe_put(fault->qp);
+	}
+	spin_unlock(&rxe_odp_lock);
+
+	rxe_odp_put_fault(fault);
+	module_put_and_kthread_exit(0);
+	return 0;
+}
+
+/* Take a fault away from its queue pair. Context: rxe_odp_lock held */
+static void rxe_odp_leave_fault(struct rxe_qp *qp, enum rxe_odp_side side)
+{
+	struct rxe_odp_fault *fault = qp->odp_faults[side];
+
+	lockdep_assert_held(&rxe_odp_lock);
+	if (!fault)
+		return;
+
+	qp->odp_faults[side] = NULL;
+	fault->qp = NULL;
+	if (!fault->done)
+		send_sig(SIGKILL, fault->thread, 1);
+	rxe_odp_put_fault(fault);
+}
+
+/* Start what is waited for. The caller's reference becomes the queue pair's */
+static int rxe_odp_start(struct rxe_qp *qp, enum rxe_odp_side side,
+			 struct rxe_odp_fault *fault)
+{
+	struct task_struct *thread;
+	int err = -EINPROGRESS;
+
+	thread = kthread_create(rxe_odp_thread, fault, "rxe_odp");
+	if (IS_ERR(thread)) {
+		rxe_odp_put_fault(fault);
+		return -EFAULT;
+	}
+	__module_get(THIS_MODULE);
+	get_task_struct(thread);
+	fault->thread = thread;
+	fault->task = side == RXE_ODP_RESP ? &qp->recv_task : &qp->send_task;
+	fault->since = jiffies;
+	kref_get(&fault->ref);
+
+	spin_lock(&rxe_odp_lock);
+	rxe_odp_leave_fault(qp, side);
+	if (qp->odp_ending) {
+		err = -ESHUTDOWN;
+	} else {
+		fault->qp = qp;
+		qp->odp_faults[side] = fault;
+	}
+	spin_unlock(&rxe_odp_lock);
+
+	if (err == -ESHUTDOWN)
+		rxe_odp_put_fault(fault);
+	wake_up_process(thread);
+	return err;
+}
+
+/*
+ * Wait for the fault that the calling task has just met: -EINPROGRESS, the task
+ * will be scheduled when it is served; -ESHUTDOWN, the queue pair is being
+ * destroyed; else the error of an access that is not possible.
+ */
+static int rxe_odp_wait(struct rxe_qp *qp, enum rxe_odp_side side)
+{
+	struct rxe_odp_fault *fault = rxe_odp_take_met();
+	struct rxe_odp_fault *old;
+	int err = 0;
+
+	if (WARN_ON_ONCE(!fault))
+		return -EFAULT;
+
+	spin_lock(&rxe_odp_lock);
+	old = qp->odp_faults[side];
+	if (old && old->mm == fault->mm && old->addr == fault->addr &&
+	    old->write == fault->write)
+		err = old->done ? old->err : -EINPROGRESS;
+	/* What has been answered is asked anew the next time */
+	if (old && old->done)
+		rxe_odp_leave_fault(qp, side);
+	spin_unlock(&rxe_odp_lock);
+
+	if (!err)
+		return rxe_odp_start(qp, side, fault);
+	rxe_odp_put_fault(fault);
+	return err;
+}
+
+/* Let go of the last packets of a queue, until so many are left; they hold @qp */
+static void rxe_odp_drop(struct rxe_qp *qp, struct sk_buff_head *queue,
+			 unsigned int left)
+{
+	struct sk_buff *skb;
+
+	while (skb_queue_len(queue) > left) {
+		skb = skb_dequeue_tail(queue);
+		rxe_put(qp);
+		kfree_skb(skb);
+		ib_device_put(qp->ibqp.device);
+	}
+}
+
+/*
+ * A packet that was looped back counts for, and holds, the queue pair that sent
+ * it until it is freed. That one must not wait for ours, nor its other peers.
+ * So packets that wait count for nobody, and there is an end to how many do:
+ * what is lost is sent again.
+ */
+static void rxe_odp_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
+{
+	struct sk_buff *skb;
+	unsigned long flags;
+
+	rxe_odp_drop(qp, queue, RXE_ODP_PACKETS);
+	spin_lock_irqsave(&queue->lock, flags);
+	skb_queue_walk(queue, skb)
+		skb_orphan(skb);
+	spin_unlock_irqrestore(&queue->lock, flags);
+}
+
+/**
+ * rxe_odp_req_waits - Does the requester wait for a page?
+ * @qp: The queue pair
+ * @wqe: The work request whose data could not be copied
+ * @err: What copying it returned
+ *
+ * Return: true if so: the requester leaves @wqe as it is, to go on with it when
+ * it is scheduled again.
+ */
+bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
+{
+	if (err != -EINPROGRESS)
+		return false;
+
+	err = rxe_odp_wait(qp, RXE_ODP_REQ);
+	if (err == -EINPROGRESS || err == -ESHUTDOWN) {
+		wqe->status = IB_WC_SUCCESS;
+		return true;
+	}
+	wqe->status = IB_WC_LOC_PROT_ERR;
+	return false;
+}
+
+/**
+ * rxe_odp_comp_waits - Does the completer wait for a page?
+ * @qp: The queue pair
+ * @pkt: The response whose data could not be copied
+ * @err: What copying it returned
+ *
+ * Return: true if so: @pkt is back at the head of its queue, with references of
+ * its own, and the completer lets go of it.
+ */
+bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
+{
+	struct sk_buff *skb = PKT_TO_SKB(pkt);
+
+	if (err != -EINPROGRESS)
+		return false;
+
+	err = rxe_odp_wait(qp, RXE_ODP_COMP);
+	if (err == -ESHUTDOWN) {
+		rxe_odp_drop(qp, &qp->resp_pkts, 0);
+		return true;
+	}
+	if (err != -EINPROGRESS)
+		return false;
+
+	rxe_get(qp);
+	WARN_ON(!ib_device_try_get(qp->ibqp.device));
+	skb_queue_head(&qp->resp_pkts, skb_get(skb));
+	rxe_odp_keep_packets(qp, &qp->resp_pkts);
+	return true;
+}
+
+/*
+ * Let the responder meet the request again from its beginning. What it holds
+ * must not be held while it waits, and what it has done is undone.
+ *
+ * Return: false for a read that has been answered in part, or before: the
+ * responder goes on in the middle, or answers it again.
+ */
+static bool rxe_odp_rewind_resource(struct rxe_qp *qp)
+{
+	struct resp_res *res = qp->resp.res;
+
+	if (!res)
+		return true;
+
+	if (res->replay) {
+		qp->resp.res = NULL;
+		return false;
+	}
+	if (res->type == RXE_READ_MASK) {
+		if (res->cur_psn != res->first_psn)
+			return false;
+		qp->resp.msn--;
+	}
+	qp->resp.res = NULL;
+	qp->resp.res_head = res - qp->resp.resources;
+	free_rd_atomic_resource(res);
+	return true;
+}
+
+/* Keep the receive WQE, unused, for the next packet that takes one */
+static void rxe_odp_keep_wqe(struct rxe_qp *qp)
+{
+	struct rxe_dma_info *dma = &qp->resp.wqe->dma;
+
+	dma->resid = dma->length;
+	dma->cur_sge = 0;
+	dma->sge_offset = 0;
+	qp->odp_wqe_taken = true;
+}
+
+/* Has the message waited long? Only a task that waits asks about its fault */
+static bool rxe_odp_is_late(struct rxe_qp *qp)
+{
+	bool late = true;
+
+	spin_lock(&rxe_odp_lock);
+	if (qp->odp_faults[RXE_ODP_RESP])
+		late = time_after(jiffies,
+				  qp->odp_faults[RXE_ODP_RESP]->since +
+				  RXE_ODP_PATIENCE);
+	spin_unlock(&rxe_odp_lock);
+	return late;
+}
+
+/**
+ * rxe_odp_resp_state - What the responder does after an access to memory
+ * @qp: The queue pair
+ * @err: What the access returned
+ * @state: The state of an access that failed
+ *
+ * Return: RESPST_NONE for no error, @state for one. When a page must be waited
+ * for, RESPST_EXIT: the packet stays at the head of its queue; or, when that has
+ * taken long, RESPST_ERR_RNR.
+ */
+enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
+				    enum resp_states state)
+{
+	struct rxe_pkt_info *pkt;
+	bool late, begins;
+
+	if (err != -EINPROGRESS)
+		return err ? state : RESPST_NONE;
+
+	err = rxe_odp_wait(qp, RXE_ODP_RESP);
+	if (err != -EINPROGRESS && err != -ESHUTDOWN)
+		return state;
+
+	begins = rxe_odp_rewind_resource(qp);
+	if (err == -ESHUTDOWN) {
+		qp->resp.res = NULL;
+		return RESPST_CLEANUP;
+	}
+
+	if (qp->resp.mr) {
+		rxe_put(qp->resp.mr);
+		qp->resp.mr = NULL;
+	}
+	pkt = SKB_TO_PKT(skb_peek(&qp->req_pkts));
+	late = rxe_odp_is_late(qp);
+	/* Of an unreliable transport all of the message goes when it is late */
+	if (qp->resp.wqe && ((pkt->mask & RXE_RWR_MASK) ||
+			     (late && qp_type(qp) != IB_QPT_RC)))
+		rxe_odp_keep_wqe(qp);
+	if (late && begins)
+		return RESPST_ERR_RNR;
+	/* The peer repeats itself: once is enough */
+	if (late)
+		rxe_odp_drop(qp, &qp->req_pkts, 1);
+	rxe_odp_keep_packets(qp, &qp->req_pkts);
+	return RESPST_EXIT;
+}
+
+/* Has a packet that waited taken a receive WQE already? It is used once */
+bool rxe_odp_has_wqe(struct rxe_qp *qp)
+{
+	bool taken = qp->odp_wqe_taken;
+
+	qp->odp_wqe_taken = false;
+	return taken;
+}
+
+static void rxe_odp_leave_faults(struct rxe_qp *qp)
+{
+	rxe_odp_leave_fault(qp, RXE_ODP_REQ);
+	rxe_odp_leave_fault(qp, RXE_ODP_COMP);
+	rxe_odp_leave_fault(qp, RXE_ODP_RESP);
+}
+
+/* A queue pair is reset; its tasks do not run */
+void rxe_odp_reset_qp(struct rxe_qp *qp)
+{
+	spin_lock(&rxe_odp_lock);
+	rxe_odp_leave_faults(qp);
+	spin_unlock(&rxe_odp_lock);
+	qp->odp_wqe_taken = false;
+}
+
+/*
+ * A queue pair is being destroyed: it waits for nothing any more. Packets that
+ * waited hold references to it, so its tasks let them go.
+ */
+void rxe_odp_destroy_qp(struct rxe_qp *qp)
+{
+	bool waited = false;
+	int side;
+
+	spin_lock(&rxe_odp_lock);
+	qp->odp_ending = true;
+	for (side = RXE_ODP_REQ; side <= RXE_ODP_RESP; side++)
+		waited |= !!qp->odp_faults[side];
+	rxe_odp_leave_faults(qp);
+	spin_unlock(&rxe_odp_lock);
+
+	if (waited) {
+		rxe_sched_task(&qp->recv_task);
+		rxe_sched_task(&qp->send_task);
+	}
+}
