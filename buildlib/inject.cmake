@@ -11,10 +11,10 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 
 # What is ours in libibverbs. C++ sources go here too: see inject_libibverbs() for their flags.
 set(INJECT_LIBIBVERBS_SOURCES libibverbs/mr_notify.c libibverbs/mr_notify_reg.c libibverbs/mr_cache.c
-    libibverbs/mr_cache_report.c libibverbs/mr_cache/mr_cache_core.cc)
+    libibverbs/mr_cache_report.c libibverbs/mr_cache/mr_cache_core.cc libibverbs/mr_all.c)
 set(INJECT_UAPI_HEADERS kernel-headers/rdma/ib_user_mr_notify.h)
-set(INJECT_PUBLIC_HEADERS libibverbs/mr_notify.h libibverbs/mr_cache.h)
-set(INJECT_TESTS tests/test_mr_notify.py tests/test_mr_cache.py)
+set(INJECT_PUBLIC_HEADERS libibverbs/mr_notify.h libibverbs/mr_cache.h libibverbs/mr_all.h)
+set(INJECT_TESTS tests/test_mr_notify.py tests/test_mr_cache.py tests/test_mr_all.py)
 
 # The last: verbs.h mixes enumeration types, which C++20 warns about.
 set(INJECT_CXX_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Werror -Wno-deprecated-enum-enum-conversion)
@@ -83,7 +83,7 @@ endfunction()
 function(inject_man_pages)
   set(folder ${PROJECT_SOURCE_DIR}/libibverbs/man)
   file(GLOB pages CONFIGURE_DEPENDS ${folder}/*_mr_notify.[0-9].md ${folder}/*_mr_cache.[0-9].md
-       ${folder}/ibv_forget_mr.[0-9].md ${folder}/ibv_is_reg.[0-9].md
+       ${folder}/ibv_register_mr_all.[0-9].md ${folder}/ibv_forget_mr.[0-9].md ${folder}/ibv_is_reg.[0-9].md
        ${folder}/ibv_reg_mr_clean.[0-9].md ${folder}/ibv_reg_mr_limits.[0-9].md)
   # Where upstream's functions put what they make: beside the other pages.
   set(CMAKE_CURRENT_SOURCE_DIR ${PROJECT_SOURCE_DIR}/libibverbs/man)

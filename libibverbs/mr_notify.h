@@ -20,6 +20,7 @@
 
 #include <stdint.h>
 
+#include <infiniband/mr_all.h>
 #include <infiniband/mr_cache.h>
 
 #ifdef __cplusplus

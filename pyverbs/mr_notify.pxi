@@ -8,6 +8,7 @@
 
 cimport cython
 
+include "mr_all.pxi"
 include "mr_cache_mr.pxi"
 
 MR_NOTIFY_WORD_DOC = """

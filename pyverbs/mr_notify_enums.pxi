@@ -14,4 +14,9 @@ cdef extern from '<infiniband/mr_notify.h>':
 _IBV_DEVICE_MR_REVOKE = IBV_DEVICE_MR_REVOKE
 _IBV_DEVICE_MR_RECLAIM = IBV_DEVICE_MR_RECLAIM
 
+cdef extern from '<infiniband/mr_all.h>':
+    cdef unsigned long long IBV_DEVICE_MR_ALL
+
+_IBV_DEVICE_MR_ALL = IBV_DEVICE_MR_ALL
+
 include "mr_cache_enums.pxi"

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * IBV_DEVICE_MR_ALL is the library's own: what the kernel says of on-demand
+ * paging tells it, also a kernel that does not know of this capability.
+ */
+#ifndef IB_VERBS_MR_ALL_CAP_H
+#define IB_VERBS_MR_ALL_CAP_H
+
+#include <stddef.h>
+
+#include <infiniband/driver.h>
+
+/* @attr_size: how much of @attr the caller has */
+static inline void mr_all_set_cap(struct ibv_device_attr_ex *attr,
+				  size_t attr_size)
+{
+	if (attr_size < offsetof(struct ibv_device_attr_ex,
+				 device_cap_flags_ex) +
+				sizeof(attr->device_cap_flags_ex))
+		return;
+	if (attr->odp_caps.general_caps & IBV_ODP_SUPPORT_IMPLICIT)
+		attr->device_cap_flags_ex |= IBV_DEVICE_MR_ALL;
+}
+
+#endif /* IB_VERBS_MR_ALL_CAP_H */

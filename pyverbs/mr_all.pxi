@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+# All memory of the process as one MR; mr_notify.pxi includes this file.
+
+cimport cython
+
+
+@cython.binding(True)
+def register_mr_all(PD pd not None, access):
+    """
+    Register all memory of this process, what is mapped now and what will be. An address
+    in the MR is the process's own. With a remote right, who has the key has all of it.
+    :param pd: The PD
+    :param access: Access rights, see ibv_access_flags; on demand is implied
+    :return: The MR. It has no buffer: read() and write() are not for it
+    :raises PyverbsRDMAError: error_code EOPNOTSUPP: the device has no
+                              _IBV_DEVICE_MR_ALL, or not with these rights
+                              EINVAL: rights that do not go together; ENOMEM
+    """
+    cdef v.ibv_mr *mr = v.ibv_register_mr_all(pd.pd, access)
+    if mr == NULL:
+        raise PyverbsRDMAErrno('Failed to register all memory')
+    cdef MR everything = MR.__new__(MR)
+    everything.mr = mr
+    # It has what it needs: the constructor returns before it would register.
+    MR.__init__(everything, pd)
+    everything.is_user_addr = True
+    everything.pd = pd
+    pd.add_ref(everything)
+    return everything
