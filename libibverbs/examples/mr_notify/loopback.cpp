@@ -68,7 +68,7 @@ address address_of(ibv_context *context)
 	return out;
 }
 
-owned<ibv_qp> make_qp(const device &on, ibv_cq *cq)
+owned<ibv_qp> make_qp(const device &on, ibv_cq *cq, ibv_srq *srq)
 {
 	ibv_qp_init_attr init{};
 	ibv_device_attr attr{};
@@ -76,6 +76,7 @@ owned<ibv_qp> make_qp(const device &on, ibv_cq *cq)
 	check_verb(ibv_query_device(on.context(), &attr), "ibv_query_device");
 	init.send_cq = cq;
 	init.recv_cq = cq;
+	init.srq = srq;
 	init.qp_type = IBV_QPT_RC;
 	init.cap = {16, 16, std::min(30U, static_cast<unsigned>(attr.max_sge)), 1, 0};
 	owned<ibv_qp> qp(ibv_create_qp(on.pd(), &init));
@@ -130,17 +131,19 @@ void connect(ibv_qp *qp, uint32_t peer, const address &where)
 
 } // namespace
 
-loopback::loopback(const device &on) : cq_(ibv_create_cq(on.context(), 64, nullptr, nullptr, 0))
+loopback::loopback(const device &on, ibv_srq *srq, ibv_mtu most)
+    : cq_(ibv_create_cq(on.context(), 64, nullptr, nullptr, 0))
 {
 	if (!cq_)
 		fail("ibv_create_cq");
-	near_ = make_qp(on, cq_.get());
-	far_ = make_qp(on, cq_.get());
+	near_ = make_qp(on, cq_.get(), srq);
+	far_ = make_qp(on, cq_.get(), srq);
 	if (on.context()->device->transport_type == IBV_TRANSPORT_IWARP) {
 		iwarp_.emplace(on, near_.get(), far_.get());
 		return;
 	}
-	const address where = address_of(on.context());
+	address where = address_of(on.context());
+	where.mtu = std::min(where.mtu, most);
 	connect(near_.get(), far_->qp_num, where);
 	connect(far_.get(), near_->qp_num, where);
 }

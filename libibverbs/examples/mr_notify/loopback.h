@@ -15,7 +15,8 @@ namespace mr_notify {
 
 class loopback {
 public:
-	explicit loopback(const device &on);
+	/* @srq: where the receives of both ends come from; @most: no larger packets */
+	explicit loopback(const device &on, ibv_srq *srq = nullptr, ibv_mtu most = IBV_MTU_4096);
 
 	/*
 	 * One RDMA operation of the near end on memory of the far end, waited

@@ -9,8 +9,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
+#include <optional>
 
+#include "all.h"
 #include "report.h"
 
 namespace {
@@ -23,8 +26,42 @@ struct options {
 	bool json = false;
 	bool system = false;
 	bool list = false;
+	bool all = false;
 	std::string only;
 };
+
+const char *const needs_system = "would disturb others; --system does it";
+
+/* One line for each operation, as the tests read them. */
+status run_all(const options &opt, const mr_notify::device &on,
+	       const std::vector<mr_notify::operation> &table, std::size_t length)
+{
+	using namespace mr_notify;
+
+	std::optional<all_check> check;
+	bool ok = true;
+
+	try {
+		check.emplace(on);
+	} catch (const unsupported &reason) {
+		fmt::print(stderr, "{}: {}\n", on.name(), reason.what());
+		return no_capability;
+	}
+	for (const operation &what : table) {
+		try {
+			if (what.disturbs == reach::system && !opt.system)
+				throw unsupported(needs_system);
+			const std::string wrong = check->try_operation(what, length);
+			fmt::print("{} {}{}{}\n", wrong.empty() ? "ok" : "not ok", what.name,
+				   wrong.empty() ? "" : ": ", wrong);
+			ok = ok && wrong.empty();
+		} catch (const unsupported &reason) {
+			fmt::print("skip {}: {}\n", what.name, reason.what());
+		}
+		std::fflush(stdout);
+	}
+	return ok ? right : wrong;
+}
 
 status run(const options &opt)
 {
@@ -41,6 +78,10 @@ status run(const options &opt)
 	}
 
 	const device on(opt.device);
+	const std::size_t length =
+		std::max((opt.size + page_size() - 1) / page_size(), std::size_t{4}) * page_size();
+	if (opt.all)
+		return run_all(opt, on, table, length);
 	if (!on.can_notify()) {
 		fmt::print(stderr,
 			   "{}: this kernel and driver do not notify about memory registrations\n",
@@ -48,8 +89,6 @@ status run(const options &opt)
 		return no_capability;
 	}
 
-	const std::size_t length =
-		std::max((opt.size + page_size() - 1) / page_size(), std::size_t{4}) * page_size();
 	const auto out = opt.json ? json_report() : text_report();
 	bool ok = true;
 
@@ -61,7 +100,7 @@ status run(const options &opt)
 	for (const operation &what : table) {
 		row one{what, {}, {}};
 		if (what.disturbs == reach::system && !opt.system)
-			one.seen.skipped = "would disturb others; --system does it";
+			one.seen.skipped = needs_system;
 		else
 			one.seen = try_operation(on, bytes, what, length);
 		one.wrong = verdict(on, what, one.seen);
@@ -82,6 +121,9 @@ int main(int argc, char **argv)
 	app.add_option("-d,--ib-dev", opt.device, "RDMA device (default: the first one)");
 	app.add_option("-s,--size", opt.size, "Bytes to register (default: 1048576)")
 		->check(CLI::Range(std::size_t{1}, std::size_t{1} << 30));
+	app.add_flag(
+		"--all", opt.all,
+		"Try each operation with one registration of all memory (ibv_register_mr_all)");
 	app.add_flag("--json", opt.json, "Print JSON instead of tables");
 	app.add_flag(
 		"--system", opt.system,

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+#include "all.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+namespace mr_notify {
+namespace {
+
+/* Pages that are looked at, each with a read and a write. */
+constexpr std::size_t most = 4;
+constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+
+/*
+ * What this process may do at an address, asked of the kernel: a load or store
+ * that may not be would end it.
+ */
+class cpu {
+public:
+	cpu()
+	{
+		if (pipe2(ends_, O_CLOEXEC))
+			fail("pipe2");
+	}
+	cpu(const cpu &) = delete;
+	cpu &operator=(const cpu &) = delete;
+	~cpu()
+	{
+		close(ends_[0]);
+		close(ends_[1]);
+	}
+
+	bool reads(range page, std::vector<std::byte> &bytes) const
+	{
+		bytes.resize(page.length);
+		return ::write(ends_[1], page.addr, page.length) ==
+			       static_cast<ssize_t>(page.length) &&
+		       ::read(ends_[0], bytes.data(), page.length) ==
+			       static_cast<ssize_t>(page.length);
+	}
+	bool writes(std::byte *to, std::byte value) const
+	{
+		std::byte left{};
+
+		if (::write(ends_[1], &value, 1) != 1)
+			fail("write to a pipe");
+		if (::read(ends_[0], to, 1) == 1)
+			return true;
+		if (::read(ends_[0], &left, 1) != 1)
+			fail("read of a pipe");
+		return false;
+	}
+
+private:
+	int ends_[2] = {};
+};
+
+} // namespace
+
+all_check::all_check(const device &on)
+    : on_(on), all_(ibv_register_mr_all(on.pd(), rights)), peer_(anonymous(page_size()))
+{
+	if (!all_)
+		throw unsupported(std::string("ibv_register_mr_all: ") + std::strerror(errno));
+}
+
+bool all_check::ended_well(ibv_wc_status status)
+{
+	if (status != IBV_WC_SUCCESS)
+		links_.pop_front();
+	return status == IBV_WC_SUCCESS;
+}
+
+/* The device first: it must need nobody to have brought the page in. */
+std::string all_check::look(range page)
+{
+	const range peer = peer_.registered();
+	std::vector<std::byte> seen;
+	cpu ours;
+
+	const bool read = ended_well(links_.front().read(all_.get(), peer, page.addr, all_->rkey));
+	if (read != ours.reads(page, seen))
+		return read ? "the device reads what the CPU can't"
+			    : "the device can't read what the CPU can";
+	if (read && std::memcmp(peer.addr, seen.data(), page.length) != 0)
+		return "the device reads other bytes";
+
+	std::memset(peer.addr, ++pattern_, page.length);
+	const bool written =
+		ended_well(links_.front().write(all_.get(), peer, page.addr, all_->rkey));
+	if (written != ours.writes(page.addr, peer.addr[0]))
+		return written ? "the device writes what the CPU can't"
+			       : "the device can't write what the CPU can";
+	if (!written)
+		return "";
+	if (!ours.reads(page, seen) || std::memcmp(peer.addr, seen.data(), page.length) != 0)
+		return "the CPU reads other bytes than the device wrote";
+	return "";
+}
+
+std::string all_check::try_operation(const operation &what, std::size_t length)
+{
+	if (what.watch)
+		throw unsupported("it is another process's memory");
+	/* Here the CPU looks, too, and nobody would answer it; tests/guest/odp_wait_test.cpp does.
+	 */
+	if (what.name.find("userfaultfd") != std::string::npos ||
+	    what.name.find("UFFDIO") != std::string::npos)
+		throw unsupported("a fault would wait for an answer");
+	memory m = what.map(length);
+	const range r = m.registered();
+	const std::size_t pages = r.length / page_size();
+	const std::size_t count = std::min(pages, most);
+
+	while (links_.size() < 2 * most)
+		links_.emplace_back(on_);
+	what.apply(m);
+	for (std::size_t i = 0; i < count; i++) {
+		const std::size_t at = count > 1 ? i * (pages - 1) / (count - 1) : 0;
+		std::string wrong = look({r.addr + at * page_size(), page_size()});
+		if (!wrong.empty())
+			return wrong;
+	}
+	return pinned_bytes() ? "pages are pinned" : "";
+}
+
+} // namespace mr_notify
