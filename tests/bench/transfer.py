@@ -23,6 +23,8 @@ WAYS = {
     "registered before": ("", "transfer", "registered"),
     "no cache": ("", "transfer", "none"),
     "ours": ("", "transfer", "cached"),
+    "all memory": ("", "transfer", "all"),
+    "all memory, dropped before": ("", "transfer", "dropped"),
     "libfabric, no cache": (LIBFABRIC + "disabled", "libfabric_transfer", ""),
     "libfabric memhooks": (LIBFABRIC + "memhooks", "libfabric_transfer", ""),
     "libfabric userfaultfd": (LIBFABRIC + "userfaultfd", "libfabric_transfer", ""),

@@ -4,10 +4,14 @@
  *  registered   all are registered once, before: the limit
  *  none         ibv_reg_mr + ibv_dereg_mr around each message
  *  cached       the same with IBV_ACCESS_CACHED
+ *  all          both ends by one MR of all memory, where the device has that
+ *  dropped      the same, and the pages of both ends are dropped before each message
  */
 #include <sched.h>
+#include <sys/mman.h>
 
 #include <deque>
+#include <optional>
 
 #include "loopback.h"
 #include "rotation.h"
@@ -18,21 +22,31 @@ namespace {
 
 class sender {
 public:
-	enum class registering { before, each_time, cached };
+	enum class registering { before, each_time, cached, all, dropped };
 
 	sender(const device &on, registering how)
 	    : on_(on), how_(how), link_(on), to_(rotation::memory(rotation::largest)),
-	      to_mr_(on.register_memory({to_, rotation::largest}))
+	      to_mr_(on.register_memory({to_, rotation::largest})), to_key_(to_mr_->rkey)
 	{
 		if (how == registering::before)
 			area_mr_ = on.register_memory({rotation::the_area(), rotation::area});
+		if (how != registering::all && how != registering::dropped)
+			return;
+		area_mr_.reset(ibv_register_mr_all(on.pd(), IBV_ACCESS_LOCAL_WRITE |
+								    IBV_ACCESS_REMOTE_WRITE));
+		if (!area_mr_)
+			fail("ibv_register_mr_all");
+		to_key_ = area_mr_->rkey;
 	}
 
 	void start(std::byte *addr, std::size_t length)
 	{
 		ibv_mr *mr = area_mr_ ? area_mr_.get() : reg(addr, length);
 
-		link_.start(IBV_WR_RDMA_WRITE, mr, {addr, length}, to_, to_mr_->rkey);
+		if (how_ == registering::dropped &&
+		    (madvise(addr, length, MADV_DONTNEED) || madvise(to_, length, MADV_DONTNEED)))
+			fail("madvise");
+		link_.start(IBV_WR_RDMA_WRITE, mr, {addr, length}, to_, to_key_);
 		posted_.push_back(mr);
 	}
 
@@ -66,6 +80,7 @@ private:
 	loopback link_;
 	std::byte *to_;
 	owned<ibv_mr> to_mr_;
+	uint32_t to_key_;
 	owned<ibv_mr> area_mr_;
 	std::deque<ibv_mr *> posted_;
 };
@@ -83,6 +98,16 @@ int main(int argc, char **argv)
 		rotation::add("registered", registered);
 		rotation::add("none", none);
 		rotation::add("cached", cached);
+
+		std::optional<sender> all, dropped;
+		ibv_device_attr_ex attr{};
+		if (ibv_query_device_ex(on.context(), nullptr, &attr) == 0 &&
+		    attr.device_cap_flags_ex & IBV_DEVICE_MR_ALL) {
+			all.emplace(on, sender::registering::all);
+			dropped.emplace(on, sender::registering::dropped);
+			rotation::add("all", *all);
+			rotation::add("dropped", *dropped);
+		}
 		benchmark::Initialize(&argc, argv);
 		benchmark::RunSpecifiedBenchmarks();
 		return 0;

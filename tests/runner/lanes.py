@@ -77,6 +77,10 @@ def on_siw(*steps):
 
 
 MATRIX = Step("matrix", "ibv_mr_notify --system --json", results.matrix)
+ALL = Step("matrix, all memory", "ibv_mr_notify --system --all", results.lines)
+# On-demand paging: ours, and upstream's tests of it.
+PAGING = [*guest_programs("odp", "odp_wait", "odp_oracle"),
+          pyverbs("test_mr_all", "test_odp", least=20)]
 PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py rxe0")
 # The suite that the package python3-pyverbs brings, compressed as documentation is.
 UNPACK_SUITE = Step("unpack suite", "mkdir /run/suite && cp -r /usr/share/doc/rdma-core/tests "
@@ -118,7 +122,7 @@ BUILDS = {
 
 LANES = {
     "um": Lane(
-        [MATRIX, *guest_programs(),
+        [MATRIX, ALL, *guest_programs(), *PAGING,
          *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke")),
          PYTHON_EXAMPLE, pyverbs("test_mr_notify", "test_mr_cache"),
          *cached(pyverbs("test_mr_notify", "test_mr_cache"))],
@@ -144,7 +148,7 @@ LANES = {
         needs=("fork", "installed", "communication libraries")),
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": Lane(
-        [MATRIX, *guest_programs(), *guest_programs("window", "stress", seconds=10),
+        [MATRIX, *guest_programs(), *PAGING, *guest_programs("window", "stress", seconds=10),
          *guest_programs("transfer"),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer", "lifetime", "race")),
          pyverbs("test_mr_notify", "test_mr_cache")],

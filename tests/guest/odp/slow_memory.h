@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/* Memory that is not there, and whose faults nobody answers but the test: userfaultfd. */
+#ifndef GUEST_ODP_SLOW_MEMORY_H
+#define GUEST_ODP_SLOW_MEMORY_H
+
+#include <chrono>
+#include <memory>
+
+#include "memory.h"
+
+namespace odp {
+
+class slow_memory {
+public:
+	/* nullptr where there is no userfaultfd. */
+	static std::unique_ptr<slow_memory> make(std::size_t length);
+	slow_memory(const slow_memory &) = delete;
+	slow_memory &operator=(const slow_memory &) = delete;
+	~slow_memory();
+
+	mr_notify::range bytes() const { return memory_.registered(); }
+	/* Waits for a fault; false when there is none for so long. */
+	bool faulted(std::chrono::milliseconds patience = std::chrono::seconds(20)) const;
+	/* Answers all faults, with pages full of this. */
+	void answer(std::byte with) const;
+
+private:
+	slow_memory(mr_notify::memory whole, int fd) : memory_(std::move(whole)), fd_(fd) {}
+
+	mr_notify::memory memory_;
+	int fd_;
+};
+
+} // namespace odp
+
+#endif

@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * On-demand paging, of a range and of all memory: every operation reaches what
+ * the CPU sees at that moment, what may not be accessed is refused, and nothing is
+ * pinned between transfers.
+ */
+#include "catch.h"
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "loopback.h"
+#include "odp/operations.h"
+#include "raw_uverbs.h"
+#include "skip.h"
+
+using namespace mr_notify;
+using namespace odp;
+
+namespace {
+
+constexpr int remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
+		       IBV_ACCESS_REMOTE_ATOMIC;
+constexpr std::size_t length = 64 << 10;
+
+bool offers_all(const device &on)
+{
+	ibv_device_attr_ex attr{};
+
+	check_verb(ibv_query_device_ex(on.context(), nullptr, &attr), "ibv_query_device_ex");
+	return attr.device_cap_flags_ex & IBV_DEVICE_MR_ALL;
+}
+
+/* Each byte depends on its address and on the round. */
+std::byte expected(const std::byte *at, unsigned int round)
+{
+	return static_cast<std::byte>((number(at) * 2654435761U >> 7) + round * 37);
+}
+
+void fill(range r, unsigned int round)
+{
+	for (std::size_t i = 0; i < r.length; i++)
+		r.addr[i] = expected(r.addr + i, round);
+}
+
+bool is_zero(range r)
+{
+	for (std::size_t i = 0; i < r.length; i++)
+		if (r.addr[i] != std::byte{0})
+			return false;
+	return true;
+}
+
+bool same(range a, range b)
+{
+	return a.length == b.length && std::memcmp(a.addr, b.addr, a.length) == 0;
+}
+
+struct setup {
+	device on;
+	loopback link{on};
+	memory near = anonymous(length);
+	memory far = anonymous(length);
+
+	range from() const { return near.registered(); }
+	range to() const { return far.registered(); }
+};
+
+/* An MR of all memory, or of a range, for both ends. */
+owned<ibv_mr> make(const device &on, const std::string &kind, range r)
+{
+	if (kind == "all")
+		return register_all(on, remote);
+	return on.register_memory(r, remote | (kind == "range" ? IBV_ACCESS_ON_DEMAND : 0));
+}
+
+} // namespace
+
+TEST_CASE("the capability, and an MR of all memory")
+{
+	device on;
+	ibv_device_attr_ex attr{};
+
+	check_verb(ibv_query_device_ex(on.context(), nullptr, &attr), "ibv_query_device_ex");
+	if (!offers_all(on)) {
+		CHECK_FALSE(attr.odp_caps.general_caps & IBV_ODP_SUPPORT_IMPLICIT);
+		errno = 0;
+		CHECK(ibv_register_mr_all(on.pd(), IBV_ACCESS_LOCAL_WRITE) == nullptr);
+		CHECK(errno == EOPNOTSUPP);
+		return;
+	}
+	CHECK(attr.odp_caps.general_caps & IBV_ODP_SUPPORT_IMPLICIT);
+	const auto &per = attr.odp_caps.per_transport_caps;
+	CHECK(per.rc_odp_caps ==
+	      (IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE |
+	       IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV));
+	CHECK(per.uc_odp_caps == (IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
+				  IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_SRQ_RECV));
+	CHECK(per.ud_odp_caps ==
+	      (IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV));
+
+	const auto all = register_all(on, remote);
+	CHECK(all->addr == nullptr);
+	CHECK(all->length == SIZE_MAX);
+	uint64_t word = 0;
+	CHECK(ibv_reg_mr_notify(all.get(), &word) == EOPNOTSUPP);
+}
+
+TEST_CASE("every operation, across pages, at any offset")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const std::string kind = GENERATE("range", "all");
+	const std::string other = GENERATE("range", "all", "pinned");
+	const auto near_mr = make(s.on, kind, s.from());
+	const auto far_mr = make(s.on, other, s.to());
+
+	unsigned int round = 0;
+	for (const std::size_t offset : {std::size_t{0}, std::size_t{1}, std::size_t{4095}}) {
+		const range from{s.from().addr + offset, 20001};
+		const range to{s.to().addr + 4096 - offset, 20001};
+		const piece here{from, near_mr->lkey};
+		const piece there{to, far_mr->lkey};
+
+		CAPTURE(kind, other, offset);
+		fill(from, ++round);
+		CHECK(run(s.link, {IBV_WR_RDMA_WRITE, {here}, number(to.addr), far_mr->rkey}) ==
+		      IBV_WC_SUCCESS);
+		CHECK(same(from, to));
+
+		fill(to, ++round);
+		CHECK(run(s.link, {IBV_WR_RDMA_READ, {here}, number(to.addr), far_mr->rkey}) ==
+		      IBV_WC_SUCCESS);
+		CHECK(same(from, to));
+
+		fill(from, ++round);
+		const both sent = send(s.link, {here}, {there});
+		CHECK(sent.sender == IBV_WC_SUCCESS);
+		CHECK(sent.receiver == IBV_WC_SUCCESS);
+		CHECK(same(from, to));
+	}
+
+	auto *const counter = reinterpret_cast<uint64_t *>(s.to().addr + 4096 + 8);
+	auto *const old = reinterpret_cast<uint64_t *>(s.from().addr + 16);
+	const piece result{{s.from().addr + 16, 8}, near_mr->lkey};
+	*counter = 40;
+	CHECK(run(s.link,
+		  {IBV_WR_ATOMIC_FETCH_AND_ADD, {result}, number(counter), far_mr->rkey, 2, 0}) ==
+	      IBV_WC_SUCCESS);
+	CHECK(*counter == 42);
+	CHECK(*old == 40);
+	CHECK(run(s.link,
+		  {IBV_WR_ATOMIC_CMP_AND_SWP, {result}, number(counter), far_mr->rkey, 42, 7}) ==
+	      IBV_WC_SUCCESS);
+	CHECK(*counter == 7);
+	CHECK(*old == 42);
+	CHECK(run(s.link,
+		  {IBV_WR_ATOMIC_CMP_AND_SWP, {result}, number(counter), far_mr->rkey, 42, 8}) ==
+	      IBV_WC_SUCCESS);
+	CHECK(*counter == 7);
+}
+
+TEST_CASE("memory that comes after the registration, goes and comes again")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const auto all = register_all(s.on, remote);
+	const auto from = s.on.register_memory(s.from());
+	const range page{s.from().addr, page_size()};
+
+	memory place = anonymous(length);
+	const range r = place.registered();
+	for (unsigned int round = 0; round < 20; round++) {
+		/* the very addresses, other pages */
+		REQUIRE(mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == r.addr);
+		if (round % 2)
+			fill(r, round);
+		const range part{r.addr + 3 * page_size() + 5, page_size()};
+		fill(page, round);
+		REQUIRE(s.link.write(from.get(), page, part.addr, all->rkey) == IBV_WC_SUCCESS);
+		CHECK(same(page, part));
+		if (round % 2 == 0)
+			CHECK(is_zero({r.addr, 3 * page_size() + 5}));
+		REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
+		REQUIRE(s.link.read(from.get(), page, part.addr, all->rkey) == IBV_WC_SUCCESS);
+		CHECK(is_zero(page));
+	}
+}
+
+TEST_CASE("what the process may not do is refused")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const auto all = register_all(s.on, remote);
+	const range page{s.from().addr, page_size()};
+	memory victim = anonymous(4 * page_size());
+	std::byte *const at = victim.registered().addr;
+	bool reads = false;
+	/* Each error ends one. Made before the hole: what is mapped later may go there. */
+	loopback write_there(s.on), add_there(s.on), read_there(s.on), read_into(s.on),
+		write_from(s.on), receive(s.on);
+
+	SECTION("unmapped")
+	{
+		victim.forget({at, page_size()});
+		REQUIRE(munmap(at, page_size()) == 0);
+	}
+	SECTION("no access at all")
+	{
+		REQUIRE(mprotect(at, page_size(), PROT_NONE) == 0);
+	}
+	SECTION("read-only")
+	{
+		REQUIRE(mprotect(at, page_size(), PROT_READ) == 0);
+		reads = true;
+	}
+	SECTION("secret memory")
+	{
+		const int fd = static_cast<int>(syscall(447 /* memfd_secret */, 0));
+		SKIP_IF(fd < 0, "no memfd_secret");
+		REQUIRE(ftruncate(fd, static_cast<off_t>(page_size())) == 0);
+		REQUIRE(mmap(at, page_size(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+			     0) == at);
+		close(fd);
+		std::memset(at, 0x55, page_size());
+	}
+	SECTION("beyond user space")
+	{
+		CHECK(run(s.link, {IBV_WR_RDMA_WRITE,
+				   {{page, all->lkey}},
+				   ~uint64_t{0} - 8192,
+				   all->rkey}) == IBV_WC_REM_ACCESS_ERR);
+		return;
+	}
+
+	CHECK(run(write_there, {IBV_WR_RDMA_WRITE, {{page, all->lkey}}, number(at), all->rkey}) ==
+	      IBV_WC_REM_ACCESS_ERR);
+	CHECK(run(add_there, {IBV_WR_ATOMIC_FETCH_AND_ADD,
+			      {{{page.addr, 8}, all->lkey}},
+			      number(at),
+			      all->rkey,
+			      1,
+			      0}) == IBV_WC_REM_ACCESS_ERR);
+	CHECK(run(read_there, {IBV_WR_RDMA_READ, {{page, all->lkey}}, number(at), all->rkey}) ==
+	      (reads ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR));
+	CHECK(run(read_into, {IBV_WR_RDMA_READ,
+			      {{{at, page_size()}, all->lkey}},
+			      number(page.addr),
+			      all->rkey}) == IBV_WC_LOC_PROT_ERR);
+	CHECK(run(write_from, {IBV_WR_RDMA_WRITE,
+			       {{{at, page_size()}, all->lkey}},
+			       number(page.addr),
+			       all->rkey}) == (reads ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR));
+	CHECK(send(receive, {{page, all->lkey}}, {{{at, page_size()}, all->lkey}}).receiver ==
+	      IBV_WC_LOC_PROT_ERR);
+}
+
+TEST_CASE("without the right there is no access")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const auto local = register_all(s.on, IBV_ACCESS_LOCAL_WRITE);
+	const auto none = register_all(s.on, 0);
+
+	loopback to_remote(s.on);
+	CHECK(run(to_remote, {IBV_WR_RDMA_WRITE,
+			      {{s.from(), local->lkey}},
+			      number(s.to().addr),
+			      local->rkey}) == IBV_WC_REM_ACCESS_ERR);
+	const auto far = s.on.register_memory(s.to());
+	loopback works(s.on);
+	CHECK(run(works,
+		  {IBV_WR_RDMA_WRITE, {{s.from(), none->lkey}}, number(s.to().addr), far->rkey}) ==
+	      IBV_WC_SUCCESS);
+	loopback into_read_only(s.on);
+	CHECK(run(into_read_only,
+		  {IBV_WR_RDMA_READ, {{s.from(), none->lkey}}, number(s.to().addr), far->rkey}) !=
+	      IBV_WC_SUCCESS);
+}
+
+TEST_CASE("an iova that is not the address")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	constexpr uint64_t iova = 0x123450000;
+	const owned<ibv_mr> mr(ibv_reg_mr_iova(s.on.pd(), s.to().addr, s.to().length, iova,
+					       remote | IBV_ACCESS_ON_DEMAND));
+	REQUIRE(mr);
+	const auto from = s.on.register_memory(s.from());
+	const range part{s.from().addr + 11, 9000};
+
+	fill(part, 1);
+	CHECK(s.link.write(from.get(), part, reinterpret_cast<void *>(iova + 4000), mr->rkey) ==
+	      IBV_WC_SUCCESS);
+	CHECK(same(part, {s.to().addr + 4000, part.length}));
+	CHECK(s.link.write(from.get(), part, reinterpret_cast<void *>(iova + s.to().length - 8999),
+			   mr->rkey) == IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_CASE("a window onto a part of all memory")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const auto all = register_all(s.on, remote | IBV_ACCESS_MW_BIND);
+	const owned<ibv_mw> window(ibv_alloc_mw(s.on.pd(), IBV_MW_TYPE_1));
+	REQUIRE(window);
+	ibv_mw_bind bind{};
+
+	bind.send_flags = IBV_SEND_SIGNALED;
+	bind.bind_info = {all.get(), number(s.to().addr), 2 * page_size(), IBV_ACCESS_REMOTE_WRITE};
+	check_verb(ibv_bind_mw(s.link.near_end(), window.get(), &bind), "ibv_bind_mw");
+	REQUIRE(s.link.wait().status == IBV_WC_SUCCESS);
+
+	const range part{s.from().addr, page_size()};
+	fill(part, 3);
+	CHECK(s.link.write(all.get(), part, s.to().addr + 100, window->rkey) == IBV_WC_SUCCESS);
+	CHECK(same(part, {s.to().addr + 100, part.length}));
+	loopback beyond(s.on);
+	CHECK(run(beyond, {IBV_WR_RDMA_WRITE,
+			   {{part, all->lkey}},
+			   number(s.to().addr + page_size() + 1),
+			   window->rkey}) == IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_CASE("nothing is pinned between transfers")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const std::size_t before = pinned_bytes();
+	const auto all = register_all(s.on, remote);
+	constexpr std::size_t much = 128 << 20;
+	memory large = anonymous(much);
+
+	for (std::size_t at = 0; at + length <= much; at += 8 << 20)
+		REQUIRE(s.link.write(all.get(), s.from(), large.registered().addr + at,
+				     all->rkey) == IBV_WC_SUCCESS);
+	CHECK(pinned_bytes() == before);
+	CHECK(before == 0);
+}
+
+TEST_CASE("after a fork the device has the memory of who registered")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const auto all = register_all(s.on, remote);
+	const auto from = s.on.register_memory({s.from().addr, page_size()});
+	const range page{s.from().addr, page_size()};
+	const range target{s.to().addr, page_size()};
+	int go[2];
+	int back[2];
+
+	fill(target, 1);
+	REQUIRE(pipe(go) == 0);
+	REQUIRE(pipe(back) == 0);
+	const pid_t child = fork();
+	REQUIRE(child >= 0);
+	if (child == 0) {
+		char c = 0;
+		bool intact = read(go[0], &c, 1) == 1;
+		for (std::size_t i = 0; i < target.length; i++)
+			intact = intact && target.addr[i] == expected(target.addr + i, 1);
+		c = intact;
+		_exit(write(back[1], &c, 1) == 1 ? 0 : 1);
+	}
+	fill(page, 2);
+	CHECK(s.link.write(from.get(), page, target.addr, all->rkey) == IBV_WC_SUCCESS);
+	CHECK(same(page, target));
+	char answer = 0;
+	REQUIRE(write(go[1], "g", 1) == 1);
+	REQUIRE(read(back[0], &answer, 1) == 1);
+	CHECK(answer == 1); /* the child's copy is as it was */
+	waitpid(child, nullptr, 0);
+	for (const int fd : {go[0], go[1], back[0], back[1]})
+		close(fd);
+}
+
+TEST_CASE("prefetching brings pages in")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const auto all = register_all(s.on, remote);
+	const auto pinned = s.on.register_memory(s.from());
+	memory cold = anonymous(length);
+	const range r = cold.registered();
+	std::vector<unsigned char> there(length / page_size());
+	const auto present = [&] {
+		REQUIRE(mincore(r.addr, r.length, there.data()) == 0);
+		return std::count(there.begin(), there.end(), 1);
+	};
+	const auto advise = [&](uint32_t lkey, ibv_advise_mr_advice advice, uint32_t flags) {
+		ibv_sge sge{number(r.addr), static_cast<uint32_t>(r.length), lkey};
+		return ibv_advise_mr(s.on.pd(), advice, flags, &sge, 1);
+	};
+
+	REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
+	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_FLAG_FLUSH) ==
+	      0);
+	CHECK(present() == 0);
+	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, GENERATE(0, 1)) == 0);
+	CHECK(present() == static_cast<long>(there.size()));
+
+	CHECK(advise(all->lkey + 256, IBV_ADVISE_MR_ADVICE_PREFETCH, 1) == ENOENT);
+	CHECK(advise(pinned->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH, 1) == EINVAL);
+	const auto read_only = register_all(s.on, 0);
+	CHECK(advise(read_only->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 1) == EPERM);
+	CHECK(advise(read_only->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH, 1) == 0);
+	cold.forget(r);
+	REQUIRE(munmap(r.addr, r.length) == 0);
+	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH, 1) == EFAULT);
+	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH, 0) == 0); /* a hint */
+}
+
+TEST_CASE("a registration is on demand from beginning to end, or pinned")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const auto odp = s.on.register_memory(s.to(), remote | IBV_ACCESS_ON_DEMAND);
+	const auto pinned = s.on.register_memory(s.from(), remote);
+
+	const raw_uverbs raw(s.on.context());
+	CHECK(raw.change_access(pinned->handle, remote | IBV_ACCESS_ON_DEMAND) == EOPNOTSUPP);
+	CHECK(raw.change_access(odp->handle, remote) == EOPNOTSUPP);
+	CHECK(raw.change_access(odp->handle, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND) == 0);
+	CHECK(run(s.link, {IBV_WR_RDMA_WRITE,
+			   {{s.from(), pinned->lkey}},
+			   number(s.to().addr),
+			   odp->rkey}) == IBV_WC_REM_ACCESS_ERR);
+}

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * On-demand paging where a page takes long: its queue pair waits, nobody else does, and
+ * everything can end meanwhile. Who answers the faults is this program, when it likes.
+ */
+#include "catch.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "loopback.h"
+#include "odp/operations.h"
+#include "odp/slow_memory.h"
+#include "skip.h"
+
+using namespace mr_notify;
+using namespace odp;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr int remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
+		       IBV_ACCESS_REMOTE_ATOMIC;
+constexpr std::size_t length = 5 * 4096;
+constexpr auto answer = std::byte{0x5a};
+constexpr auto data = std::byte{0x33};
+
+struct setup {
+	device on;
+	loopback link{on};
+	memory plain = anonymous(length);
+	std::unique_ptr<slow_memory> slow = slow_memory::make(length);
+	owned<ibv_mr> all;
+
+	bool works()
+	{
+		ibv_device_attr_ex attr{};
+
+		check_verb(ibv_query_device_ex(on.context(), nullptr, &attr), "query");
+		if (!slow || !(attr.device_cap_flags_ex & IBV_DEVICE_MR_ALL))
+			return false;
+		all = register_all(on, remote);
+		std::memset(plain.registered().addr, static_cast<int>(data), length);
+		return true;
+	}
+	piece near() const { return {plain.registered(), all->lkey}; }
+	piece far() const { return {slow->bytes(), all->lkey}; }
+};
+
+bool full_of(range r, std::byte value)
+{
+	for (std::size_t i = 0; i < r.length; i++)
+		if (r.addr[i] != value)
+			return false;
+	return true;
+}
+
+/* Another connection works as ever, many times over. */
+void others_go_on(const device &on, const ibv_mr *all)
+{
+	loopback link(on);
+	memory a = anonymous(length);
+	memory b = anonymous(length);
+
+	for (int i = 0; i < 50; i++) {
+		std::memset(a.registered().addr, i, length);
+		REQUIRE(link.write(all, a.registered(), b.registered().addr, all->rkey) ==
+			IBV_WC_SUCCESS);
+		REQUIRE(std::memcmp(a.registered().addr, b.registered().addr, length) == 0);
+	}
+}
+
+/* The kernel's threads that wait for a page. */
+int waiting_threads()
+{
+	int count = 0;
+
+	for (int pid = 2; pid < 32768; pid++) {
+		std::ifstream comm("/proc/" + std::to_string(pid) + "/comm");
+		std::string name;
+
+		if (comm >> name && name == "rxe_odp")
+			count++;
+	}
+	return count;
+}
+
+bool no_thread_waits()
+{
+	for (int i = 0; i < 2000; i++) {
+		if (waiting_threads() == 0)
+			return true;
+		std::this_thread::sleep_for(10ms);
+	}
+	return false;
+}
+
+} // namespace
+
+TEST_CASE("each operation waits for its page, and others go on")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	const std::string what = GENERATE("send from", "send into", "write from", "write into",
+					  "read from", "read into", "add to", "old value into");
+	const uint64_t near = number(s.near().where.addr);
+	const uint64_t far = number(s.far().where.addr);
+	const uint32_t rkey = s.all->rkey;
+	const piece near_word{{s.near().where.addr, 8}, s.all->lkey};
+	const piece far_word{{s.far().where.addr, 8}, s.all->lkey};
+	int completions = 1;
+
+	CAPTURE(what);
+	if (what == "send from" || what == "send into") {
+		const bool from = what == "send from";
+		post_receive(s.link.far_end(), {from ? s.near() : s.far()});
+		post(s.link.near_end(), {IBV_WR_SEND, {from ? s.far() : s.near()}});
+		completions = 2;
+	} else if (what == "write from") {
+		post(s.link.near_end(), {IBV_WR_RDMA_WRITE, {s.far()}, near, rkey});
+	} else if (what == "write into") {
+		post(s.link.near_end(), {IBV_WR_RDMA_WRITE, {s.near()}, far, rkey});
+	} else if (what == "read from") {
+		post(s.link.near_end(), {IBV_WR_RDMA_READ, {s.near()}, far, rkey});
+	} else if (what == "read into") {
+		post(s.link.near_end(), {IBV_WR_RDMA_READ, {s.far()}, near, rkey});
+	} else if (what == "add to") {
+		post(s.link.near_end(),
+		     {IBV_WR_ATOMIC_FETCH_AND_ADD, {near_word}, far, rkey, 1, 0});
+	} else {
+		post(s.link.near_end(),
+		     {IBV_WR_ATOMIC_FETCH_AND_ADD, {far_word}, near, rkey, 1, 0});
+	}
+	REQUIRE(s.slow->faulted());
+	/* long enough for the peer to repeat itself, and to be told to come again */
+	const auto until = std::chrono::steady_clock::now() + 300ms;
+	do {
+		others_go_on(s.on, s.all.get());
+		CHECK_FALSE(s.link.poll());
+	} while (std::chrono::steady_clock::now() < until);
+
+	std::thread answering([&] {
+		for (int i = 0; i < 200; i++) {
+			s.slow->answer(answer);
+			std::this_thread::sleep_for(1ms);
+		}
+	});
+	for (int i = 0; i < completions; i++)
+		CHECK(s.link.wait().status == IBV_WC_SUCCESS);
+	answering.join();
+
+	const range here = s.near().where;
+	const range there = s.far().where;
+	uint64_t word = 0;
+	if (what == "add to") {
+		std::memcpy(&word, there.addr, 8);
+		CHECK(word == 0x5a5a5a5a5a5a5a5bULL);
+		std::memcpy(&word, here.addr, 8);
+		CHECK(word == 0x5a5a5a5a5a5a5a5aULL);
+	} else if (what == "old value into") {
+		std::memcpy(&word, there.addr, 8);
+		CHECK(word == 0x3333333333333333ULL);
+		std::memcpy(&word, here.addr, 8);
+		CHECK(word == 0x3333333333333334ULL);
+	} else if (what == "send from" || what == "write from" || what == "read from") {
+		CHECK(full_of(here, answer));
+	} else {
+		CHECK(full_of(there, data));
+	}
+	CHECK(no_thread_waits());
+	/* and the connection is as good as before */
+	CHECK(s.link.write(s.all.get(), here, there.addr, rkey) == IBV_WC_SUCCESS);
+}
+
+TEST_CASE("many receives of a shared queue wait, and each takes one")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	ibv_srq_init_attr srq_attr{};
+	srq_attr.attr = {16, 1, 0};
+	struct srq_closer {
+		void operator()(ibv_srq *p) const { ibv_destroy_srq(p); }
+	};
+	const std::unique_ptr<ibv_srq, srq_closer> srq(ibv_create_srq(s.on.pd(), &srq_attr));
+	REQUIRE(srq);
+	loopback link(s.on, srq.get());
+
+	for (std::size_t i = 0; i < 5; i++) {
+		ibv_sge sge{number(s.slow->bytes().addr + i * 4096), 4096, s.all->lkey};
+		ibv_recv_wr wr{}, *bad = nullptr;
+		wr.wr_id = i;
+		wr.sg_list = &sge;
+		wr.num_sge = 1;
+		check_verb(ibv_post_srq_recv(srq.get(), &wr, &bad), "ibv_post_srq_recv");
+	}
+	for (std::size_t i = 0; i < 5; i++)
+		post(link.near_end(), {IBV_WR_SEND, {{{s.near().where.addr, 4096}, s.all->lkey}}});
+	REQUIRE(s.slow->faulted());
+	std::this_thread::sleep_for(200ms);
+	s.slow->answer(answer);
+	uint64_t next = 0;
+	for (int i = 0; i < 10; i++) {
+		const ibv_wc wc = link.wait();
+		CHECK(wc.status == IBV_WC_SUCCESS);
+		if (wc.opcode == IBV_WC_RECV)
+			CHECK(wc.wr_id == next++);
+	}
+	CHECK(next == 5);
+	CHECK(full_of(s.slow->bytes(), data));
+}
+
+TEST_CASE("what never is answered holds up no end")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	const std::string side = GENERATE("requester", "responder", "completer");
+	auto link = std::make_unique<loopback>(s.on);
+	const uint64_t near = number(s.near().where.addr);
+	const uint64_t far = number(s.far().where.addr);
+
+	if (side == "requester")
+		post(link->near_end(), {IBV_WR_RDMA_WRITE, {s.far()}, near, s.all->rkey});
+	else if (side == "responder")
+		post(link->near_end(), {IBV_WR_RDMA_WRITE, {s.near()}, far, s.all->rkey});
+	else
+		post(link->near_end(), {IBV_WR_RDMA_READ, {s.far()}, near, s.all->rkey});
+	REQUIRE(s.slow->faulted());
+	std::this_thread::sleep_for(50ms);
+
+	/* seconds, where a reference that is held would take 50 */
+	const auto begun = std::chrono::steady_clock::now();
+	CAPTURE(side);
+	SECTION("the queue pair is destroyed")
+	{
+		link.reset();
+		s.all.reset();
+	}
+	SECTION("the registration goes first")
+	{
+		s.all.reset();
+		link.reset();
+	}
+	SECTION("the queue pair is reset, and used for something else")
+	{
+		ibv_qp_attr attr{};
+		attr.qp_state = IBV_QPS_RESET;
+		CHECK(ibv_modify_qp(link->near_end(), &attr, IBV_QP_STATE) == 0);
+		CHECK(ibv_modify_qp(link->far_end(), &attr, IBV_QP_STATE) == 0);
+		CHECK(no_thread_waits());
+		link.reset();
+	}
+	CHECK(no_thread_waits());
+	CHECK(std::chrono::steady_clock::now() - begun < 30s);
+}
+
+TEST_CASE("a process that is killed while it waits ends")
+{
+	setup probe;
+	SKIP_IF(!probe.works(), "no on-demand paging, or no userfaultfd");
+	int ready[2];
+	REQUIRE(pipe(ready) == 0);
+	const pid_t child = fork();
+	REQUIRE(child >= 0);
+	if (child == 0) {
+		setup s;
+		if (!s.works())
+			_exit(1);
+		post(s.link.near_end(),
+		     {IBV_WR_RDMA_WRITE, {s.near()}, number(s.far().where.addr), s.all->rkey});
+		loopback second(s.on);
+		post(second.near_end(),
+		     {IBV_WR_RDMA_READ, {s.far()}, number(s.near().where.addr), s.all->rkey});
+		if (!s.slow->faulted() || write(ready[1], "r", 1) != 1)
+			_exit(1);
+		pause();
+		_exit(1);
+	}
+	char c = 0;
+	REQUIRE(read(ready[0], &c, 1) == 1);
+	REQUIRE(kill(child, SIGKILL) == 0);
+	int status = 0;
+	REQUIRE(waitpid(child, &status, 0) == child);
+	CHECK(WIFSIGNALED(status));
+	CHECK(no_thread_waits());
+	close(ready[0]);
+	close(ready[1]);
+}
+
+TEST_CASE("pages of a file: read when they are needed, and copied for a write")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging");
+	const memory file = mapped_file(length);
+	const range r = file.registered();
+	const std::vector<std::byte> whole(r.addr, r.addr + r.length);
+	const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+	REQUIRE(fd >= 0);
+
+	REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
+	const range copy{s.near().where.addr, r.length};
+	CHECK(run(s.link,
+		  {IBV_WR_RDMA_WRITE, {{r, s.all->lkey}}, number(copy.addr), s.all->rkey}) ==
+	      IBV_WC_SUCCESS);
+	CHECK(std::memcmp(copy.addr, whole.data(), r.length) == 0);
+
+	/* The first page of the same file, private: what is written is this process's */
+	void *const own = mmap(nullptr, page_size(), PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+	REQUIRE(own != MAP_FAILED);
+	const memory mine({static_cast<std::byte *>(own), page_size()});
+	const range part{s.near().where.addr, 100};
+	std::memset(part.addr, static_cast<int>(data), part.length);
+	CHECK(run(s.link,
+		  {IBV_WR_RDMA_WRITE, {{part, s.all->lkey}}, number(own) + 1000, s.all->rkey}) ==
+	      IBV_WC_SUCCESS);
+	CHECK(full_of({static_cast<std::byte *>(own) + 1000, 100}, data));
+	CHECK(std::memcmp(own, "\177ELF", 4) == 0);
+	char magic[4] = {};
+	CHECK(pread(fd, magic, 4, 0) == 4);
+	CHECK(std::memcmp(magic, "\177ELF", 4) == 0);
+	std::byte there[100];
+	CHECK(pread(fd, there, sizeof(there), 1000) == sizeof(there));
+	CHECK_FALSE(full_of({there, sizeof(there)}, data));
+	close(fd);
+	CHECK(no_thread_waits());
+}
