@@ -82,7 +82,7 @@ endfunction()
 
 function(inject_man_pages)
   set(folder ${PROJECT_SOURCE_DIR}/libibverbs/man)
-  file(GLOB pages CONFIGURE_DEPENDS ${folder}/*_mr_notify.[0-9].md ${folder}/*_mr_cache.[0-9].md
+  file(GLOB pages CONFIGURE_DEPENDS ${folder}/*_mr_notify*.[0-9].md ${folder}/*_mr_cache.[0-9].md
        ${folder}/ibv_register_mr_all.[0-9].md ${folder}/ibv_forget_mr.[0-9].md ${folder}/ibv_is_reg.[0-9].md
        ${folder}/ibv_reg_mr_clean.[0-9].md ${folder}/ibv_reg_mr_limits.[0-9].md)
   # Where upstream's functions put what they make: beside the other pages.

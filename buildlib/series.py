@@ -16,6 +16,7 @@ import sys
 import tempfile
 
 import fetch
+import kernel_modules
 import overlay
 
 REPO = fetch.REPO
@@ -53,17 +54,19 @@ def git(folder, *arguments, text=None):
 
 
 def plain_kernel(place):
-    """Put the kernel's files as they are into a folder, those parts that the series touches."""
+    """Put the kernel's files as they are into a folder: what the series touches, or includes."""
     with fetch.locked(fetch.BUILD):
         tree = fetch.fetch("linux")
         overlay.overlay("linux", tree)
         ours = overlay.our_files("linux", REPO)
         pristine = os.path.join(fetch.state_folder(tree), "pristine")
-        for part in PLAIN:
+        for part in (*PLAIN, *kernel_modules.NEIGHBOURS):
             for folder, _, names in os.walk(os.path.join(tree, part)):
                 for name in names:
                     path = os.path.relpath(os.path.join(folder, name), tree)
                     if path in ours or path.endswith((".o", ".cmd", ".ko")):
+                        continue
+                    if part not in PLAIN and not path.endswith(".h"):
                         continue
                     source = os.path.join(pristine, path)
                     if not os.path.exists(source):

@@ -15,8 +15,8 @@ import results
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PYTHON = "/usr/bin/python3 -B"
 UNIT_PROGRAMS = ("cache", "parts", "schedule", "tsan", "asan")
-GUEST_PROGRAMS = ("contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race", "cache",
-                  "peer", "nested", "owner", "differential", "adversary", "observe")
+GUEST_PROGRAMS = ("contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race",
+                  "cache", "peer", "nested", "owner", "differential", "adversary", "observe")
 # Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
 UPSTREAM_EXECUTED = 103
 
@@ -167,7 +167,7 @@ LANES = {
     # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
     "debug": Lane(
         [MATRIX, *guest_programs("contract", "word", "revoke", "worker", "lifetime"),
-         *guest_programs("race", "in_use", seconds=2),
+         *guest_programs("race", "in_use", "reclaim", "odp", seconds=2),
          *guest_programs("stress", seconds=10),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer"))],
         guest="--kernel debug", needs=("fork", "kernel debug"), seconds=600),
