@@ -13,6 +13,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -83,8 +84,8 @@ int waiting_threads()
 {
 	int count = 0;
 
-	for (int pid = 2; pid < 32768; pid++) {
-		std::ifstream comm("/proc/" + std::to_string(pid) + "/comm");
+	for (const auto &process : std::filesystem::directory_iterator("/proc")) {
+		std::ifstream comm(process.path() / "comm");
 		std::string name;
 
 		if (comm >> name && name == "rxe_odp")

@@ -167,7 +167,7 @@ LANES = {
     # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
     "debug": Lane(
         [MATRIX, *guest_programs("contract", "word", "revoke", "worker", "lifetime"),
-         *guest_programs("race", "in_use", "reclaim", "odp", seconds=2),
+         *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", seconds=2),
          *guest_programs("stress", seconds=10),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer"))],
         guest="--kernel debug", needs=("fork", "kernel debug"), seconds=600),
