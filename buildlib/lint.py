@@ -75,6 +75,10 @@ def main():
                                     "-Ilibibverbs/examples/mr_notify"] for name in ours))
     good &= report("flake8", ["flake8", "--max-line-length", "100", *python_files()])
     good &= report("shellcheck", ["shellcheck", *shell_scripts()])
+    # The other headers are of one release only: of Debian 12 or of 13.
+    good &= report("Catch2 through tests/support/catch.h",
+                   ["sh", "-c", "! git grep -n '<catch2/' -- tests ':!tests/support/catch.h' "
+                    "':!tests/guest/main.cpp'"])
     return 0 if good else 1
 
 

@@ -4,7 +4,7 @@
  * and gives them others, under the same keys, when they are used again. Writing
  * 2 to drop_caches asks all shrinkers, so ours too.
  */
-#include <catch2/catch.hpp>
+#include "catch.h"
 
 #include <sys/mman.h>
 #include <sys/resource.h>
