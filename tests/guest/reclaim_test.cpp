@@ -14,21 +14,19 @@
 
 #include <linux/capability.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "loopback.h"
-#include "operations.h"
 #include "raw_uverbs.h"
 #include "rows.h"
+#include "run_time.h"
 #include "skip.h"
 #include "system.h"
 #include "trial.h"
@@ -396,6 +394,53 @@ TEST_CASE("while suspended what is dropped changes nothing, and what is unmapped
 	}
 }
 
+/* The worker may not have come yet; then the pages that settling finds are the old ones. */
+TEST_CASE("what is dropped right after the suspension is not what the device has")
+{
+	int restored = 0;
+
+	for (int i = 0; i < 20; i++) {
+		lender one;
+
+		shrink();
+		REQUIRE(one.is_suspended());
+		drop_all(one.m);
+		CHECK(one.settle() == 0);
+		CHECK((one.w.value() == 0 || one.w.value() == invalid));
+		if (one.w.value() == 0) {
+			CHECK(one.arrives());
+			CHECK(one.arrives(length - page_size()));
+			restored++;
+		}
+	}
+	INFO(restored << " of 20 restored, the others invalid");
+}
+
+TEST_CASE("pressure in a memory control group takes what was charged there")
+{
+	lender outside;
+	std::optional<control_group> group;
+
+	try {
+		group.emplace("lending");
+	} catch (const unsupported &) {
+	}
+	SKIP_IF(!group || access((group->path() + "/memory.reclaim").c_str(), W_OK),
+		"no memory control groups");
+	in_tested_child([&] {
+		group->enter();
+		lender inside;
+		try { /* more than there is */
+			write_system_file(group->path() + "/memory.reclaim", "64M");
+		} catch (const unsupported &) {
+		}
+		CHILD_CHECK(inside.is_suspended());
+		CHILD_CHECK(inside.settle() == 0);
+		CHILD_CHECK(inside.arrives());
+	});
+	CHECK(outside.w.value() == 0);
+}
+
 TEST_CASE("what can't be pinned with these rights is invalid")
 {
 	lender one;
@@ -579,60 +624,10 @@ TEST_CASE("what was done is counted")
 	CHECK(counter(one.on, "mr_notify_restores") == restores + 1);
 }
 
-/* Of each row of the matrix: what is done to it while it is suspended. */
-TEST_CASE("suspended, then anything: afterwards it is invalid or right")
-{
-	const device on;
-	byte_check bytes(on);
-	std::size_t restored = 0;
-	std::size_t ended = 0;
-
-	for (const operation &what : operations()) {
-		if (what.watch || what.disturbs == reach::system)
-			continue;
-		INFO(what.name);
-		try {
-			memory m = what.map(1 << 21);
-			const std::size_t before = pinned_bytes();
-			const auto mr = m.read_only() ? on.register_memory(m.registered(), 0)
-						      : on.register_memory(m.registered());
-			word w;
-
-			REQUIRE(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), mask) == 0);
-			shrink();
-			REQUIRE(w.value() == suspended);
-			REQUIRE(wait_for_pinned(before + page_size()) == before + page_size());
-			try {
-				what.apply(m);
-			} catch (const std::runtime_error &) {
-				/* It was not to be done to pinned pages; these are not. */
-			}
-			CHECK((w.value() == suspended || w.value() == invalid));
-			CHECK(ibv_settle_mr_notify(mr.get()) == 0);
-			CHECK((w.value() == 0 || w.value() == invalid));
-			if (w.value()) {
-				CHECK(wait_for_pinned(before) == before);
-				if (!m.read_only())
-					CHECK(bytes.refused(mr.get()));
-				ended++;
-			} else {
-				CHECK(bytes.same(mr.get(), m));
-				restored++;
-			}
-		} catch (const unsupported &) {
-			continue;
-		}
-	}
-	CHECK(restored > 5);
-	CHECK(ended > 3);
-}
-
 /* Threads that use it as a cache does, and one that shrinks all the time. */
 TEST_CASE("race: who has a reference of a valid registration is never refused")
 {
-	const char *seconds = std::getenv("RUN_SECONDS");
-	const auto end = std::chrono::steady_clock::now() +
-			 std::chrono::seconds(seconds ? std::max(1, std::atoi(seconds)) : 3);
+	const run_time time;
 	lender one;
 	std::atomic<bool> stop = false;
 	std::atomic<uint64_t> refused = 0;
@@ -676,7 +671,7 @@ TEST_CASE("race: who has a reference of a valid registration is never refused")
 		/* Idle for as long as it takes to be looked at twice, at times. */
 		for (int i = 0; writes % 4 == 0 && i < 400 && !one.is_suspended(); i++)
 			usleep(5000);
-	} while (std::chrono::steady_clock::now() < end);
+	} while (time.goes_on(settled > 0));
 	stop = true;
 	shrinking.join();
 	settling.join();
@@ -686,6 +681,43 @@ TEST_CASE("race: who has a reference of a valid registration is never refused")
 	CHECK(wrong == 0);
 	CHECK(failed == 0);
 	CHECK(settled > 0);
+}
+
+TEST_CASE("race: what is dropped while it is restored is not what the device has")
+{
+	const run_time time;
+	int restored = 0;
+	int ended = 0;
+
+	do {
+		lender one;
+		std::atomic<bool> stop = false;
+		std::atomic<int> drops = 0;
+
+		one.suspend();
+		std::thread dropping([&] {
+			while (!stop) {
+				drop_all(one.m);
+				drops++;
+			}
+		});
+		while (!drops)
+			std::this_thread::yield();
+		const int error = one.settle();
+		stop = true;
+		dropping.join();
+		CHECK(error == 0);
+		CHECK(one.settle() == 0);
+		CHECK((one.w.value() == 0 || one.w.value() == invalid));
+		if (one.w.value()) {
+			ended++;
+			continue;
+		}
+		for (std::size_t offset = 0; offset < length; offset += page_size())
+			CHECK(one.arrives(offset));
+		restored++;
+	} while (time.goes_on());
+	WARN(restored << " restored, " << ended << " invalid");
 }
 
 TEST_CASE("a process that lies harms only itself")

@@ -78,6 +78,7 @@ def on_siw(*steps):
 
 MATRIX = Step("matrix", "ibv_mr_notify --system --json", results.matrix)
 ALL = Step("matrix, all memory", "ibv_mr_notify --system --all", results.lines)
+SUSPENDED = Step("matrix, suspended", "ibv_mr_notify --system --reclaim", results.lines)
 # On-demand paging: ours, and upstream's tests of it.
 PAGING = [*guest_programs("odp", "odp_wait", "odp_oracle"),
           pyverbs("test_mr_all", "test_odp", least=20)]
@@ -122,7 +123,7 @@ BUILDS = {
 
 LANES = {
     "um": Lane(
-        [MATRIX, ALL, *guest_programs(), *PAGING,
+        [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING,
          *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke")),
          PYTHON_EXAMPLE, pyverbs("test_mr_notify", "test_mr_cache"),
          *cached(pyverbs("test_mr_notify", "test_mr_cache"))],
@@ -148,8 +149,8 @@ LANES = {
         needs=("fork", "installed", "communication libraries")),
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": Lane(
-        [MATRIX, *guest_programs(), *PAGING, *guest_programs("window", "stress", seconds=10),
-         *guest_programs("transfer"),
+        [MATRIX, SUSPENDED, *guest_programs(), *PAGING,
+         *guest_programs("window", "stress", seconds=10), *guest_programs("transfer"),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer", "lifetime", "race")),
          pyverbs("test_mr_notify", "test_mr_cache")],
         guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),

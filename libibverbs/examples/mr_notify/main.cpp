@@ -11,9 +11,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <optional>
 
 #include "all.h"
+#include "reclaim.h"
 #include "report.h"
 
 namespace {
@@ -27,39 +29,84 @@ struct options {
 	bool system = false;
 	bool list = false;
 	bool all = false;
+	bool reclaim = false;
 	std::string only;
 };
 
 const char *const needs_system = "would disturb others; --system does it";
 
-/* One line for each operation, as the tests read them. */
-status run_all(const options &opt, const mr_notify::device &on,
-	       const std::vector<mr_notify::operation> &table, std::size_t length)
+/* What a line says of, as the tests read them: empty, or what is wrong. Throws unsupported. */
+bool print_line(const std::string &name, const std::function<std::string()> &attempt)
+{
+	std::string wrong;
+
+	try {
+		wrong = attempt();
+		fmt::print("{} {}{}{}\n", wrong.empty() ? "ok" : "not ok", name,
+			   wrong.empty() ? "" : ": ", wrong);
+	} catch (const mr_notify::unsupported &reason) {
+		fmt::print("skip {}: {}\n", name, reason.what());
+	}
+	std::fflush(stdout);
+	return wrong.empty();
+}
+
+/* A line for each operation. */
+template <class C>
+bool print_operations(const options &opt, C &check, const std::vector<mr_notify::operation> &table,
+		      std::size_t length)
+{
+	bool ok = true;
+
+	for (const mr_notify::operation &what : table)
+		ok &= print_line(what.name, [&] {
+			if (what.disturbs == mr_notify::reach::system && !opt.system)
+				throw mr_notify::unsupported(needs_system);
+			return check.try_operation(what, length);
+		});
+	return ok;
+}
+
+bool print_reclaim(const options &opt, mr_notify::reclaim_check &check,
+		   const std::vector<mr_notify::operation> &table, std::size_t length)
+{
+	using mr_notify::reclaim_check;
+	struct {
+		const char *name;
+		std::string (reclaim_check::*attempt)(std::size_t);
+	} const own[] = {
+		{"restored under the same keys", &reclaim_check::try_restore},
+		{"in use: never suspended", &reclaim_check::try_in_use},
+		{"used since the last look: passed over once", &reclaim_check::try_second_chance},
+	};
+	bool ok = true;
+
+	for (const auto &row : own)
+		if (std::string(row.name).find(opt.only) != std::string::npos)
+			ok &= print_line(row.name, [&] { return (check.*row.attempt)(length); });
+	return print_operations(opt, check, table, length) && ok;
+}
+
+/* With an MR of all memory, or with registrations that are suspended before. */
+status run_lines(const options &opt, const mr_notify::device &on,
+		 const std::vector<mr_notify::operation> &table, std::size_t length)
 {
 	using namespace mr_notify;
 
-	std::optional<all_check> check;
-	bool ok = true;
+	std::optional<all_check> all;
+	std::optional<reclaim_check> reclaim;
 
 	try {
-		check.emplace(on);
+		if (opt.all)
+			all.emplace(on);
+		else
+			reclaim.emplace(on);
 	} catch (const unsupported &reason) {
 		fmt::print(stderr, "{}: {}\n", on.name(), reason.what());
 		return no_capability;
 	}
-	for (const operation &what : table) {
-		try {
-			if (what.disturbs == reach::system && !opt.system)
-				throw unsupported(needs_system);
-			const std::string wrong = check->try_operation(what, length);
-			fmt::print("{} {}{}{}\n", wrong.empty() ? "ok" : "not ok", what.name,
-				   wrong.empty() ? "" : ": ", wrong);
-			ok = ok && wrong.empty();
-		} catch (const unsupported &reason) {
-			fmt::print("skip {}: {}\n", what.name, reason.what());
-		}
-		std::fflush(stdout);
-	}
+	const bool ok = all ? print_operations(opt, *all, table, length)
+			    : print_reclaim(opt, *reclaim, table, length);
 	return ok ? right : wrong;
 }
 
@@ -80,8 +127,8 @@ status run(const options &opt)
 	const device on(opt.device);
 	const std::size_t length =
 		std::max((opt.size + page_size() - 1) / page_size(), std::size_t{4}) * page_size();
-	if (opt.all)
-		return run_all(opt, on, table, length);
+	if (opt.all || opt.reclaim)
+		return run_lines(opt, on, table, length);
 	if (!on.can_notify()) {
 		fmt::print(stderr,
 			   "{}: this kernel and driver do not notify about memory registrations\n",
@@ -121,9 +168,14 @@ int main(int argc, char **argv)
 	app.add_option("-d,--ib-dev", opt.device, "RDMA device (default: the first one)");
 	app.add_option("-s,--size", opt.size, "Bytes to register (default: 1048576)")
 		->check(CLI::Range(std::size_t{1}, std::size_t{1} << 30));
-	app.add_flag(
+	const auto all = app.add_flag(
 		"--all", opt.all,
 		"Try each operation with one registration of all memory (ibv_register_mr_all)");
+	app.add_flag("--reclaim", opt.reclaim,
+		     "Try each operation with a registration whose pages were taken back (needs "
+		     "root; "
+		     "shrinks all caches of the system)")
+		->excludes(all);
 	app.add_flag("--json", opt.json, "Print JSON instead of tables");
 	app.add_flag(
 		"--system", opt.system,

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+#include "reclaim.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "system.h"
+#include "trial.h"
+#include "witness.h"
+
+namespace mr_notify {
+namespace {
+
+constexpr uint64_t users = 0xffff00;
+constexpr uint64_t one_user = 0x100;
+constexpr uint64_t one_use = uint64_t{1} << 32; /* not of the mask */
+
+/* Asks all shrinkers. Looks that are close to one another are one. */
+void shrink()
+{
+	std::this_thread::sleep_for(std::chrono::milliseconds(100));
+	write_system_file("/proc/sys/vm/drop_caches", "2");
+}
+
+int rights(const memory &m)
+{
+	return m.read_only()
+		       ? 0
+		       : IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+}
+
+/* A registration that lends its pages. */
+struct lender {
+	lender(const device &on, const memory &m)
+	    : before(pinned_bytes()), mr(on.register_memory(m.registered(), rights(m)))
+	{
+		check_verb(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), users),
+			   "ibv_reg_mr_notify_reclaim");
+	}
+
+	void add(uint64_t value) { std::atomic_ref<uint64_t>(*w.address()).fetch_add(value); }
+
+	/* Empty, or what is wrong. The page of the word stays pinned. */
+	std::string suspend()
+	{
+		shrink();
+		if (w.value() != IBV_MR_NOTIFY_SUSPENDED)
+			return "not suspended, though it is idle";
+		if (wait_for_pinned(before + page_size()) != before + page_size())
+			return "suspended, and pages are pinned";
+		return "";
+	}
+
+	std::size_t before;
+	word w;
+	owned<ibv_mr> mr;
+};
+
+/* Whether the kernel refuses to do it to pinned pages, which these are not any more. */
+bool was_to_be_refused(const operation &what, memory &m)
+{
+	try {
+		what.apply(m);
+	} catch (const unsupported &) {
+		throw;
+	} catch (const std::system_error &) {
+		throw;
+	} catch (const std::runtime_error &) {
+		return true;
+	}
+	return false;
+}
+
+} // namespace
+
+reclaim_check::reclaim_check(const device &on) : on_(on), bytes_(on)
+{
+	ibv_device_attr_ex attr{};
+
+	if (ibv_query_device_ex(on.context(), nullptr, &attr) ||
+	    !(attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM))
+		throw unsupported(
+			"this kernel and driver do not take idle registrations' pages back");
+	write_system_file("/proc/sys/vm/drop_caches", "2");
+}
+
+std::string reclaim_check::try_operation(const operation &what, std::size_t length)
+{
+	if (what.watch)
+		throw unsupported("it is another process's memory");
+	memory m = what.map(length);
+	lender one(on_, m);
+	std::string wrong = one.suspend();
+	if (!wrong.empty())
+		return wrong;
+
+	const auto mine = frames(m.registered());
+	const auto beside = frames(m.witness());
+	const bool done_after_all = was_to_be_refused(what, m);
+	const uint64_t after = one.w.value();
+	if (after != IBV_MR_NOTIFY_SUSPENDED && after != IBV_MR_NOTIFY_INVALID)
+		return "neither SUSPENDED nor INVALID";
+	const auto was_left_alone = [&] {
+		return frames(m.witness()) != beside && frames(m.registered()) == mine;
+	};
+	if (what.name.find("beside it") == std::string::npos) {
+		/* Reclaim begins with what was used least. */
+		for (int i = 0; i < 10 && was_left_alone(); i++)
+			what.apply(m);
+		if (was_left_alone())
+			return "the pages were left alone, as if they were pinned";
+	}
+
+	check_verb(ibv_settle_mr_notify(one.mr.get()), "ibv_settle_mr_notify");
+	if (one.w.value() == 0)
+		return bytes_.same(one.mr.get(), m) ? "" : "the device reaches other bytes";
+	if (!one.w.invalid())
+		return "neither valid nor INVALID after settling";
+	if (wait_for_pinned(one.before) != one.before)
+		return "INVALID, and pages are pinned";
+	if (!m.read_only() && !bytes_.refused(one.mr.get()))
+		return "INVALID, and the device has access";
+	if (what.expected == effect::harmless && !done_after_all) {
+		const range r = m.registered();
+		const owned<ibv_mr> fresh(ibv_reg_mr(on_.pd(), r.addr, r.length, rights(m)));
+		if (fresh)
+			return "INVALID, though it can be registered";
+	}
+	return "";
+}
+
+std::string reclaim_check::try_restore(std::size_t length)
+{
+	const memory m = anonymous(length);
+	lender one(on_, m);
+	std::string wrong = one.suspend();
+	if (!wrong.empty())
+		return wrong;
+	if (!bytes_.refused(one.mr.get()))
+		return "suspended, and the device has access";
+	check_verb(ibv_settle_mr_notify(one.mr.get()), "ibv_settle_mr_notify");
+	if (one.w.value())
+		return "not valid after settling";
+	if (pinned_bytes() != one.before + length + page_size())
+		return "restored, and not pinned";
+	return bytes_.same(one.mr.get(), m) ? "" : "the device reaches other bytes";
+}
+
+std::string reclaim_check::try_in_use(std::size_t length)
+{
+	const memory m = anonymous(length);
+	lender one(on_, m);
+
+	one.add(one_user);
+	for (int i = 0; i < 3; i++) {
+		shrink();
+		if (one.w.value() != one_user)
+			return "the word was changed";
+	}
+	return bytes_.same(one.mr.get(), m) ? "" : "the device reaches other bytes";
+}
+
+std::string reclaim_check::try_second_chance(std::size_t length)
+{
+	const memory m = anonymous(length);
+	lender one(on_, m);
+
+	one.add(one_user + one_use);
+	one.add(-one_user);
+	shrink();
+	if (one.w.value() != one_use)
+		return "suspended, though it was used since the last look";
+	shrink();
+	if (one.w.value() != (one_use | IBV_MR_NOTIFY_SUSPENDED))
+		return "not suspended, though it was not used since the last look";
+	check_verb(ibv_settle_mr_notify(one.mr.get()), "ibv_settle_mr_notify");
+	shrink();
+	return one.w.value() == one_use ? "" : "suspended, though it has just been restored";
+}
+
+} // namespace mr_notify
