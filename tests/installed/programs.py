@@ -37,6 +37,11 @@ PERFTEST = ["-d", "rxe0", "-x", "1", "-F", "-n", "100", "-s", "65536"]
 PERFTEST_LINE = r"^ 65536 +100 .*"
 FABRIC = r"^64k\s+20\s+=20 .*"
 UCX_FINAL = r"^Final: +100 .*"
+FIO = ["fio", "--name=rdma", "--ioengine=rdma", "--port=18516", "--bs=64k", "--size=4m",
+       "--iodepth=4", "--thread"]
+FIO_DONE = r"issued rwts: total=0,64,0,0 short=0,0,0,0 dropped=0,0,0,0"
+RSOCKETS = ["-S", "65536", "-C", "20", "-T", "v"]
+RSOCKETS_LINE = r"^custom +64k +20 .*"
 UCT = ["ucx_perftest", "-d", "rxe0:1", "-x", "rc_verbs", "-n", "100", "-s", "4096"]
 
 
@@ -48,8 +53,12 @@ class Pair:
     port: int           # where the server listens for its client
     result: str         # a pattern of the client's output: all iterations were done
     environment: dict = field(default_factory=dict)
+    server: tuple = ()  # options that only one of them gets
+    client: tuple = ()
 
 
+# Not udpong of rdmacm-utils: "rconnect: No such file or directory" over soft-RoCE, with Debian's
+# own libraries too.
 # Not fi_pingpong over ofi_rxm: when its peer closes first, that provider posts a receive to the
 # endpoint that it has just closed, and sometimes crashes (libfabric's issue 11828). Open MPI below
 # uses it, and waits for its peers at the end.
@@ -64,6 +73,11 @@ PAIRS = (
     Pair("UCX ucx_perftest am_bw bcopy", [*UCT, "-t", "am_bw", "-D", "bcopy"], 13337, UCX_FINAL),
     Pair("UCX ucx_perftest tag_lat", ["ucx_perftest", "-t", "tag_lat", "-n", "100", "-s", "65536"],
          13337, UCX_FINAL, UCX),
+    *(Pair(f"fio rdma {verb}", FIO, 18516, FIO_DONE, server=("--rw=read",),
+           client=("--rw=write", f"--verb={verb}", "--hostname"))
+      for verb in ("write", "read")),
+    *(Pair(f"rdmacm-utils {name}", [name, *RSOCKETS], 7471, RSOCKETS_LINE, client=("-s",))
+      for name in ("rstream", "riostream")),
 )
 MPI = {
     "Open MPI": ("mpicc.openmpi", [
@@ -111,26 +125,28 @@ def wait_until(condition, process):
 
 
 def listening(port):
-    """Whether something listens on a TCP port."""
+    """Whether something listens on a port, of TCP or of the RDMA connection manager."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         if os.path.exists(table):
             with open(table, encoding="ascii") as text:
                 if re.search(rf":{port:04X} \S+ 0A ", text.read()):
                     return True
-    return False
+    ids = subprocess.run(["rdma", "resource", "show", "cm_id"], capture_output=True, text=True,
+                         check=True).stdout
+    return bool(re.search(rf"state LISTEN .*:{port}\b", ids))
 
 
 def run_pair(pair, cached):
     """Run server and client; what is wrong, or "" if nothing is."""
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryDirectory() as folder:
         env = environment(cached, folder, pair.environment)
-        server = subprocess.Popen(pair.command, env=env, stdin=subprocess.DEVNULL, stdout=said,
-                                  stderr=subprocess.STDOUT)
+        server = subprocess.Popen([*pair.command, *pair.server], env=env, stdin=subprocess.DEVNULL,
+                                  stdout=said, stderr=subprocess.STDOUT)
         try:
             wait_until(lambda: listening(pair.port), server)
-            client = subprocess.run([*pair.command, ADDRESS], env=env, stdin=subprocess.DEVNULL,
-                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                    timeout=LIMIT, check=False)
+            client = subprocess.run([*pair.command, *pair.client, ADDRESS], env=env,
+                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                                    stderr=subprocess.STDOUT, timeout=LIMIT, check=False)
             status = server.wait(LIMIT)
         except subprocess.TimeoutExpired as error:
             return f"{error}"
