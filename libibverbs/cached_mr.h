@@ -16,7 +16,7 @@
 #include <infiniband/mr_cache.h>
 #include <util/compiler.h>
 
-struct ibv_command_buffer;
+#include "mr_notify_cmd.h"
 
 /*
  * verbs_mr.mr_type of an MR that the cache handed out: the bits below and the
@@ -85,34 +85,5 @@ bool cached_mr_retry(struct ibv_context *context,
 /* Before the PD or the context goes. */
 void cached_mr_flush_pd(struct ibv_pd *pd);
 void cached_mr_flush_context(struct ibv_context *context);
-
-/*
- * Registers and arms, in one system call where the provider takes the usual way
- * (mr_notify_reg.c); in_use as for mr_notify_arm(). NULL: errno is set.
- */
-struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
-				unsigned int access, uint64_t *word,
-				uint64_t in_use);
-/*
- * Is this command (its core part) the registration that is to be armed at once? Then
- * mr_notify_execute() in place of execute_ioctl().
- */
-bool mr_notify_tells_word(unsigned int write_method, const void *core);
-int mr_notify_execute(struct ibv_context *context,
-		      struct ibv_command_buffer *cmd);
-/* A command of mr_notify_execute(), or of those below: who calls them makes room himself. */
-bool mr_notify_is_ours(const struct ibv_command_buffer *cmd);
-/*
- * ibv_reg_mr_notify() of any MR. While any bit of in_use is set in the word the device
- * keeps the pages, also of a registration that has become invalid; 0: it never does.
- * With MR_NOTIFY_RECLAIM, which is none of the bits that count, the kernel may take the
- * pages while none is set (SUSPENDED), or says EOPNOTSUPP.
- */
-#define MR_NOTIFY_RECLAIM 1
-int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use);
-/* ibv_settle_mr_notify() of an MR that may be handed out (mr_notify.c). */
-int mr_notify_settle(struct ibv_mr *mr);
-/* ibv_unreg_mr_notify() likewise. */
-int mr_notify_unreg(struct ibv_mr *mr);
 
 #endif /* IB_VERBS_CACHED_MR_H */

@@ -24,7 +24,9 @@
 
 #include "ibverbs.h"
 #include "mr_cache/mr_cache_core.h"
+#include "mr_cache_limits.h"
 #include "mr_cache_report.h"
+#include "mr_notify_cmd.h"
 
 #define REMOTE_ACCESS                                                          \
 	(IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |                    \
@@ -46,11 +48,12 @@ static_assert(sizeof(enum ibv_mr_type) == sizeof(uint32_t),
 #define CACHED_MR_FREED CACHED_MR
 #define CACHED_MR_TAKEN CACHED_MR
 
-/* verbs_ex_private.mr_cache: what asking has found */
+/* verbs_ex_private.mr_cache: what asking has found; 0 is not yet asked */
 enum context_state {
-	CONTEXT_NOT_ASKED,
-	CONTEXT_CACHES,
-	CONTEXT_PLAIN,
+	CONTEXT_ASKED = 1 << 0,
+	CONTEXT_CACHES = 1 << 1,
+	CONTEXT_RECLAIMS = 1 << 2,	/* the kernel may take back what is idle */
+	CONTEXT_RESTORES = 1 << 3,	/* and give it back */
 };
 
 /* RDMAV_MR_CACHE: which registrations are cached, and for whom. */
@@ -130,6 +133,13 @@ static bool keeps_ranges_from_children(void)
 	return value == 1;
 }
 
+static inline bool context_is(struct ibv_context *context,
+			      enum context_state what)
+{
+	return __atomic_load_n(&get_priv(context)->mr_cache,
+			       __ATOMIC_ACQUIRE) & what;
+}
+
 /*
  * Re-enters ibv_reg_mr_iova2(), which takes a registration that is to be
  * tracked for a plain one. What the user should see is set before anybody can
@@ -138,13 +148,23 @@ static bool keeps_ranges_from_children(void)
 static int register_entry(const struct mr_cache_request *request,
 			  uint64_t *word, void **out)
 {
+	uint64_t in_use = MR_CACHE_IN_USE;
 	struct ibv_mr *mr;
 
 	if (keeps_ranges_from_children())
 		return EOPNOTSUPP;
-	mr = mr_notify_reg_mr(request->pd, (void *)(uintptr_t)request->start,
-			      request->size, request->access, word,
-			      MR_CACHE_IN_USE);
+	if (context_is(request->owner, CONTEXT_RECLAIMS))
+		in_use |= MR_NOTIFY_RECLAIM;
+	for (;;) {
+		mr = mr_notify_reg_mr(request->pd,
+				      (void *)(uintptr_t)request->start,
+				      request->size, request->access, word,
+				      in_use);
+		/* A kernel that can revoke and knows of no more. */
+		if (mr || errno != EOPNOTSUPP || !(in_use & MR_NOTIFY_RECLAIM))
+			break;
+		in_use &= ~(uint64_t)MR_NOTIFY_RECLAIM;
+	}
 	if (!mr)
 		return errno ? errno : ENOMEM;
 	mr->addr = (void *)(uintptr_t)request->addr;
@@ -191,60 +211,62 @@ static int deregister_entry(void *mr)
 	return ret;
 }
 
+static struct mr_cache_bounds first_limits(void *owner)
+{
+	return mr_cache_first_limits(context_is(owner, CONTEXT_RESTORES));
+}
+
 static const struct mr_cache_registrar registrar = {
 	.reg = register_entry,
 	.settle = settle_entry,
 	.dereg = deregister_entry,
+	.limits = first_limits,
 };
-
-/* UINT64_MAX, the machine's own limit, if there is no number. */
-static uint64_t limit_from_environment(const char *name)
-{
-	const char *text = secure_getenv(name);
-	unsigned long long value;
-	char *end;
-
-	if (!text || *text < '0' || *text > '9')
-		return UINT64_MAX;
-	errno = 0;
-	value = strtoull(text, &end, 0);
-	return errno || *end ? UINT64_MAX : value;
-}
 
 static bool start_cache(void)
 {
-	const struct mr_cache_bounds limits = {
-		.bytes = limit_from_environment("RDMAV_MR_CACHE_MAX_BYTES"),
-		.entries = limit_from_environment("RDMAV_MR_CACHE_MAX_ENTRIES"),
-	};
-
-	return !mr_cache_init(&registrar, &limits);
+	mr_cache_read_limits();
+	return !mr_cache_init(&registrar);
 }
 
-static inline bool context_is(struct ibv_context *context,
-			      enum context_state state)
+/* RDMAV_MR_CACHE_RECLAIM=0: the kernel is not to take back what is idle. */
+static bool may_reclaim(void)
 {
-	return __atomic_load_n(&get_priv(context)->mr_cache,
-			       __ATOMIC_ACQUIRE) == state;
+	const char *text = secure_getenv("RDMAV_MR_CACHE_RECLAIM");
+
+	return !text || strcmp(text, "0");
+}
+
+static uint32_t state_of(struct ibv_context *context)
+{
+	uint32_t state = CONTEXT_ASKED;
+	struct ibv_device_attr_ex attr;
+
+	if (policy() == POLICY_NONE ||
+	    ibv_query_device_ex(context, NULL, &attr) ||
+	    !(attr.orig_attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY) ||
+	    !start_cache())
+		return state;
+	state |= CONTEXT_CACHES;
+	if (may_reclaim() && attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE)
+		state |= CONTEXT_RECLAIMS;
+	if (state & CONTEXT_RECLAIMS &&
+	    attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM)
+		state |= CONTEXT_RESTORES;
+	return state;
 }
 
 /* Once per context, or by several threads at once: the first one's answer counts. */
 static bool ask_context(struct ibv_context *context)
 {
 	const int old_errno = errno;
-	uint32_t not_asked = CONTEXT_NOT_ASKED;
-	enum context_state state = CONTEXT_PLAIN;
-	struct ibv_device_attr attr;
+	const uint32_t state = state_of(context);
+	uint32_t not_asked = 0;
 
-	if (policy() != POLICY_NONE &&
-	    !ibv_query_device(context, &attr) &&
-	    attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY &&
-	    start_cache())
-		state = CONTEXT_CACHES;
 	if (__atomic_compare_exchange_n(&get_priv(context)->mr_cache, &not_asked,
 					state, false, __ATOMIC_ACQ_REL,
 					__ATOMIC_ACQUIRE) &&
-	    state == CONTEXT_CACHES)
+	    state & CONTEXT_CACHES)
 		mr_cache_report_open(context);
 	errno = old_errno;
 	return context_is(context, CONTEXT_CACHES);
@@ -254,7 +276,7 @@ static inline bool context_caches(struct ibv_context *context)
 {
 	if (likely(context_is(context, CONTEXT_CACHES)))
 		return true;
-	return context_is(context, CONTEXT_NOT_ASKED) && ask_context(context);
+	return !context_is(context, CONTEXT_ASKED) && ask_context(context);
 }
 
 /* A range that can be rounded to pages, with access that the kernel would allow. */
@@ -401,7 +423,7 @@ int cached_mr_make_plain(struct ibv_mr *mr)
 	ret = mr_cache_take(index, generation);
 	if (ret)
 		return ret;
-	ret = mr_notify_unreg(mr);
+	ret = mr_notify_disarm(mr);
 	if (ret)
 		return ret;
 	vmr->mr_type = CACHED_MR_TAKEN;
@@ -562,6 +584,8 @@ int ibv_query_mr_cache(struct ibv_context *context,
 		.evictions = seen.evictions,
 		.bytes = seen.bytes,
 		.entries = seen.entries,
+		.suspensions = seen.suspensions,
+		.restorations = seen.restorations,
 	};
 	return 0;
 }

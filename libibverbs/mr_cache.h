@@ -31,7 +31,8 @@ struct ibv_pd;
  * rights it may share its handle and keys with others, which may allow local
  * writes and reach further; with remote rights only with others of exactly its
  * range and rights. Its keys go on working after ibv_dereg_mr(), until it is
- * evicted: ibv_forget_mr() ends them. ibv_rereg_mr() and ibv_reg_mr_notify()
+ * evicted, or suspended by a kernel that is short of memory: ibv_forget_mr()
+ * ends them. ibv_rereg_mr() and ibv_reg_mr_notify()
  * refuse it.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
@@ -48,8 +49,10 @@ struct ibv_mr_cache_stats {
 	uint64_t suspects;	/* asked the kernel, and found intact */
 	uint64_t invalidations;	/* dropped because the memory had changed */
 	uint64_t evictions;	/* idle ones dropped to make room */
-	uint64_t bytes;		/* registered now, idle or in use */
+	uint64_t bytes;		/* registered now: in use, idle or suspended */
 	uint64_t entries;
+	uint64_t suspensions;	/* the kernel took back the pages of idle ones */
+	uint64_t restorations;	/* of those: hits that had their pages pinned again */
 };
 
 /**

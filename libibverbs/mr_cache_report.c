@@ -54,12 +54,14 @@ static void report(int i, struct ibv_context *context)
 	if (mr_cache_query(context, &seen) || !(seen.hits | seen.misses))
 		return;
 	dprintf(STDERR_FILENO,
-		"libibverbs: process %d, %s: %llu hits, %llu misses, %llu suspects, %llu invalidations, %llu evictions, %llu entries, %llu bytes\n",
+		"libibverbs: process %d, %s: %llu hits, %llu misses, %llu suspects, %llu invalidations, %llu evictions, %llu suspensions, %llu restorations, %llu entries, %llu bytes\n",
 		getpid(), places[i].name, (unsigned long long)seen.hits,
 		(unsigned long long)seen.misses,
 		(unsigned long long)seen.suspects_settled,
 		(unsigned long long)seen.invalidations,
 		(unsigned long long)seen.evictions,
+		(unsigned long long)seen.suspensions,
+		(unsigned long long)seen.restorations,
 		(unsigned long long)seen.entries,
 		(unsigned long long)seen.bytes);
 }

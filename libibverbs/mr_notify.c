@@ -1,37 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The verbs of MR notification: three methods of the kernel's MR object. They
- * are core methods, the same for every driver, so there is no provider op.
+ * The verbs of MR notification, of any MR that a program may name. What the kernel
+ * is asked is in mr_notify_cmd.c.
  */
 #include <config.h>
 
 #include <errno.h>
 
-#include <infiniband/cmd_ioctl.h>
 #include <infiniband/driver.h>
 #include <infiniband/mr_notify.h>
-#include <rdma/ib_user_ioctl_cmds.h>
-#include <rdma/ib_user_mr_notify.h>
 
 #include "ibverbs.h"
-
-/* The public names and the kernel's are one ABI. */
-static_assert((int)IBV_MR_NOTIFY_INVALID == (int)IB_UVERBS_MR_NOTIFY_INVALID,
-	      "INVALID differs from the kernel's");
-static_assert((int)IBV_MR_NOTIFY_SUSPECT == (int)IB_UVERBS_MR_NOTIFY_SUSPECT,
-	      "SUSPECT differs from the kernel's");
-static_assert((int)IBV_MR_NOTIFY_SUSPENDED ==
-	      (int)IB_UVERBS_MR_NOTIFY_SUSPENDED,
-	      "SUSPENDED differs from the kernel's");
-static_assert((int)IBV_MR_NOTIFY_KERNEL_MASK ==
-	      (int)IB_UVERBS_MR_NOTIFY_KERNEL_MASK,
-	      "KERNEL_MASK differs from the kernel's");
-static_assert(IBV_DEVICE_MR_NOTIFY == IB_UVERBS_DEVICE_MR_NOTIFY,
-	      "the capability differs from the kernel's");
-static_assert(IBV_DEVICE_MR_REVOKE == IB_UVERBS_DEVICE_MR_REVOKE,
-	      "the capability differs from the kernel's");
-static_assert(IBV_DEVICE_MR_RECLAIM == IB_UVERBS_DEVICE_MR_RECLAIM,
-	      "the capability differs from the kernel's");
+#include "mr_notify_cmd.h"
 
 /*
  * The word of a cached registration is the cache's, so its users have none.
@@ -44,70 +24,6 @@ static bool may_notify(struct ibv_mr *mr)
 	return verbs_get_mr(mr)->mr_type == IBV_MR_TYPE_MR;
 }
 
-/* A kernel without the methods says so in one of these ways. */
-static int notify_errno(int err)
-{
-	switch (err) {
-	case EPROTONOSUPPORT:
-	case ENOTTY:
-	case ENOSYS:
-		return EOPNOTSUPP;
-	default:
-		return err;
-	}
-}
-
-static int cmd_mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
-{
-	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
-			       UVERBS_METHOD_MR_NOTIFY_ARM, 4);
-	uint64_t mask = in_use & ~(uint64_t)MR_NOTIFY_RECLAIM;
-
-	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE, mr->handle);
-	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
-			    ioctl_ptr_to_u64(word));
-	if (mask)
-		fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
-				    mask);
-	if (in_use & MR_NOTIFY_RECLAIM)
-		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
-				    IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
-	return execute_ioctl(mr->context, cmd);
-}
-
-static int cmd_mr_notify_disarm(struct ibv_mr *mr)
-{
-	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
-			       UVERBS_METHOD_MR_NOTIFY_DISARM, 1);
-
-	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_DISARM_HANDLE, mr->handle);
-	return execute_ioctl(mr->context, cmd);
-}
-
-static int cmd_mr_notify_settle(struct ibv_mr *mr)
-{
-	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
-			       UVERBS_METHOD_MR_NOTIFY_SETTLE, 1);
-
-	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE, mr->handle);
-	return execute_ioctl(mr->context, cmd);
-}
-
-/*
- * A signal may interrupt the kernel while it waits for mm locks; nothing has
- * happened then, and the caller has no use for knowing it.
- */
-int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
-{
-	int ret;
-
-	do {
-		ret = cmd_mr_notify_arm(mr, word, in_use);
-	} while (ret == EINTR);
-	return notify_errno(ret);
-}
-
-/* As mr_notify_arm(), of any MR that the caller may name. */
 static int reg_mr_notify(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
 {
 	int ret;
@@ -136,33 +52,13 @@ int ibv_reg_mr_notify_reclaim(struct ibv_mr *mr, uint64_t *word, uint64_t in_use
 	return reg_mr_notify(mr, word, in_use | MR_NOTIFY_RECLAIM);
 }
 
-int mr_notify_unreg(struct ibv_mr *mr)
-{
-	int ret;
-
-	do {
-		ret = cmd_mr_notify_disarm(mr);
-	} while (ret == EINTR);
-	return notify_errno(ret);
-}
-
 int ibv_unreg_mr_notify(struct ibv_mr *mr)
 {
 	if (cached_mr_owns(mr))
 		return EINVAL;
 	if (!may_notify(mr))
 		return EOPNOTSUPP;
-	return mr_notify_unreg(mr);
-}
-
-int mr_notify_settle(struct ibv_mr *mr)
-{
-	int ret;
-
-	do {
-		ret = cmd_mr_notify_settle(mr);
-	} while (ret == EINTR);
-	return notify_errno(ret);
+	return mr_notify_disarm(mr);
 }
 
 int ibv_settle_mr_notify(struct ibv_mr *mr)

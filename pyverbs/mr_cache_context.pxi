@@ -7,7 +7,7 @@ from collections import namedtuple
 
 MRCacheLimits = namedtuple('MRCacheLimits', 'max_bytes max_entries')
 MRCacheStats = namedtuple('MRCacheStats', 'hits misses suspects invalidations evictions '
-                                          'bytes entries')
+                                          'bytes entries suspensions restorations')
 
 
 @cython.binding(True)
@@ -63,7 +63,9 @@ def context_query_mr_cache(Context self not None):
              suspects: how often the kernel was asked, and found one intact
              invalidations: dropped because their memory had changed
              evictions: idle ones dropped to make room
-             and now, idle or in use: bytes, entries
+             suspensions: idle ones whose pages the kernel took back
+             restorations: of those, hits that had their pages pinned again
+             and now, in use, idle or suspended: bytes, entries
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above
     """
     cdef v.ibv_mr_cache_stats stats
@@ -71,4 +73,5 @@ def context_query_mr_cache(Context self not None):
     if rc != 0:
         raise PyverbsRDMAError('Failed to query the MR cache', rc)
     return MRCacheStats(stats.hits, stats.misses, stats.suspects, stats.invalidations,
-                        stats.evictions, stats.bytes, stats.entries)
+                        stats.evictions, stats.bytes, stats.entries, stats.suspensions,
+                        stats.restorations)

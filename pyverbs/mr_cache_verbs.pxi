@@ -14,6 +14,8 @@ cdef extern from 'infiniband/mr_cache.h':
         uint64_t evictions
         uint64_t bytes
         uint64_t entries
+        uint64_t suspensions
+        uint64_t restorations
 
     bint ibv_is_reg(ibv_pd *pd, const void *addr, size_t length, unsigned int access) nogil
     int ibv_forget_mr(ibv_mr *mr) nogil

@@ -11,10 +11,11 @@ import mmap
 import os
 import subprocess
 import sys
+import time
 import unittest
 
 from tests.test_mr_notify import LENGTH, MAP_FIXED, MRNotifyTestCase, MRTrafficTestCase, \
-    NotifyRC, PAGE, REMOTE, has_mr_notify, libc, requires_mr_notify
+    NotifyRC, PAGE, REMOTE, drop_caches, has_mr_notify, libc, requires_mr_notify
 from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from pyverbs.pd import PD
 from pyverbs.mr import MR
@@ -268,6 +269,30 @@ class MRCacheTest(MRCacheTestCase):
         self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS | e.IBV_ACCESS_REMOTE_READ))
         self.ctx.reg_mr_clean()
         self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))
+
+    @requires_mr_notify
+    def test_mr_cache_reclaim(self):
+        """
+        The kernel takes back the pages of what is idle; a hit has them again under the same keys.
+        """
+        if not self.attr_ex.device_cap_flags_ex & e._IBV_DEVICE_MR_RECLAIM:
+            raise unittest.SkipTest('The device can not give registrations other pages')
+        addr = self.map()
+        mr = self.reg_cached(addr)
+        keys = mr.lkey, mr.rkey
+        mr.close()
+        for _ in range(100):    # one that was just used is passed over once
+            drop_caches()
+            if self.counted().suspensions:
+                break
+            time.sleep(0.1)
+        self.assertEqual((self.counted().suspensions, self.counted().restorations), (1, 0))
+        mr = self.reg_cached(addr)
+        self.assertEqual((mr.lkey, mr.rkey), keys)
+        self.assertEqual((self.counted().suspensions, self.counted().restorations), (1, 1))
+        drop_caches()
+        self.assertEqual(self.counted().suspensions, 1)
+        mr.close()
 
     @requires_mr_notify
     def test_mr_cache_limits(self):

@@ -82,9 +82,7 @@ public:
 		entry_word<Env> &w = mine->entries[i].word;
 		uint64_t seen = w.give_release();
 
-		/* The last one, of an entry that is to go; or nobody had it. */
-		if ((seen & w.REFS) <= w.REF && (!w.used(seen) || w.over(seen - w.REF)))
-			[[unlikely]]
+		if (!w.simple(seen)) [[unlikely]]
 			return slow::release(i, seen);
 		return 0;
 	}

@@ -55,7 +55,7 @@ public:
 			return EOPNOTSUPP;
 
 		holder lock(*this);
-		uint32_t o = a->owner.find_or_add(who, this->env.default_limits());
+		uint32_t o = a->owner.find_or_add(who, this->env);
 
 		if (o == a->owner.NONE)
 			return ENOMEM;
@@ -114,8 +114,12 @@ public:
 
 		for (uint32_t i = list.begin(), n = list.size(); n;
 		     i = list.after(a->entries, i), n--)
-			if (at(i).state == state::OPEN)
-				statistics->hits += at(i).word.uses(at(i).word.peek_relaxed());
+			if (at(i).state == state::OPEN) {
+				uint64_t seen = at(i).word.peek_relaxed();
+
+				statistics->hits += at(i).word.uses(seen);
+				statistics->suspensions += at(i).word.suspended(seen);
+			}
 		return 0;
 	}
 
@@ -221,7 +225,7 @@ public:
 			}
 			let_others_run();
 		}
-		return bury_all(lock, i);
+		return this->end(lock, i);
 	}
 
 protected:

@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The process's registration cache: the one instance, and the only extern "C" file
- * of the core. Adds the registrar of the verbs and the default limits to linux_env.
+ * of the core. Adds the registrar of the verbs to linux_env.
  */
-#include <linux/capability.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-
 #include "cache.h"
 #include "linux_env.h"
 
@@ -16,8 +11,6 @@ namespace {
 /* The same for all who start the cache; what is read was written before it was published. */
 struct verbs_env : mr_cache::linux_env {
 	std::atomic<const mr_cache_registrar *> registrar;
-	std::atomic<uint64_t> bytes;
-	std::atomic<uint64_t> entries_of_owner;
 
 	const mr_cache_registrar &use() const { return *registrar.load(std::memory_order_relaxed); }
 	int reg(const mr_cache_request &request, uint64_t *word, void **mr)
@@ -26,46 +19,8 @@ struct verbs_env : mr_cache::linux_env {
 	}
 	int settle(void *mr) { return use().settle(mr); }
 	int dereg(void *mr) { return use().dereg(mr); }
-	mr_cache_bounds default_limits() const
-	{
-		return {bytes.load(std::memory_order_relaxed),
-			entries_of_owner.load(std::memory_order_relaxed)};
-	}
+	mr_cache_bounds default_limits(void *owner) const { return use().limits(owner); }
 };
-
-constexpr uint64_t DEFAULT_ENTRIES = 65536;
-
-/* What the kernel asks for the capability in: a container's root has it in another one. */
-bool is_in_first_user_namespace()
-{
-	constexpr ino_t FIRST = 0xeffffffd; // PROC_USER_INIT_INO
-	struct stat status;
-
-	return !stat("/proc/self/ns/user", &status) && status.st_ino == FIRST;
-}
-
-/* RLIMIT_MEMLOCK does not bind whoever has this capability. */
-bool may_lock_everything()
-{
-	__user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
-	__user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3]{};
-
-	return !syscall(SYS_capget, &header, data) && data[0].effective & 1U << CAP_IPC_LOCK &&
-	       is_in_first_user_namespace();
-}
-
-/* A quarter of the memory, and at most half of what may be locked. */
-uint64_t default_bytes()
-{
-	uint64_t bytes = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) / 4 *
-			 static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-	struct rlimit locked;
-
-	if (!getrlimit(RLIMIT_MEMLOCK, &locked) && locked.rlim_cur != RLIM_INFINITY &&
-	    locked.rlim_cur / 2 < bytes && !may_lock_everything())
-		bytes = locked.rlim_cur / 2;
-	return bytes;
-}
 
 constinit mr_cache::cache<verbs_env> cache;
 
@@ -73,17 +28,12 @@ constinit mr_cache::cache<verbs_env> cache;
 
 extern "C" {
 
-int mr_cache_init(const mr_cache_registrar *registrar, const mr_cache_bounds *limits)
+int mr_cache_init(const mr_cache_registrar *registrar)
 {
 	const mr_cache_registrar *nobody = nullptr;
 
 	if (!cache.env.registrar.compare_exchange_strong(nobody, registrar) && nobody != registrar)
 		return EBUSY;
-	if (cache.is_started())
-		return 0;
-	cache.env.bytes = limits->bytes == UINT64_MAX ? default_bytes() : limits->bytes;
-	cache.env.entries_of_owner =
-		limits->entries == UINT64_MAX ? DEFAULT_ENTRIES : limits->entries;
 	return cache.start();
 }
 

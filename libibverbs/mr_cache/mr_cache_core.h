@@ -53,20 +53,28 @@ struct mr_cache_request {
 	uint32_t access;
 };
 
-/* All return 0 or an errno value. */
+struct mr_cache_bounds {
+	uint64_t bytes;
+	uint64_t entries;
+};
+
+/* All but limits() return 0 or an errno value. */
 struct mr_cache_registrar {
 	/*
 	 * Registers, then arms the word, whose bits 0-7 are 0 and belong to
-	 * the kernel from now on; it is in use while any of MR_CACHE_IN_USE is set.
+	 * the kernel from now on; it is in use while any of MR_CACHE_IN_USE is set,
+	 * as one is during the call. While none is the kernel may suspend it.
 	 * On failure nothing is left registered. ENOMEM, EAGAIN and ENOSPC: idle
 	 * registrations go, and it is called again. EOPNOTSUPP: no notification for
 	 * this one, register it plainly.
 	 */
 	int (*reg)(const struct mr_cache_request *request, uint64_t *word, void **mr);
-	/* After 0 the word says INVALID, or nothing. */
+	/* After 0 the word says INVALID, or nothing; one that was suspended has its pages. */
 	int (*settle)(void *mr);
 	/* After 0 the kernel does not touch the word any more. */
 	int (*dereg)(void *mr);
+	/* Those that an owner starts with. Called with a lock held: it calls nothing here. */
+	struct mr_cache_bounds (*limits)(void *owner);
 };
 
 /* The bits of a word that count references. */
@@ -80,29 +88,24 @@ struct mr_cache_ref {
 	uint32_t generation; /* never 0 */
 };
 
-struct mr_cache_bounds {
-	uint64_t bytes;
-	uint64_t entries;
-};
-
 struct mr_cache_statistics {
 	uint64_t hits;
 	uint64_t misses;	   /* that registered */
 	uint64_t suspects_settled; /* asked the kernel, and found intact */
 	uint64_t invalidations;	   /* entries dropped because the word said INVALID */
 	uint64_t evictions;
-	uint64_t bytes; /* registered now, idle or used */
+	uint64_t bytes; /* registered now: used, idle or suspended */
 	uint64_t entries;
+	uint64_t suspensions;  /* found suspended: restored, ended so, or so now */
+	uint64_t restorations; /* of those */
 };
 
 /*
  * Before anything else; another call with another registrar, which stays for ever, is
  * EBUSY. ENOMEM: no address space, or no memory that is zero in a child; the cache then
  * stays off.
- * *limits are those that an owner starts with, also in forked children; UINT64_MAX
- * is for what the machine allows.
  */
-int mr_cache_init(const struct mr_cache_registrar *registrar, const struct mr_cache_bounds *limits);
+int mr_cache_init(const struct mr_cache_registrar *registrar);
 
 /*
  * A reference to a valid registration that contains the range and allows the

@@ -50,7 +50,7 @@ public:
 	}
 
 	/* NONE if there are too many. */
-	uint32_t find_or_add(void *who, const mr_cache_bounds &limits)
+	uint32_t find_or_add(void *who, const Env &env)
 	{
 		uint32_t i = find(who);
 
@@ -65,7 +65,7 @@ public:
 		records[i] = {};
 		records[i].who = who;
 		records[i].in_use = true;
-		records[i].limits = limits;
+		records[i].limits = env.default_limits(who);
 		return i;
 	}
 

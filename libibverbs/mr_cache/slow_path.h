@@ -55,7 +55,7 @@ protected:
 	/* After give(), of whoever saw that he was the last one of something that is to go. */
 	[[gnu::noinline, gnu::cold]] int release(uint32_t i, uint64_t seen)
 	{
-		if (!entry_word<Env>::used(seen)) {
+		if (entry_word<Env>::unused(seen)) {
 			at(i).word.restore_relaxed();
 			return EINVAL;
 		}
@@ -66,7 +66,20 @@ protected:
 		if (!entry_word<Env>::over(at(i).word.peek_relaxed()))
 			return 0;
 		retire(lock, i);
-		return bury_all(lock, i);
+		return end(lock, i);
+	}
+
+	/*
+	 * Deregisters what was closed for its last user. On an error the user has it still, and
+	 * the kernel may have suspended it meanwhile.
+	 */
+	int end(holder &lock, uint32_t i)
+	{
+		int error = bury_all(lock, i);
+
+		if (error && entry_word<Env>::suspended(at(i).word.peek_relaxed()))
+			settle(lock, i);
+		return error;
 	}
 
 	/* No hint, or one for which an entry was taken in vain: the catalog, then all the rest. */
@@ -147,7 +160,7 @@ protected:
 				continue;
 			}
 
-			uint32_t o = a->owner.find_or_add(who, this->env.default_limits());
+			uint32_t o = a->owner.find_or_add(who, this->env);
 
 			if (o == a->owner.NONE)
 				return EOPNOTSUPP;
@@ -254,7 +267,7 @@ protected:
 				return i;
 			if (seen & e.word.INVALID)
 				retire(lock, i);
-			else if (seen & e.word.SUSPECT && patience--)
+			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && patience--)
 				settle(lock, i);
 			else if (e.word.fold_relaxed())
 				a->owner[e.owner].counted.hits += e.word.uses(e.word.FOLD);
@@ -269,20 +282,29 @@ protected:
 	void settle(holder &lock, uint32_t i)
 	{
 		operation mine;
+		entry<Env> &e = at(i);
+		bool suspended = e.word.suspended(e.word.peek_relaxed());
 
 		enter(&mine, nullptr);
 		be_busy(i, 1);
 		a->mutex.unlock();
 
-		int error = this->env.settle(at(i).registration());
+		int error = this->env.settle(e.registration());
 
 		a->mutex.lock();
 		be_busy(i, -1);
 		leave(&mine);
-		if (error)
+		if (error) {
 			retire(lock, i);
-		else if (!(at(i).word.peek_relaxed() & entry_word<Env>::INVALID))
-			a->owner[at(i).owner].counted.suspects_settled++;
+			return;
+		}
+
+		mr_cache_statistics &counted = a->owner[e.owner].counted;
+		bool valid = !(e.word.peek_relaxed() & e.word.INVALID);
+
+		counted.suspensions += suspended;
+		counted.restorations += suspended && valid;
+		counted.suspects_settled += !suspended && valid;
 	}
 
 	bool is_on_the_way(const wish &want)
@@ -341,11 +363,14 @@ protected:
 			request.size = want.length;
 		}
 
+		e.word.hold_relaxed();
+
 		int error = register_with_room(lock, request, e.word, nested, &mr);
 
 		be_busy(i, -1);
 		leave(&mine);
 		if (error) {
+			e.word.unhold_relaxed();
 			free(i);
 			return error;
 		}
@@ -359,7 +384,7 @@ protected:
 		return 0;
 	}
 
-	/* Opens it with one reference: in the catalog, or doomed if it has no place there. */
+	/* Opens it with its one reference: in the catalog, or doomed if it has no place there. */
 	void publish(holder &lock, uint32_t i, const wish &want, uint64_t version)
 	{
 		entry<Env> &e = at(i);
@@ -367,10 +392,10 @@ protected:
 		e.state = state::OPEN;
 		if (!deserves_place(lock, i, want, version)) {
 			e.word.doom_relaxed();
-			e.word.open_release(1);
+			e.word.open_release(0);
 			return;
 		}
-		e.word.open_release(1);
+		e.word.open_release(0);
 		a->entry_count++;
 
 		uint32_t bits = a->hot.hint_bits.load(std::memory_order_relaxed);

@@ -271,6 +271,7 @@ protected:
 		if (!at(i).word.close_acquire(references, &seen))
 			return false;
 		a->owner[at(i).owner].counted.hits += entry_word<Env>::uses(seen);
+		a->owner[at(i).owner].counted.suspensions += entry_word<Env>::suspended(seen);
 		bequeath(lock, i);
 		return true;
 	}

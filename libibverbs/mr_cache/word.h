@@ -7,8 +7,8 @@
  *   63          34 33     32        10  9       8       7        0
  *   | uses (30)   | FULL | references | DOOMED | CLOSED | kernel  |
  *
- * kernel   INVALID and SUSPECT, set by the kernel, asynchronously
- * CLOSED   nobody's: free, being registered or being deregistered
+ * kernel   INVALID, SUSPECT and SUSPENDED, set by the kernel, asynchronously
+ * CLOSED   nobody's: free, being registered (with one reference, hold()) or being deregistered
  * DOOMED   not in the index any more: its last user tears it down
  * FULL     the top bit of the references, of which there are too many to take more: 8 million
  *          before they would overflow, and be taken for none
@@ -41,6 +41,15 @@
  *   take(): CLOSED, references 1
  *                                  stores references 1, its own
  *   give(): references 0           uses the MR, which anyone may close now
+ *
+ * While there are no references the kernel may take the pages (SUSPENDED). Who loses, if a
+ * registration had none while it is made:
+ *
+ *   owner                          kernel
+ *   registers and arms
+ *                                  no reference: SUSPENDED, unpins
+ *   opens with a reference
+ *   uses the MR: no access
  */
 #ifndef MR_CACHE_WORD_H
 #define MR_CACHE_WORD_H
@@ -54,6 +63,7 @@ template <class Env> class entry_word {
 public:
 	static constexpr uint64_t INVALID = 1;
 	static constexpr uint64_t SUSPECT = 2;
+	static constexpr uint64_t SUSPENDED = 4;
 	static constexpr uint64_t KERNEL = 0xff;
 	static constexpr uint64_t CLOSED = 1 << 8;
 	static constexpr uint64_t DOOMED = 1 << 9;
@@ -71,6 +81,7 @@ public:
 	static bool used(uint64_t seen) { return seen & REFS; }
 	static bool idle(uint64_t seen) { return !(seen & (REFS | CLOSED)); }
 	static uint64_t uses(uint64_t seen) { return seen / USE; }
+	static bool suspended(uint64_t seen) { return seen & SUSPENDED; }
 	/* Nobody uses it and nobody shall: who finds this tears it down. */
 	static bool over(uint64_t seen) { return idle(seen) && seen & (INVALID | DOOMED); }
 
@@ -83,6 +94,16 @@ public:
 	/* Give a reference back, as if never used or after use. Pair with close(). */
 	uint64_t untake_release() { return value.fetch_sub(REF + USE, std::memory_order_release); }
 	uint64_t give_release() { return value.fetch_sub(REF, std::memory_order_release); }
+
+	/* What give() found: a reference that is not the last one, or leaves an idle entry. */
+	static bool simple(uint64_t seen)
+	{
+		uint64_t references = seen & REFS;
+
+		return references > REF || (references && !(seen & (INVALID | DOOMED | CLOSED)));
+	}
+	/* What give() found: no user's reference. */
+	static bool unused(uint64_t seen) { return !used(seen) || seen & CLOSED; }
 
 	/* Undoes a release too many. */
 	void restore_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
@@ -111,7 +132,11 @@ public:
 	/* Closed, and the kernel has let go of it: forget what it said. */
 	void clean_relaxed() { value.fetch_and(~(KERNEL | DOOMED), std::memory_order_relaxed); }
 
-	/* From closed to open, with so many references of ours. Pairs with take(). */
+	/* While it is registered: keeps the kernel from suspending it. */
+	void hold_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
+	void unhold_relaxed() { value.fetch_sub(REF, std::memory_order_relaxed); }
+
+	/* From closed to open, with so many more references of ours. Pairs with take(). */
 	uint64_t open_release(uint64_t references)
 	{
 		return value.fetch_add(references * REF - CLOSED, std::memory_order_release);

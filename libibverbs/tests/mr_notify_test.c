@@ -4,6 +4,7 @@
  * what they make of each answer, and what they refuse without asking.
  */
 #include "../mr_notify.c"
+#include "../mr_notify_cmd.c"
 
 #include <stdio.h>
 

@@ -387,13 +387,13 @@ void add_all()
 
 int main(int argc, char **argv)
 {
-	const mr_cache_bounds limits{UINT64_MAX >> 1, 1 << 20};
 	mr_cache_registrar registrar{};
 
 	registrar.reg = count_reg;
 	registrar.settle = count_settle;
 	registrar.dereg = count_dereg;
-	if (const int error = mr_cache_init(&registrar, &limits)) {
+	registrar.limits = [](void *) { return mr_cache_bounds{UINT64_MAX, 1 << 20}; };
+	if (const int error = mr_cache_init(&registrar)) {
 		std::fprintf(stderr, "mr_cache_init: %d\n", error);
 		return 1;
 	}

@@ -794,3 +794,110 @@ TEST_CASE("a process that lies harms only itself")
 	shrink_twice();
 	CHECK(honest.is_suspended());
 }
+
+namespace {
+
+ibv_mr_cache_stats cached_on(const device &on)
+{
+	ibv_mr_cache_stats now{};
+
+	REQUIRE(ibv_query_mr_cache(on.context(), &now) == 0);
+	return now;
+}
+
+/* A cached registration, of which this is the first user. */
+struct cache_user {
+	cache_user() { std::memset(source.registered().addr, 0x5a, page_size()); }
+
+	owned<ibv_mr> use(int access = IBV_ACCESS_LOCAL_WRITE) const
+	{
+		return on.register_memory(m.registered(), access | IBV_ACCESS_CACHED);
+	}
+
+	device on;
+	memory m = anonymous(length);
+	memory source = anonymous(page_size());
+};
+
+} // namespace
+
+TEST_CASE("the cache lends what is idle, and hands out the same MR again")
+{
+	constexpr int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+	const cache_user user;
+	auto mr = user.use(access);
+	const auto from = user.on.register_memory(user.source.registered());
+	const std::size_t used = pinned_bytes();
+	const uint32_t key = mr->rkey;
+
+	shrink_twice();
+	usleep(100000);
+	CHECK(pinned_bytes() == used);
+	CHECK(cached_on(user.on).suspensions == 0);
+	mr.reset();
+	shrink_twice();
+	CHECK(wait_for_pinned(used - length) <= used - length);
+	CHECK(cached_on(user.on).suspensions == 1);
+	CHECK(cached_on(user.on).restorations == 0);
+	CHECK(cached_on(user.on).entries == 1);
+	/* What nobody uses a peer cannot reach either. */
+	{
+		loopback link(user.on);
+		const auto status = link.write(from.get(), user.source.registered(),
+					       user.m.registered().addr, key);
+		CHECK(status != IBV_WC_SUCCESS);
+		CHECK(link.refused(status));
+	}
+
+	mr = user.use(access);
+	CHECK(mr->rkey == key);
+	CHECK(pinned_bytes() == used);
+	CHECK(cached_on(user.on).misses == 1);
+	CHECK(cached_on(user.on).restorations == 1);
+	loopback link(user.on);
+	CHECK(link.write(from.get(), user.source.registered(), user.m.registered().addr, key) ==
+	      IBV_WC_SUCCESS);
+	CHECK(std::memcmp(user.m.registered().addr, user.source.registered().addr, page_size()) ==
+	      0);
+}
+
+TEST_CASE("the cache drops what was unmapped while it was suspended")
+{
+	cache_user user;
+	const range r = user.m.registered();
+
+	user.use().reset();
+	shrink_twice();
+	REQUIRE(cached_on(user.on).suspensions == 1);
+	REQUIRE(mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == r.addr);
+	CHECK_FALSE(ibv_is_reg(user.on.pd(), r.addr, r.length, IBV_ACCESS_LOCAL_WRITE));
+	user.use().reset();
+	CHECK(cached_on(user.on).misses == 2);
+	CHECK(cached_on(user.on).restorations == 0);
+	CHECK(cached_on(user.on).invalidations == 1);
+}
+
+TEST_CASE("RDMAV_MR_CACHE_RECLAIM=0: the cache lends nothing, and has smaller limits")
+{
+	const uint64_t machine = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * page_size();
+	ibv_mr_cache_limits limits{};
+
+	REQUIRE(setenv("RDMAV_MR_CACHE_RECLAIM", "0", 1) == 0);
+	{
+		const cache_user user;
+		user.use().reset();
+		const std::size_t before = pinned_bytes();
+		shrink_twice();
+		usleep(100000);
+		CHECK(pinned_bytes() == before);
+		CHECK(cached_on(user.on).suspensions == 0);
+		REQUIRE(ibv_reg_mr_limits(user.on.context(), nullptr, &limits) == 0);
+		CHECK(limits.max_bytes == machine / 4);
+	}
+	REQUIRE(setenv("RDMAV_MR_CACHE_RECLAIM", "1", 1) == 0);
+	const device other;
+	REQUIRE(ibv_reg_mr_limits(other.context(), nullptr, &limits) == 0);
+	CHECK(limits.max_bytes == machine);
+	unsetenv("RDMAV_MR_CACHE_RECLAIM");
+}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * A kernel for the tests of the registration cache: it registers, arms, settles,
- * deregisters, invalidates; and counts whatever the cache may not do to it. MRs are
+ * deregisters, invalidates, suspends; and counts whatever the cache may not do to it. MRs are
  * kept after their end, so that a use of one is a failure and not a crash.
  *
  * The env takes big_lock around each call; tests with threads take it around theirs.
@@ -26,8 +26,9 @@ struct fake_kernel {
 		mr_cache_request what;
 		uint64_t *word;
 		std::atomic<bool> live;
-		std::atomic<bool> invalid; // its memory is no longer what was registered
-		uint64_t invalid_at;	   // by the clock
+		std::atomic<bool> invalid;   // its memory is no longer what was registered
+		std::atomic<bool> suspended; // it has no pages
+		uint64_t invalid_at;	     // by the clock
 
 		bool overlaps(uint64_t start, uint64_t end) const
 		{
@@ -48,6 +49,7 @@ struct fake_kernel {
 	uint64_t bytes = 0;
 	bool invalid_from_birth = false;
 	unsigned int reg_calls = 0, settle_calls = 0;
+	std::function<void()> after_reg;	      // armed, and it has not returned
 	std::function<void(const mr &)> before_dereg; // and before it returns
 
 	void complain(const char *what)
@@ -86,6 +88,8 @@ struct fake_kernel {
 		if (invalid_from_birth)
 			invalidate(made);
 		*out = &made;
+		if (after_reg)
+			after_reg();
 		return 0;
 	}
 
@@ -100,7 +104,8 @@ struct fake_kernel {
 			return fail_settle;
 		if (m->invalid)
 			std::atomic_ref(*m->word).fetch_or(1);
-		std::atomic_ref(*m->word).fetch_and(~2ULL);
+		m->suspended = false;
+		std::atomic_ref(*m->word).fetch_and(~6ULL);
 		return 0;
 	}
 
@@ -144,6 +149,21 @@ struct fake_kernel {
 			m.invalid_at = ++clock;
 		m.invalid = true;
 		std::atomic_ref(*m.word).fetch_or(1);
+	}
+
+	/* Memory is short: takes the pages of all that is idle. */
+	void suspend()
+	{
+		for (mr *m : live) {
+			std::atomic_ref word(*m->word);
+			uint64_t was = word.load();
+
+			while (!(was & (MR_CACHE_IN_USE | 5)))
+				if (word.compare_exchange_weak(was, was | 4)) {
+					m->suspended = true;
+					break;
+				}
+		}
 	}
 
 	/* munmap() of the range. */
@@ -195,7 +215,7 @@ struct fake_env : mr_cache::linux_env {
 		std::lock_guard hold(kernel->big_lock);
 		return kernel->dereg(m);
 	}
-	mr_cache_bounds default_limits() { return defaults; }
+	mr_cache_bounds default_limits(void *) const { return defaults; }
 };
 
 inline fake_kernel::mr &mr_of(const mr_cache_ref &ref)

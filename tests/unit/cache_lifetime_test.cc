@@ -447,7 +447,7 @@ TEST_CASE("a process that locks all its memory pays for what the cache uses")
 		}
 		int settle(void *) { return 0; }
 		int dereg(void *) { return 0; }
-		mr_cache_bounds default_limits() { return {UINT64_MAX, UINT64_MAX}; }
+		static mr_cache_bounds default_limits(void *) { return {UINT64_MAX, UINT64_MAX}; }
 	};
 	auto resident = [] {
 		unsigned long total = 0, pages = 0;

@@ -12,7 +12,8 @@
  *   a release that does not look whether it was the last of a doomed entry
  *   untake() that does not look either
  *   CLOSED, or the kernel's bits, not looked at by a hit
- *   a suspect handed out without settling
+ *   a suspect, or a suspended one, handed out without settling
+ *   a registration without a reference while it is made
  *   an entry found in the index not compared again after take()
  *   a slow release that does not look again under the mutex
  *   kernel bits of the word's last life not cleaned
@@ -87,7 +88,7 @@ struct scheduled_env {
 		kernel->dereg_returns(mr);
 		return error;
 	}
-	mr_cache_bounds default_limits() { return {UINT64_MAX, 3}; }
+	static mr_cache_bounds default_limits(void *) { return {UINT64_MAX, 3}; }
 };
 
 struct world {
@@ -127,6 +128,8 @@ struct world {
 			for (uint32_t hold = order.pick(6); hold; hold--) {
 				if (!mr.live)
 					kernel.complain("deregistered while used");
+				if (mr.suspended)
+					kernel.complain("suspended while used");
 				schedule::wait();
 			}
 			if (!mr.live)
@@ -141,10 +144,17 @@ struct world {
 		for (int n = 0; n < 16; n++) {
 			uint64_t start = BASE + order.pick(PAGES) * PAGE;
 
-			if (order.pick(2))
+			switch (order.pick(4)) {
+			case 0:
+			case 1:
+				kernel.suspend();
+				break;
+			case 2:
 				kernel.invalidate(start, start + PAGE);
-			else
+				break;
+			default:
 				kernel.suspect(start, start + PAGE, order.pick(2));
+			}
 			for (uint32_t pause = order.pick(16); pause; pause--)
 				schedule::wait();
 		}
@@ -319,7 +329,7 @@ TEST_CASE("the cache keeps its promises in every order that was tried")
 	const char *only = getenv("SEED"), *more = getenv("SEEDS");
 	uint64_t first = only ? strtoull(only, nullptr, 0) : 1;
 	uint64_t last = only ? first : more ? strtoull(more, nullptr, 0) : 1500;
-	uint64_t hits = 0, settled = 0, invalidated = 0;
+	uint64_t hits = 0, settled = 0, invalidated = 0, restored = 0;
 
 	for (uint64_t seed = first; seed <= last; seed++) {
 		world w(seed);
@@ -330,12 +340,14 @@ TEST_CASE("the cache keeps its promises in every order that was tried")
 		hits += w.seen.hits;
 		settled += w.seen.suspects_settled;
 		invalidated += w.seen.invalidations;
+		restored += w.seen.restorations;
 	}
 	/* Orders in which nothing happens prove nothing. */
 	if (!only) {
 		CHECK(hits > last);
 		CHECK(settled > last / 100);
 		CHECK(invalidated > last / 10);
+		CHECK(restored > last / 50);
 	}
 }
 

@@ -64,7 +64,7 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 				    mr.what.start + mr.what.size < BASE + (first + count) * PAGE;
 			if (!(random() % 8))
 				std::this_thread::yield();
-			failures += !mr.live;
+			failures += !mr.live || mr.suspended;
 			failures += w.cache.release(ref.index, ref.generation) != 0;
 		}
 	};
@@ -74,7 +74,13 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 		while (!stop) {
 			uint64_t start = BASE + random() % PAGES * PAGE;
 
-			switch (random() % 4) {
+			switch (random() % 5) {
+			case 4: {
+				std::lock_guard hold(w.kernel.big_lock);
+
+				w.kernel.suspend();
+				break;
+			}
 			case 0:
 				(void)w.cache.flush_pd(w.pds[random() % 2]);
 				break;
@@ -160,8 +166,10 @@ TEST_CASE("random operations do what a naive model does")
 				held.pop_back();
 			} else if (what == 14) {
 				kernel.invalidate(start, end);
-			} else if (random() % 2) {
+			} else if (uint32_t event = random() % 3; event == 0) {
 				kernel.suspect(start, end, random() % 2);
+			} else if (event == 1) {
+				kernel.suspend();
 			} else {
 				REQUIRE(w.cache.clean(w.owner, random() % 20 * PAGE) == 0);
 			}
@@ -174,7 +182,7 @@ TEST_CASE("random operations do what a naive model does")
 			REQUIRE(s.bytes <= 60 * PAGE);
 			REQUIRE(s.entries <= 40);
 			for (auto &one : held)
-				REQUIRE(one.second->live);
+				REQUIRE((one.second->live && !one.second->suspended));
 		}
 		for (auto &one : held)
 			REQUIRE(w.cache.release(one.first.index, one.first.generation) == 0);

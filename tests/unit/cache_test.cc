@@ -199,6 +199,103 @@ TEST_CASE_METHOD(fixture, "a suspect is settled, not registered again")
 	CHECK(count().suspects_settled == 1);
 }
 
+TEST_CASE_METHOD(fixture, "a suspended one is restored, and the same is handed out")
+{
+	mr_cache_ref held = get(0), idle = get(4);
+
+	CHECK(put(idle) == 0);
+	kernel.suspend();
+	CHECK(!mr_of(held).suspended);
+	CHECK(mr_of(idle).suspended);
+	CHECK(count().suspensions == 1);
+	CHECK(count().restorations == 0);
+
+	mr_cache_ref again = get(4);
+
+	CHECK(again.mr == idle.mr);
+	CHECK(!mr_of(again).suspended);
+	CHECK(count().suspensions == 1);
+	CHECK(count().restorations == 1);
+	CHECK(count().suspects_settled == 0);
+	CHECK(put(again) == 0);
+	CHECK(put(held) == 0);
+	CHECK(kernel.reg_calls == 2);
+}
+
+TEST_CASE_METHOD(fixture, "a suspended one that cannot be restored is registered anew")
+{
+	use(0);
+	kernel.suspend();
+	kernel.fail_settle = ENOMEM;
+	use(0);
+	CHECK(kernel.reg_calls == 2);
+	CHECK(count().suspensions == 1);
+	CHECK(count().restorations == 0);
+	CHECK(count().entries == 1);
+	kernel.fail_settle = 0;
+	kernel.suspend();
+	for (auto *m : kernel.live)
+		m->invalid = true; // what the range maps now cannot be pinned
+	use(0);
+	CHECK(kernel.reg_calls == 3);
+	CHECK(count().suspensions == 2);
+	CHECK(count().restorations == 0);
+	CHECK(count().invalidations == 1);
+}
+
+TEST_CASE_METHOD(fixture, "nothing is suspended while it is registered")
+{
+	kernel.after_reg = [this] { kernel.suspend(); };
+
+	mr_cache_ref ref = get(0);
+
+	CHECK(!mr_of(ref).suspended);
+	CHECK(put(ref) == 0);
+	kernel.after_reg = nullptr;
+	kernel.fail_times = 1;
+	kernel.fail_reg = EFAULT;
+
+	mr_cache_ref other;
+
+	CHECK(try_get(&other, 8) == EFAULT);
+	use(8); // the same entry: nothing holds it
+	kernel.suspend();
+	CHECK(count().suspensions == 2);
+}
+
+TEST_CASE_METHOD(fixture, "who keeps what cannot be deregistered keeps its pages")
+{
+	mr_cache_ref ref = get(0);
+
+	kernel.invalidate(BASE + PAGE, BASE + 2 * PAGE);
+	CHECK(cache.take(ref.index, ref.generation) == 0); // doomed
+	kernel.fail_dereg = EBUSY;
+	kernel.before_dereg = [this](const fake_kernel::mr &) { kernel.suspend(); };
+	CHECK(put(ref) == EBUSY);
+	CHECK(!mr_of(ref).suspended);
+	kernel.before_dereg = nullptr;
+	kernel.fail_dereg = 0;
+	CHECK(put(ref) == 0);
+	CHECK(kernel.live.empty());
+}
+
+TEST_CASE_METHOD(fixture, "a release too many does not end a registration that is being made")
+{
+	mr_cache_ref ref = get(0);
+
+	CHECK(put(ref) == 0);
+	CHECK(cache.flush_pd(pd) == 0);
+	kernel.after_reg = [this, ref] { CHECK(put(ref) == EINVAL); };
+
+	mr_cache_ref next = get(0);
+
+	CHECK(next.index == ref.index);
+	kernel.after_reg = nullptr;
+	kernel.suspend();
+	CHECK(!mr_of(next).suspended);
+	CHECK(put(next) == 0);
+}
+
 TEST_CASE_METHOD(fixture, "a registration that is invalid from birth is made once more, then plain")
 {
 	kernel.invalid_from_birth = true;

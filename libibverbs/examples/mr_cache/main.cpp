@@ -120,6 +120,8 @@ nlohmann::ordered_json look(const device &on, const options &opt)
 	out["suspects"] = stats.suspects;
 	out["invalidations"] = stats.invalidations;
 	out["evictions"] = stats.evictions;
+	out["suspensions"] = stats.suspensions;
+	out["restorations"] = stats.restorations;
 	return out;
 }
 

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The limits that a context's cache starts with: RDMAV_MR_CACHE_MAX_BYTES and
+ * RDMAV_MR_CACHE_MAX_ENTRIES, or what the machine allows.
+ *
+ * Registrations that nobody takes back may fill a quarter of the memory. Where the kernel
+ * reclaims idle ones they are not held against anybody, and the limit is all of it: what
+ * is beyond that can't be pinned at one time. RLIMIT_MEMLOCK is no shortage of memory,
+ * and reclaims nothing: at most half of it is the cache's in either case.
+ */
+#define _GNU_SOURCE
+#include <config.h>
+
+#include <errno.h>
+#include <linux/capability.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "mr_cache_limits.h"
+
+#define DEFAULT_ENTRIES 65536
+
+/* Of a registration that is reclaimed, and of one that is not. */
+static uint64_t bytes[2];
+static uint64_t entries;
+
+/* What the kernel asks for the capability in: a container's root has it in another one. */
+static bool is_in_first_user_namespace(void)
+{
+	const ino_t first = 0xeffffffd;	/* PROC_USER_INIT_INO */
+	struct stat status;
+
+	return !stat("/proc/self/ns/user", &status) && status.st_ino == first;
+}
+
+/* RLIMIT_MEMLOCK does not bind whoever has this capability. */
+static bool may_lock_everything(void)
+{
+	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {};
+
+	return !syscall(SYS_capget, &header, data) &&
+	       data[0].effective & 1U << CAP_IPC_LOCK &&
+	       is_in_first_user_namespace();
+}
+
+static uint64_t half_of_lockable(void)
+{
+	struct rlimit locked;
+
+	if (getrlimit(RLIMIT_MEMLOCK, &locked) ||
+	    locked.rlim_cur == RLIM_INFINITY || may_lock_everything())
+		return UINT64_MAX;
+	return locked.rlim_cur / 2;
+}
+
+/* The other value if there is no number. */
+static uint64_t from_environment(const char *name, uint64_t otherwise)
+{
+	const char *text = secure_getenv(name);
+	unsigned long long value;
+	char *end;
+
+	if (!text || *text < '0' || *text > '9')
+		return otherwise;
+	errno = 0;
+	value = strtoull(text, &end, 0);
+	return errno || *end ? otherwise : value;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+void mr_cache_read_limits(void)
+{
+	const uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) *
+				sysconf(_SC_PAGESIZE);
+	const uint64_t lockable = half_of_lockable();
+	int reclaimed;
+
+	for (reclaimed = 0; reclaimed < 2; reclaimed++)
+		__atomic_store_n(&bytes[reclaimed],
+				 from_environment("RDMAV_MR_CACHE_MAX_BYTES",
+						  least(reclaimed ? memory : memory / 4,
+							lockable)),
+				 __ATOMIC_RELAXED);
+	__atomic_store_n(&entries,
+			 from_environment("RDMAV_MR_CACHE_MAX_ENTRIES",
+					  DEFAULT_ENTRIES),
+			 __ATOMIC_RELAXED);
+}
+
+struct mr_cache_bounds mr_cache_first_limits(bool reclaimed)
+{
+	return (struct mr_cache_bounds){
+		.bytes = __atomic_load_n(&bytes[reclaimed], __ATOMIC_RELAXED),
+		.entries = __atomic_load_n(&entries, __ATOMIC_RELAXED),
+	};
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * What the registration cache of a context may hold until ibv_reg_mr_limits() says
+ * otherwise.
+ */
+#ifndef IB_VERBS_MR_CACHE_LIMITS_H
+#define IB_VERBS_MR_CACHE_LIMITS_H
+
+#include <stdbool.h>
+
+#include "mr_cache/mr_cache_core.h"
+
+/* Before the next one; several threads may. */
+void mr_cache_read_limits(void);
+/* reclaimed: does the kernel take idle registrations back when memory is short? */
+struct mr_cache_bounds mr_cache_first_limits(bool reclaimed);
+
+#endif /* IB_VERBS_MR_CACHE_LIMITS_H */

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * The kernel's commands of MR notification, for the verbs (mr_notify.c) and for the
+ * registration cache (mr_cache.c): neither asks here whose the MR is.
+ */
+#ifndef IB_VERBS_MR_NOTIFY_CMD_H
+#define IB_VERBS_MR_NOTIFY_CMD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct ibv_command_buffer;
+struct ibv_context;
+struct ibv_mr;
+struct ibv_pd;
+
+/*
+ * While any bit of in_use is set in the word the device keeps the pages, also of a
+ * registration that has become invalid; 0: it never does. With MR_NOTIFY_RECLAIM, which
+ * is none of the bits that count, the kernel may take the pages while none is set
+ * (SUSPENDED), or says EOPNOTSUPP.
+ */
+#define MR_NOTIFY_RECLAIM 1
+
+/* 0 or an errno value; EOPNOTSUPP of a kernel without them. */
+int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use);
+int mr_notify_disarm(struct ibv_mr *mr);
+int mr_notify_settle(struct ibv_mr *mr);
+
+/*
+ * Registers and arms, in one system call where the provider takes the usual way
+ * (mr_notify_reg.c). NULL: errno is set.
+ */
+struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
+				unsigned int access, uint64_t *word,
+				uint64_t in_use);
+/*
+ * Is this command (its core part) the registration that is to be armed at once? Then
+ * mr_notify_execute() in place of execute_ioctl().
+ */
+bool mr_notify_tells_word(unsigned int write_method, const void *core);
+int mr_notify_execute(struct ibv_context *context,
+		      struct ibv_command_buffer *cmd);
+/* One of these commands: who calls them makes room himself. */
+bool mr_notify_is_ours(const struct ibv_command_buffer *cmd);
+
+#endif /* IB_VERBS_MR_NOTIFY_CMD_H */
