@@ -150,7 +150,7 @@ LANES = {
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": Lane(
         [MATRIX, SUSPENDED, *guest_programs(), *PAGING,
-         *guest_programs("window", "stress", seconds=10), *guest_programs("transfer"),
+         *guest_programs("window", "stress", seconds=10), *guest_programs("transfer", "pressure"),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer", "lifetime", "race")),
          pyverbs("test_mr_notify", "test_mr_cache")],
         guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),

@@ -84,10 +84,8 @@ void load_module(const char *name)
 /* A compressed disk in memory, as swap space; gone with the object. */
 class memory_swap {
 public:
-	memory_swap()
+	explicit memory_swap(std::size_t size)
 	{
-		constexpr std::size_t size = std::size_t{64} << 20;
-
 		load_module("zram"); /* or it is built in, or there is none */
 		number_ = read_system_file("/sys/class/zram-control/hot_add");
 		device_ = "/dev/zram" + number_;
@@ -180,12 +178,12 @@ private:
 
 } // namespace
 
-void need_swap()
+void need_swap(std::size_t size)
 {
 	static std::optional<memory_swap> made;
 
 	if (!has_swap())
-		made.emplace();
+		made.emplace(size);
 }
 
 control_group::control_group(const std::string &name)

@@ -7,6 +7,7 @@
 #define MR_NOTIFY_SYSTEM_H
 
 #include <chrono>
+#include <cstddef>
 #include <string>
 #include <thread>
 
@@ -29,8 +30,8 @@ private:
 	std::string before_;
 };
 
-/* There is swap from now on, until the program ends. */
-void need_swap();
+/* There is swap from now on, so many bytes if there was none, until the program ends. */
+void need_swap(std::size_t size = std::size_t{64} << 20);
 
 /*
  * This process is in a memory control group of its own from now on, until it

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * A program in a memory control group that has a quarter of what its buffers need, with
+ * compressed swap. It goes round its buffers and, for each, fills it, registers it,
+ * writes it to a peer by RDMA, looks at every byte, and deregisters it. Idle registrations
+ * that the kernel takes back let it finish; those that stay pinned are its end.
+ *
+ * One line of a table for each way to register. PRESSURE_MIB sets the size of the
+ * group; the registrations beside it are four times as much.
+ */
+#include "catch.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "child.h"
+#include "loopback.h"
+#include "skip.h"
+#include "system.h"
+#include "trial.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr std::size_t buffer = std::size_t{256} << 10;
+constexpr std::size_t block = 512; /* of one value: what is swapped compresses */
+constexpr std::size_t megabyte = std::size_t{1} << 20;
+constexpr int rounds = 2;
+
+std::size_t group_size()
+{
+	const char *const text = std::getenv("PRESSURE_MIB");
+
+	return (text ? std::strtoul(text, nullptr, 10) : 24) * megabyte;
+}
+
+/* What a block has in a round: depends on both. */
+uint64_t value_of(std::size_t which, int round)
+{
+	return (which * 0x9e3779b97f4a7c15) ^ static_cast<uint64_t>(round);
+}
+
+void fill(std::byte *bytes, std::size_t first, int round)
+{
+	for (std::size_t at = 0; at < buffer; at += block)
+		std::fill_n(reinterpret_cast<uint64_t *>(bytes + at), block / sizeof(uint64_t),
+			    value_of((first + at) / block, round));
+}
+
+bool is_filled(const std::byte *bytes, std::size_t first, int round)
+{
+	for (std::size_t at = 0; at < buffer; at += block) {
+		const auto *const words = reinterpret_cast<const uint64_t *>(bytes + at);
+		const uint64_t value = value_of((first + at) / block, round);
+
+		if (!std::all_of(words, words + block / sizeof(uint64_t),
+				 [value](uint64_t one) { return one == value; }))
+			return false;
+	}
+	return true;
+}
+
+/* Keeps what it registered, for the next rounds, as caches without a limit do. */
+class registrations {
+public:
+	registrations(const device &on, std::size_t count, bool cached)
+	    : on_(on), cached_(cached), kept_(count)
+	{
+	}
+
+	ibv_mr *get(std::size_t which, range r)
+	{
+		if (!kept_[which])
+			kept_[which] = on_.register_memory(
+				r, IBV_ACCESS_LOCAL_WRITE | (cached_ ? IBV_ACCESS_CACHED : 0));
+		return kept_[which].get();
+	}
+	void put(std::size_t which)
+	{
+		if (cached_)
+			kept_[which].reset();
+	}
+
+private:
+	const device &on_;
+	bool cached_;
+	std::vector<owned<ibv_mr>> kept_;
+};
+
+struct outcome {
+	child_result child;
+	double seconds;
+
+	std::string text() const
+	{
+		if (WIFSIGNALED(child.status))
+			return WTERMSIG(child.status) == SIGKILL ? "killed: out of memory"
+								 : "ended by a signal";
+		return finished() ? "finished" : "failed";
+	}
+	bool finished() const
+	{
+		return WIFEXITED(child.status) && !WEXITSTATUS(child.status) &&
+		       child.lines.size() == 1;
+	}
+	bool killed() const
+	{
+		return WIFSIGNALED(child.status) && WTERMSIG(child.status) == SIGKILL;
+	}
+};
+
+/* @limit: the file of the control group that has it */
+outcome run(const char *title, const char *limit, const std::vector<std::string> &environment)
+{
+	using clock = std::chrono::steady_clock;
+
+	const control_group group("pressure");
+	std::vector<std::string> all = environment;
+
+	write_system_file(group.path() + "/" + limit, std::to_string(group_size()));
+	if (std::string(limit) != "memory.max")
+		write_system_file(group.path() + "/memory.max", std::to_string(2 * group_size()));
+	all.push_back("PRESSURE_GROUP=" + group.path());
+	all.emplace_back("RDMAV_MR_CACHE");
+
+	const auto begin = clock::now();
+	outcome seen{run_child("pressure: goes round its buffers", all), 0};
+
+	seen.seconds = std::chrono::duration<double>(clock::now() - begin).count();
+	std::printf("%-32s %-12s %-22s %6.1f s  %s\n", title, limit, seen.text().c_str(),
+		    seen.seconds, seen.child.lines.empty() ? "" : seen.child.lines[0].c_str());
+	std::fflush(stdout);
+	return seen;
+}
+
+} // namespace
+
+TEST_CASE("pressure: goes round its buffers", "[.]")
+{
+	const bool cached = std::getenv("PRESSURE_CACHED");
+	const char *const group = std::getenv("PRESSURE_GROUP");
+	const std::size_t size = 4 * group_size();
+
+	REQUIRE(group);
+	write_system_file(std::string(group) + "/cgroup.procs", "0");
+
+	const device on;
+	loopback link(on);
+	auto *const area = static_cast<std::byte *>(
+		mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+	const memory to = anonymous(buffer);
+	const auto to_mr = on.register_memory(to.registered());
+	registrations registered(on, size / buffer, cached);
+	std::size_t peak = 0;
+
+	REQUIRE(area != MAP_FAILED);
+	for (int round = 1; round <= rounds; round++)
+		for (std::size_t at = 0; at < size; at += buffer) {
+			const range r{area + at, buffer};
+
+			/* What it was in the last round, out of swap; then a registration that may
+			 * have been suspended meanwhile. */
+			REQUIRE((round == 1 || is_filled(r.addr, at, round - 1)));
+			fill(r.addr, at, round);
+			REQUIRE(link.write(registered.get(at / buffer, r), r, to.registered().addr,
+					   to_mr->rkey) == IBV_WC_SUCCESS);
+			REQUIRE(is_filled(to.registered().addr, at, round));
+			peak = std::max(peak, pinned_bytes());
+			registered.put(at / buffer);
+		}
+
+	std::string said = "pinned at most " + std::to_string(peak / megabyte) + " MiB";
+	ibv_mr_cache_stats stats{};
+
+	if (cached) {
+		REQUIRE(ibv_query_mr_cache(on.context(), &stats) == 0);
+		said += ", " + std::to_string(stats.suspensions) + " suspensions, " +
+			std::to_string(stats.restorations) + " restorations, " +
+			std::to_string(stats.misses) + " misses";
+	}
+	tell(said);
+}
+
+TEST_CASE("pressure: a program with more buffers than memory finishes")
+{
+	try {
+		need_swap(6 * group_size());
+		const control_group probe("probe");
+	} catch (const unsupported &why) {
+		skip_test(why.what());
+		return;
+	}
+	std::printf("control group: %zu MiB; buffers: %zu MiB, %d rounds\n",
+		    group_size() / megabyte, 4 * group_size() / megabyte, rounds);
+	CHECK(run("cached", "memory.max", {"PRESSURE_CACHED=1"}).finished());
+	CHECK(run("cached", "memory.high", {"PRESSURE_CACHED=1"}).finished());
+	CHECK(run("cached, RDMAV_MR_CACHE_RECLAIM=0", "memory.max",
+		  {"PRESSURE_CACHED=1", "RDMAV_MR_CACHE_RECLAIM=0"})
+		      .killed());
+	CHECK(run("plain, kept", "memory.max", {}).killed());
+}
