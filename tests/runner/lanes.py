@@ -121,6 +121,8 @@ BUILDS = {
     "kernel debug": Build("tests/lab/run --prepare --kernel debug", seconds=420),
 }
 
+CONSUMERS = ("fork", "kernel um", "communication libraries")
+
 LANES = {
     "um": Lane(
         [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING,
@@ -144,9 +146,14 @@ LANES = {
         guest="--kernel um --packages", needs=("fork", "installed"), seconds=400),
     # The caches of libfabric and UCX with the kernel's word in place of hooks.
     "consumers": Lane(
-        [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=38)],
-        guest="--kernel um --packages", seconds=120, named_only=True,
-        needs=("fork", "installed", "communication libraries")),
+        [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=38),
+         Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=60)],
+        guest="--kernel um", seconds=120, named_only=True, needs=CONSUMERS),
+    # They were compiled with our header, and find Debian's libibverbs.
+    "consumers-library": Lane(
+        [Step("probing", f"env -u LD_LIBRARY_PATH {PYTHON} tests/consumers/probing.py --old",
+              results.lines, least=17)],
+        guest="--kernel um", named_only=True, needs=CONSUMERS),
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": Lane(
         [MATRIX, SUSPENDED, *guest_programs(), *PAGING,

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * For LD_PRELOAD: the device that NOT_CAPABLE names does not tell that it notifies, and with
+ * ARMING_FAILS set the kernel's method fails that arms a registration. Every device of the lab can
+ * notify, and arming one of them fails only when there is no memory.
+ */
+#include <infiniband/verbs.h>
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/ib_user_mr_notify.h>
+#include <rdma/rdma_user_ioctl_cmds.h>
+
+#include <dlfcn.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+template <class F> F *next(const char *name)
+{
+	return reinterpret_cast<F *>(dlsym(RTLD_NEXT, name)); // NOLINT: what it is for
+}
+
+bool capable(const ibv_context *context)
+{
+	const char *name = std::getenv("NOT_CAPABLE");
+
+	return !name || std::strcmp(ibv_get_device_name(context->device), name);
+}
+
+decltype(verbs_context::query_device_ex) whole_query;
+
+int query_device_ex(ibv_context *context, const ibv_query_device_ex_input *input,
+		    ibv_device_attr_ex *attr, size_t size)
+{
+	const int ret = whole_query(context, input, attr, size);
+
+	attr->orig_attr.device_cap_flags &= ~IBV_DEVICE_MR_NOTIFY;
+	return ret;
+}
+
+} // namespace
+
+extern "C" {
+
+ibv_context *ibv_open_device(ibv_device *device)
+{
+	ibv_context *context = next<decltype(ibv_open_device)>("ibv_open_device")(device);
+
+	if (context && !capable(context)) {
+		verbs_context *verbs = verbs_get_ctx(context);
+		whole_query = verbs->query_device_ex;
+		verbs->query_device_ex = query_device_ex;
+	}
+	return context;
+}
+
+int ibv_query_device(ibv_context *context, ibv_device_attr *attr)
+{
+	const int ret = next<decltype(ibv_query_device)>("ibv_query_device")(context, attr);
+
+	if (!capable(context))
+		attr->device_cap_flags &= ~IBV_DEVICE_MR_NOTIFY;
+	return ret;
+}
+
+int ioctl(int fd, unsigned long request, ...) noexcept
+{
+	std::va_list list;
+
+	va_start(list, request);
+	void *argument = va_arg(list, void *);
+	va_end(list);
+	if (request == RDMA_VERBS_IOCTL && std::getenv("ARMING_FAILS")) {
+		const auto *header = static_cast<const ib_uverbs_ioctl_hdr *>(argument);
+		if (header->object_id == UVERBS_OBJECT_MR &&
+		    header->method_id == UVERBS_METHOD_MR_NOTIFY_ARM) {
+			errno = ENOMEM;
+			return -1;
+		}
+	}
+	return next<int(int, unsigned long, ...)>("ioctl")(fd, request, argument);
+}
+}

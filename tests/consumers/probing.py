@@ -1,0 +1,139 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Try libfabric and UCX of buildlib/consumers where not everything notifies, in a guest.
+
+Two devices in one process of which the second one can't; arming that fails; fork; what fi_info says
+of it. With --old where the library or the kernel has no notification at all: as they came, hooks by
+default, and no cache where they were told to use nothing else.
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+BUILT = os.path.join(REPO, "build/consumers")
+PROGRAM = os.path.join(REPO, "build/tests/consumers_registrations")
+NOT_CAPABLE = {"LD_PRELOAD": os.path.join(REPO, "build/tests/libconsumers_not_capable.so")}
+OTHER_CANT = {**NOT_CAPABLE, "NOT_CAPABLE": "rxe1"}
+CANT_ARM = {**NOT_CAPABLE, "ARMING_FAILS": "1"}
+LIMIT = 120     # seconds: it hangs
+
+# What is found in the cache again after the changes; with hooks also what is stale. UCX empties its
+# cache at each fork.
+WORD = {"nothing": True, "system calls": False, "libc": False, "fork": True}
+HOOKS = {**WORD, "system calls": True}
+NO_CACHE = dict.fromkeys(WORD, False)
+UCX_FORK = {"fork": False}
+THREADS = {"libfabric": 1, "ucx": 2}    # UCX's own waits for events of the devices, with hooks too
+VERBS_NOTIFY = {"FI_MR_CACHE_MONITOR": "verbs_notify"}
+# Without a cache UCX would go over to on-demand paging, which soft-RoCE has.
+ONLY_NOTIFY = {"UCX_RCACHE_NOTIFY": "y", "UCX_IB_REG_METHODS": "rcache,direct"}
+MEMHOOKS = {"FI_MR_CACHE_MONITOR": "memhooks"}
+
+
+@dataclass
+class Case:
+    """One process: what it must see on each device."""
+    name: str
+    library: str
+    expected: dict
+    environment: dict = field(default_factory=dict)
+    patched: bool = False       # libc's functions
+
+
+CASES = [
+    Case("libfabric, default", "libfabric", {"rxe0": WORD, "rxe1": WORD}),
+    Case("libfabric, memhooks", "libfabric", {"rxe0": HOOKS}, MEMHOOKS, True),
+    Case("libfabric, default, rxe1 can't", "libfabric", {"rxe0": WORD, "rxe1": HOOKS}, OTHER_CANT,
+         True),
+    Case("libfabric, the other one first", "libfabric", {"rxe1": HOOKS, "rxe0": WORD}, OTHER_CANT,
+         True),
+    Case("libfabric, verbs_notify, rxe1 can't", "libfabric", {"rxe0": WORD, "rxe1": NO_CACHE},
+         {**OTHER_CANT, **VERBS_NOTIFY}),
+    Case("libfabric, arming fails", "libfabric", {"rxe0": NO_CACHE}, CANT_ARM),
+    Case("UCX, try", "ucx", {"rxe0": WORD, "rxe1": WORD}),
+    Case("UCX, n", "ucx", {"rxe0": HOOKS}, {"UCX_RCACHE_NOTIFY": "n"}, True),
+    Case("UCX, try, rxe1 can't", "ucx", {"rxe0": WORD, "rxe1": HOOKS}, OTHER_CANT, True),
+    Case("UCX, the other one first", "ucx", {"rxe1": HOOKS, "rxe0": WORD}, OTHER_CANT, True),
+    Case("UCX, y, rxe1 can't", "ucx", {"rxe0": WORD, "rxe1": NO_CACHE},
+         {**OTHER_CANT, **ONLY_NOTIFY}),
+    Case("UCX, arming fails", "ucx", {"rxe0": NO_CACHE}, CANT_ARM),
+]
+OLD = [
+    Case("libfabric, default", "libfabric", {"rxe0": HOOKS}, {}, True),
+    Case("libfabric, verbs_notify", "libfabric", {"rxe0": NO_CACHE}, VERBS_NOTIFY),
+    Case("UCX, try", "ucx", {"rxe0": HOOKS}, {}, True),
+    Case("UCX, y", "ucx", {"rxe0": NO_CACHE}, ONLY_NOTIFY),
+]
+
+
+def environment(more):
+    """With the libraries that were built first."""
+    libraries = [os.path.join(BUILT, name, "lib") for name in ("libfabric", "ucx")]
+    return {**os.environ, "UCX_WARN_UNUSED_ENV_VARS": "n", **more, "LD_LIBRARY_PATH": ":".join(
+        filter(None, (*libraries, os.environ.get("LD_LIBRARY_PATH"))))}
+
+
+def arms(device):
+    """How many registrations were armed on a device, or None where nothing counts them."""
+    path = f"/sys/class/infiniband/{device}/ports/1/hw_counters/mr_notify_arms"
+    if not os.path.exists(path):
+        return None
+    with open(path, encoding="ascii") as text:
+        return int(text.read())
+
+
+def check(what, good, said=""):
+    """One line of the result."""
+    if not good:
+        print(said)
+    print(("ok " if good else "not ok ") + what, flush=True)
+    return good
+
+
+def run(case):
+    """The checks of one case."""
+    before = {device: arms(device) for device in case.expected}
+    done = subprocess.run([PROGRAM, case.library, *case.expected], text=True, check=False,
+                          env=environment(case.environment), stdin=subprocess.DEVNULL,
+                          capture_output=True, timeout=LIMIT)
+    said = done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or len(lines) != 1:
+        return check(f"{case.name}: runs", False, said)
+    seen = json.loads(lines[0])
+    good = True
+    for device, expected in case.expected.items():
+        found = {**expected, **(UCX_FORK if case.library == "ucx" else {})}
+        good &= check(f"{case.name}: {device}", seen["found"][device] == found, said)
+        if before[device] is not None:
+            good &= check(f"{case.name}: {device} armed or not",
+                          (arms(device) > before[device]) == (expected == WORD), said)
+    good &= check(f"{case.name}: libc is {'patched' if case.patched else 'as it was'}",
+                  (seen["patched_bytes"] > 0) == case.patched, said)
+    good &= check(f"{case.name}: no userfaultfd, no thread", not seen["userfaultfds"] and
+                  seen["threads"] == THREADS[case.library], said)
+    return good
+
+
+def fi_info():
+    """It knows the monitor."""
+    said = subprocess.run([f"{BUILT}/libfabric/bin/fi_info", "-g", "FI_MR_CACHE_MONITOR"],
+                          env=environment({}), text=True, check=False, capture_output=True).stdout
+    return check("fi_info -g: verbs_notify", re.search(r"\bverbs_notify\b", said), said)
+
+
+def main():
+    """All the cases."""
+    old = sys.argv[1:] == ["--old"]
+    if not old:
+        subprocess.run("rdma link add rxe1 type rxe netdev dummy1".split(), check=True)
+    good = [run(case) for case in (OLD if old else CASES)] + [fi_info()]
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
