@@ -20,7 +20,7 @@ import private_apt
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUILD = os.path.join(REPO, "build")
 SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE",
-                   "libfabric": "LIBFABRIC_SOURCE", "ucx": "UCX_SOURCE"}
+                   "libfabric": "LIBFABRIC_SOURCE", "ucx": "UCX_SOURCE", "mpich": "MPICH_SOURCE"}
 
 
 class FetchError(Exception):
@@ -158,6 +158,7 @@ def tree_version(tree):
                           ("configure.ac", r"AC_INIT\(\[libfabric\], \[([\w.]+)\]"),
                           ("configure.ac", r"ucx_ver_major, (\d+)\)(?s:.*?)"
                                            r"ucx_ver_minor, (\d+)\)(?s:.*?)ucx_ver_patch, (\d+)"),
+                          ("maint/version.m4", r"MPICH_VERSION_m4\],\[([\w.]+)\]"),
                           ("Makefile", r"VERSION = (\d+)\nPATCHLEVEL = (\d+)\nSUBLEVEL = (\d+)")):
         path = os.path.join(tree, file)
         if os.path.exists(path):
@@ -258,10 +259,10 @@ def fetch(name, build=BUILD, source=None, update=False):
     return place(build, name, version, lambda folder: extract(archive, folder))
 
 
-def arguments(description):
+def arguments(description, names=SOURCE_VARIABLE):
     """The command line that fetch.py and overlay.py share."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("name", choices=sorted(SOURCE_VARIABLE))
+    parser.add_argument("name", choices=sorted(names))
     parser.add_argument("--source", help="a tarball or tree to take instead of the pinned one")
     parser.add_argument("--build", default=BUILD, help="the build folder (default: build)")
     parser.add_argument("--update", action="store_true",

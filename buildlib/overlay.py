@@ -213,7 +213,7 @@ def write_json(path, content):
 
 def main():
     """Fetch, lay, hook, and print the path of the tree."""
-    parser = fetch.arguments(__doc__.splitlines()[0])
+    parser = fetch.arguments(__doc__.splitlines()[0], LAID)
     parser.add_argument("--copy", action="store_true",
                         help="lay copies, not links (for a tree that leaves this machine)")
     args = parser.parse_args()

@@ -113,6 +113,7 @@ BUILDS = {
     "fork": Build("cmake -S . -B build -GNinja && cmake --build build", seconds=180),
     "debs": Build("buildlib/package debs", seconds=200),
     "communication libraries": Build("buildlib/consumers", ("fork",), 240),
+    "MPICH's tests": Build("buildlib/consumers mpich_tests", ("communication libraries",), 100),
     "installed": Build("tests/lab/run --prepare --kernel um --packages", ("debs", "kernel um"), 30),
     "kernel um": Build("tests/lab/run --prepare --kernel um", seconds=240),
     "kernel debian": Build("tests/lab/run --prepare --kernel debian", seconds=120),
@@ -149,6 +150,12 @@ LANES = {
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=38),
          Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=60)],
         guest="--kernel um", seconds=120, named_only=True, needs=CONSUMERS),
+    # Programs that check their answers, over them.
+    "consumers-programs": Lane(
+        [Step("real programs", f"{PYTHON} tests/consumers/real_programs.py", results.lines,
+              least=108)],
+        guest="--kernel um --memory 3G", seconds=600, named_only=True,
+        needs=(*CONSUMERS, "MPICH's tests")),
     # They were compiled with our header, and find Debian's libibverbs.
     "consumers-library": Lane(
         [Step("probing", f"env -u LD_LIBRARY_PATH {PYTHON} tests/consumers/probing.py --old",
