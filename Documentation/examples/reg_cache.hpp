@@ -222,7 +222,8 @@ private:
 			}
 		return ended;
 	}
-#else /* headers without notification */
+#else /* headers without notification; clang-format 14 and 19 differ here */
+	/* clang-format off */
 	bool device_notifies() const
 	{
 		return false;
@@ -235,6 +236,7 @@ private:
 	{
 		return false;
 	}
+	/* clang-format on */
 #endif
 
 	ibv_pd *const pd_;

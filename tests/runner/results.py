@@ -70,8 +70,8 @@ def unittest(text):
              in re.findall(r"([a-z ]+)=(\d+)", closing.group(1) or "")}
     skipped = kinds.get("skipped", 0)
     failed = sum(kinds.get(kind, 0) for kind in ("failures", "errors", "unexpected successes"))
-    blocks = re.split(r"^={70}\n", re.split(r"^-{70}\nRan ", text, 1, re.MULTILINE)[0],
-                      flags=re.MULTILINE)[1:]
+    before = re.split(r"^-{70}\nRan ", text, maxsplit=1, flags=re.MULTILINE)[0]
+    blocks = re.split(r"^={70}\n", before, flags=re.MULTILINE)[1:]
     found = [re.match(r"(?:FAIL|ERROR): (.*)\n((?s:.*))", block) for block in blocks]
     failures = [Failure(one.group(1), one.group(2)) for one in found if one]
     failures += [Failure(name, "succeeds, though it is expected to fail") for name

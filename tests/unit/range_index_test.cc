@@ -31,9 +31,8 @@ struct world {
 
 	std::unique_ptr<mr_cache::range_index<fake_env>> index{
 		new mr_cache::range_index<fake_env>()};
-	std::unique_ptr<mr_cache::entry<fake_env>[]> entries {
-		new mr_cache::entry<fake_env>[ COUNT ]()
-	};
+	std::unique_ptr<mr_cache::entry<fake_env>[]> entries =
+		std::make_unique<mr_cache::entry<fake_env>[]>(COUNT);
 	bool in[COUNT] = {};
 	char pds[8];
 

@@ -21,8 +21,7 @@ namespace {
 /* Poisoning a page of one's own ends in a SIGBUS, which is no news here. */
 void poison(memory &m)
 {
-	struct sigaction ignore {};
-	struct sigaction before {};
+	struct sigaction ignore = {}, before = {};
 
 	ignore.sa_handler = [](int) {};
 	sigaction(SIGBUS, &ignore, &before);
