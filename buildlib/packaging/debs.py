@@ -10,6 +10,7 @@ import email.utils
 import glob
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 
@@ -20,6 +21,15 @@ REVISION = 2
 PLACE = os.path.join(fetch.BUILD, "packages")
 # Who signs changes of the packaging: as the commits of this project.
 MAINTAINER = "Seed 17fc4077 maintainers <maintainers@users.noreply.a-seed-17fc4077.example>"
+# Libraries that a distribution may call otherwise than upstream's packaging: with an ending, since
+# time has 64 bits (Debian 13). The fields let one take the place of that without it.
+RENAMED = ("librdmacm1", "libibnetdisc5")
+ENDING = "t64"
+FIELDS = """\
+Provides: {name} (= ${{binary:Version}})
+Replaces: {name}
+Breaks: {name} (<< ${{binary:Version}})
+"""
 ENTRY = """\
 {package} ({version}) {suite}; urgency=medium
 
@@ -47,6 +57,30 @@ def version():
     return f"{fetch.read_pin('rdma-core')['version']}+mrnotify{REVISION}~{built_on}"
 
 
+def renamed():
+    """Those of the libraries that are called otherwise here: only so an upgrade finds them."""
+    return [name for name in RENAMED
+            if subprocess.run(["apt-cache", "pkgnames", name + ENDING], check=True,
+                              stdout=subprocess.PIPE).stdout]
+
+
+def rename(tree, names):
+    """Give these libraries the names that they have here."""
+    for name in names:
+        for path in glob.glob(os.path.join(tree, "debian", name + ".*")):
+            os.rename(path, path.replace(f"/{name}.", f"/{name}{ENDING}."))
+    for path in glob.glob(os.path.join(tree, "debian/*")):
+        if names and os.path.basename(path) != "changelog" and os.path.isfile(path):
+            with open(path, encoding="utf-8") as text:
+                before = text.read()
+            after = re.sub(rf"\b({'|'.join(names)})\b", rf"\1{ENDING}", before)
+            for name in names:
+                line = f"\nPackage: {name}{ENDING}\n"
+                after = after.replace(line, line + FIELDS.format(name=name))
+            with open(path, "w", encoding="utf-8") as out:
+                out.write(after)
+
+
 def inputs():
     """The files that the packages are made from, upstream's tarball apart."""
     hooks = glob.glob(os.path.join(fetch.REPO, overlay.HOOKS["rdma-core"], "*.patch"))
@@ -56,7 +90,7 @@ def inputs():
 
 def fingerprint(source):
     """A sum of everything that decides what the packages are."""
-    total = hashlib.sha256(version().encode())
+    total = hashlib.sha256(" ".join([version(), *renamed()]).encode())
     for path in [*inputs(), source]:
         total.update(os.path.relpath(path, fetch.REPO).encode() + b"\0")
         total.update(str(os.stat(path).st_mtime).encode() if os.path.isdir(path)
@@ -143,6 +177,7 @@ def make():
             os.unlink(path)
         tree = fetch.fetch("rdma-core", work, source, update=True)
         overlay.overlay("rdma-core", tree, copy=True)
+        rename(tree, renamed())
         when = add_changelog_entry(tree, total)
         build(tree, environment(tree, when))
         names = []

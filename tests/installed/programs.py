@@ -24,8 +24,8 @@ import ucx  # noqa: E402
 
 ADDRESS = "10.0.0.1"
 LIMIT = 600     # seconds for one program: it hangs; none takes 6 on an idle machine
-PACKAGES = ("libibverbs1", "ibverbs-providers", "librdmacm1", "libibverbs-dev", "ibverbs-utils",
-            "rdma-core", "python3-pyverbs")
+PACKAGES = ("libibverbs1", "ibverbs-providers", "libibverbs-dev", "ibverbs-utils", "rdma-core",
+            "python3-pyverbs")
 # The queues of soft-RoCE are small.
 RXM = {"FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
        "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256"}
@@ -184,13 +184,17 @@ def run_mpi(name, cached):
 
 def check_packages():
     """The fork's packages are installed, and are what dpkg put there; what is wrong."""
-    listed = subprocess.run(["dpkg-query", "-W", "-f", "${db:Status-Status} ${Version}\n",
-                             *PACKAGES], capture_output=True, text=True, check=False).stdout
+    # librdmacm1 has another name since Debian 13
+    owner = subprocess.run(["dpkg", "-S", *glob.glob("/usr/lib/*/librdmacm.so.1")],
+                           capture_output=True, text=True, check=True).stdout.partition(":")[0]
+    names = [*PACKAGES, owner]
+    listed = subprocess.run(["dpkg-query", "-W", "-f", "${db:Status-Status} ${Version}\n", *names],
+                            capture_output=True, text=True, check=False).stdout
     lines = listed.splitlines()
-    if len(lines) != len(PACKAGES) or not all(re.match(r"installed .*\+mrnotify", line)
-                                              for line in lines):
+    if len(lines) != len(names) or not all(re.match(r"installed .*\+mrnotify", line)
+                                           for line in lines):
         return listed or "not installed"
-    changed = subprocess.run(["dpkg", "--verify", *PACKAGES], capture_output=True, text=True,
+    changed = subprocess.run(["dpkg", "--verify", *names], capture_output=True, text=True,
                              check=False).stdout
     return changed
 
