@@ -47,6 +47,12 @@ class WordProtocol(unittest.TestCase):
     def test_doubt_forgotten_after_pinning(self):
         self.assertTrue(search("BUG_ORDER")[0])
 
+    def test_doubt_forgotten_in_the_end(self):
+        self.assertTrue(search("BUG_FORGET")[0])
+
+    def test_events_under_way_not_waited_for(self):
+        self.assertTrue(search("BUG_WAIT")[0])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -10,7 +10,7 @@
  * bits, has a device with access to the pages that the range maps, but for events that
  * have not returned.
  *
- * BUG_SWAP, BUG_DOUBT, BUG_ORDER: seeded mistakes, which Spin has to find.
+ * BUG_...: seeded mistakes, which Spin has to find.
  */
 #define USERS 2
 #define TURNS 1
@@ -42,7 +42,11 @@ inline end_suspension() {
 		if
 		:: suspended ->
 			suspended = false;
+#ifdef BUG_FORGET
+			suspect = false
+#else
 			suspect = doubt
+#endif
 		:: else
 		fi
 	}
@@ -54,7 +58,9 @@ inline restore() {
 	:: suspended && !pinned ->
 #ifndef BUG_ORDER
 		doubt = false;
+#ifndef BUG_WAIT
 		!changing; /* mmu_interval_read_begin() */
+#endif
 #endif
 		atomic { pinned_as = mapped; pinned = true }
 #ifdef BUG_ORDER
@@ -74,7 +80,6 @@ inline look() {
 		same = (pinned_as == mapped);
 		atomic {
 			if
-			:: suspended && !same -> doubt = doubt || mine
 			:: !suspended && suspect && mine && !doubt ->
 				suspect = false;
 				invalid = !same

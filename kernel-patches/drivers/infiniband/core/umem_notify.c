@@ -294,12 +294,11 @@ void umem_notify_mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
 		count(n, IB_MR_NOTIFY_STAT_INVALID, 1);
 		if (!n->word_page)
 			return;
-		n->doublings = 0;
 		umem_notify_word_set(n->word_page, n->word, INVALID);
 		if (was)
 			umem_notify_word_clear(n->word_page, n->word,
 					       SUSPECT | SUSPENDED);
-		umem_notify_queue_now(n);
+		umem_notify_queue_soon(n);
 		return;
 	}
 
@@ -413,9 +412,7 @@ static bool conclude(struct ib_umem_notify *n, enum umem_notify_verdict verdict,
 	bool sure = true;
 
 	spin_lock(&n->lock);
-	/* Suspended meanwhile: settle may come before the pages have gone. */
-	if (n->state == SUSPENDED && verdict != UMEM_NOTIFY_INTACT)
-		doubt_add(&n->doubt, &what->doubt);
+	/* Suspended meanwhile: who looks has the tracker, and retires it. */
 	if (n->state != SUSPECT)
 		goto unlock;
 	if (verdict == UMEM_NOTIFY_INTACT) {
@@ -609,9 +606,9 @@ int ib_umem_notify_init(void)
 /* When it is unloaded, and no umem is left */
 void ib_umem_notify_exit(void)
 {
-	umem_notify_word_exit();
 	umem_notify_reclaim_exit();
 	umem_notify_queue_exit();
+	umem_notify_word_exit();
 }
 
 static struct ib_umem_notify *tracker_create(struct ib_umem *umem)

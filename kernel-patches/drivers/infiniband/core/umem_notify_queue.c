@@ -4,8 +4,10 @@
  * wait, has left something to do.
  *
  * An unmap may call 10,000 callbacks in a row. To start a work item for each
- * costs more than the unmap itself, so a callback puts its tracker on a list,
- * and only who finds the list empty starts the one worker that empties it.
+ * costs more than the unmap itself, so a callback puts its tracker on a list, and
+ * only the first one starts the timer of the one worker that empties it. The
+ * worker comes after a while: beside the unmap it would take a CPU and the unmap's
+ * locks from it, and the end of a process leaves it nothing to do.
  *
  * There is a set of lists for each address space, or, where their hashes
  * collide, for a few of them. Each has two workers, because only one of them may
@@ -20,8 +22,8 @@
  * Both run on a workqueue of their own, because the pages of a process that
  * reclaim wants to see again come back through it.
  *
- * What has to wait for its time is on a list for each delay: the lists are in
- * order, and the revoker looks at their heads only.
+ * There is a list for each delay: the lists are in order, and the revoker looks
+ * at their heads only.
  *
  * LIFE
  *
@@ -54,9 +56,9 @@
 #include "umem_notify_tracker.h"
 
 /*
- * How long a SUSPECT range is left alone: events come in bursts, and an
- * application that is about to use the registration settles it sooner. The
- * first event's time counts: others don't push it out.
+ * How long a registration is left alone after an event: events come in bursts,
+ * and an application that is about to use or to deregister it does sooner what
+ * there is to do. The first event's time counts: others don't push it out.
  */
 #define SETTLE_DELAY (HZ / 50)
 /* It may double so often: to some seconds. */
@@ -66,9 +68,8 @@
 
 struct queue {
 	spinlock_t lock; /* guards all but the works */
-	struct list_head now; /* INVALID or SUSPENDED: to revoke */
+	struct list_head delayed[MOST_DOUBLINGS + 2]; /* the first: not at all */
 	struct list_head look; /* SUSPECT for long enough */
-	struct list_head later[MOST_DOUBLINGS + 1];
 	struct delayed_work revoker;
 	struct work_struct looker;
 	unsigned long wake; /* when the revoker runs next, if it is @waiting */
@@ -96,6 +97,23 @@ static void wake_at(struct queue *q, unsigned long when)
 	mod_delayed_work(umem_notify_wq, &q->revoker, max(delay, 0L));
 }
 
+/* On a list, also from the looker's. Or else only if it comes sooner so. */
+static void queue_after(struct ib_umem_notify *n, unsigned int list,
+			unsigned long delay, bool anyhow)
+{
+	unsigned long due = jiffies + delay;
+	struct queue *q = queue_of(n);
+
+	spin_lock(&q->lock);
+	if (!n->dead && (anyhow || list_empty(&n->link) ||
+			 (s32)((u32)due - n->due) < 0)) {
+		n->due = due;
+		list_move_tail(&n->link, &q->delayed[list]);
+		wake_at(q, due);
+	}
+	spin_unlock(&q->lock);
+}
+
 /**
  * umem_notify_queue_now - The device has to lose the pages of a tracker
  * @n: The tracker
@@ -104,32 +122,19 @@ static void wake_at(struct queue *q, unsigned long when)
  */
 void umem_notify_queue_now(struct ib_umem_notify *n)
 {
-	struct queue *q = queue_of(n);
-
-	spin_lock(&q->lock);
-	if (!n->dead) {
-		n->due = jiffies;
-		if (list_empty(&q->now))
-			wake_at(q, jiffies);
-		list_move_tail(&n->link, &q->now);
-	}
-	spin_unlock(&q->lock);
+	queue_after(n, 0, 0, true);
 }
 
-/* On the list of those with the same delay, if that is sooner than it was. */
-static void queue_after(struct ib_umem_notify *n, unsigned int doublings)
+/**
+ * umem_notify_queue_soon - It has to, but there is no hurry
+ * @n: The tracker; the caller has its lock
+ */
+void umem_notify_queue_soon(struct ib_umem_notify *n)
 {
-	unsigned long due = jiffies + (SETTLE_DELAY << doublings);
-	struct queue *q = queue_of(n);
+	lockdep_assert_held(&n->lock);
 
-	spin_lock(&q->lock);
-	if (!n->dead &&
-	    (list_empty(&n->link) || (s32)((u32)due - n->due) < 0)) {
-		n->due = due;
-		list_move_tail(&n->link, &q->later[doublings]);
-		wake_at(q, due);
-	}
-	spin_unlock(&q->lock);
+	n->doublings = 0;
+	queue_after(n, 1, SETTLE_DELAY, true);
 }
 
 /**
@@ -141,7 +146,7 @@ void umem_notify_queue_later(struct ib_umem_notify *n)
 	lockdep_assert_held(&n->lock);
 
 	n->doublings = 0;
-	queue_after(n, 0);
+	queue_after(n, 1, SETTLE_DELAY, false);
 }
 
 /**
@@ -151,67 +156,65 @@ void umem_notify_queue_later(struct ib_umem_notify *n)
 void umem_notify_queue_again(struct ib_umem_notify *n)
 {
 	spin_lock(&n->lock);
-	queue_after(n, n->doublings);
+	queue_after(n, n->doublings + 1, SETTLE_DELAY << n->doublings, false);
 	n->doublings = min(n->doublings + 1, MOST_DOUBLINGS);
 	spin_unlock(&n->lock);
 }
 
-/* Whose time has come goes to one of the workers. */
-static void sort_due(struct queue *q)
+/* The first whose time has come. If there is none, the revoker comes again for it. */
+static struct ib_umem_notify *first_due(struct queue *q)
 {
 	struct ib_umem_notify *n;
 	unsigned int i;
+	s32 left;
 
 	lockdep_assert_held(&q->lock);
 
-	for (i = 0; i <= MOST_DOUBLINGS; i++) {
-		while (!list_empty(&q->later[i])) {
-			n = list_first_entry(&q->later[i],
+	for (i = 0; i < ARRAY_SIZE(q->delayed); i++) {
+		n = list_first_entry_or_null(&q->delayed[i],
 					     struct ib_umem_notify, link);
-			if ((s32)(n->due - (u32)jiffies) > 0) {
-				wake_at(q, jiffies + (s32)(n->due - (u32)jiffies));
-				break;
-			}
-			list_move_tail(&n->link,
-				       READ_ONCE(n->state) == SUSPECT ?
-					       &q->look :
-					       &q->now);
-		}
+		if (!n)
+			continue;
+		left = n->due - (u32)jiffies;
+		if (left <= 0)
+			return n;
+		wake_at(q, jiffies + left);
 	}
-	if (!list_empty(&q->look))
-		queue_work(umem_notify_wq, &q->looker);
+	return NULL;
 }
 
-static void serve(struct queue *q, struct list_head *list, bool may_look)
+static void serve(struct queue *q, struct ib_umem_notify *n, bool may_look)
 {
-	struct ib_umem_notify *n;
-
 	lockdep_assert_held(&q->lock);
 
-	while (!list_empty(list)) {
-		n = list_first_entry(list, struct ib_umem_notify, link);
-		list_del_init(&n->link);
-		n->workers++;
-		spin_unlock(&q->lock);
+	list_del_init(&n->link);
+	n->workers++;
+	spin_unlock(&q->lock);
 
-		if (umem_notify_serve(n, may_look))
-			umem_notify_queue_again(n);
-		cond_resched();
+	if (umem_notify_serve(n, may_look))
+		umem_notify_queue_again(n);
 
-		spin_lock(&q->lock);
-		if (!--n->workers && n->dead)
-			wake_up_var(&n->workers);
-	}
+	spin_lock(&q->lock);
+	if (!--n->workers && n->dead)
+		wake_up_var(&n->workers);
 }
 
 static void revoker(struct work_struct *work)
 {
 	struct queue *q = container_of(work, struct queue, revoker.work);
+	struct ib_umem_notify *n;
 
 	spin_lock(&q->lock);
 	q->waiting = false;
-	sort_due(q);
-	serve(q, &q->now, false);
+	while ((n = first_due(q))) {
+		if (READ_ONCE(n->state) == SUSPECT) {
+			list_move_tail(&n->link, &q->look);
+			queue_work(umem_notify_wq, &q->looker);
+		} else {
+			serve(q, n, false);
+		}
+		cond_resched_lock(&q->lock);
+	}
 	spin_unlock(&q->lock);
 }
 
@@ -220,7 +223,11 @@ static void looker(struct work_struct *work)
 	struct queue *q = container_of(work, struct queue, looker);
 
 	spin_lock(&q->lock);
-	serve(q, &q->look, true);
+	while (!list_empty(&q->look)) {
+		serve(q, list_first_entry(&q->look, struct ib_umem_notify, link),
+		      true);
+		cond_resched_lock(&q->lock);
+	}
 	spin_unlock(&q->lock);
 }
 
@@ -244,12 +251,15 @@ static bool is_left_alone(const struct ib_umem_notify *n)
 void umem_notify_queue_forget(struct ib_umem_notify *n)
 {
 	struct queue *q = queue_of(n);
+	bool alone;
 
 	spin_lock(&q->lock);
 	n->dead = true;
 	list_del_init(&n->link);
+	alone = !n->workers;
 	spin_unlock(&q->lock);
-	wait_var_event(&n->workers, is_left_alone(n));
+	if (!alone)
+		wait_var_event(&n->workers, is_left_alone(n));
 }
 
 int umem_notify_queue_init(void)
@@ -264,10 +274,9 @@ int umem_notify_queue_init(void)
 		struct queue *q = &queues[i];
 
 		spin_lock_init(&q->lock);
-		INIT_LIST_HEAD(&q->now);
+		for (j = 0; j < ARRAY_SIZE(q->delayed); j++)
+			INIT_LIST_HEAD(&q->delayed[j]);
 		INIT_LIST_HEAD(&q->look);
-		for (j = 0; j <= MOST_DOUBLINGS; j++)
-			INIT_LIST_HEAD(&q->later[j]);
 		INIT_DELAYED_WORK(&q->revoker, revoker);
 		INIT_WORK(&q->looker, looker);
 	}

@@ -56,7 +56,8 @@
  *                                         @doubt is not empty: state = SUSPECT,
  *                                         and looks
  *
- * So does a look that is under way, of what it has taken and not found intact.
+ * A look that is under way may have taken a doubt. Whoever looks has the tracker, and
+ * retires it before another settle comes: then the pages have gone.
  *
  * RESTORING AGAINST AN EVENT
  *

@@ -19,8 +19,8 @@
 #define SUSPENDED IB_UVERBS_MR_NOTIFY_SUSPENDED
 
 /*
- * One per watched MR. LOCKS in umem_notify.c tells who guards what: "taken" is
- * the tracker itself, which umem_notify_take() takes.
+ * One per watched MR. Who has set @taken has the tracker: that and @lock are
+ * what guards it, see LOCKS in umem_notify.c.
  */
 struct ib_umem_notify {
 	struct mmu_interval_notifier mni;
@@ -85,6 +85,7 @@ bool umem_notify_serve(struct ib_umem_notify *n, bool may_look);
 int umem_notify_queue_init(void);
 void umem_notify_queue_exit(void);
 void umem_notify_queue_now(struct ib_umem_notify *n);
+void umem_notify_queue_soon(struct ib_umem_notify *n);
 void umem_notify_queue_later(struct ib_umem_notify *n);
 void umem_notify_queue_again(struct ib_umem_notify *n);
 void umem_notify_queue_forget(struct ib_umem_notify *n);
