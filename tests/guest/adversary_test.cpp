@@ -3,7 +3,8 @@
  * Threads register buffers through the cache and RDMA-write from them, while
  * buffers get other pages by every way there is; each byte that arrives must be
  * one that the buffer holds. Beside them contexts and PDs are opened, used the
- * same way and closed. A cache that does not look at the word is run through
+ * same way and closed, and the kernel is asked all the time to take back what is
+ * idle. A cache that does not look at the word is run through
  * the same, and must be caught.
  *
  * RUN_SECONDS sets how long it goes on (default 3), or RUN_COUNT how many
@@ -32,6 +33,7 @@
 #include "device.h"
 #include "loopback.h"
 #include "run_time.h"
+#include "system.h"
 
 using namespace mr_notify;
 
@@ -434,6 +436,12 @@ void fork_until(const std::atomic<bool> &stop, arena &slots, result &out)
 	}
 }
 
+void shrink_until(const std::atomic<bool> &stop)
+{
+	while (!stop)
+		write_system_file("/proc/sys/vm/drop_caches", "2");
+}
+
 /*
  * PDs and contexts that live for a few registrations: some of buffers of their own, whose pages go
  * while they are idle, some of the others' buffers. All of it is given back before they close.
@@ -534,6 +542,7 @@ void run(const device &on, registry &by, const limit &until, owners others, resu
 		workers.push_back(std::make_unique<worker>(on, slots, by, out, seed + i));
 	std::vector<std::thread> beside;
 	beside.emplace_back([&] { fork_until(stop, slots, out); });
+	beside.emplace_back([&] { shrink_until(stop); });
 	for (int i = 0; others == owners::come_and_go && i < owner_count; i++)
 		beside.emplace_back(
 			[&, i] { short_lived(on, slots, out, seed + worker_count + i).run(stop); });

@@ -20,6 +20,7 @@
 #include "device.h"
 #include "skip.h"
 #include "stress/faults.h"
+#include "system.h"
 #include "trial.h"
 
 using namespace mr_notify;
@@ -169,6 +170,42 @@ TEST_CASE("faults: settling fails and the word stays as it was, or right")
 	});
 	WARN("settling " << (dropped ? "what changed" : "what did not") << ": " << places
 			 << " places, " << failed << " that made it fail");
+	CHECK(places < most_places - 1);
+}
+
+TEST_CASE("faults: restoring fails and it is as suspended as before")
+{
+	const stress::faults faults;
+	SKIP_IF(!faults.possible(), "no fault injection in this kernel");
+	const device on;
+	unsigned int failed = 0;
+
+	const unsigned int places = at_each_place([&](unsigned int n) {
+		memory m = anonymous(length);
+		const std::size_t before = pinned_bytes();
+		const auto mr = on.register_memory(m.registered());
+		word w;
+		int error = -1;
+
+		REQUIRE(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), 0xff00) == 0);
+		write_system_file("/proc/sys/vm/drop_caches", "2");
+		REQUIRE(w.value() == IBV_MR_NOTIFY_SUSPENDED);
+		REQUIRE(wait_for_pinned(before + page_size()) == before + page_size());
+		const bool hit = faults.inject(n, [&] { error = ibv_settle_mr_notify(mr.get()); });
+		INFO("place " << n << ", errno " << error);
+		if (error) {
+			failed++;
+			CHECK((error == ENOMEM || error == EFAULT));
+			CHECK(w.value() == IBV_MR_NOTIFY_SUSPENDED);
+			CHECK(pinned_bytes() == before + page_size());
+			REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+		}
+		CHECK(w.value() == 0);
+		CHECK(pinned_bytes() == before + length + page_size());
+		return hit;
+	});
+	WARN("restoring: " << places << " places, " << failed << " that made it fail");
+	CHECK(failed > 0);
 	CHECK(places < most_places - 1);
 }
 

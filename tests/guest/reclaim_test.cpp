@@ -416,6 +416,22 @@ TEST_CASE("what is dropped right after the suspension is not what the device has
 	INFO(restored << " of 20 restored, the others invalid");
 }
 
+/* The worker comes later: the shrinker is the first. */
+TEST_CASE("what is invalid is not suspended")
+{
+	lender one;
+	const range r = one.m.registered();
+
+	REQUIRE(mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == r.addr);
+	shrink();
+	CHECK(one.w.value() == invalid);
+	CHECK(one.settle() == 0);
+	CHECK(one.w.value() == invalid);
+	CHECK(wait_for_pinned(one.before) == one.before);
+	CHECK(one.refused());
+}
+
 TEST_CASE("pressure in a memory control group takes what was charged there")
 {
 	lender outside;

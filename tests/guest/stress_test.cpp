@@ -2,7 +2,8 @@
 /*
  * Everything at once, at random: rows of the test matrix, registrations, arming,
  * settling, RDMA, forks and kills in several processes of several threads, with
- * an oracle beside each registration (stress/slot.h). RUN_SECONDS says how long
+ * an oracle beside each registration (stress/slot.h), while somebody shrinks all
+ * caches all the time. RUN_SECONDS says how long
  * (default 5), RUN_SEED where the seeds begin (default 1). A seed repeats the
  * choices, not the moments.
  */
@@ -12,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -19,12 +21,14 @@
 #include <thread>
 
 #include "run_time.h"
+#include "system.h"
 #include "stress/crowd.h"
 #include "stress/given_back.h"
 #include "skip.h"
 
 using namespace mr_notify;
 using namespace std::chrono_literals;
+using stress::loss;
 using clock_type = std::chrono::steady_clock;
 
 namespace {
@@ -32,7 +36,7 @@ namespace {
 constexpr int threads = 3;
 constexpr auto round_length = 8s;
 
-uint64_t setting(const char *name, uint64_t otherwise)
+uint64_t variable(const char *name, uint64_t otherwise)
 {
 	const char *text = std::getenv(name);
 
@@ -91,8 +95,8 @@ void wake_the_kernel()
 
 TEST_CASE("stress: two processes, and one that is killed")
 {
-	const auto end = clock_type::now() + std::chrono::seconds(setting("RUN_SECONDS", 5));
-	uint64_t seed = setting("RUN_SEED", 1);
+	const auto end = clock_type::now() + std::chrono::seconds(variable("RUN_SECONDS", 5));
+	uint64_t seed = variable("RUN_SEED", 1);
 
 	wake_the_kernel();
 	do {
@@ -101,14 +105,21 @@ TEST_CASE("stress: two processes, and one that is killed")
 		const pid_t children[] = {start(seed, round), start(seed + 1, round)};
 		const pid_t victim = start(seed + 2, round + 1h);
 
+		std::atomic<bool> stop = false;
+		std::thread shrinking([&] {
+			while (!stop)
+				write_system_file("/proc/sys/vm/drop_caches", "2");
+		});
 		std::this_thread::sleep_for(1s + std::chrono::milliseconds(seed * 7919 % 2000));
 		kill(victim, SIGKILL);
 		waitpid(victim, nullptr, 0);
 		for (const pid_t child : children) {
 			int status = -1;
-			REQUIRE(waitpid(child, &status, 0) == child);
+			CHECK(waitpid(child, &status, 0) == child);
 			CHECK(status == 0);
 		}
+		stop = true;
+		shrinking.join();
 		INFO("seed " << seed);
 		CHECK(pins_come_back_to(before));
 		seed += 3;
@@ -119,15 +130,16 @@ TEST_CASE("no write lands in a page after it was given back")
 {
 	const device on;
 	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	const auto how = GENERATE(loss::unmapped, loss::suspended);
 	const run_time time;
 	uint64_t rounds = 0;
 
 	SECTION("file pages that another process maps")
 	{
 		/* The check can see it: a registration that nobody armed does write there. */
-		CHECK(stress::writes_into_a_file_of_another(on, false) > 0);
+		CHECK(stress::writes_into_a_file_of_another(on, loss::none) > 0);
 		do {
-			CHECK(stress::writes_into_a_file_of_another(on, true) == 0);
+			CHECK(stress::writes_into_a_file_of_another(on, how) == 0);
 			rounds++;
 		} while (time.goes_on());
 	}
@@ -135,7 +147,7 @@ TEST_CASE("no write lands in a page after it was given back")
 	{
 		uint64_t same = 0;
 		do {
-			const auto seen = stress::writes_into_memory_of_another(on);
+			const auto seen = stress::writes_into_memory_of_another(on, how);
 			CHECK(seen.bytes == 0);
 			same += seen.pages;
 			rounds++;

@@ -80,9 +80,10 @@ uint64_t run_crowd(uint64_t seed, int threads, instant end)
 
 	std::fprintf(stderr,
 		     "seed %" PRIu64 ": %" PRIu64 " actions on %" PRIu64 " registrations, %" PRIu64
-		     " invalidated, %" PRIu64 " accesses refused, %" PRIu64 " wrong\n",
+		     " invalidated, %" PRIu64 " accesses refused, seen suspended %" PRIu64
+		     " times, %" PRIu64 " wrong\n",
 		     seed, count.actions.load(), count.slots.load(), count.invalidated.load(),
-		     count.refused.load(), count.wrong.load());
+		     count.refused.load(), count.suspended.load(), count.wrong.load());
 	return count.wrong;
 }
 

@@ -14,6 +14,7 @@
 #include <thread>
 #include <unordered_set>
 
+#include "system.h"
 #include "trial.h"
 
 namespace stress {
@@ -233,9 +234,38 @@ private:
 	pid_t child_ = -1;
 };
 
+void arm(ibv_mr *mr, word &w, loss how)
+{
+	if (how == loss::unmapped)
+		check_verb(ibv_reg_mr_notify(mr, w.address()), "ibv_reg_mr_notify");
+	else if (how == loss::suspended)
+		check_verb(ibv_reg_mr_notify_reclaim(mr, w.address(), 0xff00),
+			   "ibv_reg_mr_notify_reclaim");
+}
+
+void unmap(memory &m)
+{
+	const range r = m.registered();
+
+	m.forget(r);
+	if (munmap(r.addr, r.length))
+		fail("munmap");
+}
+
+/* Nobody settles: the kernel gives the pages back when it can. */
+void suspend(word &w)
+{
+	const std::size_t pinned = pinned_bytes();
+
+	write_system_file("/proc/sys/vm/drop_caches", "2");
+	if (w.value() != IBV_MR_NOTIFY_SUSPENDED)
+		throw std::runtime_error("it was not suspended");
+	wait_for_pinned(pinned - length);
+}
+
 } // namespace
 
-uint64_t writes_into_a_file_of_another(const device &on, bool armed)
+uint64_t writes_into_a_file_of_another(const device &on, loss how)
 {
 	memory m = shared_file(length);
 	const int fd = m.fd();
@@ -245,21 +275,21 @@ uint64_t writes_into_a_file_of_another(const device &on, bool armed)
 	std::vector<uint64_t> its;
 	word w;
 
-	if (armed)
-		check_verb(ibv_reg_mr_notify(mr.get(), w.address()), "ibv_reg_mr_notify");
+	arm(mr.get(), w, how);
 	const writer peer(on, r, mr->rkey);
 	peer.go_on(20);
-	m.forget(r);
-	if (munmap(r.addr, r.length))
-		fail("munmap");
-	if (armed)
+	if (how == loss::suspended)
+		suspend(w);
+	else
+		unmap(m);
+	if (how == loss::unmapped)
 		check_verb(ibv_settle_mr_notify(mr.get()), "ibv_settle_mr_notify");
 	other.take();
-	peer.go_on(armed ? 8 : length / peer::most * 2);
+	peer.go_on(how == loss::none ? length / peer::most * 2 : 8);
 	return other.look(its);
 }
 
-given_back writes_into_memory_of_another(const device &on)
+given_back writes_into_memory_of_another(const device &on, loss how)
 {
 	other_process other(take_from_everywhere);
 	memory m = anonymous(length);
@@ -270,15 +300,18 @@ given_back writes_into_memory_of_another(const device &on)
 	std::vector<uint64_t> its;
 	word w;
 
-	check_verb(ibv_reg_mr_notify(mr.get(), w.address()), "ibv_reg_mr_notify");
+	arm(mr.get(), w, how);
 	const writer peer(on, r, mr->rkey);
 	peer.go_on(20);
-	const std::size_t pinned = pinned_bytes();
-	m.forget(r);
-	if (munmap(r.addr, r.length))
-		fail("munmap");
-	/* Nobody settles: the kernel gives the pages back, the word's too, when it can. */
-	wait_for_pinned(pinned - length - page_size());
+	if (how == loss::suspended) {
+		suspend(w);
+		if (madvise(r.addr, r.length, MADV_DONTNEED))
+			fail("MADV_DONTNEED");
+	} else {
+		const std::size_t pinned = pinned_bytes();
+		unmap(m);
+		wait_for_pinned(pinned - length - page_size()); /* the word's too */
+	}
 	other.take();
 	peer.go_on(5);
 	seen.bytes = other.look(its);

@@ -24,7 +24,8 @@ namespace {
 constexpr std::size_t length = 8 * 4096;
 constexpr int track = 1 << 28;
 constexpr uint64_t kernel_bits = IBV_MR_NOTIFY_KERNEL_MASK;
-constexpr uint64_t known_bits = IBV_MR_NOTIFY_INVALID | IBV_MR_NOTIFY_SUSPECT;
+constexpr uint64_t suspended = IBV_MR_NOTIFY_SUSPENDED;
+constexpr uint64_t known_bits = IBV_MR_NOTIFY_INVALID | IBV_MR_NOTIFY_SUSPECT | suspended;
 constexpr uint64_t users = 0xffff00;
 constexpr uint64_t one_user = 0x100;
 constexpr int local = IBV_ACCESS_LOCAL_WRITE;
@@ -62,10 +63,12 @@ const std::vector<operation> &rows()
 
 slot::slot(const device &on, const operation &what, generator &random, tally &count)
     : on_(on), what_(what), count_(count), memory_(what.map(length)), range_(memory_.registered()),
-      access_(memory_.read_only() ? 0 : random_access(random)), in_use_(random() % 2 ? users : 0),
-      mr_(on.register_memory(range_, access_)), upper_((random() << 8) & ~in_use_)
+      access_(memory_.read_only() ? 0 : random_access(random)), in_use_(random() % 3 ? users : 0),
+      lends_(in_use_ && random() % 2), mr_(on.register_memory(range_, access_)),
+      upper_((random() << 8) & ~in_use_)
 {
 	*word_.address() = upper_;
+	certain_ = !lends_;
 	count_.slots++;
 }
 
@@ -84,7 +87,7 @@ void slot::act(generator &random, peer &from)
 	case 13 ... 15:
 		return refer(random);
 	case 16 ... 17:
-		return apply();
+		return apply(random);
 	case 18 ... 20:
 		return disturb(random);
 	case 21:
@@ -103,26 +106,32 @@ void slot::look()
 
 	if (value & ~known_bits)
 		complain("bits that do not exist", value);
+	if (value & suspended && !lends_)
+		complain("suspended, though it does not lend", value);
+	count_.suspended += value == suspended;
 	if (!armed_ && value)
 		complain("changed while not armed", value);
-	if (armed_ && over && !value)
+	if (armed_ && over && !value && certain_)
 		complain("not told before the system call returned", value);
 	if (armed_ && !begun && (value & IBV_MR_NOTIFY_INVALID))
 		complain("INVALID, though nothing has changed", value);
 }
 
 /*
- * The kernel's bits after settling. What others do meanwhile may leave them
- * SUSPECT, but not for ever.
+ * The kernel's bits after settling, by a user if it counts them. What others do
+ * meanwhile may leave them SUSPECT, but not for ever.
  */
-uint64_t slot::settled() const
+uint64_t slot::settled()
 {
-	uint64_t value = word_.value();
+	const std::atomic_ref word(*word_.address());
+	const uint64_t user = in_use_ ? one_user : 0;
+	uint64_t value = word.fetch_add(user);
 
-	for (int i = 0; i < 1000 && value & IBV_MR_NOTIFY_SUSPECT; i++) {
+	for (int i = 0; i < 1000 && value & (IBV_MR_NOTIFY_SUSPECT | suspended); i++) {
 		ibv_settle_mr_notify(mr_.get());
 		value = word_.value();
 	}
+	word.fetch_sub(user);
 	return value & kernel_bits;
 }
 
@@ -139,7 +148,7 @@ void slot::settle()
 		return;
 	const uint64_t value = settled();
 	const bool begun = begun_;
-	if (over && value != IBV_MR_NOTIFY_INVALID)
+	if (over && value != IBV_MR_NOTIFY_INVALID && (certain_ || value))
 		complain("not INVALID after settling", value);
 	if (!begun && (value & IBV_MR_NOTIFY_INVALID))
 		complain("INVALID, though nothing has changed", value);
@@ -151,6 +160,8 @@ int slot::arm()
 {
 	const raw_uverbs raw(on_.context());
 
+	if (lends_)
+		return ibv_reg_mr_notify_reclaim(mr_.get(), word_.address(), in_use_);
 	return in_use_ ? raw.arm(mr_->handle, word_.address(), in_use_)
 		       : ibv_reg_mr_notify(mr_.get(), word_.address());
 }
@@ -176,11 +187,11 @@ void slot::arm_or_disarm(generator &random)
 			return complain("can't be armed", static_cast<uint64_t>(error));
 		armed_ = true;
 		const uint64_t at_once = word_.value() & kernel_bits;
-		if (over && !at_once)
+		if (over && !at_once && certain_)
 			complain("armed, stale, and not told", at_once);
 		const uint64_t value = settled();
 		const bool begun = begun_;
-		if (over && value != IBV_MR_NOTIFY_INVALID)
+		if (over && value != IBV_MR_NOTIFY_INVALID && (certain_ || value))
 			complain("armed too late, and not INVALID", value);
 		if (!begun && (value & IBV_MR_NOTIFY_INVALID))
 			complain("armed INVALID, though nothing has changed", value);
@@ -208,15 +219,38 @@ void slot::refer(generator &random)
 	std::atomic_ref(*word_.address()).fetch_add(more);
 }
 
-void slot::apply()
+/* Half of those that lend have a user meanwhile. */
+void slot::apply(generator &random)
 {
 	if (applied_.exchange(true))
 		return;
-	if (what_.expected == effect::invalidates)
+	if (!lends_)
+		return do_row();
+	const std::atomic_ref word(*word_.address());
+	const uint64_t user = random() % 2 ? one_user : 0;
+	const std::shared_lock hold(arming_);
+
+	word.fetch_add(user);
+	const bool kept = user && armed_ && !(settled() & suspended);
+	do_row();
+	if (kept && over_) {
+		const uint64_t value = settled();
+		if (value != IBV_MR_NOTIFY_INVALID)
+			complain("in use, and not INVALID after settling", value);
+		certain_ = true;
+	}
+	word.fetch_sub(user);
+}
+
+void slot::do_row()
+{
+	const bool ends = what_.expected == effect::invalidates;
+	/* Who lends may need a right again that the mapping has lost. */
+	if (ends || (lends_ && what_.name.find("mprotect") != std::string::npos))
 		begun_ = true;
 	try {
 		what_.apply(memory_);
-		if (begun_) {
+		if (ends) {
 			over_ = true;
 			count_.invalidated++;
 		}
@@ -274,7 +308,7 @@ void slot::access(generator &random, peer &from)
 	count_.refused += answer == peer::answer::refused;
 	if (revoked && answer == peer::answer::done)
 		complain("revoked, and reached by the device", word_.value());
-	if (!begun && answer == peer::answer::refused)
+	if (!begun && answer == peer::answer::refused && !lends_)
 		complain("valid, and not reached by the device", word_.value());
 }
 
@@ -286,7 +320,12 @@ void slot::use(generator &random, peer &from)
 
 	if (!armed_ || !in_use_ || (access_ & remote) != remote)
 		return;
-	if (!(word.fetch_add(one_user) & IBV_MR_NOTIFY_INVALID)) {
+	uint64_t value = word.fetch_add(one_user);
+	if (value & suspended)
+		value = settled();
+	if (value & suspended)
+		complain("in use, settled, and suspended", value);
+	if (!(value & IBV_MR_NOTIFY_INVALID)) {
 		const range part{range_.addr, 1 + random() % peer::most};
 		const auto answer =
 			random() % 2 ? from.write(part, mr_->rkey) : from.read(part, mr_->rkey);
@@ -316,15 +355,19 @@ void slot::finish(generator &random)
 	look();
 	settle();
 	if (armed_ && !begun_) { /* others still disturb the whole process */
-		for (int i = 0; i < 1000 && word_.value() & kernel_bits; i++) {
+		uint64_t value = settled();
+		for (int i = 0; i < 1000 && value; i++) {
 			std::this_thread::yield();
-			settle();
+			value = settled();
 		}
-		if (word_.value() & kernel_bits)
-			complain("SUSPECT without end", word_.value());
+		if (value)
+			complain("SUSPECT without end", value);
 	}
-	if (armed_ && over_ && in_use_ && on_.can_revoke())
+	if (armed_ && over_ && in_use_ && on_.can_revoke() &&
+	    word_.value() & IBV_MR_NOTIFY_INVALID) {
+		settle();
 		expect_revoked();
+	}
 	if ((word_.value() & ~kernel_bits) != upper_)
 		complain("the application's bits were changed", word_.value() ^ upper_);
 	const int error = ibv_dereg_mr(mr_.release());

@@ -13,6 +13,10 @@
  * the memory that stays, until it gives the reference back; when all have, and
  * the word says INVALID, settling takes the pages from the device.
  *
+ * Some of these lend their pages, and are suspended when nobody uses them: then what
+ * the row does to the memory may change nothing, as settling gives the device what
+ * is mapped by then. Not so if there is a user until the row has been settled.
+ *
  * Whatever happens, only its owner changes bits 8-63 of the word, and nobody
  * changes a word that is not armed.
  */
@@ -36,7 +40,8 @@ struct tally {
 	std::atomic<uint64_t> actions = 0;
 	std::atomic<uint64_t> slots = 0;
 	std::atomic<uint64_t> invalidated = 0;
-	std::atomic<uint64_t> refused = 0; /* RDMA accesses */
+	std::atomic<uint64_t> refused = 0;   /* RDMA accesses */
+	std::atomic<uint64_t> suspended = 0; /* times that it was seen */
 	std::atomic<uint64_t> wrong = 0;
 	uint64_t seed = 0;
 
@@ -63,12 +68,13 @@ public:
 private:
 	void look();
 	void settle();
-	uint64_t settled() const;
+	uint64_t settled();
 	int arm();
 	void arm_or_disarm(generator &random);
 	void arm_beside();
 	void refer(generator &random);
-	void apply();
+	void apply(generator &random);
+	void do_row();
 	void disturb(generator &random);
 	void access(generator &random, peer &from);
 	void use(generator &random, peer &from);
@@ -86,13 +92,15 @@ private:
 	mr_notify::range range_;
 	int access_;
 	uint64_t in_use_; /* which bits of the word count users; 0: none do */
+	bool lends_;
 	mr_notify::owned<ibv_mr> mr_;
 	mutable mr_notify::word word_;
 	std::atomic<uint64_t> upper_;
 
 	std::atomic<bool> applied_ = false;
 	std::atomic<bool> begun_ = false;   /* from here on it may be INVALID */
-	std::atomic<bool> over_ = false;    /* from here on it must be */
+	std::atomic<bool> over_ = false;    /* from here on it must be, if that is certain */
+	std::atomic<bool> certain_ = false; /* it was not suspended meanwhile */
 	std::atomic<bool> revoked_ = false; /* settled since: nobody reaches the pages */
 
 	std::shared_mutex arming_; /* guards armed_; shared while it must stay */
