@@ -16,6 +16,7 @@
 
 #include "catalog.h"
 #include "hints.h"
+#include "operations.h"
 #include "owners.h"
 #include "pds.h"
 
@@ -33,23 +34,10 @@ template <class Env> struct arena {
 		atomic<uint32_t> birth; // somebody is beginning anew
 	} hot;
 
-	/*
-	 * A thread that is inside the registrar, to register or to deregister; on its stack.
-	 * It waits for no other such thread, which might wait for it: an allocator's hook may
-	 * come here again in the middle of a call.
-	 */
-	struct operation {
-		uintptr_t thread;
-		const wish *makes; // what is being registered, or NULL
-		operation *next;
-	};
-
 	/* Innermost lock: guards all that is below and is not atomic. Never held in the registrar.
 	 */
 	alignas(128) typename Env::mutex mutex;
-	typename Env::condition progress; // an operation ended
-	operation *operations;
-	uint32_t waiting;     // for progress
+	operations<Env> inside;
 	uint32_t burying;     // entries that are being deregistered
 	uint64_t buried;      // so many were
 	uint32_t free_entry;  // linked by entry.link
@@ -60,6 +48,33 @@ template <class Env> struct arena {
 	catalog<Env> index; // ends with what is accessible in pieces, as is all that follows
 	alignas(4096) entry<Env> entries[Env::entries];
 	alignas(4096) hints<Env> hint;
+
+	/* A wrong epoch or sequence makes eviction choose worse, no more. */
+	uint64_t now() const
+	{
+		return hot.epoch.load(std::memory_order_relaxed) << 24 | (Env::tick() & 0xffffff);
+	}
+
+	/* With a reference: to be handed out. */
+	void refer(uint32_t i, uint32_t generation, mr_cache_ref *ref) const
+	{
+		const entry<Env> &e = entries[i];
+
+		ref->mr = e.registration();
+		ref->addr = e.shown_addr();
+		ref->length = e.shown_length();
+		ref->index = i;
+		ref->generation = generation;
+	}
+
+	/* A hit that was found in the slow path. */
+	void hit(uint32_t i, mr_cache_ref *ref)
+	{
+		entries[i].use(now());
+		refer(i, hot.generation.load(std::memory_order_relaxed), ref);
+	}
+
+	uint32_t hint_bits() const { return hot.hint_bits.load(std::memory_order_relaxed); }
 
 	bool commit_head()
 	{

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache: its hit path. What is not a hit is in
- * slow_path.h, how an entry ends in teardown.h, what owners ask for in control.h.
+ * The registration cache. Its state is an arena (arena.h), found by a store (store.h);
+ * what is done with the mutex of the arena is in locked.h, how something is registered
+ * in miss.h, how a PD or an owner is emptied in drain.h. Here are the hit path, and what
+ * owners ask beside registrations.
  *
  * A hit reads the line of arena.hot (generation, epoch), a bucket of hints, and the
  * line of the entry, which it changes twice: the reference and the stamp. A
@@ -16,76 +18,361 @@
 
 #include <cerrno>
 
-#include "control.h"
+#include "drain.h"
+#include "miss.h"
+#include "store.h"
 
 namespace mr_cache {
 
-template <class Env> class cache : private control<Env> {
-	using slow = control<Env>;
-	using slow::a;
-
+template <class Env> class cache {
 public:
-	using slow::clean;
-	using slow::covers;
-	using slow::env;
-	using slow::flush_owner;
-	using slow::flush_pd;
-	using slow::forget;
-	using slow::is_started;
-	using slow::limits;
-	using slow::make_way;
-	using slow::query;
-	using slow::reclaim;
-	using slow::start;
-	using slow::take;
+	Env env{};
+
+	[[nodiscard]] int start() { return memory.start(env); }
+	bool is_started() const { return memory.get(); }
 
 	[[nodiscard, gnu::always_inline]] int acquire(void *pd, void *owner, uint64_t addr,
 						      uint64_t length, uint32_t access,
 						      mr_cache_ref *ref)
 	{
-		arena<Env> *const mine = a.get();
+		arena<Env> *const a = memory.get();
 
-		if (!mine) [[unlikely]]
+		if (!a) [[unlikely]]
 			return EOPNOTSUPP;
 
 		/* Acquire pairs with begin(): a child's arena is complete. */
-		uint32_t generation = mine->hot.generation.load(std::memory_order_acquire);
-		uint32_t bits = mine->hot.hint_bits.load(std::memory_order_relaxed);
+		uint32_t generation = a->hot.generation.load(std::memory_order_acquire);
+		uint32_t bits = a->hint_bits();
 
 		if (!generation) [[unlikely]]
-			return slow::acquire(wish(pd, addr, length, access), pd, owner, 0, ref);
+			return acquire_slowly(wish(pd, addr, length, access), pd, owner, 0, ref);
 
 		const wish want(pd, addr, length, access);
-		uint32_t i = mine->hint.look(want, bits);
+		uint32_t i = a->hint.look(want, bits);
 
 		if (!i) [[unlikely]]
-			return slow::acquire(wish(want), pd, owner, 0, ref);
+			return acquire_slowly(wish(want), pd, owner, 0, ref);
 
-		entry<Env> &e = mine->entries[i];
+		entry<Env> &e = a->entries[i];
 
 		/* No look before: it would cost a line that is another CPU's twice. */
 		if (!e.word.usable(e.word.take_acquire()) || !e.fits(want)) [[unlikely]]
-			return slow::acquire(wish(want), pd, owner, i, ref);
-		e.use(slow::now(*mine));
-		slow::refer(e, i, generation, ref);
+			return acquire_slowly(wish(want), pd, owner, i, ref);
+		e.use(a->now());
+		a->refer(i, generation, ref);
 		return 0;
 	}
 
 	[[nodiscard, gnu::always_inline]] int release(uint32_t i, uint32_t generation)
 	{
-		arena<Env> *const mine = a.get();
+		arena<Env> *const a = memory.get();
 
-		if (!mine || mine->hot.generation.load(std::memory_order_acquire) != generation ||
-		    i >= mine->hot.high.load(std::memory_order_relaxed)) [[unlikely]]
-			return slow::release_foreign(generation);
+		if (!a || a->hot.generation.load(std::memory_order_acquire) != generation ||
+		    i >= a->hot.high.load(std::memory_order_relaxed)) [[unlikely]]
+			return release_foreign(generation);
 
-		entry_word<Env> &w = mine->entries[i].word;
+		entry_word<Env> &w = a->entries[i].word;
 		uint64_t seen = w.give_release();
 
 		if (!w.simple(seen)) [[unlikely]]
-			return slow::release(i, seen);
+			return release_last(i, seen);
 		return 0;
 	}
+
+	/* 1 or 0. */
+	[[nodiscard]] int covers(void *pd, uint64_t addr, uint64_t length, uint32_t access)
+	{
+		wish want(pd, addr, length, access);
+		arena<Env> *a = memory.ready();
+
+		if (!a || !want.is_possible(Env::page_mask()))
+			return 0;
+
+		locked<Env> lock(*a, env);
+		uint32_t i = lock.find_valid(want);
+
+		if (!i)
+			return 0;
+		lock.untake(i);
+		return 1;
+	}
+
+	[[nodiscard]] int limits(void *who, const mr_cache_bounds *to, mr_cache_bounds *from)
+	{
+		arena<Env> *a = memory.ready();
+
+		if (!a)
+			return EOPNOTSUPP;
+
+		locked<Env> lock(*a, env);
+		uint32_t o = a->owner.find_or_add(who, env);
+
+		if (o == a->owner.NONE)
+			return ENOMEM;
+		if (from)
+			*from = a->owner[o].limits;
+		if (!to)
+			return 0;
+		a->owner[o].limits = *to;
+		/* What cannot be deregistered is not tried twice: each turn has one idle less. */
+		while (a->owner[o].is_over() && lock.evict(o))
+			lock.bury();
+		return 0;
+	}
+
+	/* An errno value of dereg() if it failed for one: then more than that stays. */
+	[[nodiscard]] int clean(void *who, uint64_t keep)
+	{
+		arena<Env> *a = memory.ready();
+
+		if (!a)
+			return EOPNOTSUPP;
+
+		locked<Env> lock(*a, env);
+		uint32_t o = a->owner.find(who);
+		uint64_t idle = 0;
+
+		if (o == a->owner.NONE)
+			return 0;
+		auto &list = a->owner[o].list;
+
+		for (uint32_t i = list.begin(), n = list.size(); n;
+		     i = list.after(a->entries, i), n--)
+			if (lock.is_idle(i))
+				idle += lock.at(i).size();
+		while (idle > keep) {
+			uint32_t i = lock.evict(o);
+
+			if (!i)
+				break;
+			idle -= idle < lock.at(i).size() ? idle : lock.at(i).size();
+		}
+		return lock.bury();
+	}
+
+	[[nodiscard]] int query(void *who, mr_cache_statistics *statistics)
+	{
+		arena<Env> *a = memory.ready();
+
+		if (!a)
+			return EOPNOTSUPP;
+
+		locked<Env> lock(*a, env);
+		uint32_t o = a->owner.find(who);
+
+		*statistics = {};
+		if (o == a->owner.NONE)
+			return 0;
+		*statistics = a->owner[o].counted;
+		auto &list = a->owner[o].list;
+
+		for (uint32_t i = list.begin(), n = list.size(); n;
+		     i = list.after(a->entries, i), n--) {
+			const entry<Env> &e = lock.at(i);
+
+			if (e.state == state::OPEN) {
+				uint64_t seen = e.word.peek_relaxed();
+
+				statistics->hits += e.word.uses(seen);
+				statistics->suspensions += e.word.suspended(seen);
+			}
+		}
+		return 0;
+	}
+
+	[[nodiscard]] int flush_pd(void *pd)
+	{
+		arena<Env> *a = memory.ready();
+
+		return a ? drain<Env>(*a, env).of_pd(pd) : 0;
+	}
+
+	[[nodiscard]] int flush_owner(void *who)
+	{
+		arena<Env> *a = memory.ready();
+
+		return a ? drain<Env>(*a, env).of_owner(who) : 0;
+	}
+
+	/*
+	 * Something else is short of what idle registrations may hold. Returns how many were
+	 * deregistered, by others meanwhile too.
+	 */
+	uint64_t make_way(uint32_t stage)
+	{
+		arena<Env> *a = memory.ready();
+
+		if (!a)
+			return 0;
+
+		locked<Env> lock(*a, env);
+
+		return lock.give_way(stage, lock.is_nested());
+	}
+
+	/* Evicts all that is idle, of one owner or of all (NULL). Returns how many. */
+	unsigned int reclaim(void *who)
+	{
+		arena<Env> *a = memory.ready();
+
+		if (!a)
+			return 0;
+
+		locked<Env> lock(*a, env);
+		uint64_t buried = a->buried;
+
+		for (uint32_t o = 0; o < a->owner.size(); o++)
+			if (!who || a->owner[o].who == who)
+				lock.evict_all(o);
+		lock.bury();
+		return static_cast<unsigned int>(a->buried - buried);
+	}
+
+	/*
+	 * Of a user, who wants it for himself. Doomed first: whoever takes it after that
+	 * does not keep it, so one reference stays one.
+	 */
+	[[nodiscard]] int take(uint32_t i, uint32_t theirs)
+	{
+		if (!is_reference(i, theirs))
+			return EINVAL;
+
+		locked<Env> lock(*memory.get(), env);
+		entry<Env> &e = lock.at(i);
+
+		if (e.state != state::OPEN || lock.is_idle(i))
+			return EINVAL;
+		lock.retire(i);
+		for (uint32_t n = FEW; (e.word.peek_relaxed() & e.word.REFS) > e.word.REF; n--) {
+			if (!n || lock.is_nested())
+				return EBUSY;
+			lock.let_others_run();
+		}
+		return 0;
+	}
+
+	/*
+	 * Gives a reference back, and has nobody find the registration again. It is deregistered,
+	 * unless others share it: then it ends with the last of them.
+	 */
+	[[nodiscard]] int forget(uint32_t i, uint32_t theirs, int *shared)
+	{
+		*shared = 0;
+		if (!is_reference(i, theirs))
+			return release_foreign(theirs);
+
+		locked<Env> lock(*memory.get(), env);
+
+		if (lock.at(i).state != state::OPEN || lock.is_idle(i))
+			return EINVAL;
+		lock.retire(i);
+		for (uint32_t n = FEW; !lock.close(i, 1); n--) {
+			if (!n || lock.is_nested()) {
+				/* The last one ends it, which may be us after all. */
+				(void)lock.at(i).word.give_release();
+				*shared = !lock.close(i);
+				break;
+			}
+			lock.let_others_run();
+		}
+		return lock.end(i);
+	}
+
+private:
+	/* No hint, or one for which an entry was taken in vain: the catalog, then all the rest. */
+	[[gnu::noinline]] int acquire_slowly(const wish &want, void *pd, void *who, uint32_t taken,
+					     mr_cache_ref *ref)
+	{
+		if (taken)
+			untake(*memory.get(), taken);
+
+		arena<Env> *a = memory.ready();
+
+		if (!a || !want.is_possible(Env::page_mask()))
+			return EOPNOTSUPP;
+
+		uint64_t version = a->index.version();
+		uint32_t bits = a->hint_bits();
+		uint32_t i = a->hint.look_further(want, bits);
+		bool hinted = i && a->entries[i].fits(want);
+
+		if (!hinted)
+			i = a->index.search(want, a->entries);
+		if (i) {
+			entry<Env> &e = a->entries[i];
+
+			if (e.word.usable(e.word.take_acquire()) && e.fits(want)) {
+				a->hit(i, ref);
+				if (hinted)
+					a->hint.learn_again(want, bits, i, a->entries,
+							    e.last_use());
+				else
+					a->hint.learn(want, bits, i, a->entries);
+				return 0;
+			}
+			untake(*a, i);
+			version = a->index.UNKNOWN;
+		}
+		return miss<Env>(*a, env, want, pd, who, version).acquire(ref);
+	}
+
+	/* Gives back what was taken in vain; the mutex is free. */
+	void untake(arena<Env> &a, uint32_t i)
+	{
+		entry_word<Env> &w = a.entries[i].word;
+		uint64_t seen = w.untake_release();
+
+		if (!w.used(seen)) {
+			w.restore_relaxed();
+		} else if (w.over(seen - w.REF - w.USE)) {
+			locked<Env> lock(a, env);
+
+			if (w.over(w.peek_relaxed()))
+				lock.retire(i);
+		}
+	}
+
+	/* A reference of an ancestor is nothing to us; one that nobody ever got is an error. */
+	[[gnu::noinline, gnu::cold]] int release_foreign(uint32_t theirs)
+	{
+		arena<Env> *a = memory.ready();
+
+		return a && theirs && theirs < a->hot.generation.load(std::memory_order_acquire)
+			       ? 0
+			       : EINVAL;
+	}
+
+	/* After give(), of whoever saw that he was the last one of something that is to go. */
+	[[gnu::noinline, gnu::cold]] int release_last(uint32_t i, uint64_t seen)
+	{
+		arena<Env> &a = *memory.get();
+		entry_word<Env> &w = a.entries[i].word;
+
+		if (w.unused(seen)) {
+			w.restore_relaxed();
+			return EINVAL;
+		}
+
+		locked<Env> lock(a, env);
+
+		/* Somebody else may have been faster, and the entry be another by now. */
+		if (!w.over(w.peek_relaxed()))
+			return 0;
+		lock.retire(i);
+		return lock.end(i);
+	}
+
+	bool is_reference(uint32_t i, uint32_t theirs)
+	{
+		const arena<Env> *a = memory.ready();
+
+		return a && a->hot.generation.load(std::memory_order_acquire) == theirs && i &&
+		       i < a->hot.high.load(std::memory_order_relaxed);
+	}
+
+	static constexpr uint32_t FEW = 64;
+
+	store<Env> memory;
 };
 
 } // namespace mr_cache

@@ -49,6 +49,16 @@ struct wish {
 
 	bool exact() const { return access & MR_CACHE_EXACT; }
 
+	/* A range that can be rounded to pages, and no flag that the cache does not know. */
+	bool is_possible(uint64_t page_mask) const
+	{
+		uint64_t end;
+
+		return key > 3 && length &&
+		       !(access & ~(RIGHTS | MR_CACHE_RELAXED_ORDERING | MR_CACHE_EXACT)) &&
+		       !__builtin_add_overflow(addr, length, &end) && end <= ~page_mask;
+	}
+
 	uint64_t key;
 	uint64_t addr;
 	uint64_t length;

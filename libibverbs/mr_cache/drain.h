@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The end of all entries of an owner or of a PD, before it goes itself. It must not go
+ * while somebody is inside the registrar for it. Who loses, if a flush ended what it found,
+ * and no more:
+ *
+ *   a thread of another owner      ibv_close_device()
+ *   evicts an entry, closes it
+ *                                  flush: no open entry
+ *                                  frees the context
+ *   deregisters in that context
+ *
+ * So it waits until nobody is busy. It cannot wait for references: a user may have
+ * forgotten his. But a reader who took one in vain, on the strength of an old hint, gives
+ * it back in a moment; the drain gives way to such a one for some time, and then leaves
+ * the entry to its last user.
+ */
+#ifndef MR_CACHE_DRAIN_H
+#define MR_CACHE_DRAIN_H
+
+#include "locked.h"
+
+namespace mr_cache {
+
+template <class Env> class drain {
+public:
+	drain(arena<Env> &in, Env &env) : lock(in, env), a(in) {}
+
+	/* Both return an errno value of dereg() if one failed. */
+	[[nodiscard]] int of_pd(void *pd)
+	{
+		return end_all(a.pd, 0U, [&] { return a.pd.find(pd); });
+	}
+
+	[[nodiscard]] int of_owner(void *who)
+	{
+		auto find = [&] { return a.owner.find(who); };
+		int error = end_all(a.owner, a.owner.NONE, find);
+		uint32_t o = find();
+
+		if (o != a.owner.NONE)
+			abandon(o);
+		return error;
+	}
+
+private:
+	/*
+	 * Ends all entries of a record's list that can be ended; the record is looked up again
+	 * whenever the mutex was free. What is left is used, or PARKED.
+	 */
+	template <class Records, class Find>
+	int end_all(Records &records, uint32_t none, const Find &find)
+	{
+		uint32_t patience = PATIENCE, which;
+		bool parked_too = true;
+		int error = 0;
+
+		while ((which = find()) != none) {
+			uint32_t used = retire_all(records[which].list, parked_too);
+
+			parked_too = false;
+			if (lock.has_dead()) {
+				int bad = lock.bury();
+
+				error = bad ? bad : error;
+				continue;
+			}
+			if (lock.is_nested())
+				break;
+			if (records[which].busy) {
+				lock.wait();
+				continue;
+			}
+			/* The more there are, the fewer looks: they are users. */
+			uint32_t cost = 1 + used / 16;
+
+			if (!used || patience < cost)
+				break;
+			patience -= cost;
+			lock.let_others_run();
+		}
+		return error;
+	}
+
+	/* Returns how many could not be closed, because somebody has them. */
+	template <class List> uint32_t retire_all(List &list, bool parked_too)
+	{
+		uint32_t used = 0;
+
+		for (uint32_t i = list.begin(), n = list.size(); n;
+		     i = list.after(a.entries, i), n--) {
+			if (lock.at(i).state == state::OPEN) {
+				lock.retire(i);
+				used += lock.at(i).state == state::OPEN;
+			} else if (lock.at(i).state == state::PARKED && parked_too) {
+				lock.bequeath(i);
+			}
+		}
+		return used;
+	}
+
+	/* Its context is about to be freed, and with it all that is still registered there. */
+	void abandon(uint32_t o)
+	{
+		auto &list = a.owner[o].list;
+
+		for (uint32_t i = list.begin(), n = list.size(), next; n; i = next, n--) {
+			next = list.after(a.entries, i);
+			if (lock.at(i).state == state::PARKED)
+				lock.free(i);
+		}
+		a.owner.forget(o);
+	}
+
+	static constexpr uint32_t PATIENCE = 4096;
+
+	locked<Env> lock;
+	arena<Env> &a;
+};
+
+} // namespace mr_cache
+
+#endif // MR_CACHE_DRAIN_H

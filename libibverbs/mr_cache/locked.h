@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The cache for whoever has its mutex: how an entry begins and ends (retired, evicted,
+ * buried). Rules that hold whenever the mutex is free:
+ *   an entry may be found (is in the catalog) if and only if it is OPEN and not DOOMED;
+ *   a word is closed, doomed, catalogued and uncatalogued under the mutex only;
+ *   an entry that is not FREE is in the lists of its owner and of its PD;
+ *   what is MAKING or DYING belongs to one thread, which is inside the registrar, and
+ *   which its owner and its PD count as busy.
+ * So under the mutex, what the catalog gives is open, and a reference taken from it
+ * is one. The registrar is called without the mutex; whoever comes back from it
+ * looks at everything again.
+ *
+ * The last user of an entry is told by its owner's record whose the registration is: one
+ * without a name is of a context that was closed, and is forgotten and not deregistered.
+ */
+#ifndef MR_CACHE_LOCKED_H
+#define MR_CACHE_LOCKED_H
+
+#include "arena.h"
+
+namespace mr_cache {
+
+template <class Env> class locked {
+public:
+	/* Has the mutex while it lives, and the dead: closed entries to be deregistered. */
+	locked(arena<Env> &in, Env &with) : a(in), env(with) { a.mutex.lock(); }
+	~locked()
+	{
+		bury();
+		a.mutex.unlock();
+	}
+	locked(const locked &) = delete;
+	locked &operator=(const locked &) = delete;
+
+	arena<Env> &a;
+	Env &env;
+
+	entry<Env> &at(uint32_t i) { return a.entries[i]; }
+	bool is_idle(uint32_t i) { return entry_word<Env>::idle(at(i).word.peek_relaxed()); }
+	bool is_nested() const { return a.inside.is_nested(); }
+	bool has_dead() const { return dead; }
+
+	/* Lets go of the mutex until a thread has come back from the registrar. */
+	void wait() { a.inside.wait(a.mutex); }
+
+	/* The same for a moment: those that took a reference in vain give it back soon. */
+	void let_others_run()
+	{
+		a.mutex.unlock();
+		env.yield();
+		a.mutex.lock();
+	}
+
+	void be_busy(uint32_t i, int by)
+	{
+		a.owner[at(i).owner].busy += static_cast<uint32_t>(by);
+		a.pd[at(i).pd].busy += static_cast<uint32_t>(by);
+	}
+
+	/* Gives back what was taken in vain. */
+	void untake(uint32_t i)
+	{
+		if (!entry_word<Env>::used(at(i).word.untake_release()))
+			at(i).word.restore_relaxed();
+		if (entry_word<Env>::over(at(i).word.peek_relaxed()))
+			retire(i);
+	}
+
+	/* A closed entry of nobody's, or 0. */
+	uint32_t allocate()
+	{
+		uint32_t i = a.free_entry;
+
+		if (i) {
+			a.free_entry = at(i).link;
+			return i;
+		}
+		i = a.hot.high.load(std::memory_order_relaxed);
+		if (i == Env::entries || !a.commit_entry(i))
+			return 0;
+		at(i).word.close_fresh_relaxed();
+		a.hot.high.store(i + 1, std::memory_order_relaxed);
+		return i;
+	}
+
+	void free(uint32_t i)
+	{
+		a.owner.remove(at(i).owner, a.entries, i);
+		a.pd.remove(at(i).pd, a.entries, i);
+		at(i).forget();
+		at(i).state = state::FREE;
+		at(i).word.clean_relaxed();
+		at(i).link = a.free_entry;
+		a.free_entry = i;
+	}
+
+	/* Out of the catalog; torn down now if idle, by its last user if not. OPEN entries only. */
+	void retire(uint32_t i)
+	{
+		uncatalog(i);
+		at(i).word.doom_relaxed();
+		close(i);
+	}
+
+	/* If nobody has it but the caller, so often. */
+	bool close(uint32_t i, uint64_t references = 0)
+	{
+		uint64_t seen;
+
+		if (!at(i).word.close_acquire(references, &seen))
+			return false;
+		a.owner[at(i).owner].counted.hits += entry_word<Env>::uses(seen);
+		a.owner[at(i).owner].counted.suspensions += entry_word<Env>::suspended(seen);
+		bequeath(i);
+		return true;
+	}
+
+	/* A closed entry, to the dead. */
+	void bequeath(uint32_t i)
+	{
+		at(i).state = state::DYING;
+		be_busy(i, 1);
+		a.burying++;
+		at(i).link = dead;
+		dead = i;
+	}
+
+	/* One idle entry of an owner less; its index, or 0. */
+	uint32_t evict(uint32_t o)
+	{
+		for (int collected = 0; collected < 2; collected++) {
+			owner_record<Env> &of = a.owner[o];
+
+			if (collected)
+				of.oldest.collect(of.list, a.entries);
+			while (uint32_t i = of.oldest.next(o, a.entries))
+				if (evict_this(i))
+					return i;
+		}
+		return 0;
+	}
+
+	/* Of any owner, in turns. */
+	uint32_t evict_any()
+	{
+		for (uint32_t n = a.owner.size(); n; n--) {
+			if (++a.turn >= a.owner.size())
+				a.turn = 0;
+			if (uint32_t i = evict(a.turn))
+				return i;
+		}
+		return 0;
+	}
+
+	uint32_t evict_all(uint32_t o)
+	{
+		uint32_t evicted = 0;
+		auto &list = a.owner[o].list;
+
+		for (uint32_t i = list.begin(), n = list.size(); n;
+		     i = list.after(a.entries, i), n--)
+			if (is_idle(i))
+				evicted += evict_this(i);
+		return evicted;
+	}
+
+	/*
+	 * Deregisters the dead with the mutex free, some at a time. One that cannot be is
+	 * PARKED; but if it is `held`, its user has it still.
+	 */
+	int bury(uint32_t held = 0) { return dead ? bury_all(held) : 0; }
+
+	/*
+	 * Deregisters what was closed for its last user. On an error the user has it still, and
+	 * the kernel may have suspended it meanwhile.
+	 */
+	int end(uint32_t i)
+	{
+		int error = bury(i);
+
+		if (error && entry_word<Env>::suspended(at(i).word.peek_relaxed()))
+			settle(i);
+		return error;
+	}
+
+	/*
+	 * Asks the kernel about an entry of which the caller has a reference; lets go of the
+	 * mutex. What cannot be settled is not used.
+	 */
+	void settle(uint32_t i)
+	{
+		operation mine;
+		entry<Env> &e = at(i);
+		bool suspended = e.word.suspended(e.word.peek_relaxed());
+
+		a.inside.enter(&mine, nullptr);
+		be_busy(i, 1);
+		a.mutex.unlock();
+
+		int error = env.settle(e.registration());
+
+		a.mutex.lock();
+		be_busy(i, -1);
+		a.inside.leave(&mine);
+		if (error) {
+			retire(i);
+			return;
+		}
+
+		mr_cache_statistics &counted = a.owner[e.owner].counted;
+		bool valid = !(e.word.peek_relaxed() & e.word.INVALID);
+
+		counted.suspensions += suspended;
+		counted.restorations += suspended && valid;
+		counted.suspects_settled += !suspended && valid;
+	}
+
+	/*
+	 * An entry of the catalog that serves, with a reference taken; or 0. May let go
+	 * of the mutex to settle; then what it says is as of afterwards.
+	 */
+	uint32_t find_valid(const wish &want)
+	{
+		for (int patience = SETTLE_ATTEMPTS;;) {
+			uint32_t i = a.index.search(want, a.entries);
+
+			if (!i)
+				return 0;
+
+			entry<Env> &e = at(i);
+			uint64_t seen = e.word.take_acquire();
+
+			if (e.word.usable(seen))
+				return i;
+			if (seen & e.word.INVALID)
+				retire(i);
+			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && patience--)
+				settle(i);
+			else if (e.word.fold_relaxed())
+				a.owner[e.owner].counted.hits += e.word.uses(e.word.FOLD);
+			else
+				retire(i); // FULL, a bit that nobody knows, no end of suspicion
+			untake(i);
+		}
+	}
+
+	/*
+	 * Something is short of what idle registrations may hold: evicts some of all that is
+	 * idle at first, then all. Returns how many registrations ended, of others too: what
+	 * they are just giving back is room. A nested thread waits for nobody.
+	 */
+	uint64_t give_way(uint32_t stage, bool nested)
+	{
+		uint64_t buried = a.buried;
+
+		if (stage)
+			for (uint32_t o = 0; o < a.owner.size(); o++)
+				evict_all(o);
+		else
+			for (uint64_t n = a.entry_count / 16 + 1; n && evict_any(); n--)
+				;
+		bury();
+		while (!nested && a.buried == buried && a.burying)
+			wait();
+		return a.buried - buried;
+	}
+
+	static constexpr int SETTLE_ATTEMPTS = 16;
+
+private:
+	void uncatalog(uint32_t i)
+	{
+		uint64_t seen = at(i).word.peek_relaxed();
+
+		if (seen & entry_word<Env>::DOOMED)
+			return;
+		if (seen & entry_word<Env>::INVALID)
+			a.owner[at(i).owner].counted.invalidations++;
+		erase(i);
+	}
+
+	void erase(uint32_t i)
+	{
+		a.index.erase(i, a.entries);
+		a.hint.drop(a.hint_bits(), i, a.entries);
+		a.entry_count--;
+	}
+
+	bool evict_this(uint32_t i)
+	{
+		uint64_t seen = at(i).word.peek_relaxed();
+
+		if (!close(i))
+			return false;
+		/* Nobody else can have doomed it: that needs the mutex. */
+		if (seen & entry_word<Env>::DOOMED)
+			return true;
+		erase(i);
+		if (seen & entry_word<Env>::INVALID)
+			a.owner[at(i).owner].counted.invalidations++;
+		else
+			a.owner[at(i).owner].counted.evictions++;
+		return true;
+	}
+
+	[[gnu::noinline]] int bury_all(uint32_t held)
+	{
+		int error = 0;
+
+		while (dead) {
+			uint32_t batch[BURIED_AT_ONCE];
+			int bad[BURIED_AT_ONCE];
+			uint32_t count = 0;
+			operation mine;
+
+			for (; count < BURIED_AT_ONCE && dead; count++) {
+				batch[count] = dead;
+				dead = at(dead).link;
+				/* Its context is gone, and the registration with it. */
+				bad[count] = a.owner[at(batch[count]).owner].is_gone() ? GONE : 0;
+			}
+			a.inside.enter(&mine, nullptr);
+			a.mutex.unlock();
+			for (uint32_t n = 0; n < count; n++)
+				if (bad[n] != GONE)
+					bad[n] = env.dereg(at(batch[n]).registration());
+			a.mutex.lock();
+			for (uint32_t n = 0; n < count; n++) {
+				if (bad[n] && bad[n] != GONE)
+					error = bad[n];
+				was_buried(batch[n], bad[n] && bad[n] != GONE, batch[n] == held);
+			}
+			a.inside.leave(&mine);
+		}
+		return error;
+	}
+
+	void was_buried(uint32_t i, bool failed, bool held)
+	{
+		a.burying--;
+		be_busy(i, -1);
+		if (!failed) {
+			a.buried++;
+			free(i);
+		} else if (held) {
+			at(i).state = state::OPEN;
+			at(i).word.doom_relaxed();
+			at(i).word.open_release(1);
+		} else {
+			at(i).state = state::PARKED;
+		}
+	}
+
+	static constexpr uint32_t BURIED_AT_ONCE = 32;
+	static constexpr int GONE = -1;
+
+	uint32_t dead = 0; // linked by entry.link
+};
+
+} // namespace mr_cache
+
+#endif // MR_CACHE_LOCKED_H

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * An acquisition that no hint and no look without the mutex could answer: it looks again
+ * under the mutex, waits for whoever registers the same, makes room, registers, and
+ * publishes the entry.
+ *
+ * Two who miss the same range: the first is on the way; the second finds that,
+ * waits, and looks again. Two whose ranges overlap both register; what contains
+ * the other stays in the catalog, the other one becomes a plain registration.
+ *
+ * Overlapping ranges are not merged into one registration: a window that slides over a
+ * buffer would pin all of it anew at each step.
+ */
+#ifndef MR_CACHE_MISS_H
+#define MR_CACHE_MISS_H
+
+#include <cerrno>
+
+#include "locked.h"
+
+namespace mr_cache {
+
+template <class Env> class miss {
+public:
+	/* As of that version of the catalog there is nothing that serves. */
+	miss(arena<Env> &in, Env &env, const wish &wanted, void *of_pd, void *of_owner,
+	     uint64_t as_of)
+	    : lock(in, env), a(in), want(wanted), pd(of_pd), who(of_owner), version(as_of),
+	      nested(lock.is_nested())
+	{
+	}
+
+	[[nodiscard]] int acquire(mr_cache_ref *ref)
+	{
+		for (;;) {
+			uint32_t i = a.index.version() == version ? 0 : lock.find_valid(want);
+
+			if (i) {
+				a.hit(i, ref);
+				return 0;
+			}
+			version = a.index.version();
+			/*
+			 * Deregister first what is dead: it may have been what was in the way.
+			 * That lets go of the mutex, so it comes before the wait and not between
+			 * looking and waiting: whom one would wait for may arrive meanwhile.
+			 */
+			if (lock.has_dead()) {
+				lock.bury();
+				continue;
+			}
+			if (a.inside.is_made(want) && !nested) {
+				lock.wait();
+				continue;
+			}
+
+			uint32_t o = a.owner.find_or_add(who, lock.env);
+
+			if (o == a.owner.NONE)
+				return EOPNOTSUPP;
+
+			uint64_t mask = Env::page_mask(), start = want.addr & ~mask;
+			uint64_t end = (want.addr + want.length + mask) & ~mask;
+
+			if (!a.owner[o].has_room(end - start)) {
+				if (!make_room(o, end - start))
+					return EOPNOTSUPP;
+				continue;
+			}
+			sweep(o);
+			i = lock.allocate();
+			if (!i) {
+				if (!lock.evict(o) && !lock.evict_any())
+					return EOPNOTSUPP;
+				continue;
+			}
+			return make(i, o, ref);
+		}
+	}
+
+private:
+	/*
+	 * Idle entries whose memory has gone serve nobody, and nobody would look at them again:
+	 * each miss looks at some, so that they are never more than a fraction of what is there.
+	 */
+	void sweep(uint32_t o)
+	{
+		auto &list = a.owner[o].list;
+
+		for (uint32_t n = list.size() < SWEPT ? list.size() : SWEPT; n; n--) {
+			uint32_t i = list.turn(a.entries);
+
+			if (entry_word<Env>::over(lock.at(i).word.peek_relaxed()))
+				lock.retire(i);
+		}
+	}
+
+	/*
+	 * Evicts until an owner has room for so much; false if it will not have. What is in use
+	 * cannot be evicted: if that leaves too little, idle ones need not go for nothing.
+	 */
+	bool make_room(uint32_t o, uint64_t size)
+	{
+		owner_record<Env> &of = a.owner[o];
+		uint64_t freed = 0, entries = 0;
+
+		if (size > of.limits.bytes || !of.limits.entries || !may_have_room(o, size))
+			return false;
+		do {
+			uint32_t i = lock.evict(o);
+
+			if (!i)
+				return lock.has_dead();
+			freed += lock.at(i).size();
+			entries++;
+		} while (of.counted.bytes - freed > of.limits.bytes - size ||
+			 of.counted.entries - entries >= of.limits.entries);
+		return true;
+	}
+
+	/* Exact for a few entries; of many, if they are much of all, what the next ones are like.
+	 */
+	bool may_have_room(uint32_t o, uint64_t size)
+	{
+		owner_record<Env> &of = a.owner[o];
+		uint64_t excess = of.counted.bytes + size - of.limits.bytes;
+		uint64_t seen = 0, idle = 0;
+
+		if (of.counted.bytes + size <= of.limits.bytes)
+			return true;
+		if (of.list.size() > SURVEYED && excess < of.counted.bytes / 16)
+			return true;
+		for (uint32_t n = of.list.size() < SURVEYED ? of.list.size() : SURVEYED; n; n--) {
+			uint32_t i = of.list.turn(a.entries);
+
+			seen += lock.at(i).size();
+			if (lock.is_idle(i))
+				idle += lock.at(i).size();
+		}
+		if (of.list.size() <= SURVEYED)
+			return idle >= excess;
+		return static_cast<double>(idle) * static_cast<double>(of.counted.bytes) >=
+		       static_cast<double>(excess) * static_cast<double>(seen);
+	}
+
+	/* Registers with the mutex free, and makes an entry of it, if it deserves one. */
+	int make(uint32_t i, uint32_t o, mr_cache_ref *ref)
+	{
+		entry<Env> &e = lock.at(i);
+		uint32_t p = a.pd.find_or_add(pd);
+		void *mr = nullptr;
+		operation mine;
+
+		if (!p) {
+			e.link = a.free_entry;
+			a.free_entry = i;
+			return EOPNOTSUPP;
+		}
+		e.describe(want);
+		e.state = state::MAKING;
+		e.owner = o;
+		e.pd = p;
+		a.owner.add(o, a.entries, i);
+		a.pd.add(p, a.entries, i);
+		lock.be_busy(i, 1);
+		a.inside.enter(&mine, &want);
+
+		mr_cache_request request = {pd,
+					    a.owner[o].who,
+					    want.addr,
+					    want.length,
+					    e.start(),
+					    e.size(),
+					    want.access & ~static_cast<uint32_t>(MR_CACHE_EXACT)};
+
+		if (want.exact()) {
+			request.start = want.addr;
+			request.size = want.length;
+		}
+
+		e.word.hold_relaxed();
+
+		int error = register_with_room(request, e.word, &mr);
+
+		lock.be_busy(i, -1);
+		a.inside.leave(&mine);
+		if (error) {
+			e.word.unhold_relaxed();
+			lock.free(i);
+			return error;
+		}
+		a.owner[o].counted.misses++;
+		e.register_as(mr);
+		a.hot.epoch.store(a.hot.epoch.load(std::memory_order_relaxed) + 1,
+				  std::memory_order_relaxed);
+		publish(i);
+		a.hit(i, ref);
+		return 0;
+	}
+
+	/* Opens it with its one reference: in the catalog, or doomed if it has no place there. */
+	void publish(uint32_t i)
+	{
+		entry<Env> &e = lock.at(i);
+
+		e.state = state::OPEN;
+		if (!deserves_place(i)) {
+			e.word.doom_relaxed();
+			e.word.open_release(0);
+			return;
+		}
+		e.word.open_release(0);
+		a.entry_count++;
+
+		uint32_t bits = a.hint_bits();
+		uint32_t more = a.hint.grow(bits, a.entry_count);
+
+		if (more != bits && a.commit_hints(more)) {
+			bits = more;
+			a.hot.hint_bits.store(bits, std::memory_order_relaxed);
+		}
+		a.hint.learn(want, bits, i, a.entries, true);
+	}
+
+	/* Then it is in the catalog, and what it contains is not any more. */
+	bool deserves_place(uint32_t i)
+	{
+		entry<Env> &e = lock.at(i);
+
+		if (e.word.peek_relaxed() & entry_word<Env>::KERNEL || a.owner[e.owner].is_gone())
+			return false;
+		/* What contained all of it would contain what was wanted. */
+		if (a.index.version() != version) {
+			wish whole = want;
+
+			if (!want.exact()) {
+				whole.addr = e.start();
+				whole.length = e.size();
+			}
+
+			uint32_t other = a.index.search(whole, a.entries);
+
+			if (other && lock.at(other).rights() == e.rights())
+				return false;
+		}
+		while (uint32_t other = a.index.find_within(e, a.entries))
+			lock.retire(other);
+		return a.index.insert(i, a.entries);
+	}
+
+	/*
+	 * Lets go of the mutex. Short of something that idle registrations may hold: evicts some,
+	 * then all that is idle, and tries again. What others are just giving back counts too.
+	 */
+	int register_with_room(const mr_cache_request &request, entry_word<Env> &w, void **mr)
+	{
+		for (uint32_t stage = 0;; stage++) {
+			lock.bury();
+
+			uint64_t buried = a.buried;
+
+			a.mutex.unlock();
+
+			int error = register_valid(request, w, mr);
+
+			a.mutex.lock();
+			if (!is_shortage(error) || stage == STAGES)
+				return error;
+			if (a.buried == buried && !lock.give_way(stage, nested))
+				return error;
+		}
+	}
+
+	/* One that became invalid while it was made is made once more; then it is what it is. */
+	int register_valid(const mr_cache_request &request, entry_word<Env> &w, void **mr)
+	{
+		for (int again = 1;; again--) {
+			int error = lock.env.reg(request, w.raw(), mr);
+
+			if (error)
+				return error;
+			for (int n = lock.SETTLE_ATTEMPTS; n && w.peek_relaxed() & w.SUSPECT; n--)
+				if (lock.env.settle(*mr))
+					break;
+			if (!(w.peek_relaxed() & w.INVALID) || !again || lock.env.dereg(*mr))
+				return 0;
+			w.clean_relaxed();
+		}
+	}
+
+	static bool is_shortage(int error)
+	{
+		return error == ENOMEM || error == EAGAIN || error == ENOSPC;
+	}
+
+	static constexpr uint32_t SWEPT = 2;
+	static constexpr uint32_t SURVEYED = 64;
+	static constexpr uint32_t STAGES = 32; // others may take what was given back
+
+	locked<Env> lock;
+	arena<Env> &a;
+	const wish &want;
+	void *const pd;
+	void *const who;
+	uint64_t version;
+	const bool nested; // in the registrar already
+};
+
+} // namespace mr_cache
+
+#endif // MR_CACHE_MISS_H

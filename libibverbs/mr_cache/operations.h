@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The threads that are inside the registrar, to register, to settle or to deregister, and
+ * those that wait until one of them has come back. A thread that is inside waits for no
+ * other one, which might wait for it: an allocator's hook may come to the cache again in
+ * the middle of a call. The cache's mutex guards everything here; all bytes 0 is nobody.
+ */
+#ifndef MR_CACHE_OPERATIONS_H
+#define MR_CACHE_OPERATIONS_H
+
+#include "entry.h"
+
+namespace mr_cache {
+
+/* On the stack of its thread. */
+struct operation {
+	uintptr_t thread;
+	const wish *makes; // what is being registered, or NULL
+	operation *next;
+};
+
+template <class Env> class operations {
+public:
+	void init() { progress.init(); }
+
+	void enter(operation *mine, const wish *makes)
+	{
+		*mine = {self(), makes, first};
+		first = mine;
+	}
+
+	void leave(operation *mine)
+	{
+		for (operation **o = &first; *o; o = &(*o)->next) {
+			if (*o == mine) {
+				*o = mine->next;
+				break;
+			}
+		}
+		if (waiting)
+			progress.broadcast();
+	}
+
+	/* Is this thread inside already? */
+	bool is_nested() const
+	{
+		for (operation *o = first; o; o = o->next)
+			if (o->thread && o->thread == self())
+				return true;
+		return false;
+	}
+
+	/* Is what serves the wish being registered? */
+	bool is_made(const wish &want) const
+	{
+		for (operation *o = first; o; o = o->next)
+			if (o->makes && serves(*o->makes, want))
+				return true;
+		return false;
+	}
+
+	/* Lets go of the mutex until somebody leaves. */
+	void wait(typename Env::mutex &mutex)
+	{
+		waiting++;
+		progress.wait(mutex);
+		waiting--;
+	}
+
+private:
+	static bool serves(const wish &made, const wish &want)
+	{
+		uint64_t mask = Env::page_mask();
+
+		if (made.key != want.key || want.access & ~made.access)
+			return false;
+		if (want.exact())
+			return made.addr == want.addr && made.length == want.length &&
+			       made.access == want.access;
+		return (made.addr & ~mask) <= want.addr &&
+		       want.addr + want.length <= ((made.addr + made.length + mask) & ~mask);
+	}
+
+	/* What tells threads apart; 0 in an Env that has nobody come here from the registrar. */
+	static uintptr_t self()
+	{
+		if constexpr (requires { Env::self(); })
+			return Env::self();
+		else
+			return 0;
+	}
+
+	operation *first;
+	uint32_t waiting;
+	typename Env::condition progress; // somebody has left
+};
+
+} // namespace mr_cache
+
+#endif // MR_CACHE_OPERATIONS_H

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Where the cache's arena is: made once, seen by all threads, and begun anew in a child,
+ * which finds zeros there.
+ */
+#ifndef MR_CACHE_STORE_H
+#define MR_CACHE_STORE_H
+
+#include <cerrno>
+
+#include "arena.h"
+
+namespace mr_cache {
+
+template <class Env> class store {
+public:
+	/* May be called by several threads, once each or more often. ENOMEM: no address space. */
+	[[nodiscard]] int start(Env &env)
+	{
+		if (get())
+			return 0;
+
+		auto *made = static_cast<arena<Env> *>(env.map(sizeof(arena<Env>)));
+
+		if (!made)
+			return ENOMEM;
+		/* Whoever sees it finds it begun. */
+		if (made->commit_head() && begin(*made) && publish(made))
+			return 0;
+		env.wipe(made, sizeof(*made));
+		return get() ? 0 : ENOMEM;
+	}
+
+	/* NULL: not started. All that was written before is seen by whoever sees it. */
+	arena<Env> *get() const { return p.load(std::memory_order_acquire); }
+
+	/* The same, begun in this process. */
+	arena<Env> *ready()
+	{
+		arena<Env> *a = get();
+
+		if (!a || a->hot.generation.load(std::memory_order_acquire)) [[likely]]
+			return a;
+
+		uint32_t nobody = 0;
+
+		if (a->hot.birth.compare_exchange_strong(nobody, 1, std::memory_order_relaxed,
+							 std::memory_order_relaxed))
+			(void)begin(*a); // all of it has been accessible before the fork
+		while (!a->hot.generation.load(std::memory_order_acquire))
+			Env::yield();
+		return a;
+	}
+
+private:
+	/* The arena is all zeros: of a new process, before anybody else sees it, or of a child. */
+	bool begin(arena<Env> &in)
+	{
+		if (!in.commit_hints(in.hint.LEAST) || !in.commit_entry(0))
+			return false;
+		in.mutex.init();
+		in.inside.init();
+		in.hot.high.store(1, std::memory_order_relaxed);
+		in.hot.hint_bits.store(in.hint.LEAST, std::memory_order_relaxed);
+		in.hot.epoch.store(1, std::memory_order_relaxed);
+		/* Pairs with the acquire loads of generation. */
+		in.hot.generation.store(generations.fetch_add(1, std::memory_order_relaxed) + 1,
+					std::memory_order_release);
+		return true;
+	}
+
+	bool publish(arena<Env> *made)
+	{
+		arena<Env> *nothing = nullptr;
+
+		return p.compare_exchange_strong(nothing, made, std::memory_order_acq_rel,
+						 std::memory_order_acquire);
+	}
+
+	std::atomic<arena<Env> *> p{nullptr};
+	std::atomic<uint32_t> generations{0};
+};
+
+} // namespace mr_cache
+
+#endif // MR_CACHE_STORE_H
