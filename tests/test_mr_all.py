@@ -63,6 +63,16 @@ class MrAllAPITest(PyverbsAPITestCase):
                 register_mr_all(pd, LOCAL)
             self.assertEqual(caught.exception.error_code, errno.EOPNOTSUPP)
 
+    def test_flush_persistent(self):
+        """
+        All memory is not persistent.
+        """
+        requires_mr_all(self)
+        with PD(self.ctx) as pd:
+            with self.assertRaises(PyverbsRDMAError) as caught:
+                register_mr_all(pd, LOCAL | e.IBV_ACCESS_FLUSH_PERSISTENT)
+            self.assertEqual(caught.exception.error_code, errno.EINVAL)
+
     def test_wrong_rights(self):
         """
         Remote writes need the local right, as for any MR.
@@ -96,6 +106,14 @@ class OdpFlush(OnDemand, QpExRCFlush):
     Flushes to global visibility.
     """
     extra = e.IBV_ACCESS_FLUSH_GLOBAL
+
+
+class OdpFlushPersistent(OdpFlush):
+    """
+    Flushes to persistence.
+    """
+    extra = OdpFlush.extra | e.IBV_ACCESS_FLUSH_PERSISTENT
+    ptype = e.IBV_FLUSH_PERSISTENT
 
 
 class OdpUdReceive(UDResources):
@@ -137,6 +155,14 @@ class OdpOperationsTest(RDMATestCase):
         wcs = u.flush_traffic(**self.traffic_args, new_send=True, send_op=e.IBV_WR_FLUSH)
         if wcs[0].status != e.IBV_WC_SUCCESS:
             raise PyverbsRDMAError(f'Unexpected {u.wc_status_to_str(wcs[0].status)}')
+
+    def test_flush_persistent(self):
+        """
+        Ordinary memory is not persistent, which is found out by a flush.
+        """
+        self.create_players(OdpFlushPersistent)
+        wcs = u.flush_traffic(**self.traffic_args, new_send=True, send_op=e.IBV_WR_FLUSH)
+        self.assertEqual(wcs[0].status, e.IBV_WC_REM_ACCESS_ERR)
 
     def test_ud_receive(self):
         self.create_players(OdpUdReceive)

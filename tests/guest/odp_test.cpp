@@ -13,7 +13,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include "loopback.h"
 #include "odp/operations.h"
@@ -25,17 +28,7 @@ using namespace odp;
 
 namespace {
 
-constexpr int remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
-		       IBV_ACCESS_REMOTE_ATOMIC;
 constexpr std::size_t length = 64 << 10;
-
-bool offers_all(const device &on)
-{
-	ibv_device_attr_ex attr{};
-
-	check_verb(ibv_query_device_ex(on.context(), nullptr, &attr), "ibv_query_device_ex");
-	return attr.device_cap_flags_ex & IBV_DEVICE_MR_ALL;
-}
 
 /* Each byte depends on its address and on the round. */
 std::byte expected(const std::byte *at, unsigned int round)
@@ -76,8 +69,8 @@ struct setup {
 owned<ibv_mr> make(const device &on, const std::string &kind, range r)
 {
 	if (kind == "all")
-		return register_all(on, remote);
-	return on.register_memory(r, remote | (kind == "range" ? IBV_ACCESS_ON_DEMAND : 0));
+		return register_all(on, all_rights);
+	return on.register_memory(r, all_rights | (kind == "range" ? IBV_ACCESS_ON_DEMAND : 0));
 }
 
 } // namespace
@@ -105,7 +98,7 @@ TEST_CASE("the capability, and an MR of all memory")
 	CHECK(per.ud_odp_caps ==
 	      (IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV));
 
-	const auto all = register_all(on, remote);
+	const auto all = register_all(on, all_rights);
 	CHECK(all->addr == nullptr);
 	CHECK(all->length == SIZE_MAX);
 	uint64_t word = 0;
@@ -170,7 +163,7 @@ TEST_CASE("memory that comes after the registration, goes and comes again")
 {
 	setup s;
 	SKIP_IF(!offers_all(s.on), "no on-demand paging");
-	const auto all = register_all(s.on, remote);
+	const auto all = register_all(s.on, all_rights);
 	const auto from = s.on.register_memory(s.from());
 	const range page{s.from().addr, page_size()};
 
@@ -198,7 +191,7 @@ TEST_CASE("what the process may not do is refused")
 {
 	setup s;
 	SKIP_IF(!offers_all(s.on), "no on-demand paging");
-	const auto all = register_all(s.on, remote);
+	const auto all = register_all(s.on, all_rights);
 	const range page{s.from().addr, page_size()};
 	memory victim = anonymous(4 * page_size());
 	std::byte *const at = victim.registered().addr;
@@ -291,7 +284,7 @@ TEST_CASE("an iova that is not the address")
 	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	constexpr uint64_t iova = 0x123450000;
 	const owned<ibv_mr> mr(ibv_reg_mr_iova(s.on.pd(), s.to().addr, s.to().length, iova,
-					       remote | IBV_ACCESS_ON_DEMAND));
+					       all_rights | IBV_ACCESS_ON_DEMAND));
 	REQUIRE(mr);
 	const auto from = s.on.register_memory(s.from());
 	const range part{s.from().addr + 11, 9000};
@@ -308,7 +301,7 @@ TEST_CASE("a window onto a part of all memory")
 {
 	setup s;
 	SKIP_IF(!offers_all(s.on), "no on-demand paging");
-	const auto all = register_all(s.on, remote | IBV_ACCESS_MW_BIND);
+	const auto all = register_all(s.on, all_rights | IBV_ACCESS_MW_BIND);
 	const owned<ibv_mw> window(ibv_alloc_mw(s.on.pd(), IBV_MW_TYPE_1));
 	REQUIRE(window);
 	ibv_mw_bind bind{};
@@ -329,12 +322,133 @@ TEST_CASE("a window onto a part of all memory")
 			   window->rkey}) == IBV_WC_REM_ACCESS_ERR);
 }
 
+TEST_CASE("a window with addresses of its own")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const auto all = register_all(s.on, all_rights | IBV_ACCESS_MW_BIND);
+	const owned<ibv_mw> window(ibv_alloc_mw(s.on.pd(), IBV_MW_TYPE_2));
+	REQUIRE(window);
+	ibv_send_wr wr{}, *bad = nullptr;
+
+	wr.opcode = IBV_WR_BIND_MW;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	wr.bind_mw = {window.get(),
+		      ibv_inc_rkey(window->rkey),
+		      {all.get(), number(s.to().addr), 2 * page_size(),
+		       IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ZERO_BASED}};
+	/* the far end is the one that is written to, and a window of this type is its own */
+	check_verb(ibv_post_send(s.link.far_end(), &wr, &bad), "ibv_post_send");
+	REQUIRE(s.link.wait().status == IBV_WC_SUCCESS);
+
+	const range part{s.from().addr, page_size()};
+	fill(part, 4);
+	CHECK(run(s.link, {IBV_WR_RDMA_WRITE, {{part, all->lkey}}, 100, wr.bind_mw.rkey}) ==
+	      IBV_WC_SUCCESS);
+	CHECK(same(part, {s.to().addr + 100, part.length}));
+	CHECK(run(s.link,
+		  {IBV_WR_RDMA_WRITE, {{part, all->lkey}}, page_size() + 1, wr.bind_mw.rkey}) ==
+	      IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_CASE("an atomic operation behind the range")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const range all = s.to();
+	const auto half =
+		s.on.register_memory({all.addr, all.length / 2}, all_rights | IBV_ACCESS_ON_DEMAND);
+	const auto from = s.on.register_memory(s.from());
+	const auto add = [&](std::size_t offset) {
+		return run(s.link, {IBV_WR_ATOMIC_FETCH_AND_ADD,
+				    {{{s.from().addr, 8}, from->lkey}},
+				    number(all.addr) + offset,
+				    half->rkey,
+				    1,
+				    0});
+	};
+
+	std::memset(all.addr, 0, all.length);
+	CHECK(add(all.length / 2 - 8) == IBV_WC_SUCCESS);
+	CHECK(add(all.length / 2) == IBV_WC_REM_ACCESS_ERR);
+	CHECK(is_zero({all.addr + all.length / 2, 8}));
+}
+
+TEST_CASE("a range that wraps around is none")
+{
+	const device on;
+	SKIP_IF(!offers_all(on), "no on-demand paging");
+	void *const last = reinterpret_cast<void *>(~uint64_t{0} - 4095);
+
+	CHECK(ibv_reg_mr(on.pd(), last, 8192, all_rights | IBV_ACCESS_ON_DEMAND) == nullptr);
+	CHECK(errno == EINVAL);
+}
+
+TEST_CASE("pages of a device are not memory")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const auto all = register_all(s.on, all_rights);
+	std::ifstream maps("/proc/self/maps");
+	uint64_t at = 0;
+
+	/* VM_IO and VM_PFNMAP: what each process has of the kernel's clock */
+	for (std::string line; std::getline(maps, line);)
+		if (line.find("[vvar]") != std::string::npos)
+			at = std::stoull(line, nullptr, 16);
+	SKIP_IF(!at, "no such pages");
+	CHECK(run(s.link, {IBV_WR_RDMA_READ, {{{s.from().addr, 8}, all->lkey}}, at, all->rkey}) ==
+	      IBV_WC_REM_ACCESS_ERR);
+	loopback local(s.on);
+	CHECK(run(local, {IBV_WR_RDMA_WRITE,
+			  {{{reinterpret_cast<std::byte *>(at), 8}, all->lkey}},
+			  number(s.to().addr),
+			  all->rkey}) == IBV_WC_LOC_PROT_ERR);
+}
+
+/*
+ * Its device is still open in a child, which sees how a message ends that nobody receives,
+ * and which is read again for each try.
+ */
+TEST_CASE("of a process that has ended there is no memory any more")
+{
+	SKIP_IF(!offers_all(device()), "no on-demand paging");
+	int back[2];
+	REQUIRE(pipe(back) == 0);
+	const pid_t owner = child_that([&] {
+		setup own;
+		const auto all = register_all(own.on, all_rights);
+		const pid_t parent = getpid();
+
+		post(own.link.near_end(), {IBV_WR_SEND, {{own.from(), all->lkey}}});
+		usleep(50000);
+		const bool waits = !own.link.poll();
+		if (child_that([&] {
+			    while (getppid() == parent)
+				    usleep(1000);
+			    const auto seen = static_cast<unsigned char>(own.link.wait().status);
+			    return write(back[1], &seen, 1) == 1 ? 0 : 1;
+		    }) < 0)
+			return 1;
+		_exit(waits ? 0 : 2); /* with all of it open */
+	});
+	int status = -1;
+	REQUIRE(owner > 0);
+	REQUIRE(waitpid(owner, &status, 0) == owner);
+	CHECK(status == 0);
+	unsigned char seen = 0;
+	close(back[1]);
+	REQUIRE(read(back[0], &seen, 1) == 1);
+	CHECK(seen == IBV_WC_LOC_PROT_ERR);
+	close(back[0]);
+}
+
 TEST_CASE("nothing is pinned between transfers")
 {
 	setup s;
 	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const std::size_t before = pinned_bytes();
-	const auto all = register_all(s.on, remote);
+	const auto all = register_all(s.on, all_rights);
 	constexpr std::size_t much = 128 << 20;
 	memory large = anonymous(much);
 
@@ -349,7 +463,7 @@ TEST_CASE("after a fork the device has the memory of who registered")
 {
 	setup s;
 	SKIP_IF(!offers_all(s.on), "no on-demand paging");
-	const auto all = register_all(s.on, remote);
+	const auto all = register_all(s.on, all_rights);
 	const auto from = s.on.register_memory({s.from().addr, page_size()});
 	const range page{s.from().addr, page_size()};
 	const range target{s.to().addr, page_size()};
@@ -385,7 +499,7 @@ TEST_CASE("prefetching brings pages in")
 {
 	setup s;
 	SKIP_IF(!offers_all(s.on), "no on-demand paging");
-	const auto all = register_all(s.on, remote);
+	const auto all = register_all(s.on, all_rights);
 	const auto pinned = s.on.register_memory(s.from());
 	memory cold = anonymous(length);
 	const range r = cold.registered();
@@ -417,16 +531,92 @@ TEST_CASE("prefetching brings pages in")
 	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH, 0) == 0); /* a hint */
 }
 
+TEST_CASE("what can't be prefetched")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	constexpr uint64_t iova = 0x123450000;
+	const owned<ibv_mr> mr(ibv_reg_mr_iova(s.on.pd(), s.to().addr, s.to().length, iova,
+					       all_rights | IBV_ACCESS_ON_DEMAND));
+	const owned<ibv_pd> other(ibv_alloc_pd(s.on.context()));
+	REQUIRE(mr);
+	REQUIRE(other);
+	std::vector<unsigned char> there(s.to().length / page_size());
+	const auto advise = [&](ibv_pd *pd, uint64_t at, uint32_t lkey) {
+		ibv_sge sge{at, static_cast<uint32_t>(s.to().length), lkey};
+		return ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+				     IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1);
+	};
+
+	REQUIRE(madvise(s.to().addr, s.to().length, MADV_DONTNEED) == 0);
+	CHECK(advise(other.get(), iova, mr->lkey) == EPERM);
+	CHECK(advise(s.on.pd(), iova, mr->lkey ^ 1) == ENOENT);
+	CHECK(advise(s.on.pd(), iova + page_size(), mr->lkey) == EFAULT);
+	REQUIRE(mincore(s.to().addr, s.to().length, there.data()) == 0);
+	CHECK(std::count(there.begin(), there.end(), 1) == 0);
+	CHECK(advise(s.on.pd(), iova, mr->lkey) == 0);
+	REQUIRE(mincore(s.to().addr, s.to().length, there.data()) == 0);
+	CHECK(std::count(there.begin(), there.end(), 1) == static_cast<long>(there.size()));
+}
+
+/* A counter that "rdma statistic" shows, of all MRs there are. */
+static long counter(const std::string &name)
+{
+	const std::string key = '"' + name + "\":";
+	std::string said;
+	char some[256];
+	long sum = 0;
+	FILE *const pipe = popen("rdma -j statistic show mr", "r");
+
+	while (pipe && std::fgets(some, sizeof(some), pipe))
+		said += some;
+	if (pipe)
+		pclose(pipe);
+	INFO(said);
+	REQUIRE(said.find(key) != std::string::npos);
+	for (std::size_t at = 0; (at = said.find(key, at)) != std::string::npos;) {
+		at += key.length();
+		sum += std::stol(said.substr(at));
+	}
+	return sum;
+}
+
+TEST_CASE("counters: what was faulted in, waited for, prefetched")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const auto from = s.on.register_memory(s.from());
+	const auto mr = s.on.register_memory(s.to(), all_rights | IBV_ACCESS_ON_DEMAND);
+	const long pages = static_cast<long>(length / page_size());
+	const auto drop = [&] { REQUIRE(madvise(s.to().addr, length, MADV_DONTNEED) == 0); };
+
+	drop();
+	CHECK(s.link.write(from.get(), s.from(), s.to().addr, mr->rkey) == IBV_WC_SUCCESS);
+	CHECK(counter("page_faults") >= pages);
+	CHECK(counter("page_prefetch") == 0);
+	drop();
+	ibv_sge sge{number(s.to().addr), static_cast<uint32_t>(length), mr->lkey};
+	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 1, &sge, 1) == 0);
+	CHECK(counter("page_prefetch") == pages);
+
+	const memory file = mapped_file(length);
+	const auto of_file = s.on.register_memory(file.registered(), IBV_ACCESS_ON_DEMAND);
+	REQUIRE(madvise(file.registered().addr, length, MADV_DONTNEED) == 0);
+	CHECK(s.link.write(of_file.get(), file.registered(), s.to().addr, mr->rkey) ==
+	      IBV_WC_SUCCESS);
+	CHECK(counter("page_fault_waits") > 0);
+}
+
 TEST_CASE("a registration is on demand from beginning to end, or pinned")
 {
 	setup s;
 	SKIP_IF(!offers_all(s.on), "no on-demand paging");
-	const auto odp = s.on.register_memory(s.to(), remote | IBV_ACCESS_ON_DEMAND);
-	const auto pinned = s.on.register_memory(s.from(), remote);
+	const auto odp = s.on.register_memory(s.to(), all_rights | IBV_ACCESS_ON_DEMAND);
+	const auto pinned = s.on.register_memory(s.from(), all_rights);
 
 	const raw_uverbs raw(s.on.context());
-	CHECK(raw.change_access(pinned->handle, remote | IBV_ACCESS_ON_DEMAND) == EOPNOTSUPP);
-	CHECK(raw.change_access(odp->handle, remote) == EOPNOTSUPP);
+	CHECK(raw.change_access(pinned->handle, all_rights | IBV_ACCESS_ON_DEMAND) == EOPNOTSUPP);
+	CHECK(raw.change_access(odp->handle, all_rights) == EOPNOTSUPP);
 	CHECK(raw.change_access(odp->handle, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND) == 0);
 	CHECK(run(s.link, {IBV_WR_RDMA_WRITE,
 			   {{s.from(), pinned->lkey}},

@@ -13,8 +13,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "loopback.h"
@@ -28,8 +26,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr int remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
-		       IBV_ACCESS_REMOTE_ATOMIC;
 constexpr std::size_t length = 5 * 4096;
 constexpr auto answer = std::byte{0x5a};
 constexpr auto data = std::byte{0x33};
@@ -43,12 +39,9 @@ struct setup {
 
 	bool works()
 	{
-		ibv_device_attr_ex attr{};
-
-		check_verb(ibv_query_device_ex(on.context(), nullptr, &attr), "query");
-		if (!slow || !(attr.device_cap_flags_ex & IBV_DEVICE_MR_ALL))
+		if (!slow || !offers_all(on))
 			return false;
-		all = register_all(on, remote);
+		all = register_all(on, all_rights);
 		std::memset(plain.registered().addr, static_cast<int>(data), length);
 		return true;
 	}
@@ -77,31 +70,6 @@ void others_go_on(const device &on, const ibv_mr *all)
 			IBV_WC_SUCCESS);
 		REQUIRE(std::memcmp(a.registered().addr, b.registered().addr, length) == 0);
 	}
-}
-
-/* The kernel's threads that wait for a page. */
-int waiting_threads()
-{
-	int count = 0;
-
-	for (const auto &process : std::filesystem::directory_iterator("/proc")) {
-		std::ifstream comm(process.path() / "comm");
-		std::string name;
-
-		if (comm >> name && name == "rxe_odp")
-			count++;
-	}
-	return count;
-}
-
-bool no_thread_waits()
-{
-	for (int i = 0; i < 2000; i++) {
-		if (waiting_threads() == 0)
-			return true;
-		std::this_thread::sleep_for(10ms);
-	}
-	return false;
 }
 
 } // namespace
@@ -141,7 +109,6 @@ TEST_CASE("each operation waits for its page, and others go on")
 		     {IBV_WR_ATOMIC_FETCH_AND_ADD, {far_word}, near, rkey, 1, 0});
 	}
 	REQUIRE(s.slow->faulted());
-	/* long enough for the peer to repeat itself, and to be told to come again */
 	const auto until = std::chrono::steady_clock::now() + 300ms;
 	do {
 		others_go_on(s.on, s.all.get());
@@ -216,6 +183,116 @@ TEST_CASE("many receives of a shared queue wait, and each takes one")
 	}
 	CHECK(next == 5);
 	CHECK(full_of(s.slow->bytes(), data));
+}
+
+TEST_CASE("a peer that asks again and again is told to come later")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	/* after 67 ms it repeats itself; half a second without an answer would end it */
+	loopback link(s.on, nullptr, IBV_MTU_1024, {14, 6});
+	const std::string what = GENERATE("send into", "write into", "read from", "add to");
+	const uint64_t far = number(s.far().where.addr);
+	const uint32_t rkey = s.all->rkey;
+	int completions = 1;
+
+	CAPTURE(what);
+	if (what == "send into") {
+		post_receive(link.far_end(), {s.far()});
+		post(link.near_end(), {IBV_WR_SEND, {s.near()}});
+		completions = 2;
+	} else if (what == "write into") {
+		post(link.near_end(), {IBV_WR_RDMA_WRITE, {s.near()}, far, rkey});
+	} else if (what == "read from") {
+		post(link.near_end(), {IBV_WR_RDMA_READ, {s.near()}, far, rkey});
+	} else {
+		post(link.near_end(), {IBV_WR_ATOMIC_FETCH_AND_ADD,
+				       {{{s.near().where.addr, 8}, s.all->lkey}},
+				       far,
+				       rkey,
+				       1,
+				       0});
+	}
+	REQUIRE(s.slow->faulted());
+	std::this_thread::sleep_for(1500ms);
+	CHECK_FALSE(link.poll());
+	s.slow->answer(answer);
+	for (int i = 0; i < completions; i++)
+		CHECK(link.wait().status == IBV_WC_SUCCESS);
+	uint64_t word = 0;
+	std::memcpy(&word, s.far().where.addr, 8);
+	if (what == "add to")
+		CHECK(word == 0x5a5a5a5a5a5a5a5bULL);
+	else
+		CHECK(full_of(s.near().where, what == "read from" ? answer : data));
+	if (what == "send into" || what == "write into")
+		CHECK(full_of(s.far().where, data));
+}
+
+TEST_CASE("pieces of one packet, of which the second must be waited for")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	const std::string what = GENERATE("write from", "read into", "send from", "send into");
+	constexpr std::size_t cut = 100;
+	const memory whole = anonymous(2 * cut);
+	const range near = s.near().where;
+	const range far = s.far().where;
+	const std::vector<piece> pieces{{{near.addr, cut}, s.all->lkey},
+					{{far.addr, cut}, s.all->lkey}};
+	const piece other{whole.registered(), s.all->lkey};
+	const bool into = what == "read into" || what == "send into";
+	int completions = 1;
+
+	CAPTURE(what);
+	for (std::size_t i = 0; i < 2 * cut; i++)
+		whole.registered().addr[i] = static_cast<std::byte>(i);
+	if (what == "send from" || what == "send into") {
+		post_receive(s.link.far_end(), into ? pieces : std::vector{other});
+		post(s.link.near_end(), {IBV_WR_SEND, into ? std::vector{other} : pieces});
+		completions = 2;
+	} else {
+		post(s.link.near_end(), {into ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, pieces,
+					 number(other.where.addr), s.all->rkey});
+	}
+	REQUIRE(s.slow->faulted());
+	s.slow->answer(answer);
+	for (int i = 0; i < completions; i++)
+		CHECK(s.link.wait().status == IBV_WC_SUCCESS);
+	if (into) {
+		CHECK(std::memcmp(near.addr, whole.registered().addr, cut) == 0);
+		CHECK(std::memcmp(far.addr, whole.registered().addr + cut, cut) == 0);
+		CHECK(full_of({far.addr + cut, cut}, answer));
+	} else {
+		CHECK(full_of({whole.registered().addr, cut}, data));
+		CHECK(full_of({whole.registered().addr + cut, cut}, answer));
+	}
+}
+
+TEST_CASE("a page that turns out not to be there is an error")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging");
+	/* behind the end of a file: a mapping, and SIGBUS for who looks */
+	const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+	REQUIRE(fd >= 0);
+	const auto end = static_cast<std::size_t>(lseek(fd, 0, SEEK_END));
+	const std::size_t whole = end + 4 * page_size();
+	void *const at = mmap(nullptr, whole, PROT_READ, MAP_PRIVATE, fd, 0);
+	close(fd);
+	REQUIRE(at != MAP_FAILED);
+	const memory file({static_cast<std::byte *>(at), whole});
+	const range behind{static_cast<std::byte *>(at) + end + 2 * page_size(), 8};
+	const range here{s.near().where.addr, 8};
+
+	CHECK(run(s.link,
+		  {IBV_WR_RDMA_READ, {{here, s.all->lkey}}, number(behind.addr), s.all->rkey}) ==
+	      IBV_WC_REM_ACCESS_ERR);
+	loopback local(s.on);
+	CHECK(run(local,
+		  {IBV_WR_RDMA_WRITE, {{behind, s.all->lkey}}, number(here.addr), s.all->rkey}) ==
+	      IBV_WC_LOC_PROT_ERR);
+	CHECK(no_thread_waits());
 }
 
 TEST_CASE("what never is answered holds up no end")

@@ -20,6 +20,7 @@
 #include <fstream>
 #include <thread>
 
+#include "pins.h"
 #include "run_time.h"
 #include "system.h"
 #include "stress/crowd.h"
@@ -41,32 +42,6 @@ uint64_t variable(const char *name, uint64_t otherwise)
 	const char *text = std::getenv(name);
 
 	return text ? std::strtoull(text, nullptr, 0) : otherwise;
-}
-
-/* Pages pinned in the whole system, by anybody. */
-int64_t pins()
-{
-	/* Reading it folds what each CPU has counted apart. */
-	std::ifstream("/proc/sys/vm/stat_refresh").get();
-	std::ifstream lines("/proc/vmstat");
-	std::string name;
-	int64_t value = 0;
-	int64_t sum = 0;
-
-	while (lines >> name >> value) {
-		if (name == "nr_foll_pin_acquired")
-			sum += value;
-		if (name == "nr_foll_pin_released")
-			sum -= value;
-	}
-	return sum;
-}
-
-bool pins_come_back_to(int64_t before)
-{
-	for (int i = 0; i < 1200 && pins() != before; i++)
-		std::this_thread::sleep_for(50ms);
-	return pins() == before;
 }
 
 pid_t start(uint64_t seed, stress::instant end)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run Debian's own, unmodified RDMA programs on the installed packages, over rxe0.
 
-For a guest started with tests/lab/run --packages. One line a check: "ok NAME" or "not ok NAME".
+For a guest started with tests/lab/run --packages; the programs also run on the library as it was
+built. The first argument is a part of their names. One line a check: "ok NAME" or "not ok NAME".
 Each pair of programs runs with the cache off, on, and on for remote rights too, must end well,
 print its result, and have loaded the packages' libibverbs and no other. How fast it was is not
 judged.
@@ -35,6 +36,8 @@ UCX = {"UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "rxe0:1",
        "UCX_UD_VERBS_ETH_DGID_CHECK": "n"}
 PERFTEST = ["-d", "rxe0", "-x", "1", "-F", "-n", "100", "-s", "65536"]
 PERFTEST_LINE = r"^ 65536 +100 .*"
+PINGPONG = ["ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "100", "-s", "65536", "-c"]
+PINGPONG_LINE = r"^100 iters in .*"
 FABRIC = r"^64k\s+20\s+=20 .*"
 UCX_FINAL = r"^Final: +100 .*"
 FIO = ["fio", "--name=rdma", "--ioengine=rdma", "--port=18516", "--bs=64k", "--size=4m",
@@ -66,6 +69,12 @@ PAIRS = (
     Pair("perftest ib_write_bw", ["ib_write_bw", *PERFTEST], 18515, PERFTEST_LINE),
     Pair("perftest ib_read_lat", ["ib_read_lat", *PERFTEST], 18515, PERFTEST_LINE),
     Pair("perftest ib_send_bw", ["ib_send_bw", *PERFTEST], 18515, PERFTEST_LINE),
+    Pair("on demand: ib_write_bw", ["ib_write_bw", "--odp", *PERFTEST], 18515, PERFTEST_LINE),
+    Pair("on demand: ib_read_lat", ["ib_read_lat", "--odp", *PERFTEST], 18515, PERFTEST_LINE),
+    Pair("on demand: ib_send_bw", ["ib_send_bw", "--odp", *PERFTEST], 18515, PERFTEST_LINE),
+    Pair("on demand: ibv_rc_pingpong, a range", [*PINGPONG, "-o"], 18515, PINGPONG_LINE),
+    Pair("on demand: ibv_rc_pingpong, all memory", [*PINGPONG, "-O"], 18515, PINGPONG_LINE),
+    Pair("on demand: ibv_rc_pingpong, prefetched", [*PINGPONG, "-o", "-P"], 18515, PINGPONG_LINE),
     Pair("libfabric fi_pingpong verbs msg",
          ["fi_pingpong", "-p", "verbs", "-e", "msg", "-I", "20", "-S", "65536", "-c"], 47592,
          FABRIC),
@@ -89,8 +98,9 @@ MPI = {
 
 
 def library():
-    """The file that is libibverbs on this system."""
-    links = glob.glob("/usr/lib/*/libibverbs.so.1")
+    """The file that is libibverbs on this system, or that the lab has in its place."""
+    folders = [*filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")), "/usr/lib/*"]
+    links = [name for folder in folders for name in glob.glob(f"{folder}/libibverbs.so.1")]
     return os.path.realpath(links[0]) if links else ""
 
 

@@ -80,8 +80,11 @@ MATRIX = Step("matrix", "ibv_mr_notify --system --json", results.matrix)
 ALL = Step("matrix, all memory", "ibv_mr_notify --system --all", results.lines)
 SUSPENDED = Step("matrix, suspended", "ibv_mr_notify --system --reclaim", results.lines)
 # On-demand paging: ours, and upstream's tests of it.
-PAGING = [*guest_programs("odp", "odp_wait", "odp_oracle"),
-          pyverbs("test_mr_all", "test_odp", least=20)]
+PAGING = [*guest_programs("odp", "odp_memory", "odp_wait", "odp_oracle"),
+          pyverbs("test_mr_all", "test_odp", least=22)]
+# Those of Debian's programs that can page on demand, on the fork's library as it was built.
+PAGING_PROGRAMS = Step("programs on demand", f"{PYTHON} tests/installed/programs.py 'on demand'",
+                       results.lines, least=18)
 PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py rxe0")
 # The suite that the package python3-pyverbs brings, compressed as documentation is.
 UNPACK_SUITE = Step("unpack suite", "mkdir /run/suite && cp -r /usr/share/doc/rdma-core/tests "
@@ -163,8 +166,9 @@ LANES = {
         guest="--kernel um", named_only=True, needs=CONSUMERS),
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": Lane(
-        [MATRIX, SUSPENDED, *guest_programs(), *PAGING,
-         *guest_programs("window", "stress", seconds=10), *guest_programs("transfer", "pressure"),
+        [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, PAGING_PROGRAMS,
+         *guest_programs("window", "stress", "odp_stress", seconds=10),
+         *guest_programs("transfer", "pressure"),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer", "lifetime", "race")),
          pyverbs("test_mr_notify", "test_mr_cache")],
         guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),
@@ -183,7 +187,7 @@ LANES = {
     "debug": Lane(
         [MATRIX, *guest_programs("contract", "word", "revoke", "worker", "lifetime"),
          *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", seconds=2),
-         *guest_programs("stress", seconds=10),
+         *guest_programs("stress", "odp_stress", seconds=10),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer"))],
         guest="--kernel debug", needs=("fork", "kernel debug"), seconds=600),
 }

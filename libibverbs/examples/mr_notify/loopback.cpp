@@ -23,6 +23,7 @@ struct address {
 	ibv_mtu mtu = IBV_MTU_1024;
 	int gid_index = 0;
 	ibv_gid gid{};
+	loopback::patience ends{};
 };
 
 bool is_zero(const ibv_gid &gid)
@@ -78,7 +79,7 @@ owned<ibv_qp> make_qp(const device &on, ibv_cq *cq, ibv_srq *srq)
 	init.recv_cq = cq;
 	init.srq = srq;
 	init.qp_type = IBV_QPT_RC;
-	init.cap = {16, 16, std::min(30U, static_cast<unsigned>(attr.max_sge)), 1, 0};
+	init.cap = {16, 16, std::min(30U, static_cast<unsigned>(attr.max_sge)), 2, 0};
 	owned<ibv_qp> qp(ibv_create_qp(on.pd(), &init));
 	if (!qp)
 		fail("ibv_create_qp");
@@ -118,8 +119,8 @@ void connect(ibv_qp *qp, uint32_t peer, const address &where)
 
 	attr = {};
 	attr.qp_state = IBV_QPS_RTS;
-	attr.timeout = 18; /* a second: nothing is lost, but the CPU may be elsewhere */
-	attr.retry_cnt = 7;
+	attr.timeout = where.ends.timeout;
+	attr.retry_cnt = where.ends.retries;
 	attr.rnr_retry = 7;
 	attr.max_rd_atomic = 1;
 	check_verb(ibv_modify_qp(qp, &attr,
@@ -132,6 +133,11 @@ void connect(ibv_qp *qp, uint32_t peer, const address &where)
 } // namespace
 
 loopback::loopback(const device &on, ibv_srq *srq, ibv_mtu most)
+    : loopback(on, srq, most, patience())
+{
+}
+
+loopback::loopback(const device &on, ibv_srq *srq, ibv_mtu most, const patience &ends)
     : cq_(ibv_create_cq(on.context(), 64, nullptr, nullptr, 0))
 {
 	if (!cq_)
@@ -144,6 +150,7 @@ loopback::loopback(const device &on, ibv_srq *srq, ibv_mtu most)
 	}
 	address where = address_of(on.context());
 	where.mtu = std::min(where.mtu, most);
+	where.ends = ends;
 	connect(near_.get(), far_->qp_num, where);
 	connect(far_.get(), near_->qp_num, where);
 }

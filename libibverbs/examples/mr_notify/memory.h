@@ -19,6 +19,11 @@ struct unsupported : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
 
+/* The kernel did what it refuses for pinned pages. */
+struct not_refused : std::runtime_error {
+	using std::runtime_error::runtime_error;
+};
+
 /* A system call failed that must not: errno as an exception. */
 [[noreturn]] void fail(const std::string &what);
 

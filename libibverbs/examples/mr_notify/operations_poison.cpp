@@ -39,7 +39,7 @@ void soft_offline(memory &m)
 
 	advise({m.witness().addr, page_size()}, MADV_SOFT_OFFLINE, "MADV_SOFT_OFFLINE");
 	if (madvise(r.addr, r.length, MADV_SOFT_OFFLINE) == 0)
-		throw std::runtime_error("a pinned page was taken offline");
+		throw not_refused("a pinned page was taken offline");
 }
 
 } // namespace

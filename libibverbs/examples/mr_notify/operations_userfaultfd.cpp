@@ -126,7 +126,7 @@ void move_away(memory &m)
 	const userfault by(UFFD_FEATURE_MOVE, to, UFFDIO_REGISTER_MODE_MISSING);
 	uffdio_move move{number(to.addr), number(r.addr), r.length, 0, 0};
 	if (by.does(UFFDIO_MOVE, move))
-		throw std::runtime_error("pinned pages were moved");
+		throw not_refused("pinned pages were moved");
 	move = {number(to.addr), number(w.addr), page_size(), 0, 0};
 	if (!by.does(UFFDIO_MOVE, move))
 		throw unsupported("no UFFDIO_MOVE");

@@ -82,6 +82,14 @@ ibv_wc_status run(loopback &link, const request &what)
 	return link.wait().status;
 }
 
+bool offers_all(const device &on)
+{
+	ibv_device_attr_ex attr{};
+
+	check_verb(ibv_query_device_ex(on.context(), nullptr, &attr), "ibv_query_device_ex");
+	return attr.device_cap_flags_ex & IBV_DEVICE_MR_ALL;
+}
+
 owned<ibv_mr> register_all(const device &on, int access)
 {
 	owned<ibv_mr> mr(ibv_register_mr_all(on.pd(), access));

@@ -6,12 +6,19 @@
 #ifndef GUEST_ODP_OPERATIONS_H
 #define GUEST_ODP_OPERATIONS_H
 
+#include <unistd.h>
+
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <vector>
 
 #include "loopback.h"
 
 namespace odp {
+
+constexpr int all_rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
+			   IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
 /* One piece of local memory. */
 struct piece {
@@ -42,7 +49,23 @@ both send(mr_notify::loopback &link, const std::vector<piece> &from,
 	  const std::vector<piece> &into);
 ibv_wc_status run(mr_notify::loopback &link, const request &what);
 
+bool offers_all(const mr_notify::device &on);
 mr_notify::owned<ibv_mr> register_all(const mr_notify::device &on, int access);
+
+/* A child that ends with the status that the function returns, or 99 if it throws. */
+template <class F> pid_t child_that(F does)
+{
+	const pid_t child = fork();
+
+	if (child)
+		return child;
+	try {
+		_exit(does());
+	} catch (const std::exception &problem) {
+		std::fprintf(stderr, "%s\n", problem.what());
+		_exit(99);
+	}
+}
 
 } // namespace odp
 

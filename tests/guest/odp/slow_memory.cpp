@@ -10,11 +10,34 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
 #include <vector>
 
 namespace odp {
 
 using namespace mr_notify;
+
+namespace {
+
+/* The kernel's threads that wait for a page. */
+int waiting_threads()
+{
+	int count = 0;
+
+	for (const auto &process : std::filesystem::directory_iterator("/proc")) {
+		std::ifstream comm(process.path() / "comm");
+		std::string name;
+
+		if (comm >> name && name == "rxe_odp")
+			count++;
+	}
+	return count;
+}
+
+} // namespace
 
 std::unique_ptr<slow_memory> slow_memory::make(std::size_t length)
 {
@@ -64,6 +87,16 @@ void slow_memory::answer(std::byte with) const
 	}
 	uffdio_range woken{reinterpret_cast<uintptr_t>(all.addr), all.length};
 	ioctl(fd_, UFFDIO_WAKE, &woken);
+}
+
+bool no_thread_waits()
+{
+	for (int i = 0; i < 2000; i++) {
+		if (waiting_threads() == 0)
+			return true;
+		std::this_thread::sleep_for(std::chrono::milliseconds(10));
+	}
+	return false;
 }
 
 } // namespace odp

@@ -31,6 +31,9 @@ private:
 	int fd_;
 };
 
+/* Do all threads of the kernel that wait for a page end soon? */
+bool no_thread_waits();
+
 } // namespace odp
 
 #endif

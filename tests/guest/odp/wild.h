@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * Accesses that may fail: to memory that is being unmapped, protected, made secret,
+ * or whose faults are answered late or never; by queue pairs and registrations that
+ * end in the middle.
+ */
+#ifndef GUEST_ODP_WILD_H
+#define GUEST_ODP_WILD_H
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "arena.h"
+#include "slow_memory.h"
+
+namespace odp {
+
+class wild {
+public:
+	wild(const mr_notify::device &on, uint64_t seed);
+	~wild() { stop(); }
+
+	void start();
+	void stop();
+
+	struct tally {
+		std::atomic<uint64_t> done{0}, refused{0}, abandoned{0};
+	};
+	const tally &count() const { return count_; }
+
+private:
+	static constexpr std::size_t pages = 32;
+
+	mr_notify::range somewhere(dice &roll, mr_notify::range in, std::size_t most) const;
+	void change(dice &roll);
+	void access(dice &roll);
+
+	const mr_notify::device &on_;
+	const uint64_t seed_;
+	mr_notify::memory area_; /* protected, secret, dropped; never unmapped */
+	mr_notify::memory plain_;
+	std::unique_ptr<slow_memory> slow_; /* perhaps none */
+	tally count_;
+	std::atomic<bool> stop_{false};
+	std::vector<std::thread> threads_;
+};
+
+} // namespace odp
+
+#endif

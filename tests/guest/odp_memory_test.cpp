@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * What on-demand paging leaves to the kernel: memory in use that is pinned at no moment
+ * between transfers, counts for no limit, is swapped out, and moves to another node.
+ */
+#include "catch.h"
+
+#include <linux/capability.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "odp/operations.h"
+#include "pins.h"
+#include "skip.h"
+#include "system.h"
+#include "witness.h"
+
+using namespace mr_notify;
+using namespace odp;
+
+namespace {
+
+constexpr std::size_t piece_length = std::size_t{16} << 20;
+
+struct setup {
+	device on;
+	loopback link{on};
+	memory peer = anonymous(piece_length);
+	owned<ibv_mr> peer_mr = on.register_memory(peer.registered());
+	owned<ibv_mr> all = offers_all(on) ? register_all(on, all_rights) : nullptr;
+
+	std::byte *bytes() const { return peer.registered().addr; }
+	/* Between memory and the peer's. */
+	bool write_to(range r)
+	{
+		return link.write(peer_mr.get(), {bytes(), r.length}, r.addr, all->rkey) ==
+		       IBV_WC_SUCCESS;
+	}
+	bool read_from(range r)
+	{
+		return link.read(peer_mr.get(), {bytes(), r.length}, r.addr, all->rkey) ==
+		       IBV_WC_SUCCESS;
+	}
+};
+
+/* Each word says where it is. */
+void fill(range r, uint64_t round)
+{
+	for (std::size_t i = 0; i < r.length; i += 8) {
+		const uint64_t value = i * 0x9e3779b97f4a7c15U + round;
+		std::memcpy(r.addr + i, &value, 8);
+	}
+}
+
+std::size_t absent(range r)
+{
+	const auto pages = frames(r);
+
+	return static_cast<std::size_t>(std::count(pages.begin(), pages.end(), 0));
+}
+
+/* How many pages are elsewhere than on that node; moves them there first, or only asks. */
+std::size_t elsewhere(range r, unsigned int node, bool move)
+{
+	const std::size_t count = r.length / page_size();
+	std::vector<void *> pages(count);
+	const std::vector<int> nodes(count, static_cast<int>(node));
+	std::vector<int> status(count, -1);
+
+	for (std::size_t i = 0; i < count; i++)
+		pages[i] = r.addr + i * page_size();
+	if (move)
+		syscall(SYS_move_pages, 0, count, pages.data(), nodes.data(), status.data(), 2);
+	if (syscall(SYS_move_pages, 0, count, pages.data(), nullptr, status.data(), 0))
+		fail("move_pages");
+	return count - static_cast<std::size_t>(
+			       std::count(status.begin(), status.end(), static_cast<int>(node)));
+}
+
+} // namespace
+
+TEST_CASE("of a gigabyte in use nothing is pinned between transfers")
+{
+	constexpr std::size_t much = std::size_t{1} << 30;
+	SKIP_IF(proc_number("/proc/meminfo", "MemAvailable:") * 1024 < much + much / 8,
+		"not that much memory");
+	const device probe;
+	SKIP_IF(!offers_all(probe), "no on-demand paging");
+	const std::size_t pinned_before = pinned_bytes();
+	const int64_t before = pins();
+	const owned<ibv_mr> all = register_all(probe, all_rights);
+	loopback link(probe);
+	constexpr std::size_t length = 256 << 10;
+	const memory from = anonymous(length);
+	const memory whole = anonymous(much); /* all touched */
+	const range r = whole.registered();
+
+	/* a part of each 4 MiB: an emulated machine takes minutes for all */
+	for (std::size_t at = 0; at < much; at += 16 * length) {
+		fill(from.registered(), at);
+		REQUIRE(link.write(all.get(), from.registered(), r.addr + at, all->rkey) ==
+			IBV_WC_SUCCESS);
+		REQUIRE(pinned_bytes() == pinned_before);
+		REQUIRE(pins_come_back_to(before));
+		REQUIRE(std::memcmp(from.registered().addr, r.addr + at, length) == 0);
+	}
+	CHECK(absent(r) == 0);
+	CHECK(pinned_before == 0);
+}
+
+TEST_CASE("no limit of pinned memory is touched")
+{
+	SKIP_IF(!offers_all(device()), "no on-demand paging");
+	const pid_t child = child_that([] {
+		const rlimit limit{65536, 65536};
+		__user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+		__user_cap_data_struct caps[2]{};
+
+		if (setrlimit(RLIMIT_MEMLOCK, &limit) || syscall(SYS_capget, &header, caps))
+			return 1;
+		caps[0].effective &= ~(1U << CAP_IPC_LOCK);
+		if (syscall(SYS_capset, &header, caps))
+			return 2;
+		const device on;
+		loopback link(on);
+		const memory from = anonymous(piece_length);
+		const memory into = anonymous(piece_length);
+		const auto all = register_all(on, all_rights);
+		const owned<ibv_mr> ranged(ibv_reg_mr(on.pd(), into.registered().addr, piece_length,
+						      all_rights | IBV_ACCESS_ON_DEMAND));
+
+		fill(from.registered(), 1);
+		if (ibv_reg_mr(on.pd(), into.registered().addr, piece_length, all_rights))
+			return 3; /* the limit is none */
+		if (!ranged || link.write(all.get(), from.registered(), into.registered().addr,
+					  ranged->rkey) != IBV_WC_SUCCESS)
+			return 4;
+		return std::memcmp(from.registered().addr, into.registered().addr, piece_length)
+			       ? 5
+			       : 0;
+	});
+	int status = -1;
+	REQUIRE(waitpid(child, &status, 0) == child);
+	CHECK(status == 0);
+}
+
+TEST_CASE("memory in use is swapped out, and comes back for the device")
+{
+	setup s;
+	SKIP_IF(!s.all, "no on-demand paging");
+	const bool shared = GENERATE(false, true);
+	const std::size_t length = piece_length / 4;
+	const memory m = shared ? shared_file(length) : anonymous(length);
+	const range r = m.registered();
+	try {
+		need_swap();
+	} catch (const unsupported &why) {
+		SKIP_IF(true, why.what());
+	}
+	const auto page_out = [&] {
+		return happens([&] {
+			/* takes pages out of the CPUs' batches, where what a worker faulted in is
+			 */
+			write_system_file("/proc/sys/vm/drop_caches", "1");
+			madvise(r.addr, r.length, MADV_PAGEOUT);
+			return absent(r) > r.length / page_size() * 9 / 10;
+		});
+	};
+
+	for (uint64_t round = 0; round < 3; round++) {
+		CAPTURE(shared, round);
+		fill(r, round);
+		REQUIRE(page_out());
+		CHECK(s.read_from(r));
+		CHECK(absent(r) == 0);
+		CHECK(std::memcmp(s.bytes(), r.addr, r.length) == 0);
+
+		REQUIRE(page_out());
+		fill({s.bytes(), r.length}, round + 100);
+		CHECK(s.write_to(r));
+		/* what the device wrote goes there and comes back, too */
+		REQUIRE(page_out());
+		CHECK(std::memcmp(s.bytes(), r.addr, r.length) == 0);
+	}
+	CHECK(pinned_bytes() <= s.peer.registered().length);
+}
+
+TEST_CASE("memory in use moves to another node")
+{
+	setup s;
+	SKIP_IF(!s.all, "no on-demand paging");
+	unsigned int node = 0;
+	try {
+		node = another_node();
+	} catch (const unsupported &why) {
+		SKIP_IF(true, why.what());
+	}
+	const memory m = anonymous(piece_length / 4);
+	const range r = m.registered();
+	std::atomic<bool> stop{false};
+
+	/* While it is in use most may go, after it all */
+	std::thread moving([&] {
+		for (unsigned int i = 0; !stop; i++)
+			elsewhere(r, i % 2 ? node : 0, true);
+	});
+	bool right = true;
+	for (uint64_t round = 0; round < 10 && right; round++) {
+		fill({s.bytes(), r.length}, round);
+		right = s.write_to(r) && std::memcmp(s.bytes(), r.addr, r.length) == 0;
+		fill(r, round + 100);
+		right = right && s.read_from(r) && std::memcmp(s.bytes(), r.addr, r.length) == 0;
+	}
+	stop = true;
+	moving.join();
+	CHECK(right);
+	for (const unsigned int to : {node, 0U}) {
+		CHECK(elsewhere(r, to, true) == 0);
+		CHECK(s.read_from(r));
+		CHECK(elsewhere(r, to, false) == 0);
+		CHECK(std::memcmp(s.bytes(), r.addr, r.length) == 0);
+	}
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * On-demand paging, everything at once, at random: in several processes transfers whose
+ * bytes are known (odp/arena.h) beside accesses that fail, wait, or are abandoned
+ * (odp/wild.h), while processes are killed or execute something else, and the device is
+ * being removed. RUN_SECONDS says how long (default 3), RUN_SEED where the seeds begin.
+ */
+#include "catch.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cinttypes>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "odp/arena.h"
+#include "odp/slow_memory.h"
+#include "odp/wild.h"
+#include "pins.h"
+#include "run_time.h"
+#include "skip.h"
+
+using namespace mr_notify;
+using namespace odp;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto round_length = 8s;
+
+enum class ending { finishes, is_killed, executes };
+
+bool command(const std::string &line)
+{
+	return std::system(line.c_str()) == 0;
+}
+
+/* Its own, that a round can remove. */
+bool make_device()
+{
+	return command("ip link add odp-dummy type dummy && ip link set odp-dummy mtu 5000 up && "
+		       "ip addr add 10.0.9.1/24 dev odp-dummy && "
+		       "rdma link add odp0 type rxe netdev odp-dummy");
+}
+
+bool run_crowd(uint64_t seed, ending how)
+{
+	const device on("odp0");
+	arena known(on, seed);
+	wild unknown(on, seed);
+	const run_time time(round_length);
+
+	known.start();
+	unknown.start();
+	while (how == ending::is_killed ||
+	       (time.goes_on(known.count().transfers >= 20 && unknown.count().refused) &&
+		!known.count().failed)) {
+		std::this_thread::sleep_for(20ms);
+		if (how == ending::executes && known.count().transfers >= 20)
+			execl("/bin/true", "true", nullptr);
+	}
+	unknown.stop();
+	known.stop();
+	known.print("crowd");
+	std::printf("crowd: seed %" PRIu64 ": of the wild ones %" PRIu64 " done, %" PRIu64
+		    " refused, %" PRIu64 " abandoned\n",
+		    seed, unknown.count().done.load(), unknown.count().refused.load(),
+		    unknown.count().abandoned.load());
+	std::fflush(stdout);
+	return !known.count().wrong && !known.count().failed && unknown.count().refused;
+}
+
+pid_t start(uint64_t seed, ending how)
+{
+	return child_that([=] { return run_crowd(seed, how) ? 0 : 1; });
+}
+
+int end_of(pid_t child)
+{
+	int status = -1;
+
+	return waitpid(child, &status, 0) == child ? status : -1;
+}
+
+} // namespace
+
+TEST_CASE("crowds, of which one is killed or executes, and their device is removed")
+{
+	SKIP_IF(!offers_all(device()), "no on-demand paging");
+	const char *const text = std::getenv("RUN_SEED");
+	uint64_t seed = text ? std::strtoull(text, nullptr, 0) : 1;
+	const run_time time;
+
+	do {
+		const int64_t before = pins();
+
+		REQUIRE(make_device());
+		const pid_t crowds[] = {start(seed, ending::finishes),
+					start(seed + 1, ending::finishes)};
+		const bool executes = seed % 2;
+		const pid_t victim =
+			start(seed + 2, executes ? ending::executes : ending::is_killed);
+		std::this_thread::sleep_for(1s + std::chrono::milliseconds(seed * 7919 % 2000));
+
+		/* It goes when the last user has gone; until then all goes on */
+		const pid_t removal = fork();
+		if (removal == 0) {
+			execlp("rdma", "rdma", "link", "del", "odp0", nullptr);
+			_exit(1);
+		}
+		if (!executes) {
+			std::this_thread::sleep_for(300ms);
+			kill(victim, SIGKILL);
+		}
+		INFO("seed " << seed);
+		CHECK(WIFSIGNALED(end_of(victim)) == !executes);
+		for (const pid_t child : crowds)
+			CHECK(end_of(child) == 0);
+		CHECK(end_of(removal) == 0);
+		CHECK(no_thread_waits());
+		CHECK(pins_come_back_to(before));
+		REQUIRE(command("ip link del odp-dummy"));
+		seed += 3;
+	} while (time.goes_on());
+}

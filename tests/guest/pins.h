@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/* How many pages are pinned, by whomever. */
+#ifndef GUEST_PINS_H
+#define GUEST_PINS_H
+
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <thread>
+
+/* Pages pinned in the whole system, by anybody. */
+inline int64_t pins()
+{
+	/* Reading it folds what each CPU has counted apart. */
+	std::ifstream("/proc/sys/vm/stat_refresh").get();
+	std::ifstream lines("/proc/vmstat");
+	std::string name;
+	int64_t value = 0;
+	int64_t sum = 0;
+
+	while (lines >> name >> value) {
+		if (name == "nr_foll_pin_acquired")
+			sum += value;
+		if (name == "nr_foll_pin_released")
+			sum -= value;
+	}
+	return sum;
+}
+
+inline bool pins_come_back_to(int64_t before)
+{
+	for (int i = 0; i < 1200 && pins() != before; i++)
+		std::this_thread::sleep_for(std::chrono::milliseconds(50));
+	return pins() == before;
+}
+
+#endif
