@@ -174,5 +174,19 @@ class Run(unittest.TestCase):
         self.check_signal(signal.SIGKILL, -signal.SIGKILL)
 
 
+@unittest.skipUnless(os.path.exists(os.path.join(REPO, "build/lab/debian/kernel")),
+                     "the debian kernel is not built")
+class Boot(unittest.TestCase):
+    """A kernel that does not come as far as its first program."""
+
+    def test_tried_again_once(self):
+        """It gets another try, and is a failure then."""
+        done = subprocess.run([RUN, "--kernel", "debian", "--memory", "64M", "--", "true"],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 99, done.stderr)
+        self.assertEqual(done.stderr.count("trying again"), 1, done.stderr)
+        self.assertIn("Kernel panic", done.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()
