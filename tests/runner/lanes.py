@@ -116,6 +116,7 @@ BUILDS = {
     "fork": Build("cmake -S . -B build -GNinja && cmake --build build", seconds=180),
     "debs": Build("buildlib/package debs", seconds=200),
     "communication libraries": Build("buildlib/consumers", ("fork",), 240),
+    "fabtests": Build("buildlib/consumers fabtests", ("communication libraries",), 60),
     "MPICH's tests": Build("buildlib/consumers mpich_tests", ("communication libraries",), 100),
     "installed": Build("tests/lab/run --prepare --kernel um --packages", ("debs", "kernel um"), 30),
     "kernel um": Build("tests/lab/run --prepare --kernel um", seconds=240),
@@ -151,8 +152,10 @@ LANES = {
     # The caches of libfabric and UCX with the kernel's word in place of hooks.
     "consumers": Lane(
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=38),
+         Step("fabtests", f"{PYTHON} tests/consumers/fabtests.py verbs", results.lines, least=10),
+         Step("ucx_perftest", f"{PYTHON} tests/consumers/ucx_perftest.py", results.lines, least=11),
          Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=60)],
-        guest="--kernel um", seconds=120, named_only=True, needs=CONSUMERS),
+        guest="--kernel um", seconds=200, named_only=True, needs=(*CONSUMERS, "fabtests")),
     # Programs that check their answers, over them.
     "consumers-programs": Lane(
         [Step("real programs", f"{PYTHON} tests/consumers/real_programs.py", results.lines,

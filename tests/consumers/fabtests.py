@@ -1,0 +1,92 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Run libfabric's own tests over rxe0, in a guest: with verbs_notify, and with memhooks.
+
+Of its set "short" all that libfabric's list of excluded tests leaves of a provider, by its own
+script, and its test of the registration cache, which is not in the script. Both are what
+`buildlib/consumers tests` built. The arguments: providers, all if there are none.
+"""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+import beside
+
+REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+BUILT = os.path.join(REPO, "build/consumers/fabtests")
+LIBRARY = os.path.join(REPO, "build/consumers/libfabric/lib")
+ADDRESS = "10.0.0.1"
+# Benchmarks with one size of message: all of them take 512 MB of buffers.
+SETS = {"short": ("-C", "-S 65536", "-L", "-S 65536")}
+EXCLUDED = {"verbs": "verbs/verbs.exclude", "verbs;ofi_rxm": "ofi_rxm/ofi_rxm.exclude"}
+CACHE = "fi_mr_cache_evict"
+# It tells a hit by its clock, and fails when the first registration was slow by chance; a cache
+# that finds what is stale fails each time.
+TRIES = 5
+# The queues of soft-RoCE are small.
+SMALL = {"FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
+         "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256"}
+KINDS = {"Pass": "pass", "Fail": "fail"}
+# ofi_rxm posts a receive to the endpoint that it has just closed when its peer closes first, and
+# then may crash, when the client has printed its result (libfabric's issue 11828).
+CRASH = re.compile(r"server_stdout: \|\n.*Segmentation fault[\s\S]*client_stdout: \|\n +bytes ")
+LIMIT = 60      # seconds: it hangs
+# The script asks ps for what it must kill, and User Mode Linux does not tell ps when it was booted.
+PS = """\
+#!/bin/sh
+[ "$1" != -p ] || exec test -d "/proc/$2"
+for process in /proc/[0-9]*; do echo "$(cat "$process/comm") ${process#/proc/}"; done
+"""
+
+
+def run(provider, monitor):
+    """({test: result}, {test: what it said})."""
+    env = {**os.environ, **SMALL, "FI_MR_CACHE_MONITOR": monitor,
+           "LD_LIBRARY_PATH": f"{LIBRARY}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
+    excluded = os.path.join(BUILT, "share/fabtests/test_configs", EXCLUDED[provider])
+    found, said = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "ps"), "w", encoding="ascii") as script:
+            script.write(PS)
+        os.chmod(script.name, 0o755)
+        for tests, options in SETS.items():
+            done = subprocess.run(
+                [f"{BUILT}/bin/runfabtests.sh", "-v", "-T", str(LIMIT), "-t", tests, *options, "-p",
+                 f"{BUILT}/bin", "-s", ADDRESS, "-c", ADDRESS, "-g", ADDRESS, "-f", excluded,
+                 provider], cwd=folder, env={**env, "PATH": f"{folder}:{env['PATH']}"}, text=True,
+                check=False, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT)
+            for block in re.split(r"^- name: +", done.stdout, flags=re.MULTILINE)[1:]:
+                name = block.partition("\n")[0]
+                result = re.search(r"^  result: (\w+)", block, re.MULTILINE).group(1)
+                if result != "Excluded":
+                    crashed = provider.endswith("ofi_rxm") and CRASH.search(block)
+                    found[name] = "crash" if crashed else KINDS.get(result, "not run")
+                    said[name] = block
+    for _ in range(TRIES):
+        done = subprocess.run([f"{BUILT}/bin/{CACHE}", "-p", provider], env=env, text=True,
+                              check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              timeout=LIMIT)
+        for test, result in re.findall(r"^Running (mr_cache_\w+).*?\.\.\.(\w+)", done.stdout,
+                                       re.MULTILINE):
+            name = f"{CACHE} {test} -p \"{provider}\""
+            if found.get(name) != "pass":
+                found[name] = {"PASS": "pass", "FAIL": "fail"}.get(result, "not run")
+                said[name] = done.stdout
+    return found, said
+
+
+def main():
+    """Compare, provider by provider."""
+    status = 0
+    for provider in sys.argv[1:] or EXCLUDED:
+        word, said = run(provider, "verbs_notify")
+        hooks, _ = run(provider, "memhooks")
+        status |= beside.compare(hooks, word, said)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
