@@ -3,7 +3,8 @@
 
 Both are those of buildlib/consumers, so each way is the same build of the same cache. The ways take
 turns in one guest; of each turn counts the fastest of three repetitions, and the median of the
-turns' ratios is what a way costs beside hooks. Called by tests/bench/run.
+turns' ratios is what a way costs beside hooks. Called by tests/bench/run, with the names of the
+libraries, or none for both.
 """
 import json
 import os
@@ -65,7 +66,8 @@ def main():
     os.makedirs(OUT, exist_ok=True)
     got, good = {}, True
     print(f"{'':32}{'ns':>8}  beside its hooks (median of {TURNS} turns)")
-    for library, (_, pattern, ways, one) in LIBRARIES.items():
+    for library in sys.argv[1:] or LIBRARIES:
+        _, pattern, ways, one = LIBRARIES[library]
         got[library] = measure(library)
         for count in COUNTS:
             name = pattern.format(count)
@@ -78,9 +80,9 @@ def main():
                 ratio = statistics.median(mine / his for mine, his in zip(values, base))
                 print(f"{library:10} {way:12} {count:>7,}{statistics.median(values):>9.1f} "
                       f"{ratio:>8.2f}", flush=True)
-    with open(os.path.join(OUT, "consumers.json"), "w", encoding="utf-8") as out:
-        json.dump(got, out, indent=1)
-    print(programs.relative("consumers.json"))
+        with open(os.path.join(OUT, f"consumers-{library}.json"), "w", encoding="utf-8") as out:
+            json.dump(got[library], out, indent=1)
+        print(programs.relative(f"consumers-{library}.json"))
     return 0 if good else 1
 
 
