@@ -27,6 +27,7 @@ class Machine:
     memory: str
     cmdline: list[str]
     checks: list[str] = dataclasses.field(default_factory=list)     # cmdline, unless measuring
+    built_as: str = ""          # another machine, from which it differs in how it starts only
     our_modules: bool = False   # package: our RDMA modules in the place of the package's
     rxe: bool = True            # whether its RDMA stack has rxe, and makes rxe0
     siw: bool = True            # … siw
@@ -45,7 +46,7 @@ class Machine:
     @property
     def folder(self):
         """Everything that is made for this machine."""
-        return os.path.join(BUILD, "lab", self.name)
+        return os.path.join(BUILD, "lab", self.built_as or self.name)
 
     @property
     def kernel(self):

@@ -181,6 +181,10 @@ LANES = {
          UNPACK_SUITE, pyverbs("test_mr_notify", "test_mr_cache", program=UNPACKED)],
         guest="--kernel stock --packages", needs=("fork", "installed", "kernel stock"),
         seconds=120),
+    # Memory that goes offline.
+    "hotplug": Lane(
+        guest_programs("offline"), guest="--kernel hotplug", needs=("fork", "kernel debian"),
+        seconds=60),
     # As the DKMS package leaves the kernel's modules.
     "dkms": Lane(
         [MATRIX, *on_siw(MATRIX), pyverbs("test_mr_notify", "test_mr_cache"),

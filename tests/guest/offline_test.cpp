@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Memory blocks that go offline: one with registered pages that are idle goes, and
+ * the registrations work again under their keys; with a registration in use it waits, as
+ * with any pinned page. Needs blocks that are offline when it begins, of a node that
+ * nobody else uses: tests/lab/machines/hotplug.toml.
+ */
+#include "catch.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "bytes.h"
+#include "skip.h"
+#include "system.h"
+#include "trial.h"
+#include "witness.h"
+
+using namespace mr_notify;
+
+namespace {
+
+const std::string folder = "/sys/devices/system/memory/";
+constexpr std::size_t length = 16 * 4096;
+constexpr uint64_t users = 0xffff00;
+constexpr uint64_t one_user = 0x100;
+constexpr uint64_t one_use = uint64_t{1} << 32; /* not of the mask */
+constexpr uint64_t suspect = IBV_MR_NOTIFY_SUSPECT;
+constexpr std::byte ours{0x5a};
+
+/* A system call, so that a child may do it between fork() and _exit(). */
+int write_state(const std::string &block, const char *state)
+{
+	const int fd = open((folder + block + "/state").c_str(), O_WRONLY | O_CLOEXEC);
+	const bool written = write(fd, state, std::strlen(state)) > 0;
+	const int error = errno;
+
+	close(fd);
+	return written ? 0 : error;
+}
+
+std::string state_of(const std::string &block)
+{
+	return read_system_file(folder + block + "/state");
+}
+
+/* The blocks of the DIMM: those that were offline when the program began. They are online now. */
+const std::vector<std::string> &dimm()
+{
+	static const std::vector<std::string> blocks = [] {
+		std::vector<std::string> found;
+		if (!std::filesystem::exists(folder))
+			return found;
+		for (const auto &entry : std::filesystem::directory_iterator(folder)) {
+			const std::string name = entry.path().filename();
+			if (name.starts_with("memory") && state_of(name).starts_with("offline"))
+				found.push_back(name);
+		}
+		for (const std::string &block : found)
+			REQUIRE(write_state(block, "online_kernel") == 0);
+		return found;
+	}();
+
+	return blocks;
+}
+
+/* The blocks of the DIMM that a range has pages of. */
+std::set<std::string> blocks_of(range r)
+{
+	const std::size_t size =
+		std::stoull(read_system_file(folder + "block_size_bytes"), nullptr, 16);
+	std::set<std::string> found;
+
+	for (const uint64_t frame : frames(r)) {
+		const std::string name = "memory" + std::to_string(frame * page_size() / size);
+		if (std::find(dimm().begin(), dimm().end(), name) != dimm().end())
+			found.insert(name);
+	}
+	return found;
+}
+
+/* Of the DIMM. Its page tables, which can't be moved, are not. */
+memory on_dimm()
+{
+	constexpr int bind = 2; /* MPOL_BIND */
+	const unsigned long nodes = 1UL << another_node();
+	void *addr =
+		mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (addr == MAP_FAILED)
+		fail("mmap");
+	memory m({static_cast<std::byte *>(addr), length});
+	if (syscall(SYS_mbind, addr, length, bind, &nodes, 8 * sizeof(nodes), 0))
+		fail("mbind");
+	std::memset(addr, static_cast<int>(ours), length);
+	return m;
+}
+
+/* A registration that lends its pages. */
+struct lender {
+	lender(const device &on, memory what)
+	    : m(std::move(what)), mr(on.register_memory(m.registered()))
+	{
+		check_verb(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), users),
+			   "ibv_reg_mr_notify_reclaim");
+	}
+
+	void add(uint64_t value) { std::atomic_ref<uint64_t>(*w.address()).fetch_add(value); }
+	bool is_untouched() const
+	{
+		const range r = m.registered();
+		return std::all_of(r.addr, r.end(), [](std::byte b) { return b == ours; });
+	}
+
+	memory m;
+	word w;
+	owned<ibv_mr> mr;
+};
+
+/* Somebody who takes a block offline; the kernel goes on trying until that succeeds or he is
+ * killed. */
+class taker {
+public:
+	explicit taker(const std::string &block)
+	{
+		const std::size_t failures = failed_migrations();
+
+		child_ = fork();
+		if (child_ < 0)
+			fail("fork");
+		if (child_ == 0)
+			_exit(write_state(block, "offline"));
+		began_ = happens([&] { return failed_migrations() > failures; });
+	}
+	taker(const taker &) = delete;
+	taker &operator=(const taker &) = delete;
+	~taker() { end(); }
+
+	/* It has found pages that do not move. */
+	bool began() const { return began_; }
+	bool succeeds()
+	{
+		int status = -1;
+
+		if (!happens([&] { return waitpid(child_, &status, WNOHANG) == child_; }))
+			return false;
+		child_ = -1;
+		return status == 0;
+	}
+	void end()
+	{
+		if (child_ < 0)
+			return;
+		kill(child_, SIGKILL);
+		waitpid(child_, nullptr, 0);
+		child_ = -1;
+	}
+
+private:
+	static std::size_t failed_migrations()
+	{
+		return proc_number("/proc/vmstat", "pgmigrate_fail ");
+	}
+
+	pid_t child_ = -1;
+	bool began_ = false;
+};
+
+} // namespace
+
+TEST_CASE("a memory block with idle registrations goes offline, and comes back")
+{
+	SKIP_IF(dimm().empty(), "no memory block is offline");
+	const device on;
+	byte_check bytes(on);
+	const std::size_t before = pinned_bytes();
+	lender beside(on, anonymous(length));
+	std::vector<std::unique_ptr<lender>> all;
+
+	for (int i = 0; i < 8; i++) {
+		all.push_back(std::make_unique<lender>(on, on_dimm()));
+		REQUIRE(!blocks_of(all.back()->m.registered()).empty());
+		all.back()->add(one_use); /* just used: this is no look */
+	}
+	const uint32_t rkey = all[0]->mr->rkey;
+	const std::size_t pinned = pinned_bytes();
+
+	for (const std::string &block : dimm())
+		REQUIRE(write_state(block, "offline") == 0);
+	for (const auto &one : all) {
+		CHECK(one->w.value() == (one_use | IBV_MR_NOTIFY_SUSPENDED));
+		CHECK(blocks_of(one->m.registered()).empty());
+		CHECK(one->is_untouched());
+	}
+	CHECK(beside.w.value() == 0);
+	CHECK(pinned_bytes() == pinned - all.size() * length);
+
+	SECTION("restored while it is offline") {}
+	SECTION("restored when it is back")
+	{
+		for (const std::string &block : dimm())
+			REQUIRE(write_state(block, "online_kernel") == 0);
+	}
+	for (const auto &one : all) {
+		CHECK(ibv_settle_mr_notify(one->mr.get()) == 0);
+		CHECK(one->w.value() == one_use);
+		CHECK(one->is_untouched());
+		CHECK(bytes.same(one->mr.get(), one->m));
+	}
+	CHECK(all[0]->mr->rkey == rkey);
+	CHECK(pinned_bytes() == pinned);
+	for (const std::string &block : dimm())
+		if (state_of(block).starts_with("offline"))
+			REQUIRE(write_state(block, "online_kernel") == 0);
+	lender again(on, on_dimm());
+	CHECK(!blocks_of(again.m.registered()).empty());
+	CHECK(bytes.same(again.mr.get(), again.m));
+	all.clear();
+	CHECK(pinned_bytes() < pinned);
+	CHECK(before < pinned);
+}
+
+TEST_CASE("a memory block with a registration in use stays until that is idle")
+{
+	SKIP_IF(dimm().empty(), "no memory block is offline");
+	const device on;
+	byte_check bytes(on);
+	lender one(on, on_dimm());
+	const auto where = blocks_of(one.m.registered());
+	REQUIRE(where.size() == 1);
+	const std::string block = *where.begin();
+
+	one.add(one_user);
+	taker waits(block);
+	CHECK(waits.began());
+	CHECK((one.w.value() & ~suspect) == one_user); /* it was unmapped for a moment */
+	CHECK(blocks_of(one.m.registered()) == where);
+	CHECK(bytes.same(one.mr.get(), one.m));
+
+	SECTION("whoever waits gives up")
+	{
+		waits.end();
+		CHECK(state_of(block).starts_with("online"));
+		CHECK((one.w.value() & ~suspect) == one_user);
+		CHECK(bytes.same(one.mr.get(), one.m));
+	}
+	SECTION("it is given back, and taken")
+	{
+		one.add(-one_user);
+		write_system_file("/proc/sys/vm/drop_caches", "2");
+		CHECK(one.w.value() == IBV_MR_NOTIFY_SUSPENDED);
+		CHECK(waits.succeeds());
+		CHECK(state_of(block).starts_with("offline"));
+		CHECK(ibv_settle_mr_notify(one.mr.get()) == 0);
+		CHECK(one.w.value() == 0);
+		CHECK(bytes.same(one.mr.get(), one.m));
+		CHECK(blocks_of(one.m.registered()).count(block) == 0);
+		CHECK(write_state(block, "online_kernel") == 0);
+	}
+}
