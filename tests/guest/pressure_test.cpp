@@ -52,19 +52,24 @@ uint64_t value_of(std::size_t which, int round)
 
 void fill(std::byte *bytes, std::size_t first, int round)
 {
-	for (std::size_t at = 0; at < buffer; at += block)
-		std::fill_n(reinterpret_cast<uint64_t *>(bytes + at), block / sizeof(uint64_t),
-			    value_of((first + at) / block, round));
+	for (std::size_t at = 0; at < buffer; at += block) {
+		const uint64_t value = value_of((first + at) / block, round);
+
+		std::memcpy(bytes + at, &value, sizeof(value));
+		for (std::size_t done = sizeof(value); done < block; done *= 2)
+			std::memcpy(bytes + at + done, bytes + at, done);
+	}
 }
 
 bool is_filled(const std::byte *bytes, std::size_t first, int round)
 {
 	for (std::size_t at = 0; at < buffer; at += block) {
-		const auto *const words = reinterpret_cast<const uint64_t *>(bytes + at);
 		const uint64_t value = value_of((first + at) / block, round);
+		const std::byte *const its = bytes + at;
 
-		if (!std::all_of(words, words + block / sizeof(uint64_t),
-				 [value](uint64_t one) { return one == value; }))
+		/* All words are like the first one if each is like the one before. */
+		if (std::memcmp(its, &value, sizeof(value)) != 0 ||
+		    std::memcmp(its, its + sizeof(value), block - sizeof(value)) != 0)
 			return false;
 	}
 	return true;
