@@ -171,10 +171,12 @@ class Run:
         def feed(stream, line):
             if not steps.feed(stream, line):
                 lab.feed("log", line)
+        quoted = shlex.quote(folder)
+        on = f"tests/lab/on {row.on} --results {quoted} -- " if row.on else ""
         with self.screen.busy(lane) as part:
             status = self.command(
-                lane, f"tests/lab/run {row.guest} --results {shlex.quote(folder)} "
-                f"--timeout {LIMIT} -- sh {shlex.quote(folder)}/steps.sh", feed, streams=True)
+                lane, f"{on}tests/lab/run {row.guest} --results {quoted} --timeout {LIMIT} "
+                f"-- sh {quoted}/steps.sh", feed, streams=True)
         lab.end(status)
         for number, step in enumerate(row.steps):
             if number in ended:
