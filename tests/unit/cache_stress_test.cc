@@ -174,7 +174,7 @@ TEST_CASE("random operations do what a naive model does")
 				REQUIRE(w.cache.clean(w.owner, random() % 20 * PAGE) == 0);
 			}
 
-			mr_cache_statistics s;
+			mr_cache_statistics s{};
 
 			REQUIRE(w.cache.query(w.owner, &s) == 0);
 			REQUIRE(s.entries == kernel.live.size());

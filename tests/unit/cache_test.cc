@@ -62,7 +62,7 @@ struct fixture {
 	}
 	mr_cache_statistics count()
 	{
-		mr_cache_statistics s;
+		mr_cache_statistics s{};
 
 		CHECK(cache.query(owner, &s) == 0);
 		return s;
