@@ -62,14 +62,6 @@ private:
 	int ends_[2] = {};
 };
 
-/* Balancing and compaction move those pages that they like; a hole is another range's. */
-bool may_stay(const std::string &name)
-{
-	const auto tells = [&](const char *text) { return name.find(text) != name.npos; };
-
-	return tells("NUMA balancing") || tells("memory compacted") || tells("hole punched");
-}
-
 } // namespace
 
 all_check::all_check(const device &on)
@@ -129,7 +121,7 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 
 	while (links_.size() < 2 * most)
 		links_.emplace_back(on_);
-	const bool has_witness = m.witness().length && !may_stay(what.name);
+	const bool has_witness = m.witness().length && !what.may_leave_alone();
 	const auto before = has_witness ? frames(r) : std::vector<uint64_t>();
 	try {
 		what.apply(m);

@@ -40,6 +40,12 @@ struct operation {
 	reach disturbs = reach::process;
 	/* Instead of those two: the registration is another process's, and we look on. */
 	std::function<observation(const device &, std::size_t length)> watch = nullptr;
+
+	/*
+	 * May it leave the registered pages where they are, though it reaches the witness?
+	 * Balancing and compaction move those that they like; a hole is another range's.
+	 */
+	bool may_leave_alone() const;
 };
 
 /* All of them, in the order of the table. */

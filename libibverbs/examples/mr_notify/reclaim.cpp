@@ -103,7 +103,7 @@ std::string reclaim_check::try_operation(const operation &what, std::size_t leng
 	const auto was_left_alone = [&] {
 		return frames(m.witness()) != beside && frames(m.registered()) == mine;
 	};
-	if (what.name.find("beside it") == std::string::npos) {
+	if (!what.may_leave_alone()) {
 		/* Reclaim begins with what was used least. */
 		for (int i = 0; i < 10 && was_left_alone(); i++)
 			what.apply(m);
