@@ -20,8 +20,10 @@ class Package:
 
     def __init__(self, place):
         self.place = place
-        self.release = os.listdir(os.path.join(place, "lib/modules"))[0]
-        self.modules = os.path.join(place, "lib/modules", self.release)
+        # Debian 13's packages have all of /lib below /usr.
+        self.modules, = glob.glob(os.path.join(place, "lib/modules/*")) or glob.glob(
+            os.path.join(place, "usr/lib/modules/*"))
+        self.release = os.path.basename(self.modules)
         self.headers = os.path.join(place, "usr/src/linux-headers-" + self.release)
 
     @property
