@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -54,6 +55,30 @@ template <class F> clock_type::duration time_of(F call)
 
 	REQUIRE(call() == 0);
 	return clock_type::now() - before;
+}
+
+/* How soon the pages of an unmapped registration are given back: the soonest of some tries. */
+clock_type::duration soonest_revoke(const device &on, clock_type::duration enough)
+{
+	auto soonest = clock_type::duration::max();
+
+	for (int i = 0; i < 200 && soonest >= enough; i++) {
+		memory m = anonymous(page_size());
+		const range r = m.registered();
+		word w;
+		const std::size_t before = pinned_bytes();
+		const auto mr = on.register_memory(r);
+
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		const auto begin = clock_type::now();
+		REQUIRE(mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == r.addr);
+		const auto end = begin + patience;
+		while (pinned_bytes() != before)
+			REQUIRE(clock_type::now() < end);
+		soonest = std::min(soonest, clock_type::now() - begin);
+	}
+	return soonest;
 }
 
 /* Small pages, each of its own. */
@@ -466,4 +491,13 @@ TEST_CASE("a process whose mmap_lock is kept does not keep others from being rev
 	fuse->answer();
 	kill(child, SIGKILL);
 	CHECK(waitpid(child, nullptr, 0) == child);
+}
+
+/* A busy machine makes any try late. That one is soon it can't bring about. */
+TEST_CASE("what has no count of users is revoked at once")
+{
+	const device on;
+
+	SKIP_IF(!on.can_revoke(), "the device can't be revoked");
+	CHECK(soonest_revoke(on, 8ms) < 8ms);
 }

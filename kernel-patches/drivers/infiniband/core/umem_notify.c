@@ -294,11 +294,16 @@ void umem_notify_mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
 		count(n, IB_MR_NOTIFY_STAT_INVALID, 1);
 		if (!n->word_page)
 			return;
+		n->doublings = 0;
 		umem_notify_word_set(n->word_page, n->word, INVALID);
 		if (was)
 			umem_notify_word_clear(n->word_page, n->word,
 					       SUSPECT | SUSPENDED);
-		umem_notify_queue_soon(n);
+		/* Its users give it back; without a count the device loses it at once. */
+		if (n->in_use)
+			umem_notify_queue_soon(n);
+		else
+			umem_notify_queue_now(n);
 		return;
 	}
 

@@ -5,9 +5,10 @@
  *
  * An unmap may call 10,000 callbacks in a row. To start a work item for each
  * costs more than the unmap itself, so a callback puts its tracker on a list, and
- * only the first one starts the timer of the one worker that empties it. The
- * worker comes after a while: beside the unmap it would take a CPU and the unmap's
- * locks from it, and the end of a process leaves it nothing to do.
+ * only the first one starts the timer of the one worker that empties it. To what
+ * counts its users the worker comes after a while: beside the unmap it would take
+ * a CPU and the unmap's locks from it, and who finds INVALID deregisters. What
+ * has no count loses its pages at once.
  *
  * There is a set of lists for each address space, or, where their hashes
  * collide, for a few of them. Each has two workers, because only one of them may
