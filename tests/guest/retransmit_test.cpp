@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Messages that are sent a second time while the first time is acknowledged: the
+ * requester and its peer are kept from the CPUs for longer than the timeout.
+ */
+#include "catch.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "loopback.h"
+#include "run_time.h"
+#include "skip.h"
+
+using namespace mr_notify;
+
+namespace {
+
+/* More packets than may be on their way at a time, so the second sending stops halfway */
+constexpr std::size_t length = 128 << 10;
+constexpr auto mtu = IBV_MTU_1024;
+constexpr loopback::patience least{1, 7};
+
+/* Takes all CPUs from everything else in the kernel and in user space, again and again. */
+class thief {
+public:
+	thief()
+	{
+		for (unsigned int cpu = 0; cpu < std::thread::hardware_concurrency(); cpu++)
+			threads_.emplace_back([this, cpu] { steal(cpu); });
+	}
+
+	~thief() { over_ = true; }
+
+private:
+	void steal(unsigned int cpu)
+	{
+		using namespace std::chrono_literals;
+		const sched_param first{1};
+		cpu_set_t only;
+
+		CPU_ZERO(&only);
+		CPU_SET(cpu, &only);
+		if (sched_setaffinity(0, sizeof(only), &only) ||
+		    sched_setscheduler(0, SCHED_FIFO, &first))
+			return;
+		while (!over_) {
+			const auto end = std::chrono::steady_clock::now() + 30ms;
+
+			while (std::chrono::steady_clock::now() < end)
+				;
+			std::this_thread::sleep_for(1ms);
+		}
+	}
+
+	std::atomic<bool> over_{false};
+	std::vector<std::jthread> threads_; /* joined before the flag goes */
+};
+
+int sent_again(const device &on)
+{
+	std::ifstream file("/sys/class/infiniband/" + on.name() +
+			   "/ports/1/hw_counters/completer_retry_err");
+	int count = -1;
+
+	file >> count;
+	return count;
+}
+
+} // namespace
+
+TEST_CASE("a full send queue goes on when messages are sent again")
+{
+	const device on;
+	SKIP_IF(sent_again(on) < 0, "TCP sends again, not the device");
+	loopback ends(on, nullptr, mtu, least);
+	const memory from = anonymous(length);
+	const memory to = anonymous(length);
+	const auto local = on.register_memory(from.registered());
+	const auto remote = on.register_memory(to.registered());
+	const auto start = [&] {
+		ends.start(IBV_WR_RDMA_WRITE, local.get(), from.registered(), to.registered().addr,
+			   remote->rkey);
+	};
+	ibv_qp_attr attr{};
+	ibv_qp_init_attr init{};
+	REQUIRE(ibv_query_qp(ends.near_end(), &attr, IBV_QP_CAP, &init) == 0);
+	const int before = sent_again(on);
+	const thief thief;
+	const run_time time;
+	int waits = 0;
+
+	for (; waits < static_cast<int>(init.cap.max_send_wr); waits++)
+		start();
+	/* wait() throws when no completion comes in a minute. */
+	while (time.goes_on(sent_again(on) > before)) {
+		REQUIRE(ends.wait().status == IBV_WC_SUCCESS);
+		start();
+	}
+	for (; waits; waits--)
+		REQUIRE(ends.wait().status == IBV_WC_SUCCESS);
+	CHECK(sent_again(on) > before);
+}
