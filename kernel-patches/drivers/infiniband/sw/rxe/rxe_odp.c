@@ -4,26 +4,27 @@
  *
  * An MR with on-demand paging knows an address space and where it begins in
  * there, and nothing else: no page table of its own, no page that is kept, no
- * notifier. For each packet the page is looked up in the page tables of the
- * process that registered, held for the time of one memcpy, and let go.
+ * notifier. Each packet is copied through the page tables of the process that
+ * registered, as the process would do it. Where that can't be, the page is looked
+ * up there, held for the time of one memcpy, and let go.
  *
  * WHY NOTHING CAN BE STALE
  *
- * The lookup, the memcpy and letting go run under mmap_lock, taken for reading.
+ * The copy runs under mmap_lock, taken for reading.
  *
  *   rxe                                   the process
- *   mmap_read_lock; page A found
+ *   mmap_read_lock; copies to page A
  *                                         munmap: waits
- *   memcpy to A; A let go; unlock
+ *   unlock
  *                                         A is unmapped, B is mapped; munmap
  *                                         and mmap return
  *   the next packet: finds B
  *
  * What does not need mmap_lock for writing (MADV_DONTNEED, truncation, reclaim,
  * migration) may take A out of the page tables while it is written. Then the
- * write came before: a page that is held isn't reclaimed or migrated, and what
- * was dropped is dropped with what was just written to it. A transfer that
- * begins after such a call has returned finds what is there then.
+ * write came before, as one by the process: A is not given away before this CPU
+ * has forgotten it, and a page that is held isn't reclaimed or migrated. A
+ * transfer that begins after such a call has returned finds what is there then.
  *
  * WHO FAULTS
  *
@@ -34,10 +35,12 @@
  */
 
 #include <linux/highmem.h>
+#include <linux/kthread.h>
 #include <linux/libnvdimm.h>
 #include <linux/mm.h>
 #include <linux/sched/mm.h>
 #include <linux/shmem_fs.h>
+#include <linux/uaccess.h>
 #include <rdma/rdma_netlink.h>
 
 #include "rxe.h"
@@ -161,6 +164,43 @@ static bool rxe_odp_served_at_once(struct vm_area_struct *vma)
 	       (vma->vm_file && shmem_mapping(vma->vm_file->f_mapping));
 }
 
+static bool rxe_odp_may_access(struct vm_area_struct *vma, bool write)
+{
+	return !(vma->vm_flags & (VM_IO | VM_PFNMAP)) &&
+	       (vma->vm_flags & (write ? VM_WRITE : VM_READ));
+}
+
+/*
+ * Copy as the process itself would, under mmap_lock. That looks up no page, and
+ * so does not yield to the worker of the other end after each packet, as
+ * get_user_pages_remote() does: then most of the time would go by in the
+ * scheduler.
+ *
+ * Return: false when something is not mapped, or not so; part may be copied. The
+ * destructor of a queue pair runs a task in the thread of a process.
+ */
+static bool rxe_odp_copy_as_owner(struct mm_struct *mm, unsigned long addr,
+				  void *buf, unsigned int length, bool write)
+{
+	struct vm_area_struct *vma;
+	void __user *user = (void __user *)addr;
+	long err;
+
+	if (!(current->flags & PF_KTHREAD) || current->mm)
+		return false;
+
+	vma = vma_lookup(mm, addr);
+	if (!vma || vma->vm_end - addr < length ||
+	    !rxe_odp_may_access(vma, write) || !rxe_odp_served_at_once(vma))
+		return false;
+
+	kthread_use_mm(mm);
+	err = write ? copy_to_user_nofault(user, buf, length) :
+		      copy_from_user_nofault(buf, user, length);
+	kthread_unuse_mm(mm);
+	return !err;
+}
+
 /*
  * Find a page, under mmap_lock; a page that is there costs a walk, and a fault
  * is served if that can be done at once.
@@ -180,8 +220,7 @@ static int rxe_odp_get_page(struct rxe_odp_mr *odp, unsigned long addr,
 	if (rxe_odp_gup(odp->mm, addr, write, FOLL_NOFAULT, page, NULL) == 1)
 		return 0;
 
-	if ((vma->vm_flags & (VM_IO | VM_PFNMAP)) ||
-	    !(vma->vm_flags & (write ? VM_WRITE : VM_READ)))
+	if (!rxe_odp_may_access(vma, write))
 		return -EFAULT;
 
 	atomic64_inc(&odp->faults);
@@ -229,6 +268,9 @@ int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
 	err = rxe_odp_enter(odp->mm);
 	if (err)
 		goto out;
+
+	if (rxe_odp_copy_as_owner(odp->mm, addr, buf, length, write))
+		length = 0;
 
 	while (length) {
 		unsigned int offset = offset_in_page(addr);
