@@ -229,6 +229,32 @@ TEST_CASE("a peer that asks again and again is told to come later")
 		CHECK(full_of(s.far().where, data));
 }
 
+TEST_CASE("a read that is answered in part goes on from there")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	const bool impatient = GENERATE(false, true);
+	loopback link(s.on, nullptr, IBV_MTU_1024,
+		      impatient ? loopback::patience{14, 6} : loopback::patience());
+	const range far = s.far().where;
+	const std::size_t first = 2 * page_size();
+
+	CAPTURE(impatient);
+	s.slow->answer(answer, first);
+	post(link.near_end(), {IBV_WR_RDMA_READ, {s.near()}, number(far.addr), s.all->rkey});
+	REQUIRE(s.slow->faulted());
+	std::this_thread::sleep_for(impatient ? 1500ms : 100ms);
+	CHECK_FALSE(link.poll());
+	s.slow->answer(std::byte{0x77});
+	CHECK(link.wait().status == IBV_WC_SUCCESS);
+	CHECK(full_of({s.near().where.addr, first}, answer));
+	CHECK(full_of({s.near().where.addr + first, far.length - first}, std::byte{0x77}));
+	/* and what comes after it has its turn */
+	CHECK(run(link, {IBV_WR_RDMA_WRITE, {s.near()}, number(far.addr), s.all->rkey}) ==
+	      IBV_WC_SUCCESS);
+	CHECK(std::memcmp(s.near().where.addr, far.addr, far.length) == 0);
+}
+
 TEST_CASE("pieces of one packet, of which the second must be waited for")
 {
 	setup s;

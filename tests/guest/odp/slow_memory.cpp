@@ -72,12 +72,12 @@ bool slow_memory::faulted(std::chrono::milliseconds patience) const
 	return poll(&ready, 1, static_cast<int>(patience.count())) == 1;
 }
 
-void slow_memory::answer(std::byte with) const
+void slow_memory::answer(std::byte with, std::size_t length) const
 {
 	const std::vector<std::byte> page(page_size(), with);
 	const range all = bytes();
 
-	for (std::size_t at = 0; at < all.length; at += page_size()) {
+	for (std::size_t at = 0; at < length; at += page_size()) {
 		uffdio_copy copy{};
 
 		copy.dst = reinterpret_cast<uintptr_t>(all.addr + at);

@@ -21,8 +21,9 @@ public:
 	mr_notify::range bytes() const { return memory_.registered(); }
 	/* Waits for a fault; false when there is none for so long. */
 	bool faulted(std::chrono::milliseconds patience = std::chrono::seconds(20)) const;
-	/* Answers all faults, with pages full of this. */
-	void answer(std::byte with) const;
+	/* Answers all faults, with pages full of this; or only those in the first bytes. */
+	void answer(std::byte with) const { answer(with, bytes().length); }
+	void answer(std::byte with, std::size_t length) const;
 
 private:
 	slow_memory(mr_notify::memory whole, int fd) : memory_(std::move(whole)), fd_(fd) {}

@@ -25,8 +25,9 @@
  *
  * The peer of an RC queue pair is told nothing at first. When the fault takes
  * longer than RXE_ODP_PATIENCE and the peer repeats what it sent, it is told to
- * try again later (RNR NAK), as often as it repeats. Of an unreliable transport
- * the message is dropped then.
+ * try again later (RNR NAK), as often as it repeats; of a read that has been
+ * answered in part, the rest. Of an unreliable transport the message is dropped
+ * then.
  */
 
 #include <linux/kthread.h>
@@ -378,32 +379,48 @@ bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
 }
 
 /*
- * Let the responder meet the request again from its beginning. What it holds
- * must not be held while it waits, and what it has done is undone.
- *
- * Return: false for a read that has been answered in part, or before: the
- * responder goes on in the middle, or answers it again.
+ * A peer whose read has been answered in part is told to come later for the
+ * rest. So that is what comes next: as a new request, or, from somebody who has
+ * not got all of the first part, as a repetition, which is answered from @res
+ * (and leaves the MSN one behind).
  */
-static bool rxe_odp_rewind_resource(struct rxe_qp *qp)
+static void rxe_odp_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
+{
+	struct resp_res *res = qp->resp.res;
+
+	if (!res || res->type != RXE_READ_MASK || res->cur_psn == pkt->psn)
+		return;
+
+	pkt->psn = res->cur_psn;
+	if (psn_compare(res->cur_psn, qp->resp.psn) > 0)
+		qp->resp.psn = res->cur_psn;
+	if (!res->replay)
+		qp->resp.msn--;
+	qp->resp.res = NULL;
+}
+
+/*
+ * Let the responder meet the request again from its beginning, but for a read
+ * that has been answered in part. What it holds must not be held while it waits,
+ * and what it has done is undone.
+ */
+static void rxe_odp_rewind_resource(struct rxe_qp *qp)
 {
 	struct resp_res *res = qp->resp.res;
 
 	if (!res)
-		return true;
+		return;
 
-	if (res->replay) {
-		qp->resp.res = NULL;
-		return false;
-	}
-	if (res->type == RXE_READ_MASK) {
-		if (res->cur_psn != res->first_psn)
-			return false;
-		qp->resp.msn--;
+	if (!res->replay) {
+		if (res->type == RXE_READ_MASK) {
+			if (res->cur_psn != res->first_psn)
+				return;
+			qp->resp.msn--;
+		}
+		qp->resp.res_head = res - qp->resp.resources;
+		free_rd_atomic_resource(res);
 	}
 	qp->resp.res = NULL;
-	qp->resp.res_head = res - qp->resp.resources;
-	free_rd_atomic_resource(res);
-	return true;
 }
 
 /* Keep the receive WQE, unused, for the next packet that takes one */
@@ -445,7 +462,7 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 				    enum resp_states state)
 {
 	struct rxe_pkt_info *pkt;
-	bool late, begins;
+	bool late;
 
 	if (err != -EINPROGRESS)
 		return err ? state : RESPST_NONE;
@@ -454,7 +471,11 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 	if (err != -EINPROGRESS && err != -ESHUTDOWN)
 		return state;
 
-	begins = rxe_odp_rewind_resource(qp);
+	pkt = SKB_TO_PKT(skb_peek(&qp->req_pkts));
+	late = err == -EINPROGRESS && rxe_odp_is_late(qp);
+	if (late)
+		rxe_odp_leave_read(qp, pkt);
+	rxe_odp_rewind_resource(qp);
 	if (err == -ESHUTDOWN) {
 		qp->resp.res = NULL;
 		return RESPST_CLEANUP;
@@ -464,17 +485,12 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 		rxe_put(qp->resp.mr);
 		qp->resp.mr = NULL;
 	}
-	pkt = SKB_TO_PKT(skb_peek(&qp->req_pkts));
-	late = rxe_odp_is_late(qp);
 	/* Of an unreliable transport all of the message goes when it is late */
 	if (qp->resp.wqe && ((pkt->mask & RXE_RWR_MASK) ||
 			     (late && qp_type(qp) != IB_QPT_RC)))
 		rxe_odp_keep_wqe(qp);
-	if (late && begins)
-		return RESPST_ERR_RNR;
-	/* The peer repeats itself: once is enough */
 	if (late)
-		rxe_odp_drop(qp, &qp->req_pkts, 1);
+		return RESPST_ERR_RNR;
 	rxe_odp_keep_packets(qp, &qp->req_pkts);
 	return RESPST_EXIT;
 }
