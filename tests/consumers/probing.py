@@ -119,11 +119,14 @@ def run(case):
     return good
 
 
-def fi_info():
-    """It knows the monitor."""
+def described():
+    """fi_info and the manual page know the monitor."""
     said = subprocess.run([f"{BUILT}/libfabric/bin/fi_info", "-g", "FI_MR_CACHE_MONITOR"],
                           env=environment({}), text=True, check=False, capture_output=True).stdout
-    return check("fi_info -g: verbs_notify", re.search(r"\bverbs_notify\b", said), said)
+    with open(f"{BUILT}/libfabric/share/man/man3/fi_mr.3", encoding="utf-8") as page:
+        in_page = re.search(r"\bVerbs_notify is\b", page.read())
+    return [check("fi_info -g: verbs_notify", re.search(r"\bverbs_notify\b", said), said),
+            check("fi_mr(3): verbs_notify", in_page)]
 
 
 def main():
@@ -131,7 +134,7 @@ def main():
     old = sys.argv[1:] == ["--old"]
     if not old:
         subprocess.run("rdma link add rxe1 type rxe netdev dummy1".split(), check=True)
-    good = [run(case) for case in (OLD if old else CASES)] + [fi_info()]
+    good = [run(case) for case in (OLD if old else CASES)] + described()
     return 0 if all(good) else 1
 
 

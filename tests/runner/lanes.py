@@ -168,7 +168,7 @@ LANES = {
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=38),
          Step("fabtests", f"{PYTHON} tests/consumers/fabtests.py verbs", results.lines, least=10),
          Step("ucx_perftest", f"{PYTHON} tests/consumers/ucx_perftest.py", results.lines, least=11),
-         Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=60)],
+         Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=61)],
         guest="--kernel um", seconds=200, named_only=True, needs=(*CONSUMERS, "fabtests")),
     # Programs that check their answers, over them.
     "consumers-programs": Lane(
@@ -179,8 +179,15 @@ LANES = {
     # They were compiled with our header, and find Debian's libibverbs.
     "consumers-library": Lane(
         [Step("probing", f"env -u LD_LIBRARY_PATH {PYTHON} tests/consumers/probing.py --old",
-              results.lines, least=17)],
+              results.lines, least=18)],
         guest="--kernel um", named_only=True, needs=CONSUMERS),
+    # A kernel that has no notification, with either libibverbs.
+    "consumers-stock": Lane(
+        [Step("probing", f"{PYTHON} tests/consumers/probing.py --old", results.lines, least=14),
+         Step("probing, stock library", "env -u LD_LIBRARY_PATH "
+              f"{PYTHON} tests/consumers/probing.py --old", results.lines, least=14)],
+        guest="--kernel stock", seconds=120, named_only=True,
+        needs=("fork", "communication libraries", "kernel stock")),
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": Lane(
         [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, PAGING_PROGRAMS,
