@@ -79,7 +79,7 @@ public:
 		i = a.hot.high.load(std::memory_order_relaxed);
 		if (i == Env::entries || !a.commit_entry(i))
 			return 0;
-		at(i).word.close_fresh_relaxed();
+		at(i).word.free_fresh_relaxed();
 		a.hot.high.store(i + 1, std::memory_order_relaxed);
 		return i;
 	}
@@ -90,7 +90,7 @@ public:
 		a.pd.remove(at(i).pd, a.entries, i);
 		at(i).forget();
 		at(i).state = state::FREE;
-		at(i).word.clean_relaxed();
+		at(i).word.free_relaxed();
 		at(i).link = a.free_entry;
 		a.free_entry = i;
 	}

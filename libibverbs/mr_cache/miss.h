@@ -178,8 +178,6 @@ private:
 			request.size = want.length;
 		}
 
-		e.word.hold_relaxed();
-
 		int error = register_with_room(request, e.word, &mr);
 
 		lock.be_busy(i, -1);

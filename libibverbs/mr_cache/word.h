@@ -8,7 +8,7 @@
  *   | uses (30)   | FULL | references | DOOMED | CLOSED | kernel  |
  *
  * kernel   INVALID, SUSPECT and SUSPENDED, set by the kernel, asynchronously
- * CLOSED   nobody's: free, being registered (with one reference, hold()) or being deregistered
+ * CLOSED   nobody's: free or being registered (with one reference), or being deregistered
  * DOOMED   not in the index any more: its last user tears it down
  * FULL     the top bit of the references, of which there are too many to take more: 8 million
  *          before they would overflow, and be taken for none
@@ -127,13 +127,20 @@ public:
 	}
 
 	/* A fresh entry's word is 0, which would be open. */
-	void close_fresh_relaxed() { value.fetch_or(CLOSED, std::memory_order_relaxed); }
+	void free_fresh_relaxed() { value.fetch_add(CLOSED + REF, std::memory_order_relaxed); }
 
 	/* Closed, and the kernel has let go of it: forget what it said. */
 	void clean_relaxed() { value.fetch_and(~(KERNEL | DOOMED), std::memory_order_relaxed); }
 
-	/* While it is registered: keeps the kernel from suspending it. */
-	void hold_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
+	/*
+	 * The same, with a reference that keeps the kernel from suspending it while it is
+	 * registered for the next time. Nobody else changes those bits then.
+	 */
+	void free_relaxed()
+	{
+		value.fetch_add(REF - (peek_relaxed() & (KERNEL | DOOMED)),
+				std::memory_order_relaxed);
+	}
 	void unhold_relaxed() { value.fetch_sub(REF, std::memory_order_relaxed); }
 
 	/* From closed to open, with so many more references of ours. Pairs with take(). */
