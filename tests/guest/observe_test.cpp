@@ -94,6 +94,20 @@ public:
 		return count;
 	}
 
+	/* All lines of this event; forgets them. */
+	std::vector<std::string> take(const std::string &event) const
+	{
+		std::istringstream lines(read_file(place_ + "/trace"));
+		std::vector<std::string> found;
+		std::string line;
+
+		while (std::getline(lines, line))
+			if (line[0] != '#' && line.find(event) != line.npos)
+				found.push_back(line);
+		write_file(place_ + "/trace", "");
+		return found;
+	}
+
 	/* "name: fields" of each event of an MR's range, oldest first. */
 	std::vector<std::string> look(const ibv_mr &mr) const
 	{
@@ -272,6 +286,72 @@ TEST_CASE("the worker's look is traced as its own")
 	const auto seen = events.take(*mr);
 	REQUIRE(seen.size() == 2);
 	CHECK(has(seen[1], {"mr_notify_settle:", "state=VALID", "by=worker", "ret=0"}));
+}
+
+/* Who maps memory waits for it. */
+TEST_CASE("mmap_lock is kept for some of the pages of a large registration at a time")
+{
+	constexpr std::size_t pages = 16 * 512;
+	const device on;
+	const memory m = anonymous(pages * page_size());
+	const range r = m.registered();
+	madvise(r.addr, r.length, MADV_NOHUGEPAGE);
+	const auto mr = on.register_memory(r);
+	const trace events("mmap_lock/mmap_lock_released");
+	word w;
+
+	events.count_mine();
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	CHECK(events.count_mine() >= 16);
+}
+
+/*
+ * A worker that was the last one to use an address space would end it, and so tell the words of its
+ * process after wait() has returned. Here a process ends when a worker has looked at the first of
+ * many registrations. The device stays open: what the process has closed would be told anyhow.
+ */
+TEST_CASE("no worker ends the address space that it looks at")
+{
+	constexpr std::size_t many = 64;
+	constexpr std::size_t size = std::size_t{4096} << 12;
+	const memory shared = shared_file(page_size());
+	auto *const words = reinterpret_cast<uint64_t *>(shared.registered().addr);
+	const trace events("ib_mr_notify/mr_notify_mark");
+	const auto all_say = [&](uint64_t what) {
+		return std::all_of(words, words + many, [what](uint64_t &word) {
+			return std::atomic_ref<uint64_t>(word).load() == what;
+		});
+	};
+
+	for (int i = 0; i < 10; i++) {
+		const device on;
+		int status = 0;
+		std::fill_n(words, many, 0);
+		const pid_t child = fork();
+		if (child == 0) {
+			const memory m = anonymous(size);
+			const range r = m.registered();
+			madvise(r.addr, size, MADV_NOHUGEPAGE);
+			for (std::size_t nth = 0; nth < many; nth++) {
+				ibv_mr *mr = ibv_reg_mr(on.pd(), r.addr, size, 0);
+				if (!mr || ibv_reg_mr_notify(mr, &words[nth]))
+					_exit(1);
+			}
+			const bool looks = !madvise(r.addr, size, MADV_FREE) &&
+					   happens([&] { return !all_say(IBV_MR_NOTIFY_SUSPECT); });
+			_exit(looks ? 0 : 1);
+		}
+		REQUIRE(child > 0);
+		REQUIRE(waitpid(child, &status, 0) == child);
+		CHECK(all_say(IBV_MR_NOTIFY_INVALID));
+		REQUIRE(status == 0);
+		REQUIRE(happens([&] { return all_say(IBV_MR_NOTIFY_INVALID); }));
+		const auto told = events.take("event=RELEASE");
+		CHECK(told.size() > 0);
+		CHECK(std::none_of(told.begin(), told.end(), [](const std::string &line) {
+			return line.find("kworker/") != line.npos;
+		}));
+	}
 }
 
 /* It must not wait for the inode, which deregistration would then wait for too. */

@@ -9,6 +9,8 @@
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <malloc.h>
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/rdma_user_ioctl_cmds.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -39,6 +41,16 @@ namespace {
 
 /* This thread's calls of the kernel begin later: others see it in the middle of what it does. */
 thread_local bool is_slow = false;
+/* What happens instead when this thread makes a CQ: an errno value, or 0 to go on. */
+thread_local std::function<int()> instead_of_a_cq;
+
+bool makes_cq(unsigned long request, const void *argument)
+{
+	const auto *const call = static_cast<const ib_uverbs_ioctl_hdr *>(argument);
+
+	return request == RDMA_VERBS_IOCTL && call->object_id == UVERBS_OBJECT_CQ &&
+	       call->method_id == UVERBS_METHOD_CQ_CREATE;
+}
 
 } // namespace
 
@@ -51,6 +63,11 @@ extern "C" int ioctl(int fd, unsigned long request, ...) noexcept
 	va_end(rest);
 	if (is_slow)
 		usleep(500);
+	if (instead_of_a_cq && makes_cq(request, argument)) {
+		errno = instead_of_a_cq();
+		if (errno)
+			return -1;
+	}
 	return static_cast<int>(syscall(SYS_ioctl, fd, request, argument));
 }
 
@@ -385,4 +402,30 @@ TEST_CASE("owner: idle registrations leave a cgroup's objects to who needs them"
 	SKIP_IF(!first.lines.empty() && first.lines[0] == "no rdma cgroup",
 		"this kernel has no rdma cgroup");
 	same_told("few objects");
+}
+
+/* Something is idle again each time, as if others took what was given back. */
+TEST_CASE("owner: a verb that lacks something ends, whatever others do")
+{
+	constexpr int many = 1000;
+	const device on;
+	const spaced pages(1);
+	int tried = 0;
+
+	ibv_mr *const first = reg(on.pd(), pages[0], cached);
+	REQUIRE(first);
+	REQUIRE(ibv_dereg_mr(first) == 0);
+	instead_of_a_cq = [&] {
+		ibv_mr *const mr = reg(on.pd(), pages[0], cached);
+		if (mr)
+			ibv_dereg_mr(mr);
+		return ++tried < many ? ENOMEM : 0;
+	};
+	const owned<ibv_cq> cq(ibv_create_cq(on.context(), 8, nullptr, nullptr, 0));
+	const int error = errno;
+	instead_of_a_cq = nullptr;
+	CHECK_FALSE(cq);
+	CHECK(error == ENOMEM);
+	CHECK(tried > 2);
+	CHECK(tried < many);
 }

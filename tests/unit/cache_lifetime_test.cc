@@ -9,6 +9,7 @@
  *   the same kept when its owner is flushed, or its context used after that
  *   a thread that waits for its own registration, or two that wait for one another
  *   a deregistration of others not counted as room
+ *   a registration tried for ever, as long as others have something idle
  *   a thread that is cancelled while it waits and has the mutex
  */
 #include <chrono>
@@ -295,6 +296,28 @@ TEST_CASE_METHOD(fixture, "what others are giving back is room")
 	kernel.most_bytes = UINT64_MAX;
 	if (!plain)
 		CHECK(put(ref) == 0);
+}
+
+TEST_CASE_METHOD(fixture, "there is an end though what is given back is taken by others each time")
+{
+	constexpr unsigned int many = 1000;
+	unsigned int tried = 0;
+	mr_cache_ref ref;
+
+	cache.env.before_reg = [&](const mr_cache_request &what) {
+		mr_cache_ref another;
+
+		if (what.owner != owner)
+			return;
+		/* There is an idle one again, and again no room. */
+		CHECK(get2(&another, 7) == 0);
+		CHECK(put(another) == 0);
+		if (++tried < many)
+			fail_next(ENOMEM);
+	};
+	CHECK(get(&ref, 0) == ENOMEM);
+	CHECK(tried > 2);
+	CHECK(tried < many);
 }
 
 TEST_CASE_METHOD(fixture, "a registration in the middle of a registration waits for nobody")
