@@ -517,10 +517,15 @@ TEST_CASE("prefetching brings pages in")
 	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_FLAG_FLUSH) ==
 	      0);
 	CHECK(present() == 0);
+	/* two bytes, of two pages */
+	ibv_sge edge{number(r.addr) + page_size() - 1, 2, all->lkey};
+	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 1, &edge, 1) == 0);
+	CHECK(present() == 2);
 	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, GENERATE(0, 1)) == 0);
 	CHECK(present() == static_cast<long>(there.size()));
 
-	CHECK(advise(all->lkey + 256, IBV_ADVISE_MR_ADVICE_PREFETCH, 1) == ENOENT);
+	CHECK(advise(all->lkey + (1000 << 8), IBV_ADVISE_MR_ADVICE_PREFETCH, 1) == ENOENT);
+	CHECK(advise(all->lkey, static_cast<ibv_advise_mr_advice>(7), 1) == EOPNOTSUPP);
 	CHECK(advise(pinned->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH, 1) == EINVAL);
 	const auto read_only = register_all(s.on, 0);
 	CHECK(advise(read_only->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 1) == EPERM);
@@ -552,6 +557,11 @@ TEST_CASE("what can't be prefetched")
 	CHECK(advise(other.get(), iova, mr->lkey) == EPERM);
 	CHECK(advise(s.on.pd(), iova, mr->lkey ^ 1) == ENOENT);
 	CHECK(advise(s.on.pd(), iova + page_size(), mr->lkey) == EFAULT);
+	/* not even the first part, if the second one can't be */
+	const auto part = static_cast<uint32_t>(page_size());
+	ibv_sge two[] = {{iova, part, mr->lkey}, {iova, part, mr->lkey ^ 1}};
+	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+			    IBV_ADVISE_MR_FLAG_FLUSH, two, 2) == ENOENT);
 	REQUIRE(mincore(s.to().addr, s.to().length, there.data()) == 0);
 	CHECK(std::count(there.begin(), there.end(), 1) == 0);
 	CHECK(advise(s.on.pd(), iova, mr->lkey) == 0);
@@ -598,6 +608,11 @@ TEST_CASE("counters: what was faulted in, waited for, prefetched")
 	ibv_sge sge{number(s.to().addr), static_cast<uint32_t>(length), mr->lkey};
 	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 1, &sge, 1) == 0);
 	CHECK(counter("page_prefetch") == pages);
+	drop();
+	REQUIRE(mprotect(s.to().addr, page_size(), PROT_NONE) == 0);
+	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1) == 0);
+	CHECK(counter("page_prefetch") == 2 * pages - 1);
+	REQUIRE(mprotect(s.to().addr, page_size(), PROT_READ | PROT_WRITE) == 0);
 
 	const memory file = mapped_file(length);
 	const auto of_file = s.on.register_memory(file.registered(), IBV_ACCESS_ON_DEMAND);

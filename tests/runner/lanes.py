@@ -81,7 +81,7 @@ MATRIX = Step("matrix", "ibv_mr_notify --system --json", results.matrix)
 ALL = Step("matrix, all memory", "ibv_mr_notify --system --all", results.lines)
 SUSPENDED = Step("matrix, suspended", "ibv_mr_notify --system --reclaim", results.lines)
 # On-demand paging: ours, and upstream's tests of it.
-PAGING = [*guest_programs("odp", "odp_memory", "odp_wait", "odp_oracle"),
+PAGING = [*guest_programs("odp", "odp_memory", "odp_packets", "odp_wait", "odp_oracle"),
           pyverbs("test_mr_all", "test_odp", least=22)]
 # Those of Debian's programs that can page on demand, on the fork's library as it was built.
 PAGING_PROGRAMS = Step("programs on demand", f"{PYTHON} tests/installed/programs.py 'on demand'",

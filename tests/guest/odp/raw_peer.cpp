@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+#include "raw_peer.h"
+
+#include <arpa/inet.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <net/if.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace odp {
+
+using namespace mr_notify;
+using bytes = std::vector<std::byte>;
+
+namespace {
+
+constexpr uint32_t peer_number = 0x123456;
+constexpr uint16_t roce_port = 4791;
+constexpr std::size_t ethernet = 14, ip = 20, udp = 8, bth = 12, aeth = 4, icrc = 4;
+
+const char *const make_cable =
+	"exec 2>/dev/null; modprobe veth;"
+	"ip link add odp0 address 02:00:00:00:09:01 type veth"
+	" peer name odp1 address 02:00:00:00:09:02 && "
+	"ip address add 10.0.9.1/24 dev odp0 && ip link set odp0 up && ip link set odp1 up && "
+	"ip neighbour add 10.0.9.2 lladdr 02:00:00:00:09:02 dev odp0 && "
+	"rdma link add rxe_odp type rxe netdev odp0";
+
+void number(bytes &to, uint64_t value, int length)
+{
+	while (length--)
+		to.push_back(static_cast<std::byte>(value >> (8 * length)));
+}
+
+uint32_t number_at(const bytes &from, std::size_t at, int length)
+{
+	uint32_t value = 0;
+
+	while (length--)
+		value = value << 8 | static_cast<uint32_t>(from[at++]);
+	return value;
+}
+
+/* The sum of an IP header, whose own field is 0. */
+uint16_t ip_sum(const bytes &header)
+{
+	uint32_t sum = 0;
+
+	for (std::size_t i = 0; i < header.size(); i += 2)
+		sum += number_at(header, i, 2);
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	return static_cast<uint16_t>(~sum);
+}
+
+/* Of all but what routers may change, behind the header of a link, which is not there. */
+uint32_t invariant_crc(bytes packet)
+{
+	uint32_t crc = 0xffffffff;
+
+	for (const std::size_t varies : {1, 8, 10, 11, 26, 27, 32})
+		packet[varies] = std::byte{0xff};
+	packet.insert(packet.begin(), 8, std::byte{0xff});
+	for (const std::byte one : packet) {
+		crc ^= static_cast<uint32_t>(one);
+		for (int bit = 0; bit < 8; bit++)
+			crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
+	}
+	return ~crc;
+}
+
+/* What a request names. */
+bytes place(const void *at, uint32_t rkey, std::size_t length)
+{
+	bytes header;
+
+	number(header, reinterpret_cast<uintptr_t>(at), 8);
+	number(header, rkey, 4);
+	number(header, length, 4);
+	return header;
+}
+
+int gid_index(ibv_context *context, ibv_gid *gid)
+{
+	ibv_gid mapped{};
+
+	mapped.raw[10] = mapped.raw[11] = 0xff;
+	mapped.raw[12] = 10;
+	mapped.raw[14] = 9;
+	mapped.raw[15] = 1;
+	for (int i = 0; !ibv_query_gid(context, 1, i, gid); i++)
+		if (!std::memcmp(gid, &mapped, sizeof(mapped)))
+			return i;
+	throw std::runtime_error("no address of the cable's end");
+}
+
+void listen_to_peer(ibv_qp *qp, uint8_t most_reads)
+{
+	ibv_qp_attr attr{};
+	ibv_gid gid{};
+	const int index = gid_index(qp->context, &gid);
+	const bool reliable = qp->qp_type == IBV_QPT_RC;
+
+	attr.qp_state = IBV_QPS_INIT;
+	attr.port_num = 1;
+	attr.qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+	check_verb(
+		ibv_modify_qp(qp, &attr,
+			      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+		"ibv_modify_qp to INIT");
+	attr = {};
+	attr.qp_state = IBV_QPS_RTR;
+	attr.path_mtu = IBV_MTU_1024;
+	attr.dest_qp_num = peer_number;
+	attr.max_dest_rd_atomic = most_reads;
+	attr.min_rnr_timer = 1;
+	attr.ah_attr.is_global = 1;
+	attr.ah_attr.port_num = 1;
+	attr.ah_attr.grh.dgid = gid;
+	attr.ah_attr.grh.dgid.raw[15] = 2;
+	attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(index);
+	attr.ah_attr.grh.hop_limit = 64;
+	check_verb(
+		ibv_modify_qp(
+			qp, &attr,
+			IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+				IBV_QP_RQ_PSN |
+				(reliable ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0)),
+		"ibv_modify_qp to RTR");
+}
+
+} // namespace
+
+std::unique_ptr<cable> cable::make()
+{
+	std::unique_ptr<cable> made(new cable);
+
+	if (std::system(make_cable))
+		return nullptr;
+	made->on_ = std::make_unique<device>("rxe_odp");
+	return made;
+}
+
+cable::~cable()
+{
+	on_.reset();
+	if (std::system("rdma link delete rxe_odp 2>/dev/null; ip link delete odp0 2>/dev/null"))
+		return; /* there was none */
+}
+
+raw_peer::raw_peer(const cable &on, ibv_qp_type type, uint8_t most_reads)
+    : reliable_(type == IBV_QPT_RC), most_reads_(most_reads),
+      cq_(ibv_create_cq(on.on().context(), 16, nullptr, nullptr, 0))
+{
+	ibv_qp_init_attr init{};
+	sockaddr_ll end{};
+
+	init.send_cq = init.recv_cq = cq_.get();
+	init.cap = {1, 1, 1, 1, 0};
+	init.qp_type = type;
+	qp_.reset(ibv_create_qp(on.on().pd(), &init));
+	if (!qp_)
+		fail("ibv_create_qp");
+	listen_to_peer(qp_.get(), most_reads);
+
+	socket_ = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, htons(ETH_P_IP));
+	end.sll_family = AF_PACKET;
+	end.sll_protocol = htons(ETH_P_IP);
+	end.sll_ifindex = static_cast<int>(if_nametoindex("odp1"));
+	if (socket_ < 0 || bind(socket_, reinterpret_cast<sockaddr *>(&end), sizeof(end)))
+		fail("packet socket");
+}
+
+raw_peer::~raw_peer()
+{
+	close(socket_);
+}
+
+void raw_peer::send(uint8_t opcode, uint32_t psn, const bytes &body) const
+{
+	const std::size_t transport = bth + body.size() + icrc;
+	bytes whole;
+	bytes frame;
+
+	number(whole, 0x4500, 2);
+	number(whole, ip + udp + transport, 2);
+	number(whole, 0x4000, 4); /* not in fragments */
+	number(whole, 64 << 8 | 17, 2);
+	number(whole, 0, 2);
+	number(whole, 0x0a000902, 4);
+	number(whole, 0x0a000901, 4);
+	const uint16_t sum = ip_sum(whole);
+	whole[10] = static_cast<std::byte>(sum >> 8);
+	whole[11] = static_cast<std::byte>(sum);
+	number(whole, 0xc000, 2);
+	number(whole, roce_port, 2);
+	number(whole, udp + transport, 2);
+	number(whole, 0, 2);
+	number(whole, opcode | (reliable_ ? 0 : 0x20), 1);
+	number(whole, 0, 1);
+	number(whole, 0xffff, 2);
+	number(whole, qp_->qp_num, 4);
+	number(whole, (reliable_ ? 1U << 31 : 0) | psn, 4);
+	whole.insert(whole.end(), body.begin(), body.end());
+	number(whole, htonl(invariant_crc(whole)), icrc);
+
+	number(frame, 0x020000000901, 6);
+	number(frame, 0x020000000902, 6);
+	number(frame, ETH_P_IP, 2);
+	frame.insert(frame.end(), whole.begin(), whole.end());
+	if (::send(socket_, frame.data(), frame.size(), 0) != static_cast<ssize_t>(frame.size()))
+		fail("send");
+}
+
+void raw_peer::read(uint32_t psn, const void *from, uint32_t rkey, std::size_t length) const
+{
+	send(0x0c, psn, place(from, rkey, length));
+}
+
+void raw_peer::write(uint32_t psn, const void *to, uint32_t rkey, const bytes &data) const
+{
+	bytes body = place(to, rkey, data.size());
+
+	body.insert(body.end(), data.begin(), data.end());
+	send(0x0a, psn, body);
+}
+
+void raw_peer::message(uint32_t psn, const bytes &data) const
+{
+	send(0x04, psn, data);
+}
+
+std::optional<ibv_wc> raw_peer::received(std::chrono::milliseconds patience) const
+{
+	const auto end = std::chrono::steady_clock::now() + patience;
+	ibv_wc wc{};
+
+	do {
+		if (ibv_poll_cq(cq_.get(), 1, &wc) == 1)
+			return wc;
+		usleep(1000);
+	} while (std::chrono::steady_clock::now() < end);
+	return std::nullopt;
+}
+
+void raw_peer::reset() const
+{
+	ibv_qp_attr attr{};
+
+	attr.qp_state = IBV_QPS_RESET;
+	check_verb(ibv_modify_qp(qp_.get(), &attr, IBV_QP_STATE), "ibv_modify_qp to RESET");
+	listen_to_peer(qp_.get(), most_reads_);
+}
+
+std::optional<raw_peer::packet> raw_peer::next(std::chrono::milliseconds patience) const
+{
+	constexpr std::size_t head = ethernet + ip + udp;
+	pollfd ready{socket_, POLLIN, 0};
+	bytes frame(2048);
+
+	while (poll(&ready, 1, static_cast<int>(patience.count())) == 1) {
+		const ssize_t got = recv(socket_, frame.data(), frame.size(), 0);
+
+		if (got < static_cast<ssize_t>(head + bth + icrc))
+			continue;
+		frame.resize(static_cast<std::size_t>(got));
+		if (number_at(frame, ethernet + ip + 2, 2) == roce_port &&
+		    number_at(frame, head + 5, 3) == peer_number) {
+			packet found{static_cast<uint8_t>(frame[head]),
+				     number_at(frame, head + 9, 3),
+				     0,
+				     0,
+				     {}};
+			std::size_t at = head + bth;
+
+			if (found.opcode != 0x0e) { /* in the middle of a read */
+				found.syndrome = static_cast<uint8_t>(frame[at]);
+				found.msn = number_at(frame, at + 1, 3);
+				at += aeth;
+			}
+			found.data.assign(frame.begin() + static_cast<ssize_t>(at),
+					  frame.end() - icrc);
+			return found;
+		}
+		frame.resize(2048);
+	}
+	return std::nullopt;
+}
+
+std::vector<raw_peer::packet> raw_peer::all() const
+{
+	std::vector<packet> found;
+
+	while (auto one = next(std::chrono::milliseconds(300)))
+		found.push_back(std::move(*one));
+	return found;
+}
+
+} // namespace odp

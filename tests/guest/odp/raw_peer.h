@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * A peer made by hand: it sends the packets of a queue pair one by one, in any order and as often
+ * as the test likes, and shows each packet that comes back. It sits at one end of a virtual cable,
+ * soft-RoCE at the other.
+ */
+#ifndef GUEST_ODP_RAW_PEER_H
+#define GUEST_ODP_RAW_PEER_H
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "device.h"
+
+namespace odp {
+
+constexpr std::size_t mtu = 1024;
+
+/* The two ends of the cable, with soft-RoCE on one. */
+class cable {
+public:
+	/* nullptr where the kernel has none. */
+	static std::unique_ptr<cable> make();
+	cable(const cable &) = delete;
+	cable &operator=(const cable &) = delete;
+	~cable();
+
+	const mr_notify::device &on() const { return *on_; }
+
+private:
+	cable() = default;
+
+	std::unique_ptr<mr_notify::device> on_;
+};
+
+/* A queue pair that receives, and its peer. */
+class raw_peer {
+public:
+	/* What came back: an acknowledgement, or a part of what was read. */
+	struct packet {
+		uint8_t opcode;
+		uint32_t psn;
+		uint8_t syndrome; /* these two if the opcode has them */
+		uint32_t msn;
+		std::vector<std::byte> data;
+
+		bool is_ack() const { return opcode == 0x11; }
+		bool is_rnr() const { return is_ack() && syndrome >> 5 == 1; }
+		bool is_error() const { return is_ack() && syndrome & 0x60; }
+	};
+
+	/* @most_reads: how many reads the queue pair remembers */
+	explicit raw_peer(const cable &on, ibv_qp_type type = IBV_QPT_RC, uint8_t most_reads = 4);
+	raw_peer(const raw_peer &) = delete;
+	raw_peer &operator=(const raw_peer &) = delete;
+	~raw_peer();
+
+	void read(uint32_t psn, const void *from, uint32_t rkey, std::size_t length) const;
+	/* At most an MTU. */
+	void write(uint32_t psn, const void *to, uint32_t rkey,
+		   const std::vector<std::byte> &data) const;
+	void message(uint32_t psn, const std::vector<std::byte> &data) const;
+	/* The next packet from the queue pair, if one comes so soon. */
+	std::optional<packet> next(std::chrono::milliseconds patience) const;
+	/* All that come until it says nothing for a while. */
+	std::vector<packet> all() const;
+
+	ibv_qp *qp() const { return qp_.get(); }
+	/* How a receive of the queue pair ended, if one does so soon. */
+	std::optional<ibv_wc> received(std::chrono::milliseconds patience) const;
+	/* The queue pair forgets everything, and begins anew. */
+	void reset() const;
+
+private:
+	void send(uint8_t opcode, uint32_t psn, const std::vector<std::byte> &body) const;
+
+	int socket_;
+	bool reliable_;
+	uint8_t most_reads_;
+	mr_notify::owned<ibv_cq> cq_;
+	mr_notify::owned<ibv_qp> qp_;
+};
+
+} // namespace odp
+
+#endif

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * On-demand paging as a peer sees it, packet by packet: what is answered while a page is waited
+ * for, how often, and with which numbers.
+ */
+#include "catch.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "odp/operations.h"
+#include "odp/raw_peer.h"
+#include "odp/slow_memory.h"
+#include "skip.h"
+
+using namespace mr_notify;
+using namespace odp;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr std::size_t page = 4096;
+constexpr auto patience = 20s;
+
+struct setup {
+	std::unique_ptr<cable> link = cable::make();
+	std::unique_ptr<slow_memory> slow = slow_memory::make(4 * page);
+	memory plain = anonymous(4 * page);
+	owned<ibv_mr> all;
+
+	bool works()
+	{
+		if (!link || !slow || !offers_all(link->on()))
+			return false;
+		all = register_all(link->on(), all_rights);
+		return true;
+	}
+	std::byte *at(std::size_t offset = 0) const { return slow->bytes().addr + offset; }
+	/* The pages have to be waited for again. */
+	void take_away(std::size_t offset, std::size_t length) const
+	{
+		REQUIRE(madvise(at(offset), length, MADV_DONTNEED) == 0);
+	}
+};
+
+/* A read's answer from that one on: the numbers in order, once each, and all of the same bytes. */
+bool answers(const std::vector<raw_peer::packet> &packets, uint32_t psn, std::size_t count,
+	     std::byte value)
+{
+	if (packets.size() != count)
+		return false;
+	for (const auto &one : packets)
+		if (one.is_ack() || one.psn != psn++ || one.data != std::vector(mtu, value))
+			return false;
+	return true;
+}
+
+} // namespace
+
+TEST_CASE("packets: a read that waits counts once, and is answered once")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	raw_peer peer(*s.link);
+
+	peer.read(0, s.at(), s.all->rkey, 3 * mtu);
+	REQUIRE(s.slow->faulted());
+	CHECK_FALSE(peer.next(10ms));
+	s.slow->answer(std::byte{0x5a});
+	const auto first = peer.next(patience);
+	REQUIRE(first);
+	CHECK(first->psn == 0);
+	CHECK(first->msn == 1);
+	CHECK(answers(peer.all(), 1, 2, std::byte{0x5a}));
+}
+
+TEST_CASE("packets: a read that was answered in part goes on where it was")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	raw_peer peer(*s.link);
+
+	s.slow->answer(std::byte{0x11});
+	std::memset(s.at(), 0x11, page);
+	s.take_away(page, page);
+	peer.read(0, s.at(), s.all->rkey, 2 * page);
+	REQUIRE(s.slow->faulted());
+	CHECK(answers(peer.all(), 0, 4, std::byte{0x11}));
+	SECTION("nobody asks again")
+	{
+		s.slow->answer(std::byte{0x22});
+		CHECK(answers(peer.all(), 4, 4, std::byte{0x22}));
+	}
+	SECTION("who asks again is told to come later for the rest")
+	{
+		peer.read(0, s.at(), s.all->rkey, 2 * page);
+		const auto later = peer.next(patience);
+		REQUIRE(later);
+		CHECK(later->is_rnr());
+		CHECK(later->psn == 4);
+		peer.all();
+		s.slow->answer(std::byte{0x22});
+		peer.read(4, s.at(page), s.all->rkey, page);
+		const auto rest = peer.all();
+		CHECK(answers(rest, 4, 4, std::byte{0x22}));
+		CHECK(rest.front().msn == 1);
+	}
+}
+
+TEST_CASE("packets: a read that is repeated is answered again, when its pages are there")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	raw_peer peer(*s.link);
+
+	s.slow->answer(std::byte{0x11});
+	std::memset(s.at(), 0x11, page);
+	peer.read(0, s.at(), s.all->rkey, 3 * mtu);
+	CHECK(answers(peer.all(), 0, 3, std::byte{0x11}));
+	s.take_away(0, page);
+	peer.read(0, s.at(), s.all->rkey, 3 * mtu);
+	REQUIRE(s.slow->faulted());
+	CHECK(peer.all().empty());
+	s.slow->answer(std::byte{0x22});
+	CHECK(answers(peer.all(), 0, 3, std::byte{0x22}));
+}
+
+/* As many as a queue pair must remember, and the one that waited takes the place of no other. */
+TEST_CASE("packets: reads from before one that waited can be repeated")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	raw_peer peer(*s.link, IBV_QPT_RC, 2);
+	const range here = s.plain.registered();
+
+	std::memset(here.addr, 0x11, mtu);
+	peer.read(0, here.addr, s.all->rkey, mtu);
+	CHECK(answers(peer.all(), 0, 1, std::byte{0x11}));
+	peer.read(1, s.at(), s.all->rkey, mtu);
+	REQUIRE(s.slow->faulted());
+	s.slow->answer(std::byte{0x22});
+	CHECK(answers(peer.all(), 1, 1, std::byte{0x22}));
+	peer.read(0, here.addr, s.all->rkey, mtu);
+	CHECK(answers(peer.all(), 0, 1, std::byte{0x11}));
+}
+
+/* More would be memory that a peer can take. */
+TEST_CASE("packets: no more wait than 512")
+{
+	constexpr uint32_t sent = 700;
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	const std::vector<std::byte> word(8, std::byte{0x77});
+	const range here = s.plain.registered();
+	long done = 0;
+	bool late = true;
+
+	/* After 20 ms the peer is told to come later, and all are dropped: then once more. */
+	for (int i = 0; i < 50 && late; i++) {
+		raw_peer peer(*s.link);
+
+		std::memset(here.addr, 0, here.length);
+		s.slow->answer({});
+		s.take_away(0, page);
+		peer.write(0, s.at(), s.all->rkey, word);
+		REQUIRE(s.slow->faulted());
+		for (uint32_t psn = 1; psn < sent; psn++)
+			peer.write(psn, here.addr + 8 * std::size_t{psn}, s.all->rkey, word);
+		std::this_thread::sleep_for(1ms);
+		s.slow->answer({});
+		late = false;
+		for (const auto &one : peer.all())
+			late |= one.is_error();
+		done = std::count(here.addr, here.end(), word[0]) / 8;
+	}
+	SKIP_IF(late, "too slow to send so many in 20 ms");
+	CHECK(done > 1);
+	CHECK(done < 512); /* and the one that waits for its page */
+}
+
+/* An unreliable message that waits for long is dropped; its receive is there for the next one. */
+TEST_CASE("packets: a message that is dropped takes no receive")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	const range plain{s.plain.registered().addr, 8};
+	const std::vector<std::byte> early(8, std::byte{0x11});
+	const std::vector<std::byte> after(8, std::byte{0x22});
+	raw_peer peer(*s.link, IBV_QPT_UC);
+
+	post_receive(peer.qp(), {{{s.at(), 8}, s.all->lkey}});
+	peer.message(0, early);
+	REQUIRE(s.slow->faulted());
+	std::this_thread::sleep_for(50ms);
+	peer.message(1, early);
+	CHECK_FALSE(peer.received(50ms));
+	std::byte *into = s.at();
+	uint32_t psn = 2;
+	SECTION("the page comes")
+	{
+		s.slow->answer({});
+	}
+	SECTION("the queue pair is reset")
+	{
+		peer.reset();
+		post_receive(peer.qp(), {{plain, s.all->lkey}});
+		into = plain.addr;
+		psn = 0;
+	}
+	peer.message(psn, after);
+	const auto done = peer.received(patience);
+	REQUIRE(done);
+	CHECK(done->status == IBV_WC_SUCCESS);
+	CHECK(std::equal(after.begin(), after.end(), into));
+	CHECK_FALSE(peer.received(50ms));
+}
+
+/* Behind the end of a file that is made longer: what is found out is not found out for good. */
+TEST_CASE("packets: what was not there is asked for anew")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	const char *const place = "/run/odp_packets";
+	mkdir(place, 0700);
+	SKIP_IF(mount("none", place, "ramfs", 0, nullptr), "no ramfs");
+	const int fd = open("/run/odp_packets/file", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	umount2(place, MNT_DETACH);
+	REQUIRE(fd >= 0);
+	void *const mapped = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	REQUIRE(mapped != MAP_FAILED);
+	const memory file({static_cast<std::byte *>(mapped), page}, fd);
+	/* An error does not end an unreliable connection. */
+	raw_peer peer(*s.link, IBV_QPT_UC);
+	const std::vector<std::byte> word(8, std::byte{0x77});
+	volatile std::byte *const mark = s.plain.registered().addr;
+	const auto arrives = [](volatile std::byte *at) {
+		const auto end = std::chrono::steady_clock::now() + patience;
+
+		while (*at != std::byte{0x77} && std::chrono::steady_clock::now() < end)
+			std::this_thread::sleep_for(1ms);
+		return *at == std::byte{0x77};
+	};
+
+	peer.write(0, mapped, s.all->rkey, word);
+	peer.write(1, s.plain.registered().addr, s.all->rkey, word);
+	REQUIRE(arrives(mark)); /* so the first one has failed */
+	REQUIRE(ftruncate(fd, page) == 0);
+	peer.write(2, mapped, s.all->rkey, word);
+	CHECK(arrives(static_cast<std::byte *>(mapped)));
+}
