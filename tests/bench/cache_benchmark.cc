@@ -368,7 +368,7 @@ void add_all()
 	      add_hit<layouts::guarded>("guarded", hit<shares::own>),
 	      add_hit<layouts::apart>("part", part),
 	      add("hit/same", hit<shares::same>, setup<layouts::apart, shares::same>)})
-		one->Arg(1)->Arg(1000)->Arg(100000)->Threads(2);
+		one->Arg(1)->Arg(1000)->Arg(100000)->Threads(2)->Threads(16);
 
 	add("flush_pd", flush_pd, leave_behind)->Arg(MOST)->Iterations(100);
 	add("query", query, leave_behind)->Arg(MOST)->Iterations(100);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Cached registration through the verbs, on a real device in a guest:
+ *  atomics      two, of one word: what any such cache costs at least
  *  hit/LAYOUT/N ibv_reg_mr + ibv_dereg_mr of one of N cached buffers, in a random order (User Mode
  *               Linux: native speed). The layouts are those of layouts.h, with smaller buffers:
  *               apart and guarded of one page each, inside of 256 MiB; part: another half of 64 KiB
@@ -15,6 +16,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
@@ -71,6 +73,16 @@ void widen_limits()
 	ibv_mr_cache_limits wide{1 << 30, 1 << 20};
 
 	check_verb(ibv_reg_mr_limits(the_device().context(), &wide, nullptr), "ibv_reg_mr_limits");
+}
+
+void atomics(benchmark::State &state)
+{
+	alignas(64) std::atomic<uint64_t> word{0};
+
+	for (auto _ : state) {
+		benchmark::DoNotOptimize(word.fetch_add(1, std::memory_order_acquire));
+		benchmark::DoNotOptimize(word.fetch_sub(1, std::memory_order_release));
+	}
 }
 
 /* In a random order that is made before; all were used once before the clock starts. */
@@ -218,7 +230,8 @@ void unmapping(benchmark::State &state)
 	}
 }
 
-BENCHMARK(apart)->Name("hit/apart")->Arg(1)->Arg(1000)->Arg(50000);
+BENCHMARK(atomics);
+BENCHMARK(apart)->Name("hit/apart")->Arg(1)->Arg(1000)->Arg(50000)->Arg(100000);
 BENCHMARK(guarded)->Name("hit/guarded")->Arg(1)->Arg(1000)->Arg(50000);
 BENCHMARK(random)->Name("hit/random")->Arg(1000);
 BENCHMARK(heap)->Name("hit/heap")->Arg(1000);
