@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run libfabric's own tests over rxe0, in a guest: with verbs_notify, and with memhooks.
 
-Of its set "short" all that libfabric's list of excluded tests leaves of a provider, by its own
-script, and its test of the registration cache, which is not in the script. Both are what
-`buildlib/consumers tests` built. The arguments: providers, all if there are none.
+All that libfabric's list of excluded tests leaves of a provider, by its own script, but for the set
+"standard", which is "short" with more messages; and its test of the registration cache, which is
+not in the script. Both are what `buildlib/consumers tests` built. The arguments: providers, all if
+there are none.
 """
 import os
 import re
@@ -18,8 +19,15 @@ REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 BUILT = os.path.join(REPO, "build/consumers/fabtests")
 LIBRARY = os.path.join(REPO, "build/consumers/libfabric/lib")
 ADDRESS = "10.0.0.1"
-# Benchmarks with one size of message: all of them take 512 MB of buffers.
-SETS = {"short": ("-C", "-S 65536", "-L", "-S 65536")}
+# With one size of message: without it they take 512 MB of buffers and more. UNSIZED don't know -S.
+UNSIZED = ("^fi_msg$", "^fi_msg_epoll", "^fi_msg_sockets", "^fi_rdm$", "^fi_rdm -U", "av_xfer",
+           "cm_data", "cq_data", "recv_cancel", "shared_ctx")
+SIZED = ("_bw", "flood", "inject", "multi", "peek", "pingpong", "unexpected",
+         # It registers 1 GB at once, for whose page table rxe asks kcalloc().
+         "recv_cancel")
+# (sets, what is left out of them, options)
+RUNS = (("unit,regression,functional", SIZED, ()),
+        ("functional,short", UNSIZED, ("-C", "-S 65536", "-L", "-S 65536")))
 EXCLUDED = {"verbs": "verbs/verbs.exclude", "verbs;ofi_rxm": "ofi_rxm/ofi_rxm.exclude"}
 CACHE = "fi_mr_cache_evict"
 # It tells a hit by its clock, and fails when the first registration was slow by chance; a cache
@@ -32,6 +40,9 @@ KINDS = {"Pass": "pass", "Fail": "fail"}
 # ofi_rxm posts a receive to the endpoint that it has just closed when its peer closes first, and
 # then may crash, when the client has printed its result (libfabric's issue 11828).
 CRASH = re.compile(r"server_stdout: \|\n.*Segmentation fault[\s\S]*client_stdout: \|\n +bytes ")
+# They fail with hooks, too. The first one opens 32,768 completion queues, until memory is out; the
+# last one enables an endpoint that is not connected, and passes if its signal comes before that.
+KNOWN = ("fi_cq_test", "fi_msg_sockets", "fi_shared_ctx", "sighandler_test")
 LIMIT = 60      # seconds: it hangs
 # The script asks ps for what it must kill, and User Mode Linux does not tell ps when it was booted.
 PS = """\
@@ -51,13 +62,13 @@ def run(provider, monitor):
         with open(os.path.join(folder, "ps"), "w", encoding="ascii") as script:
             script.write(PS)
         os.chmod(script.name, 0o755)
-        for tests, options in SETS.items():
+        for tests, left_out, options in RUNS:
             done = subprocess.run(
                 [f"{BUILT}/bin/runfabtests.sh", "-v", "-T", str(LIMIT), "-t", tests, *options, "-p",
                  f"{BUILT}/bin", "-s", ADDRESS, "-c", ADDRESS, "-g", ADDRESS, "-f", excluded,
-                 provider], cwd=folder, env={**env, "PATH": f"{folder}:{env['PATH']}"}, text=True,
-                check=False, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT)
+                 "-e", ",".join(left_out), provider], cwd=folder, text=True, check=False,
+                env={**env, "PATH": f"{folder}:{env['PATH']}"}, errors="replace",
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             for block in re.split(r"^- name: +", done.stdout, flags=re.MULTILINE)[1:]:
                 name = block.partition("\n")[0]
                 result = re.search(r"^  result: (\w+)", block, re.MULTILINE).group(1)
@@ -84,7 +95,7 @@ def main():
     for provider in sys.argv[1:] or EXCLUDED:
         word, said = run(provider, "verbs_notify")
         hooks, _ = run(provider, "memhooks")
-        status |= beside.compare(hooks, word, said)
+        status |= beside.compare(hooks, word, said, KNOWN)
     return status
 
 

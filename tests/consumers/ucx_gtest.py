@@ -1,0 +1,87 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Run UCX's gtest in a guest, with the kernel's word and with hooks: caches, hooks, soft-RoCE.
+
+It is what `buildlib/consumers gtest` built, and all that it says goes to the standard error. The
+arguments: groups, all if there are none.
+"""
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import beside
+
+REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+GTEST = os.path.join(REPO, "build/consumers/gtest/build/test/gtest/gtest")
+WAYS = {"hooks": "n", "word": "try"}
+# UCX drops what soft-RoCE delivers to a UD queue pair unless it is told not to compare the
+# destination address.
+ENVIRONMENT = {"UCX_NET_DEVICES": "rxe0:1", "UCX_UD_VERBS_ETH_DGID_CHECK": "n",
+               "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_HANDLE_ERRORS": "bt", "UCX_LOG_LEVEL": "warn"}
+# {group: (tests, but not these)}. Left out is what measures, or takes most of the time, and most of
+# what is about the transport alone.
+GROUPS = {
+    "caches": ("*rcache*:*test_md*:*test_ib_md*:*test_mem*:*pgtable*",
+               "posix/*:sysv/*:cma/*:shm_ib/*:*perf*"),
+    "hooks": ("malloc_hook*:mem_types/memtype_hooks*", "*perf*"),
+    "rc, ud": ("rc_verbs/uct_p2p*:rc_verbs/*madvise*:rc_verbs/uct_f*:rc_verbs/uct_amo*:"
+               "rc_verbs/test_rc*:ud_verbs/uct_p2p*zcopy*:ud_verbs/uct_p2p_mix*",
+               "*perf*:*keep_data*:*mix_10000*:*last_wqe*"),
+    "ucp": ("rc/test_ucp_mmap*:rc/test_ucp_rma*zcopy*:rc/test_ucp_tag_nbx*:"
+            "rc/test_ucp_am_nbx_rndv*:rc/test_ucp_tag_xfer*rndv*", "*perf*"),
+}
+KNOWN = ("ib/test_md.sys_device",)      # soft-RoCE is no PCI device
+LIMIT = 60      # seconds for a test: it hangs
+
+
+def gtest(tests, way):
+    """What it said of these tests, until it crashed or one took too long."""
+    env = {**os.environ, **ENVIRONMENT, "UCX_RCACHE_NOTIFY": WAYS[way]}
+    said = []
+    with subprocess.Popen([GTEST, "--gtest_color=no", f"--gtest_filter={tests}"], env=env,
+                          text=True, errors="replace", stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        limit = threading.Timer(LIMIT, process.kill)
+        limit.start()
+        for line in process.stdout:
+            if line.startswith("[ RUN "):
+                limit.cancel()
+                limit = threading.Timer(LIMIT, process.kill)
+                limit.start()
+            said.append(line)
+            print(way, line, end="", file=sys.stderr, flush=True)
+        limit.cancel()
+    return "".join(said)
+
+
+def run(group, way):
+    """({test: result}, {test: what it said}). After a crash it goes on with the next test."""
+    tests, left_out = GROUPS[group]
+    found, said, ended = {}, {}, False
+    while not ended:
+        output = gtest(f"{tests}:-{':'.join([left_out, *found])}", way)
+        blocks = re.split(r"^\[ RUN      \] ", output, flags=re.MULTILINE)[1:]
+        for block in blocks:
+            name = block.split(maxsplit=1)[0]
+            end = re.search(r"^\[ +(OK|FAILED|SKIP)\b", block, re.MULTILINE)
+            kind = end.group(1) if end else "crash"
+            found[name] = {"OK": "pass", "SKIP": "not run"}.get(kind, "fail")
+            said[name] = block[-4000:]
+        ended = not blocks or "[==========]" in blocks[-1]
+    return found, said
+
+
+def main():
+    """Compare, group by group."""
+    status = 0
+    for group in sys.argv[1:] or GROUPS:
+        word, said = run(group, "word")
+        hooks, _ = run(group, "hooks")
+        status |= beside.compare(hooks, word, said, KNOWN)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
