@@ -127,6 +127,8 @@ BUILDS = {
     "communication libraries": Build("buildlib/consumers", ("fork",), 240),
     "fabtests": Build("buildlib/consumers fabtests", ("communication libraries",), 60),
     "UCX's gtest": Build("buildlib/consumers gtest", ("communication libraries",), 500),
+    "libfabric with the thread sanitizer":
+        Build("buildlib/consumers libfabric_tsan", ("communication libraries",), 60),
     "MPICH's tests": Build("buildlib/consumers mpich_tests", ("communication libraries",), 100),
     "installed": Build("tests/lab/run --prepare --kernel um --packages", ("debs", "kernel um"), 30),
     "kernel um": Build("tests/lab/run --prepare --kernel um", seconds=240),
@@ -142,6 +144,13 @@ BUILDS = {
 }
 
 CONSUMERS = ("fork", "kernel um", "communication libraries")
+
+
+def hits(name, libfabric, options=""):
+    """libfabric's cache under everything at once; one program and library has the sanitizer."""
+    return Step(name, f"LD_LIBRARY_PATH=build/consumers/{libfabric}/lib:$LD_LIBRARY_PATH {options} "
+                f"build/tests/consumers_{name}", results.lines, least=15)
+
 
 LANES = {
     "um": Lane(
@@ -168,7 +177,8 @@ LANES = {
     "consumers": Lane(
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=38),
          Step("ucx_perftest", f"{PYTHON} tests/consumers/ucx_perftest.py", results.lines, least=11),
-         Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=61)],
+         Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=61),
+         hits("hits", "libfabric")],
         guest="--kernel um", seconds=150, named_only=True, needs=CONSUMERS),
     # Their own tests. Those of UCX take a share of all memory for their buffers, and a process has
     # 65,530 pages that are not next to each other in the file which is the memory of a um guest.
@@ -183,6 +193,11 @@ LANES = {
               least=108)],
         guest="--kernel um --memory 3G", seconds=600, named_only=True,
         needs=(*CONSUMERS, "MPICH's tests")),
+    # Hits that take no lock, on two CPUs.
+    "consumers-races": Lane(
+        [hits("hits_tsan", "libfabric_tsan", "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],
+        guest="--kernel debian", seconds=100, named_only=True,
+        needs=("fork", "kernel debian", "libfabric with the thread sanitizer")),
     # They were compiled with our header, and find Debian's libibverbs.
     "consumers-library": Lane(
         [Step("probing", f"env -u LD_LIBRARY_PATH {PYTHON} tests/consumers/probing.py --old",

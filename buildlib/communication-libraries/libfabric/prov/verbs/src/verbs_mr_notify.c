@@ -44,6 +44,10 @@ static bool vrb_mr_notify_valid(struct ofi_mem_monitor *monitor,
 {
 	struct vrb_mem_desc *md = (struct vrb_mem_desc *) entry->data;
 
+	/* Registered as memory of another kind it has none. */
+	if (OFI_UNLIKELY(!md->notify_word))
+		return false;
+
 	return OFI_LIKELY(!vrb_mr_notify_word(md)) || vrb_mr_notify_settle(md);
 }
 

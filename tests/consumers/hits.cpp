@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * libfabric's registration cache with the monitor verbs_notify. First in steps: a hit takes no
+ * lock, what is stale ends when it is found, what is used stays.
+ *
+ * Then everything at once: threads register parts of a few buffers and keep some of the
+ * registrations for a while, others replace the buffers' memory by system calls, and the cache has
+ * room for a third of them. Each registration that it hands out must have been made since the
+ * memory was last replaced and must cover the request, none may end while somebody has it, and in
+ * the end none is left and the cache's own counts add up.
+ *
+ * The verbs below it are counted here. Nothing of that, and no lock of the test, orders two threads
+ * that only register, so that a thread sanitizer sees what the cache itself lacks.
+ */
+#include <infiniband/verbs.h>
+#include <rdma/fi_domain.h>
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <random>
+#include <shared_mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "libfabric.h"
+#include "run_time.h"
+
+namespace {
+
+constexpr std::size_t page = 4096, pages = 16, buffers = 64, most_cached = 24, domains = 2;
+constexpr std::size_t registering_threads = 4, most_kept = 6, replaced_every = 64;
+
+/* Readers use the memory as it is, who replaces it is alone. */
+struct buffer {
+	std::shared_mutex lock;
+	uint32_t version = 0;
+};
+
+std::array<buffer, buffers> all;
+std::byte *memory;
+std::atomic<std::size_t> wrong, asked;
+#ifndef __SANITIZE_THREAD__
+thread_local std::size_t locks;
+#endif
+
+/* What the verbs registered, by key: a buffer, pages of it, and the memory's version. */
+struct registered {
+	bool live;
+	uint8_t buffer, first, count;
+	uint32_t version;
+	bool operator==(const registered &) const = default;
+};
+
+std::array<std::atomic<uint64_t>, 65536> by_key;
+std::atomic<std::size_t> registrations, live;
+
+std::atomic<uint64_t> &slot(uint64_t key)
+{
+	return by_key[key >> 8 & 0xffff];
+}
+
+registered load(uint64_t key)
+{
+	const uint64_t all_bits = slot(key).load(std::memory_order_relaxed);
+	return {(all_bits & 1) != 0, static_cast<uint8_t>(all_bits >> 8),
+		static_cast<uint8_t>(all_bits >> 16), static_cast<uint8_t>(all_bits >> 24),
+		static_cast<uint32_t>(all_bits >> 32)};
+}
+
+void complain(const char *what, const registered &is, std::size_t buffer)
+{
+	if (wrong.fetch_add(1, std::memory_order_relaxed) < 10)
+		std::printf("%s: buffer %zu, registered: %d, buffer %d, pages %d+%d, version %u\n",
+			    what, buffer, is.live, is.buffer, is.first, is.count, is.version);
+}
+
+ibv_mr *note(ibv_mr *mr, const void *addr, std::size_t length)
+{
+	const auto offset = static_cast<std::size_t>(static_cast<const std::byte *>(addr) - memory);
+	const std::size_t number = offset / (page * pages);
+
+	if (!mr || number >= buffers)
+		return mr;
+	registrations.fetch_add(1, std::memory_order_relaxed);
+	live.fetch_add(1, std::memory_order_relaxed);
+	slot(mr->rkey).store(1 | number << 8 | offset / page % pages << 16 | length / page << 24 |
+				     static_cast<uint64_t>(all[number].version) << 32,
+			     std::memory_order_relaxed);
+	return mr;
+}
+
+} // namespace
+
+extern "C" {
+
+#undef ibv_reg_mr
+ibv_mr *ibv_reg_mr(ibv_pd *pd, void *addr, std::size_t length, int access)
+{
+	static const auto next =
+		reinterpret_cast<decltype(&ibv_reg_mr)>(dlsym(RTLD_NEXT, "ibv_reg_mr"));
+	return note(next(pd, addr, length, access), addr, length);
+}
+
+ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *addr, std::size_t length, uint64_t iova,
+			 unsigned int access)
+{
+	static const auto next =
+		reinterpret_cast<decltype(&ibv_reg_mr_iova2)>(dlsym(RTLD_NEXT, "ibv_reg_mr_iova2"));
+	return note(next(pd, addr, length, iova, access), addr, length);
+}
+
+int ibv_dereg_mr(ibv_mr *mr)
+{
+	static const auto next =
+		reinterpret_cast<decltype(&ibv_dereg_mr)>(dlsym(RTLD_NEXT, "ibv_dereg_mr"));
+	if (load(mr->rkey).live) {
+		slot(mr->rkey).store(0, std::memory_order_relaxed);
+		live.fetch_sub(1, std::memory_order_relaxed);
+	}
+	return next(mr);
+}
+
+#ifndef __SANITIZE_THREAD__
+int pthread_mutex_lock(pthread_mutex_t *mutex) noexcept
+{
+	static const auto next = reinterpret_cast<decltype(&pthread_mutex_lock)>(
+		dlsym(RTLD_NEXT, "pthread_mutex_lock"));
+	locks++;
+	return next(mutex);
+}
+#endif
+}
+
+namespace {
+
+struct kept {
+	fid_mr *mr;
+	registered was;
+	std::size_t buffer;
+};
+
+using generator = std::mt19937;
+
+std::size_t below(generator &random, std::size_t limit)
+{
+	return random() % limit;
+}
+
+/* Half of the requests are for a few buffers, which stay in the cache. */
+std::size_t some_buffer(generator &random)
+{
+	return below(random, below(random, 2) ? most_cached / 4 : buffers);
+}
+
+kept use(fid_domain *domain, std::size_t number, std::size_t first, std::size_t count)
+{
+	fid_mr *mr = nullptr;
+
+	asked.fetch_add(1, std::memory_order_relaxed);
+	check(fi_mr_reg(domain, memory + (number * pages + first) * page, count * page,
+			FI_WRITE | FI_REMOTE_WRITE, 0, 0, 0, &mr, nullptr),
+	      "fi_mr_reg");
+	const registered is = load(fi_mr_key(mr));
+	if (!is.live)
+		complain("not registered", is, number);
+	else if (is.buffer != number || is.first > first || is.first + is.count < first + count)
+		complain("another range", is, number);
+	else if (is.version != all[number].version)
+		complain("stale", is, number);
+	return {mr, is, number};
+}
+
+void release(const kept &one)
+{
+	if (load(fi_mr_key(one.mr)) != one.was)
+		complain("ended while in use", load(fi_mr_key(one.mr)), one.buffer);
+	fi_close(&one.mr->fid);
+}
+
+void register_some(const std::atomic<bool> &go_on, fid_domain *domain, unsigned int seed)
+{
+	std::deque<kept> held;
+	generator random(seed);
+
+	while (go_on) {
+		const std::size_t number = some_buffer(random);
+		const std::size_t first = below(random, 4) ? 0 : below(random, pages);
+		const std::size_t count =
+			below(random, 4) ? pages - first : 1 + below(random, pages - first);
+		std::shared_lock hold(all[number].lock);
+
+		held.push_back(use(domain, number, first, count));
+		hold.unlock();
+		while (held.size() > below(random, most_kept)) {
+			release(held.front());
+			held.pop_front();
+		}
+	}
+	for (const kept &one : held)
+		release(one);
+}
+
+void replace(std::size_t number, bool drop)
+{
+	std::byte *start = memory + number * pages * page;
+
+	if (drop) {
+		syscall(SYS_madvise, start, pages * page, MADV_DONTNEED);
+	} else {
+		syscall(SYS_munmap, start, pages * page);
+		syscall(SYS_mmap, start, pages * page, PROT_READ | PROT_WRITE,
+			MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	}
+	all[number].version++;
+}
+
+void replace_some(const std::atomic<bool> &go_on, unsigned int seed)
+{
+	generator random(seed);
+	std::size_t next = 0;
+
+	while (go_on) {
+		const std::size_t number = some_buffer(random);
+
+		if (asked.load(std::memory_order_relaxed) < next) {
+			std::this_thread::sleep_for(std::chrono::microseconds(50));
+			continue;
+		}
+		next += 1 + below(random, 2 * replaced_every);
+		std::unique_lock hold(all[number].lock);
+		replace(number, below(random, 2));
+	}
+}
+
+/* What the cache says of itself when its domain is closed. */
+struct counts {
+	std::size_t searches = 0, deletes = 0, hits = 0;
+};
+
+counts say(std::FILE *log)
+{
+	counts sum, one;
+	std::string line(1024, '\0');
+
+	std::rewind(log);
+	while (std::fgets(line.data(), static_cast<int>(line.size()), log)) {
+		const char *found = std::strstr(line.c_str(), "MR cache stats: ");
+		if (!found ||
+		    std::sscanf(found, "MR cache stats: searches %zu, deletes %zu, hits %zu",
+				&one.searches, &one.deletes, &one.hits) != 3)
+			continue;
+		sum.searches += one.searches;
+		sum.deletes += one.deletes;
+		sum.hits += one.hits;
+	}
+	return sum;
+}
+
+bool result(const char *what, bool good)
+{
+	std::printf("%sok %s\n", good ? "" : "not ", what);
+	return good;
+}
+
+bool steps(fid_domain *domain)
+{
+	const auto found = [domain](std::size_t number) {
+		const std::size_t before = registrations;
+		release(use(domain, number, 0, pages));
+		return registrations == before;
+	};
+	bool good = result("what was registered is found", !found(0) && found(0));
+
+#ifndef __SANITIZE_THREAD__
+	locks = 0;
+	good &= result("a hit takes no lock", found(0) && !locks);
+#endif
+	replace(0, false);
+	good &= result("what is stale is not found, and ends", !found(0) && live == 1);
+	/* When it is full, a search that does not find at once first makes room. */
+	for (std::size_t number = 1; number < most_cached - 1; number++)
+		found(number);
+	found(0);
+	found(most_cached - 1);
+	good &= result("what is used stays when another needs the place",
+		       !found(most_cached) && found(0) && !found(1));
+	return good;
+}
+
+/* With so many threads that register; some replace, if there are several. */
+bool everything(std::size_t threads, const std::array<fid_domain *, domains> &opened)
+{
+	std::vector<std::thread> running;
+	std::atomic<bool> go_on = true;
+
+	for (std::size_t i = 0; i < threads; i++)
+		running.emplace_back(
+			[&, i] { register_some(go_on, opened[i / 2 % domains], 42 + i); });
+	for (std::size_t i = 0; threads > 1 && i < 2; i++)
+		running.emplace_back([&, i] { replace_some(go_on, 4711 + i); });
+	for (const run_time time; time.goes_on();)
+		std::this_thread::sleep_for(std::chrono::milliseconds(10));
+	go_on = false;
+	for (auto &thread : running)
+		thread.join();
+	return !wrong;
+}
+
+/* Opens domains for a part of the test, and compares the cache's counts when it closes them. */
+template <class Part> bool on_domains(const char *name, bool counts_exactly, const Part &part)
+{
+	const std::string with = std::string(name) + ": ";
+	fi_info *info = find_verbs();
+	fid_fabric *fabric = nullptr;
+	std::array<fid_domain *, domains> opened{};
+
+	registrations = 0;
+	asked = 0;
+	wrong = 0;
+	check(fi_fabric(info->fabric_attr, &fabric, nullptr), "fi_fabric");
+	for (auto &domain : opened)
+		check(fi_domain(fabric, info, &domain, nullptr), "fi_domain");
+
+	bool good = part(opened);
+	std::FILE *log = std::tmpfile();
+	const int before = dup(STDERR_FILENO);
+
+	dup2(fileno(log), STDERR_FILENO);
+	for (auto *domain : opened)
+		fi_close(&domain->fid);
+	dup2(before, STDERR_FILENO);
+	close(before);
+	fi_close(&fabric->fid);
+	fi_freeinfo(info);
+
+	/* A search that is repeated registers once more. */
+	const counts counted = say(log);
+	std::fclose(log);
+	good &= result((with + "no registration is stale, or ends while in use").c_str(), !wrong);
+	good &= result((with + "none is left").c_str(), !live);
+	good &= result((with + "many are found").c_str(), counted.hits >= asked / 10);
+	good &= result((with + "the cache counts what it did").c_str(),
+		       counted.searches - counted.hits == registrations &&
+			       counted.deletes >= asked && counted.searches >= asked &&
+			       (!counts_exactly || counted.deletes == asked));
+	std::printf("asked %zu, registered %zu; searches %zu, deletes %zu, hits %zu\n",
+		    asked.load(), registrations.load(), counted.searches, counted.deletes,
+		    counted.hits);
+	return good;
+}
+
+} // namespace
+
+int main()
+{
+	setenv("FI_MR_CACHE_MONITOR", "verbs_notify", 0);
+	setenv("FI_MR_CACHE_MAX_COUNT", std::to_string(most_cached).c_str(), 1);
+	setenv("FI_LOG_LEVEL", "info", 1);
+	setenv("FI_LOG_SUBSYS", "mr", 1);
+	setenv("FI_LOG_PROV", "verbs", 1);
+	memory = static_cast<std::byte *>(mmap(nullptr, buffers * pages * page,
+					       PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+					       -1, 0));
+
+	bool good = on_domains("steps", true, [](const auto &opened) { return steps(opened[0]); });
+
+	good &= on_domains("one thread", true,
+			   [](const auto &opened) { return everything(1, opened); });
+	good &= on_domains("threads", false, [](const auto &opened) {
+		return everything(registering_threads, opened);
+	});
+	return good ? 0 : 1;
+}
