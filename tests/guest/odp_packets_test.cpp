@@ -256,3 +256,33 @@ TEST_CASE("packets: what was not there is asked for anew")
 	peer.write(2, mapped, s.all->rkey, word);
 	CHECK(arrives(static_cast<std::byte *>(mapped)));
 }
+
+/* What was found out while the queue pair did not need it any more is not for the next time. */
+TEST_CASE("packets: an old answer is no answer")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	raw_peer peer(*s.link, IBV_QPT_UC);
+	const std::vector<std::byte> word(8, std::byte{0x77});
+	const range here = s.plain.registered();
+	const auto arrives = [](const std::byte *at) {
+		const volatile std::byte *const seen = at;
+		const auto end = std::chrono::steady_clock::now() + patience;
+
+		while (*seen != std::byte{0x77} && std::chrono::steady_clock::now() < end)
+			std::this_thread::sleep_for(1ms);
+		return *seen == std::byte{0x77};
+	};
+
+	peer.write(0, s.at(), s.all->rkey, word);
+	REQUIRE(s.slow->faulted());
+	REQUIRE(mprotect(s.at(), page, PROT_NONE) == 0);
+	s.slow->wake();
+	peer.write(1, here.addr, s.all->rkey, word);
+	REQUIRE(arrives(here.addr)); /* so the first one has failed */
+	REQUIRE(mprotect(s.at(), page, PROT_READ | PROT_WRITE) == 0);
+	peer.write(2, s.at(), s.all->rkey, word);
+	CHECK(s.slow->faulted());
+	s.slow->answer({});
+	CHECK(arrives(s.at()));
+}

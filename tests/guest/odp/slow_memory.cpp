@@ -85,7 +85,14 @@ void slow_memory::answer(std::byte with, std::size_t length) const
 		copy.len = page_size();
 		ioctl(fd_, UFFDIO_COPY, &copy); // a page that is there stays as it is
 	}
+	wake();
+}
+
+void slow_memory::wake() const
+{
+	const range all = bytes();
 	uffdio_range woken{reinterpret_cast<uintptr_t>(all.addr), all.length};
+
 	ioctl(fd_, UFFDIO_WAKE, &woken);
 }
 

@@ -448,6 +448,19 @@ static bool rxe_odp_is_late(struct rxe_qp *qp)
 	return late;
 }
 
+/*
+ * The access was made, or can't be: nobody asks for the answer any more. It would
+ * be an old one, if the queue pair came to wait for that page again.
+ */
+static void rxe_odp_end_wait(struct rxe_qp *qp, enum rxe_odp_side side)
+{
+	if (!READ_ONCE(qp->odp_faults[side]))
+		return;
+	spin_lock(&rxe_odp_lock);
+	rxe_odp_leave_fault(qp, side);
+	spin_unlock(&rxe_odp_lock);
+}
+
 /**
  * rxe_odp_resp_state - What the responder does after an access to memory
  * @qp: The queue pair
@@ -464,8 +477,10 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 	struct rxe_pkt_info *pkt;
 	bool late;
 
-	if (err != -EINPROGRESS)
+	if (err != -EINPROGRESS) {
+		rxe_odp_end_wait(qp, RXE_ODP_RESP);
 		return err ? state : RESPST_NONE;
+	}
 
 	err = rxe_odp_wait(qp, RXE_ODP_RESP);
 	if (err != -EINPROGRESS && err != -ESHUTDOWN)
