@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 namespace mr_notify {
@@ -130,6 +131,18 @@ void connect(ibv_qp *qp, uint32_t peer, const address &where)
 		   "ibv_modify_qp to RTS");
 }
 
+/* What it sends next and what it expects: where it stopped. */
+std::string psns(ibv_qp *qp)
+{
+	ibv_qp_attr attr{};
+	ibv_qp_init_attr init{};
+
+	if (ibv_query_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_RQ_PSN, &init))
+		return "unknown";
+	return "state " + std::to_string(attr.qp_state) + ", sends " + std::to_string(attr.sq_psn) +
+	       ", expects " + std::to_string(attr.rq_psn);
+}
+
 } // namespace
 
 loopback::loopback(const device &on, ibv_srq *srq, ibv_mtu most)
@@ -174,7 +187,9 @@ ibv_wc loopback::wait()
 			return *wc;
 		std::this_thread::yield(); // a software device needs a CPU too
 	}
-	throw std::runtime_error("no completion in 20 s");
+	throw std::runtime_error("no completion in " + std::to_string(completion_timeout.count()) +
+				 " s; near end: " + psns(near_.get()) +
+				 ", far end: " + psns(far_.get()));
 }
 
 void loopback::start(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const void *remote,
