@@ -366,16 +366,16 @@ TEST_CASE("a worker that finds the file busy looks again later")
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	for (const run_time time; !met && time.goes_on(false);) {
-		std::atomic<bool> stop = false;
+		std::atomic<bool> runs = false, stop = false;
 		/* holds the inode's lock for most of the time */
 		std::thread writer([&] {
-			while (!stop)
+			for (; !stop; runs = true)
 				if (fallocate(m.fd(), 0, length, 32 << 20) ||
 				    fallocate(m.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
 					      length, 32 << 20))
 					std::abort();
 		});
-		usleep(20000);
+		CHECK(happens([&] { return runs.load(); }));
 		drop_all(m);
 		usleep(100000);
 		stop = true;
