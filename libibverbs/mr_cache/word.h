@@ -95,12 +95,17 @@ public:
 	uint64_t untake_release() { return value.fetch_sub(REF + USE, std::memory_order_release); }
 	uint64_t give_release() { return value.fetch_sub(REF, std::memory_order_release); }
 
-	/* What give() found: a reference that is not the last one, or leaves an idle entry. */
+	/*
+	 * What give() found: a reference that is not the last one, or leaves an idle entry. A
+	 * closed one has none of a user's, only its own and those of old hints.
+	 */
 	static bool simple(uint64_t seen)
 	{
 		uint64_t references = seen & REFS;
 
-		return references > REF || (references && !(seen & (INVALID | DOOMED | CLOSED)));
+		if (references && !(seen & (INVALID | DOOMED | CLOSED)))
+			return true;
+		return references > REF && !(seen & CLOSED);
 	}
 	/* What give() found: no user's reference. */
 	static bool unused(uint64_t seen) { return !used(seen) || seen & CLOSED; }

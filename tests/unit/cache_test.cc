@@ -327,6 +327,25 @@ TEST_CASE_METHOD(fixture, "a release too many is EINVAL, whatever became of the 
 	CHECK(cache.release(1, 77) == EINVAL);
 }
 
+TEST_CASE_METHOD(fixture,
+		 "a release too many of a free entry is EINVAL while an old hint is followed")
+{
+	using word = mr_cache::entry_word<fake_env>;
+	mr_cache_ref ref = get(0);
+	std::atomic_ref raw(*mr_of(ref).word);
+
+	CHECK(put(ref) == 0);
+	CHECK(cache.flush_pd(pd) == 0);
+
+	const uint64_t free = raw.load();
+
+	raw += word::REF + word::USE; // the hint's
+	CHECK(put(ref) == EINVAL);
+	raw -= word::REF + word::USE;
+	CHECK(raw == free);
+	use(0);
+}
+
 TEST_CASE_METHOD(fixture, "the least recently used goes first, the used never")
 {
 	limit(UINT64_MAX, 4);
