@@ -134,7 +134,6 @@ void umem_notify_queue_soon(struct ib_umem_notify *n)
 {
 	lockdep_assert_held(&n->lock);
 
-	n->doublings = 0;
 	queue_after(n, 1, SETTLE_DELAY, true);
 }
 
