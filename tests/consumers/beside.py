@@ -27,3 +27,12 @@ def compare(hooks, word, said, known=()):
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
         print(f"# {way}: {counts}")
     return 0 if good and word else 1
+
+
+def run_all(run, groups, known, word, hooks):
+    """Compare run(GROUP, WAY), which returns results and what was said, of both ways."""
+    status = 0
+    for group in groups:
+        results, said = run(group, word)
+        status |= compare(run(group, hooks)[0], results, said, known)
+    return status

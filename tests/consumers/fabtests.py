@@ -89,15 +89,5 @@ def run(provider, monitor):
     return found, said
 
 
-def main():
-    """Compare, provider by provider."""
-    status = 0
-    for provider in sys.argv[1:] or EXCLUDED:
-        word, said = run(provider, "verbs_notify")
-        hooks, _ = run(provider, "memhooks")
-        status |= beside.compare(hooks, word, said, KNOWN)
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(beside.run_all(run, sys.argv[1:] or EXCLUDED, KNOWN, "verbs_notify", "memhooks"))

@@ -75,15 +75,5 @@ def run(group, way):
     return found, said
 
 
-def main():
-    """Compare, group by group."""
-    status = 0
-    for group in sys.argv[1:] or GROUPS:
-        word, said = run(group, "word")
-        hooks, _ = run(group, "hooks")
-        status |= beside.compare(hooks, word, said, KNOWN)
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(beside.run_all(run, sys.argv[1:] or GROUPS, KNOWN, "word", "hooks"))
