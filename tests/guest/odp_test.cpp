@@ -187,6 +187,21 @@ TEST_CASE("memory that comes after the registration, goes and comes again")
 	}
 }
 
+/* Memory there that the process may access and no device; false where there is none of it. */
+static bool make_secret(range r)
+{
+	const int fd = static_cast<int>(syscall(447 /* memfd_secret */, 0));
+
+	if (fd < 0)
+		return false;
+	REQUIRE(ftruncate(fd, static_cast<off_t>(r.length)) == 0);
+	REQUIRE(mmap(r.addr, r.length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
+		r.addr);
+	close(fd);
+	std::memset(r.addr, 0x55, r.length);
+	return true;
+}
+
 TEST_CASE("what the process may not do is refused")
 {
 	setup s;
@@ -216,13 +231,7 @@ TEST_CASE("what the process may not do is refused")
 	}
 	SECTION("secret memory")
 	{
-		const int fd = static_cast<int>(syscall(447 /* memfd_secret */, 0));
-		SKIP_IF(fd < 0, "no memfd_secret");
-		REQUIRE(ftruncate(fd, static_cast<off_t>(page_size())) == 0);
-		REQUIRE(mmap(at, page_size(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
-			     0) == at);
-		close(fd);
-		std::memset(at, 0x55, page_size());
+		SKIP_IF(!make_secret({at, page_size()}), "no memfd_secret");
 	}
 	SECTION("beyond user space")
 	{
@@ -253,6 +262,41 @@ TEST_CASE("what the process may not do is refused")
 			       all->rkey}) == (reads ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR));
 	CHECK(send(receive, {{page, all->lkey}}, {{{at, page_size()}, all->lkey}}).receiver ==
 	      IBV_WC_LOC_PROT_ERR);
+}
+
+TEST_CASE("a packet that begins where the process may, and ends where it may not, is refused")
+{
+	setup s;
+	SKIP_IF(!offers_all(s.on), "no on-demand paging");
+	const auto all = register_all(s.on, all_rights);
+	memory victim = anonymous(4 * page_size());
+	std::byte *const end = victim.registered().addr + page_size();
+	const range across{end - 100, 200};
+	const range here{s.from().addr, across.length};
+	bool reads = false;
+	loopback write_there(s.on), read_there(s.on);
+
+	std::memset(victim.registered().addr, 0x55, 4 * page_size());
+	SECTION("no access at all")
+	{
+		REQUIRE(mprotect(end, page_size(), PROT_NONE) == 0);
+	}
+	SECTION("read-only")
+	{
+		REQUIRE(mprotect(end, page_size(), PROT_READ) == 0);
+		reads = true;
+	}
+	SECTION("secret memory")
+	{
+		SKIP_IF(!make_secret({end, page_size()}), "no memfd_secret");
+	}
+
+	CHECK(run(write_there,
+		  {IBV_WR_RDMA_WRITE, {{here, all->lkey}}, number(across.addr), all->rkey}) ==
+	      IBV_WC_REM_ACCESS_ERR);
+	CHECK(run(read_there,
+		  {IBV_WR_RDMA_READ, {{here, all->lkey}}, number(across.addr), all->rkey}) ==
+	      (reads ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR));
 }
 
 TEST_CASE("without the right there is no access")
