@@ -16,6 +16,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -60,6 +61,18 @@ void shrink_twice()
 	shrink();
 	usleep(100000);
 	shrink();
+}
+
+/* One look behind that: what takes longer than 20 ms may be two, and is tried again. */
+template <class F> bool looks_once_after(F &&what)
+{
+	return happens([&] {
+		const auto start = std::chrono::steady_clock::now();
+
+		what();
+		shrink();
+		return std::chrono::steady_clock::now() - start < std::chrono::milliseconds(20);
+	});
 }
 
 /* A registration that lends its pages. */
@@ -283,18 +296,19 @@ TEST_CASE("one that was used since the last look is passed over once")
 	lender used;
 	lender unused;
 
-	at(used.w) += one_use;
-	shrink();
-	CHECK(used.w.value() == one_use);
+	REQUIRE(looks_once_after([&] {
+		REQUIRE(used.settle() == 0);
+		at(used.w) += one_use;
+	}));
+	CHECK((used.w.value() & kernel_bits) == 0);
 	CHECK(unused.w.value() == suspended);
 	usleep(100000);
 	shrink();
-	CHECK(used.w.value() == (one_use | suspended));
+	CHECK((used.w.value() & kernel_bits) == suspended);
 
 	SECTION("and so is one that has just been restored")
 	{
-		REQUIRE(unused.settle() == 0);
-		shrink();
+		REQUIRE(looks_once_after([&] { REQUIRE(unused.settle() == 0); }));
 		CHECK(unused.w.value() == 0);
 		usleep(100000);
 		shrink();
