@@ -346,7 +346,12 @@ TEST_CASE("what is being settled can't be deregistered, and is the caller's stil
 		if (!(access & IBV_ACCESS_CACHED))
 			REQUIRE(ibv_reg_mr_notify(mr, w.address()) == 0);
 		REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
-		std::thread settling([&] { raw.settle(handle); });
+		std::atomic<bool> begun = false;
+		std::thread settling([&] {
+			begun = true;
+			raw.settle(handle);
+		});
+		CHECK(happens([&] { return begun.load(); }));
 		usleep(100000);
 		error = ibv_forget_mr(mr);
 		settling.join();
