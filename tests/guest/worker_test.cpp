@@ -226,11 +226,16 @@ TEST_CASE("dropped memory returns while events go on")
 	CHECK(found);
 }
 
-/* A look that had to be quiet all the time would take a pause as long as a look. */
+/*
+ * A look that had to be quiet all the time would take a pause as long as a look. A machine that is
+ * busy with others makes such pauses too, so that such a call tells nothing; it counts against the
+ * kernel if there is none in as long a time without a call.
+ */
 TEST_CASE("settling and arming end while events go on")
 {
 	SKIP_IF(sysconf(_SC_NPROCESSORS_ONLN) < 2, "one CPU: nothing goes on beside a call");
 
+	constexpr int enough = 20;
 	const device on;
 	const std::size_t length = std::size_t{32768} * page_size();
 	const memory m = small_pages(length);
@@ -238,6 +243,7 @@ TEST_CASE("settling and arming end while events go on")
 	auto arming = clock_type::duration::max(), settling = arming;
 	bool armed = false;
 	bool settled = false;
+	int against = 0;
 
 	for (int i = 0; i < 3; i++) {
 		const auto mr = on.register_memory(r);
@@ -249,20 +255,30 @@ TEST_CASE("settling and arming end while events go on")
 		settling =
 			std::min(settling, time_of([&] { return ibv_settle_mr_notify(mr.get()); }));
 	}
-	REQUIRE(happens([&] {
+	happens([&] {
 		const auto mr = on.register_memory(r);
 		word w;
-
 		events harmless({r.addr, page_size()}, 0us);
-		harmless.watch();
-		time_of([&] { return ibv_reg_mr_notify(mr.get(), w.address()); });
-		armed |= harmless.went_on(arming / 2);
+		const auto ends = [&](auto call, clock_type::duration alone) {
+			harmless.watch();
+			const auto took = time_of(call);
+			if (harmless.went_on(alone / 2))
+				return true;
+			harmless.watch();
+			for (const auto end = clock_type::now() + took; clock_type::now() < end;)
+				;
+			against += harmless.went_on(alone / 2);
+			return false;
+		};
+
+		armed |= ends([&] { return ibv_reg_mr_notify(mr.get(), w.address()); }, arming);
 		REQUIRE(madvise(r.addr, length, MADV_FREE) == 0);
-		harmless.watch();
-		time_of([&] { return ibv_settle_mr_notify(mr.get()); });
-		settled |= harmless.went_on(settling / 2);
-		return armed && settled;
-	}));
+		settled |= ends([&] { return ibv_settle_mr_notify(mr.get()); }, settling);
+		return (armed && settled) || against >= enough;
+	});
+	SKIP_IF(!(armed && settled) && against < enough, "the machine pauses by itself");
+	CHECK(armed);
+	CHECK(settled);
 }
 
 /* What changed before the call is found, whatever goes on elsewhere in the range. */
