@@ -87,9 +87,14 @@ PAGING = [*guest_programs("odp", "odp_memory", "odp_packets", "odp_wait", "odp_o
 PAGING_PROGRAMS = Step("programs on demand", f"{PYTHON} tests/installed/programs.py 'on demand'",
                        results.lines, least=18)
 PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py rxe0")
-# The suite that the package python3-pyverbs brings, compressed as documentation is.
+# The suite that the package python3-pyverbs brings, compressed as documentation is. unittest of
+# Python 3.13 leaves a cycle of references behind each skipped test. When Python collects one, it
+# forgets first who refers weakly to what is in it: upstream's pyverbs then closes a context before
+# what was made in it, and crashes. So it does not collect there, not at the end either.
 UNPACK_SUITE = Step("unpack suite", "mkdir /run/suite && cp -r /usr/share/doc/rdma-core/tests "
-                    "/run/suite && gunzip -r /run/suite/tests")
+                    "/run/suite && gunzip -r /run/suite/tests && sed -i '1a "
+                    "import atexit, gc, sys; sys.version_info < (3, 13) or "
+                    "(gc.disable(), atexit.register(gc.freeze))' /run/suite/tests/run_tests.py")
 UNPACKED = f"{PYTHON} /run/suite/tests/run_tests.py"
 INSTALLED_SUITE = pyverbs(least=UPSTREAM_EXECUTED, program=UNPACKED)
 
@@ -115,11 +120,6 @@ def host_tests():
 
 # Debian 13 with the kernel that this machine has built.
 TRIXIE = "trixie --kernel um"
-# Its unittest leaves a cycle of references behind each skipped test. When Python collects one, it
-# forgets first who refers weakly to what is in it: upstream's pyverbs then closes a context before
-# what was made in it, and crashes. So it does not collect, not at the end either.
-UNCOLLECTED = Step("without collecting", "sed -i '1a import atexit, gc; gc.disable(); "
-                   "atexit.register(gc.freeze)' /run/suite/tests/run_tests.py")
 
 BUILDS = {
     "fork": Build("cmake -S . -B build -GNinja && cmake --build build", seconds=180),
@@ -169,7 +169,8 @@ LANES = {
     # What a user installs, under Debian's own programs and upstream's suite.
     "packages": Lane(
         [Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
-         Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=26),
+         # 18 where MPICH's UCX does not end over soft-RoCE, as Debian 13's: it says so
+         Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=18),
          examples("notifies"),
          UNPACK_SUITE, INSTALLED_SUITE, *cached(INSTALLED_SUITE)],
         guest="--kernel um --packages", needs=("fork", "installed"), seconds=400),
@@ -223,7 +224,7 @@ LANES = {
         [Step("unit-parts", "build/tests/unit_parts -r lines", results.lines), MATRIX,
          Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
          Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=18),
-         UNPACK_SUITE, UNCOLLECTED, INSTALLED_SUITE],
+         UNPACK_SUITE, INSTALLED_SUITE],
         guest="--kernel um --packages", on=TRIXIE, needs=("trixie programs",), seconds=90,
         named_only=True),
     "stock": Lane(
