@@ -73,10 +73,11 @@ def main():
         row(title, f"1 ({none / 1000:.0f} us)",
             *(f"{median(f'{what}/{state}/{count}') / none:.2f}" for count in COUNTS
               for state in ("registered", "armed")))
-    head("", "unwatched", "armed")
+    head("in turns", "unwatched", "counts its users", "armed without a count")
     for what, title in OWN.items():
-        plain, armed = median(f"{what}/registered/0"), median(f"{what}/armed/0")
-        row(title, f"1 ({plain / 1000:.0f} us)", f"{armed / plain:.2f}")
+        one = got[what + "/turns/0"]
+        row(title, f"1 ({one['median_ns'] / 1000:.0f} us)", f"{one['counted']:.2f}",
+            f"{one['armed']:.2f}")
     head("kernel memory of", "unwatched", "armed")
     row("a registration of one page", *(f"{got[f'munmap/{state}/{COUNTS[-1]}']['slab_bytes']:.0f}"
                                         for state in ("registered", "armed")))

@@ -172,7 +172,14 @@ bool has(const std::string &text, const std::vector<std::string> &fields)
 	return true;
 }
 
-/* Those of the port, by the name without "mr_notify_". */
+/* One of the port's, by the name without "mr_notify_". */
+uint64_t counter(const device &on, const std::string &name)
+{
+	return std::stoull(read_file("/sys/class/infiniband/" + on.name() +
+				     "/ports/1/hw_counters/mr_notify_" + name));
+}
+
+/* All of them. */
 std::map<std::string, uint64_t> counters(const device &on)
 {
 	std::map<std::string, uint64_t> all;
@@ -180,8 +187,7 @@ std::map<std::string, uint64_t> counters(const device &on)
 	usleep(20000); /* the kernel keeps what it read for 10 ms */
 	for (const char *name : {"armed", "arms", "suspect", "intact", "invalid", "settles",
 				 "revokes", "pages_returned"})
-		all[name] = std::stoull(read_file("/sys/class/infiniband/" + on.name() +
-						  "/ports/1/hw_counters/mr_notify_" + name));
+		all[name] = counter(on, name);
 	return all;
 }
 
@@ -464,6 +470,24 @@ TEST_CASE("what happens is counted")
 	REQUIRE(ibv_unreg_mr_notify(first.get()) == 0);
 	wanted["armed"] -= 1;
 	CHECK(counters(on) == wanted);
+}
+
+/* It comes after 20 ms to what counts its users. */
+TEST_CASE("what becomes invalid is counted before the worker has come")
+{
+	const device on;
+
+	SKIP_IF(!on.can_revoke(), "the device can't be revoked");
+	for (int i = 0; i < 20; i++) {
+		memory m = anonymous(length);
+		const auto mr = on.register_memory(m.registered());
+		word w;
+		REQUIRE(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), uint64_t{1} << 8) == 0);
+		const uint64_t before = counters(on)["invalid"];
+		usleep(20000); /* as there */
+		unmap_all(m);
+		CHECK(counter(on, "invalid") == before + 1);
+	}
 }
 
 TEST_CASE("rdma statistic prints the counters")

@@ -291,19 +291,16 @@ void umem_notify_mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
 
 	if (bit == INVALID) {
 		n->state = INVALID;
-		count(n, IB_MR_NOTIFY_STAT_INVALID, 1);
-		if (!n->word_page)
+		if (!n->word_page) {
+			count(n, IB_MR_NOTIFY_STAT_INVALID, 1);
 			return;
+		}
 		n->doublings = 0;
 		umem_notify_word_set(n->word_page, n->word, INVALID);
 		if (was)
 			umem_notify_word_clear(n->word_page, n->word,
 					       SUSPECT | SUSPENDED);
-		/* Its users give it back; without a count the device loses it at once. */
-		if (n->in_use)
-			umem_notify_queue_soon(n);
-		else
-			umem_notify_queue_now(n);
+		umem_notify_queue_fresh(n); /* which counts it */
 		return;
 	}
 
@@ -360,8 +357,9 @@ static bool umem_notify_invalidate(struct mmu_interval_notifier *mni,
 	if (!(n->state & INVALID)) {
 		umem_notify_mark(n, n->armed ? bit : SUSPECT, range->start,
 				 range->end);
-		trace_mr_notify_mark(n->umem, umem_notify_id(n), n->state,
-				     n->armed, range);
+		if (trace_mr_notify_mark_enabled())
+			trace_mr_notify_mark(n->umem, umem_notify_id(n), n->state,
+					     n->armed, range);
 		if (n->state == SUSPECT && n->word_page)
 			umem_notify_queue_later(n);
 	} else if (n->in_use) {

@@ -10,6 +10,9 @@
  * a CPU and the unmap's locks from it, and who finds INVALID deregisters. What
  * has no count loses its pages at once.
  *
+ * What becomes INVALID does so once. So it goes on a list of its own (@fresh),
+ * without the queue's lock, and whoever needs it on one of the others sorts it in.
+ *
  * There is a set of lists for each address space, or, where their hashes
  * collide, for a few of them. Each has two workers, because only one of them may
  * have to wait:
@@ -43,6 +46,30 @@
  *
  * The wake-up goes by the address of n alone.
  *
+ * A tracker can't be taken off a list of fresh ones, as those are linked one way
+ * only. To leave it there loses:
+ *
+ *   callback                              umem_notify_queue_forget()
+ *   n is fresh
+ *                                         lock; dead = true; unlock
+ *                                         frees n
+ *   [revoker: sorts n in]
+ *
+ * So who ends a tracker sorts in what is fresh first. No more can come, for its
+ * notifier was removed before. Each one is sorted in once, under the queue's lock:
+ * who has found the lists empty under that has all of them where they can be
+ * taken off.
+ *
+ * The first one to be fresh starts the worker; those that come after it rely on it:
+ *
+ *   callback of A                         callback of B
+ *   A is fresh, the first
+ *                                         B is fresh, not the first
+ *   starts the worker
+ *                                         [revoker: sorts in B and A]
+ *
+ * If somebody has sorted A in before B comes, then B is the first.
+ *
  * LOCKS
  *
  * The lock of a queue is a leaf, taken inside of a tracker's @lock by MMU
@@ -68,7 +95,10 @@
 #define QUEUES_SHIFT 6
 
 struct queue {
-	spinlock_t lock; /* guards all but the works */
+	struct llist_head fresh[2]; /* without a count of users, and with one */
+	/* The callbacks' line; this one guards what follows, but for the works. */
+	spinlock_t lock ____cacheline_aligned_in_smp;
+	struct llist_node *unsorted; /* fresh until somebody began to sort them in */
 	struct list_head delayed[MOST_DOUBLINGS + 2]; /* the first: not at all */
 	struct list_head look; /* SUSPECT for long enough */
 	struct delayed_work revoker;
@@ -127,14 +157,72 @@ void umem_notify_queue_now(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_queue_soon - It has to, but there is no hurry
+ * umem_notify_queue_fresh - A tracker has become INVALID, which its word has heard
  * @n: The tracker; the caller has its lock
+ *
+ * Its users give it back; without a count of them the device loses it at once.
  */
-void umem_notify_queue_soon(struct ib_umem_notify *n)
+void umem_notify_queue_fresh(struct ib_umem_notify *n)
 {
+	struct queue *q = queue_of(n);
+	bool counted = n->in_use;
+
 	lockdep_assert_held(&n->lock);
 
-	queue_after(n, 1, SETTLE_DELAY, true);
+	if (!llist_add(&n->fresh, &q->fresh[counted]))
+		return;
+	spin_lock(&q->lock);
+	wake_at(q, jiffies + (counted ? SETTLE_DELAY : 0));
+	spin_unlock(&q->lock);
+}
+
+static struct llist_node *next_fresh(struct queue *q)
+{
+	struct llist_node *next;
+	unsigned int i;
+
+	lockdep_assert_held(&q->lock);
+
+	for (i = 0; !q->unsorted && i < ARRAY_SIZE(q->fresh); i++)
+		if (!llist_empty(&q->fresh[i]))
+			q->unsorted = llist_del_all(&q->fresh[i]);
+	next = q->unsorted;
+	if (next)
+		q->unsorted = next->next;
+	return next;
+}
+
+/* The first one that was fresh has started the revoker, so all are due by now. */
+static void sort_in(struct queue *q)
+{
+	struct llist_node *next;
+	struct ib_umem_notify *n;
+
+	lockdep_assert_held(&q->lock);
+
+	while ((next = next_fresh(q))) {
+		n = llist_entry(next, struct ib_umem_notify, fresh);
+		umem_notify_count(n->umem->ibdev, IB_MR_NOTIFY_STAT_INVALID, 1);
+		n->due = jiffies;
+		list_move_tail(&n->link, &q->delayed[0]);
+		cond_resched_lock(&q->lock);
+	}
+}
+
+/**
+ * umem_notify_queue_count - Let the counters have all that happened before
+ *
+ * Context: Process context.
+ */
+void umem_notify_queue_count(void)
+{
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(queues); i++) {
+		spin_lock(&queues[i].lock);
+		sort_in(&queues[i]);
+		spin_unlock(&queues[i].lock);
+	}
 }
 
 /**
@@ -206,6 +294,7 @@ static void revoker(struct work_struct *work)
 
 	spin_lock(&q->lock);
 	q->waiting = false;
+	sort_in(q);
 	while ((n = first_due(q))) {
 		if (READ_ONCE(n->state) == SUSPECT) {
 			list_move_tail(&n->link, &q->look);
@@ -254,6 +343,7 @@ void umem_notify_queue_forget(struct ib_umem_notify *n)
 	bool alone;
 
 	spin_lock(&q->lock);
+	sort_in(q);
 	n->dead = true;
 	list_del_init(&n->link);
 	alone = !n->workers;

@@ -391,7 +391,8 @@ static int give_pages(struct ib_umem_notify *n)
 	int ret;
 
 	spin_lock(&n->lock);
-	umem_notify_doubt_clear(&n->doubt);
+	if (n->state == SUSPENDED) /* of INVALID its place is the queue's */
+		umem_notify_doubt_clear(&n->doubt);
 	spin_unlock(&n->lock);
 	mmu_interval_read_begin(&n->mni);
 

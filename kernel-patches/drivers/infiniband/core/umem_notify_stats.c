@@ -10,7 +10,7 @@
 
 #include <linux/percpu.h>
 
-#include "umem_notify.h"
+#include "umem_notify_tracker.h"
 
 struct ib_mr_notify_stats {
 	u64 count[IB_MR_NOTIFY_STATS];
@@ -67,6 +67,7 @@ void ib_mr_notify_read_stats(struct ib_device *device, u64 *values)
 	memset(values, 0, sizeof(*values) * IB_MR_NOTIFY_STATS);
 	if (!stats)
 		return;
+	umem_notify_queue_count();
 	for_each_possible_cpu(cpu)
 		for (i = 0; i < IB_MR_NOTIFY_STATS; i++)
 			values[i] += READ_ONCE(per_cpu_ptr(stats, cpu)->count[i]);
