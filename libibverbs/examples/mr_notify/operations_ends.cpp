@@ -114,7 +114,8 @@ observation run_out_of_memory(const device &on, std::size_t length)
 
 void add_ends(rows &all)
 {
-	const auto add = [&](const char *name, auto watch, reach disturbs = reach::process_once) {
+	const auto add = [&](const char *name, const auto &watch,
+			     reach disturbs = reach::process_once) {
 		all.add({name, effect::invalidates, nullptr, nullptr, disturbs, watch});
 	};
 

@@ -73,7 +73,8 @@ void load_module(const char *name)
 
 	if (child == 0) {
 		const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
-		dup2(null, STDERR_FILENO);
+		if (null >= 0)
+			dup2(null, STDERR_FILENO);
 		execlp("modprobe", "modprobe", "-q", name, nullptr);
 		_exit(1);
 	}
