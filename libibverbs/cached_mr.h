@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Where the verbs meet the registration cache: what the hooks in upstream's
- * verbs.c and device.c call. Included by ibverbs.h.
+ * verbs.c and device.c call. Included by ibverbs.h. ibv_reg_mr_iova2() is ours, in
+ * mr_cache.c.
  *
  * A process that does not use the cache pays one predictable branch in
  * ibv_reg_mr() and one in ibv_dereg_mr(), and no system call.
@@ -28,14 +29,6 @@
 #define CACHED_MR_VIEW		(1U << 30)	/* of a part: not the provider's own */
 #define CACHED_MR_GENERATION	(CACHED_MR_VIEW - 1)
 
-/* IBV_ACCESS_CACHED when all registrations are to be cached, or nobody has asked yet. */
-extern unsigned int cached_mr_default;
-
-static inline bool cached_mr_wanted(unsigned int access)
-{
-	return unlikely((access | cached_mr_default) & IBV_ACCESS_CACHED);
-}
-
 /*
  * In verbs_mr.access of an MR that was cached and is a plain one now: what is registered
  * is its range rounded to pages.
@@ -51,17 +44,19 @@ static inline bool cached_mr_was_ours(struct ibv_mr *mr)
 			vmr->access & CACHED_MR_ROUNDED);
 }
 
+/* A load of its own: so the compiler saves no registers before it is known. */
 static inline bool cached_mr_owns(struct ibv_mr *mr)
 {
-	return unlikely(verbs_get_mr(mr)->mr_type & CACHED_MR);
+	return unlikely(__atomic_load_n((uint32_t *)&verbs_get_mr(mr)->mr_type,
+					__ATOMIC_RELAXED) & CACHED_MR);
 }
 
 /*
- * False: not for the cache, or it could not; register plainly. No provider sees
- * IBV_ACCESS_CACHED: it is taken out of *access.
+ * Upstream's ibv_reg_mr_iova2(), which the hook renames; ours calls it for what is not for
+ * the cache. No provider sees IBV_ACCESS_CACHED.
  */
-bool cached_mr_reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
-		   unsigned int *access, struct ibv_mr **mr);
+struct ibv_mr *plain_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
+				  uint64_t iova, unsigned int access);
 /* ibv_dereg_mr() of what cached_mr_owns(). */
 int cached_mr_dereg(struct ibv_mr *mr);
 /*

@@ -6,8 +6,8 @@
  *
  * What is handed out is the provider's MR when the user asked for exactly what
  * that one shows, else a view: a struct verbs_mr of our own with the same
- * handle and keys. Several users may have the same MR, and only our marks in
- * it are ever written after it was published, by anybody, with one value.
+ * handle and keys. Several users may have the same MR; it has our marks before anybody
+ * gets it, and a hit writes nothing to it.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -65,7 +65,13 @@ enum policy {
 	POLICY_NONE,	/* 0: nothing at all */
 };
 
-unsigned int cached_mr_default = IBV_ACCESS_CACHED;
+/*
+ * IBV_ACCESS_CACHED when all registrations are to be cached; and until it is known with a bit
+ * that is no right.
+ */
+static unsigned int cached_mr_default = IBV_ACCESS_CACHED | 1U << 31;
+/* Those rights with which a registration serves its own range only. */
+static unsigned int exact_rights = REMOTE_ACCESS;
 
 /* Read once; two threads that read it at once store the same. */
 static enum policy policy(void)
@@ -92,6 +98,8 @@ static enum policy policy(void)
 				 IBV_ACCESS_CACHED :
 				 0,
 			 __ATOMIC_RELAXED);
+	if (value == POLICY_REMOTE)
+		__atomic_store_n(&exact_rights, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&known, value, __ATOMIC_RELAXED);
 	return value;
 }
@@ -133,6 +141,12 @@ static bool keeps_ranges_from_children(void)
 	return value == 1;
 }
 
+/* The marks of an MR with a reference of that generation. */
+static inline uint32_t type_of(uint32_t generation)
+{
+	return CACHED_MR | (generation & CACHED_MR_GENERATION);
+}
+
 static inline bool context_is(struct ibv_context *context,
 			      enum context_state what)
 {
@@ -140,11 +154,7 @@ static inline bool context_is(struct ibv_context *context,
 			       __ATOMIC_ACQUIRE) & what;
 }
 
-/*
- * Re-enters ibv_reg_mr_iova2(), which takes a registration that is to be
- * tracked for a plain one. What the user should see is set before anybody can
- * see it.
- */
+/* What the user should see, and our marks, are set before anybody can see them. */
 static int register_entry(const struct mr_cache_request *request,
 			  uint64_t *word, void **out)
 {
@@ -169,6 +179,8 @@ static int register_entry(const struct mr_cache_request *request,
 		return errno ? errno : ENOMEM;
 	mr->addr = (void *)(uintptr_t)request->addr;
 	mr->length = request->length;
+	verbs_get_mr(mr)->access = request->index;
+	verbs_get_mr(mr)->mr_type = type_of(request->generation);
 	*out = mr;
 	return 0;
 }
@@ -279,40 +291,37 @@ static inline bool context_caches(struct ibv_context *context)
 	return !context_is(context, CONTEXT_ASKED) && ask_context(context);
 }
 
-/* A range that can be rounded to pages, with access that the kernel would allow. */
-static inline bool can_be_cached(uint64_t addr, uint64_t length,
-				 unsigned int access)
+/* The kernel refuses to have written by peers what may not be written. */
+static inline bool may_be_written(unsigned int access)
 {
 	const unsigned int writes = IBV_ACCESS_REMOTE_WRITE |
 				    IBV_ACCESS_REMOTE_ATOMIC;
 
-	return !(access & ~CACHED_ACCESS) &&
-	       (!(access & writes) || access & IBV_ACCESS_LOCAL_WRITE) &&
-	       length && addr + length > addr;
+	return !(access & writes) || access & IBV_ACCESS_LOCAL_WRITE;
 }
 
-static inline void mark(struct verbs_mr *vmr, uint32_t type, uint32_t index)
+/* A range that can be rounded to pages, with access that the kernel would allow. */
+static inline bool can_be_cached(uint64_t addr, uint64_t length,
+				 unsigned int access)
 {
-	uint32_t *mr_type = (uint32_t *)&vmr->mr_type;
-
-	/* Pairs with the release of whoever had it first. */
-	if (likely(__atomic_load_n(mr_type, __ATOMIC_ACQUIRE) == type))
-		return;
-	__atomic_store_n((uint32_t *)&vmr->access, index, __ATOMIC_RELAXED);
-	__atomic_store_n(mr_type, type, __ATOMIC_RELEASE);
+	return !(access & ~CACHED_ACCESS) && may_be_written(access) && length &&
+	       addr + length > addr;
 }
 
+/* With the reference to what it is a view of; NULL: gives it back. */
 static struct ibv_mr *make_view(struct ibv_mr *of, void *addr, size_t length,
-				uint32_t type, uint32_t index)
+				uint32_t index, uint32_t generation)
 {
 	struct verbs_mr *view = malloc(sizeof(*view));
 
-	if (!view)
+	if (!view) {
+		mr_cache_release(index, generation);
 		return NULL;
+	}
 	view->ibv_mr = *of;
 	view->ibv_mr.addr = addr;
 	view->ibv_mr.length = length;
-	view->mr_type = type | CACHED_MR_VIEW;
+	view->mr_type = type_of(generation) | CACHED_MR_VIEW;
 	view->access = index;
 	return &view->ibv_mr;
 }
@@ -321,37 +330,73 @@ static struct ibv_mr *make_view(struct ibv_mr *of, void *addr, size_t length,
  * When the cache cannot, whatever the reason: a plain registration either can,
  * or fails with the errno that the user knows.
  */
-bool cached_mr_reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
-		   unsigned int *access, struct ibv_mr **mr)
+static __attribute__((noinline)) struct ibv_mr *
+reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+	   unsigned int access)
 {
-	const bool asked = *access & IBV_ACCESS_CACHED;
-	const unsigned int wanted = *access &= ~IBV_ACCESS_CACHED;
+	const bool asked = access & IBV_ACCESS_CACHED;
+	const unsigned int wanted = access & ~IBV_ACCESS_CACHED;
 	struct mr_cache_ref ref;
-	uint32_t type;
+	struct ibv_mr *view;
 
 	if (!can_be_cached((uintptr_t)addr, length, wanted) ||
 	    iova != (uintptr_t)addr)
-		return false;
+		goto plain;
 	if (!asked && policy() != POLICY_REMOTE &&
 	    (policy() != POLICY_LOCAL || wanted & REMOTE_ACCESS))
-		return false;
+		goto plain;
 	if (!context_caches(pd->context))
-		return false;
+		goto plain;
 	if (mr_cache_acquire(pd, pd->context, (uintptr_t)addr, length,
 			     access_of_entry(wanted), &ref))
-		return false;
+		goto plain;
+	if (ref.addr == (uintptr_t)addr && ref.length == length)
+		return ref.mr;
+	view = make_view(ref.mr, addr, length, ref.index, ref.generation);
+	if (view)
+		return view;
+plain:
+	return plain_reg_mr_iova2(pd, addr, length, iova, wanted);
+}
 
-	type = CACHED_MR | (ref.generation & CACHED_MR_GENERATION);
-	if (ref.addr == (uintptr_t)addr && ref.length == length) {
-		mark(verbs_get_mr(ref.mr), type, ref.index);
-		*mr = ref.mr;
-		return true;
+/* What is no hit of the likeliest kind, and is to be cached. */
+static void *reg_otherwise(void *pd, uint64_t addr, uint64_t length,
+			   uint32_t access, struct mr_cache_part part)
+{
+	if (part.mr) {
+		struct ibv_mr *view = make_view(part.mr, (void *)(uintptr_t)addr, length,
+						part.index, part.generation);
+		if (view)
+			return view;
 	}
-	*mr = make_view(ref.mr, addr, length, type, ref.index);
-	if (*mr)
-		return true;
-	mr_cache_release(ref.index, ref.generation);
-	return false;
+	return reg_slowly(pd, (void *)(uintptr_t)addr, length, addr,
+			  (access & ~MR_CACHE_EXACT) | IBV_ACCESS_CACHED);
+}
+
+/*
+ * What was found before costs little more than the two atomics of its reference: all that
+ * leads elsewhere is a jump, so no register is saved, and nothing is asked that the entry
+ * answers. That there is one tells that its context caches and its range may be cached.
+ */
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
+				uint64_t iova, unsigned int access)
+{
+	const unsigned int asked = access | cached_mr_default;
+	unsigned int rights = access & ~IBV_ACCESS_CACHED;
+
+	if (likely(!(asked & IBV_ACCESS_CACHED)))
+		return plain_reg_mr_iova2(pd, addr, length, iova, access);
+	if (asked & ~(CACHED_ACCESS | IBV_ACCESS_CACHED) ||
+	    iova != (uintptr_t)addr)
+		return reg_slowly(pd, addr, length, iova, access);
+	if (rights & exact_rights) {
+		if (!(access & IBV_ACCESS_CACHED))
+			return reg_slowly(pd, addr, length, iova, access);
+		rights |= MR_CACHE_EXACT;
+	} else if (!may_be_written(rights)) {
+		return reg_slowly(pd, addr, length, iova, access);
+	}
+	return mr_cache_find(pd, iova, length, rights, reg_otherwise);
 }
 
 /* EBUSY says that others have it: what is busy otherwise must not look like that. */
@@ -362,21 +407,22 @@ static int forget_error(int error)
 
 /*
  * Gives an MR back, and if `forget` has nobody find its registration again. A view is
- * freed: its type says so first, for whoever deregisters it twice.
+ * freed: its type says so first, for whoever deregisters it again. (Two who do it at once
+ * free it twice, as they would free a provider's; an atomic would cost as much as the hit.)
  */
-static int give_back(struct ibv_mr *mr, bool forget)
+static __attribute__((noinline)) int give_back(struct ibv_mr *mr, bool forget)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);
+	const uint32_t type = vmr->mr_type;
 	const uint32_t index = vmr->access;
-	uint32_t type = vmr->mr_type;
 	int shared = 0;
 	int ret;
 
-	if (type & CACHED_MR_VIEW)
-		type = __atomic_exchange_n((uint32_t *)&vmr->mr_type,
-					   CACHED_MR_FREED, __ATOMIC_RELAXED);
 	if (!(type & CACHED_MR_GENERATION))
 		return EINVAL;
+	if (type & CACHED_MR_VIEW)
+		__atomic_store_n((uint32_t *)&vmr->mr_type, CACHED_MR_FREED,
+				 __ATOMIC_RELAXED);
 	if (forget)
 		ret = mr_cache_forget(index, type & CACHED_MR_GENERATION,
 				      &shared);
@@ -396,7 +442,12 @@ static int give_back(struct ibv_mr *mr, bool forget)
 
 int cached_mr_dereg(struct ibv_mr *mr)
 {
-	return give_back(mr, false);
+	struct verbs_mr *vmr = verbs_get_mr(mr);
+	const uint32_t type = vmr->mr_type;
+
+	if (type & CACHED_MR_VIEW)
+		return give_back(mr, false);
+	return mr_cache_release(vmr->access, type & CACHED_MR_GENERATION);
 }
 
 int ibv_forget_mr(struct ibv_mr *mr)

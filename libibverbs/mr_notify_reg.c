@@ -104,7 +104,7 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 	int ret;
 
 	innermost = &mine;
-	mr = ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, mine.access);
+	mr = plain_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, mine.access);
 	innermost = mine.outer;
 	if (mr && mine.armed != mr->handle) {
 		ret = mr_notify_arm(mr, word, in_use);

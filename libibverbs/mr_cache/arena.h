@@ -52,7 +52,7 @@ template <class Env> struct arena {
 	/* A wrong epoch or sequence makes eviction choose worse, no more. */
 	uint64_t now() const
 	{
-		return hot.epoch.load(std::memory_order_relaxed) << 24 | (Env::tick() & 0xffffff);
+		return hot.epoch.load(std::memory_order_relaxed) << 32 | Env::tick();
 	}
 
 	/* With a reference: to be handed out. */

@@ -36,19 +36,8 @@ public:
 						      mr_cache_ref *ref)
 	{
 		arena<Env> *const a = memory.get();
-
-		if (!a) [[unlikely]]
-			return EOPNOTSUPP;
-
-		/* Acquire pairs with begin(): a child's arena is complete. */
-		uint32_t generation = a->hot.generation.load(std::memory_order_acquire);
-		uint32_t bits = a->hint_bits();
-
-		if (!generation) [[unlikely]]
-			return acquire_slowly(wish(pd, addr, length, access), pd, owner, 0, ref);
-
 		const wish want(pd, addr, length, access);
-		uint32_t i = a->hint.look(want, bits);
+		uint32_t i = look(a, want);
 
 		if (!i) [[unlikely]]
 			return acquire_slowly(wish(want), pd, owner, 0, ref);
@@ -58,9 +47,29 @@ public:
 		/* No look before: it would cost a line that is another CPU's twice. */
 		if (!e.word.usable(e.word.take_acquire()) || !e.fits(want)) [[unlikely]]
 			return acquire_slowly(wish(want), pd, owner, i, ref);
-		e.use(a->now());
-		a->refer(i, generation, ref);
+		a->hit(i, ref);
 		return 0;
+	}
+
+	/* What shows exactly this range, or what `otherwise` makes of a part, or of nothing. */
+	template <class Otherwise>
+	[[gnu::always_inline]] void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
+					  Otherwise otherwise)
+	{
+		arena<Env> *const a = memory.get();
+		const wish want(pd, addr, length, access);
+		uint32_t i = look(a, want);
+
+		if (!i) [[unlikely]]
+			return otherwise(pd, addr, length, access, {nullptr, 0, 0});
+
+		entry<Env> &e = a->entries[i];
+		bool usable = e.word.usable(e.word.take_acquire());
+
+		if (!usable || !e.is_for(want)) [[unlikely]]
+			return find_part(pd, addr, length, access, otherwise, i * 2 + usable);
+		e.use(a->now());
+		return e.registration();
 	}
 
 	[[nodiscard, gnu::always_inline]] int release(uint32_t i, uint32_t generation)
@@ -279,6 +288,39 @@ public:
 	}
 
 private:
+	[[gnu::always_inline]] static uint32_t look(const arena<Env> *a, const wish &want)
+	{
+		if (!a) [[unlikely]]
+			return 0;
+
+		uint32_t bits = a->hint_bits();
+
+		/* None in a child that has not begun; the hints are zeros until long after. */
+		return bits ? a->hint.look(want, bits) : 0;
+	}
+
+	/* Gives back what was taken in vain, unless it serves as well. */
+	template <class Otherwise>
+	[[gnu::noinline]] void *find_part(void *pd, uint64_t addr, uint64_t length, uint32_t access,
+					  Otherwise otherwise, uint32_t taken)
+	{
+		arena<Env> *const a = memory.get();
+		const wish want(pd, addr, length, access);
+		uint32_t i = taken / 2;
+		entry<Env> &e = a->entries[i];
+
+		if (taken % 2 && e.fits(want)) {
+			e.use(a->now());
+			if (e.shows(want))
+				return e.registration();
+			return otherwise(pd, addr, length, access,
+					 {e.registration(), i,
+					  a->hot.generation.load(std::memory_order_relaxed)});
+		}
+		untake(*a, i);
+		return otherwise(pd, addr, length, access, {nullptr, 0, 0});
+	}
+
 	/* No hint, or one for which an entry was taken in vain: the catalog, then all the rest. */
 	[[gnu::noinline]] int acquire_slowly(const wish &want, void *pd, void *who, uint32_t taken,
 					     mr_cache_ref *ref)

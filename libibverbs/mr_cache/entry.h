@@ -35,11 +35,10 @@ struct wish {
 	{
 	}
 
-	/* PDs are at least four bytes apart. */
+	/* With RELAXED_ORDERING and EXACT: PDs are at least four bytes apart. */
 	static uint64_t key_of(void *pd, uint32_t access)
 	{
-		return reinterpret_cast<uintptr_t>(pd) + !!(access & MR_CACHE_RELAXED_ORDERING) +
-		       2 * !!(access & MR_CACHE_EXACT);
+		return reinterpret_cast<uintptr_t>(pd) + (access >> 20 & 3);
 	}
 
 	wish(uint64_t key_, uint64_t addr_, uint64_t length_, uint32_t access_)
@@ -87,17 +86,26 @@ public:
 	/* Does it, as far as one can see, serve the wish? */
 	bool fits(const wish &want) const
 	{
-		return key.load(std::memory_order_relaxed) == want.key && covers(want) &&
-		       !(want.access & ~access.load(std::memory_order_relaxed));
+		if (key.load(std::memory_order_relaxed) != want.key)
+			return false;
+
+		uint32_t rest = access.load(std::memory_order_relaxed) ^ want.access;
+
+		if (shows(want)) [[likely]]
+			return !rest || (!want.exact() && !(rest & want.access));
+		return !want.exact() && contains(want) && !(rest & want.access);
 	}
 
-	/* The range alone, and for an exact one the rights. */
-	bool covers(const wish &want) const
+	/* The likeliest that fits. */
+	bool is_for(const wish &want) const
 	{
-		if (!want.exact()) [[likely]]
-			return contains(want);
-		return shown_addr() == want.addr && shown_length() == want.length &&
+		return key.load(std::memory_order_relaxed) == want.key && shows(want) &&
 		       access.load(std::memory_order_relaxed) == want.access;
+	}
+
+	bool shows(const wish &want) const
+	{
+		return shown_addr() == want.addr && shown_length() == want.length;
 	}
 
 	/* Empty ranges and those around the end of memory never are. */

@@ -100,8 +100,8 @@ private:
 
 	static uint64_t mix(const wish &want)
 	{
-		if (want.exact()) [[unlikely]]
-			return again(mix(want.addr * GOLDEN + want.length, want));
+		if (want.exact())
+			return mix((want.addr ^ want.addr >> 15) + want.length * GOLDEN, want);
 		return mix(want.addr >> 12 ^ want.addr >> 19, want);
 	}
 

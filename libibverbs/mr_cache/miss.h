@@ -171,7 +171,9 @@ private:
 					    want.length,
 					    e.start(),
 					    e.size(),
-					    want.access & ~static_cast<uint32_t>(MR_CACHE_EXACT)};
+					    want.access & ~static_cast<uint32_t>(MR_CACHE_EXACT),
+					    i,
+					    a.hot.generation.load(std::memory_order_relaxed)};
 
 		if (want.exact()) {
 			request.start = want.addr;

@@ -35,7 +35,7 @@ enum mr_cache_access {
 	MR_CACHE_RELAXED_ORDERING = 1 << 20,
 	/* No right: a registration of exactly this range and these rights, which serves nothing
 	 * else. Else it is rounded to pages, and serves any part with any part of its rights. */
-	MR_CACHE_EXACT = 1 << 30,
+	MR_CACHE_EXACT = 1 << 21,
 };
 
 /*
@@ -51,6 +51,9 @@ struct mr_cache_request {
 	uint64_t start;
 	uint64_t size;
 	uint32_t access;
+	/* Of the references to what comes of it. */
+	uint32_t index;
+	uint32_t generation;
 };
 
 struct mr_cache_bounds {
@@ -88,6 +91,13 @@ struct mr_cache_ref {
 	uint32_t generation; /* never 0 */
 };
 
+/* A reference in two registers, to what shows more than was asked for; or mr is NULL. */
+struct mr_cache_part {
+	void *mr;
+	uint32_t index;
+	uint32_t generation;
+};
+
 struct mr_cache_statistics {
 	uint64_t hits;
 	uint64_t misses;	   /* that registered */
@@ -116,6 +126,15 @@ int mr_cache_init(const struct mr_cache_registrar *registrar);
  */
 int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
 		     struct mr_cache_ref *ref);
+
+/*
+ * The same of what is likeliest found: the mr, with a reference, that shows exactly this
+ * range. Everything else is what `otherwise` returns, to which this function jumps: so a hit
+ * saves no registers and writes no memory for what it does not need.
+ */
+void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
+		    void *(*otherwise)(void *pd, uint64_t addr, uint64_t length, uint32_t access,
+				       struct mr_cache_part part));
 
 /*
  * Gives it back. EINVAL: it had been given back before (caught where it can

@@ -233,9 +233,9 @@ void unmapping(benchmark::State &state)
 BENCHMARK(atomics);
 BENCHMARK(apart)->Name("hit/apart")->Arg(1)->Arg(1000)->Arg(50000)->Arg(100000);
 BENCHMARK(guarded)->Name("hit/guarded")->Arg(1)->Arg(1000)->Arg(50000);
-BENCHMARK(random)->Name("hit/random")->Arg(1000);
-BENCHMARK(heap)->Name("hit/heap")->Arg(1000);
-BENCHMARK(inside)->Name("hit/inside")->Arg(1000)->Arg(50000);
+BENCHMARK(random)->Name("hit/random")->Arg(1)->Arg(1000);
+BENCHMARK(heap)->Name("hit/heap")->Arg(1)->Arg(1000);
+BENCHMARK(inside)->Name("hit/inside")->Arg(1)->Arg(1000)->Arg(50000);
 BENCHMARK(part)->Name("hit/part")->Arg(1)->Arg(1000);
 BENCHMARK(miss)->RangeMultiplier(16)->Range(64 << 10, 16 << 20);
 BENCHMARK(unmapping)->Name("munmap")->Arg(0)->Arg(1000)->Arg(100000)->Iterations(2000);

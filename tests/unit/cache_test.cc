@@ -598,6 +598,117 @@ TEST_CASE_METHOD(fixture, "an exact registration serves its range and its rights
 	CHECK(!has_exact(0, 2 * PAGE, WRITE));
 }
 
+TEST_CASE_METHOD(fixture,
+		 "what shows exactly the range is found, and parts are left to whoever asks")
+{
+	constexpr uint32_t READ = MR_CACHE_REMOTE_READ | MR_CACHE_EXACT;
+	mr_cache_part part = {};
+	int asked = 0;
+	auto find = [&](uint64_t offset, uint64_t length, uint32_t access) {
+		return cache.find(pd, BASE + offset, length, access,
+				  [&](void *of, uint64_t addr, uint64_t size, uint32_t rights,
+				      mr_cache_part found) -> void * {
+					  CHECK(of == pd);
+					  CHECK(addr == BASE + offset);
+					  CHECK(size == length);
+					  CHECK(rights == access);
+					  part = found;
+					  asked++;
+					  return nullptr;
+				  });
+	};
+	auto is_idle = [&](const mr_cache_ref &ref) {
+		CHECK(put(ref) == EINVAL);
+		return true;
+	};
+
+	CHECK(!find(0, PAGE, REMOTE));
+	CHECK(asked == 1);
+	CHECK(!part.mr);
+
+	mr_cache_ref ref = get(0, 2, REMOTE);
+
+	CHECK(put(ref) == 0);
+	CHECK(find(0, 2 * PAGE, REMOTE) == ref.mr);
+	CHECK(asked == 1);
+	CHECK(put(ref) == 0);
+	CHECK(is_idle(ref));
+
+	/* A part has a reference, too. */
+	CHECK(!find(100, PAGE, REMOTE));
+	CHECK(asked == 2);
+	CHECK(part.mr == ref.mr);
+	CHECK(part.index == ref.index);
+	CHECK(part.generation == ref.generation);
+	CHECK(put(ref) == 0);
+	CHECK(is_idle(ref));
+
+	/* More than there is. */
+	CHECK(!find(0, 3 * PAGE, REMOTE));
+	CHECK(asked == 3);
+	CHECK(!part.mr);
+	CHECK(is_idle(ref));
+
+	/* Fewer rights, once the way there is known. */
+	CHECK(put(get(0, 2, LOCAL)) == 0);
+	CHECK(find(0, 2 * PAGE, LOCAL) == ref.mr);
+	CHECK(asked == 3);
+	CHECK(put(ref) == 0);
+
+	/* What the kernel has marked. */
+	kernel.suspect(BASE, BASE + PAGE, false);
+	CHECK(!find(0, 2 * PAGE, REMOTE));
+	CHECK(asked == 4);
+	CHECK(!part.mr);
+	CHECK(is_idle(ref));
+
+	REQUIRE(cache.acquire(pd, owner, BASE + 100, 64, READ, &ref) == 0);
+	CHECK(put(ref) == 0);
+	CHECK(find(100, 64, READ) == ref.mr);
+	CHECK(asked == 4);
+	CHECK(put(ref) == 0);
+	CHECK(!find(100, 63, READ));
+	CHECK(!part.mr);
+	CHECK(is_idle(ref));
+	CHECK(kernel.reg_calls == 2);
+	CHECK(count().hits == 5);
+}
+
+TEST_CASE_METHOD(fixture, "who registers is told which references there will be")
+{
+	mr_cache_ref first = get(0), second = get(1);
+
+	CHECK(mr_of(first).what.index == first.index);
+	CHECK(mr_of(second).what.index == second.index);
+	CHECK(mr_of(second).what.generation == second.generation);
+	CHECK(put(first) == 0);
+	CHECK(put(second) == 0);
+}
+
+TEST_CASE("a word is free with one reference, and without what the kernel said")
+{
+	mr_cache::entry_word<fake_env> word{};
+	auto hold = [&] { return word.peek_relaxed() & (word.REFS | word.CLOSED); };
+
+	word.free_fresh_relaxed();
+	CHECK(hold() == (word.CLOSED | word.REF));
+	CHECK(!(word.peek_relaxed() & (word.KERNEL | word.DOOMED)));
+
+	/* Opened, used, suspected, closed; and beside it a reader with an old hint. */
+	uint64_t seen = word.open_release(0);
+
+	CHECK(hold() == word.REF);
+	std::atomic_ref(*word.raw()).fetch_or(word.SUSPECT);
+	word.doom_relaxed();
+	REQUIRE(word.close_acquire(1, &seen));
+	word.take_acquire();
+	word.free_relaxed();
+	CHECK(hold() == (word.CLOSED | 2 * word.REF));
+	CHECK(!(word.peek_relaxed() & (word.KERNEL | word.DOOMED)));
+	word.untake_release();
+	CHECK(hold() == (word.CLOSED | word.REF));
+}
+
 TEST_CASE_METHOD(fixture, "many exact registrations of one page are all found")
 {
 	constexpr uint32_t READ = MR_CACHE_REMOTE_READ | MR_CACHE_EXACT;

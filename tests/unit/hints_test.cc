@@ -110,6 +110,43 @@ TEST_CASE("nearly all have a place, however they lie")
 	}
 }
 
+TEST_CASE("nearly all exact ranges have a place, however they lie")
+{
+	constexpr uint32_t EXACT = MR_CACHE_REMOTE_READ | MR_CACHE_EXACT;
+
+	for (uint64_t apart :
+	     {8, 16, 48, 64, 100, 512, 4096, 4112, 8192, 32768, 65536, 69632, 1 << 21})
+		for (uint64_t length : {uint64_t{8}, apart}) {
+			world<large_env> w;
+			uint32_t lost = 0;
+
+			INFO(apart << " bytes apart, of " << length);
+			for (int round = 0; round < 4; round++) {
+				lost = 0;
+				for (uint32_t i = 1; i < large_env::entries; i++) {
+					const wish want(pds, PAGE + i * apart, length, EXACT);
+
+					lost += w.look(want) != i;
+					w.learn(want, i);
+				}
+			}
+			CHECK(lost < large_env::entries / 20);
+		}
+}
+
+TEST_CASE("ranges from one place, of any length, have hints of their own")
+{
+	world<large_env> w;
+	constexpr uint32_t EXACT = MR_CACHE_REMOTE_READ | MR_CACHE_EXACT;
+	uint32_t lost = 0;
+
+	for (uint32_t i = 1; i <= 256; i++)
+		w.learn({pds, 7 * PAGE, i * 64, EXACT}, i);
+	for (uint32_t i = 1; i <= 256; i++)
+		lost += w.look({pds, 7 * PAGE, i * 64, EXACT}) != i;
+	CHECK(lost < 256 / 20);
+}
+
 TEST_CASE("old hints take no place from new ones")
 {
 	world<large_env> w;
