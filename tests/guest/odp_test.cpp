@@ -17,11 +17,13 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <thread>
 
 #include "loopback.h"
 #include "odp/operations.h"
 #include "raw_uverbs.h"
 #include "skip.h"
+#include "system.h"
 
 using namespace mr_notify;
 using namespace odp;
@@ -664,6 +666,45 @@ TEST_CASE("counters: what was faulted in, waited for, prefetched")
 	CHECK(s.link.write(of_file.get(), file.registered(), s.to().addr, mr->rkey) ==
 	      IBV_WC_SUCCESS);
 	CHECK(counter("page_fault_waits") > 0);
+}
+
+/*
+ * The kernel takes access away for a moment, to see which node uses a page; what is only read could
+ * stay so. A process of its own is looked at from its beginning, and one with two threads wherever
+ * it runs.
+ */
+TEST_CASE("counters: what NUMA balancing has marked is faulted in")
+{
+	SKIP_IF(!offers_all(device()), "no on-demand paging");
+	const std::string debug = "/sys/kernel/debug/sched/numa_balancing/";
+
+	try {
+		another_node();
+		const setting on("/proc/sys/kernel/numa_balancing", "1");
+		const setting first(debug + "scan_delay_ms", "1");
+		const setting often(debug + "scan_period_min_ms", "10");
+		const setting always(debug + "scan_period_max_ms", "100");
+		const pid_t child = child_that([] {
+			setup s;
+			const auto mr = s.on.register_memory(s.from(), IBV_ACCESS_ON_DEMAND);
+			const auto to = s.on.register_memory(s.to(), all_rights);
+			bool written = false, faulted = false;
+
+			std::thread([&] {
+				faulted = happens([&] {
+					written = s.link.write(mr.get(), s.from(), s.to().addr,
+							       to->rkey) == IBV_WC_SUCCESS;
+					return !written || counter("page_faults") > 0;
+				});
+			}).join();
+			return !written || !faulted;
+		});
+		int status = -1;
+		REQUIRE(waitpid(child, &status, 0) == child);
+		CHECK(status == 0);
+	} catch (const unsupported &why) {
+		SKIP_IF(true, why.what());
+	}
 }
 
 TEST_CASE("a registration is on demand from beginning to end, or pinned")

@@ -203,7 +203,8 @@ static bool rxe_odp_copy_as_owner(struct mm_struct *mm, unsigned long addr,
 
 /*
  * Find a page, under mmap_lock; a page that is there costs a walk, and a fault
- * is served if that can be done at once.
+ * is served if that can be done at once. So is the mark of NUMA balancing: a page
+ * that keeps it would come here with each packet.
  *
  * Return: 0, and the page is held; -EBUSY: the fault must be waited for;
  * -EFAULT: no such access is possible there.
@@ -212,22 +213,28 @@ static int rxe_odp_get_page(struct rxe_odp_mr *odp, unsigned long addr,
 			    bool write, struct page **page)
 {
 	struct vm_area_struct *vma = vma_lookup(odp->mm, addr);
+	unsigned int marks;
+	bool at_once;
 	long got;
 
 	if (!vma)
 		return -EFAULT;
 
-	if (rxe_odp_gup(odp->mm, addr, write, FOLL_NOFAULT, page, NULL) == 1)
+	at_once = rxe_odp_served_at_once(vma);
+	marks = at_once ? FOLL_HONOR_NUMA_FAULT : 0;
+	if (rxe_odp_gup(odp->mm, addr, write, FOLL_NOFAULT | marks, page,
+			NULL) == 1)
 		return 0;
 
 	if (!rxe_odp_may_access(vma, write))
 		return -EFAULT;
 
 	atomic64_inc(&odp->faults);
-	if (!rxe_odp_served_at_once(vma))
+	if (!at_once)
 		return -EBUSY;
 
-	got = rxe_odp_gup(odp->mm, addr, write, FOLL_NOWAIT, page, NULL);
+	got = rxe_odp_gup(odp->mm, addr, write, FOLL_NOWAIT | marks, page,
+			  NULL);
 	if (got == 1)
 		return 0;
 	return got ? -EFAULT : -EBUSY;
