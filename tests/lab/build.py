@@ -127,7 +127,7 @@ def make_from_tree(machine):
     with step("kernel source"):
         tree = hooked_tree()
     out = os.path.join(machine.folder, "build")
-    command = ["make", "-C", tree, f"ARCH={machine.arch}", f"O={out}"]
+    command = ["make", "-C", tree, f"ARCH={machine.arch}", f"O={out}", *machine.make_options]
     env = compiler_environment()
     log = os.path.join(machine.folder, "make.log")
     kconfig.configure(machine.configs, out, lambda *args: run([*command, *args], log, env))

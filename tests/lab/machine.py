@@ -41,6 +41,7 @@ class Machine:
     load: list[str] = dataclasses.field(default_factory=list)       # by modprobe, in the guest
     arch: str = ""              # tree: ARCH= of its build
     target: str = ""            # tree: make target and the program that it makes
+    make_options: list[str] = dataclasses.field(default_factory=list)       # tree: more for make
     configs: list[str] = dataclasses.field(default_factory=list)
 
     @property
