@@ -60,6 +60,15 @@
  * who has found the lists empty under that has all of them where they can be
  * taken off.
  *
+ * Its link lies where its doubt was, so a doubt is touched only of what is not
+ * INVALID, under n->lock. To clear it unseen, as a restore begins, loses:
+ *
+ *   settle                                callback
+ *   state is SUSPENDED
+ *                                         lock; INVALID; n is fresh, before m; unlock
+ *   lock; clears the doubt; unlock
+ *                                         [revoker: finds n, and never m]
+ *
  * The first one to be fresh starts the worker; those that come after it rely on it:
  *
  *   callback of A                         callback of B
