@@ -171,10 +171,57 @@ static bool rxe_odp_may_access(struct vm_area_struct *vma, bool write)
 }
 
 /*
- * Copy as the process itself would, under mmap_lock. That looks up no page, and
- * so does not yield to the worker of the other end after each packet, as
- * get_user_pages_remote() does: then most of the time would go by in the
- * scheduler.
+ * The mapping and so its file can't go while mmap_lock is held, so there is no
+ * need for the lock of the folio, which its owner may keep for long.
+ */
+static void rxe_odp_written(struct page *page)
+{
+	set_page_dirty(page);
+}
+
+static void rxe_odp_copy_page(struct page *page, unsigned int offset, void *buf,
+			      unsigned int bytes, bool write)
+{
+	if (write) {
+		memcpy_to_page(page, offset, buf, bytes);
+		rxe_odp_written(page);
+	} else {
+		memcpy_from_page(buf, page, offset, bytes);
+	}
+}
+
+static unsigned int rxe_odp_bytes_in_page(unsigned long addr,
+					  unsigned int length)
+{
+	return min_t(unsigned int, length, PAGE_SIZE - offset_in_page(addr));
+}
+
+/*
+ * Copy through the kernel's addresses of pages that are there. Where the
+ * architecture can't look them up without a lock (User Mode Linux), false.
+ */
+static bool rxe_odp_copy_fast(unsigned long addr, void *buf,
+			      unsigned int length, bool write)
+{
+	unsigned int bytes;
+	struct page *page;
+
+	for (; length; addr += bytes, buf += bytes, length -= bytes) {
+		if (get_user_pages_fast_only(addr, 1, write ? FOLL_WRITE : 0,
+					     &page) != 1)
+			return false;
+		bytes = rxe_odp_bytes_in_page(addr, length);
+		rxe_odp_copy_page(page, offset_in_page(addr), buf, bytes,
+				  write);
+		put_page(page);
+	}
+	return true;
+}
+
+/*
+ * Copy as the process itself would, under mmap_lock. That does not yield to the
+ * worker of the other end after each packet, as get_user_pages_remote() does:
+ * then most of the time would go by in the scheduler.
  *
  * Return: false when something is not mapped, or not so; part may be copied. The
  * destructor of a queue pair runs a task in the thread of a process.
@@ -182,9 +229,9 @@ static bool rxe_odp_may_access(struct vm_area_struct *vma, bool write)
 static bool rxe_odp_copy_as_owner(struct mm_struct *mm, unsigned long addr,
 				  void *buf, unsigned int length, bool write)
 {
-	struct vm_area_struct *vma;
 	void __user *user = (void __user *)addr;
-	long err;
+	struct vm_area_struct *vma;
+	bool copied;
 
 	if (!(current->flags & PF_KTHREAD) || current->mm)
 		return false;
@@ -195,10 +242,11 @@ static bool rxe_odp_copy_as_owner(struct mm_struct *mm, unsigned long addr,
 		return false;
 
 	kthread_use_mm(mm);
-	err = write ? copy_to_user_nofault(user, buf, length) :
-		      copy_from_user_nofault(buf, user, length);
+	copied = rxe_odp_copy_fast(addr, buf, length, write) ||
+		 !(write ? copy_to_user_nofault(user, buf, length) :
+			   copy_from_user_nofault(buf, user, length));
 	kthread_unuse_mm(mm);
-	return !err;
+	return copied;
 }
 
 /*
@@ -240,15 +288,6 @@ static int rxe_odp_get_page(struct rxe_odp_mr *odp, unsigned long addr,
 	return got ? -EFAULT : -EBUSY;
 }
 
-/*
- * The mapping and so its file can't go while mmap_lock is held, so there is no
- * need for the lock of the folio, which its owner may keep for long.
- */
-static void rxe_odp_written(struct page *page)
-{
-	set_page_dirty(page);
-}
-
 /**
  * rxe_odp_copy - Copy between a packet and memory that is paged on demand
  * @mr: An MR with on-demand paging
@@ -280,20 +319,14 @@ int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
 		length = 0;
 
 	while (length) {
-		unsigned int offset = offset_in_page(addr);
-		unsigned int bytes = min_t(unsigned int, length,
-					   PAGE_SIZE - offset);
+		unsigned int bytes = rxe_odp_bytes_in_page(addr, length);
 
 		err = rxe_odp_get_page(odp, addr, write, &page);
 		if (err)
 			break;
 
-		if (write) {
-			memcpy_to_page(page, offset, buf, bytes);
-			rxe_odp_written(page);
-		} else {
-			memcpy_from_page(buf, page, offset, bytes);
-		}
+		rxe_odp_copy_page(page, offset_in_page(addr), buf, bytes,
+				  write);
 		rxe_odp_put_page(page, write);
 
 		addr += bytes;
