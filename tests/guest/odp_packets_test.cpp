@@ -19,7 +19,9 @@
 #include "odp/operations.h"
 #include "odp/raw_peer.h"
 #include "odp/slow_memory.h"
+#include "rows.h"
 #include "skip.h"
+#include "system.h"
 
 using namespace mr_notify;
 using namespace odp;
@@ -150,6 +152,51 @@ TEST_CASE("packets: reads from before one that waited can be repeated")
 	CHECK(answers(peer.all(), 1, 1, std::byte{0x22}));
 	peer.read(0, here.addr, s.all->rkey, mtu);
 	CHECK(answers(peer.all(), 0, 1, std::byte{0x11}));
+}
+
+/* The first answer may have come, and its memory be gone since. */
+TEST_CASE("packets: a read that is repeated too late is refused, and ends nothing")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const device &on = wire->on();
+	memory gone = anonymous(page), stays = anonymous(page);
+	const range here = gone.registered(), there = stays.registered();
+	const owned<ibv_mr> other = on.register_memory(there, all_rights);
+	owned<ibv_mr> mr = on.register_memory(here, all_rights);
+	raw_peer peer(*wire);
+	uint64_t word = 0;
+	const auto gone_is = GENERATE(as<std::string>{}, "its registration", "its memory",
+				      "its memory, on demand");
+
+	INFO("gone is " << gone_is);
+	if (gone_is == "its memory") {
+		SKIP_IF(!on.can_revoke(), "the device can't be revoked");
+		REQUIRE(ibv_reg_mr_notify(mr.get(), &word) == 0);
+	} else if (gone_is != "its registration") {
+		SKIP_IF(!offers_all(on), "no on-demand paging");
+		mr = register_all(on, all_rights);
+	}
+	const uint32_t rkey = mr->rkey;
+	std::memset(here.addr, 0x11, page);
+	std::memset(there.addr, 0x22, page);
+	peer.read(0, here.addr, rkey, 3 * mtu);
+	CHECK(answers(peer.all(), 0, 3, std::byte{0x11}));
+
+	const std::size_t before = pinned_bytes();
+	if (gone_is == "its registration")
+		mr.reset();
+	else
+		unmap_all(gone);
+	if (gone_is == "its memory")
+		REQUIRE(happens([&] { return pinned_bytes() == before - page; }));
+	peer.read(1, here.addr + mtu, rkey, 2 * mtu);
+	const auto refused = peer.next(patience);
+	REQUIRE(refused);
+	CHECK(refused->is_error());
+	CHECK(refused->psn == 1);
+	peer.read(3, there.addr, other->rkey, mtu);
+	CHECK(answers(peer.all(), 3, 1, std::byte{0x22}));
 }
 
 /* More would be memory that a peer can take. */
