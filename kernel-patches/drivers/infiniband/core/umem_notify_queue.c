@@ -6,9 +6,9 @@
  * An unmap may call 10,000 callbacks in a row. To start a work item for each
  * costs more than the unmap itself, so a callback puts its tracker on a list, and
  * only the first one starts the timer of the one worker that empties it. To what
- * counts its users the worker comes after a while: beside the unmap it would take
- * a CPU and the unmap's locks from it, and who finds INVALID deregisters. What
- * has no count loses its pages at once.
+ * counts its users the worker comes after a while, for who finds INVALID deregisters.
+ * What has no count loses its pages at once, that is as soon as the unmap is done:
+ * beside it, the worker would take cache lines from it and leave it the freeing.
  *
  * What becomes INVALID does so once. So it goes on a list of its own (@fresh),
  * without the queue's lock, and whoever needs it on one of the others sorts it in.
@@ -85,6 +85,7 @@
  * callbacks and by the shrinker.
  */
 
+#include <linux/delay.h>
 #include <linux/hash.h>
 #include <linux/jiffies.h>
 #include <linux/wait_bit.h>
@@ -98,6 +99,8 @@
  * there is to do. The first event's time counts: others don't push it out.
  */
 #define SETTLE_DELAY (HZ / 50)
+/* What a worker waits for the callbacks of an unmap at most. */
+#define MOST_PATIENCE_US 5000
 /* It may double so often: to some seconds. */
 #define MOST_DOUBLINGS 7
 
@@ -296,10 +299,31 @@ static void serve(struct queue *q, struct ib_umem_notify *n, bool may_look)
 		wake_up_var(&n->workers);
 }
 
+/*
+ * An unmap calls the callbacks of all that it hits, and then needs up to twice as
+ * long for their pages.
+ */
+static void let_unmap_end(struct llist_head *fresh)
+{
+	ktime_t begin = ktime_get();
+	struct llist_node *first;
+	s64 took;
+
+	do {
+		first = READ_ONCE(fresh->first);
+		usleep_range(50, 100);
+		took = ktime_us_delta(ktime_get(), begin);
+	} while (READ_ONCE(fresh->first) != first && took < MOST_PATIENCE_US);
+	usleep_range(2 * took, 3 * took);
+}
+
 static void revoker(struct work_struct *work)
 {
 	struct queue *q = container_of(work, struct queue, revoker.work);
 	struct ib_umem_notify *n;
+
+	if (!llist_empty(&q->fresh[0]))
+		let_unmap_end(&q->fresh[0]);
 
 	spin_lock(&q->lock);
 	q->waiting = false;
