@@ -163,9 +163,9 @@ TEST_CASE("packets: a read that is repeated too late is refused, and ends nothin
 	memory gone = anonymous(page), stays = anonymous(page);
 	const range here = gone.registered(), there = stays.registered();
 	const owned<ibv_mr> other = on.register_memory(there, all_rights);
+	uint64_t word = 0;
 	owned<ibv_mr> mr = on.register_memory(here, all_rights);
 	raw_peer peer(*wire);
-	uint64_t word = 0;
 	const auto gone_is = GENERATE(as<std::string>{}, "its registration", "its memory",
 				      "its memory, on demand");
 

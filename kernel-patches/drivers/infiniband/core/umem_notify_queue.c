@@ -77,7 +77,13 @@
  *   starts the worker
  *                                         [revoker: sorts in B and A]
  *
- * If somebody has sorted A in before B comes, then B is the first.
+ * If somebody has sorted A in before B comes, then B is the first. It may come
+ * while the worker lets an unmap end. No timer is started then, as @wake is over:
+ *
+ *   revoker                               callback of B
+ *   runs, waiting is set; sleeps
+ *                                         B is fresh, the first; wake_at(): it comes
+ *   lock; waiting = false; sorts in B
  *
  * LOCKS
  *
@@ -99,7 +105,7 @@
  * there is to do. The first event's time counts: others don't push it out.
  */
 #define SETTLE_DELAY (HZ / 50)
-/* What a worker waits for the callbacks of an unmap at most. */
+/* What a worker waits for the callbacks of an unmap at most: for all of it 20 ms. */
 #define MOST_PATIENCE_US 5000
 /* It may double so often: to some seconds. */
 #define MOST_DOUBLINGS 7
@@ -301,7 +307,7 @@ static void serve(struct queue *q, struct ib_umem_notify *n, bool may_look)
 
 /*
  * An unmap calls the callbacks of all that it hits, and then needs up to twice as
- * long for their pages.
+ * long for their pages. A guess: if it is wrong, that costs time and nothing else.
  */
 static void let_unmap_end(struct llist_head *fresh)
 {

@@ -20,6 +20,15 @@
  *                                         and mmap return
  *   the next packet: finds B
  *
+ * So a page that is written can't become shared meanwhile. Without mmap_lock this
+ * loses:
+ *
+ *   rxe                                   the process
+ *   finds page A, which may be written
+ *                                         fork: A is the child's, too
+ *                                         writes to B, its copy of A
+ *   copies to A: only the child sees it
+ *
  * What does not need mmap_lock for writing (MADV_DONTNEED, truncation, reclaim,
  * migration) may take A out of the page tables while it is written. Then the
  * write came before, as one by the process: A is not given away before this CPU
