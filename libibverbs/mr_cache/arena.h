@@ -42,6 +42,7 @@ template <class Env> struct arena {
 	uint64_t buried;      // so many were
 	uint32_t free_entry;  // linked by entry.link
 	uint32_t turn;	      // the owner that gives next, if any may
+	uint32_t hand;	      // the entry that was looked at last, see miss.h
 	uint64_t entry_count; // of the catalog
 	owners<Env> owner;
 	pds<Env> pd;

@@ -38,29 +38,16 @@ public:
 		return want.exact() ? exact.search(want, entries) : ranges.search(want, entries);
 	}
 
-	/* Under the mutex: an entry that serves nothing that the new one, rounded, does not; or 0.
+	/*
+	 * Under the mutex, after retire(i) has erased each entry i that serves nothing that the
+	 * new one, rounded, does not. False if there are too many PDs.
 	 */
-	uint32_t find_within(const entry<Env> &made, const entry<Env> *entries) const
+	template <class Retire> bool insert(uint32_t i, entry<Env> *entries, const Retire &retire)
 	{
-		return made.exact() ? 0
-				    : ranges.find_within(made.pd_key(), made.rights(), made.start(),
-							 made.end(), entries);
-	}
-
-	/* Under the mutex. False if there are too many PDs. */
-	bool insert(uint32_t i, entry<Env> *entries)
-	{
-		const entry<Env> &e = entries[i];
-
-		if (e.exact()) {
+		if (entries[i].exact())
 			exact.insert(i, entries);
-		} else {
-			uint32_t domain = ranges.prepare(e.pd_key());
-
-			if (!domain)
-				return false;
-			ranges.insert(i, domain, e.rights(), e.start());
-		}
+		else if (!ranges.insert(i, entries, retire))
+			return false;
 		changed();
 		return true;
 	}

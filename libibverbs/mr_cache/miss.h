@@ -67,14 +67,14 @@ public:
 					return EOPNOTSUPP;
 				continue;
 			}
-			sweep(o);
+			sweep();
 			i = lock.allocate();
 			if (!i) {
 				if (!lock.evict(o) && !lock.evict_any())
 					return EOPNOTSUPP;
 				continue;
 			}
-			return make(i, o, ref);
+			return make(i, o, start, end - start, ref);
 		}
 	}
 
@@ -82,16 +82,15 @@ private:
 	/*
 	 * Idle entries whose memory has gone serve nobody, and nobody would look at them again:
 	 * each miss looks at some, so that they are never more than a fraction of what is there.
+	 * In the order in which they lie: that costs a line each, which the CPU has fetched.
 	 */
-	void sweep(uint32_t o)
+	void sweep()
 	{
-		auto &list = a.owner[o].list;
-
-		for (uint32_t n = list.size() < SWEPT ? list.size() : SWEPT; n; n--) {
-			uint32_t i = list.turn(a.entries);
-
-			if (entry_word<Env>::over(lock.at(i).word.peek_relaxed()))
-				lock.retire(i);
+		for (uint32_t n = SWEPT; n; n--) {
+			if (++a.hand >= a.hot.high.load(std::memory_order_relaxed))
+				a.hand = 1;
+			if (entry_word<Env>::over(lock.at(a.hand).word.peek_relaxed()))
+				lock.retire(a.hand);
 		}
 	}
 
@@ -144,7 +143,7 @@ private:
 	}
 
 	/* Registers with the mutex free, and makes an entry of it, if it deserves one. */
-	int make(uint32_t i, uint32_t o, mr_cache_ref *ref)
+	int make(uint32_t i, uint32_t o, uint64_t start, uint64_t size, mr_cache_ref *ref)
 	{
 		entry<Env> &e = lock.at(i);
 		uint32_t p = a.pd.find_or_add(pd);
@@ -169,16 +168,11 @@ private:
 					    a.owner[o].who,
 					    want.addr,
 					    want.length,
-					    e.start(),
-					    e.size(),
+					    want.exact() ? want.addr : start,
+					    want.exact() ? want.length : size,
 					    want.access & ~static_cast<uint32_t>(MR_CACHE_EXACT),
 					    i,
 					    a.hot.generation.load(std::memory_order_relaxed)};
-
-		if (want.exact()) {
-			request.start = want.addr;
-			request.size = want.length;
-		}
 
 		int error = register_with_room(request, e.word, &mr);
 
@@ -243,9 +237,7 @@ private:
 			if (other && lock.at(other).rights() == e.rights())
 				return false;
 		}
-		while (uint32_t other = a.index.find_within(e, a.entries))
-			lock.retire(other);
-		return a.index.insert(i, a.entries);
+		return a.index.insert(i, a.entries, [&](uint32_t within) { lock.retire(within); });
 	}
 
 	/*

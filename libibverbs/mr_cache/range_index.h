@@ -3,9 +3,9 @@
  * The authoritative answer to "which entry contains this range?": for each
  * domain (key: PD and ordering) and each set of rights a tree of entries by start.
  *
- * The entries of a tree are an antichain: none contains another (insert() is only
- * told of ranges for which that holds). Sorted by start they are then sorted by
- * end too, and the last one that starts at or before addr is the only candidate.
+ * The entries of a tree are an antichain: none contains another (insert() keeps it so). Sorted
+ * by start they are then sorted by end too, and the last one that starts at or before addr is
+ * the only candidate.
  * A request looks among its own rights, then among those that contain them.
  *
  * The tree is a treap whose node i belongs to entry i: its priority is a hash of
@@ -37,66 +37,34 @@ public:
 		return present ? search(d, present, want, entries) : 0;
 	}
 
-	/* Under the mutex: an entry among the same rights that lies within the range, or 0. */
-	uint32_t find_within(uint64_t key, uint32_t rights, uint64_t start, uint64_t end,
-			     const entry<Env> *entries) const
+	/*
+	 * Under the mutex, after retire(i) has erased each entry i that lies within the new one;
+	 * none among the same rights contains it. False if there are too many domains.
+	 */
+	template <class Retire>
+	bool insert(uint32_t index, const entry<Env> *entries, const Retire &retire)
 	{
-		uint32_t found = successor(domains[lookup(key)].roots[rights], start);
+		const uint64_t key = entries[index].pd_key(), start = entries[index].start();
+		const uint32_t rights = entries[index].rights();
 
-		return found && entries[found].end() <= end ? found : 0;
-	}
+		for (;;) {
+			uint32_t to = lookup(key), next = 0;
 
-	/* Under the mutex: a domain, to insert() into; 0 if there are too many. */
-	uint32_t prepare(uint64_t key)
-	{
-		uint32_t i = lookup(key);
+			if (!to && !(to = add_domain(key)))
+				return false;
 
-		if (i)
-			return i;
-		i = free_domain;
-		if (i)
-			free_domain = domains[i].next.load(std::memory_order_relaxed);
-		else if (domain_count + 1 < Env::domains)
-			i = ++domain_count;
-		else
-			return 0;
+			link *at = find_place(domains[to].roots[rights], index, start, &next);
 
-		auto &head = heads[bucket(key)];
-
-		domains[i].key.store(key, std::memory_order_relaxed);
-		domains[i].next.store(head.load(std::memory_order_relaxed),
-				      std::memory_order_relaxed);
-		head.store(i, std::memory_order_relaxed);
-		return i;
-	}
-
-	/* Under the mutex. The domain is what prepare() gave, and the antichain stays one. */
-	void insert(uint32_t index, uint32_t to, uint32_t rights, uint64_t start)
-	{
-		domain &d = domains[to];
-		link *at = &d.roots[rights];
-		uint32_t n;
-
-		while ((n = get(*at)) && priority(n) >= priority(index))
-			at = starts_at(n) <= start ? &nodes[n].right : &nodes[n].left;
-
-		/* What was below becomes the two subtrees of the new node. */
-		link *left = &nodes[index].left, *right = &nodes[index].right;
-
-		nodes[index].start.store(start, std::memory_order_relaxed);
-		while (n) {
-			bool lower = starts_at(n) <= start;
-			link *&side = lower ? left : right;
-
-			set(*side, n);
-			side = lower ? &nodes[n].right : &nodes[n].left;
-			n = get(*side);
-		}
-		set(*left, 0);
-		set(*right, 0);
-		set(*at, index);
-		d.present.store(d.present.load(std::memory_order_relaxed) | 1U << rights,
+			if (next && entries[next].end() <= entries[index].end()) {
+				retire(next);
+				continue; // the domain may have gone with it
+			}
+			insert_at(at, index, start);
+			domains[to].present.store(
+				domains[to].present.load(std::memory_order_relaxed) | 1U << rights,
 				std::memory_order_relaxed);
+			return true;
+		}
 	}
 
 	/* Under the mutex. */
@@ -201,19 +169,48 @@ private:
 		return best;
 	}
 
-	uint32_t successor(const link &root, uint64_t addr) const
+	/* Of a new node, by its priority; next: the one that starts there or after it, or 0. */
+	link *find_place(link &root, uint32_t index, uint64_t start, uint32_t *next)
 	{
-		uint32_t best = 0, n = get(root);
+		const uint32_t least = priority(index);
+		link *at = &root;
+		uint32_t n;
 
-		for (int steps = 0; n && steps < STEPS; steps++) {
-			if (starts_at(n) >= addr) {
-				best = n;
-				n = get(nodes[n].left);
-			} else {
-				n = get(nodes[n].right);
-			}
+		auto go_on = [&](uint32_t from) {
+			if (starts_at(from) < start)
+				return &nodes[from].right;
+			*next = from;
+			return &nodes[from].left;
+		};
+
+		while ((n = get(*at)) && priority(n) >= least)
+			at = go_on(n);
+
+		link *const place = at;
+
+		while ((n = get(*at)))
+			at = go_on(n);
+		return place;
+	}
+
+	void insert_at(link *at, uint32_t index, uint64_t start)
+	{
+		/* What was below becomes the two subtrees of the new node. */
+		link *left = &nodes[index].left, *right = &nodes[index].right;
+		uint32_t n = get(*at);
+
+		nodes[index].start.store(start, std::memory_order_relaxed);
+		while (n) {
+			bool lower = starts_at(n) < start;
+			link *&side = lower ? left : right;
+
+			set(*side, n);
+			side = lower ? &nodes[n].right : &nodes[n].left;
+			n = get(*side);
 		}
-		return best;
+		set(*left, 0);
+		set(*right, 0);
+		set(*at, index);
 	}
 
 	static uint32_t bucket(uint64_t key)
@@ -232,6 +229,27 @@ private:
 			i = get(domains[i].next);
 		}
 		return 0;
+	}
+
+	/* 0 if there are too many. */
+	uint32_t add_domain(uint64_t key)
+	{
+		uint32_t i = free_domain;
+
+		if (i)
+			free_domain = domains[i].next.load(std::memory_order_relaxed);
+		else if (domain_count + 1 < Env::domains)
+			i = ++domain_count;
+		else
+			return 0;
+
+		auto &head = heads[bucket(key)];
+
+		domains[i].key.store(key, std::memory_order_relaxed);
+		domains[i].next.store(head.load(std::memory_order_relaxed),
+				      std::memory_order_relaxed);
+		head.store(i, std::memory_order_relaxed);
+		return i;
 	}
 
 	void drop_rights(uint32_t which, uint32_t rights)

@@ -8,7 +8,7 @@
  *   a set of rights not taken to contain one that it contains
  *   a split or a merge of the treap that loses a subtree
  *   a predecessor that must lie before the address, a successor that must lie after it
- *   find_within() that does not look where what it found ends
+ *   insert() that does not look where what starts after it ends
  *   a domain not freed with its last entry, or not found again
  */
 #include <memory>
@@ -42,16 +42,6 @@ struct world {
 		       entries[i].rights() == (want.access & mr_cache::RIGHTS);
 	}
 
-	void insert(uint32_t i, const wish &what)
-	{
-		uint32_t domain = index->prepare(what.key);
-
-		REQUIRE(domain);
-		entries[i].describe(what);
-		index->insert(i, domain, entries[i].rights(), what.addr);
-		in[i] = true;
-	}
-
 	void erase(uint32_t i)
 	{
 		index->erase(i, entries[i].pd_key(), entries[i].rights());
@@ -64,23 +54,26 @@ struct world {
 		for (uint32_t other = 1; other < COUNT; other++)
 			if (alike(other, what) && entries[other].contains(what))
 				return;
-		for (;;) {
-			uint32_t found = index->find_within(
-				what.key, what.access & mr_cache::RIGHTS, what.addr,
-				what.addr + what.length, entries.get());
-			uint32_t expected = 0;
 
-			for (uint32_t other = 1; other < COUNT; other++)
-				if (alike(other, what) && entries[other].start() >= what.addr &&
-				    entries[other].end() <= what.addr + what.length)
-					expected++;
-			REQUIRE(!found == !expected);
-			if (!found)
-				break;
-			REQUIRE(alike(found, what));
-			erase(found);
-		}
-		insert(i, what);
+		bool within[COUNT] = {};
+
+		for (uint32_t other = 1; other < COUNT; other++)
+			within[other] = alike(other, what) && entries[other].start() >= what.addr &&
+					entries[other].end() <= what.addr + what.length;
+		insert(i, what, within);
+		for (uint32_t other = 1; other < COUNT; other++)
+			REQUIRE(!(within[other] && in[other]));
+	}
+
+	/* What is within goes, and nothing else. */
+	void insert(uint32_t i, const wish &what, const bool *within = nullptr)
+	{
+		entries[i].describe(what);
+		REQUIRE(index->insert(i, entries.get(), [&](uint32_t other) {
+			REQUIRE((within && within[other]));
+			erase(other);
+		}));
+		in[i] = true;
 	}
 
 	void look(const wish &want)
@@ -155,7 +148,8 @@ TEST_CASE("a domain is there as long as it has entries")
 	for (auto &of_round : pds) {
 		for (uint32_t i = 1; i <= MOST; i++)
 			w.insert(i, {&of_round[2 * i], PAGE, PAGE, 1});
-		CHECK(w.index->prepare(wish::key_of(&of_round[0], 0)) == 0);
+		w.entries[MOST + 1].describe({&of_round[0], PAGE, PAGE, 1});
+		CHECK(!w.index->insert(MOST + 1, w.entries.get(), [](uint32_t) {}));
 		for (uint32_t i = 1; i <= MOST; i++) {
 			w.look({&of_round[2 * i], PAGE, PAGE, 1});
 			w.erase(i);
