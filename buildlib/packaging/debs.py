@@ -134,6 +134,7 @@ def environment(tree, when):
            "DPKG_GENSYMBOLS_CHECK_LEVEL": "4", "SOURCE_DATE_EPOCH": str(when)}
     if shutil.which("ccache", path=env["PATH"]):
         env["CCACHE_BASEDIR"] = tree
+        env["CCACHE_DEPEND"] = "1"
         env["EXTRA_CMAKE_FLAGS"] = ("-DCMAKE_C_COMPILER_LAUNCHER=ccache "
                                     "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
     return env
