@@ -22,6 +22,7 @@
 #include <thread>
 
 #include "device.h"
+#include "probe.h"
 #include "rows.h"
 #include "run_time.h"
 #include "skip.h"
@@ -137,28 +138,6 @@ public:
 
 private:
 	std::string place_ = "/sys/kernel/tracing/instances/observe";
-};
-
-/* Calls of a function of the kernel as trace events. */
-class probe {
-public:
-	explicit probe(const std::string &function) { command("p:observe/calls " + function); }
-	~probe() { command("-:observe/calls"); }
-	probe(const probe &) = delete;
-	probe &operator=(const probe &) = delete;
-
-	static constexpr const char *file = "/sys/kernel/tracing/kprobe_events";
-
-private:
-	/* Appended, as truncating the file removes all probes; and by one system call. */
-	static void command(const std::string &text)
-	{
-		const int fd = open(file, O_WRONLY | O_APPEND | O_CLOEXEC);
-		const ssize_t written = write(fd, text.data(), text.size());
-
-		close(fd);
-		CHECK(written == static_cast<ssize_t>(text.size()));
-	}
 };
 
 /* Does the text have all of these fields? */

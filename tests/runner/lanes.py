@@ -16,7 +16,8 @@ REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 PYTHON = "/usr/bin/python3 -B"
 UNIT_PROGRAMS = ("cache", "parts", "schedule", "tsan", "asan")
 GUEST_PROGRAMS = ("contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race",
-                  "cache", "peer", "nested", "owner", "differential", "adversary", "observe")
+                  "cache", "peer", "invalidate", "nested", "owner", "differential", "adversary",
+                  "observe")
 # Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
 UPSTREAM_EXECUTED = 103
 
@@ -215,7 +216,7 @@ LANES = {
     "debian": Lane(
         [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, PAGING_PROGRAMS,
          *guest_programs("window", "stress", "odp_stress", "retransmit", seconds=10),
-         *guest_programs("transfer", "pressure"),
+         *guest_programs("lookup", "transfer", "pressure"),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer", "lifetime", "race")),
          pyverbs("test_mr_notify", "test_mr_cache")],
         guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),
@@ -244,8 +245,8 @@ LANES = {
         guest="--kernel dkms", needs=("fork", "kernel dkms"), seconds=200),
     # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
     "debug": Lane(
-        [MATRIX, *guest_programs("contract", "word", "revoke", "worker", "lifetime"),
-         *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", seconds=2),
+        [MATRIX, *guest_programs("contract", "word", "revoke", "worker", "lifetime", "invalidate"),
+         *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", "lookup", seconds=2),
          *guest_programs("stress", "odp_stress", seconds=10),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer"))],
         guest="--kernel debug", needs=("fork", "kernel debug"), seconds=600),

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Work requests and messages that invalidate the key of a memory window, as its
+ * owner and as its peer may: with a window that is bound, and with one that isn't.
+ */
+#include "catch.h"
+
+#include <unistd.h>
+
+#include "loopback.h"
+#include "skip.h"
+
+using namespace mr_notify;
+
+namespace {
+
+/* A reliable queue pair whose send queue can invalidate. */
+class end {
+public:
+	explicit end(const device &on) : cq_(ibv_create_cq(on.context(), 16, nullptr, nullptr, 0))
+	{
+		ibv_qp_init_attr_ex init{};
+
+		REQUIRE(cq_);
+		init.send_cq = cq_.get();
+		init.recv_cq = cq_.get();
+		init.qp_type = IBV_QPT_RC;
+		init.cap = {4, 4, 1, 1, 0};
+		init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+		init.pd = on.pd();
+		init.send_ops_flags = IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_INV |
+				      IBV_QP_EX_WITH_BIND_MW;
+		qp_.reset(ibv_create_qp_ex(on.context(), &init));
+	}
+
+	explicit operator bool() const { return static_cast<bool>(qp_); }
+
+	void connect(const end &other, const ibv_ah_attr &where) const
+	{
+		ibv_qp_attr attr{};
+
+		attr.port_num = 1;
+		attr.path_mtu = IBV_MTU_1024;
+		attr.dest_qp_num = other.qp_->qp_num;
+		attr.ah_attr = where;
+		attr.max_dest_rd_atomic = attr.max_rd_atomic = 1;
+		attr.timeout = 18;
+		attr.retry_cnt = attr.rnr_retry = 7;
+		attr.qp_state = IBV_QPS_INIT;
+		modify(attr, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+		attr.qp_state = IBV_QPS_RTR;
+		modify(attr, IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+				     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+		attr.qp_state = IBV_QPS_RTS;
+		modify(attr, IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+				     IBV_QP_MAX_QP_RD_ATOMIC);
+	}
+
+	template <class Post> ibv_wc_status send(Post post) const
+	{
+		ibv_qp_ex *const qp = ibv_qp_to_qp_ex(qp_.get());
+
+		ibv_wr_start(qp);
+		qp->wr_flags = IBV_SEND_SIGNALED;
+		post(qp);
+		REQUIRE(ibv_wr_complete(qp) == 0);
+		return completion();
+	}
+
+	void receive() const
+	{
+		ibv_recv_wr wr{};
+		ibv_recv_wr *bad = nullptr;
+
+		REQUIRE(ibv_post_recv(qp_.get(), &wr, &bad) == 0);
+	}
+
+	ibv_wc_status completion() const
+	{
+		ibv_wc wc{};
+		int polled = 0;
+
+		while ((polled = ibv_poll_cq(cq_.get(), 1, &wc)) == 0)
+			usleep(100);
+		REQUIRE(polled == 1);
+		return wc.status;
+	}
+
+private:
+	void modify(ibv_qp_attr &attr, int mask) const
+	{
+		REQUIRE(ibv_modify_qp(qp_.get(), &attr, IBV_QP_STATE | mask) == 0);
+	}
+
+	owned<ibv_cq> cq_;
+	owned<ibv_qp> qp_;
+};
+
+/* Its owner and a peer, and a window of the owner's. */
+struct scene {
+	device on;
+	end owner{on};
+	end peer{on};
+	memory m = anonymous(4096);
+	owned<ibv_mr> mr = on.register_memory(m.registered(), IBV_ACCESS_MW_BIND);
+	owned<ibv_mw> window{ibv_alloc_mw(on.pd(), IBV_MW_TYPE_2)};
+
+	bool can_start()
+	{
+		if (!owner || !window)
+			return false;
+		const loopback ends(on);
+		ibv_qp_attr attr{};
+		ibv_qp_init_attr unused{};
+		REQUIRE(ibv_query_qp(ends.near_end(), &attr, IBV_QP_AV, &unused) == 0);
+		owner.connect(peer, attr.ah_attr);
+		peer.connect(owner, attr.ah_attr);
+		return true;
+	}
+
+	uint32_t bind() const
+	{
+		const uint32_t rkey = ibv_inc_rkey(window->rkey);
+		const ibv_mw_bind_info info{mr.get(),
+					    reinterpret_cast<uintptr_t>(m.registered().addr),
+					    m.registered().length, IBV_ACCESS_REMOTE_READ};
+
+		REQUIRE(owner.send([&](ibv_qp_ex *qp) {
+			ibv_wr_bind_mw(qp, window.get(), rkey, &info);
+		}) == IBV_WC_SUCCESS);
+		return rkey;
+	}
+
+	ibv_wc_status invalidate(uint32_t rkey) const
+	{
+		return owner.send([&](ibv_qp_ex *qp) { ibv_wr_local_inv(qp, rkey); });
+	}
+
+	/* By a message from one end to the other, which is told the outcome. */
+	static ibv_wc_status invalidate_by_message(const end &from, const end &to, uint32_t rkey)
+	{
+		to.receive();
+		from.send([&](ibv_qp_ex *qp) { ibv_wr_send_inv(qp, rkey); });
+		return to.completion();
+	}
+};
+
+constexpr const char *cannot = "this device has no windows, or can't invalidate them";
+
+} // namespace
+
+TEST_CASE("the owner invalidates a memory window once")
+{
+	scene s;
+	SKIP_IF(!s.can_start(), cannot);
+	const uint32_t rkey = s.bind();
+
+	CHECK(s.invalidate(rkey) == IBV_WC_SUCCESS);
+	CHECK(s.invalidate(rkey) != IBV_WC_SUCCESS);
+}
+
+TEST_CASE("the owner can't invalidate a memory window that is not bound")
+{
+	scene s;
+	SKIP_IF(!s.can_start(), cannot);
+
+	CHECK(s.invalidate(s.window->rkey) != IBV_WC_SUCCESS);
+}
+
+TEST_CASE("a peer invalidates a memory window once")
+{
+	scene s;
+	SKIP_IF(!s.can_start(), cannot);
+	const uint32_t rkey = s.bind();
+
+	CHECK(scene::invalidate_by_message(s.peer, s.owner, rkey) == IBV_WC_SUCCESS);
+	CHECK(scene::invalidate_by_message(s.peer, s.owner, rkey) == IBV_WC_REM_INV_REQ_ERR);
+}
+
+TEST_CASE("a memory window is invalidated by way of its own queue pair alone")
+{
+	scene s;
+	SKIP_IF(!s.can_start(), cannot);
+	const uint32_t rkey = s.bind();
+
+	CHECK(scene::invalidate_by_message(s.owner, s.peer, rkey) == IBV_WC_REM_INV_REQ_ERR);
+}

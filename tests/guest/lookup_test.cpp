@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Packets and work requests that look up by its number what is being destroyed.
+ * That a lookup meets the end of what it finds is made likely: it is slowed down
+ * by probes, and this program takes the CPU from the kernel's workers in the
+ * middle of it. The kernel's checkers (KASAN, slub_debug) say what went wrong.
+ */
+#include "catch.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "loopback.h"
+#include "probe.h"
+#include "run_time.h"
+#include "skip.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr uint32_t qkey = 17;
+
+/* Slows down each lookup in a table of rxe. */
+class slow_lookups {
+public:
+	slow_lookups()
+	{
+		for (int i = 0; i < 8; i++)
+			probes_.emplace_back("xa_load", probe::at::end, "end" + std::to_string(i))
+				.slow_down();
+	}
+
+private:
+	std::list<probe> probes_;
+};
+
+/* This thread before all others, for as long as it exists. */
+class urgency {
+public:
+	urgency()
+	{
+		const sched_param first{1};
+
+		REQUIRE(sched_setscheduler(0, SCHED_FIFO, &first) == 0);
+	}
+
+	~urgency()
+	{
+		const sched_param none{0};
+
+		sched_setscheduler(0, SCHED_OTHER, &none);
+	}
+};
+
+/* A queue pair that posts one work request at a time, which may fail. */
+class poster {
+public:
+	poster(const device &on, ibv_qp_type type)
+	    : cq_(ibv_create_cq(on.context(), 16, nullptr, nullptr, 0))
+	{
+		REQUIRE(cq_);
+		qp_ = make(on, type);
+		loopback ends(on);
+		ibv_qp_init_attr unused{};
+		REQUIRE(ibv_query_qp(ends.near_end(), &far_, IBV_QP_AV, &unused) == 0);
+		far_.dest_qp_num = ends.far_end()->qp_num;
+		start();
+	}
+
+	/* A queue pair that can do nothing, which packets can name. */
+	owned<ibv_qp> make(const device &on, ibv_qp_type type) const
+	{
+		ibv_qp_init_attr init{};
+
+		init.send_cq = cq_.get();
+		init.recv_cq = cq_.get();
+		init.qp_type = type;
+		init.cap = {4, 4, 1, 1, 0};
+		owned<ibv_qp> qp(ibv_create_qp(on.pd(), &init));
+		REQUIRE(qp);
+		return qp;
+	}
+
+	ibv_ah_attr peer() const { return far_.ah_attr; }
+
+	void post(ibv_send_wr &wr)
+	{
+		ibv_send_wr *bad = nullptr;
+
+		wr.send_flags = IBV_SEND_SIGNALED;
+		REQUIRE(ibv_post_send(qp_.get(), &wr, &bad) == 0);
+	}
+
+	/* After an error it is made usable again. */
+	void wait()
+	{
+		ibv_wc wc{};
+		int polled = 0;
+
+		while ((polled = ibv_poll_cq(cq_.get(), 1, &wc)) == 0)
+			usleep(100);
+		REQUIRE(polled == 1);
+		if (wc.status == IBV_WC_SUCCESS)
+			return;
+		modify(IBV_QPS_RESET, IBV_QP_STATE);
+		start();
+	}
+
+private:
+	void start()
+	{
+		const bool datagrams = qp_->qp_type == IBV_QPT_UD;
+
+		modify(IBV_QPS_INIT, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+					     (datagrams ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS));
+		modify(IBV_QPS_RTR,
+		       IBV_QP_STATE | (datagrams ? 0
+						 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+							   IBV_QP_RQ_PSN));
+		modify(IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN);
+	}
+
+	void modify(ibv_qp_state to, int mask)
+	{
+		ibv_qp_attr attr{};
+
+		attr.qp_state = to;
+		attr.port_num = 1;
+		attr.qkey = qkey;
+		attr.path_mtu = IBV_MTU_1024;
+		attr.dest_qp_num = far_.dest_qp_num;
+		attr.ah_attr = far_.ah_attr;
+		REQUIRE(ibv_modify_qp(qp_.get(), &attr, mask) == 0);
+	}
+
+	owned<ibv_cq> cq_;
+	owned<ibv_qp> qp_;
+	ibv_qp_attr far_{};
+};
+
+/* Something with a number, and how a work request names it. */
+using victim = std::shared_ptr<void>;
+using maker = std::function<victim(ibv_send_wr &wr)>;
+
+void destroy_what_is_looked_up(poster &by, const maker &make)
+{
+	const slow_lookups slow;
+	const urgency first;
+	const run_time time;
+	std::minstd_rand random;
+	int rounds = 0;
+
+	for (; time.goes_on(); rounds++) {
+		ibv_send_wr wr{};
+		victim named = make(wr);
+
+		by.post(wr);
+		usleep(random() % 3000);
+		named.reset();
+		by.wait();
+	}
+	CHECK(rounds > 0);
+}
+
+} // namespace
+
+TEST_CASE("a packet looks a queue pair up that is being destroyed")
+{
+	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
+	const device on;
+	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP, "TCP finds them");
+	poster peer(on, IBV_QPT_UD);
+	ibv_ah_attr where = peer.peer();
+	const std::unique_ptr<ibv_ah, int (*)(ibv_ah *)> ah(ibv_create_ah(on.pd(), &where),
+							    ibv_destroy_ah);
+	REQUIRE(ah);
+
+	destroy_what_is_looked_up(peer, [&](ibv_send_wr &wr) {
+		owned<ibv_qp> qp = peer.make(on, IBV_QPT_RC);
+
+		wr.opcode = IBV_WR_SEND;
+		wr.wr.ud = {ah.get(), qp->qp_num, qkey};
+		return victim(std::move(qp));
+	});
+}
+
+TEST_CASE("a work request looks an address handle up that is being destroyed")
+{
+	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
+	const device on;
+	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP, "TCP has none");
+	poster by(on, IBV_QPT_UD);
+
+	destroy_what_is_looked_up(by, [&](ibv_send_wr &wr) {
+		ibv_ah_attr where = by.peer();
+		victim ah(ibv_create_ah(on.pd(), &where), ibv_destroy_ah);
+
+		REQUIRE(ah);
+		wr.opcode = IBV_WR_SEND;
+		wr.wr.ud = {static_cast<ibv_ah *>(ah.get()), 1 << 20, qkey};
+		return ah;
+	});
+}
+
+TEST_CASE("a work request looks a memory window up that is being destroyed")
+{
+	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
+	const device on;
+	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP, "siw has no windows");
+	poster by(on, IBV_QPT_UC);
+
+	const memory m = anonymous(4096);
+	const auto mr = on.register_memory(m.registered(), IBV_ACCESS_MW_BIND);
+
+	destroy_what_is_looked_up(by, [&](ibv_send_wr &wr) {
+		owned<ibv_mw> mw(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_2));
+
+		REQUIRE(mw);
+		wr.opcode = IBV_WR_BIND_MW;
+		wr.bind_mw.mw = mw.get();
+		wr.bind_mw.rkey = ibv_inc_rkey(mw->rkey);
+		wr.bind_mw.bind_info = {mr.get(), reinterpret_cast<uintptr_t>(m.registered().addr),
+					m.registered().length, IBV_ACCESS_REMOTE_READ};
+		return victim(std::move(mw));
+	});
+}
