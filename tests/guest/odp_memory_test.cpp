@@ -19,6 +19,7 @@
 
 #include "odp/operations.h"
 #include "pins.h"
+#include "probe.h"
 #include "skip.h"
 #include "system.h"
 #include "witness.h"
@@ -228,4 +229,23 @@ TEST_CASE("memory in use moves to another node")
 		CHECK(elsewhere(r, to, false) == 0);
 		CHECK(std::memcmp(s.bytes(), r.addr, r.length) == 0);
 	}
+}
+
+TEST_CASE("a worker leaves the address space with the end of its task")
+{
+	SKIP_IF(access(::probe::file, W_OK), "this kernel has no kprobes");
+	setup s;
+	SKIP_IF(!s.all, "no on-demand paging");
+	const memory m = anonymous(piece_length);
+	::probe taken("kthread_use_mm", ::probe::at::call, "taken");
+	::probe left("kthread_unuse_mm", ::probe::at::call, "left");
+
+	taken.count();
+	left.count();
+	for (int i = 0; i < 20; i++)
+		REQUIRE(s.write_to({m.registered().addr, 256 << 10}));
+	CHECK(taken.hits() > 0);
+	for (int tries = 0; tries < 200 && left.hits() < taken.hits(); tries++)
+		usleep(10000);
+	CHECK(left.hits() == taken.hits());
 }

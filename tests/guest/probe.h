@@ -8,6 +8,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstdint>
+#include <fstream>
 #include <string>
 
 class probe {
@@ -25,7 +27,9 @@ public:
 	~probe()
 	{
 		if (slow_)
-			append(trigger(), "!stacktrace");
+			append(event("trigger"), "!stacktrace");
+		if (counted_)
+			append(event("enable"), "0");
 		append(file, "-:observe/" + name_);
 	}
 
@@ -35,16 +39,36 @@ public:
 	/* Make it take long: each time the kernel walks its stack. */
 	void slow_down()
 	{
-		append(trigger(), "stacktrace");
+		append(event("trigger"), "stacktrace");
 		slow_ = true;
+	}
+
+	/* From now on hits() says how often it has been there. */
+	void count()
+	{
+		append(event("enable"), "1");
+		counted_ = true;
+	}
+
+	uint64_t hits() const
+	{
+		std::ifstream profile("/sys/kernel/tracing/kprobe_profile");
+		std::string name;
+		uint64_t hit = 0;
+		uint64_t missed = 0;
+
+		while (profile >> name >> hit >> missed)
+			if (name == name_)
+				return hit + missed;
+		return 0;
 	}
 
 	static constexpr const char *file = "/sys/kernel/tracing/kprobe_events";
 
 private:
-	std::string trigger() const
+	std::string event(const std::string &what) const
 	{
-		return "/sys/kernel/tracing/events/observe/" + name_ + "/trigger";
+		return "/sys/kernel/tracing/events/observe/" + name_ + '/' + what;
 	}
 
 	/* Truncating the file would remove all probes; and it takes one system call each. */
@@ -59,6 +83,7 @@ private:
 
 	std::string name_;
 	bool slow_ = false;
+	bool counted_ = false;
 };
 
 #endif

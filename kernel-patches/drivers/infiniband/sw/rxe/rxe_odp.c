@@ -206,56 +206,87 @@ static unsigned int rxe_odp_bytes_in_page(unsigned long addr,
 }
 
 /*
- * Copy through the kernel's addresses of pages that are there. Where the
- * architecture can't look them up without a lock (User Mode Linux), false.
+ * Take an address space on for the rest of the task of a queue pair, as to do so
+ * for each packet costs as much as a copy. All copying is done by such tasks,
+ * and do_work() ends each with rxe_odp_end_task().
  */
-static bool rxe_odp_copy_fast(unsigned long addr, void *buf,
-			      unsigned int length, bool write)
+static bool rxe_odp_take_on(struct mm_struct *mm)
 {
-	unsigned int bytes;
-	struct page *page;
+	if (!(current->flags & PF_KTHREAD))
+		return false;
+	if (current->mm == mm)
+		return true;
 
-	for (; length; addr += bytes, buf += bytes, length -= bytes) {
-		if (get_user_pages_fast_only(addr, 1, write ? FOLL_WRITE : 0,
-					     &page) != 1)
-			return false;
-		bytes = rxe_odp_bytes_in_page(addr, length);
-		rxe_odp_copy_page(page, offset_in_page(addr), buf, bytes,
-				  write);
-		put_page(page);
-	}
+	rxe_odp_end_task();
+	if (!mmget_not_zero(mm))
+		return false;
+	kthread_use_mm(mm);
+	mmput_async(mm);
 	return true;
 }
 
+/* Called for each task: leave what it has taken on */
+void rxe_odp_end_task(void)
+{
+	if (current->mm)
+		kthread_unuse_mm(current->mm);
+}
+
 /*
- * Copy as the process itself would, under mmap_lock. That does not yield to the
- * worker of the other end after each packet, as get_user_pages_remote() does:
- * then most of the time would go by in the scheduler.
+ * Copy as the process itself would, but through the kernel's addresses, what is
+ * there of anonymous and shared memory. That does not yield to the worker of the
+ * other end after each packet, as get_user_pages_remote() does: then most of the
+ * time would go by in the scheduler. The process may have ended: it takes its
+ * memory away under mmap_lock, too.
  *
- * Return: false when something is not mapped, or not so; part may be copied. The
- * destructor of a queue pair runs a task in the thread of a process.
+ * Return: false when something is not mapped, or not so, or the architecture
+ * can't look pages up without a lock (User Mode Linux); part may be copied.
  */
-static bool rxe_odp_copy_as_owner(struct mm_struct *mm, unsigned long addr,
-				  void *buf, unsigned int length, bool write)
+static bool rxe_odp_copy_fast(struct mm_struct *mm, unsigned long addr,
+			      void *buf, unsigned int length, bool write)
+{
+	unsigned int flags = write ? FOLL_WRITE : 0;
+	unsigned int bytes;
+	struct page *page;
+	bool known = true;
+
+	if (!rxe_odp_take_on(mm) || !mmap_read_trylock(mm))
+		return false;
+
+	for (; length && known; addr += bytes, buf += bytes, length -= bytes) {
+		if (get_user_pages_fast_only(addr, 1, flags, &page) != 1)
+			break;
+		bytes = rxe_odp_bytes_in_page(addr, length);
+		known = folio_test_swapbacked(page_folio(page));
+		if (known)
+			rxe_odp_copy_page(page, offset_in_page(addr), buf,
+					  bytes, write);
+		put_page(page);
+	}
+	mmap_read_unlock(mm);
+	return !length && known;
+}
+
+/*
+ * The same through the addresses of the process, which has not ended. (At its
+ * end an architecture may give pages away and leave their translations to
+ * whoever has taken the address space on.)
+ */
+static bool rxe_odp_copy_user(struct mm_struct *mm, unsigned long addr,
+			      void *buf, unsigned int length, bool write)
 {
 	void __user *user = (void __user *)addr;
 	struct vm_area_struct *vma;
-	bool copied;
 
-	if (!(current->flags & PF_KTHREAD) || current->mm)
+	if (!rxe_odp_take_on(mm))
 		return false;
 
 	vma = vma_lookup(mm, addr);
 	if (!vma || vma->vm_end - addr < length ||
 	    !rxe_odp_may_access(vma, write) || !rxe_odp_served_at_once(vma))
 		return false;
-
-	kthread_use_mm(mm);
-	copied = rxe_odp_copy_fast(addr, buf, length, write) ||
-		 !(write ? copy_to_user_nofault(user, buf, length) :
-			   copy_from_user_nofault(buf, user, length));
-	kthread_unuse_mm(mm);
-	return copied;
+	return !(write ? copy_to_user_nofault(user, buf, length) :
+			 copy_from_user_nofault(buf, user, length));
 }
 
 /*
@@ -320,11 +351,14 @@ int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
 	struct page *page;
 	int err;
 
+	if (rxe_odp_copy_fast(odp->mm, addr, buf, length, write))
+		return 0;
+
 	err = rxe_odp_enter(odp->mm);
 	if (err)
 		goto out;
 
-	if (rxe_odp_copy_as_owner(odp->mm, addr, buf, length, write))
+	if (rxe_odp_copy_user(odp->mm, addr, buf, length, write))
 		length = 0;
 
 	while (length) {

@@ -22,6 +22,7 @@ int rxe_odp_check_rereg(struct rxe_mr *mr, int flags, int access);
 void rxe_odp_cleanup_mr(struct rxe_mr *mr);
 int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
 		 enum rxe_mr_copy_dir dir);
+void rxe_odp_end_task(void);
 enum resp_states rxe_qp_do_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr,
 				     u64 iova, int opcode, u64 compare,
 				     u64 swap_add, u64 *orig_val);
