@@ -110,6 +110,9 @@ function(inject_program)
     target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY)
     target_compile_options(${target} PRIVATE ${INJECT_CXX_WARNINGS})
   endforeach()
+  # Each is a compiler's minute of other people's templates, and runs once.
+  set_source_files_properties(${folder}/mr_notify/main.cpp ${folder}/mr_notify/report.cpp
+                              ${folder}/mr_cache/main.cpp PROPERTIES COMPILE_OPTIONS "-O1;-g1")
   # rdmacm: to connect over iWARP.
   target_link_libraries(ibv_mr_notify LINK_PRIVATE mr_notify rdmacm ibverbs ${CMAKE_THREAD_LIBS_INIT})
   target_link_libraries(ibv_mr_cache LINK_PRIVATE mr_notify ibverbs ${CMAKE_THREAD_LIBS_INIT})
@@ -128,6 +131,27 @@ function(inject_python_tests)
   endif()
 endfunction()
 
-foreach(step libibverbs headers man_pages program c_tests python_tests)
+# Cython's C is most of what a build compiles; what is tried out in place need not be fast.
+function(inject_quick FOLDER)
+  get_property(targets DIRECTORY ${FOLDER} PROPERTY BUILDSYSTEM_TARGETS)
+  foreach(target ${targets})
+    get_target_property(type ${target} TYPE)
+    if(NOT type STREQUAL UTILITY)
+      target_compile_options(${target} PRIVATE -O0 -g0)
+    endif()
+  endforeach()
+  get_property(folders DIRECTORY ${FOLDER} PROPERTY SUBDIRECTORIES)
+  foreach(folder ${folders})
+    inject_quick(${folder})
+  endforeach()
+endfunction()
+
+function(inject_quick_python)
+  if(INJECT_QUICK_PYTHON AND CYTHON_EXECUTABLE)
+    inject_quick(${PROJECT_SOURCE_DIR}/pyverbs)
+  endif()
+endfunction()
+
+foreach(step libibverbs headers man_pages program c_tests python_tests quick_python)
   cmake_language(DEFER CALL inject_${step})
 endforeach()
