@@ -216,7 +216,7 @@ LANES = {
     "debian": Lane(
         [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, PAGING_PROGRAMS,
          *guest_programs("window", "stress", "odp_stress", "retransmit", seconds=10),
-         *guest_programs("lookup", "transfer", "pressure"),
+         *guest_programs("transfer", "pressure"),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer", "lifetime", "race")),
          pyverbs("test_mr_notify", "test_mr_cache")],
         guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),
