@@ -98,8 +98,8 @@ class Guest:
             shares.append(("results", self.results, ""))
         if self.layer:
             shares.append(("layer", self.layer, ",readonly=on"))
-        # Without KVM "rep movsb" and "rep stosb" go byte by byte: a kernel that is told not to prefer
-        # them clears and copies pages eight bytes at a time.
+        # Without KVM "rep movsb" and "rep stosb" go byte by byte. A kernel that is told not to
+        # prefer them clears and copies pages eight bytes at a time.
         command = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
                    "-no-reboot", "-accel", accelerator,
                    "-cpu", "host" if accelerator == "kvm" else "max,erms=off",
