@@ -110,7 +110,7 @@ function(inject_program)
     target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY)
     target_compile_options(${target} PRIVATE ${INJECT_CXX_WARNINGS})
   endforeach()
-  # Each is a compiler's minute of other people's templates, and runs once.
+  # Mostly templates of CLI11 and nlohmann's JSON, slow to compile and not on any path that must be fast.
   set_source_files_properties(${folder}/mr_notify/main.cpp ${folder}/mr_notify/report.cpp
                               ${folder}/mr_cache/main.cpp PROPERTIES COMPILE_OPTIONS "-O1;-g1")
   # rdmacm: to connect over iWARP.

@@ -3,7 +3,7 @@
  * Packets and work requests that look up by its number what is being destroyed.
  * That a lookup meets the end of what it finds is made likely: it is slowed down
  * by probes, and this program takes the CPU from the kernel's workers in the
- * middle of it. The kernel's checkers (KASAN, slub_debug) say what went wrong.
+ * middle of it. KASAN says what went wrong, so this is for the debug kernel.
  */
 #include "catch.h"
 

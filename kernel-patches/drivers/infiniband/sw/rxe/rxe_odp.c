@@ -35,6 +35,18 @@
  * has forgotten it, and a page that is held isn't reclaimed or migrated. A
  * transfer that begins after such a call has returned finds what is there then.
  *
+ * The process may end while a worker has its address space on. What is looked up
+ * without a reference to the users of it (rxe_odp_copy_fast()) is a page that is
+ * held, or nothing:
+ *
+ *   rxe                                   the process
+ *   mmap_read_lock
+ *                                         exit: unmaps page A
+ *   the page tables have no A: false
+ *   [or holds A first, copies, lets go]
+ *   unlock
+ *                                         mmap_write_lock; frees page tables
+ *
  * WHO FAULTS
  *
  * rxe's workers serve what they can serve without waiting for anybody: anonymous
@@ -206,9 +218,9 @@ static unsigned int rxe_odp_bytes_in_page(unsigned long addr,
 }
 
 /*
- * Take an address space on for the rest of the task of a queue pair, as to do so
- * for each packet costs as much as a copy. All copying is done by such tasks,
- * and do_work() ends each with rxe_odp_end_task().
+ * Take an address space on for the rest of the task of a queue pair, which has
+ * many packets. All copying is done by such tasks, and do_work() ends each with
+ * rxe_odp_end_task().
  */
 static bool rxe_odp_take_on(struct mm_struct *mm)
 {
