@@ -16,13 +16,18 @@
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace rotation {
 
@@ -51,26 +56,72 @@ inline std::byte *the_area()
 	return addr;
 }
 
-/* With that many messages on their way at most; `used`: sizes that were sent before. */
+/* A message from each buffer, with that many on their way at most. */
+template <class Sender> void round(Sender &sender, std::size_t length, std::size_t outstanding)
+{
+	for (std::size_t i = 0; i < buffers + outstanding; i++) {
+		if (i >= outstanding)
+			sender.finish();
+		if (i < buffers)
+			sender.start(the_area() + i * largest, length);
+	}
+}
+
+/* `used`: sizes that were sent before. */
 template <class Sender>
 void rounds(benchmark::State &state, Sender &sender, std::size_t outstanding,
 	    std::set<std::size_t> &used)
 {
 	const auto length = static_cast<std::size_t>(state.range(0));
-	const auto round = [&] {
-		for (std::size_t i = 0; i < buffers + outstanding; i++) {
-			if (i >= outstanding)
-				sender.finish();
-			if (i < buffers)
-				sender.start(the_area() + i * largest, length);
-		}
-	};
 
 	if (used.insert(length).second)
-		round();
+		round(sender, length, outstanding);
 	for (auto _ : state)
-		round();
+		round(sender, length, outstanding);
 	state.SetItemsProcessed(state.iterations() * static_cast<int64_t>(buffers));
+}
+
+/*
+ * turns/SIZE: the ways take turns, a round each with four on their way, in another order each time.
+ * A machine whose own speed changes is as fast for one as for the next. A counter for each way but
+ * the first: its throughput beside the first one's, the median of all turns.
+ */
+template <class Sender> void take_turns(const std::vector<std::pair<std::string, Sender *>> &ways)
+{
+	benchmark::RegisterBenchmark(
+		"turns",
+		[ways](benchmark::State &state) {
+			const auto length = static_cast<std::size_t>(state.range(0));
+			std::vector<std::vector<double>> took(ways.size());
+			std::vector<std::size_t> order(ways.size());
+			std::minstd_rand random;
+
+			std::iota(order.begin(), order.end(), 0);
+			for (const auto &way : ways)
+				round(*way.second, length, 4);
+			for (auto _ : state) {
+				std::shuffle(order.begin(), order.end(), random);
+				for (const std::size_t i : order) {
+					const auto start = std::chrono::steady_clock::now();
+
+					round(*ways[i].second, length, 4);
+					took[i].push_back(
+						std::chrono::duration<double>(
+							std::chrono::steady_clock::now() - start)
+							.count());
+				}
+			}
+			for (std::size_t i = 1; i < ways.size(); i++) {
+				for (std::size_t turn = 0; turn < took[i].size(); turn++)
+					took[i][turn] = took[0][turn] / took[i][turn];
+				const auto middle = took[i].begin() + took[i].size() / 2;
+				std::nth_element(took[i].begin(), middle, took[i].end());
+				state.counters[ways[i].first] = *middle;
+			}
+		})
+		->RangeMultiplier(4)
+		->Range(4096, largest)
+		->UseRealTime();
 }
 
 /* NAME/latency/SIZE: one after the other; NAME/bandwidth/SIZE: four on their way. */
