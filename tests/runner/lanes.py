@@ -88,14 +88,7 @@ PAGING = [*guest_programs("odp", "odp_memory", "odp_packets", "odp_wait", "odp_o
 PAGING_PROGRAMS = Step("programs on demand", f"{PYTHON} tests/installed/programs.py 'on demand'",
                        results.lines, least=18)
 PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py rxe0")
-# The suite that the package python3-pyverbs brings, compressed as documentation is. unittest of
-# Python 3.13 leaves a cycle of references behind each skipped test. When Python collects one, it
-# forgets first who refers weakly to what is in it: upstream's pyverbs then closes a context before
-# what was made in it, and crashes. So it does not collect there, not at the end either.
-UNPACK_SUITE = Step("unpack suite", "mkdir /run/suite && cp -r /usr/share/doc/rdma-core/tests "
-                    "/run/suite && gunzip -r /run/suite/tests && sed -i '1a "
-                    "import atexit, gc, sys; sys.version_info < (3, 13) or "
-                    "(gc.disable(), atexit.register(gc.freeze))' /run/suite/tests/run_tests.py")
+UNPACK_SUITE = Step("unpack suite", "tests/installed/unpack_suite")
 UNPACKED = f"{PYTHON} /run/suite/tests/run_tests.py"
 INSTALLED_SUITE = pyverbs(least=UPSTREAM_EXECUTED, program=UNPACKED)
 
