@@ -176,11 +176,19 @@ class Run(unittest.TestCase):
 
 @unittest.skipUnless(os.path.exists(os.path.join(REPO, "build/lab/debian/kernel")),
                      "the debian kernel is not built")
-class Boot(unittest.TestCase):
-    """A kernel that does not come as far as its first program."""
+class Emulated(unittest.TestCase):
+    """What only QEMU does."""
+
+    def test_clock_counts_instructions(self):
+        """The kernel finds a CPU of 1 GHz, however fast this machine is."""
+        done = subprocess.run([RUN, "--kernel", "debian", "--count-instructions", "--",
+                               "grep", "MHz", "/proc/cpuinfo"],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"\A.*: (999|1000)\.\d+\n\Z")
 
     def test_tried_again_once(self):
-        """It gets another try, and is a failure then."""
+        """A kernel that dies before its first program gets another try, and is a failure then."""
         done = subprocess.run([RUN, "--kernel", "debian", "--memory", "64M", "--", "true"],
                               capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 99, done.stderr)
