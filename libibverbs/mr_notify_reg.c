@@ -14,7 +14,8 @@
  *
  * So requests are a stack, a command takes the word of the innermost one only if it is
  * for its range and its access, which no plain registration has (TRACK), and an MR is
- * armed if the kernel says that it is the one.
+ * armed if it is the one that this command made: a kernel that does not know the
+ * attributes makes none, and a provider may take another way.
  */
 #include <config.h>
 
@@ -38,7 +39,8 @@ struct request {
 	uint64_t start;
 	uint64_t length;
 	uint32_t access;
-	uint32_t armed;		/* what the kernel answers */
+	uint32_t armed;		/* the handle of what its command made */
+	uint64_t answer;	/* the address of what the kernel answers to it */
 	uint64_t *word;
 	uint64_t in_use;
 	struct ibv_command_buffer *command;
@@ -49,21 +51,25 @@ static __thread struct request *innermost __attribute__((tls_model("initial-exec
 bool mr_notify_tells_word(unsigned int write_method, const void *core)
 {
 	const struct ib_uverbs_reg_mr *reg = core;
-	const struct request *r = innermost;
+	struct request *r = innermost;
 
-	return unlikely(r) && write_method == IB_USER_VERBS_CMD_REG_MR &&
-	       reg->start == r->start && reg->length == r->length &&
-	       reg->access_flags == r->access;
+	if (likely(!r) || write_method != IB_USER_VERBS_CMD_REG_MR ||
+	    reg->start != r->start || reg->length != r->length ||
+	    reg->access_flags != r->access)
+		return false;
+	r->answer = reg->response;
+	return true;
 }
 
 int mr_notify_execute(struct ibv_context *context,
 		      struct ibv_command_buffer *link)
 {
+	const struct ib_uverbs_reg_mr_resp *answer;
 	struct request *r = innermost;
 	int ret;
 
 	DECLARE_COMMAND_BUFFER_LINK(cmd, UVERBS_OBJECT_DEVICE,
-				    UVERBS_METHOD_INVOKE_WRITE, 4, link);
+				    UVERBS_METHOD_INVOKE_WRITE, 3, link);
 
 	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
 			    ioctl_ptr_to_u64(r->word));
@@ -72,10 +78,13 @@ int mr_notify_execute(struct ibv_context *context,
 	if (r->in_use & MR_NOTIFY_RECLAIM)
 		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS,
 				    IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
-	fill_attr_out_ptr(cmd, UVERBS_ATTR_MR_NOTIFY_REG_ARMED, &r->armed);
 	r->command = cmd;
 	ret = execute_ioctl(context, cmd);
 	r->command = NULL;
+	if (!ret) {
+		answer = (const void *)(uintptr_t)r->answer;
+		r->armed = answer->mr_handle;
+	}
 	return ret;
 }
 
