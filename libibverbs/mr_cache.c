@@ -330,9 +330,11 @@ static struct ibv_mr *make_view(struct ibv_mr *of, void *addr, size_t length,
  * When the cache cannot, whatever the reason: a plain registration either can,
  * or fails with the errno that the user knows.
  */
-static __attribute__((noinline)) struct ibv_mr *
-reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
-	   unsigned int access)
+static inline __attribute__((always_inline)) struct ibv_mr *
+reg_by(int (*acquire)(void *, void *, uint64_t, uint64_t, uint32_t,
+		      struct mr_cache_ref *),
+       struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+       unsigned int access)
 {
 	const bool asked = access & IBV_ACCESS_CACHED;
 	const unsigned int wanted = access & ~IBV_ACCESS_CACHED;
@@ -347,8 +349,8 @@ reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 		goto plain;
 	if (!context_caches(pd->context))
 		goto plain;
-	if (mr_cache_acquire(pd, pd->context, (uintptr_t)addr, length,
-			     access_of_entry(wanted), &ref))
+	if (acquire(pd, pd->context, (uintptr_t)addr, length,
+		    access_of_entry(wanted), &ref))
 		goto plain;
 	if (ref.addr == (uintptr_t)addr && ref.length == length)
 		return ref.mr;
@@ -357,6 +359,13 @@ reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 		return view;
 plain:
 	return plain_reg_mr_iova2(pd, addr, length, iova, wanted);
+}
+
+static __attribute__((noinline)) struct ibv_mr *
+reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+	   unsigned int access)
+{
+	return reg_by(mr_cache_acquire, pd, addr, length, iova, access);
 }
 
 /* What is no hit of the likeliest kind, and is to be cached. */
@@ -369,8 +378,9 @@ static void *reg_otherwise(void *pd, uint64_t addr, uint64_t length,
 		if (view)
 			return view;
 	}
-	return reg_slowly(pd, (void *)(uintptr_t)addr, length, addr,
-			  (access & ~MR_CACHE_EXACT) | IBV_ACCESS_CACHED);
+	return reg_by(mr_cache_acquire_otherwise, pd, (void *)(uintptr_t)addr,
+		      length, addr,
+		      (access & ~MR_CACHE_EXACT) | IBV_ACCESS_CACHED);
 }
 
 /*

@@ -51,6 +51,13 @@ public:
 		return 0;
 	}
 
+	/* The same for whoever has tried find() already. */
+	[[nodiscard]] int acquire_otherwise(void *pd, void *owner, uint64_t addr, uint64_t length,
+					    uint32_t access, mr_cache_ref *ref)
+	{
+		return acquire_slowly(wish(pd, addr, length, access), pd, owner, 0, ref);
+	}
+
 	/* What shows exactly this range, or what `otherwise` makes of a part, or of nothing. */
 	template <class Otherwise>
 	[[gnu::always_inline]] void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access,

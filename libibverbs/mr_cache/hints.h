@@ -42,16 +42,21 @@ public:
 		return i || !(used & COARSE) ? i : look(mix_coarse(want), bits);
 	}
 
-	/* index: of an entry that serves the wish, and that has no hint yet if it is `fresh`. */
-	void learn(const wish &want, uint32_t bits, uint32_t index, const entry<Env> *entries,
-		   bool fresh = false)
+	/* index: of an entry that serves the wish. */
+	void learn(const wish &want, uint32_t bits, uint32_t index, const entry<Env> *entries)
 	{
 		if (is_part_of_large(want, entries[index])) {
 			uses(COARSE);
-			put_first(mix_coarse(want), bits, index, entries, fresh);
+			put_once(mix_coarse(want), bits, index, entries);
 		} else {
-			put_first(mix(want), bits, index, entries, fresh);
+			put_once(mix(want), bits, index, entries);
 		}
+	}
+
+	/* Of a new entry, which was made for the wish and has no hint yet. */
+	void learn_new(const wish &want, uint32_t bits, uint32_t index, const entry<Env> *entries)
+	{
+		put_first(mix(want), bits, index, entries);
 	}
 
 	/* After look_further() has found it. */
@@ -61,7 +66,7 @@ public:
 		/* One in 16, also of a use that comes back after as many others each time. */
 		if (static_cast<uint32_t>(now * GOLDEN >> 32) < 1U << 28 &&
 		    is_part_of_large(want, entries[index]))
-			put_first(mix(want), bits, index, entries, false);
+			put_once(mix(want), bits, index, entries);
 	}
 
 	/* Of an entry that goes: a hint that leads nowhere costs two atomics for nothing. */
@@ -154,14 +159,17 @@ private:
 	}
 
 	/* If it is not there, or in the second place. */
-	void put_first(uint64_t first, uint32_t bits, uint32_t index, const entry<Env> *entries,
-		       bool fresh)
+	void put_once(uint64_t first, uint32_t bits, uint32_t index, const entry<Env> *entries)
 	{
-		if (!fresh && (look(first, bits) == index ||
-			       (further.load(std::memory_order_relaxed) & SECOND &&
-				look(again(first), bits) == index)))
-			return;
+		if (look(first, bits) != index &&
+		    !(further.load(std::memory_order_relaxed) & SECOND &&
+		      look(again(first), bits) == index))
+			put_first(first, bits, index, entries);
+	}
 
+	/* What it ousts goes to its second place. */
+	void put_first(uint64_t first, uint32_t bits, uint32_t index, const entry<Env> *entries)
+	{
 		uint32_t ousted = put(first, bits, index);
 
 		if (!ousted)

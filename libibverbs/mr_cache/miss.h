@@ -159,7 +159,7 @@ private:
 		e.state = state::MAKING;
 		e.owner = o;
 		e.pd = p;
-		a.owner.add(o, a.entries, i);
+		a.owner.add(o, a.entries, i, size);
 		a.pd.add(p, a.entries, i);
 		lock.be_busy(i, 1);
 		a.inside.enter(&mine, &want);
@@ -213,7 +213,7 @@ private:
 			bits = more;
 			a.hot.hint_bits.store(bits, std::memory_order_relaxed);
 		}
-		a.hint.learn(want, bits, i, a.entries, true);
+		a.hint.learn_new(want, bits, i, a.entries);
 	}
 
 	/* Then it is in the catalog, and what it contains is not any more. */

@@ -43,6 +43,12 @@ int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint
 	return cache.acquire(pd, owner, addr, length, access, ref);
 }
 
+int mr_cache_acquire_otherwise(void *pd, void *owner, uint64_t addr, uint64_t length,
+			       uint32_t access, mr_cache_ref *ref)
+{
+	return cache.acquire_otherwise(pd, owner, addr, length, access, ref);
+}
+
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 		    void *(*otherwise)(void *, uint64_t, uint64_t, uint32_t, mr_cache_part))
 {

@@ -69,10 +69,11 @@ public:
 		return i;
 	}
 
-	void add(uint32_t o, entry<Env> *entries, uint32_t i)
+	/* size: the entry's. */
+	void add(uint32_t o, entry<Env> *entries, uint32_t i, uint64_t size)
 	{
 		records[o].list.add(entries, i);
-		records[o].counted.bytes += entries[i].size();
+		records[o].counted.bytes += size;
 		records[o].counted.entries++;
 	}
 
