@@ -327,7 +327,7 @@ static struct ibv_mr *make_view(struct ibv_mr *of, void *addr, size_t length,
 }
 
 /*
- * When the cache cannot, whatever the reason: a plain registration either can,
+ * When the cache cannot acquire it, whatever the reason: a plain registration either can,
  * or fails with the errno that the user knows.
  */
 static inline __attribute__((always_inline)) struct ibv_mr *
@@ -361,6 +361,7 @@ plain:
 	return plain_reg_mr_iova2(pd, addr, length, iova, wanted);
 }
 
+/* What mr_cache_find() is not for, or may not be asked for. */
 static __attribute__((noinline)) struct ibv_mr *
 reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	   unsigned int access)

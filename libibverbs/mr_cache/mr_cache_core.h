@@ -136,7 +136,7 @@ void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 		    void *(*otherwise)(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 				       struct mr_cache_part part));
 
-/* As mr_cache_acquire(), for what mr_cache_find() has called `otherwise` for without a part. */
+/* As mr_cache_acquire(), for `otherwise`: the likeliest hint has been looked at in vain. */
 int mr_cache_acquire_otherwise(void *pd, void *owner, uint64_t addr, uint64_t length,
 			       uint32_t access, struct mr_cache_ref *ref);
 

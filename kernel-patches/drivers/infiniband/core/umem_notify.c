@@ -850,7 +850,15 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 	count(n, IB_MR_NOTIFY_STAT_ARMED, 1);
 	count(n, IB_MR_NOTIFY_STAT_ARMS, 1);
 	umem_notify_lend(n);
-	/* What an event makes of it from now on is the worker's. */
+	/*
+	 * An event that comes after the lock finds it armed, and queues it:
+	 *
+	 *   arm                           an event
+	 *   armed, state 0; unlock
+	 *                                 lock; state = INVALID; queued; unlock
+	 *   put
+	 *                                 [the worker takes it, and retires it]
+	 */
 	again = state && retire(n);
 	put(n);
 	if (again)
