@@ -806,7 +806,6 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 	struct umem_notify_word_page *word_page;
 	struct ib_umem_notify *n;
 	bool again;
-	u8 state;
 	int ret;
 
 	word_page = umem_notify_word_get(addr);
@@ -838,28 +837,18 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 	n->word_page = word_page;
 	n->in_use = in_use;
 	n->doublings = 0;
-	state = n->state;
-	if (state) {
+	if (n->state) {
 		/* INVALID, or SUSPECT by an event since verify() */
-		umem_notify_word_set(word_page, n->word, state);
+		umem_notify_word_set(word_page, n->word, n->state);
 		umem_notify_queue_later(n);
 	}
 	umem_notify_first_look(n);
-	trace_mr_notify_arm(umem, umem_notify_id(n), state);
+	trace_mr_notify_arm(umem, umem_notify_id(n), n->state);
 	spin_unlock(&n->lock);
 	count(n, IB_MR_NOTIFY_STAT_ARMED, 1);
 	count(n, IB_MR_NOTIFY_STAT_ARMS, 1);
 	umem_notify_lend(n);
-	/*
-	 * An event that comes after the lock finds it armed, and queues it:
-	 *
-	 *   arm                           an event
-	 *   armed, state 0; unlock
-	 *                                 lock; state = INVALID; queued; unlock
-	 *   put
-	 *                                 [the worker takes it, and retires it]
-	 */
-	again = state && retire(n);
+	again = retire(n);
 	put(n);
 	if (again)
 		umem_notify_queue_again(n);
