@@ -152,8 +152,7 @@ public:
 			return 0;
 		auto &list = a->owner[o].list;
 
-		for (uint32_t i = list.begin(), n = list.size(); n;
-		     i = list.after(a->entries, i), n--)
+		for (uint32_t i = list.begin(); i; i = list.after(a->entries, i))
 			if (lock.is_idle(i))
 				idle += lock.at(i).size();
 		while (idle > keep) {
@@ -182,8 +181,7 @@ public:
 		*statistics = a->owner[o].counted;
 		auto &list = a->owner[o].list;
 
-		for (uint32_t i = list.begin(), n = list.size(); n;
-		     i = list.after(a->entries, i), n--) {
+		for (uint32_t i = list.begin(); i; i = list.after(a->entries, i)) {
 			const entry<Env> &e = lock.at(i);
 
 			if (e.state == state::OPEN) {
@@ -342,7 +340,8 @@ private:
 
 		uint64_t version = a->index.version();
 		uint32_t bits = a->hint_bits();
-		uint32_t i = a->hint.look_further(want, bits);
+		uint64_t hash = a->hint.hash_of(want);
+		uint32_t i = a->hint.look_further(want, hash, bits);
 		bool hinted = i && a->entries[i].fits(want);
 
 		if (!hinted)
@@ -362,7 +361,7 @@ private:
 			untake(*a, i);
 			version = a->index.UNKNOWN;
 		}
-		return miss<Env>(*a, env, want, pd, who, version).acquire(ref);
+		return miss<Env>(*a, env, want, pd, who, version, hash).acquire(ref);
 	}
 
 	/* Gives back what was taken in vain; the mutex is free. */

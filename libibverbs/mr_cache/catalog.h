@@ -39,8 +39,8 @@ public:
 	}
 
 	/*
-	 * Under the mutex, after retire(i) has erased each entry i that serves nothing that the
-	 * new one, rounded, does not. False if there are too many PDs.
+	 * Under the mutex. Calls retire(i), which erases it, for each entry i that serves nothing
+	 * that the new one, rounded, does not. False if there are too many PDs.
 	 */
 	template <class Retire> bool insert(uint32_t i, entry<Env> *entries, const Retire &retire)
 	{

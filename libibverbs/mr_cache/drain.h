@@ -87,8 +87,7 @@ private:
 	{
 		uint32_t used = 0;
 
-		for (uint32_t i = list.begin(), n = list.size(); n;
-		     i = list.after(a.entries, i), n--) {
+		for (uint32_t i = list.begin(); i; i = list.after(a.entries, i)) {
 			if (lock.at(i).state == state::OPEN) {
 				lock.retire(i);
 				used += lock.at(i).state == state::OPEN;
@@ -104,7 +103,7 @@ private:
 	{
 		auto &list = a.owner[o].list;
 
-		for (uint32_t i = list.begin(), n = list.size(), next; n; i = next, n--) {
+		for (uint32_t i = list.begin(), next; i; i = next) {
 			next = list.after(a.entries, i);
 			if (lock.at(i).state == state::PARKED)
 				lock.free(i);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A circular list of entries, linked by index, in the order in which they came: those of
- * an owner, and those of a PD. All bytes 0 is the empty list. It has the hand of a clock for
- * looks that go on where the last one stopped. The cache's mutex guards it.
+ * A list of entries, linked by index, in the order in which they came: those of an owner,
+ * and those of a PD. Index 0 is no entry: all bytes 0 is the empty list. It has the hand of a
+ * clock for looks that go on where the last one stopped. The cache's mutex guards it.
  */
 #ifndef MR_CACHE_ENTRY_LIST_H
 #define MR_CACHE_ENTRY_LIST_H
@@ -15,17 +15,18 @@ template <class Env, links entry<Env>::*LINKS> class entry_list {
 public:
 	uint32_t size() const { return count; }
 
-	/* for (i = begin(), n = size(); n; i = after(i), n--) comes to each once. */
+	/* 0: none, or no more. */
 	uint32_t begin() const { return first; }
 	static uint32_t after(const entry<Env> *entries, uint32_t i)
 	{
 		return (entries[i].*LINKS).next;
 	}
 
-	/* The one at the hand, which moves on; 0 if there is none. */
+	/* The one at the hand, which moves on, and from the last to the first; 0 if there is none.
+	 */
 	uint32_t turn(const entry<Env> *entries)
 	{
-		uint32_t i = hand;
+		uint32_t i = hand ? hand : first;
 
 		if (i)
 			hand = after(entries, i);
@@ -34,38 +35,37 @@ public:
 
 	void add(entry<Env> *entries, uint32_t i)
 	{
-		links &mine = entries[i].*LINKS;
-
-		if (!first) {
-			first = hand = i;
-			mine = {i, i};
-		} else {
-			links &head = entries[first].*LINKS;
-
-			mine = {first, head.prev};
-			(entries[head.prev].*LINKS).next = i;
-			head.prev = i;
-		}
+		entries[i].*LINKS = {0, last};
+		next_of(entries, last) = i;
+		last = i;
 		count++;
 	}
 
 	void remove(entry<Env> *entries, uint32_t i)
 	{
-		links &mine = entries[i].*LINKS;
+		const links mine = entries[i].*LINKS;
 
-		if (first == i)
-			first = mine.next;
+		next_of(entries, mine.prev) = mine.next;
+		prev_of(entries, mine.next) = mine.prev;
 		if (hand == i)
 			hand = mine.next;
-		if (!--count)
-			first = hand = 0;
-		(entries[mine.prev].*LINKS).next = mine.next;
-		(entries[mine.next].*LINKS).prev = mine.prev;
+		count--;
 	}
 
 private:
+	/* 0 is before the first and after the last. */
+	uint32_t &next_of(entry<Env> *entries, uint32_t i)
+	{
+		return i ? (entries[i].*LINKS).next : first;
+	}
+	uint32_t &prev_of(entry<Env> *entries, uint32_t i)
+	{
+		return i ? (entries[i].*LINKS).prev : last;
+	}
+
 	uint32_t first;
-	uint32_t hand;
+	uint32_t last;
+	uint32_t hand; // 0: at the first
 	uint32_t count;
 };
 

@@ -31,13 +31,15 @@ public:
 	static constexpr uint32_t MOST = Env::most_hint_bits;
 	static constexpr uint32_t INDEX = (1 << 20) - 1;
 
+	static uint64_t hash_of(const wish &want) { return mix(want); }
+
 	/* An entry to verify, or 0. bits: log2 of the buckets in use. */
 	uint32_t look(const wish &want, uint32_t bits) const { return look(mix(want), bits); }
-	/* The same in the second place, or for a part of a large entry. */
-	uint32_t look_further(const wish &want, uint32_t bits) const
+	/* The same in the second place, or for a part of a large entry. hash: hash_of(want). */
+	uint32_t look_further(const wish &want, uint64_t hash, uint32_t bits) const
 	{
 		uint32_t used = further.load(std::memory_order_relaxed);
-		uint32_t i = used & SECOND ? look(again(mix(want)), bits) : 0;
+		uint32_t i = used & SECOND ? look(again(hash), bits) : 0;
 
 		return i || !(used & COARSE) ? i : look(mix_coarse(want), bits);
 	}
@@ -54,9 +56,9 @@ public:
 	}
 
 	/* Of a new entry, which was made for the wish and has no hint yet. */
-	void learn_new(const wish &want, uint32_t bits, uint32_t index, const entry<Env> *entries)
+	void learn_new(uint64_t hash, uint32_t bits, uint32_t index, const entry<Env> *entries)
 	{
-		put_first(mix(want), bits, index, entries);
+		put_first(hash, bits, index, entries);
 	}
 
 	/* After look_further() has found it. */

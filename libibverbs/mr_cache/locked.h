@@ -158,8 +158,7 @@ public:
 		uint32_t evicted = 0;
 		auto &list = a.owner[o].list;
 
-		for (uint32_t i = list.begin(), n = list.size(); n;
-		     i = list.after(a.entries, i), n--)
+		for (uint32_t i = list.begin(); i; i = list.after(a.entries, i))
 			if (is_idle(i))
 				evicted += evict_this(i);
 		return evicted;

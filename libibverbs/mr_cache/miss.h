@@ -24,9 +24,9 @@ template <class Env> class miss {
 public:
 	/* As of that version of the catalog there is nothing that serves. */
 	miss(arena<Env> &in, Env &env, const wish &wanted, void *of_pd, void *of_owner,
-	     uint64_t as_of)
+	     uint64_t as_of, uint64_t hashed)
 	    : lock(in, env), a(in), want(wanted), pd(of_pd), who(of_owner), version(as_of),
-	      nested(lock.is_nested())
+	      hash(hashed), nested(lock.is_nested())
 	{
 	}
 
@@ -213,7 +213,7 @@ private:
 			bits = more;
 			a.hot.hint_bits.store(bits, std::memory_order_relaxed);
 		}
-		a.hint.learn_new(want, bits, i, a.entries);
+		a.hint.learn_new(hash, bits, i, a.entries);
 	}
 
 	/* Then it is in the catalog, and what it contains is not any more. */
@@ -295,7 +295,8 @@ private:
 	void *const pd;
 	void *const who;
 	uint64_t version;
-	const bool nested; // in the registrar already
+	const uint64_t hash; // of want, for its hint
+	const bool nested;   // in the registrar already
 };
 
 } // namespace mr_cache

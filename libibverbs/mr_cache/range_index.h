@@ -38,33 +38,32 @@ public:
 	}
 
 	/*
-	 * Under the mutex, after retire(i) has erased each entry i that lies within the new one;
-	 * none among the same rights contains it. False if there are too many domains.
+	 * Under the mutex. Calls retire(i), which erases it, for each entry i that lies within the
+	 * new one; none among the same rights contains it. False if there are too many domains.
 	 */
 	template <class Retire>
 	bool insert(uint32_t index, const entry<Env> *entries, const Retire &retire)
 	{
-		const uint64_t key = entries[index].pd_key(), start = entries[index].start();
-		const uint32_t rights = entries[index].rights();
+		const entry<Env> &e = entries[index];
+		const uint64_t start = e.start();
+		const uint32_t rights = e.rights();
+		uint32_t to = lookup(e.pd_key());
 
-		for (;;) {
-			uint32_t to = lookup(key), next = 0;
+		if (!to)
+			to = add_domain(e.pd_key());
+		if (!to)
+			return false;
 
-			if (!to && !(to = add_domain(key)))
-				return false;
+		domain &d = domains[to];
+		uint32_t next = insert_at(d.roots[rights], index, start);
 
-			link *at = find_place(domains[to].roots[rights], index, start, &next);
-
-			if (next && entries[next].end() <= entries[index].end()) {
-				retire(next);
-				continue; // the domain may have gone with it
-			}
-			insert_at(at, index, start);
-			domains[to].present.store(
-				domains[to].present.load(std::memory_order_relaxed) | 1U << rights,
+		d.present.store(d.present.load(std::memory_order_relaxed) | 1U << rights,
 				std::memory_order_relaxed);
-			return true;
+		while (next && entries[next].end() <= e.end()) {
+			retire(next);
+			next = successor(d.roots[rights], start);
 		}
+		return true;
 	}
 
 	/* Under the mutex. */
@@ -143,15 +142,18 @@ private:
 	{
 		uint32_t x = index * 0x9e3779b1;
 
-		x = (x ^ x >> 15) * 0x85ebca77;
-		return x ^ x >> 13;
+		return (x ^ x >> 15) * 0x85ebca77;
 	}
 
-	/* The sets of rights, as bits of a mask, that contain these; without a branch or a loop. */
+	/* The sets of rights, as bits of a mask, that contain these. */
 	static uint32_t containing(uint32_t rights)
 	{
-		return (0xaaaa | ((rights & 1) - 1)) & (0xcccc | ((rights >> 1 & 1) - 1)) &
-		       (0xf0f0 | ((rights >> 2 & 1) - 1)) & (0xff00 | ((rights >> 3 & 1) - 1));
+		static constexpr uint16_t sets[RIGHTS + 1] = {
+			0xffff, 0xaaaa, 0xcccc, 0x8888, 0xf0f0, 0xa0a0, 0xc0c0, 0x8080,
+			0xff00, 0xaa00, 0xcc00, 0x8800, 0xf000, 0xa000, 0xc000, 0x8000,
+		};
+
+		return sets[rights];
 	}
 
 	uint32_t predecessor(const link &root, uint64_t addr) const
@@ -169,48 +171,57 @@ private:
 		return best;
 	}
 
-	/* Of a new node, by its priority; next: the one that starts there or after it, or 0. */
-	link *find_place(link &root, uint32_t index, uint64_t start, uint32_t *next)
+	uint32_t successor(const link &root, uint64_t addr) const
 	{
-		const uint32_t least = priority(index);
-		link *at = &root;
-		uint32_t n;
+		uint32_t best = 0, n = get(root);
 
-		auto go_on = [&](uint32_t from) {
-			if (starts_at(from) < start)
-				return &nodes[from].right;
-			*next = from;
-			return &nodes[from].left;
-		};
-
-		while ((n = get(*at)) && priority(n) >= least)
-			at = go_on(n);
-
-		link *const place = at;
-
-		while ((n = get(*at)))
-			at = go_on(n);
-		return place;
+		while (n) {
+			if (starts_at(n) > addr) {
+				best = n;
+				n = get(nodes[n].left);
+			} else {
+				n = get(nodes[n].right);
+			}
+		}
+		return best;
 	}
 
-	void insert_at(link *at, uint32_t index, uint64_t start)
+	/* Returns the one that starts there or is the next after it, or 0. */
+	uint32_t insert_at(link &root, uint32_t index, uint64_t start)
 	{
-		/* What was below becomes the two subtrees of the new node. */
+		const uint32_t least = priority(index);
+		uint32_t next = 0, n;
+		link *at = &root;
+
+		while ((n = get(*at)) && priority(n) >= least) {
+			if (starts_at(n) < start) {
+				at = &nodes[n].right;
+			} else {
+				next = n;
+				at = &nodes[n].left;
+			}
+		}
+
+		/* What is below becomes the two subtrees of the new node. */
 		link *left = &nodes[index].left, *right = &nodes[index].right;
-		uint32_t n = get(*at);
 
 		nodes[index].start.store(start, std::memory_order_relaxed);
 		while (n) {
-			bool lower = starts_at(n) < start;
-			link *&side = lower ? left : right;
-
-			set(*side, n);
-			side = lower ? &nodes[n].right : &nodes[n].left;
-			n = get(*side);
+			if (starts_at(n) < start) {
+				set(*left, n);
+				left = &nodes[n].right;
+				n = get(*left);
+			} else {
+				next = n;
+				set(*right, n);
+				right = &nodes[n].left;
+				n = get(*right);
+			}
 		}
 		set(*left, 0);
 		set(*right, 0);
 		set(*at, index);
+		return next;
 	}
 
 	static uint32_t bucket(uint64_t key)

@@ -674,6 +674,28 @@ TEST_CASE_METHOD(fixture,
 	CHECK(count().hits == 5);
 }
 
+TEST_CASE_METHOD(fixture, "what find() leaves to others is acquired, made or refused")
+{
+	mr_cache_ref ref = {};
+	auto acquire = [&](uint64_t length) {
+		return cache.acquire_otherwise(pd, owner, BASE, length, REMOTE, &ref);
+	};
+	auto made_at = [&](unsigned int calls) {
+		REQUIRE(acquire(PAGE) == 0);
+		CHECK(kernel.reg_calls == calls);
+		CHECK(put(ref) == 0);
+		return ref.index;
+	};
+	const uint32_t first = made_at(1);
+
+	CHECK(made_at(1) == first);
+	kernel.suspect(BASE, BASE + PAGE, false);
+	CHECK(made_at(1) == first);
+	kernel.invalidate(BASE, BASE + PAGE);
+	made_at(2);
+	CHECK(acquire(0) == EOPNOTSUPP);
+}
+
 TEST_CASE_METHOD(fixture, "who registers is told which references there will be")
 {
 	mr_cache_ref first = get(0), second = get(1);

@@ -48,7 +48,7 @@ template <class Env> struct world {
 	{
 		uint32_t i = table->look(want, bits);
 
-		return i ? i : table->look_further(want, bits);
+		return i ? i : table->look_further(want, table->hash_of(want), bits);
 	}
 };
 
