@@ -93,6 +93,19 @@ memory small_pages(std::size_t length)
 	return m;
 }
 
+/* Mapped, all of it, to the one page of zeros. */
+memory zero_pages(std::size_t length)
+{
+	void *const p = mmap(nullptr, length, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	REQUIRE(p != MAP_FAILED);
+	memory m({static_cast<std::byte *>(p), length});
+	REQUIRE((madvise(p, length, MADV_NOHUGEPAGE) == 0 || errno == EINVAL));
+	REQUIRE(madvise(p, length, MADV_POPULATE_READ) == 0);
+	return m;
+}
+
 /*
  * Harmless events in a range, from a thread, until it is destroyed. A machine that
  * is busy with others makes pauses between them, which would let anything pass:
@@ -471,4 +484,47 @@ TEST_CASE("what has no count of users is revoked at once")
 
 	SKIP_IF(!on.can_revoke(), "the device can't be revoked");
 	CHECK(soonest_revoke(on, 8ms) < 8ms);
+}
+
+/*
+ * The end of a notifier waits for an invalidation, of anything, that is under way.
+ * So a worker that comes meanwhile has a large range still to look at when the
+ * tracker is about to be freed. What it does then is told by KASAN, or by a kernel that
+ * dies. Of those that count some were found stale just before.
+ */
+TEST_CASE("a worker finds stale what is being deregistered")
+{
+	SKIP_IF(sysconf(_SC_NPROCESSORS_ONLN) < 2, "one CPU: nothing goes on beside a call");
+
+	constexpr int tracked = IBV_ACCESS_LOCAL_WRITE | 1 << 28;
+	constexpr int enough = 50;
+	const device on;
+	const memory zeros = zero_pages(std::size_t{256} << 20);
+	const range wide = zeros.registered();
+	*wide.addr = std::byte{1};
+	const owned<ibv_mr> watched(ibv_reg_mr(on.pd(), wide.addr, page_size(), tracked));
+	REQUIRE(watched);
+	const events long_ones(wide, 0us);
+	const memory m = small_pages(std::size_t{32768} * page_size());
+	const range r = m.registered();
+	int tries = 0;
+	int met = 0;
+
+	happens([&] {
+		word w;
+		auto mr = on.register_memory(r);
+
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		const auto first = clock_type::now();
+		/* Everything is in doubt, as far as the tracker tells. */
+		for (std::size_t at = 0; at < r.length; at += r.length / 64)
+			REQUIRE(madvise(r.addr + at, page_size(), MADV_FREE) == 0);
+		REQUIRE(madvise(r.end() - page_size(), page_size(), MADV_DONTNEED) == 0);
+		std::this_thread::sleep_until(first + 14ms + tries++ % 10 * 1ms);
+		const bool unknown = w.value() == suspect;
+		mr.reset();
+		met += unknown && w.value() == invalid;
+		return met == enough;
+	});
+	CHECK(met > 0);
 }

@@ -55,10 +55,22 @@
  *                                         frees n
  *   [revoker: sorts n in]
  *
- * So who ends a tracker sorts in what is fresh first. No more can come, for its
- * notifier was removed before. Each one is sorted in once, under the queue's lock:
- * who has found the lists empty under that has all of them where they can be
- * taken off.
+ * So who ends a tracker sorts in what is fresh first. No callback comes any more,
+ * for its notifier was removed before; but a worker that has it may find it stale:
+ *
+ *   worker                                umem_notify_queue_forget()
+ *   has n, and looks
+ *                                         lock; sorts in; dead = true; unlock
+ *                                         waits for workers == 0
+ *   n is fresh
+ *   lock; workers = 0; wakes; unlock
+ *                                         frees n
+ *   [revoker: sorts n in]
+ *
+ * So who had to wait begins again: it sorts in what is fresh now, which puts n on a
+ * list once more. Each one is sorted in once, under the queue's lock: who has found
+ * the lists empty and no worker under that has all of them where they can be taken
+ * off.
  *
  * Its link lies where its doubt was, so a doubt is touched only of what is not
  * INVALID, under n->lock. To clear it unseen, as a restore begins, loses:
@@ -370,6 +382,21 @@ static bool is_left_alone(const struct ib_umem_notify *n)
 	return alone;
 }
 
+/* Returns whether nothing is left that knows the tracker. */
+static bool take_off(struct ib_umem_notify *n)
+{
+	struct queue *q = queue_of(n);
+	bool alone;
+
+	spin_lock(&q->lock);
+	n->dead = true;
+	sort_in(q);
+	list_del_init(&n->link);
+	alone = !n->workers;
+	spin_unlock(&q->lock);
+	return alone;
+}
+
 /**
  * umem_notify_queue_forget - No worker comes to a tracker any more
  * @n: The tracker
@@ -378,16 +405,7 @@ static bool is_left_alone(const struct ib_umem_notify *n)
  */
 void umem_notify_queue_forget(struct ib_umem_notify *n)
 {
-	struct queue *q = queue_of(n);
-	bool alone;
-
-	spin_lock(&q->lock);
-	sort_in(q);
-	n->dead = true;
-	list_del_init(&n->link);
-	alone = !n->workers;
-	spin_unlock(&q->lock);
-	if (!alone)
+	while (!take_off(n))
 		wait_var_event(&n->workers, is_left_alone(n));
 }
 
