@@ -19,13 +19,17 @@ import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
 
 
 def older(version):
-    """The version before that one of those that the archive has."""
+    """The version before that one of those that the archive has, of another release.
+
+    It lists a version once for each suite that has it, and -2 of a kernel replaces its -1.
+    """
     source = fetch.read_pin("linux")["package"]
     offered = fetch.machine_apt(BUILD).versions(source)
-    after = offered[offered.index(version) + 1:] if version in offered else []
-    if not after:
-        raise LabError(f"the archive has no {source} before {version}: no update can be tried")
-    return after[0]
+    after = offered[offered.index(version):] if version in offered else []
+    for before in after:
+        if point(before) != point(version):
+            return before
+    raise LabError(f"the archive has no {source} before {version}: no update can be tried")
 
 
 def point(version):
