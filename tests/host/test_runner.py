@@ -70,6 +70,16 @@ class Counting(unittest.TestCase):
                                '[{"operation": "b", "ok": false, "wrong": "w"}]}\nwarning\n')
         self.assertEqual(str(count), "1 passed, 1 failed, 0 skipped")
 
+    def test_unended(self):
+        """The name of a step that did not end tells what the lab knows."""
+        text = "test_a ... ok\nlab: booted\nlab: the kernel reported: Oops: 0\n" \
+               "lab: the guest ended without a result\n"
+        self.assertEqual(results.unended("step", text).failures[0].name,
+                         "step: did not come to its end; the kernel reported: Oops: 0; "
+                         "the guest ended without a result")
+        self.assertEqual(results.unended("step", "").failures[0].name,
+                         "step: did not come to its end")
+
     def test_shortened(self):
         text = "".join(f"{number}\n\n" for number in range(100))
         self.assertEqual(results.shortened(text, 4), ["0", "1", "... 96 lines ...", "98", "99"])

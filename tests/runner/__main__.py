@@ -119,7 +119,7 @@ class Run:
         """Count a step that is at its end, and say so."""
         name = f"{lane}: {step.name}"
         if told.status is None:
-            count = results.failure(f"{name}: did not come to its end", told.text)
+            count = results.unended(name, told.text)
         else:
             count = results.judge(name, step.parse, told.text, told.status, step.expected)
         executed = count.passed + count.failed

@@ -40,6 +40,15 @@ def failure(name, said=""):
     return Count(failed=1, failures=[Failure(name, said)])
 
 
+def unended(name, text):
+    """A step that a guest did not bring to its end, and what the lab said of the guest.
+
+    That stands after all that the step and the kernel said, so it would be the first to be cut.
+    """
+    why = re.findall(r"^lab: (the .*)", text, re.MULTILINE)
+    return failure("; ".join([f"{name}: did not come to its end", *why]), text)
+
+
 def lines(text):
     """The reporter of tests/guest/main.cpp: ok NAME, not ok NAME, skip NAME: REASON.
 
