@@ -15,6 +15,7 @@
 #include "device.h"
 #include "raw_uverbs.h"
 #include "rows.h"
+#include "secret_memory.h"
 #include "skip.h"
 #include "system.h"
 #include "trial.h"
@@ -114,6 +115,14 @@ TEST_CASE("arming a stale MR succeeds and says INVALID")
 		const auto mr = on.register_memory(m.registered());
 		drop_all(m);
 		*m.registered().addr = std::byte{1};
+		CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	}
+	SECTION("what no device may have, at the same address")
+	{
+		memory m = anonymous(length);
+		const auto mr = on.register_memory(m.registered());
+		SKIP_IF(!make_secret(m.registered()), "no memfd_secret");
 		CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 	}

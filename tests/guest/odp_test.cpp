@@ -7,7 +7,6 @@
 #include "catch.h"
 
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +21,7 @@
 #include "loopback.h"
 #include "odp/operations.h"
 #include "raw_uverbs.h"
+#include "secret_memory.h"
 #include "skip.h"
 #include "system.h"
 
@@ -189,21 +189,6 @@ TEST_CASE("memory that comes after the registration, goes and comes again")
 	}
 }
 
-/* Memory there that the process may access and no device; false where there is none of it. */
-static bool make_secret(range r)
-{
-	const int fd = static_cast<int>(syscall(447 /* memfd_secret */, 0));
-
-	if (fd < 0)
-		return false;
-	REQUIRE(ftruncate(fd, static_cast<off_t>(r.length)) == 0);
-	REQUIRE(mmap(r.addr, r.length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
-		r.addr);
-	close(fd);
-	std::memset(r.addr, 0x55, r.length);
-	return true;
-}
-
 TEST_CASE("what the process may not do is refused")
 {
 	setup s;
@@ -234,6 +219,7 @@ TEST_CASE("what the process may not do is refused")
 	SECTION("secret memory")
 	{
 		SKIP_IF(!make_secret({at, page_size()}), "no memfd_secret");
+		std::memset(at, 0x55, page_size());
 	}
 	SECTION("beyond user space")
 	{
@@ -291,6 +277,7 @@ TEST_CASE("a packet that begins where the process may, and ends where it may not
 	SECTION("secret memory")
 	{
 		SKIP_IF(!make_secret({end, page_size()}), "no memfd_secret");
+		std::memset(end, 0x55, page_size());
 	}
 
 	CHECK(run(write_there,

@@ -2,8 +2,8 @@
 #include "wild.h"
 
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+
+#include "secret_memory.h"
 
 namespace odp {
 
@@ -13,19 +13,6 @@ namespace {
 
 /* Where the kernel puts nothing by itself: so others' memory never comes to be in a hole. */
 std::byte *const low = reinterpret_cast<std::byte *>(0x400000000);
-
-/* Secret memory, or where there is none, nothing that may be accessed. */
-void make_secret(range r)
-{
-	const int fd = static_cast<int>(syscall(447 /* memfd_secret */, 0));
-
-	if (fd < 0 || ftruncate(fd, static_cast<off_t>(r.length)) ||
-	    mmap(r.addr, r.length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
-		    MAP_FAILED)
-		mprotect(r.addr, r.length, PROT_NONE);
-	if (fd >= 0)
-		close(fd);
-}
 
 } // namespace
 
@@ -58,7 +45,8 @@ void wild::change(dice &roll)
 		mprotect(r.addr, r.length, PROT_READ);
 		break;
 	case 2:
-		make_secret(r);
+		if (!make_secret(r))
+			mprotect(r.addr, r.length, PROT_NONE);
 		break;
 	case 3:
 		madvise(r.addr, r.length, MADV_DONTNEED);

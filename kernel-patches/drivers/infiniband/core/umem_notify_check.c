@@ -74,6 +74,11 @@
 #define CHECK_BATCH 32
 /* Pages that are looked at under one hold of a lock. */
 #define LOCK_BATCH 512
+/*
+ * How often a page is faulted back and then is not there. It may be reclaimed; but there are
+ * mappings that are faulted in and never looked up, as they can't be pinned.
+ */
+#define MOST_FAULTS 8
 /* How long a system call waits for the locks of an inode. */
 #define INODE_PATIENCE HZ
 
@@ -261,6 +266,7 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 	struct page *pages[CHECK_BATCH];
 	enum umem_notify_verdict ret;
 	struct vm_area_struct *vma;
+	unsigned int faults = 0;
 	long nr, same;
 
 	while (iter->next < end) {
@@ -274,6 +280,7 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 			iter->next = addr + (same << PAGE_SHIFT);
 			if (same < nr)
 				return UMEM_NOTIFY_CHANGED;
+			faults = 0;
 			continue;
 		}
 		/* The caller is being killed: nothing was looked at. */
@@ -294,6 +301,8 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 
 		if (what->asker == UMEM_NOTIFY_WORKER)
 			return UMEM_NOTIFY_UNKNOWN;
+		if (faults++ == MOST_FAULTS)
+			return UMEM_NOTIFY_CHANGED;
 		ret = fault_back(mm, addr);
 		if (ret)
 			return ret;
