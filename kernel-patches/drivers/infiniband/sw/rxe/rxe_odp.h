@@ -49,22 +49,6 @@ bool rxe_odp_has_wqe(struct rxe_qp *qp);
 void rxe_odp_reset_qp(struct rxe_qp *qp);
 void rxe_odp_destroy_qp(struct rxe_qp *qp);
 
-/*
- * Is an access by the key of a memory window beyond the window? rxe looks at the
- * MR behind it, which may be all memory.
- */
-static inline bool rxe_odp_outside_mw(const struct rxe_mw *mw,
-				      struct rxe_pkt_info *pkt, u64 va,
-				      u64 length)
-{
-	u64 offset = mw->access & IB_ZERO_BASED ? va : va - mw->addr;
-
-	/* To flush all of the MR needs no address */
-	if ((pkt->mask & RXE_FLUSH_MASK) && feth_sel(pkt) == IB_FLUSH_MR)
-		return false;
-	return offset > mw->length || length > mw->length - offset;
-}
-
 /* One page of the owner, as a read or write by a device sees it */
 static inline long rxe_odp_gup(struct mm_struct *mm, unsigned long addr,
 			       bool write, unsigned int flags,
