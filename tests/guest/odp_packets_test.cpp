@@ -199,6 +199,44 @@ TEST_CASE("packets: a read that is repeated too late is refused, and ends nothin
 	CHECK(answers(peer.all(), 3, 1, std::byte{0x22}));
 }
 
+/* It may ask for a part of what it asked for, but not move on from there. */
+TEST_CASE("packets: a read that is repeated leaves its window no more than it did")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const device &on = wire->on();
+	const memory both = anonymous(2 * page);
+	const range here = both.registered();
+	const owned<ibv_mr> mr = on.register_memory(here, all_rights | IBV_ACCESS_MW_BIND);
+	const owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1));
+	loopback link(on);
+	ibv_mw_bind first_page{};
+	raw_peer peer(*wire);
+
+	REQUIRE(window);
+	first_page.send_flags = IBV_SEND_SIGNALED;
+	first_page.bind_info = {mr.get(), number(here.addr), page, IBV_ACCESS_REMOTE_READ};
+	check_verb(ibv_bind_mw(link.near_end(), window.get(), &first_page), "ibv_bind_mw");
+	REQUIRE(link.wait().status == IBV_WC_SUCCESS);
+	std::memset(here.addr, 0x11, page);
+	std::memset(here.addr + page, 0x22, page);
+	peer.read(0, here.addr, window->rkey, page);
+	CHECK(answers(peer.all(), 0, 4, std::byte{0x11}));
+
+	peer.read(0, here.addr + page - 4, window->rkey, 4);
+	const auto part = peer.next(patience);
+	REQUIRE(part);
+	CHECK(part->data == std::vector(4, std::byte{0x11}));
+	for (std::size_t at = 2 * page; at > page; at -= page / 4) {
+		peer.read(0, here.addr + at - 4, window->rkey, 4);
+		for (const auto &one : peer.all())
+			CHECK(one.data.empty());
+	}
+	/* And it can be repeated as a whole still. */
+	peer.read(0, here.addr, window->rkey, page);
+	CHECK(answers(peer.all(), 0, 4, std::byte{0x11}));
+}
+
 /* More would be memory that a peer can take. */
 TEST_CASE("packets: no more wait than 512")
 {
@@ -268,6 +306,50 @@ TEST_CASE("packets: a message that is dropped takes no receive")
 	CHECK(done->status == IBV_WC_SUCCESS);
 	CHECK(std::equal(after.begin(), after.end(), into));
 	CHECK_FALSE(peer.received(50ms));
+}
+
+/* A receive that a dropped message has left is ended by an error of something else. */
+TEST_CASE("packets: a receive of a shared queue is used once")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	const range plain{s.plain.registered().addr, 8};
+	const std::vector<std::byte> early(8, std::byte{0x11});
+	const std::vector<std::byte> after(8, std::byte{0x22});
+	ibv_srq_init_attr init{};
+	init.attr = {4, 1, 0};
+	const owned<ibv_srq> shared(ibv_create_srq(s.link->on().pd(), &init));
+	REQUIRE(shared);
+	raw_peer peer(*s.link, IBV_QPT_UC, 4, shared.get());
+	const auto post_shared = [&](uint64_t id, range into) {
+		ibv_sge sge{number(into.addr), static_cast<uint32_t>(into.length), s.all->lkey};
+		ibv_recv_wr wr{}, *bad;
+
+		wr.wr_id = id;
+		wr.sg_list = &sge;
+		wr.num_sge = 1;
+		REQUIRE(ibv_post_srq_recv(shared.get(), &wr, &bad) == 0);
+	};
+
+	post_shared(1, {s.at(), 8});
+	peer.message(0, early);
+	REQUIRE(s.slow->faulted());
+	std::this_thread::sleep_for(50ms);
+	peer.message(1, early);
+	CHECK_FALSE(peer.received(50ms));
+	peer.write(2, plain.addr, ~s.all->rkey, after);
+	const auto ended = peer.received(patience);
+	REQUIRE(ended);
+	CHECK(ended->wr_id == 1);
+	CHECK(ended->status == IBV_WC_REM_ACCESS_ERR);
+	post_shared(2, plain);
+	peer.message(3, after);
+	const auto done = peer.received(patience);
+	REQUIRE(done);
+	CHECK(done->wr_id == 2);
+	CHECK(done->status == IBV_WC_SUCCESS);
+	CHECK(std::equal(after.begin(), after.end(), plain.addr));
+	s.slow->answer({});
 }
 
 /* Behind the end of a file that is made longer: what is found out is not found out for good. */

@@ -24,11 +24,11 @@ import overlay  # noqa: E402
 # notification and cache has its own: all memory in rdma-core 8 of these lines (its capability,
 # prefetching on rxe), and rxe's on-demand paging a line at each place of its three state machines
 # that touches memory, with the fields behind them. Errors of rxe that our tests met are mended.
-MOST = {"rdma-core": 60 + 8, "linux": 160, "on-demand paging": 50, "errors of rxe": 41,
+MOST = {"rdma-core": 60 + 8, "linux": 160, "on-demand paging": 50, "errors of rxe": 57,
         "a driver": 10, "libfabric": 60 + 45, "ucx": 300}
 SPECIAL = {"irdma": 15}      # it can revoke
 FEATURES = {"on-demand paging": re.compile(r"/003[01]-RDMA-rxe-"),
-            "errors of rxe": re.compile(r"/00(?:05|09|3[2-5])-RDMA-(?:rxe|core)-")}
+            "errors of rxe": re.compile(r"/00(?:05|09|3[2-6])-RDMA-(?:rxe|core)-")}
 DRIVER = re.compile(r"drivers/infiniband/(?:hw|sw)/(?!mlx5/|rxe/|siw/)(\w+)/")
 
 

@@ -155,7 +155,7 @@ cable::~cable()
 		return; /* there was none */
 }
 
-raw_peer::raw_peer(const cable &on, ibv_qp_type type, uint8_t most_reads)
+raw_peer::raw_peer(const cable &on, ibv_qp_type type, uint8_t most_reads, ibv_srq *srq)
     : reliable_(type == IBV_QPT_RC), most_reads_(most_reads),
       cq_(ibv_create_cq(on.on().context(), 16, nullptr, nullptr, 0))
 {
@@ -165,6 +165,7 @@ raw_peer::raw_peer(const cable &on, ibv_qp_type type, uint8_t most_reads)
 	init.send_cq = init.recv_cq = cq_.get();
 	init.cap = {1, 1, 1, 1, 0};
 	init.qp_type = type;
+	init.srq = srq;
 	qp_.reset(ibv_create_qp(on.on().pd(), &init));
 	if (!qp_)
 		fail("ibv_create_qp");

@@ -52,8 +52,9 @@ public:
 		bool is_error() const { return is_ack() && syndrome & 0x60; }
 	};
 
-	/* @most_reads: how many reads the queue pair remembers */
-	explicit raw_peer(const cable &on, ibv_qp_type type = IBV_QPT_RC, uint8_t most_reads = 4);
+	/* @most_reads: how many reads the queue pair remembers. @srq: where it receives, or NULL */
+	explicit raw_peer(const cable &on, ibv_qp_type type = IBV_QPT_RC, uint8_t most_reads = 4,
+			  ibv_srq *srq = nullptr);
 	raw_peer(const raw_peer &) = delete;
 	raw_peer &operator=(const raw_peer &) = delete;
 	~raw_peer();

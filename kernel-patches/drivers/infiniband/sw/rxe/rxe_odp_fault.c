@@ -510,10 +510,13 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 	return RESPST_EXIT;
 }
 
-/* Has a packet that waited taken a receive WQE already? It is used once */
+/*
+ * Has a packet that waited taken a receive WQE already? It is used once: an error
+ * of another packet may have completed it meanwhile.
+ */
 bool rxe_odp_has_wqe(struct rxe_qp *qp)
 {
-	bool taken = qp->odp_wqe_taken;
+	bool taken = qp->odp_wqe_taken && qp->resp.wqe;
 
 	qp->odp_wqe_taken = false;
 	return taken;
@@ -533,6 +536,7 @@ void rxe_odp_reset_qp(struct rxe_qp *qp)
 	rxe_odp_leave_faults(qp);
 	spin_unlock(&rxe_odp_lock);
 	qp->odp_wqe_taken = false;
+	qp->resp.wqe = NULL;
 }
 
 /*
