@@ -125,10 +125,12 @@ int siw_restore_user_mr(struct ib_mr *ibmr)
 	}
 
 	write_lock_bh(&mem->revoke_lock);
+	if (!mem->invalidated) {
+		smp_store_mb(mem->stag_valid, 1); /* pairs with siw_invalidate_stag() */
+		if (mem->invalidated)
+			mem->stag_valid = 0;
+	}
 	mem->revoked = 0;
-	smp_store_mb(mem->stag_valid, 1); /* pairs with siw_invalidate_stag() */
-	if (mem->invalidated)
-		mem->stag_valid = 0;
 	write_unlock_bh(&mem->revoke_lock);
 	return 0;
 }

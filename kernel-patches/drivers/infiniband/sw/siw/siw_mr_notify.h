@@ -11,6 +11,9 @@
 #include <linux/cleanup.h>
 #include <linux/mm.h>
 
+#include "siw.h"
+#include "siw_mem.h"
+
 struct ib_umem *siw_mr_umem(struct ib_mr *ibmr);
 int siw_revoke_user_mr(struct ib_mr *ibmr);
 int siw_restore_user_mr(struct ib_mr *ibmr);
@@ -48,17 +51,28 @@ struct siw_tx_pages {
 };
 
 /*
- * Hold @page of @mem as number @i. NULL if it was given back. The pages of a
- * kernel client are the client's to keep, as ever.
+ * Hold the page of @mem at a user address as number @i. NULL if there is none, or
+ * it was given back. A page that is looked up before the guard is entered may be
+ * somebody else's by then:
+ *
+ *   a send                                the owner
+ *   looks up page P
+ *                                         revoked: P is given back and freed
+ *                                         restored, with other pages
+ *   not revoked: holds P
+ *
+ * (The pages of a kernel client are the client's to keep, as ever.)
  */
 static inline struct page *siw_tx_hold(struct siw_tx_pages *pages, int i,
-				       struct siw_mem *mem, struct page *page)
+				       struct siw_mem *mem, u64 addr)
 {
-	if (!page || mem->is_pbl)
-		return page;
+	struct page *page;
 
 	CLASS(siw_mem_pages, held)(mem);
 	if (!held)
+		return NULL;
+	page = siw_get_upage(mem->umem, addr);
+	if (!page)
 		return NULL;
 	get_page(page);
 	pages->page[i] = page;
