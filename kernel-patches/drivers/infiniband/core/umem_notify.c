@@ -861,6 +861,18 @@ put_word:
 	return ret;
 }
 
+static bool set_reclaim(struct ib_umem_notify *n, bool reclaim)
+{
+	bool was = n->reclaim;
+
+	lockdep_assert_held(n);
+
+	spin_lock(&n->lock);
+	n->reclaim = reclaim;
+	spin_unlock(&n->lock);
+	return was;
+}
+
 /**
  * umem_notify_disarm - Leave the word alone from now on
  * @umem: The umem of the MR
@@ -876,6 +888,7 @@ int umem_notify_disarm(struct ib_umem *umem)
 	struct ib_umem_notify *n = READ_ONCE(umem->notify);
 	struct umem_notify_word_page *word_page;
 	unsigned int offset;
+	bool reclaim;
 	int ret;
 
 	if (!n)
@@ -888,9 +901,12 @@ int umem_notify_disarm(struct ib_umem *umem)
 	if (!n->armed)
 		goto put;
 	umem_notify_unlend(n);
+	reclaim = set_reclaim(n, false); /* restored, it is not lent again */
 	ret = umem_notify_restore(n);
-	if (ret)
+	if (ret) {
+		set_reclaim(n, reclaim);
 		goto put;
+	}
 	tracker_disarm(n);
 	word_page = leave_word(n);
 	offset = n->word;

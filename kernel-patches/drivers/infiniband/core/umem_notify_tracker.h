@@ -77,10 +77,15 @@ static inline u32 umem_notify_pages(const struct ib_umem_notify *n)
 	       1;
 }
 
-/* The MR's number in restrack, for whoever watches. Under @lock. */
+/*
+ * The MR's number in restrack, for whoever watches. Under @lock, or of a worker,
+ * for which the end of the MR waits.
+ */
 static inline u32 umem_notify_id(const struct ib_umem_notify *n)
 {
-	return n->mr ? n->mr->res.id : 0;
+	const struct ib_mr *mr = READ_ONCE(n->mr);
+
+	return mr ? mr->res.id : 0;
 }
 
 /* umem_notify.c */
