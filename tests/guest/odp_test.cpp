@@ -554,6 +554,10 @@ TEST_CASE("prefetching brings pages in")
 	ibv_sge edge{number(r.addr) + page_size() - 1, 2, all->lkey};
 	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 1, &edge, 1) == 0);
 	CHECK(present() == 2);
+	/* behind the last page there is no first one */
+	ibv_sge last{~uint64_t{0xfff}, 0xfff, all->lkey};
+	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &last, 1) == 0);
+	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH, 1, &last, 1) == EFAULT);
 	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, GENERATE(0, 1)) == 0);
 	CHECK(present() == static_cast<long>(there.size()));
 

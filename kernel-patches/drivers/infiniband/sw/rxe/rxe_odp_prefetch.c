@@ -64,13 +64,14 @@ static bool rxe_odp_touch(struct mm_struct *mm, unsigned long addr, bool write)
 static int rxe_odp_prefetch(struct mm_struct *mm, unsigned long addr, u64 length,
 			    bool write, bool wait, u64 *done)
 {
-	unsigned long end = addr + length;
+	/* Not an end: behind the last page there is none. */
+	u64 pages = DIV_ROUND_UP_ULL(offset_in_page(addr) + length, PAGE_SIZE);
 	int err = 0;
 
 	if (!mmget_not_zero(mm))
 		return -EFAULT;
 
-	for (addr &= PAGE_MASK; addr < end && !err; addr += PAGE_SIZE) {
+	for (addr &= PAGE_MASK; pages && !err; pages--, addr += PAGE_SIZE) {
 		bool there = false;
 
 		if (fatal_signal_pending(current))
