@@ -110,8 +110,8 @@
  *   unlock
  *
  * The same event after arm's unlock finds the word, and queues the worker
- * itself: retire() may miss an INVALID that comes after its unlocked read, for
- * the worker calls it again.
+ * itself: retire() may miss an INVALID that comes after its look, for the worker
+ * calls it again.
  *
  * USERS OF THE WORD
  *
