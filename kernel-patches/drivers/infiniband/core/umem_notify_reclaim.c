@@ -93,6 +93,17 @@
  * unpins either all the pages or, if settle was first, none: the state is not
  * SUSPENDED any more.
  *
+ * Disarming restores first. A tracker that is restored goes back on the list, and
+ * may be suspended again before it is taken off:
+ *
+ *   disarm                                memory goes offline
+ *   restores: on the list
+ *                                         state = SUSPENDED; queues
+ *   takes it off; leaves the word
+ *                                         [the worker: it is not armed]
+ *
+ * So it counts as not lent from before it is restored.
+ *
  * Deregistration, re-registration: they have the uobject alone, so no settle is
  * under way. They hold the tracker (umem_notify_hold()), and the shrinker leaves
  * it alone. A suspended MR that is deregistered has no pages to release; one that

@@ -125,6 +125,7 @@ int siw_restore_user_mr(struct ib_mr *ibmr)
 	}
 
 	write_lock_bh(&mem->revoke_lock);
+	/* A segment that comes looks at stag_valid without the lock. */
 	if (!mem->invalidated) {
 		smp_store_mb(mem->stag_valid, 1); /* pairs with siw_invalidate_stag() */
 		if (mem->invalidated)
