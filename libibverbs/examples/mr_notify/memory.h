@@ -54,6 +54,11 @@ public:
 	/* Mapped and used like that, and not registered; see witness.h. May be empty. */
 	range witness() const { return witness_; }
 	void set_witness(range part) { witness_ = part; }
+	/* Both: the witness begins where what is registered ends. */
+	range with_witness() const
+	{
+		return {registered_.addr, registered_.length + witness_.length};
+	}
 	int fd() const { return fd_; }
 	/* Only for reading, by the device too. */
 	bool read_only() const { return read_only_; }

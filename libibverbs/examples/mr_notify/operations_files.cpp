@@ -46,11 +46,6 @@ void write_all(memory &m)
 	std::memset(m.registered().addr, 0x77, m.registered().length);
 }
 
-range whole(const memory &m)
-{
-	return {m.registered().addr, m.registered().length + m.witness().length};
-}
-
 bool in_page_cache(range r)
 {
 	std::vector<unsigned char> pages(r.length / page_size());
@@ -65,7 +60,7 @@ bool in_page_cache(range r)
 void drop_caches(memory &m)
 {
 	/* What is mapped stays. */
-	advise(whole(m), MADV_DONTNEED, "MADV_DONTNEED");
+	advise(m.with_witness(), MADV_DONTNEED, "MADV_DONTNEED");
 	write_system_file("/proc/sys/vm/drop_caches", "1");
 	if (in_page_cache(m.witness()))
 		throw unsupported("the file's other pages are still cached, too");
@@ -79,8 +74,9 @@ void add_files(rows &all)
 
 	all.harmless("MADV_DONTNEED of a mapped file", mapped_file,
 		     advising(MADV_DONTNEED, "MADV_DONTNEED"));
-	all.harmless("MADV_PAGEOUT of a mapped file", mapped_file,
-		     witnessed([](memory &m) { advise(whole(m), MADV_PAGEOUT, "MADV_PAGEOUT"); }));
+	all.harmless("MADV_PAGEOUT of a mapped file", mapped_file, witnessed([](memory &m) {
+			     advise(m.with_witness(), MADV_PAGEOUT, "MADV_PAGEOUT");
+		     }));
 	all.harmless("caches dropped", mapped_file, drop_caches, reach::system);
 	all.harmless("first write, registered for reading", untouched_anonymous, write_all);
 	all.harmless("first write to a private file, the same", untouched_private_file, write_all);

@@ -20,11 +20,6 @@ constexpr unsigned long move_flag = 1 << 1; /* MPOL_MF_MOVE */
 constexpr int bind_policy = 2;		    /* MPOL_BIND */
 constexpr int local_policy = 4;		    /* MPOL_LOCAL */
 
-range whole(const memory &m)
-{
-	return {m.registered().addr, m.registered().length + m.witness().length};
-}
-
 /* To a node and to another one, as nobody knows where they are. */
 template <class F> void to_node_and_back(F &&to)
 {
@@ -49,14 +44,15 @@ bool move_pages_of(pid_t process, range r, unsigned int node)
 
 void move_by_itself(memory &m)
 {
-	to_node_and_back(
-		[&](unsigned int node) { check(move_pages_of(0, whole(m), node), "move_pages"); });
+	to_node_and_back([&](unsigned int node) {
+		check(move_pages_of(0, m.with_witness(), node), "move_pages");
+	});
 }
 
 void move_from_outside(memory &m)
 {
 	to_node_and_back([&](unsigned int node) {
-		in_child([&] { child_check(move_pages_of(getppid(), whole(m), node)); });
+		in_child([&] { child_check(move_pages_of(getppid(), m.with_witness(), node)); });
 	});
 }
 
@@ -75,7 +71,7 @@ void migrate_process(memory &m)
 
 void bind(memory &m)
 {
-	const range r = whole(m);
+	const range r = m.with_witness();
 
 	to_node_and_back([&](unsigned int node) {
 		const unsigned long nodes = 1UL << node;
@@ -103,7 +99,7 @@ void balance(memory &m)
 	std::size_t faults = 0;
 
 	std::thread([&] {
-		const range r = whole(m);
+		const range r = m.with_witness();
 		do {
 			for (std::byte *at = r.addr; at < r.end(); at += page_size())
 				static_cast<void>(*static_cast<volatile std::byte *>(at));

@@ -17,11 +17,6 @@
 namespace mr_notify {
 namespace {
 
-range whole(const memory &m)
-{
-	return {m.registered().addr, m.registered().length + m.witness().length};
-}
-
 mapper with_swap(mapper map)
 {
 	return [map = std::move(map)](std::size_t length) {
@@ -40,12 +35,12 @@ mapper in_control_group(mapper map)
 
 void page_out(memory &m)
 {
-	advise(whole(m), MADV_PAGEOUT, "MADV_PAGEOUT");
+	advise(m.with_witness(), MADV_PAGEOUT, "MADV_PAGEOUT");
 }
 
 void page_out_from_outside(memory &m)
 {
-	in_child([&] { child_check(advise_parent(whole(m), MADV_PAGEOUT)); });
+	in_child([&] { child_check(advise_parent(m.with_witness(), MADV_PAGEOUT)); });
 }
 
 /* The group may have no more than it has now: the next pages cost others. */
@@ -86,7 +81,7 @@ void merge(memory &m)
 	const setting sleep(folder + "sleep_millisecs", "1");
 
 	std::memset(half(m.witness()).addr, 0x77, half(m.witness()).length);
-	advise(whole(m), MADV_MERGEABLE, "MADV_MERGEABLE");
+	advise(m.with_witness(), MADV_MERGEABLE, "MADV_MERGEABLE");
 	const setting run(folder + "run", "1");
 	if (!happens([&] { return has_merged(half(m.witness())); }))
 		throw unsupported("KSM merged nothing for a minute");
@@ -96,7 +91,7 @@ void unmerge(memory &m)
 {
 	merge(m);
 	witnessed([](memory &merged) {
-		advise(whole(merged), MADV_UNMERGEABLE, "MADV_UNMERGEABLE");
+		advise(merged.with_witness(), MADV_UNMERGEABLE, "MADV_UNMERGEABLE");
 	})(m);
 }
 

@@ -22,7 +22,7 @@ void shrink()
 	write_system_file("/proc/sys/vm/drop_caches", "2");
 }
 
-int rights(const memory &m)
+int rights_to(const memory &m)
 {
 	return m.read_only()
 		       ? 0
@@ -32,7 +32,7 @@ int rights(const memory &m)
 /* A registration that lends its pages. */
 struct lender {
 	lender(const device &on, const memory &m)
-	    : before(pinned_bytes()), mr(on.register_memory(m.registered(), rights(m)))
+	    : before(pinned_bytes()), mr(on.register_memory(m.registered(), rights_to(m)))
 	{
 		check_verb(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), users),
 			   "ibv_reg_mr_notify_reclaim");
@@ -122,7 +122,7 @@ std::string reclaim_check::try_operation(const operation &what, std::size_t leng
 		return "INVALID, and the device has access";
 	if (what.expected == effect::harmless && !done_after_all) {
 		const range r = m.registered();
-		const owned<ibv_mr> fresh(ibv_reg_mr(on_.pd(), r.addr, r.length, rights(m)));
+		const owned<ibv_mr> fresh(ibv_reg_mr(on_.pd(), r.addr, r.length, rights_to(m)));
 		if (fresh)
 			return "INVALID, though it can be registered";
 	}
