@@ -116,6 +116,19 @@ class Run(unittest.TestCase):
         self.assertIn(b"WARNING: CPU", err)
         self.assertIn(b"lkdtm", err)
 
+    @unittest.skipUnless(KERNEL in ("um", "debug"), "Debian's kernel has no LKDTM")
+    def test_stack_of_a_task_that_hangs(self):
+        """It is printed, though it is not among what goes to the console."""
+        status, out, err = self.run_guest(
+            "--timeout", "100", "--", "sh", "-c",
+            "echo 1 >/proc/sys/kernel/hung_task_timeout_secs; "
+            "echo 1 >/proc/sys/kernel/hung_task_warnings; "
+            "(exec >/dev/null 2>&1; echo HUNG_TASK >/sys/kernel/debug/provoke-crash/DIRECT) & "
+            "until dmesg | grep -q 'blocked for more than'; do sleep 0.2; done; echo done")
+        self.assertEqual((status, out), (99, b"done\n"))
+        self.assertIn(b"INFO: task sh", err)
+        self.assertIn(b"lkdtm_HUNG_TASK", err)
+
     def test_panic_fails(self):
         """A panic ends the guest without a status, and is printed."""
         status, _, err = self.run_guest("--", "sh", "-c", "echo c >/proc/sysrq-trigger; sleep 60")
