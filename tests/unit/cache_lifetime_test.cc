@@ -12,6 +12,7 @@
  *   a registration tried for ever, as long as others have something idle
  *   a thread that is cancelled while it waits and has the mutex
  */
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -38,6 +39,17 @@ void *name(uintptr_t n)
 
 /* Its registrar does something else first: what a hook, a signal or a slow device would do. */
 struct hooked_env : fake_env {
+	/* Counts who comes to wait for others' work, and holds the mutex still. */
+	struct condition : fake_env::condition {
+		static inline std::atomic<unsigned int> waits = 0;
+
+		void wait(mutex &with)
+		{
+			waits++;
+			fake_env::condition::wait(with);
+		}
+	};
+
 	std::function<void(const mr_cache_request &)> before_reg;
 	std::function<int(const fake_kernel::mr &)> before_dereg;
 
@@ -65,6 +77,7 @@ struct fixture {
 	fixture()
 	{
 		cache.env.kernel = &kernel;
+		hooked_env::condition::waits = 0;
 		REQUIRE(cache.start() == 0);
 	}
 	~fixture()
@@ -123,10 +136,11 @@ struct gate {
 	}
 };
 
-/* Whether it goes on by itself; if not, a moment is too short to tell. */
-bool stays(const std::atomic<bool> &done)
+/* Whether it waits for another thread, instead of going on by itself. */
+bool waits(const std::atomic<bool> &done)
 {
-	std::this_thread::sleep_for(std::chrono::milliseconds(30));
+	while (!hooked_env::condition::waits && !done)
+		std::this_thread::yield();
 	return !done;
 }
 
@@ -233,7 +247,7 @@ TEST_CASE_METHOD(fixture, "a flush waits for who deregisters for another context
 		CHECK(kernel.live.size() <= 1);
 	});
 
-	CHECK(stays(flushed));
+	CHECK(waits(flushed));
 	in_dereg.open = true;
 	closes.join();
 	evicts.join();
@@ -260,7 +274,7 @@ TEST_CASE_METHOD(fixture, "a flush waits for who registers")
 		flushed = true;
 	});
 
-	CHECK(stays(flushed));
+	CHECK(waits(flushed));
 	in_reg.open = true;
 	closes.join();
 	registers.join();
@@ -289,7 +303,7 @@ TEST_CASE_METHOD(fixture, "what others are giving back is room")
 		done = true;
 	});
 
-	CHECK(stays(done));
+	CHECK(waits(done));
 	in_dereg.open = true;
 	registers.join();
 	cleans.join();
