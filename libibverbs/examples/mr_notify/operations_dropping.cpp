@@ -5,12 +5,12 @@
  */
 #include "rows.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <thread>
-
-#include "system.h"
 
 namespace mr_notify {
 namespace {
@@ -27,7 +27,15 @@ void drop_middle(memory &m)
 
 void clear_soft_dirty(memory &)
 {
-	write_system_file("/proc/self/clear_refs", "4");
+	const int fd = open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		throw unsupported("no /proc/self/clear_refs");
+	const bool ok = write(fd, "4", 1) == 1;
+	const int error = errno;
+	close(fd);
+	errno = error;
+	check(ok, "clear_refs");
 }
 
 } // namespace
