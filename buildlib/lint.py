@@ -58,25 +58,31 @@ def report(name, *commands):
     return not bad
 
 
+def write_unit(place, names):
+    """Write a file that includes others; its path.
+
+    By its name clang's analyzer knows to look at their functions as at those of a main file.
+    """
+    os.makedirs(place, exist_ok=True)
+    unit = os.path.join(place, "UnifiedSource.cpp")
+    with open(unit, "w", encoding="utf-8") as out:
+        out.writelines(f'#include "{os.path.relpath(os.path.join(REPO, name), place)}" '
+                       "// NOLINT(bugprone-suspicious-include)\n" for name in names)
+    return unit
+
+
 def tidy_units():
     """Arguments of clang-tidy for each folder with C++ sources: what to check.
 
-    Most of what it does is in the headers of the standard library. So it does it once for each
-    folder, in a file that includes the others; it analyzes paths in those if it has this name.
-    What is declared and not used it looks for in a main file only.
+    Most of what it does is in the headers of the standard library, so it does it once for each
+    folder. What is declared and not used it looks for in a main file only.
     """
     folders = {}
     for name in tracked(".cpp", ".cc"):
         if name.startswith(("libibverbs/", "tests/demo/")):
             folders.setdefault(os.path.dirname(name), []).append(name)
     for folder, names in folders.items():
-        place = os.path.join(REPO, "build/lint", folder)
-        os.makedirs(place, exist_ok=True)
-        unit = os.path.join(place, "UnifiedSource.cpp")
-        with open(unit, "w", encoding="utf-8") as out:
-            out.writelines(f'#include "{os.path.relpath(os.path.join(REPO, name), place)}" '
-                           "// NOLINT(bugprone-suspicious-include)\n" for name in names)
-        yield [unit]
+        yield [write_unit(os.path.join(REPO, "build/lint", folder), names)]
         yield ["--checks=-*,misc-unused-*-decls", *names]
 
 

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""clang-tidy sees in a file that another one includes what it sees in a main file.
+
+Why: a unit of buildlib/lint.py that it looks at with half of its checks would be no less "ok".
+"""
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+REPO = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
+sys.path.insert(0, os.path.join(REPO, "buildlib"))
+
+import lint  # noqa: E402
+
+DEFECTS = """
+int *nothing() { return 0; }
+int dereference(int *p) { if (!p) return *p; return 0; }
+int garbage(bool b) { int x; if (b) x = 1; return x; }
+int unused(int a) { return 1; }
+"""
+CHECKS = ("modernize-use-nullptr", "clang-analyzer-core.NullDereference",
+          "clang-analyzer-core.uninitialized.UndefReturn", "misc-unused-parameters")
+
+
+class Lint(unittest.TestCase):
+    """Defects on purpose."""
+
+    def test_defects_of_included_sources(self):
+        with tempfile.TemporaryDirectory() as folder:
+            source = os.path.join(folder, "tests", "defects.cpp")  # as HeaderFilterRegex wants it
+            os.mkdir(os.path.dirname(source))
+            with open(source, "w", encoding="utf-8") as out:
+                out.write(DEFECTS)
+            unit = lint.write_unit(os.path.join(folder, "unit"), [source])
+            done = subprocess.run(
+                ["clang-tidy", "--quiet", f"--config-file={os.path.join(REPO, '.clang-tidy')}",
+                 unit, "--", "-std=c++20"], capture_output=True, text=True, check=False)
+        self.assertNotEqual(done.returncode, 0)
+        for check in CHECKS:
+            self.assertIn(check, done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
