@@ -68,7 +68,7 @@ template <class Env> struct arena {
 		ref->generation = generation;
 	}
 
-	/* A hit that was found in the slow path. */
+	/* Of a miss: to be handed out, as one that is used. */
 	void hit(uint32_t i, mr_cache_ref *ref)
 	{
 		entries[i].use(now());

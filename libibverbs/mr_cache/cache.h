@@ -7,7 +7,8 @@
  *
  * A hit reads the line of arena.hot (generation, epoch), a bucket of hints, and the
  * line of the entry, which it changes twice: the reference and the stamp. A
- * release changes it once. No lock, no system call, no other write.
+ * release changes it once. No lock, no system call, no other write, but for one to another
+ * entry beside very many when the order of use changes (trail.h).
  *
  * Everything that the cache needs comes by Env: atomics, mutex and condition,
  * zeroed pages, the registrar, the sizes. So tests run it under a scheduler of
@@ -21,6 +22,7 @@
 #include "drain.h"
 #include "miss.h"
 #include "store.h"
+#include "trail.h"
 
 namespace mr_cache {
 
@@ -47,7 +49,7 @@ public:
 		/* No look before: it would cost a line that is another CPU's twice. */
 		if (!e.word.usable(e.word.take_acquire()) || !e.fits(want)) [[unlikely]]
 			return acquire_slowly(wish(want), pd, owner, i, ref);
-		a->hit(i, ref);
+		hit(*a, i, want, ref);
 		return 0;
 	}
 
@@ -75,8 +77,7 @@ public:
 
 		if (!usable || !e.is_for(want)) [[unlikely]]
 			return find_part(pd, addr, length, access, otherwise, i * 2 + usable);
-		e.use(a->now());
-		return e.registration();
+		return trail<Env>::use(*a, i, want);
 	}
 
 	[[nodiscard, gnu::always_inline]] int release(uint32_t i, uint32_t generation)
@@ -304,6 +305,12 @@ private:
 		return bits ? a->hint.look(want, bits) : 0;
 	}
 
+	static void hit(arena<Env> &a, uint32_t i, const wish &want, mr_cache_ref *ref)
+	{
+		trail<Env>::use(a, i, want);
+		a.refer(i, a.hot.generation.load(std::memory_order_relaxed), ref);
+	}
+
 	/* Gives back what was taken in vain, unless it serves as well. */
 	template <class Otherwise>
 	[[gnu::noinline]] void *find_part(void *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -315,12 +322,13 @@ private:
 		entry<Env> &e = a->entries[i];
 
 		if (taken % 2 && e.fits(want)) {
-			e.use(a->now());
+			void *mr = trail<Env>::use(*a, i, want);
+
 			if (e.shows(want))
-				return e.registration();
-			return otherwise(pd, addr, length, access,
-					 {e.registration(), i,
-					  a->hot.generation.load(std::memory_order_relaxed)});
+				return mr;
+			return otherwise(
+				pd, addr, length, access,
+				{mr, i, a->hot.generation.load(std::memory_order_relaxed)});
 		}
 		untake(*a, i);
 		return otherwise(pd, addr, length, access, {nullptr, 0, 0});
@@ -350,7 +358,7 @@ private:
 			entry<Env> &e = a->entries[i];
 
 			if (e.word.usable(e.word.take_acquire()) && e.fits(want)) {
-				a->hit(i, ref);
+				hit(*a, i, want, ref);
 				if (hinted)
 					a->hint.learn_again(want, bits, i, a->entries,
 							    e.last_use());
