@@ -81,7 +81,7 @@ TEST_CASE("packets: a read that waits counts once, and is answered once")
 	REQUIRE(first);
 	CHECK(first->psn == 0);
 	CHECK(first->msn == 1);
-	CHECK(answers(peer.all(), 1, 2, std::byte{0x5a}));
+	CHECK(answers(peer.all(2), 1, 2, std::byte{0x5a}));
 }
 
 TEST_CASE("packets: a read that was answered in part goes on where it was")
@@ -95,11 +95,11 @@ TEST_CASE("packets: a read that was answered in part goes on where it was")
 	s.take_away(page, page);
 	peer.read(0, s.at(), s.all->rkey, 2 * page);
 	REQUIRE(s.slow->faulted());
-	CHECK(answers(peer.all(), 0, 4, std::byte{0x11}));
+	CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
 	SECTION("nobody asks again")
 	{
 		s.slow->answer(std::byte{0x22});
-		CHECK(answers(peer.all(), 4, 4, std::byte{0x22}));
+		CHECK(answers(peer.all(4), 4, 4, std::byte{0x22}));
 	}
 	SECTION("who asks again is told to come later for the rest")
 	{
@@ -111,7 +111,7 @@ TEST_CASE("packets: a read that was answered in part goes on where it was")
 		peer.all();
 		s.slow->answer(std::byte{0x22});
 		peer.read(4, s.at(page), s.all->rkey, page);
-		const auto rest = peer.all();
+		const auto rest = peer.all(4);
 		CHECK(answers(rest, 4, 4, std::byte{0x22}));
 		CHECK(rest.front().msn == 1);
 	}
@@ -126,13 +126,13 @@ TEST_CASE("packets: a read that is repeated is answered again, when its pages ar
 	s.slow->answer(std::byte{0x11});
 	std::memset(s.at(), 0x11, page);
 	peer.read(0, s.at(), s.all->rkey, 3 * mtu);
-	CHECK(answers(peer.all(), 0, 3, std::byte{0x11}));
+	CHECK(answers(peer.all(3), 0, 3, std::byte{0x11}));
 	s.take_away(0, page);
 	peer.read(0, s.at(), s.all->rkey, 3 * mtu);
 	REQUIRE(s.slow->faulted());
 	CHECK(peer.all().empty());
 	s.slow->answer(std::byte{0x22});
-	CHECK(answers(peer.all(), 0, 3, std::byte{0x22}));
+	CHECK(answers(peer.all(3), 0, 3, std::byte{0x22}));
 }
 
 /* As many as a queue pair must remember, and the one that waited takes the place of no other. */
@@ -145,13 +145,13 @@ TEST_CASE("packets: reads from before one that waited can be repeated")
 
 	std::memset(here.addr, 0x11, mtu);
 	peer.read(0, here.addr, s.all->rkey, mtu);
-	CHECK(answers(peer.all(), 0, 1, std::byte{0x11}));
+	CHECK(answers(peer.all(1), 0, 1, std::byte{0x11}));
 	peer.read(1, s.at(), s.all->rkey, mtu);
 	REQUIRE(s.slow->faulted());
 	s.slow->answer(std::byte{0x22});
-	CHECK(answers(peer.all(), 1, 1, std::byte{0x22}));
+	CHECK(answers(peer.all(1), 1, 1, std::byte{0x22}));
 	peer.read(0, here.addr, s.all->rkey, mtu);
-	CHECK(answers(peer.all(), 0, 1, std::byte{0x11}));
+	CHECK(answers(peer.all(1), 0, 1, std::byte{0x11}));
 }
 
 /* The first answer may have come, and its memory be gone since. */
@@ -181,7 +181,7 @@ TEST_CASE("packets: a read that is repeated too late is refused, and ends nothin
 	std::memset(here.addr, 0x11, page);
 	std::memset(there.addr, 0x22, page);
 	peer.read(0, here.addr, rkey, 3 * mtu);
-	CHECK(answers(peer.all(), 0, 3, std::byte{0x11}));
+	CHECK(answers(peer.all(3), 0, 3, std::byte{0x11}));
 
 	const std::size_t before = pinned_bytes();
 	if (gone_is == "its registration")
@@ -196,7 +196,7 @@ TEST_CASE("packets: a read that is repeated too late is refused, and ends nothin
 	CHECK(refused->is_error());
 	CHECK(refused->psn == 1);
 	peer.read(3, there.addr, other->rkey, mtu);
-	CHECK(answers(peer.all(), 3, 1, std::byte{0x22}));
+	CHECK(answers(peer.all(1), 3, 1, std::byte{0x22}));
 }
 
 /* It may ask for a part of what it asked for, but not move on from there. */
@@ -221,7 +221,7 @@ TEST_CASE("packets: a read that is repeated leaves its window no more than it di
 	std::memset(here.addr, 0x11, page);
 	std::memset(here.addr + page, 0x22, page);
 	peer.read(0, here.addr, window->rkey, page);
-	CHECK(answers(peer.all(), 0, 4, std::byte{0x11}));
+	CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
 
 	peer.read(0, here.addr + page - 4, window->rkey, 4);
 	const auto part = peer.next(patience);
@@ -234,7 +234,7 @@ TEST_CASE("packets: a read that is repeated leaves its window no more than it di
 	}
 	/* And it can be repeated as a whole still. */
 	peer.read(0, here.addr, window->rkey, page);
-	CHECK(answers(peer.all(), 0, 4, std::byte{0x11}));
+	CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
 }
 
 /* More would be memory that a peer can take. */

@@ -17,6 +17,7 @@
 namespace odp {
 
 using namespace mr_notify;
+using namespace std::chrono_literals;
 using bytes = std::vector<std::byte>;
 
 namespace {
@@ -295,11 +296,11 @@ std::optional<raw_peer::packet> raw_peer::next(std::chrono::milliseconds patienc
 	return std::nullopt;
 }
 
-std::vector<raw_peer::packet> raw_peer::all() const
+std::vector<raw_peer::packet> raw_peer::all(std::size_t expected) const
 {
 	std::vector<packet> found;
 
-	while (auto one = next(std::chrono::milliseconds(300)))
+	while (auto one = next(found.size() < expected ? 20s : 300ms))
 		found.push_back(std::move(*one));
 	return found;
 }

@@ -66,8 +66,8 @@ public:
 	void message(uint32_t psn, const std::vector<std::byte> &data) const;
 	/* The next packet from the queue pair, if one comes so soon. */
 	std::optional<packet> next(std::chrono::milliseconds patience) const;
-	/* All that come until it says nothing for a while. */
-	std::vector<packet> all() const;
+	/* All that come until it says nothing for a while, after so many have come. */
+	std::vector<packet> all(std::size_t expected = 0) const;
 
 	ibv_qp *qp() const { return qp_.get(); }
 	/* How a receive of the queue pair ended, if one does so soon. */
