@@ -124,7 +124,7 @@ class Guest:
         return [self.machine.kernel, f"mem={self.memory >> 20}M",
                 f"initrd={self.machine.initramfs}", f"uml_dir={self.control}/uml/", "umid=lab",
                 "con=null", "con0=null,fd:2", f"con1=null,fd:{out}", f"con2=null,fd:{err}",
-                "console=tty0",
+                "console=tty0", "noreboot",
                 *self.kernel_arguments(f"lab_fs=hostfs lab_control={self.control}").split()]
 
     def kernel_arguments(self, more):
@@ -264,7 +264,7 @@ def accelerator(machine):
     if os.access("/dev/kvm", os.R_OK | os.W_OK):
         with Guest(machine, machines.size("512M"), 1) as guest:
             guest.start("kvm", "lab_probe=1")
-            if guest.pump(limit=5) and "Power down" in guest.console_text():
+            if guest.pump(limit=5) and "Restarting system" in guest.console_text():
                 answer = "kvm"
     with open(kept, "w", encoding="ascii") as out:
         out.write(f"{boot} {answer}\n")

@@ -13,7 +13,7 @@ from machine import HERE, REPO, LabError
 sys.path.insert(0, os.path.join(REPO, "buildlib"))
 from kernel_package import module_name  # noqa: E402  pylint: disable=wrong-import-position
 
-APPLETS = ("sh", "mount", "mkdir", "mkfifo", "ln", "ip", "insmod", "switch_root", "poweroff",
+APPLETS = ("sh", "mount", "mkdir", "mkfifo", "ln", "ip", "insmod", "switch_root", "reboot",
            "uname")
 
 
