@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 
+import emulator
 import machine as machines
 from machine import BUILD, HERE, REPO, LabError
 
@@ -100,7 +101,8 @@ class Guest:
             shares.append(("layer", self.layer, ",readonly=on"))
         # Without KVM "rep movsb" and "rep stosb" go byte by byte. A kernel that is told not to
         # prefer them clears and copies pages eight bytes at a time.
-        command = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
+        command = [emulator.program() if accelerator == "tcg" and not self.machine.systems_emulator
+                   else emulator.SYSTEMS, "-nodefaults", "-no-user-config", "-display", "none",
                    "-no-reboot", "-accel", accelerator,
                    "-cpu", "host" if accelerator == "kvm" else "max,erms=off",
                    "-smp", f"{self.cpus},sockets={self.cpus}", "-m", f"{self.memory >> 20}M",

@@ -34,6 +34,7 @@ class Machine:
     drivers: list[str] = dataclasses.field(default_factory=list)    # package: more of ours to build
     driver_options: list[str] = dataclasses.field(default_factory=list)     # … and make's for them
     devices: list[str] = dataclasses.field(default_factory=list)    # more of QEMU's arguments
+    systems_emulator: bool = False      # the system's QEMU, as a newer one lacks a device
     scheduler: str = ""         # written to the scheduler's debugfs file "features"
     boot_modules: list[str] = dataclasses.field(default_factory=list)
     modules: list[str] = dataclasses.field(default_factory=list)

@@ -104,6 +104,7 @@ def host_tests():
             "test_packages": {"needs": ("debs",), "seconds": 60},
             "test_dkms": {"needs": ("kernel dkms",)},
             "test_lab_run": {"needs": ("kernel um", "kernel debian"), "seconds": 60},
+            "test_lab_emulator": {"needs": ("kernel debian",), "seconds": 40},
             "test_lab_um": {"needs": ("kernel um",)},
             "test_series": {"needs": ("kernel debian",), "seconds": 300}}
     names = sorted(os.path.basename(path).removesuffix(".py")

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""The QEMU that emulates guests: the system's, or a newer one where that is not to be relied on.
+
+Why: before 8.1 it may translate a piece of code while another emulated CPU writes to it, and keep
+what it has read. Linux patches its own code all the time (static keys, trace events), and dies of a
+breakpoint that is not in its memory any more ("Oops: int3"). Debian 12 has 7.2, and 10.0 in its
+backports: that is fetched by apt, which verifies it, and unpacked below the build folder. It runs on
+the libraries of the system's.
+"""
+import glob
+import os
+import re
+import subprocess
+import sys
+
+from machine import BUILD, REPO
+
+sys.path.insert(0, os.path.join(REPO, "buildlib"))
+import private_apt  # noqa: E402  pylint: disable=wrong-import-position
+
+SYSTEMS = "qemu-system-x86_64"
+RELIABLE = (8, 1)
+PACKAGES = ("qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios")
+FOLDER = os.path.join(BUILD, "lab", "emulator")
+
+
+def version(program):
+    """The version of a QEMU, as numbers; nothing if it doesn't start."""
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ()
+    found = re.search(r"version (\d+)\.(\d+)", done.stdout)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def newer():
+    """Where the newer one is, or is going to be."""
+    return os.path.join(FOLDER, "root/usr/bin", SYSTEMS)
+
+
+def fetch(uri):
+    """Unpack the QEMU of the backports of that archive."""
+    release = subprocess.run(["sh", "-c", ". /etc/os-release; echo $VERSION_CODENAME"],
+                             capture_output=True, text=True, check=True).stdout.strip()
+    apt = private_apt.PrivateApt(
+        os.path.join(FOLDER, "apt"),
+        f"deb [signed-by={private_apt.keyring()}] {uri} {release}-backports main\n")
+    apt.update()
+    apt.download(PACKAGES, os.path.join(FOLDER, "packages"))
+    for package in glob.glob(os.path.join(FOLDER, "packages/*.deb")):
+        subprocess.run(["dpkg-deb", "-x", package, os.path.join(FOLDER, "root")], check=True)
+
+
+def program():
+    """What to start. It is fetched if need be; where it is not to be had the system's has to do."""
+    with private_apt.alone(os.path.join(FOLDER, ".lock")):
+        if version(newer()) >= RELIABLE:
+            return newer()
+        if version(SYSTEMS) >= RELIABLE:
+            return SYSTEMS
+        print("lab: fetching a newer QEMU ...", file=sys.stderr)
+        for uri in private_apt.archive_uris():
+            try:
+                fetch(uri)
+                if version(newer()) >= RELIABLE:
+                    return newer()
+            except (private_apt.AptError, subprocess.CalledProcessError) as problem:
+                print(f"lab: {problem}", file=sys.stderr)
+    print("lab: none is to be had; a kernel may die of \"Oops: int3\"", file=sys.stderr)
+    return SYSTEMS
