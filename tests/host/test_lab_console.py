@@ -75,6 +75,8 @@ class SingleLines(unittest.TestCase):
                 ("RCU stall", "rcu: INFO: rcu_preempt self-detected stall on CPU"),
                 ("RCU stall", "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:"),
                 ("hung task", "INFO: task rping:123 blocked for more than 120 seconds."),
+                ("hung task", "task:rping           state:D stack:0     pid:123   tgid:123"),
+                ("busy CPU", "NMI backtrace for cpu 1"),
                 ("lockup", "watchdog: BUG: soft lockup - CPU#0 stuck for 23s! [a:1]"),
                 ("lockdep", "WARNING: suspicious RCU usage"),
                 ("lockdep", "WARNING: lock held when returning to user space!"),

@@ -27,7 +27,8 @@ KINDS = (
     ("lockup", r"BUG: (?:soft|workqueue) lockup|Watchdog detected hard LOCKUP"),
     ("RCU stall", r"rcu: INFO: \w+ (?:self-)?detected (?:expedited )?stall|"
                   r"INFO: \w+ (?:self-)?detected stall|rcu: INFO: rcu_tasks detected stall"),
-    ("hung task", r"INFO: task .* blocked for more than"),
+    ("hung task", r"INFO: task .* blocked for more than|^task:.* state:D "),
+    ("busy CPU", r"^NMI backtrace for cpu \d+$"),
     ("oops", r"Oops[:\s]|(?:^|Oops: )general protection fault[,:] |Internal error:|"
              r"BUG: unable to handle|BUG: kernel NULL pointer|Unable to handle kernel|"
              r"Kernel mode fault at|kernel BUG at|stack-protector: Kernel stack is corrupted"),
@@ -41,6 +42,8 @@ PATTERNS = [(kind, re.compile(pattern)) for kind, pattern in KINDS]
 
 OPENING = re.compile(r"-+\[ cut here \]-+$|^=+$|^-{20,}$")   # may stand before the telling line
 CLOSING = re.compile(r"---\[ end (?:trace|Kernel panic)")
+# tests/lab/init brings the stacks of tasks that hang, and what the CPUs do meanwhile, one by one.
+CLOSING_STACK = re.compile(r"disables this message|</TASK>")
 LONGEST = 120
 
 
@@ -62,6 +65,7 @@ def kind_of(line):
 def ends(report, line):
     """Whether a report ends with that line. KASAN's last one looks like its first."""
     return (CLOSING.search(line) or len(report.lines) >= LONGEST
+            or report.kind in ("hung task", "busy CPU") and CLOSING_STACK.search(line)
             or report.kind in ("KASAN", "KFENCE", "KCSAN") and OPENING.search(line))
 
 
