@@ -5,8 +5,10 @@
  */
 #include "catch.h"
 
+#include <fcntl.h>
 #include <linux/capability.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -14,6 +16,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <thread>
@@ -193,6 +196,56 @@ TEST_CASE("memory in use is swapped out, and comes back for the device")
 		CHECK(std::memcmp(s.bytes(), r.addr, r.length) == 0);
 	}
 	CHECK(pinned_bytes() <= s.peer.registered().length);
+}
+
+/* Its file system keeps account of its pages, and warns of one that is written past that. */
+TEST_CASE("a file in use is written to its disk")
+{
+	setup s;
+	SKIP_IF(!s.all, "no on-demand paging");
+	SKIP_IF(std::system("modprobe -a loop ext4 2>/dev/null; cd /run && mkdir -p odp_disk && "
+			    "truncate -s 32M odp_image && mkfs.ext4 -q -F odp_image && "
+			    "mount -o loop odp_image odp_disk 2>/dev/null"),
+		"no ext4");
+	const int fd = open("/run/odp_disk/file", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	umount2("/run/odp_disk", MNT_DETACH);
+	REQUIRE(fd >= 0);
+	const std::size_t length = 8 * page_size();
+	REQUIRE(ftruncate(fd, static_cast<off_t>(length)) == 0);
+	void *const at = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	REQUIRE(at != MAP_FAILED);
+	const memory file({static_cast<std::byte *>(at), length}, fd);
+	const range r = file.registered();
+	std::atomic<bool> stop{false};
+
+	std::thread writing_back([&] {
+		while (!stop)
+			fdatasync(fd);
+	});
+	const piece before{{s.bytes() + length, 8}, s.peer_mr->lkey};
+	bool right = true;
+	for (uint64_t round = 0; round < 150 && right; round++) {
+		fill({s.bytes(), length}, round); /* the first word is the number of the round */
+		right = s.write_to(r) && std::memcmp(s.bytes(), r.addr, length) == 0;
+		right = right && run(s.link, {IBV_WR_ATOMIC_FETCH_AND_ADD,
+					      {before},
+					      number(r.addr),
+					      s.all->rkey,
+					      1,
+					      0}) == IBV_WC_SUCCESS;
+	}
+	stop = true;
+	writing_back.join();
+	fill({s.bytes(), 8}, 150);
+	CHECK(right);
+
+	std::vector<std::byte> there(length);
+	REQUIRE(fsync(fd) == 0);
+	REQUIRE(madvise(r.addr, length, MADV_DONTNEED) == 0);
+	REQUIRE(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+	CHECK(absent(r) == r.length / page_size());
+	REQUIRE(pread(fd, there.data(), length, 0) == static_cast<ssize_t>(length));
+	CHECK(std::memcmp(s.bytes(), there.data(), length) == 0);
 }
 
 TEST_CASE("memory in use moves to another node")

@@ -386,12 +386,14 @@ TEST_CASE("packets: what was not there is asked for anew")
 	CHECK(arrives(static_cast<std::byte *>(mapped)));
 }
 
-/* What was found out while the queue pair did not need it any more is not for the next time. */
+/*
+ * What was found out while the queue pair did not need it any more is not for the next time: the
+ * page is refused when nobody asks, and has to be waited for again by another write.
+ */
 TEST_CASE("packets: an old answer is no answer")
 {
 	setup s;
 	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
-	raw_peer peer(*s.link, IBV_QPT_UC);
 	const std::vector<std::byte> word(8, std::byte{0x77});
 	const range here = s.plain.registered();
 	const auto arrives = [](const std::byte *at) {
@@ -402,15 +404,66 @@ TEST_CASE("packets: an old answer is no answer")
 			std::this_thread::sleep_for(1ms);
 		return *seen == std::byte{0x77};
 	};
+	const auto refuse = [&] {
+		REQUIRE(mprotect(s.at(), page, PROT_NONE) == 0);
+		s.slow->wake();
+	};
+	const auto allow = [&] { REQUIRE(mprotect(s.at(), page, PROT_READ | PROT_WRITE) == 0); };
+	std::unique_ptr<raw_peer> peer;
+	uint32_t next = 1;
+	const auto late = [&](ibv_qp_type type) {
+		peer = std::make_unique<raw_peer>(*s.link, type);
+		peer->write(0, s.at(), s.all->rkey, word);
+		REQUIRE(s.slow->faulted());
+		std::this_thread::sleep_for(100ms);
+	};
 
-	peer.write(0, s.at(), s.all->rkey, word);
-	REQUIRE(s.slow->faulted());
-	REQUIRE(mprotect(s.at(), page, PROT_NONE) == 0);
-	s.slow->wake();
-	peer.write(1, here.addr, s.all->rkey, word);
-	REQUIRE(arrives(here.addr)); /* so the first one has failed */
-	REQUIRE(mprotect(s.at(), page, PROT_READ | PROT_WRITE) == 0);
-	peer.write(2, s.at(), s.all->rkey, word);
+	SECTION("the access has failed")
+	{
+		peer = std::make_unique<raw_peer>(*s.link, IBV_QPT_UC);
+		peer->write(0, s.at(), s.all->rkey, word);
+		REQUIRE(s.slow->faulted());
+		refuse();
+		peer->write(next++, here.addr, s.all->rkey, word);
+		REQUIRE(arrives(here.addr)); /* so the first one has failed */
+		allow();
+	}
+	SECTION("the message has been dropped")
+	{
+		late(IBV_QPT_UC);
+		peer->write(next++, here.addr, s.all->rkey, word);
+		REQUIRE(arrives(here.addr)); /* so the first one is dropped */
+		refuse();
+		REQUIRE(no_thread_waits());
+		allow();
+	}
+	SECTION("the page came without it")
+	{
+		late(IBV_QPT_RC);
+		peer->write(0, s.at(), s.all->rkey, word);
+		const auto told = peer->next(patience);
+		REQUIRE(told);
+		REQUIRE(told->is_rnr());
+		refuse();
+		REQUIRE(no_thread_waits());
+		allow();
+		s.slow->answer({});
+		peer->write(0, s.at(), s.all->rkey, word);
+		REQUIRE(arrives(s.at()));
+		s.take_away(0, page);
+	}
+	SECTION("the page came before it was refused")
+	{
+		late(IBV_QPT_RC);
+		s.slow->fill({}, page);
+		peer->write(0, s.at(), s.all->rkey, word);
+		REQUIRE(arrives(s.at()));
+		s.take_away(0, page);
+		refuse();
+		REQUIRE(no_thread_waits());
+		allow();
+	}
+	peer->write(next, s.at(), s.all->rkey, word);
 	CHECK(s.slow->faulted());
 	s.slow->answer({});
 	CHECK(arrives(s.at()));

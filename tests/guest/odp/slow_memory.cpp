@@ -72,7 +72,7 @@ bool slow_memory::faulted(std::chrono::milliseconds patience) const
 	return poll(&ready, 1, static_cast<int>(patience.count())) == 1;
 }
 
-void slow_memory::answer(std::byte with, std::size_t length) const
+void slow_memory::fill(std::byte with, std::size_t length) const
 {
 	const std::vector<std::byte> page(page_size(), with);
 	const range all = bytes();
@@ -83,8 +83,14 @@ void slow_memory::answer(std::byte with, std::size_t length) const
 		copy.dst = reinterpret_cast<uintptr_t>(all.addr + at);
 		copy.src = reinterpret_cast<uintptr_t>(page.data());
 		copy.len = page_size();
+		copy.mode = UFFDIO_COPY_MODE_DONTWAKE;
 		ioctl(fd_, UFFDIO_COPY, &copy); // a page that is there stays as it is
 	}
+}
+
+void slow_memory::answer(std::byte with, std::size_t length) const
+{
+	fill(with, length);
 	wake();
 }
 

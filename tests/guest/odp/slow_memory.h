@@ -24,6 +24,8 @@ public:
 	/* Answers all faults, with pages full of this; or only those in the first bytes. */
 	void answer(std::byte with) const { answer(with, bytes().length); }
 	void answer(std::byte with, std::size_t length) const;
+	/* Brings the first pages, and tells nobody. */
+	void fill(std::byte with, std::size_t length) const;
 	/* Has who waits look again, at what it is by now. */
 	void wake() const;
 

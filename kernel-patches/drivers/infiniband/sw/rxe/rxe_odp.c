@@ -55,6 +55,7 @@
  * its own: rxe_odp_fault.c.
  */
 
+#include <linux/backing-dev.h>
 #include <linux/highmem.h>
 #include <linux/kthread.h>
 #include <linux/libnvdimm.h>
@@ -191,13 +192,50 @@ static bool rxe_odp_may_access(struct vm_area_struct *vma, bool write)
 	       (vma->vm_flags & (write ? VM_WRITE : VM_READ));
 }
 
-/*
- * The mapping and so its file can't go while mmap_lock is held, so there is no
- * need for the lock of the folio, which its owner may keep for long.
- */
-static void rxe_odp_written(struct page *page)
+/* Does a file system write it to its file? */
+static bool rxe_odp_is_file(struct folio *folio)
 {
-	set_page_dirty(page);
+	struct address_space *mapping = READ_ONCE(folio->mapping);
+
+	return mapping && !folio_test_anon(folio) &&
+	       mapping_can_writeback(mapping);
+}
+
+/*
+ * A file system may clean a page that is being written, unless that is locked,
+ * and warns of one that gets dirty then. Whoever has it locked is short mostly.
+ *
+ * Return: 0; -EBUSY, and the page is let go.
+ */
+static int rxe_odp_lock_file(struct page *page)
+{
+	struct folio *folio = page_folio(page);
+	int tries;
+
+	if (!rxe_odp_is_file(folio))
+		return 0;
+
+	for (tries = 0; tries < 8; tries++) {
+		if (folio_trylock(folio)) {
+			if (folio->mapping)
+				return 0;
+			folio_unlock(folio);
+			break;
+		}
+		cond_resched();
+	}
+	rxe_odp_put_page(page, true);
+	return -EBUSY;
+}
+
+/* Let go of what rxe_odp_get_page() has found */
+static void rxe_odp_release_page(struct page *page, bool write)
+{
+	struct folio *folio = page_folio(page);
+
+	if (write && rxe_odp_is_file(folio))
+		folio_unlock(folio);
+	rxe_odp_put_page(page, write);
 }
 
 static void rxe_odp_copy_page(struct page *page, unsigned int offset, void *buf,
@@ -205,7 +243,7 @@ static void rxe_odp_copy_page(struct page *page, unsigned int offset, void *buf,
 {
 	if (write) {
 		memcpy_to_page(page, offset, buf, bytes);
-		rxe_odp_written(page);
+		set_page_dirty(page);
 	} else {
 		memcpy_from_page(buf, page, offset, bytes);
 	}
@@ -306,8 +344,8 @@ static bool rxe_odp_copy_user(struct mm_struct *mm, unsigned long addr,
  * is served if that can be done at once. So is the mark of NUMA balancing: a page
  * that keeps it would come here with each packet.
  *
- * Return: 0, and the page is held; -EBUSY: the fault must be waited for;
- * -EFAULT: no such access is possible there.
+ * Return: 0, and the page is held, to be let go by rxe_odp_release_page();
+ * -EBUSY: it must be waited for; -EFAULT: no such access is possible there.
  */
 static int rxe_odp_get_page(struct rxe_odp_mr *odp, unsigned long addr,
 			    bool write, struct page **page)
@@ -324,7 +362,7 @@ static int rxe_odp_get_page(struct rxe_odp_mr *odp, unsigned long addr,
 	marks = at_once ? FOLL_HONOR_NUMA_FAULT : 0;
 	if (rxe_odp_gup(odp->mm, addr, write, FOLL_NOFAULT | marks, page,
 			NULL) == 1)
-		return 0;
+		return write ? rxe_odp_lock_file(*page) : 0;
 
 	if (!rxe_odp_may_access(vma, write))
 		return -EFAULT;
@@ -340,26 +378,9 @@ static int rxe_odp_get_page(struct rxe_odp_mr *odp, unsigned long addr,
 	return got ? -EFAULT : -EBUSY;
 }
 
-/**
- * rxe_odp_copy - Copy between a packet and memory that is paged on demand
- * @mr: An MR with on-demand paging
- * @iova: Where in @mr; the caller has checked the range
- * @buf: The packet's data
- * @length: Bytes, one packet's
- * @dir: RXE_TO_MR_OBJ or RXE_FROM_MR_OBJ
- *
- * Context: Process context, a task of a queue pair.
- *
- * Return: 0; -EFAULT when the memory can't be accessed so; -EINPROGRESS when a
- * page must be waited for: then the caller tells who waits (rxe_odp_req_waits(),
- * rxe_odp_comp_waits(), rxe_odp_resp_state()), and copies all of it again later.
- */
-int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
-		 enum rxe_mr_copy_dir dir)
+static int rxe_odp_copy_pages(struct rxe_odp_mr *odp, unsigned long addr,
+			      void *buf, unsigned int length, bool write)
 {
-	struct rxe_odp_mr *odp = mr->odp;
-	unsigned long addr = rxe_odp_addr(mr, iova);
-	bool write = dir == RXE_TO_MR_OBJ;
 	struct page *page;
 	int err;
 
@@ -382,7 +403,7 @@ int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
 
 		rxe_odp_copy_page(page, offset_in_page(addr), buf, bytes,
 				  write);
-		rxe_odp_put_page(page, write);
+		rxe_odp_release_page(page, write);
 
 		addr += bytes;
 		buf += bytes;
@@ -391,6 +412,33 @@ int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
 	rxe_odp_leave(odp->mm);
 out:
 	return err == -EBUSY ? rxe_odp_meet(odp, addr, write) : err;
+}
+
+/**
+ * rxe_odp_copy - Copy between a packet and memory that is paged on demand
+ * @mr: An MR with on-demand paging
+ * @iova: Where in @mr; the caller has checked the range
+ * @buf: The packet's data
+ * @length: Bytes, one packet's
+ * @dir: RXE_TO_MR_OBJ or RXE_FROM_MR_OBJ
+ *
+ * Context: Process context, a task of a queue pair.
+ *
+ * Return: 0; -EFAULT when the memory can't be accessed so; -EINPROGRESS when a
+ * page must be waited for: then the caller tells who waits (rxe_odp_req_waits(),
+ * rxe_odp_comp_waits(), rxe_odp_resp_state()), and copies all of it again later.
+ */
+int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
+		 enum rxe_mr_copy_dir dir)
+{
+	unsigned long addr = rxe_odp_addr(mr, iova);
+	bool write = dir == RXE_TO_MR_OBJ;
+	int err;
+
+	err = rxe_odp_copy_pages(mr->odp, addr, buf, length, write);
+	if (!err)
+		rxe_odp_accessed(mr->odp->mm, addr, length, write);
+	return err;
 }
 
 /* 0: the page at @iova is held and the address space entered, both to be left */
@@ -406,6 +454,8 @@ static int rxe_odp_open_page(struct rxe_mr *mr, u64 iova, bool write,
 		err = rxe_odp_get_page(odp, addr, write, page);
 		if (err)
 			rxe_odp_leave(odp->mm);
+		else
+			rxe_odp_accessed(odp->mm, addr, 1, write);
 	}
 	return err == -EBUSY ? rxe_odp_meet(odp, addr, write) : err;
 }
@@ -413,8 +463,8 @@ static int rxe_odp_open_page(struct rxe_mr *mr, u64 iova, bool write,
 static void rxe_odp_close_page(struct rxe_mr *mr, struct page *page, bool write)
 {
 	if (write)
-		rxe_odp_written(page);
-	rxe_odp_put_page(page, write);
+		set_page_dirty(page);
+	rxe_odp_release_page(page, write);
 	rxe_odp_leave(mr->odp->mm);
 }
 

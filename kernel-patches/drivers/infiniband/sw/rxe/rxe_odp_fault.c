@@ -33,6 +33,7 @@
 #include <linux/kthread.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/pagemap.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/task.h>
@@ -65,7 +66,8 @@ struct rxe_odp_fault {
 
 	/* under rxe_odp_lock */
 	struct rxe_qp		*qp;	/* NULL: nobody waits any more */
-	struct rxe_task		*task;
+	enum rxe_odp_side	side;
+	bool			over;	/* what waited for it needs no answer */
 	bool			done;
 	int			err;
 };
@@ -81,6 +83,9 @@ static DEFINE_SPINLOCK(rxe_odp_lock);
  * caller, which knows the queue pair. Both are the same worker's.
  */
 static LIST_HEAD(rxe_odp_met);
+
+/* What the work of each task calls; NULL until one waits for the first time */
+static work_func_t rxe_odp_do_work;
 
 static void rxe_odp_free_fault(struct kref *ref)
 {
@@ -170,8 +175,12 @@ int rxe_odp_fault_in(struct mm_struct *mm, unsigned long addr, bool write)
 	if (locked)
 		mmap_read_unlock(mm);
 
-	if (got == 1)
-		rxe_odp_put_page(page, write);
+	if (got != 1)
+		return got < 0 ? got : 0;
+	/* See rxe_odp_lock_file() */
+	if (write && folio_wait_locked_killable(page_folio(page)))
+		got = -EINTR;
+	rxe_odp_put_page(page, write);
 	return got < 0 ? got : 0;
 }
 
@@ -184,31 +193,6 @@ static bool rxe_odp_awaited(struct rxe_odp_fault *fault)
 	awaited = fault->qp;
 	spin_unlock(&rxe_odp_lock);
 	return awaited;
-}
-
-static int rxe_odp_thread(void *arg)
-{
-	struct rxe_odp_fault *fault = arg;
-	int err = -EFAULT;
-
-	allow_signal(SIGKILL);
-	if (rxe_odp_awaited(fault) && mmget_not_zero(fault->mm)) {
-		err = rxe_odp_fault_in(fault->mm, fault->addr, fault->write);
-		mmput_async(fault->mm);
-	}
-
-	spin_lock(&rxe_odp_lock);
-	fault->err = err;
-	fault->done = true;
-	if (fault->qp && rxe_get(fault->qp)) {
-		rxe_sched_task(fault->task);
-		rxe_put(fault->qp);
-	}
-	spin_unlock(&rxe_odp_lock);
-
-	rxe_odp_put_fault(fault);
-	module_put_and_kthread_exit(0);
-	return 0;
 }
 
 /* Take a fault away from its queue pair. Context: rxe_odp_lock held */
@@ -227,6 +211,96 @@ static void rxe_odp_leave_fault(struct rxe_qp *qp, enum rxe_odp_side side)
 	rxe_odp_put_fault(fault);
 }
 
+/*
+ * Nobody asks for the answer of a fault any more. What comes to wait for that
+ * page later must not take it for its own. Context: rxe_odp_lock held
+ */
+static void rxe_odp_end_fault(struct rxe_qp *qp, enum rxe_odp_side side)
+{
+	struct rxe_odp_fault *fault = qp->odp_faults[side];
+
+	if (fault->done)
+		rxe_odp_leave_fault(qp, side);
+	else
+		fault->over = true;
+}
+
+/* The queue pair that the calling worker does a task of; NULL for none */
+static struct rxe_qp *rxe_odp_current_qp(void)
+{
+	struct work_struct *work = current_work();
+
+	if (!work || work->func != READ_ONCE(rxe_odp_do_work))
+		return NULL;
+	return container_of(work, struct rxe_task, work)->qp;
+}
+
+/**
+ * rxe_odp_accessed - An access of the calling task was possible
+ * @mm: The address space
+ * @addr: The address
+ * @length: How many bytes from there
+ * @write: For writing
+ *
+ * It may have waited for that, and need not have: the page came meanwhile.
+ */
+void rxe_odp_accessed(struct mm_struct *mm, unsigned long addr,
+		      unsigned int length, bool write)
+{
+	struct rxe_qp *qp = rxe_odp_current_qp();
+	struct rxe_odp_fault *fault;
+	int side;
+
+	for (side = RXE_ODP_REQ; qp && side <= RXE_ODP_RESP; side++) {
+		if (!READ_ONCE(qp->odp_faults[side]))
+			continue;
+		spin_lock(&rxe_odp_lock);
+		fault = qp->odp_faults[side];
+		if (fault && fault->mm == mm && (write || !fault->write) &&
+		    fault->addr >= (addr & PAGE_MASK) &&
+		    fault->addr < addr + length)
+			rxe_odp_end_fault(qp, side);
+		spin_unlock(&rxe_odp_lock);
+	}
+}
+
+/* Tell the queue pair that its fault is done. Context: rxe_odp_lock held */
+static void rxe_odp_answer(struct rxe_odp_fault *fault)
+{
+	struct rxe_qp *qp = fault->qp;
+
+	if (fault->over)
+		rxe_odp_leave_fault(qp, fault->side);
+	if (!rxe_get(qp))
+		return;
+	rxe_sched_task(fault->side == RXE_ODP_RESP ? &qp->recv_task :
+						     &qp->send_task);
+	rxe_put(qp);
+}
+
+static int rxe_odp_thread(void *arg)
+{
+	struct rxe_odp_fault *fault = arg;
+	int err = -EFAULT;
+
+	allow_signal(SIGKILL);
+	if (rxe_odp_awaited(fault) && mmget_not_zero(fault->mm)) {
+		err = rxe_odp_fault_in(fault->mm, fault->addr, fault->write);
+		mmput_async(fault->mm);
+	}
+
+	spin_lock(&rxe_odp_lock);
+	fault->err = err;
+	fault->done = true;
+	if (fault->qp)
+		rxe_odp_answer(fault);
+	spin_unlock(&rxe_odp_lock);
+
+	rxe_odp_put_fault(fault);
+	module_put_and_kthread_exit(0);
+	return 0;
+}
+
 /* Start what is waited for. The caller's reference becomes the queue pair's */
 static int rxe_odp_start(struct rxe_qp *qp, enum rxe_odp_side side,
 			 struct rxe_odp_fault *fault)
@@ -242,10 +316,11 @@ static int rxe_odp_start(struct rxe_qp *qp, enum rxe_odp_side side,
 	__module_get(THIS_MODULE);
 	get_task_struct(thread);
 	fault->thread = thread;
-	fault->task = side == RXE_ODP_RESP ? &qp->recv_task : &qp->send_task;
+	fault->side = side;
 	fault->since = jiffies;
 	kref_get(&fault->ref);
 
+	WRITE_ONCE(rxe_odp_do_work, qp->send_task.work.func);
 	spin_lock(&rxe_odp_lock);
 	rxe_odp_leave_fault(qp, side);
 	if (qp->odp_ending) {
@@ -434,23 +509,29 @@ static void rxe_odp_keep_wqe(struct rxe_qp *qp)
 	qp->odp_wqe_taken = true;
 }
 
-/* Has the message waited long? Only a task that waits asks about its fault */
+/*
+ * Has the message waited long? Only a task that waits asks about its fault. Of an
+ * unreliable transport the message is dropped then; the page that comes is for
+ * the next one.
+ */
 static bool rxe_odp_is_late(struct rxe_qp *qp)
 {
+	struct rxe_odp_fault *fault;
 	bool late = true;
 
 	spin_lock(&rxe_odp_lock);
-	if (qp->odp_faults[RXE_ODP_RESP])
-		late = time_after(jiffies,
-				  qp->odp_faults[RXE_ODP_RESP]->since +
-				  RXE_ODP_PATIENCE);
+	fault = qp->odp_faults[RXE_ODP_RESP];
+	if (fault)
+		late = time_after(jiffies, fault->since + RXE_ODP_PATIENCE);
+	if (fault && late && qp_type(qp) != IB_QPT_RC)
+		rxe_odp_end_fault(qp, RXE_ODP_RESP);
 	spin_unlock(&rxe_odp_lock);
 	return late;
 }
 
 /*
- * The access was made, or can't be: nobody asks for the answer any more. It would
- * be an old one, if the queue pair came to wait for that page again.
+ * The access can't be made: nobody asks for the answer any more. It would be an
+ * old one, if the queue pair came to wait for that page again.
  */
 static void rxe_odp_end_wait(struct rxe_qp *qp, enum rxe_odp_side side)
 {
@@ -477,9 +558,11 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 	struct rxe_pkt_info *pkt;
 	bool late;
 
+	if (!err)
+		return RESPST_NONE;
 	if (err != -EINPROGRESS) {
 		rxe_odp_end_wait(qp, RXE_ODP_RESP);
-		return err ? state : RESPST_NONE;
+		return state;
 	}
 
 	err = rxe_odp_wait(qp, RXE_ODP_RESP);
