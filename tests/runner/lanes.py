@@ -87,6 +87,8 @@ PAGING = [*guest_programs("odp", "odp_memory", "odp_packets", "odp_wait", "odp_o
 # Those of Debian's programs that can page on demand, on the fork's library as it was built.
 PAGING_PROGRAMS = Step("programs on demand", f"{PYTHON} tests/installed/programs.py 'on demand'",
                        results.lines, least=18)
+# Without one all waits end with the next tick, and races are not looked for.
+CLOCK = Step("fine clock", "! grep jiffies /sys/devices/system/clocksource/*/current_clocksource")
 PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py rxe0")
 UNPACK_SUITE = Step("unpack suite", "tests/installed/unpack_suite")
 UNPACKED = f"{PYTHON} /run/suite/tests/run_tests.py"
@@ -208,7 +210,7 @@ LANES = {
         needs=("fork", "communication libraries", "kernel stock")),
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": Lane(
-        [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, PAGING_PROGRAMS,
+        [CLOCK, MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, PAGING_PROGRAMS,
          *guest_programs("window", "stress", "odp_stress", "retransmit", seconds=10),
          *guest_programs("transfer", "pressure"),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer", "lifetime", "race")),
@@ -239,7 +241,8 @@ LANES = {
         guest="--kernel dkms", needs=("fork", "kernel dkms"), seconds=200),
     # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
     "debug": Lane(
-        [MATRIX, *guest_programs("contract", "word", "revoke", "worker", "lifetime", "invalidate"),
+        [CLOCK, MATRIX,
+         *guest_programs("contract", "word", "revoke", "worker", "lifetime", "invalidate"),
          *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", "lookup", seconds=2),
          *guest_programs("stress", "odp_stress", seconds=10),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer"))],
