@@ -6,6 +6,8 @@
  */
 #include "catch.h"
 
+#include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -13,6 +15,7 @@
 #include <unistd.h>
 
 #include <linux/capability.h>
+#include <linux/userfaultfd.h>
 
 #include <atomic>
 #include <cerrno>
@@ -485,9 +488,23 @@ TEST_CASE("what can't be pinned with these rights is invalid")
 	{
 		REQUIRE(mprotect(r.addr, r.length, PROT_NONE) == 0);
 	}
+	const int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY));
+	SECTION("write-protected by a userfaultfd that answers no fault of the kernel's")
+	{
+		uffdio_api api{UFFD_API, UFFD_FEATURE_PAGEFAULT_FLAG_WP, 0};
+		const uffdio_range where{reinterpret_cast<uintptr_t>(r.addr), r.length};
+		uffdio_register watched{where, UFFDIO_REGISTER_MODE_WP, 0};
+		uffdio_writeprotect protect{where, UFFDIO_WRITEPROTECT_MODE_WP};
+		SKIP_IF(ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &watched),
+			"no userfaultfd that write-protects");
+		REQUIRE(ioctl(fd, UFFDIO_WRITEPROTECT, &protect) == 0);
+		CHECK(!ibv_reg_mr(one.on.pd(), r.addr, r.length, IBV_ACCESS_LOCAL_WRITE));
+		CHECK(errno == EFAULT);
+	}
 	CHECK(one.w.value() == suspended);
 	CHECK(one.settle() == 0);
 	CHECK(one.w.value() == invalid);
+	close(fd);
 	CHECK(wait_for_pinned(one.before) == one.before);
 	CHECK(one.refused());
 	CHECK(one.settle() == 0);

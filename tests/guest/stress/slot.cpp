@@ -7,10 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
+#include <string_view>
 #include <thread>
 
 #include "raw_uverbs.h"
@@ -30,6 +32,16 @@ constexpr uint64_t users = 0xffff00;
 constexpr uint64_t one_user = 0x100;
 constexpr int local = IBV_ACCESS_LOCAL_WRITE;
 constexpr int remote = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+
+/* The range can't be pinned again beside it, for want of a right or of an answer to a fault. */
+bool hinders_pinning(const operation &row)
+{
+	const std::array<std::string_view, 3> hindering{"mprotect", "userfaultfd", "UFFDIO"};
+
+	return std::any_of(hindering.begin(), hindering.end(), [&](std::string_view what) {
+		return row.name.find(what) != std::string::npos;
+	});
+}
 
 int random_access(generator &random)
 {
@@ -245,8 +257,7 @@ void slot::apply(generator &random)
 void slot::do_row()
 {
 	const bool ends = what_.expected == effect::invalidates;
-	/* Who lends may need a right again that the mapping has lost. */
-	if (ends || (lends_ && what_.name.find("mprotect") != std::string::npos))
+	if (ends || (lends_ && hinders_pinning(what_)))
 		begun_ = true;
 	try {
 		what_.apply(memory_);
