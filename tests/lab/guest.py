@@ -79,10 +79,6 @@ class Guest:
         except FileNotFoundError:
             return ""
 
-    def has_booted(self):
-        """Whether its first program has run."""
-        return "lab: booted" in self.console_text()
-
     def config(self, outputs):
         """Write what tests/lab/enter and tests/lab/init want to know."""
         self.write("config", quote_config({
