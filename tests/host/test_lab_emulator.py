@@ -13,15 +13,15 @@ REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, os.path.join(REPO, "tests/lab"))
 import emulator  # noqa: E402  pylint: disable=wrong-import-position
 
-# Both CPUs run what trace events patch: timers, wake-ups, interrupts. QEMU 7.2 never got so far.
+# Both CPUs run what trace events patch: timers, wake-ups, interrupts. QEMU 7.2 never got through.
 PATCHING = """
 cd /sys/kernel/tracing
 for i in 1 2 3; do (while :; do sleep 0.001; done) & done
 (yes | cat | cat >/dev/null) &
 end=$(($(date +%s) + 10))
 while [ "$(date +%s)" -lt $end ]; do
-    for event in sched/sched_wakeup sched/sched_switch sched/sched_waking sched/sched_stat_runtime \\
-            irq/softirq_entry irq/softirq_exit timer/hrtimer_start timer/timer_start; do
+    for event in sched/sched_wakeup sched/sched_switch sched/sched_waking irq/softirq_entry \\
+            sched/sched_stat_runtime irq/softirq_exit timer/hrtimer_start timer/timer_start; do
         echo 1 >events/$event/enable
     done
     echo 0 >events/enable

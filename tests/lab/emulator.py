@@ -4,8 +4,8 @@
 Why: before 8.1 it may translate a piece of code while another emulated CPU writes to it, and keep
 what it has read. Linux patches its own code all the time (static keys, trace events), and dies of a
 breakpoint that is not in its memory any more ("Oops: int3"). Debian 12 has 7.2, and 10.0 in its
-backports: that is fetched by apt, which verifies it, and unpacked below the build folder. It runs on
-the libraries of the system's.
+backports: that is fetched by apt, which verifies it, and unpacked below the build folder. It runs
+on the libraries of the system's.
 """
 import glob
 import os
