@@ -69,3 +69,13 @@ def program():
                 print(f"lab: {problem}", file=sys.stderr)
     print("lab: none is to be had; a kernel may die of \"Oops: int3\"", file=sys.stderr)
     return SYSTEMS
+
+
+def cpu(chosen):
+    """All that it can emulate but fast string instructions.
+
+    They are slow: "rep movsb" and "rep stosb" go byte by byte, and a kernel that is told not to
+    prefer them clears and copies pages eight bytes at a time.
+    """
+    fast = ["erms", "fsrm", "fsrs", "fzrm"] if version(chosen) >= RELIABLE else ["erms"]
+    return ",".join(["max", *(f"{name}=off" for name in fast)])

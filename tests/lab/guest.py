@@ -95,12 +95,12 @@ class Guest:
             shares.append(("results", self.results, ""))
         if self.layer:
             shares.append(("layer", self.layer, ",readonly=on"))
-        # Without KVM "rep movsb" and "rep stosb" go byte by byte. A kernel that is told not to
-        # prefer them clears and copies pages eight bytes at a time.
-        command = [emulator.program() if accelerator == "tcg" and not self.machine.systems_emulator
-                   else emulator.SYSTEMS, "-nodefaults", "-no-user-config", "-display", "none",
+        program = emulator.SYSTEMS
+        if accelerator == "tcg" and not self.machine.systems_emulator:
+            program = emulator.program()
+        command = [program, "-nodefaults", "-no-user-config", "-display", "none",
                    "-no-reboot", "-accel", accelerator,
-                   "-cpu", "host" if accelerator == "kvm" else "max,erms=off",
+                   "-cpu", "host" if accelerator == "kvm" else emulator.cpu(program),
                    "-smp", f"{self.cpus},sockets={self.cpus}", "-m", f"{self.memory >> 20}M",
                    "-kernel", self.machine.kernel, "-initrd", self.machine.initramfs,
                    "-append", self.kernel_arguments("console=ttyS0 lab_fs=9p"),
