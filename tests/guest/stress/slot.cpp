@@ -36,7 +36,8 @@ constexpr int remote = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 /* The range can't be pinned again beside it, for want of a right or of an answer to a fault. */
 bool hinders_pinning(const operation &row)
 {
-	const std::array<std::string_view, 3> hindering{"mprotect", "userfaultfd", "UFFDIO"};
+	const std::array<std::string_view, 3> hindering{"mprotect", "userfaultfd",
+							"UFFDIO_CONTINUE"};
 
 	return std::any_of(hindering.begin(), hindering.end(), [&](std::string_view what) {
 		return row.name.find(what) != std::string::npos;
