@@ -289,7 +289,7 @@ TEST_CASE("packets: a message that is dropped takes no receive")
 	REQUIRE(s.slow->faulted());
 	std::this_thread::sleep_for(50ms);
 	peer.message(1, early);
-	CHECK_FALSE(peer.received(50ms));
+	CHECK_FALSE(peer.completed(50ms));
 	std::byte *into = s.at();
 	uint32_t psn = 2;
 	SECTION("the page comes")
@@ -304,11 +304,11 @@ TEST_CASE("packets: a message that is dropped takes no receive")
 		psn = 0;
 	}
 	peer.message(psn, after);
-	const auto done = peer.received(patience);
+	const auto done = peer.completed(patience);
 	REQUIRE(done);
 	CHECK(done->status == IBV_WC_SUCCESS);
 	CHECK(std::equal(after.begin(), after.end(), into));
-	CHECK_FALSE(peer.received(50ms));
+	CHECK_FALSE(peer.completed(50ms));
 }
 
 /* A receive that a dropped message has left is ended by an error of something else. */
@@ -339,15 +339,15 @@ TEST_CASE("packets: a receive of a shared queue is used once")
 	REQUIRE(s.slow->faulted());
 	std::this_thread::sleep_for(50ms);
 	peer.message(1, early);
-	CHECK_FALSE(peer.received(50ms));
+	CHECK_FALSE(peer.completed(50ms));
 	peer.write(2, plain.addr, ~s.all->rkey, after);
-	const auto ended = peer.received(patience);
+	const auto ended = peer.completed(patience);
 	REQUIRE(ended);
 	CHECK(ended->wr_id == 1);
 	CHECK(ended->status == IBV_WC_REM_ACCESS_ERR);
 	post_shared(2, plain);
 	peer.message(3, after);
-	const auto done = peer.received(patience);
+	const auto done = peer.completed(patience);
 	REQUIRE(done);
 	CHECK(done->wr_id == 2);
 	CHECK(done->status == IBV_WC_SUCCESS);

@@ -164,7 +164,7 @@ raw_peer::raw_peer(const cable &on, ibv_qp_type type, uint8_t most_reads, ibv_sr
 	sockaddr_ll end{};
 
 	init.send_cq = init.recv_cq = cq_.get();
-	init.cap = {1, 1, 1, 1, 0};
+	init.cap = {2, 1, 1, 1, 0};
 	init.qp_type = type;
 	init.srq = srq;
 	qp_.reset(ibv_create_qp(on.on().pd(), &init));
@@ -239,7 +239,28 @@ void raw_peer::message(uint32_t psn, const bytes &data) const
 	send(0x04, psn, data);
 }
 
-std::optional<ibv_wc> raw_peer::received(std::chrono::milliseconds patience) const
+void raw_peer::acknowledge(uint32_t psn, uint8_t syndrome) const
+{
+	bytes header;
+
+	number(header, syndrome, 1);
+	number(header, 0, 3);
+	send(0x11, psn, header);
+}
+
+void raw_peer::read_answer(part which, uint32_t psn, const bytes &data) const
+{
+	bytes body;
+
+	if (which != part::middle) {
+		number(body, acknowledged, 1);
+		number(body, 0, 3);
+	}
+	body.insert(body.end(), data.begin(), data.end());
+	send(static_cast<uint8_t>(which), psn, body);
+}
+
+std::optional<ibv_wc> raw_peer::completed(std::chrono::milliseconds patience) const
 {
 	const auto end = std::chrono::steady_clock::now() + patience;
 	ibv_wc wc{};
@@ -259,6 +280,19 @@ void raw_peer::reset() const
 	attr.qp_state = IBV_QPS_RESET;
 	check_verb(ibv_modify_qp(qp_.get(), &attr, IBV_QP_STATE), "ibv_modify_qp to RESET");
 	listen_to_peer(qp_.get(), most_reads_);
+}
+
+void raw_peer::let_ask() const
+{
+	ibv_qp_attr attr{};
+
+	attr.qp_state = IBV_QPS_RTS;
+	attr.max_rd_atomic = 1;
+	check_verb(ibv_modify_qp(qp_.get(), &attr,
+				 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+					 IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+					 IBV_QP_MAX_QP_RD_ATOMIC),
+		   "ibv_modify_qp to RTS");
 }
 
 std::optional<raw_peer::packet> raw_peer::next(std::chrono::milliseconds patience) const

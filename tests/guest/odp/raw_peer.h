@@ -36,10 +36,10 @@ private:
 	std::unique_ptr<mr_notify::device> on_;
 };
 
-/* A queue pair that receives, and its peer. */
+/* A queue pair, and its peer. */
 class raw_peer {
 public:
-	/* What came back: an acknowledgement, or a part of what was read. */
+	/* What came back: an acknowledgement, a part of what was read, or a request. */
 	struct packet {
 		uint8_t opcode;
 		uint32_t psn;
@@ -51,6 +51,9 @@ public:
 		bool is_rnr() const { return is_ack() && syndrome >> 5 == 1; }
 		bool is_error() const { return is_ack() && syndrome & 0x60; }
 	};
+
+	static constexpr uint8_t acknowledged = 0x1f, refused = 0x62;
+	enum class part : uint8_t { first = 0x0d, middle, last, only };
 
 	/* @most_reads: how many reads the queue pair remembers. @srq: where it receives, or NULL */
 	explicit raw_peer(const cable &on, ibv_qp_type type = IBV_QPT_RC, uint8_t most_reads = 4,
@@ -64,16 +67,21 @@ public:
 	void write(uint32_t psn, const void *to, uint32_t rkey,
 		   const std::vector<std::byte> &data) const;
 	void message(uint32_t psn, const std::vector<std::byte> &data) const;
+	/* Answers of the peer; the queue pair must be allowed to ask. */
+	void acknowledge(uint32_t psn, uint8_t syndrome = acknowledged) const;
+	void read_answer(part which, uint32_t psn, const std::vector<std::byte> &data) const;
 	/* The next packet from the queue pair, if one comes so soon. */
 	std::optional<packet> next(std::chrono::milliseconds patience) const;
 	/* All that come until it says nothing for a while, after so many have come. */
 	std::vector<packet> all(std::size_t expected = 0) const;
 
 	ibv_qp *qp() const { return qp_.get(); }
-	/* How a receive of the queue pair ended, if one does so soon. */
-	std::optional<ibv_wc> received(std::chrono::milliseconds patience) const;
+	/* How a request of the queue pair ended, or a receive, if one does so soon. */
+	std::optional<ibv_wc> completed(std::chrono::milliseconds patience) const;
 	/* The queue pair forgets everything, and begins anew. */
 	void reset() const;
+	/* From now on the queue pair may ask, too; it asks once. */
+	void let_ask() const;
 
 private:
 	void send(uint8_t opcode, uint32_t psn, const std::vector<std::byte> &body) const;
