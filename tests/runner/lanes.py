@@ -159,7 +159,7 @@ LANES = {
     # What needs no kernel, and the lab itself.
     "host": Lane(
         [*host_tests(),
-         Step("lint", f"{PYTHON} buildlib/lint.py", results.lines, seconds=120),
+         Step("lint", f"{PYTHON} buildlib/lint.py", results.lines, seconds=400),
          *(Step(f"unit-{name}", f"build/tests/unit_{name} -r lines", results.lines)
            for name in UNIT_PROGRAMS)],
         needs=("fork",)),
