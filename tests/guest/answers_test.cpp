@@ -22,7 +22,10 @@ namespace {
 
 constexpr auto patience = 20s;
 
-/* A queue pair that has asked for a write, number 0, and a read of three packets, 1 to 3. */
+/*
+ * A queue pair that has asked for a write, number 0, which was acknowledged, and for a read of
+ * three packets, 1 to 3.
+ */
 struct asked {
 	const cable &wire;
 	memory here = anonymous(3 * mtu);
@@ -40,6 +43,8 @@ struct asked {
 			REQUIRE(request);
 			REQUIRE(request->opcode == opcode);
 		}
+		peer.acknowledge(0);
+		REQUIRE(ended() == IBV_WC_SUCCESS);
 	}
 
 	void ask(ibv_wr_opcode opcode, uint32_t length) const
@@ -87,8 +92,6 @@ TEST_CASE("answers: an old one does not end a read")
 	const auto syndrome = GENERATE(raw_peer::acknowledged, raw_peer::refused);
 
 	INFO("the old answer: " << +syndrome);
-	one.peer.acknowledge(0);
-	CHECK(one.ended() == IBV_WC_SUCCESS);
 	one.answer(part::first, 1);
 	one.peer.acknowledge(0, syndrome);
 	one.answer(part::middle, 2);
@@ -105,8 +108,6 @@ TEST_CASE("answers: a read that is refused halfway fails")
 	SKIP_IF(!wire, "no veth");
 	const asked one(*wire);
 
-	one.peer.acknowledge(0);
-	CHECK(one.ended() == IBV_WC_SUCCESS);
 	one.answer(part::first, 1);
 	one.answer(part::middle, 2);
 	one.peer.acknowledge(1, raw_peer::refused);
@@ -119,8 +120,6 @@ TEST_CASE("answers: one that makes no sense is an error")
 	SKIP_IF(!wire, "no veth");
 	const asked one(*wire);
 
-	one.peer.acknowledge(0);
-	CHECK(one.ended() == IBV_WC_SUCCESS);
 	SECTION("it begins in the middle")
 	{
 		one.answer(part::middle, 1);

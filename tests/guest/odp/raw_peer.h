@@ -53,7 +53,7 @@ public:
 	};
 
 	static constexpr uint8_t acknowledged = 0x1f, refused = 0x62;
-	enum class part : uint8_t { first = 0x0d, middle, last, only };
+	enum class part : uint8_t { first = 0x0d, middle, last };
 
 	/* @most_reads: how many reads the queue pair remembers. @srq: where it receives, or NULL */
 	explicit raw_peer(const cable &on, ibv_qp_type type = IBV_QPT_RC, uint8_t most_reads = 4,

@@ -5,11 +5,14 @@
  *
  *   requester                             responder
  *   write 0, read 1 to 3
- *                                         acknowledges 0; answers 1
- *   its timer fires: write 0, read 2 to 3
- *                                         acknowledges 0 again; answers 2, 3
- *   is in the middle of the read, and
- *   is told something of 0
+ *   its timer fires: write 0, read 1 to 3
+ *                                         acknowledges 0
+ *                                         answers 1, 2 (lost), 3
+ *                                         acknowledges 0 again
+ *                                         answers 1, 2, 3 again
+ *   the write is done; takes 1, drops 3
+ *   is told of 0 in the middle of the read
+ *   drops 1, takes 2: the next part
  */
 #ifndef RXE_ANSWER_H
 #define RXE_ANSWER_H
