@@ -139,8 +139,9 @@ class Series(unittest.TestCase):
 
         What is built is not run, and optimizing for size takes less time.
         """
-        done = subprocess.run([*command, "KCFLAGS=-Werror -Os"], capture_output=True, text=True,
-                              check=False, env=build.compiler_environment())
+        env = build.compiler_environment()
+        done = subprocess.run([*command, f"KCFLAGS={env['KCFLAGS']} -Werror -Os"],
+                              capture_output=True, text=True, check=False, env=env)
         self.assertEqual(done.returncode, 0, done.stdout[-4000:] + done.stderr[-4000:])
 
     def test_batches(self):

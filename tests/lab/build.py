@@ -102,7 +102,9 @@ def run(command, log, env=None):
 def compiler_environment():
     """The environment of a kernel build: ccache where there is one, and no time in the result."""
     env = {**os.environ, "KBUILD_BUILD_TIMESTAMP": "2025-01-01", "KBUILD_BUILD_USER": "lab",
-           "KBUILD_BUILD_HOST": "lab", "LC_ALL": "C"}
+           "KBUILD_BUILD_HOST": "lab", "LC_ALL": "C",
+           # Where in a macro an error is costs a tenth of the time to compile.
+           "KCFLAGS": "-ftrack-macro-expansion=0"}
     if os.path.isdir("/usr/lib/ccache"):
         env["PATH"] = "/usr/lib/ccache:/usr/sbin:/usr/bin:/sbin:/bin"
         env.setdefault("CCACHE_BASEDIR", BUILD)
