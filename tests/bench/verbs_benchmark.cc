@@ -2,6 +2,8 @@
 /*
  * Cached registration through the verbs, on a real device in a guest:
  *  atomics      two, of one word: what any such cache costs at least
+ *  atomics/N    two, of one of N words 128 bytes apart, in a random order that comes again:
+ *               each registration has a reference of its own, and nothing is looked for
  *  hit/LAYOUT/N ibv_reg_mr + ibv_dereg_mr of one of N cached buffers, in a random order (User Mode
  *               Linux: native speed). The layouts are those of layouts.h, with smaller buffers:
  *               apart and guarded of one page each, inside of 256 MiB; part: another half of 64 KiB
@@ -84,6 +86,27 @@ void atomics(benchmark::State &state)
 	for (auto _ : state) {
 		benchmark::DoNotOptimize(word.fetch_add(1, std::memory_order_acquire));
 		benchmark::DoNotOptimize(word.fetch_sub(1, std::memory_order_release));
+	}
+}
+
+void atomics_of_many(benchmark::State &state)
+{
+	struct alignas(128) line {
+		std::atomic<uint64_t> word;
+	};
+	std::vector<line> lines(static_cast<std::size_t>(state.range(0)));
+	std::vector<line *> order;
+	std::size_t i = 0;
+
+	for (line &one : lines)
+		order.push_back(&one);
+	std::shuffle(order.begin(), order.end(), std::mt19937_64(42));
+	for (auto _ : state) {
+		std::atomic<uint64_t> &word = order[i]->word;
+
+		benchmark::DoNotOptimize(word.fetch_add(1, std::memory_order_acquire));
+		benchmark::DoNotOptimize(word.fetch_sub(1, std::memory_order_release));
+		i = i + 1 == order.size() ? 0 : i + 1;
 	}
 }
 
@@ -237,6 +260,7 @@ void unmapping(benchmark::State &state)
 }
 
 BENCHMARK(atomics);
+BENCHMARK(atomics_of_many)->Name("atomics")->Arg(1000)->Arg(50000)->Arg(100000);
 BENCHMARK(apart)->Name("hit/apart")->Arg(1)->Arg(1000)->Arg(50000)->Arg(100000);
 BENCHMARK(apart)->Name("hit/threads")->Arg(1)->Arg(1000)->Threads(2)->Threads(16)->UseRealTime();
 BENCHMARK(guarded)->Name("hit/guarded")->Arg(1)->Arg(1000)->Arg(50000);
