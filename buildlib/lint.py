@@ -75,7 +75,7 @@ def write_unit(place, names):
 def declares_names(name):
     """Is there a using-declaration in the file, or another name for a namespace?"""
     with open(os.path.join(REPO, name), encoding="utf-8") as text:
-        return re.search(r"\busing\s+(?!namespace\b)|\bnamespace\s+\w+\s*=", text.read())
+        return bool(re.search(r"\busing\s+(?!namespace\b)|\bnamespace\s+\w+\s*=", text.read()))
 
 
 def tidy_units():

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """clang-tidy sees in a file that another one includes what it sees in a main file.
 
-Why: a unit of buildlib/lint.py that it looks at with half of its checks would be no less "ok".
+Why: a unit of buildlib/lint.py that it looks at with half of its checks would be no less "ok",
+nor would a file that it leaves out for no reason.
 """
 import os
 import subprocess
@@ -40,6 +41,19 @@ class Lint(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         for check in CHECKS:
             self.assertIn(check, done.stdout)
+
+    def test_files_that_are_looked_at_for_unused_names(self):
+        for text, expected in (("using a::b;", True), ("namespace c = a;", True),
+                               ("using namespace a;", False), ("int using_a;", False)):
+            with self.subTest(text), tempfile.NamedTemporaryFile("w", suffix=".cpp") as source:
+                source.write("namespace a { struct b; }\n" + text + "\n")
+                source.flush()
+                found = subprocess.run(
+                    ["clang-tidy", "--quiet", "--checks=-*,misc-unused-*-decls",
+                     "--warnings-as-errors=*", source.name, "--", "-std=c++20"],
+                    capture_output=True, text=True, check=False).returncode
+                self.assertEqual(bool(found), expected)
+                self.assertEqual(lint.declares_names(source.name), expected)
 
 
 if __name__ == "__main__":
