@@ -133,7 +133,7 @@ TEST_CASE("a child that settles its parent's MR is killed")
 	word w;
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	for (int i = 0; i < 30; i++) {
+	for (int i = 0; i < 50; i++) {
 		const pid_t child = fork();
 		if (child == 0)
 			for (;;)
