@@ -65,9 +65,12 @@ public:
 	void learn_again(const wish &want, uint32_t bits, uint32_t index, const entry<Env> *entries,
 			 uint64_t now)
 	{
-		/* One in 16, also of a use that comes back after as many others each time. */
-		if (static_cast<uint32_t>(now * GOLDEN >> 32) < 1U << 28 &&
-		    is_part_of_large(want, entries[index]))
+		/*
+		 * One in 16, also of a use that comes back after as many others each time; or
+		 * it is no part of a large one any more, to which the hint led.
+		 */
+		if (static_cast<uint32_t>(now * GOLDEN >> 32) < 1U << 28 ||
+		    !is_part_of_large(want, entries[index]))
 			put_once(mix(want), bits, index, entries);
 	}
 

@@ -10,6 +10,7 @@
  *   a hint that is there already learnt again, which drops the other
  *   what is ousted dropped, or old hints kept in its place
  *   a hint of its own for each page of a large entry
+ *   one of its own for each use of a page of it; or none, where a small one has taken its place
  *   tags not compared
  *   a table that grows too late, or beyond its memory
  */
@@ -180,6 +181,22 @@ TEST_CASE("the parts of a large entry share few hints")
 		lost += w.look(page(PAGES + n)) != 1;
 	/* 512 blocks, of which some share a bucket. */
 	CHECK(lost < PAGES / 7 / 10);
+}
+
+TEST_CASE("what takes the place of a large entry gets a hint of its own")
+{
+	world<large_env> w;
+	constexpr uint64_t PAGES = 1 << 18;
+	const wish part = page(PAGES + 1);
+
+	w.entries[1].describe({pds, PAGES * PAGE, PAGES * PAGE, 1});
+	w.learn(part, 1);
+	w.table->learn_again(part, w.bits, 1, w.entries.data(), 1);
+	CHECK(w.table->look(part, w.bits) == 0);
+	w.entries[1].describe({pds, PAGES * PAGE, 16 * PAGE, 1});
+	CHECK(w.look(part) == 1);
+	w.table->learn_again(part, w.bits, 1, w.entries.data(), 1);
+	CHECK(w.table->look(part, w.bits) == 1);
 }
 
 TEST_CASE("the hints grow with the entries, within their memory")
