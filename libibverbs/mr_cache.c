@@ -27,6 +27,7 @@
 #include "mr_cache_limits.h"
 #include "mr_cache_report.h"
 #include "mr_notify_cmd.h"
+#include "mr_view.h"
 
 #define REMOTE_ACCESS                                                          \
 	(IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |                    \
@@ -43,6 +44,8 @@ static_assert((int)MR_CACHE_LOCAL_WRITE == (int)IBV_ACCESS_LOCAL_WRITE &&
 	      "the core's access flags differ from the verbs'");
 static_assert(sizeof(enum ibv_mr_type) == sizeof(uint32_t),
 	      "the marks do not fit into mr_type");
+static_assert(sizeof(struct verbs_mr) <= MR_VIEW_SIZE,
+	      "a view has less memory than an MR");
 
 /* mr_type without a generation: a view that was freed; an MR that its user keeps. */
 #define CACHED_MR_FREED CACHED_MR
@@ -308,22 +311,31 @@ static inline bool can_be_cached(uint64_t addr, uint64_t length,
 	       addr + length > addr;
 }
 
-/* With the reference to what it is a view of; NULL: gives it back. */
-static struct ibv_mr *make_view(struct ibv_mr *of, void *addr, size_t length,
-				uint32_t index, uint32_t generation)
+/* With the reference to what it is a view of. */
+static inline struct ibv_mr *fill_view(struct verbs_mr *view,
+				       const struct ibv_mr *of, void *addr,
+				       size_t length, uint32_t index,
+				       uint32_t generation)
 {
-	struct verbs_mr *view = malloc(sizeof(*view));
-
-	if (!view) {
-		mr_cache_release(index, generation);
-		return NULL;
-	}
 	view->ibv_mr = *of;
 	view->ibv_mr.addr = addr;
 	view->ibv_mr.length = length;
 	view->mr_type = type_of(generation) | CACHED_MR_VIEW;
 	view->access = index;
 	return &view->ibv_mr;
+}
+
+/* NULL: gives the reference back. */
+static struct ibv_mr *make_view(const struct ibv_mr *of, void *addr,
+				size_t length, uint32_t index,
+				uint32_t generation)
+{
+	struct verbs_mr *view = mr_view_alloc();
+
+	if (view)
+		return fill_view(view, of, addr, length, index, generation);
+	mr_cache_release(index, generation);
+	return NULL;
 }
 
 /*
@@ -369,19 +381,33 @@ reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	return reg_by(mr_cache_acquire, pd, addr, length, iova, access);
 }
 
-/* What is no hit of the likeliest kind, and is to be cached. */
-static void *reg_otherwise(void *pd, uint64_t addr, uint64_t length,
-			   uint32_t access, struct mr_cache_part part)
+/* What is not found, or a part of it when this thread keeps no view. */
+static __attribute__((noinline)) void *
+reg_anew(void *pd, uint64_t addr, uint64_t length, uint32_t access,
+	 struct mr_cache_part part)
 {
 	if (part.mr) {
-		struct ibv_mr *view = make_view(part.mr, (void *)(uintptr_t)addr, length,
-						part.index, part.generation);
+		struct ibv_mr *view = make_view(part.mr, (void *)(uintptr_t)addr,
+						length, part.index,
+						part.generation);
 		if (view)
 			return view;
 	}
 	return reg_by(mr_cache_acquire_otherwise, pd, (void *)(uintptr_t)addr,
 		      length, addr,
 		      (access & ~MR_CACHE_EXACT) | IBV_ACCESS_CACHED);
+}
+
+/* What is no hit of the likeliest kind, and is to be cached: saves no register for a part. */
+static void *reg_otherwise(void *pd, uint64_t addr, uint64_t length,
+			   uint32_t access, struct mr_cache_part part)
+{
+	struct verbs_mr *view = part.mr ? mr_view_alloc_kept() : NULL;
+
+	if (likely(view))
+		return fill_view(view, part.mr, (void *)(uintptr_t)addr, length,
+				 part.index, part.generation);
+	return reg_anew(pd, addr, length, access, part);
 }
 
 /*
@@ -417,38 +443,35 @@ static int forget_error(int error)
 }
 
 /*
- * Gives an MR back, and if `forget` has nobody find its registration again. A view is
- * freed: its type says so first, for whoever deregisters it again. (Two who do it at once
- * free it twice, as they would free a provider's; an atomic would cost as much as the hit.)
+ * A view is freed: its type says so first, for whoever deregisters it again. (Two who do it
+ * at once free it twice, as they would free a provider's; an atomic would cost as much as the
+ * hit.)
  */
-static __attribute__((noinline)) int give_back(struct ibv_mr *mr, bool forget)
+static inline void mark_freed(struct verbs_mr *view)
 {
-	struct verbs_mr *vmr = verbs_get_mr(mr);
-	const uint32_t type = vmr->mr_type;
-	const uint32_t index = vmr->access;
-	int shared = 0;
+	__atomic_store_n((uint32_t *)&view->mr_type, CACHED_MR_FREED,
+			 __ATOMIC_RELAXED);
+}
+
+/* Frees it, or it stays its user's. */
+static inline void end_view(struct verbs_mr *view, uint32_t type, int error)
+{
+	if (likely(!error))
+		mr_view_free(view);
+	else
+		__atomic_store_n((uint32_t *)&view->mr_type, type,
+				 __ATOMIC_RELAXED);
+}
+
+static __attribute__((noinline)) int release_view(struct verbs_mr *view)
+{
+	const uint32_t type = view->mr_type;
 	int ret;
 
-	if (!(type & CACHED_MR_GENERATION))
-		return EINVAL;
-	if (type & CACHED_MR_VIEW)
-		__atomic_store_n((uint32_t *)&vmr->mr_type, CACHED_MR_FREED,
-				 __ATOMIC_RELAXED);
-	if (forget)
-		ret = mr_cache_forget(index, type & CACHED_MR_GENERATION,
-				      &shared);
-	else
-		ret = mr_cache_release(index, type & CACHED_MR_GENERATION);
-	if (type & CACHED_MR_VIEW) {
-		if (ret)
-			__atomic_store_n((uint32_t *)&vmr->mr_type, type,
-					 __ATOMIC_RELAXED);
-		else
-			free(vmr);
-	}
-	if (shared)
-		return EBUSY;
-	return forget ? forget_error(ret) : ret;
+	mark_freed(view);
+	ret = mr_cache_release(view->access, type & CACHED_MR_GENERATION);
+	end_view(view, type, ret);
+	return ret;
 }
 
 int cached_mr_dereg(struct ibv_mr *mr)
@@ -457,14 +480,31 @@ int cached_mr_dereg(struct ibv_mr *mr)
 	const uint32_t type = vmr->mr_type;
 
 	if (type & CACHED_MR_VIEW)
-		return give_back(mr, false);
+		return release_view(vmr);
 	return mr_cache_release(vmr->access, type & CACHED_MR_GENERATION);
+}
+
+static int forget(struct verbs_mr *vmr)
+{
+	const uint32_t type = vmr->mr_type;
+	int shared = 0;
+	int ret;
+
+	if (!(type & CACHED_MR_GENERATION))
+		return EINVAL;
+	if (type & CACHED_MR_VIEW)
+		mark_freed(vmr);
+	ret = mr_cache_forget(vmr->access, type & CACHED_MR_GENERATION,
+			      &shared);
+	if (type & CACHED_MR_VIEW)
+		end_view(vmr, type, ret);
+	return shared ? EBUSY : forget_error(ret);
 }
 
 int ibv_forget_mr(struct ibv_mr *mr)
 {
 	if (cached_mr_owns(mr))
-		return give_back(mr, true);
+		return forget(verbs_get_mr(mr));
 	return forget_error(ibv_dereg_mr(mr));
 }
 

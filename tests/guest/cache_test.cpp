@@ -19,6 +19,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -176,6 +177,13 @@ TEST_CASE("cache: a second dereg and rereg are EINVAL")
 	CHECK(errno == EINVAL);
 	CHECK(ibv_dereg_mr(mr) == 0);
 	CHECK(ibv_dereg_mr(mr) == EINVAL);
+
+	const auto whole = cached_local(on, m.registered());
+	ibv_mr *part = cached_local(on, {m.registered().addr + 1, 1}).release();
+
+	CHECK(part->lkey == whole->lkey);
+	CHECK(ibv_dereg_mr(part) == 0);
+	CHECK(ibv_dereg_mr(part) == EINVAL);
 	CHECK(cached(on, m.registered()).get() == mr);
 	CHECK(is_cached(on, m.registered()));
 }
@@ -384,6 +392,53 @@ TEST_CASE("cache: threads that miss the same range register it once")
 			CHECK(keys[i] == keys[0]);
 		CHECK(stats(on).misses == before + 1);
 	}
+}
+
+TEST_CASE("cache: a part stays its user's, whichever thread deregisters it")
+{
+	const device on;
+	const memory m = anonymous(length);
+	const auto whole = cached_local(on, m.registered());
+	constexpr std::size_t parts = 50; // more than a thread keeps the memory of
+	constexpr int threads = 3;
+	std::atomic<int> wrong = 0;
+	std::vector<std::thread> crowd;
+	/* Each thread leaves its parts to the next one, and takes those of the one before. */
+	std::vector<ibv_mr *> left[threads];
+	std::mutex door[threads];
+
+	const auto part_of = [&](std::size_t i) {
+		return range{m.registered().addr + 1 + i * 100, 10 + i};
+	};
+	const auto end = [&](const std::vector<ibv_mr *> &those) {
+		for (std::size_t i = 0; i < those.size(); i++)
+			wrong += those[i]->addr != part_of(i).addr ||
+				 those[i]->length != part_of(i).length ||
+				 those[i]->lkey != whole->lkey || those[i]->pd != on.pd() ||
+				 those[i]->context != on.context() || ibv_dereg_mr(those[i]) != 0;
+	};
+
+	for (int t = 0; t < threads; t++)
+		crowd.emplace_back([&, t] {
+			for (int round = 0; round < 200; round++) {
+				std::vector<ibv_mr *> mine;
+
+				for (std::size_t i = 0; i < parts; i++)
+					mine.push_back(cached_local(on, part_of(i)).release());
+				for (const int at : {t, (t + 1) % threads}) {
+					const std::lock_guard lock(door[at]);
+
+					std::swap(mine, left[at]);
+				}
+				end(mine);
+			}
+		});
+	for (std::thread &one : crowd)
+		one.join();
+	for (const auto &those : left)
+		end(those);
+	CHECK(wrong == 0);
+	CHECK(stats(on).entries == 1);
 }
 
 TEST_CASE("cache: a registration outlives the thread that made it")

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The end of the views that a thread keeps (mr_view.h): they are freed when the thread ends.
+ * What it frees after that is not kept. A thread that ends after the library was unloaded
+ * leaks a few.
+ */
+#include <config.h>
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "mr_view.h"
+
+/* 2 KiB of memory for each thread. */
+#define MOST_KEPT 32
+
+__thread struct mr_views mr_views;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t at_end;
+static bool has_key;
+
+static void end_thread(void *unused)
+{
+	struct mr_view *view = mr_views.kept;
+
+	mr_views.kept = NULL;
+	mr_views.room = 0;
+	while (view) {
+		struct mr_view *behind = view->behind;
+
+		free(view);
+		view = behind;
+	}
+}
+
+static void make_key(void)
+{
+	has_key = !pthread_key_create(&at_end, end_thread);
+}
+
+static __attribute__((destructor)) void unload(void)
+{
+	if (has_key)
+		pthread_key_delete(at_end);
+}
+
+/* An allocator's hook in the middle of it finds no room, and that it was asked. */
+static void ask(void)
+{
+	mr_views.asked = true;
+	pthread_once(&once, make_key);
+	if (has_key && !pthread_setspecific(at_end, &mr_views))
+		mr_views.room = MOST_KEPT;
+}
+
+void mr_view_free_slowly(void *view)
+{
+	if (!mr_views.asked)
+		ask();
+	if (mr_views.room)
+		mr_view_free(view);
+	else
+		free(view);
+}
