@@ -311,7 +311,7 @@ private:
 		a.refer(i, a.hot.generation.load(std::memory_order_relaxed), ref);
 	}
 
-	/* Gives back what was taken in vain, unless it serves as well. */
+	/* What was taken is a part, or in vain. Saves no register for what is likely. */
 	template <class Otherwise>
 	[[gnu::noinline]] void *find_part(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 					  Otherwise otherwise, uint32_t taken)
@@ -321,16 +321,38 @@ private:
 		uint32_t i = taken / 2;
 		entry<Env> &e = a->entries[i];
 
-		if (taken % 2 && e.fits(want)) {
-			void *mr = trail<Env>::use(*a, i, want);
+		if (!(taken % 2) || !e.fits(want)) [[unlikely]]
+			return find_nothing(pd, addr, length, access, otherwise, i);
+		if (e.shows(want))
+			return trail<Env>::use(*a, i, want);
+		if (trail<Env>::is_for(*a)) [[unlikely]]
+			return find_part_of_many(pd, addr, length, access, otherwise, i);
+		e.use(a->now());
+		return otherwise(pd, addr, length, access, part_of(*a, i));
+	}
 
-			if (e.shows(want))
-				return mr;
-			return otherwise(
-				pd, addr, length, access,
-				{mr, i, a->hot.generation.load(std::memory_order_relaxed)});
-		}
-		untake(*a, i);
+	template <class Otherwise>
+	[[gnu::noinline]] void *find_part_of_many(void *pd, uint64_t addr, uint64_t length,
+						  uint32_t access, Otherwise otherwise, uint32_t i)
+	{
+		arena<Env> *const a = memory.get();
+
+		trail<Env>::use(*a, i, wish(pd, addr, length, access));
+		return otherwise(pd, addr, length, access, part_of(*a, i));
+	}
+
+	static mr_cache_part part_of(const arena<Env> &a, uint32_t i)
+	{
+		return {a.entries[i].registration(), i,
+			a.hot.generation.load(std::memory_order_relaxed)};
+	}
+
+	/* Gives back what was taken in vain. */
+	template <class Otherwise>
+	[[gnu::noinline]] void *find_nothing(void *pd, uint64_t addr, uint64_t length,
+					     uint32_t access, Otherwise otherwise, uint32_t taken)
+	{
+		untake(*memory.get(), taken);
 		return otherwise(pd, addr, length, access, {nullptr, 0, 0});
 	}
 

@@ -118,9 +118,9 @@ public:
 	/* Empty ranges and those around the end of memory never are. */
 	bool contains(const wish &want) const
 	{
-		uint64_t from = start();
-		uint64_t offset = want.addr - from;
-		uint64_t size = end() - from;
+		uint64_t shown = shown_addr(), in_page = shown & Env::page_mask();
+		uint64_t offset = want.addr - (shown - in_page);
+		uint64_t size = (in_page + shown_length() + Env::page_mask()) & ~Env::page_mask();
 
 		return offset < size && want.length - 1 < size - offset;
 	}

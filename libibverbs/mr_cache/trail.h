@@ -21,6 +21,9 @@ template <class Env> class trail {
 public:
 	static constexpr uint32_t AHEAD = Env::trail_length;
 
+	/* Else a use is noted in the entry alone. */
+	static bool is_for(const arena<Env> &a) { return a.hint_bits() >= Env::trail_bits; }
+
 	/*
 	 * Of a hit, found by the wish's hash: notes the use. Returns the registration, so that
 	 * what is done for it beside few others ends with a load, and else with a jump.
@@ -30,7 +33,7 @@ public:
 		const uint64_t now = a.now();
 
 		a.entries[i].use(now);
-		if (a.hint_bits() >= Env::trail_bits) [[unlikely]]
+		if (is_for(a)) [[unlikely]]
 			return follow(a, i, a.hint.hash_of(want), now);
 		return a.entries[i].registration();
 	}
