@@ -14,7 +14,7 @@ import results
 
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PYTHON = "/usr/bin/python3 -B"
-UNIT_PROGRAMS = ("cache", "parts", "schedule", "tsan", "asan")
+UNIT_PROGRAMS = ("cache", "parts", "views", "schedule", "tsan", "asan")
 GUEST_PROGRAMS = ("contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race",
                   "cache", "peer", "invalidate", "nested", "owner", "differential", "adversary",
                   "observe", "answers")
