@@ -399,8 +399,8 @@ reg_anew(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 }
 
 /* What is no hit of the likeliest kind, and is to be cached: saves no register for a part. */
-static void *reg_otherwise(void *pd, uint64_t addr, uint64_t length,
-			   uint32_t access, struct mr_cache_part part)
+void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length,
+			 uint32_t access, struct mr_cache_part part)
 {
 	struct verbs_mr *view = part.mr ? mr_view_alloc_kept() : NULL;
 
@@ -433,7 +433,7 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 	} else if (!may_be_written(rights)) {
 		return reg_slowly(pd, addr, length, iova, access);
 	}
-	return mr_cache_find(pd, iova, length, rights, reg_otherwise);
+	return mr_cache_find(pd, iova, length, rights);
 }
 
 /* EBUSY says that others have it: what is busy otherwise must not look like that. */

@@ -77,7 +77,10 @@ public:
 
 		if (!usable || !e.is_for(want)) [[unlikely]]
 			return find_part(pd, addr, length, access, otherwise, i * 2 + usable);
-		return trail<Env>::use(*a, i, want);
+		if (trail<Env>::is_for(*a)) [[unlikely]]
+			return use_one_of_many(pd, addr, length, access, i);
+		e.use(a->now());
+		return e.registration();
 	}
 
 	[[nodiscard, gnu::always_inline]] int release(uint32_t i, uint32_t generation)
@@ -337,8 +340,14 @@ private:
 	{
 		arena<Env> *const a = memory.get();
 
-		trail<Env>::use(*a, i, wish(pd, addr, length, access));
+		use_one_of_many(pd, addr, length, access, i);
 		return otherwise(pd, addr, length, access, part_of(*a, i));
+	}
+
+	[[gnu::noinline]] void *use_one_of_many(void *pd, uint64_t addr, uint64_t length,
+						uint32_t access, uint32_t i)
+	{
+		return trail<Env>::use(*memory.get(), i, wish(pd, addr, length, access));
 	}
 
 	static mr_cache_part part_of(const arena<Env> &a, uint32_t i)

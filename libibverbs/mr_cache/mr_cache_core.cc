@@ -22,6 +22,15 @@ struct verbs_env : mr_cache::linux_env {
 	mr_cache_bounds default_limits(void *owner) const { return use().limits(owner); }
 };
 
+/* A type: a pointer would be in a register all the way. */
+struct not_found {
+	void *operator()(void *pd, uint64_t addr, uint64_t length, uint32_t access,
+			 mr_cache_part part) const
+	{
+		return mr_cache_not_found(pd, addr, length, access, part);
+	}
+};
+
 constinit mr_cache::cache<verbs_env> cache;
 
 } // namespace
@@ -49,10 +58,9 @@ int mr_cache_acquire_otherwise(void *pd, void *owner, uint64_t addr, uint64_t le
 	return cache.acquire_otherwise(pd, owner, addr, length, access, ref);
 }
 
-void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-		    void *(*otherwise)(void *, uint64_t, uint64_t, uint32_t, mr_cache_part))
+void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access)
 {
-	return cache.find(pd, addr, length, access, otherwise);
+	return cache.find(pd, addr, length, access, not_found());
 }
 
 int mr_cache_release(uint32_t index, uint32_t generation)

@@ -129,14 +129,16 @@ int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint
 
 /*
  * The same of what is likeliest found: the mr, with a reference, that shows exactly this
- * range. Everything else is what `otherwise` returns, to which this function jumps: so a hit
- * saves no registers and writes no memory for what it does not need.
+ * range. Everything else is what mr_cache_not_found() returns, to which this function jumps:
+ * so a hit saves no registers and writes no memory for what it does not need.
  */
-void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-		    void *(*otherwise)(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-				       struct mr_cache_part part));
+void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 
-/* As mr_cache_acquire(), for `otherwise`: the likeliest hint has been looked at in vain. */
+/* The shim's: what a user gets for a part, or when there is none (part.mr is NULL). */
+void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length, uint32_t access,
+			 struct mr_cache_part part);
+
+/* As mr_cache_acquire(), for mr_cache_not_found(): the likeliest hint was looked at in vain. */
 int mr_cache_acquire_otherwise(void *pd, void *owner, uint64_t addr, uint64_t length,
 			       uint32_t access, struct mr_cache_ref *ref);
 

@@ -32,6 +32,12 @@
 #include "layouts.h"
 #include "mr_cache_core.h"
 
+/* For mr_cache_find(), which is not called here. */
+extern "C" void *mr_cache_not_found(void *, uint64_t, uint64_t, uint32_t, mr_cache_part)
+{
+	return nullptr;
+}
+
 namespace {
 
 using layouts::buffer;
