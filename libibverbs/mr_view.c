@@ -39,10 +39,13 @@ static void make_key(void)
 	has_key = !pthread_key_create(&at_end, end_thread);
 }
 
+/* Nobody asks for the key after that: it may be another library's. */
 static __attribute__((destructor)) void unload(void)
 {
-	if (has_key)
-		pthread_key_delete(at_end);
+	if (!has_key)
+		return;
+	has_key = false;
+	pthread_key_delete(at_end);
 }
 
 /* An allocator's hook in the middle of it finds no room, and that it was asked. */

@@ -8,9 +8,12 @@
  *   what is freed after that is kept
  *   a view that is kept has another end, or is handed out twice
  *   there is always room, or never
+ *   the key stays when the library is unloaded
  */
 #include <atomic>
 #include <cstdlib>
+#include <dlfcn.h>
+#include <future>
 #include <pthread.h>
 #include <set>
 #include <thread>
@@ -138,4 +141,31 @@ TEST_CASE("what else ends with a thread may use views")
 	CHECK(freed == made);
 	pthread_key_delete(earlier);
 	pthread_key_delete(later);
+}
+
+TEST_CASE("a thread may end after the library was unloaded")
+{
+	void *const library = dlopen(VIEWS_MODULE, RTLD_NOW);
+	REQUIRE(library);
+	const auto free_view =
+		reinterpret_cast<void (*)(void *)>(dlsym(library, "mr_view_free_slowly"));
+	REQUIRE(free_view);
+	std::promise<void> used, unloaded;
+	pthread_key_t next_one;
+	bool is_theirs = false;
+
+	std::thread thread([&] {
+		free_view(__real_malloc(MR_VIEW_SIZE));
+		used.set_value();
+		unloaded.get_future().wait();
+		is_theirs = !pthread_getspecific(next_one);
+	});
+	used.get_future().wait();
+	CHECK(dlclose(library) == 0);
+	CHECK_FALSE(dlopen(VIEWS_MODULE, RTLD_NOW | RTLD_NOLOAD));
+	CHECK(pthread_key_create(&next_one, nullptr) == 0);
+	unloaded.set_value();
+	thread.join();
+	CHECK(is_theirs);
+	pthread_key_delete(next_one);
 }
