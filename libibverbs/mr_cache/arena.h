@@ -56,6 +56,8 @@ template <class Env> struct arena {
 		return hot.epoch.load(std::memory_order_relaxed) << 32 | Env::tick();
 	}
 
+	uint32_t index_of(const entry<Env> &e) const { return static_cast<uint32_t>(&e - entries); }
+
 	/* With a reference: to be handed out. */
 	void refer(uint32_t i, uint32_t generation, mr_cache_ref *ref) const
 	{

@@ -73,12 +73,13 @@ public:
 			return otherwise(pd, addr, length, access, {nullptr, 0, 0});
 
 		entry<Env> &e = a->entries[i];
-		bool usable = e.word.usable(e.word.take_acquire());
 
-		if (!usable || !e.is_for(want)) [[unlikely]]
-			return find_part(pd, addr, length, access, otherwise, i * 2 + usable);
+		if (!e.word.usable(e.word.take_acquire())) [[unlikely]]
+			return find_nothing(pd, addr, length, access, otherwise, e);
+		if (!e.is_for(want)) [[unlikely]]
+			return find_part(pd, addr, length, access, otherwise, e);
 		if (trail<Env>::is_for(*a)) [[unlikely]]
-			return use_one_of_many(pd, addr, length, access, i);
+			return use_one_of_many(pd, addr, length, access, e);
 		e.use(a->now());
 		return e.registration();
 	}
@@ -302,10 +303,11 @@ private:
 		if (!a) [[unlikely]]
 			return 0;
 
+		uint64_t hash = a->hint.hash_of(want);
 		uint32_t bits = a->hint_bits();
 
 		/* None in a child that has not begun; the hints are zeros until long after. */
-		return bits ? a->hint.look(want, bits) : 0;
+		return bits ? a->hint.look(hash, bits) : 0;
 	}
 
 	static void hit(arena<Env> &a, uint32_t i, const wish &want, mr_cache_ref *ref)
@@ -314,54 +316,60 @@ private:
 		a.refer(i, a.hot.generation.load(std::memory_order_relaxed), ref);
 	}
 
-	/* What was taken is a part, or in vain. Saves no register for what is likely. */
+	/*
+	 * What was taken is a part, or in vain. Saves no register for what is likely; nor does
+	 * find(), which has none left for the index of the entry.
+	 */
 	template <class Otherwise>
 	[[gnu::noinline]] void *find_part(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-					  Otherwise otherwise, uint32_t taken)
+					  Otherwise otherwise, entry<Env> &e)
 	{
 		arena<Env> *const a = memory.get();
 		const wish want(pd, addr, length, access);
-		uint32_t i = taken / 2;
-		entry<Env> &e = a->entries[i];
 
-		if (!(taken % 2) || !e.fits(want)) [[unlikely]]
-			return find_nothing(pd, addr, length, access, otherwise, i);
+		if (!e.fits(want)) [[unlikely]]
+			return find_nothing(pd, addr, length, access, otherwise, e);
 		if (e.shows(want))
-			return trail<Env>::use(*a, i, want);
+			return use_one_of_many(pd, addr, length, access, e);
 		if (trail<Env>::is_for(*a)) [[unlikely]]
-			return find_part_of_many(pd, addr, length, access, otherwise, i);
+			return find_part_of_many(pd, addr, length, access, otherwise, e);
 		e.use(a->now());
-		return otherwise(pd, addr, length, access, part_of(*a, i));
+		return otherwise(pd, addr, length, access, part_of(*a, e));
 	}
 
 	template <class Otherwise>
 	[[gnu::noinline]] void *find_part_of_many(void *pd, uint64_t addr, uint64_t length,
-						  uint32_t access, Otherwise otherwise, uint32_t i)
+						  uint32_t access, Otherwise otherwise,
+						  entry<Env> &e)
+	{
+		use_one_of_many(pd, addr, length, access, e);
+		return otherwise(pd, addr, length, access, part_of(*memory.get(), e));
+	}
+
+	/* Or of few. */
+	[[gnu::noinline]] void *use_one_of_many(void *pd, uint64_t addr, uint64_t length,
+						uint32_t access, const entry<Env> &e)
 	{
 		arena<Env> *const a = memory.get();
 
-		use_one_of_many(pd, addr, length, access, i);
-		return otherwise(pd, addr, length, access, part_of(*a, i));
+		return trail<Env>::use(*a, a->index_of(e), wish(pd, addr, length, access));
 	}
 
-	[[gnu::noinline]] void *use_one_of_many(void *pd, uint64_t addr, uint64_t length,
-						uint32_t access, uint32_t i)
+	static mr_cache_part part_of(const arena<Env> &a, const entry<Env> &e)
 	{
-		return trail<Env>::use(*memory.get(), i, wish(pd, addr, length, access));
-	}
-
-	static mr_cache_part part_of(const arena<Env> &a, uint32_t i)
-	{
-		return {a.entries[i].registration(), i,
+		return {e.registration(), a.index_of(e),
 			a.hot.generation.load(std::memory_order_relaxed)};
 	}
 
 	/* Gives back what was taken in vain. */
 	template <class Otherwise>
 	[[gnu::noinline]] void *find_nothing(void *pd, uint64_t addr, uint64_t length,
-					     uint32_t access, Otherwise otherwise, uint32_t taken)
+					     uint32_t access, Otherwise otherwise,
+					     const entry<Env> &taken)
 	{
-		untake(*memory.get(), taken);
+		arena<Env> *const a = memory.get();
+
+		untake(*a, a->index_of(taken));
 		return otherwise(pd, addr, length, access, {nullptr, 0, 0});
 	}
 

@@ -35,6 +35,16 @@ public:
 
 	/* An entry to verify, or 0. bits: log2 of the buckets in use. */
 	uint32_t look(const wish &want, uint32_t bits) const { return look(mix(want), bits); }
+	uint32_t look(uint64_t hash, uint32_t bits) const
+	{
+		uint64_t both = table[hash >> (64 - bits)].load(std::memory_order_relaxed);
+		uint32_t first = static_cast<uint32_t>(both) ^ tag_of(hash);
+
+		if (first <= INDEX && first) [[likely]]
+			return first;
+		first = static_cast<uint32_t>(both >> 32) ^ tag_of(hash);
+		return first <= INDEX ? first : 0;
+	}
 	/* The same in the second place, or for a part of a large entry. hash: hash_of(want). */
 	uint32_t look_further(const wish &want, uint64_t hash, uint32_t bits) const
 	{
@@ -130,17 +140,6 @@ private:
 
 	/* Bits that do not choose the bucket. */
 	static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 8) & ~INDEX; }
-
-	uint32_t look(uint64_t hash, uint32_t bits) const
-	{
-		uint64_t both = table[hash >> (64 - bits)].load(std::memory_order_relaxed);
-		uint32_t first = static_cast<uint32_t>(both) ^ tag_of(hash);
-
-		if (first <= INDEX && first) [[likely]]
-			return first;
-		first = static_cast<uint32_t>(both >> 32) ^ tag_of(hash);
-		return first <= INDEX ? first : 0;
-	}
 
 	/*
 	 * In place of one of the same tag, or of the older one, which is returned (0: none). Two
