@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <string>
 
 #include "system.h"
 #include "witness.h"
@@ -98,9 +99,15 @@ void collapse_by_khugepaged(memory &m)
 	const setting enabled(folder + "enabled", "always");
 	const setting pages(folder + "khugepaged/pages_to_scan", "100000");
 	const setting sleep(folder + "khugepaged/scan_sleep_millisecs", "1");
+	const auto passes = [&] {
+		return std::stoull(read_system_file(folder + "khugepaged/full_scans"));
+	};
+	const auto before = passes();
 
-	/* It comes by the first place before. */
 	witnessed_in_time([](memory &) {})(m);
+	/* The pass that was under way may have come by the first place too early. */
+	if (!happens([&] { return passes() >= before + 2; }))
+		throw unsupported("khugepaged made no whole pass in a minute");
 }
 
 } // namespace
