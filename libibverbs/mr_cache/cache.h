@@ -79,7 +79,7 @@ public:
 		if (!e.is_for(want)) [[unlikely]]
 			return find_part(pd, addr, length, access, otherwise, e);
 		if (trail<Env>::is_for(*a)) [[unlikely]]
-			return use_one_of_many(pd, addr, length, access, e);
+			return note_use(pd, addr, length, access, e);
 		e.use(a->now());
 		return e.registration();
 	}
@@ -330,7 +330,7 @@ private:
 		if (!e.fits(want)) [[unlikely]]
 			return find_nothing(pd, addr, length, access, otherwise, e);
 		if (e.shows(want))
-			return use_one_of_many(pd, addr, length, access, e);
+			return note_use(pd, addr, length, access, e);
 		if (trail<Env>::is_for(*a)) [[unlikely]]
 			return find_part_of_many(pd, addr, length, access, otherwise, e);
 		e.use(a->now());
@@ -342,13 +342,13 @@ private:
 						  uint32_t access, Otherwise otherwise,
 						  entry<Env> &e)
 	{
-		use_one_of_many(pd, addr, length, access, e);
+		note_use(pd, addr, length, access, e);
 		return otherwise(pd, addr, length, access, part_of(*memory.get(), e));
 	}
 
-	/* Or of few. */
-	[[gnu::noinline]] void *use_one_of_many(void *pd, uint64_t addr, uint64_t length,
-						uint32_t access, const entry<Env> &e)
+	/* A call: only what is rarer than a whole entry beside few others pays for it. */
+	[[gnu::noinline]] void *note_use(void *pd, uint64_t addr, uint64_t length, uint32_t access,
+					 const entry<Env> &e)
 	{
 		arena<Env> *const a = memory.get();
 
