@@ -31,6 +31,21 @@ def processes_with(text):
     return found
 
 
+def emulators_in(folder):
+    """The QEMUs of guests whose temporary files are there, not those that only try KVM."""
+    found = []
+    for pid in processes_with(folder):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as content:
+                command = content.read()
+        except OSError:
+            continue    # it ended
+        if (b"qemu-system" in command.split(b"\0")[0] and folder.encode() in command
+                and b"lab_probe" not in command):
+            found.append(int(pid))
+    return found
+
+
 @unittest.skipUnless(os.path.exists(os.path.join(REPO, "build/lab", KERNEL, "kernel")),
                      f"the {KERNEL} kernel is not built")
 class Run(unittest.TestCase):
@@ -199,6 +214,56 @@ class Emulated(unittest.TestCase):
                               capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout, r"\A.*: (999|1000)\.\d+\n\Z")
+
+    def start(self, temp, *command):
+        """Start a guest whose temporary files are there."""
+        return subprocess.Popen([RUN, "--kernel", "debian", "--", *command], text=True,
+                                env={**os.environ, "TMPDIR": temp}, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE)
+
+    def crash_emulators(self, count, number):
+        """Start a guest, send that signal to its first `count` QEMUs; (status, output, errors)."""
+        with tempfile.TemporaryDirectory() as temp:
+            process = self.start(temp, "echo", "done")
+            hit = set()
+            while len(hit) < count and process.poll() is None:
+                for pid in emulators_in(temp):
+                    if pid not in hit:
+                        os.kill(pid, number)
+                        hit.add(pid)
+                time.sleep(0.1)
+            out, err = process.communicate()
+            self.assertEqual(os.listdir(temp), [], "a guest's folder is left")
+        self.assertEqual(len(hit), count, err)
+        return process.returncode, out, err
+
+    def test_emulator_crashes_while_booting(self):
+        """A guest starts once more; the command's result is all that counts."""
+        status, out, err = self.crash_emulators(2, signal.SIGABRT)
+        self.assertEqual((status, out), (0, "done\n"), err)
+        self.assertEqual(err.count("QEMU crashed"), 2, err)
+
+    def test_emulator_always_crashes(self):
+        """That is a failure."""
+        status, out, _ = self.crash_emulators(3, signal.SIGABRT)
+        self.assertEqual((status, out), (99, ""))
+
+    def test_emulator_is_killed(self):
+        """By somebody, or for lack of memory: that is none of its own crashes."""
+        status, out, err = self.crash_emulators(1, signal.SIGKILL)
+        self.assertEqual((status, out), (99, ""))
+        self.assertNotIn("QEMU crashed", err)
+
+    def test_emulator_crashes_under_the_command(self):
+        """What the command has done by then would be done twice."""
+        with tempfile.TemporaryDirectory() as temp:
+            process = self.start(temp, "sh", "-c", "echo begun; sleep 20")
+            self.assertEqual(process.stdout.readline(), "begun\n")
+            for pid in emulators_in(temp):
+                os.kill(pid, signal.SIGABRT)
+            _, err = process.communicate()
+        self.assertEqual(process.returncode, 99, err)
+        self.assertNotIn("QEMU crashed", err)
 
     def test_death_while_booting(self):
         """A kernel that dies before its first program is a failure."""

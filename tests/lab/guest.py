@@ -23,6 +23,7 @@ from machine import BUILD, HERE, REPO, LabError
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)    # not the signals that end a process
 
 
 def quote_config(values):
@@ -226,6 +227,11 @@ class Guest:
                 content = content[os.write(self.streams[stream], content):]
             except BlockingIOError:  # an output that we share, and that someone set so
                 select.select([], [self.streams[stream]], [])
+
+    def emulator_crashed(self):
+        """Whether QEMU itself did, before the command began. Ask when the guest has ended."""
+        return (self.machine.engine == "qemu" and self.process.poll() in CRASHES
+                and not os.path.exists(os.path.join(self.control, "begun")))
 
     def stop(self):
         """End the guest, if it did not end by itself."""
