@@ -89,6 +89,13 @@ PAGING_PROGRAMS = Step("programs on demand", f"{PYTHON} tests/installed/programs
                        results.lines, least=18)
 # Without one all waits end with the next tick, and races are not looked for.
 CLOCK = Step("fine clock", "! grep jiffies /sys/devices/system/clocksource/*/current_clocksource")
+# Some of what machines/debug.toml leaves to KASAN: without it a use after free is not seen.
+KASAN = Step("KASAN", " && ".join(
+    f"grep -q __asan_report build/lab/debug/build/{name}.o" for name in (
+        "drivers/infiniband/core/umem_notify", "drivers/infiniband/core/rdma_core",
+        "drivers/infiniband/sw/rxe/rxe_mr", "drivers/infiniband/sw/siw/siw_mem",
+        "mm/mmu_notifier", "kernel/workqueue", "lib/interval_tree", "net/core/skbuff",
+        "fs/char_dev")))
 PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py rxe0")
 UNPACK_SUITE = Step("unpack suite", "tests/installed/unpack_suite")
 UNPACKED = f"{PYTHON} /run/suite/tests/run_tests.py"
@@ -241,7 +248,7 @@ LANES = {
         guest="--kernel dkms", needs=("fork", "kernel dkms"), seconds=200),
     # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
     "debug": Lane(
-        [CLOCK, MATRIX,
+        [CLOCK, KASAN, MATRIX,
          *guest_programs("contract", "word", "revoke", "worker", "lifetime", "invalidate"),
          *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", "lookup", seconds=2),
          *guest_programs("stress", "odp_stress", seconds=10),
