@@ -5,6 +5,7 @@
 Skipped where that kernel was not built yet (tests/lab/run --kernel um -- true): that takes minutes.
 """
 import fcntl
+import glob
 import os
 import signal
 import subprocess
@@ -221,38 +222,54 @@ class Emulated(unittest.TestCase):
                                 env={**os.environ, "TMPDIR": temp}, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE)
 
-    def crash_emulators(self, count, number):
-        """Start a guest, send that signal to its first `count` QEMUs; (status, output, errors)."""
+    def crash_emulators(self, *signals):
+        """Start a guest, send its first QEMUs one of the signals each; (status, output, errors)."""
         with tempfile.TemporaryDirectory() as temp:
             process = self.start(temp, "echo", "done")
-            hit = set()
-            while len(hit) < count and process.poll() is None:
+            hit = []
+            while len(hit) < len(signals) and process.poll() is None:
                 for pid in emulators_in(temp):
                     if pid not in hit:
-                        os.kill(pid, number)
-                        hit.add(pid)
+                        os.kill(pid, signals[len(hit)])
+                        hit.append(pid)
                 time.sleep(0.1)
             out, err = process.communicate()
             self.assertEqual(os.listdir(temp), [], "a guest's folder is left")
-        self.assertEqual(len(hit), count, err)
+        self.assertEqual(len(hit), len(signals), err)
         return process.returncode, out, err
 
     def test_emulator_crashes_while_booting(self):
         """A guest starts once more; the command's result is all that counts."""
-        status, out, err = self.crash_emulators(2, signal.SIGABRT)
+        status, out, err = self.crash_emulators(signal.SIGABRT, signal.SIGSEGV)
         self.assertEqual((status, out), (0, "done\n"), err)
         self.assertEqual(err.count("QEMU crashed"), 2, err)
 
     def test_emulator_always_crashes(self):
         """That is a failure."""
-        status, out, _ = self.crash_emulators(3, signal.SIGABRT)
+        status, out, _ = self.crash_emulators(*[signal.SIGABRT] * 3)
         self.assertEqual((status, out), (99, ""))
 
     def test_emulator_is_killed(self):
         """By somebody, or for lack of memory: that is none of its own crashes."""
-        status, out, err = self.crash_emulators(1, signal.SIGKILL)
+        status, out, err = self.crash_emulators(signal.SIGKILL)
         self.assertEqual((status, out), (99, ""))
         self.assertNotIn("QEMU crashed", err)
+
+    def test_emulator_crashes_after_a_report(self):
+        """What the kernel complained of before is not forgotten."""
+        with tempfile.TemporaryDirectory() as temp:
+            process = self.start(temp, "true")
+            while not (found := emulators_in(temp)):
+                time.sleep(0.1)
+            os.kill(found[0], signal.SIGSTOP)
+            console, = glob.glob(os.path.join(temp, "lab-*/console.log"))
+            with open(console, "a", encoding="ascii") as text:
+                text.write("\n[    0.000000] WARNING: CPU: 0 PID: 1 at here.c:1 of_a_test\n")
+            os.kill(found[0], signal.SIGABRT)
+            os.kill(found[0], signal.SIGCONT)
+            _, err = process.communicate()
+        self.assertEqual(process.returncode, 99, err)
+        self.assertIn("of_a_test", err)
 
     def test_emulator_crashes_under_the_command(self):
         """What the command has done by then would be done twice."""

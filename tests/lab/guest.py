@@ -23,7 +23,7 @@ from machine import BUILD, HERE, REPO, LabError
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)    # not the signals that end a process
+CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)    # not the signals that end a process
 
 
 def quote_config(values):
