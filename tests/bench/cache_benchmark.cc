@@ -43,6 +43,7 @@ namespace {
 using layouts::buffer;
 
 constexpr uint64_t BASE = 0x7f0000000000, LENGTH = layouts::usual, MOST = 1000000;
+constexpr int MOST_THREADS = 16;
 /* What any policy may round and may serve a part of. */
 constexpr uint32_t ACCESS = MR_CACHE_LOCAL_WRITE;
 
@@ -119,7 +120,7 @@ struct {
 	make_layout make = nullptr;
 	uint64_t count = 0;
 	layouts::layout of;
-	bool asked[2] = {}; /* for all of it in its order, by this thread */
+	bool asked[MOST_THREADS] = {}; /* for all of it in its order, by this thread */
 } populated;
 
 void populate(make_layout make, uint64_t count)
@@ -391,7 +392,7 @@ void add_all()
 	      add_hit<layouts::guarded>("guarded", hit<shares::own>),
 	      add_hit<layouts::apart>("part", part),
 	      add("hit/same", hit<shares::same>, setup<layouts::apart, shares::same>)})
-		one->Arg(1)->Arg(1000)->Arg(100000)->Threads(2)->Threads(16);
+		one->Arg(1)->Arg(1000)->Arg(100000)->Threads(2)->Threads(MOST_THREADS);
 
 	add("flush_pd", flush_pd, leave_behind)->Arg(MOST)->Iterations(100);
 	add("query", query, leave_behind)->Arg(MOST)->Iterations(100);
