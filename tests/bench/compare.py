@@ -48,7 +48,7 @@ def measure():
         "core": one_by_one("cache", "^(hit/(apart|same|guarded)/1(000|00000)?|"
                            "atomics(_same/1000)?|search/1000(00)?)/"),
         "ucx": run("ucx"),
-        "verbs": run("verbs", "--benchmark_filter=hit", kernel="um"),
+        "verbs": run("verbs", "--benchmark_filter=hit/(apart|guarded)/", kernel="um"),
         "memhooks": run("libfabric", kernel="um",
                         environment={**libfabric, "FI_MR_CACHE_MONITOR": "memhooks"}),
         "uffd": run("libfabric", kernel="um",
@@ -79,7 +79,8 @@ def rows(got):
         ("1,000 entries, 2 threads, own buffers", None, core.get("hit/apart/1000" + two), None,
          None, None, None),
         ("100,000 entries, 1 thread", core.get("search/100000" + one),
-         core.get("hit/apart/100000" + one), verbs.get("hit/apart/50000"), None, None, None),
+         core.get("hit/apart/100000" + one),
+         verbs.get("hit/apart/100000/iterations:1048576"), None, None, None),
     ]
 
 
