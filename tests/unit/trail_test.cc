@@ -9,6 +9,8 @@
  *   one of the four lines not fetched
  *   the next one instead of a later one, the last uses not noted, or those of all threads
  *   beside few others, too
+ *   a way to a hit that does not note the use: find() of all of an entry, with fewer rights, of
+ *   a part; acquire()
  */
 #include <algorithm>
 #include <memory>
@@ -19,8 +21,8 @@
 
 #include "catch.h"
 
+#include "cache.h"
 #include "fake_kernel.h"
-#include "trail.h"
 
 namespace {
 
@@ -97,6 +99,60 @@ struct world {
 	static uintptr_t line_of(const void *p) { return reinterpret_cast<uintptr_t>(p) / 64; }
 };
 
+/* The same for a whole cache, with room for all hints. */
+struct roomy_env : watched_env {
+	static constexpr uint32_t least_hint_bits = most_hint_bits;
+};
+
+struct whole_cache {
+	static constexpr uint64_t PAGE = 4096, BASE = PAGE << 8, SIZE = 2 * PAGE;
+	static constexpr uint32_t RIGHTS = MR_CACHE_LOCAL_WRITE | MR_CACHE_REMOTE_WRITE;
+
+	fake_kernel kernel;
+	mr_cache::cache<roomy_env> cache;
+	void *const pd = &kernel;
+	std::vector<mr_cache_ref> refs{60};
+
+	whole_cache()
+	{
+		cache.env.kernel = &kernel;
+		REQUIRE(cache.start() == 0);
+		for (size_t n = 0; n < refs.size(); n++) {
+			REQUIRE(cache.acquire(pd, pd, addr_of(n), SIZE, RIGHTS, &refs[n]) == 0);
+			release(n);
+		}
+	}
+	~whole_cache() { CHECK(cache.flush_owner(pd) == 0); }
+
+	static uint64_t addr_of(size_t n) { return BASE + n * SIZE; }
+	void release(size_t n) { CHECK(cache.release(refs[n].index, refs[n].generation) == 0); }
+	/* What find() says of the n-th; a part has a reference, too. */
+	void find(size_t n, uint64_t length, uint32_t rights)
+	{
+		const void *found = cache.find(pd, addr_of(n), length, rights,
+					       [](void *, uint64_t, uint64_t, uint32_t,
+						  mr_cache_part part) { return part.mr; });
+
+		CHECK(found == refs[n].mr);
+		release(n);
+	}
+	/* How many fetch something, once they have been used in this order. */
+	template <class Use> size_t use_all(Use use)
+	{
+		size_t with = 0;
+
+		for (int round = 0; round < 4; round++) {
+			with = 0;
+			for (size_t n = 0; n < refs.size(); n++) {
+				watched_env::fetched.clear();
+				use(n);
+				with += !watched_env::fetched.empty();
+			}
+		}
+		return with;
+	}
+};
+
 } // namespace
 
 TEST_CASE("in an order that came twice each hit fetches what comes later")
@@ -170,4 +226,41 @@ TEST_CASE("an entry that is another registration by now has that one fetched")
 	w.use_all();
 	w.use_all();
 	CHECK(w.use(w.order[10 - trail::AHEAD]) == w.needed_by(w.order[10]));
+}
+
+TEST_CASE_METHOD(whole_cache, "whichever way it is asked for, a hit fetches what comes later")
+{
+	SECTION("acquire()")
+	{
+		CHECK(use_all([&](size_t n) {
+			      mr_cache_ref ref;
+
+			      REQUIRE(cache.acquire(pd, pd, addr_of(n), SIZE, RIGHTS, &ref) == 0);
+			      CHECK(ref.mr == refs[n].mr);
+			      release(n);
+		      }) == refs.size());
+	}
+	SECTION("find() of all of it")
+	{
+		CHECK(use_all([&](size_t n) { find(n, SIZE, RIGHTS); }) == refs.size());
+	}
+	SECTION("find() with fewer rights")
+	{
+		const auto use = [&](size_t n) { find(n, SIZE, MR_CACHE_LOCAL_WRITE); };
+
+		CHECK(use_all([&](size_t n) {
+			      mr_cache_ref ref;
+
+			      /* The hint of these rights, then find() by it. */
+			      REQUIRE(cache.acquire(pd, pd, addr_of(n), SIZE, MR_CACHE_LOCAL_WRITE,
+						    &ref) == 0);
+			      release(n);
+			      watched_env::fetched.clear();
+			      use(n);
+		      }) == refs.size());
+	}
+	SECTION("find() of a part")
+	{
+		CHECK(use_all([&](size_t n) { find(n, PAGE, RIGHTS); }) == refs.size());
+	}
 }
