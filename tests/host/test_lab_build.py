@@ -1,7 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""When the lab makes a machine anew, and that nobody makes or uses one that is being made; from
-which kernel it updates.
+"""When the lab makes a machine anew, and that nobody makes or uses one that is being made.
 
 What takes minutes, compiling, is replaced by a function; what decides about it is the lab's.
 """
@@ -16,7 +15,6 @@ from unittest import mock
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../lab"))
 import build  # noqa: E402
-import kernel_archive  # noqa: E402
 import machine as machines  # noqa: E402
 
 
@@ -124,38 +122,6 @@ class Ready(unittest.TestCase):
             self.assertEqual((build.read(self.machine.kernel), self.made), ("1", ["1"]))
         thread.join()
         self.assertEqual((found, self.made), (["2"], ["1", "2"]))
-
-
-class Older(unittest.TestCase):
-    """The kernel that an update begins with, of those that apt lists."""
-
-    @staticmethod
-    def before(version, *offered):
-        """The version that is chosen."""
-        with mock.patch.object(kernel_archive.fetch, "machine_apt") as apt:
-            apt.return_value.versions.return_value = list(offered)
-            return kernel_archive.older(version)
-
-    def test_next(self):
-        """The newest of those that are older."""
-        self.assertEqual(self.before("6.12.116-1", "6.12.117-1", "6.12.116-1", "6.12.115-1",
-                                     "6.12.113-1"), "6.12.115-1")
-
-    def test_in_two_suites(self):
-        """A version that two suites have is no older one."""
-        self.assertEqual(self.before("6.12.117-1", "6.12.117-1", "6.12.117-1", "6.12.116-1"),
-                         "6.12.116-1")
-
-    def test_revision(self):
-        """A revision of the same kernel has its name: it is no update to another one."""
-        self.assertEqual(self.before("6.12.115-2", "6.12.115-2", "6.12.115-1", "6.12.113-1"),
-                         "6.12.113-1")
-
-    def test_none(self):
-        """Without one there is an error that says so."""
-        for offered in ((), ("6.12.116-1",), ("6.12.117-2", "6.12.117-1")):
-            with self.assertRaisesRegex(machines.LabError, "no update can be tried"):
-                self.before("6.12.117-1", *offered)
 
 
 if __name__ == "__main__":
