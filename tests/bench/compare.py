@@ -132,7 +132,7 @@ def main():
 limit: two bare atomics, from 1,000 entries on with a binary search (2 threads: without); what
 two threads share depends on where their CPUs are, so compare within one run
 ours: the cache's core on the host; verbs (um): ibv_reg_mr + ibv_dereg_mr in a guest at native
-speed, 50,000 entries in the last row. CPU time on the host, so that a busy machine counts less.
+speed. CPU time on the host, so that a busy machine counts less.
 """)
     for what, ratio in ratios(got):
         print(f"{what:55} {ratio:6.2f}")
