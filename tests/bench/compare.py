@@ -28,16 +28,20 @@ def run(program, *options, kernel=None, environment=None, field="cpu_time"):
     try:
         found = programs.values(done.stdout[done.stdout.index("{"):], field)
     except ValueError:
-        print(f"{program}: {done.stderr.strip()[-400:]}", file=sys.stderr)
+        print(f"{program}: no result, status {done.returncode}: {done.stderr.strip()[-400:]}",
+              file=sys.stderr)
         return {}
     return {name: statistics.median(values) for name, values in found.items()}
 
 
 def one_by_one(program, wanted):
-    """The same with a process for each row: a cache may keep what another one made large."""
+    """The same with a process for each row: a cache may keep what another one made large.
+
+    None for a row that can't be run.
+    """
     found = {}
     for row in programs.rows(program, wanted):
-        found.update(run(program, f"--benchmark_filter=^{row}$"))
+        found.update(run(program, f"--benchmark_filter=^{row}$") or {row: None})
     return found
 
 
@@ -140,7 +144,7 @@ speed. CPU time on the host, so that a busy machine counts less.
         json.dump({"measured": got, "ratios": dict(ratios(got))}, out, indent=1)
     plot(table)
     print(f"\n{programs.relative('results.json')}, {programs.relative('hits.svg')}")
-    return 0 if all(got.values()) else 1
+    return 0 if all(column and all(column.values()) for column in got.values()) else 1
 
 
 if __name__ == "__main__":
