@@ -122,10 +122,12 @@ function(inject_program)
   target_link_libraries(ibv_mr_cache LINK_PRIVATE mr_notify ibverbs ${CMAKE_THREAD_LIBS_INIT})
 endfunction()
 
-# Tests of C sources against a table instead of a kernel, built as upstream's util/tests are: not installed.
+# C tests against a table instead of a kernel, built as upstream's util/tests are: not installed.
 function(inject_c_tests)
   rdma_test_executable(mr_notify_test ${PROJECT_SOURCE_DIR}/libibverbs/tests/mr_notify_test.c)
   target_link_libraries(mr_notify_test LINK_PRIVATE kern-abi)
+  rdma_test_executable(mr_cache_test ${PROJECT_SOURCE_DIR}/libibverbs/tests/mr_cache_test.c)
+  target_link_libraries(mr_cache_test LINK_PRIVATE kern-abi ibverbs)
 endfunction()
 
 function(inject_python_tests)

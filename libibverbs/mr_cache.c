@@ -20,6 +20,8 @@
 #include <unistd.h>
 
 #include <infiniband/cmd_ioctl.h>
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/ib_user_verbs.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
 
 #include "ibverbs.h"
@@ -551,6 +553,7 @@ static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		     void *addr, size_t length, int access, int *ret)
 {
+	struct verbs_mr *vmr = verbs_get_mr(mr);
 	struct verbs_mr plain;
 
 	if (cached_mr_owns(mr) && !is_unasked())
@@ -559,17 +562,24 @@ bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 	if (get_ops(mr->context)->rereg_mr == verbs_dummy_ops.rereg_mr) {
 		if (!cached_mr_owns(mr))
 			return false;
-		plain = *verbs_get_mr(mr);
+		plain = *vmr;
 		plain.mr_type = IBV_MR_TYPE_MR;
 		plain.access = 0;
 		*ret = ibv_rereg_mr(&plain.ibv_mr, flags, pd, addr, length,
 				    access);
 		return true;
 	}
-	if (would_open_pages(mr, flags, access))
+	if (would_open_pages(mr, flags, access) ||
+	    (cached_mr_owns(mr) && cached_mr_make_plain(mr)))
 		goto invalid;
-	if (!cached_mr_owns(mr) || !cached_mr_make_plain(mr))
+	if (!(flags & IBV_REREG_MR_CHANGE_TRANSLATION) || !vmr->access)
 		return false;
+	/* What is registered then is what was asked for. */
+	vmr->access = 0;
+	*ret = ibv_rereg_mr(mr, flags, pd, addr, length, access);
+	if (*ret)
+		vmr->access = CACHED_MR_ROUNDED;
+	return true;
 invalid:
 	errno = EINVAL;
 	*ret = IBV_REREG_MR_ERR_INPUT;
@@ -578,27 +588,65 @@ invalid:
 
 #define RETRIES 32
 
-/* What idle registrations may hold: memory that may be pinned, objects of a control group. */
-static bool is_shortage(int error)
-{
-	return error == ENOMEM || error == EAGAIN || error == ENOSPC;
-}
-
 /*
  * The first time some of what is idle goes, of all contexts, as limits count per process;
  * then all. It is tried once more in any case, as others may have given back in between;
  * and then as long as something is given back, as others may take it: not for ever.
  */
+bool cached_mr_make_room(uint32_t stage)
+{
+	return mr_cache_is_on() && stage < RETRIES &&
+	       (mr_cache_make_way(stage) || !stage);
+}
+
+/* Which of the commands that are older than methods; those have none. */
+static uint64_t write_command(const struct ibv_command_buffer *cmd)
+{
+	const struct ib_uverbs_attr *attr = cmd->hdr.attrs;
+
+	if (cmd->hdr.object_id != UVERBS_OBJECT_DEVICE ||
+	    cmd->hdr.method_id != UVERBS_METHOD_INVOKE_WRITE)
+		return UINT64_MAX;
+	while (attr->attr_id != UVERBS_ATTR_WRITE_CMD)
+		attr++;
+	return attr->data;
+}
+
+/*
+ * Does it lack what idle registrations may hold: memory that may be pinned, objects of a
+ * control group, keys? Not if it may be half done (what is posted before the one that fails
+ * stays posted). ENOSPC says elsewhere that a buffer is too short, by which upstream finds out,
+ * for each context that is opened, whether there are such commands.
+ */
+static bool lacks_room(const struct ibv_command_buffer *cmd, int error)
+{
+	const bool lacks = error == ENOMEM || error == EAGAIN;
+
+	switch (write_command(cmd)) {
+	case IB_USER_VERBS_CMD_POST_SEND:
+	case IB_USER_VERBS_CMD_POST_RECV:
+	case IB_USER_VERBS_CMD_POST_SRQ_RECV:
+	case IB_USER_VERBS_CMD_POLL_CQ:
+		return false;
+	case IB_USER_VERBS_CMD_REG_MR:
+	case IB_USER_VERBS_CMD_ALLOC_MW:
+		return lacks || error == ENOSPC;
+	default:
+		return lacks || (error == ENOSPC &&
+				 cmd->hdr.object_id == UVERBS_OBJECT_MR);
+	}
+}
+
 bool cached_mr_retry(struct ibv_context *context,
 		     struct ibv_command_buffer *cmd)
 {
 	int error = errno;
 	uint32_t stage;
 
-	if (!mr_cache_is_on() || mr_notify_is_ours(cmd))
+	if (mr_notify_is_ours(cmd))
 		return false;
-	for (stage = 0; stage < RETRIES && is_shortage(error); stage++) {
-		if (!mr_cache_make_way(stage) && stage)
+	for (stage = 0; lacks_room(cmd, error); stage++) {
+		if (!cached_mr_make_room(stage))
 			break;
 		if (!ioctl(context->cmd_fd, RDMA_VERBS_IOCTL, &cmd->hdr))
 			return true;

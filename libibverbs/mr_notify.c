@@ -24,8 +24,18 @@ static bool may_notify(struct ibv_mr *mr)
 	return verbs_get_mr(mr)->mr_type == IBV_MR_TYPE_MR;
 }
 
+/*
+ * Once more when idle registrations of the cache have gone, as any command that lacks
+ * memory (cached_mr_retry()).
+ */
+static bool has_room_now(int ret, uint32_t *stage)
+{
+	return ret == ENOMEM && cached_mr_make_room((*stage)++);
+}
+
 static int reg_mr_notify(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
 {
+	uint32_t stage = 0;
 	int ret;
 
 	if (!word || (uintptr_t)word % sizeof(*word))
@@ -37,7 +47,10 @@ static int reg_mr_notify(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
 	}
 	if (!may_notify(mr))
 		return EOPNOTSUPP;
-	return mr_notify_arm(mr, word, in_use);
+	do {
+		ret = mr_notify_arm(mr, word, in_use);
+	} while (has_room_now(ret, &stage));
+	return ret;
 }
 
 int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word)
@@ -54,18 +67,30 @@ int ibv_reg_mr_notify_reclaim(struct ibv_mr *mr, uint64_t *word, uint64_t in_use
 
 int ibv_unreg_mr_notify(struct ibv_mr *mr)
 {
+	uint32_t stage = 0;
+	int ret;
+
 	if (cached_mr_owns(mr))
 		return EINVAL;
 	if (!may_notify(mr))
 		return EOPNOTSUPP;
-	return mr_notify_disarm(mr);
+	do {
+		ret = mr_notify_disarm(mr);
+	} while (has_room_now(ret, &stage));
+	return ret;
 }
 
 int ibv_settle_mr_notify(struct ibv_mr *mr)
 {
+	uint32_t stage = 0;
+	int ret;
+
 	if (cached_mr_owns(mr))
 		return EINVAL;
 	if (!may_notify(mr))
 		return EOPNOTSUPP;
-	return mr_notify_settle(mr);
+	do {
+		ret = mr_notify_settle(mr);
+	} while (has_room_now(ret, &stage));
+	return ret;
 }

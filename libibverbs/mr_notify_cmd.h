@@ -42,7 +42,7 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 bool mr_notify_tells_word(unsigned int write_method, const void *core);
 int mr_notify_execute(struct ibv_context *context,
 		      struct ibv_command_buffer *cmd);
-/* One of these commands: who calls them makes room himself. */
+/* One of these commands: whoever calls them makes room. */
 bool mr_notify_is_ours(const struct ibv_command_buffer *cmd);
 
 #endif /* IB_VERBS_MR_NOTIFY_CMD_H */

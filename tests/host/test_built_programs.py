@@ -27,9 +27,11 @@ class BuiltTest(unittest.TestCase):
         self.library = os.path.join(BUILT, "lib/libibverbs.so.1")
 
     def test_c_tests(self):
-        done = subprocess.run([os.path.join(BUILT, "bin/mr_notify_test")], capture_output=True,
-                              text=True, check=False)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        for name in ("mr_notify_test", "mr_cache_test"):
+            with self.subTest(name):
+                done = subprocess.run([os.path.join(BUILT, "bin", name)], capture_output=True,
+                                      text=True, check=False)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_symbol_versions(self):
         nodes = {}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * What the registration cache does to the verbs beside it, with a device that is not there: the
+ * provider is a few functions, and the kernel is the ioctl() below. Here is what no device of the
+ * lab does: commands that fail half done, one command that lacks memory once.
+ */
+#include <config.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+
+#include <infiniband/cmd_ioctl.h>
+#include <infiniband/driver.h>
+#include <infiniband/mr_cache.h>
+#include <infiniband/mr_notify.h>
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/ib_user_mr_notify.h>
+#include <rdma/ib_user_verbs.h>
+
+#define PAGE 4096
+#define IDLE 100
+#define QUEUE 4		/* what a queue has room for, each time */
+#define CACHED (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED)
+#define CHECK(expr) check(expr, #expr, __LINE__)
+
+static uint64_t posted[64];
+static unsigned int num_posted;
+static unsigned int lacks_memory;	/* so many commands to come */
+static unsigned int methods_called;
+static int failures;
+
+static void check(bool ok, const char *text, int line)
+{
+	if (ok)
+		return;
+	failures++;
+	printf("%s:%d: %s\n", __FILE__, line, text);
+}
+
+static int fail(int error)
+{
+	errno = error;
+	return -1;
+}
+
+/* As rdmavt: those before the one that finds the queue full stay posted. */
+static int post_send(const struct ib_uverbs_attr *attrs)
+{
+	const struct ib_uverbs_post_send *request = (void *)(uintptr_t)attrs[1].data;
+	const struct ib_uverbs_send_wr *wr = (const void *)(request + 1);
+	struct ib_uverbs_post_send_resp *answer = (void *)(uintptr_t)attrs[2].data;
+
+	for (uint32_t i = 0; i < request->wr_count; i++) {
+		if (i == QUEUE) {
+			answer->bad_wr = i + 1;
+			return fail(ENOMEM);
+		}
+		posted[num_posted++] = wr[i].wr_id;
+	}
+	return 0;
+}
+
+/* In place of libc's, for libibverbs too. */
+int ioctl(int fd, unsigned long request, ...)
+{
+	const struct ib_uverbs_ioctl_hdr *hdr;
+	va_list args;
+
+	va_start(args, request);
+	hdr = va_arg(args, const void *);
+	va_end(args);
+	if (hdr->object_id == UVERBS_OBJECT_MR) {
+		methods_called++;
+		return lacks_memory && lacks_memory-- ? fail(ENOMEM) : 0;
+	}
+	/* As the kernel answers to a command without a request. */
+	if (hdr->num_attrs == 1)
+		return fail(ENOSPC);
+	return hdr->attrs[0].data == IB_USER_VERBS_CMD_POST_SEND ?
+		       post_send(hdr->attrs) :
+		       0;
+}
+
+static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length,
+			     uint64_t iova, int access)
+{
+	static uint32_t handles;
+	struct verbs_mr *vmr = calloc(1, sizeof(*vmr));
+
+	vmr->ibv_mr.handle = ++handles;
+	vmr->mr_type = IBV_MR_TYPE_MR;
+	return &vmr->ibv_mr;
+}
+
+static int dereg_mr(struct verbs_mr *vmr)
+{
+	free(vmr);
+	return 0;
+}
+
+static int rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd,
+		    void *addr, size_t length, int access)
+{
+	return 0;
+}
+
+static int query_device_ex(struct ibv_context *context,
+			   const struct ibv_query_device_ex_input *input,
+			   struct ibv_device_attr_ex *attr, size_t size)
+{
+	memset(attr, 0, size);
+	attr->orig_attr.device_cap_flags = IBV_DEVICE_MR_NOTIFY;
+	return 0;
+}
+
+static struct ibv_context *open_device(void)
+{
+	static const struct verbs_context_ops ops = {
+		.dereg_mr = dereg_mr,
+		.query_device_ex = query_device_ex,
+		.reg_mr = reg_mr,
+		.rereg_mr = rereg_mr,
+	};
+	static struct verbs_device device = {
+		.core_support = IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS,
+	};
+	struct context {
+		struct verbs_context verbs;
+	} *context = verbs_init_and_alloc_context(&device.device,
+						  open("/dev/null", O_RDWR),
+						  context, verbs, 0);
+
+	verbs_set_ops(&context->verbs, &ops);
+	return &context->verbs.context;
+}
+
+static struct ibv_mr *reg_page(struct ibv_pd *pd, unsigned int nth, unsigned int access)
+{
+	static char *memory;
+
+	if (!memory)
+		memory = mmap(NULL, 2 * IDLE * PAGE, PROT_READ | PROT_WRITE,
+			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return ibv_reg_mr(pd, memory + 2 * nth * PAGE, PAGE, access);
+}
+
+static void fill_cache(struct ibv_pd *pd)
+{
+	for (unsigned int i = 0; i < IDLE; i++)
+		ibv_dereg_mr(reg_page(pd, i, CACHED));
+}
+
+static struct ibv_mr_cache_stats stats(struct ibv_context *context)
+{
+	struct ibv_mr_cache_stats now = {};
+
+	CHECK(ibv_query_mr_cache(context, &now) == 0);
+	return now;
+}
+
+/* For each context upstream asks for a command that does not exist. */
+static void test_another_context(struct ibv_pd *pd)
+{
+	fill_cache(pd);
+	open_device();
+	CHECK(stats(pd->context).entries == IDLE);
+	CHECK(stats(pd->context).evictions == 0);
+}
+
+static void test_full_queue(struct ibv_pd *pd)
+{
+	struct ibv_qp qp = { .context = pd->context, .qp_type = IBV_QPT_RC };
+	struct ibv_send_wr wr[QUEUE + 2] = {};
+	struct ibv_send_wr *bad = NULL;
+
+	fill_cache(pd);
+	for (unsigned int i = 0; i < QUEUE + 2; i++) {
+		wr[i].wr_id = i;
+		wr[i].opcode = IBV_WR_SEND;
+		wr[i].next = i + 1 < QUEUE + 2 ? &wr[i + 1] : NULL;
+	}
+	CHECK(ibv_cmd_post_send(&qp, wr, &bad) == ENOMEM);
+	CHECK(bad == &wr[QUEUE]);
+	CHECK(num_posted == QUEUE);
+	for (unsigned int i = 0; i < QUEUE; i++)
+		CHECK(posted[i] == i);
+	CHECK(stats(pd->context).entries == IDLE);
+}
+
+/* A word of the program's own needs memory that may be pinned. */
+static void test_room_for_a_word(struct ibv_pd *pd)
+{
+	int (*const verbs[])(struct ibv_mr *) = { ibv_settle_mr_notify,
+						  ibv_unreg_mr_notify };
+	struct ibv_mr *mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE |
+						    IBV_ACCESS_REMOTE_WRITE);
+	uint64_t word = 0;
+
+	fill_cache(pd);
+	lacks_memory = 1;
+	CHECK(ibv_reg_mr_notify(mr, &word) == 0);
+	CHECK(stats(pd->context).entries < IDLE);
+	for (unsigned int i = 0; i < 2; i++) {
+		fill_cache(pd);
+		lacks_memory = 1;
+		CHECK(verbs[i](mr) == 0);
+		CHECK(stats(pd->context).entries < IDLE);
+	}
+	/* Not for ever. */
+	fill_cache(pd);
+	lacks_memory = UINT32_MAX;
+	methods_called = 0;
+	CHECK(ibv_reg_mr_notify(mr, &word) == ENOMEM);
+	CHECK(stats(pd->context).entries == 0);
+	CHECK(methods_called < 40);
+	lacks_memory = 0;
+	ibv_dereg_mr(mr);
+}
+
+/* What was rounded to pages may get no more rights; what was registered since is not rounded. */
+static void test_rounded_no_more(struct ibv_pd *pd)
+{
+	static char from[3 * PAGE];
+	struct ibv_mr *mr = ibv_reg_mr(pd, from + 8, 100, IBV_ACCESS_LOCAL_WRITE);
+	const int more = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, more) ==
+	      IBV_REREG_MR_ERR_INPUT);
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, from + PAGE + 8,
+			   100, 0) == 0);
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, more) == 0);
+	ibv_dereg_mr(mr);
+}
+
+int main(void)
+{
+	struct ibv_pd pd;
+
+	setenv("RDMAV_MR_CACHE", "1", 1);
+	pd = (struct ibv_pd){ .context = open_device() };
+	test_another_context(&pd);
+	test_full_queue(&pd);
+	test_room_for_a_word(&pd);
+	test_rounded_no_more(&pd);
+	printf("mr_cache_test: %s\n", failures ? "FAILED" : "passed");
+	return failures != 0;
+}
