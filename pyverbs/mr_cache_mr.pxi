@@ -20,6 +20,10 @@ def mr_forget(MR self not None):
     mr_check_open(self)
     if self._is_imported:
         raise PyverbsUserError('An imported MR is not deregistered here')
+    # Never cached, and its close() does not ask whether it is imported.
+    if isinstance(self, DmaBufMR):
+        self.close()
+        return True
     cdef v.ibv_mr *mr = self.mr
     cdef int rc
     with nogil:

@@ -59,18 +59,20 @@ def mr_reg_notify(MR self not None, value=0, in_use=None):
         EAGAIN: as for settle_notify()
     :raises PyverbsUserError: value has kernel bits, or the MR is closed
     :raises PyverbsError: no memory for the word
+    :raises OverflowError, TypeError: value or in_use is no int of 64 bits without a sign
     """
     mr_check_open(self)
     mr_check_application_bits(value)
+    cdef v.mr_notify_word start = value
+    cdef bint lends = in_use is not None
+    cdef v.mr_notify_word mask = in_use or 0
     cdef size_t size = resource.getpagesize()
     cdef void *page = mmap(NULL, size, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     if page == MAP_FAILED:
         raise PyverbsError('Failed to allocate a notification word')
-    v.mr_notify_word_store(page, value)
+    v.mr_notify_word_store(page, start)
     cdef v.ibv_mr *mr = self.mr
-    cdef bint lends = in_use is not None
-    cdef v.mr_notify_word mask = in_use or 0
     cdef int rc
     with nogil:
         if lends:
