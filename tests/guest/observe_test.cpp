@@ -22,6 +22,7 @@
 #include <thread>
 
 #include "device.h"
+#include "port_counter.h"
 #include "probe.h"
 #include "rows.h"
 #include "run_time.h"
@@ -146,8 +147,7 @@ bool has(const std::string &text, const std::vector<std::string> &fields)
 /* One of the port's, by the name without "mr_notify_". */
 uint64_t counter(const device &on, const std::string &name)
 {
-	return std::stoull(read_file("/sys/class/infiniband/" + on.name() +
-				     "/ports/1/hw_counters/mr_notify_" + name));
+	return port_counter(on, "mr_notify_" + name).value();
 }
 
 /* All of them. */

@@ -22,12 +22,12 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "loopback.h"
+#include "port_counter.h"
 #include "raw_uverbs.h"
 #include "rows.h"
 #include "run_time.h"
@@ -135,23 +135,6 @@ struct lender {
 	std::optional<loopback> link;
 	bool was_refused = false;
 };
-
-uint64_t counter(const device &on, const char *name)
-{
-	std::ifstream file("/sys/class/infiniband/" + on.name() + "/ports/1/hw_counters/" + name);
-	uint64_t value = 0;
-
-	file >> value;
-	return value;
-}
-
-bool has_counters(const device &on)
-{
-	return !access(
-		("/sys/class/infiniband/" + on.name() + "/ports/1/hw_counters/mr_notify_restores")
-			.c_str(),
-		R_OK);
-}
 
 /* In a child: an exception would go on in it as if it were its parent. */
 template <class F> void in_tested_child(F &&function)
@@ -656,19 +639,19 @@ TEST_CASE("a process that ends while its registrations are suspended")
 TEST_CASE("what was done is counted")
 {
 	lender one;
-	SKIP_IF(!has_counters(one.on), "the driver shows no counters");
-	const uint64_t suspensions = counter(one.on, "mr_notify_suspensions");
-	const uint64_t restores = counter(one.on, "mr_notify_restores");
+	const auto suspensions = port_counter(one.on, "mr_notify_suspensions");
+	const auto restores = port_counter(one.on, "mr_notify_restores");
+	SKIP_IF(!suspensions || !restores, "the driver shows no counters");
 
 	one.suspend();
 	usleep(50000); /* the kernel reads them anew after 10 ms */
-	CHECK(counter(one.on, "mr_notify_suspensions") == suspensions + 1);
-	CHECK(counter(one.on, "mr_notify_restores") == restores);
+	CHECK(port_counter(one.on, "mr_notify_suspensions") == *suspensions + 1);
+	CHECK(port_counter(one.on, "mr_notify_restores") == restores);
 	CHECK(one.settle() == 0);
 	CHECK(one.settle() == 0);
 	usleep(50000);
-	CHECK(counter(one.on, "mr_notify_suspensions") == suspensions + 1);
-	CHECK(counter(one.on, "mr_notify_restores") == restores + 1);
+	CHECK(port_counter(one.on, "mr_notify_suspensions") == *suspensions + 1);
+	CHECK(port_counter(one.on, "mr_notify_restores") == *restores + 1);
 }
 
 /* Threads that use it as a cache does, and one that shrinks all the time. */

@@ -10,12 +10,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "loopback.h"
+#include "port_counter.h"
 #include "run_time.h"
 #include "skip.h"
 
@@ -64,14 +65,9 @@ private:
 	std::vector<std::jthread> threads_; /* joined before the flag goes */
 };
 
-int sent_again(const device &on)
+std::optional<uint64_t> sent_again(const device &on)
 {
-	std::ifstream file("/sys/class/infiniband/" + on.name() +
-			   "/ports/1/hw_counters/completer_retry_err");
-	int count = -1;
-
-	file >> count;
-	return count;
+	return port_counter(on, "completer_retry_err");
 }
 
 } // namespace
@@ -79,7 +75,7 @@ int sent_again(const device &on)
 TEST_CASE("a full send queue goes on when messages are sent again")
 {
 	const device on;
-	SKIP_IF(sent_again(on) < 0, "TCP sends again, not the device");
+	SKIP_IF(!sent_again(on), "TCP sends again, not the device");
 	loopback ends(on, nullptr, mtu, least);
 	const memory from = anonymous(length);
 	const memory to = anonymous(length);
@@ -92,7 +88,7 @@ TEST_CASE("a full send queue goes on when messages are sent again")
 	ibv_qp_attr attr{};
 	ibv_qp_init_attr init{};
 	REQUIRE(ibv_query_qp(ends.near_end(), &attr, IBV_QP_CAP, &init) == 0);
-	const int before = sent_again(on);
+	const auto before = sent_again(on);
 	const thief thief;
 	const run_time time;
 	int waits = 0;

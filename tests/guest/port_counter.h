@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/* What the driver counts for a device's first port. */
+#ifndef GUEST_PORT_COUNTER_H
+#define GUEST_PORT_COUNTER_H
+
+#include <cstdint>
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include "device.h"
+
+/*
+ * A counter by its name in sysfs; nothing if the driver does not have it. The kernel keeps
+ * what it read for 10 ms.
+ */
+inline std::optional<uint64_t> port_counter(const mr_notify::device &on, const std::string &name)
+{
+	std::ifstream file("/sys/class/infiniband/" + on.name() + "/ports/1/hw_counters/" + name);
+	uint64_t value = 0;
+
+	return file >> value ? std::optional(value) : std::nullopt;
+}
+
+#endif
