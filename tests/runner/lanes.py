@@ -16,8 +16,8 @@ REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 PYTHON = "/usr/bin/python3 -B"
 UNIT_PROGRAMS = ("cache", "parts", "views", "schedule", "tsan", "asan")
 GUEST_PROGRAMS = ("contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race",
-                  "cache", "peer", "invalidate", "nested", "owner", "differential", "adversary",
-                  "observe", "answers")
+                  "cache", "peer", "rights", "invalidate", "nested", "owner", "differential",
+                  "adversary", "observe", "answers")
 # Upstream's suite as upstream's kernel passes it: what the fork may not do worse.
 UPSTREAM_EXECUTED = 103
 
@@ -159,7 +159,7 @@ def hits(name, libfabric, options=""):
 LANES = {
     "um": Lane(
         [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING,
-         *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke")),
+         *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke", "rights")),
          PYTHON_EXAMPLE, pyverbs("test_mr_notify", "test_mr_cache"),
          *cached(pyverbs("test_mr_notify", "test_mr_cache"))],
         guest="--kernel um", needs=("fork", "kernel um"), seconds=150),
@@ -220,7 +220,8 @@ LANES = {
         [CLOCK, MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, PAGING_PROGRAMS,
          *guest_programs("window", "stress", "odp_stress", "retransmit", seconds=10),
          *guest_programs("transfer", "pressure"),
-         *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer", "lifetime", "race")),
+         *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "transfer", "lifetime",
+                                 "race")),
          pyverbs("test_mr_notify", "test_mr_cache")],
         guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),
     # The same on Debian 13: other compilers, Python, Catch2 and MPIs.
@@ -249,9 +250,10 @@ LANES = {
     # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
     "debug": Lane(
         [CLOCK, KASAN, MATRIX,
-         *guest_programs("contract", "word", "revoke", "worker", "lifetime", "invalidate"),
+         *guest_programs("contract", "word", "revoke", "rights", "worker", "lifetime",
+                         "invalidate"),
          *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", "lookup", seconds=2),
          *guest_programs("stress", "odp_stress", seconds=10),
-         *on_siw(*guest_programs("contract", "in_use", "revoke", "transfer"))],
+         *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "transfer"))],
         guest="--kernel debug", needs=("fork", "kernel debug"), seconds=600),
 }

@@ -60,11 +60,6 @@
 #include "siw_mem.h"
 #include "siw_mr_notify.h"
 
-static bool is_user_mem(const struct siw_mem *mem)
-{
-	return mem->mem_obj && !mem->is_pbl;
-}
-
 static void revoke(struct siw_mem *mem)
 {
 	write_lock_bh(&mem->revoke_lock);
@@ -77,7 +72,7 @@ struct ib_umem *siw_mr_umem(struct ib_mr *ibmr)
 {
 	struct siw_mem *mem = to_siw_mr(ibmr)->mem;
 
-	return is_user_mem(mem) ? mem->umem->base_mem : NULL;
+	return siw_is_user_mem(mem) ? mem->umem->base_mem : NULL;
 }
 
 /**
@@ -104,8 +99,7 @@ int siw_revoke_user_mr(struct ib_mr *ibmr)
  * @ibmr: A user MR, and as many pages as before
  *
  * Nobody looks at the list of pages while the MR is revoked, so it is filled
- * without the lock. An STag that was invalidated by a work request, before or
- * after the MR was revoked, stays invalid.
+ * without the lock.
  *
  * Context: Process context.
  *
@@ -125,12 +119,7 @@ int siw_restore_user_mr(struct ib_mr *ibmr)
 	}
 
 	write_lock_bh(&mem->revoke_lock);
-	/* A segment that comes looks at stag_valid without the lock. */
-	if (!mem->invalidated) {
-		smp_store_mb(mem->stag_valid, 1); /* pairs with siw_invalidate_stag() */
-		if (mem->invalidated)
-			mem->stag_valid = 0;
-	}
+	mem->stag_valid = 1;
 	mem->revoked = 0;
 	write_unlock_bh(&mem->revoke_lock);
 	return 0;
@@ -145,7 +134,7 @@ int siw_restore_user_mr(struct ib_mr *ibmr)
  */
 void siw_mem_release_umem(struct siw_mem *mem)
 {
-	if (!is_user_mem(mem))
+	if (!siw_is_user_mem(mem))
 		return;
 	revoke(mem);
 	ib_umem_release(mem->umem->base_mem);

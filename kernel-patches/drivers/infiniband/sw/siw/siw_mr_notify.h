@@ -19,6 +19,11 @@ int siw_revoke_user_mr(struct ib_mr *ibmr);
 int siw_restore_user_mr(struct ib_mr *ibmr);
 void siw_mem_release_umem(struct siw_mem *mem);
 
+static inline bool siw_is_user_mem(const struct siw_mem *mem)
+{
+	return mem->mem_obj && !mem->is_pbl;
+}
+
 static inline struct siw_mem *siw_mem_pages_enter(struct siw_mem *mem)
 {
 	read_lock_bh(&mem->revoke_lock);

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * What a key gives a peer, and what a queue takes from a user, whether the registration is cached
+ * or not: the bytes that were asked for, with the rights that were given, and nothing that is
+ * the kernel's.
+ */
+#include "catch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "loopback.h"
+#include "skip.h"
+
+using namespace mr_notify;
+
+namespace {
+
+constexpr std::size_t page = 4096;
+constexpr std::size_t most = 20; /* bytes on either side of the end of a page */
+
+bool is_iwarp(const device &on)
+{
+	return on.context()->device->transport_type == IBV_TRANSPORT_IWARP;
+}
+
+/* Memory of whoever asks. */
+struct asker {
+	explicit asker(const device &on) : mr(on.register_memory(m.registered())) {}
+
+	range first(std::size_t length) const { return {m.registered().addr, length}; }
+
+	memory m = anonymous(page);
+	owned<ibv_mr> mr;
+};
+
+void post_receive(ibv_qp *qp, range into, const ibv_mr *mr)
+{
+	ibv_sge sge{reinterpret_cast<uintptr_t>(into.addr), static_cast<uint32_t>(into.length),
+		    mr->lkey};
+	ibv_recv_wr wr{};
+	ibv_recv_wr *bad = nullptr;
+
+	wr.sg_list = &sge;
+	wr.num_sge = 1;
+	REQUIRE(ibv_post_recv(qp, &wr, &bad) == 0);
+}
+
+/* How the receive of the far end completes. */
+ibv_wc far_completion(loopback &link)
+{
+	ibv_wc wc = link.wait();
+
+	while (wc.qp_num != link.far_end()->qp_num)
+		wc = link.wait();
+	return wc;
+}
+
+} // namespace
+
+TEST_CASE("a short read that crosses a page brings its own bytes")
+{
+	const device on;
+	const memory m = anonymous(2 * page);
+	const range here = m.registered();
+	const owned<ibv_mr> mr = on.register_memory(here, IBV_ACCESS_REMOTE_READ);
+	const asker to(on);
+	loopback link(on);
+	int wrong = 0;
+
+	for (std::size_t i = 0; i < here.length; i++)
+		here.addr[i] = static_cast<std::byte>(i % 251);
+	for (std::size_t length = 1; length <= 2 * most; length++)
+		for (std::size_t at = page - most; at < page; at += length < 9 ? 1 : 3) {
+			const range into = to.first(length);
+
+			REQUIRE(link.read(to.mr.get(), into, here.addr + at, mr->rkey) ==
+				IBV_WC_SUCCESS);
+			wrong += !std::equal(into.addr, into.addr + length, here.addr + at);
+		}
+	CHECK(wrong == 0);
+}
+
+TEST_CASE("memory without the right to be read is not read")
+{
+	const device on;
+	const int rights = GENERATE(0, IBV_ACCESS_REMOTE_WRITE);
+	const memory m = anonymous(page);
+	const owned<ibv_mr> mr =
+		on.register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE | rights);
+	const asker to(on);
+	loopback link(on);
+	const range into = to.first(100);
+
+	std::memset(m.registered().addr, 0x5a, page);
+	std::memset(into.addr, 0x11, into.length);
+	CHECK(link.refused(link.read(to.mr.get(), into, m.registered().addr, mr->lkey)));
+	CHECK(*into.addr == std::byte{0x11});
+}
+
+TEST_CASE("a peer can't end a registration")
+{
+	const device on;
+	const memory m = anonymous(page);
+	const owned<ibv_mr> mr = on.register_memory(m.registered(), IBV_ACCESS_REMOTE_READ);
+	const asker to(on);
+	{
+		loopback link(on);
+		ibv_sge sge{reinterpret_cast<uintptr_t>(to.first(1).addr), 1, to.mr->lkey};
+		ibv_send_wr wr{};
+		ibv_send_wr *bad = nullptr;
+
+		wr.sg_list = &sge;
+		wr.num_sge = 1;
+		wr.opcode = IBV_WR_SEND_WITH_INV;
+		wr.send_flags = IBV_SEND_SIGNALED;
+		wr.invalidate_rkey = mr->rkey;
+		wr.wr.rdma.rkey = mr->rkey; /* where siw's library takes it from */
+		post_receive(link.far_end(), to.first(100), to.mr.get());
+		REQUIRE(ibv_post_send(link.near_end(), &wr, &bad) == 0);
+		CHECK(far_completion(link).status != IBV_WC_SUCCESS);
+	}
+	loopback link(on);
+	CHECK(link.read(to.mr.get(), to.first(100), m.registered().addr, mr->rkey) ==
+	      IBV_WC_SUCCESS);
+}
+
+TEST_CASE("a message that is longer than its receive is no error of the memory")
+{
+	const device on;
+	SKIP_IF(is_iwarp(on), "the near end is not told");
+	const asker from(on);
+	const asker to(on);
+	loopback link(on);
+
+	post_receive(link.far_end(), to.first(50), to.mr.get());
+	link.start(IBV_WR_SEND, from.mr.get(), from.first(100), nullptr, 0);
+	const ibv_wc one = link.wait();
+	const ibv_wc other = link.wait();
+	CHECK(one.status == IBV_WC_REM_INV_REQ_ERR);
+	CHECK(other.status == IBV_WC_REM_INV_REQ_ERR);
+}
+
+/* It has a pointer to an object of the kernel in it. */
+TEST_CASE("a work request of the kernel's own is refused")
+{
+	const device on;
+	SKIP_IF(is_iwarp(on), "its library does not pass one on");
+	loopback link(on);
+	ibv_send_wr wr{};
+	ibv_send_wr *bad = nullptr;
+
+	wr.opcode = static_cast<ibv_wr_opcode>(0x20); /* IB_WR_REG_MR */
+	wr.send_flags = IBV_SEND_SIGNALED;
+	if (ibv_post_send(link.near_end(), &wr, &bad) == 0)
+		CHECK(link.wait().status == IBV_WC_LOC_QP_OP_ERR);
+}
