@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Work requests and messages that invalidate the key of a memory window, as its
- * owner and as its peer may: with a window that is bound, and with one that isn't.
+ * owner and as its peer may: with a window that is bound, and with one that isn't. And what
+ * a window's MR and its queue pair may do while it is bound.
  */
 #include "catch.h"
 
 #include <unistd.h>
 
 #include "loopback.h"
+#include "raw_uverbs.h"
 #include "skip.h"
 
 using namespace mr_notify;
@@ -55,6 +57,8 @@ public:
 		modify(attr, IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 				     IBV_QP_MAX_QP_RD_ATOMIC);
 	}
+
+	int destroy() { return ibv_destroy_qp(qp_.release()); }
 
 	template <class Post> ibv_wc_status send(Post post) const
 	{
@@ -184,4 +188,29 @@ TEST_CASE("a memory window is invalidated by way of its own queue pair alone")
 	const uint32_t rkey = s.bind();
 
 	CHECK(scene::invalidate_by_message(s.owner, s.peer, rkey) == IBV_WC_REM_INV_REQ_ERR);
+}
+
+/* The kernel waits for what holds a queue pair, and complains after a minute. */
+TEST_CASE("a queue pair may go before a window that is bound to it")
+{
+	scene s;
+	SKIP_IF(!s.can_start(), cannot);
+
+	s.bind();
+	CHECK(s.owner.destroy() == 0);
+	CHECK(ibv_dereg_mr(s.mr.release()) == 0);
+	CHECK(ibv_dealloc_mw(s.window.release()) == 0);
+}
+
+TEST_CASE("an MR with a window keeps its rights")
+{
+	scene s;
+	SKIP_IF(!s.can_start(), cannot);
+	const uint32_t rkey = s.bind();
+
+	const raw_uverbs raw(s.on.context());
+
+	CHECK(raw.change_access(s.mr->handle, IBV_ACCESS_LOCAL_WRITE) != 0);
+	CHECK(s.invalidate(rkey) == IBV_WC_SUCCESS);
+	CHECK(raw.change_access(s.mr->handle, IBV_ACCESS_LOCAL_WRITE) == 0);
 }

@@ -239,6 +239,93 @@ TEST_CASE("packets: a read that is repeated leaves its window no more than it di
 	CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
 }
 
+/* The address of a request is one of the window's, and what is remembered is one of the MR's. */
+TEST_CASE("packets: a read by a window with addresses of its own is repeated")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const device &on = wire->on();
+	const memory both = anonymous(2 * page);
+	const range here = both.registered();
+	const owned<ibv_mr> mr(ibv_reg_mr_iova(on.pd(), here.addr, here.length, 0,
+					       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
+						       IBV_ACCESS_MW_BIND));
+	const raw_peer peer(*wire);
+	const owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_2));
+	ibv_send_wr second_page{};
+	ibv_send_wr *bad = nullptr;
+
+	REQUIRE(mr);
+	REQUIRE(window);
+	std::memset(here.addr, 0x11, page);
+	std::memset(here.addr + page, 0x22, page);
+	peer.let_ask();
+	second_page.opcode = IBV_WR_BIND_MW;
+	second_page.send_flags = IBV_SEND_SIGNALED;
+	second_page.bind_mw = {
+		window.get(),
+		ibv_inc_rkey(window->rkey),
+		{mr.get(), page, page, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ZERO_BASED}};
+	check_verb(ibv_post_send(peer.qp(), &second_page, &bad), "ibv_post_send");
+	const auto bound = peer.completed(patience);
+	REQUIRE(bound);
+	REQUIRE(bound->status == IBV_WC_SUCCESS);
+	const uint32_t rkey = second_page.bind_mw.rkey;
+	peer.read(0, nullptr, rkey, page);
+	CHECK(answers(peer.all(4), 0, 4, std::byte{0x22}));
+	peer.read(2, reinterpret_cast<void *>(2 * mtu), rkey, 2 * mtu);
+	CHECK(answers(peer.all(2), 2, 2, std::byte{0x22}));
+	peer.read(0, nullptr, rkey, page);
+	CHECK(answers(peer.all(4), 0, 4, std::byte{0x22}));
+}
+
+TEST_CASE("packets: what came after a read does not change how it is repeated")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const memory m = anonymous(page);
+	const range here = m.registered();
+	const owned<ibv_mr> mr = wire->on().register_memory(here, all_rights);
+	const raw_peer peer(*wire);
+
+	std::memset(here.addr, 0x11, page);
+	SECTION("an empty write after a read")
+	{
+		peer.read(0, here.addr, mr->rkey, page);
+		CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
+		peer.write(4, nullptr, 0, {});
+		CHECK(peer.all(1).front().is_ack());
+		peer.read(0, here.addr, mr->rkey, page);
+		CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
+	}
+	SECTION("a read after an empty one")
+	{
+		peer.read(0, nullptr, 7, 0);
+		CHECK(peer.all(1).front().data.empty());
+		peer.read(1, here.addr, mr->rkey, page);
+		CHECK(answers(peer.all(4), 1, 4, std::byte{0x11}));
+		peer.read(0, nullptr, 7, 0);
+		const auto again = peer.next(patience);
+		REQUIRE(again);
+		CHECK(again->psn == 0);
+		CHECK_FALSE(again->is_error());
+	}
+}
+
+TEST_CASE("packets: a flush is refused where no read may be under way")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const memory m = anonymous(page);
+	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), all_rights);
+	const raw_peer peer(*wire, IBV_QPT_RC, 0);
+
+	peer.flush(0, mr->rkey);
+	const auto refused = peer.next(patience);
+	REQUIRE(refused);
+	CHECK(refused->is_error());
+}
+
 /* More would be memory that a peer can take. */
 TEST_CASE("packets: no more wait than 512")
 {

@@ -24,6 +24,7 @@ namespace {
 
 constexpr uint32_t peer_number = 0x123456;
 constexpr uint16_t roce_port = 4791;
+constexpr uint8_t flush_opcode = 0x1c;
 constexpr std::size_t ethernet = 14, ip = 20, udp = 8, bth = 12, aeth = 4, icrc = 4;
 
 const char *const make_cable =
@@ -211,7 +212,11 @@ void raw_peer::send(uint8_t opcode, uint32_t psn, const bytes &body) const
 	number(whole, qp_->qp_num, 4);
 	number(whole, (reliable_ ? 1U << 31 : 0) | psn, 4);
 	whole.insert(whole.end(), body.begin(), body.end());
-	number(whole, htonl(invariant_crc(whole)), icrc);
+	bytes covered = whole;
+	/* soft-RoCE takes the headers of a flush for its payload as well. */
+	if (opcode == flush_opcode)
+		covered.insert(covered.end(), whole.begin() + ip + udp, whole.end());
+	number(whole, htonl(invariant_crc(covered)), icrc);
 
 	number(frame, 0x020000000901, 6);
 	number(frame, 0x020000000902, 6);
@@ -237,6 +242,16 @@ void raw_peer::write(uint32_t psn, const void *to, uint32_t rkey, const bytes &d
 void raw_peer::message(uint32_t psn, const bytes &data) const
 {
 	send(0x04, psn, data);
+}
+
+void raw_peer::flush(uint32_t psn, uint32_t rkey) const
+{
+	const bytes where = place(nullptr, rkey, 0);
+	bytes body;
+
+	number(body, 1 << 4, 4);
+	body.insert(body.end(), where.begin(), where.end());
+	send(flush_opcode, psn, body);
 }
 
 void raw_peer::acknowledge(uint32_t psn, uint8_t syndrome) const

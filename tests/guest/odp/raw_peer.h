@@ -67,6 +67,8 @@ public:
 	void write(uint32_t psn, const void *to, uint32_t rkey,
 		   const std::vector<std::byte> &data) const;
 	void message(uint32_t psn, const std::vector<std::byte> &data) const;
+	/* All of an MR, to nowhere in particular. */
+	void flush(uint32_t psn, uint32_t rkey) const;
 	/* Answers of the peer; the queue pair must be allowed to ask. */
 	void acknowledge(uint32_t psn, uint8_t syndrome = acknowledged) const;
 	void read_answer(part which, uint32_t psn, const std::vector<std::byte> &data) const;

@@ -31,6 +31,7 @@ static inline struct rxe_mr *rxe_mw_get_mr(struct rxe_mw *mw,
 	lockdep_assert_held(&mw->lock);
 
 	if (mw->rkey != rkey || mw->state != RXE_MW_STATE_VALID ||
+	    rxe_mw_pd(mw) != qp->pd ||
 	    (mw->ibmw.type == IB_MW_TYPE_2 && mw->qp != qp) ||
 	    access & ~mw->access || !mr || mr->state != RXE_MR_STATE_VALID ||
 	    !rxe_get(mr))
