@@ -262,7 +262,8 @@ public:
 		if (e.state != state::OPEN || lock.is_idle(i))
 			return EINVAL;
 		lock.retire(i);
-		for (uint32_t n = FEW; (e.word.peek_relaxed() & e.word.REFS) > e.word.REF; n--) {
+		for (uint32_t n = lock.FEW; (e.word.peek_relaxed() & e.word.REFS) > e.word.REF;
+		     n--) {
 			if (!n || lock.is_nested())
 				return EBUSY;
 			lock.let_others_run();
@@ -285,7 +286,7 @@ public:
 		if (lock.at(i).state != state::OPEN || lock.is_idle(i))
 			return EINVAL;
 		lock.retire(i);
-		for (uint32_t n = FEW; !lock.close(i, 1); n--) {
+		for (uint32_t n = lock.FEW; !lock.close(i, 1); n--) {
 			if (!n || lock.is_nested()) {
 				/* The last one ends it, which may be us after all. */
 				(void)lock.at(i).word.give_release();
@@ -464,8 +465,6 @@ private:
 		return a && a->hot.generation.load(std::memory_order_acquire) == theirs && i &&
 		       i < a->hot.high.load(std::memory_order_relaxed);
 	}
-
-	static constexpr uint32_t FEW = 64;
 
 	store<Env> memory;
 };

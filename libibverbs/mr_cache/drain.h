@@ -12,8 +12,8 @@
  *
  * So it waits until nobody is busy. It cannot wait for references: a user may have
  * forgotten his. But a reader who took one in vain, on the strength of an old hint, gives
- * it back in a moment; the drain gives way to such a one for some time, and then leaves
- * the entry to its last user.
+ * it back in a moment; the drain gives way to such a one a few times (beside a busy thread
+ * each costs the rest of that one's time slice), and then leaves the entry to its last user.
  */
 #ifndef MR_CACHE_DRAIN_H
 #define MR_CACHE_DRAIN_H
@@ -51,7 +51,7 @@ private:
 	template <class Records, class Find>
 	int end_all(Records &records, uint32_t none, const Find &find)
 	{
-		uint32_t patience = PATIENCE, which;
+		uint32_t patience = lock.FEW, which;
 		bool parked_too = true;
 		int error = 0;
 
@@ -110,8 +110,6 @@ private:
 		}
 		a.owner.forget(o);
 	}
-
-	static constexpr uint32_t PATIENCE = 4096;
 
 	locked<Env> lock;
 	arena<Env> &a;

@@ -44,7 +44,8 @@ public:
 	/* Lets go of the mutex until a thread has come back from the registrar. */
 	void wait() { a.inside.wait(a.mutex); }
 
-	/* The same for a moment: those that took a reference in vain give it back soon. */
+	/* The same for a moment: those that took a reference in vain give it back soon, FEW times.
+	 */
 	void let_others_run()
 	{
 		a.mutex.unlock();
@@ -266,6 +267,7 @@ public:
 	}
 
 	static constexpr int SETTLE_ATTEMPTS = 16;
+	static constexpr uint32_t FEW = 64;
 
 private:
 	void uncatalog(uint32_t i)

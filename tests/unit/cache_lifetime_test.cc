@@ -5,6 +5,7 @@
  *
  * Broken on purpose, each of these was seen to fail here:
  *   a flush that does not wait for who deregisters, or for who registers
+ *   one that does not wait for a reference in vain, or waits long for one that is used
  *   what cannot be deregistered opened again, or tried again by an eviction
  *   the same kept when its owner is flushed, or its context used after that
  *   a thread that waits for its own registration, or two that wait for one another
@@ -50,6 +51,18 @@ struct hooked_env : fake_env {
 		}
 	};
 
+	static inline std::atomic<unsigned int> yields = 0;
+
+	static inline std::function<void(unsigned int)> on_yield;
+
+	static void yield()
+	{
+		yields++;
+		if (on_yield)
+			on_yield(yields);
+		fake_env::yield();
+	}
+
 	std::function<void(const mr_cache_request &)> before_reg;
 	std::function<int(const fake_kernel::mr &)> before_dereg;
 
@@ -78,12 +91,14 @@ struct fixture {
 	{
 		cache.env.kernel = &kernel;
 		hooked_env::condition::waits = 0;
+		hooked_env::yields = 0;
 		REQUIRE(cache.start() == 0);
 	}
 	~fixture()
 	{
 		cache.env.before_reg = nullptr;
 		cache.env.before_dereg = nullptr;
+		hooked_env::on_yield = nullptr;
 		CHECK(cache.flush_owner(owner) == 0);
 		CHECK(cache.flush_owner(owner2) == 0);
 		CHECK(kernel.complaint == "");
@@ -220,6 +235,34 @@ TEST_CASE_METHOD(fixture, "a reference of a context that was closed may be given
 	};
 	CHECK(put(ref) == 0);
 	CHECK(put(ref) != 0);
+}
+
+TEST_CASE_METHOD(fixture, "a flush waits for a moment, for who took a reference in vain")
+{
+	constexpr unsigned int few = 64;
+	mr_cache_ref ref;
+
+	REQUIRE(get(&ref, 0) == 0);
+	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(hooked_env::yields <= few);
+	hooked_env::yields = 0;
+	hooked_env::on_yield = [&](unsigned int times) {
+		if (times == 3)
+			CHECK(put(ref) == 0);
+	};
+	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(kernel.live.empty());
+}
+
+TEST_CASE_METHOD(fixture, "the end of a context does not wait for who uses its registrations")
+{
+	constexpr unsigned int few = 64;
+	mr_cache_ref ref;
+
+	REQUIRE(get(&ref, 0) == 0);
+	CHECK(cache.flush_owner(owner) == 0);
+	CHECK(hooked_env::yields <= few);
+	CHECK(put(ref) == 0);
 }
 
 TEST_CASE_METHOD(fixture, "a flush waits for who deregisters for another context")
