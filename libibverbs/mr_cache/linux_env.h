@@ -106,8 +106,14 @@ struct linux_env {
 #if defined(__x86_64__)
 		return 4095;
 #else
-		static const uint64_t mask = static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) - 1;
+		/* A guard without locks may be seen before its value; who sees 0 asks himself. */
+		static constinit std::atomic<uint64_t> known = 0;
+		uint64_t mask = known.load(std::memory_order_relaxed);
 
+		if (!mask) [[unlikely]] {
+			mask = static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) - 1;
+			known.store(mask, std::memory_order_relaxed);
+		}
 		return mask;
 #endif
 	}

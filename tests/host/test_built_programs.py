@@ -50,6 +50,12 @@ class BuiltTest(unittest.TestCase):
         self.assertIn("libc.so.6", needed)
         self.assertFalse([name for name in needed if "stdc++" in name or "gcc_s" in name])
 
+    def test_no_guarded_statics(self):
+        # -fno-threadsafe-statics: another thread may see the guard before the value.
+        symbols = output("nm", self.library)
+        self.assertIn(" mr_cache_find", symbols)
+        self.assertFalse(re.findall(r"\b_ZGV\w+", symbols))
+
     def test_man_pages(self):
         sources = glob.glob(os.path.join(os.path.dirname(BUILT), "../libibverbs/man/*.md"))
         self.assertTrue(sources)
