@@ -139,12 +139,13 @@ public:
 
 	/*
 	 * The same, with a reference that keeps the kernel from suspending it while it is
-	 * registered for the next time. Nobody else changes those bits then.
+	 * registered for the next time. That comes first: until a closed context's file is gone
+	 * too, the kernel may set bits, and clear them, at any moment.
 	 */
 	void free_relaxed()
 	{
-		value.fetch_add(REF - (peek_relaxed() & (KERNEL | DOOMED)),
-				std::memory_order_relaxed);
+		value.fetch_add(REF, std::memory_order_relaxed);
+		clean_relaxed();
 	}
 	void unhold_relaxed() { value.fetch_sub(REF, std::memory_order_relaxed); }
 

@@ -731,6 +731,51 @@ TEST_CASE("a word is free with one reference, and without what the kernel said")
 	CHECK(hold() == (word.CLOSED | word.REF));
 }
 
+/* A kernel that has not let go of the word acts between any two of the cache's operations. */
+struct meddled_env : fake_env {
+	static inline std::function<void(std::atomic<uint64_t> &)> kernel_acts;
+
+	template <class T> struct atomic : std::atomic<T> {
+		using base = std::atomic<T>;
+
+		T load(std::memory_order o) const { return meddle(base::load(o)); }
+		T fetch_add(T by, std::memory_order o) { return meddle(base::fetch_add(by, o)); }
+		T fetch_and(T by, std::memory_order o) { return meddle(base::fetch_and(by, o)); }
+		T meddle(T seen) const
+		{
+			if (kernel_acts)
+				kernel_acts(const_cast<atomic &>(*this));
+			return seen;
+		}
+	};
+};
+
+TEST_CASE("a word is freed beside a kernel that settles or suspends it")
+{
+	using word = mr_cache::entry_word<meddled_env>;
+
+	auto settles = [](std::atomic<uint64_t> &w) { w &= ~word::SUSPECT; };
+	auto suspends = [](std::atomic<uint64_t> &w) {
+		if (!(w & word::REFS))
+			w |= word::SUSPENDED;
+	};
+
+	for (auto acts : {+settles, +suspends}) {
+		word freed{};
+		uint64_t seen = 0;
+
+		freed.free_fresh_relaxed();
+		freed.open_release(0);
+		std::atomic_ref(*freed.raw()).fetch_or(word::SUSPECT);
+		freed.doom_relaxed();
+		REQUIRE(freed.close_acquire(1, &seen));
+		meddled_env::kernel_acts = acts;
+		freed.free_relaxed();
+		meddled_env::kernel_acts = nullptr;
+		CHECK(freed.peek_relaxed() == (word::CLOSED | word::REF));
+	}
+}
+
 TEST_CASE_METHOD(fixture, "many exact registrations of one page are all found")
 {
 	constexpr uint32_t READ = MR_CACHE_REMOTE_READ | MR_CACHE_EXACT;
