@@ -98,7 +98,11 @@ private:
 		return used;
 	}
 
-	/* Its context is about to be freed, and with it all that is still registered there. */
+	/*
+	 * Its context is about to be freed, and with it all that is still registered there. What
+	 * is used may be so for ever, and is no reason to keep records. (Busy is only what a thread
+	 * inside the registrar registers or ends, if it is this one; it finds its record again.)
+	 */
 	void abandon(uint32_t o)
 	{
 		auto &list = a.owner[o].list;
@@ -107,6 +111,8 @@ private:
 			next = list.after(a.entries, i);
 			if (lock.at(i).state == state::PARKED)
 				lock.free(i);
+			else if (!a.owner[o].busy)
+				lock.disown(i);
 		}
 		a.owner.forget(o);
 	}

@@ -96,6 +96,17 @@ public:
 		a.free_entry = i;
 	}
 
+	/* Its context is about to go; its user has what is registered until then. */
+	void disown(uint32_t i)
+	{
+		a.owner.remove(at(i).owner, a.entries, i);
+		a.pd.remove(at(i).pd, a.entries, i);
+		at(i).owner = a.owner.NAMELESS;
+		at(i).pd = a.pd.NAMELESS;
+		a.owner.add(at(i).owner, a.entries, i, at(i).size());
+		a.pd.add(at(i).pd, a.entries, i);
+	}
+
 	/* Out of the catalog; torn down now if idle, by its last user if not. OPEN entries only. */
 	void retire(uint32_t i)
 	{

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Who registrations belong to (a verbs context each): limits, statistics, its entries.
- * A record lives until its owner was flushed and its last entry is gone. The cache's
- * mutex guards everything here. Hits are in the entries' words while those live.
+ * A record lives until its owner was flushed; what is used even then goes to one without
+ * a name, for its users may have forgotten it. The cache's mutex guards everything here. Hits
+ * are in the entries' words while those live.
  */
 #ifndef MR_CACHE_OWNERS_H
 #define MR_CACHE_OWNERS_H
@@ -37,6 +38,7 @@ template <class Env> struct owner_record {
 template <class Env> class owners {
 public:
 	static constexpr uint32_t NONE = ~0U;
+	static constexpr uint32_t NAMELESS = Env::owners; // of those that are gone
 
 	owner_record<Env> &operator[](uint32_t i) { return records[i]; }
 	uint32_t size() const { return high; }
@@ -94,7 +96,7 @@ public:
 
 private:
 	uint32_t high;
-	owner_record<Env> records[Env::owners];
+	owner_record<Env> records[Env::owners + 1];
 };
 
 } // namespace mr_cache

@@ -2,7 +2,8 @@
 /*
  * The protection domains that have entries. A record lives as long as its last entry. What
  * could not be deregistered, or is still used, outlives its PD, and is then beside the entries
- * of the next PD with the same address: it is in no catalog, so nobody can mistake it.
+ * of the next PD with the same address: it is in no catalog, so nobody can mistake it. What is
+ * used even when its context goes is nobody's then, for its users may have forgotten it.
  * The cache's mutex guards everything here.
  */
 #ifndef MR_CACHE_PDS_H
@@ -21,6 +22,9 @@ template <class Env> struct pd_record {
 
 template <class Env> class pds {
 public:
+	/* Of contexts that are gone; find() never gives it. */
+	static constexpr uint32_t NAMELESS = 0;
+
 	pd_record<Env> &operator[](uint32_t i) { return records[i]; }
 
 	/* 0 if it has no entry. */
@@ -57,7 +61,7 @@ public:
 	void remove(uint32_t p, entry<Env> *entries, uint32_t i)
 	{
 		records[p].list.remove(entries, i);
-		if (records[p].list.size())
+		if (records[p].list.size() || p == NAMELESS)
 			return;
 
 		uint32_t *at = &heads[bucket(records[p].pd)];

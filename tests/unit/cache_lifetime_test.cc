@@ -8,6 +8,7 @@
  *   one that does not wait for a reference in vain, or waits long for one that is used
  *   what cannot be deregistered opened again, or tried again by an eviction
  *   the same kept when its owner is flushed, or its context used after that
+ *   a record of an owner, or of a PD, that lives as long as what is used of a closed context
  *   a thread that waits for its own registration, or two that wait for one another
  *   a deregistration of others not counted as room
  *   a registration tried for ever, as long as others have something idle
@@ -263,6 +264,31 @@ TEST_CASE_METHOD(fixture, "the end of a context does not wait for who uses its r
 	CHECK(cache.flush_owner(owner) == 0);
 	CHECK(hooked_env::yields <= few);
 	CHECK(put(ref) == 0);
+}
+
+TEST_CASE_METHOD(fixture, "contexts that are closed with something in use leave no record")
+{
+	constexpr uintptr_t contexts = 20; // more than there are owners, and PDs
+	mr_cache_ref refs[contexts];
+
+	/* Each time all of them end, and all is as it was. */
+	for (int times = 0; times < 8; times++) {
+		for (uintptr_t n = 0; n < contexts; n++) {
+			void *context = name(100 + 2 * n), *its_pd = name(101 + 2 * n);
+
+			REQUIRE(cache.limits(context, nullptr, nullptr) == 0);
+			REQUIRE(cache.acquire(its_pd, context, BASE, PAGE, LOCAL, &refs[n]) == 0);
+			REQUIRE(cache.flush_owner(context) == 0);
+			kernel.close(context);
+		}
+		use(0);
+		for (auto &old : refs) {
+			CHECK(put(old) == 0);
+			CHECK(put(old) == EINVAL);
+		}
+		use(0);
+	}
+	CHECK(kernel.live.size() == 1);
 }
 
 TEST_CASE_METHOD(fixture, "a flush waits for who deregisters for another context")
