@@ -17,11 +17,13 @@
  * The word of a cached registration is the cache's, so its users have none.
  *
  * Only a plain registration has pages of this process to watch. The kernel
- * would refuse most others, but it takes an imported handle for the original.
+ * would refuse most others, but it takes an imported handle for the original. A device that
+ * the process drives itself (VFIO) has no kernel to ask.
  */
 static bool may_notify(struct ibv_mr *mr)
 {
-	return verbs_get_mr(mr)->mr_type == IBV_MR_TYPE_MR;
+	return verbs_get_mr(mr)->mr_type == IBV_MR_TYPE_MR &&
+	       mr->context->cmd_fd >= 0;
 }
 
 /*

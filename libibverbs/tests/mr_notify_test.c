@@ -136,6 +136,11 @@ static void test_refused_without_asking(void)
 		for (size_t j = 0; j < sizeof(verbs) / sizeof(*verbs); j++)
 			CHECK(verbs[j].verb(&other.ibv_mr) == EOPNOTSUPP);
 	}
+	/* A device without a kernel part: mlx5 over VFIO. */
+	context.cmd_fd = -1;
+	for (size_t j = 0; j < sizeof(verbs) / sizeof(*verbs); j++)
+		CHECK(verbs[j].verb(&vmr.ibv_mr) == EOPNOTSUPP);
+	context.cmd_fd = 0;
 	CHECK(calls == 0);
 }
 
