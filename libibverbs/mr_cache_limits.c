@@ -62,12 +62,15 @@ static uint64_t from_environment(const char *name, uint64_t otherwise)
 {
 	const char *text = secure_getenv(name);
 	unsigned long long value;
+	bool is_hex;
 	char *end;
 
 	if (!text || *text < '0' || *text > '9')
 		return otherwise;
+	/* A leading 0 alone makes no octal number. */
+	is_hex = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
 	errno = 0;
-	value = strtoull(text, &end, 0);
+	value = strtoull(text, &end, is_hex ? 16 : 10);
 	return errno || *end ? otherwise : value;
 }
 

@@ -238,12 +238,38 @@ static void test_rounded_no_more(struct ibv_pd *pd)
 	ibv_dereg_mr(mr);
 }
 
+/* Decimal, or with 0x hexadecimal; anything else is not there. Each context asks. */
+static void test_numbers(void)
+{
+	static const struct {
+		const char *text;
+		uint64_t entries;
+	} numbers[] = {
+		{ "10", 10 },	{ "010", 10 },	   { "09", 9 },
+		{ "0x10", 16 }, { "0X1f", 0x1f },  { "0", 0 },
+		{ "", 65536 },	{ "0x", 65536 },   { "10k", 65536 },
+		{ "-1", 65536 }, { "18446744073709551616", 65536 },
+	};
+
+	for (unsigned int i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
+		struct ibv_mr_cache_limits limits = {};
+
+		setenv("RDMAV_MR_CACHE_MAX_ENTRIES", numbers[i].text, 1);
+		CHECK(ibv_reg_mr_limits(open_device(), NULL, &limits) == 0);
+		CHECK(limits.max_entries == numbers[i].entries);
+		if (limits.max_entries != numbers[i].entries)
+			printf("\"%s\"\n", numbers[i].text);
+	}
+	unsetenv("RDMAV_MR_CACHE_MAX_ENTRIES");
+}
+
 int main(void)
 {
 	struct ibv_pd pd;
 
 	setenv("RDMAV_MR_CACHE", "1", 1);
 	pd = (struct ibv_pd){ .context = open_device() };
+	test_numbers();
 	test_another_context(&pd);
 	test_full_queue(&pd);
 	test_room_for_a_word(&pd);
