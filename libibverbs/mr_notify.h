@@ -84,8 +84,9 @@ enum ibv_mr_notify_bits {
  *   EOPNOTSUPP  the kernel, the driver or this kind of MR (on-demand paging,
  *               dmabuf, device memory, null, imported, cached) has no support
  *   EINVAL      word is NULL or not aligned, or mr is of another process
- *   EBUSY       mr has a word already, another MR has this word, or others have
- *               this MR too (RDMAV_MR_CACHE)
+ *   EBUSY       mr has a word already, another MR has this word, others have
+ *               this MR too (RDMAV_MR_CACHE), or another thread re-registers it
+ *   EIO         the device was removed
  *   EAGAIN      as for ibv_settle_mr_notify()
  *   ENOMEM      out of memory, or of what RLIMIT_MEMLOCK allows
  *   EFAULT      word is not in writable memory that can be pinned
@@ -129,8 +130,9 @@ int ibv_reg_mr_notify_reclaim(struct ibv_mr *mr, uint64_t *word, uint64_t in_use
  * its pages first, as by ibv_settle_mr_notify().
  *
  * Returns 0, or an errno value and changes nothing: EINVAL when mr has no word;
- * EOPNOTSUPP as above; ENOMEM and EINVAL as for ibv_settle_mr_notify() when it is
- * SUSPENDED. Thread safe as above.
+ * EOPNOTSUPP as above; ENOMEM, EAGAIN and EINVAL as for ibv_settle_mr_notify() when it
+ * is SUSPENDED; EBUSY when another thread re-registers mr; EIO as above. Thread safe as
+ * above.
  */
 int ibv_unreg_mr_notify(struct ibv_mr *mr);
 
@@ -148,8 +150,9 @@ int ibv_unreg_mr_notify(struct ibv_mr *mr);
  *
  * Returns 0, or an errno value, and the word is as SUSPECT or SUSPENDED as before:
  * EINVAL when mr has no word, or is SUSPENDED and of another process; EAGAIN when
- * somebody has kept a file of this memory locked for a second; ENOMEM, also of what
- * RLIMIT_MEMLOCK allows; EOPNOTSUPP as above. Thread safe as above.
+ * somebody has kept a file of this memory locked for a second, or it cannot be pinned
+ * just now; ENOMEM, also of what RLIMIT_MEMLOCK allows; EBUSY when another thread
+ * re-registers mr; EIO and EOPNOTSUPP as above. Thread safe as above.
  */
 int ibv_settle_mr_notify(struct ibv_mr *mr);
 
