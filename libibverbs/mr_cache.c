@@ -616,7 +616,8 @@ static uint64_t write_command(const struct ibv_command_buffer *cmd)
  * Does it lack what idle registrations may hold: memory that may be pinned, objects of a
  * control group, keys? Not if it may be half done (what is posted before the one that fails
  * stays posted). ENOSPC says elsewhere that a buffer is too short, by which upstream finds out,
- * for each context that is opened, whether there are such commands.
+ * for each context that is opened, whether there are such commands. A PD lacks nothing, but
+ * what is idle may be its own by another name: that of an import in this process.
  */
 static bool lacks_room(const struct ibv_command_buffer *cmd, int error)
 {
@@ -632,8 +633,11 @@ static bool lacks_room(const struct ibv_command_buffer *cmd, int error)
 	case IB_USER_VERBS_CMD_ALLOC_MW:
 		return lacks || error == ENOSPC;
 	default:
-		return lacks || (error == ENOSPC &&
-				 cmd->hdr.object_id == UVERBS_OBJECT_MR);
+		return lacks ||
+		       (error == ENOSPC &&
+			cmd->hdr.object_id == UVERBS_OBJECT_MR) ||
+		       (error == EBUSY &&
+			cmd->hdr.object_id == UVERBS_OBJECT_PD);
 	}
 }
 

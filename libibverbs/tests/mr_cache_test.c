@@ -33,6 +33,7 @@ static uint64_t posted[64];
 static unsigned int num_posted;
 static unsigned int lacks_memory;	/* so many commands to come */
 static unsigned int methods_called;
+static unsigned int registered;
 static int failures;
 
 static void check(bool ok, const char *text, int line)
@@ -79,6 +80,8 @@ int ioctl(int fd, unsigned long request, ...)
 		methods_called++;
 		return lacks_memory && lacks_memory-- ? fail(ENOMEM) : 0;
 	}
+	if (hdr->object_id == UVERBS_OBJECT_PD)
+		return registered ? fail(EBUSY) : 0;
 	/* As the kernel answers to a command without a request. */
 	if (hdr->num_attrs == 1)
 		return fail(ENOSPC);
@@ -95,12 +98,14 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 
 	vmr->ibv_mr.handle = ++handles;
 	vmr->mr_type = IBV_MR_TYPE_MR;
+	registered++;
 	return &vmr->ibv_mr;
 }
 
 static int dereg_mr(struct verbs_mr *vmr)
 {
 	free(vmr);
+	registered--;
 	return 0;
 }
 
@@ -122,6 +127,7 @@ static int query_device_ex(struct ibv_context *context,
 static struct ibv_context *open_device(void)
 {
 	static const struct verbs_context_ops ops = {
+		.dealloc_pd = ibv_cmd_dealloc_pd,
 		.dereg_mr = dereg_mr,
 		.query_device_ex = query_device_ex,
 		.reg_mr = reg_mr,
@@ -238,6 +244,22 @@ static void test_rounded_no_more(struct ibv_pd *pd)
 	ibv_dereg_mr(mr);
 }
 
+/* It has another name in this process, by ibv_import_pd(). */
+static void test_pd_with_two_names(struct ibv_pd *pd)
+{
+	struct ibv_pd imported = *pd;
+	struct ibv_mr *mr;
+
+	fill_cache(&imported);
+	CHECK(ibv_dealloc_pd(pd) == 0);
+	CHECK(registered == 0);
+	mr = reg_page(&imported, 0, CACHED);
+	CHECK(ibv_dealloc_pd(pd) == EBUSY);
+	CHECK(registered == 1);
+	ibv_dereg_mr(mr);
+	CHECK(ibv_dealloc_pd(pd) == 0);
+}
+
 /* Decimal, or with 0x hexadecimal; anything else is not there. Each context asks. */
 static void test_numbers(void)
 {
@@ -274,6 +296,7 @@ int main(void)
 	test_full_queue(&pd);
 	test_room_for_a_word(&pd);
 	test_rounded_no_more(&pd);
+	test_pd_with_two_names(&pd);
 	printf("mr_cache_test: %s\n", failures ? "FAILED" : "passed");
 	return failures != 0;
 }
