@@ -22,7 +22,7 @@
  *   the dead buried between looking for a registration on its way and waiting for it
  *   an eviction, or a new entry, that does not change the index's version
  *   an entry inserted without asking again in an index that has changed
- *   a flush that does not wait for who is inside the registrar, or for a reference in vain
+ *   a flush that does not wait for who is inside the registrar
  *   the last user of a closed context's entry deregistering it
  */
 #include <cstdlib>
