@@ -109,6 +109,8 @@ def run(case):
     for device, expected in case.expected.items():
         found = {**expected, **(UCX_FORK if case.library == "ucx" else {})}
         good &= check(f"{case.name}: {device}", seen["found"][device] == found, said)
+        good &= check(f"{case.name}: {device} keeps a half in use",
+                      seen["half"][device] == {"found": expected["nothing"], "lost": 0}, said)
         if before[device] is not None:
             good &= check(f"{case.name}: {device} armed or not",
                           (arms(device) > before[device]) == (expected == WORD), said)

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Registers a buffer again and again with libfabric's verbs provider or UCX's memory domain, on
- *each device that is named, in one process: registrations libfabric|ucx DEVICE... Prints one line
- *of JSON: for each device whether the registration from before was found ("found") after nothing,
- *after the memory was replaced by system calls, after it was by libc's functions, after a child of
- *fork() that has written to it; then what was done to the process to hear of changes.
+ * each device that is named, in one process: registrations libfabric|imported|ucx DEVICE... Prints
+ * one line of JSON: for each device whether the registration from before was found ("found") after
+ * nothing, after the memory was replaced by system calls, after it was by libc's functions, after a
+ * child of fork() that has written to it; then whether half of a larger one was found and how
+ * often the device lost it while it was in use and the other half was unmapped ("half"); and what
+ * was done to the process to hear of changes.
+ *
+ * "imported" is libfabric with a monitor that the program gives it, as Open MPI does: one that
+ * never hears of anything.
  */
 #include <nlohmann/json.hpp>
 #include <rdma/fi_domain.h>
+#include <rdma/fi_ext.h>
 #include <uct/api/uct.h>
 
 #include <sys/mman.h>
@@ -15,13 +21,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "interception.h"
@@ -29,10 +39,23 @@
 
 namespace {
 
-constexpr std::size_t length = 65536;
+constexpr std::size_t length = 65536, large = 2 << 20;
+
+struct registration {
+	std::string key;
+	std::function<void()> release;
+};
+
+using registrar = std::function<registration(std::byte *, std::size_t)>;
 
 /* Registers and deregisters, and tells the key of that registration. */
-using registrar = std::function<std::string(std::byte *)>;
+std::string use(const registrar &on, std::byte *memory, std::size_t size = length)
+{
+	const auto [key, release] = on(memory, size);
+
+	release();
+	return key;
+}
 
 registrar on_libfabric(const std::string &device)
 {
@@ -45,15 +68,34 @@ registrar on_libfabric(const std::string &device)
 	check(info ? 0 : -FI_ENODATA, "fi_getinfo");
 	check(fi_fabric(info->fabric_attr, &fabric, nullptr), "fi_fabric");
 	check(fi_domain(fabric, const_cast<fi_info *>(info), &domain, nullptr), "fi_domain");
-	return [=](std::byte *memory) {
+	return [=](std::byte *memory, std::size_t size) {
 		fid_mr *mr = nullptr;
-		check(fi_mr_reg(domain, memory, length, FI_WRITE | FI_REMOTE_WRITE, 0, 0, 0, &mr,
+		check(fi_mr_reg(domain, memory, size, FI_WRITE | FI_REMOTE_WRITE, 0, 0, 0, &mr,
 				nullptr),
 		      "fi_mr_reg");
-		const auto key = std::to_string(fi_mr_key(mr));
-		fi_close(&mr->fid);
-		return key;
+		return registration{std::to_string(fi_mr_key(mr)), [mr] { fi_close(&mr->fid); }};
 	};
+}
+
+/* It stays until the process ends. */
+void import_monitor()
+{
+	static fi_ops_mem_monitor ops{
+		.size = sizeof(ops),
+		.start = [](fid_mem_monitor *) { return 0; },
+		.stop = [](fid_mem_monitor *) {},
+		.subscribe = [](fid_mem_monitor *, const void *, std::size_t) { return 0; },
+		.unsubscribe = [](fid_mem_monitor *, const void *, std::size_t) {},
+		.valid = [](fid_mem_monitor *, const void *, std::size_t) { return true; }};
+	static fid_mem_monitor monitor{};
+	fid *cache = nullptr;
+
+	find_verbs(); /* it chooses its own monitor first */
+	monitor.fid.fclass = FI_CLASS_MEM_MONITOR;
+	monitor.export_ops = &ops;
+	check(fi_open(FI_VERSION(1, 17), "mr_cache", nullptr, 0, 0, &cache, nullptr), "fi_open");
+	const int refused = fi_import_fid(cache, &monitor.fid, 0);
+	check(refused == -FI_ENOSYS ? 0 : refused, "fi_import_fid");
 }
 
 void check_ucx(ucs_status_t status, const char *call)
@@ -85,14 +127,14 @@ registrar on_ucx(const std::string &device)
 	}
 	check_ucx(md ? UCS_OK : UCS_ERR_NO_DEVICE, "uct_query_components");
 	check_ucx(uct_md_query(md, &attr), "uct_md_query");
-	return [md, size = attr.rkey_packed_size](std::byte *memory) {
+	return [md, key_size = attr.rkey_packed_size](std::byte *memory, std::size_t size) {
 		uct_mem_h memh = nullptr;
-		std::string key(size, '\0');
-		check_ucx(uct_md_mem_reg(md, memory, length, UCT_MD_MEM_ACCESS_ALL, &memh),
+		std::string key(key_size, '\0');
+		check_ucx(uct_md_mem_reg(md, memory, size, UCT_MD_MEM_ACCESS_ALL, &memh),
 			  "uct_md_mem_reg");
 		check_ucx(uct_md_mkey_pack(md, memh, key.data()), "uct_md_mkey_pack");
-		check_ucx(uct_md_mem_dereg(md, memh), "uct_md_mem_dereg");
-		return key;
+		return registration{
+			key, [=] { check_ucx(uct_md_mem_dereg(md, memh), "uct_md_mem_dereg"); }};
 	};
 }
 
@@ -135,18 +177,24 @@ void let_child_write(std::byte *memory)
 	need(child > 0 && waitpid(child, &status, 0) == child && !status, "fork");
 }
 
-nlohmann::ordered_json seen_on(const registrar &use)
+std::byte *map(std::size_t size)
 {
-	auto *memory = static_cast<std::byte *>(
-		mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-	nlohmann::ordered_json seen;
+	void *memory =
+		mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	need(memory != MAP_FAILED, "mmap");
-	std::memset(memory, 0, length);
-	std::string before = use(memory);
+	std::memset(memory, 0, size);
+	return static_cast<std::byte *>(memory);
+}
+
+nlohmann::ordered_json found_on(const registrar &on)
+{
+	std::byte *memory = map(length);
+	nlohmann::ordered_json seen;
+	std::string before = use(on, memory);
 	const auto found = [&](const char *after, void (*change)(std::byte *)) {
 		change(memory);
-		const std::string now = use(memory);
+		const std::string now = use(on, memory);
 		seen[after] = now == before;
 		before = now;
 	};
@@ -157,6 +205,37 @@ nlohmann::ordered_json seen_on(const registrar &use)
 	return seen;
 }
 
+/* Registrations that the device has lost; 0 where nothing counts them. */
+uint64_t revokes(const std::string &device)
+{
+	std::ifstream file("/sys/class/infiniband/" + device +
+			   "/ports/1/hw_counters/mr_notify_revokes");
+	uint64_t count = 0;
+
+	file >> count;
+	return count;
+}
+
+/*
+ * Half of a registration from before is in use, and the other half is unmapped. The kernel takes
+ * the pages of one that is not in use within some 20 ms.
+ */
+nlohmann::ordered_json half_on(const registrar &on, const std::string &device)
+{
+	std::byte *memory = map(large);
+	const std::string whole = use(on, memory, large);
+	const registration half = on(memory, large / 2);
+	const uint64_t before = revokes(device);
+
+	need(!munmap(memory + large / 2, large / 2), "munmap");
+	for (int i = 0; i < 50 && revokes(device) == before; i++)
+		std::this_thread::sleep_for(std::chrono::milliseconds(20));
+	const uint64_t lost = revokes(device) - before;
+	half.release();
+	munmap(memory, large / 2);
+	return {{"found", half.key == whole}, {"lost", lost}};
+}
+
 } // namespace
 
 int main(int argc, char **argv)
@@ -165,12 +244,16 @@ int main(int argc, char **argv)
 	std::map<std::string, registrar> devices;
 	const std::vector<std::string> words(argv + 1, argv + argc);
 
-	need(words.size() > 1, "registrations libfabric|ucx DEVICE...");
+	need(words.size() > 1, "registrations libfabric|imported|ucx DEVICE...");
+	if (words[0] == "imported")
+		import_monitor();
 	const std::vector<std::string> names(words.begin() + 1, words.end());
 	for (const auto &name : names)
 		devices[name] = words[0] == "ucx" ? on_ucx(name) : on_libfabric(name);
 	for (const auto &name : names)
-		seen["found"][name] = seen_on(devices[name]);
+		seen["found"][name] = found_on(devices[name]);
+	for (const auto &name : names)
+		seen["half"][name] = half_on(devices[name], name);
 	seen["patched_bytes"] = interception::patched_bytes();
 	seen["userfaultfds"] = interception::userfaultfds();
 	seen["threads"] = interception::threads();

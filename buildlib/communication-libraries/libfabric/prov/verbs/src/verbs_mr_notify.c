@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * A registration in the cache has a word, which the kernel makes non-zero
- * before a system call that changes the memory returns, whoever made it. So
- * a hit is valid if its word is 0. There is no hook, no thread and no file
+ * A registration in the cache has a word, which the kernel marks before a
+ * system call that changes the memory returns, whoever made it. So a hit is
+ * valid if there is no mark. There is no hook, no thread and no file
  * descriptor, and nothing to take out of the cache from outside: what is
  * stale stays until a request finds it, or until it is the oldest.
+ *
+ * A request may be for a part of a region, and what is unmapped another part.
+ * So the device keeps a stale region's pages until it is deregistered, when its
+ * last user is gone, as it does where a hook took the entry out of the tree: a
+ * word has a bit that says that it is in use.
  *
  * The verbs are looked up when the provider is loaded: one that was built with
  * them also runs with a libibverbs that has none.
@@ -16,15 +21,19 @@
 
 #include <dlfcn.h>
 
+#define VRB_MR_NOTIFY_IN_USE	(1ULL << 8)
+
 static struct {
 	int (*reg)(struct ibv_mr *mr, uint64_t *word);
+	int (*reg_in_use)(struct ibv_mr *mr, uint64_t *word, uint64_t in_use);
 	int (*settle)(struct ibv_mr *mr);
 } notify;
 
-/* A word in use, read each time: the kernel writes it. */
-static inline uint64_t vrb_mr_notify_word(const struct vrb_mem_desc *md)
+/* What the kernel has said, read each time: it may say more. */
+static inline uint64_t vrb_mr_notify_said(const struct vrb_mem_desc *md)
 {
-	return *(volatile uint64_t *) md->notify_word;
+	return *(volatile uint64_t *) md->notify_word &
+	       IBV_MR_NOTIFY_KERNEL_MASK;
 }
 
 /* The kernel has said something. INVALID is final. Anything else is a doubt:
@@ -32,10 +41,10 @@ static inline uint64_t vrb_mr_notify_word(const struct vrb_mem_desc *md)
  */
 static bool vrb_mr_notify_settle(struct vrb_mem_desc *md)
 {
-	if (vrb_mr_notify_word(md) & IBV_MR_NOTIFY_INVALID)
+	if (vrb_mr_notify_said(md) & IBV_MR_NOTIFY_INVALID)
 		return false;
 
-	return !notify.settle(md->mr) && !vrb_mr_notify_word(md);
+	return !notify.settle(md->mr) && !vrb_mr_notify_said(md);
 }
 
 static bool vrb_mr_notify_valid(struct ofi_mem_monitor *monitor,
@@ -48,7 +57,7 @@ static bool vrb_mr_notify_valid(struct ofi_mem_monitor *monitor,
 	if (OFI_UNLIKELY(!md->notify_word))
 		return false;
 
-	return OFI_LIKELY(!vrb_mr_notify_word(md)) || vrb_mr_notify_settle(md);
+	return OFI_LIKELY(!vrb_mr_notify_said(md)) || vrb_mr_notify_settle(md);
 }
 
 /* An entry is kept only if the kernel watches it. */
@@ -84,6 +93,7 @@ void vrb_mr_notify_init(void)
 		return;
 
 	*(void **) &notify.reg = dlsym(lib, "ibv_reg_mr_notify");
+	*(void **) &notify.reg_in_use = dlsym(lib, "ibv_reg_mr_notify_reclaim");
 	*(void **) &notify.settle = dlsym(lib, "ibv_settle_mr_notify");
 	dlclose(lib);	/* the provider is linked with it */
 }
@@ -155,6 +165,16 @@ static void vrb_mr_notify_free(struct vrb_domain *domain, uint64_t *word)
 	pthread_mutex_unlock(&domain->cache.lock);
 }
 
+/* A device that can't be revoked keeps the pages in any case. */
+static int vrb_mr_notify_reg(struct ibv_mr *mr, uint64_t *word)
+{
+	int ret = EOPNOTSUPP;
+
+	if (notify.reg_in_use)
+		ret = notify.reg_in_use(mr, word, VRB_MR_NOTIFY_IN_USE);
+	return ret == EOPNOTSUPP ? notify.reg(mr, word) : ret;
+}
+
 void vrb_mr_notify_arm(struct vrb_mem_desc *md)
 {
 	struct ofi_mr_cache *cache = &md->domain->cache;
@@ -167,8 +187,8 @@ void vrb_mr_notify_arm(struct vrb_mem_desc *md)
 	if (!md->notify_word)
 		return;
 
-	*md->notify_word = 0;
-	ret = notify.reg(md->mr, md->notify_word);
+	*md->notify_word = VRB_MR_NOTIFY_IN_USE;
+	ret = vrb_mr_notify_reg(md->mr, md->notify_word);
 	if (ret) {
 		VRB_INFO(FI_LOG_MR, "ibv_reg_mr_notify: %s\n", strerror(ret));
 		vrb_mr_notify_free(md->domain, md->notify_word);

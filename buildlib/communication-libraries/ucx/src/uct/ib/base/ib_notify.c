@@ -15,8 +15,16 @@
 
 #if HAVE_DECL_IBV_REG_MR_NOTIFY
 
+/* The word's bit that says that the registration is in use. What a cache finds
+ * can be a part of a larger region, and what is unmapped another part. So the
+ * device keeps the pages of an invalid region until it is deregistered, as it
+ * does of one that an event took out of the cache. */
+#define UCT_IB_NOTIFY_IN_USE UCS_BIT(8)
+
+
 static struct {
     int (*reg)(struct ibv_mr *mr, uint64_t *word);
+    int (*reg_in_use)(struct ibv_mr *mr, uint64_t *word, uint64_t in_use);
     int (*settle)(struct ibv_mr *mr);
 } uct_ib_notify_verbs;
 
@@ -37,8 +45,10 @@ static int uct_ib_notify_have_verbs()
         return 0;
     }
 
-    *(void**)&uct_ib_notify_verbs.reg    = dlsym(lib, "ibv_reg_mr_notify");
-    *(void**)&uct_ib_notify_verbs.settle = dlsym(lib, "ibv_settle_mr_notify");
+    *(void**)&uct_ib_notify_verbs.reg        = dlsym(lib, "ibv_reg_mr_notify");
+    *(void**)&uct_ib_notify_verbs.reg_in_use =
+            dlsym(lib, "ibv_reg_mr_notify_reclaim");
+    *(void**)&uct_ib_notify_verbs.settle     = dlsym(lib, "ibv_settle_mr_notify");
     dlclose(lib); /* this module is linked with it */
     return (uct_ib_notify_verbs.reg != NULL) &&
            (uct_ib_notify_verbs.settle != NULL);
@@ -126,6 +136,19 @@ void uct_ib_notify_put(uct_ib_mem_t *memh)
     }
 }
 
+/* A device that can't be revoked keeps the pages in any case */
+static int uct_ib_notify_reg(struct ibv_mr *mr, uint64_t *word)
+{
+    int ret = EOPNOTSUPP;
+
+    *word = UCT_IB_NOTIFY_IN_USE;
+    if (uct_ib_notify_verbs.reg_in_use != NULL) {
+        ret = uct_ib_notify_verbs.reg_in_use(mr, word, UCT_IB_NOTIFY_IN_USE);
+    }
+
+    return (ret == EOPNOTSUPP) ? uct_ib_notify_verbs.reg(mr, word) : ret;
+}
+
 void uct_ib_notify_arm(uct_ib_md_t *md, uct_ib_mem_t *memh,
                        uct_ib_mr_type_t mr_type, struct ibv_mr *mr)
 {
@@ -137,7 +160,7 @@ void uct_ib_notify_arm(uct_ib_md_t *md, uct_ib_mem_t *memh,
         return;
     }
 
-    ret = uct_ib_notify_verbs.reg(mr, &slot->words[mr_type]);
+    ret = uct_ib_notify_reg(mr, &slot->words[mr_type]);
     if (ret == 0) {
         slot->mrs[mr_type] = mr;
         return;
@@ -155,14 +178,15 @@ int uct_ib_notify_settle(uct_ib_notify_slot_t *slot)
     int i;
 
     for (i = 0; i < UCT_IB_MR_LAST; ++i) {
-        if (words[i] == 0) {
+        if (!uct_ib_notify_said(words[i])) {
             continue;
         }
 
         /* INVALID is final. Anything else is a doubt, which the kernel takes
          * back, or makes INVALID. */
         if ((words[i] & IBV_MR_NOTIFY_INVALID) || (slot->mrs[i] == NULL) ||
-            uct_ib_notify_verbs.settle(slot->mrs[i]) || (words[i] != 0)) {
+            uct_ib_notify_verbs.settle(slot->mrs[i]) ||
+            uct_ib_notify_said(words[i])) {
             return 0;
         }
     }

@@ -9,7 +9,7 @@
 
 /*
  * Registrations that know when they are stale, ibv_reg_mr_notify(3): the kernel
- * makes a word non-zero before a system call that changes the memory returns.
+ * sets bits of a word before a system call that changes the memory returns.
  */
 enum {
     UCT_IB_NOTIFY_NONE,   /**< The device or the library can't, or was told not to */
@@ -79,6 +79,15 @@ int uct_ib_notify_settle(uct_ib_notify_slot_t *slot);
 
 
 /**
+ * @return What the kernel has said by a word, IBV_MR_NOTIFY_KERNEL_MASK of it.
+ */
+static UCS_F_ALWAYS_INLINE uint8_t uct_ib_notify_said(uint64_t word)
+{
+    return word;
+}
+
+
+/**
  * @return Whether the memory handle is still of the memory that is mapped, as
  *         far as its words tell. Can be called by any thread at any time.
  */
@@ -92,8 +101,8 @@ static UCS_F_ALWAYS_INLINE int uct_ib_notify_is_valid(const uct_ib_mem_t *memh)
     }
 
     words = slot->words; /* read each time: the kernel writes them */
-    return ucs_likely(!(words[UCT_IB_MR_DEFAULT] |
-                        words[UCT_IB_MR_STRICT_ORDER])) ||
+    return ucs_likely(!uct_ib_notify_said(words[UCT_IB_MR_DEFAULT] |
+                                          words[UCT_IB_MR_STRICT_ORDER])) ||
            uct_ib_notify_settle(slot);
 }
 
