@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 BUILT = os.path.join(REPO, "build/consumers")
 PROGRAM = os.path.join(REPO, "build/tests/consumers_registrations")
+MAPPING = os.path.join(REPO, "build/tests/consumers_mapping")
 NOT_CAPABLE = {"LD_PRELOAD": os.path.join(REPO, "build/tests/libconsumers_not_capable.so")}
 OTHER_CANT = {**NOT_CAPABLE, "NOT_CAPABLE": "rxe1"}
 CANT_ARM = {**NOT_CAPABLE, "ARMING_FAILS": "1"}
@@ -121,6 +122,17 @@ def run(case):
     return good
 
 
+def maps_after_failure(notify):
+    """UCP's cache keeps nothing of what could not be registered."""
+    done = subprocess.run([MAPPING], text=True, check=False, stdin=subprocess.DEVNULL,
+                          env=environment({"UCX_TLS": "rc_verbs,ud_verbs,self",
+                                           "UCX_NET_DEVICES": "rxe0:1",
+                                           "UCX_RCACHE_NOTIFY": notify}),
+                          capture_output=True, timeout=LIMIT)
+    return check(f"UCP, {notify}: maps memory in the place of what could not be mapped",
+                 not done.returncode, done.stdout + done.stderr)
+
+
 def described():
     """fi_info and the manual page know the monitor."""
     said = subprocess.run([f"{BUILT}/libfabric/bin/fi_info", "-g", "FI_MR_CACHE_MONITOR"],
@@ -137,6 +149,7 @@ def main():
     if not old:
         subprocess.run("rdma link add rxe1 type rxe netdev dummy1".split(), check=True)
     good = [run(case) for case in (OLD if old else CASES)] + described()
+    good += [maps_after_failure(notify) for notify in ("try", "n")]
     return 0 if all(good) else 1
 
 

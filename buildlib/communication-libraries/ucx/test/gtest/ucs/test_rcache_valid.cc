@@ -43,6 +43,17 @@ protected:
         ucs::test::cleanup();
     }
 
+    void fail(uintptr_t start, size_t length)
+    {
+        ucs_rcache_region_t *found = NULL;
+
+        m_fail = true;
+        EXPECT_EQ(UCS_ERR_IO_ERROR,
+                  ucs_rcache_get(m_rcache, (void*)start, length,
+                                 PROT_READ | PROT_WRITE, NULL, &found));
+        m_fail = false;
+    }
+
     region *get(uintptr_t start, size_t length)
     {
         ucs_rcache_region_t *found = NULL;
@@ -76,6 +87,7 @@ protected:
     std::set<int>               m_registered;
     std::set<int>               m_stale;
     int                         m_next_id = 1;
+    bool                        m_fail    = false;
     ucs::handle<ucs_rcache_t*>  m_rcache;
 
 private:
@@ -84,6 +96,10 @@ private:
     {
         test_rcache_valid *self = reinterpret_cast<test_rcache_valid*>(context);
         int id                  = self->m_next_id++;
+
+        if (self->m_fail) {
+            return UCS_ERR_IO_ERROR;
+        }
 
         ucs_derived_of(r, region)->id = id;
         self->m_registered.insert(id);
@@ -151,6 +167,23 @@ UCS_TEST_F(test_rcache_valid, stale_is_not_merged) {
     use(START, SIZE, &start);
     EXPECT_EQ(START + 0, start);
     EXPECT_EQ(1u, m_registered.size());
+}
+
+/* The memory that could not be registered may be gone by now */
+UCS_TEST_F(test_rcache_valid, failed_is_not_merged) {
+    uintptr_t start;
+
+    fail(START, SIZE);
+    use(START + SIZE / 2, SIZE, &start);
+    EXPECT_EQ(START + SIZE / 2, start);
+}
+
+UCS_TEST_F(test_rcache_valid, failed_do_not_pile_up) {
+    for (int i = 0; i < 1000; ++i) {
+        fail(START + i * SIZE, SIZE / 2);
+    }
+
+    EXPECT_LE(m_rcache.get()->num_regions, size_t(UCS_RCACHE_SWEEP_MIN));
 }
 
 /* Nobody asks for them again, and no event tells of them */
