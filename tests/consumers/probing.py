@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Try libfabric and UCX of buildlib/consumers where not everything notifies, in a guest.
 
-Two devices in one process of which the second one can't; arming that fails; fork; what fi_info says
-of it. With --old where the library or the kernel has no notification at all: as they came, hooks by
-default, and no cache where they were told to use nothing else.
+Two devices in one process of which the second one can't; a monitor of the program's own; arming
+that fails; fork; a registration of which a half is unmapped while the other one is in use; memory
+that can't be registered; what fi_info says of it. With --old where the library or the kernel has no
+notification at all: as they came, hooks by default, and no cache where they were told to use
+nothing else.
 """
 import json
 import os
@@ -28,7 +30,8 @@ WORD = {"nothing": True, "system calls": False, "libc": False, "fork": True}
 HOOKS = {**WORD, "system calls": True}
 NO_CACHE = dict.fromkeys(WORD, False)
 UCX_FORK = {"fork": False}
-THREADS = {"libfabric": 1, "ucx": 2}    # UCX's own waits for events of the devices, with hooks too
+# UCX's own waits for events of the devices, with hooks too.
+THREADS = {"libfabric": 1, "imported": 1, "ucx": 2}
 VERBS_NOTIFY = {"FI_MR_CACHE_MONITOR": "verbs_notify"}
 # Without a cache UCX would go over to on-demand paging, which soft-RoCE has.
 ONLY_NOTIFY = {"UCX_RCACHE_NOTIFY": "y", "UCX_IB_REG_METHODS": "rcache,direct"}
@@ -54,6 +57,8 @@ CASES = [
          True),
     Case("libfabric, verbs_notify, rxe1 can't", "libfabric", {"rxe0": WORD, "rxe1": NO_CACHE},
          {**OTHER_CANT, **VERBS_NOTIFY}),
+    Case("libfabric, verbs_notify, a monitor imported", "imported",
+         {"rxe0": WORD, "rxe1": NO_CACHE}, {**OTHER_CANT, **VERBS_NOTIFY}),
     Case("libfabric, arming fails", "libfabric", {"rxe0": NO_CACHE}, CANT_ARM),
     Case("UCX, try", "ucx", {"rxe0": WORD, "rxe1": WORD}),
     Case("UCX, n", "ucx", {"rxe0": HOOKS}, {"UCX_RCACHE_NOTIFY": "n"}, True),

@@ -128,7 +128,7 @@ struct ofi_mem_monitor *vrb_mr_notify_select(struct vrb_domain *domain,
 	if (asked)
 		VRB_WARN(FI_LOG_MR, "%s can't notify of changes of memory\n",
 			 ibv_get_device_name(domain->verbs->device));
-	return other;
+	return asked ? NULL : other;
 }
 
 static uint64_t *vrb_mr_notify_alloc(struct vrb_domain *domain)

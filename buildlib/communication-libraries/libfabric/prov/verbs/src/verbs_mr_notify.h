@@ -24,7 +24,8 @@ void vrb_mr_notify_init(void);
 void vrb_mr_notify_fini(void);
 
 /* The monitor of a domain's system memory: verbs_notify if its device can
- * notify and nobody has asked for another one, else the one that is given.
+ * notify and nobody has asked for another one. Else the one that is given, or
+ * NULL if verbs_notify was asked for.
  */
 struct ofi_mem_monitor *vrb_mr_notify_select(struct vrb_domain *domain,
 					     struct ofi_mem_monitor *other);
