@@ -144,7 +144,9 @@ static inline bool util_mr_take(struct ofi_mr_entry *entry)
 	return true;
 }
 
-/* Give a reference back; false if that needs the lock. */
+/* Give a reference back; false if that needs the lock. A hit can't be given back
+ * if the entry was closed since and the hit was counted.
+ */
 static inline bool util_mr_give(struct ofi_mr_cache *cache,
 				struct ofi_mr_entry *entry, uint64_t units)
 {
@@ -155,7 +157,7 @@ static inline bool util_mr_give(struct ofi_mr_cache *cache,
 
 	refs = ofi_atomic_load_explicit64(&entry->refs, memory_order_relaxed);
 	do {
-		if (!(refs & UTIL_MR_OPEN))
+		if (!(refs & UTIL_MR_OPEN) || (uint64_t) refs < units)
 			return false;
 	} while (!util_mr_cas(entry, &refs, refs - units));
 	return true;
