@@ -150,10 +150,10 @@ BUILDS = {
 CONSUMERS = ("fork", "kernel um", "communication libraries")
 
 
-def hits(name, libfabric, options=""):
+def hits(name, libfabric, least, options=""):
     """libfabric's cache under everything at once; one program and library has the sanitizer."""
     return Step(name, f"LD_LIBRARY_PATH=build/consumers/{libfabric}/lib:$LD_LIBRARY_PATH {options} "
-                f"build/tests/consumers_{name}", results.lines, least=15)
+                f"build/tests/consumers_{name}", results.lines, least=least)
 
 
 LANES = {
@@ -182,8 +182,8 @@ LANES = {
     "consumers": Lane(
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=38),
          Step("ucx_perftest", f"{PYTHON} tests/consumers/ucx_perftest.py", results.lines, least=11),
-         Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=61),
-         hits("hits", "libfabric")],
+         Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=96),
+         hits("hits", "libfabric", 22)],
         guest="--kernel um", seconds=150, named_only=True, needs=CONSUMERS),
     # Their own tests. Those of UCX take a share of all memory for their buffers, and a process has
     # 65,530 pages that are not next to each other in the file which is the memory of a um guest.
@@ -200,19 +200,19 @@ LANES = {
         needs=(*CONSUMERS, "MPICH's tests")),
     # Hits that take no lock, on two CPUs.
     "consumers-races": Lane(
-        [hits("hits_tsan", "libfabric_tsan", "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],
+        [hits("hits_tsan", "libfabric_tsan", 15, "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],
         guest="--kernel debian", seconds=100, named_only=True,
         needs=("fork", "kernel debian", "libfabric with the thread sanitizer")),
     # They were compiled with our header, and find Debian's libibverbs.
     "consumers-library": Lane(
         [Step("probing", f"env -u LD_LIBRARY_PATH {PYTHON} tests/consumers/probing.py --old",
-              results.lines, least=18)],
+              results.lines, least=24)],
         guest="--kernel um", named_only=True, needs=CONSUMERS),
     # A kernel that has no notification, with either libibverbs.
     "consumers-stock": Lane(
-        [Step("probing", f"{PYTHON} tests/consumers/probing.py --old", results.lines, least=14),
+        [Step("probing", f"{PYTHON} tests/consumers/probing.py --old", results.lines, least=20),
          Step("probing, stock library", "env -u LD_LIBRARY_PATH "
-              f"{PYTHON} tests/consumers/probing.py --old", results.lines, least=14)],
+              f"{PYTHON} tests/consumers/probing.py --old", results.lines, least=20)],
         guest="--kernel stock", seconds=120, named_only=True,
         needs=("fork", "communication libraries", "kernel stock")),
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
