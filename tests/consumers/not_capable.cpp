@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * For LD_PRELOAD: the device that NOT_CAPABLE names does not tell that it notifies, and with
- * ARMING_FAILS set the kernel's method fails that arms a registration. Every device of the lab can
- * notify, and arming one of them fails only when there is no memory.
+ * For LD_PRELOAD: the device that NOT_CAPABLE names does not tell that it notifies, with
+ * ARMING_FAILS set the kernel's method fails that arms a registration, and with NOT_REVOCABLE set
+ * it fails as for a device that can't be revoked. Every device of the lab can notify and be
+ * revoked, and arming one of them fails only when there is no memory.
  */
 #include <infiniband/verbs.h>
 #include <rdma/ib_user_ioctl_cmds.h>
@@ -11,6 +12,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdarg>
 #include <cstdlib>
@@ -28,6 +30,21 @@ bool capable(const ibv_context *context)
 	const char *name = std::getenv("NOT_CAPABLE");
 
 	return !name || std::strcmp(ibv_get_device_name(context->device), name);
+}
+
+/* What arming a registration ends with, or 0: it is the kernel's to say. */
+int arming_error(const ib_uverbs_ioctl_hdr *header)
+{
+	if (header->object_id != UVERBS_OBJECT_MR ||
+	    header->method_id != UVERBS_METHOD_MR_NOTIFY_ARM)
+		return 0;
+	if (std::getenv("ARMING_FAILS"))
+		return ENOMEM;
+	const bool lends =
+		std::any_of(header->attrs, header->attrs + header->num_attrs, [](const auto &attr) {
+			return attr.attr_id == UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS && attr.data;
+		});
+	return lends && std::getenv("NOT_REVOCABLE") ? EOPNOTSUPP : 0;
 }
 
 decltype(verbs_context::query_device_ex) whole_query;
@@ -73,11 +90,10 @@ int ioctl(int fd, unsigned long request, ...) noexcept
 	va_start(list, request);
 	void *argument = va_arg(list, void *);
 	va_end(list);
-	if (request == RDMA_VERBS_IOCTL && std::getenv("ARMING_FAILS")) {
-		const auto *header = static_cast<const ib_uverbs_ioctl_hdr *>(argument);
-		if (header->object_id == UVERBS_OBJECT_MR &&
-		    header->method_id == UVERBS_METHOD_MR_NOTIFY_ARM) {
-			errno = ENOMEM;
+	if (request == RDMA_VERBS_IOCTL) {
+		const int error = arming_error(static_cast<const ib_uverbs_ioctl_hdr *>(argument));
+		if (error) {
+			errno = error;
 			return -1;
 		}
 	}
