@@ -5,11 +5,17 @@
 That is done once for each state of the package and kept (build/lab/dkms/life): here is looked at
 what it left. The kernel takes the modules in the guest `dkms` (tests/guest/dkms_modules).
 """
+import io
 import os
+import platform
+import shlex
+import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import unittest
+from unittest import mock
 
 REPO = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 sys.path[:0] = [os.path.join(REPO, path)
@@ -21,9 +27,46 @@ import fetch  # noqa: E402
 import kernel_archive  # noqa: E402
 import kernel_package  # noqa: E402
 import machine as machines  # noqa: E402
+import namespace  # noqa: E402
 import overlay  # noqa: E402
 
 OTHER = "6.1.0-1-amd64"
+# The kernels, the source and the compiler of Mishaps.
+STUBS = """\
+rm -rf /lib/modules /var/lib/dkms/* /var/lib/$NAME /boot/initrd.img-* /etc/dkms/no-autoinstall
+cp /srv/stub/linux-source-6.12.tar.xz /usr/src/
+cat >/usr/sbin/update-initramfs <<'END'
+#!/bin/sh
+echo "$*" >>/initramfs
+[ ! -e /full ]
+END
+chmod 755 /usr/sbin/update-initramfs
+for release in $KERNELS; do
+    cd "$(mktemp -d)"
+    modules=/lib/modules/$release
+    mkdir -p "$modules/kernel/drivers/infiniband/core" "$modules/build/include/generated/uapi/linux"
+    printf '#define LINUX_VERSION_%s\\n' "MAJOR 6" "PATCHLEVEL 12" "SUBLEVEL 1" \
+        >"$modules/build/include/generated/uapi/linux/version.h"
+    echo 'char a[] __attribute__((section(".modinfo"))) = "license=GPL";' | gcc -xc -c -o stub.ko -
+    cp stub.ko "$modules/kernel/drivers/infiniband/core/ib_core.ko"
+    mv stub.ko "$modules/build/"
+    touch "$modules/modules.order" "$modules/modules.builtin" "/boot/initrd.img-$release"
+    depmod "$release"
+done
+dpkg -i /srv/stub/good.deb
+"""
+# It takes as long as to copy.
+STUB_MAKE = ("mkdir built && test ! -e /broken && "
+             "for name in ib_core siw; do cp $(HEADERS)/stub.ko built/$$name.ko; done")
+STUB_HOOK = """\
+--- a/Makefile
++++ b/Makefile
+@@ -1,3 +1,4 @@
+ VERSION = 6
+ PATCHLEVEL = 12
+ SUBLEVEL = 1
++EXTRAVERSION = -ours
+"""
 
 
 class Life(unittest.TestCase):
@@ -240,6 +283,122 @@ class Making(unittest.TestCase):
         hooks = [path for path in inside if path.startswith("hooks/")]
         self.assertEqual(len(hooks), len(os.listdir(os.path.join(REPO, "kernel-patches/hooks"))))
         self.assertLessEqual(len(inside) - len(ours) - len(hooks) - 1, 6)
+
+
+class Mishaps(unittest.TestCase):
+    """What goes wrong halfway: the package's scripts, the real dkms and dpkg on stub kernels."""
+
+    layers = ["/"]
+    kernels = ("6.12.1-a", "6.12.1-b")
+    installed = f", {platform.machine()}: installed"
+    unbuild = 'dkms unbuild -m "$NAME" -v "$VERSION" -k "$ONE" >/dev/null\n'
+
+    @classmethod
+    def setUpClass(cls):
+        os.makedirs(fetch.BUILD, exist_ok=True)
+        cls.folder = tempfile.mkdtemp(dir=fetch.BUILD)
+        cls.addClassCleanup(namespace.remove, cls.folder)
+        cls.stub = os.path.join(cls.folder, "stub")
+        os.mkdir(cls.stub)
+        cls.pack_source()
+        cls.pack()
+        text, status = cls.run_on(os.path.join(cls.folder, "base"), STUBS)
+        if status:
+            raise AssertionError(text)
+
+    @classmethod
+    def pack_source(cls):
+        """A linux-source-6.12.tar.xz with a file for each of those that keep-source takes."""
+        with tarfile.open(os.path.join(cls.stub, "linux-source-6.12.tar.xz"), "w:xz") as archive:
+            for name in shlex.split(dkms.patterns().replace("\\\n", "")):
+                name = name.replace("*", "x")
+                content = b""
+                if name.endswith("/Makefile"):
+                    content = b"VERSION = 6\nPATCHLEVEL = 12\nSUBLEVEL = 1\n"
+                elif not os.path.splitext(os.path.basename(name))[1]:
+                    name += "/x.c"
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+
+    @classmethod
+    def pack(cls):
+        """The package without its dependencies, with one hook and a compiler that copies."""
+        root = os.path.join(cls.folder, "package")
+        with mock.patch.object(dkms, "make_line", lambda: STUB_MAKE):
+            dkms.stage(root)
+            hooks = os.path.join(root, dkms.fill(dkms.SOURCE, dkms.words()), "hooks")
+        shutil.rmtree(hooks)
+        dkms.write(os.path.join(hooks, "0001-stub.patch"), STUB_HOOK)
+        control = os.path.join(root, "DEBIAN/control")
+        with open(control, encoding="utf-8") as text:
+            lines = [line for line in text if not line.startswith(("Depends", "Recommends"))]
+        dkms.write(control, "".join(lines))
+        for name in ("good", "bad"):
+            subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", root,
+                            os.path.join(cls.stub, name + ".deb")], check=True,
+                           stdout=subprocess.DEVNULL)
+            dkms.write(os.path.join(root, "DEBIAN/preinst"), "#!/bin/sh\nexit 1\n", 0o755)
+
+    @classmethod
+    def run_on(cls, place, script):
+        """What a script says, and its status; what it changes is in `place`."""
+        release = cls.kernels[0]
+        environment = {
+            "NAME": dkms.NAME, "KERNELS": " ".join(cls.kernels), "ONE": release,
+            "TREE": f"/var/lib/dkms/{dkms.NAME}/{dkms.version()}",
+            "ARCH": platform.machine(), "OURS": f"/lib/modules/{release}/updates/dkms",
+            "HOOK": f"/etc/kernel/postinst.d/dkms-{dkms.NAME}",
+            "SOURCE": f"/usr/src/{dkms.NAME}-{dkms.version()}",
+            "VERSION": dkms.version()}
+        with tempfile.TemporaryFile("w+") as said:
+            status = namespace.run(place, cls.layers, script, environment,
+                                   [(cls.stub, "/srv/stub", "ro")], stdin=subprocess.DEVNULL,
+                                   stdout=said, stderr=subprocess.STDOUT)
+            said.seek(0)
+            return said.read(), status
+
+    def after(self, script):
+        """What a script says, which must succeed, where the package is installed."""
+        place = tempfile.mkdtemp(dir=self.folder)
+        self.addCleanup(namespace.remove, place)
+        copy = ["cp", "-a", os.path.join(self.folder, "base/upper"), place]
+        subprocess.run(namespace.as_root(copy, {}), check=True)
+        text, status = self.run_on(place, script)
+        self.assertEqual(status, 0, text)
+        return text
+
+    def test_an_interrupted_build_or_removal_is_in_the_way_of_nothing(self):
+        for left in ("log", "module"):
+            cut = (self.unbuild +
+                   f'mkdir -p "$TREE/$ONE/$ARCH/{left}"\n')
+            look = 'ls "$OURS/ib_core.ko" "$OURS/siw.ko"; dkms status -k "$ONE"\n'
+            for mend in ('"$HOOK" "$ONE"\n', "dpkg -i /srv/stub/good.deb\n"):
+                with self.subTest(left=left, mend=mend):
+                    self.assertIn(self.installed, self.after(cut + mend + look))
+            with self.subTest(left=left, mend="remove"):
+                self.after(cut + 'dpkg -r "$NAME-dkms"; [ ! -e "${TREE%/*}" ]\n'
+                           '[ -z "$(find /lib/modules -path "*/updates/*.ko")" ]')
+
+    def test_what_is_gone_of_the_modules_comes_back(self):
+        self.after('rm "$OURS/siw.ko"; "$HOOK" "$ONE"; ls "$OURS/siw.ko"')
+
+    def test_all_is_taken_away_or_it_says_so(self):
+        text = self.after('rm "$SOURCE/dkms.conf"; ! dpkg -r "$NAME-dkms"; ls "$OURS/siw.ko"')
+        self.assertIn("has not taken the modules away", text)
+
+    def test_what_dpkg_takes_back_is_built_again(self):
+        text = self.after('! dpkg -i /srv/stub/bad.deb; dkms status')
+        self.assertEqual(text.count(self.installed), len(self.kernels), text)
+        for action in ("upgrade", "remove", "deconfigure"):
+            with self.subTest(action=action):
+                text = self.after('cd /var/lib/dpkg/info\n'
+                                  f'"./$NAME-dkms.prerm" {action} in-favour\n'
+                                  'dkms status; echo then\n'
+                                  f'"./$NAME-dkms.postinst" abort-{action} in-favour; dkms status')
+                before, _, then = text.partition("then\n")
+                self.assertNotIn(self.installed, before)
+                self.assertEqual(then.count(self.installed), len(self.kernels), text)
 
 
 if __name__ == "__main__":
