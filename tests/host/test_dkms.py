@@ -282,7 +282,7 @@ class Making(unittest.TestCase):
                           if path.startswith("ours/")}, ours | {"Kbuild"})
         hooks = [path for path in inside if path.startswith("hooks/")]
         self.assertEqual(len(hooks), len(os.listdir(os.path.join(REPO, "kernel-patches/hooks"))))
-        self.assertLessEqual(len(inside) - len(ours) - len(hooks) - 1, 6)
+        self.assertLessEqual(len(inside) - len(ours) - len(hooks) - 1, 7)
 
 
 class Mishaps(unittest.TestCase):
@@ -399,6 +399,36 @@ class Mishaps(unittest.TestCase):
                 before, _, then = text.partition("then\n")
                 self.assertNotIn(self.installed, before)
                 self.assertEqual(then.count(self.installed), len(self.kernels), text)
+
+    def test_an_initramfs_that_cannot_be_made_stops_nothing(self):
+        text = self.after('rm /initramfs; touch /full; dpkg -i /srv/stub/good.deb; dkms status\n'
+                          'ls /tmp; cat /initramfs; rm /full /initramfs; "$HOOK" "$ONE"\n'
+                          'echo once more; cat /initramfs; "$HOOK" "$ONE"; cat /initramfs')
+        self.assertEqual(text.count(self.installed), len(self.kernels), text)
+        self.assertEqual(text.count(" failed: "), len(self.kernels), text)
+        self.assertNotIn("tmp.", text)
+        for release in self.kernels:
+            self.assertIn(f"-u -k {release}\n", text)
+        self.assertEqual(text.partition("once more\n")[2], f"-u -k {self.kernels[0]}\n" * 2)
+
+    def test_an_initramfs_that_cannot_be_made_stops_no_removal(self):
+        text = self.after('rm /initramfs; touch /full; dpkg -r "$NAME-dkms"; cat /initramfs')
+        for release in self.kernels:
+            self.assertIn(f"-u -k {release}\n", text)
+            self.assertIn(f"update-initramfs -u -k {release} failed", text)
+
+    def test_an_upgrade_that_is_not_built_leaves_nothing_in_the_initramfs(self):
+        for mishap, said in (("touch /broken", "NOT BUILT for"),
+                             ('sed -i "/PATCHLEVEL/s/12/13/" '
+                              "/lib/modules/*/build/include/generated/uapi/linux/version.h",
+                              "not for kernel")):
+            with self.subTest(mishap=mishap):
+                text = self.after(f"rm /initramfs; {mishap}; dpkg -i /srv/stub/good.deb\n"
+                                  'cat /initramfs; "$HOOK" "$ONE"; wc -l </initramfs')
+                for release in self.kernels:
+                    self.assertIn(f"-u -k {release}\n", text)
+                    self.assertIn(f"{said} {release}".replace("for for", "for"), text)
+                self.assertEqual(text.splitlines()[-1], "2")
 
 
 if __name__ == "__main__":
