@@ -368,6 +368,12 @@ class Mishaps(unittest.TestCase):
         self.assertEqual(status, 0, text)
         return text
 
+    def shim(self, condition):
+        """The lines that put a `cp` first in the path which fails on a condition."""
+        return ("mkdir /shim\n"
+                f"printf '%s\\n' '#!/bin/sh' 'for last; do :; done' '{condition} && exit 1' "
+                "'exec /bin/cp \"$@\"' >/shim/cp; chmod 755 /shim/cp; PATH=/shim:$PATH\n")
+
     def test_an_interrupted_build_or_removal_is_in_the_way_of_nothing(self):
         for left in ("log", "module"):
             cut = (self.unbuild +
@@ -429,6 +435,27 @@ class Mishaps(unittest.TestCase):
                     self.assertIn(f"-u -k {release}\n", text)
                     self.assertIn(f"{said} {release}".replace("for for", "for"), text)
                 self.assertEqual(text.splitlines()[-1], "2")
+
+    def test_half_of_the_modules_is_none(self):
+        for target in ("*/updates/dkms/siw.ko", "*/module/siw.ko", "*/updates/dkms/ib_core.ko"):
+            with self.subTest(target=target):
+                case = f'case $last in {target}) true ;; *) false ;; esac'
+                text = self.after(self.unbuild + "(" + self.shim(case) +
+                                  '"$HOOK" "$ONE"; dkms status -k "$ONE")\n'
+                                  'ls "/lib/modules/$ONE/kernel/drivers/infiniband/core/"*.ko\n'
+                                  '[ ! -e "$OURS/siw.ko" ]; [ ! -e "$OURS/ib_core.ko" ]\n'
+                                  '"$HOOK" "$ONE"; ls "$OURS/siw.ko" "$OURS/ib_core.ko"')
+                self.assertIn(f"NOT BUILT for {self.kernels[0]}", text)
+
+    def test_a_refusal_has_a_reason(self):
+        for fill, said in (("", "keeps its own modules"),
+                           ("head -c 1M /dev/zero >/tmp/fill || :", "")):
+            with self.subTest(fill=fill):
+                text = self.after(f"{self.unbuild}mount -o remount,size=64k /tmp; {fill}\n"
+                                  'echo begin; "$HOOK" "$ONE"').partition("begin\n")[2]
+                self.assertIn("No space left on device", text)
+                self.assertIn(said, text)
+                self.assertNotIn("it has no RDMA", text)
 
 
 if __name__ == "__main__":
