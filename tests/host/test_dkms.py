@@ -447,6 +447,12 @@ class Mishaps(unittest.TestCase):
                                   '"$HOOK" "$ONE"; ls "$OURS/siw.ko" "$OURS/ib_core.ko"')
                 self.assertIn(f"NOT BUILT for {self.kernels[0]}", text)
 
+    def test_nothing_is_built_from_half_a_tree(self):
+        text = self.after(self.unbuild + self.shim('[ "$last" = . ]') +
+                          '"$HOOK" "$ONE"; [ ! -e "$OURS" ]; "$SOURCE/dkms/tree" "$ONE" '
+                          '"/lib/modules/$ONE/build"')
+        self.assertRegex(text, f"NOT BUILT for {self.kernels[0]}|keeps its own modules")
+
     def test_a_refusal_has_a_reason(self):
         for fill, said in (("", "keeps its own modules"),
                            ("head -c 1M /dev/zero >/tmp/fill || :", "")):
