@@ -463,6 +463,16 @@ class Mishaps(unittest.TestCase):
                 self.assertIn(said, text)
                 self.assertNotIn("it has no RDMA", text)
 
+    def test_what_is_kept_of_the_source(self):
+        again = 'echo again; "$SOURCE/dkms/keep-source"\n'
+        text = self.after('echo "# more" >>"$SOURCE/dkms/keep-source"\n'
+                          'mkdir "/var/lib/$NAME/new.x"\n'
+                          f'{again}{again}[ ! -e "/var/lib/$NAME/new.x" ]')
+        self.assertEqual(text.count("taking the RDMA folders"), 1, text)
+        self.after('cd "/var/lib/$NAME"; mkdir /lib/modules/6.12.0\n'
+                   'touch 6.11.9.tar.gz 6.12.0.tar.gz 6.12.2.tar.gz 6.12.3.tar.gz; rm seen\n'
+                   '"$SOURCE/dkms/keep-source"; ls 6.12.0.tar.gz; [ ! -e 6.11.9.tar.gz ]')
+
 
 if __name__ == "__main__":
     unittest.main()
