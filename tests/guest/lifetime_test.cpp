@@ -11,11 +11,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
 
 #include "device.h"
+#include "raw_uverbs.h"
+#include "rows.h"
+#include "run_time.h"
 #include "skip.h"
 #include "trial.h"
 
@@ -60,7 +64,67 @@ void expect_invalid_after(shared_words &words, pid_t child)
 	CHECK(words.read(0) == IBV_MR_NOTIFY_INVALID);
 }
 
+/*
+ * A child that drops shared huge pages again and again, and a child of its own that settles
+ * their registration, kills it after a while, and goes on.
+ */
+pid_t child_with_huge_pages(useconds_t lives)
+{
+	const pid_t child = fork();
+
+	if (child)
+		return child;
+	const device on;
+	const memory m = shared_hugetlb(8 * huge_page_size());
+	const range all = m.registered();
+	word w;
+	const ibv_mr *mr = ibv_reg_mr(on.pd(), all.addr, all.length, IBV_ACCESS_LOCAL_WRITE);
+
+	if (!mr || ibv_reg_mr_notify(const_cast<ibv_mr *>(mr), w.address()))
+		_exit(1);
+	if (fork()) {
+		for (;;)
+			madvise(all.addr, all.length, MADV_DONTNEED);
+	}
+	const raw_uverbs raw(on.context());
+	const auto killed = std::chrono::steady_clock::now() + std::chrono::microseconds(lives);
+	while (std::chrono::steady_clock::now() < killed)
+		raw.settle(mr->handle);
+	kill(getppid(), SIGKILL);
+	for (int i = 0; i < 200; i++)
+		raw.settle(mr->handle);
+	_exit(0);
+}
+
 } // namespace
+
+/* The lock of such a mapping goes while only readers are kept off the address space. */
+TEST_CASE("race: settling beside the exit of an owner of shared huge pages")
+{
+	const run_time time;
+	useconds_t lives = 0;
+
+	try {
+		shared_hugetlb(8 * huge_page_size());
+	} catch (const unsupported &why) {
+		SKIP_IF(true, why.what());
+	}
+	for (int rounds = 0; time.goes_on(rounds > 20); rounds++) {
+		std::array<int, 2> alive{};
+		int status = 0;
+		char nothing = 0;
+
+		REQUIRE(pipe(alive.data()) == 0);
+		lives = (lives + 1237) % 5000;
+		const pid_t owner = child_with_huge_pages(lives);
+		REQUIRE(owner > 0);
+		close(alive[1]);
+		REQUIRE(read(alive[0], &nothing, 1) == 0); /* both are gone */
+		close(alive[0]);
+		REQUIRE(waitpid(owner, &status, 0) == owner);
+		CHECK(WIFSIGNALED(status));
+	}
+}
 
 TEST_CASE("process exit with an armed MR")
 {

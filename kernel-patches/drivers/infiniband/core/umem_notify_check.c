@@ -58,6 +58,11 @@
  *                                         frees page tables and VMAs
  *
  * Only a page fault needs a user: what it maps after the unmapping would stay.
+ *
+ * Shared hugetlb memory is not walked. Each such mapping has a lock of its own, which a
+ * walk takes and unmapping frees, also where exit_mmap() keeps off writers only. It
+ * maps nothing but its file's pages, so it is as if none of it were mapped: the pinned
+ * pages are compared with the file's.
  */
 
 #include <linux/fs.h>
@@ -140,7 +145,12 @@ static bool can_be_absent(struct file *file)
 	return shmem_mapping(file->f_mapping) || is_file_hugepages(file);
 }
 
-/* Collects the absent pages from @addr on. Holds mmap_lock. */
+static bool may_be_walked(const struct vm_area_struct *vma)
+{
+	return !is_vm_hugetlb_page(vma) || !(vma->vm_flags & VM_MAYSHARE);
+}
+
+/* Collects the absent pages from @addr on, or all. Holds mmap_lock. */
 static void absent_run_collect(struct absent_run *run, struct mm_struct *mm,
 			       struct vm_area_struct *vma, unsigned long addr,
 			       unsigned long end)
@@ -152,7 +162,7 @@ static void absent_run_collect(struct absent_run *run, struct mm_struct *mm,
 	run->start = addr;
 	end = min(end, vma->vm_end);
 	for (addr += PAGE_SIZE; addr < end; addr += PAGE_SIZE) {
-		if (mapped_pages(mm, addr, 1, &page) == 1) {
+		if (may_be_walked(vma) && mapped_pages(mm, addr, 1, &page) == 1) {
 			put_page(page);
 			break;
 		}
@@ -272,9 +282,12 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 	while (iter->next < end) {
 		unsigned long addr = iter->next;
 
+		vma = find_vma(mm, addr);
+		if (!vma || vma->vm_start > addr)
+			return UMEM_NOTIFY_CHANGED;
 		nr = min_t(unsigned long, CHECK_BATCH,
-			   (end - addr) >> PAGE_SHIFT);
-		nr = mapped_pages(mm, addr, nr, pages);
+			   (min(end, vma->vm_end) - addr) >> PAGE_SHIFT);
+		nr = may_be_walked(vma) ? mapped_pages(mm, addr, nr, pages) : 0;
 		if (nr > 0) {
 			same = same_pages(iter, pages, nr);
 			iter->next = addr + (same << PAGE_SHIFT);
@@ -287,9 +300,6 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 		if (nr == -EINTR)
 			return UMEM_NOTIFY_INTERRUPTED;
 
-		vma = find_vma(mm, addr);
-		if (!vma || vma->vm_start > addr)
-			return UMEM_NOTIFY_CHANGED;
 		if ((vma->vm_flags & VM_MAYSHARE) && vma->vm_file) {
 			if (can_be_absent(vma->vm_file)) {
 				absent_run_collect(run, mm, vma, addr, end);
