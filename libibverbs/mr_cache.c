@@ -602,14 +602,13 @@ bool cached_mr_make_room(uint32_t stage)
 /* Which of the commands that are older than methods; those have none. */
 static uint64_t write_command(const struct ibv_command_buffer *cmd)
 {
-	const struct ib_uverbs_attr *attr = cmd->hdr.attrs;
+	const bool is_write = cmd->hdr.object_id == UVERBS_OBJECT_DEVICE &&
+			      cmd->hdr.method_id == UVERBS_METHOD_INVOKE_WRITE;
 
-	if (cmd->hdr.object_id != UVERBS_OBJECT_DEVICE ||
-	    cmd->hdr.method_id != UVERBS_METHOD_INVOKE_WRITE)
-		return UINT64_MAX;
-	while (attr->attr_id != UVERBS_ATTR_WRITE_CMD)
-		attr++;
-	return attr->data;
+	for (uint16_t i = 0; is_write && i < cmd->hdr.num_attrs; i++)
+		if (cmd->hdr.attrs[i].attr_id == UVERBS_ATTR_WRITE_CMD)
+			return cmd->hdr.attrs[i].data;
+	return UINT64_MAX;
 }
 
 /*

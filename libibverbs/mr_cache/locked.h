@@ -44,8 +44,7 @@ public:
 	/* Lets go of the mutex until a thread has come back from the registrar. */
 	void wait() { a.inside.wait(a.mutex); }
 
-	/* The same for a moment: those that took a reference in vain give it back soon, FEW times.
-	 */
+	/* The same for a moment, FEW times: what was taken in vain is given back soon. */
 	void let_others_run()
 	{
 		a.mutex.unlock();
