@@ -15,6 +15,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <optional>
 
 #include "device.h"
 #include "raw_uverbs.h"
@@ -68,19 +69,17 @@ void expect_invalid_after(shared_words &words, pid_t child)
  * A child that drops shared huge pages again and again, and a child of its own that settles
  * their registration, kills it after a while, and goes on.
  */
-pid_t child_with_huge_pages(useconds_t lives)
+pid_t child_with_huge_pages(range all, useconds_t lives)
 {
 	const pid_t child = fork();
 
 	if (child)
 		return child;
 	const device on;
-	const memory m = shared_hugetlb(8 * huge_page_size());
-	const range all = m.registered();
 	word w;
-	const ibv_mr *mr = ibv_reg_mr(on.pd(), all.addr, all.length, IBV_ACCESS_LOCAL_WRITE);
+	ibv_mr *const mr = ibv_reg_mr(on.pd(), all.addr, all.length, IBV_ACCESS_LOCAL_WRITE);
 
-	if (!mr || ibv_reg_mr_notify(const_cast<ibv_mr *>(mr), w.address()))
+	if (!mr || ibv_reg_mr_notify(mr, w.address()))
 		_exit(1);
 	if (fork()) {
 		for (;;)
@@ -102,10 +101,11 @@ pid_t child_with_huge_pages(useconds_t lives)
 TEST_CASE("race: settling beside the exit of an owner of shared huge pages")
 {
 	const run_time time;
+	std::optional<memory> huge;
 	useconds_t lives = 0;
 
 	try {
-		shared_hugetlb(8 * huge_page_size());
+		huge = shared_hugetlb(8 * huge_page_size());
 	} catch (const unsupported &why) {
 		SKIP_IF(true, why.what());
 	}
@@ -116,7 +116,7 @@ TEST_CASE("race: settling beside the exit of an owner of shared huge pages")
 
 		REQUIRE(pipe(alive.data()) == 0);
 		lives = (lives + 1237) % 5000;
-		const pid_t owner = child_with_huge_pages(lives);
+		const pid_t owner = child_with_huge_pages(huge->registered(), lives);
 		REQUIRE(owner > 0);
 		close(alive[1]);
 		REQUIRE(read(alive[0], &nothing, 1) == 0); /* both are gone */
