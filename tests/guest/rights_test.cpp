@@ -107,18 +107,9 @@ TEST_CASE("a peer can't end a registration")
 	const asker to(on);
 	{
 		loopback link(on);
-		ibv_sge sge{reinterpret_cast<uintptr_t>(to.first(1).addr), 1, to.mr->lkey};
-		ibv_send_wr wr{};
-		ibv_send_wr *bad = nullptr;
 
-		wr.sg_list = &sge;
-		wr.num_sge = 1;
-		wr.opcode = IBV_WR_SEND_WITH_INV;
-		wr.send_flags = IBV_SEND_SIGNALED;
-		wr.invalidate_rkey = mr->rkey;
-		wr.wr.rdma.rkey = mr->rkey; /* where siw's library takes it from */
 		post_receive(link.far_end(), to.first(100), to.mr.get());
-		REQUIRE(ibv_post_send(link.near_end(), &wr, &bad) == 0);
+		link.start(IBV_WR_SEND_WITH_INV, to.mr.get(), to.first(1), nullptr, mr->rkey);
 		CHECK(far_completion(link).status != IBV_WC_SUCCESS);
 	}
 	loopback link(on);

@@ -206,7 +206,9 @@ void loopback::start(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const 
 	wr.opcode = opcode;
 	wr.send_flags = flags;
 	wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(remote);
-	wr.wr.rdma.rkey = rkey;
+	wr.wr.rdma.rkey = rkey; /* siw's library also takes from there what to invalidate */
+	if (opcode == IBV_WR_SEND_WITH_INV)
+		wr.invalidate_rkey = rkey;
 
 	ibv_send_wr answer = wr;
 	answer.sg_list = &nothing;

@@ -44,7 +44,8 @@ public:
 	bool refused(ibv_wc_status status) const;
 
 	/*
-	 * The same without waiting: poll() and wait() tell how it ends. @flags is
+	 * The same without waiting: poll() and wait() tell how it ends. A message with
+	 * invalidation names the key as @rkey. @flags is
 	 * IBV_SEND_SIGNALED or 0; what fails is told in any case, and so is the
 	 * end of an iWARP write.
 	 */
