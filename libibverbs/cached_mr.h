@@ -71,7 +71,7 @@ int cached_mr_make_plain(struct ibv_mr *mr);
  */
 bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		     void *addr, size_t length, int access, int *ret);
-/* The memory that idle registrations pin is short: did some of them go, at the stage-th try? */
+/* What idle registrations hold is short: some go, more of them with each try. Try again? */
 bool cached_mr_make_room(uint32_t stage);
 /*
  * A command failed (errno). If idle registrations may hold what it lacks, they go and it

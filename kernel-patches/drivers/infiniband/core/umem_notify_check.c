@@ -59,10 +59,19 @@
  *
  * Only a page fault needs a user: what it maps after the unmapping would stay.
  *
- * Shared hugetlb memory is not walked. Each such mapping has a lock of its own, which a
- * walk takes and unmapping frees, also where exit_mmap() keeps off writers only. It
- * maps nothing but its file's pages, so it is as if none of it were mapped: the pinned
- * pages are compared with the file's.
+ * Shared hugetlb memory is not walked. Each such mapping has a lock of its own:
+ *
+ *   the worker                            exit of the owner
+ *   mmap_read_trylock()
+ *   mm_users is not 0
+ *                                         mmput(): the last one
+ *                                         mmap_read_lock(): beside the worker
+ *   GUP finds vma->vm_private_data
+ *                                         hugetlb_zap_end(): frees that lock
+ *   down_read() of what is freed
+ *
+ * It maps nothing but its file's pages, so it is as if none of it were mapped: the
+ * pinned pages are compared with the file's.
  */
 
 #include <linux/fs.h>
