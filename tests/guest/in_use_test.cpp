@@ -172,6 +172,13 @@ TEST_CASE("who uses an invalid registration goes on")
 		CHECK(all.write_to_the_rest() != IBV_WC_SUCCESS);
 		CHECK(all.was_refused);
 	}
+	SECTION("also when the kernel has left the word to them")
+	{
+		CHECK(ibv_unreg_mr_notify(all.mr.get()) == 0);
+		usleep(200000); /* no worker comes any more */
+		CHECK(pinned_bytes() == before - page_size());
+		CHECK(all.write_to_the_rest() == IBV_WC_SUCCESS);
+	}
 	SECTION("until it is deregistered")
 	{
 		all.mr.reset();
@@ -187,6 +194,21 @@ TEST_CASE("who uses an invalid registration goes on")
 		at(all.w) = 0;
 		CHECK(ibv_reg_mr_notify(other.get(), all.w.address()) == 0);
 	}
+}
+
+/* The worker would have come after a while. */
+TEST_CASE("disarming does what the worker had still to do")
+{
+	shared_by_users all;
+	SKIP_IF(!all.on.can_revoke(), "the driver can't revoke");
+
+	const std::size_t before = pinned_bytes();
+	all.cut();
+	CHECK(ibv_unreg_mr_notify(all.mr.get()) == 0);
+	CHECK(pinned_bytes() == before - length - page_size());
+	CHECK(all.w.value() == invalid);
+	CHECK(all.write_to_the_rest() != IBV_WC_SUCCESS);
+	CHECK(all.was_refused);
 }
 
 TEST_CASE("only the bits of the mask count")

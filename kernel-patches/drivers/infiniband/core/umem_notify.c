@@ -878,7 +878,8 @@ static bool set_reclaim(struct ib_umem_notify *n, bool reclaim)
  * @umem: The umem of the MR
  *
  * The range stays tracked, so arming it again is cheap. A suspended one gets its
- * pages first.
+ * pages first. An INVALID one loses them, unless its word is in use: then the device
+ * keeps them until the MR is deregistered.
  *
  * Return: 0, -EINVAL if it is not armed, -EINTR; as umem_notify_restore(), and it
  * is as armed as before.
@@ -907,6 +908,7 @@ int umem_notify_disarm(struct ib_umem *umem)
 		set_reclaim(n, reclaim);
 		goto put;
 	}
+	retire(n); /* no worker does it from now on */
 	tracker_disarm(n);
 	word_page = leave_word(n);
 	offset = n->word;
