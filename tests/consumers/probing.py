@@ -25,6 +25,7 @@ CANT_ARM = {**NOT_CAPABLE, "ARMING_FAILS": "1"}
 # It says so, but is, and loses what would stay where that is true.
 CANT_REVOKE = {**NOT_CAPABLE, "NOT_REVOCABLE": "1"}
 LIMIT = 120     # seconds: it hangs
+MOST_KEPT = 100     # of 200 registrations: libfabric keeps some 20, UCX up to 64
 
 # What is found in the cache again after the changes; with hooks also what is stale. UCX empties its
 # cache at each fork.
@@ -124,6 +125,8 @@ def run(case):
         good &= check(f"{case.name}: {device} {'keeps' if case.keeps else 'loses'} a half in use",
                       half["found"] == expected["nothing"] and (not half["lost"]) == case.keeps,
                       said)
+        good &= check(f"{case.name}: {device} gives back what was unmapped",
+                      seen["kept"][device] < MOST_KEPT, said)
         if before[device] is not None:
             good &= check(f"{case.name}: {device} armed or not",
                           (arms(device) > before[device]) == (expected == WORD), said)

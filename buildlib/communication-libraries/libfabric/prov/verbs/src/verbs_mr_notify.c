@@ -3,8 +3,8 @@
  * A registration in the cache has a word, which the kernel marks before a
  * system call that changes the memory returns, whoever made it. So a hit is
  * valid if there is no mark. There is no hook, no thread and no file
- * descriptor, and nothing to take out of the cache from outside: what is
- * stale stays until a request finds it, or until it is the oldest.
+ * descriptor, and nothing takes an entry out of the cache from outside: one that
+ * is stale stays until a request finds it, a miss comes by it, or it is the oldest.
  *
  * A request may be for a part of a region, and what is unmapped another part.
  * So the device keeps a stale region's pages until it is deregistered, when its
@@ -23,6 +23,18 @@
 
 #define VRB_MR_NOTIFY_IN_USE	(1ULL << 8)
 
+/* How many words a miss looks at */
+#define VRB_MR_NOTIFY_SWEEP	16
+
+/* A word, and whose it is. The word is 0 where it is nobody's. */
+struct vrb_mr_notify_slot {
+	uint64_t				word;
+	union {
+		struct vrb_mem_desc		*md;
+		struct vrb_mr_notify_slot	*next;	/* the first: next page */
+	};
+};
+
 static struct {
 	int (*reg)(struct ibv_mr *mr, uint64_t *word);
 	int (*reg_in_use)(struct ibv_mr *mr, uint64_t *word, uint64_t in_use);
@@ -30,10 +42,9 @@ static struct {
 } notify;
 
 /* What the kernel has said, read each time: it may say more. */
-static inline uint64_t vrb_mr_notify_said(const struct vrb_mem_desc *md)
+static inline uint64_t vrb_mr_notify_said(const uint64_t *word)
 {
-	return *(volatile uint64_t *) md->notify_word &
-	       IBV_MR_NOTIFY_KERNEL_MASK;
+	return *(volatile const uint64_t *) word & IBV_MR_NOTIFY_KERNEL_MASK;
 }
 
 /* The kernel has said something. INVALID is final. Anything else is a doubt:
@@ -41,10 +52,10 @@ static inline uint64_t vrb_mr_notify_said(const struct vrb_mem_desc *md)
  */
 static bool vrb_mr_notify_settle(struct vrb_mem_desc *md)
 {
-	if (vrb_mr_notify_said(md) & IBV_MR_NOTIFY_INVALID)
+	if (vrb_mr_notify_said(md->notify_word) & IBV_MR_NOTIFY_INVALID)
 		return false;
 
-	return !notify.settle(md->mr) && !vrb_mr_notify_said(md);
+	return !notify.settle(md->mr) && !vrb_mr_notify_said(md->notify_word);
 }
 
 static bool vrb_mr_notify_valid(struct ofi_mem_monitor *monitor,
@@ -57,7 +68,7 @@ static bool vrb_mr_notify_valid(struct ofi_mem_monitor *monitor,
 	if (OFI_UNLIKELY(!md->notify_word))
 		return false;
 
-	return OFI_LIKELY(!vrb_mr_notify_said(md)) || vrb_mr_notify_settle(md);
+	return OFI_LIKELY(!vrb_mr_notify_said(md->notify_word)) || vrb_mr_notify_settle(md);
 }
 
 /* An entry is kept only if the kernel watches it. */
@@ -131,38 +142,106 @@ struct ofi_mem_monitor *vrb_mr_notify_select(struct vrb_domain *domain,
 	return asked ? NULL : other;
 }
 
-static uint64_t *vrb_mr_notify_alloc(struct vrb_domain *domain)
+static size_t vrb_mr_notify_slots(void)
 {
-	struct vrb_mr_notify *words = &domain->notify;
-	ssize_t size = ofi_get_page_size();
-	uint64_t *word = NULL;
-	void *page;
-	ssize_t i;
+	return ofi_get_page_size() / sizeof(struct vrb_mr_notify_slot);
+}
 
-	pthread_mutex_lock(&domain->cache.lock);
-	if (!words->unused && !ofi_mmap_anon_pages(&page, size, 0)) {
-		word = page;
-		*word = (uintptr_t) words->pages;
-		words->pages = word;
-		for (i = size / (ssize_t) sizeof(*word) - 1; i > 0; i--) {
-			word[i] = (uintptr_t) words->unused;
-			words->unused = &word[i];
+static uint64_t *vrb_mr_notify_alloc(struct vrb_mem_desc *md)
+{
+	struct vrb_mr_notify *words = &md->domain->notify;
+	struct vrb_mr_notify_slot *slot;
+	void *page;
+	size_t i;
+
+	pthread_mutex_lock(&md->domain->cache.lock);
+	if (!words->unused &&
+	    !ofi_mmap_anon_pages(&page, ofi_get_page_size(), 0)) {
+		slot = page;
+		slot->next = words->pages;
+		words->pages = slot;
+		for (i = vrb_mr_notify_slots() - 1; i > 0; i--) {
+			slot[i].next = words->unused;
+			words->unused = &slot[i];
 		}
 	}
 
-	word = words->unused;
-	if (word)
-		words->unused = (uint64_t *) (uintptr_t) *word;
-	pthread_mutex_unlock(&domain->cache.lock);
-	return word;
+	slot = words->unused;
+	if (slot) {
+		words->unused = slot->next;
+		slot->md = md;
+		slot->word = VRB_MR_NOTIFY_IN_USE;
+	}
+	pthread_mutex_unlock(&md->domain->cache.lock);
+	return slot ? &slot->word : NULL;
 }
 
-static void vrb_mr_notify_free(struct vrb_domain *domain, uint64_t *word)
+static void vrb_mr_notify_free(struct vrb_mem_desc *md)
 {
+	struct vrb_mr_notify_slot *slot =
+		container_of(md->notify_word, struct vrb_mr_notify_slot, word);
+
+	pthread_mutex_lock(&md->domain->cache.lock);
+	slot->word = 0;
+	slot->next = md->domain->notify.unused;
+	md->domain->notify.unused = slot;
+	md->notify_word = NULL;
+	pthread_mutex_unlock(&md->domain->cache.lock);
+}
+
+/* Round and round, through all pages. Caller must hold cache.lock. */
+static struct vrb_mr_notify_slot *vrb_mr_notify_next(struct vrb_mr_notify *words)
+{
+	if (!words->left) {
+		words->page = words->page && words->page->next ?
+			      words->page->next : words->pages;
+		words->left = vrb_mr_notify_slots();
+	}
+	return &words->page[--words->left];
+}
+
+/* Whether it was in the cache, and is not any more. Caller must hold cache.lock,
+ * and with it the region is not freed: an entry that is deregistered by another
+ * thread still has its word, and is not in the tree.
+ */
+static bool vrb_mr_notify_uncache(struct vrb_mr_notify_slot *slot)
+{
+	struct ofi_mr_entry *entry = slot->md->entry;
+	bool cached;
+
+	/* One that could not be deregistered keeps its word, and not its entry. */
+	if (slot->md->notify_word != &slot->word)
+		return false;
+
+	pthread_mutex_lock(&mm_lock);
+	cached = entry->node != NULL;
+	if (cached)
+		ofi_mr_cache_notify(&slot->md->domain->cache,
+				    entry->info.iov.iov_base,
+				    entry->info.iov.iov_len);
+	pthread_mutex_unlock(&mm_lock);
+	return cached;
+}
+
+/* Memory that was unmapped may never be asked for again. A miss, which costs far
+ * more, looks for some of that, so its pages are given back.
+ */
+static void vrb_mr_notify_sweep(struct vrb_domain *domain)
+{
+	struct vrb_mr_notify_slot *slot;
+	bool found = false;
+	int i;
+
 	pthread_mutex_lock(&domain->cache.lock);
-	*word = (uintptr_t) domain->notify.unused;
-	domain->notify.unused = word;
+	for (i = 0; i < VRB_MR_NOTIFY_SWEEP; i++) {
+		slot = vrb_mr_notify_next(&domain->notify);
+		if (vrb_mr_notify_said(&slot->word) & IBV_MR_NOTIFY_INVALID)
+			found |= vrb_mr_notify_uncache(slot);
+	}
 	pthread_mutex_unlock(&domain->cache.lock);
+
+	if (found)
+		(void) ofi_mr_cache_flush(&domain->cache, false);
 }
 
 /* A device that can't be revoked keeps the pages in any case. */
@@ -183,36 +262,33 @@ void vrb_mr_notify_arm(struct vrb_mem_desc *md)
 	if (cache->monitors[md->info.iface] != &vrb_mr_notify_monitor || !md->mr)
 		return;
 
-	md->notify_word = vrb_mr_notify_alloc(md->domain);
+	md->notify_word = vrb_mr_notify_alloc(md);
 	if (!md->notify_word)
 		return;
 
-	*md->notify_word = VRB_MR_NOTIFY_IN_USE;
 	ret = vrb_mr_notify_reg(md->mr, md->notify_word);
 	if (ret) {
 		VRB_INFO(FI_LOG_MR, "ibv_reg_mr_notify: %s\n", strerror(ret));
-		vrb_mr_notify_free(md->domain, md->notify_word);
-		md->notify_word = NULL;
+		vrb_mr_notify_free(md);
 	}
+	vrb_mr_notify_sweep(md->domain);
 }
 
 void vrb_mr_notify_disarmed(struct vrb_mem_desc *md)
 {
 	if (md->notify_word)
-		vrb_mr_notify_free(md->domain, md->notify_word);
-	md->notify_word = NULL;
+		vrb_mr_notify_free(md);
 }
 
 void vrb_mr_notify_close(struct vrb_domain *domain)
 {
-	uint64_t *page, *next;
+	struct vrb_mr_notify_slot *page, *next;
 
 	for (page = domain->notify.pages; page; page = next) {
-		next = (uint64_t *) (uintptr_t) *page;
+		next = page->next;
 		(void) ofi_unmap_anon_pages(page, ofi_get_page_size());
 	}
-	domain->notify.pages = NULL;
-	domain->notify.unused = NULL;
+	memset(&domain->notify, 0, sizeof(domain->notify));
 }
 
 #endif /* VERBS_HAVE_MR_NOTIFY */

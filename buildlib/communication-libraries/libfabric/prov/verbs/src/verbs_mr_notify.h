@@ -12,10 +12,14 @@ struct ofi_mem_monitor;
 struct vrb_domain;
 struct vrb_mem_desc;
 
+struct vrb_mr_notify_slot;
+
 /* The words of a domain, in pages of their own. Protected by cache.lock. */
 struct vrb_mr_notify {
-	uint64_t	*pages;		/* the first word of each names the next */
-	uint64_t	*unused;	/* each names the next */
+	struct vrb_mr_notify_slot	*pages;		/* a list of them */
+	struct vrb_mr_notify_slot	*unused;	/* a list, through all pages */
+	struct vrb_mr_notify_slot	*page;		/* to be looked at next */
+	size_t				left;		/* that many of its words */
 };
 
 #if VERBS_HAVE_MR_NOTIFY
