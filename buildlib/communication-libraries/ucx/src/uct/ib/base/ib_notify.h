@@ -88,22 +88,28 @@ static UCS_F_ALWAYS_INLINE uint8_t uct_ib_notify_said(uint64_t word)
 
 
 /**
+ * @return The words of a memory handle, or NULL if it has none.
+ */
+static UCS_F_ALWAYS_INLINE const uint64_t *
+uct_ib_notify_words(const uct_ib_mem_t *memh)
+{
+    return (memh->notify == NULL) ? NULL : memh->notify->words;
+}
+
+
+/**
  * @return Whether the memory handle is still of the memory that is mapped, as
  *         far as its words tell. Can be called by any thread at any time.
  */
 static UCS_F_ALWAYS_INLINE int uct_ib_notify_is_valid(const uct_ib_mem_t *memh)
 {
-    uct_ib_notify_slot_t *slot = memh->notify;
-    const volatile uint64_t *words;
+    /* read each time: the kernel writes them */
+    const volatile uint64_t *words = uct_ib_notify_words(memh);
 
-    if (slot == NULL) {
-        return 1;
-    }
-
-    words = slot->words; /* read each time: the kernel writes them */
-    return ucs_likely(!uct_ib_notify_said(words[UCT_IB_MR_DEFAULT] |
+    return (words == NULL) ||
+           ucs_likely(!uct_ib_notify_said(words[UCT_IB_MR_DEFAULT] |
                                           words[UCT_IB_MR_STRICT_ORDER])) ||
-           uct_ib_notify_settle(slot);
+           uct_ib_notify_settle(memh->notify);
 }
 
 #endif
