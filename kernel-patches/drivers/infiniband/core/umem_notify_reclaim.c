@@ -206,8 +206,10 @@ static enum lru_status look_at(struct ib_umem_notify *n, struct walk *walk)
 	u64 word;
 	u16 seen;
 
-	if (is_over(n))
+	if (is_over(n)) {
+		walk->looked++;
 		return LRU_REMOVED;
+	}
 	walk->looked += umem_notify_pages(n);
 	if (n->held)
 		return LRU_ROTATE;
