@@ -33,6 +33,16 @@ void poison(memory &m)
 	check(ok, "MADV_HWPOISON");
 }
 
+/* What is poisoned is known of a huge page's first one. */
+memory end_of_shared_hugetlb(std::size_t length)
+{
+	memory m = shared_hugetlb(huge_page_size());
+	const range whole = m.registered();
+
+	m.set_registered({whole.end() - length, length});
+	return m;
+}
+
 void soft_offline(memory &m)
 {
 	const range r = middle_page(m.registered());
@@ -48,6 +58,8 @@ void add_poison(rows &all)
 {
 	all.invalidates("MADV_HWPOISON", anonymous, poison, reach::system);
 	all.invalidates("MADV_HWPOISON of shared memory", shared_file, poison, reach::system);
+	all.invalidates("MADV_HWPOISON of shared hugetlb", end_of_shared_hugetlb, poison,
+			reach::system);
 
 	all.harmless("MADV_SOFT_OFFLINE, refused", anonymous_with_witness, witnessed(soft_offline),
 		     reach::system);

@@ -19,7 +19,9 @@
  *  absent, shared memory  intact if the pinned page is still the file's page
  *                         at that offset. It is looked up under the inode's
  *                         locks, which wait for a truncation or hole punch
- *                         that is under way; a later one sends its own event.
+ *                         that is under way; a later one sends its own event,
+ *                         of hugetlb pages only where they are mapped: so a
+ *                         system call maps them, and a worker can't tell.
  *  absent, other file     such a mapping can only be pinned for reading, and
  *                         an unmapped clean page may leave the page cache
  *                         without an event: fault it back, and see.
@@ -71,7 +73,14 @@
  *   down_read() of what is freed
  *
  * It maps nothing but its file's pages, so it is as if none of it were mapped: the
- * pinned pages are compared with the file's.
+ * pinned pages are compared with the file's. Those that are the file's are faulted in
+ * before they are intact. Punching a hole sends no event to a mapping whose lock it
+ * can't have at once, unless that maps the page:
+ *
+ *   the owner drops another page          hole punch
+ *   hugetlb_zap_begin(): has the lock
+ *                                         trylock fails: skips the mapping
+ *                                         nobody maps the page: frees it
  */
 
 #include <linux/fs.h>
@@ -81,6 +90,7 @@
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
 #include <linux/shmem_fs.h>
+#include <linux/userfaultfd_k.h>
 
 #include "umem_notify.h"
 
@@ -222,7 +232,7 @@ static enum umem_notify_verdict absent_run_check(const struct absent_run *run,
 
 		if (READ_ONCE(folio->mapping) != mapping ||
 		    folio->index + folio_page_idx(folio, page) != pgoff ||
-		    PageHWPoison(page)) {
+		    is_page_hwpoison(page)) {
 			iter->next -= PAGE_SIZE;
 			ret = UMEM_NOTIFY_CHANGED;
 			break;
@@ -272,6 +282,49 @@ static enum umem_notify_verdict fault_back(struct mm_struct *mm,
 	default:
 		return UMEM_NOTIFY_CHANGED;
 	}
+}
+
+/* Faults the pages of a run of hugetlb memory in. */
+static enum umem_notify_verdict map_run(struct mm_struct *mm,
+					const struct absent_run *run)
+{
+	enum umem_notify_verdict ret = UMEM_NOTIFY_INTACT;
+	unsigned long addr = run->start;
+	struct vm_area_struct *vma;
+
+	while (!ret && addr < run->end) {
+		ret = lock_mm(mm, UMEM_NOTIFY_USER);
+		if (ret)
+			break;
+		vma = find_vma(mm, addr);
+		if (!vma || vma->vm_start > addr) {
+			ret = UMEM_NOTIFY_CHANGED;
+		} else if (!is_vm_hugetlb_page(vma) || userfaultfd_armed(vma) ||
+			   !(vma->vm_flags & VM_READ)) {
+			ret = UMEM_NOTIFY_UNKNOWN;
+		} else {
+			unsigned long size = vma_kernel_pagesize(vma);
+
+			ret = fault_back(mm, addr);
+			addr = ALIGN(addr + 1, size);
+		}
+		mmap_read_unlock(mm);
+	}
+	return ret;
+}
+
+/* Moves @iter, which begins again, over the pages of hugetlb memory that are intact. */
+static enum umem_notify_verdict
+hugetlb_run_check(struct ib_umem *umem, unsigned long start,
+		  const struct absent_run *run, struct pinned_iter *iter,
+		  enum umem_notify_asker asker)
+{
+	enum umem_notify_verdict ret = UMEM_NOTIFY_UNKNOWN;
+
+	if (asker != UMEM_NOTIFY_WORKER)
+		ret = map_run(umem->owning_mm, run);
+	pinned_iter_start(iter, umem, start, run->start);
+	return ret ?: absent_run_check(run, iter, asker);
 }
 
 /*
@@ -352,6 +405,9 @@ check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
 		mmap_read_unlock(mm);
 		if (run.file) {
 			ret = absent_run_check(&run, &iter, what->asker);
+			if (!ret && is_file_hugepages(run.file))
+				ret = hugetlb_run_check(umem, start, &run, &iter,
+							what->asker);
 			fput(run.file);
 		}
 	} while (!ret && iter.next < end);
