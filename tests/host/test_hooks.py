@@ -26,7 +26,7 @@ import overlay  # noqa: E402
 # that touches memory, with the fields behind them. Errors of rxe and siw that our tests met are
 # mended: what let a peer walk round a memory window (15), or any user or peer end the kernel (10),
 # and windows that outlive their queue pair (30).
-MOST = {"rdma-core": 60 + 8, "linux": 160, "on-demand paging": 50,
+MOST = {"rdma-core": 60 + 8, "linux": 170, "on-demand paging": 50,
         "errors of rxe": 50 + 15 + 10 + 30, "errors of siw": 10,
         "a driver": 10, "libfabric": 60 + 45, "ucx": 300}
 SPECIAL = {"irdma": 15}      # it can revoke
