@@ -291,6 +291,7 @@ void umem_notify_mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
 
 	if (bit == INVALID) {
 		n->state = INVALID;
+		n->retired = NULL; /* where a doubt was */
 		if (!n->word_page) {
 			count(n, IB_MR_NOTIFY_STAT_INVALID, 1);
 			return;
@@ -488,7 +489,7 @@ static int verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
 	return ret;
 }
 
-static void revoke(struct ib_umem_notify *n)
+static int revoke(struct ib_umem_notify *n)
 {
 	size_t pages = ib_umem_num_pages(n->umem);
 	struct ib_device *device = n->mr->device;
@@ -497,10 +498,11 @@ static void revoke(struct ib_umem_notify *n)
 	ret = device->ops.revoke_user_mr(n->mr);
 	if (ret) {
 		trace_mr_notify_revoke(n->umem, umem_notify_id(n), 0, ret);
-		ibdev_err_ratelimited(device,
-				      "MR %u can't be revoked, its pages stay pinned\n",
-				      n->mr->res.id);
-		return;
+		if (ret != -EBUSY)
+			ibdev_err_ratelimited(device,
+					      "MR %u can't be revoked, its pages stay pinned\n",
+					      n->mr->res.id);
+		return ret;
 	}
 	ib_umem_give_back(n->umem);
 	spin_lock(&n->lock);
@@ -509,6 +511,7 @@ static void revoke(struct ib_umem_notify *n)
 	count(n, IB_MR_NOTIFY_STAT_REVOKES, 1);
 	count(n, IB_MR_NOTIFY_STAT_PAGES, pages);
 	trace_mr_notify_revoke(n->umem, umem_notify_id(n), pages, 0);
+	return 0;
 }
 
 /* Does anybody use the registration, as far as its word tells? */
@@ -535,12 +538,36 @@ static struct umem_notify_word_page *leave_word(struct ib_umem_notify *n)
 }
 
 /*
+ * The word of a tracker that is INVALID, from a caller that must not wait for the
+ * address space. The end of the tracker waits, or the next arming.
+ */
+static void retire_word(struct ib_umem_notify *n)
+{
+	struct umem_notify_word_page *word_page = leave_word(n);
+
+	if (word_page)
+		n->retired = umem_notify_word_retire(word_page, n->word);
+}
+
+static void end_retired_word(struct ib_umem_notify *n)
+{
+	struct umem_notify_word_page *retired = NULL;
+
+	spin_lock(&n->lock);
+	if (n->state == INVALID)
+		swap(n->retired, retired);
+	spin_unlock(&n->lock);
+	umem_notify_word_end(retired);
+}
+
+/*
  * Once INVALID or SUSPENDED: the device loses the pages. Of INVALID the word has
- * heard it all, then. Returns whether it has to be tried again, because the word is in use.
+ * heard it all, then. Returns whether it has to be tried again, because the word is
+ * in use, or the device is busy with a memory window.
  */
 static bool retire(struct ib_umem_notify *n)
 {
-	bool can_revoke, wait;
+	bool can_revoke, wait, busy;
 	u8 state;
 
 	lockdep_assert_held(n);
@@ -557,11 +584,10 @@ static bool retire(struct ib_umem_notify *n)
 	if (wait)
 		return true;
 
-	if (can_revoke)
-		revoke(n);
+	busy = can_revoke && revoke(n) == -EBUSY;
 	if (state == INVALID) {
-		umem_notify_word_put_later(leave_word(n), n->word);
-		return false;
+		retire_word(n);
+		return busy;
 	}
 	if (n->revoked)
 		return false;
@@ -611,7 +637,6 @@ void ib_umem_notify_exit(void)
 {
 	umem_notify_reclaim_exit();
 	umem_notify_queue_exit();
-	umem_notify_word_exit();
 }
 
 static struct ib_umem_notify *tracker_create(struct ib_umem *umem)
@@ -644,7 +669,16 @@ static struct ib_umem_notify *tracker_create(struct ib_umem *umem)
 	return n;
 }
 
-/* The MR is not armed any more, or not there. */
+static void disarm_locked(struct ib_umem_notify *n)
+{
+	lockdep_assert_held(&n->lock);
+
+	n->armed = false;
+	n->reclaim = false;
+	n->mr = NULL;
+}
+
+/* The MR is not there any more. */
 static void tracker_disarm(struct ib_umem_notify *n)
 {
 	if (!n->armed)
@@ -652,18 +686,14 @@ static void tracker_disarm(struct ib_umem_notify *n)
 	umem_notify_unlend(n);
 	trace_mr_notify_disarm(n->umem, umem_notify_id(n), READ_ONCE(n->state));
 	spin_lock(&n->lock);
-	n->armed = false;
-	n->reclaim = false;
-	n->mr = NULL;
+	disarm_locked(n);
 	spin_unlock(&n->lock);
 	count(n, IB_MR_NOTIFY_STAT_ARMED, -1);
 }
 
-/* Returns whether the pages are given back. */
-static bool tracker_destroy(struct ib_umem_notify *n)
+/* Nobody comes to the tracker any more, and it touches neither device nor word. */
+static void tracker_end(struct ib_umem_notify *n)
 {
-	bool revoked;
-
 	if (n->held == UMEM_NOTIFY_REREG && n->armed) {
 		spin_lock(&n->lock);
 		umem_notify_mark(n, INVALID, 0, 0);
@@ -673,8 +703,18 @@ static bool tracker_destroy(struct ib_umem_notify *n)
 	mmu_interval_notifier_remove(&n->mni);
 	tracker_disarm(n);
 	umem_notify_queue_forget(n);
+	end_retired_word(n);
+	umem_notify_word_put(leave_word(n), n->word);
+}
+
+/* Returns whether the pages are given back. */
+static bool tracker_destroy(struct ib_umem_notify *n)
+{
+	bool revoked;
+
+	if (!n->dead)
+		tracker_end(n);
 	revoked = n->revoked;
-	umem_notify_word_put(n->word_page, n->word);
 	umem_notify_free(n);
 	return revoked;
 }
@@ -825,6 +865,7 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 		ret = -EBUSY;
 		goto put;
 	}
+	end_retired_word(n);
 	ret = verify(n, UMEM_NOTIFY_USER);
 	if (ret)
 		goto put;
@@ -873,6 +914,27 @@ static bool set_reclaim(struct ib_umem_notify *n, bool reclaim)
 	return was;
 }
 
+/*
+ * Takes the word from an armed tracker and disarms it, at once: an event finds both
+ * or neither. Returns false if it has become INVALID since retire() looked.
+ */
+static bool end_arming(struct ib_umem_notify *n, bool in_use,
+		       struct umem_notify_word_page **word_page)
+{
+	bool ends;
+
+	spin_lock(&n->lock);
+	ends = n->state != INVALID || !n->word_page || in_use;
+	if (ends) {
+		*word_page = n->word_page;
+		n->word_page = NULL;
+		n->in_use = 0;
+		disarm_locked(n);
+	}
+	spin_unlock(&n->lock);
+	return ends;
+}
+
 /**
  * umem_notify_disarm - Leave the word alone from now on
  * @umem: The umem of the MR
@@ -889,7 +951,7 @@ int umem_notify_disarm(struct ib_umem *umem)
 	struct ib_umem_notify *n = READ_ONCE(umem->notify);
 	struct umem_notify_word_page *word_page;
 	unsigned int offset;
-	bool reclaim;
+	bool reclaim, in_use;
 	int ret;
 
 	if (!n)
@@ -908,9 +970,11 @@ int umem_notify_disarm(struct ib_umem *umem)
 		set_reclaim(n, reclaim);
 		goto put;
 	}
-	retire(n); /* no worker does it from now on */
-	tracker_disarm(n);
-	word_page = leave_word(n);
+	trace_mr_notify_disarm(umem, umem_notify_id(n), READ_ONCE(n->state));
+	do
+		in_use = retire(n); /* no worker does it any more */
+	while (!end_arming(n, in_use, &word_page));
+	count(n, IB_MR_NOTIFY_STAT_ARMED, -1);
 	offset = n->word;
 	put(n);
 
@@ -1005,6 +1069,27 @@ void umem_notify_hold(struct ib_umem *umem, enum umem_notify_hold why)
 	}
 	spin_unlock(&n->lock);
 	put(n);
+}
+
+/**
+ * umem_notify_abandon - The driver did not let go of an MR that must end
+ * @umem: The umem of the MR; the caller holds the uobject exclusively
+ *
+ * The application's context or the device ends, and uverbs may drop the MR: then
+ * the device goes, and MR and umem stay for good. So nothing of the tracker may come
+ * to them any more; only whether the pages are given back is kept.
+ */
+void umem_notify_abandon(struct ib_umem *umem)
+{
+	struct ib_umem_notify *n = READ_ONCE(umem->notify);
+
+	if (!n || n->dead)
+		return;
+	tracker_end(n);
+	if (n->revoked)
+		return;
+	umem->notify = NULL;
+	umem_notify_free(n);
 }
 
 /**

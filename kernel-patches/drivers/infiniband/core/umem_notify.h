@@ -17,9 +17,10 @@ struct umem_notify_word_page;
 struct umem_notify_word_page *umem_notify_word_get(unsigned long addr);
 void umem_notify_word_put(struct umem_notify_word_page *page,
 			  unsigned int offset);
-void umem_notify_word_put_later(struct umem_notify_word_page *page,
+struct umem_notify_word_page *
+umem_notify_word_retire(struct umem_notify_word_page *page,
 				unsigned int offset);
-void umem_notify_word_exit(void);
+void umem_notify_word_end(struct umem_notify_word_page *page);
 void umem_notify_word_set(const struct umem_notify_word_page *page,
 			  unsigned int offset, u64 bits);
 void umem_notify_word_clear(const struct umem_notify_word_page *page,
@@ -107,5 +108,6 @@ int umem_notify_disarm(struct ib_umem *umem);
 int umem_notify_settle(struct ib_umem *umem);
 void umem_notify_hold(struct ib_umem *umem, enum umem_notify_hold why);
 void umem_notify_unhold(struct ib_umem *umem, struct ib_mr *mr);
+void umem_notify_abandon(struct ib_umem *umem);
 
 #endif /* UMEM_NOTIFY_H */

@@ -43,7 +43,11 @@ struct ib_umem_notify {
 	u64 in_use; /* @lock: bits of the word */
 	union {
 		struct umem_notify_doubt doubt; /* @lock; unless INVALID */
-		struct llist_node fresh; /* INVALID: see umem_notify_queue.c */
+		struct { /* once INVALID */
+			struct llist_node fresh; /* see umem_notify_queue.c */
+			/* taken: without words, still to be ended */
+			struct umem_notify_word_page *retired;
+		};
 	};
 
 	struct ib_umem *umem;

@@ -53,14 +53,12 @@
 
 #include <linux/bitmap.h>
 #include <linux/highmem.h>
-#include <linux/llist.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
 #include <linux/rbtree.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
-#include <linux/workqueue.h>
 
 #include "umem_notify.h"
 
@@ -80,10 +78,7 @@ struct umem_notify_word_page {
 
 	/* These under trees_lock */
 	unsigned int words;
-	union {
-		struct rb_node node;
-		struct llist_node reap; /* when it has no words any more */
-	};
+	struct rb_node node;
 };
 
 /*
@@ -255,29 +250,6 @@ static void put_page_of_word(struct umem_notify_word_page *page)
 		destroy_page(page);
 }
 
-/*
- * Removing a notifier waits for all the invalidations that the address space
- * is going through, an exit's for one. Who must not wait leaves it to this one
- * work item: however many there are, they keep nobody from a workqueue.
- */
-static LLIST_HEAD(reaping);
-
-static void reap(struct work_struct *work)
-{
-	struct umem_notify_word_page *page, *next;
-
-	llist_for_each_entry_safe(page, next, llist_del_all(&reaping), reap)
-		destroy_page(page);
-}
-
-static DECLARE_WORK(reaper, reap);
-
-/* Waits for the pages that nobody waited for. */
-void umem_notify_word_exit(void)
-{
-	flush_work(&reaper);
-}
-
 struct place {
 	struct mm_struct *mm;
 	unsigned long addr;
@@ -384,7 +356,7 @@ static unsigned int index_of(unsigned int offset)
  * @addr: The word's user address, a multiple of eight
  *
  * Return: Its page, pinned, to be given to umem_notify_word_put() or
- * umem_notify_word_put_later(); or ERR_PTR(): -EBUSY if somebody has the word,
+ * umem_notify_word_retire(); or ERR_PTR(): -EBUSY if somebody has the word,
  * -EFAULT if the address can't be written or pinned, -ENOMEM if memory or
  * RLIMIT_MEMLOCK is exhausted, -EINTR.
  */
@@ -421,22 +393,36 @@ void umem_notify_word_put(struct umem_notify_word_page *page,
 }
 
 /**
- * umem_notify_word_put_later - Let go of a word without waiting
- * @page: Its page, or NULL; nobody sets or clears the word any more
+ * umem_notify_word_retire - Let go of a word without waiting
+ * @page: Its page; nobody sets or clears the word any more
  * @offset: The word's, in the page
  *
- * The page is given back at once, only its notifier stays for a while.
+ * Removing the notifier of a page waits for all the invalidations that its address
+ * space is going through, an exit's for one, and a process can have them go on. So
+ * no worker does that: it would keep others' pages waiting.
+ *
+ * Return: What is left if it was the last word of the page, to be given to
+ * umem_notify_word_end() by who may wait; the page itself is given back at once. Or
+ * NULL.
  */
-void umem_notify_word_put_later(struct umem_notify_word_page *page,
-				unsigned int offset)
+struct umem_notify_word_page *
+umem_notify_word_retire(struct umem_notify_word_page *page,
+			unsigned int offset)
 {
-	if (!page)
-		return;
 	clear_bit_unlock(index_of(offset), page->frame->used);
-	if (!drop_page(page))
-		return;
-	llist_add(&page->reap, &reaping);
-	queue_work(system_long_wq, &reaper);
+	return drop_page(page) ? page : NULL;
+}
+
+/**
+ * umem_notify_word_end - Free what umem_notify_word_retire() left
+ * @page: That, or NULL
+ *
+ * Context: As umem_notify_word_put().
+ */
+void umem_notify_word_end(struct umem_notify_word_page *page)
+{
+	if (page)
+		destroy_page(page);
 }
 
 /*

@@ -184,7 +184,7 @@ int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
  * @udata: As for ib_dereg_mr_user()
  *
  * If the driver refuses (a memory window is bound to the MR), the MR stays
- * armed.
+ * armed, unless nobody is left who is told.
  *
  * Return: What ib_dereg_mr_user() returns.
  */
@@ -199,8 +199,12 @@ int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 					       UMEM_NOTIFY_DEREG :
 					       UMEM_NOTIFY_GONE);
 	ret = ib_dereg_mr_user(mr, udata);
-	if (ret && umem)
+	if (!ret || !umem)
+		return ret;
+	if (why == RDMA_REMOVE_DESTROY)
 		umem_notify_unhold(umem, mr);
+	else
+		umem_notify_abandon(umem);
 	return ret;
 }
 
