@@ -10,12 +10,16 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <optional>
 #include <thread>
 
 #include "device.h"
 #include "raw_uverbs.h"
 #include "rows.h"
 #include "run_time.h"
+#include "skip.h"
+#include "system.h"
 #include "trial.h"
 
 using namespace mr_notify;
@@ -276,6 +280,114 @@ TEST_CASE("race: a word is in the page that its address maps")
 	CHECK(lost == 0);
 	CHECK(told > 0);
 	CHECK(wait_for_pinned(before) == before);
+}
+
+/* Whichever is first: a word that says INVALID is of a registration that the device has lost. */
+TEST_CASE("race: disarming beside an unmap")
+{
+	const device on;
+	const run_time time;
+	const memory m = anonymous(page_size());
+	const range r = m.registered();
+	const std::size_t before = pinned_bytes();
+	std::atomic<unsigned int> begun = 0;
+	std::atomic<unsigned int> unmapped = 0;
+	std::atomic<int> head_start = 0; /* of the unmap: who was last gets some of it */
+	std::atomic<bool> stop = false;
+	uint64_t invalid = 0;
+	uint64_t strange = 0;
+	uint64_t kept = 0;
+
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	const auto wait = [](int turns) {
+		for (int i = 0; i < turns; i++)
+			std::atomic_signal_fence(std::memory_order_seq_cst);
+	};
+	std::thread unmapper([&] {
+		for (unsigned int round = 1; !stop; round++) {
+			while (begun != round && !stop)
+				;
+			wait(-head_start);
+			if (mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+				 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != r.addr)
+				std::abort();
+			unmapped = round;
+		}
+	});
+	for (unsigned int round = 1; time.goes_on(invalid); round++) {
+		const auto mr = on.register_memory(r);
+		word w;
+
+		if (ibv_reg_mr_notify(mr.get(), w.address()))
+			std::abort();
+		begun = round;
+		wait(head_start);
+		if (ibv_unreg_mr_notify(mr.get()))
+			std::abort();
+		while (unmapped != round)
+			;
+		const int step = 1 + std::abs(head_start) / 16 + static_cast<int>(round * 7 % 97);
+		if (w.value() == IBV_MR_NOTIFY_INVALID) {
+			invalid++;
+			kept += pinned_bytes() != before;
+			head_start -= step;
+		} else {
+			strange += w.value() != 0;
+			head_start += step;
+		}
+	}
+	stop = true;
+	unmapper.join();
+	INFO(invalid << " of them INVALID");
+	CHECK(strange == 0);
+	CHECK(kept == 0);
+	CHECK(invalid > 0);
+}
+
+/*
+ * Hugetlbfs takes a page out of a file without an event for a mapping that does not map the page
+ * and whose lock somebody has.
+ */
+TEST_CASE("race: a hole in shared huge pages while another page is dropped")
+{
+	const device on;
+	const run_time time;
+	std::optional<memory> huge;
+	std::atomic<bool> stop = false;
+	uint64_t intact = 0;
+	uint64_t stale = 0;
+
+	try {
+		huge = shared_hugetlb(4 * huge_page_size());
+	} catch (const unsupported &why) {
+		SKIP_IF(true, why.what());
+	}
+	const range first = {huge->registered().addr, huge_page_size()};
+	const range last = {huge->registered().end() - huge_page_size(), huge_page_size()};
+	std::thread dropping([&] {
+		while (!stop)
+			if (madvise(last.addr, last.length, MADV_DONTNEED))
+				std::abort();
+	});
+	while (time.goes_on(intact > 50)) {
+		word w;
+
+		*first.addr = std::byte{1};
+		const auto mr = on.register_memory({first.addr, page_size()});
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		REQUIRE(madvise(first.addr, first.length, MADV_DONTNEED) == 0);
+		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+		if (w.value())
+			continue;
+		intact++;
+		punch(huge->fd(), first, huge->registered());
+		stale += !w.value();
+	}
+	stop = true;
+	dropping.join();
+	INFO(intact << " times intact");
+	CHECK(stale == 0);
+	CHECK(intact > 0);
 }
 
 TEST_CASE("race: the first words of a page are charged once")
