@@ -220,7 +220,7 @@ static int deregister_entry(void *mr)
 			 __ATOMIC_RELEASE);
 	if (type == CACHED_MR_TAKEN)
 		return 0;
-	ret = ibv_dereg_mr(mr);
+	ret = mr_notify_dereg_mr(mr);
 	if (ret) {
 		vmr->mr_type = type;
 		vmr->access = access;
@@ -550,6 +550,20 @@ static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 	       access & (REMOTE_ACCESS | IBV_ACCESS_MW_BIND);
 }
 
+/*
+ * ibv_rereg_mr() by the name that upstream's macro gives its body: what a preloaded library has
+ * in its place is in the middle of this call already.
+ */
+#if (defined(HAVE_FULL_SYMBOL_VERSIONS) ||                                     \
+     defined(HAVE_LIMITED_SYMBOL_VERSIONS)) &&                                 \
+	!defined(_STATIC_LIBRARY_BUILD_)
+#define own_rereg_mr __ibv_rereg_mr_1_1
+int own_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr,
+		 size_t length, int access);
+#else
+#define own_rereg_mr ibv_rereg_mr
+#endif
+
 bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		     void *addr, size_t length, int access, int *ret)
 {
@@ -565,7 +579,7 @@ bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		plain = *vmr;
 		plain.mr_type = IBV_MR_TYPE_MR;
 		plain.access = 0;
-		*ret = ibv_rereg_mr(&plain.ibv_mr, flags, pd, addr, length,
+		*ret = own_rereg_mr(&plain.ibv_mr, flags, pd, addr, length,
 				    access);
 		return true;
 	}
@@ -576,7 +590,7 @@ bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		return false;
 	/* What is registered then is what was asked for. */
 	vmr->access = 0;
-	*ret = ibv_rereg_mr(mr, flags, pd, addr, length, access);
+	*ret = own_rereg_mr(mr, flags, pd, addr, length, access);
 	if (*ret)
 		vmr->access = CACHED_MR_ROUNDED;
 	return true;

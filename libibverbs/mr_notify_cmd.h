@@ -35,6 +35,7 @@ int mr_notify_settle(struct ibv_mr *mr);
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 				unsigned int access, uint64_t *word,
 				uint64_t in_use);
+int mr_notify_dereg_mr(struct ibv_mr *mr);
 /*
  * Is this command (its core part) the registration that is to be armed at once? Then
  * mr_notify_execute() in place of execute_ioctl().

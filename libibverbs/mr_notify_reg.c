@@ -96,6 +96,16 @@ bool mr_notify_is_ours(const struct ibv_command_buffer *cmd)
 	return innermost && innermost->command == cmd;
 }
 
+/*
+ * Not by ibv_dereg_mr(), which may be a preloaded library's: that never saw this MR, and may be
+ * in a call of its own. There are no ranges here to give back to children: see
+ * keeps_ranges_from_children().
+ */
+int mr_notify_dereg_mr(struct ibv_mr *mr)
+{
+	return get_ops(mr->context)->dereg_mr(verbs_get_mr(mr));
+}
+
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 				unsigned int access, uint64_t *word,
 				uint64_t in_use)
@@ -118,7 +128,7 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 	if (mr && mine.armed != mr->handle) {
 		ret = mr_notify_arm(mr, word, in_use);
 		if (ret) {
-			ibv_dereg_mr(mr);
+			mr_notify_dereg_mr(mr);
 			errno = ret;
 			mr = NULL;
 		}

@@ -2,10 +2,13 @@
 /*
  * What the registration cache does to the verbs beside it, with a device that is not there: the
  * provider is a few functions, and the kernel is the ioctl() below. Here is what no device of the
- * lab does: commands that fail half done, one command that lacks memory once.
+ * lab does: commands that fail half done, one command that lacks memory once. And this program has
+ * functions of its own in place of verbs, as a library that is preloaded.
  */
+#define _GNU_SOURCE
 #include <config.h>
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -34,6 +37,7 @@ static unsigned int num_posted;
 static unsigned int lacks_memory;	/* so many commands to come */
 static unsigned int methods_called;
 static unsigned int registered;
+static unsigned int wrapped;	/* calls of the verbs that are in place of libibverbs's */
 static int failures;
 
 static void check(bool ok, const char *text, int line)
@@ -90,6 +94,24 @@ int ioctl(int fd, unsigned long request, ...)
 		       0;
 }
 
+int ibv_dereg_mr(struct ibv_mr *mr)
+{
+	int (*verb)(struct ibv_mr *) = dlvsym(RTLD_NEXT, "ibv_dereg_mr", "IBVERBS_1.1");
+
+	wrapped++;
+	return verb(mr);
+}
+
+int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length,
+		 int access)
+{
+	int (*verb)(struct ibv_mr *, int, struct ibv_pd *, void *, size_t, int) =
+		dlvsym(RTLD_NEXT, "ibv_rereg_mr", "IBVERBS_1.1");
+
+	wrapped++;
+	return verb(mr, flags, pd, addr, length, access);
+}
+
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 			     uint64_t iova, int access)
 {
@@ -131,7 +153,6 @@ static struct ibv_context *open_device(void)
 		.dereg_mr = dereg_mr,
 		.query_device_ex = query_device_ex,
 		.reg_mr = reg_mr,
-		.rereg_mr = rereg_mr,
 	};
 	static struct verbs_device device = {
 		.core_support = IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS,
@@ -144,6 +165,15 @@ static struct ibv_context *open_device(void)
 
 	verbs_set_ops(&context->verbs, &ops);
 	return &context->verbs.context;
+}
+
+static struct ibv_context *open_device_that_reregisters(void)
+{
+	static const struct verbs_context_ops ops = { .rereg_mr = rereg_mr };
+	struct ibv_context *context = open_device();
+
+	verbs_set_ops(verbs_get_ctx(context), &ops);
+	return context;
 }
 
 static struct ibv_mr *reg_page(struct ibv_pd *pd, unsigned int nth, unsigned int access)
@@ -244,6 +274,50 @@ static void test_rounded_no_more(struct ibv_pd *pd)
 	ibv_dereg_mr(mr);
 }
 
+/* What the cache deregisters or registers anew is no call of the program's. */
+static void test_wrapped_verbs(struct ibv_pd *pd)
+{
+	struct ibv_mr_cache_limits few = { .max_bytes = UINT64_MAX, .max_entries = 4 };
+	struct ibv_pd other = { .context = open_device() };
+	struct ibv_mr_cache_limits usual;
+	static char from[2 * PAGE];
+	struct ibv_mr *mr;
+
+	fill_cache(pd);
+	wrapped = 0;
+	CHECK(ibv_reg_mr_limits(pd->context, &few, &usual) == 0);
+	CHECK(stats(pd->context).entries == few.max_entries);
+	CHECK(wrapped == 0);
+	fill_cache(pd);
+	CHECK(stats(pd->context).entries == few.max_entries);
+	CHECK(wrapped == IDLE);
+	CHECK(ibv_reg_mr_limits(pd->context, &usual, NULL) == 0);
+
+	/* One that could not be armed. */
+	lacks_memory = UINT32_MAX;
+	mr = reg_page(pd, 0, CACHED);
+	CHECK(lacks_memory < UINT32_MAX && wrapped == IDLE);
+	lacks_memory = 0;
+	ibv_dereg_mr(mr);
+
+	wrapped = 0;
+	mr = ibv_reg_mr(pd, from + 8, 100, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) == 0);
+	CHECK(wrapped == 1);
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, from + PAGE, 100, 0) == 0);
+	CHECK(wrapped == 2);
+	ibv_dereg_mr(mr);
+
+	/* A provider that cannot. */
+	mr = reg_page(&other, 0, IBV_ACCESS_LOCAL_WRITE);
+	wrapped = 0;
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) ==
+	      IBV_REREG_MR_ERR_CMD);
+	CHECK(errno == EOPNOTSUPP);
+	CHECK(wrapped == 1);
+	ibv_dereg_mr(mr);
+}
+
 /* It has another name in this process, by ibv_import_pd(). */
 static void test_pd_with_two_names(struct ibv_pd *pd)
 {
@@ -290,12 +364,13 @@ int main(void)
 	struct ibv_pd pd;
 
 	setenv("RDMAV_MR_CACHE", "1", 1);
-	pd = (struct ibv_pd){ .context = open_device() };
+	pd = (struct ibv_pd){ .context = open_device_that_reregisters() };
 	test_numbers();
 	test_another_context(&pd);
 	test_full_queue(&pd);
 	test_room_for_a_word(&pd);
 	test_rounded_no_more(&pd);
+	test_wrapped_verbs(&pd);
 	test_pd_with_two_names(&pd);
 	printf("mr_cache_test: %s\n", failures ? "FAILED" : "passed");
 	return failures != 0;
