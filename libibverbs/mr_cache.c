@@ -513,28 +513,53 @@ int ibv_forget_mr(struct ibv_mr *mr)
 /*
  * Only where a program does not know that its registrations are cached. A view
  * is of a larger registration, and stays what it is.
+ *
+ * Threads that have the same reference may do it at once, and mr_cache_take() lets them all.
+ * Who loses, if none claimed the MR by its type:
+ *
+ *   thread A                        thread B
+ *   takes the entry                 takes the entry
+ *   disarms the cache's word
+ *   releases: a plain MR
+ *   arms its own word
+ *                                   disarms A's
+ *                                   releases: no reference any more
+ *                                   waits for a plain MR, which it has marked TAKEN
+ *
+ * B gets EBUSY, as with an MR that was plain before. While it is claimed it has no reference
+ * that anybody could give back.
  */
 int cached_mr_make_plain(struct ibv_mr *mr)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);
-	const uint32_t generation = vmr->mr_type & CACHED_MR_GENERATION;
-	const uint32_t type = vmr->mr_type;
+	uint32_t *const type = (uint32_t *)&vmr->mr_type;
+	const uint32_t cached = __atomic_load_n(type, __ATOMIC_ACQUIRE);
+	const uint32_t generation = cached & CACHED_MR_GENERATION;
 	const uint32_t index = vmr->access;
+	uint32_t seen = cached;
 	int ret;
 
-	if (!is_unasked() || type & CACHED_MR_VIEW)
+	if (!is_unasked() || cached & CACHED_MR_VIEW)
 		return EOPNOTSUPP;
+	if (!generation)
+		return EBUSY;
 	ret = mr_cache_take(index, generation);
+	if (!ret && !__atomic_compare_exchange_n(type, &seen, CACHED_MR_TAKEN,
+						 false, __ATOMIC_ACQ_REL,
+						 __ATOMIC_RELAXED))
+		ret = EBUSY;
+	if (ret == EINVAL && __atomic_load_n(type, __ATOMIC_ACQUIRE) != cached)
+		ret = EBUSY;
 	if (ret)
 		return ret;
 	ret = mr_notify_disarm(mr);
-	if (ret)
+	if (ret) {
+		__atomic_store_n(type, cached, __ATOMIC_RELEASE);
 		return ret;
-	vmr->mr_type = CACHED_MR_TAKEN;
+	}
 	mr_cache_release(index, generation);
 	/* A reader who looked at the entry in vain may be the last one, and let go of it. */
-	while (__atomic_load_n((uint32_t *)&vmr->mr_type, __ATOMIC_ACQUIRE) !=
-	       IBV_MR_TYPE_MR)
+	while (__atomic_load_n(type, __ATOMIC_ACQUIRE) != IBV_MR_TYPE_MR)
 		sched_yield();
 	return 0;
 }

@@ -152,8 +152,8 @@ int mr_cache_release(uint32_t index, uint32_t generation);
 /*
  * Makes the registration the caller's own, who has the only reference: it is not
  * found any more. Release it all the same; what dereg() then does is the shim's.
- * EBUSY: it has other users (nor do others find it any more); EINVAL: not a
- * reference of this process.
+ * Threads that share a reference may all be told that. EBUSY: it has other users (nor do
+ * others find it any more); EINVAL: not a reference of this process.
  */
 int mr_cache_take(uint32_t index, uint32_t generation);
 

@@ -11,12 +11,18 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <infiniband/cmd_ioctl.h>
 #include <infiniband/driver.h>
@@ -38,6 +44,11 @@ static unsigned int lacks_memory;	/* so many commands to come */
 static unsigned int methods_called;
 static unsigned int registered;
 static unsigned int wrapped;	/* calls of the verbs that are in place of libibverbs's */
+static uint32_t watched;	/* the handle of an MR whose word is known: */
+static uint64_t its_word;
+static sem_t arrived;
+static sem_t may_go_on;
+static __thread enum { NOWHERE, AT_YIELD, AT_DISARM } waits;	/* once */
 static int failures;
 
 static void check(bool ok, const char *text, int line)
@@ -71,7 +82,46 @@ static int post_send(const struct ib_uverbs_attr *attrs)
 	return 0;
 }
 
-/* In place of libc's, for libibverbs too. */
+static void pass(int place)
+{
+	if (waits != place)
+		return;
+	waits = NOWHERE;
+	sem_post(&arrived);
+	sem_wait(&may_go_on);
+}
+
+/* A registration has one word. */
+static int notify(const struct ib_uverbs_ioctl_hdr *hdr)
+{
+	if (hdr->method_id == UVERBS_METHOD_MR_NOTIFY_DISARM)
+		pass(AT_DISARM);
+	methods_called++;
+	if (lacks_memory && lacks_memory--)
+		return fail(ENOMEM);
+	if (!watched || hdr->attrs[0].data != watched)
+		return 0;
+	if (hdr->method_id == UVERBS_METHOD_MR_NOTIFY_ARM) {
+		if (its_word)
+			return fail(EBUSY);
+		its_word = hdr->attrs[1].data;
+	}
+	if (hdr->method_id == UVERBS_METHOD_MR_NOTIFY_DISARM) {
+		if (!its_word)
+			return fail(EINVAL);
+		its_word = 0;
+	}
+	return 0;
+}
+
+/* In place of libc's, for libibverbs too: by this the cache waits for other users. */
+int sched_yield(void)
+{
+	pass(AT_YIELD);
+	return syscall(SYS_sched_yield);
+}
+
+/* The same. */
 int ioctl(int fd, unsigned long request, ...)
 {
 	const struct ib_uverbs_ioctl_hdr *hdr;
@@ -80,10 +130,8 @@ int ioctl(int fd, unsigned long request, ...)
 	va_start(args, request);
 	hdr = va_arg(args, const void *);
 	va_end(args);
-	if (hdr->object_id == UVERBS_OBJECT_MR) {
-		methods_called++;
-		return lacks_memory && lacks_memory-- ? fail(ENOMEM) : 0;
-	}
+	if (hdr->object_id == UVERBS_OBJECT_MR)
+		return notify(hdr);
 	if (hdr->object_id == UVERBS_OBJECT_PD)
 		return registered ? fail(EBUSY) : 0;
 	/* As the kernel answers to a command without a request. */
@@ -318,6 +366,99 @@ static void test_wrapped_verbs(struct ibv_pd *pd)
 	ibv_dereg_mr(mr);
 }
 
+struct arming {
+	struct ibv_mr *mr;
+	uint64_t word;
+	int waits;
+	int ret;
+	pthread_t thread;
+};
+
+static void *arm(void *arg)
+{
+	struct arming *mine = arg;
+
+	waits = mine->waits;
+	mine->ret = ibv_reg_mr_notify(mine->mr, &mine->word);
+	return NULL;
+}
+
+/* Another thread arms it, and has come so far. */
+static void begin_to_arm(struct arming *other, struct ibv_mr *mr, int until)
+{
+	watched = mr->handle;
+	its_word = 1;
+	*other = (struct arming){ .mr = mr, .waits = until };
+	pthread_create(&other->thread, NULL, arm, other);
+	sem_wait(&arrived);
+}
+
+/* What it was told, or -1: it does not end. */
+static int end_of_arming(struct arming *other)
+{
+	struct timespec limit;
+
+	sem_post(&may_go_on);
+	clock_gettime(CLOCK_REALTIME, &limit);
+	limit.tv_sec += 10;
+	return pthread_timedjoin_np(other->thread, NULL, &limit) ? -1 : other->ret;
+}
+
+/* Of two threads that arm an MR that was cached one does, as with any other. */
+static void test_two_arm(struct ibv_pd *pd)
+{
+	struct ibv_mr *mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE);
+	/* Of the threads that do not end, if any. */
+	static struct arming other;
+	static uint64_t word;
+	int ret;
+
+	/* The other one has it, and disarms the cache's word. */
+	begin_to_arm(&other, mr, AT_DISARM);
+	ret = ibv_reg_mr_notify(mr, &word);
+	CHECK(ret == EBUSY);
+	if (ret == EBUSY) {
+		CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) ==
+		      IBV_REREG_MR_ERR_INPUT);
+		CHECK(ibv_unreg_mr_notify(mr) == EINVAL);
+		CHECK(ibv_settle_mr_notify(mr) == EINVAL);
+		CHECK(ibv_dereg_mr(mr) == EINVAL);
+		CHECK(ibv_forget_mr(mr) == EINVAL);
+	}
+	ret = end_of_arming(&other);
+	CHECK(ret == 0);
+	CHECK(its_word == (uintptr_t)&other.word);
+	if (ret < 0)
+		return;
+	CHECK(ibv_reg_mr_notify(mr, &word) == EBUSY);
+	CHECK(ibv_dereg_mr(mr) == 0);
+
+	/* The other one waits for a second user; then this one has it. */
+	mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE) == mr);
+	begin_to_arm(&other, mr, AT_YIELD);
+	CHECK(ibv_dereg_mr(mr) == 0);
+	CHECK(ibv_reg_mr_notify(mr, &word) == 0);
+	ret = end_of_arming(&other);
+	CHECK(ret == EBUSY);
+	CHECK(its_word == (uintptr_t)&word);
+	if (ret < 0)
+		return;
+	CHECK(ibv_dereg_mr(mr) == 0);
+
+	/* One that cannot be disarmed stays cached, and may be tried again. */
+	mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE);
+	watched = mr->handle;
+	its_word = 0;
+	CHECK(ibv_reg_mr_notify(mr, &word) == EINVAL);
+	CHECK(ibv_settle_mr_notify(mr) == EINVAL);
+	its_word = 1;
+	CHECK(ibv_reg_mr_notify(mr, &word) == 0);
+	CHECK(its_word == (uintptr_t)&word);
+	CHECK(ibv_dereg_mr(mr) == 0);
+	watched = 0;
+}
+
 /* It has another name in this process, by ibv_import_pd(). */
 static void test_pd_with_two_names(struct ibv_pd *pd)
 {
@@ -363,6 +504,8 @@ int main(void)
 {
 	struct ibv_pd pd;
 
+	sem_init(&arrived, 0, 0);
+	sem_init(&may_go_on, 0, 0);
 	setenv("RDMAV_MR_CACHE", "1", 1);
 	pd = (struct ibv_pd){ .context = open_device_that_reregisters() };
 	test_numbers();
@@ -372,6 +515,7 @@ int main(void)
 	test_rounded_no_more(&pd);
 	test_wrapped_verbs(&pd);
 	test_pd_with_two_names(&pd);
+	test_two_arm(&pd);
 	printf("mr_cache_test: %s\n", failures ? "FAILED" : "passed");
 	return failures != 0;
 }
