@@ -123,23 +123,27 @@ static bool vrb_mr_notify_capable(struct vrb_domain *domain)
 	       (attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY);
 }
 
-struct ofi_mem_monitor *vrb_mr_notify_select(struct vrb_domain *domain,
-					     struct ofi_mem_monitor *other)
+bool vrb_mr_notify_select(struct vrb_domain *domain,
+			  struct ofi_mem_monitor **monitor)
 {
 	bool asked = cache_params.monitor &&
 		     !strcmp(cache_params.monitor, vrb_mr_notify_monitor.name);
 
 	if (cache_params.monitor && !asked)
-		return other;
+		return false;
 
 	/* On-demand paging follows the memory itself. */
-	if (!(domain->ext_flags & VRB_USE_ODP) && vrb_mr_notify_capable(domain))
-		return &vrb_mr_notify_monitor;
+	if (!(domain->ext_flags & VRB_USE_ODP) && vrb_mr_notify_capable(domain)) {
+		*monitor = &vrb_mr_notify_monitor;
+		return true;
+	}
 
-	if (asked)
+	if (asked) {
 		VRB_WARN(FI_LOG_MR, "%s can't notify of changes of memory\n",
 			 ibv_get_device_name(domain->verbs->device));
-	return asked ? NULL : other;
+		*monitor = NULL;
+	}
+	return false;
 }
 
 static size_t vrb_mr_notify_slots(void)

@@ -6,6 +6,7 @@
 #ifndef VERBS_MR_NOTIFY_H
 #define VERBS_MR_NOTIFY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct ofi_mem_monitor;
@@ -27,12 +28,12 @@ struct vrb_mr_notify {
 void vrb_mr_notify_init(void);
 void vrb_mr_notify_fini(void);
 
-/* The monitor of a domain's system memory: verbs_notify if its device can
- * notify and nobody has asked for another one. Else the one that is given, or
- * NULL if verbs_notify was asked for.
+/* The monitor of a domain's system memory becomes verbs_notify if its device can
+ * notify and nobody has asked for another one: then true is returned. Else it
+ * stays what it was, or becomes NULL if verbs_notify was asked for.
  */
-struct ofi_mem_monitor *vrb_mr_notify_select(struct vrb_domain *domain,
-					     struct ofi_mem_monitor *other);
+bool vrb_mr_notify_select(struct vrb_domain *domain,
+			  struct ofi_mem_monitor **monitor);
 
 /* After a region of the cache was registered, before it can be found. */
 void vrb_mr_notify_arm(struct vrb_mem_desc *md);
@@ -53,10 +54,10 @@ static inline void vrb_mr_notify_fini(void)
 {
 }
 
-static inline struct ofi_mem_monitor *
-vrb_mr_notify_select(struct vrb_domain *domain, struct ofi_mem_monitor *other)
+static inline bool vrb_mr_notify_select(struct vrb_domain *domain,
+					struct ofi_mem_monitor **monitor)
 {
-	return other;
+	return false;
 }
 
 static inline void vrb_mr_notify_arm(struct vrb_mem_desc *md)
