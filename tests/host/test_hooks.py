@@ -28,7 +28,7 @@ import overlay  # noqa: E402
 # and windows that outlive their queue pair (30).
 MOST = {"rdma-core": 60 + 8, "linux": 170, "on-demand paging": 50,
         "errors of rxe": 50 + 15 + 10 + 30, "errors of siw": 10,
-        "a driver": 10, "libfabric": 60 + 45, "ucx": 300}
+        "a driver": 10, "libfabric": 60 + 45, "ucx": 340}
 SPECIAL = {"irdma": 15}      # it can revoke
 FEATURES = {"on-demand paging": re.compile(r"/003[01]-RDMA-rxe-"),
             "errors of rxe": re.compile(r"/00(?:05|09|3[2-7]|4[1-5])-RDMA-(?:rxe|core)-"),
