@@ -408,6 +408,27 @@ private:
 
 test_ucp_rcache_valid *test_ucp_rcache_valid::m_self;
 
+/* As memory that TCP sends, which needs no memory handle */
+UCS_TEST_F(test_ucp_rcache_valid, nothing_registered_is_found) {
+    ucp_mem_h first, second;
+
+    ASSERT_UCS_OK(get(START, SIZE, 0, &first));
+    ASSERT_UCS_OK(get(START, SIZE, 0, &second));
+    EXPECT_EQ(first, second);
+    put(second);
+    put(first);
+    EXPECT_TRUE(m_registered.empty());
+    EXPECT_EQ(size_t(SIZE), use(START, SIZE / 2, 1));
+}
+
+/* Nobody told that a part of it is gone */
+UCS_TEST_F(test_ucp_rcache_valid, nothing_registered_is_not_extended) {
+    EXPECT_EQ(size_t(SIZE), use(START, SIZE, 0));
+    m_gone = START + SIZE - 1;
+    EXPECT_EQ(size_t(SIZE / 2), use(START, SIZE / 2, 1));
+    EXPECT_EQ(1u, m_registered.size());
+}
+
 UCS_TEST_F(test_ucp_rcache_valid, failed_is_not_found) {
     m_gone = START + SIZE - 1;
     {
