@@ -971,9 +971,9 @@ int umem_notify_disarm(struct ib_umem *umem)
 		goto put;
 	}
 	trace_mr_notify_disarm(umem, umem_notify_id(n), READ_ONCE(n->state));
-	do
+	do {
 		in_use = retire(n); /* no worker does it any more */
-	while (!end_arming(n, in_use, &word_page));
+	} while (!end_arming(n, in_use, &word_page));
 	count(n, IB_MR_NOTIFY_STAT_ARMED, -1);
 	offset = n->word;
 	put(n);

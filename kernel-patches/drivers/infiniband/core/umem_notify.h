@@ -19,7 +19,7 @@ void umem_notify_word_put(struct umem_notify_word_page *page,
 			  unsigned int offset);
 struct umem_notify_word_page *
 umem_notify_word_retire(struct umem_notify_word_page *page,
-				unsigned int offset);
+			unsigned int offset);
 void umem_notify_word_end(struct umem_notify_word_page *page);
 void umem_notify_word_set(const struct umem_notify_word_page *page,
 			  unsigned int offset, u64 bits);
