@@ -29,7 +29,7 @@ import overlay  # noqa: E402
 MOST = {"rdma-core": 60 + 8, "linux": 170, "on-demand paging": 50,
         "errors of rxe": 50 + 15 + 10 + 30, "errors of siw": 10,
         "a driver": 10, "libfabric": 60 + 45, "ucx": 340}
-SPECIAL = {"irdma": 15}      # it can revoke
+SPECIAL = {"irdma": 17}      # it can revoke, and freed twice
 FEATURES = {"on-demand paging": re.compile(r"/003[01]-RDMA-rxe-"),
             "errors of rxe": re.compile(r"/00(?:05|09|3[2-7]|4[1-5])-RDMA-(?:rxe|core)-"),
             "errors of siw": re.compile(r"/00(?:3[89]|40)-RDMA-siw-")}
