@@ -270,7 +270,8 @@ static enum umem_notify_verdict fault_back(struct mm_struct *mm,
 		return UMEM_NOTIFY_INTERRUPTED;
 	if (!mmget_not_zero(mm))
 		return UMEM_NOTIFY_CHANGED;
-	ret = fixup_user_fault(mm, addr, 0, &unlocked);
+	/* Remote: a protection key of the caller's says nothing about the page. */
+	ret = fixup_user_fault(mm, addr, FAULT_FLAG_REMOTE, &unlocked);
 	mmput_async(mm);
 	switch (ret) {
 	case 0:
@@ -286,14 +287,17 @@ static enum umem_notify_verdict fault_back(struct mm_struct *mm,
 
 /* Faults the pages of a run of hugetlb memory in. */
 static enum umem_notify_verdict map_run(struct mm_struct *mm,
-					const struct absent_run *run)
+					const struct absent_run *run,
+					enum umem_notify_asker asker)
 {
 	enum umem_notify_verdict ret = UMEM_NOTIFY_INTACT;
 	unsigned long addr = run->start;
 	struct vm_area_struct *vma;
 
+	if (asker == UMEM_NOTIFY_WORKER)
+		return UMEM_NOTIFY_UNKNOWN;
 	while (!ret && addr < run->end) {
-		ret = lock_mm(mm, UMEM_NOTIFY_USER);
+		ret = lock_mm(mm, asker);
 		if (ret)
 			break;
 		vma = find_vma(mm, addr);
@@ -311,20 +315,6 @@ static enum umem_notify_verdict map_run(struct mm_struct *mm,
 		mmap_read_unlock(mm);
 	}
 	return ret;
-}
-
-/* Moves @iter, which begins again, over the pages of hugetlb memory that are intact. */
-static enum umem_notify_verdict
-hugetlb_run_check(struct ib_umem *umem, unsigned long start,
-		  const struct absent_run *run, struct pinned_iter *iter,
-		  enum umem_notify_asker asker)
-{
-	enum umem_notify_verdict ret = UMEM_NOTIFY_UNKNOWN;
-
-	if (asker != UMEM_NOTIFY_WORKER)
-		ret = map_run(umem->owning_mm, run);
-	pinned_iter_start(iter, umem, start, run->start);
-	return ret ?: absent_run_check(run, iter, asker);
 }
 
 /*
@@ -404,10 +394,15 @@ check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
 				   what, &run);
 		mmap_read_unlock(mm);
 		if (run.file) {
+			struct pinned_iter again = iter;
+
 			ret = absent_run_check(&run, &iter, what->asker);
-			if (!ret && is_file_hugepages(run.file))
-				ret = hugetlb_run_check(umem, start, &run, &iter,
-							what->asker);
+			if (!ret && is_file_hugepages(run.file)) {
+				iter = again;
+				ret = map_run(mm, &run, what->asker);
+				if (!ret)
+					ret = absent_run_check(&run, &iter, what->asker);
+			}
 			fput(run.file);
 		}
 	} while (!ret && iter.next < end);
