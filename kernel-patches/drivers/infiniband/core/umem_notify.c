@@ -21,7 +21,8 @@
  * An event raises the state inside mmu_notifier_invalidate_range_start(), that
  * is before the page tables change and before the system call returns. UNMAP
  * and RELEASE are certain. CLEAR and MIGRATE are not (a split of a huge page
- * is a CLEAR too). All others leave a pinned page where it is: mprotect, fork,
+ * is a CLEAR too), nor is mprotect() of so much that it unmaps shared page tables of
+ * hugetlb. All others leave a pinned page where it is: other mprotect(), fork,
  * NUMA hints, soft-dirty.
  *
  * WHY NO CHANGE IS MISSED
@@ -291,7 +292,6 @@ void umem_notify_mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
 
 	if (bit == INVALID) {
 		n->state = INVALID;
-		n->retired = NULL; /* where a doubt was */
 		if (!n->word_page) {
 			count(n, IB_MR_NOTIFY_STAT_INVALID, 1);
 			return;
@@ -344,6 +344,12 @@ static bool umem_notify_invalidate(struct mmu_interval_notifier *mni,
 	case MMU_NOTIFY_MIGRATE:
 		bit = SUSPECT;
 		break;
+	case MMU_NOTIFY_PROTECTION_VMA:
+		/* mprotect(): of hugetlb it may unmap page tables that were shared. */
+		if (range->end - range->start < PUD_SIZE)
+			return true;
+		bit = SUSPECT;
+		break;
 	case MMU_NOTIFY_EXCLUSIVE:
 		spin_lock(&n->lock);
 		n->exclusive = true;
@@ -363,7 +369,7 @@ static bool umem_notify_invalidate(struct mmu_interval_notifier *mni,
 					     n->armed, range);
 		if (n->state == SUSPECT && n->word_page)
 			umem_notify_queue_later(n);
-	} else if (n->in_use) {
+	} else if (n->word_page && n->in_use) {
 		umem_notify_queue_later(n);
 	}
 	spin_unlock(&n->lock);
@@ -519,9 +525,21 @@ static bool in_use(const struct ib_umem_notify *n)
 {
 	lockdep_assert_held(&n->lock);
 
-	return n->in_use && n->word_page &&
+	return n->word_page && n->in_use &&
 	       umem_notify_word_read(n->word_page, n->word) & n->in_use &&
 	       atomic_read(&n->umem->owning_mm->mm_users);
+}
+
+static struct umem_notify_word_page *take_word(struct ib_umem_notify *n)
+{
+	struct umem_notify_word_page *word_page = n->word_page;
+
+	lockdep_assert_held(&n->lock);
+
+	if (word_page)
+		n->in_use = 0;
+	n->word_page = NULL;
+	return word_page;
 }
 
 /* Leaves the word alone from now on. Returns its page. */
@@ -530,9 +548,7 @@ static struct umem_notify_word_page *leave_word(struct ib_umem_notify *n)
 	struct umem_notify_word_page *word_page;
 
 	spin_lock(&n->lock);
-	word_page = n->word_page;
-	n->word_page = NULL;
-	n->in_use = 0;
+	word_page = take_word(n);
 	spin_unlock(&n->lock);
 	return word_page;
 }
@@ -545,8 +561,12 @@ static void retire_word(struct ib_umem_notify *n)
 {
 	struct umem_notify_word_page *word_page = leave_word(n);
 
-	if (word_page)
-		n->retired = umem_notify_word_retire(word_page, n->word);
+	if (!word_page)
+		return;
+	word_page = umem_notify_word_retire(word_page, n->word);
+	spin_lock(&n->lock);
+	n->retired = word_page;
+	spin_unlock(&n->lock);
 }
 
 static void end_retired_word(struct ib_umem_notify *n)
@@ -554,7 +574,7 @@ static void end_retired_word(struct ib_umem_notify *n)
 	struct umem_notify_word_page *retired = NULL;
 
 	spin_lock(&n->lock);
-	if (n->state == INVALID)
+	if (!n->word_page)
 		swap(n->retired, retired);
 	spin_unlock(&n->lock);
 	umem_notify_word_end(retired);
@@ -861,7 +881,7 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 	ret = take_killable(n);
 	if (ret)
 		goto put_word;
-	if (n->armed) {
+	if (n->armed || n->dead) {
 		ret = -EBUSY;
 		goto put;
 	}
@@ -926,9 +946,7 @@ static bool end_arming(struct ib_umem_notify *n, bool in_use,
 	spin_lock(&n->lock);
 	ends = n->state != INVALID || !n->word_page || in_use;
 	if (ends) {
-		*word_page = n->word_page;
-		n->word_page = NULL;
-		n->in_use = 0;
+		*word_page = take_word(n);
 		disarm_locked(n);
 	}
 	spin_unlock(&n->lock);
@@ -991,7 +1009,8 @@ put:
  * @umem: The umem of the MR
  *
  * On return the word says INVALID or nothing, for all that happened before the
- * call: what happened during it may have left it SUSPECT. A device that can be
+ * call: what happened during it may have left it SUSPECT, and so does shared hugetlb
+ * memory that can't be faulted in (userfaultfd, PROT_NONE). A device that can be
  * revoked has lost an INVALID registration, unless its word is in use. A suspended
  * one has pages again.
  *

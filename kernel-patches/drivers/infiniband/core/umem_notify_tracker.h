@@ -40,14 +40,13 @@ struct ib_umem_notify {
 	u16 word; /* @lock: offset in @word_page */
 	u32 due; /* the queue's lock: in jiffies */
 	struct umem_notify_word_page *word_page; /* @lock; NULL: nobody to tell */
-	u64 in_use; /* @lock: bits of the word */
+	union { /* @lock */
+		u64 in_use; /* with a @word_page: bits of the word */
+		struct umem_notify_word_page *retired; /* without: still to be ended */
+	};
 	union {
 		struct umem_notify_doubt doubt; /* @lock; unless INVALID */
-		struct { /* once INVALID */
-			struct llist_node fresh; /* see umem_notify_queue.c */
-			/* taken: without words, still to be ended */
-			struct umem_notify_word_page *retired;
-		};
+		struct llist_node fresh; /* INVALID: see umem_notify_queue.c */
 	};
 
 	struct ib_umem *umem;

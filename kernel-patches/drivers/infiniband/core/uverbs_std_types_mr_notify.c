@@ -201,7 +201,8 @@ int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 	ret = ib_dereg_mr_user(mr, udata);
 	if (!ret || !umem)
 		return ret;
-	if (why == RDMA_REMOVE_DESTROY)
+	/* What can't be aborted is there as if nothing had failed. */
+	if (why == RDMA_REMOVE_DESTROY || why == RDMA_REMOVE_ABORT)
 		umem_notify_unhold(umem, mr);
 	else
 		umem_notify_abandon(umem);
