@@ -114,6 +114,28 @@
  * itself: retire() may miss an INVALID that comes after its look, for the worker
  * calls it again.
  *
+ * Not when it is disarmed, as the worker does nothing then:
+ *
+ *   disarm                                another thread
+ *   retire(): state is 0
+ *                                         word |= INVALID; queues the worker
+ *   armed = false; lets go of the word
+ *                                         the worker: not armed
+ *                                         [the device keeps the pages]
+ *
+ * So disarming and letting go of the word is one step under @lock, which is not
+ * taken if there is an INVALID that retire() has not seen.
+ *
+ * A device may be gone before an MR that its driver did not let go of:
+ *
+ *   its context is closed                 the worker
+ *   dereg_mr: -EBUSY, to the last
+ *   uverbs drops the MR; frees the device
+ *                                         retire(): n->mr->device [freed]
+ *
+ * So the tracker ends when dereg_mr has failed (umem_notify_abandon()), before the
+ * device goes: whoever removes it waits for uverbs.
+ *
  * USERS OF THE WORD
  *
  * An application that counts its users in the word names the bits (@in_use).
