@@ -390,30 +390,6 @@ TEST_CASE("race: a hole in shared huge pages while another page is dropped")
 	CHECK(intact > 0);
 }
 
-/* It may unmap page tables that are shared with another process, and a hole is not told then. */
-TEST_CASE("protecting so much of shared huge pages that page tables go leaves a doubt")
-{
-	constexpr std::size_t length = std::size_t{2} << 30;
-	const device on;
-	const int fd = memfd_create("protected", MFD_CLOEXEC | MFD_HUGETLB);
-	SKIP_IF(fd < 0, "no hugetlbfs in this kernel");
-	REQUIRE(ftruncate(fd, length) == 0);
-	void *const addr =
-		mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-	REQUIRE(addr != MAP_FAILED);
-	const memory m({static_cast<std::byte *>(addr), length}, fd);
-	word w;
-
-	*m.registered().addr = std::byte{1};
-	const auto mr = on.register_memory({m.registered().addr, page_size()});
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	REQUIRE(w.value() == 0);
-	REQUIRE(mprotect(addr, length, PROT_READ) == 0);
-	CHECK(w.value() == IBV_MR_NOTIFY_SUSPECT);
-	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
-	CHECK(w.value() == 0);
-}
-
 TEST_CASE("race: the first words of a page are charged once")
 {
 	const device on;
