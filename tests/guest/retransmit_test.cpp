@@ -95,7 +95,7 @@ TEST_CASE("a full send queue goes on when messages are sent again")
 
 	for (; waits < static_cast<int>(init.cap.max_send_wr); waits++)
 		start();
-	/* wait() throws when no completion comes in a minute. */
+	/* wait() throws when no completion comes in minutes. */
 	while (time.goes_on(sent_again(on) > before)) {
 		REQUIRE(ends.wait().status == IBV_WC_SUCCESS);
 		start();

@@ -14,11 +14,11 @@ class run_time {
 public:
 	run_time() : run_time(std::chrono::seconds(from_environment())) {}
 	explicit run_time(std::chrono::seconds length)
-	    : end_(clock::now() + length), last_(end_ + std::chrono::minutes(1))
+	    : end_(clock::now() + length), last_(end_ + std::chrono::minutes(4))
 	{
 	}
 
-	/* The minute that is added ends a test whose @seen never comes. */
+	/* The minutes that are added end a test whose @seen never comes. */
 	bool goes_on(bool seen = true) const { return clock::now() < (seen ? end_ : last_); }
 
 private:

@@ -14,7 +14,7 @@ namespace mr_notify {
 namespace {
 
 constexpr uint8_t port_number = 1;
-constexpr std::chrono::seconds completion_timeout{60};
+constexpr std::chrono::seconds completion_timeout{180};
 constexpr int async_timeout_ms = 60000;
 
 /* How one end of the connection is addressed by the other. */

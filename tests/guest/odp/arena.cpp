@@ -15,6 +15,7 @@
 namespace odp {
 
 using namespace mr_notify;
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -291,6 +292,7 @@ void arena::disturb_on(uint64_t seed)
 	dice roll(seed);
 
 	while (!stop_) {
+		const auto begin = std::chrono::steady_clock::now();
 		const pid_t child = fork();
 		if (child == 0) {
 			/* only the private ones are a copy: a child writes to none that is shared
@@ -304,7 +306,8 @@ void arena::disturb_on(uint64_t seed)
 		const range r = all_[below(roll, slots)].where();
 		mprotect(r.addr, r.length, PROT_READ | PROT_WRITE | PROT_EXEC);
 		mprotect(r.addr, r.length, read_write);
-		std::this_thread::sleep_for(std::chrono::milliseconds(5));
+		/* However slow the machine is, there is time in which a page stays */
+		std::this_thread::sleep_for(5ms + 2 * (std::chrono::steady_clock::now() - begin));
 	}
 }
 

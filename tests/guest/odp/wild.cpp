@@ -3,11 +3,16 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <chrono>
+
 #include "secret_memory.h"
 
 namespace odp {
 
 using namespace mr_notify;
+using namespace std::chrono_literals;
+using std::chrono::steady_clock;
 
 namespace {
 
@@ -77,8 +82,10 @@ void wild::change(dice &roll)
 void wild::access(dice &roll)
 {
 	static constexpr std::size_t most = 20000;
+	const auto begin = steady_clock::now();
 	loopback link(on_);
 	owned<ibv_mr> all = register_all(on_, all_rights);
+	const auto patience = std::max<steady_clock::duration>(200ms, steady_clock::now() - begin);
 	std::size_t posted = 0;
 
 	for (const std::size_t wanted = 1 + below(roll, 4); posted < wanted; posted++) {
@@ -117,8 +124,12 @@ void wild::access(dice &roll)
 		return;
 	}
 	default:
-		/* What waits for a fault that is never answered is abandoned too */
-		for (int patience = 0; posted && patience < 200 && !stop_; patience++) {
+		/*
+		 * What waits for a fault that is never answered is abandoned too. A slow machine
+		 * has as long as it took to connect.
+		 */
+		for (const auto end = steady_clock::now() + patience;
+		     posted && steady_clock::now() < end && !stop_;) {
 			const auto wc = link.poll();
 			if (wc) {
 				(wc->status == IBV_WC_SUCCESS ? count_.done : count_.refused)++;
@@ -134,8 +145,13 @@ void wild::access(dice &roll)
 void wild::start()
 {
 	threads_.emplace_back([this] {
-		for (dice roll(seed_); !stop_; usleep(200))
+		for (dice roll(seed_); !stop_;) {
+			const auto begin = steady_clock::now();
+
 			change(roll);
+			/* As in arena::disturb_on() */
+			std::this_thread::sleep_for(200us + (steady_clock::now() - begin));
+		}
 	});
 	for (uint64_t i = 1; i <= 2; i++)
 		threads_.emplace_back([this, i] {
