@@ -6,6 +6,7 @@ What takes minutes, compiling, is replaced by a function; what decides about it 
 """
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -122,6 +123,30 @@ class Ready(unittest.TestCase):
             self.assertEqual((build.read(self.machine.kernel), self.made), ("1", ["1"]))
         thread.join()
         self.assertEqual((found, self.made), (["2"], ["1", "2"]))
+
+    def test_interrupted(self):
+        """What a build had half made is not there afterwards, nor is the build."""
+        half = os.path.join(self.folder, "half")
+        self.write("half:\n\techo $$$$ >$@; sleep 100\n")
+
+        def stop(*_):
+            raise InterruptedError
+
+        def stop_it():
+            while not os.path.exists(half) or not build.read(half):
+                time.sleep(0.01)
+            pids.append(int(build.read(half)))
+            os.kill(os.getpid(), signal.SIGUSR1)
+        pids = []
+        before = signal.signal(signal.SIGUSR1, stop)
+        self.addCleanup(signal.signal, signal.SIGUSR1, before)
+        threading.Thread(target=stop_it).start()
+        with self.assertRaises(InterruptedError):
+            build.run(["make", "-C", self.folder, "-f", self.source, "half"],
+                      os.path.join(self.folder, "log"))
+        self.assertFalse(os.path.exists(half))
+        with self.assertRaises(ProcessLookupError):
+            os.kill(pids[0], 0)
 
 
 if __name__ == "__main__":

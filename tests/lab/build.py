@@ -79,6 +79,16 @@ def stamp(ours):
     return f"{ours} {read(os.path.join(BUILD, 'linux.version'))}"
 
 
+def end_build(process):
+    """End a build's process group. Make gets the time to remove what it has half made."""
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=10)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def run(command, log, env=None):
     """Run one step of a build; its output goes to a log, and its errors to the user if it fails."""
     os.makedirs(os.path.dirname(log), exist_ok=True)
@@ -88,8 +98,7 @@ def run(command, log, env=None):
     try:
         process.wait()
     except BaseException:  # a signal ends make with all that it started
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        end_build(process)
         raise
     if process.returncode:
         with open(log, encoding="utf-8", errors="replace") as text:
