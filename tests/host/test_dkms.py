@@ -406,6 +406,19 @@ class Mishaps(unittest.TestCase):
                 self.assertNotIn(self.installed, before)
                 self.assertEqual(then.count(self.installed), len(self.kernels), text)
 
+    def test_a_source_that_cannot_be_read_stops_nothing(self):
+        upgrade = ("echo x >/usr/src/linux-source-6.12.tar.xz\n"
+                   'echo "# new" >>"$SOURCE/dkms/keep-source"\n'
+                   "rm -f /initramfs; dpkg -i /srv/stub/good.deb; dkms status; cat /initramfs\n"
+                   "dpkg-query -W -f '${db:Status-Status} of dpkg' \"$NAME-dkms\"")
+        text = self.after(upgrade)
+        self.assertEqual(text.count(self.installed), len(self.kernels), text)
+        text += self.after('rm "/var/lib/$NAME/"6.*\n' + upgrade)
+        self.assertEqual(text.count("installed of dpkg"), 2, text)
+        for release in self.kernels:
+            self.assertEqual(text.count(f"-u -k {release}\n"), 2, text)
+            self.assertIn(f"not for kernel {release}: the source of Linux 6.12.1 is not here", text)
+
     def test_an_initramfs_that_cannot_be_made_stops_nothing(self):
         text = self.after('rm /initramfs; touch /full; dpkg -i /srv/stub/good.deb; dkms status\n'
                           'ls /tmp; cat /initramfs; rm /full /initramfs; "$HOOK" "$ONE"\n'
