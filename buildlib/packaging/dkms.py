@@ -31,7 +31,7 @@ SOURCE = "usr/src/@NAME@-@VERSION@"
 # {where a file goes: (ours, its mode)}; @WORDS@ in both are replaced.
 TEMPLATES = {
     **{f"{SOURCE}/dkms/{name}": (name, 0o755)
-       for name in ("keep-source", "tree", "modules", "undo", "initramfs")},
+       for name in ("keep-source", "tree", "modules", "undo", "initramfs", "kernel")},
     f"{SOURCE}/dkms/build.mk": ("build.mk", 0o644),
     f"{SOURCE}/dkms.conf": ("dkms.conf", 0o644),
     "usr/share/dkms/modules_to_force_install/@NAME@": ("override", 0o644),

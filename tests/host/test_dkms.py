@@ -282,7 +282,7 @@ class Making(unittest.TestCase):
                           if path.startswith("ours/")}, ours | {"Kbuild"})
         hooks = [path for path in inside if path.startswith("hooks/")]
         self.assertEqual(len(hooks), len(os.listdir(os.path.join(REPO, "kernel-patches/hooks"))))
-        self.assertLessEqual(len(inside) - len(ours) - len(hooks) - 1, 7)
+        self.assertLessEqual(len(inside) - len(ours) - len(hooks) - 1, 8)
 
 
 class Mishaps(unittest.TestCase):
@@ -290,6 +290,7 @@ class Mishaps(unittest.TestCase):
 
     layers = ["/"]
     kernels = ("6.12.1-a", "6.12.1-b")
+    next = "57+mrnotify1"
     installed = f", {platform.machine()}: installed"
     unbuild = 'dkms unbuild -m "$NAME" -v "$VERSION" -k "$ONE" >/dev/null\n'
 
@@ -301,7 +302,9 @@ class Mishaps(unittest.TestCase):
         cls.stub = os.path.join(cls.folder, "stub")
         os.mkdir(cls.stub)
         cls.pack_source()
-        cls.pack()
+        cls.pack("good", "bad")
+        with mock.patch.object(dkms, "version", lambda: cls.next):
+            cls.pack("next")
         text, status = cls.run_on(os.path.join(cls.folder, "base"), STUBS)
         if status:
             raise AssertionError(text)
@@ -322,9 +325,12 @@ class Mishaps(unittest.TestCase):
                 archive.addfile(entry, io.BytesIO(content))
 
     @classmethod
-    def pack(cls):
-        """The package without its dependencies, with one hook and a compiler that copies."""
-        root = os.path.join(cls.folder, "package")
+    def pack(cls, *names):
+        """The package without its dependencies, with one hook and a compiler that copies.
+
+        The first of `names` can be installed, and the others can't.
+        """
+        root = os.path.join(cls.folder, names[0])
         with mock.patch.object(dkms, "make_line", lambda: STUB_MAKE):
             dkms.stage(root)
             hooks = os.path.join(root, dkms.fill(dkms.SOURCE, dkms.words()), "hooks")
@@ -334,7 +340,7 @@ class Mishaps(unittest.TestCase):
         with open(control, encoding="utf-8") as text:
             lines = [line for line in text if not line.startswith(("Depends", "Recommends"))]
         dkms.write(control, "".join(lines))
-        for name in ("good", "bad"):
+        for name in names:
             subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", root,
                             os.path.join(cls.stub, name + ".deb")], check=True,
                            stdout=subprocess.DEVNULL)
@@ -418,6 +424,28 @@ class Mishaps(unittest.TestCase):
         for release in self.kernels:
             self.assertEqual(text.count(f"-u -k {release}\n"), 2, text)
             self.assertIn(f"not for kernel {release}: the source of Linux 6.12.1 is not here", text)
+
+    def test_a_hook_that_the_administrator_changed_stops_nothing(self):
+        for change, hook in (('echo "# ours" >>"$HOOK"', '"$HOOK"'), ('rm "$HOOK"', ":"),
+                             ('chmod -x "$HOOK"', "sh $HOOK")):
+            with self.subTest(change=change):
+                text = self.after(f'rm /initramfs; {change}\n'
+                                  'dpkg --force-confold -i /srv/stub/next.deb\n'
+                                  f'dkms status -m "$NAME" -v {self.next}; cat /initramfs\n'
+                                  'echo then; rm "$OURS/siw.ko"\n'
+                                  f'{hook} "$ONE"; dkms status -k "$ONE"')
+                before, _, then = text.partition("then\n")
+                self.assertEqual(before.count(self.installed), len(self.kernels), text)
+                for release in self.kernels:
+                    self.assertIn(f"-u -k {release}\n", before)
+                if hook != ":":
+                    self.assertIn(f"installed for {self.kernels[0]}", then)
+
+    def test_what_a_removal_leaves_does_nothing(self):
+        text = self.after('dpkg -r "$NAME-dkms"; echo then\n'
+                          'for hook in /etc/kernel/*.d/dkms-$NAME; do "$hook" "$ONE"; done\n'
+                          'ls /etc/kernel/*.d/dkms-$NAME | wc -l; ls -A /var/lib/dkms')
+        self.assertEqual(text.partition("then\n")[2], "3\n")
 
     def test_an_initramfs_that_cannot_be_made_stops_nothing(self):
         text = self.after('rm /initramfs; touch /full; dpkg -i /srv/stub/good.deb; dkms status\n'
