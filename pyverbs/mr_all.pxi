@@ -15,7 +15,10 @@ def register_mr_all(PD pd not None, access):
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the device has no
                               _IBV_DEVICE_MR_ALL, or not with these rights
                               EINVAL: rights that do not go together; ENOMEM
+    :raises PyverbsUserError: the PD is closed
     """
+    if pd.pd == NULL:
+        raise PyverbsUserError('The PD is closed')
     cdef v.ibv_mr *mr = v.ibv_register_mr_all(pd.pd, access)
     if mr == NULL:
         raise PyverbsRDMAErrno('Failed to register all memory')

@@ -10,6 +10,11 @@ MRCacheStats = namedtuple('MRCacheStats', 'hits misses suspects invalidations ev
                                           'bytes entries suspensions restorations')
 
 
+cdef context_check_open(Context context):
+    if context.context == NULL:
+        raise PyverbsUserError('The context is closed')
+
+
 @cython.binding(True)
 def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=None):
     """
@@ -21,7 +26,9 @@ def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=Non
     :return: The limits until now, an MRCacheLimits(max_bytes, max_entries)
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache (the device
                               has no IBV_DEVICE_MR_NOTIFY, or RDMAV_MR_CACHE=0 is set)
+    :raises PyverbsUserError: the context is closed
     """
+    context_check_open(self)
     cdef v.ibv_mr_cache_limits old
     cdef v.ibv_mr_cache_limits new
     cdef int rc = v.ibv_reg_mr_limits(self.context, NULL, &old)
@@ -44,7 +51,9 @@ def context_reg_mr_clean(Context self not None, size_t keep_bytes=0):
     :return: None
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above;
                               another: what deregistering one of them returned
+    :raises PyverbsUserError: the context is closed
     """
+    context_check_open(self)
     cdef int rc
     with nogil:
         rc = v.ibv_reg_mr_clean(self.context, keep_bytes)
@@ -67,7 +76,9 @@ def context_query_mr_cache(Context self not None):
              restorations: of those, hits that had their pages pinned again
              and now, in use, idle or suspended: bytes, entries
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above
+    :raises PyverbsUserError: the context is closed
     """
+    context_check_open(self)
     cdef v.ibv_mr_cache_stats stats
     cdef int rc = v.ibv_query_mr_cache(self.context, &stats)
     if rc != 0:

@@ -15,5 +15,8 @@ def pd_is_reg(PD self not None, uint64_t address, size_t length, unsigned int ac
     :param length: Length of the range in bytes
     :param access: Access flags as for an MR, with or without IBV_ACCESS_CACHED
     :return: True or False
+    :raises PyverbsUserError: the PD is closed
     """
+    if self.pd == NULL:
+        raise PyverbsUserError('The PD is closed')
     return v.ibv_is_reg(self.pd, <const void *><uintptr_t>address, length, access)

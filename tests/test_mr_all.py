@@ -8,7 +8,7 @@ import unittest
 
 from tests.base import PyverbsAPITestCase, RCResources, RDMATestCase, UDResources
 from tests.test_qpex import QpExRCAtomicWrite, QpExRCFlush
-from pyverbs.pyverbs_error import PyverbsRDMAError
+from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from pyverbs.mr import MR, register_mr_all
 from pyverbs.pd import PD
 import pyverbs.enums as e
@@ -50,6 +50,15 @@ class MrAllAPITest(PyverbsAPITestCase):
             first.close()
             second.close()
             # and one that its PD closes
+            register_mr_all(pd, LOCAL)
+
+    def test_closed(self):
+        """
+        A closed PD says so.
+        """
+        pd = PD(self.ctx)
+        pd.close()
+        with self.assertRaises(PyverbsUserError):
             register_mr_all(pd, LOCAL)
 
     def test_unsupported(self):

@@ -253,6 +253,19 @@ class MRCacheTest(MRCacheTestCase):
         self.assert_same(mr, keys)
         mr.close()
 
+    def test_mr_cache_closed(self):
+        """
+        A closed context and a closed PD say so, and the process goes on.
+        """
+        self.pd.close()
+        with self.assertRaises(PyverbsUserError):
+            self.pd.is_reg(self.map(LENGTH), LENGTH, ACCESS)
+        self.ctx.close()
+        for call in (self.ctx.query_mr_cache, self.ctx.reg_mr_limits, self.ctx.reg_mr_clean,
+                     lambda: self.ctx.reg_mr_limits(max_entries=3)):
+            with self.assertRaises(PyverbsUserError):
+                call()
+
     @requires_mr_notify
     def test_mr_cache_is_reg(self):
         """
