@@ -9,6 +9,7 @@ def register_mr_all(PD pd not None, access):
     """
     Register all memory of this process, what is mapped now and what will be. An address
     in the MR is the process's own. With a remote right, who has the key has all of it.
+    Thread safe, but for closing the PD or its context meanwhile.
     :param pd: The PD
     :param access: Access rights, see ibv_access_flags; on demand is implied
     :return: The MR. It has no buffer: read() and write() are not for it

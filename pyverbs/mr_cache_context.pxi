@@ -20,12 +20,14 @@ def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=Non
     """
     Tell the limits of the context's registration cache, and change those that are given.
     Idle registrations beyond the new limits are evicted before it returns; those in use
-    are not touched.
+    are not touched. Thread safe, but for closing the context meanwhile; of two threads that
+    each give one limit at the same time, one may undo the other's.
     :param max_bytes: How many bytes it may hold registered, an int; None: as many as now
     :param max_entries: How many registrations it may hold, an int; None: as many as now
     :return: The limits until now, an MRCacheLimits(max_bytes, max_entries)
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache (the device
                               has no IBV_DEVICE_MR_NOTIFY, or RDMAV_MR_CACHE=0 is set)
+                              ENOMEM: there are too many contexts (1,024) with one
     :raises PyverbsUserError: the context is closed
     """
     context_check_open(self)
@@ -46,7 +48,7 @@ def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=Non
 def context_reg_mr_clean(Context self not None, size_t keep_bytes=0):
     """
     Evict idle registrations of the context's cache, least recently used first. Their
-    pages are unpinned when it returns.
+    pages are unpinned when it returns. Thread safe, but for closing the context meanwhile.
     :param keep_bytes: How many bytes of idle registrations may stay, an int
     :return: None
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above;
@@ -65,7 +67,7 @@ def context_reg_mr_clean(Context self not None, size_t keep_bytes=0):
 def context_query_mr_cache(Context self not None):
     """
     Tell what the context's registration cache holds and has done. Each number is exact
-    while no other thread registers.
+    while no other thread registers. Thread safe, but for closing the context meanwhile.
     :return: An MRCacheStats of ints: since the context was opened
              hits: registrations that were answered without registering
              misses: registrations that the cache made

@@ -10,7 +10,8 @@ from libc.stdint cimport uint64_t
 def pd_is_reg(PD self not None, uint64_t address, size_t length, unsigned int access):
     """
     Does a valid cached registration in this PD cover the range and allow the access?
-    That may have changed by the time the caller looks at it. Without a cache: no.
+    That may have changed by the time the caller looks at it. Without a cache: no. Thread
+    safe, but for closing the PD or its context meanwhile.
     :param address: Start of the range, an int
     :param length: Length of the range in bytes
     :param access: Access flags as for an MR, with or without IBV_ACCESS_CACHED

@@ -42,7 +42,8 @@ def mr_reg_notify(MR self not None, value=0, in_use=None):
     """
     Have the kernel tell in notify_word when this registration becomes invalid: the word
     is non-zero before the call that takes the memory away returns, in whatever thread.
-    Memory that is gone already shows there at once. close() ends it.
+    Memory that is gone already shows there at once. close() ends it. Thread safe, but for
+    unreg_notify(), close() and forget() of this MR, and closing its PD or context, meanwhile.
     :param value: What the word starts with, an int; bits 0-7 must be 0
     :param in_use: The bits of the word that count users, an int: while all are 0 the
                    kernel may take the pages (IBV_MR_NOTIFY_SUSPENDED), and settle_notify()
@@ -52,9 +53,10 @@ def mr_reg_notify(MR self not None, value=0, in_use=None):
         EOPNOTSUPP: the kernel, the driver or this kind of MR has no support (see
                     IBV_DEVICE_MR_NOTIFY in device_cap_flags); with in_use, or the device
                     can't revoke
-        EBUSY: the MR has a word already, or others use its registration too
-               (RDMAV_MR_CACHE)
+        EBUSY: the MR has a word already, others use its registration too
+               (RDMAV_MR_CACHE), or another thread re-registers it
         EINVAL: the MR was registered by another process; or in_use is 0 or has bits 0-7
+        EIO: the device was removed
         ENOMEM: out of memory, or of what RLIMIT_MEMLOCK allows (the word's page is pinned)
         EAGAIN: as for settle_notify()
     :raises PyverbsUserError: value has kernel bits, or the MR is closed
@@ -91,9 +93,15 @@ def mr_reg_notify(MR self not None, value=0, in_use=None):
 def mr_unreg_notify(MR self not None):
     """
     Stop the notification. The word keeps its last value; reg_notify() may begin another.
+    A suspended registration gets its pages first, as by settle_notify(). Thread safe, but
+    for reg_notify(), close() and forget() of this MR, and closing its PD or context,
+    meanwhile.
     :return: None
-    :raises PyverbsRDMAError: error_code EINVAL: the MR has no notification;
-                              EOPNOTSUPP: as for reg_notify()
+    :raises PyverbsRDMAError: with this error_code, and nothing has changed:
+        EINVAL: the MR has no notification, or is suspended and of another process
+        EAGAIN, ENOMEM: as for settle_notify(), when it is suspended
+        EBUSY: another thread re-registers it
+        EIO, EOPNOTSUPP: as for reg_notify()
     :raises PyverbsUserError: the MR is closed
     """
     mr_check_open(self)
@@ -111,12 +119,16 @@ def mr_settle_notify(MR self not None):
     Find out whether a suspect registration is intact, and give a suspended one the pages
     that its range maps now: afterwards the kernel's bits of the word say INVALID or
     nothing. When they say INVALID and the device can revoke
-    (_IBV_DEVICE_MR_REVOKE), it no longer reaches the memory. Costs a system call.
+    (_IBV_DEVICE_MR_REVOKE), it no longer reaches the memory. Costs a system call. Thread
+    safe, but for close() and forget() of this MR, and closing its PD or context, meanwhile.
     :return: The word, an int
-    :raises PyverbsRDMAError: error_code EINVAL: the MR has no notification;
-                              EAGAIN: somebody has kept a file of this memory locked for
-                              a second; ENOMEM; either way the word is as it was;
-                              EOPNOTSUPP: as for reg_notify()
+    :raises PyverbsRDMAError: with this error_code, and the word as it was:
+        EINVAL: the MR has no notification, or is suspended and of another process
+        EAGAIN: somebody has kept a file of this memory locked for a second, or it can't be
+                pinned just now
+        ENOMEM: out of memory, or of what RLIMIT_MEMLOCK allows
+        EBUSY: another thread re-registers it
+        EIO, EOPNOTSUPP: as for reg_notify()
     :raises PyverbsUserError: the MR is closed
     """
     mr_check_open(self)
