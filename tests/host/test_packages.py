@@ -24,6 +24,24 @@ dpkg-query -W -f '${{source:Package}} ${{Package}} ${{Version}}\\n' | grep '^rdm
 dpkg --audit
 """
 
+# Packages that have no other version to go back to: the DKMS package's name, and one that is gone.
+OTHERS = """
+cd "$(mktemp -d)"
+package() {
+    mkdir -p "$1/DEBIAN"
+    printf '%s\\n' "Package: $1" "Version: $2" 'Architecture: all' 'Description: none' \
+        'Maintainer: none <none@example.org>' >"$1/DEBIAN/control"
+    printf '#!/bin/sh\\n' >"$1/DEBIAN/postrm"
+    chmod 755 "$1/DEBIAN/postrm"
+    dpkg-deb --build "$1" >/dev/null
+    dpkg -i "$1.deb"
+}
+package rdma-mr-notify-dkms 56.1+mrnotify3
+package rdma-gone 56.1-1+mrnotify2
+dpkg -r rdma-gone
+dpkg-query -W -f '${db:Status-Status} of dpkg\\n' rdma-gone | grep '^config-files '
+"""
+
 
 def command(beginning):
     """The command of the page that begins so, for root, without questions."""
@@ -41,7 +59,8 @@ class Packages(unittest.TestCase):
                               stdout=subprocess.PIPE, text=True).stdout.splitlines()
         version = os.path.basename(made[0]).split("_")[1]
         script = ("export DEBIAN_FRONTEND=noninteractive\n" + SHOW.format(mark="BEFORE")
-                  + command("apt-get install --only-upgrade") + SHOW.format(mark="UPGRADED")
+                  + command("apt-get install --only-upgrade")
+                  + SHOW.format(mark="UPGRADED") + OTHERS
                   + command("apt-get install --allow-downgrades") + SHOW.format(mark="BACK"))
         with tempfile.TemporaryFile("w+") as output, \
                 tempfile.TemporaryDirectory(dir=scratch_root.BUILD) as place:
