@@ -137,6 +137,24 @@ public:
 		return write(fd_, &cmd, sizeof(cmd)) == sizeof(cmd) ? 0 : errno;
 	}
 
+	/* Look at the send queue, in which the caller has written a request itself. */
+	int ring(uint32_t qp) const
+	{
+		struct {
+			ib_uverbs_cmd_hdr hdr;
+			ib_uverbs_post_send in;
+		} cmd{};
+		ib_uverbs_post_send_resp out{};
+
+		cmd.hdr.command = IB_USER_VERBS_CMD_POST_SEND;
+		cmd.hdr.in_words = sizeof(cmd) / 4;
+		cmd.hdr.out_words = sizeof(out) / 4;
+		cmd.in.response = reinterpret_cast<uintptr_t>(&out);
+		cmd.in.qp_handle = qp;
+		cmd.in.wqe_size = sizeof(ib_uverbs_send_wr);
+		return write(fd_, &cmd, sizeof(cmd)) == sizeof(cmd) ? 0 : errno;
+	}
+
 private:
 	/* The kernel refuses calls that name another driver than the device's. */
 	static uint32_t driver_of(const ibv_device &device)

@@ -6,11 +6,19 @@
  */
 #include "catch.h"
 
+#include <rdma/siw-abi.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <vector>
 
 #include "loopback.h"
+#include "raw_uverbs.h"
 #include "skip.h"
 
 using namespace mr_notify;
@@ -55,6 +63,28 @@ ibv_wc far_completion(loopback &link)
 	while (wc.qp_num != link.far_end()->qp_num)
 		wc = link.wait();
 	return wc;
+}
+
+/* The request that siw's library wrote last, by its key: in the send queue, which is mapped. */
+siw_sqe *mapped_request(uint32_t lkey)
+{
+	std::ifstream maps("/proc/self/maps");
+
+	for (std::string line; std::getline(maps, line);) {
+		uintptr_t from = 0;
+		uintptr_t to = 0;
+
+		if (line.find("uverbs") == std::string::npos ||
+		    std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR, &from, &to) != 2)
+			continue;
+		for (; from + 3 * sizeof(siw_sqe) <= to; from += sizeof(siw_sqe)) {
+			auto *sqe = reinterpret_cast<siw_sqe *>(from);
+
+			if (sqe->opcode == SIW_OP_WRITE && sqe->sge[0].lkey == lkey)
+				return sqe;
+		}
+	}
+	return nullptr;
 }
 
 } // namespace
@@ -146,4 +176,28 @@ TEST_CASE("a work request of the kernel's own is refused")
 	wr.send_flags = IBV_SEND_SIGNALED;
 	if (ibv_post_send(link.near_end(), &wr, &bad) == 0)
 		CHECK(link.wait().status == IBV_WC_LOC_QP_OP_ERR);
+}
+
+/* Neither what only the kernel may ask for, nor what siw has no packet for. */
+TEST_CASE("siw takes nothing but transfers from a queue that its user writes")
+{
+	const device on;
+	SKIP_IF(!is_iwarp(on), "its queue is another");
+	const uint8_t opcode = GENERATE(SIW_OP_FETCH_AND_ADD, SIW_OP_COMP_AND_SWAP, SIW_OP_RECEIVE,
+					SIW_OP_READ_RESPONSE, SIW_OP_INVAL_STAG, SIW_OP_REG_MR);
+	const asker from(on);
+	const asker to(on);
+	loopback link(on);
+
+	REQUIRE(link.write(from.mr.get(), from.first(page), to.m.registered().addr, to.mr->rkey) ==
+		IBV_WC_SUCCESS);
+	siw_sqe *const sent = mapped_request(from.mr->lkey);
+	REQUIRE(sent);
+	siw_sqe *const next = sent + 2; /* behind the read that waited for it */
+	REQUIRE(next->flags == 0);
+	*next = *sent;
+	next->opcode = opcode;
+	next->flags = SIW_WQE_VALID | SIW_WQE_SIGNALLED;
+	INFO("opcode " << +opcode);
+	CHECK(raw_uverbs(on.context()).ring(link.near_end()->handle) == EINVAL);
 }
