@@ -33,9 +33,9 @@ struct asked {
 	owned<ibv_mr> mr = wire.on().register_memory(here.registered(), IBV_ACCESS_LOCAL_WRITE);
 	raw_peer peer{wire};
 
-	explicit asked(const cable &on) : wire(on)
+	explicit asked(const cable &on, uint8_t retries = 0) : wire(on)
 	{
-		peer.let_ask();
+		peer.let_ask(retries);
 		ask(IBV_WR_RDMA_WRITE, mtu);
 		ask(IBV_WR_RDMA_READ, 3 * mtu);
 		for (const uint8_t opcode : {0x0a, 0x0c}) {
@@ -60,6 +60,16 @@ struct asked {
 		wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(there.registered().addr);
 		check_verb(ibv_post_send(peer.qp(), &wr, &bad), "ibv_post_send");
 	}
+	void ask_for_flush() const
+	{
+		ibv_qp_ex *qp = ibv_qp_to_qp_ex(peer.qp());
+
+		ibv_wr_start(qp);
+		qp->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_flush(qp, 7, reinterpret_cast<uintptr_t>(there.registered().addr), mtu,
+			     IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
+		check_verb(ibv_wr_complete(qp), "ibv_wr_complete");
+	}
 	void answer(part which, uint32_t psn) const
 	{
 		peer.read_answer(which, psn, std::vector(mtu, static_cast<std::byte>(0x10 + psn)));
@@ -69,6 +79,20 @@ struct asked {
 		const auto wc = peer.completed(patience);
 		REQUIRE(wc);
 		return wc->status;
+	}
+	void read_all() const
+	{
+		answer(part::first, 1);
+		answer(part::middle, 2);
+		answer(part::last, 3);
+		CHECK(ended() == IBV_WC_SUCCESS);
+	}
+	/* The next that it asks for. */
+	raw_peer::packet request() const
+	{
+		const auto found = peer.next(patience);
+		REQUIRE(found);
+		return *found;
 	}
 	bool has_read() const
 	{
@@ -130,4 +154,48 @@ TEST_CASE("answers: one that makes no sense is an error")
 		one.answer(part::first, 2);
 	}
 	CHECK(one.ended() == IBV_WC_BAD_RESP_ERR);
+}
+
+/* The other end remembers as many as may be under way: one, a flush among them. */
+TEST_CASE("answers: a flush waits for the read before it, and the next one for the flush")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const asked one(*wire);
+
+	one.ask_for_flush();
+	CHECK_FALSE(one.peer.next(300ms));
+	one.read_all();
+	CHECK(one.request().opcode == 0x1c);
+	one.ask(IBV_WR_RDMA_READ, mtu);
+	CHECK_FALSE(one.peer.next(300ms));
+	one.peer.read_answer(part::only, 4, {});
+	CHECK(one.ended() == IBV_WC_SUCCESS);
+	CHECK(one.request().opcode == 0x0c);
+}
+
+TEST_CASE("answers: a flush whose answer was lost is repeated as it was")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const asked one(*wire, 7);
+
+	one.read_all();
+	one.ask_for_flush();
+	const raw_peer::packet flush = one.request();
+	REQUIRE(flush.opcode == 0x1c);
+	one.ask(IBV_WR_RDMA_WRITE, mtu);
+	CHECK(one.request().opcode == 0x0a);
+	one.peer.acknowledge(5);
+	const raw_peer::packet again = one.request();
+	CHECK(again.opcode == 0x1c);
+	CHECK(again.psn == flush.psn);
+	CHECK(again.data == flush.data);
+	CHECK(one.request().opcode == 0x0a);
+	one.peer.read_answer(part::only, 4, {});
+	one.peer.acknowledge(5);
+	CHECK(one.ended() == IBV_WC_SUCCESS);
+	CHECK(one.ended() == IBV_WC_SUCCESS);
+	one.ask(IBV_WR_RDMA_READ, mtu);
+	CHECK(one.request().opcode == 0x0c);
 }

@@ -161,16 +161,22 @@ raw_peer::raw_peer(const cable &on, ibv_qp_type type, uint8_t most_reads, ibv_sr
     : reliable_(type == IBV_QPT_RC), most_reads_(most_reads),
       cq_(ibv_create_cq(on.on().context(), 16, nullptr, nullptr, 0))
 {
-	ibv_qp_init_attr init{};
+	ibv_qp_init_attr_ex init{};
 	sockaddr_ll end{};
 
 	init.send_cq = init.recv_cq = cq_.get();
 	init.cap = {2, 1, 1, 1, 0};
 	init.qp_type = type;
 	init.srq = srq;
-	qp_.reset(ibv_create_qp(on.on().pd(), &init));
+	init.pd = on.on().pd();
+	init.comp_mask = IBV_QP_INIT_ATTR_PD;
+	if (reliable_) {
+		init.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+		init.send_ops_flags = IBV_QP_EX_WITH_FLUSH;
+	}
+	qp_.reset(ibv_create_qp_ex(on.on().context(), &init));
 	if (!qp_)
-		fail("ibv_create_qp");
+		fail("ibv_create_qp_ex");
 	listen_to_peer(qp_.get(), most_reads);
 
 	socket_ = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, htons(ETH_P_IP));
@@ -297,12 +303,13 @@ void raw_peer::reset() const
 	listen_to_peer(qp_.get(), most_reads_);
 }
 
-void raw_peer::let_ask() const
+void raw_peer::let_ask(uint8_t retries) const
 {
 	ibv_qp_attr attr{};
 
 	attr.qp_state = IBV_QPS_RTS;
 	attr.max_rd_atomic = 1;
+	attr.retry_cnt = retries;
 	check_verb(ibv_modify_qp(qp_.get(), &attr,
 				 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
 					 IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |

@@ -53,7 +53,7 @@ public:
 	};
 
 	static constexpr uint8_t acknowledged = 0x1f, refused = 0x62;
-	enum class part : uint8_t { first = 0x0d, middle, last };
+	enum class part : uint8_t { first = 0x0d, middle, last, only };
 
 	/* @most_reads: how many reads the queue pair remembers. @srq: where it receives, or NULL */
 	explicit raw_peer(const cable &on, ibv_qp_type type = IBV_QPT_RC, uint8_t most_reads = 4,
@@ -82,8 +82,8 @@ public:
 	std::optional<ibv_wc> completed(std::chrono::milliseconds patience) const;
 	/* The queue pair forgets everything, and begins anew. */
 	void reset() const;
-	/* From now on the queue pair may ask, too; it asks once. */
-	void let_ask() const;
+	/* From now on the queue pair may ask, too; it repeats so often (7: always) what it asks. */
+	void let_ask(uint8_t retries = 0) const;
 
 private:
 	void send(uint8_t opcode, uint32_t psn, const std::vector<std::byte> &body) const;
