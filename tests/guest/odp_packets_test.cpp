@@ -568,3 +568,48 @@ TEST_CASE("packets: an old answer is no answer")
 	s.slow->answer({});
 	CHECK(arrives(s.at()));
 }
+
+/* A message is acknowledged while it waits for a page to be sent again: the same of who asks. */
+TEST_CASE("packets: an old answer is no answer to who asks, either")
+{
+	constexpr uint8_t out_of_order = 0x60;
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	const raw_peer peer(*s.link);
+	const auto write = [&](std::size_t from, uint32_t length) {
+		ibv_sge sge{reinterpret_cast<uintptr_t>(s.at(from)), length, s.all->lkey};
+		ibv_send_wr wr{};
+		ibv_send_wr *bad = nullptr;
+
+		wr.opcode = IBV_WR_RDMA_WRITE;
+		wr.send_flags = IBV_SEND_SIGNALED;
+		wr.sg_list = &sge;
+		wr.num_sge = 1;
+		check_verb(ibv_post_send(peer.qp(), &wr, &bad), "ibv_post_send");
+	};
+	const auto succeeds = [&] {
+		const auto wc = peer.completed(patience);
+		return wc && wc->status == IBV_WC_SUCCESS;
+	};
+
+	peer.let_ask(7);
+	s.slow->fill(std::byte{0x11}, 2 * page);
+	write(0, 2 * page);
+	REQUIRE(peer.all(8).size() == 8);
+	s.take_away(page, page);
+	peer.acknowledge(0, out_of_order);
+	REQUIRE(s.slow->faulted());
+	peer.acknowledge(7);
+	REQUIRE(succeeds());
+	REQUIRE(mprotect(s.at(page), page, PROT_NONE) == 0);
+	s.slow->wake();
+	REQUIRE(no_thread_waits());
+	REQUIRE(mprotect(s.at(page), page, PROT_READ | PROT_WRITE) == 0);
+	REQUIRE(peer.all().size() == 4); /* of the first page, again */
+	write(page, page);
+	CHECK(s.slow->faulted());
+	s.slow->answer(std::byte{0x22});
+	CHECK(peer.all(4).size() == 4);
+	peer.acknowledge(11);
+	CHECK(succeeds());
+}

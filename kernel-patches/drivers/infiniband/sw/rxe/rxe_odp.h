@@ -44,6 +44,7 @@ int rxe_odp_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write);
 void rxe_odp_accessed(struct mm_struct *mm, unsigned long addr,
 		      unsigned int length, bool write);
 bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err);
+void rxe_odp_req_ends(struct rxe_qp *qp);
 bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err);
 enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 				    enum resp_states state);

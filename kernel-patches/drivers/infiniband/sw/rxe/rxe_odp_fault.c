@@ -423,6 +423,18 @@ bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
 }
 
 /**
+ * rxe_odp_req_ends - The requester does not go on with what it may wait for
+ * @qp: The queue pair
+ */
+void rxe_odp_req_ends(struct rxe_qp *qp)
+{
+	spin_lock(&rxe_odp_lock);
+	if (qp->odp_faults[RXE_ODP_REQ])
+		rxe_odp_end_fault(qp, RXE_ODP_REQ);
+	spin_unlock(&rxe_odp_lock);
+}
+
+/**
  * rxe_odp_comp_waits - Does the completer wait for a page?
  * @qp: The queue pair
  * @pkt: The response whose data could not be copied
