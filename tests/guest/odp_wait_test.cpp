@@ -10,10 +10,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "loopback.h"
 #include "odp/operations.h"
@@ -433,5 +435,46 @@ TEST_CASE("pages of a file: read when they are needed, and copied for a write")
 	CHECK(pread(fd, there, sizeof(there), 1000) == sizeof(there));
 	CHECK_FALSE(full_of({there, sizeof(there)}, data));
 	close(fd);
+	CHECK(no_thread_waits());
+}
+
+/* mmap_lock is given to those that queue for it; to try for it never works then. */
+TEST_CASE("threads that map and unmap hold up no transfer")
+{
+	const device on;
+	SKIP_IF(!offers_all(on), "no on-demand paging");
+	constexpr std::size_t long_one = 64 * 4096;
+	loopback link(on);
+	const owned<ibv_mr> all = register_all(on, all_rights);
+	const memory near = anonymous(long_one);
+	const memory far = anonymous(long_one);
+	std::atomic<bool> stop = false;
+	std::vector<std::thread> threads;
+	ibv_wc_status written{}, read{};
+	bool ended = true;
+
+	std::memset(near.registered().addr, static_cast<int>(data), long_one);
+	for (int i = 0; i < 8; i++)
+		threads.emplace_back([&] {
+			while (!stop)
+				anonymous(64 * 4096);
+		});
+	try {
+		written =
+			link.write(all.get(), near.registered(), far.registered().addr, all->rkey);
+		read = run(link, {IBV_WR_RDMA_READ,
+				  {{near.registered(), all->lkey}},
+				  number(far.registered().addr),
+				  all->rkey});
+	} catch (const std::exception &) {
+		ended = false;
+	}
+	stop = true;
+	for (std::thread &one : threads)
+		one.join();
+	CHECK(ended);
+	CHECK(written == IBV_WC_SUCCESS);
+	CHECK(read == IBV_WC_SUCCESS);
+	CHECK(full_of(far.registered(), data));
 	CHECK(no_thread_waits());
 }

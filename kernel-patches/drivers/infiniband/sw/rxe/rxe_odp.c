@@ -164,7 +164,7 @@ static int rxe_odp_enter(struct mm_struct *mm)
 {
 	if (!mmget_not_zero(mm))
 		return -EFAULT;
-	if (rxe_odp_trylock(mm))
+	if (rxe_odp_borrow(mm) || rxe_odp_trylock(mm))
 		return 0;
 	mmput_async(mm);
 	return -EBUSY;
@@ -172,7 +172,8 @@ static int rxe_odp_enter(struct mm_struct *mm)
 
 static void rxe_odp_leave(struct mm_struct *mm)
 {
-	mmap_read_unlock(mm);
+	if (!rxe_odp_give_back(mm))
+		mmap_read_unlock(mm);
 	mmput_async(mm);
 }
 

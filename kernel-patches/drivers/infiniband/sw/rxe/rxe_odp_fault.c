@@ -23,6 +23,18 @@
  * as a CPU would. If the access is not possible the thread says so, and the task
  * fails with it.
  *
+ * A task only tries to get mmap_lock, and where others always queue for it that
+ * never works. The thread has queued: so it keeps the lock, if others wait for
+ * it, until the task has copied.
+ *
+ *   a task of a queue pair         the thread            the process
+ *                                  mmap_read_lock
+ *                                  faults                mmap_write_lock: waits
+ *                                  lends; schedules the
+ *                                  task; waits
+ *   borrows; copies; gives back
+ *                                  mmap_read_unlock      goes on
+ *
  * The peer of an RC queue pair is told nothing at first. When the fault takes
  * longer than RXE_ODP_PATIENCE and the peer repeats what it sent, it is told to
  * try again later (RNR NAK), as often as it repeats; of a read that has been
@@ -50,6 +62,12 @@ enum rxe_odp_side {
 	RXE_ODP_RESP,
 };
 
+enum rxe_odp_loan {
+	RXE_ODP_KEPT,
+	RXE_ODP_LENT,
+	RXE_ODP_BORROWED,
+};
+
 struct rxe_odp_fault {
 	/* of who met it or the queue pair, and of the thread */
 	struct kref		ref;
@@ -57,8 +75,8 @@ struct rxe_odp_fault {
 	unsigned long		addr;
 	bool			write;
 
-	/* in rxe_odp_met, until it is known which queue pair waits */
-	struct list_head	met;
+	/* in rxe_odp_met, until it is known which queue pair waits; in rxe_odp_borrowed */
+	struct list_head	list;
 	struct task_struct	*by;
 
 	struct task_struct	*thread;
@@ -70,6 +88,7 @@ struct rxe_odp_fault {
 	bool			over;	/* what waited for it needs no answer */
 	bool			done;
 	int			err;
+	enum rxe_odp_loan	loan;	/* of mmap_lock, by the thread */
 };
 
 /*
@@ -83,6 +102,12 @@ static DEFINE_SPINLOCK(rxe_odp_lock);
  * caller, which knows the queue pair. Both are the same worker's.
  */
 static LIST_HEAD(rxe_odp_met);
+
+/* Faults whose lock a task uses; the thread keeps them */
+static LIST_HEAD(rxe_odp_borrowed);
+
+/* Threads wait there for the locks that they have lent */
+static DECLARE_WAIT_QUEUE_HEAD(rxe_odp_returned);
 
 /* What the work of each task calls; NULL until one waits for the first time */
 static work_func_t rxe_odp_do_work;
@@ -108,9 +133,9 @@ static struct rxe_odp_fault *rxe_odp_take_met(void)
 	struct rxe_odp_fault *fault, *found = NULL;
 
 	spin_lock(&rxe_odp_lock);
-	list_for_each_entry(fault, &rxe_odp_met, met) {
+	list_for_each_entry(fault, &rxe_odp_met, list) {
 		if (fault->by == current) {
-			list_del(&fault->met);
+			list_del(&fault->list);
 			found = fault;
 			break;
 		}
@@ -147,9 +172,36 @@ int rxe_odp_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write)
 	fault->write = write;
 	fault->by = current;
 	spin_lock(&rxe_odp_lock);
-	list_add(&fault->met, &rxe_odp_met);
+	list_add(&fault->list, &rxe_odp_met);
 	spin_unlock(&rxe_odp_lock);
 	return -EINPROGRESS;
+}
+
+/* Fault one page in; whether mmap_lock is still held then is in @locked */
+static int rxe_odp_fault_locked(struct mm_struct *mm, unsigned long addr,
+				bool write, int *locked)
+{
+	struct page *page;
+	long got = -EFAULT;
+
+	if (mmap_read_lock_killable(mm))
+		return -EINTR;
+	*locked = 1;
+	if (vma_lookup(mm, addr))
+		got = rxe_odp_gup(mm, addr, write, 0, &page, locked);
+	if (got != 1)
+		return got < 0 ? got : 0;
+
+	/* See rxe_odp_lock_file() */
+	if (write && folio_test_locked(page_folio(page))) {
+		if (*locked)
+			mmap_read_unlock(mm);
+		*locked = 0;
+		if (folio_wait_locked_killable(page_folio(page)))
+			got = -EINTR;
+	}
+	rxe_odp_put_page(page, write);
+	return got < 0 ? got : 0;
 }
 
 /**
@@ -164,24 +216,13 @@ int rxe_odp_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write)
  */
 int rxe_odp_fault_in(struct mm_struct *mm, unsigned long addr, bool write)
 {
-	struct page *page;
-	int locked = 1;
-	long got = -EFAULT;
+	int locked = 0;
+	int err;
 
-	if (mmap_read_lock_killable(mm))
-		return -EINTR;
-	if (vma_lookup(mm, addr))
-		got = rxe_odp_gup(mm, addr, write, 0, &page, &locked);
+	err = rxe_odp_fault_locked(mm, addr, write, &locked);
 	if (locked)
 		mmap_read_unlock(mm);
-
-	if (got != 1)
-		return got < 0 ? got : 0;
-	/* See rxe_odp_lock_file() */
-	if (write && folio_wait_locked_killable(page_folio(page)))
-		got = -EINTR;
-	rxe_odp_put_page(page, write);
-	return got < 0 ? got : 0;
+	return err;
 }
 
 /* Does somebody wait? Asked after allow_signal(): who leaves says it, then kills */
@@ -206,6 +247,10 @@ static void rxe_odp_leave_fault(struct rxe_qp *qp, enum rxe_odp_side side)
 
 	qp->odp_faults[side] = NULL;
 	fault->qp = NULL;
+	if (fault->loan == RXE_ODP_LENT) {
+		fault->loan = RXE_ODP_KEPT;
+		wake_up(&rxe_odp_returned);
+	}
 	if (!fault->done)
 		send_sig(SIGKILL, fault->thread, 1);
 	rxe_odp_put_fault(fault);
@@ -264,6 +309,88 @@ void rxe_odp_accessed(struct mm_struct *mm, unsigned long addr,
 	}
 }
 
+/**
+ * rxe_odp_borrow - Use the lock that a thread keeps for the calling task
+ * @mm: The address space
+ *
+ * Return: true if there is one: mmap_lock is held for reading, and
+ * rxe_odp_give_back() is to follow.
+ */
+bool rxe_odp_borrow(struct mm_struct *mm)
+{
+	struct rxe_qp *qp = rxe_odp_current_qp();
+	struct rxe_odp_fault *fault;
+	bool lent = false;
+	int side;
+
+	for (side = RXE_ODP_REQ; qp && !lent && side <= RXE_ODP_RESP; side++) {
+		/* The other task of the queue pair has its own */
+		if ((side == RXE_ODP_RESP) !=
+			    (current_work() == &qp->recv_task.work) ||
+		    !READ_ONCE(qp->odp_faults[side]))
+			continue;
+		spin_lock(&rxe_odp_lock);
+		fault = qp->odp_faults[side];
+		lent = fault && fault->mm == mm && fault->loan == RXE_ODP_LENT;
+		if (lent) {
+			fault->loan = RXE_ODP_BORROWED;
+			fault->by = current;
+			list_add(&fault->list, &rxe_odp_borrowed);
+		}
+		spin_unlock(&rxe_odp_lock);
+	}
+	if (lent)
+		rwsem_acquire_read(&mm->mmap_lock.dep_map, 0, 1, _RET_IP_);
+	return lent;
+}
+
+/**
+ * rxe_odp_give_back - End the use of a thread's lock
+ * @mm: The address space
+ *
+ * Return: false if the caller holds the lock itself.
+ */
+bool rxe_odp_give_back(struct mm_struct *mm)
+{
+	struct rxe_odp_fault *fault;
+	bool found = false;
+
+	/* That of the caller would be seen */
+	if (list_empty(&rxe_odp_borrowed))
+		return false;
+
+	spin_lock(&rxe_odp_lock);
+	list_for_each_entry(fault, &rxe_odp_borrowed, list) {
+		found = fault->by == current;
+		if (found)
+			break;
+	}
+	if (found) {
+		rwsem_release(&mm->mmap_lock.dep_map, _RET_IP_);
+		list_del(&fault->list);
+		fault->loan = RXE_ODP_KEPT;
+		wake_up(&rxe_odp_returned);
+	}
+	spin_unlock(&rxe_odp_lock);
+	return found;
+}
+
+/*
+ * Wait until the lock is not lent any more. A task that does not come for it has
+ * let it be; that it uses it takes no longer than copying a packet does.
+ */
+static void rxe_odp_get_back(struct rxe_odp_fault *fault)
+{
+	wait_event_timeout(rxe_odp_returned,
+			   READ_ONCE(fault->loan) == RXE_ODP_KEPT,
+			   RXE_ODP_PATIENCE);
+	spin_lock(&rxe_odp_lock);
+	if (fault->loan == RXE_ODP_LENT)
+		fault->loan = RXE_ODP_KEPT;
+	spin_unlock(&rxe_odp_lock);
+	wait_event(rxe_odp_returned, READ_ONCE(fault->loan) == RXE_ODP_KEPT);
+}
+
 /* Tell the queue pair that its fault is done. Context: rxe_odp_lock held */
 static void rxe_odp_answer(struct rxe_odp_fault *fault)
 {
@@ -282,20 +409,32 @@ static int rxe_odp_thread(void *arg)
 {
 	struct rxe_odp_fault *fault = arg;
 	int err = -EFAULT;
+	int locked = 0;
+	bool used;
 
 	allow_signal(SIGKILL);
-	if (rxe_odp_awaited(fault) && mmget_not_zero(fault->mm)) {
-		err = rxe_odp_fault_in(fault->mm, fault->addr, fault->write);
-		mmput_async(fault->mm);
-	}
+	used = rxe_odp_awaited(fault) && mmget_not_zero(fault->mm);
+	if (used)
+		err = rxe_odp_fault_locked(fault->mm, fault->addr, fault->write,
+					   &locked);
 
 	spin_lock(&rxe_odp_lock);
 	fault->err = err;
 	fault->done = true;
+	if (locked && !err && mmap_lock_is_contended(fault->mm))
+		fault->loan = RXE_ODP_LENT;
 	if (fault->qp)
 		rxe_odp_answer(fault);
+	else
+		fault->loan = RXE_ODP_KEPT;
 	spin_unlock(&rxe_odp_lock);
 
+	if (locked) {
+		rxe_odp_get_back(fault);
+		mmap_read_unlock(fault->mm);
+	}
+	if (used)
+		mmput_async(fault->mm);
 	rxe_odp_put_fault(fault);
 	module_put_and_kthread_exit(0);
 	return 0;
