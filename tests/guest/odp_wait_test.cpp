@@ -14,6 +14,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "odp/operations.h"
 #include "odp/slow_memory.h"
 #include "skip.h"
+#include "system.h"
 
 using namespace mr_notify;
 using namespace odp;
@@ -436,6 +438,30 @@ TEST_CASE("pages of a file: read when they are needed, and copied for a write")
 	CHECK_FALSE(full_of({there, sizeof(there)}, data));
 	close(fd);
 	CHECK(no_thread_waits());
+}
+
+/* A sender stops after 129 packets without an acknowledgment, for which it asks in some. */
+TEST_CASE("a packet that waited asks for what it was to ask for")
+{
+	constexpr std::size_t mtu = 1024, sent = 200, asks = 65;
+	const device on;
+	const auto slow = slow_memory::make(51 * 4096);
+	SKIP_IF(!slow || !offers_all(on), "no on-demand paging, or no userfaultfd");
+	/* that never sends anything again by itself */
+	loopback link(on, nullptr, IBV_MTU_1024, loopback::patience{0, 7});
+	const owned<ibv_mr> all = register_all(on, all_rights);
+	const memory far = anonymous(sent * mtu);
+	const range from{slow->bytes().addr + 3 * mtu, sent * mtu};
+	std::optional<ibv_wc> done;
+
+	slow->answer(data);
+	REQUIRE(madvise(from.addr + asks * mtu, 4096, MADV_DONTNEED) == 0);
+	link.start(IBV_WR_RDMA_WRITE, all.get(), from, far.registered().addr, all->rkey);
+	REQUIRE(slow->faulted());
+	slow->answer(answer);
+	REQUIRE(happens([&] { return (done = link.poll()).has_value(); }));
+	CHECK(done->status == IBV_WC_SUCCESS);
+	CHECK(std::memcmp(far.registered().addr, from.addr, from.length) == 0);
 }
 
 /* mmap_lock is given to those that queue for it; to try for it never works then. */

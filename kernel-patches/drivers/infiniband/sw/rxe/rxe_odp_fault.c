@@ -555,6 +555,8 @@ bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
 	err = rxe_odp_wait(qp, RXE_ODP_REQ);
 	if (err == -EINPROGRESS || err == -ESHUTDOWN) {
 		wqe->status = IB_WC_SUCCESS;
+		/* The packet may have been the one to ask for an acknowledgment */
+		qp->req.noack_pkts = RXE_MAX_PKT_PER_ACK + 1;
 		return true;
 	}
 	wqe->status = IB_WC_LOC_PROT_ERR;
