@@ -137,6 +137,27 @@ TEST_CASE("packets: a read that is repeated is answered again, when its pages ar
 	CHECK(answers(peer.all(3), 0, 3, std::byte{0x22}));
 }
 
+/* More than stays in memory at one time must not be needed at one time. */
+TEST_CASE("packets: a read that is repeated goes on where it waited")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	raw_peer peer(*s.link);
+
+	s.slow->answer(std::byte{0x11});
+	std::memset(s.at(), 0x11, 4 * page);
+	peer.read(0, s.at(), s.all->rkey, 4 * page);
+	CHECK(answers(peer.all(16), 0, 16, std::byte{0x11}));
+	s.take_away(page, 3 * page);
+	peer.read(0, s.at(), s.all->rkey, 4 * page);
+	REQUIRE(s.slow->faulted());
+	CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
+	for (uint32_t next = 1; next < 4; next++) {
+		s.slow->answer(std::byte{0x22}, (next + 1) * page);
+		CHECK(answers(peer.all(4), 4 * next, 4, std::byte{0x22}));
+	}
+}
+
 /* As many as a queue pair must remember, and the one that waited takes the place of no other. */
 TEST_CASE("packets: reads from before one that waited can be repeated")
 {

@@ -632,19 +632,16 @@ static void rxe_odp_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
  * that has been answered in part. What it holds must not be held while it waits,
  * and what it has done is undone.
  */
-static void rxe_odp_rewind_resource(struct rxe_qp *qp)
+static void rxe_odp_rewind_resource(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
 	struct resp_res *res = qp->resp.res;
 
-	if (!res)
+	if (!res || (res->type == RXE_READ_MASK && res->cur_psn != pkt->psn))
 		return;
 
 	if (!res->replay) {
-		if (res->type == RXE_READ_MASK) {
-			if (res->cur_psn != res->first_psn)
-				return;
+		if (res->type == RXE_READ_MASK)
 			qp->resp.msn--;
-		}
 		qp->resp.res_head = res - qp->resp.resources;
 		free_rd_atomic_resource(res);
 	}
@@ -726,7 +723,7 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 	late = err == -EINPROGRESS && rxe_odp_is_late(qp);
 	if (late)
 		rxe_odp_leave_read(qp, pkt);
-	rxe_odp_rewind_resource(qp);
+	rxe_odp_rewind_resource(qp, pkt);
 	if (err == -ESHUTDOWN) {
 		qp->resp.res = NULL;
 		return RESPST_CLEANUP;
