@@ -320,14 +320,17 @@ bool rxe_odp_borrow(struct mm_struct *mm)
 {
 	struct rxe_qp *qp = rxe_odp_current_qp();
 	struct rxe_odp_fault *fault;
+	int side = RXE_ODP_REQ, last = RXE_ODP_COMP;
 	bool lent = false;
-	int side;
 
-	for (side = RXE_ODP_REQ; qp && !lent && side <= RXE_ODP_RESP; side++) {
-		/* The other task of the queue pair has its own */
-		if ((side == RXE_ODP_RESP) !=
-			    (current_work() == &qp->recv_task.work) ||
-		    !READ_ONCE(qp->odp_faults[side]))
+	/* The other task of the queue pair has its own */
+	if (qp && current_work() == &qp->recv_task.work) {
+		side = RXE_ODP_RESP;
+		last = RXE_ODP_RESP;
+	}
+
+	for (; qp && !lent && side <= last; side++) {
+		if (!READ_ONCE(qp->odp_faults[side]))
 			continue;
 		spin_lock(&rxe_odp_lock);
 		fault = qp->odp_faults[side];
