@@ -256,6 +256,12 @@ static unsigned int rxe_odp_bytes_in_page(unsigned long addr,
 	return min_t(unsigned int, length, PAGE_SIZE - offset_in_page(addr));
 }
 
+static void rxe_odp_leave_task_mm(void)
+{
+	if (current->mm)
+		kthread_unuse_mm(current->mm);
+}
+
 /*
  * Take an address space on for the rest of the task of a queue pair, which has
  * many packets. All copying is done by such tasks, and do_work() ends each with
@@ -268,7 +274,7 @@ static bool rxe_odp_take_on(struct mm_struct *mm)
 	if (current->mm == mm)
 		return true;
 
-	rxe_odp_end_task();
+	rxe_odp_leave_task_mm();
 	if (!mmget_not_zero(mm))
 		return false;
 	kthread_use_mm(mm);
@@ -276,11 +282,11 @@ static bool rxe_odp_take_on(struct mm_struct *mm)
 	return true;
 }
 
-/* Called for each task: leave what it has taken on */
+/* Called for each task, whose queue pair may have gone: leave what it has taken on */
 void rxe_odp_end_task(void)
 {
-	if (current->mm)
-		kthread_unuse_mm(current->mm);
+	rxe_odp_leave_task_mm();
+	rxe_odp_end_loans();
 }
 
 /*

@@ -43,6 +43,7 @@ int rxe_odp_fault_in(struct mm_struct *mm, unsigned long addr, bool write);
 int rxe_odp_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write);
 bool rxe_odp_borrow(struct mm_struct *mm);
 bool rxe_odp_give_back(struct mm_struct *mm);
+void rxe_odp_end_loans(void);
 void rxe_odp_accessed(struct mm_struct *mm, unsigned long addr,
 		      unsigned int length, bool write);
 bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err);

@@ -25,7 +25,7 @@
  *
  * A task only tries to get mmap_lock, and where others always queue for it that
  * never works. The thread has queued: so it keeps the lock, if others wait for
- * it, until the task has copied.
+ * it, until the task has ended.
  *
  *   a task of a queue pair         the thread            the process
  *                                  mmap_read_lock
@@ -33,6 +33,8 @@
  *                                  lends; schedules the
  *                                  task; waits
  *   borrows; copies; gives back
+ *   [borrows; copies ...]
+ *   ends
  *                                  mmap_read_unlock      goes on
  *
  * The peer of an RC queue pair is told nothing at first. When the fault takes
@@ -75,11 +77,12 @@ struct rxe_odp_fault {
 	unsigned long		addr;
 	bool			write;
 
-	/* in rxe_odp_met, until it is known which queue pair waits; in rxe_odp_borrowed */
+	/* in rxe_odp_met until it is known which queue pair waits; in rxe_odp_loans */
 	struct list_head	list;
 	struct task_struct	*by;
 
 	struct task_struct	*thread;
+	struct work_struct	*work;	/* the task that waits; may have gone */
 	unsigned long		since;
 
 	/* under rxe_odp_lock */
@@ -103,8 +106,8 @@ static DEFINE_SPINLOCK(rxe_odp_lock);
  */
 static LIST_HEAD(rxe_odp_met);
 
-/* Faults whose lock a task uses; the thread keeps them */
-static LIST_HEAD(rxe_odp_borrowed);
+/* Faults whose thread keeps mmap_lock for a task, lent or borrowed */
+static LIST_HEAD(rxe_odp_loans);
 
 /* Threads wait there for the locks that they have lent */
 static DECLARE_WAIT_QUEUE_HEAD(rxe_odp_returned);
@@ -236,6 +239,15 @@ static bool rxe_odp_awaited(struct rxe_odp_fault *fault)
 	return awaited;
 }
 
+/* Its thread may let go of mmap_lock. Context: rxe_odp_lock held */
+static void rxe_odp_keep(struct rxe_odp_fault *fault)
+{
+	lockdep_assert_held(&rxe_odp_lock);
+	list_del(&fault->list);
+	fault->loan = RXE_ODP_KEPT;
+	wake_up(&rxe_odp_returned);
+}
+
 /* Take a fault away from its queue pair. Context: rxe_odp_lock held */
 static void rxe_odp_leave_fault(struct rxe_qp *qp, enum rxe_odp_side side)
 {
@@ -247,10 +259,6 @@ static void rxe_odp_leave_fault(struct rxe_qp *qp, enum rxe_odp_side side)
 
 	qp->odp_faults[side] = NULL;
 	fault->qp = NULL;
-	if (fault->loan == RXE_ODP_LENT) {
-		fault->loan = RXE_ODP_KEPT;
-		wake_up(&rxe_odp_returned);
-	}
 	if (!fault->done)
 		send_sig(SIGKILL, fault->thread, 1);
 	rxe_odp_put_fault(fault);
@@ -309,6 +317,22 @@ void rxe_odp_accessed(struct mm_struct *mm, unsigned long addr,
 	}
 }
 
+/*
+ * A fault whose thread keeps mmap_lock for that task; NULL if there is none. The
+ * task's queue pair may have gone. Context: rxe_odp_lock held
+ */
+static struct rxe_odp_fault *rxe_odp_lent(struct work_struct *work,
+					  struct mm_struct *mm)
+{
+	struct rxe_odp_fault *fault;
+
+	list_for_each_entry(fault, &rxe_odp_loans, list)
+		if (fault->loan == RXE_ODP_LENT && fault->work == work &&
+		    fault->mm == mm)
+			return fault;
+	return NULL;
+}
+
 /**
  * rxe_odp_borrow - Use the lock that a thread keeps for the calling task
  * @mm: The address space
@@ -318,38 +342,27 @@ void rxe_odp_accessed(struct mm_struct *mm, unsigned long addr,
  */
 bool rxe_odp_borrow(struct mm_struct *mm)
 {
-	struct rxe_qp *qp = rxe_odp_current_qp();
 	struct rxe_odp_fault *fault;
-	int side = RXE_ODP_REQ, last = RXE_ODP_COMP;
-	bool lent = false;
 
-	/* The other task of the queue pair has its own */
-	if (qp && current_work() == &qp->recv_task.work) {
-		side = RXE_ODP_RESP;
-		last = RXE_ODP_RESP;
-	}
+	/* That of the caller would be seen */
+	if (list_empty(&rxe_odp_loans))
+		return false;
 
-	for (; qp && !lent && side <= last; side++) {
-		if (!READ_ONCE(qp->odp_faults[side]))
-			continue;
-		spin_lock(&rxe_odp_lock);
-		fault = qp->odp_faults[side];
-		lent = fault && fault->mm == mm && fault->loan == RXE_ODP_LENT;
-		if (lent) {
-			fault->loan = RXE_ODP_BORROWED;
-			fault->by = current;
-			list_add(&fault->list, &rxe_odp_borrowed);
-		}
-		spin_unlock(&rxe_odp_lock);
-	}
-	if (lent)
+	spin_lock(&rxe_odp_lock);
+	fault = rxe_odp_lent(current_work(), mm);
+	if (fault) {
+		fault->loan = RXE_ODP_BORROWED;
 		rwsem_acquire_read(&mm->mmap_lock.dep_map, 0, 1, _RET_IP_);
-	return lent;
+	}
+	spin_unlock(&rxe_odp_lock);
+	return fault;
 }
 
 /**
  * rxe_odp_give_back - End the use of a thread's lock
  * @mm: The address space
+ *
+ * The task may borrow it again until it ends.
  *
  * Return: false if the caller holds the lock itself.
  */
@@ -358,38 +371,56 @@ bool rxe_odp_give_back(struct mm_struct *mm)
 	struct rxe_odp_fault *fault;
 	bool found = false;
 
-	/* That of the caller would be seen */
-	if (list_empty(&rxe_odp_borrowed))
+	if (list_empty(&rxe_odp_loans))
 		return false;
 
 	spin_lock(&rxe_odp_lock);
-	list_for_each_entry(fault, &rxe_odp_borrowed, list) {
-		found = fault->by == current;
+	list_for_each_entry(fault, &rxe_odp_loans, list) {
+		found = fault->loan == RXE_ODP_BORROWED &&
+			fault->work == current_work();
 		if (found)
 			break;
 	}
 	if (found) {
+		fault->loan = RXE_ODP_LENT;
 		rwsem_release(&mm->mmap_lock.dep_map, _RET_IP_);
-		list_del(&fault->list);
-		fault->loan = RXE_ODP_KEPT;
-		wake_up(&rxe_odp_returned);
 	}
 	spin_unlock(&rxe_odp_lock);
 	return found;
 }
 
+/* What is lent to a task is not kept for it any more. Context: rxe_odp_lock held */
+static void rxe_odp_decline(struct work_struct *work)
+{
+	struct rxe_odp_fault *fault, *next;
+
+	list_for_each_entry_safe(fault, next, &rxe_odp_loans, list)
+		if (fault->loan == RXE_ODP_LENT && fault->work == work)
+			rxe_odp_keep(fault);
+}
+
+/* The calling task has ended, and perhaps its queue pair */
+void rxe_odp_end_loans(void)
+{
+	if (list_empty(&rxe_odp_loans))
+		return;
+
+	spin_lock(&rxe_odp_lock);
+	rxe_odp_decline(current_work());
+	spin_unlock(&rxe_odp_lock);
+}
+
 /*
- * Wait until the lock is not lent any more. A task that does not come for it has
- * let it be; that it uses it takes no longer than copying a packet does.
+ * Wait until the task that the lock is lent to has ended. It has been scheduled;
+ * on a machine on which it does not come in a second, others want the lock, too.
  */
 static void rxe_odp_get_back(struct rxe_odp_fault *fault)
 {
 	wait_event_timeout(rxe_odp_returned,
-			   READ_ONCE(fault->loan) == RXE_ODP_KEPT,
-			   RXE_ODP_PATIENCE);
+			   READ_ONCE(fault->loan) == RXE_ODP_KEPT, HZ);
 	spin_lock(&rxe_odp_lock);
 	if (fault->loan == RXE_ODP_LENT)
-		fault->loan = RXE_ODP_KEPT;
+		rxe_odp_keep(fault);
 	spin_unlock(&rxe_odp_lock);
 	wait_event(rxe_odp_returned, READ_ONCE(fault->loan) == RXE_ODP_KEPT);
 }
@@ -424,12 +455,12 @@ static int rxe_odp_thread(void *arg)
 	spin_lock(&rxe_odp_lock);
 	fault->err = err;
 	fault->done = true;
-	if (locked && !err && mmap_lock_is_contended(fault->mm))
+	if (locked && !err && fault->qp && mmap_lock_is_contended(fault->mm)) {
 		fault->loan = RXE_ODP_LENT;
+		list_add(&fault->list, &rxe_odp_loans);
+	}
 	if (fault->qp)
 		rxe_odp_answer(fault);
-	else
-		fault->loan = RXE_ODP_KEPT;
 	spin_unlock(&rxe_odp_lock);
 
 	if (locked) {
@@ -459,6 +490,8 @@ static int rxe_odp_start(struct rxe_qp *qp, enum rxe_odp_side side,
 	get_task_struct(thread);
 	fault->thread = thread;
 	fault->side = side;
+	fault->work = side == RXE_ODP_RESP ? &qp->recv_task.work :
+					     &qp->send_task.work;
 	fault->since = jiffies;
 	kref_get(&fault->ref);
 
@@ -763,6 +796,8 @@ static void rxe_odp_leave_faults(struct rxe_qp *qp)
 	rxe_odp_leave_fault(qp, RXE_ODP_REQ);
 	rxe_odp_leave_fault(qp, RXE_ODP_COMP);
 	rxe_odp_leave_fault(qp, RXE_ODP_RESP);
+	rxe_odp_decline(&qp->send_task.work);
+	rxe_odp_decline(&qp->recv_task.work);
 }
 
 /* A queue pair is reset; its tasks do not run */
