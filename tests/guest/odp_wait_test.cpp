@@ -469,7 +469,7 @@ TEST_CASE("threads that map and unmap hold up no transfer")
 {
 	const device on;
 	SKIP_IF(!offers_all(on), "no on-demand paging");
-	constexpr std::size_t long_one = 64 * 4096;
+	constexpr std::size_t long_one = 16 * 4096;
 	loopback link(on);
 	const owned<ibv_mr> all = register_all(on, all_rights);
 	const memory near = anonymous(long_one);
