@@ -68,6 +68,7 @@ enum rxe_odp_loan {
 	RXE_ODP_KEPT,
 	RXE_ODP_LENT,
 	RXE_ODP_BORROWED,
+	RXE_ODP_RECALLED,	/* borrowed, for the last time */
 };
 
 struct rxe_odp_fault {
@@ -79,7 +80,7 @@ struct rxe_odp_fault {
 
 	/* in rxe_odp_met until it is known which queue pair waits; in rxe_odp_loans */
 	struct list_head	list;
-	struct task_struct	*by;
+	struct task_struct	*by;	/* the worker that met it */
 
 	struct task_struct	*thread;
 	struct work_struct	*work;	/* the task that waits; may have gone */
@@ -95,8 +96,8 @@ struct rxe_odp_fault {
 };
 
 /*
- * Guards the queue pairs of faults, the faults of queue pairs, and rxe_odp_met.
- * A task's lock nests in it.
+ * Guards the queue pairs of faults, the faults of queue pairs, rxe_odp_met and
+ * rxe_odp_loans. A task's lock nests in it.
  */
 static DEFINE_SPINLOCK(rxe_odp_lock);
 
@@ -244,7 +245,8 @@ static void rxe_odp_keep(struct rxe_odp_fault *fault)
 {
 	lockdep_assert_held(&rxe_odp_lock);
 	list_del(&fault->list);
-	fault->loan = RXE_ODP_KEPT;
+	/* Pairs with rxe_odp_get_back(): the thread may free the fault from now on */
+	smp_store_release(&fault->loan, RXE_ODP_KEPT);
 	wake_up(&rxe_odp_returned);
 }
 
@@ -362,7 +364,7 @@ bool rxe_odp_borrow(struct mm_struct *mm)
  * rxe_odp_give_back - End the use of a thread's lock
  * @mm: The address space
  *
- * The task may borrow it again until it ends.
+ * The task may borrow it again until it ends, or until the thread wants it.
  *
  * Return: false if the caller holds the lock itself.
  */
@@ -376,14 +378,17 @@ bool rxe_odp_give_back(struct mm_struct *mm)
 
 	spin_lock(&rxe_odp_lock);
 	list_for_each_entry(fault, &rxe_odp_loans, list) {
-		found = fault->loan == RXE_ODP_BORROWED &&
+		found = fault->loan >= RXE_ODP_BORROWED &&
 			fault->work == current_work();
 		if (found)
 			break;
 	}
 	if (found) {
-		fault->loan = RXE_ODP_LENT;
 		rwsem_release(&mm->mmap_lock.dep_map, _RET_IP_);
+		if (fault->loan == RXE_ODP_RECALLED)
+			rxe_odp_keep(fault);
+		else
+			fault->loan = RXE_ODP_LENT;
 	}
 	spin_unlock(&rxe_odp_lock);
 	return found;
@@ -411,18 +416,23 @@ void rxe_odp_end_loans(void)
 }
 
 /*
- * Wait until the task that the lock is lent to has ended. It has been scheduled;
- * on a machine on which it does not come in a second, others want the lock, too.
+ * Wait until the task that the lock is lent to has ended. It may not come for
+ * long, or have much to do, and others want the lock, too: after a while it has
+ * no more than what it is just copying.
  */
 static void rxe_odp_get_back(struct rxe_odp_fault *fault)
 {
 	wait_event_timeout(rxe_odp_returned,
-			   READ_ONCE(fault->loan) == RXE_ODP_KEPT, HZ);
+			   READ_ONCE(fault->loan) == RXE_ODP_KEPT, HZ / 10);
 	spin_lock(&rxe_odp_lock);
 	if (fault->loan == RXE_ODP_LENT)
 		rxe_odp_keep(fault);
+	else if (fault->loan == RXE_ODP_BORROWED)
+		fault->loan = RXE_ODP_RECALLED;
 	spin_unlock(&rxe_odp_lock);
-	wait_event(rxe_odp_returned, READ_ONCE(fault->loan) == RXE_ODP_KEPT);
+	/* Pairs with rxe_odp_keep() */
+	wait_event(rxe_odp_returned,
+		   smp_load_acquire(&fault->loan) == RXE_ODP_KEPT);
 }
 
 /* Tell the queue pair that its fault is done. Context: rxe_odp_lock held */
@@ -455,7 +465,8 @@ static int rxe_odp_thread(void *arg)
 	spin_lock(&rxe_odp_lock);
 	fault->err = err;
 	fault->done = true;
-	if (locked && !err && fault->qp && mmap_lock_is_contended(fault->mm)) {
+	if (locked && !err && fault->qp && !fault->over &&
+	    mmap_lock_is_contended(fault->mm)) {
 		fault->loan = RXE_ODP_LENT;
 		list_add(&fault->list, &rxe_odp_loans);
 	}
