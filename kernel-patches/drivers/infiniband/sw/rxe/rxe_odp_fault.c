@@ -430,8 +430,8 @@ static void rxe_odp_get_back(struct rxe_odp_fault *fault)
 	else if (fault->loan == RXE_ODP_BORROWED)
 		fault->loan = RXE_ODP_RECALLED;
 	spin_unlock(&rxe_odp_lock);
-	/* Pairs with rxe_odp_keep() */
 	wait_event(rxe_odp_returned,
+		   /* Pairs with rxe_odp_keep() */
 		   smp_load_acquire(&fault->loan) == RXE_ODP_KEPT);
 }
 
