@@ -37,6 +37,14 @@
  *   ends
  *                                  mmap_read_unlock      goes on
  *
+ * or, where the task has no end:
+ *
+ *   borrows; copies                a tenth of a second is
+ *                                  over: recalls; waits
+ *   gives back
+ *                                  mmap_read_unlock      goes on
+ *   borrows: there is nothing
+ *
  * The peer of an RC queue pair is told nothing at first. When the fault takes
  * longer than RXE_ODP_PATIENCE and the peer repeats what it sent, it is told to
  * try again later (RNR NAK), as often as it repeats; of a read that has been
