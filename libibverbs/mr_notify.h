@@ -129,10 +129,10 @@ int ibv_reg_mr_notify_reclaim(struct ibv_mr *mr, uint64_t *word, uint64_t in_use
  * its last value. Registering a word again is allowed. A suspended registration gets
  * its pages first, as by ibv_settle_mr_notify().
  *
- * Returns 0, or an errno value and changes nothing: EINVAL when mr has no word;
- * EOPNOTSUPP as above; ENOMEM, EAGAIN and EINVAL as for ibv_settle_mr_notify() when it
- * is SUSPENDED; EBUSY when another thread re-registers mr; EIO as above. Thread safe as
- * above.
+ * Returns 0, or an errno value and changes nothing: EINVAL when mr has no word, or is of
+ * another process (a parent's, in its child); EOPNOTSUPP as above; ENOMEM and EAGAIN as
+ * for ibv_settle_mr_notify() when it is SUSPENDED; EBUSY when another thread re-registers
+ * mr; EIO as above. Thread safe as above.
  */
 int ibv_unreg_mr_notify(struct ibv_mr *mr);
 

@@ -98,7 +98,7 @@ def mr_unreg_notify(MR self not None):
     meanwhile.
     :return: None
     :raises PyverbsRDMAError: with this error_code, and nothing has changed:
-        EINVAL: the MR has no notification, or is suspended and of another process
+        EINVAL: the MR has no notification, or the MR is of another process
         EAGAIN, ENOMEM: as for settle_notify(), when it is suspended
         EBUSY: another thread re-registers it
         EIO, EOPNOTSUPP: as for reg_notify()

@@ -3,11 +3,13 @@
 #include "catch.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <thread>
@@ -318,16 +320,81 @@ TEST_CASE("EINVAL: the MR of another process")
 	const device on;
 	memory m = anonymous(length);
 	const auto mr = on.register_memory(m.registered());
-	const pid_t child = fork();
+	const auto says_child = [&](auto call) {
+		const pid_t child = fork();
+		int status = 0;
+
+		if (child == 0)
+			_exit(call());
+		REQUIRE(child > 0);
+		REQUIRE(waitpid(child, &status, 0) == child);
+		return WEXITSTATUS(status);
+	};
+	word w;
+
+	CHECK(says_child([&] {
+		      alignas(8) uint64_t own = 0;
+		      return ibv_reg_mr_notify(mr.get(), &own);
+	      }) == EINVAL);
+	SECTION("armed, it stays so")
+	{
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	}
+	SECTION("the same, with a count of users")
+	{
+		const int error = ibv_reg_mr_notify_reclaim(mr.get(), w.address(), 0xff00);
+		SKIP_IF(error == EOPNOTSUPP, "the driver can't revoke");
+		REQUIRE(error == 0);
+	}
+	CHECK(says_child([&] { return ibv_unreg_mr_notify(mr.get()); }) == EINVAL);
+	unmap_all(m);
+	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	CHECK(ibv_unreg_mr_notify(mr.get()) == 0);
+}
+
+TEST_CASE("another process in the same address space disarms")
+{
+	const device on;
+	const memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	alignas(16) std::array<std::byte, 65536> stack;
+	int status = 0;
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	const pid_t sharer =
+		clone([](void *its) { return ibv_unreg_mr_notify(static_cast<ibv_mr *>(its)); },
+		      stack.data() + stack.size(), CLONE_VM | CLONE_VFORK | SIGCHLD, mr.get());
+	REQUIRE(sharer > 0);
+	REQUIRE(waitpid(sharer, &status, 0) == sharer);
+	CHECK(status == 0);
+	CHECK(ibv_unreg_mr_notify(mr.get()) == EINVAL);
+}
+
+/* Its address space has ended: the word has said INVALID, and the MR waits for deregistration. */
+TEST_CASE("the MR of a process that has ended can be deregistered, not disarmed")
+{
+	memory shared = shared_file(page_size());
+	auto *const said = reinterpret_cast<uint64_t *>(shared.registered().addr);
+	const device on;
+	const raw_uverbs raw(on.context());
 	int status = 0;
 
+	said[0] = said[1] = 0;
+	const pid_t child = fork();
 	if (child == 0) {
-		alignas(8) uint64_t w = 0;
-		_exit(ibv_reg_mr_notify(mr.get(), &w));
+		const memory m = anonymous(length);
+		ibv_mr *mr = ibv_reg_mr(on.pd(), m.registered().addr, length, 0);
+
+		said[1] = mr ? mr->handle : 0;
+		_exit(mr ? ibv_reg_mr_notify(mr, said) : 200);
 	}
 	REQUIRE(child > 0);
 	REQUIRE(waitpid(child, &status, 0) == child);
-	CHECK(WEXITSTATUS(status) == EINVAL);
+	REQUIRE(status == 0);
+	CHECK(said[0] == IBV_MR_NOTIFY_INVALID);
+	CHECK(raw.disarm(static_cast<uint32_t>(said[1])) == EINVAL);
+	CHECK(raw.deregister(static_cast<uint32_t>(said[1])) == 0);
 }
 
 TEST_CASE("ENOMEM: RLIMIT_MEMLOCK leaves no page for the word")

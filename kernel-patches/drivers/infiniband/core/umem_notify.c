@@ -983,8 +983,12 @@ static bool end_arming(struct ib_umem_notify *n, bool in_use,
  * pages first. An INVALID one loses them, unless its word is in use: then the device
  * keeps them until the MR is deregistered.
  *
- * Return: 0, -EINVAL if it is not armed, -EINTR; as umem_notify_restore(), and it
- * is as armed as before.
+ * Only the process that armed it: a child has a copy of the word, and its parent
+ * would go on to look at one that nobody tells. When the owner has ended the word
+ * is INVALID, and nothing is left to be disarmed.
+ *
+ * Return: 0, -EINVAL if it is not armed or the word is in another address space,
+ * -EINTR; as umem_notify_restore(), and it is as armed as before.
  */
 int umem_notify_disarm(struct ib_umem *umem)
 {
@@ -994,7 +998,7 @@ int umem_notify_disarm(struct ib_umem *umem)
 	bool reclaim, in_use;
 	int ret;
 
-	if (!n)
+	if (!n || umem->owning_mm != current->mm)
 		return -EINVAL;
 
 	ret = take_killable(n);
