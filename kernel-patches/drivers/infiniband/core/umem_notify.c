@@ -193,6 +193,7 @@
 
 #include "umem_notify_tracker.h"
 #include "umem_notify_trace.h"
+#include "uverbs_close.h"
 
 /* Passes after which a call leaves the rest to the next one. */
 #define MOST_ROUNDS 8
@@ -670,13 +671,23 @@ int ib_umem_notify_init(void)
 		return ret;
 	ret = umem_notify_reclaim_init();
 	if (ret)
-		umem_notify_queue_exit();
+		goto out_queue;
+	ret = ib_uverbs_close_init();
+	if (ret)
+		goto out_reclaim;
+	return 0;
+
+out_reclaim:
+	umem_notify_reclaim_exit();
+out_queue:
+	umem_notify_queue_exit();
 	return ret;
 }
 
 /* When it is unloaded, and no umem is left */
 void ib_umem_notify_exit(void)
 {
+	ib_uverbs_close_exit();
 	umem_notify_reclaim_exit();
 	umem_notify_queue_exit();
 }
