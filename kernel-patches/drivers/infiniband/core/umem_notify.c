@@ -518,6 +518,12 @@ static int verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
 	return ret;
 }
 
+/* Not for good: a window is bound to it, the device is in reset, no memory just now */
+static bool is_for_now(int err)
+{
+	return err == -EBUSY || err == -ENOMEM;
+}
+
 static int revoke(struct ib_umem_notify *n)
 {
 	size_t pages = ib_umem_num_pages(n->umem);
@@ -527,7 +533,7 @@ static int revoke(struct ib_umem_notify *n)
 	ret = device->ops.revoke_user_mr(n->mr);
 	if (ret) {
 		trace_mr_notify_revoke(n->umem, umem_notify_id(n), 0, ret);
-		if (ret != -EBUSY)
+		if (!is_for_now(ret))
 			ibdev_err_ratelimited(device,
 					      "MR %u can't be revoked, its pages stay pinned\n",
 					      n->mr->res.id);
@@ -606,7 +612,7 @@ static void end_retired_word(struct ib_umem_notify *n)
 /*
  * Once INVALID or SUSPENDED: the device loses the pages. Of INVALID the word has
  * heard it all, then. Returns whether it has to be tried again, because the word is
- * in use, or the device is busy with a memory window.
+ * in use, or the device can't just now.
  */
 static bool retire(struct ib_umem_notify *n)
 {
@@ -627,7 +633,7 @@ static bool retire(struct ib_umem_notify *n)
 	if (wait)
 		return true;
 
-	busy = can_revoke && revoke(n) == -EBUSY;
+	busy = can_revoke && is_for_now(revoke(n));
 	if (state == INVALID) {
 		retire_word(n);
 		return busy;

@@ -36,6 +36,8 @@
  * here: the core leaves the first two out, the last has no umem.
  */
 
+#include <linux/mlx5/driver.h>
+
 #include "mlx5_ib.h"
 #include "mr_notify.h"
 #include "umr.h"
@@ -43,6 +45,17 @@
 struct ib_umem *mlx5_ib_mr_umem(struct ib_mr *ibmr)
 {
 	return to_mmr(ibmr)->umem;
+}
+
+/*
+ * Then mlx5r_umr_revoke_mr() posts nothing and returns 0. But the state only aborts
+ * commands, and is set as soon as a sensor tells of an error; DMA may go on until
+ * the function is reset, for which an administrator may have to ask.
+ */
+static bool is_in_error(struct ib_mr *ibmr)
+{
+	return READ_ONCE(to_mdev(ibmr->device)->mdev->state) ==
+	       MLX5_DEVICE_STATE_INTERNAL_ERROR;
 }
 
 /**
@@ -53,11 +66,15 @@ struct ib_umem *mlx5_ib_mr_umem(struct ib_mr *ibmr)
  *
  * Context: Process context; waits for the work request.
  *
- * Return: 0 if the device does no DMA to the pages any more, which a device
- * that is in its error state does not either; else an error, and the MR may
- * or may not be usable.
+ * Return: 0 if the device does no DMA to the pages any more; -EBUSY in its error
+ * state; else an error, and the MR may or may not be usable.
  */
 int mlx5_ib_revoke_user_mr(struct ib_mr *ibmr)
 {
-	return mlx5r_umr_revoke_mr(to_mmr(ibmr));
+	int ret;
+
+	if (is_in_error(ibmr))
+		return -EBUSY;
+	ret = mlx5r_umr_revoke_mr(to_mmr(ibmr));
+	return !ret && is_in_error(ibmr) ? -EBUSY : ret;
 }
