@@ -116,7 +116,7 @@
  * and an application that is about to use or to deregister it does sooner what
  * there is to do. The first event's time counts: others don't push it out.
  */
-#define SETTLE_DELAY (HZ / 50)
+#define SETTLE_DELAY max(HZ / 50, 1)
 /* What a worker waits for the callbacks of an unmap at most: for all of it 20 ms. */
 #define MOST_PATIENCE_US 5000
 /* It may double so often: to some seconds. */
@@ -332,6 +332,8 @@ static void let_unmap_end(struct llist_head *fresh)
 		usleep_range(50, 100);
 		took = ktime_us_delta(ktime_get(), begin);
 	} while (READ_ONCE(fresh->first) != first && took < MOST_PATIENCE_US);
+	/* This worker itself may have had no CPU for long. */
+	took = min_t(s64, took, MOST_PATIENCE_US);
 	usleep_range(2 * took, 3 * took);
 }
 

@@ -145,7 +145,7 @@
 #include "umem_notify_tracker.h"
 #include "umem_notify_trace.h"
 
-#define LOOKS_APART (HZ / 50)
+#define LOOKS_APART max(HZ / 50, 1)
 /* So many registrations tell how large the others are. */
 #define SAMPLE 32
 

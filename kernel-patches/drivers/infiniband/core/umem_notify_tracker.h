@@ -64,7 +64,9 @@ struct ib_umem_notify {
 #endif
 };
 
-#if !defined(CONFIG_DEBUG_LOCK_ALLOC) && !defined(CONFIG_DEBUG_SPINLOCK)
+/* Of the spinlock that all who are in a hurry use; another is larger */
+#if !defined(CONFIG_DEBUG_LOCK_ALLOC) && !defined(CONFIG_DEBUG_SPINLOCK) && \
+	!defined(CONFIG_PREEMPT_RT)
 static_assert(sizeof(struct ib_umem_notify) <= 192);
 static_assert(offsetofend(struct ib_umem_notify, fresh) <= 128);
 #endif
