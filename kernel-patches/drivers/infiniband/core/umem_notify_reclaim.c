@@ -307,9 +307,10 @@ static enum lru_status leave_block(struct list_head *item,
 
 	spin_lock(&n->lock);
 	gone = is_over(n);
-	if (!gone && !n->held && has_pages_in(n, arg)) {
+	if (!gone && !n->held) {
 		word = umem_notify_word_read(n->word_page, n->word);
-		gone = !(word & n->in_use) && take_back(n, word);
+		gone = !(word & n->in_use) && has_pages_in(n, arg) &&
+		       take_back(n, word);
 	}
 	spin_unlock(&n->lock);
 	if (!gone)
@@ -324,7 +325,9 @@ static int memory_event(struct notifier_block *nb, unsigned long event,
 	const struct memory_notify *block = data;
 	struct walk walk;
 
-	if (event != MEM_GOING_OFFLINE)
+	/* What is pinned for long is never in a movable zone. */
+	if (event != MEM_GOING_OFFLINE ||
+	    page_zonenum(pfn_to_page(block->start_pfn)) == ZONE_MOVABLE)
 		return NOTIFY_OK;
 	walk.start_pfn = block->start_pfn;
 	walk.end_pfn = block->start_pfn + block->nr_pages;

@@ -430,12 +430,23 @@ void umem_notify_word_end(struct umem_notify_word_page *page)
  * own, so each change here is one atomic instruction too. They are fully
  * ordered for user space as locked instructions are; the mapping changes only
  * after the callback that sets a bit has returned.
+ *
+ * A page with a memory error, which pinning does not stop, may have left the
+ * direct map. Its owner gets SIGBUS for each look, so there is nobody to tell.
  */
+static bool is_lost(const struct umem_notify_word_page *page)
+{
+	return is_page_hwpoison(page->page); /* of hugetlb the folio is marked */
+}
+
 void umem_notify_word_set(const struct umem_notify_word_page *page,
 			  unsigned int offset, u64 bits)
 {
-	void *va = kmap_local_page(page->page);
+	void *va;
 
+	if (is_lost(page))
+		return;
+	va = kmap_local_page(page->page);
 	atomic64_or(bits, (atomic64_t *)(va + offset));
 	flush_dcache_page(page->page);
 	kunmap_local(va);
@@ -444,8 +455,11 @@ void umem_notify_word_set(const struct umem_notify_word_page *page,
 void umem_notify_word_clear(const struct umem_notify_word_page *page,
 			    unsigned int offset, u64 bits)
 {
-	void *va = kmap_local_page(page->page);
+	void *va;
 
+	if (is_lost(page))
+		return;
+	va = kmap_local_page(page->page);
 	atomic64_andnot(bits, (atomic64_t *)(va + offset));
 	flush_dcache_page(page->page);
 	kunmap_local(va);
@@ -454,21 +468,29 @@ void umem_notify_word_clear(const struct umem_notify_word_page *page,
 bool umem_notify_word_cmpxchg(const struct umem_notify_word_page *page,
 			      unsigned int offset, u64 old, u64 value)
 {
-	void *va = kmap_local_page(page->page);
-	bool same = atomic64_cmpxchg((atomic64_t *)(va + offset), old, value) ==
-		    old;
+	void *va;
+	bool same;
 
+	if (is_lost(page))
+		return false;
+	va = kmap_local_page(page->page);
+	same = atomic64_cmpxchg((atomic64_t *)(va + offset), old, value) == old;
 	flush_dcache_page(page->page);
 	kunmap_local(va);
 	return same;
 }
 
+/* 0, so in use by nobody, if it is lost. */
 u64 umem_notify_word_read(const struct umem_notify_word_page *page,
 			  unsigned int offset)
 {
-	void *va = kmap_local_page(page->page);
-	u64 value = atomic64_read((atomic64_t *)(va + offset));
+	void *va;
+	u64 value;
 
+	if (is_lost(page))
+		return 0;
+	va = kmap_local_page(page->page);
+	value = atomic64_read((atomic64_t *)(va + offset));
 	kunmap_local(va);
 	return value;
 }
