@@ -346,6 +346,9 @@ TEST_CASE("a registration that lends from the start")
 	const auto refused = raw.register_armed(on.pd(), m.registered().addr, length, w.address(),
 						{raw_uverbs::lending()});
 	CHECK(refused.error == EINVAL); /* it does not count */
+	const auto nothing_to_lend = raw.register_armed(on.pd(), m.registered().addr, length,
+							nullptr, {raw_uverbs::lending()});
+	CHECK(nothing_to_lend.error == EINVAL);
 	const auto made = raw.register_armed(on.pd(), m.registered().addr, length, w.address(),
 					     {raw_uverbs::in_use(mask), raw_uverbs::lending()});
 	REQUIRE(made.error == 0);

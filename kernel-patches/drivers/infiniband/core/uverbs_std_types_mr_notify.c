@@ -161,11 +161,12 @@ int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
 	u32 handle = mr->uobject->id;
 	int ret;
 
-	if (!uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD))
-		return uverbs_attr_is_valid(attrs,
-					    UVERBS_ATTR_MR_NOTIFY_REG_IN_USE) ?
-			       -EINVAL :
-			       0;
+	if (!uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD)) {
+		if (uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IN_USE) ||
+		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS))
+			return -EINVAL;
+		return 0;
+	}
 	ret = arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
 		  UVERBS_ATTR_MR_NOTIFY_REG_IN_USE,
 		  UVERBS_ATTR_MR_NOTIFY_REG_FLAGS);
