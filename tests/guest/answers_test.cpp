@@ -9,7 +9,7 @@
 #include <chrono>
 #include <vector>
 
-#include "odp/raw_peer.h"
+#include "odp/asked.h"
 #include "skip.h"
 #include "system.h"
 
@@ -17,95 +17,6 @@ using namespace mr_notify;
 using namespace odp;
 using namespace std::chrono_literals;
 using part = raw_peer::part;
-
-namespace {
-
-constexpr auto patience = 20s;
-
-/*
- * A queue pair that has asked for a write, number 0, which was acknowledged, and for a read of
- * three packets, 1 to 3.
- */
-struct asked {
-	const cable &wire;
-	memory here = anonymous(3 * mtu);
-	memory there = anonymous(page_size()); /* of the peer: only its address is used */
-	owned<ibv_mr> mr = wire.on().register_memory(here.registered(), IBV_ACCESS_LOCAL_WRITE);
-	raw_peer peer{wire};
-
-	explicit asked(const cable &on, uint8_t retries = 0) : wire(on)
-	{
-		peer.let_ask(retries);
-		ask(IBV_WR_RDMA_WRITE, mtu);
-		ask(IBV_WR_RDMA_READ, 3 * mtu);
-		for (const uint8_t opcode : {0x0a, 0x0c}) {
-			const auto request = peer.next(patience);
-			REQUIRE(request);
-			REQUIRE(request->opcode == opcode);
-		}
-		peer.acknowledge(0);
-		REQUIRE(ended() == IBV_WC_SUCCESS);
-	}
-
-	void ask(ibv_wr_opcode opcode, uint32_t length) const
-	{
-		ibv_sge sge{reinterpret_cast<uintptr_t>(here.registered().addr), length, mr->lkey};
-		ibv_send_wr wr{};
-		ibv_send_wr *bad = nullptr;
-
-		wr.opcode = opcode;
-		wr.send_flags = IBV_SEND_SIGNALED;
-		wr.sg_list = &sge;
-		wr.num_sge = 1;
-		wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(there.registered().addr);
-		check_verb(ibv_post_send(peer.qp(), &wr, &bad), "ibv_post_send");
-	}
-	void ask_for_flush() const
-	{
-		ibv_qp_ex *qp = ibv_qp_to_qp_ex(peer.qp());
-
-		ibv_wr_start(qp);
-		qp->wr_flags = IBV_SEND_SIGNALED;
-		ibv_wr_flush(qp, 7, reinterpret_cast<uintptr_t>(there.registered().addr), mtu,
-			     IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
-		check_verb(ibv_wr_complete(qp), "ibv_wr_complete");
-	}
-	void answer(part which, uint32_t psn) const
-	{
-		peer.read_answer(which, psn, std::vector(mtu, static_cast<std::byte>(0x10 + psn)));
-	}
-	ibv_wc_status ended() const
-	{
-		const auto wc = peer.completed(patience);
-		REQUIRE(wc);
-		return wc->status;
-	}
-	void read_all() const
-	{
-		answer(part::first, 1);
-		answer(part::middle, 2);
-		answer(part::last, 3);
-		CHECK(ended() == IBV_WC_SUCCESS);
-	}
-	/* The next that it asks for. */
-	raw_peer::packet request() const
-	{
-		const auto found = peer.next(patience);
-		REQUIRE(found);
-		return *found;
-	}
-	bool has_read() const
-	{
-		const std::byte *at = here.registered().addr;
-
-		for (uint32_t psn = 1; psn <= 3; psn++, at += mtu)
-			if (std::count(at, at + mtu, static_cast<std::byte>(0x10 + psn)) != mtu)
-				return false;
-		return true;
-	}
-};
-
-} // namespace
 
 /* When requests are repeated, their acknowledgements are, too: in the middle of a later answer. */
 TEST_CASE("answers: an old one does not end a read")

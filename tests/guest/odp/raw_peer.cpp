@@ -172,7 +172,7 @@ raw_peer::raw_peer(const cable &on, ibv_qp_type type, uint8_t most_reads, ibv_sr
 	init.comp_mask = IBV_QP_INIT_ATTR_PD;
 	if (reliable_) {
 		init.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-		init.send_ops_flags = IBV_QP_EX_WITH_FLUSH;
+		init.send_ops_flags = IBV_QP_EX_WITH_FLUSH | IBV_QP_EX_WITH_ATOMIC_WRITE;
 	}
 	qp_.reset(ibv_create_qp_ex(on.on().context(), &init));
 	if (!qp_)
@@ -245,9 +245,24 @@ void raw_peer::write(uint32_t psn, const void *to, uint32_t rkey, const bytes &d
 	send(0x0a, psn, body);
 }
 
+void raw_peer::write_part(part which, uint32_t psn, const void *to, uint32_t rkey,
+			  std::size_t length, const bytes &data) const
+{
+	constexpr uint8_t of_read = 0x0d, of_write = 0x06;
+	bytes body = which == part::first ? place(to, rkey, length) : bytes();
+
+	body.insert(body.end(), data.begin(), data.end());
+	send(static_cast<uint8_t>(static_cast<uint8_t>(which) - of_read + of_write), psn, body);
+}
+
 void raw_peer::message(uint32_t psn, const bytes &data) const
 {
 	send(0x04, psn, data);
+}
+
+void raw_peer::begin_message(uint32_t psn) const
+{
+	send(0x00, psn, bytes(mtu));
 }
 
 void raw_peer::flush(uint32_t psn, uint32_t rkey) const
@@ -267,6 +282,16 @@ void raw_peer::acknowledge(uint32_t psn, uint8_t syndrome) const
 	number(header, syndrome, 1);
 	number(header, 0, 3);
 	send(0x11, psn, header);
+}
+
+void raw_peer::atomic_answer(uint32_t psn, uint64_t value) const
+{
+	bytes body;
+
+	number(body, acknowledged, 1);
+	number(body, 0, 3);
+	number(body, value, 8);
+	send(0x12, psn, body);
 }
 
 void raw_peer::read_answer(part which, uint32_t psn, const bytes &data) const
@@ -294,22 +319,39 @@ std::optional<ibv_wc> raw_peer::completed(std::chrono::milliseconds patience) co
 	return std::nullopt;
 }
 
-void raw_peer::reset() const
+bool raw_peer::become(ibv_qp_state state) const
 {
 	ibv_qp_attr attr{};
 
-	attr.qp_state = IBV_QPS_RESET;
-	check_verb(ibv_modify_qp(qp_.get(), &attr, IBV_QP_STATE), "ibv_modify_qp to RESET");
+	attr.qp_state = state;
+	return ibv_modify_qp(qp_.get(), &attr, IBV_QP_STATE) == 0;
+}
+
+bool raw_peer::drained() const
+{
+	ibv_qp_attr attr{};
+	ibv_qp_init_attr init{};
+
+	check_verb(ibv_query_qp(qp_.get(), &attr, IBV_QP_STATE, &init), "ibv_query_qp");
+	return !attr.sq_draining;
+}
+
+void raw_peer::reset() const
+{
+	if (!become(IBV_QPS_RESET))
+		fail("ibv_modify_qp to RESET");
 	listen_to_peer(qp_.get(), most_reads_);
 }
 
-void raw_peer::let_ask(uint8_t retries) const
+void raw_peer::let_ask(uint8_t retries, uint8_t timeout) const
 {
 	ibv_qp_attr attr{};
 
 	attr.qp_state = IBV_QPS_RTS;
 	attr.max_rd_atomic = 1;
 	attr.retry_cnt = retries;
+	attr.rnr_retry = 7;
+	attr.timeout = timeout;
 	check_verb(ibv_modify_qp(qp_.get(), &attr,
 				 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
 					 IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |

@@ -52,7 +52,8 @@ public:
 		bool is_error() const { return is_ack() && syndrome & 0x60; }
 	};
 
-	static constexpr uint8_t acknowledged = 0x1f, refused = 0x62;
+	static constexpr uint8_t acknowledged = 0x1f, out_of_order = 0x60, refused = 0x62;
+	static constexpr uint8_t ready_soon = 0x21, ready_in_655_ms = 0x20;
 	enum class part : uint8_t { first = 0x0d, middle, last, only };
 
 	/* @most_reads: how many reads the queue pair remembers. @srq: where it receives, or NULL */
@@ -66,11 +67,17 @@ public:
 	/* At most an MTU. */
 	void write(uint32_t psn, const void *to, uint32_t rkey,
 		   const std::vector<std::byte> &data) const;
+	/* Of one of @length bytes from there on. */
+	void write_part(part which, uint32_t psn, const void *to, uint32_t rkey, std::size_t length,
+			const std::vector<std::byte> &data) const;
 	void message(uint32_t psn, const std::vector<std::byte> &data) const;
+	/* The first packet of a longer one, which is an MTU. */
+	void begin_message(uint32_t psn) const;
 	/* All of an MR, to nowhere in particular. */
 	void flush(uint32_t psn, uint32_t rkey) const;
 	/* Answers of the peer; the queue pair must be allowed to ask. */
 	void acknowledge(uint32_t psn, uint8_t syndrome = acknowledged) const;
+	void atomic_answer(uint32_t psn, uint64_t value) const;
 	void read_answer(part which, uint32_t psn, const std::vector<std::byte> &data) const;
 	/* The next packet from the queue pair, if one comes so soon. */
 	std::optional<packet> next(std::chrono::milliseconds patience) const;
@@ -80,10 +87,18 @@ public:
 	ibv_qp *qp() const { return qp_.get(); }
 	/* How a request of the queue pair ended, or a receive, if one does so soon. */
 	std::optional<ibv_wc> completed(std::chrono::milliseconds patience) const;
+	/* Into another state that asks for nothing else; false where it can't (yet). */
+	bool become(ibv_qp_state state) const;
+	/* In IBV_QPS_SQD: is all complete that was begun? */
+	bool drained() const;
 	/* The queue pair forgets everything, and begins anew. */
 	void reset() const;
-	/* From now on the queue pair may ask, too; it repeats so often (7: always) what it asks. */
-	void let_ask(uint8_t retries = 0) const;
+	/*
+	 * From now on the queue pair may ask, too. It repeats so often (7: always) what it asks
+	 * when it is told to, or after 4.096 us << timeout (0: not by itself); and always when
+	 * the peer is not ready.
+	 */
+	void let_ask(uint8_t retries = 0, uint8_t timeout = 0) const;
 
 private:
 	void send(uint8_t opcode, uint32_t psn, const std::vector<std::byte> &body) const;

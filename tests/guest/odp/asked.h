@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/* A queue pair that asks, and a peer made by hand that answers. */
+#ifndef GUEST_ODP_ASKED_H
+#define GUEST_ODP_ASKED_H
+
+#include "catch.h"
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "odp/raw_peer.h"
+#include "system.h"
+
+namespace odp {
+
+/* For how long something that must come is waited for. */
+constexpr std::chrono::seconds reply(20);
+
+/*
+ * A queue pair that has asked for a write, number 0, which was acknowledged, and for a read of
+ * three packets, 1 to 3.
+ */
+struct asked {
+	const cable &wire;
+	mr_notify::memory here = mr_notify::anonymous(3 * mtu);
+	mr_notify::memory there = mr_notify::anonymous(
+		mr_notify::page_size()); /* of the peer: only its address is used */
+	mr_notify::owned<ibv_mr> mr =
+		wire.on().register_memory(here.registered(), IBV_ACCESS_LOCAL_WRITE);
+	raw_peer peer{wire};
+
+	explicit asked(const cable &on, uint8_t retries = 0) : wire(on)
+	{
+		peer.let_ask(retries);
+		ask(IBV_WR_RDMA_WRITE, mtu);
+		ask(IBV_WR_RDMA_READ, 3 * mtu);
+		for (const uint8_t opcode : {0x0a, 0x0c}) {
+			const auto request = peer.next(reply);
+			REQUIRE(request);
+			REQUIRE(request->opcode == opcode);
+		}
+		peer.acknowledge(0);
+		REQUIRE(ended() == IBV_WC_SUCCESS);
+	}
+
+	void ask(ibv_wr_opcode opcode, uint32_t length, unsigned int flags = 0) const
+	{
+		ibv_sge sge{reinterpret_cast<uintptr_t>(here.registered().addr), length, mr->lkey};
+		ibv_send_wr wr{};
+		ibv_send_wr *bad = nullptr;
+
+		wr.opcode = opcode;
+		wr.send_flags = IBV_SEND_SIGNALED | flags;
+		wr.sg_list = &sge;
+		wr.num_sge = 1;
+		if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+			wr.wr.atomic.remote_addr = remote();
+		else
+			wr.wr.rdma.remote_addr = remote();
+		mr_notify::check_verb(ibv_post_send(peer.qp(), &wr, &bad), "ibv_post_send");
+	}
+	uint64_t remote() const { return reinterpret_cast<uintptr_t>(there.registered().addr); }
+	void ask_for_atomic_write() const
+	{
+		ibv_qp_ex *qp = ibv_qp_to_qp_ex(peer.qp());
+
+		ibv_wr_start(qp);
+		qp->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_atomic_write(qp, 7, remote(), "12345678");
+		mr_notify::check_verb(ibv_wr_complete(qp), "ibv_wr_complete");
+	}
+	void ask_for_flush(unsigned int flags = 0) const
+	{
+		ibv_qp_ex *qp = ibv_qp_to_qp_ex(peer.qp());
+
+		ibv_wr_start(qp);
+		qp->wr_flags = IBV_SEND_SIGNALED | flags;
+		ibv_wr_flush(qp, 7, remote(), mtu, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
+		mr_notify::check_verb(ibv_wr_complete(qp), "ibv_wr_complete");
+	}
+	void answer(raw_peer::part which, uint32_t psn) const
+	{
+		peer.read_answer(which, psn, std::vector(mtu, static_cast<std::byte>(0x10 + psn)));
+	}
+	ibv_wc_status ended() const
+	{
+		const auto wc = peer.completed(reply);
+		REQUIRE(wc);
+		return wc->status;
+	}
+	void read_all() const
+	{
+		answer(raw_peer::part::first, 1);
+		answer(raw_peer::part::middle, 2);
+		answer(raw_peer::part::last, 3);
+		CHECK(ended() == IBV_WC_SUCCESS);
+	}
+	/* The next that it asks for. */
+	raw_peer::packet request() const
+	{
+		const auto found = peer.next(reply);
+		REQUIRE(found);
+		return *found;
+	}
+	bool has_read() const
+	{
+		const std::byte *at = here.registered().addr;
+
+		for (uint32_t psn = 1; psn <= 3; psn++, at += mtu)
+			if (std::count(at, at + mtu, static_cast<std::byte>(0x10 + psn)) != mtu)
+				return false;
+		return true;
+	}
+};
+
+} // namespace odp
+
+#endif
