@@ -119,6 +119,65 @@ TEST_CASE("packets: a read that was answered in part goes on where it was")
 	}
 }
 
+/* None of its pages takes long, and all of them take longer than a peer goes without an answer. */
+TEST_CASE("packets: a peer is told to come later by a packet of many pages")
+{
+	constexpr std::size_t many = 27, each = 32;
+	const std::unique_ptr<cable> wire = cable::make();
+	const auto slow = slow_memory::make(many * page);
+	SKIP_IF(!wire || !slow || !offers_all(wire->on()),
+		"no on-demand paging, no userfaultfd, or no veth");
+	const std::vector<std::byte> data(many * each, std::byte{0x33});
+	const owned<ibv_mr> all = register_all(wire->on(), all_rights);
+	ibv_srq_init_attr init{};
+	init.attr = {1, many, 0};
+	const owned<ibv_srq> receives(ibv_create_srq(wire->on().pd(), &init));
+	REQUIRE(receives);
+	const raw_peer peer(*wire, IBV_QPT_RC, 4, receives.get());
+	std::vector<ibv_sge> pieces;
+	ibv_recv_wr wr{}, *bad = nullptr;
+
+	for (std::size_t i = 0; i < many; i++)
+		pieces.push_back({number(slow->bytes().addr + i * page), each, all->lkey});
+	wr.sg_list = pieces.data();
+	wr.num_sge = many;
+	check_verb(ibv_post_srq_recv(receives.get(), &wr, &bad), "ibv_post_srq_recv");
+
+	std::size_t there = 0;
+	bool told = false;
+	peer.message(0, data);
+	while (!told && there < many) {
+		std::optional<raw_peer::packet> later;
+		/* Whoever is told late waits for no page meanwhile. */
+		REQUIRE(happens([&] { return slow->faulted(0ms) || (later = peer.next(0ms)); }));
+		if (!later) {
+			std::this_thread::sleep_for(12ms);
+			peer.message(0, data);
+			later = peer.next(3ms);
+		}
+		told = later && later->is_rnr();
+		slow->answer({}, ++there * page);
+	}
+	REQUIRE(told);
+	/* From then on it is told at once, as long as there is a page to be waited for. */
+	for (; there < many; there++) {
+		peer.all();
+		peer.message(0, data);
+		const auto later = peer.next(patience);
+		REQUIRE(later);
+		CHECK(later->is_rnr());
+		slow->answer({}, (there + 1) * page);
+	}
+	peer.all();
+	peer.message(0, data);
+	const auto done = peer.completed(patience);
+	REQUIRE(done);
+	CHECK(done->status == IBV_WC_SUCCESS);
+	for (std::size_t i = 0; i < many; i++)
+		CHECK(std::equal(data.begin(), data.begin() + each, slow->bytes().addr + i * page));
+	CHECK(no_thread_waits());
+}
+
 TEST_CASE("packets: a read that is repeated is answered again, when its pages are there")
 {
 	setup s;
@@ -425,6 +484,27 @@ TEST_CASE("packets: a message that is dropped takes no receive")
 	CHECK(done->status == IBV_WC_SUCCESS);
 	CHECK(std::equal(after.begin(), after.end(), into));
 	CHECK_FALSE(peer.completed(50ms));
+}
+
+TEST_CASE("packets: a message that is dropped halfway takes no other along")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	const std::vector<std::byte> part_of(mtu, std::byte{0x11});
+	const std::vector<std::byte> after(8, std::byte{0x77});
+	volatile std::byte *const seen = s.plain.registered().addr;
+	std::byte *const into = s.at(page - mtu); /* only the first part has its page */
+	raw_peer peer(*s.link, IBV_QPT_UC);
+
+	s.slow->answer({}, page);
+	peer.write_part(raw_peer::part::first, 0, into, s.all->rkey, 3 * mtu, part_of);
+	peer.write_part(raw_peer::part::middle, 1, into, s.all->rkey, 3 * mtu, part_of);
+	REQUIRE(s.slow->faulted());
+	std::this_thread::sleep_for(100ms);
+	peer.write(2, s.plain.registered().addr, s.all->rkey, after);
+	CHECK(happens([&] { return *seen == std::byte{0x77}; }));
+	CHECK(std::equal(part_of.begin(), part_of.end(), into));
+	s.slow->answer({});
 }
 
 /* A receive that a dropped message has left is ended by an error of something else. */

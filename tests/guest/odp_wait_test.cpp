@@ -6,7 +6,9 @@
 #include "catch.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +23,7 @@
 #include "loopback.h"
 #include "odp/operations.h"
 #include "odp/slow_memory.h"
+#include "rows.h"
 #include "skip.h"
 #include "system.h"
 
@@ -75,6 +78,93 @@ void others_go_on(const device &on, const ibv_mr *all)
 		REQUIRE(std::memcmp(a.registered().addr, b.registered().addr, length) == 0);
 	}
 }
+
+using links = std::vector<std::unique_ptr<loopback>>;
+
+/* So many that wait for a page each, by both ends of each connection. */
+links that_wait(const setup &s, const slow_memory &slow, std::size_t count)
+{
+	links made;
+
+	for (std::size_t i = 0; i < count; i++) {
+		if (i % 2 == 0)
+			made.push_back(std::make_unique<loopback>(s.on));
+		post(i % 2 ? made.back()->far_end() : made.back()->near_end(),
+		     {IBV_WR_RDMA_WRITE,
+		      {{{slow.bytes().addr + i * page_size(), 8}, s.all->lkey}},
+		      number(s.near().where.addr),
+		      s.all->rkey});
+	}
+	return made;
+}
+
+/* A process that has registered two pages of its own, which do not come. */
+class owner {
+public:
+	explicit owner(const device &on)
+	{
+		int ends[2];
+		check(pipe(ends) == 0, "pipe");
+		child_ = child_that([&] {
+			const auto slow = slow_memory::make(2 * page_size());
+			child_check(slow != nullptr);
+			const range r = slow->bytes();
+			const auto mr = on.register_memory(r, IBV_ACCESS_LOCAL_WRITE |
+								      IBV_ACCESS_ON_DEMAND);
+			const told all{{{r.addr, 8}, mr->lkey}, slow->descriptor()};
+			child_check(write(ends[1], &all, sizeof(all)) == sizeof(all));
+			return pause();
+		});
+		check(child_ > 0, "fork");
+		close(ends[1]);
+		told all{};
+		const bool heard = read(ends[0], &all, sizeof(all)) == sizeof(all);
+		close(ends[0]);
+		check(heard, "the child");
+		page_ = all.page;
+		/* Who has it may bring the page yet: so its end does not end the waiting. */
+		const auto process = static_cast<int>(syscall(SYS_pidfd_open, child_, 0));
+		kept_ = static_cast<int>(syscall(SYS_pidfd_getfd, process, all.descriptor, 0));
+		close(process);
+		check(kept_ >= 0, "pidfd_getfd");
+	}
+	owner(const owner &) = delete;
+	owner &operator=(const owner &) = delete;
+	~owner()
+	{
+		end();
+		close(kept_);
+	}
+
+	piece page(std::size_t i = 0) const
+	{
+		return {{page_.where.addr + i * page_size(), 8}, page_.lkey};
+	}
+	bool faulted() const
+	{
+		pollfd ready{kept_, POLLIN, 0};
+
+		return poll(&ready, 1, 20000) == 1;
+	}
+	void end()
+	{
+		if (child_ <= 0)
+			return;
+		kill(child_, SIGKILL);
+		waitpid(child_, nullptr, 0);
+		child_ = 0;
+	}
+
+private:
+	struct told {
+		piece page;
+		int descriptor;
+	};
+
+	pid_t child_ = 0;
+	int kept_ = -1;
+	piece page_{};
+};
 
 } // namespace
 
@@ -502,5 +592,108 @@ TEST_CASE("threads that map and unmap hold up no transfer")
 	CHECK(written == IBV_WC_SUCCESS);
 	CHECK(read == IBV_WC_SUCCESS);
 	CHECK(full_of(far.registered(), data));
+	CHECK(no_thread_waits());
+}
+
+/* Who never answers a fault would have the kernel make threads until there is room for none. */
+TEST_CASE("a user has no more than 256 threads that wait, and all that wait have their turn")
+{
+	constexpr std::size_t most = 256, more = 20;
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	const auto slow = slow_memory::make((most + more) * page_size());
+	links all = that_wait(s, *slow, most + more);
+
+	CHECK(happens([] { return waiting_threads() >= static_cast<int>(most); }));
+	std::this_thread::sleep_for(300ms);
+	CHECK(waiting_threads() == static_cast<int>(most));
+	/* Whoever may have to answer is another process of that user. */
+	in_child([] {
+		setup other;
+		child_check(other.works());
+		for (std::size_t i = 0; i < 2; i++)
+			post(i ? other.link.far_end() : other.link.near_end(),
+			     {IBV_WR_RDMA_WRITE,
+			      {{{other.slow->bytes().addr + i * page_size(), 8}, other.all->lkey}},
+			      number(other.near().where.addr),
+			      other.all->rkey});
+		child_check(other.slow->faulted());
+		std::this_thread::sleep_for(300ms); /* the other one has no thread yet */
+		other.slow->answer(answer);
+		for (int i = 0; i < 2; i++)
+			child_check(other.link.wait().status == IBV_WC_SUCCESS);
+	});
+	/* Its thread has ended, and serves nobody else. */
+	CHECK(happens([] { return waiting_threads() == static_cast<int>(most); }));
+	all.pop_back();		/* without a thread */
+	all.erase(all.begin()); /* with one, that has its turn for another */
+	slow->answer(answer);
+	for (std::size_t i = 0; i < 2 * all.size(); i++)
+		CHECK(all[i / 2]->wait().status == IBV_WC_SUCCESS);
+	CHECK(no_thread_waits());
+}
+
+/* The thread itself keeps the address space; and beyond the 256 each of these has one. */
+TEST_CASE("a process that has ended has no thread that another one needs")
+{
+	constexpr std::size_t most = 256;
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	const auto slow = slow_memory::make(most * page_size());
+	links all = that_wait(s, *slow, most);
+	std::vector<std::unique_ptr<owner>> owners;
+	links theirs;
+
+	CHECK(happens([] { return waiting_threads() == static_cast<int>(most); }));
+	for (int i = 0; i < 5; i++) { /* the first of which lives on */
+		owners.push_back(std::make_unique<owner>(s.on));
+		theirs.push_back(std::make_unique<loopback>(s.on));
+		post(theirs.back()->near_end(), {IBV_WR_RDMA_WRITE,
+						 {owners.back()->page()},
+						 number(s.near().where.addr),
+						 s.all->rkey});
+		REQUIRE(owners.back()->faulted());
+		if (i > 1)
+			CHECK(theirs[theirs.size() - 2]->wait().status == IBV_WC_LOC_PROT_ERR);
+		if (i > 0)
+			owners.back()->end();
+	}
+	CHECK(happens([] { return waiting_threads() == static_cast<int>(most) + 2; }));
+	CHECK_FALSE(theirs.front()->poll());
+	slow->answer(answer);
+	for (std::size_t i = 0; i < most; i++)
+		CHECK(all[i / 2]->wait().status == IBV_WC_SUCCESS);
+	theirs.clear();
+	CHECK(no_thread_waits());
+}
+
+/* Each of its threads keeps the address space. */
+TEST_CASE("a process that has ended has no threads for two pages, either")
+{
+	constexpr std::size_t most = 256;
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	const auto slow = slow_memory::make(most * page_size());
+	owner ends(s.on);
+	links theirs;
+
+	for (int i = 0; i < 2; i++) {
+		theirs.push_back(std::make_unique<loopback>(s.on));
+		post(theirs.back()->near_end(),
+		     {IBV_WR_RDMA_WRITE, {ends.page(i)}, number(s.near().where.addr), s.all->rkey});
+	}
+	REQUIRE(happens([] { return waiting_threads() == 2; }));
+	links all = that_wait(s, *slow, most - 2);
+	REQUIRE(happens([] { return waiting_threads() == static_cast<int>(most); }));
+	ends.end();
+	post(s.link.near_end(),
+	     {IBV_WR_RDMA_WRITE, {s.far()}, number(s.near().where.addr), s.all->rkey});
+	for (const auto &one : theirs)
+		CHECK(one->wait().status == IBV_WC_LOC_PROT_ERR);
+	slow->answer(answer);
+	s.slow->answer(answer);
+	for (std::size_t i = 0; i < most - 2; i++)
+		CHECK(all[i / 2]->wait().status == IBV_WC_SUCCESS);
+	CHECK(s.link.wait().status == IBV_WC_SUCCESS);
 	CHECK(no_thread_waits());
 }

@@ -20,25 +20,6 @@ namespace odp {
 
 using namespace mr_notify;
 
-namespace {
-
-/* The kernel's threads that wait for a page. */
-int waiting_threads()
-{
-	int count = 0;
-
-	for (const auto &process : std::filesystem::directory_iterator("/proc")) {
-		std::ifstream comm(process.path() / "comm");
-		std::string name;
-
-		if (comm >> name && name == "rxe_odp")
-			count++;
-	}
-	return count;
-}
-
-} // namespace
-
 std::unique_ptr<slow_memory> slow_memory::make(std::size_t length)
 {
 	const int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
@@ -100,6 +81,20 @@ void slow_memory::wake() const
 	uffdio_range woken{reinterpret_cast<uintptr_t>(all.addr), all.length};
 
 	ioctl(fd_, UFFDIO_WAKE, &woken);
+}
+
+int waiting_threads()
+{
+	int count = 0;
+
+	for (const auto &process : std::filesystem::directory_iterator("/proc")) {
+		std::ifstream comm(process.path() / "comm");
+		std::string name;
+
+		if (comm >> name && name == "rxe_odp")
+			count++;
+	}
+	return count;
 }
 
 bool no_thread_waits()

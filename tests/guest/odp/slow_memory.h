@@ -28,6 +28,8 @@ public:
 	void fill(std::byte with, std::size_t length) const;
 	/* Has who waits look again, at what it is by now. */
 	void wake() const;
+	/* What the faults come to. */
+	int descriptor() const { return fd_; }
 
 private:
 	slow_memory(mr_notify::memory whole, int fd) : memory_(std::move(whole)), fd_(fd) {}
@@ -35,6 +37,9 @@ private:
 	mr_notify::memory memory_;
 	int fd_;
 };
+
+/* How many threads of the kernel wait for a page. */
+int waiting_threads();
 
 /* Do all threads of the kernel that wait for a page end soon? */
 bool no_thread_waits();

@@ -56,6 +56,7 @@
  */
 
 #include <linux/backing-dev.h>
+#include <linux/cred.h>
 #include <linux/highmem.h>
 #include <linux/kthread.h>
 #include <linux/libnvdimm.h>
@@ -110,6 +111,12 @@ int rxe_odp_init_mr(struct rxe_mr *mr, u64 start, u64 length)
 	mr->odp = kzalloc(sizeof(*mr->odp), GFP_KERNEL);
 	if (!mr->odp)
 		return -ENOMEM;
+	mr->odp->user = rxe_odp_get_user(current_uid());
+	if (!mr->odp->user) {
+		kfree(mr->odp);
+		mr->odp = NULL;
+		return -ENOMEM;
+	}
 
 	mmgrab(current->mm);
 	mr->odp->mm = current->mm;
@@ -134,6 +141,7 @@ void rxe_odp_cleanup_mr(struct rxe_mr *mr)
 		return;
 
 	mmdrop(mr->odp->mm);
+	rxe_odp_put_user(mr->odp->user);
 	kfree(mr->odp);
 	mr->odp = NULL;
 }

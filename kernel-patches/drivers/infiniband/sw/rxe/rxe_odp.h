@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * On-demand paging: MRs whose pages are found when a packet needs them, see
- * rxe_odp.c, and how a queue pair waits for a page, see rxe_odp_fault.c.
+ * rxe_odp.c, and how a queue pair waits for a page, see rxe_odp_wait.c.
  */
 #ifndef RXE_ODP_H
 #define RXE_ODP_H
@@ -10,6 +10,7 @@
 struct rxe_odp_mr {
 	struct mm_struct	*mm;	/* of who registered; grabbed */
 	u64			start;	/* the address of ibmr.iova */
+	struct rxe_odp_user	*user;	/* whoever registered */
 	atomic64_t		faults;
 	atomic64_t		waits;	/* faults that were not served at once */
 	atomic64_t		prefetched; /* pages */
@@ -39,13 +40,19 @@ int rxe_odp_advise_mr(struct ib_pd *ibpd,
 		      struct uverbs_attr_bundle *attrs);
 
 /* rxe_odp_fault.c */
+struct rxe_odp_user *rxe_odp_get_user(kuid_t uid);
+void rxe_odp_put_user(struct rxe_odp_user *user);
 int rxe_odp_fault_in(struct mm_struct *mm, unsigned long addr, bool write);
 int rxe_odp_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write);
+void rxe_odp_accessed(struct mm_struct *mm, unsigned long addr,
+		      unsigned int length, bool write);
+
+/* rxe_odp_loan.c */
 bool rxe_odp_borrow(struct mm_struct *mm);
 bool rxe_odp_give_back(struct mm_struct *mm);
 void rxe_odp_end_loans(void);
-void rxe_odp_accessed(struct mm_struct *mm, unsigned long addr,
-		      unsigned int length, bool write);
+
+/* rxe_odp_wait.c */
 bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err);
 void rxe_odp_req_ends(struct rxe_qp *qp);
 bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err);

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Queue pairs that wait for a page: requester, completer and responder leave a packet
+ * or a work request where it was, and go on with it when the fault is done.
+ *
+ * The peer of an RC queue pair is told nothing at first. When the faults of one
+ * packet take longer than RXE_ODP_PATIENCE and the peer repeats what it sent, it
+ * is told to try again later (RNR NAK), as often as it repeats; of a read that
+ * has been answered in part, the rest. Of an unreliable transport the message is
+ * dropped when one fault takes so long.
+ */
+
+#include <linux/skbuff.h>
+
+#include "rxe.h"
+#include "rxe_odp_fault.h"
+
+#define RXE_ODP_PATIENCE	msecs_to_jiffies(20)
+#define RXE_ODP_PACKETS		512
+
+/* Let go of the last packets of a queue, until so many are left; they hold @qp */
+static void rxe_odp_drop(struct rxe_qp *qp, struct sk_buff_head *queue,
+			 unsigned int left)
+{
+	struct sk_buff *skb;
+
+	while (skb_queue_len(queue) > left) {
+		skb = skb_dequeue_tail(queue);
+		rxe_put(qp);
+		kfree_skb(skb);
+		ib_device_put(qp->ibqp.device);
+	}
+}
+
+/*
+ * A packet that was looped back counts for, and holds, the queue pair that sent
+ * it until it is freed. That one must not wait for ours, nor its other peers.
+ * So packets that wait count for nobody, and there is an end to how many do:
+ * what is lost is sent again.
+ */
+static void rxe_odp_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
+{
+	struct sk_buff *skb;
+	unsigned long flags;
+
+	rxe_odp_drop(qp, queue, RXE_ODP_PACKETS);
+	spin_lock_irqsave(&queue->lock, flags);
+	skb_queue_walk(queue, skb)
+		skb_orphan(skb);
+	spin_unlock_irqrestore(&queue->lock, flags);
+}
+
+/**
+ * rxe_odp_req_waits - Does the requester wait for a page?
+ * @qp: The queue pair
+ * @wqe: The work request whose data could not be copied
+ * @err: What copying it returned
+ *
+ * Return: true if so: the requester leaves @wqe as it is, to go on with it when
+ * it is scheduled again.
+ */
+bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
+{
+	if (err != -EINPROGRESS)
+		return false;
+
+	err = rxe_odp_wait(qp, RXE_ODP_REQ);
+	if (err == -EINPROGRESS || err == -ESHUTDOWN) {
+		wqe->status = IB_WC_SUCCESS;
+		/* The packet may have been the one to ask for an acknowledgment */
+		qp->req.noack_pkts = RXE_MAX_PKT_PER_ACK + 1;
+		return true;
+	}
+	wqe->status = IB_WC_LOC_PROT_ERR;
+	return false;
+}
+
+/**
+ * rxe_odp_req_ends - The requester does not go on with what it may wait for
+ * @qp: The queue pair
+ */
+void rxe_odp_req_ends(struct rxe_qp *qp)
+{
+	spin_lock(&rxe_odp_lock);
+	if (qp->odp_faults[RXE_ODP_REQ])
+		rxe_odp_end_fault(qp, RXE_ODP_REQ);
+	spin_unlock(&rxe_odp_lock);
+}
+
+/**
+ * rxe_odp_comp_waits - Does the completer wait for a page?
+ * @qp: The queue pair
+ * @pkt: The response whose data could not be copied
+ * @err: What copying it returned
+ *
+ * Return: true if so: @pkt is back at the head of its queue, with references of
+ * its own, and the completer lets go of it.
+ */
+bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
+{
+	struct sk_buff *skb = PKT_TO_SKB(pkt);
+
+	if (err != -EINPROGRESS)
+		return false;
+
+	err = rxe_odp_wait(qp, RXE_ODP_COMP);
+	if (err == -ESHUTDOWN) {
+		rxe_odp_drop(qp, &qp->resp_pkts, 0);
+		return true;
+	}
+	if (err != -EINPROGRESS)
+		return false;
+
+	rxe_get(qp);
+	WARN_ON(!ib_device_try_get(qp->ibqp.device));
+	skb_queue_head(&qp->resp_pkts, skb_get(skb));
+	rxe_odp_keep_packets(qp, &qp->resp_pkts);
+	return true;
+}
+
+/*
+ * A peer whose read has been answered in part is told to come later for the
+ * rest. So that is what comes next: as a new request, or, from somebody who has
+ * not got all of the first part, as a repetition, which is answered from @res
+ * (and leaves the MSN one behind).
+ */
+static void rxe_odp_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
+{
+	struct resp_res *res = qp->resp.res;
+
+	if (!res || res->type != RXE_READ_MASK || res->cur_psn == pkt->psn)
+		return;
+
+	pkt->psn = res->cur_psn;
+	if (psn_compare(res->cur_psn, qp->resp.psn) > 0)
+		qp->resp.psn = res->cur_psn;
+	if (!res->replay)
+		qp->resp.msn--;
+	qp->resp.res = NULL;
+}
+
+/*
+ * Let the responder meet the request again from its beginning, but for a read
+ * that has been answered in part. What it holds must not be held while it waits,
+ * and what it has done is undone.
+ */
+static void rxe_odp_rewind_resource(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
+{
+	struct resp_res *res = qp->resp.res;
+
+	if (!res || (res->type == RXE_READ_MASK && res->cur_psn != pkt->psn))
+		return;
+
+	if (!res->replay) {
+		if (res->type == RXE_READ_MASK)
+			qp->resp.msn--;
+		qp->resp.res_head = res - qp->resp.resources;
+		free_rd_atomic_resource(res);
+	}
+	qp->resp.res = NULL;
+}
+
+/* Keep the receive WQE, unused, for the next packet that takes one */
+static void rxe_odp_keep_wqe(struct rxe_qp *qp)
+{
+	struct rxe_dma_info *dma = &qp->resp.wqe->dma;
+
+	dma->resid = dma->length;
+	dma->cur_sge = 0;
+	dma->sge_offset = 0;
+	qp->odp_wqe_taken = true;
+}
+
+/* What the peer asks for with that packet: all of it, or the rest of a read */
+static u32 rxe_odp_part(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
+{
+	struct resp_res *res = qp->resp.res;
+
+	return res && res->type == RXE_READ_MASK ? res->cur_psn : pkt->psn;
+}
+
+/*
+ * Is an RC peer to come later? It has asked again, and has waited long, for one
+ * page or for one after the other. Whoever has been told so comes back, and is
+ * told at once then: until it has got on, or it would give up.
+ * Context: rxe_odp_lock held
+ */
+static bool rxe_odp_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt,
+			       bool asked)
+{
+	u32 part = rxe_odp_part(qp, pkt);
+
+	if (!qp->odp_since || qp->odp_part != part) {
+		qp->odp_since = jiffies ?: 1;
+		qp->odp_part = part;
+		qp->odp_told = false;
+	}
+	if (asked && time_after(jiffies, qp->odp_since + RXE_ODP_PATIENCE))
+		qp->odp_told = true;
+	return qp->odp_told;
+}
+
+/*
+ * Has the message waited long? Only a task that waits asks about its fault. Of an
+ * unreliable transport the message is dropped then; the page that comes is for
+ * the next one.
+ */
+static bool rxe_odp_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
+{
+	struct rxe_odp_fault *fault;
+	bool late = false;
+
+	spin_lock(&rxe_odp_lock);
+	fault = qp->odp_faults[RXE_ODP_RESP];
+	if (fault) {
+		/* What has just met it has not waited */
+		late = fault->met &&
+		       time_after(jiffies, fault->since + RXE_ODP_PATIENCE);
+		if (qp_type(qp) == IB_QPT_RC)
+			late |= rxe_odp_is_late_rc(qp, pkt, fault->met);
+		else if (late)
+			rxe_odp_end_fault(qp, RXE_ODP_RESP);
+		fault->met = true;
+	}
+	spin_unlock(&rxe_odp_lock);
+	return late;
+}
+
+/*
+ * The access can't be made: nobody asks for the answer any more. It would be an
+ * old one, if the queue pair came to wait for that page again.
+ */
+static void rxe_odp_end_wait(struct rxe_qp *qp, enum rxe_odp_side side)
+{
+	if (!READ_ONCE(qp->odp_faults[side]))
+		return;
+	spin_lock(&rxe_odp_lock);
+	rxe_odp_leave_fault(qp, side);
+	spin_unlock(&rxe_odp_lock);
+}
+
+/**
+ * rxe_odp_resp_state - What the responder does after an access to memory
+ * @qp: The queue pair
+ * @err: What the access returned
+ * @state: The state of an access that failed
+ *
+ * Return: RESPST_NONE for no error, @state for one. When a page must be waited
+ * for, RESPST_EXIT: the packet stays at the head of its queue; or, when that has
+ * taken long, RESPST_ERR_RNR.
+ */
+enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
+				    enum resp_states state)
+{
+	struct rxe_pkt_info *pkt;
+	bool late;
+
+	if (!err)
+		return RESPST_NONE;
+	if (err != -EINPROGRESS) {
+		rxe_odp_end_wait(qp, RXE_ODP_RESP);
+		return state;
+	}
+
+	err = rxe_odp_wait(qp, RXE_ODP_RESP);
+	if (err != -EINPROGRESS && err != -ESHUTDOWN)
+		return state;
+
+	pkt = SKB_TO_PKT(skb_peek(&qp->req_pkts));
+	late = err == -EINPROGRESS && rxe_odp_is_late(qp, pkt);
+	if (late)
+		rxe_odp_leave_read(qp, pkt);
+	rxe_odp_rewind_resource(qp, pkt);
+	if (err == -ESHUTDOWN) {
+		qp->resp.res = NULL;
+		return RESPST_CLEANUP;
+	}
+
+	if (qp->resp.mr) {
+		rxe_put(qp->resp.mr);
+		qp->resp.mr = NULL;
+	}
+	/* Of an unreliable transport all of the message goes when it is late */
+	if (qp->resp.wqe && ((pkt->mask & RXE_RWR_MASK) ||
+			     (late && qp_type(qp) != IB_QPT_RC)))
+		rxe_odp_keep_wqe(qp);
+	if (late) {
+		/* of an unreliable transport the next packet begins a message */
+		if (qp_type(qp) != IB_QPT_RC)
+			qp->resp.opcode = -1;
+		return RESPST_ERR_RNR;
+	}
+	rxe_odp_keep_packets(qp, &qp->req_pkts);
+	return RESPST_EXIT;
+}
+
+/*
+ * Has a packet that waited taken a receive WQE already? It is used once: an error
+ * of another packet may have completed it meanwhile.
+ */
+bool rxe_odp_has_wqe(struct rxe_qp *qp)
+{
+	bool taken = qp->odp_wqe_taken && qp->resp.wqe;
+
+	qp->odp_wqe_taken = false;
+	return taken;
+}
+
+static void rxe_odp_leave_faults(struct rxe_qp *qp)
+{
+	rxe_odp_leave_fault(qp, RXE_ODP_REQ);
+	rxe_odp_leave_fault(qp, RXE_ODP_COMP);
+	rxe_odp_leave_fault(qp, RXE_ODP_RESP);
+	rxe_odp_decline(&qp->send_task.work);
+	rxe_odp_decline(&qp->recv_task.work);
+}
+
+/* A queue pair is reset; its tasks do not run */
+void rxe_odp_reset_qp(struct rxe_qp *qp)
+{
+	spin_lock(&rxe_odp_lock);
+	rxe_odp_leave_faults(qp);
+	spin_unlock(&rxe_odp_lock);
+	qp->odp_since = 0;
+	qp->odp_wqe_taken = false;
+	qp->resp.wqe = NULL;
+}
+
+/*
+ * A queue pair is being destroyed: it waits for nothing any more. Packets that
+ * waited hold references to it, so its tasks let them go.
+ */
+void rxe_odp_destroy_qp(struct rxe_qp *qp)
+{
+	bool waited = false;
+	int side;
+
+	spin_lock(&rxe_odp_lock);
+	qp->odp_ending = true;
+	for (side = RXE_ODP_REQ; side <= RXE_ODP_RESP; side++)
+		waited |= !!qp->odp_faults[side];
+	rxe_odp_leave_faults(qp);
+	spin_unlock(&rxe_odp_lock);
+
+	if (waited) {
+		rxe_sched_task(&qp->recv_task);
+		rxe_sched_task(&qp->send_task);
+	}
+}
