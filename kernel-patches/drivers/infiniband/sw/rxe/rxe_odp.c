@@ -210,13 +210,34 @@ static bool rxe_odp_is_file(struct folio *folio)
 	       mapping_can_writeback(mapping);
 }
 
+/* May that page still be written there? */
+static bool rxe_odp_is_writable(struct mm_struct *mm, unsigned long addr,
+				struct page *page)
+{
+	struct page *now;
+
+	if (rxe_odp_gup(mm, addr, true, FOLL_NOFAULT, &now, NULL) != 1)
+		return false;
+	rxe_odp_put_page(now, true);
+	return now == page;
+}
+
 /*
  * A file system may clean a page that is being written, unless that is locked,
- * and warns of one that gets dirty then. Whoever has it locked is short mostly.
+ * and warns of one that gets dirty then. Whoever has it locked is short mostly,
+ * but may have cleaned it: then the file system wants to be told of the next
+ * write, by a fault, before there is one.
+ *
+ *   rxe                                   writeback
+ *   finds a page, which may be written
+ *                                         locks and cleans it: not any more;
+ *                                         writes it to its file; unlocks
+ *   locks it; looks again: not writable
  *
  * Return: 0; -EBUSY, and the page is let go.
  */
-static int rxe_odp_lock_file(struct page *page)
+static int rxe_odp_lock_file(struct mm_struct *mm, unsigned long addr,
+			     struct page *page)
 {
 	struct folio *folio = page_folio(page);
 	int tries;
@@ -226,7 +247,8 @@ static int rxe_odp_lock_file(struct page *page)
 
 	for (tries = 0; tries < 8; tries++) {
 		if (folio_trylock(folio)) {
-			if (folio->mapping)
+			if (folio->mapping &&
+			    rxe_odp_is_writable(mm, addr, page))
 				return 0;
 			folio_unlock(folio);
 			break;
@@ -377,7 +399,7 @@ static int rxe_odp_get_page(struct rxe_odp_mr *odp, unsigned long addr,
 	marks = at_once ? FOLL_HONOR_NUMA_FAULT : 0;
 	if (rxe_odp_gup(odp->mm, addr, write, FOLL_NOFAULT | marks, page,
 			NULL) == 1)
-		return write ? rxe_odp_lock_file(*page) : 0;
+		return write ? rxe_odp_lock_file(odp->mm, addr, *page) : 0;
 
 	if (!rxe_odp_may_access(vma, write))
 		return -EFAULT;
