@@ -8,6 +8,8 @@
 
 #include <rdma/siw-abi.h>
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
@@ -110,6 +112,37 @@ TEST_CASE("a short read that crosses a page brings its own bytes")
 			wrong += !std::equal(into.addr, into.addr + length, here.addr + at);
 		}
 	CHECK(wrong == 0);
+}
+
+/* Nobody asked to be notified, so the registration keeps its pages. */
+TEST_CASE("a transfer takes the memory that was registered, not what is mapped there now")
+{
+	const device on;
+	const std::size_t length = GENERATE(8, 32, 64);
+	const memory m = anonymous(page);
+	const range here = m.registered();
+	const asker to(on);
+	loopback link(on);
+	const range into = to.first(length);
+
+	std::memset(here.addr, 0x5a, page);
+	std::memset(into.addr, 0x22, length);
+	const owned<ibv_mr> mr = on.register_memory(here);
+	REQUIRE(mmap(here.addr, page, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == here.addr);
+	std::memset(here.addr, 0x11, page);
+	INFO(length << " bytes");
+	SECTION("a write")
+	{
+		REQUIRE(link.write(mr.get(), {here.addr, length}, into.addr, to.mr->rkey) ==
+			IBV_WC_SUCCESS);
+	}
+	SECTION("a peer's read")
+	{
+		REQUIRE(link.read(to.mr.get(), into, here.addr, mr->rkey) == IBV_WC_SUCCESS);
+	}
+	CHECK(std::count(into.addr, into.end(), std::byte{0x5a}) ==
+	      static_cast<std::ptrdiff_t>(length));
 }
 
 TEST_CASE("memory without the right to be read is not read")
