@@ -162,6 +162,45 @@ TEST_CASE("memory without the right to be read is not read")
 	CHECK(*into.addr == std::byte{0x11});
 }
 
+TEST_CASE("an empty element of a list is skipped")
+{
+	const device on;
+	const asker from(on);
+	const asker to(on);
+	loopback link(on);
+	const range here = from.m.registered();
+	const range there = to.m.registered();
+	const auto at = reinterpret_cast<uintptr_t>(here.addr);
+	ibv_sge list[]{{at + 7, 0, from.mr->lkey},
+		       {at, 100, from.mr->lkey},
+		       {at + 9, 0, from.mr->lkey},
+		       {at + 100, 2000, from.mr->lkey}};
+	ibv_sge received[]{{reinterpret_cast<uintptr_t>(there.addr), 0, to.mr->lkey},
+			   {reinterpret_cast<uintptr_t>(there.addr), page, to.mr->lkey}};
+	ibv_recv_wr receive{};
+	ibv_recv_wr *bad_receive = nullptr;
+	ibv_send_wr wr{};
+	ibv_send_wr *bad = nullptr;
+
+	for (std::size_t i = 0; i < page; i++)
+		here.addr[i] = static_cast<std::byte>(i % 251);
+	std::memset(there.addr, 0xff, page);
+	receive.sg_list = received;
+	receive.num_sge = 2;
+	REQUIRE(ibv_post_recv(link.far_end(), &receive, &bad_receive) == 0);
+	wr.opcode = IBV_WR_SEND;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	wr.sg_list = list;
+	wr.num_sge = 4;
+	REQUIRE(ibv_post_send(link.near_end(), &wr, &bad) == 0);
+	const ibv_wc one = link.wait();
+	const ibv_wc other = link.wait();
+	CHECK(one.status == IBV_WC_SUCCESS);
+	CHECK(other.status == IBV_WC_SUCCESS);
+	CHECK(std::equal(here.addr, here.addr + 2100, there.addr));
+	CHECK(there.addr[2100] == std::byte{0xff});
+}
+
 TEST_CASE("a peer can't end a registration")
 {
 	const device on;
