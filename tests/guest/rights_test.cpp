@@ -201,6 +201,52 @@ TEST_CASE("an empty element of a list is skipped")
 	CHECK(there.addr[2100] == std::byte{0xff});
 }
 
+/* The place in the queue has what was asked for there before. */
+TEST_CASE("a read of nothing brings nothing")
+{
+	const device on;
+	const asker from(on);
+	const asker to(on);
+	loopback link(on);
+	const range into = to.first(100);
+	const std::byte *there = from.m.registered().addr;
+	ibv_send_wr wr{};
+	ibv_send_wr *bad = nullptr;
+
+	for (int i = 0; i < 64; i++)
+		REQUIRE(link.read(to.mr.get(), into, there, from.mr->rkey) == IBV_WC_SUCCESS);
+	std::memset(into.addr, 0x11, into.length);
+	wr.opcode = IBV_WR_RDMA_READ;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(there);
+	wr.wr.rdma.rkey = from.mr->rkey;
+	REQUIRE(ibv_post_send(link.near_end(), &wr, &bad) == 0);
+	CHECK(link.wait().status == IBV_WC_SUCCESS);
+	CHECK(std::count(into.addr, into.end(), std::byte{0x11}) == 100);
+}
+
+TEST_CASE("siw refuses a read into a list")
+{
+	const device on;
+	SKIP_IF(!is_iwarp(on), "it can do that");
+	const asker from(on);
+	const asker to(on);
+	loopback link(on);
+	const auto at = reinterpret_cast<uintptr_t>(to.m.registered().addr);
+	ibv_sge list[]{{at, 100, to.mr->lkey}, {at + 200, 100, to.mr->lkey}};
+	ibv_send_wr wr{};
+	ibv_send_wr *bad = nullptr;
+
+	wr.opcode = IBV_WR_RDMA_READ;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(from.m.registered().addr);
+	wr.wr.rdma.rkey = from.mr->rkey;
+	wr.sg_list = list;
+	wr.num_sge = 2;
+	REQUIRE(ibv_post_send(link.near_end(), &wr, &bad) == 0);
+	CHECK(link.wait().status != IBV_WC_SUCCESS); /* what comes after it would wait for ever */
+}
+
 TEST_CASE("a peer can't end a registration")
 {
 	const device on;
