@@ -257,8 +257,10 @@ TEST_CASE("a peer can't end a registration")
 		loopback link(on);
 
 		post_receive(link.far_end(), to.first(100), to.mr.get());
+		post_receive(link.far_end(), to.first(100), to.mr.get());
 		link.start(IBV_WR_SEND_WITH_INV, to.mr.get(), to.first(1), nullptr, mr->rkey);
 		CHECK(far_completion(link).status != IBV_WC_SUCCESS);
+		CHECK(far_completion(link).status == IBV_WC_WR_FLUSH_ERR); /* the connection ends */
 	}
 	loopback link(on);
 	CHECK(link.read(to.mr.get(), to.first(100), m.registered().addr, mr->rkey) ==
