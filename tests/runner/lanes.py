@@ -162,7 +162,7 @@ def hits(name, libfabric, least, options=""):
 LANES = {
     "um": Lane(
         [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING,
-         *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke", "rights")),
+         *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke", "rights", "siw")),
          PYTHON_EXAMPLE, NOTIFY_AND_CACHE, *cached(NOTIFY_AND_CACHE)],
         guest="--kernel um", needs=("fork", "kernel um"), seconds=150),
     # What needs no kernel, and the lab itself.
@@ -222,8 +222,8 @@ LANES = {
         [CLOCK, MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, PAGING_PROGRAMS,
          *guest_programs("window", "stress", "odp_stress", "retransmit", seconds=10),
          *guest_programs("transfer", "pressure"),
-         *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "transfer", "lifetime",
-                                 "race")),
+         *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "siw", "transfer",
+                                 "lifetime", "race")),
          NOTIFY_AND_CACHE],
         guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),
     # The same on Debian 13: other compilers, Python, Catch2 and MPIs.
@@ -256,6 +256,6 @@ LANES = {
                          "invalidate"),
          *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", "lookup", seconds=2),
          *guest_programs("stress", "odp_stress", seconds=10),
-         *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "transfer"))],
+         *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "siw", "transfer"))],
         guest="--kernel debug", needs=("fork", "kernel debug"), seconds=600),
 }
