@@ -110,3 +110,31 @@ TEST_CASE("answers: a flush whose answer was lost is repeated as it was")
 	one.ask(IBV_WR_RDMA_READ, mtu);
 	CHECK(one.request().opcode == 0x0c);
 }
+
+/* What is behind it may have been sent already, and it may have been counted itself. */
+TEST_CASE("answers: a fenced request that is sent again waits for what is before it")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const asked one(*wire, 7);
+	const bool write = GENERATE(false, true);
+	const uint32_t flush = write ? 5 : 4;
+
+	one.read_all();
+	if (write)
+		one.ask(IBV_WR_RDMA_WRITE, mtu, IBV_SEND_FENCE);
+	one.ask_for_flush(IBV_SEND_FENCE);
+	for (int times = 0; times < 2; times++) {
+		if (write)
+			CHECK(one.request().opcode == 0x0a);
+		CHECK(one.request().opcode == 0x1c);
+		if (times == 0)
+			one.peer.acknowledge(4, raw_peer::out_of_order);
+	}
+	if (write) {
+		one.peer.acknowledge(4);
+		CHECK(one.ended() == IBV_WC_SUCCESS);
+	}
+	one.peer.read_answer(part::only, flush, {});
+	CHECK(one.ended() == IBV_WC_SUCCESS);
+}
