@@ -138,3 +138,28 @@ TEST_CASE("answers: a fenced request that is sent again waits for what is before
 	one.peer.read_answer(part::only, flush, {});
 	CHECK(one.ended() == IBV_WC_SUCCESS);
 }
+
+/* It acknowledges a write before it, which was sent again. */
+TEST_CASE("answers: one without a value does not end what asks for one")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const asked one(*wire);
+	const bool atomic = GENERATE(true, false);
+
+	one.read_all();
+	one.ask(IBV_WR_RDMA_WRITE, mtu);
+	one.ask(atomic ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_RDMA_READ, 8);
+	CHECK(one.request().opcode == 0x0a);
+	CHECK(one.request().opcode == (atomic ? 0x14 : 0x0c));
+	one.peer.acknowledge(5);
+	CHECK(one.ended() == IBV_WC_SUCCESS);
+	CHECK_FALSE(one.peer.completed(300ms));
+	if (atomic)
+		one.peer.atomic_answer(5, 0x4242424242424242);
+	else
+		one.peer.read_answer(part::only, 5, std::vector(8, std::byte{0x42}));
+	CHECK(one.ended() == IBV_WC_SUCCESS);
+	CHECK(std::count(one.here.registered().addr, one.here.registered().addr + 8,
+			 std::byte{0x42}) == 8);
+}
