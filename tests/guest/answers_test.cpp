@@ -163,3 +163,20 @@ TEST_CASE("answers: one without a value does not end what asks for one")
 	CHECK(std::count(one.here.registered().addr, one.here.registered().addr + 8,
 			 std::byte{0x42}) == 8);
 }
+
+TEST_CASE("answers: an atomic write that was answered may be repeated as often again")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const asked one(*wire, 1);
+
+	one.read_all();
+	for (uint32_t psn = 4; psn < 6; psn++) {
+		one.ask_for_atomic_write();
+		CHECK(one.request().opcode == 0x1d);
+		one.peer.acknowledge(psn, raw_peer::out_of_order);
+		CHECK(one.request().opcode == 0x1d);
+		one.peer.read_answer(part::only, psn, {});
+		CHECK(one.ended() == IBV_WC_SUCCESS);
+	}
+}
