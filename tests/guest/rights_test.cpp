@@ -11,12 +11,15 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "loopback.h"
@@ -67,8 +70,8 @@ ibv_wc far_completion(loopback &link)
 	return wc;
 }
 
-/* The request that siw's library wrote last, by its key: in the send queue, which is mapped. */
-siw_sqe *mapped_request(uint32_t lkey)
+/* The first place of a type in the mapped queues that is the wanted one, or nullptr. */
+template <class T, class Wanted> T *find_mapped(const Wanted &wanted)
 {
 	std::ifstream maps("/proc/self/maps");
 
@@ -79,14 +82,34 @@ siw_sqe *mapped_request(uint32_t lkey)
 		if (line.find("uverbs") == std::string::npos ||
 		    std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR, &from, &to) != 2)
 			continue;
-		for (; from + 3 * sizeof(siw_sqe) <= to; from += sizeof(siw_sqe)) {
-			auto *sqe = reinterpret_cast<siw_sqe *>(from);
+		for (; from + 3 * sizeof(T) <= to; from += sizeof(T)) {
+			auto *one = reinterpret_cast<T *>(from);
 
-			if (sqe->opcode == SIW_OP_WRITE && sqe->sge[0].lkey == lkey)
-				return sqe;
+			if (wanted(one))
+				return one;
 		}
 	}
 	return nullptr;
+}
+
+/* The request that siw's library wrote last, by its key: in the send queue, which is mapped. */
+siw_sqe *mapped_request(uint32_t lkey)
+{
+	return find_mapped<siw_sqe>([lkey](const siw_sqe *sqe) {
+		return sqe->opcode == SIW_OP_WRITE && sqe->sge[0].lkey == lkey;
+	});
+}
+
+/* The length in the last request of soft-RoCE's library to bind a window there: mapped as well. */
+volatile uint64_t *mapped_length(range window)
+{
+	const std::array<uint64_t, 2> wanted{reinterpret_cast<uintptr_t>(window.addr),
+					     window.length};
+	uint64_t *found = find_mapped<uint64_t>([&wanted](const uint64_t *at) {
+		return !std::memcmp(at, &wanted, sizeof(wanted));
+	});
+
+	return found ? found + 1 : nullptr;
 }
 
 } // namespace
@@ -296,6 +319,44 @@ TEST_CASE("a work request of the kernel's own is refused")
 	wr.send_flags = IBV_SEND_SIGNALED;
 	if (ibv_post_send(link.near_end(), &wr, &bad) == 0)
 		CHECK(link.wait().status == IBV_WC_LOC_QP_OP_ERR);
+}
+
+/* A window of no length has no MR. */
+TEST_CASE("a request to bind a window may change while it is executed")
+{
+	const device on;
+	SKIP_IF(is_iwarp(on), "it has no windows");
+	const memory m = anonymous(page);
+	const owned<ibv_mr> mr =
+		on.register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	const owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1));
+	loopback link(on);
+	std::atomic<bool> stop = false;
+	ibv_mw_bind all{};
+	const auto bind = [&] {
+		check_verb(ibv_bind_mw(link.near_end(), window.get(), &all), "ibv_bind_mw");
+		return link.wait().status;
+	};
+
+	REQUIRE(window);
+	all.send_flags = IBV_SEND_SIGNALED;
+	all.bind_info = {mr.get(), reinterpret_cast<uintptr_t>(m.registered().addr), page,
+			 IBV_ACCESS_REMOTE_READ};
+	REQUIRE(bind() == IBV_WC_SUCCESS);
+	volatile uint64_t *const length = mapped_length(m.registered());
+	REQUIRE(length);
+	std::thread changing([&] {
+		while (!stop) {
+			*length = 0;
+			*length = page;
+		}
+	});
+	int failed = 0;
+	for (int i = 0; i < 3000; i++)
+		failed += bind() != IBV_WC_SUCCESS;
+	stop = true;
+	changing.join();
+	CHECK(failed == 0);
 }
 
 /* Neither what only the kernel may ask for, nor what siw has no packet for. */
