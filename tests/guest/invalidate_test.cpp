@@ -8,6 +8,11 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <thread>
+
 #include "loopback.h"
 #include "raw_uverbs.h"
 #include "skip.h"
@@ -213,4 +218,61 @@ TEST_CASE("an MR with a window keeps its rights")
 	CHECK(raw.change_access(s.mr->handle, IBV_ACCESS_LOCAL_WRITE) != 0);
 	CHECK(s.invalidate(rkey) == IBV_WC_SUCCESS);
 	CHECK(raw.change_access(s.mr->handle, IBV_ACCESS_LOCAL_WRITE) == 0);
+}
+
+/* Else the window is left with an MR that is freed, or deregistering waits for it, for a minute. */
+TEST_CASE("an MR gets a window or goes, whichever is first")
+{
+	using namespace std::chrono_literals;
+	using clock = std::chrono::steady_clock;
+	const device on;
+	const raw_uverbs raw(on.context()); /* posting reads the struct ibv_mr */
+	const memory m = anonymous(4096);
+	owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1));
+	SKIP_IF(!window, cannot);
+	std::optional<loopback> link;
+	std::chrono::nanoseconds delay(0); /* so long that both come at once */
+	int both = 0;
+
+	for (int i = 0; i < 600 && both == 0; i++) {
+		const auto access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND;
+		owned<ibv_mr> mr = on.register_memory(m.registered(), access);
+		std::atomic<bool> go = false;
+		bool gone = false;
+		ibv_mw_bind all{};
+
+		if (!link)
+			link.emplace(on);
+		all.send_flags = IBV_SEND_SIGNALED;
+		all.bind_info = {mr.get(), reinterpret_cast<uintptr_t>(m.registered().addr),
+				 m.registered().length, IBV_ACCESS_REMOTE_READ};
+		std::thread ending([&] {
+			while (!go)
+				;
+			const auto until = clock::now() + delay;
+			while (clock::now() < until)
+				;
+			gone = raw.deregister(mr->handle) == 0;
+		});
+		go = true;
+		const int posted = ibv_bind_mw(link->near_end(), window.get(), &all);
+		ending.join();
+		REQUIRE(posted == 0);
+		const bool bound = link->wait().status == IBV_WC_SUCCESS;
+
+		both += gone == bound;
+		delay += gone ? delay / 8 + 700ns : -(delay / 8);
+		if (gone)
+			mr.release(); // NOLINT(bugprone-unused-return-value)
+		if (!bound) {
+			link.reset();
+			window.reset(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1)); /* its key is lost */
+			REQUIRE(window);
+		} else {
+			all.bind_info.length = 0;
+			REQUIRE(ibv_bind_mw(link->near_end(), window.get(), &all) == 0);
+			REQUIRE(link->wait().status == IBV_WC_SUCCESS);
+		}
+	}
+	CHECK(both == 0);
 }
