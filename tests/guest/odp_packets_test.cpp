@@ -507,6 +507,61 @@ TEST_CASE("packets: a message that is dropped halfway takes no other along")
 	s.slow->answer({});
 }
 
+TEST_CASE("packets: an unreliable write that lost a part takes no other along")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const memory m = anonymous(page);
+	std::byte *const here = m.registered().addr;
+	const volatile std::byte *const seen = here + page - 1;
+	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), all_rights);
+	const raw_peer peer(*wire, IBV_QPT_UC);
+
+	std::memset(here, 0, page);
+	if (GENERATE(false, true)) { /* and one that is dropped has taken a receive before */
+		post_receive(peer.qp(), {{{here, 8}, mr->lkey}});
+		peer.message(0, std::vector(mtu + 8, std::byte{0x22}));
+	}
+	peer.write_part(raw_peer::part::first, 0, here, mr->rkey, 2 * mtu,
+			std::vector(mtu, std::byte{0x11}));
+	peer.write(2, here + page - 8, mr->rkey, std::vector(8, std::byte{0x77}));
+	CHECK(happens([&] { return *seen == std::byte{0x77}; }));
+}
+
+/* Its receive is completed with an error, and taken away from it: a shared queue has others. */
+TEST_CASE("packets: an unreliable message without an end takes no other along")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const memory m = anonymous(page);
+	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), all_rights);
+	ibv_srq_init_attr init{};
+	init.attr = {4, 1, 0};
+	const owned<ibv_srq> shared(ibv_create_srq(wire->on().pd(), &init));
+	REQUIRE(shared);
+	const raw_peer peer(*wire, IBV_QPT_UC, 4, shared.get());
+	const std::vector<std::byte> data(8, std::byte{0x22});
+	std::optional<ibv_wc> done;
+
+	for (int i = 0; i < 2; i++) {
+		ibv_sge sge{number(m.registered().addr), 2 * mtu, mr->lkey};
+		ibv_recv_wr wr{}, *bad;
+
+		wr.sg_list = &sge;
+		wr.num_sge = 1;
+		REQUIRE(ibv_post_srq_recv(shared.get(), &wr, &bad) == 0);
+	}
+	peer.begin_message(0); /* 1 is lost */
+	peer.message(2, data);
+	done = peer.completed(patience);
+	REQUIRE(done);
+	CHECK(done->status == IBV_WC_REM_INV_REQ_ERR);
+	peer.message(3, data);
+	done = peer.completed(patience);
+	REQUIRE(done);
+	CHECK(done->status == IBV_WC_SUCCESS);
+}
+
 /* A receive that a dropped message has left is ended by an error of something else. */
 TEST_CASE("packets: a receive of a shared queue is used once")
 {
