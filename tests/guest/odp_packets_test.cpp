@@ -769,3 +769,46 @@ TEST_CASE("packets: an old answer is no answer to who asks, either")
 	peer.acknowledge(11);
 	CHECK(succeeds());
 }
+
+/* That is complete with what is before it; the requester is there still. */
+TEST_CASE("packets: a queue is drained with a window bound behind what is sent again")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	const device &on = s.link->on();
+	const range where{s.plain.registered().addr, page};
+	const owned<ibv_mr> mr =
+		on.register_memory(where, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	const owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_2));
+	const raw_peer peer(*s.link);
+	ibv_send_wr bind{};
+	ibv_send_wr *bad = nullptr;
+
+	REQUIRE(window);
+	peer.let_ask(7);
+	s.slow->fill(std::byte{0x11}, 2 * page);
+	post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{s.at(page - mtu), 2 * mtu}, s.all->lkey}}});
+	bind.opcode = IBV_WR_BIND_MW;
+	bind.send_flags = IBV_SEND_SIGNALED;
+	bind.bind_mw = {window.get(),
+			ibv_inc_rkey(window->rkey),
+			{mr.get(), number(where.addr), page, IBV_ACCESS_REMOTE_READ}};
+	check_verb(ibv_post_send(peer.qp(), &bind, &bad), "ibv_post_send");
+	REQUIRE(peer.all(2).size() == 2);
+	s.take_away(page, page);
+	peer.acknowledge(0, raw_peer::out_of_order);
+	REQUIRE(s.slow->faulted());
+	REQUIRE(peer.all(1).size() == 1); /* the first packet of two, again */
+	REQUIRE(peer.become(IBV_QPS_SQD));
+	peer.acknowledge(1);
+	for (int i = 0; i < 2; i++) {
+		const auto wc = peer.completed(patience);
+		REQUIRE(wc);
+		CHECK(wc->status == IBV_WC_SUCCESS);
+	}
+	CHECK(happens([&] { return peer.drained(); }));
+	for (int i = 0; i < 3; i++) /* up to the place where the window was */
+		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{where.addr, mtu}, s.all->lkey}}});
+	CHECK(peer.become(IBV_QPS_RTS));
+	CHECK(peer.all(3).size() == 3);
+}
