@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * What becomes of what is under way when a queue pair is drained, reset, or modified by two
+ * threads, and of one whose peer is not ready. RUN_SECONDS says how long threads go on (default 3).
+ */
+#include "catch.h"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "odp/asked.h"
+#include "odp/operations.h"
+#include "run_time.h"
+#include "skip.h"
+#include "system.h"
+
+using namespace mr_notify;
+using namespace odp;
+using namespace std::chrono_literals;
+using part = raw_peer::part;
+
+namespace {
+
+ibv_qp_state state_of(const raw_peer &peer)
+{
+	ibv_qp_attr attr{};
+	ibv_qp_init_attr init{};
+
+	check_verb(ibv_query_qp(peer.qp(), &attr, IBV_QP_STATE, &init), "ibv_query_qp");
+	return attr.qp_state;
+}
+
+/* Is what it asked for complete, soon? */
+bool succeeded(const raw_peer &peer)
+{
+	const auto done = peer.completed(reply);
+
+	return done && done->status == IBV_WC_SUCCESS;
+}
+
+/* As many reads are remembered; asked for without a state, as any user may. */
+int remember(const raw_peer &peer, uint8_t reads)
+{
+	ibv_qp_attr attr{};
+
+	attr.max_dest_rd_atomic = reads;
+	return ibv_modify_qp(peer.qp(), &attr, IBV_QP_MAX_DEST_RD_ATOMIC);
+}
+
+} // namespace
+
+TEST_CASE("states: a queue pair that is reset in the middle of an answer begins anew")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const asked one(*wire, 7);
+
+	one.answer(part::first, 1);
+	one.peer.acknowledge(2, raw_peer::out_of_order);
+	CHECK(one.request().opcode == 0x0c);
+	one.peer.reset();
+	one.peer.let_ask(7);
+	one.ask(IBV_WR_ATOMIC_FETCH_AND_ADD, 8);
+	for (int times = 0; times < 2; times++) { /* the first is lost */
+		const raw_peer::packet atomic = one.request();
+		CHECK(atomic.opcode == 0x14);
+		CHECK(atomic.psn == 0);
+		if (times == 0)
+			one.peer.acknowledge(0, raw_peer::out_of_order);
+	}
+	one.peer.atomic_answer(0, 7);
+	CHECK(one.ended() == IBV_WC_SUCCESS);
+	one.ask(IBV_WR_RDMA_WRITE, mtu);
+	CHECK(one.request().opcode == 0x0a);
+	one.peer.acknowledge(1);
+	CHECK(one.ended() == IBV_WC_SUCCESS);
+}
+
+TEST_CASE("states: what is posted to a drained queue is sent when that goes on")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const asked one(*wire, 7);
+
+	one.read_all();
+	for (uint32_t psn = 4; psn < 10; psn++) { /* more than there are places */
+		REQUIRE(one.peer.become(IBV_QPS_SQD));
+		REQUIRE(happens([&] { return one.peer.drained(); }));
+		one.ask(IBV_WR_RDMA_WRITE, mtu);
+		CHECK_FALSE(one.peer.next(100ms));
+		REQUIRE(one.peer.become(IBV_QPS_RTS));
+		CHECK(one.request().opcode == 0x0a);
+		one.peer.acknowledge(psn);
+		CHECK(one.ended() == IBV_WC_SUCCESS);
+	}
+}
+
+TEST_CASE("states: a queue is drained when what was begun is complete, however often it is sent")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const asked one(*wire, 7);
+	const bool ready = GENERATE(false, true);
+
+	INFO("the peer is ready: " << ready);
+	one.read_all();
+	one.ask(IBV_WR_RDMA_WRITE, mtu);
+	CHECK(one.request().opcode == 0x0a);
+	REQUIRE(one.peer.become(IBV_QPS_SQD));
+	one.ask(IBV_WR_RDMA_READ, mtu);
+	for (int times = 0; times < (ready ? 1 : 2); times++) {
+		one.peer.acknowledge(4, ready ? raw_peer::out_of_order : raw_peer::ready_soon);
+		CHECK(one.request().opcode == 0x0a);
+		CHECK_FALSE(one.peer.drained());
+	}
+	SECTION("it is complete")
+	{
+		one.peer.acknowledge(4);
+		CHECK(one.ended() == IBV_WC_SUCCESS);
+		CHECK(happens([&] { return one.peer.drained(); }));
+		CHECK_FALSE(one.peer.next(100ms));
+		REQUIRE(one.peer.become(IBV_QPS_RTS));
+		CHECK(one.request().opcode == 0x0c);
+	}
+	SECTION("it never will be")
+	{
+		one.peer.reset();
+		CHECK(one.peer.drained());
+	}
+}
+
+/* Nothing but the peer's silence may end it. */
+TEST_CASE("states: a timer of the life before a reset is none of the next one's")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const raw_peer peer(*wire);
+	const auto ask = [&] {
+		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{nullptr, 0}, 0}}, 0, 0});
+		REQUIRE(peer.next(reply));
+	};
+
+	peer.let_ask(7, 19); /* two seconds */
+	ask();
+	peer.reset();
+	peer.let_ask();
+	ask();
+	CHECK_FALSE(peer.completed(3s));
+	peer.acknowledge(0);
+	CHECK(succeeded(peer));
+}
+
+/* It is told so faster than it gives up, and each time it has an answer. */
+TEST_CASE("states: a peer that says when it is ready takes no retry")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const raw_peer peer(*wire);
+
+	peer.let_ask(6, 17); /* half a second */
+	post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{nullptr, 0}, 0}}, 0, 0});
+	for (int times = 0; times < 9; times++) {
+		REQUIRE(peer.next(reply));
+		peer.acknowledge(0, raw_peer::ready_in_655_ms);
+	}
+	REQUIRE(peer.next(reply));
+	peer.acknowledge(0);
+	CHECK(succeeded(peer));
+}
+
+/* The completion tells of an error, and comes before the queue pair is in the error state. */
+TEST_CASE("states: a queue pair that is reset as soon as it has failed is reset")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const memory m = anonymous(page_size());
+	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE);
+	const raw_peer peer(*wire);
+	int strange = 0;
+
+	for (const run_time time(2s); time.goes_on();) {
+		post_receive(peer.qp(), {{{m.registered().addr, 8}, mr->lkey}});
+		peer.message(0, std::vector<std::byte>(16));
+		const auto failed = peer.completed(reply);
+		REQUIRE(failed);
+		REQUIRE(failed->status != IBV_WC_SUCCESS);
+		REQUIRE(peer.become(IBV_QPS_RESET));
+		strange += state_of(peer) != IBV_QPS_RESET;
+		peer.reset();
+	}
+	CHECK(strange == 0);
+}
+
+/* Beside reads, of which it remembers as many as it is told at the moment. */
+TEST_CASE("states: threads that modify one queue pair wait for each other")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const memory m = anonymous(page_size());
+	const owned<ibv_mr> mr = wire->on().register_memory(
+		m.registered(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+	const raw_peer peer(*wire, IBV_QPT_RC, 128);
+	std::atomic<bool> stop = false;
+	std::atomic<int> refused = 0;
+	std::vector<std::thread> threads;
+
+	for (const uint8_t reads : {1, 128})
+		threads.emplace_back([&, reads] {
+			while (!stop)
+				refused += remember(peer, reads) != 0;
+		});
+	uint32_t psn = 0;
+	for (const run_time time; time.goes_on(); psn++) {
+		peer.read(psn, m.registered().addr, mr->rkey, 8);
+		peer.all(1);
+	}
+	stop = true;
+	for (auto &one : threads)
+		one.join();
+	CHECK(refused == 0);
+	peer.read(psn, m.registered().addr, mr->rkey, 8);
+	CHECK(peer.all(1).size() == 1);
+}
