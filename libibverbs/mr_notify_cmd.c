@@ -6,6 +6,7 @@
 #include <config.h>
 
 #include <errno.h>
+#include <pthread.h>
 
 #include <infiniband/cmd_ioctl.h>
 #include <infiniband/driver.h>
@@ -83,16 +84,43 @@ static int cmd_mr_notify_settle(struct ibv_mr *mr)
 }
 
 /*
- * A signal may interrupt the kernel while it waits for mm locks; nothing has
- * happened then, and the caller has no use for knowing it.
+ * All but those by which a thread is told what it has just done itself: a provider and an
+ * allocator's hook run too, and one of these that is blocked then ends the program.
  */
+static bool block_signals(sigset_t *before)
+{
+	static const int own[] = { SIGSEGV, SIGBUS, SIGFPE,
+				   SIGILL, SIGTRAP, SIGSYS };
+	sigset_t others;
+
+	sigfillset(&others);
+	for (size_t i = 0; i < sizeof(own) / sizeof(*own); i++)
+		sigdelset(&others, own[i]);
+	return !pthread_sigmask(SIG_BLOCK, &others, before);
+}
+
+bool mr_notify_retries(struct mr_notify_retry *retry, int error)
+{
+	if (error == EINTR && !retry->blocked) {
+		retry->blocked = block_signals(&retry->before);
+	} else if (error != EINTR && retry->blocked) {
+		const int old_errno = errno;
+
+		/* what was pending is handled here */
+		pthread_sigmask(SIG_SETMASK, &retry->before, NULL);
+		errno = old_errno;
+	}
+	return error == EINTR;
+}
+
 int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
 {
+	struct mr_notify_retry retry = {};
 	int ret;
 
 	do {
 		ret = cmd_mr_notify_arm(mr, word, in_use);
-	} while (ret == EINTR);
+	} while (mr_notify_retries(&retry, ret));
 	return notify_errno(ret);
 }
 

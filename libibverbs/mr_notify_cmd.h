@@ -6,6 +6,7 @@
 #ifndef IB_VERBS_MR_NOTIFY_CMD_H
 #define IB_VERBS_MR_NOTIFY_CMD_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -27,6 +28,20 @@ struct ibv_pd;
 int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use);
 int mr_notify_disarm(struct ibv_mr *mr);
 int mr_notify_settle(struct ibv_mr *mr);
+
+/*
+ * The first arming of an address space takes the locks of all its mappings, and gives up at
+ * any signal: nothing has happened then, and the caller has no use for knowing it. Who
+ * loses, if it were only tried again: whoever has a timer (a profiler, say) whose interval
+ * is shorter than the walk along its mappings. So from the second time on with signals
+ * blocked, but for a thread's own faults: one that kills ends it.
+ */
+struct mr_notify_retry {
+	bool blocked;
+	sigset_t before;
+};
+/* After each time, with how it ended: is it to be tried once more? Begins with zeros. */
+bool mr_notify_retries(struct mr_notify_retry *retry, int error);
 
 /*
  * Registers and arms, in one system call where the provider takes the usual way

@@ -119,12 +119,17 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 		.word = word,
 		.in_use = in_use,
 	};
+	struct mr_notify_retry retry = {};
 	struct ibv_mr *mr;
 	int ret;
 
-	innermost = &mine;
-	mr = plain_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, mine.access);
-	innermost = mine.outer;
+	do {
+		errno = 0; /* not all that fails says why */
+		innermost = &mine;
+		mr = plain_reg_mr_iova2(pd, addr, length, (uintptr_t)addr,
+					mine.access);
+		innermost = mine.outer;
+	} while (mr_notify_retries(&retry, mr ? 0 : errno));
 	if (mr && mine.armed != mr->handle) {
 		ret = mr_notify_arm(mr, word, in_use);
 		if (ret) {

@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,6 +42,9 @@
 static uint64_t posted[64];
 static unsigned int num_posted;
 static unsigned int lacks_memory;	/* so many commands to come */
+static unsigned int interrupted;	/* so many registrations to come */
+static volatile char *tracked;	/* a provider's memory of which a handler sees each first write */
+static int has_signals;		/* what the registration before that let in, a bit each */
 static unsigned int methods_called;
 static unsigned int registered;
 static unsigned int wrapped;	/* calls of the verbs that are in place of libibverbs's */
@@ -160,12 +164,38 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 	return verb(mr, flags, pd, addr, length, access);
 }
 
+/* A write-tracked heap, with whoever is told by SIGSEGV. */
+static void may_write(int number)
+{
+	mprotect((void *)tracked, PAGE, PROT_READ | PROT_WRITE);
+}
+
+static void write_tracked(void)
+{
+	sigset_t blocked;
+
+	if (!tracked)
+		return;
+	has_signals = 0;
+	pthread_sigmask(SIG_BLOCK, NULL, &blocked);
+	for (int number = 1; number < 32; number++)
+		has_signals |= !sigismember(&blocked, number) << number;
+	*tracked = 1;
+}
+
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 			     uint64_t iova, int access)
 {
 	static uint32_t handles;
-	struct verbs_mr *vmr = calloc(1, sizeof(*vmr));
+	struct verbs_mr *vmr;
 
+	if (interrupted) {
+		interrupted--;
+		errno = EINTR;
+		return NULL;
+	}
+	write_tracked();
+	vmr = calloc(1, sizeof(*vmr));
 	vmr->ibv_mr.handle = ++handles;
 	vmr->mr_type = IBV_MR_TYPE_MR;
 	registered++;
@@ -323,6 +353,46 @@ static void test_rounded_no_more(struct ibv_pd *pd)
 }
 
 /* What the cache deregisters or registers anew is no call of the program's. */
+/* The first arming of an address space gives way to any signal. */
+static void test_interrupted(struct ibv_pd *pd)
+{
+	void *buffer = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *mr;
+
+	interrupted = 2;
+	mr = ibv_reg_mr(pd, buffer, PAGE, CACHED);
+	CHECK(mr != NULL && interrupted == 0);
+	CHECK(ibv_is_reg(pd, buffer, PAGE, CACHED) == 1);
+	CHECK(ibv_dereg_mr(mr) == 0);
+	munmap(buffer, PAGE);
+}
+
+/* What is tried again runs a provider and the program's hooks. */
+static void test_interrupted_with_faults(struct ibv_pd *pd)
+{
+	const int own = 1 << SIGSEGV | 1 << SIGBUS | 1 << SIGFPE | 1 << SIGILL | 1 << SIGTRAP |
+			1 << SIGSYS;
+	struct sigaction action = { .sa_handler = may_write };
+	struct sigaction before;
+	void *buffer = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *mr;
+
+	/* This kernel does not tell that another buffer was there. */
+	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
+	tracked = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	sigaction(SIGSEGV, &action, &before);
+	interrupted = 1;
+	mr = ibv_reg_mr(pd, buffer, PAGE, CACHED);
+	CHECK(mr != NULL && *tracked == 1);
+	/* The two that nobody can block. */
+	CHECK(has_signals == (own | 1 << SIGKILL | 1 << SIGSTOP));
+	CHECK(ibv_dereg_mr(mr) == 0);
+	sigaction(SIGSEGV, &before, NULL);
+	munmap((void *)tracked, PAGE);
+	tracked = NULL;
+	munmap(buffer, PAGE);
+}
+
 static void test_wrapped_verbs(struct ibv_pd *pd)
 {
 	struct ibv_mr_cache_limits few = { .max_bytes = UINT64_MAX, .max_entries = 4 };
@@ -513,6 +583,8 @@ int main(void)
 	test_full_queue(&pd);
 	test_room_for_a_word(&pd);
 	test_rounded_no_more(&pd);
+	test_interrupted(&pd);
+	test_interrupted_with_faults(&pd);
 	test_wrapped_verbs(&pd);
 	test_pd_with_two_names(&pd);
 	test_two_arm(&pd);

@@ -6,12 +6,16 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <thread>
 
 #include "device.h"
@@ -23,10 +27,60 @@
 #include "trial.h"
 
 using namespace mr_notify;
+using namespace std::chrono_literals;
 
 namespace {
 
 constexpr std::size_t length = 16 * 4096;
+
+enum class first_arming : uint8_t { armed, failed, too_slow };
+
+/*
+ * Is the first registration of a process with very many mappings armed, beside a timer of that
+ * interval (0: none)? How many microseconds it took is in @took, which the process shares.
+ */
+first_arming arms_first(bool cached, std::chrono::microseconds interval, int64_t *took)
+{
+	const pid_t child = fork();
+
+	REQUIRE(child >= 0);
+	if (child == 0) {
+		constexpr std::size_t pages = 60000;
+		const device on;
+		const memory m = anonymous(page_size());
+		const range r = m.registered();
+		const memory many = anonymous(pages * page_size());
+		const timeval every{interval.count() / 1000000, interval.count() % 1000000};
+		const itimerval timer{every, every};
+		word w;
+
+		const auto end = std::chrono::steady_clock::now() + 15s;
+		for (std::size_t i = 0; i < pages; i += 2) {
+			mprotect(many.registered().addr + i * page_size(), page_size(), PROT_NONE);
+			if (std::chrono::steady_clock::now() > end)
+				_exit(static_cast<int>(first_arming::too_slow));
+		}
+		const auto mr = on.register_memory(r);
+		std::signal(SIGALRM, [](int) {});
+		const auto begin = std::chrono::steady_clock::now();
+		setitimer(ITIMER_REAL, &timer, nullptr);
+		const bool armed =
+			cached ? ibv_reg_mr(on.pd(), r.addr, r.length, IBV_ACCESS_CACHED) &&
+					 ibv_is_reg(on.pd(), r.addr, r.length, IBV_ACCESS_CACHED)
+			       : ibv_reg_mr_notify(mr.get(), w.address()) == 0;
+		*took = std::chrono::duration_cast<std::chrono::microseconds>(
+				std::chrono::steady_clock::now() - begin)
+				.count();
+		_exit(static_cast<int>(armed ? first_arming::armed : first_arming::failed));
+	}
+	int status = -1;
+	for (int i = 0; i < 1200 && waitpid(child, &status, WNOHANG) == 0; i++)
+		std::this_thread::sleep_for(100ms);
+	if (kill(child, SIGKILL) == 0)
+		waitpid(child, &status, 0);
+	return WIFEXITED(status) ? static_cast<first_arming>(WEXITSTATUS(status))
+				 : first_arming::failed;
+}
 
 } // namespace
 
@@ -264,6 +318,27 @@ TEST_CASE("errors")
 	/* Whatever failed left nothing behind: */
 	ibv_unreg_mr_notify(mr.get());
 	CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+}
+
+/* A signal comes several times while the kernel walks along the mappings, and it gives up at each.
+ */
+TEST_CASE("a program with a fast timer and many mappings is armed")
+{
+	using std::chrono::microseconds;
+	const bool cached = GENERATE(false, true);
+	const memory shared = shared_file(page_size());
+	auto *const took = reinterpret_cast<int64_t *>(shared.registered().addr);
+
+	CAPTURE(cached);
+	const first_arming alone = arms_first(cached, {}, took);
+	SKIP_IF(alone == first_arming::too_slow, "so many mappings take too long here");
+	REQUIRE(alone == first_arming::armed);
+	const auto walk = microseconds(*took);
+	CAPTURE(walk.count());
+	const first_arming beside =
+		arms_first(cached, std::max(walk / 16, microseconds(1000)), took);
+	SKIP_IF(beside == first_arming::too_slow, "so many mappings take too long here");
+	CHECK(beside == first_arming::armed);
 }
 
 TEST_CASE("a registration that names its word is armed")
