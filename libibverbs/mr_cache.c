@@ -13,6 +13,7 @@
 #include <config.h>
 
 #include <errno.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -195,6 +196,19 @@ static int settle_entry(void *mr)
 	return mr_notify_settle(mr);
 }
 
+/*
+ * The process ends, so only the kernel is told: a provider may have ended before, and exit()
+ * have interrupted an allocator.
+ */
+static bool is_ending;
+
+static int deregister(struct ibv_mr *mr)
+{
+	if (__atomic_load_n(&is_ending, __ATOMIC_RELAXED))
+		return ibv_cmd_dereg_mr(verbs_get_mr(mr));
+	return mr_notify_dereg_mr(mr);
+}
+
 static bool is_rounded(const struct ibv_mr *mr)
 {
 	const uint64_t page = sysconf(_SC_PAGESIZE);
@@ -220,7 +234,7 @@ static int deregister_entry(void *mr)
 			 __ATOMIC_RELEASE);
 	if (type == CACHED_MR_TAKEN)
 		return 0;
-	ret = mr_notify_dereg_mr(mr);
+	ret = deregister(mr);
 	if (ret) {
 		vmr->mr_type = type;
 		vmr->access = access;
@@ -710,6 +724,33 @@ void cached_mr_flush_context(struct ibv_context *context)
 		return;
 	mr_cache_report_close(context);
 	mr_cache_flush_owner(context);
+}
+
+/* Forked after this library was loaded, so it may have contexts that are its parent's, too. */
+static bool is_child;
+
+static void note_child(void)
+{
+	is_child = true;
+}
+
+__attribute__((constructor)) static void notice_forks(void)
+{
+	pthread_atfork(NULL, NULL, note_child);
+}
+
+/*
+ * What a child has registered by such a context does not end with the child: what is idle would
+ * keep the PD as long as the parent lives. Of any other process the kernel ends all that is
+ * left, which is faster. After the reports, which tell of it.
+ */
+__attribute__((destructor(101))) static void leave(void)
+{
+	if (!is_child)
+		return;
+	__atomic_store_n(&is_ending, true, __ATOMIC_RELAXED);
+	mr_cache_leave();
+	__atomic_store_n(&is_ending, false, __ATOMIC_RELAXED);
 }
 
 int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,

@@ -248,6 +248,29 @@ public:
 	}
 
 	/*
+	 * The process ends, perhaps by an exit() in a signal handler: whoever has the mutex may be
+	 * the thread that it interrupted, so it is not waited for.
+	 */
+	void leave()
+	{
+		arena<Env> *a = memory.get();
+
+		/* Nor has a child anything before it has begun. */
+		if (!a || !a->hot.generation.load(std::memory_order_acquire))
+			return;
+		for (uint32_t n = locked<Env>::FEW; !a->mutex.try_lock(); n--) {
+			if (!n)
+				return;
+			env.yield();
+		}
+
+		locked<Env> lock(*a, env, typename locked<Env>::already());
+
+		for (uint32_t o = 0; o < a->owner.size(); o++)
+			lock.evict_all(o);
+	}
+
+	/*
 	 * Of a user, who wants it for himself. Doomed first: whoever takes it after that
 	 * does not keep it, so one reference stays one.
 	 */

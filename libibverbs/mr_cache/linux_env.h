@@ -31,6 +31,7 @@ struct linux_env {
 	struct mutex {
 		void init() { pthread_mutex_init(&m, nullptr); }
 		void lock() { pthread_mutex_lock(&m); }
+		bool try_lock() { return !pthread_mutex_trylock(&m); }
 		void unlock() { pthread_mutex_unlock(&m); }
 
 		pthread_mutex_t m;

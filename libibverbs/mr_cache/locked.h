@@ -25,6 +25,9 @@ template <class Env> class locked {
 public:
 	/* Has the mutex while it lives, and the dead: closed entries to be deregistered. */
 	locked(arena<Env> &in, Env &with) : a(in), env(with) { a.mutex.lock(); }
+	/* Of a caller who has the mutex already. */
+	struct already {};
+	locked(arena<Env> &in, Env &with, already) : a(in), env(with) {}
 	~locked()
 	{
 		bury();

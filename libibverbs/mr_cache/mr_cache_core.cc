@@ -123,4 +123,9 @@ unsigned int mr_cache_reclaim(void *owner)
 	return cache.reclaim(owner);
 }
 
+void mr_cache_leave()
+{
+	cache.leave();
+}
+
 } // extern "C"

@@ -205,6 +205,11 @@ uint64_t mr_cache_make_way(uint32_t stage);
 /* Evicts everything that is idle, of an owner or (NULL) of all. Returns how many. */
 unsigned int mr_cache_reclaim(void *owner);
 
+/*
+ * The same of all at the end of the process; but nothing if somebody has the lock for long.
+ */
+void mr_cache_leave(void);
+
 #ifdef __cplusplus
 }
 #endif

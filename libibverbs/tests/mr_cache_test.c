@@ -22,6 +22,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -53,6 +54,8 @@ static uint64_t its_word;
 static sem_t arrived;
 static sem_t may_go_on;
 static __thread enum { NOWHERE, AT_YIELD, AT_DISARM } waits;	/* once */
+static enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* as a signal handler may, there */
+static unsigned int *ended;	/* so many registrations in the kernel, for children too */
 static int failures;
 
 static void check(bool ok, const char *text, int line)
@@ -125,6 +128,25 @@ int sched_yield(void)
 	return syscall(SYS_sched_yield);
 }
 
+static void pass_exit(int place)
+{
+	if (exits != place)
+		return;
+	exits = NEVER;
+	exit(0);
+}
+
+/* The same. */
+int pthread_mutex_unlock(pthread_mutex_t *mutex)
+{
+	static int (*next)(pthread_mutex_t *);
+
+	if (!next)
+		next = dlsym(RTLD_NEXT, "pthread_mutex_unlock");
+	pass_exit(WITH_LOCK);
+	return next(mutex);
+}
+
 /* The same. */
 int ioctl(int fd, unsigned long request, ...)
 {
@@ -134,6 +156,8 @@ int ioctl(int fd, unsigned long request, ...)
 	va_start(args, request);
 	hdr = va_arg(args, const void *);
 	va_end(args);
+	if (hdr->object_id == UVERBS_OBJECT_MR && hdr->method_id == UVERBS_METHOD_MR_DESTROY)
+		return (*ended)++, 0;
 	if (hdr->object_id == UVERBS_OBJECT_MR)
 		return notify(hdr);
 	if (hdr->object_id == UVERBS_OBJECT_PD)
@@ -195,6 +219,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 		return NULL;
 	}
 	write_tracked();
+	pass_exit(IN_PROVIDER);
 	vmr = calloc(1, sizeof(*vmr));
 	vmr->ibv_mr.handle = ++handles;
 	vmr->mr_type = IBV_MR_TYPE_MR;
@@ -529,6 +554,52 @@ static void test_two_arm(struct ibv_pd *pd)
 	watched = 0;
 }
 
+/* A child that uses the cache, and another buffer at last: how many registrations then end. */
+static unsigned int child_ends(struct ibv_pd *pd, int where, int by_exit)
+{
+	int status = -1;
+	pid_t child;
+
+	*ended = 0;
+	fflush(stdout);
+	child = fork();
+	if (!child) {
+		alarm(60);
+		fill_cache(pd);
+		/* One is used. */
+		reg_page(pd, 0, CACHED);
+		exits = where;
+		if (where)
+			ibv_reg_mr(pd, &status, sizeof(status), CACHED);
+		if (by_exit)
+			exit(0);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	return *ended;
+}
+
+/*
+ * A provider that has ended before is not called, nor one that is in the middle of a call; and who
+ * has the lock never lets go of it.
+ */
+static void test_child_ends(struct ibv_pd *pd)
+{
+	const unsigned int before = stats(pd->context).entries;
+
+	CHECK(child_ends(pd, NEVER, 1) == IDLE - 1);
+	CHECK(child_ends(pd, NEVER, 0) == 0);
+	CHECK(child_ends(pd, IN_PROVIDER, 1) == IDLE - 1);
+	CHECK(child_ends(pd, WITH_LOCK, 1) == 0);
+	/* It has none of its own. */
+	fflush(stdout);
+	if (!fork())
+		exit(0);
+	wait(NULL);
+	CHECK(*ended == 0);
+	CHECK(stats(pd->context).entries == before);
+}
+
 /* It has another name in this process, by ibv_import_pd(). */
 static void test_pd_with_two_names(struct ibv_pd *pd)
 {
@@ -574,6 +645,7 @@ int main(void)
 {
 	struct ibv_pd pd;
 
+	ended = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	sem_init(&arrived, 0, 0);
 	sem_init(&may_go_on, 0, 0);
 	setenv("RDMAV_MR_CACHE", "1", 1);
@@ -587,6 +659,7 @@ int main(void)
 	test_interrupted_with_faults(&pd);
 	test_wrapped_verbs(&pd);
 	test_pd_with_two_names(&pd);
+	test_child_ends(&pd);
 	test_two_arm(&pd);
 	printf("mr_cache_test: %s\n", failures ? "FAILED" : "passed");
 	return failures != 0;

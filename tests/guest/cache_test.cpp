@@ -240,6 +240,26 @@ TEST_CASE("cache: a child has a cache of its own")
 	CHECK(is_cached(parents, m.registered()));
 }
 
+TEST_CASE("cache: a child that exits leaves nothing idle in its parent's PD")
+{
+	const memory m = anonymous(length);
+	const device on;
+	owned<ibv_pd> pd(ibv_alloc_pd(on.context()));
+	REQUIRE(pd);
+
+	std::fflush(nullptr);
+	const pid_t child = fork();
+	if (child == 0) {
+		owned<ibv_mr>(ibv_reg_mr(pd.get(), m.registered().addr, length,
+					 rights | IBV_ACCESS_CACHED))
+			.reset();
+		std::exit(!ibv_is_reg(pd.get(), m.registered().addr, length, rights));
+	}
+	CHECK(status_of(child) == 0);
+	CHECK(ibv_dealloc_pd(pd.get()) == 0);
+	pd.release();
+}
+
 TEST_CASE("cache: a PD and a context go with their idle registrations")
 {
 	const memory m = anonymous(length);
