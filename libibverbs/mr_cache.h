@@ -89,7 +89,8 @@ int ibv_forget_mr(struct ibv_mr *mr);
  * @old_limits: Where to store those until now, or NULL
  *
  * Idle registrations beyond the new limits are evicted before it returns. Those
- * in use are not touched; while they fill the limits, registrations are plain.
+ * in use beyond them stay their users', are handed out no more, and end with the
+ * last user; while they fill the limits, registrations are plain.
  *
  * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context
  * has no cache, ENOMEM when there are too many contexts (1,024) with one.

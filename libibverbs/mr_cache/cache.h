@@ -138,6 +138,7 @@ public:
 		/* What cannot be deregistered is not tried twice: each turn has one idle less. */
 		while (a->owner[o].is_over() && lock.evict(o))
 			lock.bury();
+		lock.retire_excess(o);
 		return 0;
 	}
 

@@ -179,6 +179,27 @@ public:
 	}
 
 	/*
+	 * What is in use beyond the limits stays with its users, and ends with the last one. What
+	 * could not be deregistered stays in any case.
+	 */
+	void retire_excess(uint32_t o)
+	{
+		owner_record<Env> &of = a.owner[o];
+		uint64_t bytes = of.counted.bytes, entries = of.counted.entries;
+
+		for (uint32_t i = of.list.begin();
+		     i && (bytes > of.limits.bytes || entries > of.limits.entries);
+		     i = of.list.after(a.entries, i)) {
+			if (at(i).state == state::PARKED)
+				continue;
+			bytes -= at(i).size();
+			entries--;
+			if (at(i).state == state::OPEN && !evict_this(i))
+				retire(i);
+		}
+	}
+
+	/*
 	 * Deregisters the dead with the mutex free, some at a time. One that cannot be is
 	 * PARKED; but if it is `held`, its user has it still.
 	 */

@@ -223,6 +223,9 @@ private:
 
 		if (e.word.peek_relaxed() & entry_word<Env>::KERNEL || a.owner[e.owner].is_gone())
 			return false;
+		/* It had room when it began: the limits are lower since. */
+		if (a.owner[e.owner].is_over())
+			return false;
 		/* What contained all of it would contain what was wanted. */
 		if (a.index.version() != version) {
 			wish whole = want;

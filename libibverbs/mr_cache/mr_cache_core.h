@@ -162,7 +162,8 @@ int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 
 /*
  * Sets (to, if not NULL) and tells (from, if not NULL: the old ones) the limits
- * of an owner. Idle registrations beyond the new limits are evicted.
+ * of an owner. Idle registrations beyond the new limits are evicted, those in use beyond them
+ * are found no more.
  */
 int mr_cache_limits(void *owner, const struct mr_cache_bounds *to, struct mr_cache_bounds *from);
 

@@ -386,6 +386,62 @@ TEST_CASE_METHOD(fixture, "full of used registrations: register it yourself")
 	CHECK(try_get(&c, 20) == EOPNOTSUPP);
 }
 
+TEST_CASE_METHOD(fixture, "what is in use beyond lower limits ends with its last user")
+{
+	mr_cache_ref a = get(0), b = get(2, 3), c = get(8), ref;
+
+	limit(UINT64_MAX, 2);
+	CHECK(!has(0));
+	CHECK(has(2, 3));
+	CHECK(has(8));
+	CHECK(put(a) == 0);
+	CHECK(count().entries == 2);
+	limit(PAGE, 2);
+	CHECK(!has(2, 3));
+	CHECK(has(8));
+	CHECK(mr_of(b).live);
+	limit(PAGE, 2);
+	CHECK(has(8));
+	limit(0, 0);
+	CHECK(put(b) == 0);
+	CHECK(put(c) == 0);
+	CHECK(count().entries == 0);
+	CHECK(try_get(&ref, 8) == EOPNOTSUPP);
+}
+
+TEST_CASE_METHOD(fixture,
+		 "what is registered while the limits become lower ends with its last user")
+{
+	mr_cache_ref held = get(0);
+
+	kernel.after_reg = [this] { limit(UINT64_MAX, 1); };
+
+	mr_cache_ref ref = get(2);
+
+	kernel.after_reg = nullptr;
+	CHECK(!has(2));
+	CHECK(put(ref) == 0);
+	CHECK(put(held) == 0);
+	CHECK(count().entries <= 1);
+	limit(0, UINT64_MAX);
+	CHECK(count().entries == 0);
+}
+
+TEST_CASE_METHOD(fixture, "what can't be deregistered is nothing that lower limits end")
+{
+	use(0);
+	kernel.fail_dereg = EBUSY;
+	CHECK(cache.clean(owner, 0) == EBUSY);
+	kernel.fail_dereg = 0;
+
+	mr_cache_ref held = get(2), other = get(4);
+
+	limit(UINT64_MAX, 2);
+	CHECK(put(held) == 0);
+	CHECK(put(other) == 0);
+	CHECK(count().entries == 2);
+}
+
 TEST_CASE_METHOD(fixture, "the table being full is no failure")
 {
 	std::vector<mr_cache_ref> held;
