@@ -61,6 +61,7 @@ enum context_state {
 	CONTEXT_RECLAIMS = 1 << 2,	/* the kernel may take back what is idle */
 	CONTEXT_RESTORES = 1 << 3,	/* and give it back */
 };
+#define CONTEXT_ENTRIES_SHIFT 8	/* above it: the default limit of entries */
 
 /* RDMAV_MR_CACHE: which registrations are cached, and for whom. */
 enum policy {
@@ -244,7 +245,11 @@ static int deregister_entry(void *mr)
 
 static struct mr_cache_bounds first_limits(void *owner)
 {
-	return mr_cache_first_limits(context_is(owner, CONTEXT_RESTORES));
+	const uint32_t state = __atomic_load_n(&get_priv(owner)->mr_cache,
+					       __ATOMIC_ACQUIRE);
+
+	return mr_cache_first_limits(state & CONTEXT_RESTORES,
+				     state >> CONTEXT_ENTRIES_SHIFT);
 }
 
 static const struct mr_cache_registrar registrar = {
@@ -279,6 +284,8 @@ static uint32_t state_of(struct ibv_context *context)
 	    !start_cache())
 		return state;
 	state |= CONTEXT_CACHES;
+	state |= mr_cache_device_entries(attr.orig_attr.max_mr)
+		 << CONTEXT_ENTRIES_SHIFT;
 	if (may_reclaim() && attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE)
 		state |= CONTEXT_RECLAIMS;
 	if (state & CONTEXT_RECLAIMS &&

@@ -6,7 +6,8 @@
  * Registrations that nobody takes back may fill a quarter of the memory. Where the kernel
  * reclaims idle ones they are not held against anybody, and the limit is all of it: what
  * is beyond that can't be pinned at one time. RLIMIT_MEMLOCK is no shortage of memory,
- * and reclaims nothing: at most half of it is the cache's in either case.
+ * and reclaims nothing: at most half of it is the cache's in either case. Of the device's MRs,
+ * which other processes want too, it is a sixteenth.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -26,6 +27,7 @@
 /* Of a registration that is reclaimed, and of one that is not. */
 static uint64_t bytes[2];
 static uint64_t entries;
+static bool entries_are_given;
 
 /* What the kernel asks for the capability in: a container's root has it in another one. */
 static bool is_in_first_user_namespace(void)
@@ -84,6 +86,7 @@ void mr_cache_read_limits(void)
 	const uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) *
 				sysconf(_SC_PAGESIZE);
 	const uint64_t lockable = half_of_lockable();
+	const char *const name = "RDMAV_MR_CACHE_MAX_ENTRIES";
 	int reclaimed;
 
 	for (reclaimed = 0; reclaimed < 2; reclaimed++)
@@ -92,16 +95,30 @@ void mr_cache_read_limits(void)
 						  least(reclaimed ? memory : memory / 4,
 							lockable)),
 				 __ATOMIC_RELAXED);
-	__atomic_store_n(&entries,
-			 from_environment("RDMAV_MR_CACHE_MAX_ENTRIES",
-					  DEFAULT_ENTRIES),
+	__atomic_store_n(&entries, from_environment(name, DEFAULT_ENTRIES),
+			 __ATOMIC_RELAXED);
+	__atomic_store_n(&entries_are_given,
+			 from_environment(name, 0) == from_environment(name, 1),
 			 __ATOMIC_RELAXED);
 }
 
-struct mr_cache_bounds mr_cache_first_limits(bool reclaimed)
+uint32_t mr_cache_device_entries(int max_mr)
 {
+	if (max_mr <= 0)
+		return DEFAULT_ENTRIES;
+	return max_mr < 16 ? 1 : least(DEFAULT_ENTRIES, max_mr / 16);
+}
+
+struct mr_cache_bounds mr_cache_first_limits(bool reclaimed,
+					     uint32_t device_entries)
+{
+	const bool are_given = __atomic_load_n(&entries_are_given,
+					       __ATOMIC_RELAXED);
+
 	return (struct mr_cache_bounds){
 		.bytes = __atomic_load_n(&bytes[reclaimed], __ATOMIC_RELAXED),
-		.entries = __atomic_load_n(&entries, __ATOMIC_RELAXED),
+		.entries = are_given ? __atomic_load_n(&entries,
+						       __ATOMIC_RELAXED) :
+				       device_entries,
 	};
 }

@@ -12,7 +12,13 @@
 
 /* Before the next one; several threads may. */
 void mr_cache_read_limits(void);
-/* reclaimed: does the kernel take idle registrations back when memory is short? */
-struct mr_cache_bounds mr_cache_first_limits(bool reclaimed);
+/*
+ * reclaimed: does the kernel take idle registrations back when memory is short?
+ * device_entries: the entries that are the default.
+ */
+struct mr_cache_bounds mr_cache_first_limits(bool reclaimed,
+					     uint32_t device_entries);
+/* What the next one is told of a device with so many MRs; 0: it does not say. Below 2^24. */
+uint32_t mr_cache_device_entries(int max_mr);
 
 #endif /* IB_VERBS_MR_CACHE_LIMITS_H */

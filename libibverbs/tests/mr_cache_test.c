@@ -11,6 +11,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
@@ -240,12 +241,15 @@ static int rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd,
 	return 0;
 }
 
+static int max_mr;
+
 static int query_device_ex(struct ibv_context *context,
 			   const struct ibv_query_device_ex_input *input,
 			   struct ibv_device_attr_ex *attr, size_t size)
 {
 	memset(attr, 0, size);
 	attr->orig_attr.device_cap_flags = IBV_DEVICE_MR_NOTIFY;
+	attr->orig_attr.max_mr = max_mr;
 	return 0;
 }
 
@@ -641,6 +645,35 @@ static void test_numbers(void)
 	unsetenv("RDMAV_MR_CACHE_MAX_ENTRIES");
 }
 
+static uint64_t first_entries(int of_device)
+{
+	struct ibv_mr_cache_limits limits = {};
+
+	max_mr = of_device;
+	CHECK(ibv_reg_mr_limits(open_device(), NULL, &limits) == 0);
+	max_mr = 0;
+	return limits.max_entries;
+}
+
+/* A device that has few MRs has them for others, too. */
+static void test_few_mrs(void)
+{
+	CHECK(first_entries(1 << 20) == 65536);
+	CHECK(first_entries(INT_MAX) == 65536);
+	CHECK(first_entries(-1) == 65536);
+	CHECK(first_entries(16000) == 1000);
+	CHECK(first_entries(1) == 1);
+	setenv("RDMAV_MR_CACHE_MAX_ENTRIES", "65536", 1);
+	CHECK(first_entries(16000) == 65536);
+	setenv("RDMAV_MR_CACHE_MAX_ENTRIES", "0xffffffffffffffff", 1);
+	CHECK(first_entries(16000) == UINT64_MAX);
+	setenv("RDMAV_MR_CACHE_MAX_ENTRIES", "0", 1);
+	CHECK(first_entries(16000) == 0);
+	setenv("RDMAV_MR_CACHE_MAX_ENTRIES", "many", 1);
+	CHECK(first_entries(16000) == 1000);
+	unsetenv("RDMAV_MR_CACHE_MAX_ENTRIES");
+}
+
 int main(void)
 {
 	struct ibv_pd pd;
@@ -651,6 +684,7 @@ int main(void)
 	setenv("RDMAV_MR_CACHE", "1", 1);
 	pd = (struct ibv_pd){ .context = open_device_that_reregisters() };
 	test_numbers();
+	test_few_mrs();
 	test_another_context(&pd);
 	test_full_queue(&pd);
 	test_room_for_a_word(&pd);
