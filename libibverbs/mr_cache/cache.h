@@ -136,7 +136,7 @@ public:
 			return 0;
 		a->owner[o].limits = *to;
 		/* What cannot be deregistered is not tried twice: each turn has one idle less. */
-		while (a->owner[o].is_over() && lock.evict(o))
+		while (a->owner[o].is_over() && lock.evict(o, true))
 			lock.bury();
 		lock.retire_excess(o);
 		return 0;
@@ -162,7 +162,7 @@ public:
 			if (lock.is_idle(i))
 				idle += lock.at(i).size();
 		while (idle > keep) {
-			uint32_t i = lock.evict(o);
+			uint32_t i = lock.evict(o, true);
 
 			if (!i)
 				break;

@@ -140,19 +140,23 @@ public:
 		dead = i;
 	}
 
-	/* One idle entry of an owner less; its index, or 0. */
-	uint32_t evict(uint32_t o)
+	/*
+	 * One idle entry of an owner less; its index, or 0. All are looked at before that, if
+	 * that is asked for, or as often as it is not dear (victims.h).
+	 */
+	uint32_t evict(uint32_t o, bool all = false)
 	{
-		for (int collected = 0; collected < 2; collected++) {
-			owner_record<Env> &of = a.owner[o];
+		owner_record<Env> &of = a.owner[o];
+		const bool goes_on = all || !of.oldest.owes();
 
-			if (collected)
-				of.oldest.collect(of.list, a.entries);
+		for (uint32_t looked = 0;;) {
 			while (uint32_t i = of.oldest.next(o, a.entries))
 				if (evict_this(i))
 					return i;
+			if (looked >= of.list.size() || (looked && !goes_on))
+				return 0;
+			looked += of.oldest.collect(of.list, a.entries, goes_on);
 		}
-		return 0;
 	}
 
 	/* Of any owner, in turns. */

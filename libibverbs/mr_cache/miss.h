@@ -101,12 +101,13 @@ private:
 	bool make_room(uint32_t o, uint64_t size)
 	{
 		owner_record<Env> &of = a.owner[o];
+		const bool all = !of.oldest.owes();
 		uint64_t freed = 0, entries = 0;
 
-		if (size > of.limits.bytes || !of.limits.entries || !may_have_room(o, size))
+		if (size > of.limits.bytes || !of.limits.entries || !may_have_room(o, size, all))
 			return false;
 		do {
-			uint32_t i = lock.evict(o);
+			uint32_t i = lock.evict(o, all);
 
 			if (!i)
 				return lock.has_dead();
@@ -117,9 +118,11 @@ private:
 		return true;
 	}
 
-	/* Exact for a few entries; of many, if they are much of all, what the next ones are like.
+	/*
+	 * Exact for a few entries, and of many as often as it is not dear; else, if they are much
+	 * of all, what the next ones are like.
 	 */
-	bool may_have_room(uint32_t o, uint64_t size)
+	bool may_have_room(uint32_t o, uint64_t size, bool all)
 	{
 		owner_record<Env> &of = a.owner[o];
 		uint64_t excess = of.counted.bytes + size - of.limits.bytes;
@@ -129,17 +132,24 @@ private:
 			return true;
 		if (of.list.size() > SURVEYED && excess < of.counted.bytes / 16)
 			return true;
-		for (uint32_t n = of.list.size() < SURVEYED ? of.list.size() : SURVEYED; n; n--) {
+
+		uint32_t looks = all || of.list.size() < SURVEYED ? of.list.size() : SURVEYED;
+
+		for (uint32_t n = looks; n; n--) {
 			uint32_t i = of.list.turn(a.entries);
 
 			seen += lock.at(i).size();
 			if (lock.is_idle(i))
 				idle += lock.at(i).size();
 		}
-		if (of.list.size() <= SURVEYED)
-			return idle >= excess;
-		return static_cast<double>(idle) * static_cast<double>(of.counted.bytes) >=
-		       static_cast<double>(excess) * static_cast<double>(seen);
+		if (looks < of.list.size()) {
+			of.oldest.pay(looks);
+			return static_cast<double>(idle) * static_cast<double>(of.counted.bytes) >=
+			       static_cast<double>(excess) * static_cast<double>(seen);
+		}
+		if (idle < excess)
+			of.oldest.owe(looks, of.list);
+		return idle >= excess;
 	}
 
 	/* Registers with the mutex free, and makes an entry of it, if it deserves one. */

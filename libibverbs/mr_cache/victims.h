@@ -6,8 +6,11 @@
  * order of use), and evictions take from it until it is empty. A victim that was used
  * since is passed over. Invalid ones come first, whatever their age: they serve nobody.
  *
- * Where all are in use a look finds nothing, and the next ones are shorter: then each
- * registration that is refused for want of room costs little.
+ * Where all of those are in use it goes on, to the end of the list: what has been in use since
+ * the beginning lies together, and what comes and goes lies behind it. Such looks are owed:
+ * victims pay, each as much as a look of its own would cost. Until then a look is not gone on
+ * with, and after one in vain the next ones are shorter: so each registration that is
+ * refused for want of room costs little.
  *
  * The cache's mutex guards it; that an entry is idle is only a guess until its
  * word was closed.
@@ -39,21 +42,39 @@ public:
 			const entry<Env> &e = entries[v.index];
 
 			if (e.owner == owner && e.word.idle(e.word.peek_relaxed()) &&
-			    (v.stamp == e.last_use() || !age(e)))
+			    (v.stamp == e.last_use() || !age(e))) {
+				pay(EXAMINED);
 				return v.index;
+			}
 		}
 		return 0;
 	}
 
-	/* Collects the oldest of the next entries of the list, which is the owner's. */
-	void collect(list &of, const entry<Env> *entries)
+	/* While nothing is owed a look may go on to the end of the list. */
+	bool owes() const { return owed; }
+	void owe(uint32_t looks, const list &of)
 	{
-		uint32_t looks = of.size() < EXAMINED ? of.size() : EXAMINED >> in_vain;
+		owed = owed + looks < of.size() ? owed + looks : of.size();
+	}
+	void pay(uint32_t looks) { owed -= looks < owed ? looks : owed; }
+
+	/*
+	 * Collects the oldest of the next entries of the list, which is the owner's; returns how
+	 * many those are. If it may go on it looks at as many as ever.
+	 */
+	uint32_t collect(list &of, const entry<Env> *entries, bool may_go_on)
+	{
+		uint32_t shorter = may_go_on ? 0 : in_vain;
+		uint32_t looks = of.size() < EXAMINED ? of.size() : EXAMINED >> shorter;
 		uint32_t room = looks / 16 < 1 ? 1 : looks / 16;
 
+		if (may_go_on)
+			owe(looks, of);
+		else
+			pay(looks);
 		taken = 0;
 		count = 0;
-		for (; looks; looks--) {
+		for (uint32_t n = looks; n; n--) {
 			uint32_t i = of.turn(entries);
 
 			if (entries[i].word.idle(entries[i].word.peek_relaxed()))
@@ -68,6 +89,7 @@ public:
 		for (uint32_t n = 0; n < count; n++)
 			batch[n].stamp = entries[batch[n].index].last_use();
 		in_vain = count ? 0 : in_vain < MOST_IN_VAIN ? in_vain + 1 : MOST_IN_VAIN;
+		return looks;
 	}
 
 private:
@@ -117,6 +139,7 @@ private:
 	uint32_t taken;
 	uint32_t count;
 	uint32_t in_vain; // looks in a row that found nothing
+	uint32_t owed;	  // entries that were looked at on credit
 	victim batch[MOST];
 };
 

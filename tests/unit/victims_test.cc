@@ -10,6 +10,7 @@
  *   one whose owner or user changed since given all the same
  *   invalid ones not first
  *   looks that always begin at the same place, or are not limited
+ *   looks at all that are not owed, or not paid for by victims, or by later looks
  */
 #include <algorithm>
 #include <memory>
@@ -48,7 +49,10 @@ template <class Env> struct world {
 			entries[by_age[age]].use(100 + age);
 	}
 
-	void collect() { oldest.collect(list, entries.data()); }
+	uint32_t collect(bool may_go_on = false)
+	{
+		return oldest.collect(list, entries.data(), may_go_on);
+	}
 	uint32_t next() { return oldest.next(OWNER, entries.data()); }
 	auto &word(uint32_t age) { return entries[by_age[age]].word; }
 };
@@ -144,4 +148,29 @@ TEST_CASE("looks in vain become short")
 	w.collect();
 	second = w.list.turn(w.entries.data());
 	CHECK((second - first + large_env::entries) % large_env::entries < 40);
+}
+
+TEST_CASE("who looks at all owes that, until it is paid")
+{
+	world<large_env> w(7);
+	const uint32_t all = large_env::entries - 1;
+	uint32_t looked = 0;
+
+	for (uint32_t i = 1; i < large_env::entries; i++)
+		w.entries[i].word.take_acquire();
+	for (; looked < all && !w.oldest.owes() == !looked; looked += w.collect(true))
+		REQUIRE(w.next() == 0);
+	CHECK(looked == all);
+	/* By looks. */
+	for (looked = 0; w.oldest.owes(); looked += w.collect())
+		REQUIRE(looked < all);
+	CHECK(looked > all - 512);
+
+	/* By victims: this look's 32, of which each is worth it. */
+	for (uint32_t i = 1; i < large_env::entries; i++)
+		w.entries[i].word.give_release();
+	w.collect(true);
+	CHECK(w.oldest.owes());
+	CHECK(w.next());
+	CHECK(!w.oldest.owes());
 }

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Room in a cache of which one look for victims sees a part only: what is idle is found
+ * behind all that is in use.
+ */
+#include <vector>
+
+#include "catch.h"
+
+#include "cache.h"
+#include "fake_registrar.h"
+
+namespace {
+
+constexpr uint64_t PAGE = 4096, BASE = 0x100000000;
+constexpr uint64_t USED = 2000, IDLE = 600; // a look sees 512
+
+/* Some in use, and then idle ones, of a page each. */
+struct fixture {
+	mr_cache::cache<counting_env> cache;
+	void *const pd = reinterpret_cast<void *>(64);
+	void *const owner = reinterpret_cast<void *>(128);
+	std::vector<mr_cache_ref> used;
+
+	fixture()
+	{
+		REQUIRE(cache.start() == 0);
+		for (uint64_t n = 0; n < USED; n++) {
+			used.emplace_back();
+			REQUIRE(get(n, 1, &used.back()) == 0);
+		}
+		fill();
+	}
+
+	~fixture()
+	{
+		for (const mr_cache_ref &ref : used)
+			CHECK(cache.release(ref.index, ref.generation) == 0);
+		CHECK(cache.flush_owner(owner) == 0);
+		CHECK(cache.env.live == 0);
+	}
+
+	int get(uint64_t nth, uint64_t pages, mr_cache_ref *ref)
+	{
+		return cache.acquire(pd, owner, BASE + 2 * nth * PAGE, pages * PAGE,
+				     MR_CACHE_LOCAL_WRITE, ref);
+	}
+	/* False: it was refused. */
+	bool use(uint64_t nth, uint64_t pages = 1)
+	{
+		mr_cache_ref ref;
+
+		return !get(nth, pages, &ref) && !cache.release(ref.index, ref.generation);
+	}
+	void fill()
+	{
+		for (uint64_t n = 0; n < IDLE; n++)
+			REQUIRE(use(USED + n));
+	}
+	/* While nothing is idle. */
+	void be_refused()
+	{
+		limit(USED * PAGE, UINT64_MAX);
+		for (uint64_t n = 0; n < 3; n++)
+			REQUIRE(!use(USED + n));
+		limit(UINT64_MAX, UINT64_MAX);
+	}
+	uint64_t entries()
+	{
+		mr_cache_statistics s{};
+
+		CHECK(cache.query(owner, &s) == 0);
+		return s.entries;
+	}
+	void limit(uint64_t bytes, uint64_t most)
+	{
+		mr_cache_bounds to = {bytes, most};
+
+		CHECK(cache.limits(owner, &to, nullptr) == 0);
+	}
+};
+
+} // namespace
+
+TEST_CASE_METHOD(fixture, "who cleans finds what is idle among many in use")
+{
+	CHECK(cache.clean(owner, IDLE / 2 * PAGE) == 0);
+	CHECK(entries() == USED + IDLE / 2);
+	CHECK(cache.clean(owner, 0) == 0);
+	CHECK(entries() == USED);
+
+	/* Beside misses that looked for it in vain. */
+	be_refused();
+	fill();
+	CHECK(cache.clean(owner, 0) == 0);
+	CHECK(entries() == USED);
+}
+
+TEST_CASE_METHOD(fixture, "lower limits find what is idle among many in use")
+{
+	limit(UINT64_MAX, USED + 1);
+	CHECK(entries() == USED + 1);
+	limit(USED * PAGE, UINT64_MAX);
+	CHECK(entries() == USED);
+	be_refused();
+	fill();
+	limit(UINT64_MAX, USED + 1);
+	CHECK(entries() == USED + 1);
+}
+
+TEST_CASE_METHOD(fixture, "a miss finds what is idle behind many in use")
+{
+	limit((USED + IDLE) * PAGE, UINT64_MAX);
+	for (uint64_t n = 0; n < 4 * IDLE; n++)
+		REQUIRE(use(USED + IDLE + n));
+	CHECK(entries() == USED + IDLE);
+}
+
+TEST_CASE_METHOD(fixture, "a large request finds what is idle behind many in use")
+{
+	limit((USED + IDLE) * PAGE, UINT64_MAX);
+	CHECK(use(0x10000, IDLE - 8));
+	CHECK(!use(0x20000, IDLE + 1));
+	CHECK(entries() <= USED + 1 + 8);
+}
