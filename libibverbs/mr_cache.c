@@ -177,8 +177,9 @@ static int register_entry(const struct mr_cache_request *request,
 				      (void *)(uintptr_t)request->start,
 				      request->size, request->access, word,
 				      in_use);
-		/* A kernel that can revoke and knows of no more. */
-		if (mr || errno != EOPNOTSUPP || !(in_use & MR_NOTIFY_RECLAIM))
+		/* A kernel that can revoke and knows of no more: nor of the attribute. */
+		if (mr || !(in_use & MR_NOTIFY_RECLAIM) ||
+		    (errno != EOPNOTSUPP && errno != EPROTONOSUPPORT))
 			break;
 		in_use &= ~(uint64_t)MR_NOTIFY_RECLAIM;
 	}
