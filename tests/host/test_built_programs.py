@@ -56,6 +56,25 @@ class BuiltTest(unittest.TestCase):
         self.assertIn(" mr_cache_find", symbols)
         self.assertFalse(re.findall(r"\b_ZGV\w+", symbols))
 
+    def test_refused_options(self):
+        """With the status of the man pages, and without a word on standard output."""
+        for command in ("ibv_mr_notify --unknown", "ibv_mr_notify --size 0",
+                        "ibv_mr_notify --json --all", "ibv_mr_notify --json --reclaim",
+                        "ibv_mr_notify --all --reclaim", "ibv_mr_notify --only TYPO",
+                        "ibv_mr_notify --only TYPO --reclaim", "ibv_mr_notify --only TYPO --list",
+                        "ibv_mr_cache --unknown", "ibv_mr_cache --rounds 0"):
+            with self.subTest(command):
+                done = subprocess.run(os.path.join(BUILT, "bin", command), capture_output=True,
+                                      text=True, shell=True, check=False)
+                self.assertEqual((done.returncode, done.stdout), (2, ""))
+                self.assertNotEqual(done.stderr, "")
+                if "TYPO" in command:
+                    self.assertIn("TYPO", done.stderr)
+
+    def test_help_names_the_variable(self):
+        for name in ("ibv_mr_notify", "ibv_mr_cache"):
+            self.assertIn("MR_NOTIFY_DEVICE", output(os.path.join(BUILT, "bin", name), "--help"))
+
     def test_man_pages(self):
         sources = glob.glob(os.path.join(os.path.dirname(BUILT), "../libibverbs/man/*.md"))
         self.assertTrue(sources)

@@ -98,6 +98,7 @@ KASAN = Step("KASAN", " && ".join(
         "drivers/infiniband/sw/rxe/rxe_mr", "drivers/infiniband/sw/siw/siw_mem",
         "mm/mmu_notifier", "kernel/workqueue", "lib/interval_tree", "net/core/skbuff",
         "fs/char_dev")))
+TOOLS = Step("tools", "tests/guest/tools", results.lines, least=5)
 PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py rxe0")
 UNPACK_SUITE = Step("unpack suite", "tests/installed/unpack_suite")
 UNPACKED = f"{PYTHON} /run/suite/tests/run_tests.py"
@@ -163,7 +164,7 @@ LANES = {
     "um": Lane(
         [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING,
          *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke", "rights", "siw")),
-         PYTHON_EXAMPLE, NOTIFY_AND_CACHE, *cached(NOTIFY_AND_CACHE)],
+         TOOLS, PYTHON_EXAMPLE, NOTIFY_AND_CACHE, *cached(NOTIFY_AND_CACHE)],
         guest="--kernel um", needs=("fork", "kernel um"), seconds=150),
     # What needs no kernel, and the lab itself.
     "host": Lane(

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <exception>
 #include <functional>
+#include <stdexcept>
 
 #include "device.h"
 
@@ -78,6 +79,11 @@ public:
 		const range r = buffer_.registered();
 
 		reg(IBV_ACCESS_CACHED);
+		if (!ibv_is_reg(on_.pd(), r.addr, r.length, rights))
+			throw std::runtime_error(fmt::format(
+				"{} bytes are not cached: is that within the limits "
+				"(RDMAV_MR_CACHE_MAX_BYTES, RDMAV_MR_CACHE_MAX_ENTRIES)?",
+				r.length));
 		if (mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
 			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != r.addr)
 			fail("mmap");
@@ -160,17 +166,20 @@ int main(int argc, char **argv)
 	options opt;
 	CLI::App app("Try the cache of memory registrations, and show its limits");
 
-	app.add_option("-d,--ib-dev", opt.device, "RDMA device (default: the first one)");
+	app.add_option("-d,--ib-dev", opt.device,
+		       "RDMA device (default: $MR_NOTIFY_DEVICE, or the first one)");
 	app.add_option("-s,--size", opt.size, "Bytes to register (default: 1048576)")
 		->check(CLI::Range(std::size_t{1}, std::size_t{1} << 30));
 	app.add_option("-n,--rounds", opt.rounds,
 		       "Registrations of each kind to time (default: 100)")
 		->check(CLI::Range(1U, 1000000U));
 	app.add_flag("--json", opt.json, "Print JSON instead of lines");
-	CLI11_PARSE(app, argc, argv);
 
 	try {
+		app.parse(argc, argv);
 		return run(opt);
+	} catch (const CLI::ParseError &e) { /* --help is one */
+		return app.exit(e) ? failed : right;
 	} catch (const std::exception &e) {
 		fmt::print(stderr, "ibv_mr_cache: {}\n", e.what());
 		return failed;

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <optional>
 #include <system_error>
 
 namespace mr_notify {
@@ -28,14 +29,22 @@ device::device(const std::string &wanted)
 {
 	const std::string name = wanted.empty() ? named_in_environment() : wanted;
 	int count = 0;
+	std::optional<std::system_error> refused;
 	const std::unique_ptr<ibv_device *[], decltype(&ibv_free_device_list)> list(
 		ibv_get_device_list(&count), ibv_free_device_list);
 
 	if (!list)
 		fail("ibv_get_device_list");
 	for (int i = 0; i < count && !context_; i++)
-		if (name.empty() || name == ibv_get_device_name(list[i]))
+		if (name.empty() || name == ibv_get_device_name(list[i])) {
 			context_.reset(ibv_open_device(list[i]));
+			if (!context_)
+				refused.emplace(errno, std::generic_category(),
+						std::string("opening ") +
+							ibv_get_device_name(list[i]));
+		}
+	if (!context_ && refused)
+		throw std::system_error(*refused);
 	if (!context_)
 		throw std::runtime_error(name.empty() ? "no RDMA device found"
 						      : "no RDMA device " + name);

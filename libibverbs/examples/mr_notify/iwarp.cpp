@@ -117,8 +117,8 @@ rdma_cm_id *iwarp_connection::next(rdma_cm_event_type expected) const
 	rdma_cm_event *event = nullptr;
 
 	if (poll(&ready, 1, timeout_ms) != 1)
-		throw std::runtime_error(std::string("no ") + rdma_event_str(expected) +
-					 " in 20 s");
+		throw std::runtime_error(std::string("no ") + rdma_event_str(expected) + " in " +
+					 std::to_string(timeout_ms / 1000) + " s");
 	check_cm(rdma_get_cm_event(events_.get(), &event), "rdma_get_cm_event");
 	rdma_cm_id *const id = event->id;
 	const rdma_cm_event_type seen = event->event;

@@ -12,7 +12,9 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <iterator>
 #include <optional>
+#include <stdexcept>
 
 #include "all.h"
 #include "reclaim.h"
@@ -34,6 +36,11 @@ struct options {
 };
 
 const char *const needs_system = "would disturb others; --system does it";
+
+bool is_named(const options &opt, const std::string &name)
+{
+	return name.find(opt.only) != std::string::npos;
+}
 
 /* What a line says of, as the tests read them: empty, or what is wrong. Throws unsupported. */
 bool print_line(const std::string &name, const std::function<std::string()> &attempt)
@@ -67,22 +74,23 @@ bool print_operations(const options &opt, C &check, const std::vector<mr_notify:
 	return ok;
 }
 
+struct {
+	const char *name;
+	std::string (mr_notify::reclaim_check::*attempt)(std::size_t);
+} const reclaim_rows[] = {
+	{"restored under the same keys", &mr_notify::reclaim_check::try_restore},
+	{"in use: never suspended", &mr_notify::reclaim_check::try_in_use},
+	{"used since the last look: passed over once",
+	 &mr_notify::reclaim_check::try_second_chance},
+};
+
 bool print_reclaim(const options &opt, mr_notify::reclaim_check &check,
 		   const std::vector<mr_notify::operation> &table, std::size_t length)
 {
-	using mr_notify::reclaim_check;
-	struct {
-		const char *name;
-		std::string (reclaim_check::*attempt)(std::size_t);
-	} const own[] = {
-		{"restored under the same keys", &reclaim_check::try_restore},
-		{"in use: never suspended", &reclaim_check::try_in_use},
-		{"used since the last look: passed over once", &reclaim_check::try_second_chance},
-	};
 	bool ok = true;
 
-	for (const auto &row : own)
-		if (std::string(row.name).find(opt.only) != std::string::npos)
+	for (const auto &row : reclaim_rows)
+		if (is_named(opt, row.name))
 			ok &= print_line(row.name, [&] { return (check.*row.attempt)(length); });
 	return print_operations(opt, check, table, length) && ok;
 }
@@ -115,9 +123,11 @@ status run(const options &opt)
 	using namespace mr_notify;
 
 	std::vector<operation> table = operations();
-	std::erase_if(table, [&](const operation &what) {
-		return what.name.find(opt.only) == std::string::npos;
-	});
+	std::erase_if(table, [&](const operation &what) { return !is_named(opt, what.name); });
+	if (table.empty() &&
+	    !(opt.reclaim && std::any_of(std::begin(reclaim_rows), std::end(reclaim_rows),
+					 [&](const auto &row) { return is_named(opt, row.name); })))
+		throw std::runtime_error("no event has \"" + opt.only + "\" in its name");
 	if (opt.list) {
 		for (const operation &what : table)
 			fmt::print("{}\n", what.name);
@@ -165,28 +175,33 @@ int main(int argc, char **argv)
 	options opt;
 	CLI::App app("Try whether the kernel tells when a memory registration becomes invalid");
 
-	app.add_option("-d,--ib-dev", opt.device, "RDMA device (default: the first one)");
+	app.add_option("-d,--ib-dev", opt.device,
+		       "RDMA device (default: $MR_NOTIFY_DEVICE, or the first one)");
 	app.add_option("-s,--size", opt.size, "Bytes to register (default: 1048576)")
 		->check(CLI::Range(std::size_t{1}, std::size_t{1} << 30));
 	const auto all = app.add_flag(
 		"--all", opt.all,
 		"Try each operation with one registration of all memory (ibv_register_mr_all)");
-	app.add_flag("--reclaim", opt.reclaim,
-		     "Try each operation with a registration whose pages were taken back (needs "
-		     "root; "
-		     "shrinks all caches of the system)")
-		->excludes(all);
-	app.add_flag("--json", opt.json, "Print JSON instead of tables");
+	const auto reclaim = app.add_flag(
+		"--reclaim", opt.reclaim,
+		"Try each operation with a registration whose pages were taken back (needs root; "
+		"shrinks all caches of the system)");
+	reclaim->excludes(all);
+	app.add_flag("--json", opt.json, "Print JSON instead of tables")
+		->excludes(all)
+		->excludes(reclaim);
 	app.add_flag(
 		"--system", opt.system,
 		"Also try what disturbs the whole machine (swaps, drops caches, poisons pages)");
 	app.add_flag("--list", opt.list, "Print the names of the operations, and try none");
 	app.add_option("--only", opt.only, "Try the operations with TEXT in their names")
 		->type_name("TEXT");
-	CLI11_PARSE(app, argc, argv);
 
 	try {
+		app.parse(argc, argv);
 		return run(opt);
+	} catch (const CLI::ParseError &e) { /* --help is one */
+		return app.exit(e) ? failed : right;
 	} catch (const std::exception &e) {
 		fmt::print(stderr, "ibv_mr_notify: {}\n", e.what());
 		return failed;
