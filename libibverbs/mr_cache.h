@@ -26,8 +26,8 @@ struct ibv_mr;
 struct ibv_pd;
 
 /*
- * An access flag of ibv_reg_mr(), in the optional range: what does not know it
- * registers as ever. The MR shows addr and length as asked for. Without remote
+ * An access flag of ibv_reg_mr() and its iova variants only, in the optional range:
+ * of these, what does not know it registers as ever. The MR shows addr and length as asked for. Without remote
  * rights it may share its handle and keys with others, which may allow local
  * writes and reach further; with remote rights only with others of exactly its
  * range and rights. Its keys go on working after ibv_dereg_mr(), until it is
@@ -61,8 +61,8 @@ struct ibv_mr_cache_stats {
  * @addr, @length: The range
  * @access: Access flags as for ibv_reg_mr(), with or without IBV_ACCESS_CACHED
  *
- * Returns 1 if a valid cached registration covers it and allows the access, 0
- * if not. That may have changed by the time the caller looks at it.
+ * Returns 1 if there is a valid registration that a cached ibv_reg_mr() would give
+ * out for it, 0 if not: with remote rights, one of exactly this. That may have changed by the time the caller looks at it.
  */
 int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	       unsigned int access);

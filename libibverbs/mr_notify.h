@@ -32,7 +32,9 @@ struct ibv_mr;
 /*
  * Bits 0-7 of the word belong to the kernel, which only ORs INVALID, SUSPECT and
  * SUSPENDED in, and clears SUSPECT when the registration was found intact and
- * SUSPENDED when it has pages again.
+ * SUSPENDED when it has pages again. They must be 0 when the word is registered: the
+ * kernel does not look, and settling does not clear what was there before. So a word goes
+ * to another MR after ibv_unreg_mr_notify() or ibv_dereg_mr() only, with these bits cleared.
  * Bits 8-63 belong to the application, which must change the word with atomic
  * operations only; the kernel never changes them.
  */
