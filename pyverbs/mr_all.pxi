@@ -18,9 +18,10 @@ def register_mr_all(PD pd not None, access):
                               EINVAL: rights that do not go together; ENOMEM
     :raises PyverbsUserError: the PD is closed
     """
+    cdef int rights = access
     if pd.pd == NULL:
         raise PyverbsUserError('The PD is closed')
-    cdef v.ibv_mr *mr = v.ibv_register_mr_all(pd.pd, access)
+    cdef v.ibv_mr *mr = v.ibv_register_mr_all(pd.pd, rights)
     if mr == NULL:
         raise PyverbsRDMAErrno('Failed to register all memory')
     cdef MR everything = MR.__new__(MR)

@@ -30,13 +30,19 @@ def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=Non
                               ENOMEM: there are too many contexts (1,024) with one
     :raises PyverbsUserError: the context is closed
     """
-    context_check_open(self)
+    cdef bint has_bytes = max_bytes is not None
+    cdef bint has_entries = max_entries is not None
     cdef v.ibv_mr_cache_limits old
     cdef v.ibv_mr_cache_limits new
+    new.max_bytes = max_bytes if has_bytes else 0
+    new.max_entries = max_entries if has_entries else 0
+    context_check_open(self)
     cdef int rc = v.ibv_reg_mr_limits(self.context, NULL, &old)
-    if rc == 0 and (max_bytes is not None or max_entries is not None):
-        new.max_bytes = old.max_bytes if max_bytes is None else max_bytes
-        new.max_entries = old.max_entries if max_entries is None else max_entries
+    if rc == 0 and (has_bytes or has_entries):
+        if not has_bytes:
+            new.max_bytes = old.max_bytes
+        if not has_entries:
+            new.max_entries = old.max_entries
         with nogil:
             rc = v.ibv_reg_mr_limits(self.context, &new, NULL)
     if rc != 0:

@@ -5,11 +5,18 @@
 # The word of an MR is in a page of its own, mapped by reg_notify() and unmapped by
 # close() after the MR is gone: the kernel pins it, so it shares no page with memory
 # that an application may unmap, register or keep from its children.
+#
+# Converting an argument may run code of the application (__index__), which may close the
+# object that the method is of: whether it is open is looked at after that.
 
 cimport cython
+from cpython.number cimport PyNumber_Index
 
 include "mr_all.pxi"
 include "mr_cache_mr.pxi"
+
+# Asked once: when the interpreter ends, its modules may be gone before the last MR.
+cdef size_t NOTIFY_PAGE_SIZE = resource.getpagesize()
 
 MR_NOTIFY_WORD_DOC = """
 The current value of the word, an int: bits 0-7 (IBV_MR_NOTIFY_KERNEL_MASK) are the
@@ -26,6 +33,11 @@ cdef mr_check_open(MR mr):
         raise PyverbsUserError('The MR is closed')
 
 
+cdef mr_check_word(MR mr):
+    if mr._notify_word == NULL:
+        raise PyverbsUserError('The MR has no notification word')
+
+
 cdef mr_check_application_bits(value):
     if value & e.IBV_MR_NOTIFY_KERNEL_MASK:
         raise PyverbsUserError(f'Bits 0-7 of {value:#x} belong to the kernel')
@@ -33,7 +45,7 @@ cdef mr_check_application_bits(value):
 
 cdef mr_free_notify_word(MR mr):
     if mr._notify_word != NULL:
-        munmap(mr._notify_word, resource.getpagesize())
+        munmap(mr._notify_word, NOTIFY_PAGE_SIZE)
         mr._notify_word = NULL
 
 
@@ -63,13 +75,12 @@ def mr_reg_notify(MR self not None, value=0, in_use=None):
     :raises PyverbsError: no memory for the word
     :raises OverflowError, TypeError: value or in_use is no int of 64 bits without a sign
     """
-    mr_check_open(self)
-    mr_check_application_bits(value)
-    cdef v.mr_notify_word start = value
+    cdef v.mr_notify_word start = PyNumber_Index(value)
     cdef bint lends = in_use is not None
-    cdef v.mr_notify_word mask = in_use or 0
-    cdef size_t size = resource.getpagesize()
-    cdef void *page = mmap(NULL, size, PROT_READ | PROT_WRITE,
+    cdef v.mr_notify_word mask = PyNumber_Index(in_use) if lends else 0
+    mr_check_application_bits(start)
+    mr_check_open(self)
+    cdef void *page = mmap(NULL, NOTIFY_PAGE_SIZE, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     if page == MAP_FAILED:
         raise PyverbsError('Failed to allocate a notification word')
@@ -82,7 +93,7 @@ def mr_reg_notify(MR self not None, value=0, in_use=None):
         else:
             rc = v.ibv_reg_mr_notify(mr, <v.mr_notify_word *>page)
     if rc != 0:
-        munmap(page, size)
+        munmap(page, NOTIFY_PAGE_SIZE)
         raise PyverbsRDMAError('Failed to register MR notification', rc)
     # A word of an earlier notification, which has ended, is no longer the kernel's.
     mr_free_notify_word(self)
@@ -142,13 +153,12 @@ def mr_settle_notify(MR self not None):
 
 
 def mr_get_notify_word(MR self not None):
-    if self._notify_word == NULL:
-        raise PyverbsUserError('The MR has no notification word')
+    mr_check_word(self)
     return v.mr_notify_word_load(self._notify_word)
 
 
 def mr_set_notify_word(MR self not None, value):
-    if self._notify_word == NULL:
-        raise PyverbsUserError('The MR has no notification word')
-    mr_check_application_bits(value)
-    v.mr_notify_word_store(self._notify_word, value)
+    cdef v.mr_notify_word word = PyNumber_Index(value)
+    mr_check_application_bits(word)
+    mr_check_word(self)
+    v.mr_notify_word_store(self._notify_word, word)

@@ -7,6 +7,7 @@ import errno
 import unittest
 
 from tests.base import PyverbsAPITestCase, RCResources, RDMATestCase, UDResources
+from tests.test_mr_notify import Closing
 from tests.test_qpex import QpExRCAtomicWrite, QpExRCFlush
 from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from pyverbs.mr import MR, register_mr_all
@@ -60,6 +61,14 @@ class MrAllAPITest(PyverbsAPITestCase):
         pd.close()
         with self.assertRaises(PyverbsUserError):
             register_mr_all(pd, LOCAL)
+
+    def test_closed_by_argument(self):
+        """
+        So does one that is closed while the rights are converted.
+        """
+        pd = PD(self.ctx)
+        with self.assertRaises(PyverbsUserError):
+            register_mr_all(pd, Closing(pd, LOCAL))
 
     def test_unsupported(self):
         """

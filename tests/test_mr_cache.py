@@ -9,14 +9,14 @@ import errno
 import json
 import mmap
 import os
-import subprocess
-import sys
 import time
 import unittest
 
-from tests.test_mr_notify import LENGTH, MAP_FIXED, MRNotifyTestCase, MRTrafficTestCase, \
-    NotifyRC, PAGE, REMOTE, drop_caches, has_mr_notify, libc, requires_mr_notify
+from tests.test_mr_notify import Closing, LENGTH, MAP_FIXED, MRNotifyTestCase, \
+    MRTrafficTestCase, NotifyRC, PAGE, REMOTE, drop_caches, has_mr_notify, libc, \
+    requires_mr_notify, run_child
 from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
+from pyverbs.device import Context
 from pyverbs.pd import PD
 from pyverbs.mr import MR
 import pyverbs.enums as e
@@ -45,6 +45,39 @@ for access in map(int, sys.argv[2:]):
     MR(pd, 2 * page, access, address=addr).close()
     found.append([pd.is_reg(addr, 2 * page, access), pd.is_reg(addr, page, access)])
 print(json.dumps(found))
+"""
+
+
+# Of two threads one forgets MRs and the other one closes them, or their PD: that may be busy then.
+FORGET_CHILD = """
+import errno, sys, threading
+from pyverbs.device import Context
+from pyverbs.pd import PD
+from pyverbs.mr import MR
+from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
+import pyverbs.enums as e
+def close():
+    begun.wait()
+    try:
+        (mr if sys.argv[2] == 'mr' else pd).close()
+    except PyverbsRDMAError as ex:
+        assert ex.error_code == errno.EBUSY, ex
+def forget():
+    begun.set()
+    try:
+        assert mr.forget()
+    except PyverbsUserError:
+        pass
+ctx = Context(name=sys.argv[1])
+for _ in range(20):
+    pd = PD(ctx)
+    mr = MR(pd, 8 << 20, e.IBV_ACCESS_LOCAL_WRITE)
+    begun = threading.Event()
+    threads = [threading.Thread(target=func) for func in (close, forget)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 """
 
 
@@ -316,6 +349,10 @@ class MRCacheTest(MRCacheTestCase):
         self.assertTrue(0 < old.max_bytes < 1 << 63 and 0 < old.max_entries < 1 << 63)
         self.assertEqual(self.ctx.reg_mr_limits(max_entries=3), old)
         self.assertEqual(self.ctx.reg_mr_limits(), old._replace(max_entries=3))
+        for name in ('max_bytes', 'max_entries'):
+            ctx = Context(name=self.dev_name)
+            with self.assertRaises(PyverbsUserError):
+                ctx.reg_mr_limits(**{name: Closing(ctx, 3)})
 
     @requires_mr_notify
     def test_mr_cache_evict(self):
@@ -527,18 +564,17 @@ class MRCacheTest(MRCacheTestCase):
         rights is found.
         """
         nothing, exactly, any_part = [False, False], [True, False], [True, True]
-        child = [sys.executable, '-c', POLICY_CHILD, self.dev_name,
-                 *(str(int(access)) for access in (ACCESS, REMOTE, CACHED, CACHED_REMOTE))]
+        args = [self.dev_name,
+                *(str(int(access)) for access in (ACCESS, REMOTE, CACHED, CACHED_REMOTE))]
         flag = [nothing, nothing, any_part, exactly]
         for value, found in ((None, flag), ('1', [any_part, nothing, any_part, exactly]),
                              ('remote', 4 * [any_part]), ('0', 4 * [nothing]), ('yes', flag)):
             with self.subTest(RDMAV_MR_CACHE=value):
-                env = {**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)}
+                env = dict(os.environ)
                 env.pop('RDMAV_MR_CACHE', None)
                 if value:
                     env['RDMAV_MR_CACHE'] = value
-                said = subprocess.run(child, env=env, stdout=subprocess.PIPE,
-                                      check=True).stdout
+                said = run_child(POLICY_CHILD, *args, env=env)
                 self.assertEqual(json.loads(said), found)
 
 
@@ -673,6 +709,29 @@ class MRCacheInterfaceTest(MRCacheTestCase):
         mr = MR(self.pd, LENGTH, e.IBV_ACCESS_MW_BIND)
         self.assertIs(mr.forget(), True)
         self.assertRaises(PyverbsUserError, mr.forget)
+
+    def test_mr_cache_forget_subclass(self):
+        """
+        A close() of a subclass does not see what forget() has freed.
+        """
+        class Closed(MR):
+            def close(self):
+                if self.buf:
+                    seen.append(self.read(4, 0))
+                super().close()
+
+        seen = []
+        mr = Closed(self.pd, LENGTH, e.IBV_ACCESS_MW_BIND)
+        self.assertIs(mr.forget(), True)
+        mr.close()
+        self.assertEqual((mr.buf, seen), (0, []))
+
+    def test_mr_cache_forget_threads(self):
+        """
+        What another thread closes meanwhile is deregistered once.
+        """
+        for what in ('mr', 'pd'):
+            self.assertEqual(run_child(FORGET_CHILD, self.dev_name, what), '')
 
     def test_mr_cache_unsupported(self):
         """

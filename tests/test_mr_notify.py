@@ -9,6 +9,8 @@ import errno
 import functools
 import mmap
 import os
+import subprocess
+import sys
 import threading
 import unittest
 
@@ -29,12 +31,59 @@ REMOTE = ACCESS | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE
 MAP_FIXED = 0x10
 MAP_FAILED = ctypes.c_void_p(-1).value
 
+# The interpreter clears the modules that it can't free, and the MR's before this one.
+LAST_MR_CHILD = """
+import ctypes, sys
+from pyverbs.device import Context
+from pyverbs.pd import PD
+from pyverbs.mr import MR
+import pyverbs.enums as e
+class Session:
+    def __init__(self):
+        self.ctx = Context(name=sys.argv[1])
+        self.mr = MR(PD(self.ctx), 4096, e.IBV_ACCESS_LOCAL_WRITE)
+        self.mr.reg_notify()
+    def __del__(self):
+        self.ctx.close()
+session = Session()
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules['__main__']))
+"""
+
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int,
                       ctypes.c_int, ctypes.c_long]
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def run_child(program, *args, env=None):
+    """
+    Run a program in a Python of its own.
+    :return: All that it said; how it ended too, if that was not well
+    """
+    done = subprocess.run([sys.executable, '-c', program, *args], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=False,
+                          env={**(env or os.environ), 'PYTHONPATH': os.pathsep.join(sys.path)})
+    return done.stdout + (f'ended with {done.returncode}' if done.returncode else '')
+
+
+class Closing:
+    """
+    A number that closes something while it is converted.
+    """
+    def __init__(self, what, number=0):
+        self.what = what
+        self.number = number
+
+    def __index__(self):
+        self.what.close()
+        return self.number
+
+    __int__ = __index__
+
+    def __and__(self, other):
+        return self.__index__() & other
 
 
 def has_mr_notify(ctx):
@@ -296,6 +345,13 @@ class MRNotifyTest(MRNotifyTestCase):
         with self.assertRaises(PyverbsUserError):
             mr.reg_notify()
 
+    @requires_mr_notify
+    def test_mr_notify_interpreter_ends(self):
+        """
+        An MR that is closed after pyverbs' own names are gone is closed once, and in silence.
+        """
+        self.assertEqual(run_child(LAST_MR_CHILD, self.dev_name), '')
+
 
 def drop_caches():
     """
@@ -489,6 +545,14 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
     """
     What holds on every device and kernel.
     """
+    def test_mr_notify_closed_by_value(self):
+        """
+        The MR is closed by the conversion of what it is to be given a word with.
+        """
+        for arguments in (lambda mr: (Closing(mr),), lambda mr: (0, Closing(mr, 0x100))):
+            mr, _ = self.reg()
+            self.assertRaises(PyverbsUserError, mr.reg_notify, *arguments(mr))
+
     def test_mr_notify_unsupported(self):
         """
         Without the capability all three are EOPNOTSUPP and the MR goes on working.
@@ -511,6 +575,11 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
             mr.notify_word = 1 << 8
         with self.assertRaises(PyverbsUserError):
             mr.reg_notify(e.IBV_MR_NOTIFY_INVALID)
+        for other in (256.0, 1.5, '', []):
+            self.assertRaises(TypeError, mr.reg_notify, other)
+            self.assertRaises(TypeError, mr.reg_notify, 0, other)
+        self.assertRaises(OverflowError, mr.reg_notify, 1 << 64)
+        self.assertRaises(OverflowError, mr.reg_notify, 0, -256)
         mr.close()
 
     def test_mr_notify_caps(self):

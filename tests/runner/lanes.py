@@ -83,7 +83,7 @@ ALL = Step("matrix, all memory", "ibv_mr_notify --system --all", results.lines)
 SUSPENDED = Step("matrix, suspended", "ibv_mr_notify --system --reclaim", results.lines)
 # On-demand paging: ours, and upstream's tests of it.
 PAGING = [*guest_programs("odp", "odp_memory", "odp_packets", "odp_wait", "odp_oracle"),
-          pyverbs("test_mr_all", "test_odp", least=22)]
+          pyverbs("test_mr_all", "test_odp", least=23)]
 # All but three, which are for a device that lacks something.
 NOTIFY_AND_CACHE = pyverbs("test_mr_notify", "test_mr_cache", least=59)
 # Those of Debian's programs that can page on demand, on the fork's library as it was built.
