@@ -11,6 +11,7 @@
 
 cimport cython
 from cpython.number cimport PyNumber_Index
+from libc.stdint cimport int64_t
 
 include "mr_all.pxi"
 include "mr_cache_mr.pxi"
@@ -22,7 +23,9 @@ MR_NOTIFY_WORD_DOC = """
 The current value of the word, an int: bits 0-7 (IBV_MR_NOTIFY_KERNEL_MASK) are the
 kernel's, see ibv_mr_notify_bits; bits 8-63 the application's. Assigning changes the
 application's bits only. It can be read after unreg_notify() too, until close().
-Reading and assigning are atomic and take no system call.
+Reading and assigning are atomic and take no system call; += and -= are one of each, and so
+lose what happens between them, and raise what assigning the kernel's bits does: to count,
+use add_notify().
 Raises PyverbsUserError when the MR has no word (before reg_notify(), after close()), and
 when a value that is assigned has kernel bits.
 """
@@ -129,10 +132,12 @@ def mr_settle_notify(MR self not None):
     """
     Find out whether a suspect registration is intact, and give a suspended one the pages
     that its range maps now: afterwards the kernel's bits of the word say INVALID or
-    nothing. When they say INVALID and the device can revoke
+    nothing, for all that happened before. What happens meanwhile may make it SUSPECT, or
+    an idle one SUSPENDED, again: with any of these bits, and after an error, register
+    again. When they say INVALID and the device can revoke
     (_IBV_DEVICE_MR_REVOKE), it no longer reaches the memory. Costs a system call. Thread
     safe, but for close() and forget() of this MR, and closing its PD or context, meanwhile.
-    :return: The word, an int
+    :return: The word after it, an int
     :raises PyverbsRDMAError: with this error_code, and the word as it was:
         EINVAL: the MR has no notification, or is suspended and of another process
         EAGAIN: somebody has kept a file of this memory locked for a second, or it can't be
@@ -150,6 +155,27 @@ def mr_settle_notify(MR self not None):
     if rc != 0:
         raise PyverbsRDMAError('Failed to settle MR notification', rc)
     return mr_get_notify_word(self)
+
+
+@cython.binding(True)
+def mr_add_notify(MR self not None, delta):
+    """
+    Add to the application's bits of notify_word, by one atomic instruction that takes no
+    system call. To take a reference and see in the same instruction whether the
+    registration is usable, look at the kernel's bits of what is returned. Thread safe, but
+    for reg_notify(), close() and forget() of this MR, and closing its PD or context,
+    meanwhile.
+    :param delta: What is added, a multiple of 256, or subtracted if negative; an int.
+                  More than bits 8-63 can hold goes round.
+    :return: The word from before, an int
+    :raises PyverbsUserError: the MR has no word, or delta has bits of the kernel
+    :raises OverflowError: delta is no int of 64 bits with a sign
+    :raises TypeError: delta is no int
+    """
+    cdef int64_t signed_delta = PyNumber_Index(delta)
+    mr_check_application_bits(signed_delta)
+    mr_check_word(self)
+    return v.mr_notify_word_add(self._notify_word, <v.mr_notify_word>signed_delta)
 
 
 def mr_get_notify_word(MR self not None):

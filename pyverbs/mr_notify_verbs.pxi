@@ -32,6 +32,12 @@ cdef extern from *:
                     __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
             ;
     }
+
+    static inline uint64_t mr_notify_word_add(void *word, uint64_t delta)
+    {
+        return __atomic_fetch_add((uint64_t *)word, delta, __ATOMIC_ACQ_REL);
+    }
     """
     uint64_t mr_notify_word_load(void *word) nogil
     void mr_notify_word_store(void *word, uint64_t value) nogil
+    uint64_t mr_notify_word_add(void *word, uint64_t delta) nogil

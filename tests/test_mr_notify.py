@@ -9,6 +9,7 @@ import errno
 import functools
 import mmap
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -269,6 +270,65 @@ class MRNotifyTest(MRNotifyTestCase):
         mr.close()
 
     @requires_mr_notify
+    def test_mr_notify_add(self):
+        """
+        References are taken and given back whatever the kernel has said; what is returned is
+        the word from before.
+        """
+        mr, addr = self.reg()
+        mr.reg_notify()
+        self.assertEqual(mr.add_notify(0x100), 0)
+        self.assertEqual(mr.add_notify(0x200), 0x100)
+        self.unmap(addr)
+        self.assertEqual(mr.add_notify(-0x100), 0x300 | e.IBV_MR_NOTIFY_INVALID)
+        self.assertEqual(mr.add_notify(-0x200), 0x200 | e.IBV_MR_NOTIFY_INVALID)
+        self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_INVALID)
+        mr.add_notify(-0x100)
+        self.assertEqual(mr.notify_word, 2 ** 64 - 0x100 | e.IBV_MR_NOTIFY_INVALID)
+        mr.add_notify(0x100)
+        for delta, error in ((1, PyverbsUserError), (-1, PyverbsUserError),
+                             (0x180, PyverbsUserError), (1 << 63, OverflowError),
+                             (256.0, TypeError), ('', TypeError), (None, TypeError)):
+            self.assertRaises(error, mr.add_notify, delta)
+        self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_INVALID)
+        mr.close()
+        self.assertRaises(PyverbsUserError, mr.add_notify, 0x100)
+
+    @requires_mr_notify
+    def test_mr_notify_closed_by_argument(self):
+        """
+        The word is gone when what is added to it, or assigned, is known.
+        """
+        for func in (MR.add_notify, MR.notify_word.__set__):
+            mr, _ = self.reg()
+            mr.reg_notify()
+            self.assertRaises(PyverbsUserError, func, mr, Closing(mr, 0x100))
+
+    @requires_mr_notify
+    def test_mr_notify_add_threads(self):
+        """
+        No reference of many threads is lost, and none keeps the kernel's bits from being seen.
+        """
+        def take(count):
+            for _ in range(count):
+                mr.add_notify(0x300)
+                mr.add_notify(-0x200)
+
+        mr, addr = self.reg()
+        mr.reg_notify()
+        threads = [threading.Thread(target=take, args=(5000,)) for _ in range(4)]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        for thread in threads:
+            thread.start()
+        self.unmap(addr)
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+        self.assertEqual(mr.notify_word, 4 * 5000 * 0x100 | e.IBV_MR_NOTIFY_INVALID)
+        mr.close()
+
+    @requires_mr_notify
     def test_mr_notify_after_unreg(self):
         """
         After unreg_notify() the word is left alone, and another one can be registered.
@@ -351,6 +411,89 @@ class MRNotifyTest(MRNotifyTestCase):
         An MR that is closed after pyverbs' own names are gone is closed once, and in silence.
         """
         self.assertEqual(run_child(LAST_MR_CHILD, self.dev_name), '')
+
+
+class LookedAt:
+    """
+    An MR as it seems to who looks at it: in the look with the given number its memory is
+    dropped, before a word is read, or after one was settled but before that is read.
+    """
+    def __init__(self, mr, number, drop):
+        self.mr = mr
+        self.left = number
+        self.drop = drop
+
+    def look(self):
+        self.left -= 1
+        if self.left == 0:
+            self.drop()
+        return self.mr.notify_word
+
+    @property
+    def notify_word(self):
+        return self.look()
+
+    def settle_notify(self):
+        self.mr.settle_notify()
+        return self.look()
+
+
+class MRNotifyGuideTest(MRNotifyTestCase):
+    """
+    What the user's guide has one do before a registration is used again.
+    """
+    GUIDE = os.path.join(os.path.dirname(os.path.realpath(__file__)),
+                         '../Documentation/user-guide.md')
+
+    def setUp(self):
+        if not os.path.exists(self.GUIDE):
+            raise unittest.SkipTest('The guide is not there')
+        super().setUp()
+
+    def looks(self):
+        """
+        :return: The guide's code, which appends to "again" what is to be registered again
+        """
+        with open(self.GUIDE, encoding='utf-8') as guide:
+            found = re.search(r'^mr\.reg_notify\(\)\n\.\.\.\n(.*?)^```', guide.read(),
+                              re.MULTILINE | re.DOTALL)
+        return found.group(1).replace('...', 'again.append(mr)')
+
+    def map_shared(self):
+        """
+        Dropped pages of it can come back: suspect, and intact.
+        """
+        addr = mem.mmap(length=LENGTH, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+        ctypes.memset(addr, 0x5a, LENGTH)
+        self.mapped[addr] = LENGTH
+        return addr
+
+    def dropped(self, addr, advice):
+        self.assertEqual(libc.madvise(addr, LENGTH, advice), 0)
+
+    @requires_mr_notify
+    def test_mr_notify_guide(self):
+        """
+        Nothing is used again whose memory went away before the last look, whichever it was;
+        what is intact, or only suspect, is.
+        """
+        code = self.looks()
+        for suspect in (False, True):
+            for number in range(5):
+                addr = self.map_shared()
+                mr = MR(self.pd, LENGTH, ACCESS, address=addr)
+                mr.reg_notify()
+                if suspect:
+                    # The kernel may have looked already: it is intact
+                    while not mr.notify_word:
+                        self.dropped(addr, mmap.MADV_DONTNEED)
+                    self.assertFalse(mr.notify_word & e.IBV_MR_NOTIFY_INVALID)
+                seen = LookedAt(mr, number, lambda: self.dropped(addr, mmap.MADV_REMOVE))
+                again = []
+                exec(code, {'mr': seen, 'e': e, 'again': again})
+                in_time = number > 0 and seen.left <= 0
+                self.assertEqual(bool(again), in_time, f'look {number}, suspect: {suspect}')
+                mr.close()
 
 
 def drop_caches():
@@ -573,6 +716,7 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
             mr.notify_word
         with self.assertRaises(PyverbsUserError):
             mr.notify_word = 1 << 8
+        self.assertRaises(PyverbsUserError, mr.add_notify, 1 << 8)
         with self.assertRaises(PyverbsUserError):
             mr.reg_notify(e.IBV_MR_NOTIFY_INVALID)
         for other in (256.0, 1.5, '', []):
