@@ -123,24 +123,38 @@ static bool vrb_mr_notify_capable(struct vrb_domain *domain)
 	       (attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY);
 }
 
+/* A build whose default is to have no cache has none unless it is asked for. */
+static bool vrb_mr_notify_is_default(void)
+{
+#if defined(HAVE_MR_CACHE_MONITOR_DEFAULT)
+	return strcmp(HAVE_MR_CACHE_MONITOR_DEFAULT, "disabled");
+#else
+	return true;
+#endif
+}
+
 bool vrb_mr_notify_select(struct vrb_domain *domain,
 			  struct ofi_mem_monitor **monitor)
 {
 	bool asked = cache_params.monitor &&
 		     !strcmp(cache_params.monitor, vrb_mr_notify_monitor.name);
 
-	if (cache_params.monitor && !asked)
+	bool odp = domain->ext_flags & VRB_USE_ODP;
+
+	if (!asked && (cache_params.monitor || !vrb_mr_notify_is_default()))
 		return false;
 
-	/* On-demand paging follows the memory itself. */
-	if (!(domain->ext_flags & VRB_USE_ODP) && vrb_mr_notify_capable(domain)) {
+	if (!odp && vrb_mr_notify_capable(domain)) {
 		*monitor = &vrb_mr_notify_monitor;
 		return true;
 	}
 
 	if (asked) {
-		VRB_WARN(FI_LOG_MR, "%s can't notify of changes of memory\n",
-			 ibv_get_device_name(domain->verbs->device));
+		/* On-demand paging follows the memory itself. */
+		if (!odp)
+			VRB_WARN(FI_LOG_MR,
+				 "%s can't notify of changes of memory\n",
+				 ibv_get_device_name(domain->verbs->device));
 		*monitor = NULL;
 	}
 	return false;
