@@ -61,6 +61,7 @@ std::byte *memory;
 std::atomic<std::size_t> wrong, asked;
 #ifndef __SANITIZE_THREAD__
 thread_local std::size_t locks;
+std::atomic<std::size_t> arms;
 std::function<void()> once_settled; /* after the kernel has answered, before libfabric knows */
 #endif
 
@@ -161,6 +162,9 @@ int ioctl(int fd, unsigned long request, ...) noexcept
 	va_end(list);
 	const int ret = next(fd, request, argument);
 	const auto *header = static_cast<const ib_uverbs_ioctl_hdr *>(argument);
+	if (request == RDMA_VERBS_IOCTL && header->object_id == UVERBS_OBJECT_MR &&
+	    header->method_id == UVERBS_METHOD_MR_NOTIFY_ARM)
+		arms.fetch_add(1, std::memory_order_relaxed);
 	if (request == RDMA_VERBS_IOCTL && once_settled && header->object_id == UVERBS_OBJECT_MR &&
 	    header->method_id == UVERBS_METHOD_MR_NOTIFY_SETTLE)
 		std::exchange(once_settled, nullptr)();
@@ -300,6 +304,25 @@ bool result(const char *what, bool good)
 	return good;
 }
 
+#ifndef __SANITIZE_THREAD__
+/* OFI_MR_NOCACHE, as ofi_rxm and ofi_rxd register their own buffers. */
+bool not_cached(fid_domain *domain)
+{
+	constexpr uint64_t nocache = 1ULL << 60;
+	static std::array<std::byte, page> own;
+	const std::size_t before = arms;
+	fid_mr *mr = nullptr;
+
+	bool good = result("what the cache keeps is armed", before);
+	check(fi_mr_reg(domain, own.data(), own.size(), FI_SEND | FI_RECV, 0, 0, nocache, &mr,
+			nullptr),
+	      "fi_mr_reg");
+	good &= result("what is not for it is not", arms == before);
+	fi_close(&mr->fid);
+	return good;
+}
+#endif
+
 bool steps(fid_domain *domain)
 {
 	const auto found = [domain](std::size_t number) {
@@ -310,6 +333,7 @@ bool steps(fid_domain *domain)
 	bool good = result("what was registered is found", !found(0) && found(0));
 
 #ifndef __SANITIZE_THREAD__
+	good &= result("locks are seen here", locks);
 	locks = 0;
 	good &= result("a hit takes no lock", found(0) && !locks);
 #endif
@@ -322,6 +346,9 @@ bool steps(fid_domain *domain)
 	found(most_cached - 1);
 	good &= result("what is used stays when another needs the place",
 		       !found(most_cached) && found(0) && !found(1));
+#ifndef __SANITIZE_THREAD__
+	good &= not_cached(domain);
+#endif
 	return good;
 }
 

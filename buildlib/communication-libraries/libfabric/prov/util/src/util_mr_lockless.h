@@ -52,6 +52,12 @@
 #define UTIL_MR_SINGLE_THREADED	0
 #endif
 
+/* What a hit does not do, so that it saves no registers for it */
+#define UTIL_MR_NOINLINE	__attribute__((noinline))
+
+/* Windows has no memory_order_*, and nothing there says lockless. */
+#if !defined(_WIN32) && (defined(HAVE_ATOMICS) || defined(HAVE_BUILTIN_ATOMICS))
+
 #define UTIL_MR_OPEN	(1ULL << 0)
 #define UTIL_MR_USED	(1ULL << 1)
 #define UTIL_MR_REF	(1ULL << 2)
@@ -163,6 +169,15 @@ static inline bool util_mr_give(struct ofi_mr_cache *cache,
 	return true;
 }
 
+/* The reference was taken in vain. */
+static UTIL_MR_NOINLINE struct ofi_mr_entry *
+util_mr_no_hit(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry)
+{
+	if (!util_mr_give(cache, entry, UTIL_MR_REF + UTIL_MR_HIT))
+		ofi_mr_cache_delete(cache, entry);
+	return NULL;
+}
+
 /* A valid entry for the request, with a reference, or NULL: ask the tree. */
 static inline struct ofi_mr_entry *
 util_mr_hit(struct ofi_mr_cache *cache, const struct ofi_mr_info *info)
@@ -171,33 +186,31 @@ util_mr_hit(struct ofi_mr_cache *cache, const struct ofi_mr_info *info)
 	int64_t addr = (intptr_t) info->iov.iov_base;
 	struct ofi_mr_entry *entry;
 	struct util_mr_hint *hint;
-	int i;
 
 	if (!cache->hints)
 		return NULL;
 
-	for (i = 0; i < 2; i++) {
-		hint = util_mr_hint_at(cache->hints, addr, i);
+	hint = util_mr_hint_at(cache->hints, addr, 0);
+	if (ofi_atomic_load_explicit64(&hint->addr,
+				       memory_order_relaxed) != addr) {
+		hint = util_mr_hint_at(cache->hints, addr, 1);
 		if (ofi_atomic_load_explicit64(&hint->addr,
 					       memory_order_relaxed) != addr)
-			continue;
-
-		entry = (struct ofi_mr_entry *) (intptr_t)
-			ofi_atomic_load_explicit64(&hint->entry,
-						   memory_order_acquire);
-		if (!entry || !util_mr_take(entry))
-			continue;
-
-		if (ofi_iov_within(&info->iov, &entry->info.iov) &&
-		    info->peer_id == entry->info.peer_id &&
-		    info->iface == entry->info.iface &&
-		    monitor->valid(monitor, info, entry))
-			return entry;
-
-		if (!util_mr_give(cache, entry, UTIL_MR_REF + UTIL_MR_HIT))
-			ofi_mr_cache_delete(cache, entry);
+			return NULL;
 	}
-	return NULL;
+
+	entry = (struct ofi_mr_entry *) (intptr_t)
+		ofi_atomic_load_explicit64(&hint->entry, memory_order_acquire);
+	if (!entry || !util_mr_take(entry))
+		return NULL;
+
+	if (OFI_LIKELY(ofi_iov_within(&info->iov, &entry->info.iov) &&
+		       info->peer_id == entry->info.peer_id &&
+		       info->iface == entry->info.iface &&
+		       monitor->valid(monitor, info, entry)))
+		return entry;
+
+	return util_mr_no_hit(cache, entry);
 }
 
 /* Before an entry of the cache is changed. Caller must hold mm_lock. */
@@ -274,7 +287,6 @@ static inline bool util_mr_evict(struct ofi_mr_cache *cache,
 static inline void util_mr_hints_init(struct ofi_mr_cache *cache)
 {
 	cache->hints = NULL;
-#if defined(HAVE_ATOMICS) || defined(HAVE_BUILTIN_ATOMICS)
 	if (cache->lockless) {
 		size_t cnt = roundup_power_of_two(4 *
 				MAX(MIN(cache->cached_max_cnt, 1 << 18), 16));
@@ -286,7 +298,45 @@ static inline void util_mr_hints_init(struct ofi_mr_cache *cache)
 			cache->hints->max_mask = cnt - 1;
 		}
 	}
-#endif
 }
+
+#else /* No entry is ever open. */
+
+#define UTIL_MR_REF	1
+
+static inline bool util_mr_give(struct ofi_mr_cache *cache,
+				struct ofi_mr_entry *entry, uint64_t units)
+{
+	return false;
+}
+
+static inline struct ofi_mr_entry *
+util_mr_hit(struct ofi_mr_cache *cache, const struct ofi_mr_info *info)
+{
+	return NULL;
+}
+
+static inline void util_mr_close(struct ofi_mr_cache *cache,
+				 struct ofi_mr_entry *entry)
+{
+}
+
+static inline void util_mr_open(struct ofi_mr_cache *cache,
+				struct ofi_mr_entry *entry, const void *addr)
+{
+}
+
+static inline bool util_mr_evict(struct ofi_mr_cache *cache,
+				 struct ofi_mr_entry *entry, size_t *chances)
+{
+	return true;
+}
+
+static inline void util_mr_hints_init(struct ofi_mr_cache *cache)
+{
+	cache->hints = NULL;
+}
+
+#endif
 
 #endif /* UTIL_MR_LOCKLESS_H */

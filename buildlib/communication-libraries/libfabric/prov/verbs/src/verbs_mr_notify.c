@@ -4,7 +4,7 @@
  * system call that changes the memory returns, whoever made it. So a hit is
  * valid if there is no mark. There is no hook, no thread and no file
  * descriptor, and nothing takes an entry out of the cache from outside: one that
- * is stale stays until a request finds it, a miss comes by it, or it is the oldest.
+ * is stale stays until a request finds it, a sweep comes by it, or it is the oldest.
  *
  * A request may be for a part of a region, and what is unmapped another part.
  * So the device keeps a stale region's pages until it is deregistered, when its
@@ -23,7 +23,7 @@
 
 #define VRB_MR_NOTIFY_IN_USE	(1ULL << 8)
 
-/* How many words a miss looks at */
+/* How many words a sweep looks at */
 #define VRB_MR_NOTIFY_SWEEP	16
 
 /* A word, and whose it is. The word is 0 where it is nobody's. */
@@ -145,6 +145,7 @@ bool vrb_mr_notify_select(struct vrb_domain *domain,
 		return false;
 
 	if (!odp && vrb_mr_notify_capable(domain)) {
+		ofi_atomic_initialize32(&domain->notify.locked, 0);
 		*monitor = &vrb_mr_notify_monitor;
 		return true;
 	}
@@ -244,7 +245,7 @@ static bool vrb_mr_notify_uncache(struct vrb_mr_notify_slot *slot)
 /* Memory that was unmapped may never be asked for again. A miss, which costs far
  * more, looks for some of that, so its pages are given back.
  */
-static void vrb_mr_notify_sweep(struct vrb_domain *domain)
+void vrb_mr_notify_sweep(struct vrb_domain *domain)
 {
 	struct vrb_mr_notify_slot *slot;
 	bool found = false;

@@ -9,18 +9,23 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <ofi_atom.h>
+
 struct ofi_mem_monitor;
 struct vrb_domain;
 struct vrb_mem_desc;
 
 struct vrb_mr_notify_slot;
 
-/* The words of a domain, in pages of their own. Protected by cache.lock. */
+/* The words of a domain, in pages of their own. Protected by cache.lock, but for
+ * the count.
+ */
 struct vrb_mr_notify {
 	struct vrb_mr_notify_slot	*pages;		/* a list of them */
 	struct vrb_mr_notify_slot	*unused;	/* a list, through all pages */
 	struct vrb_mr_notify_slot	*page;		/* to be looked at next */
 	size_t				left;		/* that many of its words */
+	ofi_atomic32_t			locked;		/* found under the lock */
 };
 
 #if VERBS_HAVE_MR_NOTIFY
@@ -37,6 +42,9 @@ bool vrb_mr_notify_select(struct vrb_domain *domain,
 
 /* After a region of the cache was registered, before it can be found. */
 void vrb_mr_notify_arm(struct vrb_mem_desc *md);
+
+/* Look at some of the domain's words, in turn, and drop what is stale. */
+void vrb_mr_notify_sweep(struct vrb_domain *domain);
 
 /* After it was deregistered. */
 void vrb_mr_notify_disarmed(struct vrb_mem_desc *md);
@@ -61,6 +69,10 @@ static inline bool vrb_mr_notify_select(struct vrb_domain *domain,
 }
 
 static inline void vrb_mr_notify_arm(struct vrb_mem_desc *md)
+{
+}
+
+static inline void vrb_mr_notify_sweep(struct vrb_domain *domain)
 {
 }
 

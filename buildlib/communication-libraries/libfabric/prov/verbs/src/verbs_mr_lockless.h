@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Registration with a cache whose hits take no lock (util_mr_lockless.h): what
+ * a hit does not read is not written for it. Included by verbs_mr.c.
+ */
+#ifndef VERBS_MR_LOCKLESS_H
+#define VERBS_MR_LOCKLESS_H
+
+static inline bool
+vrb_mr_is_lockless(struct vrb_domain *domain, uint64_t flags)
+{
+	return domain->cache.lockless &&
+	       !(flags & (OFI_MR_NOCACHE | FI_MR_DMABUF));
+}
+
+/* There may be no miss for long, so each 1,024th hit of an entry looks for what
+ * is stale, too. The upper half of its word counts them, from 0 each time that it
+ * is found under the lock: of those, as where no entry is open, each 64th looks.
+ */
+static inline bool vrb_mr_lockless_sweeps(struct vrb_domain *domain,
+					  struct ofi_mr_entry *entry)
+{
+#if VERBS_HAVE_MR_NOTIFY
+	uint64_t hits = 0;
+
+	if (domain->cache.hints)
+		hits = (uint64_t) ofi_atomic_load_explicit64(&entry->refs,
+						memory_order_relaxed) >> 32;
+	return hits ? (hits & 1023) == 1023 :
+	       !(ofi_atomic_inc32(&domain->notify.locked) & 63);
+#else
+	return false;
+#endif
+}
+
+/* As vrb_mr_cache_reg(), of system memory */
+static inline int
+vrb_mr_lockless_reg(struct vrb_domain *domain, const void *buf, size_t len,
+		    struct fid_mr **mr)
+{
+	struct ofi_mr_entry *entry;
+	struct ofi_mr_info info;
+	int ret;
+
+	info.iov.iov_base = (void *) buf;
+	info.iov.iov_len = len;
+	info.iface = FI_HMEM_SYSTEM;
+	info.device = 0;
+	info.flags = 0;
+	info.peer_id = 0;
+	info.mapped_addr = NULL;
+
+	ret = ofi_mr_cache_search(&domain->cache, &info, &entry);
+	if (OFI_UNLIKELY(ret))
+		return ret;
+
+	if (OFI_UNLIKELY(vrb_mr_lockless_sweeps(domain, entry)))
+		vrb_mr_notify_sweep(domain);
+	*mr = &((struct vrb_mem_desc *) entry->data)->mr_fid;
+	return FI_SUCCESS;
+}
+
+#endif /* VERBS_MR_LOCKLESS_H */
