@@ -14,6 +14,7 @@ import sys
 import tempfile
 
 import beside
+import limited
 
 REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 BUILT = os.path.join(REPO, "build/consumers/fabtests")
@@ -43,6 +44,7 @@ CRASH = re.compile(r"server_stdout: \|\n.*Segmentation fault[\s\S]*client_stdout
 # They fail with hooks, too. The first one opens 32,768 completion queues, until memory is out; the
 # last one enables an endpoint that is not connected, and passes if its signal comes before that.
 KNOWN = ("fi_cq_test", "fi_msg_sockets", "fi_shared_ctx", "sighandler_test")
+WORD = "verbs_notify"
 LIMIT = 60      # seconds: it hangs
 # The script asks ps for what it must kill, and User Mode Linux does not tell ps when it was booted.
 PS = """\
@@ -58,6 +60,7 @@ def run(provider, monitor):
            "LD_LIBRARY_PATH": f"{LIBRARY}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
     excluded = os.path.join(BUILT, "share/fabtests/test_configs", EXCLUDED[provider])
     found, said = {}, {}
+    before = limited.arms("rxe0")
     with tempfile.TemporaryDirectory() as folder:
         with open(os.path.join(folder, "ps"), "w", encoding="ascii") as script:
             script.write(PS)
@@ -77,17 +80,17 @@ def run(provider, monitor):
                     found[name] = "crash" if crashed else KINDS.get(result, "not run")
                     said[name] = block
     for _ in range(TRIES):
-        done = subprocess.run([f"{BUILT}/bin/{CACHE}", "-p", provider], env=env, text=True,
-                              check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              timeout=LIMIT)
+        done = limited.run(LIMIT, [f"{BUILT}/bin/{CACHE}", "-p", provider], env=env)
         for test, result in re.findall(r"^Running (mr_cache_\w+).*?\.\.\.(\w+)", done.stdout,
                                        re.MULTILINE):
             name = f"{CACHE} {test} -p \"{provider}\""
             if found.get(name) != "pass":
                 found[name] = {"PASS": "pass", "FAIL": "fail"}.get(result, "not run")
                 said[name] = done.stdout
+    armed = limited.arms("rxe0") > before
+    found[f"armed or not -p \"{provider}\""] = "pass" if armed == (monitor == WORD) else "fail"
     return found, said
 
 
 if __name__ == "__main__":
-    sys.exit(beside.run_all(run, sys.argv[1:] or EXCLUDED, KNOWN, "verbs_notify", "memhooks"))
+    sys.exit(beside.run_all(run, sys.argv[1:] or EXCLUDED, KNOWN, WORD, "memhooks"))
