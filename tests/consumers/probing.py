@@ -4,16 +4,19 @@
 
 Two devices in one process of which the second one can't; a monitor of the program's own; arming
 that fails; fork; a registration of which a half is unmapped while the other one is in use; memory
-that can't be registered; what fi_info says of it. With --old where the library or the kernel has no
-notification at all: as they came, hooks by default, and no cache where they were told to use
-nothing else.
+that can't be registered; devices that can't be opened; what fi_info says of it. With --old where
+the library or the kernel has no notification at all: as they came, hooks by default, and no cache
+where they were told to use nothing else.
 """
+import glob
 import json
 import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
+
+import limited
 
 REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 BUILT = os.path.join(REPO, "build/consumers")
@@ -38,6 +41,8 @@ THREADS = {"libfabric": 1, "imported": 1, "ucx": 2}
 VERBS_NOTIFY = {"FI_MR_CACHE_MONITOR": "verbs_notify"}
 # Without a cache UCX would go over to on-demand paging, which soft-RoCE has.
 ONLY_NOTIFY = {"UCX_RCACHE_NOTIFY": "y", "UCX_IB_REG_METHODS": "rcache,direct"}
+# UCT_MD_MEM_FLAG_NONBLOCK, and what lets it.
+ON_DEMAND = {"ON_DEMAND": "1", "UCX_IB_ODP_MAX_SIZE": "inf"}
 MEMHOOKS = {"FI_MR_CACHE_MONITOR": "memhooks"}
 
 
@@ -49,6 +54,7 @@ class Case:
     expected: dict
     environment: dict = field(default_factory=dict)
     patched: bool = False       # libc's functions
+    early: bool = False         # when UCX was loaded; they are where nothing counts what is armed
     keeps: bool = True          # what is in use of a registration that is stale
 
 
@@ -63,14 +69,18 @@ CASES = [
          {**OTHER_CANT, **VERBS_NOTIFY}),
     Case("libfabric, verbs_notify, a monitor imported", "imported",
          {"rxe0": WORD, "rxe1": NO_CACHE}, {**OTHER_CANT, **VERBS_NOTIFY}),
+    Case("libfabric, no cache", "libfabric", {"rxe0": NO_CACHE}, {"FI_MR_CACHE_MAX_COUNT": "0"}),
     Case("libfabric, arming fails", "libfabric", {"rxe0": NO_CACHE}, CANT_ARM),
     Case("libfabric, not revocable", "libfabric", {"rxe0": WORD}, CANT_REVOKE, keeps=False),
     Case("UCX, try", "ucx", {"rxe0": WORD, "rxe1": WORD}),
-    Case("UCX, n", "ucx", {"rxe0": HOOKS}, {"UCX_RCACHE_NOTIFY": "n"}, True),
+    Case("UCX, n", "ucx", {"rxe0": HOOKS}, {"UCX_RCACHE_NOTIFY": "n"}, True, True),
     Case("UCX, try, rxe1 can't", "ucx", {"rxe0": WORD, "rxe1": HOOKS}, OTHER_CANT, True),
     Case("UCX, the other one first", "ucx", {"rxe1": HOOKS, "rxe0": WORD}, OTHER_CANT, True),
     Case("UCX, y, rxe1 can't", "ucx", {"rxe0": WORD, "rxe1": NO_CACHE},
          {**OTHER_CANT, **ONLY_NOTIFY}),
+    Case("UCX, try, on demand", "ucx", {"rxe0": HOOKS}, ON_DEMAND, True),
+    Case("UCX, y, pinned though it may be on demand", "ucx", {"rxe0": WORD},
+         {**ON_DEMAND, **ONLY_NOTIFY}),
     Case("UCX, arming fails", "ucx", {"rxe0": NO_CACHE}, CANT_ARM),
     Case("UCX, not revocable", "ucx", {"rxe0": WORD}, CANT_REVOKE, keeps=False),
 ]
@@ -89,15 +99,6 @@ def environment(more):
         filter(None, (*libraries, os.environ.get("LD_LIBRARY_PATH"))))}
 
 
-def arms(device):
-    """How many registrations were armed on a device, or None where nothing counts them."""
-    path = f"/sys/class/infiniband/{device}/ports/1/hw_counters/mr_notify_arms"
-    if not os.path.exists(path):
-        return None
-    with open(path, encoding="ascii") as text:
-        return int(text.read())
-
-
 def check(what, good, said=""):
     """One line of the result."""
     if not good:
@@ -108,11 +109,12 @@ def check(what, good, said=""):
 
 def run(case):
     """The checks of one case."""
-    before = {device: arms(device) for device in case.expected}
-    done = subprocess.run([PROGRAM, case.library, *case.expected], text=True, check=False,
-                          env=environment(case.environment), stdin=subprocess.DEVNULL,
-                          capture_output=True, timeout=LIMIT)
-    said = done.stdout + done.stderr
+    before = {device: limited.arms(device) for device in case.expected}
+    # The program is linked with both.
+    more = {} if case.library == "ucx" else {"UCX_MEM_EVENTS": "n"}
+    done = limited.run(LIMIT, [PROGRAM, case.library, *case.expected],
+                       env=environment({**more, **case.environment}))
+    said = done.stdout
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or len(lines) != 1:
         return check(f"{case.name}: runs", False, said)
@@ -127,11 +129,20 @@ def run(case):
                       said)
         good &= check(f"{case.name}: {device} gives back what was unmapped",
                       seen["kept"][device] < MOST_KEPT, said)
+        # What UCX's hooks leave waits for a miss, or for UCX_IB_RCACHE_MAX_UNRELEASED.
+        if expected == WORD:
+            good &= check(f"{case.name}: {device} gives it back with hits only",
+                          seen["kept by hits"][device] < MOST_KEPT, said)
         if before[device] is not None:
             good &= check(f"{case.name}: {device} armed or not",
-                          (arms(device) > before[device]) == (expected == WORD), said)
+                          (limited.arms(device) > before[device]) == (expected == WORD),
+                          said)
     good &= check(f"{case.name}: libc is {'patched' if case.patched else 'as it was'}",
                   (seen["patched_bytes"] > 0) == case.patched, said)
+    early = case.early or case.patched and limited.arms("rxe0") is None
+    if case.library == "ucx":
+        good &= check(f"{case.name}: libc was {'' if early else 'not '}patched when UCX was loaded",
+                      (seen["patched_first"] > 0) == early, said)
     good &= check(f"{case.name}: no userfaultfd, no thread", not seen["userfaultfds"] and
                   seen["threads"] == THREADS[case.library], said)
     return good
@@ -139,13 +150,28 @@ def run(case):
 
 def maps_after_failure(notify):
     """UCP's cache keeps nothing of what could not be registered."""
-    done = subprocess.run([MAPPING], text=True, check=False, stdin=subprocess.DEVNULL,
-                          env=environment({"UCX_TLS": "rc_verbs,ud_verbs,self",
-                                           "UCX_NET_DEVICES": "rxe0:1",
-                                           "UCX_RCACHE_NOTIFY": notify}),
-                          capture_output=True, timeout=LIMIT)
+    done = limited.run(LIMIT, [MAPPING], env=environment({
+        "UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "rxe0:1",
+        "UCX_RCACHE_NOTIFY": notify}))
     return check(f"UCP, {notify}: maps memory in the place of what could not be mapped",
-                 not done.returncode, done.stdout + done.stderr)
+                 not done.returncode, done.stdout)
+
+
+def hooks_where_nothing_opens():
+    """Devices that another user can't open are no reason to wait with hooks."""
+    nodes = glob.glob("/dev/infiniband/uverbs*")
+    modes = [os.stat(node).st_mode & 0o777 for node in nodes]
+    try:
+        for node in nodes:
+            os.chmod(node, 0)
+        done = subprocess.run([PROGRAM, "ucx"], env=environment({}), text=True, check=False,
+                              capture_output=True, user=65534, timeout=LIMIT)
+    finally:
+        for node, mode in zip(nodes, modes):
+            os.chmod(node, mode)
+    said = done.stdout + done.stderr
+    return check("UCX, try, no device can be opened: libc was patched when UCX was loaded",
+                 not done.returncode and json.loads(done.stdout)["patched_first"] > 0, said)
 
 
 def described():
@@ -165,6 +191,7 @@ def main():
         subprocess.run("rdma link add rxe1 type rxe netdev dummy1".split(), check=True)
     good = [run(case) for case in (OLD if old else CASES)] + described()
     good += [maps_after_failure(notify) for notify in ("try", "n")]
+    good.append(hooks_where_nothing_opens())
     return 0 if all(good) else 1
 
 

@@ -9,8 +9,49 @@ extern "C" {
 #include <ucs/memory/rcache_int.h>
 #include <ucs/sys/sys.h>
 }
+#include <pthread.h>
+#include <sys/wait.h>
+#include <atomic>
+#include <mutex>
 #include <set>
 #include <vector>
+
+/* Of ids. The cache's timer asks and deregisters in another thread */
+class id_set {
+public:
+    bool insert(int id)
+    {
+        std::lock_guard<std::mutex> guard(m_lock);
+        return m_ids.insert(id).second;
+    }
+
+    size_t erase(int id)
+    {
+        std::lock_guard<std::mutex> guard(m_lock);
+        return m_ids.erase(id);
+    }
+
+    size_t count(int id) const
+    {
+        std::lock_guard<std::mutex> guard(m_lock);
+        return m_ids.count(id);
+    }
+
+    size_t size() const
+    {
+        std::lock_guard<std::mutex> guard(m_lock);
+        return m_ids.size();
+    }
+
+    bool empty() const
+    {
+        return size() == 0;
+    }
+
+private:
+    mutable std::mutex m_lock;
+    std::set<int>      m_ids;
+};
 
 /* A cache whose regions are asked whether they are valid, without events */
 class test_rcache_valid : public ucs::test {
@@ -34,6 +75,7 @@ protected:
         params.max_regions        = ULONG_MAX;
         params.max_size           = SIZE_MAX;
         params.max_unreleased     = SIZE_MAX;
+        params.flags              = UCS_RCACHE_FLAG_PURGE_ON_FORK;
         UCS_TEST_CREATE_HANDLE(ucs_rcache_t*, m_rcache, ucs_rcache_destroy,
                                ucs_rcache_create, &params, "test",
                                ucs_stats_get_root());
@@ -41,6 +83,7 @@ protected:
 
     virtual void cleanup()
     {
+        m_forking = NULL;
         m_rcache.reset();
         EXPECT_TRUE(m_registered.empty());
         ucs::test::cleanup();
@@ -86,15 +129,54 @@ protected:
         return id;
     }
 
+    /* After the cache's own handler has emptied it: another one that uses it again,
+     * and takes longer than the timer's interval */
+    void while_forking()
+    {
+        get_and_put_in_doubt(START);
+        m_hold = true;
+        for (int i = 0; (i < 300) && !m_held; ++i) {
+            usleep(10000);
+        }
+    }
+
+    static void before_fork()
+    {
+        if (m_forking != NULL) {
+            m_forking->while_forking();
+        }
+    }
+
+    /* The cache asks of it each time */
+    region *get_and_put_in_doubt(uintptr_t start)
+    {
+        region *r = get(start, SIZE / 2);
+
+        put(r);
+        r->super.doubt[0] = 1;
+        return r;
+    }
+
     static const uintptr_t START = 0x100000;
     static const size_t    SIZE  = 0x1000;
 
-    std::set<int>               m_registered;
-    std::set<int>               m_stale;
+    static int                  m_atfork;
+    static test_rcache_valid    *m_forking; /* does it, and uses its cache meanwhile */
+    std::atomic<int>            m_by_timer{0}; /* asked by another thread */
+    std::atomic<int>            m_slow{0}; /* usec, it takes then */
+    std::atomic<bool>           m_hold{false}; /* it stays there */
+    std::atomic<bool>           m_held{false};
+    id_set                      m_registered;
+    id_set                      m_stale;
     int                         m_next_id = 1;
     bool                        m_fail    = false;
     int                         m_fails   = 0; /* while it is registered */
     int                         m_told    = 0; /* failures not hidden */
+    bool                        m_words   = false; /* somebody else writes the doubt */
+    bool                        m_kept    = false; /* and goes on to */
+    int                         m_errno   = 0; /* of a failure */
+    int                         m_asked   = 0; /* by the test's thread */
+    pthread_t                   m_thread  = pthread_self();
     ucs::handle<ucs_rcache_t*>  m_rcache;
 
 private:
@@ -106,7 +188,12 @@ private:
 
         if (self->m_fail || self->m_registered.count(self->m_fails)) {
             self->m_told += !(flags & UCS_RCACHE_MEM_REG_HIDE_ERRORS);
+            errno         = self->m_errno;
             return UCS_ERR_IO_ERROR;
+        }
+
+        if (self->m_words) {
+            r->doubt[0] = 0;
         }
 
         ucs_derived_of(r, region)->id = id;
@@ -117,8 +204,13 @@ private:
     static void
     dereg(void *context, ucs_rcache_t *rcache, ucs_rcache_region_t *r)
     {
-        reinterpret_cast<test_rcache_valid*>(context)->m_registered.erase(
-                ucs_derived_of(r, region)->id);
+        test_rcache_valid *self = reinterpret_cast<test_rcache_valid*>(context);
+
+        if (self->m_kept) {
+            r->flags |= UCS_RCACHE_REGION_FLAG_DOUBTED;
+        }
+
+        self->m_registered.erase(ucs_derived_of(r, region)->id);
     }
 
     static void dump(void *context, ucs_rcache_t *rcache,
@@ -129,10 +221,32 @@ private:
 
     static int valid(void *context, ucs_rcache_t *rcache, ucs_rcache_region_t *r)
     {
-        return !reinterpret_cast<test_rcache_valid*>(context)->m_stale.count(
-                ucs_derived_of(r, region)->id);
+        test_rcache_valid *self = reinterpret_cast<test_rcache_valid*>(context);
+
+        if (pthread_equal(self->m_thread, pthread_self())) {
+            ++self->m_asked;
+        } else {
+            self->in_timer();
+        }
+
+        return !self->m_stale.count(ucs_derived_of(r, region)->id);
+    }
+
+    void in_timer()
+    {
+        ++m_by_timer;
+        usleep(m_slow);
+        while (m_hold) {
+            m_held = true;
+            usleep(1000);
+        }
     }
 };
+
+test_rcache_valid *test_rcache_valid::m_forking;
+
+/* It is called after the cache's, as it is there before: the last one is the first */
+int test_rcache_valid::m_atfork = pthread_atfork(before_fork, NULL, NULL);
 
 UCS_TEST_F(test_rcache_valid, valid_is_found) {
     int id = use(START, SIZE);
@@ -151,12 +265,61 @@ UCS_TEST_F(test_rcache_valid, stale_is_replaced) {
     EXPECT_EQ(1u, m_registered.size());
 }
 
+UCS_TEST_F(test_rcache_valid, without_words_each_hit_asks) {
+    int id = use(START, SIZE);
+
+    m_asked = 0;
+    EXPECT_EQ(id, use(START, SIZE));
+    EXPECT_EQ(id, use(START, SIZE));
+    EXPECT_EQ(2, m_asked);
+}
+
+UCS_TEST_F(test_rcache_valid, only_in_doubt_a_hit_asks) {
+    region *r;
+
+    m_words = true;
+    r       = get(START, SIZE);
+    for (int which = 0; which < 2; ++which) {
+        m_asked               = 0;
+        r->super.doubt[which] = 0x100; /* not the low byte */
+        EXPECT_EQ(r->id, use(START, SIZE));
+        EXPECT_EQ(0, m_asked);
+
+        r->super.doubt[which] = 0x82;
+        EXPECT_EQ(r->id, use(START, SIZE));
+        EXPECT_EQ(1, m_asked);
+        r->super.doubt[which] = 0;
+    }
+
+    m_stale.insert(r->id);
+    EXPECT_EQ(r->id, use(START, SIZE));
+    r->super.doubt[1] = 1;
+    EXPECT_NE(r->id, use(START, SIZE));
+    put(r);
+}
+
+/* What may write the doubt of a region for ever must not meet another one */
+UCS_TEST_F(test_rcache_valid, doubted_memory_is_not_reused) {
+    std::set<region*> seen;
+
+    m_kept = true;
+    for (int i = 0; i < 100; ++i) {
+        region *r = get(START, SIZE);
+
+        EXPECT_TRUE(seen.insert(r).second);
+        m_stale.insert(r->id);
+        put(r);
+    }
+    m_kept = false;
+}
+
 UCS_TEST_F(test_rcache_valid, stale_in_use_stays_registered) {
     region *first = get(START, SIZE);
     int id        = first->id;
 
     m_stale.insert(id);
     EXPECT_NE(id, use(START, SIZE));
+    use(START + 2 * SIZE, SIZE); /* it is not dropped again */
     EXPECT_TRUE(m_registered.count(id));
     put(first);
     EXPECT_FALSE(m_registered.count(id));
@@ -248,6 +411,107 @@ UCS_TEST_F(test_rcache_valid, stale_of_a_peak_go) {
     EXPECT_EQ(size_t(peak / 4), m_registered.size());
 }
 
+/* Nor where nothing is registered any more, with hits or without a call */
+UCS_TEST_F(test_rcache_valid, stale_go_without_a_miss) {
+    ucs_time_t deadline = ucs_get_time() + ucs_time_from_sec(60);
+    std::vector<region*> stale;
+    region *used;
+    int id;
+
+    m_words = true;
+    id      = use(START, SIZE);
+    used    = get(START + SIZE, SIZE);
+    for (int i = 0; i < 200; ++i) {
+        stale.push_back(get(START + (2 + i) * SIZE, SIZE));
+        put(stale.back());
+    }
+
+    EXPECT_EQ(202u, m_registered.size());
+    stale.push_back(used);
+    for (region *r : stale) {
+        m_stale.insert(r->id);
+    }
+    for (region *r : stale) {
+        r->super.doubt[0] = 1;
+    }
+
+    while ((m_registered.size() > 2) && (ucs_get_time() < deadline)) {
+        EXPECT_EQ(id, use(START, SIZE));
+    }
+
+    EXPECT_EQ(2u, m_registered.size());
+    EXPECT_TRUE(m_registered.count(used->id));
+    put(used);
+    while ((m_registered.size() > 1) && (ucs_get_time() < deadline)) {
+        usleep(10000);
+    }
+
+    EXPECT_EQ(1u, m_registered.size());
+    EXPECT_EQ(id, use(START, SIZE));
+}
+
+/* Who hits waits for some regions at most */
+UCS_TEST_F(test_rcache_valid, timer_lets_others_in) {
+    static const int count = 8192;
+    ucs_time_t deadline    = ucs_get_time() + ucs_time_from_sec(60);
+    int id;
+
+    m_words = true;
+    id      = use(START, SIZE / 2);
+    for (int i = 1; i < count; ++i) {
+        get_and_put_in_doubt(START + i * SIZE);
+    }
+
+    usleep(100000); /* a round that has begun ends */
+    m_by_timer = 0;
+    m_slow     = 5000;
+    while ((m_by_timer == 0) && (ucs_get_time() < deadline)) {
+        usleep(1000);
+    }
+
+    EXPECT_EQ(id, use(START, SIZE / 2));
+    EXPECT_GT(m_by_timer, 0);
+    EXPECT_LE(m_by_timer, count / 8 / 4);
+    m_slow = 0;
+    while ((m_by_timer < (count / 8)) && (ucs_get_time() < deadline)) {
+        usleep(1000);
+    }
+
+    EXPECT_GE(m_by_timer, count / 8);
+}
+
+/* It has the cache's lock as it was when it was made */
+UCS_TEST_F(test_rcache_valid, child_can_fork) {
+    int status = -1;
+    pid_t child;
+
+    ASSERT_EQ(0, m_atfork);
+    m_words   = true;
+    m_forking = this;
+    child     = fork();
+    if (child == 0) {
+        m_forking = NULL;
+        signal(SIGALRM, SIG_DFL);
+        alarm(10);
+        child = fork();
+        _exit((child < 0) || ((child > 0) && (waitpid(child, NULL, 0) < 0)));
+    }
+
+    m_forking = NULL;
+    m_hold    = false;
+    ASSERT_GT(child, 0);
+    EXPECT_EQ(child, waitpid(child, &status, 0));
+    EXPECT_EQ(0, status);
+    EXPECT_FALSE(m_held);
+
+    /* The timer goes on */
+    m_by_timer = 0;
+    for (int i = 0; (i < 6000) && (m_by_timer == 0); ++i) {
+        usleep(10000);
+    }
+    EXPECT_GT(m_by_timer, 0);
+}
+
 /* It could be for want of what they keep */
 UCS_TEST_F(test_rcache_valid, failed_drops_stale) {
     static const int live = 100;
@@ -267,7 +531,43 @@ UCS_TEST_F(test_rcache_valid, failed_drops_stale) {
     EXPECT_EQ(0, m_told);
 }
 
-/* One that is in use is dropped, and does not become free: it fails then */
+/* A failure for another reason does not ask all */
+UCS_TEST_F(test_rcache_valid, failed_in_vain_asks_few) {
+    for (int i = 0; i < 100; ++i) {
+        use(START + i * SIZE, SIZE / 2);
+    }
+
+    m_errno = EFAULT;
+    m_asked = 0;
+    fail(START + 100 * SIZE, SIZE / 2);
+    EXPECT_LE(m_asked, 8);
+
+    m_errno = ENOMEM;
+    m_asked = 0;
+    fail(START + 101 * SIZE, SIZE / 2);
+    EXPECT_GE(m_asked, 100);
+}
+
+/* Its user may just be registering it, where that is not under the cache's lock */
+UCS_TEST_F(test_rcache_valid, in_use_is_not_asked) {
+    region *r = get(START, SIZE / 2); /* its doubt stays */
+
+    m_asked = 0;
+    m_words = true;
+    for (int i = 1; i < 20; ++i) {
+        use(START + i * SIZE, SIZE / 2);
+    }
+
+    m_errno = ENOMEM;
+    fail(START + 20 * SIZE, SIZE / 2);
+    ucs_rcache_drop_invalid(m_rcache);
+    EXPECT_EQ(0, m_asked);
+    put(r);
+    ucs_rcache_drop_invalid(m_rcache);
+    EXPECT_EQ(1, m_asked);
+}
+
+/* One that is in use does not become free: it fails then */
 UCS_TEST_F(test_rcache_valid, failed_keeps_what_is_in_use) {
     region *r                  = get(START, SIZE / 2);
     ucs_rcache_region_t *found = NULL;
@@ -308,6 +608,7 @@ protected:
         ucp_config_release(config);
         m_context.reset(context, ucp_cleanup);
         ASSERT_TRUE(context->rcache != NULL);
+        EXPECT_FALSE(asks()); /* it registers nothing */
 
         m_self             = this;
         m_ops              = *context->tl_mds[0].md->ops;
@@ -315,6 +616,34 @@ protected:
         m_ops.mem_dereg    = dereg;
         m_ops.mem_is_valid = is_valid;
         context->tl_mds[0].md->ops = &m_ops;
+        flags() = (flags() & ~UCT_MD_FLAG_REG_DUMMY) | UCT_MD_FLAG_NOTIFY;
+        renew();
+        EXPECT_TRUE(asks());
+    }
+
+    /* A cache for what the flags say now */
+    void renew()
+    {
+        ucp_mem_rcache_cleanup(m_context);
+        ASSERT_UCS_OK(ucp_mem_rcache_init(m_context));
+    }
+
+    /* Whether a hit does, which has a cost */
+    bool asks()
+    {
+        return m_context.get()->rcache->params.ops->valid != NULL;
+    }
+
+    /* Its handles can be asked, but may not know */
+    void need_events()
+    {
+        flags() = (flags() & ~UCT_MD_FLAG_NOTIFY) | UCT_MD_FLAG_NOTIFY_SOME;
+        renew();
+    }
+
+    uint64_t &flags()
+    {
+        return m_context.get()->tl_mds[0].attr.cap.flags;
     }
 
     virtual void cleanup()
@@ -361,6 +690,8 @@ protected:
     uintptr_t                    m_gone  = 0; /* can't be registered */
     uintptr_t                    m_stale = 0; /* not what was registered */
     bool                         m_full  = false;
+    int                          m_asked = 0; /* by the test's thread */
+    pthread_t                    m_thread = pthread_self();
     ucs_ternary_auto_value_t     m_notify;
     uct_md_ops_t                 m_ops;
     ucs::handle<ucp_context_h>   m_context;
@@ -373,6 +704,7 @@ private:
         range r         = {start, start + length};
 
         if (has(&r, m_self->m_gone)) {
+            errno = EFAULT;
             return UCS_ERR_IO_ERROR;
         }
 
@@ -397,6 +729,8 @@ private:
 
     static int is_valid(uct_md_h md, uct_mem_h memh)
     {
+        /* The cache's timer asks, too */
+        m_self->m_asked += pthread_equal(m_self->m_thread, pthread_self()) != 0;
         return !has((range*)memh, m_self->m_stale);
     }
 
@@ -408,10 +742,34 @@ private:
 
 test_ucp_rcache_valid *test_ucp_rcache_valid::m_self;
 
-/* As memory that TCP sends, which needs no memory handle */
-UCS_TEST_F(test_ucp_rcache_valid, nothing_registered_is_found) {
+/* As memory that TCP sends, which needs no memory handle: nobody tells that it
+ * is gone */
+UCS_TEST_F(test_ucp_rcache_valid, nothing_registered_is_not_found) {
     ucp_mem_h first, second;
 
+    ASSERT_UCS_OK(get(START, SIZE, 0, &first));
+    ASSERT_UCS_OK(get(START, SIZE, 0, &second));
+    EXPECT_NE(first, second);
+    put(second);
+    put(first);
+    EXPECT_TRUE(m_registered.empty());
+    EXPECT_EQ(size_t(SIZE / 2), use(START, SIZE / 2, 1));
+}
+
+/* Such regions do not pile up either */
+UCS_TEST_F(test_ucp_rcache_valid, nothing_registered_goes) {
+    for (int i = 0; i < 1000; ++i) {
+        EXPECT_EQ(size_t(SIZE / 2), use(START + i * SIZE, SIZE / 2, 0));
+    }
+
+    EXPECT_LE(m_context.get()->rcache->num_regions, 20u);
+}
+
+/* An event tells it */
+UCS_TEST_F(test_ucp_rcache_valid, nothing_registered_is_found_with_events) {
+    ucp_mem_h first, second;
+
+    need_events();
     ASSERT_UCS_OK(get(START, SIZE, 0, &first));
     ASSERT_UCS_OK(get(START, SIZE, 0, &second));
     EXPECT_EQ(first, second);
@@ -421,8 +779,21 @@ UCS_TEST_F(test_ucp_rcache_valid, nothing_registered_is_found) {
     EXPECT_EQ(size_t(SIZE), use(START, SIZE / 2, 1));
 }
 
-/* Nobody told that a part of it is gone */
+/* Where no memory domain notifies UCP's cache is what it was */
+UCS_TEST_F(test_ucp_rcache_valid, without_words_nobody_is_asked) {
+    need_events();
+    EXPECT_TRUE(asks());
+    flags() &= ~UCT_MD_FLAG_NOTIFY_SOME;
+    renew();
+    EXPECT_FALSE(asks());
+    EXPECT_EQ(size_t(SIZE), use(START, SIZE, 1));
+    m_stale = START;
+    EXPECT_EQ(size_t(SIZE), use(START, SIZE / 2, 1));
+}
+
+/* A part of it is gone, and the event did not tell it yet */
 UCS_TEST_F(test_ucp_rcache_valid, nothing_registered_is_not_extended) {
+    need_events();
     EXPECT_EQ(size_t(SIZE), use(START, SIZE, 0));
     m_gone = START + SIZE - 1;
     EXPECT_EQ(size_t(SIZE / 2), use(START, SIZE / 2, 1));
@@ -450,4 +821,18 @@ UCS_TEST_F(test_ucp_rcache_valid, failed_drops_stale) {
         m_stale = START + i * SIZE;
         EXPECT_EQ(size_t(SIZE / 2), use(START + (100 + i) * SIZE, SIZE / 2, 1));
     }
+}
+
+/* Memory that is not there may be asked for again and again */
+UCS_TEST_F(test_ucp_rcache_valid, failed_in_vain_asks_few) {
+    scoped_log_handler slh(wrap_errors_logger);
+
+    for (int i = 0; i < 100; ++i) {
+        EXPECT_EQ(size_t(SIZE / 2), use(START + i * SIZE, SIZE / 2, 1));
+    }
+
+    m_gone  = START + 100 * SIZE;
+    m_asked = 0;
+    EXPECT_EQ(0u, use(m_gone, SIZE / 2, 1));
+    EXPECT_LE(m_asked, 32);
 }

@@ -28,14 +28,6 @@ static struct {
     int (*settle)(struct ibv_mr *mr);
 } uct_ib_notify_verbs;
 
-static ucs_mpool_ops_t uct_ib_notify_mpool_ops = {
-    .chunk_alloc   = ucs_mpool_chunk_mmap,
-    .chunk_release = ucs_mpool_chunk_munmap,
-    .obj_init      = NULL,
-    .obj_cleanup   = NULL,
-    .obj_str       = NULL
-};
-
 /* Looked up, not linked: also runs with a libibverbs that does not have them */
 static int uct_ib_notify_have_verbs()
 {
@@ -55,10 +47,12 @@ static int uct_ib_notify_have_verbs()
 }
 
 /* Whether each registration of host memory by the cache is one of ibv_reg_mr().
- * Device memory, and large regions that threads register in parts, are not. */
+ * Device memory, and large regions that threads register in parts, are not, and
+ * on-demand paging (of UCT_MD_MEM_FLAG_NONBLOCK) has no word. */
 static int uct_ib_notify_covers_all(uct_ib_md_t *md)
 {
     return (md->reg_mem_types == UCS_BIT(UCS_MEMORY_TYPE_HOST)) &&
+           (md->config.odp.max_size == 0) &&
            ((md->config.min_mt_reg == SIZE_MAX) ||
             ((md->ops != NULL) &&
              (md->ops->reg_multithreaded ==
@@ -69,7 +63,6 @@ static int uct_ib_notify_covers_all(uct_ib_md_t *md)
 ucs_status_t uct_ib_notify_init(uct_ib_md_t *md)
 {
     int must = ucs_global_opts.rcache_notify == UCS_YES;
-    ucs_status_t status;
 
     md->notify = UCT_IB_NOTIFY_NONE;
     if (ucs_global_opts.rcache_notify == UCS_NO) {
@@ -84,15 +77,9 @@ ucs_status_t uct_ib_notify_init(uct_ib_md_t *md)
     }
 
     if (must) {
-        /* Rather one thread than a registration that nobody watches */
-        md->config.min_mt_reg = SIZE_MAX;
-    }
-
-    status = ucs_mpool_init(&md->notify_mp, 0, sizeof(uct_ib_notify_slot_t), 0,
-                            sizeof(uint64_t), 80, UINT_MAX,
-                            &uct_ib_notify_mpool_ops, "ib_notify");
-    if (status != UCS_OK) {
-        return status;
+        /* Rather one thread, or pinned, than what nobody watches */
+        md->config.min_mt_reg   = SIZE_MAX;
+        md->config.odp.max_size = 0;
     }
 
     md->notify = uct_ib_notify_covers_all(md) ? UCT_IB_NOTIFY_ALL :
@@ -104,41 +91,33 @@ ucs_status_t uct_ib_notify_init(uct_ib_md_t *md)
                                                          UCS_OK;
 }
 
-void uct_ib_notify_cleanup(uct_ib_md_t *md)
+void uct_ib_notify_begin(uct_ib_md_t *md, uct_ib_mem_t *memh,
+                         ucs_rcache_region_t *region)
 {
+    UCS_STATIC_ASSERT(UCT_IB_MR_LAST ==
+                      ucs_static_array_size(region->doubt));
+    UCS_STATIC_ASSERT(UCT_IB_MR_LAST ==
+                      ucs_static_array_size(memh->watched));
+
     if (md->notify != UCT_IB_NOTIFY_NONE) {
-        ucs_mpool_cleanup(&md->notify_mp, 0);
-        md->notify = UCT_IB_NOTIFY_NONE;
+        region->doubt[UCT_IB_MR_DEFAULT]      = 0;
+        region->doubt[UCT_IB_MR_STRICT_ORDER] = 0;
+        memh->doubt                           = region->doubt;
     }
 }
 
-ucs_status_t uct_ib_notify_get(uct_ib_md_t *md, uct_ib_mem_t *memh)
+void uct_ib_notify_failed(uct_ib_mem_t *memh)
 {
-    memh->notify = NULL;
-    if (md->notify == UCT_IB_NOTIFY_NONE) {
-        return UCS_OK;
-    }
-
-    memh->notify = ucs_mpool_get(&md->notify_mp);
-    if (memh->notify == NULL) {
-        return (md->notify == UCT_IB_NOTIFY_ALL) ? UCS_ERR_NO_MEMORY : UCS_OK;
-    }
-
-    memset(memh->notify, 0, sizeof(*memh->notify));
-    return UCS_OK;
-}
-
-void uct_ib_notify_put(uct_ib_mem_t *memh)
-{
-    if (memh->notify != NULL) {
-        ucs_mpool_put(memh->notify);
-        memh->notify = NULL;
+    if (memh->doubt != NULL) {
+        memh->doubt[UCT_IB_MR_DEFAULT] = IBV_MR_NOTIFY_INVALID;
+        memh->doubt                    = NULL;
     }
 }
 
 /* A device that can't be revoked keeps the pages in any case */
-static int uct_ib_notify_reg(struct ibv_mr *mr, uint64_t *word)
+static int uct_ib_notify_reg(struct ibv_mr *mr, volatile uint64_t *doubt)
 {
+    uint64_t *word = (uint64_t*)doubt;
     int ret = EOPNOTSUPP;
 
     *word = UCT_IB_NOTIFY_IN_USE;
@@ -152,41 +131,41 @@ static int uct_ib_notify_reg(struct ibv_mr *mr, uint64_t *word)
 void uct_ib_notify_arm(uct_ib_md_t *md, uct_ib_mem_t *memh,
                        uct_ib_mr_type_t mr_type, struct ibv_mr *mr)
 {
-    uct_ib_notify_slot_t *slot = memh->notify;
     int ret;
 
-    /* On-demand paging follows the memory itself */
-    if ((slot == NULL) || (memh->flags & UCT_IB_MEM_FLAG_ODP)) {
+    /* On-demand paging follows the memory itself; memory events end what is of
+     * memory that is gone, as its key reaches what is mapped there later */
+    if ((memh->doubt == NULL) || (memh->flags & UCT_IB_MEM_FLAG_ODP)) {
         return;
     }
 
-    ret = uct_ib_notify_reg(mr, &slot->words[mr_type]);
+    ret = uct_ib_notify_reg(mr, &memh->doubt[mr_type]);
     if (ret == 0) {
-        slot->mrs[mr_type] = mr;
+        memh->watched[mr_type] = mr;
         return;
     }
 
     ucs_debug("ibv_reg_mr_notify(mr=%p) failed: %s", mr, strerror(ret));
     if (md->notify == UCT_IB_NOTIFY_ALL) {
-        slot->words[mr_type] = IBV_MR_NOTIFY_INVALID; /* for this time only */
+        memh->doubt[mr_type] = IBV_MR_NOTIFY_INVALID; /* for this time only */
     }
 }
 
-int uct_ib_notify_settle(uct_ib_notify_slot_t *slot)
+int uct_ib_notify_settle(const uct_ib_mem_t *memh)
 {
-    volatile uint64_t *words = slot->words;
     int i;
 
     for (i = 0; i < UCT_IB_MR_LAST; ++i) {
-        if (!uct_ib_notify_said(words[i])) {
+        if (!uct_ib_notify_said(memh->doubt[i])) {
             continue;
         }
 
         /* INVALID is final. Anything else is a doubt, which the kernel takes
          * back, or makes INVALID. */
-        if ((words[i] & IBV_MR_NOTIFY_INVALID) || (slot->mrs[i] == NULL) ||
-            uct_ib_notify_verbs.settle(slot->mrs[i]) ||
-            uct_ib_notify_said(words[i])) {
+        if ((memh->doubt[i] & IBV_MR_NOTIFY_INVALID) ||
+            (memh->watched[i] == NULL) ||
+            uct_ib_notify_verbs.settle(memh->watched[i]) ||
+            uct_ib_notify_said(memh->doubt[i])) {
             return 0;
         }
     }
@@ -203,16 +182,12 @@ ucs_status_t uct_ib_notify_init(uct_ib_md_t *md)
                                                         UCS_OK;
 }
 
-void uct_ib_notify_cleanup(uct_ib_md_t *md)
+void uct_ib_notify_begin(uct_ib_md_t *md, uct_ib_mem_t *memh,
+                         ucs_rcache_region_t *region)
 {
 }
 
-ucs_status_t uct_ib_notify_get(uct_ib_md_t *md, uct_ib_mem_t *memh)
-{
-    return UCS_OK;
-}
-
-void uct_ib_notify_put(uct_ib_mem_t *memh)
+void uct_ib_notify_failed(uct_ib_mem_t *memh)
 {
 }
 
@@ -221,7 +196,7 @@ void uct_ib_notify_arm(uct_ib_md_t *md, uct_ib_mem_t *memh,
 {
 }
 
-int uct_ib_notify_settle(uct_ib_notify_slot_t *slot)
+int uct_ib_notify_settle(const uct_ib_mem_t *memh)
 {
     return 1;
 }

@@ -15,25 +15,15 @@ enum {
     UCT_IB_NOTIFY_NONE,   /**< The device or the library can't, or was told not to */
     UCT_IB_NOTIFY_SOME,   /**< Some registrations may have no word: memory events
                                are needed as well */
-    UCT_IB_NOTIFY_ALL     /**< What has no word is never found in the cache */
+    UCT_IB_NOTIFY_ALL     /**< What has no word is never found in the cache: none
+                               is device memory, of several MRs, or on demand */
 };
-
-
-/**
- * The words of a memory handle, one for each of its MRs, in memory that is
- * shared with nothing else: the kernel pins its pages.
- */
-typedef struct uct_ib_notify_slot {
-    uint64_t      words[UCT_IB_MR_LAST];
-    struct ibv_mr *mrs[UCT_IB_MR_LAST]; /**< NULL: nobody writes that word */
-} uct_ib_notify_slot_t;
 
 
 /**
  * Find out whether a memory domain's device notifies.
  *
- * @param [in]  md   Memory domain with an open device. Gets notify, and the pool
- *                   that slots are taken from.
+ * @param [in]  md   Memory domain with an open device. Gets notify.
  *
  * @return Error code. UCS_ERR_UNSUPPORTED if UCX_RCACHE_NOTIFY=y and it can't,
  *         or not for all registrations.
@@ -42,29 +32,21 @@ ucs_status_t uct_ib_notify_init(uct_ib_md_t *md);
 
 
 /**
- * Undo @ref uct_ib_notify_init, when nothing of the domain is registered.
+ * Give a memory handle the words of a region, one for each of its MRs, before
+ * they are registered, if its domain notifies.
  */
-void uct_ib_notify_cleanup(uct_ib_md_t *md);
+void uct_ib_notify_begin(uct_ib_md_t *md, uct_ib_mem_t *memh,
+                         ucs_rcache_region_t *region);
 
 
 /**
- * Give a memory handle a slot, if its domain notifies. Slots of one domain are
- * taken and returned by one thread at a time: the cache's lock is held.
- *
- * @return Error code. UCS_ERR_NO_MEMORY if there is none for a handle that is
- *         watched by nobody else.
+ * Take them back: the handle has no MRs.
  */
-ucs_status_t uct_ib_notify_get(uct_ib_md_t *md, uct_ib_mem_t *memh);
+void uct_ib_notify_failed(uct_ib_mem_t *memh);
 
 
 /**
- * Return the slot, after the memory handle's MRs were deregistered.
- */
-void uct_ib_notify_put(uct_ib_mem_t *memh);
-
-
-/**
- * Let the kernel watch an MR that was just registered, if the handle has a slot.
+ * Let the kernel watch an MR that was just registered, if the handle has words.
  */
 void uct_ib_notify_arm(uct_ib_md_t *md, uct_ib_mem_t *memh,
                        uct_ib_mr_type_t mr_type, struct ibv_mr *mr);
@@ -75,7 +57,7 @@ void uct_ib_notify_arm(uct_ib_md_t *md, uct_ib_mem_t *memh,
  *
  * @return Whether all MRs are still of the memory that is mapped.
  */
-int uct_ib_notify_settle(uct_ib_notify_slot_t *slot);
+int uct_ib_notify_settle(const uct_ib_mem_t *memh);
 
 
 /**
@@ -88,28 +70,15 @@ static UCS_F_ALWAYS_INLINE uint8_t uct_ib_notify_said(uint64_t word)
 
 
 /**
- * @return The words of a memory handle, or NULL if it has none.
- */
-static UCS_F_ALWAYS_INLINE const uint64_t *
-uct_ib_notify_words(const uct_ib_mem_t *memh)
-{
-    return (memh->notify == NULL) ? NULL : memh->notify->words;
-}
-
-
-/**
  * @return Whether the memory handle is still of the memory that is mapped, as
  *         far as its words tell. Can be called by any thread at any time.
  */
 static UCS_F_ALWAYS_INLINE int uct_ib_notify_is_valid(const uct_ib_mem_t *memh)
 {
-    /* read each time: the kernel writes them */
-    const volatile uint64_t *words = uct_ib_notify_words(memh);
-
-    return (words == NULL) ||
-           ucs_likely(!uct_ib_notify_said(words[UCT_IB_MR_DEFAULT] |
-                                          words[UCT_IB_MR_STRICT_ORDER])) ||
-           uct_ib_notify_settle(memh->notify);
+    return (memh->doubt == NULL) ||
+           ucs_likely(!uct_ib_notify_said(memh->doubt[UCT_IB_MR_DEFAULT] |
+                                          memh->doubt[UCT_IB_MR_STRICT_ORDER])) ||
+           uct_ib_notify_settle(memh);
 }
 
 #endif
