@@ -36,13 +36,12 @@ def build(checkout):
 
 def once(which, row, seconds):
     """Nanoseconds of CPU time of one row, or None."""
-    done = subprocess.run([programs.path(PROGRAMS[which]), "--benchmark_format=json",
-                           f"--benchmark_filter=^{row}$", f"--benchmark_min_time={seconds}"],
-                          capture_output=True, text=True, check=False)
+    said = programs.run([programs.path(PROGRAMS[which]), "--benchmark_format=json",
+                         f"--benchmark_filter=^{row}$", f"--benchmark_min_time={seconds}"])
     try:
-        values = programs.values(done.stdout, "cpu_time")
+        values = programs.values(said or "", "cpu_time")
     except ValueError:
-        print(f"{which} {row}: {done.stderr.strip()[-300:]}", file=sys.stderr)
+        print(f"no result: {which} {row}", file=sys.stderr)
         return None
     return next((times[0] for times in values.values()), None)
 
@@ -73,12 +72,14 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.1, help="of a row at least")
     args = parser.parse_args()
     build(args.checkout)
+    rows = programs.rows(PROGRAMS["now"], args.filter)
+    if not rows:
+        sys.exit(f"{args.filter}: no such row")
     os.makedirs(OUT, exist_ok=True)
     found = {}
     print(f"CPU time of one operation in ns, medians of {args.rounds}\n\n"
           f"{'':44} {'before':>12} {'now':>12} {'ratio':>7}", flush=True)
-    for row, before, now in measure(programs.rows(PROGRAMS["now"], args.filter), args.rounds,
-                                    args.seconds):
+    for row, before, now in measure(rows, args.rounds, args.seconds):
         ratio = now / before if before and now else None
         found[row] = {"before": before, "now": now, "ratio": ratio}
         print(f"{row.replace('/real_time', ''):44} {cell(before)} {cell(now)} "

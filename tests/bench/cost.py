@@ -7,7 +7,6 @@ ours: there the guests take turns and the best round counts. Called by tests/ben
 """
 import json
 import os
-import subprocess
 import sys
 
 import programs
@@ -24,14 +23,12 @@ OWN = {"munmap_own": "munmap of 16 registered pages",
 def run(kernel, only):
     """{"operation/state/count": {counter: value}} in a guest."""
     print("measuring:", only, kernel, file=sys.stderr, flush=True)
-    done = subprocess.run(
-        [programs.LAB, "--kernel", kernel, "--no-checks", "--memory", "3G", "--",
-         programs.path("cost"), "--benchmark_format=json", "--benchmark_filter=" + only],
-        capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"cost: {done.stderr.strip()[-400:]}")
+    said = programs.lab(kernel, [programs.path("cost"), "--benchmark_format=json",
+                                 "--benchmark_filter=" + only], "--memory", "3G")
+    if said is None:
+        sys.exit(1)
     return {"/".join(one["run_name"].split("/")[:3]): one
-            for one in json.loads(done.stdout[done.stdout.index("{"):])["benchmarks"]}
+            for one in json.loads(said[said.index("{"):])["benchmarks"]}
 
 
 def beside_stock():

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What the benchmarks share: where the programs are, how their JSON is read, how a plot is made."""
+"""What the benchmarks share: how programs are run, how their JSON is read, how a plot is made."""
 import json
 import os
+import shlex
 import subprocess
+import sys
 
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 OUT = os.path.join(REPO, "build", "bench")
@@ -22,14 +24,30 @@ def rows(name, wanted):
                           capture_output=True, text=True, check=True).stdout.split()
 
 
+def run(command, environment=None):
+    """What a command printed, or None if it failed. What it says of errors is passed on."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False,
+                          env={**os.environ, **(environment or {})})
+    if done.returncode:
+        print(f"status {done.returncode}, so no result of: {shlex.join(command)[:200]}",
+              file=sys.stderr, flush=True)
+        return None
+    return done.stdout
+
+
+def lab(kernel, command, *options, environment=None):
+    """The same in a guest; None also if its kernel complained, or if it took too long."""
+    return run([LAB, "--kernel", kernel, "--no-checks", *options, "--", *command], environment)
+
+
 def values(said, field):
-    """{benchmark: [value of each repetition]} from what a program printed as JSON.
+    """{benchmark: [value of each repetition]} from what a program printed, last of all as JSON.
 
     The field is a time (real_time, cpu_time), then in nanoseconds, or a counter, then of those that
     have it.
     """
     found = {}
-    for one in json.loads(said)["benchmarks"]:
+    for one in json.loads(said[said.index("{"):])["benchmarks"]:
         if one["run_type"] == "iteration" and not one.get("error_occurred") and field in one:
             unit = UNITS[one["time_unit"]] if field.endswith("_time") else 1
             found.setdefault(one["run_name"], []).append(one[field] * unit)

@@ -15,16 +15,13 @@
  *               buffer, so that what happens before and beside them is the same for both. Counters:
  *               plain and miss, medians in nanoseconds; ratio, of these; ratio_of_fast, of the 10th
  *               percentiles. Another cached registration is there, as no cache is empty at a miss.
- *  munmap/N     unmapping a range beside N armed registrations
  */
 #include <benchmark/benchmark.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <memory>
 #include <random>
 #include <vector>
 
@@ -272,29 +269,6 @@ void miss(benchmark::State &state)
 	state.counters["ratio_of_fast"] = quantile(missed, .1) / quantile(plain, .1);
 }
 
-void unmapping(benchmark::State &state)
-{
-	const auto count = static_cast<std::size_t>(state.range(0));
-	const memory m = anonymous(std::max<std::size_t>(count, 1) * page_size());
-	const std::unique_ptr<uint64_t[]> words(new uint64_t[count + 1]());
-	std::vector<owned<ibv_mr>> mrs;
-
-	for (std::size_t i = 0; i < count; i++) {
-		mrs.push_back(the_device().register_memory(
-			{m.registered().addr + i * page_size(), page_size()},
-			access_flags | 1 << 28));
-		check_verb(ibv_reg_mr_notify(mrs.back().get(), &words[i]), "ibv_reg_mr_notify");
-	}
-	for (auto _ : state) {
-		state.PauseTiming();
-		const std::size_t length = 16 * page_size();
-		void *addr = mmap(nullptr, length, PROT_READ | PROT_WRITE,
-				  MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-		state.ResumeTiming();
-		munmap(addr, length);
-	}
-}
-
 BENCHMARK(atomics);
 BENCHMARK(atomics_of_many)->Name("atomics")->Arg(1000)->Arg(50000)->Arg(100000);
 BENCHMARK(apart)->Name("hit/apart")->Arg(1)->Arg(1000);
@@ -310,7 +284,6 @@ BENCHMARK(guarded)->Name("hit/guarded")->Arg(50000)->Arg(100000)->Iterations(1 <
 BENCHMARK(random)->Name("hit/random")->Arg(100000)->Iterations(1 << 20);
 BENCHMARK(heap)->Name("hit/heap")->Arg(100000)->Iterations(1 << 20);
 BENCHMARK(miss)->RangeMultiplier(16)->Range(64 << 10, 16 << 20);
-BENCHMARK(unmapping)->Name("munmap")->Arg(0)->Arg(1000)->Arg(100000)->Iterations(2000);
 
 } // namespace
 
