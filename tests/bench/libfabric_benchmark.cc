@@ -18,6 +18,7 @@ constexpr std::size_t apart = 4096;
 
 fid_domain *open_domain()
 {
+	shift_layout();
 	fi_info *info = find_verbs();
 	fid_fabric *fabric = nullptr;
 	fid_domain *domain = nullptr;

@@ -42,6 +42,7 @@ uct_md_h open_md(uct_component_h component)
 
 uct_md_h find_md()
 {
+	shift_layout();
 	uct_component_h *components = nullptr;
 	unsigned int count = 0;
 

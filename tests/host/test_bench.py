@@ -1,0 +1,197 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""The scripts of tests/bench take no result from what failed, and tell what is missing.
+
+Why: a table with too few values in it, or from a guest whose kernel complained, looks like any
+other. Programs, guests and gnuplot are fakes, so that all of them can be made to fail.
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+REPO = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
+THREADS = "/real_time/threads:"
+ROWS = {
+    "bench_cache": [
+        *(name + THREADS + "1" for name in (
+            "atomics", "search/1000", "search/100000", "hit/apart/1", "hit/apart/1000",
+            "hit/apart/100000", "hit/guarded/1000")),
+        *(name + THREADS + "2" for name in ("atomics_same/1000", "hit/same/1000",
+                                            "hit/apart/1000"))],
+    "bench_verbs": ["hit/apart/1", "hit/apart/1000", "hit/apart/100000/iterations:1048576",
+                    "hit/guarded/1000", "miss/65536", "miss/1048576", "miss/16777216"],
+    "bench_libfabric": ["libfabric/1", "libfabric/1000"],
+    "bench_ucx": ["ucx/1/real_time", "ucx/1000/real_time", "ucx/1000" + THREADS + "2"],
+    "bench_ucx_md": ["ucx_md/1", "ucx_md/1000"],
+    "bench_cost": [],
+}
+ROWS["bench_cache_before"] = ROWS["bench_cache"]
+BASE = {"bench_verbs": 2000, "bench_ucx": 4000}     # nanoseconds; of the others 1000
+
+# FAIL=PROGRAM fails when all is printed, LEFT_OUT=ROW is an error of that row's last repetition.
+PROGRAM = """#!/usr/bin/python3 -IS
+import json, os, re, sys
+options = dict(one.partition("=")[::2] for one in sys.argv[1:])
+rows = [row for row in ROWS if re.search(options.get("--benchmark_filter", "."), row)]
+if "--benchmark_list_tests" in options:
+    sys.exit(print(*rows, sep="\\n"))
+last = int(options.get("--benchmark_repetitions", 1)) - 1
+print("of the guest")
+print(json.dumps({"benchmarks": [
+    {"run_type": "iteration", "run_name": row, "cpu_time": BASE + n, "time_unit": "ns",
+     "ratio": 1.25, "error_occurred": row == os.environ.get("LEFT_OUT") and n == last}
+    for row in rows for n in range(last + 1)]}))
+shift = os.environ.get("FAIL_SHIFT")
+sys.exit(3 if os.environ.get("FAIL") in sys.argv[0].split("/")
+         or shift and shift == os.environ.get("BENCH_SHIFT") else 0)
+"""
+
+# LAB_STATUS of all guests, or of those of LAB_KERNEL.
+LAB = """#!/bin/sh
+kernel=$2
+while [ "$1" != -- ]; do shift; done
+shift
+"$@"
+status=$?
+echo "the lab: status $status" >&2
+[ "${LAB_KERNEL:-$kernel}" != "$kernel" ] || exit "${LAB_STATUS:-$status}"
+"""
+
+DRIVER = """
+import os, sys
+folder, bench, name = sys.argv[1:4]
+del sys.argv[1:4]
+sys.path.insert(0, bench)
+import programs
+programs.LAB = os.path.join(folder, "lab")
+programs.OUT = os.path.join(folder, "out")
+programs.path = lambda name: os.path.join(folder, "bench_" + name)
+programs.gnuplot = print
+script = __import__(name)
+script.build = lambda checkout: None
+script.TURNS = 3
+sys.exit(script.main())
+"""
+
+
+class Bench(unittest.TestCase):
+    """Each script with fakes."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.write("lab", LAB)
+        for name, rows in ROWS.items():
+            self.write(name, PROGRAM.replace("ROWS", repr(rows)).replace(
+                "BASE", str(BASE.get(name, 1000))))
+
+    def write(self, name, text):
+        """A program."""
+        path = os.path.join(self.folder, name)
+        with open(path, "w", encoding="utf-8") as out:
+            out.write(text)
+        os.chmod(path, 0o755)
+
+    def run_script(self, name, *args, **environment):
+        """Run a script of tests/bench."""
+        return subprocess.run(
+            [sys.executable, "-B", "-c", DRIVER, self.folder, os.path.join(REPO, "tests/bench"),
+             name, *args], env={**os.environ, **environment}, capture_output=True, text=True,
+            check=False)
+
+    def no_result(self, done, *said):
+        """The script failed, and says so."""
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        for text in said:
+            self.assertIn(text, done.stderr)
+
+    def written(self, name):
+        """A file of results."""
+        with open(os.path.join(self.folder, "out", name), encoding="utf-8") as text:
+            return text.read()
+
+    def test_hits(self):
+        done = self.run_script("compare")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        cells = [line[40:].split() for line in done.stdout.splitlines() if " entr" in line[:14]]
+        core, verbs, ucx, none = "1002.0", "2002.0", "4002.0", "-"
+        libfabric = core
+        every = [core, core, verbs, libfabric, libfabric, ucx]
+        self.assertEqual(cells, [every, every, [core, core, verbs] + [none] * 3,
+                                 [core, core] + [none] * 3 + [ucx], [none, core] + [none] * 4,
+                                 [core, core, verbs] + [none] * 3])
+        titles, *plotted = self.written("hits.dat").splitlines()
+        self.assertEqual(titles, '"" "bare atomics" "ours, the core" "ours, the verbs (um)" '
+                         '"libfabric memhooks (um)" "libfabric userfaultfd (um)" "UCX rcache"')
+        self.assertEqual([line.rpartition('"')[2].replace("NaN", none).split()
+                          for line in plotted], cells)
+        self.assertIn("plot for [i=2:7]", done.stdout)
+        self.assertIn("the lab: status 0", done.stderr)
+        # No munmap: a process has its notifier for good. The order of cost_benchmark.cc heeds that.
+        self.assertEqual(json.loads(self.written("results.json"))["ratios"], {
+            f"cached miss / plain ibv_reg_mr, {size} KiB": 1.25 for size in (64, 1024, 16384)})
+        self.assertNotIn("munmap", done.stdout + done.stderr)
+
+    def test_hits_of_guests_that_failed(self):
+        done = self.run_script("compare", LAB_STATUS="99")
+        self.no_result(done, "the lab: status 0", "status 99, so no result", "no result: 1 entry",
+                       "no result: cached miss")
+        got = json.loads(self.written("results.json"))["measured"]
+        self.assertEqual(sorted(name for name, found in got.items() if found), ["core", "ucx"])
+
+    def test_hits_of_one_guest_that_failed(self):
+        done = self.run_script("compare", LAB_KERNEL="debian", LAB_STATUS="99")
+        self.no_result(done, "no result: cached miss / plain ibv_reg_mr, 64 KiB")
+        self.assertNotIn("no result: 1 entry", done.stderr)
+
+    def test_hits_of_a_program_that_failed(self):
+        self.no_result(self.run_script("compare", FAIL="bench_ucx"), "status 3, so no result of",
+                       "no result: 1 entry")
+
+    def test_hits_without_a_row(self):
+        for row, said in (("libfabric/1000", "1,000 entries, 1 thread"),
+                          ("hit/guarded/1000" + THREADS + "1", "1,000 entries, a guard page"),
+                          ("miss/1048576", "cached miss / plain ibv_reg_mr, 1024 KiB")):
+            with self.subTest(row):
+                self.no_result(self.run_script("compare", LEFT_OUT=row), "no result: " + said)
+
+    def test_consumers(self):
+        done = self.run_script("consumers")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count(" 1000.0     1.00    1.00    1.00\n"), 2 * (3 + 2))
+
+    def test_consumers_of_a_guest_that_failed(self):
+        done = self.run_script("consumers", "ucx", LAB_STATUS="124")
+        self.no_result(done, "the lab: status 0", "status 124, so no result")
+        self.assertNotIn("1000.0", done.stdout)
+
+    def test_consumers_without_a_turn(self):
+        done = self.run_script("consumers", "ucx", FAIL_SHIFT="37")
+        self.no_result(done, "no result: ucx, hooks: status 3", "no result: ucx, the word")
+        self.assertNotIn("1000.0", done.stdout)
+
+    def test_cost_of_a_guest_that_failed(self):
+        self.no_result(self.run_script("cost", LAB_STATUS="99"), "the lab: status 0",
+                       "status 99, so no result")
+
+    def test_before(self):
+        done = self.run_script("before", "/", "hit/apart", "--rounds", "2")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count(" 1.00\n"), 4)
+
+    def test_before_without_rows(self):
+        self.no_result(self.run_script("before", "/", "typo"), "typo: no such row")
+
+    def test_before_of_a_program_that_failed(self):
+        for program in ("bench_cache", "bench_cache_before"):
+            with self.subTest(program):
+                done = self.run_script("before", "/", "hit/apart/1/", "--rounds", "1", FAIL=program)
+                self.no_result(done, "status 3, so no result")
+
+
+if __name__ == "__main__":
+    unittest.main()
