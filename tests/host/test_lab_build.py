@@ -5,8 +5,10 @@
 What takes minutes, compiling, is replaced by a function; what decides about it is the lab's.
 """
 import contextlib
+import fcntl
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -14,9 +16,28 @@ import time
 import unittest
 from unittest import mock
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../lab"))
+LAB = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../lab")
+sys.path.insert(0, LAB)
 import build  # noqa: E402
 import machine as machines  # noqa: E402
+
+
+# The lab in a folder, with a make that does not end before it may.
+MAKE = """
+import sys
+lab, folder = sys.argv[1:]
+sys.path.insert(0, lab)
+import build, machine as machines
+machines.BUILD = build.BUILD = folder
+build.make_from_tree = lambda _: build.run(["make", "-C", folder, "half"], folder + "/log")
+with build.ready(machines.load("um")):
+    pass
+"""
+MAKEFILE = """
+half:
+\ttrap 'kill $$!; until [ -e end ]; do sleep 0.1; done; exit 1' TERM; \\
+\t\tsleep 100 & echo $$$$ >$@; wait
+"""
 
 
 class Ready(unittest.TestCase):
@@ -133,20 +154,41 @@ class Ready(unittest.TestCase):
             raise InterruptedError
 
         def stop_it():
-            while not os.path.exists(half) or not build.read(half):
+            while not (said := build.read(half)).endswith("\n"):
                 time.sleep(0.01)
-            pids.append(int(build.read(half)))
+            pids.append(int(said))
             os.kill(os.getpid(), signal.SIGUSR1)
         pids = []
         before = signal.signal(signal.SIGUSR1, stop)
         self.addCleanup(signal.signal, signal.SIGUSR1, before)
-        threading.Thread(target=stop_it).start()
+        threading.Thread(target=stop_it, daemon=True).start()    # for ever, if make fails
         with self.assertRaises(InterruptedError):
             build.run(["make", "-C", self.folder, "-f", self.source, "half"],
                       os.path.join(self.folder, "log"))
         self.assertFalse(os.path.exists(half))
         with self.assertRaises(ProcessLookupError):
             os.kill(pids[0], 0)
+
+    def test_killed(self):
+        """A build that nobody waits for any more ends, and has the machine's lock until then."""
+        half = os.path.join(self.folder, "half")
+        with open(os.path.join(self.folder, "Makefile"), "w", encoding="utf-8") as out:
+            out.write(MAKEFILE)
+        lab = subprocess.Popen([sys.executable, "-B", "-c", MAKE, LAB, self.folder])
+        while not (said := build.read(half)).endswith("\n") and lab.poll() is None:
+            time.sleep(0.01)
+        lab.kill()
+        lab.wait()
+        with open(os.path.join(self.machine.folder, ".lock"), "w", encoding="utf-8") as lock:
+            with self.assertRaises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.kill(int(said), 0)
+            with open(os.path.join(self.folder, "end"), "w", encoding="utf-8"):
+                pass
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self.assertRaises(ProcessLookupError):
+            os.kill(int(said), 0)
+        self.assertFalse(os.path.exists(half))
 
 
 if __name__ == "__main__":

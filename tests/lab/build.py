@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 
+import child
 import debian
 import initramfs
 import kconfig
@@ -27,8 +28,8 @@ import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
 
 OUR_KERNEL = ("kernel-patches/**", "buildlib/overlay.py", "buildlib/fetch.py",
               "buildlib/kernel_*.py", "buildlib/upstream/linux.pin", "tests/lab/patches/*.patch")
-NOT_BUILT_FROM = ("console.py", "emulator.py", "guest.py", "namespace.py", "releases.py",
-                  "scratch_root.py", "um.py")
+NOT_BUILT_FROM = ("child.py", "console.py", "emulator.py", "guest.py", "namespace.py",
+                  "releases.py", "scratch_root.py", "um.py")
 
 
 def say(text):
@@ -90,11 +91,15 @@ def end_build(process):
 
 
 def run(command, log, env=None):
-    """Run one step of a build; its output goes to a log, and its errors to the user if it fails."""
+    """Run one step of a build; its output goes to a log, and its errors to the user if it fails.
+
+    It inherits the lock of ready(): if we are killed nobody builds beside it before it has ended.
+    """
     os.makedirs(os.path.dirname(log), exist_ok=True)
     with open(log, "w", encoding="utf-8") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, env=env,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
+                                   stderr=subprocess.STDOUT, start_new_session=True,
+                                   close_fds=False, preexec_fn=child.dies_with_us(signal.SIGTERM))
     try:
         process.wait()
     except BaseException:  # a signal ends make with all that it started
@@ -235,6 +240,7 @@ def ready(machine):
     """
     os.makedirs(machine.folder, exist_ok=True)
     with open(os.path.join(machine.folder, ".lock"), "w", encoding="utf-8") as lock:
+        os.set_inheritable(lock.fileno(), True)     # by what does not close it: see run()
         fcntl.flock(lock, fcntl.LOCK_SH)
         while not up_to_date(machine):
             lock_alone(lock, machine)

@@ -5,7 +5,6 @@ A guest is one process group. It ends by itself, by a time limit, by a signal to
 keeper process that only waits for our end, even if we are killed. The same keeper removes the
 control folder: a share with which we tell the guest what to do and it tells us how that ended.
 """
-import ctypes
 import os
 import select
 import selectors
@@ -16,12 +15,11 @@ import subprocess
 import tempfile
 import time
 
+import child
 import emulator
 import machine as machines
 from machine import BUILD, HERE, REPO, LabError
 
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None)
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)    # not the signals that end a process
 
@@ -141,20 +139,14 @@ class Guest:
             command = self.qemu(*fds, accelerator)
             command[command.index("-append") + 1] += " " + extra
         self.keep()
-        parent = os.getpid()
-
-        def child():  # the guest dies with us
-            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-
         env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": self.control,
                "TMPDIR": self.memory_folder()}
         with open(self.console, "ab") as console:
             try:
                 self.process = subprocess.Popen(
                     command, env=env, stdin=subprocess.DEVNULL, stdout=console, stderr=console,
-                    pass_fds=fds, start_new_session=True, preexec_fn=child)
+                    pass_fds=fds, start_new_session=True,
+                    preexec_fn=child.dies_with_us(signal.SIGKILL))
             except FileNotFoundError as problem:
                 raise LabError(f"{problem.filename} is missing: run buildlib/setup") from problem
         os.write(self.keeper_pipe, b"%d\n" % self.process.pid)
