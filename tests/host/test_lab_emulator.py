@@ -7,11 +7,15 @@ Skipped where Debian's kernel was not made ready yet (tests/lab/run --prepare): 
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
+from unittest import mock
 
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(REPO, "tests/lab"))
 import emulator  # noqa: E402  pylint: disable=wrong-import-position
+import guest  # noqa: E402  pylint: disable=wrong-import-position
+import machine as machines  # noqa: E402  pylint: disable=wrong-import-position
 
 # Both CPUs run what trace events patch: timers, wake-ups, interrupts. QEMU 7.2 never got through.
 PATCHING = """
@@ -38,6 +42,15 @@ class Emulator(unittest.TestCase):
         self.assertGreaterEqual(emulator.version(emulator.program()), emulator.RELIABLE)
         self.assertFalse(emulator.version("/does/not/exist"))
 
+    def test_no_archive(self):
+        """Where no newer one is to be had the system's has to do."""
+        none = emulator.private_apt.AptError("on purpose")
+        with tempfile.TemporaryDirectory() as folder, \
+                mock.patch.object(emulator, "FOLDER", folder), \
+                mock.patch.object(emulator, "version", lambda _: ()), \
+                mock.patch.object(emulator.private_apt, "archive_uris", side_effect=none):
+            self.assertEqual(emulator.program(), emulator.SYSTEMS)
+
     @unittest.skipUnless(os.path.exists(os.path.join(REPO, "build/lab/debian/kernel")),
                          "Debian's kernel is not made ready")
     def test_code_that_is_patched(self):
@@ -45,6 +58,52 @@ class Emulator(unittest.TestCase):
         done = subprocess.run([os.path.join(REPO, "tests/lab/run"), "--kernel", "debian", "--",
                                "sh", "-c", PATCHING], capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stdout), (0, "patched\n"), done.stderr)
+
+
+class Accelerator(unittest.TestCase):
+    """What the lab finds out about KVM, by a guest that is replaced here."""
+
+    def find(self, name, in_time, console):
+        """The answer for a machine whose guest is at its end in time, or not, with that console."""
+        with mock.patch.object(guest, "Guest") as tried, \
+                mock.patch.object(guest.os, "access", return_value=True):
+            one = tried.return_value.__enter__.return_value
+            one.pump.return_value = in_time
+            one.console_text.return_value = console
+            answer = guest.accelerator(machines.load(name))
+            self.tried = [call.args[0] for call in tried.call_args_list]
+        return answer
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        os.mkdir(os.path.join(folder.name, "lab"))
+        patch = mock.patch.object(guest, "BUILD", folder.name)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def check_once(self, console, answer):
+        """That is found out, and not asked again."""
+        self.assertEqual(self.find("debian", True, console), answer)
+        self.assertEqual(self.find("debian", True, "?"), answer)
+        self.assertEqual(self.tried, [])
+
+    def test_works(self):
+        self.check_once("reboot: Restarting system", "kvm")
+
+    def test_does_not_work(self):
+        self.check_once("", "tcg")
+
+    def test_a_machine_with_devices(self):
+        """They are for more memory and CPUs than what is tried has."""
+        self.assertTrue(machines.load("hotplug").devices)
+        self.find("hotplug", True, "reboot: Restarting system")
+        self.assertEqual([one.devices for one in self.tried], [[]])
+
+    def test_a_busy_machine(self):
+        """That it was late is not kept."""
+        self.assertEqual(self.find("debian", False, ""), "tcg")
+        self.assertEqual(self.find("debian", True, "reboot: Restarting system"), "kvm")
 
 
 if __name__ == "__main__":

@@ -259,8 +259,9 @@ class Emulated(unittest.TestCase):
         """What the kernel complained of before is not forgotten."""
         with tempfile.TemporaryDirectory() as temp:
             process = self.start(temp, "true")
-            while not (found := emulators_in(temp)):
+            while not (found := emulators_in(temp)) and process.poll() is None:
                 time.sleep(0.1)
+            self.assertTrue(found, "the lab has ended before")
             os.kill(found[0], signal.SIGSTOP)
             console, = glob.glob(os.path.join(temp, "lab-*/console.log"))
             with open(console, "a", encoding="ascii") as text:

@@ -7,6 +7,7 @@ breakpoint that is not in its memory any more ("Oops: int3"). Debian 12 has 7.2,
 backports: that is fetched by apt, which verifies it, and unpacked below the build folder. It runs
 on the libraries of the system's.
 """
+import contextlib
 import glob
 import os
 import re
@@ -52,6 +53,15 @@ def fetch(uri):
         subprocess.run(["dpkg-deb", "-x", package, os.path.join(FOLDER, "root")], check=True)
 
 
+@contextlib.contextmanager
+def said():
+    """What goes wrong with an archive is said, and stops nothing."""
+    try:
+        yield
+    except (private_apt.AptError, subprocess.CalledProcessError) as problem:
+        print(f"lab: {problem}", file=sys.stderr)
+
+
 def program():
     """What to start. It is fetched if need be; where it is not to be had the system's has to do."""
     with private_apt.alone(os.path.join(FOLDER, ".lock")):
@@ -60,13 +70,14 @@ def program():
         if version(SYSTEMS) >= RELIABLE:
             return SYSTEMS
         print("lab: fetching a newer QEMU ...", file=sys.stderr)
-        for uri in private_apt.archive_uris():
-            try:
+        uris = []
+        with said():
+            uris = private_apt.archive_uris()
+        for uri in uris:
+            with said():
                 fetch(uri)
                 if version(newer()) >= RELIABLE:
                     return newer()
-            except (private_apt.AptError, subprocess.CalledProcessError) as problem:
-                print(f"lab: {problem}", file=sys.stderr)
     print("lab: none is to be had; a kernel may die of \"Oops: int3\"", file=sys.stderr)
     return SYSTEMS
 
