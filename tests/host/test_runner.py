@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """tests/run itself: what it counts and shows, and in which order it does what."""
 import contextlib
+import fcntl
 import io
 import importlib.util
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from unittest import mock
 
@@ -120,6 +124,12 @@ class Guest(unittest.TestCase):
         (_, _, text), = self.told("seq 100000; exit 3")[0]
         self.assertEqual(text.split(), [str(number) for number in range(1, 100001)])
 
+    def test_nothing_is_left(self):
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(["sh", "-c", output.script(["echo a", "exit 7"])], check=True,
+                           env={**os.environ, "TMPDIR": folder}, capture_output=True)
+            self.assertEqual(os.listdir(folder), [])
+
     def test_what_is_cut_off_has_not_ended(self):
         ended, steps = self.told("echo a", "echo b", cut=-3)
         self.assertEqual([number for number, *_ in ended], [0])
@@ -224,6 +234,81 @@ class Whole(unittest.TestCase):
             {}, lanes.Lane([lanes.Step("one", "echo ok one", results.lines, least=2)]))
         self.assertEqual(str(count), "1 passed, 1 failed, 0 skipped")
 
+    def test_a_guest_program_that_skips_all(self):
+        step, = lanes.guest_programs("contract")
+        _, count = self.run_lanes(
+            {}, lanes.Lane([lanes.replace(step, command="echo skip one: nothing works")]))
+        self.assertEqual(str(count), "0 passed, 1 failed, 1 skipped")
+
+    def run_for(self, command):
+        """The count of a step that says nothing for 5 s, or is longer and does; its seconds."""
+        start = time.monotonic()
+        with mock.patch.object(runner, "SILENCE", 5), mock.patch.object(runner, "GRACE", 1):
+            printed, count = self.run_lanes(
+                {}, lanes.Lane([lanes.Step("one", command, results.lines)]))
+        return str(count), printed, time.monotonic() - start
+
+    def test_what_hangs_is_ended(self):
+        for command in ("echo ok one; sleep 100", "trap '' TERM; echo ok one; sleep 100; true",
+                        "trap 'exit 0' TERM; echo ok one; sleep 100 & wait",
+                        "echo ok one; exec >/dev/null 2>&1; sleep 100",
+                        "trap '' TERM; echo ok one; exec >/dev/null 2>&1; sleep 100; true",
+                        "echo ok one; setsid sleep 100"):
+            with self.subTest(command):
+                count, printed, seconds = self.run_for(command)
+                self.assertEqual(count, "1 passed, 1 failed, 0 skipped")
+                self.assertIn("FAILED: lane0: one: exit status 124, expected 0", printed)
+                self.assertIn("    tests/run: ended, as it has said nothing for 5 s", printed)
+                self.assertLess(seconds, 60)
+
+    def test_what_goes_on_may_last(self):
+        """The limit is of silence: a slow machine needs long for all."""
+        count, _, _ = self.run_for(
+            "for i in 1 2 3 4 5 6 7 8; do sleep 0.5; echo $i; done; echo ok one")
+        self.assertEqual(count, "1 passed, 0 failed, 0 skipped")
+
+    def test_a_guest_may_last(self):
+        """On a slow machine all its steps need hours; one that hangs is ended before."""
+        with mock.patch.object(runner.Run, "command", return_value=1) as command:
+            self.run_lanes({}, lanes.Lane([lanes.Step("one", "true")], guest="--kernel um"))
+        found = re.search(r" --timeout (\d+) ", command.call_args.args[1])
+        self.assertGreaterEqual(int(found.group(1)), 3 * runner.SILENCE)
+        self.assertEqual(command.call_args.kwargs["silence"], runner.SILENCE)
+
+
+class Alone(unittest.TestCase):
+    """Two runs in one clone would delete each other's outputs."""
+
+    def main(self, folder, command):
+        """The exit status of a run with that step, and what it prints."""
+        printed = io.StringIO()
+        rows = {"lane": lanes.Lane([lanes.Step("one", command, results.lines)])}
+        with contextlib.redirect_stdout(printed), mock.patch.object(sys, "argv", ["tests/run"]), \
+                mock.patch.object(lanes, "LANES", rows), \
+                mock.patch.object(screen.Screen.__init__, "__defaults__", (printed, 60)), \
+                mock.patch.object(runner, "RESULTS", os.path.join(folder, "results")):
+            status = runner.main()
+        return status, printed.getvalue().splitlines()
+
+    def test_another_run_works_in_the_clone(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "results.lock"), "w", encoding="utf-8") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                status, printed = self.main(folder, "echo ok one")
+            self.assertEqual((status, printed), (1, [
+                "FAILED: another tests/run works in this clone", "0 passed, 1 failed, 0 skipped"]))
+            self.assertFalse(os.path.exists(os.path.join(folder, "results")))
+            status, printed = self.main(folder, "echo ok one")
+            self.assertEqual((status, printed[-1]), (0, "1 passed, 0 failed, 0 skipped"))
+
+    def test_what_outlives_a_run_does_not_hold_up_the_next_one(self):
+        with tempfile.TemporaryDirectory() as folder:
+            command = f"sleep 100 >/dev/null 2>&1 & echo $! >{folder}/pid; echo ok one"
+            self.assertEqual(self.main(folder, command)[0], 0)
+            with open(os.path.join(folder, "pid"), encoding="ascii") as pid:
+                self.addCleanup(os.kill, int(pid.read()), signal.SIGKILL)
+            self.assertEqual(self.main(folder, "echo ok one")[0], 0)
+
 
 class Lanes(unittest.TestCase):
     """The rows of lanes.py."""
@@ -244,7 +329,12 @@ class Lanes(unittest.TestCase):
             for step in lane.steps:
                 if step.name.startswith("pyverbs") and name != "stock":     # there nothing notifies
                     self.assertGreater(step.least, 0, f"{name}: {step.name}")
+                if "build/tests/guest_" in step.command:
+                    self.assertGreater(step.least, 0, f"{name}: {step.name}")
         self.assertGreater(lanes.INSTALLED_SUITE.least, lanes.UPSTREAM_EXECUTED)
+        least = {step.name: step.least for step in lanes.LANES["um"].steps}
+        for name in ("answers", "odp_packets"):     # whose tests need the same
+            self.assertGreater(least[name], 1, name)
 
     def test_every_file_of_host_tests_is_a_step(self):
         here = os.path.dirname(os.path.abspath(__file__))

@@ -6,6 +6,9 @@ lane that could not run is a failure. The outputs are kept in build/results.
 """
 import argparse
 import collections
+import contextlib
+import fcntl
+import math
 import os
 import re
 import shlex
@@ -23,7 +26,10 @@ import schedule
 import screen
 
 RESULTS = os.path.join(lanes.REPO, "build", "results")
-LIMIT = 3600        # seconds for a guest, which has hung then
+LIMIT = 4 * 3600    # seconds for all steps of a guest, on a slow machine
+SILENCE = 3600      # seconds without a line of a step, which has hung then
+GRACE = 30          # seconds that it gets to end what it has begun
+TIMED_OUT = 124     # as timeout(1) says it
 SLOWEST = 10
 LINES = 150         # of what failures have said, all together
 
@@ -57,27 +63,53 @@ class Run:
         self.tests = []             # (seconds, name)
         self.children = set()
 
-    def command(self, name, command, feed, streams=False):
-        """Run a shell command, hand its lines to feed(stream, line); its exit status."""
+    def command(self, name, command, feed, streams=False, silence=math.inf):
+        """Run a shell command, hand its lines to feed(stream, line); its exit status.
+
+        One that says nothing for `silence` seconds is ended.
+        """
         child = subprocess.Popen(
             command, shell=True, cwd=lanes.REPO, text=True, errors="replace",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
             stderr=subprocess.PIPE if streams else subprocess.STDOUT)
         self.children.add(child)
-        start = time.monotonic()
+        start = heard = time.monotonic()
 
         def read(stream, pipe):
+            nonlocal heard
             with pipe:
                 for line in pipe:
+                    heard = time.monotonic()
                     feed(stream, line)
         readers = [threading.Thread(target=read, args=pair, daemon=True)
                    for pair in (("out", child.stdout), ("err", child.stderr)) if pair[1]]
         for reader in readers:
             reader.start()
-        for reader in readers:
-            reader.join()
+
+        def lives():
+            """Whether it has not ended, or somebody may still write; it is not reaped."""
+            nohang = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return (any(reader.is_alive() for reader in readers) or
+                    os.waitid(os.P_PID, child.pid, nohang) is None)
+
+        def outlives(seconds):
+            """Wait that long at most."""
+            until = time.monotonic() + seconds
+            while lives() and time.monotonic() < until:
+                time.sleep(0.02)
+            return lives()
+        while lives() and time.monotonic() - heard < silence:
+            readers[0].join(1)
+            outlives(0.1)
+        hung = lives()
+        if hung:
+            feed("out", f"tests/run: ended, as it has said nothing for {silence} s\n")
+            end(child, signal.SIGTERM)
+            if outlives(GRACE):
+                end(child, signal.SIGKILL)
+                outlives(GRACE)
         _, status, used = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
+        child.returncode = TIMED_OUT if hung else os.waitstatus_to_exitcode(status)
         self.children.discard(child)
         with self.lock:
             took = self.took.setdefault(name, [0, 0])
@@ -88,10 +120,7 @@ class Run:
     def stop(self):
         """End what runs."""
         for child in list(self.children):
-            try:
-                os.killpg(child.pid, signal.SIGTERM)
-            except ProcessLookupError:
-                pass
+            end(child, signal.SIGTERM)
 
     def build(self, name, build):
         """Do a build; whether it was done."""
@@ -147,7 +176,8 @@ class Run:
         """A step of the host."""
         told = output.Told(folder, step.name, ("out",))
         with self.screen.busy(f"{lane}: {step.name}"):
-            told.end(self.command(lane, step.command, lambda _, line: told.feed("out", line)))
+            told.end(self.command(lane, step.command, lambda _, line: told.feed("out", line),
+                                  silence=SILENCE))
         self.judge(lane, step, told)
         self.over(lane)
         return True
@@ -176,7 +206,7 @@ class Run:
         with self.screen.busy(lane) as part:
             status = self.command(
                 lane, f"{on}tests/lab/run {row.guest} --results {quoted} --timeout {LIMIT} "
-                f"-- sh {quoted}/steps.sh", feed, streams=True)
+                f"-- sh {quoted}/steps.sh", feed, streams=True, silence=SILENCE)
         lab.end(status)
         for number, step in enumerate(row.steps):
             if number in ended:
@@ -260,6 +290,12 @@ class Run:
         print(self.count)
 
 
+def end(child, number):
+    """Send a signal to a child and what it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, number)
+
+
 def fresh(name, clear=True):
     """An empty folder for what a lane leaves."""
     folder = os.path.join(RESULTS, name)
@@ -286,17 +322,35 @@ def arguments():
     return args
 
 
+@contextlib.contextmanager
+def alone():
+    """Whether no other run works in this clone, nor begins to before this context ends."""
+    os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
+    with open(RESULTS + ".lock", "w", encoding="utf-8") as lock:    # no child inherits it
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            first = True
+        except BlockingIOError:
+            first = False
+        yield first
+
+
 def main():
     """Build, run, count."""
     args = arguments()
-    with screen.Screen() as display:
-        run = Run(args.lanes, args.repeat, display)
-        try:
-            schedule.run(run.tasks(), args.jobs)
-        except KeyboardInterrupt:
-            run.stop()
-            raise
-    run.report()
+    with alone() as first:
+        if not first:
+            print("FAILED: another tests/run works in this clone")
+            print(results.failure("tests/run"))
+            return 1
+        with screen.Screen() as display:
+            run = Run(args.lanes, args.repeat, display)
+            try:
+                schedule.run(run.tasks(), args.jobs)
+            except KeyboardInterrupt:
+                run.stop()
+                raise
+        run.report()
     return 1 if run.count.failed else 0
 
 

@@ -118,6 +118,7 @@ mark() {{
     printf '\\n{MARK} %s\\n' "$*" >&2
 }}
 status=$(mktemp)
+trap 'rm -f "$status"' EXIT
 """
     for number, command in enumerate(commands):
         # cat: the step lasts as long as somebody may write.
