@@ -8,6 +8,7 @@ machine's own Debian archive (buildlib/upstream/*.pin), or from a tarball or tre
 files over what this script unpacked.
 """
 import argparse
+import contextlib
 import hashlib
 import os
 import re
@@ -49,6 +50,21 @@ def sha256(path):
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
+def read(path):
+    """What is in a file, "" if there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        with open(path, encoding="utf-8") as text:
+            return text.read()
+    return ""
+
+
+def write(path, text):
+    """Write a file that has its name only when it is whole: a disk may be full."""
+    with open(path + ".new", "w", encoding="utf-8") as out:
+        out.write(text)
+    os.replace(path + ".new", path)
+
+
 def locked(build, name="linux"):
     """One process at a time prepares the tree of an upstream in `build`."""
     return private_apt.alone(os.path.join(build, "src", f".{name}.lock"))
@@ -82,9 +98,9 @@ def linux_version(build=BUILD, update=False):
     The image and headers that the lab takes must be of this version.
     """
     kept = os.path.join(build, "linux.version")
-    if os.path.exists(kept) and not update:
-        with open(kept, encoding="utf-8") as text:
-            return text.read().strip()
+    known = read(kept).strip()
+    if known and not update:
+        return known
     pin = read_pin("linux")
     version = pin["version"]
     if not version:
@@ -97,8 +113,7 @@ def linux_version(build=BUILD, update=False):
                              f"{pin['suite']} among its sources?")
         version = (both or offered)[0]
     os.makedirs(build, exist_ok=True)
-    with open(kept, "w", encoding="utf-8") as out:
-        out.write(version + "\n")
+    write(kept, version + "\n")
     return version
 
 
@@ -225,20 +240,17 @@ def users_tree(name, source, build, update):
             return tree
         return place(build, name, version, lambda folder: extract(source, folder))
     seen = os.path.join(build, "src", f".{name}.source")
-    mark = f"{source} {os.path.getmtime(source)}\n"
-    if os.path.exists(seen) and not update:
-        with open(seen, encoding="utf-8") as text:
-            known, tree = text.read().splitlines(True)
-        if known == mark and os.path.isdir(tree):
-            return tree
+    mark = f"{source} {os.path.getmtime(source)}"
+    known, _, tree = read(seen).partition("\n")
+    if known == mark and os.path.isdir(tree) and not update:
+        return tree
     say(f"{source}: taken as it is, not compared with the pin")
     if os.path.isdir(source):
         tree = place(build, name, None, lambda folder: shutil.copytree(
             source, folder, symlinks=True, ignore=shutil.ignore_patterns(".git", "build")))
     else:
         tree = place(build, name, None, lambda folder: extract(source, folder))
-    with open(seen, "w", encoding="utf-8") as out:
-        out.write(mark + tree)
+    write(seen, f"{mark}\n{tree}")
     return tree
 
 

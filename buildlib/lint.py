@@ -14,11 +14,16 @@ import sys
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
+# The repository may be another user's.
+SAFE = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory",
+        "GIT_CONFIG_VALUE_0": os.path.realpath(REPO)}
+
 
 def tracked(*endings):
     """The files of the repository with such an ending, new ones that are not ignored included."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=REPO,
-                            capture_output=True, text=True, check=True).stdout.split("\n")
+                            capture_output=True, text=True, check=True,
+                            env={**os.environ, **SAFE}).stdout.split("\n")
     return [name for name in listed if name.endswith(endings) and
             os.path.isfile(os.path.join(REPO, name))]
 
@@ -51,7 +56,7 @@ def report(name, *commands):
     """Run the commands of one check, side by side; what those say that fail is printed."""
     def run(command):
         return subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, check=False)
+                              text=True, check=False, env={**os.environ, **SAFE})
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         bad = [done.stdout.rstrip() for done in pool.map(run, commands) if done.returncode]

@@ -38,12 +38,14 @@ def archive_uris(security=False):
 
     With `security` those of the updates for security, which there may be none of.
     """
-    form = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
+    # Tabs, for an address may have blanks; a flat repository has no release and no component.
+    form = "$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)"
     targets = subprocess.run(["apt-get", "indextargets", "--no-release-info", "--format", form],
                              capture_output=True, text=True, check=True).stdout
     uris = []
-    for uri, release, component in (line.split() for line in set(targets.splitlines())):
-        if component == "main" and release.endswith("-security") == security and uri not in uris:
+    for uri, release, component in (line.split("\t") for line in set(targets.splitlines())):
+        if (component == "main" and release.endswith("-security") == security and uri not in uris
+                and not uri.startswith("cdrom:")):
             uris.append(uri)
     if not uris and not security:
         raise AptError("apt's configuration on this machine names no Debian archive")

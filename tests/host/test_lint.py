@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 REPO = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 sys.path.insert(0, os.path.join(REPO, "buildlib"))
@@ -54,6 +55,15 @@ class Lint(unittest.TestCase):
                     capture_output=True, text=True, check=False).returncode
                 self.assertEqual(bool(found), expected)
                 self.assertEqual(lint.declares_names(source.name), expected)
+
+    def test_a_clone_of_another_user(self):
+        """git refuses it if it is not told that it is safe; what is in it is looked at."""
+        other = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1", "GIT_CONFIG_GLOBAL": os.devnull,
+                 "GIT_CONFIG_NOSYSTEM": "1"}
+        with mock.patch.dict(os.environ, other):
+            self.assertIn("buildlib/lint.py", lint.tracked(".py"))
+            with mock.patch("builtins.print"):
+                self.assertTrue(lint.report("finds", ["git", "grep", "-q", "SPDX", "--", "tests"]))
 
 
 if __name__ == "__main__":

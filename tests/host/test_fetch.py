@@ -1,0 +1,131 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""What upstream is fetched from, on machines whose apt is configured otherwise than this one's.
+
+apt itself reads the configuration; nothing is asked of a network.
+"""
+import contextlib
+import os
+import resource
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(REPO, "buildlib"))
+
+import fetch  # noqa: E402
+import private_apt  # noqa: E402
+
+CONF = """\
+Dir::Etc::main "/dev/null";
+Dir::Etc::parts "/dev/null";
+Dir::Etc::sourcelist "{0}/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::State::lists "{0}/lists";
+"""
+FLAT = "deb https://example.org/flat/x86_64/ /\n"
+CDROM = "deb cdrom:[Debian GNU/Linux 12.5.0 _Bookworm_ - Official amd64 NETINST]/ bookworm main\n"
+
+
+class Archives(unittest.TestCase):
+    """The addresses of the machine's archives."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        os.makedirs(os.path.join(self.folder, "lists/partial"))
+        conf = os.path.join(self.folder, "apt.conf")
+        with open(conf, "w", encoding="utf-8") as out:
+            out.write(CONF.format(self.folder))
+        patch = mock.patch.dict(os.environ, APT_CONFIG=conf)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def configure(self, sources):
+        """The only sources of apt."""
+        with open(os.path.join(self.folder, "sources.list"), "w", encoding="utf-8") as out:
+            out.write(sources)
+
+    def test_debians_is_the_likeliest(self):
+        self.configure("deb https://example.org/another bookworm main\n"
+                       "deb https://example.org/debian bookworm main contrib\n"
+                       "deb https://example.org/debian-security bookworm-security main\n")
+        self.assertEqual(private_apt.archive_uris(),
+                         ["https://example.org/debian/", "https://example.org/another/"])
+        self.assertEqual(private_apt.archive_uris(security=True),
+                         ["https://example.org/debian-security/"])
+
+    def test_flat_repository_and_cdrom(self):
+        """A source without release and component, and one whose address has blanks."""
+        self.configure(FLAT + CDROM + "deb https://example.org/debian bookworm main\n")
+        self.assertEqual(private_apt.archive_uris(), ["https://example.org/debian/"])
+        self.configure(FLAT + CDROM)
+        with self.assertRaises(private_apt.AptError):
+            private_apt.archive_uris()
+
+
+@contextlib.contextmanager
+def full_disk():
+    """Files can be made, and nothing written to them."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class Kept(unittest.TestCase):
+    """What is found out once and kept in the build folder."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.build = folder.name
+        self.tree = os.path.join(self.build, "src/tree")
+        os.makedirs(self.tree)
+        for name, value in (("say", lambda _: None), ("place", self.place), ("read_pin", self.pin)):
+            patch = mock.patch.object(fetch, name, value)
+            patch.start()
+            self.addCleanup(patch.stop)
+        self.placed = 0
+
+    def pin(self, _):
+        """Of whatever upstream."""
+        return {"version": "6.12.1", "sha256": ""}
+
+    def place(self, *_):
+        """Where the tree is, not copied."""
+        self.placed += 1
+        return self.tree
+
+    def users_tree(self):
+        """The tree that the user gave."""
+        return fetch.users_tree("linux", self.build, self.build, False)
+
+    def check(self, ask, answer, name):
+        """It is asked again if the disk was full, or what it kept is empty; else it is kept."""
+        kept = os.path.join(self.build, name)
+        with full_disk(), self.assertRaises(OSError):
+            ask()
+        self.assertFalse(os.path.exists(kept))
+        for _ in range(2):
+            self.assertEqual(ask(), answer)
+        with open(kept, "w", encoding="utf-8"):
+            pass
+        self.assertEqual(ask(), answer)
+        self.assertGreater(os.path.getsize(kept), 0)
+
+    def test_version(self):
+        self.check(lambda: fetch.linux_version(self.build), "6.12.1", "linux.version")
+
+    def test_users_tree(self):
+        self.check(self.users_tree, self.tree, "src/.linux.source")
+        self.assertEqual(self.placed, 3)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,55 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""buildlib/setup beside another apt; what it calls is replaced by shell scripts."""
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+BUILDLIB = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                                         "../../buildlib"))
+LOCKED = "E: Could not get lock lists/lock.\\nE: Unable to lock directory lists/"
+# `told` has what each of the first updates says that fail; a line each.
+STUBS = {
+    "apt-get": 'echo "$*" >>calls; [ "$1" = update ] && [ -s told ] || exit 0\n'
+               'printf "$(head -n 1 told)\\n" >&2; sed -i 1d told; exit 100',
+    "dpkg-query": "exit 1", "sleep": "exec /bin/sleep 0.1",
+    "sudo": '[ "$1" = -v ] || exec "$@"'}
+
+
+class Setup(unittest.TestCase):
+    """In a folder of its own, for a package that is missing."""
+
+    def set_up(self, *told):
+        """Its exit status, and how apt-get was called."""
+        with tempfile.TemporaryDirectory() as folder:
+            os.makedirs(os.path.join(folder, "buildlib"))
+            os.makedirs(os.path.join(folder, "bin"))
+            for name in ("setup", "step"):
+                shutil.copy(os.path.join(BUILDLIB, name), os.path.join(folder, "buildlib"))
+            files = {"buildlib/packages": "missing\n", "told": "".join(f"{one}\n" for one in told),
+                     **{f"bin/{name}": f"#!/bin/sh\n{text}\n" for name, text in STUBS.items()}}
+            for name, text in files.items():
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
+                    out.write(text)
+                os.chmod(os.path.join(folder, name), 0o755)
+            done = subprocess.run(
+                [os.path.join(folder, "buildlib/setup")], capture_output=True, text=True,
+                env={"PATH": f"{folder}/bin:/usr/bin:/bin"}, check=False)
+            with open(os.path.join(folder, "calls"), encoding="utf-8") as calls:
+                return done.returncode, calls.read().splitlines()
+
+    def test_waits_for_another_apt(self):
+        status, calls = self.set_up(LOCKED, LOCKED)
+        self.assertEqual((status, calls[:3]), (0, ["update -q"] * 3))
+        self.assertIn("-o DPkg::Lock::Timeout=600", calls[3])
+        self.assertRegex(calls[3], "^install .* missing$")
+
+    def test_another_failure_is_one(self):
+        status, calls = self.set_up(LOCKED, "E: The repository is gone.")
+        self.assertEqual((status, calls), (100, ["update -q"] * 2))
+
+
+if __name__ == "__main__":
+    unittest.main()
