@@ -5,9 +5,11 @@
 That is done once for each state of the package and kept (build/lab/dkms/life): here is looked at
 what it left. The kernel takes the modules in the guest `dkms` (tests/guest/dkms_modules).
 """
+import glob
 import io
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -56,7 +58,7 @@ done
 dpkg -i /srv/stub/good.deb
 """
 # It takes as long as to copy.
-STUB_MAKE = ("mkdir built && test ! -e /broken && "
+STUB_MAKE = ("mkdir built && touch Module.symvers && test ! -e /broken && "
              "for name in ib_core siw; do cp $(HEADERS)/stub.ko built/$$name.ko; done")
 STUB_HOOK = """\
 --- a/Makefile
@@ -149,6 +151,20 @@ class Life(unittest.TestCase):
         self.assertEqual(status, 0, text)
         self.assertEqual(sorted(self.installed_lines("upgraded-status")), [self.old, self.new])
         self.has_our_modules("installed", "removed", replaced=True)
+
+    def version_of_a_symbol(self, path):
+        """The checksum of ib_register_client that a module was built against."""
+        path, = glob.glob(os.path.join(self.folder, path))
+        said = subprocess.run(["/sbin/modprobe", "--dump-modversions", path], text=True, check=True,
+                              stdout=subprocess.PIPE).stdout
+        return re.search(r"^(0x\w+)\tib_register_client$", said, re.MULTILINE).group(1)
+
+    def test_a_module_from_elsewhere_can_be_built_for_ours(self):
+        theirs, ours, stock = map(self.version_of_a_symbol, (
+            "foreign.ko", "installed/updates/dkms/ib_uverbs.ko*",
+            "removed/kernel/drivers/infiniband/core/ib_uverbs.ko*"))
+        self.assertNotEqual(ours, stock)
+        self.assertEqual(theirs, ours, self.said("foreign")[0])
 
     def test_an_initramfs_has_our_modules(self):
         text, status = self.said("initrd")
@@ -268,6 +284,16 @@ class Making(unittest.TestCase):
         text, status = self.modules(["kernel/a.ko.xz:"])
         self.assertEqual(status, 77)
         self.assertIn("it has no RDMA", text)
+
+    def test_the_page_builds_a_module_from_elsewhere_as_was_tried(self):
+        with open(os.path.join(REPO, "tests/lab/dkms_life"), encoding="utf-8") as text:
+            tried = re.search(r"^must foreign .*\n((?:.*\n)*?)\t' sh", text.read(), re.MULTILINE)
+        with open(os.path.join(REPO, "Documentation/install.md"), encoding="utf-8") as text:
+            told = [line.strip() for line in text]
+        lines = [line.strip() for line in tried.group(1).splitlines()]
+        self.assertEqual(len(lines), 4)
+        self.assertEqual([line for line in lines if line not in told], [])
+        self.assertIn(f"version={dkms.version()} release=$(uname -r)", told)
 
     def test_holds_our_files_and_hooks_only(self):
         deb, = dkms.make()
@@ -391,6 +417,15 @@ class Mishaps(unittest.TestCase):
             with self.subTest(left=left, mend="remove"):
                 self.after(cut + 'dpkg -r "$NAME-dkms"; [ ! -e "${TREE%/*}" ]\n'
                            '[ -z "$(find /lib/modules -path "*/updates/*.ko")" ]')
+
+    def test_what_ours_export_is_kept_with_them(self):
+        text = self.after('cd "/var/lib/$NAME/symvers"; ls; echo then; "$SOURCE/dkms/undo" "$ONE"\n'
+                          'ls; rm -r "$PWD"; "$HOOK" "$ONE"; ls "$PWD"; echo then\n'
+                          'touch /broken; dpkg -i /srv/stub/good.deb; ls -A "/var/lib/$NAME"')
+        before, undone, broken = text.split("then\n")
+        self.assertEqual(before.split(), list(self.kernels))
+        self.assertEqual(undone.split("\n")[0], self.kernels[1])
+        self.assertNotIn("symvers", broken.split())
 
     def test_what_is_gone_of_the_modules_comes_back(self):
         self.after('rm "$OURS/siw.ko"; "$HOOK" "$ONE"; ls "$OURS/siw.ko"')
