@@ -499,6 +499,18 @@ class Mishaps(unittest.TestCase):
             self.assertIn(f"-u -k {release}\n", text)
             self.assertIn(f"update-initramfs -u -k {release} failed", text)
 
+    def test_an_initramfs_of_dracut(self):
+        again = f"-q --force /boot/initrd.img-{self.kernels[0]} {self.kernels[0]}\n"
+        text = self.after(f'{self.unbuild}mv /usr/sbin/update-initramfs /usr/sbin/dracut\n'
+                          'rm /initramfs; touch /full; "$HOOK" "$ONE"; cat /initramfs; rm /full\n'
+                          'echo then; "$HOOK" "$ONE"; cat /initramfs; dpkg -r "$NAME-dkms"\n'
+                          'cat /initramfs')
+        before, _, then = text.partition("then\n")
+        self.assertIn(f"dracut {again.rstrip()} failed", before)
+        self.assertTrue(then.startswith(again * 2), text)
+        self.assertEqual(then.count(again), 5, text)
+        self.after(f'{self.unbuild}rm /usr/sbin/update-initramfs; "$HOOK" "$ONE"\n'
+                   '[ -z "$(ls "/var/lib/$NAME/initramfs")" ]')      # with neither there is none
     def test_an_upgrade_that_is_not_built_leaves_nothing_in_the_initramfs(self):
         for mishap, said in (("touch /broken", "NOT BUILT for"),
                              ('sed -i "/PATCHLEVEL/s/12/13/" '
