@@ -42,7 +42,11 @@ cat >/usr/sbin/update-initramfs <<'END'
 echo "$*" >>/initramfs
 [ ! -e /full ]
 END
-chmod 755 /usr/sbin/update-initramfs
+cat >/usr/sbin/mokutil <<'END'
+#!/bin/sh
+cat "/secure-boot$1" 2>/dev/null
+END
+chmod 755 /usr/sbin/update-initramfs /usr/sbin/mokutil
 for release in $KERNELS; do
     cd "$(mktemp -d)"
     modules=/lib/modules/$release
@@ -511,6 +515,49 @@ class Mishaps(unittest.TestCase):
         self.assertEqual(then.count(again), 5, text)
         self.after(f'{self.unbuild}rm /usr/sbin/update-initramfs; "$HOOK" "$ONE"\n'
                    '[ -z "$(ls "/var/lib/$NAME/initramfs")" ]')      # with neither there is none
+
+    # What mokutil says, and a kernel for which dkms can sign.
+    secure_boot = ('mkdir "/lib/modules/$ONE/build/scripts"\n'
+                   'echo SecureBoot enabled >/secure-boot--sb-state\n'
+                   'printf "#!/bin/sh\\n" >"/lib/modules/$ONE/build/scripts/sign-file"\n'
+                   'chmod 755 "/lib/modules/$ONE/build/scripts/sign-file"\n'
+                   'key() { echo "mok.pub is $*" >/secure-boot--test-key; }\n'
+                   'rm -f /var/lib/dkms/mok.* /initramfs; key not enrolled\n')
+
+    def test_a_key_that_is_not_enrolled_leaves_a_kernel_alone(self):
+        look = '[ ! -e "$OURS" ]; ls /var/lib/dkms/mok.pub; dkms status -k "$ONE"\n'
+        for before in (":", self.unbuild):
+            with self.subTest(before=before):
+                text = self.after(f'{self.secure_boot}{before}\n"$HOOK" "$ONE"\n{look}'
+                                  'key already in the enrollment request; "$HOOK" "$ONE"\n'
+                                  f'{look}echo then; key already enrolled; "$HOOK" "$ONE"\n'
+                                  'ls "$OURS/siw.ko"; dkms status -k "$ONE"')
+                refused, _, then = text.partition("\nthen\n")
+                said = (f"not for kernel {self.kernels[0]}: Secure Boot is on and the key of dkms "
+                        "is not enrolled: mokutil --import /var/lib/dkms/mok.pub, restart, then "
+                        f"/etc/kernel/postinst.d/dkms-{dkms.NAME} {self.kernels[0]}\n")
+                self.assertEqual(refused.count(said), 2, text)
+                self.assertNotIn(self.installed, refused)
+                self.assertIn(self.installed, then)
+        text = self.after(f'{self.secure_boot}"$HOOK" "$ONE"; cat /initramfs')
+        self.assertEqual(text.splitlines()[-1], f"-u -k {self.kernels[0]}")
+
+    def test_a_key_of_another_name(self):
+        text = self.after(f"{self.secure_boot}echo "
+                          "'mok_signing_key=/root/$kernelver.key' >/etc/dkms/framework.conf\n"
+                          'echo "mok_certificate=/root/\\$kernelver.der" '
+                          '>/etc/dkms/framework.conf.d/ours.conf; "$HOOK" "$ONE"; ls /root/*.der')
+        self.assertIn(f"mokutil --import /root/{self.kernels[0]}.der, restart", text)
+
+    def test_secure_boot_that_refuses_nothing(self):
+        for change in ("echo SecureBoot disabled >/secure-boot--sb-state",
+                       "echo SecureBoot validation is disabled in shim >>/secure-boot--sb-state",
+                       "key already in db", "rm /secure-boot--sb-state", "rm /usr/sbin/mokutil"):
+            with self.subTest(change=change):
+                self.assertIn(self.installed, self.after(
+                    f'{self.secure_boot}{self.unbuild}{change}; "$HOOK" "$ONE"\n'
+                    'dkms status -k "$ONE"'))
+
     def test_an_upgrade_that_is_not_built_leaves_nothing_in_the_initramfs(self):
         for mishap, said in (("touch /broken", "NOT BUILT for"),
                              ('sed -i "/PATCHLEVEL/s/12/13/" '
