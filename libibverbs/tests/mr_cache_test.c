@@ -39,6 +39,12 @@
 #define IDLE 100
 #define QUEUE 4		/* what a queue has room for, each time */
 #define CACHED (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED)
+/* What ibv_query_mr_cache() fills in: programs that were built before have as much room. */
+static_assert(sizeof(struct ibv_mr_cache_stats) == 72,
+	      "larger needs a symbol version of its own");
+static_assert(sizeof(struct ibv_mr_cache_limits) == 16,
+	      "larger needs a symbol version of its own");
+
 #define CHECK(expr) check(expr, #expr, __LINE__)
 
 static uint64_t posted[64];

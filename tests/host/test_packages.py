@@ -6,6 +6,7 @@ On a root of its own (tests/lab/scratch_root.py): nothing is installed on this m
 """
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,15 @@ SHOW = """
 echo {mark}
 dpkg-query -W -f '${{source:Package}} ${{Package}} ${{Version}}\\n' | grep '^rdma-core '
 dpkg --audit
+"""
+
+# What the page holds.
+HELD = "echo held: $(apt-mark showhold | grep -E '^(lib)?(ibverbs|rdmacm)')\n"
+
+# Takes all of that away.
+NOTHING = """
+apt-get purge -y -qq $(dpkg-query -W -f '${source:Package} ${Package}\\n' |
+    awk '/^rdma-core / { print $2 }')
 """
 
 # Packages that have no other version to go back to: the DKMS package's name, and one that is gone.
@@ -46,36 +56,57 @@ dpkg-query -W -f '${db:Status-Status} of dpkg\\n' rdma-gone | grep '^config-file
 def command(beginning):
     """The command of the page that begins so, for root, without questions."""
     with open(os.path.join(REPO, "Documentation/install.md"), encoding="utf-8") as text:
-        line = re.search(rf"^    sudo {beginning} .*$", text.read(), re.MULTILINE).group(0)
+        line = re.search(rf"^ +(sudo {beginning}.*)$", text.read(), re.MULTILINE).group(1)
     line = line.partition("  # ")[0].replace("apt-get install", "apt-get install -y -qq")
-    return line.replace("sudo", f"cd {REPO};") + "\n"
+    return f"bash -c {shlex.quote(line.replace('sudo', f'cd {REPO};'))}\n"
 
 
 class Packages(unittest.TestCase):
-    """One root, on which they are installed, and go again."""
+    """A root each, on which they are installed, and go again."""
 
-    def test_there_and_back(self):
+    @classmethod
+    def setUpClass(cls):
         made = subprocess.run([os.path.join(REPO, "buildlib/package"), "debs"], check=True,
                               stdout=subprocess.PIPE, text=True).stdout.splitlines()
-        version = os.path.basename(made[0]).split("_")[1]
-        script = ("export DEBIAN_FRONTEND=noninteractive\n" + SHOW.format(mark="BEFORE")
-                  + command("apt-get install --only-upgrade")
-                  + SHOW.format(mark="UPGRADED") + OTHERS
-                  + command("apt-get install --allow-downgrades") + SHOW.format(mark="BACK"))
+        cls.version = os.path.basename(made[0]).split("_")[1]
+
+    def shown(self, script):
+        """What the script, which must succeed, says by SHOW, {mark: [(package, version)]}; all."""
         with tempfile.TemporaryFile("w+") as output, \
                 tempfile.TemporaryDirectory(dir=scratch_root.BUILD) as place:
-            status = scratch_root.run(place, script, (), output)
+            status = scratch_root.run(
+                place, "export DEBIAN_FRONTEND=noninteractive\n" + script, (), output)
             namespace.remove(place)
             os.mkdir(place)
             output.seek(0)
             said = output.read()
         self.assertEqual(status, 0, said)
-        before, upgraded, back = (re.findall(r"^rdma-core (\S+) (\S+)$", part, re.MULTILINE)
-                                  for part in re.split("^(?:BEFORE|UPGRADED|BACK)$", said,
-                                                       flags=re.MULTILINE)[1:])
-        self.assertIn("libibverbs1", dict(before))
-        self.assertEqual(upgraded, [(name, version) for name, _ in before], said)
-        self.assertEqual(back, before, said)
+        parts = re.split("^([A-Z]+)$", said, flags=re.MULTILINE)
+        return {mark: re.findall(r"^rdma-core (\S+) (\S+)$", part, re.MULTILINE)
+                for mark, part in zip(parts[1::2], parts[2::2])}, said
+
+    def test_there_and_back(self):
+        shown, said = self.shown(
+            SHOW.format(mark="BEFORE") + command("apt-get install --only-upgrade")
+            + SHOW.format(mark="UPGRADED") + OTHERS
+            + command("apt-mark hold") + HELD + command("apt-mark unhold") + HELD
+            + command("apt-get install --allow-downgrades") + SHOW.format(mark="BACK"))
+        self.assertIn("libibverbs1", dict(shown["BEFORE"]))
+        self.assertEqual(shown["UPGRADED"], [(name, self.version) for name, _ in shown["BEFORE"]],
+                         said)
+        self.assertEqual(shown["BACK"], shown["BEFORE"], said)
+        held, free = re.findall("^held:(.*)$", said, re.MULTILINE)
+        self.assertRegex(held, "^ ibverbs-providers libibverbs1 librdmacm1(t64)?$")
+        self.assertEqual(free, "")
+
+    def test_where_nothing_of_it_is_installed(self):
+        """The second line brings what its packages depend on."""
+        shown, said = self.shown(
+            NOTHING + command("apt-get install --only-upgrade")
+            + command("apt-get install [.]/") + SHOW.format(mark="INSTALLED"))
+        self.assertLessEqual({("ibverbs-utils", self.version), ("libibverbs1", self.version),
+                              ("ibverbs-providers", self.version)}, set(shown["INSTALLED"]), said)
+        self.assertEqual({version for _, version in shown["INSTALLED"]}, {self.version}, said)
 
 
 if __name__ == "__main__":
