@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * mpi_write.c in C++20: a library's transfers in small. Rank 0 writes to rank 1's memory from a
- * buffer that the application unmaps and maps again between them, then from one that stays; rank 1
- * counts what arrives with old bytes. Exit status 0: no stale message.
+ * buffer that the application unmaps and maps again between them, then from one that stays, then
+ * from a part of a larger one whose other half is unmapped meanwhile; rank 1 counts what arrives
+ * with old bytes. Exit status 0: no stale message.
  */
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -16,11 +19,12 @@
 namespace {
 
 constexpr int messages = 20;
+constexpr int all = 2 * messages + 1;
 constexpr std::size_t length = 64 * 1024;
 
 class mapping {
 public:
-	mapping() { map(nullptr, 0); }
+	explicit mapping(std::size_t size = length) { map(nullptr, size, 0); }
 	mapping(const mapping &) = delete;
 	mapping &operator=(const mapping &) = delete;
 	~mapping() { munmap(memory_.data(), memory_.size()); }
@@ -31,17 +35,23 @@ public:
 	void map_again()
 	{
 		munmap(memory_.data(), memory_.size());
-		map(memory_.data(), MAP_FIXED);
+		map(memory_.data(), memory_.size(), MAP_FIXED);
+	}
+
+	void unmap_from(std::size_t offset)
+	{
+		munmap(memory_.data() + offset, memory_.size() - offset);
+		memory_ = memory_.first(offset);
 	}
 
 private:
-	void map(void *at, int flags)
+	void map(void *at, std::size_t size, int flags)
 	{
-		void *memory = mmap(at, length, PROT_READ | PROT_WRITE,
+		void *memory = mmap(at, size, PROT_READ | PROT_WRITE,
 				    MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
 		if (memory == MAP_FAILED)
 			throw std::system_error(errno, std::generic_category(), "mmap");
-		memory_ = {static_cast<std::byte *>(memory), length};
+		memory_ = {static_cast<std::byte *>(memory), size};
 	}
 
 	std::span<std::byte> memory_;
@@ -53,6 +63,38 @@ struct inbox {
 	uint64_t rkey;
 };
 
+void send_one(rc_link &link, std::span<std::byte> memory, int i, ibv_mr *mr, const inbox &to)
+{
+	std::ranges::fill(memory, static_cast<std::byte>(i));
+	rc_write(&link, memory.data(), length, mr, to.addr, static_cast<uint32_t>(to.rkey));
+	MPI_Send(&i, 1, MPI_INT, 1, 0, MPI_COMM_WORLD);
+	MPI_Recv(nullptr, 0, MPI_INT, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+
+/* The transfer uses the first half of what an earlier one has registered. */
+void send_part(rc_link &link, reg_cache &cache, const inbox &to)
+{
+	mapping buffer(2 * length);
+
+	cache.get(buffer.memory());
+	const auto lease = cache.get(buffer.memory().first(length));
+	buffer.unmap_from(length);
+	usleep(200000); /* the kernel has all the time to give the pages back */
+	send_one(link, buffer.memory(), all, lease.mr(), to);
+}
+
+/* Ends its copy of the cache, as exit() does of a static one, and nothing of ours. */
+void make_child(reg_cache &cache)
+{
+	const pid_t child = fork();
+
+	if (child == 0) {
+		std::destroy_at(&cache);
+		_exit(0);
+	}
+	rc_check(child > 0 && waitpid(child, nullptr, 0) == child, "fork");
+}
+
 void send_all(rc_link &link, reg_cache &cache)
 {
 	mapping buffer;
@@ -60,17 +102,13 @@ void send_all(rc_link &link, reg_cache &cache)
 
 	MPI_Recv(&to, sizeof(to), MPI_BYTE, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 	for (int i = 1; i <= 2 * messages; i++) {
-		std::ranges::fill(buffer.memory(), static_cast<std::byte>(i));
-		{
-			const auto lease = cache.get(buffer.memory());
-			rc_write(&link, buffer.memory().data(), length, lease.mr(), to.addr,
-				 static_cast<uint32_t>(to.rkey));
-		}
-		MPI_Send(&i, 1, MPI_INT, 1, 0, MPI_COMM_WORLD);
-		MPI_Recv(nullptr, 0, MPI_INT, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+		send_one(link, buffer.memory(), i, cache.get(buffer.memory()).mr(), to);
 		if (i < messages)
 			buffer.map_again();
+		else if (i == messages)
+			make_child(cache);
 	}
+	send_part(link, cache, to);
 }
 
 int receive_all(reg_cache &cache)
@@ -82,7 +120,7 @@ int receive_all(reg_cache &cache)
 	int value = 0;
 
 	MPI_Send(&here, sizeof(here), MPI_BYTE, 0, 0, MPI_COMM_WORLD);
-	while (value < 2 * messages) {
+	while (value < all) {
 		MPI_Recv(&value, 1, MPI_INT, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 		stale += !std::ranges::all_of(buffer.memory(), [=](std::byte b) {
 			return b == static_cast<std::byte>(value);
@@ -107,8 +145,7 @@ int run(int rank)
 		MPI_Bcast(&stale, 1, MPI_INT, 1, MPI_COMM_WORLD);
 		if (rank == 0)
 			std::printf("%s: %d messages, %d stale, %lu registrations\n",
-				    cache.keeps() ? "kept" : "not kept", 2 * messages, stale,
-				    cache.count());
+				    cache.keeps() ? "kept" : "not kept", all, stale, cache.count());
 	}
 	rc_disconnect(&link);
 	return stale;

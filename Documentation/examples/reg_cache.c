@@ -2,7 +2,7 @@
 /*
  * THE WORD of an entry is shared with the kernel:
  *
- *	bits 0-7	the kernel's: INVALID (for ever), SUSPECT (ask)
+ *	bits 0-7	the kernel's: INVALID (for ever), SUSPECT and SUSPENDED (ask)
  *	bits 8-63	ours: how many transfers use the registration
  *
  * So one atomic addition takes the reference and tells whether the kernel
@@ -10,6 +10,10 @@
  * has returned, in any thread, the word is not zero below, and every addition
  * after that sees it. What is unmapped after the addition is unmapped while a
  * transfer uses it, which is the application's error with any MPI.
+ *
+ * An entry may be larger than what a transfer asked for, and what is unmapped may
+ * be another part of it. So the kernel is told which bits count (arm()): while there
+ * is a reference the device keeps the pages, and when there is none they are lent.
  *
  * THE LOCK guards the table: which entry has which range. It is held for looking
  * an entry up, for making and for ending one; not for giving one back. A cache
@@ -31,7 +35,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#ifdef IBV_HAVE_MR_NOTIFY
+#ifdef IBV_DEVICE_MR_RECLAIM
 #define KERNEL_BITS ((uint64_t)IBV_MR_NOTIFY_KERNEL_MASK)
 #endif
 #define REFERENCE ((uint64_t)1 << 8)
@@ -64,7 +68,7 @@ struct reg_cache {
 /* Run time: is the kernel and the driver able? */
 static int device_notifies(struct ibv_context *context)
 {
-#ifdef IBV_HAVE_MR_NOTIFY
+#ifdef IBV_DEVICE_MR_RECLAIM
 	struct ibv_device_attr attr;
 
 	return !ibv_query_device(context, &attr) && attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY;
@@ -81,6 +85,8 @@ struct reg_cache *reg_cache_create(struct ibv_pd *pd, int access)
 
 	if (cache == MAP_FAILED)
 		return NULL;
+	/* Zeros in a child, which must not end its parent's registrations. */
+	madvise(cache, sizeof(*cache), MADV_WIPEONFORK);
 	cache->pd = pd;
 	cache->access = access;
 	cache->keeps = device_notifies(pd->context);
@@ -114,14 +120,14 @@ void reg_cache_destroy(struct reg_cache *cache)
 	munmap(cache, sizeof(*cache));
 }
 
-#ifdef IBV_HAVE_MR_NOTIFY
+#ifdef IBV_DEVICE_MR_RECLAIM
 
 /* Takes a reference; false, and none is held, if it cannot be used. Under the lock. */
 static int take(struct reg_entry *e)
 {
 	uint64_t seen = __atomic_fetch_add(&e->word, REFERENCE, __ATOMIC_ACQUIRE);
 
-	if (seen & IBV_MR_NOTIFY_SUSPECT) {
+	if (seen & KERNEL_BITS && !(seen & IBV_MR_NOTIFY_INVALID)) {
 		/* One system call instead of a registration; ours is the reference meanwhile. */
 		if (ibv_settle_mr_notify(e->mr))
 			seen |= IBV_MR_NOTIFY_INVALID;
@@ -182,9 +188,20 @@ static int end_unused(struct reg_cache *cache)
 }
 
 /*
+ * Parts of an entry are handed out, so the references are its users. A device that
+ * can't take pages back (EOPNOTSUPP) keeps them until the entry ends in any case.
+ */
+static int arm(struct reg_entry *e)
+{
+	int error = ibv_reg_mr_notify_reclaim(e->mr, &e->word, ~KERNEL_BITS);
+
+	return error == EOPNOTSUPP ? ibv_reg_mr_notify(e->mr, &e->word) : error;
+}
+
+/*
  * Registers whole pages, so that the next buffer on them is a hit. Between
- * ibv_reg_mr() and ibv_reg_mr_notify() nothing is missed: arming tells what
- * happened before it, too.
+ * ibv_reg_mr() and arming nothing is missed: arming tells what happened before it,
+ * too.
  */
 static int add(struct reg_cache *cache, struct reg_entry *e, uintptr_t start, uintptr_t end_of)
 {
@@ -196,7 +213,7 @@ static int add(struct reg_cache *cache, struct reg_entry *e, uintptr_t start, ui
 	if (!e->mr)
 		return 0;
 	__atomic_store_n(&e->word, REFERENCE, __ATOMIC_RELAXED); /* the kernel's not yet */
-	if (ibv_reg_mr_notify(e->mr, &e->word)) {
+	if (arm(e)) {
 		end(e);
 		return 0;
 	}
@@ -224,7 +241,7 @@ static struct reg_entry *find_or_add(struct reg_cache *cache, uintptr_t start, u
 	return e && add(cache, e, start, end_of) ? e : NULL;
 }
 
-#else /* headers without notification */
+#else /* headers without notification, or without a count of users */
 
 static struct reg_entry *find_or_add(struct reg_cache *cache, uintptr_t start, uintptr_t end_of)
 {

@@ -5,8 +5,8 @@
  * Where the headers, the library, the kernel or the device cannot do that,
  * nothing is kept: each transfer registers and deregisters.
  *
- * Thread safe, all of it. Not for a forked child: its parent's registrations
- * are not its own; create a cache there.
+ * Thread safe, all of it. A forked child may only destroy its parent's cache, which
+ * is empty there: the registrations are not its own. It creates one for itself.
  */
 #ifndef REG_CACHE_H
 #define REG_CACHE_H

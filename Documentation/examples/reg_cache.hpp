@@ -57,6 +57,8 @@ class reg_cache {
 				   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (pages == MAP_FAILED)
 			throw std::system_error(errno, std::generic_category(), "mmap");
+		/* Zeros in a child, whose exit() must not end its parent's registrations. */
+		madvise(pages, sizeof(table), MADV_WIPEONFORK);
 		return std::unique_ptr<table, unmap>(new (pages) table);
 	}
 
@@ -121,7 +123,7 @@ private:
 
 	static std::atomic_ref<uint64_t> word_of(entry &e) { return std::atomic_ref(e.word); }
 
-#ifdef IBV_HAVE_MR_NOTIFY
+#ifdef IBV_DEVICE_MR_RECLAIM
 	static constexpr uint64_t kernel_bits = IBV_MR_NOTIFY_KERNEL_MASK;
 
 	/* Run time: is the kernel and the driver able? */
@@ -137,7 +139,7 @@ private:
 	{
 		uint64_t seen = word_of(e).fetch_add(reference, std::memory_order_acquire);
 
-		if (seen & IBV_MR_NOTIFY_SUSPECT)
+		if (seen & kernel_bits && !(seen & IBV_MR_NOTIFY_INVALID))
 			seen = ibv_settle_mr_notify(e.mr.get())
 				       ? uint64_t{IBV_MR_NOTIFY_INVALID}
 				       : word_of(e).load(std::memory_order_acquire);
@@ -174,6 +176,14 @@ private:
 		return room;
 	}
 
+	/* Why so, is told in reg_cache.c. */
+	static int arm(entry &e)
+	{
+		const int error = ibv_reg_mr_notify_reclaim(e.mr.get(), &e.word, ~kernel_bits);
+
+		return error == EOPNOTSUPP ? ibv_reg_mr_notify(e.mr.get(), &e.word) : error;
+	}
+
 	/* Whole pages; what happens between the two calls is told by the second one. */
 	bool add(entry &e, uintptr_t start, uintptr_t end)
 	{
@@ -187,7 +197,7 @@ private:
 				      access_));
 		if (!e.mr)
 			return false;
-		if (ibv_reg_mr_notify(e.mr.get(), &e.word)) {
+		if (arm(e)) {
 			e.mr.reset();
 			return false;
 		}
@@ -222,7 +232,7 @@ private:
 			}
 		return ended;
 	}
-#else /* headers without notification; clang-format 14 and 19 differ here */
+#else /* older headers; clang-format 14 and 19 differ here */
 	/* clang-format off */
 	bool device_notifies() const
 	{
