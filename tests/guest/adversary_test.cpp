@@ -577,8 +577,11 @@ TEST_CASE("adversary: no stale byte arrives")
 	limits.max_entries = slot_count * 3 / 4;
 	REQUIRE(ibv_reg_mr_limits(on.context(), &limits, nullptr) == 0);
 
-	run(on, by, limit::environment(), owners::come_and_go, out,
-	    [&] { return out.changes && out.forks && out.owners; });
+	run(on, by, limit::environment(), owners::come_and_go, out, [&] {
+		return !ibv_query_mr_cache(on.context(), &stats) && stats.hits &&
+		       stats.invalidations && stats.evictions && out.changes && out.forks &&
+		       out.owners;
+	});
 	REQUIRE(ibv_query_mr_cache(on.context(), &stats) == 0);
 	std::printf("%lu hits, %lu misses, %lu suspects, %lu invalidations, %lu evictions\n",
 		    stats.hits, stats.misses, stats.suspects, stats.invalidations, stats.evictions);

@@ -290,16 +290,18 @@ TEST_CASE("faults: everything fails now and then, beside a thread that unmaps")
 		memory m = shared_file(length);
 		const range r = m.registered();
 		std::atomic<bool> gone = false;
+		std::atomic<int> rounds = 0; /* the clock: a call takes as long as it likes */
 		word w;
 		owned<ibv_mr> mr;
 		std::thread other([&] {
-			usleep(static_cast<useconds_t>(i % 10 * 200));
+			while (rounds < i % 10 * 2)
+				std::this_thread::yield();
 			munmap(r.addr, r.length);
 			gone = true;
 		});
 		faults.sometimes([&] {
 			mr.reset(ibv_reg_mr(on.pd(), r.addr, length, i % 2 ? track : 0));
-			for (int j = 0; mr && j < 20; j++) {
+			for (int j = 0; mr && j < 20; j++, rounds++) {
 				const int arming = ibv_reg_mr_notify(mr.get(), w.address());
 				const bool over = gone;
 				failed += arming != 0;
@@ -313,6 +315,7 @@ TEST_CASE("faults: everything fails now and then, beside a thread that unmaps")
 				*w.address() = 0;
 			}
 		});
+		rounds = 20;
 		other.join();
 		m.forget(r);
 	}

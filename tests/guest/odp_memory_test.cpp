@@ -301,7 +301,5 @@ TEST_CASE("a worker leaves the address space with the end of its task")
 	for (int i = 0; i < 20; i++)
 		REQUIRE(s.write_to({m.registered().addr, 256 << 10}));
 	CHECK(taken.hits() > 0);
-	for (int tries = 0; tries < 200 && left.hits() < taken.hits(); tries++)
-		usleep(10000);
-	CHECK(left.hits() == taken.hits());
+	CHECK(happens([&] { return left.hits() == taken.hits(); }));
 }

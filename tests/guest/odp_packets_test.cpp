@@ -457,6 +457,7 @@ TEST_CASE("packets: a message that is dropped takes no receive")
 	const range plain{s.plain.registered().addr, 8};
 	const std::vector<std::byte> early(8, std::byte{0x11});
 	const std::vector<std::byte> after(8, std::byte{0x22});
+	volatile std::byte *const mark = plain.end();
 	raw_peer peer(*s.link, IBV_QPT_UC);
 
 	post_receive(peer.qp(), {{{s.at(), 8}, s.all->lkey}});
@@ -464,9 +465,11 @@ TEST_CASE("packets: a message that is dropped takes no receive")
 	REQUIRE(s.slow->faulted());
 	std::this_thread::sleep_for(50ms);
 	peer.message(1, early);
+	peer.write(2, plain.end(), s.all->rkey, after);
+	REQUIRE(happens([&] { return *mark == after[0]; })); /* so it was dropped */
 	CHECK_FALSE(peer.completed(50ms));
 	std::byte *into = s.at();
-	uint32_t psn = 2;
+	uint32_t psn = 3;
 	SECTION("the page comes")
 	{
 		s.slow->answer({});

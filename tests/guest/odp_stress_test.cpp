@@ -22,6 +22,7 @@
 #include "odp/slow_memory.h"
 #include "odp/wild.h"
 #include "pins.h"
+#include "rows.h"
 #include "run_time.h"
 #include "skip.h"
 
@@ -48,9 +49,11 @@ bool make_device()
 		       "rdma link add odp0 type rxe netdev odp-dummy");
 }
 
-bool run_crowd(uint64_t seed, ending how)
+/* @ready: a byte goes there when the device is open. */
+bool run_crowd(uint64_t seed, ending how, int ready)
 {
 	const device on("odp0");
+	check(write(ready, "x", 1) == 1, "write");
 	arena known(on, seed);
 	wild unknown(on, seed);
 	const run_time time(round_length);
@@ -77,7 +80,15 @@ bool run_crowd(uint64_t seed, ending how)
 
 pid_t start(uint64_t seed, ending how)
 {
-	return child_that([=] { return run_crowd(seed, how) ? 0 : 1; });
+	int ends[2];
+	char byte = 0;
+
+	check(pipe(ends) == 0, "pipe");
+	const pid_t child = child_that([=] { return run_crowd(seed, how, ends[1]) ? 0 : 1; });
+	close(ends[1]);
+	check(read(ends[0], &byte, 1) == 1, "a crowd");
+	close(ends[0]);
+	return child;
 }
 
 int end_of(pid_t child)

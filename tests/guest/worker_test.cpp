@@ -28,6 +28,7 @@
 #include "fuse_file.h"
 #include "raw_uverbs.h"
 #include "rows.h"
+#include "run_time.h"
 #include "skip.h"
 #include "trial.h"
 
@@ -444,11 +445,14 @@ TEST_CASE("a process whose memory is always being invalidated does not keep othe
 
 TEST_CASE("dropped memory returns while events go on")
 {
+	constexpr int enough = 20;
 	const device on;
 	const std::size_t length = 64 * page_size();
+	bool found = false;
+	int against = 0;
 
 	/* If every event put the look off, it would take a pause of 20 ms. */
-	const bool found = happens([&] {
+	happens([&] {
 		const memory m = small_pages(length);
 		const range r = m.registered();
 		const auto mr = on.register_memory(r);
@@ -458,9 +462,17 @@ TEST_CASE("dropped memory returns while events go on")
 		events harmless({r.addr, page_size()}, 1ms);
 		harmless.watch();
 		REQUIRE(madvise(r.addr + length / 2, length / 2, MADV_DONTNEED) == 0);
-		REQUIRE(happens([&] { return w.value() == invalid; }));
-		return harmless.went_on(16ms);
+		const auto took = time_of(
+			[&] { return happens([&] { return w.value() == invalid; }) ? 0 : 1; });
+		found = harmless.went_on(16ms);
+		if (found)
+			return true;
+		harmless.watch();
+		std::this_thread::sleep_for(took);
+		against += harmless.went_on(16ms);
+		return against >= enough;
 	});
+	SKIP_IF(!found && against < enough, "the machine pauses by itself");
 	CHECK(found);
 }
 
@@ -741,7 +753,7 @@ TEST_CASE("a worker finds stale what is being deregistered")
 	int tries = 0;
 	int met = 0;
 
-	happens([&] {
+	for (const run_time time(patience); met < enough && time.goes_on(met > 0);) {
 		word w;
 		auto mr = on.register_memory(r);
 
@@ -755,7 +767,6 @@ TEST_CASE("a worker finds stale what is being deregistered")
 		const bool unknown = w.value() == suspect;
 		mr.reset();
 		met += unknown && w.value() == invalid;
-		return met == enough;
-	});
+	}
 	CHECK(met > 0);
 }

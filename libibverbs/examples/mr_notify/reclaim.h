@@ -29,6 +29,9 @@ public:
 	std::string try_second_chance(std::size_t length);
 
 private:
+	/* @looked_once: the kernel has looked as often as it was asked to, and no more. */
+	std::string second_chance(std::size_t length, bool &looked_once) const;
+
 	const device &on_;
 	byte_check bytes_;
 };
