@@ -56,6 +56,40 @@ class Lint(unittest.TestCase):
                 self.assertEqual(bool(found), expected)
                 self.assertEqual(lint.declares_names(source.name), expected)
 
+    def test_what_has_passed_is_left_out_until_it_changes(self):
+        """One folder of one source; its content is the digest's."""
+        with tempfile.TemporaryDirectory() as folder, \
+                mock.patch.dict(os.environ, {"XDG_CACHE_HOME": folder}), \
+                mock.patch.object(lint, "tidy_units", lambda: [(["a.cpp"], [["unit"]])]), \
+                mock.patch.object(lint, "tidy_digest") as digest, \
+                mock.patch.object(lint, "report") as report:
+            def commands(content, changed, good):
+                digest.return_value, report.return_value = content, good
+                self.assertEqual(lint.check_tidy(changed), good)
+                return len(report.call_args.args) - 1
+            self.assertEqual(commands("one", True, False), 1)
+            self.assertEqual(commands("one", True, True), 1)    # a failure is not remembered
+            self.assertEqual(commands("one", True, True), 0)
+            self.assertEqual(commands("one", False, True), 1)
+            self.assertEqual(commands("two", True, True), 1)
+
+    def test_a_digest_is_of_sources_headers_and_settings(self):
+        source = "libibverbs/examples/mr_notify/main.cpp"
+        before = lint.tidy_digest([source])
+        self.assertEqual(lint.tidy_digest([source]), before)
+        self.assertNotEqual(lint.tidy_digest([source, "tests/demo/stale_bytes.cpp"]), before)
+        for name in (source, ".clang-tidy", "libibverbs/examples/mr_notify/device.h"):
+            with self.subTest(name), mock.patch("builtins.open", self.other_content(name)):
+                self.assertNotEqual(lint.tidy_digest([source]), before)
+
+    @staticmethod
+    def other_content(name):
+        """open() of a tree in which that file has another content."""
+        def other(path, *args, **kwargs):
+            return real(os.devnull if path == os.path.join(REPO, name) else path, *args, **kwargs)
+        real = open
+        return other
+
     def test_a_clone_of_another_user(self):
         """git refuses it if it is not told that it is safe; what is in it is looked at."""
         other = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1", "GIT_CONFIG_GLOBAL": os.devnull,
