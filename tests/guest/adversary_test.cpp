@@ -8,7 +8,7 @@
  * the same, and must be caught.
  *
  * RUN_SECONDS sets how long it goes on (default 3), or RUN_COUNT how many
- * registrations it makes.
+ * registrations it makes. RUN_SEED: with which seed.
  */
 #include "catch.h"
 
@@ -535,7 +535,9 @@ void run(const device &on, registry &by, const limit &until, owners others, resu
 	std::atomic<bool> stop = false;
 	std::vector<std::unique_ptr<worker>> workers;
 	std::vector<std::thread> threads;
-	const unsigned int seed = std::random_device()();
+	const char *const chosen = std::getenv("RUN_SEED");
+	const unsigned int seed = chosen ? static_cast<unsigned int>(std::strtoul(chosen, nullptr, 10))
+					 : std::random_device()();
 
 	std::printf("seed %u\n", seed);
 	for (int i = 0; i < worker_count; i++)

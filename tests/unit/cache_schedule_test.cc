@@ -3,7 +3,7 @@
  * The registration cache under a scheduler: users, a kernel that invalidates, and
  * somebody who evicts, interleaved at each atomic operation, many seeds. A stale
  * registration, one deregistered in use or twice, one left over, or no end: each
- * fails with its seed; SEED=n runs that one alone.
+ * fails with its seed; RUN_SEED=n runs that one alone.
  *
  * Broken on purpose, each of these was seen to fail here:
  *   the fields compared before take() and not after it
@@ -329,7 +329,7 @@ struct world {
 
 TEST_CASE("the cache keeps its promises in every order that was tried")
 {
-	const char *only = getenv("SEED"), *more = getenv("SEEDS");
+	const char *only = getenv("RUN_SEED"), *more = getenv("RUN_SEEDS");
 	uint64_t first = only ? strtoull(only, nullptr, 0) : 1;
 	uint64_t last = only ? first : more ? strtoull(more, nullptr, 0) : 1500;
 	uint64_t hits = 0, settled = 0, invalidated = 0, restored = 0;
@@ -338,7 +338,7 @@ TEST_CASE("the cache keeps its promises in every order that was tried")
 		world w(seed);
 		std::string complaint = w.run();
 
-		INFO("SEED=" << seed);
+		INFO("RUN_SEED=" << seed);
 		REQUIRE(complaint == "");
 		hits += w.seen.hits;
 		settled += w.seen.suspects_settled;

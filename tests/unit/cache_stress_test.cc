@@ -113,7 +113,7 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 
 TEST_CASE("random operations do what a naive model does")
 {
-	const char *only = getenv("SEED");
+	const char *only = getenv("RUN_SEED");
 	uint64_t seeds = only ? 1 : 40;
 
 	for (uint64_t n = 0; n < seeds; n++) {
@@ -123,7 +123,7 @@ TEST_CASE("random operations do what a naive model does")
 		world w;
 		auto &kernel = w.kernel;
 
-		INFO("SEED=" << seed);
+		INFO("RUN_SEED=" << seed);
 		for (int step = 0; step < 1500; step++) {
 			uint64_t first = random() % PAGES, count = 1 + random() % 5;
 			uint64_t start = BASE + first * PAGE, end = start + count * PAGE;
