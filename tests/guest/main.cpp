@@ -2,7 +2,8 @@
 /*
  * main() of the guest's Catch2 programs, and the reporter that tests/run reads:
  * one line a test case, "ok NAME", "not ok NAME" or "skip NAME: REASON", after
- * what there is to say of its failures.
+ * what there is to say of its failures; "pace NAME" before the "not ok" of a case
+ * with the tag [pace].
  */
 #define CATCH_CONFIG_RUNNER
 #include "catch.h"
@@ -14,6 +15,8 @@
 #include <catch2/reporters/catch_reporter_streaming_base.hpp>
 #endif
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 #include "skip.h"
@@ -22,8 +25,16 @@ namespace {
 
 std::string skip_reason;
 
+/* A case with this tag works at the kernel's own pace; tests/run may repeat it once. */
+const std::string pace_tag = "pace";
+
 #if CATCH_VERSION_MAJOR >= 3
 using done = void;
+
+bool is_pace(const Catch::Tag &tag)
+{
+	return std::string(tag.original.data(), tag.original.size()) == pace_tag;
+}
 
 struct reporter : Catch::StreamingReporterBase {
 	explicit reporter(Catch::ReporterConfig config)
@@ -35,6 +46,11 @@ struct reporter : Catch::StreamingReporterBase {
 };
 #else
 using done = bool;
+
+bool is_pace(const std::string &tag)
+{
+	return tag == pace_tag;
+}
 
 struct reporter : Catch::StreamingReporterBase<reporter> {
 	using StreamingReporterBase::StreamingReporterBase;
@@ -50,6 +66,7 @@ struct lines : reporter {
 	{
 		skip_reason.clear();
 		name = info.name;
+		paced = std::any_of(info.tags.begin(), info.tags.end(), is_pace);
 		reporter::testCaseStarting(info);
 	}
 
@@ -76,7 +93,7 @@ struct lines : reporter {
 	void testCaseEnded(const Catch::TestCaseStats &stats) override
 	{
 		if (!stats.totals.assertions.allOk())
-			stream << "not ok " << name << '\n';
+			stream << (paced ? "pace " + name + '\n' : "") << "not ok " << name << '\n';
 		else if (!skip_reason.empty())
 			stream << "skip " << name << ": " << skip_reason << '\n';
 		else
@@ -86,6 +103,7 @@ struct lines : reporter {
 	}
 
 	std::string name;
+	bool paced = false;
 };
 
 CATCH_REGISTER_REPORTER("lines", lines)

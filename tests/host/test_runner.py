@@ -19,6 +19,8 @@ from unittest import mock
 RUNNER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../runner")
 sys.path.insert(0, RUNNER)
 
+import again  # noqa: E402
+import gate  # noqa: E402
 import lanes  # noqa: E402
 import output  # noqa: E402
 import results  # noqa: E402
@@ -36,8 +38,13 @@ class Counting(unittest.TestCase):
     def test_lines(self):
         count = results.lines("noise\nok one\nx.cpp:7: failed: a\nnot ok two\nskip three: no\n")
         self.assertEqual(str(count), "1 passed, 1 failed, 1 skipped")
-        self.assertEqual(count.failures, [results.Failure("two", "x.cpp:7: failed: a")])
+        self.assertEqual(count.failures, [results.Failure("two", "x.cpp:7: failed: a", case="two")])
         self.assertEqual(count.skips, ["three: no"])
+
+    def test_paced(self):
+        count = results.lines("pace one\nnot ok one\nnot ok two\nok three\npace four\nok five\n")
+        self.assertEqual([(one.case, one.paced) for one in count.failures],
+                         [("one", True), ("two", False)])
 
     def test_unittest(self):
         """A real one, with a failure, an error, a skipped test and one that should fail."""
@@ -88,6 +95,31 @@ class Counting(unittest.TestCase):
         text = "".join(f"{number}\n\n" for number in range(100))
         self.assertEqual(results.shortened(text, 4), ["0", "1", "... 96 lines ...", "98", "99"])
         self.assertEqual(results.shortened("a\n\nb\n", 2), ["a", "b"])
+
+
+class Again(unittest.TestCase):
+    """The command that is printed for one failed case."""
+
+    def test_catch(self):
+        """Catch2's own characters, and the shell's."""
+        self.assertEqual(again.catch("p")("race: a, [b]'s"), "p 'race: a\\, \\[b\\]'\"'\"'s'")
+
+    def test_unittest(self):
+        run = again.unittest("p")
+        self.assertEqual(run("test_a (test_x.T.test_a)"), "p -k T.test_a")
+        self.assertEqual(run("test_a (test_x.T)"), "p -k T.test_a")
+        self.assertEqual(run("test_a (tests.test_x.T.test_a) (i=1)"), "p -k T.test_a")
+        self.assertEqual(run("setUpClass"), "p")
+
+    def test_steps(self):
+        """Where the case was run, with its variables and its seed."""
+        step, = lanes.on_siw(*lanes.guest_programs("race", seconds=10))
+        self.assertEqual(step.command_again("a b", "RUN_SEED=7, then RUN_SEED=8"),
+                         "env RUN_SEED=8 env MR_NOTIFY_DEVICE=siw0 env RUN_SECONDS=10 "
+                         "build/tests/guest_race 'a b'")
+        self.assertEqual(lanes.ALL.command_again("munmap: 1 == 0"),
+                         "ibv_mr_notify --system --all --only munmap")
+        self.assertEqual(lanes.Step("x", "a | b").command_again("case"), "sh -c 'a | b'")
 
 
 class Guest(unittest.TestCase):
@@ -195,11 +227,11 @@ class Whole(unittest.TestCase):
         printed = io.StringIO()
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(printed), \
                 mock.patch.object(lanes, "BUILDS", builds), \
-                mock.patch.object(lanes, "LANES", rows), \
                 mock.patch.object(runner, "RESULTS", folder), \
                 screen.Screen(printed) as display:
-            run = runner.Run(list(rows), repeat, display)
+            run = runner.Run(rows, repeat, display)
             schedule.run(run.tasks(), 2)
+            run.repeat_paced()
             run.report()
         return printed.getvalue().splitlines(), run.count
 
@@ -210,8 +242,10 @@ class Whole(unittest.TestCase):
                         lanes.Step("bad", "echo why; echo not ok two; exit 1", results.lines)],
                        needs=("made",)))
         self.assertEqual(printed[-1], "1 passed, 1 failed, 0 skipped")
-        self.assertIn("why", printed[-3])
-        self.assertEqual(printed[-4], "FAILED: lane0: bad: two")
+        self.assertEqual(printed[-5], "FAILED: lane0: bad: two")
+        self.assertIn("why", printed[-4])
+        self.assertIn("    all of it: ", printed[-3])
+        self.assertEqual(printed[-2], "    once more: sh -c 'echo why; echo not ok two; exit 1'")
         self.assertTrue(any("lane0     good" in line and "1 passed" in line for line in printed))
         self.assertFalse(any("made" == line for line in printed))
 
@@ -239,6 +273,41 @@ class Whole(unittest.TestCase):
         _, count = self.run_lanes(
             {}, lanes.Lane([lanes.replace(step, command="echo skip one: nothing works")]))
         self.assertEqual(str(count), "0 passed, 1 failed, 1 skipped")
+
+    def run_guest(self, *said, status=0):
+        """A guest whose step says the first text; what is run after it says the next ones."""
+        texts = [f"{output.MARK} 0 begins\n{said[0]}{output.MARK} 0 ended 1\n", *said[1:]]
+        commands = []
+
+        def command(_run, _name, text, feed, streams=False, **_):
+            commands.append(text)
+            for line in texts.pop(0).splitlines(True):
+                feed("out", line)
+                if line.startswith(output.MARK):
+                    feed("err", line)
+            return status if streams else 0
+        step, = lanes.guest_programs("contract")
+        with mock.patch.object(runner.Run, "command", command):
+            printed, count = self.run_lanes({}, lanes.Lane([step], guest="--kernel um"))
+        return printed, str(count), commands[1:]
+
+    def test_a_case_at_the_kernels_pace_is_repeated_once(self):
+        failed = "pace one\nnot ok one\nok two\n"
+        printed, count, more = self.run_guest(failed, "ok one\n")
+        self.assertEqual(count, "3 passed, 0 failed, 0 skipped")    # the kernel's silence is one
+        self.assertEqual(more, ["tests/lab/run --kernel um -- build/tests/guest_contract one "
+                                "-r lines"])
+        self.assertIn("unsteady: lane0: contract: one", printed)
+        printed, count, more = self.run_guest(failed, failed)
+        self.assertEqual((count, len(more)), ("2 passed, 1 failed, 0 skipped", 1))
+        self.assertIn("FAILED: lane0: contract: one", printed)
+
+    def test_nothing_else_is_repeated(self):
+        self.assertEqual(self.run_guest("not ok one\nok two\n")[1:],
+                         ("2 passed, 1 failed, 0 skipped", []))
+        # A kernel that complains, or a guest that dies.
+        self.assertEqual(self.run_guest("pace one\nnot ok one\nok two\n", status=99)[1:],
+                         ("1 passed, 2 failed, 0 skipped", []))
 
     def run_for(self, command):
         """The count of a step that says nothing for 5 s, or is longer and does; its seconds."""
@@ -284,7 +353,7 @@ class Alone(unittest.TestCase):
         printed = io.StringIO()
         rows = {"lane": lanes.Lane([lanes.Step("one", command, results.lines)])}
         with contextlib.redirect_stdout(printed), mock.patch.object(sys, "argv", ["tests/run"]), \
-                mock.patch.object(lanes, "LANES", rows), \
+                mock.patch.object(gate, "LANES", rows), \
                 mock.patch.object(screen.Screen.__init__, "__defaults__", (printed, 60)), \
                 mock.patch.object(runner, "RESULTS", os.path.join(folder, "results")):
             status = runner.main()
@@ -311,21 +380,27 @@ class Alone(unittest.TestCase):
 
 
 class Lanes(unittest.TestCase):
-    """The rows of lanes.py."""
+    """The rows of lanes.py and gate.py."""
 
     def test_needs_exist(self):
-        for row in (*lanes.BUILDS.values(), *lanes.LANES.values(),
-                    *(step for lane in lanes.LANES.values() for step in lane.steps)):
+        rows = [*lanes.LANES.values(), *gate.LANES.values()]
+        for row in (*lanes.BUILDS.values(), *rows, *(step for lane in rows for step in lane.steps)):
             self.assertLessEqual(set(row.needs), set(lanes.BUILDS))
 
     def test_names_differ(self):
         self.assertFalse(set(lanes.LANES) & set(lanes.BUILDS))
-        for name, lane in lanes.LANES.items():
+        for name, lane in (*lanes.LANES.items(), *gate.LANES.items()):
             names = [step.name for step in lane.steps]
             self.assertEqual(len(names), len(set(names)), name)
 
+    def test_the_gate_is_a_part_of_all(self):
+        for name, lane in gate.LANES.items():
+            whole = {step.name for step in lanes.LANES[name].steps}
+            self.assertFalse(lanes.LANES[name].named_only)
+            self.assertLessEqual({step.name for step in lane.steps}, whole, name)
+
     def test_skipped_suites_are_noticed(self):
-        for name, lane in lanes.LANES.items():
+        for name, lane in (*lanes.LANES.items(), *gate.LANES.items()):
             for step in lane.steps:
                 if step.name.startswith("pyverbs") and name != "stock":     # there nothing notifies
                     self.assertGreater(step.least, 0, f"{name}: {step.name}")

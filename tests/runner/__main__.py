@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Build everything and run all the tests, on the host and in each guest; the last line counts them.
+"""Build what is needed and run the tests, on the host and in guests; the last line counts them.
 
-Called by tests/run. With names of lanes only those run, without all but those that must be named. A
-lane that could not run is a failure. The outputs are kept in build/results.
+Called by tests/run. Without arguments the gate runs (gate.py), with --all every lane but those that
+must be named, with names of lanes only those. A lane that could not run is a failure. The outputs
+are kept in build/results.
 """
 import argparse
 import collections
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 
+import gate
 import lanes
 import output
 import results
@@ -49,7 +51,7 @@ def jobs():
 
 
 class Run:
-    """One call of tests/run."""
+    """One call of tests/run; `chosen` are lanes by their names."""
 
     def __init__(self, chosen, repeat, display):
         self.chosen = chosen
@@ -61,6 +63,8 @@ class Run:
         self.left = {}              # run of a lane: how many of its tasks are not at their end
         self.took = {}              # run of a lane, build: [its seconds, those of processors]
         self.tests = []             # (seconds, name)
+        self.paced = []             # failures that may be repeated once
+        self.unsteady = []          # those of them that passed then
         self.children = set()
 
     def command(self, name, command, feed, streams=False, silence=math.inf):
@@ -144,8 +148,8 @@ class Run:
             self.lane_counts[lane] = self.lane_counts.get(lane, results.Count()) + count
             self.count += count
 
-    def judge(self, lane, step, told):
-        """Count a step that is at its end, and say so."""
+    def judge(self, lane, step, told, where=""):
+        """Count a step that is at its end, and say so; `where` is what runs a command there."""
         name = f"{lane}: {step.name}"
         if told.status is None:
             count = results.unended(name, told.text)
@@ -155,12 +159,15 @@ class Run:
         if executed < step.least:
             count += results.failure(f"{name}: executed {executed} tests, not the {step.least} "
                                      "that it must")
+        for one in count.failures:
+            one.again = where + step.command_again(one.case, one.said)
         self.add(lane, told, count)
         with self.lock:
             tests = told.times.tests or [(told.seconds, "")]
             self.tests += [(seconds, f"{name}: {test}".removesuffix(": "))
                            for seconds, test in tests]
         self.screen.say(f"{lane:<9} {step.name:<36} {shown(count):<30} {told.seconds:4.0f} s")
+        return count
 
     def over(self, lane):
         """One task of a run of a lane is at its end; say so of the lane if it was the last."""
@@ -186,7 +193,9 @@ class Run:
         """The steps of a guest; a kernel that complains is a failed test of its own."""
         with open(os.path.join(folder, "steps.sh"), "w", encoding="utf-8") as text:
             text.write(output.script([step.command for step in row.steps]))
-        ended = set()
+        on = f"tests/lab/on {row.on} " if row.on else ""
+        where = f"{on and on + '-- '}tests/lab/run {row.guest} -- "
+        ended, paced = set(), []
 
         def begin(number):
             part(": " + row.steps[number].name)
@@ -194,7 +203,8 @@ class Run:
 
         def end(number, told):
             ended.add(number)
-            self.judge(lane, row.steps[number], told)
+            count = self.judge(lane, row.steps[number], told, where)
+            paced.extend(one for one in count.failures if one.paced)
         steps = output.Steps(begin, end)
         lab = output.Told(folder, "lab", ("log",))
 
@@ -202,7 +212,7 @@ class Run:
             if not steps.feed(stream, line):
                 lab.feed("log", line)
         quoted = shlex.quote(folder)
-        on = f"tests/lab/on {row.on} --results {quoted} -- " if row.on else ""
+        on = on and f"{on}--results {quoted} -- "
         with self.screen.busy(lane) as part:
             status = self.command(
                 lane, f"{on}tests/lab/run {row.guest} --results {quoted} --timeout {LIMIT} "
@@ -213,19 +223,20 @@ class Run:
                 continue
             if number in steps.told:
                 steps.told[number].end(None)
-                self.judge(lane, step, steps.told[number])
+                self.judge(lane, step, steps.told[number], where)
             else:
                 self.add(lane, None, results.failure(f"{lane}: {step.name}: not run"))
         if status:
             self.add(lane, lab, results.failure(f"{lane}: the guest ended with {status}", lab.text))
         else:
+            self.paced += paced
             self.add(lane, None, results.Count(passed=1))   # nothing for its kernel to complain of
         self.over(lane)
         return True
 
     def lane_tasks(self, name, after, number):
         """The tasks of one run of a lane, and what comes after it."""
-        row = lanes.LANES[name]
+        row = self.chosen[name]
         lane = name if self.repeat == 1 else f"{name} {number}"
         folder = fresh(lane.replace(" ", "-"))
         needs = (*row.needs, *after)
@@ -260,11 +271,32 @@ class Run:
                  for name, row in lanes.BUILDS.items() if name in wanted]
         return made
 
+    def repeat_paced(self):
+        """Run a failed case that works at the kernel's pace once more, alone, in a fresh guest.
+
+        Only where the guest's kernel had nothing to complain of and each step came to its end.
+        """
+        for one in self.paced:
+            folder = fresh("again")
+            told = output.Told(folder, one.name.replace("/", "-")[:80], ("out",))
+            with self.screen.busy(f"once more: {one.name}"):
+                told.end(self.command("cases once more", f"{one.again} -r lines",
+                                      lambda _, line, told=told: told.feed("out", line),
+                                      silence=SILENCE))
+            count = results.judge(one.name, results.lines, told.text, told.status)
+            good = count.passed and not count.failed
+            self.screen.say(f"once more: {one.name}: {'passed' if good else 'FAILED'}")
+            if good:
+                self.unsteady.append(one)
+                self.count.failures.remove(one)
+                self.count += results.Count(passed=1, failed=-1)
+
     def report(self):
         """What was slow, what was skipped, what failed; the last line counts."""
         print("\nseconds, and those of processors:")
         for name, (seconds, used) in sorted(self.took.items(), key=lambda one: -one[1][0]):
             print(f"  {seconds:5.0f} {used:5.0f}  {name}")
+        print(f"  {'':5} {sum(used for _, used in self.took.values()):5.0f}  in all")
         print("\nthe slowest tests:")
         for seconds, name in sorted(self.tests, reverse=True)[:SLOWEST]:
             print(f"  {seconds:5.1f}  {name}")
@@ -276,11 +308,11 @@ class Run:
             print("\nfailed:")
         most = max(3, LINES // max(1, len(self.count.failures)))
         for one in self.count.failures:
-            print(f"FAILED: {one.name}")
-            for line in results.shortened(one.said.replace(lanes.REPO + "/", ""), most):
-                print(f"    {line[:300]}")
-            if one.file:
-                print(f"    (all of it: {one.file})")
+            self.show("FAILED", one, most)
+        if self.unsteady:
+            print("\nunsteady (failed, and passed when it was repeated alone):")
+        for one in self.unsteady:
+            self.show("unsteady", one, most)
         if self.repeat > 1:
             print(f"\nfailed, of {self.repeat} runs:")
             times = collections.Counter(re.sub(r"^(\S+) \d+:", r"\1:", one.name)
@@ -288,6 +320,17 @@ class Run:
             for name, number in times.most_common():
                 print(f"  {number:3}  {name}")
         print(self.count)
+
+    @staticmethod
+    def show(word, one, most):
+        """A failure: its name, what was said, at most so many lines, and how to see it again."""
+        print(f"{word}: {one.name}")
+        for line in results.shortened(one.said.replace(lanes.REPO + "/", ""), most):
+            print(f"    {line[:300]}")
+        if one.file:
+            print(f"    all of it: {one.file}")
+        if one.again:
+            print(f"    once more: {one.again}")
 
 
 def end(child, number):
@@ -310,6 +353,8 @@ def arguments():
     names = list(lanes.LANES)
     parser = argparse.ArgumentParser(prog="tests/run", description=__doc__.splitlines()[0])
     parser.add_argument("lanes", nargs="*", metavar="LANE", help=", ".join(names))
+    parser.add_argument("--all", action="store_true",
+                        help="everything but the lanes that must be named")
     parser.add_argument("--jobs", type=int, default=jobs(), metavar="N",
                         help="do so many things at once (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=1, metavar="N",
@@ -318,7 +363,11 @@ def arguments():
     for name in args.lanes:
         if name not in names:
             parser.error(f"no lane {name}: {', '.join(names)}")
-    args.lanes = args.lanes or [name for name in names if not lanes.LANES[name].named_only]
+    if args.all and args.lanes:
+        parser.error("--all or names of lanes")
+    args.lanes = {name: lanes.LANES[name] for name in args.lanes or names
+                  if args.lanes or not lanes.LANES[name].named_only} \
+        if args.all or args.lanes else gate.LANES
     return args
 
 
@@ -347,6 +396,7 @@ def main():
             run = Run(args.lanes, args.repeat, display)
             try:
                 schedule.run(run.tasks(), args.jobs)
+                run.repeat_paced()
             except KeyboardInterrupt:
                 run.stop()
                 raise

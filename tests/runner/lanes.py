@@ -8,8 +8,10 @@ decides only what begins first.
 """
 import glob
 import os
+import shlex
 from dataclasses import dataclass, replace
 
+import again
 import results
 
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -42,6 +44,13 @@ class Step:
     least: int = 0      # as many tests must have been executed, skipped ones not counted
     needs: tuple = ()   # on the host: more than the lane does
     seconds: int = 10   # on the host
+    again: object = None    # name of a case: the command that runs it alone, none: the step's
+
+    def command_again(self, case, said=""):
+        """What to type to see a case fail again."""
+        if self.again and case:
+            return again.seeded(self.again(case), said)
+        return f"sh -c {shlex.quote(self.command)}"
 
 
 @dataclass
@@ -57,32 +66,48 @@ class Lane:
 
 def guest_programs(*names, seconds=3):
     """The Catch2 programs; those that can go on for ever do so for some seconds each."""
+    longer = f"env RUN_SECONDS={seconds} " if seconds != 3 else ""
     return [Step(name, f"RUN_SECONDS={seconds} build/tests/guest_{name} -r lines", results.lines,
-                 least=GUEST_LEAST.get(name, 1)) for name in names or GUEST_PROGRAMS]
+                 least=GUEST_LEAST.get(name, 1),
+                 again=again.catch(f"{longer}build/tests/guest_{name}"))
+            for name in names or GUEST_PROGRAMS]
 
 
 def pyverbs(*names, least=0, program="build/rdma-core/bin/run_tests.py"):
     """unittests of pyverbs: the named modules, or all of upstream's and ours."""
     only = " ".join(f"-k {name}" for name in names)
     return Step("pyverbs " + (" ".join(names) or "all"),
-                f"{program} -v --dev rxe0 {only}", results.unittest, least=least)
+                f"{program} -v --dev rxe0 {only}", results.unittest, least=least,
+                again=again.unittest(f"{program} -v --dev rxe0"))
+
+
+def with_variable(step, variable):
+    """The same in an environment with one variable more."""
+    return replace(step, command=f"{variable} {step.command}",
+                   again=step.again and (lambda case: f"env {variable} {step.again(case)}"))
 
 
 def cached(step):
     """The same with registrations cached, first those that no peer can notice, then all."""
-    return [replace(step, name=f"{step.name} cached {value}",
-                    command=f"RDMAV_MR_CACHE={value} {step.command}") for value in ("1", "remote")]
+    return [with_variable(replace(step, name=f"{step.name} cached {value}"),
+                          f"RDMAV_MR_CACHE={value}") for value in ("1", "remote")]
 
 
 def on_siw(*steps):
     """The same on soft-iWARP."""
-    return [replace(step, name=step.name + " siw0", command="MR_NOTIFY_DEVICE=siw0 " + step.command)
+    return [with_variable(replace(step, name=step.name + " siw0"), "MR_NOTIFY_DEVICE=siw0")
             for step in steps]
 
 
-MATRIX = Step("matrix", "ibv_mr_notify --system --json", results.matrix)
-ALL = Step("matrix, all memory", "ibv_mr_notify --system --all", results.lines)
-SUSPENDED = Step("matrix, suspended", "ibv_mr_notify --system --reclaim", results.lines)
+def matrix(name, parse, option):
+    """The rows of ibv_mr_notify."""
+    command = f"ibv_mr_notify --system {option}"
+    return Step(name, command, parse, again=again.matrix(command))
+
+
+MATRIX = matrix("matrix", results.matrix, "--json")
+ALL = matrix("matrix, all memory", results.lines, "--all")
+SUSPENDED = matrix("matrix, suspended", results.lines, "--reclaim")
 # On-demand paging: ours, and upstream's tests of it.
 PAGING = [*guest_programs("odp", "odp_memory", "odp_packets", "odp_wait", "odp_oracle"),
           pyverbs("test_mr_all", "test_odp", least=23)]
@@ -124,8 +149,18 @@ def host_tests():
             "test_series": {"needs": ("kernel debian",), "seconds": 300}}
     names = sorted(os.path.basename(path).removesuffix(".py")
                    for path in glob.glob(os.path.join(REPO, "tests/host/test_*.py")))
-    return [Step(name, f"{PYTHON} -m unittest discover -v -s tests/host -p {name}.py",
-                 results.unittest, **more.get(name, {})) for name in names]
+    made = []
+    for name in names:
+        command = f"{PYTHON} -m unittest discover -v -s tests/host -p {name}.py"
+        made.append(Step(name, command, results.unittest, again=again.unittest(command),
+                         **more.get(name, {})))
+    return made
+
+
+def unit(*names):
+    """The unit tests of the cache's core."""
+    return [Step(f"unit-{name}", f"build/tests/unit_{name} -r lines", results.lines,
+                 again=again.catch(f"build/tests/unit_{name}")) for name in names or UNIT_PROGRAMS]
 
 
 # Debian 13 with the kernel that this machine has built.
@@ -172,8 +207,7 @@ LANES = {
     "host": Lane(
         [*host_tests(),
          Step("lint", f"{PYTHON} buildlib/lint.py", results.lines, seconds=400),
-         *(Step(f"unit-{name}", f"build/tests/unit_{name} -r lines", results.lines)
-           for name in UNIT_PROGRAMS)],
+         *unit()],
         needs=("fork",)),
     # What a user installs, under Debian's own programs and upstream's suite.
     "packages": Lane(
@@ -231,7 +265,7 @@ LANES = {
         guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),
     # The same on Debian 13: other compilers, Python, Catch2 and MPIs.
     "trixie": Lane(
-        [Step("unit-parts", "build/tests/unit_parts -r lines", results.lines), MATRIX,
+        [*unit("parts"), MATRIX,
          Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
          Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=18),
          UNPACK_SUITE, replace(INSTALLED_SUITE, least=UPSTREAM_EXECUTED)],

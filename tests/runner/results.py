@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Failure:
-    """A failed test, what was said about it, and the file that has all of it."""
+    """A failed test, what was said about it, and how to see it again."""
     name: str
     said: str = ""
-    file: str = ""
+    file: str = ""      # has all of its program's output
+    case: str = ""      # its name in its program; "" if the program has none for it
+    paced: bool = False     # tagged [pace]: may be repeated once
+    again: str = ""     # the command that runs it alone
 
 
 @dataclass
@@ -35,9 +38,9 @@ class Count:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
 
-def failure(name, said=""):
+def failure(name, said="", case="", paced=False):
     """One failed test."""
-    return Count(failed=1, failures=[Failure(name, said)])
+    return Count(failed=1, failures=[Failure(name, said, case=case, paced=paced)])
 
 
 def unended(name, text):
@@ -52,14 +55,17 @@ def unended(name, text):
 def lines(text):
     """The reporter of tests/guest/main.cpp: ok NAME, not ok NAME, skip NAME: REASON.
 
-    What stands between two such lines was said about the latter one's test.
+    The lines between two such lines belong to the second one's test; "pace NAME" among them says
+    that the failed test has the tag [pace].
     """
     count, said = Count(), []
     for line in text.splitlines():
         if line.startswith("ok "):
             count.passed += 1
         elif line.startswith("not ok "):
-            count += failure(line[7:], "\n".join(said))
+            name = line[7:]
+            paced = f"pace {name}" in said
+            count += failure(name, "\n".join(said), case=name, paced=paced)
         elif line.startswith("skip "):
             count += Count(skipped=1, skips=[line[5:]])
         else:
@@ -82,7 +88,7 @@ def unittest(text):
     before = re.split(r"^-{70}\nRan ", text, maxsplit=1, flags=re.MULTILINE)[0]
     blocks = re.split(r"^={70}\n", before, flags=re.MULTILINE)[1:]
     found = [re.match(r"(?:FAIL|ERROR): (.*)\n((?s:.*))", block) for block in blocks]
-    failures = [Failure(one.group(1), one.group(2)) for one in found if one]
+    failures = [Failure(one.group(1), one.group(2), case=one.group(1)) for one in found if one]
     failures += [Failure(name, "succeeds, though it is expected to fail") for name
                  in re.findall(r"^UNEXPECTED SUCCESS: (.*)$", text, re.MULTILINE)]
     return Count(int(ran.group(1)) - skipped - failed, failed, skipped, failures)
@@ -103,7 +109,8 @@ def matrix(text):
         elif row["ok"]:
             count += Count(passed=1)
         else:
-            count += failure(f"{row['operation']}: {row['wrong']}", json.dumps(row))
+            count += failure(f"{row['operation']}: {row['wrong']}", json.dumps(row),
+                             case=row["operation"])
     return count
 
 

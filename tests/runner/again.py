@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""The command that runs one test case of a program again, by the kind of the program.
+
+Each function takes the program's command and returns a function: name of a case -> command.
+"""
+import re
+import shlex
+
+
+def catch(program):
+    """A Catch2 program: its filter has characters of its own."""
+    def again(case):
+        escaped = re.sub(r"([][,*~])", r"\\\1", case)
+        return f"{program} {shlex.quote(escaped)}"
+    return again
+
+
+def unittest(program):
+    """Python's unittest names a case "test_a (module.Class.test_a)", or without the last part."""
+    def again(case):
+        found = re.match(r"(\w+) \(([\w.]+)\)", case)
+        if not found:
+            return program
+        path = found.group(2).split(".")
+        if path[-1] != found.group(1):
+            path.append(found.group(1))
+        return f"{program} -k {'.'.join(path[-2:])}"
+    return again
+
+
+def matrix(program):
+    """ibv_mr_notify: a row, or a line "row: what was wrong"."""
+    def again(case):
+        return f"{program} --only {shlex.quote(case.split(': ')[0])}"
+    return again
+
+
+def seeded(command, said):
+    """The same with the seed that the case told."""
+    seeds = re.findall(r"(?:RUN_SEED=|\bseed )(\d+)", said)
+    return f"env RUN_SEED={seeds[-1]} {command}" if seeds else command

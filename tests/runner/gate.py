@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""The gate, which tests/run is without arguments: the part of lanes.py to run before each push.
+
+Chosen by what each program has found (Documentation/mutations.md): the cheapest ones that find
+each mistake there which needs neither KASAN nor minutes. Of a lane the gate runs the named steps.
+A guest of `um` costs a fifth of one that QEMU emulates, so `debian` has only what needs two CPUs,
+or memory that `um` has not.
+"""
+from dataclasses import replace
+
+import lanes
+
+# Only what the guest programs and the unit tests need, see the targets of CMakeLists.txt.
+FORK = "fork, its tests alone"
+lanes.BUILDS[FORK] = lanes.Build(
+    "cmake -S . -B build -GNinja && cmake --build build --target guest_tests unit_tests",
+    seconds=100)
+
+HOST = ("test_arguments", "test_built_programs", "test_drivers", "test_events", "test_fetch",
+        "test_guide", "test_hooks", "test_lab_archive", "test_lab_console", "test_lint",
+        "test_namespace", "test_overlay", "test_runner", "test_setup", "test_step",
+        "test_word_protocol", *(f"unit-{name}" for name in lanes.UNIT_PROGRAMS))
+UM = ("matrix", "matrix, all memory", "matrix, suspended",
+      "contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race", "cache",
+      "peer", "rights", "invalidate", "nested", "owner", "differential", "adversary", "observe",
+      "answers", "states", "odp", "odp_packets", "odp_wait", "odp_oracle",
+      "in_use siw0", "revoke siw0", "rights siw0", "siw siw0", "tools")
+DEBIAN = ("fine clock", "matrix", "in_use", "revoke", "worker", "lifetime", "race", "rights",
+          "invalidate", "owner", "differential", "adversary", "observe", "window", "transfer",
+          "retransmit", "siw siw0", "transfer siw0")
+
+
+def step(lane, name, more="", **changed):
+    """A step of a lane, with more in its command."""
+    found, = (one for one in lanes.LANES[lane].steps if one.name == name)
+    return replace(found, command=found.command + more, **changed)
+
+
+def part(name, steps, *more, **changed):
+    """Steps of a lane, by name, and others."""
+    return replace(lanes.LANES[name], steps=[*(step(name, one) for one in steps), *more], **changed)
+
+
+LANES = {
+    "um": part("um", UM, needs=(FORK, "kernel um")),
+    "host": part("host", HOST,
+                 # What needs no packages; what is not known to have passed.
+                 step("host", "test_abi", " -k Builds", needs=(), seconds=60),
+                 step("host", "lint", " --changed", seconds=200),
+                 needs=(FORK,)),
+    "debian": part("debian", DEBIAN, needs=(FORK, "kernel debian"), seconds=200),
+    # On the libraries as they are built, not on packages.
+    "stock": part("stock", ["no capability"], guest="--kernel stock",
+                  needs=(FORK, "kernel stock"), seconds=30),
+}
