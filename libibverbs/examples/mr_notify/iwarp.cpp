@@ -8,10 +8,12 @@
 #include <cerrno>
 #include <stdexcept>
 
+#include "system.h"
+
 namespace mr_notify {
 namespace {
 
-constexpr int timeout_ms = 60000;
+constexpr int timeout_ms = std::chrono::milliseconds(time_limit).count();
 
 /* The connection manager moves them on from there. */
 void initialize(ibv_qp *qp)

@@ -10,12 +10,12 @@
 #include <string>
 #include <thread>
 
+#include "system.h"
+
 namespace mr_notify {
 namespace {
 
 constexpr uint8_t port_number = 1;
-constexpr std::chrono::seconds completion_timeout{180};
-constexpr int async_timeout_ms = 60000;
 
 /* How one end of the connection is addressed by the other. */
 struct address {
@@ -180,15 +180,15 @@ std::optional<ibv_wc> loopback::poll()
 
 ibv_wc loopback::wait()
 {
-	const auto deadline = std::chrono::steady_clock::now() + completion_timeout;
+	const auto deadline = std::chrono::steady_clock::now() + time_limit;
 
 	while (std::chrono::steady_clock::now() < deadline) {
 		if (const auto wc = poll())
 			return *wc;
 		std::this_thread::yield(); // a software device needs a CPU too
 	}
-	throw std::runtime_error("no completion in " + std::to_string(completion_timeout.count()) +
-				 " s; near end: " + psns(near_.get()) +
+	throw std::runtime_error("no completion in " + std::to_string(time_limit.count()) +
+				 " minutes; near end: " + psns(near_.get()) +
 				 ", far end: " + psns(far_.get()));
 }
 
@@ -241,7 +241,7 @@ bool loopback::refused(ibv_wc_status status) const
 
 	pollfd ready{near_->context->async_fd, POLLIN, 0};
 	bool found = false;
-	while (!found && ::poll(&ready, 1, async_timeout_ms) == 1) {
+	while (!found && ::poll(&ready, 1, std::chrono::milliseconds(time_limit).count()) == 1) {
 		ibv_async_event event{};
 		if (ibv_get_async_event(near_->context, &event))
 			fail("ibv_get_async_event");

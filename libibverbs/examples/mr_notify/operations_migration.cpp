@@ -94,7 +94,7 @@ void balance(memory &m)
 	const setting often(debug + "scan_period_min_ms", "10");
 	const setting always(debug + "scan_period_max_ms", "100");
 	const std::size_t before = proc_number("/proc/vmstat", "numa_hint_faults ");
-	const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+	const auto deadline = std::chrono::steady_clock::now() + time_limit;
 	constexpr std::size_t enough = 200;
 	std::size_t faults = 0;
 
@@ -107,7 +107,7 @@ void balance(memory &m)
 		} while (faults < enough && std::chrono::steady_clock::now() < deadline);
 	}).join();
 	if (faults < enough)
-		throw unsupported("no NUMA balancing for a minute");
+		throw unsupported("no NUMA balancing for minutes");
 }
 
 /* Every other page of the witness is free: there is something to compact. */

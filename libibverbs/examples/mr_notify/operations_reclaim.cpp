@@ -84,7 +84,7 @@ void merge(memory &m)
 	advise(m.with_witness(), MADV_MERGEABLE, "MADV_MERGEABLE");
 	const setting run(folder + "run", "1");
 	if (!happens([&] { return has_merged(half(m.witness())); }))
-		throw unsupported("KSM merged nothing for a minute");
+		throw unsupported("KSM merged nothing for minutes");
 }
 
 void unmerge(memory &m)

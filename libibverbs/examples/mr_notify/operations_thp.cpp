@@ -107,7 +107,7 @@ void collapse_by_khugepaged(memory &m)
 	witnessed_in_time([](memory &) {})(m);
 	/* The pass that was under way may have come by the first place too early. */
 	if (!happens([&] { return passes() >= before + 2; }))
-		throw unsupported("khugepaged made no whole pass in a minute");
+		throw unsupported("khugepaged made no whole pass in minutes");
 }
 
 } // namespace

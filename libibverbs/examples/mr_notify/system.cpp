@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <optional>
 
 #include "memory.h"
@@ -198,8 +199,7 @@ control_group::control_group(const std::string &name)
 control_group::~control_group()
 {
 	/* A member that has just died may still be counted. */
-	for (int i = 0; i < 1000 && rmdir(path_.c_str()) && errno == EBUSY; i++)
-		std::this_thread::sleep_for(std::chrono::milliseconds(1));
+	happens([&] { return rmdir(path_.c_str()) == 0 || errno != EBUSY; });
 }
 
 void control_group::enter() const
@@ -225,6 +225,22 @@ unsigned int another_node()
 			return node;
 	}
 	throw unsupported("one NUMA node");
+}
+
+std::chrono::nanoseconds kernel_time()
+{
+	timespec now{};
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
+
+void let_pass(std::chrono::milliseconds time)
+{
+	const auto end = kernel_time() + time;
+
+	while (kernel_time() < end)
+		std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 } // namespace mr_notify

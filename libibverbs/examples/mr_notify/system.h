@@ -57,10 +57,16 @@ private:
 /* The number of a NUMA node that is not node 0. */
 unsigned int another_node();
 
-/* Waits until it is so, a minute at most; whether it came to be. */
+/*
+ * How long something is waited for that must happen. Only what hangs takes as long, however slow
+ * the machine is.
+ */
+constexpr std::chrono::minutes time_limit(3);
+
+/* Waits until it is so; whether it came to be. */
 template <class F> bool happens(F &&condition)
 {
-	const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+	const auto deadline = std::chrono::steady_clock::now() + time_limit;
 
 	while (!condition()) {
 		if (std::chrono::steady_clock::now() > deadline)
@@ -69,6 +75,17 @@ template <class F> bool happens(F &&condition)
 	}
 	return true;
 }
+
+/*
+ * What the kernel takes for the time: it goes on with ticks, as jiffies do. One that is late comes
+ * together with those behind it, so this may stand still for long and then leap.
+ */
+std::chrono::nanoseconds kernel_time();
+/* Sleeps until it has gone on by so much. */
+void let_pass(std::chrono::milliseconds time);
+
+/* Looks of the shrinker within so much of it are one: 20 ms, less a tick at either end. */
+constexpr std::chrono::milliseconds one_look(10);
 
 } // namespace mr_notify
 

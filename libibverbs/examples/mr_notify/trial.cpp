@@ -2,7 +2,8 @@
 #include "trial.h"
 
 #include <algorithm>
-#include <thread>
+
+#include "system.h"
 
 namespace mr_notify {
 
@@ -11,13 +12,9 @@ using clock = std::chrono::steady_clock;
 
 std::size_t wait_for_pinned(std::size_t bytes)
 {
-	const auto deadline = clock::now() + 20s;
-	std::size_t seen = pinned_bytes();
+	std::size_t seen = 0;
 
-	while (seen != bytes && clock::now() < deadline) {
-		std::this_thread::sleep_for(1ms);
-		seen = pinned_bytes();
-	}
+	happens([&] { return (seen = pinned_bytes()) == bytes; });
 	return seen;
 }
 

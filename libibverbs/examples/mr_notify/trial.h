@@ -43,7 +43,7 @@ bool is_timed(const operation &what);
 /* What the contract says of an observation: empty, or what is wrong. */
 std::string verdict(const device &on, const operation &what, const observation &seen);
 
-/* Waits until as many bytes are pinned, a second at most; what was seen last. */
+/* Waits until as many bytes are pinned; what was seen last. */
 std::size_t wait_for_pinned(std::size_t bytes);
 
 } // namespace mr_notify

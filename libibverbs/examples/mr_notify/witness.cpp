@@ -47,8 +47,7 @@ std::function<void(memory &)> witnessed_in_time(std::function<void(memory &)> st
 
 		start(m);
 		if (!happens([&] { return frames(m.witness()) != before; }))
-			throw unsupported(
-				"the kernel left the memory beside it alone for a minute");
+			throw unsupported("the kernel left the memory beside it alone for minutes");
 	};
 }
 
