@@ -23,6 +23,8 @@
 #include <thread>
 #include <vector>
 
+#include "system.h"
+
 class fuse_file {
 public:
 	/* nullptr where there is no FUSE. */
@@ -85,9 +87,7 @@ public:
 
 	bool wait_for_fault() const
 	{
-		for (int i = 0; i < 6000 && !asked_; i++)
-			usleep(10000);
-		return asked_;
+		return mr_notify::happens([&] { return asked_.load(); });
 	}
 
 	void answer() { answer_ = true; }

@@ -24,6 +24,7 @@
 #include "device.h"
 #include "port_counter.h"
 #include "probe.h"
+#include "raw_uverbs.h"
 #include "rows.h"
 #include "run_time.h"
 #include "skip.h"
@@ -31,6 +32,7 @@
 #include "trial.h"
 
 using namespace mr_notify;
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -81,6 +83,12 @@ public:
 	~trace() { rmdir(place_.c_str()); }
 	trace(const trace &) = delete;
 	trace &operator=(const trace &) = delete;
+
+	/* From now on, no events of other threads. */
+	void leave_others_out() const
+	{
+		write_file(place_ + "/set_event_pid", std::to_string(gettid()));
+	}
 
 	/* The lines that this thread caused; forgets them. */
 	std::vector<std::string> take_mine() const
@@ -155,7 +163,7 @@ std::map<std::string, uint64_t> counters(const device &on)
 {
 	std::map<std::string, uint64_t> all;
 
-	usleep(20000); /* the kernel keeps what it read for 10 ms */
+	let_pass(50ms); /* the kernel keeps what it read for 10 ms */
 	for (const char *name : {"armed", "arms", "suspect", "intact", "invalid", "settles",
 				 "revokes", "pages_returned"})
 		all[name] = counter(on, name);
@@ -280,6 +288,49 @@ TEST_CASE("mmap_lock is kept for some of the pages of a large registration at a 
 	events.take_mine();
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	CHECK(events.take_mine().size() >= 16);
+}
+
+/*
+ * A look that had to be quiet all the time would begin anew with each event. What has changed
+ * meanwhile is looked at again, and nothing else: so often is mmap_lock taken.
+ */
+TEST_CASE("settling and arming end while events go on")
+{
+	SKIP_IF(sysconf(_SC_NPROCESSORS_ONLN) < 2, "one CPU: nothing goes on beside a call");
+
+	constexpr std::size_t locks = 64, most = 3 * locks;
+	constexpr std::size_t size = locks * 512 * 4096;
+	const device on;
+	const memory m = anonymous(size);
+	const range r = m.registered();
+	madvise(r.addr, size, MADV_NOHUGEPAGE);
+	const trace events("mmap_lock/mmap_lock_released");
+	events.leave_others_out();
+	std::atomic<bool> stop = false;
+	std::thread harmless([&] {
+		while (!stop) {
+			madvise(r.addr, page_size(), MADV_FREE);
+			*r.addr = std::byte{1};
+		}
+	});
+
+	for (int i = 0; i < 10; i++) {
+		const auto mr = on.register_memory(r);
+		word w;
+
+		events.take_mine();
+		CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		const auto arming = events.take_mine().size();
+		CHECK(madvise(r.addr, size, MADV_FREE) == 0);
+		events.take_mine();
+		CHECK(ibv_settle_mr_notify(mr.get()) == 0);
+		const auto settling = events.take_mine().size();
+		CHECK(arming >= locks);
+		CHECK(arming <= most);
+		CHECK(settling <= most);
+	}
+	stop = true;
+	harmless.join();
 }
 
 /*
@@ -443,6 +494,41 @@ TEST_CASE("what happens is counted")
 	CHECK(counters(on) == wanted);
 }
 
+/* The change queues the worker itself: no timer does, which would wait for users to leave. */
+TEST_CASE("the worker is called at once to what has no count of users")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the device can't be revoked");
+	const raw_uverbs raw(on.context());
+	const trace events("workqueue/workqueue_queue_work");
+	const auto is_called = [&](bool counts) {
+		memory m = anonymous(length);
+		const std::size_t before = pinned_bytes();
+		const auto mr = on.register_memory(m.registered());
+		word w;
+
+		REQUIRE((counts ? raw.arm(mr->handle, w.address(), 0xff00)
+				: raw.arm(mr->handle, w.address())) == 0);
+		events.take_mine();
+		unmap_all(m);
+		const auto queued = events.take_mine();
+		REQUIRE(wait_for_pinned(before) == before);
+		return std::any_of(queued.begin(), queued.end(), [](const std::string &line) {
+			return has(line, {"workqueue=ib_mr_notify"});
+		});
+	};
+
+	bool at_once = false, later = false;
+	/* It may be on its way for something before, and a timer may come in the middle of an
+	 * unmap. */
+	for (int i = 0; i < 5; i++) {
+		at_once |= is_called(false);
+		later |= !is_called(true);
+	}
+	CHECK(at_once);
+	CHECK(later);
+}
+
 /* It comes after 20 ms to what counts its users. */
 TEST_CASE("what becomes invalid is counted before the worker has come")
 {
@@ -455,7 +541,7 @@ TEST_CASE("what becomes invalid is counted before the worker has come")
 		word w;
 		REQUIRE(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), uint64_t{1} << 8) == 0);
 		const uint64_t before = counters(on)["invalid"];
-		usleep(20000); /* as there */
+		let_pass(50ms); /* as there */
 		unmap_all(m);
 		CHECK(counter(on, "invalid") == before + 1);
 	}
