@@ -74,7 +74,7 @@ first_arming arms_first(bool cached, std::chrono::microseconds interval, int64_t
 		_exit(static_cast<int>(armed ? first_arming::armed : first_arming::failed));
 	}
 	int status = -1;
-	for (int i = 0; i < 1200 && waitpid(child, &status, WNOHANG) == 0; i++)
+	for (int i = 0; i < 6000 && waitpid(child, &status, WNOHANG) == 0; i++)
 		std::this_thread::sleep_for(100ms);
 	if (kill(child, SIGKILL) == 0)
 		waitpid(child, &status, 0);

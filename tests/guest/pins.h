@@ -3,11 +3,11 @@
 #ifndef GUEST_PINS_H
 #define GUEST_PINS_H
 
-#include <chrono>
 #include <cstdint>
 #include <fstream>
 #include <string>
-#include <thread>
+
+#include "system.h"
 
 /* Pages pinned in the whole system, by anybody. */
 inline int64_t pins()
@@ -30,9 +30,7 @@ inline int64_t pins()
 
 inline bool pins_come_back_to(int64_t before)
 {
-	for (int i = 0; i < 1200 && pins() != before; i++)
-		std::this_thread::sleep_for(std::chrono::milliseconds(50));
-	return pins() == before;
+	return mr_notify::happens([&] { return pins() == before; });
 }
 
 #endif

@@ -14,7 +14,7 @@ class run_time {
 public:
 	run_time() : run_time(std::chrono::seconds(from_environment())) {}
 	explicit run_time(std::chrono::seconds length)
-	    : end_(clock::now() + length), last_(end_ + std::chrono::minutes(4))
+	    : end_(clock::now() + length), last_(end_ + std::chrono::minutes(20))
 	{
 	}
 

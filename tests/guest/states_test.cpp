@@ -35,7 +35,7 @@ ibv_qp_state state_of(const raw_peer &peer)
 /* Is what it asked for complete, soon? */
 bool succeeded(const raw_peer &peer)
 {
-	const auto done = peer.completed(reply);
+	const auto done = peer.completed(time_limit);
 
 	return done && done->status == IBV_WC_SUCCESS;
 }
@@ -139,7 +139,7 @@ TEST_CASE("states: a timer of the life before a reset is none of the next one's"
 	const raw_peer peer(*wire);
 	const auto ask = [&] {
 		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{nullptr, 0}, 0}}, 0, 0});
-		REQUIRE(peer.next(reply));
+		REQUIRE(peer.next(time_limit));
 	};
 
 	peer.let_ask(7, 19); /* two seconds */
@@ -152,8 +152,11 @@ TEST_CASE("states: a timer of the life before a reset is none of the next one's"
 	CHECK(succeeded(peer));
 }
 
-/* It is told so faster than it gives up, and each time it has an answer. */
-TEST_CASE("states: a peer that says when it is ready takes no retry")
+/*
+ * It is told so faster than it gives up, and each time it has an answer.
+ * Its pace counts: it gives up by its own clock, and no peer can have it wait for more than 655 ms.
+ */
+TEST_CASE("states: a peer that says when it is ready takes no retry", "[pace]")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -162,10 +165,10 @@ TEST_CASE("states: a peer that says when it is ready takes no retry")
 	peer.let_ask(6, 17); /* half a second */
 	post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{nullptr, 0}, 0}}, 0, 0});
 	for (int times = 0; times < 9; times++) {
-		REQUIRE(peer.next(reply));
+		REQUIRE(peer.next(time_limit));
 		peer.acknowledge(0, raw_peer::ready_in_655_ms);
 	}
-	REQUIRE(peer.next(reply));
+	REQUIRE(peer.next(time_limit));
 	peer.acknowledge(0);
 	CHECK(succeeded(peer));
 }
@@ -183,7 +186,7 @@ TEST_CASE("states: a queue pair that is reset as soon as it has failed is reset"
 	for (const run_time time(2s); time.goes_on();) {
 		post_receive(peer.qp(), {{{m.registered().addr, 8}, mr->lkey}});
 		peer.message(0, std::vector<std::byte>(16));
-		const auto failed = peer.completed(reply);
+		const auto failed = peer.completed(time_limit);
 		REQUIRE(failed);
 		REQUIRE(failed->status != IBV_WC_SUCCESS);
 		REQUIRE(peer.become(IBV_QPS_RESET));

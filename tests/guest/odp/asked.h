@@ -14,9 +14,6 @@
 
 namespace odp {
 
-/* For how long something that must come is waited for. */
-constexpr std::chrono::seconds reply(20);
-
 /*
  * A queue pair that has asked for a write, number 0, which was acknowledged, and for a read of
  * three packets, 1 to 3.
@@ -36,7 +33,7 @@ struct asked {
 		ask(IBV_WR_RDMA_WRITE, mtu);
 		ask(IBV_WR_RDMA_READ, 3 * mtu);
 		for (const uint8_t opcode : {0x0a, 0x0c}) {
-			const auto request = peer.next(reply);
+			const auto request = peer.next(mr_notify::time_limit);
 			REQUIRE(request);
 			REQUIRE(request->opcode == opcode);
 		}
@@ -85,7 +82,7 @@ struct asked {
 	}
 	ibv_wc_status ended() const
 	{
-		const auto wc = peer.completed(reply);
+		const auto wc = peer.completed(mr_notify::time_limit);
 		REQUIRE(wc);
 		return wc->status;
 	}
@@ -99,7 +96,7 @@ struct asked {
 	/* The next that it asks for. */
 	raw_peer::packet request() const
 	{
-		const auto found = peer.next(reply);
+		const auto found = peer.next(mr_notify::time_limit);
 		REQUIRE(found);
 		return *found;
 	}

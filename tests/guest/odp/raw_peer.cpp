@@ -14,6 +14,8 @@
 #include <cstring>
 #include <string>
 
+#include "system.h"
+
 namespace odp {
 
 using namespace mr_notify;
@@ -398,7 +400,7 @@ std::vector<raw_peer::packet> raw_peer::all(std::size_t expected) const
 {
 	std::vector<packet> found;
 
-	while (auto one = next(found.size() < expected ? 20s : 300ms))
+	while (auto one = next(found.size() < expected ? time_limit : 300ms))
 		found.push_back(std::move(*one));
 	return found;
 }

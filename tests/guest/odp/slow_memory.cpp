@@ -13,7 +13,6 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace odp {
@@ -99,12 +98,7 @@ int waiting_threads()
 
 bool no_thread_waits()
 {
-	for (int i = 0; i < 2000; i++) {
-		if (waiting_threads() == 0)
-			return true;
-		std::this_thread::sleep_for(std::chrono::milliseconds(10));
-	}
-	return false;
+	return happens([] { return waiting_threads() == 0; });
 }
 
 } // namespace odp

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "memory.h"
+#include "system.h"
 
 namespace odp {
 
@@ -20,7 +21,7 @@ public:
 
 	mr_notify::range bytes() const { return memory_.registered(); }
 	/* Waits for a fault; false when there is none for so long. */
-	bool faulted(std::chrono::milliseconds patience = std::chrono::seconds(20)) const;
+	bool faulted(std::chrono::milliseconds patience = mr_notify::time_limit) const;
 	/* Answers all faults, with pages full of this; or only those in the first bytes. */
 	void answer(std::byte with) const { answer(with, bytes().length); }
 	void answer(std::byte with, std::size_t length) const;

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "raw_uverbs.h"
+#include "system.h"
 
 namespace stress {
 
@@ -367,12 +368,8 @@ void slot::finish(generator &random)
 	look();
 	settle();
 	if (armed_ && !begun_) { /* others still disturb the whole process */
-		uint64_t value = settled();
-		for (int i = 0; i < 1000 && value; i++) {
-			std::this_thread::yield();
-			value = settled();
-		}
-		if (value)
+		uint64_t value = 0;
+		if (!happens([&] { return !(value = settled()); }))
 			complain("SUSPECT without end", value);
 	}
 	if (armed_ && over_ && in_use_ && on_.can_revoke() &&
