@@ -505,7 +505,7 @@ static int end_of_arming(struct arming *other)
 
 	sem_post(&may_go_on);
 	clock_gettime(CLOCK_REALTIME, &limit);
-	limit.tv_sec += 10;
+	limit.tv_sec += 180;
 	return pthread_timedjoin_np(other->thread, NULL, &limit) ? -1 : other->ret;
 }
 
@@ -574,7 +574,7 @@ static unsigned int child_ends(struct ibv_pd *pd, int where, int by_exit)
 	fflush(stdout);
 	child = fork();
 	if (!child) {
-		alarm(60);
+		alarm(180);
 		fill_cache(pd);
 		/* One is used. */
 		reg_page(pd, 0, CACHED);

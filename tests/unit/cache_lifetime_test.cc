@@ -530,7 +530,7 @@ TEST_CASE_METHOD(fixture, "fork() in the middle of everything leaves the child a
 		mr_cache_ref ref;
 
 		cache.env.before_reg = nullptr;
-		alarm(60);
+		alarm(180);
 		_exit(get(&ref, 0) || put(ref) || cache.flush_pd(pd));
 	}
 
