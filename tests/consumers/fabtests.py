@@ -45,7 +45,7 @@ CRASH = re.compile(r"server_stdout: \|\n.*Segmentation fault[\s\S]*client_stdout
 # last one enables an endpoint that is not connected, and passes if its signal comes before that.
 KNOWN = ("fi_cq_test", "fi_msg_sockets", "fi_shared_ctx", "sighandler_test")
 WORD = "verbs_notify"
-LIMIT = 60      # seconds: it hangs
+LIMIT = 300     # seconds: it hangs
 # The script asks ps for what it must kill, and User Mode Linux does not tell ps when it was booted.
 PS = """\
 #!/bin/sh

@@ -27,7 +27,7 @@ OTHER_CANT = {**NOT_CAPABLE, "NOT_CAPABLE": "rxe1"}
 CANT_ARM = {**NOT_CAPABLE, "ARMING_FAILS": "1"}
 # It says so, but is, and loses what would stay where that is true.
 CANT_REVOKE = {**NOT_CAPABLE, "NOT_REVOCABLE": "1"}
-LIMIT = 120     # seconds: it hangs
+LIMIT = 600     # seconds: it hangs
 MOST_KEPT = 100     # of 200 registrations: libfabric keeps some 20, UCX less
 
 # What is found in the cache again after the changes; with hooks also what is stale. UCX empties its

@@ -38,7 +38,7 @@ ARMS = {"caches": ("word",), "rc, ud": ("word",), "ucp": ("word",)}
 KNOWN = ("ib/test_md.sys_device",)      # soft-RoCE is no PCI device
 # It comes now and then with a queue pair's last event, in any test (openucx/ucx issue 10432).
 CRASH = "Assertion `wait_ctx->cb_id == (-1)' failed"
-LIMIT = 300     # seconds for a test: it hangs. test_rcache_pfn.enum_pfn touches 800 MB
+LIMIT = 1800    # seconds for a test: it hangs. test_rcache_pfn.enum_pfn touches 800 MB
 
 
 def gtest(tests, way):
