@@ -136,7 +136,7 @@ class Run(unittest.TestCase):
     def test_stack_of_a_task_that_hangs(self):
         """It is printed, though it is not among what goes to the console."""
         status, out, err = self.run_guest(
-            "--timeout", "100", "--", "sh", "-c",
+            "--timeout", "1200", "--", "sh", "-c",
             "echo 1 >/proc/sys/kernel/hung_task_timeout_secs; "
             "echo 1 >/proc/sys/kernel/hung_task_warnings; "
             "(exec >/dev/null 2>&1; echo HUNG_TASK >/sys/kernel/debug/provoke-crash/DIRECT) & "
@@ -147,7 +147,7 @@ class Run(unittest.TestCase):
 
     def test_panic_fails(self):
         """A panic ends the guest without a status, and is printed."""
-        status, _, err = self.run_guest("--", "sh", "-c", "echo c >/proc/sysrq-trigger; sleep 60")
+        status, _, err = self.run_guest("--", "sh", "-c", "echo c >/proc/sysrq-trigger; sleep 9999")
         self.assertEqual(status, 99)
         self.assertIn(b"Kernel panic", err)
 
@@ -275,7 +275,7 @@ class Emulated(unittest.TestCase):
     def test_emulator_crashes_under_the_command(self):
         """What the command has done by then would be done twice."""
         with tempfile.TemporaryDirectory() as temp:
-            process = self.start(temp, "sh", "-c", "echo begun; sleep 20")
+            process = self.start(temp, "sh", "-c", "echo begun; sleep 9999")
             self.assertEqual(process.stdout.readline(), "begun\n")
             for pid in emulators_in(temp):
                 os.kill(pid, signal.SIGABRT)
