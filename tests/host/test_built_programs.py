@@ -60,7 +60,8 @@ class BuiltTest(unittest.TestCase):
         """With the status of the man pages, and without a word on standard output."""
         for command in ("ibv_mr_notify --unknown", "ibv_mr_notify --size 0",
                         "ibv_mr_notify --json --all", "ibv_mr_notify --json --reclaim",
-                        "ibv_mr_notify --all --reclaim", "ibv_mr_notify --only TYPO",
+                        "ibv_mr_notify --all --reclaim", "ibv_mr_notify --cost --all",
+                        "ibv_mr_notify --cost --reclaim", "ibv_mr_notify --only TYPO",
                         "ibv_mr_notify --only TYPO --reclaim", "ibv_mr_notify --only TYPO --list",
                         "ibv_mr_cache --unknown", "ibv_mr_cache --rounds 0"):
             with self.subTest(command):

@@ -125,7 +125,7 @@ KASAN = Step("KASAN", " && ".join(
         "drivers/infiniband/sw/rxe/rxe_mr", "drivers/infiniband/sw/siw/siw_mem",
         "mm/mmu_notifier", "kernel/workqueue", "lib/interval_tree", "net/core/skbuff",
         "fs/char_dev")))
-TOOLS = Step("tools", "tests/guest/tools", results.lines, least=5)
+TOOLS = Step("tools", "tests/guest/tools", results.lines, least=7)
 PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py rxe0")
 UNPACK_SUITE = Step("unpack suite", "tests/installed/unpack_suite")
 UNPACKED = f"{PYTHON} /run/suite/tests/run_tests.py"

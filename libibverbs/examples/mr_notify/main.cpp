@@ -28,6 +28,7 @@ struct options {
 	std::string device;
 	std::size_t size = std::size_t{1} << 20;
 	bool json = false;
+	bool cost = false;
 	bool system = false;
 	bool list = false;
 	bool all = false;
@@ -146,7 +147,7 @@ status run(const options &opt)
 		return no_capability;
 	}
 
-	const auto out = opt.json ? json_report() : text_report();
+	const auto out = opt.json ? json_report() : text_report(opt.cost);
 	bool ok = true;
 
 	out->start(on);
@@ -187,7 +188,11 @@ int main(int argc, char **argv)
 		"Try each operation with a registration whose pages were taken back (needs root; "
 		"shrinks all caches of the system)");
 	reclaim->excludes(all);
-	app.add_flag("--json", opt.json, "Print JSON instead of tables")
+	app.add_flag("--json", opt.json, "Print JSON instead of tables, with all times")
+		->excludes(all)
+		->excludes(reclaim);
+	app.add_flag("--cost", opt.cost,
+		     "Also print how much longer each operation takes where it is watched")
 		->excludes(all)
 		->excludes(reclaim);
 	app.add_flag(

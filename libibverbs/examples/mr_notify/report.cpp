@@ -48,12 +48,14 @@ double microseconds(std::chrono::nanoseconds t)
 std::string cost_text(const row &one)
 {
 	if (!is_timed(one.what))
-		return "-";
-	return fmt::format("{:+.1f}", microseconds(one.seen.armed - one.seen.plain));
+		return fmt::format(" {:>9}", "-");
+	return fmt::format(" {:>+9.1f}", microseconds(one.seen.armed - one.seen.plain));
 }
 
 class text : public report {
 public:
+	explicit text(bool cost) : cost_(cost) {}
+
 	void start(const device &on) override
 	{
 		fmt::print("device {}: notification {}, revoke {}\n\n", on.name(),
@@ -66,8 +68,8 @@ public:
 			fmt::print("{:5} {} ({})\n", s.ok ? "ok" : "WRONG", s.what, s.seen);
 			wrong_ += !s.ok;
 		}
-		fmt::print("\n{:42} {:8} {:8} {:8} {:>9} {:7} {:>9}\n", "operation", "expected",
-			   "after", "settled", "pinned", "device", "cost [us]");
+		fmt::print("\n{:42} {:8} {:8} {:8} {:>9} {:7}{}\n", "operation", "expected",
+			   "after", "settled", "pinned", "device", cost_ ? " cost [us]" : "");
 		std::fflush(stdout);
 	}
 
@@ -80,11 +82,11 @@ public:
 		} else {
 			right_ += one.wrong.empty();
 			wrong_ += !one.wrong.empty();
-			fmt::print("{:42} {:8} {:8} {:8} {:>9} {:7} {:>9}{}{}\n", one.what.name,
+			fmt::print("{:42} {:8} {:8} {:8} {:>9} {:7}{}{}{}\n", one.what.name,
 				   expected_text(one.what.expected), word_text(one.seen.word_after),
 				   word_text(one.seen.word_settled),
 				   fmt::format("{}/{}", one.seen.pages_pinned, one.seen.pages),
-				   device_text(one.seen), cost_text(one),
+				   device_text(one.seen), cost_ ? cost_text(one) : "",
 				   one.wrong.empty() ? "" : "  WRONG: ", one.wrong);
 		}
 		std::fflush(stdout);
@@ -93,13 +95,15 @@ public:
 	void finish() override
 	{
 		fmt::print("\n{} operations right, {} not possible here, {} wrong\n"
-			   "device: RDMA moves the bytes that the CPU sees, or is refused\n"
-			   "cost: the operation beside an armed registration, less the same beside "
-			   "an unarmed one, best of 3\n",
+			   "device: RDMA moves the bytes that the CPU sees, or is refused\n",
 			   right_, skipped_, wrong_);
+		if (cost_)
+			fmt::print("cost: the operation beside an armed registration, less the "
+				   "same beside an unarmed one, best of 3\n");
 	}
 
 private:
+	const bool cost_;
 	int right_ = 0;
 	int wrong_ = 0;
 	int skipped_ = 0;
@@ -154,9 +158,9 @@ private:
 
 } // namespace
 
-std::unique_ptr<report> text_report()
+std::unique_ptr<report> text_report(bool cost)
 {
-	return std::make_unique<text>();
+	return std::make_unique<text>(cost);
 }
 
 std::unique_ptr<report> json_report()

@@ -28,7 +28,8 @@ public:
 	virtual void finish() = 0;
 };
 
-std::unique_ptr<report> text_report();
+/* "cost": with what each operation takes longer beside a registration. */
+std::unique_ptr<report> text_report(bool cost);
 std::unique_ptr<report> json_report();
 
 } // namespace mr_notify
