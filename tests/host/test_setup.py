@@ -9,6 +9,17 @@ import unittest
 
 BUILDLIB = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)),
                                          "../../buildlib"))
+PACKAGES = """# Those of no set come
+# only with all.
+missing
+
+# [demo] A group's comment may
+# have [gate] lines.
+shown # why
+
+# [demo gate] A group may be in several sets.
+both several
+"""
 LOCKED = "E: Could not get lock lists/lock.\\nE: Unable to lock directory lists/"
 # `told` has what each of the first updates says that fail; a line each.
 STUBS = {
@@ -19,23 +30,24 @@ STUBS = {
 
 
 class Setup(unittest.TestCase):
-    """In a folder of its own, for a package that is missing."""
+    """In a folder of its own, for packages that are missing."""
 
-    def set_up(self, *told):
+    def set_up(self, *told, sets=()):
         """Its exit status, and how apt-get was called."""
         with tempfile.TemporaryDirectory() as folder:
             os.makedirs(os.path.join(folder, "buildlib"))
             os.makedirs(os.path.join(folder, "bin"))
             for name in ("setup", "step"):
                 shutil.copy(os.path.join(BUILDLIB, name), os.path.join(folder, "buildlib"))
-            files = {"buildlib/packages": "missing\n", "told": "".join(f"{one}\n" for one in told),
+            files = {"buildlib/packages": PACKAGES, "calls": "",
+                     "told": "".join(f"{one}\n" for one in told),
                      **{f"bin/{name}": f"#!/bin/sh\n{text}\n" for name, text in STUBS.items()}}
             for name, text in files.items():
                 with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
                     out.write(text)
                 os.chmod(os.path.join(folder, name), 0o755)
             done = subprocess.run(
-                [os.path.join(folder, "buildlib/setup")], capture_output=True, text=True,
+                [os.path.join(folder, "buildlib/setup"), *sets], capture_output=True, text=True,
                 env={"PATH": f"{folder}/bin:/usr/bin:/bin"}, check=False)
             with open(os.path.join(folder, "calls"), encoding="utf-8") as calls:
                 return done.returncode, calls.read().splitlines()
@@ -44,11 +56,24 @@ class Setup(unittest.TestCase):
         status, calls = self.set_up(LOCKED, LOCKED)
         self.assertEqual((status, calls[:3]), (0, ["update -q"] * 3))
         self.assertIn("-o DPkg::Lock::Timeout=600", calls[3])
-        self.assertRegex(calls[3], "^install .* missing$")
+        self.assertRegex(calls[3], "^install .*=600 missing shown both several$")
 
     def test_another_failure_is_one(self):
         status, calls = self.set_up(LOCKED, "E: The repository is gone.")
         self.assertEqual((status, calls), (100, ["update -q"] * 2))
+
+    def test_sets(self):
+        for sets, names in ((["demo"], "shown both several"), (["gate"], "both several"),
+                            (["demo", "gate"], "shown both several")):
+            with self.subTest(sets=sets):
+                status, calls = self.set_up(sets=sets)
+                self.assertEqual(status, 0)
+                self.assertRegex(calls[-1], f"^install .*=600 {names}$")
+
+    def test_no_such_set(self):
+        for sets in (["dem"], ["demo", "all"], ["lines"], ["."], ["demo gate"]):
+            with self.subTest(sets=sets):
+                self.assertEqual(self.set_up(sets=sets), (2, []))
 
 
 if __name__ == "__main__":
