@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+# build/tests/bench_*: what tests/bench/run runs.
+find_library(BENCHMARK benchmark)
+foreach(library ucs ucm ucp uct fabric)
+  find_library(PEER_${library} ${library})
+endforeach()
+check_lacking(lacking benchmarks Catch2_FOUND BENCHMARK PEER_ucs PEER_ucm PEER_uct PEER_fabric)
+if(lacking)
+  return()
+endif()
+
+# The benchmark of a checkout's core, compiled as libibverbs compiles it. bench_cache is this one's;
+# -DBENCH_BEFORE=PATH adds bench_cache_before, the same source with the core of another checkout.
+function(add_core_benchmark name checkout)
+  file(GLOB core CONFIGURE_DEPENDS ${checkout}/libibverbs/mr_cache/*.cc)
+  add_executable(${name} bench/cache_benchmark.cc ${core})
+  target_include_directories(${name} PRIVATE ${checkout}/libibverbs/mr_cache)
+  target_compile_options(${name} PRIVATE -O2 -fno-exceptions -fno-rtti -fno-threadsafe-statics)
+  target_link_libraries(${name} PRIVATE test_options Threads::Threads ${BENCHMARK})
+endfunction()
+
+add_core_benchmark(bench_cache ${CMAKE_SOURCE_DIR})
+set(BENCH_BEFORE "" CACHE PATH "another checkout, to compare with")
+if(BENCH_BEFORE)
+  add_core_benchmark(bench_cache_before ${BENCH_BEFORE})
+  set_target_properties(bench_cache_before PROPERTIES EXCLUDE_FROM_ALL ON)
+endif()
+
+# The rest of tests/bench/run: through the verbs in a guest, and the peers that Debian has.
+foreach(name verbs transfer cost paging)
+  add_executable(bench_${name} bench/${name}_benchmark.cc)
+  target_link_libraries(bench_${name} PRIVATE guest_support ${BENCHMARK})
+endforeach()
+foreach(peer "ucx;ucs;ucm" "ucx_md;uct;ucs" "libfabric;fabric" "libfabric_transfer;fabric")
+  list(POP_FRONT peer name)
+  set(libraries "")
+  foreach(library ${peer})
+    list(APPEND libraries ${PEER_${library}})
+  endforeach()
+  add_executable(bench_${name} bench/${name}_benchmark.cc)
+  target_link_libraries(bench_${name} PRIVATE test_options Threads::Threads ${BENCHMARK} ${libraries})
+endforeach()
+
+add_set(benchmarks bench)
