@@ -160,7 +160,7 @@ status run(const options &opt)
 		if (what.disturbs == reach::system && !opt.system)
 			one.seen.skipped = needs_system;
 		else
-			one.seen = try_operation(on, bytes, what, length);
+			one.seen = try_operation(on, bytes, what, length, opt.cost || opt.json);
 		one.wrong = verdict(on, what, one.seen);
 		ok = ok && one.wrong.empty();
 		out->add(one);

@@ -30,12 +30,13 @@ struct observation {
 };
 
 /*
- * Does it beside an unarmed registration and beside an armed one, three times
- * each: the times are the best ones, the rest is that of the last round, which is
- * the first wrong one if any was wrong. What is not timed is done once.
+ * For its cost: does it beside an unarmed registration and beside an armed one,
+ * three times each. The times are the best ones, the rest is that of the last
+ * round, which is the first wrong one if any was wrong. Else, and where times mean
+ * nothing, it is done once, beside an armed one.
  */
 observation try_operation(const device &on, byte_check &bytes, const operation &what,
-			  std::size_t length);
+			  std::size_t length, bool cost);
 
 /* Whether its times mean anything. */
 bool is_timed(const operation &what);
