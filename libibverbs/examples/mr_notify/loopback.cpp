@@ -188,7 +188,7 @@ ibv_wc loopback::wait()
 		std::this_thread::yield(); // a software device needs a CPU too
 	}
 	throw std::runtime_error("no completion in " + std::to_string(time_limit.count()) +
-				 " minutes; near end: " + psns(near_.get()) +
+				 " s; near end: " + psns(near_.get()) +
 				 ", far end: " + psns(far_.get()));
 }
 

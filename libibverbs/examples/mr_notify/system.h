@@ -61,7 +61,7 @@ unsigned int another_node();
  * How long something is waited for that must happen. Only what hangs takes as long, however slow
  * the machine is.
  */
-constexpr std::chrono::minutes time_limit(3);
+constexpr std::chrono::seconds time_limit(180);
 
 /* Waits until it is so; whether it came to be. */
 template <class F> bool happens(F &&condition)
