@@ -536,8 +536,9 @@ void run(const device &on, registry &by, const limit &until, owners others, resu
 	std::vector<std::unique_ptr<worker>> workers;
 	std::vector<std::thread> threads;
 	const char *const chosen = std::getenv("RUN_SEED");
-	const unsigned int seed = chosen ? static_cast<unsigned int>(std::strtoul(chosen, nullptr, 10))
-					 : std::random_device()();
+	const unsigned int seed =
+		chosen ? static_cast<unsigned int>(std::strtoul(chosen, nullptr, 10))
+		       : std::random_device()();
 
 	std::printf("seed %u\n", seed);
 	for (int i = 0; i < worker_count; i++)

@@ -20,6 +20,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <thread>
@@ -260,8 +261,14 @@ public:
 
 		check(pipe(said) == 0, "pipe");
 		child_ = fork();
-		if (child_ == 0)
-			_exit(be(count, give, said[1]));
+		if (child_ == 0) {
+			try {
+				_exit(be(count, give, said[1]));
+			} catch (const std::exception &reason) { /* not Catch2: it would go on */
+				std::fprintf(stderr, "another user: %s\n", reason.what());
+				_exit(1);
+			}
+		}
 		close(said[1]);
 		char done = 0;
 		ready_ = read(said[0], &done, 1) == 1;
@@ -393,7 +400,7 @@ TEST_CASE("dropped memory returns while events go on")
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		const auto begin = kernel_time();
 		REQUIRE(madvise(r.addr + length / 2, length / 2, MADV_DONTNEED) == 0);
-		for (auto last = begin; last - begin < time_limit / 10;) {
+		for (auto last = begin; last - begin < 20s;) {
 			REQUIRE(madvise(r.addr, page_size(), MADV_FREE) == 0);
 			*r.addr = std::byte{1};
 			const bool back = w.value() == invalid;
