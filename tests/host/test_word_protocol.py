@@ -50,7 +50,7 @@ class WordProtocol(unittest.TestCase):
     def test_doubt_forgotten_in_the_end(self):
         self.assertTrue(search("BUG_FORGET")[0])
 
-    def test_events_under_way_not_waited_for(self):
+    def test_events_under_way_leave_no_doubt(self):
         self.assertTrue(search("BUG_WAIT")[0])
 
 

@@ -57,9 +57,11 @@ inline restore() {
 	:: suspended && pinned -> end_suspension()
 	:: suspended && !pinned ->
 #ifndef BUG_ORDER
+#ifdef BUG_WAIT
 		doubt = false;
-#ifndef BUG_WAIT
-		!changing; /* mmu_interval_read_begin() */
+#else
+		/* An event that is under way leaves all in doubt. */
+		atomic { doubt = changing };
 #endif
 #endif
 		atomic { pinned_as = mapped; pinned = true }

@@ -17,10 +17,6 @@ struct umem_notify_word_page;
 struct umem_notify_word_page *umem_notify_word_get(unsigned long addr);
 void umem_notify_word_put(struct umem_notify_word_page *page,
 			  unsigned int offset);
-struct umem_notify_word_page *
-umem_notify_word_retire(struct umem_notify_word_page *page,
-			unsigned int offset);
-void umem_notify_word_end(struct umem_notify_word_page *page);
 void umem_notify_word_set(const struct umem_notify_word_page *page,
 			  unsigned int offset, u64 bits);
 void umem_notify_word_clear(const struct umem_notify_word_page *page,
@@ -34,6 +30,8 @@ u64 umem_notify_word_read(const struct umem_notify_word_page *page,
 enum umem_notify_asker {
 	/* A system call: may sleep on what a fatal signal ends, or for a second. */
 	UMEM_NOTIFY_USER,
+	/* The one that arms: waits for its own address space, not for events or files. */
+	UMEM_NOTIFY_ARM,
 	/* The worker: waits for no lock. */
 	UMEM_NOTIFY_WORKER,
 };
@@ -67,6 +65,8 @@ struct umem_notify_question {
 	enum umem_notify_asker asker;
 	/* A device may keep the CPU off pages that are still there. */
 	bool exclusive;
+	/* Set when a worker is to stop soon. */
+	const bool *hurry;
 	u32 at; /* the first page that it has not found intact */
 };
 
@@ -75,7 +75,7 @@ enum umem_notify_verdict umem_notify_check(struct ib_umem *umem,
 					   unsigned int shift,
 					   struct umem_notify_question *what);
 
-int umem_notify_stats_get(struct ib_device *device);
+int umem_notify_device_get(struct ib_device *device);
 void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
 		       s64 nr);
 

@@ -205,7 +205,7 @@ static enum umem_notify_verdict lock_inode(struct address_space *mapping,
 				return UMEM_NOTIFY_INTACT;
 			inode_unlock_shared(mapping->host);
 		}
-		if (asker == UMEM_NOTIFY_WORKER || time_after(jiffies, patience))
+		if (asker != UMEM_NOTIFY_USER || time_after(jiffies, patience))
 			return UMEM_NOTIFY_BUSY;
 		if (fatal_signal_pending(current))
 			return UMEM_NOTIFY_INTERRUPTED;
@@ -386,6 +386,10 @@ check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
 		struct absent_run run = {};
 
 		cond_resched();
+		if (what->asker == UMEM_NOTIFY_WORKER && READ_ONCE(*what->hurry)) {
+			ret = UMEM_NOTIFY_BUSY;
+			break;
+		}
 		ret = lock_mm(mm, what->asker);
 		if (ret)
 			break;

@@ -70,12 +70,10 @@
  *                                         unmaps P
  *   state = 0                             [stale]
  *
- * So events leave a doubt from before the first page is pinned, and those that
- * were under way then are waited for, as in ib_umem_track():
+ * So events leave a doubt from before the first page is pinned; if some are under
+ * way then, all of the range is in doubt, as in ib_umem_track():
  *
- *   lock; @doubt = nothing; unlock
- *   mmu_interval_read_begin(): waits
- *   for what began before
+ *   lock; @doubt = nothing, or all; unlock
  *   pins P
  *                                         lock; @doubt has P; unlock; unmaps P
  *   lock; @doubt is not empty:
@@ -131,8 +129,8 @@
  *
  * LOCKS
  *
- * The list's lock is outside of @lock. So nobody touches the list from a callback:
- * one that is INVALID stays there until the shrinker meets it, or its end.
+ * The list's lock is outside of the space's. So no MMU callback touches the list: a
+ * tracker that is INVALID stays there until the shrinker meets it, or its end.
  */
 
 #include <linux/hash.h>
@@ -179,15 +177,14 @@ static bool take_back(struct ib_umem_notify *n, u64 word)
 {
 	u8 bit = n->mr->device->ops.restore_user_mr ? SUSPENDED : INVALID;
 
-	lockdep_assert_held(&n->lock);
+	umem_notify_assert_locked(n);
 
 	if (!umem_notify_word_cmpxchg(n->word_page, n->word, word,
 				      (word & ~(u64)SUSPECT) | bit))
 		return false;
 	n->state = bit;
 	n->doublings = 0;
-	umem_notify_count(n->umem->ibdev, bit == SUSPENDED ?
-						  IB_MR_NOTIFY_STAT_SUSPENSIONS :
+	umem_notify_counted(n, bit == SUSPENDED ? IB_MR_NOTIFY_STAT_SUSPENSIONS :
 						  IB_MR_NOTIFY_STAT_INVALID, 1);
 	trace_mr_notify_suspend(n->umem, umem_notify_id(n), bit);
 	umem_notify_queue_now(n);
@@ -237,9 +234,9 @@ static enum lru_status shrink_one(struct list_head *item,
 
 	if (walk->looked >= walk->wanted)
 		return LRU_STOP;
-	spin_lock(&n->lock);
+	umem_notify_lock(n);
 	status = look_at(n, walk);
-	spin_unlock(&n->lock);
+	umem_notify_unlock(n);
 	if (status == LRU_REMOVED)
 		list_lru_isolate(list, item);
 	return status;
@@ -305,14 +302,14 @@ static enum lru_status leave_block(struct list_head *item,
 	bool gone;
 	u64 word;
 
-	spin_lock(&n->lock);
+	umem_notify_lock(n);
 	gone = is_over(n);
 	if (!gone && !n->held) {
 		word = umem_notify_word_read(n->word_page, n->word);
 		gone = !(word & n->in_use) && has_pages_in(n, arg) &&
 		       take_back(n, word);
 	}
-	spin_unlock(&n->lock);
+	umem_notify_unlock(n);
 	if (!gone)
 		return LRU_SKIP;
 	list_lru_isolate(list, item);
@@ -345,7 +342,7 @@ static struct notifier_block memory_block = {
  */
 void umem_notify_lend(struct ib_umem_notify *n)
 {
-	lockdep_assert_held(n);
+	lockdep_assert_held(&n->mutex);
 
 	if (n->reclaim)
 		list_lru_add_obj(&idle, &n->lru);
@@ -369,7 +366,7 @@ void umem_notify_unlend(struct ib_umem_notify *n)
  */
 void umem_notify_first_look(struct ib_umem_notify *n)
 {
-	lockdep_assert_held(&n->lock);
+	umem_notify_assert_locked(n);
 
 	n->seen = seen_of(umem_notify_word_read(n->word_page, n->word));
 	n->look = look_now() - 2;
@@ -395,9 +392,9 @@ static bool is_invalid(struct ib_umem_notify *n)
 {
 	bool invalid;
 
-	spin_lock(&n->lock);
+	umem_notify_lock(n);
 	invalid = n->state == INVALID;
-	spin_unlock(&n->lock);
+	umem_notify_unlock(n);
 	return invalid;
 }
 
@@ -406,11 +403,12 @@ static int give_pages(struct ib_umem_notify *n)
 	struct ib_umem *umem = n->umem;
 	int ret;
 
-	spin_lock(&n->lock);
-	if (n->state == SUSPENDED) /* of INVALID its place is the queue's */
-		umem_notify_doubt_clear(&n->doubt);
-	spin_unlock(&n->lock);
-	mmu_interval_read_begin(&n->mni);
+	umem_notify_lock(n);
+	umem_notify_doubt_clear(&n->doubt);
+	if (umem_notify_space_changes(umem_notify_space(n), umem_notify_start(n),
+				      umem_notify_last(n)))
+		umem_notify_doubt_all(n);
+	umem_notify_unlock(n);
 
 	ret = pin_again(umem);
 	if (ret)
@@ -420,16 +418,16 @@ static int give_pages(struct ib_umem_notify *n)
 		ib_umem_give_back(umem);
 		return ret;
 	}
-	spin_lock(&n->lock);
+	umem_notify_lock(n);
 	n->revoked = false;
-	spin_unlock(&n->lock);
+	umem_notify_unlock(n);
 	return 0;
 }
 
 /* The word says that it is valid again, or at most in doubt. */
 static void end_suspension(struct ib_umem_notify *n)
 {
-	spin_lock(&n->lock);
+	umem_notify_lock(n);
 	if (n->state == SUSPENDED) {
 		n->state = n->doubt.chunks ? SUSPECT : 0;
 		if (n->state) {
@@ -438,9 +436,9 @@ static void end_suspension(struct ib_umem_notify *n)
 		}
 		umem_notify_word_clear(n->word_page, n->word, SUSPENDED);
 		n->seen = ~seen_of(umem_notify_word_read(n->word_page, n->word));
-		umem_notify_count(n->umem->ibdev, IB_MR_NOTIFY_STAT_RESTORES, 1);
+		umem_notify_counted(n, IB_MR_NOTIFY_STAT_RESTORES, 1);
 	}
-	spin_unlock(&n->lock);
+	umem_notify_unlock(n);
 	umem_notify_lend(n);
 }
 
@@ -456,7 +454,7 @@ int umem_notify_restore(struct ib_umem_notify *n)
 {
 	int ret = 0;
 
-	lockdep_assert_held(n);
+	lockdep_assert_held(&n->mutex);
 
 	if (READ_ONCE(n->state) != SUSPENDED)
 		return 0;
@@ -480,9 +478,9 @@ int umem_notify_restore(struct ib_umem_notify *n)
 	case -EAGAIN:
 		return ret;
 	default:
-		spin_lock(&n->lock);
+		umem_notify_lock(n);
 		umem_notify_mark(n, INVALID, 0, 0);
-		spin_unlock(&n->lock);
+		umem_notify_unlock(n);
 		return 0;
 	}
 }
@@ -491,7 +489,7 @@ int umem_notify_restore(struct ib_umem_notify *n)
  * From a cache: the list finds the memory cgroup of an object by that, and has
  * a part for it since it was allocated for the list.
  */
-struct ib_umem_notify *umem_notify_alloc(void)
+struct ib_umem_notify *umem_notify_tracker_alloc(void)
 {
 	struct ib_umem_notify *n;
 
@@ -502,9 +500,9 @@ struct ib_umem_notify *umem_notify_alloc(void)
 	return n;
 }
 
-void umem_notify_free(struct ib_umem_notify *n)
+void umem_notify_tracker_free(struct umem_notify_node *node)
 {
-	kmem_cache_free(trackers, n);
+	kmem_cache_free(trackers, container_of(node, struct ib_umem_notify, node));
 }
 
 int umem_notify_reclaim_init(void)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What MR notification did on a device, in numbers: one set of counters per
- * CPU and device, made when its first umem is watched and freed with it.
+ * What MR notification has for each device, made when its first umem is watched
+ * and freed with it (ib_device_release()): the workqueue, and numbers of what was done,
+ * one set of counters per CPU.
  *
  * Counting is one addition to memory of this CPU, so it is allowed where the
  * callback of an MMU notifier runs. Reading adds up all CPUs. A gauge goes up
@@ -9,6 +10,7 @@
  */
 
 #include <linux/percpu.h>
+#include <linux/workqueue.h>
 
 #include "umem_notify_tracker.h"
 
@@ -16,18 +18,33 @@ struct ib_mr_notify_stats {
 	u64 count[IB_MR_NOTIFY_STATS];
 };
 
+static int stats_get_queue(struct ib_device *device)
+{
+	struct workqueue_struct *wq;
+
+	wq = alloc_workqueue("ib_mr_notify-%s", WQ_UNBOUND | WQ_MEM_RECLAIM, 0,
+			     dev_name(&device->dev));
+	if (!wq)
+		return -ENOMEM;
+	if (cmpxchg(&device->mr_notify_wq, NULL, wq))
+		destroy_workqueue(wq);
+	return 0;
+}
+
 /**
- * umem_notify_stats_get - Make sure that a device has counters
+ * umem_notify_device_get - Make sure that a device has its workqueue and counters
  * @device: The device
  *
  * Context: Process context, may sleep.
  *
  * Return: 0 or -ENOMEM.
  */
-int umem_notify_stats_get(struct ib_device *device)
+int umem_notify_device_get(struct ib_device *device)
 {
 	struct ib_mr_notify_stats __percpu *stats;
 
+	if (!READ_ONCE(device->mr_notify_wq) && stats_get_queue(device))
+		return -ENOMEM;
 	if (READ_ONCE(device->mr_notify_stats))
 		return 0;
 
@@ -42,7 +59,7 @@ int umem_notify_stats_get(struct ib_device *device)
 
 /**
  * umem_notify_count - Add to a counter of a device
- * @device: A device that umem_notify_stats_get() succeeded for
+ * @device: A device that umem_notify_device_get() succeeded for
  * @stat: Which one
  * @nr: How much; negative for a gauge that goes down
  */
@@ -67,7 +84,6 @@ void ib_mr_notify_read_stats(struct ib_device *device, u64 *values)
 	memset(values, 0, sizeof(*values) * IB_MR_NOTIFY_STATS);
 	if (!stats)
 		return;
-	umem_notify_queue_count();
 	for_each_possible_cpu(cpu)
 		for (i = 0; i < IB_MR_NOTIFY_STATS; i++)
 			values[i] += READ_ONCE(per_cpu_ptr(stats, cpu)->count[i]);

@@ -21,6 +21,7 @@ TRACE_DEFINE_ENUM(MMU_NOTIFY_CLEAR);
 TRACE_DEFINE_ENUM(MMU_NOTIFY_RELEASE);
 TRACE_DEFINE_ENUM(MMU_NOTIFY_MIGRATE);
 TRACE_DEFINE_ENUM(UMEM_NOTIFY_USER);
+TRACE_DEFINE_ENUM(UMEM_NOTIFY_ARM);
 TRACE_DEFINE_ENUM(UMEM_NOTIFY_WORKER);
 
 #define show_mr_notify_event(event)                                            \
@@ -125,6 +126,7 @@ TRACE_EVENT(mr_notify_settle,
 		      show_mr_notify_state(__entry->state),
 		      __print_symbolic(__entry->asker,
 				       { UMEM_NOTIFY_USER, "call" },
+				       { UMEM_NOTIFY_ARM, "call" },
 				       { UMEM_NOTIFY_WORKER, "worker" }),
 		      __entry->ret));
 

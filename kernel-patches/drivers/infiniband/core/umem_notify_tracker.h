@@ -1,17 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The tracker of a umem, for those files that work on one: what happens to it
- * (umem_notify.c), the workers that come back to it (umem_notify_queue.c), and
- * the pages that it lends to the VM (umem_notify_reclaim.c).
+ * Inside of MR notification: the address space (umem_notify_space.c), the tracker
+ * of a umem (umem_notify.c: its life and arming, umem_notify_state.c: what is known
+ * of its range, umem_notify_retire.c: how the device loses it), the queue that brings
+ * workers to it (umem_notify_queue.c), and the pages that it lends to the VM
+ * (umem_notify_reclaim.c).
  */
 #ifndef UMEM_NOTIFY_TRACKER_H
 #define UMEM_NOTIFY_TRACKER_H
 
+#include <linux/atomic.h>
+#include <linux/interval_tree.h>
 #include <linux/list.h>
-#include <linux/llist.h>
-#include <linux/lockdep.h>
 #include <linux/mmu_notifier.h>
+#include <linux/mutex.h>
+#include <linux/rbtree.h>
+#include <linux/refcount.h>
 #include <linux/spinlock.h>
+#include <linux/wait.h>
 
 #include "umem_notify.h"
 
@@ -19,71 +25,196 @@
 #define SUSPECT IB_UVERBS_MR_NOTIFY_SUSPECT
 #define SUSPENDED IB_UVERBS_MR_NOTIFY_SUSPENDED
 
-/*
- * One per watched MR. Who has set @taken has the tracker: that and @lock are
- * what guards it, see LOCKS in umem_notify.c.
- *
- * An unmap may call 10,000 callbacks in a row. What they use comes first, in 128
- * bytes: @umem, for one, costs them the fetch of a cache line that they can spare.
- */
-struct ib_umem_notify {
-	struct mmu_interval_notifier mni;
+#define UMEM_NOTIFY_BLOCKS 256
 
-	spinlock_t lock; /* a leaf, but for the queue's */
-	bool taken; /* @lock */
-	bool armed; /* taken and @lock */
-	bool revoked; /* taken and @lock: the pages are given back */
-	u8 held; /* taken and @lock: the driver is busy with the MR, and why */
-
-	u8 state; /* @lock */
-	u8 doublings; /* @lock: of the delay, until something happens */
-	u16 word; /* @lock: offset in @word_page */
-	u32 due; /* the queue's lock: in jiffies */
-	struct umem_notify_word_page *word_page; /* @lock; NULL: nobody to tell */
-	union { /* @lock */
-		u64 in_use; /* with a @word_page: bits of the word */
-		struct umem_notify_word_page *retired; /* without: still to be ended */
-	};
-	union {
-		struct umem_notify_doubt doubt; /* @lock; unless INVALID */
-		struct llist_node fresh; /* INVALID: see umem_notify_queue.c */
-	};
-
-	struct ib_umem *umem;
-	struct ib_mr *mr; /* taken and @lock: while armed */
-	bool exclusive; /* @lock: a device has once kept the CPU off a page */
-	bool reclaim; /* taken and @lock: the VM may have idle pages */
-	u16 seen; /* @lock: the application's bits at the last look */
-	u16 look; /* @lock: when that was */
-	u8 workers; /* the queue's lock: that have it */
-	bool dead; /* the queue's lock: no worker may have it any more */
-	struct list_head lru; /* the list's lock, see umem_notify_reclaim.c */
-	struct list_head link; /* the queue's lock, see umem_notify_queue.c */
-#ifdef CONFIG_DEBUG_LOCK_ALLOC
-	struct lockdep_map dep_map;
-#endif
+/* Events under way, by blocks of addresses, and those that cover very many. */
+struct umem_notify_counts {
+	atomic_t wide;
+	atomic_t blocks[UMEM_NOTIFY_BLOCKS];
 };
 
-/* Of the spinlock that all who are in a hurry use; another is larger */
+/*
+ * An address space. Its lock is taken by MMU callbacks, with mmap_lock or rmap locks
+ * held, inside reclaim, possibly unable to sleep: it is a leaf, and nothing is
+ * allocated under it.
+ */
+struct umem_notify_space {
+	struct mmu_notifier mn;
+	refcount_t users; /* one of the address space, one of each queue and page */
+	spinlock_t lock;
+	struct rb_root_cached trackers; /* @lock */
+	struct rb_root_cached words; /* @lock: pages of words, see umem_notify_word.c */
+	struct rb_root frames; /* @lock: of private pages of words */
+	struct list_head queues; /* @lock: one for each device */
+	bool unmapped; /* @lock: a queue has something for the end of an event */
+
+	struct umem_notify_counts events;
+	struct umem_notify_counts changes; /* of those that may replace pages */
+	wait_queue_head_t ended; /* such an event has ended */
+
+	struct hlist_node node; /* umem_notify_spaces */
+	struct rcu_head rcu;
+};
+
+/* A range in one of the trees of a space; all of it is under the space's lock. */
+struct umem_notify_node {
+	struct interval_tree_node range;
+	u16 walkers; /* events that let go of the lock there */
+	bool ended; /* none comes any more; the last of them takes it out */
+	bool left; /* by its owner; the last of them frees it */
+};
+
+/*
+ * One per watched MR. @mutex is outside of mmap_lock and the inode locks; MMU
+ * callbacks do not take it, and workers only try to. What is "mutex and lock" is
+ * written under both and read under either, so a look at the tracker (a trace event,
+ * netlink) does not wait for a settle that faults pages in.
+ *
+ * An unmap may come to 10,000 of them in a row. What it uses comes first: @umem, for
+ * one, costs it the fetch of a cache line that it can spare.
+ */
+struct ib_umem_notify {
+	struct umem_notify_node node;
+
+	u8 state; /* lock */
+	u8 doublings; /* lock: of the delay, until something happens */
+	u8 workers; /* lock: that have it */
+	bool hurry; /* a caller waits for @mutex that must not wait for long */
+	bool armed : 1; /* mutex and lock */
+	bool revoked : 1; /* mutex and lock: the pages are given back */
+	bool reclaim : 1; /* mutex and lock: the VM may have idle pages */
+	u8 held : 2; /* mutex and lock: the driver is busy with the MR, and why */
+	bool exclusive : 1; /* lock: a device has once kept the CPU off a page */
+	bool dead : 1; /* lock: no worker may have it any more */
+	u16 word; /* lock: offset in @word_page */
+	u16 seen; /* lock: the application's bits at the last look for idle ones */
+	u16 look; /* lock: when that was */
+	u32 due; /* lock: in jiffies */
+	struct umem_notify_queue *queue;
+	struct umem_notify_word_page *word_page; /* lock; NULL: no word to tell */
+	u64 in_use; /* lock: bits of the word that count its users */
+	struct umem_notify_doubt doubt; /* lock */
+	struct list_head link; /* lock: of its queue */
+
+	struct ib_umem *umem;
+	struct ib_mr *mr; /* mutex and lock: while armed */
+	struct mutex mutex;
+	struct list_head lru; /* the list's lock, see umem_notify_reclaim.c */
+};
+
+/* With the locks as they are where nothing is debugged. */
 #if !defined(CONFIG_DEBUG_LOCK_ALLOC) && !defined(CONFIG_DEBUG_SPINLOCK) && \
-	!defined(CONFIG_PREEMPT_RT)
+	!defined(CONFIG_DEBUG_MUTEXES) && !defined(CONFIG_PREEMPT_RT)
 static_assert(sizeof(struct ib_umem_notify) <= 192);
-static_assert(offsetofend(struct ib_umem_notify, fresh) <= 128);
+static_assert(offsetofend(struct ib_umem_notify, link) <= 128);
 #endif
 
 static inline unsigned long umem_notify_start(const struct ib_umem_notify *n)
 {
-	return n->mni.interval_tree.start;
+	return n->node.range.start;
+}
+
+static inline unsigned long umem_notify_last(const struct ib_umem_notify *n)
+{
+	return n->node.range.last;
 }
 
 static inline u32 umem_notify_pages(const struct ib_umem_notify *n)
 {
-	return (n->mni.interval_tree.last - umem_notify_start(n)) / PAGE_SIZE +
-	       1;
+	return (umem_notify_last(n) - umem_notify_start(n)) / PAGE_SIZE + 1;
+}
+
+/* umem_notify_space.c */
+struct umem_notify_space *umem_notify_space_get(void);
+void umem_notify_space_put(struct umem_notify_space *space);
+void umem_notify_space_leave(struct umem_notify_space *space);
+void umem_notify_space_exit(void);
+void umem_notify_space_insert(struct umem_notify_space *space,
+			      struct rb_root_cached *tree,
+			      struct umem_notify_node *node);
+void umem_notify_space_erase(struct umem_notify_space *space,
+			     struct rb_root_cached *tree,
+			     struct umem_notify_node *node);
+bool umem_notify_space_drop(struct umem_notify_space *space,
+			    struct umem_notify_node *node);
+bool umem_notify_space_changes(const struct umem_notify_space *space,
+			       unsigned long start, unsigned long last);
+bool umem_notify_space_events(const struct umem_notify_space *space,
+			      unsigned long start, unsigned long last);
+int umem_notify_space_wait(struct umem_notify_space *space, unsigned long start,
+			   unsigned long last, unsigned long until);
+
+/* umem_notify_word.c: as a space calls it */
+void umem_notify_word_event(struct umem_notify_node *node,
+			    const struct mmu_notifier_range *range);
+void umem_notify_word_free(struct umem_notify_node *node);
+
+/* umem_notify_state.c */
+void umem_notify_tracker_event(struct umem_notify_node *node,
+			       const struct mmu_notifier_range *range);
+void umem_notify_doubt_clear(struct umem_notify_doubt *doubt);
+void umem_notify_doubt_all(struct ib_umem_notify *n);
+void umem_notify_mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
+		      unsigned long end);
+int umem_notify_verify(struct ib_umem_notify *n, enum umem_notify_asker asker);
+
+/* umem_notify_retire.c */
+struct umem_notify_word_page *umem_notify_take_word(struct ib_umem_notify *n);
+bool umem_notify_retire(struct ib_umem_notify *n);
+
+/* umem_notify_queue.c */
+struct umem_notify_queue *umem_notify_queue_get(struct ib_device *device);
+void umem_notify_queue_put(struct umem_notify_queue *q);
+struct umem_notify_space *umem_notify_queue_space(const struct umem_notify_queue *q);
+struct ib_device *umem_notify_queue_device(const struct umem_notify_queue *q);
+void umem_notify_queue_now(struct ib_umem_notify *n);
+void umem_notify_queue_invalid(struct ib_umem_notify *n);
+void umem_notify_queue_later(struct ib_umem_notify *n);
+void umem_notify_queue_again(struct ib_umem_notify *n);
+void umem_notify_queue_forget(struct ib_umem_notify *n);
+void umem_notify_queue_unmapped(struct umem_notify_space *space);
+
+/* umem_notify_reclaim.c */
+int umem_notify_reclaim_init(void);
+void umem_notify_reclaim_exit(void);
+struct ib_umem_notify *umem_notify_tracker_alloc(void);
+void umem_notify_tracker_free(struct umem_notify_node *node);
+void umem_notify_lend(struct ib_umem_notify *n);
+void umem_notify_unlend(struct ib_umem_notify *n);
+void umem_notify_first_look(struct ib_umem_notify *n);
+int umem_notify_restore(struct ib_umem_notify *n);
+
+static inline struct umem_notify_space *
+umem_notify_space(const struct ib_umem_notify *n)
+{
+	return umem_notify_queue_space(n->queue);
+}
+
+static inline void umem_notify_lock(struct ib_umem_notify *n)
+	__acquires(&umem_notify_space(n)->lock)
+{
+	spin_lock(&umem_notify_space(n)->lock);
+}
+
+static inline void umem_notify_unlock(struct ib_umem_notify *n)
+	__releases(&umem_notify_space(n)->lock)
+{
+	spin_unlock(&umem_notify_space(n)->lock);
+}
+
+static inline void umem_notify_assert_locked(const struct ib_umem_notify *n)
+{
+	lockdep_assert_held(&umem_notify_space(n)->lock);
+}
+
+static inline void umem_notify_counted(const struct ib_umem_notify *n,
+				       enum ib_mr_notify_stat stat, s64 nr)
+{
+	umem_notify_count(umem_notify_queue_device(n->queue), stat, nr);
 }
 
 /*
- * The MR's number in restrack, for whoever watches. Under @lock, or of a worker,
+ * The MR's number in restrack, for what is traced. Under the lock, or of a worker,
  * for which the end of the MR waits.
  */
 static inline u32 umem_notify_id(const struct ib_umem_notify *n)
@@ -92,31 +223,5 @@ static inline u32 umem_notify_id(const struct ib_umem_notify *n)
 
 	return mr ? mr->res.id : 0;
 }
-
-/* umem_notify.c */
-void umem_notify_doubt_clear(struct umem_notify_doubt *doubt);
-void umem_notify_mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
-		      unsigned long end);
-bool umem_notify_serve(struct ib_umem_notify *n, bool may_look);
-
-/* umem_notify_queue.c */
-int umem_notify_queue_init(void);
-void umem_notify_queue_exit(void);
-void umem_notify_queue_now(struct ib_umem_notify *n);
-void umem_notify_queue_fresh(struct ib_umem_notify *n);
-void umem_notify_queue_later(struct ib_umem_notify *n);
-void umem_notify_queue_again(struct ib_umem_notify *n);
-void umem_notify_queue_forget(struct ib_umem_notify *n);
-void umem_notify_queue_count(void);
-
-/* umem_notify_reclaim.c */
-int umem_notify_reclaim_init(void);
-void umem_notify_reclaim_exit(void);
-struct ib_umem_notify *umem_notify_alloc(void);
-void umem_notify_free(struct ib_umem_notify *n);
-void umem_notify_lend(struct ib_umem_notify *n);
-void umem_notify_unlend(struct ib_umem_notify *n);
-void umem_notify_first_look(struct ib_umem_notify *n);
-int umem_notify_restore(struct ib_umem_notify *n);
 
 #endif /* UMEM_NOTIFY_TRACKER_H */

@@ -6,36 +6,16 @@
  * The page is pinned, so the callback of an MMU notifier, which must neither
  * fault nor sleep, reaches it with kmap_local_page(). A process whose words
  * share a page (a cache packs 64 or more into one) pays for one pinned page,
- * not for one per word: pages are shared by (mm, address) and charged once
+ * not for one per word: pages are shared by (address space, address) and charged once
  * against RLIMIT_MEMLOCK.
  *
  * If the application unmaps the page first, the writes go to the orphaned
- * page, which nobody sees and nobody else can own. Words that come later must
- * not join them there. So each page has an interval notifier, and whatever
- * happens to its address, a change of protection too, makes it doubtful: the
+ * page, which no process sees and none else can own. Words that come later must
+ * not join them there. So each page is in a tree of its space, and any event
+ * of its address, a change of protection too, makes it doubtful: the
  * next word pins what is mapped now, as the first one did, and stays only if
  * that is the same page. A word that comes while the address changes may get
  * either page, as it might if it pinned one.
- *
- * A page must not become sure again after the event that made it doubtful:
- *
- *   pin()                                 another thread
- *   pins P, which is still mapped
- *                                         sure = false
- *                                         unmaps P, maps Q
- *   sure = true                           [later words go to P: never seen]
- *
- * Both sides set and test the sequence of the interval under the page's lock:
- *
- *   seq = mmu_interval_read_begin()
- *   pins P
- *                                         lock; mmu_interval_set_seq();
- *                                         sure = false; unlock
- *   lock; mmu_interval_read_retry() is true: sure = false; unlock
- *
- *   [Required: sure is set only if no event came after read_begin()]
- *
- * A new page has its notifier before it is pinned, and is not in the tree yet.
  *
  * A word belongs to one MR: else settling one wipes out what another has said.
  *
@@ -46,83 +26,111 @@
  * What makes two words the same is the physical page and the offset: it may be
  * mapped at two addresses, by two processes, or have been moved. So what stands
  * for a physical page (struct frame) is one for all its mappings and has a bit
- * for each word. Who sets the bit has the word; to be the second is -EBUSY. A
- * frame has no pin of its own, but each of its mappings has one: as long as it
- * is there, its page is nobody else's.
+ * for each word. The caller that sets the bit has the word; to be the second is
+ * -EBUSY. A frame has no pin of its own, but each of its mappings has one: as long as
+ * it is there, its page is not given to others.
+ *
+ * A pinned anonymous page belongs to one address space, so the frames of these are in
+ * a tree of the space. Those of files and shared memory are in one tree for all.
  */
 
 #include <linux/bitmap.h>
 #include <linux/highmem.h>
 #include <linux/mm.h>
-#include <linux/mmu_notifier.h>
 #include <linux/rbtree.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
-#include "umem_notify.h"
+#include "umem_notify_tracker.h"
 
 struct frame {
 	struct rb_node node;
 	struct page *page;
 	unsigned int mappings;
+	bool shared; /* which tree it is in */
 	DECLARE_BITMAP(used, PAGE_SIZE / sizeof(u64));
 };
 
+/* But for the frame all of it is under the space's lock. */
 struct umem_notify_word_page {
-	struct mmu_interval_notifier mni;
+	struct umem_notify_node node;
+	struct umem_notify_space *space;
 	struct page *page;
 	struct frame *frame;
-	spinlock_t lock; /* a leaf, taken by the callback */
-	bool sure; /* the address maps the page; written under @lock */
-
-	/* These under trees_lock */
 	unsigned int words;
-	struct rb_node node;
+	unsigned int events; /* of its address */
+	bool sure; /* the address maps the page */
+	bool joined; /* other words find it */
 };
 
-/*
- * Process context only, a leaf. Trees, so that nobody can make searching them
- * slow for others.
- */
-static DEFINE_SPINLOCK(trees_lock);
-static struct rb_root pages = RB_ROOT; /* by (mm, address) */
-static struct rb_root frames = RB_ROOT; /* by struct page */
+/* Process context only, a leaf */
+static DEFINE_SPINLOCK(shared_frames_lock);
+static struct rb_root shared_frames = RB_ROOT;
 
-static bool umem_notify_word_invalidate(struct mmu_interval_notifier *mni,
-					const struct mmu_notifier_range *range,
-					unsigned long cur_seq)
+/**
+ * umem_notify_word_event - An event of the address space hits a page of words
+ * @node: The page's, its space's lock held
+ * @range: The event
+ */
+void umem_notify_word_event(struct umem_notify_node *node,
+			    const struct mmu_notifier_range *range)
 {
 	struct umem_notify_word_page *page =
-		container_of(mni, struct umem_notify_word_page, mni);
+		container_of(node, struct umem_notify_word_page, node);
 
-	spin_lock(&page->lock);
-	mmu_interval_set_seq(mni, cur_seq);
 	page->sure = false;
-	spin_unlock(&page->lock);
-	return true;
+	page->events++;
 }
 
-static const struct mmu_interval_notifier_ops umem_notify_word_ops = {
-	.invalidate = umem_notify_word_invalidate,
-};
+void umem_notify_word_free(struct umem_notify_node *node)
+{
+	kfree(container_of(node, struct umem_notify_word_page, node));
+}
 
 static unsigned long addr_of(const struct umem_notify_word_page *page)
 {
-	return page->mni.interval_tree.start;
+	return page->node.range.start;
+}
+
+/* Whether an event is under way there, and how many there were. */
+static bool word_events(struct umem_notify_word_page *page, unsigned int *events)
+{
+	struct umem_notify_space *space = page->space;
+	bool under_way;
+
+	spin_lock(&space->lock);
+	*events = page->events;
+	under_way = umem_notify_space_events(space, addr_of(page),
+					     page->node.range.last);
+	spin_unlock(&space->lock);
+	return under_way;
 }
 
 /*
  * Pins what the address maps. Keeps the page if it is the first one; -ESTALE if
  * it is another one than before.
+ *
+ * A page must not become sure again after the event that made it doubtful:
+ *
+ *   pin()                                 another thread
+ *   pins P, which is still mapped
+ *                                         sure = false
+ *                                         unmaps P, maps Q
+ *   sure = true                           [later words go to P: never seen]
+ *
+ * So it is sure only if no event was under way before it was pinned, and none has
+ * come since.
  */
 static int pin(struct umem_notify_word_page *page)
 {
+	struct umem_notify_space *space = page->space;
+	unsigned int before;
 	struct page *pinned;
-	unsigned long seq;
+	bool under_way;
 	int ret;
 
-	seq = mmu_interval_read_begin(&page->mni);
+	under_way = word_events(page, &before);
 	ret = pin_user_pages_fast(addr_of(page), 1,
 				  FOLL_WRITE | FOLL_LONGTERM, &pinned);
 	if (ret != 1)
@@ -136,9 +144,9 @@ static int pin(struct umem_notify_word_page *page)
 			return -ESTALE;
 	}
 
-	spin_lock(&page->lock);
-	page->sure = !mmu_interval_read_retry(&page->mni, seq);
-	spin_unlock(&page->lock);
+	spin_lock(&space->lock);
+	page->sure = !under_way && page->events == before;
+	spin_unlock(&space->lock);
 	return 0;
 }
 
@@ -161,22 +169,63 @@ static int compare_frames(struct rb_node *node, const struct rb_node *other)
 	return a == b ? 0 : a < b ? -1 : 1;
 }
 
+static struct rb_root *lock_frames(struct umem_notify_space *space, bool shared)
+{
+	spin_lock(shared ? &shared_frames_lock : &space->lock);
+	return shared ? &shared_frames : &space->frames;
+}
+
+static void unlock_frames(struct umem_notify_space *space, bool shared)
+{
+	spin_unlock(shared ? &shared_frames_lock : &space->lock);
+}
+
 /* Gives a page that is pinned the frame of its physical page, or @frame. */
 static void join_frame(struct umem_notify_word_page *page, struct frame *frame)
 {
 	struct rb_node *other;
 
 	frame->page = page->page;
-	spin_lock(&trees_lock);
-	other = rb_find_add(&frame->node, &frames, compare_frames);
+	frame->shared = !PageAnon(page->page);
+	other = rb_find_add(&frame->node,
+			    lock_frames(page->space, frame->shared),
+			    compare_frames);
 	page->frame = other ? rb_entry(other, struct frame, node) : frame;
 	page->frame->mappings++;
-	spin_unlock(&trees_lock);
+	unlock_frames(page->space, frame->shared);
 	if (other)
 		kfree(frame);
 }
 
-static struct umem_notify_word_page *create_page(unsigned long addr)
+static void leave_frame(struct umem_notify_word_page *page)
+{
+	struct frame *frame = page->frame;
+	bool shared = frame->shared;
+	struct rb_root *frames = lock_frames(page->space, shared);
+
+	if (--frame->mappings)
+		frame = NULL;
+	else
+		rb_erase(&frame->node, frames);
+	unlock_frames(page->space, shared);
+	kfree(frame);
+}
+
+/* Takes a page without words out of its space. */
+static void end_page(struct umem_notify_word_page *page)
+{
+	struct umem_notify_space *space = page->space;
+
+	spin_lock(&space->lock);
+	umem_notify_space_erase(space, &space->words, &page->node);
+	spin_unlock(&space->lock);
+	if (umem_notify_space_drop(space, &page->node))
+		umem_notify_word_free(&page->node);
+	umem_notify_space_put(space);
+}
+
+static struct umem_notify_word_page *create_page(struct umem_notify_space *space,
+						 unsigned long addr)
 {
 	struct umem_notify_word_page *page;
 	struct frame *frame;
@@ -186,164 +235,124 @@ static struct umem_notify_word_page *create_page(unsigned long addr)
 	frame = kzalloc(sizeof(*frame), GFP_KERNEL_ACCOUNT);
 	if (!page || !frame)
 		goto free;
-	spin_lock_init(&page->lock);
-	RB_CLEAR_NODE(&page->node);
+	page->space = space;
 	page->words = 1;
+	page->node.range.start = addr;
+	page->node.range.last = addr + PAGE_SIZE - 1;
 
-	ret = mmu_interval_notifier_insert(&page->mni, current->mm, addr,
-					   PAGE_SIZE, &umem_notify_word_ops);
+	ret = charge(space->mn.mm);
 	if (ret)
 		goto free;
-	ret = charge(current->mm);
-	if (ret)
-		goto remove;
+	refcount_inc(&space->users);
+	spin_lock(&space->lock);
+	umem_notify_space_insert(space, &space->words, &page->node);
+	spin_unlock(&space->lock);
 	ret = pin(page);
 	if (ret)
-		goto uncharge;
+		goto end;
 	join_frame(page, frame);
 	return page;
 
-uncharge:
-	atomic64_dec(&current->mm->pinned_vm);
-remove:
-	mmu_interval_notifier_remove(&page->mni);
+end:
+	end_page(page);
+	page = NULL;
+	atomic64_dec(&space->mn.mm->pinned_vm);
 free:
 	kfree(frame);
 	kfree(page);
 	return ERR_PTR(ret);
 }
 
-static void destroy_page(struct umem_notify_word_page *page)
-{
-	/* The notifier holds the last reference of the mm. */
-	mmu_interval_notifier_remove(&page->mni);
-	kfree(page);
-}
-
-/* One word less. Returns whether the page has to be destroyed. */
-static bool drop_page(struct umem_notify_word_page *page)
-{
-	struct frame *frame = page->frame;
-
-	spin_lock(&trees_lock);
-	if (--page->words) {
-		spin_unlock(&trees_lock);
-		return false;
-	}
-	if (!RB_EMPTY_NODE(&page->node))
-		rb_erase(&page->node, &pages);
-	if (--frame->mappings)
-		frame = NULL;
-	else
-		rb_erase(&frame->node, &frames);
-	spin_unlock(&trees_lock);
-
-	kfree(frame);
-	unpin_user_pages_dirty_lock(&page->page, 1, true);
-	atomic64_dec(&page->mni.mm->pinned_vm);
-	return true;
-}
-
 static void put_page_of_word(struct umem_notify_word_page *page)
 {
-	if (drop_page(page))
-		destroy_page(page);
+	struct umem_notify_space *space = page->space;
+	bool last;
+
+	spin_lock(&space->lock);
+	last = !--page->words;
+	if (last)
+		page->joined = false;
+	spin_unlock(&space->lock);
+	if (!last)
+		return;
+
+	leave_frame(page);
+	unpin_user_pages_dirty_lock(&page->page, 1, true);
+	atomic64_dec(&space->mn.mm->pinned_vm);
+	end_page(page);
 }
 
-struct place {
-	struct mm_struct *mm;
-	unsigned long addr;
-};
-
-static int compare_place(const void *key, const struct rb_node *node)
+/* The page that other words at this address share, with one more; or NULL. */
+static struct umem_notify_word_page *find_page(struct umem_notify_space *space,
+					       unsigned long addr)
 {
-	const struct umem_notify_word_page *page =
-		rb_entry(node, struct umem_notify_word_page, node);
-	const struct place *place = key;
+	struct umem_notify_word_page *page;
+	struct interval_tree_node *next;
 
-	if (place->mm != page->mni.mm)
-		return place->mm < page->mni.mm ? -1 : 1;
-	if (place->addr != addr_of(page))
-		return place->addr < addr_of(page) ? -1 : 1;
-	return 0;
-}
+	lockdep_assert_held(&space->lock);
 
-static int compare_pages(struct rb_node *node, const struct rb_node *other)
-{
-	const struct umem_notify_word_page *page =
-		rb_entry(node, struct umem_notify_word_page, node);
-	const struct place place = { page->mni.mm, addr_of(page) };
-
-	return compare_place(&place, other);
-}
-
-/* The page for another word at this address, or NULL. */
-static struct umem_notify_word_page *find_page(unsigned long addr)
-{
-	const struct place place = { current->mm, addr };
-	struct umem_notify_word_page *page = NULL;
-	struct rb_node *node;
-
-	spin_lock(&trees_lock);
-	node = rb_find(&place, &pages, compare_place);
-	if (node) {
-		page = rb_entry(node, struct umem_notify_word_page, node);
-		page->words++;
+	for (next = interval_tree_iter_first(&space->words, addr, addr); next;
+	     next = interval_tree_iter_next(next, addr, addr)) {
+		page = container_of(next, struct umem_notify_word_page, node.range);
+		if (page->joined) {
+			page->words++;
+			return page;
+		}
 	}
-	spin_unlock(&trees_lock);
+	return NULL;
+}
+
+/* Has later words find a page, or one with the same physical page that they find. */
+static struct umem_notify_word_page *join_page(struct umem_notify_word_page *page)
+{
+	struct umem_notify_space *space = page->space;
+	struct umem_notify_word_page *other;
+
+	spin_lock(&space->lock);
+	other = find_page(space, addr_of(page));
+	if (!other)
+		page->joined = true;
+	spin_unlock(&space->lock);
+	if (!other)
+		return page;
+	/* Two threads may be the first: one page is pinned, and charged. */
+	if (other->page == page->page)
+		swap(page, other);
+	/* If not the same, the mapping is being changed. */
+	put_page_of_word(other);
 	return page;
 }
 
-/* Its address maps another page now: words that come later find that one. */
-static void forget_page(struct umem_notify_word_page *page)
+static struct umem_notify_word_page *get_page_of_word(struct umem_notify_space *space,
+						      unsigned long addr)
 {
-	spin_lock(&trees_lock);
-	if (!RB_EMPTY_NODE(&page->node)) {
-		rb_erase(&page->node, &pages);
-		RB_CLEAR_NODE(&page->node);
-	}
-	spin_unlock(&trees_lock);
-}
-
-static struct umem_notify_word_page *get_page_of_word(unsigned long addr)
-{
-	struct umem_notify_word_page *page, *other = NULL;
-	struct rb_node *node;
+	struct umem_notify_word_page *page;
+	bool sure = false;
 	int ret;
 
-	page = find_page(addr);
+	spin_lock(&space->lock);
+	page = find_page(space, addr);
+	if (page)
+		sure = page->sure;
+	spin_unlock(&space->lock);
+	if (sure)
+		return page;
 	if (page) {
-		if (READ_ONCE(page->sure))
-			return page;
 		ret = pin(page);
 		if (!ret)
 			return page;
-		if (ret == -ESTALE)
-			forget_page(page);
+		if (ret == -ESTALE) {
+			/* Later words find the page that is mapped now. */
+			spin_lock(&space->lock);
+			page->joined = false;
+			spin_unlock(&space->lock);
+		}
 		put_page_of_word(page);
 		if (ret != -ESTALE)
 			return ERR_PTR(ret);
 	}
-
-	page = create_page(addr);
-	if (IS_ERR(page))
-		return page;
-	/* Two threads may be the first: one page is pinned, and charged. */
-	spin_lock(&trees_lock);
-	node = rb_find_add(&page->node, &pages, compare_pages);
-	if (node) {
-		RB_CLEAR_NODE(&page->node);
-		other = rb_entry(node, struct umem_notify_word_page, node);
-		if (other->page == page->page)
-			other->words++;
-		else
-			other = NULL;
-	}
-	spin_unlock(&trees_lock);
-	if (!other)
-		return page; /* if not the first, the mapping is being changed */
-	put_page_of_word(page);
-	return other;
+	page = create_page(space, addr);
+	return IS_ERR(page) ? page : join_page(page);
 }
 
 static unsigned int index_of(unsigned int offset)
@@ -355,16 +364,20 @@ static unsigned int index_of(unsigned int offset)
  * umem_notify_word_get - Take a word of the current process
  * @addr: The word's user address, a multiple of eight
  *
- * Return: Its page, pinned, to be given to umem_notify_word_put() or
- * umem_notify_word_retire(); or ERR_PTR(): -EBUSY if somebody has the word,
- * -EFAULT if the address can't be written or pinned, -ENOMEM if memory or
+ * Return: Its page, pinned, to be given to umem_notify_word_put(); or ERR_PTR():
+ * -EBUSY if another MR has the word, -EFAULT if the address can't be written or pinned, -ENOMEM if memory or
  * RLIMIT_MEMLOCK is exhausted, -EINTR.
  */
 struct umem_notify_word_page *umem_notify_word_get(unsigned long addr)
 {
 	struct umem_notify_word_page *page;
+	struct umem_notify_space *space;
 
-	page = get_page_of_word(untagged_addr(addr) & PAGE_MASK);
+	space = umem_notify_space_get();
+	if (IS_ERR(space))
+		return ERR_CAST(space);
+	page = get_page_of_word(space, untagged_addr(addr) & PAGE_MASK);
+	umem_notify_space_put(space);
 	if (IS_ERR(page))
 		return page;
 	if (test_and_set_bit(index_of(offset_in_page(addr)),
@@ -377,11 +390,10 @@ struct umem_notify_word_page *umem_notify_word_get(unsigned long addr)
 
 /**
  * umem_notify_word_put - Let go of a word
- * @page: Its page, or NULL; nobody sets or clears the word any more
+ * @page: Its page, or NULL; the word is not set or cleared any more
  * @offset: The word's, in the page
  *
- * Context: Process context, no mm lock held. May wait for invalidations of the
- * page's address space.
+ * Context: Process context, no mm lock held.
  */
 void umem_notify_word_put(struct umem_notify_word_page *page,
 			  unsigned int offset)
@@ -392,39 +404,6 @@ void umem_notify_word_put(struct umem_notify_word_page *page,
 	put_page_of_word(page);
 }
 
-/**
- * umem_notify_word_retire - Let go of a word without waiting
- * @page: Its page; nobody sets or clears the word any more
- * @offset: The word's, in the page
- *
- * Removing the notifier of a page waits for all the invalidations that its address
- * space is going through, an exit's for one, and a process can have them go on. So
- * no worker does that: it would keep others' pages waiting.
- *
- * Return: What is left if it was the last word of the page, to be given to
- * umem_notify_word_end() by who may wait; the page itself is given back at once. Or
- * NULL.
- */
-struct umem_notify_word_page *
-umem_notify_word_retire(struct umem_notify_word_page *page,
-			unsigned int offset)
-{
-	clear_bit_unlock(index_of(offset), page->frame->used);
-	return drop_page(page) ? page : NULL;
-}
-
-/**
- * umem_notify_word_end - Free what umem_notify_word_retire() left
- * @page: That, or NULL
- *
- * Context: As umem_notify_word_put().
- */
-void umem_notify_word_end(struct umem_notify_word_page *page)
-{
-	if (page)
-		destroy_page(page);
-}
-
 /*
  * The application changes the same eight bytes with atomic instructions of its
  * own, so each change here is one atomic instruction too. They are fully
@@ -432,7 +411,7 @@ void umem_notify_word_end(struct umem_notify_word_page *page)
  * after the callback that sets a bit has returned.
  *
  * A page with a memory error, which pinning does not stop, may have left the
- * direct map. Its owner gets SIGBUS for each look, so there is nobody to tell.
+ * direct map. Its owner gets SIGBUS for each look, so the word is not told.
  */
 static bool is_lost(const struct umem_notify_word_page *page)
 {

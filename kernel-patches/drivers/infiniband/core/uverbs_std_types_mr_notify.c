@@ -28,6 +28,11 @@ struct ib_umem *umem_notify_umem(struct ib_mr *mr)
 	return umem;
 }
 
+static bool is_own(const struct ib_umem *umem)
+{
+	return umem->owning_mm == current->mm;
+}
+
 static int arm(struct ib_mr *mr, struct uverbs_attr_bundle *attrs,
 	       size_t word_id, size_t in_use_id, size_t flags_id)
 {
@@ -45,7 +50,7 @@ static int arm(struct ib_mr *mr, struct uverbs_attr_bundle *attrs,
 				 IB_UVERBS_MR_NOTIFY_ARM_SUPPORTED_FLAGS);
 	if (ret)
 		return ret;
-	if (!IS_ALIGNED(addr, sizeof(u64)) || umem->owning_mm != current->mm)
+	if (!IS_ALIGNED(addr, sizeof(u64)) || !is_own(umem))
 		return -EINVAL;
 	if (uverbs_attr_is_valid(attrs, in_use_id)) {
 		ret = uverbs_copy_from(&in_use, attrs, in_use_id);
@@ -163,6 +168,7 @@ int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
 
 	if (!uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD)) {
 		if (uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IN_USE) ||
+		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_ARMED) ||
 		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS))
 			return -EINVAL;
 		return 0;
@@ -179,13 +185,16 @@ int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
 
 /**
  * ib_mr_notify_dereg - Deregister an MR that may be armed
- * @why: Who wants it gone; unless it is the application itself, the word of an
- *	 armed MR says INVALID
+ * @why: The reason; unless it is a call of the process that registered it, the word
+ *	 of an armed MR says INVALID
  * @mr: The MR, its uobject held exclusively
  * @udata: As for ib_dereg_mr_user()
  *
+ * Another process may have the file: a forked child, or the receiver of a message. Its
+ * owner goes on to look at the word.
+ *
  * If the driver refuses (a memory window is bound to the MR), the MR stays
- * armed, unless nobody is left who is told.
+ * armed, unless its context or its device ends.
  *
  * Return: What ib_dereg_mr_user() returns.
  */
@@ -196,7 +205,7 @@ int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 	int ret;
 
 	if (umem)
-		umem_notify_hold(umem, why == RDMA_REMOVE_DESTROY ?
+		umem_notify_hold(umem, why == RDMA_REMOVE_DESTROY && is_own(umem) ?
 					       UMEM_NOTIFY_DEREG :
 					       UMEM_NOTIFY_GONE);
 	ret = ib_dereg_mr_user(mr, udata);
@@ -219,7 +228,8 @@ void ib_mr_notify_hold(struct ib_mr *mr)
 	struct ib_umem *umem = umem_notify_umem(mr);
 
 	if (umem)
-		umem_notify_hold(umem, UMEM_NOTIFY_REREG);
+		umem_notify_hold(umem, is_own(umem) ? UMEM_NOTIFY_REREG :
+						      UMEM_NOTIFY_GONE);
 }
 
 /**

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The end of a registration that is INVALID or SUSPENDED: the device loses its
+ * access, and the pages go back.
+ *
+ * USERS OF THE WORD
+ *
+ * An application that counts its users in the word names the bits (@in_use).
+ * Then INVALID is told at once, but the device keeps the pages while the
+ * registration is in use: the part of it that a transfer reads may be intact.
+ *
+ *   retire()                              the application
+ *   word & in_use is 0
+ *                                         adds a reference; the word is 0: valid
+ *   word |= INVALID
+ *   revokes                               [its transfer fails]
+ *
+ * The word says INVALID before it is read, and a reference is taken by an atomic
+ * addition that returns what the word was:
+ *
+ *   word |= INVALID
+ *                                         adds a reference, sees INVALID: gives
+ *                                         it back, and registers anew
+ *   word & in_use is 0: revokes
+ *
+ *                                         adds a reference: valid
+ *   word |= INVALID
+ *   word & in_use is not 0: later
+ *
+ * All are atomic operations on one word, so an addition that the read does not
+ * see comes after INVALID. The read comes after INVALID, as both are under the lock.
+ *
+ * The kernel is not told when the last reference goes. The last user sees INVALID
+ * in the same instruction and deregisters. For a user that does not, the worker reads
+ * the word again, after 20 ms, 40 ms, and so on to some seconds, and so does every
+ * settle and, soon, every event; until the address space has no users any more. The
+ * word keeps its page until then.
+ */
+
+#include <linux/mm.h>
+
+#include "umem_notify_tracker.h"
+#include "umem_notify_trace.h"
+
+/* Not for good: a window is bound to it, the device is in reset, no memory just now */
+static bool is_for_now(int err)
+{
+	return err && err != -EOPNOTSUPP && err != -EIO;
+}
+
+static int revoke(struct ib_umem_notify *n)
+{
+	size_t pages = ib_umem_num_pages(n->umem);
+	struct ib_device *device = n->mr->device;
+	int ret;
+
+	ret = device->ops.revoke_user_mr(n->mr);
+	if (ret) {
+		trace_mr_notify_revoke(n->umem, umem_notify_id(n), 0, ret);
+		if (!is_for_now(ret))
+			ibdev_err_ratelimited(device,
+					      "MR %u can't be revoked, its pages stay pinned\n",
+					      n->mr->res.id);
+		return ret;
+	}
+	ib_umem_give_back(n->umem);
+	umem_notify_lock(n);
+	n->revoked = true;
+	umem_notify_unlock(n);
+	umem_notify_counted(n, IB_MR_NOTIFY_STAT_REVOKES, 1);
+	umem_notify_counted(n, IB_MR_NOTIFY_STAT_PAGES, pages);
+	trace_mr_notify_revoke(n->umem, umem_notify_id(n), pages, 0);
+	return 0;
+}
+
+/* Is the registration in use, as far as its word tells? */
+static bool in_use(const struct ib_umem_notify *n)
+{
+	umem_notify_assert_locked(n);
+
+	return n->word_page && n->in_use &&
+	       umem_notify_word_read(n->word_page, n->word) & n->in_use &&
+	       atomic_read(&n->umem->owning_mm->mm_users);
+}
+
+/**
+ * umem_notify_take_word - Leave the word of a tracker alone from now on
+ * @n: The tracker, its space's lock held
+ *
+ * Return: The word's page, to be given to umem_notify_word_put(), or NULL.
+ */
+struct umem_notify_word_page *umem_notify_take_word(struct ib_umem_notify *n)
+{
+	struct umem_notify_word_page *word_page = n->word_page;
+
+	umem_notify_assert_locked(n);
+
+	n->word_page = NULL;
+	n->in_use = 0;
+	return word_page;
+}
+
+static void retire_word(struct ib_umem_notify *n)
+{
+	struct umem_notify_word_page *word_page;
+
+	umem_notify_lock(n);
+	word_page = umem_notify_take_word(n);
+	umem_notify_unlock(n);
+	umem_notify_word_put(word_page, n->word);
+}
+
+/**
+ * umem_notify_retire - Once INVALID or SUSPENDED, the device loses the pages
+ * @n: The tracker, its mutex held
+ *
+ * Of INVALID the word has heard it all, then.
+ *
+ * Return: Whether it has to be tried again, because the word is in use, or the device
+ * can't just now.
+ */
+bool umem_notify_retire(struct ib_umem_notify *n)
+{
+	bool can_revoke, wait, busy;
+	u8 state;
+
+	lockdep_assert_held(&n->mutex);
+
+	if (!n->armed || n->held)
+		return false;
+	can_revoke = n->mr->device->ops.revoke_user_mr && !n->revoked;
+	umem_notify_lock(n);
+	state = n->state;
+	wait = state == INVALID && can_revoke && in_use(n);
+	umem_notify_unlock(n);
+	if (!(state & (INVALID | SUSPENDED)))
+		return false;
+	if (wait)
+		return true;
+
+	busy = can_revoke && is_for_now(revoke(n));
+	if (state == INVALID) {
+		retire_word(n);
+		return busy;
+	}
+	if (n->revoked)
+		return false;
+	/* It is not known what the driver has done: the MR is not offered again. */
+	umem_notify_lock(n);
+	umem_notify_mark(n, INVALID, 0, 0);
+	umem_notify_unlock(n);
+	return true;
+}

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The state of a tracker (umem_notify.state, and while it is armed the same bits in
+ * its word): events raise it, settling lowers it.
+ *
+ *  0        The range maps the pinned pages.
+ *  SUSPECT  Something may have changed in the pages of @doubt. Left by settling:
+ *           to 0 if the pages are the same, else to INVALID.
+ *  SUSPENDED  Idle, and the VM has taken the pages back, or is about to
+ *           (umem_notify_reclaim.c). Left by settling: to 0 or SUSPECT with the
+ *           pages that the range maps then, or to INVALID.
+ *  INVALID  Final. The word has been told, and is not changed any more; the
+ *           worker revokes the device's access and gives the pages back.
+ *
+ * An event raises the state inside mmu_notifier_invalidate_range_start(), that
+ * is before the page tables change and before the system call returns. UNMAP
+ * and RELEASE are certain. CLEAR and MIGRATE are not (a split of a huge page
+ * is a CLEAR too), nor is mprotect() of so much that it unmaps shared page tables of
+ * hugetlb.
+ */
+
+#include <linux/log2.h>
+#include <linux/mm.h>
+#include <linux/mmu_notifier.h>
+#include <linux/sched/signal.h>
+
+#include "umem_notify_tracker.h"
+#include "umem_notify_trace.h"
+
+/* Passes after which a call leaves the rest to the next one. */
+#define MOST_ROUNDS 8
+/* How long a settle waits for events that are under way. */
+#define SETTLE_PATIENCE HZ
+
+/* 64 chunks, as small as they can be */
+static unsigned int shift_of(const struct ib_umem_notify *n)
+{
+	return max(order_base_2(umem_notify_pages(n)), 6) - 6;
+}
+
+void umem_notify_doubt_clear(struct umem_notify_doubt *doubt)
+{
+	doubt->chunks = 0;
+	doubt->first = U32_MAX;
+	doubt->end = 0;
+}
+
+static void doubt_add(struct umem_notify_doubt *doubt,
+		      const struct umem_notify_doubt *more)
+{
+	doubt->chunks |= more->chunks;
+	doubt->first = min(doubt->first, more->first);
+	doubt->end = max(doubt->end, more->end);
+}
+
+static bool doubt_has(const struct umem_notify_doubt *doubt, u32 page,
+		      unsigned int shift)
+{
+	return page >= doubt->first && page < doubt->end &&
+	       doubt->chunks & BIT_ULL(page >> shift);
+}
+
+/* What is left of it from a page on */
+static void doubt_trim(struct umem_notify_doubt *doubt, u32 page,
+		       unsigned int shift)
+{
+	doubt->first = max(doubt->first, page);
+	doubt->chunks &= U64_MAX << (page >> shift);
+}
+
+static u64 doubt_size(const struct umem_notify_doubt *doubt, unsigned int shift)
+{
+	return min_t(u64, doubt->end - doubt->first,
+		     (u64)hweight64(doubt->chunks) << shift);
+}
+
+static unsigned long doubt_start(const struct ib_umem_notify *n,
+				 const struct umem_notify_doubt *doubt)
+{
+	return umem_notify_start(n) + ((unsigned long)doubt->first << PAGE_SHIFT);
+}
+
+static unsigned long doubt_last(const struct ib_umem_notify *n,
+				const struct umem_notify_doubt *doubt)
+{
+	return umem_notify_start(n) + ((unsigned long)doubt->end << PAGE_SHIFT) - 1;
+}
+
+/* From the address @start to @end, which may reach beyond the umem. */
+static void doubt_range(struct ib_umem_notify *n, unsigned long start,
+			unsigned long end)
+{
+	unsigned long first = umem_notify_start(n);
+	unsigned int shift = shift_of(n);
+	struct umem_notify_doubt more;
+
+	more.first = (max(start, first) - first) >> PAGE_SHIFT;
+	more.end = ((min(end - 1, umem_notify_last(n)) - first) >> PAGE_SHIFT) + 1;
+	more.chunks = GENMASK_ULL((more.end - 1) >> shift, more.first >> shift);
+	doubt_add(&n->doubt, &more);
+}
+
+/**
+ * umem_notify_doubt_all - Any page of a tracker may not be the pinned one
+ * @n: The tracker, its space's lock held
+ */
+void umem_notify_doubt_all(struct ib_umem_notify *n)
+{
+	doubt_range(n, 0, ULONG_MAX);
+}
+
+/**
+ * umem_notify_mark - Something happened to the range of a tracker
+ * @n: The tracker, its space's lock held
+ * @bit: INVALID or SUSPECT
+ * @start: For SUSPECT: the first address that may have changed
+ * @end: The one behind the last
+ */
+void umem_notify_mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
+		      unsigned long end)
+{
+	u8 was = n->state;
+
+	umem_notify_assert_locked(n);
+
+	if (was & INVALID)
+		return;
+
+	if (bit == INVALID) {
+		n->state = INVALID;
+		umem_notify_counted(n, IB_MR_NOTIFY_STAT_INVALID, 1);
+		if (!n->word_page)
+			return;
+		n->doublings = 0;
+		umem_notify_word_set(n->word_page, n->word, INVALID);
+		if (was)
+			umem_notify_word_clear(n->word_page, n->word,
+					       SUSPECT | SUSPENDED);
+		umem_notify_queue_invalid(n);
+		return;
+	}
+
+	doubt_range(n, start, end);
+	if (was)
+		return;
+	n->state = SUSPECT;
+	umem_notify_counted(n, IB_MR_NOTIFY_STAT_SUSPECT, 1);
+	if (n->word_page)
+		umem_notify_word_set(n->word_page, n->word, SUSPECT);
+}
+
+static void clear_suspect(struct ib_umem_notify *n)
+{
+	umem_notify_assert_locked(n);
+
+	n->state &= ~SUSPECT;
+	if (n->word_page)
+		umem_notify_word_clear(n->word_page, n->word, SUSPECT);
+}
+
+/**
+ * umem_notify_tracker_event - An event of the address space hits a tracker's range
+ * @node: The tracker's, its space's lock held
+ * @range: The event
+ *
+ * While the pages are being pinned it is not known on which side of an UNMAP they
+ * were, so until arming, which looks, that only makes the range SUSPECT.
+ */
+void umem_notify_tracker_event(struct umem_notify_node *node,
+			       const struct mmu_notifier_range *range)
+{
+	struct ib_umem_notify *n = container_of(node, struct ib_umem_notify, node);
+	u8 bit = SUSPECT;
+
+	if (range->event == MMU_NOTIFY_EXCLUSIVE) {
+		n->exclusive = true;
+		return;
+	}
+	if (n->state & INVALID) {
+		if (n->word_page && n->in_use)
+			umem_notify_queue_later(n);
+		return;
+	}
+	if (n->armed && (range->event == MMU_NOTIFY_UNMAP ||
+			 range->event == MMU_NOTIFY_RELEASE))
+		bit = INVALID;
+	umem_notify_mark(n, bit, range->start, range->end);
+	if (trace_mr_notify_mark_enabled())
+		trace_mr_notify_mark(n->umem, umem_notify_id(n), n->state,
+				     n->armed, range);
+	if (n->state == SUSPECT && n->word_page)
+		umem_notify_queue_later(n);
+}
+
+/*
+ * Takes the doubt, all of whose events have ended. Returns whether there is one;
+ * -EAGAIN if events are under way.
+ *
+ * To look first and clear then wipes out a later event:
+ *
+ *   settle                                another thread
+ *   looks: page P is mapped
+ *                                         state |= SUSPECT (already set)
+ *                                         unmaps P
+ *   state = 0                             [the word says valid: stale]
+ *
+ * The doubt is taken before the look, so a later event leaves one of its own:
+ *
+ *   lock; takes @doubt; unlock
+ *   looks: page P is mapped
+ *                                         lock; state |= SUSPECT; @doubt has P;
+ *                                         unlock; unmaps P
+ *   lock; @doubt is not empty: state
+ *   stays SUSPECT; unlock
+ *
+ *   [Required: SUSPECT is cleared only if no event came since the doubt was taken]
+ *
+ * An event says so before it happens. To take the doubt of one that is still
+ * under way is to lose it:
+ *
+ *                                         lock; @doubt has P; unlock
+ *   lock; takes @doubt; unlock
+ *   looks: page P is mapped
+ *                                         unmaps P
+ *   lock; @doubt is empty: state = 0      [stale]
+ *
+ * The event is counted from before it takes the lock to after its end:
+ *
+ *                                         counter = 1; lock; @doubt has P; unlock
+ *   lock; the counter is not 0: takes
+ *   nothing, and comes again; unlock
+ *                                         unmaps P; counter = 0
+ *
+ *   [Required: a doubt is taken only if all its events have ended]
+ *
+ * The same for a page that looks changed: in the middle of a split or a migration it
+ * looks like one that is gone. It is, unless a new doubt has it.
+ */
+static int take_doubt(struct ib_umem_notify *n,
+		      struct umem_notify_question *what)
+{
+	int ret;
+
+	umem_notify_lock(n);
+	ret = n->state == SUSPECT;
+	what->doubt = n->doubt;
+	if (ret && umem_notify_space_changes(umem_notify_space(n),
+					     doubt_start(n, &what->doubt),
+					     doubt_last(n, &what->doubt))) {
+		ret = -EAGAIN;
+	} else if (ret) {
+		what->exclusive = n->exclusive;
+		umem_notify_doubt_clear(&n->doubt);
+	}
+	umem_notify_unlock(n);
+	return ret;
+}
+
+/* The same, and waits for the events if the asker does. */
+static int wait_for_doubt(struct ib_umem_notify *n,
+			  struct umem_notify_question *what, unsigned long until)
+{
+	int ret;
+
+	for (;;) {
+		ret = take_doubt(n, what);
+		if (ret != -EAGAIN || what->asker != UMEM_NOTIFY_USER)
+			return ret;
+		ret = umem_notify_space_wait(umem_notify_space(n),
+					     doubt_start(n, &what->doubt),
+					     doubt_last(n, &what->doubt), until);
+		if (ret)
+			return ret;
+	}
+}
+
+/* What the answer is worth by now. Returns whether SUSPECT is left for good. */
+static bool conclude(struct ib_umem_notify *n, enum umem_notify_verdict verdict,
+		     struct umem_notify_question *what)
+{
+	unsigned int shift = shift_of(n);
+	bool sure = true;
+
+	umem_notify_lock(n);
+	/* Suspended meanwhile: the looker has the tracker, and retires it. */
+	if (n->state != SUSPECT)
+		goto unlock;
+	if (verdict == UMEM_NOTIFY_INTACT) {
+		sure = !n->doubt.chunks;
+		if (sure) {
+			clear_suspect(n);
+			umem_notify_counted(n, IB_MR_NOTIFY_STAT_INTACT, 1);
+		}
+	} else if (verdict == UMEM_NOTIFY_CHANGED &&
+		   what->exclusive == n->exclusive &&
+		   !doubt_has(&n->doubt, what->at, shift)) {
+		umem_notify_mark(n, INVALID, 0, 0);
+	} else {
+		sure = false;
+		doubt_trim(&what->doubt, what->at, shift);
+		doubt_add(&n->doubt, &what->doubt);
+	}
+unlock:
+	umem_notify_unlock(n);
+	return sure;
+}
+
+/*
+ * From SUSPECT to 0 or INVALID.
+ *
+ * One pass settles all that happened before the call, whatever goes on meanwhile. New
+ * doubts are looked at too while they are less than the first pass was, so a call
+ * ends, and mostly with a certain word.
+ */
+static int look(struct ib_umem_notify *n, enum umem_notify_asker asker)
+{
+	struct umem_notify_question what = { .asker = asker, .hurry = &n->hurry };
+	unsigned long until = jiffies + SETTLE_PATIENCE;
+	unsigned int shift = shift_of(n);
+	enum umem_notify_verdict verdict;
+	unsigned int round;
+	u64 looked = 0;
+	int ret;
+
+	lockdep_assert_held(&n->mutex);
+
+	for (round = 0; round < MOST_ROUNDS; round++) {
+		ret = wait_for_doubt(n, &what, until);
+		if (ret <= 0)
+			return ret;
+		looked += doubt_size(&what.doubt, shift);
+		verdict = umem_notify_check(n->umem, umem_notify_start(n), shift, &what);
+		if (conclude(n, verdict, &what))
+			return 0;
+		switch (verdict) {
+		case UMEM_NOTIFY_INTERRUPTED:
+			return -EINTR;
+		case UMEM_NOTIFY_NO_MEMORY:
+			return -ENOMEM;
+		case UMEM_NOTIFY_BUSY:
+			return -EAGAIN;
+		case UMEM_NOTIFY_UNKNOWN:
+			return 0;
+		default:
+			break;
+		}
+		if (looked >= 2 * (u64)umem_notify_pages(n))
+			break;
+	}
+	return asker == UMEM_NOTIFY_USER ? 0 : -EAGAIN;
+}
+
+/**
+ * umem_notify_verify - Turn SUSPECT into a certain answer, if that can be had
+ * @n: The tracker, its mutex held
+ * @asker: How long it may take
+ *
+ * Return: 0; -EAGAIN: events are under way, or a lock was not to be had, and it is
+ * as SUSPECT as before; -EINTR, -ENOMEM.
+ */
+int umem_notify_verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
+{
+	int ret;
+
+	/* A later event tells by itself: see umem_notify_arm(). */
+	if (READ_ONCE(n->state) != SUSPECT)
+		return 0;
+	ret = look(n, asker);
+	trace_mr_notify_settle(n->umem, umem_notify_id(n), READ_ONCE(n->state), asker, ret);
+	return ret;
+}
