@@ -422,9 +422,41 @@ TEST_CASE("EINVAL: the MR of another process")
 		REQUIRE(error == 0);
 	}
 	CHECK(says_child([&] { return ibv_unreg_mr_notify(mr.get()); }) == EINVAL);
+	CHECK(says_child([&] { return ibv_settle_mr_notify(mr.get()); }) == EINVAL);
 	unmap_all(m);
 	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 	CHECK(ibv_unreg_mr_notify(mr.get()) == 0);
+}
+
+/* Its owner goes on to look at the word. */
+TEST_CASE("a child that ends its parent's MR has the word say INVALID")
+{
+	const device on;
+	const memory m = anonymous(length);
+	owned<ibv_mr> mr = on.register_memory(m.registered());
+	word w;
+	int status = 0;
+	bool replaced = false;
+
+	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	SECTION("deregistered") {}
+	SECTION("re-registered")
+	{
+		replaced = true;
+		SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
+			"the driver can't re-register");
+	}
+	const pid_t child = fork();
+	if (child == 0)
+		_exit(replaced ? ibv_rereg_mr(mr.get(), IBV_REREG_MR_CHANGE_ACCESS, nullptr,
+					      nullptr, 0, IBV_ACCESS_LOCAL_WRITE)
+			       : ibv_dereg_mr(mr.get()));
+	REQUIRE(child > 0);
+	REQUIRE(waitpid(child, &status, 0) == child);
+	CHECK(status == 0);
+	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	if (!replaced)
+		std::ignore = mr.release(); /* the kernel has none any more */
 }
 
 TEST_CASE("another process in the same address space disarms")

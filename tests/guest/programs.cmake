@@ -21,7 +21,7 @@ target_precompile_headers(guest_support PRIVATE support/catch.h <algorithm> <ato
 target_link_libraries(guest_support PUBLIC catch_main mr_notify)
 
 foreach(test adversary cache contract differential in_use invalidate lifetime lookup nested observe offline owner peer
-        pressure race reclaim retransmit revoke rights siw transfer window word worker)
+        pressure race reclaim retransmit revoke rights siw stranger transfer window word worker)
   add_executable(guest_${test} guest/${test}_test.cpp)
   target_compile_options(guest_${test} PRIVATE -O1)
   target_precompile_headers(guest_${test} REUSE_FROM guest_support)

@@ -19,7 +19,7 @@ PYTHON = "/usr/bin/python3 -B"
 UNIT_PROGRAMS = ("cache", "parts", "views", "schedule", "tsan", "asan")
 GUEST_PROGRAMS = ("contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race",
                   "cache", "peer", "rights", "invalidate", "nested", "owner", "differential",
-                  "adversary", "observe", "answers", "states")
+                  "adversary", "observe", "answers", "states", "stranger")
 # Of those whose tests skip alike, all; "no more wait than 512" may be too slow.
 GUEST_LEAST = {"answers": 5, "odp_packets": 15}
 # Of upstream's suite on soft-RoCE; upstream's kernel passes 103.
@@ -290,7 +290,7 @@ LANES = {
     "debug": Lane(
         [CLOCK, KASAN, MATRIX,
          *guest_programs("contract", "word", "revoke", "rights", "worker", "lifetime",
-                         "invalidate", "states"),
+                         "invalidate", "states", "stranger"),
          *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", "lookup", seconds=2),
          *guest_programs("stress", "odp_stress", seconds=10),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "siw", "transfer"))],
