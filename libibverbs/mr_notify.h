@@ -89,7 +89,6 @@ enum ibv_mr_notify_bits {
  *   EBUSY       mr has a word already, another MR has this word, others have
  *               this MR too (RDMAV_MR_CACHE), or another thread re-registers it
  *   EIO         the device was removed
- *   EAGAIN      as for ibv_settle_mr_notify()
  *   ENOMEM      out of memory, or of what RLIMIT_MEMLOCK allows
  *   EFAULT      word is not in writable memory that can be pinned
  *
@@ -151,9 +150,9 @@ int ibv_unreg_mr_notify(struct ibv_mr *mr);
  * (in_use) may find it SUSPENDED anew when the call returns.
  *
  * Returns 0, or an errno value, and the word is as SUSPECT or SUSPENDED as before:
- * EINVAL when mr has no word, or is SUSPENDED and of another process; EAGAIN when
- * somebody has kept a file of this memory locked for a second, or it cannot be pinned
- * just now; ENOMEM, also of what RLIMIT_MEMLOCK allows; EBUSY when another thread
+ * EINVAL when mr has no word, or is of another process; EAGAIN when a file of this
+ * memory was kept locked for a second, changes of it followed one another for so long,
+ * or it cannot be pinned just now; ENOMEM, also of what RLIMIT_MEMLOCK allows; EBUSY when another thread
  * re-registers mr; EIO and EOPNOTSUPP as above. Thread safe as above.
  */
 int ibv_settle_mr_notify(struct ibv_mr *mr);

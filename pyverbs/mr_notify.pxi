@@ -73,7 +73,6 @@ def mr_reg_notify(MR self not None, value=0, in_use=None):
         EINVAL: the MR was registered by another process; or in_use is 0 or has bits 0-7
         EIO: the device was removed
         ENOMEM: out of memory, or of what RLIMIT_MEMLOCK allows (the word's page is pinned)
-        EAGAIN: as for settle_notify()
     :raises PyverbsUserError: value has kernel bits, or the MR is closed
     :raises PyverbsError: no memory for the word
     :raises OverflowError, TypeError: value or in_use is no int of 64 bits without a sign
@@ -139,9 +138,9 @@ def mr_settle_notify(MR self not None):
     safe, but for close() and forget() of this MR, and closing its PD or context, meanwhile.
     :return: The word after it, an int
     :raises PyverbsRDMAError: with this error_code, and the word as it was:
-        EINVAL: the MR has no notification, or is suspended and of another process
-        EAGAIN: somebody has kept a file of this memory locked for a second, or it can't be
-                pinned just now
+        EINVAL: the MR has no notification, or is of another process
+        EAGAIN: a file of this memory was kept locked for a second, or changes of it followed
+                one another for so long, or it can't be pinned just now
         ENOMEM: out of memory, or of what RLIMIT_MEMLOCK allows
         EBUSY: another thread re-registers it
         EIO, EOPNOTSUPP: as for reg_notify()
