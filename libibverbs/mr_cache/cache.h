@@ -226,8 +226,9 @@ public:
 			return 0;
 
 		locked<Env> lock(*a, env);
+		uint64_t until = 0;
 
-		return lock.give_way(stage, lock.is_nested());
+		return lock.give_way(stage, lock.is_nested(), &until);
 	}
 
 	/* Evicts all that is idle, of one owner or of all (NULL). Returns how many. */

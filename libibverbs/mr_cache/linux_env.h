@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 namespace mr_cache {
@@ -38,20 +39,62 @@ struct linux_env {
 	};
 
 	struct condition {
-		void init() { pthread_cond_init(&c, nullptr); }
-		/* A cancellation point, after which nobody would unlock: registering is none. */
+		void init()
+		{
+			pthread_condattr_t attributes;
+
+			pthread_condattr_init(&attributes);
+			pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+			pthread_cond_init(&c, &attributes);
+			pthread_condattr_destroy(&attributes);
+		}
+		/* Both are cancellation points, after which nobody would unlock. */
 		void wait(mutex &with)
 		{
-			int state;
+			const int state = disable_cancel();
 
-			pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 			pthread_cond_wait(&c, &with.m);
-			pthread_setcancelstate(state, nullptr);
+			restore_cancel(state);
+		}
+		/* False: it is later than that (deadline()). */
+		bool wait_until(mutex &with, uint64_t deadline)
+		{
+			const timespec at = {static_cast<time_t>(deadline / SECOND),
+					     static_cast<long>(deadline % SECOND)};
+			const int state = disable_cancel();
+			const int error = pthread_cond_timedwait(&c, &with.m, &at);
+
+			restore_cancel(state);
+			return !error;
 		}
 		void broadcast() { pthread_cond_broadcast(&c); }
 
 		pthread_cond_t c;
 	};
+
+	/*
+	 * Registering is no cancellation point, though a provider's calloc() may be one. Returns
+	 * what the thread gets back.
+	 */
+	static int disable_cancel()
+	{
+		int state;
+
+		pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+		return state;
+	}
+	static void restore_cancel(int state) { pthread_setcancelstate(state, nullptr); }
+
+	/* Until when a thread that begins to wait for another one's work may do so. */
+	static uint64_t deadline()
+	{
+		timespec now;
+
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		return static_cast<uint64_t>(now.tv_sec) * SECOND +
+		       static_cast<uint64_t>(now.tv_nsec) + PATIENCE;
+	}
+	static constexpr uint64_t SECOND = 1000000000, PATIENCE = SECOND / 20;
 
 	/*
 	 * Reserved only, and not accessible; zeros in a child (all kernels that notify can do

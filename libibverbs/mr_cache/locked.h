@@ -46,6 +46,7 @@ public:
 
 	/* Lets go of the mutex until a thread has come back from the registrar. */
 	void wait() { a.inside.wait(a.mutex); }
+	bool wait_briefly(uint64_t *until) { return a.inside.wait_briefly(a.mutex, until); }
 
 	/* The same for a moment, FEW times: what was taken in vain is given back soon. */
 	void let_others_run()
@@ -286,9 +287,10 @@ public:
 	/*
 	 * Something is short of what idle registrations may hold: evicts some of all that is
 	 * idle at first, then all. Returns how many registrations ended, of others too: what
-	 * they are just giving back is room. A nested thread waits for nobody.
+	 * they are just giving back is room. A nested thread waits for nobody, and no thread
+	 * for long.
 	 */
-	uint64_t give_way(uint32_t stage, bool nested)
+	uint64_t give_way(uint32_t stage, bool nested, uint64_t *until)
 	{
 		uint64_t buried = a.buried;
 
@@ -299,8 +301,8 @@ public:
 			for (uint64_t n = a.entry_count / 16 + 1; n && evict_any(); n--)
 				;
 		bury();
-		while (!nested && a.buried == buried && a.burying)
-			wait();
+		while (!nested && a.buried == buried && a.burying && wait_briefly(until))
+			;
 		return a.buried - buried;
 	}
 

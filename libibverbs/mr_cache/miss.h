@@ -5,8 +5,17 @@
  * publishes the entry.
  *
  * Two who miss the same range: the first is on the way; the second finds that,
- * waits, and looks again. Two whose ranges overlap both register; what contains
- * the other stays in the catalog, the other one becomes a plain registration.
+ * waits, and looks again. Not for long: the first one may need what the second one has.
+ *
+ *   A                              B
+ *                                  registers; its pages are missing, and the program's
+ *                                  pager takes the program's lock for each
+ *   has that lock; registers
+ *   a part of the same: waits      waits for a page, so for the lock
+ *
+ * So after a moment A registers, too, and B's is found in the end or A's (deserves_place()).
+ * Two whose ranges overlap both register; what contains the other stays in the catalog,
+ * the other one becomes a plain registration.
  *
  * Overlapping ranges are not merged into one registration: a window that slides over a
  * buffer would pin all of it anew at each step.
@@ -49,8 +58,8 @@ public:
 				lock.bury();
 				continue;
 			}
-			if (a.inside.is_made(want) && !nested) {
-				lock.wait();
+			if (patient && !nested && a.inside.is_made(want)) {
+				patient = lock.wait_briefly(&until);
 				continue;
 			}
 
@@ -271,7 +280,7 @@ private:
 			a.mutex.lock();
 			if (!is_shortage(error) || stage == STAGES)
 				return error;
-			if (a.buried == buried && !lock.give_way(stage, nested))
+			if (a.buried == buried && !lock.give_way(stage, nested, &until))
 				return error;
 		}
 	}
@@ -310,6 +319,8 @@ private:
 	uint64_t version;
 	const uint64_t hash; // of want, for its hint
 	const bool nested;   // in the registrar already
+	bool patient = true;
+	uint64_t until = 0; // when its patience ends, once it has begun
 };
 
 } // namespace mr_cache

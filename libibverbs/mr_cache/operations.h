@@ -4,6 +4,11 @@
  * those that wait until one of them has come back. A thread that is inside waits for no
  * other one, which might wait for it: an allocator's hook may come to the cache again in
  * the middle of a call. The cache's mutex guards everything here; all bytes 0 is nobody.
+ *
+ * A thread that is not inside may have what the other one needs, and the cache cannot know:
+ * the lock of an allocator, or of the pager of user space that brings the pages. So whoever
+ * only wishes that the other one were done waits for some milliseconds (wait_briefly());
+ * without bound waits only the end of a PD or a context (drain.h), which must not go before.
  */
 #ifndef MR_CACHE_OPERATIONS_H
 #define MR_CACHE_OPERATIONS_H
@@ -17,6 +22,7 @@ struct operation {
 	uintptr_t thread;
 	const wish *makes; // what is being registered, or NULL
 	operation *next;
+	int cancel_state; // of the thread before
 };
 
 template <class Env> class operations {
@@ -25,7 +31,7 @@ public:
 
 	void enter(operation *mine, const wish *makes)
 	{
-		*mine = {self(), makes, first};
+		*mine = {self(), makes, first, disable_cancel()};
 		first = mine;
 	}
 
@@ -39,6 +45,7 @@ public:
 		}
 		if (waiting)
 			progress.broadcast();
+		restore_cancel(mine->cancel_state);
 	}
 
 	/* Is this thread inside already? */
@@ -67,6 +74,22 @@ public:
 		waiting--;
 	}
 
+	/*
+	 * The same for some milliseconds in all: *until is 0 at first, and then tells when they
+	 * are over. False: they are, and nobody need have left.
+	 */
+	bool wait_briefly(typename Env::mutex &mutex, uint64_t *until)
+	{
+		bool in_time;
+
+		if (!*until)
+			*until = Env::deadline();
+		waiting++;
+		in_time = progress.wait_until(mutex, *until);
+		waiting--;
+		return in_time;
+	}
+
 private:
 	static bool serves(const wish &made, const wish &want)
 	{
@@ -79,6 +102,20 @@ private:
 			       made.access == want.access;
 		return (made.addr & ~mask) <= want.addr &&
 		       want.addr + want.length <= ((made.addr + made.length + mask) & ~mask);
+	}
+
+	/* An Env whose threads are not cancelled has neither. */
+	static int disable_cancel()
+	{
+		if constexpr (requires { Env::disable_cancel(); })
+			return Env::disable_cancel();
+		else
+			return 0;
+	}
+	static void restore_cancel(int state)
+	{
+		if constexpr (requires { Env::restore_cancel(state); })
+			Env::restore_cancel(state);
 	}
 
 	/* What tells threads apart; 0 in an Env that has nobody come here from the registrar. */

@@ -87,6 +87,13 @@ public:
 		swapcontext(&now->current->context, &now->home);
 	}
 
+	/* So many points from now; a wait is one. */
+	static uint64_t deadline(uint64_t points)
+	{
+		return now->left - std::min(now->left, points);
+	}
+	static bool is_later_than(uint64_t deadline) { return now->left <= deadline; }
+
 	/* Waits for what only others can do. */
 	static void wait()
 	{
@@ -212,6 +219,16 @@ struct scheduled_condition {
 		while (count == before)
 			schedule::wait();
 		with.lock();
+	}
+	bool wait_until(scheduled_mutex &with, uint64_t deadline)
+	{
+		uint64_t before = count;
+
+		with.unlock();
+		while (count == before && !schedule::is_later_than(deadline))
+			schedule::wait();
+		with.lock();
+		return count != before;
 	}
 	void broadcast() { count++; }
 	uint64_t count;

@@ -12,7 +12,8 @@
  *   a thread that waits for its own registration, or two that wait for one another
  *   a deregistration of others not counted as room
  *   a registration tried for ever, as long as others have something idle
- *   a thread that is cancelled while it waits and has the mutex
+ *   a thread that is cancelled while it waits and has the mutex, or inside the registrar
+ *   a registration that waits without bound for another's, or for what others give back
  */
 #include <atomic>
 #include <chrono>
@@ -50,7 +51,16 @@ struct hooked_env : fake_env {
 			waits++;
 			fake_env::condition::wait(with);
 		}
+		bool wait_until(mutex &with, uint64_t deadline)
+		{
+			waits++;
+			return fake_env::condition::wait_until(with, deadline);
+		}
 	};
+
+	/* However late the machine is, it waits for the others; or not for long. */
+	static inline bool patient = true;
+	static uint64_t deadline() { return fake_env::deadline() + (patient ? 60 * SECOND : 0); }
 
 	static inline std::atomic<unsigned int> yields = 0;
 
@@ -92,6 +102,7 @@ struct fixture {
 	{
 		cache.env.kernel = &kernel;
 		hooked_env::condition::waits = 0;
+		hooked_env::patient = true;
 		hooked_env::yields = 0;
 		REQUIRE(cache.start() == 0);
 	}
@@ -475,6 +486,92 @@ TEST_CASE_METHOD(fixture,
 	first.open = second.open = true;
 	one.join();
 	two.join();
+}
+
+TEST_CASE_METHOD(fixture, "nobody waits for long for a registration that may wait for him")
+{
+	gate in_reg;
+	mr_cache_ref part, whole;
+
+	hooked_env::patient = false;
+	cache.env.before_reg = [&](const mr_cache_request &what) {
+		if (what.size == 4 * PAGE)
+			in_reg.pass();
+	};
+
+	std::thread registers([&] { CHECK(get(&whole, 0, 4) == 0); });
+
+	in_reg.wait();
+	CHECK(get(&part, 1) == 0);
+	CHECK(hooked_env::condition::waits > 0);
+	CHECK(kernel.live.size() == 1);
+	in_reg.open = true;
+	registers.join();
+	CHECK(part.mr != whole.mr);
+	CHECK(put(part) == 0);
+	CHECK(put(whole) == 0);
+	/* The larger one is what is found. */
+	CHECK(kernel.live.size() == 1);
+	use(1);
+	CHECK(kernel.reg_calls == 2);
+}
+
+TEST_CASE_METHOD(fixture, "nobody waits for long for what others are giving back")
+{
+	gate in_dereg;
+	mr_cache_ref ref;
+
+	use(0);
+	hooked_env::patient = false;
+	kernel.most_bytes = PAGE;
+	cache.env.before_dereg = [&](const fake_kernel::mr &) {
+		in_dereg.pass();
+		return 0;
+	};
+
+	std::thread cleans([&] { CHECK(cache.clean(owner, 0) == 0); });
+
+	in_dereg.wait();
+	CHECK(get2(&ref, 7) == ENOMEM);
+	CHECK(cache.make_way(1) == 0);
+	in_dereg.open = true;
+	cleans.join();
+	kernel.most_bytes = UINT64_MAX;
+}
+
+TEST_CASE_METHOD(fixture, "a thread that is cancelled inside the registrar comes back")
+{
+	gate inside;
+
+	/* A provider that prints, say. */
+	cache.env.before_reg = [&](const mr_cache_request &) {
+		inside.pass();
+		pthread_testcancel();
+	};
+
+	auto body = [&] {
+		use(0);
+		pthread_testcancel();
+	};
+	pthread_t thread;
+	void *result = nullptr;
+
+	REQUIRE(pthread_create(
+			&thread, nullptr,
+			[](void *what) -> void * {
+				(*static_cast<decltype(body) *>(what))();
+				return what;
+			},
+			&body) == 0);
+	inside.wait();
+	pthread_cancel(thread);
+	inside.open = true;
+	pthread_join(thread, &result);
+	CHECK(result == PTHREAD_CANCELED);
+	CHECK(kernel.live.size() == 1);
+	cache.env.before_reg = nullptr;
+	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(kernel.live.empty());
 }
 
 TEST_CASE_METHOD(fixture, "a thread that is cancelled while it waits leaves no lock behind")

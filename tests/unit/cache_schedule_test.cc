@@ -59,6 +59,12 @@ struct scheduled_env {
 	void *map(size_t) { return memory; }
 	void wipe(void *, size_t) {}
 	static void yield() { schedule::wait(); }
+	/* Now and then too short; or without end, so that whoever is not woken is found out. */
+	static inline bool patient;
+	static uint64_t deadline()
+	{
+		return patient ? 0 : schedule::deadline(schedule::now->pick(4) ? 3000 : 30);
+	}
 	static uintptr_t self() { return schedule::self(); }
 	static uint64_t page_mask() { return PAGE - 1; }
 	static uint32_t tick()
@@ -99,6 +105,7 @@ struct world {
 	{
 		cache.env.kernel = &kernel;
 		size_t size = (sizeof(mr_cache::arena<scheduled_env>) + 4095) & ~4095ULL;
+		scheduled_env::patient = false;
 		memory = aligned_alloc(4096, size);
 		memset(memory, 0, size);
 		cache.env.memory = memory;
@@ -198,6 +205,7 @@ struct world {
 
 		if (!started)
 			return "did not start";
+		scheduled_env::patient = true;
 		once(1);
 		kernel.suspect(BASE, BASE + PAGE, true);
 		order.spawn([&once] { once(1); });
