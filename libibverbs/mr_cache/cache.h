@@ -7,8 +7,7 @@
  *
  * A hit reads the line of arena.hot (generation, epoch), a bucket of hints, and the
  * line of the entry, which it changes twice: the reference and the stamp. A
- * release changes it once. No lock, no system call, no other write, but for one to another
- * entry beside very many when the order of use changes (trail.h).
+ * release changes it once. No lock, no system call, no other write.
  *
  * Everything that the cache needs comes by Env: atomics, mutex and condition,
  * zeroed pages, the registrar, the sizes. So tests run it under a scheduler of
@@ -22,7 +21,6 @@
 #include "drain.h"
 #include "miss.h"
 #include "store.h"
-#include "trail.h"
 
 namespace mr_cache {
 
@@ -78,8 +76,6 @@ public:
 			return find_nothing(pd, addr, length, access, otherwise, e);
 		if (!e.is_for(want)) [[unlikely]]
 			return find_part(pd, addr, length, access, otherwise, e);
-		if (trail<Env>::is_for(*a)) [[unlikely]]
-			return note_use(pd, addr, length, access, e);
 		e.use(a->now());
 		return e.registration();
 	}
@@ -338,7 +334,7 @@ private:
 
 	static void hit(arena<Env> &a, uint32_t i, const wish &want, mr_cache_ref *ref)
 	{
-		trail<Env>::use(a, i, want);
+		a.entries[i].use(a.now());
 		a.refer(i, a.hot.generation.load(std::memory_order_relaxed), ref);
 	}
 
@@ -355,30 +351,10 @@ private:
 
 		if (!e.fits(want)) [[unlikely]]
 			return find_nothing(pd, addr, length, access, otherwise, e);
-		if (e.shows(want))
-			return note_use(pd, addr, length, access, e);
-		if (trail<Env>::is_for(*a)) [[unlikely]]
-			return find_part_of_many(pd, addr, length, access, otherwise, e);
 		e.use(a->now());
+		if (e.shows(want))
+			return e.registration();
 		return otherwise(pd, addr, length, access, part_of(*a, e));
-	}
-
-	template <class Otherwise>
-	[[gnu::noinline]] void *find_part_of_many(void *pd, uint64_t addr, uint64_t length,
-						  uint32_t access, Otherwise otherwise,
-						  entry<Env> &e)
-	{
-		note_use(pd, addr, length, access, e);
-		return otherwise(pd, addr, length, access, part_of(*memory.get(), e));
-	}
-
-	/* A call: only what is rarer than a whole entry beside few others pays for it. */
-	[[gnu::noinline]] void *note_use(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-					 const entry<Env> &e)
-	{
-		arena<Env> *const a = memory.get();
-
-		return trail<Env>::use(*a, a->index_of(e), wish(pd, addr, length, access));
 	}
 
 	static mr_cache_part part_of(const arena<Env> &a, const entry<Env> &e)

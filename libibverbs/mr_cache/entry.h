@@ -79,13 +79,6 @@ struct links {
 	uint32_t prev;
 };
 
-/* An entry that is used after another one; nothing of it need be so any more. */
-struct follower {
-	uint32_t index;
-	uint32_t hash;	   // the upper half
-	uintptr_t mr_line; // an address in it
-};
-
 template <class Env> class alignas(128) entry {
 public:
 	entry_word<Env> word;
@@ -151,28 +144,6 @@ public:
 	 */
 	void use(uint64_t now) { stamp.store(now, std::memory_order_relaxed); }
 
-	/* Of a hit after this one's, see trail.h: what was so the last time, too, is sure. */
-	void precede(uint32_t i, uint64_t its_hash, const void *its_mr)
-	{
-		uint64_t its = reinterpret_cast<uintptr_t>(its_mr) / LINE << 23 |
-			       static_cast<uint64_t>(i) << 1;
-		uint64_t differs = its ^ next.load(std::memory_order_relaxed);
-
-		if (differs == SURE) [[likely]]
-			return;
-		next_hash.store(static_cast<uint32_t>(its_hash >> 32), std::memory_order_relaxed);
-		next.store(its | !differs, std::memory_order_relaxed);
-	}
-	/* True: what that hit will read is known. */
-	bool is_followed(follower *by) const
-	{
-		uint64_t is = next.load(std::memory_order_relaxed);
-
-		*by = {static_cast<uint32_t>(is) / 2 % (1 << 20),
-		       next_hash.load(std::memory_order_relaxed), is >> 17};
-		return is & SURE;
-	}
-
 	/* Only while closed. */
 	void describe(const wish &want)
 	{
@@ -193,10 +164,6 @@ private:
 	atomic<void *> mr;
 	atomic<uint64_t> stamp;
 	atomic<uint32_t> access;
-	atomic<uint32_t> next_hash;
-	atomic<uint64_t> next; // line of the mr (41 bits), 0 (2), index (20), SURE
-
-	static constexpr uint64_t SURE = 1, LINE = 64;
 
 public:
 	/* The cache's mutex guards these. */

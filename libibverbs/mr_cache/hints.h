@@ -95,12 +95,6 @@ public:
 			slot.store(both >> 32, std::memory_order_relaxed);
 	}
 
-	/* Where look() begins, by the upper half of hash_of(). */
-	const void *bucket_of(uint32_t hash, uint32_t bits) const
-	{
-		return &table[hash >> (32 - bits)];
-	}
-
 	/* The bits that so many entries need. */
 	static uint32_t grow(uint32_t bits, uint64_t entries)
 	{

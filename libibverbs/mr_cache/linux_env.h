@@ -25,9 +25,6 @@ struct linux_env {
 	static constexpr uint32_t owners = 1 << 10;
 	static constexpr uint32_t least_hint_bits = 11;
 	static constexpr uint32_t most_hint_bits = 20;
-	/* Beside more than 8,192 entries, see trail.h. */
-	static constexpr uint32_t trail_bits = 14;
-	static constexpr uint32_t trail_length = 8;
 
 	struct mutex {
 		void init() { pthread_mutex_init(&m, nullptr); }
@@ -169,12 +166,6 @@ struct linux_env {
 			0;
 
 		return ++sequence;
-	}
-
-	/* Of any address, mapped or not. */
-	static void fetch(uintptr_t line)
-	{
-		__builtin_prefetch(reinterpret_cast<const void *>(line));
 	}
 };
 

@@ -196,7 +196,6 @@ struct fake_env : mr_cache::linux_env {
 	static constexpr uint32_t owners = 4;
 	static constexpr uint32_t least_hint_bits = 2;
 	static constexpr uint32_t most_hint_bits = 4;
-	static constexpr uint32_t trail_bits = 3;
 
 	fake_kernel *kernel = nullptr;
 	mr_cache_bounds defaults = {UINT64_MAX, UINT64_MAX};

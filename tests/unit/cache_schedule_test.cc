@@ -50,8 +50,6 @@ struct scheduled_env {
 	static constexpr uint32_t owners = 3;
 	static constexpr uint32_t least_hint_bits = 1;
 	static constexpr uint32_t most_hint_bits = 2;
-	static constexpr uint32_t trail_bits = 1;
-	static constexpr uint32_t trail_length = 2;
 
 	fake_kernel *kernel = nullptr;
 	void *memory = nullptr;
@@ -73,7 +71,6 @@ struct scheduled_env {
 
 		return ++ticks;
 	}
-	static void fetch(uintptr_t) {}
 
 	int reg(const mr_cache_request &what, uint64_t *word, void **mr)
 	{
