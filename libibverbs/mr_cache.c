@@ -76,7 +76,8 @@ enum policy {
  * IBV_ACCESS_CACHED when all registrations are to be cached; and until it is known with a bit
  * that is no right.
  */
-static unsigned int cached_mr_default = IBV_ACCESS_CACHED | 1U << 31;
+#define NOT_ASKED (1U << 31)
+static unsigned int cached_mr_default = IBV_ACCESS_CACHED | NOT_ASKED;
 /* Those rights with which a registration serves its own range only. */
 static unsigned int exact_rights = REMOTE_ACCESS;
 
@@ -100,13 +101,13 @@ static enum policy policy(void)
 		value = POLICY_NONE;
 	else
 		value = POLICY_FLAG;
+	if (value == POLICY_REMOTE)
+		__atomic_store_n(&exact_rights, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&cached_mr_default,
 			 value == POLICY_LOCAL || value == POLICY_REMOTE ?
 				 IBV_ACCESS_CACHED :
 				 0,
-			 __ATOMIC_RELAXED);
-	if (value == POLICY_REMOTE)
-		__atomic_store_n(&exact_rights, 0, __ATOMIC_RELAXED);
+			 __ATOMIC_RELEASE);
 	__atomic_store_n(&known, value, __ATOMIC_RELAXED);
 	return value;
 }
@@ -363,63 +364,36 @@ static struct ibv_mr *make_view(const struct ibv_mr *of, void *addr,
 }
 
 /*
- * When the cache cannot acquire it, whatever the reason: a plain registration either can,
- * or fails with the errno that the user knows.
+ * What is not found, or a part of it when this thread keeps no view. When the cache cannot
+ * acquire it, whatever the reason: a plain registration either can, or fails with the errno
+ * that the user knows.
  */
-static inline __attribute__((always_inline)) struct ibv_mr *
-reg_by(int (*acquire)(void *, void *, uint64_t, uint64_t, uint32_t,
-		      struct mr_cache_ref *),
-       struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
-       unsigned int access)
+static __attribute__((noinline)) void *
+reg_anew(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
+	 struct mr_cache_part part)
 {
-	const bool asked = access & IBV_ACCESS_CACHED;
-	const unsigned int wanted = access & ~IBV_ACCESS_CACHED;
+	const unsigned int rights = access & ~MR_CACHE_EXACT;
+	void *const start = (void *)(uintptr_t)addr;
 	struct mr_cache_ref ref;
 	struct ibv_mr *view;
 
-	if (!can_be_cached((uintptr_t)addr, length, wanted) ||
-	    iova != (uintptr_t)addr)
-		goto plain;
-	if (!asked && policy() != POLICY_REMOTE &&
-	    (policy() != POLICY_LOCAL || wanted & REMOTE_ACCESS))
-		goto plain;
-	if (!context_caches(pd->context))
-		goto plain;
-	if (acquire(pd, pd->context, (uintptr_t)addr, length,
-		    access_of_entry(wanted), &ref))
-		goto plain;
-	if (ref.addr == (uintptr_t)addr && ref.length == length)
-		return ref.mr;
-	view = make_view(ref.mr, addr, length, ref.index, ref.generation);
-	if (view)
-		return view;
-plain:
-	return plain_reg_mr_iova2(pd, addr, length, iova, wanted);
-}
-
-/* What mr_cache_find() is not for, or may not be asked for. */
-static __attribute__((noinline)) struct ibv_mr *
-reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
-	   unsigned int access)
-{
-	return reg_by(mr_cache_acquire, pd, addr, length, iova, access);
-}
-
-/* What is not found, or a part of it when this thread keeps no view. */
-static __attribute__((noinline)) void *
-reg_anew(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-	 struct mr_cache_part part)
-{
 	if (part.mr) {
-		struct ibv_mr *view = make_view(part.mr, (void *)(uintptr_t)addr,
-						length, part.index,
-						part.generation);
+		view = make_view(part.mr, start, length, part.index,
+				 part.generation);
 		if (view)
 			return view;
 	}
-	return reg_by(mr_cache_acquire_otherwise, pd, (void *)(uintptr_t)addr,
-		      length, addr,
-		      (access & ~MR_CACHE_EXACT) | IBV_ACCESS_CACHED);
+	if (!can_be_cached(addr, length, rights) ||
+	    !context_caches(pd->context) ||
+	    mr_cache_acquire(pd, pd->context, addr, length, access, &ref))
+		goto plain;
+	if (ref.addr == addr && ref.length == length)
+		return ref.mr;
+	view = make_view(ref.mr, start, length, ref.index, ref.generation);
+	if (view)
+		return view;
+plain:
+	return plain_reg_mr_iova2(pd, start, length, addr, rights);
 }
 
 /* What is no hit of the likeliest kind, and is to be cached: saves no register for a part. */
@@ -434,13 +408,18 @@ void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length,
 	return reg_anew(pd, addr, length, access, part);
 }
 
+static __attribute__((noinline)) struct ibv_mr *
+reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+	   unsigned int access);
+
 /*
  * What was found before costs little more than the two atomics of its reference: all that
  * leads elsewhere is a jump, so no register is saved, and nothing is asked that the entry
  * answers. That there is one tells that its context caches and its range may be cached.
  */
-struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
-				uint64_t iova, unsigned int access)
+static inline __attribute__((always_inline)) struct ibv_mr *
+reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+    unsigned int access)
 {
 	const unsigned int asked = access | cached_mr_default;
 	unsigned int rights = access & ~IBV_ACCESS_CACHED;
@@ -458,6 +437,23 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 		return reg_slowly(pd, addr, length, iova, access);
 	}
 	return mr_cache_find(pd, iova, length, rights);
+}
+
+/* What is not for the cache; or the first registration, before anybody has asked what is. */
+static struct ibv_mr *reg_slowly(struct ibv_pd *pd, void *addr, size_t length,
+				 uint64_t iova, unsigned int access)
+{
+	if (!(cached_mr_default & NOT_ASKED))
+		return plain_reg_mr_iova2(pd, addr, length, iova,
+					  access & ~IBV_ACCESS_CACHED);
+	policy();
+	return reg(pd, addr, length, iova, access);
+}
+
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
+				uint64_t iova, unsigned int access)
+{
+	return reg(pd, addr, length, iova, access);
 }
 
 /* EBUSY says that others have it: what is busy otherwise must not look like that. */

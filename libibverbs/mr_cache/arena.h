@@ -70,7 +70,7 @@ template <class Env> struct arena {
 		ref->generation = generation;
 	}
 
-	/* Of a miss: to be handed out, as one that is used. */
+	/* To be handed out, as one that is used. */
 	void hit(uint32_t i, mr_cache_ref *ref)
 	{
 		entries[i].use(now());

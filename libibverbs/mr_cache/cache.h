@@ -31,34 +31,14 @@ public:
 	[[nodiscard]] int start() { return memory.start(env); }
 	bool is_started() const { return memory.get(); }
 
-	[[nodiscard, gnu::always_inline]] int acquire(void *pd, void *owner, uint64_t addr,
-						      uint64_t length, uint32_t access,
-						      mr_cache_ref *ref)
-	{
-		arena<Env> *const a = memory.get();
-		const wish want(pd, addr, length, access);
-		uint32_t i = look(a, want);
-
-		if (!i) [[unlikely]]
-			return acquire_slowly(wish(want), pd, owner, 0, ref);
-
-		entry<Env> &e = a->entries[i];
-
-		/* No look before: it would cost a line that is another CPU's twice. */
-		if (!e.word.usable(e.word.take_acquire()) || !e.fits(want)) [[unlikely]]
-			return acquire_slowly(wish(want), pd, owner, i, ref);
-		hit(*a, i, want, ref);
-		return 0;
-	}
-
-	/* The same for whoever has tried find() already. */
-	[[nodiscard]] int acquire_otherwise(void *pd, void *owner, uint64_t addr, uint64_t length,
-					    uint32_t access, mr_cache_ref *ref)
-	{
-		return acquire_slowly(wish(pd, addr, length, access), pd, owner, 0, ref);
-	}
-
-	/* What shows exactly this range, or what `otherwise` makes of a part, or of nothing. */
+	/*
+	 * The order of calls of a hit: find() looks at the likeliest hint, takes a reference, and
+	 * returns the registration that shows exactly what is wanted. find_part() goes on with one
+	 * that shows it with more rights, or of which it is a part; find_nothing() with one that
+	 * does not serve. Both end in `otherwise`, as does find() where there is no hint: it makes
+	 * something of a part, and asks acquire() when there is none. All are jumps, and none saves
+	 * a register for what follows.
+	 */
 	template <class Otherwise>
 	[[gnu::always_inline]] void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 					  Otherwise otherwise)
@@ -72,12 +52,50 @@ public:
 
 		entry<Env> &e = a->entries[i];
 
+		/* No look before: it would cost a line that is another CPU's twice. */
 		if (!e.word.usable(e.word.take_acquire())) [[unlikely]]
 			return find_nothing(pd, addr, length, access, otherwise, e);
 		if (!e.is_for(want)) [[unlikely]]
 			return find_part(pd, addr, length, access, otherwise, e);
 		e.use(a->now());
 		return e.registration();
+	}
+
+	/* A reference to what serves the wish, for whoever has tried find(): registers it if need
+	 * be. */
+	[[nodiscard]] int acquire(void *pd, void *owner, uint64_t addr, uint64_t length,
+				  uint32_t access, mr_cache_ref *ref)
+	{
+		const wish want(pd, addr, length, access);
+		arena<Env> *a = memory.ready();
+
+		if (!a || !want.is_possible(Env::page_mask()))
+			return EOPNOTSUPP;
+
+		uint64_t version = a->index.version();
+		uint32_t bits = a->hint_bits();
+		uint64_t hash = a->hint.hash_of(want);
+		uint32_t i = a->hint.look_further(want, hash, bits);
+		bool hinted = i && a->entries[i].fits(want);
+
+		if (!hinted)
+			i = a->index.search(want, a->entries);
+		if (i) {
+			entry<Env> &e = a->entries[i];
+
+			if (e.word.usable(e.word.take_acquire()) && e.fits(want)) {
+				a->hit(i, ref);
+				if (hinted)
+					a->hint.learn_again(want, bits, i, a->entries,
+							    e.last_use());
+				else
+					a->hint.learn(want, bits, i, a->entries);
+				return 0;
+			}
+			untake(*a, i);
+			version = a->index.UNKNOWN;
+		}
+		return miss<Env>(*a, env, want, pd, owner, version, hash).acquire(ref);
 	}
 
 	[[nodiscard, gnu::always_inline]] int release(uint32_t i, uint32_t generation)
@@ -227,24 +245,6 @@ public:
 		return lock.give_way(stage, lock.is_nested(), &until);
 	}
 
-	/* Evicts all that is idle, of one owner or of all (NULL). Returns how many. */
-	unsigned int reclaim(void *who)
-	{
-		arena<Env> *a = memory.ready();
-
-		if (!a)
-			return 0;
-
-		locked<Env> lock(*a, env);
-		uint64_t buried = a->buried;
-
-		for (uint32_t o = 0; o < a->owner.size(); o++)
-			if (!who || a->owner[o].who == who)
-				lock.evict_all(o);
-		lock.bury();
-		return static_cast<unsigned int>(a->buried - buried);
-	}
-
 	/*
 	 * The process ends, perhaps by an exit() in a signal handler: whoever has the mutex may be
 	 * the thread that it interrupted, so it is not waited for.
@@ -332,12 +332,6 @@ private:
 		return bits ? a->hint.look(hash, bits) : 0;
 	}
 
-	static void hit(arena<Env> &a, uint32_t i, const wish &want, mr_cache_ref *ref)
-	{
-		a.entries[i].use(a.now());
-		a.refer(i, a.hot.generation.load(std::memory_order_relaxed), ref);
-	}
-
 	/*
 	 * What was taken is a part, or in vain. Saves no register for what is likely; nor does
 	 * find(), which has none left for the index of the entry.
@@ -373,44 +367,6 @@ private:
 
 		untake(*a, a->index_of(taken));
 		return otherwise(pd, addr, length, access, {nullptr, 0, 0});
-	}
-
-	/* No hint, or one for which an entry was taken in vain: the catalog, then all the rest. */
-	[[gnu::noinline]] int acquire_slowly(const wish &want, void *pd, void *who, uint32_t taken,
-					     mr_cache_ref *ref)
-	{
-		if (taken)
-			untake(*memory.get(), taken);
-
-		arena<Env> *a = memory.ready();
-
-		if (!a || !want.is_possible(Env::page_mask()))
-			return EOPNOTSUPP;
-
-		uint64_t version = a->index.version();
-		uint32_t bits = a->hint_bits();
-		uint64_t hash = a->hint.hash_of(want);
-		uint32_t i = a->hint.look_further(want, hash, bits);
-		bool hinted = i && a->entries[i].fits(want);
-
-		if (!hinted)
-			i = a->index.search(want, a->entries);
-		if (i) {
-			entry<Env> &e = a->entries[i];
-
-			if (e.word.usable(e.word.take_acquire()) && e.fits(want)) {
-				hit(*a, i, want, ref);
-				if (hinted)
-					a->hint.learn_again(want, bits, i, a->entries,
-							    e.last_use());
-				else
-					a->hint.learn(want, bits, i, a->entries);
-				return 0;
-			}
-			untake(*a, i);
-			version = a->index.UNKNOWN;
-		}
-		return miss<Env>(*a, env, want, pd, who, version, hash).acquire(ref);
 	}
 
 	/* Gives back what was taken in vain; the mutex is free. */

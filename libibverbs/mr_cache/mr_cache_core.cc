@@ -52,12 +52,6 @@ int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint
 	return cache.acquire(pd, owner, addr, length, access, ref);
 }
 
-int mr_cache_acquire_otherwise(void *pd, void *owner, uint64_t addr, uint64_t length,
-			       uint32_t access, mr_cache_ref *ref)
-{
-	return cache.acquire_otherwise(pd, owner, addr, length, access, ref);
-}
-
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access)
 {
 	return cache.find(pd, addr, length, access, not_found());
@@ -116,11 +110,6 @@ int mr_cache_is_on()
 uint64_t mr_cache_make_way(uint32_t stage)
 {
 	return cache.make_way(stage);
-}
-
-unsigned int mr_cache_reclaim(void *owner)
-{
-	return cache.reclaim(owner);
 }
 
 void mr_cache_leave()

@@ -25,7 +25,7 @@ extern "C" {
 
 /*
  * The access flags that are cached, with the values that IBV_ACCESS_* have.
- * Any other bit makes mr_cache_acquire() say EOPNOTSUPP.
+ * With any other bit mr_cache_acquire() says EOPNOTSUPP.
  */
 enum mr_cache_access {
 	MR_CACHE_LOCAL_WRITE = 1 << 0,
@@ -118,19 +118,9 @@ struct mr_cache_statistics {
 int mr_cache_init(const struct mr_cache_registrar *registrar);
 
 /*
- * A reference to a valid registration that contains the range and allows the
- * access; registers one when there is none. EOPNOTSUPP: this range, access or
- * moment is not for the cache (an access bit, an empty range, limits full of
- * used registrations, not initialized): register it yourself. Any other error
- * is the registrar's. *ref is written on success only.
- */
-int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
-		     struct mr_cache_ref *ref);
-
-/*
- * The same of what is likeliest found: the mr, with a reference, that shows exactly this
- * range. Everything else is what mr_cache_not_found() returns, to which this function jumps:
- * so a hit saves no registers and writes no memory for what it does not need.
+ * The mr, with a reference, that shows exactly this range: what is likeliest found. Everything
+ * else is what mr_cache_not_found() returns, to which this function jumps: so a hit saves no
+ * registers and writes no memory for what it does not need.
  */
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 
@@ -138,9 +128,15 @@ void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 			 struct mr_cache_part part);
 
-/* As mr_cache_acquire(), for mr_cache_not_found(): the likeliest hint was looked at in vain. */
-int mr_cache_acquire_otherwise(void *pd, void *owner, uint64_t addr, uint64_t length,
-			       uint32_t access, struct mr_cache_ref *ref);
+/*
+ * For mr_cache_not_found(): a reference to a valid registration that contains the range and
+ * allows the access; registers one when there is none. EOPNOTSUPP: this range, access or
+ * moment is not for the cache (an access bit, an empty range, limits full of
+ * used registrations, not initialized): register it yourself. Any other error
+ * is the registrar's. *ref is written on success only.
+ */
+int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
+		     struct mr_cache_ref *ref);
 
 /*
  * Gives it back. EINVAL: it had been given back before (caught where it can
@@ -203,11 +199,9 @@ int mr_cache_is_on(void);
  */
 uint64_t mr_cache_make_way(uint32_t stage);
 
-/* Evicts everything that is idle, of an owner or (NULL) of all. Returns how many. */
-unsigned int mr_cache_reclaim(void *owner);
-
 /*
- * The same of all at the end of the process; but nothing if somebody has the lock for long.
+ * Evicts all that is idle, at the end of the process; but nothing if somebody has the lock for
+ * long.
  */
 void mr_cache_leave(void);
 

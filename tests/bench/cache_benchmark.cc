@@ -33,12 +33,6 @@
 #include "layouts.h"
 #include "mr_cache_core.h"
 
-/* For mr_cache_find(), which is not called here. */
-extern "C" void *mr_cache_not_found(void *, uint64_t, uint64_t, uint32_t, mr_cache_part)
-{
-	return nullptr;
-}
-
 namespace {
 
 using layouts::buffer;
@@ -48,19 +42,34 @@ constexpr int MOST_THREADS = 16;
 /* What any policy may round and may serve a part of. */
 constexpr uint32_t ACCESS = MR_CACHE_LOCAL_WRITE;
 
-/* PDs and owners are addresses to the core. */
+/* PDs and owners are addresses to the core. PDs are at least four bytes apart. */
 struct party {
-	char pd, owner;
+	uint32_t pd;
+	char owner;
 } parties[2], others;
 
 std::atomic<uint64_t> made{0}, gone{0};
 
-/* As large as a struct verbs_mr. */
-int count_reg(const mr_cache_request *, uint64_t *, void **mr)
+/* As large as a struct verbs_mr, which knows its reference, too. */
+struct registration {
+	void *owner;
+	uint32_t index;
+	uint32_t generation;
+	char rest[40];
+};
+
+int count_reg(const mr_cache_request *what, uint64_t *, void **mr)
 {
-	*mr = std::calloc(1, 56);
+	auto *const one = static_cast<registration *>(std::calloc(1, sizeof(registration)));
+
+	if (!one)
+		return ENOMEM;
+	one->owner = what->owner;
+	one->index = what->index;
+	one->generation = what->generation;
+	*mr = one;
 	made++;
-	return *mr ? 0 : ENOMEM;
+	return 0;
 }
 
 int count_settle(void *)
@@ -75,18 +84,24 @@ int count_dereg(void *mr)
 	return 0;
 }
 
-mr_cache_ref acquire(party &by, const buffer &of)
+/* NULL: it is refused. */
+registration *find(party &by, const buffer &of)
 {
-	mr_cache_ref ref;
-
-	if (mr_cache_acquire(&by.pd, &by.owner, of.addr, of.length, ACCESS, &ref)) [[unlikely]]
-		std::abort();
-	return ref;
+	return static_cast<registration *>(mr_cache_find(&by.pd, of.addr, of.length, ACCESS));
 }
 
-void release(const mr_cache_ref &ref)
+registration *acquire(party &by, const buffer &of)
 {
-	if (mr_cache_release(ref.index, ref.generation)) [[unlikely]]
+	registration *const found = find(by, of);
+
+	if (!found) [[unlikely]]
+		std::abort();
+	return found;
+}
+
+void release(const registration *one)
+{
+	if (mr_cache_release(one->index, one->generation)) [[unlikely]]
 		std::abort();
 }
 
@@ -307,24 +322,20 @@ void full(benchmark::State &state)
 {
 	const auto limit = static_cast<uint64_t>(state.range(0));
 	const std::vector<buffer> buffers = layouts::apart(BASE, limit + 1).buffers;
-	std::vector<mr_cache_ref> held;
-	mr_cache_ref ref;
-	int error = EOPNOTSUPP;
+	std::vector<registration *> held;
+	registration *refused = nullptr;
 
 	set_limit(parties[0], limit);
 	for (uint64_t i = 0; i < limit; i++)
 		held.push_back(acquire(parties[0], buffers[i]));
 	for (auto _ : state) {
-		const buffer &more = buffers[limit];
-
-		error = mr_cache_acquire(&parties[0].pd, &parties[0].owner, more.addr, more.length,
-					 ACCESS, &ref);
-		if (error != EOPNOTSUPP) [[unlikely]]
+		refused = find(parties[0], buffers[limit]);
+		if (refused) [[unlikely]]
 			break;
 	}
-	if (error != EOPNOTSUPP)
+	if (refused)
 		state.SkipWithError("more than the limit");
-	for (const mr_cache_ref &one : held)
+	for (const registration *one : held)
 		release(one);
 }
 
@@ -419,6 +430,19 @@ void add_all()
 }
 
 } // namespace
+
+/* Of a part its user gets a view, which needs what is read here. */
+extern "C" void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length, uint32_t access,
+				    mr_cache_part part)
+{
+	mr_cache_ref ref;
+
+	if (part.mr) [[likely]]
+		return part.mr;
+	if (mr_cache_acquire(pd, &static_cast<party *>(pd)->owner, addr, length, access, &ref))
+		return nullptr;
+	return ref.mr;
+}
 
 int main(int argc, char **argv)
 {

@@ -18,6 +18,7 @@
 #include <set>
 #include <string>
 
+#include "acquire.h"
 #include "linux_env.h"
 #include "mr_cache_core.h"
 
@@ -51,6 +52,13 @@ struct fake_kernel {
 	unsigned int reg_calls = 0, settle_calls = 0;
 	std::function<void()> after_reg;	      // armed, and it has not returned
 	std::function<void(const mr &)> before_dereg; // and before it returns
+
+	static mr_cache_ref reference_to(void *which)
+	{
+		const mr_cache_request &what = static_cast<mr *>(which)->what;
+
+		return {which, what.addr, what.length, what.index, what.generation};
+	}
 
 	void complain(const char *what)
 	{
@@ -216,6 +224,7 @@ struct fake_env : mr_cache::linux_env {
 		return kernel->dereg(m);
 	}
 	mr_cache_bounds default_limits(void *) const { return defaults; }
+	static mr_cache_ref reference_to(void *m) { return fake_kernel::reference_to(m); }
 };
 
 inline fake_kernel::mr &mr_of(const mr_cache_ref &ref)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * A registrar without a kernel: it counts what is registered, and hands out
- * numbers that are never used twice. For the cache's tests and its benchmark.
+ * numbers that are never used twice. For the cache's tests.
  */
 #ifndef MR_CACHE_FAKE_REGISTRAR_H
 #define MR_CACHE_FAKE_REGISTRAR_H
@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "acquire.h"
 #include "linux_env.h"
 #include "mr_cache_core.h"
 
@@ -17,11 +18,20 @@ struct counting_env : mr_cache::linux_env {
 	std::atomic<int64_t> live{0};
 	std::atomic<uint64_t> made{0};
 
-	int reg(const mr_cache_request &, uint64_t *, void **mr)
+	std::atomic<uint32_t> generation{0};
+
+	int reg(const mr_cache_request &what, uint64_t *, void **mr)
 	{
 		live++;
-		*mr = reinterpret_cast<void *>(++made);
+		generation = what.generation;
+		*mr = reinterpret_cast<void *>(++made << 20 | what.index);
 		return 0;
+	}
+	mr_cache_ref reference_to(void *mr) const
+	{
+		const uintptr_t index = reinterpret_cast<uintptr_t>(mr) % entries;
+
+		return {mr, 0, 0, static_cast<uint32_t>(index), generation};
 	}
 	int settle(void *) { return 0; }
 	int dereg(void *)

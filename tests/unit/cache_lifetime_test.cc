@@ -118,11 +118,11 @@ struct fixture {
 
 	int get(mr_cache_ref *ref, uint64_t page, uint64_t pages = 1)
 	{
-		return cache.acquire(pd, owner, BASE + page * PAGE, pages * PAGE, LOCAL, ref);
+		return acquire(cache, pd, owner, BASE + page * PAGE, pages * PAGE, LOCAL, ref);
 	}
 	int get2(mr_cache_ref *ref, uint64_t page)
 	{
-		return cache.acquire(pd2, owner2, BASE + page * PAGE, PAGE, LOCAL, ref);
+		return acquire(cache, pd2, owner2, BASE + page * PAGE, PAGE, LOCAL, ref);
 	}
 	int put(const mr_cache_ref &ref) { return cache.release(ref.index, ref.generation); }
 	void use(uint64_t page, uint64_t pages = 1)
@@ -195,7 +195,7 @@ TEST_CASE_METHOD(fixture, "what cannot be deregistered is not tried again by who
 	fail_next(ENOMEM, 100);
 	CHECK(get2(&ref, 100) == ENOMEM);
 	kernel.fail_times = 0;
-	CHECK(cache.reclaim(nullptr) == 0);
+	CHECK(cache.make_way(1) == 0);
 	CHECK(cache.make_way(1) == 0);
 	CHECK(cache.clean(owner, 0) == 0);
 	CHECK(tried == 8);
@@ -207,7 +207,7 @@ TEST_CASE_METHOD(fixture, "what cannot be deregistered is not tried again by who
 	CHECK(tried == 16);
 	CHECK(cache.flush_owner(owner) == EIO);
 	CHECK(tried == 24);
-	CHECK(cache.reclaim(nullptr) == 0);
+	CHECK(cache.make_way(1) == 0);
 	CHECK(cache.flush_pd(pd) == 0);
 	CHECK(cache.flush_owner(owner) == 0);
 	CHECK(tried == 24);
@@ -288,7 +288,7 @@ TEST_CASE_METHOD(fixture, "contexts that are closed with something in use leave 
 			void *context = name(100 + 2 * n), *its_pd = name(101 + 2 * n);
 
 			REQUIRE(cache.limits(context, nullptr, nullptr) == 0);
-			REQUIRE(cache.acquire(its_pd, context, BASE, PAGE, LOCAL, &refs[n]) == 0);
+			REQUIRE(acquire(cache, its_pd, context, BASE, PAGE, LOCAL, &refs[n]) == 0);
 			REQUIRE(cache.flush_owner(context) == 0);
 			kernel.close(context);
 		}
@@ -425,7 +425,7 @@ TEST_CASE_METHOD(fixture, "a registration in the middle of a registration waits 
 			if (depth++)
 				return;
 			CHECK(get(&inner, at, size) == 0);
-			CHECK(cache.reclaim(nullptr) == 0);
+			CHECK(cache.make_way(1) == 0);
 		};
 		CHECK(get(&outer, 0, 4) == 0);
 		CHECK(outer.mr != inner.mr);

@@ -42,8 +42,8 @@ struct fixture {
 
 	int get(uint64_t nth, uint64_t pages, mr_cache_ref *ref)
 	{
-		return cache.acquire(pd, owner, BASE + 2 * nth * PAGE, pages * PAGE,
-				     MR_CACHE_LOCAL_WRITE, ref);
+		return acquire(cache, pd, owner, BASE + 2 * nth * PAGE, pages * PAGE,
+			       MR_CACHE_LOCAL_WRITE, ref);
 	}
 	/* False: it was refused. */
 	bool use(uint64_t nth, uint64_t pages = 1)

@@ -95,6 +95,7 @@ struct scheduled_env {
 		return error;
 	}
 	static mr_cache_bounds default_limits(void *) { return {UINT64_MAX, 3}; }
+	static mr_cache_ref reference_to(void *mr) { return fake_kernel::reference_to(mr); }
 };
 
 struct world {
@@ -117,8 +118,8 @@ struct world {
 			uint32_t access = order.pick(4) ? 1 : 3;
 			uint64_t before = kernel.clock;
 			mr_cache_ref ref;
-			int error = cache.acquire(pd, owner, BASE + first * PAGE, count * PAGE,
-						  access, &ref);
+			int error = acquire(cache, pd, owner, BASE + first * PAGE, count * PAGE,
+					    access, &ref);
 
 			if (error == EOPNOTSUPP)
 				continue;
@@ -175,7 +176,7 @@ struct world {
 				(void)cache.flush_pd(pd);
 				break;
 			case 1:
-				cache.reclaim(nullptr);
+				cache.make_way(1);
 				break;
 			case 2:
 				(void)cache.clean(owner, PAGE);
@@ -195,7 +196,7 @@ struct world {
 		auto once = [this](uint32_t access) {
 			mr_cache_ref ref;
 
-			if (cache.acquire(pd, owner, BASE, PAGE, access, &ref) ||
+			if (acquire(cache, pd, owner, BASE, PAGE, access, &ref) ||
 			    cache.release(ref.index, ref.generation))
 				kernel.complain("could not be registered and released");
 		};
@@ -217,7 +218,7 @@ struct world {
 		static constexpr uint64_t orders[][3] = {{0, 1, 2}, {1, 0, 2}, {0, 2, 1}};
 		uint64_t used = order.pick(2) * 2;
 		auto use = [this](uint64_t which, mr_cache_ref *ref) {
-			return cache.acquire(pd, owner, BASE + which * 2 * PAGE, 2 * PAGE, 1, ref);
+			return acquire(cache, pd, owner, BASE + which * 2 * PAGE, 2 * PAGE, 1, ref);
 		};
 
 		if (!started)
@@ -242,7 +243,8 @@ struct world {
 		order.spawn([this, used] {
 			mr_cache_ref ref;
 
-			if (cache.acquire(pd, owner, BASE + (used * 2 + 1) * PAGE, PAGE, 1, &ref) ||
+			if (acquire(cache, pd, owner, BASE + (used * 2 + 1) * PAGE, PAGE, 1,
+				    &ref) ||
 			    cache.release(ref.index, ref.generation))
 				kernel.complain("could not be registered and released");
 		});
@@ -266,7 +268,7 @@ struct world {
 			for (int uses = 0; uses < 3; uses++) {
 				uint64_t addr = BASE + (8 + order.pick(2)) * PAGE;
 
-				if (!cache.acquire(context, context, addr, PAGE, 1, &ref) &&
+				if (!acquire(cache, context, context, addr, PAGE, 1, &ref) &&
 				    cache.release(ref.index, ref.generation))
 					kernel.complain("could not be released");
 			}
@@ -293,7 +295,7 @@ struct world {
 		order.spawn([this] { opener(); });
 		order.spawn([this] {
 			for (int n = 0; n < 6; n++) {
-				cache.reclaim(nullptr);
+				cache.make_way(1);
 				schedule::wait();
 			}
 		});

@@ -53,8 +53,8 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 			void *pd = w.pds[random() % 2];
 			mr_cache_ref ref;
 
-			if (w.cache.acquire(pd, w.owner, BASE + first * PAGE, count * PAGE, 1,
-					    &ref))
+			if (acquire(w.cache, pd, w.owner, BASE + first * PAGE, count * PAGE, 1,
+				    &ref))
 				continue;
 
 			fake_kernel::mr &mr = mr_of(ref);
@@ -147,7 +147,7 @@ TEST_CASE("random operations do what a naive model does")
 					REQUIRE(model);
 				else if (model)
 					REQUIRE(!held.empty());
-				if (w.cache.acquire(pd, w.owner, start, end - start, access, &ref))
+				if (acquire(w.cache, pd, w.owner, start, end - start, access, &ref))
 					continue;
 				REQUIRE((kernel.reg_calls == calls) == seen);
 				REQUIRE(mr_of(ref).live);

@@ -36,7 +36,7 @@ struct fixture {
 	{
 		kernel.fail_dereg = 0;
 		CHECK(cache.flush_owner(owner) == 0);
-		CHECK(cache.reclaim(nullptr) == 0);
+		CHECK(cache.make_way(1) == 0);
 		CHECK(kernel.live.size() == 0);
 		CHECK(kernel.bytes == 0);
 		CHECK(kernel.complaint == "");
@@ -52,7 +52,7 @@ struct fixture {
 	}
 	int try_get(mr_cache_ref *ref, uint64_t page, uint64_t pages = 1, uint32_t access = LOCAL)
 	{
-		return cache.acquire(pd, owner, BASE + page * PAGE, pages * PAGE, access, ref);
+		return acquire(cache, pd, owner, BASE + page * PAGE, pages * PAGE, access, ref);
 	}
 	int put(const mr_cache_ref &ref) { return cache.release(ref.index, ref.generation); }
 	void use(uint64_t page, uint64_t pages = 1) { CHECK(put(get(page, pages)) == 0); }
@@ -97,7 +97,7 @@ TEST_CASE_METHOD(fixture, "the whole pages of an odd range are registered, the r
 {
 	mr_cache_ref ref;
 
-	REQUIRE(cache.acquire(pd, owner, BASE + 100, 5000, LOCAL, &ref) == 0);
+	REQUIRE(acquire(cache, pd, owner, BASE + 100, 5000, LOCAL, &ref) == 0);
 	CHECK(ref.addr == BASE + 100);
 	CHECK(ref.length == 5000);
 	CHECK(mr_of(ref).what.start == BASE);
@@ -112,14 +112,14 @@ TEST_CASE_METHOD(fixture, "what the cache does not do is said")
 {
 	mr_cache_ref ref;
 
-	CHECK(cache.acquire(pd, owner, BASE, 0, LOCAL, &ref) == EOPNOTSUPP);
-	CHECK(cache.acquire(pd, owner, BASE, PAGE, 1 << 6, &ref) == EOPNOTSUPP);
-	CHECK(cache.acquire(pd, owner, ~0ULL - 10, 100, LOCAL, &ref) == EOPNOTSUPP);
-	CHECK(cache.acquire(pd, owner, ~0ULL - 10, 5, LOCAL, &ref) == EOPNOTSUPP);
+	CHECK(acquire(cache, pd, owner, BASE, 0, LOCAL, &ref) == EOPNOTSUPP);
+	CHECK(acquire(cache, pd, owner, BASE, PAGE, 1 << 6, &ref) == EOPNOTSUPP);
+	CHECK(acquire(cache, pd, owner, ~0ULL - 10, 100, LOCAL, &ref) == EOPNOTSUPP);
+	CHECK(acquire(cache, pd, owner, ~0ULL - 10, 5, LOCAL, &ref) == EOPNOTSUPP);
 	use(0, 4);
-	CHECK(cache.acquire(pd, owner, BASE, 0, LOCAL, &ref) == EOPNOTSUPP);
-	CHECK(cache.acquire(pd, owner, BASE, PAGE, LOCAL | 1 << 6, &ref) == EOPNOTSUPP);
-	CHECK(cache.acquire(pd, owner, BASE + PAGE, ~0ULL - 100, LOCAL, &ref) == EOPNOTSUPP);
+	CHECK(acquire(cache, pd, owner, BASE, 0, LOCAL, &ref) == EOPNOTSUPP);
+	CHECK(acquire(cache, pd, owner, BASE, PAGE, LOCAL | 1 << 6, &ref) == EOPNOTSUPP);
+	CHECK(acquire(cache, pd, owner, BASE + PAGE, ~0ULL - 100, LOCAL, &ref) == EOPNOTSUPP);
 }
 
 TEST_CASE_METHOD(fixture, "rights, PDs and ordering keep registrations apart")
@@ -537,7 +537,7 @@ TEST_CASE_METHOD(fixture, "owners and domains are used again")
 	mr_cache_ref ref;
 
 	for (uintptr_t i = 10; i < 100; i++) {
-		REQUIRE(cache.acquire(name(i), name(i), BASE, PAGE, LOCAL, &ref) == 0);
+		REQUIRE(acquire(cache, name(i), name(i), BASE, PAGE, LOCAL, &ref) == 0);
 		CHECK(put(ref) == 0);
 		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL));
 		CHECK(cache.flush_owner(name(i)) == 0);
@@ -546,7 +546,7 @@ TEST_CASE_METHOD(fixture, "owners and domains are used again")
 	for (uintptr_t i = 10; i < 16; i++) {
 		int expected = i < 14 ? 0 : EOPNOTSUPP;
 
-		REQUIRE(cache.acquire(name(i), owner, BASE, PAGE, LOCAL, &ref) == expected);
+		REQUIRE(acquire(cache, name(i), owner, BASE, PAGE, LOCAL, &ref) == expected);
 		if (!expected)
 			CHECK(put(ref) == 0);
 		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL) == !expected);
@@ -599,7 +599,7 @@ TEST_CASE_METHOD(fixture, "a child starts empty and leaves the parent's alone")
 			bad |= (kernel.live.size() != 3) << 3;
 			bad |= (put(ref) || put(ref) != EINVAL) << 4;
 			bad |= (put(held) != 0) << 5;
-			bad |= (cache.reclaim(nullptr) != 1) << 6;
+			bad |= (cache.make_way(1) != 1) << 6;
 			bad |= (kernel.live.size() != 2) << 7;
 			_exit(bad);
 		}
@@ -620,7 +620,7 @@ TEST_CASE_METHOD(fixture, "an exact registration serves its range and its rights
 	auto get_exact = [&](uint64_t offset, uint64_t length, uint32_t access) {
 		mr_cache_ref ref = {};
 
-		REQUIRE(cache.acquire(pd, owner, BASE + offset, length, access, &ref) == 0);
+		REQUIRE(acquire(cache, pd, owner, BASE + offset, length, access, &ref) == 0);
 		CHECK(ref.addr == BASE + offset);
 		CHECK(ref.length == length);
 		CHECK(mr_of(ref).what.start == BASE + offset);
@@ -718,7 +718,7 @@ TEST_CASE_METHOD(fixture,
 	CHECK(!part.mr);
 	CHECK(is_idle(ref));
 
-	REQUIRE(cache.acquire(pd, owner, BASE + 100, 64, READ, &ref) == 0);
+	REQUIRE(acquire(cache, pd, owner, BASE + 100, 64, READ, &ref) == 0);
 	CHECK(put(ref) == 0);
 	CHECK(find(100, 64, READ) == ref.mr);
 	CHECK(asked == 4);
@@ -734,7 +734,7 @@ TEST_CASE_METHOD(fixture, "what find() leaves to others is acquired, made or ref
 {
 	mr_cache_ref ref = {};
 	auto acquire = [&](uint64_t length) {
-		return cache.acquire_otherwise(pd, owner, BASE, length, REMOTE, &ref);
+		return cache.acquire(pd, owner, BASE, length, REMOTE, &ref);
 	};
 	auto made_at = [&](unsigned int calls) {
 		REQUIRE(acquire(PAGE) == 0);
@@ -840,7 +840,7 @@ TEST_CASE_METHOD(fixture, "many exact registrations of one page are all found")
 		for (uint64_t n = 0; n < 40; n++) {
 			mr_cache_ref ref;
 
-			REQUIRE(cache.acquire(pd, owner, BASE + n * 100, 100, READ, &ref) == 0);
+			REQUIRE(acquire(cache, pd, owner, BASE + n * 100, 100, READ, &ref) == 0);
 			CHECK(put(ref) == 0);
 		}
 	CHECK(kernel.reg_calls == 40);
@@ -888,7 +888,7 @@ TEST_CASE_METHOD(fixture, "more users than can be counted have more registration
 
 	CHECK(last.mr == first.mr);
 	CHECK(next.mr != first.mr);
-	CHECK(cache.reclaim(nullptr) == 0);
+	CHECK(cache.make_way(1) == 0);
 	CHECK(mr_of(first).live);
 	std::atomic_ref(*mr_of(first).word).fetch_sub((word::FULL / word::REF - 2) * word::REF);
 	CHECK(put(first) == 0);

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * A reference as libibverbs gets one: find(), and acquire() for what that leaves. So what a
+ * sanitizer or the scheduler sees is the hit path that ships. What find() returns is the
+ * registration alone; the registrars of the tests know its reference.
+ */
+#ifndef MR_CACHE_ACQUIRE_H
+#define MR_CACHE_ACQUIRE_H
+
+#include <cstdint>
+
+#include "mr_cache_core.h"
+
+/* 0, or what acquire() says; *ref is written on success only. */
+template <class Cache>
+int acquire(Cache &cache, void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
+	    mr_cache_ref *ref)
+{
+	int error = 0;
+	auto otherwise = [&](void *, uint64_t, uint64_t, uint32_t, mr_cache_part part) -> void * {
+		if (!part.mr)
+			error = cache.acquire(pd, owner, addr, length, access, ref);
+		return part.mr;
+	};
+
+	if (void *mr = cache.find(pd, addr, length, access, otherwise))
+		*ref = cache.env.reference_to(mr);
+	return error;
+}
+
+#endif // MR_CACHE_ACQUIRE_H
