@@ -41,14 +41,15 @@ template <class Env> struct arena {
 	uint32_t burying;     // entries that are being deregistered
 	uint64_t buried;      // so many were
 	uint32_t free_entry;  // linked by entry.link
+	uint32_t doubtful;    // the same, of closed contexts: the kernel may have their words still
 	uint32_t turn;	      // the owner that gives next, if any may
 	uint32_t hand;	      // the entry that was looked at last, see miss.h
 	uint64_t entry_count; // of the catalog
 	owners<Env> owner;
 	pds<Env> pd;
 	catalog<Env> index; // ends with what is accessible in pieces, as is all that follows
-	alignas(4096) entry<Env> entries[Env::entries];
-	alignas(4096) hints<Env> hint;
+	entry<Env> entries[Env::entries];
+	hints<Env> hint;
 
 	/* A wrong epoch or sequence makes eviction choose worse, no more. */
 	uint64_t now() const

@@ -110,7 +110,7 @@ private:
 		for (uint32_t i = list.begin(), next; i; i = next) {
 			next = list.after(a.entries, i);
 			if (lock.at(i).state == state::PARKED)
-				lock.free(i);
+				lock.free(i, true);
 			else if (!a.owner[o].busy)
 				lock.disown(i);
 		}

@@ -100,11 +100,11 @@ struct linux_env {
 	static void *map(size_t size)
 	{
 		size_t all = whole(size) + HUGE_PAGE;
-		void *memory = mmap(nullptr, all, PROT_NONE,
-				    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		void *memory = reserve(all);
 
 		if (memory == MAP_FAILED)
 			return nullptr;
+		locks.store(locks_all(), std::memory_order_relaxed);
 
 		auto first = reinterpret_cast<uintptr_t>(memory), aligned = whole(first);
 
@@ -128,8 +128,48 @@ struct linux_env {
 			return false;
 		if (huge)
 			madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);
+		if (locks.load(std::memory_order_relaxed))
+			mlock(start, size); // or what the limit leaves is not locked
 		return true;
 	}
+	/*
+	 * A process that locks all memory that it will have (MCL_FUTURE) is charged for a mapping
+	 * as a whole, accessible or not, and refused one beyond its limit. So a page is mapped and
+	 * unlocked; what it grows to is not locked either.
+	 */
+	static void *reserve(size_t size)
+	{
+		const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+		void *one = mmap(nullptr, page, PROT_NONE,
+				 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+		if (one == MAP_FAILED)
+			return one;
+		munlock(one, page);
+
+		void *all = mremap(one, page, size, MREMAP_MAYMOVE);
+
+		if (all == MAP_FAILED)
+			munmap(one, page);
+		return all;
+	}
+	/* Such a process has a page as soon as it has mapped it. */
+	static bool locks_all()
+	{
+		const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+		void *one = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+				 -1, 0);
+		unsigned char resident = 0;
+
+		if (one == MAP_FAILED)
+			return false;
+		if (mincore(one, page, &resident))
+			resident = 0;
+		munmap(one, page);
+		return resident & 1;
+	}
+	static inline std::atomic<bool> locks;
+
 	/* Gives it back; nobody else has seen it. */
 	static void wipe(void *memory, size_t size) { munmap(memory, whole(size)); }
 

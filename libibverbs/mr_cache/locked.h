@@ -71,33 +71,40 @@ public:
 			retire(i);
 	}
 
-	/* A closed entry of nobody's, or 0. */
+	/*
+	 * A closed entry of nobody's, or 0. The doubtful last: beside a child that has the file of
+	 * a context which was closed here, no other MR may have their words.
+	 */
 	uint32_t allocate()
 	{
-		uint32_t i = a.free_entry;
+		uint32_t i = a.hot.high.load(std::memory_order_relaxed);
 
-		if (i) {
-			a.free_entry = at(i).link;
+		if (a.free_entry)
+			return pop(&a.free_entry);
+		if (i < Env::entries && a.commit_entry(i)) {
+			at(i).word.free_fresh_relaxed();
+			a.hot.high.store(i + 1, std::memory_order_relaxed);
 			return i;
 		}
-		i = a.hot.high.load(std::memory_order_relaxed);
-		if (i == Env::entries || !a.commit_entry(i))
-			return 0;
-		at(i).word.free_fresh_relaxed();
-		a.hot.high.store(i + 1, std::memory_order_relaxed);
+		i = pop(&a.doubtful);
+		if (i)
+			at(i).word.clean_relaxed();
 		return i;
 	}
 
-	void free(uint32_t i)
+	/* of_kernel: the kernel may have its word. */
+	void free(uint32_t i, bool of_kernel = false)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
 		a.pd.remove(at(i).pd, a.entries, i);
 		at(i).forget();
 		at(i).state = state::FREE;
 		at(i).word.free_relaxed();
-		at(i).link = a.free_entry;
-		a.free_entry = i;
+		push(of_kernel ? &a.doubtful : &a.free_entry, i);
 	}
+
+	/* What allocate() gave, and nothing has become of. */
+	void unallocate(uint32_t i) { push(&a.free_entry, i); }
 
 	/* Its context is about to go; its user has what is registered until then. */
 	void disown(uint32_t i)
@@ -310,6 +317,21 @@ public:
 	static constexpr uint32_t FEW = 64;
 
 private:
+	void push(uint32_t *list, uint32_t i)
+	{
+		at(i).link = *list;
+		*list = i;
+	}
+
+	uint32_t pop(uint32_t *list)
+	{
+		const uint32_t i = *list;
+
+		if (i)
+			*list = at(i).link;
+		return i;
+	}
+
 	void uncatalog(uint32_t i)
 	{
 		uint64_t seen = at(i).word.peek_relaxed();
@@ -370,20 +392,20 @@ private:
 			for (uint32_t n = 0; n < count; n++) {
 				if (bad[n] && bad[n] != GONE)
 					error = bad[n];
-				was_buried(batch[n], bad[n] && bad[n] != GONE, batch[n] == held);
+				was_buried(batch[n], bad[n], batch[n] == held);
 			}
 			a.inside.leave(&mine);
 		}
 		return error;
 	}
 
-	void was_buried(uint32_t i, bool failed, bool held)
+	void was_buried(uint32_t i, int bad, bool held)
 	{
 		a.burying--;
 		be_busy(i, -1);
-		if (!failed) {
+		if (!bad || bad == GONE) {
 			a.buried++;
-			free(i);
+			free(i, bad == GONE);
 		} else if (held) {
 			at(i).state = state::OPEN;
 			at(i).word.doom_relaxed();

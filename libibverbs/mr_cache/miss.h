@@ -170,8 +170,7 @@ private:
 		operation mine;
 
 		if (!p) {
-			e.link = a.free_entry;
-			a.free_entry = i;
+			lock.unallocate(i);
 			return EOPNOTSUPP;
 		}
 		e.describe(want);
@@ -199,7 +198,8 @@ private:
 		a.inside.leave(&mine);
 		if (error) {
 			e.word.unhold_relaxed();
-			lock.free(i);
+			/* Another MR has the word: one of a closed context. */
+			lock.free(i, error == EBUSY);
 			return error;
 		}
 		a.owner[o].counted.misses++;

@@ -291,8 +291,8 @@ private:
 
 	link heads[HEADS];
 	domain domains[Env::domains];
-	/* The last, page aligned: they are made accessible as entries are (arena.h). */
-	alignas(4096) node nodes[Env::entries];
+	/* The last: they are made accessible as entries are (arena.h). */
+	node nodes[Env::entries];
 };
 
 } // namespace mr_cache
