@@ -71,8 +71,6 @@ int cached_mr_make_plain(struct ibv_mr *mr);
  */
 bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		     void *addr, size_t length, int access, int *ret);
-/* What idle registrations hold is short: some go, more of them with each try. Try again? */
-bool cached_mr_make_room(uint32_t stage);
 /*
  * A command failed (errno). If idle registrations may hold what it lacks, they go and it
  * is tried again: did it succeed at last? Else errno is its last one.

@@ -17,16 +17,11 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
-
-#include <infiniband/cmd_ioctl.h>
-#include <rdma/ib_user_ioctl_cmds.h>
-#include <rdma/ib_user_verbs.h>
-#include <rdma/rdma_user_ioctl_cmds.h>
 
 #include "ibverbs.h"
 #include "mr_cache/mr_cache_core.h"
+#include "mr_cache_environment.h"
 #include "mr_cache_limits.h"
 #include "mr_cache_report.h"
 #include "mr_notify_cmd.h"
@@ -86,13 +81,18 @@ static enum policy policy(void)
 {
 	static uint32_t known = POLICY_NOT_ASKED;
 	uint32_t value = __atomic_load_n(&known, __ATOMIC_RELAXED);
+	static struct mr_cache_variable wanted = {
+		.name = "RDMAV_MR_CACHE",
+		.values = "0, 1 or remote",
+	};
 	const char *text;
 
 	if (likely(value != POLICY_NOT_ASKED))
 		return value;
-	text = secure_getenv("RDMAV_MR_CACHE");
+	text = mr_cache_value(&wanted);
+	value = POLICY_FLAG;
 	if (!text)
-		value = POLICY_FLAG;
+		;
 	else if (!strcmp(text, "1"))
 		value = POLICY_LOCAL;
 	else if (!strcmp(text, "remote"))
@@ -100,7 +100,7 @@ static enum policy policy(void)
 	else if (!strcmp(text, "0"))
 		value = POLICY_NONE;
 	else
-		value = POLICY_FLAG;
+		mr_cache_not_understood(&wanted, text);
 	if (value == POLICY_REMOTE)
 		__atomic_store_n(&exact_rights, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&cached_mr_default,
@@ -166,23 +166,23 @@ static inline bool context_is(struct ibv_context *context,
 static int register_entry(const struct mr_cache_request *request,
 			  uint64_t *word, void **out)
 {
-	uint64_t in_use = MR_CACHE_IN_USE;
+	unsigned int flags = 0;
 	struct ibv_mr *mr;
 
 	if (keeps_ranges_from_children())
 		return EOPNOTSUPP;
 	if (context_is(request->owner, CONTEXT_RECLAIMS))
-		in_use |= MR_NOTIFY_RECLAIM;
+		flags = MR_NOTIFY_RECLAIM;
 	for (;;) {
 		mr = mr_notify_reg_mr(request->pd,
 				      (void *)(uintptr_t)request->start,
 				      request->size, request->access, word,
-				      in_use);
+				      MR_CACHE_IN_USE, flags);
 		/* A kernel that can revoke and knows of no more: nor of the attribute. */
-		if (mr || !(in_use & MR_NOTIFY_RECLAIM) ||
+		if (mr || !flags ||
 		    (errno != EOPNOTSUPP && errno != EPROTONOSUPPORT))
 			break;
-		in_use &= ~(uint64_t)MR_NOTIFY_RECLAIM;
+		flags = 0;
 	}
 	if (!mr)
 		return errno ? errno : ENOMEM;
@@ -196,7 +196,7 @@ static int register_entry(const struct mr_cache_request *request,
 
 static int settle_entry(void *mr)
 {
-	return mr_notify_settle(mr);
+	return mr_notify_settle(mr, MR_NOTIFY_BY_CACHE);
 }
 
 /*
@@ -270,9 +270,12 @@ static bool start_cache(void)
 /* RDMAV_MR_CACHE_RECLAIM=0: the kernel is not to take back what is idle. */
 static bool may_reclaim(void)
 {
-	const char *text = secure_getenv("RDMAV_MR_CACHE_RECLAIM");
+	static struct mr_cache_variable wanted = {
+		.name = "RDMAV_MR_CACHE_RECLAIM",
+		.values = "0 or 1",
+	};
 
-	return !text || strcmp(text, "0");
+	return mr_cache_switch(&wanted, true);
 }
 
 static uint32_t state_of(struct ibv_context *context)
@@ -280,7 +283,7 @@ static uint32_t state_of(struct ibv_context *context)
 	uint32_t state = CONTEXT_ASKED;
 	struct ibv_device_attr_ex attr;
 
-	if (policy() == POLICY_NONE ||
+	if (policy() == POLICY_NONE || !mr_cache_may_gain() ||
 	    ibv_query_device_ex(context, NULL, &attr) ||
 	    !(attr.orig_attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY) ||
 	    !start_cache())
@@ -643,79 +646,6 @@ invalid:
 	return true;
 }
 
-#define RETRIES 32
-
-/*
- * The first time some of what is idle goes, of all contexts, as limits count per process;
- * then all. It is tried once more in any case, as others may have given back in between;
- * and then as long as something is given back, as others may take it: not for ever.
- */
-bool cached_mr_make_room(uint32_t stage)
-{
-	return mr_cache_is_on() && stage < RETRIES &&
-	       (mr_cache_make_way(stage) || !stage);
-}
-
-/* Which of the commands that are older than methods; those have none. */
-static uint64_t write_command(const struct ibv_command_buffer *cmd)
-{
-	const bool is_write = cmd->hdr.object_id == UVERBS_OBJECT_DEVICE &&
-			      cmd->hdr.method_id == UVERBS_METHOD_INVOKE_WRITE;
-
-	for (uint16_t i = 0; is_write && i < cmd->hdr.num_attrs; i++)
-		if (cmd->hdr.attrs[i].attr_id == UVERBS_ATTR_WRITE_CMD)
-			return cmd->hdr.attrs[i].data;
-	return UINT64_MAX;
-}
-
-/*
- * Does it lack what idle registrations may hold: memory that may be pinned, objects of a
- * control group, keys? Not if it may be half done (what is posted before the one that fails
- * stays posted). ENOSPC says elsewhere that a buffer is too short, by which upstream finds out,
- * for each context that is opened, whether there are such commands. A PD lacks nothing, but
- * what is idle may be its own by another name: that of an import in this process.
- */
-static bool lacks_room(const struct ibv_command_buffer *cmd, int error)
-{
-	const bool lacks = error == ENOMEM || error == EAGAIN;
-
-	switch (write_command(cmd)) {
-	case IB_USER_VERBS_CMD_POST_SEND:
-	case IB_USER_VERBS_CMD_POST_RECV:
-	case IB_USER_VERBS_CMD_POST_SRQ_RECV:
-	case IB_USER_VERBS_CMD_POLL_CQ:
-		return false;
-	case IB_USER_VERBS_CMD_REG_MR:
-	case IB_USER_VERBS_CMD_ALLOC_MW:
-		return lacks || error == ENOSPC;
-	default:
-		return lacks ||
-		       (error == ENOSPC &&
-			cmd->hdr.object_id == UVERBS_OBJECT_MR) ||
-		       (error == EBUSY &&
-			cmd->hdr.object_id == UVERBS_OBJECT_PD);
-	}
-}
-
-bool cached_mr_retry(struct ibv_context *context,
-		     struct ibv_command_buffer *cmd)
-{
-	int error = errno;
-	uint32_t stage;
-
-	if (mr_notify_is_ours(cmd))
-		return false;
-	for (stage = 0; lacks_room(cmd, error); stage++) {
-		if (!cached_mr_make_room(stage))
-			break;
-		if (!ioctl(context->cmd_fd, RDMA_VERBS_IOCTL, &cmd->hdr))
-			return true;
-		error = errno;
-	}
-	errno = error;
-	return false;
-}
-
 void cached_mr_flush_pd(struct ibv_pd *pd)
 {
 	if (context_is(pd->context, CONTEXT_CACHES))
@@ -767,14 +697,39 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 			       access_of_entry(access));
 }
 
-int ibv_reg_mr_limits(struct ibv_context *context,
-		      struct ibv_mr_cache_limits *new_limits,
-		      struct ibv_mr_cache_limits *old_limits)
+/*
+ * A struct of the caller's, who may be older or newer than this library: what both know of it,
+ * and 0 for what only the caller does.
+ */
+static void give(void *to, size_t size, const void *from, size_t known)
 {
+	memset(to, 0, size);
+	memcpy(to, from, size < known ? size : known);
+}
+
+/* Only 0 where this library knows nothing. */
+static bool is_known(const void *from, size_t size, size_t known)
+{
+	const char *const byte = from;
+
+	for (size_t i = known; i < size; i++)
+		if (byte[i])
+			return false;
+	return true;
+}
+
+int _ibv_reg_mr_limits(struct ibv_context *context,
+		       const struct ibv_mr_cache_limits *new_limits,
+		       struct ibv_mr_cache_limits *old_limits, size_t size)
+{
+	struct ibv_mr_cache_limits old;
 	struct mr_cache_bounds from;
 	struct mr_cache_bounds to;
 	int ret;
 
+	if (size < sizeof(old) ||
+	    (new_limits && !is_known(new_limits, size, sizeof(*new_limits))))
+		return EINVAL;
 	if (!context_caches(context))
 		return EOPNOTSUPP;
 	if (new_limits)
@@ -785,11 +740,12 @@ int ibv_reg_mr_limits(struct ibv_context *context,
 	ret = mr_cache_limits(context, new_limits ? &to : NULL, &from);
 	if (ret)
 		return ret;
+	old = (struct ibv_mr_cache_limits){
+		.max_bytes = from.bytes,
+		.max_entries = from.entries,
+	};
 	if (old_limits)
-		*old_limits = (struct ibv_mr_cache_limits){
-			.max_bytes = from.bytes,
-			.max_entries = from.entries,
-		};
+		give(old_limits, size, &old, sizeof(old));
 	return 0;
 }
 
@@ -800,10 +756,11 @@ int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes)
 	return mr_cache_clean(context, keep_bytes);
 }
 
-int ibv_query_mr_cache(struct ibv_context *context,
-		       struct ibv_mr_cache_stats *stats)
+int _ibv_query_mr_cache(struct ibv_context *context,
+			struct ibv_mr_cache_stats *stats, size_t size)
 {
 	struct mr_cache_statistics seen;
+	struct ibv_mr_cache_stats known;
 	int ret;
 
 	if (!stats)
@@ -813,7 +770,7 @@ int ibv_query_mr_cache(struct ibv_context *context,
 	ret = mr_cache_query(context, &seen);
 	if (ret)
 		return ret;
-	*stats = (struct ibv_mr_cache_stats){
+	known = (struct ibv_mr_cache_stats){
 		.hits = seen.hits,
 		.misses = seen.misses,
 		.suspects = seen.suspects_settled,
@@ -824,5 +781,33 @@ int ibv_query_mr_cache(struct ibv_context *context,
 		.suspensions = seen.suspensions,
 		.restorations = seen.restorations,
 	};
+	give(stats, size, &known, sizeof(known));
 	return 0;
+}
+
+/*
+ * MRNOTIFY_1.0: of programs that were built when their structs were what they were then. The
+ * header has functions of these names, which are not this.
+ */
+int query_mr_cache_1_0(struct ibv_context *context,
+		       struct ibv_mr_cache_stats *stats)
+	__asm__("ibv_query_mr_cache");
+int query_mr_cache_1_0(struct ibv_context *context,
+		       struct ibv_mr_cache_stats *stats)
+{
+	return _ibv_query_mr_cache(context, stats,
+				   offsetof(struct ibv_mr_cache_stats,
+					    suspensions));
+}
+
+int reg_mr_limits_1_0(struct ibv_context *context,
+		      struct ibv_mr_cache_limits *new_limits,
+		      struct ibv_mr_cache_limits *old_limits)
+	__asm__("ibv_reg_mr_limits");
+int reg_mr_limits_1_0(struct ibv_context *context,
+		      struct ibv_mr_cache_limits *new_limits,
+		      struct ibv_mr_cache_limits *old_limits)
+{
+	return _ibv_reg_mr_limits(context, new_limits, old_limits,
+				  2 * sizeof(uint64_t));
 }

@@ -26,8 +26,8 @@ struct ibv_mr;
 struct ibv_pd;
 
 /*
- * An access flag of ibv_reg_mr() and its iova variants only, in the optional range:
- * of these, what does not know it registers as ever. The MR shows addr and length as asked for. Without remote
+ * An access flag of ibv_reg_mr() and its iova variants, in the optional range: what does
+ * not know it registers as ever. The MR shows addr and length as asked for. Without remote
  * rights it may share its handle and keys with others, which may allow local
  * writes and reach further; with remote rights only with others of exactly its
  * range and rights. Its keys go on working after ibv_dereg_mr(), until it is
@@ -37,7 +37,10 @@ struct ibv_pd;
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 
-/* What a context's cache may hold; registrations in use count too. */
+/*
+ * What a context's cache may hold; registrations in use count too. These two structs may get
+ * more fields at their ends: the functions are told how long the caller's are.
+ */
 struct ibv_mr_cache_limits {
 	uint64_t max_bytes;
 	uint64_t max_entries;
@@ -54,6 +57,13 @@ struct ibv_mr_cache_stats {
 	uint64_t suspensions;	/* the kernel took back the pages of idle ones */
 	uint64_t restorations;	/* of those: hits that had their pages pinned again */
 };
+
+/* For the functions without an underscore. */
+int _ibv_reg_mr_limits(struct ibv_context *context,
+		       const struct ibv_mr_cache_limits *new_limits,
+		       struct ibv_mr_cache_limits *old_limits, size_t size);
+int _ibv_query_mr_cache(struct ibv_context *context,
+			struct ibv_mr_cache_stats *stats, size_t size);
 
 /**
  * ibv_is_reg - Is this range in the cache?
@@ -93,11 +103,16 @@ int ibv_forget_mr(struct ibv_mr *mr);
  * last user; while they fill the limits, registrations are plain.
  *
  * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context
- * has no cache, ENOMEM when there are too many contexts (1,024) with one.
+ * has no cache, ENOMEM when there are too many contexts (1,024) with one, EINVAL when a
+ * newer program sets a limit that this library does not know.
  */
-int ibv_reg_mr_limits(struct ibv_context *context,
-		      struct ibv_mr_cache_limits *new_limits,
-		      struct ibv_mr_cache_limits *old_limits);
+static inline int ibv_reg_mr_limits(struct ibv_context *context,
+				    struct ibv_mr_cache_limits *new_limits,
+				    struct ibv_mr_cache_limits *old_limits)
+{
+	return _ibv_reg_mr_limits(context, new_limits, old_limits,
+				  sizeof(struct ibv_mr_cache_limits));
+}
 
 /**
  * ibv_reg_mr_clean - Evict idle registrations
@@ -122,8 +137,11 @@ int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);
  * Returns 0, or an errno value and stores nothing: EOPNOTSUPP when the context
  * has no cache, EINVAL when stats is NULL.
  */
-int ibv_query_mr_cache(struct ibv_context *context,
-		       struct ibv_mr_cache_stats *stats);
+static inline int ibv_query_mr_cache(struct ibv_context *context,
+				     struct ibv_mr_cache_stats *stats)
+{
+	return _ibv_query_mr_cache(context, stats, sizeof(*stats));
+}
 
 #ifdef __cplusplus
 }

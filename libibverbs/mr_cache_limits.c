@@ -6,23 +6,33 @@
  * Registrations that nobody takes back may fill a quarter of the memory. Where the kernel
  * reclaims idle ones they are not held against anybody, and the limit is all of it: what
  * is beyond that can't be pinned at one time. RLIMIT_MEMLOCK is no shortage of memory,
- * and reclaims nothing: at most half of it is the cache's in either case. Of the device's MRs,
+ * and reclaims nothing: at most half of it is the cache's in either case, and below 1 MiB
+ * there is no cache. Of the device's MRs,
  * which other processes want too, it is a sixteenth.
  */
 #define _GNU_SOURCE
 #include <config.h>
 
-#include <errno.h>
 #include <linux/capability.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "mr_cache_environment.h"
 #include "mr_cache_limits.h"
 
 #define DEFAULT_ENTRIES 65536
+#define LEAST_LOCKABLE (1 << 20)
+
+static struct mr_cache_variable max_bytes = {
+	.name = "RDMAV_MR_CACHE_MAX_BYTES",
+	.values = "a number, with K, M, G or T behind it",
+};
+static struct mr_cache_variable max_entries = {
+	.name = "RDMAV_MR_CACHE_MAX_ENTRIES",
+	.values = "a number, with K, M, G or T behind it",
+};
 
 /* Of a registration that is reclaimed, and of one that is not. */
 static uint64_t bytes[2];
@@ -49,31 +59,23 @@ static bool may_lock_everything(void)
 	       is_in_first_user_namespace();
 }
 
-static uint64_t half_of_lockable(void)
+static uint64_t lockable_bytes(void)
 {
 	struct rlimit locked;
 
 	if (getrlimit(RLIMIT_MEMLOCK, &locked) ||
 	    locked.rlim_cur == RLIM_INFINITY || may_lock_everything())
 		return UINT64_MAX;
-	return locked.rlim_cur / 2;
+	return locked.rlim_cur;
 }
 
-/* The other value if there is no number. */
-static uint64_t from_environment(const char *name, uint64_t otherwise)
+/*
+ * The words of the entries are pinned, too, so the last page of the limit would not be there
+ * for a registration; and a handful of small registrations gains nothing.
+ */
+bool mr_cache_may_gain(void)
 {
-	const char *text = secure_getenv(name);
-	unsigned long long value;
-	bool is_hex;
-	char *end;
-
-	if (!text || *text < '0' || *text > '9')
-		return otherwise;
-	/* A leading 0 alone makes no octal number. */
-	is_hex = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
-	errno = 0;
-	value = strtoull(text, &end, is_hex ? 16 : 10);
-	return errno || *end ? otherwise : value;
+	return lockable_bytes() >= LEAST_LOCKABLE;
 }
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -85,20 +87,21 @@ void mr_cache_read_limits(void)
 {
 	const uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) *
 				sysconf(_SC_PAGESIZE);
-	const uint64_t lockable = half_of_lockable();
-	const char *const name = "RDMAV_MR_CACHE_MAX_ENTRIES";
+	const uint64_t lockable = lockable_bytes();
 	int reclaimed;
 
 	for (reclaimed = 0; reclaimed < 2; reclaimed++)
 		__atomic_store_n(&bytes[reclaimed],
-				 from_environment("RDMAV_MR_CACHE_MAX_BYTES",
-						  least(reclaimed ? memory : memory / 4,
-							lockable)),
+				 mr_cache_number(&max_bytes,
+						 least(reclaimed ? memory : memory / 4,
+						       lockable / 2)),
 				 __ATOMIC_RELAXED);
-	__atomic_store_n(&entries, from_environment(name, DEFAULT_ENTRIES),
+	__atomic_store_n(&entries,
+			 mr_cache_number(&max_entries, DEFAULT_ENTRIES),
 			 __ATOMIC_RELAXED);
 	__atomic_store_n(&entries_are_given,
-			 from_environment(name, 0) == from_environment(name, 1),
+			 mr_cache_number(&max_entries, 0) ==
+				 mr_cache_number(&max_entries, 1),
 			 __ATOMIC_RELAXED);
 }
 

@@ -10,6 +10,8 @@
 
 #include "mr_cache/mr_cache_core.h"
 
+/* Is there as much memory to lock as a cache is of use for? */
+bool mr_cache_may_gain(void);
 /* Before the next one; several threads may. */
 void mr_cache_read_limits(void);
 /*

@@ -12,12 +12,11 @@
 #include <config.h>
 
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "ibverbs.h"
 #include "mr_cache/mr_cache_core.h"
+#include "mr_cache_environment.h"
 #include "mr_cache_report.h"
 
 /* More contexts than anybody opens; those beyond say nothing. */
@@ -31,10 +30,13 @@ static struct {
 
 void mr_cache_report_open(struct ibv_context *context)
 {
-	const char *text = secure_getenv("RDMAV_MR_CACHE_STATS");
+	static struct mr_cache_variable wanted = {
+		.name = "RDMAV_MR_CACHE_STATS",
+		.values = "0 or 1",
+	};
 	int i;
 
-	if (!text || strcmp(text, "1"))
+	if (!mr_cache_switch(&wanted, false))
 		return;
 	for (i = 0; i < PLACES; i++) {
 		if (__atomic_exchange_n(&places[i].taken, 1, __ATOMIC_ACQUIRE))

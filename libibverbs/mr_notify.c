@@ -26,18 +26,9 @@ static bool may_notify(struct ibv_mr *mr)
 	       mr->context->cmd_fd >= 0;
 }
 
-/*
- * Once more when idle registrations of the cache have gone, as any command that lacks
- * memory (cached_mr_retry()).
- */
-static bool has_room_now(int ret, uint32_t *stage)
+static int reg_mr_notify(struct ibv_mr *mr, uint64_t *word, uint64_t in_use,
+			 unsigned int flags)
 {
-	return ret == ENOMEM && cached_mr_make_room((*stage)++);
-}
-
-static int reg_mr_notify(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
-{
-	uint32_t stage = 0;
 	int ret;
 
 	if (!word || (uintptr_t)word % sizeof(*word))
@@ -49,50 +40,35 @@ static int reg_mr_notify(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
 	}
 	if (!may_notify(mr))
 		return EOPNOTSUPP;
-	do {
-		ret = mr_notify_arm(mr, word, in_use);
-	} while (has_room_now(ret, &stage));
-	return ret;
+	return mr_notify_arm(mr, word, in_use, flags);
 }
 
 int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word)
 {
-	return reg_mr_notify(mr, word, 0);
+	return reg_mr_notify(mr, word, 0, 0);
 }
 
 int ibv_reg_mr_notify_reclaim(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
 {
 	if (!in_use || in_use & IBV_MR_NOTIFY_KERNEL_MASK)
 		return EINVAL;
-	return reg_mr_notify(mr, word, in_use | MR_NOTIFY_RECLAIM);
+	return reg_mr_notify(mr, word, in_use, MR_NOTIFY_RECLAIM);
 }
 
 int ibv_unreg_mr_notify(struct ibv_mr *mr)
 {
-	uint32_t stage = 0;
-	int ret;
-
 	if (cached_mr_owns(mr))
 		return EINVAL;
 	if (!may_notify(mr))
 		return EOPNOTSUPP;
-	do {
-		ret = mr_notify_disarm(mr);
-	} while (has_room_now(ret, &stage));
-	return ret;
+	return mr_notify_disarm(mr);
 }
 
 int ibv_settle_mr_notify(struct ibv_mr *mr)
 {
-	uint32_t stage = 0;
-	int ret;
-
 	if (cached_mr_owns(mr))
 		return EINVAL;
 	if (!may_notify(mr))
 		return EOPNOTSUPP;
-	do {
-		ret = mr_notify_settle(mr);
-	} while (has_room_now(ret, &stage));
-	return ret;
+	return mr_notify_settle(mr, 0);
 }

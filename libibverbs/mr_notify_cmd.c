@@ -47,19 +47,20 @@ static int notify_errno(int err)
 	}
 }
 
-static int cmd_mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
+static int cmd_mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use,
+			     unsigned int flags)
 {
 	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
 			       UVERBS_METHOD_MR_NOTIFY_ARM, 4);
-	uint64_t mask = in_use & ~(uint64_t)MR_NOTIFY_RECLAIM;
 
+	cmd->caller_makes_room = !!(flags & MR_NOTIFY_BY_CACHE);
 	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE, mr->handle);
 	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
 			    ioctl_ptr_to_u64(word));
-	if (mask)
+	if (in_use)
 		fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
-				    mask);
-	if (in_use & MR_NOTIFY_RECLAIM)
+				    in_use);
+	if (flags & MR_NOTIFY_RECLAIM)
 		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
 				    IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
 	return execute_ioctl(mr->context, cmd);
@@ -74,11 +75,12 @@ static int cmd_mr_notify_disarm(struct ibv_mr *mr)
 	return execute_ioctl(mr->context, cmd);
 }
 
-static int cmd_mr_notify_settle(struct ibv_mr *mr)
+static int cmd_mr_notify_settle(struct ibv_mr *mr, unsigned int flags)
 {
 	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
 			       UVERBS_METHOD_MR_NOTIFY_SETTLE, 1);
 
+	cmd->caller_makes_room = !!(flags & MR_NOTIFY_BY_CACHE);
 	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE, mr->handle);
 	return execute_ioctl(mr->context, cmd);
 }
@@ -113,13 +115,14 @@ bool mr_notify_retries(struct mr_notify_retry *retry, int error)
 	return error == EINTR;
 }
 
-int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use)
+int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use,
+		  unsigned int flags)
 {
 	struct mr_notify_retry retry = {};
 	int ret;
 
 	do {
-		ret = cmd_mr_notify_arm(mr, word, in_use);
+		ret = cmd_mr_notify_arm(mr, word, in_use, flags);
 	} while (mr_notify_retries(&retry, ret));
 	return notify_errno(ret);
 }
@@ -134,12 +137,12 @@ int mr_notify_disarm(struct ibv_mr *mr)
 	return notify_errno(ret);
 }
 
-int mr_notify_settle(struct ibv_mr *mr)
+int mr_notify_settle(struct ibv_mr *mr, unsigned int flags)
 {
 	int ret;
 
 	do {
-		ret = cmd_mr_notify_settle(mr);
+		ret = cmd_mr_notify_settle(mr, flags);
 	} while (ret == EINTR);
 	return notify_errno(ret);
 }

@@ -16,18 +16,22 @@ struct ibv_context;
 struct ibv_mr;
 struct ibv_pd;
 
-/*
- * While any bit of in_use is set in the word the device keeps the pages, also of a
- * registration that has become invalid; 0: it never does. With MR_NOTIFY_RECLAIM, which
- * is none of the bits that count, the kernel may take the pages while none is set
- * (SUSPENDED), or says EOPNOTSUPP.
- */
-#define MR_NOTIFY_RECLAIM 1
+enum mr_notify_flags {
+	/* The kernel may take the pages while nothing is in use, or says EOPNOTSUPP. */
+	MR_NOTIFY_RECLAIM	= 1 << 0,
+	/* What lacks room is not tried again: the caller is the cache, which makes room itself. */
+	MR_NOTIFY_BY_CACHE	= 1 << 1,
+};
 
-/* 0 or an errno value; EOPNOTSUPP of a kernel without them. */
-int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use);
+/*
+ * 0 or an errno value; EOPNOTSUPP of a kernel without them. While any bit of in_use is set in
+ * the word the device keeps the pages, also of a registration that has become invalid; 0: it
+ * never does.
+ */
+int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use,
+		  unsigned int flags);
 int mr_notify_disarm(struct ibv_mr *mr);
-int mr_notify_settle(struct ibv_mr *mr);
+int mr_notify_settle(struct ibv_mr *mr, unsigned int flags);
 
 /*
  * The first arming of an address space takes the locks of all its mappings, and gives up at
@@ -44,12 +48,12 @@ struct mr_notify_retry {
 bool mr_notify_retries(struct mr_notify_retry *retry, int error);
 
 /*
- * Registers and arms, in one system call where the provider takes the usual way
+ * Registers and arms for the cache, in one system call where the provider takes the usual way
  * (mr_notify_reg.c). NULL: errno is set.
  */
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 				unsigned int access, uint64_t *word,
-				uint64_t in_use);
+				uint64_t in_use, unsigned int flags);
 int mr_notify_dereg_mr(struct ibv_mr *mr);
 /*
  * Is this command (its core part) the registration that is to be armed at once? Then
@@ -58,7 +62,5 @@ int mr_notify_dereg_mr(struct ibv_mr *mr);
 bool mr_notify_tells_word(unsigned int write_method, const void *core);
 int mr_notify_execute(struct ibv_context *context,
 		      struct ibv_command_buffer *cmd);
-/* One of these commands: whoever calls them makes room. */
-bool mr_notify_is_ours(const struct ibv_command_buffer *cmd);
 
 #endif /* IB_VERBS_MR_NOTIFY_CMD_H */

@@ -43,7 +43,7 @@ struct request {
 	uint64_t answer;	/* the address of what the kernel answers to it */
 	uint64_t *word;
 	uint64_t in_use;
-	struct ibv_command_buffer *command;
+	bool reclaims;
 };
 
 static __thread struct request *innermost __attribute__((tls_model("initial-exec")));
@@ -74,26 +74,17 @@ int mr_notify_execute(struct ibv_context *context,
 	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
 			    ioctl_ptr_to_u64(r->word));
 	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_REG_IN_USE,
-			    r->in_use & ~(uint64_t)MR_NOTIFY_RECLAIM);
-	if (r->in_use & MR_NOTIFY_RECLAIM)
+			    r->in_use);
+	if (r->reclaims)
 		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS,
 				    IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
-	r->command = cmd;
+	cmd->caller_makes_room = 1;
 	ret = execute_ioctl(context, cmd);
-	r->command = NULL;
 	if (!ret) {
 		answer = (const void *)(uintptr_t)r->answer;
 		r->armed = answer->mr_handle;
 	}
 	return ret;
-}
-
-bool mr_notify_is_ours(const struct ibv_command_buffer *cmd)
-{
-	if (cmd->hdr.object_id == UVERBS_OBJECT_MR)
-		return cmd->hdr.method_id >= UVERBS_METHOD_MR_NOTIFY_ARM &&
-		       cmd->hdr.method_id <= UVERBS_METHOD_MR_NOTIFY_SETTLE;
-	return innermost && innermost->command == cmd;
 }
 
 /*
@@ -108,7 +99,7 @@ int mr_notify_dereg_mr(struct ibv_mr *mr)
 
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 				unsigned int access, uint64_t *word,
-				uint64_t in_use)
+				uint64_t in_use, unsigned int flags)
 {
 	struct request mine = {
 		.outer = innermost,
@@ -118,6 +109,7 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 		.armed = NO_HANDLE,
 		.word = word,
 		.in_use = in_use,
+		.reclaims = flags & MR_NOTIFY_RECLAIM,
 	};
 	struct mr_notify_retry retry = {};
 	struct ibv_mr *mr;
@@ -131,7 +123,8 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 		innermost = mine.outer;
 	} while (mr_notify_retries(&retry, mr ? 0 : errno));
 	if (mr && mine.armed != mr->handle) {
-		ret = mr_notify_arm(mr, word, in_use);
+		ret = mr_notify_arm(mr, word, in_use,
+				    flags | MR_NOTIFY_BY_CACHE);
 		if (ret) {
 			mr_notify_dereg_mr(mr);
 			errno = ret;

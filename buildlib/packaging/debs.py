@@ -2,7 +2,7 @@
 """The Debian packages of the library half, by upstream's own packaging (debian/ in its tarball).
 
 The version is Debian's, then "+mrnotify", our revision, and the release that it was built on:
-56.1-1+mrnotify2~deb12u1 sorts above Debian 12's 44.0-2 and above 56.1-1 of trixie with its rebuilds
+56.1-1+mrnotify3~deb12u1 sorts above Debian 12's 44.0-2 and above 56.1-1 of trixie with its rebuilds
 (+b1) and updates (+deb13u1); below 56.1-2, which Debian would build from other sources; and below
 the same packages built on a later release. Raise REVISION with what is released.
 """
@@ -17,7 +17,7 @@ import subprocess
 import fetch
 import overlay
 
-REVISION = 2
+REVISION = 3
 PLACE = os.path.join(fetch.BUILD, "packages")
 # Who signs changes of the packaging: as the commits of this project.
 MAINTAINER = "Seed 17fc4077 maintainers <maintainers@users.noreply.a-seed-17fc4077.example>"

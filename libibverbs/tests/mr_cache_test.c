@@ -22,6 +22,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -39,18 +40,16 @@
 #define IDLE 100
 #define QUEUE 4		/* what a queue has room for, each time */
 #define CACHED (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED)
-/* What ibv_query_mr_cache() fills in: programs that were built before have as much room. */
-static_assert(sizeof(struct ibv_mr_cache_stats) == 72,
-	      "larger needs a symbol version of its own");
-static_assert(sizeof(struct ibv_mr_cache_limits) == 16,
-	      "larger needs a symbol version of its own");
-
 #define CHECK(expr) check(expr, #expr, __LINE__)
 
 static uint64_t posted[64];
 static unsigned int num_posted;
 static unsigned int lacks_memory;	/* so many commands to come */
 static unsigned int interrupted;	/* so many registrations to come */
+static uint64_t refused_command;	/* the next of these fails with that: */
+static int refusal;
+static unsigned int commands_called;	/* of these */
+static int access_seen;			/* by the provider, of other ways than reg_mr() */
 static volatile char *tracked;	/* a provider's memory of which a handler sees each first write */
 static int has_signals;		/* what the registration before that let in, a bit each */
 static unsigned int methods_called;
@@ -169,9 +168,13 @@ int ioctl(int fd, unsigned long request, ...)
 		return notify(hdr);
 	if (hdr->object_id == UVERBS_OBJECT_PD)
 		return registered ? fail(EBUSY) : 0;
+	if (hdr->object_id & UVERBS_ID_DRIVER_NS)
+		return commands_called++ ? 0 : fail(refusal);
 	/* As the kernel answers to a command without a request. */
 	if (hdr->num_attrs == 1)
 		return fail(ENOSPC);
+	if (refused_command && hdr->attrs[0].data == refused_command)
+		return commands_called++ ? 0 : fail(refusal);
 	return hdr->attrs[0].data == IB_USER_VERBS_CMD_POST_SEND ?
 		       post_send(hdr->attrs) :
 		       0;
@@ -244,7 +247,16 @@ static int dereg_mr(struct verbs_mr *vmr)
 static int rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd,
 		    void *addr, size_t length, int access)
 {
+	access_seen = access;
 	return 0;
+}
+
+static struct ibv_mr *reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset,
+				    size_t length, uint64_t iova, int fd,
+				    int access)
+{
+	access_seen = access;
+	return reg_mr(pd, NULL, length, iova, access);
 }
 
 static int max_mr;
@@ -282,7 +294,10 @@ static struct ibv_context *open_device(void)
 
 static struct ibv_context *open_device_that_reregisters(void)
 {
-	static const struct verbs_context_ops ops = { .rereg_mr = rereg_mr };
+	static const struct verbs_context_ops ops = {
+		.reg_dmabuf_mr = reg_dmabuf_mr,
+		.rereg_mr = rereg_mr,
+	};
 	struct ibv_context *context = open_device();
 
 	verbs_set_ops(verbs_get_ctx(context), &ops);
@@ -635,8 +650,11 @@ static void test_numbers(void)
 	} numbers[] = {
 		{ "10", 10 },	{ "010", 10 },	   { "09", 9 },
 		{ "0x10", 16 }, { "0X1f", 0x1f },  { "0", 0 },
-		{ "", 65536 },	{ "0x", 65536 },   { "10k", 65536 },
+		{ "10k", 10240 }, { "512M", 512 << 20 }, { "0x1G", 1 << 30 },
+		{ "1T", 1ULL << 40 }, { "0K", 0 },
+		{ "", 65536 },	{ "0x", 65536 },   { "10kB", 65536 },
 		{ "-1", 65536 }, { "18446744073709551616", 65536 },
+		{ "16777216T", 65536 }, { "many", 65536 }, { "1.5G", 65536 },
 	};
 
 	for (unsigned int i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
@@ -649,6 +667,201 @@ static void test_numbers(void)
 			printf("\"%s\"\n", numbers[i].text);
 	}
 	unsetenv("RDMAV_MR_CACHE_MAX_ENTRIES");
+}
+
+/* As programs call them that were built when the structs were smaller, or will be when they are larger. */
+static void test_other_structs(struct ibv_pd *pd)
+{
+	int (*query)(struct ibv_context *, void *) =
+		dlvsym(RTLD_DEFAULT, "ibv_query_mr_cache", "MRNOTIFY_1.0");
+	int (*limit)(struct ibv_context *, void *, void *) =
+		dlvsym(RTLD_DEFAULT, "ibv_reg_mr_limits", "MRNOTIFY_1.0");
+	struct {
+		struct {
+			uint64_t hits, misses, suspects, invalidations,
+				evictions, bytes, entries;
+		} stats;
+		uint64_t canary;
+	} old = { .canary = 1 };
+	struct {
+		uint64_t max_bytes, max_entries, canary;
+	} bounds = { .canary = 2 };
+	struct {
+		struct ibv_mr_cache_stats stats;
+		uint64_t later, canary;
+	} newer = { .later = 3, .canary = 4 };
+	struct {
+		struct ibv_mr_cache_limits limits;
+		uint64_t later, canary;
+	} wide = { .later = 5, .canary = 6 };
+	struct ibv_mr_cache_stats now;
+
+	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
+	fill_cache(pd);
+	now = stats(pd->context);
+	CHECK(now.entries == IDLE);
+	CHECK(query(pd->context, &old.stats) == 0);
+	CHECK(old.stats.hits == now.hits && old.stats.entries == IDLE);
+	CHECK(old.canary == 1);
+	CHECK(query(pd->context, NULL) == EINVAL);
+	CHECK(limit(pd->context, NULL, &bounds) == 0);
+	CHECK(bounds.max_bytes && bounds.max_entries && bounds.canary == 2);
+	CHECK(limit(pd->context, &bounds, NULL) == 0);
+
+	CHECK(_ibv_query_mr_cache(pd->context, &newer.stats,
+				  offsetof(typeof(newer), canary)) == 0);
+	CHECK(newer.stats.restorations == now.restorations &&
+	      newer.stats.entries == IDLE);
+	CHECK(newer.later == 0 && newer.canary == 4);
+	CHECK(_ibv_reg_mr_limits(pd->context, NULL, &wide.limits,
+				 offsetof(typeof(wide), canary)) == 0);
+	CHECK(wide.limits.max_entries == bounds.max_entries);
+	CHECK(wide.later == 0 && wide.canary == 6);
+	CHECK(_ibv_reg_mr_limits(pd->context, &wide.limits, NULL,
+				 offsetof(typeof(wide), canary)) == 0);
+	/* A limit that this library does not keep. */
+	wide.later = 1;
+	CHECK(_ibv_reg_mr_limits(pd->context, &wide.limits, NULL,
+				 offsetof(typeof(wide), canary)) == EINVAL);
+	CHECK(_ibv_reg_mr_limits(pd->context, NULL, &wide.limits, 8) == EINVAL);
+}
+
+static int execute(struct ibv_context *context, uint64_t command)
+{
+	struct {
+		uint64_t request, answer;
+	} none = {};
+	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_DEVICE,
+			       UVERBS_METHOD_INVOKE_WRITE, 2);
+
+	fill_attr_const_in(cmd, UVERBS_ATTR_WRITE_CMD, command);
+	fill_attr_in(cmd, UVERBS_ATTR_CORE_IN, &none, sizeof(none));
+	refused_command = command;
+	commands_called = 0;
+	return execute_ioctl(context, cmd);
+}
+
+/* Only the makers of objects lack something when the kernel says EAGAIN. */
+static void test_no_shortage(struct ibv_pd *pd)
+{
+	DECLARE_COMMAND_BUFFER(cmd, UVERBS_ID_DRIVER_NS,
+			       UVERBS_ID_DRIVER_NS, 1);
+
+	refusal = EAGAIN;
+	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
+	fill_cache(pd);
+	CHECK(execute(pd->context, IB_USER_VERBS_CMD_OPEN_XRCD) == EAGAIN);
+	CHECK(commands_called == 1);
+	CHECK(stats(pd->context).entries == IDLE);
+	commands_called = 0;
+	fill_attr_in_uint64(cmd, UVERBS_ID_DRIVER_NS, 1);
+	CHECK(execute_ioctl(pd->context, cmd) == EAGAIN);
+	CHECK(commands_called == 1);
+	CHECK(stats(pd->context).entries == IDLE);
+
+	CHECK(execute(pd->context, IB_USER_VERBS_CMD_CREATE_CQ) == 0);
+	CHECK(commands_called == 2);
+	CHECK(stats(pd->context).entries < IDLE);
+	fill_cache(pd);
+	CHECK(execute(pd->context, IB_USER_VERBS_CMD_FLAG_EXTENDED |
+					   IB_USER_VERBS_EX_CMD_CREATE_WQ) == 0);
+	CHECK(commands_called == 2);
+	refused_command = 0;
+}
+
+/* What registers in another way is never cached, and knows nothing of the flag. */
+static void test_flag_of_others(struct ibv_pd *pd)
+{
+	struct ibv_mr *mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE |
+						    IBV_ACCESS_REMOTE_WRITE);
+
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0,
+			   CACHED) == 0);
+	CHECK(access_seen == IBV_ACCESS_LOCAL_WRITE);
+	ibv_dereg_mr(mr);
+	access_seen = 0;
+	mr = ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, 0, CACHED);
+	CHECK(access_seen == IBV_ACCESS_LOCAL_WRITE);
+	ibv_dereg_mr(mr);
+}
+
+/* The status of a child that does that with its standard error in a file. */
+static int in_child(int (*what)(void), char *said, size_t size)
+{
+	const int file = memfd_create("stderr", 0);
+	int status = -1;
+	ssize_t length;
+	pid_t child;
+
+	fflush(stdout);
+	child = fork();
+	if (!child) {
+		dup2(file, STDERR_FILENO);
+		_exit(what());
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	length = pread(file, said, size - 1, 0);
+	said[length > 0 ? length : 0] = '\0';
+	close(file);
+	return status;
+}
+
+static int open_with_typos(void)
+{
+	setenv("RDMAV_MR_CACHE_MAX_BYTES", "lots", 1);
+	setenv("RDMAV_MR_CACHE_MAX_ENTRIES", "1G", 1);
+	setenv("RDMAV_MR_CACHE_RECLAIM", "no", 1);
+	setenv("RDMAV_MR_CACHE_STATS", "", 1);
+	for (int i = 0; i < 3; i++)
+		if (ibv_reg_mr_limits(open_device(), NULL, NULL))
+			return 1;
+	return 0;
+}
+
+/* Each typo is told, and once. */
+static void test_typos(void)
+{
+	char said[1000];
+
+	CHECK(in_child(open_with_typos, said, sizeof(said)) == 0);
+	CHECK(!strcmp(said,
+		      "libibverbs: RDMAV_MR_CACHE_MAX_BYTES=lots is not understood and ignored: it may be a number, with K, M, G or T behind it\n"
+		      "libibverbs: RDMAV_MR_CACHE_RECLAIM=no is not understood and ignored: it may be 0 or 1\n"));
+}
+
+/* As an ordinary user; nothing is cached below 1 MiB. */
+static int count_entries(rlim_t lockable)
+{
+	const struct rlimit limit = { lockable, lockable };
+	struct ibv_pd pd = { .context = open_device() };
+	struct ibv_mr_cache_stats now = {};
+
+	if (setrlimit(RLIMIT_MEMLOCK, &limit) || (!getuid() && setuid(65534)))
+		return -1;
+	ibv_dereg_mr(reg_page(&pd, 0, CACHED));
+	return ibv_query_mr_cache(pd.context, &now) ? EOPNOTSUPP :
+						      (int)now.entries;
+}
+
+static int count_with_little(void)
+{
+	return count_entries((1 << 20) - 1);
+}
+
+static int count_with_enough(void)
+{
+	return count_entries(1 << 20);
+}
+
+static void test_little_to_lock(void)
+{
+	char said[1000];
+	int status;
+
+	status = in_child(count_with_little, said, sizeof(said));
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == EOPNOTSUPP);
+	status = in_child(count_with_enough, said, sizeof(said));
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1);
 }
 
 static uint64_t first_entries(int of_device)
@@ -691,12 +904,17 @@ int main(void)
 	pd = (struct ibv_pd){ .context = open_device_that_reregisters() };
 	test_numbers();
 	test_few_mrs();
+	test_typos();
+	test_little_to_lock();
 	test_another_context(&pd);
 	test_full_queue(&pd);
 	test_room_for_a_word(&pd);
 	test_rounded_no_more(&pd);
 	test_interrupted(&pd);
 	test_interrupted_with_faults(&pd);
+	test_other_structs(&pd);
+	test_no_shortage(&pd);
+	test_flag_of_others(&pd);
 	test_wrapped_verbs(&pd);
 	test_pd_with_two_names(&pd);
 	test_child_ends(&pd);

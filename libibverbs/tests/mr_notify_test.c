@@ -32,11 +32,6 @@ int cached_mr_make_plain(struct ibv_mr *mr)
 	return EOPNOTSUPP;
 }
 
-bool cached_mr_make_room(uint32_t stage)
-{
-	return false;
-}
-
 #define CHECK(expr) check(expr, #expr, __LINE__)
 
 static void check(bool ok, const char *text, int line)

@@ -111,7 +111,7 @@ class Builds(unittest.TestCase):
         self.assertTrue(ours - upstream)
         self.assertEqual({name.partition("@")[2].lstrip("@") for name in ours - upstream
                           if not name.startswith("MRNOTIFY")},
-                         {f"MRNOTIFY_1.{n}" for n in range(4)})
+                         {f"MRNOTIFY_1.{n}" for n in range(5)})
 
     def test_nothing_changed(self):
         for name in WITH_TYPES.values():

@@ -43,7 +43,8 @@ class BuiltTest(unittest.TestCase):
                              "ibv_unreg_mr_notify"},
             "MRNOTIFY_1.1": {"ibv_forget_mr"},
             "MRNOTIFY_1.2": {"ibv_reg_mr_notify_reclaim"},
-            "MRNOTIFY_1.3": {"ibv_register_mr_all"}})
+            "MRNOTIFY_1.3": {"ibv_register_mr_all"},
+            "MRNOTIFY_1.4": {"_ibv_query_mr_cache", "_ibv_reg_mr_limits"}})
 
     def test_no_cxx_runtime(self):
         needed = re.findall(r"NEEDED.*\[(.*)\]", output("readelf", "-dW", self.library))

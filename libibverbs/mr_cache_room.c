@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * A command that failed because it lacks what idle registrations of the cache may hold:
+ * memory that may be pinned, objects of a control group, keys. They go, and it is tried
+ * again. All commands come here (execute_ioctl()), but for those by which the cache itself
+ * registers and settles: it makes room by itself, with its lock and its lists at hand.
+ */
+#define _GNU_SOURCE
+#include <config.h>
+
+#include <errno.h>
+#include <sys/ioctl.h>
+
+#include <infiniband/cmd_ioctl.h>
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/ib_user_verbs.h>
+#include <rdma/rdma_user_ioctl_cmds.h>
+
+#include "ibverbs.h"
+#include "mr_cache/mr_cache_core.h"
+
+/* Which of the commands that are older than methods; those have none. */
+static uint64_t write_command(const struct ibv_command_buffer *cmd)
+{
+	const bool is_write = cmd->hdr.object_id == UVERBS_OBJECT_DEVICE &&
+			      cmd->hdr.method_id == UVERBS_METHOD_INVOKE_WRITE;
+
+	for (uint16_t i = 0; is_write && i < cmd->hdr.num_attrs; i++)
+		if (cmd->hdr.attrs[i].attr_id == UVERBS_ATTR_WRITE_CMD)
+			return cmd->hdr.attrs[i].data &
+			       ~(uint64_t)IB_USER_VERBS_CMD_FLAG_EXTENDED;
+	return UINT64_MAX;
+}
+
+/*
+ * Does it make an object? Of these the control group says EAGAIN when it has no room for one.
+ * Elsewhere EAGAIN is an answer: an XRCD that is not there yet (OPEN_XRCD), a file whose lock
+ * somebody keeps (SETTLE), an asynchronous answer of a driver's own method that is not read.
+ */
+static bool makes_object(const struct ibv_command_buffer *cmd)
+{
+	static const struct {
+		uint16_t object;
+		uint16_t method;
+	} methods[] = {
+		{ UVERBS_OBJECT_ASYNC_EVENT, UVERBS_METHOD_ASYNC_EVENT_ALLOC },
+		{ UVERBS_OBJECT_COUNTERS, UVERBS_METHOD_COUNTERS_CREATE },
+		{ UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE },
+		{ UVERBS_OBJECT_DM, UVERBS_METHOD_DM_ALLOC },
+		{ UVERBS_OBJECT_FLOW_ACTION,
+		  UVERBS_METHOD_FLOW_ACTION_ESP_CREATE },
+		{ UVERBS_OBJECT_MR, UVERBS_METHOD_DM_MR_REG },
+		{ UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR },
+		{ UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE },
+		{ UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE },
+		{ UVERBS_OBJECT_WQ, UVERBS_METHOD_WQ_CREATE },
+	};
+
+	switch (write_command(cmd)) {
+	case IB_USER_VERBS_CMD_ALLOC_MW:
+	case IB_USER_VERBS_CMD_ALLOC_PD:
+	case IB_USER_VERBS_CMD_CREATE_AH:
+	case IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL:
+	case IB_USER_VERBS_CMD_CREATE_CQ:
+	case IB_USER_VERBS_CMD_CREATE_QP:
+	case IB_USER_VERBS_CMD_CREATE_SRQ:
+	case IB_USER_VERBS_CMD_CREATE_XSRQ:
+	case IB_USER_VERBS_CMD_OPEN_QP:
+	case IB_USER_VERBS_CMD_REG_MR:
+	case IB_USER_VERBS_EX_CMD_CREATE_FLOW:
+	case IB_USER_VERBS_EX_CMD_CREATE_RWQ_IND_TBL:
+	case IB_USER_VERBS_EX_CMD_CREATE_WQ:
+		return true;
+	}
+	for (size_t i = 0; i < sizeof(methods) / sizeof(*methods); i++)
+		if (cmd->hdr.object_id == methods[i].object &&
+		    cmd->hdr.method_id == methods[i].method)
+			return true;
+	return false;
+}
+
+/* What is posted before the request that fails stays posted: not twice. */
+static bool may_be_half_done(const struct ibv_command_buffer *cmd)
+{
+	switch (write_command(cmd)) {
+	case IB_USER_VERBS_CMD_POST_SEND:
+	case IB_USER_VERBS_CMD_POST_RECV:
+	case IB_USER_VERBS_CMD_POST_SRQ_RECV:
+	case IB_USER_VERBS_CMD_POLL_CQ:
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* ENOSPC says elsewhere that a buffer is too short, by which upstream asks what there is. */
+static bool lacks_keys(const struct ibv_command_buffer *cmd)
+{
+	switch (write_command(cmd)) {
+	case IB_USER_VERBS_CMD_REG_MR:
+	case IB_USER_VERBS_CMD_ALLOC_MW:
+		return true;
+	default:
+		return cmd->hdr.object_id == UVERBS_OBJECT_MR;
+	}
+}
+
+static bool lacks_room(const struct ibv_command_buffer *cmd, int error)
+{
+	switch (error) {
+	case ENOMEM:
+		return !may_be_half_done(cmd);
+	case EAGAIN:
+		return makes_object(cmd);
+	case ENOSPC:
+		return lacks_keys(cmd);
+	case EBUSY:
+		/* A PD lacks nothing, but what is idle may be its own by another name in this
+		 * process: that of an import. */
+		return cmd->hdr.object_id == UVERBS_OBJECT_PD;
+	default:
+		return false;
+	}
+}
+
+#define RETRIES 32
+
+/*
+ * The first time some of what is idle goes, of all contexts, as limits count per process;
+ * then all. It is tried once more in any case, as others may have given back in between;
+ * and then as long as something is given back, as others may take it: not for ever.
+ */
+static bool make_room(uint32_t stage)
+{
+	return mr_cache_is_on() && stage < RETRIES &&
+	       (mr_cache_make_way(stage) || !stage);
+}
+
+bool cached_mr_retry(struct ibv_context *context,
+		     struct ibv_command_buffer *cmd)
+{
+	int error = errno;
+	uint32_t stage;
+
+	if (cmd->caller_makes_room)
+		return false;
+	for (stage = 0; lacks_room(cmd, error); stage++) {
+		if (!make_room(stage))
+			break;
+		if (!ioctl(context->cmd_fd, RDMA_VERBS_IOCTL, &cmd->hdr))
+			return true;
+		error = errno;
+	}
+	errno = error;
+	return false;
+}
