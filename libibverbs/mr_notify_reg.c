@@ -30,6 +30,7 @@
 #include <util/compiler.h>
 
 #include "ibverbs.h"
+#include "mr_cache/static_tls.h"
 
 #define NO_HANDLE UINT32_MAX
 
@@ -46,7 +47,7 @@ struct request {
 	bool reclaims;
 };
 
-static __thread struct request *innermost __attribute__((tls_model("initial-exec")));
+static __thread struct request *innermost STATIC_TLS;
 
 bool mr_notify_tells_word(unsigned int write_method, const void *core)
 {
@@ -131,9 +132,11 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 			mr = NULL;
 		}
 	}
-	/* One that was armed and taken back has been marked. */
+	/* One that was armed and taken back has been marked. (32 bits have no cache: nor this call.) */
+#if UINTPTR_MAX > UINT32_MAX
 	if (!mr)
 		__atomic_fetch_and(word, ~(uint64_t)IBV_MR_NOTIFY_KERNEL_MASK,
 				   __ATOMIC_RELAXED);
+#endif
 	return mr;
 }

@@ -15,6 +15,8 @@
 
 #include <util/compiler.h>
 
+#include "mr_cache/static_tls.h"
+
 /* Of a struct verbs_mr, or more. */
 #define MR_VIEW_SIZE 56
 
@@ -29,9 +31,8 @@ struct mr_views {
 	uint32_t asked;
 };
 
-/* Initial-exec: in a library the usual access is a call. */
-extern __thread struct mr_views mr_views
-	__attribute__((tls_model("initial-exec"), visibility("hidden")));
+extern __thread struct mr_views mr_views STATIC_TLS
+	__attribute__((visibility("hidden")));
 
 /* mr_view_free() when there is no room. */
 void mr_view_free_slowly(void *view);

@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "static_tls.h"
+
 namespace mr_cache {
 
 struct linux_env {
@@ -173,7 +175,7 @@ struct linux_env {
 	/* Gives it back; nobody else has seen it. */
 	static void wipe(void *memory, size_t size) { munmap(memory, whole(size)); }
 
-	static uintptr_t self() { return reinterpret_cast<uintptr_t>(__builtin_thread_pointer()); }
+	static uintptr_t self() { return (uintptr_t)pthread_self(); } // a pointer, or a number
 	static constexpr uintptr_t HUGE_PAGE = 2 << 20;
 	static constexpr uintptr_t whole(uintptr_t n)
 	{
@@ -202,8 +204,7 @@ struct linux_env {
 	/* Orders the hits of one thread between two misses; constant initialization, no wrapper. */
 	static uint32_t tick()
 	{
-		static constinit thread_local uint32_t sequence [[gnu::tls_model("initial-exec")]] =
-			0;
+		static constinit thread_local uint32_t sequence STATIC_TLS = 0;
 
 		return ++sequence;
 	}

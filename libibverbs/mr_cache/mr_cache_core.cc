@@ -2,7 +2,14 @@
 /*
  * The process's registration cache: the one instance, and the only extern "C" file
  * of the core. Adds the registrar of the verbs to linux_env.
+ *
+ * On 32 bits there is none: the kernel's words are of 64, which some of these CPUs
+ * change by a lock of libatomic's alone, and kernels of 32 bits do not notify.
  */
+#include "mr_cache_core.h"
+
+#if UINTPTR_MAX > UINT32_MAX
+
 #include "cache.h"
 #include "linux_env.h"
 
@@ -118,3 +125,85 @@ void mr_cache_leave()
 }
 
 } // extern "C"
+
+#else
+
+#include <cerrno>
+
+extern "C" {
+
+int mr_cache_init(const mr_cache_registrar *)
+{
+	return EOPNOTSUPP;
+}
+
+int mr_cache_acquire(void *, void *, uint64_t, uint64_t, uint32_t, mr_cache_ref *)
+{
+	return EOPNOTSUPP;
+}
+
+void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access)
+{
+	return mr_cache_not_found(pd, addr, length, access, {});
+}
+
+int mr_cache_release(uint32_t, uint32_t)
+{
+	return EINVAL;
+}
+
+int mr_cache_take(uint32_t, uint32_t)
+{
+	return EINVAL;
+}
+
+int mr_cache_covers(void *, uint64_t, uint64_t, uint32_t)
+{
+	return 0;
+}
+
+int mr_cache_limits(void *, const mr_cache_bounds *, mr_cache_bounds *)
+{
+	return EOPNOTSUPP;
+}
+
+int mr_cache_clean(void *, uint64_t)
+{
+	return EOPNOTSUPP;
+}
+
+int mr_cache_query(void *, mr_cache_statistics *)
+{
+	return EOPNOTSUPP;
+}
+
+int mr_cache_flush_pd(void *)
+{
+	return 0;
+}
+
+int mr_cache_flush_owner(void *)
+{
+	return 0;
+}
+
+int mr_cache_forget(uint32_t, uint32_t, int *)
+{
+	return EINVAL;
+}
+
+int mr_cache_is_on()
+{
+	return 0;
+}
+
+uint64_t mr_cache_make_way(uint32_t)
+{
+	return 0;
+}
+
+void mr_cache_leave() {}
+
+} // extern "C"
+
+#endif

@@ -143,6 +143,7 @@ def host_tests():
     more = {"test_abi": {"needs": ("debs",), "seconds": 90},
             "test_packages": {"needs": ("debs",), "seconds": 60},
             "test_dkms": {"needs": ("kernel dkms",)},
+            "test_architectures": {"seconds": 40},
             "test_lab_run": {"needs": ("kernel um", "kernel debian"), "seconds": 60},
             "test_lab_emulator": {"needs": ("kernel debian",), "seconds": 40},
             "test_lab_um": {"needs": ("kernel um",)},

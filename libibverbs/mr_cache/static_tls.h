@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * The model of thread-local variables that a hit reads. In a library the usual access is a
+ * call; initial-exec is a load. It takes of the static TLS that the C library has left for
+ * what is loaded late: glibc has some, and musl none, where dlopen() of a library with such
+ * a variable always fails.
+ */
+#ifndef MR_CACHE_STATIC_TLS_H
+#define MR_CACHE_STATIC_TLS_H
+
+#include <stdint.h> /* which tells whether it is glibc */
+
+#if defined(__GLIBC__) && !defined(NOT_GLIBC)
+#define STATIC_TLS __attribute__((tls_model("initial-exec")))
+#else
+#define STATIC_TLS
+#endif
+
+#endif /* MR_CACHE_STATIC_TLS_H */
