@@ -21,7 +21,10 @@ def register_mr_all(PD pd not None, access):
     cdef int rights = access
     if pd.pd == NULL:
         raise PyverbsUserError('The PD is closed')
-    cdef v.ibv_mr *mr = v.ibv_register_mr_all(pd.pd, rights)
+    cdef v.ibv_pd *of = pd.pd
+    cdef v.ibv_mr *mr
+    with nogil:
+        mr = v.ibv_register_mr_all(of, rights)
     if mr == NULL:
         raise PyverbsRDMAErrno('Failed to register all memory')
     cdef MR everything = MR.__new__(MR)

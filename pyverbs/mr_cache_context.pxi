@@ -20,7 +20,7 @@ def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=Non
     """
     Tell the limits of the context's registration cache, and change those that are given.
     Idle registrations beyond the new limits are evicted before it returns; those in use
-    are not touched. Thread safe, but for closing the context meanwhile; of two threads that
+    end with their last users. Thread safe, but for closing the context meanwhile; of two threads that
     each give one limit at the same time, one may undo the other's.
     :param max_bytes: How many bytes it may hold registered, an int; None: as many as now
     :param max_entries: How many registrations it may hold, an int; None: as many as now
@@ -37,7 +37,9 @@ def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=Non
     new.max_bytes = max_bytes if has_bytes else 0
     new.max_entries = max_entries if has_entries else 0
     context_check_open(self)
-    cdef int rc = v.ibv_reg_mr_limits(self.context, NULL, &old)
+    cdef int rc
+    with nogil:
+        rc = v.ibv_reg_mr_limits(self.context, NULL, &old)
     if rc == 0 and (has_bytes or has_entries):
         if not has_bytes:
             new.max_bytes = old.max_bytes
@@ -88,7 +90,9 @@ def context_query_mr_cache(Context self not None):
     """
     context_check_open(self)
     cdef v.ibv_mr_cache_stats stats
-    cdef int rc = v.ibv_query_mr_cache(self.context, &stats)
+    cdef int rc
+    with nogil:
+        rc = v.ibv_query_mr_cache(self.context, &stats)
     if rc != 0:
         raise PyverbsRDMAError('Failed to query the MR cache', rc)
     return MRCacheStats(stats.hits, stats.misses, stats.suspects, stats.invalidations,

@@ -20,4 +20,9 @@ def pd_is_reg(PD self not None, uint64_t address, size_t length, unsigned int ac
     """
     if self.pd == NULL:
         raise PyverbsUserError('The PD is closed')
-    return v.ibv_is_reg(self.pd, <const void *><uintptr_t>address, length, access)
+    cdef v.ibv_pd *pd = self.pd
+    cdef bint covered
+    # It may ask the kernel, which may wait for a page.
+    with nogil:
+        covered = v.ibv_is_reg(pd, <const void *><uintptr_t>address, length, access)
+    return covered

@@ -7,7 +7,7 @@ ctypedef uint64_t mr_notify_word
 include "mr_cache_verbs.pxi"
 
 cdef extern from 'infiniband/mr_all.h':
-    ibv_mr *ibv_register_mr_all(ibv_pd *pd, int access)
+    ibv_mr *ibv_register_mr_all(ibv_pd *pd, int access) nogil
 
 cdef extern from 'infiniband/mr_notify.h':
     int ibv_reg_mr_notify(ibv_mr *mr, mr_notify_word *word) nogil
