@@ -134,6 +134,8 @@ function(inject_c_tests)
   target_link_libraries(mr_notify_test LINK_PRIVATE kern-abi)
   rdma_test_executable(mr_cache_test ${PROJECT_SOURCE_DIR}/libibverbs/tests/mr_cache_test.c)
   target_link_libraries(mr_cache_test LINK_PRIVATE kern-abi ibverbs ${CMAKE_DL_LIBS} ${CMAKE_THREAD_LIBS_INIT})
+  rdma_test_executable(rxe_wr_test ${PROJECT_SOURCE_DIR}/providers/rxe/tests/rxe_wr_test.c)
+  target_link_libraries(rxe_wr_test LINK_PRIVATE kern-abi ibverbs ${CMAKE_THREAD_LIBS_INIT})
 endfunction()
 
 function(inject_python_tests)
