@@ -11,8 +11,9 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 
 # What is ours in libibverbs. C++ sources go here too: see inject_libibverbs() for their flags.
 set(INJECT_LIBIBVERBS_SOURCES libibverbs/mr_notify.c libibverbs/mr_notify_cmd.c libibverbs/mr_notify_reg.c
-    libibverbs/mr_cache.c libibverbs/mr_cache_environment.c libibverbs/mr_cache_limits.c libibverbs/mr_cache_report.c
-    libibverbs/mr_cache_room.c
+    libibverbs/mr_cache.c libibverbs/mr_cache_context.c libibverbs/mr_cache_environment.c libibverbs/mr_cache_limits.c
+    libibverbs/mr_cache_plain.c libibverbs/mr_cache_policy.c libibverbs/mr_cache_registrar.c libibverbs/mr_cache_report.c
+    libibverbs/mr_cache_room.c libibverbs/mr_cache_verbs.c
     libibverbs/mr_view.c libibverbs/mr_cache/mr_cache_core.cc libibverbs/mr_all.c)
 set(INJECT_UAPI_HEADERS kernel-headers/rdma/ib_user_mr_notify.h)
 set(INJECT_PUBLIC_HEADERS libibverbs/mr_notify.h libibverbs/mr_cache.h libibverbs/mr_all.h)

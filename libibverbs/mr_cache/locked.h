@@ -1,7 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The cache for whoever has its mutex: how an entry begins and ends (retired, evicted,
- * buried). Rules that hold whenever the mutex is free:
+ * The cache for whoever has its mutex: how an entry begins and ends.
+ *
+ *          allocate()          publish()         close()          bury()
+ *	FREE --------> MAKING ----------> OPEN ---------> DYING --------> FREE
+ *	  ^               |                                |  ^
+ *	  '---------------'                   deregistering|  |bequeath(): its PD or its owner
+ *	   free(): the registrar              failed       v  |goes, it is tried once more
+ *	   failed                                        PARKED
+ *
+ * retire() takes an OPEN one out of the catalog, DOOMED, and closes it; if it has users it stays
+ * OPEN, and the last of them closes it. evict() is the same of an idle one. A closed one goes to
+ * the dead of this `locked` (bequeath()), which deregisters them when the mutex is free: bury(),
+ * or end() for the last user, who has it still if that fails. When a context is closed, what has
+ * users is nobody's (disown()), and ends without the registrar.
+ *
+ * Rules that hold whenever the mutex is free:
  *   an entry may be found (is in the catalog) if and only if it is OPEN and not DOOMED;
  *   a word is closed, doomed, catalogued and uncatalogued under the mutex only;
  *   an entry that is not FREE is in the lists of its owner and of its PD;

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/* A context begins to cache, and ends (mr_cache_context.h); so does a process. */
+#include <config.h>
+
+#include <errno.h>
+#include <pthread.h>
+
+#include "mr_cache_context.h"
+#include "mr_cache_environment.h"
+#include "mr_cache_limits.h"
+#include "mr_cache_policy.h"
+#include "mr_cache_registrar.h"
+#include "mr_cache_report.h"
+
+/* RDMAV_MR_CACHE_RECLAIM=0: the kernel is not to take back what is idle. */
+static bool may_reclaim(void)
+{
+	static struct mr_cache_variable wanted = {
+		.name = "RDMAV_MR_CACHE_RECLAIM",
+		.values = "0 or 1",
+	};
+
+	return mr_cache_switch(&wanted, true);
+}
+
+static uint32_t state_of(struct ibv_context *context)
+{
+	uint32_t state = CONTEXT_ASKED;
+	struct ibv_device_attr_ex attr;
+
+	if (mr_cache_policy() == POLICY_NONE || !mr_cache_may_gain() ||
+	    ibv_query_device_ex(context, NULL, &attr) ||
+	    !(attr.orig_attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY) ||
+	    !mr_cache_start())
+		return state;
+	state |= CONTEXT_CACHES;
+	state |= mr_cache_device_entries(attr.orig_attr.max_mr)
+		 << CONTEXT_ENTRIES_SHIFT;
+	if (may_reclaim() && attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE)
+		state |= CONTEXT_RECLAIMS;
+	if (state & CONTEXT_RECLAIMS &&
+	    attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM)
+		state |= CONTEXT_RESTORES;
+	return state;
+}
+
+/* Or by several threads at once: the first one's answer counts. */
+bool mr_cache_ask_context(struct ibv_context *context)
+{
+	const int old_errno = errno;
+	const uint32_t state = state_of(context);
+	uint32_t not_asked = 0;
+
+	if (__atomic_compare_exchange_n(&get_priv(context)->mr_cache, &not_asked,
+					state, false, __ATOMIC_ACQ_REL,
+					__ATOMIC_ACQUIRE) &&
+	    state & CONTEXT_CACHES)
+		mr_cache_report_open(context);
+	errno = old_errno;
+	return context_is(context, CONTEXT_CACHES);
+}
+
+void cached_mr_flush_pd(struct ibv_pd *pd)
+{
+	if (context_is(pd->context, CONTEXT_CACHES))
+		mr_cache_flush_pd(pd);
+}
+
+void cached_mr_flush_context(struct ibv_context *context)
+{
+	if (!context_is(context, CONTEXT_CACHES))
+		return;
+	mr_cache_report_close(context);
+	mr_cache_flush_owner(context);
+}
+
+/* Forked after this library was loaded, so it may have contexts that are its parent's, too. */
+static bool is_child;
+
+static void note_child(void)
+{
+	is_child = true;
+}
+
+__attribute__((constructor)) static void notice_forks(void)
+{
+	pthread_atfork(NULL, NULL, note_child);
+}
+
+/*
+ * What a child has registered by such a context does not end with the child: what is idle would
+ * keep the PD as long as the parent lives. Of any other process the kernel ends all that is
+ * left, which is faster. After the reports, which tell of it.
+ */
+__attribute__((destructor(101))) static void leave(void)
+{
+	if (!is_child)
+		return;
+	mr_cache_registrar_ends(true);
+	mr_cache_leave();
+	mr_cache_registrar_ends(false);
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * What a context is to the registration cache: asked of the device and the kernel once, at its
+ * first registration.
+ */
+#ifndef IB_VERBS_MR_CACHE_CONTEXT_H
+#define IB_VERBS_MR_CACHE_CONTEXT_H
+
+#include "ibverbs.h"
+
+/* verbs_ex_private.mr_cache: what asking has found; 0 is not yet asked */
+enum context_state {
+	CONTEXT_ASKED = 1 << 0,
+	CONTEXT_CACHES = 1 << 1,
+	CONTEXT_RECLAIMS = 1 << 2,	/* the kernel may take back what is idle */
+	CONTEXT_RESTORES = 1 << 3,	/* and give it back */
+};
+#define CONTEXT_ENTRIES_SHIFT 8	/* above it: the default limit of entries */
+
+static inline bool context_is(struct ibv_context *context,
+			      enum context_state what)
+{
+	return __atomic_load_n(&get_priv(context)->mr_cache,
+			       __ATOMIC_ACQUIRE) & what;
+}
+
+/* Asks; does it cache? */
+bool mr_cache_ask_context(struct ibv_context *context);
+
+static inline bool context_caches(struct ibv_context *context)
+{
+	if (likely(context_is(context, CONTEXT_CACHES)))
+		return true;
+	return !context_is(context, CONTEXT_ASKED) && mr_cache_ask_context(context);
+}
+
+#endif /* IB_VERBS_MR_CACHE_CONTEXT_H */

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * MRs that leave the cache and become plain ones, with the same keys: for what a cached one
+ * can't do, of a program that does not know that its registrations are cached.
+ */
+#include <config.h>
+
+#include <errno.h>
+#include <sched.h>
+
+#include "ibverbs.h"
+#include "mr_cache/mr_cache_core.h"
+#include "mr_cache_policy.h"
+#include "mr_cache_registrar.h"
+#include "mr_notify_cmd.h"
+
+/*
+ * Only where a program does not know that its registrations are cached. A view
+ * is of a larger registration, and stays what it is.
+ *
+ * Threads that have the same reference may do it at once, and mr_cache_take() lets them all.
+ * Who loses, if none claimed the MR by its type:
+ *
+ *   thread A                        thread B
+ *   takes the entry                 takes the entry
+ *   disarms the cache's word
+ *   releases: a plain MR
+ *   arms its own word
+ *                                   disarms A's
+ *                                   releases: no reference any more
+ *                                   waits for a plain MR, which it has marked TAKEN
+ *
+ * B gets EBUSY, as with an MR that was plain before. While it is claimed it has no reference
+ * that anybody could give back.
+ */
+int cached_mr_make_plain(struct ibv_mr *mr)
+{
+	struct verbs_mr *vmr = verbs_get_mr(mr);
+	uint32_t *const type = (uint32_t *)&vmr->mr_type;
+	const uint32_t cached = __atomic_load_n(type, __ATOMIC_ACQUIRE);
+	const uint32_t generation = cached & CACHED_MR_GENERATION;
+	const uint32_t index = vmr->access;
+	uint32_t seen = cached;
+	int ret;
+
+	if (!mr_cache_is_unasked() || cached & CACHED_MR_VIEW)
+		return EOPNOTSUPP;
+	if (!generation)
+		return EBUSY;
+	ret = mr_cache_take(index, generation);
+	if (!ret && !__atomic_compare_exchange_n(type, &seen, CACHED_MR_TAKEN,
+						 false, __ATOMIC_ACQ_REL,
+						 __ATOMIC_RELAXED))
+		ret = EBUSY;
+	if (ret == EINVAL && __atomic_load_n(type, __ATOMIC_ACQUIRE) != cached)
+		ret = EBUSY;
+	if (ret)
+		return ret;
+	ret = mr_notify_disarm(mr);
+	if (ret) {
+		__atomic_store_n(type, cached, __ATOMIC_RELEASE);
+		return ret;
+	}
+	mr_cache_release(index, generation);
+	/* A reader who looked at the entry in vain may be the last one, and let go of it. */
+	while (__atomic_load_n(type, __ATOMIC_ACQUIRE) != IBV_MR_TYPE_MR)
+		sched_yield();
+	return 0;
+}
+
+/*
+ * More rights would open the whole pages of a range that was rounded to them; the kernel
+ * knows no smaller one.
+ */
+static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
+{
+	return is_rounded(mr) && flags & IBV_REREG_MR_CHANGE_ACCESS &&
+	       !(flags & IBV_REREG_MR_CHANGE_TRANSLATION) &&
+	       access & (REMOTE_ACCESS | IBV_ACCESS_MW_BIND);
+}
+
+/*
+ * ibv_rereg_mr() by the name that upstream's macro gives its body: what a preloaded library has
+ * in its place is in the middle of this call already.
+ */
+#if (defined(HAVE_FULL_SYMBOL_VERSIONS) ||                                     \
+     defined(HAVE_LIMITED_SYMBOL_VERSIONS)) &&                                 \
+	!defined(_STATIC_LIBRARY_BUILD_)
+#define own_rereg_mr __ibv_rereg_mr_1_1
+int own_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr,
+		 size_t length, int access);
+#else
+#define own_rereg_mr ibv_rereg_mr
+#endif
+
+bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
+		     void *addr, size_t length, int access, int *ret)
+{
+	struct verbs_mr *vmr = verbs_get_mr(mr);
+	struct verbs_mr plain;
+
+	if (cached_mr_owns(mr) && !mr_cache_is_unasked())
+		goto invalid;
+	/* A provider without the op looks at nothing: the entry stays, and the errors are the same. */
+	if (get_ops(mr->context)->rereg_mr == verbs_dummy_ops.rereg_mr) {
+		if (!cached_mr_owns(mr))
+			return false;
+		plain = *vmr;
+		plain.mr_type = IBV_MR_TYPE_MR;
+		plain.access = 0;
+		*ret = own_rereg_mr(&plain.ibv_mr, flags, pd, addr, length,
+				    access);
+		return true;
+	}
+	if (would_open_pages(mr, flags, access) ||
+	    (cached_mr_owns(mr) && cached_mr_make_plain(mr)))
+		goto invalid;
+	if (!(flags & IBV_REREG_MR_CHANGE_TRANSLATION) || !vmr->access)
+		return false;
+	/* What is registered then is what was asked for. */
+	vmr->access = 0;
+	*ret = own_rereg_mr(mr, flags, pd, addr, length, access);
+	if (*ret)
+		vmr->access = CACHED_MR_ROUNDED;
+	return true;
+invalid:
+	errno = EINVAL;
+	*ret = IBV_REREG_MR_ERR_INPUT;
+	return true;
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/* Registers, settles and deregisters for the core (mr_cache_registrar.h). */
+#include <config.h>
+
+#include <errno.h>
+
+#include "mr_cache/mr_cache_core.h"
+#include "mr_cache_context.h"
+#include "mr_cache_limits.h"
+#include "mr_cache_registrar.h"
+#include "mr_notify_cmd.h"
+
+static_assert(sizeof(enum ibv_mr_type) == sizeof(uint32_t),
+	      "the marks do not fit into mr_type");
+
+/*
+ * ibv_fork_init() keeps ranges from children by counts that do not know of an
+ * munmap: they cannot be right for memory that comes and goes under the cache.
+ * Asked before the first registration, after which ibv_fork_init() refuses;
+ * a kernel that copies on fork answers once and for ever.
+ */
+static bool keeps_ranges_from_children(void)
+{
+	static uint32_t known;
+	uint32_t value = __atomic_load_n(&known, __ATOMIC_RELAXED);
+
+	if (!value) {
+		value = ibv_is_fork_initialized() == IBV_FORK_ENABLED ? 1 : 2;
+		__atomic_store_n(&known, value, __ATOMIC_RELAXED);
+	}
+	return value == 1;
+}
+
+/* What the user should see, and our marks, are set before anybody can see them. */
+static int register_entry(const struct mr_cache_request *request,
+			  uint64_t *word, void **out)
+{
+	unsigned int flags = 0;
+	struct ibv_mr *mr;
+
+	if (keeps_ranges_from_children())
+		return EOPNOTSUPP;
+	if (context_is(request->owner, CONTEXT_RECLAIMS))
+		flags = MR_NOTIFY_RECLAIM;
+	for (;;) {
+		mr = mr_notify_reg_mr(request->pd,
+				      (void *)(uintptr_t)request->start,
+				      request->size, request->access, word,
+				      MR_CACHE_IN_USE, flags);
+		/* A kernel that can revoke and knows of no more: nor of the attribute. */
+		if (mr || !flags ||
+		    (errno != EOPNOTSUPP && errno != EPROTONOSUPPORT))
+			break;
+		flags = 0;
+	}
+	if (!mr)
+		return errno ? errno : ENOMEM;
+	mr->addr = (void *)(uintptr_t)request->addr;
+	mr->length = request->length;
+	verbs_get_mr(mr)->access = request->index;
+	verbs_get_mr(mr)->mr_type = type_of(request->generation);
+	*out = mr;
+	return 0;
+}
+
+static int settle_entry(void *mr)
+{
+	return mr_notify_settle(mr, MR_NOTIFY_BY_CACHE);
+}
+
+static bool is_ending;
+
+void mr_cache_registrar_ends(bool ends)
+{
+	__atomic_store_n(&is_ending, ends, __ATOMIC_RELAXED);
+}
+
+static int deregister(struct ibv_mr *mr)
+{
+	if (__atomic_load_n(&is_ending, __ATOMIC_RELAXED))
+		return ibv_cmd_dereg_mr(verbs_get_mr(mr));
+	return mr_notify_dereg_mr(mr);
+}
+
+/*
+ * The last user is gone. Without its marks the MR is the provider's again,
+ * and gets them back if it stays: its last user may then try once more.
+ */
+static int deregister_entry(void *mr)
+{
+	struct verbs_mr *vmr = verbs_get_mr(mr);
+	const enum ibv_mr_type type = vmr->mr_type;
+	const int access = vmr->access;
+	int ret;
+
+	vmr->access = type == CACHED_MR_TAKEN && is_rounded(mr) ?
+			      (int)CACHED_MR_ROUNDED :
+			      0;
+	__atomic_store_n((uint32_t *)&vmr->mr_type, IBV_MR_TYPE_MR,
+			 __ATOMIC_RELEASE);
+	if (type == CACHED_MR_TAKEN)
+		return 0;
+	ret = deregister(mr);
+	if (ret) {
+		vmr->mr_type = type;
+		vmr->access = access;
+	}
+	return ret;
+}
+
+static struct mr_cache_bounds first_limits(void *owner)
+{
+	const uint32_t state = __atomic_load_n(&get_priv(owner)->mr_cache,
+					       __ATOMIC_ACQUIRE);
+
+	return mr_cache_first_limits(state & CONTEXT_RESTORES,
+				     state >> CONTEXT_ENTRIES_SHIFT);
+}
+
+static const struct mr_cache_registrar registrar = {
+	.reg = register_entry,
+	.settle = settle_entry,
+	.dereg = deregister_entry,
+	.limits = first_limits,
+};
+
+bool mr_cache_start(void)
+{
+	mr_cache_read_limits();
+	return !mr_cache_init(&registrar);
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/* The verbs of the cache itself: is it there, how much may it hold, what has it done. */
+#include <config.h>
+
+#include <errno.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "ibverbs.h"
+#include "mr_cache/mr_cache_core.h"
+#include "mr_cache_context.h"
+#include "mr_cache_policy.h"
+
+int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
+	       unsigned int access)
+{
+	access &= ~IBV_ACCESS_CACHED;
+	return can_be_cached((uintptr_t)addr, length, access) &&
+	       context_is(pd->context, CONTEXT_CACHES) &&
+	       mr_cache_covers(pd, (uintptr_t)addr, length,
+			       mr_cache_access_of_entry(access));
+}
+
+/*
+ * A struct of the caller's, who may be older or newer than this library: what both know of it,
+ * and 0 for what only the caller does.
+ */
+static void give(void *to, size_t size, const void *from, size_t known)
+{
+	memset(to, 0, size);
+	memcpy(to, from, size < known ? size : known);
+}
+
+/* Only 0 where this library knows nothing. */
+static bool is_known(const void *from, size_t size, size_t known)
+{
+	const char *const byte = from;
+
+	for (size_t i = known; i < size; i++)
+		if (byte[i])
+			return false;
+	return true;
+}
+
+int _ibv_reg_mr_limits(struct ibv_context *context,
+		       const struct ibv_mr_cache_limits *new_limits,
+		       struct ibv_mr_cache_limits *old_limits, size_t size)
+{
+	struct ibv_mr_cache_limits old;
+	struct mr_cache_bounds from;
+	struct mr_cache_bounds to;
+	int ret;
+
+	if (size < sizeof(old) ||
+	    (new_limits && !is_known(new_limits, size, sizeof(*new_limits))))
+		return EINVAL;
+	if (!context_caches(context))
+		return EOPNOTSUPP;
+	if (new_limits)
+		to = (struct mr_cache_bounds){
+			.bytes = new_limits->max_bytes,
+			.entries = new_limits->max_entries,
+		};
+	ret = mr_cache_limits(context, new_limits ? &to : NULL, &from);
+	if (ret)
+		return ret;
+	old = (struct ibv_mr_cache_limits){
+		.max_bytes = from.bytes,
+		.max_entries = from.entries,
+	};
+	if (old_limits)
+		give(old_limits, size, &old, sizeof(old));
+	return 0;
+}
+
+int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes)
+{
+	if (!context_caches(context))
+		return EOPNOTSUPP;
+	return mr_cache_clean(context, keep_bytes);
+}
+
+int _ibv_query_mr_cache(struct ibv_context *context,
+			struct ibv_mr_cache_stats *stats, size_t size)
+{
+	struct mr_cache_statistics seen;
+	struct ibv_mr_cache_stats known;
+	int ret;
+
+	if (!stats)
+		return EINVAL;
+	if (!context_caches(context))
+		return EOPNOTSUPP;
+	ret = mr_cache_query(context, &seen);
+	if (ret)
+		return ret;
+	known = (struct ibv_mr_cache_stats){
+		.hits = seen.hits,
+		.misses = seen.misses,
+		.suspects = seen.suspects_settled,
+		.invalidations = seen.invalidations,
+		.evictions = seen.evictions,
+		.bytes = seen.bytes,
+		.entries = seen.entries,
+		.suspensions = seen.suspensions,
+		.restorations = seen.restorations,
+	};
+	give(stats, size, &known, sizeof(known));
+	return 0;
+}
+
+/*
+ * MRNOTIFY_1.0: of programs that were built when their structs were what they were then. The
+ * header has functions of these names, which are not this.
+ */
+int query_mr_cache_1_0(struct ibv_context *context,
+		       struct ibv_mr_cache_stats *stats)
+	__asm__("ibv_query_mr_cache");
+int query_mr_cache_1_0(struct ibv_context *context,
+		       struct ibv_mr_cache_stats *stats)
+{
+	return _ibv_query_mr_cache(context, stats,
+				   offsetof(struct ibv_mr_cache_stats,
+					    suspensions));
+}
+
+int reg_mr_limits_1_0(struct ibv_context *context,
+		      struct ibv_mr_cache_limits *new_limits,
+		      struct ibv_mr_cache_limits *old_limits)
+	__asm__("ibv_reg_mr_limits");
+int reg_mr_limits_1_0(struct ibv_context *context,
+		      struct ibv_mr_cache_limits *new_limits,
+		      struct ibv_mr_cache_limits *old_limits)
+{
+	return _ibv_reg_mr_limits(context, new_limits, old_limits,
+				  2 * sizeof(uint64_t));
+}
