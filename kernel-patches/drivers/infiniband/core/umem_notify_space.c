@@ -312,9 +312,7 @@ static int umem_notify_range_start(struct mmu_notifier *mn,
 	space_count(&space->events, range, 1);
 	if (changes)
 		space_count(&space->changes, range, 1);
-	smp_mb__after_atomic();
-	if (!RB_EMPTY_ROOT(&space->words.rb_root))
-		space_walk(space, &space->words, &umem_notify_visit_word, range);
+	space_walk(space, &space->words, &umem_notify_visit_word, range);
 	if (changes)
 		space_walk(space, &space->trackers, &umem_notify_visit_tracker, range);
 	return 0;
