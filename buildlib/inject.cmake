@@ -137,6 +137,7 @@ function(inject_c_tests)
   target_link_libraries(mr_cache_test LINK_PRIVATE kern-abi ibverbs ${CMAKE_DL_LIBS} ${CMAKE_THREAD_LIBS_INIT})
   rdma_test_executable(rxe_wr_test ${PROJECT_SOURCE_DIR}/providers/rxe/tests/rxe_wr_test.c)
   target_link_libraries(rxe_wr_test LINK_PRIVATE kern-abi ibverbs ${CMAKE_THREAD_LIBS_INIT})
+  add_custom_target(c_tests DEPENDS mr_notify_test mr_cache_test rxe_wr_test)
 endfunction()
 
 function(inject_python_tests)

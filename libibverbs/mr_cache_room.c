@@ -18,6 +18,7 @@
 
 #include "ibverbs.h"
 #include "mr_cache/mr_cache_core.h"
+#include "mr_cache/static_tls.h"
 
 /* Which of the commands that are older than methods; those have none. */
 static uint64_t write_command(const struct ibv_command_buffer *cmd)
@@ -136,13 +137,27 @@ static bool make_room(uint32_t stage)
 	       (mr_cache_make_way(stage) || !stage);
 }
 
+/* The command of this thread that is not tried again; providers know the struct, so a mark in it would be an ABI. */
+static __thread const struct ibv_command_buffer *once STATIC_TLS;
+
+int execute_once(struct ibv_context *context, struct ibv_command_buffer *cmd)
+{
+	const struct ibv_command_buffer *outer = once;
+	int ret;
+
+	once = cmd;
+	ret = execute_ioctl(context, cmd);
+	once = outer;
+	return ret;
+}
+
 bool cached_mr_retry(struct ibv_context *context,
 		     struct ibv_command_buffer *cmd)
 {
 	int error = errno;
 	uint32_t stage;
 
-	if (cmd->caller_makes_room)
+	if (cmd == once)
 		return false;
 	for (stage = 0; lacks_room(cmd, error); stage++) {
 		if (!make_room(stage))

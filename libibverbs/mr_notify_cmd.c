@@ -47,13 +47,19 @@ static int notify_errno(int err)
 	}
 }
 
+static int execute(struct ibv_mr *mr, struct ibv_command_buffer *cmd,
+		   unsigned int flags)
+{
+	return flags & MR_NOTIFY_BY_CACHE ? execute_once(mr->context, cmd) :
+					    execute_ioctl(mr->context, cmd);
+}
+
 static int cmd_mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use,
 			     unsigned int flags)
 {
 	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
 			       UVERBS_METHOD_MR_NOTIFY_ARM, 4);
 
-	cmd->caller_makes_room = !!(flags & MR_NOTIFY_BY_CACHE);
 	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE, mr->handle);
 	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
 			    ioctl_ptr_to_u64(word));
@@ -63,7 +69,7 @@ static int cmd_mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use,
 	if (flags & MR_NOTIFY_RECLAIM)
 		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
 				    IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
-	return execute_ioctl(mr->context, cmd);
+	return execute(mr, cmd, flags);
 }
 
 static int cmd_mr_notify_disarm(struct ibv_mr *mr)
@@ -80,9 +86,8 @@ static int cmd_mr_notify_settle(struct ibv_mr *mr, unsigned int flags)
 	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
 			       UVERBS_METHOD_MR_NOTIFY_SETTLE, 1);
 
-	cmd->caller_makes_room = !!(flags & MR_NOTIFY_BY_CACHE);
 	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE, mr->handle);
-	return execute_ioctl(mr->context, cmd);
+	return execute(mr, cmd, flags);
 }
 
 /*

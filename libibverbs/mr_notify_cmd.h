@@ -23,6 +23,9 @@ enum mr_notify_flags {
 	MR_NOTIFY_BY_CACHE	= 1 << 1,
 };
 
+/* execute_ioctl() for the cache, which makes room itself (mr_cache_room.c). */
+int execute_once(struct ibv_context *context, struct ibv_command_buffer *cmd);
+
 /*
  * 0 or an errno value; EOPNOTSUPP of a kernel without them. While any bit of in_use is set in
  * the word the device keeps the pages, also of a registration that has become invalid; 0: it

@@ -79,8 +79,7 @@ int mr_notify_execute(struct ibv_context *context,
 	if (r->reclaims)
 		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS,
 				    IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
-	cmd->caller_makes_room = 1;
-	ret = execute_ioctl(context, cmd);
+	ret = execute_once(context, cmd);
 	if (!ret) {
 		answer = (const void *)(uintptr_t)r->answer;
 		r->armed = answer->mr_handle;

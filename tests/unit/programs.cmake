@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# build/tests/unit_*: the core of the registration cache, on the host, without a kernel (unit_tsan, unit_asan: the
+# unit_tests: those of C, which upstream's build makes, and build/tests/unit_*: the core of the registration cache, on the host, without a kernel (unit_tsan, unit_asan: the
 # same tests under the sanitizers).
 check_lacking(lacking unit_tests Catch2_FOUND)
 if(lacking)
@@ -43,3 +43,6 @@ add_unit(asan "cache_test.cc;cache_lifetime_test.cc;cache_room_test.cc;cache_str
          -fno-sanitize-recover=all -O0)
 
 add_set(unit_tests unit)
+add_part(c_tests c_tests)
+add_dependencies(c_tests essentials)
+add_dependencies(unit_tests c_tests)
