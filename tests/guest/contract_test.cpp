@@ -50,14 +50,18 @@ first_arming arms_first(bool cached, std::chrono::microseconds interval, int64_t
 		const device on;
 		const memory m = anonymous(page_size());
 		const range r = m.registered();
-		const memory many = anonymous(pages * page_size());
+		auto *const many = static_cast<std::byte *>(
+			mmap(nullptr, pages * page_size(), PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
 		const timeval every{interval.count() / 1000000, interval.count() % 1000000};
 		const itimerval timer{every, every};
 		word w;
 
-		const auto end = std::chrono::steady_clock::now() + 15s;
+		/* One page is touched, so that each mapping has a lock that is taken. */
+		*many = std::byte{1};
+		const auto end = std::chrono::steady_clock::now() + 60s;
 		for (std::size_t i = 0; i < pages; i += 2) {
-			mprotect(many.registered().addr + i * page_size(), page_size(), PROT_NONE);
+			mprotect(many + i * page_size(), page_size(), PROT_NONE);
 			if (std::chrono::steady_clock::now() > end)
 				_exit(static_cast<int>(first_arming::too_slow));
 		}
