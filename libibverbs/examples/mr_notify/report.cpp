@@ -68,8 +68,8 @@ public:
 			fmt::print("{:5} {} ({})\n", s.ok ? "ok" : "WRONG", s.what, s.seen);
 			wrong_ += !s.ok;
 		}
-		fmt::print("\n{:42} {:8} {:8} {:8} {:>9} {:7}{}\n", "operation", "expected",
-			   "after", "settled", "pinned", "device", cost_ ? " cost [us]" : "");
+		fmt::print("\n{:42} {:8} {:8} {:8} {:>9} device{}\n", "operation", "expected",
+			   "after", "settled", "pinned", cost_ ? "  cost [us]" : "");
 		std::fflush(stdout);
 	}
 
@@ -82,12 +82,13 @@ public:
 		} else {
 			right_ += one.wrong.empty();
 			wrong_ += !one.wrong.empty();
-			fmt::print("{:42} {:8} {:8} {:8} {:>9} {:7}{}{}{}\n", one.what.name,
+			const std::string more = (cost_ ? cost_text(one) : "") +
+						 (one.wrong.empty() ? "" : "  WRONG: ") + one.wrong;
+			fmt::print("{:42} {:8} {:8} {:8} {:>9} {:{}}{}\n", one.what.name,
 				   expected_text(one.what.expected), word_text(one.seen.word_after),
 				   word_text(one.seen.word_settled),
 				   fmt::format("{}/{}", one.seen.pages_pinned, one.seen.pages),
-				   device_text(one.seen), cost_ ? cost_text(one) : "",
-				   one.wrong.empty() ? "" : "  WRONG: ", one.wrong);
+				   device_text(one.seen), more.empty() ? 0 : 7, more);
 		}
 		std::fflush(stdout);
 	}
