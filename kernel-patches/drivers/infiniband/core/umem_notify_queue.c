@@ -95,7 +95,7 @@ static void umem_notify_queue_wake_at(struct umem_notify_queue *q, unsigned long
 
 /* On a list, also from the looker's. Or else only if it comes sooner so. */
 static bool umem_notify_queue_put_on(struct ib_umem_notify *n, unsigned int list,
-			 unsigned long delay, bool anyhow)
+				     unsigned long delay, bool anyhow)
 {
 	unsigned long due = jiffies + delay;
 
@@ -110,7 +110,7 @@ static bool umem_notify_queue_put_on(struct ib_umem_notify *n, unsigned int list
 }
 
 static void umem_notify_queue_after(struct ib_umem_notify *n, unsigned int list,
-			unsigned long delay)
+				    unsigned long delay)
 {
 	if (umem_notify_queue_put_on(n, list, delay, false))
 		umem_notify_queue_wake_at(n->queue, jiffies + delay);
@@ -298,7 +298,7 @@ void umem_notify_queue_forget(struct ib_umem_notify *n)
 }
 
 static struct umem_notify_queue *umem_notify_queue_alloc(struct umem_notify_space *space,
-					     struct ib_device *device)
+							 struct ib_device *device)
 {
 	struct umem_notify_queue *q;
 	unsigned int i;
@@ -318,7 +318,7 @@ static struct umem_notify_queue *umem_notify_queue_alloc(struct umem_notify_spac
 }
 
 static struct umem_notify_queue *umem_notify_queue_find(struct umem_notify_space *space,
-					    const struct ib_device *device)
+							const struct ib_device *device)
 {
 	struct umem_notify_queue *q;
 
@@ -334,7 +334,7 @@ static struct umem_notify_queue *umem_notify_queue_find(struct umem_notify_space
 
 /* The caller's reference of the space goes with the queue, or is given back. */
 static struct umem_notify_queue *umem_notify_queue_of(struct umem_notify_space *space,
-					  struct ib_device *device)
+						      struct ib_device *device)
 {
 	struct umem_notify_queue *q, *other;
 

@@ -365,8 +365,8 @@ static unsigned int index_of(unsigned int offset)
  * @addr: The word's user address, a multiple of eight
  *
  * Return: Its page, pinned, to be given to umem_notify_word_put(); or ERR_PTR():
- * -EBUSY if another MR has the word, -EFAULT if the address can't be written or pinned, -ENOMEM if memory or
- * RLIMIT_MEMLOCK is exhausted, -EINTR.
+ * -EBUSY if another MR has the word, -EFAULT if the address can't be written or
+ * pinned, -ENOMEM if memory or RLIMIT_MEMLOCK is exhausted, -EINTR.
  */
 struct umem_notify_word_page *umem_notify_word_get(unsigned long addr)
 {
