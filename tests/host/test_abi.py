@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What the fork's libraries export is what upstream's and Debian's export, and more.
+"""The fork's libraries export all that upstream's and Debian's export, and more.
 
 Why: programs that were built for them must run on ours without being built again. Symbols: our
 packages against the distribution's own packages. Types (sizes, members, parameters): our build
@@ -29,7 +29,7 @@ OPTIONS = ["-GNinja", "-DIN_PLACE=1", "-DNO_PYVERBS=1", "-DNO_MAN_PAGES=1",
 
 
 def abidiff(before, after, *options):
-    """What changed or went away between two libraries, "" if nothing; new symbols are welcome."""
+    """The changes and removals between two libraries, "" if none; new symbols are welcome."""
     done = subprocess.run(["abidiff", "--no-added-syms", *options, before, after],
                           capture_output=True, text=True, check=False)
     # 4: a change, 8: an incompatible one; 1 and 2: abidiff failed.
@@ -120,7 +120,7 @@ class Builds(unittest.TestCase):
                                          os.path.join(self.ours, name), *self.visible), "")
 
     def spoilt(self, pattern, replacement):
-        """What abidiff says of our libibverbs with a change in its description."""
+        """abidiff's report on our libibverbs with a change in its description."""
         library = os.path.join(self.ours, "libibverbs.so.1")
         text = subprocess.run(["abidw", library], capture_output=True, text=True, check=True).stdout
         worse, count = re.subn(pattern, replacement, text)

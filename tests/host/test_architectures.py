@@ -3,9 +3,9 @@
 """The cache's core compiles for the architectures that Debian builds rdma-core for, without a
 warning, and calls nothing that the C library does not have.
 
-Why: its atomics, thread-local variables and layouts are what compilers differ in, and this machine
-builds for itself alone. The headers of the others are Debian's packages of them; clang compiles
-for all. With musl's rules no variable is in the static TLS, which musl does not have for it.
+Why: compilers differ in atomics, thread-local variables and layouts, and this machine builds for
+itself alone. The headers of the others are Debian's packages of them; clang compiles for all. With
+musl's rules no variable is in the static TLS: musl has no spare room there.
 """
 import glob
 import os
@@ -29,7 +29,7 @@ CORE = os.path.join(REPO, "libibverbs/mr_cache/mr_cache_core.cc")
 
 
 def flags():
-    """What buildlib/inject.cmake compiles it with."""
+    """The options that buildlib/inject.cmake compiles the core with."""
     with open(os.path.join(REPO, "buildlib/inject.cmake"), encoding="utf-8") as text:
         found = re.findall(r"set\(INJECT_(?:CXX_WARNINGS|NO_CXX_RUNTIME) ([^)]*)\)", text.read())
     assert len(found) == 2

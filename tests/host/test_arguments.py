@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Scripts that install and build say what they take before they begin."""
+"""Scripts that install and build print their arguments before they begin."""
 import os
 import shutil
 import subprocess
@@ -30,7 +30,7 @@ class Arguments(unittest.TestCase):
                     self.assertEqual((status, errors), (0, ""))
                     self.assertRegex(output, f"^usage: {name}.*\n$")
 
-    def test_what_it_does_not_take(self):
+    def test_other_arguments(self):
         for name in SCRIPTS:
             for arguments in (["--no-such"], ["um", "um"], ["--help", "um"], [""]):
                 with self.subTest(name=name, arguments=arguments):

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The scripts of tests/bench take no result from what failed, and tell what is missing.
+"""The scripts of tests/bench take no result from a failed program, and name the missing one.
 
 Why: a table with too few values in it, or from a guest whose kernel complained, looks like any
 other. Programs, guests and gnuplot are fakes, so that all of them can be made to fail.

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Runs what the build made and what needs no kernel: the C tests, and looks at libibverbs itself.
+"""Runs the built programs that need no kernel, the C tests, and looks at libibverbs itself.
 
 Why: the names and versions of the exported symbols are the ABI, and nothing else would notice that
-one is missing or that the library needs a C++ run time. Skips what is not built.
+one is missing or that the library needs a C++ run time. Skips the programs that are not built.
 """
 import glob
 import os
@@ -15,7 +15,7 @@ BUILT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/rd
 
 
 def output(*command):
-    """What a command prints."""
+    """The output of a command."""
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

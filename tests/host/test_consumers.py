@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What is changed in libfabric, where it can't be built here."""
+"""The changes to libfabric, where it can't be built here."""
 import os
 import subprocess
 import tempfile

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The DKMS package, as tests/lab/dkms_life had it installed, its kernel updated, and it removed.
 
-That is done once for each state of the package and kept (build/lab/dkms/life): here is looked at
-what it left. The kernel takes the modules in the guest `dkms` (tests/guest/dkms_modules).
+That is done once for each state of the package and kept (build/lab/dkms/life): here are the checks
+of its outputs. The kernel takes the modules in the guest `dkms` (tests/guest/dkms_modules).
 """
 import glob
 import io
@@ -76,7 +76,7 @@ STUB_HOOK = """\
 
 
 class Life(unittest.TestCase):
-    """What the administrator sees."""
+    """The administrator's view."""
 
     @classmethod
     def setUpClass(cls):
@@ -104,7 +104,7 @@ class Life(unittest.TestCase):
             return text.read(), int(status.read())
 
     def files(self, tree):
-        """{path in a tree of modules: its inode}: what was not touched is the same file."""
+        """{path in a tree of modules: its inode}: an untouched module is the same file."""
         root = os.path.join(self.folder, tree)
         return {os.path.relpath(os.path.join(folder, name), root):
                 os.lstat(os.path.join(folder, name)).st_ino
@@ -248,7 +248,7 @@ class Life(unittest.TestCase):
         text, status = self.said("remove")
         self.assertEqual(status, 0, text)
         self.is_left_alone("removed")
-        self.assertEqual(self.said("verify"), ("", 0))      # dpkg knows what its kernel has
+        self.assertEqual(self.said("verify"), ("", 0))      # dpkg knows its kernel's files
         self.assertEqual(self.said("after"), self.said("before"))
         self.assertEqual(self.said("purge")[1], 0)
         self.assertEqual(self.said("left"), ("", 0))
@@ -260,7 +260,7 @@ class Making(unittest.TestCase):
     core = "kernel/drivers/infiniband/core/ib_core.ko.xz"
 
     def modules(self, lines, release="6.12.1-test"):
-        """What the package's `modules` says of a kernel with this modules.dep: text and status."""
+        """The package's `modules` on a kernel with this modules.dep: its output and status."""
         with tempfile.TemporaryDirectory() as root:
             dkms.stage(root)
             tool = os.path.join(root, dkms.fill(dkms.SOURCE, dkms.words()), "dkms/modules")
@@ -274,7 +274,7 @@ class Making(unittest.TestCase):
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             return done.stdout, done.returncode
 
-    def test_finds_what_uses_the_core(self):
+    def test_finds_users_of_the_core(self):
         lines = [self.core + ":", "kernel/a.ko.xz:", "updates/dkms/theirs.ko.xz: " + self.core,
                  "kernel/net/smc/smc.ko.xz: kernel/a.ko.xz " + self.core]
         self.assertEqual(self.modules(lines), ("ib_core\nsiw\nsmc\n", 0))
@@ -316,7 +316,7 @@ class Making(unittest.TestCase):
 
 
 class Mishaps(unittest.TestCase):
-    """What goes wrong halfway: the package's scripts, the real dkms and dpkg on stub kernels."""
+    """Failures halfway: the package's scripts, the real dkms and dpkg on stub kernels."""
 
     layers = ["/"]
     kernels = ("6.12.1-a", "6.12.1-b")
@@ -378,7 +378,7 @@ class Mishaps(unittest.TestCase):
 
     @classmethod
     def run_on(cls, place, script):
-        """What a script says, and its status; what it changes is in `place`."""
+        """The output of a script, and its status; its changes are in `place`."""
         release = cls.kernels[0]
         environment = {
             "NAME": dkms.NAME, "KERNELS": " ".join(cls.kernels), "ONE": release,
@@ -395,7 +395,7 @@ class Mishaps(unittest.TestCase):
             return said.read(), status
 
     def after(self, script):
-        """What a script says, which must succeed, where the package is installed."""
+        """The output of a script, which must succeed, where the package is installed."""
         place = tempfile.mkdtemp(dir=self.folder)
         self.addCleanup(namespace.remove, place)
         copy = ["cp", "-a", os.path.join(self.folder, "base/upper"), place]
@@ -422,7 +422,7 @@ class Mishaps(unittest.TestCase):
                 self.after(cut + 'dpkg -r "$NAME-dkms"; [ ! -e "${TREE%/*}" ]\n'
                            '[ -z "$(find /lib/modules -path "*/updates/*.ko")" ]')
 
-    def test_what_ours_export_is_kept_with_them(self):
+    def test_exports_of_our_modules_are_kept_with_them(self):
         text = self.after('cd "/var/lib/$NAME/symvers"; ls; echo then; "$SOURCE/dkms/undo" "$ONE"\n'
                           'ls; rm -r "$PWD"; "$HOOK" "$ONE"; ls "$PWD"; echo then\n'
                           'touch /broken; dpkg -i /srv/stub/good.deb; ls -A "/var/lib/$NAME"')
@@ -431,14 +431,14 @@ class Mishaps(unittest.TestCase):
         self.assertEqual(undone.split("\n")[0], self.kernels[1])
         self.assertNotIn("symvers", broken.split())
 
-    def test_what_is_gone_of_the_modules_comes_back(self):
+    def test_a_lost_module_comes_back(self):
         self.after('rm "$OURS/siw.ko"; "$HOOK" "$ONE"; ls "$OURS/siw.ko"')
 
     def test_all_is_taken_away_or_it_says_so(self):
         text = self.after('rm "$SOURCE/dkms.conf"; ! dpkg -r "$NAME-dkms"; ls "$OURS/siw.ko"')
         self.assertIn("has not taken the modules away", text)
 
-    def test_what_dpkg_takes_back_is_built_again(self):
+    def test_modules_that_dpkg_takes_back_are_built_again(self):
         text = self.after('! dpkg -i /srv/stub/bad.deb; dkms status')
         self.assertEqual(text.count(self.installed), len(self.kernels), text)
         for action in ("upgrade", "remove", "deconfigure"):
@@ -480,7 +480,7 @@ class Mishaps(unittest.TestCase):
                 if hook != ":":
                     self.assertIn(f"installed for {self.kernels[0]}", then)
 
-    def test_what_a_removal_leaves_does_nothing(self):
+    def test_hooks_that_a_removal_leaves_do_nothing(self):
         text = self.after('dpkg -r "$NAME-dkms"; echo then\n'
                           'for hook in /etc/kernel/*.d/dkms-$NAME; do "$hook" "$ONE"; done\n'
                           'ls /etc/kernel/*.d/dkms-$NAME | wc -l; ls -A /var/lib/dkms')
@@ -516,7 +516,7 @@ class Mishaps(unittest.TestCase):
         self.after(f'{self.unbuild}rm /usr/sbin/update-initramfs; "$HOOK" "$ONE"\n'
                    '[ -z "$(ls "/var/lib/$NAME/initramfs")" ]')      # with neither there is none
 
-    # What mokutil says, and a kernel for which dkms can sign.
+    # mokutil's answer, and a kernel for which dkms can sign.
     secure_boot = ('mkdir "/lib/modules/$ONE/build/scripts"\n'
                    'echo SecureBoot enabled >/secure-boot--sb-state\n'
                    'printf "#!/bin/sh\\n" >"/lib/modules/$ONE/build/scripts/sign-file"\n'
@@ -598,7 +598,7 @@ class Mishaps(unittest.TestCase):
                 self.assertIn(said, text)
                 self.assertNotIn("it has no RDMA", text)
 
-    def test_what_is_kept_of_the_source(self):
+    def test_files_that_are_kept_of_the_source(self):
         again = 'echo again; "$SOURCE/dkms/keep-source"\n'
         text = self.after('echo "# more" >>"$SOURCE/dkms/keep-source"\n'
                           'mkdir "/var/lib/$NAME/new.x"\n'

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What upstream is fetched from, on machines whose apt is configured otherwise than this one's.
+"""The sources of upstream's files, on machines whose apt is configured otherwise than this one's.
 
 apt itself reads the configuration; nothing is asked of a network.
 """
@@ -79,7 +79,7 @@ def full_disk():
 
 
 class Kept(unittest.TestCase):
-    """What is found out once and kept in the build folder."""
+    """Answers that are found out once and kept in the build folder."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -94,7 +94,7 @@ class Kept(unittest.TestCase):
         self.placed = 0
 
     def pin(self, _):
-        """Of whatever upstream."""
+        """Of any upstream."""
         return {"version": "6.12.1", "sha256": ""}
 
     def place(self, *_):
@@ -107,7 +107,7 @@ class Kept(unittest.TestCase):
         return fetch.users_tree("linux", self.build, self.build, False)
 
     def check(self, ask, answer, name):
-        """It is asked again if the disk was full, or what it kept is empty; else it is kept."""
+        """It is asked again if the disk was full, or the kept answer is empty; else it is kept."""
         kept = os.path.join(self.build, name)
         with full_disk(), self.assertRaises(OSError):
             ask()

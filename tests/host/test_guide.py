@@ -11,12 +11,12 @@ sys.path.insert(0, os.path.join(REPO, "tests/mpi"))
 
 import ucx  # noqa: E402
 
-with mock.patch.object(ucx, "new", lambda: False):  # no UCX is needed to read what it sets
+with mock.patch.object(ucx, "new", lambda: False):  # its settings can be read without UCX
     import compare  # noqa: E402
 
 
 class Guide(unittest.TestCase):
-    """What a user is told to set."""
+    """The settings that the user guide names."""
 
     def test_other_caches_are_turned_off(self):
         with open(os.path.join(REPO, "Documentation/user-guide.md"), encoding="utf-8") as text:

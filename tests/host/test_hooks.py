@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Rules for the patches to upstream's files, user space and kernel.
 
-Why: a hook is read again only when upstream moves; its header must tell then what it is for, and
-the delta must stay small enough to carry.
+Why: a hook is read again only when upstream moves; its header must tell its purpose then, and the
+delta must stay small enough to carry.
 """
 import collections
 import glob
@@ -24,9 +24,9 @@ import overlay  # noqa: E402
 # notification and cache has its own: all memory in rdma-core 8 of these lines (its capability,
 # prefetching on rxe), and rxe's on-demand paging a line at each place of its three state machines
 # that touches memory, with the fields behind them. Errors of rxe and siw that our tests met are
-# mended: what let a peer walk round a memory window (15), or any user or peer end the kernel (10),
-# windows that outlive their queue pair (30), flushes that nobody counts (4), a page that nobody
-# waits for any more (1), requests that are sent again (26 + 4), windows that are bound beside
+# mended: those that let a peer walk round a memory window (15), or any user or peer end the kernel
+# (10), windows that outlive their queue pair (30), flushes that are not counted (4), a page whose
+# waiter has left (1), requests that are sent again (26 + 4), windows that are bound beside
 # something else (2 + 13), a message without an end (8), and queues that are reset, drained or
 # changed, or whose peer is not ready (14 + 17 + 4 * 3); in siw, where a peer or the owner of a
 # queue can end the kernel or read its memory in many ways, 60.
@@ -52,7 +52,7 @@ class HookRules(unittest.TestCase):
                     self.texts[os.path.relpath(path, REPO)] = text.read()
         self.user = {path: text for path, text in self.texts.items()
                      if path.startswith(overlay.HOOKS["rdma-core"])}
-        # What upstream has mended since is as upstream has it.
+        # Upstream's later corrections are as upstream has them.
         self.own = {path: text for path, text in self.user.items()
                     if "\nUpstream-Status: Backport [https://" not in text}
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The two states of Debian's archive for an update: from which kernel, and what is in its image."""
+"""The two states of Debian's archive for an update: from which kernel, and the image's files."""
 import hashlib
 import os
 import subprocess

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""When the lab makes a machine anew, and that nobody makes or uses one that is being made.
+"""When the lab makes a machine anew, and that no process makes or uses one that is being made.
 
-What takes minutes, compiling, is replaced by a function; what decides about it is the lab's.
+Compiling, which takes minutes, is replaced by a function; the decisions about it are the lab's.
 """
 import contextlib
 import fcntl
@@ -77,12 +77,12 @@ class Ready(unittest.TestCase):
         self.busy -= 1
 
     def use(self):
-        """What a guest started now would run."""
+        """The kernel that a guest started now would run."""
         with build.ready(self.machine):
             return build.read(self.machine.kernel)
 
     def test_once(self):
-        """What is up to date stays."""
+        """A machine that is up to date stays."""
         self.assertEqual([self.use(), self.use()], ["1", "1"])
         self.assertEqual(self.made, ["1"])
 
@@ -146,7 +146,7 @@ class Ready(unittest.TestCase):
         self.assertEqual((found, self.made), (["2"], ["1", "2"]))
 
     def test_interrupted(self):
-        """What a build had half made is not there afterwards, nor is the build."""
+        """The half-made files of a build are gone afterwards, and so is the build."""
         half = os.path.join(self.folder, "half")
         self.write("half:\n\techo $$$$ >$@; sleep 100\n")
 
@@ -170,7 +170,7 @@ class Ready(unittest.TestCase):
             os.kill(pids[0], 0)
 
     def test_killed(self):
-        """A build that nobody waits for any more ends, and has the machine's lock until then."""
+        """A build whose caller was killed ends, and has the machine's lock until then."""
         half = os.path.join(self.folder, "half")
         with open(os.path.join(self.folder, "Makefile"), "w", encoding="utf-8") as out:
             out.write(MAKEFILE)

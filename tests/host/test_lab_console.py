@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The lab's console parser on recorded consoles: what it misses, no test of the fork can find."""
+"""The lab's console parser on recorded consoles: a report that it misses no test can find."""
 import os
 import sys
 import unittest
@@ -44,7 +44,7 @@ class RecordedConsoles(unittest.TestCase):
         self.assertTrue(any("Kernel panic" in line for line in report.lines))
 
     def test_warning(self):
-        """A WARNING, from its "cut here" to its end; what follows is not part of it."""
+        """A WARNING, from its "cut here" to its end; the lines after it are not part of it."""
         report, = self.check("warning.log", ("WARNING", "WARNING: CPU: 0 PID:"))
         self.assertIn("cut here", report.lines[0])
         self.assertIn("end trace", report.lines[-1])
@@ -68,7 +68,7 @@ class SingleLines(unittest.TestCase):
     """The telling lines of other reports, as the kernel's sources print them."""
 
     def test_kinds(self):
-        """Each is found, as what it is."""
+        """Each is found, by its kind."""
         for kind, line in (
                 ("UBSAN", "UBSAN: array-index-out-of-bounds in drivers/x.c:12:3"),
                 ("KFENCE", "BUG: KFENCE: use-after-free read in rxe_free+0x1/0x2"),
@@ -97,7 +97,7 @@ class SingleLines(unittest.TestCase):
         self.assertTrue(console.parse("[   12.345678][  T123] BUG: bad\r\n"))
 
     def test_programs_own_words(self):
-        """What did not come from the kernel has no time stamp, and is not a report."""
+        """A line that did not come from the kernel has no time stamp, and is not a report."""
         self.assertFalse(console.parse("WARNING: CPU: is what the program says\nBUG: so\n"))
         self.assertFalse(console.parse(
             "[    2.0] traps: a[1] general protection fault ip:1 sp:2 error:0 in a[1+2]\n"))

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The QEMU that the lab starts: what it gets wrong no kernel can make right.
+"""The QEMU that the lab starts: no kernel can make up for its mistakes.
 
 Skipped where Debian's kernel was not made ready yet (tests/lab/run --prepare): that takes minutes.
 """
@@ -17,7 +17,7 @@ import emulator  # noqa: E402  pylint: disable=wrong-import-position
 import guest  # noqa: E402  pylint: disable=wrong-import-position
 import machine as machines  # noqa: E402  pylint: disable=wrong-import-position
 
-# Both CPUs run what trace events patch: timers, wake-ups, interrupts. QEMU 7.2 never got through.
+# Both CPUs run code that trace events patch: timers, wake-ups, interrupts. QEMU 7.2 always died.
 PATCHING = """
 cd /sys/kernel/tracing
 for i in 1 2 3; do (while :; do sleep 0.001; done) & done
@@ -54,14 +54,14 @@ class Emulator(unittest.TestCase):
     @unittest.skipUnless(os.path.exists(os.path.join(REPO, "build/lab/debian/kernel")),
                          "Debian's kernel is not made ready")
     def test_code_that_is_patched(self):
-        """A CPU runs what the other one has written, and not what was there before."""
+        """A CPU runs the code that the other one has written, and not the code before it."""
         done = subprocess.run([os.path.join(REPO, "tests/lab/run"), "--kernel", "debian", "--",
                                "sh", "-c", PATCHING], capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stdout), (0, "patched\n"), done.stderr)
 
 
 class Accelerator(unittest.TestCase):
-    """What the lab finds out about KVM, by a guest that is replaced here."""
+    """The lab's findings about KVM, by a guest that is replaced here."""
 
     def find(self, name, in_time, console):
         """The answer for a machine whose guest is at its end in time, or not, with that console."""
@@ -95,7 +95,7 @@ class Accelerator(unittest.TestCase):
         self.check_once("", "tcg")
 
     def test_a_machine_with_devices(self):
-        """They are for more memory and CPUs than what is tried has."""
+        """The devices need more memory and CPUs than the trial has."""
         self.assertTrue(machines.load("hotplug").devices)
         self.find("hotplug", True, "reboot: Restarting system")
         self.assertEqual([one.devices for one in self.tried], [[]])

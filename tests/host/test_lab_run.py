@@ -108,7 +108,7 @@ class Run(unittest.TestCase):
         self.assertEqual(self.run_guest("--", "no-such-program")[0], 127)
 
     def test_host_is_not_changed(self):
-        """What the guest writes, it sees; the host does not, except for the results."""
+        """The guest sees its own writes; the host does not, except for the results."""
         path = os.path.join(self.folder.name, "file")
         with open(path, "w", encoding="utf-8") as out:
             out.write("host")
@@ -134,7 +134,7 @@ class Run(unittest.TestCase):
 
     @unittest.skipUnless(KERNEL in ("um", "debug"), "Debian's kernel has no LKDTM")
     def test_stack_of_a_task_that_hangs(self):
-        """It is printed, though it is not among what goes to the console."""
+        """It is printed, though the console does not get it by itself."""
         status, out, err = self.run_guest(
             "--timeout", "1200", "--", "sh", "-c",
             "echo 1 >/proc/sys/kernel/hung_task_timeout_secs; "
@@ -152,7 +152,7 @@ class Run(unittest.TestCase):
         self.assertIn(b"Kernel panic", err)
 
     def test_time_limit(self):
-        """A guest that hangs is ended; what it said before is there, if it came so far."""
+        """A guest that hangs is ended; its earlier output is there, if it came so far."""
         for limit in (4, 16, 64, 256):
             status, out, _ = self.run_guest("--timeout", str(limit),
                                             "--", "sh", "-c", "echo begun; sleep 9999")
@@ -168,7 +168,7 @@ class Run(unittest.TestCase):
         self.assertEqual((status, out), (0, b"done\n"))
 
     def test_kernel_stays_while_it_runs(self):
-        """The runner has the lock that who makes the kernel anew waits for, until the end."""
+        """The runner has a lock until its end, which a build of the kernel waits for."""
         path = os.path.join(REPO, "build/lab", KERNEL, ".lock")
         process = self.start("--", "sh", "-c", "echo begun; sleep 9999")
         self.assertEqual(process.stdout.readline(), b"begun\n")
@@ -206,7 +206,7 @@ class Run(unittest.TestCase):
 @unittest.skipUnless(os.path.exists(os.path.join(REPO, "build/lab/debian/kernel")),
                      "the debian kernel is not built")
 class Emulated(unittest.TestCase):
-    """What only QEMU does."""
+    """Functions of QEMU only."""
 
     def test_clock_counts_instructions(self):
         """The kernel finds a CPU of 1 GHz, however fast this machine is."""
@@ -250,13 +250,13 @@ class Emulated(unittest.TestCase):
         self.assertEqual((status, out), (99, ""))
 
     def test_emulator_is_killed(self):
-        """By somebody, or for lack of memory: that is none of its own crashes."""
+        """By a user, or for lack of memory: that is none of its own crashes."""
         status, out, err = self.crash_emulators(signal.SIGKILL)
         self.assertEqual((status, out), (99, ""))
         self.assertNotIn("QEMU crashed", err)
 
     def test_emulator_crashes_after_a_report(self):
-        """What the kernel complained of before is not forgotten."""
+        """The kernel's earlier complaint is not forgotten."""
         with tempfile.TemporaryDirectory() as temp:
             process = self.start(temp, "true")
             while not (found := emulators_in(temp)) and process.poll() is None:
@@ -273,7 +273,7 @@ class Emulated(unittest.TestCase):
         self.assertIn("of_a_test", err)
 
     def test_emulator_crashes_under_the_command(self):
-        """What the command has done by then would be done twice."""
+        """The command is not run again: its work would be done twice."""
         with tempfile.TemporaryDirectory() as temp:
             process = self.start(temp, "sh", "-c", "echo begun; sleep 9999")
             self.assertEqual(process.stdout.readline(), "begun\n")

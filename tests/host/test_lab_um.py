@@ -57,7 +57,7 @@ class Patch(unittest.TestCase):
             self.assertNotEqual(build.fingerprint(machine), before)
 
     def test_the_kernel_has_it(self):
-        """What the build made of it, where there is one."""
+        """The size in the built kernel, where there is one."""
         made = os.path.join(fetch.BUILD, "lab/um/build/include/generated/user_constants.h")
         if not os.path.exists(made):
             self.skipTest("the um kernel is not built")
@@ -66,10 +66,10 @@ class Patch(unittest.TestCase):
 
 
 class Host(unittest.TestCase):
-    """What is said of a CPU."""
+    """The size of a CPU's state."""
 
     def test_size(self):
-        """The kernel wants at least what each 64-bit CPU has, and less than no CPU."""
+        """The kernel wants at least the state of each 64-bit CPU, and less than no CPU."""
         self.assertGreaterEqual(um.host_state(), 512 + 64)
         self.assertLess(um.host_state(), um.LARGEST)
 

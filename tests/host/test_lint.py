@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""clang-tidy sees in a file that another one includes what it sees in a main file.
+"""clang-tidy sees the same in an included file as in a main file.
 
 Why: a unit of buildlib/lint.py that it looks at with half of its checks would be no less "ok",
 nor would a file that it leaves out for no reason.
@@ -56,7 +56,7 @@ class Lint(unittest.TestCase):
                 self.assertEqual(bool(found), expected)
                 self.assertEqual(lint.declares_names(source.name), expected)
 
-    def test_what_has_passed_is_left_out_until_it_changes(self):
+    def test_a_passed_folder_is_left_out_until_it_changes(self):
         """One folder of one source; its content is the digest's."""
         with tempfile.TemporaryDirectory() as folder, \
                 mock.patch.dict(os.environ, {"XDG_CACHE_HOME": folder}), \
@@ -91,7 +91,7 @@ class Lint(unittest.TestCase):
         return other
 
     def test_a_clone_of_another_user(self):
-        """git refuses it if it is not told that it is safe; what is in it is looked at."""
+        """git refuses it if it is not told that it is safe; its files are looked at."""
         other = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1", "GIT_CONFIG_GLOBAL": os.devnull,
                  "GIT_CONFIG_NOSYSTEM": "1"}
         with mock.patch.dict(os.environ, other):

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What runs in a namespace of the lab changes nothing of this machine but what it is given."""
+"""A script in a namespace of the lab changes only its own folders on this machine."""
 import os
 import subprocess
 import sys
@@ -24,7 +24,7 @@ class Namespace(unittest.TestCase):
         self.place = os.path.join(self.folder, "place")
 
     def run_script(self, script, binds=(), **environment):
-        """What the script says, and its status."""
+        """The output of the script, and its status."""
         with tempfile.TemporaryFile("w+") as said:
             status = namespace.run(self.place, ["/"], script, environment, binds,
                                    stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)

@@ -25,7 +25,7 @@ dpkg-query -W -f '${{source:Package}} ${{Package}} ${{Version}}\\n' | grep '^rdm
 dpkg --audit
 """
 
-# What the page holds.
+# The packages that the page holds.
 HELD = "echo held: $(apt-mark showhold | grep -E '^(lib)?(ibverbs|rdmacm)')\n"
 
 # Takes all of that away.
@@ -71,7 +71,7 @@ class Packages(unittest.TestCase):
         cls.version = os.path.basename(made[0]).split("_")[1]
 
     def shown(self, script):
-        """What the script, which must succeed, says by SHOW, {mark: [(package, version)]}; all."""
+        """The output of SHOW in the script, {mark: [(package, version)]}, and the whole output."""
         with tempfile.TemporaryFile("w+") as output, \
                 tempfile.TemporaryDirectory(dir=scratch_root.BUILD) as place:
             status = scratch_root.run(
@@ -100,7 +100,7 @@ class Packages(unittest.TestCase):
         self.assertEqual(free, "")
 
     def test_where_nothing_of_it_is_installed(self):
-        """The second line brings what its packages depend on."""
+        """The second line brings the packages that its packages depend on."""
         shown, said = self.shown(
             NOTHING + command("apt-get install --only-upgrade")
             + command("apt-get install [.]/") + SHOW.format(mark="INSTALLED"))

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""tests/run itself: what it counts and shows, and in which order it does what."""
+"""tests/run itself: its counts and displays, and its order of steps."""
 import contextlib
 import fcntl
 import io
@@ -33,7 +33,7 @@ SPEC.loader.exec_module(runner)
 
 
 class Counting(unittest.TestCase):
-    """What each suite's output says."""
+    """The counts in each suite's output."""
 
     def test_lines(self):
         count = results.lines("noise\nok one\nx.cpp:7: failed: a\nnot ok two\nskip three: no\n")
@@ -82,7 +82,7 @@ class Counting(unittest.TestCase):
         self.assertEqual(str(count), "1 passed, 1 failed, 0 skipped")
 
     def test_unended(self):
-        """The name of a step that did not end tells what the lab knows."""
+        """The name of a step that did not end has the lab's findings."""
         text = "test_a ... ok\nlab: booted\nlab: the kernel reported: Oops: 0\n" \
                "lab: the guest ended without a result\n"
         self.assertEqual(results.unended("step", text).failures[0].name,
@@ -123,10 +123,10 @@ class Again(unittest.TestCase):
 
 
 class Guest(unittest.TestCase):
-    """The script that a guest runs, and what is made of its outputs; here a shell runs it."""
+    """The script that a guest runs, and the results in its outputs; here a shell runs it."""
 
     def told(self, *commands, cut=None):
-        """What each command said, as (number, status, text)."""
+        """The output of each command, as (number, status, text)."""
         ended = []
         with tempfile.TemporaryDirectory() as folder:
             steps = output.Steps(lambda number: output.Told(folder, f"step {number}"),
@@ -162,7 +162,7 @@ class Guest(unittest.TestCase):
                            env={**os.environ, "TMPDIR": folder}, capture_output=True)
             self.assertEqual(os.listdir(folder), [])
 
-    def test_what_is_cut_off_has_not_ended(self):
+    def test_a_step_that_is_cut_off_has_not_ended(self):
         ended, steps = self.told("echo a", "echo b", cut=-3)
         self.assertEqual([number for number, *_ in ended], [0])
         self.assertIsNone(steps.told[1].status)
@@ -198,7 +198,7 @@ class Schedule(unittest.TestCase):
                                    ("long", (), 6, True), ("start", (), 1, True)),
                          ["start", "end", "long", "a short one"])
 
-    def test_what_needs_what_failed_is_given_up(self):
+    def test_a_step_is_given_up_with_the_one_it_needs(self):
         self.assertEqual(self.done(2, ("a", (), 9, False), ("b", ("a",), 1, True),
                                    ("c", ("b",), 1, True)), ["a", "b without a", "c without b"])
 
@@ -222,7 +222,7 @@ class Whole(unittest.TestCase):
     """A run of lanes of the test's own, on the host."""
 
     def run_lanes(self, builds, *lane_rows, repeat=1):
-        """What is printed, and the count."""
+        """The printed lines, and the count."""
         rows = {f"lane{number}": row for number, row in enumerate(lane_rows)}
         printed = io.StringIO()
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(printed), \
@@ -275,7 +275,7 @@ class Whole(unittest.TestCase):
         self.assertEqual(str(count), "0 passed, 1 failed, 1 skipped")
 
     def run_guest(self, *said, status=0):
-        """A guest whose step says the first text; what is run after it says the next ones."""
+        """A guest whose step says the first text; the commands after it say the next ones."""
         texts = [f"{output.MARK} 0 begins\n{said[0]}{output.MARK} 0 ended 1\n", *said[1:]]
         commands = []
 
@@ -317,7 +317,7 @@ class Whole(unittest.TestCase):
                 {}, lanes.Lane([lanes.Step("one", command, results.lines)]))
         return str(count), printed, time.monotonic() - start
 
-    def test_what_hangs_is_ended(self):
+    def test_a_step_that_hangs_is_ended(self):
         for command in ("echo ok one; sleep 999", "trap '' TERM; echo ok one; sleep 999; true",
                         "trap 'exit 0' TERM; echo ok one; sleep 999 & wait",
                         "echo ok one; exec >/dev/null 2>&1; sleep 999",
@@ -330,7 +330,7 @@ class Whole(unittest.TestCase):
                 self.assertIn("    tests/run: ended, as it has said nothing for 5 s", printed)
                 self.assertLess(seconds, 600)
 
-    def test_what_goes_on_may_last(self):
+    def test_a_step_that_goes_on_may_last(self):
         """The limit is of silence: a slow machine needs long for all."""
         count, _, _ = self.run_for(
             "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.5; echo $i; done; echo ok one")
@@ -349,7 +349,7 @@ class Alone(unittest.TestCase):
     """Two runs in one clone would delete each other's outputs."""
 
     def main(self, folder, command):
-        """The exit status of a run with that step, and what it prints."""
+        """The exit status of a run with that step, and its output."""
         printed = io.StringIO()
         rows = {"lane": lanes.Lane([lanes.Step("one", command, results.lines)])}
         with contextlib.redirect_stdout(printed), mock.patch.object(sys, "argv", ["tests/run"]), \
@@ -370,7 +370,7 @@ class Alone(unittest.TestCase):
             status, printed = self.main(folder, "echo ok one")
             self.assertEqual((status, printed[-1]), (0, "1 passed, 0 failed, 0 skipped"))
 
-    def test_what_outlives_a_run_does_not_hold_up_the_next_one(self):
+    def test_a_process_that_outlives_a_run_does_not_hold_up_the_next_one(self):
         with tempfile.TemporaryDirectory() as folder:
             command = f"sleep 100 >/dev/null 2>&1 & echo $! >{folder}/pid; echo ok one"
             self.assertEqual(self.main(folder, command)[0], 0)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The mail-ready kernel series: applies to plain sources, each patch builds, checkpatch is content.
 
-Why: nobody here builds it otherwise; what is built day by day is the overlay. The builds are
+Why: the daily builds are of the overlay, and only this test builds the series. The builds are
 against Debian's headers, and skipped over when this very series has been built before.
 """
 import hashlib
@@ -27,7 +27,7 @@ import series  # noqa: E402
 
 # New files below drivers/infiniband and include/rdma have their entries in MAINTAINERS.
 CHECKPATCH = ["--strict", "--terse", "--no-tree", "--no-summary", "--ignore", "FILE_PATH_CHANGES"]
-# Drivers of devices that the lab does not have: what a patch touches is compiled, and not run.
+# Drivers of devices that the lab does not have: the touched files are compiled, and not run.
 UNTRIED = ("drivers/infiniband/hw/", "drivers/infiniband/sw/rdmavt/")
 # Those of them that Debian does not build.
 OPTIONS = [f"CONFIG_INFINIBAND_{name}=m" for name in ("EFA", "ERDMA", "HNS_HIP08", "VMWARE_PVRDMA")]
@@ -42,7 +42,7 @@ def touched(mail):
 def batches(files):
     """{mail: its files} in lists of mails that are built at once.
 
-    Untried drivers, none twice: what a mail breaks no other one of its batch can mend.
+    Untried drivers, none twice: no other mail of the batch can mend one's mistake.
     """
     done, seen = [], set()
     for mail, names in files.items():
@@ -57,7 +57,7 @@ def batches(files):
 
 
 class Series(unittest.TestCase):
-    """What a maintainer would do with it."""
+    """A maintainer's steps with it."""
 
     @classmethod
     def setUpClass(cls):
@@ -108,7 +108,7 @@ class Series(unittest.TestCase):
         plain = os.path.join(self.temporary.name, "steps")
         os.mkdir(plain)
         series.plain_tree(plain)
-        # Always the same folders, so that the compiler cache knows what they hold.
+        # Always the same folders, so that the compiler cache knows their content.
         places = [os.path.join(fetch.BUILD, name) for name in ("series.modules", "series.objects")]
         for place in places:
             shutil.rmtree(place, ignore_errors=True)
@@ -135,9 +135,9 @@ class Series(unittest.TestCase):
         self.run_make([*make[:-1], *OPTIONS, f"-j{os.cpu_count()}", *objects])
 
     def run_make(self, command):
-        """Run make, show what it says if it fails; a warning is a failure.
+        """Run make, print its output if it fails; a warning is a failure.
 
-        What is built is not loaded. So it is optimized for size, which takes less time, and its
+        The modules are not loaded. So they are optimized for size, which takes less time, and their
         symbols have no checksums, which take two fifths of it.
         """
         env = build.compiler_environment()

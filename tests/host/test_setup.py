@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""buildlib/setup beside another apt; what it calls is replaced by shell scripts."""
+"""buildlib/setup beside another apt; shell scripts replace the commands that it calls."""
 import os
 import shutil
 import subprocess
@@ -21,7 +21,7 @@ shown # why
 both several
 """
 LOCKED = "E: Could not get lock lists/lock.\\nE: Unable to lock directory lists/"
-# `told` has what each of the first updates says that fail; a line each.
+# `told` has the messages of the first updates, which fail; a line each.
 STUBS = {
     "apt-get": 'echo "$*" >>calls; [ "$1" = update ] && [ -s told ] || exit 0\n'
                'printf "$(head -n 1 told)\\n" >&2; sed -i 1d told; exit 100',

@@ -19,7 +19,7 @@ class Step(unittest.TestCase):
         self.log = os.path.join(folder.name, "folder/log")
 
     def run_step(self, command):
-        """Run a shell command as a step. Whoever holds the outputs keeps this from returning."""
+        """Run a shell command as a step. This returns when no process holds the outputs."""
         return subprocess.run([STEP, "title", self.log, "sh", "-c", command], text=True,
                               check=False, capture_output=True)
 

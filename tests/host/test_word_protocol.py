@@ -33,7 +33,7 @@ def search(bug=None):
 
 
 class WordProtocol(unittest.TestCase):
-    """What a user may rely on, and what happens if the kernel gets it wrong."""
+    """A user's guarantees, and the outcome if the kernel gets it wrong."""
 
     def test_all_interleavings(self):
         self.assertEqual(search(), (False, True))
