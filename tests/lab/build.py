@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Make what a machine starts from: kernel, modules, initramfs. Whatever is up to date stays.
+"""Make a machine's kernel, modules and initramfs. Parts that are up to date stay.
 
 Why a fingerprint and not make alone: make needs seconds to find out that a kernel is up to date,
-and every run of the lab asks. The fingerprint is the content of all that we write and that goes in,
-taken before the build: what is edited while it runs leads to another one.
+and every run of the lab asks. The fingerprint is the content of all our files that go in, taken
+before the build: an edit while it runs leads to another one.
 """
 import contextlib
 import fcntl
@@ -39,7 +39,7 @@ def say(text):
 
 @contextlib.contextmanager
 def step(text):
-    """Say what is being done and how long it took."""
+    """Print the text, and then the seconds that the step took."""
     say(text + " ...")
     start = time.monotonic()
     yield
@@ -68,7 +68,7 @@ def fingerprint(machine):
 
 
 def read(path):
-    """What is in a file, or nothing."""
+    """The content of a file, or nothing."""
     with contextlib.suppress(FileNotFoundError):
         with open(path, encoding="utf-8") as text:
             return text.read()
@@ -76,12 +76,12 @@ def read(path):
 
 
 def stamp(ours):
-    """What says of which content of ours, and of which upstream version, a machine was made."""
+    """The content of ours and the upstream version that a machine was made of."""
     return f"{ours} {read(os.path.join(BUILD, 'linux.version'))}"
 
 
 def end_build(process):
-    """End a build's process group. Make gets the time to remove what it has half made."""
+    """End a build's process group. Make gets the time to remove its half-made files."""
     with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=10)
@@ -93,7 +93,7 @@ def end_build(process):
 def run(command, log, env=None):
     """Run one step of a build; its output goes to a log, and its errors to the user if it fails.
 
-    It inherits the lock of ready(): if we are killed nobody builds beside it before it has ended.
+    It inherits the lock of ready(): if we are killed, no other process builds before it has ended.
     """
     os.makedirs(os.path.dirname(log), exist_ok=True)
     with open(log, "w", encoding="utf-8") as out:
@@ -122,7 +122,7 @@ def compiler_environment():
     if os.path.isdir("/usr/lib/ccache"):
         env["PATH"] = "/usr/lib/ccache:/usr/sbin:/usr/bin:/sbin:/bin"
         env.setdefault("CCACHE_BASEDIR", BUILD)
-        # What is included is in the .d file: to preprocess first takes as long as to compile.
+        # Included files are in the .d file: to preprocess first takes as long as to compile.
         env.setdefault("CCACHE_DEPEND", "1")
         # The package's build calls "gcc-12", past /usr/lib/ccache, unless it is told so.
         env["DEBIAN_KERNEL_USE_CCACHE"] = "1"
@@ -198,7 +198,7 @@ def live_with_dkms(machine):
 
 
 def up_to_date(machine):
-    """Is the machine made, and of what there is now?"""
+    """Is the machine made, and of today's content?"""
     return os.path.exists(machine.kernel) and \
         read(os.path.join(machine.folder, "fingerprint")) == stamp(fingerprint(machine))
 
@@ -222,7 +222,7 @@ def build(machine):
 
 
 def lock_alone(lock, machine):
-    """Wait until no guest of the machine runs and nobody makes it."""
+    """Wait until no guest of the machine runs and no process makes it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -234,13 +234,13 @@ def lock_alone(lock, machine):
 def ready(machine):
     """Bring a machine up to date, and keep it as it is: a guest loads its modules while it runs.
 
-    Guests share the lock of the machine's folder; who makes it has the lock alone. To change from
-    one to the other gives it up in between, and another process may have made it meanwhile, or be
-    about to: so it is looked at again after each change.
+    Guests share the lock of the machine's folder; the process that makes it has the lock alone. To
+    change from one to the other gives it up in between, and another process may have made it
+    meanwhile, or be about to: so it is looked at again after each change.
     """
     os.makedirs(machine.folder, exist_ok=True)
     with open(os.path.join(machine.folder, ".lock"), "w", encoding="utf-8") as lock:
-        os.set_inheritable(lock.fileno(), True)     # by what does not close it: see run()
+        os.set_inheritable(lock.fileno(), True)     # for the commands of run()
         fcntl.flock(lock, fcntl.LOCK_SH)
         while not up_to_date(machine):
             lock_alone(lock, machine)

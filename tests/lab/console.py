@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Find the kernel's complaints in a guest's console.
 
-Why: a command may succeed while the kernel under it was damaged. A panic, oops, BUG, WARNING, or
-a report of lockdep, KASAN, UBSAN, KFENCE, RCU or of the hung-task detector fails the run, whatever
-the command said. A program's own crash ("traps: ..."), or an out-of-memory kill, is none of these.
+Why: a command may succeed while the kernel under it was damaged. A panic, oops, BUG, WARNING, or a
+report of lockdep, KASAN, UBSAN, KFENCE, RCU or of the hung-task detector fails the run of any
+command. A program's own crash ("traps: ..."), or an out-of-memory kill, is none of these.
 """
 import dataclasses
 import re
@@ -11,7 +11,7 @@ import re
 # "[   12.345678] " or, with CONFIG_PRINTK_CALLER, "[   12.345678][  T123] ".
 STAMP = re.compile(r"^(?:<\d+>)?(?:\[ *\d+\.\d+\](?:\[ *[TC]\d+\])? )")
 
-# What a report's first telling line looks like, and what it is called. The first match counts.
+# The name of each kind of report, and its first telling line. The first match counts.
 KINDS = (
     ("panic", r"Kernel panic - not syncing|PANIC: double fault"),
     ("KASAN", r"BUG: KASAN:"),
@@ -42,7 +42,7 @@ PATTERNS = [(kind, re.compile(pattern)) for kind, pattern in KINDS]
 
 OPENING = re.compile(r"-+\[ cut here \]-+$|^=+$|^-{20,}$")   # may stand before the telling line
 CLOSING = re.compile(r"---\[ end (?:trace|Kernel panic)")
-# tests/lab/init brings the stacks of tasks that hang, and what the CPUs do meanwhile, one by one.
+# tests/lab/init prints the stacks of tasks that hang, and then those of the CPUs, one by one.
 CLOSING_STACK = re.compile(r"disables this message|</TASK>")
 LONGEST = 120
 

@@ -2,7 +2,7 @@
 """The QEMU that emulates guests: the system's, or a newer one where that is not to be relied on.
 
 Why: before 8.1 it may translate a piece of code while another emulated CPU writes to it, and keep
-what it has read. Linux patches its own code all the time (static keys, trace events), and dies of a
+the old bytes. Linux patches its own code all the time (static keys, trace events), and dies of a
 breakpoint that is not in its memory any more ("Oops: int3"). Debian 12 has 7.2, and 10.0 in its
 backports: that is fetched by apt, which verifies it, and unpacked below the build folder. It runs
 on the libraries of the system's.
@@ -55,7 +55,7 @@ def fetch(uri):
 
 @contextlib.contextmanager
 def said():
-    """What goes wrong with an archive is said, and stops nothing."""
+    """Print an archive's problem, and go on."""
     try:
         yield
     except (private_apt.AptError, subprocess.CalledProcessError) as problem:
@@ -63,7 +63,7 @@ def said():
 
 
 def program():
-    """What to start. It is fetched if need be; where it is not to be had the system's has to do."""
+    """The program to start. It is fetched if need be; where that fails, the system's has to do."""
     with private_apt.alone(os.path.join(FOLDER, ".lock")):
         if version(newer()) >= RELIABLE:
             return newer()

@@ -25,7 +25,7 @@ def dropped(wanted, result):
 
 
 def configure(fragments, out, make):
-    """Write `out`/.config from the fragments; `make` runs make there with what it is given."""
+    """Write `out`/.config from the fragments; `make` runs make there with its arguments."""
     wanted = ""
     for name in fragments:
         with open(os.path.join(HERE, "configs", name + ".config"), encoding="utf-8") as text:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Two states of Debian's archive, as apt sees them before and after a kernel update.
 
-Why: what is tried is the update (tests/lab/dkms_life), and the archive offers the newest kernel by
+Why: the test is of the update (tests/lab/dkms_life), and the archive offers the newest kernel by
 name only. The older image, headers and source are there still; the packages that depend on the
 newest kernel are not: those of the older state are the newer ones with the older version in them.
 The images are without most drivers: dkms has depmod read all modules each time.
@@ -21,7 +21,7 @@ import fetch  # noqa: E402  pylint: disable=wrong-import-position
 import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
 
 
-# Of the image's modules: what is large and no driver for RDMA uses, three in five (hfi1 needs i2c).
+# Of the image's modules: large ones that no driver for RDMA uses, three in five (hfi1 needs i2c).
 LEFT_OUT = ("sound", *(f"drivers/{name}" for name in (
     "ata", "bluetooth", "comedi", "edac", "gpu", "hid", "hwmon", "iio", "input", "leds", "md",
     "media", "mfd", "misc", "mmc", "mtd", "net/can", "net/usb", "net/wireless", "platform",
@@ -58,7 +58,7 @@ def followers(version):
 
 @contextlib.contextmanager
 def repacked(deb, folder):
-    """What is in a package, to be changed; then there is a package of that in `folder`."""
+    """A package's files, to be changed; then there is a package of them in `folder`."""
     tree = os.path.join(folder, "tree")
     subprocess.run(["dpkg-deb", "-R", deb, tree], check=True)
     yield tree
@@ -68,7 +68,7 @@ def repacked(deb, folder):
 
 
 def rewrite(path, change):
-    """Replace the text of a file by what `change` makes of it."""
+    """Replace the text of a file by `change(text)`."""
     with open(path, encoding="utf-8") as text:
         changed = change(text.read())
     with open(path, "w", encoding="utf-8") as text:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Commands as root on an overlay of some root, in a mount and a process namespace of their own.
 
-What they change goes to the overlay's upper layer, a folder: no file of the host does.
+Their changes go to the overlay's upper layer, a folder: no file of the host changes.
 """
 import os
 import subprocess
 
-# $1 the folder of the upper layer, $2 the layers below, $3 the script that runs there; then what
-# is bound into it, in threes: path on the host, path there, ro or rw.
+# $1 the folder of the upper layer, $2 the layers below, $3 the script that runs there; then the
+# folders that are bound into it, in threes: path on the host, path there, ro or rw.
 # redirect_dir and metacopy off: the upper layer is then whole files, that mean the same elsewhere.
 # On an empty /run no script finds a running system, whose services it would restart.
 NAMESPACE = """\
@@ -54,7 +54,7 @@ def run(place, lower, script, environment, binds=(), **streams):
 
 
 def remove(*places):
-    """Take files or folders away; what was made in a namespace belongs to root."""
+    """Take files or folders away; those made in a namespace belong to root."""
     there = [place for place in places if os.path.lexists(place)]
     if there:
         subprocess.run(as_root(["rm", "-rf", "--one-file-system", *there], {}), check=True)

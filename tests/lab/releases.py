@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Roots of other releases of Debian, made from this machine's archive and kept.
 
-Two layers each: what a fresh machine has (mmdebstrap), and what buildlib/setup installs on it. A
-command runs on an overlay of them that goes when it ends, with this repository at its path and a
+Two layers each: a fresh machine (mmdebstrap), and the packages that buildlib/setup installs on it.
+A command runs on an overlay of them that goes when it ends, with this repository at its path and a
 build folder of the release's own, which stays. The compiler cache is the machine's.
 """
 import contextlib
@@ -25,19 +25,19 @@ PASSED_ON = re.compile("(RDMAV|IBV|FI|UCX|CATCH|RUN)_|(LINUX|RDMA_CORE)_SOURCE$|
                        "|(http|https|no)_proxy$")
 NO_SERVICES = "printf '#!/bin/sh\\nexit 101\\n' >/usr/sbin/policy-rc.d\n" \
               "chmod 755 /usr/sbin/policy-rc.d\n"
-VARIANT = "minbase"     # what debootstrap calls so
+VARIANT = "minbase"     # debootstrap's name for it
 ACQUIRE = "apt-config dump | grep ^Acquire::"   # how this machine reaches its archive
 
 
 def ask(*command):
-    """What a command says, "" if it fails."""
+    """The output of a command, "" if it fails."""
     done = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                           text=True, check=False)
     return done.stdout.strip() if not done.returncode else ""
 
 
 def read(path):
-    """What is in a file, "" if there is none."""
+    """The content of a file, "" if there is none."""
     with contextlib.suppress(FileNotFoundError):
         with open(path, encoding="utf-8") as text:
             return text.read()
@@ -82,13 +82,13 @@ class Release:
         return namespace.run(place, lower, script, env, [*common, *binds], **streams)
 
     def build_folder(self, place="", kernel=""):
-        """What is the build folder there; one apart for who takes this machine's kernel."""
+        """The build folder there; a user of this machine's kernel has one of its own."""
         folder = os.path.join(place or self.place, "build-" + kernel if kernel else "build")
         os.makedirs(folder, exist_ok=True)
         return folder
 
     def make_base(self, log):
-        """What a fresh machine has. Nothing waits for the disk: it can be made again."""
+        """Make a fresh machine. Nothing waits for the disk: it can be made again."""
         namespace.remove(self.base, self.setup)
         with tempfile.NamedTemporaryFile("w", suffix=".conf") as conf:
             subprocess.run(ACQUIRE, shell=True, stdout=conf, check=True)
@@ -98,13 +98,13 @@ class Release:
                                   stdout=log, stderr=subprocess.STDOUT, check=False).returncode
 
     def make_setup(self, log):
-        """What buildlib/setup installs; on what it has installed before, if there is something."""
+        """Have buildlib/setup install its packages, on those that it has installed before."""
         return self.run(self.setup, [self.base], f"{NO_SERVICES}{REPO}/buildlib/setup",
                         [(self.build_folder(), BUILD, "rw")], stdin=subprocess.DEVNULL,
                         stdout=log, stderr=subprocess.STDOUT)
 
     def layers(self):
-        """[(name, what it is made from, how)]."""
+        """[(name, the text it is made from, how)]."""
         base = "\n".join([VARIANT, *self.sources()])
         return [("base", base, self.make_base),
                 ("setup", base + read(os.path.join(REPO, "buildlib/packages")), self.make_setup)]
@@ -128,7 +128,7 @@ class Release:
 
     @contextlib.contextmanager
     def ready(self):
-        """Have it made, and keep it as it is: who uses it shares a lock."""
+        """Have it made, and keep it as it is: its users share a lock."""
         with open(os.path.join(self.place, ".lock"), "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
             while self.outdated():
@@ -139,7 +139,7 @@ class Release:
 
     @contextlib.contextmanager
     def temporary(self):
-        """A folder for what goes when a command has ended."""
+        """A folder that goes when a command has ended."""
         folder = tempfile.mkdtemp(prefix="run-", dir=self.place)
         try:
             yield folder
@@ -147,7 +147,7 @@ class Release:
             namespace.remove(folder)
 
     def command(self, script, fresh=False, kernel="", shared=()):
-        """Run a script there; its status. See tests/lab/on for what the options mean."""
+        """Run a script there; its status. See tests/lab/on for the options."""
         with contextlib.ExitStack() as kept:
             kept.enter_context(self.ready())
             place = kept.enter_context(self.temporary())

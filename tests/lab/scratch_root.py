@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """A root on which packages are really installed, without a change of the host.
 
-Why: what is packaged must be tried as users get it, by apt and dpkg with all their scripts. So they
-run in a mount namespace of their own, on an overlay whose lower layer is the host's root. The upper
+Why: packages must be tried as users get them, by apt and dpkg with all their scripts. So they run
+in a mount namespace of their own, on an overlay whose lower layer is the host's root. The upper
 layer is kept; a guest gets it above the host's files (tests/lab/run --packages). It is made again
 when a package changed.
 """
@@ -40,7 +40,7 @@ def run(place, script, debs=(), output=None):
 
 
 def fingerprint(debs):
-    """A sum of the packages, of what is installed below them, and of how they are installed."""
+    """A sum of the packages, of the packages below them, and of the way they are installed."""
     total = hashlib.sha256((namespace.NAMESPACE + INSTALL).encode())
     for path in [*debs, "/var/lib/dpkg/status"]:
         with open(path, "rb") as content:
@@ -75,7 +75,7 @@ def up_to_date(total):
 def installed():
     """The upper layer of a root on which the fork's packages are installed; builds them.
 
-    It stays as it is in the context: those who use it share a lock, who makes it has it alone.
+    It stays as it is in the context: its users share a lock, a process that makes it has it alone.
     """
     debs = subprocess.run([os.path.join(REPO, "buildlib/package"), "debs"], check=True, text=True,
                           stdout=subprocess.PIPE).stdout.splitlines()
