@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Build what is needed and run the tests, on the host and in guests; the last line counts them.
+"""Make the builds and run the tests, on the host and in guests; the last line counts them.
 
 Called by tests/run. Without arguments the gate runs (gate.py), with --all every lane but those that
 must be named, with names of lanes only those. A lane that could not run is a failure. The outputs
@@ -30,14 +30,14 @@ import screen
 RESULTS = os.path.join(lanes.REPO, "build", "results")
 LIMIT = 4 * 3600    # seconds for all steps of a guest, on a slow machine
 SILENCE = 3600      # seconds without a line of a step, which has hung then
-GRACE = 30          # seconds that it gets to end what it has begun
+GRACE = 30          # seconds that it gets to end its processes
 TIMED_OUT = 124     # as timeout(1) says it
 SLOWEST = 10
-LINES = 150         # of what failures have said, all together
+LINES = 150         # of failures' outputs, all together
 
 
 def shown(count):
-    """A count without what is 0."""
+    """A count without its zeros."""
     parts = [f"{number} {word}" for number, word in
              ((count.passed, "passed"), (count.failed, "FAILED"), (count.skipped, "skipped"))
              if number]
@@ -59,7 +59,7 @@ class Run:
         self.screen = display
         self.lock = threading.Lock()
         self.count = results.Count()
-        self.lane_counts = {}       # run of a lane: what it has counted so far
+        self.lane_counts = {}       # run of a lane: its count so far
         self.left = {}              # run of a lane: how many of its tasks are not at their end
         self.took = {}              # run of a lane, build: [its seconds, those of processors]
         self.tests = []             # (seconds, name)
@@ -91,7 +91,7 @@ class Run:
             reader.start()
 
         def lives():
-            """Whether it has not ended, or somebody may still write; it is not reaped."""
+            """Whether it has not ended, or a process may still write; it is not reaped."""
             nohang = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return (any(reader.is_alive() for reader in readers) or
                     os.waitid(os.P_PID, child.pid, nohang) is None)
@@ -122,7 +122,7 @@ class Run:
         return child.returncode
 
     def stop(self):
-        """End what runs."""
+        """End all children."""
         for child in list(self.children):
             end(child, signal.SIGTERM)
 
@@ -140,7 +140,7 @@ class Run:
         return not status
 
     def add(self, lane, told, count):
-        """Add what a step has counted to its lane's."""
+        """Add a step's count to its lane's."""
         file = os.path.relpath(told.base, lanes.REPO) + ".*" if told else ""
         with self.lock:
             for one in count.failures:
@@ -149,7 +149,8 @@ class Run:
             self.count += count
 
     def judge(self, lane, step, told, where=""):
-        """Count a step that is at its end, and say so; `where` is what runs a command there."""
+        """Count a step that is at its end, and print it; `where` is the prefix of commands
+        there."""
         name = f"{lane}: {step.name}"
         if told.status is None:
             count = results.unended(name, told.text)
@@ -235,7 +236,7 @@ class Run:
         return True
 
     def lane_tasks(self, name, after, number):
-        """The tasks of one run of a lane, and what comes after it."""
+        """The tasks of one run of a lane, and those after it."""
         row = self.chosen[name]
         lane = name if self.repeat == 1 else f"{name} {number}"
         folder = fresh(lane.replace(" ", "-"))
@@ -292,7 +293,7 @@ class Run:
                 self.count += results.Count(passed=1, failed=-1)
 
     def report(self):
-        """What was slow, what was skipped, what failed; the last line counts."""
+        """The slow, the skipped and the failed tests; the last line counts."""
         print("\nseconds, and those of processors:")
         for name, (seconds, used) in sorted(self.took.items(), key=lambda one: -one[1][0]):
             print(f"  {seconds:5.0f} {used:5.0f}  {name}")
@@ -323,7 +324,7 @@ class Run:
 
     @staticmethod
     def show(word, one, most):
-        """A failure: its name, what was said, at most so many lines, and how to see it again."""
+        """A failure: its name, at most so many lines of its output, and how to see it again."""
         print(f"{word}: {one.name}")
         for line in results.shortened(one.said.replace(lanes.REPO + "/", ""), most):
             print(f"    {line[:300]}")
@@ -334,13 +335,13 @@ class Run:
 
 
 def end(child, number):
-    """Send a signal to a child and what it has started."""
+    """Send a signal to a child and its descendants."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, number)
 
 
 def fresh(name, clear=True):
-    """An empty folder for what a lane leaves."""
+    """An empty folder for a lane's files."""
     folder = os.path.join(RESULTS, name)
     if clear:
         shutil.rmtree(folder, ignore_errors=True)

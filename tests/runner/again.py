@@ -29,7 +29,7 @@ def unittest(program):
 
 
 def matrix(program):
-    """ibv_mr_notify: a row, or a line "row: what was wrong"."""
+    """ibv_mr_notify: a row, or a line "row: its mistake"."""
     def again(case):
         return f"{program} --only {shlex.quote(case.split(': ')[0])}"
     return again

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The gate, which tests/run is without arguments: the part of lanes.py to run before each push.
 
-Chosen by what each program has found (Documentation/mutations.md): the cheapest ones that find
-each mistake there which needs neither KASAN nor minutes. Of a lane the gate runs the named steps.
-A guest of `um` costs a fifth of one that QEMU emulates, so `debian` has only what needs two CPUs,
-or memory that `um` has not.
+Chosen by the mistakes that each program has found (Documentation/mutations.md): the cheapest ones
+that find each mistake there which needs neither KASAN nor minutes. Of a lane the gate runs the
+named steps. A guest of `um` costs a fifth of one that QEMU emulates, so `debian` has only the
+programs that need two CPUs, or memory that `um` has not.
 """
 from dataclasses import replace
 
 import lanes
 
-# Only what the guest programs and the unit tests need, see the targets of CMakeLists.txt.
+# Only the parts that the guest programs and the unit tests need, see the targets of CMakeLists.txt.
 FORK = "fork, its tests alone"
 lanes.BUILDS[FORK] = lanes.Build(
     "cmake -S . -B build -GNinja && cmake --build build --target guest_tests unit_tests",
@@ -44,7 +44,7 @@ def part(name, steps, *more, **changed):
 LANES = {
     "um": part("um", UM, needs=(FORK, "kernel um")),
     "host": part("host", HOST,
-                 # What needs no packages; what is not known to have passed.
+                 # A step that needs no packages; one that skips folders known to have passed.
                  step("host", "test_abi", " -k Builds", needs=(), seconds=60),
                  step("host", "lint", " --changed", seconds=200),
                  needs=(FORK,)),

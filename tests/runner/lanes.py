@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What is built and what is run where: to add a lane, add a row to LANES.
+"""The builds, and the tests of each lane: to add a lane, add a row to LANES.
 
-A lane is steps in one guest (one boot for all of them), or steps on the host. It begins when what
-it `needs` is there (rows of BUILDS), beside other builds and lanes: it must not depend on being
-alone, nor on a fast machine. `seconds` is about what it takes from nothing on two idle cores; it
-decides only what begins first.
+A lane is steps in one guest (one boot for all of them), or steps on the host. It begins when the
+builds that it `needs` are there (rows of BUILDS), beside other builds and lanes: it must not depend
+on being alone, nor on a fast machine. `seconds` is about its time from nothing on two idle cores;
+it decides only the order of beginning.
 """
 import glob
 import os
@@ -28,7 +28,7 @@ UPSTREAM_EXECUTED = 117
 
 @dataclass
 class Build:
-    """A command that makes something that lanes need; whatever is up to date stays."""
+    """A command that makes something that lanes need; parts that are up to date stay."""
     command: str
     needs: tuple = ()
     seconds: int = 60
@@ -47,7 +47,7 @@ class Step:
     again: object = None    # name of a case: the command that runs it alone, none: the step's
 
     def command_again(self, case, said=""):
-        """What to type to see a case fail again."""
+        """The command to type to see a case fail again."""
         if self.again and case:
             return again.seeded(self.again(case), said)
         return f"sh -c {shlex.quote(self.command)}"
@@ -118,7 +118,8 @@ PAGING_PROGRAMS = Step("programs on demand", f"{PYTHON} tests/installed/programs
                        results.lines, least=18)
 # Without one all waits end with the next tick, and races are not looked for.
 CLOCK = Step("fine clock", "! grep jiffies /sys/devices/system/clocksource/*/current_clocksource")
-# Some of what machines/debug.toml leaves to KASAN: without it a use after free is not seen.
+# Some of the objects that machines/debug.toml leaves to KASAN: without it a use after free is not
+# seen.
 KASAN = Step("KASAN", " && ".join(
     f"grep -q __asan_report build/lab/debug/build/{name}.o" for name in (
         "drivers/infiniband/core/umem_notify", "drivers/infiniband/core/rdma_core",
@@ -139,7 +140,7 @@ def examples(kernel):
 
 
 def host_tests():
-    """A step for each file of tests/host: what some of them need, and the long ones."""
+    """A step for each file of tests/host: the needs of some of them, and the long ones."""
     more = {"test_abi": {"needs": ("debs",), "seconds": 90},
             "test_packages": {"needs": ("debs",), "seconds": 60},
             "test_dkms": {"needs": ("kernel dkms",)},
@@ -204,13 +205,13 @@ LANES = {
          *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke", "rights", "siw")),
          TOOLS, PYTHON_EXAMPLE, NOTIFY_AND_CACHE, *cached(NOTIFY_AND_CACHE)],
         guest="--kernel um", needs=("fork", "kernel um"), seconds=150),
-    # What needs no kernel, and the lab itself.
+    # Tests that need no kernel, and the lab itself.
     "host": Lane(
         [*host_tests(),
          Step("lint", f"{PYTHON} buildlib/lint.py", results.lines, seconds=400),
          *unit()],
         needs=("fork",)),
-    # What a user installs, under Debian's own programs and upstream's suite.
+    # A user's packages, under Debian's own programs and upstream's suite.
     "packages": Lane(
         [Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
          # 18 where MPICH's UCX does not end over soft-RoCE, as Debian 13's: it says so
@@ -287,7 +288,7 @@ LANES = {
         [MATRIX, *on_siw(MATRIX), NOTIFY_AND_CACHE,
          Step("modules", "tests/guest/dkms_modules build/lab/dkms/life/removed", results.lines)],
         guest="--kernel dkms", needs=("fork", "kernel dkms"), seconds=200),
-    # KASAN makes it slow: what has threads, ends or errors in it, and the matrix.
+    # KASAN makes it slow: programs with threads, ends or errors in them, and the matrix.
     "debug": Lane(
         [CLOCK, KASAN, MATRIX,
          *guest_programs("contract", "word", "revoke", "rights", "worker", "lifetime",

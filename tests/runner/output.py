@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What programs say, as it comes: kept in files, cut into steps, and timed.
+"""The output of programs, as it comes: kept in files, cut into steps, and timed.
 
 The script in a guest marks both of its outputs where a step begins and ends. A step is at its end
-when both have said so: neither is behind then, whatever carries them.
+when both have its mark: neither is behind then, on any transport.
 """
 import os
 import re
@@ -41,7 +41,7 @@ class Times:
 
 
 class Told:
-    """What one step said: one file a stream, NAME.out and NAME.err, and the times of its tests."""
+    """One step's output: one file a stream, NAME.out and NAME.err, and the times of its tests."""
 
     def __init__(self, folder, name, streams=("out", "err")):
         self.base = os.path.join(folder, name.replace(" ", "-"))
@@ -121,7 +121,7 @@ status=$(mktemp)
 trap 'rm -f "$status"' EXIT
 """
     for number, command in enumerate(commands):
-        # cat: the step lasts as long as somebody may write.
+        # cat: the step lasts as long as any process may write.
         text += f"mark {number} begins\n{{ ( {command} ); echo $? >\"$status\"; }} | cat\n"
         text += f'mark {number} ended "$(cat "$status")"\n'
     return text

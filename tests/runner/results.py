@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Read what a test program printed, and count: every suite says it in a way of its own.
+"""Read a test program's output, and count: every suite says it in a way of its own.
 
 A program whose output says of no test at all, or says that all is well and exits with a failure,
 counts as one failure: silence is not success.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Failure:
-    """A failed test, what was said about it, and how to see it again."""
+    """A failed test, its output, and how to see it again."""
     name: str
     said: str = ""
     file: str = ""      # has all of its program's output
@@ -44,9 +44,10 @@ def failure(name, said="", case="", paced=False):
 
 
 def unended(name, text):
-    """A step that a guest did not bring to its end, and what the lab said of the guest.
+    """A step that a guest did not bring to its end, and the lab's messages about the guest.
 
-    That stands after all that the step and the kernel said, so it would be the first to be cut.
+    These stand after all that the step and the kernel said, so they would be the first to be
+    cut.
     """
     why = re.findall(r"^lab: (the .*)", text, re.MULTILINE)
     return failure("; ".join([f"{name}: did not come to its end", *why]), text)
@@ -76,7 +77,7 @@ def lines(text):
 
 
 def unittest(text):
-    """Python's unittest, run with -v: its blocks say what failed."""
+    """Python's unittest, run with -v: its blocks name the failed tests."""
     ran = re.search(r"^Ran (\d+) tests? in", text, re.MULTILINE)
     closing = re.search(r"^(?:OK|FAILED)(?: \((.*)\))?$", text, re.MULTILINE)
     if not ran or not closing:

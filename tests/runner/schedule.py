@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Do tasks side by side, each when what it needs is done; the longest chain goes first."""
+"""Do tasks side by side, each when its needs are done; the longest chain goes first."""
 import threading
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What the user sees: a line for each thing that is done, and what is being done.
+"""The user's view: a line for each thing that is done, and the tasks at work.
 
-On a terminal the last line says what is being done; elsewhere a line does, once a minute.
+On a terminal the last line names the tasks at work; elsewhere a line does, once a minute.
 """
 import contextlib
 import os
@@ -19,7 +19,7 @@ class Screen:
         self.every = 1 if self.live else every
         self.start = time.monotonic()
         self.lock = threading.Lock()
-        self.doing = {}             # name: (since when, what of it)
+        self.doing = {}             # name: (since when, the part at work)
         self.over = threading.Event()
         self.ticker = threading.Thread(target=self.tick, daemon=True)
 
@@ -43,14 +43,14 @@ class Screen:
             print(self.elapsed() + text, file=self.out, flush=True)
 
     def clear(self):
-        """Take the line of what is being done away."""
+        """Take the line of the tasks at work away."""
         if self.live:
             self.out.write("\r\033[K")
             self.out.flush()
 
     @contextlib.contextmanager
     def busy(self, name):
-        """In the context that is being done; gives a function that says what of it."""
+        """In the context the task is at work; gives a function that names its part."""
         def part(text):
             with self.lock:
                 self.doing[name] = (time.monotonic(), text)
@@ -62,7 +62,7 @@ class Screen:
                 del self.doing[name]
 
     def tick(self):
-        """Say what is being done, now and then."""
+        """Name the tasks at work, now and then."""
         while not self.over.wait(self.every):
             with self.lock:
                 now = time.monotonic()
