@@ -4,7 +4,8 @@
 Why: whether a change made the cache faster or slower is a ratio of one run on one machine; the
 figures of two runs differ by more than that. Both programs are the benchmark of this checkout,
 compiled with the headers and the core of each. Each row is a process of its own, so that none pays
-for what another one left behind, and both take turns in it. Called by tests/bench/run --before.
+for memory that another one left behind, and both take turns in it. Called by tests/bench/run
+--before.
 """
 import argparse
 import json

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What the cache's core costs through its C boundary, with a registrar that costs nothing. It knows
- * of the core what mr_cache_core.h says, and not more: tests/bench/run --before compiles it against
- * another checkout's. Nanoseconds of one operation:
+ * The costs of the cache's core through its C boundary, with a registrar that costs nothing. It
+ * uses only mr_cache_core.h of the core: tests/bench/run --before compiles it against another
+ * checkout's. Nanoseconds of one operation:
  *  hit/LAYOUT/N        acquire and release of one of N buffers, in a random order that is the same
  *                      each time (layouts.h)
  *  hit/unordered/N     the same in an order that never comes again
@@ -13,7 +13,7 @@
  *  full/N              an acquire that is refused: as many entries as the limit, all in use
  *  flush_pd/N          of a PD that has nothing any more, after there were N entries
  *  query/N             of an owner that has nothing any more
- * And what a hit must cost at least:
+ * And the least costs of a hit:
  *  atomics             two, of one word; atomics_same/N: of one of N words, for all threads
  *  search/N            two atomics, of one of N words that a binary search finds
  */
@@ -39,7 +39,7 @@ using layouts::buffer;
 
 constexpr uint64_t BASE = 0x7f0000000000, LENGTH = layouts::usual, MANY = 100000, MOST = 1000000;
 constexpr int MOST_THREADS = 16;
-/* What any policy may round and may serve a part of. */
+/* Rights that any policy may round and may serve a part of. */
 constexpr uint32_t ACCESS = MR_CACHE_LOCAL_WRITE;
 
 /* PDs and owners are addresses to the core. PDs are at least four bytes apart. */
@@ -191,7 +191,7 @@ void ask(benchmark::State &state, const std::vector<buffer> &asked)
 	const uint64_t before = made;
 	size_t i = 0;
 
-	/* What a cache learns from hits, it has learned. */
+	/* The cache has learned from hits by now. */
 	if (!std::exchange(populated.asked[state.thread_index()], true))
 		for (const buffer &one : asked)
 			use(parties[0], one);
@@ -250,7 +250,7 @@ void atomics(benchmark::State &state)
 
 std::vector<line> shared_lines(1000);
 
-/* What the same buffers cost two threads at least: a line that the other one may have. */
+/* The least costs of the same buffers for two threads: a line that the other one may have. */
 void atomics_same(benchmark::State &state)
 {
 	const std::vector<buffer> asked = order(state, shares::same);
@@ -382,7 +382,7 @@ template <make_layout Make> Benchmark *add_hit(const std::string &name, work bod
 
 void add_all()
 {
-	/* The many come last: a cache may go on paying for what it once held. */
+	/* The many come last: a cache may go on paying for entries that it once held. */
 	add("flush_pd", flush_pd, leave_behind)->Arg(1)->Iterations(100);
 	add("query", query, leave_behind)->Arg(1)->Iterations(100);
 	add("miss", miss, setup_alone);
@@ -431,7 +431,7 @@ void add_all()
 
 } // namespace
 
-/* Of a part its user gets a view, which needs what is read here. */
+/* The user of a part gets a view, which needs the fields that are read here. */
 extern "C" void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 				    mr_cache_part part)
 {

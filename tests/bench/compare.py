@@ -21,7 +21,7 @@ ONE, TWO = "/real_time/threads:1", "/real_time/threads:2"
 COLUMNS = {"limit": "bare atomics", "core": "ours, the core", "verbs (um)": "ours, the verbs (um)",
            "memhooks (um)": "libfabric memhooks (um)", "uffd (um)": "libfabric userfaultfd (um)",
            "UCX": "UCX rcache"}
-# (what, its cells in that order: (which of measure()'s, benchmark), or None)
+# (title, its cells in that order: (which of measure()'s, benchmark), or None)
 TABLE = [
     ("1 entry, 1 thread", ("core", "atomics" + ONE), ("core", "hit/apart/1" + ONE),
      ("verbs", "hit/apart/1"), ("memhooks", "libfabric/1"), ("uffd", "libfabric/1"),
@@ -58,7 +58,7 @@ def run(program, *options, kernel=None, environment=None, field="cpu_time"):
 
 
 def one_by_one(program, wanted):
-    """The same with a process for each row: a cache may keep what another one made large.
+    """The same with a process for each row: a cache may keep tables that another one made large.
 
     None for a row that can't be run.
     """
@@ -85,7 +85,7 @@ def measure():
 
 
 def rows(got):
-    """(what, a value in nanoseconds for each of COLUMNS).
+    """(title, a value in nanoseconds for each of COLUMNS).
 
     None where nothing is to be measured, 0 where that failed.
     """
@@ -94,7 +94,8 @@ def rows(got):
 
 
 def ratios(got):
-    """(what, ratio) of what issue no absolute figure: a guest's times are not a machine's."""
+    """(title, ratio) of rows whose absolute figures tell nothing: a guest's times are no
+    machine's."""
     return [(f"cached miss / plain ibv_reg_mr, {size >> 10} KiB",
              got["miss"].get(f"miss/{size}") or 0) for size in MISSES]
 
@@ -131,11 +132,11 @@ def main():
     for what, *values in table:
         print(f"{what:40} {' '.join(cell(value) for value in values)}")
     print("""
-limit: two bare atomics, from 1,000 entries on with a binary search (2 threads: without); what
-two threads share depends on where their CPUs are, so compare within one run
+limit: two bare atomics, from 1,000 entries on with a binary search (2 threads: without); the cost
+of sharing by two threads depends on where their CPUs are, so compare within one run
 On the host, the caches themselves: core, ours, with no verbs around it; UCX, ucs_rcache_get + put.
 In a guest at native speed, all that a caller pays for: verbs, ours, ibv_reg_mr + ibv_dereg_mr;
-memhooks and uffd, libfabric's fi_mr_reg + fi_close. So verbs is what to compare these two with.
+memhooks and uffd, libfabric's fi_mr_reg + fi_close. So compare verbs with these two.
 All are CPU time. On the host a busy machine counts less; trust the guest's on a quiet one only.
 """)
     for what, ratio in ratios(got):

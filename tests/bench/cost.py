@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What MR notification costs those who use it and those who don't: prints the tables of costs.md.
+"""The costs of MR notification, for its users and for others: prints the tables of costs.md.
 
-Why: what is said of it in Documentation/costs.md must be easy to repeat, also on another machine.
+Why: the figures of Documentation/costs.md must be easy to repeat, also on another machine.
 All ratios are of times in one guest; only the last table compares two, Debian's own modules and
 ours: there the guests take turns and the best round counts. Called by tests/bench/run.
 """

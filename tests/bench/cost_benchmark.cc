@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What notification costs those who do not ask for it at that moment. Of each operation OP/STATE/N:
+ * The costs of notification for programs that do not ask for it just then. Of each operation
+ * OP/STATE/N:
  *  never       the process has no registration at all (also runs where notification is unknown)
- *  registered  N registrations that nobody watches: what pinning alone costs
+ *  registered  N registrations without a word: the costs of pinning alone
  *  armed       N registrations, each with its word
  *  counted     the same, and the word counts users, as the cache's do
  * Operations: munmap of 16 pages elsewhere, a fault that copies a page elsewhere, fork; munmap of
@@ -39,7 +40,7 @@ constexpr std::size_t piece_pages = 16;
 enum class state { never, registered, armed, counted };
 constexpr uint64_t users = ~uint64_t{0xff};
 
-/* Has the kernel tell, if that is what is to be measured. */
+/* Arms the registration, if the state is to be measured with armed ones. */
 void arm(state what, ibv_mr *mr, uint64_t *word)
 {
 	if (what == state::armed)
@@ -82,7 +83,7 @@ double slab_bytes()
 
 /*
  * The registrations. All lie in the same few pages: a fork copies pinned pages for the child, and
- * that is not what is to be measured.
+ * that time would drown the others.
  */
 class crowd {
 public:
@@ -205,7 +206,7 @@ double munmap_own(state what)
 	return unmap(r);
 }
 
-/* Each page is registered, and has a word if that is what is to be measured. */
+/* Each page is registered, and has a word if armed registrations are measured. */
 struct many {
 	explicit many(state what)
 	{
@@ -306,7 +307,7 @@ void add(const char *name, double (*operation)(state), state what, std::size_t c
 }
 
 /*
- * Unwatched, armed and counted take turns, so what else the machine does falls on all of them. The
+ * Unwatched, armed and counted take turns, so other work of the machine falls on all of them. The
  * median of the ratios counts.
  */
 void add_turns(const char *name, double (*operation)(state), int iterations)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Where a program's buffers may lie, for the benchmarks of hits: what a cache costs depends on it.
+ * Where a program's buffers may lie, for the benchmarks of hits: a cache's costs depend on it.
  * Each layout is a function that gives N buffers, always the same ones:
  *  apart     one behind the other, 64 KiB each
  *  guarded   the same with a guard page after each: 17 pages apart
@@ -27,7 +27,7 @@ struct buffer {
 	uint64_t length;
 };
 
-/* What is asked for, and what has to be registered before that is no buffer of its own. */
+/* The buffers of requests, and others that have to be registered before. */
 struct layout {
 	std::vector<buffer> buffers;
 	std::vector<buffer> before;

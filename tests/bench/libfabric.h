@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* What the benchmarks of libfabric begin with: its verbs provider, and errors that end them. */
+/* The beginning of libfabric's benchmarks: its verbs provider, and errors that end them. */
 #ifndef BENCH_LIBFABRIC_H
 #define BENCH_LIBFABRIC_H
 

@@ -93,7 +93,7 @@ private:
 		return ep;
 	}
 
-	/* What came with the next event of the connection manager, which must be this one. */
+	/* The info of the connection manager's next event, which must be this one. */
 	fi_info *wait_for(uint32_t expected)
 	{
 		fi_eq_cm_entry entry{};

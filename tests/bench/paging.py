@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Measure on-demand paging: what a fault costs, and how it grows with the address space.
+"""Measure on-demand paging: the costs of a fault, and their growth with the address space.
 
-Why: an MR of all memory finds each page in the page tables of the process, so what it costs might
+Why: an MR of all memory finds each page in the page tables of the process, so its costs might
 grow with the number of mappings. In each guest the ways take turns, and each figure is a median.
 Called by tests/bench/run.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# build/tests/bench_*: what tests/bench/run runs.
+# build/tests/bench_*: the programs of tests/bench/run.
 find_library(BENCHMARK benchmark)
 foreach(library ucs ucm ucp uct fabric)
   find_library(PEER_${library} ${library})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What the benchmarks share: how programs are run, how their JSON is read, how a plot is made."""
+"""The benchmarks' common parts: how programs are run, their JSON is read, a plot is made."""
 import json
 import os
 import shlex
@@ -25,7 +25,7 @@ def rows(name, wanted):
 
 
 def run(command, environment=None):
-    """What a command printed, or None if it failed. What it says of errors is passed on."""
+    """The output of a command, or None if it failed. Its standard error is passed on."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False,
                           env={**os.environ, **(environment or {})})
     if done.returncode:
@@ -41,7 +41,7 @@ def lab(kernel, command, *options, environment=None):
 
 
 def values(said, field):
-    """{benchmark: [value of each repetition]} from what a program printed, last of all as JSON.
+    """{benchmark: [value of each repetition]} from a program's output, which ends in JSON.
 
     The field is a time (real_time, cpu_time), then in nanoseconds, or a counter, then of those that
     have it.

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Messages from buffers that take turns, each registered before it is sent and
- * given back after: what a communication library does for a program that has
+ * given back after, as by a communication library for a program that has
  * several large buffers. How it registers and sends is a parameter (Sender):
  *
  *   void start(std::byte *addr, std::size_t length)   register, post a write
  *   void finish()                                     wait for the oldest one, give it back
  *
  * One iteration is a round of all buffers. The first one of a size is not timed:
- * what is timed is the second and later use of a buffer.
+ * the time is that of the second and later use of a buffer.
  */
 #ifndef BENCH_ROTATION_H
 #define BENCH_ROTATION_H

@@ -19,7 +19,7 @@
 #include <cstdlib>
 
 /*
- * Moves what is allocated after it by BENCH_SHIFT pages. Where addresses are not random, as in
+ * Moves later allocations by BENCH_SHIFT pages. Where addresses are not random, as in
  * User Mode Linux, each process has the same ones, and two lines that are in each other's way in a
  * cache (on Zen: whose addresses hash to the same tag) are so in each. Of 16,384 places for one
  * line four cost a hit 7 to 44 ns more, of any library.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Measure transfers from rotating buffers with the registration in their path, and plot them.
 
-Why: what a hit costs says little of what an application gains. Here each message is registered,
+Why: the costs of a hit say little of the gain of an application. Here each message is registered,
 written to the peer by RDMA over soft-RoCE, and deregistered; by each cache, by none, and, as the
 limit, with all buffers registered before. In each guest the ways take turns, and the best turn of
-each counts: what else the machine does only ever adds time. Called by tests/bench/run.
+each counts: other work of the machine only ever adds time. Called by tests/bench/run.
 """
 import json
 import os
@@ -46,7 +46,7 @@ def script(kernel, folder):
 
 
 def measure(kernel):
-    """{way: {what: {size: nanoseconds a message}}} in a guest."""
+    """{way: {counter: {size: nanoseconds a message}}} in a guest."""
     folder = os.path.join(OUT, "transfer-" + kernel)
     os.makedirs(folder, exist_ok=True)
     for name in os.listdir(folder):
@@ -73,7 +73,7 @@ def size_text(size):
     return f"{size >> 10} KB" if size < 1 << 20 else f"{size >> 20} MB"
 
 
-# What is printed: (key, title, unit, from nanoseconds a message and bytes)
+# The printed tables: (key, title, unit, from nanoseconds a message and bytes)
 VIEWS = [
     ("latency", "one message at a time: register, write, deregister", "us a message",
      lambda ns, size: ns / 1e3),

@@ -7,7 +7,7 @@
  *  all          both ends by one MR of all memory, where the device has that
  *  dropped      the same, and the pages of both ends are dropped before each message
  * turns: the first, "cached" and "all", a round each, so that the ratios do not tell of the machine
- * ("dropped" would make what is cached stale)
+ * ("dropped" would make cached registrations stale)
  */
 #include <sched.h>
 #include <sys/mman.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Cached registration through the verbs, on a real device in a guest:
- *  atomics      two, of one word: what any such cache costs at least
+ *  atomics      two, of one word: the least costs of any such cache
  *  atomics/N    two, of one of N words 128 bytes apart, in a random order that comes again:
  *               each registration has a reference of its own, and nothing is looked for
- *  found        two, of what has to be found first: an address leads to a hint, that to an entry,
+ *  found        two, of a word that has to be found: an address leads to a hint, that to an entry,
  *               that to a struct ibv_mr, and this back to the entry, with no call and no check.
  *               No cache of registrations that are handed out by pointer can do less.
  *  hit/LAYOUT/N ibv_reg_mr + ibv_dereg_mr of one of N cached buffers, in a random order (User Mode
@@ -13,9 +13,9 @@
  *               each time, which is a struct ibv_mr of its own. Counters, in nanoseconds: low,
  *               median and high, the 10th, 50th and 90th percentile of 40 more times 262,144 hits
  *               hit/threads: N of its own for each of 2 and of 16 threads, in a guest with 2 CPUs;
- *               what counts is the CPU time
+ *               its figure is the CPU time
  *  miss/SIZE    a cached ibv_reg_mr that has to register, in turns with an uncached one of the same
- *               buffer, so that what happens before and beside them is the same for both. Counters:
+ *               buffer, so that all work before and beside them is the same for both. Counters:
  *               plain and miss, medians in nanoseconds; ratio, of these; ratio_of_fast, of the 10th
  *               percentiles. Another cached registration is there, as no cache is empty at a miss.
  */
@@ -152,8 +152,7 @@ double quantile(std::vector<double> &of, double part)
 	return *nth;
 }
 
-/* Nothing but the two verbs and what finds the next buffer; what fails here has not failed before.
- */
+/* Nothing but the two verbs and the next buffer; a call that fails here has not failed before. */
 auto in_turn(const std::vector<layouts::buffer> &asked, int access)
 {
 	return [pd = the_device().pd(), access = access | IBV_ACCESS_CACHED, first = asked.data(),
@@ -245,7 +244,7 @@ void heap(benchmark::State &state)
 	hit(state, layouts::heap(0, count_of(state)));
 }
 
-/* What is served by a part: without rights of a peer. */
+/* Hits that a part serves: without rights of a peer. */
 void inside(benchmark::State &state)
 {
 	const uint64_t length = 256 << 20;
@@ -274,7 +273,7 @@ range the_buffer(std::size_t length)
 	return {m.registered().addr, length};
 }
 
-/* Costs less than what it measures: the kernel of the guest reads its clock from a device. */
+/* Costs less than the measured calls: the kernel of the guest reads its clock from a device. */
 uint64_t ticks()
 {
 	return __builtin_ia32_rdtsc();
