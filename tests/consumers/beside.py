@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Print the results of others' tests with the kernel's word, beside those of the same with hooks.
 
-What is known to fail with hooks too is not the word's doing: it is listed with both results, as
-skipped.
+A test that is known to fail with hooks too is not the word's doing: it is listed with both results,
+as skipped.
 """
 
 
 def compare(hooks, word, said, known=()):
     """Both are {test: "pass", "fail", "not run" or "crash", which is a known one that comes now and
-    then}; said is what the word's run said of a test; with names that begin like one of `known`
-    tests fail with hooks too. 0 if no other fails with the word."""
+    then}; said is {test: output} of the word's run; tests whose names begin like one of `known`
+    fail with hooks too. 0 if no other fails with the word."""
     good = True
     for name in dict.fromkeys([*hooks, *word]):
         one, other = hooks.get(name, "missing"), word.get(name, "missing")
@@ -33,7 +33,7 @@ def compare(hooks, word, said, known=()):
 
 
 def run_all(run, groups, known, word, hooks):
-    """Compare run(GROUP, WAY), which returns results and what was said, of both ways."""
+    """Compare run(GROUP, WAY), which returns results and outputs, of both ways."""
     status = 0
     for group in groups:
         results, said = run(group, word)

@@ -4,8 +4,8 @@
 
 All that libfabric's list of excluded tests leaves of a provider, by its own script, but for the set
 "standard", which is "short" with more messages; and its test of the registration cache, which is
-not in the script. Both are what `buildlib/consumers tests` built. The arguments: providers, all if
-there are none.
+not in the script. `buildlib/consumers tests` builds both. The arguments: providers, all if there
+are none.
 """
 import os
 import re
@@ -26,13 +26,13 @@ UNSIZED = ("^fi_msg$", "^fi_msg_epoll", "^fi_msg_sockets", "^fi_rdm$", "^fi_rdm 
 SIZED = ("_bw", "flood", "inject", "multi", "peek", "pingpong", "unexpected",
          # It registers 1 GB at once, for whose page table rxe asks kcalloc().
          "recv_cancel")
-# (sets, what is left out of them, options)
+# (sets, tests left out of them, options)
 RUNS = (("unit,regression,functional", SIZED, ()),
         ("functional,short", UNSIZED, ("-C", "-S 65536", "-L", "-S 65536")))
 EXCLUDED = {"verbs": "verbs/verbs.exclude", "verbs;ofi_rxm": "ofi_rxm/ofi_rxm.exclude"}
 CACHE = "fi_mr_cache_evict"
 # It tells a hit by its clock, and fails when the first registration was slow by chance; a cache
-# that finds what is stale fails each time.
+# that finds stale memory fails each time.
 TRIES = 5
 # The queues of soft-RoCE are small.
 SMALL = {"FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
@@ -46,7 +46,8 @@ CRASH = re.compile(r"server_stdout: \|\n.*Segmentation fault[\s\S]*client_stdout
 KNOWN = ("fi_cq_test", "fi_msg_sockets", "fi_shared_ctx", "sighandler_test")
 WORD = "verbs_notify"
 LIMIT = 300     # seconds: it hangs
-# The script asks ps for what it must kill, and User Mode Linux does not tell ps when it was booted.
+# The script asks ps for the processes to kill, and User Mode Linux does not tell ps when it was
+# booted.
 PS = """\
 #!/bin/sh
 [ "$1" != -p ] || exec test -d "/proc/$2"
@@ -55,7 +56,7 @@ for process in /proc/[0-9]*; do echo "$(cat "$process/comm") ${process#/proc/}";
 
 
 def run(provider, monitor):
-    """({test: result}, {test: what it said})."""
+    """({test: result}, {test: its output})."""
     env = {**os.environ, **SMALL, "FI_MR_CACHE_MONITOR": monitor,
            "LD_LIBRARY_PATH": f"{LIBRARY}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
     excluded = os.path.join(BUILT, "share/fabtests/test_configs", EXCLUDED[provider])

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * libfabric's registration cache with the monitor verbs_notify. First in steps: a hit takes no
- * lock, what is stale ends when it is found, what is used stays; and a hit that is found stale late
- * is counted as one.
+ * lock, a stale registration ends when it is found, a used one stays; and a hit that is found stale
+ * late is counted as one.
  *
  * Then everything at once: threads register parts of a few buffers and keep some of the
  * registrations for a while, others replace the buffers' memory by system calls, and the cache has
  * room for a third of them. Each registration that it hands out must have been made since the
- * memory was last replaced and must cover the request, none may end while somebody has it, and in
+ * memory was last replaced and must cover the request, none may end while a thread has it, and in
  * the end none is left and the cache's own counts add up.
  *
  * The verbs below it are counted here. Nothing of that, and no lock of the test, orders two threads
- * that only register, so that a thread sanitizer sees what the cache itself lacks.
+ * that only register, so that a thread sanitizer sees any order that the cache itself lacks.
  */
 #include <infiniband/verbs.h>
 #include <rdma/fi_domain.h>
@@ -50,7 +50,7 @@ namespace {
 constexpr std::size_t page = 4096, pages = 16, buffers = 64, most_cached = 24, domains = 2;
 constexpr std::size_t registering_threads = 4, most_kept = 6, replaced_every = 64;
 
-/* Readers use the memory as it is, who replaces it is alone. */
+/* Readers use the memory as it is; a thread that replaces it is alone. */
 struct buffer {
 	std::shared_mutex lock;
 	uint32_t version = 0;
@@ -65,7 +65,7 @@ std::atomic<std::size_t> arms;
 std::function<void()> once_settled; /* after the kernel has answered, before libfabric knows */
 #endif
 
-/* What the verbs registered, by key: a buffer, pages of it, and the memory's version. */
+/* Registrations of the verbs, by key: a buffer, pages of it, and the memory's version. */
 struct registered {
 	bool live;
 	uint8_t buffer, first, count;
@@ -274,7 +274,7 @@ void replace_some(const std::atomic<bool> &go_on, unsigned int seed)
 	}
 }
 
-/* What the cache says of itself when its domain is closed. */
+/* The cache's own counts when its domain is closed. */
 struct counts {
 	std::size_t searches = 0, deletes = 0, hits = 0;
 };

@@ -5,7 +5,7 @@ import subprocess
 
 
 def run(limit, command, env):
-    """What it said, both streams in stdout, and its status: -9 after so many seconds."""
+    """Its output, both streams in stdout, and its status: -9 after so many seconds."""
     try:
         return subprocess.run(command, env=env, text=True, errors="replace", check=False,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Maps memory with UCP that can't be registered, replaces a part of it by memory that can, and maps
- * that: what failed must leave nothing behind in UCP's cache.
+ * Maps memory with UCP that can't be registered, replaces a part of it by memory that can, and
+ * maps that: the failure must leave nothing behind in UCP's cache.
  */
 #include <ucp/api/ucp.h>
 

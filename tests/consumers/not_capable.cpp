@@ -22,7 +22,7 @@ namespace {
 
 template <class F> F *next(const char *name)
 {
-	return reinterpret_cast<F *>(dlsym(RTLD_NEXT, name)); // NOLINT: what it is for
+	return reinterpret_cast<F *>(dlsym(RTLD_NEXT, name)); // NOLINT: dlsym's purpose
 }
 
 bool capable(const ibv_context *context)
@@ -32,7 +32,7 @@ bool capable(const ibv_context *context)
 	return !name || std::strcmp(ibv_get_device_name(context->device), name);
 }
 
-/* What arming a registration ends with, or 0: it is the kernel's to say. */
+/* The error that arming a registration ends with, or 0: the kernel decides. */
 int arming_error(const ib_uverbs_ioctl_hdr *header)
 {
 	if (header->object_id != UVERBS_OBJECT_MR ||

@@ -4,7 +4,7 @@
 
 Two devices in one process of which the second one can't; a monitor of the program's own; arming
 that fails; fork; a registration of which a half is unmapped while the other one is in use; memory
-that can't be registered; devices that can't be opened; what fi_info says of it. With --old where
+that can't be registered; devices that can't be opened; fi_info's answer about it. With --old where
 the library or the kernel has no notification at all: as they came, hooks by default, and no cache
 where they were told to use nothing else.
 """
@@ -25,13 +25,13 @@ MAPPING = os.path.join(REPO, "build/tests/consumers_mapping")
 NOT_CAPABLE = {"LD_PRELOAD": os.path.join(REPO, "build/tests/libconsumers_not_capable.so")}
 OTHER_CANT = {**NOT_CAPABLE, "NOT_CAPABLE": "rxe1"}
 CANT_ARM = {**NOT_CAPABLE, "ARMING_FAILS": "1"}
-# It says so, but is, and loses what would stay where that is true.
+# It says so, but is, and loses registrations that would stay where that is true.
 CANT_REVOKE = {**NOT_CAPABLE, "NOT_REVOCABLE": "1"}
 LIMIT = 600     # seconds: it hangs
 MOST_KEPT = 100     # of 200 registrations: libfabric keeps some 20, UCX less
 
-# What is found in the cache again after the changes; with hooks also what is stale. UCX empties its
-# cache at each fork.
+# Whether a buffer is found in the cache again after the changes; with hooks also a stale one. UCX
+# empties its cache at each fork.
 WORD = {"nothing": True, "system calls": False, "libc": False, "fork": True}
 HOOKS = {**WORD, "system calls": True}
 NO_CACHE = dict.fromkeys(WORD, False)
@@ -41,21 +41,21 @@ THREADS = {"libfabric": 1, "imported": 1, "ucx": 2}
 VERBS_NOTIFY = {"FI_MR_CACHE_MONITOR": "verbs_notify"}
 # Without a cache UCX would go over to on-demand paging, which soft-RoCE has.
 ONLY_NOTIFY = {"UCX_RCACHE_NOTIFY": "y", "UCX_IB_REG_METHODS": "rcache,direct"}
-# UCT_MD_MEM_FLAG_NONBLOCK, and what lets it.
+# UCT_MD_MEM_FLAG_NONBLOCK, and the setting that allows it.
 ON_DEMAND = {"ON_DEMAND": "1", "UCX_IB_ODP_MAX_SIZE": "inf"}
 MEMHOOKS = {"FI_MR_CACHE_MONITOR": "memhooks"}
 
 
 @dataclass
 class Case:
-    """One process: what it must see on each device."""
+    """One process, and its expected answers on each device."""
     name: str
     library: str
     expected: dict
     environment: dict = field(default_factory=dict)
     patched: bool = False       # libc's functions
-    early: bool = False         # when UCX was loaded; they are where nothing counts what is armed
-    keeps: bool = True          # what is in use of a registration that is stale
+    early: bool = False         # when UCX was loaded; they are where arming is not counted
+    keeps: bool = True          # the used part of a registration that is stale
 
 
 CASES = [
@@ -129,7 +129,7 @@ def run(case):
                       said)
         good &= check(f"{case.name}: {device} gives back what was unmapped",
                       seen["kept"][device] < MOST_KEPT, said)
-        # What UCX's hooks leave waits for a miss, or for UCX_IB_RCACHE_MAX_UNRELEASED.
+        # Stale entries that UCX's hooks leave wait for a miss, or for UCX_IB_RCACHE_MAX_UNRELEASED.
         if expected == WORD:
             good &= check(f"{case.name}: {device} gives it back with hits only",
                           seen["kept by hits"][device] < MOST_KEPT, said)
@@ -149,7 +149,7 @@ def run(case):
 
 
 def maps_after_failure(notify):
-    """UCP's cache keeps nothing of what could not be registered."""
+    """UCP's cache keeps nothing of a registration that failed."""
     done = limited.run(LIMIT, [MAPPING], env=environment({
         "UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "rxe0:1",
         "UCX_RCACHE_NOTIFY": notify}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# build/tests/consumers_*: what runs over libfabric and UCX.
+# build/tests/consumers_*: programs that run over libfabric and UCX.
 check_lacking(lacking consumers_programs PEER_fabric PEER_ucp PEER_uct PEER_ucs)
 if(lacking)
   return()

@@ -38,7 +38,7 @@ class Program:
     """Something that MPI starts."""
     name: str
     command: list
-    good: object            # good(what it said, its folder): whether its answers are right
+    good: object            # good(its output, its folder): whether its answers are right
     prepare: object = None  # prepare(folder)
     over: tuple = ("Open MPI, libfabric", "Open MPI, UCX")
     processes: int = 2
@@ -93,7 +93,7 @@ def arms():
 
 
 def run(program, over, way):
-    """What is wrong, or ""."""
+    """The complaints, or ""."""
     settings, library = OVER[over]
     env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
     env.update(compare.ALWAYS, **settings[way])
@@ -127,7 +127,7 @@ def run(program, over, way):
 
 
 def main():
-    """All of them. What fails with hooks as well is not ours: listed with both results."""
+    """All of them. A program that fails with hooks as well is not ours: it has both results."""
     good = True
     for program in PROGRAMS:
         if sys.argv[1:] and not any(text in program.name for text in sys.argv[1:]):

@@ -8,7 +8,7 @@
  * how often the device lost it while it was in use and the other half was unmapped ("half"); then
  * how many of 200 that were unmapped after use and not asked for again keep their pages ("kept"),
  * and how many if only another one is found again and again ("kept by hits"; of libfabric the more
- * of two: found at one place, at many); and what was done to the process to hear of changes, also
+ * of two: found at one place, at many); and how the process was changed to hear of changes, also
  * before a device was opened ("patched_first"). With ON_DEMAND set UCX may register so, which pins
  * nothing.
  *
@@ -232,7 +232,7 @@ nlohmann::ordered_json half_on(const registrar &on, const std::string &device)
 	const std::string whole = use(on, memory, large);
 	const registration half = on(memory, large / 2);
 	const uint64_t before = revokes(device);
-	/* What is to be lost is waited for; what is not would be by then. */
+	/* A registration that is to be lost is waited for; any other would be lost by then. */
 	const int tries = std::getenv("NOT_REVOCABLE") ? 9000 : 50;
 
 	need(!munmap(memory + large / 2, large / 2), "munmap");
@@ -263,7 +263,7 @@ std::size_t kept_since(std::size_t before)
 	return now < before ? 0 : (now - before) / (length / 1024);
 }
 
-/* The last one is the miss that finds what is left of the others. */
+/* The last one is the miss that finds the rest of the others. */
 std::size_t kept_on(const registrar &on)
 {
 	constexpr std::size_t many = 200;

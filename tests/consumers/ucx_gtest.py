@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run UCX's gtest in a guest, with the kernel's word and with hooks: caches, hooks, soft-RoCE.
 
-It is what `buildlib/consumers gtest` built, and all that it says goes to the standard error. The
-arguments: groups, all if there are none.
+`buildlib/consumers gtest` builds it, and all its output goes to the standard error. The arguments:
+groups, all if there are none.
 """
 import os
 import re
@@ -17,12 +17,12 @@ import limited
 REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 GTEST = os.path.join(REPO, "build/consumers/gtest/build/test/gtest/gtest")
 WAYS = {"hooks": "n", "word": "try"}
-# UCX drops what soft-RoCE delivers to a UD queue pair unless it is told not to compare the
+# UCX drops messages of soft-RoCE for a UD queue pair unless it is told not to compare the
 # destination address.
 ENVIRONMENT = {"UCX_NET_DEVICES": "rxe0:1", "UCX_UD_VERBS_ETH_DGID_CHECK": "n",
                "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_HANDLE_ERRORS": "bt", "UCX_LOG_LEVEL": "warn"}
-# {group: (tests, but not these)}. Left out is what measures, or takes most of the time, and most of
-# what is about the transport alone.
+# {group: (tests, but not these)}. Left out are benchmarks, tests that take most of the time, and
+# most of those of the transport alone.
 GROUPS = {
     "caches": ("*rcache*:*test_md*:*test_ib_md*:*test_mem*:*pgtable*",
                "posix/*:sysv/*:cma/*:shm_ib/*:*perf*"),
@@ -33,7 +33,7 @@ GROUPS = {
     "ucp": ("rc/test_ucp_mmap*:rc/test_ucp_rma*zcopy*:rc/test_ucp_tag_nbx*:"
             "rc/test_ucp_am_nbx_rndv*:rc/test_ucp_tag_xfer*rndv*", "*perf*"),
 }
-# What arms on rxe0: its regions, and those of UCP.
+# Registrations that are armed on rxe0: its regions, and those of UCP.
 ARMS = {"caches": ("word",), "rc, ud": ("word",), "ucp": ("word",)}
 KNOWN = ("ib/test_md.sys_device",)      # soft-RoCE is no PCI device
 # It comes now and then with a queue pair's last event, in any test (openucx/ucx issue 10432).
@@ -42,7 +42,7 @@ LIMIT = 1800    # seconds for a test: it hangs. test_rcache_pfn.enum_pfn touches
 
 
 def gtest(tests, way):
-    """What it said of these tests, until it crashed or one took too long, and its status."""
+    """Its output of these tests, until it crashed or one took too long, and its status."""
     env = {**os.environ, **ENVIRONMENT, "UCX_RCACHE_NOTIFY": WAYS[way]}
     said = []
     with subprocess.Popen([GTEST, "--gtest_color=no", f"--gtest_filter={tests}"], env=env,
@@ -62,7 +62,7 @@ def gtest(tests, way):
 
 
 def run(group, way):
-    """({test: result}, {test: what it said}). After a crash it goes on with the next test."""
+    """({test: result}, {test: its output}). After a crash it goes on with the next test."""
     tests, left_out = GROUPS[group]
     found, said, ended = {}, {}, False
     before = limited.arms("rxe0")

@@ -16,7 +16,7 @@ import probing
 
 PROGRAM = os.path.join(probing.BUILT, "ucx/bin/ucx_perftest")
 WAYS = {"hooks": "n", "word": "try"}
-# UCX drops what soft-RoCE delivers to a UD queue pair unless it is told not to compare the
+# UCX drops messages of soft-RoCE for a UD queue pair unless it is told not to compare the
 # destination address.
 OVER_RXE = {"UCX_NET_DEVICES": "rxe0:1", "UCX_TLS": "rc_verbs,ud_verbs,self",
             "UCX_UD_VERBS_ETH_DGID_CHECK": "n"}
@@ -26,7 +26,7 @@ LIMIT = 600     # seconds: it hangs
 
 
 def run_client(command, env):
-    """What the client said, once the server listens; "" if it failed."""
+    """The client's output, once the server listens; "" if it failed."""
     for _ in range(LIMIT * 10):
         try:
             client = subprocess.run([*command, "10.0.0.1"], env=env, text=True, check=False,
