@@ -3,10 +3,10 @@
 """Compare registration caches under Debian's own, unmodified MPI, in a guest: a table, then checks.
 
 Each row is a job of stale_messages.cpp with other settings; RDMAV_MR_CACHE is set in ours, in no
-other: to "remote", as MPI registers with remote rights. The checks: what intercepts libc lets stale
-bytes through (or this test could not see any), ours does not, and saves registrations. With
---consumers also the libfabric and UCX of buildlib/consumers, whose caches ask the kernel's word:
-they intercept nothing. Called by tests/mpi/run, and by tests/run.
+other: to "remote", as MPI registers with remote rights. The checks: a cache that intercepts libc
+lets stale bytes through (or this test could not see any), ours does not, and saves registrations.
+With --consumers also the libfabric and UCX of buildlib/consumers, whose caches ask the kernel's
+word: they intercept nothing. Called by tests/mpi/run, and by tests/run.
 """
 import argparse
 import json
@@ -31,9 +31,9 @@ OVER = {
     "MPICH, UCX": ["mpiexec.mpich", "-np", "2", f"{BUILD}/stale_mpich"],
 }
 # The queues of soft-RoCE are small. Both processes are on one machine, but may not use its memory.
-# UCX drops what soft-RoCE delivers to a UD queue pair unless it is told not to compare the
-# destination address, and then reports "UD endpoint ... unhandled timeout error". What UCX 1.18
-# knows of soft-RoCE lets it copy, and register nothing, unless told to read from the peer's memory.
+# UCX drops messages of soft-RoCE for a UD queue pair unless it is told not to compare the
+# destination address, and then reports "UD endpoint ... unhandled timeout error". UCX 1.18 knows
+# soft-RoCE, so it copies and registers nothing, unless told to read from the peer's memory.
 ALWAYS = {
     "FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
     "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256",
@@ -57,10 +57,10 @@ WORD_OFF = {"UCX_RCACHE_NOTIFY": "n"}
 
 @dataclass
 class Row:
-    """One job and what it must show."""
+    """One job and its expected results."""
     over: str
     kept_by: str
-    kind: str           # hooks: must be fooled; other: says what it says; plain; ours; word
+    kind: str           # hooks: must be fooled; other: may be anything; plain; ours; word
     environment: dict = field(default_factory=dict)
     libraries: str = ""     # the folder of those that take the place of the distribution's
     seen: dict = None
@@ -72,7 +72,7 @@ class Row:
         return f"{self.over}: {self.kept_by}"
 
     def run(self):
-        """Fill in what was seen; False if the job failed, with its output printed."""
+        """Fill in the results; False if the job failed, with its output printed."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
         env.update(ALWAYS, **self.environment)
         env["LD_LIBRARY_PATH"] = ":".join(filter(None, (self.libraries,
@@ -144,8 +144,8 @@ def check(what, good):
 
 
 def checks(row, plain, hooks):
-    """What this row must show; the others are those of the same MPI without a cache, and with one
-    that intercepts calls, or None."""
+    """This row's expected results; the others are those of the same MPI without a cache, and with
+    one that intercepts calls, or None."""
     again, kept, doubted = (row.seen[part] for part in ("mapped_again", "kept", "doubted"))
     good = True
     if row.kind == "hooks":

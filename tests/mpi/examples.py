@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Build Documentation/examples with mpicc on the installed packages, and run them by mpirun.
 
-For a guest started with tests/lab/run --packages. The argument says what its kernel is: "notifies"
-or "stock". With the packages' headers the examples keep registrations on the former; compiled on
-the host, with Debian's headers, they never do. No message is stale in any case.
+For a guest started with tests/lab/run --packages. The argument names its kernel: "notifies" or
+"stock". With the packages' headers the examples keep registrations on the former; compiled on the
+host, with Debian's headers, they never do. No message is stale in any case.
 """
 import os
 import re
@@ -21,7 +21,7 @@ SENDER_REGISTERS = {"kept": range(21, 23), "not kept": range(42, 43)}
 
 
 def output(command):
-    """What a command says, and its exit status."""
+    """The output of a command, and its exit status."""
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                               stdin=subprocess.DEVNULL, timeout=LIMIT, check=False)
@@ -31,7 +31,7 @@ def output(command):
 
 
 def check(name, good, said):
-    """One line of the result; what was said, if it was not what it should."""
+    """One line of the result; the output, if it was wrong."""
     if not good:
         print(said)
     print(("ok " if good else "not ok ") + name, flush=True)

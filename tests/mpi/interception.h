@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * What libraries have done to this process to hear of changes of memory: a
+ * Changes of libraries to this process, made to hear of changes of memory: a
  * library that has patched libc, watches by userfaultfd or has a thread for it
  * can be seen from inside.
  */

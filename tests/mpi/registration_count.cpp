@@ -32,7 +32,7 @@ template <class T> std::unique_ptr<T, closer> owned(T *made, const char *what)
 	return std::unique_ptr<T, closer>(made);
 }
 
-/* What the kernel numbers the only registration of this process with. */
+/* The kernel's number of the only registration of this process. */
 uint64_t own_number()
 {
 	const auto rdma = owned(popen("rdma -j resource show mr", "r"), "rdma");

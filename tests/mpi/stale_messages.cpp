@@ -6,7 +6,7 @@
  * receiver counts the messages that arrive with the bytes of an earlier one. Then it sends from a
  * buffer that stays, as most do; then from one that the kernel may reclaim between messages, and
  * does not. Prints one line of JSON; of each part: messages, stale, registrations (as the kernel
- * counts them, both processes), microseconds a message; then what was done to the first process to
+ * counts them, both processes), microseconds a message; then how the first process was changed to
  * hear of changes of memory. Exit status 0 unless it could not be tried.
  */
 #include <mpi.h>
@@ -30,7 +30,7 @@
 namespace {
 
 constexpr int messages = 20;
-constexpr int length = 256 * 1024; /* far above what is copied into a buffer of the library */
+constexpr int length = 256 * 1024; /* too long to be copied into a buffer of the library */
 
 std::span<std::byte> map(void *at, int flags)
 {
@@ -42,7 +42,7 @@ std::span<std::byte> map(void *at, int flags)
 	return {reinterpret_cast<std::byte *>(addr), length}; // NOLINT: a system call's result
 }
 
-/* What an allocator does that returns memory and gets it back, in one of two ways. */
+/* As an allocator that returns memory and gets it back, in one of two ways. */
 void map_again(std::span<std::byte> memory, int time)
 {
 	if (time % 2 ? syscall(SYS_madvise, memory.data(), memory.size(), MADV_DONTNEED) != 0
@@ -51,7 +51,7 @@ void map_again(std::span<std::byte> memory, int time)
 		throw std::runtime_error("mapping again");
 }
 
-/* Registered pages stay: only somebody who looks knows that nothing has changed. */
+/* Registered pages stay: only a look at the page tables tells that nothing has changed. */
 void let_reclaim(std::span<std::byte> memory, int time)
 {
 	if (time > 1 && syscall(SYS_madvise, memory.data(), memory.size(), MADV_FREE))
@@ -63,8 +63,8 @@ void leave(std::span<std::byte>, int) {}
 using action = void (*)(std::span<std::byte>, int);
 
 /*
- * Rank 0. Returns what it has seen; the receiver tells how many were stale. `before` comes right
- * before a message: the kernel takes a doubt back by itself after a while.
+ * Rank 0. Returns its counts; the receiver tells how many were stale. `before` comes right before
+ * a message: the kernel takes a doubt back by itself after a while.
  */
 nlohmann::ordered_json send(registration_count &count, action before, action after)
 {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What this system's UCX can't do, whatever libibverbs is below it."""
+"""The limits of this system's UCX, with any libibverbs below it."""
 import functools
 import re
 import subprocess
