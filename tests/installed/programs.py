@@ -36,7 +36,7 @@ PACKAGES = ("libibverbs1", "ibverbs-providers", "libibverbs-dev", "ibverbs-utils
 # The queues of soft-RoCE are small.
 RXM = {"FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
        "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256"}
-# UCX compares the destination address of what a UD queue pair gets with a place where soft-RoCE
+# UCX compares the destination address of a UD queue pair's messages with a place where soft-RoCE
 # does not put it, unless it is told not to.
 UCX = {"UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "rxe0:1",
        "UCX_UD_VERBS_ETH_DGID_CHECK": "n"}
@@ -165,7 +165,7 @@ def both_end(server, client):
 
 
 def run_once(pair, cached):
-    """Run both: (exit statuses, what the client said, what both said, what is wrong)."""
+    """Run both: (exit statuses, the client's output, both outputs, the complaints)."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as kept:
         env = environment(cached, folder, pair.environment)
         said = [kept.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
@@ -190,7 +190,7 @@ def run_once(pair, cached):
 
 
 def run_pair(pair, cached):
-    """What is wrong, or "" if nothing is."""
+    """The complaints, or "" if there are none."""
     for _ in range(ATTEMPTS):
         statuses, said, outputs, wrong = run_once(pair, cached)
         if RETRIES_RAN_OUT not in outputs:
@@ -206,7 +206,7 @@ def run_pair(pair, cached):
 
 
 def run_mpi(name, cached):
-    """Build and run the exchange under one MPI; what is wrong."""
+    """Build and run the exchange under one MPI; the complaints."""
     compiler, launcher, more = MPI[name]
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "mpi_exchange")
@@ -222,7 +222,7 @@ def run_mpi(name, cached):
 
 
 def check_packages():
-    """The fork's packages are installed, and are what dpkg put there; what is wrong."""
+    """The fork's packages are installed, and as dpkg put them there; the complaints."""
     # librdmacm1 has another name since Debian 13
     owner = subprocess.run(["dpkg", "-S", *glob.glob("/usr/lib/*/librdmacm.so.1")],
                            capture_output=True, text=True, check=True).stdout.partition(":")[0]
@@ -239,7 +239,7 @@ def check_packages():
 
 
 def check_devices():
-    """UCX lists its transports over rxe0; what is wrong."""
+    """UCX lists its transports over rxe0; the complaints."""
     listed = subprocess.run(["ucx_info", "-d"], capture_output=True, text=True, check=False).stdout
     found = re.findall(r"Transport: (\w+)\n#\s+Device: rxe0:1$", listed, re.MULTILINE)
     return "" if {"rc_verbs", "ud_verbs"} <= set(found) else listed
