@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A reference as libibverbs gets one: find(), and acquire() for what that leaves. So what a
- * sanitizer or the scheduler sees is the hit path that ships. What find() returns is the
+ * A reference as libibverbs gets one: find(), and acquire() for the requests that find()
+ * leaves. So a sanitizer or the scheduler sees the hit path that ships. find() returns the
  * registration alone; the registrars of the tests know its reference.
  */
 #ifndef MR_CACHE_ACQUIRE_H
@@ -11,7 +11,7 @@
 
 #include "mr_cache_core.h"
 
-/* 0, or what acquire() says; *ref is written on success only. */
+/* 0, or acquire()'s error; *ref is written on success only. */
 template <class Cache>
 int acquire(Cache &cache, void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
 	    mr_cache_ref *ref)

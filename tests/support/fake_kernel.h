@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * A kernel for the tests of the registration cache: it registers, arms, settles,
- * deregisters, invalidates, suspends; and counts whatever the cache may not do to it. MRs are
- * kept after their end, so that a use of one is a failure and not a crash.
+ * deregisters, invalidates, suspends; and counts the cache's forbidden calls. MRs are kept
+ * after their end, so that a use of one is a failure and not a crash.
  *
  * The env takes big_lock around each call; tests with threads take it around theirs.
  */
@@ -27,7 +27,7 @@ struct fake_kernel {
 		mr_cache_request what;
 		uint64_t *word;
 		std::atomic<bool> live;
-		std::atomic<bool> invalid;   // its memory is no longer what was registered
+		std::atomic<bool> invalid;   // its memory is no longer the registered one
 		std::atomic<bool> suspended; // it has no pages
 		uint64_t invalid_at;	     // by the clock
 
@@ -182,7 +182,7 @@ struct fake_kernel {
 				invalidate(*m);
 	}
 
-	/* Something may have changed; `gone` tells what nobody but settle() finds out. */
+	/* Something may have changed; `gone`: it has, and only settle() finds out. */
 	void suspect(uint64_t start, uint64_t end, bool gone)
 	{
 		for (mr *m : live) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A registrar without a kernel: it counts what is registered, and hands out
+ * A registrar without a kernel: it counts registrations, and hands out
  * numbers that are never used twice. For the cache's tests.
  */
 #ifndef MR_CACHE_FAKE_REGISTRAR_H

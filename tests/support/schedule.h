@@ -2,7 +2,7 @@
 /*
  * A scheduler that decides everything: its threads are fibers of one thread, and
  * each atomic operation is a point where another may go on, chosen by a seed. So a
- * seed replays an interleaving. What runs between two points is indivisible; memory
+ * seed replays an interleaving. The code between two points is indivisible; memory
  * orders are not weakened (ThreadSanitizer looks at those).
  */
 #ifndef MR_CACHE_SCHEDULE_H
@@ -71,7 +71,7 @@ public:
 	/* Which of its threads this is; 0: none. */
 	static uintptr_t self() { return now ? reinterpret_cast<uintptr_t>(now->current) : 0; }
 
-	/* Maybe somebody else goes on here. */
+	/* Maybe another thread goes on here. */
 	static void point()
 	{
 		if (!now || !now->current)
@@ -94,7 +94,7 @@ public:
 	}
 	static bool is_later_than(uint64_t deadline) { return now->left <= deadline; }
 
-	/* Waits for what only others can do. */
+	/* Waits for an act of another thread. */
 	static void wait()
 	{
 		if (now->left)
