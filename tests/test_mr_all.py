@@ -152,7 +152,7 @@ class OdpSrq(OnDemand, RCResources):
 
 class OdpOperationsTest(RDMATestCase):
     """
-    What upstream's test_odp does not try.
+    Operations that upstream's test_odp does not try.
     """
     def setUp(self):
         super().setUp()

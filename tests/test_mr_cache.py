@@ -29,7 +29,7 @@ UNASKED = os.environ.get('RDMAV_MR_CACHE') in ('1', 'remote')
 TRUSTED = os.environ.get('RDMAV_MR_CACHE') == 'remote'
 NONE = os.environ.get('RDMAV_MR_CACHE') == '0'
 
-# A process whose registrations are cached or not: what is found afterwards of each access, all of
+# A process whose registrations are cached or not: whether each access is found afterwards, all of
 # the range and a part.
 POLICY_CHILD = """
 import ctypes, json, mmap, sys
@@ -83,7 +83,7 @@ for _ in range(20):
 
 class MRCacheTestCase(MRNotifyTestCase):
     """
-    Registrations in self.pd, and what the cache counted since setUp().
+    Registrations in self.pd, and the cache's counts since setUp().
     """
     def setUp(self):
         if NONE:
@@ -171,7 +171,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_part_of_pages(self):
         """
-        What is registered is whole pages; what is shown is what was asked for.
+        Whole pages are registered; the MR shows the requested range.
         """
         addr = self.map()
         mr = self.reg_cached(addr + 100, PAGE)
@@ -319,7 +319,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_reclaim(self):
         """
-        The kernel takes back the pages of what is idle; a hit has them again under the same keys.
+        The kernel takes back the pages of an idle MR; a hit has them again under the same keys.
         """
         if not self.attr_ex.device_cap_flags_ex & e._IBV_DEVICE_MR_RECLAIM:
             raise unittest.SkipTest('The device can not give registrations other pages')
@@ -374,7 +374,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_evict_bytes(self):
         """
-        At the limit of bytes likewise; what is larger than the limit is registered plainly.
+        At the limit of bytes likewise; an MR larger than the limit is registered plainly.
         """
         first, second = self.map(), self.map()
         self.ctx.reg_mr_limits(max_bytes=LENGTH + PAGE)
@@ -389,7 +389,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_clean(self):
         """
-        Cleaning leaves what is in use, and as many idle bytes as it is told.
+        Cleaning leaves MRs in use, and as many idle bytes as it is told.
         """
         used = self.reg_cached(self.map())
         addrs = [self.map() for _ in range(3)]
@@ -420,8 +420,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_notify(self):
         """
-        The word of a cached registration is the cache's. Where nobody asked for it to be
-        cached, its only user may have it after all.
+        The word of a cached registration is the cache's. If its user did not ask for it to be
+        cached, and is the only one, it may have the word after all.
         """
         addr = self.map()
         mr = self.reg_cached(addr)
@@ -454,7 +454,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_not_cached(self):
         """
-        What the cache has nothing for is a plain registration.
+        An access that the cache does not serve gives a plain registration.
         """
         addr = self.map()
         MR(self.pd, LENGTH, CACHED | e.IBV_ACCESS_MW_BIND, address=addr).close()
@@ -517,7 +517,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_forget(self):
         """
-        What is forgotten is not found again, and nothing of it stays registered.
+        A forgotten MR is not found again, and nothing of it stays registered.
         """
         for access in (CACHED, CACHED_REMOTE):
             addr = self.map()
@@ -549,7 +549,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_forget_part(self):
         """
-        A part of a registration that nobody else uses takes all of it along.
+        A part of a registration that has no other user takes all of it along.
         """
         addr = self.map()
         self.fill(addr)
@@ -560,8 +560,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_policy(self):
         """
-        RDMAV_MR_CACHE says what is cached in a process, and whether a part of what has remote
-        rights is found.
+        RDMAV_MR_CACHE decides which registrations of a process are cached, and whether a part of
+        one with remote rights is found.
         """
         nothing, exactly, any_part = [False, False], [True, False], [True, True]
         args = [self.dev_name,
@@ -595,7 +595,7 @@ class CachedRC(NotifyRC):
 @unittest.skipIf(NONE, 'RDMAV_MR_CACHE=0 is set')
 class MRCacheTrafficTest(MRTrafficTestCase):
     """
-    What moves over cached MRs, registered and given back around each message.
+    Messages over cached MRs, registered and given back around each.
     """
     def message(self, send_op=e.IBV_WR_RDMA_WRITE):
         """
@@ -700,11 +700,11 @@ class MRCacheVerbsTest(MRCacheTestCase):
 
 class MRCacheInterfaceTest(MRCacheTestCase):
     """
-    What holds on every device and kernel.
+    Rules for every device and kernel.
     """
     def test_mr_cache_forget_plain(self):
         """
-        What is not cached is deregistered, with the buffer that MR allocated.
+        An MR that is not cached is deregistered, with the buffer that MR allocated.
         """
         mr = MR(self.pd, LENGTH, e.IBV_ACCESS_MW_BIND)
         self.assertIs(mr.forget(), True)
@@ -712,7 +712,7 @@ class MRCacheInterfaceTest(MRCacheTestCase):
 
     def test_mr_cache_forget_subclass(self):
         """
-        A close() of a subclass does not see what forget() has freed.
+        A close() of a subclass does not see the MR that forget() has freed.
         """
         class Closed(MR):
             def close(self):
@@ -728,7 +728,7 @@ class MRCacheInterfaceTest(MRCacheTestCase):
 
     def test_mr_cache_forget_threads(self):
         """
-        What another thread closes meanwhile is deregistered once.
+        An object that another thread closes meanwhile is deregistered once.
         """
         for what in ('mr', 'pd'):
             self.assertEqual(run_child(FORGET_CHILD, self.dev_name, what), '')

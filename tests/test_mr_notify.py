@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
-Test module for MR notification: the verbs as pyverbs gives them, alone and under RC
-traffic. What each event of the kernel does to the word is tested elsewhere; here it is
-the interface.
+Test module for MR notification: the verbs as pyverbs gives them, alone and under RC traffic. The
+effect of each event of the kernel on the word is tested elsewhere; here it is the interface.
 """
 import ctypes
 import errno
@@ -272,8 +271,8 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_add(self):
         """
-        References are taken and given back whatever the kernel has said; what is returned is
-        the word from before.
+        References are taken and given back even after the kernel has spoken; the result is the
+        word from before.
         """
         mr, addr = self.reg()
         mr.reg_notify()
@@ -297,7 +296,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_closed_by_argument(self):
         """
-        The word is gone when what is added to it, or assigned, is known.
+        The word is gone when the number that is added to it, or assigned, is known.
         """
         for func in (MR.add_notify, MR.notify_word.__set__):
             mr, _ = self.reg()
@@ -415,8 +414,8 @@ class MRNotifyTest(MRNotifyTestCase):
 
 class LookedAt:
     """
-    An MR as it seems to who looks at it: in the look with the given number its memory is
-    dropped, before a word is read, or after one was settled but before that is read.
+    An MR as its reader sees it: in the look with the given number its memory is dropped,
+    before a word is read, or after one was settled but before that is read.
     """
     def __init__(self, mr, number, drop):
         self.mr = mr
@@ -440,7 +439,7 @@ class LookedAt:
 
 class MRNotifyGuideTest(MRNotifyTestCase):
     """
-    What the user's guide has one do before a registration is used again.
+    The steps of the user's guide before a registration is used again.
     """
     GUIDE = os.path.join(os.path.dirname(os.path.realpath(__file__)),
                          '../Documentation/user-guide.md')
@@ -452,7 +451,7 @@ class MRNotifyGuideTest(MRNotifyTestCase):
 
     def looks(self):
         """
-        :return: The guide's code, which appends to "again" what is to be registered again
+        :return: The guide's code, which appends to "again" the MRs to be registered again
         """
         with open(self.GUIDE, encoding='utf-8') as guide:
             found = re.search(r'^mr\.reg_notify\(\)\n\.\.\.\n(.*?)^```', guide.read(),
@@ -474,8 +473,8 @@ class MRNotifyGuideTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_guide(self):
         """
-        Nothing is used again whose memory went away before the last look, whichever it was;
-        what is intact, or only suspect, is.
+        No MR is used again whose memory went away before the last look, whichever it was; an
+        intact one, or one that is only suspect, is.
         """
         code = self.looks()
         for suspect in (False, True):
@@ -544,7 +543,7 @@ class MRNotifyReclaimTest(MRNotifyTestCase):
 
     def test_mr_notify_reclaim_unmapped(self):
         """
-        What is unmapped while it is suspended is invalid.
+        An MR that is unmapped while it is suspended is invalid.
         """
         mr, addr = self.reg()
         mr.reg_notify(in_use=self.IN_USE)
@@ -621,7 +620,7 @@ class MRTrafficTestCase(RDMATestCase):
 
 class MRNotifyTrafficTest(MRTrafficTestCase):
     """
-    What moves over MRs that have a word.
+    Messages over MRs that have a word.
     """
     def test_mr_notify_rc_traffic(self):
         """
@@ -686,11 +685,11 @@ class MRNotifyTrafficTest(MRTrafficTestCase):
 
 class MRNotifyInterfaceTest(MRNotifyTestCase):
     """
-    What holds on every device and kernel.
+    Rules for every device and kernel.
     """
     def test_mr_notify_closed_by_value(self):
         """
-        The MR is closed by the conversion of what it is to be given a word with.
+        The MR is closed by the conversion of the word that it is to be given.
         """
         for arguments in (lambda mr: (Closing(mr),), lambda mr: (0, Closing(mr, 0x100))):
             mr, _ = self.reg()
