@@ -7,8 +7,8 @@ cimport cython
 @cython.binding(True)
 def register_mr_all(PD pd not None, access):
     """
-    Register all memory of this process, what is mapped now and what will be. An address
-    in the MR is the process's own. With a remote right, who has the key has all of it.
+    Register all memory of this process, mapped now or later. An address in the MR is the
+    process's own. With a remote right, each peer that has the key has all of it.
     Thread safe, but for closing the PD or its context meanwhile.
     :param pd: The PD
     :param access: Access rights, see ibv_access_flags; on demand is implied
@@ -29,7 +29,7 @@ def register_mr_all(PD pd not None, access):
         raise PyverbsRDMAErrno('Failed to register all memory')
     cdef MR everything = MR.__new__(MR)
     everything.mr = mr
-    # It has what it needs: the constructor returns before it would register.
+    # With `mr` set the constructor returns before it would register.
     MR.__init__(everything, pd)
     everything.is_user_addr = True
     everything.pd = pd

@@ -60,7 +60,7 @@ def context_reg_mr_clean(Context self not None, size_t keep_bytes=0):
     :param keep_bytes: How many bytes of idle registrations may stay, an int
     :return: None
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above;
-                              another: what deregistering one of them returned
+                              another: the error of deregistering one of them
     :raises PyverbsUserError: the context is closed
     """
     context_check_open(self)
@@ -74,7 +74,7 @@ def context_reg_mr_clean(Context self not None, size_t keep_bytes=0):
 @cython.binding(True)
 def context_query_mr_cache(Context self not None):
     """
-    Tell what the context's registration cache holds and has done. Each number is exact
+    Return the contents and counts of the context's registration cache. Each number is exact
     while no other thread registers. Thread safe, but for closing the context meanwhile.
     :return: An MRCacheStats of ints: since the context was opened
              hits: registrations that were answered without registering

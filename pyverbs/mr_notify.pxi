@@ -24,7 +24,7 @@ The current value of the word, an int: bits 0-7 (IBV_MR_NOTIFY_KERNEL_MASK) are 
 kernel's, see ibv_mr_notify_bits; bits 8-63 the application's. Assigning changes the
 application's bits only. It can be read after unreg_notify() too, until close().
 Reading and assigning are atomic and take no system call; += and -= are one of each, and so
-lose what happens between them, and raise what assigning the kernel's bits does: to count,
+lose changes between them, and raise the errors of assigning the kernel's bits: to count,
 use add_notify().
 Raises PyverbsUserError when the MR has no word (before reg_notify(), after close()), and
 when a value that is assigned has kernel bits.
@@ -56,10 +56,10 @@ cdef mr_free_notify_word(MR mr):
 def mr_reg_notify(MR self not None, value=0, in_use=None):
     """
     Have the kernel tell in notify_word when this registration becomes invalid: the word
-    is non-zero before the call that takes the memory away returns, in whatever thread.
+    is non-zero before the call that takes the memory away returns, in any thread.
     Memory that is gone already shows there at once. close() ends it. Thread safe, but for
     unreg_notify(), close() and forget() of this MR, and closing its PD or context, meanwhile.
-    :param value: What the word starts with, an int; bits 0-7 must be 0
+    :param value: The word's first value, an int; bits 0-7 must be 0
     :param in_use: The bits of the word that count users, an int: while all are 0 the
                    kernel may take the pages (IBV_MR_NOTIFY_SUSPENDED), and settle_notify()
                    brings others. None: it never does.
@@ -72,7 +72,7 @@ def mr_reg_notify(MR self not None, value=0, in_use=None):
                (RDMAV_MR_CACHE), or another thread re-registers it
         EINVAL: the MR was registered by another process; or in_use is 0 or has bits 0-7
         EIO: the device was removed
-        ENOMEM: out of memory, or of what RLIMIT_MEMLOCK allows (the word's page is pinned)
+        ENOMEM: out of memory, or over RLIMIT_MEMLOCK (the word's page is pinned)
     :raises PyverbsUserError: value has kernel bits, or the MR is closed
     :raises PyverbsError: no memory for the word
     :raises OverflowError, TypeError: value or in_use is no int of 64 bits without a sign
@@ -131,7 +131,7 @@ def mr_settle_notify(MR self not None):
     """
     Find out whether a suspect registration is intact, and give a suspended one the pages
     that its range maps now: afterwards the kernel's bits of the word say INVALID or
-    nothing, for all that happened before. What happens meanwhile may make it SUSPECT, or
+    nothing, for all that happened before. A change meanwhile may make it SUSPECT, or
     an idle one SUSPENDED, again: with any of these bits, and after an error, register
     again. When they say INVALID and the device can revoke
     (_IBV_DEVICE_MR_REVOKE), it no longer reaches the memory. Costs a system call. Thread
@@ -141,7 +141,7 @@ def mr_settle_notify(MR self not None):
         EINVAL: the MR has no notification, or is of another process
         EAGAIN: a file of this memory was kept locked for a second, or changes of it followed
                 one another for so long, or it can't be pinned just now
-        ENOMEM: out of memory, or of what RLIMIT_MEMLOCK allows
+        ENOMEM: out of memory, or over RLIMIT_MEMLOCK
         EBUSY: another thread re-registers it
         EIO, EOPNOTSUPP: as for reg_notify()
     :raises PyverbsUserError: the MR is closed
@@ -161,10 +161,10 @@ def mr_add_notify(MR self not None, delta):
     """
     Add to the application's bits of notify_word, by one atomic instruction that takes no
     system call. To take a reference and see in the same instruction whether the
-    registration is usable, look at the kernel's bits of what is returned. Thread safe, but
+    registration is usable, look at the kernel's bits of the returned word. Thread safe, but
     for reg_notify(), close() and forget() of this MR, and closing its PD or context,
     meanwhile.
-    :param delta: What is added, a multiple of 256, or subtracted if negative; an int.
+    :param delta: The added number, a multiple of 256, or subtracted if negative; an int.
                   More than bits 8-63 can hold goes round.
     :return: The word from before, an int
     :raises PyverbsUserError: the MR has no word, or delta has bits of the kernel

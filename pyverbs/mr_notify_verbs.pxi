@@ -22,7 +22,7 @@ cdef extern from *:
         return __atomic_load_n((uint64_t *)word, __ATOMIC_ACQUIRE);
     }
 
-    /* Replace the application's bits; what the kernel sets meanwhile stays. */
+    /* Replace the application's bits; bits that the kernel sets meanwhile stay. */
     static inline void mr_notify_word_store(void *word, uint64_t value)
     {
         uint64_t old = __atomic_load_n((uint64_t *)word, __ATOMIC_RELAXED);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
-Watch a memory registration go stale, and what becomes of a peer that still has its key.
+Watch a memory registration go stale, and the access of a peer that still has its key.
 
 Usage: mr_notify.py [DEVICE]        (InfiniBand or RoCE; default: the first one)
 
@@ -47,7 +47,7 @@ pd = PD(ctx)
 print(f'{name} notifies' + (' and revokes' if revokes else ''))
 
 
-# %% Two ends of a connection, both here: what is written at one end is "a peer's" at the other
+# %% Two ends of a connection, both here: a write by one end is "a peer's" at the other
 def connected_pair():
     """
     :return: A completion queue, and two RC QPs that are connected to each other
