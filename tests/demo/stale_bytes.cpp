@@ -24,7 +24,7 @@ namespace {
 constexpr int messages = 20;
 constexpr std::size_t length = 64 * 1024;
 
-/* What every MPI library has had since 2003, in thirty lines. */
+/* The cache of every MPI library since 2003, in thirty lines. */
 class cache {
 public:
 	cache(const device &on, bool notified) : on_(on), notified_(notified) {}
@@ -68,7 +68,7 @@ private:
 	int registrations_ = 0;
 };
 
-/* What an allocator does when it returns memory and gets it back. */
+/* As an allocator that returns memory and gets it back. */
 void map_again(range r)
 {
 	if (munmap(r.addr, r.length) ||
