@@ -313,11 +313,11 @@ bool not_cached(fid_domain *domain)
 	const std::size_t before = arms;
 	fid_mr *mr = nullptr;
 
-	bool good = result("what the cache keeps is armed", before);
+	bool good = result("each registration in the cache is armed", before);
 	check(fi_mr_reg(domain, own.data(), own.size(), FI_SEND | FI_RECV, 0, 0, nocache, &mr,
 			nullptr),
 	      "fi_mr_reg");
-	good &= result("what is not for it is not", arms == before);
+	good &= result("one that is not for the cache is not armed", arms == before);
 	fi_close(&mr->fid);
 	return good;
 }
@@ -330,7 +330,7 @@ bool steps(fid_domain *domain)
 		release(use(domain, number, 0, pages));
 		return registrations == before;
 	};
-	bool good = result("what was registered is found", !found(0) && found(0));
+	bool good = result("a registration is found again", !found(0) && found(0));
 
 #ifndef __SANITIZE_THREAD__
 	good &= result("locks are seen here", locks);
@@ -338,13 +338,13 @@ bool steps(fid_domain *domain)
 	good &= result("a hit takes no lock", found(0) && !locks);
 #endif
 	replace(0, false);
-	good &= result("what is stale is not found, and ends", !found(0) && live == 1);
+	good &= result("a stale registration is not found, and ends", !found(0) && live == 1);
 	/* When it is full, a search that does not find at once first makes room. */
 	for (std::size_t number = 1; number < most_cached - 1; number++)
 		found(number);
 	found(0);
 	found(most_cached - 1);
-	good &= result("what is used stays when another needs the place",
+	good &= result("a used registration stays when another needs the place",
 		       !found(most_cached) && found(0) && !found(1));
 #ifndef __SANITIZE_THREAD__
 	good &= not_cached(domain);
@@ -382,7 +382,7 @@ bool late(fid_domain *domain)
 	release(use(domain, number, 0, pages));
 	bool good = result("a hit in doubt asks the kernel, and another one finds the entry",
 			   asked_kernel && found);
-	good &= result("what became stale meanwhile is not found", registrations == 2);
+	good &= result("one that became stale meanwhile is not found", registrations == 2);
 	replace(number, false);
 	close(file);
 	return good;
@@ -441,7 +441,7 @@ template <class Part> bool on_domains(const char *name, bool counts_exactly, con
 	good &= result((with + "no registration is stale, or ends while in use").c_str(), !wrong);
 	good &= result((with + "none is left").c_str(), !live);
 	good &= result((with + "many are found").c_str(), counted.hits >= asked / 10);
-	good &= result((with + "the cache counts what it did").c_str(),
+	good &= result((with + "the cache's counts add up").c_str(),
 		       counted.searches - counted.hits == registrations &&
 			       counted.searches < 2 * asked && counted.deletes < 2 * asked &&
 			       counted.deletes >= asked && counted.searches >= asked &&

@@ -127,7 +127,7 @@ def run(case):
         good &= check(f"{case.name}: {device} {'keeps' if case.keeps else 'loses'} a half in use",
                       half["found"] == expected["nothing"] and (not half["lost"]) == case.keeps,
                       said)
-        good &= check(f"{case.name}: {device} gives back what was unmapped",
+        good &= check(f"{case.name}: {device} gives back unmapped memory",
                       seen["kept"][device] < MOST_KEPT, said)
         # Stale entries that UCX's hooks leave wait for a miss, or for UCX_IB_RCACHE_MAX_UNRELEASED.
         if expected == WORD:
@@ -153,7 +153,7 @@ def maps_after_failure(notify):
     done = limited.run(LIMIT, [MAPPING], env=environment({
         "UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "rxe0:1",
         "UCX_RCACHE_NOTIFY": notify}))
-    return check(f"UCP, {notify}: maps memory in the place of what could not be mapped",
+    return check(f"UCP, {notify}: maps memory in the place of memory that could not be mapped",
                  not done.returncode, done.stdout)
 
 

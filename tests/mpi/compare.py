@@ -163,9 +163,9 @@ def checks(row, plain, hooks):
     if row.kind == "ours":
         good &= check(f"{row.name}: hits in the statistics", row.hits > 0)
     if row.kind in ("ours", "word"):
-        good &= check(f"{row.name}: registers what was mapped again",
+        good &= check(f"{row.name}: registers memory that was mapped again",
                       again["registrations"] >= again["messages"] - 1)
-        good &= check(f"{row.name}: keeps what was only in doubt",
+        good &= check(f"{row.name}: keeps registrations that were only in doubt",
                       doubted["registrations"] <= kept["registrations"] and
                       not doubted["stale"])
         good &= check(f"{row.name}: saves registrations", plain is not None and
