@@ -4,16 +4,16 @@
  * fails, a flush beside it, registrations in the middle of registrations, cancelled threads.
  *
  * Broken on purpose, each of these was seen to fail here:
- *   a flush that does not wait for who deregisters, or for who registers
+ *   a flush that does not wait for a deregistration, or for a registration, under way
  *   one that does not wait for a reference in vain, or waits long for one that is used
- *   what cannot be deregistered opened again, or tried again by an eviction
+ *   one that cannot be deregistered opened again, or tried again by an eviction
  *   the same kept when its owner is flushed, or its context used after that, or its word
- *   a record of an owner, or of a PD, that lives as long as what is used of a closed context
+ *   a record of an owner, or of a PD, that lives as long as the used part of a closed context
  *   a thread that waits for its own registration, or two that wait for one another
  *   a deregistration of others not counted as room
  *   a registration tried for ever, as long as others have something idle
  *   a thread that is cancelled while it waits and has the mutex, or inside the registrar
- *   a registration that waits without bound for another's, or for what others give back
+ *   a registration that waits without bound for another's, or for memory that others give back
  */
 #include <atomic>
 #include <chrono>
@@ -40,9 +40,9 @@ void *name(uintptr_t n)
 	return reinterpret_cast<void *>(n * 64);
 }
 
-/* Its registrar does something else first: what a hook, a signal or a slow device would do. */
+/* Its registrar does something else first, as a hook, a signal or a slow device would. */
 struct hooked_env : fake_env {
-	/* Counts who comes to wait for others' work, and holds the mutex still. */
+	/* Counts the threads that come to wait for others' work, and holds the mutex still. */
 	struct condition : fake_env::condition {
 		static inline std::atomic<unsigned int> waits = 0;
 
@@ -173,7 +173,7 @@ bool waits(const std::atomic<bool> &done)
 
 } // namespace
 
-TEST_CASE_METHOD(fixture, "what cannot be deregistered is not tried again by who needs room")
+TEST_CASE_METHOD(fixture, "one that cannot be deregistered is not tried again to make room")
 {
 	mr_cache_bounds little = {4 * PAGE, 4}, old;
 	unsigned int tried = 0;
@@ -188,7 +188,7 @@ TEST_CASE_METHOD(fixture, "what cannot be deregistered is not tried again by who
 		return count(m);
 	};
 
-	/* Each of them ends, has tried each registration once at most, and says what is so. */
+	/* Each of them ends, has tried each registration once at most, and returns its error. */
 	CHECK(cache.limits(owner, &little, &old) == 0);
 	CHECK(get(&ref, 100) == EOPNOTSUPP);
 	CHECK(cache.limits(owner, &old, nullptr) == 0);
@@ -213,7 +213,7 @@ TEST_CASE_METHOD(fixture, "what cannot be deregistered is not tried again by who
 	CHECK(tried == 24);
 }
 
-TEST_CASE_METHOD(fixture, "what cannot be deregistered takes no room for ever")
+TEST_CASE_METHOD(fixture, "one that cannot be deregistered takes no room for ever")
 {
 	for (uintptr_t n = 0; n < 200; n++) {
 		mr_cache_ref ref;
@@ -227,7 +227,7 @@ TEST_CASE_METHOD(fixture, "what cannot be deregistered takes no room for ever")
 	}
 }
 
-TEST_CASE_METHOD(fixture, "clean says what could not be deregistered")
+TEST_CASE_METHOD(fixture, "cleaning returns the error of a deregistration")
 {
 	use(0);
 	unplug();
@@ -249,7 +249,7 @@ TEST_CASE_METHOD(fixture, "a reference of a context that was closed may be given
 	CHECK(put(ref) != 0);
 }
 
-TEST_CASE_METHOD(fixture, "a word that the kernel has beyond its context is nobody else's")
+TEST_CASE_METHOD(fixture, "a word that the kernel has beyond its context is not used again")
 {
 	const bool in_use = GENERATE(false, true);
 	mr_cache_ref ref;
@@ -272,7 +272,7 @@ TEST_CASE_METHOD(fixture, "a word that the kernel has beyond its context is nobo
 	CHECK(kernel.live.size() == 40);
 }
 
-TEST_CASE_METHOD(fixture, "a flush waits for a moment, for who took a reference in vain")
+TEST_CASE_METHOD(fixture, "a flush waits for a moment, for a thread with a reference in vain")
 {
 	constexpr unsigned int few = 64;
 	mr_cache_ref ref;
@@ -289,7 +289,7 @@ TEST_CASE_METHOD(fixture, "a flush waits for a moment, for who took a reference 
 	CHECK(kernel.live.empty());
 }
 
-TEST_CASE_METHOD(fixture, "the end of a context does not wait for who uses its registrations")
+TEST_CASE_METHOD(fixture, "the end of a context does not wait for users of its registrations")
 {
 	constexpr unsigned int few = 64;
 	mr_cache_ref ref;
@@ -325,7 +325,7 @@ TEST_CASE_METHOD(fixture, "contexts that are closed with something in use leave 
 	CHECK(kernel.live.size() == 1);
 }
 
-TEST_CASE_METHOD(fixture, "a flush waits for who deregisters for another context")
+TEST_CASE_METHOD(fixture, "a flush waits for a deregistration for another context")
 {
 	gate in_dereg;
 	std::atomic<bool> flushed{false};
@@ -357,7 +357,7 @@ TEST_CASE_METHOD(fixture, "a flush waits for who deregisters for another context
 	CHECK(put(ref) == 0);
 }
 
-TEST_CASE_METHOD(fixture, "a flush waits for who registers")
+TEST_CASE_METHOD(fixture, "a flush waits for a thread that registers")
 {
 	gate in_reg;
 	std::atomic<bool> flushed{false};
@@ -383,7 +383,7 @@ TEST_CASE_METHOD(fixture, "a flush waits for who registers")
 	registers.join();
 }
 
-TEST_CASE_METHOD(fixture, "what others are giving back is room")
+TEST_CASE_METHOD(fixture, "memory that others are giving back is room")
 {
 	gate in_dereg;
 	std::atomic<bool> done{false};
@@ -415,7 +415,7 @@ TEST_CASE_METHOD(fixture, "what others are giving back is room")
 		CHECK(put(ref) == 0);
 }
 
-TEST_CASE_METHOD(fixture, "there is an end though what is given back is taken by others each time")
+TEST_CASE_METHOD(fixture, "there is an end though others take the room each time")
 {
 	constexpr unsigned int many = 1000;
 	unsigned int tried = 0;
@@ -437,7 +437,7 @@ TEST_CASE_METHOD(fixture, "there is an end though what is given back is taken by
 	CHECK(tried < many);
 }
 
-TEST_CASE_METHOD(fixture, "a registration in the middle of a registration waits for nobody")
+TEST_CASE_METHOD(fixture, "a registration in the middle of a registration does not wait")
 {
 	/* The same range, one within it, another one; and one that needs room. */
 	for (auto [page, pages] : {std::pair<uint64_t, uint64_t>{0, 4}, {1, 1}, {8, 2}}) {
@@ -463,7 +463,7 @@ TEST_CASE_METHOD(fixture, "a registration in the middle of a registration waits 
 	}
 }
 
-TEST_CASE_METHOD(fixture, "a registration in the middle of a deregistration waits for nobody")
+TEST_CASE_METHOD(fixture, "a registration in the middle of a deregistration does not wait")
 {
 	mr_cache_ref ref;
 	int depth = 0;
@@ -471,7 +471,7 @@ TEST_CASE_METHOD(fixture, "a registration in the middle of a deregistration wait
 	use(0);
 	kernel.most_bytes = PAGE;
 	cache.env.before_dereg = [&](const fake_kernel::mr &) {
-		/* What it lacks is what is being given back. */
+		/* It lacks the very memory that is being given back. */
 		if (!depth++)
 			CHECK(get(&ref, 8) == ENOMEM);
 		return 0;
@@ -482,7 +482,7 @@ TEST_CASE_METHOD(fixture, "a registration in the middle of a deregistration wait
 }
 
 TEST_CASE_METHOD(fixture,
-		 "two whose hooks want what the other one registers do not wait in a circle")
+		 "two whose hooks want the other one's registration do not wait in a circle")
 {
 	gate first, second;
 
@@ -511,7 +511,7 @@ TEST_CASE_METHOD(fixture,
 	two.join();
 }
 
-TEST_CASE_METHOD(fixture, "nobody waits for long for a registration that may wait for him")
+TEST_CASE_METHOD(fixture, "no thread waits for long for a registration that may wait for it")
 {
 	gate in_reg;
 	mr_cache_ref part, whole;
@@ -533,13 +533,13 @@ TEST_CASE_METHOD(fixture, "nobody waits for long for a registration that may wai
 	CHECK(part.mr != whole.mr);
 	CHECK(put(part) == 0);
 	CHECK(put(whole) == 0);
-	/* The larger one is what is found. */
+	/* The larger one is found. */
 	CHECK(kernel.live.size() == 1);
 	use(1);
 	CHECK(kernel.reg_calls == 2);
 }
 
-TEST_CASE_METHOD(fixture, "nobody waits for long for what others are giving back")
+TEST_CASE_METHOD(fixture, "no thread waits for long for memory that others are giving back")
 {
 	gate in_dereg;
 	mr_cache_ref ref;
@@ -662,7 +662,7 @@ TEST_CASE_METHOD(fixture, "fork() in the middle of everything leaves the child a
 	CHECK(status == 0);
 }
 
-TEST_CASE("a process that locks all its memory pays for what the cache uses")
+TEST_CASE("a process that locks all its memory pays for used tables only")
 {
 	/* The sizes of production. */
 	struct env : mr_cache::linux_env {
@@ -701,7 +701,7 @@ TEST_CASE("a process that locks all its memory pays for what the cache uses")
 	CHECK(cache.acquire(name(1), name(2), BASE, PAGE, LOCAL, &ref) == 0);
 	CHECK(cache.release(ref.index, ref.generation) == 0);
 
-	/* What it uses it never waits for, as the process has asked; and no more is charged. */
+	/* The cache never waits for its pages, as the process has asked; no more is charged. */
 	const auto used = locked() - before;
 
 	CHECK(used > 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Room in a cache of which one look for victims sees a part only: what is idle is found
- * behind all that is in use.
+ * Room in a cache of which one look for victims sees a part only: idle registrations are found
+ * behind all that are in use.
  */
 #include <vector>
 
@@ -82,7 +82,7 @@ struct fixture {
 
 } // namespace
 
-TEST_CASE_METHOD(fixture, "who cleans finds what is idle among many in use")
+TEST_CASE_METHOD(fixture, "cleaning finds idle registrations among many in use")
 {
 	CHECK(cache.clean(owner, IDLE / 2 * PAGE) == 0);
 	CHECK(entries() == USED + IDLE / 2);
@@ -96,7 +96,7 @@ TEST_CASE_METHOD(fixture, "who cleans finds what is idle among many in use")
 	CHECK(entries() == USED);
 }
 
-TEST_CASE_METHOD(fixture, "lower limits find what is idle among many in use")
+TEST_CASE_METHOD(fixture, "lower limits find idle registrations among many in use")
 {
 	limit(UINT64_MAX, USED + 1);
 	CHECK(entries() == USED + 1);
@@ -108,7 +108,7 @@ TEST_CASE_METHOD(fixture, "lower limits find what is idle among many in use")
 	CHECK(entries() == USED + 1);
 }
 
-TEST_CASE_METHOD(fixture, "a miss finds what is idle behind many in use")
+TEST_CASE_METHOD(fixture, "a miss finds idle registrations behind many in use")
 {
 	limit((USED + IDLE) * PAGE, UINT64_MAX);
 	for (uint64_t n = 0; n < 4 * IDLE; n++)
@@ -116,7 +116,7 @@ TEST_CASE_METHOD(fixture, "a miss finds what is idle behind many in use")
 	CHECK(entries() == USED + IDLE);
 }
 
-TEST_CASE_METHOD(fixture, "a large request finds what is idle behind many in use")
+TEST_CASE_METHOD(fixture, "a large request finds idle registrations behind many in use")
 {
 	limit((USED + IDLE) * PAGE, UINT64_MAX);
 	CHECK(use(0x10000, IDLE - 8));

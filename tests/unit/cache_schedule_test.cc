@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The registration cache under a scheduler: users, a kernel that invalidates, and
- * somebody who evicts, interleaved at each atomic operation, many seeds. A stale
+ * a thread that evicts, interleaved at each atomic operation, many seeds. A stale
  * registration, one deregistered in use or twice, one left over, or no end: each
  * fails with its seed; RUN_SEED=n runs that one alone.
  *
  * Broken on purpose, each of these was seen to fail here:
  *   the fields compared before take() and not after it
  *   open() that stores the word instead of adding to it
- *   a word closed whatever its references are
+ *   a word closed with any references
  *   a release that does not look whether it was the last of a doomed entry
  *   untake() that does not look either
  *   CLOSED, or the kernel's bits, not looked at by a hit
@@ -18,11 +18,11 @@
  *   a slow release that does not look again under the mutex
  *   kernel bits of the word's last life not cleaned
  *   a doomed registration that stays in the index
- *   nobody woken when a registration arrived
+ *   no waiter woken when a registration arrived
  *   the dead buried between looking for a registration on its way and waiting for it
  *   an eviction, or a new entry, that does not change the index's version
  *   an entry inserted without asking again in an index that has changed
- *   a flush that does not wait for who is inside the registrar
+ *   a flush that does not wait for threads inside the registrar
  *   the last user of a closed context's entry deregistering it
  */
 #include <cstdlib>
@@ -57,7 +57,8 @@ struct scheduled_env {
 	void *map(size_t) { return memory; }
 	void wipe(void *, size_t) {}
 	static void yield() { schedule::wait(); }
-	/* Now and then too short; or without end, so that whoever is not woken is found out. */
+	/* Now and then too short; or without end, so that a thread that is not woken is found out.
+	 */
 	static inline bool patient;
 	static uint64_t deadline()
 	{
@@ -189,7 +190,7 @@ struct world {
 		}
 	}
 
-	/* One who finds out that an entry is invalid, beside one who registers what serves him too.
+	/* A thread finds an entry invalid, beside one that registers a range that serves it, too.
 	 */
 	std::string arrival()
 	{
@@ -211,10 +212,10 @@ struct world {
 		return order.run(10000) ? kernel.complaint : "no end";
 	}
 
-	/* One who looks for what is used, where no hint is, beside an eviction that moves it. */
+	/* A thread looks for a used entry, where no hint is, beside an eviction that moves it. */
 	std::string look_beside_eviction()
 	{
-		/* Whoever becomes the root of the tree; the middle one is evicted first. */
+		/* Each one as the root of the tree in turn; the middle one is evicted first. */
 		static constexpr uint64_t orders[][3] = {{0, 1, 2}, {1, 0, 2}, {0, 2, 1}};
 		uint64_t used = order.pick(2) * 2;
 		auto use = [this](uint64_t which, mr_cache_ref *ref) {
@@ -256,8 +257,8 @@ struct world {
 	}
 
 	/*
-	 * A context that is opened, used and closed beside another one's work. Whoever has old
-	 * hints to its entries, or evicts them, must be done when it is freed.
+	 * A context that is opened, used and closed beside another one's work. Threads with old
+	 * hints to its entries, or that evict them, must be done when it is freed.
 	 */
 	void opener()
 	{
@@ -377,7 +378,7 @@ TEST_CASE("a context is closed beside others' work")
 	}
 }
 
-TEST_CASE("what the index has is found beside changes of it")
+TEST_CASE("an entry of the index is found beside changes of it")
 {
 	for (uint64_t seed = 1; seed <= 2000; seed++) {
 		INFO("seed " << seed);

@@ -47,7 +47,7 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 
 	auto user = [&](unsigned int seed) {
 		std::minstd_rand random(seed);
-		/* Of its own: what all count in would order what the cache must. */
+		/* Of its own: a common counter would order accesses that the cache must order. */
 		uint64_t failed = 0, used = 0;
 
 		for (int n = 0; n < 20000; n++) {
@@ -115,7 +115,7 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 	CHECK(uses > 10000);
 }
 
-TEST_CASE("random operations do what a naive model does")
+TEST_CASE("random operations act as a naive model does")
 {
 	const char *only = getenv("RUN_SEED");
 	uint64_t seeds = only ? 1 : 40;
@@ -146,7 +146,7 @@ TEST_CASE("random operations do what a naive model does")
 					model |= m->what.pd == pd && m->what.start <= start &&
 						 end <= m->what.start + m->what.size &&
 						 !(access & ~m->what.access) && !m->invalid;
-				/* What left the index while used still is registered. */
+				/* A used entry that left the index still is registered. */
 				if (seen)
 					REQUIRE(model);
 				else if (model)

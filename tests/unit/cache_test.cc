@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache one promise at a time, one thread, on a fake kernel: what is
- * found, what is evicted, and what happens when the registrar fails.
+ * The registration cache one promise at a time, one thread, on a fake kernel: finding,
+ * evicting, and failures of the registrar.
  */
 #include "catch.h"
 #include <sys/syscall.h>
@@ -108,7 +108,7 @@ TEST_CASE_METHOD(fixture, "the whole pages of an odd range are registered, the r
 	CHECK(!has(2));
 }
 
-TEST_CASE_METHOD(fixture, "what the cache does not do is said")
+TEST_CASE_METHOD(fixture, "a request that the cache does not serve is refused")
 {
 	mr_cache_ref ref;
 
@@ -149,7 +149,7 @@ TEST_CASE_METHOD(fixture, "a range that contains others takes their place")
 	CHECK(kernel.reg_calls == 4);
 }
 
-TEST_CASE_METHOD(fixture, "what became invalid is never handed out again")
+TEST_CASE_METHOD(fixture, "an invalid registration is never handed out again")
 {
 	mr_cache_ref held = get(0, 2);
 
@@ -235,7 +235,7 @@ TEST_CASE_METHOD(fixture, "a suspended one that cannot be restored is registered
 	kernel.fail_settle = 0;
 	kernel.suspend();
 	for (auto *m : kernel.live)
-		m->invalid = true; // what the range maps now cannot be pinned
+		m->invalid = true; // the range maps memory now that cannot be pinned
 	use(0);
 	CHECK(kernel.reg_calls == 3);
 	CHECK(count().suspensions == 2);
@@ -263,7 +263,7 @@ TEST_CASE_METHOD(fixture, "nothing is suspended while it is registered")
 	CHECK(count().suspensions == 2);
 }
 
-TEST_CASE_METHOD(fixture, "who keeps what cannot be deregistered keeps its pages")
+TEST_CASE_METHOD(fixture, "a registration that cannot be deregistered keeps its pages")
 {
 	mr_cache_ref ref = get(0);
 
@@ -309,7 +309,7 @@ TEST_CASE_METHOD(fixture, "a registration that is invalid from birth is made onc
 	CHECK(kernel.live.size() == 0);
 }
 
-TEST_CASE_METHOD(fixture, "a release too many is EINVAL, whatever became of the entry")
+TEST_CASE_METHOD(fixture, "a release too many is EINVAL, with or without the entry")
 {
 	mr_cache_ref ref = get(0);
 
@@ -386,7 +386,7 @@ TEST_CASE_METHOD(fixture, "full of used registrations: register it yourself")
 	CHECK(try_get(&c, 20) == EOPNOTSUPP);
 }
 
-TEST_CASE_METHOD(fixture, "what is in use beyond lower limits ends with its last user")
+TEST_CASE_METHOD(fixture, "a registration in use beyond lower limits ends with its last user")
 {
 	mr_cache_ref a = get(0), b = get(2, 3), c = get(8), ref;
 
@@ -410,7 +410,7 @@ TEST_CASE_METHOD(fixture, "what is in use beyond lower limits ends with its last
 }
 
 TEST_CASE_METHOD(fixture,
-		 "what is registered while the limits become lower ends with its last user")
+		 "a registration made while the limits become lower ends with its last user")
 {
 	mr_cache_ref held = get(0);
 
@@ -427,7 +427,7 @@ TEST_CASE_METHOD(fixture,
 	CHECK(count().entries == 0);
 }
 
-TEST_CASE_METHOD(fixture, "what can't be deregistered is nothing that lower limits end")
+TEST_CASE_METHOD(fixture, "lower limits do not end a registration that can't be deregistered")
 {
 	use(0);
 	kernel.fail_dereg = EBUSY;
@@ -497,7 +497,8 @@ TEST_CASE_METHOD(fixture, "the registrar's error is the user's, and nothing is l
 	use(0);
 }
 
-TEST_CASE_METHOD(fixture, "what cannot be deregistered is still its user's, and never found again")
+TEST_CASE_METHOD(fixture,
+		 "one that can't be deregistered is still its user's, and never found again")
 {
 	mr_cache_ref ref = get(0);
 
@@ -519,7 +520,7 @@ TEST_CASE_METHOD(fixture, "what cannot be deregistered is still its user's, and 
 	CHECK(kernel.live.size() == 0);
 }
 
-TEST_CASE_METHOD(fixture, "a flush leaves what is used to its users")
+TEST_CASE_METHOD(fixture, "a flush leaves used registrations to their users")
 {
 	mr_cache_ref held = get(0);
 
@@ -553,7 +554,7 @@ TEST_CASE_METHOD(fixture, "owners and domains are used again")
 	}
 }
 
-TEST_CASE_METHOD(fixture, "hits are counted beyond what a word can count")
+TEST_CASE_METHOD(fixture, "hits are counted beyond the count of a word")
 {
 	mr_cache_ref ref = get(0);
 	uint64_t *word = mr_of(ref).word;
@@ -568,7 +569,7 @@ TEST_CASE_METHOD(fixture, "hits are counted beyond what a word can count")
 	CHECK(count().hits == (1U << 29) - 2 + 5);
 }
 
-TEST_CASE_METHOD(fixture, "one who takes a registration is its only user")
+TEST_CASE_METHOD(fixture, "a thread that takes a registration is its only user")
 {
 	mr_cache_ref mine = get(0), other = get(0);
 
@@ -654,8 +655,7 @@ TEST_CASE_METHOD(fixture, "an exact registration serves its range and its rights
 	CHECK(!has_exact(0, 2 * PAGE, WRITE));
 }
 
-TEST_CASE_METHOD(fixture,
-		 "what shows exactly the range is found, and parts are left to whoever asks")
+TEST_CASE_METHOD(fixture, "a view of exactly the range is found, and parts are left to the caller")
 {
 	constexpr uint32_t READ = MR_CACHE_REMOTE_READ | MR_CACHE_EXACT;
 	mr_cache_part part = {};
@@ -711,7 +711,7 @@ TEST_CASE_METHOD(fixture,
 	CHECK(asked == 3);
 	CHECK(put(ref) == 0);
 
-	/* What the kernel has marked. */
+	/* The kernel has marked it. */
 	kernel.suspect(BASE, BASE + PAGE, false);
 	CHECK(!find(0, 2 * PAGE, REMOTE));
 	CHECK(asked == 4);
@@ -730,7 +730,7 @@ TEST_CASE_METHOD(fixture,
 	CHECK(count().hits == 5);
 }
 
-TEST_CASE_METHOD(fixture, "what find() leaves to others is acquired, made or refused")
+TEST_CASE_METHOD(fixture, "a request that find() leaves to others is acquired, made or refused")
 {
 	mr_cache_ref ref = {};
 	auto acquire = [&](uint64_t length) {
@@ -752,7 +752,7 @@ TEST_CASE_METHOD(fixture, "what find() leaves to others is acquired, made or ref
 	CHECK(acquire(0) == EOPNOTSUPP);
 }
 
-TEST_CASE_METHOD(fixture, "who registers is told which references there will be")
+TEST_CASE_METHOD(fixture, "the registrar is told which references there will be")
 {
 	mr_cache_ref first = get(0), second = get(1);
 
@@ -763,7 +763,7 @@ TEST_CASE_METHOD(fixture, "who registers is told which references there will be"
 	CHECK(put(second) == 0);
 }
 
-TEST_CASE("a word is free with one reference, and without what the kernel said")
+TEST_CASE("a word is free with one reference, and without the kernel's bits")
 {
 	mr_cache::entry_word<fake_env> word{};
 	auto hold = [&] { return word.peek_relaxed() & (word.REFS | word.CLOSED); };
@@ -848,7 +848,7 @@ TEST_CASE_METHOD(fixture, "many exact registrations of one page are all found")
 	CHECK(kernel.live.empty());
 }
 
-TEST_CASE_METHOD(fixture, "what is forgotten ends with its last user")
+TEST_CASE_METHOD(fixture, "a forgotten registration ends with its last user")
 {
 	mr_cache_ref mine = get(0), other = get(0);
 	int shared = -1;
@@ -908,7 +908,7 @@ TEST_CASE_METHOD(fixture, "idle ones whose memory has gone do not stay")
 	CHECK(count().invalidations >= 1996);
 }
 
-TEST_CASE_METHOD(fixture, "what will not have room evicts nothing")
+TEST_CASE_METHOD(fixture, "a request that will not have room evicts nothing")
 {
 	limit(10 * PAGE, 60);
 

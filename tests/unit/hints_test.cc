@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The hints alone: what was learnt is found, by whom it is for and by no other, and
+ * The hints alone: a hint is found by the requests that it is for and by no others,
  * however the buffers lie.
  *
  * Broken on purpose, each of these was seen to fail here:
@@ -8,7 +8,7 @@
  *   the offset in the page part of it, but for an exact range
  *   the second hint of a bucket not looked at
  *   a hint that is there already learnt again, which drops the other
- *   what is ousted dropped, or old hints kept in its place
+ *   an ousted hint dropped, or old hints kept in its place
  *   a hint of its own for each page of a large entry
  *   one of its own for each use of a page of it; or none, where a small one has taken its place
  *   tags not compared
@@ -61,7 +61,7 @@ struct large_env : fake_env {
 
 } // namespace
 
-TEST_CASE("a hint is found by whom it is for")
+TEST_CASE("a hint is found by the requests that it is for")
 {
 	world<fake_env> w;
 
@@ -183,7 +183,7 @@ TEST_CASE("the parts of a large entry share few hints")
 	CHECK(lost < PAGES / 7 / 10);
 }
 
-TEST_CASE("what takes the place of a large entry gets a hint of its own")
+TEST_CASE("an entry in the place of a large one gets a hint of its own")
 {
 	world<large_env> w;
 	constexpr uint64_t PAGES = 1 << 18;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What a thread keeps of freed views, and that all of it goes in the end. The linker sends
+ * The freed views that a thread keeps, and that all of them go in the end. The linker sends
  * malloc() and free() of mr_view.c and of this file here, to be counted.
  *
  * Broken on purpose, each of these was seen to fail here:
  *   a thread that ends frees nothing, or all but the first
- *   what is freed after that is kept
+ *   a view that is freed after that is kept
  *   a view that is kept has another end, or is handed out twice
  *   there is always room, or never
  *   the key stays when the library is unloaded
@@ -82,7 +82,7 @@ TEST_CASE("the view that was freed is the next one, and keeps its type until the
 	}).join();
 }
 
-TEST_CASE("nobody has a view twice, and a thread keeps few")
+TEST_CASE("no view is handed out twice, and a thread keeps few")
 {
 	std::thread([] {
 		std::vector<void *> views(1000);
@@ -103,7 +103,7 @@ TEST_CASE("nobody has a view twice, and a thread keeps few")
 	}).join();
 }
 
-TEST_CASE("what threads keep goes with them, whoever made it")
+TEST_CASE("views that threads keep go with them, also those of another thread")
 {
 	made = freed = 0;
 	for (int i = 0; i < 20; i++) {
@@ -123,7 +123,7 @@ TEST_CASE("what threads keep goes with them, whoever made it")
 	CHECK(freed == made);
 }
 
-TEST_CASE("what else ends with a thread may use views")
+TEST_CASE("other destructors of a thread may use views")
 {
 	const pthread_key_t earlier = key();
 

@@ -8,7 +8,7 @@
  *   a set of rights not taken to contain one that it contains
  *   a split or a merge of the treap that loses a subtree
  *   a predecessor that must lie before the address, a successor that must lie after it
- *   insert() that does not look where what starts after it ends
+ *   insert() that does not look where the entry that starts after it ends
  *   a domain not freed with its last entry, or not found again
  */
 #include <memory>
@@ -48,7 +48,8 @@ struct world {
 		in[i] = false;
 	}
 
-	/* As the cache does: what is contained goes, and what would be does not come. */
+	/* As the cache does: a contained entry goes, and one that would be contained does not come.
+	 */
 	void add(uint32_t i, const wish &what)
 	{
 		for (uint32_t other = 1; other < COUNT; other++)
@@ -65,7 +66,7 @@ struct world {
 			REQUIRE(!(within[other] && in[other]));
 	}
 
-	/* What is within goes, and nothing else. */
+	/* The entries within go, and no others. */
 	void insert(uint32_t i, const wish &what, const bool *within = nullptr)
 	{
 		entries[i].describe(what);

@@ -92,7 +92,7 @@ TEST_CASE("of few entries the very oldest goes each time")
 	CHECK(w.next() == 0);
 }
 
-TEST_CASE("what is used does not go")
+TEST_CASE("a used entry does not go")
 {
 	world<fake_env> w(3);
 
@@ -150,7 +150,7 @@ TEST_CASE("looks in vain become short")
 	CHECK((second - first + large_env::entries) % large_env::entries < 40);
 }
 
-TEST_CASE("who looks at all owes that, until it is paid")
+TEST_CASE("a look at all entries is owed, until it is paid")
 {
 	world<large_env> w(7);
 	const uint32_t all = large_env::entries - 1;
