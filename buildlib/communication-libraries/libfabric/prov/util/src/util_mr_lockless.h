@@ -4,8 +4,8 @@
  * cache whose monitor of system memory can say without a lock whether an
  * entry is valid (cache->lockless). Nothing changes for any other cache.
  *
- * An entry of such a cache is open or closed. Only who holds mm_lock opens or
- * closes it. Closed, it is what it is in any cache: use_cnt are its references,
+ * An entry of such a cache is open or closed. Only the holder of mm_lock opens
+ * or closes it. Closed, it is as in any cache: use_cnt are its references,
  * and it is in the list lru_list if there are none. Open, it is in the tree
  * and in lru_list, and its references are counted in one atomic word:
  *
@@ -18,11 +18,11 @@
  * A reference is taken, and given back, by a compare-and-swap that demands
  * OPEN. All else is done as before, under mm_lock between close() and open().
  * Closing moves the references to use_cnt in one step, so that none is lost,
- * and whoever gives one back later finds the entry closed and takes the lock.
+ * and a later give-back finds the entry closed and takes the lock.
  *
- * What an entry says is compared only while a reference is held:
+ * The fields of an entry are compared only while a reference is held:
  *
- *	a hit				who evicts
+ *	a hit				an eviction
  *	hint: the entry at that address
  *					close(): no references
  *					deregisters; registers other memory
@@ -52,7 +52,7 @@
 #define UTIL_MR_SINGLE_THREADED	0
 #endif
 
-/* What a hit does not do, so that it saves no registers for it */
+/* The path that a hit does not take, so that it saves no registers for it */
 #define UTIL_MR_NOINLINE	__attribute__((noinline))
 
 /* Windows has no memory_order_*, and nothing there says lockless. */
@@ -64,8 +64,8 @@
 #define UTIL_MR_HIT	(1ULL << 32)
 
 /* Where a request that began at an address was found the last time. Written
- * under mm_lock, read without it. It may be wrong in any way: what it leads to
- * is verified.
+ * under mm_lock, read without it. It may be wrong in any way: the entry is
+ * verified.
  */
 struct util_mr_hint {
 	ofi_atomic64_t		addr;
@@ -94,7 +94,7 @@ util_mr_hint_at(struct util_mr_hints *hints, uint64_t addr, int which)
 static inline void util_mr_hint_set(struct util_mr_hint *hint, int64_t addr,
 				    int64_t entry)
 {
-	/* Who sees the entry sees that its word is 0, or what came after. */
+	/* A reader of the entry sees that its word is 0, or a later value. */
 	ofi_atomic_store_explicit64(&hint->entry, entry, memory_order_release);
 	ofi_atomic_store_explicit64(&hint->addr, addr, memory_order_relaxed);
 }

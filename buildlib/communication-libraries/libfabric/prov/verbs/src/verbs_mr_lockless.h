@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Registration with a cache whose hits take no lock (util_mr_lockless.h): what
- * a hit does not read is not written for it. Included by verbs_mr.c.
+ * Registration with a cache whose hits take no lock (util_mr_lockless.h): a hit
+ * writes only the fields that a hit reads. Included by verbs_mr.c.
  */
 #ifndef VERBS_MR_LOCKLESS_H
 #define VERBS_MR_LOCKLESS_H
@@ -13,8 +13,8 @@ vrb_mr_is_lockless(struct vrb_domain *domain, uint64_t flags)
 	       !(flags & (OFI_MR_NOCACHE | FI_MR_DMABUF));
 }
 
-/* There may be no miss for long, so each 1,024th hit of an entry looks for what
- * is stale, too. The upper half of its word counts them, from 0 each time that it
+/* There may be no miss for long, so each 1,024th hit of an entry looks for stale
+ * entries, too. The upper half of its word counts them, from 0 each time that it
  * is found under the lock: of those, as where no entry is open, each 64th looks.
  */
 static inline bool vrb_mr_lockless_sweeps(struct vrb_domain *domain,

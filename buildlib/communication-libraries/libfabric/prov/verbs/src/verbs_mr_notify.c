@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * A registration in the cache has a word, which the kernel marks before a
- * system call that changes the memory returns, whoever made it. So a hit is
+ * system call of any process that changes the memory returns. So a hit is
  * valid if there is no mark. There is no hook, no thread and no file
  * descriptor, and nothing takes an entry out of the cache from outside: one that
  * is stale stays until a request finds it, a sweep comes by it, or it is the oldest.
  *
- * A request may be for a part of a region, and what is unmapped another part.
+ * A request may be for a part of a region, and another part may be unmapped.
  * So the device keeps a stale region's pages until it is deregistered, when its
  * last user is gone, as it does where a hook took the entry out of the tree: a
  * word has a bit that says that it is in use.
@@ -26,7 +26,7 @@
 /* How many words a sweep looks at */
 #define VRB_MR_NOTIFY_SWEEP	16
 
-/* A word, and whose it is. The word is 0 where it is nobody's. */
+/* A word, and its owner. The word is 0 where it has none. */
 struct vrb_mr_notify_slot {
 	uint64_t				word;
 	union {
@@ -41,7 +41,7 @@ static struct {
 	int (*settle)(struct ibv_mr *mr);
 } notify;
 
-/* What the kernel has said, read each time: it may say more. */
+/* The kernel's bits, read each time: it may set more. */
 static inline uint64_t vrb_mr_notify_said(const uint64_t *word)
 {
 	return *(volatile const uint64_t *) word & IBV_MR_NOTIFY_KERNEL_MASK;

@@ -34,8 +34,8 @@ void vrb_mr_notify_init(void);
 void vrb_mr_notify_fini(void);
 
 /* The monitor of a domain's system memory becomes verbs_notify if its device can
- * notify and nobody has asked for another one: then true is returned. Else it
- * stays what it was, or becomes NULL if verbs_notify was asked for.
+ * notify and the user has asked for no other one: then true is returned. Else it
+ * stays as it was, or becomes NULL if verbs_notify was asked for.
  */
 bool vrb_mr_notify_select(struct vrb_domain *domain,
 			  struct ofi_mem_monitor **monitor);
@@ -43,7 +43,7 @@ bool vrb_mr_notify_select(struct vrb_domain *domain,
 /* After a region of the cache was registered, before it can be found. */
 void vrb_mr_notify_arm(struct vrb_mem_desc *md);
 
-/* Look at some of the domain's words, in turn, and drop what is stale. */
+/* Look at some of the domain's words, in turn, and drop stale entries. */
 void vrb_mr_notify_sweep(struct vrb_domain *domain);
 
 /* After it was deregistered. */

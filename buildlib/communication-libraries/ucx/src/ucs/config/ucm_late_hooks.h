@@ -64,7 +64,7 @@ static int ucs_ucm_device_notifies(const char *name)
 #endif
 
 /* Whether registration caches are likely to need no hooks: all RDMA devices that
- * can be opened notify. If so, do not patch code that nobody wants patched. */
+ * can be opened notify. If so, do not patch code that no cache wants patched. */
 static int ucs_ucm_late_mmap_hooks()
 {
 #if HAVE_DECL_IBV_REG_MR_NOTIFY

@@ -16,7 +16,7 @@
 #include <sched.h>
 
 
-/* How often a cache looks for regions that are not valid if nobody misses */
+/* How often a cache looks for regions that are not valid if there is no miss */
 #define UCS_RCACHE_SWEEP_INTERVAL ucs_time_from_sec(1.0)
 
 /* Lock must be held */
@@ -39,10 +39,10 @@ ucs_rcache_region_is_valid(ucs_rcache_t *rcache, ucs_rcache_region_t *region)
            ucs_rcache_region_ask(rcache, region);
 }
 
-/* Without memory events nothing tells of a region that nobody asks for again.
+/* Without memory events nothing tells of a region that is not asked for again.
  * Look at the next @a count of them, in turn; drop those that are not valid and
- * that nobody uses: who does may just be registering its memory, without the
- * lock. Lock must be held in write mode */
+ * not in use: a user may just be registering its memory, without the lock. Lock
+ * must be held in write mode */
 static void ucs_rcache_sweep(ucs_rcache_t *rcache, size_t count)
 {
     ucs_rcache_region_t *region;
@@ -60,7 +60,7 @@ static void ucs_rcache_sweep(ucs_rcache_t *rcache, size_t count)
             continue;
         }
 
-        /* See what who used it has written, before it was put */
+        /* See the writes of its users before they put it */
         ucs_memory_cpu_load_fence();
         if (!ucs_rcache_region_is_valid(rcache, region)) {
             ucs_rcache_region_invalidate_internal(
@@ -69,9 +69,9 @@ static void ucs_rcache_sweep(ucs_rcache_t *rcache, size_t count)
     }
 }
 
-/* What a registration lacked may be kept by regions whose memory is gone. Not if
- * it failed for another reason: a program may try that again and again. Lock must
- * be held in write mode */
+/* Regions whose memory is gone may keep resources that a registration lacked. Not
+ * if it failed for another reason: a program may try that again and again. Lock
+ * must be held in write mode */
 static void ucs_rcache_sweep_failed(ucs_rcache_t *rcache, int error)
 {
     if ((error == 0) || (error == ENOMEM) || (error == EAGAIN) ||
@@ -81,7 +81,7 @@ static void ucs_rcache_sweep_failed(ucs_rcache_t *rcache, int error)
 }
 
 /* A child has the locks as they are at the fork, so the timer takes none then.
- * Nor does the fork: what other libraries do at a fork may need it */
+ * Nor does the fork: handlers of other libraries at a fork may need it */
 static volatile uint32_t ucs_rcache_forking  = 0;
 static volatile uint32_t ucs_rcache_sweeping = 0;
 

@@ -172,7 +172,7 @@ protected:
     bool                        m_fail    = false;
     int                         m_fails   = 0; /* while it is registered */
     int                         m_told    = 0; /* failures not hidden */
-    bool                        m_words   = false; /* somebody else writes the doubt */
+    bool                        m_words   = false; /* another writes the doubt */
     bool                        m_kept    = false; /* and goes on to */
     int                         m_errno   = 0; /* of a failure */
     int                         m_asked   = 0; /* by the test's thread */
@@ -298,7 +298,7 @@ UCS_TEST_F(test_rcache_valid, only_in_doubt_a_hit_asks) {
     put(r);
 }
 
-/* What may write the doubt of a region for ever must not meet another one */
+/* A writer of a region's doubt may write for ever, and must not meet another one */
 UCS_TEST_F(test_rcache_valid, doubted_memory_is_not_reused) {
     std::set<region*> seen;
 
@@ -357,7 +357,7 @@ UCS_TEST_F(test_rcache_valid, failed_do_not_pile_up) {
     EXPECT_LE(m_rcache.get()->num_regions, 8u);
 }
 
-/* Nobody asks for them again, and no event tells of them */
+/* They are not asked for again, and no event tells of them */
 UCS_TEST_F(test_rcache_valid, stale_do_not_pile_up) {
     static const int live = 100, all = 10000;
 
@@ -392,7 +392,7 @@ UCS_TEST_F(test_rcache_valid, large_stale_do_not_pile_up) {
     EXPECT_LE(m_registered.size(), 1002u);
 }
 
-/* What was much at once goes soon, not only when there is as much again */
+/* A peak of stale regions goes soon, not only when there is as much again */
 UCS_TEST_F(test_rcache_valid, stale_of_a_peak_go) {
     static const int peak = 600;
 
@@ -450,7 +450,7 @@ UCS_TEST_F(test_rcache_valid, stale_go_without_a_miss) {
     EXPECT_EQ(id, use(START, SIZE));
 }
 
-/* Who hits waits for some regions at most */
+/* A hit waits for some regions at most */
 UCS_TEST_F(test_rcache_valid, timer_lets_others_in) {
     static const int count = 8192;
     ucs_time_t deadline    = ucs_get_time() + ucs_time_from_sec(60);
@@ -512,7 +512,7 @@ UCS_TEST_F(test_rcache_valid, child_can_fork) {
     EXPECT_GT(m_by_timer, 0);
 }
 
-/* It could be for want of what they keep */
+/* It could be for want of resources that they keep */
 UCS_TEST_F(test_rcache_valid, failed_drops_stale) {
     static const int live = 100;
 
@@ -583,7 +583,7 @@ UCS_TEST_F(test_rcache_valid, failed_keeps_what_is_in_use) {
     EXPECT_EQ(1u, m_registered.size());
 }
 
-/* UCP's cache, over a memory domain that registers what the test lets it */
+/* UCP's cache, over a memory domain that registers if the test lets it */
 class test_ucp_rcache_valid : public ucs::test {
 protected:
     struct range {
@@ -621,7 +621,7 @@ protected:
         EXPECT_TRUE(asks());
     }
 
-    /* A cache for what the flags say now */
+    /* A cache for the present flags */
     void renew()
     {
         ucp_mem_rcache_cleanup(m_context);
@@ -688,7 +688,7 @@ protected:
     static test_ucp_rcache_valid *m_self;
     std::set<range*>             m_registered;
     uintptr_t                    m_gone  = 0; /* can't be registered */
-    uintptr_t                    m_stale = 0; /* not what was registered */
+    uintptr_t                    m_stale = 0; /* not the registered memory */
     bool                         m_full  = false;
     int                          m_asked = 0; /* by the test's thread */
     pthread_t                    m_thread = pthread_self();
@@ -742,7 +742,7 @@ private:
 
 test_ucp_rcache_valid *test_ucp_rcache_valid::m_self;
 
-/* As memory that TCP sends, which needs no memory handle: nobody tells that it
+/* As memory that TCP sends, which needs no memory handle: no event tells that it
  * is gone */
 UCS_TEST_F(test_ucp_rcache_valid, nothing_registered_is_not_found) {
     ucp_mem_h first, second;
@@ -779,8 +779,8 @@ UCS_TEST_F(test_ucp_rcache_valid, nothing_registered_is_found_with_events) {
     EXPECT_EQ(size_t(SIZE), use(START, SIZE / 2, 1));
 }
 
-/* Where no memory domain notifies UCP's cache is what it was */
-UCS_TEST_F(test_ucp_rcache_valid, without_words_nobody_is_asked) {
+/* Where no memory domain notifies UCP's cache is as it was */
+UCS_TEST_F(test_ucp_rcache_valid, without_words_none_is_asked) {
     need_events();
     EXPECT_TRUE(asks());
     flags() &= ~UCT_MD_FLAG_NOTIFY_SOME;

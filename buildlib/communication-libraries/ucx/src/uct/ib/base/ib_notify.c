@@ -15,10 +15,10 @@
 
 #if HAVE_DECL_IBV_REG_MR_NOTIFY
 
-/* The word's bit that says that the registration is in use. What a cache finds
- * can be a part of a larger region, and what is unmapped another part. So the
- * device keeps the pages of an invalid region until it is deregistered, as it
- * does of one that an event took out of the cache. */
+/* The word's bit that says that the registration is in use. A cache may find a
+ * part of a larger region, and another part may be unmapped. So the device
+ * keeps the pages of an invalid region until it is deregistered, as it does of
+ * one that an event took out of the cache. */
 #define UCT_IB_NOTIFY_IN_USE UCS_BIT(8)
 
 
@@ -77,7 +77,7 @@ ucs_status_t uct_ib_notify_init(uct_ib_md_t *md)
     }
 
     if (must) {
-        /* Rather one thread, or pinned, than what nobody watches */
+        /* Rather one thread, or pinned, than memory without a word */
         md->config.min_mt_reg   = SIZE_MAX;
         md->config.odp.max_size = 0;
     }
@@ -133,8 +133,8 @@ void uct_ib_notify_arm(uct_ib_md_t *md, uct_ib_mem_t *memh,
 {
     int ret;
 
-    /* On-demand paging follows the memory itself; memory events end what is of
-     * memory that is gone, as its key reaches what is mapped there later */
+    /* On-demand paging follows the memory itself; memory events end regions whose
+     * memory is gone, as their keys reach memory that is mapped there later */
     if ((memh->doubt == NULL) || (memh->flags & UCT_IB_MEM_FLAG_ODP)) {
         return;
     }

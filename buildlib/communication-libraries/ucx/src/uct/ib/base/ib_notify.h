@@ -15,8 +15,8 @@ enum {
     UCT_IB_NOTIFY_NONE,   /**< The device or the library can't, or was told not to */
     UCT_IB_NOTIFY_SOME,   /**< Some registrations may have no word: memory events
                                are needed as well */
-    UCT_IB_NOTIFY_ALL     /**< What has no word is never found in the cache: none
-                               is device memory, of several MRs, or on demand */
+    UCT_IB_NOTIFY_ALL     /**< A region without a word is never found in the cache:
+                               none is device memory, of several MRs, or on demand */
 };
 
 
@@ -61,7 +61,7 @@ int uct_ib_notify_settle(const uct_ib_mem_t *memh);
 
 
 /**
- * @return What the kernel has said by a word, IBV_MR_NOTIFY_KERNEL_MASK of it.
+ * @return The kernel's bits of a word, IBV_MR_NOTIFY_KERNEL_MASK of it.
  */
 static UCS_F_ALWAYS_INLINE uint8_t uct_ib_notify_said(uint64_t word)
 {
