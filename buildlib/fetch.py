@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Obtain the pinned upstream trees and unpack them, untouched, below the build folder.
 
-Why: the repository holds only what this project wrote. Upstream comes by name and version from the
-machine's own Debian archive (buildlib/upstream/*.pin), or from a tarball or tree of the user's
+Why: the repository holds only this project's own files. Upstream comes by name and version from
+the machine's own Debian archive (buildlib/upstream/*.pin), or from a tarball or tree of the user's
 (--source, or RDMA_CORE_SOURCE and the like). Nothing is downloaded twice. overlay.py lays our
-files over what this script unpacked.
+files over the tree that this script unpacked.
 """
 import argparse
 import contextlib
@@ -51,7 +51,7 @@ def sha256(path):
 
 
 def read(path):
-    """What is in a file, "" if there is none."""
+    """The content of a file, "" if there is none."""
     with contextlib.suppress(FileNotFoundError):
         with open(path, encoding="utf-8") as text:
             return text.read()
@@ -224,12 +224,12 @@ def place(build, name, version, fill):
 
 
 def state_folder(tree):
-    """Where overlay.py keeps what it must know of a tree, outside of the tree."""
+    """The folder of overlay.py's notes about a tree, outside of the tree."""
     return os.path.join(os.path.dirname(tree), ".overlay", os.path.basename(tree))
 
 
 def users_tree(name, source, build, update):
-    """Unpack or copy what the user gave; it is never changed itself."""
+    """Unpack or copy the user's tarball or tree, which is never changed itself."""
     source = os.path.realpath(source)
     if not os.path.exists(source):
         raise FetchError(f"{source}: no such tarball or tree")

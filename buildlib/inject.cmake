@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 # Adds our sources to upstream's targets without touching upstream's CMake files. Upstream's project()
-# includes this file (CMAKE_PROJECT_rdma-core_INCLUDE: ../CMakeLists.txt, debian/rules); what needs the targets waits until the end of the
-# top-level directory. Paths are those of the tree that is built, where our files are laid.
+# includes this file (CMAKE_PROJECT_rdma-core_INCLUDE: ../CMakeLists.txt, debian/rules); calls that need the targets wait until the end
+# of the top-level directory. Paths are those of the tree that is built, where our files are laid.
 
 cmake_policy(SET CMP0079 NEW) # link libraries may be added to another directory's target
 enable_language(CXX)
@@ -9,7 +9,7 @@ set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 
-# What is ours in libibverbs. C++ sources go here too: see inject_libibverbs() for their flags.
+# Our sources in libibverbs. C++ sources go here too: see inject_libibverbs() for their flags.
 set(INJECT_LIBIBVERBS_SOURCES libibverbs/mr_notify.c libibverbs/mr_notify_cmd.c libibverbs/mr_notify_reg.c
     libibverbs/mr_cache.c libibverbs/mr_cache_context.c libibverbs/mr_cache_environment.c libibverbs/mr_cache_limits.c
     libibverbs/mr_cache_plain.c libibverbs/mr_cache_policy.c libibverbs/mr_cache_registrar.c libibverbs/mr_cache_report.c
@@ -88,14 +88,14 @@ function(inject_man_pages)
   file(GLOB pages CONFIGURE_DEPENDS ${folder}/*_mr_notify*.[0-9].md ${folder}/*_mr_cache.[0-9].md
        ${folder}/ibv_register_mr_all.[0-9].md ${folder}/ibv_forget_mr.[0-9].md ${folder}/ibv_is_reg.[0-9].md
        ${folder}/ibv_reg_mr_clean.[0-9].md ${folder}/ibv_reg_mr_limits.[0-9].md)
-  # Where upstream's functions put what they make: beside the other pages.
+  # Where upstream's functions put their pages: beside the other pages.
   set(CMAKE_CURRENT_SOURCE_DIR ${PROJECT_SOURCE_DIR}/libibverbs/man)
   set(CMAKE_CURRENT_BINARY_DIR ${PROJECT_BINARY_DIR}/libibverbs/man)
   rdma_man_pages(${pages})
 endfunction()
 
-# The programs ibv_mr_notify and ibv_mr_cache. What they and the tests of the top level share is compiled
-# once, into a library that is not installed. The C++ libraries are header-only Debian packages.
+# The programs ibv_mr_notify and ibv_mr_cache. Sources that they share with the tests of the top level are
+# compiled once, into a library that is not installed. The C++ libraries are header-only Debian packages.
 function(inject_program)
   foreach(header CLI/CLI.hpp fmt/core.h nlohmann/json.hpp)
     find_path(INJECT_PATH_OF_${header} ${header} REQUIRED)
@@ -109,7 +109,7 @@ function(inject_program)
   # Headers are most of each: together they compile in the time that three of them take.
   file(GLOB operations ${folder}/mr_notify/operations_*.cpp)
   set_source_files_properties(${operations} PROPERTIES UNITY_GROUP operations)
-  # What ibv_mr_cache has too is apart from the rest, and so from librdmacm.
+  # The sources that ibv_mr_cache has too are apart from the rest, and so from librdmacm.
   set(both ${folder}/mr_notify/device.cpp ${folder}/mr_notify/memory.cpp)
   list(REMOVE_ITEM sources ${operations} ${both} ${folder}/mr_notify/report.cpp)
   set_source_files_properties(${both} PROPERTIES UNITY_GROUP both)
@@ -165,7 +165,7 @@ function(inject_targets OUT FOLDER)
   set(${OUT} ${found} PARENT_SCOPE)
 endfunction()
 
-# Cython's C is most of what a build compiles; what is tried out in place need not be fast.
+# Cython's C is most of a build's work; modules that are tried out in place need not be fast.
 function(inject_quick_python)
   if(INJECT_QUICK_PYTHON AND CYTHON_EXECUTABLE)
     inject_targets(modules ${PROJECT_SOURCE_DIR}/pyverbs)
@@ -175,7 +175,7 @@ function(inject_quick_python)
   endif()
 endfunction()
 
-# Parts of the whole, for who builds in place. libibverbs loads every driver that has a file in its folder, and
+# Parts of the whole, for builds in place. libibverbs loads every driver that has a file in its folder, and
 # complains of one that is not there: in place a driver's file is made when the driver is.
 function(inject_parts)
   if(NOT IN_PLACE)

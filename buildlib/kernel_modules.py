@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Modules out of the hooked kernel tree, built against the headers of a distribution's kernel.
 
-What is taken from the tree, and how make is called for it: for the lab (tests/lab/debian.py) and
-for the DKMS package (buildlib/packaging/dkms.py).
+The files that are taken from the tree, and how make is called for them: for the lab
+(tests/lab/debian.py) and for the DKMS package (buildlib/packaging/dkms.py).
 """
 import glob
 import os
@@ -15,7 +15,7 @@ TRACE_HEADERS = ("ib_mad.h", "ib_umad.h", "rdma_core.h")
 # The stack that notifies: the core and the drivers that can revoke in software.
 STACK = ("drivers/infiniband/core", "drivers/infiniband/sw/rxe", "drivers/infiniband/sw/siw")
 
-# All that uses ib_core: {folder: options that would build there what does not}.
+# All users of ib_core: {folder: options that would build modules there that do not build}.
 USERS = {
     "drivers/infiniband": "",
     "drivers/nvme/host": "NVME_CORE BLK_DEV_NVME NVME_FABRICS NVME_FC NVME_TCP",

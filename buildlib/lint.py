@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Check the form of everything in the repository: one line a check, "ok NAME" or "not ok NAME".
 
-Why: a rule that is not run is broken within a week. C++: clang-format and clang-tidy
-(on what is installed). Python: flake8. Shell: shellcheck. Kernel C: checkpatch
---strict, in tests/host/test_series.py.
+Why: a rule that is not run is broken within a week. C++: clang-format and clang-tidy (with the
+installed headers). Python: flake8. Shell: shellcheck. Kernel C: checkpatch --strict, in
+tests/host/test_series.py.
 
-clang-tidy takes minutes. With --changed it leaves out a folder that has passed before with the
-same content, headers, settings and version; digests of what has passed are kept in the user's
-cache, so another clone knows them too.
+clang-tidy takes minutes. With --changed it leaves out a folder that has passed before with the same
+content, headers, settings and version; digests of passed folders are kept in the user's cache, so
+another clone knows them too.
 """
 import argparse
 import concurrent.futures
@@ -59,7 +59,7 @@ def python_files():
 
 
 def report(name, *commands):
-    """Run the commands of one check, side by side; what those say that fail is printed."""
+    """Run the commands of one check, side by side; the outputs of those that fail are printed."""
     def run(command):
         return subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, check=False, env={**os.environ, **SAFE})
@@ -90,10 +90,10 @@ def declares_names(name):
 
 
 def tidy_units():
-    """Arguments of clang-tidy for each folder with C++ sources: what to check.
+    """Arguments of clang-tidy for each folder with C++ sources.
 
-    Most of what it does is in the headers of the standard library, so it does it once for each
-    folder. Names that are declared by "using" and not used it looks for in a main file only.
+    Most of its work is in the headers of the standard library, so it does it once for each folder.
+    Names that are declared by "using" and not used it looks for in a main file only.
     """
     folders = {}
     for name in tracked(".cpp", ".cc"):
@@ -108,7 +108,7 @@ def tidy_units():
 
 
 def passed_before(digest):
-    """The file that says so of what has that digest."""
+    """The file that is there if a folder with that digest has passed."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(cache, "rdma-core-lint", digest)
 
@@ -148,7 +148,7 @@ def main():
                         help="clang-tidy only where something has changed since it passed")
     changed = parser.parse_args().changed
     good = True
-    # What is for others is in the style of theirs.
+    # Files for other projects are in the style of these.
     good &= report("clang-format", ["clang-format", "--dry-run", "-Werror",
                                     *(name for name in tracked(".cpp", ".cc", ".hpp")
                                       if not name.startswith("buildlib/communication-libraries/")),

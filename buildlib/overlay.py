@@ -4,10 +4,9 @@
 
 Why: new code is a plain file at the path that it would have upstream, and the change to upstream's
 files is a few small patches. The tree gets symbolic links to our files, so that editing one
-rebuilds what depends on it and nothing else; a hooked file is written only when its content
-changes. Laying a file over one of upstream's is an error, and so is a hook that does not apply
-exactly (no fuzz). It may run at any time, does nothing when nothing changed, and prints the path of
-the tree.
+rebuilds its dependents and nothing else; a hooked file is written only when its content changes.
+Laying a file over one of upstream's is an error, and so is a hook that does not apply exactly (no
+fuzz). It may run at any time, does nothing when nothing changed, and prints the path of the tree.
 """
 import filecmp
 import glob
@@ -172,7 +171,7 @@ def update(place, content_of):
 
 
 def touch_includers(laid, hooked, tree):
-    """Upstream's build does not know what Cython files include: make ours look changed."""
+    """Upstream's build does not know which files Cython includes: make ours look changed."""
     included = [os.stat(os.path.join(tree, f)).st_mtime for f in laid if f.endswith(".pxi")]
     for path in (os.path.join(tree, f) for f in hooked if f.endswith((".pyx", ".pxd"))):
         if os.stat(path).st_mtime < max(included, default=0):
@@ -198,7 +197,7 @@ def overlay(name, tree, repo=fetch.REPO, copy=False):
 
     lay(files, done["laid"], tree, repo, copy)
     record(laid=sorted(files))
-    # Written down before as well: a run that is interrupted between must know what it may restore.
+    # Written down before as well: a later run must know the files that an interrupted one hooked.
     record(hooked=sorted(set(done["hooked"]) | {f for p in patches for f in hooked_files(p)}))
     pristine = os.path.join(state, "pristine")
     record(hooked=sorted(hook(patches, done["hooked"], tree, pristine, repo)))

@@ -14,14 +14,14 @@ import subprocess
 
 KEYRINGS = ("/usr/share/keyrings/debian-archive-keyring.gpg",
             "/usr/share/keyrings/debian-archive-keyring.pgp")
-# What the private configuration takes over from the machine's: how to reach the archive and what to
-# trust. Hooks that run after an update or an installation stay behind.
+# The private configuration takes these from the machine's: how to reach the archive, and which keys
+# to trust. Hooks that run after an update or an installation stay behind.
 KEPT = ("Acquire::", "Dir::Etc::source", "Dir::Etc::netrc", "Dir::Etc::trusted",
         "Dir::Etc::preferences")
 
 
 class AptError(Exception):
-    """The archive could not give what was asked; the message says what and why."""
+    """The archive could not give the package or the source; the message has the reason."""
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ class PrivateApt:
             out.write("\n".join(lines) + "\n")
 
     def alone(self):
-        """Nobody else changes or uses the state in this context."""
+        """No other process changes or uses the state in this context."""
         return alone(os.path.join(self.folder, ".lock"))
 
     def run(self, *command, cwd=None):

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Write a change as a patch series that can be mailed: `git am` applies it to plain sources.
 
-Why: here a change is kept as hooks beside whole new files, which is good to work on and not what a
-maintainer reads. Each hook becomes one commit, with the new files that its header names
-(Overlay-Files:), its text without what only concerns the overlay, and then one mail each.
+Why: here a change is kept as hooks beside whole new files, which is good to work on, but a
+maintainer reads commits. Each hook becomes one commit, with the new files that its header names
+(Overlay-Files:), its text without the parts about the overlay, and then one mail each.
 """
 import argparse
 import glob
@@ -46,7 +46,7 @@ def hooks(upstream="linux"):
 
 
 def git(folder, *arguments, text=None):
-    """Run git there, with an identity of its own and nobody's configuration."""
+    """Run git there, with an identity of its own and no user's configuration."""
     return subprocess.run(["git", "-C", folder, "-c", "user.name=series",
                            "-c", "user.email=series@localhost", "-c", "commit.gpgsign=false",
                            "-c", "core.autocrlf=false", *arguments],
@@ -54,7 +54,8 @@ def git(folder, *arguments, text=None):
 
 
 def plain_kernel(place):
-    """Put the kernel's files as they are into a folder: what the series touches, or includes."""
+    """Put the kernel's files as they are into a folder: those that the series touches, or
+    includes."""
     with fetch.locked(fetch.BUILD):
         tree = fetch.fetch("linux")
         overlay.overlay("linux", tree)

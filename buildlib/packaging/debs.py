@@ -4,7 +4,7 @@
 The version is Debian's, then "+mrnotify", our revision, and the release that it was built on:
 56.1-1+mrnotify3~deb12u1 sorts above Debian 12's 44.0-2 and above 56.1-1 of trixie with its rebuilds
 (+b1) and updates (+deb13u1); below 56.1-2, which Debian would build from other sources; and below
-the same packages built on a later release. Raise REVISION with what is released.
+the same packages built on a later release. Raise REVISION with each release.
 """
 import email.utils
 import glob
@@ -19,7 +19,7 @@ import overlay
 
 REVISION = 3
 PLACE = os.path.join(fetch.BUILD, "packages")
-# Who signs changes of the packaging: as the commits of this project.
+# The signer of changes of the packaging: as the commits of this project.
 MAINTAINER = "Seed 17fc4077 maintainers <maintainers@users.noreply.a-seed-17fc4077.example>"
 # Libraries that a distribution may call otherwise than upstream's packaging: with an ending, since
 # time has 64 bits (Debian 13). The fields let one take the place of that without it.
@@ -89,7 +89,7 @@ def inputs():
 
 
 def fingerprint(source):
-    """A sum of everything that decides what the packages are."""
+    """A sum of everything that the packages depend on."""
     total = hashlib.sha256(" ".join([version(), *renamed()]).encode())
     for path in [*inputs(), source]:
         total.update(os.path.relpath(path, fetch.REPO).encode() + b"\0")
@@ -111,7 +111,7 @@ def newest_change():
 
 
 def add_changelog_entry(tree, total):
-    """Say in debian/changelog what these packages are; the time of the entry."""
+    """Describe these packages in debian/changelog; the time of the entry."""
     path = os.path.join(tree, "debian/changelog")
     with open(path, encoding="utf-8") as text:
         before = text.read()
@@ -125,7 +125,8 @@ def add_changelog_entry(tree, total):
 
 
 def environment(tree, when):
-    """What the build sees: nothing of the caller's shell but where the compiler cache is."""
+    """The build's environment: nothing of the caller's shell but the place of the compiler
+    cache."""
     kept = {name: value for name, value in os.environ.items()
             if name in ("HOME", "TMPDIR") or name.startswith("CCACHE_")}
     env = {**kept, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8",

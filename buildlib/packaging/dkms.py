@@ -2,13 +2,13 @@
 """The DKMS package of the kernel half: rdma-mr-notify-dkms, for all releases of Linux 6.12.
 
 It holds our files and hooks, and no source of Linux: dkms takes that of the very release that it
-builds for out of linux-source-6.12 (dkms/tree). What is built is every module of that kernel that
-uses ib_core (dkms/modules). A kernel with CONFIG_MODVERSIONS would refuse those of its own beside
+builds for out of linux-source-6.12 (dkms/tree). It builds every module of that kernel that uses
+ib_core (dkms/modules). A kernel with CONFIG_MODVERSIONS would refuse those of its own beside
 ours: ours has another struct ib_device_ops, and with it every symbol that knows it has another
 checksum. A kernel with one that is not in kernel_modules.USERS is left alone.
 
 The version is upstream's of the library that it belongs to, then "+mrnotify" and our revision, as
-that of the library: 56.1+mrnotify3. Raise REVISION with what is released.
+that of the library: 56.1+mrnotify3. Raise REVISION with each release.
 """
 import glob
 import os
@@ -23,7 +23,7 @@ import overlay
 REVISION = 3
 NAME = "rdma-mr-notify"
 PLACE = os.path.join(fetch.BUILD, "packages")
-FILES = os.path.splitext(os.path.abspath(__file__))[0]      # what the package has of ours
+FILES = os.path.splitext(os.path.abspath(__file__))[0]      # our files in the package
 FOLDERS = tuple(kernel_modules.USERS)
 # Modules that the distribution may not build, and that the package brings.
 ADDED = ("siw",)
@@ -51,7 +51,7 @@ def version():
 
 
 def patterns():
-    """What keep-source takes out of a linux-source, as arguments of tar."""
+    """The files that keep-source takes out of a linux-source, as arguments of tar."""
     kept = ["Makefile", "Documentation/infiniband", *FOLDERS, *kernel_modules.HEADERS,
             *("include/trace/events/" + name for name in kernel_modules.TRACE_HEADERS),
             *(folder + "/*.h" for folder in kernel_modules.neighbours(FOLDERS))]
@@ -65,7 +65,7 @@ def make_line():
 
 
 def words():
-    """What replaces the @WORDS@ of the templates."""
+    """The values of the @WORDS@ of the templates."""
     arch = subprocess.run(["dpkg", "--print-architecture"], text=True, check=True,
                           stdout=subprocess.PIPE).stdout.strip()
     return {"NAME": NAME, "VERSION": version(), "ARCH": arch, "MAKE": make_line(),

@@ -1,5 +1,5 @@
 # Builds the modules at the current folder and puts them into it, where dkms expects them. dkms 3.0.10 calls
-# this even if tree has failed. SYMBOLS is where the versions of what ours export are kept: a module from
+# this even if tree has failed. SYMBOLS is the file for the versions of our exports: a module from
 # elsewhere is built against them.
 modules:
 	test -e .laid-out
