@@ -3,7 +3,7 @@
  * A library's transfers in small: rank 0 writes to rank 1's memory from a buffer
  * that the application unmaps and maps again between them, then from one that
  * stays, then from a part of a larger one whose other half is unmapped meanwhile;
- * rank 1 counts what arrives with old bytes. Run it with mpirun -np 2, on any kernel
+ * rank 1 counts messages with old bytes. Run it with mpirun -np 2, on any kernel
  * and any InfiniBand or RoCE device (iWARP: rc_link.h can't connect). Exit status 0:
  * no stale message.
  */
@@ -28,7 +28,7 @@ static unsigned char *map(size_t length)
 	return memory;
 }
 
-/* What an allocator does that returns memory and gets it back. */
+/* As an allocator that returns memory and gets it back. */
 static void map_again(unsigned char *memory)
 {
 	munmap(memory, LENGTH);
@@ -52,7 +52,7 @@ static void get(struct reg_cache *cache, void *addr, size_t length, struct reg *
 	rc_check(!errno, "registering");
 }
 
-/* The transfer uses the first half of what an earlier one has registered. */
+/* The transfer uses the first half of memory that an earlier one has registered. */
 static void send_part(struct rc_link *link, struct reg_cache *cache, const uint64_t *inbox)
 {
 	unsigned char *buffer = map(2 * LENGTH);

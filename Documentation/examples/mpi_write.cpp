@@ -2,8 +2,8 @@
 /*
  * mpi_write.c in C++20: a library's transfers in small. Rank 0 writes to rank 1's memory from a
  * buffer that the application unmaps and maps again between them, then from one that stays, then
- * from a part of a larger one whose other half is unmapped meanwhile; rank 1 counts what arrives
- * with old bytes. Exit status 0: no stale message.
+ * from a part of a larger one whose other half is unmapped meanwhile; rank 1 counts messages with
+ * old bytes. Exit status 0: no stale message.
  */
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -31,7 +31,7 @@ public:
 
 	std::span<std::byte> memory() const { return memory_; }
 
-	/* What an allocator does that returns memory and gets it back. */
+	/* As an allocator that returns memory and gets it back. */
 	void map_again()
 	{
 		munmap(memory_.data(), memory_.size());
@@ -71,7 +71,7 @@ void send_one(rc_link &link, std::span<std::byte> memory, int i, ibv_mr *mr, con
 	MPI_Recv(nullptr, 0, MPI_INT, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-/* The transfer uses the first half of what an earlier one has registered. */
+/* The transfer uses the first half of memory that an earlier one has registered. */
 void send_part(rc_link &link, reg_cache &cache, const inbox &to)
 {
 	mapping buffer(2 * length);

@@ -8,22 +8,22 @@
  * So one atomic addition takes the reference and tells whether the kernel
  * objects. There is no moment between the check and the use: when munmap()
  * has returned, in any thread, the word is not zero below, and every addition
- * after that sees it. What is unmapped after the addition is unmapped while a
- * transfer uses it, which is the application's error with any MPI.
+ * after that sees it. Memory that is unmapped after the addition is unmapped while
+ * a transfer uses it, which is the application's error with any MPI.
  *
- * An entry may be larger than what a transfer asked for, and what is unmapped may
- * be another part of it. So the kernel is told which bits count (arm()): while there
- * is a reference the device keeps the pages, and when there is none they are lent.
+ * An entry may be larger than the buffer of a transfer, and another part of it may
+ * be unmapped. So the kernel is told which bits count (arm()): while there is a
+ * reference the device keeps the pages, and when there is none they are lent.
  *
  * THE LOCK guards the table: which entry has which range. It is held for looking
  * an entry up, for making and for ending one; not for giving one back. A cache
- * that looks up without a lock must not free or reuse an entry that somebody
+ * that looks up without a lock must not free or reuse an entry that another thread
  * may still add to; here references are only taken under the lock, so an entry
  * without one, seen under the lock, stays without one.
  *
- * MEMORY ORDER. put() releases: what the transfer did to the memory and to the
- * MR is before the subtraction. Whoever ends the entry reads the zero with
- * acquire, so it is before ibv_dereg_mr() too. get() acquires, which pairs with
+ * MEMORY ORDER. put() releases: a transfer's accesses to the memory and to the
+ * MR are before the subtraction. The thread that ends the entry reads the zero with
+ * acquire, so they are before ibv_dereg_mr() too. get() acquires, which pairs with
  * the kernel's write of the bits. Read-modify-write always sees the newest value
  * of the word, so no barrier is needed for that.
  */
@@ -44,7 +44,7 @@
 /*
  * The kernel pins the page of an armed word, and writes there at any time: all words
  * are close together, in memory that lives as long as the cache. It is mapped for
- * them alone. On a page of the heap there may be a user's buffer, too, which somebody
+ * them alone. On a page of the heap there may be a user's buffer, too, which the user
  * registers (then a device reaches the words), discards, or keeps from children.
  */
 struct reg_entry {
@@ -52,7 +52,7 @@ struct reg_entry {
 	struct ibv_mr *mr; /* NULL: free */
 	uintptr_t start;
 	uintptr_t end;
-	int gone; /* not to be found; ended when nobody uses it */
+	int gone; /* not to be found; ended when it is not in use */
 };
 
 struct reg_cache {
@@ -147,7 +147,7 @@ static int unused(struct reg_entry *e)
 	return !(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE) & ~KERNEL_BITS);
 }
 
-/* A free entry, or NULL if all are in use. Ends what is gone. Under the lock. */
+/* A free entry, or NULL if all are in use. Ends stale ones. Under the lock. */
 static struct reg_entry *make_room(struct reg_cache *cache)
 {
 	struct reg_entry *room = NULL;
@@ -171,7 +171,7 @@ static struct reg_entry *make_room(struct reg_cache *cache)
 	return room;
 }
 
-/* After ENOMEM, which may be for what is kept. Returns how many it ended. */
+/* After ENOMEM, which kept registrations may cause. Returns how many it ended. */
 static int end_unused(struct reg_cache *cache)
 {
 	int ended = 0;
@@ -200,7 +200,7 @@ static int arm(struct reg_entry *e)
 
 /*
  * Registers whole pages, so that the next buffer on them is a hit. Between
- * ibv_reg_mr() and arming nothing is missed: arming tells what happened before it,
+ * ibv_reg_mr() and arming nothing is missed: arming reports earlier changes,
  * too.
  */
 static int add(struct reg_cache *cache, struct reg_entry *e, uintptr_t start, uintptr_t end_of)

@@ -16,7 +16,7 @@
 struct reg_cache;
 struct reg_entry;
 
-/* What a transfer holds while the device may use the memory. */
+/* A transfer's registration, while the device may use the memory. */
 struct reg {
 	struct ibv_mr *mr;	 /* may cover more than was asked for */
 	struct reg_entry *entry; /* NULL: for this transfer only */
@@ -24,7 +24,7 @@ struct reg {
 
 /*
  * All registrations get this access. NULL and errno on failure. Destroy it
- * before the PD; nobody may hold a registration then.
+ * before the PD, when no transfer holds a registration.
  */
 struct reg_cache *reg_cache_create(struct ibv_pd *pd, int access);
 void reg_cache_destroy(struct reg_cache *cache);
@@ -36,7 +36,7 @@ int reg_cache_keeps(const struct reg_cache *cache);
 unsigned long reg_cache_count(const struct reg_cache *cache);
 
 /*
- * A registration of what is mapped at this address now. 0, or an errno value of
+ * A registration of the memory mapped at this address now. 0, or an errno value of
  * ibv_reg_mr(3). Give it back when the device is done with the memory.
  */
 int reg_cache_get(struct reg_cache *cache, void *addr, size_t length, struct reg *reg);

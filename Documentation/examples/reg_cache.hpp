@@ -4,10 +4,10 @@
  * kernel tells when a registration has become stale (ibv_reg_mr_notify(3)). Where the headers, the
  * library, the kernel or the device cannot do that, nothing is kept: each transfer registers.
  *
- * Thread safe, all of it. What is in the word, what the mutex guards, and which memory order pairs
- * with which, is told in reg_cache.c and is the same here: one addition to the word takes the
- * reference and tells whether the kernel objects; references are taken under the mutex, and given
- * back without it; who ends an entry reads the zero with acquire, under the mutex.
+ * Thread safe, all of it. The word's bits, the mutex's table, and the pairs of memory orders are
+ * told in reg_cache.c and are the same here: one addition to the word takes the reference and tells
+ * whether the kernel objects; references are taken under the mutex, and given back without it; the
+ * thread that ends an entry reads the zero with acquire, under the mutex.
  */
 #ifndef REG_CACHE_HPP
 #define REG_CACHE_HPP
@@ -39,7 +39,7 @@ class reg_cache {
 		owned_mr mr; /* none: free */
 		uintptr_t start = 0;
 		uintptr_t end = 0;
-		bool gone = false; /* not to be found; ended when nobody uses it */
+		bool gone = false; /* not to be found; ended when it is not in use */
 	};
 	using table = std::array<entry, 1024>;
 
@@ -63,7 +63,7 @@ class reg_cache {
 	}
 
 public:
-	/* What a transfer holds while the device may use the memory. Movable. */
+	/* A transfer's registration, while the device may use the memory. Movable. */
 	class lease {
 	public:
 		lease(lease &&other) noexcept
@@ -96,7 +96,7 @@ public:
 	/* How often memory was registered so far. */
 	unsigned long count() const { return count_.load(std::memory_order_relaxed); }
 
-	/* A registration of what is mapped at this address now. Throws std::system_error. */
+	/* A registration of the memory mapped at this address now. Throws std::system_error. */
 	lease get(std::span<std::byte> memory)
 	{
 		if (keeps_) {
@@ -155,7 +155,7 @@ private:
 		return !(word_of(e).load(std::memory_order_acquire) & ~kernel_bits);
 	}
 
-	/* A free entry, or nullptr if all are in use. Ends what is gone. */
+	/* A free entry, or nullptr if all are in use. Ends stale ones. */
 	entry *make_room()
 	{
 		entry *room = nullptr;
@@ -184,7 +184,7 @@ private:
 		return error == EOPNOTSUPP ? ibv_reg_mr_notify(e.mr.get(), &e.word) : error;
 	}
 
-	/* Whole pages; what happens between the two calls is told by the second one. */
+	/* Whole pages; the second call reports changes between the two. */
 	bool add(entry &e, uintptr_t start, uintptr_t end)
 	{
 		const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -219,7 +219,7 @@ private:
 		return room && add(*room, start, end) ? room : nullptr;
 	}
 
-	/* After ENOMEM, which may be for what is kept. */
+	/* After ENOMEM, which kept registrations may cause. */
 	bool end_unused()
 	{
 		const std::lock_guard hold(mutex_);
