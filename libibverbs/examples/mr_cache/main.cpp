@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * ibv_mr_cache: can registrations be cached here, within which limits, and what
- * does it gain? Registers a buffer plainly and through the cache, gives it other
- * pages, and shows what the cache counted. Exit status: 0 as it should be, 1 a
+ * ibv_mr_cache: can registrations be cached here, within which limits, and with
+ * which gain? Registers a buffer plainly and through the cache, gives it other
+ * pages, and shows the cache's counts. Exit status: 0 as it should be, 1 a
  * stale registration was found, 2 could not be tried, 3 there is no cache here.
  */
 #include <CLI/CLI.hpp>
@@ -54,7 +54,7 @@ public:
 	{
 	}
 
-	/* With notification but not through the cache, whatever the environment says. */
+	/* With notification but not through the cache, in any environment. */
 	double plain() const
 	{
 		constexpr int tracked = 1 << 28;

@@ -19,8 +19,8 @@ constexpr std::size_t most = 4;
 constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
 /*
- * What this process may do at an address, asked of the kernel: a load or store
- * that may not be would end it.
+ * This process's rights at an address, asked of the kernel: a load or store
+ * without the right would end it.
  */
 class cpu {
 public:
@@ -78,7 +78,7 @@ bool all_check::ended_well(ibv_wc_status status)
 	return status == IBV_WC_SUCCESS;
 }
 
-/* The device first: it must need nobody to have brought the page in. */
+/* The device first: it must not need the CPU to have brought the page in. */
 std::string all_check::look(range page)
 {
 	const range peer = peer_.registered();
@@ -109,8 +109,7 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 {
 	if (what.watch)
 		throw unsupported("it is another process's memory");
-	/* Here the CPU looks, too, and nobody would answer it; tests/guest/odp_wait_test.cpp does.
-	 */
+	/* Here the CPU looks, too, and its fault would wait. See tests/guest/odp_wait_test.cpp. */
 	if (what.name.find("userfaultfd") != std::string::npos ||
 	    what.name.find("UFFDIO") != std::string::npos)
 		throw unsupported("a fault would wait for an answer");
@@ -126,9 +125,9 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 	try {
 		what.apply(m);
 	} catch (const not_refused &) {
-		/* It is what is expected of pages that are not pinned */
+		/* It is expected of pages that are not pinned */
 	}
-	/* Nothing is pinned: what happens to the witness happens to this, too */
+	/* Nothing is pinned: a change of the witness is a change of this, too */
 	if (has_witness && frames(r) == before)
 		return "the kernel left the pages alone, but not those beside them";
 	for (std::size_t i = 0; i < count; i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * The test matrix with an MR of all memory in place of a registration: after
- * each operation the device must see what the CPU sees, with nothing armed,
+ * each operation the device must see the CPU's bytes, with nothing armed,
  * nothing registered again and nothing pinned.
  */
 #ifndef MR_NOTIFY_ALL_H
@@ -20,7 +20,7 @@ public:
 	/* Throws unsupported where the device has no such MRs. */
 	explicit all_check(const device &on);
 
-	/* Does it, and looks: empty, or what is wrong. Throws unsupported as the operation does. */
+	/* Does it, and looks: empty, or the complaint. Throws unsupported as the operation does. */
 	std::string try_operation(const operation &what, std::size_t length);
 
 private:
@@ -31,8 +31,8 @@ private:
 	owned<ibv_mr> all_;
 	memory peer_;
 	/*
-	 * An error breaks one. Those that may be needed are made before the operation: what
-	 * is mapped after it may go where something has just been unmapped.
+	 * An error breaks one. Those that may be needed are made before the operation: memory
+	 * that is mapped after it may go where something has just been unmapped.
 	 */
 	std::deque<loopback> links_;
 	unsigned char pattern_ = 0;

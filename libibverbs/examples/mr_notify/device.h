@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * An opened RDMA device and what is made on it, each closed by its owner's
+ * An opened RDMA device and the objects made on it, each closed by its owner's
  * destructor: context, protection domain, registrations.
  */
 #ifndef MR_NOTIFY_DEVICE_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * What iWARP needs to connect two queue pairs of this process: it has no
+ * Connects two queue pairs of this process by iWARP, which has no
  * addresses that a program could exchange by itself, only a connection manager.
  */
 #ifndef MR_NOTIFY_IWARP_H

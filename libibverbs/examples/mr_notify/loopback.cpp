@@ -131,7 +131,7 @@ void connect(ibv_qp *qp, uint32_t peer, const address &where)
 		   "ibv_modify_qp to RTS");
 }
 
-/* What it sends next and what it expects: where it stopped. */
+/* The next PSNs to send and to expect: where it stopped. */
 std::string psns(ibv_qp *qp)
 {
 	ibv_qp_attr attr{};
@@ -206,7 +206,7 @@ void loopback::start(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const 
 	wr.opcode = opcode;
 	wr.send_flags = flags;
 	wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(remote);
-	wr.wr.rdma.rkey = rkey; /* siw's library also takes from there what to invalidate */
+	wr.wr.rdma.rkey = rkey; /* siw's library also takes the key to invalidate from there */
 	if (opcode == IBV_WR_SEND_WITH_INV)
 		wr.invalidate_rkey = rkey;
 

@@ -46,7 +46,7 @@ public:
 	/*
 	 * The same without waiting: poll() and wait() tell how it ends. A message with
 	 * invalidation names the key as @rkey. @flags is
-	 * IBV_SEND_SIGNALED or 0; what fails is told in any case, and so is the
+	 * IBV_SEND_SIGNALED or 0; a failure is told in any case, and so is the
 	 * end of an iWARP write.
 	 */
 	void start(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const void *remote,

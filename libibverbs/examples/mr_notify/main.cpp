@@ -43,7 +43,7 @@ bool is_named(const options &opt, const std::string &name)
 	return name.find(opt.only) != std::string::npos;
 }
 
-/* What a line says of, as the tests read them: empty, or what is wrong. Throws unsupported. */
+/* A line for a row, as the tests read it: empty, or the complaint. Throws unsupported. */
 bool print_line(const std::string &name, const std::function<std::string()> &attempt)
 {
 	std::string wrong;

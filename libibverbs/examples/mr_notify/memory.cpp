@@ -224,7 +224,7 @@ memory sysv(std::size_t length)
 
 memory mapped_file(std::size_t length)
 {
-	/* This program: its last bytes, which nobody has mapped (symbols, sections). */
+	/* This program: its last bytes, which no process has mapped (symbols, sections). */
 	const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
 
 	if (fd < 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * The memory that an operation of the test matrix works on: how it was mapped,
- * which part of it is registered, and what has to be unmapped in the end.
+ * which part of it is registered, and which parts are to be unmapped in the end.
  */
 #ifndef MR_NOTIFY_MEMORY_H
 #define MR_NOTIFY_MEMORY_H
@@ -19,7 +19,7 @@ struct unsupported : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
 
-/* The kernel did what it refuses for pinned pages. */
+/* The kernel did an operation that it refuses for pinned pages. */
 struct not_refused : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
@@ -37,8 +37,8 @@ struct range {
 /*
  * Owns mappings, and a file behind them if there is one. Movable. An operation
  * that takes something away says so with forget(), before, or the destructor
- * would unmap what somebody else has mapped there since; what it puts there it
- * own()s after it has succeeded, for a system call can fail halfway.
+ * would unmap memory that another owner has mapped there since; memory that it puts
+ * there it own()s after it has succeeded, for a system call can fail halfway.
  */
 class memory {
 public:
@@ -48,13 +48,13 @@ public:
 	memory &operator=(memory &&other) noexcept;
 	~memory();
 
-	/* What is registered: everything, unless set otherwise. */
+	/* The registered part: everything, unless set otherwise. */
 	range registered() const { return registered_; }
 	void set_registered(range part) { registered_ = part; }
 	/* Mapped and used like that, and not registered; see witness.h. May be empty. */
 	range witness() const { return witness_; }
 	void set_witness(range part) { witness_ = part; }
-	/* Both: the witness begins where what is registered ends. */
+	/* Both: the witness begins where the registered part ends. */
 	range with_witness() const
 	{
 		return {registered_.addr, registered_.length + witness_.length};

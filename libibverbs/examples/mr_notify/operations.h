@@ -25,7 +25,7 @@ enum class effect {
 
 /* Whom an operation may disturb. */
 enum class reach {
-	process,      /* nobody else */
+	process,      /* no other process */
 	process_once, /* the same, and takes long: done once, not timed */
 	system,	      /* the whole machine: caches dropped, a page poisoned, swap switched on */
 };

@@ -18,7 +18,7 @@
 namespace mr_notify {
 namespace {
 
-/* What is to be seen of a registration whose owner is gone, or soon will be. */
+/* The observations of a registration whose owner is gone, or soon will be. */
 observation see(const victim &one, std::size_t length)
 {
 	observation seen;
@@ -53,7 +53,7 @@ observation kill_it(const device &on, std::size_t length)
 	return seen;
 }
 
-/* Its memory is taken while it is still about to exit: what the OOM reaper does. */
+/* Its memory is taken while it is still about to exit, as by the OOM reaper. */
 void look_before_exit(victim &one, observation &seen)
 {
 	/* Revoked by a worker, not by the exit. */

@@ -2,7 +2,7 @@
 /*
  * Rows of the table: memory that the device may only read. A mapped file can be
  * registered in no other way, and its clean pages come and go; private memory
- * that nobody has written yet must not get other pages when somebody does.
+ * that was never written must not get other pages by the first write.
  */
 #include "rows.h"
 
@@ -59,7 +59,7 @@ bool in_page_cache(range r)
 
 void drop_caches(memory &m)
 {
-	/* What is mapped stays. */
+	/* A mapped page stays. */
 	advise(m.with_witness(), MADV_DONTNEED, "MADV_DONTNEED");
 	write_system_file("/proc/sys/vm/drop_caches", "1");
 	if (in_page_cache(m.witness()))

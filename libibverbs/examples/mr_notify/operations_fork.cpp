@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Rows of the table: the process forks. Its registered pages stay its own, the
- * child gets copies, whatever the two do then.
+ * child gets copies, after any act of the two.
  */
 #include "rows.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: what a process does to its own address space. munmap, mmap
+ * Rows of the table: a process changes its own address space. munmap, mmap
  * over it, mremap, brk, shmdt; protection and locking, which change no page.
  */
 #include "rows.h"
@@ -32,7 +32,7 @@ action protecting(int protection)
 		check(mprotect(r.addr, r.length, protection) == 0, "mprotect");
 		if (protection & PROT_READ)
 			return;
-		/* Readable again for whoever looks at the bytes. */
+		/* Readable again for the look at the bytes. */
 		check(mprotect(r.addr, r.length, PROT_READ | PROT_WRITE) == 0, "mprotect");
 	};
 }
@@ -52,7 +52,7 @@ void protect_by_key(memory &m)
 
 memory on_the_heap(std::size_t length)
 {
-	/* Room for what registering allocates, so that our part stays on top. */
+	/* Room for the allocations of registering, so that our part stays on top. */
 	mallopt(M_TRIM_THRESHOLD, -1);
 	free(malloc(std::size_t{1} << 16));
 

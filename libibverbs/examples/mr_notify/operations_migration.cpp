@@ -20,7 +20,7 @@ constexpr unsigned long move_flag = 1 << 1; /* MPOL_MF_MOVE */
 constexpr int bind_policy = 2;		    /* MPOL_BIND */
 constexpr int local_policy = 4;		    /* MPOL_LOCAL */
 
-/* To a node and to another one, as nobody knows where they are. */
+/* To a node and to another one, as the present node of the pages is unknown. */
 template <class F> void to_node_and_back(F &&to)
 {
 	const unsigned int other = another_node();

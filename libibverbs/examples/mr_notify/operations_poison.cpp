@@ -33,7 +33,7 @@ void poison(memory &m)
 	check(ok, "MADV_HWPOISON");
 }
 
-/* What is poisoned is known of a huge page's first one. */
+/* The kernel notes the poison of any page of a huge page at its first one. */
 memory end_of_shared_hugetlb(std::size_t length)
 {
 	memory m = shared_hugetlb(huge_page_size());

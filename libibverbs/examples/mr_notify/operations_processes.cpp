@@ -27,7 +27,7 @@ action advising_from_outside(int advice)
 	};
 }
 
-/* Only what changes no contents may be advised from outside. */
+/* Only advice that changes no contents may be given from outside. */
 void drop_from_outside(memory &m)
 {
 	in_child([&] {

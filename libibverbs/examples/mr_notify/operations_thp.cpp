@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: transparent huge pages. One is split because of what
- * happens to its other half, or small pages would become one.
+ * Rows of the table: transparent huge pages. One is split because of a change
+ * of its other half, or small pages would become one.
  */
 #include "rows.h"
 
@@ -85,7 +85,7 @@ void collapse(memory &m)
 
 void collapse_from_outside(memory &m)
 {
-	/* What the child has mapped, too, would stay as it is. */
+	/* Pages that the child has mapped, too, would stay as they are. */
 	advise({m.registered().addr, 2 * huge_page_size()}, MADV_DONTFORK, "MADV_DONTFORK");
 	in_child([&] {
 		advise_parent({m.registered().addr, huge_page_size()}, MADV_COLLAPSE);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Rows of the table: userfaultfd, by which a process fills, moves and protects
- * its pages itself. Nobody answers the faults here: settling must not cause any.
+ * its pages itself. No thread answers the faults here: settling must not cause any.
  */
 #include "rows.h"
 

@@ -41,7 +41,7 @@ struct lender {
 
 	void add(uint64_t value) { std::atomic_ref<uint64_t>(*w.address()).fetch_add(value); }
 
-	/* Empty, or what is wrong. The page of the word stays pinned. */
+	/* Empty, or the complaint. The page of the word stays pinned. */
 	std::string suspend()
 	{
 		shrink();
@@ -105,7 +105,7 @@ std::string reclaim_check::try_operation(const operation &what, std::size_t leng
 		return frames(m.witness()) != beside && frames(m.registered()) == mine;
 	};
 	if (!what.may_leave_alone()) {
-		/* Reclaim begins with what was used least. */
+		/* Reclaim begins with the pages used least. */
 		for (int i = 0; i < 10 && was_left_alone(); i++)
 			what.apply(m);
 		if (was_left_alone())

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * The test matrix with a registration that has been suspended: idle, and the
- * kernel has taken its pages back. Then nothing is in the way of whoever moves,
+ * kernel has taken its pages back. Then no pin is in the way of code that moves,
  * merges or swaps pages; settling gives the device those that are mapped by then.
  */
 #ifndef MR_NOTIFY_RECLAIM_H
@@ -19,11 +19,10 @@ public:
 	/* Throws unsupported where the device does not reclaim. */
 	explicit reclaim_check(const device &on);
 
-	/* Does it, and settles: empty, or what is wrong. Throws unsupported as the operation does.
-	 */
+	/* Does it, and settles: empty, or the complaint. Throws unsupported as it does. */
 	std::string try_operation(const operation &what, std::size_t length);
 
-	/* Who is suspended when: rows that have no operation. */
+	/* Suspending by itself: rows that have no operation. */
 	std::string try_restore(std::size_t length);
 	std::string try_in_use(std::size_t length);
 	std::string try_second_chance(std::size_t length);

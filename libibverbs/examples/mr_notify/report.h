@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* What ibv_mr_notify prints: as a table for people, as JSON for programs. */
+/* The output of ibv_mr_notify: as a table for people, as JSON for programs. */
 #ifndef MR_NOTIFY_REPORT_H
 #define MR_NOTIFY_REPORT_H
 
@@ -28,7 +28,7 @@ public:
 	virtual void finish() = 0;
 };
 
-/* "cost": with what each operation takes longer beside a registration. */
+/* "cost": with each operation's extra time beside a registration. */
 std::unique_ptr<report> text_report(bool cost);
 std::unique_ptr<report> json_report();
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * What the files operations_*.cpp share: the list that each adds its kind of
+ * The common parts of the files operations_*.cpp: the list that each adds its kind of
  * event to, and the small steps that the rows are composed of.
  */
 #ifndef MR_NOTIFY_ROWS_H
@@ -75,7 +75,7 @@ void punch(int fd, range r, range whole);
 memory private_hugetlb(std::size_t length);
 memory shared_hugetlb(std::size_t length);
 
-/* No child gets a copy: what is mapped twice is neither moved nor swapped out. */
+/* No child gets a copy: a page mapped twice is neither moved nor swapped out. */
 memory unshared_with_witness(std::size_t length);
 
 /* In a child: ends it with a failure. */

@@ -16,7 +16,7 @@ namespace mr_notify {
 struct step {
 	std::string what;
 	bool ok;
-	std::string seen; /* what was seen, for whoever reads the report */
+	std::string seen; /* the observation, for readers of the report */
 };
 
 std::vector<step> run_scenario(const device &on, std::size_t length);

@@ -62,7 +62,7 @@ setting::~setting()
 	try {
 		write_system_file(path_, before_);
 	} catch (const unsupported &) {
-		/* It took the same text before; there is nobody to tell. */
+		/* It took the same text before; a destructor can't report more. */
 	}
 }
 
@@ -111,7 +111,7 @@ public:
 	}
 
 private:
-	/* What mkswap writes: version 1, the last page, and the signature at the page's end. */
+	/* mkswap's page: version 1, the last page, and the signature at the page's end. */
 	void sign(std::size_t size) const
 	{
 		constexpr char signature[] = "SWAPSPACE2";

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * What a row changes of the whole machine, and what it waits for there: settings
+ * A row's changes of the whole machine, and its waits for it: settings
  * below /proc and /sys, swap space, a control group. All is put back.
  */
 #ifndef MR_NOTIFY_SYSTEM_H
@@ -35,11 +35,11 @@ void need_swap(std::size_t size = std::size_t{64} << 20);
 
 /*
  * This process is in a memory control group of its own from now on, until it
- * ends; the path of the group. What it allocates is charged there.
+ * ends; the path of the group. Its allocations are charged there.
  */
 const std::string &need_control_group();
 
-/* A control group below the root, made here. Nobody may be in it at the end. */
+/* A control group below the root, made here. It must be empty at the end. */
 class control_group {
 public:
 	explicit control_group(const std::string &name);
@@ -58,8 +58,8 @@ private:
 unsigned int another_node();
 
 /*
- * How long something is waited for that must happen. Only what hangs takes as long, however slow
- * the machine is.
+ * How long a test waits for something that must happen. Only a hang takes as long, on a machine
+ * of any speed.
  */
 constexpr std::chrono::seconds time_limit(180);
 
@@ -77,7 +77,7 @@ template <class F> bool happens(F &&condition)
 }
 
 /*
- * What the kernel takes for the time: it goes on with ticks, as jiffies do. One that is late comes
+ * The kernel's notion of the time: it goes on with ticks, as jiffies do. One that is late comes
  * together with those behind it, so this may stand still for long and then leap.
  */
 std::chrono::nanoseconds kernel_time();

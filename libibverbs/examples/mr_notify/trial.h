@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * One row of the table: an operation done to registered memory, and what
- * became of the word and of the pinned pages.
+ * One row of the table: an operation done to registered memory, and the
+ * word and the pinned pages afterwards.
  */
 #ifndef MR_NOTIFY_TRIAL_H
 #define MR_NOTIFY_TRIAL_H
@@ -26,7 +26,7 @@ struct observation {
 	std::chrono::nanoseconds plain{};   /* the operation beside an unarmed MR */
 	std::chrono::nanoseconds armed{};   /* the same beside an armed one */
 	std::optional<std::string> skipped; /* why there is nothing to see */
-	std::optional<std::string> failed;  /* what went wrong in trying it */
+	std::optional<std::string> failed;  /* the error in trying it */
 };
 
 /*
@@ -41,10 +41,10 @@ observation try_operation(const device &on, byte_check &bytes, const operation &
 /* Whether its times mean anything. */
 bool is_timed(const operation &what);
 
-/* What the contract says of an observation: empty, or what is wrong. */
+/* The contract's judgment of an observation: empty, or the complaint. */
 std::string verdict(const device &on, const operation &what, const observation &seen);
 
-/* Waits until as many bytes are pinned; what was seen last. */
+/* Waits until as many bytes are pinned; the last number seen. */
 std::size_t wait_for_pinned(std::size_t bytes);
 
 } // namespace mr_notify
