@@ -3,8 +3,8 @@
 """Check the form of everything in the repository: one line a check, "ok NAME" or "not ok NAME".
 
 Why: a rule that is not run is broken within a week. C++: clang-format and clang-tidy (with the
-installed headers). Python: flake8. Shell: shellcheck. Kernel C: checkpatch --strict, in
-tests/host/test_series.py.
+installed headers). Python: flake8. Shell: shellcheck. Comments and pages: prose.py. Kernel C:
+checkpatch --strict, in tests/host/test_series.py.
 
 clang-tidy takes minutes. With --changed it leaves out a folder that has passed before with the same
 content, headers, settings and version; digests of passed folders are kept in the user's cache, so
@@ -17,6 +17,8 @@ import os
 import re
 import subprocess
 import sys
+
+import prose
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -141,6 +143,13 @@ def check_tidy(changed):
     return good
 
 
+def check_prose():
+    """Comments and pages name the subjects of their sentences."""
+    found = prose.complaints(REPO, tracked(""))
+    print(*found, ("not ok " if found else "ok ") + "subjects of comments", sep="\n", flush=True)
+    return not found
+
+
 def main():
     """Run all the checks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -158,6 +167,7 @@ def main():
     good &= check_tidy(changed)
     good &= report("flake8", ["flake8", "--max-line-length", "100", *python_files()])
     good &= report("shellcheck", ["shellcheck", *shell_scripts()])
+    good &= check_prose()
     # The other headers are of one release only: of Debian 12 or of 13.
     good &= report("Catch2 through tests/support/catch.h",
                    ["sh", "-c", "! git grep -n '<catch2/' -- tests ':!tests/support/catch.h' "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""clang-tidy sees the same in an included file as in a main file.
+"""clang-tidy sees the same in an included file as in a main file; comments need subjects.
 
 Why: a unit of buildlib/lint.py that it looks at with half of its checks would be no less "ok",
 nor would a file that it leaves out for no reason.
@@ -15,6 +15,7 @@ REPO = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)),
 sys.path.insert(0, os.path.join(REPO, "buildlib"))
 
 import lint  # noqa: E402
+import prose  # noqa: E402
 
 DEFECTS = """
 int *nothing() { return 0; }
@@ -98,6 +99,68 @@ class Lint(unittest.TestCase):
             self.assertIn("buildlib/lint.py", lint.tracked(".py"))
             with mock.patch("builtins.print"):
                 self.assertTrue(lint.report("finds", ["git", "grep", "-q", "SPDX", "--", "tests"]))
+
+
+class Prose(unittest.TestCase):
+    """Files with headless clauses."""
+
+    @staticmethod
+    def complaints(*names, not_yet=(), text="{} is idle", word="what"):
+        """The mistakes of files with this text, in which {} stands for the word."""
+        with tempfile.TemporaryDirectory() as folder, \
+                mock.patch.object(prose, "NOT_YET", not_yet):
+            for name in names:
+                os.makedirs(os.path.join(folder, os.path.dirname(name)), exist_ok=True)
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
+                    out.write(text.format(word))
+            return prose.complaints(folder, names)
+
+    def test_a_headless_clause_is_found(self):
+        for name, text in (("a.c", "int b;\n/*\n * {} c\n */"), ("a.h", "\n\nint b; // {} c\n"),
+                           ("a.cpp", 'f("//");\n\n/* {} c */'), ("a.py", "import b\n\n# {} c"),
+                           ("a.pxi", 'def b():\n    """\n    {} c"""'), ("a.cmake", "#\n\n# {} c"),
+                           ("a", "#!/bin/sh\nb\nb   # {} c"), ("a.md", "# b\n\n{} c"),
+                           ("b", "#!/usr/bin/python3\nb = 1\nb = '#' # {} c")):
+            with self.subTest(text):
+                found, place = self.complaints(name, text=text)
+                self.assertRegex(found, r"^\.: 1 headless clauses in \d+ words$")
+                self.assertTrue(place.startswith(f"{name}:3: "), place)
+
+    def test_each_word(self):
+        for word in ("what", "What", "who", "Whoever", "whatever", "nobody", "SOMEBODY"):
+            self.assertEqual(len(self.complaints("a.md", word=word)), 2, word)
+        for word in ("whole", "whose", "somewhat", "anybody"):
+            self.assertEqual(self.complaints("a.md", word=word), [], word)
+
+    def test_code_and_strings_are_not_comments(self):
+        for name, text in (("a.c", 'int {}; f("/* {}", \'"\'); /* b */'),
+                           ("a", "#!/bin/sh\nb#{} $#"), ("a.py", "{} = '# {}', \"# {}\"\n# b"),
+                           ("a.patch", "# {}"), ("b", "#!/usr/bin/python3\nb = ' # {}'")):
+            with self.subTest(text):
+                self.assertEqual(self.complaints(name, text=text.replace("{}", "what")), [])
+
+    def test_a_folder_may_have_two_in_a_thousand_words(self):
+        text = "{0} {0} " + "b " * 998
+        self.assertEqual(self.complaints("a/b/c/d.md", text=text), [])
+        self.assertEqual(self.complaints("a/b/c/d.md", text=text[:-2])[0],
+                         "a/b: 2 headless clauses in 999 words")
+
+    def test_the_list_of_the_others_shrinks(self):
+        names = ("a/b.md", "a/c.md", "a/d/e.md")
+        self.assertEqual([one.partition(":")[0] for one in
+                          self.complaints(*names, not_yet=("a/b.md", "a/d"))], ["a", "a/c.md"])
+        self.assertEqual(self.complaints(*names, not_yet=("a", "a/d", "f")),
+                         ["f of NOT_YET in buildlib/prose.py is not there"])
+        self.assertEqual(self.complaints("a/b.md", not_yet=("a",), text="b"),
+                         ["a is done: take it out of NOT_YET in buildlib/prose.py"])
+
+    def test_lint_says_so(self):
+        for found, expected in ((["a: 1"], "a: 1\nnot ok subjects of comments"),
+                                ([], "ok subjects of comments")):
+            with mock.patch.object(prose, "complaints", return_value=found), \
+                    mock.patch("builtins.print") as printed:
+                self.assertEqual(lint.check_prose(), not found)
+            self.assertEqual("\n".join(printed.call_args.args), expected)
 
 
 if __name__ == "__main__":
