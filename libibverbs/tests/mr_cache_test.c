@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What the registration cache does to the verbs beside it, with a device that is not there: the
- * provider is a few functions, and the kernel is the ioctl() below. Here is what no device of the
- * lab does: commands that fail half done, one command that lacks memory once. And this program has
- * functions of its own in place of verbs, as a library that is preloaded.
+ * The effects of the registration cache on the verbs beside it, with a device that is not there:
+ * the provider is a few functions, and the kernel is the ioctl() below. Here are cases that no
+ * device of the lab has: commands that fail half done, one command that lacks memory once. And
+ * this program has functions of its own in place of verbs, as a library that is preloaded.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -38,7 +38,7 @@
 
 #define PAGE 4096
 #define IDLE 100
-#define QUEUE 4		/* what a queue has room for, each time */
+#define QUEUE 4		/* a queue's room, each time */
 #define CACHED (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED)
 #define CHECK(expr) check(expr, #expr, __LINE__)
 
@@ -51,7 +51,7 @@ static int refusal;
 static unsigned int commands_called;	/* of these */
 static int access_seen;			/* by the provider, of other ways than reg_mr() */
 static volatile char *tracked;	/* a provider's memory of which a handler sees each first write */
-static int has_signals;		/* what the registration before that let in, a bit each */
+static int has_signals;		/* signals that the registration before that let in, a bit each */
 static unsigned int methods_called;
 static unsigned int registered;
 static unsigned int wrapped;	/* calls of the verbs that are in place of libibverbs's */
@@ -198,7 +198,7 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 	return verb(mr, flags, pd, addr, length, access);
 }
 
-/* A write-tracked heap, with whoever is told by SIGSEGV. */
+/* A write-tracked heap, whose handler of SIGSEGV is told. */
 static void may_write(int number)
 {
 	mprotect((void *)tracked, PAGE, PROT_READ | PROT_WRITE);
@@ -387,7 +387,7 @@ static void test_room_for_a_word(struct ibv_pd *pd)
 	ibv_dereg_mr(mr);
 }
 
-/* What was rounded to pages may get no more rights; what was registered since is not rounded. */
+/* A range rounded to pages may get no more rights; one registered since is not rounded. */
 static void test_rounded_no_more(struct ibv_pd *pd)
 {
 	static char from[3 * PAGE];
@@ -402,7 +402,6 @@ static void test_rounded_no_more(struct ibv_pd *pd)
 	ibv_dereg_mr(mr);
 }
 
-/* What the cache deregisters or registers anew is no call of the program's. */
 /* The first arming of an address space gives way to any signal. */
 static void test_interrupted(struct ibv_pd *pd)
 {
@@ -417,7 +416,7 @@ static void test_interrupted(struct ibv_pd *pd)
 	munmap(buffer, PAGE);
 }
 
-/* What is tried again runs a provider and the program's hooks. */
+/* A registration that is tried again runs a provider and the program's hooks. */
 static void test_interrupted_with_faults(struct ibv_pd *pd)
 {
 	const int own = 1 << SIGSEGV | 1 << SIGBUS | 1 << SIGFPE | 1 << SIGILL | 1 << SIGTRAP |
@@ -434,7 +433,7 @@ static void test_interrupted_with_faults(struct ibv_pd *pd)
 	interrupted = 1;
 	mr = ibv_reg_mr(pd, buffer, PAGE, CACHED);
 	CHECK(mr != NULL && *tracked == 1);
-	/* The two that nobody can block. */
+	/* The two that cannot be blocked. */
 	CHECK(has_signals == (own | 1 << SIGKILL | 1 << SIGSTOP));
 	CHECK(ibv_dereg_mr(mr) == 0);
 	sigaction(SIGSEGV, &before, NULL);
@@ -443,6 +442,7 @@ static void test_interrupted_with_faults(struct ibv_pd *pd)
 	munmap(buffer, PAGE);
 }
 
+/* The cache's own deregistering and registering anew are no calls of the program's. */
 static void test_wrapped_verbs(struct ibv_pd *pd)
 {
 	struct ibv_mr_cache_limits few = { .max_bytes = UINT64_MAX, .max_entries = 4 };
@@ -513,7 +513,7 @@ static void begin_to_arm(struct arming *other, struct ibv_mr *mr, int until)
 	sem_wait(&arrived);
 }
 
-/* What it was told, or -1: it does not end. */
+/* The result, or -1: it does not end. */
 static int end_of_arming(struct arming *other)
 {
 	struct timespec limit;
@@ -605,8 +605,8 @@ static unsigned int child_ends(struct ibv_pd *pd, int where, int by_exit)
 }
 
 /*
- * A provider that has ended before is not called, nor one that is in the middle of a call; and who
- * has the lock never lets go of it.
+ * A provider that has ended before is not called, nor one that is in the middle of a call; and the
+ * holder of the lock never lets go of it.
  */
 static void test_child_ends(struct ibv_pd *pd)
 {
@@ -769,7 +769,7 @@ static void test_no_shortage(struct ibv_pd *pd)
 	refused_command = 0;
 }
 
-/* What registers in another way is never cached, and knows nothing of the flag. */
+/* A registration made in another way is never cached, and knows nothing of the flag. */
 static void test_flag_of_others(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE |

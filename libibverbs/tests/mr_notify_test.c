@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The MR notification verbs against a kernel that is a table: what they ask,
- * what they make of each answer, and what they refuse without asking.
+ * The MR notification verbs against a kernel that is a table: their requests,
+ * their results for each answer, and their refusals without asking.
  */
 #include "../mr_notify.c"
 #include "../mr_notify_cmd.c"
 
 #include <stdio.h>
 
-/* The answers to come, the last of them for ever; and what was asked. */
+/* The answers to come, the last of them for ever; and the requests. */
 static const int *answers;
 static unsigned int calls;
 static struct ib_uverbs_ioctl_hdr asked;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Prefetching for MRs with on-demand paging: upstream's provider does not offer
- * it, as upstream's device had no such MRs. The kernel says what it can.
+ * it, as upstream's device had no such MRs. The kernel refuses as it has to.
  */
 #ifndef RXE_ODP_H
 #define RXE_ODP_H

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What soft-RoCE's provider writes into a work request, and how it locks a completion queue,
+ * soft-RoCE's provider writes into a work request, and locks a completion queue,
  * on queues of its own memory: no device is opened. For the hooks that mend upstream's errors.
  */
 #include "../rxe.c"
@@ -38,7 +38,7 @@ static struct rxe_queue_buf *empty_queue(void)
 /* With a work request begun. */
 static struct rxe_qp begun(void)
 {
-	/* For the log of what is refused. */
+	/* For the log of refusals. */
 	static struct ibv_device device;
 	static struct verbs_context context = {
 		.context = { .abi_compat = __VERBS_ABI_IS_EXTENDED, .device = &device },
