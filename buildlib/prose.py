@@ -16,7 +16,7 @@ NOT_YET = (
     "Documentation/benchmarks.md", "Documentation/costs.md", "Documentation/design.md",
     "Documentation/mutations.md", "Documentation/testing.md",
     "kernel-patches/Documentation", "kernel-patches/drivers", "kernel-patches/include",
-    "libibverbs", "libibverbs/man", "libibverbs/mr_cache",
+    "libibverbs", "libibverbs/mr_cache",
     "tests/guest", "tests/lab/guest.py", "tests/lab/init", "tests/lab/machine.py", "tests/lab/run",
 )
 
