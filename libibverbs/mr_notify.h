@@ -4,7 +4,7 @@
  * word of the application before the system call that takes the registered
  * memory away returns. No signal, no thread, no event queue.
  *
- * Included by <infiniband/verbs.h>. For whoever keeps registrations after a
+ * Included by <infiniband/verbs.h>. For a program that keeps registrations after a
  * transfer (a registration cache): look at the word before using one again.
  * Not needed by a program that deregisters before it frees.
  */
@@ -33,7 +33,7 @@ struct ibv_mr;
  * Bits 0-7 of the word belong to the kernel, which only ORs INVALID, SUSPECT and
  * SUSPENDED in, and clears SUSPECT when the registration was found intact and
  * SUSPENDED when it has pages again. They must be 0 when the word is registered: the
- * kernel does not look, and settling does not clear what was there before. So a word goes
+ * kernel does not look, and settling does not clear earlier bits. So a word goes
  * to another MR after ibv_unreg_mr_notify() or ibv_dereg_mr() only, with these bits cleared.
  * Bits 8-63 belong to the application, which must change the word with atomic
  * operations only; the kernel never changes them.
@@ -79,8 +79,8 @@ enum ibv_mr_notify_bits {
  * On success the kernel writes to *word from now on, until ibv_unreg_mr_notify()
  * or ibv_dereg_mr() returns: until then the word must stay mapped where it is,
  * outside of the registration itself, and may be no other MR's. There is no
- * window: what invalidated the registration before or during this call is seen
- * too, and the call succeeds with a word that says INVALID.
+ * window: an event that invalidated the registration before or during this call is
+ * seen too, and the call succeeds with a word that says INVALID.
  *
  * Returns 0, or an errno value and changes nothing:
  *   EOPNOTSUPP  the kernel, the driver or this kind of MR (on-demand paging,
@@ -89,7 +89,7 @@ enum ibv_mr_notify_bits {
  *   EBUSY       mr has a word already, another MR has this word, others have
  *               this MR too (RDMAV_MR_CACHE), or another thread re-registers it
  *   EIO         the device was removed
- *   ENOMEM      out of memory, or of what RLIMIT_MEMLOCK allows
+ *   ENOMEM      out of memory, or over RLIMIT_MEMLOCK
  *   EFAULT      word is not in writable memory that can be pinned
  *
  * Thread safe, also against other calls for the same mr but ibv_dereg_mr().
@@ -105,14 +105,14 @@ int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word);
  * While *word & in_use is 0 the registration is idle, and the kernel may take its
  * pages when memory is short or a memory block goes offline, least recently used
  * first; one whose bits 8-63 have changed since it was last looked at is passed
- * over once. The kernel says so by setting SUSPENDED with a compare-and-swap: who
- * takes a reference by an atomic addition, and sees that the word was 0 but for the
- * application's bits, keeps the registration. Keys and handle stay what they are. Who
- * has told a peer a key keeps a bit of in_use set.
+ * over once. The kernel says so by setting SUSPENDED with a compare-and-swap: a thread
+ * that takes a reference by an atomic addition, and sees that the word was 0 but for the
+ * application's bits, keeps the registration. Keys and handle stay as they are. A program
+ * that has told a peer a key keeps a bit of in_use set.
  *
  * INVALID is told as ever, but while the word is in use the device keeps the pages
- * that were registered: what is left of the range goes on working for its users. Who
- * gives the last reference back sees INVALID in the same instruction, and deregisters.
+ * that were registered: the rest of the range goes on working for its users. The thread
+ * that gives the last reference back sees INVALID in the same instruction, and deregisters.
  *
  * Returns 0, or an errno value and changes nothing: as ibv_reg_mr_notify(), and
  *   EINVAL      in_use is 0 or has bits of the kernel
@@ -146,13 +146,13 @@ int ibv_unreg_mr_notify(struct ibv_mr *mr);
  * SUSPECT again. Costs one system call, for a word that is not SUSPECT too.
  *
  * A SUSPENDED one gets the pages that its range maps now, under the same keys; if
- * they can't be pinned with its rights it is INVALID. Who does not hold a reference
+ * they can't be pinned with its rights it is INVALID. A caller without a reference
  * (in_use) may find it SUSPENDED anew when the call returns.
  *
  * Returns 0, or an errno value, and the word is as SUSPECT or SUSPENDED as before:
  * EINVAL when mr has no word, or is of another process; EAGAIN when a file of this
  * memory was kept locked for a second, changes of it followed one another for so long,
- * or it cannot be pinned just now; ENOMEM, also of what RLIMIT_MEMLOCK allows; EBUSY when another thread
+ * or it cannot be pinned just now; ENOMEM, also over RLIMIT_MEMLOCK; EBUSY when another thread
  * re-registers mr; EIO and EOPNOTSUPP as above. Thread safe as above.
  */
 int ibv_settle_mr_notify(struct ibv_mr *mr);
