@@ -561,7 +561,7 @@ class MRCacheTest(MRCacheTestCase):
     def test_mr_cache_policy(self):
         """
         RDMAV_MR_CACHE decides which registrations of a process are cached, and whether a part of
-        one with remote rights is found.
+        one with remote rights is found. A value that is not understood is told, once.
         """
         nothing, exactly, any_part = [False, False], [True, False], [True, True]
         args = [self.dev_name,
@@ -574,8 +574,9 @@ class MRCacheTest(MRCacheTestCase):
                 env.pop('RDMAV_MR_CACHE', None)
                 if value:
                     env['RDMAV_MR_CACHE'] = value
-                said = run_child(POLICY_CHILD, *args, env=env)
+                *told, said = run_child(POLICY_CHILD, *args, env=env).splitlines()
                 self.assertEqual(json.loads(said), found)
+                self.assertEqual(len(told), value == 'yes', told)
 
 
 class CachedRC(NotifyRC):
