@@ -33,6 +33,9 @@ public:
 		return i;
 	}
 
+	/* The hand goes back to just behind that one. */
+	void turn_to(const entry<Env> *entries, uint32_t i) { hand = after(entries, i); }
+
 	void add(entry<Env> *entries, uint32_t i)
 	{
 		entries[i].*LINKS = {0, last};

@@ -169,16 +169,12 @@ public:
 	uint32_t evict(uint32_t o, bool all = false)
 	{
 		owner_record<Env> &of = a.owner[o];
-		const bool goes_on = all || !of.oldest.owes();
 
-		for (uint32_t looked = 0;;) {
-			while (uint32_t i = of.oldest.next(o, a.entries))
-				if (evict_this(i))
-					return i;
-			if (looked >= of.list.size() || (looked && !goes_on))
-				return 0;
-			looked += of.oldest.collect(of.list, a.entries, goes_on);
-		}
+		/* A reader may take it just then. */
+		while (uint32_t i = of.oldest.next(of.list, a.entries, all))
+			if (evict_this(i))
+				return i;
+		return 0;
 	}
 
 	/* Of any owner, in turns. */

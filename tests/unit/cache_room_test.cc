@@ -13,7 +13,7 @@
 namespace {
 
 constexpr uint64_t PAGE = 4096, BASE = 0x100000000;
-constexpr uint64_t USED = 2000, IDLE = 600; // a look sees 512
+constexpr uint64_t USED = 2000, IDLE = 600; // a look sees 32
 
 /* Some in use, and then idle ones, of a page each. */
 struct fixture {

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The choice of victims alone: the oldest first, and none that is used, or was since the
- * look.
+ * The choice of victims alone: the oldest of some, and none that is used.
  *
  * Broken on purpose, each of these was seen to fail here:
- *   the youngest collected, or the batch not sorted
- *   an entry in use collected
- *   one that was used since the look given all the same
- *   one whose owner or user changed since given all the same
+ *   the youngest, or the first one, of those that were looked at
+ *   an entry in use given
  *   invalid ones not first
- *   looks that always begin at the same place, or are not limited
+ *   looks that always begin at the same place, or behind the last one that was looked at, or
+ *   are not limited
  *   looks at all that are not owed, or not paid for by victims, or by later looks
  */
 #include <algorithm>
@@ -49,27 +47,49 @@ template <class Env> struct world {
 			entries[by_age[age]].use(100 + age);
 	}
 
-	uint32_t collect(bool may_go_on = false)
+	uint32_t next(bool all = false) { return oldest.next(list, entries.data(), all); }
+	/* It goes for good. */
+	uint32_t evict()
 	{
-		return oldest.collect(list, entries.data(), may_go_on);
+		const uint32_t i = next();
+
+		if (i)
+			list.remove(entries.data(), i);
+		return i;
 	}
-	uint32_t next() { return oldest.next(OWNER, entries.data()); }
+	/* As many as a look is at. */
+	void keep_few()
+	{
+		for (uint32_t i = 33; i < Env::entries; i++)
+			list.remove(entries.data(), i);
+		std::erase_if(by_age, [](uint32_t i) { return i > 32; });
+	}
+	void use_all()
+	{
+		for (uint32_t i = 1; i < Env::entries; i++)
+			entries[i].word.take_acquire();
+	}
 	auto &word(uint32_t age) { return entries[by_age[age]].word; }
 };
 
 } // namespace
 
-TEST_CASE("the oldest go first")
+TEST_CASE("the oldest of each look goes")
 {
 	for (uint64_t seed = 1; seed <= 50; seed++) {
 		world<fake_env> w(seed);
 
 		INFO("seed " << seed);
-		w.collect();
-		/* A sixteenth of 64. */
-		for (size_t age = 0; age < 4; age++)
-			REQUIRE(w.next() == w.by_age[age]);
-		REQUIRE(w.next() == 0);
+		/* The list is in the order of the indices, 1 to 64. */
+		for (uint32_t n = 0, last = 0; n < 64; n++) {
+			const auto of_look = [last](uint32_t i) {
+				return (i + 63 - last) % 64 < 32;
+			};
+			const uint32_t victim = w.next();
+
+			REQUIRE(victim == *std::find_if(w.by_age.begin(), w.by_age.end(), of_look));
+			last = victim;
+		}
 	}
 }
 
@@ -77,100 +97,84 @@ TEST_CASE("of few entries the very oldest goes each time")
 {
 	world<fake_env> w(1);
 
-	for (uint32_t i = 20; i < fake_env::entries; i++)
-		w.list.remove(w.entries.data(), i);
-	for (uint32_t age = 0, gone = 0; gone < 19; age++) {
-		if (w.by_age[age] >= 20)
-			continue;
-		w.collect();
-		REQUIRE(w.next() == w.by_age[age]);
-		REQUIRE(w.next() == 0);
-		w.list.remove(w.entries.data(), w.by_age[age]);
-		gone++;
-	}
-	w.collect();
-	CHECK(w.next() == 0);
+	w.keep_few();
+	for (const uint32_t i : w.by_age)
+		REQUIRE(w.evict() == i);
+	CHECK(w.evict() == 0);
 }
 
 TEST_CASE("a used entry does not go")
 {
 	world<fake_env> w(3);
+	const uint32_t first = w.next();
 
-	w.word(0).take_acquire();
-	w.collect();
-	CHECK(w.next() == w.by_age[1]);
-	/* Since then: used and given back, in use, given to another owner's registration. */
-	w.entries[w.by_age[2]].use(1000);
-	w.word(3).take_acquire();
-	w.entries[w.by_age[4]].owner = 1;
-	CHECK(w.next() == 0);
+	w.entries[first].word.take_acquire();
+	w.next();
+	CHECK(w.next() != first);
+	w.next();
+	w.use_all();
+	CHECK(w.next(true) == 0);
 }
 
 TEST_CASE("invalid ones go first")
 {
 	world<fake_env> w(4);
-	const uint32_t youngest = w.by_age.back();
-
-	*w.entries[youngest].word.raw() |= w.entries[youngest].word.INVALID;
-	w.collect();
-	CHECK(w.next() == youngest);
-	CHECK(w.next() == w.by_age[0]);
+	w.keep_few();
+	*w.word(31).raw() |= w.word(31).INVALID;
+	CHECK(w.evict() == w.by_age[31]);
+	CHECK(w.evict() == w.by_age[0]);
 }
 
 TEST_CASE("a look at many is at some, and the next one at others")
 {
 	world<large_env> w(5);
-	std::vector<bool> seen(large_env::entries);
-	uint32_t idle = 0;
+	const uint32_t all = large_env::entries - 1;
 
-	/* All in use but for the last ones. */
-	for (uint32_t i = 1; i < large_env::entries - 8; i++)
-		w.entries[i].word.take_acquire();
-	w.collect();
-	CHECK(w.next() == 0);
-	for (int look = 0; look < 200 && !idle; look++) {
-		w.collect();
-		idle = w.next();
-	}
-	CHECK(idle >= large_env::entries - 8);
-}
+	w.use_all();
+	w.entries[all].word.give_release();
+	/* Behind all of the others; the second time on credit no more. */
+	REQUIRE(w.next() == all);
+	REQUIRE(w.oldest.owes());
 
-TEST_CASE("looks in vain become short")
-{
-	world<large_env> w(6);
-	uint32_t first, second;
+	uint32_t looks = 1;
 
-	for (uint32_t i = 1; i < large_env::entries; i++)
-		w.entries[i].word.take_acquire();
-	for (int look = 0; look < 8; look++)
-		w.collect();
-	first = w.list.turn(w.entries.data());
-	w.collect();
-	second = w.list.turn(w.entries.data());
-	CHECK((second - first + large_env::entries) % large_env::entries < 40);
+	while (w.next() != all)
+		REQUIRE(++looks < all / 32);
+	CHECK(looks > (all - 512) / 32 - 2);
 }
 
 TEST_CASE("a look at all entries is owed, until it is paid")
 {
 	world<large_env> w(7);
 	const uint32_t all = large_env::entries - 1;
-	uint32_t looked = 0;
+	uint32_t looks = 0;
 
-	for (uint32_t i = 1; i < large_env::entries; i++)
-		w.entries[i].word.take_acquire();
-	for (; looked < all && !w.oldest.owes() == !looked; looked += w.collect(true))
-		REQUIRE(w.next() == 0);
-	CHECK(looked == all);
+	w.use_all();
+	CHECK_FALSE(w.oldest.owes());
+	REQUIRE(w.next() == 0);
 	/* By looks. */
-	for (looked = 0; w.oldest.owes(); looked += w.collect())
-		REQUIRE(looked < all);
-	CHECK(looked > all - 512);
+	for (; w.oldest.owes(); looks++) {
+		REQUIRE(looks < all / 32);
+		REQUIRE(w.next() == 0);
+	}
+	CHECK(looks == all / 32);
 
-	/* By victims: this look's 32, of which each is worth it. */
+	/* By victims, of which each is worth more than a look. */
+	REQUIRE(w.next() == 0);
 	for (uint32_t i = 1; i < large_env::entries; i++)
 		w.entries[i].word.give_release();
-	w.collect(true);
-	CHECK(w.oldest.owes());
-	CHECK(w.next());
-	CHECK(!w.oldest.owes());
+	for (looks = 0; w.oldest.owes(); looks++)
+		REQUIRE(w.evict());
+	CHECK(looks == (all + 512 + 31) / (512 + 32));
+}
+
+TEST_CASE("all are looked at where that is asked for")
+{
+	world<large_env> w(8);
+	const uint32_t last = large_env::entries - 1;
+
+	w.use_all();
+	REQUIRE(w.next() == 0);
+	w.entries[last].word.give_release();
+	CHECK(w.next(true) == last);
 }
