@@ -5,6 +5,10 @@
 Why: programs that were built for them must run on ours without being built again. Symbols: our
 packages against the distribution's own packages. Types (sizes, members, parameters): our build
 against a plain build of the same upstream version, both with debug information.
+
+So must programs that were built for an earlier version of ours: RELEASED is what each of our nodes
+began with, and stays as it is. What a library writes behind a struct of an earlier version
+libibverbs/tests/mr_cache_test.c looks at, with a canary behind each.
 """
 import glob
 import os
@@ -26,6 +30,66 @@ WITH_TYPES = {"ibverbs": "libibverbs.so.1", "rdmacm": "librdmacm.so.1"}
 OPTIONS = ["-GNinja", "-DIN_PLACE=1", "-DNO_PYVERBS=1", "-DNO_MAN_PAGES=1",
            "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DPYTHON_EXECUTABLE=/usr/bin/python3",
            "-DCMAKE_C_COMPILER_LAUNCHER=ccache"]
+
+# Each node with its functions and, in its time, their structs: a new member needs a new node, by
+# which the library is told of it, and a row here.
+MR, NOTIFY = "struct ibv_mr *", "int (*)(struct ibv_mr *, uint64_t *)"
+RELEASED = {
+    "MRNOTIFY_1.0": (
+        {"ibv_reg_mr_notify": NOTIFY,
+         "ibv_settle_mr_notify": f"int (*)({MR})",
+         "ibv_unreg_mr_notify": f"int (*)({MR})",
+         "ibv_is_reg": "int (*)(struct ibv_pd *, const void *, size_t, unsigned int)",
+         "ibv_query_mr_cache": "int (*)(struct ibv_context *, struct ibv_mr_cache_stats *)",
+         "ibv_reg_mr_clean": "int (*)(struct ibv_context *, size_t)",
+         "ibv_reg_mr_limits": "int (*)(struct ibv_context *, struct ibv_mr_cache_limits *, "
+                              "struct ibv_mr_cache_limits *)"},
+        {"ibv_mr_cache_limits": "max_bytes max_entries",
+         "ibv_mr_cache_stats": "hits misses suspects invalidations evictions bytes entries"}),
+    "MRNOTIFY_1.1": ({"ibv_forget_mr": f"int (*)({MR})"}, {}),
+    "MRNOTIFY_1.2": (
+        {"ibv_reg_mr_notify_reclaim": "int (*)(struct ibv_mr *, uint64_t *, uint64_t)"}, {}),
+    "MRNOTIFY_1.3": ({"ibv_register_mr_all": f"{MR}(*)(struct ibv_pd *, int)"}, {}),
+    "MRNOTIFY_1.4": (
+        {"_ibv_query_mr_cache":
+            "int (*)(struct ibv_context *, struct ibv_mr_cache_stats *, size_t)",
+         "_ibv_reg_mr_limits":
+            "int (*)(struct ibv_context *, const struct ibv_mr_cache_limits *, "
+            "struct ibv_mr_cache_limits *, size_t)"},
+        {"ibv_mr_cache_limits": "max_bytes max_entries",
+         "ibv_mr_cache_stats": "hits misses suspects invalidations evictions bytes entries "
+                               "suspensions restorations"}),
+}
+BITS = {"IBV_MR_NOTIFY_INVALID": "1", "IBV_MR_NOTIFY_SUSPECT": "2", "IBV_MR_NOTIFY_SUSPENDED": "4",
+        "IBV_MR_NOTIFY_KERNEL_MASK": "0xff", "IBV_ACCESS_CACHED": "1 << 29",
+        "IBV_DEVICE_MR_NOTIFY": "1 << 28", "IBV_DEVICE_MR_REVOKE": "1ULL << 60",
+        "IBV_DEVICE_MR_RECLAIM": "1ULL << 61", "IBV_DEVICE_MR_ALL": "1ULL << 62"}
+
+
+def symbols(library):
+    """The symbols that a library defines, with their versions."""
+    said = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True,
+                          check=True).stdout
+    return {*re.findall(r" (\w+@\S+)", said)}
+
+
+def released():
+    """A program that compiles if today's header has what was released."""
+    text = "#include <stddef.h>\n#include <infiniband/verbs.h>\n"
+    for functions, _ in RELEASED.values():
+        text += "".join(f'_Static_assert(__builtin_types_compatible_p(__typeof__(&{name}), {what}),'
+                        f' "{name}");\n' for name, what in functions.items())
+    sizes = {}
+    for _, structs in RELEASED.values():
+        for name, members in structs.items():
+            for at, member in enumerate(members.split()):
+                text += (f'_Static_assert(offsetof(struct {name}, {member}) == {8 * at} && '
+                         f'sizeof(((struct {name} *)0)->{member}) == 8, "{name}.{member}");\n')
+            sizes[name] = 8 * len(members.split())
+    for name, size in sizes.items():
+        text += f'_Static_assert(sizeof(struct {name}) == {size}, "{name}");\n'
+    return text + "".join(f'_Static_assert({name} == ({value}), "{name}");\n'
+                          for name, value in BITS.items())
 
 
 def abidiff(before, after, *options):
@@ -103,15 +167,12 @@ class Builds(unittest.TestCase):
 
     def test_only_our_nodes_are_new(self):
         """Upstream's build of this version has every other symbol: its list is complete."""
-        ours, upstream = ({*re.findall(r" (\w+@\S+)", subprocess.run(
-            ["nm", "-D", "--defined-only", os.path.join(folder, "libibverbs.so.1")],
-            capture_output=True, text=True, check=True).stdout)}
-            for folder in (self.ours, self.plain))
+        ours, upstream = (symbols(os.path.join(folder, "libibverbs.so.1"))
+                          for folder in (self.ours, self.plain))
         self.assertFalse(upstream - ours)
-        self.assertTrue(ours - upstream)
-        self.assertEqual({name.partition("@")[2].lstrip("@") for name in ours - upstream
-                          if not name.startswith("MRNOTIFY")},
-                         {f"MRNOTIFY_1.{n}" for n in range(5)})
+        self.assertEqual({name for name in ours - upstream if not name.startswith("MRNOTIFY")},
+                         {f"{name}@@{node}" for node, (functions, _) in RELEASED.items()
+                          for name in functions})
 
     def test_nothing_changed(self):
         for name in WITH_TYPES.values():
@@ -138,6 +199,46 @@ class Builds(unittest.TestCase):
     def test_another_size_is_seen(self):
         said = self.spoilt(r"(<class-decl name='ibv_mr' [^>]*size-in-bits=)'384'", r"\1'448'")
         self.assertIn("ibv_mr", said)
+
+
+class ReleasedBuilds(unittest.TestCase):
+    """Today's header against what was released; and the check itself, on a header that is not."""
+
+    def compiled(self, *changes):
+        """What the compiler says, with our headers changed so."""
+        headers = os.path.join(fetch.BUILD, "rdma-core/include")
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkdir(os.path.join(folder, "infiniband"))
+            for path in glob.glob(os.path.join(headers, "infiniband/mr_*.h")):
+                with open(path, encoding="utf-8") as text:
+                    header = text.read()
+                for name, before, after in changes:
+                    if name == os.path.basename(path):
+                        self.assertEqual(header.count(before), 1, before)
+                        header = header.replace(before, after)
+                with open(os.path.join(folder, "infiniband", os.path.basename(path)), "w",
+                          encoding="utf-8") as text:
+                    text.write(header)
+            return subprocess.run(["gcc", "-fsyntax-only", "-xc", "-I", folder, "-isystem", headers,
+                                   "-"], input=released(), capture_output=True, text=True,
+                                  check=False).stderr
+
+    def test_nothing_changed(self):
+        self.assertEqual(self.compiled(), "")
+
+    def test_a_change_is_seen(self):
+        for name, before, after, said in (
+                ("mr_cache.h", "\tuint64_t entries;", "\tuint64_t entries, more;", "suspensions"),
+                ("mr_cache.h", "\tuint64_t restorations;", "\tuint64_t restorations, more;",
+                 "ibv_mr_cache_stats"),
+                ("mr_cache.h", "\tuint64_t max_entries;", "\tuint32_t max_entries;",
+                 "max_entries"),
+                ("mr_cache.h", "int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length",
+                 "int ibv_is_reg(struct ibv_pd *pd, const void *addr, int length", "ibv_is_reg"),
+                ("mr_notify.h", "SUSPECT\t\t= 1 << 1", "SUSPECT\t\t= 1 << 3",
+                 "IBV_MR_NOTIFY_SUSPECT")):
+            with self.subTest(before):
+                self.assertIn(said, self.compiled((name, before, after)))
 
 
 if __name__ == "__main__":
