@@ -80,14 +80,13 @@ public:
 	struct armed_mr {
 		int error;
 		uint32_t handle; /* of the registration */
-		uint32_t armed;	 /* as the kernel says it for the word; UINT32_MAX if it does not */
 	};
 	armed_mr register_armed(const ibv_pd *pd, void *addr, std::size_t length, uint64_t *word,
 				std::initializer_list<ib_uverbs_attr> more = {}) const
 	{
 		ib_uverbs_reg_mr in{};
 		ib_uverbs_reg_mr_resp out{};
-		armed_mr made{0, 0, UINT32_MAX};
+		armed_mr made{};
 
 		in.start = in.hca_va = address(addr);
 		in.length = length;
@@ -97,9 +96,7 @@ public:
 			attribute(UVERBS_ATTR_WRITE_CMD, IB_USER_VERBS_CMD_REG_MR,
 				  sizeof(uint64_t)),
 			attribute(UVERBS_ATTR_CORE_IN, address(&in), sizeof(in)),
-			attribute(UVERBS_ATTR_CORE_OUT, address(&out), sizeof(out)),
-			attribute(UVERBS_ATTR_MR_NOTIFY_REG_ARMED, address(&made.armed),
-				  sizeof(made.armed))};
+			attribute(UVERBS_ATTR_CORE_OUT, address(&out), sizeof(out))};
 		if (word)
 			all.push_back(attribute(UVERBS_ATTR_MR_NOTIFY_REG_WORD, address(word),
 						sizeof(uint64_t)));

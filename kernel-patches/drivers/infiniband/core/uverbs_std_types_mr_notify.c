@@ -139,9 +139,6 @@ ADD_UVERBS_ATTRIBUTES_SIMPLE(mr_notify_reg,
 			     UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_REG_IN_USE,
 						UVERBS_ATTR_TYPE(u64),
 						UA_OPTIONAL),
-			     UVERBS_ATTR_PTR_OUT(UVERBS_ATTR_MR_NOTIFY_REG_ARMED,
-						 UVERBS_ATTR_TYPE(u32),
-						 UA_OPTIONAL),
 			     UVERBS_ATTR_FLAGS_IN(UVERBS_ATTR_MR_NOTIFY_REG_FLAGS,
 						  u32,
 						  UA_OPTIONAL));
@@ -163,24 +160,15 @@ const struct uapi_definition uverbs_def_obj_mr_notify[] = {
  */
 int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
 {
-	u32 handle = mr->uobject->id;
-	int ret;
-
 	if (!uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD)) {
 		if (uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IN_USE) ||
-		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_ARMED) ||
 		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS))
 			return -EINVAL;
 		return 0;
 	}
-	ret = arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
-		  UVERBS_ATTR_MR_NOTIFY_REG_IN_USE,
-		  UVERBS_ATTR_MR_NOTIFY_REG_FLAGS);
-	if (ret ||
-	    !uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_ARMED))
-		return ret;
-	return uverbs_copy_to(attrs, UVERBS_ATTR_MR_NOTIFY_REG_ARMED, &handle,
-			      sizeof(handle));
+	return arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
+		   UVERBS_ATTR_MR_NOTIFY_REG_IN_USE,
+		   UVERBS_ATTR_MR_NOTIFY_REG_FLAGS);
 }
 
 /**

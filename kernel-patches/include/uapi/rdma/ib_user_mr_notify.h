@@ -44,12 +44,7 @@ enum uverbs_attrs_mr_notify_reg_ids {
 	UVERBS_ATTR_MR_NOTIFY_REG_WORD = 3,
 	/* u64, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE. */
 	UVERBS_ATTR_MR_NOTIFY_REG_IN_USE = 4,
-	/*
-	 * u32 out, optional: the handle of the MR that was armed. A kernel that
-	 * does not know the attributes leaves it alone.
-	 */
-	UVERBS_ATTR_MR_NOTIFY_REG_ARMED = 5,
-	/* u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. */
+	/* u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. 5 was never used. */
 	UVERBS_ATTR_MR_NOTIFY_REG_FLAGS = 6,
 };
 
