@@ -7,6 +7,7 @@
 #include "catch.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,7 +19,6 @@
 #include <optional>
 
 #include "device.h"
-#include "raw_uverbs.h"
 #include "rows.h"
 #include "run_time.h"
 #include "skip.h"
@@ -65,11 +65,8 @@ void expect_invalid_after(shared_words &words, pid_t child)
 	CHECK(words.read(0) == IBV_MR_NOTIFY_INVALID);
 }
 
-/*
- * A child that drops shared huge pages again and again, and a child of its own that settles
- * their registration, kills it after a while, and goes on.
- */
-pid_t child_with_huge_pages(range all, useconds_t lives)
+/* A child that drops shared huge pages again and again, which has the worker look at them. */
+pid_t child_with_huge_pages(range all, int armed)
 {
 	const pid_t child = fork();
 
@@ -79,26 +76,16 @@ pid_t child_with_huge_pages(range all, useconds_t lives)
 	word w;
 	ibv_mr *const mr = ibv_reg_mr(on.pd(), all.addr, all.length, IBV_ACCESS_LOCAL_WRITE);
 
-	if (!mr || ibv_reg_mr_notify(mr, w.address()))
+	if (!mr || ibv_reg_mr_notify(mr, w.address()) || write(armed, "x", 1) != 1)
 		_exit(1);
-	if (fork()) {
-		for (;;)
-			madvise(all.addr, all.length, MADV_DONTNEED);
-	}
-	const raw_uverbs raw(on.context());
-	const auto killed = std::chrono::steady_clock::now() + std::chrono::microseconds(lives);
-	while (std::chrono::steady_clock::now() < killed)
-		raw.settle(mr->handle);
-	kill(getppid(), SIGKILL);
-	for (int i = 0; i < 200; i++)
-		raw.settle(mr->handle);
-	_exit(0);
+	for (;;)
+		madvise(all.addr, all.length, MADV_DONTNEED);
 }
 
 } // namespace
 
 /* The lock of such a mapping goes while only readers are kept off the address space. */
-TEST_CASE("race: settling beside the exit of an owner of shared huge pages")
+TEST_CASE("race: the worker looks beside the exit of an owner of shared huge pages")
 {
 	const run_time time;
 	std::optional<memory> huge;
@@ -110,17 +97,19 @@ TEST_CASE("race: settling beside the exit of an owner of shared huge pages")
 		SKIP_IF(true, why.what());
 	}
 	for (int rounds = 0; time.goes_on(rounds > 20); rounds++) {
-		std::array<int, 2> alive{};
+		std::array<int, 2> said{};
 		int status = 0;
-		char nothing = 0;
+		char armed = 0;
 
-		REQUIRE(pipe(alive.data()) == 0);
-		lives = (lives + 1237) % 5000;
-		const pid_t owner = child_with_huge_pages(huge->registered(), lives);
+		REQUIRE(pipe(said.data()) == 0);
+		const pid_t owner = child_with_huge_pages(huge->registered(), said[1]);
 		REQUIRE(owner > 0);
-		close(alive[1]);
-		REQUIRE(read(alive[0], &nothing, 1) == 0); /* both are gone */
-		close(alive[0]);
+		close(said[1]);
+		REQUIRE(read(said[0], &armed, 1) == 1);
+		close(said[0]);
+		lives = (lives + 1237) % 5000;
+		usleep(20000 + lives); /* the worker begins to look after 20 ms */
+		REQUIRE(kill(owner, SIGKILL) == 0);
 		REQUIRE(waitpid(owner, &status, 0) == owner);
 		CHECK(WIFSIGNALED(status));
 	}
@@ -183,32 +172,32 @@ TEST_CASE("a child outlives its parent's armed MR")
 	REQUIRE(waitpid(child, nullptr, 0) == child);
 }
 
-/*
- * The child's system call looks at its parent's pages. Cut short, it knows nothing
- * of those that it has not looked at.
- */
-TEST_CASE("a child that settles its parent's MR is killed")
+/* Its system call, cut short, knows nothing of the pages that it has not looked at. */
+TEST_CASE("another process in the same address space is killed while it settles")
 {
 	constexpr std::size_t large = std::size_t{16} << 20;
 	const device on;
 	const memory m = anonymous(large);
 	const range r = m.registered();
 	const auto mr = on.register_memory(r);
+	alignas(16) std::array<std::byte, 65536> stack;
 	word w;
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+	const auto settle_always = [](void *its) -> int {
+		for (;;)
+			ibv_settle_mr_notify(static_cast<ibv_mr *>(its));
+	};
 	for (int i = 0; i < 50; i++) {
-		const pid_t child = fork();
-		if (child == 0)
-			for (;;)
-				ibv_settle_mr_notify(mr.get());
-		REQUIRE(child > 0);
+		const pid_t sharer = clone(settle_always, stack.data() + stack.size(),
+					   CLONE_VM | SIGCHLD, mr.get());
+		REQUIRE(sharer > 0);
 		for (int j = 0; j < 10; j++) {
 			REQUIRE(madvise(r.addr, large, MADV_FREE) == 0);
 			if (j == i % 10)
-				kill(child, SIGKILL);
+				kill(sharer, SIGKILL);
 		}
-		REQUIRE(waitpid(child, nullptr, 0) == child);
+		REQUIRE(waitpid(sharer, nullptr, 0) == sharer);
 		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
 		REQUIRE(w.value() == 0);
 	}
