@@ -391,6 +391,11 @@ TEST_CASE("a registration that names a bad word is none")
 	fails(readonly.registered().addr, EFAULT);
 	fails(reinterpret_cast<void *>(page_size()), EFAULT);
 	CHECK(pinned_bytes() == before);
+
+	/* A command that registers nothing arms nothing. */
+	const auto mr = on.register_memory(m.registered());
+	CHECK(raw.change_access(mr->handle, IBV_ACCESS_LOCAL_WRITE,
+				{raw_uverbs::names(words)}) == EINVAL);
 }
 
 TEST_CASE("EINVAL: the MR of another process")
@@ -432,23 +437,35 @@ TEST_CASE("EINVAL: the MR of another process")
 }
 
 /* Its owner goes on to look at the word. */
-TEST_CASE("a child that deregisters its parent's MR has the word say INVALID")
+TEST_CASE("a child that ends or changes its parent's MR has the word say INVALID")
 {
 	const device on;
+	const raw_uverbs raw(on.context());
 	const memory m = anonymous(length);
 	owned<ibv_mr> mr = on.register_memory(m.registered());
 	word w;
 	int status = 0;
+	pid_t child = -1;
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	const pid_t child = fork();
-	if (child == 0)
-		_exit(ibv_dereg_mr(mr.get()));
+	SECTION("deregisters")
+	{
+		child = fork();
+		if (child == 0)
+			_exit(ibv_dereg_mr(mr.get()));
+		std::ignore = mr.release(); /* the kernel has none any more */
+	}
+	SECTION("re-registers")
+	{
+		child = fork();
+		if (child == 0)
+			_exit(raw.change_access(mr->handle, IBV_ACCESS_LOCAL_WRITE));
+	}
 	REQUIRE(child > 0);
 	REQUIRE(waitpid(child, &status, 0) == child);
+	SKIP_IF(WEXITSTATUS(status) == EOPNOTSUPP, "the driver can't re-register");
 	CHECK(status == 0);
 	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
-	std::ignore = mr.release(); /* the kernel has none any more */
 }
 
 TEST_CASE("another process in the same address space disarms")

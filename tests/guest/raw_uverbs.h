@@ -98,12 +98,15 @@ public:
 			attribute(UVERBS_ATTR_CORE_IN, address(&in), sizeof(in)),
 			attribute(UVERBS_ATTR_CORE_OUT, address(&out), sizeof(out))};
 		if (word)
-			all.push_back(attribute(UVERBS_ATTR_MR_NOTIFY_REG_WORD, address(word),
-						sizeof(uint64_t)));
+			all.push_back(names(word));
 		all.insert(all.end(), more);
 		made.error = call(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE, all);
 		made.handle = out.mr_handle;
 		return made;
+	}
+	static ib_uverbs_attr names(const uint64_t *word)
+	{
+		return attribute(UVERBS_ATTR_MR_NOTIFY_REG_WORD, address(word), sizeof(uint64_t));
 	}
 	static ib_uverbs_attr in_use(uint64_t mask)
 	{
@@ -116,22 +119,22 @@ public:
 				 sizeof(uint32_t));
 	}
 
-	int change_access(uint32_t mr, uint32_t access) const
+	int change_access(uint32_t mr, uint32_t access,
+			  std::initializer_list<ib_uverbs_attr> more = {}) const
 	{
-		struct {
-			ib_uverbs_cmd_hdr hdr;
-			ib_uverbs_rereg_mr in;
-		} cmd{};
+		ib_uverbs_rereg_mr in{};
 		ib_uverbs_rereg_mr_resp out{};
 
-		cmd.hdr.command = IB_USER_VERBS_CMD_REREG_MR;
-		cmd.hdr.in_words = sizeof(cmd) / 4;
-		cmd.hdr.out_words = sizeof(out) / 4;
-		cmd.in.response = reinterpret_cast<uintptr_t>(&out);
-		cmd.in.mr_handle = mr;
-		cmd.in.flags = 1 << 2; /* IB_MR_REREG_ACCESS */
-		cmd.in.access_flags = access;
-		return write(fd_, &cmd, sizeof(cmd)) == sizeof(cmd) ? 0 : errno;
+		in.mr_handle = mr;
+		in.flags = 1 << 2; /* IB_MR_REREG_ACCESS */
+		in.access_flags = access;
+		std::vector<ib_uverbs_attr> all{
+			attribute(UVERBS_ATTR_WRITE_CMD, IB_USER_VERBS_CMD_REREG_MR,
+				  sizeof(uint64_t)),
+			attribute(UVERBS_ATTR_CORE_IN, address(&in), sizeof(in)),
+			attribute(UVERBS_ATTR_CORE_OUT, address(&out), sizeof(out))};
+		all.insert(all.end(), more);
+		return call(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE, all);
 	}
 
 	/* Look at the send queue, in which the caller has written a request itself. */
