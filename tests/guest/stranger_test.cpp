@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
@@ -237,6 +239,52 @@ private:
 	bool ended_ = false;
 };
 
+/*
+ * Arms in a process of its own, has its memory invalidated always, and gives its files away, so
+ * that the kernel closes them.
+ */
+int invalidate_without_files(const std::string &name, int said)
+{
+	const memory m = anonymous(size_t{64} << 20);
+	const memory words = anonymous(page_size());
+	auto *const on = new device(name);
+	auto *const word = reinterpret_cast<uint64_t *>(words.registered().addr);
+
+	if (ibv_reg_mr_notify(on->register_memory(m.registered()).release(), word))
+		return 1;
+	invalidate_always(m.registered());
+	if (!close_in_flight({on->context()->cmd_fd, on->context()->async_fd}) ||
+	    write(said, "x", 1) != 1)
+		return 1;
+	return pause();
+}
+
+/* Does a process end well, within the limit? */
+bool ends_well(pid_t process)
+{
+	int status = 1;
+
+	return happens([&] { return waitpid(process, &status, WNOHANG) == process; }) &&
+	       status == 0;
+}
+
+const std::filesystem::path modules = "/sys/module";
+
+/* What uses a module goes before it. Names all, the last one first. */
+bool unload(const std::string &module, std::string &names)
+{
+	std::vector<std::string> users;
+
+	for (const auto &user : std::filesystem::directory_iterator(modules / module / "holders"))
+		users.push_back(user.path().filename());
+	for (const std::string &user : users)
+		if (std::filesystem::exists(modules / user) && !unload(user, names))
+			return false;
+	names = module + " " + names;
+	return happens(
+		[&] { return syscall(SYS_delete_module, module.c_str(), O_NONBLOCK) == 0; });
+}
+
 constexpr std::size_t huge = std::size_t{2} << 20;
 
 /* A file with a page in each huge page: to walk it takes long, for what it has. */
@@ -393,20 +441,7 @@ TEST_CASE("a device goes though the memory of its last user is always being inva
 	int said[2];
 
 	REQUIRE(pipe(said) == 0);
-	child_process user([&] {
-		const memory m = anonymous(size_t{64} << 20);
-		const memory words = anonymous(page_size());
-		auto *const on = new device("mrn0");
-		auto *const word = reinterpret_cast<uint64_t *>(words.registered().addr);
-
-		if (ibv_reg_mr_notify(on->register_memory(m.registered()).release(), word))
-			return 1;
-		invalidate_always(m.registered());
-		if (!close_in_flight({on->context()->cmd_fd, on->context()->async_fd}) ||
-		    write(said[1], "x", 1) != 1)
-			return 1;
-		return pause();
-	});
+	child_process user([&] { return invalidate_without_files("mrn0", said[1]); });
 	close(said[1]);
 	char done = 0;
 	REQUIRE(heard(said[0]));
@@ -419,9 +454,46 @@ TEST_CASE("a device goes though the memory of its last user is always being inva
 		execlp("rdma", "rdma", "link", "del", "mrn0", nullptr);
 		_exit(1);
 	}
-	int status = 1;
-	CHECK(happens([&] { return waitpid(removal, &status, WNOHANG) == removal; }));
-	CHECK(status == 0);
+	CHECK(ends_well(removal));
 	user.ends_when_killed();
 	CHECK(std::system("ip link del mrn-dummy") == 0);
+}
+
+/* The process goes on, and so does its address space, without the notifier that it had. */
+TEST_CASE("ib_uverbs goes though the memory of a former user is always being invalidated")
+{
+	SKIP_IF(!std::filesystem::exists(modules / "ib_uverbs/refcnt"), "it is no module");
+	const bool iwarp = std::filesystem::exists("/sys/class/infiniband/siw0");
+	const memory shared = shared_file(page_size());
+	auto *const names = reinterpret_cast<char *>(shared.registered().addr);
+	int said[2];
+
+	REQUIRE(pipe(said) == 0);
+	child_process user([&] { return invalidate_without_files("rxe0", said[1]); });
+	close(said[1]);
+	char done = 0;
+	REQUIRE(heard(said[0]));
+	REQUIRE(read(said[0], &done, 1) == 1);
+	close(said[0]);
+
+	const pid_t unloading = fork();
+	REQUIRE(unloading >= 0);
+	if (unloading == 0) {
+		std::string all;
+		const bool gone = std::system("rdma link del rxe0") == 0 &&
+				  (!iwarp || std::system("rdma link del siw0") == 0) &&
+				  unload("ib_uverbs", all);
+		all.copy(names, page_size() - 1);
+		_exit(gone ? 0 : 1);
+	}
+	REQUIRE(ends_well(unloading));
+	std::this_thread::sleep_for(1s); /* whatever is left of it is called meanwhile */
+	CHECK(user.ends_when_killed());
+
+	/* For the tests that come after this one. */
+	REQUIRE(std::system((std::string("modprobe -a ") + names).c_str()) == 0);
+	REQUIRE(std::system("rdma link add rxe0 type rxe netdev dummy0") == 0);
+	if (iwarp)
+		REQUIRE(std::system("rdma link add siw0 type siw netdev dummy1") == 0);
+	CHECK(device("rxe0").can_notify());
 }
