@@ -6,11 +6,13 @@
  *
  * A context has a place from when it was found to cache until one of these two
  * takes it out, and that one reports. Names are copied, so that the end of the
- * process needs nothing of a context that another thread closes just then.
+ * process needs nothing of a context that another thread closes just then. Nor does it
+ * wait for the cache's lock: exit() may be a signal handler's, in the middle of a registration.
  */
 #define _GNU_SOURCE
 #include <config.h>
 
+#include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -49,27 +51,26 @@ void mr_cache_report_open(struct ibv_context *context)
 }
 
 /* Silent if nothing was registered, as in most forked children: their cache starts empty. */
-static void report(int i, struct ibv_context *context)
+static void report(int i, const struct mr_cache_statistics *seen)
 {
-	struct mr_cache_statistics seen;
-
-	if (mr_cache_query(context, &seen) || !(seen.hits | seen.misses))
+	if (!(seen->hits | seen->misses))
 		return;
 	dprintf(STDERR_FILENO,
 		"libibverbs: process %d, %s: %llu hits, %llu misses, %llu suspects, %llu invalidations, %llu evictions, %llu suspensions, %llu restorations, %llu entries, %llu bytes\n",
-		getpid(), places[i].name, (unsigned long long)seen.hits,
-		(unsigned long long)seen.misses,
-		(unsigned long long)seen.suspects_settled,
-		(unsigned long long)seen.invalidations,
-		(unsigned long long)seen.evictions,
-		(unsigned long long)seen.suspensions,
-		(unsigned long long)seen.restorations,
-		(unsigned long long)seen.entries,
-		(unsigned long long)seen.bytes);
+		getpid(), places[i].name, (unsigned long long)seen->hits,
+		(unsigned long long)seen->misses,
+		(unsigned long long)seen->suspects_settled,
+		(unsigned long long)seen->invalidations,
+		(unsigned long long)seen->evictions,
+		(unsigned long long)seen->suspensions,
+		(unsigned long long)seen->restorations,
+		(unsigned long long)seen->entries,
+		(unsigned long long)seen->bytes);
 }
 
 void mr_cache_report_close(struct ibv_context *context)
 {
+	struct mr_cache_statistics seen;
 	int i;
 
 	for (i = 0; i < PLACES; i++) {
@@ -79,7 +80,8 @@ void mr_cache_report_close(struct ibv_context *context)
 						 NULL, false, __ATOMIC_ACQUIRE,
 						 __ATOMIC_RELAXED))
 			continue;
-		report(i, context);
+		if (!mr_cache_query(context, &seen))
+			report(i, &seen);
 		__atomic_store_n(&places[i].taken, 0, __ATOMIC_RELEASE);
 		return;
 	}
@@ -87,13 +89,22 @@ void mr_cache_report_close(struct ibv_context *context)
 
 __attribute__((destructor)) static void report_at_exit(void)
 {
+	struct mr_cache_statistics seen;
+	int ret;
 	int i;
 
 	for (i = 0; i < PLACES; i++) {
 		struct ibv_context *context = __atomic_exchange_n(
 			&places[i].context, NULL, __ATOMIC_ACQUIRE);
 
-		if (context)
-			report(i, context);
+		if (!context)
+			continue;
+		ret = mr_cache_query_at_end(context, &seen);
+		if (!ret)
+			report(i, &seen);
+		else if (ret == EBUSY)
+			dprintf(STDERR_FILENO,
+				"libibverbs: process %d, %s: ended while the cache was busy\n",
+				getpid(), places[i].name);
 	}
 }

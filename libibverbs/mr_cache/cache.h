@@ -193,24 +193,22 @@ public:
 			return EOPNOTSUPP;
 
 		locked<Env> lock(*a, env);
-		uint32_t o = a->owner.find(who);
 
-		*statistics = {};
-		if (o == a->owner.NONE)
-			return 0;
-		*statistics = a->owner[o].counted;
-		auto &list = a->owner[o].list;
+		count(lock, who, statistics);
+		return 0;
+	}
 
-		for (uint32_t i = list.begin(); i; i = list.after(a->entries, i)) {
-			const entry<Env> &e = lock.at(i);
+	/* The same at the end of the process; EBUSY if that is in the middle of something. */
+	[[nodiscard]] int query_at_end(void *who, mr_cache_statistics *statistics)
+	{
+		arena<Env> *a = last_lock();
 
-			if (e.state == state::OPEN) {
-				uint64_t seen = e.word.peek_relaxed();
+		if (!a)
+			return has_begun() ? EBUSY : EOPNOTSUPP;
 
-				statistics->hits += e.word.uses(seen);
-				statistics->suspensions += e.word.suspended(seen);
-			}
-		}
+		locked<Env> lock(*a, env, typename locked<Env>::already());
+
+		count(lock, who, statistics);
 		return 0;
 	}
 
@@ -245,22 +243,13 @@ public:
 		return lock.give_way(stage, lock.is_nested(), &until);
 	}
 
-	/*
-	 * The process ends, perhaps by an exit() in a signal handler: whoever has the mutex may be
-	 * the thread that it interrupted, so it is not waited for.
-	 */
+	/* The process ends. */
 	void leave()
 	{
-		arena<Env> *a = memory.get();
+		arena<Env> *a = last_lock();
 
-		/* Nor has a child anything before it has begun. */
-		if (!a || !a->hot.generation.load(std::memory_order_acquire))
+		if (!a)
 			return;
-		for (uint32_t n = locked<Env>::FEW; !a->mutex.try_lock(); n--) {
-			if (!n)
-				return;
-			env.yield();
-		}
 
 		locked<Env> lock(*a, env, typename locked<Env>::already());
 
@@ -320,6 +309,55 @@ public:
 	}
 
 private:
+	/*
+	 * The mutex at the end of the process, perhaps by an exit() in a signal handler: whoever
+	 * has it may be the thread that was interrupted, so it is not waited for. Nor has a child
+	 * anything before it has begun. NULL: neither.
+	 */
+	arena<Env> *last_lock()
+	{
+		arena<Env> *a = memory.get();
+
+		if (!has_begun())
+			return nullptr;
+		for (uint32_t n = locked<Env>::FEW; !a->mutex.try_lock(); n--) {
+			if (!n)
+				return nullptr;
+			env.yield();
+		}
+		return a;
+	}
+
+	bool has_begun() const
+	{
+		const arena<Env> *a = memory.get();
+
+		return a && a->hot.generation.load(std::memory_order_acquire);
+	}
+
+	static void count(locked<Env> &lock, void *who, mr_cache_statistics *statistics)
+	{
+		arena<Env> &a = lock.a;
+		uint32_t o = a.owner.find(who);
+
+		*statistics = {};
+		if (o == a.owner.NONE)
+			return;
+		*statistics = a.owner[o].counted;
+		auto &list = a.owner[o].list;
+
+		for (uint32_t i = list.begin(); i; i = list.after(a.entries, i)) {
+			const entry<Env> &e = lock.at(i);
+
+			if (e.state == state::OPEN) {
+				uint64_t seen = e.word.peek_relaxed();
+
+				statistics->hits += e.word.uses(seen);
+				statistics->suspensions += e.word.suspended(seen);
+			}
+		}
+	}
+
 	[[gnu::always_inline]] static uint32_t look(const arena<Env> *a, const wish &want)
 	{
 		if (!a) [[unlikely]]

@@ -94,6 +94,11 @@ int mr_cache_query(void *owner, mr_cache_statistics *statistics)
 	return cache.query(owner, statistics);
 }
 
+int mr_cache_query_at_end(void *owner, mr_cache_statistics *statistics)
+{
+	return cache.query_at_end(owner, statistics);
+}
+
 int mr_cache_flush_pd(void *pd)
 {
 	return cache.flush_pd(pd);
@@ -175,6 +180,11 @@ int mr_cache_clean(void *, uint64_t)
 int mr_cache_query(void *, mr_cache_statistics *)
 {
 	return EOPNOTSUPP;
+}
+
+int mr_cache_query_at_end(void *, mr_cache_statistics *)
+{
+	return EBUSY;
 }
 
 int mr_cache_flush_pd(void *)

@@ -178,6 +178,8 @@ int mr_cache_clean(void *owner, uint64_t keep);
 
 /* An owner without registrations has zeros. */
 int mr_cache_query(void *owner, struct mr_cache_statistics *statistics);
+/* At the end of the process. EBUSY: it may have interrupted the thread that has the lock. */
+int mr_cache_query_at_end(void *owner, struct mr_cache_statistics *statistics);
 
 /*
  * Before a PD or a context goes: deregisters what is idle, once more what could not be
