@@ -173,6 +173,7 @@ public:
 	enum state state;
 	links of_owner;
 	links of_pd;
+	uint64_t wanted; // of its bytes while it was suspended
 
 	atomic<uint32_t> chained; // the next in a bucket of exact_index, which readers follow
 };

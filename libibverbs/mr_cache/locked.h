@@ -274,9 +274,10 @@ public:
 
 	/*
 	 * An entry of the catalog that serves, with a reference taken; or 0. May let go
-	 * of the mutex to settle; then what it says is as of afterwards.
+	 * of the mutex to settle; then what it says is as of afterwards. If is_little is not NULL
+	 * it does not restore much for little, and says so there.
 	 */
-	uint32_t find_valid(const wish &want)
+	uint32_t find_valid(const wish &want, bool *is_little = nullptr)
 	{
 		for (int patience = SETTLE_ATTEMPTS;;) {
 			uint32_t i = a.index.search(want, a.entries);
@@ -291,6 +292,8 @@ public:
 				return i;
 			if (seen & e.word.INVALID)
 				retire(i);
+			else if (e.word.suspended(seen) && is_little && wants_little(e, want))
+				*is_little = true;
 			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && patience--)
 				settle(i);
 			else if (e.word.fold_relaxed())
@@ -298,6 +301,8 @@ public:
 			else
 				retire(i); // FULL, a bit that nobody knows, no end of suspicion
 			untake(i);
+			if (is_little && *is_little)
+				return 0;
 		}
 	}
 
@@ -323,10 +328,29 @@ public:
 		return a.buried - buried;
 	}
 
+	/* A suspended entry of more than that is restored if so much of it is wanted. */
+	static constexpr uint64_t MUCH = 256 << 10;
+	static constexpr uint64_t GOOD_PART = 8;
 	static constexpr int SETTLE_ATTEMPTS = 16;
 	static constexpr uint32_t FEW = 64;
 
 private:
+	/*
+	 * Is that little of a suspended entry? To restore it pins all of it, and brings what was
+	 * swapped out. What is wanted little by little adds up: so a part that is used again and
+	 * again costs about twice as much as if it had been restored at once, at most.
+	 */
+	static bool wants_little(entry<Env> &e, const wish &want)
+	{
+		const uint64_t mask = Env::page_mask(), in_page = want.addr & mask;
+
+		e.wanted += (in_page + want.length + mask) & ~mask;
+		if (e.size() >= MUCH && e.wanted < e.size() / GOOD_PART)
+			return true;
+		e.wanted = 0;
+		return false;
+	}
+
 	void push(uint32_t *list, uint32_t i)
 	{
 		at(i).link = *list;

@@ -42,12 +42,17 @@ public:
 	[[nodiscard]] int acquire(mr_cache_ref *ref)
 	{
 		for (;;) {
-			uint32_t i = a.index.version() == version ? 0 : lock.find_valid(want);
+			bool is_little = false;
+			uint32_t i = a.index.version() == version
+					     ? 0
+					     : lock.find_valid(want, &is_little);
 
 			if (i) {
 				a.hit(i, ref);
 				return 0;
 			}
+			if (is_little)
+				return EOPNOTSUPP;
 			version = a.index.version();
 			/*
 			 * Deregister first what is dead: it may have been what was in the way.
@@ -175,6 +180,7 @@ private:
 		}
 		e.describe(want);
 		e.state = state::MAKING;
+		e.wanted = 0;
 		e.owner = o;
 		e.pd = p;
 		a.owner.add(o, a.entries, i, size);

@@ -243,6 +243,41 @@ TEST_CASE_METHOD(fixture, "a suspended one that cannot be restored is registered
 	CHECK(count().invalidations == 1);
 }
 
+TEST_CASE_METHOD(fixture, "much that is suspended is not restored for little")
+{
+	mr_cache_ref ref;
+
+	use(0, 1024);
+	kernel.suspend();
+	for (uint64_t page = 0; page < 127; page++)
+		CHECK(try_get(&ref, page % 3 + 1) == EOPNOTSUPP);
+	CHECK(count().restorations == 0);
+	use(5); /* now they are an eighth */
+	CHECK(count().restorations == 1);
+	CHECK(kernel.reg_calls == 1);
+	use(7);
+	kernel.suspend();
+	CHECK(try_get(&ref, 1) == EOPNOTSUPP); /* it begins anew */
+	use(0, 128);
+	CHECK(count().restorations == 2);
+	use(2048, 63); /* not much */
+	kernel.suspend();
+	use(2050);
+	CHECK(count().restorations == 3);
+	CHECK(kernel.reg_calls == 2);
+}
+
+TEST_CASE_METHOD(fixture, "at the end of the process the statistics are the same")
+{
+	mr_cache_statistics s{};
+
+	use(0);
+	use(0);
+	CHECK(cache.query_at_end(owner, &s) == 0);
+	CHECK(s.hits == 1);
+	CHECK(s.misses == 1);
+}
+
 TEST_CASE_METHOD(fixture, "nothing is suspended while it is registered")
 {
 	kernel.after_reg = [this] { kernel.suspend(); };
