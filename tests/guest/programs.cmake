@@ -20,7 +20,7 @@ target_precompile_headers(guest_support PRIVATE support/catch.h <algorithm> <ato
   <memory> <string> <thread> <vector>)
 target_link_libraries(guest_support PUBLIC catch_main mr_notify)
 
-foreach(test adversary cache contract differential in_use invalidate lifetime lookup nested observe offline owner peer
+foreach(test adversary cache contract differential idle in_use invalidate lifetime lookup nested observe offline owner peer
         pressure race reclaim retransmit revoke rights siw stranger transfer window word worker)
   add_executable(guest_${test} guest/${test}_test.cpp)
   target_compile_options(guest_${test} PRIVATE -O1)

@@ -454,7 +454,7 @@ TEST_CASE("what is invalid is not suspended")
 
 TEST_CASE("pressure in a memory control group takes what was charged there")
 {
-	lender outside;
+	lender outside(shared_file(length)); /* the fork takes none of that */
 	std::optional<control_group> group;
 
 	try {

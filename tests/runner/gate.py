@@ -24,10 +24,10 @@ UM = ("matrix", "matrix, all memory", "matrix, suspended",
       "contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race", "cache",
       "peer", "rights", "invalidate", "nested", "owner", "differential", "adversary", "observe",
       "answers", "states", "stranger", "odp", "odp_packets", "odp_wait", "odp_oracle",
-      "in_use siw0", "revoke siw0", "rights siw0", "siw siw0", "tools")
+      "idle", "in_use siw0", "revoke siw0", "rights siw0", "siw siw0", "tools")
 DEBIAN = ("fine clock", "matrix", "in_use", "revoke", "worker", "lifetime", "race", "rights",
           "invalidate", "owner", "differential", "adversary", "observe", "stranger", "window",
-          "transfer", "retransmit", "siw siw0", "transfer siw0")
+          "transfer", "retransmit", "idle", "siw siw0", "transfer siw0")
 
 
 def step(lane, name, more="", **changed):

@@ -105,6 +105,8 @@ static bool umem_notify_queue_put_on(struct ib_umem_notify *n, unsigned int list
 			(s32)((u32)due - n->due) >= 0))
 		return false;
 	n->due = due;
+	if (!list)
+		umem_notify_due_add(n);
 	list_move_tail(&n->link, &n->queue->delayed[list]);
 	return true;
 }
@@ -226,6 +228,8 @@ static bool umem_notify_queue_visit(struct ib_umem_notify *n)
 
 static void umem_notify_queue_serve(struct umem_notify_queue *q, struct ib_umem_notify *n)
 {
+	bool due = umem_notify_due_take(n);
+
 	lockdep_assert_held(&q->space->lock);
 
 	list_del_init(&n->link);
@@ -239,6 +243,8 @@ static void umem_notify_queue_serve(struct umem_notify_queue *q, struct ib_umem_
 	spin_lock(&q->space->lock);
 	if (!--n->workers && n->dead)
 		wake_up_var(&n->workers);
+	if (due)
+		umem_notify_due_end(q->space);
 }
 
 static void umem_notify_revoker(struct work_struct *work)
@@ -293,6 +299,8 @@ void umem_notify_queue_forget(struct ib_umem_notify *n)
 	umem_notify_lock(n);
 	n->dead = true;
 	list_del_init(&n->link);
+	if (umem_notify_due_take(n))
+		umem_notify_due_end(umem_notify_space(n));
 	umem_notify_unlock(n);
 	wait_var_event(&n->workers, !umem_notify_queue_has_worker(n));
 }

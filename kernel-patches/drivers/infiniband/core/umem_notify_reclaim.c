@@ -118,7 +118,9 @@
  *
  * It runs in reclaim. Unpinning takes the locks of folios, and revoking may sleep, so
  * it sets the bit and queues. What is queued frees no memory by itself either:
- * it lets reclaim have pages that it had to pass over.
+ * it lets reclaim have pages that it had to pass over. What an event has hit is
+ * freed, if it was unmapped: the shrinker has the worker come for it at once. It waits for
+ * the worker where that may be what is missing (umem_notify_due.c).
  *
  * A PROCESS THAT LIES
  *
@@ -130,7 +132,8 @@
  * LOCKS
  *
  * The list's lock is outside of the space's. So no MMU callback touches the list: a
- * tracker that is INVALID stays there until the shrinker meets it, or its end.
+ * tracker that is INVALID stays there until the shrinker meets it when its pages have
+ * gone, or its end; and one that a fork suspended until the shrinker meets it.
  */
 
 #include <linux/hash.h>
@@ -157,6 +160,7 @@ struct walk {
 	unsigned long wanted;
 	unsigned long looked;
 	unsigned long taken;
+	struct umem_notify_space *space; /* NULL, or one whose pages are due */
 	/* Of a memory block */
 	unsigned long start_pfn;
 	unsigned long end_pfn;
@@ -170,6 +174,24 @@ static u16 look_now(void)
 static u16 seen_of(u64 word)
 {
 	return hash_64(word & ~(u64)IB_UVERBS_MR_NOTIFY_KERNEL_MASK, 16);
+}
+
+/* Nothing is to be had from it any more, whatever its word says. */
+static bool is_over(const struct ib_umem_notify *n)
+{
+	return n->state & (INVALID | SUSPENDED) || !n->word_page;
+}
+
+/**
+ * umem_notify_is_idle - Is a registration that lends its pages idle?
+ * @n: The tracker, its space's lock held
+ */
+bool umem_notify_is_idle(const struct ib_umem_notify *n)
+{
+	umem_notify_assert_locked(n);
+
+	return n->reclaim && !n->held && !is_over(n) &&
+	       !(umem_notify_word_read(n->word_page, n->word) & n->in_use);
 }
 
 /* The registration, if it is still idle, has no pages any more. */
@@ -191,10 +213,39 @@ static bool take_back(struct ib_umem_notify *n, u64 word)
 	return true;
 }
 
-/* Nothing is to be had from it any more, whatever its word says. */
-static bool is_over(const struct ib_umem_notify *n)
+/**
+ * umem_notify_take_back - An idle registration has no pages any more
+ * @n: The tracker, its space's lock held, idle just now
+ *
+ * Return: Whether it was still idle.
+ */
+bool umem_notify_take_back(struct ib_umem_notify *n)
 {
-	return n->state & (INVALID | SUSPENDED) || !n->word_page;
+	u64 word = umem_notify_word_read(n->word_page, n->word);
+
+	return !(word & n->in_use) && take_back(n, word);
+}
+
+/* Its pages come soon, or that is found out; the caller may wait for it. */
+static void hasten(struct ib_umem_notify *n, struct walk *walk)
+{
+	struct umem_notify_space *space = umem_notify_space(n);
+
+	umem_notify_queue_now(n);
+	if (walk->space)
+		return;
+	refcount_inc(&space->users); /* it has one of the queue */
+	walk->space = space;
+}
+
+/*
+ * An event has hit it, and nobody uses it: the worker is on its way, after a while. It
+ * comes at once.
+ */
+static bool is_hit(const struct ib_umem_notify *n)
+{
+	return n->state & (INVALID | SUSPECT) && n->word_page && !n->held &&
+	       !(umem_notify_word_read(n->word_page, n->word) & n->in_use);
 }
 
 static enum lru_status look_at(struct ib_umem_notify *n, struct walk *walk)
@@ -203,11 +254,19 @@ static enum lru_status look_at(struct ib_umem_notify *n, struct walk *walk)
 	u64 word;
 	u16 seen;
 
-	if (is_over(n)) {
+	if (is_hit(n)) {
+		hasten(n, walk);
+		walk->looked += umem_notify_pages(n);
+		walk->taken += umem_notify_pages(n);
+		return LRU_ROTATE;
+	}
+	if (is_over(n) && !(n->state == INVALID && n->word_page)) {
 		walk->looked++;
 		return LRU_REMOVED;
 	}
 	walk->looked += umem_notify_pages(n);
+	if (is_over(n))
+		return LRU_ROTATE;
 	if (n->held)
 		return LRU_ROTATE;
 	word = umem_notify_word_read(n->word_page, n->word);
@@ -219,6 +278,7 @@ static enum lru_status look_at(struct ib_umem_notify *n, struct walk *walk)
 	}
 	if ((u16)(now - n->look) <= 1 || !take_back(n, word))
 		return LRU_ROTATE;
+	hasten(n, walk);
 	walk->taken += umem_notify_pages(n);
 	return LRU_REMOVED;
 }
@@ -265,12 +325,24 @@ static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 	return left < SAMPLE ? mult_frac(pages, nr, SAMPLE - left) : SHRINK_EMPTY;
 }
 
+/* A task of a user's, which gets no memory otherwise; not one that others wait for. */
+static bool may_wait(const struct shrink_control *sc)
+{
+	return (sc->gfp_mask & GFP_KERNEL) == GFP_KERNEL &&
+	       !(current->flags & PF_KTHREAD);
+}
+
 static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 {
 	unsigned long nr = list_lru_shrink_count(&idle, sc);
 	struct walk walk = { .wanted = sc->nr_to_scan };
 
 	list_lru_walk_one(&idle, sc->nid, sc->memcg, shrink_one, &walk, &nr);
+	if (walk.space) {
+		if (may_wait(sc))
+			umem_notify_due_wait(walk.space);
+		umem_notify_space_put(walk.space);
+	}
 	if (!walk.looked)
 		return SHRINK_STOP;
 	sc->nr_scanned = walk.looked;

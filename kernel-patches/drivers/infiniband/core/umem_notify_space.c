@@ -277,6 +277,11 @@ static const struct visit umem_notify_visit_word = {
 	.free = umem_notify_word_free,
 };
 
+static const struct visit umem_notify_visit_fork = {
+	.node = umem_notify_due_fork,
+	.free = umem_notify_tracker_free,
+};
+
 /* May it replace pages? All others leave a pinned page where it is. */
 static bool space_may_change(const struct mmu_notifier_range *range)
 {
@@ -309,6 +314,13 @@ static int umem_notify_range_start(struct mmu_notifier *mn,
 	struct umem_notify_space *space = space_of(mn);
 	bool changes = space_may_change(range);
 
+	if (umem_notify_due_is_fork(range)) {
+		unsigned int forks = READ_ONCE(space->forks);
+
+		space_walk(space, &space->trackers, &umem_notify_visit_fork, range);
+		if (READ_ONCE(space->forks) != forks)
+			umem_notify_due_wait(space);
+	}
 	space_count(&space->events, range, 1);
 	if (changes)
 		space_count(&space->changes, range, 1);
@@ -331,6 +343,7 @@ static void umem_notify_range_end(struct mmu_notifier *mn,
 	if (wq_has_sleeper(&space->ended))
 		wake_up_all(&space->ended);
 	umem_notify_queue_unmapped(space);
+	umem_notify_due_ended(space, range);
 }
 
 /* The end of the address space: its users have gone, and its memory goes. */

@@ -4,7 +4,7 @@
  * of a umem (umem_notify.c: its life and arming, umem_notify_state.c: what is known
  * of its range, umem_notify_retire.c: how the device loses it), the queue that brings
  * workers to it (umem_notify_queue.c), and the pages that it lends to the VM
- * (umem_notify_reclaim.c).
+ * (umem_notify_reclaim.c), and who waits for them (umem_notify_due.c).
  */
 #ifndef UMEM_NOTIFY_TRACKER_H
 #define UMEM_NOTIFY_TRACKER_H
@@ -47,10 +47,13 @@ struct umem_notify_space {
 	struct rb_root frames; /* @lock: of private pages of words */
 	struct list_head queues; /* @lock: one for each device */
 	bool unmapped; /* @lock: a queue has something for the end of an event */
+	unsigned int due; /* @lock: trackers that are @due_now, or at a worker since */
+	unsigned int forks; /* @lock: trackers that forks found with pages that are due */
+	bool stuck; /* nobody waits for @due, as the worker does not come */
 
 	struct umem_notify_counts events;
 	struct umem_notify_counts changes; /* of those that may replace pages */
-	wait_queue_head_t ended; /* such an event has ended */
+	wait_queue_head_t ended; /* such an event has ended, or nothing is due */
 
 	struct hlist_node node; /* umem_notify_spaces */
 	struct rcu_head rcu;
@@ -86,6 +89,7 @@ struct ib_umem_notify {
 	u8 held : 2; /* mutex and lock: the driver is busy with the MR, and why */
 	bool exclusive : 1; /* lock: a device has once kept the CPU off a page */
 	bool dead : 1; /* lock: no worker may have it any more */
+	bool due_now : 1; /* lock: @due of the space counts it */
 	u16 word; /* lock: offset in @word_page */
 	u16 seen; /* lock: the application's bits at the last look for idle ones */
 	u16 look; /* lock: when that was */
@@ -174,6 +178,17 @@ void umem_notify_queue_again(struct ib_umem_notify *n);
 void umem_notify_queue_forget(struct ib_umem_notify *n);
 void umem_notify_queue_unmapped(struct umem_notify_space *space);
 
+/* umem_notify_due.c */
+void umem_notify_due_add(struct ib_umem_notify *n);
+bool umem_notify_due_take(struct ib_umem_notify *n);
+void umem_notify_due_end(struct umem_notify_space *space);
+void umem_notify_due_wait(struct umem_notify_space *space);
+void umem_notify_due_ended(struct umem_notify_space *space,
+			   const struct mmu_notifier_range *range);
+bool umem_notify_due_is_fork(const struct mmu_notifier_range *range);
+void umem_notify_due_fork(struct umem_notify_node *node,
+			  const struct mmu_notifier_range *range);
+
 /* umem_notify_reclaim.c */
 int umem_notify_reclaim_init(void);
 void umem_notify_reclaim_exit(void);
@@ -182,6 +197,8 @@ void umem_notify_tracker_free(struct umem_notify_node *node);
 void umem_notify_lend(struct ib_umem_notify *n);
 void umem_notify_unlend(struct ib_umem_notify *n);
 void umem_notify_first_look(struct ib_umem_notify *n);
+bool umem_notify_is_idle(const struct ib_umem_notify *n);
+bool umem_notify_take_back(struct ib_umem_notify *n);
 int umem_notify_restore(struct ib_umem_notify *n);
 
 static inline struct umem_notify_space *

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * An idle registration must not be felt. Each program below registers memory, deregisters
+ * it, and does with it what the plain library allows; it runs without the cache, which says
+ * what is right, with RDMAV_MR_CACHE=1 and with RDMAV_MR_CACHE=remote.
+ */
+#include "catch.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "child.h"
+#include "device.h"
+#include "memory.h"
+#include "skip.h"
+#include "system.h"
+#include "trial.h"
+
+using namespace mr_notify;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr std::size_t megabyte = std::size_t{1} << 20;
+constexpr std::size_t huge_page = 2 * megabyte;
+constexpr int pool_pages = 8;
+
+/* Registers and deregisters, as a transfer would. */
+void use(const device &on, std::byte *at, std::size_t size, int access = IBV_ACCESS_LOCAL_WRITE)
+{
+	ibv_mr *const mr = ibv_reg_mr(on.pd(), at, size, access);
+
+	REQUIRE(mr);
+	REQUIRE(ibv_dereg_mr(mr) == 0);
+}
+
+std::byte *map(std::size_t size, void *over = nullptr, int flags = 0)
+{
+	void *const at = mmap(over, size, PROT_READ | PROT_WRITE,
+			      MAP_PRIVATE | MAP_ANONYMOUS | flags | (over ? MAP_FIXED : 0), -1, 0);
+
+	return at == MAP_FAILED ? nullptr : static_cast<std::byte *>(at);
+}
+
+void right_each_way(const std::string &program, std::vector<std::string> environment = {})
+{
+	environment.emplace_back();
+	for (const char *way : {"RDMAV_MR_CACHE", "RDMAV_MR_CACHE=1", "RDMAV_MR_CACHE=remote"}) {
+		environment.back() = way;
+		INFO(program << ", " << way);
+		CHECK(run_child(program, environment).status == 0);
+	}
+}
+
+bool is_cached()
+{
+	return std::getenv("RDMAV_MR_CACHE");
+}
+
+ibv_mr_cache_stats stats_of(const device &on)
+{
+	ibv_mr_cache_stats stats{};
+
+	REQUIRE(ibv_query_mr_cache(on.context(), &stats) == 0);
+	return stats;
+}
+
+/* How many pages are mapped here alone. */
+std::size_t own_pages(const std::byte *at, std::size_t size)
+{
+	std::vector<uint64_t> entries(size / page_size());
+	const int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	std::size_t own = 0;
+
+	if (pread(fd, entries.data(), entries.size() * sizeof(uint64_t),
+		  static_cast<off_t>(reinterpret_cast<uintptr_t>(at) / page_size() *
+				     sizeof(uint64_t))) < 0)
+		return entries.size();
+	close(fd);
+	for (const uint64_t entry : entries)
+		own += entry >> 56 & 1;
+	return own;
+}
+
+} // namespace
+
+/* argv of a program is its environment. */
+TEST_CASE("idle program: gives back and maps anew", "[.]")
+{
+	constexpr std::size_t size = 24 * megabyte;
+	const int way = std::atoi(std::getenv("IDLE_WAY"));
+	const device on;
+
+	write_system_file(std::string(std::getenv("IDLE_GROUP")) + "/cgroup.procs", "0");
+
+	std::byte *at = map(size);
+	for (int turn = 0; turn < 12; turn++) {
+		REQUIRE(at);
+		(void)madvise(at, size, MADV_HUGEPAGE);
+		std::memset(at, turn + 1, size);
+		use(on, at, size);
+		switch (way) {
+		case 0:
+			REQUIRE(munmap(at, size) == 0);
+			at = map(size);
+			break;
+		case 1:
+			REQUIRE(madvise(at, size, MADV_DONTNEED) == 0);
+			break;
+		default:
+			at = map(size, at);
+		}
+	}
+}
+
+TEST_CASE("idle: what was given back is there again within memory.max")
+{
+	try {
+		const control_group group("idle");
+
+		write_system_file(group.path() + "/memory.max", std::to_string(40 * megabyte));
+		write_system_file(group.path() + "/memory.swap.max", "0");
+		for (int way = 0; way < 3; way++)
+			right_each_way(
+				"idle program: gives back and maps anew",
+				{"IDLE_GROUP=" + group.path(), "IDLE_WAY=" + std::to_string(way)});
+	} catch (const unsupported &why) {
+		skip_test(why.what());
+	}
+}
+
+TEST_CASE("idle program: maps all huge pages again and again", "[.]")
+{
+	const device on;
+
+	for (int turn = 0; turn < 30; turn++) {
+		std::byte *const at = map(pool_pages * huge_page, nullptr, MAP_HUGETLB);
+
+		INFO("turn " << turn);
+		REQUIRE(at);
+		std::memset(at, 1, pool_pages * huge_page);
+		use(on, at, pool_pages * huge_page);
+		REQUIRE(munmap(at, pool_pages * huge_page) == 0);
+	}
+}
+
+TEST_CASE("idle program: forks with all huge pages idle", "[.]")
+{
+	const device on;
+	std::byte *const at = map(pool_pages * huge_page, nullptr, MAP_HUGETLB);
+
+	REQUIRE(at);
+	std::memset(at, 1, pool_pages * huge_page);
+	use(on, at, pool_pages * huge_page);
+
+	const pid_t child = fork();
+	if (!child)
+		_exit(0);
+	REQUIRE(child > 0);
+	REQUIRE(waitpid(child, nullptr, 0) == child);
+}
+
+TEST_CASE("idle: huge pages")
+{
+	try {
+		const std::string count = std::to_string(pool_pages);
+		const setting pool("/proc/sys/vm/nr_hugepages", count);
+
+		SKIP_IF(std::stoi(read_system_file("/proc/sys/vm/nr_hugepages")) < pool_pages,
+			"no huge pages");
+		right_each_way("idle program: maps all huge pages again and again");
+		right_each_way("idle program: forks with all huge pages idle");
+	} catch (const unsupported &why) {
+		skip_test(why.what());
+	}
+}
+
+TEST_CASE("idle program: forks", "[.]")
+{
+	constexpr std::size_t size = 16 * megabyte;
+	const device on;
+	std::byte *const at = map(size);
+	std::byte *const held = map(size);
+
+	REQUIRE(at);
+	REQUIRE(held);
+	(void)madvise(at, size, MADV_NOHUGEPAGE);
+	std::memset(at, 1, size);
+	std::memset(held, 2, size);
+	use(on, at, size);
+	const auto in_use = on.register_memory({held, size}, IBV_ACCESS_LOCAL_WRITE);
+
+	const pid_t child = fork();
+	if (!child)
+		_exit(own_pages(at, size) != 0);
+	REQUIRE(child > 0);
+	int status = 1;
+	REQUIRE(waitpid(child, &status, 0) == child);
+	CHECK(status == 0);
+	CHECK(own_pages(held, size) == size / page_size()); /* pinned, so never shared */
+	use(on, at, size);
+	std::memset(at, 3, size);
+}
+
+TEST_CASE("idle: a fork copies nothing that is idle")
+{
+	right_each_way("idle program: forks");
+}
+
+TEST_CASE("idle program: sends little of what was suspended", "[.]")
+{
+	constexpr std::size_t size = 16 * megabyte;
+	const device on;
+	std::byte *const at = map(size);
+
+	REQUIRE(at);
+	std::memset(at, 1, size);
+	use(on, at, size);
+	for (int look = 0; look < 3; look++) {
+		write_system_file("/proc/sys/vm/drop_caches", "2");
+		let_pass(100ms);
+	}
+	REQUIRE(happens([] { return pinned_bytes() < megabyte; }));
+
+	for (int turn = 0; turn < 10; turn++) {
+		ibv_mr *const mr = ibv_reg_mr(on.pd(), at + turn * 2 * page_size(), page_size(),
+					      IBV_ACCESS_LOCAL_WRITE);
+
+		REQUIRE(mr);
+		CHECK(pinned_bytes() < megabyte);
+		REQUIRE(ibv_dereg_mr(mr) == 0);
+	}
+	if (!is_cached())
+		return;
+	CHECK(stats_of(on).suspensions == 1);
+	CHECK(stats_of(on).restorations == 0);
+	use(on, at + size / 2, size / 4);
+	CHECK(stats_of(on).restorations == 1);
+	CHECK(stats_of(on).misses == 1);
+}
+
+TEST_CASE("idle: a small part of what was suspended is registered alone")
+{
+	right_each_way("idle program: sends little of what was suspended",
+		       {"RDMAV_MR_CACHE_IDLE_MS=0"});
+}
+
+/* At random moments, of which enough are while the cache's lock is held. */
+TEST_CASE("idle program: exits in a signal handler", "[.]")
+{
+	for (int i = 0; i < 60; i++) {
+		const pid_t child = fork();
+
+		if (!child) {
+			const device on;
+			std::byte *const at = map(4 * megabyte);
+			unsigned int seed = static_cast<unsigned int>(i);
+			const itimerval soon{{0, 0}, {0, 3000 + i * 97 % 6000}};
+
+			std::signal(SIGALRM, [](int) { std::exit(0); });
+			setitimer(ITIMER_REAL, &soon, nullptr);
+			for (;;) {
+				std::byte *const some =
+					at + static_cast<std::size_t>(rand_r(&seed) % 1000) *
+						     page_size();
+				ibv_mr *const mr = ibv_reg_mr(on.pd(), some, 2 * page_size(),
+							      IBV_ACCESS_LOCAL_WRITE);
+
+				if (mr)
+					ibv_dereg_mr(mr);
+			}
+		}
+		REQUIRE(child > 0);
+		int status = 1;
+		const bool ended =
+			happens([&] { return waitpid(child, &status, WNOHANG) == child; });
+		if (!ended) {
+			kill(child, SIGKILL);
+			waitpid(child, nullptr, 0);
+		}
+		INFO("process " << i);
+		REQUIRE(ended);
+		CHECK(status == 0);
+	}
+}
+
+TEST_CASE("idle: exit in a signal handler ends with its report")
+{
+	right_each_way("idle program: exits in a signal handler", {"RDMAV_MR_CACHE_STATS=1"});
+}
