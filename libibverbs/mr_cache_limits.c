@@ -24,6 +24,7 @@
 
 #define DEFAULT_ENTRIES 65536
 #define LEAST_LOCKABLE (1 << 20)
+#define DEFAULT_IDLE_MS 1000
 
 static struct mr_cache_variable max_bytes = {
 	.name = "RDMAV_MR_CACHE_MAX_BYTES",
@@ -34,10 +35,16 @@ static struct mr_cache_variable max_entries = {
 	.values = "a number, with K, M, G or T behind it",
 };
 
+static struct mr_cache_variable idle_time = {
+	.name = "RDMAV_MR_CACHE_IDLE_MS",
+	.values = "a number of milliseconds; 0: never",
+};
+
 /* Of a registration that is reclaimed, and of one that is not. */
 static uint64_t bytes[2];
 static uint64_t entries;
 static bool entries_are_given;
+static uint32_t idle_ms;
 
 /* What the kernel asks for the capability in: a container's root has it in another one. */
 static bool is_in_first_user_namespace(void)
@@ -103,6 +110,15 @@ void mr_cache_read_limits(void)
 			 mr_cache_number(&max_entries, 0) ==
 				 mr_cache_number(&max_entries, 1),
 			 __ATOMIC_RELAXED);
+	__atomic_store_n(&idle_ms,
+			 least(mr_cache_number(&idle_time, DEFAULT_IDLE_MS),
+			       UINT32_MAX),
+			 __ATOMIC_RELAXED);
+}
+
+uint32_t mr_cache_idle_ms(void)
+{
+	return __atomic_load_n(&idle_ms, __ATOMIC_RELAXED);
 }
 
 uint32_t mr_cache_device_entries(int max_mr)

@@ -46,7 +46,8 @@ static int register_entry(const struct mr_cache_request *request,
 		mr = mr_notify_reg_mr(request->pd,
 				      (void *)(uintptr_t)request->start,
 				      request->size, request->access, word,
-				      MR_CACHE_IN_USE, flags);
+				      MR_CACHE_IN_USE, flags,
+				      mr_cache_idle_ms());
 		/* A kernel that can revoke and knows of no more: nor of the attribute. */
 		if (mr || !flags ||
 		    (errno != EOPNOTSUPP && errno != EPROTONOSUPPORT))

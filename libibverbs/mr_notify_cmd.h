@@ -52,11 +52,14 @@ bool mr_notify_retries(struct mr_notify_retry *retry, int error);
 
 /*
  * Registers and arms for the cache, in one system call where the provider takes the usual way
- * (mr_notify_reg.c). NULL: errno is set.
+ * (mr_notify_reg.c). NULL: errno is set. idle_ms, with MR_NOTIFY_RECLAIM, where that way is taken
+ * and the kernel knows of it: when the kernel takes the pages of what nobody uses; 0: when it
+ * needs them.
  */
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 				unsigned int access, uint64_t *word,
-				uint64_t in_use, unsigned int flags);
+				uint64_t in_use, unsigned int flags,
+				uint32_t idle_ms);
 int mr_notify_dereg_mr(struct ibv_mr *mr);
 /*
  * Is this command (its core part) the registration that is to be armed at once? Then

@@ -45,6 +45,7 @@ struct request {
 	uint64_t *word;
 	uint64_t in_use;
 	bool reclaims;
+	uint32_t idle_ms;
 };
 
 static __thread struct request *innermost STATIC_TLS;
@@ -70,7 +71,7 @@ int mr_notify_execute(struct ibv_context *context,
 	int ret;
 
 	DECLARE_COMMAND_BUFFER_LINK(cmd, UVERBS_OBJECT_DEVICE,
-				    UVERBS_METHOD_INVOKE_WRITE, 3, link);
+				    UVERBS_METHOD_INVOKE_WRITE, 4, link);
 
 	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
 			    ioctl_ptr_to_u64(r->word));
@@ -79,6 +80,9 @@ int mr_notify_execute(struct ibv_context *context,
 	if (r->reclaims)
 		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS,
 				    IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
+	if (r->reclaims && r->idle_ms)
+		attr_optional(fill_attr_in_uint32(
+			cmd, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS, r->idle_ms));
 	ret = execute_once(context, cmd);
 	if (!ret) {
 		answer = (const void *)(uintptr_t)r->answer;
@@ -99,7 +103,8 @@ int mr_notify_dereg_mr(struct ibv_mr *mr)
 
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 				unsigned int access, uint64_t *word,
-				uint64_t in_use, unsigned int flags)
+				uint64_t in_use, unsigned int flags,
+				uint32_t idle_ms)
 {
 	struct request mine = {
 		.outer = innermost,
@@ -110,6 +115,7 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 		.word = word,
 		.in_use = in_use,
 		.reclaims = flags & MR_NOTIFY_RECLAIM,
+		.idle_ms = idle_ms,
 	};
 	struct mr_notify_retry retry = {};
 	struct ibv_mr *mr;

@@ -7,10 +7,15 @@
 #include "catch.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <linux/mempolicy.h>
+#include <linux/userfaultfd.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -138,6 +143,43 @@ TEST_CASE("idle: what was given back is there again within memory.max")
 	}
 }
 
+TEST_CASE("idle program: takes memory away", "[.]")
+{
+	constexpr std::size_t size = megabyte;
+	const device on;
+
+	for (int turn = 0; turn < 20; turn++) {
+		std::byte *at = map(2 * size);
+
+		INFO("turn " << turn);
+		std::memset(at, 1, size);
+		use(on, at, size);
+		switch (turn % 4) {
+		case 0:
+			REQUIRE(munmap(at, page_size()) == 0);
+			break;
+		case 1:
+			REQUIRE(map(size, at));
+			break;
+		case 2:
+			at = static_cast<std::byte *>(
+				mremap(at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, at + size));
+			REQUIRE(at != MAP_FAILED);
+			break;
+		default: /* it is not known before somebody has looked; who needs memory has it
+			  * looked at */
+			REQUIRE(madvise(at, size, MADV_DONTNEED) == 0);
+			write_system_file("/proc/sys/vm/drop_caches", "2");
+		}
+		CHECK(pinned_bytes() < size);
+	}
+}
+
+TEST_CASE("idle: what is taken away is not pinned when that has returned")
+{
+	right_each_way("idle program: takes memory away", {"RDMAV_MR_CACHE_IDLE_MS=0"});
+}
+
 TEST_CASE("idle program: maps all huge pages again and again", "[.]")
 {
 	const device on;
@@ -252,6 +294,133 @@ TEST_CASE("idle: a small part of what was suspended is registered alone")
 {
 	right_each_way("idle program: sends little of what was suspended",
 		       {"RDMAV_MR_CACHE_IDLE_MS=0"});
+}
+
+/* The time is 100 ms: what waits for it, waits until it is over, however long that takes. */
+TEST_CASE("idle program: seals and moves", "[.]")
+{
+	constexpr std::size_t size = 64 * std::size_t{4096};
+	const device on;
+	std::string refused;
+	const auto done = [&](const char *what, auto call) {
+		bool possible = true;
+		const bool ends = happens([&] {
+			errno = 0;
+			const bool is_done = call() == 0;
+			/* These say that it is not to be had here at all. */
+			possible = errno != ENOSYS && errno != EINVAL && errno != EOPNOTSUPP &&
+				   errno != ENODEV && errno != ENOTTY;
+			return is_done || !possible;
+		});
+
+		if (!ends)
+			refused += std::string(what) + "; ";
+		tell(std::string(what) + (possible ? "" : ": not here"));
+	};
+
+	const int file = memfd_create("sealed", MFD_ALLOW_SEALING | MFD_CLOEXEC);
+	const std::vector<char> text(size, 's');
+	REQUIRE(write(file, text.data(), size) == static_cast<ssize_t>(size));
+	const int reader = open(("/proc/self/fd/" + std::to_string(file)).c_str(), O_RDONLY);
+	void *const sent = mmap(nullptr, size, PROT_READ, MAP_SHARED, reader, 0);
+	REQUIRE(sent != MAP_FAILED);
+	use(on, static_cast<std::byte *>(sent), size, 0);
+	done("F_SEAL_WRITE", [&] { return fcntl(file, F_ADD_SEALS, F_SEAL_WRITE); });
+
+	std::byte *const at = map(size);
+	std::memset(at, 1, size);
+	use(on, at, size);
+	unsigned long nodes = 1;
+	done("mbind to node 0", [&] {
+		return syscall(SYS_mbind, at, size, MPOL_BIND, &nodes, 64UL,
+			       MPOL_MF_MOVE | MPOL_MF_STRICT);
+	});
+	nodes = 2;
+	done("mbind to node 1", [&] {
+		return syscall(SYS_mbind, at, size, MPOL_BIND, &nodes, 64UL,
+			       MPOL_MF_MOVE | MPOL_MF_STRICT);
+	});
+
+#ifdef UFFDIO_MOVE
+	const int pager = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+	uffdio_api api{UFFD_API, UFFD_FEATURE_MOVE, 0};
+	std::byte *const to = map(size);
+	uffdio_register area{
+		{reinterpret_cast<uintptr_t>(to), size}, UFFDIO_REGISTER_MODE_MISSING, 0};
+	if (pager >= 0 && !ioctl(pager, UFFDIO_API, &api) &&
+	    !ioctl(pager, UFFDIO_REGISTER, &area)) {
+		std::byte *const from = map(size);
+		std::memset(from, 1, size);
+		use(on, from, size);
+		done("UFFDIO_MOVE", [&] {
+			uffdio_move move{reinterpret_cast<uintptr_t>(to),
+					 reinterpret_cast<uintptr_t>(from), size, 0, 0};
+
+			return ioctl(pager, UFFDIO_MOVE, &move);
+		});
+	}
+#endif
+
+	auto *const huge = reinterpret_cast<std::byte *>(
+		(reinterpret_cast<uintptr_t>(map(2 * huge_page)) + huge_page - 1) &
+		~(huge_page - 1));
+	(void)madvise(huge, huge_page, MADV_NOHUGEPAGE);
+	std::memset(huge, 1, huge_page);
+	use(on, huge, huge_page);
+	(void)madvise(huge, huge_page, MADV_HUGEPAGE);
+	done("MADV_COLLAPSE", [&] { return madvise(huge, huge_page, 25 /* MADV_COLLAPSE */); });
+	CHECK(refused.empty());
+}
+
+TEST_CASE("idle: what has not been used for a while can be moved")
+{
+	right_each_way("idle program: seals and moves", {"RDMAV_MR_CACHE_IDLE_MS=100"});
+}
+
+TEST_CASE("idle program: leaves one alone", "[.]")
+{
+	constexpr std::size_t size = megabyte;
+	const char *const time = std::getenv("RDMAV_MR_CACHE_IDLE_MS");
+	const device on;
+	std::byte *const at = map(size);
+	std::byte *const held = map(size);
+
+	std::memset(at, 1, size);
+	std::memset(held, 1, size);
+	ibv_mr *const in_use = ibv_reg_mr(on.pd(), held, size, IBV_ACCESS_LOCAL_WRITE);
+	ibv_mr *const first = ibv_reg_mr(on.pd(), at, size, IBV_ACCESS_LOCAL_WRITE);
+	REQUIRE(in_use);
+	REQUIRE(first);
+	const uint32_t key = first->lkey;
+	REQUIRE(ibv_dereg_mr(first) == 0);
+	if (time && time == std::string("0")) {
+		let_pass(1s);
+		CHECK(pinned_bytes() >= 2 * size);
+		return;
+	}
+	for (int turn = 1; turn <= 3; turn++) {
+		REQUIRE(happens([] { return pinned_bytes() < 2 * size; }));
+		CHECK(pinned_bytes() >= size);
+		CHECK(stats_of(on).suspensions == static_cast<uint64_t>(turn));
+		ibv_mr *const again = ibv_reg_mr(on.pd(), at, size, IBV_ACCESS_LOCAL_WRITE);
+		REQUIRE(again);
+		CHECK(again->lkey == key);
+		CHECK(pinned_bytes() >= 2 * size);
+		CHECK(stats_of(on).restorations == static_cast<uint64_t>(turn));
+		REQUIRE(ibv_dereg_mr(again) == 0);
+	}
+	CHECK(stats_of(on).misses == 2);
+	REQUIRE(ibv_dereg_mr(in_use) == 0);
+}
+
+TEST_CASE("idle: what nobody uses for a while is suspended")
+{
+	for (const char *time :
+	     {"RDMAV_MR_CACHE_IDLE_MS=100", "RDMAV_MR_CACHE_IDLE_MS", "RDMAV_MR_CACHE_IDLE_MS=0"}) {
+		INFO(time);
+		CHECK(run_child("idle program: leaves one alone", {"RDMAV_MR_CACHE=1", time})
+			      .status == 0);
+	}
 }
 
 /* At random moments, of which enough are while the cache's lock is held. */

@@ -106,6 +106,7 @@ static void umem_notify_disarm_locked(struct ib_umem_notify *n)
 
 	n->armed = false;
 	n->reclaim = false;
+	n->timed = false;
 	n->mr = NULL;
 }
 
@@ -266,6 +267,7 @@ EXPORT_SYMBOL(ib_umem_lost);
  * @in_use: The bits of the word that are not 0 while the application uses the
  *	    MR, or 0 if it does not say
  * @reclaim: Whether the VM may have the pages while it does not
+ * @idle_ms: When a worker takes them anyhow, or 0
  *
  * A umem that is already stale is armed all the same: its word says INVALID. Beside
  * an event, or where a lock is not to be had at once, the word says SUSPECT: arming
@@ -291,7 +293,7 @@ EXPORT_SYMBOL(ib_umem_lost);
  * the word), -EFAULT, -ENOMEM, -EINTR.
  */
 int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
-		    u64 in_use, bool reclaim)
+		    u64 in_use, bool reclaim, u32 idle_ms)
 {
 	struct umem_notify_word_page *word_page;
 	struct ib_umem_notify *n;
@@ -332,6 +334,8 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 		umem_notify_queue_later(n);
 	}
 	umem_notify_first_look(n);
+	if (idle_ms)
+		umem_notify_queue_time(n, idle_ms);
 	trace_mr_notify_arm(umem, umem_notify_id(n), n->state);
 	umem_notify_unlock(n);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, 1);

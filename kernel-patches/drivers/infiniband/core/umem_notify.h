@@ -103,7 +103,7 @@ enum umem_notify_hold {
 };
 
 int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
-		    u64 in_use, bool reclaim);
+		    u64 in_use, bool reclaim, u32 idle_ms);
 int umem_notify_disarm(struct ib_umem *umem);
 int umem_notify_settle(struct ib_umem *umem);
 void umem_notify_hold(struct ib_umem *umem, enum umem_notify_hold why);

@@ -18,6 +18,13 @@
  *
  * The workqueue has a rescuer, because pages that reclaim wants come back through it.
  *
+ * IDLE TIME
+ *
+ * Registrations of a cache are looked at again after a while; those that have not been
+ * used for that long are suspended, so that what is idle is not pinned for ever. All of a
+ * queue have the same time, and are looked at in batches. Nothing is done for those
+ * that are suspended.
+ *
  * There is a list for each delay: the lists are in order, and the revoker looks
  * at their heads only. The lists are under the lock of the space.
  *
@@ -54,6 +61,9 @@
 #define SETTLE_DELAY max(HZ / 50, 1)
 /* It may double so often: to some seconds. */
 #define MOST_DOUBLINGS 7
+/* Behind the lists of the delays, that of the idle time, which is at most so long. */
+#define IDLE_LIST (MOST_DOUBLINGS + 2)
+#define MOST_IDLE_MS (1000 * MSEC_PER_SEC)
 
 /* All but the works is under the space's lock. */
 struct umem_notify_queue {
@@ -61,7 +71,8 @@ struct umem_notify_queue {
 	struct ib_device *device;
 	struct list_head siblings; /* the queues of the space */
 	unsigned int users; /* trackers */
-	struct list_head delayed[MOST_DOUBLINGS + 2]; /* the first: not at all */
+	struct list_head delayed[IDLE_LIST + 1]; /* the first: not at all */
+	unsigned long idle; /* in jiffies */
 	struct list_head look; /* SUSPECT for long enough */
 	struct delayed_work revoker;
 	struct work_struct looker;
@@ -191,6 +202,33 @@ void umem_notify_queue_again(struct ib_umem_notify *n)
 	umem_notify_unlock(n);
 }
 
+/**
+ * umem_notify_queue_idle - See after a while whether a tracker is used
+ * @n: The tracker, its space's lock held
+ */
+void umem_notify_queue_idle(struct ib_umem_notify *n)
+{
+	unsigned long idle = n->queue->idle, batch = max(idle / 4, 1UL);
+	unsigned long due = roundup(jiffies + idle, batch);
+
+	umem_notify_assert_locked(n);
+
+	if (n->timed && list_empty(&n->link) && !(n->state & (INVALID | SUSPENDED)))
+		umem_notify_queue_after(n, IDLE_LIST, due - jiffies);
+}
+
+/**
+ * umem_notify_queue_time - From now on a tracker is suspended once it has been idle
+ * @n: The tracker, its space's lock held
+ * @idle_ms: For so long; those of the same queue, too
+ */
+void umem_notify_queue_time(struct ib_umem_notify *n, u32 idle_ms)
+{
+	WRITE_ONCE(n->queue->idle, msecs_to_jiffies(min_t(u32, idle_ms, MOST_IDLE_MS)));
+	n->timed = true;
+	umem_notify_queue_idle(n);
+}
+
 /* The first whose time has come. If there is none, the revoker comes again for it. */
 static struct ib_umem_notify *umem_notify_queue_first_due(struct umem_notify_queue *q)
 {
@@ -221,6 +259,7 @@ static bool umem_notify_queue_visit(struct ib_umem_notify *n)
 	if (!mutex_trylock(&n->mutex))
 		return true;
 	again = umem_notify_verify(n, UMEM_NOTIFY_WORKER) == -EAGAIN;
+	umem_notify_look_idle(n, READ_ONCE(n->queue->idle));
 	again |= umem_notify_retire(n);
 	mutex_unlock(&n->mutex);
 	return again;
@@ -241,6 +280,7 @@ static void umem_notify_queue_serve(struct umem_notify_queue *q, struct ib_umem_
 	cond_resched();
 
 	spin_lock(&q->space->lock);
+	umem_notify_queue_idle(n);
 	if (!--n->workers && n->dead)
 		wake_up_var(&n->workers);
 	if (due)

@@ -248,11 +248,26 @@ static bool is_hit(const struct ib_umem_notify *n)
 	       !(umem_notify_word_read(n->word_page, n->word) & n->in_use);
 }
 
+/* Since the last look that found so. Then this is the one. */
+static bool was_used(struct ib_umem_notify *n, u64 word)
+{
+	u16 seen = seen_of(word);
+
+	if (!(word & n->in_use) && seen == n->seen)
+		return false;
+	n->seen = seen;
+	n->look = look_now();
+	return true;
+}
+
+static u16 looks_since(const struct ib_umem_notify *n)
+{
+	return look_now() - n->look;
+}
+
 static enum lru_status look_at(struct ib_umem_notify *n, struct walk *walk)
 {
-	u16 now = look_now();
 	u64 word;
-	u16 seen;
 
 	if (is_hit(n)) {
 		hasten(n, walk);
@@ -270,13 +285,7 @@ static enum lru_status look_at(struct ib_umem_notify *n, struct walk *walk)
 	if (n->held)
 		return LRU_ROTATE;
 	word = umem_notify_word_read(n->word_page, n->word);
-	seen = seen_of(word);
-	if (word & n->in_use || seen != n->seen) {
-		n->seen = seen;
-		n->look = now;
-		return LRU_ROTATE;
-	}
-	if ((u16)(now - n->look) <= 1 || !take_back(n, word))
+	if (was_used(n, word) || looks_since(n) <= 1 || !take_back(n, word))
 		return LRU_ROTATE;
 	hasten(n, walk);
 	walk->taken += umem_notify_pages(n);
@@ -444,6 +453,30 @@ void umem_notify_first_look(struct ib_umem_notify *n)
 	n->look = look_now() - 2;
 }
 
+/**
+ * umem_notify_look_idle - Suspend what has not been used for a while
+ * @n: The tracker, taken
+ * @idle: For so many jiffies, if it has a time
+ */
+void umem_notify_look_idle(struct ib_umem_notify *n, unsigned long idle)
+{
+	bool taken = false;
+	u64 word;
+
+	lockdep_assert_held(&n->mutex);
+
+	umem_notify_lock(n);
+	if (n->timed && n->reclaim && !n->held && !n->state && n->word_page) {
+		word = umem_notify_word_read(n->word_page, n->word);
+		taken = !was_used(n, word) &&
+			looks_since(n) >= idle / LOOKS_APART &&
+			take_back(n, word);
+	}
+	umem_notify_unlock(n);
+	if (taken)
+		umem_notify_unlend(n);
+}
+
 /* Pins what the range maps now. The charge is that of a registration. */
 static int pin_again(struct ib_umem *umem)
 {
@@ -507,6 +540,7 @@ static void end_suspension(struct ib_umem_notify *n)
 			umem_notify_queue_later(n);
 		}
 		umem_notify_word_clear(n->word_page, n->word, SUSPENDED);
+		umem_notify_queue_idle(n);
 		n->seen = ~seen_of(umem_notify_word_read(n->word_page, n->word));
 		umem_notify_counted(n, IB_MR_NOTIFY_STAT_RESTORES, 1);
 	}

@@ -89,6 +89,7 @@ struct ib_umem_notify {
 	u8 held : 2; /* mutex and lock: the driver is busy with the MR, and why */
 	bool exclusive : 1; /* lock: a device has once kept the CPU off a page */
 	bool dead : 1; /* lock: no worker may have it any more */
+	bool timed : 1; /* lock: suspended once it has been idle for a while */
 	bool due_now : 1; /* lock: @due of the space counts it */
 	u16 word; /* lock: offset in @word_page */
 	u16 seen; /* lock: the application's bits at the last look for idle ones */
@@ -175,6 +176,8 @@ void umem_notify_queue_now(struct ib_umem_notify *n);
 void umem_notify_queue_invalid(struct ib_umem_notify *n);
 void umem_notify_queue_later(struct ib_umem_notify *n);
 void umem_notify_queue_again(struct ib_umem_notify *n);
+void umem_notify_queue_time(struct ib_umem_notify *n, u32 idle_ms);
+void umem_notify_queue_idle(struct ib_umem_notify *n);
 void umem_notify_queue_forget(struct ib_umem_notify *n);
 void umem_notify_queue_unmapped(struct umem_notify_space *space);
 
@@ -199,6 +202,7 @@ void umem_notify_unlend(struct ib_umem_notify *n);
 void umem_notify_first_look(struct ib_umem_notify *n);
 bool umem_notify_is_idle(const struct ib_umem_notify *n);
 bool umem_notify_take_back(struct ib_umem_notify *n);
+void umem_notify_look_idle(struct ib_umem_notify *n, unsigned long idle);
 int umem_notify_restore(struct ib_umem_notify *n);
 
 static inline struct umem_notify_space *

@@ -34,7 +34,7 @@ static bool is_own(const struct ib_umem *umem)
 }
 
 static int arm(struct ib_mr *mr, struct uverbs_attr_bundle *attrs,
-	       size_t word_id, size_t in_use_id, size_t flags_id)
+	       size_t word_id, size_t in_use_id, size_t flags_id, u32 idle_ms)
 {
 	struct ib_umem *umem = umem_notify_umem(mr);
 	u64 addr, in_use = 0;
@@ -64,9 +64,11 @@ static int arm(struct ib_mr *mr, struct uverbs_attr_bundle *attrs,
 			return -EINVAL;
 		if (!mr->device->ops.revoke_user_mr)
 			return -EOPNOTSUPP;
+	} else if (idle_ms) {
+		return -EINVAL;
 	}
 	return umem_notify_arm(umem, mr, addr, in_use,
-			       flags & IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
+			       flags & IB_UVERBS_MR_NOTIFY_ARM_RECLAIM, idle_ms);
 }
 
 static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle *attrs)
@@ -76,7 +78,7 @@ static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle
 
 	return arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
 		   UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
-		   UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS);
+		   UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS, 0);
 }
 
 static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_DISARM)(struct uverbs_attr_bundle *attrs)
@@ -141,7 +143,10 @@ ADD_UVERBS_ATTRIBUTES_SIMPLE(mr_notify_reg,
 						UA_OPTIONAL),
 			     UVERBS_ATTR_FLAGS_IN(UVERBS_ATTR_MR_NOTIFY_REG_FLAGS,
 						  u32,
-						  UA_OPTIONAL));
+						  UA_OPTIONAL),
+			     UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS,
+						UVERBS_ATTR_TYPE(u32),
+						UA_OPTIONAL));
 
 const struct uapi_definition uverbs_def_obj_mr_notify[] = {
 	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DEVICE, &mr_notify_reg),
@@ -160,15 +165,25 @@ const struct uapi_definition uverbs_def_obj_mr_notify[] = {
  */
 int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
 {
+	u32 idle_ms = 0;
+	int ret;
+
 	if (!uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD)) {
 		if (uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IN_USE) ||
-		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS))
+		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS) ||
+		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS))
 			return -EINVAL;
 		return 0;
 	}
+	if (uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS)) {
+		ret = uverbs_copy_from(&idle_ms, attrs,
+				       UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS);
+		if (ret)
+			return ret;
+	}
 	return arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
 		   UVERBS_ATTR_MR_NOTIFY_REG_IN_USE,
-		   UVERBS_ATTR_MR_NOTIFY_REG_FLAGS);
+		   UVERBS_ATTR_MR_NOTIFY_REG_FLAGS, idle_ms);
 }
 
 /**

@@ -46,6 +46,13 @@ enum uverbs_attrs_mr_notify_reg_ids {
 	UVERBS_ATTR_MR_NOTIFY_REG_IN_USE = 4,
 	/* u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. 5 was never used. */
 	UVERBS_ATTR_MR_NOTIFY_REG_FLAGS = 6,
+	/*
+	 * u32, optional, with IB_UVERBS_MR_NOTIFY_ARM_RECLAIM, else EINVAL: when the
+	 * registration has not been in use for so many milliseconds, up to twice as many,
+	 * the kernel takes its pages back by itself. 0: it does not. More than 1000 s
+	 * are taken for that. One process and device have one value: the last.
+	 */
+	UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS = 7,
 };
 
 /* Flags of UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. */
