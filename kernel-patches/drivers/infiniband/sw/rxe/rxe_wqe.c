@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/* Work requests that are taken out of a ring, see rxe_wqe.h */
+
+#include <linux/vmalloc.h>
+
+#include "rxe_wqe.h"
+
+/* As large as the ring: one for each place. rxe_qp_do_cleanup() frees them. */
+int rxe_alloc_send_wqes(struct rxe_qp *qp)
+{
+	const struct rxe_queue *q = qp->sq.queue;
+
+	qp->sq.wqes = vzalloc(((size_t)q->index_mask + 1) << q->log2_elem_size);
+	return qp->sq.wqes ? 0 : -ENOMEM;
+}
+
+/* Are the elements there, and together as long as the whole is said to be? */
+static bool rxe_sges_fit(const struct rxe_dma_info *dma, u32 max_sge)
+{
+	u64 length = 0;
+	u32 i;
+
+	if (dma->num_sge > max_sge)
+		return false;
+	for (i = 0; i < dma->num_sge; i++)
+		length += dma->sge[i].length;
+	return length == dma->length;
+}
+
+static bool rxe_send_wqe_is_valid(const struct rxe_qp *qp,
+				  const struct rxe_send_wqe *wqe)
+{
+	const struct rxe_dma_info *dma = &wqe->dma;
+
+	if (!wqe->mask)
+		return false;
+	/* without data; what is flushed is the peer's */
+	if (wqe->mask & (WR_LOCAL_OP_MASK | WR_FLUSH_MASK))
+		return true;
+	if (wqe->mask & WR_ATOMIC_WRITE_MASK)
+		return dma->length == sizeof(u64);
+	if (wqe->mask & WR_INLINE_MASK && wqe->wr.send_flags & IB_SEND_INLINE)
+		return dma->length <= qp->sq.max_inline;
+	return dma->length <= RXE_PORT_MAX_MSG_SZ &&
+	       rxe_sges_fit(dma, qp->sq.max_sge);
+}
+
+/* A ring is never full: who says that there are more than can be is not believed */
+static struct rxe_send_wqe *rxe_take_send_wqe(struct rxe_qp *qp)
+{
+	struct rxe_send_wqe *wqe = rxe_send_wqe(qp, qp->sq.taken);
+	struct rxe_queue *q = qp->sq.queue;
+	u32 next = queue_next_index(q, qp->sq.taken);
+
+	if (qp->sq.taken == queue_get_producer(q, QUEUE_TYPE_FROM_CLIENT) ||
+	    next == queue_get_consumer(q, QUEUE_TYPE_FROM_CLIENT))
+		return NULL;
+
+	memcpy(wqe, queue_addr_from_index(q, qp->sq.taken),
+	       1 << q->log2_elem_size);
+	qp->sq.taken = next;
+
+	wqe->mask = wqe->wr.opcode > IB_WR_REG_MR ? 0 :
+		    wr_opcode_mask(wqe->wr.opcode, qp);
+	wqe->state = wqe_state_posted;
+	wqe->has_rd_atomic = 0;
+	wqe->dma.resid = wqe->dma.length;
+	wqe->dma.cur_sge = 0;
+	wqe->dma.sge_offset = 0;
+	wqe->status = rxe_send_wqe_is_valid(qp, wqe) ? IB_WC_SUCCESS :
+						       IB_WC_LOC_QP_OP_ERR;
+	return wqe;
+}
+
+/**
+ * rxe_next_send_wqe - The send request in a place of the ring
+ * @qp: The queue pair
+ * @index: The place; what is before it has been taken
+ *
+ * Context: The send task, or while that does not run.
+ *
+ * Return: The copy, which is made now if @index is the first place that has none;
+ * with an error for its status if it is not what it should be. NULL if nothing is
+ * there.
+ */
+struct rxe_send_wqe *rxe_next_send_wqe(struct rxe_qp *qp, u32 index)
+{
+	return index == qp->sq.taken ? rxe_take_send_wqe(qp) :
+				       rxe_send_wqe(qp, index);
+}
+
+/**
+ * rxe_take_recv_wqe - Take a receive request out of a ring
+ * @qp: The queue pair whose responder uses it
+ * @rq: The receive queue
+ * @wqe: The request in it
+ *
+ * Return: 0, and qp->resp.wqe is a copy of which nothing has been used; -EINVAL
+ * if the request is not what it should be.
+ */
+int rxe_take_recv_wqe(struct rxe_qp *qp, const struct rxe_rq *rq,
+		      const struct rxe_recv_wqe *wqe)
+{
+	struct rxe_recv_wqe *copy = &qp->resp.srq_wqe.wqe;
+
+	memcpy(&qp->resp.srq_wqe, wqe, rq->queue->elem_size);
+	if (!rxe_sges_fit(&copy->dma, rq->max_sge))
+		return -EINVAL;
+
+	copy->dma.resid = copy->dma.length;
+	copy->dma.cur_sge = 0;
+	copy->dma.sge_offset = 0;
+	qp->resp.wqe = copy;
+	return 0;
+}
