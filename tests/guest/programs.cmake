@@ -32,7 +32,7 @@ endforeach()
 add_library(odp_support STATIC guest/odp/arena.cpp guest/odp/operations.cpp
   guest/odp/raw_peer.cpp guest/odp/slow_memory.cpp guest/odp/wild.cpp)
 target_link_libraries(odp_support PUBLIC guest_support)
-foreach(test answers odp odp_memory odp_oracle odp_packets odp_stress odp_wait states)
+foreach(test answers odp odp_memory odp_oracle odp_packets odp_stress odp_wait rings states)
   add_executable(guest_${test} guest/${test}_test.cpp)
   target_compile_options(guest_${test} PRIVATE -O1)
   target_precompile_headers(guest_${test} REUSE_FROM guest_support)

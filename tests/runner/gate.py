@@ -23,7 +23,7 @@ HOST = ("test_arguments", "test_built_programs", "test_drivers", "test_events", 
 UM = ("matrix", "matrix, all memory", "matrix, suspended",
       "contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race", "cache",
       "peer", "rights", "invalidate", "nested", "owner", "differential", "adversary", "observe",
-      "answers", "states", "stranger", "odp", "odp_packets", "odp_wait", "odp_oracle",
+      "answers", "states", "rings", "stranger", "odp", "odp_packets", "odp_wait", "odp_oracle",
       "idle", "in_use siw0", "revoke siw0", "rights siw0", "siw siw0", "tools")
 DEBIAN = ("fine clock", "matrix", "in_use", "revoke", "worker", "lifetime", "race", "rights",
           "invalidate", "owner", "differential", "adversary", "observe", "stranger", "window",

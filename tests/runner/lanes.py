@@ -19,7 +19,7 @@ PYTHON = "/usr/bin/python3 -B"
 UNIT_PROGRAMS = ("cache", "parts", "views", "schedule", "tsan", "asan")
 GUEST_PROGRAMS = ("contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race",
                   "cache", "peer", "rights", "invalidate", "nested", "owner", "differential",
-                  "adversary", "observe", "answers", "states", "stranger", "idle")
+                  "adversary", "observe", "answers", "states", "rings", "stranger", "idle")
 # Of those whose tests skip alike, all; "no more wait than 512" may be too slow.
 GUEST_LEAST = {"answers": 5, "odp_packets": 15}
 # Of upstream's suite on soft-RoCE; upstream's kernel passes 103.
@@ -262,7 +262,7 @@ LANES = {
          *guest_programs("window", "stress", "odp_stress", "retransmit", seconds=10),
          *guest_programs("transfer", "pressure"),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "siw", "transfer",
-                                 "lifetime", "race")),
+                                 "lifetime", "race", "rings")),
          NOTIFY_AND_CACHE],
         guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),
     # The same on Debian 13: other compilers, Python, Catch2 and MPIs.
@@ -293,8 +293,10 @@ LANES = {
         [CLOCK, KASAN, MATRIX,
          *guest_programs("contract", "word", "revoke", "rights", "worker", "lifetime",
                          "invalidate", "states", "stranger"),
-         *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", "lookup", seconds=2),
+         *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", "lookup", "rings",
+                         seconds=2),
          *guest_programs("stress", "odp_stress", seconds=10),
-         *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "siw", "transfer"))],
+         *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "siw", "transfer",
+                                 "rings"))],
         guest="--kernel debug", needs=("fork", "kernel debug"), seconds=600),
 }

@@ -267,6 +267,11 @@ void raw_peer::begin_message(uint32_t psn) const
 	send(0x00, psn, bytes(mtu));
 }
 
+void raw_peer::end_message(uint32_t psn, const bytes &data) const
+{
+	send(0x02, psn, data);
+}
+
 void raw_peer::flush(uint32_t psn, uint32_t rkey) const
 {
 	const bytes where = place(nullptr, rkey, 0);

@@ -1,0 +1,557 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The rings that a queue pair shares with its owner, who may write there at any time: before the
+ * kernel comes to a request, while it is under way, while its answer is awaited, and when it is
+ * sent again. RUN_SECONDS says how long anything is written anywhere (default 3), RUN_SEED what.
+ */
+#include "catch.h"
+
+#include <netinet/in.h> /* before the kernel's */
+
+#include <rdma/rdma_user_rxe.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <random>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "loopback.h"
+#include "mapped.h"
+#include "odp/operations.h"
+#include "odp/raw_peer.h"
+#include "odp/slow_memory.h"
+#include "raw_uverbs.h"
+#include "run_time.h"
+#include "skip.h"
+#include "system.h"
+
+using namespace mr_notify;
+using namespace odp;
+using namespace std::chrono_literals;
+using part = raw_peer::part;
+
+namespace {
+
+constexpr std::array<uint32_t, 4> values{0, 1, 7U << 24, UINT32_MAX};
+constexpr uint8_t write_only = 0x0a, read_request = 0x0c;
+constexpr uint64_t name = 0x1122334455667788;
+
+/* One of soft-RoCE. Its form is read once, before anybody writes there. */
+class ring {
+public:
+	explicit ring(range where)
+	    : head_(reinterpret_cast<rxe_queue_buf *>(where.addr)),
+	      words_(std::size_t{1} << (head_->log2_elem_size - 2)), mask_(head_->index_mask)
+	{
+	}
+
+	std::size_t words() const { return words_; }
+	/* What was posted last. */
+	volatile uint32_t *last() const
+	{
+		const uint32_t index = (head_->producer_index - 1) & mask_;
+
+		return reinterpret_cast<volatile uint32_t *>(head_->data) + index * words_;
+	}
+	/* All of it; or one word of it. */
+	void change_last(uint32_t value) const { std::fill_n(last(), words_, value); }
+	void change_last(std::size_t word, uint32_t value) const { last()[word] = value; }
+	volatile uint32_t &producer() const { return head_->producer_index; }
+
+private:
+	rxe_queue_buf *head_;
+	std::size_t words_;
+	uint32_t mask_;
+};
+
+/* The words that are the kernel's, whatever the owner writes there. */
+template <class Wqe> bool is_progress(std::size_t word)
+{
+	const std::size_t dma = word * 4 - offsetof(Wqe, dma);
+
+	return dma == offsetof(rxe_dma_info, resid) || dma == offsetof(rxe_dma_info, cur_sge) ||
+	       dma == offsetof(rxe_dma_info, sge_offset);
+}
+
+bool is_kernels(std::size_t word)
+{
+	constexpr std::array<std::size_t, 8> fields{
+		offsetof(rxe_send_wqe, status),	  offsetof(rxe_send_wqe, state),
+		offsetof(rxe_send_wqe, mask),	  offsetof(rxe_send_wqe, first_psn),
+		offsetof(rxe_send_wqe, last_psn), offsetof(rxe_send_wqe, ack_length),
+		offsetof(rxe_send_wqe, ssn),	  offsetof(rxe_send_wqe, has_rd_atomic)};
+
+	return is_progress<rxe_send_wqe>(word) ||
+	       std::find(fields.begin(), fields.end(), word * 4) != fields.end();
+}
+
+owned<ibv_srq> shared_queue(const device &on)
+{
+	ibv_srq_init_attr init{};
+
+	init.attr = {1, 1, 0};
+	owned<ibv_srq> srq(ibv_create_srq(on.pd(), &init));
+	REQUIRE(srq);
+	return srq;
+}
+
+/* A queue pair of soft-RoCE, its rings, its memory, and a peer that is made by hand. */
+struct scene {
+	const mr_notify::device &on;
+	std::vector<range> before = mapped_rings();
+	owned<ibv_srq> srq; /* where it receives, if that is shared */
+	raw_peer peer;
+	std::vector<range> rings = mapped_since(before);
+	ring sends{rings.at(srq ? 2 : 1)};
+	ring receives{rings.at(srq ? 0 : 2)};
+	memory m = anonymous(4 * mtu);
+	range here = m.registered();
+	owned<ibv_mr> mr = on.register_memory(here, IBV_ACCESS_LOCAL_WRITE);
+
+	explicit scene(const cable &wire, bool shared = false)
+	    : on(wire.on()), srq(shared ? shared_queue(on) : nullptr),
+	      peer(wire, IBV_QPT_RC, 4, srq.get())
+	{
+		for (std::size_t i = 0; i < here.length; i++)
+			here.addr[i] = static_cast<std::byte>(i % 251);
+	}
+
+	range first(std::size_t length) const { return {here.addr, length}; }
+
+	void ask(ibv_wr_opcode opcode, range local, uint32_t lkey) const
+	{
+		ibv_sge sge{reinterpret_cast<uintptr_t>(local.addr),
+			    static_cast<uint32_t>(local.length), lkey};
+		ibv_send_wr wr{};
+		ibv_send_wr *bad = nullptr;
+
+		wr.wr_id = name;
+		wr.opcode = opcode;
+		wr.send_flags = IBV_SEND_SIGNALED;
+		wr.sg_list = &sge;
+		wr.num_sge = 1;
+		check_verb(ibv_post_send(peer.qp(), &wr, &bad), "ibv_post_send");
+	}
+	void ask(ibv_wr_opcode opcode, std::size_t length) const
+	{
+		ask(opcode, first(length), mr->lkey);
+	}
+	void receive(std::size_t length) const
+	{
+		ibv_sge sge{reinterpret_cast<uintptr_t>(here.addr), static_cast<uint32_t>(length),
+			    mr->lkey};
+		ibv_recv_wr wr{};
+		ibv_recv_wr *bad = nullptr;
+
+		wr.wr_id = name;
+		wr.sg_list = &sge;
+		wr.num_sge = 1;
+		check_verb(srq ? ibv_post_srq_recv(srq.get(), &wr, &bad)
+			       : ibv_post_recv(peer.qp(), &wr, &bad),
+			   "ibv_post_recv");
+	}
+	/* The next packet, which must come. */
+	raw_peer::packet packet() const
+	{
+		auto found = peer.next(time_limit);
+
+		REQUIRE(found);
+		return std::move(*found);
+	}
+	/* How the request of that name ended. */
+	std::optional<ibv_wc_status> ended() const
+	{
+		const auto wc = peer.completed(time_limit);
+
+		if (!wc || wc->wr_id != name)
+			return std::nullopt;
+		return wc->status;
+	}
+	/* What was there before is gone, and no packet of it is on its way. */
+	void begin_anew() const
+	{
+		peer.reset();
+		while (peer.next(0ms))
+			;
+		peer.let_ask(7);
+	}
+	bool works() const
+	{
+		begin_anew();
+		ask(IBV_WR_RDMA_WRITE, mtu);
+		const auto sent = packet();
+		peer.acknowledge(0);
+		return sent.opcode == write_only && ended() == IBV_WC_SUCCESS;
+	}
+};
+
+/* Does it end with what is there? Of a packet that has no address the first bytes are not known. */
+bool carries(const raw_peer::packet &sent, const std::byte *what)
+{
+	constexpr std::ptrdiff_t known = mtu - 4;
+
+	return static_cast<std::ptrdiff_t>(sent.data.size()) >= known &&
+	       std::equal(sent.data.end() - known, sent.data.end(), what + 4);
+}
+
+/* Is that the write, and complete when it is acknowledged? */
+bool is_write(const scene &on, const std::optional<raw_peer::packet> &sent)
+{
+	if (!sent || sent->opcode != write_only || sent->psn != 0 || !carries(*sent, on.here.addr))
+		return false;
+	on.peer.acknowledge(0);
+	return on.ended() == IBV_WC_SUCCESS;
+}
+
+/* nullptr where it can't be, or another device is asked for. */
+std::unique_ptr<cable> soft_roce()
+{
+	const char *const asked = std::getenv("MR_NOTIFY_DEVICE");
+
+	return asked && std::string_view(asked).starts_with("siw") ? nullptr : cable::make();
+}
+
+uint64_t first_seed()
+{
+	const char *const text = std::getenv("RUN_SEED");
+
+	return text ? std::strtoull(text, nullptr, 10) : std::random_device()();
+}
+
+} // namespace
+
+TEST_CASE("rings: what is written into a request before its turn is an error of its owner's")
+{
+	const std::unique_ptr<cable> wire = soft_roce();
+	SKIP_IF(!wire, "not soft-RoCE, or no veth");
+	const scene on(*wire);
+
+	on.begin_anew();
+	for (std::size_t word = 0; word < on.sends.words(); word++)
+		for (const uint32_t value : values) {
+			std::optional<raw_peer::packet> sent;
+			std::optional<ibv_wc> failed;
+
+			REQUIRE(on.peer.become(IBV_QPS_SQD));
+			REQUIRE(happens([&] { return on.peer.drained(); }));
+			on.ask(IBV_WR_RDMA_WRITE, mtu);
+			on.sends.change_last(word, value);
+			REQUIRE(on.peer.become(IBV_QPS_RTS));
+			INFO("byte " << word * 4 << ": " << value);
+			REQUIRE(happens([&] {
+				sent = on.peer.next(1ms);
+				if (!sent)
+					failed = on.peer.completed(0ms);
+				return sent || failed;
+			}));
+			if (is_kernels(word))
+				CHECK(is_write(on, sent));
+			on.begin_anew();
+		}
+	CHECK(on.works());
+}
+
+TEST_CASE("rings: what is written into a request that the kernel has taken is nothing to it")
+{
+	const std::unique_ptr<cable> wire = soft_roce();
+	SKIP_IF(!wire, "not soft-RoCE, or no veth");
+	const scene on(*wire);
+	const auto with_each = [&](auto ask, auto answer) {
+		for (std::size_t word = 0; word <= on.sends.words(); word++)
+			for (const uint32_t value : values) {
+				on.begin_anew();
+				ask();
+				if (word < on.sends.words())
+					on.sends.change_last(word, value);
+				else
+					on.sends.change_last(value);
+				INFO("byte " << word * 4 << ": " << value);
+				answer();
+			}
+	};
+
+	SECTION("while a read is awaited")
+	{
+		with_each(
+			[&] {
+				std::memset(on.here.addr, 0, 3 * mtu);
+				on.ask(IBV_WR_RDMA_READ, 3 * mtu);
+				CHECK(on.packet().opcode == read_request);
+			},
+			[&] {
+				const std::array parts{part::first, part::middle, part::last};
+
+				for (uint32_t psn = 0; psn < 3; psn++)
+					on.peer.read_answer(parts.at(psn), psn,
+							    std::vector(mtu, std::byte{0x5a}));
+				CHECK(on.ended() == IBV_WC_SUCCESS);
+				CHECK(std::count(on.here.addr, on.here.addr + 3 * mtu,
+						 std::byte{0x5a}) == 3 * mtu);
+			});
+	}
+	SECTION("while an atomic operation is awaited")
+	{
+		with_each(
+			[&] {
+				on.ask(IBV_WR_ATOMIC_FETCH_AND_ADD, 8);
+				on.packet();
+			},
+			[&] {
+				on.peer.atomic_answer(0, 0x0123456789abcdef);
+				CHECK(on.ended() == IBV_WC_SUCCESS);
+				CHECK(on.here.addr[0] == std::byte{0xef});
+			});
+	}
+	SECTION("before it is sent again")
+	{
+		with_each(
+			[&] {
+				on.ask(IBV_WR_RDMA_WRITE, 3 * mtu);
+				for (uint32_t psn = 0; psn < 3; psn++)
+					CHECK(on.packet().psn == psn);
+			},
+			[&] {
+				on.peer.acknowledge(1, raw_peer::out_of_order);
+				for (uint32_t psn = 1; psn < 3; psn++) {
+					const auto again = on.packet();
+
+					CHECK(again.psn == psn);
+					CHECK(carries(again, on.here.addr + psn * mtu));
+				}
+				on.peer.acknowledge(2);
+				CHECK(on.ended() == IBV_WC_SUCCESS);
+			});
+	}
+	SECTION("before it is flushed")
+	{
+		with_each(
+			[&] {
+				on.ask(IBV_WR_RDMA_WRITE, mtu);
+				on.packet();
+			},
+			[&] {
+				REQUIRE(on.peer.become(IBV_QPS_ERR));
+				CHECK(on.ended() == IBV_WC_WR_FLUSH_ERR);
+			});
+	}
+	CHECK(on.works());
+}
+
+/* It waits for a page when half of it has been sent. */
+TEST_CASE("rings: what is written into a request that is half sent is nothing to it")
+{
+	const std::unique_ptr<cable> wire = soft_roce();
+	SKIP_IF(!wire, "not soft-RoCE, or no veth");
+	const scene on(*wire);
+	const std::size_t page = page_size();
+	const auto packets = static_cast<uint32_t>(page / mtu);
+
+	for (std::size_t word = 0; word <= on.sends.words(); word++) {
+		const std::unique_ptr<slow_memory> slow = slow_memory::make(2 * page);
+		SKIP_IF(!slow, "no userfaultfd");
+		const owned<ibv_mr> mr =
+			wire->on().register_memory(slow->bytes(), IBV_ACCESS_ON_DEMAND);
+		const auto value = static_cast<uint32_t>(word % 2 ? 7U << 24 : UINT32_MAX);
+
+		on.begin_anew();
+		slow->fill(std::byte{1}, page);
+		on.ask(IBV_WR_RDMA_WRITE, slow->bytes(), mr->lkey);
+		for (uint32_t psn = 0; psn < packets; psn++)
+			CHECK(on.packet().psn == psn);
+		REQUIRE(slow->faulted());
+		if (word < on.sends.words())
+			on.sends.change_last(word, value);
+		else
+			on.sends.change_last(value);
+		INFO("byte " << word * 4 << ": " << value);
+		slow->answer(std::byte{2});
+		for (uint32_t psn = packets; psn < 2 * packets; psn++) {
+			const auto rest = on.packet();
+
+			CHECK(rest.psn == psn);
+			CHECK(carries(rest, slow->bytes().addr + psn * mtu));
+		}
+		on.peer.acknowledge(2 * packets - 1);
+		CHECK(on.ended() == IBV_WC_SUCCESS);
+	}
+	CHECK(on.works());
+}
+
+TEST_CASE("rings: what is written into a receive before its turn is an error of its owner's")
+{
+	const std::unique_ptr<cable> wire = soft_roce();
+	SKIP_IF(!wire, "not soft-RoCE, or no veth");
+	const bool shared = GENERATE(false, true);
+	const scene on(*wire, shared);
+	const auto receive_one = [&](auto change) {
+		on.begin_anew();
+		std::memset(on.here.addr, 0, mtu);
+		on.receive(mtu);
+		change();
+		on.peer.message(0, std::vector(mtu, std::byte{0x5a}));
+		return on.packet();
+	};
+	const auto is_received = [&] {
+		return on.ended() == IBV_WC_SUCCESS &&
+		       std::count(on.here.addr, on.here.addr + mtu, std::byte{0x5a}) == mtu;
+	};
+
+	INFO("shared: " << shared);
+	for (std::size_t word = 0; word < on.receives.words(); word++)
+		for (const uint32_t value : values) {
+			uint32_t was = 0;
+			const auto answer = receive_one([&] {
+				was = on.receives.last()[word];
+				on.receives.change_last(word, value);
+			});
+
+			INFO("byte " << word * 4 << ": " << value);
+			CHECK(answer.is_ack());
+			if (is_progress<rxe_recv_wqe>(word)) {
+				CHECK_FALSE(answer.is_error());
+				CHECK(is_received());
+			}
+			/* What is shared is still there if the queue pair has refused it. */
+			if (shared && answer.is_error()) {
+				on.receives.change_last(word, was);
+				on.begin_anew();
+				on.peer.message(0, std::vector(mtu, std::byte{0x5a}));
+				on.packet();
+			}
+			while (on.peer.completed(0ms))
+				;
+		}
+	CHECK_FALSE(receive_one([] {}).is_error());
+	CHECK(is_received());
+}
+
+TEST_CASE("rings: what is written into a receive that the kernel has taken is nothing to it")
+{
+	const std::unique_ptr<cable> wire = soft_roce();
+	SKIP_IF(!wire, "not soft-RoCE, or no veth");
+	const bool shared = GENERATE(false, true);
+	const scene on(*wire, shared);
+
+	INFO("shared: " << shared);
+	for (std::size_t word = 0; word <= on.receives.words(); word++)
+		for (const uint32_t value : values) {
+			on.begin_anew();
+			std::memset(on.here.addr, 0, 2 * mtu);
+			on.receive(2 * mtu);
+			on.peer.begin_message(0);
+			on.packet();
+			if (word < on.receives.words())
+				on.receives.change_last(word, value);
+			else
+				on.receives.change_last(value);
+			on.peer.end_message(1, std::vector(mtu, std::byte{0x5a}));
+			INFO("byte " << word * 4 << ": " << value);
+			CHECK_FALSE(on.packet().is_error());
+			CHECK(on.ended() == IBV_WC_SUCCESS);
+			CHECK(std::count(on.here.addr + mtu, on.here.addr + 2 * mtu,
+					 std::byte{0x5a}) == mtu);
+		}
+}
+
+/* A ring of four places has none with these numbers. */
+TEST_CASE("rings: a request is sent again and flushed whatever its queue's index is said to be")
+{
+	const std::unique_ptr<cable> wire = soft_roce();
+	SKIP_IF(!wire, "not soft-RoCE, or no veth");
+	const scene on(*wire);
+
+	for (const uint32_t beyond : {1U << 20, 1U << 31}) {
+		on.begin_anew();
+		on.ask(IBV_WR_RDMA_WRITE, mtu);
+		CHECK(on.packet().psn == 0);
+		const uint32_t was = on.sends.producer();
+		on.sends.producer() = was + beyond;
+		on.peer.acknowledge(0, raw_peer::out_of_order);
+		CHECK(is_write(on, on.packet()));
+		on.sends.producer() = was;
+	}
+	for (const uint32_t index : {1U << 20, UINT32_MAX, 2U}) {
+		on.begin_anew();
+		const uint32_t was = on.sends.producer();
+		const uint32_t received = on.receives.producer();
+
+		on.sends.producer() = index;
+		on.receives.producer() = index;
+		REQUIRE(on.peer.become(IBV_QPS_RESET));
+		on.sends.producer() = was;
+		on.receives.producer() = received;
+		on.peer.reset();
+	}
+}
+
+/* Only the kernel is judged; the library is not asked for anything that it would read there. */
+TEST_CASE("rings: anything is written anywhere at any time")
+{
+	const device on;
+	const memory m = anonymous(64 << 10);
+	const range here = m.registered();
+	const owned<ibv_mr> mr = on.register_memory(
+		here, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
+	const raw_uverbs kernel(on.context());
+	const uint64_t seed = first_seed();
+	uint64_t turn = seed;
+
+	INFO("RUN_SEED=" << seed);
+	for (const run_time time; time.goes_on(); turn++) {
+		const std::vector<range> before = mapped_rings();
+		loopback link(on);
+		const std::vector<range> rings = mapped_since(before);
+		std::vector<std::vector<std::byte>> images;
+		std::atomic<bool> stop = false;
+		std::minstd_rand random(turn);
+
+		for (int i = 0; i < 6; i++) {
+			post_receive(link.far_end(), {{{here.addr, here.length / 2}, mr->lkey}});
+			link.start(i % 3 == 0	? IBV_WR_RDMA_READ
+				   : i % 3 == 1 ? IBV_WR_RDMA_WRITE
+						: IBV_WR_SEND,
+				   mr.get(), {here.addr, 3000}, here.addr + here.length / 2,
+				   mr->rkey);
+		}
+		for (const range &ring : rings)
+			images.emplace_back(ring.addr, ring.end());
+		std::thread writing([&, random = std::minstd_rand(turn)]() mutable {
+			while (!stop) {
+				const std::size_t which = random() % rings.size();
+				const range &ring = rings[which];
+				/* mostly where something is */
+				const std::size_t at =
+					random() % (random() % 2 ? ring.length : 4096);
+				const std::array<uint32_t, 6> some{
+					0,	  1,	      static_cast<uint32_t>(random() % 64),
+					7U << 24, UINT32_MAX, static_cast<uint32_t>(random())};
+
+				if (random() % 8 == 0)
+					std::copy(images[which].begin(), images[which].end(),
+						  ring.addr);
+				else
+					*reinterpret_cast<volatile uint32_t *>(ring.addr +
+									       at / 4 * 4) =
+						some[random() % some.size()];
+			}
+		});
+		for (int i = 0; i < 100; i++) {
+			kernel.ring(link.near_end()->handle);
+			kernel.ring(link.far_end()->handle);
+			if (random() % 16 == 0)
+				std::this_thread::yield();
+		}
+		stop = true;
+		writing.join();
+	}
+	loopback link(on);
+	CHECK(link.write(mr.get(), {here.addr, 100}, here.addr + 1000, mr->rkey) == IBV_WC_SUCCESS);
+}
