@@ -12,8 +12,10 @@
 #include <chrono>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "loopback.h"
+#include "probe.h"
 #include "raw_uverbs.h"
 #include "skip.h"
 
@@ -205,6 +207,25 @@ TEST_CASE("a queue pair may go before a window that is bound to it")
 	CHECK(s.owner.destroy() == 0);
 	CHECK(ibv_dereg_mr(s.mr.release()) == 0);
 	CHECK(ibv_dealloc_mw(s.window.release()) == 0);
+}
+
+/* Which may be many, and anybody's. */
+TEST_CASE("the end of a queue pair looks at no windows but its own")
+{
+	constexpr uint64_t many = 300;
+	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
+	scene s;
+	SKIP_IF(!s.can_start(), cannot);
+	std::vector<owned<ibv_mw>> others(many);
+	probe lookups("rxe_pool_get_index");
+
+	for (auto &other : others)
+		other.reset(ibv_alloc_mw(s.on.pd(), IBV_MW_TYPE_2));
+	s.bind();
+	lookups.count();
+	CHECK(s.owner.destroy() == 0);
+	CHECK(lookups.hits() < many);
+	CHECK(ibv_dereg_mr(s.mr.release()) == 0); /* its own is unbound */
 }
 
 TEST_CASE("an MR with a window keeps its rights")
