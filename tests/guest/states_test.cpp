@@ -196,6 +196,40 @@ TEST_CASE("states: a queue pair that is reset as soon as it has failed is reset"
 	CHECK(strange == 0);
 }
 
+/* The event says that no more of it comes, so it must have come. */
+TEST_CASE("states: a receive of a shared queue is flushed with the queue pair that has taken it")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	ibv_context *const context = wire->on().context();
+	ibv_srq_init_attr init{};
+	ibv_recv_wr wr{};
+	ibv_recv_wr *bad = nullptr;
+	ibv_async_event event{};
+
+	init.attr = {1, 1, 0};
+	const owned<ibv_srq> srq(ibv_create_srq(wire->on().pd(), &init));
+	REQUIRE(srq);
+	const memory m = anonymous(page_size());
+	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE);
+	const raw_peer peer(*wire, IBV_QPT_RC, 4, srq.get());
+	ibv_sge sge{number(m.registered().addr), static_cast<uint32_t>(page_size()), mr->lkey};
+	wr.wr_id = 7;
+	wr.sg_list = &sge;
+	wr.num_sge = 1;
+	check_verb(ibv_post_srq_recv(srq.get(), &wr, &bad), "ibv_post_srq_recv");
+	peer.begin_message(0);
+	REQUIRE(peer.next(time_limit));
+	REQUIRE(peer.become(IBV_QPS_ERR));
+	REQUIRE(ibv_get_async_event(context, &event) == 0);
+	CHECK(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED);
+	ibv_ack_async_event(&event);
+	const auto flushed = peer.completed(0ms);
+	REQUIRE(flushed);
+	CHECK(flushed->wr_id == 7);
+	CHECK(flushed->status == IBV_WC_WR_FLUSH_ERR);
+}
+
 /* Beside reads, of which it remembers as many as it is told at the moment. */
 TEST_CASE("states: threads that modify one queue pair wait for each other")
 {
