@@ -61,6 +61,17 @@
  *
  * Only a page fault needs a user: what it maps after the unmapping would stay.
  *
+ * A file is not kept by the worker either. To put its last reference is to close it:
+ *
+ *   the worker                            exit of the owner
+ *   get_file()
+ *                                         closes and unmaps the file; its
+ *                                         parent's wait() returns
+ *   fput(): the last one                  [flock, leases, the mount: only now]
+ *
+ * The worker only tries the inode's locks, so it may do that with mmap_lock, under
+ * which the mapping keeps the file.
+ *
  * Shared hugetlb memory is not walked. Each such mapping has a lock of its own:
  *
  *   the worker                            exit of the owner
@@ -169,14 +180,14 @@ static bool may_be_walked(const struct vm_area_struct *vma)
 	return !is_vm_hugetlb_page(vma) || !(vma->vm_flags & VM_MAYSHARE);
 }
 
-/* Collects the absent pages from @addr on, or all. Holds mmap_lock. */
+/* Collects the absent pages from @addr on, or all. mmap_lock keeps the file. */
 static void absent_run_collect(struct absent_run *run, struct mm_struct *mm,
 			       struct vm_area_struct *vma, unsigned long addr,
 			       unsigned long end)
 {
 	struct page *page;
 
-	run->file = get_file(vma->vm_file);
+	run->file = vma->vm_file;
 	run->pgoff = vma->vm_pgoff + ((addr - vma->vm_start) >> PAGE_SHIFT);
 	run->start = addr;
 	end = min(end, vma->vm_end);
@@ -244,6 +255,22 @@ static enum umem_notify_verdict absent_run_check(const struct absent_run *run,
 	return ret;
 }
 
+/* The same by the worker, who can't tell of hugetlb pages that are the file's. */
+static enum umem_notify_verdict absent_run_ask(struct absent_run *run,
+					       struct pinned_iter *iter)
+{
+	struct pinned_iter before = *iter;
+	enum umem_notify_verdict ret;
+
+	ret = absent_run_check(run, iter, UMEM_NOTIFY_WORKER);
+	if (!ret && is_file_hugepages(run->file)) {
+		*iter = before;
+		ret = UMEM_NOTIFY_UNKNOWN;
+	}
+	run->file = NULL;
+	return ret;
+}
+
 static enum umem_notify_verdict lock_mm(struct mm_struct *mm,
 					enum umem_notify_asker asker)
 {
@@ -294,8 +321,6 @@ static enum umem_notify_verdict map_run(struct mm_struct *mm,
 	unsigned long addr = run->start;
 	struct vm_area_struct *vma;
 
-	if (asker == UMEM_NOTIFY_WORKER)
-		return UMEM_NOTIFY_UNKNOWN;
 	while (!ret && addr < run->end) {
 		ret = lock_mm(mm, asker);
 		if (ret)
@@ -319,7 +344,7 @@ static enum umem_notify_verdict map_run(struct mm_struct *mm,
 
 /*
  * Looks at the pages up to @end, moves @iter over those that are intact. Leaves
- * absent pages of a file in @run, for when mmap_lock is not held.
+ * absent pages of a file in @run, for when mmap_lock is not held; not the worker.
  */
 static enum umem_notify_verdict
 check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
@@ -355,7 +380,14 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 		if ((vma->vm_flags & VM_MAYSHARE) && vma->vm_file) {
 			if (can_be_absent(vma->vm_file)) {
 				absent_run_collect(run, mm, vma, addr, end);
-				return UMEM_NOTIFY_INTACT;
+				if (what->asker != UMEM_NOTIFY_WORKER) {
+					get_file(run->file);
+					return UMEM_NOTIFY_INTACT;
+				}
+				ret = absent_run_ask(run, iter);
+				if (ret)
+					return ret;
+				continue;
 			}
 		} else if (!what->exclusive) {
 			return UMEM_NOTIFY_CHANGED;
