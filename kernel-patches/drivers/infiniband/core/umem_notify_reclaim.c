@@ -149,6 +149,10 @@
 #define LOOKS_APART max(HZ / 50, 1)
 /* So many registrations tell how large the others are. */
 #define SAMPLE 32
+/* A memory block lets a list's lock go after so many. */
+#define BLOCK_BATCH 32
+/* Pieces of one registration that a memory block looks at. */
+#define MOST_PIECES 4096
 
 static struct kmem_cache *trackers;
 static struct list_lru idle;
@@ -161,9 +165,11 @@ struct walk {
 	unsigned long looked;
 	unsigned long taken;
 	struct umem_notify_space *space; /* NULL, or one whose pages are due */
-	/* Of a memory block */
+	/* Of a memory block; @list has so many left to look at */
 	unsigned long start_pfn;
 	unsigned long end_pfn;
+	struct list_lru_one *list;
+	long left;
 };
 
 static u16 look_now(void)
@@ -358,13 +364,18 @@ static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 	return walk.taken;
 }
 
-/* Its pages are there: who takes them away has set the state before. */
+/*
+ * Its pages are there: what takes them away sets the state before. One in very many
+ * pieces may be anywhere: to look at all under the locks would take too long.
+ */
 static bool has_pages_in(const struct ib_umem_notify *n, const struct walk *walk)
 {
 	struct scatterlist *sg;
 	unsigned long pfn;
 	unsigned int i;
 
+	if (n->umem->sgt_append.sgt.orig_nents > MOST_PIECES)
+		return true;
 	for_each_sgtable_sg(&n->umem->sgt_append.sgt, sg, i) {
 		pfn = page_to_pfn(sg_page(sg));
 		if (pfn < walk->end_pfn &&
@@ -374,12 +385,8 @@ static bool has_pages_in(const struct ib_umem_notify *n, const struct walk *walk
 	return false;
 }
 
-static enum lru_status leave_block(struct list_head *item,
-				   struct list_lru_one *list, spinlock_t *lock,
-				   void *arg)
+static bool leave_block(struct ib_umem_notify *n, const struct walk *walk)
 {
-	struct ib_umem_notify *n =
-		container_of(item, struct ib_umem_notify, lru);
 	bool gone;
 	u64 word;
 
@@ -387,21 +394,47 @@ static enum lru_status leave_block(struct list_head *item,
 	gone = is_over(n);
 	if (!gone && !n->held) {
 		word = umem_notify_word_read(n->word_page, n->word);
-		gone = !(word & n->in_use) && has_pages_in(n, arg) &&
+		gone = !(word & n->in_use) && has_pages_in(n, walk) &&
 		       take_back(n, word);
 	}
 	umem_notify_unlock(n);
-	if (!gone)
-		return LRU_SKIP;
-	list_lru_isolate(list, item);
-	return LRU_REMOVED;
+	return gone;
+}
+
+/*
+ * Once round a list: each that stays goes to its end, so they are in the same order
+ * afterwards, and the lock may be let go in between.
+ */
+static enum lru_status leave_block_one(struct list_head *item,
+				       struct list_lru_one *list, spinlock_t *lock,
+				       void *arg)
+{
+	struct walk *walk = arg;
+
+	if (walk->list != list) {
+		walk->list = list;
+		walk->left = list->nr_items;
+	}
+	if (walk->left-- <= 0)
+		return LRU_STOP;
+	if (leave_block(container_of(item, struct ib_umem_notify, lru), walk)) {
+		list_lru_isolate(list, item);
+		return LRU_REMOVED;
+	}
+	if (walk->left % BLOCK_BATCH)
+		return LRU_ROTATE;
+	list_move_tail(item, &list->list);
+	spin_unlock(lock);
+	cond_resched();
+	spin_lock(lock);
+	return LRU_RETRY;
 }
 
 static int memory_event(struct notifier_block *nb, unsigned long event,
 			void *data)
 {
 	const struct memory_notify *block = data;
-	struct walk walk;
+	struct walk walk = {};
 
 	/* What is pinned for long is never in a movable zone. */
 	if (event != MEM_GOING_OFFLINE ||
@@ -409,7 +442,7 @@ static int memory_event(struct notifier_block *nb, unsigned long event,
 		return NOTIFY_OK;
 	walk.start_pfn = block->start_pfn;
 	walk.end_pfn = block->start_pfn + block->nr_pages;
-	list_lru_walk(&idle, leave_block, &walk, ULONG_MAX);
+	list_lru_walk(&idle, leave_block_one, &walk, ULONG_MAX);
 	return NOTIFY_OK;
 }
 
