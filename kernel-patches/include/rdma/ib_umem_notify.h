@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * What the rest of the RDMA core calls to have registrations watched: the
- * hooks of ib_umem_get() and ib_umem_release(), of MR destruction and
- * re-registration, and the capability bits; and what a driver calls to show
+ * hooks of ib_umem_release(), of the registration, destruction and re-registration
+ * of an MR, and the capability bits; and what a driver calls to show
  * the counters of a device and the state of an MR. Without
  * CONFIG_INFINIBAND_MR_NOTIFY each of them does nothing.
  */
@@ -37,17 +37,21 @@ void ib_umem_give_back(struct ib_umem *umem);
 
 #ifdef CONFIG_INFINIBAND_MR_NOTIFY
 
-void ib_umem_track(struct ib_umem *umem, int access);
 bool ib_umem_untrack(struct ib_umem *umem);
 bool ib_umem_is_revoked(struct ib_umem *umem);
 void ib_umem_lost(struct ib_umem *umem);
 int ib_umem_notify_init(void);
 void ib_umem_notify_exit(void);
 
+int ib_mr_notify_command(u32 command, const struct uverbs_attr_bundle *attrs);
+struct ib_umem_notify *ib_mr_notify_track(struct ib_device *device, u64 addr,
+					  u64 length, u32 *access);
+void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
+			  struct ib_umem_notify *tracker);
 int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs);
 int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 		       struct ib_udata *udata);
-void ib_mr_notify_hold(struct ib_mr *mr);
+void ib_mr_notify_hold(struct ib_mr *mr, u32 *access);
 void ib_mr_notify_unhold(struct ib_mr *mr);
 
 extern const struct uapi_definition uverbs_def_obj_mr_notify[];
@@ -79,10 +83,6 @@ static inline u64 ib_mr_notify_caps(const struct ib_device *device)
 
 static const struct uapi_definition uverbs_def_obj_mr_notify[] = { {} };
 
-static inline void ib_umem_track(struct ib_umem *umem, int access)
-{
-}
-
 static inline bool ib_umem_untrack(struct ib_umem *umem)
 {
 	return false;
@@ -106,6 +106,23 @@ static inline void ib_umem_notify_exit(void)
 {
 }
 
+static inline int ib_mr_notify_command(u32 command,
+				       const struct uverbs_attr_bundle *attrs)
+{
+	return 0;
+}
+
+static inline struct ib_umem_notify *
+ib_mr_notify_track(struct ib_device *device, u64 addr, u64 length, u32 *access)
+{
+	return NULL;
+}
+
+static inline void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
+					struct ib_umem_notify *tracker)
+{
+}
+
 static inline int ib_mr_notify_reg(struct ib_mr *mr,
 				   struct uverbs_attr_bundle *attrs)
 {
@@ -118,7 +135,7 @@ static inline int ib_mr_notify_dereg(enum rdma_remove_reason why,
 	return ib_dereg_mr_user(mr, udata);
 }
 
-static inline void ib_mr_notify_hold(struct ib_mr *mr)
+static inline void ib_mr_notify_hold(struct ib_mr *mr, u32 *access)
 {
 }
 

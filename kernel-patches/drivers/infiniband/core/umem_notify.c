@@ -4,9 +4,9 @@
  * pinned pages, and says so in a word of user memory. Here are its life and its
  * arming; see umem_notify_tracker.h for the other files.
  *
- * A tracker is put into the tree of its address space either by ib_umem_get(),
- * before the first page is pinned (IB_UVERBS_ACCESS_TRACK), or when the MR is
- * armed. It stays until the umem is released.
+ * A tracker is put into the tree of its address space either before the driver pins
+ * the first page (IB_UVERBS_ACCESS_TRACK), or when the MR is armed. It stays until
+ * the umem is released.
  *
  * Pinning first and watching later loses the changes in between:
  *
@@ -64,14 +64,16 @@ void ib_umem_notify_exit(void)
 	umem_notify_reclaim_exit();
 }
 
-static struct ib_umem_notify *umem_notify_create(struct ib_umem *umem, bool pinned)
+/* @umem is NULL if nothing is pinned yet. */
+static struct ib_umem_notify *umem_notify_create(struct ib_device *device,
+						 struct ib_umem *umem,
+						 unsigned long start, unsigned long last)
 {
-	unsigned long start = untagged_addr(umem->address) & PAGE_MASK;
 	struct umem_notify_space *space;
 	struct umem_notify_queue *queue;
 	struct ib_umem_notify *n;
 
-	queue = umem_notify_queue_get(umem->ibdev);
+	queue = umem_notify_queue_get(device);
 	if (IS_ERR(queue))
 		return ERR_CAST(queue);
 	n = umem_notify_tracker_alloc();
@@ -83,7 +85,7 @@ static struct ib_umem_notify *umem_notify_create(struct ib_umem *umem, bool pinn
 	n->umem = umem;
 	n->queue = queue;
 	n->node.range.start = start;
-	n->node.range.last = start + (ib_umem_num_pages(umem) << PAGE_SHIFT) - 1;
+	n->node.range.last = last;
 	umem_notify_doubt_clear(&n->doubt);
 	mutex_init(&n->mutex);
 	INIT_LIST_HEAD(&n->link);
@@ -91,8 +93,7 @@ static struct ib_umem_notify *umem_notify_create(struct ib_umem *umem, bool pinn
 	space = umem_notify_space(n);
 	umem_notify_lock(n);
 	umem_notify_space_insert(space, &space->trackers, &n->node);
-	if (pinned || umem_notify_space_changes(space, umem_notify_start(n),
-						umem_notify_last(n))) {
+	if (umem || umem_notify_space_changes(space, start, last)) {
 		umem_notify_doubt_all(n);
 		n->state = SUSPECT;
 	}
@@ -159,6 +160,16 @@ static bool umem_notify_destroy(struct ib_umem_notify *n)
 	return revoked;
 }
 
+static unsigned long first_addr(struct ib_umem *umem)
+{
+	return untagged_addr(umem->address) & PAGE_MASK;
+}
+
+static unsigned long last_addr(struct ib_umem *umem)
+{
+	return first_addr(umem) + (ib_umem_num_pages(umem) << PAGE_SHIFT) - 1;
+}
+
 /* The tracker of a umem that was pinned without one: everything is SUSPECT. */
 static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem)
 {
@@ -169,7 +180,7 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem)
 	if (n)
 		return n;
 
-	n = umem_notify_create(umem, true);
+	n = umem_notify_create(umem->ibdev, umem, first_addr(umem), last_addr(umem));
 	if (IS_ERR(n))
 		return n;
 	/* Two threads may arm one MR: the first tracker counts. */
@@ -182,24 +193,48 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem)
 }
 
 /**
- * ib_umem_track - Watch a range from before its pages are pinned
- * @umem: The umem; address, length and owning_mm are set, no page is pinned
- * @access: Its access flags; nothing happens without IB_UVERBS_ACCESS_TRACK
+ * umem_notify_track - Watch a range from before its pages are pinned
+ * @device: The device that it is about to be registered with
+ * @addr: Its user address
+ * @length: Its length
  *
- * The flag is a hint. A umem that can't be tracked now is checked page by page
- * when it is armed, so failing costs time and nothing else.
+ * One that can't be tracked now is checked page by page when it is armed, so failing
+ * costs time and nothing else.
  *
  * Context: Process context of the owner, no mm lock held.
+ *
+ * Return: The tracker, to be given to umem_notify_tracked(), or NULL.
  */
-void ib_umem_track(struct ib_umem *umem, int access)
+struct ib_umem_notify *umem_notify_track(struct ib_device *device, u64 addr, u64 length)
 {
+	unsigned long start = untagged_addr(addr) & PAGE_MASK;
 	struct ib_umem_notify *n;
+	unsigned long end;
 
-	if (!(access & IB_UVERBS_ACCESS_TRACK) || !umem->ibdev->ops.mr_umem)
+	if (!length || check_add_overflow(untagged_addr(addr), length + PAGE_SIZE - 1, &end) ||
+	    (end - start) >> PAGE_SHIFT > U32_MAX)
+		return NULL;
+	n = umem_notify_create(device, NULL, start, (end & PAGE_MASK) - 1);
+	return IS_ERR(n) ? NULL : n;
+}
+
+/**
+ * umem_notify_tracked - The pages have been pinned, or not
+ * @n: The tracker
+ * @umem: The umem, of which no other thread knows yet; NULL if there is none
+ */
+void umem_notify_tracked(struct ib_umem_notify *n, struct ib_umem *umem)
+{
+	if (!umem || umem->owning_mm != current->mm ||
+	    first_addr(umem) != umem_notify_start(n) ||
+	    last_addr(umem) != umem_notify_last(n)) {
+		umem_notify_destroy(n);
 		return;
-	n = umem_notify_create(umem, false);
-	if (!IS_ERR(n))
-		umem->notify = n;
+	}
+	umem_notify_lock(n);
+	n->umem = umem;
+	umem_notify_unlock(n);
+	umem->notify = n;
 }
 
 /**

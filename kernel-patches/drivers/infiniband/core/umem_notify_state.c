@@ -185,7 +185,7 @@ void umem_notify_tracker_event(struct umem_notify_node *node,
 			 range->event == MMU_NOTIFY_RELEASE))
 		bit = INVALID;
 	umem_notify_mark(n, bit, range->start, range->end);
-	if (trace_mr_notify_mark_enabled())
+	if (trace_mr_notify_mark_enabled() && n->umem)
 		trace_mr_notify_mark(n->umem, umem_notify_id(n), n->state,
 				     n->armed, range);
 	if (n->state == SUSPECT && n->word_page)

@@ -101,7 +101,7 @@ struct ib_umem_notify {
 	struct umem_notify_doubt doubt; /* lock */
 	struct list_head link; /* lock: of its queue */
 
-	struct ib_umem *umem;
+	struct ib_umem *umem; /* NULL while it is being pinned; lock: until then */
 	struct ib_mr *mr; /* mutex and lock: while armed */
 	struct mutex mutex;
 	struct list_head lru; /* the list's lock, see umem_notify_reclaim.c */

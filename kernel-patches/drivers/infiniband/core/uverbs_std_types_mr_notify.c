@@ -15,17 +15,20 @@
 #include "umem_notify.h"
 #include "uverbs.h"
 
-/* The umem that can be watched, or NULL: kernel MRs, device memory, ODP, dmabuf. */
+/* The umem of a user's MR that can be watched, or NULL: ODP, dmabuf. */
+static struct ib_umem *pinned_umem(const struct ib_device *device, struct ib_mr *mr)
+{
+	struct ib_umem *umem = device->ops.mr_umem(mr);
+
+	return umem && !umem->is_odp && !umem->is_dmabuf ? umem : NULL;
+}
+
+/* The same of any MR: of the kernel's, or device memory, there is none. */
 struct ib_umem *umem_notify_umem(struct ib_mr *mr)
 {
-	struct ib_umem *umem;
-
 	if (mr->type != IB_MR_TYPE_USER || !mr->device->ops.mr_umem)
 		return NULL;
-	umem = mr->device->ops.mr_umem(mr);
-	if (!umem || umem->is_odp || umem->is_dmabuf)
-		return NULL;
-	return umem;
+	return pinned_umem(mr->device, mr);
 }
 
 static bool is_own(const struct ib_umem *umem)
@@ -156,6 +159,59 @@ const struct uapi_definition uverbs_def_obj_mr_notify[] = {
 };
 
 /**
+ * ib_mr_notify_command - May a command have the attributes that arm?
+ * @command: The command of UVERBS_METHOD_INVOKE_WRITE
+ * @attrs: Its attributes
+ *
+ * All that means nothing today is refused, so that it can mean something later.
+ *
+ * Return: 0 or -EINVAL.
+ */
+int ib_mr_notify_command(u32 command, const struct uverbs_attr_bundle *attrs)
+{
+	bool word = uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD);
+	bool more = uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IN_USE) ||
+		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS) ||
+		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS);
+
+	if (word)
+		return command == IB_USER_VERBS_CMD_REG_MR ? 0 : -EINVAL;
+	return more ? -EINVAL : 0;
+}
+
+/**
+ * ib_mr_notify_track - Before a driver registers user memory
+ * @device: The device
+ * @addr: Its address
+ * @length: Its length
+ * @access: The access flags; IB_UVERBS_ACCESS_TRACK, which is the core's own, is
+ *	    taken out
+ *
+ * Return: What ib_mr_notify_tracked() is given, whatever comes of the registration.
+ */
+struct ib_umem_notify *ib_mr_notify_track(struct ib_device *device, u64 addr,
+					  u64 length, u32 *access)
+{
+	bool track = *access & IB_UVERBS_ACCESS_TRACK && device->ops.mr_umem;
+
+	*access &= ~IB_UVERBS_ACCESS_TRACK;
+	return track ? umem_notify_track(device, addr, length) : NULL;
+}
+
+/**
+ * ib_mr_notify_tracked - A driver has registered user memory, or failed to
+ * @device: The device
+ * @mr: The MR, of which no other thread knows yet, or ERR_PTR()
+ * @tracker: Of ib_mr_notify_track()
+ */
+void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
+			  struct ib_umem_notify *tracker)
+{
+	if (tracker)
+		umem_notify_tracked(tracker, IS_ERR(mr) ? NULL : pinned_umem(device, mr));
+}
+
+/**
  * ib_mr_notify_reg - Arm a new MR if its registration names a word
  * @mr: The MR, its uobject not visible to anybody yet
  * @attrs: The attributes that it is registered with
@@ -168,13 +224,8 @@ int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
 	u32 idle_ms = 0;
 	int ret;
 
-	if (!uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD)) {
-		if (uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IN_USE) ||
-		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS) ||
-		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS))
-			return -EINVAL;
+	if (!uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD))
 		return 0;
-	}
 	if (uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS)) {
 		ret = uverbs_copy_from(&idle_ms, attrs,
 				       UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS);
@@ -225,11 +276,13 @@ int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 /**
  * ib_mr_notify_hold - Before the driver re-registers an MR
  * @mr: The MR, its uobject held exclusively
+ * @access: The new access flags; IB_UVERBS_ACCESS_TRACK is taken out
  */
-void ib_mr_notify_hold(struct ib_mr *mr)
+void ib_mr_notify_hold(struct ib_mr *mr, u32 *access)
 {
 	struct ib_umem *umem = umem_notify_umem(mr);
 
+	*access &= ~IB_UVERBS_ACCESS_TRACK;
 	if (umem)
 		umem_notify_hold(umem, is_own(umem) ? UMEM_NOTIFY_REREG :
 						      UMEM_NOTIFY_GONE);
