@@ -111,50 +111,45 @@ static void umem_notify_disarm_locked(struct ib_umem_notify *n)
 	n->mr = NULL;
 }
 
-/* The MR is not there any more. */
-static void umem_notify_leave_mr(struct ib_umem_notify *n)
-{
-	if (!n->armed)
-		return;
-	umem_notify_unlend(n);
-	trace_mr_notify_disarm(n->umem, umem_notify_id(n), READ_ONCE(n->state));
-	umem_notify_lock(n);
-	umem_notify_disarm_locked(n);
-	umem_notify_unlock(n);
-	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, -1);
-}
-
-/* No worker comes to the tracker any more, and it touches neither device nor word. */
-static void umem_notify_end(struct ib_umem_notify *n)
+/*
+ * No worker comes to the tracker any more, and it touches neither device nor word. Returns
+ * whether no event has it either.
+ */
+static bool umem_notify_end(struct ib_umem_notify *n)
 {
 	struct umem_notify_space *space = umem_notify_space(n);
 	struct umem_notify_word_page *word_page;
+	bool armed = n->armed, ours;
 
-	if (n->held == UMEM_NOTIFY_REREG && n->armed) {
-		umem_notify_lock(n);
+	umem_notify_unlend(n);
+	WRITE_ONCE(n->hurry, true);
+	umem_notify_lock(n);
+	umem_notify_queue_forget(n);
+	if (armed && n->held == UMEM_NOTIFY_REREG) {
 		umem_notify_mark(n, INVALID, 0, 0);
 		trace_mr_notify_gone(n->umem, umem_notify_id(n), n->state);
-		umem_notify_unlock(n);
 	}
-	umem_notify_leave_mr(n);
-	WRITE_ONCE(n->hurry, true);
-	umem_notify_queue_forget(n);
-	umem_notify_lock(n);
-	umem_notify_space_erase(space, &space->trackers, &n->node);
+	if (armed)
+		trace_mr_notify_disarm(n->umem, umem_notify_id(n), n->state);
+	umem_notify_disarm_locked(n);
+	ours = umem_notify_space_erase(space, &space->trackers, &n->node);
 	word_page = umem_notify_take_word(n);
 	umem_notify_unlock(n);
+	if (armed)
+		umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, -1);
 	umem_notify_word_put(word_page, n->word);
+	return ours;
 }
 
 /* Returns whether the pages are given back. */
 static bool umem_notify_destroy(struct ib_umem_notify *n)
 {
 	struct umem_notify_queue *queue = n->queue;
-	bool revoked;
+	bool ours, revoked;
 
-	umem_notify_end(n);
+	ours = umem_notify_end(n);
 	revoked = n->revoked;
-	if (umem_notify_space_drop(umem_notify_space(n), &n->node))
+	if (ours || umem_notify_space_drop(umem_notify_space(n), &n->node))
 		umem_notify_tracker_free(&n->node);
 	umem_notify_queue_put(queue);
 	return revoked;

@@ -143,26 +143,32 @@ void umem_notify_queue_now(struct ib_umem_notify *n)
  * umem_notify_queue_invalid - A tracker has become INVALID, which its word has heard
  * @n: The tracker, its space's lock held
  *
- * Its users give it back. If there are none the device loses it when the event has
- * ended: before, the worker would only take cache lines from an unmap.
+ * Its users give it back. If there are none the device loses it a moment after the event
+ * has ended: before, the worker would only take cache lines, or the CPU, from an unmap.
+ * When the driver is done with an MR that is held the worker comes anyway.
  */
 void umem_notify_queue_invalid(struct ib_umem_notify *n)
 {
 	struct umem_notify_queue *q = n->queue;
 
+	if (n->held)
+		return;
 	if (n->in_use &&
 	    umem_notify_word_read(n->word_page, n->word) & n->in_use) {
 		umem_notify_queue_after(n, 1, SETTLE_DELAY);
 	} else if (umem_notify_queue_put_on(n, 0, 0, true)) {
 		q->unmapped = true;
 		q->space->unmapped = true;
-		umem_notify_queue_wake_at(q, jiffies + 1); /* if there is no event, or a long one */
+		/* if there is no event, or a long one */
+		umem_notify_queue_wake_at(q, jiffies + SETTLE_DELAY);
 	}
 }
 
 /**
  * umem_notify_queue_unmapped - An event has ended
  * @space: Its address space
+ *
+ * The workers begin at once if a caller may be waiting for pages that are due.
  */
 void umem_notify_queue_unmapped(struct umem_notify_space *space)
 {
@@ -174,7 +180,7 @@ void umem_notify_queue_unmapped(struct umem_notify_space *space)
 	space->unmapped = false;
 	list_for_each_entry(q, &space->queues, siblings) {
 		if (q->unmapped)
-			umem_notify_queue_wake_at(q, jiffies);
+			umem_notify_queue_wake_at(q, jiffies + !space->due);
 		q->unmapped = false;
 	}
 	spin_unlock(&space->lock);
@@ -330,19 +336,21 @@ static bool umem_notify_queue_has_worker(struct ib_umem_notify *n)
 
 /**
  * umem_notify_queue_forget - No worker comes to a tracker any more
- * @n: The tracker
+ * @n: The tracker, its space's lock held; not while a worker that has it is waited for
  *
- * Context: Process context; waits for the worker that has it.
+ * Context: Process context.
  */
 void umem_notify_queue_forget(struct ib_umem_notify *n)
 {
-	umem_notify_lock(n);
 	n->dead = true;
 	list_del_init(&n->link);
 	if (umem_notify_due_take(n))
 		umem_notify_due_end(umem_notify_space(n));
+	if (!n->workers)
+		return;
 	umem_notify_unlock(n);
 	wait_var_event(&n->workers, !umem_notify_queue_has_worker(n));
+	umem_notify_lock(n);
 }
 
 static struct umem_notify_queue *umem_notify_queue_alloc(struct umem_notify_space *space,

@@ -182,20 +182,25 @@ void umem_notify_space_insert(struct umem_notify_space *space,
  * @space: The address space, its lock held
  * @tree: The tree that it is in
  * @node: The node
+ *
+ * Return: Whether no walk has it: then it is the caller's alone. Else its owner has to
+ * call umem_notify_space_drop() when it is done with it.
  */
-void umem_notify_space_erase(struct umem_notify_space *space,
+bool umem_notify_space_erase(struct umem_notify_space *space,
 			     struct rb_root_cached *tree,
 			     struct umem_notify_node *node)
 {
 	lockdep_assert_held(&space->lock);
 
 	node->ended = true;
-	if (!node->walkers)
-		interval_tree_remove(&node->range, tree);
+	if (node->walkers)
+		return false;
+	interval_tree_remove(&node->range, tree);
+	return true;
 }
 
 /**
- * umem_notify_space_drop - The owner of an erased node is done with it
+ * umem_notify_space_drop - The owner of a node that a walk had is done with it
  * @space: The address space
  * @node: The node
  *
@@ -236,16 +241,13 @@ space_break(struct umem_notify_space *space, struct rb_root_cached *tree,
 	return next;
 }
 
-/* What is done with each node of a tree, and how one is freed. */
-struct visit {
-	void (*node)(struct umem_notify_node *node,
-		     const struct mmu_notifier_range *range);
-	void (*free)(struct umem_notify_node *node);
-};
-
-static void space_walk(struct umem_notify_space *space,
-		       struct rb_root_cached *tree, const struct visit *visit,
-		       const struct mmu_notifier_range *range)
+/* Compiled thrice, with what is done with each node and how one is freed: no calls by pointers. */
+static __always_inline void
+space_walk(struct umem_notify_space *space, struct rb_root_cached *tree,
+	   void (*visit)(struct umem_notify_node *node,
+			 const struct mmu_notifier_range *range),
+	   void (*free)(struct umem_notify_node *node),
+	   const struct mmu_notifier_range *range)
 {
 	unsigned long start = range->start, last = range->end - 1;
 	struct interval_tree_node *next;
@@ -257,30 +259,39 @@ static void space_walk(struct umem_notify_space *space,
 	while (next) {
 		node = container_of(next, struct umem_notify_node, range);
 		if (!node->ended)
-			visit->node(node, range);
+			visit(node, range);
 		if (++nr % BATCH)
 			next = interval_tree_iter_next(next, start, last);
 		else
-			next = space_break(space, tree, node, visit->free, start, last,
+			next = space_break(space, tree, node, free, start, last,
 					   mmu_notifier_range_blockable(range));
 	}
 	spin_unlock(&space->lock);
 }
 
-static const struct visit umem_notify_visit_tracker = {
-	.node = umem_notify_tracker_event,
-	.free = umem_notify_tracker_free,
-};
+static void space_tell_words(struct umem_notify_space *space,
+			     const struct mmu_notifier_range *range)
+{
+	space_walk(space, &space->words, umem_notify_word_event, umem_notify_word_free, range);
+}
 
-static const struct visit umem_notify_visit_word = {
-	.node = umem_notify_word_event,
-	.free = umem_notify_word_free,
-};
+static void space_tell_trackers(struct umem_notify_space *space,
+				const struct mmu_notifier_range *range)
+{
+	space_walk(space, &space->trackers, umem_notify_tracker_event,
+		   umem_notify_tracker_free, range);
+}
 
-static const struct visit umem_notify_visit_fork = {
-	.node = umem_notify_due_fork,
-	.free = umem_notify_tracker_free,
-};
+static void space_tell_fork(struct umem_notify_space *space,
+			    const struct mmu_notifier_range *range)
+{
+	unsigned int forks = READ_ONCE(space->forks);
+
+	space_walk(space, &space->trackers, umem_notify_due_fork,
+		   umem_notify_tracker_free, range);
+	if (READ_ONCE(space->forks) != forks)
+		umem_notify_due_wait(space);
+}
 
 /* May it replace pages? All others leave a pinned page where it is. */
 static bool space_may_change(const struct mmu_notifier_range *range)
@@ -314,19 +325,14 @@ static int umem_notify_range_start(struct mmu_notifier *mn,
 	struct umem_notify_space *space = space_of(mn);
 	bool changes = space_may_change(range);
 
-	if (umem_notify_due_is_fork(range)) {
-		unsigned int forks = READ_ONCE(space->forks);
-
-		space_walk(space, &space->trackers, &umem_notify_visit_fork, range);
-		if (READ_ONCE(space->forks) != forks)
-			umem_notify_due_wait(space);
-	}
+	if (umem_notify_due_is_fork(range))
+		space_tell_fork(space, range);
 	space_count(&space->events, range, 1);
 	if (changes)
 		space_count(&space->changes, range, 1);
-	space_walk(space, &space->words, &umem_notify_visit_word, range);
-	if (changes)
-		space_walk(space, &space->trackers, &umem_notify_visit_tracker, range);
+	space_tell_words(space, range);
+	if (changes && !READ_ONCE(space->released))
+		space_tell_trackers(space, range);
 	return 0;
 }
 
@@ -354,7 +360,8 @@ static void umem_notify_release(struct mmu_notifier *mn, struct mm_struct *mm)
 
 	mmu_notifier_range_init(&all, MMU_NOTIFY_RELEASE,
 				MMU_NOTIFIER_RANGE_BLOCKABLE, mm, 0, ULONG_MAX);
-	space_walk(space, &space->trackers, &umem_notify_visit_tracker, &all);
+	space_tell_trackers(space, &all);
+	WRITE_ONCE(space->released, true);
 	umem_notify_queue_unmapped(space);
 	umem_notify_space_leave(space);
 }

@@ -91,9 +91,16 @@ static void doubt_range(struct ib_umem_notify *n, unsigned long start,
 			unsigned long end)
 {
 	unsigned long first = umem_notify_start(n);
-	unsigned int shift = shift_of(n);
 	struct umem_notify_doubt more;
+	unsigned int shift;
 
+	if (start <= first && end > umem_notify_last(n)) {
+		n->doubt.chunks = U64_MAX;
+		n->doubt.first = 0;
+		n->doubt.end = umem_notify_pages(n);
+		return;
+	}
+	shift = shift_of(n);
 	more.first = (max(start, first) - first) >> PAGE_SHIFT;
 	more.end = ((min(end - 1, umem_notify_last(n)) - first) >> PAGE_SHIFT) + 1;
 	more.chunks = GENMASK_ULL((more.end - 1) >> shift, more.first >> shift);

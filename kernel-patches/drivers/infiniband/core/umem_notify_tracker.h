@@ -50,6 +50,7 @@ struct umem_notify_space {
 	unsigned int due; /* @lock: trackers that are @due_now, or at a worker since */
 	unsigned int forks; /* @lock: trackers that forks found with pages that are due */
 	bool stuck; /* nobody waits for @due, as the worker does not come */
+	bool released; /* all trackers have been told that the address space ends */
 
 	struct umem_notify_counts events;
 	struct umem_notify_counts changes; /* of those that may replace pages */
@@ -137,7 +138,7 @@ void umem_notify_space_exit(void);
 void umem_notify_space_insert(struct umem_notify_space *space,
 			      struct rb_root_cached *tree,
 			      struct umem_notify_node *node);
-void umem_notify_space_erase(struct umem_notify_space *space,
+bool umem_notify_space_erase(struct umem_notify_space *space,
 			     struct rb_root_cached *tree,
 			     struct umem_notify_node *node);
 bool umem_notify_space_drop(struct umem_notify_space *space,

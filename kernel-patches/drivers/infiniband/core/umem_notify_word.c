@@ -215,11 +215,12 @@ static void leave_frame(struct umem_notify_word_page *page)
 static void end_page(struct umem_notify_word_page *page)
 {
 	struct umem_notify_space *space = page->space;
+	bool ours;
 
 	spin_lock(&space->lock);
-	umem_notify_space_erase(space, &space->words, &page->node);
+	ours = umem_notify_space_erase(space, &space->words, &page->node);
 	spin_unlock(&space->lock);
-	if (umem_notify_space_drop(space, &page->node))
+	if (ours || umem_notify_space_drop(space, &page->node))
 		umem_notify_word_free(&page->node);
 	umem_notify_space_put(space);
 }
