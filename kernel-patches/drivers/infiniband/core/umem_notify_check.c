@@ -15,7 +15,9 @@
  *                         while it belongs to its address (fork copies for the
  *                         child, swap, migration and KSM leave it alone). Only
  *                         a device that wants it for itself may keep the CPU
- *                         off it for a while: once one did, fault it back.
+ *                         off it for a while: once one did, fault it back. A huge page
+ *                         of hugetlb is away for a moment when its rights are changed,
+ *                         under i_mmap_rwsem: so it is looked for under that again.
  *  absent, shared memory  intact if the pinned page is still the file's page
  *                         at that offset. It is looked up under the inode's
  *                         locks, which wait for a truncation or hole punch
@@ -154,6 +156,23 @@ static long mapped_pages(struct mm_struct *mm, unsigned long addr,
 {
 	return get_user_pages_remote(mm, addr, nr, FOLL_FORCE | FOLL_NOFAULT,
 				     pages, NULL);
+}
+
+/* The same of private hugetlb memory, whose rights nobody changes meanwhile; -EAGAIN */
+static long mapped_huge_pages(struct vm_area_struct *vma, unsigned long addr,
+			      unsigned long nr, struct page **pages,
+			      enum umem_notify_asker asker)
+{
+	struct address_space *mapping = vma->vm_file->f_mapping;
+	long ret;
+
+	if (asker != UMEM_NOTIFY_WORKER)
+		i_mmap_lock_read(mapping);
+	else if (!i_mmap_trylock_read(mapping))
+		return -EAGAIN;
+	ret = mapped_pages(vma->vm_mm, addr, nr, pages);
+	i_mmap_unlock_read(mapping);
+	return ret;
 }
 
 /* How many of the mapped pages are the pinned ones, up to the first that isn't. */
@@ -358,13 +377,16 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 
 	while (iter->next < end) {
 		unsigned long addr = iter->next;
+		unsigned long most;
 
 		vma = find_vma(mm, addr);
 		if (!vma || vma->vm_start > addr)
 			return UMEM_NOTIFY_CHANGED;
-		nr = min_t(unsigned long, CHECK_BATCH,
-			   (min(end, vma->vm_end) - addr) >> PAGE_SHIFT);
-		nr = may_be_walked(vma) ? mapped_pages(mm, addr, nr, pages) : 0;
+		most = min_t(unsigned long, CHECK_BATCH,
+			     (min(end, vma->vm_end) - addr) >> PAGE_SHIFT);
+		nr = may_be_walked(vma) ? mapped_pages(mm, addr, most, pages) : 0;
+		if (nr <= 0 && may_be_walked(vma) && is_vm_hugetlb_page(vma))
+			nr = mapped_huge_pages(vma, addr, most, pages, what->asker);
 		if (nr > 0) {
 			same = same_pages(iter, pages, nr);
 			iter->next = addr + (same << PAGE_SHIFT);
@@ -376,6 +398,8 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 		/* The caller is being killed: nothing was looked at. */
 		if (nr == -EINTR)
 			return UMEM_NOTIFY_INTERRUPTED;
+		if (nr == -EAGAIN)
+			return UMEM_NOTIFY_BUSY;
 
 		if ((vma->vm_flags & VM_MAYSHARE) && vma->vm_file) {
 			if (can_be_absent(vma->vm_file)) {
