@@ -346,14 +346,14 @@ TEST_CASE("files of one user that can't be closed do not keep another user's ope
 		return close_in_flight({fds.begin(), half}) && close_in_flight({half, fds.end()});
 	});
 	const memory m = anonymous(page_size());
-	device *const gone = new device; /* but for its file, which that user would inherit */
+	device *const gone = new device; /* but for its files, which that user would inherit */
 	word w;
 
 	REQUIRE(user.ready());
 	REQUIRE(ibv_reg_mr_notify(gone->register_memory(m.registered()).release(), w.address()) ==
 		0);
 	std::this_thread::sleep_for(1s); /* the works begin */
-	REQUIRE(close_in_flight({gone->context()->cmd_fd}));
+	REQUIRE(close_in_flight({gone->context()->cmd_fd, gone->context()->async_fd}));
 	CHECK(happens([&] { return w.value() == IBV_MR_NOTIFY_INVALID; }));
 }
 
@@ -483,7 +483,7 @@ TEST_CASE("ib_uverbs goes though the memory of a former user is always being inv
 		const bool gone = std::system("rdma link del rxe0") == 0 &&
 				  (!iwarp || std::system("rdma link del siw0") == 0) &&
 				  unload("ib_uverbs", all);
-		all.copy(names, page_size() - 1);
+		names[all.copy(names, page_size() - 1)] = 0;
 		_exit(gone ? 0 : 1);
 	}
 	REQUIRE(ends_well(unloading));
