@@ -27,6 +27,7 @@ struct fake_kernel {
 		mr_cache_request what;
 		uint64_t *word;
 		std::atomic<bool> live;
+		bool is_registered;	     // the same, for the thread sanitizer
 		std::atomic<bool> invalid;   // its memory is no longer the registered one
 		std::atomic<bool> suspended; // it has no pages
 		uint64_t invalid_at;	     // by the clock
@@ -91,6 +92,7 @@ struct fake_kernel {
 		made.what = what;
 		made.word = word;
 		made.live = true;
+		made.is_registered = true;
 		live.insert(&made);
 		bytes += what.size;
 		if (invalid_from_birth)
@@ -128,6 +130,7 @@ struct fake_kernel {
 		if (fail_dereg)
 			return fail_dereg;
 		m->live = false;
+		m->is_registered = false;
 		live.erase(m);
 		bytes -= m->what.size;
 		return 0;

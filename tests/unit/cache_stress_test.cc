@@ -66,7 +66,7 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 				  mr.what.start + mr.what.size < BASE + (first + count) * PAGE;
 			if (!(random() % 8))
 				std::this_thread::yield();
-			failed += !mr.live || mr.suspended;
+			failed += !mr.live || mr.suspended || !mr.is_registered;
 			failed += w.cache.release(ref.index, ref.generation) != 0;
 		}
 		failures += failed;
