@@ -4,29 +4,41 @@
  * of verbs runs with RDMAV_MR_CACHE unset and with 1, and every result is compared: return values,
  * errno values, completions, bytes. Keys, handles and addresses are not told. It does everything
  * that verbs allow: a PD or a CQ is closed while it is in use, ranges overlap, are unaligned or not
- * mapped, rights and flags make no sense, memory is replaced while nothing is registered there.
+ * mapped, rights and flags make no sense, memory is replaced while nothing is registered there, the
+ * cache is emptied and limited, a thread is cancelled while it registers, and an allocator has a
+ * lock that another thread keeps while it registers the same. It does so as a process of its own
+ * kind, too (settings): one that may lock little memory, one that locks all of it, one with a
+ * timer.
  *
  * What may differ by decision, and is therefore compared with care or not done:
  *  - ibv_rereg_mr() of a cached MR may be EINVAL; the MR is deregistered right after in any case.
  *  - A local key may reach further than the range that was asked for, with more rights: the program
  *    itself keeps to what it registered, where a peer has no part in it.
  *  - A receive that was posted before a deregistration lands: none is left posted.
+ *  - A registration is no cancellation point: whether a thread was cancelled in it or after it is
+ *    not told.
  *
  * RUN_SEED starts with that seed, RUN_SECONDS goes on so long (default 3).
  */
 #include "catch.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/time.h>
 #include <sys/wait.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
@@ -37,6 +49,29 @@
 #include "loopback.h"
 
 using namespace mr_notify;
+
+namespace {
+
+/* Called once, by the next calloc() of this thread: providers have their structs from it. */
+thread_local void (*hook)(void *with) = nullptr;
+thread_local void *hook_with = nullptr;
+
+} // namespace
+
+/* By another name: that of the C library throws nothing, which a thread that is cancelled there
+ * does. */
+extern "C" {
+void *__libc_calloc(size_t, size_t);
+void *hooked_calloc(size_t count, size_t size) __asm__("calloc");
+void *hooked_calloc(size_t count, size_t size)
+{
+	if (const auto now = hook) {
+		hook = nullptr;
+		now(hook_with);
+	}
+	return __libc_calloc(count, size);
+}
+}
 
 namespace {
 
@@ -132,7 +167,10 @@ struct registration {
 
 class program {
 public:
-	explicit program(uint64_t seed) : random_(seed) { pds_.push_back(on_.pd()); }
+	explicit program(uint64_t seed, bool locks_all) : random_(seed), locks_all_(locks_all)
+	{
+		pds_.push_back(on_.pd());
+	}
 
 	void run()
 	{
@@ -172,7 +210,7 @@ private:
 
 	void one_step()
 	{
-		static constexpr std::array<action, 12> actions{{
+		static constexpr std::array<action, 16> actions{{
 			{30, &program::reg_mr},
 			{18, &program::dereg_mr},
 			{2, &program::rereg_mr},
@@ -185,6 +223,10 @@ private:
 			{3, &program::create_qp},
 			{3, &program::destroy_qp},
 			{2, &program::fork_child},
+			{2, &program::clean},
+			{2, &program::set_limits},
+			{2, &program::cancel_thread},
+			{3, &program::lock_allocator},
 		}};
 		uint64_t left = 0;
 
@@ -417,7 +459,8 @@ private:
 			return one.where.addr < pages.end() && pages.addr < one.where.end();
 		});
 
-		if (used || how == 0) {
+		/* What is locked can't be dropped. */
+		if (used || how == 0 || (locks_all_ && (how == 2 || how == 3))) {
 			arena_.fill(first, count, value);
 			return;
 		}
@@ -521,9 +564,129 @@ private:
 		say("fork", std::to_string(status) + ", bytes " + std::to_string(arena_.sum()));
 	}
 
+	void clean()
+	{
+		const std::size_t keep = below(2) ? 0 : below(100) * page_size();
+
+		say("ibv_reg_mr_clean " + std::to_string(keep),
+		    said(ibv_reg_mr_clean(on_.context(), keep)));
+	}
+
+	void set_limits()
+	{
+		ibv_mr_cache_limits to{below(200) * page_size(), below(12)}, from{};
+		const int error = ibv_reg_mr_limits(on_.context(), &to, &from);
+		const bool known = error || !was_limited_ ||
+				   (from.max_bytes == limits_.max_bytes &&
+				    from.max_entries == limits_.max_entries);
+
+		say("ibv_reg_mr_limits", said(error) + (known ? "" : ", and others than before"));
+		was_limited_ = !error;
+		limits_ = to;
+	}
+
+	/* A thread registers, in a PD of its own; in its calloc() it does what `in_calloc` does. */
+	struct registrar {
+		ibv_pd *pd;
+		range where;
+		void (*in_calloc)(registrar &);
+		std::recursive_mutex *lock;
+		std::atomic<bool> inside{false}, may_go{false}, ended{false};
+		ibv_mr *mr = nullptr;
+		int error = 0;
+		pthread_t thread{};
+
+		void wait_for_begin()
+		{
+			while (!inside && !ended)
+				usleep(100);
+		}
+		static void *run(void *of)
+		{
+			auto &self = *static_cast<registrar *>(of);
+
+			hook = [](void *with) {
+				auto &me = *static_cast<registrar *>(with);
+
+				me.inside = true;
+				me.in_calloc(me);
+			};
+			hook_with = of;
+			self.mr = ibv_reg_mr(self.pd, self.where.addr, self.where.length,
+					     IBV_ACCESS_LOCAL_WRITE);
+			self.error = errno;
+			hook = nullptr;
+			self.ended = true;
+			return nullptr;
+		}
+		void begin()
+		{
+			if (pthread_create(&thread, nullptr, run, this))
+				fail("pthread_create");
+		}
+		void cancel() const { pthread_cancel(thread); }
+		void end() const { pthread_join(thread, nullptr); }
+	};
+
+	/* What it has registered is deregistered, and its PD has nothing left. */
+	void cancel_thread()
+	{
+		ibv_pd *const pd = ibv_alloc_pd(on_.context());
+		registrar other{pd, any_range(),
+				[](registrar &me) {
+					while (!me.may_go)
+						usleep(100); /* a cancellation point */
+					pthread_testcancel();
+				},
+				nullptr};
+
+		if (!pd)
+			fail("ibv_alloc_pd");
+		other.begin();
+		other.wait_for_begin();
+		other.cancel();
+		other.may_go = true;
+		other.end();
+		const int error = other.mr ? ibv_dereg_mr(other.mr) : 0;
+		say("a cancelled thread's MR and PD go",
+		    said(error) + ", " + said(ibv_dealloc_pd(pd)));
+	}
+
+	/* The other one has what it allocates from an allocator whose lock we have meanwhile. */
+	void lock_allocator()
+	{
+		std::recursive_mutex lock;
+		const range r = any_range();
+		registrar other{any(pds_), r,
+				[](registrar &me) { const std::lock_guard hold(*me.lock); }, &lock};
+
+		lock.lock();
+		other.begin();
+		other.wait_for_begin();
+		ibv_mr *const mine =
+			ibv_reg_mr(other.pd, r.addr, (r.length + 1) / 2, IBV_ACCESS_LOCAL_WRITE);
+		say("ibv_reg_mr beside another thread's", made(mine));
+		lock.unlock();
+		other.end();
+		errno = other.error;
+		say("and that one", made(other.mr));
+		for (ibv_mr *const one : {mine, other.mr})
+			if (one)
+				say("ibv_dereg_mr of these", said(ibv_dereg_mr(one)));
+	}
+
 	/* In an order in which all of it must succeed. */
 	void end()
 	{
+		if (locks_all_) {
+			constexpr std::size_t much = 100 << 20;
+			void *const all =
+				mmap(nullptr, much, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+			say("mmap", all == MAP_FAILED ? said(errno) : "0");
+			if (all != MAP_FAILED)
+				munmap(all, much);
+		}
 		link_.reset();
 		while (!mrs_.empty())
 			say("ibv_dereg_mr", said(ibv_dereg_mr(taken(mrs_, 0).mr)));
@@ -536,6 +699,9 @@ private:
 	}
 
 	std::mt19937_64 random_;
+	const bool locks_all_;
+	ibv_mr_cache_limits limits_{};
+	bool was_limited_ = false;
 	device on_;
 	arena arena_;
 	std::optional<loopback> link_;
@@ -560,13 +726,47 @@ std::optional<std::string> difference(const std::string &plain, const std::strin
 	return "plain:  " + plain + "\ncached: " + cached;
 }
 
-std::string compare(uint64_t seed)
+/* What kind of process runs the program. */
+constexpr const char *setting = "DIFFERENTIAL_SETTING";
+
+/* An ordinary user's, who may lock so much. */
+void lock_at_most(rlim_t bytes)
+{
+	const rlimit limit{bytes, bytes};
+
+	if (setrlimit(RLIMIT_MEMLOCK, &limit) || setgid(1000) || setuid(1000))
+		fail("to be a user with a limit");
+}
+
+void begin(const std::string &as, uint64_t seed)
+{
+	if (as == "little")
+		lock_at_most((64 + 32 * (seed % 4)) << 10);
+	if (as == "locked") {
+		lock_at_most(200 << 20);
+		if (mlockall(MCL_CURRENT | MCL_FUTURE))
+			fail("mlockall");
+	}
+	if (as == "signals") {
+		const itimerval often{{0, 500}, {0, 500}};
+		struct sigaction nothing {};
+
+		nothing.sa_handler = [](int) {};
+		nothing.sa_flags = SA_RESTART;
+		if (sigaction(SIGALRM, &nothing, nullptr) ||
+		    setitimer(ITIMER_REAL, &often, nullptr))
+			fail("setitimer");
+	}
+}
+
+std::string compare(uint64_t seed, const std::string &as = "")
 {
 	const std::string seed_text = "RUN_SEED=" + std::to_string(seed);
+	const std::string as_text = std::string(setting) + '=' + as;
 	const child_result plain =
-		run_child("differential: a program", {"RDMAV_MR_CACHE", seed_text});
+		run_child("differential: a program", {"RDMAV_MR_CACHE", seed_text, as_text});
 	const child_result cached =
-		run_child("differential: a program", {"RDMAV_MR_CACHE=1", seed_text});
+		run_child("differential: a program", {"RDMAV_MR_CACHE=1", seed_text, as_text});
 
 	for (std::size_t i = 0; i < std::max(plain.lines.size(), cached.lines.size()); i++) {
 		const auto line = [i](const child_result &of) {
@@ -589,15 +789,7 @@ uint64_t first_seed()
 	return text ? std::strtoull(text, nullptr, 0) : std::random_device()();
 }
 
-} // namespace
-
-/* Not a test of its own: the next one runs it as a program. */
-TEST_CASE("differential: a program", "[.]")
-{
-	program(first_seed()).run();
-}
-
-TEST_CASE("differential: a program sees the same with and without the cache")
+void compare_all(const std::string &as = "")
 {
 	const char *const seconds = std::getenv("RUN_SECONDS");
 	const auto end = std::chrono::steady_clock::now() +
@@ -606,9 +798,41 @@ TEST_CASE("differential: a program sees the same with and without the cache")
 
 	do {
 		INFO("RUN_SEED=" << seed);
-		CHECK(compare(seed) == "");
+		CHECK(compare(seed, as) == "");
 		seed++;
 	} while (std::chrono::steady_clock::now() < end);
+}
+
+} // namespace
+
+/* Not a test of its own: the next ones run it as a program. */
+TEST_CASE("differential: a program", "[.]")
+{
+	const char *const as = std::getenv(setting);
+	const std::string kind = as ? as : "";
+
+	begin(kind, first_seed());
+	program(first_seed(), kind == "locked").run();
+}
+
+TEST_CASE("differential: a program sees the same with and without the cache")
+{
+	compare_all();
+}
+
+TEST_CASE("differential: so does one that may lock little memory")
+{
+	compare_all("little");
+}
+
+TEST_CASE("differential: so does one that locks all its memory")
+{
+	compare_all("locked");
+}
+
+TEST_CASE("differential: so does one with a timer")
+{
+	compare_all("signals");
 }
 
 TEST_CASE("differential: a difference is seen")
