@@ -29,6 +29,9 @@ UNASKED = os.environ.get('RDMAV_MR_CACHE') in ('1', 'remote')
 TRUSTED = os.environ.get('RDMAV_MR_CACHE') == 'remote'
 NONE = os.environ.get('RDMAV_MR_CACHE') == '0'
 
+# The tests alone suspend registrations here, however slow the machine is.
+os.environ.setdefault('RDMAV_MR_CACHE_IDLE_MS', '0')
+
 # A process whose registrations are cached or not: whether each access is found afterwards, all of
 # the range and a part.
 POLICY_CHILD = """

@@ -47,6 +47,7 @@
 #include "child.h"
 #include "device.h"
 #include "loopback.h"
+#include "own_pages.h"
 
 using namespace mr_notify;
 
@@ -137,6 +138,8 @@ public:
 			if (mapped_[page])
 				std::memset(base() + page * page_size(), value, page_size());
 	}
+
+	std::size_t own() const { return own_pages(base(), pages * page_size()); }
 
 	uint64_t sum() const
 	{
@@ -550,15 +553,17 @@ private:
 			    said(ibv_destroy_qp(taken(qps_, below(qps_.size())))));
 	}
 
-	/* What the child writes is its own. */
+	/* What the child writes is its own. Before, it shares all if nothing is registered. */
 	void fork_child()
 	{
 		int status = -1;
 		const pid_t child = fork();
 
 		if (child == 0) {
+			const bool copied = mrs_.empty() && arena_.own() > 0;
+
 			arena_.fill(0, arena::pages, 0xee);
-			_exit(static_cast<int>(arena_.sum() >> 57));
+			_exit(static_cast<int>(arena_.sum() >> 57) | copied << 7);
 		}
 		waitpid(child, &status, 0);
 		say("fork", std::to_string(status) + ", bytes " + std::to_string(arena_.sum()));

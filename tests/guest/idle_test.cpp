@@ -26,6 +26,7 @@
 #include "child.h"
 #include "device.h"
 #include "memory.h"
+#include "own_pages.h"
 #include "skip.h"
 #include "system.h"
 #include "trial.h"
@@ -77,23 +78,6 @@ ibv_mr_cache_stats stats_of(const device &on)
 
 	REQUIRE(ibv_query_mr_cache(on.context(), &stats) == 0);
 	return stats;
-}
-
-/* How many pages are mapped here alone. */
-std::size_t own_pages(const std::byte *at, std::size_t size)
-{
-	std::vector<uint64_t> entries(size / page_size());
-	const int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	std::size_t own = 0;
-
-	if (pread(fd, entries.data(), entries.size() * sizeof(uint64_t),
-		  static_cast<off_t>(reinterpret_cast<uintptr_t>(at) / page_size() *
-				     sizeof(uint64_t))) < 0)
-		return entries.size();
-	close(fd);
-	for (const uint64_t entry : entries)
-		own += entry >> 56 & 1;
-	return own;
 }
 
 } // namespace

@@ -179,6 +179,7 @@ void umem_notify_due_fork(struct umem_notify_node *node,
 		return;
 	if (idle)
 		umem_notify_take_back(n);
-	if (n->state == SUSPENDED && !n->revoked)
+	/* Those too that others have made so, and the worker has now. */
+	if (n->due_now || (n->state == SUSPENDED && !n->revoked))
 		umem_notify_space(n)->forks++;
 }

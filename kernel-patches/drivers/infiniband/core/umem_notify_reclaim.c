@@ -109,9 +109,9 @@
  * another ends INVALID as ever.
  *
  * The device is removed, the context closed: INVALID, from SUSPENDED too. Exit and
- * exec: RELEASE. Fork: the child has no registration; a suspended range is not
- * pinned, so fork shares its pages, and restoring makes them the parent's own as
- * pinning always does. A child that has inherited the device can't settle what is
+ * exec: RELEASE. Fork suspends what is idle (umem_notify_due.c), and the child has no
+ * registration; a suspended range is not pinned, so fork shares its pages, and restoring
+ * makes them the parent's own as pinning always does. A child that has inherited the device can't settle what is
  * SUSPENDED: it maps other memory there.
  *
  * WHAT THE SHRINKER MAY DO
