@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Work requests and messages that invalidate the key of a memory window, as its
- * owner and as its peer may: with a window that is bound, and with one that isn't. And what
- * a window's MR and its queue pair may do while it is bound.
+ * owner and as its peer may: with a window that is bound, and with one that isn't; and the key of
+ * what is the kernel's own. And what a window's MR and its queue pair may do while it is bound.
  */
 #include "catch.h"
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -158,6 +163,58 @@ struct scene {
 
 constexpr const char *cannot = "this device has no windows, or can't invalidate them";
 
+/*
+ * A client of the kernel's with fast registrations: an NVMe controller of this machine's own,
+ * without a disk, on soft-RoCE.
+ */
+class kernel_client {
+public:
+	kernel_client() : connected_(std::system(connect) == 0) {}
+	~kernel_client()
+	{
+		if (std::system(end))
+			std::fprintf(stderr, "some of the controller is left\n");
+	}
+	kernel_client(const kernel_client &) = delete;
+	kernel_client &operator=(const kernel_client &) = delete;
+
+	/* Of its registrations. */
+	std::vector<uint32_t> keys() const
+	{
+		std::vector<uint32_t> found;
+		std::array<char, 1000> line{};
+		std::FILE *const tool = connected_ ? popen(show, "r") : nullptr;
+
+		while (tool && std::fgets(line.data(), line.size(), tool))
+			if (const char *const key = std::strstr(line.data(), "rkey "))
+				found.push_back(
+					static_cast<uint32_t>(std::strtoul(key + 5, nullptr, 0)));
+		if (tool)
+			pclose(tool);
+		return found;
+	}
+
+private:
+	static constexpr const char *connect =
+		"exec 2>/dev/null; modprobe -a nvmet-rdma nvme-rdma && "
+		"cd /sys/kernel/config || exit; [ -d nvmet ] || mount -t configfs none .; "
+		"cd /sys/kernel/config/nvmet && mkdir subsystems/none ports/1 && "
+		"echo 1 >subsystems/none/attr_allow_any_host && "
+		"echo ipv4 >ports/1/addr_adrfam && echo rdma >ports/1/addr_trtype && "
+		"echo 10.0.0.1 >ports/1/addr_traddr && echo 4420 >ports/1/addr_trsvcid && "
+		"ln -s $PWD/subsystems/none ports/1/subsystems/none && "
+		"echo transport=rdma,traddr=10.0.0.1,trsvcid=4420,nqn=none,nr_io_queues=1 "
+		">/dev/nvme-fabrics";
+	static constexpr const char *end =
+		"exec 2>/dev/null; cd /sys/kernel/config/nvmet || exit 0; "
+		"for one in /sys/class/nvme/*; do echo 1 >$one/delete_controller; done; "
+		"rm ports/1/subsystems/none; rmdir ports/1 subsystems/none; "
+		"modprobe -r nvme-rdma nvmet-rdma; modprobe -r nvmet nvme-fabrics; true";
+	static constexpr const char *show = "rdma -d resource show mr dev rxe0 | grep 'comm \\['";
+
+	bool connected_;
+};
+
 } // namespace
 
 TEST_CASE("the owner invalidates a memory window once")
@@ -195,6 +252,19 @@ TEST_CASE("a memory window is invalidated by way of its own queue pair alone")
 	const uint32_t rkey = s.bind();
 
 	CHECK(scene::invalidate_by_message(s.owner, s.peer, rkey) == IBV_WC_REM_INV_REQ_ERR);
+}
+
+TEST_CASE("a registration of the kernel's own is not ended by a user")
+{
+	const kernel_client client;
+	const std::vector<uint32_t> keys = client.keys();
+	SKIP_IF(keys.empty(), "this kernel has no client with one");
+
+	for (std::size_t i = 0; i < std::min(keys.size(), std::size_t{5}); i++) {
+		scene s;
+		SKIP_IF(!s.can_start(), cannot);
+		CHECK(s.invalidate(keys[i]) == IBV_WC_LOC_QP_OP_ERR);
+	}
 }
 
 /* The kernel waits for what holds a queue pair, and complains after a minute. */

@@ -521,6 +521,7 @@ TEST_CASE("rings: anything is written anywhere at any time")
 				   mr.get(), {here.addr, 3000}, here.addr + here.length / 2,
 				   mr->rkey);
 		}
+		images.reserve(rings.size());
 		for (const range &ring : rings)
 			images.emplace_back(ring.addr, ring.end());
 		std::thread writing([&, random = std::minstd_rand(turn)]() mutable {
