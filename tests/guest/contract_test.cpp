@@ -394,8 +394,8 @@ TEST_CASE("a registration that names a bad word is none")
 
 	/* A command that registers nothing arms nothing. */
 	const auto mr = on.register_memory(m.registered());
-	CHECK(raw.change_access(mr->handle, IBV_ACCESS_LOCAL_WRITE,
-				{raw_uverbs::names(words)}) == EINVAL);
+	CHECK(raw.change_access(mr->handle, IBV_ACCESS_LOCAL_WRITE, {raw_uverbs::names(words)}) ==
+	      EINVAL);
 }
 
 TEST_CASE("EINVAL: the MR of another process")

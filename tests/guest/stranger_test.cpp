@@ -281,8 +281,7 @@ bool unload(const std::string &module, std::string &names)
 		if (std::filesystem::exists(modules / user) && !unload(user, names))
 			return false;
 	names = module + " " + names;
-	return happens(
-		[&] { return syscall(SYS_delete_module, module.c_str(), O_NONBLOCK) == 0; });
+	return happens([&] { return syscall(SYS_delete_module, module.c_str(), O_NONBLOCK) == 0; });
 }
 
 constexpr std::size_t huge = std::size_t{2} << 20;

@@ -28,10 +28,10 @@ import overlay  # noqa: E402
 # (10), windows that outlive their queue pair (30), flushes that are not counted (4), a page whose
 # waiter has left (1), requests that are sent again (26 + 4), windows that are bound beside
 # something else (2 + 13), a message without an end (8), and queues that are reset, drained or
-# changed, or whose peer is not ready (14 + 17 + 4 * 3), rings that their owners write (20 + 25 + 5),
-# a kernel client's MR that anybody ends (6), windows that anybody's queue pair looks at (39), a
-# receive that is lost (5), and a flush of nothing (5); in siw, where a peer or the owner of a
-# queue can end the kernel or read its memory in many ways, 60.
+# changed, or whose peer is not ready (14 + 17 + 4 * 3), rings that their owners write
+# (20 + 25 + 5), a kernel client's MR that anybody ends (6), windows that anybody's queue pair looks
+# at (39), a receive that is lost (5), and a flush of nothing (5); in siw, where a peer or the owner
+# of a queue can end the kernel or read its memory in many ways, 60.
 MOST = {"rdma-core": 60 + 8, "linux": 180, "on-demand paging": 50,
         "errors of rxe": 50 + 15 + 10 + 30 + 5 + 26 + 4 + 2 + 13 + 8 + 14 + 17 + 12 +
         20 + 25 + 5 + 6 + 39 + 5 + 5,
