@@ -143,8 +143,8 @@ void umem_notify_queue_now(struct ib_umem_notify *n)
  * umem_notify_queue_invalid - A tracker has become INVALID, which its word has heard
  * @n: The tracker, its space's lock held
  *
- * Its users give it back. If there are none the device loses it a moment after the event
- * has ended: before, the worker would only take cache lines, or the CPU, from an unmap.
+ * Its users give it back. If there are none the device loses it when the event has ended:
+ * before, the worker would only take cache lines, or the CPU, from an unmap.
  * When the driver is done with an MR that is held the worker comes anyway.
  */
 void umem_notify_queue_invalid(struct ib_umem_notify *n)
@@ -167,8 +167,6 @@ void umem_notify_queue_invalid(struct ib_umem_notify *n)
 /**
  * umem_notify_queue_unmapped - An event has ended
  * @space: Its address space
- *
- * The workers begin at once if a caller may be waiting for pages that are due.
  */
 void umem_notify_queue_unmapped(struct umem_notify_space *space)
 {
@@ -180,7 +178,7 @@ void umem_notify_queue_unmapped(struct umem_notify_space *space)
 	space->unmapped = false;
 	list_for_each_entry(q, &space->queues, siblings) {
 		if (q->unmapped)
-			umem_notify_queue_wake_at(q, jiffies + !space->due);
+			umem_notify_queue_wake_at(q, jiffies);
 		q->unmapped = false;
 	}
 	spin_unlock(&space->lock);
