@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * All memory of a cache: one mapping, reserved whole, made accessible as entries and
- * hints become more (a process that locks all its memory pays for what it uses), never
- * moved and never given back. All bytes 0 is its valid first state.
+ * All memory of a cache: one mapping, reserved whole, made accessible as entries and hints become
+ * more (so a process that locks all its memory pays only for used parts), never moved and never
+ * given back. All bytes 0 is its valid first state.
  *
- * So a fork needs nothing but zeros: the mapping is wiped in a child
- * (MADV_WIPEONFORK), whether it was made by fork() or by a raw clone(). The child
- * finds generation 0, begins anew, and never sees an entry, a held mutex or
- * an MR of its parent. What is accessible stays so there.
+ * So a fork needs nothing but zeros: the mapping is wiped in a child (MADV_WIPEONFORK), whether it
+ * was made by fork() or by a raw clone(). The child finds generation 0, begins anew, and never sees
+ * an entry, a held mutex or an MR of its parent. Accessible parts stay accessible there.
  */
 #ifndef MR_CACHE_ARENA_H
 #define MR_CACHE_ARENA_H
@@ -25,13 +24,13 @@ namespace mr_cache {
 template <class Env> struct arena {
 	template <class T> using atomic = typename Env::template atomic<T>;
 
-	/* What every hit reads; written by misses and evictions only. */
+	/* Read by every hit; written by misses and evictions only. */
 	struct alignas(128) {
 		atomic<uint32_t> generation; // 0: begin anew
 		atomic<uint32_t> hint_bits;
 		atomic<uint64_t> epoch; // the upper bits of stamps
 		atomic<uint32_t> high;	// entries from here on were never used; 0 is no entry
-		atomic<uint32_t> birth; // somebody is beginning anew
+		atomic<uint32_t> birth; // a thread is beginning anew
 	} hot;
 
 	/* Innermost lock: guards all that is below and is not atomic. Never held in the registrar.
@@ -47,7 +46,7 @@ template <class Env> struct arena {
 	uint64_t entry_count; // of the catalog
 	owners<Env> owner;
 	pds<Env> pd;
-	catalog<Env> index; // ends with what is accessible in pieces, as is all that follows
+	catalog<Env> index; // its end, and all that follows, becomes accessible in pieces
 	entry<Env> entries[Env::entries];
 	hints<Env> hint;
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache. Its state is an arena (arena.h), found by a store (store.h);
- * what is done with the mutex of the arena is in locked.h, how something is registered
- * in miss.h, how a PD or an owner is emptied in drain.h. Here are the hit path, and what
- * owners ask beside registrations.
+ * The registration cache. Its state is an arena (arena.h), found by a store (store.h); work under
+ * the mutex of the arena is in locked.h, registering in miss.h, emptying a PD or an owner in
+ * drain.h. Here are the hit path, and the other requests of owners.
  *
  * A hit reads the line of arena.hot (generation, epoch), a bucket of hints, and the
  * line of the entry, which it changes twice: the reference and the stamp. A
@@ -33,11 +32,11 @@ public:
 
 	/*
 	 * The order of calls of a hit: find() looks at the likeliest hint, takes a reference, and
-	 * returns the registration that shows exactly what is wanted. find_part() goes on with one
-	 * that shows it with more rights, or of which it is a part; find_nothing() with one that
-	 * does not serve. Both end in `otherwise`, as does find() where there is no hint: it makes
-	 * something of a part, and asks acquire() when there is none. All are jumps, and none saves
-	 * a register for what follows.
+	 * returns the registration that shows exactly the wanted range. find_part() goes on with
+	 * one that shows it with more rights, or of which it is a part; find_nothing() with one
+	 * that does not serve. Both end in `otherwise`, as does find() where there is no hint: it
+	 * makes something of a part, and asks acquire() when there is none. All are jumps, and none
+	 * saves a register for the next.
 	 */
 	template <class Otherwise>
 	[[gnu::always_inline]] void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -61,8 +60,7 @@ public:
 		return e.registration();
 	}
 
-	/* A reference to what serves the wish, for whoever has tried find(): registers it if need
-	 * be. */
+	/* After find(): a reference to an entry that serves the wish, registered if need be. */
 	[[nodiscard]] int acquire(void *pd, void *owner, uint64_t addr, uint64_t length,
 				  uint32_t access, mr_cache_ref *ref)
 	{
@@ -149,7 +147,8 @@ public:
 		if (!to)
 			return 0;
 		a->owner[o].limits = *to;
-		/* What cannot be deregistered is not tried twice: each turn has one idle less. */
+		/* No entry is tried twice, even if deregistering fails: each turn has one idle
+		 * less. */
 		while (a->owner[o].is_over() && lock.evict(o, true))
 			lock.bury();
 		lock.retire_excess(o);
@@ -227,8 +226,8 @@ public:
 	}
 
 	/*
-	 * Something else is short of what idle registrations may hold. Returns how many were
-	 * deregistered, by others meanwhile too.
+	 * Another user is short of something that idle registrations may hold. Returns how many
+	 * were deregistered, by others meanwhile too.
 	 */
 	uint64_t make_way(uint32_t stage)
 	{
@@ -258,8 +257,8 @@ public:
 	}
 
 	/*
-	 * Of a user, who wants it for himself. Doomed first: whoever takes it after that
-	 * does not keep it, so one reference stays one.
+	 * For a user that wants the entry alone. It is doomed first: a reader that takes a
+	 * reference after that does not keep it, so one reference stays one.
 	 */
 	[[nodiscard]] int take(uint32_t i, uint32_t theirs)
 	{
@@ -282,8 +281,8 @@ public:
 	}
 
 	/*
-	 * Gives a reference back, and has nobody find the registration again. It is deregistered,
-	 * unless others share it: then it ends with the last of them.
+	 * Gives a reference back; the registration is not found again. It is deregistered, unless
+	 * others share it: then it ends with the last of them.
 	 */
 	[[nodiscard]] int forget(uint32_t i, uint32_t theirs, int *shared)
 	{
@@ -310,9 +309,9 @@ public:
 
 private:
 	/*
-	 * The mutex at the end of the process, perhaps by an exit() in a signal handler: whoever
-	 * has it may be the thread that was interrupted, so it is not waited for. Nor has a child
-	 * anything before it has begun. NULL: neither.
+	 * The mutex at the end of the process, perhaps by an exit() in a signal handler: its holder
+	 * may be the interrupted thread, so it is not waited for. A child has nothing before it has
+	 * begun. NULL in both cases.
 	 */
 	arena<Env> *last_lock()
 	{
@@ -371,7 +370,7 @@ private:
 	}
 
 	/*
-	 * What was taken is a part, or in vain. Saves no register for what is likely; nor does
+	 * The reference is to a part, or in vain. The likely way saves no register; nor does
 	 * find(), which has none left for the index of the entry.
 	 */
 	template <class Otherwise>
@@ -395,7 +394,7 @@ private:
 			a.hot.generation.load(std::memory_order_relaxed)};
 	}
 
-	/* Gives back what was taken in vain. */
+	/* Gives back a reference taken in vain. */
 	template <class Otherwise>
 	[[gnu::noinline]] void *find_nothing(void *pd, uint64_t addr, uint64_t length,
 					     uint32_t access, Otherwise otherwise,
@@ -407,7 +406,7 @@ private:
 		return otherwise(pd, addr, length, access, {nullptr, 0, 0});
 	}
 
-	/* Gives back what was taken in vain; the mutex is free. */
+	/* Gives back a reference taken in vain; the mutex is free. */
 	void untake(arena<Env> &a, uint32_t i)
 	{
 		entry_word<Env> &w = a.entries[i].word;
@@ -423,7 +422,7 @@ private:
 		}
 	}
 
-	/* A reference of an ancestor is nothing to us; one that nobody ever got is an error. */
+	/* A reference of an ancestor is nothing to us; one that was never given is an error. */
 	[[gnu::noinline, gnu::cold]] int release_foreign(uint32_t theirs)
 	{
 		arena<Env> *a = memory.ready();
@@ -433,7 +432,7 @@ private:
 			       : EINVAL;
 	}
 
-	/* After give(), of whoever saw that he was the last one of something that is to go. */
+	/* After give(), for the last user of an entry that is to go. */
 	[[gnu::noinline, gnu::cold]] int release_last(uint32_t i, uint64_t seen)
 	{
 		arena<Env> &a = *memory.get();
@@ -446,7 +445,7 @@ private:
 
 		locked<Env> lock(a, env);
 
-		/* Somebody else may have been faster, and the entry be another by now. */
+		/* Another thread may have been faster, and the entry be another by now. */
 		if (!w.over(w.peek_relaxed()))
 			return 0;
 		lock.retire(i);

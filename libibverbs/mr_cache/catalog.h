@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Which entries may be found: those that serve any part of their range, and those that
- * serve exactly it. The mutex of the cache guards all changes; search() may run beside
- * them without it. It may miss what is there and find what is no longer there. Neither
- * matters: what is found is verified by taking a reference, and who found nothing takes
- * the mutex and asks again, unless version() tells that nothing has changed since:
+ * Which entries may be found: those that serve any part of their range, and those that serve
+ * exactly it. The mutex of the cache guards all changes; search() may run beside them without it.
+ * It may miss an entry and find one that has gone. Neither matters: a found entry is verified by
+ * taking a reference, and a reader that found none takes the mutex and asks again, unless version()
+ * tells that nothing has changed since:
  *
- *   reader                         who has the mutex
+ *   reader                         holder of the mutex
  *   n = version()
  *                                  inserts, erases
  *   search(): a false miss

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The end of all entries of an owner or of a PD, before it goes itself. It must not go
- * while somebody is inside the registrar for it. Who loses, if a flush ended what it found,
- * and no more:
+ * The end of all entries of an owner or of a PD, before it goes itself. It must not go while a
+ * thread is inside the registrar for it. The loser, if a flush ended the entries that it found, and
+ * no more:
  *
  *   a thread of another owner      ibv_close_device()
  *   evicts an entry, closes it
@@ -10,10 +10,10 @@
  *                                  frees the context
  *   deregisters in that context
  *
- * So it waits until nobody is busy. It cannot wait for references: a user may have
- * forgotten his. But a reader who took one in vain, on the strength of an old hint, gives
- * it back in a moment; the drain gives way to such a one a few times (beside a busy thread
- * each costs the rest of that one's time slice), and then leaves the entry to its last user.
+ * So it waits until no thread is busy. It cannot wait for references: a user may have forgotten
+ * his. But a reader that took one in vain, on the strength of an old hint, gives it back in a
+ * moment; the drain gives way to such a one a few times (beside a busy thread each costs the rest
+ * of that one's time slice), and then leaves the entry to its last user.
  */
 #ifndef MR_CACHE_DRAIN_H
 #define MR_CACHE_DRAIN_H
@@ -46,7 +46,7 @@ public:
 private:
 	/*
 	 * Ends all entries of a record's list that can be ended; the record is looked up again
-	 * whenever the mutex was free. What is left is used, or PARKED.
+	 * whenever the mutex was free. Entries that are left are used, or PARKED.
 	 */
 	template <class Records, class Find>
 	int end_all(Records &records, uint32_t none, const Find &find)
@@ -82,7 +82,7 @@ private:
 		return error;
 	}
 
-	/* Returns how many could not be closed, because somebody has them. */
+	/* Returns how many could not be closed, because they have users. */
 	template <class List> uint32_t retire_all(List &list, bool parked_too)
 	{
 		uint32_t used = 0;
@@ -99,9 +99,10 @@ private:
 	}
 
 	/*
-	 * Its context is about to be freed, and with it all that is still registered there. What
-	 * is used may be so for ever, and is no reason to keep records. (Busy is only what a thread
-	 * inside the registrar registers or ends, if it is this one; it finds its record again.)
+	 * Its context is about to be freed, and with it all that is still registered there. An
+	 * entry may be in use for ever, which is no reason to keep records. (The only busy ones are
+	 * those that this thread itself, inside the registrar, registers or ends; it finds its
+	 * record again.)
 	 */
 	void abandon(uint32_t o)
 	{

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * One cached registration: its word and what it is a registration of, in one
- * cache line. CPUs fetch lines in pairs, and two threads that use neighbours would
- * take them from each other: so the line beside it has what only the holder of the
- * cache's mutex changes. Entries are never freed, only reused, so that an old index
- * may be read at any time; what was read counts after a reference was taken (word.h).
+ * One cached registration: its word, range and rights, in one cache line. CPUs fetch lines in
+ * pairs, and two threads that use neighbours would take them from each other: so the line beside it
+ * has the fields that only the holder of the cache's mutex changes. Entries are never freed, only
+ * reused, so that an old index may be read at any time; the values count after a reference was
+ * taken (word.h).
  *
  * The fields that readers compare are atomics: they are written while the word
- * is CLOSED (by the one who closed it, or got it from the free list), and a
+ * is CLOSED (by the thread that closed it, or got it from the free list), and a
  * reader may look at the same time. Relaxed is enough: before take() a wrong
  * value costs a needless look-up, after it take() orders them.
  *
- * addr and length are what the first user asked for, and what the MR shows. An
- * entry is a registration of exactly that and serves nothing else (MR_CACHE_EXACT),
- * or of that rounded out to pages, any part of which it serves. Bytes are counted in
- * whole pages either way: that is what is pinned.
+ * addr and length are those that the first user asked for, and that the MR shows. An entry is a
+ * registration of exactly that and serves nothing else (MR_CACHE_EXACT), or of that rounded out to
+ * pages, any part of which it serves. Bytes are counted in whole pages either way, as they are
+ * pinned.
  */
 #ifndef MR_CACHE_ENTRY_H
 #define MR_CACHE_ENTRY_H
@@ -28,7 +28,7 @@ namespace mr_cache {
 constexpr uint32_t RIGHTS = MR_CACHE_LOCAL_WRITE | MR_CACHE_REMOTE_WRITE | MR_CACHE_REMOTE_READ |
 			    MR_CACHE_REMOTE_ATOMIC;
 
-/* What a user wants, as the look-ups need it. */
+/* A user's request, as the look-ups need it. */
 struct wish {
 	wish(void *pd, uint64_t addr_, uint64_t length_, uint32_t access_)
 	    : key(key_of(pd, access_)), addr(addr_), length(length_), access(access_)
@@ -129,7 +129,7 @@ public:
 	uint64_t pd_key() const { return key.load(std::memory_order_relaxed); }
 	uint32_t rights() const { return access.load(std::memory_order_relaxed) & RIGHTS; }
 	bool exact() const { return access.load(std::memory_order_relaxed) & MR_CACHE_EXACT; }
-	/* What it was registered for. */
+	/* The request that it was registered for. */
 	wish own_range() const
 	{
 		return {pd_key(), shown_addr(), shown_length(),

@@ -3,8 +3,8 @@
  * The authoritative answer to "which entry is a registration of exactly this range, with
  * exactly these rights?": a hash table, chained through the entries.
  *
- * As with range_index.h the mutex guards all changes, search() may run beside them without
- * it, its steps are limited, and what it finds is verified by taking a reference.
+ * As with range_index.h the mutex guards all changes, search() may run beside them without it, its
+ * steps are limited, and a found entry is verified by taking a reference.
  */
 #ifndef MR_CACHE_EXACT_INDEX_H
 #define MR_CACHE_EXACT_INDEX_H

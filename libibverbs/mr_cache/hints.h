@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Where a request was found the last time: a hash table of entry indices. A
- * hint promises nothing; the entry is verified. So it is written without a lock
- * by whoever found something, and cleaned of the likeliest one only when an entry goes.
+ * Where a request was found the last time: a hash table of entry indices. A hint promises nothing;
+ * the entry is verified. So a thread that found an entry writes its hint without a lock, and when
+ * an entry goes only its likeliest hint is cleaned out.
  *
  * A bucket is one 64-bit word of two hints, each a tag of 12 bits and an index of
  * 20: a tag that differs saves a look at the (cold) entry. There is a bucket for each
@@ -13,10 +13,10 @@
  * The table uses the low buckets of its memory only, more of them as the entries
  * become more (grow()): 1,000 entries then cost 8 KiB of cache and not 8 MiB.
  *
- * Whose hint is it? That of the page where a request begins; if only exactly the range
- * is served, that of the range. Parts of a large entry would fill the table with a hint
- * for each page, so they share those of its 2 MiB blocks (coarse), and one use in 16 is
- * learnt as the page's own: what is used often gets there.
+ * Whose hint is it? That of the page where a request begins; if only exactly the range is served,
+ * that of the range. Parts of a large entry would fill the table with a hint for each page, so they
+ * share those of its 2 MiB blocks (coarse), and one use in 16 is learnt as the page's own: a page
+ * that is used often gets one.
  */
 #ifndef MR_CACHE_HINTS_H
 #define MR_CACHE_HINTS_H
@@ -136,8 +136,8 @@ private:
 	static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 8) & ~INDEX; }
 
 	/*
-	 * In place of one of the same tag, or of the older one, which is returned (0: none). Two
-	 * who do it at once: one hint is lost.
+	 * In place of one of the same tag, or of the older one, which is returned (0: none). When
+	 * two threads do it at once, one hint is lost.
 	 */
 	uint32_t put(uint64_t hash, uint32_t bits, uint32_t index)
 	{
@@ -171,7 +171,7 @@ private:
 			put_first(first, bits, index, entries);
 	}
 
-	/* What it ousts goes to its second place. */
+	/* The ousted hint goes to its second place. */
 	void put_first(uint64_t first, uint32_t bits, uint32_t index, const entry<Env> *entries)
 	{
 		uint32_t ousted = put(first, bits, index);
@@ -179,7 +179,7 @@ private:
 		if (!ousted)
 			return;
 
-		/* What has its own range elsewhere is old, and dropped. */
+		/* A hint of an entry whose range hashes elsewhere is old, and dropped. */
 		uint64_t its = mix(entries[ousted & INDEX].own_range());
 
 		if (its >> (64 - bits) != first >> (64 - bits) || tag_of(its) != (ousted & ~INDEX))

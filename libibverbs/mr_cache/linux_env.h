@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What the cache needs of Linux, with the sizes of production; whoever uses it
- * adds the registrar and the default limits.
+ * The cache's needs of Linux, with the sizes of production; its user adds the
+ * registrar and the default limits.
  */
 #ifndef MR_CACHE_LINUX_ENV_H
 #define MR_CACHE_LINUX_ENV_H
@@ -47,7 +47,7 @@ struct linux_env {
 			pthread_cond_init(&c, &attributes);
 			pthread_condattr_destroy(&attributes);
 		}
-		/* Both are cancellation points, after which nobody would unlock. */
+		/* Both are cancellation points: the mutex would stay locked. */
 		void wait(mutex &with)
 		{
 			const int state = disable_cancel();
@@ -73,7 +73,7 @@ struct linux_env {
 
 	/*
 	 * Registering is no cancellation point, though a provider's calloc() may be one. Returns
-	 * what the thread gets back.
+	 * the state for restore_cancel().
 	 */
 	static int disable_cancel()
 	{
@@ -120,7 +120,7 @@ struct linux_env {
 		wipe(memory, size);
 		return nullptr;
 	}
-	/* Makes a part of it accessible, and what is in the same huge pages. */
+	/* Makes a part of it accessible, and the rest of its huge pages. */
 	static bool commit(void *start, size_t size, bool huge)
 	{
 		auto first = reinterpret_cast<uintptr_t>(start), end = whole(first + size);
@@ -131,13 +131,13 @@ struct linux_env {
 		if (huge)
 			madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);
 		if (locks.load(std::memory_order_relaxed))
-			mlock(start, size); // or what the limit leaves is not locked
+			mlock(start, size); // beyond the limit: not locked
 		return true;
 	}
 	/*
 	 * A process that locks all memory that it will have (MCL_FUTURE) is charged for a mapping
 	 * as a whole, accessible or not, and refused one beyond its limit. So a page is mapped and
-	 * unlocked; what it grows to is not locked either.
+	 * unlocked; memory that it grows by is not locked either.
 	 */
 	static void *reserve(size_t size)
 	{
@@ -172,7 +172,7 @@ struct linux_env {
 	}
 	static inline std::atomic<bool> locks;
 
-	/* Gives it back; nobody else has seen it. */
+	/* Gives it back; no other thread has seen it. */
 	static void wipe(void *memory, size_t size) { munmap(memory, whole(size)); }
 
 	static uintptr_t self() { return (uintptr_t)pthread_self(); } // a pointer, or a number
@@ -189,7 +189,8 @@ struct linux_env {
 #if defined(__x86_64__)
 		return 4095;
 #else
-		/* A guard without locks may be seen before its value; who sees 0 asks himself. */
+		/* Without locks a guard may be seen before its value; a thread that sees 0 asks
+		 * itself. */
 		static constinit std::atomic<uint64_t> known = 0;
 		uint64_t mask = known.load(std::memory_order_relaxed);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The cache for whoever has its mutex: how an entry begins and ends.
+ * The cache for the holder of its mutex: how an entry begins and ends.
  *
  *          allocate()          publish()         close()          bury()
  *	FREE --------> MAKING ----------> OPEN ---------> DYING --------> FREE
@@ -11,19 +11,19 @@
  *
  * retire() takes an OPEN one out of the catalog, DOOMED, and closes it; if it has users it stays
  * OPEN, and the last of them closes it. evict() is the same of an idle one. A closed one goes to
- * the dead of this `locked` (bequeath()), which deregisters them when the mutex is free: bury(),
- * or end() for the last user, who has it still if that fails. When a context is closed, what has
- * users is nobody's (disown()), and ends without the registrar.
+ * the dead of this `locked` (bequeath()), which deregisters them when the mutex is free: bury(), or
+ * end() for the last user, which has it still if that fails. When a context is closed, entries with
+ * users get no owner (disown()), and end without the registrar.
  *
  * Rules that hold whenever the mutex is free:
  *   an entry may be found (is in the catalog) if and only if it is OPEN and not DOOMED;
  *   a word is closed, doomed, catalogued and uncatalogued under the mutex only;
  *   an entry that is not FREE is in the lists of its owner and of its PD;
- *   what is MAKING or DYING belongs to one thread, which is inside the registrar, and
+ *   a MAKING or DYING one belongs to one thread, which is inside the registrar, and
  *   which its owner and its PD count as busy.
- * So under the mutex, what the catalog gives is open, and a reference taken from it
- * is one. The registrar is called without the mutex; whoever comes back from it
- * looks at everything again.
+ * So under the mutex, an entry of the catalog is open, and a reference taken to it is one. The
+ * registrar is called without the mutex; a thread that comes back from it looks at everything
+ * again.
  *
  * The last user of an entry is told by its owner's record whose the registration is: one
  * without a name is of a context that was closed, and is forgotten and not deregistered.
@@ -39,7 +39,7 @@ template <class Env> class locked {
 public:
 	/* Has the mutex while it lives, and the dead: closed entries to be deregistered. */
 	locked(arena<Env> &in, Env &with) : a(in), env(with) { a.mutex.lock(); }
-	/* Of a caller who has the mutex already. */
+	/* For a caller that has the mutex already. */
 	struct already {};
 	locked(arena<Env> &in, Env &with, already) : a(in), env(with) {}
 	~locked()
@@ -62,7 +62,7 @@ public:
 	void wait() { a.inside.wait(a.mutex); }
 	bool wait_briefly(uint64_t *until) { return a.inside.wait_briefly(a.mutex, until); }
 
-	/* The same for a moment, FEW times: what was taken in vain is given back soon. */
+	/* The same for a moment, FEW times: references taken in vain are given back soon. */
 	void let_others_run()
 	{
 		a.mutex.unlock();
@@ -76,7 +76,7 @@ public:
 		a.pd[at(i).pd].busy += static_cast<uint32_t>(by);
 	}
 
-	/* Gives back what was taken in vain. */
+	/* Gives back a reference taken in vain. */
 	void untake(uint32_t i)
 	{
 		if (!entry_word<Env>::used(at(i).word.untake_release()))
@@ -86,8 +86,8 @@ public:
 	}
 
 	/*
-	 * A closed entry of nobody's, or 0. The doubtful last: beside a child that has the file of
-	 * a context which was closed here, no other MR may have their words.
+	 * A closed entry without owner, or 0. The doubtful last: beside a child that has the file
+	 * of a context which was closed here, no other MR may have their words.
 	 */
 	uint32_t allocate()
 	{
@@ -117,10 +117,10 @@ public:
 		push(of_kernel ? &a.doubtful : &a.free_entry, i);
 	}
 
-	/* What allocate() gave, and nothing has become of. */
+	/* Undoes allocate(). */
 	void unallocate(uint32_t i) { push(&a.free_entry, i); }
 
-	/* Its context is about to go; its user has what is registered until then. */
+	/* Its context is about to go; its user has the registration until then. */
 	void disown(uint32_t i)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
@@ -139,7 +139,7 @@ public:
 		close(i);
 	}
 
-	/* If nobody has it but the caller, so often. */
+	/* If it has no references but these, the caller's. */
 	bool close(uint32_t i, uint64_t references = 0)
 	{
 		uint64_t seen;
@@ -201,8 +201,8 @@ public:
 	}
 
 	/*
-	 * What is in use beyond the limits stays with its users, and ends with the last one. What
-	 * could not be deregistered stays in any case.
+	 * Entries in use beyond the limits stay with their users, and end with the last one. PARKED
+	 * ones stay in any case.
 	 */
 	void retire_excess(uint32_t o)
 	{
@@ -228,8 +228,8 @@ public:
 	int bury(uint32_t held = 0) { return dead ? bury_all(held) : 0; }
 
 	/*
-	 * Deregisters what was closed for its last user. On an error the user has it still, and
-	 * the kernel may have suspended it meanwhile.
+	 * Deregisters an entry that was closed for its last user. On an error the user has it
+	 * still, and the kernel may have suspended it meanwhile.
 	 */
 	int end(uint32_t i)
 	{
@@ -241,8 +241,8 @@ public:
 	}
 
 	/*
-	 * Asks the kernel about an entry of which the caller has a reference; lets go of the
-	 * mutex. What cannot be settled is not used.
+	 * Asks the kernel about an entry of which the caller has a reference; lets go of the mutex.
+	 * An entry that cannot be settled is not used.
 	 */
 	void settle(uint32_t i)
 	{
@@ -273,9 +273,9 @@ public:
 	}
 
 	/*
-	 * An entry of the catalog that serves, with a reference taken; or 0. May let go
-	 * of the mutex to settle; then what it says is as of afterwards. If is_little is not NULL
-	 * it does not restore much for little, and says so there.
+	 * An entry of the catalog that serves, with a reference taken; or 0. May let go of the
+	 * mutex to settle; then the answer is as of afterwards. If is_little is not NULL it does
+	 * not restore much for little, and says so there.
 	 */
 	uint32_t find_valid(const wish &want, bool *is_little = nullptr)
 	{
@@ -299,7 +299,7 @@ public:
 			else if (e.word.fold_relaxed())
 				a.owner[e.owner].counted.hits += e.word.uses(e.word.FOLD);
 			else
-				retire(i); // FULL, a bit that nobody knows, no end of suspicion
+				retire(i); // FULL, an unknown bit, no end of suspicion
 			untake(i);
 			if (is_little && *is_little)
 				return 0;
@@ -307,10 +307,9 @@ public:
 	}
 
 	/*
-	 * Something is short of what idle registrations may hold: evicts some of all that is
-	 * idle at first, then all. Returns how many registrations ended, of others too: what
-	 * they are just giving back is room. A nested thread waits for nobody, and no thread
-	 * for long.
+	 * A command lacks something that idle registrations may hold: evicts some of all that is
+	 * idle at first, then all. Returns how many registrations ended, those that other threads
+	 * are just giving back too. A nested thread does not wait, and no thread for long.
 	 */
 	uint64_t give_way(uint32_t stage, bool nested, uint64_t *until)
 	{
@@ -336,9 +335,9 @@ public:
 
 private:
 	/*
-	 * Is that little of a suspended entry? To restore it pins all of it, and brings what was
-	 * swapped out. What is wanted little by little adds up: so a part that is used again and
-	 * again costs about twice as much as if it had been restored at once, at most.
+	 * Is that little of a suspended entry? To restore it pins all of it, and swaps it in. Small
+	 * wishes add up: so a part that is used again and again costs about twice as much as if it
+	 * had been restored at once, at most.
 	 */
 	static bool wants_little(entry<Env> &e, const wish &want)
 	{
@@ -390,7 +389,7 @@ private:
 
 		if (!close(i))
 			return false;
-		/* Nobody else can have doomed it: that needs the mutex. */
+		/* No other thread can have doomed it: that needs the mutex. */
 		if (seen & entry_word<Env>::DOOMED)
 			return true;
 		erase(i);

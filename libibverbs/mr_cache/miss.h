@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An acquisition that no hint and no look without the mutex could answer: it looks again
- * under the mutex, waits for whoever registers the same, makes room, registers, and
- * publishes the entry.
+ * An acquisition that no hint and no look without the mutex could answer: it looks again under the
+ * mutex, waits for a thread that registers the same, makes room, registers, and publishes the
+ * entry.
  *
- * Two who miss the same range: the first is on the way; the second finds that,
- * waits, and looks again. Not for long: the first one may need what the second one has.
+ * Of two threads that miss the same range the first registers; the second finds that, waits, and
+ * looks again. Not for long: the first one may need a lock that the second one has.
  *
  *   A                              B
  *                                  registers; its pages are missing, and the program's
@@ -13,9 +13,9 @@
  *   has that lock; registers
  *   a part of the same: waits      waits for a page, so for the lock
  *
- * So after a moment A registers, too, and B's is found in the end or A's (deserves_place()).
- * Two whose ranges overlap both register; what contains the other stays in the catalog,
- * the other one becomes a plain registration.
+ * So after a moment A registers, too, and B's is found in the end or A's (deserves_place()). Two
+ * threads whose ranges overlap both register; the range that contains the other stays in the
+ * catalog, the other one becomes a plain registration.
  *
  * Overlapping ranges are not merged into one registration: a window that slides over a
  * buffer would pin all of it anew at each step.
@@ -55,9 +55,9 @@ public:
 				return EOPNOTSUPP;
 			version = a.index.version();
 			/*
-			 * Deregister first what is dead: it may have been what was in the way.
-			 * That lets go of the mutex, so it comes before the wait and not between
-			 * looking and waiting: whom one would wait for may arrive meanwhile.
+			 * Deregister the dead first: they may have been in the way. That lets go of
+			 * the mutex, so it comes before the wait and not between looking and
+			 * waiting: the awaited thread may arrive meanwhile.
 			 */
 			if (lock.has_dead()) {
 				lock.bury();
@@ -94,9 +94,9 @@ public:
 
 private:
 	/*
-	 * Idle entries whose memory has gone serve nobody, and nobody would look at them again:
-	 * each miss looks at some, so that they are never more than a fraction of what is there.
-	 * In the order in which they lie: that costs a line each, which the CPU has fetched.
+	 * Idle entries whose memory has gone serve no request, and no request would look at them
+	 * again: each miss looks at some, so that they are never more than a fraction of all. In
+	 * the order in which they lie: that costs a line each, which the CPU has fetched.
 	 */
 	void sweep()
 	{
@@ -109,8 +109,8 @@ private:
 	}
 
 	/*
-	 * Evicts until an owner has room for so much; false if it will not have. What is in use
-	 * cannot be evicted: if that leaves too little, idle ones need not go for nothing.
+	 * Evicts until an owner has room for so much; false if it will not have. Entries in use
+	 * cannot be evicted: if they leave too little, idle ones need not go for nothing.
 	 */
 	bool make_room(uint32_t o, uint64_t size)
 	{
@@ -134,7 +134,7 @@ private:
 
 	/*
 	 * Exact for a few entries, and of many as often as it is not dear; else, if they are much
-	 * of all, what the next ones are like.
+	 * of all, a guess from the next ones.
 	 */
 	bool may_have_room(uint32_t o, uint64_t size, bool all)
 	{
@@ -241,7 +241,7 @@ private:
 		a.hint.learn_new(hash, bits, i, a.entries);
 	}
 
-	/* Then it is in the catalog, and what it contains is not any more. */
+	/* Then it is in the catalog, and entries that it contains are not any more. */
 	bool deserves_place(uint32_t i)
 	{
 		entry<Env> &e = lock.at(i);
@@ -251,7 +251,7 @@ private:
 		/* It had room when it began: the limits are lower since. */
 		if (a.owner[e.owner].is_over())
 			return false;
-		/* What contained all of it would contain what was wanted. */
+		/* An entry that contained all of it would contain the wish. */
 		if (a.index.version() != version) {
 			wish whole = want;
 
@@ -270,7 +270,8 @@ private:
 
 	/*
 	 * Lets go of the mutex. Short of something that idle registrations may hold: evicts some,
-	 * then all that is idle, and tries again. What others are just giving back counts too.
+	 * then all that is idle, and tries again. Registrations that other threads are just giving
+	 * back count too.
 	 */
 	int register_with_room(const mr_cache_request &request, entry_word<Env> &w, void **mr)
 	{
@@ -291,7 +292,7 @@ private:
 		}
 	}
 
-	/* One that became invalid while it was made is made once more; then it is what it is. */
+	/* One that became invalid while it was made is made once more, not twice. */
 	int register_valid(const mr_cache_request &request, entry_word<Env> &w, void **mr)
 	{
 		for (int again = 1;; again--) {
@@ -315,7 +316,7 @@ private:
 
 	static constexpr uint32_t SWEPT = 2;
 	static constexpr uint32_t SURVEYED = 64;
-	static constexpr uint32_t STAGES = 32; // others may take what was given back
+	static constexpr uint32_t STAGES = 32; // other threads may take the room
 
 	locked<Env> lock;
 	arena<Env> &a;

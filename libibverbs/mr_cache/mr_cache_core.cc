@@ -15,7 +15,7 @@
 
 namespace {
 
-/* The same for all who start the cache; what is read was written before it was published. */
+/* The same for all that start the cache; written before the pointer is published. */
 struct verbs_env : mr_cache::linux_env {
 	std::atomic<const mr_cache_registrar *> registrar;
 

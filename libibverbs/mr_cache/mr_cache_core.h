@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The C boundary of the registration cache: what the verbs call, and what the
- * cache calls to register. The core knows nothing of verbs: a PD, a context
+ * The C boundary of the registration cache: the calls of the verbs, and the
+ * cache's own to register. The core knows nothing of verbs: a PD, a context
  * (here: owner) and an MR are pointers that it compares and gives back.
  *
- * A reference is (index, generation); whoever got one gives it back once with
- * mr_cache_release(). Several references may have the same mr. All functions
- * are thread safe, return 0 or an errno value unless said otherwise, and none
- * of them calls the registrar with a lock held. The registrar may call them again
- * (an allocator's hook in the middle of a registration): then they wait for nobody.
+ * A reference is (index, generation); its holder gives it back once with mr_cache_release().
+ * Several references may have the same mr. All functions are thread safe, return 0 or an errno
+ * value unless said otherwise, and none of them calls the registrar with a lock held. The registrar
+ * may call them again (an allocator's hook in the middle of a registration): then they do not wait.
  *
  * Fork: a child starts with an empty cache and a new generation. References
  * of the parent may be released there: that returns 0 and touches nothing.
@@ -39,9 +38,9 @@ enum mr_cache_access {
 };
 
 /*
- * What the registrar is to register: start and size contain addr and length, which
- * are what the user asked for and what the mr should show (mr_cache_ref gives them back
- * with each reference). They are page aligned, or with MR_CACHE_EXACT the same.
+ * The range to register, start and size, contains addr and length, which the user asked for and the
+ * mr should show (mr_cache_ref gives them back with each reference). They are page aligned, or with
+ * MR_CACHE_EXACT the same.
  */
 struct mr_cache_request {
 	void *pd;
@@ -51,7 +50,7 @@ struct mr_cache_request {
 	uint64_t start;
 	uint64_t size;
 	uint32_t access;
-	/* Of the references to what comes of it. */
+	/* Of the references to the registration. */
 	uint32_t index;
 	uint32_t generation;
 };
@@ -84,14 +83,14 @@ struct mr_cache_registrar {
 #define MR_CACHE_IN_USE 0x3fffffc00ULL
 
 struct mr_cache_ref {
-	void *mr;	 /* what reg() gave */
-	uint64_t addr;	 /* what reg() was asked to show: when it is not what this */
-	uint64_t length; /* user asked for, the shim hands out a view of the mr */
+	void *mr;	 /* from reg() */
+	uint64_t addr;	 /* the range that reg() was to show: when this user asked for */
+	uint64_t length; /* another, the shim hands out a view of the mr */
 	uint32_t index;
 	uint32_t generation; /* never 0 */
 };
 
-/* A reference in two registers, to what shows more than was asked for; or mr is NULL. */
+/* A reference in two registers, to an mr that shows more than was asked for; or mr is NULL. */
 struct mr_cache_part {
 	void *mr;
 	uint32_t index;
@@ -118,13 +117,13 @@ struct mr_cache_statistics {
 int mr_cache_init(const struct mr_cache_registrar *registrar);
 
 /*
- * The mr, with a reference, that shows exactly this range: what is likeliest found. Everything
- * else is what mr_cache_not_found() returns, to which this function jumps: so a hit saves no
- * registers and writes no memory for what it does not need.
+ * The mr, with a reference, that shows exactly this range, the likeliest case. For all others this
+ * function jumps to mr_cache_not_found(): so a hit saves no registers and writes no memory
+ * needlessly.
  */
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 
-/* The shim's: what a user gets for a part, or when there is none (part.mr is NULL). */
+/* The shim's: makes the user's MR of a part, or when there is none (part.mr is NULL). */
 void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 			 struct mr_cache_part part);
 
@@ -139,17 +138,17 @@ int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint
 		     struct mr_cache_ref *ref);
 
 /*
- * Gives it back. EINVAL: it had been given back before (caught where it can
- * be: the entry has no user). Other errors are dereg()'s for a registration
- * that nobody may find any more; the reference is then still held.
+ * Gives it back. EINVAL: it had been given back before (caught where it can be:
+ * the entry has no user). Other errors are dereg()'s for a registration that is
+ * not found any more; the reference is then still held.
  */
 int mr_cache_release(uint32_t index, uint32_t generation);
 
 /*
- * Makes the registration the caller's own, who has the only reference: it is not
- * found any more. Release it all the same; what dereg() then does is the shim's.
- * Threads that share a reference may all be told that. EBUSY: it has other users (nor do
- * others find it any more); EINVAL: not a reference of this process.
+ * Makes the registration the caller's own, which has the only reference: it is not found any more.
+ * Release it all the same; dereg() of it is then up to the shim. Threads that share a reference may
+ * all be told that. EBUSY: it has other users (nor do others find it any more); EINVAL: not a
+ * reference of this process.
  */
 int mr_cache_take(uint32_t index, uint32_t generation);
 
@@ -164,9 +163,9 @@ int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 int mr_cache_limits(void *owner, const struct mr_cache_bounds *to, struct mr_cache_bounds *from);
 
 /*
- * Gives a reference back, and has nobody find the registration again. On 0 *shared tells
- * whether it has other users, and ends with the last one; if not it is deregistered. EINVAL:
- * not a reference of this process. Other errors are dereg()'s; the reference is then still held.
+ * Gives a reference back, and the registration is not found again. On 0 *shared tells whether it
+ * has other users, and ends with the last one; if not it is deregistered. EINVAL: not a reference
+ * of this process. Other errors are dereg()'s; the reference is then still held.
  */
 int mr_cache_forget(uint32_t index, uint32_t generation, int *shared);
 
@@ -182,11 +181,10 @@ int mr_cache_query(void *owner, struct mr_cache_statistics *statistics);
 int mr_cache_query_at_end(void *owner, struct mr_cache_statistics *statistics);
 
 /*
- * Before a PD or a context goes: deregisters what is idle, once more what could not be
- * deregistered, and waits for the threads that register or deregister for it. What is used
- * is deregistered by its last user, unless its owner was flushed: then the context is gone
- * and all its registrations with it. Nothing of it is found any more. Returns an errno value
- * of dereg() if one failed.
+ * Before a PD or a context goes: deregisters idle entries, tries PARKED ones once more, and waits
+ * for the threads that register or deregister for it. An entry in use is deregistered by its last
+ * user, unless its owner was flushed: then the context is gone and all its registrations with it.
+ * Nothing of it is found any more. Returns an errno value of dereg() if one failed.
  */
 int mr_cache_flush_pd(void *pd);
 int mr_cache_flush_owner(void *owner);
@@ -202,8 +200,8 @@ int mr_cache_is_on(void);
 uint64_t mr_cache_make_way(uint32_t stage);
 
 /*
- * Evicts all that is idle, at the end of the process; but nothing if somebody has the lock for
- * long.
+ * Evicts all that is idle, at the end of the process; but nothing if another thread has the lock
+ * for long.
  */
 void mr_cache_leave(void);
 

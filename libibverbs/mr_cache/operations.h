@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The threads that are inside the registrar, to register, to settle or to deregister, and
- * those that wait until one of them has come back. A thread that is inside waits for no
- * other one, which might wait for it: an allocator's hook may come to the cache again in
- * the middle of a call. The cache's mutex guards everything here; all bytes 0 is nobody.
+ * The threads that are inside the registrar, to register, to settle or to deregister, and those
+ * that wait until one of them has come back. A thread that is inside waits for no other one, which
+ * might wait for it: an allocator's hook may come to the cache again in the middle of a call. The
+ * cache's mutex guards everything here; all bytes 0: no thread.
  *
- * A thread that is not inside may have what the other one needs, and the cache cannot know:
- * the lock of an allocator, or of the pager of user space that brings the pages. So whoever
- * only wishes that the other one were done waits for some milliseconds (wait_briefly());
- * without bound waits only the end of a PD or a context (drain.h), which must not go before.
+ * A thread that is not inside may have a lock that the other one needs, and the cache cannot know:
+ * that of an allocator, or of the pager of user space that brings the pages. So a thread that only
+ * wishes that the other one were done waits for some milliseconds (wait_briefly()); without bound
+ * waits only the end of a PD or a context (drain.h), which must not go before.
  */
 #ifndef MR_CACHE_OPERATIONS_H
 #define MR_CACHE_OPERATIONS_H
@@ -20,7 +20,7 @@ namespace mr_cache {
 /* On the stack of its thread. */
 struct operation {
 	uintptr_t thread;
-	const wish *makes; // what is being registered, or NULL
+	const wish *makes; // the range being registered, or NULL
 	operation *next;
 	int cancel_state; // of the thread before
 };
@@ -57,7 +57,7 @@ public:
 		return false;
 	}
 
-	/* Is what serves the wish being registered? */
+	/* Is a range that serves the wish being registered? */
 	bool is_made(const wish &want) const
 	{
 		for (operation *o = first; o; o = o->next)
@@ -66,7 +66,7 @@ public:
 		return false;
 	}
 
-	/* Lets go of the mutex until somebody leaves. */
+	/* Lets go of the mutex until a thread leaves. */
 	void wait(typename Env::mutex &mutex)
 	{
 		waiting++;
@@ -75,8 +75,8 @@ public:
 	}
 
 	/*
-	 * The same for some milliseconds in all: *until is 0 at first, and then tells when they
-	 * are over. False: they are, and nobody need have left.
+	 * The same for some milliseconds in all: *until is 0 at first, and then tells when they are
+	 * over. False: they are, and perhaps no thread has left.
 	 */
 	bool wait_briefly(typename Env::mutex &mutex, uint64_t *until)
 	{
@@ -118,7 +118,7 @@ private:
 			Env::restore_cancel(state);
 	}
 
-	/* What tells threads apart; 0 in an Env that has nobody come here from the registrar. */
+	/* Tells threads apart; 0 in an Env whose registrar does not come back here. */
 	static uintptr_t self()
 	{
 		if constexpr (requires { Env::self(); })
@@ -129,7 +129,7 @@ private:
 
 	operation *first;
 	uint32_t waiting;
-	typename Env::condition progress; // somebody has left
+	typename Env::condition progress; // a thread has left
 };
 
 } // namespace mr_cache

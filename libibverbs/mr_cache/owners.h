@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Who registrations belong to (a verbs context each): limits, statistics, its entries.
- * A record lives until its owner was flushed; what is used even then goes to one without
- * a name, for its users may have forgotten it. The cache's mutex guards everything here. Hits
- * are in the entries' words while those live.
+ * The owners of registrations (a verbs context each): limits, statistics, entries. A record lives
+ * until its owner was flushed; entries in use even then go to one without a name, for their users
+ * may have forgotten them. The cache's mutex guards everything here. Hits are in the entries' words
+ * while those live.
  */
 #ifndef MR_CACHE_OWNERS_H
 #define MR_CACHE_OWNERS_H
@@ -31,7 +31,7 @@ template <class Env> struct owner_record {
 	{
 		return counted.entries > limits.entries || counted.bytes > limits.bytes;
 	}
-	/* Gone for good: whatever is left of it is of a context that was closed. */
+	/* Gone for good: its entries that are left are of a context that was closed. */
 	bool is_gone() const { return !who; }
 };
 

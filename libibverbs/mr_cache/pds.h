@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The protection domains that have entries. A record lives as long as its last entry. What
- * could not be deregistered, or is still used, outlives its PD, and is then beside the entries
- * of the next PD with the same address: it is in no catalog, so nobody can mistake it. What is
- * used even when its context goes is nobody's then, for its users may have forgotten it.
- * The cache's mutex guards everything here.
+ * The protection domains that have entries. A record lives as long as its last entry. An entry that
+ * could not be deregistered, or is still used, outlives its PD, and is then beside the entries of
+ * the next PD with the same address: it is in no catalog, so it is not mistaken for one of them. An
+ * entry in use when its context goes has no PD then, for its users may have forgotten it. The
+ * cache's mutex guards everything here.
  */
 #ifndef MR_CACHE_PDS_H
 #define MR_CACHE_PDS_H

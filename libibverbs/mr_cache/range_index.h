@@ -202,7 +202,7 @@ private:
 			}
 		}
 
-		/* What is below becomes the two subtrees of the new node. */
+		/* The nodes below become the two subtrees of the new node. */
 		link *left = &nodes[index].left, *right = &nodes[index].right;
 
 		nodes[index].start.store(start, std::memory_order_relaxed);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The model of thread-local variables that a hit reads. In a library the usual access is a
- * call; initial-exec is a load. It takes of the static TLS that the C library has left for
- * what is loaded late: glibc has some, and musl none, where dlopen() of a library with such
- * a variable always fails.
+ * The model of thread-local variables that a hit reads. In a library the usual access is a call;
+ * initial-exec is a load. It takes of the static TLS that the C library has left for libraries that
+ * are loaded late: glibc has some, and musl none, where dlopen() of a library with such a variable
+ * always fails.
  */
 #ifndef MR_CACHE_STATIC_TLS_H
 #define MR_CACHE_STATIC_TLS_H

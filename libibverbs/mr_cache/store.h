@@ -24,14 +24,14 @@ public:
 
 		if (!made)
 			return ENOMEM;
-		/* Whoever sees it finds it begun. */
+		/* It begins before it can be seen. */
 		if (made->commit_head() && begin(*made) && publish(made))
 			return 0;
 		env.wipe(made, sizeof(*made));
 		return get() ? 0 : ENOMEM;
 	}
 
-	/* NULL: not started. All that was written before is seen by whoever sees it. */
+	/* NULL: not started. A thread that sees it sees all that was written before. */
 	arena<Env> *get() const { return p.load(std::memory_order_acquire); }
 
 	/* The same, begun in this process. */

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Which of an owner's entries to evict: the idle one with the oldest stamp among the next
- * EXAMINED of the owner's list. Readers keep no list in order. Of no more than so many
- * entries that is the least recently used one. The next look begins behind the victim: what
- * came before it was used later, and of the others the CPU has the lines. An invalid one
- * comes first, whatever its age: it serves nobody.
+ * Which of an owner's entries to evict: the idle one with the oldest stamp among the next EXAMINED
+ * of the owner's list. Readers keep no list in order. Of no more than so many entries that is the
+ * least recently used one. The next look begins behind the victim: the entries before it were used
+ * later, and of the others the CPU has the lines. An invalid one comes first, at any age: it serves
+ * no request.
  *
  * Where all of those are in use a look goes on to the end of the list: entries that have been
  * in use since the beginning lie together, and those that come and go lie behind them. Such a

@@ -8,7 +8,7 @@
  *   | uses (30)   | FULL | references | DOOMED | CLOSED | kernel  |
  *
  * kernel   INVALID, SUSPECT and SUSPENDED, set by the kernel, asynchronously
- * CLOSED   nobody's: free or being registered (with one reference), or being deregistered
+ * CLOSED   unowned: free or being registered (with one reference), or being deregistered
  * DOOMED   not in the index any more: its last user tears it down
  * FULL     the top bit of the references, of which there are too many to take more: 8 million
  *          before they would overflow, and be taken for none
@@ -20,7 +20,7 @@
  * read-modify-write, because a reader may add a reference at any time, to any
  * word, on the strength of an old hint.
  *
- * Who loses, if the fields were compared first and the reference taken then:
+ * The loser, if the fields were compared first and the reference taken then:
  *
  *   reader                         evictor and the next owner
  *   compares: the range fits
@@ -29,20 +29,19 @@
  *   take(): not closed, valid
  *   uses the MR of another range
  *
- * Who cannot: take() first, compare then. From a take() that saw neither CLOSED
- * nor DOOMED the references are not 0, so close() fails and the fields stay.
- * What take() sees open was written before open(): [Required: open() releases,
- * take() acquires]. What a user did with the MR comes before its deregistration:
- * [Required: give() releases, close() acquires].
+ * Not with take() first, then compare. From a take() that saw neither CLOSED nor DOOMED the
+ * references are not 0, so close() fails and the fields stay. The fields of a word that take() sees
+ * open were written before open(): [Required: open() releases, take() acquires]. A user's work with
+ * the MR comes before its deregistration: [Required: give() releases, close() acquires].
  *
- * Who loses, if open() stored instead of adding:
+ * The loser, if open() stored instead of adding:
  *
  *   reader                         owner
  *   take(): CLOSED, references 1
  *                                  stores references 1, its own
  *   give(): references 0           uses the MR, which anyone may close now
  *
- * While there are no references the kernel may take the pages (SUSPENDED). Who loses, if a
+ * While there are no references the kernel may take the pages (SUSPENDED). The loser, if a
  * registration had none while it is made:
  *
  *   owner                          kernel
@@ -68,7 +67,7 @@ public:
 	static constexpr uint64_t CLOSED = 1 << 8;
 	static constexpr uint64_t DOOMED = 1 << 9;
 	static constexpr uint64_t REF = 1 << 10;
-	/* What the kernel is told to mean "in use". */
+	/* The kernel's mask of "in use". */
 	static constexpr uint64_t REFS = 0xffffff * REF;
 	static constexpr uint64_t FULL = 1ULL << 33;
 	static constexpr uint64_t USE = 1ULL << 34;
@@ -82,13 +81,13 @@ public:
 	static bool idle(uint64_t seen) { return !(seen & (REFS | CLOSED)); }
 	static uint64_t uses(uint64_t seen) { return seen / USE; }
 	static bool suspended(uint64_t seen) { return seen & SUSPENDED; }
-	/* Nobody uses it and nobody shall: who finds this tears it down. */
+	/* Unused, and not to be used again: the thread that finds this tears it down. */
 	static bool over(uint64_t seen) { return idle(seen) && seen & (INVALID | DOOMED); }
 
-	/* A guess: what depends on it is decided by a later read-modify-write. */
+	/* A guess: a later read-modify-write decides. */
 	uint64_t peek_relaxed() const { return value.load(std::memory_order_relaxed); }
 
-	/* Takes a reference; what was there tells whether to keep it. Pairs with open(). */
+	/* Takes a reference; the word before tells whether to keep it. Pairs with open(). */
 	uint64_t take_acquire() { return value.fetch_add(REF + USE, std::memory_order_acquire); }
 
 	/* Give a reference back, as if never used or after use. Pair with close(). */
@@ -96,8 +95,8 @@ public:
 	uint64_t give_release() { return value.fetch_sub(REF, std::memory_order_release); }
 
 	/*
-	 * What give() found: a reference that is not the last one, or leaves an idle entry. A
-	 * closed one has none of a user's, only its own and those of old hints.
+	 * give() found a reference that is not the last one, or leaves an idle entry. A closed one
+	 * has none of a user's, only its own and those of old hints.
 	 */
 	static bool simple(uint64_t seen)
 	{
@@ -107,7 +106,7 @@ public:
 			return true;
 		return references > REF && !(seen & CLOSED);
 	}
-	/* What give() found: no user's reference. */
+	/* give() found no user's reference. */
 	static bool unused(uint64_t seen) { return !used(seen) || seen & CLOSED; }
 
 	/* Undoes a release too many. */
@@ -134,7 +133,7 @@ public:
 	/* A fresh entry's word is 0, which would be open. */
 	void free_fresh_relaxed() { value.fetch_add(CLOSED + REF, std::memory_order_relaxed); }
 
-	/* Closed, and the kernel has let go of it: forget what it said. */
+	/* Closed, and the kernel has let go of it: clears the kernel's bits. */
 	void clean_relaxed() { value.fetch_and(~(KERNEL | DOOMED), std::memory_order_relaxed); }
 
 	/*
@@ -155,13 +154,13 @@ public:
 		return value.fetch_add(references * REF - CLOSED, std::memory_order_release);
 	}
 
-	/* Whoever takes it after this does not keep it; the last user tears it down. */
+	/* A reader that takes it after this does not keep it; the last user tears it down. */
 	void doom_relaxed() { value.fetch_or(DOOMED, std::memory_order_relaxed); }
 
-	/* Takes the top bit of uses out; the caller, who has the mutex, counts it. */
+	/* Takes the top bit of uses out; the caller, under the mutex, counts it. */
 	bool fold_relaxed() { return value.fetch_and(~FOLD, std::memory_order_relaxed) & FOLD; }
 
-	/* What the kernel is told to write to. */
+	/* For the kernel to write to. */
 	uint64_t *raw() { return reinterpret_cast<uint64_t *>(&value); }
 
 private:
