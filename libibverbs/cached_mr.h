@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Where the verbs meet the registration cache: what the hooks in upstream's
- * verbs.c and device.c call. Included by ibverbs.h. ibv_reg_mr_iova2() is ours, in
- * mr_cache.c.
+ * Where the verbs meet the registration cache: the functions for the hooks in upstream's
+ * verbs.c and device.c. Included by ibverbs.h. ibv_reg_mr_iova2() is ours, in mr_cache.c.
  *
  * A process that does not use the cache pays one predictable branch in
  * ibv_reg_mr() and one in ibv_dereg_mr(), and no system call.
@@ -30,8 +29,8 @@
 #define CACHED_MR_GENERATION	(CACHED_MR_VIEW - 1)
 
 /*
- * In verbs_mr.access of an MR that was cached and is a plain one now: what is registered
- * is its range rounded to pages.
+ * In verbs_mr.access of an MR that was cached and is a plain one now: its range is
+ * registered rounded to pages.
  */
 #define CACHED_MR_ROUNDED (1U << 31)
 
@@ -52,28 +51,28 @@ static inline bool cached_mr_owns(struct ibv_mr *mr)
 }
 
 /*
- * Upstream's ibv_reg_mr_iova2(), which the hook renames; ours calls it for what is not for
- * the cache. No provider sees IBV_ACCESS_CACHED.
+ * Upstream's ibv_reg_mr_iova2(), which the hook renames; ours calls it for all that the
+ * cache does not serve. No provider sees IBV_ACCESS_CACHED.
  */
 struct ibv_mr *plain_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 				  uint64_t iova, unsigned int access);
-/* ibv_dereg_mr() of what cached_mr_owns(). */
+/* ibv_dereg_mr() of an MR that cached_mr_owns(). */
 int cached_mr_dereg(struct ibv_mr *mr);
 /*
- * For ibv_reg_mr_notify(): if nobody asked for the MR to be cached and nobody else
- * has it, it becomes a plain one with the same keys. Else an errno value, and nothing
- * changes for its users.
+ * For ibv_reg_mr_notify(): if the program did not ask for the MR to be cached and no
+ * other user has it, it becomes a plain one with the same keys. Else an errno value, and
+ * nothing changes for its users.
  */
 int cached_mr_make_plain(struct ibv_mr *mr);
 /*
- * What ibv_rereg_mr() says of an MR that is or was cached: true if *ret is its answer,
- * false if it may go on with what is a plain one now.
+ * For ibv_rereg_mr() of an MR that is or was cached: true if *ret is its answer, false if
+ * the MR is a plain one now and it may go on.
  */
 bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		     void *addr, size_t length, int access, int *ret);
 /*
- * A command failed (errno). If idle registrations may hold what it lacks, they go and it
- * is tried again: did it succeed at last? Else errno is its last one.
+ * A command failed (errno). If it may lack something that idle registrations hold, they
+ * go and it is tried again: did it succeed at last? Else errno is its last one.
  */
 bool cached_mr_retry(struct ibv_context *context,
 		     struct ibv_command_buffer *cmd);

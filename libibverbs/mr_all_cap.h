@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * IBV_DEVICE_MR_ALL is the library's own: what the kernel says of on-demand
- * paging tells it, also a kernel that does not know of this capability.
+ * IBV_DEVICE_MR_ALL is the library's own: it follows from the kernel's answer
+ * about on-demand paging, also from a kernel that does not know of this
+ * capability.
  */
 #ifndef IB_VERBS_MR_ALL_CAP_H
 #define IB_VERBS_MR_ALL_CAP_H

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A hit and its release: what ibv_reg_mr() and ibv_dereg_mr() do for a cached registration.
- * The cache itself is in mr_cache/ and knows nothing of verbs; around it are
+ * A hit and its release: ibv_reg_mr() and ibv_dereg_mr() of a cached registration. The
+ * cache itself is in mr_cache/ and knows nothing of verbs; around it are
  *
  *	mr_cache_policy.c	which registrations are cached, and for whom
  *	mr_cache_context.c	whether a context can
  *	mr_cache_registrar.c	how an entry is registered
  *	mr_cache_plain.c	MRs that leave the cache
- *	mr_cache_room.c		commands that lack what idle registrations hold
+ *	mr_cache_room.c		commands that lack room which idle registrations hold
  *	mr_cache_verbs.c	the verbs of the cache itself
  *
- * What is handed out is the provider's MR when the user asked for exactly what
- * that one shows, else a view: a struct verbs_mr of our own with the same
- * handle and keys. Several users may have the same MR; it has our marks before anybody
- * gets it, and a hit writes nothing to it.
+ * The user gets the provider's MR when that one shows exactly the requested range, else a
+ * view: a struct verbs_mr of our own with the same handle and keys. Several users may
+ * have the same MR; it has our marks before the first one gets it, and a hit writes
+ * nothing to it.
  */
 #include <config.h>
 
@@ -29,7 +29,7 @@
 static_assert(sizeof(struct verbs_mr) <= MR_VIEW_SIZE,
 	      "a view has less memory than an MR");
 
-/* With the reference to what it is a view of. */
+/* With the reference to the MR that it is a view of. */
 static inline struct ibv_mr *fill_view(struct verbs_mr *view,
 				       const struct ibv_mr *of, void *addr,
 				       size_t length, uint32_t index,
@@ -57,9 +57,9 @@ static struct ibv_mr *make_view(const struct ibv_mr *of, void *addr,
 }
 
 /*
- * What is not found, or a part of it when this thread keeps no view. When the cache cannot
- * acquire it, whatever the reason: a plain registration either can, or fails with the errno
- * that the user knows.
+ * For a range that is not found, or is a part when this thread keeps no view. When the
+ * cache cannot acquire it, for any reason: a plain registration either can, or fails with
+ * the errno that the user knows.
  */
 static __attribute__((noinline)) void *
 reg_anew(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -89,7 +89,7 @@ plain:
 	return plain_reg_mr_iova2(pd, start, length, addr, rights);
 }
 
-/* What is no hit of the likeliest kind, and is to be cached: saves no register for a part. */
+/* For all but hits of the likeliest kind: saves no register for a part. */
 void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length,
 			 uint32_t access, struct mr_cache_part part)
 {
@@ -106,9 +106,9 @@ reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	   unsigned int access);
 
 /*
- * What was found before costs little more than the two atomics of its reference: all that
- * leads elsewhere is a jump, so no register is saved, and nothing is asked that the entry
- * answers. That there is one tells that its context caches and its range may be cached.
+ * A hit costs little more than the two atomics of its reference: every other way is a
+ * jump, so no register is saved. No check of context or range: an entry exists only for a
+ * context that caches and a range that may be cached.
  */
 static inline __attribute__((always_inline)) struct ibv_mr *
 reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
@@ -132,7 +132,8 @@ reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	return mr_cache_find(pd, iova, length, rights);
 }
 
-/* What is not for the cache; or the first registration, before anybody has asked what is. */
+/* For a range that the cache does not serve; or the first registration, before the policy is
+ * read. */
 static struct ibv_mr *reg_slowly(struct ibv_pd *pd, void *addr, size_t length,
 				 uint64_t iova, unsigned int access)
 {
@@ -149,16 +150,16 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 	return reg(pd, addr, length, iova, access);
 }
 
-/* EBUSY says that others have it: what is busy otherwise must not look like that. */
+/* EBUSY says that others have it: other reasons must not look like that. */
 static int forget_error(int error)
 {
 	return error == EBUSY ? EAGAIN : error;
 }
 
 /*
- * A view is freed: its type says so first, for whoever deregisters it again. (Two who do it
- * at once free it twice, as they would free a provider's; an atomic would cost as much as the
- * hit.)
+ * A view is freed: its type says so first, to catch a second deregistration. (Two threads
+ * that do it at once free it twice, as they would free a provider's; an atomic would cost as
+ * much as the hit.)
  */
 static inline void mark_freed(struct verbs_mr *view)
 {

@@ -4,7 +4,7 @@
  * ibv_dereg_mr() leaves it for the next one. A registration whose memory has
  * gone is never found: the kernel tells (see mr_notify.h).
  *
- * Included by <infiniband/verbs.h>. For whoever registers the same buffers
+ * Included by <infiniband/verbs.h>. For programs that register the same buffers
  * again and again. The environment variable RDMAV_MR_CACHE gives the same to
  * programs that do not know of it; ibv_mr_cache(7) tells all about both.
  *
@@ -26,19 +26,18 @@ struct ibv_mr;
 struct ibv_pd;
 
 /*
- * An access flag of ibv_reg_mr() and its iova variants, in the optional range: what does
- * not know it registers as ever. The MR shows addr and length as asked for. Without remote
- * rights it may share its handle and keys with others, which may allow local
- * writes and reach further; with remote rights only with others of exactly its
- * range and rights. Its keys go on working after ibv_dereg_mr(), until it is
- * evicted, or suspended by a kernel that is short of memory: ibv_forget_mr()
- * ends them. ibv_rereg_mr() and ibv_reg_mr_notify()
- * refuse it.
+ * An access flag of ibv_reg_mr() and its iova variants, in the optional range: a library
+ * or device that does not know it registers as ever. The MR shows addr and length as asked
+ * for. Without remote rights it may share its handle and keys with others, which may allow
+ * local writes and reach further; with remote rights only with others of exactly its range
+ * and rights. Its keys go on working after ibv_dereg_mr(), until it is evicted, or
+ * suspended by a kernel that is short of memory: ibv_forget_mr() ends them. ibv_rereg_mr()
+ * and ibv_reg_mr_notify() refuse it.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 
 /*
- * What a context's cache may hold; registrations in use count too. These two structs may get
+ * The limits of a context's cache; registrations in use count too. These two structs may get
  * more fields at their ends: the functions are told how long the caller's are.
  */
 struct ibv_mr_cache_limits {
@@ -123,12 +122,12 @@ static inline int ibv_reg_mr_limits(struct ibv_context *context,
  * registrations stay. The pages are unpinned when it returns.
  *
  * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or
- * what deregistering one of them returned.
+ * the error of deregistering one of them.
  */
 int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);
 
 /**
- * ibv_query_mr_cache - Tell what a context's cache holds and has done
+ * ibv_query_mr_cache - Tell the contents and the history of a context's cache
  * @context: The context
  * @stats: Where to store it
  *

@@ -12,7 +12,7 @@
 #include "mr_cache_registrar.h"
 #include "mr_cache_report.h"
 
-/* RDMAV_MR_CACHE_RECLAIM=0: the kernel is not to take back what is idle. */
+/* RDMAV_MR_CACHE_RECLAIM=0: the kernel is not to take back idle pages. */
 static bool may_reclaim(void)
 {
 	static struct mr_cache_variable wanted = {
@@ -88,9 +88,9 @@ __attribute__((constructor)) static void notice_forks(void)
 }
 
 /*
- * What a child has registered by such a context does not end with the child: what is idle would
- * keep the PD as long as the parent lives. Of any other process the kernel ends all that is
- * left, which is faster. After the reports, which tell of it.
+ * A child's registrations by such a context do not end with the child: idle ones would keep the
+ * PD as long as the parent lives. Of any other process the kernel ends all that is left, which
+ * is faster. After the reports, which tell of them.
  */
 __attribute__((destructor(101))) static void leave(void)
 {

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * What a context is to the registration cache: asked of the device and the kernel once, at its
- * first registration.
+ * The state of a context for the registration cache: asked of the device and the kernel once,
+ * at its first registration.
  */
 #ifndef IB_VERBS_MR_CACHE_CONTEXT_H
 #define IB_VERBS_MR_CACHE_CONTEXT_H
 
 #include "ibverbs.h"
 
-/* verbs_ex_private.mr_cache: what asking has found; 0 is not yet asked */
+/* verbs_ex_private.mr_cache: the answers; 0 is not yet asked */
 enum context_state {
 	CONTEXT_ASKED = 1 << 0,
 	CONTEXT_CACHES = 1 << 1,
-	CONTEXT_RECLAIMS = 1 << 2,	/* the kernel may take back what is idle */
+	CONTEXT_RECLAIMS = 1 << 2,	/* the kernel may take back idle pages */
 	CONTEXT_RESTORES = 1 << 3,	/* and give it back */
 };
 #define CONTEXT_ENTRIES_SHIFT 8	/* above it: the default limit of entries */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* What the environment says to the registration cache (mr_cache_environment.h). */
+/* The registration cache's environment variables (mr_cache_environment.h). */
 #define _GNU_SOURCE
 #include <config.h>
 

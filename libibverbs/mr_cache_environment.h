@@ -12,7 +12,7 @@
 
 struct mr_cache_variable {
 	const char *name;
-	const char *values;	/* for whoever wrote another one */
+	const char *values;	/* told to a user that wrote another one */
 	uint32_t told;
 };
 

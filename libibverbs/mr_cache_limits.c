@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The limits that a context's cache starts with: RDMAV_MR_CACHE_MAX_BYTES and
- * RDMAV_MR_CACHE_MAX_ENTRIES, or what the machine allows.
+ * RDMAV_MR_CACHE_MAX_ENTRIES, or those that the machine allows.
  *
- * Registrations that nobody takes back may fill a quarter of the memory. Where the kernel
- * reclaims idle ones they are not held against anybody, and the limit is all of it: what
- * is beyond that can't be pinned at one time. RLIMIT_MEMLOCK is no shortage of memory,
- * and reclaims nothing: at most half of it is the cache's in either case, and below 1 MiB
- * there is no cache. Of the device's MRs,
- * which other processes want too, it is a sixteenth.
+ * Registrations that the kernel does not take back may fill a quarter of the memory.
+ * Where it reclaims idle ones they take nothing from others, and the limit is all of it:
+ * no more can be pinned at one time. RLIMIT_MEMLOCK is no shortage of memory, and
+ * reclaims nothing: at most half of it is the cache's in either case, and below 1 MiB
+ * there is no cache. Of the device's MRs, which other processes want too, it is a
+ * sixteenth.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -46,7 +46,7 @@ static uint64_t entries;
 static bool entries_are_given;
 static uint32_t idle_ms;
 
-/* What the kernel asks for the capability in: a container's root has it in another one. */
+/* The kernel asks for the capability in this one: a container's root has it in another. */
 static bool is_in_first_user_namespace(void)
 {
 	const ino_t first = 0xeffffffd;	/* PROC_USER_INIT_INO */
@@ -55,7 +55,7 @@ static bool is_in_first_user_namespace(void)
 	return !stat("/proc/self/ns/user", &status) && status.st_ino == first;
 }
 
-/* RLIMIT_MEMLOCK does not bind whoever has this capability. */
+/* RLIMIT_MEMLOCK does not bind a process that has this capability. */
 static bool may_lock_everything(void)
 {
 	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * What the registration cache of a context may hold until ibv_reg_mr_limits() says
- * otherwise, and for how long what is idle stays pinned.
+ * The limits of a context's registration cache until ibv_reg_mr_limits() sets others, and
+ * for how long idle registrations stay pinned.
  */
 #ifndef IB_VERBS_MR_CACHE_LIMITS_H
 #define IB_VERBS_MR_CACHE_LIMITS_H
@@ -22,7 +22,7 @@ struct mr_cache_bounds mr_cache_first_limits(bool reclaimed,
 					     uint32_t device_entries);
 /* For how long one may be idle until the kernel takes its pages back; 0: for ever. */
 uint32_t mr_cache_idle_ms(void);
-/* What the next one is told of a device with so many MRs; 0: it does not say. Below 2^24. */
+/* The device_entries above for a device with so many MRs; 0: it does not say. Below 2^24. */
 uint32_t mr_cache_device_entries(int max_mr);
 
 #endif /* IB_VERBS_MR_CACHE_LIMITS_H */

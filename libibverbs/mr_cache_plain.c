@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * MRs that leave the cache and become plain ones, with the same keys: for what a cached one
- * can't do, of a program that does not know that its registrations are cached.
+ * MRs that leave the cache and become plain ones, with the same keys: for requests that a
+ * cached one can't meet, of a program that does not know that its registrations are cached.
  */
 #include <config.h>
 
@@ -16,10 +16,10 @@
 
 /*
  * Only where a program does not know that its registrations are cached. A view
- * is of a larger registration, and stays what it is.
+ * is of a larger registration, and stays a view.
  *
  * Threads that have the same reference may do it at once, and mr_cache_take() lets them all.
- * Who loses, if none claimed the MR by its type:
+ * The loser, if none claimed the MR by its type:
  *
  *   thread A                        thread B
  *   takes the entry                 takes the entry
@@ -62,7 +62,7 @@ int cached_mr_make_plain(struct ibv_mr *mr)
 		return ret;
 	}
 	mr_cache_release(index, generation);
-	/* A reader who looked at the entry in vain may be the last one, and let go of it. */
+	/* A reader that looked at the entry in vain may be the last one, and let go of it. */
 	while (__atomic_load_n(type, __ATOMIC_ACQUIRE) != IBV_MR_TYPE_MR)
 		sched_yield();
 	return 0;
@@ -80,8 +80,8 @@ static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 }
 
 /*
- * ibv_rereg_mr() by the name that upstream's macro gives its body: what a preloaded library has
- * in its place is in the middle of this call already.
+ * ibv_rereg_mr() by the name that upstream's macro gives its body: a preloaded library's in its
+ * place is in the middle of this call already.
  */
 #if (defined(HAVE_FULL_SYMBOL_VERSIONS) ||                                     \
      defined(HAVE_LIMITED_SYMBOL_VERSIONS)) &&                                 \
@@ -117,7 +117,7 @@ bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		goto invalid;
 	if (!(flags & IBV_REREG_MR_CHANGE_TRANSLATION) || !vmr->access)
 		return false;
-	/* What is registered then is what was asked for. */
+	/* The new registration is of the requested range. */
 	vmr->access = 0;
 	*ret = own_rereg_mr(mr, flags, pd, addr, length, access);
 	if (*ret)

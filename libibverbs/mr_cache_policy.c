@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* RDMAV_MR_CACHE, and what it means for a registration (mr_cache_policy.h). */
+/* RDMAV_MR_CACHE, and its meaning for a registration (mr_cache_policy.h). */
 #include <config.h>
 
 #include <assert.h>
@@ -64,10 +64,9 @@ bool mr_cache_is_unasked(void)
 }
 
 /*
- * A key must not open more than the program asked for. Nobody but the program itself can
- * use one without remote rights: that may be rounded, and shared with whoever asks for
- * less. One with remote rights is for its range and its rights alone, unless peers are
- * trusted.
+ * A key must not open more than the program asked for. Only the program itself can use
+ * one without remote rights: that may be rounded, and shared with requests for less. One
+ * with remote rights is for its range and its rights alone, unless peers are trusted.
  */
 unsigned int mr_cache_access_of_entry(unsigned int access)
 {

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/*
- * Which registrations are cached, and for whom: what the program and RDMAV_MR_CACHE ask for.
- */
+/* Which registrations are cached, and for whom, as the program and RDMAV_MR_CACHE ask. */
 #ifndef IB_VERBS_MR_CACHE_POLICY_H
 #define IB_VERBS_MR_CACHE_POLICY_H
 
@@ -19,7 +17,7 @@
 /* RDMAV_MR_CACHE: which registrations are cached, and for whom. */
 enum policy {
 	POLICY_NOT_ASKED,
-	POLICY_FLAG,	/* unset: what asks by IBV_ACCESS_CACHED */
+	POLICY_FLAG,	/* unset: those with IBV_ACCESS_CACHED */
 	POLICY_LOCAL,	/* 1: also every one that no peer can notice */
 	POLICY_REMOTE,	/* remote: every one, for peers that trust one another */
 	POLICY_NONE,	/* 0: nothing at all */
@@ -38,11 +36,11 @@ extern unsigned int mr_cache_exact_rights __attribute__((visibility("hidden")));
 enum policy mr_cache_policy(void) __attribute__((visibility("hidden")));
 /* Does the program perhaps not know that its registrations are cached? */
 bool mr_cache_is_unasked(void) __attribute__((visibility("hidden")));
-/* What the core is asked for, for a registration with that access. */
+/* The request to the core for a registration with that access. */
 unsigned int mr_cache_access_of_entry(unsigned int access)
 	__attribute__((visibility("hidden")));
 
-/* The kernel refuses to have written by peers what may not be written. */
+/* The kernel refuses writes by peers where local writes are not allowed. */
 static inline bool may_be_written(unsigned int access)
 {
 	const unsigned int writes = IBV_ACCESS_REMOTE_WRITE |

@@ -31,7 +31,7 @@ static bool keeps_ranges_from_children(void)
 	return value == 1;
 }
 
-/* What the user should see, and our marks, are set before anybody can see them. */
+/* The shown range and our marks are set before a user can see them. */
 static int register_entry(const struct mr_cache_request *request,
 			  uint64_t *word, void **out)
 {

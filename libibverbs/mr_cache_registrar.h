@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * How the core of the cache registers: by the verbs. And the marks of what it hands out
- * (cached_mr.h).
+ * How the core of the cache registers: by the verbs. And the marks of the MRs that it
+ * hands out (cached_mr.h).
  */
 #ifndef IB_VERBS_MR_CACHE_REGISTRAR_H
 #define IB_VERBS_MR_CACHE_REGISTRAR_H

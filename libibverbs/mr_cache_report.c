@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * RDMAV_MR_CACHE_STATS=1: what the registration cache did for a program that
- * cannot be asked. A line on standard error for each context when it is closed,
- * or when the process ends and has it open.
+ * RDMAV_MR_CACHE_STATS=1: statistics of the registration cache, for a program
+ * that cannot be asked. A line on standard error for each context when it is
+ * closed, or when the process ends and has it open.
  *
  * A context has a place from when it was found to cache until one of these two
  * takes it out, and that one reports. Names are copied, so that the end of the

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Statistics of the registration cache for who runs a program, not for the
- * program itself: RDMAV_MR_CACHE_STATS=1.
+ * Statistics of the registration cache for the user that runs a program, not
+ * for the program itself: RDMAV_MR_CACHE_STATS=1.
  */
 #ifndef IB_VERBS_MR_CACHE_REPORT_H
 #define IB_VERBS_MR_CACHE_REPORT_H

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A command that failed because it lacks what idle registrations of the cache may hold:
- * memory that may be pinned, objects of a control group, keys. They go, and it is tried
- * again. All commands come here (execute_ioctl()), but for those by which the cache itself
- * registers and settles: it makes room by itself, with its lock and its lists at hand.
+ * A command that failed for lack of something that idle registrations of the cache may
+ * hold: memory that may be pinned, objects of a control group, keys. They go, and it is
+ * tried again. All commands come here (execute_ioctl()), but for those by which the cache
+ * itself registers and settles: it makes room by itself, with its lock and its lists at
+ * hand.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -36,7 +37,8 @@ static uint64_t write_command(const struct ibv_command_buffer *cmd)
 /*
  * Does it make an object? Of these the control group says EAGAIN when it has no room for one.
  * Elsewhere EAGAIN is an answer: an XRCD that is not there yet (OPEN_XRCD), a file whose lock
- * somebody keeps (SETTLE), an asynchronous answer of a driver's own method that is not read.
+ * another process keeps (SETTLE), an asynchronous answer of a driver's own method that is not
+ * read.
  */
 static bool makes_object(const struct ibv_command_buffer *cmd)
 {
@@ -80,7 +82,7 @@ static bool makes_object(const struct ibv_command_buffer *cmd)
 	return false;
 }
 
-/* What is posted before the request that fails stays posted: not twice. */
+/* Requests posted before the one that fails stay posted: not twice. */
 static bool may_be_half_done(const struct ibv_command_buffer *cmd)
 {
 	switch (write_command(cmd)) {
@@ -94,7 +96,7 @@ static bool may_be_half_done(const struct ibv_command_buffer *cmd)
 	}
 }
 
-/* ENOSPC says elsewhere that a buffer is too short, by which upstream asks what there is. */
+/* ENOSPC says elsewhere that a buffer is too short, by which upstream asks for the size. */
 static bool lacks_keys(const struct ibv_command_buffer *cmd)
 {
 	switch (write_command(cmd)) {
@@ -116,8 +118,8 @@ static bool lacks_room(const struct ibv_command_buffer *cmd, int error)
 	case ENOSPC:
 		return lacks_keys(cmd);
 	case EBUSY:
-		/* A PD lacks nothing, but what is idle may be its own by another name in this
-		 * process: that of an import. */
+		/* A PD lacks nothing, but idle registrations may be its own by another name
+		 * in this process: that of an import. */
 		return cmd->hdr.object_id == UVERBS_OBJECT_PD;
 	default:
 		return false;
@@ -127,9 +129,10 @@ static bool lacks_room(const struct ibv_command_buffer *cmd, int error)
 #define RETRIES 32
 
 /*
- * The first time some of what is idle goes, of all contexts, as limits count per process;
- * then all. It is tried once more in any case, as others may have given back in between;
- * and then as long as something is given back, as others may take it: not for ever.
+ * The first time some of the idle registrations go, of all contexts, as limits count per
+ * process; then all. It is tried once more in any case, as others may have given back in
+ * between; and then as long as something is given back, as others may take it: not for
+ * ever.
  */
 static bool make_room(uint32_t stage)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The verbs of the cache itself: is it there, how much may it hold, what has it done. */
+/* The verbs of the cache itself: is it there, its limits, its statistics. */
 #include <config.h>
 
 #include <errno.h>
@@ -22,8 +22,8 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 }
 
 /*
- * A struct of the caller's, who may be older or newer than this library: what both know of it,
- * and 0 for what only the caller does.
+ * A struct of the caller, which may be older or newer than this library: the fields that both
+ * know, and 0 for those that only the caller does.
  */
 static void give(void *to, size_t size, const void *from, size_t known)
 {
@@ -110,8 +110,8 @@ int _ibv_query_mr_cache(struct ibv_context *context,
 }
 
 /*
- * MRNOTIFY_1.0: of programs that were built when their structs were what they were then. The
- * header has functions of these names, which are not this.
+ * MRNOTIFY_1.0: of programs that were built with that version's structs. The header has
+ * functions of these names, which are not these.
  */
 int query_mr_cache_1_0(struct ibv_context *context,
 		       struct ibv_mr_cache_stats *stats)

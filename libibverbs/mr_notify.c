@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The verbs of MR notification, of any MR that a program may name. What the kernel
- * is asked is in mr_notify_cmd.c.
+ * The verbs of MR notification, of any MR that a program may name. The commands to the
+ * kernel are in mr_notify_cmd.c.
  */
 #include <config.h>
 

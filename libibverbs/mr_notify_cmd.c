@@ -91,8 +91,8 @@ static int cmd_mr_notify_settle(struct ibv_mr *mr, unsigned int flags)
 }
 
 /*
- * All but those by which a thread is told what it has just done itself: a provider and an
- * allocator's hook run too, and one of these that is blocked then ends the program.
+ * All but those for a thread's own faults: a provider and an allocator's hook run too,
+ * and one of these that is blocked then ends the program.
  */
 static bool block_signals(sigset_t *before)
 {
@@ -113,7 +113,7 @@ bool mr_notify_retries(struct mr_notify_retry *retry, int error)
 	} else if (error != EINTR && retry->blocked) {
 		const int old_errno = errno;
 
-		/* what was pending is handled here */
+		/* pending signals are handled here */
 		pthread_sigmask(SIG_SETMASK, &retry->before, NULL);
 		errno = old_errno;
 	}

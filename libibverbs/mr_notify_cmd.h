@@ -19,7 +19,8 @@ struct ibv_pd;
 enum mr_notify_flags {
 	/* The kernel may take the pages while nothing is in use, or says EOPNOTSUPP. */
 	MR_NOTIFY_RECLAIM	= 1 << 0,
-	/* What lacks room is not tried again: the caller is the cache, which makes room itself. */
+	/* A command that lacks room is not tried again: the caller is the cache, which makes room
+	 * itself. */
 	MR_NOTIFY_BY_CACHE	= 1 << 1,
 };
 
@@ -38,10 +39,10 @@ int mr_notify_settle(struct ibv_mr *mr, unsigned int flags);
 
 /*
  * The first arming of an address space takes the locks of all its mappings, and gives up at
- * any signal: nothing has happened then, and the caller has no use for knowing it. Who
- * loses, if it were only tried again: whoever has a timer (a profiler, say) whose interval
- * is shorter than the walk along its mappings. So from the second time on with signals
- * blocked, but for a thread's own faults: one that kills ends it.
+ * any signal: nothing has happened then, and the caller has no use for knowing it. The
+ * loser, if it were only tried again: a process with a timer (a profiler, say) whose
+ * interval is shorter than the walk along its mappings. So from the second time on with
+ * signals blocked, but for a thread's own faults: one that kills ends it.
  */
 struct mr_notify_retry {
 	bool blocked;
@@ -53,7 +54,7 @@ bool mr_notify_retries(struct mr_notify_retry *retry, int error);
 /*
  * Registers and arms for the cache, in one system call where the provider takes the usual way
  * (mr_notify_reg.c). NULL: errno is set. idle_ms, with MR_NOTIFY_RECLAIM, where that way is taken
- * and the kernel knows of it: when the kernel takes the pages of what nobody uses; 0: when it
+ * and the kernel knows of it: when the kernel takes the pages of an idle registration; 0: when it
  * needs them.
  */
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,

@@ -4,8 +4,8 @@
  * that registers, which a provider makes, gets more attributes on its way to
  * the kernel. They are the core's, the same for every driver.
  *
- * In the middle of the provider's call an allocator's hook may register something
- * else, plainly or through the cache. Who loses, if the word were that of the thread:
+ * In the middle of the provider's call an allocator's hook may register something else,
+ * plainly or through the cache. The loser, if the word were that of the thread:
  *
  *   registration A                  the hook, in A's calloc()
  *   word = A's
@@ -40,8 +40,8 @@ struct request {
 	uint64_t start;
 	uint64_t length;
 	uint32_t access;
-	uint32_t armed;		/* the handle of what its command made */
-	uint64_t answer;	/* the address of what the kernel answers to it */
+	uint32_t armed;		/* the handle that its command made */
+	uint64_t answer;	/* the address of the kernel's answer to it */
 	uint64_t *word;
 	uint64_t in_use;
 	bool reclaims;

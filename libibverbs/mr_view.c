@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The end of the views that a thread keeps (mr_view.h): they are freed when the thread ends.
- * What it frees after that is not kept. A thread that ends after the library was unloaded
- * leaks a few.
+ * Views that it frees after that are not kept. A thread that ends after the library was
+ * unloaded leaks a few.
  */
 #include <config.h>
 
@@ -39,7 +39,7 @@ static void make_key(void)
 	has_key = !pthread_key_create(&at_end, end_thread);
 }
 
-/* Nobody asks for the key after that: it may be another library's. */
+/* The key is not asked for after that: it may be another library's. */
 static __attribute__((destructor)) void unload(void)
 {
 	if (!has_key)

@@ -27,7 +27,7 @@ struct mr_view {
 
 struct mr_views {
 	struct mr_view *kept;
-	uint32_t room;	/* for so many more; 0 also when nobody has asked yet */
+	uint32_t room;	/* for so many more; 0 also when this thread has not asked yet */
 	uint32_t asked;
 };
 
