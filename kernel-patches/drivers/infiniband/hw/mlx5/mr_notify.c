@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * MR notification in mlx5. COMPILED AND REVIEWED, NOT RUN: nobody who wrote it
- * had the hardware.
+ * MR notification in mlx5. COMPILED AND REVIEWED, NOT RUN: its authors did not
+ * have the hardware.
  *
  * A UMR work request marks the mkey free and moves it to the driver's own
  * protection domain; when it has completed, the device does no DMA through the
@@ -9,9 +9,10 @@
  * each of the following copes with an mkey that is free already:
  *
  * dereg_mr of a cacheable mkey frees it once more and puts it into the cache,
- * from where it is taken in this very state: whoever takes it sets all of its
- * fields. Of another mkey the context is destroyed. In between nobody looks at
- * the scatterlist, which is gone: only address and length of the umem count.
+ * from where it is taken in this very state: the next user sets all of its
+ * fields. Of another mkey the context is destroyed. In between the driver does
+ * not look at the scatterlist, which is gone: only address and length of the
+ * umem count.
  *
  * rereg_user_mr without a new translation is refused by ib_umem_check_rereg(),
  * as the pages are not there any more. With one it frees the mkey first, pins
@@ -23,12 +24,12 @@
  * Both are never concurrent with revoking (ib_mr_notify_hold()); an mkey that
  * is back in the cache can't be hit by a late revoke.
  *
- * There is no restore_user_mr. The calls that would do it are those of a
- * re-registration with a new translation (mlx5r_umr_update_mr_pas(), then
- * mlx5r_umr_rereg_pd_access()), but they are made for an mkey that is large enough
- * for the new pages as the device wants them, contiguous in pieces of its page size:
- * what the same range maps later may be in smaller pieces. That is not to be written
- * without the hardware. So an idle MR ends INVALID, not SUSPENDED.
+ * There is no restore_user_mr. The calls that would do it are those of a re-registration
+ * with a new translation (mlx5r_umr_update_mr_pas(), then mlx5r_umr_rereg_pd_access()),
+ * but they are made for an mkey that is large enough for the new pages as the device
+ * wants them, contiguous in pieces of its page size: the later pages of the same range
+ * may be in smaller pieces. That is not to be written without the hardware. So an idle MR
+ * ends INVALID, not SUSPENDED.
  *
  * A memory window, or an indirect mkey, that refers to the mkey finds it free.
  *

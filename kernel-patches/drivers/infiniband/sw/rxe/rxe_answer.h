@@ -18,8 +18,8 @@
 #define RXE_ANSWER_H
 
 /*
- * Has it a number of this message? All of its numbers count, whatever part was
- * asked for last, for a refusal has the number of the first request.
+ * Has it a number of this message? All of its numbers count, not only those of
+ * the part asked for last, for a refusal has the number of the first request.
  */
 static inline bool rxe_is_of_message(struct rxe_qp *qp, u32 psn,
 				     struct rxe_send_wqe *wqe)

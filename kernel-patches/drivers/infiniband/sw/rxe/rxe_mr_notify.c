@@ -9,7 +9,7 @@
  *   revoked? no
  *                                         revoked = true
  *                                         pages unpinned, given to another
- *   memcpy into the page                  [writes somebody else's memory]
+ *   memcpy into the page                  [writes another owner's memory]
  *
  * So the copy runs under revoke_lock, which revoking takes for writing:
  *
@@ -58,13 +58,13 @@ int rxe_revoke_user_mr(struct ib_mr *ibmr)
  * rxe_restore_user_mr - Give a revoked MR the pages that its umem has now
  * @ibmr: A user MR, and as many pages as before
  *
- * Nobody looks at page_info while the MR is revoked, so it is filled without the
- * lock.
+ * No copy looks at page_info while the MR is revoked, so it is filled without
+ * the lock.
  *
  * Context: Process context.
  *
- * Return: 0, or -EOPNOTSUPP for an MR of persistent memory: who knows what the
- * new pages are.
+ * Return: 0, or -EOPNOTSUPP for an MR of persistent memory: the new pages may
+ * be of another kind.
  */
 int rxe_restore_user_mr(struct ib_mr *ibmr)
 {

@@ -17,7 +17,7 @@ int rxe_restore_user_mr(struct ib_mr *ibmr);
 
 /*
  * To sparse, which does not know of the cleanup at the end of a scope, neither
- * of the two changes what is locked: __release() and __acquire() are for it alone.
+ * of the two changes the lock: __release() and __acquire() are for it alone.
  */
 static inline struct rxe_mr *rxe_mr_pages_enter(struct rxe_mr *mr)
 {

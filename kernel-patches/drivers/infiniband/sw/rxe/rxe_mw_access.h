@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * What the key of a memory window opens: the window, and not the MR behind it,
- * which may be all memory.
+ * The key of a memory window opens the window, and not the MR behind it, which
+ * may be all memory.
  *
  * A window may be bound anew or invalidated at any moment. Looked at without its
  * lock it loses:
@@ -48,8 +48,8 @@ static inline bool rxe_mw_covers(const struct rxe_mw *mw, u64 offset, u64 length
 /**
  * rxe_mw_begin - Begin an access by the key of a window
  * @mw: The window
- * @qp: The queue pair; knows the range of the request, and learns what is to be
- *	added to its address
+ * @qp: The queue pair; knows the range of the request, and learns the offset
+ *	to add to its address
  * @pkt: The request
  * @access: The rights that it needs
  *

@@ -29,15 +29,16 @@
  *                                         writes to B, its copy of A
  *   copies to A: only the child sees it
  *
- * What does not need mmap_lock for writing (MADV_DONTNEED, truncation, reclaim,
- * migration) may take A out of the page tables while it is written. Then the
- * write came before, as one by the process: A is not given away before this CPU
- * has forgotten it, and a page that is held isn't reclaimed or migrated. A
- * transfer that begins after such a call has returned finds what is there then.
+ * Calls that do not need mmap_lock for writing (MADV_DONTNEED, truncation,
+ * reclaim, migration) may take A out of the page tables while it is written.
+ * Then the write came before, as one by the process: A is not given away before
+ * this CPU has forgotten it, and a page that is held isn't reclaimed or
+ * migrated. A transfer that begins after such a call has returned finds the
+ * page that is there then.
  *
- * The process may end while a worker has its address space on. What is looked up
- * without a reference to the users of it (rxe_odp_copy_fast()) is a page that is
- * held, or nothing:
+ * The process may end while a worker has its address space on. A look-up
+ * without a reference to the users of it (rxe_odp_copy_fast()) finds a page
+ * that is held, or nothing:
  *
  *   rxe                                   the process
  *   mmap_read_lock
@@ -47,12 +48,12 @@
  *   unlock
  *                                         mmap_write_lock; frees page tables
  *
- * WHO FAULTS
+ * WORKERS AND FAULTS
  *
- * rxe's workers serve what they can serve without waiting for anybody: anonymous
- * and shared memory. All else, and what would have to wait after all (swap,
- * userfaultfd), is met with -EINPROGRESS, and the queue pair waits for a fault of
- * its own: rxe_odp_fault.c.
+ * rxe's workers serve memory that they can serve without waiting: anonymous and
+ * shared memory. All else, and a page that would have to be waited for after
+ * all (swap, userfaultfd), is met with -EINPROGRESS, and the queue pair waits
+ * for a fault of its own: rxe_odp_fault.c.
  */
 
 #include <linux/backing-dev.h>
@@ -69,7 +70,7 @@
 #include "rxe.h"
 
 /**
- * rxe_odp_init_caps - Say what on-demand paging can do
+ * rxe_odp_init_caps - Report the abilities of on-demand paging
  * @attr: The attributes of a new device
  */
 void rxe_odp_init_caps(struct ib_device_attr *attr)
@@ -151,7 +152,7 @@ static unsigned long rxe_odp_addr(struct rxe_mr *mr, u64 iova)
 	return mr->odp->start + (iova - mr->ibmr.iova);
 }
 
-/* A writer of mmap_lock is short of waiting for somebody else, mostly */
+/* A writer of mmap_lock is short, unless it waits itself */
 static bool rxe_odp_trylock(struct mm_struct *mm)
 {
 	int tries;
@@ -224,9 +225,9 @@ static bool rxe_odp_is_writable(struct mm_struct *mm, unsigned long addr,
 
 /*
  * A file system may clean a page that is being written, unless that is locked,
- * and warns of one that gets dirty then. Whoever has it locked is short mostly,
- * but may have cleaned it: then the file system wants to be told of the next
- * write, by a fault, before there is one.
+ * and warns of one that gets dirty then. The holder of the lock is short
+ * mostly, but may have cleaned it: then the file system wants to be told of the
+ * next write, by a fault, before there is one.
  *
  *   rxe                                   writeback
  *   finds a page, which may be written
@@ -259,7 +260,7 @@ static int rxe_odp_lock_file(struct mm_struct *mm, unsigned long addr,
 	return -EBUSY;
 }
 
-/* Let go of what rxe_odp_get_page() has found */
+/* Let go of the page that rxe_odp_get_page() has found */
 static void rxe_odp_release_page(struct page *page, bool write)
 {
 	struct folio *folio = page_folio(page);
@@ -312,7 +313,7 @@ static bool rxe_odp_take_on(struct mm_struct *mm)
 	return true;
 }
 
-/* Called for each task, whose queue pair may have gone: leave what it has taken on */
+/* Called for each task; its queue pair may have gone. Leave the address space */
 void rxe_odp_end_task(void)
 {
 	rxe_odp_leave_task_mm();
@@ -320,11 +321,11 @@ void rxe_odp_end_task(void)
 }
 
 /*
- * Copy as the process itself would, but through the kernel's addresses, what is
- * there of anonymous and shared memory. That does not yield to the worker of the
- * other end after each packet, as get_user_pages_remote() does: then most of the
- * time would go by in the scheduler. The process may have ended: it takes its
- * memory away under mmap_lock, too.
+ * Copy as the process itself would, but through the kernel's addresses, to or
+ * from the present pages of anonymous and shared memory. That does not yield to
+ * the worker of the other end after each packet, as get_user_pages_remote()
+ * does: then most of the time would go by in the scheduler. The process may
+ * have ended: it takes its memory away under mmap_lock, too.
  *
  * Return: false when something is not mapped, or not so, or the architecture
  * can't look pages up without a lock (User Mode Linux); part may be copied.
@@ -356,8 +357,8 @@ static bool rxe_odp_copy_fast(struct mm_struct *mm, unsigned long addr,
 
 /*
  * The same through the addresses of the process, which has not ended. (At its
- * end an architecture may give pages away and leave their translations to
- * whoever has taken the address space on.)
+ * end an architecture may give pages away and leave their translations to the
+ * threads that have taken the address space on.)
  */
 static bool rxe_odp_copy_user(struct mm_struct *mm, unsigned long addr,
 			      void *buf, unsigned int length, bool write)
@@ -462,8 +463,9 @@ out:
  * Context: Process context, a task of a queue pair.
  *
  * Return: 0; -EFAULT when the memory can't be accessed so; -EINPROGRESS when a
- * page must be waited for: then the caller tells who waits (rxe_odp_req_waits(),
- * rxe_odp_comp_waits(), rxe_odp_resp_state()), and copies all of it again later.
+ * page must be waited for: then the caller tells which side waits
+ * (rxe_odp_req_waits(), rxe_odp_comp_waits(), rxe_odp_resp_state()), and copies
+ * all of it again later.
  */
 int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
 		 enum rxe_mr_copy_dir dir)
@@ -620,7 +622,7 @@ enum resp_states rxe_odp_flush(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
 	return rxe_odp_resp_state(qp, err, RESPST_ERR_RKEY_VIOLATION);
 }
 
-/* What "rdma statistic show mr" shows of an MR */
+/* The counters of an MR, for "rdma statistic show mr" */
 int rxe_odp_fill_stat_mr(struct sk_buff *msg, struct ib_mr *ibmr)
 {
 	struct rxe_odp_mr *odp = to_rmr(ibmr)->odp;

@@ -8,9 +8,9 @@
 
 /* An MR with on-demand paging */
 struct rxe_odp_mr {
-	struct mm_struct	*mm;	/* of who registered; grabbed */
+	struct mm_struct	*mm;	/* of the process that registered; grabbed */
 	u64			start;	/* the address of ibmr.iova */
-	struct rxe_odp_user	*user;	/* whoever registered */
+	struct rxe_odp_user	*user;	/* the user that registered */
 	atomic64_t		faults;
 	atomic64_t		waits;	/* faults that were not served at once */
 	atomic64_t		prefetched; /* pages */

@@ -3,12 +3,12 @@
  * Faults that must be waited for, and the threads that wait. How a queue pair waits
  * is in rxe_odp_wait.c, how it gets mmap_lock then in rxe_odp_loan.c.
  *
- * Who answers a fault may be a disk, a thread with a userfaultfd, a FUSE server,
- * a server behind a dead network: it may take for ever. Nobody waits for that but
- * a kernel thread of its own, one for each thing that a queue pair waits for. It
- * holds the address space and nothing of rxe: no MR, no queue pair, no device, no
- * worker. So all of these can end meanwhile, and the thread is killed with the
- * queue pair that waited.
+ * The answer to a fault may come from a disk, a thread with a userfaultfd, a
+ * FUSE server, a server behind a dead network: it may take for ever. Only a
+ * kernel thread of its own waits for that, one for each page that a queue pair
+ * waits for. It holds the address space and nothing of rxe: no MR, no queue
+ * pair, no device, no worker. So all of these can end meanwhile, and the thread
+ * is killed with the queue pair that waited.
  *
  *   a task of a queue pair                  the thread
  *   copies: -EINPROGRESS
@@ -21,9 +21,10 @@
  *   been
  *
  * A user has RXE_ODP_THREADS threads at most, and each address space one, which
- * stays with it: who never answers a fault would take all that the machine can
- * have. Further faults of that user wait for a thread, and may end while they do.
- * Those of another process, who may be the one to answer, do not wait for it.
+ * stays with it: a user that never answers a fault would take all that the
+ * machine can have. Further faults of that user wait for a thread, and may end
+ * while they do. Those of another process, perhaps the one to answer, do not
+ * wait for it.
  *
  * The page may be gone again by then: so it goes round until page and task meet,
  * as a CPU would. If the access is not possible the thread says so, and the task
@@ -54,7 +55,7 @@ static LIST_HEAD(rxe_odp_met);
 static LIST_HEAD(rxe_odp_users);
 static DEFINE_SPINLOCK(rxe_odp_users_lock);	/* nests in rxe_odp_lock */
 
-/* What the work of each task calls; NULL until one waits for the first time */
+/* The function of each task's work; NULL until one waits for the first time */
 static work_func_t rxe_odp_do_work;
 
 /* NULL: no memory */
@@ -111,7 +112,7 @@ void rxe_odp_put_fault(struct rxe_odp_fault *fault)
 	kref_put(&fault->ref, rxe_odp_free_fault);
 }
 
-/* The fault that this worker has met last and nobody waits for yet */
+/* The fault that this worker has met last and no queue pair waits for yet */
 static struct rxe_odp_fault *rxe_odp_take_met(void)
 {
 	struct rxe_odp_fault *fault, *found = NULL;
@@ -212,8 +213,8 @@ int rxe_odp_fault_in(struct mm_struct *mm, unsigned long addr, bool write)
 }
 
 /*
- * Does somebody wait, and is the address space there? Asked after allow_signal():
- * who leaves says it, then kills.
+ * Does a queue pair wait, and is the address space there? Asked after
+ * allow_signal(): a queue pair that leaves clears fault->qp, then kills.
  */
 static bool rxe_odp_begin(struct rxe_odp_fault *fault)
 {
@@ -247,8 +248,9 @@ void rxe_odp_leave_fault(struct rxe_qp *qp, enum rxe_odp_side side)
 }
 
 /*
- * Nobody asks for the answer of a fault any more. What comes to wait for that
- * page later must not take it for its own. Context: rxe_odp_lock held
+ * The queue pair does not ask for the answer of a fault any more. A later
+ * packet that waits for that page must not take it for its own. Context:
+ * rxe_odp_lock held
  */
 void rxe_odp_end_fault(struct rxe_qp *qp, enum rxe_odp_side side)
 {
@@ -379,7 +381,7 @@ static struct rxe_odp_fault *rxe_odp_choose(struct rxe_odp_fault *done)
 					list);
 }
 
-/* What the calling thread does after @done; NULL: it ends */
+/* The next fault of the calling thread, after @done; NULL: it ends */
 static struct rxe_odp_fault *rxe_odp_next_fault(struct rxe_odp_fault *done)
 {
 	struct rxe_odp_user *user = done->user;
@@ -435,9 +437,9 @@ static int rxe_odp_count_users(struct rxe_odp_user *user, struct mm_struct *mm)
 }
 
 /*
- * End what is left of processes that have ended: nobody sees that memory again,
- * and it would have threads, beside those of processes that there are, until
- * somebody answers. Context: rxe_odp_lock held
+ * End the faults that are left of processes that have ended: that memory is not
+ * seen again, and they would have threads, beside those of living processes,
+ * until they are answered. Context: rxe_odp_lock held
  */
 static void rxe_odp_end_orphans(struct rxe_odp_user *user)
 {
@@ -469,7 +471,7 @@ static bool rxe_odp_get_served(struct rxe_odp_fault *fault,
 	return now;
 }
 
-/* Start what is waited for. The caller's reference becomes the queue pair's */
+/* Start the awaited fault. The caller's reference becomes the queue pair's */
 static int rxe_odp_start(struct rxe_qp *qp, enum rxe_odp_side side,
 			 struct rxe_odp_fault *fault)
 {
@@ -534,7 +536,7 @@ int rxe_odp_wait(struct rxe_qp *qp, enum rxe_odp_side side)
 	if (old && old->mm == fault->mm && old->addr == fault->addr &&
 	    old->write == fault->write)
 		err = old->done ? old->err : -EINPROGRESS;
-	/* What has been answered is asked anew the next time */
+	/* An answered fault is asked anew the next time */
 	if (old && old->done)
 		rxe_odp_leave_fault(qp, side);
 	spin_unlock(&rxe_odp_lock);

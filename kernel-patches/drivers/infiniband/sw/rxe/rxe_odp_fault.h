@@ -6,7 +6,7 @@
 #ifndef RXE_ODP_FAULT_H
 #define RXE_ODP_FAULT_H
 
-/* Who waits: the two halves of the send task do so on their own */
+/* The side that waits: the two halves of the send task do so on their own */
 enum rxe_odp_side {
 	RXE_ODP_REQ,
 	RXE_ODP_COMP,
@@ -20,7 +20,7 @@ enum rxe_odp_loan {
 	RXE_ODP_RECALLED,	/* borrowed, for the last time */
 };
 
-/* Whoever registers memory. Held by MRs and faults */
+/* A user that registers memory. Held by MRs and faults */
 struct rxe_odp_user {
 	refcount_t		ref;
 	struct list_head	list;	/* in rxe_odp_users */
@@ -33,7 +33,7 @@ struct rxe_odp_user {
 };
 
 struct rxe_odp_fault {
-	/* of who met it or the queue pair, and of the thread or its user's list */
+	/* of the worker or the queue pair, and of the thread or its user's list */
 	struct kref		ref;
 	struct rxe_odp_user	*user;
 	struct mm_struct	*mm;
@@ -53,9 +53,9 @@ struct rxe_odp_fault {
 	unsigned long		since;
 
 	/* under rxe_odp_lock */
-	struct rxe_qp		*qp;	/* NULL: nobody waits any more */
+	struct rxe_qp		*qp;	/* NULL: it does not wait any more */
 	enum rxe_odp_side	side;
-	bool			over;	/* what waited for it needs no answer */
+	bool			over;	/* the waiting packet needs no answer */
 	bool			met;	/* a packet has waited for it */
 	bool			begun;	/* the thread has the address space until done */
 	bool			done;

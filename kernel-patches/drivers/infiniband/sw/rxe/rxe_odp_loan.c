@@ -131,7 +131,7 @@ bool rxe_odp_give_back(struct mm_struct *mm)
 	return found;
 }
 
-/* What is lent to a task is not kept for it any more. Context: rxe_odp_lock held */
+/* A lock lent to a task is not kept for it any more. Context: rxe_odp_lock held */
 void rxe_odp_decline(struct work_struct *work)
 {
 	struct rxe_odp_fault *fault, *next;
@@ -155,7 +155,7 @@ void rxe_odp_end_loans(void)
 /*
  * Wait until the task that the lock is lent to has ended. It may not come for
  * long, or have much to do, and others want the lock, too: after a while it has
- * no more than what it is just copying.
+ * no more than the copy that it is making.
  */
 void rxe_odp_get_back(struct rxe_odp_fault *fault)
 {

@@ -13,7 +13,7 @@
 
 #include "rxe.h"
 
-/* What is to be prefetched, or why not; a reference to the MR is the caller's */
+/* The MR to prefetch, or an error; the reference is the caller's */
 static struct rxe_mr *rxe_odp_find_mr(struct ib_pd *ibpd,
 				      enum ib_uverbs_advise_mr_advice advice,
 				      const struct ib_sge *sge)
@@ -88,7 +88,7 @@ static int rxe_odp_prefetch(struct mm_struct *mm, unsigned long addr, u64 length
 }
 
 /*
- * Prefetch one part. A fault may take for ever, and who deregisters waits for
+ * Prefetch one part. A fault may take for ever, and deregistering waits for
  * references to the MR: so none is held meanwhile.
  */
 static int rxe_odp_prefetch_sge(struct ib_pd *ibpd,
@@ -131,10 +131,10 @@ static int rxe_odp_prefetch_sge(struct ib_pd *ibpd,
  * @attrs: Not used
  *
  * Return: 0, also when without the flag some pages are not there; -EOPNOTSUPP
- * for other advice; -ENOENT for an unknown key; -EPERM for another PD or a write
- * to what is read-only; -EINVAL for an MR that is pinned; -EFAULT when the range
- * is not the MR's or can't be accessed so; -EINTR when the caller is being
- * killed. All keys are checked before anything is done.
+ * for other advice; -ENOENT for an unknown key; -EPERM for another PD or a
+ * write to read-only memory; -EINVAL for an MR that is pinned; -EFAULT when the
+ * range is not the MR's or can't be accessed so; -EINTR when the caller is
+ * being killed. All keys are checked before anything is done.
  */
 int rxe_odp_advise_mr(struct ib_pd *ibpd,
 		      enum ib_uverbs_advise_mr_advice advice, u32 flags,
@@ -157,7 +157,7 @@ int rxe_odp_advise_mr(struct ib_pd *ibpd,
 			return PTR_ERR(mr);
 		rxe_put(mr);
 	}
-	/* There is no table in which what is mapped could be entered */
+	/* There is no table of mapped pages to enter them in */
 	if (advice == IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT)
 		return 0;
 

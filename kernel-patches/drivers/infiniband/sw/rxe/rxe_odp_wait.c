@@ -4,10 +4,10 @@
  * or a work request where it was, and go on with it when the fault is done.
  *
  * The peer of an RC queue pair is told nothing at first. When the faults of one
- * packet take longer than RXE_ODP_PATIENCE and the peer repeats what it sent, it
+ * packet take longer than RXE_ODP_PATIENCE and the peer repeats its request, it
  * is told to try again later (RNR NAK), as often as it repeats; of a read that
- * has been answered in part, the rest. Of an unreliable transport the message is
- * dropped when one fault takes so long.
+ * has been answered in part, the rest. Of an unreliable transport the message
+ * is dropped when one fault takes so long.
  */
 
 #include <linux/skbuff.h>
@@ -35,8 +35,8 @@ static void rxe_odp_drop(struct rxe_qp *qp, struct sk_buff_head *queue,
 /*
  * A packet that was looped back counts for, and holds, the queue pair that sent
  * it until it is freed. That one must not wait for ours, nor its other peers.
- * So packets that wait count for nobody, and there is an end to how many do:
- * what is lost is sent again.
+ * So packets that wait count for no queue pair, and their number has a limit:
+ * lost ones are sent again.
  */
 static void rxe_odp_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
 {
@@ -54,7 +54,7 @@ static void rxe_odp_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
  * rxe_odp_req_waits - Does the requester wait for a page?
  * @qp: The queue pair
  * @wqe: The work request whose data could not be copied
- * @err: What copying it returned
+ * @err: The result of copying it
  *
  * Return: true if so: the requester leaves @wqe as it is, to go on with it when
  * it is scheduled again.
@@ -76,7 +76,7 @@ bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
 }
 
 /**
- * rxe_odp_req_ends - The requester does not go on with what it may wait for
+ * rxe_odp_req_ends - The requester does not go on with its request
  * @qp: The queue pair
  */
 void rxe_odp_req_ends(struct rxe_qp *qp)
@@ -91,7 +91,7 @@ void rxe_odp_req_ends(struct rxe_qp *qp)
  * rxe_odp_comp_waits - Does the completer wait for a page?
  * @qp: The queue pair
  * @pkt: The response whose data could not be copied
- * @err: What copying it returned
+ * @err: The result of copying it
  *
  * Return: true if so: @pkt is back at the head of its queue, with references of
  * its own, and the completer lets go of it.
@@ -120,9 +120,9 @@ bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
 
 /*
  * A peer whose read has been answered in part is told to come later for the
- * rest. So that is what comes next: as a new request, or, from somebody who has
- * not got all of the first part, as a repetition, which is answered from @res
- * (and leaves the MSN one behind).
+ * rest. So the rest comes next: as a new request, or, from a peer that has not
+ * got all of the first part, as a repetition, which is answered from @res (and
+ * leaves the MSN one behind).
  */
 static void rxe_odp_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
@@ -141,8 +141,8 @@ static void rxe_odp_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 
 /*
  * Let the responder meet the request again from its beginning, but for a read
- * that has been answered in part. What it holds must not be held while it waits,
- * and what it has done is undone.
+ * that has been answered in part. It must hold nothing while it waits, and its
+ * work is undone.
  */
 static void rxe_odp_rewind_resource(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
@@ -171,7 +171,7 @@ static void rxe_odp_keep_wqe(struct rxe_qp *qp)
 	qp->odp_wqe_taken = true;
 }
 
-/* What the peer asks for with that packet: all of it, or the rest of a read */
+/* The PSN from which the peer asks with that packet; of a read, of its rest */
 static u32 rxe_odp_part(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
 	struct resp_res *res = qp->resp.res;
@@ -181,9 +181,9 @@ static u32 rxe_odp_part(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 
 /*
  * Is an RC peer to come later? It has asked again, and has waited long, for one
- * page or for one after the other. Whoever has been told so comes back, and is
- * told at once then: until it has got on, or it would give up.
- * Context: rxe_odp_lock held
+ * page or for one after the other. A peer that has been told so comes back, and
+ * is told at once then: until it has got on, or it would give up. Context:
+ * rxe_odp_lock held
  */
 static bool rxe_odp_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt,
 			       bool asked)
@@ -213,7 +213,7 @@ static bool rxe_odp_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 	spin_lock(&rxe_odp_lock);
 	fault = qp->odp_faults[RXE_ODP_RESP];
 	if (fault) {
-		/* What has just met it has not waited */
+		/* A packet that has just met it has not waited */
 		late = fault->met &&
 		       time_after(jiffies, fault->since + RXE_ODP_PATIENCE);
 		if (qp_type(qp) == IB_QPT_RC)
@@ -227,8 +227,8 @@ static bool rxe_odp_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 }
 
 /*
- * The access can't be made: nobody asks for the answer any more. It would be an
- * old one, if the queue pair came to wait for that page again.
+ * The access can't be made: the answer is not asked for any more. It would be
+ * an old one, if the queue pair came to wait for that page again.
  */
 static void rxe_odp_end_wait(struct rxe_qp *qp, enum rxe_odp_side side)
 {
@@ -240,9 +240,9 @@ static void rxe_odp_end_wait(struct rxe_qp *qp, enum rxe_odp_side side)
 }
 
 /**
- * rxe_odp_resp_state - What the responder does after an access to memory
+ * rxe_odp_resp_state - The responder's state after an access to memory
  * @qp: The queue pair
- * @err: What the access returned
+ * @err: The result of the access
  * @state: The state of an access that failed
  *
  * Return: RESPST_NONE for no error, @state for one. When a page must be waited

@@ -34,7 +34,7 @@ static bool rxe_send_wqe_is_valid(const struct rxe_qp *qp,
 
 	if (!wqe->mask)
 		return false;
-	/* without data; what is flushed is the peer's */
+	/* without data; the flushed memory is the peer's */
 	if (wqe->mask & (WR_LOCAL_OP_MASK | WR_FLUSH_MASK))
 		return true;
 	if (wqe->mask & WR_ATOMIC_WRITE_MASK)
@@ -45,7 +45,7 @@ static bool rxe_send_wqe_is_valid(const struct rxe_qp *qp,
 	       rxe_sges_fit(dma, qp->sq.max_sge);
 }
 
-/* A ring is never full: who says that there are more than can be is not believed */
+/* A ring is never full: a producer index beyond that is not believed */
 static struct rxe_send_wqe *rxe_take_send_wqe(struct rxe_qp *qp)
 {
 	struct rxe_send_wqe *wqe = rxe_send_wqe(qp, qp->sq.taken);
@@ -75,13 +75,13 @@ static struct rxe_send_wqe *rxe_take_send_wqe(struct rxe_qp *qp)
 /**
  * rxe_next_send_wqe - The send request in a place of the ring
  * @qp: The queue pair
- * @index: The place; what is before it has been taken
+ * @index: The place; those before it have been taken
  *
  * Context: The send task, or while that does not run.
  *
- * Return: The copy, which is made now if @index is the first place that has none;
- * with an error for its status if it is not what it should be. NULL if nothing is
- * there.
+ * Return: The copy, which is made now if @index is the first place that has
+ * none; with an error for its status if it is not a valid one. NULL if nothing
+ * is there.
  */
 struct rxe_send_wqe *rxe_next_send_wqe(struct rxe_qp *qp, u32 index)
 {
@@ -96,7 +96,7 @@ struct rxe_send_wqe *rxe_next_send_wqe(struct rxe_qp *qp, u32 index)
  * @wqe: The request in it
  *
  * Return: 0, and qp->resp.wqe is a copy of which nothing has been used; -EINVAL
- * if the request is not what it should be.
+ * if the request is not a valid one.
  */
 int rxe_take_recv_wqe(struct rxe_qp *qp, const struct rxe_rq *rq,
 		      const struct rxe_recv_wqe *wqe)

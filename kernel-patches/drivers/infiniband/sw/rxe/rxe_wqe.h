@@ -13,8 +13,8 @@
  * far it has got is kept there as well, and nothing of it is read in the ring
  * any more.
  *
- * Of a send queue, what is from its consumer on and before sq.taken has a copy, in
- * the same place of sq.wqes. What is behind that has not been looked at.
+ * Of a send queue, the requests from its consumer on and before sq.taken have a
+ * copy, in the same place of sq.wqes. Those behind have not been looked at.
  */
 #ifndef RXE_WQE_H
 #define RXE_WQE_H

@@ -10,7 +10,7 @@
  *   siw_check_mem(): valid
  *                                         stag_valid = 0
  *                                         pages unpinned, given to another
- *   skb_copy_bits() into the page         [writes somebody else's memory]
+ *   skb_copy_bits() into the page         [writes another owner's memory]
  *
  * So each copy runs under revoke_lock, which revoking takes for writing:
  *
@@ -26,14 +26,14 @@
  *   siw_tx_hdt()                          revoke
  *   page P, revoked? no
  *                                         revoked = 1
- *                                         P unpinned, freed, somebody else's
- *   TCP copies P                          [sends somebody else's memory]
+ *                                         P unpinned, freed, another's
+ *   TCP copies P                          [sends another owner's memory]
  *
  * It takes a reference to each page instead, under revoke_lock, and drops it
- * when TCP has copied the page or has a reference of its own (zero copy). P
- * becomes nobody else's before. So what TCP was given before the revoke is
- * still sent, or sent again, with what P contains by then; nothing is given to
- * it after the revoke.
+ * when TCP has copied the page or has a reference of its own (zero copy). P is
+ * given to no other owner before. So data that TCP was given before the revoke
+ * is still sent, or sent again, with the contents of P by then; nothing is
+ * given to it after the revoke.
  *
  * stag_valid can't take the place of revoked: registering a key anew sets it
  * again. Nor can the reference count of the siw_mem, which a work request holds
@@ -48,10 +48,10 @@
  *                                         ib_umem_release()    [may not sleep]
  *
  * So deregistration takes the pages away and releases the umem itself, in
- * process context. What is left to the last reference is siw's own memory.
+ * process context. The last reference frees siw's own memory only.
  *
- * revoke_lock is a leaf, and nobody takes it twice. Softirqs take it for
- * reading, so everybody keeps them off while holding it.
+ * revoke_lock is a leaf, and no thread takes it twice. Softirqs take it for
+ * reading, so its holders keep them off.
  */
 
 #include <rdma/ib_umem.h>
@@ -86,7 +86,7 @@ struct ib_umem *siw_mr_umem(struct ib_mr *ibmr)
  * Context: Process context; waits for the copy of at most one DDP segment.
  *
  * Return: 0. When it returns nothing writes to the pages any more, and nothing
- * reads them but TCP, what it was given before.
+ * reads them but TCP, to send data that it was given before.
  */
 int siw_revoke_user_mr(struct ib_mr *ibmr)
 {
@@ -98,7 +98,7 @@ int siw_revoke_user_mr(struct ib_mr *ibmr)
  * siw_restore_user_mr - Give a revoked MR the pages that its umem has now
  * @ibmr: A user MR, and as many pages as before
  *
- * Nobody looks at the list of pages while the MR is revoked, so it is filled
+ * No copy looks at the list of pages while the MR is revoked, so it is filled
  * without the lock.
  *
  * Context: Process context.

@@ -56,9 +56,9 @@ struct siw_tx_pages {
 };
 
 /*
- * Hold the page of @mem at a user address as number @i. NULL if there is none, or
- * it was given back. A page that is looked up before the guard is entered may be
- * somebody else's by then:
+ * Hold the page of @mem at a user address as number @i. NULL if there is none,
+ * or it was given back. A page that is looked up before the guard is entered
+ * may be another owner's by then:
  *
  *   a send                                the owner
  *   looks up page P
