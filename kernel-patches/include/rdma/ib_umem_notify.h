@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * What the rest of the RDMA core calls to have registrations watched: the
- * hooks of ib_umem_release(), of the registration, destruction and re-registration
- * of an MR, and the capability bits; and what a driver calls to show
- * the counters of a device and the state of an MR. Without
+ * The calls by which the rest of the RDMA core has registrations watched: the
+ * hooks of ib_umem_release(), of the registration, destruction and
+ * re-registration of an MR, and the capability bits; and a driver's to show the
+ * counters of a device and the state of an MR. Without
  * CONFIG_INFINIBAND_MR_NOTIFY each of them does nothing.
  */
 #ifndef IB_UMEM_NOTIFY_H
