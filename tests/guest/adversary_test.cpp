@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Threads register buffers through the cache and RDMA-write from them, while
- * buffers get other pages by every way there is; each byte that arrives must be
- * one that the buffer holds. Beside them contexts and PDs are opened, used the
- * same way and closed, and the kernel is asked all the time to take back what is
- * idle. A cache that does not look at the word is run through
- * the same, and must be caught.
+ * Threads register buffers through the cache and RDMA-write from them, while buffers get
+ * other pages by every way there is; each byte that arrives must be one that the buffer
+ * holds. Beside them contexts and PDs are opened, used the same way and closed, and the
+ * kernel is asked all the time to take back idle pages. A cache that does not look at the
+ * word is run through the same, and must be caught.
  *
  * RUN_SECONDS sets how long it goes on (default 3), or RUN_COUNT how many
  * registrations it makes. RUN_SEED: with which seed.
@@ -52,7 +51,7 @@ constexpr int plain = IBV_ACCESS_LOCAL_WRITE;
 	std::abort();
 }
 
-/* A buffer at a fixed address. Whoever has the mutex knows what it holds. */
+/* A buffer at a fixed address. The holder of the mutex knows its contents. */
 class slot {
 public:
 	explicit slot(range where) : where_(where) { fill(); }
@@ -131,7 +130,7 @@ private:
 			give_up("mmap");
 	}
 
-	/* A hole for a while: somebody else's mapping may land there, and goes again. */
+	/* A hole for a while: another mapping may land there, and goes again. */
 	void take_away_and_map()
 	{
 		must(munmap(where_.addr, where_.length), "munmap");
@@ -208,7 +207,7 @@ struct cached_registry : registry {
 	}
 };
 
-/* What caches did before there was a word: by address alone. */
+/* As caches did before there was a word: by address alone. */
 struct naive_registry : registry {
 	ibv_mr *get(const device &on, range r) override
 	{
@@ -527,7 +526,7 @@ private:
 
 enum class owners { stay, come_and_go };
 
-/* At least until what is `seen` is true. */
+/* At least until seen() is true. */
 template <class F>
 void run(const device &on, registry &by, const limit &until, owners others, result &out, F seen)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What a queue pair makes of the answers to what it has asked: repeated and old ones, which any
- * network brings, and those that no honest peer sends.
+ * A queue pair and the answers to its requests: repeated and old ones, which any network
+ * brings, and those that no honest peer sends.
  */
 #include "catch.h"
 
@@ -111,7 +111,7 @@ TEST_CASE("answers: a flush whose answer was lost is repeated as it was")
 	CHECK(one.request().opcode == 0x0c);
 }
 
-/* What is behind it may have been sent already, and it may have been counted itself. */
+/* Requests behind it may have been sent already, and it may have been counted itself. */
 TEST_CASE("answers: a fenced request that is sent again waits for what is before it")
 {
 	const std::unique_ptr<cable> wire = cable::make();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Cached registration on a real device: what is shared, what is counted, and
- * the ends that a registration can come to.
+ * Cached registration on a real device: sharing, counting, and the ends that a
+ * registration can come to.
  */
 #include "catch.h"
 
@@ -136,7 +136,7 @@ TEST_CASE("cache: other pages at the same address arrive")
 	CHECK(stats(on).entries == 2);
 }
 
-/* As a plain one would: who has it did not touch its memory. */
+/* As a plain one would: its user did not touch its memory. */
 TEST_CASE("cache: a part works on when the rest of what it is a part of is unmapped")
 {
 	const device on;
@@ -503,7 +503,7 @@ namespace {
 
 /*
  * How many times a child enters or leaves the kernel from one SIGSTOP that it
- * raises to the next, including what raising takes.
+ * raises to the next, the raising included.
  */
 int steps_to_next_stop(pid_t child)
 {

@@ -15,12 +15,12 @@ struct child_result {
 };
 
 /*
- * @environment: "NAME=VALUE" sets, "NAME" unsets. What the child prints otherwise goes where our
- * own goes.
+ * @environment: "NAME=VALUE" sets, "NAME" unsets. The child's other output goes where our own
+ * goes.
  */
 child_result run_child(const std::string &hidden_test, const std::vector<std::string> &environment);
 
-/* In the child: one line for who runs it. */
+/* In the child: one line for its parent. */
 void tell(const std::string &line);
 
 #endif

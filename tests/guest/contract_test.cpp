@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The contract of the three verbs: what they return, what they leave alone. */
+/* The contract of the three verbs: their results, and that they leave all else alone. */
 #include "catch.h"
 
 #include <fcntl.h>
@@ -262,7 +262,7 @@ TEST_CASE("disarming leaves the word alone")
 	drop_all(m);
 	CHECK(w.value() == 0);
 
-	/* and it can be armed again: what happened in between is known */
+	/* and it can be armed again: the event in between is known */
 	REQUIRE(ibv_reg_mr_notify(mr.get(), other.address()) == 0);
 	CHECK(other.value() == IBV_MR_NOTIFY_INVALID);
 	CHECK(w.value() == 0);
@@ -303,7 +303,7 @@ TEST_CASE("errors")
 		unmap_all(m);
 		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 		CHECK(other.value() == 0);
-		/* it is armed for as long as nobody disarms it */
+		/* it is armed until it is disarmed */
 		CHECK(ibv_reg_mr_notify(mr.get(), other.address()) == EBUSY);
 	}
 	SECTION("EFAULT: the word is nowhere")
@@ -320,7 +320,7 @@ TEST_CASE("errors")
 		auto *address = reinterpret_cast<uint64_t *>(readonly.registered().addr);
 		CHECK(ibv_reg_mr_notify(mr.get(), address) == EFAULT);
 	}
-	/* Whatever failed left nothing behind: */
+	/* The failures left nothing behind: */
 	ibv_unreg_mr_notify(mr.get());
 	CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 }
@@ -519,7 +519,7 @@ TEST_CASE("ENOMEM: RLIMIT_MEMLOCK leaves no page for the word")
 	int status = 0;
 
 	if (child == 0) {
-		/* as nobody, or the limit does not count */
+		/* as an unprivileged user, or the limit does not count */
 		const rlimit limit{length, length};
 		const device on;
 		memory m = anonymous(length);
@@ -597,7 +597,7 @@ TEST_CASE("the word's own page is unmapped first")
 	CHECK(ibv_unreg_mr_notify(mr.get()) == 0);
 }
 
-/* Words share a pinned page as long as it is what their address maps. */
+/* Words share a pinned page as long as their address maps it. */
 TEST_CASE("a word where another page was mapped before")
 {
 	const device on;

@@ -10,10 +10,10 @@
  * kind, too (settings): one that may lock little memory, one that locks all of it, one with a
  * timer.
  *
- * What may differ by decision, and is therefore compared with care or not done:
+ * Differences by decision, which are therefore compared with care or not done:
  *  - ibv_rereg_mr() of a cached MR may be EINVAL; the MR is deregistered right after in any case.
  *  - A local key may reach further than the range that was asked for, with more rights: the program
- *    itself keeps to what it registered, where a peer has no part in it.
+ *    itself keeps to its registration, where a peer has no part in it.
  *  - A receive that was posted before a deregistration lands: none is left posted.
  *  - A registration is no cancellation point: whether a thread was cancelled in it or after it is
  *    not told.
@@ -164,7 +164,7 @@ struct registration {
 	range where;
 	int access;
 
-	/* What the cache does not have with RDMAV_MR_CACHE=1: it keeps to every limit. */
+	/* Not of the cache with RDMAV_MR_CACHE=1: it keeps to every limit. */
 	bool is_exact() const { return access & remote_rights; }
 };
 
@@ -243,7 +243,7 @@ private:
 		}
 	}
 
-	/* Often one that is known, or a part of it or more: what a cache is for. */
+	/* Often one that is known, or a part of it or more: the cases that a cache is for. */
 	range any_range()
 	{
 		const std::size_t whole = arena::pages * page_size();
@@ -395,7 +395,7 @@ private:
 		say(what, seen + ", bytes " + std::to_string(arena_.sum()));
 	}
 
-	/* How both ends saw it. What the near end refuses itself, the far end does not see. */
+	/* How both ends saw it. The far end does not see requests that the near end refuses. */
 	std::string completions(bool of_both)
 	{
 		std::array<std::string, 2> result;
@@ -449,8 +449,7 @@ private:
 		return ibv_post_send(link().near_end(), &wr, &bad);
 	}
 
-	/* Of pages in which nothing is registered: what a plain registration pins stays as it is.
-	 */
+	/* Of pages in which nothing is registered: a plain registration's stay as they are. */
 	void change_memory()
 	{
 		const std::size_t first = below(arena::pages);
@@ -553,7 +552,7 @@ private:
 			    said(ibv_destroy_qp(taken(qps_, below(qps_.size())))));
 	}
 
-	/* What the child writes is its own. Before, it shares all if nothing is registered. */
+	/* The child writes to its own copy. Before, it shares all if nothing is registered. */
 	void fork_child()
 	{
 		int status = -1;
@@ -718,7 +717,7 @@ private:
 	int step_ = 0;
 };
 
-/* The step, if what was seen of it may not differ so. */
+/* The step, if its results may not differ so. */
 std::optional<std::string> difference(const std::string &plain, const std::string &cached)
 {
 	const std::string refused = "-1, " + said(EINVAL);

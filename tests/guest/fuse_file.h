@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A file of a FUSE server that answers the first read when it is told to: who
- * faults its page in through /proc/self/mem keeps mmap_lock until then.
+ * A file of a FUSE server that answers the first read when it is told to: a
+ * process that faults its page in through /proc/self/mem keeps mmap_lock until
+ * then.
  */
 #ifndef GUEST_FUSE_FILE_H
 #define GUEST_FUSE_FILE_H
@@ -56,8 +57,8 @@ public:
 	}
 
 	/*
-	 * In another process: keeps its mmap_lock, with a writer behind, so that
-	 * nobody else gets it either. Returns when it was answered.
+	 * In another process: keeps its mmap_lock, with a writer behind, so that no other
+	 * thread gets it either. Returns when it was answered.
 	 */
 	template <class F> void fault(F before) const
 	{

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * An idle registration must not be felt. Each program below registers memory, deregisters
- * it, and does with it what the plain library allows; it runs without the cache, which says
- * what is right, with RDMAV_MR_CACHE=1 and with RDMAV_MR_CACHE=remote.
+ * it, and does with it things that the plain library allows; it runs without the cache, as
+ * the oracle, with RDMAV_MR_CACHE=1 and with RDMAV_MR_CACHE=remote.
  */
 #include "catch.h"
 
@@ -150,8 +150,8 @@ TEST_CASE("idle program: takes memory away", "[.]")
 				mremap(at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, at + size));
 			REQUIRE(at != MAP_FAILED);
 			break;
-		default: /* it is not known before somebody has looked; who needs memory has it
-			  * looked at */
+		default: /* it is not known before the kernel has looked, and a need for memory
+			  * makes it look */
 			REQUIRE(madvise(at, size, MADV_DONTNEED) == 0);
 			write_system_file("/proc/sys/vm/drop_caches", "2");
 		}
@@ -280,7 +280,7 @@ TEST_CASE("idle: a small part of what was suspended is registered alone")
 		       {"RDMAV_MR_CACHE_IDLE_MS=0"});
 }
 
-/* The time is 100 ms: what waits for it, waits until it is over, however long that takes. */
+/* The time is 100 ms: the program waits until it is over, however long that takes. */
 TEST_CASE("idle program: seals and moves", "[.]")
 {
 	constexpr std::size_t size = 64 * std::size_t{4096};

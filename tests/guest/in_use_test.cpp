@@ -35,7 +35,7 @@ std::atomic_ref<uint64_t> at(word &w)
 	return std::atomic_ref<uint64_t>(*w.address());
 }
 
-/* A registration of which half may go, and somebody who uses the other half. */
+/* A registration of which half may go, and a user of the other half. */
 struct shared_by_users {
 	explicit shared_by_users(uint64_t in_use = mask)
 	{

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Work requests and messages that invalidate the key of a memory window, as its
- * owner and as its peer may: with a window that is bound, and with one that isn't; and the key of
- * what is the kernel's own. And what a window's MR and its queue pair may do while it is bound.
+ * Work requests and messages that invalidate the key of a memory window, as its owner and
+ * as its peer may: with a window that is bound, and with one that isn't; and the key of a
+ * registration of the kernel's own. And the ends of a window's MR and of its queue pair
+ * while it is bound.
  */
 #include "catch.h"
 
@@ -267,7 +268,7 @@ TEST_CASE("a registration of the kernel's own is not ended by a user")
 	}
 }
 
-/* The kernel waits for what holds a queue pair, and complains after a minute. */
+/* The kernel waits for a queue pair's references, and complains after a minute. */
 TEST_CASE("a queue pair may go before a window that is bound to it")
 {
 	scene s;

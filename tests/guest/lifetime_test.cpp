@@ -2,7 +2,7 @@
 /*
  * The ends that an armed registration can come to: its process exits, executes
  * another program, is killed; its device goes away. Each word lies in memory
- * that is shared with the test, which sees what it says in the end.
+ * that is shared with the test, which sees its value in the end.
  */
 #include "catch.h"
 
@@ -217,7 +217,7 @@ TEST_CASE("the device is removed with armed MRs")
 	memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
 	word words[8];
-	/* It begins before the device is opened, so it never holds what is closed below. */
+	/* It begins before the device is opened, so it never holds the files closed below. */
 	FILE *const removal = popen("read now && exec rdma link del mrn0", "w");
 	REQUIRE(removal);
 	{

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Packets and work requests that look up by its number what is being destroyed.
- * That a lookup meets the end of what it finds is made likely: it is slowed down
- * by probes, and this program takes the CPU from the kernel's workers in the
- * middle of it. KASAN says what went wrong, so this is for the debug kernel.
+ * Packets and work requests that look up by its number an object that is being destroyed.
+ * That a lookup meets the object's end is made likely: it is slowed down by probes, and
+ * this program takes the CPU from the kernel's workers in the middle of it. KASAN reports
+ * a use after free, so this is for the debug kernel.
  */
 #include "catch.h"
 

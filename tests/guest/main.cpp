@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * main() of the guest's Catch2 programs, and the reporter that tests/run reads:
- * one line a test case, "ok NAME", "not ok NAME" or "skip NAME: REASON", after
- * what there is to say of its failures; "pace NAME" before the "not ok" of a case
- * with the tag [pace].
+ * main() of the guest's Catch2 programs, and the reporter that tests/run reads: one line
+ * a test case, "ok NAME", "not ok NAME" or "skip NAME: REASON", after the report of its
+ * failures; "pace NAME" before the "not ok" of a case with the tag [pace].
  */
 #define CATCH_CONFIG_RUNNER
 #include "catch.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An allocator that registers what it gets from the system, as those of MPI and storage libraries
- * do: a registration then begins in the middle of another one, where the provider allocates its
- * struct. Both must be what they would be alone.
+ * An allocator that registers the memory that it gets from the system, as those of MPI and
+ * storage libraries do: a registration then begins in the middle of another one, where the
+ * provider allocates its struct. Both must be as they would be alone.
  */
 #include "catch.h"
 
@@ -70,7 +70,7 @@ void replace(range r, int value)
 	std::memset(r.addr, value, r.length);
 }
 
-/* What an RDMA write brings of a buffer. */
+/* A byte of a buffer, as an RDMA write brings it. */
 std::byte arrives(const device &on, const ibv_mr *mr, range r)
 {
 	loopback link(on);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What an administrator sees of MR notification: trace events, the counters of
+ * MR notification as an administrator sees it: trace events, the counters of
  * the device, the state of an MR in "rdma resource".
  */
 #define CATCH_CONFIG_ENABLE_PAIR_STRINGMAKER /* or a map is printed as question marks */
@@ -164,14 +164,14 @@ std::map<std::string, uint64_t> counters(const device &on)
 {
 	std::map<std::string, uint64_t> all;
 
-	let_pass(50ms); /* the kernel keeps what it read for 10 ms */
+	let_pass(50ms); /* the kernel keeps values that it read for 10 ms */
 	for (const char *name : {"armed", "arms", "suspect", "intact", "invalid", "settles",
 				 "revokes", "pages_returned"})
 		all[name] = counter(on, name);
 	return all;
 }
 
-/* What "rdma resource show mr -dd" says of it, in one line. */
+/* Its part of "rdma resource show mr -dd", in one line. */
 std::string resource(const ibv_mr &mr)
 {
 	const std::string text = output_of("rdma -d -d resource show mr");
@@ -196,7 +196,7 @@ std::string number(const ibv_mr &mr)
 	return line.substr(at, line.find(' ', at) - at);
 }
 
-/* What unmaps, faults and forks; each makes an MMU event where anybody listens. */
+/* Unmaps, faults and forks; each makes an MMU event if there is a notifier. */
 void change_other_memory()
 {
 	{
@@ -274,7 +274,7 @@ TEST_CASE("the worker's look is traced as its own")
 	CHECK(has(seen[1], {"mr_notify_settle:", "state=VALID", "by=worker", "ret=0"}));
 }
 
-/* Who maps memory waits for it. */
+/* A thread that maps memory waits for it. */
 TEST_CASE("mmap_lock is kept for some of the pages of a large registration at a time")
 {
 	constexpr std::size_t pages = 16 * 512;
@@ -292,8 +292,8 @@ TEST_CASE("mmap_lock is kept for some of the pages of a large registration at a 
 }
 
 /*
- * A look that had to be quiet all the time would begin anew with each event. What has changed
- * meanwhile is looked at again, and nothing else: so often is mmap_lock taken.
+ * A look that had to be quiet all the time would begin anew with each event. Only pages that
+ * have changed meanwhile are looked at again: so often is mmap_lock taken.
  */
 TEST_CASE("settling and arming end while events go on")
 {
@@ -343,7 +343,7 @@ TEST_CASE("settling and arming end while events go on")
 /*
  * A worker that was the last one to use an address space would end it, and so tell the words of its
  * process after wait() has returned. Here a process ends when a worker has looked at the first of
- * many registrations. The device stays open: what the process has closed would be told anyhow.
+ * many registrations. The device stays open: the end of a closed one would be told anyhow.
  */
 TEST_CASE("no worker ends the address space that it looks at")
 {
@@ -541,7 +541,7 @@ TEST_CASE("the worker is called at once to what is not in use")
 	CHECK(later);
 }
 
-/* It comes after 20 ms to what counts its users. */
+/* It comes after 20 ms to an MR whose users are counted. */
 TEST_CASE("what becomes invalid is counted before the worker has come")
 {
 	const device on;
@@ -597,7 +597,7 @@ TEST_CASE("rdma resource shows the state of an MR")
 	REQUIRE(ibv_unreg_mr_notify(mr.get()) == 0);
 	CHECK(has(resource(*mr), {"drv_notify disarmed", "drv_state valid"}));
 
-	drop_all(m); /* nobody to tell, so nobody looks */
+	drop_all(m); /* no word to write, so no look */
 	CHECK(has(resource(*mr), {"drv_notify disarmed", "drv_state suspect"}));
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);

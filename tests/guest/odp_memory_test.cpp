@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What on-demand paging leaves to the kernel: memory in use that is pinned at no moment
+ * The kernel's freedom with on-demand paging: memory in use is pinned at no moment
  * between transfers, counts for no limit, is swapped out, and moves to another node.
  */
 #include "catch.h"
@@ -172,8 +172,8 @@ TEST_CASE("memory in use is swapped out, and comes back for the device")
 	}
 	const auto page_out = [&] {
 		return happens([&] {
-			/* takes pages out of the CPUs' batches, where what a worker faulted in is
-			 */
+			/* takes pages out of the CPUs' batches, where a worker's newly faulted
+			 * ones are */
 			write_system_file("/proc/sys/vm/drop_caches", "1");
 			madvise(r.addr, r.length, MADV_PAGEOUT);
 			return absent(r) > r.length / page_size() * 9 / 10;
@@ -191,7 +191,7 @@ TEST_CASE("memory in use is swapped out, and comes back for the device")
 		REQUIRE(page_out());
 		fill({s.bytes(), r.length}, round + 100);
 		CHECK(s.write_to(r));
-		/* what the device wrote goes there and comes back, too */
+		/* the device's data goes there and comes back, too */
 		REQUIRE(page_out());
 		CHECK(std::memcmp(s.bytes(), r.addr, r.length) == 0);
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * On-demand paging as a peer sees it, packet by packet: what is answered while a page is waited
- * for, how often, and with which numbers.
+ * On-demand paging as a peer sees it, packet by packet: the answers while a page is waited for,
+ * how often, and with which numbers.
  */
 #include "catch.h"
 
@@ -147,7 +147,7 @@ TEST_CASE("packets: a peer is told to come later by a packet of many pages")
 	peer.message(0, data);
 	while (!told && there < many) {
 		std::optional<raw_peer::packet> later;
-		/* Whoever is told late waits for no page meanwhile. */
+		/* A peer that is told late waits for no page meanwhile. */
 		REQUIRE(happens([&] { return slow->faulted(0ms) || (later = peer.next(0ms)); }));
 		if (!later) {
 			std::this_thread::sleep_for(12ms);
@@ -280,7 +280,7 @@ TEST_CASE("packets: a read that is repeated too late is refused, and ends nothin
 	CHECK(answers(peer.all(1), 3, 1, std::byte{0x22}));
 }
 
-/* It may ask for a part of what it asked for, but not move on from there. */
+/* It may ask for a part of its request, but not move on from there. */
 TEST_CASE("packets: a read that is repeated leaves its window no more than it did")
 {
 	const std::unique_ptr<cable> wire = cable::make();
@@ -318,7 +318,7 @@ TEST_CASE("packets: a read that is repeated leaves its window no more than it di
 	CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
 }
 
-/* The address of a request is one of the window's, and what is remembered is one of the MR's. */
+/* The address of a request is one of the window's, and the remembered one is of the MR. */
 TEST_CASE("packets: a read by a window with addresses of its own is repeated")
 {
 	const std::unique_ptr<cable> wire = cable::make();
@@ -611,7 +611,7 @@ TEST_CASE("packets: a receive of a shared queue is used once")
 	s.slow->answer({});
 }
 
-/* Behind the end of a file that is made longer: what is found out is not found out for good. */
+/* Behind the end of a file that is made longer: an answer is not for good. */
 TEST_CASE("packets: what was not there is asked for anew")
 {
 	setup s;
@@ -642,8 +642,8 @@ TEST_CASE("packets: what was not there is asked for anew")
 }
 
 /*
- * What was found out while the queue pair did not need it any more is not for the next time: the
- * page is refused when nobody asks, and has to be waited for again by another write.
+ * An answer that came when the queue pair did not need it any more is not for the next time: the
+ * page is refused when no request asks, and has to be waited for again by another write.
  */
 TEST_CASE("packets: an old answer is no answer")
 {
@@ -722,7 +722,8 @@ TEST_CASE("packets: an old answer is no answer")
 	CHECK(arrives(s.at()));
 }
 
-/* A message is acknowledged while it waits for a page to be sent again: the same of who asks. */
+/* A message is acknowledged while it waits for a page to be sent again: the same for the asking
+ * end. */
 TEST_CASE("packets: an old answer is no answer to who asks, either")
 {
 	constexpr uint8_t out_of_order = 0x60;
@@ -767,7 +768,7 @@ TEST_CASE("packets: an old answer is no answer to who asks, either")
 	CHECK(succeeds());
 }
 
-/* That is complete with what is before it; the requester is there still. */
+/* That is complete with the requests before it; the requester is there still. */
 TEST_CASE("packets: a queue is drained with a window bound behind what is sent again")
 {
 	setup s;

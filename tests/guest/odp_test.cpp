@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * On-demand paging, of a range and of all memory: every operation reaches what
- * the CPU sees at that moment, what may not be accessed is refused, and nothing is
- * pinned between transfers.
+ * On-demand paging, of a range and of all memory: every operation reaches the memory that
+ * the CPU sees at that moment, forbidden accesses are refused, and nothing is pinned
+ * between transfers.
  */
 #include "catch.h"
 
@@ -198,7 +198,7 @@ TEST_CASE("what the process may not do is refused")
 	memory victim = anonymous(4 * page_size());
 	std::byte *const at = victim.registered().addr;
 	bool reads = false;
-	/* Each error ends one. Made before the hole: what is mapped later may go there. */
+	/* Each error ends one. Made before the hole: a later mapping may go there. */
 	loopback write_there(s.on), add_there(s.on), read_there(s.on), read_into(s.on),
 		write_from(s.on), receive(s.on);
 
@@ -425,7 +425,7 @@ TEST_CASE("pages of a device are not memory")
 	std::ifstream maps("/proc/self/maps");
 	uint64_t at = 0;
 
-	/* VM_IO and VM_PFNMAP: what each process has of the kernel's clock */
+	/* VM_IO and VM_PFNMAP: each process's pages of the kernel's clock */
 	for (std::string line; std::getline(maps, line);)
 		if (line.find("[vvar]") != std::string::npos)
 			at = std::stoull(line, nullptr, 16);
@@ -440,7 +440,7 @@ TEST_CASE("pages of a device are not memory")
 }
 
 /*
- * Its device is still open in a child, which sees how a message ends that nobody receives,
+ * Its device is still open in a child, which sees how a message ends that is not received,
  * and which is read again for each try.
  */
 TEST_CASE("of a process that has ended there is no memory any more")
@@ -660,9 +660,9 @@ TEST_CASE("counters: what was faulted in, waited for, prefetched")
 }
 
 /*
- * The kernel takes access away for a moment, to see which node uses a page; what is only read could
- * stay so. A process of its own is looked at from its beginning, and one with two threads wherever
- * it runs.
+ * The kernel takes access away for a moment, to see which node uses a page; a page that is only
+ * read could stay so. A process of its own is looked at from its beginning, and one with two
+ * threads anywhere.
  */
 TEST_CASE("counters: what NUMA balancing has marked is faulted in")
 {

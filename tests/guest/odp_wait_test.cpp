@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * On-demand paging where a page takes long: its queue pair waits, nobody else does, and
- * everything can end meanwhile. Who answers the faults is this program, when it likes.
+ * On-demand paging where a page takes long: only its queue pair waits, and everything can
+ * end meanwhile. This program answers the faults, when it likes.
  */
 #include "catch.h"
 
@@ -68,7 +68,7 @@ bool full_of(range r, std::byte value)
 /* After 67 ms, and for ever: how often a slow machine lets 67 ms go by is not tested. */
 constexpr loopback::patience asks_again{14, 7};
 
-/* Whoever repeats itself is told so again and again. */
+/* A peer that repeats itself is told so again and again. */
 void told_to_come_later(const device &on)
 {
 	const auto told = [&] { return port_counter(on, "rcvd_rnr_err").value(); };
@@ -135,7 +135,8 @@ public:
 		close(ends[0]);
 		check(heard, "the child");
 		page_ = all.page;
-		/* Who has it may bring the page yet: so its end does not end the waiting. */
+		/* Its holder may bring the page yet: so the child's end does not end the
+		 * waiting. */
 		const auto process = static_cast<int>(syscall(SYS_pidfd_open, child_, 0));
 		kept_ = static_cast<int>(syscall(SYS_pidfd_getfd, process, all.descriptor, 0));
 		close(process);
@@ -351,7 +352,7 @@ TEST_CASE("a read that is answered in part goes on from there")
 	CHECK(link.wait().status == IBV_WC_SUCCESS);
 	CHECK(full_of({s.near().where.addr, first}, answer));
 	CHECK(full_of({s.near().where.addr + first, far.length - first}, std::byte{0x77}));
-	/* and what comes after it has its turn */
+	/* and the request after it has its turn */
 	CHECK(run(link, {IBV_WR_RDMA_WRITE, {s.near()}, number(far.addr), s.all->rkey}) ==
 	      IBV_WC_SUCCESS);
 	CHECK(std::memcmp(s.near().where.addr, far.addr, far.length) == 0);
@@ -401,7 +402,7 @@ TEST_CASE("a page that turns out not to be there is an error")
 {
 	setup s;
 	SKIP_IF(!s.works(), "no on-demand paging");
-	/* behind the end of a file: a mapping, and SIGBUS for who looks */
+	/* behind the end of a file: a mapping, and SIGBUS for an access */
 	const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
 	REQUIRE(fd >= 0);
 	const auto end = static_cast<std::size_t>(lseek(fd, 0, SEEK_END));
@@ -515,7 +516,7 @@ TEST_CASE("pages of a file: read when they are needed, and copied for a write")
 	      IBV_WC_SUCCESS);
 	CHECK(std::memcmp(copy.addr, whole.data(), r.length) == 0);
 
-	/* The first page of the same file, private: what is written is this process's */
+	/* The first page of the same file, private: the data written is this process's */
 	void *const own = mmap(nullptr, page_size(), PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
 	REQUIRE(own != MAP_FAILED);
 	const memory mine({static_cast<std::byte *>(own), page_size()});
@@ -601,7 +602,8 @@ TEST_CASE("threads that map and unmap hold up no transfer")
 	CHECK(no_thread_waits());
 }
 
-/* Who never answers a fault would have the kernel make threads until there is room for none. */
+/* A user that never answers a fault would have the kernel make threads until there is room for
+ * none. */
 TEST_CASE("a user has no more than 256 threads that wait, and all that wait have their turn")
 {
 	constexpr std::size_t most = 256, more = 20;
@@ -613,7 +615,7 @@ TEST_CASE("a user has no more than 256 threads that wait, and all that wait have
 	CHECK(happens([] { return waiting_threads() >= static_cast<int>(most); }));
 	std::this_thread::sleep_for(300ms);
 	CHECK(waiting_threads() == static_cast<int>(most));
-	/* Whoever may have to answer is another process of that user. */
+	/* The process that may have to answer is another of that user. */
 	in_child([] {
 		setup other;
 		child_check(other.works());
@@ -629,7 +631,7 @@ TEST_CASE("a user has no more than 256 threads that wait, and all that wait have
 		for (int i = 0; i < 2; i++)
 			child_check(other.link.wait().status == IBV_WC_SUCCESS);
 	});
-	/* Its thread has ended, and serves nobody else. */
+	/* Its thread has ended, and serves no other process. */
 	CHECK(happens([] { return waiting_threads() == static_cast<int>(most); }));
 	all.pop_back();		/* without a thread */
 	all.erase(all.begin()); /* with one, that has its turn for another */

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Memory blocks that go offline: one with registered pages that are idle goes, and
- * the registrations work again under their keys; with a registration in use it waits, as
- * with any pinned page. Needs blocks that are offline when it begins, of a node that
- * nobody else uses: tests/lab/machines/hotplug.toml.
+ * Memory blocks that go offline: one with registered pages that are idle goes, and the
+ * registrations work again under their keys; with a registration in use it waits, as with
+ * any pinned page. Needs blocks that are offline when it begins, of a node without other
+ * users: tests/lab/machines/hotplug.toml.
  */
 #include "catch.h"
 
@@ -129,8 +129,8 @@ struct lender {
 	owned<ibv_mr> mr;
 };
 
-/* Somebody who takes a block offline; the kernel goes on trying until that succeeds or he is
- * killed. */
+/* A process that takes a block offline; the kernel goes on trying until that succeeds or the
+ * process is killed. */
 class taker {
 public:
 	explicit taker(const std::string &block)

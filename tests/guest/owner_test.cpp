@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Contexts and PDs end while other threads register, and idle registrations take from nobody what
- * is counted: objects of a cgroup, locked memory. Each is done plainly as well, which says what a
- * program may expect. RUN_SECONDS sets about how long the threads go on (default 3).
+ * Contexts and PDs end while other threads register, and idle registrations keep no counted
+ * resource from others: objects of a cgroup, locked memory. Each is done plainly as well, which
+ * is the oracle. RUN_SECONDS sets about how long the threads go on (default 3).
  */
 #include "catch.h"
 
@@ -39,9 +39,9 @@ using namespace mr_notify;
 
 namespace {
 
-/* This thread's calls of the kernel begin later: others see it in the middle of what it does. */
+/* This thread's calls of the kernel begin later: others see it in the middle of its work. */
 thread_local bool is_slow = false;
-/* What happens instead when this thread makes a CQ: an errno value, or 0 to go on. */
+/* Called instead when this thread makes a CQ: returns an errno value, or 0 to go on. */
 thread_local std::function<int()> instead_of_a_cq;
 
 bool makes_cq(unsigned long request, const void *argument)
@@ -108,7 +108,7 @@ private:
 	std::vector<std::thread> threads_;
 };
 
-/* The cache's own, in place of what it derives from RLIMIT_MEMLOCK. */
+/* The cache's own, in place of those derived from RLIMIT_MEMLOCK. */
 void set_limits(const device &on, uint64_t entries)
 {
 	ibv_mr_cache_limits limits{uint64_t{1} << 40, entries};
@@ -166,15 +166,15 @@ void use_slowly(ibv_pd *pd, range r, int access)
 }
 
 /*
- * A PD whose registrations have all been deregistered ends, whatever other threads evict: how often
- * it did not.
+ * A PD whose registrations have all been deregistered ends, while other threads evict: how often it
+ * did not.
  */
 uint64_t busy_pds(int access)
 {
 	const device on;
 	std::atomic<uint64_t> busy = 0;
 
-	set_limits(on, 1); /* each miss evicts what was there */
+	set_limits(on, 1); /* each miss evicts the one before */
 	const spaced theirs(64), ours(1);
 	std::vector<std::minstd_rand> randoms{std::minstd_rand(1), std::minstd_rand(2)};
 	std::minstd_rand random(3);
@@ -237,8 +237,8 @@ void close_beside_others(int access)
 }
 
 /*
- * One registration at a time, of more than half of what may be locked, by threads in turns, while
- * another thread evicts what is idle: how many were refused.
+ * One registration at a time, of more than half of the memory that may be locked, by threads in
+ * turns, while another thread evicts idle ones: how many were refused.
  */
 void take_turns(int access)
 {
@@ -404,7 +404,7 @@ TEST_CASE("owner: idle registrations leave a cgroup's objects to who needs them"
 	same_told("few objects");
 }
 
-/* Something is idle again each time, as if others took what was given back. */
+/* Something is idle again each time, as if others took the room. */
 TEST_CASE("owner: a verb that lacks something ends, whatever others do")
 {
 	constexpr int many = 1000;

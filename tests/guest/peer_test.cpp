@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What a peer can do with a key: the same whether the registration is cached or plain. Each row of
- * the table is a registration with some rights, an operation of the peer (or a message that lands
- * by the key), and the place that it wants: its outcome beside the cache must be that of the plain
- * library, which is the oracle. What may differ, by decision, is in allowed() and nowhere else;
- * and it may only succeed where a plain one fails.
+ * A peer can do the same with a key whether the registration is cached or plain. Each row of the
+ * table is a registration with some rights, an operation of the peer (or a message that lands by
+ * the key), and the place that it wants: its outcome beside the cache must be that of the plain
+ * library, which is the oracle. The differences by decision are in allowed() and nowhere else;
+ * and they may only be successes where a plain one fails.
  *
  * RDMAV_MR_CACHE is read once in a process: each way is a child, which tells its whole table.
  */
@@ -127,7 +127,7 @@ std::string allowed(way by, const row &one)
 {
 	const bool is_remote = one.rights & remote_rights;
 
-	/* The key opens its range to nobody but the program, by its own local accesses. */
+	/* The key opens its range only to the program, by its own local accesses. */
 	if (!is_remote && one.what == operation::receive && one.where != place::forgotten)
 		return "a local key may reach further, with more rights, and be idle";
 	if (by == way::remote && one.where != place::inside && one.where != place::forgotten)
@@ -139,7 +139,7 @@ std::string allowed(way by, const row &one)
 	return {};
 }
 
-/* One registration after the other, and what is done with its key. */
+/* One registration after the other, and the operation with its key. */
 class table {
 public:
 	table(const device &on, int extra)
@@ -242,7 +242,7 @@ private:
 		}
 	}
 
-	/* Ends the registration where the row says so; what went wrong. */
+	/* Ends the registration where the row says so; returns the error. */
 	static std::string end(const row &one, owned<ibv_mr> &mr)
 	{
 		int error = 0;

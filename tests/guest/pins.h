@@ -12,7 +12,7 @@
 /* Pages pinned in the whole system, by anybody. */
 inline int64_t pins()
 {
-	/* Reading it folds what each CPU has counted apart. */
+	/* Reading it folds the counts of each CPU. */
 	std::ifstream("/proc/sys/vm/stat_refresh").get();
 	std::ifstream lines("/proc/vmstat");
 	std::string name;

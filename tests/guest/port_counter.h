@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* What the driver counts for a device's first port. */
+/* The driver's counters of a device's first port. */
 #ifndef GUEST_PORT_COUNTER_H
 #define GUEST_PORT_COUNTER_H
 
@@ -12,7 +12,7 @@
 
 /*
  * A counter by its name in sysfs; nothing if the driver does not have it. The kernel keeps
- * what it read for 10 ms.
+ * a value that it read for 10 ms.
  */
 inline std::optional<uint64_t> port_counter(const mr_notify::device &on, const std::string &name)
 {

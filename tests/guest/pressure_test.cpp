@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A program in a memory control group that has a quarter of what its buffers need, with
- * compressed swap. It goes round its buffers and, for each, fills it, registers it,
- * writes it to a peer by RDMA, looks at every byte, and deregisters it. Idle registrations
- * that the kernel takes back let it finish; those that stay pinned are its end.
+ * A program in a memory control group that has a quarter of the memory that its buffers
+ * need, with compressed swap. It goes round its buffers and, for each, fills it, registers
+ * it, writes it to a peer by RDMA, looks at every byte, and deregisters it. Idle
+ * registrations that the kernel takes back let it finish; those that stay pinned are its
+ * end.
  *
  * One line of a table for each way to register. PRESSURE_MIB sets the size of the
  * group; the registrations beside it are four times as much.
@@ -33,7 +34,7 @@ using namespace mr_notify;
 namespace {
 
 constexpr std::size_t buffer = std::size_t{256} << 10;
-constexpr std::size_t block = 512; /* of one value: what is swapped compresses */
+constexpr std::size_t block = 512; /* of one value: it compresses in swap */
 constexpr std::size_t megabyte = std::size_t{1} << 20;
 constexpr int rounds = 2;
 
@@ -44,7 +45,7 @@ std::size_t group_size()
 	return (text ? std::strtoul(text, nullptr, 10) : 24) * megabyte;
 }
 
-/* What a block has in a round: depends on both. */
+/* The contents of a block in a round: depend on both. */
 uint64_t value_of(std::size_t which, int round)
 {
 	return (which * 0x9e3779b97f4a7c15) ^ static_cast<uint64_t>(round);
@@ -75,7 +76,7 @@ bool is_filled(const std::byte *bytes, std::size_t first, int round)
 	return true;
 }
 
-/* Keeps what it registered, for the next rounds, as caches without a limit do. */
+/* Keeps its registrations for the next rounds, as caches without a limit do. */
 class registrations {
 public:
 	registrations(const device &on, std::size_t count, bool cached)
@@ -173,8 +174,8 @@ TEST_CASE("pressure: goes round its buffers", "[.]")
 		for (std::size_t at = 0; at < size; at += buffer) {
 			const range r{area + at, buffer};
 
-			/* What it was in the last round, out of swap; then a registration that may
-			 * have been suspended meanwhile. */
+			/* The contents of the last round, out of swap; then a registration that
+			 * may have been suspended meanwhile. */
 			REQUIRE((round == 1 || is_filled(r.addr, at, round - 1)));
 			fill(r.addr, at, round);
 			REQUIRE(link.write(registered.get(at / buffer, r), r, to.registered().addr,

@@ -6,14 +6,15 @@ if(lacking)
   return()
 endif()
 
-# What all tests have; it is slow to compile (Catch2), so it is compiled once, and not optimized much.
+# The part that all tests have; it is slow to compile (Catch2), so it is compiled once, and not
+# optimized much.
 set_source_files_properties(guest/main.cpp PROPERTIES COMPILE_OPTIONS "-Og;-g0")
 add_library(catch_main OBJECT guest/main.cpp)
 target_include_directories(catch_main PUBLIC guest support)
 target_link_libraries(catch_main PUBLIC test_options Threads::Threads Catch2::Catch2)
 
-# What a guest's test is made of. The tests are not optimized much: that would take longer than it makes them
-# faster. Half of that time are the headers that nearly all of them include.
+# The parts of a guest's test. The tests are not optimized much: that would take longer than it
+# makes them faster. Half of that time are the headers that nearly all of them include.
 add_library(guest_support STATIC guest/child.cpp)
 target_compile_options(guest_support PRIVATE -O1)
 target_precompile_headers(guest_support PRIVATE support/catch.h <algorithm> <atomic> <chrono> <fstream> <functional>
@@ -54,7 +55,7 @@ add_executable(guest_stress
   guest/stress/slot.cpp)
 target_link_libraries(guest_stress PRIVATE guest_support)
 
-# With what else runs beside them (tools).
+# With the programs that run beside them (tools).
 add_part(guest_programs ibv_mr_cache)
 add_set(guest_tests guest)
 add_dependencies(guest_tests slow_machine guest_programs)

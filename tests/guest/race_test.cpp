@@ -146,7 +146,7 @@ TEST_CASE("race: arm, disarm, settle, dereg and unmap of one MR")
 			armed += error == 0;
 			expect(error, {0, EBUSY, ENOENT, EINVAL});
 		}
-		/* Nobody may write the word after the thread is gone. */
+		/* The word must not be written after the thread is gone. */
 		raw.disarm(handle);
 	};
 	std::thread threads[] = {
@@ -292,7 +292,7 @@ TEST_CASE("race: disarming beside an unmap")
 	const std::size_t before = pinned_bytes();
 	std::atomic<unsigned int> begun = 0;
 	std::atomic<unsigned int> unmapped = 0;
-	std::atomic<int> head_start = 0; /* of the unmap: who was last gets some of it */
+	std::atomic<int> head_start = 0; /* of the unmap: the last one gets some of it */
 	std::atomic<bool> stop = false;
 	uint64_t invalid = 0;
 	uint64_t strange = 0;
@@ -346,7 +346,7 @@ TEST_CASE("race: disarming beside an unmap")
 
 /*
  * Hugetlbfs takes a page out of a file without an event for a mapping that does not map the page
- * and whose lock somebody has.
+ * and whose lock is held.
  */
 TEST_CASE("race: a hole in shared huge pages while another page is dropped")
 {

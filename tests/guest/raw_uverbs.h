@@ -76,7 +76,7 @@ public:
 			    {attribute(UVERBS_ATTR_DESTROY_MR_HANDLE, mr)});
 	}
 
-	/* What registering and arming in one call says. rxe only: siw wants more. */
+	/* The result of registering and arming in one call. rxe only: siw wants more. */
 	struct armed_mr {
 		int error;
 		uint32_t handle; /* of the registration */

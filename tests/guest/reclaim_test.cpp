@@ -894,7 +894,7 @@ TEST_CASE("the cache lends what is idle, and hands out the same MR again")
 	CHECK(cached_on(user.on).suspensions == 1);
 	CHECK(cached_on(user.on).restorations == 0);
 	CHECK(cached_on(user.on).entries == 1);
-	/* What nobody uses a peer cannot reach either. */
+	/* A peer cannot reach an idle registration either. */
 	{
 		loopback link(user.on);
 		const auto status = link.write(from.get(), user.source.registered(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* After INVALID the device reaches the pages no more, whatever way it tries. */
+/* After INVALID the device reaches the pages no more, in any way. */
 #include "catch.h"
 
 #include <sys/mman.h>

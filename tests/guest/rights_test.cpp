@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What a key gives a peer, and what a queue takes from a user, whether the registration is cached
- * or not: the bytes that were asked for, with the rights that were given, and nothing that is
- * the kernel's.
+ * A key gives a peer, and a queue takes from a user, whether the registration is cached or not:
+ * the bytes that were asked for, with the rights that were given, and nothing that is the
+ * kernel's.
  */
 #include "catch.h"
 
@@ -38,7 +38,7 @@ bool is_iwarp(const device &on)
 	return on.context()->device->transport_type == IBV_TRANSPORT_IWARP;
 }
 
-/* Memory of whoever asks. */
+/* Memory of the asking end. */
 struct asker {
 	explicit asker(const device &on) : mr(on.register_memory(m.registered())) {}
 
@@ -137,7 +137,7 @@ TEST_CASE("a short read that crosses a page brings its own bytes")
 	CHECK(wrong == 0);
 }
 
-/* Nobody asked to be notified, so the registration keeps its pages. */
+/* Without a word to notify the registration keeps its pages. */
 TEST_CASE("a transfer takes the memory that was registered, not what is mapped there now")
 {
 	const device on;
@@ -224,7 +224,7 @@ TEST_CASE("an empty element of a list is skipped")
 	CHECK(there.addr[2100] == std::byte{0xff});
 }
 
-/* The place in the queue has what was asked for there before. */
+/* The place in the queue still has the request from before. */
 TEST_CASE("a read of nothing brings nothing")
 {
 	const device on;
@@ -267,7 +267,7 @@ TEST_CASE("siw refuses a read into a list")
 	wr.sg_list = list;
 	wr.num_sge = 2;
 	REQUIRE(ibv_post_send(link.near_end(), &wr, &bad) == 0);
-	CHECK(link.wait().status != IBV_WC_SUCCESS); /* what comes after it would wait for ever */
+	CHECK(link.wait().status != IBV_WC_SUCCESS); /* the next request would wait for ever */
 }
 
 TEST_CASE("a peer can't end a registration")
@@ -359,7 +359,7 @@ TEST_CASE("a request to bind a window may change while it is executed")
 	CHECK(failed == 0);
 }
 
-/* Neither what only the kernel may ask for, nor what siw has no packet for. */
+/* Neither operations that only the kernel may ask for, nor those that siw has no packet for. */
 TEST_CASE("siw takes nothing but transfers from a queue that its user writes")
 {
 	const device on;

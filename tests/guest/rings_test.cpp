@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The rings that a queue pair shares with its owner, who may write there at any time: before the
- * kernel comes to a request, while it is under way, while its answer is awaited, and when it is
- * sent again. RUN_SECONDS says how long anything is written anywhere (default 3), RUN_SEED what.
+ * The rings that a queue pair shares with its owner, which may write there at any time: before
+ * the kernel comes to a request, while it is under way, while its answer is awaited, and when it
+ * is sent again. RUN_SECONDS says how long anything is written anywhere (default 3), RUN_SEED
+ * with which seed.
  */
 #include "catch.h"
 
@@ -54,7 +55,7 @@ public:
 	}
 
 	std::size_t words() const { return words_; }
-	/* What was posted last. */
+	/* The request posted last. */
 	volatile uint32_t *last() const
 	{
 		const uint32_t index = (head_->producer_index - 1) & mask_;
@@ -72,7 +73,7 @@ private:
 	uint32_t mask_;
 };
 
-/* The words that are the kernel's, whatever the owner writes there. */
+/* The words that are the kernel's, even if the owner writes there. */
 template <class Wqe> bool is_progress(std::size_t word)
 {
 	const std::size_t dma = word * 4 - offsetof(Wqe, dma);
@@ -175,7 +176,7 @@ struct scene {
 			return std::nullopt;
 		return wc->status;
 	}
-	/* What was there before is gone, and no packet of it is on its way. */
+	/* All from before is gone, and no packet of it is on its way. */
 	void begin_anew() const
 	{
 		peer.reset();
@@ -193,7 +194,7 @@ struct scene {
 	}
 };
 
-/* Does it end with what is there? Of a packet that has no address the first bytes are not known. */
+/* Does it end with these bytes? Of a packet that has no address the first bytes are not known. */
 bool carries(const raw_peer::packet &sent, const std::byte *what)
 {
 	constexpr std::ptrdiff_t known = mtu - 4;
@@ -419,7 +420,7 @@ TEST_CASE("rings: what is written into a receive before its turn is an error of 
 				CHECK_FALSE(answer.is_error());
 				CHECK(is_received());
 			}
-			/* What is shared is still there if the queue pair has refused it. */
+			/* A shared receive is still there if the queue pair has refused it. */
 			if (shared && answer.is_error()) {
 				on.receives.change_last(word, was);
 				on.begin_anew();

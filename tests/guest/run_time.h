@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * For how long a test goes on: RUN_SECONDS (3 if it is not set), and after that
- * until it has seen what it must have seen, however slow the machine is.
+ * until it has seen the events that it needs, however slow the machine is.
  */
 #ifndef RUN_TIME_H
 #define RUN_TIME_H

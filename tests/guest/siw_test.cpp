@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * soft-iWARP against who keeps to no protocol: a peer that is a TCP socket, and the owner of a
- * queue in mapped memory. What it must not do is in the console: an oops fails the run.
+ * soft-iWARP against ends that keep to no protocol: a peer that is a TCP socket, and the owner
+ * of a queue in mapped memory. The console shows its failures: an oops fails the run.
  */
 #include "catch.h"
 
@@ -58,7 +58,7 @@ template <class T> T get(const bytes &from, std::size_t at)
 	return value;
 }
 
-/* What MPA, DDP and RDMAP have in a header. */
+/* The bits of MPA's, DDP's and RDMAP's headers. */
 enum : uint16_t {
 	tagged = 0x8000,
 	last = 0x4000,
@@ -166,7 +166,7 @@ public:
 		found.resize(got);
 		return found;
 	}
-	/* The next frame without its length and what is behind it; empty at the end. */
+	/* The next frame without its length and its trailer; empty at the end. */
 	bytes next_frame() const
 	{
 		const bytes length = receive(2);
@@ -382,7 +382,7 @@ std::vector<queue> mapped_queues()
 	return all;
 }
 
-/* It keeps what is freed for a while, to notice who uses it. */
+/* It keeps freed objects for a while, to notice later uses. */
 bool has_kasan()
 {
 	std::ifstream symbols("/proc/kallsyms");
@@ -393,7 +393,7 @@ bool has_kasan()
 	return false;
 }
 
-/* Of all that kmalloc() gives; what is freed after a grace period is among them till then. */
+/* Of all that kmalloc() gives; those to be freed after a grace period are among them till then. */
 long objects()
 {
 	std::ifstream slabs("/proc/slabinfo");
@@ -472,7 +472,7 @@ TEST_CASE("siw: a read of nothing is answered with nothing while another one is 
 
 /*
  * As many bytes of private data as it says, of which the first four are the connection manager's.
- * What is handed on is what came.
+ * Only bytes that came are handed on.
  */
 TEST_CASE("siw: an answer that is too short, or breaks off, connects nothing")
 {
@@ -532,7 +532,8 @@ TEST_CASE("siw: an answer that has what it says connects, and hands on the rest"
 	CHECK(one.next(RDMA_CM_EVENT_ESTABLISHED).private_data == 3);
 }
 
-/* What is said then names the frame that came last; nothing that comes behind it is looked at. */
+/* The TERMINATE message names the frame that came last; nothing that comes behind it is looked
+ * at. */
 TEST_CASE("siw: an invalidation that is refused ends the connection")
 {
 	const device on;
@@ -619,8 +620,8 @@ TEST_CASE("siw: a queue is destroyed while it is mapped once more")
 }
 
 /*
- * For the kernel to complete with an error, and again; it is done with what there can be. They are
- * long: to go round once takes longer than to fill them again.
+ * For the kernel to complete with an error, and again; it is done with all that there can be. They
+ * are long: to go round once takes longer than to fill them again.
  */
 TEST_CASE("siw: a queue pair ends while its owner fills its queues")
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What becomes of what is under way when a queue pair is drained, reset, or modified by two
- * threads, and of one whose peer is not ready. RUN_SECONDS says how long threads go on (default 3).
+ * The requests under way when a queue pair is drained, reset, or modified by two threads, and one
+ * whose peer is not ready. RUN_SECONDS says how long threads go on (default 3).
  */
 #include "catch.h"
 
@@ -32,7 +32,7 @@ ibv_qp_state state_of(const raw_peer &peer)
 	return attr.qp_state;
 }
 
-/* Is what it asked for complete, soon? */
+/* Is its request complete, soon? */
 bool succeeded(const raw_peer &peer)
 {
 	const auto done = peer.completed(time_limit);

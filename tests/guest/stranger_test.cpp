@@ -270,7 +270,7 @@ bool ends_well(pid_t process)
 
 const std::filesystem::path modules = "/sys/module";
 
-/* What uses a module goes before it. Names all, the last one first. */
+/* The users of a module go before it. Names all, the last one first. */
 bool unload(const std::string &module, std::string &names)
 {
 	std::vector<std::string> users;
@@ -286,7 +286,7 @@ bool unload(const std::string &module, std::string &names)
 
 constexpr std::size_t huge = std::size_t{2} << 20;
 
-/* A file with a page in each huge page: to walk it takes long, for what it has. */
+/* A file with a page in each huge page: to walk it takes long for its few pages. */
 memory sparse_file(std::size_t length)
 {
 	const int fd = memfd_create("sparse", MFD_CLOEXEC);
@@ -305,7 +305,7 @@ memory sparse_file(std::size_t length)
 
 } // namespace
 
-/* It need not take it: whoever reads the byte that the file comes with closes the file. */
+/* It need not take it: reading the byte that the file comes with closes the file. */
 TEST_CASE("a process that was sent another user's file does not wait for that user")
 {
 	int ends[2];
@@ -486,7 +486,7 @@ TEST_CASE("ib_uverbs goes though the memory of a former user is always being inv
 		_exit(gone ? 0 : 1);
 	}
 	REQUIRE(ends_well(unloading));
-	std::this_thread::sleep_for(1s); /* whatever is left of it is called meanwhile */
+	std::this_thread::sleep_for(1s); /* code that is left of it is called meanwhile */
 	CHECK(user.ends_when_killed());
 
 	/* For the tests that come after this one. */

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Everything at once, at random: rows of the test matrix, registrations, arming,
- * settling, RDMA, forks and kills in several processes of several threads, with
- * an oracle beside each registration (stress/slot.h), while somebody shrinks all
- * caches all the time. RUN_SECONDS says how long
- * (default 5), RUN_SEED where the seeds begin (default 1). A seed repeats the
- * choices, not the moments.
+ * settling, RDMA, forks and kills in several processes of several threads, with an oracle
+ * beside each registration (stress/slot.h), while a thread shrinks all caches all the
+ * time. RUN_SECONDS says how long (default 5), RUN_SEED where the seeds begin (default
+ * 1). A seed repeats the choices, not the moments.
  */
 #include "catch.h"
 
@@ -111,7 +110,7 @@ TEST_CASE("no write lands in a page after it was given back")
 
 	SECTION("file pages that another process maps")
 	{
-		/* The check can see it: a registration that nobody armed does write there. */
+		/* The check can see it: a registration that is not armed does write there. */
 		CHECK(stress::writes_into_a_file_of_another(on, loss::none) > 0);
 		do {
 			CHECK(stress::writes_into_a_file_of_another(on, how) == 0);

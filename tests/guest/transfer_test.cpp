@@ -91,8 +91,8 @@ void wait_for_first_byte(range r)
 }
 
 /*
- * What is read comes in order. So the end of the file, once the registration is gone, is nobody's
- * to write: other bytes are put there, and stay.
+ * A read comes in order. So the end of the file, once the registration is gone, must not be
+ * written: other bytes are put there, and stay.
  */
 constexpr std::size_t end_of_file = 64 << 10;
 
@@ -126,8 +126,8 @@ ibv_wc_status outcome(loopback &link)
 }
 
 /*
- * Reads whose target is taken away in the middle, and is somebody else's then: those
- * that were not over before, and how they ended.
+ * Reads whose target is taken away in the middle, and is another owner's then: those that
+ * were not over before, and how they ended.
  */
 template <class F> std::vector<ibv_wc_status> cut_reads(const device &on, F take_away)
 {
@@ -189,7 +189,7 @@ TEST_CASE("a write that is under way does not go on from memory that was revoked
 		});
 		wait_for_first_byte(to.bytes());
 		from.revoke();
-		/* What is freed is overwritten soon: by the kernel's poison, or by this. */
+		/* Freed pages are overwritten soon: by the kernel's poison, or by this. */
 		const memory other = anonymous(length);
 		fill(other.registered(), std::byte{0x5a});
 		sending.join();

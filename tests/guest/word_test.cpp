@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* A word belongs to one MR: what makes two words the same, and when one is free. */
+/* A word belongs to one MR: when two words are the same, and when one is free. */
 #include "catch.h"
 
 #include <sys/mman.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What the kernel does by itself, and what it waits for: nobody's events, locks
- * or exits keep it from others' registrations, and a call comes to an end.
+ * The kernel's own work, and its waits: no process's events, locks or exits
+ * keep it from others' registrations, and a call comes to an end.
  */
 #include "catch.h"
 
@@ -90,7 +90,7 @@ private:
 };
 
 /*
- * A memfd whose inode lock somebody holds: who writes it, from a page that only
+ * A memfd whose inode lock its writer holds, which writes from a page that only
  * this process can supply (userfaultfd).
  */
 class kept_file {
@@ -150,7 +150,7 @@ private:
 /* If every event put the look off, it would take a pause of 20 ms. */
 TEST_CASE("dropped memory returns while events go on")
 {
-	constexpr auto pause = 15ms; /* of the kernel's time: less than 20 ms, whatever its ticks */
+	constexpr auto pause = 15ms; /* of the kernel's time: less than 20 ms, with any ticks */
 	const device on;
 	const std::size_t length = 64 * page_size();
 	std::optional<bool> returned;
@@ -186,7 +186,7 @@ TEST_CASE("dropped memory returns while events go on")
 	CHECK(*returned);
 }
 
-/* What changed before the call is found, whatever goes on elsewhere in the range. */
+/* A change before the call is found, while events go on elsewhere in the range. */
 TEST_CASE("a change is found while events go on")
 {
 	const device on;
@@ -373,10 +373,10 @@ TEST_CASE("a process whose mmap_lock is kept does not keep others from being rev
 }
 
 /*
- * The end of a notifier waits for an invalidation, of anything, that is under way.
- * So a worker that comes meanwhile has a large range still to look at when the
- * tracker is about to be freed. What it does then is told by KASAN, or by a kernel that
- * dies. Of those that count some were found stale just before.
+ * The end of a notifier waits for an invalidation, of anything, that is under way. So a
+ * worker that comes meanwhile has a large range still to look at when the tracker is
+ * about to be freed. KASAN reports its access, or the kernel dies. Of those that count
+ * some were found stale just before.
  */
 TEST_CASE("a worker finds stale what is being deregistered")
 {

@@ -286,7 +286,7 @@ void arena::change_on(uint64_t seed)
 	}
 }
 
-/* Children that write to their copies; what is protected comes and goes, at any time. */
+/* Children that write to their copies; protections come and go, at any time. */
 void arena::disturb_on(uint64_t seed)
 {
 	dice roll(seed);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Memory whose every byte is known, and threads that transfer and change it at random.
- * It is cut into slots. Who transfers or changes one has it alone, so what each byte
- * must be is known; the threads meet in the address space, not in a slot.
+ * Memory whose every byte is known, and threads that transfer and change it at random. It
+ * is cut into slots. A thread that transfers or changes one has it alone, so each byte's
+ * right value is known; the threads meet in the address space, not in a slot.
  */
 #ifndef GUEST_ODP_ARENA_H
 #define GUEST_ODP_ARENA_H
@@ -22,7 +22,7 @@ using dice = std::mt19937_64;
 
 std::size_t below(dice &roll, std::size_t limit);
 
-/* Some pages, and what each byte of them must be. */
+/* Some pages, and the right value of each byte. */
 class slot {
 public:
 	void place(mr_notify::range where);
@@ -30,10 +30,10 @@ public:
 	std::mutex &mutex() { return mutex_; }
 	std::byte *model(const std::byte *at) { return model_.data() + (at - where_.addr); }
 	void forget_all();
-	/* Shared: what is dropped from the page tables is kept elsewhere */
+	/* Shared: pages dropped from the page tables are kept elsewhere */
 	void set_shared(bool shared) { shared_ = shared; }
 	bool shared() const { return shared_; }
-	/* Each byte tells its address and who wrote it. */
+	/* Each byte tells its address and its writer. */
 	void fill(dice &roll);
 	std::size_t wrong() const;
 

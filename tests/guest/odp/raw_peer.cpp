@@ -64,7 +64,8 @@ uint16_t ip_sum(const bytes &header)
 	return static_cast<uint16_t>(~sum);
 }
 
-/* Of all but what routers may change, behind the header of a link, which is not there. */
+/* Of all but the fields that routers may change, behind the header of a link, which is not
+ * there. */
 uint32_t invariant_crc(bytes packet)
 {
 	uint32_t crc = 0xffffffff;
@@ -80,7 +81,7 @@ uint32_t invariant_crc(bytes packet)
 	return ~crc;
 }
 
-/* What a request names. */
+/* The place that a request names. */
 bytes place(const void *at, uint32_t rkey, std::size_t length)
 {
 	bytes header;

@@ -39,7 +39,7 @@ private:
 /* A queue pair, and its peer. */
 class raw_peer {
 public:
-	/* What came back: an acknowledgement, a part of what was read, or a request. */
+	/* A packet that came back: an acknowledgement, a part of a read, or a request. */
 	struct packet {
 		uint8_t opcode;
 		uint32_t psn;
@@ -95,7 +95,7 @@ public:
 	/* The queue pair forgets everything, and begins anew. */
 	void reset() const;
 	/*
-	 * From now on the queue pair may ask, too. It repeats so often (7: always) what it asks
+	 * From now on the queue pair may ask, too. It repeats a request so often (7: always)
 	 * when it is told to, or after 4.096 us << timeout (0: not by itself); and always when
 	 * the peer is not ready.
 	 */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Memory that is not there, and whose faults nobody answers but the test: userfaultfd. */
+/* Memory that is not there, and whose faults only the test answers: userfaultfd. */
 #ifndef GUEST_ODP_SLOW_MEMORY_H
 #define GUEST_ODP_SLOW_MEMORY_H
 
@@ -25,11 +25,11 @@ public:
 	/* Answers all faults, with pages full of this; or only those in the first bytes. */
 	void answer(std::byte with) const { answer(with, bytes().length); }
 	void answer(std::byte with, std::size_t length) const;
-	/* Brings the first pages, and tells nobody. */
+	/* Brings the first pages, and wakes no waiter. */
 	void fill(std::byte with, std::size_t length) const;
-	/* Has who waits look again, at what it is by now. */
+	/* Has the waiters look again, at its present state. */
 	void wake() const;
-	/* What the faults come to. */
+	/* The descriptor that the faults come to. */
 	int descriptor() const { return fd_; }
 
 private:

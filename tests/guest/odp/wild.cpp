@@ -78,7 +78,7 @@ void wild::change(dice &roll)
 	}
 }
 
-/* Some requests, and then their end, or that of what they need. */
+/* Some requests, and then their end, or that of objects that they need. */
 void wild::access(dice &roll)
 {
 	static constexpr std::size_t most = 20000;
@@ -98,7 +98,7 @@ void wild::access(dice &roll)
 		const piece other{there, all->lkey};
 		const bool away = kind && below(roll, 2);
 
-		if (below(roll, 2)) /* what changes is the far end */
+		if (below(roll, 2)) /* the far end changes */
 			post(link.near_end(), {away ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
 					       {here},
 					       number(there.addr),
@@ -125,8 +125,8 @@ void wild::access(dice &roll)
 	}
 	default:
 		/*
-		 * What waits for a fault that is never answered is abandoned too. A slow machine
-		 * has as long as it took to connect.
+		 * A request that waits for a fault that is never answered is abandoned too. A
+		 * slow machine has as long as it took to connect.
 		 */
 		for (const auto end = steady_clock::now() + patience;
 		     posted && steady_clock::now() < end && !stop_;) {

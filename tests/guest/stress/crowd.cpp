@@ -13,7 +13,7 @@ using namespace mr_notify;
 
 namespace {
 
-/* A slot, and who may replace it. */
+/* A slot, and the lock to replace it. */
 struct place {
 	std::shared_mutex life;
 	std::unique_ptr<slot> now;

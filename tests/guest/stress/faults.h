@@ -12,7 +12,7 @@ namespace stress {
 
 class faults {
 public:
-	/* Sets up what may fail. Takes it back in the end. */
+	/* Sets up the faults. Takes them back in the end. */
 	faults();
 	~faults();
 	faults(const faults &) = delete;

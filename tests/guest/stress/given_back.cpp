@@ -136,8 +136,9 @@ range take_from_everywhere()
 }
 
 /*
- * A process that takes what it is given when it is told to, says so, and in the
- * end says what became of it. It is forked before there is any registration.
+ * A process that takes the given memory when it is told to, says so, and in the
+ * end says whether it has changed. It is forked before there is any
+ * registration.
  */
 template <class Take> class other_process {
 public:
@@ -252,7 +253,7 @@ void unmap(memory &m)
 		fail("munmap");
 }
 
-/* Nobody settles: the kernel gives the pages back when it can. */
+/* Without settling: the kernel gives the pages back when it can. */
 void suspend(word &w)
 {
 	const std::size_t pinned = pinned_bytes();

@@ -12,7 +12,7 @@ namespace stress {
 
 /* How the device loses the memory, if it does. */
 enum class loss {
-	none,	   /* it is unmapped, and nobody watches it */
+	none,	   /* it is unmapped, and not watched */
 	unmapped,  /* … and is watched */
 	suspended, /* it was idle */
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Somebody who reads and writes the memory of others through the device. */
+/* A peer that reads and writes the memory of others through the device. */
 #ifndef STRESS_PEER_H
 #define STRESS_PEER_H
 

@@ -132,8 +132,8 @@ void slot::look()
 }
 
 /*
- * The kernel's bits after settling, by a user if it counts them. What others do
- * meanwhile may leave them SUSPECT, but not for ever.
+ * The kernel's bits after settling, by a user if it counts them. Other threads'
+ * events meanwhile may leave them SUSPECT, but not for ever.
  */
 uint64_t slot::settled()
 {
@@ -155,7 +155,7 @@ void slot::settle()
 	const bool over = over_;
 	const int error = ibv_settle_mr_notify(mr_.get());
 
-	/* EAGAIN: somebody keeps the file; the word is as it was. */
+	/* EAGAIN: another process keeps the file; the word is as it was. */
 	if (error != (armed_ ? 0 : EINVAL) && error != EAGAIN)
 		return complain("settling gave another error", static_cast<uint64_t>(error));
 	if (!armed_ || error)
@@ -268,13 +268,12 @@ void slot::do_row()
 			count_.invalidated++;
 		}
 	} catch (const std::exception &) {
-		/* No memory for a child, say. Nobody knows how far it came. */
+		/* No memory for a child, say. It is unknown how far it came. */
 	}
 }
 
 /*
- * What does no harm: to this memory, or to what somebody else has mapped there
- * since it went.
+ * Harmless events: for this memory, or for another mapping there since it went.
  */
 void slot::disturb(generator &random)
 {
@@ -348,7 +347,7 @@ void slot::use(generator &random, peer &from)
 	word.fetch_sub(one_user);
 }
 
-/* Nobody uses it any more, and it was settled. */
+/* It has no users any more, and was settled. */
 void slot::expect_revoked()
 {
 	peer from(on_);

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * A registration that many threads work on at the same time, and the oracle
- * that says at each moment what its word must be.
+ * that says at each moment the right value of its word.
  *
- * One row of the test matrix is done to the memory, once. The oracle notes when
- * it begins and when it is over, and compares with what it read before and after:
+ * One row of the test matrix is done to the memory, once. The oracle notes when it begins
+ * and when it is over, and compares with the word read before and after:
  *
  *   over before the word was read	the word is not zero; INVALID once settled
  *   not begun after it was read	the word is not INVALID
  *
- * Some words count their users. Who adds a reference and sees no INVALID reaches
- * the memory that stays, until it gives the reference back; when all have, and
+ * Some words count their users. A thread that adds a reference and sees no INVALID
+ * reaches the memory that stays, until it gives the reference back; when all have, and
  * the word says INVALID, settling takes the pages from the device.
  *
- * Some of these lend their pages, and are suspended when nobody uses them: then what
- * the row does to the memory may change nothing, as settling gives the device what
- * is mapped by then. Not so if there is a user until the row has been settled.
+ * Some of these lend their pages, and are suspended when they have no users: then the row
+ * may change nothing, as settling gives the device the memory that is mapped by then. Not
+ * so if there is a user until the row has been settled.
  *
- * Whatever happens, only its owner changes bits 8-63 of the word, and nobody
- * changes a word that is not armed.
+ * At all times only its owner changes bits 8-63 of the word, and the kernel
+ * changes no word that is not armed.
  */
 #ifndef STRESS_SLOT_H
 #define STRESS_SLOT_H
@@ -35,7 +35,7 @@ namespace stress {
 
 using generator = std::mt19937_64;
 
-/* What the oracle found wrong, and how much it looked at. Of one process. */
+/* The mistakes that the oracle found, and how much it looked at. Of one process. */
 struct tally {
 	std::atomic<uint64_t> actions = 0;
 	std::atomic<uint64_t> slots = 0;
@@ -101,7 +101,7 @@ private:
 	std::atomic<bool> begun_ = false;   /* from here on it may be INVALID */
 	std::atomic<bool> over_ = false;    /* from here on it must be, if that is certain */
 	std::atomic<bool> certain_ = false; /* it was not suspended meanwhile */
-	std::atomic<bool> revoked_ = false; /* settled since: nobody reaches the pages */
+	std::atomic<bool> revoked_ = false; /* settled since: no peer reaches the pages */
 
 	std::shared_mutex arming_; /* guards armed_; shared while it must stay */
 	bool armed_ = false;
