@@ -28,12 +28,12 @@
  *                         an unmapped clean page may leave the page cache
  *                         without an event: fault it back, and see.
  *
- * The answer is valid for the moment of looking. The caller knows what events
- * came since.
+ * The answer is valid for the moment of looking. The caller knows the events
+ * since.
  *
  * No lock is kept for more than LOCK_BATCH pages: mmap_lock keeps the owner's
- * other threads from mmap and munmap, the inode's locks keep others from writing
- * the file. What happens in between sends an event.
+ * other threads from mmap and munmap, the inode's locks keep others from
+ * writing the file. A change in between sends an event.
  *
  * WITHOUT A REFERENCE TO THE ADDRESS SPACE'S USERS
  *
@@ -61,7 +61,7 @@
  *   mmap_read_unlock()
  *                                         frees page tables and VMAs
  *
- * Only a page fault needs a user: what it maps after the unmapping would stay.
+ * Only a page fault needs a user: a page that it maps after the unmapping would stay.
  *
  * A file is not kept by the worker either. To put its last reference is to close it:
  *
@@ -83,7 +83,7 @@
  *                                         mmap_read_lock(): beside the worker
  *   GUP finds vma->vm_private_data
  *                                         hugetlb_zap_end(): frees that lock
- *   down_read() of what is freed
+ *   down_read() of freed memory
  *
  * It maps nothing but its file's pages, so it is as if none of it were mapped: the
  * pinned pages are compared with the file's. Those that are the file's are faulted in
@@ -93,7 +93,7 @@
  *   the owner drops another page          hole punch
  *   hugetlb_zap_begin(): has the lock
  *                                         trylock fails: skips the mapping
- *                                         nobody maps the page: frees it
+ *                                         no mapping maps the page: frees it
  */
 
 #include <linux/fs.h>
@@ -158,7 +158,7 @@ static long mapped_pages(struct mm_struct *mm, unsigned long addr,
 				     pages, NULL);
 }
 
-/* The same of private hugetlb memory, whose rights nobody changes meanwhile; -EAGAIN */
+/* The same of private hugetlb memory, whose rights are kept meanwhile; -EAGAIN */
 static long mapped_huge_pages(struct vm_area_struct *vma, unsigned long addr,
 			      unsigned long nr, struct page **pages,
 			      enum umem_notify_asker asker)
@@ -220,9 +220,9 @@ static void absent_run_collect(struct absent_run *run, struct mm_struct *mm,
 }
 
 /*
- * Whoever holds the locks may be waiting for a page that the caller's own
- * process has to supply (userfaultfd, FUSE), so nobody waits for them without
- * end.
+ * The holder of the locks may be waiting for a page that the caller's own
+ * process has to supply (userfaultfd, FUSE), so no caller waits for them
+ * without end.
  */
 static enum umem_notify_verdict lock_inode(struct address_space *mapping,
 					   enum umem_notify_asker asker)
@@ -274,7 +274,7 @@ static enum umem_notify_verdict absent_run_check(const struct absent_run *run,
 	return ret;
 }
 
-/* The same by the worker, who can't tell of hugetlb pages that are the file's. */
+/* The same by the worker, which can't tell of hugetlb pages that are the file's. */
 static enum umem_notify_verdict absent_run_ask(struct absent_run *run,
 					       struct pinned_iter *iter)
 {
@@ -301,7 +301,7 @@ static enum umem_notify_verdict lock_mm(struct mm_struct *mm,
 	}
 	if (atomic_read(&mm->mm_users))
 		return UMEM_NOTIFY_INTACT;
-	/* Nobody uses the address space any more: it describes nothing. */
+	/* The address space has no users any more: it describes nothing. */
 	mmap_read_unlock(mm);
 	return UMEM_NOTIFY_CHANGED;
 }
@@ -471,11 +471,11 @@ check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
 }
 
 /**
- * umem_notify_check - Compare what is mapped with what is pinned
+ * umem_notify_check - Compare mapped with pinned pages
  * @umem: The umem, its pages pinned
  * @start: The address of its first page
  * @shift: How many pages a chunk of a doubt has, as a power of two
- * @what: Which pages, and who asks; says how far they are intact
+ * @what: The pages, and the asker; tells how far they are intact
  *
  * Context: Process context, no mm or inode lock held.
  */

@@ -3,16 +3,17 @@
  * Idle registrations lend their pages to the VM, and get others when they are
  * used again.
  *
- * A tracker whose word counts its users (@in_use) and was armed for it (@reclaim)
- * is on a list of its memory cgroup. The shrinker goes through the list, least
- * recently used first, and sets SUSPENDED in the words of those that are idle. The
- * worker then takes the pages from the device and unpins them: from there on they
- * are like any others of the process, to be swapped, moved or freed. Settling pins
- * what the range maps then, and gives that to the device under the same keys.
+ * A tracker whose word counts its users (@in_use) and was armed for it
+ * (@reclaim) is on a list of its memory cgroup. The shrinker goes through the
+ * list, least recently used first, and sets SUSPENDED in the words of those
+ * that are idle. The worker then takes the pages from the device and unpins
+ * them: from there on they are like any others of the process, to be swapped,
+ * moved or freed. Settling pins the pages that the range maps then, and gives
+ * them to the device under the same keys.
  *
- * Nobody touches a list when a registration is used. Whether one was shows in its
- * word: application bits that are not those of the last look were changed
- * in between, and the registration is passed over once. Looks that are less than
+ * A use of a registration touches no list. Whether one was shows in its word:
+ * application bits that are not those of the last look were changed in between,
+ * and the registration is passed over once. Looks that are less than
  * LOOKS_APART from one another are one: reclaim comes on all CPUs at the same
  * time, and drop_caches comes again and again while it finds something.
  *
@@ -29,9 +30,9 @@
  *   word |= SUSPENDED
  *   revokes                               [its transfer fails]
  *
- * So the bit is set by a compare-and-swap of the whole word. A reference is taken
- * by an atomic addition that returns what the word was, so one of the two is
- * first:
+ * So the bit is set by a compare-and-swap of the whole word. A reference is
+ * taken by an atomic addition that returns the word before, so one of the two
+ * is first:
  *
  *   word & in_use is 0
  *                                         adds a reference: valid
@@ -43,10 +44,10 @@
  * A SUSPENSION AGAINST AN EVENT
  *
  * Both are under @lock. UNMAP and RELEASE turn SUSPENDED into INVALID, and a
- * tracker that is INVALID is not suspended. CLEAR and MIGRATE leave the word alone,
- * as what the range maps does not matter any more. But the pages are there until
- * the worker has come, and settle may come first; so these events leave
- * their doubt all the same:
+ * tracker that is INVALID is not suspended. CLEAR and MIGRATE leave the word
+ * alone, as the mapping of the range does not matter any more. But the pages
+ * are there until the worker has come, and settle may come first; so these
+ * events leave their doubt all the same:
  *
  *   shrinker           another thread     settle
  *   state = SUSPENDED
@@ -56,13 +57,14 @@
  *                                         @doubt is not empty: state = SUSPECT,
  *                                         and looks
  *
- * A look that is under way may have taken a doubt. Whoever looks has the tracker, and
- * retires it before another settle comes: then the pages have gone.
+ * A look that is under way may have taken a doubt. The looking thread has the tracker,
+ * and retires it before another settle comes: then the pages have gone.
  *
  * RESTORING AGAINST AN EVENT
  *
- * The notifier has been there all the time, but who pins what an event is about to
- * take away, after the event told nobody, has a stale page and a word that says 0:
+ * The notifier has been there all the time, but a settle that pins a page that
+ * an event is about to take away, after the event told no word, has a stale
+ * page and a word that says 0:
  *
  *   settle                                another thread
  *                                         CLEAR: SUSPENDED, nothing to say
@@ -84,8 +86,8 @@
  * SETTLE AGAINST THE REST
  *
  * A second suspension: a tracker is off the list from the first one until it
- * has been restored, and is passed over once after that. Who holds a reference
- * while settling, as one should, finds the word valid afterwards.
+ * has been restored, and is passed over once after that. A user that holds a
+ * reference while settling, as it should, finds the word valid afterwards.
  *
  * A second settle, the worker, disarming: each takes the tracker. So the worker
  * unpins either all the pages or, if settle was first, none: the state is not
@@ -108,26 +110,27 @@
  * is re-registered with the same translation goes on being suspended, one with
  * another ends INVALID as ever.
  *
- * The device is removed, the context closed: INVALID, from SUSPENDED too. Exit and
- * exec: RELEASE. Fork suspends what is idle (umem_notify_due.c), and the child has no
- * registration; a suspended range is not pinned, so fork shares its pages, and restoring
- * makes them the parent's own as pinning always does. A child that has inherited the device can't settle what is
- * SUSPENDED: it maps other memory there.
+ * The device is removed, the context closed: INVALID, from SUSPENDED too. Exit
+ * and exec: RELEASE. Fork suspends idle MRs (umem_notify_due.c), and the child
+ * has no registration; a suspended range is not pinned, so fork shares its
+ * pages, and restoring makes them the parent's own as pinning always does. A
+ * child that has inherited the device can't settle a SUSPENDED MR: it maps other
+ * memory there.
  *
- * WHAT THE SHRINKER MAY DO
+ * THE SHRINKER'S LIMITS
  *
- * It runs in reclaim. Unpinning takes the locks of folios, and revoking may sleep, so
- * it sets the bit and queues. What is queued frees no memory by itself either:
- * it lets reclaim have pages that it had to pass over. What an event has hit is
- * freed, if it was unmapped: the shrinker has the worker come for it at once. It waits for
- * the worker where that may be what is missing (umem_notify_due.c).
+ * It runs in reclaim. Unpinning takes the locks of folios, and revoking may sleep, so it
+ * sets the bit and queues. A queued tracker frees no memory by itself either: it lets
+ * reclaim have pages that it had to pass over. The pages of one that an event has hit are
+ * freed, if they were unmapped: the shrinker has the worker come for it at once. It waits
+ * for the worker where those pages may be the missing ones (umem_notify_due.c).
  *
  * A PROCESS THAT LIES
  *
- * The word is written, but what it says is believed in one thing only: whether
- * the process uses the registration. One that clears SUSPENDED has no access all
- * the same; one that sets it, or changes other bits all the time, keeps its own
- * pages pinned, and charged.
+ * The word is written, but believed in one thing only: whether the process uses
+ * the registration. One that clears SUSPENDED has no access all the same; one
+ * that sets it, or changes other bits all the time, keeps its own pages pinned,
+ * and charged.
  *
  * LOCKS
  *
@@ -182,7 +185,7 @@ static u16 seen_of(u64 word)
 	return hash_64(word & ~(u64)IB_UVERBS_MR_NOTIFY_KERNEL_MASK, 16);
 }
 
-/* Nothing is to be had from it any more, whatever its word says. */
+/* Nothing is to be had from it any more, with any word. */
 static bool is_over(const struct ib_umem_notify *n)
 {
 	return n->state & (INVALID | SUSPENDED) || !n->word_page;
@@ -245,7 +248,7 @@ static void hasten(struct ib_umem_notify *n, struct walk *walk)
 }
 
 /*
- * An event has hit it, and nobody uses it: the worker is on its way, after a while. It
+ * An event has hit it, and it is not in use: the worker is on its way, after a while. It
  * comes at once.
  */
 static bool is_hit(const struct ib_umem_notify *n)
@@ -365,8 +368,9 @@ static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 }
 
 /*
- * Its pages are there: what takes them away sets the state before. One in very many
- * pieces may be anywhere: to look at all under the locks would take too long.
+ * Its pages are there: the state is set before they are taken away. One in very
+ * many pieces may be anywhere: to look at all under the locks would take too
+ * long.
  */
 static bool has_pages_in(const struct ib_umem_notify *n, const struct walk *walk)
 {
@@ -436,7 +440,7 @@ static int memory_event(struct notifier_block *nb, unsigned long event,
 	const struct memory_notify *block = data;
 	struct walk walk = {};
 
-	/* What is pinned for long is never in a movable zone. */
+	/* Pages pinned for long are never in a movable zone. */
 	if (event != MEM_GOING_OFFLINE ||
 	    page_zonenum(pfn_to_page(block->start_pfn)) == ZONE_MOVABLE)
 		return NOTIFY_OK;
@@ -475,7 +479,7 @@ void umem_notify_unlend(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_first_look - What an application's bits are before the first look
+ * umem_notify_first_look - Note the application's bits before the first look
  * @n: The tracker, its lock held, its word known
  */
 void umem_notify_first_look(struct ib_umem_notify *n)
@@ -487,7 +491,7 @@ void umem_notify_first_look(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_look_idle - Suspend what has not been used for a while
+ * umem_notify_look_idle - Suspend a registration not used for a while
  * @n: The tracker, taken
  * @idle: For so many jiffies, if it has a time
  */
@@ -510,7 +514,7 @@ void umem_notify_look_idle(struct ib_umem_notify *n, unsigned long idle)
 		umem_notify_unlend(n);
 }
 
-/* Pins what the range maps now. The charge is that of a registration. */
+/* Pins the pages that the range maps now. The charge is that of a registration. */
 static int pin_again(struct ib_umem *umem)
 {
 	struct ib_umem *fresh;
@@ -585,9 +589,9 @@ static void end_suspension(struct ib_umem_notify *n)
  * umem_notify_restore - Give a suspended registration pages again
  * @n: The tracker, taken by a system call, and not held
  *
- * Return: 0, and it is not SUSPENDED any more; it is INVALID if what the range
- * maps can't be pinned. -ENOMEM (also: RLIMIT_MEMLOCK), -EINTR, -EAGAIN,
- * -EINVAL (not the owner's process), and it is as SUSPENDED as before.
+ * Return: 0, and it is not SUSPENDED any more; it is INVALID if the pages that
+ * the range maps can't be pinned. -ENOMEM (also: RLIMIT_MEMLOCK), -EINTR,
+ * -EAGAIN, -EINVAL (not the owner's process), and it is as SUSPENDED as before.
  */
 int umem_notify_restore(struct ib_umem_notify *n)
 {
