@@ -539,7 +539,7 @@ bool umem_notify_status(struct ib_umem *umem, struct umem_notify_status *status)
 /**
  * umem_notify_hold - Keep off the MR while the driver changes or frees it
  * @umem: The umem of the MR; the caller holds the uobject exclusively
- * @why: What the driver does to it
+ * @why: The driver's purpose
  */
 void umem_notify_hold(struct ib_umem *umem, enum umem_notify_hold why)
 {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Between the files of MR notification: the tracker of a umem
- * (umem_notify.c and umem_notify_tracker.h), the comparison of mapped and pinned
- * pages (umem_notify_check.c), the word in user memory (umem_notify_word.c), the
- * counters (umem_notify_stats.c), what netlink tells (umem_notify_res.c), and
- * the uverbs methods on top (uverbs_std_types_mr_notify.c).
+ * Between the files of MR notification: the tracker of a umem (umem_notify.c
+ * and umem_notify_tracker.h), the comparison of mapped and pinned pages
+ * (umem_notify_check.c), the word in user memory (umem_notify_word.c), the
+ * counters (umem_notify_stats.c), the attributes for netlink
+ * (umem_notify_res.c), and the uverbs methods on top
+ * (uverbs_std_types_mr_notify.c).
  */
 #ifndef UMEM_NOTIFY_H
 #define UMEM_NOTIFY_H
@@ -26,9 +27,9 @@ bool umem_notify_word_cmpxchg(const struct umem_notify_word_page *page,
 u64 umem_notify_word_read(const struct umem_notify_word_page *page,
 			  unsigned int offset);
 
-/* Who asks umem_notify_check(), and so how long it may block. */
+/* The caller of umem_notify_check(), and so how long it may block. */
 enum umem_notify_asker {
-	/* A system call: may sleep on what a fatal signal ends, or for a second. */
+	/* A system call: may sleep where a fatal signal ends it, or for a second. */
 	UMEM_NOTIFY_USER,
 	/* The one that arms: waits for its own address space, not for events or files. */
 	UMEM_NOTIFY_ARM,
@@ -39,7 +40,7 @@ enum umem_notify_asker {
 enum umem_notify_verdict {
 	UMEM_NOTIFY_INTACT,
 	UMEM_NOTIFY_CHANGED,
-	/* Somebody kept a lock; it may be asked again later. */
+	/* A lock was kept; it may be asked again later. */
 	UMEM_NOTIFY_BUSY,
 	/* Only a system call can tell. */
 	UMEM_NOTIFY_UNKNOWN,
@@ -59,7 +60,7 @@ struct umem_notify_doubt {
 	u32 end;
 };
 
-/* What umem_notify_check() is to look at. */
+/* The pages for umem_notify_check() to look at. */
 struct umem_notify_question {
 	struct umem_notify_doubt doubt;
 	enum umem_notify_asker asker;

@@ -4,34 +4,33 @@
  * worker, soon. Some callers wait for that, so that a registration that is idle is not
  * felt:
  *
- *  munmap    until what it made INVALID has given its pages back. Else they were still
- *	      missing from the pool of huge pages, or charged to the memory cgroup,
- *	      when it returns, and the program that maps them anew has both.
- *  fork      suspends what is idle before it copies the page tables, and waits: pages
+ *  munmap    until the MRs that it made INVALID have given their pages back. Else the
+ *	      pages were still missing from the pool of huge pages, or charged to the
+ *	      memory cgroup, when it returns, and the program that maps them anew has both.
+ *  fork      suspends idle MRs before it copies the page tables, and waits: pages
  *	      that are pinned are copied at once for the child, all of them.
  *  reclaim   of a user's own task: the memory cgroup is out of memory only if there is
  *	      nothing left that is about to come.
  *
  * HOW LONG
  *
- * The caller holds mmap_lock, or whatever one may hold in reclaim. The worker
- * needs no lock of the address space, and no memory; but it waits for the device, and
- * unpinning a clean page takes the lock of its folio, which a caller in reclaim might
- * hold. So nobody waits for longer than PATIENCE; a fatal signal ends it before. And
- * after a wait in vain nobody waits at all (@stuck) until the worker has been heard of:
- * a device that does not answer costs the process one wait.
+ * The caller holds mmap_lock, or any lock that may be held in reclaim. The worker needs
+ * no lock of the address space, and no memory; but it waits for the device, and unpinning
+ * a clean page takes the lock of its folio, which a caller in reclaim might hold. So no
+ * caller waits for longer than PATIENCE; a fatal signal ends it before. And after a wait
+ * in vain no caller waits at all (@stuck) until the worker has been heard of: a device
+ * that does not answer costs the process one wait.
  *
- * Nobody waits with a lock of rmap held: of the events only an UNMAP and a fork do, which
- * have mmap_lock alone, and not those that may not block (the OOM reaper).
+ * No caller waits with a lock of rmap held: of the events only an UNMAP and a fork do,
+ * which have mmap_lock alone, and not those that may not block (the OOM reaper).
  *
  * FORK
  *
  * There is no event for it. dup_mmap() has mmap_lock for writing and tells the parent's
  * notifiers PROTECTION_PAGE of each private mapping, or CLEAR if it has huge pages of
- * hugetlbfs. Both are told by the current task, of its own address space, where
- * mmap_lock is not to be had for reading. Another that looks like it (a CLEAR while
- * another thread changes mappings) suspends what is idle there, which the VM may do at
- * any time.
+ * hugetlbfs. Both are told by the current task, of its own address space, where mmap_lock
+ * is not to be had for reading. Another that looks like it (a CLEAR while another thread
+ * changes mappings) suspends idle MRs there, which the VM may do at any time.
  *
  *   fork                                  another thread
  *   word & in_use is 0: SUSPENDED;
@@ -40,7 +39,7 @@
  *                                         pins without mmap_lock
  *   copies page tables: these pages, too
  *
- * That child has copies, as of what is in use; nothing is lost but time.
+ * That child has copies, as of MRs in use; nothing is lost but time.
  */
 
 #include <linux/hugetlb.h>
@@ -102,7 +101,7 @@ void umem_notify_due_end(struct umem_notify_space *space)
  * umem_notify_due_wait - Wait until no pages of an address space are due
  * @space: The address space
  *
- * Context: Process context; mmap_lock may be held, and what reclaim may hold.
+ * Context: Process context; mmap_lock may be held, and locks that reclaim may hold.
  */
 void umem_notify_due_wait(struct umem_notify_space *space)
 {
@@ -132,7 +131,7 @@ static bool has_tracker(struct umem_notify_space *space,
  * @space: Its address space
  * @range: The event
  *
- * If it was an unmap it waits for the pages of what it hit.
+ * If it was an unmap it waits for the pages of the MRs that it hit.
  */
 void umem_notify_due_ended(struct umem_notify_space *space,
 			   const struct mmu_notifier_range *range)

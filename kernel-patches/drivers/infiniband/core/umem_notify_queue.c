@@ -21,9 +21,9 @@
  * IDLE TIME
  *
  * Registrations of a cache are looked at again after a while; those that have not been
- * used for that long are suspended, so that what is idle is not pinned for ever. All of a
- * queue have the same time, and are looked at in batches. Nothing is done for those
- * that are suspended.
+ * used for that long are suspended, so that idle ones are not pinned for ever. All of a
+ * queue have the same time, and are looked at in batches. Nothing is done for those that
+ * are suspended.
  *
  * There is a list for each delay: the lists are in order, and the revoker looks
  * at their heads only. The lists are under the lock of the space.
@@ -55,8 +55,8 @@
 
 /*
  * How long a registration is left alone after an event: events come in bursts,
- * and an application that is about to use or to deregister it does sooner what
- * there is to do. The first event's time counts: others don't push it out.
+ * and an application that is about to use or to deregister it settles sooner.
+ * The first event's time counts: others don't push it out.
  */
 #define SETTLE_DELAY max(HZ / 50, 1)
 /* It may double so often: to some seconds. */
@@ -195,7 +195,7 @@ void umem_notify_queue_later(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_queue_again - Try again what can't be done now, less and less often
+ * umem_notify_queue_again - Try again later, less and less often
  * @n: The tracker
  */
 void umem_notify_queue_again(struct ib_umem_notify *n)
@@ -255,7 +255,7 @@ static struct ib_umem_notify *umem_notify_queue_first_due(struct umem_notify_que
 	return NULL;
 }
 
-/* What a worker does with a tracker. Returns whether one has to come back. */
+/* A worker's work on a tracker. Returns whether one has to come back. */
 static bool umem_notify_queue_visit(struct ib_umem_notify *n)
 {
 	bool again;

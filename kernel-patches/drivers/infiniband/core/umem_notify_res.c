@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What "rdma resource show mr -dd" prints of MR notification: attributes of
- * the driver's table, which iproute2 prints without knowing them.
+ * MR notification in "rdma resource show mr -dd": attributes of the driver's
+ * table, which iproute2 prints without knowing them.
  */
 
 #include <net/netlink.h>
@@ -27,7 +27,7 @@ static const char *state_name(const struct umem_notify_status *status)
  * @mr: The MR; its restrack entry is held, so it can't be deregistered
  *
  * A driver's fill_res_mr_entry(), for one that does not replace the umem of an
- * MR when it re-registers it. Says nothing of an MR that nobody watches.
+ * MR when it re-registers it. Says nothing of an MR that is not watched.
  *
  * ib_umem_get() pins no more pages than a u32 counts. A u64 would need a padding
  * attribute on some architectures, which iproute2 takes for the value.

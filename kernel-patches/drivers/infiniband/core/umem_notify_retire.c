@@ -15,8 +15,8 @@
  *   word |= INVALID
  *   revokes                               [its transfer fails]
  *
- * The word says INVALID before it is read, and a reference is taken by an atomic
- * addition that returns what the word was:
+ * The word says INVALID before it is read, and a reference is taken by an
+ * atomic addition that returns the word before:
  *
  *   word |= INVALID
  *                                         adds a reference, sees INVALID: gives
@@ -145,7 +145,7 @@ bool umem_notify_retire(struct ib_umem_notify *n)
 	}
 	if (n->revoked)
 		return false;
-	/* It is not known what the driver has done: the MR is not offered again. */
+	/* The driver's state of the MR is unknown: it is not offered again. */
 	umem_notify_lock(n);
 	umem_notify_mark(n, INVALID, 0, 0);
 	umem_notify_unlock(n);

@@ -3,12 +3,12 @@
  * An address space with watched memory: one struct mmu_notifier, the trees of
  * its trackers and of the pages of its words, and the lock of both.
  *
- * The MMU notifier is the only one of the address space, whatever the number of
+ * The MMU notifier is the only one of the address space, for any number of
  * registrations. To end a tracker is to erase it from the tree under the lock:
  * no end waits for an invalidation, and no registration does. An interval
- * notifier for each registration could be neither inserted nor removed while any
- * invalidations of the address space overlapped, and these may go on for as long
- * as a stranger likes, who need only share a file with the process.
+ * notifier for each registration could be neither inserted nor removed while
+ * any invalidations of the address space overlapped, and these may go on for as
+ * long as a stranger likes that shares but a file with the process.
  *
  * INVALIDATIONS UNDER WAY
  *
@@ -74,7 +74,7 @@
 
 /* Nodes of a walk under one hold of the lock */
 #define BATCH 64
-/* A block is what one page table maps; so many have a counter of their own. */
+/* A block is the range of one page table; so many have a counter of their own. */
 #define BLOCK_SHIFT PMD_SHIFT
 
 /* Found under RCU, changed under the lock */
@@ -241,7 +241,7 @@ space_break(struct umem_notify_space *space, struct rb_root_cached *tree,
 	return next;
 }
 
-/* Compiled thrice, with what is done with each node and how one is freed: no calls by pointers. */
+/* Compiled thrice, with the visit of a node and its freeing: no calls by pointers. */
 static __always_inline void
 space_walk(struct umem_notify_space *space, struct rb_root_cached *tree,
 	   void (*visit)(struct umem_notify_node *node,
@@ -316,7 +316,7 @@ static struct umem_notify_space *space_of(struct mmu_notifier *mn)
 }
 
 /*
- * Never fails, not for those either who can't wait: the pages are pinned, so
+ * Never fails, not for callers either that can't wait: the pages are pinned, so
  * nothing can be freed under the device before it is revoked.
  */
 static int umem_notify_range_start(struct mmu_notifier *mn,

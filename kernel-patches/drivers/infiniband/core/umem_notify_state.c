@@ -60,7 +60,7 @@ static bool doubt_has(const struct umem_notify_doubt *doubt, u32 page,
 	       doubt->chunks & BIT_ULL(page >> shift);
 }
 
-/* What is left of it from a page on */
+/* Cut it off before a page */
 static void doubt_trim(struct umem_notify_doubt *doubt, u32 page,
 		       unsigned int shift)
 {
@@ -281,7 +281,7 @@ static int wait_for_doubt(struct ib_umem_notify *n,
 	}
 }
 
-/* What the answer is worth by now. Returns whether SUSPECT is left for good. */
+/* Apply the answer, as far as it is still valid. Returns whether SUSPECT is left for good. */
 static bool conclude(struct ib_umem_notify *n, enum umem_notify_verdict verdict,
 		     struct umem_notify_question *what)
 {
@@ -315,9 +315,9 @@ unlock:
 /*
  * From SUSPECT to 0 or INVALID.
  *
- * One pass settles all that happened before the call, whatever goes on meanwhile. New
- * doubts are looked at too while they are less than the first pass was, so a call
- * ends, and mostly with a certain word.
+ * One pass settles all that happened before the call, even while events go on. New doubts
+ * are looked at too while they are less than the first pass was, so a call ends, and
+ * mostly with a certain word.
  */
 static int look(struct ib_umem_notify *n, enum umem_notify_asker asker)
 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * What MR notification has for each device, made when its first umem is watched
- * and freed with it (ib_device_release()): the workqueue, and numbers of what was done,
- * one set of counters per CPU.
+ * MR notification's data of each device, made when its first umem is watched and freed
+ * with it (ib_device_release()): the workqueue, and the statistics, one set of counters
+ * per CPU.
  *
  * Counting is one addition to memory of this CPU, so it is allowed where the
  * callback of an MMU notifier runs. Reading adds up all CPUs. A gauge goes up

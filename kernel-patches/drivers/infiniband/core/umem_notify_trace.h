@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The trace events of MR notification: what happens to a registration from
- * arming to disarming, in /sys/kernel/tracing/events/ib_mr_notify.
+ * The trace events of MR notification: the life of a registration from arming
+ * to disarming, in /sys/kernel/tracing/events/ib_mr_notify.
  */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM ib_mr_notify
@@ -36,7 +36,7 @@ TRACE_DEFINE_ENUM(UMEM_NOTIFY_WORKER);
 	__print_symbolic(state, { 0, "VALID" }, { 1, "INVALID" },              \
 			 { 2, "SUSPECT" }, { 4, "SUSPENDED" })
 
-/* Each event names the registration: device, MR, and what it covers. */
+/* Each event names the registration: device, MR, and its range. */
 DECLARE_EVENT_CLASS(mr_notify,
 		    TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state),
 		    TP_ARGS(umem, mr, state),
@@ -102,7 +102,7 @@ TRACE_EVENT(mr_notify_mark,
 		      show_mr_notify_event(__entry->event), __entry->event_start,
 		      __entry->event_end));
 
-/* Somebody looked whether a SUSPECT range still maps the pinned pages. */
+/* A call or a worker looked whether a SUSPECT range still maps the pinned pages. */
 TRACE_EVENT(mr_notify_settle,
 	    TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state,
 		     enum umem_notify_asker asker, int ret),

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Inside of MR notification: the address space (umem_notify_space.c), the tracker
- * of a umem (umem_notify.c: its life and arming, umem_notify_state.c: what is known
- * of its range, umem_notify_retire.c: how the device loses it), the queue that brings
- * workers to it (umem_notify_queue.c), and the pages that it lends to the VM
- * (umem_notify_reclaim.c), and who waits for them (umem_notify_due.c).
+ * Inside of MR notification: the address space (umem_notify_space.c), the tracker of a
+ * umem (umem_notify.c: its life and arming, umem_notify_state.c: the knowledge of its
+ * range, umem_notify_retire.c: how the device loses it), the queue that brings workers to
+ * it (umem_notify_queue.c), and the pages that it lends to the VM
+ * (umem_notify_reclaim.c), and the waits for them (umem_notify_due.c).
  */
 #ifndef UMEM_NOTIFY_TRACKER_H
 #define UMEM_NOTIFY_TRACKER_H
@@ -49,7 +49,7 @@ struct umem_notify_space {
 	bool unmapped; /* @lock: a queue has something for the end of an event */
 	unsigned int due; /* @lock: trackers that are @due_now, or at a worker since */
 	unsigned int forks; /* @lock: trackers that forks found with pages that are due */
-	bool stuck; /* nobody waits for @due, as the worker does not come */
+	bool stuck; /* no caller waits for @due, as the worker does not come */
 	bool released; /* all trackers have been told that the address space ends */
 
 	struct umem_notify_counts events;
@@ -69,13 +69,13 @@ struct umem_notify_node {
 };
 
 /*
- * One per watched MR. @mutex is outside of mmap_lock and the inode locks; MMU
- * callbacks do not take it, and workers only try to. What is "mutex and lock" is
- * written under both and read under either, so a look at the tracker (a trace event,
- * netlink) does not wait for a settle that faults pages in.
+ * One per watched MR. @mutex is outside of mmap_lock and the inode locks; MMU callbacks
+ * do not take it, and workers only try to. A field that is "mutex and lock" is written
+ * under both and read under either, so a look at the tracker (a trace event, netlink)
+ * does not wait for a settle that faults pages in.
  *
- * An unmap may come to 10,000 of them in a row. What it uses comes first: @umem, for
- * one, costs it the fetch of a cache line that it can spare.
+ * An unmap may come to 10,000 of them in a row. The fields that it uses come first:
+ * @umem, for one, would cost it the fetch of a cache line.
  */
 struct ib_umem_notify {
 	struct umem_notify_node node;
@@ -236,8 +236,8 @@ static inline void umem_notify_counted(const struct ib_umem_notify *n,
 }
 
 /*
- * The MR's number in restrack, for what is traced. Under the lock, or of a worker,
- * for which the end of the MR waits.
+ * The MR's number in restrack, for traces. Under the lock, or of a worker, for
+ * which the end of the MR waits.
  */
 static inline u32 umem_notify_id(const struct ib_umem_notify *n)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The notification word: eight bytes of user memory that the kernel can write
- * from any context, at any time, whatever became of the mapping.
+ * from any context, at any time, even without the mapping.
  *
  * The page is pinned, so the callback of an MMU notifier, which must neither
  * fault nor sleep, reaches it with kmap_local_page(). A process whose words
@@ -9,26 +9,25 @@
  * not for one per word: pages are shared by (address space, address) and charged once
  * against RLIMIT_MEMLOCK.
  *
- * If the application unmaps the page first, the writes go to the orphaned
- * page, which no process sees and none else can own. Words that come later must
- * not join them there. So each page is in a tree of its space, and any event
- * of its address, a change of protection too, makes it doubtful: the
- * next word pins what is mapped now, as the first one did, and stays only if
- * that is the same page. A word that comes while the address changes may get
- * either page, as it might if it pinned one.
+ * If the application unmaps the page first, the writes go to the orphaned page,
+ * which no process sees and none else can own. Words that come later must not
+ * join them there. So each page is in a tree of its space, and any event of its
+ * address, a change of protection too, makes it doubtful: the next word pins
+ * the page that is mapped now, as the first one did, and stays only if that is
+ * the same page. A word that comes while the address changes may get either
+ * page, as it might if it pinned one.
  *
- * A word belongs to one MR: else settling one wipes out what another has said.
+ * A word belongs to one MR: else settling one wipes out a bit of another.
  *
  *   settle A                              B, which has the word too
  *                                         word |= SUSPECT
  *   A is intact: word &= ~SUSPECT         [the word says that B is valid]
  *
- * What makes two words the same is the physical page and the offset: it may be
- * mapped at two addresses, by two processes, or have been moved. So what stands
- * for a physical page (struct frame) is one for all its mappings and has a bit
- * for each word. The caller that sets the bit has the word; to be the second is
- * -EBUSY. A frame has no pin of its own, but each of its mappings has one: as long as
- * it is there, its page is not given to others.
+ * Two words are the same by physical page and offset: the page may be mapped at two
+ * addresses, by two processes, or have been moved. So a physical page has one struct
+ * frame for all its mappings, with a bit for each word. The caller that sets the bit has
+ * the word; to be the second is -EBUSY. A frame has no pin of its own, but each of its
+ * mappings has one: as long as it is there, its page is not given to others.
  *
  * A pinned anonymous page belongs to one address space, so the frames of these are in
  * a tree of the space. Those of files and shared memory are in one tree for all.
@@ -108,8 +107,8 @@ static bool word_events(struct umem_notify_word_page *page, unsigned int *events
 }
 
 /*
- * Pins what the address maps. Keeps the page if it is the first one; -ESTALE if
- * it is another one than before.
+ * Pins the page that the address maps. Keeps the page if it is the first one;
+ * -ESTALE if it is another one than before.
  *
  * A page must not become sure again after the event that made it doubtful:
  *
@@ -460,7 +459,7 @@ bool umem_notify_word_cmpxchg(const struct umem_notify_word_page *page,
 	return same;
 }
 
-/* 0, so in use by nobody, if it is lost. */
+/* 0, so not in use, if it is lost. */
 u64 umem_notify_word_read(const struct umem_notify_word_page *page,
 			  unsigned int offset)
 {

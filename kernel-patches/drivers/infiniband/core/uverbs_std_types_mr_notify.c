@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The uverbs methods of MR notification (arm, disarm, settle), and what the
- * other methods of an MR do about it (reg, dereg, rereg).
+ * The uverbs methods of MR notification (arm, disarm, settle), and its part of
+ * the other methods of an MR (reg, dereg, rereg).
  *
  * The three methods only look the MR up for reading, so they exclude
- * deregistration and re-registration (-EBUSY there) but not each other; what
- * they do to one MR at the same time is serialized by its tracker.
+ * deregistration and re-registration (-EBUSY there) but not each other; those
+ * of one MR at the same time are serialized by its tracker.
  */
 
 #include <rdma/uverbs_std_types.h>
@@ -187,7 +187,7 @@ int ib_mr_notify_command(u32 command, const struct uverbs_attr_bundle *attrs)
  * @access: The access flags; IB_UVERBS_ACCESS_TRACK, which is the core's own, is
  *	    taken out
  *
- * Return: What ib_mr_notify_tracked() is given, whatever comes of the registration.
+ * Return: The argument for ib_mr_notify_tracked(), even if the registration fails.
  */
 struct ib_umem_notify *ib_mr_notify_track(struct ib_device *device, u64 addr,
 					  u64 length, u32 *access)
@@ -250,7 +250,7 @@ int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
  * If the driver refuses (a memory window is bound to the MR), the MR stays
  * armed, unless its context or its device ends.
  *
- * Return: What ib_dereg_mr_user() returns.
+ * Return: The result of ib_dereg_mr_user().
  */
 int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 		       struct ib_udata *udata)
@@ -265,7 +265,7 @@ int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 	ret = ib_dereg_mr_user(mr, udata);
 	if (!ret || !umem)
 		return ret;
-	/* What can't be aborted is there as if nothing had failed. */
+	/* A registration that can't be aborted is there as if nothing had failed. */
 	if (why == RDMA_REMOVE_DESTROY || why == RDMA_REMOVE_ABORT)
 		umem_notify_unhold(umem, mr);
 	else
