@@ -59,37 +59,8 @@
  * The first event's time counts: others don't push it out.
  */
 #define SETTLE_DELAY max(HZ / 50, 1)
-/* It may double so often: to some seconds. */
-#define MOST_DOUBLINGS 7
-/* Behind the lists of the delays, that of the idle time, which is at most so long. */
-#define IDLE_LIST (MOST_DOUBLINGS + 2)
+/* The longest idle time */
 #define MOST_IDLE_MS (1000 * MSEC_PER_SEC)
-
-/* All but the works is under the space's lock. */
-struct umem_notify_queue {
-	struct umem_notify_space *space;
-	struct ib_device *device;
-	struct list_head siblings; /* the queues of the space */
-	unsigned int users; /* trackers */
-	struct list_head delayed[IDLE_LIST + 1]; /* the first: not at all */
-	unsigned long idle; /* in jiffies */
-	struct list_head look; /* SUSPECT for long enough */
-	struct delayed_work revoker;
-	struct work_struct looker;
-	unsigned long wake; /* when the revoker runs next, if it is @waiting */
-	bool waiting;
-	bool unmapped; /* something is due when the event has ended */
-};
-
-struct umem_notify_space *umem_notify_queue_space(const struct umem_notify_queue *q)
-{
-	return q->space;
-}
-
-struct ib_device *umem_notify_queue_device(const struct umem_notify_queue *q)
-{
-	return q->device;
-}
 
 static void umem_notify_queue_wake_at(struct umem_notify_queue *q, unsigned long when)
 {
@@ -202,7 +173,7 @@ void umem_notify_queue_again(struct ib_umem_notify *n)
 {
 	umem_notify_lock(n);
 	umem_notify_queue_after(n, n->doublings + 1, SETTLE_DELAY << n->doublings);
-	n->doublings = min(n->doublings + 1, MOST_DOUBLINGS);
+	n->doublings = min(n->doublings + 1, UMEM_NOTIFY_MOST_DOUBLINGS);
 	umem_notify_unlock(n);
 }
 
@@ -218,7 +189,7 @@ void umem_notify_queue_idle(struct ib_umem_notify *n)
 	umem_notify_assert_locked(n);
 
 	if (n->timed && list_empty(&n->link) && !(n->state & (INVALID | SUSPENDED)))
-		umem_notify_queue_after(n, IDLE_LIST, due - jiffies);
+		umem_notify_queue_after(n, UMEM_NOTIFY_IDLE_LIST, due - jiffies);
 }
 
 /**

@@ -18,6 +18,7 @@
 #include <linux/refcount.h>
 #include <linux/spinlock.h>
 #include <linux/wait.h>
+#include <linux/workqueue.h>
 
 #include "umem_notify.h"
 
@@ -58,6 +59,27 @@ struct umem_notify_space {
 
 	struct hlist_node node; /* umem_notify_spaces */
 	struct rcu_head rcu;
+};
+
+/* A delay may double so often: to some seconds. */
+#define UMEM_NOTIFY_MOST_DOUBLINGS 7
+/* Behind the lists of the delays, that of the idle time. */
+#define UMEM_NOTIFY_IDLE_LIST (UMEM_NOTIFY_MOST_DOUBLINGS + 2)
+
+/* Of a device, in an address space. All but the works is under the space's lock. */
+struct umem_notify_queue {
+	struct umem_notify_space *space;
+	struct ib_device *device;
+	struct list_head siblings; /* the queues of the space */
+	unsigned int users; /* trackers */
+	struct list_head delayed[UMEM_NOTIFY_IDLE_LIST + 1]; /* the first: not at all */
+	unsigned long idle; /* in jiffies */
+	struct list_head look; /* SUSPECT for long enough */
+	struct delayed_work revoker;
+	struct work_struct looker;
+	unsigned long wake; /* when the revoker runs next, if it is @waiting */
+	bool waiting;
+	bool unmapped; /* something is due when the event has ended */
 };
 
 /* A range in one of the trees of a space; all of it is under the space's lock. */
@@ -171,8 +193,6 @@ bool umem_notify_retire(struct ib_umem_notify *n);
 /* umem_notify_queue.c */
 struct umem_notify_queue *umem_notify_queue_get(struct ib_device *device);
 void umem_notify_queue_put(struct umem_notify_queue *q);
-struct umem_notify_space *umem_notify_queue_space(const struct umem_notify_queue *q);
-struct ib_device *umem_notify_queue_device(const struct umem_notify_queue *q);
 void umem_notify_queue_now(struct ib_umem_notify *n);
 void umem_notify_queue_invalid(struct ib_umem_notify *n);
 void umem_notify_queue_later(struct ib_umem_notify *n);
@@ -209,7 +229,7 @@ int umem_notify_restore(struct ib_umem_notify *n);
 static inline struct umem_notify_space *
 umem_notify_space(const struct ib_umem_notify *n)
 {
-	return umem_notify_queue_space(n->queue);
+	return n->queue->space;
 }
 
 static inline void umem_notify_lock(struct ib_umem_notify *n)
@@ -232,7 +252,7 @@ static inline void umem_notify_assert_locked(const struct ib_umem_notify *n)
 static inline void umem_notify_counted(const struct ib_umem_notify *n,
 				       enum ib_mr_notify_stat stat, s64 nr)
 {
-	umem_notify_count(umem_notify_queue_device(n->queue), stat, nr);
+	umem_notify_count(n->queue->device, stat, nr);
 }
 
 /*
