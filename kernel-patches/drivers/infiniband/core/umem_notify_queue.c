@@ -59,6 +59,11 @@
  * The first event's time counts: others don't push it out.
  */
 #define SETTLE_DELAY max(HZ / 50, 1)
+/*
+ * How long a registration without a count of users is left alone after an event that ended
+ * it: the event's caller goes on, as an unmap frees pages.
+ */
+#define UNMAP_DELAY max(HZ / 100, 2)
 /* The longest idle time */
 #define MOST_IDLE_MS (1000 * MSEC_PER_SEC)
 
@@ -114,8 +119,9 @@ void umem_notify_queue_now(struct ib_umem_notify *n)
  * umem_notify_queue_invalid - A tracker has become INVALID, which its word has heard
  * @n: The tracker, its space's lock held
  *
- * Its users give it back. If there are none the device loses it when the event has ended:
- * before, the worker would only take cache lines, or the CPU, from an unmap.
+ * Its users give it back. If there are none the device loses it when the event has ended, or
+ * some milliseconds later if no count of users says so: before, the worker would only take
+ * cache lines, or the CPU, from an unmap.
  * When the driver is done with an MR that is held the worker comes anyway.
  */
 void umem_notify_queue_invalid(struct ib_umem_notify *n)
@@ -149,7 +155,7 @@ void umem_notify_queue_unmapped(struct umem_notify_space *space)
 	space->unmapped = false;
 	list_for_each_entry(q, &space->queues, siblings) {
 		if (q->unmapped)
-			umem_notify_queue_wake_at(q, jiffies);
+			umem_notify_queue_wake_at(q, jiffies + (space->due ? 0 : UNMAP_DELAY));
 		q->unmapped = false;
 	}
 	spin_unlock(&space->lock);
