@@ -23,6 +23,7 @@ using clock_type = std::chrono::steady_clock;
 namespace {
 
 constexpr std::size_t large = std::size_t{64} << 20;
+constexpr std::size_t very_large = std::size_t{1} << 30; /* what few events cover */
 constexpr int track = 1 << 28;
 
 void sleep_for(clock_type::duration t)
@@ -43,16 +44,18 @@ void map_over(range r)
 	std::memset(r.addr, 1, r.length);
 }
 
-/* Not in huge pages, which are dropped too quickly. */
-memory in_small_pages(std::size_t length)
+/* Not in huge pages, which are dropped too quickly. So much of it, and the end, has pages. */
+memory in_small_pages(std::size_t length, std::size_t touched)
 {
-	void *addr =
-		mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *addr = mmap(nullptr, length, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 	REQUIRE(addr != MAP_FAILED);
 	memory m({static_cast<std::byte *>(addr), length});
 	madvise(addr, length, MADV_NOHUGEPAGE); /* a kernel without them refuses */
-	std::memset(addr, 1, length);
+	std::memset(addr, 1, touched);
+	const range end = last_pages(m.registered(), 4);
+	std::memset(end.addr, 1, end.length);
 	return m;
 }
 
@@ -115,7 +118,7 @@ TEST_CASE("window: registering while the memory is being dropped")
 	int told = 0;
 
 	for (int round = 0; round < 12; round++) {
-		memory m = in_small_pages(large);
+		memory m = in_small_pages(round % 4 < 2 ? large : very_large, large);
 		const range r = m.registered();
 		const range end = last_pages(r, 4);
 		std::atomic<bool> started = false;
