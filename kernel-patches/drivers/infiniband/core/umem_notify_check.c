@@ -487,13 +487,13 @@ enum umem_notify_verdict umem_notify_check(struct ib_umem *umem,
 	const struct umem_notify_doubt *doubt = &what->doubt;
 	enum umem_notify_verdict ret = UMEM_NOTIFY_INTACT;
 	unsigned int from, to = 0;
+	u64 others;
 
 	what->at = doubt->end;
 	while (!ret && to < 64 && doubt->chunks >> to) {
 		from = to + __ffs64(doubt->chunks >> to);
-		to = from;
-		while (to < 64 && doubt->chunks & BIT_ULL(to))
-			to++;
+		others = ~(doubt->chunks >> from);
+		to = others ? from + __ffs64(others) : 64;
 		ret = check_run(umem, start,
 				start + (max_t(u64, doubt->first,
 					       (u64)from << shift) << PAGE_SHIFT),
