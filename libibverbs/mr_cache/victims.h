@@ -32,14 +32,24 @@ public:
 	uint32_t next(list &of, const entry<Env> *entries, bool all)
 	{
 		const bool goes_on = all || !owed;
+		const uint32_t least = of.size() < EXAMINED ? of.size() : EXAMINED;
+		const uint32_t most = goes_on ? of.size() : least;
 		uint32_t oldest = 0, looks = 0;
+		uint64_t its_age = UINT64_MAX;
 
-		for (; looks < of.size() && (looks < EXAMINED || (goes_on && !oldest)); looks++) {
-			uint32_t i = of.turn(entries);
+		for (; looks < most && !(oldest && looks >= least); looks++) {
+			const uint32_t i = of.turn(entries);
+			const uint64_t seen = entries[i].word.peek_relaxed();
 
-			if (entries[i].word.idle(entries[i].word.peek_relaxed()) &&
-			    (!oldest || age(entries[i]) < age(entries[oldest])))
+			if (!entry_word<Env>::idle(seen))
+				continue;
+
+			const uint64_t age = is_over(seen) ? 0 : entries[i].last_use();
+
+			if (age < its_age) {
 				oldest = i;
+				its_age = age;
+			}
 		}
 		if (goes_on)
 			owe(looks, of);
@@ -60,9 +70,9 @@ public:
 	void pay(uint32_t looks) { owed -= looks < owed ? looks : owed; }
 
 private:
-	static uint64_t age(const entry<Env> &e)
+	static bool is_over(uint64_t seen)
 	{
-		return e.word.peek_relaxed() & (e.word.INVALID | e.word.DOOMED) ? 0 : e.last_use();
+		return seen & (entry_word<Env>::INVALID | entry_word<Env>::DOOMED);
 	}
 
 	uint32_t owed;
