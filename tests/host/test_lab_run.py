@@ -49,8 +49,8 @@ def emulators_in(folder):
 
 @unittest.skipUnless(os.path.exists(os.path.join(REPO, "build/lab", KERNEL, "kernel")),
                      f"the {KERNEL} kernel is not built")
-class Run(unittest.TestCase):
-    """One guest per test, each with a temporary folder of its own."""
+class Guests(unittest.TestCase):
+    """What runs guests, each test with a temporary folder of its own."""
 
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -80,6 +80,10 @@ class Run(unittest.TestCase):
                 return
             time.sleep(0.1)
         self.fail(f"left behind: {left}")
+
+
+class Run(Guests):
+    """One guest."""
 
     def test_status_and_outputs(self):
         """The exit status, and both outputs alone and byte for byte."""
@@ -201,6 +205,108 @@ class Run(unittest.TestCase):
     def test_killed(self):
         """Not even asked."""
         self.check_signal(signal.SIGKILL, -signal.SIGKILL)
+
+
+class Nodes(Guests):
+    """Two guests, and what is between them."""
+
+    def run_nodes(self, script, *arguments):
+        """A shell script on the first."""
+        status, out, err = self.run_guest("--nodes", "2", *arguments, "--", "sh", "-c", script)
+        return status, out.decode(), err.decode()
+
+    def test_status_and_outputs(self):
+        """Of a command on the other node: input, both outputs byte for byte, status, folder."""
+        path = os.path.join(self.folder.name, "bytes")
+        content = os.urandom(500_000) + bytes(range(256))
+        with open(path, "wb") as out:
+            out.write(content)
+        result = self.run_guest("--nodes", "2", "--", "sh", "-c", "lab-on 2 sh -c 'cat; "
+                                "cat bytes; cat /proc/sys/kernel/hostname >/dev/stderr; exit 7'"
+                                " <bytes")
+        self.assertEqual(result, (7, content * 2, b"node2\n"))
+
+    def test_commands_that_fail(self):
+        """What can't be run, what is killed, where nobody is, and what is no such command."""
+        status, out, err = self.run_nodes(
+            "lab-on 2 no-such-program; echo $?; lab-on 2 sh -c 'kill -9 $$'; echo $?; "
+            "lab-on 3 true; echo $?; lab-on 2; echo $?; lab-node 2 paint; echo $?; "
+            "lab-on 2 lab-node 2 kill; echo $?")
+        self.assertEqual((status, out.split()), (0, ["127", "137", "255", "2", "2", "1"]), err)
+        self.assertRegex(err, "no-such-program: No such file.*\nlab-on: node 3: .*\n"
+                         "usage: lab-on .*\nusage: lab-node .*\nlab-node: only node 1 .*\n")
+
+    def test_command_ends_with_its_caller(self):
+        """A lab-on that is killed leaves nothing on the other node."""
+        status, out, err = self.run_nodes(
+            "lab-on 2 sh -c 'echo begun; exec sleep 9876' >said & "
+            "until grep -q begun said; do sleep 0.1; done; kill -9 $!; "
+            "while lab-on 2 grep -az 9876 /proc/[0-9]*/cmdline >/dev/null; do sleep 0.1; done; "
+            "echo gone")
+        self.assertEqual((status, out), (0, "gone\n"), err)
+
+    def test_transfer(self):
+        """Over both devices; at each end the wire does what it is told."""
+        status, out, err = self.run_nodes(
+            "lab-on 2 ibv_rc_pingpong -d rxe0 -g 1 -n 100 >there & "
+            "until ibv_rc_pingpong -d rxe0 -g 1 -n 100 10.1.2.2; do sleep 0.1; done 2>/dev/null; "
+            "wait $! && cat there; lab-on 2 rping -s -a 10.1.1.2 -C 10 >/dev/null & "
+            "until rping -c -v -a 10.1.1.2 -C 10 | grep 'ping data'; do sleep 0.1; done; "
+            "tc qdisc show dev eth0; lab-on 2 tc qdisc show dev eth1",
+            "--wire", "loss 2% reorder 10%")
+        self.assertEqual(status, 0, err)
+        self.assertEqual(out.count("100 iters in"), 2, out)
+        self.assertEqual(out.count("ping data"), 10, out)
+        self.assertEqual(out.count("delay 1ms loss 2% reorder 10%"), 2, out)
+
+    def test_wire_is_cut(self):
+        """Both ways, until it is mended; commands go on."""
+        status, out, err = self.run_nodes(
+            "ping='busybox ping -c 3 -W 1'; lab-node 2 cut; "
+            "$ping 10.1.0.2 >&2; echo $?; lab-on 2 $ping 10.1.0.1 >&2; echo $?; lab-node 2 mend; "
+            "until $ping 10.1.0.2 >&2; do :; done; until lab-on 2 $ping 10.1.0.1 >&2; do :; done; "
+            "tc qdisc show dev eth0", "--wire", "delay 2ms")
+        self.assertEqual((status, out.splitlines()[:2]), (0, ["1", "1"]), err)
+        self.assertIn("delay 2ms", out)
+
+    def test_node_is_killed(self):
+        """It goes without a word, and comes back as new; that is no failure."""
+        status, out, err = self.run_nodes(
+            "lab-on 2 touch /mark; lab-node 2 kill && lab-node 2 kill && "
+            "{ lab-on 2 true; echo $?; lab-node 2 start && lab-on 2 test -e /mark; echo $?; }")
+        self.assertEqual((status, out.split()), (0, ["255", "1"]), err)
+
+    @unittest.skipUnless(KERNEL in ("um", "debug"), "Debian's kernel has no LKDTM")
+    def test_kernel_report_fails(self):
+        """A WARNING of the other kernel fails a run whose command says 0, and is printed."""
+        status, out, err = self.run_nodes(
+            "lab-on 2 sh -c 'echo WARNING >/sys/kernel/debug/provoke-crash/DIRECT'; echo done")
+        self.assertEqual((status, out), (99, "done\n"))
+        self.assertIn("lkdtm", err)
+        self.assertIn("the kernel of node2 reported: WARNING: CPU", err)
+
+    def test_panic_fails(self):
+        """… and a panic, also of a node that was started again after it."""
+        for more in ("", "; lab-node 2 start"):
+            status, _, err = self.run_nodes(
+                "(echo c | timeout 20 lab-on 2 tee /proc/sysrq-trigger)" + more)
+            self.assertEqual(status, 99)
+            self.assertIn("Kernel panic", err)
+
+    def test_time_limit(self):
+        """Both are ended."""
+        status, _, err = self.run_guest("--nodes", "2", "--timeout", "4", "--", "sleep", "9999")
+        self.assertEqual(status, 124)
+        self.assertIn(b"of node2", err)
+
+    def test_signals(self):
+        """Both are ended, with or without being asked."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            process = self.start("--nodes", "2", "--", "sh", "-c", "echo begun; sleep 9999")
+            self.assertEqual(process.stdout.readline(), b"begun\n")
+            process.send_signal(number)
+            process.communicate()
+            self.assert_nothing_left()
 
 
 @unittest.skipUnless(os.path.exists(os.path.join(REPO, "build/lab/debian/kernel")),

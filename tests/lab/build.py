@@ -29,7 +29,7 @@ import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
 OUR_KERNEL = ("kernel-patches/**", "buildlib/overlay.py", "buildlib/fetch.py",
               "buildlib/kernel_*.py", "buildlib/upstream/linux.pin", "tests/lab/patches/*.patch")
 NOT_BUILT_FROM = ("child.py", "console.py", "emulator.py", "guest.py", "namespace.py",
-                  "releases.py", "scratch_root.py", "um.py")
+                  "nodes.py", "releases.py", "scratch_root.py", "um.py", "wire.py")
 
 
 def say(text):

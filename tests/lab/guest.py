@@ -34,16 +34,18 @@ def quote_config(values):
 class Guest:
     """One run of one machine. Use as a context: leaving it leaves nothing behind."""
 
-    def __init__(self, machine, memory, cpus, results="", layer=""):
+    def __init__(self, machine, memory, cpus, results="", layer="", place=None):
         self.machine = machine
         self.memory = memory
         self.cpus = cpus
         self.results = results
         self.layer = layer      # a folder that the guest sees over the host's root
+        self.place = place      # where it is among --nodes
         self.control = tempfile.mkdtemp(prefix="lab-")
         self.console = os.path.join(self.control, "console.log")
         self.process = None
         self.streams = {}
+        self.port = None        # over which a node and the lab talk
         self.keeper_pipe = None
 
     def __enter__(self):
@@ -51,7 +53,7 @@ class Guest:
 
     def __exit__(self, *_):
         self.stop()
-        for stream in self.streams:
+        for stream in (*self.streams, *([self.port] if self.port else [])):
             stream.close()
         shutil.rmtree(self.control, ignore_errors=True)
         if self.keeper_pipe is not None:
@@ -85,11 +87,14 @@ class Guest:
             "lab": HERE, "results": self.results, "layer": self.layer, "outputs": outputs,
             "modules": self.machine.guest_modules, "load": " ".join(self.machine.load),
             "rxe": "yes" if self.machine.rxe else "", "siw": "yes" if self.machine.siw else "",
-            "scheduler": self.machine.scheduler, "hostname": socket.gethostname()}))
+            "scheduler": self.machine.scheduler,
+            "node": self.place.node if self.place else "",
+            "wire": self.place.netem if self.place else "",
+            "hostname": f"node{self.place.node}" if self.place else socket.gethostname()}))
 
-    def qemu(self, out, err, accelerator):
-        """The QEMU command; `out` and `err` are the descriptors that take the outputs."""
-        self.config("/dev/vport0p1 /dev/vport0p2")
+    def qemu(self, out, err, port, accelerator):
+        """The QEMU command, with the descriptors for its outputs and what the lab hears."""
+        self.config("/dev/vport0p1 /dev/vport0p2 /dev/vport0p3")
         shares = [("root", "/", ",readonly=on"), ("control", self.control, "")]
         if self.results:
             shares.append(("results", self.results, ""))
@@ -105,25 +110,37 @@ class Guest:
                    "-kernel", self.machine.kernel, "-initrd", self.machine.initramfs,
                    "-append", self.kernel_arguments("console=ttyS0 lab_fs=9p"),
                    "-chardev", f"file,id=console,path={self.console}", "-serial", "chardev:console",
-                   "-device", "virtio-serial-pci,max_ports=3",
+                   "-device", "virtio-serial-pci,max_ports=4",
                    "-chardev", f"socket,id=out,fd={out}",
                    "-device", "virtserialport,chardev=out,nr=1",
                    "-chardev", f"socket,id=err,fd={err}",
-                   "-device", "virtserialport,chardev=err,nr=2", *self.machine.devices]
+                   "-device", "virtserialport,chardev=err,nr=2",
+                   "-chardev", f"socket,id=port,fd={port}",
+                   "-device", "virtserialport,chardev=port,nr=3", *self.machine.devices]
         for name, path, options in shares:
             command += ["-fsdev", f"local,id={name},path={path.replace(',', ',,')},"
                         f"security_model=none,multidevs=remap{options}",
                         "-device", f"virtio-9p-pci,fsdev={name},mount_tag={name}"]
+        for card, mac, fd in self.cards():
+            command += ["-netdev", f"dgram,id=net{card},local.type=fd,local.str={fd}", "-device",
+                        f"virtio-net-pci,netdev=net{card},mac={mac},romfile="]
         return command
 
-    def uml(self, out, err):
+    def uml(self, out, err, port):
         """The User Mode Linux command; the console is its standard error."""
-        self.config("/dev/tty1 /dev/tty2")
+        self.config("/dev/tty1 /dev/tty2 /dev/tty3")
         return [self.machine.kernel, f"mem={self.memory >> 20}M",
                 f"initrd={self.machine.initramfs}", f"uml_dir={self.control}/uml/", "umid=lab",
                 "con=null", "con0=null,fd:2", f"con1=null,fd:{out}", f"con2=null,fd:{err}",
-                "console=tty0", "noreboot",
+                f"con3=fd:{port}", "console=tty0", "noreboot",
+                *(f"vec{card}:transport=fd,fd={fd},mac={mac},mtu=1500"
+                  for card, mac, fd in self.cards()),
                 *self.kernel_arguments(f"lab_fs=hostfs lab_control={self.control}").split()]
+
+    def cards(self):
+        """The network cards of a node: number, address, descriptor of the wire's end."""
+        return [(card, f"52:54:00:00:{card:02x}:{self.place.node:02x}", end.fileno())
+                for card, end in enumerate(self.place.ends)] if self.place else []
 
     def kernel_arguments(self, more):
         """The kernel's command line. At level 5 a WARNING is printed; at "quiet" it is not."""
@@ -132,7 +149,7 @@ class Guest:
 
     def start(self, accelerator="tcg", extra=""):
         """Start the guest; its outputs are then in `streams`."""
-        pairs = [socket.socketpair() for _ in range(2)]
+        pairs = [socket.socketpair() for _ in range(3)]
         fds = [theirs.fileno() for _, theirs in pairs]
         if self.machine.engine == "uml":
             command = self.uml(*fds) + extra.split()
@@ -146,14 +163,15 @@ class Guest:
             try:
                 self.process = subprocess.Popen(
                     command, env=env, stdin=subprocess.DEVNULL, stdout=console, stderr=console,
-                    pass_fds=fds, start_new_session=True,
+                    pass_fds=[*fds, *(fd for _, _, fd in self.cards())], start_new_session=True,
                     preexec_fn=child.dies_with_us(signal.SIGKILL))
             except FileNotFoundError as problem:
                 raise LabError(f"{problem.filename} is missing: run buildlib/setup") from problem
         os.write(self.keeper_pipe, b"%d\n" % self.process.pid)
-        for (ours, theirs), target in zip(pairs, (1, 2)):
+        for _, theirs in pairs:
             theirs.close()
-            self.streams[ours] = target
+        (out, _), (err, _), (self.port, _) = pairs
+        self.streams = {out: 1, err: 2}
 
     def memory_folder(self):
         """Where User Mode Linux puts its memory, a file; a container's /dev/shm is small."""

@@ -40,6 +40,7 @@ class Machine:
     modules: list[str] = dataclasses.field(default_factory=list)
     dkms: bool = False          # package: its modules as our DKMS package leaves them
     load: list[str] = dataclasses.field(default_factory=list)       # by modprobe, in the guest
+    nodes: bool = True          # whether two of it can be joined
     arch: str = ""              # tree: ARCH= of its build
     target: str = ""            # tree: make target and the program that it makes
     make_options: list[str] = dataclasses.field(default_factory=list)       # tree: more for make

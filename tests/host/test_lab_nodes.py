@@ -1,0 +1,64 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""What the lab takes of two nodes and of the wire between them. The rest: test_lab_run."""
+import os
+import subprocess
+import sys
+import unittest
+
+REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RUN = os.path.join(REPO, "tests/lab/run")
+sys.path.insert(0, os.path.join(REPO, "tests/lab"))
+import wire  # noqa: E402  pylint: disable=wrong-import-position
+
+
+class Wire(unittest.TestCase):
+    """The words of a wire, and what netem gets."""
+
+    def test_words(self):
+        self.assertEqual(wire.netem("loss 2%"), "loss 2%")
+        self.assertEqual(wire.netem(" loss 0.5%  delay 5ms "), "delay 5ms loss 0.5%")
+        self.assertEqual(wire.netem("duplicate 100% corrupt 1%"), "corrupt 1% duplicate 100%")
+
+    def test_reordering_needs_a_delay(self):
+        self.assertEqual(wire.netem("loss 2% reorder 10%"), "delay 1ms loss 2% reorder 10%")
+        self.assertEqual(wire.netem("reorder 10% delay 5ms"), "delay 5ms reorder 10%")
+
+    def test_wrong_words(self):
+        for text, said in (("", "pairs such as"), ("loss", "pairs such as"),
+                           ("loss 2% delay", "pairs such as"), ("shout 2%", "shout: none of"),
+                           ("loss 2", "loss 2: not like loss 2%"), ("loss 101%", "loss 101%: not"),
+                           ("delay 5", "delay 5: not like delay 5ms"), ("delay 5%", "delay 5%:"),
+                           ("loss 1% loss 2%", "loss: twice"),
+                           ("loss 2%; delay 5ms", "loss 2%;: not")):
+            with self.subTest(text=text), self.assertRaisesRegex(ValueError, said):
+                wire.netem(text)
+
+
+class CommandLine(unittest.TestCase):
+    """What is wrong is said before anything is built."""
+
+    def test_wrong_arguments(self):
+        for arguments, said in (
+                (["--nodes", "3"], "--nodes: invalid choice: 3"),
+                (["--nodes", "0"], "--nodes: invalid choice: 0"),
+                (["--nodes", "two"], "--nodes: invalid int"),
+                (["--wire", "loss 2%"], "--wire: between --nodes 2"),
+                (["--nodes", "2", "--wire", "loss 2"], "loss 2: not like loss 2%"),
+                (["--nodes", "2", "--count-instructions"], "not with --nodes")):
+            with self.subTest(arguments=arguments):
+                done = subprocess.run([RUN, *arguments, "--", "true"], capture_output=True,
+                                      text=True, check=False)
+                self.assertEqual((done.returncode, done.stdout), (2, ""))
+                self.assertIn(said, done.stderr)
+
+    def test_kernels_that_cannot(self):
+        for kernel in ("dkms", "pvrdma"):
+            done = subprocess.run([RUN, "--kernel", kernel, "--nodes", "2", "--", "true"],
+                                  capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stdout, done.stderr),
+                             (99, "", f"lab: --nodes: not with --kernel {kernel}\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Guests with wires between them: started, heard, killed and started again side by side.
+
+A wire is a pair of sockets, of which each node has an end: no port and no path. This process keeps
+both ends, so a wire outlives its nodes; what arrives for a node that is not there is thrown away.
+Over its port a node says "ready", "start N" or "kill N", a line each, and is told how that went.
+"""
+import dataclasses
+import selectors
+import socket
+import time
+
+# One for rxe0, one for siw0, and one that always works, for tests/lab/commands.
+WIRES = 3
+FIRST = 1   # the node on which COMMAND runs
+LARGEST = 1 << 16
+
+
+@dataclasses.dataclass
+class Place:
+    """What makes a guest a node."""
+    node: int
+    ends: list      # of the wires
+    netem: str      # what they do, or ""
+
+
+@dataclasses.dataclass
+class Life:
+    """A guest, from its start to its end."""
+    guest: object
+    late: bool = False      # it did not end by itself
+    killed: bool = False    # it was to
+    crashed: bool = False   # the emulator did, before the command
+
+
+class Nodes:
+    """Two of them. Use as a context: leaving it closes the wires."""
+
+    def __init__(self, netem, make):
+        """`make` makes a guest for a Place, and starts it; the caller ends it."""
+        self.make = make
+        self.selector = selectors.DefaultSelector()
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(WIRES)]
+        self.places = {FIRST + i: Place(FIRST + i, list(ends), netem)
+                       for i, ends in enumerate(zip(*pairs))}
+        self.lives = []         # all that there were, in order
+        self.running = {}       # node: its life
+        self.ready = set()
+        self.waiting = []       # (node, the port to answer to when it is ready)
+        self.said = {}          # port: what it said, without the end of the line
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for place in self.places.values():
+            for end in place.ends:
+                end.close()
+        self.selector.close()
+
+    def pump(self, limit):
+        """Start all, pass on their outputs until they have ended, and say how they lived."""
+        deadline = time.monotonic() + limit
+        for node, place in self.places.items():
+            for end in place.ends:
+                end.setblocking(False)
+            self.start(node)
+        while self.running and (left := deadline - time.monotonic()) > 0:
+            for key, _ in self.selector.select(left):
+                if key.fileobj in self.selector.get_map():  # what went before may have ended it
+                    key.data(key.fileobj)
+        for life in self.running.values():
+            life.late = True
+        return self.lives
+
+    def start(self, node):
+        """Start a node."""
+        for end in self.places[node].ends:
+            if end in self.selector.get_map():
+                self.selector.unregister(end)
+        life = self.running[node] = Life(self.make(self.places[node]))
+        self.lives.append(life)
+        for stream in life.guest.streams:
+            self.selector.register(stream, selectors.EVENT_READ,
+                                   lambda one: self.output(node, one))
+        self.said[life.guest.port] = b""
+        self.selector.register(life.guest.port, selectors.EVENT_READ,
+                               lambda port: self.heard(node, port))
+
+    def output(self, node, stream):
+        """Pass on what a node prints; with its outputs it ends."""
+        life = self.running[node]
+        life.guest.pass_on(stream, self.selector)
+        if not any(one in self.selector.get_map() for one in life.guest.streams):
+            life.guest.process.wait()
+            # Booted again, COMMAND has begun.
+            life.crashed = len(self.lives) == len(self.places) and life.guest.emulator_crashed()
+            self.ended(node)
+
+    def ended(self, node):
+        """A node is not there any more."""
+        port = self.running.pop(node).guest.port
+        self.ready.discard(node)
+        if port in self.selector.get_map():
+            self.selector.unregister(port)
+        for end in self.places[node].ends:
+            self.selector.register(end, selectors.EVENT_READ, throw_away)
+        self.answer(node, f"node {node} has ended")
+        if node == FIRST:
+            for other in self.running.values():
+                say(other.guest.port, "end")
+
+    def heard(self, node, port):
+        """Do what a node asks for."""
+        try:
+            content = port.recv(LARGEST)
+        except ConnectionResetError:
+            content = b""
+        if not content:
+            self.selector.unregister(port)
+            return
+        *lines, self.said[port] = (self.said[port] + content).split(b"\n")
+        for line in lines:
+            what, _, number = line.decode("ascii", "replace").strip().partition(" ")
+            if what == "ready":
+                self.ready.add(node)
+                self.answer(node, "done")
+            elif what in ("start", "kill"):
+                self.change(what, number, port)
+
+    def change(self, what, number, port):
+        """Start or kill a node, and tell who asked for it when it is done."""
+        node = int(number) if number.isdigit() else 0
+        if node not in self.places or node == FIRST:
+            say(port, f"node {number} can't be told to {what}")
+        elif what == "kill":
+            if node in self.running:
+                self.kill(node)
+            say(port, "done")
+        else:
+            if node not in self.running:
+                self.start(node)
+            self.waiting.append((node, port))
+            if node in self.ready:
+                self.answer(node, "done")
+
+    def kill(self, node):
+        """End a node as a power cut does. What it has printed before is passed on."""
+        life = self.running[node]
+        life.killed = True
+        life.guest.stop()
+        for stream in life.guest.streams:
+            while stream in self.selector.get_map():
+                life.guest.pass_on(stream, self.selector)
+        self.ended(node)
+
+    def answer(self, node, text):
+        """Tell those that wait for a node."""
+        for port in [port for waited_for, port in self.waiting if waited_for == node]:
+            say(port, text)
+        self.waiting = [one for one in self.waiting if one[0] != node]
+
+
+def say(port, text):
+    """Tell a node something; it may have ended."""
+    try:
+        port.send(text.encode() + b"\n")
+    except OSError:
+        pass
+
+
+def throw_away(end):
+    """What came for a node that is not there."""
+    try:
+        end.recv(LARGEST)
+    except OSError:
+        pass
