@@ -4,7 +4,6 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -14,122 +13,6 @@
 
 namespace mr_notify {
 namespace {
-
-constexpr uint8_t port_number = 1;
-
-/* How one end of the connection is addressed by the other. */
-struct address {
-	uint16_t lid = 0;
-	uint8_t link_layer = IBV_LINK_LAYER_UNSPECIFIED;
-	ibv_mtu mtu = IBV_MTU_1024;
-	int gid_index = 0;
-	ibv_gid gid{};
-	loopback::patience ends{};
-};
-
-bool is_zero(const ibv_gid &gid)
-{
-	return std::all_of(std::begin(gid.raw), std::end(gid.raw),
-			   [](uint8_t b) { return b == 0; });
-}
-
-bool is_ipv4_mapped(const ibv_gid &gid)
-{
-	static constexpr std::array<uint8_t, 12> prefix{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-
-	return std::equal(prefix.begin(), prefix.end(), std::begin(gid.raw));
-}
-
-/* An IPv4 GID of the newest RoCE version if there is one, else the last one. */
-void pick_gid(ibv_context *context, int table_length, address &out)
-{
-	for (int i = 0; i < table_length; i++) {
-		ibv_gid gid{};
-
-		if (ibv_query_gid(context, port_number, i, &gid) || is_zero(gid))
-			continue;
-		if (is_ipv4_mapped(out.gid) && !is_ipv4_mapped(gid))
-			continue;
-		out.gid = gid;
-		out.gid_index = i;
-	}
-}
-
-address address_of(ibv_context *context)
-{
-	ibv_port_attr port{};
-	address out;
-
-	check_verb(ibv_query_port(context, port_number, &port), "ibv_query_port");
-	if (port.state != IBV_PORT_ACTIVE)
-		throw unsupported("port 1 is not active");
-	out.lid = port.lid;
-	out.link_layer = port.link_layer;
-	out.mtu = port.active_mtu;
-	pick_gid(context, port.gid_tbl_len, out);
-	return out;
-}
-
-owned<ibv_qp> make_qp(const device &on, ibv_cq *cq, ibv_srq *srq)
-{
-	ibv_qp_init_attr init{};
-	ibv_device_attr attr{};
-
-	check_verb(ibv_query_device(on.context(), &attr), "ibv_query_device");
-	init.send_cq = cq;
-	init.recv_cq = cq;
-	init.srq = srq;
-	init.qp_type = IBV_QPT_RC;
-	init.cap = {16, 16, std::min(30U, static_cast<unsigned>(attr.max_sge)), 2, 0};
-	owned<ibv_qp> qp(ibv_create_qp(on.pd(), &init));
-	if (!qp)
-		fail("ibv_create_qp");
-	return qp;
-}
-
-void connect(ibv_qp *qp, uint32_t peer, const address &where)
-{
-	ibv_qp_attr attr{};
-
-	attr.qp_state = IBV_QPS_INIT;
-	attr.port_num = port_number;
-	attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
-			       IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-	check_verb(
-		ibv_modify_qp(qp, &attr,
-			      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
-		"ibv_modify_qp to INIT");
-
-	attr = {};
-	attr.qp_state = IBV_QPS_RTR;
-	attr.path_mtu = where.mtu;
-	attr.dest_qp_num = peer;
-	attr.max_dest_rd_atomic = 1;
-	attr.min_rnr_timer = 12;
-	attr.ah_attr.dlid = where.lid;
-	attr.ah_attr.port_num = port_number;
-	attr.ah_attr.is_global = where.link_layer == IBV_LINK_LAYER_ETHERNET;
-	attr.ah_attr.grh.dgid = where.gid;
-	attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(where.gid_index);
-	attr.ah_attr.grh.hop_limit = 64;
-	check_verb(ibv_modify_qp(qp, &attr,
-				 IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-					 IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-					 IBV_QP_MIN_RNR_TIMER),
-		   "ibv_modify_qp to RTR");
-
-	attr = {};
-	attr.qp_state = IBV_QPS_RTS;
-	attr.timeout = where.ends.timeout;
-	attr.retry_cnt = where.ends.retries;
-	attr.rnr_retry = 7;
-	attr.max_rd_atomic = 1;
-	check_verb(ibv_modify_qp(qp, &attr,
-				 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-					 IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-					 IBV_QP_MAX_QP_RD_ATOMIC),
-		   "ibv_modify_qp to RTS");
-}
 
 /* The next PSNs to send and to expect: where it stopped. */
 std::string psns(ibv_qp *qp)
@@ -155,17 +38,18 @@ loopback::loopback(const device &on, ibv_srq *srq, ibv_mtu most, const patience 
 {
 	if (!cq_)
 		fail("ibv_create_cq");
-	near_ = make_qp(on, cq_.get(), srq);
-	far_ = make_qp(on, cq_.get(), srq);
+	near_ = make_reliable(on, cq_.get(), srq);
+	far_ = make_reliable(on, cq_.get(), srq);
 	if (on.context()->device->transport_type == IBV_TRANSPORT_IWARP) {
 		iwarp_.emplace(on, near_.get(), far_.get());
 		return;
 	}
-	address where = address_of(on.context());
-	where.mtu = std::min(where.mtu, most);
-	where.ends = ends;
-	connect(near_.get(), far_->qp_num, where);
-	connect(far_.get(), near_->qp_num, where);
+	address near = address_of(near_.get());
+	near.mtu = std::min(near.mtu, most);
+	address far = near;
+	far.qp = far_->qp_num;
+	connect_reliable(near_.get(), near, far, ends);
+	connect_reliable(far_.get(), far, near, ends);
 }
 
 std::optional<ibv_wc> loopback::poll()

@@ -8,19 +8,14 @@
 
 #include <optional>
 
-#include "device.h"
 #include "iwarp.h"
+#include "reliable.h"
 
 namespace mr_notify {
 
 class loopback {
 public:
-	/* How long an end waits for an answer: 4 us << timeout, so often. */
-	struct patience {
-		/* A second: nothing is lost, but the CPU may be elsewhere. */
-		uint8_t timeout = 18;
-		uint8_t retries = 7; /* soft-RoCE takes 7 for no end */
-	};
+	using patience = mr_notify::patience;
 
 	/* @srq: where the receives of both ends come from; @most: no larger packets */
 	explicit loopback(const device &on, ibv_srq *srq = nullptr, ibv_mtu most = IBV_MTU_4096);

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * One end of a reliable connection over InfiniBand or RoCE, and what the other end
+ * has to know of it. For iWARP see iwarp.h.
+ */
+#ifndef MR_NOTIFY_RELIABLE_H
+#define MR_NOTIFY_RELIABLE_H
+
+#include "device.h"
+
+namespace mr_notify {
+
+/* How long an end waits for an answer: 4 us << timeout, so often. */
+struct patience {
+	/* A second: nothing is lost, but the CPU may be elsewhere. */
+	uint8_t timeout = 18;
+	uint8_t retries = 7; /* soft-RoCE takes 7 for no end */
+};
+
+/* What an end tells the other one, and its own part of it. */
+struct address {
+	uint16_t lid = 0;
+	uint8_t link_layer = IBV_LINK_LAYER_UNSPECIFIED;
+	ibv_mtu mtu = IBV_MTU_1024;
+	int gid_index = 0;
+	ibv_gid gid{};
+	uint32_t qp = 0;
+	uint32_t psn = 0; /* of the first packet that it sends */
+};
+
+/* A queue pair that can have 16 requests at a time of up to 30 pieces. */
+owned<ibv_qp> make_reliable(const device &on, ibv_cq *cq, ibv_srq *srq = nullptr);
+
+/* By an IPv4 GID of the newest RoCE version if there is one. Unsupported if the port is down. */
+address address_of(const ibv_qp *qp);
+
+/* Makes it ready to send; both ends have the same MTU. */
+void connect_reliable(ibv_qp *qp, const address &own, const address &other,
+		      const patience &waits = {});
+
+} // namespace mr_notify
+
+#endif
