@@ -40,6 +40,12 @@ foreach(test answers odp odp_memory odp_oracle odp_packets odp_stress odp_wait r
   target_link_libraries(guest_${test} PRIVATE odp_support)
 endforeach()
 
+# Two nodes.
+add_executable(guest_nodes guest/nodes_test.cpp guest/nodes/owner.cpp guest/nodes/remote.cpp guest/nodes/traffic.cpp)
+target_compile_options(guest_nodes PRIVATE -O1)
+target_precompile_headers(guest_nodes REUSE_FROM guest_support)
+target_link_libraries(guest_nodes PRIVATE guest_support)
+
 # Documentation/testing.md, "Tests that fail now and then".
 add_library(slow_machine MODULE support/slow_machine.cpp)
 target_link_libraries(slow_machine PRIVATE test_options)

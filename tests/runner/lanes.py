@@ -21,7 +21,7 @@ GUEST_PROGRAMS = ("contract", "word", "in_use", "reclaim", "revoke", "worker", "
                   "cache", "peer", "rights", "invalidate", "nested", "owner", "differential",
                   "adversary", "observe", "answers", "states", "rings", "stranger", "idle")
 # Of those whose tests skip alike, all; "no more wait than 512" may be too slow.
-GUEST_LEAST = {"answers": 5, "odp_packets": 15}
+GUEST_LEAST = {"answers": 5, "nodes": 7, "odp_packets": 15}
 # Of upstream's suite on soft-RoCE; upstream's kernel passes 103.
 UPSTREAM_EXECUTED = 117
 
@@ -280,6 +280,10 @@ LANES = {
          UNPACK_SUITE, pyverbs("test_mr_notify", "test_mr_cache", program=UNPACKED)],
         guest="--kernel stock --packages", needs=("fork", "installed", "kernel stock"),
         seconds=120),
+    # Peers on another machine, and wires that lose, repeat and reorder.
+    "nodes": Lane(
+        guest_programs("nodes"), guest="--kernel debian --nodes 2", needs=("fork", "kernel debian"),
+        seconds=300),
     # Memory that goes offline.
     "hotplug": Lane(
         guest_programs("offline"), guest="--kernel hotplug", needs=("fork", "kernel debian"),

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * What the processes of the other node do: one owns memory that peers of this node
+ * reach, one watches it after it was given back.
+ */
+#ifndef GUEST_NODES_OWNER_H
+#define GUEST_NODES_OWNER_H
+
+#include <istream>
+#include <ostream>
+#include <thread>
+#include <vector>
+
+#include "reliable.h"
+
+/* As words of a line; found where the type is. */
+namespace mr_notify {
+std::ostream &operator<<(std::ostream &out, const address &one);
+std::istream &operator>>(std::istream &in, address &one);
+} // namespace mr_notify
+
+namespace nodes {
+
+/* Lines are a command and its arguments; see obey() for what there is. */
+class owner {
+public:
+	owner();
+	~owner();
+	void obey(std::istream &words, std::ostream &answer);
+
+private:
+	void map(std::istream &words, std::ostream &answer);
+	void connect(std::istream &words, std::ostream &answer);
+	void lose(const std::string &how, std::ostream &answer);
+	void suspend(std::ostream &answer);
+	void drop(std::istream &words);
+	void disturb();
+
+	mr_notify::device on_;
+	mr_notify::owned<ibv_cq> cq_;
+	mr_notify::memory memory_;
+	mr_notify::range whole_;
+	std::size_t pinned_before_ = 0;
+	mr_notify::word word_;
+	mr_notify::owned<ibv_mr> mr_;
+	std::vector<mr_notify::owned<ibv_qp>> qps_;
+	std::jthread disturber_;
+};
+
+class watcher {
+public:
+	void obey(std::istream &words, std::ostream &answer);
+
+private:
+	int fd_ = -1;
+	std::size_t length_ = 0;
+};
+
+} // namespace nodes
+
+#endif

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+#include "traffic.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "owner.h"
+#include "system.h"
+
+namespace nodes {
+
+using namespace mr_notify;
+using std::chrono::steady_clock;
+
+namespace {
+
+constexpr std::size_t piece = 16 << 10;
+constexpr unsigned int at_a_time = 8;
+constexpr uint32_t nearly_last = 0xffffc0;
+
+} // namespace
+
+connection::connection(const device &on, remote &owner, const patience &waits)
+    : cq_(ibv_create_cq(on.context(), 64, nullptr, nullptr, 0)), qp_(make_reliable(on, cq_.get()))
+{
+	address own = address_of(qp_.get());
+	address other;
+
+	own.psn = nearly_last;
+	owner.ask("connect", own) >> other;
+	connect_reliable(qp_.get(), own, other, waits);
+}
+
+void connection::post(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const target &to,
+		      std::size_t offset, uint64_t added)
+{
+	ibv_sge sge{reinterpret_cast<uintptr_t>(local.addr), static_cast<uint32_t>(local.length),
+		    mr->lkey};
+	ibv_send_wr wr{};
+	ibv_send_wr *bad = nullptr;
+
+	wr.sg_list = &sge;
+	wr.num_sge = 1;
+	wr.opcode = opcode;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+		wr.wr.atomic.remote_addr = to.addr + offset;
+		wr.wr.atomic.rkey = to.rkey;
+		wr.wr.atomic.compare_add = added;
+	} else {
+		wr.wr.rdma.remote_addr = to.addr + offset;
+		wr.wr.rdma.rkey = to.rkey;
+	}
+	check_verb(ibv_post_send(qp_.get(), &wr, &bad), "ibv_post_send");
+}
+
+ibv_wc connection::wait()
+{
+	ibv_wc wc{};
+	int polled = 0;
+
+	if (!happens([&] { return (polled = ibv_poll_cq(cq_.get(), 1, &wc)) != 0; }))
+		throw std::runtime_error("no completion: the queue pair hangs");
+	if (polled < 0)
+		throw std::runtime_error("ibv_poll_cq failed");
+	return wc;
+}
+
+traffic::traffic(const device &on, remote &owner, const target &to, const patience &waits)
+    : to_(to), memory_(anonymous(at_a_time * piece)), mr_(on.register_memory(memory_.registered())),
+      link_(on, owner, waits), thread_([this] {
+	      try {
+		      work();
+	      } catch (...) {
+		      problem_ = std::current_exception();
+		      stop_ = true;
+	      }
+      })
+{
+}
+
+/* A write from one half of the local memory, a read into the other one, and so on. */
+void traffic::work()
+{
+	const range local = memory_.registered();
+	unsigned int posted = 0;
+	unsigned int open = 0;
+	auto last = steady_clock::now();
+
+	std::fill(local.addr, local.addr + local.length / 2, byte);
+	while (!stop_ || open) {
+		for (; open < at_a_time && !stop_; open++, posted++) {
+			const bool reads = posted % 2;
+			const range r{local.addr + (reads ? local.length / 2 : 0), piece};
+
+			link_.post(reads ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, mr_.get(), r, to_,
+				   posted / 2 * piece % to_.length);
+		}
+		const ibv_wc_status status = link_.wait().status;
+		open--;
+		if (status == IBV_WC_SUCCESS && !end_) {
+			done_++;
+			last = steady_clock::now();
+		} else if (!end_) {
+			end_ = {status, 0, 0,
+				std::chrono::duration_cast<std::chrono::milliseconds>(
+					steady_clock::now() - last)};
+			stop_ = true;
+		} else {
+			(status == IBV_WC_WR_FLUSH_ERR ? end_->flushed : end_->others)++;
+		}
+	}
+}
+
+void traffic::go_on(unsigned int more) const
+{
+	const unsigned int until = done_ + more;
+
+	if (!happens([&] { return done_ >= until || stop_; }) || stop_)
+		throw std::runtime_error("the transfers do not go on");
+}
+
+traffic::end traffic::wait_for_end()
+{
+	thread_.join();
+	if (problem_)
+		std::rethrow_exception(problem_);
+	return *end_;
+}
+
+} // namespace nodes

@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Memory of another node, on the first of tests/lab/run --nodes 2: peers here write and
+ * read it while it is taken from its owner there, over a wire that loses, repeats and reorders.
+ * RUN_BYTES: how many bytes the oracle transfers (default: 10 million). RUN_SEED: which.
+ */
+#include "catch.h"
+
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <random>
+
+#include "nodes/owner.h"
+#include "nodes/remote.h"
+#include "nodes/traffic.h"
+#include "skip.h"
+#include "system.h"
+
+using namespace mr_notify;
+using namespace nodes;
+
+namespace {
+
+constexpr std::size_t length = 64 << 10;
+const char *const alone = "one node (tests/lab/run --nodes 2)";
+
+using words = std::vector<std::string>;
+
+const words clean;
+const words lossy{"loss", "2%", "duplicate", "2%", "reorder", "10%", "delay", "1ms"};
+const words cut{"loss", "100%"};
+
+/* From now on both ends lose, repeat and delay what they send like that. */
+void set_wire(const words &how)
+{
+	static words now{"unknown"};
+	words command{"lab-node", "2", "wire"};
+
+	command.insert(command.end(), how.begin(), how.end());
+	if (how != now)
+		run(command);
+	now = how;
+}
+
+/*
+ * Processes of the other node, which the cases use one after the other: to start one
+ * takes an emulated machine seconds.
+ */
+struct processes {
+	std::unique_ptr<remote> owner, watcher;
+};
+
+processes &there()
+{
+	static processes both;
+
+	if (!both.owner)
+		both.owner = std::make_unique<remote>("owner");
+	if (!both.watcher)
+		both.watcher = std::make_unique<remote>("watcher");
+	return both;
+}
+
+/* 7 tries of 134 ms: some will do where only packets are lost. */
+constexpr patience ends_soon{15, 6};
+constexpr patience endless{15, 7};
+
+/* Memory of a file, whose owner can lose it, and who watches what becomes of it then. */
+struct victim {
+	explicit victim(const char *arm = "notify")
+	{
+		int fd = -1;
+
+		to.length = length;
+		owner().ask("map file", length, arm) >> to.addr >> to.rkey >> process >> fd;
+		watcher().ask("watch", process, fd, length);
+	}
+
+	/* It is unmapped or truncated: the owner hears at once, whatever the wire does. */
+	void lose(const char *how)
+	{
+		std::size_t pinned = 1;
+		uint64_t at_once = 0;
+		uint64_t settled = 0;
+
+		owner().ask(how) >> pinned >> at_once >> settled;
+		CHECK(at_once != 0);
+		CHECK(settled == IBV_MR_NOTIFY_INVALID);
+		CHECK(pinned == 0);
+	}
+
+	/* From now on it is the watcher's. */
+	void give_to_watcher() { watcher().ask("take"); }
+	uint64_t foreign_bytes()
+	{
+		uint64_t count = 1;
+
+		watcher().ask("foreign") >> count;
+		return count;
+	}
+
+	static remote &owner() { return *there().owner; }
+	static remote &watcher() { return *there().watcher; }
+
+	pid_t process = -1;
+	target to;
+};
+
+/* For Documentation/observe.md: what the peer saw. */
+void tell_end(const char *event, const words &over, const traffic::end &end)
+{
+	std::printf("%s, %s wire: %s after %lld ms, then %u flushed\n", event,
+		    over.empty() ? "clean" : "lossy", ibv_wc_status_str(end.first),
+		    static_cast<long long>(end.duration.count()), end.flushed);
+	std::fflush(stdout);
+}
+
+/*
+ * The owner's end says once that it refuses, and ends. Where that is lost, or the peer does not
+ * listen just then, the peer asks again, and is answered no more.
+ */
+bool is_refusal(const traffic::end &end)
+{
+	return (end.first == IBV_WC_REM_ACCESS_ERR || end.first == IBV_WC_RETRY_EXC_ERR) &&
+	       end.others == 0;
+}
+
+bool is_silence(const traffic::end &end)
+{
+	return end.first == IBV_WC_RETRY_EXC_ERR && end.others == 0;
+}
+
+/* Another queue pair, which finds the key good for nothing. */
+void check_refused(const device &on, victim &from)
+{
+	traffic again(on, from.owner(), from.to, ends_soon);
+
+	CHECK(is_refusal(again.wait_for_end()));
+}
+
+} // namespace
+
+TEST_CASE("owner", "[.]")
+{
+	owner one;
+	obey(std::cin, std::cout, [&](auto &words, auto &answer) { one.obey(words, answer); });
+}
+
+TEST_CASE("watcher", "[.]")
+{
+	watcher one;
+	obey(std::cin, std::cout, [&](auto &words, auto &answer) { one.obey(words, answer); });
+}
+
+TEST_CASE("memory that its owner unmaps or truncates is a peer's no more")
+{
+	SKIP_IF(!has_another_node(), alone);
+	const char *const how = GENERATE("unmap", "truncate");
+	const auto over = GENERATE(clean, lossy);
+	const device on;
+	set_wire(over);
+	victim from;
+	traffic peer(on, from.owner(), from.to, ends_soon);
+
+	peer.go_on(20);
+	from.lose(how);
+	if (how == std::string("unmap"))
+		from.give_to_watcher();
+	const traffic::end end = peer.wait_for_end();
+	tell_end(how, over, end);
+	CHECK(is_refusal(end));
+	check_refused(on, from);
+	if (how == std::string("unmap"))
+		CHECK(from.foreign_bytes() == 0);
+}
+
+TEST_CASE("memory of a process that is killed is a peer's no more")
+{
+	SKIP_IF(!has_another_node(), alone);
+	const auto over = GENERATE(clean, lossy);
+	const device on;
+	set_wire(over);
+	victim from;
+	traffic peer(on, from.owner(), from.to, ends_soon);
+
+	peer.go_on(20);
+	from.owner().kill();
+	there().owner.reset();
+	from.give_to_watcher();
+	const traffic::end end = peer.wait_for_end();
+	tell_end("the owner is killed", over, end);
+	CHECK(is_refusal(end));
+	CHECK(from.foreign_bytes() == 0);
+}
+
+TEST_CASE("memory that is suspended is a peer's no more, until it is used again")
+{
+	SKIP_IF(!has_another_node(), alone);
+	const auto over = GENERATE(clean, lossy);
+	const device on;
+	set_wire(over);
+	victim from("reclaim");
+	std::size_t pinned = 1;
+	int settled = -1;
+	uint64_t word = 1;
+
+	{
+		traffic peer(on, from.owner(), from.to, ends_soon);
+		peer.go_on(20);
+		from.owner().ask("suspend") >> pinned >> word;
+		CHECK(word == IBV_MR_NOTIFY_SUSPENDED);
+		CHECK(pinned <= page_size()); /* of the word */
+		from.give_to_watcher();
+		const traffic::end end = peer.wait_for_end();
+		tell_end("suspended", over, end);
+		CHECK(is_refusal(end));
+	}
+	check_refused(on, from);
+	CHECK(from.foreign_bytes() == 0);
+	from.owner().ask("settle") >> settled >> word;
+	CHECK(settled == 0);
+	CHECK(word == 0);
+	traffic again(on, from.owner(), from.to, ends_soon);
+	again.go_on(20);
+	CHECK(from.foreign_bytes() > 0);
+}
+
+TEST_CASE("a peer that sends again when the wire is mended is refused")
+{
+	SKIP_IF(!has_another_node(), alone);
+	const device on;
+	set_wire(clean);
+	victim from;
+	traffic peer(on, from.owner(), from.to, endless);
+
+	peer.go_on(20);
+	set_wire(cut);
+	from.lose("unmap");
+	from.give_to_watcher();
+	set_wire(clean);
+	const traffic::end end = peer.wait_for_end();
+	tell_end("cut, unmapped, mended", clean, end);
+	CHECK(end.first == IBV_WC_REM_ACCESS_ERR);
+	CHECK(end.others == 0);
+	CHECK(from.foreign_bytes() == 0);
+}
+
+TEST_CASE("a wire that is cut ends the transfers, and nothing of them comes later")
+{
+	SKIP_IF(!has_another_node(), alone);
+	const device on;
+	set_wire(clean);
+	victim from;
+	traffic peer(on, from.owner(), from.to, ends_soon);
+
+	peer.go_on(20);
+	set_wire(cut);
+	const traffic::end end = peer.wait_for_end();
+	tell_end("cut", clean, end);
+	CHECK(is_silence(end));
+	from.give_to_watcher();
+	set_wire(clean);
+	/* The owner has noticed nothing: another queue pair goes on. */
+	CHECK(from.foreign_bytes() == 0);
+	traffic again(on, from.owner(), from.to, ends_soon);
+	again.go_on(20);
+	from.lose("unmap");
+	CHECK(is_refusal(again.wait_for_end()));
+}
+
+TEST_CASE("a node that dies ends the transfers")
+{
+	SKIP_IF(!has_another_node(), alone);
+	const device on;
+	set_wire(clean);
+	{
+		victim from;
+		traffic peer(on, from.owner(), from.to, ends_soon);
+
+		peer.go_on(20);
+		run({"lab-node", "2", "kill"});
+		from.owner().forget();
+		from.watcher().forget();
+		const traffic::end end = peer.wait_for_end();
+		tell_end("the node is killed", clean, end);
+		CHECK(is_silence(end));
+	}
+	there() = {};
+	run({"lab-node", "2", "start"});
+	/* What comes for it after that finds no memory of it, and a new owner. */
+	victim next;
+	traffic peer(on, next.owner(), next.to, ends_soon);
+	peer.go_on(20);
+}
+
+namespace {
+
+/* Memory of the other node, of which each byte is known here. */
+class oracle {
+public:
+	oracle(const device &on, remote &owner, const target &to, uint64_t seed)
+	    : roll_(seed), owner_(owner), to_(to), model_(to.length),
+	      local_(anonymous(at_a_time * most)), mr_(on.register_memory(local_.registered())),
+	      link_(on, owner, endless)
+	{
+	}
+
+	/* Some transfers, all under way at a time, done in the order of their posting, once each.
+	 */
+	void step()
+	{
+		std::vector<expected> all;
+
+		if (below(4) == 0)
+			drop();
+		while (all.size() < at_a_time)
+			all.push_back(start(local_.registered().addr + all.size() * most));
+		for (const expected &one : all) {
+			const ibv_wc_status status = link_.wait().status;
+
+			if (status != IBV_WC_SUCCESS)
+				throw std::runtime_error(ibv_wc_status_str(status));
+			for (std::size_t i = 0; i < one.bytes.size(); i++)
+				wrong_ += one.at[i] != one.bytes[i];
+			bytes_ += one.bytes.size();
+		}
+	}
+
+	uint64_t bytes() const { return bytes_; }
+	uint64_t wrong() const { return wrong_; }
+
+	/* What there is in the end. */
+	void look_at_all()
+	{
+		for (std::size_t at = 0; at < to_.length; at += most) {
+			const range r{local_.registered().addr, std::min(most, to_.length - at)};
+
+			link_.post(IBV_WR_RDMA_READ, mr_.get(), r, to_, at);
+			if (link_.wait().status != IBV_WC_SUCCESS)
+				throw std::runtime_error("the last look failed");
+			for (std::size_t i = 0; i < r.length; i++)
+				wrong_ += r.addr[i] != model_[at + i];
+		}
+	}
+
+private:
+	static constexpr std::size_t at_a_time = 8;
+	static constexpr std::size_t most = 24 << 10;
+
+	/* What is to be in local memory when a transfer is over. */
+	struct expected {
+		const std::byte *at;
+		std::vector<std::byte> bytes;
+	};
+
+	std::size_t below(std::size_t limit)
+	{
+		return std::uniform_int_distribution<std::size_t>(0, limit - 1)(roll_);
+	}
+
+	/* Pages go while nothing is under way. */
+	void drop()
+	{
+		const std::size_t pages = to_.length / page_size();
+		const std::size_t first = below(pages);
+		const std::size_t bytes =
+			(1 + below(std::min<std::size_t>(pages - first, 9))) * page_size();
+
+		owner_.ask("drop", first * page_size(), bytes);
+		std::memset(model_.data() + first * page_size(), 0, bytes);
+	}
+
+	expected start(std::byte *local)
+	{
+		const std::size_t size = 1 + below(below(4) ? most : 64);
+		const std::size_t at = below(to_.length - size + 1);
+		const auto kind = below(8);
+
+		if (kind == 0)
+			return add(local);
+		if (kind < 4)
+			std::generate_n(local, size, [&] { return std::byte(roll_()); });
+		const auto model = model_.begin() + static_cast<std::ptrdiff_t>(at);
+		if (kind < 4)
+			std::copy_n(local, size, model);
+		link_.post(kind < 4 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, mr_.get(),
+			   {local, size}, to_, at);
+		return {local, {model, model + static_cast<std::ptrdiff_t>(size)}};
+	}
+
+	expected add(std::byte *local)
+	{
+		const std::size_t at = 8 * below(to_.length / 8);
+		const auto model = model_.begin() + static_cast<std::ptrdiff_t>(at);
+		const uint64_t added = roll_();
+		expected one{local, {model, model + 8}};
+		uint64_t value = 0;
+
+		std::memcpy(&value, &*model, 8);
+		value += added;
+		std::memcpy(&*model, &value, 8);
+		link_.post(IBV_WR_ATOMIC_FETCH_AND_ADD, mr_.get(), {local, 8}, to_, at, added);
+		return one;
+	}
+
+	std::mt19937_64 roll_;
+	remote &owner_;
+	const target to_;
+	std::vector<std::byte> model_;
+	memory local_;
+	owned<ibv_mr> mr_;
+	connection link_;
+	uint64_t bytes_ = 0;
+	uint64_t wrong_ = 0;
+};
+
+uint64_t from_environment(const char *name, uint64_t otherwise)
+{
+	const char *const text = std::getenv(name);
+
+	return text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+} // namespace
+
+TEST_CASE("each byte on demand is where it belongs, and is changed once")
+{
+	SKIP_IF(!has_another_node(), alone);
+	const char *const kind = GENERATE("anonymous", "file");
+	const uint64_t bytes = from_environment("RUN_BYTES", 10'000'000) / 2;
+	const uint64_t seed = from_environment("RUN_SEED", std::random_device()());
+	const device on;
+	set_wire(lossy);
+	remote &owner = *there().owner;
+	target to;
+
+	to.length = std::size_t{1} << 20;
+	owner.ask("map", kind, to.length, "all") >> to.addr >> to.rkey;
+	owner.ask("disturb");
+	oracle knows(on, owner, to, seed);
+	const auto begin = std::chrono::steady_clock::now();
+	while (knows.bytes() < bytes && !knows.wrong())
+		knows.step();
+	knows.look_at_all();
+	std::printf(
+		"%s, seed %" PRIu64 ": %" PRIu64 " bytes, %" PRIu64 " wrong, %.0f s\n", kind, seed,
+		knows.bytes(), knows.wrong(),
+		std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+	std::fflush(stdout);
+	CHECK(knows.wrong() == 0);
+}
