@@ -42,6 +42,7 @@ using part = raw_peer::part;
 namespace {
 
 constexpr std::array<uint32_t, 4> values{0, 1, 7U << 24, UINT32_MAX};
+constexpr std::array wild{7U << 24, UINT32_MAX};
 constexpr uint8_t write_only = 0x0a, read_request = 0x0c;
 constexpr uint64_t name = 0x1122334455667788;
 
@@ -267,7 +268,7 @@ TEST_CASE("rings: what is written into a request that the kernel has taken is no
 	const scene on(*wire);
 	const auto with_each = [&](auto ask, auto answer) {
 		for (std::size_t word = 0; word <= on.sends.words(); word++)
-			for (const uint32_t value : values) {
+			for (const uint32_t value : wild) {
 				on.begin_anew();
 				ask();
 				if (word < on.sends.words())
@@ -443,7 +444,7 @@ TEST_CASE("rings: what is written into a receive that the kernel has taken is no
 
 	INFO("shared: " << shared);
 	for (std::size_t word = 0; word <= on.receives.words(); word++)
-		for (const uint32_t value : values) {
+		for (const uint32_t value : wild) {
 			on.begin_anew();
 			std::memset(on.here.addr, 0, 2 * mtu);
 			on.receive(2 * mtu);
