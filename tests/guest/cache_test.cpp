@@ -34,7 +34,7 @@ using namespace mr_notify;
 
 namespace {
 
-/* What is suspended here is so by the test, however slow the machine is (idle_test.cpp). */
+/* The tests alone suspend registrations here, however slow the machine is (idle_test.cpp). */
 [[maybe_unused]] const int without_idle_time = setenv("RDMAV_MR_CACHE_IDLE_MS", "0", 1);
 
 constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;

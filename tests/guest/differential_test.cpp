@@ -461,7 +461,7 @@ private:
 			return one.where.addr < pages.end() && pages.addr < one.where.end();
 		});
 
-		/* What is locked can't be dropped. */
+		/* Locked memory can't be dropped. */
 		if (used || how == 0 || (locks_all_ && (how == 2 || how == 3))) {
 			arena_.fill(first, count, value);
 			return;
@@ -589,7 +589,7 @@ private:
 		limits_ = to;
 	}
 
-	/* A thread registers, in a PD of its own; in its calloc() it does what `in_calloc` does. */
+	/* A thread registers, in a PD of its own; its calloc() calls `in_calloc`. */
 	struct registrar {
 		ibv_pd *pd;
 		range where;
@@ -632,7 +632,7 @@ private:
 		void end() const { pthread_join(thread, nullptr); }
 	};
 
-	/* What it has registered is deregistered, and its PD has nothing left. */
+	/* Its registrations are deregistered, and its PD has nothing left. */
 	void cancel_thread()
 	{
 		ibv_pd *const pd = ibv_alloc_pd(on_.context());
@@ -656,7 +656,7 @@ private:
 		    said(error) + ", " + said(ibv_dealloc_pd(pd)));
 	}
 
-	/* The other one has what it allocates from an allocator whose lock we have meanwhile. */
+	/* The other one allocates from an allocator whose lock we have meanwhile. */
 	void lock_allocator()
 	{
 		std::recursive_mutex lock;
@@ -730,10 +730,10 @@ std::optional<std::string> difference(const std::string &plain, const std::strin
 	return "plain:  " + plain + "\ncached: " + cached;
 }
 
-/* What kind of process runs the program. */
+/* The kind of process that runs the program. */
 constexpr const char *setting = "DIFFERENTIAL_SETTING";
 
-/* An ordinary user's, who may lock so much. */
+/* An ordinary user's, with this limit for locked memory. */
 void lock_at_most(rlim_t bytes)
 {
 	const rlimit limit{bytes, bytes};

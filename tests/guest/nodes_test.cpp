@@ -34,7 +34,7 @@ const words clean;
 const words lossy{"loss", "2%", "duplicate", "2%", "reorder", "10%", "delay", "1ms"};
 const words cut{"loss", "100%"};
 
-/* From now on both ends lose, repeat and delay what they send like that. */
+/* From now on both ends lose, repeat and delay their packets like that. */
 void set_wire(const words &how)
 {
 	static words now{"unknown"};
@@ -69,7 +69,7 @@ processes &there()
 constexpr patience ends_soon{15, 6};
 constexpr patience endless{15, 7};
 
-/* Memory of a file, whose owner can lose it, and who watches what becomes of it then. */
+/* Memory of a file, whose owner can lose it, and a watcher of its pages from then on. */
 struct victim {
 	explicit victim(const char *arm = "notify")
 	{
@@ -80,7 +80,7 @@ struct victim {
 		watcher().ask("watch", process, fd, length);
 	}
 
-	/* It is unmapped or truncated: the owner hears at once, whatever the wire does. */
+	/* It is unmapped or truncated: the owner hears at once, with any wire. */
 	void lose(const char *how)
 	{
 		std::size_t pinned = 1;
@@ -110,7 +110,7 @@ struct victim {
 	target to;
 };
 
-/* For Documentation/observe.md: what the peer saw. */
+/* For Documentation/observe.md: the peer's view. */
 void tell_end(const char *event, const words &over, const traffic::end &end)
 {
 	std::printf("%s, %s wire: %s after %lld ms, then %u flushed\n", event,
@@ -291,7 +291,7 @@ TEST_CASE("a node that dies ends the transfers")
 	}
 	there() = {};
 	run({"lab-node", "2", "start"});
-	/* What comes for it after that finds no memory of it, and a new owner. */
+	/* A packet for it after that finds no memory of it, and a new owner. */
 	victim next;
 	traffic peer(on, next.owner(), next.to, ends_soon);
 	peer.go_on(20);
@@ -333,7 +333,7 @@ public:
 	uint64_t bytes() const { return bytes_; }
 	uint64_t wrong() const { return wrong_; }
 
-	/* What there is in the end. */
+	/* The bytes in the end. */
 	void look_at_all()
 	{
 		for (std::size_t at = 0; at < to_.length; at += most) {
@@ -351,7 +351,7 @@ private:
 	static constexpr std::size_t at_a_time = 8;
 	static constexpr std::size_t most = 24 << 10;
 
-	/* What is to be in local memory when a transfer is over. */
+	/* The bytes that local memory must have when a transfer is over. */
 	struct expected {
 		const std::byte *at;
 		std::vector<std::byte> bytes;

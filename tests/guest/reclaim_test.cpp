@@ -41,7 +41,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/* What is suspended here is so by the test, however slow the machine is (idle_test.cpp). */
+/* The tests alone suspend registrations here, however slow the machine is (idle_test.cpp). */
 [[maybe_unused]] const int without_idle_time = setenv("RDMAV_MR_CACHE_IDLE_MS", "0", 1);
 
 constexpr std::size_t length = 16 * 4096;

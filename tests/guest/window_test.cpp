@@ -23,7 +23,7 @@ using clock_type = std::chrono::steady_clock;
 namespace {
 
 constexpr std::size_t large = std::size_t{64} << 20;
-constexpr std::size_t very_large = std::size_t{1} << 30; /* what few events cover */
+constexpr std::size_t very_large = std::size_t{1} << 30; /* few events cover so much */
 constexpr int track = 1 << 28;
 
 void sleep_for(clock_type::duration t)

@@ -6,9 +6,9 @@ Why: programs that were built for them must run on ours without being built agai
 packages against the distribution's own packages. Types (sizes, members, parameters): our build
 against a plain build of the same upstream version, both with debug information.
 
-So must programs that were built for an earlier version of ours: RELEASED is what each of our nodes
-began with, and stays as it is. What a library writes behind a struct of an earlier version
-libibverbs/tests/mr_cache_test.c looks at, with a canary behind each.
+So must programs that were built for an earlier version of ours: RELEASED has the symbols that each
+of our nodes began with, and stays as it is. libibverbs/tests/mr_cache_test.c has a canary behind
+each struct of an earlier version.
 """
 import glob
 import os
@@ -74,7 +74,7 @@ def symbols(library):
 
 
 def released():
-    """A program that compiles if today's header has what was released."""
+    """A program that compiles if today's header has all that was released."""
     text = "#include <stddef.h>\n#include <infiniband/verbs.h>\n"
     for functions, _ in RELEASED.values():
         text += "".join(f'_Static_assert(__builtin_types_compatible_p(__typeof__(&{name}), {what}),'
@@ -202,10 +202,10 @@ class Builds(unittest.TestCase):
 
 
 class ReleasedBuilds(unittest.TestCase):
-    """Today's header against what was released; and the check itself, on a header that is not."""
+    """Today's header against the released one; and the check itself, on another header."""
 
     def compiled(self, *changes):
-        """What the compiler says, with our headers changed so."""
+        """The compiler's complaints, with our headers changed so."""
         headers = os.path.join(fetch.BUILD, "rdma-core/include")
         with tempfile.TemporaryDirectory() as folder:
             os.mkdir(os.path.join(folder, "infiniband"))

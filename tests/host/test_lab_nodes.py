@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What the lab takes of two nodes and of the wire between them. The rest: test_lab_run."""
+"""The lab's arguments for two nodes and the wire between them. The rest: test_lab_run."""
 import os
 import subprocess
 import sys
@@ -13,7 +13,7 @@ import wire  # noqa: E402  pylint: disable=wrong-import-position
 
 
 class Wire(unittest.TestCase):
-    """The words of a wire, and what netem gets."""
+    """The words of a wire, and the arguments of netem."""
 
     def test_words(self):
         self.assertEqual(wire.netem("loss 2%"), "loss 2%")
@@ -36,7 +36,7 @@ class Wire(unittest.TestCase):
 
 
 class CommandLine(unittest.TestCase):
-    """What is wrong is said before anything is built."""
+    """A mistake is told before anything is built."""
 
     def test_wrong_arguments(self):
         for arguments, said in (

@@ -50,7 +50,7 @@ def emulators_in(folder):
 @unittest.skipUnless(os.path.exists(os.path.join(REPO, "build/lab", KERNEL, "kernel")),
                      f"the {KERNEL} kernel is not built")
 class Guests(unittest.TestCase):
-    """What runs guests, each test with a temporary folder of its own."""
+    """Tests that run guests, each with a temporary folder of its own."""
 
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -208,7 +208,7 @@ class Run(Guests):
 
 
 class Nodes(Guests):
-    """Two guests, and what is between them."""
+    """Two guests, and the wires between them."""
 
     def run_nodes(self, script, *arguments):
         """A shell script on the first."""
@@ -227,7 +227,7 @@ class Nodes(Guests):
         self.assertEqual(result, (7, content * 2, b"node2\n"))
 
     def test_commands_that_fail(self):
-        """What can't be run, what is killed, where nobody is, and what is no such command."""
+        """A command that can't be run or is killed, a node that is not there, no such command."""
         status, out, err = self.run_nodes(
             "lab-on 2 no-such-program; echo $?; lab-on 2 sh -c 'kill -9 $$'; echo $?; "
             "lab-on 3 true; echo $?; lab-on 2; echo $?; lab-node 2 paint; echo $?; "
@@ -246,7 +246,7 @@ class Nodes(Guests):
         self.assertEqual((status, out), (0, "gone\n"), err)
 
     def test_transfer(self):
-        """Over both devices; at each end the wire does what it is told."""
+        """Over both devices; at each end the wire obeys."""
         status, out, err = self.run_nodes(
             "lab-on 2 ibv_rc_pingpong -d rxe0 -g 1 -n 100 >there & "
             "until ibv_rc_pingpong -d rxe0 -g 1 -n 100 10.1.2.2; do sleep 0.1; done 2>/dev/null; "

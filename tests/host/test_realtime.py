@@ -21,7 +21,7 @@ class Realtime(unittest.TestCase):
     """As far as a compiler tells."""
 
     def run_make(self, *arguments):
-        """Run make in the kernel's source, show what it says if it fails."""
+        """Run make in the kernel's source, show its output if it fails."""
         env = build.compiler_environment()
         done = subprocess.run([*self.make, *arguments, f"KCFLAGS={env['KCFLAGS']} -Werror"],
                               capture_output=True, text=True, check=False, env=env)

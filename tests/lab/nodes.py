@@ -2,7 +2,7 @@
 """Guests with wires between them: started, heard, killed and started again side by side.
 
 A wire is a pair of sockets, of which each node has an end: no port and no path. This process keeps
-both ends, so a wire outlives its nodes; what arrives for a node that is not there is thrown away.
+both ends, so a wire outlives its nodes; packets for a node that is not there are thrown away.
 Over its port a node says "ready", "start N" or "kill N", a line each, and is told how that went.
 """
 import dataclasses
@@ -18,10 +18,10 @@ LARGEST = 1 << 16
 
 @dataclasses.dataclass
 class Place:
-    """What makes a guest a node."""
+    """The part that makes a guest a node."""
     node: int
     ends: list      # of the wires
-    netem: str      # what they do, or ""
+    netem: str      # their treatment of packets, or ""
 
 
 @dataclasses.dataclass
@@ -47,7 +47,7 @@ class Nodes:
         self.running = {}       # node: its life
         self.ready = set()
         self.waiting = []       # (node, the port to answer to when it is ready)
-        self.said = {}          # port: what it said, without the end of the line
+        self.said = {}          # port: its last output, without the end of the line
 
     def __enter__(self):
         return self
@@ -67,7 +67,7 @@ class Nodes:
             self.start(node)
         while self.running and (left := deadline - time.monotonic()) > 0:
             for key, _ in self.selector.select(left):
-                if key.fileobj in self.selector.get_map():  # what went before may have ended it
+                if key.fileobj in self.selector.get_map():  # an event before it may have ended it
                     key.data(key.fileobj)
         for life in self.running.values():
             life.late = True
@@ -88,7 +88,7 @@ class Nodes:
                                lambda port: self.heard(node, port))
 
     def output(self, node, stream):
-        """Pass on what a node prints; with its outputs it ends."""
+        """Pass on the output of a node; with its outputs it ends."""
         life = self.running[node]
         life.guest.pass_on(stream, self.selector)
         if not any(one in self.selector.get_map() for one in life.guest.streams):
@@ -111,7 +111,7 @@ class Nodes:
                 say(other.guest.port, "end")
 
     def heard(self, node, port):
-        """Do what a node asks for."""
+        """Obey a node."""
         try:
             content = port.recv(LARGEST)
         except ConnectionResetError:
@@ -129,7 +129,7 @@ class Nodes:
                 self.change(what, number, port)
 
     def change(self, what, number, port):
-        """Start or kill a node, and tell who asked for it when it is done."""
+        """Start or kill a node, and tell the node that asked for it when it is done."""
         node = int(number) if number.isdigit() else 0
         if node not in self.places or node == FIRST:
             say(port, f"node {number} can't be told to {what}")
@@ -145,7 +145,7 @@ class Nodes:
                 self.answer(node, "done")
 
     def kill(self, node):
-        """End a node as a power cut does. What it has printed before is passed on."""
+        """End a node as a power cut does. Its output until then is passed on."""
         life = self.running[node]
         life.killed = True
         life.guest.stop()
@@ -170,7 +170,7 @@ def say(port, text):
 
 
 def throw_away(end):
-    """What came for a node that is not there."""
+    """Throw away packets for a node that is not there."""
     try:
         end.recv(LARGEST)
     except OSError:

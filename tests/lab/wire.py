@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What a wire between two nodes does to packets, in the words of tc-netem(8)."""
+"""The treatment of packets by a wire between two nodes, in the words of tc-netem(8)."""
 import re
 
 FRACTION = r"(?:100|\d{1,2})(?:\.\d+)?%"
@@ -12,7 +12,7 @@ OVERTAKEN_FOR = "1ms"
 
 
 def netem(text):
-    """The arguments of netem for a wire; ValueError says what is wrong."""
+    """The arguments of netem for a wire; ValueError names the mistake."""
     words = text.split()
     if not words or len(words) % 2:
         raise ValueError(f"pairs such as {EXAMPLES}, not {text!r}")

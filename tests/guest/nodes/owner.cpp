@@ -114,7 +114,7 @@ void owner::connect(std::istream &words, std::ostream &answer)
 	answer << own;
 }
 
-/* Says how many bytes are still pinned, and what the word said at once, and when it was settled. */
+/* Says how many bytes are still pinned, and the word's value at once and when it was settled. */
 void owner::lose(const std::string &how, std::ostream &answer)
 {
 	if (how == "unmap") {
@@ -152,7 +152,7 @@ void owner::drop(std::istream &words)
 		fail("madvise");
 }
 
-/* What changes no byte, but takes pages from the page tables or puts others there. */
+/* An event that changes no byte, but takes pages from the page tables or puts others there. */
 void owner::disturb()
 {
 	disturber_ = std::jthread([this](const std::stop_token &over) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * What the processes of the other node do: one owns memory that peers of this node
+ * The processes of the other node: one owns memory that peers of this node
  * reach, one watches it after it was given back.
  */
 #ifndef GUEST_NODES_OWNER_H
@@ -21,7 +21,7 @@ std::istream &operator>>(std::istream &in, address &one);
 
 namespace nodes {
 
-/* Lines are a command and its arguments; see obey() for what there is. */
+/* Lines are a command and its arguments; see obey() for the list. */
 class owner {
 public:
 	owner();

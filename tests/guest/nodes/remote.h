@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * A process on the other node of tests/lab/run --nodes 2: a hidden test case of this
- * program, which does what it is told, a line at a time, and answers each with a line.
+ * program, which obeys a line at a time, and answers each with a line.
  */
 #ifndef GUEST_NODES_REMOTE_H
 #define GUEST_NODES_REMOTE_H
@@ -28,7 +28,7 @@ public:
 	/* It ends, if it is still there. */
 	~remote();
 
-	/* What it answers, to be read with >>. Throws if it fails, or ends before. */
+	/* Its answer, to be read with >>. Throws if it fails, or ends before. */
 	template <class... T> std::istringstream ask(const T &...words)
 	{
 		std::ostringstream line;
