@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Start a guest, pass on what its command prints, and end it, come what may.
+"""Start a guest, pass on its command's output, and end it in any case.
 
 A guest is one process group. It ends by itself, by a time limit, by a signal to us, and, through a
 keeper process that only waits for our end, even if we are killed. The same keeper removes the
-control folder: a share with which we tell the guest what to do and it tells us how that ended.
+control folder: a share with which we give the guest its command and it tells us how that ended.
 """
 import dataclasses
 import os
@@ -66,7 +66,7 @@ class Guest:
             out.write(text)
 
     def status(self):
-        """What the command's exit status was, or None if the guest did not say."""
+        """The command's exit status, or None if the guest did not say."""
         try:
             with open(os.path.join(self.control, "status"), encoding="ascii") as text:
                 return int(text.read())
@@ -82,7 +82,7 @@ class Guest:
             return ""
 
     def config(self, outputs):
-        """Write what tests/lab/enter and tests/lab/init want to know."""
+        """Write the settings for tests/lab/enter and tests/lab/init."""
         self.write("config", quote_config({
             "lab": HERE, "results": self.results, "layer": self.layer, "outputs": outputs,
             "modules": self.machine.guest_modules, "load": " ".join(self.machine.load),
@@ -226,7 +226,7 @@ class Guest:
         return True
 
     def pass_on(self, stream, selector):
-        """Copy what there is of one output."""
+        """Copy the new part of one output."""
         try:
             content = stream.recv(1 << 16)
         except ConnectionResetError:
@@ -264,7 +264,7 @@ def accelerator(machine):
     """kvm if it works, found out once a boot of the host by trying: /dev/kvm alone says nothing.
 
     There are software implementations behind it that abort QEMU or are slower than its emulation.
-    What is tried has no devices of the machine's own, which may ask for more CPUs or memory. That
+    The trial has no devices of the machine's own, which may ask for more CPUs or memory. That
     it was late may have other reasons, and holds for this time only.
     """
     kept = os.path.join(BUILD, "lab", "accelerator")
@@ -292,6 +292,6 @@ def accelerator(machine):
 
 
 def paths(name, inherited):
-    """The fork's folder of that name before what the caller had."""
+    """The fork's folder of that name before the caller's."""
     return ":".join([os.path.join(REPO, "build/rdma-core", name)] + ([inherited] if inherited
                                                                      else []))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""What the lab's kernels differ in, read from machines/*.toml, and where each one's things are.
+"""The differences of the lab's kernels, read from machines/*.toml, and where each one's things are.
 
-A machine file may start from another one (`like`) and say only what is different.
+A machine file may start from another one (`like`) and name only the differences.
 """
 import dataclasses
 import os
@@ -63,17 +63,17 @@ class Machine:
 
     @property
     def module_tree(self):
-        """What its initramfs takes modules from, or "" if all is built in."""
+        """The folder that its initramfs takes modules from, or "" if all is built in."""
         return os.path.join(self.folder, "modules") if self.modules else ""
 
     @property
     def dkms_life(self):
-        """What tests/lab/dkms_life leaves."""
+        """The folder that tests/lab/dkms_life leaves."""
         return os.path.join(self.folder, "life")
 
     @property
     def guest_modules(self):
-        """What its /lib/modules/<release> is, or "" if all is built in."""
+        """The folder of its /lib/modules/<release>, or "" if all is built in."""
         return os.path.join(self.dkms_life, "installed") if self.dkms else self.module_tree
 
 
