@@ -112,7 +112,7 @@ TEST_CASE("answers: a flush whose answer was lost is repeated as it was")
 }
 
 /* Requests behind it may have been sent already, and it may have been counted itself. */
-TEST_CASE("answers: a fenced request that is sent again waits for what is before it")
+TEST_CASE("answers: a fenced request that is sent again waits for those before it")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -140,7 +140,7 @@ TEST_CASE("answers: a fenced request that is sent again waits for what is before
 }
 
 /* It acknowledges a write before it, which was sent again. */
-TEST_CASE("answers: one without a value does not end what asks for one")
+TEST_CASE("answers: one without a value does not end a request for one")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -181,7 +181,7 @@ TEST_CASE("answers: an atomic write that was answered may be repeated as often a
 	}
 }
 
-TEST_CASE("answers: a window is bound once, whatever is sent again before that")
+TEST_CASE("answers: a window is bound once, even if a request before that is sent again")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");

@@ -137,7 +137,7 @@ TEST_CASE("cache: other pages at the same address arrive")
 }
 
 /* As a plain one would: its user did not touch its memory. */
-TEST_CASE("cache: a part works on when the rest of what it is a part of is unmapped")
+TEST_CASE("cache: a part works on when the rest of its entry is unmapped")
 {
 	const device on;
 	loopback link(on);
@@ -157,7 +157,7 @@ TEST_CASE("cache: a part works on when the rest of what it is a part of is unmap
 	CHECK(std::memcmp(part.addr, to.registered().addr, part.length) == 0);
 }
 
-TEST_CASE("cache: nothing is cached that nobody asked for")
+TEST_CASE("cache: nothing is cached unasked")
 {
 	SKIP_IF(std::getenv("RDMAV_MR_CACHE"), "RDMAV_MR_CACHE is set");
 	const device on;
@@ -343,7 +343,7 @@ TEST_CASE("cache: full of registrations in use, the next one is a plain one")
 	CHECK_FALSE(is_cached(on, b.registered()));
 }
 
-TEST_CASE("cache: what RLIMIT_MEMLOCK refuses, idle registrations make room for")
+TEST_CASE("cache: idle registrations make room for one that RLIMIT_MEMLOCK refuses")
 {
 	const pid_t child = fork();
 
@@ -571,7 +571,7 @@ TEST_CASE("cache: exits with the device open", "[.]")
 	cached(*on, m.registered()).reset();
 }
 
-TEST_CASE("cache: RDMAV_MR_CACHE_STATS=1 tells what it did")
+TEST_CASE("cache: RDMAV_MR_CACHE_STATS=1 tells the statistics")
 {
 	const auto said_by = [](const std::string &environment, const std::string &test) {
 		char self[4096] = {};

@@ -179,7 +179,7 @@ TEST_CASE("arming a stale MR succeeds and says INVALID")
 		CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 	}
-	SECTION("what no device may have, at the same address")
+	SECTION("memory that no device may have, at the same address")
 	{
 		memory m = anonymous(length);
 		const auto mr = on.register_memory(m.registered());
@@ -675,7 +675,7 @@ TEST_CASE("the word is in the registered memory")
 	CHECK(value == IBV_MR_NOTIFY_INVALID);
 }
 
-TEST_CASE("what a later event changed is looked at too")
+TEST_CASE("a later event's changes are looked at too")
 {
 	const device on;
 	memory m = anonymous(length);

@@ -111,7 +111,7 @@ TEST_CASE("idle program: gives back and maps anew", "[.]")
 	}
 }
 
-TEST_CASE("idle: what was given back is there again within memory.max")
+TEST_CASE("idle: pages given back are there again within memory.max")
 {
 	try {
 		const control_group group("idle");
@@ -159,7 +159,7 @@ TEST_CASE("idle program: takes memory away", "[.]")
 	}
 }
 
-TEST_CASE("idle: what is taken away is not pinned when that has returned")
+TEST_CASE("idle: pages taken away are not pinned when the call has returned")
 {
 	right_each_way("idle program: takes memory away", {"RDMAV_MR_CACHE_IDLE_MS=0"});
 }
@@ -242,7 +242,7 @@ TEST_CASE("idle: a fork copies nothing that is idle")
 	right_each_way("idle program: forks");
 }
 
-TEST_CASE("idle program: sends little of what was suspended", "[.]")
+TEST_CASE("idle program: sends little of a suspended registration", "[.]")
 {
 	constexpr std::size_t size = 16 * megabyte;
 	const device on;
@@ -274,9 +274,9 @@ TEST_CASE("idle program: sends little of what was suspended", "[.]")
 	CHECK(stats_of(on).misses == 1);
 }
 
-TEST_CASE("idle: a small part of what was suspended is registered alone")
+TEST_CASE("idle: a small part of a suspended registration is registered alone")
 {
-	right_each_way("idle program: sends little of what was suspended",
+	right_each_way("idle program: sends little of a suspended registration",
 		       {"RDMAV_MR_CACHE_IDLE_MS=0"});
 }
 
@@ -356,7 +356,7 @@ TEST_CASE("idle program: seals and moves", "[.]")
 	CHECK(refused.empty());
 }
 
-TEST_CASE("idle: what has not been used for a while can be moved")
+TEST_CASE("idle: memory not used for a while can be moved")
 {
 	right_each_way("idle program: seals and moves", {"RDMAV_MR_CACHE_IDLE_MS=100"});
 }
@@ -397,7 +397,7 @@ TEST_CASE("idle program: leaves one alone", "[.]")
 	REQUIRE(ibv_dereg_mr(in_use) == 0);
 }
 
-TEST_CASE("idle: what nobody uses for a while is suspended")
+TEST_CASE("idle: a registration not used for a while is suspended")
 {
 	for (const char *time :
 	     {"RDMAV_MR_CACHE_IDLE_MS=100", "RDMAV_MR_CACHE_IDLE_MS", "RDMAV_MR_CACHE_IDLE_MS=0"}) {

@@ -136,7 +136,7 @@ TEST_CASE("a registration that names its word and a mask")
 	CHECK(raw.deregister(made.handle) == 0);
 }
 
-TEST_CASE("who uses an invalid registration goes on")
+TEST_CASE("a user of an invalid registration goes on")
 {
 	shared_by_users all;
 	SKIP_IF(!all.on.can_revoke(), "the driver can't revoke");
@@ -177,7 +177,7 @@ TEST_CASE("who uses an invalid registration goes on")
 		CHECK(pinned_bytes() == before - length - page_size());
 		CHECK(all.w.value() == (one_user | invalid));
 	}
-	SECTION("and nobody else has its word")
+	SECTION("and no other MR has its word")
 	{
 		const auto other = all.on.register_memory(all.source.registered());
 		CHECK(ibv_reg_mr_notify(other.get(), all.w.address()) == EBUSY);
@@ -189,7 +189,7 @@ TEST_CASE("who uses an invalid registration goes on")
 }
 
 /* The worker would have come after a while. */
-TEST_CASE("disarming does what the worker had still to do")
+TEST_CASE("disarming does the rest of the worker's work")
 {
 	shared_by_users all;
 	SKIP_IF(!all.on.can_revoke(), "the driver can't revoke");
@@ -213,7 +213,7 @@ TEST_CASE("only the bits of the mask count")
 	CHECK(all.refused_in_the_end());
 }
 
-TEST_CASE("without a mask the device loses the pages whatever the word says")
+TEST_CASE("without a mask the device loses the pages with any word")
 {
 	const device on;
 	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
@@ -293,7 +293,7 @@ TEST_CASE("with the address space go its users")
 	}));
 }
 
-TEST_CASE("race: who got a reference of a valid registration is never refused")
+TEST_CASE("race: a user that got a reference of a valid registration is never refused")
 {
 	const run_time time;
 	uint64_t refused = 0;

@@ -458,7 +458,7 @@ TEST_CASE("a registration that ends is traced")
 	}
 }
 
-TEST_CASE("what happens is counted")
+TEST_CASE("each event is counted")
 {
 	const device on;
 	memory shared = shared_file(length);
@@ -538,7 +538,7 @@ TEST_CASE("the worker is called at once to an idle registration")
 }
 
 /* It comes after 20 ms to an MR whose users are counted. */
-TEST_CASE("what becomes invalid is counted before the worker has come")
+TEST_CASE("an invalid MR is counted before the worker has come")
 {
 	const device on;
 

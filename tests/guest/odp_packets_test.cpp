@@ -97,12 +97,12 @@ TEST_CASE("packets: a read that was answered in part goes on where it was")
 	peer.read(0, s.at(), s.all->rkey, 2 * page);
 	REQUIRE(s.slow->faulted());
 	CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
-	SECTION("nobody asks again")
+	SECTION("the peer does not ask again")
 	{
 		s.slow->answer(std::byte{0x22});
 		CHECK(answers(peer.all(4), 4, 4, std::byte{0x22}));
 	}
-	SECTION("who asks again is told to come later for the rest")
+	SECTION("a peer that asks again is told to come later for the rest")
 	{
 		peer.read(0, s.at(), s.all->rkey, 2 * page);
 		const auto later = peer.next(time_limit);
@@ -358,7 +358,7 @@ TEST_CASE("packets: a read by a window with addresses of its own is repeated")
 	CHECK(answers(peer.all(4), 0, 4, std::byte{0x22}));
 }
 
-TEST_CASE("packets: what came after a read does not change how it is repeated")
+TEST_CASE("packets: later requests do not change how a read is repeated")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -612,7 +612,7 @@ TEST_CASE("packets: a receive of a shared queue is used once")
 }
 
 /* Behind the end of a file that is made longer: an answer is not for good. */
-TEST_CASE("packets: what was not there is asked for anew")
+TEST_CASE("packets: a page that was not there is asked for anew")
 {
 	setup s;
 	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
@@ -724,7 +724,7 @@ TEST_CASE("packets: an old answer is no answer")
 
 /* A message is acknowledged while it waits for a page to be sent again: the same for the asking
  * end. */
-TEST_CASE("packets: an old answer is no answer to who asks, either")
+TEST_CASE("packets: an old answer is no answer to the asking end, either")
 {
 	constexpr uint8_t out_of_order = 0x60;
 	setup s;
@@ -769,7 +769,7 @@ TEST_CASE("packets: an old answer is no answer to who asks, either")
 }
 
 /* That is complete with the requests before it; the requester is there still. */
-TEST_CASE("packets: a queue is drained with a window bound behind what is sent again")
+TEST_CASE("packets: a queue is drained with a window bound behind a repeated request")
 {
 	setup s;
 	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");

@@ -189,7 +189,7 @@ TEST_CASE("memory that comes after the registration, goes and comes again")
 	}
 }
 
-TEST_CASE("what the process may not do is refused")
+TEST_CASE("an access that the process may not make is refused")
 {
 	setup s;
 	SKIP_IF(!offers_all(s.on), "no on-demand paging");
@@ -492,7 +492,7 @@ TEST_CASE("nothing is pinned between transfers")
 	CHECK(before == 0);
 }
 
-TEST_CASE("after a fork the device has the memory of who registered")
+TEST_CASE("after a fork the device has the memory of the process that registered")
 {
 	setup s;
 	SKIP_IF(!offers_all(s.on), "no on-demand paging");
@@ -573,7 +573,7 @@ TEST_CASE("prefetching brings pages in")
 	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH, 0) == 0); /* a hint */
 }
 
-TEST_CASE("what can't be prefetched")
+TEST_CASE("ranges that can't be prefetched")
 {
 	setup s;
 	SKIP_IF(!offers_all(s.on), "no on-demand paging");
@@ -628,7 +628,7 @@ static long counter(const std::string &name)
 	return sum;
 }
 
-TEST_CASE("counters: what was faulted in, waited for, prefetched")
+TEST_CASE("counters: pages faulted in, waited for, prefetched")
 {
 	setup s;
 	SKIP_IF(!offers_all(s.on), "no on-demand paging");
@@ -664,7 +664,7 @@ TEST_CASE("counters: what was faulted in, waited for, prefetched")
  * read could stay so. A process of its own is looked at from its beginning, and one with two
  * threads anywhere.
  */
-TEST_CASE("counters: what NUMA balancing has marked is faulted in")
+TEST_CASE("counters: a page that NUMA balancing has marked is faulted in")
 {
 	SKIP_IF(!offers_all(device()), "no on-demand paging");
 	const std::string debug = "/sys/kernel/debug/sched/numa_balancing/";

@@ -424,7 +424,7 @@ TEST_CASE("a page that turns out not to be there is an error")
 	CHECK(no_thread_waits());
 }
 
-TEST_CASE("what never is answered holds up no end")
+TEST_CASE("a fault that is never answered holds up no end")
 {
 	setup s;
 	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
@@ -538,7 +538,7 @@ TEST_CASE("pages of a file: read when they are needed, and copied for a write")
 }
 
 /* A sender stops after 129 packets without an acknowledgment, for which it asks in some. */
-TEST_CASE("a packet that waited asks for what it was to ask for")
+TEST_CASE("a packet that waited asks for its acknowledgment")
 {
 	constexpr std::size_t mtu = 1024, sent = 200, asks = 65;
 	const device on;

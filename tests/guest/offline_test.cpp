@@ -249,7 +249,7 @@ TEST_CASE("a memory block with a registration in use stays until that is idle")
 	CHECK(blocks_of(one.m.registered()) == where);
 	CHECK(bytes.same(one.mr.get(), one.m));
 
-	SECTION("whoever waits gives up")
+	SECTION("the waiting process gives up")
 	{
 		waits.end();
 		CHECK(state_of(block).starts_with("online"));

@@ -395,7 +395,7 @@ TEST_CASE("owner: locked memory that is on its way back is there for a registrat
 	same_told("turns");
 }
 
-TEST_CASE("owner: idle registrations leave a cgroup's objects to who needs them")
+TEST_CASE("owner: idle registrations leave a cgroup's objects to those that need them")
 {
 	const child_result first = run_child("owner: few objects (plain)", {"RDMAV_MR_CACHE"});
 
@@ -405,7 +405,7 @@ TEST_CASE("owner: idle registrations leave a cgroup's objects to who needs them"
 }
 
 /* Something is idle again each time, as if others took the room. */
-TEST_CASE("owner: a verb that lacks something ends, whatever others do")
+TEST_CASE("owner: a verb that lacks something ends, even if others take the room")
 {
 	constexpr int many = 1000;
 	const device on;

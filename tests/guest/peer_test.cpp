@@ -412,12 +412,12 @@ TEST_CASE("peer: a table by the flag", "[.]")
 	tell_table(IBV_ACCESS_CACHED);
 }
 
-TEST_CASE("peer: with RDMAV_MR_CACHE=1 a key opens what a plain one opens")
+TEST_CASE("peer: with RDMAV_MR_CACHE=1 a key opens as much as a plain one")
 {
 	compare(way::environment);
 }
 
-TEST_CASE("peer: by the flag a key opens what a plain one opens, until its entry goes")
+TEST_CASE("peer: by the flag a key opens as much as a plain one, until its entry goes")
 {
 	compare(way::flag);
 }

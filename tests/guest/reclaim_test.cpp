@@ -200,7 +200,7 @@ TEST_CASE("the device can reclaim")
 	CHECK(attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE);
 }
 
-TEST_CASE("who may lend what")
+TEST_CASE("lending: permissions and arguments")
 {
 	const device on;
 	const memory m = anonymous(length);
@@ -323,7 +323,7 @@ TEST_CASE("one that was used since the last look is passed over once")
 	}
 }
 
-TEST_CASE("who does not lend keeps its pages")
+TEST_CASE("an MR that does not lend keeps its pages")
 {
 	const device on;
 	const raw_uverbs raw(on.context());
@@ -382,7 +382,7 @@ TEST_CASE("a registration that lends from the start")
 	CHECK(pinned_bytes() == before);
 }
 
-TEST_CASE("while suspended what is dropped changes nothing, and what is unmapped ends it")
+TEST_CASE("while suspended a drop changes nothing, and an unmap ends it")
 {
 	lender one;
 
@@ -419,7 +419,7 @@ TEST_CASE("while suspended what is dropped changes nothing, and what is unmapped
 }
 
 /* The worker may not have come yet; then the pages that settling finds are the old ones. */
-TEST_CASE("what is dropped right after the suspension is not what the device has")
+TEST_CASE("the device does not have pages dropped right after the suspension")
 {
 	int restored = 0;
 
@@ -441,7 +441,7 @@ TEST_CASE("what is dropped right after the suspension is not what the device has
 }
 
 /* The worker comes later: the shrinker is the first. */
-TEST_CASE("what is invalid is not suspended")
+TEST_CASE("an invalid registration is not suspended")
 {
 	lender one;
 	const range r = one.m.registered();
@@ -456,7 +456,7 @@ TEST_CASE("what is invalid is not suspended")
 	CHECK(one.refused());
 }
 
-TEST_CASE("pressure in a memory control group takes what was charged there")
+TEST_CASE("pressure in a memory control group takes the pages charged there")
 {
 	lender outside(shared_file(length)); /* the fork takes none of that */
 	std::optional<control_group> group;
@@ -481,7 +481,7 @@ TEST_CASE("pressure in a memory control group takes what was charged there")
 	CHECK(outside.w.value() == 0);
 }
 
-TEST_CASE("what can't be pinned with these rights is invalid")
+TEST_CASE("a range that can't be pinned with these rights is invalid")
 {
 	lender one;
 
@@ -660,7 +660,7 @@ TEST_CASE("a process that ends while its registrations are suspended")
 	CHECK(pinned_bytes() == before);
 }
 
-TEST_CASE("what was done is counted")
+TEST_CASE("suspending and restoring are counted")
 {
 	lender one;
 	const auto suspensions = port_counter(one.on, "mr_notify_suspensions");
@@ -679,7 +679,7 @@ TEST_CASE("what was done is counted")
 }
 
 /* Threads that use it as a cache does, and one that shrinks all the time. */
-TEST_CASE("race: who has a reference of a valid registration is never refused")
+TEST_CASE("race: a user with a reference of a valid registration is never refused")
 {
 	const run_time time;
 	lender one;
@@ -737,7 +737,7 @@ TEST_CASE("race: who has a reference of a valid registration is never refused")
 	CHECK(settled > 0);
 }
 
-TEST_CASE("race: what is dropped while it is restored is not what the device has")
+TEST_CASE("race: the device does not have pages dropped while they are restored")
 {
 	const run_time time;
 	int restored = 0;
@@ -875,7 +875,7 @@ struct cache_user {
 
 } // namespace
 
-TEST_CASE("the cache lends what is idle, and hands out the same MR again")
+TEST_CASE("the cache lends idle registrations, and hands out the same MR again")
 {
 	constexpr int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 	const cache_user user;
@@ -915,7 +915,7 @@ TEST_CASE("the cache lends what is idle, and hands out the same MR again")
 	      0);
 }
 
-TEST_CASE("the cache drops what was unmapped while it was suspended")
+TEST_CASE("the cache drops an entry that was unmapped while it was suspended")
 {
 	cache_user user;
 	const range r = user.m.registered();

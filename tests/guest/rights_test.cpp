@@ -138,7 +138,7 @@ TEST_CASE("a short read that crosses a page brings its own bytes")
 }
 
 /* Without a word to notify the registration keeps its pages. */
-TEST_CASE("a transfer takes the memory that was registered, not what is mapped there now")
+TEST_CASE("a transfer takes the memory that was registered, not the one mapped there now")
 {
 	const device on;
 	const std::size_t length = GENERATE(8, 32, 64);

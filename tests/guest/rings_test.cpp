@@ -230,7 +230,7 @@ uint64_t first_seed()
 
 } // namespace
 
-TEST_CASE("rings: what is written into a request before its turn is an error of its owner's")
+TEST_CASE("rings: a write into a request before its turn is an error of its owner's")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
 	SKIP_IF(!wire, "not soft-RoCE, or no veth");
@@ -261,7 +261,7 @@ TEST_CASE("rings: what is written into a request before its turn is an error of 
 	CHECK(on.works());
 }
 
-TEST_CASE("rings: what is written into a request that the kernel has taken is nothing to it")
+TEST_CASE("rings: a write into a request that the kernel has taken is nothing to it")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
 	SKIP_IF(!wire, "not soft-RoCE, or no veth");
@@ -348,7 +348,7 @@ TEST_CASE("rings: what is written into a request that the kernel has taken is no
 }
 
 /* It waits for a page when half of it has been sent. */
-TEST_CASE("rings: what is written into a request that is half sent is nothing to it")
+TEST_CASE("rings: a write into a request that is half sent is nothing to it")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
 	SKIP_IF(!wire, "not soft-RoCE, or no veth");
@@ -387,7 +387,7 @@ TEST_CASE("rings: what is written into a request that is half sent is nothing to
 	CHECK(on.works());
 }
 
-TEST_CASE("rings: what is written into a receive before its turn is an error of its owner's")
+TEST_CASE("rings: a write into a receive before its turn is an error of its owner's")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
 	SKIP_IF(!wire, "not soft-RoCE, or no veth");
@@ -435,7 +435,7 @@ TEST_CASE("rings: what is written into a receive before its turn is an error of 
 	CHECK(is_received());
 }
 
-TEST_CASE("rings: what is written into a receive that the kernel has taken is nothing to it")
+TEST_CASE("rings: a write into a receive that the kernel has taken is nothing to it")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
 	SKIP_IF(!wire, "not soft-RoCE, or no veth");
@@ -464,7 +464,7 @@ TEST_CASE("rings: what is written into a receive that the kernel has taken is no
 }
 
 /* A ring of four places has none with these numbers. */
-TEST_CASE("rings: a request is sent again and flushed whatever its queue's index is said to be")
+TEST_CASE("rings: a request is sent again and flushed with any index of its queue")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
 	SKIP_IF(!wire, "not soft-RoCE, or no veth");

@@ -517,7 +517,7 @@ TEST_CASE("siw: an answer that is too short, or breaks off, connects nothing")
 	CHECK(refused.private_data <= 2);
 }
 
-TEST_CASE("siw: an answer that has what it says connects, and hands on the rest")
+TEST_CASE("siw: an answer as long as it says connects, and hands on the rest")
 {
 	const device on;
 	SKIP_IF(!is_iwarp(on), other);
@@ -560,7 +560,7 @@ TEST_CASE("siw: an invalidation that is refused ends the connection")
 }
 
 /* Of a registration four objects were left, in which nothing else is. */
-TEST_CASE("siw: a receive with an empty element gives back what it was written to")
+TEST_CASE("siw: a receive with an empty element gives back the memory it was written to")
 {
 	const device on;
 	SKIP_IF(!is_iwarp(on), other);

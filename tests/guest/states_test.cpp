@@ -78,7 +78,7 @@ TEST_CASE("states: a queue pair that is reset in the middle of an answer begins 
 	CHECK(one.ended() == IBV_WC_SUCCESS);
 }
 
-TEST_CASE("states: what is posted to a drained queue is sent when that goes on")
+TEST_CASE("states: requests posted to a drained queue are sent when that goes on")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -97,7 +97,7 @@ TEST_CASE("states: what is posted to a drained queue is sent when that goes on")
 	}
 }
 
-TEST_CASE("states: a queue is drained when what was begun is complete, however often it is sent")
+TEST_CASE("states: a queue is drained when its begun requests are complete, even if sent again")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");

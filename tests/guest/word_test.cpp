@@ -84,7 +84,7 @@ TEST_CASE("arming that fails leaves the word free")
 }
 
 /* The bits of one registration would be cleared by settling the other one. */
-TEST_CASE("settling one MR does not wipe out what another one has said")
+TEST_CASE("settling one MR does not wipe out another one's bits")
 {
 	two mrs;
 	word w;

@@ -206,7 +206,7 @@ TEST_CASE("a change is found while events go on")
 	}
 }
 
-TEST_CASE("two events do not put what is between them in doubt")
+TEST_CASE("two events do not put the pages between them in doubt")
 {
 	const device on;
 	const std::size_t length = 64 * page_size();
@@ -247,7 +247,7 @@ TEST_CASE("settling gives up while a file is kept locked")
 }
 
 /* EBUSY of ibv_forget_mr() would say that the MR is not the caller's any more. */
-TEST_CASE("what is being settled can't be deregistered, and is the caller's still")
+TEST_CASE("an MR that is being settled can't be deregistered, and is the caller's still")
 {
 	kept_file file;
 	const device on;
@@ -283,7 +283,7 @@ TEST_CASE("what is being settled can't be deregistered, and is the caller's stil
 	CHECK(error == EAGAIN);
 }
 
-TEST_CASE("who waits for another's settling can be killed")
+TEST_CASE("a thread that waits for another's settling can be killed")
 {
 	kept_file file;
 	const device on;
@@ -378,7 +378,7 @@ TEST_CASE("a process whose mmap_lock is kept does not keep others from being rev
  * about to be freed. KASAN reports its access, or the kernel dies. Of those that count
  * some were found stale just before.
  */
-TEST_CASE("a worker finds stale what is being deregistered")
+TEST_CASE("a worker finds stale an MR that is being deregistered")
 {
 	SKIP_IF(sysconf(_SC_NPROCESSORS_ONLN) < 2, "one CPU: nothing goes on beside a call");
 
