@@ -307,6 +307,7 @@ public:
 	      local_(anonymous(at_a_time * most)), mr_(on.register_memory(local_.registered())),
 	      link_(on, owner, endless)
 	{
+		drop(0, to.length);
 	}
 
 	/* Some transfers, all under way at a time, done in the order of their posting, once each.
@@ -367,11 +368,15 @@ private:
 	{
 		const std::size_t pages = to_.length / page_size();
 		const std::size_t first = below(pages);
-		const std::size_t bytes =
-			(1 + below(std::min<std::size_t>(pages - first, 9))) * page_size();
+		const std::size_t count = 1 + below(std::min<std::size_t>(pages - first, 9));
 
-		owner_.ask("drop", first * page_size(), bytes);
-		std::memset(model_.data() + first * page_size(), 0, bytes);
+		drop(first * page_size(), count * page_size());
+	}
+
+	void drop(std::size_t at, std::size_t bytes)
+	{
+		owner_.ask("drop", at, bytes);
+		std::memset(model_.data() + at, 0, bytes);
 	}
 
 	expected start(std::byte *local)
