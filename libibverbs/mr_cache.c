@@ -59,7 +59,7 @@ static struct ibv_mr *make_view(const struct ibv_mr *of, void *addr,
 /*
  * For a range that is not found, or is a part when this thread keeps no view. When the
  * cache cannot acquire it, for any reason: a plain registration either can, or fails with
- * the errno that the user knows.
+ * the errno that the user knows. One that succeeds leaves errno alone, as a plain one does.
  */
 static __attribute__((noinline)) void *
 reg_anew(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -67,6 +67,7 @@ reg_anew(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 {
 	const unsigned int rights = access & ~MR_CACHE_EXACT;
 	void *const start = (void *)(uintptr_t)addr;
+	const int old_errno = errno;
 	struct mr_cache_ref ref;
 	struct ibv_mr *view;
 
@@ -80,12 +81,14 @@ reg_anew(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	    !context_caches(pd->context) ||
 	    mr_cache_acquire(pd, pd->context, addr, length, access, &ref))
 		goto plain;
+	errno = old_errno;
 	if (ref.addr == addr && ref.length == length)
 		return ref.mr;
 	view = make_view(ref.mr, start, length, ref.index, ref.generation);
 	if (view)
 		return view;
 plain:
+	errno = old_errno;
 	return plain_reg_mr_iova2(pd, start, length, addr, rights);
 }
 

@@ -893,6 +893,30 @@ static void test_few_mrs(void)
 	unsetenv("RDMAV_MR_CACHE_MAX_ENTRIES");
 }
 
+/* Of a program that looks at errno later than at the call that failed. */
+static void test_errno_stays(struct ibv_pd *pd)
+{
+	const unsigned int ways[] = { CACHED, CACHED, IBV_ACCESS_REMOTE_READ,
+				      IBV_ACCESS_CACHED };
+	struct ibv_mr_cache_limits limits, none = {};
+
+	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
+	for (unsigned int i = 0; i < sizeof(ways) / sizeof(*ways); i++) {
+		struct ibv_mr *mr;
+
+		errno = ESTALE;
+		mr = reg_page(pd, 0, ways[i]);
+		CHECK(mr && errno == ESTALE);
+		CHECK(ibv_dereg_mr(mr) == 0 && errno == ESTALE);
+	}
+	/* The cache refuses, and a plain one succeeds. */
+	CHECK(ibv_reg_mr_limits(pd->context, NULL, &limits) == 0);
+	CHECK(ibv_reg_mr_limits(pd->context, &none, NULL) == 0);
+	errno = ESTALE;
+	CHECK(ibv_dereg_mr(reg_page(pd, 0, CACHED)) == 0 && errno == ESTALE);
+	CHECK(ibv_reg_mr_limits(pd->context, &limits, NULL) == 0);
+}
+
 int main(void)
 {
 	struct ibv_pd pd;
@@ -916,6 +940,7 @@ int main(void)
 	test_no_shortage(&pd);
 	test_flag_of_others(&pd);
 	test_wrapped_verbs(&pd);
+	test_errno_stays(&pd);
 	test_pd_with_two_names(&pd);
 	test_child_ends(&pd);
 	test_two_arm(&pd);
