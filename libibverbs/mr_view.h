@@ -10,6 +10,7 @@
 #ifndef IB_VERBS_MR_VIEW_H
 #define IB_VERBS_MR_VIEW_H
 
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -49,12 +50,21 @@ static inline void *mr_view_alloc_kept(void)
 	return view;
 }
 
-/* MR_VIEW_SIZE bytes, not initialized. NULL: there is no memory. */
+/*
+ * MR_VIEW_SIZE bytes, not initialized. NULL: there is no memory. No cancellation point, though
+ * the program's malloc() may be one: the reference that the view is for would stay for ever.
+ */
 static inline void *mr_view_alloc(void)
 {
-	void *const view = mr_view_alloc_kept();
+	void *view = mr_view_alloc_kept();
+	int state;
 
-	return view ? view : malloc(MR_VIEW_SIZE);
+	if (view)
+		return view;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	view = malloc(MR_VIEW_SIZE);
+	pthread_setcancelstate(state, NULL);
+	return view;
 }
 
 /* By any thread. */

@@ -62,6 +62,7 @@ static sem_t may_go_on;
 static __thread enum { NOWHERE, AT_YIELD, AT_DISARM } waits;	/* once */
 static enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* as a signal handler may, there */
 static unsigned int *ended;	/* so many registrations in the kernel, for children too */
+static __thread bool is_cancelled;	/* malloc() is where */
 static int failures;
 
 static void check(bool ok, const char *text, int line)
@@ -151,6 +152,16 @@ int pthread_mutex_unlock(pthread_mutex_t *mutex)
 		next = dlsym(RTLD_NEXT, "pthread_mutex_unlock");
 	pass_exit(WITH_LOCK);
 	return next(mutex);
+}
+
+void *__libc_malloc(size_t size);
+
+/* The same: of a program whose malloc() is a cancellation point, as it writes a log. */
+void *malloc(size_t size)
+{
+	if (is_cancelled)
+		pthread_testcancel();
+	return __libc_malloc(size);
 }
 
 /* The same. */
@@ -917,6 +928,36 @@ static void test_errno_stays(struct ibv_pd *pd)
 	CHECK(ibv_reg_mr_limits(pd->context, &limits, NULL) == 0);
 }
 
+static void *register_cancelled(void *arg)
+{
+	struct ibv_mr *whole = arg;
+	struct ibv_mr *part;
+
+	pthread_cancel(pthread_self());
+	is_cancelled = true;
+	part = ibv_reg_mr(whole->pd, whole->addr, PAGE / 2, CACHED);
+	is_cancelled = false;
+	CHECK(ibv_dereg_mr(part) == 0);
+	pthread_testcancel();
+	return NULL;
+}
+
+/* A thread that is cancelled has the MR of a part, or no reference to it. */
+static void test_cancelled(struct ibv_pd *pd)
+{
+	struct ibv_mr *mr;
+	pthread_t thread;
+	void *result;
+
+	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
+	mr = reg_page(pd, 0, CACHED);
+	CHECK(pthread_create(&thread, NULL, register_cancelled, mr) == 0);
+	CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+	CHECK(ibv_dereg_mr(mr) == 0);
+	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
+	CHECK(stats(pd->context).entries == 0);
+}
+
 int main(void)
 {
 	struct ibv_pd pd;
@@ -941,6 +982,7 @@ int main(void)
 	test_flag_of_others(&pd);
 	test_wrapped_verbs(&pd);
 	test_errno_stays(&pd);
+	test_cancelled(&pd);
 	test_pd_with_two_names(&pd);
 	test_child_ends(&pd);
 	test_two_arm(&pd);
