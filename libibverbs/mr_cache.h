@@ -31,8 +31,8 @@ struct ibv_pd;
  * for. Without remote rights it may share its handle and keys with others, which may allow
  * local writes and reach further; with remote rights only with others of exactly its range
  * and rights. Its keys go on working after ibv_dereg_mr(), until it is evicted, or
- * suspended by a kernel that is short of memory: ibv_forget_mr() ends them. ibv_rereg_mr()
- * and ibv_reg_mr_notify() refuse it.
+ * suspended, as it is once it has not been used for a second, or when memory is short:
+ * ibv_forget_mr() ends them. ibv_rereg_mr() and ibv_reg_mr_notify() refuse it.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 
@@ -118,8 +118,8 @@ static inline int ibv_reg_mr_limits(struct ibv_context *context,
  * @context: The context
  * @keep_bytes: How much may stay idle
  *
- * Evicts, least recently used first, until at most keep_bytes bytes of idle
- * registrations stay. The pages are unpinned when it returns.
+ * Evicts, least recently used first (of more than 32, of the next 32 each time), until at
+ * most keep_bytes bytes of idle registrations stay. The pages are unpinned when it returns.
  *
  * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or
  * the error of deregistering one of them.
