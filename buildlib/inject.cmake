@@ -115,7 +115,8 @@ function(inject_program)
   set_source_files_properties(${both} PROPERTIES UNITY_GROUP both)
   set_source_files_properties(${sources} PROPERTIES UNITY_GROUP rest)
   rdma_executable(ibv_mr_notify ${folder}/mr_notify/main.cpp)
-  rdma_executable(ibv_mr_cache ${folder}/mr_cache/main.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}/mr_cache/*.cpp)
+  rdma_executable(ibv_mr_cache ${sources})
   foreach(target mr_notify ibv_mr_notify ibv_mr_cache)
     target_include_directories(${target} PRIVATE ${folder}/mr_notify)
     target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY)
@@ -126,7 +127,7 @@ function(inject_program)
                               ${folder}/mr_cache/main.cpp PROPERTIES COMPILE_OPTIONS "-O1;-g1")
   # rdmacm: to connect over iWARP.
   target_link_libraries(ibv_mr_notify LINK_PRIVATE mr_notify rdmacm ibverbs ${CMAKE_THREAD_LIBS_INIT})
-  target_link_libraries(ibv_mr_cache LINK_PRIVATE mr_notify ibverbs ${CMAKE_THREAD_LIBS_INIT})
+  target_link_libraries(ibv_mr_cache LINK_PRIVATE mr_notify ibverbs ${CMAKE_DL_LIBS} ${CMAKE_THREAD_LIBS_INIT})
 endfunction()
 
 # C tests against a table instead of a kernel, built as upstream's util/tests are: not installed.

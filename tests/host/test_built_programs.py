@@ -64,7 +64,8 @@ class BuiltTest(unittest.TestCase):
                         "ibv_mr_notify --all --reclaim", "ibv_mr_notify --cost --all",
                         "ibv_mr_notify --cost --reclaim", "ibv_mr_notify --only TYPO",
                         "ibv_mr_notify --only TYPO --reclaim", "ibv_mr_notify --only TYPO --list",
-                        "ibv_mr_cache --unknown", "ibv_mr_cache --rounds 0"):
+                        "ibv_mr_cache --unknown", "ibv_mr_cache --rounds 0",
+                        "ibv_mr_cache --env --json"):
             with self.subTest(command):
                 done = subprocess.run(os.path.join(BUILT, "bin", command), capture_output=True,
                                       text=True, shell=True, check=False)

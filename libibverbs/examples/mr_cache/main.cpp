@@ -2,8 +2,10 @@
 /*
  * ibv_mr_cache: can registrations be cached here, within which limits, and with
  * which gain? Registers a buffer plainly and through the cache, gives it other
- * pages, and shows the cache's counts. Exit status: 0 as it should be, 1 a
- * stale registration was found, 2 could not be tried, 3 there is no cache here.
+ * pages, and shows the cache's counts. Or prints the environment with which the
+ * installed libraries leave their registrations to the cache. Exit status: 0 as
+ * it should be, 1 a stale registration was found, 2 could not be tried, 3 there
+ * is no cache here, or no library that can gain by it.
  */
 #include <CLI/CLI.hpp>
 #include <fmt/core.h>
@@ -15,9 +17,14 @@
 #include <cstdlib>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "device.h"
+#include "environment.h"
+#include "libraries.h"
 
 using namespace mr_notify;
 
@@ -30,6 +37,7 @@ struct options {
 	std::size_t size = std::size_t{1} << 20;
 	unsigned int rounds = 100;
 	bool json = false;
+	bool env = false;
 };
 
 /* Nanoseconds a round, of the best of three series: a clock may cost more than a hit. */
@@ -138,8 +146,81 @@ void print(const nlohmann::ordered_json &seen)
 			   value.is_string() ? value.get<std::string>() : value.dump());
 }
 
+/* The named device, or that of the environment, or all: "" is that of the environment. */
+std::vector<std::string> chosen_devices(const std::string &name)
+{
+	int count = 0;
+	std::vector<std::string> out;
+	const std::unique_ptr<ibv_device *[], decltype(&ibv_free_device_list)> list(
+		ibv_get_device_list(&count), ibv_free_device_list);
+
+	if (!name.empty() || std::getenv("MR_NOTIFY_DEVICE"))
+		return {name};
+	for (int i = 0; list && i < count; i++)
+		out.emplace_back(ibv_get_device_name(list[i]));
+	return out;
+}
+
+/* Of the lines' names, as mpirun's options. */
+std::string passed_on(const std::vector<mr_cache::line> &lines)
+{
+	std::string out;
+
+	for (const auto &one : lines)
+		if (!one.assignment.starts_with("OMPI_"))
+			out += " -x " + one.assignment.substr(0, one.assignment.find('='));
+	return out;
+}
+
+/* All of standard output is for a shell: it is complete, or there is none of it. */
+status print_environment(const std::string &name)
+{
+	const char *variable = std::getenv("RDMAV_MR_CACHE");
+	const auto found = mr_cache::find_libraries();
+	const auto lines = mr_cache::environment_for(found);
+	std::vector<std::string> cannot;
+	unsigned int can = 0;
+
+	for (const auto &reason : found.failed)
+		fmt::print(stderr, "ibv_mr_cache: {}\n", reason);
+	if (lines.empty()) {
+		fmt::print(stderr, "ibv_mr_cache: nothing to gain: the loader finds no UCX, no "
+				   "libfabric and no Open MPI before 5.0\n");
+		return no_cache;
+	}
+	if (variable && std::string(variable) == "0") {
+		fmt::print(stderr, "ibv_mr_cache: RDMAV_MR_CACHE=0 switches the cache off\n");
+		return no_cache;
+	}
+	for (const auto &one : chosen_devices(name)) {
+		const device on(one);
+		if (on.can_notify())
+			can++;
+		else
+			cannot.push_back(on.name());
+	}
+	if (!can) {
+		fmt::print(stderr, "ibv_mr_cache: nothing to gain: no RDMA device here notifies "
+				   "about memory registrations\n");
+		return no_cache;
+	}
+	for (const auto &one : lines)
+		fmt::print("export {} # {}\n", one.assignment, one.reason);
+	for (const auto &one : cannot)
+		fmt::print("# not for {}, which registers anew each time: it can't notify\n", one);
+	if (found.open_mpi)
+		fmt::print("# Open MPI, to other machines: mpirun{}\n", passed_on(lines));
+	if (found.mpich)
+		fmt::print("# MPICH {}.{}: its mpiexec passes them on by itself\n",
+			   found.mpich->major, found.mpich->minor);
+	return right;
+}
+
 status run(const options &opt)
 {
+	if (opt.env)
+		return print_environment(opt.device);
+
 	const device on(opt.device);
 	ibv_mr_cache_limits limits{};
 
@@ -168,12 +249,16 @@ int main(int argc, char **argv)
 
 	app.add_option("-d,--ib-dev", opt.device,
 		       "RDMA device (default: $MR_NOTIFY_DEVICE, or the first one)");
-	app.add_option("-s,--size", opt.size, "Bytes to register (default: 1048576)")
-		->check(CLI::Range(std::size_t{1}, std::size_t{1} << 30));
-	app.add_option("-n,--rounds", opt.rounds,
-		       "Registrations of each kind to time (default: 100)")
-		->check(CLI::Range(1U, 1000000U));
-	app.add_flag("--json", opt.json, "Print JSON instead of lines");
+	auto *const size =
+		app.add_option("-s,--size", opt.size, "Bytes to register (default: 1048576)")
+			->check(CLI::Range(std::size_t{1}, std::size_t{1} << 30));
+	auto *const rounds = app.add_option("-n,--rounds", opt.rounds,
+					    "Registrations of each kind to time (default: 100)")
+				     ->check(CLI::Range(1U, 1000000U));
+	auto *const json = app.add_flag("--json", opt.json, "Print JSON instead of lines");
+	app.add_flag("--env", opt.env,
+		     "Print the environment for the MPI, UCX and libfabric installed here")
+		->excludes(size, rounds, json);
 
 	try {
 		app.parse(argc, argv);

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+#include "libraries.h"
+
+#include <fmt/core.h>
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <system_error>
+
+namespace mr_cache {
+
+namespace {
+
+using namespace std::chrono;
+constexpr auto limit = seconds(10);
+
+/* A child's whole answer. None at all: it ended without one. */
+struct answer {
+	enum { absent, no_version, known } is = absent;
+	version of;
+};
+
+[[noreturn]] void fail(const char *what)
+{
+	throw std::system_error(errno, std::generic_category(), what);
+}
+
+template <class T> T function(void *library, const char *name)
+{
+	return reinterpret_cast<T>(dlsym(library, name));
+}
+
+bool ask_ucx(void *library, version &v)
+{
+	const auto ask = function<void (*)(unsigned int *, unsigned int *, unsigned int *)>(
+		library, "ucp_get_version");
+	unsigned int release;
+
+	if (ask)
+		ask(&v.major, &v.minor, &release);
+	return ask;
+}
+
+bool ask_libfabric(void *library, version &v)
+{
+	const auto ask = function<uint32_t (*)()>(library, "fi_version");
+
+	if (ask) {
+		v.major = ask() >> 16;
+		v.minor = ask() & 0xffff;
+	}
+	return ask;
+}
+
+/* MPI allows this call before MPI_Init; MPI_MAX_LIBRARY_VERSION_STRING is 256 and 8192. */
+bool ask_mpi(void *library, const char *format, version &v)
+{
+	const auto ask = function<int (*)(char *, int *)>(library, "MPI_Get_library_version");
+	std::array<char, 65536> said{};
+	int length = 0;
+
+	return ask && !ask(said.data(), &length) &&
+	       sscanf(said.data(), format, &v.major, &v.minor) == 2;
+}
+
+bool ask_open_mpi(void *library, version &v)
+{
+	return ask_mpi(library, "Open MPI v%u.%u", v);
+}
+
+bool ask_mpich(void *library, version &v)
+{
+	return ask_mpi(library, "MPICH Version: %u.%u", v);
+}
+
+/* All that a constructor may do to this program ends with the child. */
+[[noreturn]] void child(int to, const char *file, bool (*ask)(void *, version &))
+{
+	const rlimit no_core{0, 0};
+	const int nowhere = open("/dev/null", O_RDWR);
+	answer said;
+
+	setpgid(0, 0);
+	setrlimit(RLIMIT_CORE, &no_core);
+	if (nowhere < 0)
+		_exit(1);
+	for (int fd = 0; fd <= 2; fd++)
+		dup2(nowhere, fd);
+	if (void *library = dlopen(file, RTLD_LAZY | RTLD_LOCAL))
+		said.is = ask(library, said.of) ? answer::known : answer::no_version;
+	_exit(write(to, &said, sizeof(said)) != sizeof(said));
+}
+
+/* Whether the whole of it came; what a library left running may hold the pipe open. */
+bool read_answer(int from, answer &said)
+{
+	const auto end = steady_clock::now() + limit;
+	pollfd wait{from, POLLIN, 0};
+
+	for (;;) {
+		const auto left = duration_cast<milliseconds>(end - steady_clock::now()).count();
+		const int ready = poll(&wait, 1, left > 0 ? static_cast<int>(left) : 0);
+
+		if (ready < 0 && errno == EINTR)
+			continue;
+		return ready > 0 && read(from, &said, sizeof(said)) == sizeof(said);
+	}
+}
+
+std::optional<version> look(const char *file, bool (*ask)(void *, version &),
+			    std::vector<std::string> &failed)
+{
+	std::array<int, 2> ends;
+	answer said;
+
+	if (pipe2(ends.data(), O_CLOEXEC))
+		fail("pipe");
+	const pid_t pid = fork();
+	if (pid < 0)
+		fail("fork");
+	if (!pid)
+		child(ends[1], file, ask);
+	setpgid(pid, pid); /* here too: one of the two is first */
+	close(ends[1]);
+	const bool came = read_answer(ends[0], said);
+	close(ends[0]);
+	kill(-pid, SIGKILL);
+	while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR)
+		;
+	if (!came)
+		failed.push_back(fmt::format("{} crashes or hangs when it is loaded", file));
+	else if (said.is == answer::no_version)
+		failed.push_back(fmt::format("{} does not tell a version that is known", file));
+	return came && said.is == answer::known ? std::optional(said.of) : std::nullopt;
+}
+
+} // namespace
+
+libraries find_libraries()
+{
+	libraries out;
+
+	out.ucx = look("libucp.so.0", ask_ucx, out.failed);
+	out.libfabric = look("libfabric.so.1", ask_libfabric, out.failed);
+	out.open_mpi = look("libmpi.so.40", ask_open_mpi, out.failed);
+	/* Debian's name, and MPICH's own, which others with its ABI have too. */
+	out.mpich = look("libmpich.so.12", ask_mpich, out.failed);
+	if (!out.mpich)
+		out.mpich = look("libmpi.so.12", ask_mpich, out.failed);
+	return out;
+}
+
+} // namespace mr_cache
