@@ -69,6 +69,7 @@
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
+#include <linux/threads.h>
 
 #include "umem_notify_tracker.h"
 
@@ -227,6 +228,11 @@ space_break(struct umem_notify_space *space, struct rb_root_cached *tree,
 {
 	struct interval_tree_node *next;
 
+	/*
+	 * Each thread of the process may be here, at the same node. If the count of them
+	 * came round to 0, the end of the tracker would free it under them.
+	 */
+	static_assert(type_max(typeof(node->walkers)) >= PID_MAX_LIMIT);
 	node->walkers++;
 	spin_unlock(&space->lock);
 	if (blockable)

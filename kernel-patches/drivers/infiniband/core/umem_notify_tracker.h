@@ -85,7 +85,7 @@ struct umem_notify_queue {
 /* A range in one of the trees of a space; all of it is under the space's lock. */
 struct umem_notify_node {
 	struct interval_tree_node range;
-	u16 walkers; /* events that let go of the lock there */
+	u32 walkers; /* events that let go of the lock there: of as many threads at most */
 	bool ended; /* none comes any more; the last of them takes it out */
 	bool left; /* by its owner; the last of them frees it */
 };
