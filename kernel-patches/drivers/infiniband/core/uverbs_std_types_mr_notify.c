@@ -207,8 +207,15 @@ struct ib_umem_notify *ib_mr_notify_track(struct ib_device *device, u64 addr,
 void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
 			  struct ib_umem_notify *tracker)
 {
-	if (tracker)
-		umem_notify_tracked(tracker, IS_ERR(mr) ? NULL : pinned_umem(device, mr));
+	struct ib_umem *umem = NULL;
+
+	if (!tracker)
+		return;
+	if (!IS_ERR(mr)) {
+		mr->device = device; /* which rdma_mr_umem() asks; not all drivers set it */
+		umem = pinned_umem(device, mr);
+	}
+	umem_notify_tracked(tracker, umem);
 }
 
 /**
