@@ -20,7 +20,7 @@ add_dependencies(consumers_not_capable essentials)
 # thread sanitizer, for a libfabric that has it, too.
 foreach(name hits hits_tsan)
   add_executable(consumers_${name} consumers/hits.cpp)
-  target_include_directories(consumers_${name} PRIVATE bench guest)
+  target_include_directories(consumers_${name} PRIVATE bench support)
   target_include_directories(consumers_${name} SYSTEM PRIVATE ${rdma_core}/include)
   target_link_libraries(consumers_${name} PRIVATE test_options Threads::Threads ${PEER_fabric})
   set_target_properties(consumers_${name} PROPERTIES ENABLE_EXPORTS ON)
