@@ -26,8 +26,8 @@ function(add_guest_tests folder support)
   endforeach()
 endfunction()
 
-add_guest_tests(notify guest_support contract in_use lifetime nodes observe offline race reclaim revoke stranger transfer
-                window word worker)
+add_guest_tests(notify guest_support contract in_use interleaving lifetime nodes observe offline race reclaim revoke stranger transfer
+                word worker)
 add_guest_tests(cache guest_support adversary cache differential idle nested owner peer pressure)
 add_guest_tests(paging odp_support odp odp_memory odp_oracle odp_packets odp_stress odp_wait)
 add_guest_tests(upstream odp_support answers invalidate lookup retransmit rights rings siw states)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The gate, which tests/run is without arguments: the part of lanes.py to run before each push.
 
-Chosen by the mistakes that each program has found (Documentation/mutations.md): the cheapest ones
+Chosen by the mistakes that each program has found (tests/mutations.md): the cheapest ones
 that find each mistake there which needs neither KASAN nor minutes. Of a lane the gate runs the
 named steps. A guest of `um` costs a fifth of one that QEMU emulates, so `debian` has only the
 programs that need two CPUs, or memory that `um` has not.
@@ -26,8 +26,8 @@ UM = ("matrix", "matrix, all memory", "matrix, suspended",
       "answers", "states", "rings", "stranger", "odp", "odp_packets", "odp_wait", "odp_oracle",
       "idle", "in_use siw0", "revoke siw0", "rights siw0", "siw siw0", "tools")
 DEBIAN = ("fine clock", "matrix", "in_use", "revoke", "worker", "lifetime", "race", "rights",
-          "invalidate", "owner", "differential", "adversary", "observe", "stranger", "window",
-          "transfer", "retransmit", "idle", "siw siw0", "transfer siw0")
+          "invalidate", "owner", "differential", "adversary", "observe", "stranger",
+          "interleaving", "transfer", "retransmit", "idle", "siw siw0", "transfer siw0")
 
 
 def step(lane, name, more="", **changed):

@@ -263,7 +263,7 @@ LANES = {
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": Lane(
         [CLOCK, MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, PAGING_PROGRAMS,
-         *guest_programs("window", "stress", "odp_stress", "retransmit", seconds=10),
+         *guest_programs("interleaving", "stress", "odp_stress", "retransmit", seconds=10),
          *guest_programs("transfer", "pressure"),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "siw", "transfer",
                                  "lifetime", "race", "rings")),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The windows between watching, pinning and looking, which umem_notify.c says
- * are closed. Each is made wide by memory so large that the kernel takes long
- * over it, and something happens in the middle.
+ * An event in the middle of watching, pinning and looking: the interleavings that umem_notify.c
+ * closes. Each step is made long by memory so large that the kernel takes long over it, and the
+ * event happens in the middle.
  */
 #include "catch.h"
 
@@ -71,7 +71,7 @@ clock_type::duration time_to_settle(ibv_mr *mr, range r)
 } // namespace
 
 /* Without the collision-retry the SUSPECT of the second event is wiped out. */
-TEST_CASE("window: a page changes after settling has looked at it")
+TEST_CASE("interleaving: a page changes after settling has looked at it")
 {
 	const device on;
 
@@ -108,7 +108,7 @@ TEST_CASE("window: a page changes after settling has looked at it")
  * A notifier that is inserted while an invalidation runs is not told of that
  * one; the pages at its end are still mapped, and can be pinned.
  */
-TEST_CASE("window: registering while the memory is being dropped")
+TEST_CASE("interleaving: registering while the memory is being dropped")
 {
 	const device on;
 	const memory inbox = anonymous(4 * page_size());
@@ -154,7 +154,7 @@ TEST_CASE("window: registering while the memory is being dropped")
  * An unmap before a page is pinned is not the end of the registration, which
  * gets the new page: no false INVALID.
  */
-TEST_CASE("window: memory changes ahead of the pinning")
+TEST_CASE("interleaving: memory changes ahead of the pinning")
 {
 	const device on;
 	const memory inbox = anonymous(page_size());
