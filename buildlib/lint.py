@@ -160,7 +160,7 @@ def main():
     # Files for other projects are in the style of these.
     good &= report("clang-format", ["clang-format", "--dry-run", "-Werror",
                                     *(name for name in tracked(".cpp", ".cc", ".hpp")
-                                      if not name.startswith("buildlib/communication-libraries/")),
+                                      if not name.startswith("buildlib/consumers.d/")),
                                     *(name for name in tracked(".h")
                                       if name.startswith(("tests/", "libibverbs/examples/",
                                                          "libibverbs/mr_cache/")))])

@@ -32,13 +32,13 @@ LAID = {
     "linux": (("kernel-patches/drivers", "**", "drivers"),
               ("kernel-patches/include", "**", "include"),
               ("kernel-patches/Documentation", "**", "Documentation")),
-    "libfabric": (("buildlib/communication-libraries/libfabric/prov", "**", "prov"),),
-    "ucx": (("buildlib/communication-libraries/ucx/src", "**", "src"),
-            ("buildlib/communication-libraries/ucx/test", "**", "test")),
+    "libfabric": (("buildlib/consumers.d/libfabric/prov", "**", "prov"),),
+    "ucx": (("buildlib/consumers.d/ucx/src", "**", "src"),
+            ("buildlib/consumers.d/ucx/test", "**", "test")),
 }
 HOOKS = {"rdma-core": "buildlib/hooks", "linux": "kernel-patches/hooks",
-         "libfabric": "buildlib/communication-libraries/libfabric/hooks",
-         "ucx": "buildlib/communication-libraries/ucx/hooks"}
+         "libfabric": "buildlib/consumers.d/libfabric/hooks",
+         "ucx": "buildlib/consumers.d/ucx/hooks"}
 # Patches that only the trees which are built here get: neither sent to upstream nor packaged.
 LOCAL = {"linux": "tests/lab/patches"}
 LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")

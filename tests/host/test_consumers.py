@@ -7,7 +7,7 @@ import tempfile
 import unittest
 
 REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
-LOCKLESS = os.path.join(REPO, "buildlib/communication-libraries/libfabric/prov/util/src",
+LOCKLESS = os.path.join(REPO, "buildlib/consumers.d/libfabric/prov/util/src",
                         "util_mr_lockless.h")
 
 
