@@ -175,12 +175,12 @@ TRIXIE = "trixie --kernel um"
 BUILDS = {
     "fork": Build("cmake -S . -B build -GNinja && cmake --build build", seconds=180),
     "debs": Build("buildlib/package debs", seconds=200),
-    "consumers": Build("buildlib/consumers", ("fork",), 240),
-    "fabtests": Build("buildlib/consumers fabtests", ("consumers",), 60),
-    "UCX's gtest": Build("buildlib/consumers gtest", ("consumers",), 500),
+    "libfabric and UCX": Build("buildlib/consumers", ("fork",), 240),
+    "fabtests": Build("buildlib/consumers fabtests", ("libfabric and UCX",), 60),
+    "UCX's gtest": Build("buildlib/consumers gtest", ("libfabric and UCX",), 500),
     "libfabric with the thread sanitizer":
-        Build("buildlib/consumers libfabric_tsan", ("consumers",), 60),
-    "MPICH's tests": Build("buildlib/consumers mpich_tests", ("consumers",), 100),
+        Build("buildlib/consumers libfabric_tsan", ("libfabric and UCX",), 60),
+    "MPICH's tests": Build("buildlib/consumers mpich_tests", ("libfabric and UCX",), 100),
     "installed": Build("tests/lab/run --prepare --kernel um --packages", ("debs", "kernel um"), 30),
     "kernel um": Build("tests/lab/run --prepare --kernel um", seconds=240),
     "kernel debian": Build("tests/lab/run --prepare --kernel debian", seconds=120),
@@ -194,7 +194,7 @@ BUILDS = {
         "tests/lab/run --prepare --kernel um --packages'", ("trixie root", "kernel um"), 600),
 }
 
-CONSUMERS = ("fork", "kernel um", "consumers")
+CONSUMERS = ("fork", "kernel um", "libfabric and UCX")
 
 
 def hits(name, libfabric, least, options=""):
@@ -259,7 +259,7 @@ LANES = {
          Step("probing, stock library", "env -u LD_LIBRARY_PATH "
               f"{PYTHON} tests/consumers/probing.py --old", results.lines, least=20)],
         guest="--kernel stock", seconds=120, named_only=True,
-        needs=("fork", "consumers", "kernel stock")),
+        needs=("fork", "libfabric and UCX", "kernel stock")),
     # Windows are between two CPUs, and a transfer is cut short by another CPU.
     "debian": Lane(
         [CLOCK, MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, PAGING_PROGRAMS,
