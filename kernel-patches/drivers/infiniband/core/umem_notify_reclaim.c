@@ -141,6 +141,7 @@
 
 #include <linux/hash.h>
 #include <linux/list_lru.h>
+#include <linux/memcontrol.h>
 #include <linux/memory.h>
 #include <linux/sched/mm.h>
 #include <linux/shrinker.h>
@@ -343,11 +344,19 @@ static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 	return left < SAMPLE ? mult_frac(pages, nr, SAMPLE - left) : SHRINK_EMPTY;
 }
 
-/* A task of a user's, which gets no memory otherwise; not one that others wait for. */
-static bool may_wait(const struct shrink_control *sc)
+/*
+ * A task of a user's, which gets no memory otherwise; not one that others wait for. Of its
+ * own process, or of the memory cgroup that is short because of both: a stranger's
+ * registrations are no reason to wait.
+ */
+static bool may_wait(const struct shrink_control *sc, const struct umem_notify_space *space)
 {
-	return (sc->gfp_mask & GFP_KERNEL) == GFP_KERNEL &&
-	       !(current->flags & PF_KTHREAD);
+	struct mm_struct *mm = current->mm;
+
+	if ((sc->gfp_mask & GFP_KERNEL) != GFP_KERNEL || current->flags & PF_KTHREAD || !mm)
+		return false;
+	return space->mn.mm == mm || (sc->memcg && parent_mem_cgroup(sc->memcg) &&
+				      mm_match_cgroup(mm, sc->memcg));
 }
 
 static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
@@ -357,7 +366,7 @@ static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 
 	list_lru_walk_one(&idle, sc->nid, sc->memcg, shrink_one, &walk, &nr);
 	if (walk.space) {
-		if (may_wait(sc))
+		if (may_wait(sc, walk.space))
 			umem_notify_due_wait(walk.space);
 		umem_notify_space_put(walk.space);
 	}
