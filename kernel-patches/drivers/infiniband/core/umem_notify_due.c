@@ -18,19 +18,23 @@
  * no lock of the address space, and no memory; but it waits for the device, and unpinning
  * a clean page takes the lock of its folio, which a caller in reclaim might hold. So no
  * caller waits for longer than PATIENCE; a fatal signal ends it before. And after a wait
- * in vain no caller waits at all (@stuck) until the worker has been heard of: a device
- * that does not answer costs the process one wait.
+ * in vain no caller waits at all (@stuck) until nothing is due any more: a device that does
+ * not answer costs the process one wait, whatever its other devices do.
  *
  * No caller waits with a lock of rmap held: of the events only an UNMAP and a fork do,
  * which have mmap_lock alone, and not those that may not block (the OOM reaper).
+ * A caller in reclaim waits for its own process and its own memory cgroup: another's
+ * registrations could hold it up once for each cgroup.
  *
  * FORK
  *
  * There is no event for it. dup_mmap() has mmap_lock for writing and tells the parent's
  * notifiers PROTECTION_PAGE of each private mapping, or CLEAR if it has huge pages of
- * hugetlbfs. Both are told by the current task, of its own address space, where mmap_lock
- * is not to be had for reading. Another that looks like it (a CLEAR while another thread
- * changes mappings) suspends idle MRs there, which the VM may do at any time.
+ * hugetlbfs. Both are told by the holder of mmap_lock for writing, of its own address space.
+ * A task that writes back, migrates or poisons a page tells the same two with its folio and
+ * i_mmap_rwsem locked, which the worker may need to unpin: it has mmap_lock for reading
+ * at most, whatever other threads have. MADV_COLLAPSE tells CLEAR as the writer: it has
+ * no page of hugetlbfs.
  *
  *   fork                                  another thread
  *   word & in_use is 0: SUSPENDED;
@@ -91,9 +95,11 @@ void umem_notify_due_end(struct umem_notify_space *space)
 {
 	lockdep_assert_held(&space->lock);
 
-	WRITE_ONCE(space->stuck, false);
 	WRITE_ONCE(space->due, space->due - 1);
-	if (!space->due && wq_has_sleeper(&space->ended))
+	if (space->due)
+		return;
+	WRITE_ONCE(space->stuck, false);
+	if (wq_has_sleeper(&space->ended))
 		wake_up_all(&space->ended);
 }
 
@@ -141,20 +147,30 @@ void umem_notify_due_ended(struct umem_notify_space *space,
 		umem_notify_due_wait(space);
 }
 
+/* Whether the current task has mmap_lock for writing */
+static bool has_write_lock(struct mm_struct *mm)
+{
+#ifdef CONFIG_PREEMPT_RT
+	/* Bit 0: there are waiters. */
+	unsigned long owner = (unsigned long)READ_ONCE(mm->mmap_lock.rwbase.rtmutex.owner) & ~1UL;
+#else
+	/* Bit 0: readers have it. Bit 1: waiters don't spin. */
+	unsigned long owner = atomic_long_read(&mm->mmap_lock.owner) & ~2UL;
+#endif
+
+	return owner == (unsigned long)current;
+}
+
 /**
  * umem_notify_due_is_fork - May an event be a fork's?
  * @range: The event
  */
 bool umem_notify_due_is_fork(const struct mmu_notifier_range *range)
 {
-	if ((range->event != MMU_NOTIFY_PROTECTION_PAGE &&
-	     range->event != MMU_NOTIFY_CLEAR) ||
-	    range->mm != current->mm || !mmu_notifier_range_blockable(range))
-		return false;
-	if (!mmap_read_trylock(range->mm))
-		return true;
-	mmap_read_unlock(range->mm);
-	return false;
+	return (range->event == MMU_NOTIFY_PROTECTION_PAGE ||
+		range->event == MMU_NOTIFY_CLEAR) &&
+	       range->mm == current->mm && mmu_notifier_range_blockable(range) &&
+	       has_write_lock(range->mm);
 }
 
 /* Before its state is SUSPENDED or INVALID the pages are there. */
