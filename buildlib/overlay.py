@@ -36,9 +36,11 @@ LAID = {
     "ucx": (("buildlib/consumers.d/ucx/src", "**", "src"),
             ("buildlib/consumers.d/ucx/test", "**", "test")),
 }
-HOOKS = {"rdma-core": "buildlib/hooks", "linux": "kernel-patches/hooks",
-         "libfabric": "buildlib/consumers.d/libfabric/hooks",
-         "ucx": "buildlib/consumers.d/ucx/hooks"}
+# Folders of patches, in the order in which they apply: fixes of upstream's bugs, then hooks.
+PATCHES = {"rdma-core": ("buildlib/hooks",),
+           "linux": ("kernel-patches/fixes", "kernel-patches/hooks"),
+           "libfabric": ("buildlib/consumers.d/libfabric/hooks",),
+           "ucx": ("buildlib/consumers.d/ucx/hooks",)}
 # Patches that only the trees which are built here get: neither sent to upstream nor packaged.
 LOCAL = {"linux": "tests/lab/patches"}
 LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")
@@ -46,6 +48,13 @@ LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")
 
 class OverlayError(Exception):
     """Our files and upstream's do not fit together; the message names both."""
+
+
+def patches_of(name, repo=fetch.REPO, local=False):
+    """The patches that an upstream gets, in order; with `local` those of LOCAL behind them."""
+    folders = [*PATCHES[name], *([LOCAL[name]] if local and name in LOCAL else [])]
+    return [path for folder in folders
+            for path in sorted(glob.glob(os.path.join(repo, folder, "*.patch")))]
 
 
 def our_files(name, repo):
@@ -132,7 +141,7 @@ def apply_hook(patch, repo, work):
 
 
 def hook(patches, before, tree, pristine, repo):
-    """Apply the patches, in the order of their names; the list of files that are hooked now.
+    """Apply the patches, in their order; the list of files that are hooked now.
 
     Upstream's own version of each is kept in `pristine`: hooks are always applied to that one.
     """
@@ -188,8 +197,7 @@ def overlay(name, tree, repo=fetch.REPO, copy=False):
         with open(book, encoding="utf-8") as text:
             done = json.load(text)
     files = our_files(name, repo)
-    patches = [path for folder in (HOOKS[name], LOCAL.get(name)) if folder
-               for path in sorted(glob.glob(os.path.join(repo, folder, "*.patch")))]
+    patches = patches_of(name, repo, local=True)
 
     def record(**new):
         done.update(new)

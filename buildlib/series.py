@@ -35,14 +35,13 @@ class Hook:
         self.new_files = re.findall(r"^Overlay-Files: (.*)$", header, re.MULTILINE)
         subject = re.search(r"^Subject: \[PATCH\] (.*)$", header, re.MULTILINE).group(1)
         body = header.partition("\n\n")[2]
-        body = re.sub(r"^(Overlay-Files|Upstream-Status): .*\n", "", body, flags=re.MULTILINE)
+        body = re.sub(r"^(Overlay-Files|Stands-On|Upstream-Status): .*\n", "", body, flags=re.MULTILINE)
         self.message = f"{subject}\n\n{body.strip()}\n"
 
 
 def hooks(upstream="linux"):
     """All that an upstream gets, in order."""
-    folder = os.path.join(REPO, overlay.HOOKS[upstream])
-    return [Hook(path) for path in sorted(glob.glob(os.path.join(folder, "*.patch")))]
+    return [Hook(path) for path in overlay.patches_of(upstream, REPO)]
 
 
 def git(folder, *arguments, text=None):
@@ -131,7 +130,7 @@ def write(folder, upstream="linux"):
 def main():
     """Write the series and say where."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--of", default="linux", choices=sorted(set(overlay.HOOKS) - {"rdma-core"}),
+    parser.add_argument("--of", default="linux", choices=sorted(set(overlay.PATCHES) - {"rdma-core"}),
                         help="whose sources the series is for (default: linux)")
     parser.add_argument("folder", nargs="?", default=os.path.join(fetch.BUILD, "series"),
                         help="where the mails go (default: build/series)")

@@ -83,9 +83,8 @@ def rename(tree, names):
 
 def inputs():
     """The files that the packages are made from, upstream's tarball apart."""
-    hooks = glob.glob(os.path.join(fetch.REPO, overlay.HOOKS["rdma-core"], "*.patch"))
     files = overlay.our_files("rdma-core", fetch.REPO).values()
-    return sorted([*files, *hooks, os.path.abspath(__file__)])
+    return sorted([*files, *overlay.patches_of("rdma-core"), os.path.abspath(__file__)])
 
 
 def fingerprint(source):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The DKMS package of the kernel half: rdma-mr-notify-dkms, for all releases of Linux 6.12.
 
-It holds our files and hooks, and no source of Linux: dkms takes that of the very release that it
+It holds our files, fixes and hooks, and no source of Linux: dkms takes that of the very release that it
 builds for out of linux-source-6.12 (dkms/tree). It builds every module of that kernel that uses
 ib_core (dkms/modules). A kernel with CONFIG_MODVERSIONS would refuse those of its own beside
 ours: ours has another struct ib_device_ops, and with it every symbol that knows it has another
@@ -10,7 +10,6 @@ checksum. A kernel with one that is not in kernel_modules.USERS is left alone.
 The version is upstream's of the library that it belongs to, then "+mrnotify" and our revision, as
 that of the library: 56.1+mrnotify3. Raise REVISION with each release.
 """
-import glob
 import os
 import re
 import shutil
@@ -93,8 +92,8 @@ def stage(root):
             write(os.path.join(root, fill(target, values)), fill(text.read(), values), mode)
     source = os.path.join(root, fill(SOURCE, values))
     write(os.path.join(source, "ours/Kbuild"), kernel_modules.kbuild(FOLDERS))
-    hooks = glob.glob(os.path.join(fetch.REPO, overlay.HOOKS["linux"], "*.patch"))
-    files = {"hooks/" + os.path.basename(path): path for path in hooks}
+    files = {os.path.relpath(path, os.path.join(fetch.REPO, "kernel-patches")): path
+             for path in overlay.patches_of("linux")}
     files.update({"ours/" + name: path
                   for name, path in overlay.our_files("linux", fetch.REPO).items()})
     for name, path in files.items():

@@ -310,8 +310,9 @@ class Making(unittest.TestCase):
         self.assertIn("drivers/infiniband/core/umem_notify.c", ours)
         self.assertEqual({path.removeprefix("ours/") for path in inside
                           if path.startswith("ours/")}, ours | {"Kbuild"})
-        hooks = [path for path in inside if path.startswith("hooks/")]
-        self.assertEqual(len(hooks), len(os.listdir(os.path.join(REPO, "kernel-patches/hooks"))))
+        hooks = [path for path in inside if path.startswith(("fixes/", "hooks/"))]
+        self.assertEqual(set(hooks), {os.path.relpath(path, os.path.join(REPO, "kernel-patches"))
+                                      for path in overlay.patches_of("linux", REPO)})
         self.assertLessEqual(len(inside) - len(ours) - len(hooks) - 1, 8)
 
 
@@ -363,9 +364,10 @@ class Mishaps(unittest.TestCase):
         root = os.path.join(cls.folder, names[0])
         with mock.patch.object(dkms, "make_line", lambda: STUB_MAKE):
             dkms.stage(root)
-            hooks = os.path.join(root, dkms.fill(dkms.SOURCE, dkms.words()), "hooks")
-        shutil.rmtree(hooks)
-        dkms.write(os.path.join(hooks, "0001-stub.patch"), STUB_HOOK)
+            source = os.path.join(root, dkms.fill(dkms.SOURCE, dkms.words()))
+        for folder in ("fixes", "hooks"):
+            shutil.rmtree(os.path.join(source, folder))
+        dkms.write(os.path.join(source, "hooks", "0001-stub.patch"), STUB_HOOK)
         control = os.path.join(root, "DEBIAN/control")
         with open(control, encoding="utf-8") as text:
             lines = [line for line in text if not line.startswith(("Depends", "Recommends"))]
