@@ -344,6 +344,16 @@ TEST_CASE("race: disarming beside an unmap")
 	CHECK(invalid > 0);
 }
 
+/* A thread that drops memory again and again, until it is destroyed. */
+static std::jthread dropping(range of)
+{
+	return std::jthread([of](const std::stop_token &stop) {
+		while (!stop.stop_requested())
+			if (madvise(of.addr, of.length, MADV_DONTNEED))
+				std::abort();
+	});
+}
+
 /*
  * Hugetlbfs takes a page out of a file without an event for a mapping that does not map the page
  * and whose lock is held.
@@ -353,7 +363,6 @@ TEST_CASE("race: a hole in shared huge pages while another page is dropped")
 	const device on;
 	const run_time time;
 	std::optional<memory> huge;
-	std::atomic<bool> stop = false;
 	uint64_t intact = 0;
 	uint64_t stale = 0;
 
@@ -364,11 +373,7 @@ TEST_CASE("race: a hole in shared huge pages while another page is dropped")
 	}
 	const range first = {huge->registered().addr, huge_page_size()};
 	const range last = {huge->registered().end() - huge_page_size(), huge_page_size()};
-	std::thread dropping([&] {
-		while (!stop)
-			if (madvise(last.addr, last.length, MADV_DONTNEED))
-				std::abort();
-	});
+	const std::jthread beside = dropping(last);
 	while (time.goes_on(intact > 50)) {
 		word w;
 
@@ -383,11 +388,41 @@ TEST_CASE("race: a hole in shared huge pages while another page is dropped")
 		punch(huge->fd(), first, huge->registered());
 		stale += !w.value();
 	}
-	stop = true;
-	dropping.join();
 	INFO(intact << " times intact");
 	CHECK(stale == 0);
 	CHECK(intact > 0);
+}
+
+/* A thread that drops huge pages has the mapping's lock, and waits for that of the file. */
+TEST_CASE("race: private huge pages are dropped while another is settled")
+{
+	const device on;
+	const run_time time;
+	std::optional<memory> huge;
+	uint64_t dropped = 0;
+	uint64_t missed = 0;
+
+	try {
+		huge = private_hugetlb(4 * huge_page_size());
+	} catch (const unsupported &why) {
+		SKIP_IF(true, why.what());
+	}
+	const range first = {huge->registered().addr, huge_page_size()};
+	const range last = {huge->registered().end() - huge_page_size(), huge_page_size()};
+	const std::jthread beside = dropping(last);
+	while (time.goes_on(dropped > 200)) {
+		word w;
+
+		*first.addr = std::byte{1};
+		const auto mr = on.register_memory({first.addr, page_size()});
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		REQUIRE(madvise(first.addr, first.length, MADV_DONTNEED) == 0);
+		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+		dropped++;
+		missed += !(w.value() & IBV_MR_NOTIFY_INVALID);
+	}
+	INFO(dropped << " times dropped");
+	CHECK(missed == 0);
 }
 
 TEST_CASE("race: the first words of a page are charged once")

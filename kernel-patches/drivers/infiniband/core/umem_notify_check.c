@@ -16,8 +16,8 @@
  *                         child, swap, migration and KSM leave it alone). Only
  *                         a device that wants it for itself may keep the CPU
  *                         off it for a while: once one did, fault it back. A huge page
- *                         of hugetlb is away for a moment when its rights are changed,
- *                         under i_mmap_rwsem: so it is looked for under that again.
+ *                         of hugetlb is away for a moment when its rights are changed
+ *                         (see look_alone()).
  *  absent, shared memory  intact if the pinned page is still the file's page
  *                         at that offset. It is looked up under the inode's
  *                         locks, which wait for a truncation or hole punch
@@ -158,23 +158,6 @@ static long mapped_pages(struct mm_struct *mm, unsigned long addr,
 				     pages, NULL);
 }
 
-/* The same of private hugetlb memory, whose rights are kept meanwhile; -EAGAIN */
-static long mapped_huge_pages(struct vm_area_struct *vma, unsigned long addr,
-			      unsigned long nr, struct page **pages,
-			      enum umem_notify_asker asker)
-{
-	struct address_space *mapping = vma->vm_file->f_mapping;
-	long ret;
-
-	if (asker != UMEM_NOTIFY_WORKER)
-		i_mmap_lock_read(mapping);
-	else if (!i_mmap_trylock_read(mapping))
-		return -EAGAIN;
-	ret = mapped_pages(vma->vm_mm, addr, nr, pages);
-	i_mmap_unlock_read(mapping);
-	return ret;
-}
-
 /* How many of the mapped pages are the pinned ones, up to the first that isn't. */
 static long same_pages(struct pinned_iter *iter, struct page **pages, long nr)
 {
@@ -197,6 +180,11 @@ static bool can_be_absent(struct file *file)
 static bool may_be_walked(const struct vm_area_struct *vma)
 {
 	return !is_vm_hugetlb_page(vma) || !(vma->vm_flags & VM_MAYSHARE);
+}
+
+static bool is_private_hugetlb(const struct vm_area_struct *vma)
+{
+	return is_vm_hugetlb_page(vma) && may_be_walked(vma);
 }
 
 /* Collects the absent pages from @addr on, or all. mmap_lock keeps the file. */
@@ -306,6 +294,60 @@ static enum umem_notify_verdict lock_mm(struct mm_struct *mm,
 	return UMEM_NOTIFY_CHANGED;
 }
 
+/*
+ * Private hugetlb memory that was found absent. PAGEMAP_SCAN and userfaultfd take a page
+ * away for a moment to change its rights, with mmap_lock for reading. So it is looked for
+ * again while no other thread has mmap_lock: then an absent page is gone.
+ *
+ * To keep i_mmap_rwsem instead, under which they do that, is a deadlock:
+ *
+ *   settle                                another thread
+ *   mmap_lock for reading
+ *                                         MADV_DONTNEED: mmap_lock for reading
+ *                                         hugetlb_zap_begin(): has the mapping's lock
+ *   i_mmap_lock_read()
+ *                                         i_mmap_lock_write(): waits
+ *   GUP: hugetlb_vma_lock_read(): waits
+ */
+static enum umem_notify_verdict look_alone(struct mm_struct *mm, struct pinned_iter *iter,
+					   unsigned long end, enum umem_notify_asker asker)
+{
+	enum umem_notify_verdict ret = UMEM_NOTIFY_CHANGED;
+	unsigned long addr = iter->next;
+	struct page *pages[CHECK_BATCH];
+	struct vm_area_struct *vma;
+	long nr, same;
+
+	/* Not mmap_write_lock(), which has no trylock: no mapping is changed. */
+	if (asker == UMEM_NOTIFY_WORKER) {
+		if (!down_write_trylock(&mm->mmap_lock))
+			return UMEM_NOTIFY_BUSY;
+	} else if (down_write_killable(&mm->mmap_lock)) {
+		return UMEM_NOTIFY_INTERRUPTED;
+	}
+	vma = find_vma(mm, addr);
+	if (!atomic_read(&mm->mm_users) || !vma || vma->vm_start > addr)
+		goto unlock;
+	if (!is_private_hugetlb(vma)) {
+		/* It has changed meanwhile, and is looked at anew. */
+		ret = UMEM_NOTIFY_INTACT;
+		goto unlock;
+	}
+	nr = mapped_pages(mm, addr, min_t(unsigned long, CHECK_BATCH,
+					  (min(end, vma->vm_end) - addr) >> PAGE_SHIFT), pages);
+	if (nr > 0) {
+		same = same_pages(iter, pages, nr);
+		iter->next = addr + (same << PAGE_SHIFT);
+		if (same == nr)
+			ret = UMEM_NOTIFY_INTACT;
+	} else if (nr == -EINTR) {
+		ret = UMEM_NOTIFY_INTERRUPTED;
+	}
+unlock:
+	up_write(&mm->mmap_lock);
+	return ret;
+}
+
 static enum umem_notify_verdict fault_back(struct mm_struct *mm,
 					   unsigned long addr)
 {
@@ -363,11 +405,12 @@ static enum umem_notify_verdict map_run(struct mm_struct *mm,
 
 /*
  * Looks at the pages up to @end, moves @iter over those that are intact. Leaves
- * absent pages of a file in @run, for when mmap_lock is not held; not the worker.
+ * absent pages of a file in @run, for when mmap_lock is not held; not the worker. Sets
+ * @alone and ends at a page for look_alone().
  */
 static enum umem_notify_verdict
 check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
-	     const struct umem_notify_question *what, struct absent_run *run)
+	     const struct umem_notify_question *what, struct absent_run *run, bool *alone)
 {
 	struct page *pages[CHECK_BATCH];
 	enum umem_notify_verdict ret;
@@ -385,8 +428,6 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 		most = min_t(unsigned long, CHECK_BATCH,
 			     (min(end, vma->vm_end) - addr) >> PAGE_SHIFT);
 		nr = may_be_walked(vma) ? mapped_pages(mm, addr, most, pages) : 0;
-		if (nr <= 0 && may_be_walked(vma) && is_vm_hugetlb_page(vma))
-			nr = mapped_huge_pages(vma, addr, most, pages, what->asker);
 		if (nr > 0) {
 			same = same_pages(iter, pages, nr);
 			iter->next = addr + (same << PAGE_SHIFT);
@@ -398,8 +439,10 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 		/* The caller is being killed: nothing was looked at. */
 		if (nr == -EINTR)
 			return UMEM_NOTIFY_INTERRUPTED;
-		if (nr == -EAGAIN)
-			return UMEM_NOTIFY_BUSY;
+		if (is_private_hugetlb(vma)) {
+			*alone = true;
+			return UMEM_NOTIFY_INTACT;
+		}
 
 		if ((vma->vm_flags & VM_MAYSHARE) && vma->vm_file) {
 			if (can_be_absent(vma->vm_file)) {
@@ -440,6 +483,7 @@ check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
 	pinned_iter_start(&iter, umem, start, addr);
 	do {
 		struct absent_run run = {};
+		bool alone = false;
 
 		cond_resched();
 		if (what->asker == UMEM_NOTIFY_WORKER && READ_ONCE(*what->hurry)) {
@@ -451,8 +495,10 @@ check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
 			break;
 		ret = check_locked(mm, &iter,
 				   min(end, iter.next + LOCK_BATCH * PAGE_SIZE),
-				   what, &run);
+				   what, &run, &alone);
 		mmap_read_unlock(mm);
+		if (alone)
+			ret = look_alone(mm, &iter, end, what->asker);
 		if (run.file) {
 			struct pinned_iter again = iter;
 
