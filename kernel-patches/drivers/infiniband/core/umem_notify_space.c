@@ -417,6 +417,23 @@ static struct umem_notify_space *space_find(struct mm_struct *mm)
 }
 
 /*
+ * mm_take_all_locks() gives up for work that io_uring has for the task, too, which no mask of
+ * signals holds back. That work stays on the task's list until it returns to user mode, and
+ * more of it sets no flag: so one more try is not disturbed.
+ */
+static struct mmu_notifier *notifier_get(struct mm_struct *mm)
+{
+	struct mmu_notifier *mn = mmu_notifier_get_locked(&umem_notify_space_ops, mm);
+
+	if (mn != ERR_PTR(-EINTR) || !test_thread_flag(TIF_NOTIFY_SIGNAL))
+		return mn;
+	clear_notify_signal();
+	mn = mmu_notifier_get_locked(&umem_notify_space_ops, mm);
+	set_thread_flag(TIF_NOTIFY_SIGNAL);
+	return mn;
+}
+
+/*
  * mm_take_all_locks() gives up for any signal, and takes long where there are many
  * mappings: under a profiler's timer it would never succeed.
  */
@@ -435,7 +452,7 @@ static struct umem_notify_space *space_create(struct mm_struct *mm)
 	space = space_find(mm);
 	if (space)
 		goto unlock;
-	mn = mmu_notifier_get_locked(&umem_notify_space_ops, mm);
+	mn = notifier_get(mm);
 	if (IS_ERR(mn)) {
 		space = ERR_CAST(mn);
 		goto unlock;
