@@ -35,7 +35,8 @@ class Hook:
         self.new_files = re.findall(r"^Overlay-Files: (.*)$", header, re.MULTILINE)
         subject = re.search(r"^Subject: \[PATCH\] (.*)$", header, re.MULTILINE).group(1)
         body = header.partition("\n\n")[2]
-        body = re.sub(r"^(Overlay-Files|Stands-On|Upstream-Status): .*\n", "", body, flags=re.MULTILINE)
+        body = re.sub(r"^(Overlay-Files|Stands-On|Upstream-Status): .*\n", "", body,
+                      flags=re.MULTILINE)
         self.message = f"{subject}\n\n{body.strip()}\n"
 
 
@@ -130,7 +131,8 @@ def write(folder, upstream="linux"):
 def main():
     """Write the series and say where."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--of", default="linux", choices=sorted(set(overlay.PATCHES) - {"rdma-core"}),
+    parser.add_argument("--of", default="linux",
+                        choices=sorted(set(overlay.PATCHES) - {"rdma-core"}),
                         help="whose sources the series is for (default: linux)")
     parser.add_argument("folder", nargs="?", default=os.path.join(fetch.BUILD, "series"),
                         help="where the mails go (default: build/series)")

@@ -231,7 +231,7 @@ class Life(unittest.TestCase):
         for step, expected in (("bad-hook", 0), ("bad-hook-dkms", 77)):
             text, status = self.said(step)
             self.assertEqual(status, expected, text)
-            self.assertIn(f"the hook 9999-old.patch does not apply to Linux {point}", text)
+            self.assertIn(f"the patch hooks/9999-old.patch does not apply to Linux {point}", text)
             self.assertIn("drivers/infiniband/sw/rxe/", text)
 
     def test_refuses_another_kernel(self):

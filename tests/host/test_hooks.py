@@ -25,6 +25,7 @@ import overlay  # noqa: E402
 # hooks its cache at each place that changes an entry). A feature beside notification and cache has
 # its own: all memory in rdma-core 8 of these lines, and rxe's on-demand paging. A fix has no limit.
 MOST = {"rdma-core": 60 + 8, "linux": 180 + 3, "on-demand paging": 50, "a driver": 10,
+        "irdma": 13,  # can revoke
         "libfabric": 60 + 55, "ucx": 340}
 FEATURES = {"on-demand paging": re.compile("-on-demand")}
 DRIVER = re.compile(r"drivers/infiniband/(?:hw|sw)/(?!mlx5/|rxe/|siw/)(\w+)/")
