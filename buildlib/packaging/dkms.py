@@ -2,8 +2,8 @@
 """The DKMS package of the kernel half: rdma-mr-notify-dkms, for all releases of Linux 6.12.
 
 It holds our files, fixes and hooks, and no source of Linux: dkms takes that of the very release
-that it builds for out of linux-source-6.12 (dkms/tree). It builds every module of that kernel that uses
-ib_core (dkms/modules). A kernel with CONFIG_MODVERSIONS would refuse those of its own beside
+that it builds for out of linux-source-6.12 (dkms/tree). It builds every module of that kernel that
+uses ib_core (dkms/modules). A kernel with CONFIG_MODVERSIONS would refuse those of its own beside
 ours: ours has another struct ib_device_ops, and with it every symbol that knows it has another
 checksum. A kernel with one that is not in kernel_modules.USERS is left alone.
 
