@@ -109,7 +109,7 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 {
 	if (what.watch)
 		throw unsupported("it is another process's memory");
-	/* Here the CPU looks, too, and its fault would wait. See tests/guest/paging/odp_wait_test.cpp. */
+	/* Here the CPU looks, too, and its fault would wait: see odp_wait_test.cpp. */
 	if (what.name.find("userfaultfd") != std::string::npos ||
 	    what.name.find("UFFDIO") != std::string::npos)
 		throw unsupported("a fault would wait for an answer");
