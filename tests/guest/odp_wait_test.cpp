@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,7 +17,9 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -111,16 +114,20 @@ links that_wait(const setup &s, const slow_memory &slow, std::size_t count)
 	return made;
 }
 
-/* A process that has registered two pages of its own, which do not come. */
+/* A process that has registered two pages of its own, which do not come; it has mapped more. */
 class owner {
 public:
+	static constexpr std::size_t mapped = 64 << 20;
+
 	explicit owner(const device &on)
 	{
 		int ends[2];
 		check(pipe(ends) == 0, "pipe");
 		child_ = child_that([&] {
 			const auto slow = slow_memory::make(2 * page_size());
-			child_check(slow != nullptr);
+			void *const much = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+						MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+			child_check(slow != nullptr && much != MAP_FAILED);
 			const range r = slow->bytes();
 			const auto mr = on.register_memory(r, IBV_ACCESS_LOCAL_WRITE |
 								      IBV_ACCESS_ON_DEMAND);
@@ -571,9 +578,10 @@ TEST_CASE("threads that map and unmap hold up no transfer")
 	const owned<ibv_mr> all = register_all(on, all_rights);
 	const memory near = anonymous(long_one);
 	const memory far = anonymous(long_one);
+	const memory count = anonymous(4096);
 	std::atomic<bool> stop = false;
 	std::vector<std::thread> threads;
-	ibv_wc_status written{}, read{};
+	ibv_wc_status written{}, read{}, added{};
 	bool ended = true;
 
 	std::memset(near.registered().addr, static_cast<int>(data), long_one);
@@ -589,6 +597,12 @@ TEST_CASE("threads that map and unmap hold up no transfer")
 				  {{near.registered(), all->lkey}},
 				  number(far.registered().addr),
 				  all->rkey});
+		added = run(link, {IBV_WR_ATOMIC_FETCH_AND_ADD,
+				   {{{near.registered().addr, 8}, all->lkey}},
+				   number(count.registered().addr),
+				   all->rkey,
+				   1,
+				   0});
 	} catch (const std::exception &) {
 		ended = false;
 	}
@@ -598,15 +612,16 @@ TEST_CASE("threads that map and unmap hold up no transfer")
 	CHECK(ended);
 	CHECK(written == IBV_WC_SUCCESS);
 	CHECK(read == IBV_WC_SUCCESS);
+	CHECK(added == IBV_WC_SUCCESS);
+	CHECK(count.registered().addr[0] == std::byte{1});
 	CHECK(full_of(far.registered(), data));
 	CHECK(no_thread_waits());
 }
 
-/* A user that never answers a fault would have the kernel make threads until there is room for
- * none. */
-TEST_CASE("a user has no more than 256 threads that wait, and all that wait have their turn")
+/* All that a process's faults cost is its own, and has a limit. */
+TEST_CASE("a process has no more than 16 threads that wait, and all that wait have their turn")
 {
-	constexpr std::size_t most = 256, more = 20;
+	constexpr std::size_t most = 16, more = 20;
 	setup s;
 	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	const auto slow = slow_memory::make((most + more) * page_size());
@@ -626,82 +641,110 @@ TEST_CASE("a user has no more than 256 threads that wait, and all that wait have
 			      number(other.near().where.addr),
 			      other.all->rkey});
 		child_check(other.slow->faulted());
-		std::this_thread::sleep_for(300ms); /* the other one has no thread yet */
 		other.slow->answer(answer);
 		for (int i = 0; i < 2; i++)
 			child_check(other.link.wait().status == IBV_WC_SUCCESS);
 	});
-	/* Its thread has ended, and serves no other process. */
-	CHECK(happens([] { return waiting_threads() == static_cast<int>(most); }));
+	/* Its threads have ended, and serve no other process. */
+	CHECK(happens([] { return fault_threads() == static_cast<int>(most); }));
 	all.pop_back();		/* without a thread */
 	all.erase(all.begin()); /* with one, that has its turn for another */
 	slow->answer(answer);
 	for (std::size_t i = 0; i < 2 * all.size(); i++)
 		CHECK(all[i / 2]->wait().status == IBV_WC_SUCCESS);
 	CHECK(no_thread_waits());
+	/* Those that nothing needs have ended. */
+	CHECK(happens([] { return fault_threads() <= 4; }));
 }
 
-/* The thread itself keeps the address space; and beyond the 256 each of these has one. */
-TEST_CASE("a process that has ended has no thread that another one needs")
+TEST_CASE("threads that wait for pages count in the limits of their process")
 {
-	constexpr std::size_t most = 256;
-	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
-	const auto slow = slow_memory::make(most * page_size());
-	links all = that_wait(s, *slow, most);
-	std::vector<std::unique_ptr<owner>> owners;
-	links theirs;
-
-	CHECK(happens([] { return waiting_threads() == static_cast<int>(most); }));
-	for (int i = 0; i < 5; i++) { /* the first of which lives on */
-		owners.push_back(std::make_unique<owner>(s.on));
-		theirs.push_back(std::make_unique<loopback>(s.on));
-		post(theirs.back()->near_end(), {IBV_WR_RDMA_WRITE,
-						 {owners.back()->page()},
-						 number(s.near().where.addr),
-						 s.all->rkey});
-		REQUIRE(owners.back()->faulted());
-		if (i > 1)
-			CHECK(theirs[theirs.size() - 2]->wait().status == IBV_WC_LOC_PROT_ERR);
-		if (i > 0)
-			owners.back()->end();
-	}
-	CHECK(happens([] { return waiting_threads() == static_cast<int>(most) + 2; }));
-	CHECK_FALSE(theirs.front()->poll());
-	slow->answer(answer);
-	for (std::size_t i = 0; i < most; i++)
-		CHECK(all[i / 2]->wait().status == IBV_WC_SUCCESS);
-	theirs.clear();
-	CHECK(no_thread_waits());
+	constexpr std::size_t pages = 40;
+	constexpr rlim_t limit = 4; /* itself, and three */
+	setup probe;
+	SKIP_IF(!probe.works(), "no on-demand paging, or no userfaultfd");
+	probe.all.reset();
+	int ready[2], go[2];
+	REQUIRE(pipe(ready) == 0);
+	REQUIRE(pipe(go) == 0);
+	const pid_t child = child_that([&] {
+		const rlimit processes{limit, limit};
+		char c = 0;
+		setup s;
+		const auto slow = slow_memory::make(pages * page_size());
+		child_check(slow && !setrlimit(RLIMIT_NPROC, &processes) &&
+			    !setresuid(65534, 65534, 65534));
+		child_check(s.works());
+		const links all = that_wait(s, *slow, pages);
+		child_check(slow->faulted() && write(ready[1], "r", 1) == 1 &&
+			    read(go[0], &c, 1) == 1);
+		slow->answer(answer);
+		for (std::size_t i = 0; i < pages; i++)
+			child_check(all[i / 2]->wait().status == IBV_WC_SUCCESS);
+		return 0;
+	});
+	REQUIRE(child > 0);
+	char c = 0;
+	REQUIRE(read(ready[0], &c, 1) == 1);
+	CHECK(happens([&] { return waiting_threads() == static_cast<int>(limit) - 1; }));
+	std::this_thread::sleep_for(300ms);
+	CHECK(waiting_threads() == static_cast<int>(limit) - 1);
+	in_child([] {}); /* others may have processes */
+	REQUIRE(write(go[1], "g", 1) == 1);
+	int status = 0;
+	REQUIRE(waitpid(child, &status, 0) == child);
+	CHECK(status == 0);
+	CHECK(happens([] { return fault_threads() == 0; }));
+	for (const int fd : {ready[0], ready[1], go[0], go[1]})
+		close(fd);
 }
 
-/* Each of its threads keeps the address space. */
-TEST_CASE("a process that has ended has no threads for two pages, either")
+TEST_CASE("the threads for pages end with the last registration on demand")
 {
-	constexpr std::size_t most = 256;
 	setup s;
 	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
-	const auto slow = slow_memory::make(most * page_size());
+	owned<ibv_mr> second = register_all(s.on, all_rights);
+	const piece there{{s.slow->bytes().addr, 8}, second->lkey};
+
+	post(s.link.near_end(),
+	     {IBV_WR_RDMA_WRITE, {there}, number(s.near().where.addr), s.all->rkey});
+	REQUIRE(s.slow->faulted());
+	CHECK(waiting_threads() == 1);
+	s.all.reset();
+	CHECK(waiting_threads() == 1);
+	second.reset();
+	CHECK(happens([] { return fault_threads() == 0; }));
+	/* and begin anew with the next one */
+	const owned<ibv_mr> third = register_all(s.on, all_rights);
+	CHECK(fault_threads() == 1);
+}
+
+/* Others have its pages asked for, and its userfaultfd. */
+TEST_CASE("a process that is killed while its pages are waited for gives its memory back")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	const auto shared = [] {
+		std::ifstream file("/proc/meminfo");
+		for (std::string word; file >> word;)
+			if (word == "Shmem:" && file >> word)
+				return std::stoul(word) << 10;
+		return 0UL;
+	};
+	const auto before = shared();
 	owner ends(s.on);
 	links theirs;
 
-	for (int i = 0; i < 2; i++) {
+	for (std::size_t i = 0; i < 2; i++) {
 		theirs.push_back(std::make_unique<loopback>(s.on));
 		post(theirs.back()->near_end(),
 		     {IBV_WR_RDMA_WRITE, {ends.page(i)}, number(s.near().where.addr), s.all->rkey});
 	}
 	REQUIRE(happens([] { return waiting_threads() == 2; }));
-	links all = that_wait(s, *slow, most - 2);
-	REQUIRE(happens([] { return waiting_threads() == static_cast<int>(most); }));
+	REQUIRE(shared() > before + owner::mapped / 2);
 	ends.end();
-	post(s.link.near_end(),
-	     {IBV_WR_RDMA_WRITE, {s.far()}, number(s.near().where.addr), s.all->rkey});
+	CHECK(happens([&] { return shared() < before + owner::mapped / 2; }));
 	for (const auto &one : theirs)
 		CHECK(one->wait().status == IBV_WC_LOC_PROT_ERR);
-	slow->answer(answer);
-	s.slow->answer(answer);
-	for (std::size_t i = 0; i < most - 2; i++)
-		CHECK(all[i / 2]->wait().status == IBV_WC_SUCCESS);
-	CHECK(s.link.wait().status == IBV_WC_SUCCESS);
 	CHECK(no_thread_waits());
 }

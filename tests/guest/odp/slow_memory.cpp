@@ -82,18 +82,44 @@ void slow_memory::wake() const
 	ioctl(fd_, UFFDIO_WAKE, &woken);
 }
 
-int waiting_threads()
+namespace {
+
+/* Those that serve faults, of all processes, of which @counts(their folder in /proc) is true. */
+template <class F> int count_threads(F counts)
 {
 	int count = 0;
+	std::error_code gone;
 
 	for (const auto &process : std::filesystem::directory_iterator("/proc")) {
-		std::ifstream comm(process.path() / "comm");
-		std::string name;
+		if (!isdigit(process.path().filename().native().front()))
+			continue;
+		for (std::filesystem::directory_iterator task(process.path() / "task", gone), end;
+		     !gone && task != end; task.increment(gone)) {
+			std::ifstream comm(task->path() / "comm");
+			std::string name;
 
-		if (comm >> name && name == "rxe_odp")
-			count++;
+			if (comm >> name && name == "rxe_odp" && counts(task->path()))
+				count++;
+		}
 	}
 	return count;
+}
+
+} // namespace
+
+int fault_threads()
+{
+	return count_threads([](const auto &) { return true; });
+}
+
+int waiting_threads()
+{
+	return count_threads([](const auto &task) {
+		std::ifstream file(task / "wchan");
+		std::string where;
+
+		return !(file >> where) || where != "vhost_task_fn";
+	});
 }
 
 bool no_thread_waits()

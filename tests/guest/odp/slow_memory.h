@@ -39,10 +39,13 @@ private:
 	int fd_;
 };
 
-/* How many threads of the kernel wait for a page. */
+/* How many threads there are for pages, in all processes: they are threads of those. */
+int fault_threads();
+
+/* How many of them wait for a page. */
 int waiting_threads();
 
-/* Do all threads of the kernel that wait for a page end soon? */
+/* Do all that wait for a page end that soon? */
 bool no_thread_waits();
 
 } // namespace odp

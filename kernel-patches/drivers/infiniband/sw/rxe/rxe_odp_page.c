@@ -114,7 +114,7 @@ bool rxe_odp_page_is_file(struct folio *folio)
 
 /* May that page still be written there? */
 static bool rxe_odp_page_is_writable(struct mm_struct *mm, unsigned long addr,
-				struct page *page)
+				     struct page *page)
 {
 	struct page *now;
 
@@ -139,7 +139,7 @@ static bool rxe_odp_page_is_writable(struct mm_struct *mm, unsigned long addr,
  * Return: 0; -EBUSY, and the page is let go.
  */
 static int rxe_odp_page_lock_file(struct mm_struct *mm, unsigned long addr,
-			     struct page *page)
+				  struct page *page)
 {
 	struct folio *folio = page_folio(page);
 	int tries;
@@ -179,8 +179,8 @@ void rxe_odp_page_release(struct page *page, bool write)
  * Return: 0, and the page is held, to be let go by rxe_odp_page_release();
  * -EBUSY: it must be waited for; -EFAULT: no such access is possible there.
  */
-int rxe_odp_page_get(struct rxe_odp_mr *odp, unsigned long addr,
-			    bool write, struct page **page)
+int rxe_odp_page_get(struct rxe_odp_mr *odp, unsigned long addr, bool write,
+		     struct page **page)
 {
 	struct vm_area_struct *vma = vma_lookup(odp->pool->mm, addr);
 	unsigned int marks;

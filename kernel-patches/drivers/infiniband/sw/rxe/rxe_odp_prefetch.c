@@ -15,9 +15,10 @@
 #include "rxe_odp_page.h"
 
 /* The MR to prefetch, or an error; the reference is the caller's */
-static struct rxe_mr *rxe_odp_prefetch_find_mr(struct ib_pd *ibpd,
-				      enum ib_uverbs_advise_mr_advice advice,
-				      const struct ib_sge *sge)
+static struct rxe_mr *
+rxe_odp_prefetch_find_mr(struct ib_pd *ibpd,
+			 enum ib_uverbs_advise_mr_advice advice,
+			 const struct ib_sge *sge)
 {
 	struct rxe_mr *mr;
 	int err;
