@@ -579,6 +579,7 @@ TEST_CASE("threads that map and unmap hold up no transfer")
 	const memory near = anonymous(long_one);
 	const memory far = anonymous(long_one);
 	const memory count = anonymous(4096);
+	std::memset(count.registered().addr, 0, 8);
 	std::atomic<bool> stop = false;
 	std::vector<std::thread> threads;
 	ibv_wc_status written{}, read{}, added{};
