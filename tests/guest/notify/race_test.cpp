@@ -344,15 +344,38 @@ TEST_CASE("race: disarming beside an unmap")
 	CHECK(invalid > 0);
 }
 
-/* A thread that drops memory again and again, until it is destroyed. */
-static std::jthread dropping(range of)
-{
-	return std::jthread([of](const std::stop_token &stop) {
-		while (!stop.stop_requested())
-			if (madvise(of.addr, of.length, MADV_DONTNEED))
-				std::abort();
-	});
-}
+namespace {
+
+/* Huge pages, the last of which another thread drops again and again. */
+class dropped_beside {
+public:
+	explicit dropped_beside(memory pages) : pages_(std::move(pages)) {}
+
+	[[nodiscard]] const memory &pages() const { return pages_; }
+	[[nodiscard]] range first() const { return {pages_.registered().addr, huge_page_size()}; }
+
+	/* A registration of the first page, which is dropped and settled after it was armed. */
+	[[nodiscard]] auto settle_dropped(const device &on, word &w) const
+	{
+		*first().addr = std::byte{1};
+		auto mr = on.register_memory({first().addr, page_size()});
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		REQUIRE(madvise(first().addr, huge_page_size(), MADV_DONTNEED) == 0);
+		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+		return mr;
+	}
+
+private:
+	memory pages_;
+	std::jthread thread_{
+		[last = pages_.registered().end() - huge_page_size()](const std::stop_token &stop) {
+			while (!stop.stop_requested())
+				if (madvise(last, huge_page_size(), MADV_DONTNEED))
+					std::abort();
+		}};
+};
+
+} // namespace
 
 /*
  * Hugetlbfs takes a page out of a file without an event for a mapping that does not map the page
@@ -362,30 +385,23 @@ TEST_CASE("race: a hole in shared huge pages while another page is dropped")
 {
 	const device on;
 	const run_time time;
-	std::optional<memory> huge;
+	std::optional<dropped_beside> huge;
 	uint64_t intact = 0;
 	uint64_t stale = 0;
 
 	try {
-		huge = shared_hugetlb(4 * huge_page_size());
+		huge.emplace(shared_hugetlb(4 * huge_page_size()));
 	} catch (const unsupported &why) {
 		SKIP_IF(true, why.what());
 	}
-	const range first = {huge->registered().addr, huge_page_size()};
-	const range last = {huge->registered().end() - huge_page_size(), huge_page_size()};
-	const std::jthread beside = dropping(last);
 	while (time.goes_on(intact > 50)) {
 		word w;
+		const auto mr = huge->settle_dropped(on, w);
 
-		*first.addr = std::byte{1};
-		const auto mr = on.register_memory({first.addr, page_size()});
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-		REQUIRE(madvise(first.addr, first.length, MADV_DONTNEED) == 0);
-		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
 		if (w.value())
 			continue;
 		intact++;
-		punch(huge->fd(), first, huge->registered());
+		punch(huge->pages().fd(), huge->first(), huge->pages().registered());
 		stale += !w.value();
 	}
 	INFO(intact << " times intact");
@@ -398,26 +414,19 @@ TEST_CASE("race: private huge pages are dropped while another is settled")
 {
 	const device on;
 	const run_time time;
-	std::optional<memory> huge;
+	std::optional<dropped_beside> huge;
 	uint64_t dropped = 0;
 	uint64_t missed = 0;
 
 	try {
-		huge = private_hugetlb(4 * huge_page_size());
+		huge.emplace(private_hugetlb(4 * huge_page_size()));
 	} catch (const unsupported &why) {
 		SKIP_IF(true, why.what());
 	}
-	const range first = {huge->registered().addr, huge_page_size()};
-	const range last = {huge->registered().end() - huge_page_size(), huge_page_size()};
-	const std::jthread beside = dropping(last);
 	while (time.goes_on(dropped > 200)) {
 		word w;
+		const auto mr = huge->settle_dropped(on, w);
 
-		*first.addr = std::byte{1};
-		const auto mr = on.register_memory({first.addr, page_size()});
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-		REQUIRE(madvise(first.addr, first.length, MADV_DONTNEED) == 0);
-		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
 		dropped++;
 		missed += !(w.value() & IBV_MR_NOTIFY_INVALID);
 	}
