@@ -318,6 +318,7 @@ public:
 
 		if (below(4) == 0)
 			drop();
+		reads_.clear();
 		while (all.size() < at_a_time)
 			all.push_back(start(local_.registered().addr + all.size() * most));
 		for (const expected &one : all) {
@@ -379,6 +380,20 @@ private:
 		std::memset(model_.data() + at, 0, bytes);
 	}
 
+	/*
+	 * A read that lost its answer is executed again, and finds the bytes of later transfers
+	 * there, unless these have waited for it (IBV_SEND_FENCE).
+	 */
+	unsigned int fence(std::size_t at, std::size_t size) const
+	{
+		const bool overlaps =
+			std::any_of(reads_.begin(), reads_.end(), [&](const auto &of) {
+				return at < of.first + of.second && of.first < at + size;
+			});
+
+		return overlaps ? IBV_SEND_FENCE : 0;
+	}
+
 	expected start(std::byte *local)
 	{
 		const std::size_t size = 1 + below(below(4) ? most : 64);
@@ -392,8 +407,10 @@ private:
 		const auto model = model_.begin() + static_cast<std::ptrdiff_t>(at);
 		if (kind < 4)
 			std::copy_n(local, size, model);
+		else
+			reads_.emplace_back(at, size);
 		link_.post(kind < 4 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, mr_.get(),
-			   {local, size}, to_, at);
+			   {local, size}, to_, at, kind < 4 ? fence(at, size) : 0);
 		return {local, {model, model + static_cast<std::ptrdiff_t>(size)}};
 	}
 
@@ -408,7 +425,8 @@ private:
 		std::memcpy(&value, &*model, 8);
 		value += added;
 		std::memcpy(&*model, &value, 8);
-		link_.post(IBV_WR_ATOMIC_FETCH_AND_ADD, mr_.get(), {local, 8}, to_, at, added);
+		link_.post(IBV_WR_ATOMIC_FETCH_AND_ADD, mr_.get(), {local, 8}, to_, at,
+			   fence(at, 8), added);
 		return one;
 	}
 
@@ -419,6 +437,7 @@ private:
 	memory local_;
 	owned<ibv_mr> mr_;
 	connection link_;
+	std::vector<std::pair<std::size_t, std::size_t>> reads_; /* under way: at, size */
 	uint64_t bytes_ = 0;
 	uint64_t wrong_ = 0;
 };

@@ -33,7 +33,7 @@ connection::connection(const device &on, remote &owner, const patience &waits)
 }
 
 void connection::post(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const target &to,
-		      std::size_t offset, uint64_t added)
+		      std::size_t offset, unsigned int flags, uint64_t added)
 {
 	ibv_sge sge{reinterpret_cast<uintptr_t>(local.addr), static_cast<uint32_t>(local.length),
 		    mr->lkey};
@@ -43,7 +43,7 @@ void connection::post(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const
 	wr.sg_list = &sge;
 	wr.num_sge = 1;
 	wr.opcode = opcode;
-	wr.send_flags = IBV_SEND_SIGNALED;
+	wr.send_flags = IBV_SEND_SIGNALED | flags;
 	if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
 		wr.wr.atomic.remote_addr = to.addr + offset;
 		wr.wr.atomic.rkey = to.rkey;

@@ -26,8 +26,9 @@ public:
 	/* The first packet's number is so that they begin again at 0 soon. */
 	connection(const mr_notify::device &on, remote &owner, const mr_notify::patience &waits);
 
+	/* Flags: beside IBV_SEND_SIGNALED. */
 	void post(ibv_wr_opcode opcode, const ibv_mr *mr, mr_notify::range local, const target &to,
-		  std::size_t offset, uint64_t added = 0);
+		  std::size_t offset, unsigned int flags = 0, uint64_t added = 0);
 	/* Waits; throws if none comes: the queue pair hangs. */
 	ibv_wc wait();
 
