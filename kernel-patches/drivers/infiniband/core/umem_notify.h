@@ -64,6 +64,7 @@ struct umem_notify_doubt {
 struct umem_notify_question {
 	struct umem_notify_doubt doubt;
 	enum umem_notify_asker asker;
+	unsigned long until; /* a system call waits for a lock until then, in jiffies */
 	/* A device may keep the CPU off pages that are still there. */
 	bool exclusive;
 	/* Set when a worker is to stop soon. */

@@ -116,8 +116,6 @@
  * mappings that are faulted in and never looked up, as they can't be pinned.
  */
 #define MOST_FAULTS 8
-/* How long a system call waits for the locks of an inode. */
-#define INODE_PATIENCE HZ
 
 /* A run of absent pages of one shared mapping. */
 struct absent_run {
@@ -213,17 +211,15 @@ static void absent_run_collect(struct absent_run *run, struct mm_struct *mm,
  * without end.
  */
 static enum umem_notify_verdict lock_inode(struct address_space *mapping,
-					   enum umem_notify_asker asker)
+					   const struct umem_notify_question *what)
 {
-	unsigned long patience = jiffies + INODE_PATIENCE;
-
 	for (;;) {
 		if (inode_trylock_shared(mapping->host)) {
 			if (filemap_invalidate_trylock_shared(mapping))
 				return UMEM_NOTIFY_INTACT;
 			inode_unlock_shared(mapping->host);
 		}
-		if (asker != UMEM_NOTIFY_USER || time_after(jiffies, patience))
+		if (what->asker != UMEM_NOTIFY_USER || time_after(jiffies, what->until))
 			return UMEM_NOTIFY_BUSY;
 		if (fatal_signal_pending(current))
 			return UMEM_NOTIFY_INTERRUPTED;
@@ -234,13 +230,13 @@ static enum umem_notify_verdict lock_inode(struct address_space *mapping,
 /* Moves @iter over the pages that are intact. */
 static enum umem_notify_verdict absent_run_check(const struct absent_run *run,
 						 struct pinned_iter *iter,
-						 enum umem_notify_asker asker)
+						 const struct umem_notify_question *what)
 {
 	struct address_space *mapping = run->file->f_mapping;
 	enum umem_notify_verdict ret;
 	pgoff_t pgoff = run->pgoff;
 
-	ret = lock_inode(mapping, asker);
+	ret = lock_inode(mapping, what);
 	if (ret)
 		return ret;
 
@@ -264,12 +260,13 @@ static enum umem_notify_verdict absent_run_check(const struct absent_run *run,
 
 /* The same by the worker, which can't tell of hugetlb pages that are the file's. */
 static enum umem_notify_verdict absent_run_ask(struct absent_run *run,
-					       struct pinned_iter *iter)
+					       struct pinned_iter *iter,
+					       const struct umem_notify_question *what)
 {
 	struct pinned_iter before = *iter;
 	enum umem_notify_verdict ret;
 
-	ret = absent_run_check(run, iter, UMEM_NOTIFY_WORKER);
+	ret = absent_run_check(run, iter, what);
 	if (!ret && is_file_hugepages(run->file)) {
 		*iter = before;
 		ret = UMEM_NOTIFY_UNKNOWN;
@@ -451,7 +448,7 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 					get_file(run->file);
 					return UMEM_NOTIFY_INTACT;
 				}
-				ret = absent_run_ask(run, iter);
+				ret = absent_run_ask(run, iter, what);
 				if (ret)
 					return ret;
 				continue;
@@ -502,12 +499,12 @@ check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
 		if (run.file) {
 			struct pinned_iter again = iter;
 
-			ret = absent_run_check(&run, &iter, what->asker);
+			ret = absent_run_check(&run, &iter, what);
 			if (!ret && is_file_hugepages(run.file)) {
 				iter = again;
 				ret = map_run(mm, &run, what->asker);
 				if (!ret)
-					ret = absent_run_check(&run, &iter, what->asker);
+					ret = absent_run_check(&run, &iter, what);
 			}
 			fput(run.file);
 		}

@@ -29,7 +29,7 @@
 
 /* Passes after which a call leaves the rest to the next one. */
 #define MOST_ROUNDS 8
-/* How long a settle waits for events that are under way. */
+/* How long a settle waits: for events that are under way, and for the locks of files. */
 #define SETTLE_PATIENCE HZ
 
 /* 64 chunks, as small as they can be */
@@ -265,7 +265,7 @@ static int take_doubt(struct ib_umem_notify *n,
 
 /* The same, and waits for the events if the asker does. */
 static int wait_for_doubt(struct ib_umem_notify *n,
-			  struct umem_notify_question *what, unsigned long until)
+			  struct umem_notify_question *what)
 {
 	int ret;
 
@@ -275,7 +275,7 @@ static int wait_for_doubt(struct ib_umem_notify *n,
 			return ret;
 		ret = umem_notify_space_wait(umem_notify_space(n),
 					     doubt_start(n, &what->doubt),
-					     doubt_last(n, &what->doubt), until);
+					     doubt_last(n, &what->doubt), what->until);
 		if (ret)
 			return ret;
 	}
@@ -321,8 +321,11 @@ unlock:
  */
 static int look(struct ib_umem_notify *n, enum umem_notify_asker asker)
 {
-	struct umem_notify_question what = { .asker = asker, .hurry = &n->hurry };
-	unsigned long until = jiffies + SETTLE_PATIENCE;
+	struct umem_notify_question what = {
+		.asker = asker,
+		.until = jiffies + SETTLE_PATIENCE,
+		.hurry = &n->hurry,
+	};
 	unsigned int shift = shift_of(n);
 	enum umem_notify_verdict verdict;
 	unsigned int round;
@@ -332,7 +335,7 @@ static int look(struct ib_umem_notify *n, enum umem_notify_asker asker)
 	lockdep_assert_held(&n->mutex);
 
 	for (round = 0; round < MOST_ROUNDS; round++) {
-		ret = wait_for_doubt(n, &what, until);
+		ret = wait_for_doubt(n, &what);
 		if (ret <= 0)
 			return ret;
 		looked += doubt_size(&what.doubt, shift);
