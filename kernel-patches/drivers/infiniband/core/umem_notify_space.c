@@ -70,6 +70,7 @@
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/threads.h>
+#include <linux/wait_bit.h>
 
 #include "umem_notify_tracker.h"
 
@@ -81,6 +82,8 @@
 /* Found under RCU, changed under the lock */
 static DEFINE_HASHTABLE(umem_notify_spaces, 8);
 static DEFINE_SPINLOCK(umem_notify_spaces_lock);
+/* Spaces, found or not, whose callbacks may come */
+static atomic_t umem_notify_nr_spaces;
 
 /* One that covers as many blocks as there are counters has one for itself. */
 static void space_count(struct umem_notify_counts *counts,
@@ -386,6 +389,7 @@ static struct mmu_notifier *umem_notify_alloc_space(struct mm_struct *mm)
 	space->frames = RB_ROOT;
 	INIT_LIST_HEAD(&space->queues);
 	init_waitqueue_head(&space->ended);
+	atomic_inc(&umem_notify_nr_spaces);
 	return &space->mn;
 }
 
@@ -394,6 +398,8 @@ static void umem_notify_free_space(struct mmu_notifier *mn)
 	struct umem_notify_space *space = space_of(mn);
 
 	kfree_rcu(space, rcu);
+	if (atomic_dec_and_test(&umem_notify_nr_spaces))
+		wake_up_var(&umem_notify_nr_spaces);
 }
 
 static const struct mmu_notifier_ops umem_notify_space_ops = {
@@ -513,7 +519,13 @@ void umem_notify_space_leave(struct umem_notify_space *space)
 		umem_notify_space_put(space);
 }
 
-/* ib_uverbs is unloaded; the processes that have used it may go on. */
+/*
+ * ib_uverbs is unloaded; the processes that have used it may go on.
+ *
+ * mmu_notifier_synchronize() waits for a grace period of SRCU, but SRCU calls
+ * umem_notify_free_space() after that, with bottom halves off. So the spaces are
+ * counted, and the last call has returned after a grace period of RCU.
+ */
 void umem_notify_space_exit(void)
 {
 	struct umem_notify_space *space;
@@ -531,5 +543,6 @@ void umem_notify_space_exit(void)
 		umem_notify_space_leave(space);
 		umem_notify_space_put(space);
 	}
-	mmu_notifier_synchronize();
+	wait_var_event(&umem_notify_nr_spaces, !atomic_read(&umem_notify_nr_spaces));
+	synchronize_rcu();
 }
