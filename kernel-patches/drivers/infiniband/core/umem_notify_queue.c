@@ -64,7 +64,8 @@
  * it: the event's caller goes on, as an unmap frees pages.
  */
 #define UNMAP_DELAY max(HZ / 100, 2)
-/* The longest idle time */
+/* The idle time: a shorter one would keep a worker busy for nothing */
+#define LEAST_IDLE_MS 20
 #define MOST_IDLE_MS (1000 * MSEC_PER_SEC)
 
 static void umem_notify_queue_wake_at(struct umem_notify_queue *q, unsigned long when)
@@ -205,7 +206,8 @@ void umem_notify_queue_idle(struct ib_umem_notify *n)
  */
 void umem_notify_queue_time(struct ib_umem_notify *n, u32 idle_ms)
 {
-	WRITE_ONCE(n->queue->idle, msecs_to_jiffies(min_t(u32, idle_ms, MOST_IDLE_MS)));
+	WRITE_ONCE(n->queue->idle, msecs_to_jiffies(clamp_t(u32, idle_ms, LEAST_IDLE_MS,
+							    MOST_IDLE_MS)));
 	n->timed = true;
 	umem_notify_queue_idle(n);
 }

@@ -49,8 +49,9 @@ enum uverbs_attrs_mr_notify_reg_ids {
 	/*
 	 * u32, optional, with IB_UVERBS_MR_NOTIFY_ARM_RECLAIM, else EINVAL: when the
 	 * registration has not been in use for so many milliseconds, up to twice as many,
-	 * the kernel takes its pages back by itself. 0: it does not. More than 1000 s
-	 * are taken for that. One process and device have one value: the last.
+	 * the kernel takes its pages back by itself. 0: it does not. Less than 20 ms and
+	 * more than 1000 s are taken for these. One process and device have one value: the
+	 * last.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS = 7,
 };
