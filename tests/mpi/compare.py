@@ -6,7 +6,8 @@ Each row is a job of stale_messages.cpp with other settings; RDMAV_MR_CACHE is s
 other: to "remote", as MPI registers with remote rights. The checks: a cache that intercepts libc
 lets stale bytes through (or this test could not see any), ours does not, and saves registrations.
 With --consumers also the libfabric and UCX of buildlib/consumers, whose caches ask the kernel's
-word: they intercept nothing. Called by tests/mpi/run, and by tests/run.
+word: they intercept nothing. With --nodes each of the two processes is on a node of its own
+(tests/lab/run --nodes 2). Called by tests/mpi/run, and by tests/run.
 """
 import argparse
 import json
@@ -22,15 +23,23 @@ import ucx
 BUILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/tests/mpi")
 LIMIT = 600     # seconds a job: it hangs; none takes 12 on an idle machine
 
-OPENMPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2",
-           "--mca", "btl", "self"]
+OPENMPI = ["mpirun.openmpi", "--allow-run-as-root", "--mca", "btl", "self"]
 OVER = {
     "Open MPI, libfabric": [*OPENMPI, "--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca",
-                            "mtl_ofi_provider_include", "verbs;ofi_rxm", f"{BUILD}/stale_openmpi"],
-    "Open MPI, UCX": [*OPENMPI, "--mca", "pml", "ucx", f"{BUILD}/stale_openmpi"],
-    "MPICH, UCX": ["mpiexec.mpich", "-np", "2", f"{BUILD}/stale_mpich"],
+                            "mtl_ofi_provider_include", "verbs;ofi_rxm"],
+    "Open MPI, UCX": [*OPENMPI, "--mca", "pml", "ucx"],
+    "MPICH, UCX": ["mpiexec.mpich"],
 }
-# The queues of soft-RoCE are small. Both processes are on one machine, but may not use its memory.
+PROGRAM = {"mpirun.openmpi": f"{BUILD}/stale_openmpi", "mpiexec.mpich": f"{BUILD}/stale_mpich"}
+ON_ONE_NODE = {"mpirun.openmpi": ["--oversubscribe"], "mpiexec.mpich": []}
+# They start each other, and talk of it, over the wire that loses nothing.
+ON_TWO_NODES = {
+    "mpirun.openmpi": ["-H", "node1,node2", "--mca", "plm_rsh_agent", "lab-rsh",
+                       "--mca", "oob_tcp_if_include", "eth2"],
+    "mpiexec.mpich": ["-hosts", "node1,node2", "-launcher", "rsh", "-launcher-exec", "lab-rsh",
+                      "-iface", "eth2"],
+}
+# The queues of soft-RoCE are small. Processes on one machine may not use its memory for messages.
 # UCX drops messages of soft-RoCE for a UD queue pair unless it is told not to compare the
 # destination address, and then reports "UD endpoint ... unhandled timeout error". UCX 1.18 knows
 # soft-RoCE, so it copies and registers nothing, unless told to read from the peer's memory.
@@ -71,15 +80,17 @@ class Row:
         """For the checks."""
         return f"{self.over}: {self.kept_by}"
 
-    def run(self):
+    def run(self, where):
         """Fill in the results; False if the job failed, with its output printed."""
+        launcher, *options = OVER[self.over]
+        command = [launcher, *where[launcher], "-np", "2", *options, PROGRAM[launcher]]
         env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
         env.update(ALWAYS, **self.environment)
         env["LD_LIBRARY_PATH"] = ":".join(filter(None, (self.libraries,
                                                         os.environ.get("LD_LIBRARY_PATH"))))
         try:
             done = subprocess.run(
-                OVER[self.over], env=env, text=True, check=False,
+                command, env=env, text=True, check=False,
                 stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT)
         except subprocess.TimeoutExpired as late:
             print(f"{self.name}: not done after {LIMIT} s\n{late.stdout}\n{late.stderr}")
@@ -178,6 +189,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--consumers", action="store_true",
                         help="those of buildlib/consumers, which it must have built")
+    parser.add_argument("--nodes", action="store_true", help="a process on each of two nodes")
     parser.add_argument("name", nargs="*", help="rows with that in their name")
     args = parser.parse_args()
     chosen = [row for row in (OF_CONSUMERS if args.consumers else ROWS)
@@ -192,7 +204,7 @@ def main():
     good = True
     like = defaultdict(dict)    # of each MPI and kind the last row
     for row in chosen:
-        if row.run():
+        if row.run(ON_TWO_NODES if args.nodes else ON_ONE_NODE):
             row.show()
             like[row.over][row.kind] = row
     for row in chosen:
