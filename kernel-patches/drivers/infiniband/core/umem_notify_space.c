@@ -235,7 +235,7 @@ space_break(struct umem_notify_space *space, struct rb_root_cached *tree,
 	 * Each thread of the process may be here, at the same node. If the count of them
 	 * came round to 0, the end of the tracker would free it under them.
 	 */
-	static_assert(type_max(typeof(node->walkers)) >= PID_MAX_LIMIT);
+	static_assert(1ULL << BITS_PER_TYPE(node->walkers) > PID_MAX_LIMIT);
 	node->walkers++;
 	spin_unlock(&space->lock);
 	if (blockable)
