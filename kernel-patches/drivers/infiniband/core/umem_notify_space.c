@@ -522,9 +522,23 @@ void umem_notify_space_leave(struct umem_notify_space *space)
 /*
  * ib_uverbs is unloaded; the processes that have used it may go on.
  *
- * mmu_notifier_synchronize() waits for a grace period of SRCU, but SRCU calls
- * umem_notify_free_space() after that, with bottom halves off. So the spaces are
- * counted, and the last call has returned after a grace period of RCU.
+ * mmu_notifier_synchronize() waits for a grace period of SRCU, and not for the calls
+ * that SRCU makes after it:
+ *
+ *   unloading                             SRCU
+ *   puts the last space
+ *                                         the grace period ends
+ *   mmu_notifier_synchronize() returns
+ *   the module is freed
+ *                                         umem_notify_free_space() [freed code]
+ *
+ * So the spaces are counted. SRCU calls with bottom halves off, so the call that makes
+ * the count 0 has returned after a grace period of RCU:
+ *
+ *                                         umem_notify_free_space(): the count is 0
+ *   the count is 0; synchronize_rcu(): waits
+ *                                         returns; bottom halves on
+ *   the module is freed
  */
 void umem_notify_space_exit(void)
 {
