@@ -255,12 +255,15 @@ class Nodes(Guests):
             "ibv_rc_pingpong -d rxe0 -g 1 -n 100 10.1.2.2; wait $!; cat there; "
             "lab-on 2 rping -s -a 10.1.1.2 -C 10 >/dev/null & heard 7174; "
             "rping -c -v -a 10.1.1.2 -C 10 | grep 'ping data'; "
+            "tc qdisc show dev eth0; lab-on 2 tc qdisc show dev eth1; "
+            "lab-node 2 wire delay 1ms loss 2% reorder 10%; "
             "tc qdisc show dev eth0; lab-on 2 tc qdisc show dev eth1",
             "--wire", "delay 1ms reorder 10%")
         self.assertEqual(status, 0, err)
         self.assertEqual(out.count("100 iters in"), 2, out)
         self.assertEqual(out.count("ping data"), 10, out)
         self.assertEqual(out.count("delay 1ms reorder 10%"), 2, out)
+        self.assertEqual(out.count("delay 1ms loss 2% reorder 10%"), 2, out)
 
     def test_wire_is_cut(self):
         """Both ways, until it is mended; commands go on."""
