@@ -7,6 +7,7 @@ import io
 import importlib.util
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -221,7 +222,7 @@ class Schedule(unittest.TestCase):
 class Whole(unittest.TestCase):
     """A run of lanes of the test's own, on the host."""
 
-    def run_lanes(self, builds, *lane_rows, repeat=1):
+    def run_lanes(self, builds, *lane_rows, repeat=1, late=None):
         """The printed lines, and the count."""
         rows = {f"lane{number}": row for number, row in enumerate(lane_rows)}
         printed = io.StringIO()
@@ -229,7 +230,7 @@ class Whole(unittest.TestCase):
                 mock.patch.object(lanes, "BUILDS", builds), \
                 mock.patch.object(runner, "RESULTS", folder), \
                 screen.Screen(printed) as display:
-            run = runner.Run(rows, repeat, display)
+            run = runner.Run(rows, repeat, late, display)
             schedule.run(run.tasks(), 2)
             run.repeat_paced()
             run.report()
@@ -274,13 +275,16 @@ class Whole(unittest.TestCase):
             {}, lanes.Lane([lanes.replace(step, command="echo skip one: nothing works")]))
         self.assertEqual(str(count), "0 passed, 1 failed, 1 skipped")
 
-    def run_guest(self, *said, status=0):
+    def run_guest(self, *said, status=0, late=None):
         """A guest whose step says the first text; the commands after it say the next ones."""
         texts = [f"{output.MARK} 0 begins\n{said[0]}{output.MARK} 0 ended 1\n", *said[1:]]
         commands = []
 
         def command(_run, _name, text, feed, streams=False, **_):
             commands.append(text)
+            if streams:
+                with open(shlex.split(text)[-1], encoding="utf-8") as script:
+                    commands.append(script.readline())
             for line in texts.pop(0).splitlines(True):
                 feed("out", line)
                 if line.startswith(output.MARK):
@@ -288,26 +292,34 @@ class Whole(unittest.TestCase):
             return status if streams else 0
         step, = lanes.guest_programs("contract")
         with mock.patch.object(runner.Run, "command", command):
-            printed, count = self.run_lanes({}, lanes.Lane([step], guest="--kernel um"))
-        return printed, str(count), commands[1:]
+            printed, count = self.run_lanes({}, lanes.Lane([step], guest="--kernel um"), late=late)
+        return printed, str(count), commands[2:], commands[1]
 
     def test_a_case_at_the_kernels_pace_is_repeated_once(self):
         failed = "pace one\nnot ok one\nok two\n"
-        printed, count, more = self.run_guest(failed, "ok one\n")
+        printed, count, more, _ = self.run_guest(failed, "ok one\n")
         self.assertEqual(count, "3 passed, 0 failed, 0 skipped")    # the kernel's silence is one
         self.assertEqual(more, ["tests/lab/run --kernel um -- build/tests/guest_contract one "
                                 "-r lines"])
         self.assertIn("unsteady: lane0: contract: one", printed)
-        printed, count, more = self.run_guest(failed, failed)
+        printed, count, more, _ = self.run_guest(failed, failed)
         self.assertEqual((count, len(more)), ("2 passed, 1 failed, 0 skipped", 1))
         self.assertIn("FAILED: lane0: contract: one", printed)
 
     def test_nothing_else_is_repeated(self):
-        self.assertEqual(self.run_guest("not ok one\nok two\n")[1:],
+        self.assertEqual(self.run_guest("not ok one\nok two\n")[1:3],
                          ("2 passed, 1 failed, 0 skipped", []))
         # A kernel that complains, or a guest that dies.
-        self.assertEqual(self.run_guest("pace one\nnot ok one\nok two\n", status=99)[1:],
+        self.assertEqual(self.run_guest("pace one\nnot ok one\nok two\n", status=99)[1:3],
                          ("1 passed, 2 failed, 0 skipped", []))
+
+    def test_a_late_machine(self):
+        """Preloaded to each program of the guest, and to the command that shows a failure again."""
+        slow = f"RUN_SLOW=calls LD_PRELOAD={lanes.REPO}/build/tests/libslow_machine.so"
+        printed, _, _, script = self.run_guest("not ok one\n", late="calls")
+        self.assertEqual(script, f"export {slow}\n")
+        self.assertTrue(any(f" -- env {slow} build/tests/guest_contract one" in line
+                            for line in printed))
 
     def run_for(self, command):
         """The count of a step that says nothing for 5 s, or is longer and does; its seconds."""

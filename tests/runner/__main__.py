@@ -28,6 +28,7 @@ import schedule
 import screen
 
 RESULTS = os.path.join(lanes.REPO, "build", "results")
+SLOW_MACHINE = os.path.join(lanes.REPO, "build", "tests", "libslow_machine.so")
 LIMIT = 4 * 3600    # seconds for all steps of a guest, on a slow machine
 SILENCE = 3600      # seconds without a line of a step, which has hung then
 GRACE = 30          # seconds that it gets to end its processes
@@ -51,11 +52,12 @@ def jobs():
 
 
 class Run:
-    """One call of tests/run; `chosen` are lanes by their names."""
+    """One call of tests/run; `chosen` are lanes by their names, `late` is a value of RUN_SLOW."""
 
-    def __init__(self, chosen, repeat, display):
+    def __init__(self, chosen, repeat, late, display):
         self.chosen = chosen
         self.repeat = repeat
+        self.late = late and f"RUN_SLOW={late} LD_PRELOAD={SLOW_MACHINE}"
         self.screen = display
         self.lock = threading.Lock()
         self.count = results.Count()
@@ -193,9 +195,11 @@ class Run:
     def guest(self, lane, folder, row):
         """The steps of a guest; a kernel that complains is a failed test of its own."""
         with open(os.path.join(folder, "steps.sh"), "w", encoding="utf-8") as text:
+            text.write(f"export {self.late}\n" if self.late else "")
             text.write(output.script([step.command for step in row.steps]))
         on = f"tests/lab/on {row.on} " if row.on else ""
-        where = f"{on and on + '-- '}tests/lab/run {row.guest} -- "
+        where = f"{on and on + '-- '}tests/lab/run {row.guest} -- " + (
+            f"env {self.late} " if self.late else "")
         ended, paced = set(), []
 
         def begin(number):
@@ -360,6 +364,9 @@ def arguments():
                         help="do so many things at once (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=1, metavar="N",
                         help="run each lane so often, to find tests that fail now and then")
+    parser.add_argument("--late", metavar="PART",
+                        choices=("child", "parent", "thread", "creator", "calls"),
+                        help="preload libslow_machine.so to the guests' programs: %(choices)s")
     args = parser.parse_args()
     for name in args.lanes:
         if name not in names:
@@ -394,7 +401,7 @@ def main():
             print(results.failure("tests/run"))
             return 1
         with screen.Screen() as display:
-            run = Run(args.lanes, args.repeat, display)
+            run = Run(args.lanes, args.repeat, args.late, display)
             try:
                 schedule.run(run.tasks(), args.jobs)
                 run.repeat_paced()
