@@ -45,10 +45,14 @@ void sometimes_wait()
 		std::this_thread::sleep_for(std::chrono::milliseconds(random() % 200));
 }
 
-template <class F, class... Args> auto next(const char *name, F *, Args... args)
+/*
+ * Looked up once: a program may exit() in a signal handler, for which the loader's lock is dead
+ * if the signal came while dlsym() was taking it.
+ */
+template <auto Ours, class... Args> auto next(const char *name, Args... args)
 {
 	const int before = errno;
-	auto *const function = reinterpret_cast<F *>(dlsym(RTLD_NEXT, name));
+	static const auto function = reinterpret_cast<decltype(Ours)>(dlsym(RTLD_NEXT, name));
 
 	sometimes_wait();
 	errno = before;
@@ -78,7 +82,7 @@ extern "C" {
 
 pid_t fork()
 {
-	const pid_t pid = next("fork", fork);
+	const pid_t pid = next<&fork>("fork");
 
 	wait_if_late(pid ? "parent" : "child");
 	return pid;
@@ -88,8 +92,8 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*functi
 		   void *argument)
 {
 	auto what = std::make_unique<start>(function, argument);
-	const int error = next("pthread_create", pthread_create, thread, attr, run,
-			       static_cast<void *>(what.get()));
+	const int error = next<&pthread_create>("pthread_create", thread, attr, run,
+						static_cast<void *>(what.get()));
 
 	if (!error)
 		what.release();
@@ -103,36 +107,36 @@ int ioctl(int fd, unsigned long request, ...)
 	va_start(list, request);
 	void *const argument = va_arg(list, void *);
 	va_end(list);
-	return next("ioctl", ioctl, fd, request, argument);
+	return next<&ioctl>("ioctl", fd, request, argument);
 }
 
 int munmap(void *addr, size_t length)
 {
-	return next("munmap", munmap, addr, length);
+	return next<&munmap>("munmap", addr, length);
 }
 
 int madvise(void *addr, size_t length, int advice)
 {
-	return next("madvise", madvise, addr, length, advice);
+	return next<&madvise>("madvise", addr, length, advice);
 }
 
 int mprotect(void *addr, size_t length, int protection)
 {
-	return next("mprotect", mprotect, addr, length, protection);
+	return next<&mprotect>("mprotect", addr, length, protection);
 }
 
 pid_t waitpid(pid_t pid, int *status, int options)
 {
-	return next("waitpid", waitpid, pid, status, options);
+	return next<&waitpid>("waitpid", pid, status, options);
 }
 
 ssize_t pwrite(int fd, const void *bytes, size_t length, off_t offset)
 {
-	return next("pwrite", pwrite, fd, bytes, length, offset);
+	return next<&pwrite>("pwrite", fd, bytes, length, offset);
 }
 
 int usleep(useconds_t us)
 {
-	return next("usleep", usleep, us);
+	return next<&usleep>("usleep", us);
 }
 }
