@@ -135,8 +135,8 @@ class HookRules(unittest.TestCase):
                           if path.startswith(FIXES)])
         for (number, commit), text in zip(rows, (text for path, text in self.texts.items()
                                                  if path.startswith(FIXES))):
-            named = re.search(r'(?m)^Fixes: ([0-9a-f]{12}) \(".+"\)$', text)
-            self.assertEqual(commit, named.group(1) if named else "not determined", number)
+            named = re.findall(r'(?m)^Fixes: ([0-9a-f]{12}) \(".+"\)$', text)
+            self.assertEqual(commit, ", ".join(named) or "not determined", number)
 
 
 if __name__ == "__main__":
