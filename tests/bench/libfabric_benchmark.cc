@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * libfabric's registration cache, as an application meets it: fi_mr_reg + fi_close on its verbs
- * provider. FI_MR_CACHE_MONITOR chooses memhooks or userfaultfd.
+ * provider. FI_MR_CACHE_MONITOR chooses memhooks or userfaultfd. And its costs while it is idle,
+ * see idle.h.
  */
 #include <benchmark/benchmark.h>
 #include <rdma/fi_domain.h>
@@ -9,6 +10,7 @@
 
 #include <sys/mman.h>
 
+#include "idle.h"
 #include "libfabric.h"
 #include "shuffled.h"
 
@@ -28,25 +30,29 @@ fid_domain *open_domain()
 	return domain;
 }
 
-void libfabric(benchmark::State &state)
+void use(std::byte *addr, std::size_t length)
 {
 	static fid_domain *domain = open_domain();
+	fid_mr *mr = nullptr;
+
+	check(fi_mr_reg(domain, addr, length, FI_WRITE | FI_REMOTE_WRITE, 0, 0, 0, &mr, nullptr),
+	      "fi_mr_reg");
+	fi_close(&mr->fid);
+}
+
+void libfabric(benchmark::State &state)
+{
 	const auto count = static_cast<std::size_t>(state.range(0));
 	auto *base =
 		static_cast<std::byte *>(mmap(nullptr, apart * count, PROT_READ | PROT_WRITE,
 					      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0));
 
-	use_shuffled(state, base, apart, [](std::byte *addr) {
-		fid_mr *mr = nullptr;
-		check(fi_mr_reg(domain, addr, apart, FI_WRITE | FI_REMOTE_WRITE, 0, 0, 0, &mr,
-				nullptr),
-		      "fi_mr_reg");
-		fi_close(&mr->fid);
-	});
+	use_shuffled(state, base, apart, [](std::byte *addr) { use(addr, apart); });
 	munmap(base, apart * count);
 }
 
 BENCHMARK(libfabric)->Arg(1)->Arg(1000);
+[[maybe_unused]] const bool has_idle = (idle::add(use), true);
 
 } // namespace
 

@@ -2,7 +2,7 @@
 /*
  * UCX's registration cache as a transport's user meets it: uct_md_mem_reg + uct_md_mem_dereg on the
  * memory domain of rxe0. UCX_RCACHE_NOTIFY chooses, where the library knows it, how it learns of
- * changes of memory.
+ * changes of memory. And its costs while it is idle, see idle.h.
  */
 #include <benchmark/benchmark.h>
 #include <uct/api/uct.h>
@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "idle.h"
 #include "shuffled.h"
 
 namespace {
@@ -59,25 +60,28 @@ uct_md_h find_md()
 	std::exit(1);
 }
 
-void ucx_md(benchmark::State &state)
+void use(std::byte *addr, std::size_t bytes)
 {
 	static uct_md_h md = find_md();
+	uct_mem_h memh = nullptr;
+
+	check(uct_md_mem_reg(md, addr, bytes, UCT_MD_MEM_ACCESS_ALL, &memh), "uct_md_mem_reg");
+	check(uct_md_mem_dereg(md, memh), "uct_md_mem_dereg");
+}
+
+void ucx_md(benchmark::State &state)
+{
 	const auto count = static_cast<std::size_t>(state.range(0));
 	auto *base =
 		static_cast<std::byte *>(mmap(nullptr, apart * count, PROT_READ | PROT_WRITE,
 					      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
 
-	use_shuffled(state, base, apart, [](std::byte *addr) {
-		uct_mem_h memh = nullptr;
-
-		check(uct_md_mem_reg(md, addr, length, UCT_MD_MEM_ACCESS_ALL, &memh),
-		      "uct_md_mem_reg");
-		check(uct_md_mem_dereg(md, memh), "uct_md_mem_dereg");
-	});
+	use_shuffled(state, base, apart, [](std::byte *addr) { use(addr, length); });
 	munmap(base, apart * count);
 }
 
 BENCHMARK(ucx_md)->Arg(1)->Arg(1000);
+[[maybe_unused]] const bool has_idle = (idle::add(use), true);
 
 } // namespace
 

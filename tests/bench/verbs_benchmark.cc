@@ -18,6 +18,7 @@
  *               buffer, so that all work before and beside them is the same for both. Counters:
  *               plain and miss, medians in nanoseconds; ratio, of these; ratio_of_fast, of the 10th
  *               percentiles. Another cached registration is there, as no cache is empty at a miss.
+ *  idle/...     as the environment has it (RDMAV_MR_CACHE), see idle.h
  */
 #include <benchmark/benchmark.h>
 
@@ -29,6 +30,7 @@
 #include <vector>
 
 #include "device.h"
+#include "idle.h"
 #include "layouts.h"
 
 using namespace mr_notify;
@@ -327,6 +329,12 @@ BENCHMARK(guarded)->Name("hit/guarded")->Arg(50000)->Arg(100000)->Iterations(1 <
 BENCHMARK(random)->Name("hit/random")->Arg(100000)->Iterations(1 << 20);
 BENCHMARK(heap)->Name("hit/heap")->Arg(100000)->Iterations(1 << 20);
 BENCHMARK(miss)->RangeMultiplier(16)->Range(64 << 10, 16 << 20);
+
+[[maybe_unused]] const bool has_idle =
+	(idle::add([](std::byte *addr, std::size_t length) {
+		 ibv_dereg_mr(register_or_die({addr, length}, IBV_ACCESS_LOCAL_WRITE));
+	 }),
+	 true);
 
 } // namespace
 
