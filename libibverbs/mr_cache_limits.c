@@ -19,12 +19,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <rdma/ib_user_mr_notify.h>
+
 #include "mr_cache_environment.h"
 #include "mr_cache_limits.h"
 
 #define DEFAULT_ENTRIES 65536
 #define LEAST_LOCKABLE (1 << 20)
-#define DEFAULT_IDLE_MS 1000
 
 static struct mr_cache_variable max_bytes = {
 	.name = "RDMAV_MR_CACHE_MAX_BYTES",
@@ -111,7 +112,8 @@ void mr_cache_read_limits(void)
 				 mr_cache_number(&max_entries, 1),
 			 __ATOMIC_RELAXED);
 	__atomic_store_n(&idle_ms,
-			 least(mr_cache_number(&idle_time, DEFAULT_IDLE_MS),
+			 least(mr_cache_number(&idle_time,
+					       IB_UVERBS_MR_NOTIFY_IDLE_MS),
 			       UINT32_MAX),
 			 __ATOMIC_RELAXED);
 }

@@ -55,7 +55,7 @@ bool mr_notify_retries(struct mr_notify_retry *retry, int error);
  * Registers and arms for the cache, in one system call where the provider takes the usual way
  * (mr_notify_reg.c). NULL: errno is set. idle_ms, with MR_NOTIFY_RECLAIM, where that way is taken
  * and the kernel knows of it: when the kernel takes the pages of an idle registration; 0: when it
- * needs them.
+ * needs them. The kernel's own time (IB_UVERBS_MR_NOTIFY_IDLE_MS) costs no attribute.
  */
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 				unsigned int access, uint64_t *word,

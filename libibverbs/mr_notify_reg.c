@@ -80,7 +80,7 @@ int mr_notify_execute(struct ibv_context *context,
 	if (r->reclaims)
 		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS,
 				    IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
-	if (r->reclaims && r->idle_ms)
+	if (r->reclaims && r->idle_ms != IB_UVERBS_MR_NOTIFY_IDLE_MS)
 		attr_optional(fill_attr_in_uint32(
 			cmd, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS, r->idle_ms));
 	ret = execute_once(context, cmd);

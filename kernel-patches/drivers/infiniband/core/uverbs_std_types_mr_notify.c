@@ -36,11 +36,13 @@ static bool is_own(const struct ib_umem *umem)
 	return umem->owning_mm == current->mm;
 }
 
-static int arm(struct ib_mr *mr, struct uverbs_attr_bundle *attrs,
-	       size_t word_id, size_t in_use_id, size_t flags_id, u32 idle_ms)
+/* @given: the application has given @idle_ms */
+static int arm(struct ib_mr *mr, struct uverbs_attr_bundle *attrs, size_t word_id,
+	       size_t in_use_id, size_t flags_id, u32 idle_ms, bool given)
 {
 	struct ib_umem *umem = umem_notify_umem(mr);
 	u64 addr, in_use = 0;
+	bool reclaim;
 	u32 flags;
 	int ret;
 
@@ -62,16 +64,14 @@ static int arm(struct ib_mr *mr, struct uverbs_attr_bundle *attrs,
 		if (!in_use || in_use & IB_UVERBS_MR_NOTIFY_KERNEL_MASK)
 			return -EINVAL;
 	}
-	if (flags & IB_UVERBS_MR_NOTIFY_ARM_RECLAIM) {
-		if (!in_use)
-			return -EINVAL;
-		if (!mr->device->ops.revoke_user_mr)
-			return -EOPNOTSUPP;
-	} else if (idle_ms) {
+	reclaim = flags & IB_UVERBS_MR_NOTIFY_ARM_RECLAIM;
+	if (reclaim && !in_use)
 		return -EINVAL;
-	}
-	return umem_notify_arm(umem, mr, addr, in_use,
-			       flags & IB_UVERBS_MR_NOTIFY_ARM_RECLAIM, idle_ms);
+	if (!reclaim && given && idle_ms)
+		return -EINVAL;
+	if (reclaim && !mr->device->ops.revoke_user_mr)
+		return -EOPNOTSUPP;
+	return umem_notify_arm(umem, mr, addr, in_use, reclaim, reclaim ? idle_ms : 0);
 }
 
 static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle *attrs)
@@ -81,7 +81,7 @@ static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle
 
 	return arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
 		   UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
-		   UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS, 0);
+		   UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS, 0, false);
 }
 
 static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_DISARM)(struct uverbs_attr_bundle *attrs)
@@ -228,12 +228,13 @@ void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
  */
 int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
 {
-	u32 idle_ms = 0;
+	bool given = uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS);
+	u32 idle_ms = IB_UVERBS_MR_NOTIFY_IDLE_MS;
 	int ret;
 
 	if (!uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD))
 		return 0;
-	if (uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS)) {
+	if (given) {
 		ret = uverbs_copy_from(&idle_ms, attrs,
 				       UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS);
 		if (ret)
@@ -241,7 +242,7 @@ int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
 	}
 	return arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
 		   UVERBS_ATTR_MR_NOTIFY_REG_IN_USE,
-		   UVERBS_ATTR_MR_NOTIFY_REG_FLAGS, idle_ms);
+		   UVERBS_ATTR_MR_NOTIFY_REG_FLAGS, idle_ms, given);
 }
 
 /**

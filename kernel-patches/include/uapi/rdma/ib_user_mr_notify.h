@@ -51,10 +51,12 @@ enum uverbs_attrs_mr_notify_reg_ids {
 	 * registration has not been in use for so many milliseconds, up to twice as many,
 	 * the kernel takes its pages back by itself. 0: it does not. Less than 20 ms and
 	 * more than 1000 s are taken for these. One process and device have one value: the
-	 * last.
+	 * last. Without the attribute it is IB_UVERBS_MR_NOTIFY_IDLE_MS.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS = 7,
 };
+
+#define IB_UVERBS_MR_NOTIFY_IDLE_MS 1000
 
 /* Flags of UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. */
 enum ib_uverbs_mr_notify_arm_flags {
