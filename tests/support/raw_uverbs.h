@@ -118,6 +118,10 @@ public:
 		return attribute(UVERBS_ATTR_MR_NOTIFY_REG_FLAGS, IB_UVERBS_MR_NOTIFY_ARM_RECLAIM,
 				 sizeof(uint32_t));
 	}
+	static ib_uverbs_attr idle_ms(uint32_t time)
+	{
+		return attribute(UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS, time, sizeof(time));
+	}
 
 	int change_access(uint32_t mr, uint32_t access,
 			  std::initializer_list<ib_uverbs_attr> more = {}) const

@@ -370,8 +370,9 @@ TEST_CASE("a registration that lends from the start")
 	const auto nothing_to_lend = raw.register_armed(on.pd(), m.registered().addr, length,
 							nullptr, {raw_uverbs::lending()});
 	CHECK(nothing_to_lend.error == EINVAL);
-	const auto made = raw.register_armed(on.pd(), m.registered().addr, length, w.address(),
-					     {raw_uverbs::in_use(mask), raw_uverbs::lending()});
+	const auto made = raw.register_armed(
+		on.pd(), m.registered().addr, length, w.address(),
+		{raw_uverbs::in_use(mask), raw_uverbs::lending(), raw_uverbs::idle_ms(0)});
 	REQUIRE(made.error == 0);
 	shrink();
 	CHECK(w.value() == suspended);
@@ -380,6 +381,31 @@ TEST_CASE("a registration that lends from the start")
 	CHECK(w.value() == 0);
 	CHECK(raw.deregister(made.handle) == 0);
 	CHECK(pinned_bytes() == before);
+}
+
+TEST_CASE("an idle time is for a registration that lends")
+{
+	const device on;
+	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
+		"siw's own attributes are the library's");
+	const raw_uverbs raw(on.context());
+	const memory kept = anonymous(length), lent = anonymous(length);
+	word of_kept, of_lent;
+	const auto reg = [&](const memory &m, word &w, std::initializer_list<ib_uverbs_attr> more) {
+		return raw.register_armed(on.pd(), m.registered().addr, length, w.address(), more);
+	};
+
+	CHECK(reg(kept, of_kept, {raw_uverbs::in_use(mask), raw_uverbs::idle_ms(100)}).error ==
+	      EINVAL);
+	const auto stays = reg(kept, of_kept, {raw_uverbs::in_use(mask)});
+	REQUIRE(stays.error == 0);
+	const auto also = reg(lent, of_lent, {raw_uverbs::in_use(mask), raw_uverbs::lending()});
+	REQUIRE(also.error == 0);
+	/* The kernel's own time is over for both. */
+	CHECK(happens([&] { return of_lent.value() == suspended; }));
+	CHECK(of_kept.value() == 0);
+	CHECK(raw.deregister(also.handle) == 0);
+	CHECK(raw.deregister(stays.handle) == 0);
 }
 
 TEST_CASE("while suspended a drop changes nothing, and an unmap ends it")
