@@ -98,7 +98,7 @@ def has(program, case):
 
 
 def complaints(row):
-    """What a row of the page names that is not there."""
+    """The names in a row of the page that are not there."""
     cells = row.strip("|").split(" | ")
     if len(cells) != 3:
         return ["not three columns"]
