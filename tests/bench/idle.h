@@ -114,7 +114,11 @@ public:
 	}
 	memory(const memory &) = delete;
 	memory &operator=(const memory &) = delete;
-	~memory() { end(); }
+	~memory()
+	{
+		if (at_)
+			end();
+	}
 
 	std::byte *at() const { return at_; }
 	/* Moves it to that NUMA node, if that can be. */
@@ -124,7 +128,12 @@ public:
 
 		(void)syscall(SYS_mbind, at_, size, MPOL_BIND, &nodes, 64UL, MPOL_MF_MOVE);
 	}
-	void end() const { (void)munmap(at_, size); }
+	/* Once: another mapping may be there after it. */
+	void end()
+	{
+		(void)munmap(at_, size);
+		at_ = nullptr;
+	}
 
 private:
 	std::byte *at_;
@@ -134,7 +143,7 @@ private:
 template <class Use, class Look> void row(const char *name, Use use, Look look)
 {
 	benchmark::RegisterBenchmark(name, [use, look](benchmark::State &state) {
-		const memory buffer;
+		memory buffer;
 
 		for (auto _ : state) {
 			const double before = pinned();
@@ -178,7 +187,7 @@ template <class Use> void add(Use use)
 		std::this_thread::sleep_for(pause);
 		state.counters["later"] = pinned() - before;
 	});
-	row("idle/unmapped", use, [](auto &state, const memory &buffer, double before) {
+	row("idle/unmapped", use, [](auto &state, memory &buffer, double before) {
 		buffer.end();
 		state.counters["pinned"] = pinned() - before;
 	});

@@ -67,12 +67,14 @@ def measure():
 
 def cell(value):
     """A counter."""
-    return "-" if value is None else f"{abs(value):.0f}"
+    return "-" if value is None else str(round(value))
 
 
 def main():
     """Measure, print, write."""
     found = measure()
+    if not all(found.values()):
+        sys.exit("a way has no result")
     print(f"\n| 64 MiB, registered and deregistered | {' | '.join(WAYS)} |\n"
           + "|---" * (1 + len(WAYS)) + "|")
     for line, text in LINES.items():
