@@ -136,7 +136,8 @@ class HookRules(unittest.TestCase):
         for (number, commit), text in zip(rows, (text for path, text in self.texts.items()
                                                  if path.startswith(FIXES))):
             named = re.findall(r'(?m)^Fixes: ([0-9a-f]{12}) \(".+"\)$', text)
-            self.assertEqual(commit, ", ".join(named) or "not determined", number)
+            mended = re.findall(r"(?m)^Stands-On: (.+)$", text)
+            self.assertEqual(commit, ", ".join(named) or "none: " + "".join(mended), number)
 
 
 if __name__ == "__main__":
