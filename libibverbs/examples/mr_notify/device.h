@@ -45,6 +45,7 @@ public:
 	std::string name() const { return ibv_get_device_name(context_->device); }
 	bool can_notify() const { return can_notify_; }
 	bool can_revoke() const { return can_revoke_; }
+	bool is_iwarp() const { return context_->device->transport_type == IBV_TRANSPORT_IWARP; }
 
 	owned<ibv_mr> register_memory(range r, int access = IBV_ACCESS_LOCAL_WRITE |
 							    IBV_ACCESS_REMOTE_READ |

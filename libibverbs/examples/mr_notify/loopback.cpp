@@ -40,7 +40,7 @@ loopback::loopback(const device &on, ibv_srq *srq, ibv_mtu most, const patience 
 		fail("ibv_create_cq");
 	near_ = make_reliable(on, cq_.get(), srq);
 	far_ = make_reliable(on, cq_.get(), srq);
-	if (on.context()->device->transport_type == IBV_TRANSPORT_IWARP) {
+	if (on.is_iwarp()) {
 		iwarp_.emplace(on, near_.get(), far_.get());
 		return;
 	}

@@ -405,8 +405,7 @@ TEST_CASE("a program with completions of io_uring and many mappings is armed")
 TEST_CASE("a registration that names its word is armed")
 {
 	const device on;
-	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
-		"siw's own attributes are the library's");
+	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
 	const raw_uverbs raw(on.context());
 	memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
@@ -428,8 +427,7 @@ TEST_CASE("a registration that names its word is armed")
 TEST_CASE("a registration that names a bad word is none")
 {
 	const device on;
-	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
-		"siw's own attributes are the library's");
+	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
 	const raw_uverbs raw(on.context());
 	const memory m = anonymous(length);
 	const memory readonly = anonymous(page_size());

@@ -93,8 +93,7 @@ TEST_CASE("a mask has bits of the application's only")
 TEST_CASE("a registration with a bad mask is none")
 {
 	const device on;
-	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
-		"siw's own attributes are the library's");
+	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
 	const raw_uverbs raw(on.context());
 	const memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
@@ -114,8 +113,7 @@ TEST_CASE("a registration with a bad mask is none")
 TEST_CASE("a registration that names its word and a mask")
 {
 	const device on;
-	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
-		"siw's own attributes are the library's");
+	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
 	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	const raw_uverbs raw(on.context());
 	memory m = anonymous(length);

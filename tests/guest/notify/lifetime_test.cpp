@@ -209,7 +209,7 @@ TEST_CASE("another process in the same address space is killed while it settles"
  */
 TEST_CASE("the device is removed with armed MRs")
 {
-	const bool iwarp = device().context()->device->transport_type == IBV_TRANSPORT_IWARP;
+	const bool iwarp = device().is_iwarp();
 	const std::string make = "ip link add mrn-dummy type dummy && ip link set mrn-dummy up && "
 				 "rdma link add mrn0 type " +
 				 std::string(iwarp ? "siw" : "rxe") + " netdev mrn-dummy";

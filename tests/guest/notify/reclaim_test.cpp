@@ -357,8 +357,7 @@ TEST_CASE("lending without counting users is refused")
 TEST_CASE("a registration that lends from the start")
 {
 	const device on;
-	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
-		"siw's own attributes are the library's");
+	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
 	const raw_uverbs raw(on.context());
 	const memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
@@ -386,8 +385,7 @@ TEST_CASE("a registration that lends from the start")
 TEST_CASE("an idle time is for a registration that lends")
 {
 	const device on;
-	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
-		"siw's own attributes are the library's");
+	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
 	const raw_uverbs raw(on.context());
 	const memory kept = anonymous(length), lent = anonymous(length);
 	word of_kept, of_lent;
@@ -602,8 +600,7 @@ TEST_CASE("deregistered while suspended")
 TEST_CASE("other rights while suspended")
 {
 	lender one;
-	SKIP_IF(one.on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
-		"siw can't re-register");
+	SKIP_IF(one.on.is_iwarp(), "siw can't re-register");
 	const raw_uverbs raw(one.on.context());
 
 	one.suspend();
@@ -620,8 +617,7 @@ TEST_CASE("other rights while suspended")
 TEST_CASE("a window on a suspended registration")
 {
 	lender one;
-	SKIP_IF(one.on.context()->device->transport_type == IBV_TRANSPORT_IWARP,
-		"siw has no memory windows");
+	SKIP_IF(one.on.is_iwarp(), "siw has no memory windows");
 	ibv_mw *mw = ibv_alloc_mw(one.on.pd(), IBV_MW_TYPE_1);
 	REQUIRE(mw);
 

@@ -431,7 +431,7 @@ TEST_CASE("a process whose shared files others punch goes on, and can be killed"
 /* The software devices wait for the last file that has them open. */
 TEST_CASE("a device goes though the memory of its last user is always being invalidated")
 {
-	const bool iwarp = device().context()->device->transport_type == IBV_TRANSPORT_IWARP;
+	const bool iwarp = device().is_iwarp();
 	const std::string make = "ip link add mrn-dummy type dummy && ip link set mrn-dummy up && "
 				 "rdma link add mrn0 type " +
 				 std::string(iwarp ? "siw" : "rxe") + " netdev mrn-dummy";

@@ -33,11 +33,6 @@ constexpr auto nothing = std::byte{0};
 
 const char *const too_fast = "each transfer was over before its registration was";
 
-bool is_iwarp(const device &on)
-{
-	return on.context()->device->transport_type == IBV_TRANSPORT_IWARP;
-}
-
 void fill(range r, std::byte value)
 {
 	std::memset(r.addr, static_cast<int>(value), r.length);
@@ -176,7 +171,7 @@ TEST_CASE("a write that is under way does not go on from memory that was revoked
 
 	for (int round = 0; round < rounds || std::chrono::steady_clock::now() < end; round++) {
 		/* Unsignaled, siw hands the pages themselves to TCP; a read behind it ends. */
-		const bool silent = is_iwarp(on) && round % 2;
+		const bool silent = on.is_iwarp() && round % 2;
 		const unsigned int flags = silent ? 0 : IBV_SEND_SIGNALED;
 		victim from(on, anonymous(length));
 		fill(from.whole, sent);
@@ -207,7 +202,7 @@ TEST_CASE("a write that is under way does not go on from memory that was revoked
 TEST_CASE("deregistration gives the pages back in the middle of a transfer")
 {
 	const device on;
-	SKIP_IF(!is_iwarp(on), "deregistration waits for the transfer");
+	SKIP_IF(!on.is_iwarp(), "deregistration waits for the transfer");
 	const auto failed = cut_reads(on, [](victim &into) { into.deregister(); });
 	SKIP_IF(failed.empty(), too_fast);
 }

@@ -175,7 +175,7 @@ TEST_CASE("a packet looks a queue pair up that is being destroyed")
 {
 	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
 	const device on;
-	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP, "TCP finds them");
+	SKIP_IF(on.is_iwarp(), "TCP finds them");
 	poster peer(on, IBV_QPT_UD);
 	ibv_ah_attr where = peer.peer();
 	const std::unique_ptr<ibv_ah, int (*)(ibv_ah *)> ah(ibv_create_ah(on.pd(), &where),
@@ -195,7 +195,7 @@ TEST_CASE("a work request looks an address handle up that is being destroyed")
 {
 	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
 	const device on;
-	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP, "TCP has none");
+	SKIP_IF(on.is_iwarp(), "TCP has none");
 	poster by(on, IBV_QPT_UD);
 
 	destroy_what_is_looked_up(by, [&](ibv_send_wr &wr) {
@@ -213,7 +213,7 @@ TEST_CASE("a work request looks a memory window up that is being destroyed")
 {
 	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
 	const device on;
-	SKIP_IF(on.context()->device->transport_type == IBV_TRANSPORT_IWARP, "siw has no windows");
+	SKIP_IF(on.is_iwarp(), "siw has no windows");
 	poster by(on, IBV_QPT_UC);
 
 	const memory m = anonymous(4096);

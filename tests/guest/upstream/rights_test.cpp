@@ -33,11 +33,6 @@ namespace {
 constexpr std::size_t page = 4096;
 constexpr std::size_t most = 20; /* bytes on either side of the end of a page */
 
-bool is_iwarp(const device &on)
-{
-	return on.context()->device->transport_type == IBV_TRANSPORT_IWARP;
-}
-
 /* Memory of the asking end. */
 struct asker {
 	explicit asker(const device &on) : mr(on.register_memory(m.registered())) {}
@@ -251,7 +246,7 @@ TEST_CASE("a read of nothing brings nothing")
 TEST_CASE("siw refuses a read into a list")
 {
 	const device on;
-	SKIP_IF(!is_iwarp(on), "it can do that");
+	SKIP_IF(!on.is_iwarp(), "it can do that");
 	const asker from(on);
 	const asker to(on);
 	loopback link(on);
@@ -293,7 +288,7 @@ TEST_CASE("a peer can't end a registration")
 TEST_CASE("a message that is longer than its receive is no error of the memory")
 {
 	const device on;
-	SKIP_IF(is_iwarp(on), "the near end is not told");
+	SKIP_IF(on.is_iwarp(), "the near end is not told");
 	const asker from(on);
 	const asker to(on);
 	loopback link(on);
@@ -310,7 +305,7 @@ TEST_CASE("a message that is longer than its receive is no error of the memory")
 TEST_CASE("a work request of the kernel's own is refused")
 {
 	const device on;
-	SKIP_IF(is_iwarp(on), "its library does not pass one on");
+	SKIP_IF(on.is_iwarp(), "its library does not pass one on");
 	loopback link(on);
 	ibv_send_wr wr{};
 	ibv_send_wr *bad = nullptr;
@@ -325,7 +320,7 @@ TEST_CASE("a work request of the kernel's own is refused")
 TEST_CASE("a request to bind a window may change while it is executed")
 {
 	const device on;
-	SKIP_IF(is_iwarp(on), "it has no windows");
+	SKIP_IF(on.is_iwarp(), "it has no windows");
 	const memory m = anonymous(page);
 	const owned<ibv_mr> mr =
 		on.register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
@@ -363,7 +358,7 @@ TEST_CASE("a request to bind a window may change while it is executed")
 TEST_CASE("siw takes nothing but transfers from a queue that its user writes")
 {
 	const device on;
-	SKIP_IF(!is_iwarp(on), "its queue is another");
+	SKIP_IF(!on.is_iwarp(), "its queue is another");
 	const uint8_t opcode = GENERATE(SIW_OP_FETCH_AND_ADD, SIW_OP_COMP_AND_SWAP, SIW_OP_RECEIVE,
 					SIW_OP_READ_RESPONSE, SIW_OP_INVAL_STAG, SIW_OP_REG_MR);
 	const asker from(on);

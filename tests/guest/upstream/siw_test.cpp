@@ -352,11 +352,6 @@ struct target {
 	owned<ibv_mr> mr;
 };
 
-bool is_iwarp(const device &on)
-{
-	return on.context()->device->transport_type == IBV_TRANSPORT_IWARP;
-}
-
 /* A queue as its library has mapped it. */
 struct queue {
 	std::byte *at;
@@ -418,7 +413,7 @@ const bytes four(4, std::byte{0x5a});
 TEST_CASE("siw: a write that begins with an empty segment needs a valid key, too")
 {
 	const device on;
-	SKIP_IF(!is_iwarp(on), other);
+	SKIP_IF(!on.is_iwarp(), other);
 	const target to(on);
 	end one(on);
 	const auto peer = one.connected();
@@ -450,7 +445,7 @@ TEST_CASE("siw: a write that begins with an empty segment needs a valid key, too
 TEST_CASE("siw: a read of nothing is answered with nothing while another one is answered")
 {
 	const device on;
-	SKIP_IF(!is_iwarp(on), other);
+	SKIP_IF(!on.is_iwarp(), other);
 	const target from(on);
 	end one(on);
 	const auto peer = one.connected();
@@ -477,7 +472,7 @@ TEST_CASE("siw: a read of nothing is answered with nothing while another one is 
 TEST_CASE("siw: an answer that is too short, or breaks off, connects nothing")
 {
 	const device on;
-	SKIP_IF(!is_iwarp(on), other);
+	SKIP_IF(!on.is_iwarp(), other);
 	constexpr std::string_view key = "MPA ID Rep Frame";
 	constexpr uint16_t enhanced = 0x1002;
 	constexpr uint16_t rejected = 0x2000;
@@ -520,7 +515,7 @@ TEST_CASE("siw: an answer that is too short, or breaks off, connects nothing")
 TEST_CASE("siw: an answer as long as it says connects, and hands on the rest")
 {
 	const device on;
-	SKIP_IF(!is_iwarp(on), other);
+	SKIP_IF(!on.is_iwarp(), other);
 	end one(on);
 	const auto peer = one.asking();
 	bytes data;
@@ -537,7 +532,7 @@ TEST_CASE("siw: an answer as long as it says connects, and hands on the rest")
 TEST_CASE("siw: an invalidation that is refused ends the connection")
 {
 	const device on;
-	SKIP_IF(!is_iwarp(on), other);
+	SKIP_IF(!on.is_iwarp(), other);
 	const target of(on);
 	end one(on);
 	const auto peer = one.connected();
@@ -563,7 +558,7 @@ TEST_CASE("siw: an invalidation that is refused ends the connection")
 TEST_CASE("siw: a receive with an empty element gives back the memory it was written to")
 {
 	const device on;
-	SKIP_IF(!is_iwarp(on), other);
+	SKIP_IF(!on.is_iwarp(), other);
 	SKIP_IF(has_kasan(), "KASAN keeps objects");
 	constexpr int rounds = 400;
 	const target from(on);
@@ -593,7 +588,7 @@ TEST_CASE("siw: a receive with an empty element gives back the memory it was wri
 TEST_CASE("siw: a queue is destroyed while it is mapped once more")
 {
 	const device on;
-	SKIP_IF(!is_iwarp(on), other);
+	SKIP_IF(!on.is_iwarp(), other);
 
 	for (int round = 0; round < 20; round++) {
 		owned<ibv_cq> cq(ibv_create_cq(on.context(), 1 << 18, nullptr, nullptr, 0));
@@ -626,7 +621,7 @@ TEST_CASE("siw: a queue is destroyed while it is mapped once more")
 TEST_CASE("siw: a queue pair ends while its owner fills its queues")
 {
 	const device on;
-	SKIP_IF(!is_iwarp(on), other);
+	SKIP_IF(!on.is_iwarp(), other);
 	constexpr unsigned int receives = 1 << 15;
 	constexpr unsigned int completions = 1 << 17;
 	constexpr unsigned int most = 20 * receives;
