@@ -486,7 +486,7 @@ TEST_CASE("cache: a registration outlives the thread that made it")
 TEST_CASE("cache: invalid ones give their pages back without being asked")
 {
 	const device on;
-	SKIP_IF(!on.can_revoke(), "the driver cannot revoke");
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	const std::size_t before = pinned_bytes();
 	memory m = anonymous(length);
 	const range r = m.registered();

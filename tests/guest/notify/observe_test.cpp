@@ -504,7 +504,7 @@ TEST_CASE("each event is counted")
 TEST_CASE("the worker is called at once to an idle registration")
 {
 	const device on;
-	SKIP_IF(!on.can_revoke(), "the device can't be revoked");
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	const raw_uverbs raw(on.context());
 	const trace events("workqueue/workqueue_queue_work");
 	constexpr uint64_t user = 0x100;
@@ -542,7 +542,7 @@ TEST_CASE("an invalid MR is counted before the worker has come")
 {
 	const device on;
 
-	SKIP_IF(!on.can_revoke(), "the device can't be revoked");
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	for (int i = 0; i < 20; i++) {
 		memory m = anonymous(length);
 		const auto mr = on.register_memory(m.registered());

@@ -252,7 +252,7 @@ TEST_CASE("packets: a read that is repeated too late is refused, and ends nothin
 
 	INFO("gone is " << gone_is);
 	if (gone_is == "its memory") {
-		SKIP_IF(!on.can_revoke(), "the device can't be revoked");
+		SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 		REQUIRE(ibv_reg_mr_notify(mr.get(), &word) == 0);
 	} else if (gone_is != "its registration") {
 		SKIP_IF(!offers_all(on), "no on-demand paging");
