@@ -47,10 +47,9 @@ public:
 	bool can_revoke() const { return can_revoke_; }
 	bool is_iwarp() const { return context_->device->transport_type == IBV_TRANSPORT_IWARP; }
 
-	owned<ibv_mr> register_memory(range r, int access = IBV_ACCESS_LOCAL_WRITE |
-							    IBV_ACCESS_REMOTE_READ |
-							    IBV_ACCESS_REMOTE_WRITE |
-							    IBV_ACCESS_REMOTE_ATOMIC) const;
+	static constexpr int all_rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
+					  IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+	owned<ibv_mr> register_memory(range r, int access = all_rights) const;
 
 private:
 	owned<ibv_context> context_;

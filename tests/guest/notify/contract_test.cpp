@@ -30,6 +30,7 @@
 #include "skip.h"
 #include "system.h"
 #include "trial.h"
+#include "watched.h"
 
 using namespace mr_notify;
 using namespace std::chrono_literals;
@@ -146,14 +147,11 @@ TEST_CASE("the capability is shown")
 TEST_CASE("a word that starts at 0 becomes 1")
 {
 	const device on;
-	memory m = anonymous(length);
-	const auto mr = on.register_memory(m.registered());
-	word w;
+	watched it(on, anonymous(length));
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	CHECK(w.value() == 0);
-	unmap_all(m);
-	CHECK(w.value() == 1);
+	CHECK(it.w.value() == 0);
+	unmap_all(it.m);
+	CHECK(it.w.value() == 1);
 }
 
 TEST_CASE("the upper bits belong to the application")
@@ -176,29 +174,26 @@ TEST_CASE("the upper bits belong to the application")
 TEST_CASE("a reference count in the word is not disturbed")
 {
 	const device on;
-	memory m = shared_file(length);
-	const auto mr = on.register_memory(m.registered());
+	watched it(on, shared_file(length));
 	constexpr int rounds = 200;
 	constexpr uint64_t one = 0x100;
 	std::atomic<bool> stop = false;
 	uint64_t taken = 0;
-	word w;
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	std::thread user([&] {
-		std::atomic_ref<uint64_t> ref(*w.address());
+		std::atomic_ref<uint64_t> ref(*it.w.address());
 		while (!stop) {
 			ref.fetch_add(one);
 			taken++;
 		}
 	});
 	for (int i = 0; i < rounds; i++) {
-		drop_all(m); /* SUSPECT: shared memory keeps its pages */
-		CHECK(ibv_settle_mr_notify(mr.get()) == 0);
+		drop_all(it.m); /* SUSPECT: shared memory keeps its pages */
+		CHECK(ibv_settle_mr_notify(it.mr.get()) == 0);
 	}
 	stop = true;
 	user.join();
-	CHECK(w.value() == taken * one);
+	CHECK(it.w.value() == taken * one);
 }
 
 TEST_CASE("arming a stale MR succeeds and says INVALID")
@@ -296,20 +291,17 @@ TEST_CASE("a registration that is tracked from the start")
 TEST_CASE("disarming leaves the word alone")
 {
 	const device on;
-	memory m = anonymous(length);
-	const auto mr = on.register_memory(m.registered());
-	word w;
+	watched it(on, anonymous(length));
 	word other;
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	REQUIRE(ibv_unreg_mr_notify(mr.get()) == 0);
-	drop_all(m);
-	CHECK(w.value() == 0);
+	REQUIRE(ibv_unreg_mr_notify(it.mr.get()) == 0);
+	drop_all(it.m);
+	CHECK(it.w.value() == 0);
 
 	/* and it can be armed again: the event in between is known */
-	REQUIRE(ibv_reg_mr_notify(mr.get(), other.address()) == 0);
+	REQUIRE(ibv_reg_mr_notify(it.mr.get(), other.address()) == 0);
 	CHECK(other.value() == IBV_MR_NOTIFY_INVALID);
-	CHECK(w.value() == 0);
+	CHECK(it.w.value() == 0);
 }
 
 TEST_CASE("errors")
@@ -495,50 +487,44 @@ TEST_CASE("a child that ends or changes its parent's MR has the word say INVALID
 {
 	const device on;
 	const raw_uverbs raw(on.context());
-	const memory m = anonymous(length);
-	owned<ibv_mr> mr = on.register_memory(m.registered());
-	word w;
+	watched it(on, anonymous(length));
 	int status = 0;
 	pid_t child = -1;
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	SECTION("deregisters")
 	{
 		child = fork();
 		if (child == 0)
-			_exit(ibv_dereg_mr(mr.get()));
-		std::ignore = mr.release(); /* the kernel has none any more */
+			_exit(ibv_dereg_mr(it.mr.get()));
+		std::ignore = it.mr.release(); /* the kernel has none any more */
 	}
 	SECTION("re-registers")
 	{
 		child = fork();
 		if (child == 0)
-			_exit(raw.change_access(mr->handle, IBV_ACCESS_LOCAL_WRITE));
+			_exit(raw.change_access(it.mr->handle, IBV_ACCESS_LOCAL_WRITE));
 	}
 	REQUIRE(child > 0);
 	REQUIRE(waitpid(child, &status, 0) == child);
 	SKIP_IF(WEXITSTATUS(status) == EOPNOTSUPP, "the driver can't re-register");
 	CHECK(status == 0);
-	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	CHECK(it.w.value() == IBV_MR_NOTIFY_INVALID);
 }
 
 TEST_CASE("another process in the same address space disarms")
 {
 	const device on;
-	const memory m = anonymous(length);
-	const auto mr = on.register_memory(m.registered());
+	watched it(on, anonymous(length));
 	alignas(16) std::array<std::byte, 65536> stack;
 	int status = 0;
-	word w;
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	const pid_t sharer =
 		clone([](void *its) { return ibv_unreg_mr_notify(static_cast<ibv_mr *>(its)); },
-		      stack.data() + stack.size(), CLONE_VM | CLONE_VFORK | SIGCHLD, mr.get());
+		      stack.data() + stack.size(), CLONE_VM | CLONE_VFORK | SIGCHLD, it.mr.get());
 	REQUIRE(sharer > 0);
 	REQUIRE(waitpid(sharer, &status, 0) == sharer);
 	CHECK(status == 0);
-	CHECK(ibv_unreg_mr_notify(mr.get()) == EINVAL);
+	CHECK(ibv_unreg_mr_notify(it.mr.get()) == EINVAL);
 }
 
 /* Its address space has ended: the word has said INVALID, and the MR waits for deregistration. */
@@ -732,22 +718,19 @@ TEST_CASE("the word is in the registered memory")
 TEST_CASE("a later event's changes are looked at too")
 {
 	const device on;
-	memory m = anonymous(length);
-	const range r = m.registered();
-	const auto mr = on.register_memory(r);
+	watched it(on, anonymous(length));
+	const range r = it.m.registered();
 	const std::size_t pages = length / page_size();
 	const auto page = [&](std::size_t n) { return r.addr + n * page_size(); };
 	const auto [harmless, changed] = GENERATE_COPY(
 		std::pair(pages / 2, std::size_t{0}), std::pair(pages / 2, pages - 1),
 		std::pair(pages / 2, pages / 2 + 1), std::pair(pages / 2, pages / 2 - 1));
-	word w;
 
 	INFO("page " << changed << " after page " << harmless);
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	REQUIRE(madvise(page(harmless), page_size(), MADV_FREE) == 0);
 	REQUIRE(madvise(page(changed), page_size(), MADV_DONTNEED) == 0);
-	REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
-	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	REQUIRE(ibv_settle_mr_notify(it.mr.get()) == 0);
+	CHECK(it.w.value() == IBV_MR_NOTIFY_INVALID);
 }
 
 TEST_CASE("after INVALID the pages are given back without a call")
@@ -756,22 +739,19 @@ TEST_CASE("after INVALID the pages are given back without a call")
 	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
-	word w;
 
 	SECTION("unmapped")
 	{
-		const auto mr = on.register_memory(m.registered());
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		const watched it(on, m.registered());
 		unmap_all(m);
 		CHECK(wait_for_pinned(before) == before);
 	}
 	SECTION("dropped: found out by the kernel alone")
 	{
-		const auto mr = on.register_memory(m.registered());
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		watched it(on, m.registered());
 		drop_all(m);
 		CHECK(wait_for_pinned(before) == before);
-		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+		CHECK(it.w.value() == IBV_MR_NOTIFY_INVALID);
 	}
 	CHECK(pinned_bytes() == before);
 }
@@ -779,13 +759,10 @@ TEST_CASE("after INVALID the pages are given back without a call")
 TEST_CASE("a harmless SUSPECT goes away without a call")
 {
 	const device on;
-	memory m = shared_file(length);
-	const auto mr = on.register_memory(m.registered());
-	word w;
+	watched it(on, shared_file(length));
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	drop_all(m);
-	CHECK(happens([&] { return w.value() == 0; }));
+	drop_all(it.m);
+	CHECK(happens([&] { return it.w.value() == 0; }));
 }
 
 /* Its page may have left the page cache, and only a system call may fault it in to see. */
@@ -796,19 +773,16 @@ TEST_CASE("a SUSPECT read-only mapping of a regular file waits to be settled")
 	REQUIRE(fd >= 0);
 	void *addr = mmap(nullptr, length, PROT_READ, MAP_SHARED, fd, 0);
 	REQUIRE(addr != MAP_FAILED);
-	memory m({static_cast<std::byte *>(addr), length}, fd);
-	const auto mr = on.register_memory(m.registered(), 0);
-	word w;
+	watched it(on, memory({static_cast<std::byte *>(addr), length}, fd), 0);
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	CHECK(w.value() == 0);
-	drop_all(m);
+	CHECK(it.w.value() == 0);
+	drop_all(it.m);
 	usleep(200000); /* the worker has looked */
-	CHECK(w.value() == IBV_MR_NOTIFY_SUSPECT);
-	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
-	CHECK(w.value() == 0);
-	unmap_all(m);
-	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+	CHECK(it.w.value() == IBV_MR_NOTIFY_SUSPECT);
+	CHECK(ibv_settle_mr_notify(it.mr.get()) == 0);
+	CHECK(it.w.value() == 0);
+	unmap_all(it.m);
+	CHECK(it.w.value() == IBV_MR_NOTIFY_INVALID);
 }
 
 /* It may unmap page tables that are shared with another process, and a hole is not told then. */
@@ -823,41 +797,36 @@ TEST_CASE("protecting so much of shared huge pages that page tables go leaves a 
 		mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
 	REQUIRE(addr != MAP_FAILED);
 	const memory m({static_cast<std::byte *>(addr), length}, fd);
-	word w;
 
 	*m.registered().addr = std::byte{1};
-	const auto mr = on.register_memory({m.registered().addr, page_size()});
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	REQUIRE(w.value() == 0);
+	watched it(on, {m.registered().addr, page_size()});
+	REQUIRE(it.w.value() == 0);
 	REQUIRE(mprotect(addr, length, PROT_READ) == 0);
-	CHECK(w.value() == IBV_MR_NOTIFY_SUSPECT);
-	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
-	CHECK(w.value() == 0);
+	CHECK(it.w.value() == IBV_MR_NOTIFY_SUSPECT);
+	CHECK(ibv_settle_mr_notify(it.mr.get()) == 0);
+	CHECK(it.w.value() == 0);
 }
 
 TEST_CASE("re-registration")
 {
 	const device on;
 	const raw_uverbs raw(on.context());
-	memory m = anonymous(length);
-	const auto mr = on.register_memory(m.registered());
-	word w;
+	watched it(on, anonymous(length));
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	const int first = raw.change_access(mr->handle, IBV_ACCESS_LOCAL_WRITE);
+	const int first = raw.change_access(it.mr->handle, IBV_ACCESS_LOCAL_WRITE);
 	SKIP_IF(first == EOPNOTSUPP, "the driver can't re-register");
 	CHECK(first == 0);
 
 	/* It is still armed, and revoked as ever. */
 	const std::size_t before = pinned_bytes();
-	unmap_all(m);
-	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
-	REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+	unmap_all(it.m);
+	CHECK(it.w.value() == IBV_MR_NOTIFY_INVALID);
+	REQUIRE(ibv_settle_mr_notify(it.mr.get()) == 0);
 	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	CHECK(pinned_bytes() == before - length - page_size());
 
 	/* A revoked MR has nothing that another access right could be for. */
-	CHECK(raw.change_access(mr->handle, IBV_ACCESS_LOCAL_WRITE) == EINVAL);
+	CHECK(raw.change_access(it.mr->handle, IBV_ACCESS_LOCAL_WRITE) == EINVAL);
 }
 
 TEST_CASE("an MR that is closed with its device says INVALID")

@@ -22,6 +22,7 @@
 #include "stress/faults.h"
 #include "system.h"
 #include "trial.h"
+#include "watched.h"
 
 using namespace mr_notify;
 
@@ -147,16 +148,14 @@ TEST_CASE("faults: settling fails and the word stays as it was, or right")
 	unsigned int failed = 0;
 
 	const unsigned int places = at_each_place([&](unsigned int n) {
-		memory m = dropped ? anonymous(length) : shared_file(length);
-		const auto mr = on.register_memory(m.registered());
+		watched it(on, dropped ? anonymous(length) : shared_file(length));
 		const uint64_t right = dropped ? IBV_MR_NOTIFY_INVALID : 0;
-		word w;
 		int error = -1;
 
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-		REQUIRE(madvise(m.registered().addr, length, MADV_DONTNEED) == 0);
-		const bool hit = faults.inject(n, [&] { error = ibv_settle_mr_notify(mr.get()); });
-		const uint64_t value = w.value();
+		REQUIRE(madvise(it.m.registered().addr, length, MADV_DONTNEED) == 0);
+		const bool hit =
+			faults.inject(n, [&] { error = ibv_settle_mr_notify(it.mr.get()); });
+		const uint64_t value = it.w.value();
 		INFO("place " << n << ", errno " << error);
 		if (error) {
 			failed++;
@@ -164,8 +163,8 @@ TEST_CASE("faults: settling fails and the word stays as it was, or right")
 		} else {
 			CHECK(value == right);
 		}
-		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
-		CHECK(w.value() == right);
+		REQUIRE(ibv_settle_mr_notify(it.mr.get()) == 0);
+		CHECK(it.w.value() == right);
 		return hit;
 	});
 	WARN("settling " << (dropped ? "what changed" : "what did not") << ": " << places
@@ -218,20 +217,18 @@ TEST_CASE("faults: a page fault that finds no memory is no change of the range")
 	unsigned int failed = 0;
 
 	const unsigned int places = at_each_place([&](unsigned int n) {
-		memory m = file.map();
-		const auto mr = on.register_memory(m.registered(), 0);
-		word w;
+		watched it(on, file.map(), 0);
 		int error = -1;
 
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-		REQUIRE(madvise(m.registered().addr, length, MADV_DONTNEED) == 0);
-		const bool hit = faults.inject(n, [&] { error = ibv_settle_mr_notify(mr.get()); });
+		REQUIRE(madvise(it.m.registered().addr, length, MADV_DONTNEED) == 0);
+		const bool hit =
+			faults.inject(n, [&] { error = ibv_settle_mr_notify(it.mr.get()); });
 		INFO("place " << n << ", errno " << error);
 		CHECK((error == 0 || error == ENOMEM || error == EFAULT));
 		failed += error != 0;
-		CHECK((w.value() & IBV_MR_NOTIFY_INVALID) == 0);
-		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
-		CHECK(w.value() == 0);
+		CHECK((it.w.value() & IBV_MR_NOTIFY_INVALID) == 0);
+		REQUIRE(ibv_settle_mr_notify(it.mr.get()) == 0);
+		CHECK(it.w.value() == 0);
 		return hit;
 	});
 	WARN("settling a file: " << places << " places, " << failed << " that made it fail");

@@ -16,6 +16,7 @@
 
 #include "loopback.h"
 #include "trial.h"
+#include "watched.h"
 
 using namespace mr_notify;
 using clock_type = std::chrono::steady_clock;
@@ -76,31 +77,28 @@ TEST_CASE("interleaving: a page changes after settling has looked at it")
 	const device on;
 
 	for (int round = 1; round <= 6; round++) {
-		memory m = anonymous(large);
-		const range r = m.registered();
-		const auto mr = on.register_memory(r);
+		watched it(on, anonymous(large));
+		const range r = it.m.registered();
 		std::atomic<bool> started = false;
-		word w;
 
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-		const auto whole = time_to_settle(mr.get(), r);
-		REQUIRE(w.value() == 0);
+		const auto whole = time_to_settle(it.mr.get(), r);
+		REQUIRE(it.w.value() == 0);
 
 		REQUIRE(madvise(r.addr, r.length, MADV_FREE) == 0); /* SUSPECT, harmless */
 		std::thread settling([&] {
 			started = true;
-			ibv_settle_mr_notify(mr.get());
+			ibv_settle_mr_notify(it.mr.get());
 		});
 		while (!started)
 			std::this_thread::yield();
 		sleep_for(whole * round / 8);
 		REQUIRE(madvise(r.addr, page_size(), MADV_DONTNEED) == 0);
 		*r.addr = std::byte{1}; /* mapped again, by another page */
-		CHECK(w.value() != 0);
+		CHECK(it.w.value() != 0);
 		settling.join();
-		CHECK(w.value() != 0);
-		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
-		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+		CHECK(it.w.value() != 0);
+		REQUIRE(ibv_settle_mr_notify(it.mr.get()) == 0);
+		CHECK(it.w.value() == IBV_MR_NOTIFY_INVALID);
 	}
 }
 
@@ -130,20 +128,17 @@ TEST_CASE("interleaving: registering while the memory is being dropped")
 		while (!started)
 			;
 		sleep_for(std::chrono::microseconds(200 * (round % 6)));
-		const auto mr =
-			on.register_memory(end, IBV_ACCESS_LOCAL_WRITE | (round % 2 ? 0 : track));
-		word w;
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		watched it(on, end, IBV_ACCESS_LOCAL_WRITE | (round % 2 ? 0 : track));
 		dropping.join();
-		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
-		if (w.value()) {
+		REQUIRE(ibv_settle_mr_notify(it.mr.get()) == 0);
+		if (it.w.value()) {
 			told++;
 			continue;
 		}
 		/* It says that this is the memory. Is it? */
 		std::memset(end.addr, 0x30 + round, end.length);
 		loopback link(on);
-		REQUIRE(link.write(mr.get(), end, to.addr, inbox_mr->rkey) == IBV_WC_SUCCESS);
+		REQUIRE(link.write(it.mr.get(), end, to.addr, inbox_mr->rkey) == IBV_WC_SUCCESS);
 		stale += std::memcmp(end.addr, to.addr, end.length) != 0;
 	}
 	INFO(told << " registrations were told");

@@ -23,6 +23,7 @@
 #include "run_time.h"
 #include "skip.h"
 #include "trial.h"
+#include "watched.h"
 
 using namespace mr_notify;
 
@@ -177,20 +178,17 @@ TEST_CASE("another process in the same address space is killed while it settles"
 {
 	constexpr std::size_t large = std::size_t{16} << 20;
 	const device on;
-	const memory m = anonymous(large);
-	const range r = m.registered();
-	const auto mr = on.register_memory(r);
+	watched it(on, anonymous(large));
+	const range r = it.m.registered();
 	alignas(16) std::array<std::byte, 65536> stack;
-	word w;
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	const auto settle_always = [](void *its) -> int {
 		for (;;)
 			ibv_settle_mr_notify(static_cast<ibv_mr *>(its));
 	};
 	for (int i = 0; i < 50; i++) {
 		const pid_t sharer = clone(settle_always, stack.data() + stack.size(),
-					   CLONE_VM | SIGCHLD, mr.get());
+					   CLONE_VM | SIGCHLD, it.mr.get());
 		REQUIRE(sharer > 0);
 		for (int j = 0; j < 10; j++) {
 			REQUIRE(madvise(r.addr, large, MADV_FREE) == 0);
@@ -198,8 +196,8 @@ TEST_CASE("another process in the same address space is killed while it settles"
 				kill(sharer, SIGKILL);
 		}
 		REQUIRE(waitpid(sharer, nullptr, 0) == sharer);
-		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
-		REQUIRE(w.value() == 0);
+		REQUIRE(ibv_settle_mr_notify(it.mr.get()) == 0);
+		REQUIRE(it.w.value() == 0);
 	}
 }
 

@@ -30,6 +30,7 @@
 #include "skip.h"
 #include "system.h"
 #include "trial.h"
+#include "watched.h"
 
 using namespace mr_notify;
 using namespace std::chrono_literals;
@@ -260,15 +261,12 @@ TEST_CASE("the worker's look is traced as its own")
 {
 	const device on;
 	const trace events;
-	memory m = shared_file(length);
-	const auto mr = on.register_memory(m.registered());
-	word w;
+	watched it(on, shared_file(length));
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	events.take(*mr);
-	drop_all(m);
-	CHECK(happens([&] { return events.look(*mr).size() >= 2; }));
-	const auto seen = events.take(*mr);
+	events.take(*it.mr);
+	drop_all(it.m);
+	CHECK(happens([&] { return events.look(*it.mr).size() >= 2; }));
+	const auto seen = events.take(*it.mr);
 	REQUIRE(seen.size() == 2);
 	CHECK(has(seen[1], {"mr_notify_settle:", "state=VALID", "by=worker", "ret=0"}));
 }
@@ -393,29 +391,26 @@ TEST_CASE("a worker that finds the file busy looks again later")
 {
 	const device on;
 	const trace events;
-	memory m = shared_file(length);
-	const auto mr = on.register_memory(m.registered());
+	watched it(on, shared_file(length));
 	bool met = false;
-	word w;
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	for (const run_time time; !met && time.goes_on(false);) {
 		std::atomic<bool> runs = false, stop = false;
 		/* holds the inode's lock for most of the time */
 		std::thread writer([&] {
 			for (; !stop; runs = true)
-				if (fallocate(m.fd(), 0, length, 32 << 20) ||
-				    fallocate(m.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+				if (fallocate(it.m.fd(), 0, length, 32 << 20) ||
+				    fallocate(it.m.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
 					      length, 32 << 20))
 					std::abort();
 		});
 		CHECK(happens([&] { return runs.load(); }));
-		drop_all(m);
+		drop_all(it.m);
 		usleep(100000);
 		stop = true;
 		writer.join();
-		CHECK(happens([&] { return w.value() == 0; }));
-		for (const auto &event : events.take(*mr))
+		CHECK(happens([&] { return it.w.value() == 0; }));
+		for (const auto &event : events.take(*it.mr))
 			met |= has(event, {"mr_notify_settle:", "by=worker", "ret=-11"});
 	}
 	CHECK(met);
@@ -566,13 +561,10 @@ TEST_CASE("rdma statistic prints the counters")
 TEST_CASE("a deregistered MR is armed no more")
 {
 	const device on;
-	memory m = anonymous(length);
-	word w;
 	const uint64_t before = counters(on)["armed"];
 
 	{
-		const auto mr = on.register_memory(m.registered());
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		const watched it(on, anonymous(length));
 		CHECK(counters(on)["armed"] == before + 1);
 	}
 	CHECK(counters(on)["armed"] == before);

@@ -21,6 +21,7 @@
 #include "skip.h"
 #include "system.h"
 #include "trial.h"
+#include "watched.h"
 
 using namespace mr_notify;
 
@@ -202,26 +203,23 @@ TEST_CASE("race: settling never wipes out an invalidation")
 	uint64_t rounds = 0;
 
 	while (time.goes_on()) {
-		memory m = shared_file(length);
-		const range r = m.registered();
-		const auto mr = on.register_memory(r);
+		watched it(on, shared_file(length));
+		const range r = it.m.registered();
 		std::atomic<bool> stop = false;
-		word w;
 
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		std::thread settling([&] {
 			while (!stop)
-				ibv_settle_mr_notify(mr.get());
+				ibv_settle_mr_notify(it.mr.get());
 		});
 		/* harmless, harmless, and then not */
 		for (uint64_t i = 0; i < rounds % 5 + 1; i++)
 			madvise(r.addr, r.length, MADV_DONTNEED);
 		REQUIRE(madvise(r.addr, page_size(), MADV_REMOVE) == 0);
-		wiped += w.value() == 0;
+		wiped += it.w.value() == 0;
 		stop = true;
 		settling.join();
-		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
-		wiped += w.value() != IBV_MR_NOTIFY_INVALID;
+		REQUIRE(ibv_settle_mr_notify(it.mr.get()) == 0);
+		wiped += it.w.value() != IBV_MR_NOTIFY_INVALID;
 		rounds++;
 	}
 	INFO(rounds << " rounds");

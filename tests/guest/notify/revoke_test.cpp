@@ -2,42 +2,28 @@
 /* After INVALID the device reaches the pages no more, in any way. */
 #include "catch.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "loopback.h"
 #include "skip.h"
 #include "trial.h"
+#include "watched.h"
 
 using namespace mr_notify;
 
 namespace {
 
 constexpr std::size_t length = 16 * 4096;
-constexpr int with_windows = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
-			     IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC |
-			     IBV_ACCESS_MW_BIND;
 
 /*
  * Memory of a file: after its pages are taken from the registration they are
  * still to be seen through the file, so a write that slips through is caught.
  */
-struct victim {
+struct victim : watched {
 	explicit victim(const device &on)
-	    : m(shared_file(length)), whole(m.registered()),
-	      mr(on.register_memory(whole, with_windows))
+	    : watched(on, shared_file(length), device::all_rights | IBV_ACCESS_MW_BIND)
 	{
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
-	}
-
-	void invalidate()
-	{
-		m.forget(whole);
-		REQUIRE(munmap(whole.addr, length) == 0);
-		REQUIRE(w.value() == IBV_MR_NOTIFY_INVALID);
-		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0); /* revoked when it returns */
 	}
 
 	bool untouched() const
@@ -47,10 +33,7 @@ struct victim {
 		return std::all_of(bytes.begin(), bytes.end(), [](char c) { return c == 0x5a; });
 	}
 
-	memory m;
-	range whole;
-	owned<ibv_mr> mr;
-	word w;
+	range whole = m.registered();
 };
 
 struct attacker {

@@ -7,7 +7,6 @@
  */
 #include "catch.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +20,7 @@
 #include "loopback.h"
 #include "skip.h"
 #include "trial.h"
+#include "watched.h"
 
 using namespace mr_notify;
 
@@ -49,20 +49,15 @@ struct peer {
 };
 
 /* The end whose registration ends. */
-struct victim {
-	victim(const device &on, memory mapped)
-	    : pinned_before(pinned_bytes()), m(std::move(mapped)), whole(m.registered()),
-	      mr(on.register_memory(whole))
+struct victim : watched {
+	victim(const device &on, memory mapped, std::size_t before = pinned_bytes())
+	    : watched(on, std::move(mapped)), pinned_before(before)
 	{
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	}
 
 	void revoke()
 	{
-		m.forget(whole);
-		REQUIRE(munmap(whole.addr, length) == 0);
-		REQUIRE(w.value() == IBV_MR_NOTIFY_INVALID);
-		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0); /* revoked when it returns */
+		invalidate();
 		CHECK(pinned_bytes() == pinned_before);
 	}
 
@@ -73,10 +68,7 @@ struct victim {
 	}
 
 	std::size_t pinned_before;
-	memory m;
-	range whole;
-	owned<ibv_mr> mr;
-	word w;
+	range whole = m.registered();
 };
 
 void wait_for_first_byte(range r)

@@ -30,6 +30,7 @@
 #include "skip.h"
 #include "system.h"
 #include "trial.h"
+#include "watched.h"
 
 using namespace mr_notify;
 using namespace std::chrono_literals;
@@ -157,18 +158,15 @@ TEST_CASE("dropped memory returns while events go on")
 
 	/* Once more if the machine has made the pause. */
 	happens([&] {
-		const memory m = small_pages(length);
-		const range r = m.registered();
-		const auto mr = on.register_memory(r);
-		word w;
+		watched it(on, small_pages(length));
+		const range r = it.m.registered();
 
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		const auto begin = kernel_time();
 		REQUIRE(madvise(r.addr + length / 2, length / 2, MADV_DONTNEED) == 0);
 		for (auto last = begin; last - begin < time_limit / 10;) {
 			REQUIRE(madvise(r.addr, page_size(), MADV_FREE) == 0);
 			*r.addr = std::byte{1};
-			const bool back = w.value() == invalid;
+			const bool back = it.w.value() == invalid;
 			const auto now = kernel_time();
 			if (now - last > pause)
 				return false;
@@ -193,16 +191,13 @@ TEST_CASE("a change is found while events go on")
 	const std::size_t length = 256 * page_size();
 
 	for (int i = 0; i < 20; i++) {
-		const memory m = small_pages(length);
-		const range r = m.registered();
-		const auto mr = on.register_memory(r);
-		word w;
+		watched it(on, small_pages(length));
+		const range r = it.m.registered();
 
-		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		const events harmless({r.addr, page_size()});
 		REQUIRE(madvise(r.end() - page_size(), page_size(), MADV_DONTNEED) == 0);
-		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
-		CHECK(w.value() == invalid);
+		REQUIRE(ibv_settle_mr_notify(it.mr.get()) == 0);
+		CHECK(it.w.value() == invalid);
 	}
 }
 
@@ -210,22 +205,19 @@ TEST_CASE("two events do not put the pages between them in doubt")
 {
 	const device on;
 	const std::size_t length = 64 * page_size();
-	const memory m = small_pages(length);
-	const range r = m.registered();
-	const auto mr = on.register_memory(r);
-	word w;
+	watched it(on, small_pages(length));
+	const range r = it.m.registered();
 
 	/* Everything that is in doubt is looked at, and settled. */
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	for (const std::size_t first : {0, 1, 31, 63})
 		for (const std::size_t second : {0, 2, 32, 62}) {
 			INFO(first << ", " << second);
 			for (const std::size_t page : {first, second})
 				REQUIRE(madvise(r.addr + page * page_size(), page_size(),
 						MADV_FREE) == 0);
-			CHECK((w.value() & ~suspect) == 0); /* or the worker was quicker */
-			REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
-			CHECK(w.value() == 0);
+			CHECK((it.w.value() & ~suspect) == 0); /* or the worker was quicker */
+			REQUIRE(ibv_settle_mr_notify(it.mr.get()) == 0);
+			CHECK(it.w.value() == 0);
 		}
 }
 
@@ -234,16 +226,14 @@ TEST_CASE("settling gives up while a file is kept locked")
 	kept_file file;
 	const device on;
 	const range r = file.mapped();
-	const auto mr = on.register_memory(r);
-	word w;
+	watched it(on, r);
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
-	CHECK(ibv_settle_mr_notify(mr.get()) == EAGAIN);
-	CHECK(w.value() == suspect);
+	CHECK(ibv_settle_mr_notify(it.mr.get()) == EAGAIN);
+	CHECK(it.w.value() == suspect);
 	file.let_go();
-	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
-	CHECK(w.value() == 0);
+	CHECK(ibv_settle_mr_notify(it.mr.get()) == 0);
+	CHECK(it.w.value() == 0);
 }
 
 /* EBUSY of ibv_forget_mr() would say that the MR is not the caller's any more. */
@@ -288,22 +278,20 @@ TEST_CASE("a thread that waits for another's settling can be killed")
 	kept_file file;
 	const device on;
 	const range r = file.mapped();
-	const auto mr = on.register_memory(r);
-	word w;
+	watched it(on, r);
 
-	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
 	/* Before the first one is back, after a second: a busy machine may be too slow. */
 	const bool killed = happens([&] {
 		std::atomic<bool> back = false;
 		std::thread first([&] {
-			ibv_settle_mr_notify(mr.get());
+			ibv_settle_mr_notify(it.mr.get());
 			back = true;
 		});
 		usleep(100000); /* it waits for the file */
 		const pid_t child = fork();
 		if (child == 0) {
-			ibv_settle_mr_notify(mr.get());
+			ibv_settle_mr_notify(it.mr.get());
 			_exit(0);
 		}
 		usleep(200000); /* and the child for it */
