@@ -31,6 +31,7 @@
 
 #include "device.h"
 #include "loopback.h"
+#include "post.h"
 #include "run_time.h"
 #include "system.h"
 
@@ -363,13 +364,12 @@ private:
 
 	void send(job *jobs, int n)
 	{
-		ibv_send_wr *bad = nullptr;
 		bool broken = false;
 
 		std::memset(landing(0), 0xff, n * registrations_each * chunk);
 		for (int i = 0; i + 1 < n; i++)
 			jobs[i].wr.next = &jobs[i + 1].wr;
-		check_verb(ibv_post_send(link_->near_end(), &jobs[0].wr, &bad), "ibv_post_send");
+		post(link_->near_end(), jobs[0].wr);
 		for (int i = 0; i < n; i++) {
 			const ibv_wc wc = link_->wait();
 

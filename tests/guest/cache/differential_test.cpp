@@ -48,6 +48,7 @@
 #include "device.h"
 #include "loopback.h"
 #include "own_pages.h"
+#include "post.h"
 
 using namespace mr_notify;
 
@@ -418,13 +419,7 @@ private:
 
 	void post_receive(const registration &by, range where)
 	{
-		ibv_sge sge{reinterpret_cast<uintptr_t>(where.addr),
-			    static_cast<uint32_t>(where.length), by.mr->lkey};
-		ibv_recv_wr wr{}, *bad = nullptr;
-
-		wr.sg_list = &sge;
-		wr.num_sge = 1;
-		check_verb(ibv_post_recv(link().far_end(), &wr, &bad), "ibv_post_recv");
+		::post_receive(link().far_end(), {{where, by.mr->lkey}});
 	}
 
 	int post_send(ibv_wr_opcode opcode, const registration &near, range local,

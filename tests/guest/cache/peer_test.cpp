@@ -26,6 +26,7 @@
 #include "child.h"
 #include "device.h"
 #include "loopback.h"
+#include "post.h"
 
 extern "C" int ibv_forget_mr(struct ibv_mr *) __attribute__((weak));
 
@@ -268,12 +269,7 @@ private:
 
 	void post_receive(range to, uint32_t lkey)
 	{
-		ibv_sge sge{reinterpret_cast<uintptr_t>(to.addr), unit, lkey};
-		ibv_recv_wr wr{}, *bad = nullptr;
-
-		wr.sg_list = &sge;
-		wr.num_sge = 1;
-		check_verb(ibv_post_recv(link().far_end(), &wr, &bad), "ibv_post_recv");
+		::post_receive(link().far_end(), {{{to.addr, unit}, lkey}});
 	}
 
 	static ibv_wr_opcode opcode(operation what)
@@ -286,23 +282,11 @@ private:
 
 	void post(operation what, range to, uint32_t rkey)
 	{
-		const range from = mine_.registered();
-		ibv_sge sge{reinterpret_cast<uintptr_t>(from.addr), unit, source_->lkey};
-		ibv_send_wr wr{}, *bad = nullptr;
-
-		wr.sg_list = &sge;
-		wr.num_sge = 1;
-		wr.opcode = opcode(what);
-		wr.send_flags = IBV_SEND_SIGNALED;
-		if (what == operation::atomic) {
-			wr.wr.atomic.remote_addr = reinterpret_cast<uintptr_t>(to.addr);
-			wr.wr.atomic.rkey = rkey;
-			wr.wr.atomic.compare_add = 1;
-		} else {
-			wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(to.addr);
-			wr.wr.rdma.rkey = rkey;
-		}
-		check_verb(ibv_post_send(link().near_end(), &wr, &bad), "ibv_post_send");
+		::post(link().near_end(), {opcode(what),
+					   {{{mine_.registered().addr, unit}, source_->lkey}},
+					   number(to.addr),
+					   rkey,
+					   1});
 	}
 
 	/* The statuses, and whether the bytes came or went. */

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "loopback.h"
+#include "post.h"
 #include "raw_uverbs.h"
 #include "rows.h"
 #include "run_time.h"
@@ -231,26 +232,13 @@ TEST_CASE("a posted receive in the part that stays is filled")
 {
 	shared_by_users all;
 	loopback link(all.on);
-	ibv_sge into{reinterpret_cast<uintptr_t>(all.m.registered().addr), 4096, all.mr->lkey};
-	ibv_sge out{reinterpret_cast<uintptr_t>(all.source.registered().addr), 4096,
-		    all.from->lkey};
-	ibv_recv_wr recv{};
-	ibv_recv_wr *bad_recv = nullptr;
-	ibv_send_wr send{};
-	ibv_send_wr *bad_send = nullptr;
 
 	at(all.w) += one_user;
 	*all.source.registered().addr = std::byte{0x33};
-	recv.sg_list = &into;
-	recv.num_sge = 1;
-	REQUIRE(ibv_post_recv(link.far_end(), &recv, &bad_recv) == 0);
+	post_receive(link.far_end(), {{{all.m.registered().addr, 4096}, all.mr->lkey}});
 	all.cut();
 	REQUIRE(ibv_settle_mr_notify(all.mr.get()) == 0);
-	send.sg_list = &out;
-	send.num_sge = 1;
-	send.opcode = IBV_WR_SEND;
-	send.send_flags = IBV_SEND_SIGNALED;
-	REQUIRE(ibv_post_send(link.near_end(), &send, &bad_send) == 0);
+	link.start(IBV_WR_SEND, all.from.get(), all.source.registered(), nullptr, 0);
 	CHECK(link.wait().status == IBV_WC_SUCCESS);
 	CHECK(link.wait().status == IBV_WC_SUCCESS);
 	CHECK(*all.m.registered().addr == std::byte{0x33});

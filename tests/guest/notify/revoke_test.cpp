@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "loopback.h"
+#include "post.h"
 #include "skip.h"
 #include "trial.h"
 #include "watched.h"
@@ -59,18 +60,11 @@ bool has_atomics(const device &on)
 
 ibv_wc_status atomic(loopback &link, const attacker &from, const victim &to)
 {
-	ibv_sge sge{reinterpret_cast<uintptr_t>(from.bytes().addr), 8, from.mr->lkey};
-	ibv_send_wr wr{};
-	ibv_send_wr *bad = nullptr;
-
-	wr.sg_list = &sge;
-	wr.num_sge = 1;
-	wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
-	wr.send_flags = IBV_SEND_SIGNALED;
-	wr.wr.atomic.remote_addr = reinterpret_cast<uintptr_t>(to.whole.addr);
-	wr.wr.atomic.rkey = to.mr->rkey;
-	wr.wr.atomic.compare_add = 1;
-	REQUIRE(ibv_post_send(link.near_end(), &wr, &bad) == 0);
+	post(link.near_end(), {IBV_WR_ATOMIC_FETCH_AND_ADD,
+			       {{{from.bytes().addr, 8}, from.mr->lkey}},
+			       number(to.whole.addr),
+			       to.mr->rkey,
+			       1});
 	return link.wait().status;
 }
 
@@ -140,23 +134,10 @@ TEST_CASE("a receive buffer that is revoked takes nothing")
 	victim gone(on);
 	attacker peer(on);
 	loopback link(on);
-	ibv_sge into{reinterpret_cast<uintptr_t>(gone.whole.addr), static_cast<uint32_t>(length),
-		     gone.mr->lkey};
-	ibv_recv_wr recv{};
-	ibv_recv_wr *bad_recv = nullptr;
-	ibv_sge from{reinterpret_cast<uintptr_t>(peer.bytes().addr), 64, peer.mr->lkey};
-	ibv_send_wr send{};
-	ibv_send_wr *bad_send = nullptr;
 
-	recv.sg_list = &into;
-	recv.num_sge = 1;
-	REQUIRE(ibv_post_recv(link.far_end(), &recv, &bad_recv) == 0);
+	post_receive(link.far_end(), {{gone.whole, gone.mr->lkey}});
 	gone.invalidate();
-	send.sg_list = &from;
-	send.num_sge = 1;
-	send.opcode = IBV_WR_SEND;
-	send.send_flags = IBV_SEND_SIGNALED;
-	REQUIRE(ibv_post_send(link.near_end(), &send, &bad_send) == 0);
+	link.start(IBV_WR_SEND, peer.mr.get(), {peer.bytes().addr, 64}, nullptr, 0);
 	/* iWARP completes the send all the same. */
 	ibv_wc wc = link.wait();
 	while (wc.qp_num != link.far_end()->qp_num)

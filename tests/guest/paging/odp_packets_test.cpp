@@ -331,25 +331,18 @@ TEST_CASE("packets: a read by a window with addresses of its own is repeated")
 						       IBV_ACCESS_MW_BIND));
 	const raw_peer peer(*wire);
 	const owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_2));
-	ibv_send_wr second_page{};
-	ibv_send_wr *bad = nullptr;
 
 	REQUIRE(mr);
 	REQUIRE(window);
 	std::memset(here.addr, 0x11, page);
 	std::memset(here.addr + page, 0x22, page);
 	peer.let_ask();
-	second_page.opcode = IBV_WR_BIND_MW;
-	second_page.send_flags = IBV_SEND_SIGNALED;
-	second_page.bind_mw = {
-		window.get(),
-		ibv_inc_rkey(window->rkey),
-		{mr.get(), page, page, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ZERO_BASED}};
-	check_verb(ibv_post_send(peer.qp(), &second_page, &bad), "ibv_post_send");
+	const uint32_t rkey =
+		post_bind(peer.qp(), window.get(),
+			  {mr.get(), page, page, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ZERO_BASED});
 	const auto bound = peer.completed(time_limit);
 	REQUIRE(bound);
 	REQUIRE(bound->status == IBV_WC_SUCCESS);
-	const uint32_t rkey = second_page.bind_mw.rkey;
 	peer.read(0, nullptr, rkey, page);
 	CHECK(answers(peer.all(4), 0, 4, std::byte{0x22}));
 	peer.read(2, reinterpret_cast<void *>(2 * mtu), rkey, 2 * mtu);
@@ -731,15 +724,7 @@ TEST_CASE("packets: an old answer is no answer to the asking end, either")
 	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
 	const raw_peer peer(*s.link);
 	const auto write = [&](std::size_t from, uint32_t length) {
-		ibv_sge sge{reinterpret_cast<uintptr_t>(s.at(from)), length, s.all->lkey};
-		ibv_send_wr wr{};
-		ibv_send_wr *bad = nullptr;
-
-		wr.opcode = IBV_WR_RDMA_WRITE;
-		wr.send_flags = IBV_SEND_SIGNALED;
-		wr.sg_list = &sge;
-		wr.num_sge = 1;
-		check_verb(ibv_post_send(peer.qp(), &wr, &bad), "ibv_post_send");
+		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{s.at(from), length}, s.all->lkey}}});
 	};
 	const auto succeeds = [&] {
 		const auto wc = peer.completed(time_limit);
@@ -779,19 +764,13 @@ TEST_CASE("packets: a queue is drained with a window bound behind a repeated req
 		on.register_memory(where, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	const owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_2));
 	const raw_peer peer(*s.link);
-	ibv_send_wr bind{};
-	ibv_send_wr *bad = nullptr;
 
 	REQUIRE(window);
 	peer.let_ask(7);
 	s.slow->fill(std::byte{0x11}, 2 * page);
 	post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{s.at(page - mtu), 2 * mtu}, s.all->lkey}}});
-	bind.opcode = IBV_WR_BIND_MW;
-	bind.send_flags = IBV_SEND_SIGNALED;
-	bind.bind_mw = {window.get(),
-			ibv_inc_rkey(window->rkey),
-			{mr.get(), number(where.addr), page, IBV_ACCESS_REMOTE_READ}};
-	check_verb(ibv_post_send(peer.qp(), &bind, &bad), "ibv_post_send");
+	post_bind(peer.qp(), window.get(),
+		  {mr.get(), number(where.addr), page, IBV_ACCESS_REMOTE_READ});
 	REQUIRE(peer.all(2).size() == 2);
 	s.take_away(page, page);
 	peer.acknowledge(0, raw_peer::out_of_order);

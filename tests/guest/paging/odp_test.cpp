@@ -362,25 +362,18 @@ TEST_CASE("a window with addresses of its own")
 	const auto all = register_all(s.on, all_rights | IBV_ACCESS_MW_BIND);
 	const owned<ibv_mw> window(ibv_alloc_mw(s.on.pd(), IBV_MW_TYPE_2));
 	REQUIRE(window);
-	ibv_send_wr wr{}, *bad = nullptr;
 
-	wr.opcode = IBV_WR_BIND_MW;
-	wr.send_flags = IBV_SEND_SIGNALED;
-	wr.bind_mw = {window.get(),
-		      ibv_inc_rkey(window->rkey),
-		      {all.get(), number(s.to().addr), 2 * page_size(),
-		       IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ZERO_BASED}};
 	/* the far end is the one that is written to, and a window of this type is its own */
-	check_verb(ibv_post_send(s.link.far_end(), &wr, &bad), "ibv_post_send");
+	const uint32_t rkey = post_bind(s.link.far_end(), window.get(),
+					{all.get(), number(s.to().addr), 2 * page_size(),
+					 IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ZERO_BASED});
 	REQUIRE(s.link.wait().status == IBV_WC_SUCCESS);
 
 	const range part{s.from().addr, page_size()};
 	fill(part, 4);
-	CHECK(run(s.link, {IBV_WR_RDMA_WRITE, {{part, all->lkey}}, 100, wr.bind_mw.rkey}) ==
-	      IBV_WC_SUCCESS);
+	CHECK(run(s.link, {IBV_WR_RDMA_WRITE, {{part, all->lkey}}, 100, rkey}) == IBV_WC_SUCCESS);
 	CHECK(same(part, {s.to().addr + 100, part.length}));
-	CHECK(run(s.link,
-		  {IBV_WR_RDMA_WRITE, {{part, all->lkey}}, page_size() + 1, wr.bind_mw.rkey}) ==
+	CHECK(run(s.link, {IBV_WR_RDMA_WRITE, {{part, all->lkey}}, page_size() + 1, rkey}) ==
 	      IBV_WC_REM_ACCESS_ERR);
 }
 

@@ -191,19 +191,12 @@ TEST_CASE("answers: a window is bound once, even if a request before that is sen
 	const owned<ibv_mr> mr =
 		on.register_memory(where, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	const owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_2));
-	ibv_send_wr bind{};
-	ibv_send_wr *bad = nullptr;
 
 	REQUIRE(window);
 	one.read_all();
 	one.ask(IBV_WR_RDMA_WRITE, mtu);
-	bind.opcode = IBV_WR_BIND_MW;
-	bind.send_flags = IBV_SEND_SIGNALED;
-	bind.bind_mw = {
-		window.get(),
-		ibv_inc_rkey(window->rkey),
-		{mr.get(), reinterpret_cast<uintptr_t>(where.addr), mtu, IBV_ACCESS_REMOTE_READ}};
-	check_verb(ibv_post_send(one.peer.qp(), &bind, &bad), "ibv_post_send");
+	post_bind(one.peer.qp(), window.get(),
+		  {mr.get(), number(where.addr), mtu, IBV_ACCESS_REMOTE_READ});
 	CHECK(one.request().opcode == 0x0a);
 	one.peer.acknowledge(4, raw_peer::out_of_order);
 	CHECK(one.request().opcode == 0x0a);

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "loopback.h"
+#include "post.h"
 #include "probe.h"
 #include "raw_uverbs.h"
 #include "skip.h"
@@ -84,13 +85,7 @@ public:
 		return completion();
 	}
 
-	void receive() const
-	{
-		ibv_recv_wr wr{};
-		ibv_recv_wr *bad = nullptr;
-
-		REQUIRE(ibv_post_recv(qp_.get(), &wr, &bad) == 0);
-	}
+	void receive() const { post_receive(qp_.get(), {}); }
 
 	ibv_wc_status completion() const
 	{

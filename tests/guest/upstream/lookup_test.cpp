@@ -17,6 +17,7 @@
 #include <string>
 
 #include "loopback.h"
+#include "post.h"
 #include "probe.h"
 #include "run_time.h"
 #include "skip.h"
@@ -92,10 +93,8 @@ public:
 
 	void post(ibv_send_wr &wr)
 	{
-		ibv_send_wr *bad = nullptr;
-
 		wr.send_flags = IBV_SEND_SIGNALED;
-		REQUIRE(ibv_post_send(qp_.get(), &wr, &bad) == 0);
+		::post(qp_.get(), wr);
 	}
 
 	/* After an error it is made usable again. */

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "loopback.h"
+#include "post.h"
 #include "raw_uverbs.h"
 #include "skip.h"
 
@@ -42,18 +43,6 @@ struct asker {
 	memory m = anonymous(page);
 	owned<ibv_mr> mr;
 };
-
-void post_receive(ibv_qp *qp, range into, const ibv_mr *mr)
-{
-	ibv_sge sge{reinterpret_cast<uintptr_t>(into.addr), static_cast<uint32_t>(into.length),
-		    mr->lkey};
-	ibv_recv_wr wr{};
-	ibv_recv_wr *bad = nullptr;
-
-	wr.sg_list = &sge;
-	wr.num_sge = 1;
-	REQUIRE(ibv_post_recv(qp, &wr, &bad) == 0);
-}
 
 /* How the receive of the far end completes. */
 ibv_wc far_completion(loopback &link)
@@ -188,29 +177,17 @@ TEST_CASE("an empty element of a list is skipped")
 	loopback link(on);
 	const range here = from.m.registered();
 	const range there = to.m.registered();
-	const auto at = reinterpret_cast<uintptr_t>(here.addr);
-	ibv_sge list[]{{at + 7, 0, from.mr->lkey},
-		       {at, 100, from.mr->lkey},
-		       {at + 9, 0, from.mr->lkey},
-		       {at + 100, 2000, from.mr->lkey}};
-	ibv_sge received[]{{reinterpret_cast<uintptr_t>(there.addr), 0, to.mr->lkey},
-			   {reinterpret_cast<uintptr_t>(there.addr), page, to.mr->lkey}};
-	ibv_recv_wr receive{};
-	ibv_recv_wr *bad_receive = nullptr;
-	ibv_send_wr wr{};
-	ibv_send_wr *bad = nullptr;
+	const uint32_t lkey = from.mr->lkey;
 
 	for (std::size_t i = 0; i < page; i++)
 		here.addr[i] = static_cast<std::byte>(i % 251);
 	std::memset(there.addr, 0xff, page);
-	receive.sg_list = received;
-	receive.num_sge = 2;
-	REQUIRE(ibv_post_recv(link.far_end(), &receive, &bad_receive) == 0);
-	wr.opcode = IBV_WR_SEND;
-	wr.send_flags = IBV_SEND_SIGNALED;
-	wr.sg_list = list;
-	wr.num_sge = 4;
-	REQUIRE(ibv_post_send(link.near_end(), &wr, &bad) == 0);
+	post_receive(link.far_end(), {{{there.addr, 0}, to.mr->lkey}, {there, to.mr->lkey}});
+	post(link.near_end(), {IBV_WR_SEND,
+			       {{{here.addr + 7, 0}, lkey},
+				{{here.addr, 100}, lkey},
+				{{here.addr + 9, 0}, lkey},
+				{{here.addr + 100, 2000}, lkey}}});
 	const ibv_wc one = link.wait();
 	const ibv_wc other = link.wait();
 	CHECK(one.status == IBV_WC_SUCCESS);
@@ -228,17 +205,11 @@ TEST_CASE("a read of nothing brings nothing")
 	loopback link(on);
 	const range into = to.first(100);
 	const std::byte *there = from.m.registered().addr;
-	ibv_send_wr wr{};
-	ibv_send_wr *bad = nullptr;
 
 	for (int i = 0; i < 64; i++)
 		REQUIRE(link.read(to.mr.get(), into, there, from.mr->rkey) == IBV_WC_SUCCESS);
 	std::memset(into.addr, 0x11, into.length);
-	wr.opcode = IBV_WR_RDMA_READ;
-	wr.send_flags = IBV_SEND_SIGNALED;
-	wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(there);
-	wr.wr.rdma.rkey = from.mr->rkey;
-	REQUIRE(ibv_post_send(link.near_end(), &wr, &bad) == 0);
+	post(link.near_end(), {IBV_WR_RDMA_READ, {}, number(there), from.mr->rkey});
 	CHECK(link.wait().status == IBV_WC_SUCCESS);
 	CHECK(std::count(into.addr, into.end(), std::byte{0x11}) == 100);
 }
@@ -250,18 +221,12 @@ TEST_CASE("siw refuses a read into a list")
 	const asker from(on);
 	const asker to(on);
 	loopback link(on);
-	const auto at = reinterpret_cast<uintptr_t>(to.m.registered().addr);
-	ibv_sge list[]{{at, 100, to.mr->lkey}, {at + 200, 100, to.mr->lkey}};
-	ibv_send_wr wr{};
-	ibv_send_wr *bad = nullptr;
+	std::byte *const at = to.m.registered().addr;
 
-	wr.opcode = IBV_WR_RDMA_READ;
-	wr.send_flags = IBV_SEND_SIGNALED;
-	wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(from.m.registered().addr);
-	wr.wr.rdma.rkey = from.mr->rkey;
-	wr.sg_list = list;
-	wr.num_sge = 2;
-	REQUIRE(ibv_post_send(link.near_end(), &wr, &bad) == 0);
+	post(link.near_end(), {IBV_WR_RDMA_READ,
+			       {{{at, 100}, to.mr->lkey}, {{at + 200, 100}, to.mr->lkey}},
+			       number(from.m.registered().addr),
+			       from.mr->rkey});
 	CHECK(link.wait().status != IBV_WC_SUCCESS); /* the next request would wait for ever */
 }
 
@@ -274,8 +239,8 @@ TEST_CASE("a peer can't end a registration")
 	{
 		loopback link(on);
 
-		post_receive(link.far_end(), to.first(100), to.mr.get());
-		post_receive(link.far_end(), to.first(100), to.mr.get());
+		post_receive(link.far_end(), {{to.first(100), to.mr->lkey}});
+		post_receive(link.far_end(), {{to.first(100), to.mr->lkey}});
 		link.start(IBV_WR_SEND_WITH_INV, to.mr.get(), to.first(1), nullptr, mr->rkey);
 		CHECK(far_completion(link).status != IBV_WC_SUCCESS);
 		CHECK(far_completion(link).status == IBV_WC_WR_FLUSH_ERR); /* the connection ends */
@@ -293,7 +258,7 @@ TEST_CASE("a message that is longer than its receive is no error of the memory")
 	const asker to(on);
 	loopback link(on);
 
-	post_receive(link.far_end(), to.first(50), to.mr.get());
+	post_receive(link.far_end(), {{to.first(50), to.mr->lkey}});
 	link.start(IBV_WR_SEND, from.mr.get(), from.first(100), nullptr, 0);
 	const ibv_wc one = link.wait();
 	const ibv_wc other = link.wait();

@@ -133,14 +133,13 @@ struct scene {
 		ibv_sge sge{reinterpret_cast<uintptr_t>(local.addr),
 			    static_cast<uint32_t>(local.length), lkey};
 		ibv_send_wr wr{};
-		ibv_send_wr *bad = nullptr;
 
 		wr.wr_id = name;
 		wr.opcode = opcode;
 		wr.send_flags = IBV_SEND_SIGNALED;
 		wr.sg_list = &sge;
 		wr.num_sge = 1;
-		check_verb(ibv_post_send(peer.qp(), &wr, &bad), "ibv_post_send");
+		post(peer.qp(), wr);
 	}
 	void ask(ibv_wr_opcode opcode, std::size_t length) const
 	{

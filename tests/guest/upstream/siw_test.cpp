@@ -30,6 +30,7 @@
 
 #include "device.h"
 #include "loopback.h"
+#include "post.h"
 #include "skip.h"
 #include "system.h"
 
@@ -536,14 +537,9 @@ TEST_CASE("siw: an invalidation that is refused ends the connection")
 	const target of(on);
 	end one(on);
 	const auto peer = one.connected();
-	ibv_sge sge{reinterpret_cast<uintptr_t>(of.at()), page, of.mr->lkey};
-	ibv_recv_wr wr{};
-	ibv_recv_wr *bad = nullptr;
 
-	wr.sg_list = &sge;
-	wr.num_sge = 1;
 	for (int i = 0; i < 2; i++)
-		REQUIRE(ibv_post_recv(one.qp(), &wr, &bad) == 0);
+		post_receive(one.qp(), {{{of.at(), page}, of.mr->lkey}});
 	bytes both = invalidating_frame(1, of.mr->rkey);
 	const bytes unknown = frame(last | 9, bytes(16));
 	both.insert(both.end(), unknown.begin(), unknown.end());
@@ -569,14 +565,9 @@ TEST_CASE("siw: a receive with an empty element gives back the memory it was wri
 
 	for (int i = 0; i < rounds; i++) {
 		const owned<ibv_mr> mr = on.register_memory(into.registered());
-		const auto at = reinterpret_cast<uintptr_t>(into.registered().addr);
-		ibv_sge list[]{{at, 0, mr->lkey}, {at, page, mr->lkey}};
-		ibv_recv_wr wr{};
-		ibv_recv_wr *bad = nullptr;
+		std::byte *const at = into.registered().addr;
 
-		wr.sg_list = list;
-		wr.num_sge = 2;
-		REQUIRE(ibv_post_recv(link.far_end(), &wr, &bad) == 0);
+		post_receive(link.far_end(), {{{at, 0}, mr->lkey}, {{at, page}, mr->lkey}});
 		link.start(IBV_WR_SEND, from.mr.get(), {from.at(), 100}, nullptr, 0);
 		REQUIRE(link.wait().status == IBV_WC_SUCCESS);
 		REQUIRE(link.wait().status == IBV_WC_SUCCESS);

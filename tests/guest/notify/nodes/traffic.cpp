@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "owner.h"
+#include "post.h"
 #include "system.h"
 
 namespace nodes {
@@ -35,24 +36,8 @@ connection::connection(const device &on, remote &owner, const patience &waits)
 void connection::post(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const target &to,
 		      std::size_t offset, unsigned int flags, uint64_t added)
 {
-	ibv_sge sge{reinterpret_cast<uintptr_t>(local.addr), static_cast<uint32_t>(local.length),
-		    mr->lkey};
-	ibv_send_wr wr{};
-	ibv_send_wr *bad = nullptr;
-
-	wr.sg_list = &sge;
-	wr.num_sge = 1;
-	wr.opcode = opcode;
-	wr.send_flags = IBV_SEND_SIGNALED | flags;
-	if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
-		wr.wr.atomic.remote_addr = to.addr + offset;
-		wr.wr.atomic.rkey = to.rkey;
-		wr.wr.atomic.compare_add = added;
-	} else {
-		wr.wr.rdma.remote_addr = to.addr + offset;
-		wr.wr.rdma.rkey = to.rkey;
-	}
-	check_verb(ibv_post_send(qp_.get(), &wr, &bad), "ibv_post_send");
+	::post(qp_.get(),
+	       {opcode, {{local, mr->lkey}}, to.addr + offset, to.rkey, added, 0, flags});
 }
 
 ibv_wc connection::wait()

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "odp/raw_peer.h"
+#include "post.h"
 #include "system.h"
 
 namespace odp {
@@ -43,21 +44,12 @@ struct asked {
 
 	void ask(ibv_wr_opcode opcode, uint32_t length, unsigned int flags = 0) const
 	{
-		ibv_sge sge{reinterpret_cast<uintptr_t>(here.registered().addr), length, mr->lkey};
-		ibv_send_wr wr{};
-		ibv_send_wr *bad = nullptr;
-
-		wr.opcode = opcode;
-		wr.send_flags = IBV_SEND_SIGNALED | flags;
-		wr.sg_list = &sge;
-		wr.num_sge = 1;
-		if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
-			wr.wr.atomic.remote_addr = remote();
-		else
-			wr.wr.rdma.remote_addr = remote();
-		mr_notify::check_verb(ibv_post_send(peer.qp(), &wr, &bad), "ibv_post_send");
+		post(peer.qp(), {.opcode = opcode,
+				 .local = {{{here.registered().addr, length}, mr->lkey}},
+				 .remote = remote(),
+				 .flags = flags});
 	}
-	uint64_t remote() const { return reinterpret_cast<uintptr_t>(there.registered().addr); }
+	uint64_t remote() const { return number(there.registered().addr); }
 	void ask_for_atomic_write() const
 	{
 		ibv_qp_ex *qp = ibv_qp_to_qp_ex(peer.qp());

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/*
- * The operations of a reliable connection beyond reading and writing, and memory
- * whose faults are answered when the test says so.
- */
+/* Transfers of a reliable connection, and the MR of all memory. */
 #ifndef GUEST_ODP_OPERATIONS_H
 #define GUEST_ODP_OPERATIONS_H
 
@@ -14,32 +11,12 @@
 #include <vector>
 
 #include "loopback.h"
+#include "post.h"
 
 namespace odp {
 
-constexpr int all_rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
-			   IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+constexpr int all_rights = mr_notify::device::all_rights;
 
-/* One piece of local memory. */
-struct piece {
-	mr_notify::range where;
-	uint32_t lkey;
-};
-
-/* All that a work request names. */
-struct request {
-	ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE;
-	std::vector<piece> local;
-	uint64_t remote = 0;
-	uint32_t rkey = 0;
-	uint64_t compare_add = 0;
-	uint64_t swap = 0;
-};
-
-uint64_t number(const void *address);
-
-void post(ibv_qp *qp, const request &what);
-void post_receive(ibv_qp *qp, const std::vector<piece> &into);
 /* Sends to a receive, and waits for both ends: sender's status, then receiver's. */
 struct both {
 	ibv_wc_status sender;
