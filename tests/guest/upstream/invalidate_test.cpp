@@ -51,25 +51,9 @@ public:
 
 	explicit operator bool() const { return static_cast<bool>(qp_); }
 
-	void connect(const end &other, const ibv_ah_attr &where) const
+	void connect(const end &other) const
 	{
-		ibv_qp_attr attr{};
-
-		attr.port_num = 1;
-		attr.path_mtu = IBV_MTU_1024;
-		attr.dest_qp_num = other.qp_->qp_num;
-		attr.ah_attr = where;
-		attr.max_dest_rd_atomic = attr.max_rd_atomic = 1;
-		attr.timeout = 18;
-		attr.retry_cnt = attr.rnr_retry = 7;
-		attr.qp_state = IBV_QPS_INIT;
-		modify(attr, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-		attr.qp_state = IBV_QPS_RTR;
-		modify(attr, IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-				     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-		attr.qp_state = IBV_QPS_RTS;
-		modify(attr, IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-				     IBV_QP_MAX_QP_RD_ATOMIC);
+		connect_reliable(qp_.get(), address_of(qp_.get()), address_of(other.qp_.get()));
 	}
 
 	int destroy() { return ibv_destroy_qp(qp_.release()); }
@@ -99,11 +83,6 @@ public:
 	}
 
 private:
-	void modify(ibv_qp_attr &attr, int mask) const
-	{
-		REQUIRE(ibv_modify_qp(qp_.get(), &attr, IBV_QP_STATE | mask) == 0);
-	}
-
 	owned<ibv_cq> cq_;
 	owned<ibv_qp> qp_;
 };
@@ -121,12 +100,8 @@ struct scene {
 	{
 		if (!owner || !window)
 			return false;
-		const loopback ends(on);
-		ibv_qp_attr attr{};
-		ibv_qp_init_attr unused{};
-		REQUIRE(ibv_query_qp(ends.near_end(), &attr, IBV_QP_AV, &unused) == 0);
-		owner.connect(peer, attr.ah_attr);
-		peer.connect(owner, attr.ah_attr);
+		owner.connect(peer);
+		peer.connect(owner);
 		return true;
 	}
 
