@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * RDMA writes into an address space of many mappings, each of one page. WAY/COUNT, where one
- * message goes to 16 mappings in a row, somewhere among them: registered   all are registered
- * before all          by an MR of all memory; the pages are there dropped      the same, and the
- * pages of the message have just been dropped touched      no message: the CPU writes to such
- * pages, which have just been dropped left         no message: the CPU writes to such pages, which
- * are there Only the message, or the CPU's writes, is timed.
+ * message goes to 16 mappings in a row, somewhere among them:
+ *  registered   all are registered before
+ *  all          by an MR of all memory; the pages are there
+ *  dropped      the same, and the pages of the message have just been dropped
+ *  touched      no message: the CPU writes to such pages, which have just been dropped
+ *  left         no message: the CPU writes to such pages, which are there
+ * Only the message, or the CPU's writes, is timed.
  */
 #include <benchmark/benchmark.h>
 #include <sched.h>
