@@ -425,6 +425,23 @@ static bool umem_notify_end_arming(struct ib_umem_notify *n, bool in_use,
 	return ends;
 }
 
+/* The tracker, its mutex held, if this process has armed it: -EINVAL if not, or -EINTR */
+static struct ib_umem_notify *umem_notify_take_armed(struct ib_umem *umem)
+{
+	struct ib_umem_notify *n = umem_notify_find(umem);
+	int ret;
+
+	if (!n || umem->owning_mm != current->mm)
+		return ERR_PTR(-EINVAL);
+	ret = mutex_lock_killable(&n->mutex);
+	if (ret)
+		return ERR_PTR(ret);
+	if (n->armed)
+		return n;
+	mutex_unlock(&n->mutex);
+	return ERR_PTR(-EINVAL);
+}
+
 /**
  * umem_notify_disarm - Leave the word alone from now on
  * @umem: The umem of the MR
@@ -442,20 +459,14 @@ static bool umem_notify_end_arming(struct ib_umem_notify *n, bool in_use,
  */
 int umem_notify_disarm(struct ib_umem *umem)
 {
-	struct ib_umem_notify *n = umem_notify_find(umem);
+	struct ib_umem_notify *n = umem_notify_take_armed(umem);
 	struct umem_notify_word_page *word_page;
 	bool reclaim, in_use;
 	int ret;
 
-	if (!n || umem->owning_mm != current->mm)
-		return -EINVAL;
+	if (IS_ERR(n))
+		return PTR_ERR(n);
 
-	ret = mutex_lock_killable(&n->mutex);
-	if (ret)
-		return ret;
-	ret = -EINVAL;
-	if (!n->armed)
-		goto unlock;
 	umem_notify_unlend(n);
 	reclaim = umem_notify_set_reclaim(n, false); /* restored, it is not lent again */
 	ret = umem_notify_restore(n);
@@ -491,24 +502,18 @@ unlock:
  */
 int umem_notify_settle(struct ib_umem *umem)
 {
-	struct ib_umem_notify *n = umem_notify_find(umem);
+	struct ib_umem_notify *n = umem_notify_take_armed(umem);
 	int ret;
 
-	if (!n || umem->owning_mm != current->mm)
-		return -EINVAL;
+	if (IS_ERR(n))
+		return PTR_ERR(n);
 
-	ret = mutex_lock_killable(&n->mutex);
-	if (ret)
-		return ret;
-	ret = -EINVAL;
-	if (n->armed) {
-		umem_notify_counted(n, IB_MR_NOTIFY_STAT_SETTLES, 1);
-		ret = umem_notify_restore(n);
-		if (!ret)
-			ret = umem_notify_verify(n, UMEM_NOTIFY_USER);
-		if (umem_notify_retire(n))
-			umem_notify_queue_again(n);
-	}
+	umem_notify_counted(n, IB_MR_NOTIFY_STAT_SETTLES, 1);
+	ret = umem_notify_restore(n);
+	if (!ret)
+		ret = umem_notify_verify(n, UMEM_NOTIFY_USER);
+	if (umem_notify_retire(n))
+		umem_notify_queue_again(n);
 	mutex_unlock(&n->mutex);
 	return ret;
 }
