@@ -4,7 +4,7 @@
 The version is Debian's, then "+mrnotify", our revision, and the release that it was built on:
 56.1-1+mrnotify3~deb12u1 sorts above Debian 12's 44.0-2 and above 56.1-1 of trixie with its rebuilds
 (+b1) and updates (+deb13u1); below 56.1-2, which Debian would build from other sources; and below
-the same packages built on a later release. Raise REVISION with each release.
+the same packages built on a later release. REVISION is the next release's.
 """
 import email.utils
 import glob

@@ -8,7 +8,7 @@ ours: ours has another struct ib_device_ops, and with it every symbol that knows
 checksum. A kernel with one that is not in kernel_modules.USERS is left alone.
 
 The version is upstream's of the library that it belongs to, then "+mrnotify" and our revision, as
-that of the library: 56.1+mrnotify3. Raise REVISION with each release.
+that of the library: 56.1+mrnotify3. REVISION is the next release's.
 """
 import os
 import re

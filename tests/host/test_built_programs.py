@@ -3,7 +3,7 @@
 """Runs the built programs that need no kernel, the C tests, and looks at libibverbs itself.
 
 Why: the names and versions of the exported symbols are the ABI, and nothing else would notice that
-one is missing or that the library needs a C++ run time. Skips the programs that are not built.
+one is missing or that the library needs a C++ run time. Needs all of them: cmake --build build.
 """
 import glob
 import os

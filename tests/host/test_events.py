@@ -18,7 +18,10 @@ class EventsTest(unittest.TestCase):
         done = subprocess.run([PROGRAM, "--list"], capture_output=True, text=True, check=True)
         with open(os.path.join(REPO, "Documentation/events.md"), encoding="utf-8") as page:
             rows = [found.group(1) for found in map(ROW.match, page) if found]
-        self.assertEqual(rows, done.stdout.splitlines())
+        printed = done.stdout.splitlines()
+        self.assertEqual([row for row in printed if row not in rows], [],
+                         "rows of the program that Documentation/events.md lacks")
+        self.assertEqual(rows, printed, "not the program's rows, or not in its order")
 
 
 if __name__ == "__main__":
