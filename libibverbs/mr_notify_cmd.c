@@ -106,11 +106,11 @@ static bool block_signals(sigset_t *before)
 	return !pthread_sigmask(SIG_BLOCK, &others, before);
 }
 
-bool mr_notify_retries(struct mr_notify_retry *retry, int error)
+bool mr_notify_retries_blocked(struct mr_notify_retry *retry, int error)
 {
 	if (error == EINTR && !retry->blocked) {
 		retry->blocked = block_signals(&retry->before);
-	} else if (error != EINTR && retry->blocked) {
+	} else if (error != EINTR) {
 		const int old_errno = errno;
 
 		/* pending signals are handled here */
@@ -123,9 +123,10 @@ bool mr_notify_retries(struct mr_notify_retry *retry, int error)
 int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use,
 		  unsigned int flags)
 {
-	struct mr_notify_retry retry = {};
+	struct mr_notify_retry retry;
 	int ret;
 
+	retry.blocked = false;
 	do {
 		ret = cmd_mr_notify_arm(mr, word, in_use, flags);
 	} while (mr_notify_retries(&retry, ret));

@@ -6,6 +6,7 @@
 #ifndef IB_VERBS_MR_NOTIFY_CMD_H
 #define IB_VERBS_MR_NOTIFY_CMD_H
 
+#include <errno.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -48,8 +49,14 @@ struct mr_notify_retry {
 	bool blocked;
 	sigset_t before;
 };
-/* After each time, with how it ended: is it to be tried once more? Begins with zeros. */
-bool mr_notify_retries(struct mr_notify_retry *retry, int error);
+bool mr_notify_retries_blocked(struct mr_notify_retry *retry, int error);
+
+/* After each time, with how it ended: is it to be tried once more? Not @blocked to begin with. */
+static inline bool mr_notify_retries(struct mr_notify_retry *retry, int error)
+{
+	return (error == EINTR || retry->blocked) &&
+	       mr_notify_retries_blocked(retry, error);
+}
 
 /*
  * Registers and arms for the cache, in one system call where the provider takes the usual way

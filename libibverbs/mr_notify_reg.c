@@ -117,10 +117,11 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 		.reclaims = flags & MR_NOTIFY_RECLAIM,
 		.idle_ms = idle_ms,
 	};
-	struct mr_notify_retry retry = {};
+	struct mr_notify_retry retry;
 	struct ibv_mr *mr;
 	int ret;
 
+	retry.blocked = false;
 	do {
 		errno = 0; /* not all that fails says why */
 		innermost = &mine;
