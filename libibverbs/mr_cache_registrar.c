@@ -35,24 +35,26 @@ static bool keeps_ranges_from_children(void)
 static int register_entry(const struct mr_cache_request *request,
 			  uint64_t *word, void **out)
 {
-	unsigned int flags = 0;
+	struct mr_notify_request asked = {
+		.start = request->start,
+		.length = request->size,
+		.word = word,
+		.in_use = MR_CACHE_IN_USE,
+		.access = request->access,
+		.reclaims = context_is(request->owner, CONTEXT_RECLAIMS),
+		.idle_ms = mr_cache_idle_ms(),
+	};
 	struct ibv_mr *mr;
 
 	if (keeps_ranges_from_children())
 		return EOPNOTSUPP;
-	if (context_is(request->owner, CONTEXT_RECLAIMS))
-		flags = MR_NOTIFY_RECLAIM;
 	for (;;) {
-		mr = mr_notify_reg_mr(request->pd,
-				      (void *)(uintptr_t)request->start,
-				      request->size, request->access, word,
-				      MR_CACHE_IN_USE, flags,
-				      mr_cache_idle_ms());
+		mr = mr_notify_reg_mr(request->pd, &asked);
 		/* A kernel that can revoke and knows of no more: nor of the attribute. */
-		if (mr || !flags ||
+		if (mr || !asked.reclaims ||
 		    (errno != EOPNOTSUPP && errno != EPROTONOSUPPORT))
 			break;
-		flags = 0;
+		asked.reclaims = false;
 	}
 	if (!mr)
 		return errno ? errno : ENOMEM;

@@ -58,16 +58,30 @@ static inline bool mr_notify_retries(struct mr_notify_retry *retry, int error)
 	       mr_notify_retries_blocked(retry, error);
 }
 
+/* A registration that is to be armed from the start. */
+struct mr_notify_request {
+	uint64_t start;
+	uint64_t length;
+	uint64_t *word;
+	uint64_t in_use;
+	uint32_t access;
+	bool reclaims; /* MR_NOTIFY_RECLAIM */
+	uint32_t idle_ms;
+
+	/* mr_notify_reg_mr()'s own */
+	uint32_t armed;	 /* the handle that its command made */
+	uint64_t answer; /* the address of the kernel's answer to it */
+	struct mr_notify_request *outer;
+};
+
 /*
  * Registers and arms for the cache, in one system call where the provider takes the usual way
- * (mr_notify_reg.c). NULL: errno is set. idle_ms, with MR_NOTIFY_RECLAIM, where that way is taken
+ * (mr_notify_reg.c). NULL: errno is set. idle_ms, if it reclaims, where that way is taken
  * and the kernel knows of it: when the kernel takes the pages of an idle registration; 0: when it
  * needs them. The kernel's own time (IB_UVERBS_MR_NOTIFY_IDLE_MS) costs no attribute.
  */
-struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
-				unsigned int access, uint64_t *word,
-				uint64_t in_use, unsigned int flags,
-				uint32_t idle_ms);
+struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
+				struct mr_notify_request *request);
 int mr_notify_dereg_mr(struct ibv_mr *mr);
 /*
  * Is this command (its core part) the registration that is to be armed at once? Then

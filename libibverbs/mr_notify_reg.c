@@ -34,26 +34,13 @@
 
 #define NO_HANDLE UINT32_MAX
 
-/* A registration that this thread is about to ask the kernel for. */
-struct request {
-	struct request *outer;
-	uint64_t start;
-	uint64_t length;
-	uint32_t access;
-	uint32_t armed;		/* the handle that its command made */
-	uint64_t answer;	/* the address of the kernel's answer to it */
-	uint64_t *word;
-	uint64_t in_use;
-	bool reclaims;
-	uint32_t idle_ms;
-};
-
-static __thread struct request *innermost STATIC_TLS;
+/* The registration that this thread is about to ask the kernel for. */
+static __thread struct mr_notify_request *innermost STATIC_TLS;
 
 bool mr_notify_tells_word(unsigned int write_method, const void *core)
 {
 	const struct ib_uverbs_reg_mr *reg = core;
-	struct request *r = innermost;
+	struct mr_notify_request *r = innermost;
 
 	if (likely(!r) || write_method != IB_USER_VERBS_CMD_REG_MR ||
 	    reg->start != r->start || reg->length != r->length ||
@@ -67,7 +54,7 @@ int mr_notify_execute(struct ibv_context *context,
 		      struct ibv_command_buffer *link)
 {
 	const struct ib_uverbs_reg_mr_resp *answer;
-	struct request *r = innermost;
+	struct mr_notify_request *r = innermost;
 	int ret;
 
 	DECLARE_COMMAND_BUFFER_LINK(cmd, UVERBS_OBJECT_DEVICE,
@@ -101,37 +88,31 @@ int mr_notify_dereg_mr(struct ibv_mr *mr)
 	return get_ops(mr->context)->dereg_mr(verbs_get_mr(mr));
 }
 
-struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
-				unsigned int access, uint64_t *word,
-				uint64_t in_use, unsigned int flags,
-				uint32_t idle_ms)
+struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
+				struct mr_notify_request *request)
 {
-	struct request mine = {
-		.outer = innermost,
-		.start = (uintptr_t)addr,
-		.length = length,
-		.access = access | IB_UVERBS_ACCESS_TRACK,
-		.armed = NO_HANDLE,
-		.word = word,
-		.in_use = in_use,
-		.reclaims = flags & MR_NOTIFY_RECLAIM,
-		.idle_ms = idle_ms,
-	};
+	void *const addr = (void *)(uintptr_t)request->start;
 	struct mr_notify_retry retry;
 	struct ibv_mr *mr;
 	int ret;
 
+	request->access |= IB_UVERBS_ACCESS_TRACK;
+	request->armed = NO_HANDLE;
+	request->outer = innermost;
 	retry.blocked = false;
 	do {
 		errno = 0; /* not all that fails says why */
-		innermost = &mine;
-		mr = plain_reg_mr_iova2(pd, addr, length, (uintptr_t)addr,
-					mine.access);
-		innermost = mine.outer;
+		innermost = request;
+		mr = plain_reg_mr_iova2(pd, addr, request->length,
+					request->start, request->access);
+		innermost = request->outer;
 	} while (mr_notify_retries(&retry, mr ? 0 : errno));
-	if (mr && mine.armed != mr->handle) {
-		ret = mr_notify_arm(mr, word, in_use,
-				    flags | MR_NOTIFY_BY_CACHE);
+	if (mr && request->armed != mr->handle) {
+		ret = mr_notify_arm(mr, request->word, request->in_use,
+				    MR_NOTIFY_BY_CACHE |
+					    (request->reclaims ?
+						     MR_NOTIFY_RECLAIM :
+						     0));
 		if (ret) {
 			mr_notify_dereg_mr(mr);
 			errno = ret;
@@ -141,7 +122,7 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 	/* One that was armed and taken back has been marked. (32 bits have no cache: nor this call.) */
 #if UINTPTR_MAX > UINT32_MAX
 	if (!mr)
-		__atomic_fetch_and(word, ~(uint64_t)IBV_MR_NOTIFY_KERNEL_MASK,
+		__atomic_fetch_and(request->word, ~(uint64_t)IBV_MR_NOTIFY_KERNEL_MASK,
 				   __ATOMIC_RELAXED);
 #endif
 	return mr;

@@ -63,7 +63,7 @@ public:
 				lock.bury();
 				continue;
 			}
-			if (patient && !nested && a.inside.is_made(want)) {
+			if (a.inside.is_made(want) && patient && !nested) {
 				patient = lock.wait_briefly(&until);
 				continue;
 			}
