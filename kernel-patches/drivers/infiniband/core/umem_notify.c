@@ -315,9 +315,8 @@ EXPORT_SYMBOL(ib_umem_lost);
  *   tells the word, queues the worker;
  *   unlock
  *
- * The same event after the unlock finds the word, and queues the worker itself:
- * retire() may miss an INVALID that comes after its look, for the worker calls it
- * again.
+ * The same event after the unlock finds the word, and queues the worker itself,
+ * which retires an INVALID one: so does this call only with what it saw under the lock.
  *
  * Return: 0, or with nothing changed -EBUSY (armed already, or another MR has
  * the word), -EFAULT, -ENOMEM, -EINTR.
@@ -327,18 +326,16 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 {
 	struct umem_notify_word_page *word_page;
 	struct ib_umem_notify *n;
-	bool again;
 	int ret;
-
-	word_page = umem_notify_word_get(addr);
-	if (IS_ERR(word_page))
-		return PTR_ERR(word_page);
+	u8 state;
 
 	n = umem_notify_of(umem);
-	if (IS_ERR(n)) {
-		ret = PTR_ERR(n);
-		goto put_word;
-	}
+	if (IS_ERR(n))
+		return PTR_ERR(n);
+
+	word_page = umem_notify_word_get(umem_notify_space(n), addr);
+	if (IS_ERR(word_page))
+		return PTR_ERR(word_page);
 
 	ret = mutex_lock_killable(&n->mutex);
 	if (ret)
@@ -359,20 +356,20 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 	n->word_page = word_page;
 	n->in_use = in_use;
 	n->doublings = 0;
-	if (n->state) {
-		umem_notify_word_set(word_page, n->word, n->state);
+	state = n->state;
+	if (state) {
+		umem_notify_word_set(word_page, n->word, state);
 		umem_notify_queue_later(n);
 	}
 	umem_notify_first_look(n);
 	if (idle_ms)
 		umem_notify_queue_time(n, idle_ms);
-	trace_mr_notify_arm(umem, umem_notify_id(n), n->state);
+	trace_mr_notify_arm(umem, umem_notify_id(n), state);
 	umem_notify_unlock(n);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, 1);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMS, 1);
 	umem_notify_lend(n);
-	again = umem_notify_retire(n);
-	if (again)
+	if (state && umem_notify_retire(n))
 		umem_notify_queue_again(n);
 	mutex_unlock(&n->mutex);
 	return 0;

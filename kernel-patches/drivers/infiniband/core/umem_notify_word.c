@@ -362,22 +362,19 @@ static unsigned int index_of(unsigned int offset)
 
 /**
  * umem_notify_word_get - Take a word of the current process
+ * @space: The space of that process
  * @addr: The word's user address, a multiple of eight
  *
  * Return: Its page, pinned, to be given to umem_notify_word_put(); or ERR_PTR():
  * -EBUSY if another MR has the word, -EFAULT if the address can't be written or
  * pinned, -ENOMEM if memory or RLIMIT_MEMLOCK is exhausted, -EINTR.
  */
-struct umem_notify_word_page *umem_notify_word_get(unsigned long addr)
+struct umem_notify_word_page *umem_notify_word_get(struct umem_notify_space *space,
+						   unsigned long addr)
 {
 	struct umem_notify_word_page *page;
-	struct umem_notify_space *space;
 
-	space = umem_notify_space_get();
-	if (IS_ERR(space))
-		return ERR_CAST(space);
 	page = get_page_of_word(space, untagged_addr(addr) & PAGE_MASK);
-	umem_notify_space_put(space);
 	if (IS_ERR(page))
 		return page;
 	if (test_and_set_bit(index_of(offset_in_page(addr)),
