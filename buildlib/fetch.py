@@ -22,6 +22,7 @@ REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUILD = os.path.join(REPO, "build")
 SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE",
                    "libfabric": "LIBFABRIC_SOURCE", "ucx": "UCX_SOURCE", "mpich": "MPICH_SOURCE"}
+PART = ".part"  # in a tree that is not whole: the paths that it has
 
 
 class FetchError(Exception):
@@ -184,20 +185,25 @@ def tree_version(tree):
     raise FetchError(f"{tree}: not a tree of {', '.join(SOURCE_VARIABLE)}")
 
 
-def extract(archive, folder):
-    """Unpack a tarball, or the tarball within a linux-source .deb, into `folder`."""
-    say(f"unpacking {os.path.basename(archive)}")
+def extract(archive, folder, part=()):
+    """Unpack a tarball, or the tarball within a linux-source .deb, into `folder`.
+
+    With `part` only these paths of it.
+    """
+    say(f"unpacking {'a part of ' if part else ''}{os.path.basename(archive)}")
     os.makedirs(folder)
     into = ["tar", "-x", "--strip-components=1", "--no-same-owner", "-C", folder,
             "--checkpoint=20000", "--checkpoint-action=echo=fetch: unpacked %{r}T"]
+    only = ["--anchored", "--wildcards", "--no-wildcards-match-slash",
+            *("*/" + path for path in part)]
     if archive.endswith(".deb"):
         steps = [["dpkg-deb", "--fsys-tarfile", archive],
                  ["tar", "-xO", "--wildcards", "./usr/src/linux-source-*.tar.xz"],
-                 ["xz", "-dc", "-T0"], into]
+                 ["xz", "-dc", "-T0"], into + only]
     elif archive.endswith(".xz"):
-        steps = [["xz", "-dc", "-T0", archive], into]
+        steps = [["xz", "-dc", "-T0", archive], into + only]
     else:
-        steps = [into + ["-f", archive]]
+        steps = [into + ["-f", archive] + only]
     children, previous = [], None
     for step in steps:
         last = step is steps[-1]
@@ -208,6 +214,24 @@ def extract(archive, folder):
         children.append(child)
     if any([child.wait() for child in children]):
         raise FetchError(f"{archive}: could not be unpacked")
+    if part:
+        write(os.path.join(folder, PART), "\n".join(part))
+
+
+def complete(tree, archive):
+    """Add what a tree lacks. Nothing that it has changes: a build may read it."""
+    whole = tree + ".whole"
+    shutil.rmtree(whole, ignore_errors=True)
+    extract(archive, whole)
+    for folder, folders, files in os.walk(whole):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        target = os.path.join(tree, os.path.relpath(folder, whole))
+        os.makedirs(target, exist_ok=True)
+        for name in (*files, *links):
+            if not os.path.lexists(os.path.join(target, name)):
+                os.rename(os.path.join(folder, name), os.path.join(target, name))
+    shutil.rmtree(whole)
+    os.unlink(os.path.join(tree, PART))
 
 
 def place(build, name, version, fill):
@@ -254,8 +278,11 @@ def users_tree(name, source, build, update):
     return tree
 
 
-def fetch(name, build=BUILD, source=None, update=False):
-    """The path of the unpacked tree of an upstream. The caller holds locked(build)."""
+def fetch(name, build=BUILD, source=None, update=False, part=()):
+    """The path of the unpacked tree of an upstream. The caller holds locked(build).
+
+    With `part` at least these paths of the pinned one.
+    """
     source = source or os.environ.get(SOURCE_VARIABLE[name])
     if source:
         return users_tree(name, source, build, update)
@@ -264,11 +291,15 @@ def fetch(name, build=BUILD, source=None, update=False):
     else:
         version = read_pin(name)["version"].rpartition("-")[0]
     tree = os.path.join(build, "src", f"{name}-{version}")
-    if os.path.isdir(tree):
+    has = read(os.path.join(tree, PART)).split("\n")
+    if os.path.isdir(tree) and (has == [""] or part and set(part) <= set(has)):
         return tree
     archive, _ = tarball_of(name, build)
     check_sum(archive, read_pin(name)["sha256"])
-    return place(build, name, version, lambda folder: extract(archive, folder))
+    if not os.path.isdir(tree):
+        return place(build, name, version, lambda folder: extract(archive, folder, part))
+    complete(tree, archive)
+    return tree
 
 
 def arguments(description, names=SOURCE_VARIABLE):

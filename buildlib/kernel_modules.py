@@ -31,6 +31,8 @@ USERS = {
 NEIGHBOURS = tuple("drivers/net/ethernet/" + name for name in (
     "broadcom/bnxt", "chelsio/cxgb4", "chelsio/libcxgb", "cisco/enic", "emulex/benet",
     "hisilicon/hns3", "intel/ice"))
+# All that modules are built from, of a kernel's tree.
+PART = (*USERS, *NEIGHBOURS, *HEADERS, "include/trace/events")
 
 
 def kbuild(folders):

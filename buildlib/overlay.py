@@ -223,10 +223,15 @@ def main():
     parser = fetch.arguments(__doc__.splitlines()[0], LAID)
     parser.add_argument("--copy", action="store_true",
                         help="lay copies, not links (for a tree that leaves this machine)")
+    parser.add_argument("--part", nargs="*", default=[],
+                        help="what is needed of the tree, and the hooked files (default: all)")
     args = parser.parse_args()
     args.build = os.path.abspath(args.build)
+    hooked = {path for patch in patches_of(args.name, local=True) for path in hooked_files(patch)}
+    below = tuple(path + "/" for path in args.part)
+    part = (*args.part, *sorted(path for path in hooked if not path.startswith(below)))
     with fetch.locked(args.build, args.name):
-        tree = fetch.fetch(args.name, args.build, args.source, args.update)
+        tree = fetch.fetch(args.name, args.build, args.source, args.update, args.part and part)
         overlay(args.name, tree, copy=args.copy)
     print(tree)
 

@@ -7,6 +7,7 @@ apt itself reads the configuration; nothing is asked of a network.
 import contextlib
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -125,6 +126,67 @@ class Kept(unittest.TestCase):
     def test_users_tree(self):
         self.check(self.users_tree, self.tree, "src/.linux.source")
         self.assertEqual(self.placed, 3)
+
+
+class Parts(unittest.TestCase):
+    """A tree of which only a part was needed, and then all."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.build = folder.name
+        self.tree = os.path.join(self.build, "src/linux-6.12.1")
+        top = os.path.join(self.build, "top/linux")
+        for name in ("drivers/a/one.c", "drivers/b.c", "mm/two.c", "mm/drivers/a/three.c"):
+            os.makedirs(os.path.dirname(os.path.join(top, name)), exist_ok=True)
+            self.write(os.path.join(top, name), "theirs")
+        os.symlink("drivers", os.path.join(top, "link"))
+        self.archive = os.path.join(self.build, "linux.tar.xz")
+        subprocess.run(["tar", "-cJf", self.archive, "-C", os.path.dirname(top), "linux"],
+                       check=True)
+        for name, value in (("say", lambda _: None), ("linux_version", lambda *_: "6.12.1"),
+                            ("tarball_of", lambda *_: (self.archive, "6.12.1"))):
+            patch = mock.patch.object(fetch, name, value)
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    @staticmethod
+    def write(path, text):
+        """Give a file that content."""
+        with open(path, "w", encoding="utf-8") as out:
+            out.write(text)
+
+    def files(self):
+        """What there is of the tree."""
+        return {os.path.relpath(os.path.join(folder, name), self.tree)
+                for folder, folders, names in os.walk(self.tree)
+                for name in (*names, *(f for f in folders
+                                       if os.path.islink(os.path.join(folder, f))))}
+
+    def test_part(self):
+        for _ in range(2):
+            self.assertEqual(fetch.fetch("linux", self.build, part=("drivers/a",)), self.tree)
+            self.assertEqual(self.files(), {"drivers/a/one.c", fetch.PART})
+
+    def test_rest(self):
+        fetch.fetch("linux", self.build, part=("drivers/a",))
+        self.write(os.path.join(self.tree, "drivers/a/one.c"), "ours")
+        for part in ((), ("drivers/a",), ("mm",)):
+            fetch.fetch("linux", self.build, part=part)
+            self.assertEqual(self.files(), {"drivers/a/one.c", "drivers/b.c", "mm/two.c",
+                                            "mm/drivers/a/three.c", "link"})
+        with open(os.path.join(self.tree, "drivers/a/one.c"), encoding="utf-8") as text:
+            self.assertEqual(text.read(), "ours")
+
+    def test_more(self):
+        fetch.fetch("linux", self.build, part=("drivers/a",))
+        fetch.fetch("linux", self.build, part=("drivers/a", "mm"))
+        self.assertIn("mm/two.c", self.files())
+
+    def test_absent(self):
+        with self.assertRaises(fetch.FetchError):
+            fetch.fetch("linux", self.build, part=("drivers/a", "nowhere"))
+        self.assertFalse(os.path.exists(self.tree))
 
 
 if __name__ == "__main__":

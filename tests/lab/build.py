@@ -24,6 +24,7 @@ from machine import BUILD, HERE, REPO, LabError
 
 sys.path.insert(0, os.path.join(REPO, "buildlib"))
 import fetch  # noqa: E402  pylint: disable=wrong-import-position
+import kernel_modules  # noqa: E402  pylint: disable=wrong-import-position
 import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
 
 OUR_KERNEL = ("kernel-patches/**", "buildlib/overlay.py", "buildlib/fetch.py",
@@ -131,9 +132,9 @@ def compiler_environment():
     return env
 
 
-def hooked_tree():
-    """The path of upstream's kernel source with our files and hooks."""
-    done = subprocess.run([os.path.join(REPO, "buildlib/overlay.py"), "linux"], text=True,
+def hooked_tree(*options):
+    """The path of upstream's kernel source with our files and hooks; options of overlay.py."""
+    done = subprocess.run([os.path.join(REPO, "buildlib/overlay.py"), "linux", *options], text=True,
                           stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise LabError("no kernel source (see above)")
@@ -155,24 +156,33 @@ def make_from_tree(machine):
     initramfs.replace_link(os.path.join(out, machine.target), machine.kernel)
 
 
+def our_modules(machine, package):
+    """Build our modules for a machine; their paths. The caller has their folder for itself."""
+    with step("kernel source"):
+        tree = hooked_tree("--part", *kernel_modules.PART)
+    drivers = machine.drivers.values()
+    # Those with the same flags for the compiler share a folder: what both need is built once.
+    place = "source-hw" if kernel_modules.neighbours(drivers) else "source"
+    log = os.path.join(machine.folder, "make.log")
+    with step(f"building our modules for {package.release} (log: {log})"):
+        return debian.build_modules(
+            package, tree, os.path.join(BUILD, "lab", place),
+            lambda command: run(command, log, compiler_environment()),
+            drivers, machine.driver_options)
+
+
 def make_from_package(machine):
     """Unpack Debian's kernel, build our modules for it, and lay out the modules in use."""
     with fetch.locked(BUILD):
         package = kernel_package.unpack()
         kernel = os.path.join(BUILD, "lab", "vmlinux-" + package.release)
         debian.uncompress(package.image, kernel)
-    ours = []
+    names = [*machine.boot_modules, *machine.modules, *machine.drivers]
     if machine.our_modules:
-        with step("kernel source"):
-            tree = hooked_tree()
-        log = os.path.join(machine.folder, "make.log")
-        with step(f"building our modules for {package.release} (log: {log})"):
-            ours = debian.build_modules(
-                package, tree, os.path.join(machine.folder, "source"),
-                lambda command: run(command, log, compiler_environment()),
-                machine.drivers, machine.driver_options)
-    debian.lay_modules(package, [*machine.boot_modules, *machine.modules], ours,
-                       machine.module_tree)
+        with fetch.locked(BUILD, "modules"):
+            debian.lay_modules(package, names, our_modules(machine, package), machine.module_tree)
+    else:
+        debian.lay_modules(package, names, [], machine.module_tree)
     initramfs.replace_link(kernel, machine.kernel)
     if machine.dkms:
         live_with_dkms(machine)

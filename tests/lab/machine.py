@@ -31,7 +31,8 @@ class Machine:
     our_modules: bool = False   # package: our RDMA modules in the place of the package's
     rxe: bool = True            # whether its RDMA stack has rxe, and makes rxe0
     siw: bool = True            # … siw
-    drivers: list[str] = dataclasses.field(default_factory=list)    # package: more of ours to build
+    # More of our_modules, and the folder of each one's source
+    drivers: dict[str, str] = dataclasses.field(default_factory=dict)
     driver_options: list[str] = dataclasses.field(default_factory=list)     # … and make's for them
     devices: list[str] = dataclasses.field(default_factory=list)    # more of QEMU's arguments
     systems_emulator: bool = False      # the system's QEMU, as a newer one lacks a device
