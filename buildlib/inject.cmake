@@ -124,7 +124,7 @@ function(inject_program)
   endforeach()
   # Mostly templates of CLI11 and nlohmann's JSON, slow to compile and not on any path that must be fast.
   set_source_files_properties(${folder}/mr_notify/main.cpp ${folder}/mr_notify/report.cpp
-                              ${folder}/mr_cache/main.cpp PROPERTIES COMPILE_OPTIONS "-O1;-g1")
+                              ${folder}/mr_cache/main.cpp PROPERTIES COMPILE_OPTIONS "-Og;-g1")
   # rdmacm: to connect over iWARP.
   target_link_libraries(ibv_mr_notify LINK_PRIVATE mr_notify rdmacm ibverbs ${CMAKE_THREAD_LIBS_INIT})
   target_link_libraries(ibv_mr_cache LINK_PRIVATE mr_notify ibverbs ${CMAKE_DL_LIBS} ${CMAKE_THREAD_LIBS_INIT})
