@@ -95,9 +95,10 @@ function(inject_man_pages)
 endfunction()
 
 # The programs ibv_mr_notify and ibv_mr_cache. Sources that they share with the tests of the top level are
-# compiled once, into a library that is not installed. The C++ libraries are header-only Debian packages.
+# compiled once, into a library that is not installed. The C++ libraries are Debian's; two are header-only.
 function(inject_program)
-  foreach(header CLI/CLI.hpp fmt/core.h nlohmann/json.hpp)
+  find_package(fmt REQUIRED)
+  foreach(header CLI/CLI.hpp nlohmann/json.hpp)
     find_path(INJECT_PATH_OF_${header} ${header} REQUIRED)
   endforeach()
   set(folder ${PROJECT_SOURCE_DIR}/libibverbs/examples)
@@ -119,13 +120,13 @@ function(inject_program)
   rdma_executable(ibv_mr_cache ${sources})
   foreach(target mr_notify ibv_mr_notify ibv_mr_cache)
     target_include_directories(${target} PRIVATE ${folder}/mr_notify)
-    target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY)
     target_compile_options(${target} PRIVATE ${INJECT_CXX_WARNINGS})
   endforeach()
   # Mostly templates of CLI11 and nlohmann's JSON, slow to compile and not on any path that must be fast.
   set_source_files_properties(${folder}/mr_notify/main.cpp ${folder}/mr_notify/report.cpp
                               ${folder}/mr_cache/main.cpp PROPERTIES COMPILE_OPTIONS "-Og;-g1")
   # rdmacm: to connect over iWARP.
+  target_link_libraries(mr_notify PUBLIC fmt::fmt)
   target_link_libraries(ibv_mr_notify LINK_PRIVATE mr_notify rdmacm ibverbs ${CMAKE_THREAD_LIBS_INIT})
   target_link_libraries(ibv_mr_cache LINK_PRIVATE mr_notify ibverbs ${CMAKE_DL_LIBS} ${CMAKE_THREAD_LIBS_INIT})
 endfunction()
