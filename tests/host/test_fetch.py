@@ -79,6 +79,14 @@ def full_disk():
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def replace(test, **values):
+    """Give names of fetch.py other values for a test."""
+    for name, value in values.items():
+        patch = mock.patch.object(fetch, name, value)
+        patch.start()
+        test.addCleanup(patch.stop)
+
+
 class Kept(unittest.TestCase):
     """Answers that are found out once and kept in the build folder."""
 
@@ -88,10 +96,7 @@ class Kept(unittest.TestCase):
         self.build = folder.name
         self.tree = os.path.join(self.build, "src/tree")
         os.makedirs(self.tree)
-        for name, value in (("say", lambda _: None), ("place", self.place), ("read_pin", self.pin)):
-            patch = mock.patch.object(fetch, name, value)
-            patch.start()
-            self.addCleanup(patch.stop)
+        replace(self, say=lambda _: None, place=self.place, read_pin=self.pin)
         self.placed = 0
 
     def pin(self, _):
@@ -144,11 +149,8 @@ class Parts(unittest.TestCase):
         self.archive = os.path.join(self.build, "linux.tar.xz")
         subprocess.run(["tar", "-cJf", self.archive, "-C", os.path.dirname(top), "linux"],
                        check=True)
-        for name, value in (("say", lambda _: None), ("linux_version", lambda *_: "6.12.1"),
-                            ("tarball_of", lambda *_: (self.archive, "6.12.1"))):
-            patch = mock.patch.object(fetch, name, value)
-            patch.start()
-            self.addCleanup(patch.stop)
+        replace(self, say=lambda _: None, linux_version=lambda *_: "6.12.1",
+                tarball_of=lambda *_: (self.archive, "6.12.1"))
 
     @staticmethod
     def write(path, text):
@@ -182,6 +184,15 @@ class Parts(unittest.TestCase):
         fetch.fetch("linux", self.build, part=("drivers/a",))
         fetch.fetch("linux", self.build, part=("drivers/a", "mm"))
         self.assertIn("mm/two.c", self.files())
+
+    def test_interrupted(self):
+        fetch.fetch("linux", self.build, part=("drivers/a",))
+        os.makedirs(self.tree + ".whole/mm")
+        self.write(self.tree + ".whole/mm/two.c", "th")
+        fetch.fetch("linux", self.build)
+        with open(os.path.join(self.tree, "mm/two.c"), encoding="utf-8") as text:
+            self.assertEqual(text.read(), "theirs")
+        self.assertFalse(os.path.exists(self.tree + ".whole"))
 
     def test_absent(self):
         with self.assertRaises(fetch.FetchError):
