@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * On-demand paging: MRs whose pages are found when a packet needs them, see
- * rxe_odp.c, and how a queue pair waits for a page, see rxe_odp_wait.c.
+ * rxe_odp.c, and how a queue pair waits for a page, see rxe_odp_wait.c. The
+ * functions that the rest of rxe calls, and those of the files among each other.
  */
 #ifndef RXE_ODP_H
 #define RXE_ODP_H
 
 /* An MR with on-demand paging */
 struct rxe_odp_mr {
-	struct mm_struct	*mm;	/* of the process that registered; grabbed */
-	u64			start;	/* the address of ibmr.iova */
-	struct rxe_odp_user	*user;	/* the user that registered */
+	struct rxe_odp_pool	*pool;	/* of the process that registered */
+	u64			start;	/* the address of ibmr.iova in there */
 	atomic64_t		faults;
 	atomic64_t		waits;	/* faults that were not served at once */
 	atomic64_t		prefetched; /* pages */
@@ -21,9 +21,19 @@ void rxe_odp_init_caps(struct ib_device_attr *attr);
 int rxe_odp_init_mr(struct rxe_mr *mr, u64 start, u64 length);
 int rxe_odp_check_rereg(struct rxe_mr *mr, int flags, int access);
 void rxe_odp_cleanup_mr(struct rxe_mr *mr);
+int rxe_odp_fill_stat_mr(struct sk_buff *msg, struct ib_mr *ibmr);
+
+/* rxe_odp_pool.c */
+void rxe_odp_pool_exit(void);
+
+/* rxe_odp_page.c */
+void rxe_odp_end_task(void);
+
+/* rxe_odp_copy.c */
 int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
 		 enum rxe_mr_copy_dir dir);
-void rxe_odp_end_task(void);
+
+/* rxe_odp_atomic.c */
 enum resp_states rxe_qp_do_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr,
 				     u64 iova, int opcode, u64 compare,
 				     u64 swap_add, u64 *orig_val);
@@ -31,7 +41,6 @@ enum resp_states rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr,
 					u64 iova, u64 value);
 enum resp_states rxe_odp_flush(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
 			       u64 length);
-int rxe_odp_fill_stat_mr(struct sk_buff *msg, struct ib_mr *ibmr);
 
 /* rxe_odp_prefetch.c */
 int rxe_odp_advise_mr(struct ib_pd *ibpd,
@@ -40,17 +49,13 @@ int rxe_odp_advise_mr(struct ib_pd *ibpd,
 		      struct uverbs_attr_bundle *attrs);
 
 /* rxe_odp_fault.c */
-struct rxe_odp_user *rxe_odp_get_user(kuid_t uid);
-void rxe_odp_put_user(struct rxe_odp_user *user);
 int rxe_odp_fault_in(struct mm_struct *mm, unsigned long addr, bool write);
-int rxe_odp_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write);
-void rxe_odp_accessed(struct mm_struct *mm, unsigned long addr,
-		      unsigned int length, bool write);
-
-/* rxe_odp_loan.c */
-bool rxe_odp_borrow(struct mm_struct *mm);
-bool rxe_odp_give_back(struct mm_struct *mm);
-void rxe_odp_end_loans(void);
+int rxe_odp_fault_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write,
+		       bool keep);
+void rxe_odp_fault_accessed(struct rxe_odp_mr *odp, unsigned long addr,
+			    unsigned int length, bool write);
+struct page *rxe_odp_fault_take_page(struct rxe_odp_mr *odp,
+				     unsigned long addr);
 
 /* rxe_odp_wait.c */
 bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err);
@@ -61,24 +66,5 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 bool rxe_odp_has_wqe(struct rxe_qp *qp);
 void rxe_odp_reset_qp(struct rxe_qp *qp);
 void rxe_odp_destroy_qp(struct rxe_qp *qp);
-
-/* One page of the owner, as a read or write by a device sees it */
-static inline long rxe_odp_gup(struct mm_struct *mm, unsigned long addr,
-			       bool write, unsigned int flags,
-			       struct page **page, int *locked)
-{
-	if (write)
-		return pin_user_pages_remote(mm, addr, 1, flags | FOLL_WRITE,
-					     page, locked);
-	return get_user_pages_remote(mm, addr, 1, flags, page, locked);
-}
-
-static inline void rxe_odp_put_page(struct page *page, bool write)
-{
-	if (write)
-		unpin_user_page(page);
-	else
-		put_page(page);
-}
 
 #endif /* RXE_ODP_H */

@@ -1,48 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Faults that must be waited for, and the threads that wait. How a queue pair waits
- * is in rxe_odp_wait.c, how it gets mmap_lock then in rxe_odp_loan.c.
+ * A fault that must be waited for: from the packet that meets it to its answer.
+ * Its thread is one of the process's own, see rxe_odp_pool.c; how a queue pair
+ * waits is in rxe_odp_wait.c.
  *
- * The answer to a fault may come from a disk, a thread with a userfaultfd, a
- * FUSE server, a server behind a dead network: it may take for ever. Only a
- * kernel thread of its own waits for that, one for each page that a queue pair
- * waits for. It holds the address space and nothing of rxe: no MR, no queue
- * pair, no device, no worker. So all of these can end meanwhile, and the thread
- * is killed with the queue pair that waited.
- *
- *   a task of a queue pair                  the thread
+ *   a task of a queue pair                  a thread of the process
  *   copies: -EINPROGRESS
- *   starts the thread; returns, with
- *   its packet or work request where
- *   it was
+ *   gives the fault to the pool;
+ *   returns, with its packet or work
+ *   request where it was
  *                                           faults; waits
  *                                           done: schedules the task
  *   copies again, as if nothing had
  *   been
  *
- * A user has RXE_ODP_THREADS threads at most, and each address space one, which
- * stays with it: a user that never answers a fault would take all that the
- * machine can have. Further faults of that user wait for a thread, and may end
- * while they do. Those of another process, perhaps the one to answer, do not
- * wait for it.
+ * A fault holds nothing of rxe: no MR, no queue pair, no device, no worker. So
+ * all of these can end meanwhile, and the thread is interrupted when no queue
+ * pair waits any more.
  *
  * The page may be gone again by then: so it goes round until page and task meet,
  * as a CPU would. If the access is not possible the thread says so, and the task
  * fails with it.
  */
 
-#include <linux/kthread.h>
 #include <linux/mm.h>
-#include <linux/module.h>
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
-#include <linux/sched/signal.h>
-#include <linux/sched/task.h>
 
 #include "rxe.h"
 #include "rxe_odp_fault.h"
-
-#define RXE_ODP_THREADS		256
+#include "rxe_odp_page.h"
+#include "rxe_odp_pool.h"
 
 DEFINE_SPINLOCK(rxe_odp_lock);
 
@@ -50,75 +38,31 @@ DEFINE_SPINLOCK(rxe_odp_lock);
  * Faults on their way from rxe_odp_copy(), which knows the page, to its caller's
  * caller, which knows the queue pair. Both are the same worker's.
  */
-static LIST_HEAD(rxe_odp_met);
-
-static LIST_HEAD(rxe_odp_users);
-static DEFINE_SPINLOCK(rxe_odp_users_lock);	/* nests in rxe_odp_lock */
+static LIST_HEAD(rxe_odp_fault_met);
 
 /* The function of each task's work; NULL until one waits for the first time */
-static work_func_t rxe_odp_do_work;
+static work_func_t rxe_odp_fault_work;
 
-/* NULL: no memory */
-struct rxe_odp_user *rxe_odp_get_user(kuid_t uid)
-{
-	struct rxe_odp_user *new = kzalloc(sizeof(*new), GFP_KERNEL);
-	struct rxe_odp_user *user;
-
-	if (!new)
-		return NULL;
-
-	spin_lock(&rxe_odp_users_lock);
-	list_for_each_entry(user, &rxe_odp_users, list) {
-		if (uid_eq(user->uid, uid)) {
-			refcount_inc(&user->ref);
-			goto out;
-		}
-	}
-	user = new;
-	new = NULL;
-	refcount_set(&user->ref, 1);
-	user->uid = uid;
-	INIT_LIST_HEAD(&user->faults);
-	INIT_LIST_HEAD(&user->served);
-	list_add(&user->list, &rxe_odp_users);
-out:
-	spin_unlock(&rxe_odp_users_lock);
-	kfree(new);
-	return user;
-}
-
-void rxe_odp_put_user(struct rxe_odp_user *user)
-{
-	if (!refcount_dec_and_lock(&user->ref, &rxe_odp_users_lock))
-		return;
-	list_del(&user->list);
-	spin_unlock(&rxe_odp_users_lock);
-	kfree(user);
-}
-
-static void rxe_odp_free_fault(struct kref *ref)
+static void rxe_odp_fault_free(struct kref *ref)
 {
 	struct rxe_odp_fault *fault = container_of(ref, typeof(*fault), ref);
 
-	if (fault->thread)
-		put_task_struct(fault->thread);
-	rxe_odp_put_user(fault->user);
-	mmdrop(fault->mm);
+	rxe_odp_pool_put(fault->pool);
 	kfree(fault);
 }
 
-void rxe_odp_put_fault(struct rxe_odp_fault *fault)
+void rxe_odp_fault_put(struct rxe_odp_fault *fault)
 {
-	kref_put(&fault->ref, rxe_odp_free_fault);
+	kref_put(&fault->ref, rxe_odp_fault_free);
 }
 
 /* The fault that this worker has met last and no queue pair waits for yet */
-static struct rxe_odp_fault *rxe_odp_take_met(void)
+static struct rxe_odp_fault *rxe_odp_fault_take_met(void)
 {
 	struct rxe_odp_fault *fault, *found = NULL;
 
 	spin_lock(&rxe_odp_lock);
-	list_for_each_entry(fault, &rxe_odp_met, list) {
+	list_for_each_entry(fault, &rxe_odp_fault_met, list) {
 		if (fault->by == current) {
 			list_del(&fault->list);
 			found = fault;
@@ -130,70 +74,88 @@ static struct rxe_odp_fault *rxe_odp_take_met(void)
 }
 
 /**
- * rxe_odp_meet - Remember a fault that must be waited for
+ * rxe_odp_fault_meet - Remember a fault that must be waited for
  * @odp: The MR it is in
  * @addr: The address
  * @write: For writing
+ * @keep: Have the page pinned for rxe_odp_fault_take_page()
  *
- * Return: -EINPROGRESS; -EFAULT when there is no memory to remember it.
+ * Return: -EINPROGRESS
  */
-int rxe_odp_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write)
+int rxe_odp_fault_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write,
+		       bool keep)
 {
 	struct rxe_odp_fault *fault, *old;
 
 	atomic64_inc(&odp->waits);
-	old = rxe_odp_take_met();
+	old = rxe_odp_fault_take_met();
 	if (old)
-		rxe_odp_put_fault(old);
+		rxe_odp_fault_put(old);
 
-	fault = kzalloc(sizeof(*fault), GFP_KERNEL);
-	if (!fault)
-		return -EFAULT;
-
+	/* Without it the access would be refused, which is possible */
+	fault = kzalloc(sizeof(*fault), GFP_KERNEL | __GFP_NOFAIL);
 	kref_init(&fault->ref);
-	mmgrab(odp->mm);
-	fault->mm = odp->mm;
-	refcount_inc(&odp->user->ref);
-	fault->user = odp->user;
+	kref_get(&odp->pool->ref);
+	fault->pool = odp->pool;
 	fault->addr = addr & PAGE_MASK;
 	fault->write = write;
+	fault->keep = keep;
 	fault->by = current;
 	spin_lock(&rxe_odp_lock);
-	list_add(&fault->list, &rxe_odp_met);
+	list_add(&fault->list, &rxe_odp_fault_met);
 	spin_unlock(&rxe_odp_lock);
 	return -EINPROGRESS;
 }
 
-/* Fault one page in; whether mmap_lock is still held then is in @locked */
+/*
+ * Fault one page in, and hold it, if that works. Whether mmap_lock is still held
+ * then is in @locked. A page that keeps a mark of NUMA balancing can't be looked
+ * up without mmap_lock: so marks are answered.
+ */
 static int rxe_odp_fault_locked(struct mm_struct *mm, unsigned long addr,
-				bool write, int *locked)
+				bool write, unsigned int flags,
+				struct page **page, int *locked)
 {
-	struct page *page;
 	long got = -EFAULT;
 
 	if (mmap_read_lock_killable(mm))
 		return -EINTR;
 	*locked = 1;
 	if (vma_lookup(mm, addr))
-		got = rxe_odp_gup(mm, addr, write, 0, &page, locked);
+		got = rxe_odp_gup(mm, addr, write,
+				  flags | FOLL_HONOR_NUMA_FAULT, page, locked);
 	if (got != 1)
-		return got < 0 ? got : 0;
+		return got < 0 ? got : -EINTR;
 
-	/* See rxe_odp_lock_file() */
-	if (write && folio_test_locked(page_folio(page))) {
+	/* See rxe_odp_page_lock_file() */
+	if (write && folio_test_locked(page_folio(*page))) {
 		if (*locked)
 			mmap_read_unlock(mm);
 		*locked = 0;
-		if (folio_wait_locked_killable(page_folio(page)))
-			got = -EINTR;
+		if (folio_wait_locked_killable(page_folio(*page))) {
+			rxe_odp_put_page(*page, write);
+			return -EINTR;
+		}
 	}
-	rxe_odp_put_page(page, write);
-	return got < 0 ? got : 0;
+	return 0;
+}
+
+static int rxe_odp_fault_page(struct mm_struct *mm, unsigned long addr,
+			      bool write, unsigned int flags,
+			      struct page **page)
+{
+	int locked = 0;
+	int err;
+
+	err = rxe_odp_fault_locked(mm, addr, write, flags, page, &locked);
+	if (locked)
+		mmap_read_unlock(mm);
+	return err;
 }
 
 /**
  * rxe_odp_fault_in - Fault one page in, however long it takes
- * @mm: The address space; a reference to its users is held
+ * @mm: The address space, of the caller
  * @addr: The address
  * @write: For writing
  *
@@ -203,32 +165,26 @@ static int rxe_odp_fault_locked(struct mm_struct *mm, unsigned long addr,
  */
 int rxe_odp_fault_in(struct mm_struct *mm, unsigned long addr, bool write)
 {
-	int locked = 0;
+	struct page *page;
 	int err;
 
-	err = rxe_odp_fault_locked(mm, addr, write, &locked);
-	if (locked)
-		mmap_read_unlock(mm);
+	err = rxe_odp_fault_page(mm, addr, write, 0, &page);
+	if (!err)
+		rxe_odp_put_page(page, write);
 	return err;
 }
 
-/*
- * Does a queue pair wait, and is the address space there? Asked after
- * allow_signal(): a queue pair that leaves clears fault->qp, then kills.
- */
-static bool rxe_odp_begin(struct rxe_odp_fault *fault)
+/* Let go of the page that a fault keeps. Context: rxe_odp_lock held */
+void rxe_odp_fault_release(struct rxe_odp_fault *fault)
 {
-	bool begun;
-
-	spin_lock(&rxe_odp_lock);
-	begun = fault->qp && mmget_not_zero(fault->mm);
-	fault->begun = begun;
-	spin_unlock(&rxe_odp_lock);
-	return begun;
+	lockdep_assert_held(&rxe_odp_lock);
+	list_del(&fault->list);
+	rxe_odp_put_page(fault->page, fault->write);
+	fault->page = NULL;
 }
 
 /* Take a fault away from its queue pair. Context: rxe_odp_lock held */
-void rxe_odp_leave_fault(struct rxe_qp *qp, enum rxe_odp_side side)
+void rxe_odp_fault_leave(struct rxe_qp *qp, enum rxe_odp_side side)
 {
 	struct rxe_odp_fault *fault = qp->odp_faults[side];
 
@@ -238,13 +194,15 @@ void rxe_odp_leave_fault(struct rxe_qp *qp, enum rxe_odp_side side)
 
 	qp->odp_faults[side] = NULL;
 	fault->qp = NULL;
-	if (!fault->done && fault->thread) {
-		send_sig(SIGKILL, fault->thread, 1);
+	if (fault->page) {
+		rxe_odp_fault_release(fault);
+	} else if (!fault->done && fault->thread) {
+		rxe_odp_pool_interrupt(fault->thread);
 	} else if (!fault->done) {
 		list_del(&fault->list);
-		rxe_odp_put_fault(fault); /* its user's */
+		rxe_odp_fault_put(fault); /* its pool's */
 	}
-	rxe_odp_put_fault(fault);
+	rxe_odp_fault_put(fault);
 }
 
 /*
@@ -252,39 +210,39 @@ void rxe_odp_leave_fault(struct rxe_qp *qp, enum rxe_odp_side side)
  * packet that waits for that page must not take it for its own. Context:
  * rxe_odp_lock held
  */
-void rxe_odp_end_fault(struct rxe_qp *qp, enum rxe_odp_side side)
+void rxe_odp_fault_end(struct rxe_qp *qp, enum rxe_odp_side side)
 {
 	struct rxe_odp_fault *fault = qp->odp_faults[side];
 
 	if (fault->done)
-		rxe_odp_leave_fault(qp, side);
+		rxe_odp_fault_leave(qp, side);
 	else
 		fault->over = true;
 }
 
 /* The queue pair that the calling worker does a task of; NULL for none */
-static struct rxe_qp *rxe_odp_current_qp(void)
+static struct rxe_qp *rxe_odp_fault_qp(void)
 {
 	struct work_struct *work = current_work();
 
-	if (!work || work->func != READ_ONCE(rxe_odp_do_work))
+	if (!work || work->func != READ_ONCE(rxe_odp_fault_work))
 		return NULL;
 	return container_of(work, struct rxe_task, work)->qp;
 }
 
 /**
- * rxe_odp_accessed - An access of the calling task was possible
- * @mm: The address space
+ * rxe_odp_fault_accessed - An access of the calling task was possible
+ * @odp: The MR
  * @addr: The address
  * @length: How many bytes from there
  * @write: For writing
  *
  * It may have waited for that, and need not have: the page came meanwhile.
  */
-void rxe_odp_accessed(struct mm_struct *mm, unsigned long addr,
-		      unsigned int length, bool write)
+void rxe_odp_fault_accessed(struct rxe_odp_mr *odp, unsigned long addr,
+			    unsigned int length, bool write)
 {
-	struct rxe_qp *qp = rxe_odp_current_qp();
+	struct rxe_qp *qp = rxe_odp_fault_qp();
 	struct rxe_odp_fault *fault;
 	int side;
 
@@ -293,21 +251,64 @@ void rxe_odp_accessed(struct mm_struct *mm, unsigned long addr,
 			continue;
 		spin_lock(&rxe_odp_lock);
 		fault = qp->odp_faults[side];
-		if (fault && fault->mm == mm && (write || !fault->write) &&
+		if (fault && fault->pool == odp->pool &&
+		    (write || !fault->write) &&
 		    fault->addr >= (addr & PAGE_MASK) &&
 		    fault->addr < addr + length)
-			rxe_odp_end_fault(qp, side);
+			rxe_odp_fault_end(qp, side);
 		spin_unlock(&rxe_odp_lock);
 	}
 }
 
-/* Tell the queue pair that its fault is done. Context: rxe_odp_lock held */
-static void rxe_odp_answer(struct rxe_odp_fault *fault)
+/**
+ * rxe_odp_fault_take_page - The page that the calling responder has waited for
+ * @odp: The MR
+ * @addr: The address, which is written
+ *
+ * Only the access that met the fault gets it, once; so it is one that has begun
+ * while the page was there.
+ *
+ * Return: The page, pinned for writing; NULL: there is none.
+ */
+struct page *rxe_odp_fault_take_page(struct rxe_odp_mr *odp, unsigned long addr)
+{
+	struct rxe_qp *qp = rxe_odp_fault_qp();
+	struct rxe_odp_fault *fault;
+	struct page *page = NULL;
+
+	if (!qp || !READ_ONCE(qp->odp_faults[RXE_ODP_RESP]))
+		return NULL;
+
+	spin_lock(&rxe_odp_lock);
+	fault = qp->odp_faults[RXE_ODP_RESP];
+	if (fault && fault->page && fault->write && fault->pool == odp->pool &&
+	    fault->addr == (addr & PAGE_MASK)) {
+		page = fault->page;
+		fault->page = NULL;
+		list_del(&fault->list);
+	}
+	spin_unlock(&rxe_odp_lock);
+	return page;
+}
+
+/**
+ * rxe_odp_fault_done - Tell the queue pair that waits, if one does
+ * @fault: The fault
+ * @err: Its answer
+ *
+ * Context: rxe_odp_lock held
+ */
+void rxe_odp_fault_done(struct rxe_odp_fault *fault, int err)
 {
 	struct rxe_qp *qp = fault->qp;
 
+	lockdep_assert_held(&rxe_odp_lock);
+	fault->err = err;
+	fault->done = true;
+	if (!qp)
+		return;
 	if (fault->over)
-		rxe_odp_leave_fault(qp, fault->side);
+		rxe_odp_fault_leave(qp, fault->side);
 	if (!rxe_get(qp))
 		return;
 	rxe_sched_task(fault->side == RXE_ODP_RESP ? &qp->recv_task :
@@ -315,206 +316,84 @@ static void rxe_odp_answer(struct rxe_odp_fault *fault)
 	rxe_put(qp);
 }
 
-static void rxe_odp_serve(struct rxe_odp_fault *fault)
+/*
+ * Nor can the page of zeros: a read of it that does not get mmap_lock would come
+ * here again and again. So the memory gets a page of its own, as a write would
+ * have it.
+ */
+static void rxe_odp_fault_replace_zeros(struct mm_struct *mm,
+					unsigned long addr)
 {
-	int err = -EFAULT;
-	int locked = 0;
-	bool used;
+	struct vm_area_struct *vma;
+	struct page *page;
 
-	used = rxe_odp_begin(fault);
-	if (used)
-		err = rxe_odp_fault_locked(fault->mm, fault->addr, fault->write,
-					   &locked);
+	if (mmap_read_lock_killable(mm))
+		return;
+	vma = vma_lookup(mm, addr);
+	if (vma && vma_is_anonymous(vma) &&
+	    rxe_odp_page_may_access(vma, true) &&
+	    rxe_odp_gup(mm, addr, true, FOLL_NOWAIT, &page, NULL) == 1)
+		rxe_odp_put_page(page, true);
+	mmap_read_unlock(mm);
+}
+
+/**
+ * rxe_odp_fault_serve - Serve a fault, however long it takes
+ * @fault: The fault
+ *
+ * Context: a thread of the fault's process
+ */
+void rxe_odp_fault_serve(struct rxe_odp_fault *fault)
+{
+	struct rxe_odp_pool *pool = fault->pool;
+	struct page *page;
+	bool kept = false;
+	int err;
+
+	err = rxe_odp_fault_page(pool->mm, fault->addr, fault->write,
+				 FOLL_INTERRUPTIBLE, &page);
+	if (!err && is_zero_pfn(page_to_pfn(page)))
+		rxe_odp_fault_replace_zeros(pool->mm, fault->addr);
 
 	spin_lock(&rxe_odp_lock);
-	fault->err = err;
-	fault->done = true;
-	if (locked && !err && fault->qp && !fault->over &&
-	    mmap_lock_is_contended(fault->mm))
-		rxe_odp_lend(fault);
-	if (fault->qp)
-		rxe_odp_answer(fault);
+	if (!err && fault->keep && fault->qp && !fault->over && !pool->closed) {
+		kept = true;
+		fault->page = page;
+		list_add(&fault->list, &pool->kept);
+	}
+	/* One that was interrupted, perhaps by a stop of its process: once more */
+	rxe_odp_fault_done(fault, err == -EINTR ? 0 : err);
 	spin_unlock(&rxe_odp_lock);
 
-	if (locked) {
-		rxe_odp_get_back(fault);
-		mmap_read_unlock(fault->mm);
-	}
-	if (used)
-		mmput_async(fault->mm);
-}
-
-/* Give a fault to a thread. Context: rxe_odp_lock held */
-static void rxe_odp_take(struct rxe_odp_fault *fault,
-			 struct task_struct *thread)
-{
-	fault->thread = get_task_struct(thread);
-	list_add(&fault->of_user, &fault->user->served);
-}
-
-/* Does a thread serve that address space? Context: rxe_odp_lock held */
-static bool rxe_odp_is_served(struct rxe_odp_user *user, struct mm_struct *mm)
-{
-	struct rxe_odp_fault *fault;
-
-	list_for_each_entry(fault, &user->served, of_user)
-		if (fault->mm == mm)
-			return true;
-	return false;
-}
-
-/* The next fault without a thread that the calling one may serve after @done */
-static struct rxe_odp_fault *rxe_odp_choose(struct rxe_odp_fault *done)
-{
-	struct rxe_odp_user *user = done->user;
-	struct rxe_odp_fault *fault;
-
-	/* It goes to others only if its address space keeps another thread */
-	if (!rxe_odp_is_served(user, done->mm))
-		list_for_each_entry(fault, &user->faults, list)
-			if (fault->mm == done->mm)
-				return fault;
-
-	if (user->threads >= RXE_ODP_THREADS)
-		return NULL;
-	return list_first_entry_or_null(&user->faults, struct rxe_odp_fault,
-					list);
-}
-
-/* The next fault of the calling thread, after @done; NULL: it ends */
-static struct rxe_odp_fault *rxe_odp_next_fault(struct rxe_odp_fault *done)
-{
-	struct rxe_odp_user *user = done->user;
-	struct rxe_odp_fault *fault;
-
-	spin_lock(&rxe_odp_lock);
-	list_del(&done->of_user);
-	user->threads--;
-	fault = rxe_odp_choose(done);
-	if (fault) {
-		list_del(&fault->list);
-		/* It was killed for the one before, if at all, which is done */
-		flush_signals(current);
-		user->threads++;
-		rxe_odp_take(fault, current);
-	}
-	spin_unlock(&rxe_odp_lock);
-	return fault;
-}
-
-static int rxe_odp_thread(void *arg)
-{
-	struct rxe_odp_fault *fault = arg, *next;
-
-	allow_signal(SIGKILL);
-	do {
-		rxe_odp_serve(fault);
-		next = rxe_odp_next_fault(fault);
-		rxe_odp_put_fault(fault);
-		fault = next;
-	} while (fault);
-	module_put_and_kthread_exit(0);
-	return 0;
-}
-
-/* May it have a thread of its own? Context: rxe_odp_lock held */
-static bool rxe_odp_may_start(struct rxe_odp_fault *fault)
-{
-	lockdep_assert_held(&rxe_odp_lock);
-	return fault->user->threads < RXE_ODP_THREADS ||
-	       !rxe_odp_is_served(fault->user, fault->mm);
-}
-
-/* How many threads keep that address space? Context: rxe_odp_lock held */
-static int rxe_odp_count_users(struct rxe_odp_user *user, struct mm_struct *mm)
-{
-	struct rxe_odp_fault *fault;
-	int count = 0;
-
-	list_for_each_entry(fault, &user->served, of_user)
-		count += fault->mm == mm && fault->begun && !fault->done;
-	return count;
-}
-
-/*
- * End the faults that are left of processes that have ended: that memory is not
- * seen again, and they would have threads, beside those of living processes,
- * until they are answered. Context: rxe_odp_lock held
- */
-static void rxe_odp_end_orphans(struct rxe_odp_user *user)
-{
-	struct rxe_odp_fault *fault;
-
-	list_for_each_entry(fault, &user->served, of_user)
-		if (fault->begun && !fault->done &&
-		    atomic_read(&fault->mm->mm_users) ==
-		    rxe_odp_count_users(user, fault->mm))
-			send_sig(SIGKILL, fault->thread, 1);
-}
-
-/*
- * Have a fault served: now, if there is a thread for it, which need not be used;
- * or later. Context: rxe_odp_lock held
- */
-static bool rxe_odp_get_served(struct rxe_odp_fault *fault,
-			       struct task_struct *thread)
-{
-	bool now = thread && rxe_odp_may_start(fault);
-
-	kref_get(&fault->ref);
-	if (now) {
-		fault->user->threads++;
-		rxe_odp_take(fault, thread);
-	} else {
-		list_add_tail(&fault->list, &fault->user->faults);
-	}
-	return now;
+	if (!err && !kept)
+		rxe_odp_put_page(page, fault->write);
 }
 
 /* Start the awaited fault. The caller's reference becomes the queue pair's */
-static int rxe_odp_start(struct rxe_qp *qp, enum rxe_odp_side side,
-			 struct rxe_odp_fault *fault)
+static int rxe_odp_fault_start(struct rxe_qp *qp, enum rxe_odp_side side,
+			       struct rxe_odp_fault *fault)
 {
-	struct task_struct *thread = NULL;
-	bool now = false;
-	bool ending;
+	int err = -EINPROGRESS;
 
-	fault->side = side;
-	fault->work = side == RXE_ODP_RESP ? &qp->recv_task.work :
-					     &qp->send_task.work;
-
-	WRITE_ONCE(rxe_odp_do_work, qp->send_task.work.func);
+	WRITE_ONCE(rxe_odp_fault_work, qp->send_task.work.func);
 	spin_lock(&rxe_odp_lock);
-	if (fault->user->threads >= RXE_ODP_THREADS)
-		rxe_odp_end_orphans(fault->user);
-	if (rxe_odp_may_start(fault)) {
-		spin_unlock(&rxe_odp_lock);
-		thread = kthread_create(rxe_odp_thread, fault, "rxe_odp");
-		if (IS_ERR(thread)) {
-			rxe_odp_put_fault(fault);
-			return -EFAULT;
-		}
-		spin_lock(&rxe_odp_lock);
-	}
-	fault->since = jiffies; /* making a thread may have taken long */
-	rxe_odp_leave_fault(qp, side);
-	ending = qp->odp_ending;
-	if (!ending) {
+	rxe_odp_fault_leave(qp, side);
+	if (qp->odp_ending) {
+		err = -ESHUTDOWN;
+	} else if (fault->pool->closed) {
+		err = -EFAULT;
+	} else {
+		fault->since = jiffies;
+		fault->side = side;
 		fault->qp = qp;
 		qp->odp_faults[side] = fault;
-		now = rxe_odp_get_served(fault, thread);
+		rxe_odp_pool_add(fault);
 	}
 	spin_unlock(&rxe_odp_lock);
 
-	if (now) {
-		__module_get(THIS_MODULE);
-		wake_up_process(thread);
-	} else if (thread) {
-		kthread_stop(thread); /* that has not begun */
-	}
-	if (ending)
-		rxe_odp_put_fault(fault);
-	return ending ? -ESHUTDOWN : -EINPROGRESS;
+	if (err != -EINPROGRESS)
+		rxe_odp_fault_put(fault);
+	return err;
 }
 
 /*
@@ -522,9 +401,9 @@ static int rxe_odp_start(struct rxe_qp *qp, enum rxe_odp_side side,
  * will be scheduled when it is served; -ESHUTDOWN, the queue pair is being
  * destroyed; else the error of an access that is not possible.
  */
-int rxe_odp_wait(struct rxe_qp *qp, enum rxe_odp_side side)
+int rxe_odp_fault_wait(struct rxe_qp *qp, enum rxe_odp_side side)
 {
-	struct rxe_odp_fault *fault = rxe_odp_take_met();
+	struct rxe_odp_fault *fault = rxe_odp_fault_take_met();
 	struct rxe_odp_fault *old;
 	int err = 0;
 
@@ -533,17 +412,16 @@ int rxe_odp_wait(struct rxe_qp *qp, enum rxe_odp_side side)
 
 	spin_lock(&rxe_odp_lock);
 	old = qp->odp_faults[side];
-	if (old && old->mm == fault->mm && old->addr == fault->addr &&
+	if (old && old->pool == fault->pool && old->addr == fault->addr &&
 	    old->write == fault->write)
 		err = old->done ? old->err : -EINPROGRESS;
 	/* An answered fault is asked anew the next time */
 	if (old && old->done)
-		rxe_odp_leave_fault(qp, side);
+		rxe_odp_fault_leave(qp, side);
 	spin_unlock(&rxe_odp_lock);
 
 	if (!err)
-		return rxe_odp_start(qp, side, fault);
-	rxe_odp_put_fault(fault);
+		return rxe_odp_fault_start(qp, side, fault);
+	rxe_odp_fault_put(fault);
 	return err;
 }
-

@@ -12,11 +12,13 @@
 #include <linux/sched/signal.h>
 
 #include "rxe.h"
+#include "rxe_odp_page.h"
 
 /* The MR to prefetch, or an error; the reference is the caller's */
-static struct rxe_mr *rxe_odp_find_mr(struct ib_pd *ibpd,
-				      enum ib_uverbs_advise_mr_advice advice,
-				      const struct ib_sge *sge)
+static struct rxe_mr *
+rxe_odp_prefetch_find_mr(struct ib_pd *ibpd,
+			 enum ib_uverbs_advise_mr_advice advice,
+			 const struct ib_sge *sge)
 {
 	struct rxe_mr *mr;
 	int err;
@@ -45,7 +47,7 @@ static struct rxe_mr *rxe_odp_find_mr(struct ib_pd *ibpd,
 }
 
 /* One page, without waiting: it counts if it is there */
-static bool rxe_odp_touch(struct mm_struct *mm, unsigned long addr, bool write)
+static bool rxe_odp_prefetch_touch(struct mm_struct *mm, unsigned long addr, bool write)
 {
 	struct page *page;
 	long got = 0;
@@ -60,6 +62,27 @@ static bool rxe_odp_touch(struct mm_struct *mm, unsigned long addr, bool write)
 	return got == 1;
 }
 
+/*
+ * One page. Who waits for one of another process would keep all its memory while
+ * it is killed, and has its pages only started.
+ */
+static int rxe_odp_prefetch_page(struct mm_struct *mm, unsigned long addr,
+				 bool write, bool wait, u64 *done)
+{
+	int err = 0;
+
+	if (wait && mm == current->mm) {
+		err = rxe_odp_fault_in(mm, addr, write);
+		*done += !err;
+	} else if (!mmget_not_zero(mm)) {
+		err = -EFAULT;
+	} else {
+		*done += rxe_odp_prefetch_touch(mm, addr, write);
+		mmput_async(mm);
+	}
+	return err;
+}
+
 /* Return: 0 or an error; the number of pages that are there now in @done */
 static int rxe_odp_prefetch(struct mm_struct *mm, unsigned long addr, u64 length,
 			    bool write, bool wait, u64 *done)
@@ -68,22 +91,12 @@ static int rxe_odp_prefetch(struct mm_struct *mm, unsigned long addr, u64 length
 	u64 pages = DIV_ROUND_UP_ULL(offset_in_page(addr) + length, PAGE_SIZE);
 	int err = 0;
 
-	if (!mmget_not_zero(mm))
-		return -EFAULT;
-
 	for (addr &= PAGE_MASK; pages && !err; pages--, addr += PAGE_SIZE) {
-		bool there = false;
-
 		if (fatal_signal_pending(current))
-			err = -EINTR;
-		else if (wait)
-			err = rxe_odp_fault_in(mm, addr, write);
-		else
-			there = rxe_odp_touch(mm, addr, write);
-		*done += there || (wait && !err);
+			return -EINTR;
+		err = rxe_odp_prefetch_page(mm, addr, write, wait, done);
 		cond_resched();
 	}
-	mmput_async(mm);
 	return err;
 }
 
@@ -102,10 +115,10 @@ static int rxe_odp_prefetch_sge(struct ib_pd *ibpd,
 	u64 done = 0;
 	int err;
 
-	mr = rxe_odp_find_mr(ibpd, advice, sge);
+	mr = rxe_odp_prefetch_find_mr(ibpd, advice, sge);
 	if (IS_ERR(mr))
 		return PTR_ERR(mr);
-	mm = mr->odp->mm;
+	mm = mr->odp->pool->mm;
 	mmgrab(mm);
 	addr = mr->odp->start + (sge->addr - mr->ibmr.iova);
 	rxe_put(mr);
@@ -113,7 +126,7 @@ static int rxe_odp_prefetch_sge(struct ib_pd *ibpd,
 	err = rxe_odp_prefetch(mm, addr, sge->length, write, wait, &done);
 	mmdrop(mm);
 
-	mr = rxe_odp_find_mr(ibpd, advice, sge);
+	mr = rxe_odp_prefetch_find_mr(ibpd, advice, sge);
 	if (!IS_ERR(mr)) {
 		atomic64_add(done, &mr->odp->prefetched);
 		rxe_put(mr);
@@ -152,7 +165,7 @@ int rxe_odp_advise_mr(struct ib_pd *ibpd,
 		return -EOPNOTSUPP;
 
 	for (i = 0; i < num_sge; i++) {
-		mr = rxe_odp_find_mr(ibpd, advice, &sg_list[i]);
+		mr = rxe_odp_prefetch_find_mr(ibpd, advice, &sg_list[i]);
 		if (IS_ERR(mr))
 			return PTR_ERR(mr);
 		rxe_put(mr);

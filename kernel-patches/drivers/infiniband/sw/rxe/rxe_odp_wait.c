@@ -64,7 +64,7 @@ bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
 	if (err != -EINPROGRESS)
 		return false;
 
-	err = rxe_odp_wait(qp, RXE_ODP_REQ);
+	err = rxe_odp_fault_wait(qp, RXE_ODP_REQ);
 	if (err == -EINPROGRESS || err == -ESHUTDOWN) {
 		wqe->status = IB_WC_SUCCESS;
 		/* The packet may have been the one to ask for an acknowledgment */
@@ -83,7 +83,7 @@ void rxe_odp_req_ends(struct rxe_qp *qp)
 {
 	spin_lock(&rxe_odp_lock);
 	if (qp->odp_faults[RXE_ODP_REQ])
-		rxe_odp_end_fault(qp, RXE_ODP_REQ);
+		rxe_odp_fault_end(qp, RXE_ODP_REQ);
 	spin_unlock(&rxe_odp_lock);
 }
 
@@ -103,7 +103,7 @@ bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
 	if (err != -EINPROGRESS)
 		return false;
 
-	err = rxe_odp_wait(qp, RXE_ODP_COMP);
+	err = rxe_odp_fault_wait(qp, RXE_ODP_COMP);
 	if (err == -ESHUTDOWN) {
 		rxe_odp_drop(qp, &qp->resp_pkts, 0);
 		return true;
@@ -219,7 +219,7 @@ static bool rxe_odp_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 		if (qp_type(qp) == IB_QPT_RC)
 			late |= rxe_odp_is_late_rc(qp, pkt, fault->met);
 		else if (late)
-			rxe_odp_end_fault(qp, RXE_ODP_RESP);
+			rxe_odp_fault_end(qp, RXE_ODP_RESP);
 		fault->met = true;
 	}
 	spin_unlock(&rxe_odp_lock);
@@ -235,7 +235,7 @@ static void rxe_odp_end_wait(struct rxe_qp *qp, enum rxe_odp_side side)
 	if (!READ_ONCE(qp->odp_faults[side]))
 		return;
 	spin_lock(&rxe_odp_lock);
-	rxe_odp_leave_fault(qp, side);
+	rxe_odp_fault_leave(qp, side);
 	spin_unlock(&rxe_odp_lock);
 }
 
@@ -262,7 +262,7 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 		return state;
 	}
 
-	err = rxe_odp_wait(qp, RXE_ODP_RESP);
+	err = rxe_odp_fault_wait(qp, RXE_ODP_RESP);
 	if (err != -EINPROGRESS && err != -ESHUTDOWN)
 		return state;
 
@@ -308,11 +308,9 @@ bool rxe_odp_has_wqe(struct rxe_qp *qp)
 
 static void rxe_odp_leave_faults(struct rxe_qp *qp)
 {
-	rxe_odp_leave_fault(qp, RXE_ODP_REQ);
-	rxe_odp_leave_fault(qp, RXE_ODP_COMP);
-	rxe_odp_leave_fault(qp, RXE_ODP_RESP);
-	rxe_odp_decline(&qp->send_task.work);
-	rxe_odp_decline(&qp->recv_task.work);
+	rxe_odp_fault_leave(qp, RXE_ODP_REQ);
+	rxe_odp_fault_leave(qp, RXE_ODP_COMP);
+	rxe_odp_fault_leave(qp, RXE_ODP_RESP);
 }
 
 /* A queue pair is reset; its tasks do not run */

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Atomic operations, and flushes, of the responder in memory that is paged on
+ * demand: an access to a page that is no copy.
+ */
+
+#include <linux/libnvdimm.h>
+#include <linux/mm.h>
+
+#include "rxe.h"
+#include "rxe_odp_page.h"
+
+/*
+ * Open the page of a remote atomic operation, and name it for the functions of
+ * rxe_mr.c: @dma is an MR of all memory of the kernel, in which the page is at
+ * @dma_addr. So all atomic operations of rxe go through the same lines, under
+ * the same lock.
+ */
+static enum resp_states rxe_odp_atomic_open(struct rxe_qp *qp,
+					    struct rxe_mr *mr, u64 iova,
+					    struct rxe_odp_opened *opened,
+					    struct rxe_mr *dma, u64 *dma_addr)
+{
+	int err;
+
+	if (mr->state != RXE_MR_STATE_VALID ||
+	    mr_check_range(mr, iova, sizeof(u64)))
+		return RESPST_ERR_RKEY_VIOLATION;
+	if (iova & 7)
+		return RESPST_ERR_MISALIGNED_ATOMIC;
+
+	err = rxe_odp_page_open(mr, iova, true, opened);
+	if (err)
+		return rxe_odp_resp_state(qp, err, RESPST_ERR_RKEY_VIOLATION);
+
+	rxe_mr_init_dma(0, dma);
+	*dma_addr = (uintptr_t)page_address(opened->page) +
+		    offset_in_page(rxe_odp_addr(mr, iova));
+	return RESPST_NONE;
+}
+
+/* rxe_mr_do_atomic_op() for any MR */
+enum resp_states rxe_qp_do_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr,
+				     u64 iova, int opcode, u64 compare,
+				     u64 swap_add, u64 *orig_val)
+{
+	struct rxe_mr dma = {};
+	enum resp_states state;
+	struct rxe_odp_opened opened;
+	u64 addr;
+
+	if (!mr->odp)
+		return rxe_mr_do_atomic_op(mr, iova, opcode, compare, swap_add,
+					   orig_val);
+
+	state = rxe_odp_atomic_open(qp, mr, iova, &opened, &dma, &addr);
+	if (state)
+		return state;
+	state = rxe_mr_do_atomic_op(&dma, addr, opcode, compare, swap_add,
+				    orig_val);
+	rxe_odp_page_close(&opened);
+	return state;
+}
+
+/* rxe_mr_do_atomic_write() for any MR */
+enum resp_states rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr,
+					u64 iova, u64 value)
+{
+	struct rxe_mr dma = {};
+	enum resp_states state;
+	struct rxe_odp_opened opened;
+	u64 addr;
+
+	if (!mr->odp)
+		return rxe_mr_do_atomic_write(mr, iova, value);
+
+	state = rxe_odp_atomic_open(qp, mr, iova, &opened, &dma, &addr);
+	if (state)
+		return state;
+	state = rxe_mr_do_atomic_write(&dma, addr, value);
+	rxe_odp_page_close(&opened);
+	return state;
+}
+
+/*
+ * A pinned MR for persistent flushes is of persistent memory only. Here it is
+ * known when it is flushed.
+ */
+static bool rxe_odp_atomic_is_pmem(struct page *page)
+{
+	return region_intersects(page_to_phys(page), PAGE_SIZE, IORESOURCE_MEM,
+				 IORES_DESC_PERSISTENT_MEMORY) ==
+	       REGION_INTERSECTS;
+}
+
+/* rxe_flush_pmem_iova() for any MR */
+enum resp_states rxe_odp_flush(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
+			       u64 length)
+{
+	int err = 0;
+
+	if (!mr->odp)
+		err = rxe_flush_pmem_iova(mr, iova, length);
+	else if (length)
+		err = mr_check_range(mr, iova, length);
+
+	while (mr->odp && length && !err) {
+		unsigned int offset = offset_in_page(rxe_odp_addr(mr, iova));
+		unsigned int bytes = min_t(u64, length, PAGE_SIZE - offset);
+		struct rxe_odp_opened opened;
+
+		err = rxe_odp_page_open(mr, iova, false, &opened);
+		if (err)
+			break;
+		if (rxe_odp_atomic_is_pmem(opened.page))
+			arch_wb_cache_pmem(page_address(opened.page) + offset,
+					   bytes);
+		else
+			err = -EINVAL;
+		rxe_odp_page_close(&opened);
+
+		iova += bytes;
+		length -= bytes;
+		cond_resched();
+	}
+	return rxe_odp_resp_state(qp, err, RESPST_ERR_RKEY_VIOLATION);
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Copies between packets and memory that is paged on demand.
+ *
+ * Each packet is copied through the page tables of the process that registered,
+ * as the process would do it. Where that can't be, the page is looked up there,
+ * held for the time of one memcpy, and let go.
+ *
+ * WHY NOTHING CAN BE STALE
+ *
+ * The copy runs under mmap_lock, taken for reading, if that can be had at once.
+ *
+ *   rxe                                   the process
+ *   mmap_read_lock; copies to page A
+ *                                         munmap: waits
+ *   unlock
+ *                                         A is unmapped, B is mapped; munmap
+ *                                         and mmap return
+ *   the next packet: finds B
+ *
+ * So a page that is written can't become shared meanwhile. Without mmap_lock this
+ * would lose:
+ *
+ *   rxe                                   the process
+ *   finds page A, which may be written
+ *                                         fork: A is the child's, too
+ *                                         writes to B, its copy of A
+ *   copies to A: only the child sees it
+ *
+ * so a copy that runs without it asks write_protect_seq whether there was a fork,
+ * and is made again then. What it copied to A is as if it had been before the
+ * fork, where the child sees it.
+ *
+ * A look and its copy are made with interrupts disabled then. So where page
+ * tables are changed by asking all CPUs that use them to forget them:
+ *
+ *   rxe                                   the process
+ *   disables interrupts; finds page A
+ *                                         munmap: takes A out of the page tables;
+ *                                         waits for that CPU
+ *   copies to page A; enables them
+ *                                         munmap returns
+ *
+ * Elsewhere (arm64) that copy is one that was under way when munmap returned, by
+ * less than the time of a memcpy of one page. A is held, so it is nobody else's.
+ *
+ * Calls that do not need mmap_lock for writing (MADV_DONTNEED, truncation,
+ * reclaim, migration) may take A out of the page tables while it is written.
+ * Then the write came before, as one by the process: A is not given away before
+ * this CPU has forgotten it, and a page that is held isn't reclaimed or
+ * migrated. A transfer that begins after such a call has returned finds the
+ * page that is there then.
+ *
+ * The process may end while a worker has its address space on. A look-up
+ * without a reference to the users of it (rxe_odp_copy_locked()) finds a page
+ * that is held, or nothing:
+ *
+ *   rxe                                   the process
+ *   mmap_read_lock
+ *                                         exit: unmaps page A
+ *   the page tables have no A: false
+ *   [or holds A first, copies, lets go]
+ *   unlock
+ *                                         mmap_write_lock; frees page tables
+ *
+ * WORKERS AND FAULTS
+ *
+ * rxe's workers serve memory that they can serve without waiting: anonymous and
+ * shared memory. All else, and a page that would have to be waited for after
+ * all (swap, userfaultfd), is met with -EINPROGRESS, and the queue pair waits
+ * for a fault of its own: rxe_odp_fault.c.
+ */
+
+#include <linux/highmem.h>
+#include <linux/mm.h>
+#include <linux/pagemap.h>
+#include <linux/sched/mm.h>
+#include <linux/seqlock.h>
+#include <linux/uaccess.h>
+
+#include "rxe.h"
+#include "rxe_odp_page.h"
+
+static void rxe_odp_copy_bytes(struct page *page, unsigned int offset, void *buf,
+			       unsigned int bytes, bool write)
+{
+	if (write)
+		memcpy_to_page(page, offset, buf, bytes);
+	else
+		memcpy_from_page(buf, page, offset, bytes);
+}
+
+static void rxe_odp_copy_page(struct page *page, unsigned int offset, void *buf,
+			      unsigned int bytes, bool write)
+{
+	rxe_odp_copy_bytes(page, offset, buf, bytes, write);
+	if (write)
+		set_page_dirty(page);
+}
+
+static unsigned int rxe_odp_copy_in_page(unsigned long addr, unsigned int length)
+{
+	return min_t(unsigned int, length, PAGE_SIZE - offset_in_page(addr));
+}
+
+/* One page, under mmap_lock */
+static bool rxe_odp_copy_page_locked(unsigned long addr, void *buf,
+				     unsigned int bytes, bool write)
+{
+	struct page *page = rxe_odp_page_look(addr, write);
+	bool known;
+
+	if (!page)
+		return false;
+	known = folio_test_swapbacked(page_folio(page));
+	if (known)
+		rxe_odp_copy_page(page, offset_in_page(addr), buf, bytes,
+				  write);
+	put_page(page);
+	return known;
+}
+
+/* One page without it; see above, and rxe_odp_page_lock_file() */
+static bool rxe_odp_copy_page_unlocked(unsigned long addr, void *buf,
+				       unsigned int bytes, bool write)
+{
+	struct page *page = rxe_odp_page_look(addr, write);
+	struct page *now = NULL;
+	struct folio *folio;
+	unsigned long flags;
+	bool file, copied;
+
+	if (!page)
+		return false;
+
+	folio = page_folio(page);
+	file = write && rxe_odp_page_is_file(folio);
+	copied = !file || folio_trylock(folio);
+	if (!copied)
+		goto out;
+
+	local_irq_save(flags);
+	now = rxe_odp_page_look(addr, write);
+	copied = now == page && (!file || folio->mapping);
+	if (copied)
+		rxe_odp_copy_bytes(page, offset_in_page(addr), buf, bytes,
+				   write);
+	local_irq_restore(flags);
+
+	if (now)
+		put_page(now);
+	if (copied && write)
+		set_page_dirty(page);
+	if (file)
+		folio_unlock(folio);
+out:
+	put_page(page);
+	return copied;
+}
+
+static bool rxe_odp_copy_locked(unsigned long addr, void *buf,
+				unsigned int length, bool write)
+{
+	unsigned int bytes;
+
+	for (; length; addr += bytes, buf += bytes, length -= bytes) {
+		bytes = rxe_odp_copy_in_page(addr, length);
+		if (!rxe_odp_copy_page_locked(addr, buf, bytes, write))
+			return false;
+	}
+	return true;
+}
+
+static bool rxe_odp_copy_unlocked(struct mm_struct *mm, unsigned long addr,
+				  void *buf, unsigned int length, bool write)
+{
+	unsigned int seq = raw_read_seqcount(&mm->write_protect_seq);
+	unsigned int bytes;
+	bool copied = true;
+
+	if (seq & 1 || !mmget_not_zero(mm))
+		return false;
+
+	for (; length && copied; addr += bytes, buf += bytes, length -= bytes) {
+		bytes = rxe_odp_copy_in_page(addr, length);
+		copied = rxe_odp_copy_page_unlocked(addr, buf, bytes, write);
+	}
+	mmput_async(mm);
+	return copied &&
+	       !(write && read_seqcount_retry(&mm->write_protect_seq, seq));
+}
+
+/*
+ * Copy as the process itself would, but through the kernel's addresses, to or
+ * from the present pages of anonymous and shared memory; of files, too, where
+ * mmap_lock can't be had. That does not yield to the worker of the other end
+ * after each packet, as get_user_pages_remote() does: then most of the time
+ * would go by in the scheduler. The process may have ended: it takes its memory
+ * away under mmap_lock, too.
+ *
+ * Return: false when something is not mapped, or not so, or the architecture
+ * can't look pages up without a lock (User Mode Linux); part may be copied.
+ */
+static bool rxe_odp_copy_fast(struct mm_struct *mm, unsigned long addr,
+			      void *buf, unsigned int length, bool write)
+{
+	bool copied;
+
+	if (!rxe_odp_page_take_on(mm))
+		return false;
+	if (!mmap_read_trylock(mm))
+		return rxe_odp_copy_unlocked(mm, addr, buf, length, write);
+
+	copied = rxe_odp_copy_locked(addr, buf, length, write);
+	mmap_read_unlock(mm);
+	return copied;
+}
+
+/*
+ * The same through the addresses of the process, which has not ended. (At its
+ * end an architecture may give pages away and leave their translations to the
+ * threads that have taken the address space on.)
+ */
+static bool rxe_odp_copy_user(struct mm_struct *mm, unsigned long addr,
+			      void *buf, unsigned int length, bool write)
+{
+	void __user *user = (void __user *)addr;
+	struct vm_area_struct *vma;
+
+	if (!rxe_odp_page_take_on(mm))
+		return false;
+
+	vma = vma_lookup(mm, addr);
+	if (!vma || vma->vm_end - addr < length ||
+	    !rxe_odp_page_may_access(vma, write) || !rxe_odp_page_served_at_once(vma))
+		return false;
+	return !(write ? copy_to_user_nofault(user, buf, length) :
+			 copy_from_user_nofault(buf, user, length));
+}
+
+static int rxe_odp_copy_pages(struct rxe_odp_mr *odp, unsigned long addr,
+			      void *buf, unsigned int length, bool write)
+{
+	struct mm_struct *mm = odp->pool->mm;
+	struct page *page;
+	int err;
+
+	if (rxe_odp_copy_fast(mm, addr, buf, length, write))
+		return 0;
+
+	err = rxe_odp_page_enter(mm);
+	if (err)
+		goto out;
+
+	if (rxe_odp_copy_user(mm, addr, buf, length, write))
+		length = 0;
+
+	while (length) {
+		unsigned int bytes = rxe_odp_copy_in_page(addr, length);
+
+		err = rxe_odp_page_get(odp, addr, write, &page);
+		if (err)
+			break;
+
+		rxe_odp_copy_page(page, offset_in_page(addr), buf, bytes,
+				  write);
+		rxe_odp_page_release(page, write);
+
+		addr += bytes;
+		buf += bytes;
+		length -= bytes;
+	}
+	rxe_odp_page_leave(mm);
+out:
+	return err == -EBUSY ? rxe_odp_fault_meet(odp, addr, write, false) :
+			       err;
+}
+
+/**
+ * rxe_odp_copy - Copy between a packet and memory that is paged on demand
+ * @mr: An MR with on-demand paging
+ * @iova: Where in @mr; the caller has checked the range
+ * @buf: The packet's data
+ * @length: Bytes, one packet's
+ * @dir: RXE_TO_MR_OBJ or RXE_FROM_MR_OBJ
+ *
+ * Context: Process context, a task of a queue pair.
+ *
+ * Return: 0; -EFAULT when the memory can't be accessed so; -EINPROGRESS when a
+ * page must be waited for: then the caller tells which side waits
+ * (rxe_odp_req_waits(), rxe_odp_comp_waits(), rxe_odp_resp_state()), and copies
+ * all of it again later.
+ */
+int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
+		 enum rxe_mr_copy_dir dir)
+{
+	unsigned long addr = rxe_odp_addr(mr, iova);
+	bool write = dir == RXE_TO_MR_OBJ;
+	int err;
+
+	err = rxe_odp_copy_pages(mr->odp, addr, buf, length, write);
+	if (!err)
+		rxe_odp_fault_accessed(mr->odp, addr, length, write);
+	return err;
+}

@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The threads that wait for pages: their life, and which one serves a fault. How
+ * a fault is served is in rxe_odp_fault.c.
+ *
+ * The answer to a fault may come from a disk, a thread with a userfaultfd, a
+ * FUSE server, a server behind a dead network: it may take for ever. So it is
+ * the process that has registered the memory whose threads wait
+ * (vhost_task_create()): they count in its RLIMIT_NPROC and its control groups,
+ * have its address space as all its threads do, and are killed with it. A
+ * kernel thread would be counted for no user, and would keep the memory of a
+ * process that was killed; a worker would be one of the few that all share, and
+ * can't be killed.
+ *
+ * Such a thread can be made in the context of the process only, which packets do
+ * not have. So the registration makes the first one, or fails; and a thread that
+ * takes a fault, and leaves none idle behind, makes another one before it
+ * waits. It may not get one, or there may be RXE_ODP_POOL_THREADS: then faults
+ * wait for a thread as they do for their page, and take turns with those that
+ * have one (rxe_odp_pool_turn()). A pool serves no other process.
+ *
+ * A thread ends when it is not needed, when the last MR of its process goes, and
+ * when the process is killed or executes another program:
+ *
+ *   the last MR, or one that is idle        the process
+ *   leaves the pool; marks itself as killed is killed; each thread, too
+ *              \                            /
+ *               get_signal() in vhost_task_fn()
+ *               rxe_odp_pool_killed()
+ *               a worker: vhost_task_stop(), which waits for no fault
+ *
+ * vhost_task_stop() waits for the thread, which may wait for its fault, or be
+ * stopped with its process. So it is called for threads that are on their way to
+ * do_exit() only, and the end of an MR waits for no thread.
+ */
+
+#include <linux/jiffies.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
+#include <linux/sched/task.h>
+#include <linux/sched/vhost_task.h>
+#include <linux/workqueue.h>
+
+#include "rxe.h"
+#include "rxe_odp_fault.h"
+#include "rxe_odp_pool.h"
+
+#define RXE_ODP_POOL_THREADS	16
+#define RXE_ODP_POOL_IDLE	2	/* beside one that has just become idle */
+#define RXE_ODP_POOL_TURN	msecs_to_jiffies(100)
+
+struct rxe_odp_thread {
+	struct list_head	list;	/* in its pool's; in rxe_odp_pool_dead */
+	struct rxe_odp_pool	*pool;
+	struct vhost_task	*task;
+
+	/* under rxe_odp_lock */
+	struct task_struct	*self;
+	struct rxe_odp_fault	*fault;	/* NULL: it is idle */
+	unsigned long		since;	/* it has the fault, in jiffies */
+	bool			left;	/* the pool, on its own account */
+};
+
+static LIST_HEAD(rxe_odp_pools);
+static LIST_HEAD(rxe_odp_pool_dead);
+
+static void rxe_odp_pool_bury(struct work_struct *work);
+static DECLARE_WORK(rxe_odp_pool_bury_work, rxe_odp_pool_bury);
+
+static void rxe_odp_pool_turn(struct work_struct *work);
+static DECLARE_DELAYED_WORK(rxe_odp_pool_turn_work, rxe_odp_pool_turn);
+
+static void rxe_odp_pool_free(struct kref *ref)
+{
+	struct rxe_odp_pool *pool = container_of(ref, typeof(*pool), ref);
+
+	put_pid(pool->process);
+	mmdrop(pool->mm);
+	kfree(pool);
+}
+
+void rxe_odp_pool_put(struct rxe_odp_pool *pool)
+{
+	kref_put(&pool->ref, rxe_odp_pool_free);
+}
+
+/* Context: rxe_odp_lock held */
+static struct rxe_odp_thread *rxe_odp_pool_idle(struct rxe_odp_pool *pool)
+{
+	struct rxe_odp_thread *thread;
+
+	lockdep_assert_held(&rxe_odp_lock);
+	list_for_each_entry(thread, &pool->threads, list)
+		if (!thread->fault)
+			return thread;
+	return NULL;
+}
+
+/*
+ * Have an idle thread look at the faults; or, if there is none, have them wait
+ * for their turn. Context: rxe_odp_lock held
+ */
+static void rxe_odp_pool_wake(struct rxe_odp_pool *pool)
+{
+	struct rxe_odp_thread *thread = rxe_odp_pool_idle(pool);
+
+	if (thread)
+		vhost_task_wake(thread->task);
+	else
+		queue_delayed_work(system_unbound_wq, &rxe_odp_pool_turn_work,
+				   RXE_ODP_POOL_TURN);
+}
+
+/**
+ * rxe_odp_pool_add - Give a fault to the threads of its process
+ * @fault: The fault, whose pool is not closed
+ *
+ * Context: rxe_odp_lock held
+ */
+void rxe_odp_pool_add(struct rxe_odp_fault *fault)
+{
+	struct rxe_odp_pool *pool = fault->pool;
+
+	lockdep_assert_held(&rxe_odp_lock);
+	kref_get(&fault->ref);
+	list_add_tail(&fault->list, &pool->faults);
+	rxe_odp_pool_wake(pool);
+}
+
+/**
+ * rxe_odp_pool_interrupt - Have a thread not wait for its fault any more
+ * @thread: The thread, which serves a fault
+ *
+ * It comes back at once from a userfaultfd. A file system may wait for its
+ * server for as long as the process lives, and is woken to no purpose, as any
+ * sleeper may be. Context: rxe_odp_lock held
+ */
+void rxe_odp_pool_interrupt(struct rxe_odp_thread *thread)
+{
+	lockdep_assert_held(&rxe_odp_lock);
+	/* As set_notify_signal(); get_signal() takes it back before the next fault */
+	set_tsk_thread_flag(thread->self, TIF_NOTIFY_SIGNAL);
+	vhost_task_wake(thread->task);
+}
+
+/*
+ * Interrupt as many threads as there are faults that wait for one, but none before
+ * its time, and the first that had its fault first. Their queue pairs ask for
+ * those pages again, behind the others. Context: rxe_odp_lock held
+ */
+static void rxe_odp_pool_give_turns(struct rxe_odp_pool *pool)
+{
+	struct rxe_odp_thread *thread, *next;
+	struct list_head *waits = pool->faults.next;
+
+	list_for_each_entry_safe(thread, next, &pool->threads, list) {
+		if (waits == &pool->faults)
+			break;
+		if (!thread->fault ||
+		    time_before(jiffies, thread->since + RXE_ODP_POOL_TURN))
+			continue;
+		rxe_odp_pool_interrupt(thread);
+		/* One that does not come back leaves the next time to others */
+		thread->since = jiffies;
+		list_move_tail(&thread->list, &pool->threads);
+		waits = waits->next;
+	}
+}
+
+/*
+ * All threads of a process may wait for answers that do not come, or come from a
+ * thread that needs one of the pages for which there was no thread:
+ *
+ *   the process          a fault, with its last thread     a fault, without one
+ *   reads its
+ *   userfaultfd          waits for page A
+ *   [waits for page B,
+ *   to make A of it]                                       waits for a thread
+ *                        is interrupted; waits for one
+ *                                                          gets page B
+ *   makes page A         gets page A
+ *
+ * A thread that takes a fault also tries to make another thread, which it may
+ * get by now.
+ */
+static void rxe_odp_pool_turn(struct work_struct *work)
+{
+	struct rxe_odp_pool *pool;
+	bool again = false;
+
+	spin_lock(&rxe_odp_lock);
+	list_for_each_entry(pool, &rxe_odp_pools, list) {
+		again |= !list_empty(&pool->faults);
+		rxe_odp_pool_give_turns(pool);
+	}
+	if (again)
+		queue_delayed_work(system_unbound_wq, &rxe_odp_pool_turn_work,
+				   RXE_ODP_POOL_TURN);
+	spin_unlock(&rxe_odp_lock);
+}
+
+/*
+ * There is nothing to serve any more. Its threads end, its faults are errors.
+ * Context: rxe_odp_lock held
+ */
+static void rxe_odp_pool_close(struct rxe_odp_pool *pool)
+{
+	struct rxe_odp_fault *fault, *next;
+	struct rxe_odp_thread *thread;
+
+	lockdep_assert_held(&rxe_odp_lock);
+	if (pool->closed)
+		return;
+
+	pool->closed = true;
+	list_del(&pool->list);
+	list_for_each_entry_safe(fault, next, &pool->faults, list) {
+		list_del(&fault->list);
+		rxe_odp_fault_done(fault, -EFAULT);
+		rxe_odp_fault_put(fault);
+	}
+	list_for_each_entry_safe(fault, next, &pool->kept, list)
+		rxe_odp_fault_release(fault);
+	list_for_each_entry(thread, &pool->threads, list) {
+		if (thread->fault)
+			rxe_odp_pool_interrupt(thread);
+		else
+			vhost_task_wake(thread->task);
+	}
+}
+
+/*
+ * End the calling thread alone: a SIGKILL of its own, as the kernel gives to
+ * each thread of a group that exits, and vhost_task_fn() heeds.
+ */
+static void rxe_odp_pool_end_thread(void)
+{
+	spin_lock_irq(&current->sighand->siglock);
+	sigaddset(&current->pending.signal, SIGKILL);
+	set_thread_flag(TIF_SIGPENDING);
+	spin_unlock_irq(&current->sighand->siglock);
+}
+
+/* Are there enough without that one? Context: rxe_odp_lock held */
+static bool rxe_odp_pool_is_surplus(struct rxe_odp_thread *thread)
+{
+	struct rxe_odp_thread *other;
+	int idle = 0;
+
+	list_for_each_entry(other, &thread->pool->threads, list)
+		idle += other != thread && !other->fault;
+	return idle > RXE_ODP_POOL_IDLE;
+}
+
+/* The next fault of the calling thread; NULL: none, and it may have left */
+static struct rxe_odp_fault *rxe_odp_pool_take(struct rxe_odp_thread *thread)
+{
+	struct rxe_odp_pool *pool = thread->pool;
+	struct rxe_odp_fault *fault;
+
+	spin_lock(&rxe_odp_lock);
+	thread->self = current;
+	fault = list_first_entry_or_null(&pool->faults, struct rxe_odp_fault,
+					 list);
+	if (fault) {
+		list_del(&fault->list);
+		fault->thread = thread;
+		thread->fault = fault;
+		thread->since = jiffies;
+		list_move_tail(&thread->list, &pool->threads);
+		/* This one may have been woken for two */
+		if (!list_empty(&pool->faults))
+			rxe_odp_pool_wake(pool);
+	} else if (pool->closed || rxe_odp_pool_is_surplus(thread)) {
+		thread->left = true;
+		list_del(&thread->list);
+		pool->count--;
+	}
+	spin_unlock(&rxe_odp_lock);
+	return fault;
+}
+
+static int rxe_odp_pool_start(struct rxe_odp_pool *pool);
+
+/* The work of a thread, until there is none: vhost_task_fn() waits then */
+static bool rxe_odp_pool_work(void *arg)
+{
+	struct rxe_odp_thread *thread = arg;
+	struct rxe_odp_pool *pool = thread->pool;
+	struct rxe_odp_fault *fault = rxe_odp_pool_take(thread);
+	bool last;
+
+	if (!fault && !thread->left)
+		return false;
+
+	__set_current_state(TASK_RUNNING);
+	if (!fault) {
+		rxe_odp_pool_end_thread();
+		return true;
+	}
+
+	spin_lock(&rxe_odp_lock);
+	last = !rxe_odp_pool_idle(pool);
+	spin_unlock(&rxe_odp_lock);
+	if (last)
+		rxe_odp_pool_start(pool); /* or it goes without */
+
+	rxe_odp_fault_serve(fault);
+
+	spin_lock(&rxe_odp_lock);
+	thread->fault = NULL;
+	spin_unlock(&rxe_odp_lock);
+	rxe_odp_fault_put(fault);
+	return true;
+}
+
+/* The thread is about to exit, with its process if it has not left before */
+static void rxe_odp_pool_killed(void *arg)
+{
+	struct rxe_odp_thread *thread = arg;
+
+	spin_lock(&rxe_odp_lock);
+	if (!thread->left) {
+		list_del(&thread->list);
+		thread->pool->count--;
+		rxe_odp_pool_close(thread->pool);
+	}
+	list_add(&thread->list, &rxe_odp_pool_dead);
+	spin_unlock(&rxe_odp_lock);
+	queue_work(system_unbound_wq, &rxe_odp_pool_bury_work);
+}
+
+static struct rxe_odp_thread *rxe_odp_pool_next_dead(void)
+{
+	struct rxe_odp_thread *thread;
+
+	spin_lock(&rxe_odp_lock);
+	thread = list_first_entry_or_null(&rxe_odp_pool_dead,
+					  struct rxe_odp_thread, list);
+	if (thread)
+		list_del(&thread->list);
+	spin_unlock(&rxe_odp_lock);
+	return thread;
+}
+
+/* Threads that are about to exit do not run code of this module any more then */
+static void rxe_odp_pool_bury(struct work_struct *work)
+{
+	struct rxe_odp_thread *thread;
+
+	while ((thread = rxe_odp_pool_next_dead())) {
+		vhost_task_stop(thread->task);
+		rxe_odp_pool_put(thread->pool);
+		kfree(thread);
+		module_put(THIS_MODULE);
+	}
+}
+
+/* The module goes: no thread holds it, and the worker is in its last lines */
+void rxe_odp_pool_exit(void)
+{
+	cancel_delayed_work_sync(&rxe_odp_pool_turn_work);
+	flush_work(&rxe_odp_pool_bury_work);
+}
+
+/* A signal of the caller would end the making of a thread; SIGKILL may */
+static struct vhost_task *rxe_odp_pool_create(struct rxe_odp_thread *thread)
+{
+	struct vhost_task *task;
+	sigset_t all, before;
+
+	siginitsetinv(&all, sigmask(SIGKILL));
+	sigprocmask(SIG_BLOCK, &all, &before);
+	task = vhost_task_create(rxe_odp_pool_work, rxe_odp_pool_killed, thread,
+				 "rxe_odp");
+	sigprocmask(SIG_SETMASK, &before, NULL);
+	return task ?: ERR_PTR(-EAGAIN); /* some 6.12.y tell no reason */
+}
+
+/*
+ * Make a thread of the calling process. Context: of the pool's process; -EAGAIN:
+ * its limits, or that of the pool, allow none.
+ */
+static int rxe_odp_pool_start(struct rxe_odp_pool *pool)
+{
+	struct rxe_odp_thread *thread;
+	struct vhost_task *task;
+	bool room;
+
+	thread = kzalloc(sizeof(*thread), GFP_KERNEL_ACCOUNT);
+	if (!thread)
+		return -ENOMEM;
+
+	thread->pool = pool;
+	spin_lock(&rxe_odp_lock);
+	room = !pool->closed && pool->count < RXE_ODP_POOL_THREADS;
+	pool->count += room;
+	spin_unlock(&rxe_odp_lock);
+
+	task = room ? rxe_odp_pool_create(thread) : ERR_PTR(-EAGAIN);
+	if (IS_ERR(task)) {
+		spin_lock(&rxe_odp_lock);
+		pool->count -= room;
+		spin_unlock(&rxe_odp_lock);
+		kfree(thread);
+		return PTR_ERR(task);
+	}
+
+	thread->task = task;
+	kref_get(&pool->ref);
+	__module_get(THIS_MODULE);
+	spin_lock(&rxe_odp_lock);
+	list_add(&thread->list, &pool->threads);
+	spin_unlock(&rxe_odp_lock);
+	vhost_task_start(task);
+	return 0;
+}
+
+static struct rxe_odp_pool *rxe_odp_pool_new(void)
+{
+	struct rxe_odp_pool *pool = kzalloc(sizeof(*pool), GFP_KERNEL_ACCOUNT);
+
+	if (!pool)
+		return NULL;
+
+	kref_init(&pool->ref);
+	mmgrab(current->mm);
+	pool->mm = current->mm;
+	pool->process = get_pid(task_tgid(current));
+	mutex_init(&pool->start_lock);
+	INIT_LIST_HEAD(&pool->threads);
+	INIT_LIST_HEAD(&pool->faults);
+	INIT_LIST_HEAD(&pool->kept);
+	return pool;
+}
+
+/* That of the calling process; or @new, which becomes it */
+static struct rxe_odp_pool *rxe_odp_pool_find(struct rxe_odp_pool *new)
+{
+	struct rxe_odp_pool *pool;
+
+	spin_lock(&rxe_odp_lock);
+	list_for_each_entry(pool, &rxe_odp_pools, list) {
+		if (pool->mm == new->mm && pool->process == new->process) {
+			kref_get(&pool->ref);
+			goto out;
+		}
+	}
+	pool = new;
+	list_add(&pool->list, &rxe_odp_pools);
+out:
+	pool->mrs++;
+	spin_unlock(&rxe_odp_lock);
+	return pool;
+}
+
+/**
+ * rxe_odp_pool_join - The threads of the calling process, for a new MR
+ *
+ * Return: The pool, which has a thread, to be left with the end of the MR; or
+ * an error: -EAGAIN when the process can't have another thread.
+ */
+struct rxe_odp_pool *rxe_odp_pool_join(void)
+{
+	struct rxe_odp_pool *new = rxe_odp_pool_new();
+	struct rxe_odp_pool *pool;
+	bool wanted;
+	int err = 0;
+
+	if (!new)
+		return ERR_PTR(-ENOMEM);
+	pool = rxe_odp_pool_find(new);
+	if (pool != new)
+		rxe_odp_pool_put(new);
+
+	mutex_lock(&pool->start_lock);
+	spin_lock(&rxe_odp_lock);
+	wanted = !rxe_odp_pool_idle(pool);
+	spin_unlock(&rxe_odp_lock);
+	if (wanted)
+		err = rxe_odp_pool_start(pool);
+	/* One that serves the faults of others will do */
+	if (READ_ONCE(pool->count))
+		err = 0;
+	mutex_unlock(&pool->start_lock);
+	if (!err)
+		return pool;
+
+	rxe_odp_pool_leave(pool);
+	return ERR_PTR(err);
+}
+
+/* An MR has ended. It waits for no thread */
+void rxe_odp_pool_leave(struct rxe_odp_pool *pool)
+{
+	spin_lock(&rxe_odp_lock);
+	if (!--pool->mrs)
+		rxe_odp_pool_close(pool);
+	spin_unlock(&rxe_odp_lock);
+	rxe_odp_pool_put(pool);
+}
