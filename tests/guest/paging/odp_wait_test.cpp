@@ -7,7 +7,10 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,7 +19,10 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -111,20 +117,36 @@ links that_wait(const setup &s, const slow_memory &slow, std::size_t count)
 	return made;
 }
 
-/* A process that has registered two pages of its own, which do not come. */
+void becomes_another_program(int)
+{
+	execl("/bin/sleep", "sleep", "1000", nullptr);
+}
+
+/*
+ * A process that has registered two pages of its own, which do not come; it has mapped more. It
+ * executes another program when it gets SIGUSR1.
+ */
 class owner {
 public:
+	static constexpr std::size_t mapped = 64 << 20;
+
 	explicit owner(const device &on)
 	{
 		int ends[2];
 		check(pipe(ends) == 0, "pipe");
 		child_ = child_that([&] {
 			const auto slow = slow_memory::make(2 * page_size());
-			child_check(slow != nullptr);
+			void *const much = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+						MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+			child_check(slow != nullptr && much != MAP_FAILED);
 			const range r = slow->bytes();
 			const auto mr = on.register_memory(r, IBV_ACCESS_LOCAL_WRITE |
 								      IBV_ACCESS_ON_DEMAND);
 			const told all{{{r.addr, 8}, mr->lkey}, slow->descriptor()};
+			const rlimit core{RLIM_INFINITY, RLIM_INFINITY};
+			setrlimit(RLIMIT_CORE, &core);
+			std::ofstream("/proc/self/coredump_filter") << 0;
+			signal(SIGUSR1, becomes_another_program);
 			child_check(write(ends[1], &all, sizeof(all)) == sizeof(all));
 			return pause();
 		});
@@ -160,11 +182,12 @@ public:
 
 		return poll(&ready, 1, std::chrono::milliseconds(time_limit).count()) == 1;
 	}
-	void end()
+	pid_t id() const { return child_; }
+	void end(int signal = SIGKILL)
 	{
 		if (child_ <= 0)
 			return;
-		kill(child_, SIGKILL);
+		kill(child_, signal);
 		waitpid(child_, nullptr, 0);
 		child_ = 0;
 	}
@@ -421,7 +444,6 @@ TEST_CASE("a page that turns out not to be there is an error")
 	CHECK(run(local,
 		  {IBV_WR_RDMA_WRITE, {{behind, s.all->lkey}}, number(here.addr), s.all->rkey}) ==
 	      IBV_WC_LOC_PROT_ERR);
-	CHECK(no_thread_waits());
 }
 
 TEST_CASE("a fault that is never answered holds up no end")
@@ -534,7 +556,6 @@ TEST_CASE("pages of a file: read when they are needed, and copied for a write")
 	CHECK(pread(fd, there, sizeof(there), 1000) == sizeof(there));
 	CHECK_FALSE(full_of({there, sizeof(there)}, data));
 	close(fd);
-	CHECK(no_thread_waits());
 }
 
 /* A sender stops after 129 packets without an acknowledgment, for which it asks in some. */
@@ -571,9 +592,12 @@ TEST_CASE("threads that map and unmap hold up no transfer")
 	const owned<ibv_mr> all = register_all(on, all_rights);
 	const memory near = anonymous(long_one);
 	const memory far = anonymous(long_one);
+	const memory count = anonymous(4096);
+	const memory untouched = anonymous(long_one);
+	std::memset(count.registered().addr, 0, 8);
 	std::atomic<bool> stop = false;
 	std::vector<std::thread> threads;
-	ibv_wc_status written{}, read{};
+	ibv_wc_status written{}, read{}, added{}, zeros{};
 	bool ended = true;
 
 	std::memset(near.registered().addr, static_cast<int>(data), long_one);
@@ -589,6 +613,19 @@ TEST_CASE("threads that map and unmap hold up no transfer")
 				  {{near.registered(), all->lkey}},
 				  number(far.registered().addr),
 				  all->rkey});
+		added = run(link, {IBV_WR_ATOMIC_FETCH_AND_ADD,
+				   {{{near.registered().addr, 8}, all->lkey}},
+				   number(count.registered().addr),
+				   all->rkey,
+				   1,
+				   0});
+		/* where the page of zeros is mapped for reading */
+		check(madvise(untouched.registered().addr, long_one, MADV_DONTNEED) == 0,
+		      "madvise");
+		zeros = run(link, {IBV_WR_RDMA_READ,
+				   {{near.registered(), all->lkey}},
+				   number(untouched.registered().addr),
+				   all->rkey});
 	} catch (const std::exception &) {
 		ended = false;
 	}
@@ -598,23 +635,27 @@ TEST_CASE("threads that map and unmap hold up no transfer")
 	CHECK(ended);
 	CHECK(written == IBV_WC_SUCCESS);
 	CHECK(read == IBV_WC_SUCCESS);
+	CHECK(added == IBV_WC_SUCCESS);
+	CHECK(count.registered().addr[0] == std::byte{1});
 	CHECK(full_of(far.registered(), data));
-	CHECK(no_thread_waits());
+	CHECK(zeros == IBV_WC_SUCCESS);
+	CHECK(full_of(near.registered(), std::byte{0}));
 }
 
-/* A user that never answers a fault would have the kernel make threads until there is room for
- * none. */
-TEST_CASE("a user has no more than 256 threads that wait, and all that wait have their turn")
+/* All that a process's faults cost is its own, and has a limit. */
+TEST_CASE("a process has no more than 16 threads that wait, and all that wait have their turn")
 {
-	constexpr std::size_t most = 256, more = 20;
+	constexpr std::size_t most = 16, more = 20;
 	setup s;
 	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	const auto slow = slow_memory::make((most + more) * page_size());
 	links all = that_wait(s, *slow, most + more);
 
-	CHECK(happens([] { return waiting_threads() >= static_cast<int>(most); }));
-	std::this_thread::sleep_for(300ms);
-	CHECK(waiting_threads() == static_cast<int>(most));
+	const auto until = std::chrono::steady_clock::now() + 300ms;
+	do {
+		CHECK(happens([] { return waiting_threads() == static_cast<int>(most); }));
+		CHECK(fault_threads() <= static_cast<int>(most));
+	} while (std::chrono::steady_clock::now() < until);
 	/* The process that may have to answer is another of that user. */
 	in_child([] {
 		setup other;
@@ -626,82 +667,202 @@ TEST_CASE("a user has no more than 256 threads that wait, and all that wait have
 			      number(other.near().where.addr),
 			      other.all->rkey});
 		child_check(other.slow->faulted());
-		std::this_thread::sleep_for(300ms); /* the other one has no thread yet */
 		other.slow->answer(answer);
 		for (int i = 0; i < 2; i++)
 			child_check(other.link.wait().status == IBV_WC_SUCCESS);
 	});
-	/* Its thread has ended, and serves no other process. */
-	CHECK(happens([] { return waiting_threads() == static_cast<int>(most); }));
+	/* Its threads have ended, and serve no other process. */
+	CHECK(happens([] { return fault_threads() == static_cast<int>(most); }));
+	/* Those that no answer comes for leave others their turn. */
+	post(s.link.near_end(), {IBV_WR_RDMA_WRITE,
+				 {{{s.slow->bytes().addr, 8}, s.all->lkey}},
+				 number(s.near().where.addr),
+				 s.all->rkey});
+	REQUIRE(s.slow->faulted());
+	s.slow->answer(answer);
+	CHECK(s.link.wait().status == IBV_WC_SUCCESS);
 	all.pop_back();		/* without a thread */
 	all.erase(all.begin()); /* with one, that has its turn for another */
 	slow->answer(answer);
 	for (std::size_t i = 0; i < 2 * all.size(); i++)
 		CHECK(all[i / 2]->wait().status == IBV_WC_SUCCESS);
 	CHECK(no_thread_waits());
+	/* Those that nothing needs have ended. */
+	CHECK(happens([] { return fault_threads() <= 4; }));
 }
 
-/* The thread itself keeps the address space; and beyond the 256 each of these has one. */
-TEST_CASE("a process that has ended has no thread that another one needs")
+TEST_CASE("threads that wait for pages count in the limits of their process")
 {
-	constexpr std::size_t most = 256;
-	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
-	const auto slow = slow_memory::make(most * page_size());
-	links all = that_wait(s, *slow, most);
-	std::vector<std::unique_ptr<owner>> owners;
-	links theirs;
-
-	CHECK(happens([] { return waiting_threads() == static_cast<int>(most); }));
-	for (int i = 0; i < 5; i++) { /* the first of which lives on */
-		owners.push_back(std::make_unique<owner>(s.on));
-		theirs.push_back(std::make_unique<loopback>(s.on));
-		post(theirs.back()->near_end(), {IBV_WR_RDMA_WRITE,
-						 {owners.back()->page()},
-						 number(s.near().where.addr),
-						 s.all->rkey});
-		REQUIRE(owners.back()->faulted());
-		if (i > 1)
-			CHECK(theirs[theirs.size() - 2]->wait().status == IBV_WC_LOC_PROT_ERR);
-		if (i > 0)
-			owners.back()->end();
-	}
-	CHECK(happens([] { return waiting_threads() == static_cast<int>(most) + 2; }));
-	CHECK_FALSE(theirs.front()->poll());
-	slow->answer(answer);
-	for (std::size_t i = 0; i < most; i++)
-		CHECK(all[i / 2]->wait().status == IBV_WC_SUCCESS);
-	theirs.clear();
-	CHECK(no_thread_waits());
+	constexpr std::size_t pages = 40;
+	constexpr rlim_t limit = 4; /* itself, and three */
+	setup probe;
+	SKIP_IF(!probe.works(), "no on-demand paging, or no userfaultfd");
+	probe.all.reset();
+	int ready[2], go[2];
+	REQUIRE(pipe(ready) == 0);
+	REQUIRE(pipe(go) == 0);
+	const pid_t child = child_that([&] {
+		rlimit processes{limit, 100};
+		char c = 0;
+		/* The limit is that of a user, and a file is the user's that opened it. */
+		std::ofstream("/proc/sys/vm/unprivileged_userfaultfd") << 1;
+		child_check(!setrlimit(RLIMIT_NPROC, &processes) &&
+			    !setresuid(65534, 65534, 65534));
+		close(ready[0]);
+		close(go[1]);
+		setup s;
+		const auto slow = slow_memory::make(pages * page_size());
+		child_check(slow && s.works());
+		const links all = that_wait(s, *slow, pages);
+		child_check(slow->faulted() && write(ready[1], "r", 1) == 1 &&
+			    read(go[0], &c, 1) == 1);
+		processes.rlim_cur = processes.rlim_max;
+		child_check(!setrlimit(RLIMIT_NPROC, &processes) && read(go[0], &c, 1) == 1);
+		slow->answer(answer);
+		for (std::size_t i = 0; i < pages; i++)
+			child_check(all[i / 2]->wait().status == IBV_WC_SUCCESS);
+		return 0;
+	});
+	REQUIRE(child > 0);
+	close(ready[1]);
+	close(go[0]);
+	char c = 0;
+	REQUIRE(read(ready[0], &c, 1) == 1);
+	const auto until = std::chrono::steady_clock::now() + 300ms;
+	do {
+		CHECK(happens([&] { return waiting_threads() == static_cast<int>(limit) - 1; }));
+		CHECK(fault_threads() <= static_cast<int>(limit) - 1);
+	} while (std::chrono::steady_clock::now() < until);
+	in_child([] {}); /* others may have processes */
+	/* With more allowed it has more, though no page has come. */
+	REQUIRE(write(go[1], "g", 1) == 1);
+	CHECK(happens([] { return waiting_threads() == 16; }));
+	REQUIRE(write(go[1], "g", 1) == 1);
+	int status = 0;
+	REQUIRE(waitpid(child, &status, 0) == child);
+	CHECK(status == 0);
+	CHECK(happens([] { return fault_threads() == 0; }));
+	close(ready[0]);
+	close(go[1]);
 }
 
-/* Each of its threads keeps the address space. */
-TEST_CASE("a process that has ended has no threads for two pages, either")
+TEST_CASE("the threads for pages end with the last registration on demand")
 {
-	constexpr std::size_t most = 256;
 	setup s;
 	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
-	const auto slow = slow_memory::make(most * page_size());
-	owner ends(s.on);
-	links theirs;
+	owned<ibv_mr> second = register_all(s.on, all_rights);
+	const piece there{{s.slow->bytes().addr, 8}, second->lkey};
 
-	for (int i = 0; i < 2; i++) {
-		theirs.push_back(std::make_unique<loopback>(s.on));
-		post(theirs.back()->near_end(),
-		     {IBV_WR_RDMA_WRITE, {ends.page(i)}, number(s.near().where.addr), s.all->rkey});
-	}
-	REQUIRE(happens([] { return waiting_threads() == 2; }));
-	links all = that_wait(s, *slow, most - 2);
-	REQUIRE(happens([] { return waiting_threads() == static_cast<int>(most); }));
-	ends.end();
 	post(s.link.near_end(),
-	     {IBV_WR_RDMA_WRITE, {s.far()}, number(s.near().where.addr), s.all->rkey});
-	for (const auto &one : theirs)
+	     {IBV_WR_RDMA_WRITE, {there}, number(s.near().where.addr), s.all->rkey});
+	REQUIRE(s.slow->faulted());
+	CHECK(waiting_threads() == 1);
+	s.all.reset();
+	CHECK(waiting_threads() == 1);
+	second.reset();
+	CHECK(happens([] { return fault_threads() == 0; }));
+	/* and begin anew with the next one */
+	const owned<ibv_mr> third = register_all(s.on, all_rights);
+	CHECK(fault_threads() == 1);
+}
+
+TEST_CASE("a process may have no other thread for some calls while it has some for pages")
+{
+	setup probe;
+	SKIP_IF(!probe.works(), "no on-demand paging, or no userfaultfd");
+	SKIP_IF(access("/proc/self/ns/user", F_OK), "no user namespaces");
+	in_child([] {
+		setup s;
+		child_check(s.works());
+		child_check(unshare(CLONE_NEWUSER) == -1 && errno == EINVAL);
+		s.all.reset();
+		child_check(happens([] { return unshare(CLONE_NEWUSER) == 0; }));
+	});
+}
+
+/* Two threads of another process that wait for pages, which do not come. */
+struct two_waits {
+	owner process;
+	links theirs;
+
+	explicit two_waits(const setup &s) : process(s.on)
+	{
+		for (std::size_t i = 0; i < 2; i++) {
+			theirs.push_back(std::make_unique<loopback>(s.on));
+			post(theirs.back()->near_end(), {IBV_WR_RDMA_WRITE,
+							 {process.page(i)},
+							 number(s.near().where.addr),
+							 s.all->rkey});
+		}
+		check(happens([] { return waiting_threads() == 2; }), "two threads");
+	}
+};
+
+TEST_CASE("threads that wait for pages stop and go on with their process")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	two_waits two(s);
+	const pid_t process = two.process.id();
+	int status = 0;
+
+	/* It has stopped when all its threads have */
+	REQUIRE(kill(process, SIGSTOP) == 0);
+	REQUIRE(happens([&] { return waitpid(process, &status, WNOHANG | WUNTRACED) == process; }));
+	CHECK(WIFSTOPPED(status));
+	CHECK(waiting_threads() == 0);
+	REQUIRE(kill(process, SIGCONT) == 0);
+	CHECK(happens([] { return waiting_threads() == 2; }));
+
+	/* A debugger comes, and goes. */
+	std::vector<pid_t> tasks;
+	for (const auto &task :
+	     std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/task"))
+		tasks.push_back(std::stoi(task.path().filename()));
+	CHECK(tasks.size() >= 3);
+	for (const pid_t one : tasks) {
+		CHECK(ptrace(PTRACE_ATTACH, one, 0, 0) == 0);
+		CHECK(happens([&] { return waitpid(one, &status, WNOHANG | __WALL) == one; }));
+		CHECK(WIFSTOPPED(status));
+	}
+	CHECK(waiting_threads() == 0);
+	for (const pid_t one : tasks)
+		CHECK(ptrace(PTRACE_DETACH, one, 0, 0) == 0);
+	CHECK(happens([] { return waiting_threads() == 2; }));
+
+	/* It is killed while it is stopped. */
+	REQUIRE(kill(process, SIGSTOP) == 0);
+	REQUIRE(happens([&] { return waitpid(process, &status, WNOHANG | WUNTRACED) == process; }));
+	two.process.end();
+	for (const auto &one : two.theirs)
 		CHECK(one->wait().status == IBV_WC_LOC_PROT_ERR);
-	slow->answer(answer);
-	s.slow->answer(answer);
-	for (std::size_t i = 0; i < most - 2; i++)
-		CHECK(all[i / 2]->wait().status == IBV_WC_SUCCESS);
-	CHECK(s.link.wait().status == IBV_WC_SUCCESS);
+}
+
+/* Others have its pages asked for, and its userfaultfd. */
+TEST_CASE("a process that ends while its pages are waited for gives its memory back")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	const std::string how = GENERATE("killed", "core", "executes");
+	const auto shared = [] {
+		std::ifstream file("/proc/meminfo");
+		for (std::string word; file >> word;)
+			if (word == "Shmem:" && file >> word)
+				return std::stoul(word) << 10;
+		return 0UL;
+	};
+	const auto before = shared();
+	two_waits two(s);
+
+	CAPTURE(how);
+	REQUIRE(shared() > before + owner::mapped / 2);
+	if (how == "executes")
+		kill(two.process.id(), SIGUSR1);
+	else
+		two.process.end(how == "core" ? SIGQUIT : SIGKILL);
+	CHECK(happens([&] { return shared() < before + owner::mapped / 2; }));
+	for (const auto &one : two.theirs)
+		CHECK(one->wait().status == IBV_WC_LOC_PROT_ERR);
 	CHECK(no_thread_waits());
+	CHECK(fault_threads() == 1); /* this process's */
 }

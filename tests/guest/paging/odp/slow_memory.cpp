@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -82,18 +84,60 @@ void slow_memory::wake() const
 	ioctl(fd_, UFFDIO_WAKE, &woken);
 }
 
-int waiting_threads()
+namespace {
+
+/* Calls with each entry of a folder of each process in /proc. */
+template <class F> void each_of_all_processes(const char *folder, F use)
+{
+	std::error_code gone;
+
+	for (const auto &process : std::filesystem::directory_iterator("/proc")) {
+		if (!isdigit(process.path().filename().native().front()))
+			continue;
+		for (std::filesystem::directory_iterator one(process.path() / folder, gone), end;
+		     !gone && one != end; one.increment(gone))
+			use(one->path());
+	}
+}
+
+} // namespace
+
+int fault_threads()
 {
 	int count = 0;
 
-	for (const auto &process : std::filesystem::directory_iterator("/proc")) {
-		std::ifstream comm(process.path() / "comm");
+	each_of_all_processes("task", [&](const std::filesystem::path &task) {
+		std::ifstream comm(task / "comm");
 		std::string name;
 
 		if (comm >> name && name == "rxe_odp")
 			count++;
-	}
+	});
 	return count;
+}
+
+int waiting_threads()
+{
+	std::map<std::string, int> waiters; /* of each userfaultfd, which has an inode */
+
+	each_of_all_processes("fd", [&](const std::filesystem::path &fd) {
+		std::error_code gone;
+		if (std::filesystem::read_symlink(fd, gone) != "anon_inode:[userfaultfd]")
+			return;
+		std::ifstream file(fd.parent_path().parent_path() / "fdinfo" / fd.filename());
+		std::string word, inode;
+		int total = 0;
+
+		while (file >> word) {
+			if (word == "ino:")
+				file >> inode;
+			else if (word == "total:")
+				file >> total;
+		}
+		waiters[inode] = total;
+	});
+	return std::accumulate(waiters.begin(), waiters.end(), 0,
+			       [](int sum, const auto &one) { return sum + one.second; });
 }
 
 bool no_thread_waits()

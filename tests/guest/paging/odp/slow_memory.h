@@ -39,10 +39,13 @@ private:
 	int fd_;
 };
 
-/* How many threads of the kernel wait for a page. */
+/* How many threads there are for pages, in all processes: they are threads of those. */
+int fault_threads();
+
+/* How many threads wait for slow memory, in all processes. */
 int waiting_threads();
 
-/* Do all threads of the kernel that wait for a page end soon? */
+/* Do all that wait for slow memory end that soon? */
 bool no_thread_waits();
 
 } // namespace odp
