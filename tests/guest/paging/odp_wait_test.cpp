@@ -780,8 +780,20 @@ TEST_CASE("a process may have no other thread for some calls while it has some f
 	});
 }
 
+/* Bytes of shared memory in the system. */
+unsigned long shared()
+{
+	std::ifstream file("/proc/meminfo");
+
+	for (std::string word; file >> word;)
+		if (word == "Shmem:" && file >> word)
+			return std::stoul(word) << 10;
+	return 0;
+}
+
 /* Two threads of another process that wait for pages, which do not come. */
 struct two_waits {
+	const unsigned long before = shared();
 	owner process;
 	links theirs;
 
@@ -795,6 +807,16 @@ struct two_waits {
 							 s.all->rkey});
 		}
 		check(happens([] { return waiting_threads() == 2; }), "two threads");
+		check(has_its_memory(), "memory");
+	}
+
+	bool has_its_memory() const { return shared() > before + owner::mapped / 2; }
+	/* Its packets fail, and its memory is given back. */
+	void have_ended() const
+	{
+		CHECK(happens([&] { return !has_its_memory(); }));
+		for (const auto &one : theirs)
+			CHECK(one->wait().status == IBV_WC_LOC_PROT_ERR);
 	}
 };
 
@@ -834,8 +856,7 @@ TEST_CASE("threads that wait for pages stop and go on with their process")
 	REQUIRE(kill(process, SIGSTOP) == 0);
 	REQUIRE(happens([&] { return waitpid(process, &status, WNOHANG | WUNTRACED) == process; }));
 	two.process.end();
-	for (const auto &one : two.theirs)
-		CHECK(one->wait().status == IBV_WC_LOC_PROT_ERR);
+	two.have_ended();
 }
 
 /* Others have its pages asked for, and its userfaultfd. */
@@ -844,25 +865,14 @@ TEST_CASE("a process that ends while its pages are waited for gives its memory b
 	setup s;
 	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	const std::string how = GENERATE("killed", "core", "executes");
-	const auto shared = [] {
-		std::ifstream file("/proc/meminfo");
-		for (std::string word; file >> word;)
-			if (word == "Shmem:" && file >> word)
-				return std::stoul(word) << 10;
-		return 0UL;
-	};
-	const auto before = shared();
 	two_waits two(s);
 
 	CAPTURE(how);
-	REQUIRE(shared() > before + owner::mapped / 2);
 	if (how == "executes")
 		kill(two.process.id(), SIGUSR1);
 	else
 		two.process.end(how == "core" ? SIGQUIT : SIGKILL);
-	CHECK(happens([&] { return shared() < before + owner::mapped / 2; }));
-	for (const auto &one : two.theirs)
-		CHECK(one->wait().status == IBV_WC_LOC_PROT_ERR);
+	two.have_ended();
 	CHECK(no_thread_waits());
 	CHECK(fault_threads() == 1); /* this process's */
 }
