@@ -147,6 +147,7 @@ public:
 			setrlimit(RLIMIT_CORE, &core);
 			std::ofstream("/proc/self/coredump_filter") << 0;
 			signal(SIGUSR1, becomes_another_program);
+			signal(SIGQUIT, SIG_DFL); /* what a shell starts with & ignores it */
 			child_check(write(ends[1], &all, sizeof(all)) == sizeof(all));
 			return pause();
 		});
@@ -183,13 +184,18 @@ public:
 		return poll(&ready, 1, std::chrono::milliseconds(time_limit).count()) == 1;
 	}
 	pid_t id() const { return child_; }
-	void end(int signal = SIGKILL)
+	/* As waitpid() gives it; 0 if the signal has not ended it */
+	int end(int signal = SIGKILL)
 	{
+		int status = 0;
+
 		if (child_ <= 0)
-			return;
+			return 0;
 		kill(child_, signal);
-		waitpid(child_, nullptr, 0);
+		if (!happens([&] { return waitpid(child_, &status, WNOHANG) == child_; }))
+			return 0;
 		child_ = 0;
+		return status;
 	}
 
 private:
@@ -868,10 +874,13 @@ TEST_CASE("a process that ends while its pages are waited for gives its memory b
 	two_waits two(s);
 
 	CAPTURE(how);
-	if (how == "executes")
+	if (how == "executes") {
 		kill(two.process.id(), SIGUSR1);
-	else
-		two.process.end(how == "core" ? SIGQUIT : SIGKILL);
+	} else {
+		const int status = two.process.end(how == "core" ? SIGQUIT : SIGKILL);
+		REQUIRE(WIFSIGNALED(status));
+		CHECK((WCOREDUMP(status) != 0) == (how == "core"));
+	}
 	two.have_ended();
 	CHECK(no_thread_waits());
 	CHECK(fault_threads() == 1); /* this process's */
