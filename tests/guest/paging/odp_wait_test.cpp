@@ -147,7 +147,7 @@ public:
 			setrlimit(RLIMIT_CORE, &core);
 			std::ofstream("/proc/self/coredump_filter") << 0;
 			signal(SIGUSR1, becomes_another_program);
-			signal(SIGQUIT, SIG_DFL); /* what a shell starts with & ignores it */
+			signal(SIGQUIT, SIG_DFL); /* a shell ignores it in COMMAND & */
 			child_check(write(ends[1], &all, sizeof(all)) == sizeof(all));
 			return pause();
 		});

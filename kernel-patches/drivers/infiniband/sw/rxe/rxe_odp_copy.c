@@ -28,8 +28,8 @@
  *   copies to A: only the child sees it
  *
  * so a copy that runs without it asks write_protect_seq whether there was a fork,
- * and is made again then. What it copied to A is as if it had been before the
- * fork, where the child sees it.
+ * and is made again then. The first copy, to A, is as one from before the fork,
+ * which the child sees.
  *
  * A look and its copy are made with interrupts disabled then. So where page
  * tables are changed by asking all CPUs that use them to forget them:
@@ -42,7 +42,7 @@
  *                                         munmap returns
  *
  * Elsewhere (arm64) that copy is one that was under way when munmap returned, by
- * less than the time of a memcpy of one page. A is held, so it is nobody else's.
+ * less than the time of a memcpy of one page. A is held, so no other owner has it.
  *
  * Calls that do not need mmap_lock for writing (MADV_DONTNEED, truncation,
  * reclaim, migration) may take A out of the page tables while it is written.

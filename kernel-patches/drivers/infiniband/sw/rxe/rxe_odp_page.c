@@ -8,8 +8,8 @@
  * wait for a dead server's file. Where others always hold it or queue for it that
  * never works. Then a page that is there is found without it, as
  * get_user_pages_fast() does, and one that can't be found so is faulted in by a
- * thread that queues. What mmap_lock keeps away meanwhile is told in
- * rxe_odp_copy.c of a copy, and in rxe_odp_page_open() of an atomic operation.
+ * thread that queues. Calls that mmap_lock would keep away may come meanwhile:
+ * see rxe_odp_copy.c for a copy, rxe_odp_page_open() for an atomic operation.
  */
 
 #include <linux/backing-dev.h>

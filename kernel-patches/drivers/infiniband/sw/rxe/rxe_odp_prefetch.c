@@ -63,8 +63,8 @@ static bool rxe_odp_prefetch_touch(struct mm_struct *mm, unsigned long addr, boo
 }
 
 /*
- * One page. Who waits for one of another process would keep all its memory while
- * it is killed, and has its pages only started.
+ * One page. A caller that waited for a page of another process would keep all
+ * that one's memory while it is killed: its pages are only started.
  */
 static int rxe_odp_prefetch_page(struct mm_struct *mm, unsigned long addr,
 				 bool write, bool wait, u64 *done)
