@@ -742,7 +742,7 @@ TEST_CASE("threads that wait for pages count in the limits of their process")
 	in_child([] {}); /* others may have processes */
 	/* With more allowed it has more, though no page has come. */
 	REQUIRE(write(go[1], "g", 1) == 1);
-	CHECK(happens([] { return waiting_threads() == 16; }));
+	CHECK(happens([] { return fault_threads() == 16; }));
 	REQUIRE(write(go[1], "g", 1) == 1);
 	int status = 0;
 	REQUIRE(waitpid(child, &status, 0) == child);
