@@ -71,7 +71,8 @@ int _ibv_query_mr_cache(struct ibv_context *context,
  * @access: Access flags as for ibv_reg_mr(), with or without IBV_ACCESS_CACHED
  *
  * Returns 1 if there is a valid registration that a cached ibv_reg_mr() would give
- * out for it, 0 if not: with remote rights, one of exactly this. That may have changed by the time the caller looks at it.
+ * out for it, 0 if not: with remote rights, one of exactly this. That may have
+ * changed by the time the caller looks at it.
  */
 int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	       unsigned int access);
