@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -96,16 +97,40 @@ bool kernel_closes_files()
 	return closed;
 }
 
-/* By one thread or another, as long as the process lives: each does hardly anything else. */
-void invalidate_always(range r, int threads = 32)
+constexpr std::size_t huge = std::size_t{2} << 20;
+
+/* With a page in each huge page: a call that walks it does hardly anything else. */
+memory sparse(std::size_t length, int fd = -1)
 {
-	madvise(r.addr, r.length, MADV_NOHUGEPAGE);
-	std::memset(r.addr, 1, r.length);
+	const int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
+	void *const p = mmap(nullptr, length, PROT_READ | PROT_WRITE, kind, fd, 0);
+
+	check(p != MAP_FAILED, "mmap");
+	memory m({static_cast<std::byte *>(p), length}, fd);
+	const range r = m.registered();
+
+	madvise(r.addr, length, MADV_NOHUGEPAGE);
+	for (std::size_t at = page_size(); at < length; at += huge)
+		r.addr[at] = std::byte{1};
+	return m;
+}
+
+/* With less, there are moments without an invalidation. */
+constexpr std::size_t large = std::size_t{8} << 30;
+
+range first_page(const memory &of)
+{
+	return {of.registered().addr, page_size()};
+}
+
+/* By one thread or another, as long as the process lives. */
+void invalidate_always(range r, int threads = 6)
+{
 	static std::atomic<int> begun = 0;
 	for (int i = 0; i < threads; i++)
 		std::thread([r] {
 			for (bool first = true;; first = false) {
-				madvise(r.addr, r.length, MADV_FREE);
+				madvise(r.addr, r.length, MADV_DONTNEED);
 				begun += first;
 			}
 		}).detach();
@@ -120,11 +145,11 @@ void invalidate_always(range r, int threads = 32)
 enum class closing : uint8_t { fine, late, failed };
 closing close_beside_events()
 {
-	const memory m = anonymous(size_t{64} << 20);
+	const memory m = sparse(large);
 	const range r = m.registered();
 	const device on;
 	word w;
-	owned<ibv_mr> mr = on.register_memory(r);
+	owned<ibv_mr> mr = on.register_memory(first_page(m));
 
 	if (ibv_reg_mr_notify(mr.release(), w.address()) || !kernel_closes_files())
 		return closing::failed;
@@ -178,7 +203,7 @@ private:
 
 		if (setresuid(nobody, nobody, nobody))
 			return 1;
-		const memory m = anonymous(size_t{64} << 20);
+		const memory m = sparse(large);
 		const memory words = anonymous(page_size());
 		const range r = m.registered();
 		auto *const word = reinterpret_cast<uint64_t *>(words.registered().addr);
@@ -244,12 +269,12 @@ private:
  */
 int invalidate_without_files(const std::string &name, int threads, int said)
 {
-	const memory m = anonymous(size_t{64} << 20);
+	const memory m = sparse(large);
 	const memory words = anonymous(page_size());
 	auto *const on = new device(name);
 	auto *const word = reinterpret_cast<uint64_t *>(words.registered().addr);
 
-	if (ibv_reg_mr_notify(on->register_memory(m.registered()).release(), word))
+	if (ibv_reg_mr_notify(on->register_memory(first_page(m)).release(), word))
 		return 1;
 	invalidate_always(m.registered(), threads);
 	if (!close_in_flight({on->context()->cmd_fd, on->context()->async_fd}) ||
@@ -281,25 +306,6 @@ bool unload(const std::string &module, std::string &names)
 			return false;
 	names = module + " " + names;
 	return happens([&] { return syscall(SYS_delete_module, module.c_str(), O_NONBLOCK) == 0; });
-}
-
-constexpr std::size_t huge = std::size_t{2} << 20;
-
-/* A file with a page in each huge page: to walk it takes long for its few pages. */
-memory sparse_file(std::size_t length)
-{
-	const int fd = memfd_create("sparse", MFD_CLOEXEC);
-
-	check(fd >= 0 && ftruncate(fd, static_cast<off_t>(length)) == 0, "memfd");
-	void *const p = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	check(p != MAP_FAILED, "mmap");
-	memory m({static_cast<std::byte *>(p), length}, fd);
-	const range r = m.registered();
-
-	madvise(r.addr, length, MADV_NOHUGEPAGE);
-	for (std::size_t at = page_size(); at < length; at += huge)
-		r.addr[at] = std::byte{1};
-	return m;
 }
 
 } // namespace
@@ -374,30 +380,36 @@ TEST_CASE("a process whose shared files others punch goes on, and can be killed"
 {
 	SKIP_IF(sysconf(_SC_NPROCESSORS_ONLN) < 2, "one CPU: nothing goes on beside a call");
 
-	constexpr std::size_t length = std::size_t{1} << 30;
+	constexpr std::size_t length = large;
 	constexpr int files = 3;
-	std::vector<memory> shared;
+	std::array<int, files> shared; /* mapped by the user only */
 	int rounds[2];
 
 	REQUIRE(pipe(rounds) == 0);
-	for (int i = 0; i < files; i++)
-		shared.push_back(sparse_file(length));
+	for (int &fd : shared) {
+		fd = memfd_create("shared", MFD_CLOEXEC);
+		REQUIRE((fd >= 0 && ftruncate(fd, static_cast<off_t>(length)) == 0));
+	}
 
 	child_process user([&] {
 		const device on;
 		const memory own = anonymous(page_size());
-		word words[files + 1];
+		/* A page of no other word, so that it is pinned anew each time. */
+		const memory page = anonymous(page_size());
+		auto *const own_word = reinterpret_cast<uint64_t *>(page.registered().addr);
+		std::vector<memory> maps;
+		word words[files];
 
 		for (int i = 0; i < files; i++) {
-			const range r{shared[i].registered().addr, page_size()};
-			if (ibv_reg_mr_notify(on.register_memory(r).release(), words[i].address()))
+			maps.push_back(sparse(length, shared[i]));
+			owned<ibv_mr> mr = on.register_memory(first_page(maps.back()));
+			if (ibv_reg_mr_notify(mr.release(), words[i].address()))
 				return 1;
 		}
 		for (;;) {
 			const auto mr = on.register_memory(own.registered());
 
-			if (ibv_reg_mr_notify(mr.get(), words[files].address()) ||
-			    write(rounds[1], "x", 1) != 1)
+			if (ibv_reg_mr_notify(mr.get(), own_word) || write(rounds[1], "x", 1) != 1)
 				return 1;
 		}
 	});
@@ -406,16 +418,22 @@ TEST_CASE("a process whose shared files others punch goes on, and can be killed"
 	REQUIRE(heard(rounds[0]));
 	REQUIRE(read(rounds[0], &round, 1) == 1);
 
+	int begun[2];
+	REQUIRE(pipe(begun) == 0);
 	child_process stranger([&] {
 		for (int i = 0; i < 2 * files; i++)
-			std::thread([fd = shared[i % files].fd()] {
-				for (;;)
-					fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-						  huge, length - huge);
+			std::thread([fd = shared[i % files], begun = begun[1]] {
+				for (bool first = true;; first = false)
+					if (fallocate(fd,
+						      FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+						      huge, length - huge) ||
+					    (first && write(begun, "x", 1) != 1))
+						_exit(1);
 			}).detach();
 		return pause();
 	});
-	std::this_thread::sleep_for(1s); /* they overlap by now, or the test is weaker */
+	for (int i = 0; i < 2 * files; i++)
+		REQUIRE((heard(begun[0]) && read(begun[0], &round, 1) == 1));
 	while (poll(nullptr, 0, 0) == 0 && fcntl(rounds[0], F_SETFL, O_NONBLOCK) == 0 &&
 	       read(rounds[0], &round, 1) == 1)
 		;
@@ -425,7 +443,8 @@ TEST_CASE("a process whose shared files others punch goes on, and can be killed"
 		seen++;
 	CHECK(seen == 20);
 	CHECK(user.ends_when_killed());
-	close(rounds[0]);
+	for (const int fd : {rounds[0], begun[0], begun[1], shared[0], shared[1], shared[2]})
+		close(fd);
 }
 
 /* The software devices wait for the last file that has them open. */
@@ -439,7 +458,7 @@ TEST_CASE("a device goes though the memory of its last user is always being inva
 	int said[2];
 
 	REQUIRE(pipe(said) == 0);
-	child_process user([&] { return invalidate_without_files("mrn0", 32, said[1]); });
+	child_process user([&] { return invalidate_without_files("mrn0", 6, said[1]); });
 	close(said[1]);
 	char done = 0;
 	REQUIRE(heard(said[0]));
