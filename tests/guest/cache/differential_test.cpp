@@ -7,8 +7,9 @@
  * mapped, rights and flags make no sense, memory is replaced while nothing is registered there, the
  * cache is emptied and limited, a thread is cancelled while it registers, and an allocator has a
  * lock that another thread keeps while it registers the same. It does so as a process of its own
- * kind, too (settings): one that may lock little memory, one that locks all of it, one with a
- * timer.
+ * kind, too: one that may lock little memory, one that locks all of it, one with a timer, one in a
+ * small memory control group, one that needs all of a pool of huge pages, one that has memory moved
+ * and sealed. The latter three do so with memory that has just been deregistered.
  *
  * Differences by decision, which are therefore compared with care or not done:
  *  - ibv_rereg_mr() of a cached MR may be EINVAL; the MR is deregistered right after in any case.
@@ -22,12 +23,16 @@
  */
 #include "catch.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <pthread.h>
 #include <unistd.h>
+
+#include <linux/mempolicy.h>
 
 #include <algorithm>
 #include <array>
@@ -46,9 +51,13 @@
 
 #include "child.h"
 #include "device.h"
+#include "huge_pool.h"
 #include "loopback.h"
 #include "own_pages.h"
 #include "post.h"
+#include "skip.h"
+#include "system.h"
+#include "trial.h"
 
 using namespace mr_notify;
 
@@ -78,6 +87,7 @@ void *hooked_calloc(size_t count, size_t size)
 namespace {
 
 constexpr int steps = 250;
+constexpr int pool_pages = 4;
 constexpr int remote_rights =
 	IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 constexpr int rights = IBV_ACCESS_LOCAL_WRITE | remote_rights;
@@ -171,7 +181,8 @@ struct registration {
 
 class program {
 public:
-	explicit program(uint64_t seed, bool locks_all) : random_(seed), locks_all_(locks_all)
+	program(uint64_t seed, const std::string &kind)
+	    : random_(seed), locks_all_(kind == "locked"), use_(use_of(kind))
 	{
 		pds_.push_back(on_.pd());
 	}
@@ -234,6 +245,8 @@ private:
 		}};
 		uint64_t left = 0;
 
+		if (use_ && below(10) == 0)
+			return (this->*use_)();
 		for (const action &one : actions)
 			left += one.weight;
 		left = below(left);
@@ -674,6 +687,110 @@ private:
 				say("ibv_dereg_mr of these", said(ibv_dereg_mr(one)));
 	}
 
+	/* How a process of such a kind uses memory that it has registered and deregistered. */
+	static void (program::*use_of(const std::string &kind))()
+	{
+		if (kind == "group")
+			return &program::give_back;
+		if (kind == "pool")
+			return &program::use_huge_pages;
+		if (kind == "moves")
+			return &program::move_or_seal;
+		return nullptr;
+	}
+
+	/* Memory outside of the arena, which a transfer might have used; empty if there is none. */
+	range used_memory(std::size_t size, int flags, int advice, int fd = -1)
+	{
+		void *const at =
+			mmap(nullptr, size, PROT_READ | (fd < 0 ? PROT_WRITE : 0),
+			     (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | flags, fd, 0);
+
+		if (at == MAP_FAILED) {
+			say("mmap", said(errno));
+			return {};
+		}
+		const range r{static_cast<std::byte *>(at), size};
+		madvise(at, size, advice);
+		if (fd < 0)
+			std::memset(at, 1, size);
+		ibv_mr *const mr =
+			ibv_reg_mr(on_.pd(), r.addr, size, fd < 0 ? IBV_ACCESS_LOCAL_WRITE : 0);
+		say("ibv_reg_mr of used memory", made(mr));
+		if (mr)
+			say("ibv_dereg_mr of it", said(ibv_dereg_mr(mr)));
+		return r;
+	}
+
+	/* More than half of the group's limit. */
+	void give_back()
+	{
+		const range r = used_memory(std::size_t{8} << 20, 0, MADV_HUGEPAGE);
+		const uint64_t how = below(3);
+
+		if (how == 1 && madvise(r.addr, r.length, MADV_DONTNEED))
+			fail("madvise");
+		if (how == 2 && mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+				     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != r.addr)
+			fail("mmap");
+		if (how)
+			std::memset(r.addr, 2, r.length);
+		munmap(r.addr, r.length);
+	}
+
+	void use_huge_pages()
+	{
+		const range r = used_memory(pool_pages * huge_pool::page, MAP_HUGETLB, MADV_NORMAL);
+		int status = -1;
+
+		if (!r.length)
+			return;
+		if (below(3) == 0) {
+			const pid_t child = fork();
+
+			if (child == 0)
+				_exit(0);
+			waitpid(child, &status, 0);
+			say("fork", child < 0 ? said(errno) : std::to_string(status));
+		}
+		munmap(r.addr, r.length);
+	}
+
+	/* A pinned page refuses it: once the idle time is over none is. */
+	void move_or_seal()
+	{
+		const uint64_t how = below(3);
+		const int fd =
+			how == 0 ? memfd_create("sealed", MFD_ALLOW_SEALING | MFD_CLOEXEC) : -1;
+		unsigned long nodes = 1 + below(2);
+		int error = 0;
+
+		if (how == 0 && ftruncate(fd, 2 * huge_pool::page))
+			fail("memfd");
+		/* A writable mapping would refuse the seal by itself. */
+		const int reader =
+			how ? -1 : open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY);
+		const range r = used_memory(2 * huge_pool::page, 0, MADV_NOHUGEPAGE, reader);
+		happens([&] {
+			errno = 0;
+			if (how == 0)
+				fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE);
+			else if (how == 1)
+				syscall(SYS_mbind, r.addr, r.length, MPOL_BIND, &nodes, 64UL,
+					MPOL_MF_MOVE | MPOL_MF_STRICT);
+			else if (!madvise(r.addr, r.length, MADV_HUGEPAGE))
+				madvise(r.addr, r.length, 25 /* MADV_COLLAPSE */);
+			error = errno;
+			return error != EBUSY && error != EIO && error != EAGAIN;
+		});
+		say("moved or sealed, how " + std::to_string(how), said(error));
+		munmap(r.addr, r.length);
+		if (how == 0) {
+			close(reader);
+			close(fd);
+		}
+	}
+
 	/* In an order in which all of it must succeed. */
 	void end()
 	{
@@ -699,6 +816,7 @@ private:
 
 	std::mt19937_64 random_;
 	const bool locks_all_;
+	void (program::*const use_)();
 	ibv_mr_cache_limits limits_{};
 	bool was_limited_ = false;
 	device on_;
@@ -726,7 +844,8 @@ std::optional<std::string> difference(const std::string &plain, const std::strin
 }
 
 /* The kind of process that runs the program. */
-constexpr const char *setting = "DIFFERENTIAL_SETTING";
+constexpr const char *kind_variable = "DIFFERENTIAL_KIND";
+constexpr const char *group_variable = "DIFFERENTIAL_GROUP";
 
 /* An ordinary user's, with this limit for locked memory. */
 void lock_at_most(rlim_t bytes)
@@ -756,16 +875,20 @@ void begin(const std::string &as, uint64_t seed)
 		    setitimer(ITIMER_REAL, &often, nullptr))
 			fail("setitimer");
 	}
+	if (as == "group")
+		write_system_file(std::string(std::getenv(group_variable)) + "/cgroup.procs", "0");
 }
 
-std::string compare(uint64_t seed, const std::string &as = "")
+using environment = std::vector<std::string>;
+
+std::string compare(uint64_t seed, const std::string &as, environment with)
 {
-	const std::string seed_text = "RUN_SEED=" + std::to_string(seed);
-	const std::string as_text = std::string(setting) + '=' + as;
-	const child_result plain =
-		run_child("differential: a program", {"RDMAV_MR_CACHE", seed_text, as_text});
-	const child_result cached =
-		run_child("differential: a program", {"RDMAV_MR_CACHE=1", seed_text, as_text});
+	with.push_back("RUN_SEED=" + std::to_string(seed));
+	with.push_back(std::string(kind_variable) + '=' + as);
+	with.emplace_back("RDMAV_MR_CACHE");
+	const child_result plain = run_child("differential: a program", with);
+	with.back() = "RDMAV_MR_CACHE=1";
+	const child_result cached = run_child("differential: a program", with);
 
 	for (std::size_t i = 0; i < std::max(plain.lines.size(), cached.lines.size()); i++) {
 		const auto line = [i](const child_result &of) {
@@ -788,7 +911,7 @@ uint64_t first_seed()
 	return text ? std::strtoull(text, nullptr, 0) : std::random_device()();
 }
 
-void compare_all(const std::string &as = "")
+void compare_all(const std::string &as = "", const environment &with = {})
 {
 	const char *const seconds = std::getenv("RUN_SECONDS");
 	const auto end = std::chrono::steady_clock::now() +
@@ -797,7 +920,7 @@ void compare_all(const std::string &as = "")
 
 	do {
 		INFO("RUN_SEED=" << seed);
-		CHECK(compare(seed, as) == "");
+		CHECK(compare(seed, as, with) == "");
 		seed++;
 	} while (std::chrono::steady_clock::now() < end);
 }
@@ -807,11 +930,11 @@ void compare_all(const std::string &as = "")
 /* Not a test of its own: the next ones run it as a program. */
 TEST_CASE("differential: a program", "[.]")
 {
-	const char *const as = std::getenv(setting);
+	const char *const as = std::getenv(kind_variable);
 	const std::string kind = as ? as : "";
 
 	begin(kind, first_seed());
-	program(first_seed(), kind == "locked").run();
+	program(first_seed(), kind).run();
 }
 
 TEST_CASE("differential: a program sees the same with and without the cache")
@@ -832,6 +955,35 @@ TEST_CASE("differential: so does one that locks all its memory")
 TEST_CASE("differential: so does one with a timer")
 {
 	compare_all("signals");
+}
+
+TEST_CASE("differential: so does one that gives memory back in a small control group")
+{
+	try {
+		const control_group group("differential");
+
+		write_system_file(group.path() + "/memory.max", std::to_string(15 << 20));
+		write_system_file(group.path() + "/memory.swap.max", "0");
+		compare_all("group", {std::string(group_variable) + '=' + group.path()});
+	} catch (const unsupported &why) {
+		skip_test(why.what());
+	}
+}
+
+TEST_CASE("differential: so does one that needs a whole pool of huge pages")
+{
+	try {
+		const huge_pool pool(pool_pages);
+
+		compare_all("pool");
+	} catch (const unsupported &why) {
+		skip_test(why.what());
+	}
+}
+
+TEST_CASE("differential: so does one whose memory is moved and sealed")
+{
+	compare_all("moves", {"RDMAV_MR_CACHE_IDLE_MS=50"});
 }
 
 TEST_CASE("differential: a difference is seen")
