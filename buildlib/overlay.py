@@ -218,22 +218,27 @@ def write_json(path, content):
         json.dump(content, out, indent=1)
 
 
+def hooked_tree(name, build=fetch.BUILD, source=None, update=False, part=(), copy=False):
+    """Fetch an upstream, lay and hook; the path of the tree. With `part` only these paths of it."""
+    hooked = {path for patch in patches_of(name, local=True) for path in hooked_files(patch)}
+    below = tuple(path + "/" for path in part)
+    part = part and (*part, *sorted(path for path in hooked if not path.startswith(below)))
+    with fetch.locked(build, name):
+        tree = fetch.fetch(name, build, source, update, part)
+        overlay(name, tree, copy=copy)
+    return tree
+
+
 def main():
-    """Fetch, lay, hook, and print the path of the tree."""
+    """Print the path of the tree."""
     parser = fetch.arguments(__doc__.splitlines()[0], LAID)
     parser.add_argument("--copy", action="store_true",
                         help="lay copies, not links (for a tree that leaves this machine)")
     parser.add_argument("--part", nargs="*", default=[],
                         help="what is needed of the tree, and the hooked files (default: all)")
     args = parser.parse_args()
-    args.build = os.path.abspath(args.build)
-    hooked = {path for patch in patches_of(args.name, local=True) for path in hooked_files(patch)}
-    below = tuple(path + "/" for path in args.part)
-    part = (*args.part, *sorted(path for path in hooked if not path.startswith(below)))
-    with fetch.locked(args.build, args.name):
-        tree = fetch.fetch(args.name, args.build, args.source, args.update, args.part and part)
-        overlay(args.name, tree, copy=args.copy)
-    print(tree)
+    print(hooked_tree(args.name, os.path.abspath(args.build), args.source, args.update, args.part,
+                      args.copy))
 
 
 if __name__ == "__main__":

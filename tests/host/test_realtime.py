@@ -12,6 +12,7 @@ sys.path[:0] = [os.path.join(REPO, "buildlib"), os.path.join(REPO, "tests/lab")]
 import build  # noqa: E402
 import fetch  # noqa: E402
 import kconfig  # noqa: E402
+import kernel_modules  # noqa: E402
 import overlay  # noqa: E402
 
 OURS = ("drivers/infiniband/core/", "drivers/infiniband/sw/")
@@ -22,7 +23,7 @@ class Realtime(unittest.TestCase):
 
     def run_make(self, *arguments):
         """Run make in the kernel's source, show its output if it fails."""
-        env = build.compiler_environment()
+        env = kernel_modules.compiler_environment()
         done = subprocess.run([*self.make, *arguments, f"KCFLAGS={env['KCFLAGS']} -Werror"],
                               capture_output=True, text=True, check=False, env=env)
         self.assertEqual(done.returncode, 0, done.stdout[-4000:] + done.stderr[-4000:])

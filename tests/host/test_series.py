@@ -17,10 +17,9 @@ import unittest
 REPO = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 sys.path[:0] = [os.path.join(REPO, "buildlib"), os.path.join(REPO, "tests/lab")]
 
-import build  # noqa: E402
 import debian  # noqa: E402
+import driver  # noqa: E402
 import fetch  # noqa: E402
-import kernel_modules  # noqa: E402
 import kernel_package  # noqa: E402
 import overlay  # noqa: E402
 import series  # noqa: E402
@@ -31,8 +30,6 @@ CHECKPATCH = ["--strict", "--terse", "--no-tree", "--no-summary",
               "--ignore", "FILE_PATH_CHANGES,UNKNOWN_COMMIT_ID"]
 # Drivers of devices that the lab does not have: the touched files are compiled, and not run.
 UNTRIED = ("drivers/infiniband/hw/", "drivers/infiniband/sw/rdmavt/")
-# Those of them that Debian does not build.
-OPTIONS = [f"CONFIG_INFINIBAND_{name}=m" for name in ("EFA", "ERDMA", "HNS_HIP08", "VMWARE_PVRDMA")]
 
 
 def touched(mail):
@@ -121,32 +118,11 @@ class Series(unittest.TestCase):
             names = {name for mail in mails for name in files[mail]}
             untried = {name for name in names if name.startswith(UNTRIED)}
             if names - untried:
-                debian.build_modules(package, plain, places[0], self.run_make)
+                debian.build_modules(package, plain, places[0], driver.make)
             if untried:
-                self.build_objects(package, plain, places[1], untried)
+                driver.build(package, plain, places[1], untried)
         with open(known, "w", encoding="utf-8") as text:
             text.write(digest.hexdigest())
-
-    def build_objects(self, package, plain, place, names):
-        """Compile the C files among them."""
-        folders = sorted({os.path.dirname(name) for name in names})
-        kernel_modules.link(plain, place, folders)
-        make = kernel_modules.make(package.headers, place, folders)
-        objects = [name[:-2] + ".o" for name in sorted(names) if name.endswith(".c")]
-        self.assertTrue(objects, names)
-        self.run_make([*make[:-1], *OPTIONS, f"-j{os.cpu_count()}", *objects])
-
-    def run_make(self, command):
-        """Run make, print its output if it fails; a warning is a failure.
-
-        The modules are not loaded. So they are optimized for size, which takes less time, and their
-        symbols have no checksums, which take two fifths of it.
-        """
-        env = build.compiler_environment()
-        done = subprocess.run([*command, "CONFIG_MODVERSIONS=",
-                               f"KCFLAGS={env['KCFLAGS']} -Werror -Os"],
-                              capture_output=True, text=True, check=False, env=env)
-        self.assertEqual(done.returncode, 0, done.stdout[-4000:] + done.stderr[-4000:])
 
     def test_batches(self):
         nic, other = "drivers/infiniband/hw/efa/a.c", "drivers/infiniband/hw/hns/b.c"

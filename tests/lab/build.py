@@ -114,24 +114,6 @@ def run(command, log, env=None):
                        + "\n  ".join(wrong[:20] or lines[-20:]))
 
 
-def compiler_environment():
-    """The environment of a kernel build: ccache where there is one, and no time in the result."""
-    env = {**os.environ, "KBUILD_BUILD_TIMESTAMP": "2025-01-01", "KBUILD_BUILD_USER": "lab",
-           "KBUILD_BUILD_HOST": "lab", "LC_ALL": "C",
-           # Where in a macro an error is costs a tenth of the time to compile.
-           "KCFLAGS": "-ftrack-macro-expansion=0"}
-    if os.path.isdir("/usr/lib/ccache"):
-        env["PATH"] = "/usr/lib/ccache:/usr/sbin:/usr/bin:/sbin:/bin"
-        env.setdefault("CCACHE_BASEDIR", BUILD)
-        # Included files are in the .d file: to preprocess first takes as long as to compile.
-        env.setdefault("CCACHE_DEPEND", "1")
-        # The package's build calls "gcc-12", past /usr/lib/ccache, unless it is told so.
-        env["DEBIAN_KERNEL_USE_CCACHE"] = "1"
-    for name in ("MAKEFLAGS", "ARCH", "CROSS_COMPILE", "LD_LIBRARY_PATH"):
-        env.pop(name, None)
-    return env
-
-
 def hooked_tree(*options):
     """The path of upstream's kernel source with our files and hooks; options of overlay.py."""
     done = subprocess.run([os.path.join(REPO, "buildlib/overlay.py"), "linux", *options], text=True,
@@ -147,7 +129,7 @@ def make_from_tree(machine):
         tree = hooked_tree()
     out = os.path.join(machine.folder, "build")
     command = ["make", "-C", tree, f"ARCH={machine.arch}", f"O={out}", *machine.make_options]
-    env = compiler_environment()
+    env = kernel_modules.compiler_environment()
     env["KCFLAGS"] += " -w -pipe"   # warnings are test_series' business
     log = os.path.join(machine.folder, "make.log")
     kconfig.configure(machine.configs, out, lambda *args: run([*command, *args], log, env))
@@ -167,7 +149,7 @@ def our_modules(machine, package):
     with step(f"building our modules for {package.release} (log: {log})"):
         return debian.build_modules(
             package, tree, os.path.join(BUILD, "lab", place),
-            lambda command: run(command, log, compiler_environment()),
+            lambda command: run(command, log, kernel_modules.compiler_environment()),
             drivers, machine.driver_options)
 
 

@@ -1,0 +1,88 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Compile the files of one kernel driver that our patches change or bring; a warning is an error.
+
+Why: the lab's machines build only the drivers that they load, and have few of the devices.
+"""
+import argparse
+import glob
+import os
+import subprocess
+import sys
+
+import fetch
+import kernel_modules
+import kernel_package
+import overlay
+import private_apt
+
+# Drivers that Debian does not build.
+OPTIONS = [f"CONFIG_INFINIBAND_{name}=m" for name in ("EFA", "ERDMA", "HNS_HIP08", "VMWARE_PVRDMA")]
+
+
+class DriverError(Exception):
+    """The driver can't be compiled; the message is for the user."""
+
+
+def make(command):
+    """Run make for modules that are not loaded; an error has its output.
+
+    They are optimized for size, which takes less time, and their symbols have no checksums,
+    which take two fifths of it.
+    """
+    env = kernel_modules.compiler_environment()
+    done = subprocess.run([*command, "CONFIG_MODVERSIONS=",
+                           f"KCFLAGS={env['KCFLAGS']} -Werror -Os"],
+                          capture_output=True, text=True, check=False, env=env)
+    if done.returncode:
+        raise DriverError("does not compile\n" + done.stdout[-4000:] + done.stderr[-4000:])
+
+
+def build(package, tree, place, names):
+    """Compile the C files among these of the tree, in `place`."""
+    folders = sorted({os.path.dirname(name) for name in names})
+    kernel_modules.link(tree, place, folders)
+    command = kernel_modules.make(package.headers, place, folders)
+    objects = [name[:-2] + ".o" for name in sorted(names) if name.endswith(".c")]
+    if not objects:
+        raise DriverError(f"no C file: {' '.join(sorted(names))}")
+    make([*command[:-1], *OPTIONS, "-s", f"-j{os.cpu_count()}", *objects])
+
+
+def ours(driver, tree, repo=fetch.REPO):
+    """The C files of a driver that a patch changes or that are new."""
+    known = {os.path.basename(folder): os.path.relpath(folder, tree)
+             for folder in glob.glob(os.path.join(tree, "drivers/infiniband/[hs]w/*"))
+             if os.path.isdir(folder)}
+    if driver not in known:
+        raise DriverError(f"no such driver; there are {', '.join(sorted(known))}")
+    names = set(overlay.our_files("linux", repo))
+    for patch in overlay.patches_of("linux", repo, local=True):
+        names.update(overlay.hooked_files(patch))
+    found = {name for name in names
+             if os.path.dirname(name) == known[driver] and name.endswith(".c")}
+    if not found:
+        raise DriverError("no patch changes a file of it")
+    return found
+
+
+def main():
+    """Hook the tree, compile, say so."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("driver", help="its folder's name below drivers/infiniband/hw or sw")
+    driver = parser.parse_args().driver
+    try:
+        tree = overlay.hooked_tree("linux", part=kernel_modules.PART)
+        names = ours(driver, tree)
+        with fetch.locked(fetch.BUILD):
+            package = kernel_package.unpack()
+        place = os.path.join(fetch.BUILD, "drivers", driver)
+        with private_apt.alone(place + ".lock"):
+            build(package, tree, place, names)
+    except (DriverError, fetch.FetchError, overlay.OverlayError, private_apt.AptError) as error:
+        sys.exit(f"{driver}: {error}")
+    print(f"{driver}: compiled without a warning:", *sorted(map(os.path.basename, names)))
+
+
+if __name__ == "__main__":
+    main()
