@@ -36,23 +36,32 @@ TRACE_DEFINE_ENUM(UMEM_NOTIFY_WORKER);
 	__print_symbolic(state, { 0, "VALID" }, { 1, "INVALID" },              \
 			 { 2, "SUSPECT" }, { 4, "SUSPENDED" })
 
-/* Each event names the registration: device, MR, and its range. */
+/* Each event names the registration first: device, MR, and its range. */
+#define MR_NOTIFY_ENTRY(fields...)                                             \
+	TP_STRUCT__entry(__string(dev, dev_name(&umem->ibdev->dev))            \
+			 __field(u32, mr)                                      \
+			 __field(unsigned long, start)                         \
+			 __field(unsigned long, end)                           \
+			 fields)
+
+#define MR_NOTIFY_ASSIGN(assignments...)                                       \
+	TP_fast_assign(__assign_str(dev);                                      \
+		       __entry->mr = mr;                                       \
+		       __entry->start = umem->address;                         \
+		       __entry->end = umem->address + umem->length;            \
+		       assignments)
+
+#define MR_NOTIFY_PRINTK(format, args...)                                      \
+	TP_printk("dev=%s mr=%u range=0x%lx-0x%lx " format, __get_str(dev),    \
+		  __entry->mr, __entry->start, __entry->end, args)
+
 DECLARE_EVENT_CLASS(mr_notify,
 		    TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state),
 		    TP_ARGS(umem, mr, state),
-		    TP_STRUCT__entry(__string(dev, dev_name(&umem->ibdev->dev))
-				     __field(u32, mr)
-				     __field(unsigned long, start)
-				     __field(unsigned long, end)
-				     __field(u8, state)),
-		    TP_fast_assign(__assign_str(dev);
-				   __entry->mr = mr;
-				   __entry->start = umem->address;
-				   __entry->end = umem->address + umem->length;
-				   __entry->state = state;),
-		    TP_printk("dev=%s mr=%u range=0x%lx-0x%lx state=%s",
-			      __get_str(dev), __entry->mr, __entry->start, __entry->end,
-			      show_mr_notify_state(__entry->state)));
+		    MR_NOTIFY_ENTRY(__field(u8, state)),
+		    MR_NOTIFY_ASSIGN(__entry->state = state;),
+		    MR_NOTIFY_PRINTK("state=%s",
+				     show_mr_notify_state(__entry->state)));
 
 DEFINE_EVENT(mr_notify, mr_notify_arm,
 	     TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state),
@@ -78,95 +87,56 @@ TRACE_EVENT(mr_notify_mark,
 	    TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state, bool armed,
 		     const struct mmu_notifier_range *range),
 	    TP_ARGS(umem, mr, state, armed, range),
-	    TP_STRUCT__entry(__string(dev, dev_name(&umem->ibdev->dev))
-			     __field(u32, mr)
-			     __field(unsigned long, start)
-			     __field(unsigned long, end)
-			     __field(unsigned long, event_start)
-			     __field(unsigned long, event_end)
-			     __field(u32, event)
-			     __field(u8, state)
-			     __field(bool, armed)),
-	    TP_fast_assign(__assign_str(dev);
-			   __entry->mr = mr;
-			   __entry->start = umem->address;
-			   __entry->end = umem->address + umem->length;
-			   __entry->event_start = range->start;
-			   __entry->event_end = range->end;
-			   __entry->event = range->event;
-			   __entry->state = state;
-			   __entry->armed = armed;),
-	    TP_printk("dev=%s mr=%u range=0x%lx-0x%lx state=%s armed=%d event=%s changes=0x%lx-0x%lx",
-		      __get_str(dev), __entry->mr, __entry->start, __entry->end,
-		      show_mr_notify_state(__entry->state), __entry->armed,
-		      show_mr_notify_event(__entry->event), __entry->event_start,
-		      __entry->event_end));
+	    MR_NOTIFY_ENTRY(__field(unsigned long, event_start)
+			    __field(unsigned long, event_end)
+			    __field(u32, event)
+			    __field(u8, state)
+			    __field(bool, armed)),
+	    MR_NOTIFY_ASSIGN(__entry->event_start = range->start;
+			     __entry->event_end = range->end;
+			     __entry->event = range->event;
+			     __entry->state = state;
+			     __entry->armed = armed;),
+	    MR_NOTIFY_PRINTK("state=%s armed=%d event=%s changes=0x%lx-0x%lx",
+			     show_mr_notify_state(__entry->state), __entry->armed,
+			     show_mr_notify_event(__entry->event), __entry->event_start,
+			     __entry->event_end));
 
 /* A call or a worker looked whether a SUSPECT range still maps the pinned pages. */
 TRACE_EVENT(mr_notify_settle,
 	    TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state,
 		     enum umem_notify_asker asker, int ret),
 	    TP_ARGS(umem, mr, state, asker, ret),
-	    TP_STRUCT__entry(__string(dev, dev_name(&umem->ibdev->dev))
-			     __field(u32, mr)
-			     __field(unsigned long, start)
-			     __field(unsigned long, end)
-			     __field(u32, asker)
-			     __field(int, ret)
-			     __field(u8, state)),
-	    TP_fast_assign(__assign_str(dev);
-			   __entry->mr = mr;
-			   __entry->start = umem->address;
-			   __entry->end = umem->address + umem->length;
-			   __entry->asker = asker;
-			   __entry->ret = ret;
-			   __entry->state = state;),
-	    TP_printk("dev=%s mr=%u range=0x%lx-0x%lx state=%s by=%s ret=%d",
-		      __get_str(dev), __entry->mr, __entry->start, __entry->end,
-		      show_mr_notify_state(__entry->state),
-		      __print_symbolic(__entry->asker,
-				       { UMEM_NOTIFY_USER, "call" },
-				       { UMEM_NOTIFY_ARM, "call" },
-				       { UMEM_NOTIFY_WORKER, "worker" }),
-		      __entry->ret));
+	    MR_NOTIFY_ENTRY(__field(u32, asker)
+			    __field(int, ret)
+			    __field(u8, state)),
+	    MR_NOTIFY_ASSIGN(__entry->asker = asker;
+			     __entry->ret = ret;
+			     __entry->state = state;),
+	    MR_NOTIFY_PRINTK("state=%s by=%s ret=%d",
+			     show_mr_notify_state(__entry->state),
+			     __print_symbolic(__entry->asker,
+					      { UMEM_NOTIFY_USER, "call" },
+					      { UMEM_NOTIFY_ARM, "call" },
+					      { UMEM_NOTIFY_WORKER, "worker" }),
+			     __entry->ret));
 
 /* The device lost its access and the pages went back, or the driver failed. */
 TRACE_EVENT(mr_notify_revoke,
 	    TP_PROTO(const struct ib_umem *umem, u32 mr, size_t pages, int ret),
 	    TP_ARGS(umem, mr, pages, ret),
-	    TP_STRUCT__entry(__string(dev, dev_name(&umem->ibdev->dev))
-			     __field(u32, mr)
-			     __field(unsigned long, start)
-			     __field(unsigned long, end)
-			     __field(size_t, pages)
-			     __field(int, ret)),
-	    TP_fast_assign(__assign_str(dev);
-			   __entry->mr = mr;
-			   __entry->start = umem->address;
-			   __entry->end = umem->address + umem->length;
-			   __entry->pages = pages;
-			   __entry->ret = ret;),
-	    TP_printk("dev=%s mr=%u range=0x%lx-0x%lx pages=%zu ret=%d",
-		      __get_str(dev), __entry->mr, __entry->start, __entry->end,
-		      __entry->pages, __entry->ret));
+	    MR_NOTIFY_ENTRY(__field(size_t, pages) __field(int, ret)),
+	    MR_NOTIFY_ASSIGN(__entry->pages = pages;
+			     __entry->ret = ret;),
+	    MR_NOTIFY_PRINTK("pages=%zu ret=%d", __entry->pages, __entry->ret));
 
 /* A suspended one was to get the pages that its range maps now. */
 TRACE_EVENT(mr_notify_restore,
 	    TP_PROTO(const struct ib_umem *umem, u32 mr, int ret),
 	    TP_ARGS(umem, mr, ret),
-	    TP_STRUCT__entry(__string(dev, dev_name(&umem->ibdev->dev))
-			     __field(u32, mr)
-			     __field(unsigned long, start)
-			     __field(unsigned long, end)
-			     __field(int, ret)),
-	    TP_fast_assign(__assign_str(dev);
-			   __entry->mr = mr;
-			   __entry->start = umem->address;
-			   __entry->end = umem->address + umem->length;
-			   __entry->ret = ret;),
-	    TP_printk("dev=%s mr=%u range=0x%lx-0x%lx ret=%d",
-		      __get_str(dev), __entry->mr, __entry->start, __entry->end,
-		      __entry->ret));
+	    MR_NOTIFY_ENTRY(__field(int, ret)),
+	    MR_NOTIFY_ASSIGN(__entry->ret = ret;),
+	    MR_NOTIFY_PRINTK("ret=%d", __entry->ret));
 
 #endif /* UMEM_NOTIFY_TRACE_H */
 
