@@ -73,7 +73,13 @@ class Series(unittest.TestCase):
         for mail in self.mails:
             done = subprocess.run([tool, *CHECKPATCH, mail], capture_output=True, text=True,
                                   check=False)
-            self.assertEqual((done.stdout + done.stderr).strip(), "", mail)
+            with open(mail, encoding="utf-8") as text:
+                lines = text.read().splitlines()
+            # The subject of upstream's commit is as upstream spelt it.
+            said = [line for line in (done.stdout + done.stderr).splitlines()
+                    if not ("may be misspelled" in line
+                            and lines[int(line.split(":")[1]) - 1].startswith("Fixes: "))]
+            self.assertEqual(said, [], mail)
 
     def test_says_nothing_of_the_overlay(self):
         for mail in self.mails:
