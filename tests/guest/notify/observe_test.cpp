@@ -233,10 +233,11 @@ TEST_CASE("each step is a trace event")
 	drop_all(m);
 	REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
 	seen = events.take(*mr);
-	REQUIRE(seen.size() == 2);
-	CHECK(has(seen[0],
+	/* in a slow guest the worker has looked, too, before the call or beside it */
+	REQUIRE(seen.size() >= 2);
+	CHECK(has(seen.front(),
 		  {"mr_notify_mark:", dev, id, "state=SUSPECT", "armed=1", "event=CLEAR"}));
-	CHECK(has(seen[1], {"mr_notify_settle:", dev, id, "state=VALID", "ret=0"}));
+	CHECK(has(seen.back(), {"mr_notify_settle:", dev, id, "state=VALID", "ret=0"}));
 
 	const range r = m.registered();
 	std::ostringstream changes;
