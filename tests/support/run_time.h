@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * For how long a test goes on: RUN_SECONDS (3 if it is not set), and after that
- * until it has seen the events that it needs, however slow the machine is.
+ * until it has seen the events that it needs, however slow the machine is. run_limit:
+ * or until it has done a thing RUN_COUNT times, if that is set.
  */
 #ifndef RUN_TIME_H
 #define RUN_TIME_H
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 
 class run_time {
@@ -33,6 +35,25 @@ private:
 
 	clock::time_point end_;
 	clock::time_point last_;
+};
+
+struct run_limit {
+	uint64_t count = UINT64_MAX;
+	run_time time{};
+
+	bool goes_on(uint64_t done, bool seen = true) const
+	{
+		return done < count && time.goes_on(seen);
+	}
+
+	static run_limit environment()
+	{
+		const char *const text = std::getenv("RUN_COUNT");
+
+		return text ? run_limit{std::strtoull(text, nullptr, 0),
+					run_time(std::chrono::hours(10000))}
+			    : run_limit{};
+	}
 };
 
 #endif

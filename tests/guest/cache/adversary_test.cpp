@@ -229,21 +229,6 @@ struct naive_registry : registry {
 	std::map<uintptr_t, owned<ibv_mr>> known;
 };
 
-/* Until so many registrations, or until the time is over. */
-struct limit {
-	uint64_t count = UINT64_MAX;
-	run_time time{};
-
-	static limit environment()
-	{
-		const char *count = std::getenv("RUN_COUNT");
-
-		return count ? limit{std::strtoull(count, nullptr, 0),
-				     run_time(std::chrono::hours(10000))}
-			     : limit{};
-	}
-};
-
 struct result {
 	std::atomic<uint64_t> registrations = 0;
 	std::atomic<uint64_t> changes = 0;
@@ -284,9 +269,9 @@ public:
 	{
 	}
 
-	template <class F> void run(const limit &until, F seen)
+	template <class F> void run(const run_limit &until, F seen)
 	{
-		while (out_.registrations < until.count && until.time.goes_on(seen()))
+		while (until.goes_on(out_.registrations, seen()))
 			burst();
 	}
 
@@ -528,7 +513,7 @@ enum class owners { stay, come_and_go };
 
 /* At least until seen() is true. */
 template <class F>
-void run(const device &on, registry &by, const limit &until, owners others, result &out, F seen)
+void run(const device &on, registry &by, const run_limit &until, owners others, result &out, F seen)
 {
 	arena slots;
 	std::atomic<bool> stop = false;
@@ -579,7 +564,7 @@ TEST_CASE("adversary: no stale byte arrives")
 	limits.max_entries = slot_count * 3 / 4;
 	REQUIRE(ibv_reg_mr_limits(on.context(), &limits, nullptr) == 0);
 
-	run(on, by, limit::environment(), owners::come_and_go, out, [&] {
+	run(on, by, run_limit::environment(), owners::come_and_go, out, [&] {
 		return !ibv_query_mr_cache(on.context(), &stats) && stats.hits &&
 		       stats.invalidations && stats.evictions && out.changes && out.forks &&
 		       out.owners;
@@ -604,7 +589,7 @@ TEST_CASE("adversary: a cache that does not look at the word is caught")
 	naive_registry by;
 	result out;
 
-	const limit soon{UINT64_MAX, run_time(std::chrono::seconds(1))};
+	const run_limit soon{UINT64_MAX, run_time(std::chrono::seconds(1))};
 	run(on, by, soon, owners::stay, out, [&] { return out.stale > 0; });
 	CHECK(out.stale > 0);
 }
