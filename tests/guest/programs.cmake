@@ -11,8 +11,8 @@ add_library(guest_support INTERFACE)
 target_link_libraries(guest_support INTERFACE child mr_notify)
 
 # On-demand paging, the MR of all memory, and packets one by one.
-add_library(odp_support STATIC guest/paging/odp/arena.cpp guest/paging/odp/operations.cpp
-  guest/paging/odp/raw_peer.cpp guest/paging/odp/slow_memory.cpp guest/paging/odp/wild.cpp)
+add_library(odp_support STATIC guest/paging/odp/arena.cpp guest/paging/odp/frame.cpp
+  guest/paging/odp/operations.cpp guest/paging/odp/raw_peer.cpp guest/paging/odp/slow_memory.cpp guest/paging/odp/wild.cpp)
 target_include_directories(odp_support PUBLIC guest/paging)
 target_link_libraries(odp_support PUBLIC guest_support)
 

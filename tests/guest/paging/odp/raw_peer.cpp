@@ -3,8 +3,6 @@
 
 #include <arpa/inet.h>
 #include <linux/if_ether.h>
-#include <linux/if_packet.h>
-#include <net/if.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -14,20 +12,19 @@
 #include <cstring>
 #include <string>
 
+#include "frame.h"
 #include "system.h"
 
 namespace odp {
 
 using namespace mr_notify;
 using namespace std::chrono_literals;
-using bytes = std::vector<std::byte>;
+using namespace frame;
 
 namespace {
 
 constexpr uint32_t peer_number = 0x123456;
-constexpr uint16_t roce_port = 4791;
 constexpr uint8_t flush_opcode = 0x1c;
-constexpr std::size_t ethernet = 14, ip = 20, udp = 8, bth = 12, aeth = 4, icrc = 4;
 
 const char *const make_cable =
 	"exec 2>/dev/null; modprobe veth;"
@@ -35,51 +32,8 @@ const char *const make_cable =
 	" peer name odp1 address 02:00:00:00:09:02 && "
 	"ip address add 10.0.9.1/24 dev odp0 && ip link set odp0 up && ip link set odp1 up && "
 	"ip neighbour add 10.0.9.2 lladdr 02:00:00:00:09:02 dev odp0 && "
+	"ip neighbour add 10.0.9.3 lladdr 02:00:00:00:09:02 dev odp0 && "
 	"rdma link add rxe_odp type rxe netdev odp0";
-
-void number(bytes &to, uint64_t value, int length)
-{
-	while (length--)
-		to.push_back(static_cast<std::byte>(value >> (8 * length)));
-}
-
-uint32_t number_at(const bytes &from, std::size_t at, int length)
-{
-	uint32_t value = 0;
-
-	while (length--)
-		value = value << 8 | static_cast<uint32_t>(from[at++]);
-	return value;
-}
-
-/* The sum of an IP header, whose own field is 0. */
-uint16_t ip_sum(const bytes &header)
-{
-	uint32_t sum = 0;
-
-	for (std::size_t i = 0; i < header.size(); i += 2)
-		sum += number_at(header, i, 2);
-	while (sum >> 16)
-		sum = (sum & 0xffff) + (sum >> 16);
-	return static_cast<uint16_t>(~sum);
-}
-
-/* Of all but the fields that routers may change, behind the header of a link, which is not
- * there. */
-uint32_t invariant_crc(bytes packet)
-{
-	uint32_t crc = 0xffffffff;
-
-	for (const std::size_t varies : {1, 8, 10, 11, 26, 27, 32})
-		packet[varies] = std::byte{0xff};
-	packet.insert(packet.begin(), 8, std::byte{0xff});
-	for (const std::byte one : packet) {
-		crc ^= static_cast<uint32_t>(one);
-		for (int bit = 0; bit < 8; bit++)
-			crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
-	}
-	return ~crc;
-}
 
 /* The place that a request names. */
 bytes place(const void *at, uint32_t rkey, std::size_t length)
@@ -161,11 +115,10 @@ cable::~cable()
 }
 
 raw_peer::raw_peer(const cable &on, ibv_qp_type type, uint8_t most_reads, ibv_srq *srq)
-    : reliable_(type == IBV_QPT_RC), most_reads_(most_reads),
+    : socket_(open_end()), reliable_(type == IBV_QPT_RC), most_reads_(most_reads),
       cq_(ibv_create_cq(on.on().context(), 16, nullptr, nullptr, 0))
 {
 	ibv_qp_init_attr_ex init{};
-	sockaddr_ll end{};
 
 	init.send_cq = init.recv_cq = cq_.get();
 	init.cap = {2, 1, 1, 1, 0};
@@ -181,13 +134,6 @@ raw_peer::raw_peer(const cable &on, ibv_qp_type type, uint8_t most_reads, ibv_sr
 	if (!qp_)
 		fail("ibv_create_qp_ex");
 	listen_to_peer(qp_.get(), most_reads);
-
-	socket_ = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, htons(ETH_P_IP));
-	end.sll_family = AF_PACKET;
-	end.sll_protocol = htons(ETH_P_IP);
-	end.sll_ifindex = static_cast<int>(if_nametoindex("odp1"));
-	if (socket_ < 0 || bind(socket_, reinterpret_cast<sockaddr *>(&end), sizeof(end)))
-		fail("packet socket");
 }
 
 raw_peer::~raw_peer()
