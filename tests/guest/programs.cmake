@@ -12,7 +12,8 @@ target_link_libraries(guest_support INTERFACE child mr_notify)
 
 # On-demand paging, the MR of all memory, and packets one by one.
 add_library(odp_support STATIC guest/paging/odp/arena.cpp guest/paging/odp/frame.cpp
-  guest/paging/odp/operations.cpp guest/paging/odp/raw_peer.cpp guest/paging/odp/slow_memory.cpp guest/paging/odp/wild.cpp)
+  guest/paging/odp/lossy_wire.cpp guest/paging/odp/operations.cpp guest/paging/odp/raw_peer.cpp
+  guest/paging/odp/slow_memory.cpp guest/paging/odp/wild.cpp)
 target_include_directories(odp_support PUBLIC guest/paging)
 target_link_libraries(odp_support PUBLIC guest_support)
 
@@ -30,7 +31,7 @@ add_guest_tests(notify guest_support contract in_use interleaving lifetime nodes
                 word worker)
 add_guest_tests(cache guest_support adversary cache differential idle nested owner peer pressure)
 add_guest_tests(paging odp_support odp odp_memory odp_oracle odp_packets odp_stress odp_wait)
-add_guest_tests(upstream odp_support answers invalidate lookup retransmit rights rings siw states)
+add_guest_tests(upstream odp_support answers invalidate lookup lossy retransmit rights rings siw states)
 
 # Two nodes.
 target_sources(guest_nodes PRIVATE guest/notify/nodes/owner.cpp guest/notify/nodes/remote.cpp

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * A wire between two queue pairs of the device at the cable (raw_peer.h) that loses, doubles and
+ * swaps packets, and counts those.
+ *
+ *   a, 10.0.9.1 -> 10.0.9.2          the wire          10.0.9.3 -> 10.0.9.1, to b
+ *   b, 10.0.9.1 -> 10.0.9.3                            10.0.9.2 -> 10.0.9.1, to a
+ */
+#ifndef GUEST_ODP_LOSSY_WIRE_H
+#define GUEST_ODP_LOSSY_WIRE_H
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "frame.h"
+#include "raw_peer.h"
+#include "reliable.h"
+
+namespace odp {
+
+class lossy_wire {
+public:
+	/* Of a hundred packets. */
+	struct odds {
+		unsigned int lost = 3;
+		unsigned int doubled = 2;
+		unsigned int swapped = 2;
+	};
+	struct counts {
+		std::atomic<uint64_t> packets = 0;
+		std::atomic<uint64_t> lost = 0;
+		std::atomic<uint64_t> doubled = 0;
+		std::atomic<uint64_t> swapped = 0; /* sent after the one behind it */
+	};
+
+	lossy_wire(unsigned int seed, const odds &chances);
+	lossy_wire(const lossy_wire &) = delete;
+	lossy_wire &operator=(const lossy_wire &) = delete;
+	~lossy_wire();
+
+	/* Connects them to each other; each one's first packet has this number. */
+	static void connect(ibv_qp *a, ibv_qp *b, uint32_t first_psn,
+			    const mr_notify::patience &waits);
+	const counts &count() const { return count_; }
+
+private:
+	void carry_on(const std::stop_token &stop);
+	void carry(frame::bytes packet);
+	std::optional<frame::bytes> next(int milliseconds);
+	void send(const frame::bytes &packet);
+	bool happens(unsigned int of_hundred) { return random_() % 100 < of_hundred; }
+
+	const odds chances_;
+	std::mt19937 random_;
+	int socket_;
+	frame::bytes held_; /* comes after the next one */
+	counts count_;
+	std::jthread thread_;
+};
+
+} // namespace odp
+
+#endif
