@@ -260,3 +260,21 @@ TEST_CASE("states: threads that modify one queue pair wait for each other")
 	peer.read(psn, m.registered().addr, mr->rkey, 8);
 	CHECK(peer.all(1).size() == 1);
 }
+
+/* It would wait for ever. */
+TEST_CASE("states: a request for a value fails where no answer may be under way")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const memory here = anonymous(page_size());
+	const auto mr = wire->on().register_memory(here.registered());
+	const auto opcode = GENERATE(IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD);
+	const raw_peer peer(*wire);
+
+	INFO("opcode " << opcode);
+	peer.let_ask(0, 0, 0);
+	post(peer.qp(), {.opcode = opcode, .local = {{{here.registered().addr, 8}, mr->lkey}}});
+	const auto done = peer.completed(time_limit);
+	REQUIRE(done);
+	CHECK(done->status == IBV_WC_LOC_QP_OP_ERR);
+}

@@ -297,12 +297,12 @@ void raw_peer::reset() const
 	listen_to_peer(qp_.get(), most_reads_);
 }
 
-void raw_peer::let_ask(uint8_t retries, uint8_t timeout) const
+void raw_peer::let_ask(uint8_t retries, uint8_t timeout, uint8_t most_answers) const
 {
 	ibv_qp_attr attr{};
 
 	attr.qp_state = IBV_QPS_RTS;
-	attr.max_rd_atomic = 1;
+	attr.max_rd_atomic = most_answers;
 	attr.retry_cnt = retries;
 	attr.rnr_retry = 7;
 	attr.timeout = timeout;

@@ -97,9 +97,9 @@ public:
 	/*
 	 * From now on the queue pair may ask, too. It repeats a request so often (7: always)
 	 * when it is told to, or after 4.096 us << timeout (0: not by itself); and always when
-	 * the peer is not ready.
+	 * the peer is not ready. @most_answers: how many reads and the like at a time
 	 */
-	void let_ask(uint8_t retries = 0, uint8_t timeout = 0) const;
+	void let_ask(uint8_t retries = 0, uint8_t timeout = 0, uint8_t most_answers = 1) const;
 
 private:
 	void send(uint8_t opcode, uint32_t psn, const std::vector<std::byte> &body) const;
