@@ -303,3 +303,22 @@ TEST_CASE("a worker leaves the address space with the end of its task")
 	CHECK(taken.hits() > 0);
 	CHECK(happens([&] { return left.hits() == taken.hits(); }));
 }
+
+/* Of each packet that is not, the page is looked up with locks: that takes a tenth longer. */
+TEST_CASE("huge pages of hugetlb are copied as others are")
+{
+	SKIP_IF(access(::probe::file, W_OK), "this kernel has no kprobes");
+	setup s;
+	SKIP_IF(!s.all, "no on-demand paging");
+	const setting pages("/proc/sys/vm/nr_hugepages", "4");
+	SKIP_IF(read_system_file("/proc/sys/vm/nr_hugepages") != "4", "no huge pages to be had");
+	const memory m = hugetlb(huge_page_size(), GENERATE(false, true));
+	::probe looked_up("rxe_odp_page_get");
+
+	REQUIRE(s.write_to(m.registered()));
+	looked_up.count();
+	REQUIRE(s.write_to(m.registered()));
+	REQUIRE(s.read_from(m.registered()));
+	/* of 4,096 packets: others may have mmap_lock now and then */
+	CHECK(looked_up.hits() < 100);
+}

@@ -112,7 +112,8 @@ static bool rxe_odp_copy_page_locked(unsigned long addr, void *buf,
 
 	if (!page)
 		return false;
-	known = folio_test_swapbacked(page_folio(page));
+	known = folio_test_swapbacked(page_folio(page)) ||
+		folio_test_hugetlb(page_folio(page));
 	if (known)
 		rxe_odp_copy_page(page, offset_in_page(addr), buf, bytes,
 				  write);
@@ -192,11 +193,11 @@ static bool rxe_odp_copy_unlocked(struct mm_struct *mm, unsigned long addr,
 
 /*
  * Copy as the process itself would, but through the kernel's addresses, to or
- * from the present pages of anonymous and shared memory; of files, too, where
- * mmap_lock can't be had. That does not yield to the worker of the other end
- * after each packet, as get_user_pages_remote() does: then most of the time
- * would go by in the scheduler. The process may have ended: it takes its memory
- * away under mmap_lock, too.
+ * from the present pages of anonymous and shared memory, and of hugetlb; of
+ * files, too, where mmap_lock can't be had. That does not yield to the worker
+ * of the other end after each packet, as get_user_pages_remote() does: then
+ * most of the time would go by in the scheduler. The process may have ended: it
+ * takes its memory away under mmap_lock, too.
  *
  * Return: false when something is not mapped, or not so, or the architecture
  * can't look pages up without a lock (User Mode Linux); part may be copied.
