@@ -1,38 +1,73 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Connects two queue pairs of this process by iWARP, which has no
- * addresses that a program could exchange by itself, only a connection manager.
+ * Connects two queue pairs by iWARP, which has no addresses that a program could
+ * exchange by itself, only a connection manager. They outlive their connection.
  */
 #ifndef MR_NOTIFY_IWARP_H
 #define MR_NOTIFY_IWARP_H
 
+#include <netinet/in.h>
 #include <rdma/rdma_cma.h>
 
 #include "device.h"
 
 namespace mr_notify {
 
-class iwarp_connection {
+/* The connection manager's events for one end, in their order. */
+class iwarp_events {
 public:
-	/* From @near_end to @far_end; the queue pairs outlive the connection. */
-	iwarp_connection(const device &on, ibv_qp *near_end, ibv_qp *far_end);
-
-private:
 	struct closer {
 		void operator()(rdma_event_channel *p) const { rdma_destroy_event_channel(p); }
 		void operator()(rdma_cm_id *p) const { rdma_destroy_id(p); }
 	};
 	template <class T> using owned = std::unique_ptr<T, closer>;
 
-	bool connect(const ibv_qp *near_end);
+	iwarp_events();
 	owned<rdma_cm_id> make_id() const;
-	void bind(const std::string &device);
+	/* Waits for an event. Returns whose it is; of a connection request, the new id. */
 	rdma_cm_id *next(rdma_cm_event_type expected) const;
 
-	owned<rdma_event_channel> events_;
-	owned<rdma_cm_id> listener_;
-	owned<rdma_cm_id> near_;
-	owned<rdma_cm_id> far_;
+private:
+	owned<rdma_event_channel> channel_;
+};
+
+/* The end that is called: one connection. */
+class iwarp_listener {
+public:
+	/* At the first IPv4 address that belongs to the device. */
+	explicit iwarp_listener(const device &on);
+	sockaddr_in where() const;
+	/* Waits for the caller, and for the connection. */
+	void take(ibv_qp *qp);
+
+private:
+	iwarp_events events_;
+	iwarp_events::owned<rdma_cm_id> listener_;
+	iwarp_events::owned<rdma_cm_id> taken_;
+};
+
+class iwarp_caller {
+public:
+	/* Calls; the other end may take it from then on. */
+	iwarp_caller(ibv_qp *qp, const sockaddr_in &to);
+	/* Waits for the connection. */
+	void finish() const;
+
+private:
+	bool connect(const ibv_qp *qp, sockaddr_in to);
+
+	iwarp_events events_;
+	iwarp_events::owned<rdma_cm_id> id_;
+};
+
+/* Both ends in this process. */
+class iwarp_connection {
+public:
+	iwarp_connection(const device &on, ibv_qp *near_end, ibv_qp *far_end);
+
+private:
+	iwarp_listener far_;
+	iwarp_caller near_;
 };
 
 } // namespace mr_notify
