@@ -80,6 +80,7 @@ void owner::map(std::istream &words, std::ostream &answer)
 	const auto arm = next<std::string>(words);
 
 	disturber_ = {};
+	listeners_.clear();
 	qps_.clear();
 	mr_.reset();
 	*word_.address() = 0;
@@ -112,6 +113,15 @@ void owner::connect(std::istream &words, std::ostream &answer)
 	own.psn = other.psn;
 	connect_reliable(qps_.back().get(), own, other);
 	answer << own;
+}
+
+/* Over iWARP: where a peer calls. It is told to "take" the call then. */
+void owner::listen(std::ostream &answer)
+{
+	listeners_.push_back(std::make_unique<iwarp_listener>(on_));
+	qps_.push_back(make_reliable(on_, cq_.get()));
+	const sockaddr_in where = listeners_.back()->where();
+	answer << where.sin_addr.s_addr << ' ' << where.sin_port;
 }
 
 /* Says how many bytes are still pinned, and the word's value at once and when it was settled. */
@@ -191,6 +201,10 @@ void owner::obey(std::istream &words, std::ostream &answer)
 		map(words, answer);
 	else if (command == "connect")
 		connect(words, answer);
+	else if (command == "listen")
+		listen(answer);
+	else if (command == "take")
+		listeners_.back()->take(qps_.back().get());
 	else if (command == "unmap" || command == "truncate")
 		lose(command, answer);
 	else if (command == "suspend")

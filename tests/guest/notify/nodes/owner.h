@@ -7,10 +7,12 @@
 #define GUEST_NODES_OWNER_H
 
 #include <istream>
+#include <memory>
 #include <ostream>
 #include <thread>
 #include <vector>
 
+#include "iwarp.h"
 #include "reliable.h"
 
 /* As words of a line; found where the type is. */
@@ -31,6 +33,7 @@ public:
 private:
 	void map(std::istream &words, std::ostream &answer);
 	void connect(std::istream &words, std::ostream &answer);
+	void listen(std::ostream &answer);
 	void lose(const std::string &how, std::ostream &answer);
 	void suspend(std::ostream &answer);
 	void drop(std::istream &words);
@@ -44,6 +47,7 @@ private:
 	mr_notify::word word_;
 	mr_notify::owned<ibv_mr> mr_;
 	std::vector<mr_notify::owned<ibv_qp>> qps_;
+	std::vector<std::unique_ptr<mr_notify::iwarp_listener>> listeners_; /* over iWARP */
 	std::jthread disturber_;
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <system_error>
 
 #include "owner.h"
 #include "post.h"
@@ -25,6 +26,16 @@ constexpr uint32_t nearly_last = 0xffffc0;
 connection::connection(const device &on, remote &owner, const patience &waits)
     : cq_(ibv_create_cq(on.context(), 64, nullptr, nullptr, 0)), qp_(make_reliable(on, cq_.get()))
 {
+	if (on.is_iwarp()) {
+		sockaddr_in to{};
+
+		to.sin_family = AF_INET;
+		owner.ask("listen") >> to.sin_addr.s_addr >> to.sin_port;
+		caller_.emplace(qp_.get(), to);
+		owner.ask("take");
+		caller_->finish();
+		return;
+	}
 	address own = address_of(qp_.get());
 	address other;
 
@@ -52,8 +63,10 @@ ibv_wc connection::wait()
 	return wc;
 }
 
-traffic::traffic(const device &on, remote &owner, const target &to, const patience &waits)
-    : to_(to), memory_(anonymous(at_a_time * piece)), mr_(on.register_memory(memory_.registered())),
+traffic::traffic(const device &on, remote &owner, const target &to, const patience &waits,
+		 bool only_writes)
+    : iwarp_(on.is_iwarp()), only_writes_(only_writes), to_(to),
+      memory_(anonymous(at_a_time * piece)), mr_(on.register_memory(memory_.registered())),
       link_(on, owner, waits), thread_([this] {
 	      try {
 		      work();
@@ -61,6 +74,7 @@ traffic::traffic(const device &on, remote &owner, const target &to, const patien
 		      problem_ = std::current_exception();
 		      stop_ = true;
 	      }
+	      over_ = true;
       })
 {
 }
@@ -76,11 +90,18 @@ void traffic::work()
 	std::fill(local.addr, local.addr + local.length / 2, byte);
 	while (!stop_ || open) {
 		for (; open < at_a_time && !stop_; open++, posted++) {
-			const bool reads = posted % 2;
+			const bool reads = posted % 2 && !only_writes_;
 			const range r{local.addr + (reads ? local.length / 2 : 0), piece};
 
-			link_.post(reads ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, mr_.get(), r, to_,
-				   posted / 2 * piece % to_.length);
+			try {
+				link_.post(reads ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, mr_.get(),
+					   r, to_, posted / 2 * piece % to_.length);
+			} catch (const std::system_error &) {
+				if (!iwarp_ || !open)
+					throw;
+				stop_ = true; /* it takes none while it ends */
+				break;
+			}
 		}
 		const ibv_wc_status status = link_.wait().status;
 		open--;
@@ -108,6 +129,11 @@ void traffic::go_on(unsigned int more) const
 
 traffic::end traffic::wait_for_end()
 {
+	const unsigned int most = done_ + at_a_time;
+
+	/* To iWARP a write has succeeded when TCP has it. */
+	if (!happens([&] { return over_ || (done_ > most && !iwarp_); }) || !over_)
+		throw std::runtime_error("the transfers go on");
 	thread_.join();
 	if (problem_)
 		std::rethrow_exception(problem_);

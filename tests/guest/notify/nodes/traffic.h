@@ -8,6 +8,7 @@
 #include <optional>
 #include <thread>
 
+#include "iwarp.h"
 #include "reliable.h"
 #include "remote.h"
 
@@ -23,7 +24,10 @@ struct target {
 /* A queue pair, with its own completion queue, that a process of the other node is connected to. */
 class connection {
 public:
-	/* The first packet's number is so that they begin again at 0 soon. */
+	/*
+	 * The first packet's number is so that they begin again at 0 soon. Over iWARP TCP has the
+	 * numbers and the patience.
+	 */
 	connection(const mr_notify::device &on, remote &owner, const mr_notify::patience &waits);
 
 	/* Flags: beside IBV_SEND_SIGNALED. */
@@ -35,12 +39,17 @@ public:
 private:
 	mr_notify::owned<ibv_cq> cq_;
 	mr_notify::owned<ibv_qp> qp_;
+	std::optional<mr_notify::iwarp_caller> caller_; /* over iWARP */
 };
 
 class traffic {
 public:
+	/*
+	 * Over iWARP one that waits for the answer of a read, and has nothing to send, does not
+	 * notice that the wire is cut: @only_writes.
+	 */
 	traffic(const mr_notify::device &on, remote &owner, const target &to,
-		const mr_notify::patience &waits);
+		const mr_notify::patience &waits, bool only_writes = false);
 	traffic(const traffic &) = delete;
 	traffic &operator=(const traffic &) = delete;
 	~traffic() { stop_ = true; }
@@ -54,6 +63,7 @@ public:
 		unsigned int others;		    /* … otherwise, which is wrong */
 		std::chrono::milliseconds duration; /* since the last one that was successful */
 	};
+	/* Throws if they go on: when it is called, no more than are under way may succeed. */
 	end wait_for_end();
 
 	static constexpr std::byte byte{0x77}; /* which is written */
@@ -61,12 +71,15 @@ public:
 private:
 	void work();
 
+	const bool iwarp_;
+	const bool only_writes_;
 	const target to_;
 	mr_notify::memory memory_;
 	mr_notify::owned<ibv_mr> mr_;
 	connection link_;
 	std::atomic<unsigned int> done_{0};
 	std::atomic<bool> stop_{false};
+	std::atomic<bool> over_{false};
 	std::optional<end> end_;
 	std::exception_ptr problem_;
 	std::jthread thread_; /* the last: it uses the others */
