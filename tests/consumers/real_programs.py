@@ -5,14 +5,18 @@
 Each with registrations kept in three ways: by the hooks of libfabric or UCX, by the word in the
 same library (buildlib/consumers), and by libibverbs below it, the library's own cache switched
 off. Which way it was, is seen in the kernel's count of armed registrations and in libibverbs' hits.
-The arguments: names, all if there are none. Programs on verbs alone are in tests/installed/.
+With --nodes: NetPIPE and HPCC, with a process on each of two nodes (tests/lab/run --nodes 2), over
+Debian's own libraries, which can't ask for the word. Programs on verbs alone are in
+tests/installed/.
 """
+import argparse
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -31,6 +35,8 @@ UCX = {"hooks": compare.WORD_OFF,
        "below": {**compare.UCX_OFF, **compare.OURS}}
 OVER = {"Open MPI, libfabric": (FABRIC, compare.FABRIC_BUILT),
         "Open MPI, UCX": (UCX, compare.UCX_BUILT), "MPICH, UCX": (UCX, compare.UCX_BUILT)}
+OVER_DEBIAN = {over: ({"below": ways["below"], "hooks": {}}, "")
+               for over, (ways, _) in OVER.items()}
 
 
 @dataclass
@@ -92,20 +98,25 @@ def arms():
         return int(text.read())
 
 
-def run(program, over, way):
+def run(program, over, way, nodes):
     """The complaints, or ""."""
-    settings, library = OVER[over]
+    settings, library = (OVER_DEBIAN if nodes else OVER)[over]
     env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
     env.update(compare.ALWAYS, **settings[way])
     env["LD_LIBRARY_PATH"] = ":".join(filter(None, (library, env.get("LD_LIBRARY_PATH"))))
-    launcher = compare.OVER[over][:-1]
-    launcher[launcher.index("-np") + 1] = str(program.processes)
+    launcher, *options = compare.OVER[over]
+    where = compare.ON_TWO_NODES if nodes else compare.ON_ONE_NODE
+    command = [launcher, *where[launcher], "-np", str(program.processes), *options,
+               *program.command]
     folder = tempfile.mkdtemp()
+    if nodes:   # they are in the same one
+        subprocess.run(["lab-on", "2", "mkdir", folder], check=True)
     if program.prepare:
         program.prepare(folder)
     before = arms()
+    begin = time.monotonic()
     try:
-        done = subprocess.run([*launcher, *program.command], cwd=folder, env=env, text=True,
+        done = subprocess.run(command, cwd=folder, env=env, text=True,
                               errors="replace", check=False, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT)
         good = done.returncode == 0 and program.good(done.stdout, folder)
@@ -118,7 +129,8 @@ def run(program, over, way):
     armed = arms() - before
     hits = sum(map(int, re.findall(r"^libibverbs: process .*?: (\d+) hits", done.stdout,
                                    re.MULTILINE)))
-    print(f"# {program.name}, {over}, {way}: {armed} armed, {hits} hits of libibverbs")
+    print(f"# {program.name}, {over}, {way}: {armed} armed, {hits} hits of libibverbs, "
+          f"{time.monotonic() - begin:.0f} s")
     if way == "hooks":
         return "the kernel's word was asked" if armed or hits else ""
     if program.registers and not (armed and bool(hits) == (way == "below")):
@@ -128,12 +140,20 @@ def run(program, over, way):
 
 def main():
     """All of them. A program that fails with hooks as well is not ours: it has both results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", action="store_true", help="a process on each of two nodes")
+    parser.add_argument("name", nargs="*", help="programs with that in their name")
+    args = parser.parse_args()
     good = True
     for program in PROGRAMS:
-        if sys.argv[1:] and not any(text in program.name for text in sys.argv[1:]):
+        if args.name and not any(text in program.name for text in args.name):
+            continue
+        if args.nodes and not program.registers:    # MPICH's tests
             continue
         for over in program.over:
-            wrong = {way: run(program, over, way) for way in ("inside", "below", "hooks")}
+            ways = (OVER_DEBIAN if args.nodes else OVER)[over][0]
+            wrong = {way: run(program, over, way, args.nodes)
+                     for way in ("inside", "below", "hooks") if way in ways}
             for way, why in wrong.items():
                 name = f"{program.name}, {over}, {way}"
                 if not why:
