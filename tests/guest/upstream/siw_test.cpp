@@ -659,3 +659,21 @@ TEST_CASE("siw: a queue pair ends while its owner fills its queues")
 	CHECK(error == 0);
 	CHECK(completed <= 3 * (requests + receives)); /* the end of the connection is one more */
 }
+
+TEST_CASE("siw: what is posted to a queue that was flushed is flushed")
+{
+	const device on;
+	SKIP_IF(!on.is_iwarp(), other);
+	const memory m = anonymous(page);
+	const auto mr = on.register_memory(m.registered());
+	loopback link(on);
+	ibv_qp_attr attr{};
+
+	attr.qp_state = IBV_QPS_ERR;
+	REQUIRE(ibv_modify_qp(link.near_end(), &attr, IBV_QP_STATE) == 0);
+	for (int i = 0; i < 3; i++) {
+		link.start(IBV_WR_RDMA_READ, mr.get(), m.registered(), m.registered().addr,
+			   mr->rkey);
+		CHECK(link.wait().status == IBV_WC_WR_FLUSH_ERR);
+	}
+}
