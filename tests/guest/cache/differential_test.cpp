@@ -195,9 +195,10 @@ public:
 	}
 
 private:
+	using method = void (program::*)();
 	struct action {
 		unsigned int weight;
-		void (program::*go)();
+		method go;
 	};
 
 	uint64_t below(uint64_t n) { return random_() % n; }
@@ -688,7 +689,7 @@ private:
 	}
 
 	/* How a process of such a kind uses memory that it has registered and deregistered. */
-	static void (program::*use_of(const std::string &kind))()
+	static method use_of(const std::string &kind)
 	{
 		if (kind == "pool")
 			return &program::use_huge_pages;
@@ -798,7 +799,7 @@ private:
 
 	std::mt19937_64 random_;
 	const bool locks_all_;
-	void (program::*const use_)();
+	const method use_;
 	ibv_mr_cache_limits limits_{};
 	bool was_limited_ = false;
 	device on_;
