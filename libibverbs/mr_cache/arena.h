@@ -94,11 +94,14 @@ template <class Env> struct arena {
 		       (commit(&entries[i], count * sizeof(entries[i]), i >= MANY) &&
 			commit(index.ranges.node_memory(i), index.ranges.node_bytes(count)));
 	}
-	bool commit_hints(uint32_t bits) { return commit(&hint, hint.bytes(bits)); }
+	bool commit_hints(uint32_t bits)
+	{
+		return commit(&hint, hint.bytes(bits), uint32_t{1} << bits > MANY);
+	}
 
 private:
 	static constexpr uint32_t PIECE = 1024; // entries
-	/* From here on the memory is had in huge pages: small ones cost so many a look-up dear. */
+	/* More have their memory in huge pages: small ones cost so many a look-up dear. */
 	static constexpr uint32_t MANY = 16 * PIECE;
 
 	/* An Env whose memory is accessible as it comes has no commit(). */

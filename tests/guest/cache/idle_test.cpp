@@ -137,6 +137,29 @@ TEST_CASE("idle: pages given back are there again within memory.max")
 	}
 }
 
+/* One huge page in place of the small ones of a table of the library is more than that. */
+TEST_CASE("idle program: uses small buffers", "[.]")
+{
+	constexpr std::size_t size = megabyte;
+	const device on;
+	std::byte *const at = map(size);
+	const auto kilobytes = [] { return proc_number("/proc/self/smaps_rollup", "Anonymous"); };
+
+	REQUIRE(at);
+	std::memset(at, 1, size);
+	const std::size_t before = kilobytes();
+	for (std::size_t i = 0; i < size / page_size(); i++)
+		use(on, at + i * page_size(), page_size());
+	const std::size_t after = kilobytes();
+	INFO(before << " KiB before, " << after << " after");
+	CHECK(after < before + 1024);
+}
+
+TEST_CASE("idle: small buffers cost little memory")
+{
+	right_each_way("idle program: uses small buffers");
+}
+
 TEST_CASE("idle program: takes memory away", "[.]")
 {
 	constexpr std::size_t size = megabyte;
