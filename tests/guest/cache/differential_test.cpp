@@ -7,9 +7,9 @@
  * mapped, rights and flags make no sense, memory is replaced while nothing is registered there, the
  * cache is emptied and limited, a thread is cancelled while it registers, and an allocator has a
  * lock that another thread keeps while it registers the same. It does so as a process of its own
- * kind, too: one that may lock little memory, one that locks all of it, one with a timer,
- * one that needs all of a pool of huge pages, one that has memory moved and sealed. The latter two
- * do so with memory that has just been deregistered.
+ * kind, too: one that may lock little memory, one that locks all of it, one with a timer, one in a
+ * small memory control group, one that needs all of a pool of huge pages, one that has memory moved
+ * and sealed. The latter three do so with memory that has just been deregistered.
  *
  * Differences by decision, which are therefore compared with care or not done:
  *  - ibv_rereg_mr() of a cached MR may be EINVAL; the MR is deregistered right after in any case.
@@ -691,6 +691,8 @@ private:
 	/* How a process of such a kind uses memory that it has registered and deregistered. */
 	static method use_of(const std::string &kind)
 	{
+		if (kind == "group")
+			return &program::give_back;
 		if (kind == "pool")
 			return &program::use_huge_pages;
 		if (kind == "moves")
@@ -719,6 +721,22 @@ private:
 		if (mr)
 			say("ibv_dereg_mr of it", said(ibv_dereg_mr(mr)));
 		return r;
+	}
+
+	/* More than half of the group's limit. */
+	void give_back()
+	{
+		const range r = used_memory(std::size_t{8} << 20, 0, MADV_HUGEPAGE);
+		const uint64_t how = below(3);
+
+		if (how == 1 && madvise(r.addr, r.length, MADV_DONTNEED))
+			fail("madvise");
+		if (how == 2 && mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+				     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != r.addr)
+			fail("mmap");
+		if (how)
+			std::memset(r.addr, 2, r.length);
+		munmap(r.addr, r.length);
 	}
 
 	void use_huge_pages()
@@ -828,6 +846,7 @@ std::optional<std::string> difference(const std::string &plain, const std::strin
 
 /* The kind of process that runs the program. */
 constexpr const char *kind_variable = "DIFFERENTIAL_KIND";
+constexpr const char *group_variable = "DIFFERENTIAL_GROUP";
 
 /* An ordinary user's, with this limit for locked memory. */
 void lock_at_most(rlim_t bytes)
@@ -857,6 +876,8 @@ void begin(const std::string &as, uint64_t seed)
 		    setitimer(ITIMER_REAL, &often, nullptr))
 			fail("setitimer");
 	}
+	if (as == "group")
+		write_system_file(std::string(std::getenv(group_variable)) + "/cgroup.procs", "0");
 }
 
 using environment = std::vector<std::string>;
@@ -935,6 +956,19 @@ TEST_CASE("differential: so does one that locks all its memory")
 TEST_CASE("differential: so does one with a timer")
 {
 	compare_all("signals");
+}
+
+TEST_CASE("differential: so does one that gives memory back in a small control group")
+{
+	try {
+		const control_group group("differential");
+
+		write_system_file(group.path() + "/memory.max", std::to_string(15 << 20));
+		write_system_file(group.path() + "/memory.swap.max", "0");
+		compare_all("group", {std::string(group_variable) + '=' + group.path()});
+	} catch (const unsupported &why) {
+		skip_test(why.what());
+	}
 }
 
 TEST_CASE("differential: so does one that needs a whole pool of huge pages")
