@@ -677,3 +677,38 @@ TEST_CASE("siw: what is posted to a queue that was flushed is flushed")
 		CHECK(link.wait().status == IBV_WC_WR_FLUSH_ERR);
 	}
 }
+
+TEST_CASE("siw: memory is registered at the address that is asked for")
+{
+	const device on;
+	SKIP_IF(!on.is_iwarp(), other);
+	constexpr uint64_t iova = 0x123450000;
+	const memory from = anonymous(page);
+	const memory to = anonymous(3 * page);
+	const range at{to.registered().addr + 100, 2 * page}; /* of three pages */
+	const auto source = on.register_memory(from.registered());
+	const owned<ibv_mr> mr(ibv_reg_mr_iova(on.pd(), at.addr, at.length, iova + 100,
+					       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+	const auto write = [&](loopback &link, uint64_t address) {
+		return link.write(source.get(), {from.registered().addr, page},
+				  reinterpret_cast<void *>(address), mr->rkey);
+	};
+
+	REQUIRE(mr);
+	std::memset(from.registered().addr, 1, page);
+	std::memset(to.registered().addr, 0, 3 * page);
+	loopback link(on);
+	CHECK(write(link, iova + 100 + page) == IBV_WC_SUCCESS);
+	CHECK(to.registered().addr[99 + page] == std::byte{0});
+	CHECK(to.registered().addr[100 + page] == std::byte{1});
+	CHECK(to.registered().addr[99 + 2 * page] == std::byte{1});
+	CHECK(to.registered().addr[100 + 2 * page] == std::byte{0});
+	SECTION("and not at its own")
+	{
+		CHECK(write(link, reinterpret_cast<uintptr_t>(at.addr)) != IBV_WC_SUCCESS);
+	}
+	SECTION("and not behind its end")
+	{
+		CHECK(write(link, iova + 101 + page) != IBV_WC_SUCCESS);
+	}
+}
