@@ -7,8 +7,8 @@ packages against the distribution's own packages. Types (sizes, members, paramet
 against a plain build of the same upstream version, both with debug information.
 
 So must programs that were built for an earlier version of ours: RELEASED has the symbols that each
-of our nodes began with, and stays as it is. libibverbs/tests/mr_cache_test.c has a canary behind
-each struct of an earlier version.
+of our nodes began with: a new node is added, and a row that is there stays.
+libibverbs/tests/mr_cache_test.c has a canary behind each struct of an earlier version.
 """
 import glob
 import os
