@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Packets and work requests that look up by its number an object that is being destroyed.
- * That a lookup meets the object's end is made likely: it is slowed down by probes, and
- * this program takes the CPU from the kernel's workers in the middle of it. KASAN reports
- * a use after free, so this is for the debug kernel.
+ * Packets and work requests that look up by its number an object that is being destroyed, and
+ * packets that have found it. That they meet the object's end is made likely: they are slowed down
+ * by probes, and this program takes the CPU from the kernel's workers in the middle of it. KASAN
+ * reports a use after free, so this is for the debug kernel.
  */
 #include "catch.h"
 
@@ -28,14 +28,13 @@ namespace {
 
 constexpr uint32_t qkey = 17;
 
-/* Slows down each lookup in a table of rxe. */
-class slow_lookups {
+/* Slows down each call of a function of the kernel. */
+class slow_calls {
 public:
-	slow_lookups()
+	explicit slow_calls(const std::string &of, probe::at where)
 	{
 		for (int i = 0; i < 8; i++)
-			probes_.emplace_back("xa_load", probe::at::end, "end" + std::to_string(i))
-				.slow_down();
+			probes_.emplace_back(of, where, "slow" + std::to_string(i)).slow_down();
 	}
 
 private:
@@ -74,6 +73,17 @@ public:
 		far_.dest_qp_num = ends.far_end()->qp_num;
 		start();
 	}
+
+	/* One that can be sent datagrams. */
+	poster(const device &on, const poster &like)
+	    : cq_(ibv_create_cq(on.context(), 16, nullptr, nullptr, 0)), far_(like.far_)
+	{
+		REQUIRE(cq_);
+		qp_ = make(on, IBV_QPT_UD);
+		start();
+	}
+
+	uint32_t number() const { return qp_->qp_num; }
 
 	/* A queue pair that can do nothing, which packets can name. */
 	owned<ibv_qp> make(const device &on, ibv_qp_type type) const
@@ -150,7 +160,7 @@ using maker = std::function<victim(ibv_send_wr &wr)>;
 
 void destroy_what_is_looked_up(poster &by, const maker &make)
 {
-	const slow_lookups slow;
+	const slow_calls slow("xa_load", probe::at::end);
 	const urgency first;
 	const run_time time;
 	std::minstd_rand random;
@@ -229,4 +239,37 @@ TEST_CASE("a work request looks a memory window up that is being destroyed")
 					m.registered().length, IBV_ACCESS_REMOTE_READ};
 		return victim(std::move(mw));
 	});
+}
+
+TEST_CASE("a packet reaches a queue pair that is being destroyed")
+{
+	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
+	const device on;
+	SKIP_IF(on.is_iwarp(), "TCP finds them");
+	poster peer(on, IBV_QPT_UD);
+	ibv_ah_attr where = peer.peer();
+	const std::unique_ptr<ibv_ah, int (*)(ibv_ah *)> ah(ibv_create_ah(on.pd(), &where),
+							    ibv_destroy_ah);
+	REQUIRE(ah);
+
+	/* The first one makes the task run, which takes the others as soon as they are there. */
+	const slow_calls slow("rxe_sched_task", probe::at::call);
+	const run_time time;
+	std::minstd_rand random;
+	int rounds = 0;
+
+	for (; time.goes_on(); rounds++) {
+		auto named = std::make_unique<poster>(on, peer);
+		ibv_send_wr wr{};
+
+		wr.opcode = IBV_WR_SEND;
+		wr.wr.ud = {ah.get(), named->number(), qkey};
+		for (int i = 0; i < 4; i++)
+			peer.post(wr);
+		usleep(random() % 3000);
+		named.reset();
+		for (int i = 0; i < 4; i++)
+			peer.wait();
+	}
+	CHECK(rounds > 0);
 }
