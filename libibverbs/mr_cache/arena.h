@@ -85,24 +85,25 @@ template <class Env> struct arena {
 
 		return commit(this, static_cast<size_t>(nodes - reinterpret_cast<char *>(this)));
 	}
-	/* Before the entry is used for the first time. */
+	/*
+	 * Before the entry is used for the first time. More than the first piece are in huge pages:
+	 * small ones cost so many a look-up dear.
+	 */
 	bool commit_entry(uint32_t i)
 	{
 		uint32_t count = Env::entries - i < PIECE ? Env::entries - i : PIECE;
 
-		return i % PIECE ||
-		       (commit(&entries[i], count * sizeof(entries[i]), i >= MANY) &&
-			commit(index.ranges.node_memory(i), index.ranges.node_bytes(count)));
+		return i % PIECE || (commit(&entries[i], count * sizeof(entries[i]), i != 0) &&
+				     commit(index.ranges.node_memory(i),
+					    index.ranges.node_bytes(count), i != 0));
 	}
 	bool commit_hints(uint32_t bits)
 	{
-		return commit(&hint, hint.bytes(bits), uint32_t{1} << bits > MANY);
+		return commit(&hint, hint.bytes(bits), bits > hint.LEAST);
 	}
 
 private:
 	static constexpr uint32_t PIECE = 1024; // entries
-	/* More have their memory in huge pages: small ones cost so many a look-up dear. */
-	static constexpr uint32_t MANY = 16 * PIECE;
 
 	/* An Env whose memory is accessible as it comes has no commit(). */
 	static bool commit(void *start, size_t size, bool huge = false)
