@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Messages that are sent a second time while the first time is acknowledged: the
- * requester and its peer are kept from the CPUs for longer than the timeout.
+ * Messages that are sent a second time: while the first time is acknowledged, as the requester and
+ * its peer are kept from the CPUs for longer than the timeout; and because they came too early.
  */
 #include "catch.h"
 
@@ -17,6 +17,7 @@
 
 #include "loopback.h"
 #include "port_counter.h"
+#include "post.h"
 #include "run_time.h"
 #include "skip.h"
 
@@ -103,4 +104,25 @@ TEST_CASE("a full send queue goes on when messages are sent again")
 	for (; waits; waits--)
 		REQUIRE(ends.wait().status == IBV_WC_SUCCESS);
 	CHECK(sent_again(on) > before);
+}
+
+TEST_CASE("a message that comes too early takes no retry, nor do those behind it")
+{
+	using namespace std::chrono_literals;
+	const device on;
+	SKIP_IF(on.is_iwarp(), "TCP has no retries");
+	constexpr loopback::patience once{18, 0};
+	loopback ends(on, nullptr, mtu, once);
+	const memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	const piece all{m.registered(), mr->lkey};
+
+	for (int i = 0; i < 2; i++)
+		post(ends.near_end(), {IBV_WR_SEND, {all}});
+	std::this_thread::sleep_for(200ms);
+	CHECK_FALSE(ends.poll());
+	for (int i = 0; i < 2; i++)
+		post_receive(ends.far_end(), {all});
+	for (int i = 0; i < 4; i++)
+		CHECK(ends.wait().status == IBV_WC_SUCCESS);
 }
