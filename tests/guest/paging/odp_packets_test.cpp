@@ -66,6 +66,26 @@ bool answers(const std::vector<raw_peer::packet> &packets, uint32_t psn, std::si
 	return true;
 }
 
+/* The peer is told to come later, once, and from which number on. */
+void told_later(const raw_peer &peer, uint32_t psn)
+{
+	const auto told = peer.all(1);
+
+	REQUIRE(told.size() == 1);
+	CHECK(told.front().is_rnr());
+	CHECK(told.front().psn == psn);
+}
+
+/* As answers(), and behind that it is told to come later for the rest. */
+bool answers_a_part(std::vector<raw_peer::packet> packets, uint32_t psn, std::size_t count,
+		    std::byte value)
+{
+	if (packets.empty() || !packets.back().is_rnr() || packets.back().psn != psn + count)
+		return false;
+	packets.pop_back();
+	return answers(packets, psn, count, value);
+}
+
 } // namespace
 
 TEST_CASE("packets: a read that waits counts once, and is answered once")
@@ -76,8 +96,9 @@ TEST_CASE("packets: a read that waits counts once, and is answered once")
 
 	peer.read(0, s.at(), s.all->rkey, 3 * mtu);
 	REQUIRE(s.slow->faulted());
-	CHECK_FALSE(peer.next(10ms));
+	told_later(peer, 0);
 	s.slow->answer(std::byte{0x5a});
+	peer.read(0, s.at(), s.all->rkey, 3 * mtu);
 	const auto first = peer.next(time_limit);
 	REQUIRE(first);
 	CHECK(first->psn == 0);
@@ -96,26 +117,14 @@ TEST_CASE("packets: a read that was answered in part goes on where it was")
 	s.take_away(page, page);
 	peer.read(0, s.at(), s.all->rkey, 2 * page);
 	REQUIRE(s.slow->faulted());
-	CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
-	SECTION("the peer does not ask again")
-	{
-		s.slow->answer(std::byte{0x22});
-		CHECK(answers(peer.all(4), 4, 4, std::byte{0x22}));
-	}
-	SECTION("a peer that asks again is told to come later for the rest")
-	{
-		peer.read(0, s.at(), s.all->rkey, 2 * page);
-		const auto later = peer.next(time_limit);
-		REQUIRE(later);
-		CHECK(later->is_rnr());
-		CHECK(later->psn == 4);
-		peer.all();
-		s.slow->answer(std::byte{0x22});
-		peer.read(4, s.at(page), s.all->rkey, page);
-		const auto rest = peer.all(4);
-		CHECK(answers(rest, 4, 4, std::byte{0x22}));
-		CHECK(rest.front().msn == 1);
-	}
+	CHECK(answers_a_part(peer.all(5), 0, 4, std::byte{0x11}));
+	peer.read(0, s.at(), s.all->rkey, 2 * page); /* as if nothing of it had come */
+	CHECK(answers_a_part(peer.all(5), 0, 4, std::byte{0x11}));
+	s.slow->answer(std::byte{0x22});
+	peer.read(4, s.at(page), s.all->rkey, page);
+	const auto rest = peer.all(4);
+	CHECK(answers(rest, 4, 4, std::byte{0x22}));
+	CHECK(rest.front().msn == 1);
 }
 
 /* None of its pages takes long, and all of them take longer than a peer goes without an answer. */
@@ -190,8 +199,9 @@ TEST_CASE("packets: a read that is repeated is answered again, when its pages ar
 	s.take_away(0, page);
 	peer.read(0, s.at(), s.all->rkey, 3 * mtu);
 	REQUIRE(s.slow->faulted());
-	CHECK(peer.all().empty());
+	told_later(peer, 0);
 	s.slow->answer(std::byte{0x22});
+	peer.read(0, s.at(), s.all->rkey, 3 * mtu);
 	CHECK(answers(peer.all(3), 0, 3, std::byte{0x22}));
 }
 
@@ -209,10 +219,14 @@ TEST_CASE("packets: a read that is repeated goes on where it waited")
 	s.take_away(page, 3 * page);
 	peer.read(0, s.at(), s.all->rkey, 4 * page);
 	REQUIRE(s.slow->faulted());
-	CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
+	CHECK(answers_a_part(peer.all(5), 0, 4, std::byte{0x11}));
 	for (uint32_t next = 1; next < 4; next++) {
 		s.slow->answer(std::byte{0x22}, (next + 1) * page);
-		CHECK(answers(peer.all(4), 4 * next, 4, std::byte{0x22}));
+		peer.read(4 * next, s.at(next * page), s.all->rkey, (4 - next) * page);
+		if (next < 3)
+			CHECK(answers_a_part(peer.all(5), 4 * next, 4, std::byte{0x22}));
+		else
+			CHECK(answers(peer.all(4), 4 * next, 4, std::byte{0x22}));
 	}
 }
 
@@ -229,7 +243,9 @@ TEST_CASE("packets: reads from before one that waited can be repeated")
 	CHECK(answers(peer.all(1), 0, 1, std::byte{0x11}));
 	peer.read(1, s.at(), s.all->rkey, mtu);
 	REQUIRE(s.slow->faulted());
+	told_later(peer, 1);
 	s.slow->answer(std::byte{0x22});
+	peer.read(1, s.at(), s.all->rkey, mtu);
 	CHECK(answers(peer.all(1), 1, 1, std::byte{0x22}));
 	peer.read(0, here.addr, s.all->rkey, mtu);
 	CHECK(answers(peer.all(1), 0, 1, std::byte{0x11}));
@@ -697,6 +713,29 @@ TEST_CASE("packets: an old answer is no answer")
 		peer->write(0, s.at(), s.all->rkey, word);
 		REQUIRE(arrives(s.at()));
 		s.take_away(0, page);
+	}
+	SECTION("a read that was repeated is refused")
+	{
+		peer = std::make_unique<raw_peer>(*s.link);
+		s.slow->fill({}, page);
+		peer->read(0, s.at(), s.all->rkey, 8);
+		REQUIRE(peer->next(time_limit));
+		s.take_away(0, page);
+		peer->read(0, s.at(), s.all->rkey, 8);
+		REQUIRE(s.slow->faulted());
+		const auto told = peer->next(time_limit);
+		REQUIRE(told);
+		REQUIRE(told->is_rnr()); /* so it does not wait any more */
+		refuse();
+		REQUIRE(no_thread_waits());
+		allow();
+		peer->read(1, s.at(), s.all->rkey, 8);
+		CHECK(s.slow->faulted());
+		s.slow->answer({});
+		const auto answer = peer->next(time_limit);
+		REQUIRE(answer);
+		CHECK_FALSE(answer->is_error());
+		return;
 	}
 	SECTION("the page came before it was refused")
 	{

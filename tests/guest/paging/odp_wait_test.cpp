@@ -359,6 +359,34 @@ TEST_CASE("a peer that asks again and again is told to come later")
 		CHECK(full_of(s.far().where, data));
 }
 
+/* The connection would end with the first one. A slow machine takes less than half a second. */
+TEST_CASE("a page that takes long takes no retry")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	constexpr loopback::patience once{17, 0};
+	loopback link(s.on, nullptr, IBV_MTU_1024, once);
+	const std::string what = GENERATE("write from", "write into", "read from", "read into");
+	const bool into = what == "write into" || what == "read into";
+	const bool by_near = what == "write from" || what == "read into";
+	const piece slow = s.far();
+	const piece plain = s.near();
+
+	CAPTURE(what);
+	s.slow->fill(answer, page_size()); /* so a packet is under way */
+	post(link.near_end(), {what.starts_with("write") ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
+			       {by_near ? slow : plain},
+			       number((by_near ? plain : slow).where.addr),
+			       s.all->rkey});
+	REQUIRE(s.slow->faulted());
+	std::this_thread::sleep_for(2s);
+	REQUIRE_FALSE(link.poll());
+	s.slow->answer(answer);
+	CHECK(link.wait().status == IBV_WC_SUCCESS);
+	CHECK(full_of(slow.where, into ? data : answer));
+	CHECK(full_of(plain.where, into ? data : answer));
+}
+
 TEST_CASE("a read that is answered in part goes on from there")
 {
 	setup s;

@@ -60,6 +60,7 @@ struct page *rxe_odp_fault_take_page(struct rxe_odp_mr *odp,
 /* rxe_odp_wait.c */
 bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err);
 void rxe_odp_req_ends(struct rxe_qp *qp);
+bool rxe_odp_take_retry(struct rxe_qp *qp);
 bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err);
 enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 				    enum resp_states state);

@@ -230,6 +230,15 @@ static struct rxe_qp *rxe_odp_fault_qp(void)
 	return container_of(work, struct rxe_task, work)->qp;
 }
 
+/* The peer can answer from now on: what the page has taken is not its time */
+static void rxe_odp_fault_restart_timer(struct rxe_qp *qp)
+{
+	if (qp_type(qp) != IB_QPT_RC || !qp->qp_timeout_jiffies)
+		return;
+	mod_timer(&qp->retrans_timer, jiffies + qp->qp_timeout_jiffies);
+	qp->comp.timeout = 0;
+}
+
 /**
  * rxe_odp_fault_accessed - An access of the calling task was possible
  * @odp: The MR
@@ -254,8 +263,11 @@ void rxe_odp_fault_accessed(struct rxe_odp_mr *odp, unsigned long addr,
 		if (fault && fault->pool == odp->pool &&
 		    (write || !fault->write) &&
 		    fault->addr >= (addr & PAGE_MASK) &&
-		    fault->addr < addr + length)
+		    fault->addr < addr + length) {
 			rxe_odp_fault_end(qp, side);
+			if (side == RXE_ODP_REQ)
+				rxe_odp_fault_restart_timer(qp);
+		}
 		spin_unlock(&rxe_odp_lock);
 	}
 }
@@ -371,7 +383,7 @@ void rxe_odp_fault_serve(struct rxe_odp_fault *fault)
 
 /* Start the awaited fault. The caller's reference becomes the queue pair's */
 static int rxe_odp_fault_start(struct rxe_qp *qp, enum rxe_odp_side side,
-			       struct rxe_odp_fault *fault)
+			       u32 psn, struct rxe_odp_fault *fault)
 {
 	int err = -EINPROGRESS;
 
@@ -385,6 +397,7 @@ static int rxe_odp_fault_start(struct rxe_qp *qp, enum rxe_odp_side side,
 	} else {
 		fault->since = jiffies;
 		fault->side = side;
+		fault->psn = psn;
 		fault->qp = qp;
 		qp->odp_faults[side] = fault;
 		rxe_odp_pool_add(fault);
@@ -397,11 +410,13 @@ static int rxe_odp_fault_start(struct rxe_qp *qp, enum rxe_odp_side side,
 }
 
 /*
- * Wait for the fault that the calling task has just met: -EINPROGRESS, the task
- * will be scheduled when it is served; -ESHUTDOWN, the queue pair is being
- * destroyed; else the error of an access that is not possible.
+ * Wait for the fault that the calling task has just met at @psn: -EINPROGRESS,
+ * the task will be scheduled when it is served; -ESHUTDOWN, the queue pair is
+ * being destroyed; else the error of an access that is not possible. A refusal
+ * is for the packet that met the fault: by the next one the access may be
+ * possible again.
  */
-int rxe_odp_fault_wait(struct rxe_qp *qp, enum rxe_odp_side side)
+int rxe_odp_fault_wait(struct rxe_qp *qp, enum rxe_odp_side side, u32 psn)
 {
 	struct rxe_odp_fault *fault = rxe_odp_fault_take_met();
 	struct rxe_odp_fault *old;
@@ -414,14 +429,15 @@ int rxe_odp_fault_wait(struct rxe_qp *qp, enum rxe_odp_side side)
 	old = qp->odp_faults[side];
 	if (old && old->pool == fault->pool && old->addr == fault->addr &&
 	    old->write == fault->write)
-		err = old->done ? old->err : -EINPROGRESS;
+		err = !old->done ? -EINPROGRESS :
+		      old->psn == psn ? old->err : 0;
 	/* An answered fault is asked anew the next time */
 	if (old && old->done)
 		rxe_odp_fault_leave(qp, side);
 	spin_unlock(&rxe_odp_lock);
 
 	if (!err)
-		return rxe_odp_fault_start(qp, side, fault);
+		return rxe_odp_fault_start(qp, side, psn, fault);
 	rxe_odp_fault_put(fault);
 	return err;
 }

@@ -34,6 +34,7 @@ struct rxe_odp_fault {
 
 	/* under rxe_odp_lock */
 	struct rxe_qp		*qp;	/* NULL: it does not wait any more */
+	u32			psn;	/* of the packet that met it */
 	enum rxe_odp_side	side;
 	bool			over;	/* the waiting packet needs no answer */
 	bool			met;	/* a packet has waited for it */
@@ -55,6 +56,6 @@ void rxe_odp_fault_done(struct rxe_odp_fault *fault, int err);
 void rxe_odp_fault_release(struct rxe_odp_fault *fault);
 void rxe_odp_fault_leave(struct rxe_qp *qp, enum rxe_odp_side side);
 void rxe_odp_fault_end(struct rxe_qp *qp, enum rxe_odp_side side);
-int rxe_odp_fault_wait(struct rxe_qp *qp, enum rxe_odp_side side);
+int rxe_odp_fault_wait(struct rxe_qp *qp, enum rxe_odp_side side, u32 psn);
 
 #endif /* RXE_ODP_FAULT_H */

@@ -4,10 +4,11 @@
  * or a work request where it was, and go on with it when the fault is done.
  *
  * The peer of an RC queue pair is told nothing at first. When the faults of one
- * packet take longer than RXE_ODP_PATIENCE and the peer repeats its request, it
- * is told to try again later (RNR NAK), as often as it repeats; of a read that
- * has been answered in part, the rest. Of an unreliable transport the message
- * is dropped when one fault takes so long.
+ * packet take longer than RXE_ODP_PATIENCE, it is told to try again later (RNR
+ * NAK), once, and then as often as it repeats its request; of a read that has
+ * been answered in part, the rest. A requester that waits takes none of its
+ * retries meanwhile. Of an unreliable transport the message is dropped when one
+ * fault takes so long.
  */
 
 #include <linux/skbuff.h>
@@ -64,7 +65,7 @@ bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
 	if (err != -EINPROGRESS)
 		return false;
 
-	err = rxe_odp_fault_wait(qp, RXE_ODP_REQ);
+	err = rxe_odp_fault_wait(qp, RXE_ODP_REQ, qp->req.psn);
 	if (err == -EINPROGRESS || err == -ESHUTDOWN) {
 		wqe->status = IB_WC_SUCCESS;
 		/* The packet may have been the one to ask for an acknowledgment */
@@ -87,6 +88,41 @@ void rxe_odp_req_ends(struct rxe_qp *qp)
 	spin_unlock(&rxe_odp_lock);
 }
 
+/* Is the peer silent because the requester waits? */
+static bool rxe_odp_req_holds_up(struct rxe_qp *qp)
+{
+	struct rxe_odp_fault *fault;
+	bool waits;
+
+	if (!READ_ONCE(qp->odp_faults[RXE_ODP_REQ]))
+		return false;
+	spin_lock(&rxe_odp_lock);
+	fault = qp->odp_faults[RXE_ODP_REQ];
+	waits = fault && !fault->over;
+	spin_unlock(&rxe_odp_lock);
+	return waits;
+}
+
+/**
+ * rxe_odp_take_retry - May the requester send again?
+ * @qp: The queue pair
+ *
+ * That takes a retry, but for one that waits for a page: what it has sent may be
+ * lost as well, and its peer owes it nothing.
+ *
+ * Return: true if so.
+ */
+bool rxe_odp_take_retry(struct rxe_qp *qp)
+{
+	if (rxe_odp_req_holds_up(qp))
+		return true;
+	if (!qp->comp.retry_cnt)
+		return false;
+	if (qp->comp.retry_cnt != 7)
+		qp->comp.retry_cnt--;
+	return true;
+}
+
 /**
  * rxe_odp_comp_waits - Does the completer wait for a page?
  * @qp: The queue pair
@@ -103,7 +139,7 @@ bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
 	if (err != -EINPROGRESS)
 		return false;
 
-	err = rxe_odp_fault_wait(qp, RXE_ODP_COMP);
+	err = rxe_odp_fault_wait(qp, RXE_ODP_COMP, pkt->psn);
 	if (err == -ESHUTDOWN) {
 		rxe_odp_drop(qp, &qp->resp_pkts, 0);
 		return true;
@@ -179,14 +215,23 @@ static u32 rxe_odp_part(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 	return res && res->type == RXE_READ_MASK ? res->cur_psn : pkt->psn;
 }
 
+/* The peer has waited long: the responder is to tell it so */
+static void rxe_odp_timer(struct timer_list *t)
+{
+	struct rxe_qp *qp = from_timer(qp, t, odp_timer);
+
+	if (!rxe_get(qp))
+		return;
+	rxe_sched_task(&qp->recv_task);
+	rxe_put(qp);
+}
+
 /*
- * Is an RC peer to come later? It has asked again, and has waited long, for one
- * page or for one after the other. A peer that has been told so comes back, and
- * is told at once then: until it has got on, or it would give up. Context:
- * rxe_odp_lock held
+ * Is an RC peer to come later? It has waited long, for one page or for one after
+ * the other. A peer that has been told so comes back, and is told at once then:
+ * until it has got on, or it would give up. Context: rxe_odp_lock held
  */
-static bool rxe_odp_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt,
-			       bool asked)
+static bool rxe_odp_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
 	u32 part = rxe_odp_part(qp, pkt);
 
@@ -195,8 +240,12 @@ static bool rxe_odp_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt,
 		qp->odp_part = part;
 		qp->odp_told = false;
 	}
-	if (asked && time_after(jiffies, qp->odp_since + RXE_ODP_PATIENCE))
+	if (time_after(jiffies, qp->odp_since + RXE_ODP_PATIENCE))
 		qp->odp_told = true;
+	if (!qp->odp_timer.function)
+		timer_setup(&qp->odp_timer, rxe_odp_timer, 0);
+	if (!qp->odp_told)
+		mod_timer(&qp->odp_timer, qp->odp_since + RXE_ODP_PATIENCE + 1);
 	return qp->odp_told;
 }
 
@@ -217,7 +266,7 @@ static bool rxe_odp_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 		late = fault->met &&
 		       time_after(jiffies, fault->since + RXE_ODP_PATIENCE);
 		if (qp_type(qp) == IB_QPT_RC)
-			late |= rxe_odp_is_late_rc(qp, pkt, fault->met);
+			late = rxe_odp_is_late_rc(qp, pkt);
 		else if (late)
 			rxe_odp_fault_end(qp, RXE_ODP_RESP);
 		fault->met = true;
@@ -262,11 +311,11 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 		return state;
 	}
 
-	err = rxe_odp_fault_wait(qp, RXE_ODP_RESP);
+	pkt = SKB_TO_PKT(skb_peek(&qp->req_pkts));
+	err = rxe_odp_fault_wait(qp, RXE_ODP_RESP, rxe_odp_part(qp, pkt));
 	if (err != -EINPROGRESS && err != -ESHUTDOWN)
 		return state;
 
-	pkt = SKB_TO_PKT(skb_peek(&qp->req_pkts));
 	late = err == -EINPROGRESS && rxe_odp_is_late(qp, pkt);
 	if (late)
 		rxe_odp_leave_read(qp, pkt);
@@ -313,9 +362,17 @@ static void rxe_odp_leave_faults(struct rxe_qp *qp)
 	rxe_odp_fault_leave(qp, RXE_ODP_RESP);
 }
 
+/* No task of the queue pair meets a fault any more */
+static void rxe_odp_stop_timer(struct rxe_qp *qp)
+{
+	if (qp->odp_timer.function)
+		del_timer_sync(&qp->odp_timer);
+}
+
 /* A queue pair is reset; its tasks do not run */
 void rxe_odp_reset_qp(struct rxe_qp *qp)
 {
+	rxe_odp_stop_timer(qp);
 	spin_lock(&rxe_odp_lock);
 	rxe_odp_leave_faults(qp);
 	spin_unlock(&rxe_odp_lock);
@@ -339,6 +396,7 @@ void rxe_odp_destroy_qp(struct rxe_qp *qp)
 		waited |= !!qp->odp_faults[side];
 	rxe_odp_leave_faults(qp);
 	spin_unlock(&rxe_odp_lock);
+	rxe_odp_stop_timer(qp);
 
 	if (waited) {
 		rxe_sched_task(&qp->recv_task);
