@@ -154,6 +154,17 @@ private:
 	ibv_qp_attr far_{};
 };
 
+using address_handle = std::unique_ptr<ibv_ah, int (*)(ibv_ah *)>;
+
+address_handle to_peer_of(const device &on, const poster &by)
+{
+	ibv_ah_attr where = by.peer();
+	address_handle made(ibv_create_ah(on.pd(), &where), ibv_destroy_ah);
+
+	REQUIRE(made);
+	return made;
+}
+
 /* Something with a number, and how a work request names it. */
 using victim = std::shared_ptr<void>;
 using maker = std::function<victim(ibv_send_wr &wr)>;
@@ -186,10 +197,7 @@ TEST_CASE("a packet looks a queue pair up that is being destroyed")
 	const device on;
 	SKIP_IF(on.is_iwarp(), "TCP finds them");
 	poster peer(on, IBV_QPT_UD);
-	ibv_ah_attr where = peer.peer();
-	const std::unique_ptr<ibv_ah, int (*)(ibv_ah *)> ah(ibv_create_ah(on.pd(), &where),
-							    ibv_destroy_ah);
-	REQUIRE(ah);
+	const address_handle ah = to_peer_of(on, peer);
 
 	destroy_what_is_looked_up(peer, [&](ibv_send_wr &wr) {
 		owned<ibv_qp> qp = peer.make(on, IBV_QPT_RC);
@@ -247,10 +255,7 @@ TEST_CASE("a packet reaches a queue pair that is being destroyed")
 	const device on;
 	SKIP_IF(on.is_iwarp(), "TCP finds them");
 	poster peer(on, IBV_QPT_UD);
-	ibv_ah_attr where = peer.peer();
-	const std::unique_ptr<ibv_ah, int (*)(ibv_ah *)> ah(ibv_create_ah(on.pd(), &where),
-							    ibv_destroy_ah);
-	REQUIRE(ah);
+	const address_handle ah = to_peer_of(on, peer);
 
 	/* The first one makes the task run, which takes the others as soon as they are there. */
 	const slow_calls slow("rxe_sched_task", probe::at::call);
