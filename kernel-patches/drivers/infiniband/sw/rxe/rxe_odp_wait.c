@@ -362,7 +362,18 @@ static void rxe_odp_leave_faults(struct rxe_qp *qp)
 	rxe_odp_fault_leave(qp, RXE_ODP_RESP);
 }
 
-/* No task of the queue pair meets a fault any more */
+/*
+ * The tasks of a queue pair that is reset do not run. One that is destroyed:
+ *
+ *   its responder                           rxe_odp_destroy_qp()
+ *   rxe_odp_is_late(): a fault waits,
+ *   so the timer is armed
+ *                                           odp_ending is set, the faults are left
+ *                                           stops the timer
+ *   a fault is met: -ESHUTDOWN, no timer
+ *
+ * If the timer were stopped first, it would fire for a queue pair that is gone.
+ */
 static void rxe_odp_stop_timer(struct rxe_qp *qp)
 {
 	if (qp->odp_timer.function)
