@@ -1,10 +1,17 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The changes to libfabric, where it can't be built here."""
+"""The changes to libfabric where it can't be built here, and how their tests are compared."""
+import contextlib
+import io
 import os
 import subprocess
+import sys
 import tempfile
 import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../consumers"))
+
+import beside  # noqa: E402
 
 REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 LOCKLESS = os.path.join(REPO, "buildlib/consumers.d/libfabric/prov/util/src",
@@ -29,6 +36,41 @@ class Windows(unittest.TestCase):
         self.assertFalse(self.orders())
         self.assertTrue(self.orders("-DHAVE_BUILTIN_ATOMICS"))
         self.assertTrue(self.orders("-DHAVE_ATOMICS"))
+
+
+class Beside(unittest.TestCase):
+    """A failure with the word counts, but for those that the hooks have as well."""
+
+    def compare(self, with_word, *with_hooks):
+        """(status, how often it ran with hooks, what it printed of the test)."""
+        ways = {"word": iter([with_word]), "hooks": iter(with_hooks)}
+        runs = []
+
+        def run(_group, way):
+            runs.append(way)
+            return {"a test": next(ways[way])}, {}
+
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            status = beside.run_all(run, ["group"], (), "word", "hooks")
+        return status, runs.count("hooks"), said.getvalue().split("#", maxsplit=1)[0].strip()
+
+    def test_a_crash_is_a_failure(self):
+        self.assertEqual(self.compare("crash", *["pass"] * 6),
+                         (1, 6, "not ok a test: crash, with hooks: pass"))
+
+    def test_but_for_one_that_hooks_have_too(self):
+        self.assertEqual(self.compare("crash", "pass", "pass", "crash"),
+                         (0, 3, "skip a test: crash, with hooks: crash"))
+        self.assertEqual(self.compare("crash", "crash"),
+                         (0, 1, "skip a test: crash, with hooks: crash"))
+
+    def test_no_other_failure_of_hooks_is_one(self):
+        self.assertEqual(self.compare("crash", *["fail"] * 6)[0], 1)
+        self.assertEqual(self.compare("fail", "crash")[0], 1)
+
+    def test_one_that_names_a_known_defect(self):
+        self.assertEqual(self.compare("known crash", "pass")[:2], (0, 1))
 
 
 if __name__ == "__main__":
