@@ -64,6 +64,7 @@ bool rxe_odp_take_retry(struct rxe_qp *qp);
 bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err);
 enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 				    enum resp_states state);
+u64 rxe_odp_flushed(struct rxe_qp *qp);
 bool rxe_odp_has_wqe(struct rxe_qp *qp);
 void rxe_odp_reset_qp(struct rxe_qp *qp);
 void rxe_odp_destroy_qp(struct rxe_qp *qp);

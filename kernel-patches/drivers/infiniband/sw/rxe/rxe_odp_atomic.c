@@ -93,35 +93,50 @@ static bool rxe_odp_atomic_is_pmem(struct page *page)
 	       REGION_INTERSECTS;
 }
 
-/* rxe_flush_pmem_iova() for any MR */
+static int rxe_odp_atomic_flush_page(struct rxe_mr *mr, u64 iova,
+				     unsigned int offset, unsigned int bytes)
+{
+	struct rxe_odp_opened opened;
+	int err;
+
+	err = rxe_odp_page_open(mr, iova, false, &opened);
+	if (err)
+		return err;
+	if (rxe_odp_atomic_is_pmem(opened.page))
+		arch_wb_cache_pmem(page_address(opened.page) + offset, bytes);
+	else
+		err = -EINVAL;
+	rxe_odp_page_close(&opened);
+	return err;
+}
+
+/*
+ * rxe_flush_pmem_iova() for any MR. A flush that waits for a page goes on there:
+ * from its beginning n absent pages would cost n * n / 2 visits.
+ */
 enum resp_states rxe_odp_flush(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
 			       u64 length)
 {
-	int err = 0;
+	u64 done;
+	int err;
 
 	if (!mr->odp)
-		err = rxe_flush_pmem_iova(mr, iova, length);
-	else if (length)
-		err = mr_check_range(mr, iova, length);
+		return rxe_odp_resp_state(qp, rxe_flush_pmem_iova(mr, iova, length),
+					  RESPST_ERR_RKEY_VIOLATION);
 
-	while (mr->odp && length && !err) {
-		unsigned int offset = offset_in_page(rxe_odp_addr(mr, iova));
-		unsigned int bytes = min_t(u64, length, PAGE_SIZE - offset);
-		struct rxe_odp_opened opened;
+	err = length ? mr_check_range(mr, iova, length) : 0;
+	done = rxe_odp_flushed(qp);
+	while (!err && done < length) {
+		unsigned int offset =
+			offset_in_page(rxe_odp_addr(mr, iova + done));
+		unsigned int bytes =
+			min_t(u64, length - done, PAGE_SIZE - offset);
 
-		err = rxe_odp_page_open(mr, iova, false, &opened);
-		if (err)
-			break;
-		if (rxe_odp_atomic_is_pmem(opened.page))
-			arch_wb_cache_pmem(page_address(opened.page) + offset,
-					   bytes);
-		else
-			err = -EINVAL;
-		rxe_odp_page_close(&opened);
-
-		iova += bytes;
-		length -= bytes;
+		err = rxe_odp_atomic_flush_page(mr, iova + done, offset, bytes);
+		if (!err)
+			done += bytes;
 		cond_resched();
 	}
+	qp->odp_flushed = err == -EINPROGRESS ? done : 0;
 	return rxe_odp_resp_state(qp, err, RESPST_ERR_RKEY_VIOLATION);
 }

@@ -343,6 +343,20 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 	return RESPST_EXIT;
 }
 
+/**
+ * rxe_odp_flushed - How far is the flush that has waited for a page?
+ * @qp: The queue pair, whose responder is at a flush
+ *
+ * Return: the bytes from its beginning that need not be flushed again. 0 if
+ * another packet has waited since: this one is new, or late.
+ */
+u64 rxe_odp_flushed(struct rxe_qp *qp)
+{
+	struct rxe_pkt_info *pkt = SKB_TO_PKT(skb_peek(&qp->req_pkts));
+
+	return qp->odp_since && qp->odp_part == pkt->psn ? qp->odp_flushed : 0;
+}
+
 /*
  * Has a packet that waited taken a receive WQE already? It is used once: an error
  * of another packet may have completed it meanwhile.
@@ -388,6 +402,7 @@ void rxe_odp_reset_qp(struct rxe_qp *qp)
 	rxe_odp_leave_faults(qp);
 	spin_unlock(&rxe_odp_lock);
 	qp->odp_since = 0;
+	qp->odp_flushed = 0;
 	qp->odp_wqe_taken = false;
 	qp->resp.wqe = NULL;
 }
