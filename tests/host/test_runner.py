@@ -250,6 +250,14 @@ class Whole(unittest.TestCase):
         self.assertTrue(any("lane0     good" in line and "1 passed" in line for line in printed))
         self.assertFalse(any("made" == line for line in printed))
 
+    def test_the_command_builds_the_program_that_failed(self):
+        """Else it would run the program of before the mend."""
+        guest = lanes.Step("guest", "echo not ok two; exit 1", results.lines,
+                           again=again.catch("build/tests/guest_word"))
+        printed, _ = self.run_lanes({}, lanes.Lane([guest]))
+        self.assertEqual(printed[-2], "    once more: cmake --build build --target guest_word && "
+                                      "build/tests/guest_word two")
+
     def test_a_lane_whose_build_fails_is_a_failure(self):
         printed, count = self.run_lanes(
             {"made": lanes.Build("echo because; exit 2"), "more": lanes.Build("true", ("made",))},

@@ -336,8 +336,10 @@ class Run:
             print(f"    {line[:300]}")
         if one.file:
             print(f"    all of it: {one.file}")
-        if one.again:
-            print(f"    once more: {one.again}")
+        if one.again:   # the command alone would run the program as it was
+            built = re.search(r"build/tests/((?:guest|unit)_\w+)", one.again)
+            build = f"cmake --build build --target {built.group(1)} && " if built else ""
+            print(f"    once more: {build}{one.again}")
 
 
 def end(child, number):
