@@ -23,6 +23,7 @@ BUILD = os.path.join(REPO, "build")
 SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE",
                    "libfabric": "LIBFABRIC_SOURCE", "ucx": "UCX_SOURCE", "mpich": "MPICH_SOURCE"}
 PART = ".part"  # in a tree that is not whole: the paths that it has
+UNPACKED = "unpacked"  # in overlay.py's notes about a pinned tree: written after all of its files
 
 
 class FetchError(Exception):
@@ -239,12 +240,23 @@ def place(build, name, version, fill):
     unfinished = os.path.join(build, "src", f".{name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     fill(unfinished)
-    version = version or tree_version(unfinished) + "-local"
-    tree = os.path.join(build, "src", f"{name}-{version}")
+    folder = f"{name}-{version or tree_version(unfinished) + '-local'}"
+    tree = os.path.join(build, "src", folder)
     shutil.rmtree(tree, ignore_errors=True)
     shutil.rmtree(state_folder(tree), ignore_errors=True)
+    if version:
+        os.makedirs(state_folder(tree))
+        write(os.path.join(state_folder(tree), UNPACKED), "")
     os.rename(unfinished, tree)
     return tree
+
+
+def original(name, build, path, folder):
+    """Unpack one file of the pinned upstream below `folder`, as its package has it."""
+    archive, _ = tarball_of(name, build)
+    check_sum(archive, read_pin(name)["sha256"])
+    extract(archive, os.path.join(folder, "package"), (path,))
+    return os.path.join(folder, "package", path)
 
 
 def state_folder(tree):

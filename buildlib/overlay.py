@@ -140,10 +140,25 @@ def apply_hook(patch, repo, work):
                            f"\n  {detail}")
 
 
-def hook(patches, before, tree, pristine, repo):
+def keep(name, path, tree, kept):
+    """Keep upstream's own version of a file, from the package if the tree's has been edited."""
+    os.makedirs(os.path.dirname(kept), exist_ok=True)
+    place = os.path.join(tree, path)
+    unpacked = os.path.join(fetch.state_folder(tree), fetch.UNPACKED)
+    if not os.path.exists(unpacked) or os.stat(place).st_mtime <= os.stat(unpacked).st_mtime:
+        replace(kept, lambda new: shutil.copy2(place, new))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        own = fetch.original(name, os.path.dirname(os.path.dirname(tree)), path, folder)
+        replace(kept, lambda new: shutil.copy2(own, new))
+
+
+def hook(name, patches, before, tree, pristine, repo):
     """Apply the patches, in their order; the list of files that are hooked now.
 
     Upstream's own version of each is kept in `pristine`: hooks are always applied to that one.
+    `before` has the hooked files and when they were written last: one that was edited since is an
+    error, and so is a file that was edited before its first hook. Else the edit would be lost.
     """
     targets = {}
     for patch in patches:
@@ -155,13 +170,14 @@ def hook(patches, before, tree, pristine, repo):
             if not os.path.isfile(place) or os.path.islink(place):
                 raise OverlayError(f"hook {os.path.relpath(patch, repo)} does not apply: "
                                    f"upstream has no {path}")
-            os.makedirs(os.path.dirname(kept), exist_ok=True)
             if not os.path.exists(kept):
-                replace(kept, lambda new, place=place: shutil.copy2(place, new))
+                keep(name, path, tree, kept)
             os.makedirs(os.path.dirname(os.path.join(work, path)), exist_ok=True)
             shutil.copy(kept, os.path.join(work, path))
         for patch in patches:
             apply_hook(patch, repo, work)
+        for path in targets:
+            refuse_edited(path, before, tree, pristine, work)
         for path in targets:
             update(os.path.join(tree, path), os.path.join(work, path))
     for path in set(before) - set(targets):
@@ -169,6 +185,18 @@ def hook(patches, before, tree, pristine, repo):
             update(os.path.join(tree, path), os.path.join(pristine, path))
             os.unlink(os.path.join(pristine, path))
     return list(targets)
+
+
+def refuse_edited(path, before, tree, pristine, work):
+    """Raise if a file of the tree has lines that are neither upstream's nor of the hooks."""
+    place, kept = os.path.join(tree, path), os.path.join(pristine, path)
+    if path in before and os.stat(place).st_mtime <= before[path]:
+        return
+    if not same(place, kept) and not same(place, os.path.join(work, path)):
+        raise OverlayError(f"{place} was edited, and is not a file of this repository: an edit "
+                           "there would be lost.\n  Keep it elsewhere (kernel-patches/README.md "
+                           "says how a hook is made of it), then put upstream's file back:\n"
+                           f"  cp {kept} {place}")
 
 
 def update(place, content_of):
@@ -198,6 +226,7 @@ def overlay(name, tree, repo=fetch.REPO, copy=False):
             done = json.load(text)
     files = our_files(name, repo)
     patches = patches_of(name, repo, local=True)
+    before = dict.fromkeys(done["hooked"], os.path.exists(book) and os.stat(book).st_mtime)
 
     def record(**new):
         done.update(new)
@@ -208,8 +237,9 @@ def overlay(name, tree, repo=fetch.REPO, copy=False):
     # Written down before as well: a later run must know the files that an interrupted one hooked.
     record(hooked=sorted(set(done["hooked"]) | {f for p in patches for f in hooked_files(p)}))
     pristine = os.path.join(state, "pristine")
-    record(hooked=sorted(hook(patches, done["hooked"], tree, pristine, repo)))
-    touch_includers(done["laid"], done["hooked"], tree)
+    hooked = hook(name, patches, before, tree, pristine, repo)
+    touch_includers(done["laid"], hooked, tree)
+    record(hooked=sorted(hooked))
 
 
 def write_json(path, content):

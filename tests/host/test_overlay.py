@@ -206,6 +206,49 @@ class HookTest(Fixture):
         self.assertGreater(os.stat(place).st_mtime, 2)
 
 
+class EditedTest(Fixture):
+    """A file of upstream's that somebody edited in the tree."""
+
+    def setUp(self):
+        super().setUp()
+        self.place = os.path.join(self.tree, "libibverbs/verbs.h")
+        self.hook = self.write("buildlib/hooks/0001-a.patch", HOOK)
+
+    def edit(self):
+        """An edit is newer than what was unpacked, or written by a run before."""
+        self.write(self.place, "mine\n" + self.read(self.place))
+        os.utime(self.place, (2 ** 32, 2 ** 32))
+
+    def original(self, _name, _build, path, folder):
+        """As fetch.original()."""
+        return self.write(os.path.join(folder, path), UPSTREAM[path])
+
+    def test_before_its_first_hook(self):
+        self.write(os.path.join(fetch.state_folder(self.tree), fetch.UNPACKED), "")
+        self.edit()
+        with mock.patch.object(fetch, "original", self.original):
+            self.fails(self.place, "edited", "cp ")
+        self.assertTrue(self.read(self.place).startswith("mine"), "the edit is lost")
+        self.undo()
+        self.lay()
+        self.assertEqual(self.read(self.place), "first\nsecond\nadded\nthird\nfourth\n")
+
+    def test_after_it_was_hooked(self):
+        self.lay()
+        self.edit()
+        self.fails(self.place, "edited", "cp ")
+        self.assertTrue(self.read(self.place).startswith("mine"), "the edit is lost")
+        self.undo()
+        self.lay()
+        self.assertEqual(self.read(self.place), "first\nsecond\nadded\nthird\nfourth\n")
+
+    def undo(self):
+        """Follow the advice of the message."""
+        with self.assertRaises(overlay.OverlayError) as caught:
+            self.lay()
+        subprocess.run(str(caught.exception).splitlines()[-1], shell=True, check=True)
+
+
 class LocalTest(Fixture):
     """Patches of the trees that are built here (the lab's kernels), behind the hooks."""
 
