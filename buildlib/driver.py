@@ -50,13 +50,20 @@ def build(package, tree, place, names):
 
 
 def ours(driver, tree, repo=fetch.REPO):
-    """The C files of a driver that a patch changes or that are new."""
+    """The C files of a driver that a patch changes or that are new, which its Makefile lists."""
     known = {os.path.basename(folder): os.path.relpath(folder, tree)
              for folder in glob.glob(os.path.join(tree, "drivers/infiniband/[hs]w/*"))
              if os.path.isdir(folder)}
     if driver not in known:
         raise DriverError(f"no such driver; there are {', '.join(sorted(known))}")
-    names = set(overlay.our_files("linux", repo))
+    new = {name for name in overlay.our_files("linux", repo)
+           if os.path.dirname(name) == known[driver] and name.endswith(".c")}
+    with open(os.path.join(tree, known[driver], "Makefile"), encoding="utf-8") as text:
+        listed = text.read().split()
+    for name in sorted(new):
+        if os.path.basename(name)[:-2] + ".o" not in listed:
+            raise DriverError(f"{name} is in no list of the driver's Makefile")
+    names = set(new)
     for patch in overlay.patches_of("linux", repo, local=True):
         names.update(overlay.hooked_files(patch))
     found = {name for name in names

@@ -32,7 +32,9 @@ class Driver(unittest.TestCase):
         self.write("headers/Makefile", MAKEFILE)
         self.write(f"tree/{NIC}/hooked.c", "int one;\n")
         self.write(f"tree/{NIC}/other.c", "this is no C\n")
+        self.write(f"tree/{NIC}/Makefile", "nic-objs := hooked.o \\\n\tnew.o\n")
         self.write("tree/drivers/infiniband/sw/plain/main.c", "")
+        self.write("tree/drivers/infiniband/sw/plain/Makefile", "plain-y := main.o\n")
         self.write("kernel-patches/hooks/0001-nic.patch",
                    "".join(f"--- a/{NIC}/{name}\n+++ b/{NIC}/{name}\n@@ -0,0 +1 @@\n+int one;\n"
                            for name in ("hooked.c", "hooked.h")))
@@ -49,6 +51,12 @@ class Driver(unittest.TestCase):
         """Those with a patch and the new ones, if they are compiled."""
         self.assertEqual(driver.ours("nic", self.tree, self.folder),
                          {f"{NIC}/hooked.c", f"{NIC}/new.c"})
+
+    def test_new_file_that_the_driver_lacks(self):
+        """It would be compiled here, and be no part of the module."""
+        self.write(f"tree/{NIC}/Makefile", "nic-objs := hooked.o renew.o\n")
+        with self.assertRaisesRegex(driver.DriverError, f"{NIC}/new.c is in no list"):
+            driver.ours("nic", self.tree, self.folder)
 
     def test_no_patch(self):
         with self.assertRaisesRegex(driver.DriverError, "no patch"):
