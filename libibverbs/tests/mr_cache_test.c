@@ -668,6 +668,7 @@ static void test_numbers(void)
 		{ "16777216T", 65536 }, { "many", 65536 }, { "1.5G", 65536 },
 	};
 
+	fprintf(stderr, "mr_cache_test: a typo is told here, as it must be:\n");
 	for (unsigned int i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
 		struct ibv_mr_cache_limits limits = {};
 

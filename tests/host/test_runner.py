@@ -250,6 +250,16 @@ class Whole(unittest.TestCase):
         self.assertTrue(any("lane0     good" in line and "1 passed" in line for line in printed))
         self.assertFalse(any("made" == line for line in printed))
 
+    def test_a_failure_is_told_at_its_step(self):
+        """Not only in the report, which comes after the other lanes, and not at all after ^C."""
+        printed, _ = self.run_lanes(
+            {}, lanes.Lane([lanes.Step("bad", "echo not ok two; exit 1", results.lines)]))
+        first = next(number for number, line in enumerate(printed) if "FAILED: " in line)
+        self.assertIn("FAILED: lane0: bad: two", printed[first])
+        self.assertLess(first, printed.index("failed:"))
+        self.assertIn("    all of it: ", printed[first + 1])
+        self.assertEqual(printed[first + 2], "    once more: sh -c 'echo not ok two; exit 1'")
+
     def test_the_command_builds_the_program_that_failed(self):
         """Else it would run the program of before the mend."""
         guest = lanes.Step("guest", "echo not ok two; exit 1", results.lines,

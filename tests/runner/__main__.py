@@ -170,6 +170,8 @@ class Run:
             self.tests += [(seconds, f"{name}: {test}".removesuffix(": "))
                            for seconds, test in tests]
         self.screen.say(f"{lane:<9} {step.name:<36} {shown(count):<30} {told.seconds:4.0f} s")
+        for one in count.failures:  # now: the report is printed at the end of all lanes
+            self.screen.say("\n".join((f"FAILED: {one.name}", *where_to_look(one))))
         return count
 
     def over(self, lane):
@@ -334,12 +336,18 @@ class Run:
         print(f"{word}: {one.name}")
         for line in results.shortened(one.said.replace(lanes.REPO + "/", ""), most):
             print(f"    {line[:300]}")
-        if one.file:
-            print(f"    all of it: {one.file}")
-        if one.again:   # the command alone would run the program as it was
-            built = re.search(r"build/tests/((?:guest|unit)_\w+)", one.again)
-            build = f"cmake --build build --target {built.group(1)} && " if built else ""
-            print(f"    once more: {build}{one.again}")
+        for line in where_to_look(one):
+            print(line)
+
+
+def where_to_look(one):
+    """The lines that tell of a failure's output, and how to see it again."""
+    if one.file:
+        yield f"    all of it: {one.file}"
+    if one.again:   # the command alone would run the program as it was
+        built = re.search(r"build/tests/((?:guest|unit)_\w+)", one.again)
+        build = f"cmake --build build --target {built.group(1)} && " if built else ""
+        yield f"    once more: {build}{one.again}"
 
 
 def end(child, number):

@@ -84,6 +84,8 @@ struct lines : reporter {
 				stream << " for: " << result.getExpandedExpression();
 			for (const auto &message : stats.infoMessages)
 				stream << "\n  " << message.message;
+			for (std::size_t i = 1; i < m_sectionStack.size(); i++) /* 0 is the case */
+				stream << "\n  in section: " << m_sectionStack[i].name;
 			stream << std::endl;
 		}
 		return done(true);
