@@ -7,12 +7,14 @@
  * A context has a place from when it was found to cache until one of these two
  * takes it out, and that one reports. Names are copied, so that the end of the
  * process needs nothing of a context that another thread closes just then. Nor does it
- * wait for the cache's lock: exit() may be a signal handler's, in the middle of a registration.
+ * wait for the cache's lock, or allocate: exit() may be a signal handler's, in the middle of a
+ * registration or of malloc(), of which dprintf() makes use in glibc before 2.37.
  */
 #define _GNU_SOURCE
 #include <config.h>
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -50,22 +52,36 @@ void mr_cache_report_open(struct ibv_context *context)
 	}
 }
 
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
+{
+	char line[512];
+	va_list arguments;
+	int length;
+
+	va_start(arguments, format);
+	length = vsnprintf(line, sizeof(line), format, arguments);
+	va_end(arguments);
+	if (length >= (int)sizeof(line))
+		length = sizeof(line) - 1;
+	if (length > 0 && write(STDERR_FILENO, line, length) < 0)
+		return; /* no place is left to tell of it */
+}
+
 /* Silent if nothing was registered, as in most forked children: their cache starts empty. */
 static void report(int i, const struct mr_cache_statistics *seen)
 {
 	if (!(seen->hits | seen->misses))
 		return;
-	dprintf(STDERR_FILENO,
-		"libibverbs: process %d, %s: %llu hits, %llu misses, %llu suspects, %llu invalidations, %llu evictions, %llu suspensions, %llu restorations, %llu entries, %llu bytes\n",
-		getpid(), places[i].name, (unsigned long long)seen->hits,
-		(unsigned long long)seen->misses,
-		(unsigned long long)seen->suspects_settled,
-		(unsigned long long)seen->invalidations,
-		(unsigned long long)seen->evictions,
-		(unsigned long long)seen->suspensions,
-		(unsigned long long)seen->restorations,
-		(unsigned long long)seen->entries,
-		(unsigned long long)seen->bytes);
+	say("libibverbs: process %d, %s: %llu hits, %llu misses, %llu suspects, %llu invalidations, %llu evictions, %llu suspensions, %llu restorations, %llu entries, %llu bytes\n",
+	    getpid(), places[i].name, (unsigned long long)seen->hits,
+	    (unsigned long long)seen->misses,
+	    (unsigned long long)seen->suspects_settled,
+	    (unsigned long long)seen->invalidations,
+	    (unsigned long long)seen->evictions,
+	    (unsigned long long)seen->suspensions,
+	    (unsigned long long)seen->restorations,
+	    (unsigned long long)seen->entries,
+	    (unsigned long long)seen->bytes);
 }
 
 void mr_cache_report_close(struct ibv_context *context)
@@ -103,8 +119,7 @@ __attribute__((destructor)) static void report_at_exit(void)
 		if (!ret)
 			report(i, &seen);
 		else if (ret == EBUSY)
-			dprintf(STDERR_FILENO,
-				"libibverbs: process %d, %s: ended while the cache was busy\n",
-				getpid(), places[i].name);
+			say("libibverbs: process %d, %s: ended while the cache was busy\n",
+			    getpid(), places[i].name);
 	}
 }

@@ -63,6 +63,7 @@ static __thread enum { NOWHERE, AT_YIELD, AT_DISARM } waits;	/* once */
 static enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* as a signal handler may, there */
 static unsigned int *ended;	/* so many registrations in the kernel, for children too */
 static __thread bool is_cancelled;	/* malloc() is where */
+static bool is_half_done;	/* malloc(), and the heap not to be used */
 static int failures;
 
 static void check(bool ok, const char *text, int line)
@@ -161,6 +162,8 @@ void *malloc(size_t size)
 {
 	if (is_cancelled)
 		pthread_testcancel();
+	if (is_half_done)
+		abort();
 	return __libc_malloc(size);
 }
 
@@ -841,6 +844,26 @@ static void test_typos(void)
 		      "libibverbs: RDMAV_MR_CACHE_RECLAIM=no is not understood and ignored: it may be 0 or 1\n"));
 }
 
+static int exit_with_a_report(void)
+{
+	struct ibv_pd pd;
+
+	setenv("RDMAV_MR_CACHE_STATS", "1", 1);
+	pd.context = open_device();
+	ibv_dereg_mr(reg_page(&pd, 0, CACHED));
+	is_half_done = true;
+	exit(0);
+}
+
+/* As from a signal's handler, which may be in the middle of malloc(). */
+static void test_report_allocates_nothing(void)
+{
+	char said[1000];
+
+	CHECK(in_child(exit_with_a_report, said, sizeof(said)) == 0);
+	CHECK(strstr(said, ": 0 hits, 1 misses, "));
+}
+
 /* As an ordinary user; nothing is cached below 1 MiB. */
 static int count_entries(rlim_t lockable)
 {
@@ -970,6 +993,7 @@ int main(void)
 	pd = (struct ibv_pd){ .context = open_device_that_reregisters() };
 	test_numbers();
 	test_few_mrs();
+	test_report_allocates_nothing();
 	test_typos();
 	test_little_to_lock();
 	test_another_context(&pd);
