@@ -57,6 +57,9 @@ class HookRules(unittest.TestCase):
             status = "Pending$" if path.startswith(FIXES) else r"(Inappropriate \[.+\]|.*https?://)"
             self.assertRegex(header, "(?m)^Upstream-Status: " + status, path)
             self.assertRegex(header, r"(?m)^Signed-off-by: .+ <.+@.+>", path)
+            if path.startswith("kernel-patches/"):  # as checkpatch, which takes minutes for all
+                text = re.split(r"(?m)^(?:[A-Z][a-z]+(?:-[A-Za-z]+)+|Fixes): ", header)[0]
+                self.assertNotRegex(text.partition("\n\n")[2], r"(?m)^.{76}", path)
         for path, text in self.user.items():
             for field in ("Why: ", "Without it: ", "Calls: "):
                 self.assertIn("\n" + field, text.partition("\n--- ")[0], path)

@@ -1,0 +1,156 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Make or change a patch to upstream's files: a hook, or a fix of the kernel.
+
+  buildlib/hook.py PATCH FILE...     copies of the patch's files, and of these: edit those in b/
+  buildlib/hook.py --write PATCH     puts what was edited into the patch, and applies all patches
+
+PATCH is a file of a folder of patches, new or not; FILE is a path in upstream's tree. a/ has
+upstream's files with all earlier patches (a fix's: with those that it stands on), b/ has the patch,
+too. Why: a diff that is edited by hand is wrong in its counts, and the tree that is built has the
+later patches as well.
+"""
+import argparse
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import fetch
+import overlay
+import private_apt
+
+HEADER = """From: YOU <YOUR@MAIL>
+Subject: [PATCH] RDMA/DRIVER: WHAT IT DOES
+
+SYMPTOM, AND WHY THE CHANGE IS SAFE; LINES OF AT MOST 75 CHARACTERS.
+
+Upstream-Status: {status}
+Signed-off-by: YOU <YOUR@MAIL>
+---
+"""
+FIXES = "kernel-patches/fixes"
+STANDS_ON = re.compile(r"(?m)^Stands-On: (.*)$")
+
+
+def upstream_of(patch):
+    """The name of the upstream that a patch is for."""
+    folder = os.path.dirname(patch)
+    for name, folders in overlay.PATCHES.items():
+        if folder in (*folders, overlay.LOCAL.get(name)):
+            return name
+    raise overlay.OverlayError(f"{patch}: not in a folder of patches: " + ", ".join(
+        folder for folders in overlay.PATCHES.values() for folder in folders))
+
+
+def header_of(text):
+    """The part of a patch above its first diff."""
+    return re.split(r"(?m)^(?=diff --git |--- \S)", text, maxsplit=1)[0]
+
+
+def below(patch, patches, text):
+    """The patches that are applied before this one to the files that it changes."""
+    if not patch.startswith(FIXES):
+        return [one for one in patches if one < patch or one.startswith(FIXES)]
+    needs = STANDS_ON.search(header_of(text))
+    numbers = needs.group(1).split(", ") if needs else ()
+    return [one for one in patches if os.path.basename(one)[:4] in numbers and
+            one.startswith(FIXES)]
+
+
+def place_of(patch):
+    """The folder of a/ and b/."""
+    return os.path.join(fetch.BUILD, "patches", os.path.basename(patch).removesuffix(".patch"))
+
+
+def copy(files, source, into):
+    """Copy files of one tree into another."""
+    for file in files:
+        os.makedirs(os.path.dirname(os.path.join(into, file)), exist_ok=True)
+        shutil.copy(os.path.join(source, file), os.path.join(into, file))
+
+
+def upstreams(files, tree, into):
+    """Copy upstream's own versions of files."""
+    pristine = os.path.join(fetch.state_folder(tree), "pristine")
+    for file in files:
+        place = os.path.join(tree, file)
+        if not os.path.isfile(place) or os.path.islink(place):
+            raise overlay.OverlayError(f"upstream has no {file}")
+        kept = os.path.exists(os.path.join(pristine, file))
+        copy([file], pristine if kept else tree, into)
+
+
+def lay_out(patch, files, repo=fetch.REPO):
+    """Make a/ and b/; the path of b/."""
+    name, text = upstream_of(patch), fetch.read(os.path.join(repo, patch))
+    known = [os.path.relpath(one, repo) for one in overlay.patches_of(name, repo, local=True)]
+    before = [os.path.join(repo, one) for one in below(patch, known, text)]
+    files = {*files, *(overlay.hooked_files(os.path.join(repo, patch)) if text else ())}
+    if not files:
+        raise overlay.OverlayError(f"{patch} is new: name the files that it is to change")
+    tree = overlay.hooked_tree(name)
+    place = place_of(patch)
+    shutil.rmtree(place, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as work:
+        upstreams(files.union(*map(overlay.hooked_files, before)), tree, work)
+        for one in before:
+            overlay.apply_hook(one, repo, work)
+        copy(files, work, os.path.join(place, "a"))
+    copy(files, os.path.join(place, "a"), os.path.join(place, "b"))
+    if text:
+        overlay.apply_hook(os.path.join(repo, patch), repo, os.path.join(place, "b"))
+    return os.path.join(place, "b")
+
+
+def context(text):
+    """How many lines of context the hunks of a patch have; 2 if it has none yet."""
+    starts = re.findall(r"(?m)^@@ .*\n((?: .*\n)*)", text)
+    return statistics.mode([start.count("\n") for start in starts] or [2])
+
+
+def write(patch, repo=fetch.REPO):
+    """Put the difference of a/ and b/ into the patch, below its header."""
+    place, path = place_of(patch), os.path.join(repo, patch)
+    text = fetch.read(path)
+    header = header_of(text) if text else HEADER.format(
+        status="Pending" if patch.startswith(FIXES) else "Inappropriate [overlay hook]")
+    done = subprocess.run(["git", "diff", "--no-index", "--no-prefix", "--no-color",
+                           "--no-ext-diff", f"-U{context(text)}", "a", "b"], cwd=place,
+                          capture_output=True, text=True, check=False)
+    if done.returncode > 1:
+        raise overlay.OverlayError(done.stderr)
+    if not done.stdout:
+        raise overlay.OverlayError(f"nothing was edited in {place}/b")
+    # As the other patches of the folder have it: rdma-core's have no line "diff --git".
+    superfluous = "index |diff --git " if text and "\ndiff --git " not in text else "index "
+    changes = re.sub(rf"(?m)^(?:{superfluous}).*\n", "", done.stdout)
+    fetch.write(path, header + changes)
+
+
+def main():
+    """Lay out, or write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
+                                     usage="\n".join(__doc__.splitlines()[2:4]))
+    parser.add_argument("--write", action="store_true", help="write what was edited in b/")
+    parser.add_argument("patch", metavar="PATCH")
+    parser.add_argument("files", nargs="*", metavar="FILE")
+    args = parser.parse_args()
+    patch = os.path.relpath(os.path.abspath(args.patch), fetch.REPO)
+    try:
+        if args.write:
+            write(patch)
+            overlay.hooked_tree(upstream_of(patch))
+            print(f"{patch}: written, and all patches applied")
+        else:
+            print(f"edit the files in {lay_out(patch, args.files)}, then: "
+                  f"buildlib/hook.py --write {patch}")
+    except (fetch.FetchError, overlay.OverlayError, private_apt.AptError) as error:
+        sys.exit(f"hook: {error}")
+
+
+if __name__ == "__main__":
+    main()
