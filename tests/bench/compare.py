@@ -76,9 +76,9 @@ def measure():
                            "atomics(_same/1000)?|search/1000(00)?)/"),
         "ucx": run("ucx"),
         "verbs": run("verbs", "--benchmark_filter=hit/(apart|guarded)/", kernel="um"),
-        "memhooks": run("libfabric", kernel="um",
+        "memhooks": run("libfabric", "--benchmark_filter=^libfabric/1(000)?$", kernel="um",
                         environment={**libfabric, "FI_MR_CACHE_MONITOR": "memhooks"}),
-        "uffd": run("libfabric", kernel="um",
+        "uffd": run("libfabric", "--benchmark_filter=^libfabric/1(000)?$", kernel="um",
                     environment={**libfabric, "FI_MR_CACHE_MONITOR": "userfaultfd"}),
         "miss": run("verbs", "--benchmark_filter=miss", kernel="debian", field="ratio"),
     }

@@ -18,38 +18,45 @@ import programs
 from programs import OUT
 
 TURNS = 9
-SECONDS = 2    # of each way; a guest counts CPU time in ticks of 10 ms
+SECONDS = 1    # of each way; a guest counts CPU time in ticks of 10 ms
 LIMITS = {"FI_MR_CACHE_MAX_COUNT": "200000", "FI_MR_CACHE_MAX_SIZE": "-1"}
-# {library: (program, name of the benchmark, {way: environment}, the way that is 1)}
+# {library: (program, {title: its benchmark}, {way: environment}, the way that is 1)}
 LIBRARIES = {
-    "libfabric": ("libfabric", "libfabric/{}", {
+    "libfabric": ("libfabric", {
+        "1 entry": "libfabric/1", "1,000 entries": "libfabric/1000",
+        "1 entry, 2 threads": "libfabric/1/threads:2",
+        "1,000 entries, 2 threads": "libfabric/1000/threads:2",
+        "1,000 of 256 bytes": "libfabric_small/1000",
+        "1,000 of 256 bytes, 2 threads": "libfabric_small/1000/threads:2",
+        **{f"{count} of a region{title}": f"libfabric_parts/{number}{threads}"
+           for title, threads in (("", ""), (", 2 threads", "/threads:2"))
+           for count, number in (("1 part", 1), ("16 parts", 16), ("16,384 parts", 16384))}}, {
         "memhooks": {"FI_MR_CACHE_MONITOR": "memhooks", **LIMITS},
         "verbs_notify": {"FI_MR_CACHE_MONITOR": "verbs_notify", **LIMITS},
         "userfaultfd": {"FI_MR_CACHE_MONITOR": "userfaultfd", **LIMITS}}, "memhooks"),
-    "ucx": ("ucx_md", "ucx_md/{}", {
+    "ucx": ("ucx_md", {"1 entry": "ucx_md/1", "1,000 entries": "ucx_md/1000"}, {
         "hooks": {"UCX_RCACHE_NOTIFY": "n"}, "the word": {"UCX_RCACHE_NOTIFY": "y"}}, "hooks"),
 }
-COUNTS = (1, 1000)
 
 
-def command(library, way, count, shift):
-    """One way with so many entries, with the library that was built, memory moved by pages."""
-    program, name, ways, _ = LIBRARIES[library]
+def command(library, way, name, shift):
+    """One way of a benchmark, with the library that was built, memory moved by pages."""
+    program, _, ways, _ = LIBRARIES[library]
     built = os.path.join(programs.REPO, "build/consumers", library, "lib")
     setting = " ".join(f"{name}={shlex.quote(value)}" for name, value in ways[way].items())
     return (f'LD_LIBRARY_PATH={shlex.quote(built)}:"${{LD_LIBRARY_PATH:-}}" {setting} '
             f"BENCH_SHIFT={shift} " + shlex.join([
                 programs.path(program), "--benchmark_format=json",
-                f"--benchmark_min_time={SECONDS}", f"--benchmark_filter=^{name.format(count)}$"]))
+                f"--benchmark_min_time={SECONDS}", f"--benchmark_filter=^{name}$"]))
 
 
 def measure(library):
     """{way: {benchmark: nanoseconds of each turn}}."""
-    ways = LIBRARIES[library][2]
+    _, names, ways, _ = LIBRARIES[library]
     script = "set -e\nout=$(mktemp -d)\ntrap 'rm -r \"$out\"' EXIT\n"
     for turn in range(TURNS):
-        for count in COUNTS:
-            script += "".join(f'{{ {command(library, way, count, 37 * turn)} >"$out/{number}" || '
+        for name in names.values():
+            script += "".join(f'{{ {command(library, way, name, 37 * turn)} >"$out/{number}" || '
                               f'echo "status $?" >"$out/{number}"; }} &\n'
                               for number, way in enumerate(ways)) + "wait\n"
             script += "".join(f"echo '=== {way}'\ncat \"$out/{number}\"\n"
@@ -70,21 +77,20 @@ def main():
     """Measure, print, write."""
     os.makedirs(OUT, exist_ok=True)
     got, good = {}, True
-    print(f"{'':32}{'ns':>8}  beside its hooks: median of {TURNS} turns, least, most")
+    print(f"{'':54}{'ns':>8}  beside its hooks: median of {TURNS} turns, least, most")
     for library in sys.argv[1:] or LIBRARIES:
-        _, pattern, ways, one = LIBRARIES[library]
+        _, names, ways, one = LIBRARIES[library]
         got[library] = measure(library)
-        for count in COUNTS:
-            name = pattern.format(count)
+        for title, name in names.items():
             base = got[library][one].get(name, [])
             for way in ways:
                 values = got[library][way].get(name, [])
                 if len(values) != TURNS or len(base) != TURNS:
                     good = False
-                    print(f"{library:10} {way:12} {count:>7,}        -", flush=True)
+                    print(f"{library:10} {way:12} {title:>30}        -", flush=True)
                     continue
                 ratios = [mine / his for mine, his in zip(values, base)]
-                print(f"{library:10} {way:12} {count:>7,}{statistics.median(values):>9.1f} "
+                print(f"{library:10} {way:12} {title:>30}{statistics.median(values):>9.1f} "
                       + "".join(f"{of(ratios):>8.2f}" for of in (statistics.median, min, max)),
                       flush=True)
         with open(os.path.join(OUT, f"consumers-{library}.json"), "w", encoding="utf-8") as out:

@@ -16,7 +16,8 @@
 
 namespace {
 
-constexpr std::size_t apart = 4096;
+constexpr std::size_t apart = 4096, small = 256, small_apart = 1024;
+constexpr std::size_t part_length = 1024, part_apart = 4096, most_parts = 16384;
 
 fid_domain *open_domain()
 {
@@ -51,7 +52,36 @@ void libfabric(benchmark::State &state)
 	munmap(base, apart * count);
 }
 
+/* So many buffers that are smaller than a page, none of which begins on one. */
+void libfabric_small(benchmark::State &state)
+{
+	const auto count = static_cast<std::size_t>(state.range(0));
+	const std::size_t length = small_apart * count + small_apart;
+	auto *base =
+		static_cast<std::byte *>(mmap(nullptr, length, PROT_READ | PROT_WRITE,
+					      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0));
+
+	use_shuffled(state, base + small, small_apart, [](std::byte *addr) { use(addr, small); });
+	munmap(base, length);
+}
+
+/* Parts of one registration, at so many addresses. */
+void libfabric_parts(benchmark::State &state)
+{
+	static auto *const base = static_cast<std::byte *>(
+		mmap(nullptr, part_apart * most_parts, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0));
+
+	use(base, part_apart * most_parts);
+	use_shuffled(state, base, part_apart, [](std::byte *addr) { use(addr, part_length); });
+}
+
 BENCHMARK(libfabric)->Arg(1)->Arg(1000);
+BENCHMARK(libfabric)->Arg(1)->Arg(1000)->Threads(2);
+BENCHMARK(libfabric_small)->Arg(1000);
+BENCHMARK(libfabric_small)->Arg(1000)->Threads(2);
+BENCHMARK(libfabric_parts)->Arg(1)->Arg(16)->Arg(most_parts);
+BENCHMARK(libfabric_parts)->Arg(1)->Arg(16)->Arg(most_parts)->Threads(2);
 [[maybe_unused]] const bool has_idle = (idle::add(use), true);
 
 } // namespace

@@ -336,6 +336,11 @@ bool steps(fid_domain *domain)
 	good &= result("locks are seen here", locks);
 	locks = 0;
 	good &= result("a hit takes no lock", found(0) && !locks);
+	const std::size_t before = registrations;
+	for (std::size_t first = 0; first < pages; first++)
+		for (std::size_t count = 1; count <= pages - first; count++)
+			release(use(domain, 0, first, count));
+	good &= result("wherever it begins", registrations == before && !locks);
 #endif
 	replace(0, false);
 	good &= result("a stale registration is not found, and ends", !found(0) && live == 1);

@@ -23,7 +23,10 @@ ROWS = {
                                             "hit/apart/1000"))],
     "bench_verbs": ["hit/apart/1", "hit/apart/1000", "hit/apart/100000/iterations:1048576",
                     "hit/guarded/1000", "miss/65536", "miss/1048576", "miss/16777216"],
-    "bench_libfabric": ["libfabric/1", "libfabric/1000"],
+    "bench_libfabric": [
+        name + threads for threads in ("", "/threads:2")
+        for name in ("libfabric/1", "libfabric/1000", "libfabric_small/1000",
+                     *(f"libfabric_parts/{parts}" for parts in (1, 16, 16384)))],
     "bench_ucx": ["ucx/1/real_time", "ucx/1000/real_time", "ucx/1000" + THREADS + "2"],
     "bench_ucx_md": ["ucx_md/1", "ucx_md/1000"],
     "bench_cost": [],
@@ -162,7 +165,7 @@ class Bench(unittest.TestCase):
     def test_consumers(self):
         done = self.run_script("consumers")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertEqual(done.stdout.count(" 1000.0     1.00    1.00    1.00\n"), 2 * (3 + 2))
+        self.assertEqual(done.stdout.count(" 1000.0     1.00    1.00    1.00\n"), 12 * 3 + 2 * 2)
 
     def test_consumers_of_a_guest_that_failed(self):
         done = self.run_script("consumers", "ucx", LAB_STATUS="124")

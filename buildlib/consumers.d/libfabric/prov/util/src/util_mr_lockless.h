@@ -4,10 +4,10 @@
  * cache whose monitor of system memory can say without a lock whether an
  * entry is valid (cache->lockless). Nothing changes for any other cache.
  *
- * An entry of such a cache is open or closed. Only the holder of mm_lock opens
- * or closes it. Closed, it is as in any cache: use_cnt are its references,
- * and it is in the list lru_list if there are none. Open, it is in the tree
- * and in lru_list, and its references are counted in one atomic word:
+ * An entry of such a cache is open or closed. Open, it is in the tree and in
+ * lru_list, and its references are counted in one atomic word. It is opened when
+ * it has come into the tree, and closed before it goes out, by the holder of
+ * mm_lock. Closed, it is as in any cache: use_cnt are its references.
  *
  *   63      32 31        2    1      0
  *   |  hits   | references | USED | OPEN |
@@ -16,9 +16,8 @@
  * USED	one was since the entry came to the end of lru_list
  *
  * A reference is taken, and given back, by a compare-and-swap that demands
- * OPEN. All else is done as before, under mm_lock between close() and open().
- * Closing moves the references to use_cnt in one step, so that none is lost,
- * and a later give-back finds the entry closed and takes the lock.
+ * OPEN. Closing moves the references to use_cnt in one step, so that none is
+ * lost, and a later give-back finds the entry closed and takes the lock.
  *
  * The fields of an entry are compared only while a reference is held:
  *
@@ -62,65 +61,102 @@
 #define UTIL_MR_USED	(1ULL << 1)
 #define UTIL_MR_REF	(1ULL << 2)
 #define UTIL_MR_HIT	(1ULL << 32)
+#define UTIL_MR_REFS	(UTIL_MR_HIT - UTIL_MR_REF)
 
-/* Where a request that began at an address was found the last time. Written
- * under mm_lock, read without it. It may be wrong in any way: the entry is
- * verified.
+#define UTIL_MR_WAYS	4
+
+/* Open entries by the chunks of memory that they touch. A chunk has 2^n bytes,
+ * where n is the class of the entry, log2 of its size. So an entry touches three
+ * at most, and it is of no account where in it a request begins. Written under
+ * mm_lock, read without it. A hint may be wrong in any way: the entry is verified.
  */
 struct util_mr_hint {
-	ofi_atomic64_t		addr;
+	ofi_atomic64_t		start;
 	ofi_atomic64_t		entry;
 };
 
 /* Uses only as much of the table as there are entries for, which stays in the
- * processor's caches. The place of a hint is one of two neighbors.
+ * processor's caches. A bucket is a line of them.
  */
 struct util_mr_hints {
+	ofi_atomic64_t		classes;	/* those that had entries */
 	ofi_atomic64_t		mask;
 	int64_t			max_mask;
-	struct util_mr_hint	table[];
+	unsigned int		oust;
+	struct {
+		struct util_mr_hint	way[UTIL_MR_WAYS];
+	} __attribute__((aligned(64))) bucket[];
 };
 
+static inline int util_mr_class(size_t len)
+{
+	return 63 - __builtin_clzll(len | 1);
+}
+
 static inline struct util_mr_hint *
-util_mr_hint_at(struct util_mr_hints *hints, uint64_t addr, int which)
+util_mr_bucket(struct util_mr_hints *hints, uint64_t addr, int class)
 {
-	uint64_t hash = (addr * 0x9e3779b97f4a7c15ULL) >> 40;
+	uint64_t hash = ((addr >> class) * 64 + class) * 0x9e3779b97f4a7c15ULL;
 	int64_t mask = ofi_atomic_load_explicit64(&hints->mask,
 						  memory_order_relaxed);
 
-	return &hints->table[(hash ^ which) & mask];
+	return hints->bucket[(hash >> 32) & mask].way;
 }
 
-static inline void util_mr_hint_set(struct util_mr_hint *hint, int64_t addr,
-				    int64_t entry)
+/* The last entry of its class that begins before the address: no entry of the
+ * tree contains another, so it is the only one of them that may do. Or NULL.
+ */
+static inline struct ofi_mr_entry *
+util_mr_look(struct util_mr_hints *hints, uint64_t addr, int class)
 {
+	struct util_mr_hint *hint = util_mr_bucket(hints, addr, class);
+	uint64_t distance, least = 2ULL << class;
+	struct util_mr_hint *found = NULL;
+	int i;
+
+	for (i = 0; i < UTIL_MR_WAYS; i++) {
+		distance = addr - ofi_atomic_load_explicit64(
+				&hint[i].start, memory_order_relaxed);
+		if (distance < least) {
+			least = distance;
+			found = &hint[i];
+		}
+	}
+	return !found ? NULL : (struct ofi_mr_entry *) (intptr_t)
+	       ofi_atomic_load_explicit64(&found->entry, memory_order_acquire);
+}
+
+/* Of an open entry. Caller must hold mm_lock. */
+static void util_mr_learn(struct util_mr_hints *hints, uint64_t addr,
+			  struct ofi_mr_entry *entry)
+{
+	int64_t start = (intptr_t) entry->info.iov.iov_base;
+	struct util_mr_hint *hint =
+		util_mr_bucket(hints, addr,
+			       util_mr_class(entry->info.iov.iov_len));
+	struct util_mr_hint *put = &hint[hints->oust++ % UTIL_MR_WAYS];
+	struct ofi_mr_entry *old;
+	int i;
+
+	for (i = 0; i < UTIL_MR_WAYS; i++) {
+		old = (struct ofi_mr_entry *) (intptr_t)
+			ofi_atomic_get64(&hint[i].entry);
+		if (old && ofi_atomic_get64(&old->refs) & UTIL_MR_OPEN &&
+		    ofi_atomic_get64(&hint[i].start) ==
+				(intptr_t) old->info.iov.iov_base) {
+			if (old == entry)
+				return;
+			continue;
+		}
+		/* One that leads nowhere would hide others */
+		ofi_atomic_set64(&hint[i].start, -1);
+		put = &hint[i];
+	}
+
 	/* A reader of the entry sees that its word is 0, or a later value. */
-	ofi_atomic_store_explicit64(&hint->entry, entry, memory_order_release);
-	ofi_atomic_store_explicit64(&hint->addr, addr, memory_order_relaxed);
-}
-
-/* Caller must hold mm_lock. */
-static inline void util_mr_learn(struct ofi_mr_cache *cache, int64_t addr,
-				 struct ofi_mr_entry *entry)
-{
-	struct util_mr_hints *hints = cache->hints;
-	struct util_mr_hint *first, *second;
-	int64_t mask = ofi_atomic_load_explicit64(&hints->mask,
-						  memory_order_relaxed);
-	int64_t old;
-
-	if (cache->cached_cnt * 4 > (uint64_t) mask && mask < hints->max_mask)
-		ofi_atomic_store_explicit64(&hints->mask, mask * 2 + 1,
-					    memory_order_relaxed);
-
-	first = util_mr_hint_at(hints, addr, 0);
-	second = util_mr_hint_at(hints, addr, 1);
-	old = ofi_atomic_load_explicit64(&first->addr, memory_order_relaxed);
-	if (old != addr)
-		util_mr_hint_set(second, old,
-			ofi_atomic_load_explicit64(&first->entry,
-						   memory_order_relaxed));
-	util_mr_hint_set(first, addr, (intptr_t) entry);
+	ofi_atomic_store_explicit64(&put->entry, (intptr_t) entry,
+				    memory_order_release);
+	ofi_atomic_store_explicit64(&put->start, start, memory_order_relaxed);
 }
 
 /* old: as it was just read. As libc's locks do, it takes no atomic instruction
@@ -137,24 +173,21 @@ static inline bool util_mr_cas(struct ofi_mr_entry *entry, int64_t *old,
 	return ofi_atomic_compare_exchange_weak64(&entry->refs, old, refs);
 }
 
-static inline bool util_mr_take(struct ofi_mr_entry *entry)
+/* refs: as it was before */
+static inline bool util_mr_take(struct ofi_mr_entry *entry, int64_t *refs)
 {
-	int64_t refs = ofi_atomic_load_explicit64(&entry->refs,
-						  memory_order_relaxed);
-
+	*refs = ofi_atomic_load_explicit64(&entry->refs, memory_order_relaxed);
 	do {
-		if (!(refs & UTIL_MR_OPEN))
+		if (!(*refs & UTIL_MR_OPEN))
 			return false;
-	} while (!util_mr_cas(entry, &refs, (refs | UTIL_MR_USED) +
+	} while (!util_mr_cas(entry, refs, (*refs | UTIL_MR_USED) +
 						UTIL_MR_REF + UTIL_MR_HIT));
 	return true;
 }
 
-/* Give a reference back; false if that needs the lock. A hit can't be given back
- * if the entry was closed since and the hit was counted.
- */
+/* Give a reference back; false if that needs the lock: it was closed. */
 static inline bool util_mr_give(struct ofi_mr_cache *cache,
-				struct ofi_mr_entry *entry, uint64_t units)
+				struct ofi_mr_entry *entry)
 {
 	int64_t refs;
 
@@ -163,19 +196,27 @@ static inline bool util_mr_give(struct ofi_mr_cache *cache,
 
 	refs = ofi_atomic_load_explicit64(&entry->refs, memory_order_relaxed);
 	do {
-		if (!(refs & UTIL_MR_OPEN) || (uint64_t) refs < units)
+		if (!(refs & UTIL_MR_OPEN))
 			return false;
-	} while (!util_mr_cas(entry, &refs, refs - units));
+	} while (!util_mr_cas(entry, &refs, refs - UTIL_MR_REF));
 	return true;
 }
 
-/* The reference was taken in vain. */
-static UTIL_MR_NOINLINE struct ofi_mr_entry *
-util_mr_no_hit(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry)
+/* The reference was taken in vain: nothing was used. refs: as it was before */
+static UTIL_MR_NOINLINE void util_mr_untake(struct ofi_mr_cache *cache,
+					    struct ofi_mr_entry *entry,
+					    int64_t refs)
 {
-	if (!util_mr_give(cache, entry, UTIL_MR_REF + UTIL_MR_HIT))
-		ofi_mr_cache_delete(cache, entry);
-	return NULL;
+	int64_t unused = ~refs & UTIL_MR_USED;
+
+	refs = ofi_atomic_load_explicit64(&entry->refs, memory_order_relaxed);
+	do {
+		if (!(refs & UTIL_MR_OPEN)) {
+			ofi_mr_cache_delete(cache, entry);
+			return;
+		}
+	} while (!util_mr_cas(entry, &refs, (refs & ~unused) -
+						UTIL_MR_REF - UTIL_MR_HIT));
 }
 
 /* A valid entry for the request, with a reference, or NULL: ask the tree. */
@@ -183,41 +224,78 @@ static inline struct ofi_mr_entry *
 util_mr_hit(struct ofi_mr_cache *cache, const struct ofi_mr_info *info)
 {
 	struct ofi_mem_monitor *monitor = cache->monitors[info->iface];
-	int64_t addr = (intptr_t) info->iov.iov_base;
+	uint64_t addr = (uintptr_t) info->iov.iov_base, classes;
+	struct util_mr_hints *hints = cache->hints;
 	struct ofi_mr_entry *entry;
-	struct util_mr_hint *hint;
+	int64_t refs;
 
-	if (!cache->hints)
+	if (!hints)
 		return NULL;
 
-	hint = util_mr_hint_at(cache->hints, addr, 0);
-	if (ofi_atomic_load_explicit64(&hint->addr,
-				       memory_order_relaxed) != addr) {
-		hint = util_mr_hint_at(cache->hints, addr, 1);
-		if (ofi_atomic_load_explicit64(&hint->addr,
-					       memory_order_relaxed) != addr)
-			return NULL;
+	/* An entry is not of a lower class than a part of it. */
+	classes = ofi_atomic_load_explicit64(&hints->classes,
+					     memory_order_relaxed) &
+		  ~0ULL << util_mr_class(info->iov.iov_len);
+	for (; classes; classes &= classes - 1) {
+		entry = util_mr_look(hints, addr, __builtin_ctzll(classes));
+		if (!entry || !util_mr_take(entry, &refs))
+			continue;
+
+		if (OFI_LIKELY(ofi_iov_within(&info->iov, &entry->info.iov) &&
+			       info->peer_id == entry->info.peer_id &&
+			       info->iface == entry->info.iface &&
+			       monitor->valid(monitor, info, entry)))
+			return entry;
+
+		util_mr_untake(cache, entry, refs);
 	}
-
-	entry = (struct ofi_mr_entry *) (intptr_t)
-		ofi_atomic_load_explicit64(&hint->entry, memory_order_acquire);
-	if (!entry || !util_mr_take(entry))
-		return NULL;
-
-	if (OFI_LIKELY(ofi_iov_within(&info->iov, &entry->info.iov) &&
-		       info->peer_id == entry->info.peer_id &&
-		       info->iface == entry->info.iface &&
-		       monitor->valid(monitor, info, entry)))
-		return entry;
-
-	return util_mr_no_hit(cache, entry);
+	return NULL;
 }
 
-/* Before an entry of the cache is changed. Caller must hold mm_lock. */
+/* A new entry, which has a user, if it is in the tree. Caller must hold mm_lock. */
+static inline void util_mr_open(struct ofi_mr_cache *cache,
+				struct ofi_mr_entry *entry)
+{
+	uint64_t addr = (uintptr_t) entry->info.iov.iov_base;
+	uint64_t last = addr + MAX(entry->info.iov.iov_len, 1) - 1;
+	int class = util_mr_class(entry->info.iov.iov_len);
+	struct util_mr_hints *hints = cache->hints;
+	int64_t mask;
+
+	if (!hints || !entry->node || entry->info.iface != FI_HMEM_SYSTEM)
+		return;
+
+	dlist_insert_tail(&entry->list_entry, &cache->lru_list);
+	ofi_atomic_store_explicit64(&entry->refs,
+				    entry->use_cnt * UTIL_MR_REF + UTIL_MR_OPEN,
+				    memory_order_release);
+
+	mask = ofi_atomic_get64(&hints->mask);
+	if (cache->cached_cnt * 2 > (uint64_t) mask && mask < hints->max_mask)
+		ofi_atomic_set64(&hints->mask, mask * 2 + 1);
+	ofi_atomic_set64(&hints->classes,
+			 ofi_atomic_get64(&hints->classes) | 1ULL << class);
+	for (; addr >> class <= last >> class; addr += 1ULL << class)
+		util_mr_learn(hints, addr, entry);
+}
+
+/* Of an entry that was just closed, when its word was refs */
+static inline void util_mr_closed(struct ofi_mr_cache *cache,
+				  struct ofi_mr_entry *entry, uint64_t refs)
+{
+	uint64_t hits = refs / UTIL_MR_HIT;
+
+	cache->search_cnt += hits;
+	cache->hit_cnt += hits;
+	cache->delete_cnt += entry->use_cnt + hits;
+	entry->use_cnt = (int) ((refs & UTIL_MR_REFS) / UTIL_MR_REF);
+	cache->delete_cnt -= entry->use_cnt;
+}
+
+/* Before an entry goes out of the tree. Caller must hold mm_lock. */
 static inline void util_mr_close(struct ofi_mr_cache *cache,
 				 struct ofi_mr_entry *entry)
 {
-	uint64_t hits;
 	int64_t refs;
 
 	if (!cache->hints)
@@ -229,113 +307,100 @@ static inline void util_mr_close(struct ofi_mr_cache *cache,
 
 	while (!util_mr_cas(entry, &refs, 0))
 		;
-
-	hits = (uint64_t) refs / UTIL_MR_HIT;
-	cache->search_cnt += hits;
-	cache->hit_cnt += hits;
-	cache->delete_cnt += entry->use_cnt + hits;
-	entry->use_cnt = (int) ((refs & (UTIL_MR_HIT - 1)) / UTIL_MR_REF);
-	cache->delete_cnt -= entry->use_cnt;
+	util_mr_closed(cache, entry, refs);
 	if (entry->use_cnt)
 		dlist_remove_init(&entry->list_entry);
 }
 
-/* After it was changed, if it is still in the tree. addr: where the request
- * began that led to it. Caller must hold mm_lock.
+/* The tree has an entry for the request. While it is open use_cnt only counts
+ * such uses. Caller must hold mm_lock.
  */
-static inline void util_mr_open(struct ofi_mr_cache *cache,
-				struct ofi_mr_entry *entry, const void *addr)
+static inline void util_mr_use(struct ofi_mr_cache *cache,
+			       struct ofi_mr_entry *entry, const void *addr)
 {
-	if (!cache->hints || !entry->node ||
-	    entry->info.iface != FI_HMEM_SYSTEM)
+	int64_t refs;
+
+	if (!cache->hints)
 		return;
 
-	if (entry->use_cnt)
-		dlist_insert_tail(&entry->list_entry, &cache->lru_list);
-	ofi_atomic_store_explicit64(&entry->refs,
-				    entry->use_cnt * UTIL_MR_REF + UTIL_MR_OPEN,
-				    memory_order_release);
-	util_mr_learn(cache, (intptr_t) addr, entry);
+	refs = ofi_atomic_load_explicit64(&entry->refs, memory_order_relaxed);
+	if (!(refs & UTIL_MR_OPEN))
+		return;
+
+	while (!util_mr_cas(entry, &refs, (refs | UTIL_MR_USED) + UTIL_MR_REF))
+		;
+	dlist_remove_init(&entry->list_entry);
+	dlist_insert_tail(&entry->list_entry, &cache->lru_list);
+	util_mr_learn(cache->hints, (uintptr_t) addr, entry);
 }
 
-/* Of the head of lru_list, which was removed from it: whether to evict it.
- * One that was used since goes to the end of the list, as if it had gone there
- * when it was used, and one that is in use is out of it until it is not.
- * Caller must hold mm_lock.
+/* Of the head of lru_list, which was removed from it: whether to evict it; it is
+ * closed then. One that is in use, or was used since, goes to the end of the list,
+ * as if it had gone there when it was used. Caller must hold mm_lock.
  */
 static inline bool util_mr_evict(struct ofi_mr_cache *cache,
 				 struct ofi_mr_entry *entry, size_t *chances)
 {
+	bool used;
 	int64_t refs;
 
 	if (!cache->hints)
 		return true;
 
 	refs = ofi_atomic_load_explicit64(&entry->refs, memory_order_relaxed);
-	while (*chances && refs & UTIL_MR_USED) {
-		if (util_mr_cas(entry, &refs, refs & ~UTIL_MR_USED)) {
-			dlist_insert_tail(&entry->list_entry, &cache->lru_list);
-			(*chances)--;
-			return false;
-		}
-	}
+	if (!(refs & UTIL_MR_OPEN))
+		return true;
 
-	util_mr_close(cache, entry);
-	return !entry->use_cnt;
+	do {
+		used = refs & (UTIL_MR_REFS | UTIL_MR_USED);
+	} while (!util_mr_cas(entry, &refs, used ? refs & ~UTIL_MR_USED : 0));
+
+	if (!used) {
+		util_mr_closed(cache, entry, refs);
+		return true;
+	}
+	dlist_insert_tail(&entry->list_entry, &cache->lru_list);
+	(*chances)--;
+	return false;
+}
+
+static inline void util_mr_hints_free(struct ofi_mr_cache *cache)
+{
+	if (cache->hints)
+		(void) ofi_unmap_anon_pages(cache->hints,
+				sizeof(*cache->hints) +
+				(cache->hints->max_mask + 1) *
+				sizeof(cache->hints->bucket[0]));
 }
 
 static inline void util_mr_hints_init(struct ofi_mr_cache *cache)
 {
-	cache->hints = NULL;
-	if (cache->lockless) {
-		size_t cnt = roundup_power_of_two(4 *
-				MAX(MIN(cache->cached_max_cnt, 1 << 18), 16));
+	int64_t max_mask = roundup_power_of_two(2 *
+			MAX(MIN(cache->cached_max_cnt, 1 << 18), 16)) - 1;
+	void *hints;
 
-		cache->hints = calloc(1, sizeof(*cache->hints) +
-				      cnt * sizeof(cache->hints->table[0]));
-		if (cache->hints) {
-			ofi_atomic_initialize64(&cache->hints->mask, 63);
-			cache->hints->max_mask = cnt - 1;
-		}
-	}
+	cache->hints = NULL;
+	if (!cache->lockless ||
+	    ofi_mmap_anon_pages(&hints, sizeof(*cache->hints) + (max_mask + 1) *
+				sizeof(cache->hints->bucket[0]), 0))
+		return;
+
+	cache->hints = hints;
+	cache->hints->max_mask = max_mask;
+	ofi_atomic_initialize64(&cache->hints->classes, 0);
+	ofi_atomic_initialize64(&cache->hints->mask, 31);
 }
 
 #else /* No entry is ever open. */
 
-#define UTIL_MR_REF	1
-
-static inline bool util_mr_give(struct ofi_mr_cache *cache,
-				struct ofi_mr_entry *entry, uint64_t units)
-{
-	return false;
-}
-
-static inline struct ofi_mr_entry *
-util_mr_hit(struct ofi_mr_cache *cache, const struct ofi_mr_info *info)
-{
-	return NULL;
-}
-
-static inline void util_mr_close(struct ofi_mr_cache *cache,
-				 struct ofi_mr_entry *entry)
-{
-}
-
-static inline void util_mr_open(struct ofi_mr_cache *cache,
-				struct ofi_mr_entry *entry, const void *addr)
-{
-}
-
-static inline bool util_mr_evict(struct ofi_mr_cache *cache,
-				 struct ofi_mr_entry *entry, size_t *chances)
-{
-	return true;
-}
-
-static inline void util_mr_hints_init(struct ofi_mr_cache *cache)
-{
-	cache->hints = NULL;
-}
+#define util_mr_hit(cache, info)		NULL
+#define util_mr_give(cache, entry)		false
+#define util_mr_open(cache, entry)		do {} while (0)
+#define util_mr_close(cache, entry)		do {} while (0)
+#define util_mr_use(cache, entry, addr)		do {} while (0)
+#define util_mr_evict(cache, entry, chances)	true
+#define util_mr_hints_init(cache)		(cache)->hints = NULL
+#define util_mr_hints_free(cache)		do {} while (0)
 
 #endif
 

@@ -14,8 +14,8 @@ vrb_mr_is_lockless(struct vrb_domain *domain, uint64_t flags)
 }
 
 /* There may be no miss for long, so each 1,024th hit of an entry looks for stale
- * entries, too. The upper half of its word counts them, from 0 each time that it
- * is found under the lock: of those, as where no entry is open, each 64th looks.
+ * entries, too; the upper half of its word counts them. Where no entry is open
+ * each 64th looks.
  */
 static inline bool vrb_mr_lockless_sweeps(struct vrb_domain *domain,
 					  struct ofi_mr_entry *entry)
