@@ -32,7 +32,8 @@ LAID = {
     "linux": (("kernel-patches/drivers", "**", "drivers"),
               ("kernel-patches/include", "**", "include"),
               ("kernel-patches/Documentation", "**", "Documentation")),
-    "libfabric": (("buildlib/consumers.d/libfabric/prov", "**", "prov"),),
+    "libfabric": (("buildlib/consumers.d/libfabric/include", "**", "include"),
+                  ("buildlib/consumers.d/libfabric/prov", "**", "prov")),
     "ucx": (("buildlib/consumers.d/ucx/src", "**", "src"),
             ("buildlib/consumers.d/ucx/test", "**", "test")),
 }

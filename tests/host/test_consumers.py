@@ -14,28 +14,29 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 import beside  # noqa: E402
 
 REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
-LOCKLESS = os.path.join(REPO, "buildlib/consumers.d/libfabric/prov/util/src",
-                        "util_mr_lockless.h")
+LIBFABRIC = os.path.join(REPO, "buildlib/consumers.d/libfabric")
+WITH_ATOMICS = ("util_mr_lockless.h", "util_mr_notify.c")
 
 
 class Windows(unittest.TestCase):
     """It has atomics of its own, and no memory_order_*."""
 
     def orders(self, *options):
-        """Whether the header uses them, with these options of the preprocessor."""
+        """Whether each file uses them, with these options of the preprocessor."""
         with tempfile.TemporaryDirectory() as folder:
-            for name in ("ofi_iov.h", "ofi_mr.h"):
-                with open(os.path.join(folder, name), "w", encoding="ascii"):
-                    pass
-            return "memory_order_" in subprocess.run(
-                ["gcc", "-E", "-I", folder, *options, LOCKLESS], text=True, check=True,
-                stdout=subprocess.PIPE).stdout
+            for name, text in (("ofi_iov.h", ""), ("ofi_mr.h", '#include "ofi_mr_notify.h"')):
+                with open(os.path.join(folder, name), "w", encoding="ascii") as header:
+                    header.write(text)
+            return ["memory_order_" in subprocess.run(
+                ["gcc", "-E", "-I", folder, "-I", os.path.join(LIBFABRIC, "include"), *options,
+                 os.path.join(LIBFABRIC, "prov/util/src", name)], text=True, check=True,
+                stdout=subprocess.PIPE).stdout for name in WITH_ATOMICS]
 
     def test_orders(self):
-        self.assertFalse(self.orders("-D_WIN32", "-DHAVE_BUILTIN_ATOMICS"))
-        self.assertFalse(self.orders())
-        self.assertTrue(self.orders("-DHAVE_BUILTIN_ATOMICS"))
-        self.assertTrue(self.orders("-DHAVE_ATOMICS"))
+        self.assertEqual(self.orders("-D_WIN32", "-DHAVE_BUILTIN_ATOMICS"), [False, False])
+        self.assertEqual(self.orders(), [False, False])
+        self.assertEqual(self.orders("-DHAVE_BUILTIN_ATOMICS"), [True, True])
+        self.assertEqual(self.orders("-DHAVE_ATOMICS"), [True, True])
 
 
 class Beside(unittest.TestCase):

@@ -230,8 +230,8 @@ LANES = {
     "consumers": Lane(
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=38),
          Step("ucx_perftest", f"{PYTHON} tests/consumers/ucx_perftest.py", results.lines, least=11),
-         Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=172),
-         hits("hits", "libfabric", 26)],
+         Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=178),
+         hits("hits", "libfabric", 28)],
         guest="--kernel um", seconds=150, named_only=True, needs=CONSUMERS),
     # Their own tests. Those of UCX take a share of all memory for their buffers, and a process has
     # 65,530 pages that are not next to each other in the file which is the memory of a um guest.
@@ -248,7 +248,7 @@ LANES = {
         needs=(*CONSUMERS, "MPICH's tests")),
     # Hits that take no lock, on two CPUs.
     "consumers-races": Lane(
-        [hits("hits_tsan", "libfabric_tsan", 15, "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],
+        [hits("hits_tsan", "libfabric_tsan", 17, "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],
         guest="--kernel debian", seconds=100, named_only=True,
         needs=("fork", "kernel debian", "libfabric with the thread sanitizer")),
     # They were compiled with our header, and find Debian's libibverbs.

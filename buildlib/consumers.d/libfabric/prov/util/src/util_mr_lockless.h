@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * Hits of the registration cache that take no lock and search no tree, for a
- * cache whose monitor of system memory can say without a lock whether an
- * entry is valid (cache->lockless). Nothing changes for any other cache.
+ * cache whose entries have a word that the kernel marks (ofi_mr_notify.h). Nothing
+ * changes for any other cache.
  *
  * An entry of such a cache is open or closed. Open, it is in the tree and in
- * lru_list, and its references are counted in one atomic word. It is opened when
- * it has come into the tree, and closed before it goes out, by the holder of
- * mm_lock. Closed, it is as in any cache: use_cnt are its references.
+ * lru_list, and its references are counted in the word, where the kernel looks
+ * whether it is in use. It is opened when it has come into the tree, and closed
+ * before it goes out, by the holder of mm_lock. Closed, it is as in any cache:
+ * use_cnt are its references.
  *
- *   63      32 31        2    1      0
- *   |  hits   | references | USED | OPEN |
+ *   63  34   33     32    31      9    8    7          0
+ *   | hits | USED | OPEN | references | HELD | the kernel's |
  *
- * hits	references that were taken without the lock since it was opened
+ * hits	references that were taken without the lock, not counted yet
  * USED	one was since the entry came to the end of lru_list
  *
  * A reference is taken, and given back, by a compare-and-swap that demands
- * OPEN. Closing moves the references to use_cnt in one step, so that none is
- * lost, and a later give-back finds the entry closed and takes the lock.
+ * OPEN; the kernel's marks are those of the word before. Closing moves the
+ * references to use_cnt in one step, so that none is lost, and a later give-back
+ * finds the entry closed and takes the lock.
  *
  * The fields of an entry are compared only while a reference is held:
  *
@@ -33,7 +35,7 @@
  * From (*) on close() finds a reference, so the registration stays. Were the
  * range compared first, it would use other memory's registration. Entries are
  * of a pool that gives no memory back before the cache ends, and the word of
- * one that is not in use is 0: an old hint can always be followed.
+ * one that is not in use is not OPEN: an old hint can always be followed.
  */
 #ifndef UTIL_MR_LOCKLESS_H
 #define UTIL_MR_LOCKLESS_H
@@ -41,28 +43,17 @@
 #include <ofi_iov.h>
 #include <ofi_mr.h>
 
-#if defined(__has_include)
-#if __has_include(<sys/single_threaded.h>)
-#include <sys/single_threaded.h>
-#define UTIL_MR_SINGLE_THREADED	__libc_single_threaded
-#endif
-#endif
-#ifndef UTIL_MR_SINGLE_THREADED
-#define UTIL_MR_SINGLE_THREADED	0
-#endif
-
 /* The path that a hit does not take, so that it saves no registers for it */
 #define UTIL_MR_NOINLINE	__attribute__((noinline))
 
-/* Windows has no memory_order_*, and nothing there says lockless. */
-#if !defined(_WIN32) && (defined(HAVE_ATOMICS) || defined(HAVE_BUILTIN_ATOMICS))
+#if OFI_HAVE_MR_NOTIFY
 
-#define UTIL_MR_OPEN	(1ULL << 0)
-#define UTIL_MR_USED	(1ULL << 1)
-#define UTIL_MR_REF	(1ULL << 2)
-#define UTIL_MR_HIT	(1ULL << 32)
-#define UTIL_MR_REFS	(UTIL_MR_HIT - UTIL_MR_REF)
-
+#define UTIL_MR_REF	(1ULL << 9)
+#define UTIL_MR_REFS	(OFI_MR_NOTIFY_IN_USE & ~OFI_MR_NOTIFY_HELD)
+#define UTIL_MR_OPEN	(1ULL << 32)
+#define UTIL_MR_USED	(1ULL << 33)
+#define UTIL_MR_HIT	(1ULL << 34)
+#define UTIL_MR_MOST	1024	/* hits of an entry that are not counted yet */
 #define UTIL_MR_WAYS	4
 
 /* Open entries by the chunks of memory that they touch. A chunk has 2^n bytes,
@@ -88,6 +79,16 @@ struct util_mr_hints {
 	} __attribute__((aligned(64))) bucket[];
 };
 
+static inline int64_t util_mr_get(ofi_atomic64_t *of)
+{
+	return ofi_atomic_load_explicit64(of, memory_order_relaxed);
+}
+
+static inline void util_mr_set(ofi_atomic64_t *of, int64_t value)
+{
+	ofi_atomic_store_explicit64(of, value, memory_order_relaxed);
+}
+
 static inline int util_mr_class(size_t len)
 {
 	return 63 - __builtin_clzll(len | 1);
@@ -97,10 +98,8 @@ static inline struct util_mr_hint *
 util_mr_bucket(struct util_mr_hints *hints, uint64_t addr, int class)
 {
 	uint64_t hash = ((addr >> class) * 64 + class) * 0x9e3779b97f4a7c15ULL;
-	int64_t mask = ofi_atomic_load_explicit64(&hints->mask,
-						  memory_order_relaxed);
 
-	return hints->bucket[(hash >> 32) & mask].way;
+	return hints->bucket[(hash >> 32) & util_mr_get(&hints->mask)].way;
 }
 
 /* The last entry of its class that begins before the address: no entry of the
@@ -115,8 +114,7 @@ util_mr_look(struct util_mr_hints *hints, uint64_t addr, int class)
 	int i;
 
 	for (i = 0; i < UTIL_MR_WAYS; i++) {
-		distance = addr - ofi_atomic_load_explicit64(
-				&hint[i].start, memory_order_relaxed);
+		distance = addr - util_mr_get(&hint[i].start);
 		if (distance < least) {
 			least = distance;
 			found = &hint[i];
@@ -130,58 +128,53 @@ util_mr_look(struct util_mr_hints *hints, uint64_t addr, int class)
 static void util_mr_learn(struct util_mr_hints *hints, uint64_t addr,
 			  struct ofi_mr_entry *entry)
 {
-	int64_t start = (intptr_t) entry->info.iov.iov_base;
 	struct util_mr_hint *hint =
 		util_mr_bucket(hints, addr,
 			       util_mr_class(entry->info.iov.iov_len));
 	struct util_mr_hint *put = &hint[hints->oust++ % UTIL_MR_WAYS];
 	struct ofi_mr_entry *old;
+	bool known = false;
 	int i;
 
 	for (i = 0; i < UTIL_MR_WAYS; i++) {
 		old = (struct ofi_mr_entry *) (intptr_t)
-			ofi_atomic_get64(&hint[i].entry);
-		if (old && ofi_atomic_get64(&old->refs) & UTIL_MR_OPEN &&
-		    ofi_atomic_get64(&hint[i].start) ==
+			util_mr_get(&hint[i].entry);
+		if (old && util_mr_get(&old->notify.word) & UTIL_MR_OPEN &&
+		    util_mr_get(&hint[i].start) ==
 				(intptr_t) old->info.iov.iov_base) {
-			if (old == entry)
-				return;
+			known |= old == entry;
 			continue;
 		}
 		/* One that leads nowhere would hide others */
-		ofi_atomic_set64(&hint[i].start, -1);
+		util_mr_set(&hint[i].start, -1);
 		put = &hint[i];
 	}
+	if (known)
+		return;
 
-	/* A reader of the entry sees that its word is 0, or a later value. */
+	/* A reader of the entry sees this word or a later one. */
 	ofi_atomic_store_explicit64(&put->entry, (intptr_t) entry,
 				    memory_order_release);
-	ofi_atomic_store_explicit64(&put->start, start, memory_order_relaxed);
+	util_mr_set(&put->start, (intptr_t) entry->info.iov.iov_base);
 }
 
-/* old: as it was just read. As libc's locks do, it takes no atomic instruction
- * in a process that has no other thread.
- */
-static inline bool util_mr_cas(struct ofi_mr_entry *entry, int64_t *old,
-			       int64_t refs)
+/* Changes it if it is still what it was; else says what it is. */
+static inline bool util_mr_cas(struct ofi_mr_entry *entry, uint64_t *was,
+			       uint64_t word)
 {
-	if (UTIL_MR_SINGLE_THREADED) {
-		ofi_atomic_store_explicit64(&entry->refs, refs,
-					    memory_order_relaxed);
-		return true;
-	}
-	return ofi_atomic_compare_exchange_weak64(&entry->refs, old, refs);
+	return ofi_atomic_compare_exchange_weak64(&entry->notify.word,
+						  (int64_t *) was, word);
 }
 
-/* refs: as it was before */
-static inline bool util_mr_take(struct ofi_mr_entry *entry, int64_t *refs)
+/* A hit takes a reference. was: the word before */
+static inline bool util_mr_take(struct ofi_mr_entry *entry, uint64_t *was)
 {
-	*refs = ofi_atomic_load_explicit64(&entry->refs, memory_order_relaxed);
+	*was = util_mr_get(&entry->notify.word);
 	do {
-		if (!(*refs & UTIL_MR_OPEN))
+		if (!(*was & UTIL_MR_OPEN))
 			return false;
-	} while (!util_mr_cas(entry, refs, (*refs | UTIL_MR_USED) +
-						UTIL_MR_REF + UTIL_MR_HIT));
+	} while (!util_mr_cas(entry, was, (*was | UTIL_MR_USED) + UTIL_MR_REF +
+						UTIL_MR_HIT));
 	return true;
 }
 
@@ -189,65 +182,90 @@ static inline bool util_mr_take(struct ofi_mr_entry *entry, int64_t *refs)
 static inline bool util_mr_give(struct ofi_mr_cache *cache,
 				struct ofi_mr_entry *entry)
 {
-	int64_t refs;
+	uint64_t word;
 
 	if (!cache->hints)
 		return false;
 
-	refs = ofi_atomic_load_explicit64(&entry->refs, memory_order_relaxed);
+	word = util_mr_get(&entry->notify.word);
 	do {
-		if (!(refs & UTIL_MR_OPEN))
+		if (!(word & UTIL_MR_OPEN))
 			return false;
-	} while (!util_mr_cas(entry, &refs, refs - UTIL_MR_REF));
+	} while (!util_mr_cas(entry, &word, word - UTIL_MR_REF));
 	return true;
 }
 
-/* The reference was taken in vain: nothing was used. refs: as it was before */
+/* The reference was taken in vain: nothing was used. was: the word before */
 static UTIL_MR_NOINLINE void util_mr_untake(struct ofi_mr_cache *cache,
 					    struct ofi_mr_entry *entry,
-					    int64_t refs)
+					    uint64_t was)
 {
-	int64_t unused = ~refs & UTIL_MR_USED;
+	uint64_t word = util_mr_get(&entry->notify.word);
 
-	refs = ofi_atomic_load_explicit64(&entry->refs, memory_order_relaxed);
 	do {
-		if (!(refs & UTIL_MR_OPEN)) {
+		if (!(word & UTIL_MR_OPEN)) {
 			ofi_mr_cache_delete(cache, entry);
 			return;
 		}
-	} while (!util_mr_cas(entry, &refs, (refs & ~unused) -
+	} while (!util_mr_cas(entry, &word, (word & (was | ~UTIL_MR_USED)) -
 						UTIL_MR_REF - UTIL_MR_HIT));
+}
+
+static inline void util_mr_count(struct ofi_mr_cache *cache, uint64_t word)
+{
+	cache->search_cnt += word / UTIL_MR_HIT;
+	cache->hit_cnt += word / UTIL_MR_HIT;
+	cache->delete_cnt += word / UTIL_MR_HIT;
+}
+
+/* Many hits. There may be no miss for long, which looks for stale entries. */
+static UTIL_MR_NOINLINE void util_mr_many(struct ofi_mr_cache *cache,
+					  struct ofi_mr_entry *entry)
+{
+	uint64_t word;
+
+	pthread_mutex_lock(&mm_lock);
+	word = util_mr_get(&entry->notify.word);
+	while (!util_mr_cas(entry, &word, word & (UTIL_MR_HIT - 1)))
+		;
+	util_mr_count(cache, word);
+	ofi_mr_notify_sweep(cache);
+	pthread_mutex_unlock(&mm_lock);
+	ofi_mr_cache_flush(cache, false);
 }
 
 /* A valid entry for the request, with a reference, or NULL: ask the tree. */
 static inline struct ofi_mr_entry *
 util_mr_hit(struct ofi_mr_cache *cache, const struct ofi_mr_info *info)
 {
-	struct ofi_mem_monitor *monitor = cache->monitors[info->iface];
-	uint64_t addr = (uintptr_t) info->iov.iov_base, classes;
+	uint64_t addr = (uintptr_t) info->iov.iov_base, classes, was;
 	struct util_mr_hints *hints = cache->hints;
 	struct ofi_mr_entry *entry;
-	int64_t refs;
 
 	if (!hints)
 		return NULL;
 
 	/* An entry is not of a lower class than a part of it. */
-	classes = ofi_atomic_load_explicit64(&hints->classes,
-					     memory_order_relaxed) &
+	classes = util_mr_get(&hints->classes) &
 		  ~0ULL << util_mr_class(info->iov.iov_len);
 	for (; classes; classes &= classes - 1) {
 		entry = util_mr_look(hints, addr, __builtin_ctzll(classes));
-		if (!entry || !util_mr_take(entry, &refs))
+		if (!entry || !util_mr_take(entry, &was))
 			continue;
 
-		if (OFI_LIKELY(ofi_iov_within(&info->iov, &entry->info.iov) &&
-			       info->peer_id == entry->info.peer_id &&
-			       info->iface == entry->info.iface &&
-			       monitor->valid(monitor, info, entry)))
-			return entry;
+		if (OFI_UNLIKELY(!ofi_iov_within(&info->iov,
+						 &entry->info.iov) ||
+				 info->peer_id != entry->info.peer_id ||
+				 info->iface != entry->info.iface ||
+				 (was & OFI_MR_NOTIFY_KERNEL &&
+				  !ofi_mr_notify_settle(entry)))) {
+			util_mr_untake(cache, entry, was);
+			continue;
+		}
 
-		util_mr_untake(cache, entry, refs);
+		if (OFI_UNLIKELY(was >= UTIL_MR_MOST * UTIL_MR_HIT))
+			util_mr_many(cache, entry);
+		return entry;
 	}
 	return NULL;
 }
@@ -262,33 +280,36 @@ static inline void util_mr_open(struct ofi_mr_cache *cache,
 	struct util_mr_hints *hints = cache->hints;
 	int64_t mask;
 
-	if (!hints || !entry->node || entry->info.iface != FI_HMEM_SYSTEM)
+	if (!hints || !entry->node || !entry->notify.cache)
 		return;
 
 	dlist_insert_tail(&entry->list_entry, &cache->lru_list);
-	ofi_atomic_store_explicit64(&entry->refs,
-				    entry->use_cnt * UTIL_MR_REF + UTIL_MR_OPEN,
-				    memory_order_release);
+	ofi_atomic_add64(&entry->notify.word, UTIL_MR_OPEN - OFI_MR_NOTIFY_HELD +
+					      entry->use_cnt * UTIL_MR_REF);
 
-	mask = ofi_atomic_get64(&hints->mask);
+	mask = util_mr_get(&hints->mask);
 	if (cache->cached_cnt * 2 > (uint64_t) mask && mask < hints->max_mask)
-		ofi_atomic_set64(&hints->mask, mask * 2 + 1);
-	ofi_atomic_set64(&hints->classes,
-			 ofi_atomic_get64(&hints->classes) | 1ULL << class);
+		util_mr_set(&hints->mask, mask * 2 + 1);
+	util_mr_set(&hints->classes,
+		    util_mr_get(&hints->classes) | 1ULL << class);
 	for (; addr >> class <= last >> class; addr += 1ULL << class)
 		util_mr_learn(hints, addr, entry);
 }
 
-/* Of an entry that was just closed, when its word was refs */
-static inline void util_mr_closed(struct ofi_mr_cache *cache,
-				  struct ofi_mr_entry *entry, uint64_t refs)
+/* The word of an entry when it is closed: the kernel's marks stay. */
+static inline uint64_t util_mr_closed(uint64_t word)
 {
-	uint64_t hits = refs / UTIL_MR_HIT;
+	return (word & OFI_MR_NOTIFY_KERNEL) |
+	       (word & UTIL_MR_REFS ? OFI_MR_NOTIFY_HELD : 0);
+}
 
-	cache->search_cnt += hits;
-	cache->hit_cnt += hits;
-	cache->delete_cnt += entry->use_cnt + hits;
-	entry->use_cnt = (int) ((refs & UTIL_MR_REFS) / UTIL_MR_REF);
+/* It was closed, and its word before that was this one. */
+static inline void util_mr_settle_up(struct ofi_mr_cache *cache,
+				     struct ofi_mr_entry *entry, uint64_t word)
+{
+	util_mr_count(cache, word);
+	cache->delete_cnt += entry->use_cnt;
+	entry->use_cnt = (int) ((word & UTIL_MR_REFS) / UTIL_MR_REF);
 	cache->delete_cnt -= entry->use_cnt;
 }
 
@@ -296,38 +317,39 @@ static inline void util_mr_closed(struct ofi_mr_cache *cache,
 static inline void util_mr_close(struct ofi_mr_cache *cache,
 				 struct ofi_mr_entry *entry)
 {
-	int64_t refs;
+	uint64_t word;
 
 	if (!cache->hints)
 		return;
 
-	refs = ofi_atomic_load_explicit64(&entry->refs, memory_order_relaxed);
-	if (!(refs & UTIL_MR_OPEN))
+	word = util_mr_get(&entry->notify.word);
+	if (!(word & UTIL_MR_OPEN))
 		return;
 
-	while (!util_mr_cas(entry, &refs, 0))
+	while (!util_mr_cas(entry, &word, util_mr_closed(word)))
 		;
-	util_mr_closed(cache, entry, refs);
+	util_mr_settle_up(cache, entry, word);
 	if (entry->use_cnt)
 		dlist_remove_init(&entry->list_entry);
 }
 
-/* The tree has an entry for the request. While it is open use_cnt only counts
- * such uses. Caller must hold mm_lock.
+/* The tree has an entry for the request, which is valid and held. While it is open
+ * use_cnt only counts such uses. Caller must hold mm_lock.
  */
 static inline void util_mr_use(struct ofi_mr_cache *cache,
 			       struct ofi_mr_entry *entry, const void *addr)
 {
-	int64_t refs;
+	uint64_t word;
 
 	if (!cache->hints)
 		return;
 
-	refs = ofi_atomic_load_explicit64(&entry->refs, memory_order_relaxed);
-	if (!(refs & UTIL_MR_OPEN))
+	word = util_mr_get(&entry->notify.word);
+	if (!(word & UTIL_MR_OPEN))
 		return;
 
-	while (!util_mr_cas(entry, &refs, (refs | UTIL_MR_USED) + UTIL_MR_REF))
+	while (!util_mr_cas(entry, &word, ((word | UTIL_MR_USED) + UTIL_MR_REF) &
+						~OFI_MR_NOTIFY_HELD))
 		;
 	dlist_remove_init(&entry->list_entry);
 	dlist_insert_tail(&entry->list_entry, &cache->lru_list);
@@ -341,22 +363,23 @@ static inline void util_mr_use(struct ofi_mr_cache *cache,
 static inline bool util_mr_evict(struct ofi_mr_cache *cache,
 				 struct ofi_mr_entry *entry, size_t *chances)
 {
+	uint64_t word;
 	bool used;
-	int64_t refs;
 
 	if (!cache->hints)
 		return true;
 
-	refs = ofi_atomic_load_explicit64(&entry->refs, memory_order_relaxed);
-	if (!(refs & UTIL_MR_OPEN))
+	word = util_mr_get(&entry->notify.word);
+	if (!(word & UTIL_MR_OPEN))
 		return true;
 
 	do {
-		used = refs & (UTIL_MR_REFS | UTIL_MR_USED);
-	} while (!util_mr_cas(entry, &refs, used ? refs & ~UTIL_MR_USED : 0));
+		used = word & (UTIL_MR_REFS | UTIL_MR_USED);
+	} while (!util_mr_cas(entry, &word, used ? word & ~UTIL_MR_USED :
+						   util_mr_closed(word)));
 
 	if (!used) {
-		util_mr_closed(cache, entry, refs);
+		util_mr_settle_up(cache, entry, word);
 		return true;
 	}
 	dlist_insert_tail(&entry->list_entry, &cache->lru_list);
@@ -380,15 +403,14 @@ static inline void util_mr_hints_init(struct ofi_mr_cache *cache)
 	void *hints;
 
 	cache->hints = NULL;
-	if (!cache->lockless ||
+	if (!cache->notify ||
 	    ofi_mmap_anon_pages(&hints, sizeof(*cache->hints) + (max_mask + 1) *
 				sizeof(cache->hints->bucket[0]), 0))
 		return;
 
 	cache->hints = hints;
 	cache->hints->max_mask = max_mask;
-	ofi_atomic_initialize64(&cache->hints->classes, 0);
-	ofi_atomic_initialize64(&cache->hints->mask, 31);
+	util_mr_set(&cache->hints->mask, MIN(max_mask, 255));
 }
 
 #else /* No entry is ever open. */

@@ -9,28 +9,8 @@
 static inline bool
 vrb_mr_is_lockless(struct vrb_domain *domain, uint64_t flags)
 {
-	return domain->cache.lockless &&
+	return domain->cache.hints &&
 	       !(flags & (OFI_MR_NOCACHE | FI_MR_DMABUF));
-}
-
-/* There may be no miss for long, so each 1,024th hit of an entry looks for stale
- * entries, too; the upper half of its word counts them. Where no entry is open
- * each 64th looks.
- */
-static inline bool vrb_mr_lockless_sweeps(struct vrb_domain *domain,
-					  struct ofi_mr_entry *entry)
-{
-#if VERBS_HAVE_MR_NOTIFY
-	uint64_t hits = 0;
-
-	if (domain->cache.hints)
-		hits = (uint64_t) ofi_atomic_load_explicit64(&entry->refs,
-						memory_order_relaxed) >> 32;
-	return hits ? (hits & 1023) == 1023 :
-	       !(ofi_atomic_inc32(&domain->notify.locked) & 63);
-#else
-	return false;
-#endif
 }
 
 /* As vrb_mr_cache_reg(), of system memory */
@@ -54,8 +34,6 @@ vrb_mr_lockless_reg(struct vrb_domain *domain, const void *buf, size_t len,
 	if (OFI_UNLIKELY(ret))
 		return ret;
 
-	if (OFI_UNLIKELY(vrb_mr_lockless_sweeps(domain, entry)))
-		vrb_mr_notify_sweep(domain);
 	*mr = &((struct vrb_mem_desc *) entry->data)->mr_fid;
 	return FI_SUCCESS;
 }
