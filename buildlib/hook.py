@@ -11,6 +11,7 @@ too. Why: a diff that is edited by hand is wrong in its counts, and the tree tha
 later patches as well.
 """
 import argparse
+import glob
 import os
 import re
 import shutil
@@ -106,8 +107,15 @@ def lay_out(patch, files, repo=fetch.REPO):
     return os.path.join(place, "b")
 
 
+def model(path):
+    """The text of a patch, or of the first one of its folder if it has no diff yet."""
+    text = fetch.read(path)
+    others = sorted(glob.glob(os.path.join(os.path.dirname(path), "*.patch")))
+    return text if "\n@@ " in text else fetch.read(others[0]) if others else text
+
+
 def context(text):
-    """How many lines of context the hunks of a patch have; 2 if it has none yet."""
+    """How many lines of context most hunks have; 2 if there is none."""
     starts = re.findall(r"(?m)^@@ .*\n((?: .*\n)*)", text)
     return statistics.mode([start.count("\n") for start in starts] or [2])
 
@@ -115,18 +123,18 @@ def context(text):
 def write(patch, repo=fetch.REPO):
     """Put the difference of a/ and b/ into the patch, below its header."""
     place, path = place_of(patch), os.path.join(repo, patch)
-    text = fetch.read(path)
+    text, like = fetch.read(path), model(os.path.join(repo, patch))
     header = header_of(text) if text else HEADER.format(
         status="Pending" if patch.startswith(FIXES) else "Inappropriate [overlay hook]")
     done = subprocess.run(["git", "diff", "--no-index", "--no-prefix", "--no-color",
-                           "--no-ext-diff", f"-U{context(text)}", "a", "b"], cwd=place,
+                           "--no-ext-diff", f"-U{context(like)}", "a", "b"], cwd=place,
                           capture_output=True, text=True, check=False)
     if done.returncode > 1:
         raise overlay.OverlayError(done.stderr)
     if not done.stdout:
         raise overlay.OverlayError(f"nothing was edited in {place}/b")
     # As the other patches of the folder have it: rdma-core's have no line "diff --git".
-    superfluous = "index |diff --git " if text and "\ndiff --git " not in text else "index "
+    superfluous = "index |diff --git " if like and "\ndiff --git " not in like else "index "
     changes = re.sub(rf"(?m)^(?:{superfluous}).*\n", "", done.stdout)
     fetch.write(path, header + changes)
 
