@@ -85,6 +85,14 @@ def upstreams(files, tree, into):
         copy([file], pristine if kept else tree, into)
 
 
+def laid_out(place):
+    """Each file that was laid out, and the path of its copy: b/ as the patch has it."""
+    for folder, _, names in os.walk(os.path.join(place, "written")):
+        for name in names:
+            path = os.path.join(folder, name)
+            yield os.path.relpath(path, os.path.join(place, "written")), path
+
+
 def lay_out(patch, files, repo=fetch.REPO):
     """Make a/ and b/; the path of b/."""
     name, text = upstream_of(patch), fetch.read(os.path.join(repo, patch))
@@ -95,6 +103,10 @@ def lay_out(patch, files, repo=fetch.REPO):
         raise overlay.OverlayError(f"{patch} is new: name the files that it is to change")
     tree = overlay.hooked_tree(name)
     place = place_of(patch)
+    if any(not overlay.same(os.path.join(place, "b", file), written)
+           for file, written in laid_out(place)):
+        raise overlay.OverlayError(f"{place}/b has edits that are not in the patch: write them "
+                                   f"(--write), or remove {place}")
     shutil.rmtree(place, ignore_errors=True)
     with tempfile.TemporaryDirectory() as work:
         upstreams(files.union(*map(overlay.hooked_files, before)), tree, work)
@@ -104,6 +116,7 @@ def lay_out(patch, files, repo=fetch.REPO):
     copy(files, os.path.join(place, "a"), os.path.join(place, "b"))
     if text:
         overlay.apply_hook(os.path.join(repo, patch), repo, os.path.join(place, "b"))
+    shutil.copytree(os.path.join(place, "b"), os.path.join(place, "written"))
     return os.path.join(place, "b")
 
 
@@ -120,23 +133,30 @@ def context(text):
     return statistics.mode([start.count("\n") for start in starts] or [2])
 
 
-def write(patch, repo=fetch.REPO):
-    """Put the difference of a/ and b/ into the patch, below its header."""
-    place, path = place_of(patch), os.path.join(repo, patch)
-    text, like = fetch.read(path), model(os.path.join(repo, patch))
-    header = header_of(text) if text else HEADER.format(
-        status="Pending" if patch.startswith(FIXES) else "Inappropriate [overlay hook]")
+def changes(patch, repo):
+    """The difference of a/ and b/, in the form that the folder's patches have."""
+    place, like = place_of(patch), model(os.path.join(repo, patch))
     done = subprocess.run(["git", "diff", "--no-index", "--no-prefix", "--no-color",
                            "--no-ext-diff", f"-U{context(like)}", "a", "b"], cwd=place,
                           capture_output=True, text=True, check=False)
     if done.returncode > 1:
         raise overlay.OverlayError(done.stderr)
-    if not done.stdout:
-        raise overlay.OverlayError(f"nothing was edited in {place}/b")
-    # As the other patches of the folder have it: rdma-core's have no line "diff --git".
+    # rdma-core's hooks have no line "diff --git".
     superfluous = "index |diff --git " if like and "\ndiff --git " not in like else "index "
-    changes = re.sub(rf"(?m)^(?:{superfluous}).*\n", "", done.stdout)
-    fetch.write(path, header + changes)
+    return re.sub(rf"(?m)^(?:{superfluous}).*\n", "", done.stdout)
+
+
+def write(patch, repo=fetch.REPO):
+    """Put the difference of a/ and b/ into the patch, below its header."""
+    path, made = os.path.join(repo, patch), changes(patch, repo)
+    if not made:
+        raise overlay.OverlayError(f"nothing was edited in {place_of(patch)}/b")
+    text = fetch.read(path)
+    header = header_of(text) if text else HEADER.format(
+        status="Pending" if patch.startswith(FIXES) else "Inappropriate [overlay hook]")
+    fetch.write(path, header + made)
+    for file, written in laid_out(place_of(patch)):
+        shutil.copy(os.path.join(place_of(patch), "b", file), written)
 
 
 def main():

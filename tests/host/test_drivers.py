@@ -53,6 +53,21 @@ class Drivers(unittest.TestCase):
         silent = {name for name, text in self.drivers.items() if not NOTIFIES.search(text)}
         self.assertEqual(silent, PINS_BY_ITSELF)
 
+    def test_guarantees(self):
+        """A driver that revokes says what the device does then, and is not among those to come."""
+        path = os.path.join(REPO, "kernel-patches/Documentation/infiniband/mr_notify.rst")
+        with open(path, encoding="utf-8") as text:
+            guarantees = text.read().partition("The drivers' guarantees\n")[2]
+        with open(os.path.join(REPO, "Documentation/drivers.md"), encoding="utf-8") as text:
+            to_come = text.read().partition("## Other devices that could revoke")[2]
+        to_come = to_come.partition("\n## ")[0].replace("irdma's", "")   # the model
+        self.assertIn("hns", to_come)
+        for name, (_, revokes) in self.table.items():
+            with self.subTest(name):
+                if revokes:
+                    self.assertRegex(guarantees, rf"(?m)^{name}\b.*\n    ")
+                    self.assertNotRegex(to_come, rf"\b{name}\b")
+
     def test_table(self):
         self.assertEqual(self.table, {
             name: (bool(NOTIFIES.search(text)), bool(REVOKES.search(text)))

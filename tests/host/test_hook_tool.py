@@ -108,6 +108,16 @@ class HookTool(unittest.TestCase):
         self.assertIn("\nUpstream-Status: Inappropriate [overlay hook]\nSigned-off-by: ", text)
         self.assertIn("\n+mine\n", text)
 
+    def test_an_edit_is_not_lost(self):
+        after = os.path.join(hook.lay_out(HOOK, [], self.repo), FILE)
+        hook.lay_out(HOOK, [], self.repo)
+        with open(after, "a", encoding="utf-8") as out:
+            out.write("mine\n")
+        with self.assertRaisesRegex(overlay.OverlayError, "edits that are not in the patch"):
+            hook.lay_out(HOOK, [], self.repo)
+        hook.write(HOOK, self.repo)
+        hook.lay_out(HOOK, [], self.repo)
+
     def test_mistakes(self):
         for name, files, word in ((HOOK.replace("hooks", "hook"), (), "not in a folder"),
                                   ("kernel-patches/hooks/0003-new.patch", (), "name the files"),

@@ -24,6 +24,7 @@ OTHERS = {
     "matrix": ("libibverbs/examples/mr_notify/operations_*.cpp",
                r'\b(?:invalidates|harmless|add)\(\s*"([^"]+)"'),
     "mr_cache_test": ("libibverbs/tests/mr_cache_test.c", r"(?m)^static void (test_\w+)"),
+    "mr_notify_test": ("libibverbs/tests/mr_notify_test.c", r"(?m)^static void (test_\w+)"),
     "test_rcache_valid": ("buildlib/consumers.d/ucx/test/gtest/ucs/test_rcache_valid.cc",
                           r"UCS_TEST_F\(\w+, (\w+)\)"),
     "tools": ("tests/guest/tools", r'(?m)^ends "([^"]+)"'),
