@@ -22,11 +22,11 @@ import overlay  # noqa: E402
 # Lines that the hooks may add: to upstream's rdma-core, to the kernel's RDMA core with the drivers
 # that can be run and mlx5, to each other driver and to one that can revoke, to the communication
 # libraries (UCX has a cache in two of its layers, and documents its interfaces where they are
-# declared; libfabric's second patch hooks its cache at each place that changes an entry). A feature
-# beside notification and cache has its own: all memory in rdma-core 8 of these lines, and rxe's
-# on-demand paging. A fix has no limit.
+# declared; libfabric's second patch hooks its cache at each place that changes an entry, its fourth
+# is an operation with its manual page). A feature beside notification and cache has its own: all
+# memory in rdma-core 8 of these lines, and rxe's on-demand paging. A fix has no limit.
 MOST = {"rdma-core": 60 + 8, "linux": 180 + 3, "on-demand paging": 50, "a driver": 10,
-        "a driver that can revoke": 16, "libfabric": 60 + 55, "ucx": 340}
+        "a driver that can revoke": 16, "libfabric": 60 + 55 + 65, "ucx": 340}
 FEATURES = {"on-demand paging": re.compile("-on-demand")}
 DRIVER = re.compile(r"drivers/infiniband/(?:hw|sw)/(?!mlx5/|rxe/|siw/)(\w+)/")
 FIXES = "kernel-patches/fixes/"
@@ -105,6 +105,15 @@ class HookRules(unittest.TestCase):
             for path in self.texts:
                 if path.startswith(folder):
                     self.assertIn(os.path.basename(path), table)
+
+    def test_new_files_are_of_a_patch(self):
+        """Each has one commit that brings it, or the series would lack it."""
+        brought = [name for text in self.texts.values()
+                   for name in re.findall(r"(?m)^Overlay-Files: (.+)$", text)]
+        for name in overlay.PATCHES:
+            if name != "rdma-core":
+                for path in overlay.our_files(name, REPO):
+                    self.assertIn(path, brought)
 
     def test_fixes_come_first(self):
         folders = [os.path.dirname(os.path.relpath(path, REPO)) + "/"
