@@ -33,7 +33,8 @@ OTHERS = {
 SCRIPTS = {name: f"tests/{path}" for name, path in {
     "compare": "mpi/compare.py", "examples": "mpi/examples.py", "hits": "consumers/hits.cpp",
     "hits_tsan": "consumers/hits.cpp", "fabtests": "consumers/fabtests.py",
-    "probing": "consumers/probing.py", "real_programs": "consumers/real_programs.py",
+    "probing": "consumers/probing.py", "programs": "installed/programs.py",
+    "real_programs": "consumers/real_programs.py",
     "ucx_perftest": "consumers/ucx_perftest.py"}.items()}
 
 

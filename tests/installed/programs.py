@@ -6,7 +6,7 @@ For a guest started with tests/lab/run --packages; the programs also run on the 
 built. The first argument is a part of their names. One line a check: "ok NAME" or "not ok NAME".
 Each pair of programs runs with the cache off, on, and on for remote rights too, must end well,
 print its result, and have loaded the packages' libibverbs and no other. How fast it was is not
-judged.
+judged. QEMU moves a virtual machine, whose memory is compared (migration.py).
 """
 import contextlib
 import glob
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "../mpi"))
 
+import migration  # noqa: E402
 import ucx  # noqa: E402
 
 ADDRESS = "10.0.0.1"
@@ -221,6 +222,21 @@ def run_mpi(name, cached):
     return wrong
 
 
+def run_migration(pinned, cached):
+    """Have QEMU move a virtual machine; the complaints."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = environment(cached, folder, {"RDMAV_MR_CACHE_STATS": "1"})
+        said, wrong = migration.run(folder, env, f"rdma:{ADDRESS}:4444", pinned, LIMIT)
+        wrong = wrong or loaded_wrongly(folder, 2)
+    misses = sum(map(int, re.findall(r"^libibverbs: .* hits, (\d+) misses", said, re.MULTILINE)))
+    if wrong:
+        return wrong + said
+    print(f"# QEMU migration: {misses} registrations by the cache")
+    # Memory that is pinned at once has remote rights on both sides.
+    expected = cached == "remote" or cached and not pinned
+    return "" if bool(misses) == bool(expected) else f"not as cached {cached}\n{said}"
+
+
 def check_packages():
     """The fork's packages are installed, and as dpkg put them there; the complaints."""
     # librdmacm1 has another name since Debian 13
@@ -283,6 +299,8 @@ def main():
         end = cached and f" cached {cached}"
         checks += [(pair.name + end, run_pair, pair, cached) for pair in PAIRS]
         checks += [(name + end, run_mpi, name, cached) for name in MPI]
+        checks += [(f"QEMU migration {how}{end}", run_migration, how == "pinned", cached)
+                   for how in ("by chunks", "pinned")]
     checks = [one for one in checks if only in one[0]]
     for one in [one for one in checks if skipped(one[0])]:
         print(f"skip {one[0]}: {skipped(one[0])}")

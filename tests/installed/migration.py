@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""QEMU moves a virtual machine to another process over RDMA; its memory must arrive as it was.
+
+The machine stands still, so that its memory can be compared: it is a file of each process. QMP is
+the language in which QEMU takes commands.
+"""
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+
+RAM = 64 << 20      # bytes
+RANDOM = 48 << 20   # of them; the others are zeros, which QEMU only tells of
+QEMU = ["qemu-system-x86_64", "-nodefaults", "-display", "none", "-accel", "tcg", "-S",
+        "-m", f"{RAM >> 20}M", "-machine", "pc,memory-backend=ram",
+        "-mon", "chardev=told,mode=control"]
+
+
+class Machine:
+    """One of the processes."""
+
+    def __init__(self, path, said, env, *options):
+        """@path: its memory; @said: where its output goes."""
+        ours, its = socket.socketpair()
+        with ours, its:
+            self.told = ours.makefile("rw", encoding="utf-8")
+            self.process = subprocess.Popen(
+                [*QEMU, "-chardev", f"socket,id=told,fd={its.fileno()}", "-object",
+                 f"memory-backend-file,id=ram,size={RAM},share=on,mem-path={path}", *options],
+                env=env, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, stdout=said,
+                stderr=said)
+
+    def ask(self, command, **arguments):
+        """Its answer to a command."""
+        print(json.dumps({"execute": command, "arguments": arguments}), file=self.told, flush=True)
+        for line in self.told:
+            said = json.loads(line)
+            if "error" in said:
+                raise OSError(f"{command}: {said['error']}")
+            if "return" in said:
+                return said["return"]
+        raise OSError(f"{command}: QEMU has ended")
+
+    def status_after(self, command, *statuses):
+        """The first one that is none of these."""
+        while (status := self.ask(command).get("status")) in statuses:
+            time.sleep(0.05)
+        return status
+
+    def quit(self):
+        """Its exit status."""
+        self.ask("quit")
+        return self.process.wait()
+
+    def end(self):
+        """Kill it, if it has not ended."""
+        self.process.kill()
+        self.process.wait()
+        with contextlib.suppress(OSError):  # it has not read all
+            self.told.close()
+
+
+def migrate(source, target, uri, pinned):
+    """The complaints. @pinned: register all the memory first, not each MiB when it is sent."""
+    for machine in (source, target):
+        machine.ask("qmp_capabilities")
+        machine.ask("migrate-set-capabilities",
+                    capabilities=[{"capability": "rdma-pin-all", "state": pinned}])
+    target.ask("migrate-incoming", uri=uri)
+    source.ask("migrate", uri=uri)
+    sent = source.status_after("query-migrate", None, "setup", "active", "device")
+    arrived = target.status_after("query-status", "inmigrate")
+    ends = sent, arrived in ("prelaunch", "paused"), source.quit(), target.quit()
+    return "" if ends == ("completed", True, 0, 0) else f"{sent}, {arrived}, {ends[2:]}\n"
+
+
+def checksum(path):
+    """Of a file."""
+    with open(path, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def run(folder, env, uri, pinned, limit):
+    """Both processes, for @limit seconds at most: (their output, the complaints)."""
+    memory = [os.path.join(folder, name) for name in ("source", "target")]
+    with open(memory[0], "wb") as out:
+        out.write(os.urandom(RANDOM))
+        out.truncate(RAM)
+    before = checksum(memory[0])
+    with contextlib.ExitStack() as kept:
+        said = kept.enter_context(tempfile.TemporaryFile("w+"))
+
+        def start(path, *options):
+            machine = Machine(path, said, env, *options)
+            kept.callback(machine.end)
+            watch = threading.Timer(limit, machine.process.kill)
+            kept.callback(watch.cancel)
+            watch.start()
+            return machine
+
+        try:
+            wrong = migrate(start(memory[0]), start(memory[1], "-incoming", "defer"), uri, pinned)
+        except (OSError, ValueError) as error:
+            wrong = f"{error}\n"
+        said.seek(0)
+        output = said.read()
+    if not wrong and {before} != set(map(checksum, memory)):
+        wrong = "the memory is not what it was\n"
+    return output, wrong
