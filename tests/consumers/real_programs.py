@@ -1,12 +1,13 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Run programs that check their answers over soft-RoCE, in a guest: NetPIPE, HPCC, MPICH's tests.
+"""Run programs that check their answers over soft-RoCE, in a guest: NetPIPE, HPCC, LAMMPS, MPICH's.
 
 Each with registrations kept in three ways: by the hooks of libfabric or UCX, by the word in the
 same library (buildlib/consumers), and by libibverbs below it, the library's own cache switched
 off. Which way it was, is seen in the kernel's count of armed registrations and in libibverbs' hits.
-With --nodes: NetPIPE and HPCC, with a process on each of two nodes (tests/lab/run --nodes 2), over
-Debian's own libraries, which can't ask for the word. Programs on verbs alone are in
+LAMMPS does not judge its answer: it must be that of a run without a cache, to the last digit.
+With --nodes: all but MPICH's tests, with a process on each of two nodes (tests/lab/run --nodes 2),
+over Debian's own libraries, which can't ask for the word. Programs on verbs alone are in
 tests/installed/.
 """
 import argparse
@@ -27,15 +28,16 @@ import compare  # noqa: E402
 LIMIT = 900     # seconds: it hangs
 MPICH_TESTS = os.path.join(HERE, "../../build/consumers/mpich_tests")
 ARMS = "/sys/class/infiniband/rxe0/ports/1/hw_counters/mr_notify_arms"
-FABRIC = {"hooks": {"FI_MR_CACHE_MONITOR": "memhooks", **compare.ONLY_LIBFABRIC},
+FABRIC = {"plain": compare.FABRIC_OFF,
+          "hooks": {"FI_MR_CACHE_MONITOR": "memhooks", **compare.ONLY_LIBFABRIC},
           "inside": {"FI_MR_CACHE_MONITOR": "verbs_notify", **compare.ONLY_LIBFABRIC},
           "below": {**compare.FABRIC_OFF, **compare.OURS}}
-UCX = {"hooks": compare.WORD_OFF,
+UCX = {"plain": compare.UCX_OFF, "hooks": compare.WORD_OFF,
        "inside": {"UCX_RCACHE_NOTIFY": "y", **compare.ONLY_LIBFABRIC},
        "below": {**compare.UCX_OFF, **compare.OURS}}
 OVER = {"Open MPI, libfabric": (FABRIC, compare.FABRIC_BUILT),
         "Open MPI, UCX": (UCX, compare.UCX_BUILT), "MPICH, UCX": (UCX, compare.UCX_BUILT)}
-OVER_DEBIAN = {over: ({"below": ways["below"], "hooks": {}}, "")
+OVER_DEBIAN = {over: ({"plain": ways["plain"], "below": ways["below"], "hooks": {}}, "")
                for over, (ways, _) in OVER.items()}
 
 
@@ -46,6 +48,7 @@ class Program:
     command: list
     good: object            # good(its output, its folder): whether its answers are right
     prepare: object = None  # prepare(folder)
+    answer: object = None   # answer(its output): what must be as without a cache
     over: tuple = ("Open MPI, libfabric", "Open MPI, UCX")
     processes: int = 2
     registers: bool = True  # memory of the program's own, so that ways can be told apart
@@ -73,6 +76,38 @@ def hpcc_good(_said, folder):
             not re.search(r"FAILED|^Failed|[1-9]\d* tests failed", said, re.MULTILINE))
 
 
+# 32,000 atoms that melt, as in the benchmark that comes with LAMMPS. The other process gets those
+# at the border, in messages of 180 KB.
+MELT = """
+units lj
+atom_style atomic
+lattice fcc 0.8442
+region box block 0 20 0 20 0 20
+create_box 1 box
+create_atoms 1 box
+mass 1 1.0
+velocity all create 3.0 87287
+pair_style lj/cut 2.5
+pair_coeff 1 1 1.0 1.0 2.5
+fix 1 all nve
+thermo_style custom step temp epair etotal press
+thermo_modify format float %.15g
+thermo 10
+run 60
+"""
+
+
+def melt_input(folder):
+    """Its input."""
+    with open(os.path.join(folder, "in.melt"), "w", encoding="ascii") as out:
+        out.write(MELT)
+
+
+def melt_answer(said):
+    """The lines of its table: temperature, energies and pressure, 15 digits of each."""
+    return re.findall(r"^ +\d+(?: -?\d+\.\d+){4} *$", said, re.MULTILINE)
+
+
 def mpich_tests():
     """Those of the list that buildlib/consumers builds."""
     with open(os.path.join(HERE, "mpich.testlist"), encoding="ascii") as text:
@@ -88,6 +123,8 @@ PROGRAMS = [
     Program("NetPIPE", ["NPopenmpi", "-i", "-l", "1024", "-u", "4194304", "-n", "5"],
             lambda said, _: "Integrity check passed" in said and "failed" not in said.lower()),
     Program("HPCC", ["hpcc"], hpcc_good, hpcc_input),
+    Program("LAMMPS", ["lmp", "-in", "in.melt", "-log", "none"],
+            lambda said, _: len(melt_answer(said)) == 7, melt_input, melt_answer),
     *mpich_tests(),
 ]
 
@@ -98,8 +135,8 @@ def arms():
         return int(text.read())
 
 
-def run(program, over, way, nodes):
-    """The complaints, or ""."""
+def run(program, over, way, nodes, answers):
+    """The complaints, or "". @answers: the program's by way; this one's is added."""
     settings, library = (OVER_DEBIAN if nodes else OVER)[over]
     env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
     env.update(compare.ALWAYS, **settings[way])
@@ -131,7 +168,11 @@ def run(program, over, way, nodes):
                                    re.MULTILINE)))
     print(f"# {program.name}, {over}, {way}: {armed} armed, {hits} hits of libibverbs, "
           f"{time.monotonic() - begin:.0f} s")
-    if way == "hooks":
+    if program.answer:
+        answers[way] = program.answer(done.stdout)
+        if answers[way] != answers.get("plain"):
+            return f"without a cache: {answers.get('plain')}\n{way}: {answers[way]}"
+    if way in ("plain", "hooks"):
         return "the kernel's word was asked" if armed or hits else ""
     if program.registers and not (armed and bool(hits) == (way == "below")):
         return f"not {way}: {armed} armed, {hits} hits of libibverbs"
@@ -152,8 +193,10 @@ def main():
             continue
         for over in program.over:
             ways = (OVER_DEBIAN if args.nodes else OVER)[over][0]
-            wrong = {way: run(program, over, way, args.nodes)
-                     for way in ("inside", "below", "hooks") if way in ways}
+            answers = {}
+            wrong = {way: run(program, over, way, args.nodes, answers)
+                     for way in ("plain", "inside", "below", "hooks")
+                     if way in ways and (way != "plain" or program.answer)}
             for way, why in wrong.items():
                 name = f"{program.name}, {over}, {way}"
                 if not why:
