@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Run programs that check their answers over soft-RoCE, in a guest: NetPIPE, HPCC, LAMMPS, MPICH's.
+"""Run programs that check their answers over soft-RoCE, in a guest: HPCC, LAMMPS, NetPIPE and more.
 
 Each with registrations kept in three ways: by the hooks of libfabric or UCX, by the word in the
 same library (buildlib/consumers), and by libibverbs below it, the library's own cache switched
@@ -125,6 +125,12 @@ PROGRAMS = [
     Program("HPCC", ["hpcc"], hpcc_good, hpcc_input),
     Program("LAMMPS", ["lmp", "-in", "in.melt", "-log", "none"],
             lambda said, _: len(melt_answer(said)) == 7, melt_input, melt_answer),
+    # It asks for MPI_THREAD_MULTIPLE, without which UCX is built, unless it is told not to. It only
+    # warns of a wrong message, unless that is an error.
+    Program("mpi4py's ring", ["env", "MPI4PY_RC_THREADS=0", "/usr/bin/python3",
+                              "-W", "error::UserWarning", "-m", "mpi4py.bench",
+                              "ringtest", "-n", "1048576", "-l", "50"],
+            lambda said, _: "(2 processes, 1048576 bytes)" in said and "match" not in said),
     *mpich_tests(),
 ]
 

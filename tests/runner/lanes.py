@@ -243,7 +243,7 @@ LANES = {
     # Programs that check their answers, over them.
     "consumers-programs": Lane(
         [Step("real programs", f"{PYTHON} tests/consumers/real_programs.py", results.lines,
-              least=116)],
+              least=122)],
         guest="--kernel um --memory 3G", seconds=600, named_only=True,
         needs=(*CONSUMERS, "MPICH's tests")),
     # Hits that take no lock, on two CPUs.
