@@ -27,7 +27,7 @@ if(BENCH_BEFORE)
 endif()
 
 # The rest of tests/bench/run: through the verbs in a guest, and the peers that Debian has.
-foreach(name verbs transfer cost paging)
+foreach(name verbs transfer cost paging views)
   add_executable(bench_${name} bench/${name}_benchmark.cc)
   target_link_libraries(bench_${name} PRIVATE guest_support ${BENCHMARK})
 endforeach()
