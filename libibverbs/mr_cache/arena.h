@@ -44,6 +44,7 @@ template <class Env> struct arena {
 	uint32_t turn;	      // the owner that gives next, if any may
 	uint32_t hand;	      // the entry that was looked at last, see miss.h
 	uint64_t entry_count; // of the catalog
+	uint64_t views;	      // of these: each may have a hint
 	owners<Env> owner;
 	pds<Env> pd;
 	catalog<Env> index; // its end, and all that follows, becomes accessible in pieces

@@ -40,13 +40,15 @@ public:
 
 	/*
 	 * Under the mutex. Calls retire(i), which erases it, for each entry i that serves nothing
-	 * that the new one, rounded, does not. False if there are too many PDs.
+	 * that the new one, rounded, does not. False if there are too many PDs. *overlaps becomes
+	 * true if it has pages in common with one of the same rights.
 	 */
-	template <class Retire> bool insert(uint32_t i, entry<Env> *entries, const Retire &retire)
+	template <class Retire>
+	bool insert(uint32_t i, entry<Env> *entries, const Retire &retire, bool *overlaps)
 	{
 		if (entries[i].exact())
 			exact.insert(i, entries);
-		else if (!ranges.insert(i, entries, retire))
+		else if (!ranges.insert(i, entries, retire, overlaps))
 			return false;
 		changed();
 		return true;

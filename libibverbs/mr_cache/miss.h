@@ -17,8 +17,8 @@
  * threads whose ranges overlap both register; the range that contains the other stays in the
  * catalog, the other one becomes a plain registration.
  *
- * Overlapping ranges are not merged into one registration: a window that slides over a
- * buffer would pin all of it anew at each step.
+ * A range that overlaps idle entries may be registered together with them (united.h); where that
+ * fails it is registered alone.
  */
 #ifndef MR_CACHE_MISS_H
 #define MR_CACHE_MISS_H
@@ -26,6 +26,7 @@
 #include <cerrno>
 
 #include "locked.h"
+#include "united.h"
 
 namespace mr_cache {
 
@@ -73,11 +74,10 @@ public:
 			if (o == a.owner.NONE)
 				return EOPNOTSUPP;
 
-			uint64_t mask = Env::page_mask(), start = want.addr & ~mask;
-			uint64_t end = (want.addr + want.length + mask) & ~mask;
+			const uint64_t size = size_of(want);
 
-			if (!a.owner[o].has_room(end - start)) {
-				if (!make_room(o, end - start))
+			if (!a.owner[o].has_room(size)) {
+				if (!make_room(o, size))
 					return EOPNOTSUPP;
 				continue;
 			}
@@ -88,7 +88,18 @@ public:
 					return EOPNOTSUPP;
 				continue;
 			}
-			return make(i, o, start, end - start, ref);
+
+			wish whole = want;
+
+			if (may_unite(o)) [[unlikely]]
+				unite(o, &whole);
+
+			int error = make(i, o, whole, ref);
+
+			if (!error || whole.length == want.length)
+				return error;
+			/* What is beside it can't be registered any more, or not just now. */
+			a.owner[o].apart = REMEMBERED;
 		}
 	}
 
@@ -166,9 +177,38 @@ private:
 		return idle >= excess;
 	}
 
-	/* Registers with the mutex free, and makes an entry of it, if it deserves one. */
-	int make(uint32_t i, uint32_t o, uint64_t start, uint64_t size, mr_cache_ref *ref)
+	/* Are there some that overlap, and had no union failed a short while ago? */
+	bool may_unite(uint32_t o)
 	{
+		owner_record<Env> &of = a.owner[o];
+
+		if (!of.uniting) [[likely]]
+			return false;
+		of.uniting--;
+		if (!of.apart)
+			return true;
+		of.apart--;
+		return false;
+	}
+
+	[[gnu::noinline]] void unite(uint32_t o, wish *whole)
+	{
+		const wish found = united<Env>(want, a).range();
+
+		if (found.length != want.length && a.owner[o].has_room(found.length))
+			*whole = found;
+	}
+
+	static uint64_t start_of(const wish &of) { return of.addr & ~Env::page_mask(); }
+	static uint64_t size_of(const wish &of)
+	{
+		return ((of.addr + of.length + Env::page_mask()) & ~Env::page_mask()) -
+		       start_of(of);
+	}
+	/* Registers with the mutex free, and makes an entry of it, if it deserves one. */
+	int make(uint32_t i, uint32_t o, const wish &whole, mr_cache_ref *ref)
+	{
+		const uint64_t start = start_of(whole), size = size_of(whole);
 		entry<Env> &e = lock.at(i);
 		uint32_t p = a.pd.find_or_add(pd);
 		void *mr = nullptr;
@@ -178,20 +218,21 @@ private:
 			lock.unallocate(i);
 			return EOPNOTSUPP;
 		}
-		e.describe(want);
+		e.describe(whole);
 		e.state = state::MAKING;
 		e.wanted = 0;
+		e.views = 1;
 		e.owner = o;
 		e.pd = p;
 		a.owner.add(o, a.entries, i, size);
 		a.pd.add(p, a.entries, i);
 		lock.be_busy(i, 1);
-		a.inside.enter(&mine, &want);
+		a.inside.enter(&mine, &whole);
 
 		mr_cache_request request = {pd,
 					    a.owner[o].who,
-					    want.addr,
-					    want.length,
+					    whole.addr,
+					    whole.length,
 					    want.exact() ? want.addr : start,
 					    want.exact() ? want.length : size,
 					    want.access & ~static_cast<uint32_t>(MR_CACHE_EXACT),
@@ -230,15 +271,19 @@ private:
 		}
 		e.word.open_release(0);
 		a.entry_count++;
+		a.views += e.views;
 
 		uint32_t bits = a.hint_bits();
-		uint32_t more = a.hint.grow(bits, a.entry_count);
+		uint32_t more = a.hint.grow(bits, 2 * a.views - a.entry_count);
 
 		if (more != bits && a.commit_hints(more)) {
 			bits = more;
 			a.hot.hint_bits.store(bits, std::memory_order_relaxed);
 		}
-		a.hint.learn_new(hash, bits, i, a.entries);
+		if (e.shows(want))
+			a.hint.learn_new(hash, bits, i, a.entries);
+		else
+			a.hint.learn(want, bits, i, a.entries);
 	}
 
 	/* Then it is in the catalog, and entries that it contains are not any more. */
@@ -265,7 +310,19 @@ private:
 			if (other && lock.at(other).rights() == e.rights())
 				return false;
 		}
-		return a.index.insert(i, a.entries, [&](uint32_t within) { lock.retire(within); });
+
+		const auto retire = [&](uint32_t within) {
+			if (!e.shows(want))
+				e.views += lock.at(within).views;
+			lock.retire(within);
+		};
+		bool overlaps = false;
+
+		if (!a.index.insert(i, a.entries, retire, &overlaps))
+			return false;
+		if (overlaps)
+			a.owner[e.owner].uniting = REMEMBERED;
+		return true;
 	}
 
 	/*
@@ -285,7 +342,7 @@ private:
 			int error = register_valid(request, w, mr);
 
 			a.mutex.lock();
-			if (!is_shortage(error) || stage == STAGES)
+			if (!is_shortage(error) || stage == STAGES || is_union(request))
 				return error;
 			if (a.buried == buried && !lock.give_way(stage, nested, &until))
 				return error;
@@ -309,6 +366,12 @@ private:
 		}
 	}
 
+	/* No other registration goes for it: the request alone needs less. */
+	bool is_union(const mr_cache_request &request) const
+	{
+		return request.length != want.length;
+	}
+
 	static bool is_shortage(int error)
 	{
 		return error == ENOMEM || error == EAGAIN || error == ENOSPC;
@@ -316,7 +379,8 @@ private:
 
 	static constexpr uint32_t SWEPT = 2;
 	static constexpr uint32_t SURVEYED = 64;
-	static constexpr uint32_t STAGES = 32; // other threads may take the room
+	static constexpr uint32_t REMEMBERED = 64; // misses
+	static constexpr uint32_t STAGES = 32;	   // other threads may take the room
 
 	locked<Env> lock;
 	arena<Env> &a;

@@ -40,7 +40,7 @@ enum mr_cache_access {
 /*
  * The range to register, start and size, contains addr and length, which the user asked for and the
  * mr should show (mr_cache_ref gives them back with each reference). They are page aligned, or with
- * MR_CACHE_EXACT the same.
+ * MR_CACHE_EXACT the same. With idle registrations that are replaced (united.h) all is shown.
  */
 struct mr_cache_request {
 	void *pd;

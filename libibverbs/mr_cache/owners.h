@@ -21,6 +21,8 @@ template <class Env> struct owner_record {
 	mr_cache_statistics counted; // bytes and entries are exact, hits those of entries torn down
 	typename victims<Env>::list list;
 	victims<Env> oldest;
+	/* So many misses more look for a union, and so many that would do not (miss.h). */
+	uint32_t uniting, apart;
 
 	bool has_room(uint64_t size) const
 	{

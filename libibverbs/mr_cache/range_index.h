@@ -22,6 +22,12 @@
 
 namespace mr_cache {
 
+/* 0: none. */
+struct neighbours {
+	uint32_t before;
+	uint32_t after;
+};
+
 template <class Env> class range_index {
 public:
 	/* The memory of the nodes of entries from this one on. */
@@ -38,11 +44,34 @@ public:
 	}
 
 	/*
+	 * Under the mutex. Of the same rights: the last entry that starts at or before the address,
+	 * and the first that starts after it.
+	 */
+	neighbours beside(const wish &want, uint64_t addr) const
+	{
+		const domain &d = domains[lookup(want.key)];
+		uint32_t n = get(d.roots[want.access & RIGHTS]);
+		neighbours found = {};
+
+		while (n) {
+			if (starts_at(n) <= addr) {
+				found.before = n;
+				n = get(nodes[n].right);
+			} else {
+				found.after = n;
+				n = get(nodes[n].left);
+			}
+		}
+		return found;
+	}
+
+	/*
 	 * Under the mutex. Calls retire(i), which erases it, for each entry i that lies within the
 	 * new one; none among the same rights contains it. False if there are too many domains.
+	 * *overlaps: some of it is in another one's range, too.
 	 */
 	template <class Retire>
-	bool insert(uint32_t index, const entry<Env> *entries, const Retire &retire)
+	bool insert(uint32_t index, const entry<Env> *entries, const Retire &retire, bool *overlaps)
 	{
 		const entry<Env> &e = entries[index];
 		const uint64_t start = e.start();
@@ -55,7 +84,8 @@ public:
 			return false;
 
 		domain &d = domains[to];
-		uint32_t next = insert_at(d.roots[rights], index, start);
+		const neighbours beside = insert_at(d.roots[rights], index, start);
+		uint32_t next = beside.after;
 
 		d.present.store(d.present.load(std::memory_order_relaxed) | 1U << rights,
 				std::memory_order_relaxed);
@@ -63,6 +93,8 @@ public:
 			retire(next);
 			next = successor(d.roots[rights], start);
 		}
+		*overlaps = (next && starts_at(next) < e.end()) ||
+			    (beside.before && entries[beside.before].end() > start);
 		return true;
 	}
 
@@ -186,18 +218,21 @@ private:
 		return best;
 	}
 
-	/* Returns the one that starts there or is the next after it, or 0. */
-	uint32_t insert_at(link &root, uint32_t index, uint64_t start)
+	/* Returns the last one that starts before it, and the next that starts there or after it.
+	 */
+	neighbours insert_at(link &root, uint32_t index, uint64_t start)
 	{
 		const uint32_t least = priority(index);
-		uint32_t next = 0, n;
+		neighbours found = {};
+		uint32_t n;
 		link *at = &root;
 
 		while ((n = get(*at)) && priority(n) >= least) {
 			if (starts_at(n) < start) {
+				found.before = n;
 				at = &nodes[n].right;
 			} else {
-				next = n;
+				found.after = n;
 				at = &nodes[n].left;
 			}
 		}
@@ -208,11 +243,12 @@ private:
 		nodes[index].start.store(start, std::memory_order_relaxed);
 		while (n) {
 			if (starts_at(n) < start) {
+				found.before = n;
 				set(*left, n);
 				left = &nodes[n].right;
 				n = get(*left);
 			} else {
-				next = n;
+				found.after = n;
 				set(*right, n);
 				right = &nodes[n].left;
 				n = get(*right);
@@ -221,7 +257,7 @@ private:
 		set(*left, 0);
 		set(*right, 0);
 		set(*at, index);
-		return next;
+		return found;
 	}
 
 	static uint32_t bucket(uint64_t key)

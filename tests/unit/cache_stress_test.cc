@@ -3,6 +3,7 @@
  * The registration cache with real threads, for ThreadSanitizer and AddressSanitizer
  * (built three times), and against a naive model with one thread.
  */
+#include <algorithm>
 #include <cstdlib>
 #include <random>
 #include <thread>
@@ -15,7 +16,7 @@
 
 namespace {
 
-constexpr uint64_t PAGE = 4096, BASE = 0x10000000, PAGES = 40;
+constexpr uint64_t PAGE = 4096, BASE = 0x10000000, PAGES = 40, LONG = 8;
 
 struct world {
 	fake_kernel kernel;
@@ -41,9 +42,15 @@ struct world {
 
 TEST_CASE("threads share a cache while a kernel invalidates")
 {
+	/* Ranges at random, or windows that slide and are united. */
+	const bool slides = GENERATE(false, true);
 	world w;
+	const mr_cache_bounds wide = {400 * PAGE, 60};
 	std::atomic<bool> stop{false};
 	std::atomic<uint64_t> failures{0}, uses{0};
+
+	if (slides)
+		REQUIRE(w.cache.limits(w.owner, &wide, nullptr) == 0);
 
 	auto user = [&](unsigned int seed) {
 		std::minstd_rand random(seed);
@@ -55,6 +62,10 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 			void *pd = w.pds[random() % 2];
 			mr_cache_ref ref;
 
+			if (slides) {
+				first = (static_cast<uint64_t>(n) + seed * 7) % (PAGES - LONG);
+				count = LONG;
+			}
 			if (acquire(w.cache, pd, w.owner, BASE + first * PAGE, count * PAGE, 1,
 				    &ref))
 				continue;
@@ -113,6 +124,9 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 	other.join();
 	CHECK(failures == 0);
 	CHECK(uses > 10000);
+	CHECK(std::any_of(w.kernel.all.begin(), w.kernel.all.end(), [&](const auto &one) {
+		return one.what.size > (slides ? LONG : 4) * PAGE;
+	}));
 }
 
 TEST_CASE("random operations act as a naive model does")

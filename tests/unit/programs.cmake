@@ -20,7 +20,7 @@ function(add_unit name sources)
   target_link_libraries(unit_${name} PRIVATE catch_main)
 endfunction()
 
-add_unit(cache "cache_test.cc;cache_lifetime_test.cc;cache_room_test.cc;cache_stress_test.cc")
+add_unit(cache "cache_test.cc;cache_lifetime_test.cc;cache_room_test.cc;cache_stress_test.cc;cache_union_test.cc")
 add_unit(schedule cache_schedule_test.cc)
 add_unit(parts "entry_list_test.cc;hints_test.cc;range_index_test.cc;victims_test.cc")
 # Beside that as a module, which can be unloaded.
@@ -39,7 +39,7 @@ foreach(target views unit_views)
 endforeach()
 add_dependencies(unit_views views)
 add_unit(tsan cache_stress_test.cc -fsanitize=thread)
-add_unit(asan "cache_test.cc;cache_lifetime_test.cc;cache_room_test.cc;cache_stress_test.cc" -fsanitize=address,undefined
+add_unit(asan "cache_test.cc;cache_lifetime_test.cc;cache_room_test.cc;cache_stress_test.cc;cache_union_test.cc" -fsanitize=address,undefined
          -fno-sanitize-recover=all -O0)
 
 add_set(unit_tests unit)

@@ -69,16 +69,47 @@ struct world {
 	/* The entries within go, and no others. */
 	void insert(uint32_t i, const wish &what, const bool *within = nullptr)
 	{
+		bool overlaps = false, expected = false;
+
 		entries[i].describe(what);
-		REQUIRE(index->insert(i, entries.get(), [&](uint32_t other) {
-			REQUIRE((within && within[other]));
-			erase(other);
-		}));
+		for (uint32_t other = 1; other < COUNT; other++)
+			expected |= alike(other, what) && !(within && within[other]) &&
+				    entries[other].start() < entries[i].end() &&
+				    entries[i].start() < entries[other].end();
+		REQUIRE(index->insert(
+			i, entries.get(),
+			[&](uint32_t other) {
+				REQUIRE((within && within[other]));
+				erase(other);
+			},
+			&overlaps));
+		REQUIRE(overlaps == expected);
 		in[i] = true;
+	}
+
+	/* The last that starts at or before the address, and the first after it. */
+	void look_beside(const wish &want)
+	{
+		const mr_cache::neighbours found = index->beside(want, want.addr);
+		uint32_t before = 0, after = 0;
+
+		for (uint32_t i = 1; i < COUNT; i++) {
+			if (!alike(i, want))
+				continue;
+			uint32_t &side = entries[i].start() <= want.addr ? before : after;
+
+			if (!side ||
+			    (entries[i].start() < entries[side].start()) == (&side == &after))
+				side = i;
+		}
+		REQUIRE(found.before == before);
+		REQUIRE(found.after == after);
 	}
 
 	void look(const wish &want)
 	{
+		look_beside(want);
+
 		uint32_t found = index->search(want, entries.get());
 		bool expected = false;
 
@@ -150,7 +181,9 @@ TEST_CASE("a domain is there as long as it has entries")
 		for (uint32_t i = 1; i <= MOST; i++)
 			w.insert(i, {&of_round[2 * i], PAGE, PAGE, 1});
 		w.entries[MOST + 1].describe({&of_round[0], PAGE, PAGE, 1});
-		CHECK(!w.index->insert(MOST + 1, w.entries.get(), [](uint32_t) {}));
+		bool overlaps = false;
+		CHECK(!w.index->insert(
+			MOST + 1, w.entries.get(), [](uint32_t) {}, &overlaps));
 		for (uint32_t i = 1; i <= MOST; i++) {
 			w.look({&of_round[2 * i], PAGE, PAGE, 1});
 			w.erase(i);

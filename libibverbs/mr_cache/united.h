@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The range that a miss registers: that of the request, or its union with idle entries that it
+ * overlaps.
+ *
+ * Windows that slide over a buffer are another range each time, and an idle entry pins all of its
+ * own: 4,000 of 256 KiB, a page further each, would pin 1,000 MiB of 16. So a request is registered
+ * together with those that it overlaps, as soon as they and it would pin DEEP times what they cover
+ * (or, if they are MANY, SHALLOW times). They lie within the union, and leave the catalog when it
+ * comes there, as always; it serves all of them. Of several unions it is the deepest: so windows
+ * become blocks, and blocks larger ones, and no page is registered with each step.
+ *
+ * A union takes away pins of its own size at least, and only requests bring any. So all unions
+ * together register no more bytes than all requests, however the windows lie; those windows
+ * register 7 % more pages than alone. A union is MOST times the request at most.
+ *
+ * It is memory that was registered and has its pages: an entry that is suspended, or of which the
+ * kernel has told anything, does not count. Nor does one in use; within a union it stays with its
+ * users. One that only lies beside may be another buffer, and the end of one would be that of both.
+ */
+#ifndef MR_CACHE_UNITED_H
+#define MR_CACHE_UNITED_H
+
+#include "arena.h"
+
+namespace mr_cache {
+
+template <class Env> class united {
+public:
+	united(const wish &wanted, const arena<Env> &in) : a(in), want(wanted) {}
+
+	/* The wish itself if there is no union. Under the mutex. */
+	wish range()
+	{
+		const uint64_t size = end - start;
+		uint64_t pinned = size;
+		double deepest = 0;
+		wish best = want;
+
+		/* A peer's key must not open more; of one page nothing overlaps a part. */
+		if (want.access & (RIGHTS ^ MR_CACHE_LOCAL_WRITE) || size <= Env::page_mask() + 1)
+			return want;
+		beside = a.index.ranges.beside(want, start);
+		for (uint32_t looks = 0, taken = 0; looks < LOOKS && taken < ENOUGH; looks++) {
+			const uint64_t left = more_left(), right = more_right();
+			const bool to_left = left <= right;
+
+			if ((to_left ? left : right) > MOST * size - (end - start))
+				break;
+
+			const entry<Env> &e = a.entries[to_left ? beside.before : beside.after];
+
+			if (may_go(e)) {
+				start = e.start() < start ? e.start() : start;
+				end = e.end() > end ? e.end() : end;
+				pinned += e.size();
+
+				const double depth = static_cast<double>(pinned) /
+						     static_cast<double>(end - start);
+
+				taken++;
+				if (end - start > size && depth >= deepest &&
+				    depth >= (taken < MANY ? DEEP : SHALLOW)) {
+					best = {want.key, start, end - start, want.access};
+					deepest = depth;
+				}
+			}
+			step(to_left, e.start());
+		}
+		return best;
+	}
+
+private:
+	static constexpr uint32_t LOOKS = 16;		// at entries
+	static constexpr uint32_t MANY = 6, ENOUGH = 8; // of them to unite
+	static constexpr double DEEP = 4, SHALLOW = 2;
+	static constexpr uint64_t MOST = 4;
+	static constexpr uint64_t NONE = UINT64_MAX;
+
+	static bool may_go(const entry<Env> &e)
+	{
+		return !(e.word.peek_relaxed() & (e.word.KERNEL | e.word.REFS));
+	}
+
+	/* So much more would be registered with the next one there; NONE: it does not overlap. */
+	uint64_t more_left() const
+	{
+		const entry<Env> &e = a.entries[beside.before];
+
+		return beside.before && e.end() > start ? start - e.start() : NONE;
+	}
+	uint64_t more_right() const
+	{
+		const entry<Env> &e = a.entries[beside.after];
+
+		if (!beside.after || e.start() >= end)
+			return NONE;
+		return e.end() > end ? e.end() - end : 0;
+	}
+
+	/* Beyond the one that was looked at. */
+	void step(bool to_left, uint64_t from)
+	{
+		if (!to_left)
+			beside.after = a.index.ranges.beside(want, from).after;
+		else
+			beside.before = from ? a.index.ranges.beside(want, from - 1).before : 0;
+	}
+
+	const arena<Env> &a;
+	const wish &want;
+	uint64_t start = want.addr & ~Env::page_mask();
+	uint64_t end = (want.addr + want.length + Env::page_mask()) & ~Env::page_mask();
+	neighbours beside = {};
+};
+
+} // namespace mr_cache
+
+#endif // MR_CACHE_UNITED_H
