@@ -14,18 +14,21 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "device.h"
 #include "loopback.h"
+#include "run_time.h"
 #include "skip.h"
 #include "system.h"
 #include "trial.h"
@@ -155,6 +158,105 @@ TEST_CASE("cache: a part works on when the rest of its entry is unmapped")
 	std::memset(part.addr, 7, part.length);
 	REQUIRE(link.write(mr.get(), part, to.registered().addr, target->rkey) == IBV_WC_SUCCESS);
 	CHECK(std::memcmp(part.addr, to.registered().addr, part.length) == 0);
+}
+
+TEST_CASE("cache: windows that slide pin at most twice what they cover")
+{
+	const device on;
+	loopback link(on);
+	const std::size_t wide = 16, windows = 400, covered = (windows + wide - 1) * page_size();
+	const memory from = anonymous(covered);
+	const memory to = anonymous(wide * page_size());
+	const auto target = on.register_memory(to.registered());
+	const std::size_t before = pinned_bytes();
+	const auto slide = [&](unsigned int salt) {
+		for (std::size_t n = 0; n < windows; n++) {
+			const range r{from.registered().addr + n * page_size(), wide * page_size()};
+			const auto mr = cached_local(on, r);
+
+			REQUIRE(mr->addr == r.addr);
+			REQUIRE(mr->length == r.length);
+			std::memset(r.addr, static_cast<int>(n + salt), r.length);
+			REQUIRE(link.write(mr.get(), r, to.registered().addr, target->rkey) ==
+				IBV_WC_SUCCESS);
+			REQUIRE(std::memcmp(r.addr, to.registered().addr, r.length) == 0);
+		}
+	};
+
+	slide(1);
+	CHECK(stats(on).misses == windows);
+	/* and the page of the words */
+	CHECK(pinned_bytes() <= before + 2 * covered + page_size());
+	slide(2);
+	CHECK(stats(on).misses == windows);
+	CHECK(stats(on).hits == windows);
+	REQUIRE(ibv_reg_mr_clean(on.context(), 0) == 0);
+	CHECK(pinned_bytes() <= before + page_size());
+}
+
+/*
+ * Plainly as well, which is the oracle. A thread has the pages of its window for itself, but not
+ * those beside it, which may be in the same registration.
+ */
+TEST_CASE("cache: windows slide while others unmap the memory beside them")
+{
+	const int flag = GENERATE(0, static_cast<int>(IBV_ACCESS_CACHED));
+	constexpr std::size_t pages = 128, wide = 8;
+	constexpr int sliders = 2;
+	const device on;
+	const memory from = anonymous(pages * page_size());
+	std::vector<std::mutex> own(pages);
+	std::atomic<int> wrong = 0, replaced = 0, sent = 0;
+	const run_time time;
+	const auto goes_on = [&] { return time.goes_on(sent > 2000 && replaced > 100); };
+	const auto with_pages = [&](std::size_t first, std::size_t count, const auto &act) {
+		std::vector<std::unique_lock<std::mutex>> held;
+
+		for (std::size_t page = first; page < first + count; page++)
+			held.emplace_back(own[page]);
+		act(range{from.registered().addr + first * page_size(), count * page_size()});
+	};
+	const auto slider = [&](std::size_t at) {
+		const memory to = anonymous(wide * page_size());
+		const auto target = on.register_memory(to.registered());
+		loopback link(on);
+
+		for (std::size_t n = at; goes_on(); n++)
+			with_pages(n % (pages - wide + 1), wide, [&](range r) {
+				const auto mr =
+					on.register_memory(r, IBV_ACCESS_LOCAL_WRITE | flag);
+
+				std::memset(r.addr, static_cast<int>(n), r.length);
+				wrong += link.write(mr.get(), r, to.registered().addr,
+						    target->rkey) != IBV_WC_SUCCESS ||
+					 std::memcmp(r.addr, to.registered().addr, r.length) != 0;
+				sent++;
+			});
+	};
+	std::vector<std::thread> crowd;
+
+	for (std::size_t i = 0; i < sliders; i++)
+		crowd.emplace_back([&, i] { slider(i * pages / sliders); });
+	crowd.emplace_back([&] {
+		std::minstd_rand random(1);
+
+		while (goes_on()) {
+			with_pages(random() % (pages - 2), 1 + random() % 2, [&](range r) {
+				wrong += mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+					      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+					      0) != r.addr;
+				replaced++;
+			});
+			std::this_thread::sleep_for(std::chrono::milliseconds(random() % 8));
+		}
+	});
+	for (std::thread &one : crowd)
+		one.join();
+	CHECK(wrong == 0);
+	if (flag) {
+		CHECK(stats(on).hits > 0);
+		CHECK(stats(on).bytes < 4 * pages * page_size());
+	}
 }
 
 TEST_CASE("cache: nothing is cached unasked")
