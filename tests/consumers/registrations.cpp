@@ -18,7 +18,6 @@
 #include <nlohmann/json.hpp>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_ext.h>
-#include <uct/api/uct.h>
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -40,6 +39,7 @@
 
 #include "interception.h"
 #include "libfabric.h"
+#include "ucx_md.h"
 
 namespace {
 
@@ -102,36 +102,13 @@ void import_monitor()
 	check(refused == -FI_ENOSYS ? 0 : refused, "fi_import_fid");
 }
 
-void check_ucx(ucs_status_t status, const char *call)
-{
-	if (status == UCS_OK)
-		return;
-	std::fprintf(stderr, "%s: %s\n", call, ucs_status_string(status));
-	std::exit(1);
-}
-
 registrar on_ucx(const std::string &device)
 {
 	const unsigned int flags =
 		UCT_MD_MEM_ACCESS_ALL | (std::getenv("ON_DEMAND") ? UCT_MD_MEM_FLAG_NONBLOCK : 0);
-	uct_component_h *components = nullptr;
-	uct_md_config_t *config = nullptr;
+	uct_md_h md = open_ucx_md(device);
 	uct_md_attr_t attr{};
-	uct_md_h md = nullptr;
-	unsigned int count = 0;
 
-	check_ucx(uct_query_components(&components, &count), "uct_query_components");
-	for (unsigned int i = 0; i < count && !md; i++) {
-		uct_component_attr_t component{};
-		component.field_mask = UCT_COMPONENT_ATTR_FIELD_NAME;
-		check_ucx(uct_component_query(components[i], &component), "uct_component_query");
-		if (std::string_view(component.name) != "ib")
-			continue;
-		check_ucx(uct_md_config_read(components[i], nullptr, nullptr, &config),
-			  "uct_md_config_read");
-		check_ucx(uct_md_open(components[i], device.c_str(), config, &md), "uct_md_open");
-	}
-	check_ucx(md ? UCS_OK : UCS_ERR_NO_DEVICE, "uct_query_components");
 	check_ucx(uct_md_query(md, &attr), "uct_md_query");
 	return [md, flags, key_size = attr.rkey_packed_size](std::byte *memory, std::size_t size) {
 		uct_mem_h memh = nullptr;
