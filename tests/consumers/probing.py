@@ -22,12 +22,14 @@ REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 BUILT = os.path.join(REPO, "build/consumers")
 PROGRAM = os.path.join(REPO, "build/tests/consumers_registrations")
 MAPPING = os.path.join(REPO, "build/tests/consumers_mapping")
+UNRELEASED = os.path.join(REPO, "build/tests/consumers_unreleased")
 NOT_CAPABLE = {"LD_PRELOAD": os.path.join(REPO, "build/tests/libconsumers_not_capable.so")}
 OTHER_CANT = {**NOT_CAPABLE, "NOT_CAPABLE": "rxe1"}
 CANT_ARM = {**NOT_CAPABLE, "ARMING_FAILS": "1"}
 # It says so, but is, and loses registrations that would stay where that is true.
 CANT_REVOKE = {**NOT_CAPABLE, "NOT_REVOCABLE": "1"}
 LIMIT = 600     # seconds: it hangs
+SPARE_KB = 256      # the pages of UCX's words
 MOST_KEPT = 100     # of 200 registrations, where something has to come by them
 MOST_IDLE = 1       # if the kernel takes their pages
 
@@ -57,6 +59,7 @@ class Case:
     patched: bool = False       # libc's functions
     early: bool = False         # when UCX was loaded; they are where arming is not counted
     keeps: bool = True          # the used part of a registration that is stale
+    threads: int = 0            # the kernel's: soft-RoCE has one for on-demand paging
 
 
 CASES = [
@@ -79,7 +82,7 @@ CASES = [
     Case("UCX, the other one first", "ucx", {"rxe1": HOOKS, "rxe0": WORD}, OTHER_CANT, True),
     Case("UCX, y, rxe1 can't", "ucx", {"rxe0": WORD, "rxe1": NO_CACHE},
          {**OTHER_CANT, **ONLY_NOTIFY}),
-    Case("UCX, try, on demand", "ucx", {"rxe0": HOOKS}, ON_DEMAND, True),
+    Case("UCX, try, on demand", "ucx", {"rxe0": HOOKS}, ON_DEMAND, True, threads=1),
     Case("UCX, y, pinned though it may be on demand", "ucx", {"rxe0": WORD},
          {**ON_DEMAND, **ONLY_NOTIFY}),
     Case("UCX, arming fails", "ucx", {"rxe0": NO_CACHE}, CANT_ARM),
@@ -148,7 +151,7 @@ def run(case):
         good &= check(f"{case.name}: libc was {'' if early else 'not '}patched when UCX was loaded",
                       (seen["patched_first"] > 0) == early, said)
     good &= check(f"{case.name}: no userfaultfd, no thread", not seen["userfaultfds"] and
-                  seen["threads"] == THREADS[case.library], said)
+                  seen["threads"] == THREADS[case.library] + case.threads, said)
     return good
 
 
@@ -159,6 +162,46 @@ def maps_after_failure(notify):
         "UCX_RCACHE_NOTIFY": notify}))
     return check(f"UCP, {notify}: maps memory in the place of memory that could not be mapped",
                  not done.returncode, done.stdout)
+
+
+OVER_RXE0 = {"UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "rxe0:1",
+             "UCX_IB_REG_METHODS": "rcache,direct"}
+
+
+def unreleased(kind, notify, more):
+    """The answer of the program, or {} if it failed; and its output."""
+    done = limited.run(LIMIT, [UNRELEASED, kind], env=environment({
+        **OVER_RXE0, "UCX_RCACHE_NOTIFY": notify, **more}))
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return json.loads(lines[0]) if not done.returncode and lines else {}, done.stdout
+
+
+def unmapped_is_given_back():
+    """At most twice as much as hooks keep with a limit is kept, and no more registrations."""
+    good = []
+    for kind in ("uct", "ucp"):
+        for order, mrs in (("off", 1), ("on", 2)):  # so many registrations of each region
+            setting = {"UCX_IB_RCACHE_MAX_UNRELEASED": "1m", "UCX_IB_PCI_RELAXED_ORDERING": order}
+            name = f"UCX, {kind}, relaxed ordering {order}"
+            hooks, hooks_said = unreleased(kind, "n", setting)
+            for notify in ("try", "y"):
+                word, said = unreleased(kind, notify, setting)
+                said = f"hooks: {hooks_said}word: {said}"
+                good += [
+                    check(f"{name}, {notify}: gives unmapped memory back as hooks do",
+                          hooks and word and word["hits"] <= 2 * hooks["hits"] < hooks["all"],
+                          said),
+                    check(f"{name}, {notify}: lends idle ones, and gets them again",
+                          word and word["lent"] < SPARE_KB and
+                          word["again"] - word["others"] >= 1024 * mrs, said),
+                    check(f"{name}, {notify}: as many registrations as with hooks",
+                          hooks and word and word["mrs"] <= hooks["mrs"], said)]
+    hooks, hooks_said = unreleased("uct", "n", ON_DEMAND)
+    word, said = unreleased("uct", "try", ON_DEMAND)
+    good.append(check("UCX, uct, on demand: as many registrations as with hooks",
+                      hooks and word and word["mrs"] <= hooks["mrs"],
+                      f"hooks: {hooks_said}word: {said}"))
+    return good
 
 
 def hooks_where_nothing_opens():
@@ -196,6 +239,7 @@ def main():
     good = [run(case) for case in (OLD if old else CASES)] + described()
     good += [maps_after_failure(notify) for notify in ("try", "n")]
     good.append(hooks_where_nothing_opens())
+    good += [] if old else unmapped_is_given_back()
     return 0 if all(good) else 1
 
 

@@ -31,12 +31,57 @@ static UCS_F_NOINLINE int ucs_rcache_region_ask(ucs_rcache_t *rcache,
     return rcache->params.ops->valid(rcache->params.context, rcache, region);
 }
 
-/* Lock must be held */
+/* Whether the words of a region say anything. @a doubt: its own */
 static UCS_F_ALWAYS_INLINE int
+ucs_rcache_region_is_doubted(const ucs_rcache_region_t *region, uint64_t doubt)
+{
+    if (doubt & UCS_RCACHE_DOUBT_FOLLOW) {
+        ucs_memory_cpu_load_fence();
+        doubt |= region->follow[0] | region->follow[1];
+    }
+
+    return (doubt & UCS_RCACHE_DOUBT_MASK) != 0;
+}
+
+/* Lock must be held */
+static int
 ucs_rcache_region_is_valid(ucs_rcache_t *rcache, ucs_rcache_region_t *region)
 {
-    return ucs_likely(!(uint8_t)(region->doubt[0] | region->doubt[1])) ||
+    return !ucs_rcache_region_is_doubted(region,
+                                         region->doubt[0] | region->doubt[1]) ||
            ucs_rcache_region_ask(rcache, region);
+}
+
+/* Lock must be held */
+static UCS_F_NOINLINE int ucs_rcache_region_held_valid(ucs_rcache_t *rcache,
+                                                       ucs_rcache_region_t *region)
+{
+    if (ucs_rcache_region_is_valid(rcache, region)) {
+        return 1;
+    }
+
+    ucs_rcache_region_unhold(region);
+    return 0;
+}
+
+/* Take a reference to a region in the page table if it is valid. The reference is
+ * first: nothing is taken from the region after that. Lock must be held */
+static UCS_F_ALWAYS_INLINE int
+ucs_rcache_region_hold_valid(ucs_rcache_t *rcache, ucs_rcache_region_t *region)
+{
+    uint64_t doubt = ucs_atomic_fadd64(&region->doubt[0], UCS_RCACHE_DOUBT_USER);
+
+    ucs_rcache_region_trace(rcache, region, "hold");
+    if (ucs_likely(!(uint32_t)doubt)) {
+        return 1;
+    }
+
+    if (doubt & UCS_RCACHE_DOUBT_SECOND) {
+        doubt |= ucs_atomic_fadd64(&region->doubt[1], UCS_RCACHE_DOUBT_USER);
+    }
+
+    return ucs_likely(!ucs_rcache_region_is_doubted(region, doubt)) ||
+           ucs_rcache_region_held_valid(rcache, region);
 }
 
 /* Without memory events nothing tells of a region that is not asked for again.

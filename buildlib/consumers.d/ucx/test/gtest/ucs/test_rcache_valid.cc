@@ -7,6 +7,7 @@ extern "C" {
 #include <uct/base/uct_md.h>
 #include <ucs/memory/rcache.h>
 #include <ucs/memory/rcache_int.h>
+#include <ucs/arch/atomic.h>
 #include <ucs/sys/sys.h>
 }
 #include <pthread.h>
@@ -153,8 +154,14 @@ protected:
         region *r = get(start, SIZE / 2);
 
         put(r);
-        r->super.doubt[0] = 1;
+        ucs_atomic_or64(&r->super.doubt[0], 1);
         return r;
+    }
+
+    /* Whether the writer of that word has to leave it as it is */
+    static bool is_used(region *r, int which)
+    {
+        return (r->super.doubt[which] & UCS_RCACHE_DOUBT_USED) != 0;
     }
 
     static const uintptr_t START = 0x100000;
@@ -173,6 +180,9 @@ protected:
     int                         m_fails   = 0; /* while it is registered */
     int                         m_told    = 0; /* failures not hidden */
     bool                        m_words   = false; /* another writes the doubt */
+    bool                        m_second  = false; /* there are two words of it */
+    volatile uint64_t           m_other[2] = {0x100, 0x200};
+    int                         m_unused  = 0; /* asked of unused ones */
     bool                        m_kept    = false; /* and goes on to */
     int                         m_errno   = 0; /* of a failure */
     int                         m_asked   = 0; /* by the test's thread */
@@ -193,7 +203,7 @@ private:
         }
 
         if (self->m_words) {
-            r->doubt[0] = 0;
+            r->doubt_low = self->m_second ? UCS_RCACHE_DOUBT_SECOND : 0;
         }
 
         ucs_derived_of(r, region)->id = id;
@@ -225,6 +235,7 @@ private:
 
         if (pthread_equal(self->m_thread, pthread_self())) {
             ++self->m_asked;
+            self->m_unused += !is_used(ucs_derived_of(r, region), 0);
         } else {
             self->in_timer();
         }
@@ -277,25 +288,125 @@ UCS_TEST_F(test_rcache_valid, without_words_each_hit_asks) {
 UCS_TEST_F(test_rcache_valid, only_in_doubt_a_hit_asks) {
     region *r;
 
-    m_words = true;
-    r       = get(START, SIZE);
+    m_words  = true;
+    m_second = true;
+    r        = get(START, SIZE);
     for (int which = 0; which < 2; ++which) {
         m_asked               = 0;
-        r->super.doubt[which] = 0x100; /* not the low byte */
+        ucs_atomic_or64(&r->super.doubt[which], 0x800); /* not the low byte */
         EXPECT_EQ(r->id, use(START, SIZE));
         EXPECT_EQ(0, m_asked);
 
-        r->super.doubt[which] = 0x82;
+        ucs_atomic_or64(&r->super.doubt[which], 0x82);
         EXPECT_EQ(r->id, use(START, SIZE));
         EXPECT_EQ(1, m_asked);
-        r->super.doubt[which] = 0;
+        ucs_atomic_and64(&r->super.doubt[which], ~0x882ul);
     }
 
     m_stale.insert(r->id);
     EXPECT_EQ(r->id, use(START, SIZE));
-    r->super.doubt[1] = 1;
+    ucs_atomic_or64(&r->super.doubt[1], 1);
     EXPECT_NE(r->id, use(START, SIZE));
     put(r);
+}
+
+/* The writer of a region's words may take its memory while nobody uses it */
+UCS_TEST_F(test_rcache_valid, words_tell_of_users) {
+    m_words  = true;
+    m_second = true;
+
+    region *r = get(START, SIZE);
+
+    for (int i = 0; i < 2; ++i) {
+        for (int which = 0; which < 2; ++which) {
+            EXPECT_TRUE(is_used(r, which)) << which;
+        }
+
+        EXPECT_EQ(r, get(START, SIZE));
+        ucs_rcache_region_hold(m_rcache, &r->super);
+        put(r);
+        put(r);
+        for (int which = 0; which < 2; ++which) {
+            EXPECT_TRUE(is_used(r, which)) << which;
+        }
+
+        put(r);
+        for (int which = 0; which < 2; ++which) {
+            EXPECT_FALSE(is_used(r, which)) << which;
+        }
+
+        EXPECT_EQ(r, get(START, SIZE));
+    }
+
+    put(r);
+}
+
+/* It has one reference then, as one that is in the cache, and that nobody uses */
+UCS_TEST_F(test_rcache_valid, words_tell_of_users_of_what_is_stale) {
+    m_words  = true;
+    m_second = true;
+
+    region *r = get(START, SIZE);
+
+    m_stale.insert(r->id);
+    ucs_atomic_or64(&r->super.doubt[0], 1);
+    EXPECT_NE(r->id, use(START, SIZE));
+    EXPECT_EQ(1u, r->super.refcount);
+    for (int which = 0; which < 2; ++which) {
+        EXPECT_TRUE(is_used(r, which)) << which;
+    }
+
+    put(r);
+    EXPECT_EQ(1u, m_registered.size());
+}
+
+/* Else its memory could be taken between the look and the reference */
+UCS_TEST_F(test_rcache_valid, reference_is_before_the_look) {
+    region *r = get(START, SIZE); /* its doubt stays */
+
+    put(r);
+    m_asked  = 0;
+    m_unused = 0;
+    EXPECT_EQ(r->id, use(START, SIZE)); /* fast */
+    EXPECT_EQ(1, m_asked);
+    EXPECT_EQ(0, m_unused);
+
+    /* A miss asks for itself first, and then when it finds it */
+    use(START + 2 * SIZE, SIZE / 2);
+    m_asked  = 0;
+    m_unused = 0;
+    use(START + SIZE / 2, SIZE); /* slow: merged */
+    EXPECT_EQ(3, m_asked);
+    EXPECT_EQ(2, m_unused);
+    EXPECT_EQ(2u, m_registered.size());
+}
+
+/* A region may be told of by another one's words */
+UCS_TEST_F(test_rcache_valid, follower_is_asked_if_the_other_says_so) {
+    region *r = get(START, SIZE);
+    int id;
+
+    ucs_rcache_region_follow(&r->super, m_other);
+    put(r);
+    EXPECT_FALSE(is_used(r, 0));
+    for (int which = 0; which < 2; ++which) {
+        m_asked = 0;
+        EXPECT_EQ(r->id, use(START, SIZE));
+        use(START + (2 + which) * SIZE, SIZE / 2);
+        EXPECT_EQ(which, m_asked); /* the miss asks of those without words */
+
+        m_asked         = 0;
+        m_other[which] |= 2;
+        EXPECT_EQ(r->id, use(START, SIZE));
+        EXPECT_EQ(1, m_asked);
+        m_other[which] &= ~2ul;
+    }
+
+    id = r->id;
+    m_stale.insert(id);
+    m_other[1] |= 1;
+    use(START + 5 * SIZE, SIZE / 2); /* nor does it stay without a hit */
+    EXPECT_FALSE(m_registered.count(id));
 }
 
 /* A writer of a region's doubt may write for ever, and must not meet another one */
@@ -432,7 +543,7 @@ UCS_TEST_F(test_rcache_valid, stale_go_without_a_miss) {
         m_stale.insert(r->id);
     }
     for (region *r : stale) {
-        r->super.doubt[0] = 1;
+        ucs_atomic_or64(&r->super.doubt[0], 1);
     }
 
     while ((m_registered.size() > 2) && (ucs_get_time() < deadline)) {
@@ -615,6 +726,7 @@ protected:
         m_ops.mem_reg      = reg;
         m_ops.mem_dereg    = dereg;
         m_ops.mem_is_valid = is_valid;
+        m_ops.mem_doubt    = doubt;
         context->tl_mds[0].md->ops = &m_ops;
         flags() = (flags() & ~UCT_MD_FLAG_REG_DUMMY) | UCT_MD_FLAG_NOTIFY;
         renew();
@@ -689,6 +801,7 @@ protected:
     std::set<range*>             m_registered;
     uintptr_t                    m_gone  = 0; /* can't be registered */
     uintptr_t                    m_stale = 0; /* not the registered memory */
+    volatile uint64_t            m_doubt[2] = {1, 0}; /* of all that is registered */
     bool                         m_full  = false;
     int                          m_asked = 0; /* by the test's thread */
     pthread_t                    m_thread = pthread_self();
@@ -734,6 +847,11 @@ private:
         return !has((range*)memh, m_self->m_stale);
     }
 
+    static const volatile uint64_t *doubt(uct_md_h md, uct_mem_h memh)
+    {
+        return m_self->m_doubt;
+    }
+
     static bool has(const range *r, uintptr_t address)
     {
         return (r->start <= address) && (address < r->end);
@@ -763,6 +881,34 @@ UCS_TEST_F(test_ucp_rcache_valid, nothing_registered_goes) {
     }
 
     EXPECT_LE(m_context.get()->rcache->num_regions, 20u);
+}
+
+/* Asking has a cost, in each of UCP's hits */
+UCS_TEST_F(test_ucp_rcache_valid, only_in_doubt_a_hit_asks) {
+    EXPECT_EQ(size_t(SIZE), use(START, SIZE, 1));
+    for (int i = 0; i < 2; ++i) {
+        m_doubt[0] = 0x100;
+        m_asked    = 0;
+        EXPECT_EQ(size_t(SIZE), use(START, SIZE / 2, 1));
+        EXPECT_EQ(0, m_asked);
+
+        m_doubt[0] = 2;
+        EXPECT_EQ(size_t(SIZE), use(START, SIZE / 2, 1));
+        EXPECT_EQ(1, m_asked);
+    }
+
+    m_stale = START;
+    EXPECT_EQ(size_t(SIZE / 2), use(START + SIZE / 2, SIZE / 2, 1));
+}
+
+/* The first to be registered may be of a domain that does not tell of all changes */
+UCS_TEST_F(test_ucp_rcache_valid, with_events_each_hit_asks) {
+    m_context.get()->mem_notify = UCP_MEM_NOTIFY_SOME; /* others do not notify */
+    m_doubt[0]                  = 0;
+    EXPECT_EQ(size_t(SIZE), use(START, SIZE, 1));
+    m_asked = 0;
+    EXPECT_EQ(size_t(SIZE), use(START, SIZE, 1));
+    EXPECT_EQ(1, m_asked);
 }
 
 /* An event tells it */

@@ -15,13 +15,6 @@
 
 #if HAVE_DECL_IBV_REG_MR_NOTIFY
 
-/* The word's bit that says that the registration is in use. A cache may find a
- * part of a larger region, and another part may be unmapped. So the device
- * keeps the pages of an invalid region until it is deregistered, as it does of
- * one that an event took out of the cache. */
-#define UCT_IB_NOTIFY_IN_USE UCS_BIT(8)
-
-
 static struct {
     int (*reg)(struct ibv_mr *mr, uint64_t *word);
     int (*reg_in_use)(struct ibv_mr *mr, uint64_t *word, uint64_t in_use);
@@ -100,29 +93,32 @@ void uct_ib_notify_begin(uct_ib_md_t *md, uct_ib_mem_t *memh,
                       ucs_static_array_size(memh->watched));
 
     if (md->notify != UCT_IB_NOTIFY_NONE) {
-        region->doubt[UCT_IB_MR_DEFAULT]      = 0;
-        region->doubt[UCT_IB_MR_STRICT_ORDER] = 0;
-        memh->doubt                           = region->doubt;
+        region->doubt_low = md->relaxed_order ? UCS_RCACHE_DOUBT_SECOND : 0;
+        memh->doubt       = region->doubt;
     }
 }
 
 void uct_ib_notify_failed(uct_ib_mem_t *memh)
 {
     if (memh->doubt != NULL) {
-        memh->doubt[UCT_IB_MR_DEFAULT] = IBV_MR_NOTIFY_INVALID;
-        memh->doubt                    = NULL;
+        memh->doubt[UCT_IB_MR_DEFAULT] |= IBV_MR_NOTIFY_INVALID;
+        memh->doubt                     = NULL;
     }
 }
 
-/* A device that can't be revoked keeps the pages in any case */
+/* A cache may find a part of a larger region, and another part may be unmapped. So
+ * the device keeps the pages of an invalid region while it is used, as it does of
+ * one that an event took out of the cache. Unused, it gives them back at once. A
+ * device that can't be revoked keeps them in any case. */
 static int uct_ib_notify_reg(struct ibv_mr *mr, volatile uint64_t *doubt)
 {
     uint64_t *word = (uint64_t*)doubt;
     int ret = EOPNOTSUPP;
 
-    *word = UCT_IB_NOTIFY_IN_USE;
+    *word |= UCS_RCACHE_DOUBT_KEPT; /* until it is registered */
     if (uct_ib_notify_verbs.reg_in_use != NULL) {
-        ret = uct_ib_notify_verbs.reg_in_use(mr, word, UCT_IB_NOTIFY_IN_USE);
+        ret = uct_ib_notify_verbs.reg_in_use(mr, word,
+                                             UCS_RCACHE_DOUBT_USED);
     }
 
     return (ret == EOPNOTSUPP) ? uct_ib_notify_verbs.reg(mr, word) : ret;
@@ -147,7 +143,7 @@ void uct_ib_notify_arm(uct_ib_md_t *md, uct_ib_mem_t *memh,
 
     ucs_debug("ibv_reg_mr_notify(mr=%p) failed: %s", mr, strerror(ret));
     if (md->notify == UCT_IB_NOTIFY_ALL) {
-        memh->doubt[mr_type] = IBV_MR_NOTIFY_INVALID; /* for this time only */
+        memh->doubt[mr_type] |= IBV_MR_NOTIFY_INVALID; /* for this time only */
     }
 }
 
@@ -171,6 +167,16 @@ int uct_ib_notify_settle(const uct_ib_mem_t *memh)
     }
 
     return 1;
+}
+
+int uct_ib_notify_region_is_valid(const ucs_rcache_region_t *region,
+                                  const uct_ib_mem_t *memh)
+{
+    return ((region->refcount == 1) &&
+            !((region->doubt[UCT_IB_MR_DEFAULT] |
+               region->doubt[UCT_IB_MR_STRICT_ORDER]) &
+              (IBV_MR_NOTIFY_INVALID | IBV_MR_NOTIFY_SUSPECT))) ||
+           uct_ib_notify_is_valid(memh);
 }
 
 #else
@@ -197,6 +203,12 @@ void uct_ib_notify_arm(uct_ib_md_t *md, uct_ib_mem_t *memh,
 }
 
 int uct_ib_notify_settle(const uct_ib_mem_t *memh)
+{
+    return 1;
+}
+
+int uct_ib_notify_region_is_valid(const ucs_rcache_region_t *region,
+                                  const uct_ib_mem_t *memh)
 {
     return 1;
 }

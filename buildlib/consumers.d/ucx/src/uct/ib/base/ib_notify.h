@@ -70,6 +70,14 @@ static UCS_F_ALWAYS_INLINE uint8_t uct_ib_notify_said(uint64_t word)
 
 
 /**
+ * @return Whether a region's memory handle is still of the memory that is mapped.
+ *         An unused one may have no pages: it gets some when it is found.
+ */
+int uct_ib_notify_region_is_valid(const ucs_rcache_region_t *region,
+                                  const uct_ib_mem_t *memh);
+
+
+/**
  * @return Whether the memory handle is still of the memory that is mapped, as
  *         far as its words tell. Can be called by any thread at any time.
  */

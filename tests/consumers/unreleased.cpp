@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * How much memory UCX keeps pinned that a program has unmapped: unreleased uct|ucp. It registers
+ * 201 buffers of 1 MiB on rxe0, one after the other, unmaps 200 of them, and then uses only the
+ * last one again and again; after that it registers 60 others, and uses the last one. There is no
+ * pause before the end of the hits, so that a timer of UCX's makes no difference. Prints one line
+ * of JSON: VmPin in kB while all were registered ("all"), after the hits ("hits"), after the kernel
+ * was asked for the pages of idle registrations ("lent"), after the others ("others"), at the end
+ * ("again"), and how many registrations the device has then ("mrs"). With ON_DEMAND set UCX may
+ * register so, which pins nothing.
+ */
+#include <nlohmann/json.hpp>
+#include <ucp/api/ucp.h>
+
+#include <sys/mman.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "ucx_md.h"
+
+namespace {
+
+constexpr std::size_t length = 1 << 20, unmapped = 200, others = 60;
+constexpr int hits = 300000;
+constexpr long spare_kb = 256; /* UCX's own: the pages of the words */
+
+using user = std::function<void(std::byte *)>;
+
+user of_domain()
+{
+	const unsigned int flags =
+		UCT_MD_MEM_ACCESS_ALL | (std::getenv("ON_DEMAND") ? UCT_MD_MEM_FLAG_NONBLOCK : 0);
+	uct_md_h md = open_ucx_md("rxe0");
+
+	return [=](std::byte *memory) {
+		uct_mem_h handle = nullptr;
+
+		check_ucx(uct_md_mem_reg(md, memory, length, flags, &handle), "uct_md_mem_reg");
+		check_ucx(uct_md_mem_dereg(md, handle), "uct_md_mem_dereg");
+	};
+}
+
+user of_context()
+{
+	ucp_context_h context = nullptr;
+	ucp_params_t params{};
+
+	params.field_mask = UCP_PARAM_FIELD_FEATURES;
+	params.features = UCP_FEATURE_RMA;
+	check_ucx(ucp_init(&params, nullptr, &context), "ucp_init");
+	return [=](std::byte *memory) {
+		ucp_mem_map_params_t map{};
+		ucp_mem_h handle = nullptr;
+
+		map.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+		map.address = memory;
+		map.length = length;
+		check_ucx(ucp_mem_map(context, &map, &handle), "ucp_mem_map");
+		check_ucx(ucp_mem_unmap(context, handle), "ucp_mem_unmap");
+	};
+}
+
+void need(bool good, const char *what)
+{
+	if (!good) {
+		std::perror(what);
+		std::exit(1);
+	}
+}
+
+/* The number after a word of a text. */
+long number_after(FILE *text, std::string_view word)
+{
+	char seen[64];
+	long number = -1;
+
+	need(text, "open");
+	while (number < 0 && std::fscanf(text, "%63s", seen) == 1) {
+		if (word == seen)
+			need(std::fscanf(text, "%ld", &number) == 1, seen);
+	}
+	need(number >= 0, "no such word");
+	return number;
+}
+
+long pinned_kb()
+{
+	FILE *status = std::fopen("/proc/self/status", "r");
+	const long kb = number_after(status, "VmPin:");
+
+	std::fclose(status);
+	return kb;
+}
+
+long registrations()
+{
+	FILE *said = popen("rdma resource show rxe0", "r");
+	const long mrs = number_after(said, "mr");
+
+	pclose(said);
+	return mrs;
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+	nlohmann::ordered_json seen;
+
+	need(argc == 2, "unreleased uct|ucp");
+	const user use = std::string_view(argv[1]) == "ucp" ? of_context() : of_domain();
+	const long before_kb = pinned_kb(), before = registrations();
+	void *mapped = mmap(nullptr, (unmapped + 1 + others) * length, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	need(mapped != MAP_FAILED, "mmap");
+	auto *memory = static_cast<std::byte *>(mapped);
+	const auto at = [=](std::size_t buffer) { return memory + buffer * length; };
+
+	for (std::size_t i = 0; i <= unmapped; i++)
+		use(at(i));
+	seen["all"] = pinned_kb() - before_kb;
+	for (std::size_t i = 0; i < unmapped; i++)
+		need(!munmap(at(i), length), "munmap");
+	for (int i = 0; i < hits; i++)
+		use(at(unmapped));
+	seen["hits"] = pinned_kb() - before_kb;
+	/* It passes over those that were used since it came before. */
+	for (int i = 0; i < 100 && pinned_kb() > before_kb + spare_kb; i++) {
+		std::ofstream("/proc/sys/vm/drop_caches") << 2;
+		std::this_thread::sleep_for(std::chrono::milliseconds(20));
+	}
+	seen["lent"] = pinned_kb() - before_kb;
+	/* Of these misses some look at the last one, which does not use it. */
+	for (std::size_t i = 1; i <= others; i++)
+		use(at(unmapped + i));
+	seen["others"] = pinned_kb() - before_kb;
+	use(at(unmapped));
+	seen["again"] = pinned_kb() - before_kb;
+	seen["mrs"] = registrations() - before;
+	std::printf("%s\n", seen.dump().c_str());
+	return 0;
+}
