@@ -3,45 +3,88 @@
 #define UCS_UCM_LATE_HOOKS_H_
 
 #include <ucs/config/global_opts.h>
+#include <ucs/config/parser.h>
 #include <ucs/sys/sys.h>
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 
-#if HAVE_DECL_IBV_REG_MR_NOTIFY
-static int ucs_ucm_device_is_iwarp(const char *name)
+/* In the following, root is "" but in tests */
+
+UCS_F_PRINTF(1, 2) static inline int ucs_ucm_has_file(const char *format, ...)
+{
+    char path[PATH_MAX];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(path, sizeof(path), format, args);
+    va_end(args);
+    return access(path, F_OK) == 0;
+}
+
+static inline int ucs_ucm_device_is_iwarp(const char *root, const char *name)
 {
     char type[8];
 
     return (ucs_read_file_str(type, sizeof(type), 1,
-                              "/sys/class/infiniband/%s/node_type", name) > 0) &&
+                              "%s/sys/class/infiniband/%s/node_type", root,
+                              name) > 0) &&
            (type[0] == '4');
 }
 
-/* Whether this process may use it, as far as the node's mode tells */
-static int ucs_ucm_device_opens(const char *name)
+/* Large regions of mlx5 may be registered by several threads, and some on demand:
+ * these have no word */
+static inline int ucs_ucm_device_is_mlx5(const char *root, const char *name)
 {
-    DIR *dir  = opendir("/sys/class/infiniband_verbs");
-    int opens = 1;
+    char path[PATH_MAX], driver[PATH_MAX];
+    ssize_t length;
+
+    snprintf(path, sizeof(path), "%s/sys/class/infiniband/%s/device/driver", root,
+             name);
+    length = readlink(path, driver, sizeof(driver) - 1);
+    if (length < 0) {
+        return 0; /* it has none, if it is made of software */
+    }
+
+    driver[length] = '\0';
+    return strstr(driver, "mlx5") != NULL;
+}
+
+/* Whether this process may use it. A container may see devices that it can't open */
+static inline int ucs_ucm_device_opens(const char *root, const char *name)
+{
+    int opens = 0, fd;
     struct dirent *entry;
     char device[NAME_MAX];
     char path[PATH_MAX];
+    DIR *dir;
 
-    while ((dir != NULL) && ((entry = readdir(dir)) != NULL)) {
+    snprintf(path, sizeof(path), "%s/sys/class/infiniband_verbs", root);
+    dir = opendir(path);
+    while ((dir != NULL) && !opens && ((entry = readdir(dir)) != NULL)) {
         if (ucs_read_file_str(device, sizeof(device), 1,
-                              "/sys/class/infiniband_verbs/%s/ibdev",
+                              "%s/sys/class/infiniband_verbs/%s/ibdev", root,
                               entry->d_name) <= 0) {
             continue;
         }
 
         device[strcspn(device, "\n")] = '\0';
-        if (!strcmp(device, name)) {
-            snprintf(path, sizeof(path), "/dev/infiniband/%s", entry->d_name);
-            opens = access(path, R_OK | W_OK) == 0;
-            break;
+        if (strcmp(device, name)) {
+            continue;
+        }
+
+        snprintf(path, sizeof(path), "%s/dev/infiniband/%s", root, entry->d_name);
+        fd = open(path, O_RDWR | O_CLOEXEC);
+        if (fd >= 0) {
+            opens = 1;
+            close(fd);
         }
     }
 
@@ -52,39 +95,40 @@ static int ucs_ucm_device_opens(const char *name)
     return opens;
 }
 
-/* Before a device is opened, its counters tell whether it notifies */
-static int ucs_ucm_device_notifies(const char *name)
+/* Before it is opened by libibverbs, its counters tell it */
+static inline int ucs_ucm_device_notifies(const char *root, const char *name)
 {
-    char path[PATH_MAX];
-
-    snprintf(path, sizeof(path),
-             "/sys/class/infiniband/%s/ports/1/hw_counters/mr_notify_arms", name);
-    return access(path, F_OK) == 0;
+    return ucs_ucm_has_file("%s/sys/class/infiniband/%s/ports/1/hw_counters/"
+                            "mr_notify_arms", root, name) &&
+           !ucs_ucm_device_is_mlx5(root, name);
 }
-#endif
 
-/* Whether registration caches are likely to need no hooks: all RDMA devices that
- * can be opened notify. If so, do not patch code that no cache wants patched. */
-static int ucs_ucm_late_mmap_hooks()
+/* Whether all RDMA devices that UCX can use notify of each registration. It does not
+ * use iWARP */
+static inline int ucs_ucm_devices_notify(const char *root)
 {
-#if HAVE_DECL_IBV_REG_MR_NOTIFY
+    int notify = 0;
     struct dirent *entry;
-    int found = 0;
+    char path[PATH_MAX];
     DIR *dir;
 
-    if (ucs_global_opts.rcache_notify != UCS_TRY) {
-        return ucs_global_opts.rcache_notify == UCS_YES;
+    /* Memory of GPUs has events */
+    if (ucs_ucm_has_file("%s/sys/kernel/mm/memory_peers/nv_mem/version", root) ||
+        ucs_ucm_has_file("%s/dev/kfd", root)) {
+        return 0;
     }
 
-    dir = opendir("/sys/class/infiniband");
+    snprintf(path, sizeof(path), "%s/sys/class/infiniband", root);
+    dir = opendir(path);
     while ((dir != NULL) && ((entry = readdir(dir)) != NULL)) {
-        if ((entry->d_name[0] == '.') || !ucs_ucm_device_opens(entry->d_name) ||
-            ucs_ucm_device_is_iwarp(entry->d_name)) {
-            continue; /* UCX does not use iWARP */
+        if ((entry->d_name[0] == '.') ||
+            ucs_ucm_device_is_iwarp(root, entry->d_name) ||
+            !ucs_ucm_device_opens(root, entry->d_name)) {
+            continue;
         }
 
-        found = ucs_ucm_device_notifies(entry->d_name);
-        if (!found) {
+        notify = ucs_ucm_device_notifies(root, entry->d_name);
+        if (!notify) {
             break;
         }
     }
@@ -93,9 +137,22 @@ static int ucs_ucm_late_mmap_hooks()
         closedir(dir);
     }
 
-    return found;
+    return notify;
+}
+
+/* Whether registration caches are likely to need no hooks. If so, do not patch code
+ * that no cache wants patched. If not, it is patched before there are threads. */
+static inline int ucs_ucm_late_mmap_hooks()
+{
+    if (ucs_global_opts.rcache_notify != UCS_TRY) {
+        return ucs_global_opts.rcache_notify == UCS_YES;
+    }
+
+#if HAVE_DECL_IBV_REG_MR_NOTIFY
+    return (getenv(UCS_DEFAULT_ENV_PREFIX "IB_ODP_MAX_SIZE") == NULL) &&
+           ucs_ucm_devices_notify("");
 #else
-    return ucs_global_opts.rcache_notify == UCS_YES;
+    return 0;
 #endif
 }
 

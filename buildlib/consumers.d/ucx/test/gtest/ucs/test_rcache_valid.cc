@@ -5,16 +5,21 @@ extern "C" {
 #include <ucp/core/ucp_context.h>
 #include <ucp/core/ucp_mm.inl>
 #include <uct/base/uct_md.h>
+#include <ucs/config/ucm_late_hooks.h>
 #include <ucs/memory/rcache.h>
 #include <ucs/memory/rcache_int.h>
 #include <ucs/arch/atomic.h>
 #include <ucs/sys/sys.h>
 }
 #include <pthread.h>
+#include <ftw.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <atomic>
+#include <fstream>
 #include <mutex>
 #include <set>
+#include <string>
 #include <vector>
 
 /* Of ids. The cache's timer asks and deregisters in another thread */
@@ -981,4 +986,132 @@ UCS_TEST_F(test_ucp_rcache_valid, failed_in_vain_asks_few) {
     m_asked = 0;
     EXPECT_EQ(0u, use(m_gone, SIZE / 2, 1));
     EXPECT_LE(m_asked, 32);
+}
+
+/* Code is patched when the library is loaded, unless no cache will need it: later
+ * there may be threads that run it. In a folder with what the files say */
+class test_rcache_late_hooks : public ucs::test {
+protected:
+    virtual void init()
+    {
+        char folder[] = "/tmp/ucx-late-hooks-XXXXXX";
+
+        ucs::test::init();
+        ASSERT_TRUE(mkdtemp(folder) != NULL);
+        m_root = folder;
+    }
+
+    virtual void cleanup()
+    {
+        nftw(m_root.c_str(), remove_one, 16, FTW_DEPTH | FTW_PHYS);
+        ucs::test::cleanup();
+    }
+
+    void write(const std::string &path, const std::string &text)
+    {
+        for (size_t end = path.find('/', 1); end != std::string::npos;
+             end = path.find('/', end + 1)) {
+            mkdir((m_root + path.substr(0, end)).c_str(), 0700);
+        }
+
+        std::ofstream(m_root + path) << text << "\n";
+    }
+
+    /* A device that counts what was armed, and can be opened */
+    void add(const std::string &name, const std::string &node = "1: CA")
+    {
+        write(in_device(name) + "node_type", node);
+        write(counter(name), "0");
+        write("/sys/class/infiniband_verbs/uverbs-" + name + "/ibdev", name);
+        write("/dev/infiniband/uverbs-" + name, "");
+    }
+
+    void remove(const std::string &path)
+    {
+        EXPECT_EQ(0, unlink((m_root + path).c_str()));
+    }
+
+    void driven_by(const std::string &name, const std::string &driver)
+    {
+        write(in_device(name) + "device/vendor", "");
+        EXPECT_EQ(0, symlink(("../../bus/pci/drivers/" + driver).c_str(),
+                             (m_root + in_device(name) + "device/driver").c_str()));
+    }
+
+    bool late()
+    {
+        return ucs_ucm_devices_notify(m_root.c_str()) != 0;
+    }
+
+    static std::string in_device(const std::string &name)
+    {
+        return "/sys/class/infiniband/" + name + "/";
+    }
+
+    static std::string counter(const std::string &name)
+    {
+        return in_device(name) + "ports/1/hw_counters/mr_notify_arms";
+    }
+
+    std::string m_root;
+
+private:
+    static int
+    remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+    {
+        return ::remove(path);
+    }
+};
+
+UCS_TEST_F(test_rcache_late_hooks, where_all_notify) {
+    EXPECT_FALSE(late());
+    add("rxe0");
+    add("rxe1");
+    EXPECT_TRUE(late());
+    remove(counter("rxe1"));
+    EXPECT_FALSE(late());
+}
+
+/* It may be seen in a container that has no right to it */
+UCS_TEST_F(test_rcache_late_hooks, not_where_none_can_be_opened) {
+    add("rxe0");
+    add("rxe1");
+    remove(counter("rxe1"));
+    remove("/dev/infiniband/uverbs-rxe1");
+    EXPECT_TRUE(late());
+    remove("/dev/infiniband/uverbs-rxe0");
+    EXPECT_FALSE(late());
+}
+
+/* It is not used */
+UCS_TEST_F(test_rcache_late_hooks, in_spite_of_iwarp) {
+    add("rxe0");
+    add("siw0", "4: RNIC");
+    remove(counter("siw0"));
+    EXPECT_TRUE(late());
+    remove(counter("rxe0"));
+    EXPECT_FALSE(late());
+}
+
+/* Some of its registrations have no word */
+UCS_TEST_F(test_rcache_late_hooks, not_with_mlx5) {
+    add("irdma0");
+    driven_by("irdma0", "irdma");
+    EXPECT_TRUE(late());
+    add("mlx5_0");
+    driven_by("mlx5_0", "mlx5_core");
+    EXPECT_FALSE(late());
+}
+
+UCS_TEST_F(test_rcache_late_hooks, not_with_memory_of_gpus) {
+    static const std::string files[] = {"/sys/kernel/mm/memory_peers/nv_mem/version",
+                                        "/dev/kfd"};
+
+    add("rxe0");
+    for (const std::string &file : files) {
+        write(file, "1");
+        EXPECT_FALSE(late()) << file;
+        remove(file);
+        EXPECT_TRUE(late()) << file;
+    }
 }
