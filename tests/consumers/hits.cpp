@@ -324,6 +324,23 @@ bool not_cached(fid_domain *domain)
 }
 #endif
 
+#ifndef __SANITIZE_THREAD__
+/* More than the word has bits for; the cache serves a part from the registration of all. */
+bool has_many_users(fid_domain *domain)
+{
+	constexpr std::size_t users = (1 << 23) + 5;
+	const std::size_t before = registrations;
+	kept one{};
+
+	for (std::size_t user = 0; user < users; user++)
+		one = use(domain, 0, user % pages, 1);
+	for (std::size_t user = 0; user < users; user++)
+		release(one);
+	release(use(domain, 0, 0, pages));
+	return registrations == before && !wrong;
+}
+#endif
+
 /* Some become stale that are not asked for again, and end by searches for another one. */
 bool ends_stale(fid_domain *domain, const std::function<void()> &search)
 {
@@ -356,6 +373,7 @@ bool steps(fid_domain *domain)
 		for (std::size_t count = 1; count <= pages - first; count++)
 			release(use(domain, 0, first, count));
 	good &= result("wherever it begins", registrations == before && !locks);
+	good &= result("it has more users than its word can count", has_many_users(domain));
 #endif
 	replace(0, false);
 	good &= result("a stale registration is not found, and ends", !found(0) && live == 1);

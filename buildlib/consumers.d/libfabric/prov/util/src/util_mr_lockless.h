@@ -50,6 +50,7 @@
 
 #define UTIL_MR_REF	(1ULL << 9)
 #define UTIL_MR_REFS	(OFI_MR_NOTIFY_IN_USE & ~OFI_MR_NOTIFY_HELD)
+#define UTIL_MR_FULL	(1ULL << 31)	/* no more references in the word */
 #define UTIL_MR_OPEN	(1ULL << 32)
 #define UTIL_MR_USED	(1ULL << 33)
 #define UTIL_MR_HIT	(1ULL << 34)
@@ -171,7 +172,7 @@ static inline bool util_mr_take(struct ofi_mr_entry *entry, uint64_t *was)
 {
 	*was = util_mr_get(&entry->notify.word);
 	do {
-		if (!(*was & UTIL_MR_OPEN))
+		if ((*was & (UTIL_MR_OPEN | UTIL_MR_FULL)) != UTIL_MR_OPEN)
 			return false;
 	} while (!util_mr_cas(entry, was, (*was | UTIL_MR_USED) + UTIL_MR_REF +
 						UTIL_MR_HIT));
@@ -347,6 +348,14 @@ static inline void util_mr_use(struct ofi_mr_cache *cache,
 	word = util_mr_get(&entry->notify.word);
 	if (!(word & UTIL_MR_OPEN))
 		return;
+
+	/* Its users are not given back, it seems: as in any cache from now on. */
+	if (word & UTIL_MR_FULL) {
+		entry->use_cnt--;
+		util_mr_close(cache, entry);
+		entry->use_cnt++;
+		return;
+	}
 
 	while (!util_mr_cas(entry, &word, ((word | UTIL_MR_USED) + UTIL_MR_REF) &
 						~OFI_MR_NOTIFY_HELD))
