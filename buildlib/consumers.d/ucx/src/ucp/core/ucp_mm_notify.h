@@ -64,7 +64,8 @@ static int ucp_mem_rcache_valid_cb(void *ctx, ucs_rcache_t *rcache,
     return asked || (context->mem_notify != UCP_MEM_NOTIFY_ALL);
 }
 
-static uint64_t ucp_memh_notify_flags(ucp_context_h context, ucp_md_index_t md_index)
+static uint64_t
+ucp_memh_notify_flags(ucp_context_h context, ucp_md_index_t md_index)
 {
     return context->tl_mds[md_index].attr.cap.flags & UCT_MD_FLAG_NOTIFY;
 }

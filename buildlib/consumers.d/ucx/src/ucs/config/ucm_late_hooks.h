@@ -57,7 +57,7 @@ static inline int ucs_ucm_device_is_mlx5(const char *root, const char *name)
     return strstr(driver, "mlx5") != NULL;
 }
 
-/* Whether this process may use it. A container may see devices that it can't open */
+/* Whether this process may use it. A container may see some that it can't open */
 static inline int ucs_ucm_device_opens(const char *root, const char *name)
 {
     int opens = 0, fd;

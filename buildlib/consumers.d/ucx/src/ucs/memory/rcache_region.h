@@ -70,9 +70,9 @@ ucs_rcache_region_free(ucs_rcache_t *rcache, ucs_rcache_region_t *region)
     }
 }
 
-/* A writer of the doubt may take the pages of an unused region. It finds that by the
- * doubt itself, whose upper half is the refcount: so it comes before or after a
- * user, and a later user sees its bits. A region with two such words counts in both. */
+/* A writer of the doubt may take the pages of an unused region. It finds that by
+ * the doubt itself, whose upper half is the refcount: so it comes before or after a
+ * user, and a later user sees its bits. A region with two words counts in both */
 
 static UCS_F_ALWAYS_INLINE void
 ucs_rcache_region_add_second(ucs_rcache_region_t *region)
