@@ -136,6 +136,8 @@ def context(text):
 def changes(patch, repo):
     """The difference of a/ and b/, in the form that the folder's patches have."""
     place, like = place_of(patch), model(os.path.join(repo, patch))
+    if not os.path.isdir(place):
+        raise overlay.OverlayError(f"{patch} is not laid out: call this without --write first")
     done = subprocess.run(["git", "diff", "--no-index", "--no-prefix", "--no-color",
                            "--no-ext-diff", f"-U{context(like)}", "a", "b"], cwd=place,
                           capture_output=True, text=True, check=False)

@@ -124,6 +124,8 @@ class HookTool(unittest.TestCase):
                                   (HOOK, ("drivers/none.c",), "upstream has no drivers/none.c")):
             with self.assertRaisesRegex(overlay.OverlayError, word):
                 hook.lay_out(name, files, self.repo)
+        with self.assertRaisesRegex(overlay.OverlayError, "not laid out"):
+            hook.write("kernel-patches/hooks/0003-new.patch", self.repo)
         hook.lay_out("kernel-patches/hooks/0003-new.patch", (FILE,), self.repo)
         with self.assertRaisesRegex(overlay.OverlayError, "nothing was edited"):
             hook.write("kernel-patches/hooks/0003-new.patch", self.repo)
