@@ -21,7 +21,8 @@ import private_apt
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUILD = os.path.join(REPO, "build")
 SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE",
-                   "libfabric": "LIBFABRIC_SOURCE", "ucx": "UCX_SOURCE", "mpich": "MPICH_SOURCE"}
+                   "libfabric": "LIBFABRIC_SOURCE", "ucx": "UCX_SOURCE", "mpich": "MPICH_SOURCE",
+                   "openmpi": "OPENMPI_SOURCE"}
 PART = ".part"  # in a tree that is not whole: the paths that it has
 UNPACKED = "unpacked"  # in overlay.py's notes about a pinned tree: written after all of its files
 
@@ -175,6 +176,7 @@ def tree_version(tree):
                           ("configure.ac", r"AC_INIT\(\[libfabric\], \[([\w.]+)\]"),
                           ("configure.ac", r"ucx_ver_major, (\d+)\)(?s:.*?)"
                                            r"ucx_ver_minor, (\d+)\)(?s:.*?)ucx_ver_patch, (\d+)"),
+                          ("VERSION", r"(?m)^major=(\d+)\nminor=(\d+)\nrelease=(\d+)"),
                           ("maint/version.m4", r"MPICH_VERSION_m4\],\[([\w.]+)\]"),
                           ("Makefile", r"VERSION = (\d+)\nPATCHLEVEL = (\d+)\nSUBLEVEL = (\d+)")):
         path = os.path.join(tree, file)

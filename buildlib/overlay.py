@@ -37,14 +37,16 @@ LAID = {
                   ("buildlib/consumers.d/libfabric/prov", "**", "prov")),
     "ucx": (("buildlib/consumers.d/ucx/src", "**", "src"),
             ("buildlib/consumers.d/ucx/test", "**", "test")),
+    "openmpi": (),
 }
 # Folders of patches, in the order in which they apply: fixes of upstream's bugs, then hooks.
 PATCHES = {"rdma-core": ("buildlib/hooks",),
            "linux": ("kernel-patches/fixes", "kernel-patches/hooks"),
            "libfabric": ("buildlib/consumers.d/libfabric/hooks",),
-           "ucx": ("buildlib/consumers.d/ucx/hooks",)}
+           "ucx": ("buildlib/consumers.d/ucx/hooks",),
+           "openmpi": ("buildlib/consumers.d/openmpi/hooks",)}
 # Patches that only the trees which are built here get: neither sent to upstream nor packaged.
-LOCAL = {"linux": "tests/lab/patches"}
+LOCAL = {"linux": "tests/lab/patches", "openmpi": "tests/consumers/openmpi"}
 LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")
 
 

@@ -26,7 +26,7 @@ import overlay  # noqa: E402
 # is an operation with its manual page). A feature beside notification and cache has its own: all
 # memory in rdma-core 8 of these lines, and rxe's on-demand paging. A fix has no limit.
 MOST = {"rdma-core": 60 + 8, "linux": 180 + 3, "on-demand paging": 50, "a driver": 10,
-        "a driver that can revoke": 16, "libfabric": 60 + 55 + 65, "ucx": 340}
+        "a driver that can revoke": 16, "libfabric": 60 + 55 + 65, "ucx": 340, "openmpi": 110}
 FEATURES = {"on-demand paging": re.compile("-on-demand")}
 DRIVER = re.compile(r"drivers/infiniband/(?:hw|sw)/(?!mlx5/|rxe/|siw/)(\w+)/")
 FIXES = "kernel-patches/fixes/"

@@ -23,15 +23,22 @@ import ucx
 BUILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/tests/mpi")
 LIMIT = 600     # seconds a job: it hangs; none takes 12 on an idle machine
 
+CONSUMERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/consumers")
+OPENMPI_5 = os.path.join(CONSUMERS, "openmpi/bin/mpirun")
 OPENMPI = ["mpirun.openmpi", "--allow-run-as-root", "--mca", "btl", "self"]
 OVER = {
     "Open MPI, libfabric": [*OPENMPI, "--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca",
                             "mtl_ofi_provider_include", "verbs;ofi_rxm"],
     "Open MPI, UCX": [*OPENMPI, "--mca", "pml", "ucx"],
     "MPICH, UCX": ["mpiexec.mpich"],
+    "Open MPI 5, btl/ofi": [OPENMPI_5, "--allow-run-as-root", "--mca", "pml", "ob1", "--mca", "btl",
+                            "self,ofi", "--mca", "btl_ofi_mode", "2", "--mca",
+                            "opal_common_ofi_provider_include", "verbs;ofi_rxm"],
 }
-PROGRAM = {"mpirun.openmpi": f"{BUILD}/stale_openmpi", "mpiexec.mpich": f"{BUILD}/stale_mpich"}
-ON_ONE_NODE = {"mpirun.openmpi": ["--oversubscribe"], "mpiexec.mpich": []}
+PROGRAM = {"mpirun.openmpi": f"{BUILD}/stale_openmpi", "mpiexec.mpich": f"{BUILD}/stale_mpich",
+           OPENMPI_5: f"{BUILD}/stale_openmpi"}
+ON_ONE_NODE = {"mpirun.openmpi": ["--oversubscribe"], "mpiexec.mpich": [],
+               OPENMPI_5: ["--oversubscribe"]}
 # They start each other, and talk of it, over the wire that loses nothing.
 ON_TWO_NODES = {
     "mpirun.openmpi": ["-H", "node1,node2", "--mca", "plm_rsh_agent", "lab-rsh",
@@ -58,9 +65,9 @@ UCX_OFF = {"UCX_MEM_EVENTS": "n", "UCX_IB_REG_METHODS": "direct", "UCX_RCACHE_EN
 OURS = {"RDMAV_MR_CACHE": "remote"}
 BY_US = "libibverbs (RDMAV_MR_CACHE=remote)"
 
-CONSUMERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/consumers")
 FABRIC_BUILT = os.path.join(CONSUMERS, "libfabric/lib")
 UCX_BUILT = os.path.join(CONSUMERS, "ucx/lib")
+OPENMPI_BUILT = f"{os.path.join(CONSUMERS, 'openmpi/lib')}:{FABRIC_BUILT}"
 WORD_OFF = {"UCX_RCACHE_NOTIFY": "n"}
 
 
@@ -146,6 +153,15 @@ OF_CONSUMERS = [
     Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=n: no cache", "plain", UCX_OFF, UCX_BUILT),
     Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=try", "word", {}, UCX_BUILT),
 ]
+# Open MPI's own cache, above fi_mr_reg().
+OF_OPENMPI = [
+    Row("Open MPI 5, btl/ofi", "grdma, Open MPI's hooks", "hooks",
+        {"FI_MR_CACHE_MONITOR": "memhooks"}, OPENMPI_BUILT),
+    Row("Open MPI 5, btl/ofi", "no cache", "plain",
+        {"OMPI_MCA_mpi_leave_pinned": "0", **FABRIC_OFF}, OPENMPI_BUILT),
+    Row("Open MPI 5, btl/ofi", "grdma, FI_MR_NOTIFY_OPS", "word", ONLY_LIBFABRIC, OPENMPI_BUILT),
+    Row("Open MPI 5, btl/ofi", "the same beside Open MPI's hooks", "beside", {}, OPENMPI_BUILT),
+]
 
 
 def check(what, good):
@@ -189,10 +205,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--consumers", action="store_true",
                         help="those of buildlib/consumers, which it must have built")
+    parser.add_argument("--openmpi", action="store_true", help="the Open MPI 5 that it builds")
     parser.add_argument("--nodes", action="store_true", help="a process on each of two nodes")
     parser.add_argument("name", nargs="*", help="rows with that in their name")
     args = parser.parse_args()
-    chosen = [row for row in (OF_CONSUMERS if args.consumers else ROWS)
+    rows = OF_CONSUMERS if args.consumers else OF_OPENMPI if args.openmpi else ROWS
+    chosen = [row for row in rows
               if not args.name or any(text in row.name for text in args.name)]
     if ucx.new():
         for row in [row for row in chosen if row.over.startswith("MPICH")]:

@@ -179,6 +179,7 @@ BUILDS = {
     "fork": Build("cmake -S . -B build -GNinja && cmake --build build", seconds=180),
     "debs": Build("buildlib/package debs", seconds=200),
     "libfabric and UCX": Build("buildlib/consumers", ("fork",), 240),
+    "Open MPI 5": Build("buildlib/consumers openmpi", ("libfabric and UCX",), 1500),
     "fabtests": Build("buildlib/consumers fabtests", ("libfabric and UCX",), 60),
     "UCX's gtest": Build("buildlib/consumers gtest", ("libfabric and UCX",), 500),
     "libfabric with the thread sanitizer":
@@ -246,6 +247,10 @@ LANES = {
               least=122)],
         guest="--kernel um --memory 3G", seconds=600, named_only=True,
         needs=(*CONSUMERS, "MPICH's tests")),
+    # A cache above fi_mr_reg() that asks the word, too: Open MPI's own.
+    "consumers-openmpi": Lane(
+        [Step("grdma", f"{PYTHON} tests/mpi/compare.py --openmpi", results.lines, least=11)],
+        guest="--kernel um", seconds=30, named_only=True, needs=(*CONSUMERS, "Open MPI 5")),
     # Hits that take no lock, on two CPUs.
     "consumers-races": Lane(
         [hits("hits_tsan", "libfabric_tsan", 17, "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],
