@@ -232,7 +232,7 @@ LANES = {
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=38),
          Step("ucx_perftest", f"{PYTHON} tests/consumers/ucx_perftest.py", results.lines, least=11),
          Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=203),
-         hits("hits", "libfabric", 29)],
+         hits("hits", "libfabric", 30)],
         guest="--kernel um", seconds=150, named_only=True, needs=CONSUMERS),
     # Their own tests. Those of UCX take a share of all memory for their buffers, and a process has
     # 65,530 pages that are not next to each other in the file which is the memory of a um guest.

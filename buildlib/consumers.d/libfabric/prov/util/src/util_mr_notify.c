@@ -46,11 +46,13 @@ static inline uint64_t util_mr_notify_change(struct ofi_mr_entry *entry,
 
 bool ofi_mr_notify_settle(struct ofi_mr_entry *entry)
 {
-	if (util_mr_notify_said(entry) & OFI_MR_NOTIFY_INVALID)
-		return false;
+	struct ofi_mr_cache *cache = entry->notify.cache;
+	bool valid = !(util_mr_notify_said(entry) & OFI_MR_NOTIFY_INVALID) &&
+		     !cache->notify->settle(entry) &&
+		     !util_mr_notify_said(entry);
 
-	return !entry->notify.cache->notify->settle(entry) &&
-	       !util_mr_notify_said(entry);
+	ofi_atomic_inc64(valid ? &cache->settled_cnt : &cache->stale_cnt);
+	return valid;
 }
 
 /* The caller uses the entry if it is valid. */
