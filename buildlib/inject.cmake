@@ -9,12 +9,9 @@ set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 
-# Our sources in libibverbs. C++ sources go here too: see inject_libibverbs() for their flags.
-set(INJECT_LIBIBVERBS_SOURCES libibverbs/mr_notify.c libibverbs/mr_notify_cmd.c libibverbs/mr_notify_reg.c
-    libibverbs/mr_cache.c libibverbs/mr_cache_context.c libibverbs/mr_cache_environment.c libibverbs/mr_cache_limits.c
-    libibverbs/mr_cache_plain.c libibverbs/mr_cache_policy.c libibverbs/mr_cache_registrar.c libibverbs/mr_cache_report.c
-    libibverbs/mr_cache_room.c libibverbs/mr_cache_verbs.c
-    libibverbs/mr_view.c libibverbs/mr_cache/mr_cache_core.cc libibverbs/mr_all.c)
+# Our sources in libibverbs, absolute. C++ sources go here too: see inject_libibverbs() for their flags.
+file(GLOB INJECT_LIBIBVERBS_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/libibverbs/mr_*.c
+     ${PROJECT_SOURCE_DIR}/libibverbs/mr_cache/*.cc)
 set(INJECT_UAPI_HEADERS kernel-headers/rdma/ib_user_mr_notify.h)
 set(INJECT_PUBLIC_HEADERS libibverbs/mr_notify.h libibverbs/mr_cache.h libibverbs/mr_all.h)
 set(INJECT_TESTS tests/test_mr_notify.py tests/test_mr_cache.py tests/test_mr_all.py)
@@ -54,10 +51,9 @@ function(inject_symbol_versions)
 endfunction()
 
 function(inject_libibverbs)
-  list(TRANSFORM INJECT_LIBIBVERBS_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE sources)
   foreach(target ibverbs ibverbs-static)
     if(TARGET ${target})
-      target_sources(${target} PRIVATE ${sources})
+      target_sources(${target} PRIVATE ${INJECT_LIBIBVERBS_SOURCES})
       # An undeclared function returns an int: of a pointer, half.
       target_compile_options(${target} PRIVATE
         "$<$<COMPILE_LANGUAGE:C>:-Werror=implicit-function-declaration>"
@@ -85,9 +81,11 @@ endfunction()
 
 function(inject_man_pages)
   set(folder ${PROJECT_SOURCE_DIR}/libibverbs/man)
-  file(GLOB pages CONFIGURE_DEPENDS ${folder}/*_mr_notify*.[0-9].md ${folder}/*_mr_cache.[0-9].md
-       ${folder}/ibv_register_mr_all.[0-9].md ${folder}/ibv_forget_mr.[0-9].md ${folder}/ibv_is_reg.[0-9].md
-       ${folder}/ibv_reg_mr_clean.[0-9].md ${folder}/ibv_reg_mr_limits.[0-9].md)
+  file(GLOB pages CONFIGURE_DEPENDS ${folder}/ibv_mr_*.[17].md)
+  # Each verb has a page.
+  file(STRINGS ${PROJECT_SOURCE_DIR}/libibverbs/libibverbs_mr_notify.map verbs REGEX "^\t\tibv_")
+  list(TRANSFORM verbs REPLACE "^\t\t([a-z_]+).*" "${folder}/\\1.3.md")
+  list(APPEND pages ${verbs})
   # Where upstream's functions put their pages: beside the other pages.
   set(CMAKE_CURRENT_SOURCE_DIR ${PROJECT_SOURCE_DIR}/libibverbs/man)
   set(CMAKE_CURRENT_BINARY_DIR ${PROJECT_BINARY_DIR}/libibverbs/man)
