@@ -1,0 +1,106 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Each exported verb is in all places where a user or a packager looks for it.
+
+Why: a verb without them builds and runs. A failure tells the file and the line that it lacks.
+"""
+import glob
+import os
+import re
+import sys
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, *(os.path.join(HERE, "../../buildlib", part) for part in ("", "packaging"))]
+
+import debs  # noqa: E402
+import fetch  # noqa: E402
+import test_abi  # noqa: E402
+
+MAP = "libibverbs/libibverbs_mr_notify.map"
+PACKAGED = "libibverbs/libibverbs_mr_notify.symbols"
+# Where each verb must be, as a pattern of Python's (@: its name), and the text that tells so.
+PLACES = (
+    ("libibverbs/mr_*.h",
+     r"\n \* @ - \w(?:(?!\*/)(?:.|\n))*\n \* Returns (?:.|\n)*?\*/\n[^\n]*\b@\(",
+     '@(): its declaration below a comment that begins with "@ - " and says what it "Returns"'),
+    ("libibverbs/man/@.3.md", r"# NAME\n\n@ - (?:.|\n)*# SYNOPSIS\n(?:.|\n)*\b@\((?:.|\n)*"
+     r"# RETURN VALUE\n(?:.|\n)*# NOTES\n(?:.|\n)*# SEE ALSO\n",
+     "the page, with the sections of the others"),
+    ("pyverbs/*_verbs.pxi", r"\b@\(.*(?:\n .*)*nogil\n", "the declaration of @(), nogil"),
+    ("pyverbs/*.pxi", r"\bv\.@\(", "a function that calls v.@(), in a block `with nogil:`"),
+    ("tests/guest/*/*.cpp", r"\b@\(", "the contract of @(), on a kernel"))
+
+HOOKS = {"mr": "0004-*, pyverbs/mr.pyx", "context": "0006-*, pyverbs/device.pyx",
+         "pd": "0006-*, pyverbs/pd.pyx"}
+
+
+def read(path):
+    """The text of a file of the repository, or of all that a pattern names; "" if there is none."""
+    text = ""
+    for found in sorted(glob.glob(os.path.join(test_abi.REPO, path))):
+        with open(found, encoding="utf-8") as part:
+            text += part.read() + "\n"
+    return text
+
+
+def nodes():
+    """{node: its symbols}, as the map has them."""
+    return {node: re.findall(r"\n\t\t(\w+);", names) for node, names in
+            re.findall(r"(?m)^(MRNOTIFY_[\d.]+) \{\n\tglobal:((?:\n\t\t\w+;)+)\n\}", read(MAP))}
+
+
+def type_of(verb):
+    """The type of a function that a header declares, as RELEASED has it."""
+    found = re.search(rf"(?m)^(?!static)(\w[\w ]*[ *]){verb}\(([^)]*)\);",
+                      read("libibverbs/mr_*.h"))
+    if not found:
+        return "..."
+    names = re.sub(r"\s+", " ", found.group(2)).split(", ")
+    return f"{found.group(1)}(*)({', '.join(re.sub(r' ?[a-z_]+$', '', name) for name in names)})"
+
+
+def missing():
+    """What each node and each of its verbs lacks, a line for each place."""
+    revision = f"{fetch.read_pin('rdma-core')['version']}+mrnotify{debs.REVISION}~"
+    packaged = re.findall(r"(?m)^ \(symver\)(\S+) \S+$", read(PACKAGED))
+    for node, names in nodes().items():
+        if node not in packaged:
+            yield f"{PACKAGED}: a line \" (symver){node} {revision}\""
+        if node not in test_abi.RELEASED:
+            types = ", ".join(f'"{name}": "{type_of(name)}"' for name in names)
+            yield f'tests/host/test_abi.py, RELEASED: "{node}": ({{{types}}}, {{}}),'
+        for verb in names:
+            for path, pattern, told in PLACES:
+                # A symbol with a leading _ is called by a header only.
+                if verb[0] != "_" and not re.search(pattern.replace("@", verb),
+                                                    read(path.replace("@", verb))):
+                    yield f"{path}: {told}".replace("@", verb)
+    hooks = read("buildlib/hooks/*-pyverbs-*.patch")
+    for kind, name in re.findall(r"(?m)^def (mr|context|pd)_(\w+)\(", read("pyverbs/*.pxi")):
+        if not re.search(rf"(?m)^\+ .*\b{kind}_{name}\b", hooks):
+            yield f"buildlib/hooks/{HOOKS[kind]} (by buildlib/hook.py): {name} = {kind}_{name}"
+
+
+class Verbs(unittest.TestCase):
+    """Those of libibverbs_mr_notify.map."""
+
+    def test_nothing_is_missing(self):
+        self.assertIn("ibv_reg_mr_notify", nodes()["MRNOTIFY_1.0"])
+        lines = [*missing()]
+        if lines:
+            self.fail("\n".join(["a verb lacks", *lines]))
+
+    def test_a_released_node_stays(self):
+        for node, (types, _) in test_abi.RELEASED.items():
+            self.assertEqual(set(nodes().get(node, ())), set(types), f"{node} of {MAP}")
+
+    def test_type(self):
+        """RELEASED was written by hand, and is what the compiler compares."""
+        for node in ("MRNOTIFY_1.1", "MRNOTIFY_1.3", "MRNOTIFY_1.4"):
+            for name, known in test_abi.RELEASED[node][0].items():
+                self.assertEqual(type_of(name), known)
+
+
+if __name__ == "__main__":
+    unittest.main()
