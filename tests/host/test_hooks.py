@@ -23,10 +23,12 @@ import overlay  # noqa: E402
 # that can be run and mlx5, to each other driver and to one that can revoke, to the communication
 # libraries (UCX has a cache in two of its layers, and documents its interfaces where they are
 # declared; libfabric's second patch hooks its cache at each place that changes an entry, its fourth
-# is an operation with its manual page). A feature beside notification and cache has its own: all
-# memory in rdma-core 8 of these lines, and rxe's on-demand paging. A fix has no limit.
+# is an operation with its manual page; Open MPI's first is a fix). A feature beside notification
+# and cache has its own: all memory in rdma-core 8 of these lines, and rxe's on-demand paging. A fix
+# of the kernel has no limit.
 MOST = {"rdma-core": 60 + 8, "linux": 180 + 3, "on-demand paging": 50, "a driver": 10,
-        "a driver that can revoke": 16, "libfabric": 60 + 55 + 65, "ucx": 340, "openmpi": 110}
+        "a driver that can revoke": 16, "libfabric": 60 + 55 + 65, "ucx": 340,
+        "openmpi": 110 + 55}
 FEATURES = {"on-demand paging": re.compile("-on-demand")}
 DRIVER = re.compile(r"drivers/infiniband/(?:hw|sw)/(?!mlx5/|rxe/|siw/)(\w+)/")
 FIXES = "kernel-patches/fixes/"

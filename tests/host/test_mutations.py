@@ -27,11 +27,14 @@ OTHERS = {
     "mr_notify_test": ("libibverbs/tests/mr_notify_test.c", r"(?m)^static void (test_\w+)"),
     "test_rcache_valid": ("buildlib/consumers.d/ucx/test/gtest/ucs/test_rcache_valid.cc",
                           r"UCS_TEST_F\(\w+, (\w+)\)"),
+    "fi_mr_notify_test": ("buildlib/consumers.d/libfabric/fabtests/unit/mr_notify_test.c",
+                          r"TEST_ENTRY\w*\((\w+)"),
     "tools": ("tests/guest/tools", r'(?m)^ends "([^"]+)"'),
 }
 # Of these a part of the name, which they put together.
 SCRIPTS = {name: f"tests/{path}" for name, path in {
-    "compare": "mpi/compare.py", "examples": "mpi/examples.py", "hits": "consumers/hits.cpp",
+    "compare": "mpi/compare.py", "examples": "mpi/examples.py",
+    "grdma_threads": "consumers/openmpi/grdma_threads.c", "hits": "consumers/hits.cpp",
     "hits_tsan": "consumers/hits.cpp", "fabtests": "consumers/fabtests.py",
     "probing": "consumers/probing.py", "programs": "installed/programs.py",
     "real_programs": "consumers/real_programs.py",

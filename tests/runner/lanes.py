@@ -251,6 +251,11 @@ LANES = {
     "consumers-openmpi": Lane(
         [Step("grdma", f"{PYTHON} tests/mpi/compare.py --openmpi", results.lines, least=11)],
         guest="--kernel um", seconds=30, named_only=True, needs=(*CONSUMERS, "Open MPI 5")),
+    # That cache with threads; libfabric is not needed.
+    "consumers-openmpi-races": Lane(
+        [Step("grdma_threads", "build/consumers/openmpi/build/opal/mca/rcache/grdma/grdma_threads",
+              results.lines, least=3)],
+        named_only=True, needs=("Open MPI 5",)),
     # Hits that take no lock, on two CPUs.
     "consumers-races": Lane(
         [hits("hits_tsan", "libfabric_tsan", 17, "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],

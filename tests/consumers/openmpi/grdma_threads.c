@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Open MPI's registration cache grdma with threads, and with an owner that tells what is stale, as
+ * btl/ofi does. Threads register parts of a few buffers and keep some of the registrations for a
+ * while, another one replaces buffers, and the owner has room for a part of them.
+ *
+ * A registration has a record, which is freed when it ends: with the address sanitizer, one that is
+ * asked or used after its end ends the program.
+ */
+#include "opal/mca/rcache/grdma/rcache_grdma_module.c"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, PAGES = 16, BUFFERS = 48, THREADS = 4, MOST_KEPT = 4, MOST_REGISTERED = 250 };
+
+struct record {
+	size_t buffer;
+	unsigned int version;
+};
+
+struct registration {
+	mca_rcache_base_registration_t base;
+	struct record *volatile record;
+};
+
+/* Users of a buffer hold its lock for reading while they have a registration. */
+static struct {
+	pthread_rwlock_t lock;
+	atomic_uint version;
+} buffers[BUFFERS];
+
+static unsigned char *memory;
+static mca_rcache_grdma_module_t cache;
+static atomic_long live, wrong;
+static atomic_bool stop;
+
+/* It is the component's file that defines it. */
+mca_rcache_grdma_component_t mca_rcache_grdma_component = { .leave_pinned = 1 };
+
+static int register_memory(void *owner, void *base, size_t size,
+			   mca_rcache_base_registration_t *reg)
+{
+	struct record *record;
+
+	if (atomic_fetch_add(&live, 1) >= MOST_REGISTERED) {
+		atomic_fetch_sub(&live, 1);
+		return OPAL_ERR_OUT_OF_RESOURCE;
+	}
+	record = malloc(sizeof(*record));
+	record->buffer = ((unsigned char *)base - memory) / (PAGE * PAGES);
+	record->version = buffers[record->buffer].version;
+	((struct registration *)reg)->record = record;
+	return OPAL_SUCCESS;
+}
+
+static int deregister_memory(void *owner, mca_rcache_base_registration_t *reg)
+{
+	free(((struct registration *)reg)->record);
+	((struct registration *)reg)->record = NULL;
+	atomic_fetch_sub(&live, 1);
+	return OPAL_SUCCESS;
+}
+
+static bool is_valid(void *owner, mca_rcache_base_registration_t *reg)
+{
+	const struct record *record = ((struct registration *)reg)->record;
+
+	return record->version == buffers[record->buffer].version;
+}
+
+static mca_rcache_base_registration_t *use(size_t buffer, size_t first, size_t count)
+{
+	unsigned char *base = memory + (buffer * PAGES + first) * PAGE;
+	mca_rcache_base_registration_t *reg = NULL;
+
+	if (cache.super.rcache_register(&cache.super, base, count * PAGE, 0, 0, &reg) || !reg)
+		return NULL;
+	if (!is_valid(NULL, reg) || reg->base > base || reg->bound < base + count * PAGE - 1)
+		wrong++;
+	return reg;
+}
+
+static void *user(void *seed_of)
+{
+	unsigned int seed = (uintptr_t)seed_of;
+	struct {
+		mca_rcache_base_registration_t *reg;
+		size_t buffer;
+	} kept[MOST_KEPT] = {};
+
+	while (!stop || kept[0].reg || kept[1].reg || kept[2].reg || kept[3].reg) {
+		size_t at = rand_r(&seed) % MOST_KEPT, first = rand_r(&seed) % PAGES;
+
+		if (kept[at].reg) {
+			cache.super.rcache_deregister(&cache.super, kept[at].reg);
+			kept[at].reg = NULL;
+			pthread_rwlock_unlock(&buffers[kept[at].buffer].lock);
+			continue;
+		}
+		kept[at].buffer = rand_r(&seed) % BUFFERS;
+		if (stop || pthread_rwlock_tryrdlock(&buffers[kept[at].buffer].lock))
+			continue;
+		kept[at].reg = use(kept[at].buffer, first, 1 + rand_r(&seed) % (PAGES - first));
+		if (!kept[at].reg)
+			pthread_rwlock_unlock(&buffers[kept[at].buffer].lock);
+	}
+	return NULL;
+}
+
+static void *replacer(void *unused)
+{
+	unsigned int seed = 1;
+
+	while (!stop) {
+		size_t buffer = rand_r(&seed) % BUFFERS;
+
+		if (!pthread_rwlock_trywrlock(&buffers[buffer].lock)) {
+			buffers[buffer].version++;
+			pthread_rwlock_unlock(&buffers[buffer].lock);
+		}
+		usleep(50);
+	}
+	return NULL;
+}
+
+static int check(bool good, const char *name)
+{
+	printf("%sok grdma: %s\n", good ? "" : "not ", name);
+	return !good;
+}
+
+int main(int argc, char **argv)
+{
+	const char *seconds = getenv("RUN_SECONDS");
+	pthread_t threads[THREADS + 1];
+	int failures = 0;
+
+	opal_init_util(&argc, &argv);
+	opal_set_using_threads(true);
+	opal_leave_pinned = 1;
+	memory = aligned_alloc(PAGE, (size_t)BUFFERS * PAGES * PAGE);
+	for (size_t i = 0; i < BUFFERS; i++)
+		pthread_rwlock_init(&buffers[i].lock, NULL);
+	cache.resources.sizeof_reg = sizeof(struct registration);
+	cache.resources.register_mem = register_memory;
+	cache.resources.deregister_mem = deregister_memory;
+	mca_rcache_grdma_module_init(&cache, OBJ_NEW(mca_rcache_grdma_cache_t));
+	cache.super.rcache_is_valid = is_valid;
+
+	for (uintptr_t i = 0; i < THREADS; i++)
+		pthread_create(&threads[i], NULL, user, (void *)(i + 2));
+	pthread_create(&threads[THREADS], NULL, replacer, NULL);
+	sleep(seconds ? atoi(seconds) : 10);
+	stop = true;
+	for (int i = 0; i <= THREADS; i++)
+		pthread_join(threads[i], NULL);
+
+	failures += check(!wrong, "no registration is stale, or of other memory");
+	failures += check(cache.stat_cache_hit && cache.stat_stale && cache.stat_evicted,
+			  "some are found, some are stale, and some make room");
+	do_unregistration_gc(&cache.super);
+	while (cache.super.rcache_evict(&cache.super))
+		;
+	failures += check(!live, "none is left");
+	return failures != 0;
+}
