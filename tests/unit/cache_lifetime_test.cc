@@ -511,6 +511,39 @@ TEST_CASE_METHOD(fixture,
 	two.join();
 }
 
+TEST_CASE_METHOD(fixture, "a request waits for the union that will serve it")
+{
+	constexpr uint64_t WIDE = 16, IDLE = 7;
+	std::atomic<bool> done{false};
+	mr_cache_ref held[IDLE];
+	gate in_reg;
+
+	for (uint64_t n = 0; n < IDLE; n++)
+		REQUIRE(get(&held[n], n, WIDE) == 0);
+	for (const mr_cache_ref &ref : held)
+		REQUIRE(put(ref) == 0);
+	cache.env.before_reg = [&](const mr_cache_request &what) {
+		if (what.size == (WIDE + IDLE) * PAGE)
+			in_reg.pass();
+	};
+
+	std::thread registers([&] { use(IDLE, WIDE); });
+
+	in_reg.wait();
+
+	/* Of no window alone. */
+	std::thread asks([&] {
+		use(2, WIDE + 4);
+		done = true;
+	});
+
+	CHECK(waits(done));
+	in_reg.open = true;
+	registers.join();
+	asks.join();
+	CHECK(kernel.reg_calls == IDLE + 1);
+}
+
 TEST_CASE_METHOD(fixture, "no thread waits for long for a registration that may wait for it")
 {
 	gate in_reg;

@@ -18,9 +18,18 @@ constexpr uint64_t PAGE = 4096, BASE = 0x10000000;
 constexpr uint32_t LOCAL = MR_CACHE_LOCAL_WRITE;
 constexpr uint64_t WIDE = 16, IDLE = 7; // pages of a window, windows before the next one
 
+/* With room for many hints, and its arena to be looked at. */
+struct seen_env : fake_env {
+	static constexpr uint32_t most_hint_bits = 8;
+
+	void *arena = nullptr;
+
+	void *map(size_t bytes) { return arena = fake_env::map(bytes); }
+};
+
 struct fixture {
 	fake_kernel kernel;
-	mr_cache::cache<fake_env> cache;
+	mr_cache::cache<seen_env> cache;
 	char pds[2][64] = {};
 	void *const owner = this;
 
@@ -130,6 +139,14 @@ TEST_CASE_METHOD(fixture, "windows that slid are all served afterwards")
 		use(n);
 	CHECK(kernel.reg_calls == 200);
 	CHECK(count().hits == 200);
+}
+
+TEST_CASE_METHOD(fixture, "the hints grow with the windows that a union serves")
+{
+	for (uint64_t n = 0; n < 200; n++)
+		use(n);
+	CHECK(count().entries < 20);
+	CHECK(static_cast<mr_cache::arena<seen_env> *>(cache.env.arena)->hint_bits() == 8);
 }
 
 TEST_CASE_METHOD(fixture, "a union takes the place of the idle ones within it")
