@@ -7,6 +7,7 @@
 #include <ucs/sys/sys.h>
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -140,6 +141,22 @@ static inline int ucs_ucm_devices_notify(const char *root)
     return notify;
 }
 
+/* The one that uct_ib will be linked with may be older than the kernel */
+static inline int ucs_ucm_libibverbs_notifies()
+{
+    void *lib = dlopen("libibverbs.so.1", RTLD_LAZY);
+    int found;
+
+    if (lib == NULL) {
+        return 0;
+    }
+
+    found = (dlsym(lib, "ibv_reg_mr_notify") != NULL) &&
+            (dlsym(lib, "ibv_settle_mr_notify") != NULL);
+    dlclose(lib);
+    return found;
+}
+
 /* Whether registration caches are likely to need no hooks. If so, do not patch code
  * that no cache wants patched. If not, it is patched before there are threads. */
 static inline int ucs_ucm_late_mmap_hooks()
@@ -150,7 +167,7 @@ static inline int ucs_ucm_late_mmap_hooks()
 
 #if HAVE_DECL_IBV_REG_MR_NOTIFY
     return (getenv(UCS_DEFAULT_ENV_PREFIX "IB_ODP_MAX_SIZE") == NULL) &&
-           ucs_ucm_devices_notify("");
+           ucs_ucm_devices_notify("") && ucs_ucm_libibverbs_notifies();
 #else
     return 0;
 #endif
