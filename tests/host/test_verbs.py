@@ -27,8 +27,10 @@ PLACES = (
     ("libibverbs/man/@.3.md", r"# NAME\n\n@ - (?:.|\n)*# SYNOPSIS\n(?:.|\n)*\b@\((?:.|\n)*"
      r"# RETURN VALUE\n(?:.|\n)*# NOTES\n(?:.|\n)*# SEE ALSO\n",
      "the page, with the sections of the others"),
+    ("libibverbs/man/*.md", r"\*\*@\*\*\(3\)", "SEE ALSO of a page of another verb: **@**(3)"),
     ("pyverbs/*_verbs.pxi", r"\b@\(.*(?:\n .*)*nogil\n", "the declaration of @(), nogil"),
-    ("pyverbs/*.pxi", r"\bv\.@\(", "a function that calls v.@(), in a block `with nogil:`"),
+    ("pyverbs/*.pxi", r"\bv\.@\(", "a function that calls v.@(), in a block `with nogil:`. "
+     "Methods of MR, Context and PD are mr_NAME(), context_NAME() and pd_NAME()"),
     ("tests/guest/*/*.cpp", r"\b@\(", "the contract of @(), on a kernel"))
 
 HOOKS = {"mr": "0004-*, pyverbs/mr.pyx", "context": "0006-*, pyverbs/device.pyx",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The contract of the three verbs: their results, and that they leave all else alone. */
+/* The contract of the verbs: their results, and that they leave all else alone. */
 #include "catch.h"
 
 #include <fcntl.h>
