@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Open MPI's registration cache grdma with threads, and with an owner that tells what is stale, as
- * btl/ofi does. Threads register parts of a few buffers and keep some of the registrations for a
- * while, another one replaces buffers, and the owner has room for a part of them.
+ * btl/ofi does. Threads register parts of a few buffers with different rights and keep some of the
+ * registrations for a while, another one replaces buffers, a third one does what a memory hook does,
+ * and the owner has room for a part of them.
  *
  * A registration has a record, which is freed when it ends: with the address sanitizer, one that is
  * asked or used after its end ends the program.
@@ -65,21 +66,23 @@ static int deregister_memory(void *owner, mca_rcache_base_registration_t *reg)
 	return OPAL_SUCCESS;
 }
 
-static bool is_valid(void *owner, mca_rcache_base_registration_t *reg)
+static bool is_valid(void *owner, mca_rcache_base_registration_t *reg, bool may_wait)
 {
 	const struct record *record = ((struct registration *)reg)->record;
 
 	return record->version == buffers[record->buffer].version;
 }
 
-static mca_rcache_base_registration_t *use(size_t buffer, size_t first, size_t count)
+static mca_rcache_base_registration_t *use(size_t buffer, size_t first, size_t count,
+					   int32_t access)
 {
 	unsigned char *base = memory + (buffer * PAGES + first) * PAGE;
 	mca_rcache_base_registration_t *reg = NULL;
 
-	if (cache.super.rcache_register(&cache.super, base, count * PAGE, 0, 0, &reg) || !reg)
+	if (cache.super.rcache_register(&cache.super, base, count * PAGE, 0, access, &reg) || !reg)
 		return NULL;
-	if (!is_valid(NULL, reg) || reg->base > base || reg->bound < base + count * PAGE - 1)
+	if (!is_valid(NULL, reg, true) || reg->base > base ||
+	    reg->bound < base + count * PAGE - 1 || (reg->access_flags & access) != access)
 		wrong++;
 	return reg;
 }
@@ -104,7 +107,8 @@ static void *user(void *seed_of)
 		kept[at].buffer = rand_r(&seed) % BUFFERS;
 		if (stop || pthread_rwlock_tryrdlock(&buffers[kept[at].buffer].lock))
 			continue;
-		kept[at].reg = use(kept[at].buffer, first, 1 + rand_r(&seed) % (PAGES - first));
+		kept[at].reg = use(kept[at].buffer, first, 1 + rand_r(&seed) % (PAGES - first),
+				   rand_r(&seed) % 8 ? 1 : 3);
 		if (!kept[at].reg)
 			pthread_rwlock_unlock(&buffers[kept[at].buffer].lock);
 	}
@@ -127,6 +131,20 @@ static void *replacer(void *unused)
 	return NULL;
 }
 
+/* Memory near what is used is unmapped. */
+static void *hook(void *unused)
+{
+	unsigned int seed = 1;
+
+	while (!stop) {
+		size_t page = rand_r(&seed) % (BUFFERS * PAGES);
+
+		cache.super.rcache_invalidate_range(&cache.super, memory + page * PAGE, PAGE);
+		usleep(50);
+	}
+	return NULL;
+}
+
 static int check(bool good, const char *name)
 {
 	printf("%sok grdma: %s\n", good ? "" : "not ", name);
@@ -136,7 +154,7 @@ static int check(bool good, const char *name)
 int main(int argc, char **argv)
 {
 	const char *seconds = getenv("RUN_SECONDS");
-	pthread_t threads[THREADS + 1];
+	pthread_t threads[THREADS + 2];
 	int failures = 0;
 
 	opal_init_util(&argc, &argv);
@@ -154,9 +172,10 @@ int main(int argc, char **argv)
 	for (uintptr_t i = 0; i < THREADS; i++)
 		pthread_create(&threads[i], NULL, user, (void *)(i + 2));
 	pthread_create(&threads[THREADS], NULL, replacer, NULL);
+	pthread_create(&threads[THREADS + 1], NULL, hook, NULL);
 	sleep(seconds ? atoi(seconds) : 10);
 	stop = true;
-	for (int i = 0; i <= THREADS; i++)
+	for (int i = 0; i < THREADS + 2; i++)
 		pthread_join(threads[i], NULL);
 
 	failures += check(!wrong, "no registration is stale, or of other memory");
