@@ -6,6 +6,8 @@
 
 #include "rxm.h"
 
+#if OFI_HAVE_MR_NOTIFY
+
 static struct rxm_mr *rxm_mr_of(struct fid_mr *mr)
 {
 	return container_of(mr, struct rxm_mr, mr_fid);
@@ -47,3 +49,5 @@ int rxm_domain_ops_open(struct fid *fid, const char *name, uint64_t flags,
 		*ops = &rxm_ops_mr_notify;
 	return ret;
 }
+
+#endif

@@ -57,11 +57,4 @@ int vrb_mr_notify_ops_open(struct fid *fid, void **ops)
 	return FI_SUCCESS;
 }
 
-#else
-
-int vrb_mr_notify_ops_open(struct fid *fid, void **ops)
-{
-	return -FI_ENOSYS;
-}
-
 #endif
