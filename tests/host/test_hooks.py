@@ -27,8 +27,8 @@ import overlay  # noqa: E402
 # and cache has its own: all memory in rdma-core 8 of these lines, and rxe's on-demand paging. A fix
 # of the kernel has no limit.
 MOST = {"rdma-core": 60 + 8, "linux": 180 + 3, "on-demand paging": 50, "a driver": 10,
-        "a driver that can revoke": 16, "libfabric": 60 + 55 + 65, "ucx": 340,
-        "openmpi": 110 + 55}
+        "a driver that can revoke": 16, "libfabric": 62 + 55 + 75, "ucx": 340,
+        "openmpi": 120 + 80}
 FEATURES = {"on-demand paging": re.compile("-on-demand")}
 DRIVER = re.compile(r"drivers/infiniband/(?:hw|sw)/(?!mlx5/|rxe/|siw/)(\w+)/")
 FIXES = "kernel-patches/fixes/"

@@ -9,6 +9,7 @@
 #include "ucp_context.h"
 #include "ucp_mm.h"
 
+#include <ucm/api/ucm.h>
 #include <ucs/arch/cpu.h>
 #include <ucs/config/global_opts.h>
 
@@ -38,6 +39,22 @@ static ucp_mem_notify_t ucp_mem_rcache_notify(ucp_context_h context)
 
     return !some ? UCP_MEM_NOTIFY_NONE :
             none ? UCP_MEM_NOTIFY_SOME : UCP_MEM_NOTIFY_ALL;
+}
+
+/* Events of other memory than the host's, where all memory domains notify of that */
+static int ucp_mem_rcache_events(ucp_context_h context)
+{
+    uct_md_attr_t *md_attr;
+    ucp_md_index_t md_index;
+
+    for (md_index = 0; md_index < context->num_mds; ++md_index) {
+        md_attr = &context->tl_mds[md_index].attr;
+        if (md_attr->cap.reg_mem_types & ~UCS_BIT(UCS_MEMORY_TYPE_HOST)) {
+            return UCM_EVENT_MEM_TYPE_FREE;
+        }
+    }
+
+    return 0;
 }
 
 /* A region has memory handles of several memory domains: all of them count. If

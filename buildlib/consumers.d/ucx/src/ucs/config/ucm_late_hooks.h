@@ -17,6 +17,29 @@
 #include <unistd.h>
 
 
+/* Whether a setting of UCX's lets one of these through: a list of names that begin so,
+ * or with ^ of others */
+static inline int ucs_ucm_selects(const char *setting, const char *const *begins)
+{
+    const char *list = getenv(setting);
+    int except, i;
+
+    if ((list == NULL) || !strcmp(list, "all")) {
+        return 1;
+    }
+
+    except = (*list == '^');
+    for (list += except; *list != '\0'; list += strcspn(list, ","), list += !!*list) {
+        for (i = 0; begins[i] != NULL; ++i) {
+            if (!strncmp(list, begins[i], strlen(begins[i]))) {
+                return !except;
+            }
+        }
+    }
+
+    return except;
+}
+
 /* In the following, root is "" but in tests */
 
 UCS_F_PRINTF(1, 2) static inline int ucs_ucm_has_file(const char *format, ...)
@@ -96,6 +119,23 @@ static inline int ucs_ucm_device_opens(const char *root, const char *name)
     return opens;
 }
 
+/* Else no memory domain of it is used. The state is "4: ACTIVE" */
+static inline int ucs_ucm_device_is_active(const char *root, const char *name)
+{
+    char state[16];
+    int port;
+
+    for (port = 1; ucs_read_file_str(state, sizeof(state), 1,
+                                     "%s/sys/class/infiniband/%s/ports/%d/state",
+                                     root, name, port) > 0; ++port) {
+        if (state[0] == '4') {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
 /* Before it is opened by libibverbs, its counters tell it */
 static inline int ucs_ucm_device_notifies(const char *root, const char *name)
 {
@@ -104,18 +144,29 @@ static inline int ucs_ucm_device_notifies(const char *root, const char *name)
            !ucs_ucm_device_is_mlx5(root, name);
 }
 
-/* Whether all RDMA devices that UCX can use notify of each registration. It does not
- * use iWARP */
+/* Whether all RDMA devices that UCX can use notify of each registration, and it will
+ * use one. It does not use iWARP */
 static inline int ucs_ucm_devices_notify(const char *root)
 {
-    int notify = 0;
+    static const char *const transports[] = {"rc", "ud", "dc", "ib", "all", NULL};
+    static const char *const methods[]    = {"rcache", "all", NULL};
+    const char *names[]                   = {NULL, "all", NULL};
+    int notify                            = 0;
     struct dirent *entry;
     char path[PATH_MAX];
     DIR *dir;
 
-    /* Memory of GPUs has events */
+    /* Memory of GPUs has events, and so have these ways beside RDMA */
     if (ucs_ucm_has_file("%s/sys/kernel/mm/memory_peers/nv_mem/version", root) ||
-        ucs_ucm_has_file("%s/dev/kfd", root)) {
+        ucs_ucm_has_file("%s/dev/kfd", root) ||
+        ucs_ucm_has_file("%s/dev/nvidiactl", root) ||
+        ucs_ucm_has_file("%s/dev/knem", root) ||
+        ucs_ucm_has_file("%s/dev/xpmem", root)) {
+        return 0;
+    }
+
+    if (!ucs_ucm_selects(UCS_DEFAULT_ENV_PREFIX "TLS", transports) ||
+        !ucs_ucm_selects(UCS_DEFAULT_ENV_PREFIX "IB_REG_METHODS", methods)) {
         return 0;
     }
 
@@ -128,10 +179,14 @@ static inline int ucs_ucm_devices_notify(const char *root)
             continue;
         }
 
-        notify = ucs_ucm_device_notifies(root, entry->d_name);
-        if (!notify) {
+        if (!ucs_ucm_device_notifies(root, entry->d_name)) {
+            notify = 0;
             break;
         }
+
+        names[0] = entry->d_name;
+        notify  |= ucs_ucm_device_is_active(root, entry->d_name) &&
+                   ucs_ucm_selects(UCS_DEFAULT_ENV_PREFIX "NET_DEVICES", names);
     }
 
     if (dir != NULL) {

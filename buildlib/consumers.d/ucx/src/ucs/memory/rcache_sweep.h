@@ -19,6 +19,9 @@
 /* How often a cache looks for regions that are not valid if there is no miss */
 #define UCS_RCACHE_SWEEP_INTERVAL ucs_time_from_sec(1.0)
 
+/* The kernel may take a second to tell of one region: then others wait for the lock */
+#define UCS_RCACHE_SWEEP_SLOW     ucs_time_from_msec(10.0)
+
 /* Lock must be held */
 static UCS_F_NOINLINE int ucs_rcache_region_ask(ucs_rcache_t *rcache,
                                                 ucs_rcache_region_t *region)
@@ -91,12 +94,15 @@ ucs_rcache_region_hold_valid(ucs_rcache_t *rcache, ucs_rcache_region_t *region)
 static void ucs_rcache_sweep(ucs_rcache_t *rcache, size_t count)
 {
     ucs_rcache_region_t *region;
+    ucs_time_t before;
+    int valid, slow = 0;
 
     if (rcache->params.ops->valid == NULL) {
         return;
     }
 
-    for (count = ucs_min(count, rcache->num_regions); count > 0; --count) {
+    for (count = ucs_min(count, rcache->num_regions); (count > 0) && !slow;
+         --count) {
         region = ucs_list_extract_head(&rcache->sweep_list, ucs_rcache_region_t,
                                        sweep_list);
         ucs_list_add_tail(&rcache->sweep_list, &region->sweep_list);
@@ -107,7 +113,15 @@ static void ucs_rcache_sweep(ucs_rcache_t *rcache, size_t count)
 
         /* See the writes of its users before they put it */
         ucs_memory_cpu_load_fence();
-        if (!ucs_rcache_region_is_valid(rcache, region)) {
+        if (!ucs_rcache_region_is_doubted(region,
+                                          region->doubt[0] | region->doubt[1])) {
+            continue;
+        }
+
+        before = ucs_get_time();
+        valid  = ucs_rcache_region_ask(rcache, region);
+        slow   = (ucs_get_time() - before) > UCS_RCACHE_SWEEP_SLOW;
+        if (!valid) {
             ucs_rcache_region_invalidate_internal(
                     rcache, region, UCS_RCACHE_REGION_PUT_FLAG_IN_PGTABLE);
         }

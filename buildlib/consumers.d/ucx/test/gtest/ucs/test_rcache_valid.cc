@@ -596,6 +596,26 @@ UCS_TEST_F(test_rcache_valid, timer_lets_others_in) {
     EXPECT_GE(m_by_timer, count / 8);
 }
 
+/* Others wait for the lock */
+UCS_TEST_F(test_rcache_valid, slow_one_ends_a_round) {
+    ucs_time_t deadline = ucs_get_time() + ucs_time_from_sec(60);
+
+    m_words = true;
+    m_slow  = 20000;
+    for (int i = 0; i < 64; ++i) {
+        get_and_put_in_doubt(START + i * SIZE);
+    }
+
+    while ((m_by_timer == 0) && (ucs_get_time() < deadline)) {
+        usleep(1000);
+    }
+
+    usleep(300000);
+    EXPECT_GT(m_by_timer, 0);
+    EXPECT_LE(m_by_timer, 3);
+    m_slow = 0;
+}
+
 /* It has the cache's lock as it was when it was made */
 UCS_TEST_F(test_rcache_valid, child_can_fork) {
     int status = -1;
@@ -1022,6 +1042,7 @@ protected:
     {
         write(in_device(name) + "node_type", node);
         write(counter(name), "0");
+        write(state(name), "4: ACTIVE");
         write("/sys/class/infiniband_verbs/uverbs-" + name + "/ibdev", name);
         write("/dev/infiniband/uverbs-" + name, "");
     }
@@ -1051,6 +1072,11 @@ protected:
     static std::string counter(const std::string &name)
     {
         return in_device(name) + "ports/1/hw_counters/mr_notify_arms";
+    }
+
+    static std::string state(const std::string &name)
+    {
+        return in_device(name) + "ports/1/state";
     }
 
     std::string m_root;
@@ -1103,9 +1129,10 @@ UCS_TEST_F(test_rcache_late_hooks, not_with_mlx5) {
     EXPECT_FALSE(late());
 }
 
-UCS_TEST_F(test_rcache_late_hooks, not_with_memory_of_gpus) {
+UCS_TEST_F(test_rcache_late_hooks, not_with_others_that_register) {
     static const std::string files[] = {"/sys/kernel/mm/memory_peers/nv_mem/version",
-                                        "/dev/kfd"};
+                                        "/dev/kfd", "/dev/nvidiactl", "/dev/knem",
+                                        "/dev/xpmem"};
 
     add("rxe0");
     for (const std::string &file : files) {
@@ -1113,5 +1140,37 @@ UCS_TEST_F(test_rcache_late_hooks, not_with_memory_of_gpus) {
         EXPECT_FALSE(late()) << file;
         remove(file);
         EXPECT_TRUE(late()) << file;
+    }
+}
+
+UCS_TEST_F(test_rcache_late_hooks, not_where_no_port_is_active) {
+    add("rxe0");
+    remove(state("rxe0"));
+    write(state("rxe0"), "1: DOWN");
+    EXPECT_FALSE(late());
+    add("rxe1");
+    EXPECT_TRUE(late());
+    remove(counter("rxe0"));
+    EXPECT_FALSE(late());
+}
+
+UCS_TEST_F(test_rcache_late_hooks, not_where_settings_leave_them_out) {
+    static const struct {
+        const char *name, *value;
+        bool       late;
+    } settings[] = {
+        {"UCX_TLS", "all", true},         {"UCX_TLS", "rc_verbs,ud_verbs,self", true},
+        {"UCX_TLS", "self,ib", true},     {"UCX_TLS", "^tcp", true},
+        {"UCX_TLS", "tcp,self", false},   {"UCX_TLS", "^rc,ud", false},
+        {"UCX_TLS", "sm", false},         {"UCX_NET_DEVICES", "rxe0:1", true},
+        {"UCX_NET_DEVICES", "all", true}, {"UCX_NET_DEVICES", "eth0", false},
+        {"UCX_NET_DEVICES", "", false},   {"UCX_IB_REG_METHODS", "rcache,odp,direct", true},
+        {"UCX_IB_REG_METHODS", "direct", false}};
+
+    add("rxe0");
+    for (const auto &setting : settings) {
+        ucs::scoped_setenv env(setting.name, setting.value);
+
+        EXPECT_EQ(setting.late, late()) << setting.name << "=" << setting.value;
     }
 }
