@@ -5,10 +5,10 @@
   buildlib/hook.py PATCH FILE...     copies of the patch's files, and of these: edit those in b/
   buildlib/hook.py --write PATCH     puts what was edited into the patch, and applies all patches
 
-PATCH is a file of a folder of patches, new or not; FILE is a path in upstream's tree. a/ has
-upstream's files with all earlier patches (a fix's: with those that it stands on), b/ has the patch,
-too. Why: a diff that is edited by hand is wrong in its counts, and the tree that is built has the
-later patches as well.
+PATCH is a file of a folder of patches, new or not, or the name of one that is there; FILE is a path
+in upstream's tree. a/ has upstream's files with all earlier patches (a fix's: with those that it
+stands on), b/ has the patch, too. Why: a diff that is edited by hand is wrong in its counts, and
+the tree that is built has the later patches as well.
 """
 import argparse
 import glob
@@ -45,6 +45,14 @@ def upstream_of(patch):
             return name
     raise overlay.OverlayError(f"{patch}: not in a folder of patches: " + ", ".join(
         folder for folders in overlay.PATCHES.values() for folder in folders))
+
+
+def path_of(patch, repo=fetch.REPO):
+    """The path of a patch in the repository; its name alone is enough if it is there."""
+    known = [os.path.relpath(one, repo) for name in overlay.PATCHES
+             for one in overlay.patches_of(name, repo, local=True)]
+    named = [one for one in known if os.path.basename(one) == patch]
+    return named[0] if len(named) == 1 else os.path.relpath(os.path.abspath(patch), repo)
 
 
 def header_of(text):
@@ -169,7 +177,7 @@ def main():
     parser.add_argument("patch", metavar="PATCH")
     parser.add_argument("files", nargs="*", metavar="FILE")
     args = parser.parse_args()
-    patch = os.path.relpath(os.path.abspath(args.patch), fetch.REPO)
+    patch = path_of(args.patch)
     try:
         if args.write:
             write(patch)

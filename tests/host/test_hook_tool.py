@@ -130,6 +130,13 @@ class HookTool(unittest.TestCase):
         with self.assertRaisesRegex(overlay.OverlayError, "nothing was edited"):
             hook.write("kernel-patches/hooks/0003-new.patch", self.repo)
 
+    def test_name_alone(self):
+        """Of a patch that is there; a new one has a folder."""
+        self.assertEqual(hook.path_of("0002-later.patch", self.repo), LATER)
+        self.assertEqual(hook.path_of(os.path.join(self.repo, HOOK), self.repo), HOOK)
+        new = "kernel-patches/hooks/0003-new.patch"
+        self.assertEqual(hook.path_of(os.path.join(self.repo, new), self.repo), new)
+
 
 if __name__ == "__main__":
     unittest.main()

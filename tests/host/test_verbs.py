@@ -19,6 +19,7 @@ import test_abi  # noqa: E402
 
 MAP = "libibverbs/libibverbs_mr_notify.map"
 PACKAGED = "libibverbs/libibverbs_mr_notify.symbols"
+CACHE = "0006-pyverbs-include-mr-cache.patch"
 # Where each verb must be, as a pattern of Python's (@: its name), and the text that tells so.
 PLACES = (
     ("libibverbs/mr_*.h",
@@ -30,11 +31,10 @@ PLACES = (
     ("libibverbs/man/*.md", r"\*\*@\*\*\(3\)", "SEE ALSO of a page of another verb: **@**(3)"),
     ("pyverbs/*_verbs.pxi", r"\b@\(.*(?:\n .*)*nogil\n", "the declaration of @(), nogil"),
     ("pyverbs/*.pxi", r"\bv\.@\(", "a function that calls v.@(), in a block `with nogil:`. "
-     "Methods of MR, Context and PD are mr_NAME(), context_NAME() and pd_NAME()"),
+     "Methods of MR, Context and PD are mr_NAME(), context_NAME() and pd_NAME(), and in a hook"),
     ("tests/guest/*/*.cpp", r"\b@\(", "the contract of @(), on a kernel"))
 
-HOOKS = {"mr": "0004-*, pyverbs/mr.pyx", "context": "0006-*, pyverbs/device.pyx",
-         "pd": "0006-*, pyverbs/pd.pyx"}
+HOOKS = {"mr": "0004-pyverbs-include-mr-notify.patch", "context": CACHE, "pd": CACHE}
 
 
 def read(path):
@@ -81,7 +81,7 @@ def missing():
     hooks = read("buildlib/hooks/*-pyverbs-*.patch")
     for kind, name in re.findall(r"(?m)^def (mr|context|pd)_(\w+)\(", read("pyverbs/*.pxi")):
         if not re.search(rf"(?m)^\+ .*\b{kind}_{name}\b", hooks):
-            yield f"buildlib/hooks/{HOOKS[kind]} (by buildlib/hook.py): {name} = {kind}_{name}"
+            yield f"by buildlib/hook.py buildlib/hooks/{HOOKS[kind]}: {name} = {kind}_{name}"
 
 
 class Verbs(unittest.TestCase):
