@@ -181,7 +181,11 @@ public:
 				break;
 			idle -= idle < lock.at(i).size() ? idle : lock.at(i).size();
 		}
-		return lock.bury();
+
+		const int error = lock.bury();
+
+		lock.await_buried();
+		return error;
 	}
 
 	[[nodiscard]] int query(void *who, mr_cache_statistics *statistics)

@@ -250,7 +250,7 @@ public:
 		entry<Env> &e = at(i);
 		bool suspended = e.word.suspended(e.word.peek_relaxed());
 
-		a.inside.enter(&mine, nullptr);
+		a.inside.enter(&mine, nullptr, i);
 		be_busy(i, 1);
 		a.mutex.unlock();
 
@@ -274,11 +274,20 @@ public:
 
 	/*
 	 * An entry of the catalog that serves, with a reference taken; or 0. May let go of the
-	 * mutex to settle; then the answer is as of afterwards. If is_little is not NULL it does
-	 * not restore much for little, and says so there.
+	 * mutex to settle; then the answer is as of afterwards. *plain: one that would serve is
+	 * left alone. It is suspended, and little of it is wanted (not asked if plain is NULL); or
+	 * another thread settles it and is not done soon:
+	 *
+	 *   A                              B
+	 *                                  settles; a page is missing, and the program's
+	 *                                  pager takes the program's lock for each
+	 *   has that lock; wants a
+	 *   part of the same: waits        waits for a page, so for the lock
 	 */
-	uint32_t find_valid(const wish &want, bool *is_little = nullptr)
+	uint32_t find_valid(const wish &want, bool *plain = nullptr)
 	{
+		uint64_t until = 0;
+
 		for (int patience = SETTLE_ATTEMPTS;;) {
 			uint32_t i = a.index.search(want, a.entries);
 
@@ -290,10 +299,16 @@ public:
 
 			if (e.word.usable(seen))
 				return i;
+
+			bool left = false;
+
 			if (seen & e.word.INVALID)
 				retire(i);
-			else if (e.word.suspended(seen) && is_little && wants_little(e, want))
-				*is_little = true;
+			else if (e.word.suspended(seen) && plain && wants_little(e, want))
+				left = true;
+			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) &&
+				 a.inside.is_settled(i))
+				left = is_nested() || !wait_briefly(&until);
 			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && patience--)
 				settle(i);
 			else if (e.word.fold_relaxed())
@@ -301,9 +316,22 @@ public:
 			else
 				retire(i); // FULL, an unknown bit, no end of suspicion
 			untake(i);
-			if (is_little && *is_little)
+			if (left) {
+				if (plain)
+					*plain = true;
 				return 0;
+			}
 		}
+	}
+
+	/* Until what other threads are just giving back is gone; not nested, and not for long. */
+	void await_buried()
+	{
+		const uint64_t all = a.buried + a.burying;
+		uint64_t until = 0;
+
+		while (!is_nested() && a.burying && a.buried < all && wait_briefly(&until))
+			;
 	}
 
 	/*

@@ -43,16 +43,15 @@ public:
 	[[nodiscard]] int acquire(mr_cache_ref *ref)
 	{
 		for (;;) {
-			bool is_little = false;
-			uint32_t i = a.index.version() == version
-					     ? 0
-					     : lock.find_valid(want, &is_little);
+			bool plain = false;
+			uint32_t i =
+				a.index.version() == version ? 0 : lock.find_valid(want, &plain);
 
 			if (i) {
 				a.hit(i, ref);
 				return 0;
 			}
-			if (is_little)
+			if (plain)
 				return EOPNOTSUPP;
 			version = a.index.version();
 			/*

@@ -21,6 +21,7 @@ namespace mr_cache {
 struct operation {
 	uintptr_t thread;
 	const wish *makes; // the range being registered, or NULL
+	uint32_t settles;  // the entry that the kernel is asked about, or 0
 	operation *next;
 	int cancel_state; // of the thread before
 };
@@ -29,9 +30,9 @@ template <class Env> class operations {
 public:
 	void init() { progress.init(); }
 
-	void enter(operation *mine, const wish *makes)
+	void enter(operation *mine, const wish *makes, uint32_t settles = 0)
 	{
-		*mine = {self(), makes, first, disable_cancel()};
+		*mine = {self(), makes, settles, first, disable_cancel()};
 		first = mine;
 	}
 
@@ -62,6 +63,15 @@ public:
 	{
 		for (operation *o = first; o; o = o->next)
 			if (o->makes && serves(*o->makes, want))
+				return true;
+		return false;
+	}
+
+	/* Is the kernel being asked about that entry? */
+	bool is_settled(uint32_t i) const
+	{
+		for (operation *o = first; o; o = o->next)
+			if (o->settles == i)
 				return true;
 		return false;
 	}

@@ -76,12 +76,19 @@ struct hooked_env : fake_env {
 
 	std::function<void(const mr_cache_request &)> before_reg;
 	std::function<int(const fake_kernel::mr &)> before_dereg;
+	std::function<void()> before_settle;
 
 	int reg(const mr_cache_request &what, uint64_t *word, void **out)
 	{
 		if (before_reg)
 			before_reg(what);
 		return fake_env::reg(what, word, out);
+	}
+	int settle(void *m)
+	{
+		if (before_settle)
+			before_settle();
+		return fake_env::settle(m);
 	}
 	int dereg(void *m)
 	{
@@ -110,6 +117,7 @@ struct fixture {
 	{
 		cache.env.before_reg = nullptr;
 		cache.env.before_dereg = nullptr;
+		cache.env.before_settle = nullptr;
 		hooked_env::on_yield = nullptr;
 		CHECK(cache.flush_owner(owner) == 0);
 		CHECK(cache.flush_owner(owner2) == 0);
@@ -570,6 +578,92 @@ TEST_CASE_METHOD(fixture, "no thread waits for long for a registration that may 
 	CHECK(kernel.live.size() == 1);
 	use(1);
 	CHECK(kernel.reg_calls == 2);
+}
+
+TEST_CASE_METHOD(fixture, "no thread waits for long for one that another restores")
+{
+	gate in_settle;
+	mr_cache_ref part, whole;
+	mr_cache_statistics s{};
+
+	use(0, 4);
+	kernel.suspend();
+	hooked_env::patient = false;
+	cache.env.before_settle = [&] {
+		if (!in_settle.reached)
+			in_settle.pass();
+	};
+
+	std::thread restores([&] { CHECK(get(&whole, 0, 4) == 0); });
+
+	in_settle.wait();
+	CHECK(get(&part, 1) == EOPNOTSUPP);
+	CHECK(cache.covers(pd, BASE + PAGE, PAGE, LOCAL) == 0);
+	CHECK(hooked_env::condition::waits > 0);
+	in_settle.open = true;
+	restores.join();
+	CHECK(put(whole) == 0);
+	use(1);
+	CHECK(cache.query(owner, &s) == 0);
+	CHECK(s.suspensions == 1);
+	CHECK(s.restorations == 1);
+	CHECK(kernel.reg_calls == 1);
+}
+
+TEST_CASE_METHOD(fixture, "one that two threads find suspended is restored once")
+{
+	std::atomic<bool> done{false};
+	gate in_settle;
+	mr_cache_statistics s{};
+
+	use(0, 4);
+	kernel.suspend();
+	cache.env.before_settle = [&] { in_settle.pass(); };
+
+	std::thread restores([&] { use(0, 4); });
+
+	in_settle.wait();
+
+	std::thread asks([&] {
+		use(1);
+		done = true;
+	});
+
+	CHECK(waits(done));
+	in_settle.open = true;
+	restores.join();
+	asks.join();
+	CHECK(cache.query(owner, &s) == 0);
+	CHECK(s.restorations == 1);
+	CHECK(kernel.settle_calls == 1);
+	CHECK(kernel.reg_calls == 1);
+}
+
+TEST_CASE_METHOD(fixture, "cleaning waits for what another thread is giving back")
+{
+	std::atomic<bool> done{false};
+	gate in_dereg;
+
+	use(0);
+	cache.env.before_dereg = [&](const fake_kernel::mr &) {
+		in_dereg.pass();
+		return 0;
+	};
+
+	std::thread first([&] { CHECK(cache.clean(owner, 0) == 0); });
+
+	in_dereg.wait();
+
+	std::thread second([&] {
+		CHECK(cache.clean(owner, 0) == 0);
+		CHECK(kernel.live.empty());
+		done = true;
+	});
+
+	CHECK(waits(done));
+	in_dereg.open = true;
+	first.join();
+	second.join();
 }
 
 TEST_CASE_METHOD(fixture, "no thread waits for long for memory that others are giving back")
