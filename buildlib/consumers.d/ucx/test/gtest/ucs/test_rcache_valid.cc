@@ -1012,6 +1012,11 @@ UCS_TEST_F(test_ucp_rcache_valid, failed_in_vain_asks_few) {
  * there may be threads that run it. In a folder with what the files say */
 class test_rcache_late_hooks : public ucs::test {
 protected:
+    /* Not those of the environment */
+    ucs::scoped_setenv m_tls{"UCX_TLS", "all"};
+    ucs::scoped_setenv m_devices{"UCX_NET_DEVICES", "all"};
+    ucs::scoped_setenv m_methods{"UCX_IB_REG_METHODS", "rcache"};
+
     virtual void init()
     {
         char folder[] = "/tmp/ucx-late-hooks-XXXXXX";
