@@ -406,6 +406,30 @@ TEST_CASE("an idle time is for a registration that lends")
 	CHECK(raw.deregister(stays.handle) == 0);
 }
 
+TEST_CASE("a longer idle time of another one holds up none")
+{
+	const device on;
+	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
+	const raw_uverbs raw(on.context());
+	const memory first = anonymous(length), second = anonymous(length);
+	word of_first, of_second;
+	const auto reg = [&](const memory &m, word &w, uint32_t idle) {
+		return raw.register_armed(on.pd(), m.registered().addr, length, w.address(),
+					  {raw_uverbs::in_use(mask), raw_uverbs::lending(),
+					   raw_uverbs::idle_ms(idle)});
+	};
+
+	const auto longer = reg(first, of_first, 1000 * 1000);
+	REQUIRE(longer.error == 0);
+	const auto shorter = reg(second, of_second, 100);
+	REQUIRE(shorter.error == 0);
+	/* The last time counts for both. */
+	CHECK(happens([&] { return of_second.value() == suspended; }));
+	CHECK(happens([&] { return of_first.value() == suspended; }));
+	CHECK(raw.deregister(shorter.handle) == 0);
+	CHECK(raw.deregister(longer.handle) == 0);
+}
+
 TEST_CASE("while suspended a drop changes nothing, and an unmap ends it")
 {
 	lender one;

@@ -215,6 +215,7 @@ void umem_notify_queue_time(struct ib_umem_notify *n, u32 idle_ms)
 /* The first whose time has come. If there is none, the revoker comes again for it. */
 static struct ib_umem_notify *umem_notify_queue_first_due(struct umem_notify_queue *q)
 {
+	const unsigned long longest = q->idle + max(q->idle / 4, 1UL);
 	struct ib_umem_notify *n;
 	unsigned int i;
 	s32 left;
@@ -227,7 +228,8 @@ static struct ib_umem_notify *umem_notify_queue_first_due(struct umem_notify_que
 		if (!n)
 			continue;
 		left = n->due - (u32)jiffies;
-		if (left <= 0)
+		/* of a longer idle time, before others of this one */
+		if (left <= 0 || (i == UMEM_NOTIFY_IDLE_LIST && left > (s32)longest))
 			return n;
 		umem_notify_queue_wake_at(q, jiffies + left);
 	}
