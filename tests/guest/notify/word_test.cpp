@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <vector>
 
 #include "device.h"
+#include "pins.h"
 #include "rows.h"
 #include "skip.h"
 #include "trial.h"
@@ -160,4 +162,30 @@ TEST_CASE("a word that was moved")
 	unmap_all(mrs.m);
 	CHECK(*moved == IBV_MR_NOTIFY_INVALID);
 	CHECK(*word_in(other) == 0);
+}
+
+TEST_CASE("words in a page that is mapped anew again and again")
+{
+	constexpr int times = 100; // more than the kernel looks at
+	const device on;
+	memory m = anonymous(length);
+	std::vector<owned<ibv_mr>> mrs;
+	const memory words = anonymous(page_size());
+	const range r = words.registered();
+	const std::size_t before = pinned_bytes();
+
+	for (int n = 0; n < times; n++) {
+		REQUIRE(mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == r.addr);
+		mrs.push_back(on.register_memory(m.registered()));
+		REQUIRE(ibv_reg_mr_notify(mrs.back().get(), word_in(words)) == 0);
+	}
+	mrs.push_back(on.register_memory(m.registered()));
+	CHECK(ibv_reg_mr_notify(mrs.back().get(), word_in(words)) == EBUSY);
+	REQUIRE(ibv_reg_mr_notify(mrs.back().get(), word_in(words) + 1) == 0);
+	unmap_all(m);
+	CHECK(word_in(words)[0] == IBV_MR_NOTIFY_INVALID);
+	CHECK(word_in(words)[1] == IBV_MR_NOTIFY_INVALID);
+	mrs.clear();
+	CHECK(pinned_bytes() == before);
 }

@@ -282,16 +282,22 @@ static void put_page_of_word(struct umem_notify_word_page *page)
 	end_page(page);
 }
 
-/* The page that other words at this address share, with one more; or NULL. */
+#define MOST_LOOKS 64
+
+/*
+ * The page that other words at this address share, with one more; or NULL. Behind many that were
+ * mapped there before, as events wait for the lock, it is not found: its words have two pages.
+ */
 static struct umem_notify_word_page *find_page(struct umem_notify_space *space,
 					       unsigned long addr)
 {
 	struct umem_notify_word_page *page;
 	struct interval_tree_node *next;
+	unsigned int looks = MOST_LOOKS;
 
 	lockdep_assert_held(&space->lock);
 
-	for (next = interval_tree_iter_first(&space->words, addr, addr); next;
+	for (next = interval_tree_iter_first(&space->words, addr, addr); next && looks--;
 	     next = interval_tree_iter_next(next, addr, addr)) {
 		page = container_of(next, struct umem_notify_word_page, node.range);
 		if (page->joined) {
