@@ -57,10 +57,13 @@ static int revoke(struct ib_umem_notify *n)
 	ret = device->ops.revoke_user_mr(n->mr);
 	if (ret) {
 		trace_mr_notify_revoke(n->umem, umem_notify_id(n), 0, ret);
-		if (!is_for_now(ret))
-			ibdev_err_ratelimited(device,
-					      "MR %u can't be revoked, its pages stay pinned\n",
-					      n->mr->res.id);
+		if (is_for_now(ret))
+			return ret;
+		ibdev_err_ratelimited(device, "MR %u can't be revoked, its pages stay pinned\n",
+				      n->mr->res.id);
+		umem_notify_lock(n);
+		n->refused = true;
+		umem_notify_unlock(n);
 		return ret;
 	}
 	ib_umem_give_back(n->umem);
@@ -128,7 +131,7 @@ bool umem_notify_retire(struct ib_umem_notify *n)
 
 	if (!n->armed || n->held)
 		return false;
-	can_revoke = n->mr->device->ops.revoke_user_mr && !n->revoked;
+	can_revoke = n->mr->device->ops.revoke_user_mr && !n->revoked && !n->refused;
 	umem_notify_lock(n);
 	state = n->state;
 	wait = state == INVALID && can_revoke && in_use(n);

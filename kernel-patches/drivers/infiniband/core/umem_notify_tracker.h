@@ -108,6 +108,7 @@ struct ib_umem_notify {
 	bool hurry; /* a caller waits for @mutex that must not wait for long */
 	bool armed : 1; /* mutex and lock */
 	bool revoked : 1; /* mutex and lock: the pages are given back */
+	bool refused : 1; /* mutex and lock: the driver will not */
 	bool reclaim : 1; /* mutex and lock: the VM may have idle pages */
 	u8 held : 2; /* mutex and lock: the driver is busy with the MR, and why */
 	bool exclusive : 1; /* lock: a device has once kept the CPU off a page */
