@@ -196,6 +196,8 @@ def unmapped_is_given_back():
                           word["again"] - word["others"] >= 1024 * mrs, said),
                     check(f"{name}, {notify}: as many registrations as with hooks",
                           hooks and word and word["mrs"] <= hooks["mrs"], said)]
+    cached, said = unreleased("ucp", "try", {"UCX_MEM_EVENTS": "n", "UCX_RCACHE_ENABLE": "y"})
+    good.append(check("UCX, ucp, without events: it has its cache", cached, said))
     hooks, hooks_said = unreleased("uct", "n", ON_DEMAND)
     word, said = unreleased("uct", "try", ON_DEMAND)
     good.append(check("UCX, uct, on demand: as many registrations as with hooks",

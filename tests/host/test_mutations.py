@@ -26,7 +26,7 @@ OTHERS = {
     "mr_cache_test": ("libibverbs/tests/mr_cache_test.c", r"(?m)^static void (test_\w+)"),
     "mr_notify_test": ("libibverbs/tests/mr_notify_test.c", r"(?m)^static void (test_\w+)"),
     "test_rcache_valid": ("buildlib/consumers.d/ucx/test/gtest/ucs/test_rcache_valid.cc",
-                          r"UCS_TEST_F\(\w+, (\w+)\)"),
+                          r"UCS_TEST_F\(\w+, (\w+)[,)]"),
     "fi_mr_notify_test": ("buildlib/consumers.d/libfabric/fabtests/unit/mr_notify_test.c",
                           r"TEST_ENTRY\w*\((\w+)"),
     "tools": ("tests/guest/tools", r'(?m)^ends "([^"]+)"'),

@@ -231,7 +231,7 @@ LANES = {
     "consumers": Lane(
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=38),
          Step("ucx_perftest", f"{PYTHON} tests/consumers/ucx_perftest.py", results.lines, least=11),
-         Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=203),
+         Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=204),
          hits("hits", "libfabric", 30)],
         guest="--kernel um", seconds=150, named_only=True, needs=CONSUMERS),
     # Their own tests. Those of UCX take a share of all memory for their buffers, and a process has

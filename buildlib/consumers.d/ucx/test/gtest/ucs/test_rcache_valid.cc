@@ -596,6 +596,13 @@ UCS_TEST_F(test_rcache_valid, timer_lets_others_in) {
     EXPECT_GE(m_by_timer, count / 8);
 }
 
+/* Its pages may be others under the same keys */
+UCS_TEST_F(test_rcache_valid, page_frames_are_not_looked_up, "RCACHE_CHECK_PFN=1") {
+    int id = use(START, SIZE);
+
+    EXPECT_EQ(id, use(START, SIZE));
+}
+
 /* Others wait for the lock */
 UCS_TEST_F(test_rcache_valid, slow_one_ends_a_round) {
     ucs_time_t deadline = ucs_get_time() + ucs_time_from_sec(60);
