@@ -444,8 +444,9 @@ static struct ib_umem_notify *umem_notify_take_armed(struct ib_umem *umem)
  * @umem: The umem of the MR
  *
  * The range stays tracked, so arming it again is cheap. A suspended one gets its
- * pages first. An INVALID one loses them, unless its word is in use: then the device
- * keeps them until the MR is deregistered.
+ * pages first. An INVALID one loses them, unless its word is in use or the driver
+ * refuses just now: then the device keeps them until the MR is deregistered, as those
+ * of an MR that was never armed.
  *
  * Only the process that armed it: a child has a copy of the word, and its parent
  * would go on to look at one that is not told any more. When the owner has ended the
@@ -490,8 +491,8 @@ unlock:
  * On return the word says INVALID or nothing, for all that happened before the
  * call: an event during it may have left it SUSPECT, and so does shared hugetlb
  * memory that can't be faulted in (userfaultfd, PROT_NONE). A device that can be
- * revoked has lost an INVALID registration, unless its word is in use. A suspended
- * one has pages again.
+ * revoked has lost an INVALID registration, unless its word is in use or the driver
+ * refuses just now: then the worker tries again. A suspended one has pages again.
  *
  * Return: 0, -EINVAL if it is not armed or the MR is another process's, -EINTR,
  * -ENOMEM, -EAGAIN if events went on, or a file was kept locked, for a second; as
