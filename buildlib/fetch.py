@@ -130,20 +130,28 @@ def download_packages(packages, build=BUILD):
 def download_alone(packages, build, folder):
     """The same. The caller has the folder for itself."""
 
+    def start(name, version):
+        return f"{name}_{version.replace(':', '%3a')}_"
+
     def have(name, version):
-        start = f"{name}_{version.replace(':', '%3a')}_"
         names = os.listdir(folder) if os.path.isdir(folder) else ()
         return next((os.path.join(folder, n) for n in names
-                     if n.startswith(start) and n.endswith(".deb")), None)
+                     if n.startswith(start(name, version)) and n.endswith(".deb")), None)
 
     missing = [f"{n}={v}" for n, v in packages.items() if not have(n, v)]
     if missing:
         say("downloading " + " ".join(missing))
         private = machine_apt(build)
         with_partial = os.path.join(folder, "partial")
-        private.download(missing, with_partial)
+        try:
+            private.download(missing, with_partial)
+        except private_apt.AptError as problem:
+            raise FetchError(f"{problem}\nIf apt offers newer versions now: "
+                             "buildlib/overlay.py linux --update") from problem
+        # One that is not asked for was cut off, and is so still.
         for name in os.listdir(with_partial):
-            os.rename(os.path.join(with_partial, name), os.path.join(folder, name))
+            if name.startswith(tuple(start(*package) for package in packages.items())):
+                os.rename(os.path.join(with_partial, name), os.path.join(folder, name))
     return {name: have(name, version) for name, version in packages.items()}
 
 
@@ -157,8 +165,11 @@ def tarball_of(name, build):
     if not os.path.exists(path):
         say(f"downloading {pin['package']}={pin['version']}")
         state = os.path.join(build, "apt", name)
+        # apt gives a file its name before it is whole.
+        partial = os.path.join(build, "download/partial", pin["file"])
         private_apt.source_tarball(state, pin["package"], pin["version"], pin["suite"],
-                                   os.path.dirname(path))
+                                   os.path.dirname(partial))
+        os.replace(partial, path)
     return path, pin["version"].rpartition("-")[0]
 
 
@@ -298,6 +309,8 @@ def fetch(name, build=BUILD, source=None, update=False, part=()):
     With `part` at least these paths of the pinned one.
     """
     source = source or os.environ.get(SOURCE_VARIABLE[name])
+    if any(map(str.isspace, build)):
+        raise FetchError(f"{build}: upstream can't be built in a folder with a blank in its name")
     if source:
         return users_tree(name, source, build, update)
     if name == "linux":

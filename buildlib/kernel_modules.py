@@ -7,6 +7,7 @@ The files that are taken from the tree, and how make is called for them: for the
 import glob
 import os
 
+import compiler_cache
 import fetch
 
 # The folder layout must stay: trace headers include one another by relative paths.
@@ -72,6 +73,7 @@ def compiler_environment():
         env.setdefault("CCACHE_DEPEND", "1")
         # The package's build calls "gcc-12", past /usr/lib/ccache, unless it is told so.
         env["DEBIAN_KERNEL_USE_CCACHE"] = "1"
+        env["CCACHE_DIR"] = compiler_cache.folder()
     for name in ("MAKEFLAGS", "ARCH", "CROSS_COMPILE", "LD_LIBRARY_PATH"):
         env.pop(name, None)
     return env

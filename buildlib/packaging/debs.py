@@ -14,8 +14,10 @@ import re
 import shutil
 import subprocess
 
+import compiler_cache
 import fetch
 import overlay
+import private_apt
 
 REVISION = 3
 PLACE = os.path.join(fetch.BUILD, "packages")
@@ -58,10 +60,16 @@ def version():
 
 
 def renamed():
-    """Those of the libraries that are called otherwise here: only so an upgrade finds them."""
-    return [name for name in RENAMED
-            if subprocess.run(["apt-cache", "pkgnames", name + ENDING], check=True,
-                              stdout=subprocess.PIPE).stdout]
+    """Those of the libraries that are called otherwise here: only so an upgrade finds them.
+
+    Of apt's own lists, which a machine may lack: then the installed packages are all it knows.
+    """
+    apt = private_apt.PrivateApt(os.path.join(fetch.BUILD, "apt/machine"))
+    if not apt.versions("libibverbs1"):
+        apt = fetch.machine_apt(fetch.BUILD)
+    if not apt.versions("libibverbs1"):
+        raise fetch.FetchError("apt offers no libibverbs1: how are its neighbours called here?")
+    return [name for name in RENAMED if apt.run("apt-cache", "pkgnames", name + ENDING)]
 
 
 def rename(tree, names):
@@ -137,6 +145,7 @@ def environment(tree, when):
     if shutil.which("ccache", path=env["PATH"]):
         env["CCACHE_BASEDIR"] = tree
         env["CCACHE_DEPEND"] = "1"
+        env["CCACHE_DIR"] = compiler_cache.folder(kept)
         env["EXTRA_CMAKE_FLAGS"] = ("-DCMAKE_C_COMPILER_LAUNCHER=ccache "
                                     "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
     return env
@@ -178,6 +187,8 @@ def make():
             return made
         for path in made:
             os.unlink(path)
+        for path in glob.glob(os.path.join(work, "src/*.deb")):
+            os.unlink(path)  # of a build that was cut off
         tree = fetch.fetch("rdma-core", work, source, update=True)
         overlay.overlay("rdma-core", tree, copy=True)
         rename(tree, renamed())

@@ -104,6 +104,7 @@ def stage(root):
 
 def make():
     """Make the package, which takes a second; its path, alone in a list."""
+    os.umask(0o022)  # the package's files have these modes in any shell
     with fetch.locked(fetch.BUILD):
         root = os.path.join(PLACE, "dkms")
         shutil.rmtree(root, ignore_errors=True)

@@ -133,6 +133,57 @@ class Kept(unittest.TestCase):
         self.assertEqual(self.placed, 3)
 
 
+class Downloads(unittest.TestCase):
+    """Files that apt had not written to their ends when it was killed."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.build = folder.name
+        replace(self, say=lambda _: None, machine_apt=lambda _: self,
+                read_pin=lambda _: {"file": "a.tar.gz", "package": "a", "version": "1-1",
+                                    "suite": "trixie"})
+        os.makedirs(os.path.join(self.build, "download/partial"))
+
+    def write(self, name, content):
+        """A file among the downloads."""
+        with open(os.path.join(self.build, "download", name), "w", encoding="utf-8") as out:
+            out.write(content)
+
+    def download(self, packages, _):
+        """As apt: all that is asked for is whole."""
+        for package in packages:
+            self.write(f"partial/{package.replace('=', '_')}_all.deb", "whole")
+
+    def test_package(self):
+        """Of another set than the one that is asked for next."""
+        self.write("partial/cut_1_all.deb", "half")
+        for package in ("asked", "cut"):
+            path = fetch.download_packages({package: "1"}, self.build)[package]
+            self.assertEqual(fetch.read(path), "whole")
+
+    def test_tarball(self):
+        def killed(*_):
+            self.write("partial/a.tar.gz", "half")
+            raise KeyboardInterrupt
+
+        with mock.patch.object(private_apt, "source_tarball", killed), \
+                self.assertRaises(KeyboardInterrupt):
+            fetch.tarball_of("ucx", self.build)
+        with mock.patch.object(private_apt, "source_tarball",
+                               lambda *_: self.write("partial/a.tar.gz", "whole")):
+            self.assertEqual(fetch.read(fetch.tarball_of("ucx", self.build)[0]), "whole")
+
+    def test_version_is_gone(self):
+        """The message names the way out."""
+        def gone(*_):
+            raise private_apt.AptError("not found")
+
+        with mock.patch.object(self, "download", gone), \
+                self.assertRaisesRegex(fetch.FetchError, "not found\n.*--update"):
+            fetch.download_packages({"asked": "1"}, self.build)
+
+
 class Parts(unittest.TestCase):
     """A tree of which only a part was needed, and then all."""
 

@@ -19,21 +19,29 @@ shown # why
 
 # [demo gate] A group may be in several sets.
 both several
+
+# [double] One that is there, twice.
+twice
 """
 LOCKED = "E: Could not get lock lists/lock.\\nE: Unable to lock directory lists/"
 # `told` has the messages of the first updates, which fail; a line each.
 STUBS = {
     "apt-get": 'echo "$*" >>calls; [ "$1" = update ] && [ -s told ] || exit 0\n'
                'printf "$(head -n 1 told)\\n" >&2; sed -i 1d told; exit 100',
-    "dpkg-query": "exit 1", "sleep": "exec /bin/sleep 0.1",
-    "sudo": '[ "$1" = -v ] || exec "$@"'}
+    # Of `twice` there are two architectures' packages; no other one is there.
+    "dpkg-query": '[ "$3" = twice ] || exit 1; for _ in 1 2; do\n'
+                  'printf "$(printf %s "$2" | sed "s/^-f=//; s/[$]{.*}/installed/")"; done',
+    "sleep": "exec /bin/sleep 0.1", "id": "echo 1000",
+    # The user needs no password but for -v, or needs one and is asked by it.
+    "sudo": 'echo "sudo $*" >>sudo; case $1 in\n-n) [ ! -e asks ] ;;\n-v) [ -e asks ] ;;\n'
+            '*) exec "$@" ;;\nesac'}
 
 
 class Setup(unittest.TestCase):
     """In a folder of its own, for packages that are missing."""
 
-    def set_up(self, *told, sets=()):
-        """Its exit status, and how apt-get was called."""
+    def set_up(self, *told, sets=(), asks=False):
+        """Its exit status, and how apt-get was called; as a user of sudo, which asks or not."""
         with tempfile.TemporaryDirectory() as folder:
             os.makedirs(os.path.join(folder, "buildlib"))
             os.makedirs(os.path.join(folder, "bin"))
@@ -41,6 +49,7 @@ class Setup(unittest.TestCase):
                 shutil.copy(os.path.join(BUILDLIB, name), os.path.join(folder, "buildlib"))
             files = {"buildlib/packages": PACKAGES, "calls": "",
                      "told": "".join(f"{one}\n" for one in told),
+                     **({"asks": ""} if asks else {}),
                      **{f"bin/{name}": f"#!/bin/sh\n{text}\n" for name, text in STUBS.items()}}
             for name, text in files.items():
                 with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
@@ -69,6 +78,15 @@ class Setup(unittest.TestCase):
                 status, calls = self.set_up(sets=sets)
                 self.assertEqual(status, 0)
                 self.assertRegex(calls[-1], f"^install .*=600 {names}$")
+
+    def test_sudo_asks(self):
+        for asks in (False, True):
+            with self.subTest(asks=asks):
+                status, calls = self.set_up(asks=asks)
+                self.assertEqual((status, len(calls)), (0, 2))
+
+    def test_of_two_architectures(self):
+        self.assertEqual(self.set_up(sets=["double"]), (0, []))
 
     def test_no_such_set(self):
         for sets in (["dem"], ["demo", "all"], ["lines"], ["."], ["demo gate"]):

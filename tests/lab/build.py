@@ -23,6 +23,7 @@ import kernel_archive
 from machine import BUILD, HERE, REPO, LabError
 
 sys.path.insert(0, os.path.join(REPO, "buildlib"))
+import compiler_cache  # noqa: E402  pylint: disable=wrong-import-position
 import fetch  # noqa: E402  pylint: disable=wrong-import-position
 import kernel_modules  # noqa: E402  pylint: disable=wrong-import-position
 import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
@@ -177,9 +178,7 @@ def live_with_dkms(machine):
     if done.returncode:
         raise LabError("no DKMS package (see above)")
     deb = done.stdout.splitlines()[-1]
-    ccache = subprocess.run(["ccache", "-k", "cache_dir"], text=True, check=True,
-                            stdout=subprocess.PIPE).stdout.strip()
-    os.makedirs(ccache, exist_ok=True)
+    ccache = compiler_cache.folder()
     archive = os.path.join(machine.folder, "archive")
     old, new = (release for release, _ in kernel_archive.make(archive))
     command = [os.path.join(HERE, "dkms_life"), machine.dkms_life, archive, old, new, deb,

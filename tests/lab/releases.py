@@ -19,6 +19,7 @@ import namespace
 from machine import BUILD, REPO, LabError
 
 sys.path.insert(0, os.path.join(REPO, "buildlib"))
+import compiler_cache  # noqa: E402  pylint: disable=wrong-import-position
 import private_apt  # noqa: E402  pylint: disable=wrong-import-position
 
 PASSED_ON = re.compile("(RDMAV|IBV|FI|UCX|CATCH|RUN)_|(LINUX|RDMA_CORE)_SOURCE$|JOBS$"
@@ -53,7 +54,7 @@ class Release:
         self.base = os.path.join(self.place, "base")
         self.setup = os.path.join(self.place, "setup")
         self.log = os.path.join(self.place, "log")
-        self.cache = ask("ccache", "-k", "cache_dir")
+        self.cache = compiler_cache.folder()
         os.makedirs(self.place, exist_ok=True)
 
     def sources(self):

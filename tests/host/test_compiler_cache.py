@@ -1,0 +1,30 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""The folder of ccache where the user's can't be written."""
+import os
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(REPO, "buildlib"))
+
+import compiler_cache  # noqa: E402
+import fetch  # noqa: E402
+
+
+class Folder(unittest.TestCase):
+    """Of a user with a home folder, and of one without."""
+
+    def test_folder(self):
+        with tempfile.TemporaryDirectory() as home, \
+                mock.patch.object(fetch, "BUILD", os.path.join(home, "build")):
+            for theirs, used in ((f"{home}/mine", f"{home}/mine"),
+                                 ("/proc/none", f"{home}/build/ccache")):
+                with self.subTest(theirs), mock.patch.dict(os.environ, CCACHE_DIR=theirs):
+                    self.assertEqual(compiler_cache.folder(), used)
+
+
+if __name__ == "__main__":
+    unittest.main()
