@@ -29,7 +29,7 @@ OTHERS = {
                           r"UCS_TEST_F\(\w+, (\w+)[,)]"),
     "fi_mr_notify_test": ("buildlib/consumers.d/libfabric/fabtests/unit/mr_notify_test.c",
                           r"TEST_ENTRY\w*\((\w+)"),
-    "tools": ("tests/guest/tools", r'(?m)^ends "([^"]+)"'),
+    "tools": ("tests/guest/tools", r'(?m)^\s*ends "([^"]+)"'),
 }
 # Of these a part of the name, which they put together.
 SCRIPTS = {name: f"tests/{path}" for name, path in {

@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <functional>
@@ -192,12 +193,19 @@ status print_environment(const std::string &name)
 		fmt::print(stderr, "ibv_mr_cache: RDMAV_MR_CACHE=0 switches the cache off\n");
 		return no_cache;
 	}
-	for (const auto &one : chosen_devices(name)) {
-		const device on(one);
-		if (on.can_notify())
-			can++;
-		else
-			cannot.push_back(on.name());
+	const auto chosen = chosen_devices(name);
+	for (const auto &one : chosen) {
+		try {
+			const device on(one);
+			if (on.can_notify())
+				can++;
+			else
+				cannot.push_back(on.name());
+		} catch (const std::exception &reason) { /* of several, others may do */
+			if (chosen.size() == 1)
+				throw;
+			fmt::print(stderr, "ibv_mr_cache: {}\n", reason.what());
+		}
 	}
 	if (!can) {
 		fmt::print(stderr, "ibv_mr_cache: nothing to gain: no RDMA device here notifies "
@@ -226,7 +234,8 @@ status run(const options &opt)
 
 	if (ibv_reg_mr_limits(on.context(), nullptr, &limits)) {
 		fmt::print(stderr, "{}: {}\n", on.name(),
-			   on.can_notify() ? "the cache is switched off"
+			   on.can_notify() ? "no cache: RDMAV_MR_CACHE=0, or no room for it "
+					     "(RLIMIT_MEMLOCK below 1 MiB, RLIMIT_AS)"
 					   : "this kernel and driver do not notify about memory "
 					     "registrations");
 		return no_cache;
@@ -262,7 +271,10 @@ int main(int argc, char **argv)
 
 	try {
 		app.parse(argc, argv);
-		return run(opt);
+		const status ended = run(opt);
+		if (std::fflush(stdout) || std::ferror(stdout))
+			throw std::runtime_error("the output could not be written");
+		return ended;
 	} catch (const CLI::ParseError &e) { /* --help is one */
 		return app.exit(e) ? failed : right;
 	} catch (const std::exception &e) {

@@ -67,6 +67,8 @@ private:
 all_check::all_check(const device &on)
     : on_(on), all_(ibv_register_mr_all(on.pd(), rights)), peer_(anonymous(page_size()))
 {
+	if (!all_ && errno != EOPNOTSUPP)
+		fail("ibv_register_mr_all");
 	if (!all_)
 		throw unsupported(std::string("ibv_register_mr_all: ") + std::strerror(errno));
 }

@@ -17,6 +17,7 @@
 #include <stdexcept>
 
 #include "all.h"
+#include "loopback.h"
 #include "reclaim.h"
 #include "report.h"
 
@@ -54,6 +55,9 @@ bool print_line(const std::string &name, const std::function<std::string()> &att
 			   wrong.empty() ? "" : ": ", wrong);
 	} catch (const mr_notify::unsupported &reason) {
 		fmt::print("skip {}: {}\n", name, reason.what());
+	} catch (const std::exception &reason) {
+		wrong = reason.what();
+		fmt::print("not ok {}: could not be tried: {}\n", name, wrong);
 	}
 	std::fflush(stdout);
 	return wrong.empty();
@@ -114,6 +118,7 @@ status run_lines(const options &opt, const mr_notify::device &on,
 		fmt::print(stderr, "{}: {}\n", on.name(), reason.what());
 		return no_capability;
 	}
+	const loopback reachable(on); /* or no row can be tried */
 	const bool ok = all ? print_operations(opt, *all, table, length)
 			    : print_reclaim(opt, *reclaim, table, length);
 	return ok ? right : wrong;
@@ -204,7 +209,10 @@ int main(int argc, char **argv)
 
 	try {
 		app.parse(argc, argv);
-		return run(opt);
+		const status ended = run(opt);
+		if (std::fflush(stdout) || std::ferror(stdout))
+			throw std::runtime_error("the output could not be written");
+		return ended;
 	} catch (const CLI::ParseError &e) { /* --help is one */
 		return app.exit(e) ? failed : right;
 	} catch (const std::exception &e) {

@@ -2,6 +2,7 @@
 #include "memory.h"
 
 #include <fcntl.h>
+#include <linux/memfd.h>
 #include <sys/mman.h>
 #include <sys/shm.h>
 #include <unistd.h>
@@ -182,7 +183,7 @@ memory private_file(std::size_t length)
 memory hugetlb(std::size_t length, bool shared)
 {
 	const std::size_t huge = huge_page_size();
-	const unsigned int flags = MFD_CLOEXEC | MFD_HUGETLB;
+	const unsigned int flags = MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB;
 
 	length = (length + huge - 1) / huge * huge;
 	const int fd = memfd_create("mr_notify", flags);

@@ -36,7 +36,7 @@ void poison(memory &m)
 /* The kernel notes the poison of any page of a huge page at its first one. */
 memory end_of_shared_hugetlb(std::size_t length)
 {
-	memory m = shared_hugetlb(huge_page_size());
+	memory m = shared_hugetlb(length);
 	const range whole = m.registered();
 
 	m.set_registered({whole.end() - length, length});

@@ -82,7 +82,11 @@ reclaim_check::reclaim_check(const device &on) : on_(on), bytes_(on)
 	    !(attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM))
 		throw unsupported(
 			"this kernel and driver do not take idle registrations' pages back");
-	write_system_file("/proc/sys/vm/drop_caches", "2");
+	try {
+		write_system_file("/proc/sys/vm/drop_caches", "2");
+	} catch (const unsupported &reason) { /* but of the user, not of the device */
+		throw std::runtime_error(reason.what());
+	}
 }
 
 std::string reclaim_check::try_operation(const operation &what, std::size_t length)

@@ -106,7 +106,7 @@ memory unshared_with_witness(std::size_t length)
 void child_check(bool ok)
 {
 	if (!ok)
-		_exit(1);
+		_exit(errno == EPERM || errno == EACCES || errno == ENOSYS ? not_here : 1);
 }
 
 bool advise_parent(range r, int advice)
@@ -114,6 +114,7 @@ bool advise_parent(range r, int advice)
 	const iovec part{r.addr, r.length};
 	const auto parent = static_cast<int>(syscall(SYS_pidfd_open, getppid(), 0));
 
+	errno = 0;
 	return syscall(SYS_process_madvise, parent, &part, 1UL, advice, 0U) >= 0;
 }
 

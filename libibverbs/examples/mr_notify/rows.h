@@ -78,7 +78,8 @@ memory shared_hugetlb(std::size_t length);
 /* No child gets a copy: a page mapped twice is neither moved nor swapped out. */
 memory unshared_with_witness(std::size_t length);
 
-/* In a child: ends it with a failure. */
+/* In a child: ends it with a failure, or with not_here where errno says that it has no right to. */
+constexpr int not_here = 2;
 void child_check(bool ok);
 
 /* In a child: process_madvise() on its parent's memory; whether it was taken. */
@@ -97,6 +98,8 @@ template <class F> void in_child(F &&function)
 	check(child > 0, "fork");
 	while (waitpid(child, &status, 0) < 0 && errno == EINTR)
 		;
+	if (WIFEXITED(status) && WEXITSTATUS(status) == not_here)
+		throw unsupported("the child has no right to");
 	if (status != 0)
 		throw std::runtime_error("the child failed");
 }

@@ -46,24 +46,16 @@ std::string read_system_file(const std::string &path)
 	return said;
 }
 
-setting::setting(std::string path, const std::string &value)
-    : path_(std::move(path)), before_(read_system_file(path_))
+setting::setting(const std::string &path, const std::string &value)
 {
 	/* "always [madvise] never" */
-	const auto from = before_.find('[');
-	const auto to = before_.find(']');
+	std::string before = read_system_file(path);
+	const auto from = before.find('[');
+	const auto to = before.find(']');
 	if (from != std::string::npos && to != std::string::npos)
-		before_ = before_.substr(from + 1, to - from - 1);
-	write_system_file(path_, value);
-}
-
-setting::~setting()
-{
-	try {
-		write_system_file(path_, before_);
-	} catch (const unsupported &) {
-		/* It took the same text before; a destructor can't report more. */
-	}
+		before = before.substr(from + 1, to - from - 1);
+	back_.emplace(undo::kind::write_text, path, before);
+	write_system_file(path, value);
 }
 
 namespace {
@@ -89,25 +81,15 @@ public:
 	explicit memory_swap(std::size_t size)
 	{
 		load_module("zram"); /* or it is built in, or there is none */
-		number_ = read_system_file("/sys/class/zram-control/hot_add");
-		device_ = "/dev/zram" + number_;
-		try {
-			write_system_file("/sys/block/zram" + number_ + "/disksize",
-					  std::to_string(size));
-			sign(size);
-			if (swapon(device_.c_str(), 0))
-				throw unsupported(std::string("swapon: ") + std::strerror(errno));
-		} catch (...) {
-			remove();
-			throw;
-		}
-	}
-	memory_swap(const memory_swap &) = delete;
-	memory_swap &operator=(const memory_swap &) = delete;
-	~memory_swap()
-	{
-		swapoff(device_.c_str());
-		remove();
+		const std::string number = read_system_file("/sys/class/zram-control/hot_add");
+		device_ = "/dev/zram" + number;
+		removal_.emplace(undo::kind::write_text, "/sys/class/zram-control/hot_remove",
+				 number);
+		write_system_file("/sys/block/zram" + number + "/disksize", std::to_string(size));
+		sign(size);
+		end_.emplace(undo::kind::end_swap, device_);
+		if (swapon(device_.c_str(), 0))
+			throw unsupported(std::string("swapon: ") + std::strerror(errno));
 	}
 
 private:
@@ -126,17 +108,9 @@ private:
 		write_system_file(device_, page);
 	}
 
-	void remove() const noexcept
-	{
-		try {
-			write_system_file("/sys/class/zram-control/hot_remove", number_);
-		} catch (const std::exception &) {
-			/* Its pages are few. */
-		}
-	}
-
-	std::string number_;
 	std::string device_;
+	std::optional<undo> removal_;
+	std::optional<undo> end_; /* the first to be done */
 };
 
 bool has_swap()
@@ -158,24 +132,15 @@ public:
 		const auto at = said.rfind("0::");
 		if (at == std::string::npos)
 			throw unsupported("no control groups (version 2)");
-		before_ = cgroup_root + said.substr(at + 3) + "/cgroup.procs";
+		leaving_.emplace(undo::kind::write_text,
+				 cgroup_root + said.substr(at + 3) + "/cgroup.procs", "0");
 		group_.enter();
-	}
-	own_control_group(const own_control_group &) = delete;
-	own_control_group &operator=(const own_control_group &) = delete;
-	~own_control_group()
-	{
-		try {
-			write_system_file(before_, "0");
-		} catch (const unsupported &) {
-			/* Then the group stays, empty as soon as we are gone. */
-		}
 	}
 	const std::string &path() const { return group_.path(); }
 
 private:
 	control_group group_;
-	std::string before_;
+	std::optional<undo> leaving_;
 };
 
 } // namespace
@@ -192,6 +157,7 @@ control_group::control_group(const std::string &name)
     : path_(std::string(cgroup_root) + "/" + name + "." + std::to_string(getpid()))
 {
 	write_system_file(std::string(cgroup_root) + "/cgroup.subtree_control", "+memory");
+	removal_.emplace(undo::kind::remove_folder, path_);
 	if (mkdir(path_.c_str(), 0755))
 		throw unsupported(path_ + ": " + std::strerror(errno));
 }

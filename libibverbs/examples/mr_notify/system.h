@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * A row's changes of the whole machine, and its waits for it: settings
- * below /proc and /sys, swap space, a control group. All is put back.
+ * below /proc and /sys, swap space, a control group. All is put back (undo.h).
  */
 #ifndef MR_NOTIFY_SYSTEM_H
 #define MR_NOTIFY_SYSTEM_H
 
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <thread>
+
+#include "undo.h"
 
 namespace mr_notify {
 
@@ -20,14 +23,12 @@ std::string read_system_file(const std::string &path);
 /* A setting that another one takes the place of for a while. */
 class setting {
 public:
-	setting(std::string path, const std::string &value);
+	setting(const std::string &path, const std::string &value);
 	setting(const setting &) = delete;
 	setting &operator=(const setting &) = delete;
-	~setting();
 
 private:
-	std::string path_;
-	std::string before_;
+	std::optional<undo> back_;
 };
 
 /* There is swap from now on, so many bytes if there was none, until the program ends. */
@@ -52,6 +53,7 @@ public:
 
 private:
 	std::string path_;
+	std::optional<undo> removal_;
 };
 
 /* The number of a NUMA node that is not node 0. */

@@ -24,8 +24,11 @@ std::vector<uint64_t> frames(range r)
 	close(fd);
 	if (got != static_cast<ssize_t>(bytes))
 		throw unsupported("/proc/self/pagemap can't be read");
-	for (uint64_t &page : pages)
+	for (uint64_t &page : pages) {
+		if ((page & (present | number)) == present)
+			throw unsupported("no page numbers without CAP_SYS_ADMIN");
 		page = page & present ? page & number : 0;
+	}
 	return pages;
 }
 
