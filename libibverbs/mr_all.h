@@ -35,6 +35,7 @@ struct ibv_pd;
  *               or not with these rights
  *   EINVAL      rights that are none or do not go together
  *   ENOMEM      out of memory
+ *   EAGAIN      on soft-RoCE: the process may have no other thread
  * or an error of ibv_query_device_ex(). Thread safe.
  */
 struct ibv_mr *ibv_register_mr_all(struct ibv_pd *pd, int access);

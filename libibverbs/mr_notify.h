@@ -143,7 +143,8 @@ int ibv_unreg_mr_notify(struct ibv_mr *mr);
  *
  * On 0 the kernel's bits of the word say INVALID or nothing, for all that
  * happened before the call; something that happens during it may make the word
- * SUSPECT again. Costs one system call, for a word that is not SUSPECT too.
+ * SUSPECT again, and shared huge pages may leave it so (ibv_settle_mr_notify(3)).
+ * Costs one system call, for a word that is not SUSPECT too.
  *
  * A SUSPENDED one gets the pages that its range maps now, under the same keys; if
  * they can't be pinned with its rights it is INVALID. A caller without a reference

@@ -2,6 +2,7 @@
 # All memory of the process as one MR; mr_notify.pxi includes this file.
 
 cimport cython
+from cpython.number cimport PyNumber_Index
 
 
 @cython.binding(True)
@@ -15,10 +16,11 @@ def register_mr_all(PD pd not None, access):
     :return: The MR. It has no buffer: read() and write() are not for it
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the device has no
                               _IBV_DEVICE_MR_ALL, or not with these rights
-                              EINVAL: rights that do not go together; ENOMEM
+                              EINVAL: rights that do not go together
+                              ENOMEM; EAGAIN: no other thread may be had
     :raises PyverbsUserError: the PD is closed
     """
-    cdef int rights = access
+    cdef int rights = PyNumber_Index(access)
     if pd.pd == NULL:
         raise PyverbsUserError('The PD is closed')
     cdef v.ibv_pd *of = pd.pd

@@ -3,6 +3,7 @@
 # before the class and names the methods in it.
 
 cimport cython
+from cpython.number cimport PyNumber_Index
 from collections import namedtuple
 
 MRCacheLimits = namedtuple('MRCacheLimits', 'max_bytes max_entries')
@@ -34,8 +35,8 @@ def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=Non
     cdef bint has_entries = max_entries is not None
     cdef v.ibv_mr_cache_limits old
     cdef v.ibv_mr_cache_limits new
-    new.max_bytes = max_bytes if has_bytes else 0
-    new.max_entries = max_entries if has_entries else 0
+    new.max_bytes = PyNumber_Index(max_bytes) if has_bytes else 0
+    new.max_entries = PyNumber_Index(max_entries) if has_entries else 0
     context_check_open(self)
     cdef int rc
     with nogil:
@@ -53,7 +54,7 @@ def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=Non
 
 
 @cython.binding(True)
-def context_reg_mr_clean(Context self not None, size_t keep_bytes=0):
+def context_reg_mr_clean(Context self not None, keep_bytes=0):
     """
     Evict idle registrations of the context's cache, least recently used first. Their
     pages are unpinned when it returns. Thread safe, but for closing the context meanwhile.
@@ -63,10 +64,11 @@ def context_reg_mr_clean(Context self not None, size_t keep_bytes=0):
                               another: the error of deregistering one of them
     :raises PyverbsUserError: the context is closed
     """
+    cdef size_t keep = PyNumber_Index(keep_bytes)
     context_check_open(self)
     cdef int rc
     with nogil:
-        rc = v.ibv_reg_mr_clean(self.context, keep_bytes)
+        rc = v.ibv_reg_mr_clean(self.context, keep)
     if rc != 0:
         raise PyverbsRDMAError('Failed to clean the MR cache', rc)
 

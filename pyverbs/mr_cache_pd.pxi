@@ -3,11 +3,12 @@
 # class and names the method in it.
 
 cimport cython
+from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint64_t
 
 
 @cython.binding(True)
-def pd_is_reg(PD self not None, uint64_t address, size_t length, unsigned int access):
+def pd_is_reg(PD self not None, address, length, access):
     """
     Does a valid cached registration in this PD cover the range and allow the access?
     That may have changed by the time the caller looks at it. Without a cache: no. Thread
@@ -18,11 +19,14 @@ def pd_is_reg(PD self not None, uint64_t address, size_t length, unsigned int ac
     :return: True or False
     :raises PyverbsUserError: the PD is closed
     """
+    cdef uint64_t start = PyNumber_Index(address)
+    cdef size_t size = PyNumber_Index(length)
+    cdef unsigned int rights = PyNumber_Index(access)
     if self.pd == NULL:
         raise PyverbsUserError('The PD is closed')
     cdef v.ibv_pd *pd = self.pd
     cdef bint covered
     # It may ask the kernel, which may wait for a page.
     with nogil:
-        covered = v.ibv_is_reg(pd, <const void *><uintptr_t>address, length, access)
+        covered = v.ibv_is_reg(pd, <const void *><uintptr_t>start, size, rights)
     return covered

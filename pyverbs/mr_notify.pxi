@@ -132,7 +132,7 @@ def mr_settle_notify(MR self not None):
     Find out whether a suspect registration is intact, and give a suspended one the pages
     that its range maps now: afterwards the kernel's bits of the word say INVALID or
     nothing, for all that happened before. A change meanwhile may make it SUSPECT, or
-    an idle one SUSPENDED, again: with any of these bits, and after an error, register
+    an idle one SUSPENDED, again, and shared huge pages may leave it SUSPECT: with any of these bits, and after an error, register
     again. When they say INVALID and the device can revoke
     (_IBV_DEVICE_MR_REVOKE), it no longer reaches the memory. Costs a system call. Thread
     safe, but for close() and forget() of this MR, and closing its PD or context, meanwhile.

@@ -358,6 +358,23 @@ class MRCacheTest(MRCacheTestCase):
                 ctx.reg_mr_limits(**{name: Closing(ctx, 3)})
 
     @requires_mr_notify
+    def test_mr_cache_whole_numbers(self):
+        """
+        A number that is none of bytes or entries is not cut off to one that is.
+        """
+        old = self.ctx.reg_mr_limits()
+        for call, numbers in ((lambda **kw: self.ctx.reg_mr_limits(**kw),
+                               ({'max_bytes': 0.9}, {'max_entries': 2.0})),
+                              (lambda **kw: self.ctx.reg_mr_clean(**kw), ({'keep_bytes': 0.5},)),
+                              (lambda **kw: self.pd.is_reg(**{'address': 0, 'length': 1,
+                                                              'access': 0, **kw}),
+                               ({'address': 1.5}, {'length': 2.5}, {'access': 1.0}))):
+            for number in numbers:
+                with self.subTest(**number), self.assertRaises(TypeError):
+                    call(**number)
+        self.assertEqual(self.ctx.reg_mr_limits(), old)
+
+    @requires_mr_notify
     def test_mr_cache_evict(self):
         """
         At the limit of entries the least recently used one goes; one in use does not.

@@ -78,7 +78,7 @@ class Closing:
 
     def __index__(self):
         self.what.close()
-        return self.number
+        return int(self.number)
 
     __int__ = __index__
 
