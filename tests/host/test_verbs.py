@@ -81,7 +81,9 @@ def missing():
     hooks = read("buildlib/hooks/*-pyverbs-*.patch")
     for kind, name in re.findall(r"(?m)^def (mr|context|pd)_(\w+)\(", read("pyverbs/*.pxi")):
         if not re.search(rf"(?m)^\+ .*\b{kind}_{name}\b", hooks):
-            yield f"by buildlib/hook.py buildlib/hooks/{HOOKS[kind]}: {name} = {kind}_{name}"
+            hook = HOOKS[kind]
+            yield (f"`buildlib/hook.py {hook}` prints a folder: in its b/, beside the neighbours, "
+                   f"{name} = {kind}_{name}; then `buildlib/hook.py --write {hook}`")
 
 
 class Verbs(unittest.TestCase):
