@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The requests under way when a queue pair is drained, reset, or modified by two threads, and one
- * whose peer is not ready. RUN_SECONDS says how long threads go on (default 3).
+ * whose peer is not ready; and the attributes that it takes, and when. RUN_SECONDS says how long
+ * threads go on (default 3).
  */
 #include "catch.h"
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -23,15 +25,6 @@ using part = raw_peer::part;
 
 namespace {
 
-ibv_qp_state state_of(const raw_peer &peer)
-{
-	ibv_qp_attr attr{};
-	ibv_qp_init_attr init{};
-
-	check_verb(ibv_query_qp(peer.qp(), &attr, IBV_QP_STATE, &init), "ibv_query_qp");
-	return attr.qp_state;
-}
-
 /* Is its request complete, soon? */
 bool succeeded(const raw_peer &peer)
 {
@@ -47,6 +40,37 @@ int remember(const raw_peer &peer, uint8_t reads)
 
 	attr.max_dest_rd_atomic = reads;
 	return ibv_modify_qp(peer.qp(), &attr, IBV_QP_MAX_DEST_RD_ATOMIC);
+}
+
+/* All attributes of a queue pair. */
+ibv_qp_attr told(const raw_peer &peer)
+{
+	ibv_qp_attr attr{};
+	ibv_qp_init_attr init{};
+
+	check_verb(ibv_query_qp(peer.qp(), &attr, IBV_QP_STATE, &init), "ibv_query_qp");
+	return attr;
+}
+
+ibv_qp_state state_of(const raw_peer &peer)
+{
+	return told(peer).qp_state;
+}
+
+/* It begins anew, with these attributes. */
+int listen(const raw_peer &peer, ibv_qp_attr attr)
+{
+	REQUIRE(peer.become(IBV_QPS_RESET));
+	attr.qp_state = IBV_QPS_INIT;
+	check_verb(
+		ibv_modify_qp(peer.qp(), &attr,
+			      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+		"ibv_modify_qp to INIT");
+	attr.qp_state = IBV_QPS_RTR;
+	return ibv_modify_qp(peer.qp(), &attr,
+			     IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+				     IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+				     IBV_QP_MIN_RNR_TIMER);
 }
 
 } // namespace
@@ -277,4 +301,18 @@ TEST_CASE("states: a request for a value fails where no answer may be under way"
 	const auto done = peer.completed(time_limit);
 	REQUIRE(done);
 	CHECK(done->status == IBV_WC_LOC_QP_OP_ERR);
+}
+
+TEST_CASE("states: a path has one of the lengths that there are")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const raw_peer peer(*wire);
+	ibv_qp_attr attr = told(peer);
+
+	for (int mtu = 0; mtu < 256; mtu++) {
+		INFO("path_mtu " << mtu);
+		attr.path_mtu = static_cast<ibv_mtu>(mtu);
+		CHECK((listen(peer, attr) == 0) == (mtu >= IBV_MTU_256 && mtu <= IBV_MTU_4096));
+	}
 }
