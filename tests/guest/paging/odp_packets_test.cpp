@@ -576,6 +576,41 @@ TEST_CASE("packets: an unreliable message without an end takes no other along")
 	CHECK(done->status == IBV_WC_SUCCESS);
 }
 
+/* One whose packet is too short has no receive any more, which the next packet needs. */
+TEST_CASE("packets: an unreliable message with a short packet takes no other along")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const memory m = anonymous(page);
+	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), all_rights);
+	ibv_srq_init_attr init{};
+	init.attr = {4, 1, 0};
+	const owned<ibv_srq> shared(ibv_create_srq(wire->on().pd(), &init));
+	REQUIRE(shared);
+	const raw_peer peer(*wire, IBV_QPT_UC, 4, shared.get());
+	std::optional<ibv_wc> done;
+
+	for (int i = 0; i < 2; i++) {
+		ibv_sge sge{number(m.registered().addr), 4 * mtu, mr->lkey};
+		ibv_recv_wr wr{}, *bad;
+
+		wr.sg_list = &sge;
+		wr.num_sge = 1;
+		REQUIRE(ibv_post_srq_recv(shared.get(), &wr, &bad) == 0);
+	}
+	peer.begin_message(0);
+	peer.go_on_with_message(1, std::vector<std::byte>(8));
+	done = peer.completed(time_limit);
+	REQUIRE(done);
+	CHECK(done->status == IBV_WC_REM_INV_REQ_ERR);
+	peer.go_on_with_message(1, std::vector<std::byte>(mtu));
+	peer.message(2, std::vector<std::byte>(8));
+	done = peer.completed(time_limit);
+	REQUIRE(done);
+	CHECK(done->status == IBV_WC_SUCCESS);
+	CHECK(done->byte_len == 8);
+}
+
 /* A receive that a dropped message has left is ended by an error of something else. */
 TEST_CASE("packets: a receive of a shared queue is used once")
 {

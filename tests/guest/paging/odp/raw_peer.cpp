@@ -214,6 +214,11 @@ void raw_peer::begin_message(uint32_t psn) const
 	send(0x00, psn, bytes(mtu));
 }
 
+void raw_peer::go_on_with_message(uint32_t psn, const bytes &data) const
+{
+	send(0x01, psn, data);
+}
+
 void raw_peer::end_message(uint32_t psn, const bytes &data) const
 {
 	send(0x02, psn, data);

@@ -73,6 +73,7 @@ public:
 	void message(uint32_t psn, const std::vector<std::byte> &data) const;
 	/* The first packet of a longer one, which is an MTU. */
 	void begin_message(uint32_t psn) const;
+	void go_on_with_message(uint32_t psn, const std::vector<std::byte> &data) const;
 	void end_message(uint32_t psn, const std::vector<std::byte> &data) const;
 	/* All of an MR, to nowhere in particular. */
 	void flush(uint32_t psn, uint32_t rkey) const;
