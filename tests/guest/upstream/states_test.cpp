@@ -316,3 +316,27 @@ TEST_CASE("states: a path has one of the lengths that there are")
 		CHECK((listen(peer, attr) == 0) == (mtu >= IBV_MTU_256 && mtu <= IBV_MTU_4096));
 	}
 }
+
+TEST_CASE("states: a queue pair is in its state, not in the one that its owner says")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const raw_peer peer(*wire);
+	const auto go_on = [&](ibv_qp_state from) {
+		ibv_qp_attr attr{};
+
+		attr.qp_state = IBV_QPS_RTS;
+		attr.cur_qp_state = from;
+		return ibv_modify_qp(peer.qp(), &attr,
+				     IBV_QP_STATE | IBV_QP_CUR_STATE | IBV_QP_TIMEOUT |
+					     IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+					     IBV_QP_MAX_QP_RD_ATOMIC);
+	};
+
+	CHECK(go_on(IBV_QPS_RTR) == 0);
+	CHECK(go_on(IBV_QPS_RTR) == EINVAL);
+	CHECK(state_of(peer) == IBV_QPS_RTS);
+	REQUIRE(peer.become(IBV_QPS_ERR));
+	CHECK(go_on(IBV_QPS_RTR) == EINVAL);
+	CHECK(state_of(peer) == IBV_QPS_ERR);
+}
