@@ -33,7 +33,7 @@ bool succeeded(const raw_peer &peer)
 	return done && done->status == IBV_WC_SUCCESS;
 }
 
-/* As many reads are remembered; asked for without a state, as any user may. */
+/* As many reads are remembered; its send queue is drained. */
 int remember(const raw_peer &peer, uint8_t reads)
 {
 	ibv_qp_attr attr{};
@@ -263,6 +263,8 @@ TEST_CASE("states: threads that modify one queue pair wait for each other")
 	const owned<ibv_mr> mr = wire->on().register_memory(
 		m.registered(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
 	const raw_peer peer(*wire, IBV_QPT_RC, 128);
+	peer.let_ask();
+	REQUIRE(peer.become(IBV_QPS_SQD));
 	std::atomic<bool> stop = false;
 	std::atomic<int> refused = 0;
 	std::vector<std::thread> threads;
@@ -339,4 +341,37 @@ TEST_CASE("states: a queue pair is in its state, not in the one that its owner s
 	REQUIRE(peer.become(IBV_QPS_ERR));
 	CHECK(go_on(IBV_QPS_RTR) == EINVAL);
 	CHECK(state_of(peer) == IBV_QPS_ERR);
+}
+
+/* Each by itself, without a state. */
+TEST_CASE("states: an attribute is changed in the states that allow it")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const raw_peer peer(*wire);
+	ibv_qp_attr attr = told(peer);
+	const auto change = [&](int mask) { return ibv_modify_qp(peer.qp(), &attr, mask); };
+
+	for (const int one : {IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN,
+			      IBV_QP_TIMEOUT, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_DEST_QPN}) {
+		INFO("attribute " << one);
+		CHECK(change(one) == EINVAL);
+	}
+	peer.let_ask();
+	for (const int one : {IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN,
+			      IBV_QP_TIMEOUT, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_DEST_QPN}) {
+		INFO("attribute " << one);
+		CHECK(change(one) == EINVAL);
+	}
+	CHECK(change(IBV_QP_MIN_RNR_TIMER) == 0);
+	CHECK(change(IBV_QP_ACCESS_FLAGS) == 0);
+	REQUIRE(peer.become(IBV_QPS_SQD));
+	for (const int one : {IBV_QP_PATH_MTU, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_DEST_QPN}) {
+		INFO("attribute " << one);
+		CHECK(change(one) == EINVAL);
+	}
+	for (const int one : {IBV_QP_AV, IBV_QP_TIMEOUT, IBV_QP_MAX_DEST_RD_ATOMIC}) {
+		INFO("attribute " << one);
+		CHECK(change(one) == 0);
+	}
 }
