@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -156,6 +157,24 @@ public:
 		cmd.in.response = reinterpret_cast<uintptr_t>(&out);
 		cmd.in.qp_handle = qp;
 		cmd.in.wqe_size = sizeof(ib_uverbs_send_wr);
+		return write(fd_, &cmd, sizeof(cmd)) == sizeof(cmd) ? 0 : errno;
+	}
+
+	/* A completion queue, of soft-RoCE; the new one is not mapped. */
+	int resize(uint32_t cq, uint32_t cqe) const
+	{
+		struct {
+			ib_uverbs_cmd_hdr hdr;
+			ib_uverbs_resize_cq in;
+		} cmd{};
+		std::array<uint64_t, 6> out{}; /* and where the new one is to be mapped */
+
+		cmd.hdr.command = IB_USER_VERBS_CMD_RESIZE_CQ;
+		cmd.hdr.in_words = sizeof(cmd) / 4;
+		cmd.hdr.out_words = sizeof(out) / 4;
+		cmd.in.response = address(out.data());
+		cmd.in.cq_handle = cq;
+		cmd.in.cqe = cqe;
 		return write(fd_, &cmd, sizeof(cmd)) == sizeof(cmd) ? 0 : errno;
 	}
 

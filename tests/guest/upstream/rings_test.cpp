@@ -546,3 +546,43 @@ TEST_CASE("rings: anything is written anywhere at any time")
 	loopback link(on);
 	CHECK(link.write(mr.get(), {here.addr, 100}, here.addr + 1000, mr->rkey) == IBV_WC_SUCCESS);
 }
+
+/*
+ * One that has two completions. Asked for as a program may that does not use the library, which
+ * lets one thread wait for the other.
+ */
+TEST_CASE("rings: threads resize one completion queue")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const raw_peer peer(*wire);
+	const raw_uverbs uverbs(wire->on().context());
+	const uint32_t cq = peer.qp()->send_cq->handle;
+	std::atomic<bool> stop = false;
+	std::atomic<int> grown = 0, shrunk = 0, refused = 0;
+	std::vector<std::thread> threads;
+
+	peer.let_ask(7);
+	for (int i = 0; i < 3; i++)
+		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{nullptr, 0}, 0}}, 0, 0});
+	REQUIRE(peer.become(IBV_QPS_ERR));
+	REQUIRE(peer.completed(time_limit));
+	REQUIRE(happens([&] { return uverbs.resize(cq, 1) == EINVAL; }));
+	threads.emplace_back([&] {
+		while (!stop)
+			(uverbs.resize(cq, 10) == 0 ? grown : refused)++;
+	});
+	for (int i = 0; i < 2; i++)
+		threads.emplace_back([&] {
+			while (!stop)
+				shrunk += uverbs.resize(cq, 1) != EINVAL;
+		});
+	for (const run_time time; time.goes_on();)
+		std::this_thread::sleep_for(10ms);
+	stop = true;
+	for (auto &one : threads)
+		one.join();
+	CHECK(grown > 0);
+	CHECK(refused == 0);
+	CHECK(shrunk == 0);
+}
