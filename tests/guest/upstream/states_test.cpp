@@ -319,6 +319,25 @@ TEST_CASE("states: a path has one of the lengths that there are")
 	}
 }
 
+/* It has none to acknowledge but what is before its first number. */
+TEST_CASE("states: a new queue pair acknowledges no request of this life")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const raw_peer peer(*wire);
+	ibv_qp_attr attr = told(peer);
+	const uint32_t first = GENERATE(0U, 7U, 0x900000U);
+
+	INFO("its first number is " << first);
+	attr.rq_psn = first;
+	REQUIRE(listen(peer, attr) == 0);
+	peer.message((first - 16) & 0xffffff, std::vector<std::byte>(8));
+	const auto answer = peer.next(time_limit);
+	REQUIRE(answer);
+	CHECK(answer->is_ack());
+	CHECK(answer->psn == ((first - 1) & 0xffffff));
+}
+
 TEST_CASE("states: a queue pair is in its state, not in the one that its owner says")
 {
 	const std::unique_ptr<cable> wire = cable::make();
