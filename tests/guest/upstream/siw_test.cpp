@@ -712,3 +712,32 @@ TEST_CASE("siw: memory is registered at the address that is asked for")
 		CHECK(write(link, iova + 101 + page) != IBV_WC_SUCCESS);
 	}
 }
+
+/* The end of an access may be address 0 there: of one that is allowed, and of one that is not. */
+TEST_CASE("siw: memory is registered in the last page of all addresses")
+{
+	const device on;
+	SKIP_IF(!on.is_iwarp(), other);
+	constexpr uint64_t iova = 0 - page;
+	const memory from = anonymous(page);
+	const memory to = anonymous(page);
+	const std::size_t length = GENERATE(false, true) ? page : 100;
+	const auto source = on.register_memory(from.registered());
+	const owned<ibv_mr> mr(ibv_reg_mr_iova(on.pd(), to.registered().addr, length, iova,
+					       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+
+	INFO("so many bytes of it: " << length);
+	REQUIRE(mr);
+	loopback link(on);
+	const auto write = [&](std::size_t bytes) {
+		return link.write(source.get(), {from.registered().addr, bytes},
+				  reinterpret_cast<void *>(iova), mr->rkey);
+	};
+	std::memset(from.registered().addr, 1, page);
+	std::memset(to.registered().addr, 0, page);
+	CHECK(write(99) == IBV_WC_SUCCESS);
+	CHECK(to.registered().addr[98] == std::byte{1});
+	CHECK(to.registered().addr[99] == std::byte{0});
+	CHECK((write(page) == IBV_WC_SUCCESS) == (length == page));
+	CHECK((to.registered().addr[page - 1] == std::byte{1}) == (length == page));
+}
