@@ -319,6 +319,22 @@ TEST_CASE("states: a path has one of the lengths that there are")
 	}
 }
 
+TEST_CASE("states: no more reads are remembered than may be")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const raw_peer peer(*wire);
+	ibv_qp_attr attr = told(peer);
+	ibv_device_attr device{};
+
+	check_verb(ibv_query_device(wire->on().context(), &device), "ibv_query_device");
+	for (int reads = 0; reads < 256; reads++) {
+		INFO("max_dest_rd_atomic " << reads);
+		attr.max_dest_rd_atomic = static_cast<uint8_t>(reads);
+		CHECK((listen(peer, attr) == 0) == (reads <= device.max_qp_rd_atom));
+	}
+}
+
 /* It has none to acknowledge but what is before its first number. */
 TEST_CASE("states: a new queue pair acknowledges no request of this life")
 {
