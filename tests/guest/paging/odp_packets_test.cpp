@@ -400,6 +400,20 @@ TEST_CASE("packets: later requests do not change how a read is repeated")
 	}
 }
 
+/* Memory ends before it does, and the rest is refused when its turn comes. */
+TEST_CASE("packets: the longest read is answered")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
+	const raw_peer peer(*s.link);
+
+	peer.read(0, s.plain.registered().addr, s.all->rkey, std::size_t{1} << 31);
+	const auto answer = peer.next(time_limit);
+	REQUIRE(answer);
+	CHECK(answer->opcode == 0x0d);
+	CHECK(answer->data.size() == mtu);
+}
+
 TEST_CASE("packets: a flush is refused where no read may be under way")
 {
 	const std::unique_ptr<cable> wire = cable::make();
