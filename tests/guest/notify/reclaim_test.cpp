@@ -27,6 +27,7 @@
 #include <thread>
 #include <vector>
 
+#include "huge_pool.h"
 #include "loopback.h"
 #include "port_counter.h"
 #include "raw_uverbs.h"
@@ -679,6 +680,38 @@ TEST_CASE("after a fork the parent's pages are the device's")
 		CHECK(one.arrives(offset));
 	kill(child, SIGKILL);
 	CHECK(waitpid(child, nullptr, 0) == child);
+}
+
+/* The kernel says that of the whole GiB around the part, whose page tables may be shared. */
+TEST_CASE("other rights for a part of shared huge pages suspend nothing")
+{
+	constexpr std::size_t block = std::size_t{1} << 30;
+	std::optional<huge_pool> pool;
+	try {
+		pool.emplace(1);
+	} catch (const unsupported &) {
+	}
+	SKIP_IF(!pool, "no huge pages");
+	const std::size_t huge = huge_page_size();
+	const int fd = memfd_create("mr_notify", MFD_CLOEXEC | MFD_HUGETLB);
+	REQUIRE(fd >= 0);
+	REQUIRE(ftruncate(fd, 2 * block) == 0);
+	void *const addr =
+		mmap(nullptr, 2 * block, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+	REQUIRE(addr != MAP_FAILED);
+	memory m({static_cast<std::byte *>(addr), 2 * block}, fd);
+	const std::size_t rest = reinterpret_cast<std::uintptr_t>(addr) % block;
+	const range first{m.registered().addr + (rest ? block - rest : 0), huge};
+	std::memset(first.addr, 1, first.length);
+	m.set_registered(first);
+
+	lender one(std::move(m));
+	REQUIRE(mprotect(first.addr + 100 * huge, huge, PROT_READ) == 0);
+	CHECK_FALSE(one.w.value() & (suspended | invalid));
+	CHECK(pinned_bytes() >= one.before + huge);
+	CHECK(one.settle() == 0);
+	CHECK(one.w.value() == 0);
+	CHECK(one.arrives());
 }
 
 TEST_CASE("a process that ends while its registrations are suspended")

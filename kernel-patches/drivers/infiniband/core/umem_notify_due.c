@@ -34,7 +34,8 @@
  * A task that writes back, migrates or poisons a page tells the same two with its folio and
  * i_mmap_rwsem locked, which the worker may need to unpin: it has mmap_lock for reading
  * at most, whatever other threads have. MADV_COLLAPSE tells CLEAR as the writer: it has
- * no page of hugetlbfs.
+ * no page of hugetlbfs. So does a split of a shared mapping of hugetlbfs (mprotect() or
+ * munmap() of a part), with i_mmap_rwsem locked: of a shared mapping a fork tells nothing.
  *
  *   fork                                  another thread
  *   word & in_use is 0: SUSPENDED;
@@ -161,6 +162,14 @@ static bool has_write_lock(struct mm_struct *mm)
 	return owner == (unsigned long)current;
 }
 
+/* Does a fork make its pages read-only? With mmap_lock held. */
+static bool is_copied(const struct mmu_notifier_range *range)
+{
+	struct vm_area_struct *vma = vma_lookup(range->mm, range->start);
+
+	return vma && is_cow_mapping(vma->vm_flags);
+}
+
 /**
  * umem_notify_due_is_fork - May an event be a fork's?
  * @range: The event
@@ -170,7 +179,7 @@ bool umem_notify_due_is_fork(const struct mmu_notifier_range *range)
 	return (range->event == MMU_NOTIFY_PROTECTION_PAGE ||
 		range->event == MMU_NOTIFY_CLEAR) &&
 	       range->mm == current->mm && mmu_notifier_range_blockable(range) &&
-	       has_write_lock(range->mm);
+	       has_write_lock(range->mm) && is_copied(range);
 }
 
 /* Before its state is SUSPENDED or INVALID the pages are there. */
