@@ -157,6 +157,64 @@ TEST_CASE("no limit of pinned memory is touched")
 	CHECK(status == 0);
 }
 
+/* As the CPU's faults: nothing is left to be killed, and it goes on when there is room again. */
+TEST_CASE("a page for which there is no memory is waited for")
+{
+	SKIP_IF(!offers_all(device()), "no on-demand paging");
+	std::optional<control_group> group;
+	try {
+		group.emplace("short");
+	} catch (const unsupported &) {
+	}
+	SKIP_IF(!group || access((group->path() + "/memory.max").c_str(), W_OK),
+		"no memory control groups");
+	const std::string limit = group->path() + "/memory.max";
+	const pid_t child = child_that([&] {
+		group->enter();
+		write_system_file("/proc/self/oom_score_adj", "-1000");
+		const setup s;
+		const memory m = anonymous(piece_length);
+		fill({s.bytes(), piece_length}, 1);
+		if (madvise(m.registered().addr, piece_length, MADV_DONTNEED))
+			return 1;
+		loopback link(s.on);
+		write_system_file(limit,
+				  std::to_string(std::stoul(read_system_file(group->path() +
+									     "/memory.current")) +
+						 piece_length / 8));
+		if (link.write(s.peer_mr.get(), {s.bytes(), piece_length}, m.registered().addr,
+			       s.all->rkey) != IBV_WC_SUCCESS)
+			return 2;
+		return std::memcmp(s.bytes(), m.registered().addr, piece_length) ? 3 : 0;
+	});
+	int status = -1;
+	bool ended = false;
+	const auto events = group->path() + "/memory.events";
+
+	CHECK(happens([&] {
+		ended = waitpid(child, &status, WNOHANG) == child;
+		return ended || proc_number(events.c_str(), "oom ") > 3;
+	}));
+	write_system_file(limit, "max");
+	CHECK((ended || waitpid(child, &status, 0) == child));
+	CHECK(status == 0);
+}
+
+TEST_CASE("memory that is only read takes none")
+{
+	setup s;
+	SKIP_IF(!s.all, "no on-demand paging");
+	const memory m = anonymous(piece_length);
+	const auto used = [] { return proc_number("/proc/self/status", "RssAnon:"); };
+
+	madvise(m.registered().addr, piece_length, MADV_NOHUGEPAGE);
+	REQUIRE(madvise(m.registered().addr, piece_length, MADV_DONTNEED) == 0);
+	const std::size_t before = used();
+	CHECK(s.read_from(m.registered()));
+	/* a page of it may have been met without mmap_lock */
+	CHECK(used() < before + piece_length / 1024 / 4);
+}
+
 TEST_CASE("memory in use is swapped out, and comes back for the device")
 {
 	setup s;

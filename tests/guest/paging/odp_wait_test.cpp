@@ -893,6 +893,44 @@ TEST_CASE("threads that wait for pages stop and go on with their process")
 	two.have_ended();
 }
 
+/* Its memory cgroup may make a fault wait: then its threads wait, and no worker of others. */
+TEST_CASE("an absent page is brought by its process alone")
+{
+	setup s;
+	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
+	const bool shared = GENERATE(false, true);
+	int ends[2];
+	REQUIRE(pipe(ends) == 0);
+	const pid_t process = child_that([&] {
+		const memory m = shared ? shared_file(length) : anonymous(length);
+		const auto mr =
+			s.on.register_memory(m.registered(), all_rights | IBV_ACCESS_ON_DEMAND);
+		const piece all{m.registered(), mr->rkey};
+
+		drop_all(m);
+		if (m.fd() >= 0)
+			child_check(ftruncate(m.fd(), 0) == 0 && ftruncate(m.fd(), length) == 0);
+		child_check(write(ends[1], &all, sizeof(all)) == sizeof(all));
+		return pause();
+	});
+	piece theirs{};
+	close(ends[1]);
+	REQUIRE(read(ends[0], &theirs, sizeof(theirs)) == sizeof(theirs));
+	close(ends[0]);
+	int status = 0;
+
+	REQUIRE(kill(process, SIGSTOP) == 0);
+	REQUIRE(happens([&] { return waitpid(process, &status, WNOHANG | WUNTRACED) == process; }));
+	post(s.link.near_end(),
+	     {IBV_WR_RDMA_WRITE, {s.near()}, number(theirs.where.addr), theirs.lkey});
+	others_go_on(s.on, s.all.get());
+	REQUIRE_FALSE(s.link.poll());
+	REQUIRE(kill(process, SIGCONT) == 0);
+	CHECK(s.link.wait().status == IBV_WC_SUCCESS);
+	kill(process, SIGKILL);
+	CHECK(waitpid(process, &status, 0) == process);
+}
+
 /* Others have its pages asked for, and its userfaultfd. */
 TEST_CASE("a process that ends while its pages are waited for gives its memory back")
 {

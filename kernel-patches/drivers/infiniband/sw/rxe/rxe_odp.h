@@ -12,7 +12,7 @@ struct rxe_odp_mr {
 	struct rxe_odp_pool	*pool;	/* of the process that registered */
 	u64			start;	/* the address of ibmr.iova in there */
 	atomic64_t		faults;
-	atomic64_t		waits;	/* faults that were not served at once */
+	atomic64_t		waits;	/* for pages, or for mmap_lock */
 	atomic64_t		prefetched; /* pages */
 };
 
@@ -51,7 +51,7 @@ int rxe_odp_advise_mr(struct ib_pd *ibpd,
 /* rxe_odp_fault.c */
 int rxe_odp_fault_in(struct mm_struct *mm, unsigned long addr, bool write);
 int rxe_odp_fault_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write,
-		       bool keep);
+		       bool keep, bool locked);
 void rxe_odp_fault_accessed(struct rxe_odp_mr *odp, unsigned long addr,
 			    unsigned int length, bool write);
 struct page *rxe_odp_fault_take_page(struct rxe_odp_mr *odp,

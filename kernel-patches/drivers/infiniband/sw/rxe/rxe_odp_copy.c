@@ -65,10 +65,10 @@
  *
  * WORKERS AND FAULTS
  *
- * rxe's workers serve memory that they can serve without waiting: anonymous and
- * shared memory. All else, and a page that would have to be waited for after
- * all (swap, userfaultfd), is met with -EINPROGRESS, and the queue pair waits
- * for a fault of its own: rxe_odp_fault.c.
+ * rxe's workers, which all users share, serve no fault: even one of anonymous
+ * memory may wait, for its memory cgroup to have room. A page that is not there is
+ * met with -EINPROGRESS, and the queue pair waits for a fault of its own:
+ * rxe_odp_fault.c.
  */
 
 #include <linux/highmem.h>
@@ -76,6 +76,7 @@
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
 #include <linux/seqlock.h>
+#include <linux/shmem_fs.h>
 #include <linux/uaccess.h>
 
 #include "rxe.h"
@@ -217,6 +218,12 @@ static bool rxe_odp_copy_fast(struct mm_struct *mm, unsigned long addr,
 	return copied;
 }
 
+static bool rxe_odp_copy_is_memory(struct vm_area_struct *vma)
+{
+	return vma_is_anonymous(vma) ||
+	       (vma->vm_file && shmem_mapping(vma->vm_file->f_mapping));
+}
+
 /*
  * The same through the addresses of the process, which has not ended. (At its
  * end an architecture may give pages away and leave their translations to the
@@ -233,7 +240,7 @@ static bool rxe_odp_copy_user(struct mm_struct *mm, unsigned long addr,
 
 	vma = vma_lookup(mm, addr);
 	if (!vma || vma->vm_end - addr < length ||
-	    !rxe_odp_page_may_access(vma, write) || !rxe_odp_page_served_at_once(vma))
+	    !rxe_odp_page_may_access(vma, write) || !rxe_odp_copy_is_memory(vma))
 		return false;
 	return !(write ? copy_to_user_nofault(user, buf, length) :
 			 copy_from_user_nofault(buf, user, length));
@@ -244,12 +251,14 @@ static int rxe_odp_copy_pages(struct rxe_odp_mr *odp, unsigned long addr,
 {
 	struct mm_struct *mm = odp->pool->mm;
 	struct page *page;
+	bool locked;
 	int err;
 
 	if (rxe_odp_copy_fast(mm, addr, buf, length, write))
 		return 0;
 
 	err = rxe_odp_page_enter(mm);
+	locked = !err;
 	if (err)
 		goto out;
 
@@ -273,7 +282,7 @@ static int rxe_odp_copy_pages(struct rxe_odp_mr *odp, unsigned long addr,
 	}
 	rxe_odp_page_leave(mm);
 out:
-	return err == -EBUSY ? rxe_odp_fault_meet(odp, addr, write, false) :
+	return err == -EBUSY ? rxe_odp_fault_meet(odp, addr, write, false, locked) :
 			       err;
 }
 

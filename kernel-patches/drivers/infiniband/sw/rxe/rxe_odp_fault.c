@@ -32,6 +32,8 @@
 #include "rxe_odp_page.h"
 #include "rxe_odp_pool.h"
 
+#define RXE_ODP_FAULT_PAUSE	msecs_to_jiffies(20)
+
 DEFINE_SPINLOCK(rxe_odp_lock);
 
 /*
@@ -79,11 +81,12 @@ static struct rxe_odp_fault *rxe_odp_fault_take_met(void)
  * @addr: The address
  * @write: For writing
  * @keep: Have the page pinned for rxe_odp_fault_take_page()
+ * @locked: The page was looked for under mmap_lock
  *
  * Return: -EINPROGRESS
  */
 int rxe_odp_fault_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write,
-		       bool keep)
+		       bool keep, bool locked)
 {
 	struct rxe_odp_fault *fault, *old;
 
@@ -100,6 +103,7 @@ int rxe_odp_fault_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write,
 	fault->addr = addr & PAGE_MASK;
 	fault->write = write;
 	fault->keep = keep;
+	fault->locked = locked;
 	fault->by = current;
 	spin_lock(&rxe_odp_lock);
 	list_add(&fault->list, &rxe_odp_fault_met);
@@ -364,7 +368,10 @@ void rxe_odp_fault_serve(struct rxe_odp_fault *fault)
 
 	err = rxe_odp_fault_page(pool->mm, fault->addr, fault->write,
 				 FOLL_INTERRUPTIBLE, &page);
-	if (!err && is_zero_pfn(page_to_pfn(page)))
+	/* There may be some again in a while, as for the CPU's faults */
+	if (err == -ENOMEM)
+		schedule_timeout_interruptible(RXE_ODP_FAULT_PAUSE);
+	if (!err && !fault->locked && is_zero_pfn(page_to_pfn(page)))
 		rxe_odp_fault_replace_zeros(pool->mm, fault->addr);
 
 	spin_lock(&rxe_odp_lock);
@@ -374,7 +381,7 @@ void rxe_odp_fault_serve(struct rxe_odp_fault *fault)
 		list_add(&fault->list, &pool->kept);
 	}
 	/* One that was interrupted, perhaps by a stop of its process: once more */
-	rxe_odp_fault_done(fault, err == -EINTR ? 0 : err);
+	rxe_odp_fault_done(fault, err == -EINTR || err == -ENOMEM ? 0 : err);
 	spin_unlock(&rxe_odp_lock);
 
 	if (!err && !kept)

@@ -23,6 +23,7 @@ struct rxe_odp_fault {
 	unsigned long		addr;
 	bool			write;
 	bool			keep;	/* the page, pinned, for the task */
+	bool			locked;	/* mmap_lock was had when it was met */
 
 	/*
 	 * in rxe_odp_fault_met until it is known which queue pair waits; in its pool

@@ -17,7 +17,6 @@
 #include <linux/mm.h>
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
-#include <linux/shmem_fs.h>
 
 #include "rxe.h"
 #include "rxe_odp_page.h"
@@ -85,16 +84,6 @@ bool rxe_odp_page_take_on(struct mm_struct *mm)
 void rxe_odp_end_task(void)
 {
 	rxe_odp_page_leave_task_mm();
-}
-
-/*
- * Is a fault there served without waiting for anybody? In the memory of a file
- * it may wait for the file system: for a FUSE server, a dead network.
- */
-bool rxe_odp_page_served_at_once(struct vm_area_struct *vma)
-{
-	return vma_is_anonymous(vma) ||
-	       (vma->vm_file && shmem_mapping(vma->vm_file->f_mapping));
 }
 
 bool rxe_odp_page_may_access(struct vm_area_struct *vma, bool write)
@@ -172,9 +161,8 @@ void rxe_odp_page_release(struct page *page, bool write)
 }
 
 /*
- * Find a page, under mmap_lock; a page that is there costs a walk, and a fault
- * is served if that can be done at once. So is the mark of NUMA balancing: a page
- * that keeps it would come here with each packet.
+ * Find a page that is there, under mmap_lock. One with a mark of NUMA balancing is
+ * not: it would come here with each packet while it keeps that.
  *
  * Return: 0, and the page is held, to be let go by rxe_odp_page_release();
  * -EBUSY: it must be waited for; -EFAULT: no such access is possible there.
@@ -183,31 +171,19 @@ int rxe_odp_page_get(struct rxe_odp_mr *odp, unsigned long addr, bool write,
 		     struct page **page)
 {
 	struct vm_area_struct *vma = vma_lookup(odp->pool->mm, addr);
-	unsigned int marks;
-	bool at_once;
-	long got;
 
 	if (!vma)
 		return -EFAULT;
 
-	at_once = rxe_odp_page_served_at_once(vma);
-	marks = at_once ? FOLL_HONOR_NUMA_FAULT : 0;
-	if (rxe_odp_gup(odp->pool->mm, addr, write, FOLL_NOFAULT | marks, page,
-			NULL) == 1)
+	if (rxe_odp_gup(odp->pool->mm, addr, write,
+			FOLL_NOFAULT | FOLL_HONOR_NUMA_FAULT, page, NULL) == 1)
 		return write ? rxe_odp_page_lock_file(odp->pool->mm, addr, *page) : 0;
 
 	if (!rxe_odp_page_may_access(vma, write))
 		return -EFAULT;
 
 	atomic64_inc(&odp->faults);
-	if (!at_once)
-		return -EBUSY;
-
-	got = rxe_odp_gup(odp->pool->mm, addr, write, FOLL_NOWAIT | marks, page,
-			  NULL);
-	if (got == 1)
-		return 0;
-	return got ? -EFAULT : -EBUSY;
+	return -EBUSY;
 }
 
 /*
@@ -299,11 +275,13 @@ int rxe_odp_page_open(struct rxe_mr *mr, u64 iova, bool write,
 {
 	struct rxe_odp_mr *odp = mr->odp;
 	unsigned long addr = rxe_odp_addr(mr, iova);
+	bool locked;
 	int err;
 
 	opened->write = write;
 	opened->mm = NULL;
 	err = rxe_odp_page_enter(odp->pool->mm);
+	locked = !err;
 	if (!err) {
 		err = rxe_odp_page_get(odp, addr, write, &opened->page);
 		if (err)
@@ -317,7 +295,8 @@ int rxe_odp_page_open(struct rxe_mr *mr, u64 iova, bool write,
 	}
 	if (!err)
 		rxe_odp_fault_accessed(odp, addr, 1, write);
-	return err == -EBUSY ? rxe_odp_fault_meet(odp, addr, write, write) : err;
+	return err == -EBUSY ? rxe_odp_fault_meet(odp, addr, write, write, locked) :
+			       err;
 }
 
 void rxe_odp_page_close(struct rxe_odp_opened *opened)

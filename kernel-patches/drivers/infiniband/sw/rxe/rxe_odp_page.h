@@ -17,7 +17,6 @@ struct rxe_odp_opened {
 int rxe_odp_page_enter(struct mm_struct *mm);
 void rxe_odp_page_leave(struct mm_struct *mm);
 bool rxe_odp_page_take_on(struct mm_struct *mm);
-bool rxe_odp_page_served_at_once(struct vm_area_struct *vma);
 bool rxe_odp_page_may_access(struct vm_area_struct *vma, bool write);
 bool rxe_odp_page_is_file(struct folio *folio);
 struct page *rxe_odp_page_look(unsigned long addr, bool write);
