@@ -629,6 +629,16 @@ TEST_CASE("threads that map and unmap hold up no transfer")
 	const memory count = anonymous(4096);
 	const memory untouched = anonymous(long_one);
 	std::memset(count.registered().addr, 0, 8);
+	/* A device's look passes over them, with the lock or without. */
+	const bool with_key = GENERATE(false, true);
+	const int key = with_key ? pkey_alloc(0, 0) : -1;
+	SKIP_IF(with_key && key < 0, "no protection keys");
+	for (const memory *m : {&near, &far, &count})
+		if (with_key)
+			check(pkey_mprotect(m->registered().addr, m->registered().length,
+					    PROT_READ | PROT_WRITE, key) == 0,
+			      "pkey_mprotect");
+	CAPTURE(with_key);
 	std::atomic<bool> stop = false;
 	std::vector<std::thread> threads;
 	ibv_wc_status written{}, read{}, added{}, zeros{};

@@ -18,6 +18,10 @@
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
 
+#ifdef CONFIG_X86_INTEL_MEMORY_PROTECTION_KEYS
+#include <asm/pkru.h>
+#endif
+
 #include "rxe.h"
 #include "rxe_odp_page.h"
 
@@ -187,17 +191,45 @@ int rxe_odp_page_get(struct rxe_odp_mr *odp, unsigned long addr, bool write,
 }
 
 /*
- * Look a page up without mmap_lock, in the address space that the calling task
+ * Protection keys are each thread's own, and say nothing about a device: a look
+ * under mmap_lock passes over them (FOLL_REMOTE). One without it asks for the
+ * calling task's keys, and a worker has the first one only; so memory with another
+ * was found under mmap_lock or not at all. The register is the task's: it is
+ * switched with the task, and an interrupt does not look at memory by it.
+ */
+static u32 rxe_odp_page_allow_keys(void)
+{
+#ifdef CONFIG_X86_INTEL_MEMORY_PROTECTION_KEYS
+	u32 before = read_pkru();
+
+	write_pkru(0);
+	return before;
+#else
+	return 0;
+#endif
+}
+
+static void rxe_odp_page_restore_keys(u32 before)
+{
+#ifdef CONFIG_X86_INTEL_MEMORY_PROTECTION_KEYS
+	write_pkru(before);
+#endif
+}
+
+/*
+ * Look a page up without mmap_lock, in the address space that the calling worker
  * has taken on: it is there, and may be accessed so. NULL: it is not, or the
  * architecture can't look pages up so (User Mode Linux).
  */
 struct page *rxe_odp_page_look(unsigned long addr, bool write)
 {
+	u32 keys = rxe_odp_page_allow_keys();
 	struct page *page;
+	int got;
 
-	if (get_user_pages_fast_only(addr, 1, write ? FOLL_WRITE : 0, &page) != 1)
-		return NULL;
-	return page;
+	got = get_user_pages_fast_only(addr, 1, write ? FOLL_WRITE : 0, &page);
+	rxe_odp_page_restore_keys(keys);
+	return got == 1 ? page : NULL;
 }
 
 /* Is it still the page there? Then a file's is locked */
