@@ -30,6 +30,7 @@
 #include "huge_pool.h"
 #include "loopback.h"
 #include "port_counter.h"
+#include "probe.h"
 #include "raw_uverbs.h"
 #include "rows.h"
 #include "run_time.h"
@@ -814,6 +815,40 @@ TEST_CASE("race: a user with a reference of a valid registration is never refuse
 	CHECK(wrong == 0);
 	CHECK(failed == 0);
 	CHECK(settled > 0);
+}
+
+/* The word says so before the kernel's own state does; the walk between them makes that longer. */
+TEST_CASE("race: a settle while the word is being set restores it")
+{
+	const run_time time;
+	SKIP_IF(access(::probe::file, W_OK), "this kernel has no kprobes");
+	lender one;
+	::probe set("umem_notify_word_cmpxchg", ::probe::at::end);
+	std::atomic<bool> stop = false;
+	uint64_t settled = 0, failed = 0, left = 0;
+
+	set.slow_down();
+	/* A fork suspends it whenever it is idle. */
+	std::thread forking([&] {
+		while (!stop)
+			in_child([] {});
+	});
+	do {
+		while (!(at(one.w) & suspended) && time.goes_on(settled > 0))
+			continue;
+		if (at(one.w).fetch_add(one_user) & suspended) {
+			settled++;
+			failed += one.settle() != 0;
+			left += (one.w.value() & suspended) != 0;
+		}
+		at(one.w) -= one_user;
+	} while (time.goes_on(settled > 0));
+	stop = true;
+	forking.join();
+	INFO("settled " << settled);
+	CHECK(settled > 0);
+	CHECK(failed == 0);
+	CHECK(left == 0);
 }
 
 TEST_CASE("race: the device does not have pages dropped while they are restored")

@@ -608,7 +608,7 @@ int umem_notify_restore(struct ib_umem_notify *n)
 
 	lockdep_assert_held(&n->mutex);
 
-	if (READ_ONCE(n->state) != SUSPENDED)
+	if (umem_notify_state(n) != SUSPENDED)
 		return 0;
 	if (n->umem->owning_mm != current->mm)
 		return -EINVAL;

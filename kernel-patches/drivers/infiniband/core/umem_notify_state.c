@@ -373,7 +373,7 @@ int umem_notify_verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
 	int ret;
 
 	/* A later event tells by itself: see umem_notify_arm(). */
-	if (READ_ONCE(n->state) != SUSPECT)
+	if (umem_notify_state(n) != SUSPECT)
 		return 0;
 	ret = look(n, asker);
 	trace_mr_notify_settle(n->umem, umem_notify_id(n), READ_ONCE(n->state), asker, ret);

@@ -245,6 +245,20 @@ static inline void umem_notify_unlock(struct ib_umem_notify *n)
 	spin_unlock(&umem_notify_space(n)->lock);
 }
 
+/*
+ * For a caller that has seen the word, which may be changed before the state is: without
+ * the lock a bit that was seen there might not be in the state yet.
+ */
+static inline u8 umem_notify_state(struct ib_umem_notify *n)
+{
+	u8 state;
+
+	umem_notify_lock(n);
+	state = n->state;
+	umem_notify_unlock(n);
+	return state;
+}
+
 static inline void umem_notify_assert_locked(const struct ib_umem_notify *n)
 {
 	lockdep_assert_held(&umem_notify_space(n)->lock);
