@@ -118,8 +118,12 @@ void umem_notify_due_wait(struct umem_notify_space *space)
 		return;
 	left = wait_event_killable_timeout(space->ended, !READ_ONCE(space->due),
 					   PATIENCE);
-	if (!left)
+	if (left)
+		return;
+	spin_lock(&space->lock);
+	if (space->due) /* else it stayed so until others are due, and done */
 		WRITE_ONCE(space->stuck, true);
+	spin_unlock(&space->lock);
 }
 
 static bool has_tracker(struct umem_notify_space *space,
