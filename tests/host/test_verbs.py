@@ -101,9 +101,10 @@ class Verbs(unittest.TestCase):
 
     def test_type(self):
         """RELEASED was written by hand, and is what the compiler compares."""
-        for node in ("MRNOTIFY_1.1", "MRNOTIFY_1.3", "MRNOTIFY_1.4"):
-            for name, known in test_abi.RELEASED[node][0].items():
-                self.assertEqual(type_of(name), known)
+        for node, (types, _) in test_abi.RELEASED.items():
+            for name, known in types.items():
+                if type_of(name) != "...":  # no header declares an older one
+                    self.assertEqual(type_of(name), known)
 
 
 if __name__ == "__main__":
