@@ -73,7 +73,7 @@ def compiler_environment():
         env.setdefault("CCACHE_DEPEND", "1")
         # The package's build calls "gcc-12", past /usr/lib/ccache, unless it is told so.
         env["DEBIAN_KERNEL_USE_CCACHE"] = "1"
-        env["CCACHE_DIR"] = compiler_cache.folder()
+        env.update(compiler_cache.settings())
     for name in ("MAKEFLAGS", "ARCH", "CROSS_COMPILE", "LD_LIBRARY_PATH"):
         env.pop(name, None)
     return env

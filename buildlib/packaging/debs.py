@@ -17,7 +17,6 @@ import subprocess
 import compiler_cache
 import fetch
 import overlay
-import private_apt
 
 REVISION = 3
 PLACE = os.path.join(fetch.BUILD, "packages")
@@ -62,14 +61,18 @@ def version():
 def renamed():
     """Those of the libraries that are called otherwise here: only so an upgrade finds them.
 
-    Of apt's own lists, which a machine may lack: then the installed packages are all it knows.
+    A machine may lack apt's lists; then it knows the installed packages alone, and ours are asked.
     """
-    apt = private_apt.PrivateApt(os.path.join(fetch.BUILD, "apt/machine"))
-    if not apt.versions("libibverbs1"):
+    def run(*command):
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+
+    ask = run
+    if not ask("apt-cache", "madison", "libibverbs1"):
         apt = fetch.machine_apt(fetch.BUILD)
-    if not apt.versions("libibverbs1"):
-        raise fetch.FetchError("apt offers no libibverbs1: how are its neighbours called here?")
-    return [name for name in RENAMED if apt.run("apt-cache", "pkgnames", name + ENDING)]
+        if not apt.versions("libibverbs1"):
+            raise fetch.FetchError("apt offers no libibverbs1: how are its neighbours called here?")
+        ask = apt.run
+    return [name for name in RENAMED if ask("apt-cache", "pkgnames", name + ENDING)]
 
 
 def rename(tree, names):
@@ -145,7 +148,7 @@ def environment(tree, when):
     if shutil.which("ccache", path=env["PATH"]):
         env["CCACHE_BASEDIR"] = tree
         env["CCACHE_DEPEND"] = "1"
-        env["CCACHE_DIR"] = compiler_cache.folder(kept)
+        env.update(compiler_cache.settings(kept))
         env["EXTRA_CMAKE_FLAGS"] = ("-DCMAKE_C_COMPILER_LAUNCHER=ccache "
                                     "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
     return env

@@ -20,10 +20,16 @@ class Folder(unittest.TestCase):
     def test_folder(self):
         with tempfile.TemporaryDirectory() as home, \
                 mock.patch.object(fetch, "BUILD", os.path.join(home, "build")):
-            for theirs, used in ((f"{home}/mine", f"{home}/mine"),
-                                 ("/proc/none", f"{home}/build/ccache")):
+            ours = f"{home}/build/ccache"
+            for theirs, used, lacking in ((f"{home}/mine", f"{home}/mine", {}),
+                                          ("/proc/none", ours, {"CCACHE_DIR": ours})):
                 with self.subTest(theirs), mock.patch.dict(os.environ, CCACHE_DIR=theirs):
                     self.assertEqual(compiler_cache.folder(), used)
+                    self.assertEqual(compiler_cache.settings(), lacking)
+
+    def test_no_ccache(self):
+        with mock.patch.dict(os.environ, PATH="/nowhere"):
+            self.assertEqual(compiler_cache.settings(), {})
 
 
 if __name__ == "__main__":

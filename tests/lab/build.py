@@ -179,6 +179,7 @@ def live_with_dkms(machine):
         raise LabError("no DKMS package (see above)")
     deb = done.stdout.splitlines()[-1]
     ccache = compiler_cache.folder()
+    os.makedirs(ccache, exist_ok=True)
     archive = os.path.join(machine.folder, "archive")
     old, new = (release for release, _ in kernel_archive.make(archive))
     command = [os.path.join(HERE, "dkms_life"), machine.dkms_life, archive, old, new, deb,
