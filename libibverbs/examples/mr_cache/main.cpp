@@ -181,6 +181,7 @@ status print_environment(const std::string &name)
 	const auto lines = mr_cache::environment_for(found);
 	std::vector<std::string> cannot;
 	unsigned int can = 0;
+	bool failed_to_open = false;
 
 	for (const auto &reason : found.failed)
 		fmt::print(stderr, "ibv_mr_cache: {}\n", reason);
@@ -205,8 +206,11 @@ status print_environment(const std::string &name)
 			if (chosen.size() == 1)
 				throw;
 			fmt::print(stderr, "ibv_mr_cache: {}\n", reason.what());
+			failed_to_open = true;
 		}
 	}
+	if (!can && failed_to_open)
+		return failed;
 	if (!can) {
 		fmt::print(stderr, "ibv_mr_cache: nothing to gain: no RDMA device here notifies "
 				   "about memory registrations\n");

@@ -92,6 +92,7 @@ template <class F> void in_child(F &&function)
 	int status = 0;
 
 	if (child == 0) {
+		errno = 0;
 		function();
 		_exit(0);
 	}

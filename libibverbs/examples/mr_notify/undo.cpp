@@ -14,7 +14,7 @@
 namespace mr_notify {
 namespace {
 
-/* In the order in which they were made. A row has a few. */
+/* A row has a few. Those of one object are taken in the order of its destructors. */
 std::array<std::atomic<const undo *>, 16> steps;
 pid_t owner; /* a child that a signal ends leaves its parent's settings alone */
 
@@ -38,7 +38,7 @@ undo::undo(kind what, std::string path, std::string text)
 undo::~undo()
 {
 	take();
-	place_->store(nullptr);
+	place_->store(nullptr); /* a signal of another thread may still be at it: see undo.h */
 }
 
 void undo::take() const noexcept

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * A step that puts back a change of the whole machine: at the end of the object,
- * or when SIGHUP, SIGINT or SIGTERM ends the program before.
+ * or when SIGHUP, SIGINT or SIGTERM ends the program before. For one thread: the one
+ * that these signals are for.
  */
 #ifndef MR_NOTIFY_UNDO_H
 #define MR_NOTIFY_UNDO_H
