@@ -617,8 +617,10 @@ TEST_CASE("a packet that waited asks for its acknowledgment")
 }
 
 /* mmap_lock is given to those that queue for it; to try for it never works then. */
-TEST_CASE("threads that map and unmap hold up no transfer")
+TEST_CASE("threads that map and unmap, or fork, hold up no transfer")
 {
+	const bool forking = GENERATE(false, true);
+	CAPTURE(forking);
 	const device on;
 	SKIP_IF(!offers_all(on), "no on-demand paging");
 	constexpr std::size_t long_one = 16 * 4096;
@@ -648,7 +650,7 @@ TEST_CASE("threads that map and unmap hold up no transfer")
 	for (int i = 0; i < 8; i++)
 		threads.emplace_back([&] {
 			while (!stop)
-				anonymous(64 * 4096);
+				forking ? in_child([] {}) : static_cast<void>(anonymous(64 * 4096));
 		});
 	try {
 		written =

@@ -548,8 +548,8 @@ TEST_CASE("rings: anything is written anywhere at any time")
 }
 
 /*
- * One that has two completions. Asked for as a program may that does not use the library, which
- * lets one thread wait for the other.
+ * One that has three completions. Asked as a program may that does not use the
+ * library, which lets one thread wait for the other.
  */
 TEST_CASE("rings: threads resize one completion queue")
 {
@@ -566,8 +566,8 @@ TEST_CASE("rings: threads resize one completion queue")
 	for (int i = 0; i < 3; i++)
 		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{nullptr, 0}, 0}}, 0, 0});
 	REQUIRE(peer.become(IBV_QPS_ERR));
-	REQUIRE(peer.completed(time_limit));
-	REQUIRE(happens([&] { return uverbs.resize(cq, 1) == EINVAL; }));
+	/* The queue has room for three then: none is lost that comes late. */
+	REQUIRE(happens([&] { return uverbs.resize(cq, 2) == EINVAL; }));
 	threads.emplace_back([&] {
 		while (!stop)
 			(uverbs.resize(cq, 10) == 0 ? grown : refused)++;
