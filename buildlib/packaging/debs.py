@@ -63,10 +63,9 @@ def renamed():
 
     A machine may lack apt's lists; then it knows the installed packages alone, and ours are asked.
     """
-    def run(*command):
+    def ask(*command):
         return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
 
-    ask = run
     if not ask("apt-cache", "madison", "libibverbs1"):
         apt = fetch.machine_apt(fetch.BUILD)
         if not apt.versions("libibverbs1"):

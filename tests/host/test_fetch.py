@@ -245,6 +245,11 @@ class Parts(unittest.TestCase):
             self.assertEqual(text.read(), "theirs")
         self.assertFalse(os.path.exists(self.tree + ".whole"))
 
+    def test_blank(self):
+        """A folder in which upstream's build would fail after minutes."""
+        with self.assertRaisesRegex(fetch.FetchError, "blank"):
+            fetch.fetch("linux", self.build + "/a folder")
+
     def test_absent(self):
         with self.assertRaises(fetch.FetchError):
             fetch.fetch("linux", self.build, part=("drivers/a", "nowhere"))
