@@ -124,9 +124,10 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 	other.join();
 	CHECK(failures == 0);
 	CHECK(uses > 10000);
-	CHECK(std::any_of(w.kernel.all.begin(), w.kernel.all.end(), [&](const auto &one) {
-		return one.what.size > (slides ? LONG : 4) * PAGE;
-	}));
+	/* Some thousand; ranges at random are united a few times, or never. */
+	if (slides)
+		CHECK(std::any_of(w.kernel.all.begin(), w.kernel.all.end(),
+				  [](const auto &one) { return one.what.size > LONG * PAGE; }));
 }
 
 TEST_CASE("random operations act as a naive model does")
