@@ -31,7 +31,8 @@ PLACES = (
     ("libibverbs/man/*.md", r"\*\*@\*\*\(3\)", "SEE ALSO of a page of another verb: **@**(3)"),
     ("pyverbs/*_verbs.pxi", r"\b@\(.*(?:\n .*)*nogil\n", "the declaration of @(), nogil"),
     ("pyverbs/*.pxi", r"\bv\.@\(", "a function that calls v.@(), in a block `with nogil:`. "
-     "Methods of MR, Context and PD are mr_NAME(), context_NAME() and pd_NAME(), and in a hook"),
+     "Methods of MR, Context and PD are mr_NAME(), context_NAME() and pd_NAME(), and in "
+     "buildlib/hooks/0004 (MR) or 0006"),
     ("tests/guest/*/*.cpp", r"\b@\(", "the contract of @(), on a kernel"))
 
 HOOKS = {"mr": "0004-pyverbs-include-mr-notify.patch", "context": CACHE, "pd": CACHE}
@@ -68,7 +69,7 @@ def missing():
     packaged = re.findall(r"(?m)^ \(symver\)(\S+) \S+$", read(PACKAGED))
     for node, names in nodes().items():
         if node not in packaged:
-            yield f"{PACKAGED}: a line \" (symver){node} {revision}\""
+            yield f"{PACKAGED}: a line \" (symver){node} {revision}\" (the next release's)"
         if node not in test_abi.RELEASED:
             types = ", ".join(f'"{name}": "{type_of(name)}"' for name in names)
             yield f'tests/host/test_abi.py, RELEASED: "{node}": ({{{types}}}, {{}}),'
