@@ -31,6 +31,7 @@
 #include "device.h"
 #include "loopback.h"
 #include "post.h"
+#include "probe.h"
 #include "skip.h"
 #include "system.h"
 
@@ -167,6 +168,16 @@ public:
 		found.resize(got);
 		return found;
 	}
+	/* Without waiting: is an answer to connect there? Then @first is sent at once. */
+	bool has_answered(const bytes &first) const
+	{
+		bytes answer(20);
+
+		return recv(fd_, answer.data(), answer.size(), MSG_DONTWAIT) ==
+			       static_cast<ssize_t>(answer.size()) &&
+		       ::send(fd_, first.data(), first.size(), MSG_NOSIGNAL) ==
+			       static_cast<ssize_t>(first.size());
+	}
 	/* The next frame without its length and its trailer; empty at the end. */
 	bytes next_frame() const
 	{
@@ -224,10 +235,11 @@ public:
 		bind(on.name());
 	}
 
-	/* A peer that has connected to it. */
-	std::unique_ptr<tcp> connected()
+	/* A peer that has connected to it, and sends @first as soon as it has the answer. */
+	std::unique_ptr<tcp> connected(const bytes &first = {})
 	{
 		auto peer = std::make_unique<tcp>();
+		std::atomic<bool> answered = false;
 
 		REQUIRE(rdma_listen(id_.get(), 1) == 0);
 		REQUIRE(::connect(peer->fd(), rdma_get_local_addr(id_.get()),
@@ -235,8 +247,12 @@ public:
 		peer->send(mpa("MPA ID Req Frame", 1, 0));
 		rdma_conn_param param = parameters();
 		accepted_.reset(next(RDMA_CM_EVENT_CONNECT_REQUEST).id);
+		std::jthread hurried([&](const std::stop_token &stop) {
+			while (!stop.stop_requested() && !answered)
+				answered = peer->has_answered(first);
+		});
 		REQUIRE(rdma_accept(accepted_.get(), &param) == 0);
-		REQUIRE(peer->receive(20).size() == 20);
+		REQUIRE(happens([&] { return answered.load(); }));
 		next(RDMA_CM_EVENT_ESTABLISHED);
 		return peer;
 	}
@@ -526,6 +542,26 @@ TEST_CASE("siw: an answer as long as it says connects, and hands on the rest")
 	data.resize(7);
 	peer->send(mpa("MPA ID Rep Frame", 0x1002, 7, data));
 	CHECK(one.next(RDMA_CM_EVENT_ESTABLISHED).private_data == 3);
+}
+
+/* The peer's message is there before siw_accept() has come to its end. */
+TEST_CASE("siw: what comes right behind the answer is looked at")
+{
+	const device on;
+	SKIP_IF(!on.is_iwarp(), other);
+	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
+	probe answer("siw_send_mpareqrep", probe::at::end);
+	const target to(on);
+
+	answer.slow_down();
+	for (int n = 0; n < 50; n++) {
+		*to.at() = std::byte{0};
+		end one(on);
+		const auto peer = one.connected(write_frame(last, to.mr->rkey, to.at(), four));
+		INFO("round " << n);
+		REQUIRE(happens(
+			[&] { return *static_cast<volatile std::byte *>(to.at()) == four[0]; }));
+	}
 }
 
 /* The TERMINATE message names the frame that came last; nothing that comes behind it is looked
