@@ -32,7 +32,7 @@ PLACES = (
     ("pyverbs/*_verbs.pxi", r"\b@\(.*(?:\n .*)*nogil\n", "the declaration of @(), nogil"),
     ("pyverbs/*.pxi", r"\bv\.@\(", "a function that calls v.@(), in a block `with nogil:`. "
      "Methods of MR, Context and PD are mr_NAME(), context_NAME() and pd_NAME(), and in "
-     "buildlib/hooks/0004 (MR) or 0006"),
+     "buildlib/hooks/0004 (MR) or 0006, by buildlib/hook.py"),
     ("tests/guest/*/*.cpp", r"\b@\(", "the contract of @(), on a kernel"))
 
 HOOKS = {"mr": "0004-pyverbs-include-mr-notify.patch", "context": CACHE, "pd": CACHE}

@@ -544,7 +544,14 @@ TEST_CASE("siw: an answer as long as it says connects, and hands on the rest")
 	CHECK(one.next(RDMA_CM_EVENT_ESTABLISHED).private_data == 3);
 }
 
-/* The peer's message is there before siw_accept() has come to its end. */
+/*
+ *	siw_accept()				the peer
+ *	sends the answer
+ *						sends its first message: sk_data_ready()
+ *						of the connection manager, in vain
+ *	lets the queue pair have the socket
+ *						waits
+ */
 TEST_CASE("siw: what comes right behind the answer is looked at")
 {
 	const device on;
