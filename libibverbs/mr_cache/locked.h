@@ -54,6 +54,7 @@ public:
 	Env &env;
 
 	entry<Env> &at(uint32_t i) { return a.entries[i]; }
+	/* OPEN and without users: the kernel or evict() may have it. A closed one is not idle. */
 	bool is_idle(uint32_t i) { return entry_word<Env>::idle(at(i).word.peek_relaxed()); }
 	bool is_nested() const { return a.inside.is_nested(); }
 	bool has_dead() const { return dead; }
