@@ -812,7 +812,10 @@ static int in_child(int (*what)(void), char *said, size_t size)
 	child = fork();
 	if (!child) {
 		dup2(file, STDERR_FILENO);
-		_exit(what());
+		failures = 0;
+		status = what();
+		fflush(stdout);
+		_exit(failures ? -1 : status);
 	}
 	CHECK(waitpid(child, &status, 0) == child);
 	length = pread(file, said, size - 1, 0);
