@@ -14,6 +14,8 @@ namespace mr_notify {
 namespace {
 
 constexpr int timeout_ms = std::chrono::milliseconds(time_limit).count();
+/* The manager chooses a port without knowing which ones TCP has in use. */
+constexpr int spare_ports = 4;
 
 /* The connection manager moves them on from there. */
 void initialize(ibv_qp *qp)
@@ -87,14 +89,22 @@ iwarp_listener::iwarp_listener(const device &on)
 	for (const ifaddrs *i = first; i; i = i->ifa_next) {
 		if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET)
 			continue;
-		listener_ = events_.make_id();
-		if (rdma_bind_addr(listener_.get(), i->ifa_addr) == 0 && listener_->verbs &&
-		    on.name() == ibv_get_device_name(listener_->verbs->device)) {
-			check_cm(rdma_listen(listener_.get(), 1), "rdma_listen");
-			return;
+		for (int more = spare_ports; bind(on, i->ifa_addr); more--) {
+			if (rdma_listen(listener_.get(), 1) == 0)
+				return;
+			if (errno != EADDRINUSE || !more)
+				fail("rdma_listen");
 		}
 	}
 	throw unsupported("no IPv4 address belongs to " + on.name());
+}
+
+/* Does the address belong to the device? To another port with each call. */
+bool iwarp_listener::bind(const device &on, sockaddr *address)
+{
+	listener_ = events_.make_id();
+	return rdma_bind_addr(listener_.get(), address) == 0 && listener_->verbs &&
+	       on.name() == ibv_get_device_name(listener_->verbs->device);
 }
 
 sockaddr_in iwarp_listener::where() const
@@ -118,8 +128,7 @@ void iwarp_listener::take(ibv_qp *qp)
 iwarp_caller::iwarp_caller(ibv_qp *qp, const sockaddr_in &to)
 {
 	initialize(qp);
-	/* The manager chooses a port without knowing which ones TCP has in use. */
-	for (int more = 4; !connect(qp, to); more--)
+	for (int more = spare_ports; !connect(qp, to); more--)
 		if (!more)
 			fail("rdma_connect");
 }

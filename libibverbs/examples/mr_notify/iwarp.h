@@ -41,6 +41,8 @@ public:
 	void take(ibv_qp *qp);
 
 private:
+	bool bind(const device &on, sockaddr *address);
+
 	iwarp_events events_;
 	iwarp_events::owned<rdma_cm_id> listener_;
 	iwarp_events::owned<rdma_cm_id> taken_;
