@@ -798,6 +798,25 @@ TEST_CASE_METHOD(fixture, "the registrar is told which references there will be"
 	CHECK(put(second) == 0);
 }
 
+TEST_CASE("a word is idle while it is open without references")
+{
+	mr_cache::entry_word<fake_env> word{};
+	auto idle = [&] { return word.idle(word.peek_relaxed()); };
+	uint64_t seen = 0;
+
+	word.free_fresh_relaxed();
+	CHECK(!idle());
+	word.open_release(0);
+	CHECK(!idle());
+	word.untake_release();
+	CHECK(idle());
+	word.take_acquire();
+	CHECK(!idle());
+	word.untake_release();
+	REQUIRE(word.close_acquire(0, &seen));
+	CHECK(!idle());
+}
+
 TEST_CASE("a word is free with one reference, and without the kernel's bits")
 {
 	mr_cache::entry_word<fake_env> word{};
