@@ -22,7 +22,7 @@ sys.path.insert(0, os.path.join(REPO, "buildlib"))
 import compiler_cache  # noqa: E402  pylint: disable=wrong-import-position
 import private_apt  # noqa: E402  pylint: disable=wrong-import-position
 
-PASSED_ON = re.compile("(RDMAV|IBV|FI|UCX|CATCH|RUN)_|(LINUX|RDMA_CORE)_SOURCE$|JOBS$"
+PASSED_ON = re.compile("(RDMAV|IBV|FI|UCX|CATCH|RUN|MR_NOTIFY)_|(LINUX|RDMA_CORE)_SOURCE$|JOBS$"
                        "|(http|https|no)_proxy$")
 NO_SERVICES = "printf '#!/bin/sh\\nexit 101\\n' >/usr/sbin/policy-rc.d\n" \
               "chmod 755 /usr/sbin/policy-rc.d\n"
