@@ -8,6 +8,7 @@
 #include <ifaddrs.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/siw-abi.h>
 #include <sys/mman.h>
@@ -18,6 +19,7 @@
 #include <atomic>
 #include <chrono>
 #include <cinttypes>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -42,6 +44,8 @@ namespace {
 constexpr std::size_t page = 4096;
 constexpr int timeout_ms = std::chrono::milliseconds(time_limit).count();
 constexpr unsigned int requests = 16;
+/* The manager chooses a port that TCP may have in use. */
+constexpr int spare_ports = 4;
 
 using bytes = std::vector<std::byte>;
 
@@ -168,10 +172,10 @@ public:
 		found.resize(got);
 		return found;
 	}
-	/* Without waiting: is an answer to connect there? Then @first is sent at once. */
-	bool has_answered(const bytes &first) const
+	/* Without waiting: is an answer of @length there? Then @first is sent at once. */
+	bool has_answered(std::size_t length, const bytes &first) const
 	{
-		bytes answer(20);
+		bytes answer(length);
 
 		return recv(fd_, answer.data(), answer.size(), MSG_DONTWAIT) ==
 			       static_cast<ssize_t>(answer.size()) &&
@@ -235,21 +239,26 @@ public:
 		bind(on.name());
 	}
 
-	/* A peer that has connected to it, and sends @first as soon as it has the answer. */
-	std::unique_ptr<tcp> connected(const bytes &first = {})
+	/* A peer that has asked so to connect, and sends @first as soon as it has the answer. */
+	std::unique_ptr<tcp> connected(const bytes &first = {},
+				       const bytes &request = mpa("MPA ID Req Frame", 1, 0))
 	{
 		auto peer = std::make_unique<tcp>();
 		std::atomic<bool> answered = false;
 
-		REQUIRE(rdma_listen(id_.get(), 1) == 0);
+		for (int more = spare_ports; rdma_listen(id_.get(), 1); more--) {
+			REQUIRE(errno == EADDRINUSE);
+			REQUIRE(more);
+			bind(ibv_get_device_name(qp_->context->device));
+		}
 		REQUIRE(::connect(peer->fd(), rdma_get_local_addr(id_.get()),
 				  sizeof(sockaddr_in)) == 0);
-		peer->send(mpa("MPA ID Req Frame", 1, 0));
+		peer->send(request);
 		rdma_conn_param param = parameters();
 		accepted_.reset(next(RDMA_CM_EVENT_CONNECT_REQUEST).id);
 		std::jthread hurried([&](const std::stop_token &stop) {
 			while (!stop.stop_requested() && !answered)
-				answered = peer->has_answered(first);
+				answered = peer->has_answered(request.size(), first);
 		});
 		REQUIRE(rdma_accept(accepted_.get(), &param) == 0);
 		REQUIRE(happens([&] { return answered.load(); }));
@@ -265,14 +274,13 @@ public:
 		socklen_t length = sizeof(at);
 		auto *const name = reinterpret_cast<sockaddr *>(&at);
 		rdma_conn_param param = parameters();
-		constexpr int turns = 5; /* the manager chooses a port that TCP may have in use */
 
 		std::memcpy(&at, rdma_get_local_addr(id_.get()), sizeof(at));
 		at.sin_port = 0;
 		REQUIRE(::bind(listener.fd(), name, sizeof(at)) == 0);
-		REQUIRE(listen(listener.fd(), turns) == 0);
+		REQUIRE(listen(listener.fd(), 1 + spare_ports) == 0);
 		REQUIRE(getsockname(listener.fd(), name, &length) == 0);
-		for (int i = 0; i < turns; i++) {
+		for (int i = 0; i <= spare_ports; i++) {
 			id_ = make_id();
 			REQUIRE(rdma_resolve_addr(id_.get(), nullptr, name, timeout_ms) == 0);
 			next(RDMA_CM_EVENT_ADDR_RESOLVED);
@@ -422,6 +430,18 @@ long objects()
 	return all;
 }
 
+/* Does this thread wait in the kernel? */
+bool sleeps(pid_t thread)
+{
+	std::ifstream of("/proc/self/task/" + std::to_string(thread) + "/stat");
+	std::string number;
+	std::string name;
+	char state = 0;
+
+	of >> number >> name >> state;
+	return state == 'S' || state == 'D';
+}
+
 const char *const other = "the device is another";
 const bytes four(4, std::byte{0x5a});
 
@@ -560,15 +580,76 @@ TEST_CASE("siw: what comes right behind the answer is looked at")
 	probe answer("siw_send_mpareqrep", probe::at::end);
 	const target to(on);
 
+	bytes request = mpa("MPA ID Req Frame", 1, 0);
+	bytes first;
+
+	SECTION("a message") {}
+	SECTION("and before it an empty write, by which the peer says that it is ready")
+	{
+		bytes numbers;
+
+		put(numbers, uint16_t{0x8002}); /* peer to peer; so many reads */
+		put(numbers, uint16_t{0x8002}); /* by a write; so many reads */
+		request = mpa("MPA ID Req Frame", 0x1002, 4, numbers);
+		first = write_frame(last, 0, nullptr, {});
+	}
+	const bytes message = write_frame(last, to.mr->rkey, to.at(), four);
+	first.insert(first.end(), message.begin(), message.end());
 	answer.slow_down();
 	for (int n = 0; n < 50; n++) {
 		*to.at() = std::byte{0};
 		end one(on);
-		const auto peer = one.connected(write_frame(last, to.mr->rkey, to.at(), four));
+		const auto peer = one.connected(first, request);
 		INFO("round " << n);
 		REQUIRE(happens(
 			[&] { return *static_cast<volatile std::byte *>(to.at()) == four[0]; }));
 	}
+}
+
+/* The end of a queue pair waits for rdma_accept(), which has the endpoint in use. */
+TEST_CASE("siw: a signal that comes while an endpoint is in use is not lost")
+{
+	const device on;
+	SKIP_IF(!on.is_iwarp(), other);
+	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
+	probe answer("siw_send_mpareqrep", probe::at::end);
+	static std::atomic<int> handled;
+	int sent = 0;
+
+	answer.slow_down();
+	handled = 0;
+	std::signal(SIGUSR1, [](int) { handled++; });
+	for (int n = 0; n < 50; n++) {
+		end one(on);
+		std::atomic<pid_t> in_call = 0;
+		std::atomic<bool> over = false;
+		std::atomic<bool> told = false;
+		std::jthread ending([&](const std::stop_token &stop) {
+			ibv_qp_attr attr{};
+			ibv_qp_init_attr init{};
+
+			while (attr.qp_state != IBV_QPS_RTS && !stop.stop_requested())
+				ibv_query_qp(one.qp(), &attr, IBV_QP_STATE, &init);
+			in_call = gettid();
+			attr.qp_state = IBV_QPS_ERR;
+			ibv_modify_qp(one.qp(), &attr, IBV_QP_STATE);
+			over = true;
+			while (!told)
+				std::this_thread::yield();
+		});
+		const std::jthread sending([&, to = ending.native_handle()] {
+			while (!over && !sleeps(in_call))
+				std::this_thread::yield();
+			if (!over)
+				sent += pthread_kill(to, SIGUSR1) == 0;
+			told = true;
+		});
+		const auto peer = one.connected();
+		REQUIRE(happens([&] { return over.load(); }));
+		INFO("round " << n << ", signals " << sent);
+		REQUIRE(happens([&] { return handled == sent; }));
+	}
+	SKIP_IF(!sent, "rdma_accept() was too fast");
 }
 
 /* The TERMINATE message names the frame that came last; nothing that comes behind it is looked
@@ -718,6 +799,43 @@ TEST_CASE("siw: what is posted to a queue that was flushed is flushed")
 		link.start(IBV_WR_RDMA_READ, mr.get(), m.registered(), m.registered().addr,
 			   mr->rkey);
 		CHECK(link.wait().status == IBV_WC_WR_FLUSH_ERR);
+	}
+}
+
+/*
+ *	ibv_modify_qp()				the softirq of a packet, the transmitting thread
+ *	has the lock of the state
+ *						doesn't get it, and leaves its work
+ *	gives it back
+ *						has no other reason to come
+ */
+TEST_CASE("siw: a queue pair works on while its access flags are changed")
+{
+	const device on;
+	SKIP_IF(!on.is_iwarp(), other);
+	const bool near = GENERATE(true, false);
+	const target to(on);
+	const memory from = anonymous(page);
+	const auto mr = on.register_memory(from.registered());
+	loopback link(on);
+	const std::jthread changing([&](const std::stop_token &stop) {
+		ibv_qp_attr attr{};
+
+		attr.qp_access_flags =
+			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+		while (!stop.stop_requested())
+			if (ibv_modify_qp(near ? link.near_end() : link.far_end(), &attr,
+					  IBV_QP_ACCESS_FLAGS))
+				return;
+	});
+
+	INFO("of the " << (near ? "near" : "far") << " end");
+	for (int n = 0; n < 2000; n++) {
+		INFO("transfer " << n);
+		REQUIRE(link.write(mr.get(), from.registered(), to.at(), to.mr->rkey) ==
+			IBV_WC_SUCCESS);
+		REQUIRE(link.read(mr.get(), from.registered(), to.at(), to.mr->rkey) ==
+			IBV_WC_SUCCESS);
 	}
 }
 
