@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Work requests of any kind; check_verb() sees that they are taken. */
+/* Work requests of any kind, and the queue that receives share; an error is an exception. */
 #ifndef GUEST_POST_H
 #define GUEST_POST_H
 
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "device.h"
@@ -82,15 +83,34 @@ inline uint32_t post_bind(ibv_qp *qp, ibv_mw *window, const ibv_mw_bind_info &to
 	return wr.bind_mw.rkey;
 }
 
-inline void post_receive(ibv_qp *qp, const std::vector<piece> &into)
+/* Of a queue pair, or of those that share a queue. */
+template <class Queue>
+void post_receive(Queue *queue, const std::vector<piece> &into, uint64_t id = 0)
 {
 	std::vector<ibv_sge> list = elements(into);
 	ibv_recv_wr wr{};
 	ibv_recv_wr *bad = nullptr;
 
+	wr.wr_id = id;
 	wr.sg_list = list.data();
 	wr.num_sge = static_cast<int>(list.size());
-	mr_notify::check_verb(ibv_post_recv(qp, &wr, &bad), "ibv_post_recv");
+	if constexpr (std::is_same_v<Queue, ibv_srq>)
+		mr_notify::check_verb(ibv_post_srq_recv(queue, &wr, &bad), "ibv_post_srq_recv");
+	else
+		mr_notify::check_verb(ibv_post_recv(queue, &wr, &bad), "ibv_post_recv");
+}
+
+/* For so many receives of queue pairs that share it. */
+inline mr_notify::owned<ibv_srq> shared_queue(const mr_notify::device &on, uint32_t receives,
+					      uint32_t pieces = 1)
+{
+	ibv_srq_init_attr init{};
+
+	init.attr = {receives, pieces, 0};
+	mr_notify::owned<ibv_srq> shared(ibv_create_srq(on.pd(), &init));
+	if (!shared)
+		mr_notify::fail("ibv_create_srq");
+	return shared;
 }
 
 #endif

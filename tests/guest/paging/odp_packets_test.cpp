@@ -87,27 +87,6 @@ bool answers_a_part(std::vector<raw_peer::packet> packets, uint32_t psn, std::si
 }
 
 /* Receives that queue pairs share. */
-owned<ibv_srq> shared_queue(const device &on)
-{
-	ibv_srq_init_attr init{};
-
-	init.attr = {4, 1, 0};
-	owned<ibv_srq> shared(ibv_create_srq(on.pd(), &init));
-	REQUIRE(shared);
-	return shared;
-}
-
-void post_receive(ibv_srq *shared, const ibv_mr *mr, range into, uint64_t id = 0)
-{
-	ibv_sge sge{number(into.addr), static_cast<uint32_t>(into.length), mr->lkey};
-	ibv_recv_wr wr{}, *bad;
-
-	wr.wr_id = id;
-	wr.sg_list = &sge;
-	wr.num_sge = 1;
-	REQUIRE(ibv_post_srq_recv(shared, &wr, &bad) == 0);
-}
-
 } // namespace
 
 TEST_CASE("packets: a read that waits counts once, and is answered once")
@@ -159,19 +138,13 @@ TEST_CASE("packets: a peer is told to come later by a packet of many pages")
 		"no on-demand paging, no userfaultfd, or no veth");
 	const std::vector<std::byte> data(many * each, std::byte{0x33});
 	const owned<ibv_mr> all = register_all(wire->on(), all_rights);
-	ibv_srq_init_attr init{};
-	init.attr = {1, many, 0};
-	const owned<ibv_srq> receives(ibv_create_srq(wire->on().pd(), &init));
-	REQUIRE(receives);
+	const owned<ibv_srq> receives = shared_queue(wire->on(), 1, many);
 	const raw_peer peer(*wire, IBV_QPT_RC, 4, receives.get());
-	std::vector<ibv_sge> pieces;
-	ibv_recv_wr wr{}, *bad = nullptr;
+	std::vector<piece> pieces;
 
 	for (std::size_t i = 0; i < many; i++)
-		pieces.push_back({number(slow->bytes().addr + i * page), each, all->lkey});
-	wr.sg_list = pieces.data();
-	wr.num_sge = many;
-	check_verb(ibv_post_srq_recv(receives.get(), &wr, &bad), "ibv_post_srq_recv");
+		pieces.push_back({{slow->bytes().addr + i * page, each}, all->lkey});
+	post_receive(receives.get(), pieces);
 
 	std::size_t there = 0;
 	bool told = false;
@@ -585,13 +558,13 @@ TEST_CASE("packets: an unreliable message without an end takes no other along")
 	SKIP_IF(!wire, "no veth");
 	const memory m = anonymous(page);
 	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), all_rights);
-	const owned<ibv_srq> shared = shared_queue(wire->on());
+	const owned<ibv_srq> shared = shared_queue(wire->on(), 4);
 	const raw_peer peer(*wire, IBV_QPT_UC, 4, shared.get());
 	const std::vector<std::byte> data(8, std::byte{0x22});
 	std::optional<ibv_wc> done;
 
 	for (int i = 0; i < 2; i++)
-		post_receive(shared.get(), mr.get(), {m.registered().addr, 2 * mtu});
+		post_receive(shared.get(), {{{m.registered().addr, 2 * mtu}, mr->lkey}});
 	peer.begin_message(0); /* 1 is lost */
 	peer.message(2, data);
 	done = peer.completed(time_limit);
@@ -610,12 +583,12 @@ TEST_CASE("packets: an unreliable message with a short packet takes no other alo
 	SKIP_IF(!wire, "no veth");
 	const memory m = anonymous(page);
 	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), all_rights);
-	const owned<ibv_srq> shared = shared_queue(wire->on());
+	const owned<ibv_srq> shared = shared_queue(wire->on(), 4);
 	const raw_peer peer(*wire, IBV_QPT_UC, 4, shared.get());
 	std::optional<ibv_wc> done;
 
 	for (int i = 0; i < 2; i++)
-		post_receive(shared.get(), mr.get(), {m.registered().addr, 4 * mtu});
+		post_receive(shared.get(), {{{m.registered().addr, 4 * mtu}, mr->lkey}});
 	peer.begin_message(0);
 	peer.go_on_with_message(1, std::vector<std::byte>(8));
 	done = peer.completed(time_limit);
@@ -637,10 +610,10 @@ TEST_CASE("packets: a receive of a shared queue is used once")
 	const range plain{s.plain.registered().addr, 8};
 	const std::vector<std::byte> early(8, std::byte{0x11});
 	const std::vector<std::byte> after(8, std::byte{0x22});
-	const owned<ibv_srq> shared = shared_queue(s.link->on());
+	const owned<ibv_srq> shared = shared_queue(s.link->on(), 4);
 	raw_peer peer(*s.link, IBV_QPT_UC, 4, shared.get());
 	const auto post_shared = [&](uint64_t id, range into) {
-		post_receive(shared.get(), s.all.get(), into, id);
+		post_receive(shared.get(), {{into, s.all->lkey}}, id);
 	};
 
 	post_shared(1, {s.at(), 8});

@@ -283,23 +283,12 @@ TEST_CASE("many receives of a shared queue wait, and each takes one")
 {
 	setup s;
 	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
-	ibv_srq_init_attr srq_attr{};
-	srq_attr.attr = {16, 1, 0};
-	struct srq_closer {
-		void operator()(ibv_srq *p) const { ibv_destroy_srq(p); }
-	};
-	const std::unique_ptr<ibv_srq, srq_closer> srq(ibv_create_srq(s.on.pd(), &srq_attr));
-	REQUIRE(srq);
+	const owned<ibv_srq> srq = shared_queue(s.on, 16);
 	loopback link(s.on, srq.get());
 
-	for (std::size_t i = 0; i < 5; i++) {
-		ibv_sge sge{number(s.slow->bytes().addr + i * 4096), 4096, s.all->lkey};
-		ibv_recv_wr wr{}, *bad = nullptr;
-		wr.wr_id = i;
-		wr.sg_list = &sge;
-		wr.num_sge = 1;
-		check_verb(ibv_post_srq_recv(srq.get(), &wr, &bad), "ibv_post_srq_recv");
-	}
+	for (std::size_t i = 0; i < 5; i++)
+		post_receive(srq.get(), {{{s.slow->bytes().addr + i * 4096, 4096}, s.all->lkey}},
+			     i);
 	for (std::size_t i = 0; i < 5; i++)
 		post(link.near_end(), {IBV_WR_SEND, {{{s.near().where.addr, 4096}, s.all->lkey}}});
 	REQUIRE(s.slow->faulted());

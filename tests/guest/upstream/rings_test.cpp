@@ -95,16 +95,6 @@ bool is_kernels(std::size_t word)
 	       std::find(fields.begin(), fields.end(), word * 4) != fields.end();
 }
 
-owned<ibv_srq> shared_queue(const device &on)
-{
-	ibv_srq_init_attr init{};
-
-	init.attr = {1, 1, 0};
-	owned<ibv_srq> srq(ibv_create_srq(on.pd(), &init));
-	REQUIRE(srq);
-	return srq;
-}
-
 /* A queue pair of soft-RoCE, its rings, its memory, and a peer that is made by hand. */
 struct scene {
 	const mr_notify::device &on;
@@ -119,7 +109,7 @@ struct scene {
 	owned<ibv_mr> mr = on.register_memory(here, IBV_ACCESS_LOCAL_WRITE);
 
 	explicit scene(const cable &wire, bool shared = false)
-	    : on(wire.on()), srq(shared ? shared_queue(on) : nullptr),
+	    : on(wire.on()), srq(shared ? shared_queue(on, 1) : nullptr),
 	      peer(wire, IBV_QPT_RC, 4, srq.get())
 	{
 		for (std::size_t i = 0; i < here.length; i++)
@@ -147,17 +137,12 @@ struct scene {
 	}
 	void receive(std::size_t length) const
 	{
-		ibv_sge sge{reinterpret_cast<uintptr_t>(here.addr), static_cast<uint32_t>(length),
-			    mr->lkey};
-		ibv_recv_wr wr{};
-		ibv_recv_wr *bad = nullptr;
+		const std::vector<piece> into{{first(length), mr->lkey}};
 
-		wr.wr_id = name;
-		wr.sg_list = &sge;
-		wr.num_sge = 1;
-		check_verb(srq ? ibv_post_srq_recv(srq.get(), &wr, &bad)
-			       : ibv_post_recv(peer.qp(), &wr, &bad),
-			   "ibv_post_recv");
+		if (srq)
+			post_receive(srq.get(), into, name);
+		else
+			post_receive(peer.qp(), into, name);
 	}
 	/* The next packet, which must come. */
 	raw_peer::packet packet() const

@@ -226,22 +226,12 @@ TEST_CASE("states: a receive of a shared queue is flushed with the queue pair th
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
 	ibv_context *const context = wire->on().context();
-	ibv_srq_init_attr init{};
-	ibv_recv_wr wr{};
-	ibv_recv_wr *bad = nullptr;
 	ibv_async_event event{};
-
-	init.attr = {1, 1, 0};
-	const owned<ibv_srq> srq(ibv_create_srq(wire->on().pd(), &init));
-	REQUIRE(srq);
+	const owned<ibv_srq> srq = shared_queue(wire->on(), 1);
 	const memory m = anonymous(page_size());
 	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE);
 	const raw_peer peer(*wire, IBV_QPT_RC, 4, srq.get());
-	ibv_sge sge{number(m.registered().addr), static_cast<uint32_t>(page_size()), mr->lkey};
-	wr.wr_id = 7;
-	wr.sg_list = &sge;
-	wr.num_sge = 1;
-	check_verb(ibv_post_srq_recv(srq.get(), &wr, &bad), "ibv_post_srq_recv");
+	post_receive(srq.get(), {{m.registered(), mr->lkey}}, 7);
 	peer.begin_message(0);
 	REQUIRE(peer.next(time_limit));
 	REQUIRE(peer.become(IBV_QPS_ERR));
