@@ -207,7 +207,7 @@ def extract(archive, folder, part=()):
     say(f"unpacking {'a part of ' if part else ''}{os.path.basename(archive)}")
     os.makedirs(folder)
     into = ["tar", "-x", "--strip-components=1", "--no-same-owner", "-C", folder,
-            "--checkpoint=20000", "--checkpoint-action=echo=fetch: unpacked %{r}T"]
+            "--checkpoint=20000", "--checkpoint-action=echo=fetch: unpacked %{}T"]
     only = ["--anchored", "--wildcards", "--no-wildcards-match-slash",
             *("*/" + path for path in part)]
     if archive.endswith(".deb"):
