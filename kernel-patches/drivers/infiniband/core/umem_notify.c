@@ -72,8 +72,15 @@ static struct ib_umem_notify *umem_notify_create(struct ib_device *device,
 	struct umem_notify_space *space;
 	struct umem_notify_queue *queue;
 	struct ib_umem_notify *n;
+	int ret;
 
-	queue = umem_notify_queue_get(device);
+	ret = umem_notify_device_get(device);
+	if (ret)
+		return ERR_PTR(ret);
+	space = umem_notify_space_get(&umem_notify_event_ops);
+	if (IS_ERR(space))
+		return ERR_CAST(space);
+	queue = umem_notify_queue_get(space, device);
 	if (IS_ERR(queue))
 		return ERR_CAST(queue);
 	n = umem_notify_tracker_alloc();
@@ -90,11 +97,10 @@ static struct ib_umem_notify *umem_notify_create(struct ib_device *device,
 	mutex_init(&n->mutex);
 	INIT_LIST_HEAD(&n->link);
 
-	space = umem_notify_space(n);
 	umem_notify_lock(n);
 	umem_notify_space_insert(space, &space->trackers, &n->node);
 	if (umem || umem_notify_space_changes(space, start, last)) {
-		umem_notify_doubt_all(n);
+		umem_notify_doubt_range(n, start, last);
 		n->state = SUSPECT;
 	}
 	umem_notify_unlock(n);
@@ -107,52 +113,57 @@ static void umem_notify_disarm_locked(struct ib_umem_notify *n)
 
 	n->armed = false;
 	n->reclaim = false;
-	n->timed = false;
+	n->idle = 0;
 	n->mr = NULL;
 }
 
-/*
- * No worker comes to the tracker any more, and it touches neither device nor word. Returns
- * whether no event has it either.
- */
-static bool umem_notify_end(struct ib_umem_notify *n)
+/* No task comes to the tracker any more, and it touches neither device nor word. */
+static void umem_notify_end(struct ib_umem_notify *n)
 {
 	struct umem_notify_space *space = umem_notify_space(n);
 	struct umem_notify_word_page *word_page;
-	bool armed = n->armed, ours;
+	bool armed = n->armed;
 
 	umem_notify_unlend(n);
 	WRITE_ONCE(n->hurry, true);
 	umem_notify_lock(n);
 	umem_notify_queue_forget(n);
 	if (armed && n->held == UMEM_NOTIFY_REREG) {
-		umem_notify_mark(n, INVALID, 0, 0);
+		umem_notify_mark_invalid(n);
 		trace_mr_notify_gone(n->umem, umem_notify_id(n), n->state);
 	}
 	if (armed)
 		trace_mr_notify_disarm(n->umem, umem_notify_id(n), n->state);
 	umem_notify_disarm_locked(n);
-	ours = umem_notify_space_erase(space, &space->trackers, &n->node);
+	interval_tree_remove(&n->node.range, &space->trackers);
 	word_page = umem_notify_take_word(n);
 	umem_notify_unlock(n);
 	if (armed)
 		umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, -1);
 	umem_notify_word_put(word_page, n->word);
-	return ours;
 }
 
-/* Returns whether the pages are given back. */
-static bool umem_notify_destroy(struct ib_umem_notify *n)
+/* Returns whether a task that has it will free it. */
+static bool umem_notify_leave(struct ib_umem_notify *n)
+{
+	bool own;
+
+	umem_notify_lock(n);
+	n->left = true;
+	own = n->own;
+	umem_notify_unlock(n);
+	return own;
+}
+
+static void umem_notify_destroy(struct ib_umem_notify *n)
 {
 	struct umem_notify_queue *queue = n->queue;
-	bool ours, revoked;
 
-	ours = umem_notify_end(n);
-	revoked = n->revoked;
-	if (ours || umem_notify_space_drop(umem_notify_space(n), &n->node))
-		umem_notify_tracker_free(&n->node);
+	umem_notify_end(n);
+	if (umem_notify_leave(n))
+		return;
+	kfree(n);
 	umem_notify_queue_put(queue);
-	return revoked;
 }
 
 static unsigned long first_addr(struct ib_umem *umem)
@@ -204,12 +215,14 @@ struct ib_umem_notify *umem_notify_track(struct ib_device *device, u64 addr, u64
 {
 	unsigned long start = untagged_addr(addr) & PAGE_MASK;
 	struct ib_umem_notify *n;
-	unsigned long end;
+	unsigned long last;
 
-	if (!length || check_add_overflow(untagged_addr(addr), length + PAGE_SIZE - 1, &end) ||
-	    (end - start) >> PAGE_SHIFT > U32_MAX)
+	if (!length || check_add_overflow(untagged_addr(addr), length - 1, &last))
 		return NULL;
-	n = umem_notify_create(device, NULL, start, (end & PAGE_MASK) - 1);
+	last |= ~PAGE_MASK;
+	if ((last - start) >> PAGE_SHIFT >= U32_MAX)
+		return NULL;
+	n = umem_notify_create(device, NULL, start, last);
 	return IS_ERR(n) ? NULL : n;
 }
 
@@ -243,11 +256,25 @@ void umem_notify_tracked(struct ib_umem_notify *n, struct ib_umem *umem)
 bool ib_umem_untrack(struct ib_umem *umem)
 {
 	struct ib_umem_notify *n = umem->notify;
+	bool marked, revoked;
 
 	if (IS_ERR_OR_NULL(n))
 		return n;
 	umem->notify = NULL;
-	return umem_notify_destroy(n);
+	marked = n->reclaim;
+	umem_notify_end(n);
+	revoked = n->revoked;
+	if (marked && !revoked) {
+		umem_notify_unpin(n, true);
+		revoked = true;
+	}
+	if (!umem_notify_leave(n)) {
+		struct umem_notify_queue *queue = n->queue;
+
+		kfree(n);
+		umem_notify_queue_put(queue);
+	}
+	return revoked;
 }
 
 /**
@@ -284,10 +311,19 @@ void ib_umem_lost(struct ib_umem *umem)
 	if (!n)
 		return;
 	umem_notify_lock(n);
-	umem_notify_mark(n, INVALID, 0, 0);
+	umem_notify_mark_invalid(n);
 	umem_notify_unlock(n);
 }
 EXPORT_SYMBOL(ib_umem_lost);
+
+static void umem_notify_retire_or_queue(struct ib_umem_notify *n)
+{
+	if (!umem_notify_retire(n))
+		return;
+	umem_notify_lock(n);
+	umem_notify_queue_again(n);
+	umem_notify_unlock(n);
+}
 
 /**
  * umem_notify_arm - Tell a word of user memory from now on
@@ -355,22 +391,21 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 	n->word = offset_in_page(addr);
 	n->word_page = word_page;
 	n->in_use = in_use;
-	n->doublings = 0;
 	state = n->state;
 	if (state) {
 		umem_notify_word_set(word_page, n->word, state);
 		umem_notify_queue_later(n);
 	}
 	umem_notify_first_look(n);
-	if (idle_ms)
-		umem_notify_queue_time(n, idle_ms);
+	umem_notify_set_idle(n, idle_ms);
+	umem_notify_queue_time(n);
 	trace_mr_notify_arm(umem, umem_notify_id(n), state);
 	umem_notify_unlock(n);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, 1);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMS, 1);
 	umem_notify_lend(n);
-	if (state && umem_notify_retire(n))
-		umem_notify_queue_again(n);
+	if (state)
+		umem_notify_retire_or_queue(n);
 	mutex_unlock(&n->mutex);
 	return 0;
 
@@ -510,8 +545,7 @@ int umem_notify_settle(struct ib_umem *umem)
 	ret = umem_notify_restore(n);
 	if (!ret)
 		ret = umem_notify_verify(n, UMEM_NOTIFY_USER);
-	if (umem_notify_retire(n))
-		umem_notify_queue_again(n);
+	umem_notify_retire_or_queue(n);
 	mutex_unlock(&n->mutex);
 	return ret;
 }
@@ -556,7 +590,7 @@ void umem_notify_hold(struct ib_umem *umem, enum umem_notify_hold why)
 	if (n->held != UMEM_NOTIFY_REREG)
 		n->held = why;
 	if (why == UMEM_NOTIFY_GONE && n->armed) {
-		umem_notify_mark(n, INVALID, 0, 0);
+		umem_notify_mark_invalid(n);
 		trace_mr_notify_gone(umem, umem_notify_id(n), n->state);
 	}
 	umem_notify_unlock(n);
@@ -581,12 +615,15 @@ void umem_notify_hold(struct ib_umem *umem, enum umem_notify_hold why)
 void umem_notify_abandon(struct ib_umem *umem)
 {
 	struct ib_umem_notify *n = umem_notify_find(umem);
+	bool revoked;
 
 	if (!n)
 		return;
-	umem->notify = NULL;
-	if (umem_notify_destroy(n))
-		umem->notify = UMEM_NOTIFY_REVOKED;
+	umem_notify_take(n);
+	revoked = n->revoked; /* held: it stays so */
+	mutex_unlock(&n->mutex);
+	umem->notify = revoked ? UMEM_NOTIFY_REVOKED : NULL;
+	umem_notify_destroy(n);
 }
 
 /**

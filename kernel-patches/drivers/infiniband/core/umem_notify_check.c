@@ -117,7 +117,7 @@
  */
 #define MOST_FAULTS 8
 
-/* A run of absent pages of one shared mapping. */
+/* A run of pages of one shared mapping, the first of which is absent. */
 struct absent_run {
 	struct file *file;
 	pgoff_t pgoff;
@@ -129,6 +129,7 @@ struct absent_run {
 struct pinned_iter {
 	struct sg_page_iter sg;
 	unsigned long next;
+	bool writable;
 };
 
 static void pinned_iter_start(struct pinned_iter *iter, struct ib_umem *umem,
@@ -139,6 +140,7 @@ static void pinned_iter_start(struct pinned_iter *iter, struct ib_umem *umem,
 	__sg_page_iter_start(&iter->sg, sgt->sgl, sgt->orig_nents,
 			     (addr - start) >> PAGE_SHIFT);
 	iter->next = addr;
+	iter->writable = umem->writable;
 }
 
 static struct page *pinned_iter_next(struct pinned_iter *iter)
@@ -156,15 +158,23 @@ static long mapped_pages(struct mm_struct *mm, unsigned long addr,
 				     pages, NULL);
 }
 
-/* How many of the mapped pages are the pinned ones, up to the first that isn't. */
+/*
+ * How many of the mapped pages are the pinned ones, up to the first that isn't. The event
+ * may have been MADV_FREE of them; the device goes on writing: see umem_notify_retire.c.
+ */
 static long same_pages(struct pinned_iter *iter, struct page **pages, long nr)
 {
+	struct folio *folio;
 	long same = 0;
 	long i;
 
 	for (i = 0; i < nr; i++) {
-		if (same == i && pages[i] == pinned_iter_next(iter))
+		folio = page_folio(pages[i]);
+		if (same == i && pages[i] == pinned_iter_next(iter)) {
+			if (iter->writable && !folio_test_dirty(folio))
+				folio_set_dirty(folio);
 			same++;
+		}
 		put_page(pages[i]);
 	}
 	return same;
@@ -185,24 +195,17 @@ static bool is_private_hugetlb(const struct vm_area_struct *vma)
 	return is_vm_hugetlb_page(vma) && may_be_walked(vma);
 }
 
-/* Collects the absent pages from @addr on, or all. mmap_lock keeps the file. */
-static void absent_run_collect(struct absent_run *run, struct mm_struct *mm,
-			       struct vm_area_struct *vma, unsigned long addr,
-			       unsigned long end)
+/*
+ * Collects the pages from @addr on. Such a mapping maps nothing but its file's pages, so
+ * those that are mapped are no exception. mmap_lock keeps the file.
+ */
+static void absent_run_collect(struct absent_run *run, struct vm_area_struct *vma,
+			       unsigned long addr, unsigned long end)
 {
-	struct page *page;
-
 	run->file = vma->vm_file;
 	run->pgoff = vma->vm_pgoff + ((addr - vma->vm_start) >> PAGE_SHIFT);
 	run->start = addr;
-	end = min(end, vma->vm_end);
-	for (addr += PAGE_SIZE; addr < end; addr += PAGE_SIZE) {
-		if (may_be_walked(vma) && mapped_pages(mm, addr, 1, &page) == 1) {
-			put_page(page);
-			break;
-		}
-	}
-	run->end = addr;
+	run->end = min(end, vma->vm_end);
 }
 
 /*
@@ -443,7 +446,7 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 
 		if ((vma->vm_flags & VM_MAYSHARE) && vma->vm_file) {
 			if (can_be_absent(vma->vm_file)) {
-				absent_run_collect(run, mm, vma, addr, end);
+				absent_run_collect(run, vma, addr, end);
 				if (what->asker != UMEM_NOTIFY_WORKER) {
 					get_file(run->file);
 					return UMEM_NOTIFY_INTACT;

@@ -1,37 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The workers that come back to a tracker when an MMU callback, which must not
- * wait, has left something to do.
+ * Work on trackers that an MMU callback leaves to others.
  *
- * An unmap may call 10,000 callbacks in a row. To start a work item for each
- * costs more than the unmap itself, so a callback puts its tracker on a list, and
- * one work empties it: at the end of the event, when the page tables have
- * changed. A tracker whose word counts its users is left alone for a while first, as
- * a user that finds INVALID deregisters; one that is not in use loses its pages at once.
+ * Each device of an address space has a worker with one list. The worker visits all
+ * trackers on the list; those that have to be tried again stay there, and the delay
+ * before the next visit doubles. Each device has a workqueue: no other device waits
+ * behind one that does not answer. The workqueue has a rescuer, because pages that
+ * reclaim wants come back through it.
  *
- * There is a queue for each device of an address space, on a workqueue of that
- * device: neither another process nor another device waits behind a device that does
- * not answer. Each queue has two works:
+ * TIME
  *
- *  revoker  takes pages from the device and gives them back; waits for the device.
- *  looker   finds out whether a SUSPECT range is the same; waits for nothing.
- *
- * The workqueue has a rescuer, because pages that reclaim wants come back through it.
- *
- * IDLE TIME
- *
- * Registrations of a cache are looked at again after a while; those that have not been
- * used for that long are suspended, so that idle ones are not pinned for ever. All of a
- * queue have the same time, and are looked at in batches. Nothing is done for those that
- * are suspended.
- *
- * There is a list for each delay: the lists are in order, and the revoker looks
- * at their heads only. The lists are under the lock of the space.
+ * The worker does not belong to the process whose trackers it looks at. Once it has
+ * compared pages, or looked for idle trackers, it rests for REST times as long. So it
+ * costs other processes a hundredth of a CPU at most, whatever events come. Revoking and
+ * unpinning do not count: the process has pinned the pages before.
  *
  * LIFE
  *
- * The end of a tracker takes it off its list, forbids that it comes back, and
- * waits for the worker that has it:
+ * The end of a tracker takes it off its list, forbids that it comes back, and waits for
+ * the tasks that have it:
  *
  *   worker                                umem_notify_queue_forget()
  *   lock; takes n off the list;
@@ -47,6 +34,7 @@
  */
 
 #include <linux/jiffies.h>
+#include <linux/timekeeping.h>
 #include <linux/slab.h>
 #include <linux/wait_bit.h>
 #include <linux/workqueue.h>
@@ -56,254 +44,342 @@
 /*
  * How long a registration is left alone after an event: events come in bursts,
  * and an application that is about to use or to deregister it settles sooner.
- * The first event's time counts: others don't push it out.
  */
 #define SETTLE_DELAY max(HZ / 50, 1)
-/*
- * How long a registration without a count of users is left alone after an event that ended
- * it: the event's caller goes on, as an unmap frees pages.
- */
-#define UNMAP_DELAY max(HZ / 100, 2)
-/* The idle time: a shorter one would keep a worker busy for nothing */
-#define LEAST_IDLE_MS 20
-#define MOST_IDLE_MS (1000 * MSEC_PER_SEC)
+/* The delay before trackers are tried again doubles so often: to some seconds. */
+#define MOST_DOUBLINGS 7
+#define REST 100
+/* Trackers that are looked at under one hold of the lock */
+#define LOOK_BATCH 64
 
-static void umem_notify_queue_wake_at(struct umem_notify_queue *q, unsigned long when)
+static void queue_wake_at(struct umem_notify_queue *q, unsigned long when)
 {
 	long delay = when - jiffies;
 
 	lockdep_assert_held(&q->space->lock);
 
-	if (q->waiting && !time_before(when, q->wake))
+	if (q->waiting && !time_before(when, q->next))
 		return;
 	q->waiting = true;
-	q->wake = when;
-	mod_delayed_work(q->device->mr_notify_wq, &q->revoker, max(delay, 0L));
+	q->next = when;
+	mod_delayed_work(q->device->mr_notify_wq, &q->worker, max(delay, 0L));
 }
 
-/* On a list, also from the looker's. Or else only if it comes sooner so. */
-static bool umem_notify_queue_put_on(struct ib_umem_notify *n, unsigned int list,
-				     unsigned long delay, bool anyhow)
+static void queue_wake_after(struct umem_notify_queue *q, unsigned long delay)
 {
-	unsigned long due = jiffies + delay;
+	unsigned long when = jiffies + delay;
 
+	queue_wake_at(q, time_before(when, q->rest) ? q->rest : when);
+}
+
+static bool queue_add(struct ib_umem_notify *n)
+{
 	umem_notify_assert_locked(n);
 
-	if (n->dead || (!anyhow && !list_empty(&n->link) &&
-			(s32)((u32)due - n->due) >= 0))
+	if (n->dead || n->own)
 		return false;
-	n->due = due;
-	if (!list)
-		umem_notify_due_add(n);
-	list_move_tail(&n->link, &n->queue->delayed[list]);
+	list_move_tail(&n->link, &n->queue->work);
 	return true;
 }
 
-static void umem_notify_queue_after(struct ib_umem_notify *n, unsigned int list,
-				    unsigned long delay)
-{
-	if (umem_notify_queue_put_on(n, list, delay, false))
-		umem_notify_queue_wake_at(n->queue, jiffies + delay);
-}
-
 /**
- * umem_notify_queue_now - The device has to lose the pages of a tracker
+ * umem_notify_queue_now - The worker visits a tracker at once
  * @n: The tracker, its space's lock held
  */
 void umem_notify_queue_now(struct ib_umem_notify *n)
 {
-	if (umem_notify_queue_put_on(n, 0, 0, true))
-		umem_notify_queue_wake_at(n->queue, jiffies);
+	if (queue_add(n))
+		queue_wake_at(n->queue, jiffies);
 }
 
 /**
- * umem_notify_queue_invalid - A tracker has become INVALID, which its word has heard
- * @n: The tracker, its space's lock held
- *
- * Its users give it back. If there are none the device loses it when the event has ended, or
- * some milliseconds later if no count of users says so: before, the worker would only take
- * cache lines, or the CPU, from an unmap.
- * When the driver is done with an MR that is held the worker comes anyway.
- */
-void umem_notify_queue_invalid(struct ib_umem_notify *n)
-{
-	struct umem_notify_queue *q = n->queue;
-
-	if (n->held)
-		return;
-	if (n->in_use &&
-	    umem_notify_word_read(n->word_page, n->word) & n->in_use) {
-		umem_notify_queue_after(n, 1, SETTLE_DELAY);
-	} else if (umem_notify_queue_put_on(n, 0, 0, true)) {
-		q->unmapped = true;
-		q->space->unmapped = true;
-		/* if there is no event, or a long one */
-		umem_notify_queue_wake_at(q, jiffies + SETTLE_DELAY);
-	}
-}
-
-/**
- * umem_notify_queue_unmapped - An event has ended
- * @space: Its address space
- */
-void umem_notify_queue_unmapped(struct umem_notify_space *space)
-{
-	struct umem_notify_queue *q;
-
-	if (!READ_ONCE(space->unmapped))
-		return;
-	spin_lock(&space->lock);
-	space->unmapped = false;
-	list_for_each_entry(q, &space->queues, siblings) {
-		if (q->unmapped)
-			umem_notify_queue_wake_at(q, jiffies + (space->due ? 0 : UNMAP_DELAY));
-		q->unmapped = false;
-	}
-	spin_unlock(&space->lock);
-}
-
-/**
- * umem_notify_queue_later - Something happened; see to it after a while
+ * umem_notify_queue_later - The worker visits a tracker after a while
  * @n: The tracker, its space's lock held
  */
 void umem_notify_queue_later(struct ib_umem_notify *n)
 {
-	n->doublings = 0;
-	umem_notify_queue_after(n, 1, SETTLE_DELAY);
+	if (queue_add(n))
+		queue_wake_after(n->queue, SETTLE_DELAY);
 }
 
 /**
- * umem_notify_queue_again - Try again later, less and less often
- * @n: The tracker
+ * umem_notify_queue_again - The worker tries again, less and less often
+ * @n: The tracker, its space's lock held
  */
 void umem_notify_queue_again(struct ib_umem_notify *n)
 {
+	if (queue_add(n))
+		queue_wake_after(n->queue, SETTLE_DELAY << n->queue->doublings);
+}
+
+/**
+ * umem_notify_queue_take - The caller has a tracker: its end waits
+ * @n: The tracker, its space's lock held
+ */
+void umem_notify_queue_take(struct ib_umem_notify *n)
+{
+	umem_notify_assert_locked(n);
+
+	if (!n->own)
+		list_del_init(&n->link);
+	n->workers++;
+}
+
+/**
+ * umem_notify_queue_leave - The caller does not touch a tracker again
+ * @n: The tracker, its space's lock held
+ */
+void umem_notify_queue_leave(struct ib_umem_notify *n)
+{
+	umem_notify_assert_locked(n);
+
+	if (!--n->workers && n->dead)
+		wake_up_var(n);
+}
+
+/**
+ * umem_notify_queue_retire - Retire a tracker, or leave that to the worker
+ * @n: The tracker, taken
+ */
+void umem_notify_queue_retire(struct ib_umem_notify *n)
+{
+	bool again = true;
+
+	if (mutex_trylock(&n->mutex)) {
+		again = umem_notify_retire(n);
+		mutex_unlock(&n->mutex);
+	}
+	if (!again)
+		return;
 	umem_notify_lock(n);
-	umem_notify_queue_after(n, n->doublings + 1, SETTLE_DELAY << n->doublings);
-	n->doublings = min(n->doublings + 1, UMEM_NOTIFY_MOST_DOUBLINGS);
+	umem_notify_queue_again(n);
 	umem_notify_unlock(n);
 }
 
 /**
- * umem_notify_queue_idle - See after a while whether a tracker is used
- * @n: The tracker, its space's lock held
+ * umem_notify_queue_come - Retire a tracker that is the caller's own
+ * @n: The tracker, @own; may be freed
+ *
+ * Nobody waits for a task that has not come to its own trackers yet: if a tracker has
+ * ended meanwhile, the task frees it. For an unmap can take the last mapping of the
+ * device's file, whose release is work of the same task and comes first:
+ *
+ *   munmap of the range and of a page of the device
+ *   UNMAP: n is task_work
+ *   fput(): ib_uverbs_close() is task_work
+ *   ib_uverbs_close(): waits for who has n    [for itself]
+ *
+ * Context: Any but interrupts.
  */
-void umem_notify_queue_idle(struct ib_umem_notify *n)
+void umem_notify_queue_come(struct ib_umem_notify *n)
 {
-	unsigned long idle = n->queue->idle, batch = max(idle / 4, 1UL);
-	unsigned long due = roundup(jiffies + idle, batch);
+	struct umem_notify_queue *q = n->queue;
+	bool left, dead;
 
+	umem_notify_lock(n);
+	n->own = false;
+	INIT_LIST_HEAD(&n->link);
+	left = n->left;
+	dead = n->dead;
+	if (!dead)
+		n->workers++;
+	umem_notify_unlock(n);
+	if (left) {
+		kfree(n);
+		umem_notify_queue_put(q);
+	}
+	if (dead)
+		return;
+	umem_notify_queue_retire(n);
+	umem_notify_lock(n);
+	umem_notify_queue_leave(n);
+	umem_notify_unlock(n);
+}
+
+static void queue_task_work(struct callback_head *work)
+{
+	umem_notify_queue_come(container_of(work, struct ib_umem_notify, task_work));
+}
+
+/**
+ * umem_notify_queue_own - A tracker is the caller's own
+ * @n: The tracker, its space's lock held, not @own yet
+ *
+ * Its @link is the caller's, who calls umem_notify_queue_come().
+ */
+void umem_notify_queue_own(struct ib_umem_notify *n)
+{
 	umem_notify_assert_locked(n);
 
-	if (n->timed && list_empty(&n->link) && !(n->state & (INVALID | SUSPENDED)))
-		umem_notify_queue_after(n, UMEM_NOTIFY_IDLE_LIST, due - jiffies);
+	list_del_init(&n->link);
+	n->own = true;
+}
+
+/**
+ * umem_notify_queue_current - The current task retires a tracker before it returns to user mode
+ * @n: The tracker, its space's lock held
+ *
+ * Return: Whether it will, or another one that has the tracker for its own.
+ */
+bool umem_notify_queue_current(struct ib_umem_notify *n)
+{
+	umem_notify_assert_locked(n);
+
+	if (n->own)
+		return true;
+	if (n->dead || current->flags & (PF_KTHREAD | PF_USER_WORKER))
+		return false;
+	umem_notify_queue_own(n);
+	init_task_work(&n->task_work, queue_task_work);
+	if (!task_work_add(current, &n->task_work, TWA_RESUME))
+		return true;
+	n->own = false;
+	INIT_LIST_HEAD(&n->link);
+	return false;
 }
 
 /**
  * umem_notify_queue_time - From now on a tracker is suspended once it has been idle
- * @n: The tracker, its space's lock held
- * @idle_ms: For so long; those of the same queue, too
+ * @n: The tracker, its idle time set, its space's lock held
+ *
+ * The worker looks at all of its queue, twice in the shortest idle time of them.
  */
-void umem_notify_queue_time(struct ib_umem_notify *n, u32 idle_ms)
+void umem_notify_queue_time(struct ib_umem_notify *n)
 {
-	WRITE_ONCE(n->queue->idle, msecs_to_jiffies(clamp_t(u32, idle_ms, LEAST_IDLE_MS,
-							    MOST_IDLE_MS)));
-	n->timed = true;
-	umem_notify_queue_idle(n);
+	struct umem_notify_queue *q = n->queue;
+	unsigned long idle = umem_notify_idle_time(n);
+
+	umem_notify_assert_locked(n);
+
+	if (!idle || (q->idle && q->idle <= idle))
+		return;
+	q->idle = idle;
+	q->look = jiffies + max(idle / 2, 1UL);
+	queue_wake_at(q, q->look);
 }
 
-/* The first whose time has come. If there is none, the revoker comes again for it. */
-static struct ib_umem_notify *umem_notify_queue_first_due(struct umem_notify_queue *q)
+/*
+ * Suspends the trackers that have been idle for long enough, and puts them on the list.
+ * Finds the shortest idle time of the others.
+ */
+static void queue_look(struct umem_notify_queue *q)
 {
-	const unsigned long longest = q->idle + max(q->idle / 4, 1UL);
+	struct rb_root_cached *trackers = &q->space->trackers;
+	struct umem_notify_node *node;
 	struct ib_umem_notify *n;
-	unsigned int i;
-	s32 left;
+	unsigned long key, idle;
+	unsigned int nr = 0;
+	u64 serial;
 
 	lockdep_assert_held(&q->space->lock);
 
-	for (i = 0; i < ARRAY_SIZE(q->delayed); i++) {
-		n = list_first_entry_or_null(&q->delayed[i],
-					     struct ib_umem_notify, link);
-		if (!n)
+	q->idle = 0;
+	node = umem_notify_space_first(trackers, 0, ULONG_MAX);
+	while (node) {
+		n = umem_notify_tracker(node);
+		idle = n->queue == q ? umem_notify_idle_time(n) : 0;
+		if (idle && !umem_notify_was_used(n) && umem_notify_unused_for(n) >= idle &&
+		    umem_notify_suspend(n))
+			queue_add(n);
+		else if (idle && (!q->idle || idle < q->idle))
+			q->idle = idle;
+		if (++nr % LOOK_BATCH) {
+			node = umem_notify_space_next(node, 0, ULONG_MAX);
 			continue;
-		left = n->due - (u32)jiffies;
-		/* of a longer idle time, before others of this one */
-		if (left <= 0 || (i == UMEM_NOTIFY_IDLE_LIST && left > (s32)longest))
-			return n;
-		umem_notify_queue_wake_at(q, jiffies + left);
+		}
+		key = node->range.start;
+		serial = node->serial;
+		cond_resched_lock(&q->space->lock);
+		node = umem_notify_space_after(trackers, key, serial, 0, ULONG_MAX);
 	}
-	return NULL;
+	q->look = jiffies + max(q->idle / 2, 1UL);
 }
 
-/* A worker's work on a tracker. Returns whether one has to come back. */
-static bool umem_notify_queue_visit(struct ib_umem_notify *n)
+/*
+ * An idle registration that an event hit is suspended, not compared: the event may have
+ * been MADV_FREE, and nothing tells of a use from then on. One that can't be restored is
+ * compared like one that is in use.
+ */
+static bool queue_suspends(struct ib_umem_notify *n)
 {
-	bool again;
+	bool suspends;
+
+	umem_notify_lock(n);
+	suspends = n->state == SUSPECT && umem_notify_can_restore(n) && umem_notify_suspend(n);
+	umem_notify_unlock(n);
+	return suspends;
+}
+
+/* Adds the time of a comparison to @took. Returns whether the worker has to come back. */
+static bool queue_visit(struct ib_umem_notify *n, bool rests, u64 *took)
+{
+	bool again = false;
+	u64 began;
 
 	if (!mutex_trylock(&n->mutex))
 		return true;
-	again = umem_notify_verify(n, UMEM_NOTIFY_WORKER) == -EAGAIN;
-	umem_notify_look_idle(n, READ_ONCE(n->queue->idle));
+	if (umem_notify_state(n) == SUSPECT && !queue_suspends(n)) {
+		began = ktime_get_ns();
+		again = rests || umem_notify_verify(n, UMEM_NOTIFY_WORKER) == -EAGAIN;
+		*took += ktime_get_ns() - began;
+	}
 	again |= umem_notify_retire(n);
 	mutex_unlock(&n->mutex);
 	return again;
 }
 
-static void umem_notify_queue_serve(struct umem_notify_queue *q, struct ib_umem_notify *n)
+/* Visits all trackers of a list. Those to be tried again go back to that of the queue. */
+static void queue_visit_all(struct umem_notify_queue *q, struct list_head *todo, bool rests,
+			    u64 *took)
 {
-	bool due = umem_notify_due_take(n);
+	struct ib_umem_notify *n;
+	bool again;
 
-	lockdep_assert_held(&q->space->lock);
+	while (!list_empty(todo)) {
+		n = list_first_entry(todo, struct ib_umem_notify, link);
+		umem_notify_queue_take(n);
+		spin_unlock(&q->space->lock);
 
-	list_del_init(&n->link);
-	n->workers++;
-	spin_unlock(&q->space->lock);
+		again = queue_visit(n, rests, took);
+		cond_resched();
 
-	if (umem_notify_queue_visit(n))
-		umem_notify_queue_again(n);
-	cond_resched();
-
-	spin_lock(&q->space->lock);
-	umem_notify_queue_idle(n);
-	if (!--n->workers && n->dead)
-		wake_up_var(&n->workers);
-	if (due)
-		umem_notify_due_end(q->space);
+		spin_lock(&q->space->lock);
+		if (again)
+			queue_add(n);
+		umem_notify_queue_leave(n);
+	}
 }
 
-static void umem_notify_revoker(struct work_struct *work)
+static void umem_notify_queue_work(struct work_struct *work)
 {
 	struct umem_notify_queue *q =
-		container_of(work, struct umem_notify_queue, revoker.work);
-	struct ib_umem_notify *n;
+		container_of(work, struct umem_notify_queue, worker.work);
+	bool rests = time_before(jiffies, q->rest);
+	u64 began = ktime_get_ns(), took = 0;
+	LIST_HEAD(todo);
 
 	spin_lock(&q->space->lock);
 	q->waiting = false;
-	while ((n = umem_notify_queue_first_due(q))) {
-		if (READ_ONCE(n->state) == SUSPECT) {
-			list_move_tail(&n->link, &q->look);
-			queue_work(q->device->mr_notify_wq, &q->looker);
-			cond_resched_lock(&q->space->lock);
-		} else {
-			umem_notify_queue_serve(q, n);
-		}
+	if (q->idle && !rests && !time_before(jiffies, q->look)) {
+		queue_look(q);
+		took = ktime_get_ns() - began;
 	}
+	list_splice_init(&q->work, &todo);
+	queue_visit_all(q, &todo, rests, &took);
+	if (took)
+		q->rest = jiffies + nsecs_to_jiffies(took * REST);
+	if (list_empty(&q->work)) {
+		q->doublings = 0;
+	} else {
+		queue_wake_after(q, SETTLE_DELAY << q->doublings);
+		q->doublings = min(q->doublings + 1, MOST_DOUBLINGS);
+	}
+	if (q->idle)
+		queue_wake_at(q, time_before(q->look, q->rest) ? q->rest : q->look);
 	spin_unlock(&q->space->lock);
 }
 
-static void umem_notify_looker(struct work_struct *work)
-{
-	struct umem_notify_queue *q =
-		container_of(work, struct umem_notify_queue, looker);
-
-	spin_lock(&q->space->lock);
-	while (!list_empty(&q->look))
-		umem_notify_queue_serve(q, list_first_entry(&q->look, struct ib_umem_notify, link));
-	spin_unlock(&q->space->lock);
-}
-
-static bool umem_notify_queue_has_worker(struct ib_umem_notify *n)
+static bool queue_has_worker(struct ib_umem_notify *n)
 {
 	bool has;
 
@@ -314,46 +390,25 @@ static bool umem_notify_queue_has_worker(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_queue_forget - No worker comes to a tracker any more
- * @n: The tracker, its space's lock held; not while a worker that has it is waited for
+ * umem_notify_queue_forget - No task comes to a tracker any more
+ * @n: The tracker, its space's lock held; not while the tasks that have it are waited for
  *
  * Context: Process context.
  */
 void umem_notify_queue_forget(struct ib_umem_notify *n)
 {
 	n->dead = true;
-	list_del_init(&n->link);
-	if (umem_notify_due_take(n))
-		umem_notify_due_end(umem_notify_space(n));
+	if (!n->own)
+		list_del_init(&n->link);
 	if (!n->workers)
 		return;
 	umem_notify_unlock(n);
-	wait_var_event(&n->workers, !umem_notify_queue_has_worker(n));
+	wait_var_event(n, !queue_has_worker(n));
 	umem_notify_lock(n);
 }
 
-static struct umem_notify_queue *umem_notify_queue_alloc(struct umem_notify_space *space,
-							 struct ib_device *device)
-{
-	struct umem_notify_queue *q;
-	unsigned int i;
-
-	q = kzalloc(sizeof(*q), GFP_KERNEL_ACCOUNT);
-	if (!q)
-		return NULL;
-	q->space = space;
-	q->device = device;
-	q->users = 1;
-	for (i = 0; i < ARRAY_SIZE(q->delayed); i++)
-		INIT_LIST_HEAD(&q->delayed[i]);
-	INIT_LIST_HEAD(&q->look);
-	INIT_DELAYED_WORK(&q->revoker, umem_notify_revoker);
-	INIT_WORK(&q->looker, umem_notify_looker);
-	return q;
-}
-
-static struct umem_notify_queue *umem_notify_queue_find(struct umem_notify_space *space,
-							const struct ib_device *device)
+static struct umem_notify_queue *queue_find(struct umem_notify_space *space,
+					    const struct ib_device *device)
 {
 	struct umem_notify_queue *q;
 
@@ -367,65 +422,57 @@ static struct umem_notify_queue *umem_notify_queue_find(struct umem_notify_space
 	return NULL;
 }
 
-/* The caller's reference of the space goes with the queue, or is given back. */
-static struct umem_notify_queue *umem_notify_queue_of(struct umem_notify_space *space,
-						      struct ib_device *device)
+/**
+ * umem_notify_queue_get - The queue of an address space and a device
+ * @space: The address space; the caller's reference goes with the queue, or is given back
+ * @device: The device
+ *
+ * Context: Process context, no mm lock held.
+ *
+ * Return: The queue, to be given to umem_notify_queue_put(), or ERR_PTR(-ENOMEM).
+ */
+struct umem_notify_queue *umem_notify_queue_get(struct umem_notify_space *space,
+						struct ib_device *device)
 {
 	struct umem_notify_queue *q, *other;
 
 	spin_lock(&space->lock);
-	q = umem_notify_queue_find(space, device);
+	other = queue_find(space, device);
 	spin_unlock(&space->lock);
-	if (q)
-		goto put_space;
-
-	q = umem_notify_queue_alloc(space, device);
-	if (!q) {
-		q = ERR_PTR(-ENOMEM);
-		goto put_space;
+	if (other) {
+		umem_notify_space_put(space);
+		return other;
 	}
+
+	q = kzalloc(sizeof(*q), GFP_KERNEL_ACCOUNT);
+	if (!q) {
+		umem_notify_space_put(space);
+		return ERR_PTR(-ENOMEM);
+	}
+	q->space = space;
+	q->device = device;
+	q->users = 1;
+	q->rest = jiffies;
+	INIT_LIST_HEAD(&q->work);
+	INIT_DELAYED_WORK(&q->worker, umem_notify_queue_work);
+
 	spin_lock(&space->lock);
-	other = umem_notify_queue_find(space, device);
+	other = queue_find(space, device);
 	if (!other)
 		list_add(&q->siblings, &space->queues);
 	spin_unlock(&space->lock);
 	if (!other)
 		return q;
 	kfree(q);
-	q = other;
-put_space:
 	umem_notify_space_put(space);
-	return q;
-}
-
-/**
- * umem_notify_queue_get - The queue of the current process and a device
- * @device: The device
- *
- * Context: Process context, no mm lock held.
- *
- * Return: The queue, to be given to umem_notify_queue_put(); ERR_PTR(): -ENOMEM,
- * -EINTR for a fatal signal.
- */
-struct umem_notify_queue *umem_notify_queue_get(struct ib_device *device)
-{
-	struct umem_notify_space *space;
-	int ret;
-
-	ret = umem_notify_device_get(device);
-	if (ret)
-		return ERR_PTR(ret);
-	space = umem_notify_space_get();
-	if (IS_ERR(space))
-		return ERR_CAST(space);
-	return umem_notify_queue_of(space, device);
+	return other;
 }
 
 /**
  * umem_notify_queue_put - A tracker of the queue has ended
  * @q: The queue
  *
- * Context: Process context; waits for the works, which have no tracker left.
+ * Context: Process context; waits for the worker, which has no tracker left.
  */
 void umem_notify_queue_put(struct umem_notify_queue *q)
 {
@@ -439,8 +486,7 @@ void umem_notify_queue_put(struct umem_notify_queue *q)
 	spin_unlock(&space->lock);
 	if (!last)
 		return;
-	cancel_delayed_work_sync(&q->revoker);
-	cancel_work_sync(&q->looker);
+	cancel_delayed_work_sync(&q->worker);
 	kfree(q);
 	umem_notify_space_put(space);
 }

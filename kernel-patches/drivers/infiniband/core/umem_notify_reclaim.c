@@ -5,132 +5,18 @@
  *
  * A tracker whose word counts its users (@in_use) and was armed for it
  * (@reclaim) is on a list of its memory cgroup. The shrinker goes through the
- * list, least recently used first, and sets SUSPENDED in the words of those
- * that are idle. The worker then takes the pages from the device and unpins
- * them: from there on they are like any others of the process, to be swapped,
- * moved or freed. Settling pins the pages that the range maps then, and gives
- * them to the device under the same keys.
+ * list, least recently used first, and suspends those that are idle. The device loses
+ * their pages, which are unpinned: from there on they are like any others of the process,
+ * to be swapped, moved or freed. Settling pins the pages that the range maps then, and
+ * gives them to the device under the same keys.
  *
- * A use of a registration touches no list. Whether one was shows in its word:
- * application bits that are not those of the last look were changed in between,
- * and the registration is passed over once. Looks that are less than
- * LOOKS_APART from one another are one: reclaim comes on all CPUs at the same
- * time, and drop_caches comes again and again while it finds something.
+ * Where the device's revoke does not sleep the shrinker does it all, as nothing of it
+ * takes a lock that a task in reclaim may hold. Else the worker does.
  *
- * A memory block that goes offline suspends the idle ones that have pages in it,
- * however recently they were used.
- *
- * A REFERENCE AGAINST A SUSPENSION
- *
- * To read the word and then to set the bit loses:
- *
- *   shrinker                              the application
- *   word & in_use is 0
- *                                         adds a reference; the word is 0: valid
- *   word |= SUSPENDED
- *   revokes                               [its transfer fails]
- *
- * So the bit is set by a compare-and-swap of the whole word. A reference is
- * taken by an atomic addition that returns the word before, so one of the two
- * is first:
- *
- *   word & in_use is 0
- *                                         adds a reference: valid
- *   compare-and-swap fails: it stays
- *
- *   compare-and-swap
- *                                         adds a reference, sees SUSPENDED: settles
- *
- * A SUSPENSION AGAINST AN EVENT
- *
- * Both are under @lock. UNMAP and RELEASE turn SUSPENDED into INVALID, and a
- * tracker that is INVALID is not suspended. CLEAR and MIGRATE leave the word
- * alone, as the mapping of the range does not matter any more. But the pages
- * are there until the worker has come, and settle may come first; so these
- * events leave their doubt all the same:
- *
- *   shrinker           another thread     settle
- *   state = SUSPENDED
- *                      @doubt has P;
- *                      replaces P
- *                                         the pages are still pinned: keeps them;
- *                                         @doubt is not empty: state = SUSPECT,
- *                                         and looks
- *
- * A look that is under way may have taken a doubt. The looking thread has the tracker,
- * and retires it before another settle comes: then the pages have gone.
- *
- * RESTORING AGAINST AN EVENT
- *
- * The notifier has been there all the time, but a settle that pins a page that
- * an event is about to take away, after the event told no word, has a stale
- * page and a word that says 0:
- *
- *   settle                                another thread
- *                                         CLEAR: SUSPENDED, nothing to say
- *   pins P, which is still mapped
- *                                         unmaps P
- *   state = 0                             [stale]
- *
- * So events leave a doubt from before the first page is pinned; if some are under
- * way then, all of the range is in doubt, as in ib_umem_track():
- *
- *   lock; @doubt = nothing, or all; unlock
- *   pins P
- *                                         lock; @doubt has P; unlock; unmaps P
- *   lock; @doubt is not empty:
- *   state = SUSPECT; unlock; looks
- *
- * An UNMAP in between has made it INVALID. Then the pages go back at once.
- *
- * SETTLE AGAINST THE REST
- *
- * A second suspension: a tracker is off the list from the first one until it
- * has been restored, and is passed over once after that. A user that holds a
- * reference while settling, as it should, finds the word valid afterwards.
- *
- * A second settle, the worker, disarming: each takes the tracker. So the worker
- * unpins either all the pages or, if settle was first, none: the state is not
- * SUSPENDED any more.
- *
- * Disarming restores first. A tracker that is restored goes back on the list, and
- * may be suspended again before it is taken off:
- *
- *   disarm                                memory goes offline
- *   restores: on the list
- *                                         state = SUSPENDED; queues
- *   takes it off; leaves the word
- *                                         [the worker: it is not armed]
- *
- * So it counts as not lent from before it is restored.
- *
- * Deregistration, re-registration: they have the uobject alone, so no settle is
- * under way. They hold the tracker (umem_notify_hold()), and the shrinker leaves
- * it alone. A suspended MR that is deregistered has no pages to release; one that
- * is re-registered with the same translation goes on being suspended, one with
- * another ends INVALID as ever.
- *
- * The device is removed, the context closed: INVALID, from SUSPENDED too. Exit
- * and exec: RELEASE. Fork suspends idle MRs (umem_notify_due.c), and the child
- * has no registration; a suspended range is not pinned, so fork shares its
- * pages, and restoring makes them the parent's own as pinning always does. A
- * child that has inherited the device can't settle a SUSPENDED MR: it maps other
- * memory there.
- *
- * THE SHRINKER'S LIMITS
- *
- * It runs in reclaim. Unpinning takes the locks of folios, and revoking may sleep, so it
- * sets the bit and queues. A queued tracker frees no memory by itself either: it lets
- * reclaim have pages that it had to pass over. The pages of one that an event has hit are
- * freed, if they were unmapped: the shrinker has the worker come for it at once. It waits
- * for the worker where those pages may be the missing ones (umem_notify_due.c).
- *
- * A PROCESS THAT LIES
- *
- * The word is written, but believed in one thing only: whether the process uses
- * the registration. One that clears SUSPENDED has no access all the same; one
- * that sets it, or changes other bits all the time, keeps its own pages pinned,
- * and charged.
+ * A registration that was used since the last look is passed over once. A memory block
+ * that goes offline suspends the idle ones that have pages in it, however recently they
+ * were used. A process whose word says that it is in use all the time keeps its own pages
+ * pinned, and charged.
  *
  * LOCKS
  *
@@ -139,7 +25,6 @@
  * gone, or its end; and one that a fork suspended until the shrinker meets it.
  */
 
-#include <linux/hash.h>
 #include <linux/list_lru.h>
 #include <linux/memcontrol.h>
 #include <linux/memory.h>
@@ -150,9 +35,10 @@
 #include "umem_notify_tracker.h"
 #include "umem_notify_trace.h"
 
-#define LOOKS_APART max(HZ / 50, 1)
 /* So many registrations tell how large the others are. */
 #define SAMPLE 32
+/* Pages of another process's registration that the shrinker unpins itself */
+#define MOST_OF_OTHERS 1024
 /* A memory block lets a list's lock go after so many. */
 #define BLOCK_BATCH 32
 /* Pieces of one registration that a memory block looks at. */
@@ -168,7 +54,8 @@ struct walk {
 	unsigned long wanted;
 	unsigned long looked;
 	unsigned long taken;
-	struct umem_notify_space *space; /* NULL, or one whose pages are due */
+	const struct shrink_control *sc;
+	struct list_head suspended; /* trackers to be retired behind the walk */
 	/* Of a memory block; @list has so many left to look at */
 	unsigned long start_pfn;
 	unsigned long end_pfn;
@@ -176,128 +63,53 @@ struct walk {
 	long left;
 };
 
-static u16 look_now(void)
-{
-	return jiffies / LOOKS_APART;
-}
-
-static u16 seen_of(u64 word)
-{
-	return hash_64(word & ~(u64)IB_UVERBS_MR_NOTIFY_KERNEL_MASK, 16);
-}
-
-/* Nothing is to be had from it any more, with any word. */
-static bool is_over(const struct ib_umem_notify *n)
-{
-	return n->state & (INVALID | SUSPENDED) || !n->word_page;
-}
-
-/**
- * umem_notify_is_idle - Is a registration that lends its pages idle?
- * @n: The tracker, its space's lock held
- */
-bool umem_notify_is_idle(const struct ib_umem_notify *n)
-{
-	umem_notify_assert_locked(n);
-
-	return n->reclaim && !n->held && !is_over(n) &&
-	       !(umem_notify_word_read(n->word_page, n->word) & n->in_use);
-}
-
-/* The registration, if it is still idle, has no pages any more. */
-static bool take_back(struct ib_umem_notify *n, u64 word)
-{
-	u8 bit = n->mr->device->ops.restore_user_mr ? SUSPENDED : INVALID;
-
-	umem_notify_assert_locked(n);
-
-	if (!umem_notify_word_cmpxchg(n->word_page, n->word, word,
-				      (word & ~(u64)SUSPECT) | bit))
-		return false;
-	n->state = bit;
-	n->doublings = 0;
-	umem_notify_counted(n, bit == SUSPENDED ? IB_MR_NOTIFY_STAT_SUSPENSIONS :
-						  IB_MR_NOTIFY_STAT_INVALID, 1);
-	trace_mr_notify_suspend(n->umem, umem_notify_id(n), bit);
-	umem_notify_queue_now(n);
-	return true;
-}
-
-/**
- * umem_notify_take_back - An idle registration has no pages any more
- * @n: The tracker, its space's lock held, idle just now
- *
- * Return: Whether it was still idle.
- */
-bool umem_notify_take_back(struct ib_umem_notify *n)
-{
-	u64 word = umem_notify_word_read(n->word_page, n->word);
-
-	return !(word & n->in_use) && take_back(n, word);
-}
-
-/* Its pages come soon, or that is found out; the caller may wait for it. */
-static void hasten(struct ib_umem_notify *n, struct walk *walk)
-{
-	struct umem_notify_space *space = umem_notify_space(n);
-
-	umem_notify_queue_now(n);
-	if (walk->space)
-		return;
-	refcount_inc(&space->users); /* it has one of the queue */
-	walk->space = space;
-}
-
 /*
- * An event has hit it, and it is not in use: the worker is on its way, after a while. It
- * comes at once.
+ * Does the caller unpin the pages itself? Of its own process, of the memory cgroup that is
+ * short because of both, or if they are not many: to unpin 64 GiB of another one's takes long.
  */
-static bool is_hit(const struct ib_umem_notify *n)
+static bool retires(const struct ib_umem_notify *n, const struct shrink_control *sc)
 {
-	return n->state & (INVALID | SUSPECT) && n->word_page && !n->held &&
-	       !(umem_notify_word_read(n->word_page, n->word) & n->in_use);
+	struct mm_struct *mm = current->mm;
+
+	return umem_notify_pages(n) <= MOST_OF_OTHERS || umem_notify_space(n)->mn.mm == mm ||
+	       (mm && sc->memcg && parent_mem_cgroup(sc->memcg) &&
+		mm_match_cgroup(mm, sc->memcg));
 }
 
-/* Since the last look that found so. Then this is the one. */
-static bool was_used(struct ib_umem_notify *n, u64 word)
+/* Behind the walk, or by the worker. */
+static void retire_later(struct ib_umem_notify *n, struct walk *walk)
 {
-	u16 seen = seen_of(word);
-
-	if (!(word & n->in_use) && seen == n->seen)
-		return false;
-	n->seen = seen;
-	n->look = look_now();
-	return true;
+	if (n->own || n->dead || n->state != SUSPENDED || !umem_notify_retires_at_once(n) ||
+	    !retires(n, walk->sc)) {
+		umem_notify_queue_now(n);
+		return;
+	}
+	umem_notify_queue_own(n);
+	list_add_tail(&n->link, &walk->suspended);
 }
 
-static u16 looks_since(const struct ib_umem_notify *n)
+/* An event may have hit it: it was not used since, or the word would not say so. */
+static bool may_suspend(struct ib_umem_notify *n)
 {
-	return look_now() - n->look;
+	return n->state == SUSPECT || (!umem_notify_was_used(n) && umem_notify_is_unused(n));
 }
 
 static enum lru_status look_at(struct ib_umem_notify *n, struct walk *walk)
 {
-	u64 word;
-
-	if (is_hit(n)) {
-		hasten(n, walk);
-		walk->looked += umem_notify_pages(n);
-		walk->taken += umem_notify_pages(n);
-		return LRU_ROTATE;
-	}
-	if (is_over(n) && !(n->state == INVALID && n->word_page)) {
+	if (!n->word_page || n->state & SUSPENDED) {
 		walk->looked++;
 		return LRU_REMOVED;
 	}
 	walk->looked += umem_notify_pages(n);
-	if (is_over(n))
+	if (n->state & INVALID) {
+		/* The worker is on its way, after a while. */
+		if (!n->held && !umem_notify_is_used(n))
+			umem_notify_queue_now(n);
 		return LRU_ROTATE;
-	if (n->held)
+	}
+	if (!umem_notify_is_idle(n) || !may_suspend(n) || !umem_notify_suspend(n))
 		return LRU_ROTATE;
-	word = umem_notify_word_read(n->word_page, n->word);
-	if (was_used(n, word) || looks_since(n) <= 1 || !take_back(n, word))
-		return LRU_ROTATE;
-	hasten(n, walk);
+	retire_later(n, walk);
 	walk->taken += umem_notify_pages(n);
 	return LRU_REMOVED;
 }
@@ -344,32 +156,25 @@ static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 	return left < SAMPLE ? mult_frac(pages, nr, SAMPLE - left) : SHRINK_EMPTY;
 }
 
-/*
- * A task of a user's, which gets no memory otherwise; not one that others wait for. Of its
- * own process, or of the memory cgroup that is short because of both: a stranger's
- * registrations are no reason to wait.
- */
-static bool may_wait(const struct shrink_control *sc, const struct umem_notify_space *space)
+static void retire_suspended(struct list_head *suspended)
 {
-	struct mm_struct *mm = current->mm;
+	struct ib_umem_notify *n, *next;
 
-	if ((sc->gfp_mask & GFP_KERNEL) != GFP_KERNEL || current->flags & PF_KTHREAD || !mm)
-		return false;
-	return space->mn.mm == mm || (sc->memcg && parent_mem_cgroup(sc->memcg) &&
-				      mm_match_cgroup(mm, sc->memcg));
+	list_for_each_entry_safe(n, next, suspended, link)
+		umem_notify_queue_come(n);
 }
 
 static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 {
 	unsigned long nr = list_lru_shrink_count(&idle, sc);
-	struct walk walk = { .wanted = sc->nr_to_scan };
+	struct walk walk = {
+		.wanted = sc->nr_to_scan,
+		.sc = sc,
+		.suspended = LIST_HEAD_INIT(walk.suspended),
+	};
 
 	list_lru_walk_one(&idle, sc->nid, sc->memcg, shrink_one, &walk, &nr);
-	if (walk.space) {
-		if (may_wait(sc, walk.space))
-			umem_notify_due_wait(walk.space);
-		umem_notify_space_put(walk.space);
-	}
+	retire_suspended(&walk.suspended);
 	if (!walk.looked)
 		return SHRINK_STOP;
 	sc->nr_scanned = walk.looked;
@@ -401,14 +206,13 @@ static bool has_pages_in(const struct ib_umem_notify *n, const struct walk *walk
 static bool leave_block(struct ib_umem_notify *n, const struct walk *walk)
 {
 	bool gone;
-	u64 word;
 
 	umem_notify_lock(n);
-	gone = is_over(n);
-	if (!gone && !n->held) {
-		word = umem_notify_word_read(n->word_page, n->word);
-		gone = !(word & n->in_use) && has_pages_in(n, walk) &&
-		       take_back(n, word);
+	gone = n->state & (INVALID | SUSPENDED) || !n->word_page;
+	if (!gone && umem_notify_is_idle(n) && has_pages_in(n, walk) &&
+	    umem_notify_suspend(n)) {
+		umem_notify_queue_now(n);
+		gone = true;
 	}
 	umem_notify_unlock(n);
 	return gone;
@@ -471,8 +275,10 @@ void umem_notify_lend(struct ib_umem_notify *n)
 {
 	lockdep_assert_held(&n->mutex);
 
-	if (n->reclaim)
-		list_lru_add_obj(&idle, &n->lru);
+	if (!n->reclaim)
+		return;
+	umem_notify_mark_dirty(n->umem);
+	list_lru_add_obj(&idle, &n->lru);
 }
 
 /**
@@ -485,42 +291,6 @@ void umem_notify_unlend(struct ib_umem_notify *n)
 {
 	if (n->reclaim)
 		list_lru_del_obj(&idle, &n->lru);
-}
-
-/**
- * umem_notify_first_look - Note the application's bits before the first look
- * @n: The tracker, its lock held, its word known
- */
-void umem_notify_first_look(struct ib_umem_notify *n)
-{
-	umem_notify_assert_locked(n);
-
-	n->seen = seen_of(umem_notify_word_read(n->word_page, n->word));
-	n->look = look_now() - 2;
-}
-
-/**
- * umem_notify_look_idle - Suspend a registration not used for a while
- * @n: The tracker, taken
- * @idle: For so many jiffies, if it has a time
- */
-void umem_notify_look_idle(struct ib_umem_notify *n, unsigned long idle)
-{
-	bool taken = false;
-	u64 word;
-
-	lockdep_assert_held(&n->mutex);
-
-	umem_notify_lock(n);
-	if (n->timed && n->reclaim && !n->held && !n->state && n->word_page) {
-		word = umem_notify_word_read(n->word_page, n->word);
-		taken = !was_used(n, word) &&
-			looks_since(n) >= idle / LOOKS_APART &&
-			take_back(n, word);
-	}
-	umem_notify_unlock(n);
-	if (taken)
-		umem_notify_unlend(n);
 }
 
 /* Pins the pages that the range maps now. The charge is that of a registration. */
@@ -558,7 +328,7 @@ static int give_pages(struct ib_umem_notify *n)
 	umem_notify_doubt_clear(&n->doubt);
 	if (umem_notify_space_changes(umem_notify_space(n), umem_notify_start(n),
 				      umem_notify_last(n)))
-		umem_notify_doubt_all(n);
+		umem_notify_doubt_range(n, 0, ULONG_MAX);
 	umem_notify_unlock(n);
 
 	ret = pin_again(umem);
@@ -586,8 +356,8 @@ static void end_suspension(struct ib_umem_notify *n)
 			umem_notify_queue_later(n);
 		}
 		umem_notify_word_clear(n->word_page, n->word, SUSPENDED);
-		umem_notify_queue_idle(n);
-		n->seen = ~seen_of(umem_notify_word_read(n->word_page, n->word));
+		umem_notify_restored(n);
+		umem_notify_queue_time(n);
 		umem_notify_counted(n, IB_MR_NOTIFY_STAT_RESTORES, 1);
 	}
 	umem_notify_unlock(n);
@@ -631,7 +401,7 @@ int umem_notify_restore(struct ib_umem_notify *n)
 		return ret;
 	default:
 		umem_notify_lock(n);
-		umem_notify_mark(n, INVALID, 0, 0);
+		umem_notify_mark_invalid(n);
 		umem_notify_unlock(n);
 		return 0;
 	}
@@ -650,11 +420,6 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void)
 	if (n)
 		INIT_LIST_HEAD(&n->lru);
 	return n;
-}
-
-void umem_notify_tracker_free(struct umem_notify_node *node)
-{
-	kmem_cache_free(trackers, container_of(node, struct ib_umem_notify, node));
 }
 
 int umem_notify_reclaim_init(void)

@@ -35,6 +35,26 @@
  * the word again, after 20 ms, 40 ms, and so on to some seconds, and so does every
  * settle and, soon, every event; until the address space has no users any more. The
  * word keeps its page until then.
+ *
+ * DIRTY PAGES
+ *
+ * The device may have written to the pages of a writable MR, and nothing but PG_dirty
+ * says so. ib_umem_release() marks them, with the folio's lock, for which an unmap, a
+ * fork or a task in reclaim could not wait. A page that can be pinned for long for
+ * writing is anonymous, of shmem or of hugetlbfs, or of a file system that never writes it
+ * back: to mark such a page is to set its bit, and takes no lock.
+ *
+ * The user of an idle registration may have given the memory back by MADV_FREE. Without
+ * a cache the registration had ended before, and the pages are dropped when memory is
+ * short. To mark them when they are unpinned would undo that. So the pages of a
+ * registration that the VM may have are marked when they are pinned, and not again:
+ * only MADV_FREE makes a pinned page clean, and that is an event.
+ *
+ *  - It finds the word in use: the device may write to the page later. All pages are
+ *    marked when they are unpinned (@written).
+ *  - It finds the word idle: SUSPECT. The next user settles, which marks the pages that
+ *    are intact: MADV_FREE is undone, as by a new registration.
+ *  - There is no next user: the worker suspends the registration, and the page stays clean.
  */
 
 #include <linux/mm.h>
@@ -46,6 +66,62 @@
 static bool is_for_now(int err)
 {
 	return err && err != -EOPNOTSUPP && err != -EIO;
+}
+
+/**
+ * umem_notify_mark_dirty - The device may write to the pages of a umem, or has
+ * @umem: The umem, pinned
+ *
+ * Context: Any; does not sleep.
+ */
+void umem_notify_mark_dirty(struct ib_umem *umem)
+{
+	struct scatterlist *sg;
+	unsigned long nr, done;
+	struct folio *folio;
+	struct page *page;
+	unsigned int i;
+
+	if (!umem->writable)
+		return;
+	for_each_sgtable_sg(&umem->sgt_append.sgt, sg, i) {
+		nr = DIV_ROUND_UP(sg->length, PAGE_SIZE);
+		for (done = 0; done < nr;
+		     done += folio_nr_pages(folio) - folio_page_idx(folio, page)) {
+			page = nth_page(sg_page(sg), done);
+			folio = page_folio(page);
+			if (!folio_test_dirty(folio))
+				folio_set_dirty(folio);
+		}
+	}
+}
+
+/**
+ * umem_notify_unpin - Unpin the pages of a tracker
+ * @n: The tracker, taken or ended; the device has lost them
+ * @marked: Whether they were marked dirty when they were pinned
+ *
+ * Context: Any but interrupts; does not sleep.
+ */
+void umem_notify_unpin(struct ib_umem_notify *n, bool marked)
+{
+	struct ib_umem *umem = n->umem;
+	bool writable = umem->writable;
+
+	if (!marked || n->written)
+		umem_notify_mark_dirty(umem);
+	umem->writable = false; /* or the others were marked now */
+	ib_umem_give_back(umem);
+	umem->writable = writable;
+}
+
+/**
+ * umem_notify_retires_at_once - May a tracker be retired where nobody may sleep?
+ * @n: The tracker, armed, its space's lock held
+ */
+bool umem_notify_retires_at_once(const struct ib_umem_notify *n)
+{
+	return n->mr->device->ops.revoke_is_atomic && !n->refused;
 }
 
 static int revoke(struct ib_umem_notify *n)
@@ -66,24 +142,15 @@ static int revoke(struct ib_umem_notify *n)
 		umem_notify_unlock(n);
 		return ret;
 	}
-	ib_umem_give_back(n->umem);
+	umem_notify_unpin(n, n->reclaim);
 	umem_notify_lock(n);
 	n->revoked = true;
+	n->written = false;
 	umem_notify_unlock(n);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_REVOKES, 1);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_PAGES, pages);
 	trace_mr_notify_revoke(n->umem, umem_notify_id(n), pages, 0);
 	return 0;
-}
-
-/* Is the registration in use, as far as its word tells? */
-static bool in_use(const struct ib_umem_notify *n)
-{
-	umem_notify_assert_locked(n);
-
-	return n->word_page && n->in_use &&
-	       umem_notify_word_read(n->word_page, n->word) & n->in_use &&
-	       atomic_read(&n->umem->owning_mm->mm_users);
 }
 
 /**
@@ -134,7 +201,7 @@ bool umem_notify_retire(struct ib_umem_notify *n)
 	can_revoke = n->mr->device->ops.revoke_user_mr && !n->revoked && !n->refused;
 	umem_notify_lock(n);
 	state = n->state;
-	wait = state == INVALID && can_revoke && in_use(n);
+	wait = state == INVALID && can_revoke && umem_notify_is_used(n);
 	umem_notify_unlock(n);
 	if (!(state & (INVALID | SUSPENDED)))
 		return false;
@@ -150,7 +217,7 @@ bool umem_notify_retire(struct ib_umem_notify *n)
 		return false;
 	/* The driver's state of the MR is unknown: it is not offered again. */
 	umem_notify_lock(n);
-	umem_notify_mark(n, INVALID, 0, 0);
+	umem_notify_mark_invalid(n);
 	umem_notify_unlock(n);
 	return true;
 }

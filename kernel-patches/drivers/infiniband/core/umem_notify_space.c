@@ -1,83 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An address space with watched memory: one struct mmu_notifier, the trees of
- * its trackers and of the pages of its words, and the lock of both.
+ * An address space with watched memory: the trees of its trackers and of its pages of
+ * words, the lock of both, and the events in progress.
  *
  * The MMU notifier is the only one of the address space, for any number of
- * registrations. To end a tracker is to erase it from the tree under the lock:
- * no end waits for an invalidation, and no registration does. An interval
- * notifier for each registration could be neither inserted nor removed while
- * any invalidations of the address space overlapped, and these may go on for as
- * long as a stranger likes that shares but a file with the process.
- *
- * INVALIDATIONS UNDER WAY
- *
- * An event is told before the page tables change. A node that is inserted in
- * between is not called for it:
- *
- *   ib_umem_track()                       another thread
- *                                         invalidate_range_start(): walks the tree
- *   inserts
- *   pins page P, which is still mapped
- *                                         unmaps P
- *                                         invalidate_range_end()
- *                                         [never told: P stays registered]
- *
- * So each event is counted from its start to its end, in the counters of the
- * blocks that it covers, and a node learns under the lock whether its range is
- * being changed: then a tracker is SUSPECT from the beginning.
- *
- *   inserts; the counters of its blocks   start: adds to the counters; then lock;
- *   are not 0: SUSPECT                    walks the tree; unlock
- *
- *   [Required: the counters are raised before the tree is walked, and a node reads
- *    them after it was inserted; both take the lock in between]
- *
- * Either the walk sees the node, or the node sees the counters.
- *
- * A start and its end have the same range, so both find the same counters, and
- * nothing of an event has to be kept in between. The mm calls the end of each start
- * that has succeeded, and ours always does. A notifier comes and goes between
- * events only: mm_take_all_locks() and SRCU see to that.
- *
- * Blocks share counters. A block that is taken for another makes a range look as if
- * it were being changed, which costs time and nothing else.
- *
- * A LONG WALK
- *
- * A process may have a million trackers at one address. The walk lets the lock go
- * every BATCH nodes, at a node that stays in the tree until the walk comes back:
- *
- *   a walk                                the end of a tracker
- *   node->walkers = 1; unlock
- *                                         lock; walkers is not 0: ended and left
- *                                         are set; does not free it; unlock
- *   lock; next node; walkers = 0: ended,
- *   so erases it; left, so frees it;
- *   unlock
- *
- * LIFE
- *
- * A space is made when the first tracker or word of an address space is, which takes
- * all locks of the address space, so it stays until that ends, or until ib_uverbs is
- * unloaded. It is found by RCU, without a lock that others share.
+ * registrations. A tracker ends when it is erased from the tree under the lock:
+ * no end waits for an invalidation, and no registration does. An interval notifier for
+ * each registration could be neither inserted nor removed while invalidations of the
+ * address space overlap, and another process that shares a file can keep that up for as
+ * long as it likes.
  */
 
 #include <linux/hashtable.h>
 #include <linux/mmu_notifier.h>
 #include <linux/rcupdate.h>
-#include <linux/sched/mm.h>
-#include <linux/sched/signal.h>
 #include <linux/slab.h>
-#include <linux/threads.h>
 #include <linux/wait_bit.h>
+#include <linux/workqueue.h>
 
 #include "umem_notify_tracker.h"
-
-/* Nodes of a walk under one hold of the lock */
-#define BATCH 64
-/* A block is the range of one page table; so many have a counter of their own. */
-#define BLOCK_SHIFT PMD_SHIFT
 
 /* Found under RCU, changed under the lock */
 static DEFINE_HASHTABLE(umem_notify_spaces, 8);
@@ -85,68 +26,133 @@ static DEFINE_SPINLOCK(umem_notify_spaces_lock);
 /* Spaces, found or not, whose callbacks may come */
 static atomic_t umem_notify_nr_spaces;
 
-/* One that covers as many blocks as there are counters has one for itself. */
-static void space_count(struct umem_notify_counts *counts,
-			const struct mmu_notifier_range *range, int nr)
+/**
+ * umem_notify_space_begin - An event begins
+ * @space: The address space, its lock held since before the trees are searched
+ * @start: The first address
+ * @last: The last address
+ * @changes: Whether it may replace pages
+ *
+ * The MMU notifier calls before the page tables change, and not for a node that is
+ * inserted afterwards:
+ *
+ *   umem_notify_track()                   another thread
+ *                                         invalidate_range_start(): searches the tree
+ *   inserts
+ *   pins page P, which is still mapped
+ *                                         unmaps P
+ *                                         invalidate_range_end()
+ *                                         [never told: P stays registered]
+ *
+ * So an event has a slot from its start to its end. The event takes the slot and
+ * searches the tree under one hold of the lock, and a tracker is inserted and looks at
+ * the slots under one hold: either the event sees the tracker or the tracker sees the
+ * event, and is SUSPECT from the beginning.
+ *
+ * An event that finds no slot counts as one that may replace any page.
+ */
+void umem_notify_space_begin(struct umem_notify_space *space, unsigned long start,
+			     unsigned long last, bool changes)
 {
-	unsigned long block = range->start >> BLOCK_SHIFT;
-	unsigned long last = (range->end - 1) >> BLOCK_SHIFT;
+	unsigned int slot;
 
-	if (last - block >= UMEM_NOTIFY_BLOCKS) {
-		atomic_add(nr, &counts->wide);
+	lockdep_assert_held(&space->lock);
+
+	if (space->busy == U64_MAX) {
+		space->beyond++;
 		return;
 	}
-	for (; block <= last; block++)
-		atomic_add(nr, &counts->blocks[block % UMEM_NOTIFY_BLOCKS]);
+	slot = ffz(space->busy);
+	space->busy |= BIT_ULL(slot);
+	space->events[slot] = (struct umem_notify_event){ start, last, changes };
 }
 
-static bool space_counts(const struct umem_notify_counts *counts,
-			 unsigned long start, unsigned long last)
+/**
+ * umem_notify_space_end - An event has ended
+ * @space: The address space, its lock held
+ * @start: As for umem_notify_space_begin()
+ * @last: As for umem_notify_space_begin()
+ * @changes: As for umem_notify_space_begin()
+ *
+ * Of two events with the same arguments either slot will do. The mm calls the end of
+ * each start that has succeeded, and ours always does.
+ */
+void umem_notify_space_end(struct umem_notify_space *space, unsigned long start,
+			   unsigned long last, bool changes)
 {
-	unsigned long block = start >> BLOCK_SHIFT;
+	const struct umem_notify_event *event;
+	u64 left;
 
-	if (atomic_read_acquire(&counts->wide))
+	lockdep_assert_held(&space->lock);
+
+	for (left = space->busy; left; left &= left - 1) {
+		event = &space->events[__ffs64(left)];
+		if (event->start == start && event->last == last && event->changes == changes) {
+			space->busy &= ~BIT_ULL(__ffs64(left));
+			return;
+		}
+	}
+	space->beyond--;
+}
+
+static bool space_has(const struct umem_notify_space *space, unsigned long start,
+		      unsigned long last, bool changes)
+{
+	const struct umem_notify_event *event;
+	u64 left;
+
+	lockdep_assert_held(&space->lock);
+
+	if (space->beyond)
 		return true;
-	last = min(last >> BLOCK_SHIFT, block + UMEM_NOTIFY_BLOCKS - 1);
-	for (; block <= last; block++)
-		if (atomic_read_acquire(&counts->blocks[block % UMEM_NOTIFY_BLOCKS]))
+	for (left = space->busy; left; left &= left - 1) {
+		event = &space->events[__ffs64(left)];
+		if (event->start <= last && event->last >= start && (event->changes || !changes))
 			return true;
+	}
 	return false;
 }
 
 /**
- * umem_notify_space_changes - Is an event under way that may replace pages there?
- * @space: The address space
+ * umem_notify_space_changes - Is an event in progress that may replace pages there?
+ * @space: The address space, its lock held
  * @start: The first address
- * @last: The last one
- *
- * Without the space's lock the answer is that of some moment during the call. Under
- * it, one of false means that all events that the trackers there were told of have
- * ended.
+ * @last: The last address
  */
 bool umem_notify_space_changes(const struct umem_notify_space *space,
 			       unsigned long start, unsigned long last)
 {
-	return space_counts(&space->changes, start, last);
+	return space_has(space, start, last, true);
 }
 
 /**
- * umem_notify_space_events - Is any event under way there, of protection too?
- * @space: The address space
+ * umem_notify_space_events - Is any event in progress there, also of protection?
+ * @space: The address space, its lock held
  * @start: The first address
- * @last: The last one
+ * @last: The last address
  */
 bool umem_notify_space_events(const struct umem_notify_space *space,
 			      unsigned long start, unsigned long last)
 {
-	return space_counts(&space->events, start, last);
+	return space_has(space, start, last, false);
+}
+
+static bool space_is_quiet(struct umem_notify_space *space, unsigned long start,
+			   unsigned long last)
+{
+	bool quiet;
+
+	spin_lock(&space->lock);
+	quiet = !umem_notify_space_changes(space, start, last);
+	spin_unlock(&space->lock);
+	return quiet;
 }
 
 /**
- * umem_notify_space_wait - Wait until no event that may replace pages is under way
+ * umem_notify_space_wait - Wait until no event that may replace pages is in progress
  * @space: The address space
  * @start: The first address
- * @last: The last one
+ * @last: The last address
  * @until: At most until then, in jiffies
  *
  * Return: 0, -EAGAIN if it took longer, -EINTR for a fatal signal.
@@ -158,8 +164,7 @@ int umem_notify_space_wait(struct umem_notify_space *space, unsigned long start,
 
 	if (left <= 0)
 		return -EAGAIN;
-	left = wait_event_killable_timeout(space->ended,
-					   !umem_notify_space_changes(space, start, last),
+	left = wait_event_killable_timeout(space->ended, space_is_quiet(space, start, last),
 					   left);
 	if (left < 0)
 		return -EINTR;
@@ -167,7 +172,7 @@ int umem_notify_space_wait(struct umem_notify_space *space, unsigned long start,
 }
 
 /**
- * umem_notify_space_insert - Have a node called for the events of its range
+ * umem_notify_space_insert - Have the events of its range come to a node
  * @space: The address space, its lock held
  * @tree: One of its trees
  * @node: The node, its range set
@@ -178,145 +183,61 @@ void umem_notify_space_insert(struct umem_notify_space *space,
 {
 	lockdep_assert_held(&space->lock);
 
+	node->serial = ++space->serial;
 	interval_tree_insert(&node->range, tree);
 }
 
-/**
- * umem_notify_space_erase - No event comes to a node any more
- * @space: The address space, its lock held
- * @tree: The tree that it is in
- * @node: The node
- *
- * Return: Whether no walk has it: then it is the caller's alone. Else its owner has to
- * call umem_notify_space_drop() when it is done with it.
- */
-bool umem_notify_space_erase(struct umem_notify_space *space,
-			     struct rb_root_cached *tree,
-			     struct umem_notify_node *node)
+static struct umem_notify_node *node_of(struct interval_tree_node *range)
 {
-	lockdep_assert_held(&space->lock);
+	return range ? container_of(range, struct umem_notify_node, range) : NULL;
+}
 
-	node->ended = true;
-	if (node->walkers)
-		return false;
-	interval_tree_remove(&node->range, tree);
-	return true;
+/* The first node of a tree that has a part of a range */
+struct umem_notify_node *umem_notify_space_first(struct rb_root_cached *tree,
+						 unsigned long start, unsigned long last)
+{
+	return node_of(interval_tree_iter_first(tree, start, last));
+}
+
+/* The next one */
+struct umem_notify_node *umem_notify_space_next(struct umem_notify_node *node,
+						unsigned long start, unsigned long last)
+{
+	return node_of(interval_tree_iter_next(&node->range, start, last));
 }
 
 /**
- * umem_notify_space_drop - The owner of a node that a walk had is done with it
- * @space: The address space
- * @node: The node
+ * umem_notify_space_after - Go on after the lock was released
+ * @tree: The tree
+ * @key: The start of the node visited last, which may have gone meanwhile
+ * @serial: Its serial number
+ * @start: The first address of the range
+ * @last: The last address
  *
- * Return: Whether the caller has to free it. If not, a walk that has it does.
+ * interval_tree_insert() puts a node behind those with the same start, so the nodes are
+ * in the order of (start, serial number).
+ *
+ * Return: The next node that has a part of the range, or NULL.
  */
-bool umem_notify_space_drop(struct umem_notify_space *space,
-			    struct umem_notify_node *node)
+struct umem_notify_node *umem_notify_space_after(struct rb_root_cached *tree,
+						 unsigned long key, u64 serial,
+						 unsigned long start, unsigned long last)
 {
-	bool ours;
+	struct rb_node *rb = tree->rb_root.rb_node;
+	struct umem_notify_node *node, *visited = NULL;
 
-	spin_lock(&space->lock);
-	node->left = true;
-	ours = !node->walkers;
-	spin_unlock(&space->lock);
-	return ours;
-}
-
-/* Lets others have the lock. Returns the next node. */
-static struct interval_tree_node *
-space_break(struct umem_notify_space *space, struct rb_root_cached *tree,
-	    struct umem_notify_node *node,
-	    void (*free)(struct umem_notify_node *node),
-	    unsigned long start, unsigned long last, bool blockable)
-{
-	struct interval_tree_node *next;
-
-	/*
-	 * Each thread of the process may be here, at the same node. If the count of them
-	 * came round to 0, the end of the tracker would free it under them.
-	 */
-	static_assert(1ULL << BITS_PER_TYPE(node->walkers) > PID_MAX_LIMIT);
-	node->walkers++;
-	spin_unlock(&space->lock);
-	if (blockable)
-		cond_resched();
-	spin_lock(&space->lock);
-	next = interval_tree_iter_next(&node->range, start, last);
-	if (!--node->walkers && node->ended) {
-		interval_tree_remove(&node->range, tree);
-		if (node->left)
-			free(node);
+	while (rb) {
+		node = rb_entry(rb, struct umem_notify_node, range.rb);
+		if (node->range.start < key ||
+		    (node->range.start == key && node->serial <= serial)) {
+			visited = node;
+			rb = rb->rb_right;
+		} else {
+			rb = rb->rb_left;
+		}
 	}
-	return next;
-}
-
-/* Compiled thrice, with the visit of a node and its freeing: no calls by pointers. */
-static __always_inline void
-space_walk(struct umem_notify_space *space, struct rb_root_cached *tree,
-	   void (*visit)(struct umem_notify_node *node,
-			 const struct mmu_notifier_range *range),
-	   void (*free)(struct umem_notify_node *node),
-	   const struct mmu_notifier_range *range)
-{
-	unsigned long start = range->start, last = range->end - 1;
-	struct interval_tree_node *next;
-	struct umem_notify_node *node;
-	unsigned int nr = 0;
-
-	spin_lock(&space->lock);
-	next = interval_tree_iter_first(tree, start, last);
-	while (next) {
-		node = container_of(next, struct umem_notify_node, range);
-		if (!node->ended)
-			visit(node, range);
-		if (++nr % BATCH)
-			next = interval_tree_iter_next(next, start, last);
-		else
-			next = space_break(space, tree, node, free, start, last,
-					   mmu_notifier_range_blockable(range));
-	}
-	spin_unlock(&space->lock);
-}
-
-static void space_tell_words(struct umem_notify_space *space,
-			     const struct mmu_notifier_range *range)
-{
-	space_walk(space, &space->words, umem_notify_word_event, umem_notify_word_free, range);
-}
-
-static void space_tell_trackers(struct umem_notify_space *space,
-				const struct mmu_notifier_range *range)
-{
-	space_walk(space, &space->trackers, umem_notify_tracker_event,
-		   umem_notify_tracker_free, range);
-}
-
-static void space_tell_fork(struct umem_notify_space *space,
-			    const struct mmu_notifier_range *range)
-{
-	unsigned int forks = READ_ONCE(space->forks);
-
-	space_walk(space, &space->trackers, umem_notify_due_fork,
-		   umem_notify_tracker_free, range);
-	if (READ_ONCE(space->forks) != forks)
-		umem_notify_due_wait(space);
-}
-
-/* May it replace pages? All others leave a pinned page where it is. */
-static bool space_may_change(const struct mmu_notifier_range *range)
-{
-	switch (range->event) {
-	case MMU_NOTIFY_UNMAP:
-	case MMU_NOTIFY_CLEAR:
-	case MMU_NOTIFY_MIGRATE:
-	case MMU_NOTIFY_EXCLUSIVE:
-		return true;
-	case MMU_NOTIFY_PROTECTION_VMA:
-		/* mprotect(): of hugetlb it may unmap page tables that were shared. */
-		return range->end - range->start >= PUD_SIZE;
-	default:
-		return false;
-	}
+	return visited ? umem_notify_space_next(visited, start, last) :
+			 umem_notify_space_first(tree, start, last);
 }
 
 static struct umem_notify_space *space_of(struct mmu_notifier *mn)
@@ -324,91 +245,13 @@ static struct umem_notify_space *space_of(struct mmu_notifier *mn)
 	return container_of(mn, struct umem_notify_space, mn);
 }
 
-/*
- * Never fails, not for callers either that can't wait: the pages are pinned, so
- * nothing can be freed under the device before it is revoked.
- */
-static int umem_notify_range_start(struct mmu_notifier *mn,
-				   const struct mmu_notifier_range *range)
+/* The notifier's last callback */
+void umem_notify_space_free(struct mmu_notifier *mn)
 {
-	struct umem_notify_space *space = space_of(mn);
-	bool changes = space_may_change(range);
-
-	if (umem_notify_due_is_fork(range))
-		space_tell_fork(space, range);
-	space_count(&space->events, range, 1);
-	if (changes)
-		space_count(&space->changes, range, 1);
-	space_tell_words(space, range);
-	if (changes && !READ_ONCE(space->released))
-		space_tell_trackers(space, range);
-	return 0;
-}
-
-static void umem_notify_range_end(struct mmu_notifier *mn,
-				  const struct mmu_notifier_range *range)
-{
-	struct umem_notify_space *space = space_of(mn);
-
-	smp_mb__before_atomic(); /* the page tables have changed before */
-	space_count(&space->events, range, -1);
-	if (!space_may_change(range))
-		return;
-	space_count(&space->changes, range, -1);
-	if (wq_has_sleeper(&space->ended))
-		wake_up_all(&space->ended);
-	umem_notify_queue_unmapped(space);
-	umem_notify_due_ended(space, range);
-}
-
-/* The end of the address space: its users have gone, and its memory goes. */
-static void umem_notify_release(struct mmu_notifier *mn, struct mm_struct *mm)
-{
-	struct umem_notify_space *space = space_of(mn);
-	struct mmu_notifier_range all;
-
-	mmu_notifier_range_init(&all, MMU_NOTIFY_RELEASE,
-				MMU_NOTIFIER_RANGE_BLOCKABLE, mm, 0, ULONG_MAX);
-	space_tell_trackers(space, &all);
-	WRITE_ONCE(space->released, true);
-	umem_notify_queue_unmapped(space);
-	umem_notify_space_leave(space);
-}
-
-static struct mmu_notifier *umem_notify_alloc_space(struct mm_struct *mm)
-{
-	struct umem_notify_space *space;
-
-	space = kzalloc(sizeof(*space), GFP_KERNEL_ACCOUNT);
-	if (!space)
-		return ERR_PTR(-ENOMEM);
-	spin_lock_init(&space->lock);
-	refcount_set(&space->users, 1);
-	space->trackers = RB_ROOT_CACHED;
-	space->words = RB_ROOT_CACHED;
-	space->frames = RB_ROOT;
-	INIT_LIST_HEAD(&space->queues);
-	init_waitqueue_head(&space->ended);
-	atomic_inc(&umem_notify_nr_spaces);
-	return &space->mn;
-}
-
-static void umem_notify_free_space(struct mmu_notifier *mn)
-{
-	struct umem_notify_space *space = space_of(mn);
-
-	kfree_rcu(space, rcu);
+	kfree_rcu(space_of(mn), rcu);
 	if (atomic_dec_and_test(&umem_notify_nr_spaces))
 		wake_up_var(&umem_notify_nr_spaces);
 }
-
-static const struct mmu_notifier_ops umem_notify_space_ops = {
-	.invalidate_range_start = umem_notify_range_start,
-	.invalidate_range_end = umem_notify_range_end,
-	.release = umem_notify_release,
-	.alloc_notifier = umem_notify_alloc_space,
-	.free_notifier = umem_notify_free_space,
-};
 
 static struct umem_notify_space *space_find(struct mm_struct *mm)
 {
@@ -422,72 +265,97 @@ static struct umem_notify_space *space_find(struct mm_struct *mm)
 	return space;
 }
 
-/*
- * mm_take_all_locks() gives up for work that io_uring has for the task, too, which no mask of
- * signals holds back. That work stays on the task's list until it returns to user mode, and
- * more of it sets no flag: so one more try is not disturbed.
- */
-static struct mmu_notifier *notifier_get(struct mm_struct *mm)
-{
-	struct mmu_notifier *mn = mmu_notifier_get_locked(&umem_notify_space_ops, mm);
+struct space_registration {
+	struct work_struct work;
+	struct mmu_notifier *mn;
+	struct mm_struct *mm;
+	int ret;
+};
 
-	if (mn != ERR_PTR(-EINTR) || !test_thread_flag(TIF_NOTIFY_SIGNAL))
-		return mn;
-	clear_notify_signal();
-	mn = mmu_notifier_get_locked(&umem_notify_space_ops, mm);
-	set_thread_flag(TIF_NOTIFY_SIGNAL);
-	return mn;
+static void space_register_work(struct work_struct *work)
+{
+	struct space_registration *r = container_of(work, struct space_registration, work);
+
+	r->ret = mmu_notifier_register(r->mn, r->mm);
 }
 
 /*
- * mm_take_all_locks() gives up for any signal, and takes long where there are many
- * mappings: under a profiler's timer it would never succeed.
+ * mm_take_all_locks() gives up as soon as the caller has something to do before it
+ * returns to user mode: a signal, work of io_uring, a freezer, a debugger that interrupts
+ * it. It takes long where there are many mappings, so it would never succeed beside an
+ * interrupter that comes again and again. A kworker has no signals.
  */
-static struct umem_notify_space *space_create(struct mm_struct *mm)
+static int space_register(struct mmu_notifier *mn, struct mm_struct *mm)
+{
+	struct space_registration r = { .mn = mn, .mm = mm };
+
+	INIT_WORK_ONSTACK(&r.work, space_register_work);
+	queue_work(system_unbound_wq, &r.work);
+	flush_work(&r.work);
+	destroy_work_on_stack(&r.work);
+	return r.ret;
+}
+
+static struct umem_notify_space *space_alloc(const struct mmu_notifier_ops *ops)
 {
 	struct umem_notify_space *space;
-	struct mmu_notifier *mn;
-	sigset_t before, all;
 
-	siginitsetinv(&all, sigmask(SIGKILL));
-	sigprocmask(SIG_BLOCK, &all, &before);
-	if (mmap_write_lock_killable(mm)) {
-		space = ERR_PTR(-EINTR);
-		goto restore;
-	}
-	space = space_find(mm);
-	if (space)
-		goto unlock;
-	mn = notifier_get(mm);
-	if (IS_ERR(mn)) {
-		space = ERR_CAST(mn);
-		goto unlock;
-	}
-	space = space_of(mn);
-	refcount_inc(&space->users); /* the first is of the address space itself */
-	spin_lock(&umem_notify_spaces_lock);
-	hash_add_rcu(umem_notify_spaces, &space->node, (unsigned long)mm);
-	spin_unlock(&umem_notify_spaces_lock);
-unlock:
-	mmap_write_unlock(mm);
-restore:
-	sigprocmask(SIG_SETMASK, &before, NULL);
+	space = kzalloc(sizeof(*space), GFP_KERNEL_ACCOUNT);
+	if (!space)
+		return NULL;
+	space->mn.ops = ops;
+	spin_lock_init(&space->lock);
+	refcount_set(&space->users, 2); /* the address space, and the caller */
+	space->trackers = RB_ROOT_CACHED;
+	space->words = RB_ROOT_CACHED;
+	space->frames = RB_ROOT;
+	INIT_LIST_HEAD(&space->queues);
+	init_waitqueue_head(&space->ended);
 	return space;
+}
+
+static struct umem_notify_space *space_create(const struct mmu_notifier_ops *ops,
+					      struct mm_struct *mm)
+{
+	struct umem_notify_space *space, *other;
+	int ret;
+
+	space = space_alloc(ops);
+	if (!space)
+		return ERR_PTR(-ENOMEM);
+	atomic_inc(&umem_notify_nr_spaces);
+	ret = space_register(&space->mn, mm);
+	if (ret) {
+		umem_notify_space_free(&space->mn);
+		return ERR_PTR(ret);
+	}
+	spin_lock(&umem_notify_spaces_lock);
+	other = space_find(mm);
+	if (!other)
+		hash_add_rcu(umem_notify_spaces, &space->node, (unsigned long)mm);
+	spin_unlock(&umem_notify_spaces_lock);
+	if (!other)
+		return space;
+	mmu_notifier_put(&space->mn);
+	return other;
 }
 
 /**
  * umem_notify_space_get - The space of the current process
+ * @ops: The callbacks of its MMU notifier
+ *
+ * The first call of a process takes all locks of its address space, so a space stays
+ * until the address space ends or ib_uverbs is unloaded.
  *
  * Context: Process context, no mm lock held.
  *
- * Return: The space, to be given to umem_notify_space_put(); ERR_PTR(): -ENOMEM,
- * -EINTR for a fatal signal.
+ * Return: The space, to be given to umem_notify_space_put(); ERR_PTR(-ENOMEM).
  */
-struct umem_notify_space *umem_notify_space_get(void)
+struct umem_notify_space *umem_notify_space_get(const struct mmu_notifier_ops *ops)
 {
 	struct umem_notify_space *space = space_find(current->mm);
 
-	return space ?: space_create(current->mm);
+	return space ?: space_create(ops, current->mm);
 }
 
 /**
@@ -503,7 +371,7 @@ void umem_notify_space_put(struct umem_notify_space *space)
 }
 
 /**
- * umem_notify_space_leave - Nothing of a space is made any more
+ * umem_notify_space_leave - Nobody finds a space any more
  * @space: The space, whose address space or module ends
  */
 void umem_notify_space_leave(struct umem_notify_space *space)
@@ -519,8 +387,8 @@ void umem_notify_space_leave(struct umem_notify_space *space)
 		umem_notify_space_put(space);
 }
 
-/*
- * ib_uverbs is unloaded; the processes that have used it may go on.
+/**
+ * umem_notify_space_exit - ib_uverbs is unloaded; the processes that have used it may go on
  *
  * mmu_notifier_synchronize() waits for a grace period of SRCU, and not for the calls
  * that SRCU makes after it:
@@ -530,12 +398,12 @@ void umem_notify_space_leave(struct umem_notify_space *space)
  *                                         the grace period ends
  *   mmu_notifier_synchronize() returns
  *   the module is freed
- *                                         umem_notify_free_space() [freed code]
+ *                                         umem_notify_space_free() [freed code]
  *
  * So the spaces are counted. SRCU calls with bottom halves off, so the call that makes
  * the count 0 has returned after a grace period of RCU:
  *
- *                                         umem_notify_free_space(): the count is 0
+ *                                         umem_notify_space_free(): the count is 0
  *   the count is 0; synchronize_rcu(): waits
  *                                         returns; bottom halves on
  *   the module is freed

@@ -21,7 +21,6 @@
 
 #include <linux/log2.h>
 #include <linux/mm.h>
-#include <linux/mmu_notifier.h>
 #include <linux/sched/signal.h>
 
 #include "umem_notify_tracker.h"
@@ -86,15 +85,20 @@ static unsigned long doubt_last(const struct ib_umem_notify *n,
 	return umem_notify_start(n) + ((unsigned long)doubt->end << PAGE_SHIFT) - 1;
 }
 
-/* From the address @start to @end, which may reach beyond the umem. */
-static void doubt_range(struct ib_umem_notify *n, unsigned long start,
-			unsigned long end)
+/**
+ * umem_notify_doubt_range - Some pages of a tracker may not be the pinned ones
+ * @n: The tracker, its space's lock held
+ * @start: The first address, which may be before the tracker's
+ * @last: The last address, which may be behind the tracker's
+ */
+void umem_notify_doubt_range(struct ib_umem_notify *n, unsigned long start,
+			     unsigned long last)
 {
 	unsigned long first = umem_notify_start(n);
 	struct umem_notify_doubt more;
 	unsigned int shift;
 
-	if (start <= first && end > umem_notify_last(n)) {
+	if (start <= first && last >= umem_notify_last(n)) {
 		n->doubt.chunks = U64_MAX;
 		n->doubt.first = 0;
 		n->doubt.end = umem_notify_pages(n);
@@ -102,29 +106,16 @@ static void doubt_range(struct ib_umem_notify *n, unsigned long start,
 	}
 	shift = shift_of(n);
 	more.first = (max(start, first) - first) >> PAGE_SHIFT;
-	more.end = ((min(end - 1, umem_notify_last(n)) - first) >> PAGE_SHIFT) + 1;
+	more.end = ((min(last, umem_notify_last(n)) - first) >> PAGE_SHIFT) + 1;
 	more.chunks = GENMASK_ULL((more.end - 1) >> shift, more.first >> shift);
 	doubt_add(&n->doubt, &more);
 }
 
 /**
- * umem_notify_doubt_all - Any page of a tracker may not be the pinned one
+ * umem_notify_mark_invalid - A tracker's range does not map its pages any more
  * @n: The tracker, its space's lock held
  */
-void umem_notify_doubt_all(struct ib_umem_notify *n)
-{
-	doubt_range(n, 0, ULONG_MAX);
-}
-
-/**
- * umem_notify_mark - Something happened to the range of a tracker
- * @n: The tracker, its space's lock held
- * @bit: INVALID or SUSPECT
- * @start: For SUSPECT: the first address that may have changed
- * @end: The one behind the last
- */
-void umem_notify_mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
-		      unsigned long end)
+void umem_notify_mark_invalid(struct ib_umem_notify *n)
 {
 	u8 was = n->state;
 
@@ -132,23 +123,30 @@ void umem_notify_mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
 
 	if (was & INVALID)
 		return;
-
-	if (bit == INVALID) {
-		n->state = INVALID;
-		umem_notify_counted(n, IB_MR_NOTIFY_STAT_INVALID, 1);
-		if (!n->word_page)
-			return;
-		n->doublings = 0;
-		umem_notify_word_set(n->word_page, n->word, INVALID);
-		if (was)
-			umem_notify_word_clear(n->word_page, n->word,
-					       SUSPECT | SUSPENDED);
-		umem_notify_queue_invalid(n);
+	n->state = INVALID;
+	umem_notify_counted(n, IB_MR_NOTIFY_STAT_INVALID, 1);
+	if (!n->word_page)
 		return;
-	}
-
-	doubt_range(n, start, end);
+	umem_notify_word_set(n->word_page, n->word, INVALID);
 	if (was)
+		umem_notify_word_clear(n->word_page, n->word, SUSPECT | SUSPENDED);
+}
+
+/**
+ * umem_notify_mark_suspect - Something may have changed in a tracker's range
+ * @n: The tracker, its space's lock held
+ * @start: The first address
+ * @last: The last address
+ */
+void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
+			      unsigned long last)
+{
+	umem_notify_assert_locked(n);
+
+	if (n->state & INVALID)
+		return;
+	umem_notify_doubt_range(n, start, last);
+	if (n->state)
 		return;
 	n->state = SUSPECT;
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_SUSPECT, 1);
@@ -163,40 +161,6 @@ static void clear_suspect(struct ib_umem_notify *n)
 	n->state &= ~SUSPECT;
 	if (n->word_page)
 		umem_notify_word_clear(n->word_page, n->word, SUSPECT);
-}
-
-/**
- * umem_notify_tracker_event - An event of the address space hits a tracker's range
- * @node: The tracker's, its space's lock held
- * @range: The event
- *
- * While the pages are being pinned it is not known on which side of an UNMAP they
- * were, so until arming, which looks, that only makes the range SUSPECT.
- */
-void umem_notify_tracker_event(struct umem_notify_node *node,
-			       const struct mmu_notifier_range *range)
-{
-	struct ib_umem_notify *n = container_of(node, struct ib_umem_notify, node);
-	u8 bit = SUSPECT;
-
-	if (range->event == MMU_NOTIFY_EXCLUSIVE) {
-		n->exclusive = true;
-		return;
-	}
-	if (n->state & INVALID) {
-		if (n->word_page && n->in_use)
-			umem_notify_queue_later(n);
-		return;
-	}
-	if (n->armed && (range->event == MMU_NOTIFY_UNMAP ||
-			 range->event == MMU_NOTIFY_RELEASE))
-		bit = INVALID;
-	umem_notify_mark(n, bit, range->start, range->end);
-	if (trace_mr_notify_mark_enabled() && n->umem)
-		trace_mr_notify_mark(n->umem, umem_notify_id(n), n->state,
-				     n->armed, range);
-	if (n->state == SUSPECT && n->word_page)
-		umem_notify_queue_later(n);
 }
 
 /*
@@ -289,7 +253,7 @@ static bool conclude(struct ib_umem_notify *n, enum umem_notify_verdict verdict,
 	bool sure = true;
 
 	umem_notify_lock(n);
-	/* Suspended meanwhile: the looker has the tracker, and retires it. */
+	/* Suspended meanwhile: the caller retires it. */
 	if (n->state != SUSPECT)
 		goto unlock;
 	if (verdict == UMEM_NOTIFY_INTACT) {
@@ -301,7 +265,7 @@ static bool conclude(struct ib_umem_notify *n, enum umem_notify_verdict verdict,
 	} else if (verdict == UMEM_NOTIFY_CHANGED &&
 		   what->exclusive == n->exclusive &&
 		   !doubt_has(&n->doubt, what->at, shift)) {
-		umem_notify_mark(n, INVALID, 0, 0);
+		umem_notify_mark_invalid(n);
 	} else {
 		sure = false;
 		doubt_trim(&what->doubt, what->at, shift);

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Inside of MR notification: the address space (umem_notify_space.c), the tracker of a
- * umem (umem_notify.c: its life and arming, umem_notify_state.c: the knowledge of its
- * range, umem_notify_retire.c: how the device loses it), the queue that brings workers to
- * it (umem_notify_queue.c), and the pages that it lends to the VM
- * (umem_notify_reclaim.c), and the waits for them (umem_notify_due.c).
+ * Inside MR notification. From the bottom up, and no file calls one above it:
+ *
+ *  umem_notify_space.c    the address space: its trees, its lock, the events in progress
+ *  umem_notify_state.c    what is known of a tracker's range
+ *  umem_notify_users.c    whether a tracker is in use, and its suspension
+ *  umem_notify_retire.c   how the device loses an INVALID or SUSPENDED one
+ *  umem_notify_queue.c    the worker
+ *  umem_notify_event.c    the MMU notifier
+ *  umem_notify_reclaim.c  the shrinker and memory blocks
+ *  umem_notify.c          a tracker's life, arming and settling
  */
 #ifndef UMEM_NOTIFY_TRACKER_H
 #define UMEM_NOTIFY_TRACKER_H
 
-#include <linux/atomic.h>
 #include <linux/interval_tree.h>
 #include <linux/list.h>
 #include <linux/mmu_notifier.h>
@@ -17,6 +21,7 @@
 #include <linux/rbtree.h>
 #include <linux/refcount.h>
 #include <linux/spinlock.h>
+#include <linux/task_work.h>
 #include <linux/wait.h>
 #include <linux/workqueue.h>
 
@@ -26,104 +31,97 @@
 #define SUSPECT IB_UVERBS_MR_NOTIFY_SUSPECT
 #define SUSPENDED IB_UVERBS_MR_NOTIFY_SUSPENDED
 
-#define UMEM_NOTIFY_BLOCKS 256
-
-/* Events under way, by blocks of addresses, and those that cover very many. */
-struct umem_notify_counts {
-	atomic_t wide;
-	atomic_t blocks[UMEM_NOTIFY_BLOCKS];
+/* An event in progress. */
+struct umem_notify_event {
+	unsigned long start;
+	unsigned long last;
+	bool changes; /* it may replace pages */
 };
 
 /*
- * An address space. Its lock is taken by MMU callbacks, with mmap_lock or rmap locks
- * held, inside reclaim, possibly unable to sleep: it is a leaf, and nothing is
+ * An address space. MMU callbacks take its lock, with mmap_lock or rmap locks held,
+ * inside reclaim, possibly unable to sleep: the lock is a leaf, and nothing is
  * allocated under it.
  */
 struct umem_notify_space {
 	struct mmu_notifier mn;
-	refcount_t users; /* one of the address space, one of each queue and page */
+	refcount_t users; /* the address space, each queue and each page of words */
 	spinlock_t lock;
 	struct rb_root_cached trackers; /* @lock */
 	struct rb_root_cached words; /* @lock: pages of words, see umem_notify_word.c */
 	struct rb_root frames; /* @lock: of private pages of words */
-	struct list_head queues; /* @lock: one for each device */
-	bool unmapped; /* @lock: a queue has something for the end of an event */
-	unsigned int due; /* @lock: trackers that are @due_now, or at a worker since */
-	unsigned int forks; /* @lock: trackers that forks found with pages that are due */
-	bool stuck; /* no caller waits for @due, as the worker does not come */
-	bool released; /* all trackers have been told that the address space ends */
+	struct list_head queues; /* @lock: one per device */
+	u64 serial; /* @lock: of the newest node */
+	bool released; /* all trackers know that the address space ends */
 
-	struct umem_notify_counts events;
-	struct umem_notify_counts changes; /* of those that may replace pages */
-	wait_queue_head_t ended; /* such an event has ended, or nothing is due */
+	u64 busy; /* @lock: the slots in use */
+	unsigned int beyond; /* @lock: events that found no slot */
+	struct umem_notify_event events[64]; /* @lock */
+	wait_queue_head_t ended; /* an event that may replace pages has ended */
 
 	struct hlist_node node; /* umem_notify_spaces */
 	struct rcu_head rcu;
 };
 
-/* A delay may double so often: to some seconds. */
-#define UMEM_NOTIFY_MOST_DOUBLINGS 7
-/* Behind the lists of the delays, that of the idle time. */
-#define UMEM_NOTIFY_IDLE_LIST (UMEM_NOTIFY_MOST_DOUBLINGS + 2)
-
-/* Of a device, in an address space. All but the works is under the space's lock. */
+/* Of a device, in an address space; under the space's lock, except @worker. */
 struct umem_notify_queue {
 	struct umem_notify_space *space;
 	struct ib_device *device;
 	struct list_head siblings; /* the queues of the space */
 	unsigned int users; /* trackers */
-	struct list_head delayed[UMEM_NOTIFY_IDLE_LIST + 1]; /* the first: not at all */
-	unsigned long idle; /* in jiffies */
-	struct list_head look; /* SUSPECT for long enough */
-	struct delayed_work revoker;
-	struct work_struct looker;
-	unsigned long wake; /* when the revoker runs next, if it is @waiting */
+	struct list_head work; /* trackers that the worker has to visit */
+	struct delayed_work worker;
+	unsigned long next; /* when it runs, if it is @waiting */
 	bool waiting;
-	bool unmapped; /* something is due when the event has ended */
+	u8 doublings; /* of the delay before trackers are tried again */
+	unsigned long rest; /* no comparison of pages before */
+	unsigned long look; /* when the worker looks for idle trackers */
+	unsigned long idle; /* the shortest idle time, in jiffies; 0: it does not look */
 };
 
-/* A range in one of the trees of a space; all of it is under the space's lock. */
+/* A range in one of the trees of a space; under the space's lock. */
 struct umem_notify_node {
 	struct interval_tree_node range;
-	u32 walkers; /* events that let go of the lock there: of as many threads at most */
-	bool ended; /* none comes any more; the last of them takes it out */
-	bool left; /* by its owner; the last of them frees it */
+	u64 serial; /* of two nodes with one start, the smaller is the first */
 };
 
 /*
- * One per watched MR. @mutex is outside of mmap_lock and the inode locks; MMU callbacks
- * do not take it, and workers only try to. A field that is "mutex and lock" is written
- * under both and read under either, so a look at the tracker (a trace event, netlink)
- * does not wait for a settle that faults pages in.
+ * One per watched MR. @mutex is outside of mmap_lock and the inode locks. Only system
+ * calls wait for it: all others try. A field that is "mutex and lock" is written under
+ * both and read under either, so a trace event or netlink does not wait for a settle
+ * that faults pages in.
  *
- * An unmap may come to 10,000 of them in a row. The fields that it uses come first:
- * @umem, for one, would cost it the fetch of a cache line.
+ * An unmap may come to 10,000 trackers in a row. The fields that it uses come first:
+ * @umem, for example, would cost it the fetch of a cache line.
  */
 struct ib_umem_notify {
 	struct umem_notify_node node;
 
 	u8 state; /* lock */
-	u8 doublings; /* lock: of the delay, until something happens */
-	u8 workers; /* lock: that have it */
 	bool hurry; /* a caller waits for @mutex that must not wait for long */
 	bool armed : 1; /* mutex and lock */
-	bool revoked : 1; /* mutex and lock: the pages are given back */
-	bool refused : 1; /* mutex and lock: the driver will not */
+	bool revoked : 1; /* mutex and lock: the pages are unpinned */
+	bool refused : 1; /* mutex and lock: the driver does not revoke it */
 	bool reclaim : 1; /* mutex and lock: the VM may have idle pages */
 	u8 held : 2; /* mutex and lock: the driver is busy with the MR, and why */
-	bool exclusive : 1; /* lock: a device has once kept the CPU off a page */
-	bool dead : 1; /* lock: no worker may have it any more */
-	bool timed : 1; /* lock: suspended once it has been idle for a while */
-	bool due_now : 1; /* lock: @due of the space counts it */
+	bool exclusive : 1; /* lock: a device once kept the CPU off a page */
+	bool written : 1; /* lock: in use beside an event that may have been MADV_FREE */
+	u8 workers : 4; /* lock: tasks that have it, which take @mutex: a few at most */
+	bool dead : 1; /* lock: no task may have it any more */
+	bool own : 1; /* lock: a task will come to it, by @link or @task_work */
+	bool left : 1; /* lock: the umem has gone; that task frees it */
 	u16 word; /* lock: offset in @word_page */
-	u16 seen; /* lock: the application's bits at the last look for idle ones */
-	u16 look; /* lock: when that was */
-	u32 due; /* lock: in jiffies */
+	u16 seen; /* lock: the application's bits at the last look that found it used */
+	u32 look; /* lock: when that was, in jiffies */
+	u32 idle; /* lock: suspended after so many jiffies without use; 0: not */
 	struct umem_notify_queue *queue;
 	struct umem_notify_word_page *word_page; /* lock; NULL: no word to tell */
 	u64 in_use; /* lock: bits of the word that count its users */
 	struct umem_notify_doubt doubt; /* lock */
-	struct list_head link; /* lock: of its queue */
+	union {
+		struct list_head link; /* lock: of its queue, or of a caller's list */
+		struct callback_head task_work; /* while @own */
+	};
 
 	struct ib_umem *umem; /* NULL while it is being pinned; lock: until then */
 	struct ib_mr *mr; /* mutex and lock: while armed */
@@ -154,18 +152,25 @@ static inline u32 umem_notify_pages(const struct ib_umem_notify *n)
 }
 
 /* umem_notify_space.c */
-struct umem_notify_space *umem_notify_space_get(void);
+struct umem_notify_space *umem_notify_space_get(const struct mmu_notifier_ops *ops);
 void umem_notify_space_put(struct umem_notify_space *space);
 void umem_notify_space_leave(struct umem_notify_space *space);
+void umem_notify_space_free(struct mmu_notifier *mn);
 void umem_notify_space_exit(void);
 void umem_notify_space_insert(struct umem_notify_space *space,
 			      struct rb_root_cached *tree,
 			      struct umem_notify_node *node);
-bool umem_notify_space_erase(struct umem_notify_space *space,
-			     struct rb_root_cached *tree,
-			     struct umem_notify_node *node);
-bool umem_notify_space_drop(struct umem_notify_space *space,
-			    struct umem_notify_node *node);
+struct umem_notify_node *umem_notify_space_first(struct rb_root_cached *tree,
+						 unsigned long start, unsigned long last);
+struct umem_notify_node *umem_notify_space_next(struct umem_notify_node *node,
+						unsigned long start, unsigned long last);
+struct umem_notify_node *umem_notify_space_after(struct rb_root_cached *tree,
+						 unsigned long key, u64 serial,
+						 unsigned long start, unsigned long last);
+void umem_notify_space_begin(struct umem_notify_space *space, unsigned long start,
+			     unsigned long last, bool changes);
+void umem_notify_space_end(struct umem_notify_space *space, unsigned long start,
+			   unsigned long last, bool changes);
 bool umem_notify_space_changes(const struct umem_notify_space *space,
 			       unsigned long start, unsigned long last);
 bool umem_notify_space_events(const struct umem_notify_space *space,
@@ -173,59 +178,69 @@ bool umem_notify_space_events(const struct umem_notify_space *space,
 int umem_notify_space_wait(struct umem_notify_space *space, unsigned long start,
 			   unsigned long last, unsigned long until);
 
-/* umem_notify_word.c: as a space calls it */
-void umem_notify_word_event(struct umem_notify_node *node,
-			    const struct mmu_notifier_range *range);
-void umem_notify_word_free(struct umem_notify_node *node);
+/* umem_notify_word.c: as the MMU notifier calls it */
+void umem_notify_word_event(struct umem_notify_node *node);
 
 /* umem_notify_state.c */
-void umem_notify_tracker_event(struct umem_notify_node *node,
-			       const struct mmu_notifier_range *range);
 void umem_notify_doubt_clear(struct umem_notify_doubt *doubt);
-void umem_notify_doubt_all(struct ib_umem_notify *n);
-void umem_notify_mark(struct ib_umem_notify *n, u8 bit, unsigned long start,
-		      unsigned long end);
+void umem_notify_doubt_range(struct ib_umem_notify *n, unsigned long start,
+			     unsigned long last);
+void umem_notify_mark_invalid(struct ib_umem_notify *n);
+void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
+			      unsigned long last);
 int umem_notify_verify(struct ib_umem_notify *n, enum umem_notify_asker asker);
+
+/* umem_notify_users.c */
+bool umem_notify_is_used(const struct ib_umem_notify *n);
+bool umem_notify_is_idle(const struct ib_umem_notify *n);
+bool umem_notify_was_used(struct ib_umem_notify *n);
+u32 umem_notify_unused_for(const struct ib_umem_notify *n);
+bool umem_notify_is_unused(const struct ib_umem_notify *n);
+void umem_notify_first_look(struct ib_umem_notify *n);
+void umem_notify_restored(struct ib_umem_notify *n);
+void umem_notify_set_idle(struct ib_umem_notify *n, u32 idle_ms);
+u32 umem_notify_idle_time(const struct ib_umem_notify *n);
+bool umem_notify_can_restore(const struct ib_umem_notify *n);
+bool umem_notify_suspend(struct ib_umem_notify *n);
 
 /* umem_notify_retire.c */
 struct umem_notify_word_page *umem_notify_take_word(struct ib_umem_notify *n);
+void umem_notify_mark_dirty(struct ib_umem *umem);
+void umem_notify_unpin(struct ib_umem_notify *n, bool marked);
 bool umem_notify_retire(struct ib_umem_notify *n);
+bool umem_notify_retires_at_once(const struct ib_umem_notify *n);
 
 /* umem_notify_queue.c */
-struct umem_notify_queue *umem_notify_queue_get(struct ib_device *device);
+struct umem_notify_queue *umem_notify_queue_get(struct umem_notify_space *space,
+						struct ib_device *device);
 void umem_notify_queue_put(struct umem_notify_queue *q);
 void umem_notify_queue_now(struct ib_umem_notify *n);
-void umem_notify_queue_invalid(struct ib_umem_notify *n);
 void umem_notify_queue_later(struct ib_umem_notify *n);
 void umem_notify_queue_again(struct ib_umem_notify *n);
-void umem_notify_queue_time(struct ib_umem_notify *n, u32 idle_ms);
-void umem_notify_queue_idle(struct ib_umem_notify *n);
+void umem_notify_queue_time(struct ib_umem_notify *n);
+void umem_notify_queue_own(struct ib_umem_notify *n);
+bool umem_notify_queue_current(struct ib_umem_notify *n);
+void umem_notify_queue_come(struct ib_umem_notify *n);
+void umem_notify_queue_take(struct ib_umem_notify *n);
+void umem_notify_queue_leave(struct ib_umem_notify *n);
+void umem_notify_queue_retire(struct ib_umem_notify *n);
 void umem_notify_queue_forget(struct ib_umem_notify *n);
-void umem_notify_queue_unmapped(struct umem_notify_space *space);
 
-/* umem_notify_due.c */
-void umem_notify_due_add(struct ib_umem_notify *n);
-bool umem_notify_due_take(struct ib_umem_notify *n);
-void umem_notify_due_end(struct umem_notify_space *space);
-void umem_notify_due_wait(struct umem_notify_space *space);
-void umem_notify_due_ended(struct umem_notify_space *space,
-			   const struct mmu_notifier_range *range);
-bool umem_notify_due_is_fork(const struct mmu_notifier_range *range);
-void umem_notify_due_fork(struct umem_notify_node *node,
-			  const struct mmu_notifier_range *range);
+/* umem_notify_event.c */
+extern const struct mmu_notifier_ops umem_notify_event_ops;
 
 /* umem_notify_reclaim.c */
 int umem_notify_reclaim_init(void);
 void umem_notify_reclaim_exit(void);
 struct ib_umem_notify *umem_notify_tracker_alloc(void);
-void umem_notify_tracker_free(struct umem_notify_node *node);
 void umem_notify_lend(struct ib_umem_notify *n);
 void umem_notify_unlend(struct ib_umem_notify *n);
-void umem_notify_first_look(struct ib_umem_notify *n);
-bool umem_notify_is_idle(const struct ib_umem_notify *n);
-bool umem_notify_take_back(struct ib_umem_notify *n);
-void umem_notify_look_idle(struct ib_umem_notify *n, unsigned long idle);
 int umem_notify_restore(struct ib_umem_notify *n);
+
+static inline struct ib_umem_notify *umem_notify_tracker(struct umem_notify_node *node)
+{
+	return container_of(node, struct ib_umem_notify, node);
+}
 
 static inline struct umem_notify_space *
 umem_notify_space(const struct ib_umem_notify *n)

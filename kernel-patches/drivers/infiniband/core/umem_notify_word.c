@@ -70,21 +70,14 @@ static struct rb_root shared_frames = RB_ROOT;
 /**
  * umem_notify_word_event - An event of the address space hits a page of words
  * @node: The page's, its space's lock held
- * @range: The event
  */
-void umem_notify_word_event(struct umem_notify_node *node,
-			    const struct mmu_notifier_range *range)
+void umem_notify_word_event(struct umem_notify_node *node)
 {
 	struct umem_notify_word_page *page =
 		container_of(node, struct umem_notify_word_page, node);
 
 	page->sure = false;
 	page->events++;
-}
-
-void umem_notify_word_free(struct umem_notify_node *node)
-{
-	kfree(container_of(node, struct umem_notify_word_page, node));
 }
 
 static unsigned long addr_of(const struct umem_notify_word_page *page)
@@ -214,13 +207,11 @@ static void leave_frame(struct umem_notify_word_page *page)
 static void end_page(struct umem_notify_word_page *page)
 {
 	struct umem_notify_space *space = page->space;
-	bool ours;
 
 	spin_lock(&space->lock);
-	ours = umem_notify_space_erase(space, &space->words, &page->node);
+	interval_tree_remove(&page->node.range, &space->words);
 	spin_unlock(&space->lock);
-	if (ours || umem_notify_space_drop(space, &page->node))
-		umem_notify_word_free(&page->node);
+	kfree(page);
 	umem_notify_space_put(space);
 }
 
@@ -277,7 +268,8 @@ static void put_page_of_word(struct umem_notify_word_page *page)
 		return;
 
 	leave_frame(page);
-	unpin_user_pages_dirty_lock(&page->page, 1, true);
+	SetPageDirty(page->page); /* without a lock: see umem_notify_retire.c */
+	unpin_user_page(page->page);
 	atomic64_dec(&space->mn.mm->pinned_vm);
 	end_page(page);
 }

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The MMU notifier of an address space: an event comes to the pages of words and to the
+ * trackers of its range, before the page tables change.
+ *
+ * A callback takes leaf locks, sets bits, and waits for nobody. The pages of an unused
+ * registration come back soon all the same, and the process that made the event does the
+ * work:
+ *
+ *  munmap  the calling task revokes and unpins what it made INVALID, on its way back to
+ *          user mode, without a lock of the mm. So the pages are free when it returns: for
+ *          the pool of huge pages, say, or within a memory cgroup's limit.
+ *  fork    copies pinned pages for the child. Idle pages are unpinned before that,
+ *          in the callback, by devices whose revoke does not sleep. Nothing of a
+ *          registration that can't be restored.
+ *
+ * An event of another process, and a task that does not return to user mode, leave the
+ * work to the worker.
+ *
+ * There is no event for a fork. dup_mmap() sends PROTECTION_PAGE of each private mapping,
+ * or CLEAR if the mapping has huge pages of hugetlbfs. Another sender of the same events
+ * only has an idle registration suspended a little early.
+ *
+ *   fork                                  another thread
+ *   word & in_use is 0: SUSPENDED;
+ *   revokes, unpins
+ *                                         adds a reference, sees SUSPENDED: settles;
+ *                                         pins without mmap_lock
+ *   copies page tables: these pages, too
+ *
+ * That child has copies, as of MRs in use; nothing is lost but time.
+ */
+
+#include <linux/hugetlb.h>
+#include <linux/mm.h>
+#include <linux/mmu_notifier.h>
+
+#include "umem_notify_tracker.h"
+#include "umem_notify_trace.h"
+
+/* Nodes of a walk under one hold of the lock */
+#define EVENT_BATCH 64
+
+static bool event_is_own(const struct mmu_notifier_range *range)
+{
+	return range->mm == current->mm && mmu_notifier_range_blockable(range);
+}
+
+/* May it replace pages? All others leave a pinned page where it is. */
+static bool event_changes(const struct mmu_notifier_range *range)
+{
+	switch (range->event) {
+	case MMU_NOTIFY_UNMAP:
+	case MMU_NOTIFY_CLEAR:
+	case MMU_NOTIFY_MIGRATE:
+	case MMU_NOTIFY_EXCLUSIVE:
+		return true;
+	case MMU_NOTIFY_PROTECTION_VMA:
+		/* mprotect(): of hugetlb it may unmap page tables that were shared. */
+		return range->end - range->start >= PUD_SIZE;
+	default:
+		return false;
+	}
+}
+
+/* Before it is SUSPENDED or INVALID the pages are there. */
+static bool event_may_copy(const struct ib_umem_notify *n,
+			   const struct mmu_notifier_range *range)
+{
+	struct folio *folio;
+
+	if (!umem_notify_is_idle(n) || !umem_notify_can_restore(n) ||
+	    !umem_notify_retires_at_once(n))
+		return false;
+	folio = page_folio(sg_page(n->umem->sgt_append.sgt.sgl));
+	return folio_test_anon(folio) &&
+	       (range->event == MMU_NOTIFY_PROTECTION_PAGE || folio_test_hugetlb(folio));
+}
+
+/*
+ * Has a tracker's pages unpinned before a fork copies them. Returns whether the lock was
+ * released meanwhile.
+ */
+static bool event_fork(struct ib_umem_notify *n, const struct mmu_notifier_range *range)
+{
+	if (!event_may_copy(n, range) || !umem_notify_suspend(n))
+		return false;
+	umem_notify_queue_take(n);
+	umem_notify_unlock(n);
+	umem_notify_queue_retire(n);
+	umem_notify_lock(n);
+	umem_notify_queue_leave(n);
+	return true;
+}
+
+/* The tracker has become INVALID, and its word says so. */
+static void event_invalid(struct ib_umem_notify *n, const struct mmu_notifier_range *range)
+{
+	if (n->held)
+		return; /* when the driver is done with the MR the worker comes */
+	if (umem_notify_is_used(n))
+		umem_notify_queue_later(n); /* its users give it back */
+	else if (!event_is_own(range) || !umem_notify_queue_current(n))
+		umem_notify_queue_later(n);
+}
+
+/*
+ * While the pages are being pinned it is not known on which side of an UNMAP they
+ * were. So until it is armed, which looks, an UNMAP only makes the range SUSPECT.
+ */
+static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_range *range)
+{
+	u8 was = n->state;
+
+	if (range->event == MMU_NOTIFY_EXCLUSIVE) {
+		n->exclusive = true;
+		return;
+	}
+	if (was & INVALID) {
+		if (n->word_page && n->in_use)
+			umem_notify_queue_later(n);
+		return;
+	}
+	if (n->armed && (range->event == MMU_NOTIFY_UNMAP ||
+			 range->event == MMU_NOTIFY_RELEASE)) {
+		umem_notify_mark_invalid(n);
+		event_invalid(n, range);
+	} else {
+		if (umem_notify_is_used(n))
+			n->written = true;
+		umem_notify_mark_suspect(n, range->start, range->end - 1);
+		if (n->state == SUSPECT && n->word_page)
+			umem_notify_queue_later(n);
+	}
+	if (trace_mr_notify_mark_enabled() && n->umem)
+		trace_mr_notify_mark(n->umem, umem_notify_id(n), n->state,
+				     n->armed, range);
+}
+
+/* What an event means */
+struct event_kind {
+	bool changes; /* it may replace pages */
+	bool fork; /* it may come before pages are copied */
+};
+
+/* Returns whether the lock was released meanwhile. */
+static bool event_visit_tracker(struct umem_notify_node *node,
+				const struct mmu_notifier_range *range,
+				struct event_kind kind)
+{
+	struct ib_umem_notify *n = umem_notify_tracker(node);
+
+	if (kind.fork && event_fork(n, range))
+		return true;
+	if (kind.changes)
+		event_changed(n, range);
+	return false;
+}
+
+static bool event_visit_words(struct umem_notify_node *node,
+			      const struct mmu_notifier_range *range,
+			      struct event_kind kind)
+{
+	umem_notify_word_event(node);
+	return false;
+}
+
+/*
+ * A process may have a million trackers at one address, so the walk releases the lock
+ * every EVENT_BATCH nodes. Compiled once for each visit: no calls by pointers.
+ */
+static __always_inline void
+event_walk(struct umem_notify_space *space, struct rb_root_cached *tree,
+	   bool (*visit)(struct umem_notify_node *node,
+			 const struct mmu_notifier_range *range, struct event_kind kind),
+	   const struct mmu_notifier_range *range, struct event_kind kind)
+{
+	unsigned long start = range->start, last = range->end - 1, key;
+	struct umem_notify_node *node;
+	unsigned int nr = 0;
+	bool released;
+	u64 serial;
+
+	lockdep_assert_held(&space->lock);
+
+	node = umem_notify_space_first(tree, start, last);
+	while (node) {
+		key = node->range.start;
+		serial = node->serial;
+		released = visit(node, range, kind);
+		if (++nr % EVENT_BATCH && !released) {
+			node = umem_notify_space_next(node, start, last);
+			continue;
+		}
+		spin_unlock(&space->lock);
+		if (mmu_notifier_range_blockable(range))
+			cond_resched();
+		spin_lock(&space->lock);
+		node = umem_notify_space_after(tree, key, serial, start, last);
+	}
+}
+
+static struct umem_notify_space *space_of(struct mmu_notifier *mn)
+{
+	return container_of(mn, struct umem_notify_space, mn);
+}
+
+/*
+ * Never fails, not for callers either that can't wait: the pages are pinned, so
+ * nothing can be freed under the device before it is revoked.
+ */
+static int event_start(struct mmu_notifier *mn, const struct mmu_notifier_range *range)
+{
+	struct umem_notify_space *space = space_of(mn);
+	struct event_kind kind = { .changes = event_changes(range) };
+
+	if (range->event == MMU_NOTIFY_PROTECTION_PAGE || range->event == MMU_NOTIFY_CLEAR)
+		kind.fork = event_is_own(range);
+
+	spin_lock(&space->lock);
+	umem_notify_space_begin(space, range->start, range->end - 1, kind.changes);
+	event_walk(space, &space->words, event_visit_words, range, kind);
+	if ((kind.changes || kind.fork) && !space->released)
+		event_walk(space, &space->trackers, event_visit_tracker, range, kind);
+	spin_unlock(&space->lock);
+	return 0;
+}
+
+/* The page tables have changed. */
+static void event_end(struct mmu_notifier *mn, const struct mmu_notifier_range *range)
+{
+	struct umem_notify_space *space = space_of(mn);
+	bool changes = event_changes(range);
+
+	spin_lock(&space->lock);
+	umem_notify_space_end(space, range->start, range->end - 1, changes);
+	spin_unlock(&space->lock);
+	if (changes && wq_has_sleeper(&space->ended))
+		wake_up_all(&space->ended);
+}
+
+/* The end of the address space: its users have gone, and its memory goes. */
+static void event_release(struct mmu_notifier *mn, struct mm_struct *mm)
+{
+	struct umem_notify_space *space = space_of(mn);
+	struct mmu_notifier_range all;
+
+	mmu_notifier_range_init(&all, MMU_NOTIFY_RELEASE,
+				MMU_NOTIFIER_RANGE_BLOCKABLE, mm, 0, ULONG_MAX);
+	spin_lock(&space->lock);
+	event_walk(space, &space->trackers, event_visit_tracker, &all,
+		   (struct event_kind){ .changes = true });
+	space->released = true;
+	spin_unlock(&space->lock);
+	umem_notify_space_leave(space);
+}
+
+const struct mmu_notifier_ops umem_notify_event_ops = {
+	.invalidate_range_start = event_start,
+	.invalidate_range_end = event_end,
+	.release = event_release,
+	.free_notifier = umem_notify_space_free,
+};

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * The users of a registration, which its word counts (@in_use), and its suspension while
+ * it has none.
+ *
+ * A use of a registration touches no list. Whether one was shows in its word: application
+ * bits that are not those of the last look were changed in between.
+ *
+ * A SUSPENSION AGAINST AN EVENT
+ *
+ * Both are under @lock. UNMAP and RELEASE turn SUSPENDED into INVALID, and a
+ * tracker that is INVALID is not suspended. CLEAR and MIGRATE leave the word
+ * alone, as the mapping of the range does not matter any more. But the pages
+ * are there until they are unpinned, and settle may come first; so these
+ * events leave their doubt all the same:
+ *
+ *   shrinker           another thread     settle
+ *   state = SUSPENDED
+ *                      @doubt has P;
+ *                      replaces P
+ *                                         the pages are still pinned: keeps them;
+ *                                         @doubt is not empty: state = SUSPECT,
+ *                                         and looks
+ *
+ * A look that is under way may have taken a doubt. The looking thread has the tracker,
+ * and retires it before another settle comes: then the pages have gone.
+ */
+
+#include <linux/hash.h>
+#include <linux/mm.h>
+
+#include "umem_notify_tracker.h"
+#include "umem_notify_trace.h"
+
+/* Looks closer to one another are one: reclaim comes on all CPUs at the same time. */
+#define LOOKS_APART max(HZ / 50, 1)
+/* The idle time: a shorter one would keep a worker busy for nothing */
+#define LEAST_IDLE_MS 20
+#define MOST_IDLE_MS (1000 * MSEC_PER_SEC)
+
+static u64 users_word(const struct ib_umem_notify *n)
+{
+	return umem_notify_word_read(n->word_page, n->word);
+}
+
+static u16 users_hash(u64 word)
+{
+	return hash_64(word & ~(u64)IB_UVERBS_MR_NOTIFY_KERNEL_MASK, 16);
+}
+
+/**
+ * umem_notify_is_used - Does the word of a tracker say that it is in use?
+ * @n: The tracker, its space's lock held
+ *
+ * Without a word, a count or an address space nobody says so.
+ */
+bool umem_notify_is_used(const struct ib_umem_notify *n)
+{
+	umem_notify_assert_locked(n);
+
+	return n->word_page && n->in_use && users_word(n) & n->in_use &&
+	       atomic_read(&n->umem->owning_mm->mm_users);
+}
+
+/**
+ * umem_notify_is_idle - Has the VM a claim to the pages of a tracker?
+ * @n: The tracker, its space's lock held
+ */
+bool umem_notify_is_idle(const struct ib_umem_notify *n)
+{
+	umem_notify_assert_locked(n);
+
+	return n->reclaim && !n->held && !(n->state & (INVALID | SUSPENDED)) && n->word_page &&
+	       !(users_word(n) & n->in_use);
+}
+
+/**
+ * umem_notify_was_used - Was a registration used since the last look that found so?
+ * @n: The tracker, its space's lock held, its word known
+ *
+ * If so, this is the last look.
+ */
+bool umem_notify_was_used(struct ib_umem_notify *n)
+{
+	u64 word = users_word(n);
+	u16 seen = users_hash(word);
+
+	umem_notify_assert_locked(n);
+
+	if (!(word & n->in_use) && seen == n->seen)
+		return false;
+	n->seen = seen;
+	n->look = jiffies;
+	return true;
+}
+
+/* For how many jiffies it was not used */
+u32 umem_notify_unused_for(const struct ib_umem_notify *n)
+{
+	return (u32)jiffies - n->look;
+}
+
+/* Not for so long that a look of reclaim at the same moment could have found it used */
+bool umem_notify_is_unused(const struct ib_umem_notify *n)
+{
+	return umem_notify_unused_for(n) >= 2 * LOOKS_APART;
+}
+
+/**
+ * umem_notify_first_look - A registration is new, so the first look may take it
+ * @n: The tracker, its space's lock held, its word known
+ */
+void umem_notify_first_look(struct ib_umem_notify *n)
+{
+	umem_notify_assert_locked(n);
+
+	n->seen = users_hash(users_word(n));
+	n->look = (u32)jiffies - 2 * LOOKS_APART;
+}
+
+/**
+ * umem_notify_restored - A registration has pages again, so the next look passes over it
+ * @n: The tracker, its space's lock held, its word known
+ */
+void umem_notify_restored(struct ib_umem_notify *n)
+{
+	umem_notify_assert_locked(n);
+
+	n->seen = ~users_hash(users_word(n));
+}
+
+/**
+ * umem_notify_set_idle - A registration is suspended when it was not used for some time
+ * @n: The tracker, its space's lock held
+ * @idle_ms: The time; 0: it is not
+ */
+void umem_notify_set_idle(struct ib_umem_notify *n, u32 idle_ms)
+{
+	umem_notify_assert_locked(n);
+
+	n->idle = idle_ms ? msecs_to_jiffies(clamp_t(u32, idle_ms, LEAST_IDLE_MS, MOST_IDLE_MS)) :
+			    0;
+}
+
+/* In jiffies; 0: it is not suspended, or is already */
+u32 umem_notify_idle_time(const struct ib_umem_notify *n)
+{
+	umem_notify_assert_locked(n);
+
+	return n->reclaim && n->word_page && !(n->state & (INVALID | SUSPENDED)) ? n->idle : 0;
+}
+
+/* While it is armed */
+bool umem_notify_can_restore(const struct ib_umem_notify *n)
+{
+	return n->mr->device->ops.restore_user_mr;
+}
+
+/**
+ * umem_notify_suspend - An idle registration has no pages any more
+ * @n: The tracker, its space's lock held; it has to be retired next
+ *
+ * The bit is set by a compare-and-swap of the whole word. To read the word and then to
+ * set the bit loses:
+ *
+ *   shrinker                              the application
+ *   word & in_use is 0
+ *                                         adds a reference; the word is 0: valid
+ *   word |= SUSPENDED
+ *   revokes                               [its transfer fails]
+ *
+ * A reference is taken by an atomic addition that returns the word before, so one of the
+ * two is first:
+ *
+ *   word & in_use is 0
+ *                                         adds a reference: valid
+ *   compare-and-swap fails: it stays
+ *
+ *   compare-and-swap
+ *                                         adds a reference, sees SUSPENDED: settles
+ *
+ * Return: Whether it was idle.
+ */
+bool umem_notify_suspend(struct ib_umem_notify *n)
+{
+	u8 bit;
+	u64 word;
+
+	if (!umem_notify_is_idle(n))
+		return false;
+	word = users_word(n);
+	bit = umem_notify_can_restore(n) ? SUSPENDED : INVALID;
+	if (word & n->in_use ||
+	    !umem_notify_word_cmpxchg(n->word_page, n->word, word, (word & ~(u64)SUSPECT) | bit))
+		return false;
+	n->state = bit;
+	umem_notify_counted(n, bit == SUSPENDED ? IB_MR_NOTIFY_STAT_SUSPENSIONS :
+						  IB_MR_NOTIFY_STAT_INVALID, 1);
+	trace_mr_notify_suspend(n->umem, umem_notify_id(n), bit);
+	return true;
+}
