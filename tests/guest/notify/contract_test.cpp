@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -41,7 +42,7 @@ constexpr std::size_t length = 16 * 4096;
 
 enum class first_arming : uint8_t { armed, failed, too_slow };
 
-enum class disturber : uint8_t { timer, io_uring };
+enum class disturber : uint8_t { timer, io_uring, debugger };
 
 /* Completes a request of io_uring of this thread's again and again, from another thread. */
 void complete_each(std::chrono::microseconds interval)
@@ -74,6 +75,32 @@ void complete_each(std::chrono::microseconds interval)
 			std::this_thread::sleep_for(interval);
 		}
 	}).detach();
+}
+
+/* Interrupts this thread again and again, as a debugger does and a freezer: without a signal. */
+void interrupt_each(std::chrono::microseconds interval)
+{
+	const pid_t thread = gettid();
+	int seized[2];
+	char done = 0;
+
+	if (pipe(seized))
+		_exit(static_cast<int>(first_arming::failed));
+	if (const pid_t debugger = fork(); debugger == 0) {
+		if (ptrace(PTRACE_SEIZE, thread, nullptr, nullptr) || write(seized[1], "x", 1) != 1)
+			_exit(1);
+		for (int status = 0;;) {
+			if (ptrace(PTRACE_INTERRUPT, thread, nullptr, nullptr) ||
+			    waitpid(thread, &status, __WALL) != thread || !WIFSTOPPED(status) ||
+			    ptrace(PTRACE_CONT, thread, nullptr, nullptr))
+				_exit(0); /* it has ended */
+			std::this_thread::sleep_for(interval);
+		}
+	}
+	close(seized[1]);
+	if (read(seized[0], &done, 1) != 1)
+		_exit(static_cast<int>(first_arming::failed));
+	close(seized[0]);
 }
 
 /*
@@ -112,8 +139,10 @@ first_arming arms_first(bool cached, disturber by, std::chrono::microseconds int
 		const auto begin = std::chrono::steady_clock::now();
 		if (by == disturber::timer)
 			setitimer(ITIMER_REAL, &timer, nullptr);
-		else if (interval.count() != 0)
+		else if (by == disturber::io_uring && interval.count() != 0)
 			complete_each(interval);
+		else if (interval.count() != 0)
+			interrupt_each(interval);
 		const bool armed =
 			cached ? ibv_reg_mr(on.pd(), r.addr, r.length, IBV_ACCESS_CACHED) &&
 					 ibv_is_reg(on.pd(), r.addr, r.length, IBV_ACCESS_CACHED)
@@ -392,6 +421,11 @@ TEST_CASE("a program with a fast timer and many mappings is armed")
 TEST_CASE("a program with completions of io_uring and many mappings is armed")
 {
 	check_arms_first(disturber::io_uring);
+}
+
+TEST_CASE("a program with a debugger and many mappings is armed")
+{
+	check_arms_first(disturber::debugger);
 }
 
 TEST_CASE("a registration that names its word is armed")

@@ -79,6 +79,7 @@ public:
 	{
 		if (mkdir(place_.c_str(), 0700))
 			fail("mkdir " + place_);
+		write_file(place_ + "/trace_clock", "mono"); /* um's own has no parts of a jiffy */
 		write_file(place_ + "/events/" + events + "/enable", "1");
 	}
 	~trace() { rmdir(place_.c_str()); }
@@ -496,41 +497,128 @@ TEST_CASE("each event is counted")
 	CHECK(counters(on) == wanted);
 }
 
-/* The change queues the worker itself: no timer does, which would wait for users to leave. */
-TEST_CASE("the worker is called at once to an idle registration")
+namespace {
+
+bool calls_worker(const std::vector<std::string> &lines)
+{
+	return std::any_of(lines.begin(), lines.end(), [](const std::string &line) {
+		return has(line, {"function=umem_notify_"});
+	});
+}
+
+/* Seconds since the guest began, from "TASK-PID [CPU] FLAGS SECONDS: EVENT: ..." */
+double time_of(const std::string &line, const std::string &event)
+{
+	const auto end = line.find(": " + event);
+	const auto begin = line.rfind(' ', end - 1) + 1;
+
+	return std::stod(line.substr(begin, end - begin));
+}
+
+} // namespace
+
+/*
+ * No other thread has to be scheduled for that, which other processes, or a lower priority, could
+ * delay.
+ */
+TEST_CASE("an unmap itself takes an unused registration's pages back")
 {
 	const device on;
 	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
-	const raw_uverbs raw(on.context());
 	const trace events("workqueue/workqueue_queue_work");
 	constexpr uint64_t user = 0x100;
-	const auto is_called = [&](uint64_t users) {
-		memory m = anonymous(length);
-		const std::size_t before = pinned_bytes();
-		const auto mr = on.register_memory(m.registered());
-		word w;
+	word w;
+	memory m = anonymous(length);
+	const std::size_t before = pinned_bytes();
+	const auto mr = on.register_memory(m.registered());
 
-		REQUIRE(raw.arm(mr->handle, w.address(), 0xff00) == 0);
-		*w.address() = users;
+	events.leave_others_out();
+	SECTION("no user")
+	{
+		REQUIRE(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), 0xff00) == 0);
 		events.take_mine();
 		unmap_all(m);
-		const auto queued = events.take_mine();
-		std::atomic_ref(*w.address()).fetch_and(~user);
-		REQUIRE(wait_for_pinned(before) == before);
-		return std::any_of(queued.begin(), queued.end(), [](const std::string &line) {
-			return has(line, {"function=umem_notify_revoker"});
-		});
-	};
-
-	bool at_once = false, later = false;
-	/* It may be on its way for something before, and a timer may come in the middle of an
-	 * unmap. */
-	for (int i = 0; i < 5; i++) {
-		at_once |= is_called(0);
-		later |= !is_called(user);
+		CHECK(pinned_bytes() == before);
+		CHECK(!calls_worker(events.take_mine()));
 	}
-	CHECK(at_once);
-	CHECK(later);
+	SECTION("users are not counted")
+	{
+		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
+		events.take_mine();
+		unmap_all(m);
+		CHECK(pinned_bytes() == before);
+		CHECK(!calls_worker(events.take_mine()));
+	}
+	SECTION("suspended")
+	{
+		REQUIRE(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), 0xff00) == 0);
+		write_file("/proc/sys/vm/drop_caches", "2");
+		REQUIRE(happens([&] { return pinned_bytes() == before + page_size(); }));
+		events.take_mine();
+		unmap_all(m);
+		CHECK(pinned_bytes() == before);
+		CHECK(!calls_worker(events.take_mine()));
+	}
+	SECTION("in use, it keeps them")
+	{
+		REQUIRE(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), 0xff00) == 0);
+		*w.address() = user;
+		unmap_all(m);
+		CHECK(pinned_bytes() > before);
+		std::atomic_ref(*w.address()).fetch_and(~user);
+		CHECK(wait_for_pinned(before) == before);
+	}
+	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
+}
+
+TEST_CASE("a fork itself takes an idle registration's pages back")
+{
+	const device on;
+	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
+	const trace events("workqueue/workqueue_queue_work");
+	const memory m = anonymous(length);
+	const std::size_t before = pinned_bytes();
+	const auto mr = on.register_memory(m.registered());
+	word w;
+
+	REQUIRE(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), 0xff00) == 0);
+	events.leave_others_out();
+	events.take_mine();
+	in_child([] {});
+	CHECK(w.value() == IBV_MR_NOTIFY_SUSPENDED);
+	CHECK(pinned_bytes() == before + page_size());
+	CHECK(!calls_worker(events.take_mine()));
+}
+
+/*
+ * The worker does not belong to the process, nor to its cgroup, and other processes pay for it. Its
+ * share of a CPU is its own running time, so it does not depend on the machine.
+ */
+TEST_CASE("a process that changes its memory all the time hardly keeps the worker busy")
+{
+	constexpr std::size_t large = std::size_t{64} << 20;
+	const device on;
+	const watched it(on, shared_file(large));
+	const range r = it.m.registered();
+	const trace events("workqueue");
+	std::vector<std::string> lines;
+
+	const auto begin = kernel_time();
+	while (kernel_time() - begin < 4s) {
+		REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
+		let_pass(20ms);
+		for (auto &line : events.take("umem_notify_queue_work"))
+			lines.push_back(std::move(line));
+	}
+	const std::chrono::duration<double> all = kernel_time() - begin;
+	double busy = 0, began = 0;
+	for (const auto &line : lines)
+		if (has(line, {"workqueue_execute_start"}))
+			began = time_of(line, "workqueue_execute_start");
+		else if (began && has(line, {"workqueue_execute_end"}))
+			busy += time_of(line, "workqueue_execute_end") - began;
+	CHECK(!lines.empty()); /* it does come */
+	CHECK(busy < 0.1 * all.count());
 }
 
 /* It comes after 20 ms to an MR whose users are counted. */
