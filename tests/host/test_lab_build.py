@@ -52,7 +52,7 @@ class Ready(unittest.TestCase):
             stack.enter_context(mock.patch.object(build, "OUR_KERNEL", (self.source,)))
             stack.enter_context(mock.patch.object(build.initramfs, "write"))
             stack.enter_context(mock.patch.object(build, "make_from_tree", self.make))
-            stack.enter_context(mock.patch.object(build, "say"))
+            self.said = stack.enter_context(mock.patch.object(build, "say"))
             self.addCleanup(stack.pop_all().close)
         self.machine = machines.load("um")
         self.during = []        # called while a machine is made, once each
@@ -85,6 +85,26 @@ class Ready(unittest.TestCase):
         """A machine that is up to date stays."""
         self.assertEqual([self.use(), self.use()], ["1", "1"])
         self.assertEqual(self.made, ["1"])
+
+    def test_announced(self):
+        """It is said what is made, and how long that took last time."""
+        def said():
+            text = "\n".join(call.args[0] for call in self.said.call_args_list)
+            self.said.reset_mock()
+            return text
+        self.use()
+        self.assertEqual(said(), "um is not built yet: making a kernel from Linux's source; "
+                         "the first time takes minutes")
+        self.use()
+        self.assertEqual(said(), "")
+        self.write("2")
+        self.during.append(lambda: time.sleep(1))
+        self.use()
+        self.assertEqual(said(), "um is not up to date: making a kernel from Linux's source; "
+                         "last time that took 0 s")
+        os.unlink(self.machine.kernel)
+        self.use()
+        self.assertRegex(said(), "^um is not built yet: .*; last time that took [1-9]")
 
     def test_edited(self):
         """An edit leads to another one."""

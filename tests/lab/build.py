@@ -195,10 +195,22 @@ def up_to_date(machine):
         read(os.path.join(machine.folder, "fingerprint")) == stamp(fingerprint(machine))
 
 
+def announce(machine):
+    """Say what is about to be made, and how long that took here before."""
+    what = ("Debian's kernel and our modules" if machine.our_modules or machine.dkms else
+            "Debian's kernel") if machine.image == "package" else "a kernel from Linux's source"
+    state = "not up to date" if os.path.exists(machine.kernel) else "not built yet"
+    before = read(os.path.join(machine.folder, "seconds"))
+    say(f"{machine.name} is {state}: making {what}; "
+        + (f"last time that took {before} s" if before else "the first time takes minutes"))
+
+
 def build(machine):
     """Make a machine. The caller has its lock alone."""
     kept = os.path.join(machine.folder, "fingerprint")
     ours = fingerprint(machine)
+    announce(machine)
+    start = time.monotonic()
     with contextlib.suppress(FileNotFoundError):
         os.unlink(kept)
     try:
@@ -209,6 +221,8 @@ def build(machine):
     except (fetch.FetchError, fetch.private_apt.AptError) as problem:
         raise LabError(str(problem)) from problem
     initramfs.write(machine)
+    with open(os.path.join(machine.folder, "seconds"), "w", encoding="utf-8") as text:
+        text.write(f"{time.monotonic() - start:.0f}")
     with open(kept, "w", encoding="utf-8") as text:
         text.write(stamp(ours))  # the version may be known only now
 
