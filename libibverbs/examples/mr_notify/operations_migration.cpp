@@ -89,11 +89,11 @@ void balance(memory &m)
 	const std::string debug = "/sys/kernel/debug/sched/numa_balancing/";
 
 	another_node();
+	const std::size_t before = proc_number("/proc/vmstat", "numa_hint_faults ");
 	const setting on("/proc/sys/kernel/numa_balancing", "1");
 	const setting first(debug + "scan_delay_ms", "1");
 	const setting often(debug + "scan_period_min_ms", "10");
 	const setting always(debug + "scan_period_max_ms", "100");
-	const std::size_t before = proc_number("/proc/vmstat", "numa_hint_faults ");
 	const auto deadline = std::chrono::steady_clock::now() + time_limit;
 	constexpr std::size_t enough = 200;
 	std::size_t faults = 0;

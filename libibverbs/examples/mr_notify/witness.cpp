@@ -4,8 +4,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "system.h"
-
 namespace mr_notify {
 
 std::vector<uint64_t> frames(range r)
@@ -40,17 +38,6 @@ std::function<void(memory &)> witnessed(std::function<void(memory &)> apply)
 		apply(m);
 		if (frames(m.witness()) == before)
 			throw unsupported("the kernel left the memory beside it alone, too");
-	};
-}
-
-std::function<void(memory &)> witnessed_in_time(std::function<void(memory &)> start)
-{
-	return [start = std::move(start)](memory &m) {
-		const auto before = frames(m.witness());
-
-		start(m);
-		if (!happens([&] { return frames(m.witness()) != before; }))
-			throw unsupported("the kernel left the memory beside it alone for minutes");
 	};
 }
 

@@ -21,9 +21,6 @@ std::vector<uint64_t> frames(range r);
 /* Does it, and throws unsupported if the witness has all its pages as before. */
 std::function<void(memory &)> witnessed(std::function<void(memory &)> apply);
 
-/* The same for an operation that takes the kernel its own time: waits, a minute at most. */
-std::function<void(memory &)> witnessed_in_time(std::function<void(memory &)> start);
-
 } // namespace mr_notify
 
 #endif
