@@ -162,6 +162,7 @@ status run(const options &opt)
 	byte_check bytes(on);
 	for (const operation &what : table) {
 		row one{what, {}, {}};
+		out->begin(what);
 		if (what.disturbs == reach::system && !opt.system)
 			one.seen.skipped = needs_system;
 		else

@@ -73,19 +73,23 @@ public:
 		std::fflush(stdout);
 	}
 
+	void begin(const operation &what) override
+	{
+		fmt::print("{:42} {:8} ", what.name, expected_text(what.expected));
+		std::fflush(stdout);
+	}
+
 	void add(const row &one) override
 	{
 		if (one.seen.skipped) {
 			skipped_++;
-			fmt::print("{:42} {:8} -- {}\n", one.what.name,
-				   expected_text(one.what.expected), *one.seen.skipped);
+			fmt::print("-- {}\n", *one.seen.skipped);
 		} else {
 			right_ += one.wrong.empty();
 			wrong_ += !one.wrong.empty();
 			const std::string more = (cost_ ? cost_text(one) : "") +
 						 (one.wrong.empty() ? "" : "  WRONG: ") + one.wrong;
-			fmt::print("{:42} {:8} {:8} {:8} {:>9} {:{}}{}\n", one.what.name,
-				   expected_text(one.what.expected), word_text(one.seen.word_after),
+			fmt::print("{:8} {:8} {:>9} {:{}}{}\n", word_text(one.seen.word_after),
 				   word_text(one.seen.word_settled),
 				   fmt::format("{}/{}", one.seen.pages_pinned, one.seen.pages),
 				   device_text(one.seen), more.empty() ? 0 : 7, more);
@@ -126,6 +130,8 @@ public:
 			out_["scenario"].push_back(
 				{{"step", s.what}, {"ok", s.ok}, {"seen", s.seen}});
 	}
+
+	void begin(const operation &) override {}
 
 	void add(const row &one) override
 	{

@@ -18,12 +18,13 @@ struct row {
 	std::string wrong; /* empty: as the contract says */
 };
 
-/* Prints as it goes, so that a row which hangs is seen to. */
+/* Prints as it goes: the row that is tried has its name there, if it takes long or hangs. */
 class report {
 public:
 	virtual ~report() = default;
 	virtual void start(const device &on) = 0;
 	virtual void scenario(const std::vector<step> &steps) = 0;
+	virtual void begin(const operation &what) = 0;
 	virtual void add(const row &one) = 0;
 	virtual void finish() = 0;
 };
