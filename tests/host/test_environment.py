@@ -69,6 +69,11 @@ def libfabric(major, minor):
     return f"unsigned fi_version(void) {{ return {major} << 16 | {minor}; }}"
 
 
+# Those of buildlib/consumers, by the names that ibv_mr_cache looks for.
+UCX_OF_OURS = ucx(1, 13) + "void ucs_rcache_region_follow(void) {}"
+LIBFABRIC_OF_OURS = libfabric(2, 1) + 'const char *const monitor = "verbs_notify";'
+
+
 def mpi(text):
     """Source of an MPI that says that it is this one."""
     return "#include <string.h>\n" \
@@ -137,7 +142,8 @@ class EnvironmentTest(unittest.TestCase):
         domains, contexts = {"UCX_IB_REG_METHODS": "direct"}, {"UCX_RCACHE_ENABLE": "n"}
         for version, wanted in (((1, 9), domains), ((1, 12), domains),
                                 ((1, 13), domains | contexts), ((1, 15), domains | contexts),
-                                ((1, 16), contexts), ((1, 18), contexts), ((2, 0), contexts)):
+                                ((1, 16), contexts), ((1, 18), contexts), ((1, 22), contexts),
+                                ((2, 0), contexts)):
             with self.subTest(version):
                 self.assertEqual(self.exported(ucp=ucx(*version)), COMMON | wanted)
 
@@ -152,10 +158,46 @@ class EnvironmentTest(unittest.TestCase):
         self.assertEqual(self.exported(**sources), {
             **COMMON, "UCX_IB_REG_METHODS": "direct", "UCX_RCACHE_ENABLE": "n",
             "FI_MR_CACHE_MAX_COUNT": "0", "OMPI_MCA_memory": "^patcher"})
-        said = self.run_it(**sources).stdout
-        self.assertIn("mpirun -x UCX_IB_REG_METHODS -x UCX_RCACHE_ENABLE -x UCX_MEM_EVENTS"
-                      " -x FI_MR_CACHE_MAX_COUNT -x RDMAV_MR_CACHE\n", said)
-        self.assertIn("MPICH 4.0:", said)
+        done = self.run_it(**sources)
+        for said in (done.stdout, done.stderr):     # eval hides the first
+            self.assertIn("mpirun -x UCX_IB_REG_METHODS -x UCX_RCACHE_ENABLE -x UCX_MEM_EVENTS"
+                          " -x FI_MR_CACHE_MAX_COUNT -x RDMAV_MR_CACHE\n", said)
+        self.assertIn("MPICH 4.0:", done.stdout)
+
+    def test_crash_of_ucx(self):
+        """A warning for the versions that have it, which the shell does not get."""
+        for version, risky in (((1, 13), False), ((1, 15), False), ((1, 16), True),
+                               ((1, 18), True), ((1, 21), True), ((1, 22), False),
+                               ((2, 0), False)):
+            with self.subTest(version):
+                done = self.run_it(ucp=ucx(*version))
+                self.assertEqual("issue 11467" in done.stderr, risky)
+                self.assertNotIn("11467", done.stdout)
+
+    def test_patched_libraries(self):
+        """They keep their caches: only Open MPI's hooks end."""
+        both = {"ucp": UCX_OF_OURS, "fabric": LIBFABRIC_OF_OURS}
+        for sources in (both, {"ucp": UCX_OF_OURS}, {"fabric": LIBFABRIC_OF_OURS}):
+            with self.subTest(sorted(sources)):
+                self.assertEqual(self.exported(openmpi=OPEN_MPI, **sources),
+                                 {"OMPI_MCA_memory": "^patcher"})
+                self.assertEqual(self.exported(mpich=MPICH, **sources), {})
+                self.assertEqual(self.exported(openmpi=OPEN_MPI, **sources,
+                                               environment={"RDMAV_MR_CACHE": "0"}),
+                                 {"OMPI_MCA_memory": "^patcher"})
+        done = self.run_it(openmpi=OPEN_MPI, devices="old0 rxe0", **both)
+        for library in ("UCX 1.13", "libfabric 2.1"):
+            self.assertIn(f"# {library} keeps its own cache", done.stdout)
+        self.assertIn("# not for old0, which can't notify: it has hooks\n", done.stdout)
+        self.assertIn("mpirun -x LD_LIBRARY_PATH\n", done.stderr)
+
+    def test_patched_beside_unpatched(self):
+        """Then our cache is below both."""
+        for sources in ({"ucp": UCX_OF_OURS, "fabric": libfabric(1, 17)},
+                        {"ucp": ucx(1, 13), "fabric": LIBFABRIC_OF_OURS}):
+            self.assertEqual(self.exported(**sources), {
+                **COMMON, "UCX_IB_REG_METHODS": "direct", "UCX_RCACHE_ENABLE": "n",
+                "FI_MR_CACHE_MAX_COUNT": "0"})
 
     def test_mpich_by_its_own_name(self):
         self.assertIn("MPICH 4.0:", self.run_it(ucp=ucx(1, 18), other=MPICH).stdout)
@@ -170,8 +212,8 @@ class EnvironmentTest(unittest.TestCase):
         self.refused("nothing to gain")
 
     def test_devices(self):
-        self.refused("no RDMA device", devices="", ucp=ucx(1, 18))
-        self.refused("no RDMA device", devices="old0 old1", ucp=ucx(1, 18))
+        self.refused("no RDMA device on this machine", devices="", ucp=ucx(1, 18))
+        self.refused("no RDMA device here notifies", devices="old0 old1", ucp=ucx(1, 18))
         self.refused("no RDMA device", devices="old0 rxe0", ucp=ucx(1, 18), options=("-d", "old0"))
         self.assertIn("# not for old0,", self.run_it(devices="old0 rxe0", ucp=ucx(1, 18)).stdout)
         self.assertNotIn("old0", self.run_it(devices="old0 rxe0", ucp=ucx(1, 18),

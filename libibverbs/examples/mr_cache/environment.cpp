@@ -17,40 +17,69 @@ std::string name_of(const char *library, version v)
  * not know. The cache of the InfiniBand domains, src/uct/ib/base/ib_md.c, is in
  * all up to 1.15; that of UCP, src/ucp/core/ucp_mm.c, in all since 1.13.
  */
-void for_ucx(version v, std::vector<line> &out)
+void for_ucx(version v, environment &out)
 {
 	const auto name = name_of("UCX", v);
 
 	if (v < version{1, 16})
-		out.push_back({"UCX_IB_REG_METHODS=direct",
-			       name + " keeps registrations in its InfiniBand domains"});
+		out.lines.push_back({"UCX_IB_REG_METHODS=direct",
+				     name + " keeps registrations in its InfiniBand domains"});
 	if (v >= version{1, 13})
-		out.push_back(
+		out.lines.push_back(
 			{"UCX_RCACHE_ENABLE=n", name + " keeps registrations in its UCP contexts"});
-	out.push_back(
+	out.lines.push_back(
 		{"UCX_MEM_EVENTS=n", name + " patches libc for its caches, which are off by that"});
+	if (v >= version{1, 16} && v < version{1, 22})
+		out.risks.push_back(name + " crashes without its cache if a peer fails during a "
+					   "rendezvous (openucx/ucx issue 11467, all from 1.16 on; "
+					   "mended in 1.22.0): use 1.22.0 or later, or the UCX of "
+					   "buildlib/consumers");
+}
+
+void for_open_mpi(version v, environment &out)
+{
+	out.lines.push_back(
+		{"OMPI_MCA_memory='^patcher'",
+		 name_of("Open MPI", v) + " patches libc, and keeps registrations itself"});
+}
+
+void keep(const char *name, const std::optional<library> &one, environment &out)
+{
+	if (one)
+		out.kept.push_back(name_of(name, one->is));
 }
 
 } // namespace
 
-std::vector<line> environment_for(const libraries &found)
+environment environment_for(const libraries &found)
 {
-	std::vector<line> out;
+	environment out;
+	const auto needs_ours = [](const std::optional<library> &one) {
+		return one && !one->asks_kernel;
+	};
 
 	/* Up to 4.1 Open MPI has a transport over verbs of its own, btl/openib. */
-	if (!found.ucx && !found.libfabric && !(found.open_mpi && *found.open_mpi < version{5, 0}))
+	if (!found.ucx && !found.libfabric &&
+	    !(found.open_mpi && found.open_mpi->is < version{5, 0}))
 		return out;
+	/* If one needs our cache, all have it: the kernel gives no word for our registrations. */
+	if ((found.ucx || found.libfabric) && !needs_ours(found.ucx) &&
+	    !needs_ours(found.libfabric)) {
+		keep("UCX", found.ucx, out);
+		keep("libfabric", found.libfabric, out);
+		if (found.open_mpi)
+			for_open_mpi(found.open_mpi->is, out);
+		return out;
+	}
 	if (found.ucx)
-		for_ucx(*found.ucx, out);
+		for_ucx(found.ucx->is, out);
 	if (found.libfabric)
-		out.push_back({"FI_MR_CACHE_MAX_COUNT=0",
-			       name_of("libfabric", *found.libfabric) +
-				       " keeps registrations that may be stale"});
+		out.lines.push_back({"FI_MR_CACHE_MAX_COUNT=0",
+				     name_of("libfabric", found.libfabric->is) +
+					     " keeps registrations that may be stale"});
 	if (found.open_mpi)
-		out.push_back({"OMPI_MCA_memory='^patcher'",
-			       name_of("Open MPI", *found.open_mpi) +
-				       " patches libc, and keeps registrations itself"});
-	out.push_back(
+		for_open_mpi(found.open_mpi->is, out);
+	out.lines.push_back(
 		{"RDMAV_MR_CACHE=remote",
 		 "libibverbs keeps all of them, never stale; for peers that trust one another"});
 	return out;

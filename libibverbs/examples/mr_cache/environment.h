@@ -18,8 +18,17 @@ struct line {
 	std::string reason; /* of one line */
 };
 
-/* In the order of printing; empty: none of them registers memory. */
-std::vector<line> environment_for(const libraries &found);
+struct environment {
+	std::vector<line> lines;	/* in the order of printing */
+	std::vector<std::string> kept;	/* libraries whose own cache asks the kernel, and stays */
+	std::vector<std::string> risks; /* sentences */
+
+	/* Else none of the libraries registers memory. */
+	bool useful() const { return !lines.empty() || !kept.empty(); }
+	bool ours() const { return kept.empty(); }
+};
+
+environment environment_for(const libraries &found);
 
 } // namespace mr_cache
 

@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <link.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -17,6 +18,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string_view>
 #include <system_error>
 
 namespace mr_cache {
@@ -29,64 +33,82 @@ constexpr auto limit = seconds(10);
 /* A child's whole answer. None at all: it ended without one. */
 struct answer {
 	enum { absent, no_version, known } is = absent;
-	version of;
+	library found;
 };
+
+using question = bool (*)(void *handle, library &out);
 
 [[noreturn]] void fail(const char *what)
 {
 	throw std::system_error(errno, std::generic_category(), what);
 }
 
-template <class T> T function(void *library, const char *name)
+template <class T> T function(void *handle, const char *name)
 {
-	return reinterpret_cast<T>(dlsym(library, name));
+	return reinterpret_cast<T>(dlsym(handle, name));
 }
 
-bool ask_ucx(void *library, version &v)
+/* Our patch adds the function to libucs, which libucp needs. */
+bool ask_ucx(void *handle, library &out)
 {
 	const auto ask = function<void (*)(unsigned int *, unsigned int *, unsigned int *)>(
-		library, "ucp_get_version");
+		handle, "ucp_get_version");
 	unsigned int release;
 
 	if (ask)
-		ask(&v.major, &v.minor, &release);
+		ask(&out.is.major, &out.is.minor, &release);
+	out.asks_kernel = dlsym(handle, "ucs_rcache_region_follow");
 	return ask;
 }
 
-bool ask_libfabric(void *library, version &v)
+/* Whether a library's file has this text in it. */
+bool has_text(void *handle, std::string_view text)
 {
-	const auto ask = function<uint32_t (*)()>(library, "fi_version");
+	link_map *map = nullptr;
+
+	if (dlinfo(handle, RTLD_DI_LINKMAP, &map))
+		return false;
+	std::ifstream file(map->l_name, std::ios::binary);
+	const std::string all{std::istreambuf_iterator<char>(file), {}};
+	return all.find(text) != std::string::npos;
+}
+
+/* It exports no name of our patch: what tells is the name of the monitor. */
+bool ask_libfabric(void *handle, library &out)
+{
+	const auto ask = function<uint32_t (*)()>(handle, "fi_version");
 
 	if (ask) {
-		v.major = ask() >> 16;
-		v.minor = ask() & 0xffff;
+		out.is.major = ask() >> 16;
+		out.is.minor = ask() & 0xffff;
 	}
+	out.asks_kernel = has_text(handle, "verbs_notify");
 	return ask;
 }
 
 /* MPI allows this call before MPI_Init; MPI_MAX_LIBRARY_VERSION_STRING is 256 and 8192. */
-bool ask_mpi(void *library, const char *format, version &v)
+bool ask_mpi(void *handle, const char *format, library &out)
 {
-	const auto ask = function<int (*)(char *, int *)>(library, "MPI_Get_library_version");
+	const auto ask = function<int (*)(char *, int *)>(handle, "MPI_Get_library_version");
 	std::array<char, 65536> said{};
 	int length = 0;
 
 	return ask && !ask(said.data(), &length) &&
-	       sscanf(said.data(), format, &v.major, &v.minor) == 2;
+	       sscanf(said.data(), format, &out.is.major, &out.is.minor) == 2;
 }
 
-bool ask_open_mpi(void *library, version &v)
+bool ask_open_mpi(void *handle, library &out)
 {
-	return ask_mpi(library, "Open MPI v%u.%u", v);
+	return ask_mpi(handle, "Open MPI v%u.%u", out);
 }
 
-bool ask_mpich(void *library, version &v)
+bool ask_mpich(void *handle, library &out)
 {
-	return ask_mpi(library, "MPICH Version: %u.%u", v);
+	return ask_mpi(handle, "MPICH Version: %u.%u", out);
 }
 
 /* All that a constructor may do to this program ends with the child. */
-[[noreturn]] void child(int to, const char *file, bool (*ask)(void *, version &))
+[[noreturn]] void child(int to, const char *file, question ask)
 {
 	const rlimit no_core{0, 0};
 	const int nowhere = open("/dev/null", O_RDWR);
@@ -98,8 +120,8 @@ bool ask_mpich(void *library, version &v)
 		_exit(1);
 	for (int fd = 0; fd <= 2; fd++)
 		dup2(nowhere, fd);
-	if (void *library = dlopen(file, RTLD_LAZY | RTLD_LOCAL))
-		said.is = ask(library, said.of) ? answer::known : answer::no_version;
+	if (void *handle = dlopen(file, RTLD_LAZY | RTLD_LOCAL))
+		said.is = ask(handle, said.found) ? answer::known : answer::no_version;
 	_exit(write(to, &said, sizeof(said)) != sizeof(said));
 }
 
@@ -119,8 +141,7 @@ bool read_answer(int from, answer &said)
 	}
 }
 
-std::optional<version> look(const char *file, bool (*ask)(void *, version &),
-			    std::vector<std::string> &failed)
+std::optional<library> look(const char *file, question ask, std::vector<std::string> &failed)
 {
 	std::array<int, 2> ends;
 	answer said;
@@ -143,7 +164,7 @@ std::optional<version> look(const char *file, bool (*ask)(void *, version &),
 		failed.push_back(fmt::format("{} crashes or hangs when it is loaded", file));
 	else if (said.is == answer::no_version)
 		failed.push_back(fmt::format("{} does not tell a version that is known", file));
-	return came && said.is == answer::known ? std::optional(said.of) : std::nullopt;
+	return came && said.is == answer::known ? std::optional(said.found) : std::nullopt;
 }
 
 } // namespace

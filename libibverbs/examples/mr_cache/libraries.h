@@ -18,11 +18,16 @@ struct version {
 	auto operator<=>(const version &) const = default; // NOLINT(modernize-use-nullptr)
 };
 
+struct library {
+	version is;
+	bool asks_kernel = false; /* its cache looks at the kernel's word, as buildlib/consumers' */
+};
+
 struct libraries {
-	std::optional<version> open_mpi;
-	std::optional<version> mpich;
-	std::optional<version> ucx;
-	std::optional<version> libfabric;
+	std::optional<library> open_mpi;
+	std::optional<library> mpich;
+	std::optional<library> ucx;
+	std::optional<library> libfabric;
 	std::vector<std::string> failed; /* sentences: found, but without an answer */
 };
 

@@ -162,15 +162,26 @@ std::vector<std::string> chosen_devices(const std::string &name)
 	return out;
 }
 
-/* Of the lines' names, as mpirun's options. */
-std::string passed_on(const std::vector<mr_cache::line> &lines)
+/*
+ * The variables that Open MPI does not hand to other machines by itself, as
+ * mpirun's options. Libraries of one's own are found by LD_LIBRARY_PATH.
+ */
+std::string passed_on(const mr_cache::environment &to_set)
 {
 	std::string out;
 
-	for (const auto &one : lines)
+	for (const auto &one : to_set.lines)
 		if (!one.assignment.starts_with("OMPI_"))
 			out += " -x " + one.assignment.substr(0, one.assignment.find('='));
+	if (!to_set.ours() && std::getenv("LD_LIBRARY_PATH"))
+		out += " -x LD_LIBRARY_PATH";
 	return out;
+}
+
+/* For a reader: eval takes standard output. */
+void tell(const std::string &sentence)
+{
+	fmt::print(stderr, "ibv_mr_cache: {}\n", sentence);
 }
 
 /* All of standard output is for a shell: it is complete, or there is none of it. */
@@ -178,23 +189,27 @@ status print_environment(const std::string &name)
 {
 	const char *variable = std::getenv("RDMAV_MR_CACHE");
 	const auto found = mr_cache::find_libraries();
-	const auto lines = mr_cache::environment_for(found);
+	const auto to_set = mr_cache::environment_for(found);
 	std::vector<std::string> cannot;
 	unsigned int can = 0;
 	bool failed_to_open = false;
 
 	for (const auto &reason : found.failed)
-		fmt::print(stderr, "ibv_mr_cache: {}\n", reason);
-	if (lines.empty()) {
-		fmt::print(stderr, "ibv_mr_cache: nothing to gain: the loader finds no UCX, no "
-				   "libfabric and no Open MPI before 5.0\n");
+		tell(reason);
+	if (!to_set.useful()) {
+		tell("nothing to gain: the loader finds no UCX, no libfabric and no Open MPI "
+		     "before 5.0");
 		return no_cache;
 	}
-	if (variable && std::string(variable) == "0") {
-		fmt::print(stderr, "ibv_mr_cache: RDMAV_MR_CACHE=0 switches the cache off\n");
+	if (to_set.ours() && variable && std::string(variable) == "0") {
+		tell("RDMAV_MR_CACHE=0 switches the cache off");
 		return no_cache;
 	}
 	const auto chosen = chosen_devices(name);
+	if (chosen.empty()) {
+		tell("no RDMA device on this machine: run it where the job will run");
+		return no_cache;
+	}
 	for (const auto &one : chosen) {
 		try {
 			const device on(one);
@@ -205,26 +220,33 @@ status print_environment(const std::string &name)
 		} catch (const std::exception &reason) { /* of several, others may do */
 			if (chosen.size() == 1)
 				throw;
-			fmt::print(stderr, "ibv_mr_cache: {}\n", reason.what());
+			tell(reason.what());
 			failed_to_open = true;
 		}
 	}
 	if (!can && failed_to_open)
 		return failed;
 	if (!can) {
-		fmt::print(stderr, "ibv_mr_cache: nothing to gain: no RDMA device here notifies "
-				   "about memory registrations\n");
+		tell("nothing to gain: no RDMA device here notifies about memory registrations");
 		return no_cache;
 	}
-	for (const auto &one : lines)
+	for (const auto &one : to_set.lines)
 		fmt::print("export {} # {}\n", one.assignment, one.reason);
+	for (const auto &one : to_set.kept)
+		fmt::print("# {} keeps its own cache, never stale: it asks the kernel\n", one);
 	for (const auto &one : cannot)
-		fmt::print("# not for {}, which registers anew each time: it can't notify\n", one);
-	if (found.open_mpi)
-		fmt::print("# Open MPI, to other machines: mpirun{}\n", passed_on(lines));
+		fmt::print("# not for {}, which can't notify: it {}\n", one,
+			   to_set.ours() ? "registers anew each time" : "has hooks");
 	if (found.mpich)
 		fmt::print("# MPICH {}.{}: its mpiexec passes them on by itself\n",
-			   found.mpich->major, found.mpich->minor);
+			   found.mpich->is.major, found.mpich->is.minor);
+	for (const auto &one : to_set.risks)
+		tell("WARNING: " + one);
+	if (const auto options = passed_on(to_set); found.open_mpi && !options.empty()) {
+		const auto command = "Open MPI, to other machines: mpirun" + options;
+		fmt::print("# {}\n", command);
+		tell(command);
+	}
 	return right;
 }
 
