@@ -33,7 +33,8 @@ PLACES = (
     ("pyverbs/*.pxi", r"\bv\.@\(", "a function that calls v.@(), in a block `with nogil:`. "
      "Methods of MR, Context and PD are mr_NAME(), context_NAME() and pd_NAME(), and in "
      "buildlib/hooks/0004 (MR) or 0006, by buildlib/hook.py"),
-    ("tests/guest/*/*.cpp", r"\b@\(", "the contract of @(), on a kernel"))
+    ("tests/guest/*/*.cpp", r"\b@\(", "the contract of @(), on a kernel"),
+    ("Documentation/changes.md", r"`@`", "`@` below its node, newest first"))
 
 HOOKS = {"mr": "0004-pyverbs-include-mr-notify.patch", "context": CACHE, "pd": CACHE}
 
@@ -95,6 +96,11 @@ class Verbs(unittest.TestCase):
         lines = [*missing()]
         if lines:
             self.fail("\n".join(["a verb lacks", *lines]))
+
+    def test_change_log(self):
+        """Each node has its section, newest first."""
+        self.assertEqual(re.findall(r"(?m)^## (\S+) \(\d{4}-\d\d-\d\d\)$",
+                                    read("Documentation/changes.md")), [*nodes()][::-1])
 
     def test_a_released_node_stays(self):
         for node, (types, _) in test_abi.RELEASED.items():
