@@ -75,7 +75,8 @@ def measure():
         "core": one_by_one("cache", "^(hit/(apart|same|guarded)/1(000|00000)?|"
                            "atomics(_same/1000)?|search/1000(00)?)/"),
         "ucx": run("ucx"),
-        "verbs": run("verbs", "--benchmark_filter=hit/(apart|guarded)/", kernel="um"),
+        "verbs": run("verbs", "--benchmark_filter=hit/(apart/(1|1000|100000.*)|guarded/1000)$",
+                     kernel="um"),
         "memhooks": run("libfabric", "--benchmark_filter=^libfabric/1(000)?$", kernel="um",
                         environment={**libfabric, "FI_MR_CACHE_MONITOR": "memhooks"}),
         "uffd": run("libfabric", "--benchmark_filter=^libfabric/1(000)?$", kernel="um",
@@ -112,9 +113,9 @@ def plot(table):
         print('""', *(f'"{title}"' for title in COLUMNS.values()), file=out)
         for what, *values in table:
             print(f'"{what}"', *(f"{v:.1f}" if v else "NaN" for v in values), file=out)
-    programs.gnuplot(f"""
-set terminal svg size 1000,480 font "sans,12"; set output "{OUT}/hits.svg"
-set title "hit + release; (um): in a guest, the others on the host"
+    programs.figure("hits", (1000, 500), "A hit and its release; (um): in a guest, the others on "
+                    "the host", "tests/bench/run", f"""
+set title TITLE
 set ylabel "ns per thread"; set yrange [0:*]; set grid ytics
 set style data histograms; set style histogram clustered gap 1
 set style fill solid 0.8 border -1; set xtics rotate by -12; set key top left

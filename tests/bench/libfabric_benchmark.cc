@@ -76,7 +76,7 @@ void libfabric_parts(benchmark::State &state)
 	use_shuffled(state, base, part_apart, [](std::byte *addr) { use(addr, part_length); });
 }
 
-BENCHMARK(libfabric)->Arg(1)->Arg(1000);
+BENCHMARK(libfabric)->RangeMultiplier(10)->Range(1, 10000);
 BENCHMARK(libfabric)->Arg(1)->Arg(1000)->Threads(2);
 BENCHMARK(libfabric_small)->Arg(1000);
 BENCHMARK(libfabric_small)->Arg(1000)->Threads(2);

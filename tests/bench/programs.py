@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The benchmarks' common parts: how programs are run, their JSON is read, a plot is made."""
+"""The benchmarks' common parts: how programs are run, their JSON is read, a figure is drawn."""
+import datetime
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -57,6 +59,24 @@ def values(said, field):
 def gnuplot(commands):
     """Run commands, one a line."""
     subprocess.run(["gnuplot"], input=commands, text=True, check=True)
+
+
+def cpu():
+    """This machine's processor, by its name."""
+    with open("/proc/cpuinfo", encoding="utf-8") as text:
+        found = re.search(r"^model name\s*: (.*)$", text.read(), re.M)
+    return found.group(1) if found else "unknown CPU"
+
+
+def figure(name, size, title, command, commands):
+    """OUT/NAME.svg, with the title and the origin of its data; the commands plot into one TITLE."""
+    day = datetime.date.today().isoformat()
+    heading = f'"{{/:Bold {title}}}\\n{{/=10 {command}; {day}; {cpu()}}}"'
+    gnuplot(f"""
+set terminal svg size {size[0]},{size[1]} font "sans,12" background "white" enhanced
+set output "{OUT}/{name}.svg"
+{commands.replace("TITLE", heading)}
+""")
 
 
 def relative(name):

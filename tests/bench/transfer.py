@@ -105,10 +105,10 @@ def plot(kernel, got):
     tics = ", ".join(f'"{size_text(size)}" {size}' for size in limit)
     lines = (f'plot for [i=0:{len(WAYS) - 1}] "{data}" index i using 1:{{}} with linespoints '
              "lw i < 3 ? 3 : 1 ps 0.6 title columnheader(1)")
-    programs.gnuplot(f"""
-set terminal svg size 1100,560 font "sans,12" background "white"
-set output "{OUT}/transfer-{kernel}.svg"
-set multiplot layout 1,2 title "RDMA writes from rotating buffers: {GUESTS[kernel]}"
+    programs.figure(f"transfer-{kernel}", (1100, 580),
+                    f"RDMA writes from rotating buffers: {GUESTS[kernel]}",
+                    f"tests/bench/run transfer {kernel}", f"""
+set multiplot layout 1,2 title TITLE
 set logscale x 2; set xrange [3500:20000000]; set yrange [0:*]; set xtics ({tics})
 set xlabel "message size"; set grid; set key below maxrows 4
 set title "one message at a time"; set ylabel "time / time with buffers registered before"

@@ -80,7 +80,7 @@ void ucx_md(benchmark::State &state)
 	munmap(base, apart * count);
 }
 
-BENCHMARK(ucx_md)->Arg(1)->Arg(1000);
+BENCHMARK(ucx_md)->RangeMultiplier(10)->Range(1, 10000);
 [[maybe_unused]] const bool has_idle = (idle::add(use), true);
 
 } // namespace

@@ -316,7 +316,7 @@ void miss(benchmark::State &state)
 BENCHMARK(atomics);
 BENCHMARK(atomics_of_many)->Name("atomics")->Arg(1000)->Arg(50000)->Arg(100000);
 BENCHMARK(found);
-BENCHMARK(apart)->Name("hit/apart")->Arg(1)->Arg(1000);
+BENCHMARK(apart)->Name("hit/apart")->RangeMultiplier(10)->Range(1, 10000);
 BENCHMARK(apart)->Name("hit/threads")->Arg(1)->Arg(1000)->Threads(2)->Threads(16)->UseRealTime();
 BENCHMARK(guarded)->Name("hit/guarded")->Arg(1)->Arg(1000);
 BENCHMARK(random)->Name("hit/random")->Arg(1)->Arg(1000);

@@ -5,6 +5,7 @@
 Why: a table with too few values in it, or from a guest whose kernel complained, looks like any
 other. Programs, guests and gnuplot are fakes, so that all of them can be made to fail.
 """
+import glob
 import json
 import os
 import subprocess
@@ -21,14 +22,15 @@ ROWS = {
             "hit/apart/100000", "hit/guarded/1000")),
         *(name + THREADS + "2" for name in ("atomics_same/1000", "hit/same/1000",
                                             "hit/apart/1000"))],
-    "bench_verbs": ["hit/apart/1", "hit/apart/1000", "hit/apart/100000/iterations:1048576",
+    "bench_verbs": [*(f"hit/apart/{10 ** n}" for n in range(5)),
+                    "hit/apart/100000/iterations:1048576",
                     "hit/guarded/1000", "miss/65536", "miss/1048576", "miss/16777216"],
     "bench_libfabric": [
         name + threads for threads in ("", "/threads:2")
-        for name in ("libfabric/1", "libfabric/1000", "libfabric_small/1000",
+        for name in (*(f"libfabric/{10 ** n}" for n in range(5)), "libfabric_small/1000",
                      *(f"libfabric_parts/{parts}" for parts in (1, 16, 16384)))],
     "bench_ucx": ["ucx/1/real_time", "ucx/1000/real_time", "ucx/1000" + THREADS + "2"],
-    "bench_ucx_md": ["ucx_md/1", "ucx_md/1000"],
+    "bench_ucx_md": [f"ucx_md/{10 ** n}" for n in range(5)],
     "bench_cost": [],
 }
 ROWS["bench_cache_before"] = ROWS["bench_cache"]
@@ -181,6 +183,35 @@ class Bench(unittest.TestCase):
         self.no_result(self.run_script("cost", LAB_STATUS="99"), "the lab: status 0",
                        "status 99, so no result")
 
+    def test_growth(self):
+        done = self.run_script("growth")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        for count in ("1", "10", "100", "1,000", "10,000"):
+            self.assertIn(f"| {count} | 2000 | 1000 | 1000 | 1000 | 1000 | 1000 |\n", done.stdout)
+        self.assertEqual(self.written("growth.dat").count("\n1000 1000"), 5)
+        self.assertRegex(done.stdout, r"tests/bench/run growth; \d{4}-\d\d-\d\d; \S")
+
+    def test_growth_of_a_guest_that_failed(self):
+        self.no_result(self.run_script("growth", LAB_STATUS="99"), "a row has no result")
+
+    def test_growth_without_a_row(self):
+        self.no_result(self.run_script("growth", LEFT_OUT="ucx_md/100"), "a row has no result")
+
+    def test_stale(self):
+        rows = [{"over": "MPI", "kept_by": way, "stale": stale, "messages": 20}
+                for way, stale in (("hooks", 19), ("libibverbs (x)", 0))]
+        self.write("lab", "#!/bin/sh\nfor last; do :; done\n"
+                   f"echo '{json.dumps(rows)}' >\"$last\"\n")
+        done = self.run_script("stale")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(self.written("stale.dat"),
+                         '0 0 "MPI: ours (x)" "0 of 20"\n1 95 "MPI: hooks" "19 of 20"\n')
+        self.assertIn("tests/bench/run stale; ", done.stdout)
+
+    def test_stale_of_a_guest_that_failed(self):
+        self.write("lab", "#!/bin/sh\nexit 99\n")
+        self.assertEqual(self.run_script("stale").returncode, 1)
+
     def test_before(self):
         done = self.run_script("before", "/", "hit/apart", "--rounds", "2")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -194,6 +225,33 @@ class Bench(unittest.TestCase):
             with self.subTest(program):
                 done = self.run_script("before", "/", "hit/apart/1/", "--rounds", "1", FAIL=program)
                 self.no_result(done, "status 3, so no result")
+
+
+class Figures(unittest.TestCase):
+    """Those of Documentation/figures."""
+
+    def test_each_has_its_origin_and_its_page(self):
+        sys.path.insert(0, os.path.join(REPO, "tests/bench"))
+        self.addCleanup(sys.path.pop, 0)
+        import figures  # pylint: disable=import-outside-toplevel
+        pages = ""
+        for path in (os.path.join(REPO, "README.md"),
+                     *glob.glob(os.path.join(REPO, "Documentation/*.md"))):
+            with open(path, encoding="utf-8") as text:
+                pages += text.read()
+        drawn = {name.removesuffix(".svg") for name in os.listdir(figures.FOLDER)}
+        self.assertLessEqual({"stale", "growth"}, drawn)
+        self.assertLessEqual(drawn, set(figures.FIGURES))
+        for name in drawn:
+            with self.subTest(name):
+                command = figures.FIGURES[name]
+                self.assertIn(f"figures/{name}.svg)", pages)
+                with open(os.path.join(figures.FOLDER, name + ".svg"), encoding="utf-8") as text:
+                    content = text.read()
+                self.assertLess(len(content), 100000)
+                words = " ".join({"compare": ["tests/bench/run"]}.get(
+                    command[0], ["tests/bench/run", *command]))
+                self.assertRegex(content, words + r"; \d{4}-\d\d-\d\d; \w")
 
 
 if __name__ == "__main__":

@@ -207,6 +207,7 @@ def main():
                         help="those of buildlib/consumers, which it must have built")
     parser.add_argument("--openmpi", action="store_true", help="the Open MPI 5 that it builds")
     parser.add_argument("--nodes", action="store_true", help="a process on each of two nodes")
+    parser.add_argument("--json", metavar="FILE", help="write the rows there as well")
     parser.add_argument("name", nargs="*", help="rows with that in their name")
     args = parser.parse_args()
     rows = OF_CONSUMERS if args.consumers else OF_OPENMPI if args.openmpi else ROWS
@@ -225,6 +226,10 @@ def main():
         if row.run(ON_TWO_NODES if args.nodes else ON_ONE_NODE):
             row.show()
             like[row.over][row.kind] = row
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as out:
+            json.dump([{"over": row.over, "kept_by": row.kept_by, **row.seen["mapped_again"]}
+                       for row in chosen if row.seen], out, indent=1)
     for row in chosen:
         good &= (checks(row, like[row.over].get("plain"), like[row.over].get("hooks"))
                  if row.seen else check(f"{row.name}: runs", False))
