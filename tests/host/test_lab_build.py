@@ -6,6 +6,8 @@ Compiling, which takes minutes, is replaced by a function; the decisions about i
 """
 import contextlib
 import fcntl
+import importlib.machinery
+import importlib.util
 import os
 import signal
 import subprocess
@@ -209,6 +211,21 @@ class Ready(unittest.TestCase):
         with self.assertRaises(ProcessLookupError):
             os.kill(int(said), 0)
         self.assertFalse(os.path.exists(half))
+
+    def test_prepared_emulator(self):
+        """--prepare tries KVM and fetches QEMU, where the machine's guests need them."""
+        loader = importlib.machinery.SourceFileLoader("lab_run", os.path.join(LAB, "run"))
+        run = importlib.util.module_from_spec(importlib.util.spec_from_loader("lab_run", loader))
+        loader.exec_module(run)
+        for kernel, accelerator, fetched in (("debian", "tcg", 1), ("debian", "kvm", 0),
+                                             ("pvrdma", "tcg", 0), ("um", "tcg", 0)):
+            with mock.patch.object(run.guest, "accelerator", return_value=accelerator), \
+                    mock.patch.object(run.emulator, "program") as program, \
+                    mock.patch.object(run.build, "ready"), \
+                    mock.patch.object(run.um, "check_host"), \
+                    mock.patch.object(sys, "argv", ["run", "--kernel", kernel, "--prepare"]):
+                self.assertEqual(run.main(), 0)
+                self.assertEqual(program.call_count, fetched, (kernel, accelerator))
 
 
 if __name__ == "__main__":
