@@ -20,6 +20,7 @@ from pyverbs.device import translate_device_caps
 from pyverbs.qp import QPAttr
 from pyverbs.pd import PD
 from pyverbs.mr import MR
+from pyverbs.wr import SGE, RecvWR, SendWR
 import pyverbs.mem_alloc as mem
 import pyverbs.enums as e
 import tests.utils as u
@@ -148,6 +149,36 @@ class MRNotifyTestCase(PyverbsAPITestCase):
         with self.assertRaises(PyverbsRDMAError) as caught:
             func(*args)
         self.assertEqual(errno.errorcode.get(caught.exception.error_code), errno.errorcode[number])
+
+
+class MallInfo(ctypes.Structure):
+    """
+    What mallinfo2() returns.
+    """
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        'arena', 'ordblks', 'smblks', 'hblks', 'hblkhd', 'usmblks', 'fsmblks', 'uordblks',
+        'fordblks', 'keepcost')]
+
+
+class WRTest(unittest.TestCase):
+    """
+    Work requests, without a device.
+    """
+    def test_wr_frees_elements(self):
+        """
+        A request gives its array of elements back.
+        """
+        libc.mallinfo2.restype = MallInfo
+
+        def allocated():
+            for _ in range(1000):
+                elements = [SGE(0, 8, 0) for _ in range(16)]
+                RecvWR(sg=elements, num_sge=16)
+                SendWR(sg=elements, num_sge=16)
+            return libc.mallinfo2().uordblks
+
+        before = allocated()
+        self.assertLess(allocated() - before, 100 << 10)
 
 
 class MRNotifyTest(MRNotifyTestCase):

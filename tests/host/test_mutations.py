@@ -25,6 +25,7 @@ OTHERS = {
                r'\b(?:invalidates|harmless|add)\(\s*"([^"]+)"'),
     "mr_cache_test": ("libibverbs/tests/mr_cache_test.c", r"(?m)^static void (test_\w+)"),
     "mr_notify_test": ("libibverbs/tests/mr_notify_test.c", r"(?m)^static void (test_\w+)"),
+    "rxe_wr_test": ("providers/rxe/tests/rxe_wr_test.c", r"(?m)^static void (test_\w+)"),
     "test_rcache_valid": ("buildlib/consumers.d/ucx/test/gtest/ucs/test_rcache_valid.cc",
                           r"UCS_TEST_F\(\w+, (\w+)[,)]"),
     "fi_mr_notify_test": ("buildlib/consumers.d/libfabric/fabtests/unit/mr_notify_test.c",

@@ -88,6 +88,28 @@ static void test_inline_data(void)
 	CHECK(!first(&qp)->dma.inline_data[MOST_INLINE]);
 }
 
+static bool is_inline(struct rxe_qp *qp)
+{
+	return first(qp)->wr.send_flags & IBV_SEND_INLINE;
+}
+
+/* The setters mean the flag, whatever wr_flags says. */
+static void test_inline_flag(void)
+{
+	const struct ibv_data_buf buffer = { .addr = (void *)"abc", .length = 3 };
+	const struct ibv_sge element = { .length = 10 };
+	struct rxe_qp qp = begun();
+
+	wr_set_inline_data(&qp.vqp.qp_ex, (void *)"abc", 3);
+	CHECK(is_inline(&qp));
+	wr_set_sge(&qp.vqp.qp_ex, 7, 0, 10);
+	CHECK(!is_inline(&qp));
+	wr_set_inline_data_list(&qp.vqp.qp_ex, 1, &buffer);
+	CHECK(is_inline(&qp));
+	wr_set_sge_list(&qp.vqp.qp_ex, 1, &element);
+	CHECK(!is_inline(&qp));
+}
+
 static void test_long_inline_data(void)
 {
 	struct ibv_sge elements[] = {
@@ -136,6 +158,7 @@ int main(void)
 {
 	test_elements();
 	test_inline_data();
+	test_inline_flag();
 	test_polling();
 	test_long_inline_data();
 	printf("rxe_wr_test: %s\n", failures ? "FAILED" : "passed");
