@@ -125,6 +125,19 @@ class HookRules(unittest.TestCase):
         self.assertIn(FIXES, folders)
         self.assertEqual(folders, sorted(folders, key=lambda folder: folder != FIXES))
 
+    def test_subject_of_a_fix_has_a_word_of_the_field(self):
+        with open(os.path.join(REPO, "kernel-patches/README.md"), encoding="utf-8") as text:
+            words = text.read().partition("| of | words |")[2].partition("\n\n")[0]
+        known = {word.strip() for row in words.splitlines()[2:]
+                 for word in row.split("|")[2].split(",")}
+        self.assertIn("PSN", known)
+        for path, text in self.texts.items():
+            if path.startswith(FIXES):
+                subject = re.search(r"(?m)^Subject: \[PATCH\] (RDMA/\w+: .{1,66})$", text)
+                self.assertTrue(subject and len(subject.group(1)) <= 72, path)
+                said = {word + ending for word in known for ending in ("", "s")}
+                self.assertTrue(said & set(re.findall(r"\w+", subject.group(1))), path)
+
     def test_fix_applies_alone(self):
         """To upstream's own files, with the fixes that it says it stands on."""
         with fetch.locked(fetch.BUILD):

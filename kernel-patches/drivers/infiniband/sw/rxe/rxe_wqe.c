@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /* Work requests that are taken out of a ring, see rxe_wqe.h */
 
+#include <linux/slab.h>
 #include <linux/vmalloc.h>
 
 #include "rxe_wqe.h"
@@ -9,8 +10,12 @@
 int rxe_alloc_send_wqes(struct rxe_qp *qp)
 {
 	const struct rxe_queue *q = qp->sq.queue;
+	size_t size = ((size_t)q->index_mask + 1) << q->log2_elem_size;
 
-	qp->sq.wqes = vzalloc(((size_t)q->index_mask + 1) << q->log2_elem_size);
+	/* kvmalloc() warns of more than 2 GiB */
+	qp->sq.wqes = kmalloc(size, GFP_KERNEL | __GFP_NOWARN | __GFP_NORETRY);
+	if (!qp->sq.wqes)
+		qp->sq.wqes = vmalloc(size);
 	return qp->sq.wqes ? 0 : -ENOMEM;
 }
 
