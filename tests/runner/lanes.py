@@ -19,7 +19,8 @@ PYTHON = "/usr/bin/python3 -B"
 UNIT_PROGRAMS = ("cache", "parts", "views", "schedule", "tsan", "asan")
 GUEST_PROGRAMS = ("contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race",
                   "cache", "peer", "rights", "invalidate", "nested", "owner", "differential",
-                  "adversary", "observe", "answers", "states", "rings", "lossy", "stranger", "idle")
+                  "adversary", "observe", "answers", "errors", "states", "rings", "lossy",
+                  "stranger", "idle")
 # Of those whose tests skip alike, all; "no more wait than 512" may be too slow.
 GUEST_LEAST = {"answers": 5, "nodes": 8, "odp_packets": 15}
 # Of upstream's suite on soft-RoCE; upstream's kernel passes 103.
