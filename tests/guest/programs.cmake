@@ -31,7 +31,7 @@ add_guest_tests(notify guest_support contract in_use interleaving lifetime nodes
                 word worker)
 add_guest_tests(cache guest_support adversary cache differential idle nested owner peer pressure)
 add_guest_tests(paging odp_support odp odp_memory odp_oracle odp_packets odp_stress odp_wait)
-add_guest_tests(upstream odp_support answers errors invalidate lookup lossy retransmit rights rings siw states)
+add_guest_tests(upstream odp_support answers errors fuzz invalidate lookup lossy retransmit rights rings siw states)
 
 # Two nodes.
 target_sources(guest_nodes PRIVATE guest/notify/nodes/owner.cpp guest/notify/nodes/remote.cpp

@@ -210,7 +210,7 @@ def hits(name, libfabric, least, options=""):
 
 LANES = {
     "um": Lane(
-        [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING,
+        [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, *guest_programs("fuzz", seconds=60),
          *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke", "rights", "siw")),
          TOOLS, PYTHON_EXAMPLE, NOTIFY_AND_CACHE, *cached(NOTIFY_AND_CACHE)],
         guest="--kernel um", needs=("fork", "kernel um"), seconds=150),
@@ -278,7 +278,7 @@ LANES = {
     "debian": Lane(
         [CLOCK, MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, PAGING_PROGRAMS,
          *guest_programs("interleaving", "stress", "odp_stress", "retransmit", seconds=10),
-         *guest_programs("transfer", "pressure"), LOOKUP,
+         *guest_programs("transfer", "pressure"), LOOKUP, *guest_programs("fuzz", seconds=60),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "siw", "transfer",
                                  "lifetime", "race", "rings")),
          NOTIFY_AND_CACHE],
@@ -327,7 +327,7 @@ LANES = {
                          "invalidate", "states", "stranger"),
          *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", "lookup", seconds=2),
          RINGS,
-         *guest_programs("stress", "odp_stress", seconds=10),
+         *guest_programs("stress", "odp_stress", seconds=10), *guest_programs("fuzz", seconds=60),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "siw", "transfer",
                                  "rings"))],
         guest="--kernel debug", needs=("fork", "kernel debug"), seconds=600),

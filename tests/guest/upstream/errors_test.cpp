@@ -105,15 +105,12 @@ public:
 		       IBV_QP_PKEY_INDEX | IBV_QP_PORT |
 			       (is_datagram() ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS));
 		become(attr, IBV_QPS_RTR,
-		       is_datagram() ? 0
-				     : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-					       IBV_QP_RQ_PSN);
+		       is_datagram()
+			       ? 0
+			       : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN);
 		become(attr, IBV_QPS_RTS, IBV_QP_SQ_PSN);
 	}
-	void connect(const end &other)
-	{
-		connect(other.qp()->qp_num, address_of(other.qp()).gid);
-	}
+	void connect(const end &other) { connect(other.qp()->qp_num, address_of(other.qp()).gid); }
 
 	/* The only way on after a send error. */
 	void go_on()
@@ -458,8 +455,7 @@ TEST_CASE("errors: an lkey that does not cover the memory is a protection error"
 	{
 		from = {half.addr + 1, half.length};
 	}
-	post(link.near_end(),
-	     {opcode, {{from, lkey}}, number(m.registered().addr), all->rkey});
+	post(link.near_end(), {opcode, {{from, lkey}}, number(m.registered().addr), all->rkey});
 	CHECK(link.wait().status == IBV_WC_LOC_PROT_ERR);
 }
 

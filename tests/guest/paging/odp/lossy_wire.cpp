@@ -110,6 +110,14 @@ void lossy_wire::carry(bytes packet)
 		count_.lost++;
 		return;
 	}
+	if (happens(chances_.altered)) {
+		bytes copy = packet;
+
+		count_.altered++;
+		alter(copy);
+		turn_back(copy);
+		send(copy);
+	}
 	turn_back(packet);
 	if (held_.empty() && happens(chances_.swapped)) {
 		count_.swapped++;
@@ -123,6 +131,16 @@ void lossy_wire::carry(bytes packet)
 	}
 	if (!held_.empty())
 		send(std::exchange(held_, {}));
+}
+
+/* One byte of its headers of InfiniBand, or of the data behind them. */
+void lossy_wire::alter(bytes &packet)
+{
+	constexpr std::size_t begin = ethernet + ip + udp, most = 44;
+	const std::size_t length = std::min(most, packet.size() - begin - icrc);
+
+	packet[begin + random_() % length] ^=
+		static_cast<std::byte>(random_() % 2 ? 1U << random_() % 8 : 1 + random_() % 255);
 }
 
 void lossy_wire::send(const bytes &packet)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * A wire between two queue pairs of the device at the cable (raw_peer.h) that loses, doubles and
- * swaps packets, and counts those.
+ * swaps packets, sends altered copies of them, and counts those.
  *
  *   a, 10.0.9.1 -> 10.0.9.2          the wire          10.0.9.3 -> 10.0.9.1, to b
  *   b, 10.0.9.1 -> 10.0.9.3                            10.0.9.2 -> 10.0.9.1, to a
@@ -28,12 +28,14 @@ public:
 		unsigned int lost = 3;
 		unsigned int doubled = 2;
 		unsigned int swapped = 2;
+		unsigned int altered = 0;
 	};
 	struct counts {
 		std::atomic<uint64_t> packets = 0;
 		std::atomic<uint64_t> lost = 0;
 		std::atomic<uint64_t> doubled = 0;
 		std::atomic<uint64_t> swapped = 0; /* sent after the one behind it */
+		std::atomic<uint64_t> altered = 0; /* copies with a right ICRC, sent before it */
 	};
 
 	lossy_wire(unsigned int seed, const odds &chances);
@@ -51,6 +53,7 @@ private:
 	void carry(frame::bytes packet);
 	std::optional<frame::bytes> next(int milliseconds);
 	void send(const frame::bytes &packet);
+	void alter(frame::bytes &packet);
 	bool happens(unsigned int of_hundred) { return random_() % 100 < of_hundred; }
 
 	const odds chances_;
