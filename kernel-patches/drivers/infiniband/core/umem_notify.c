@@ -143,27 +143,27 @@ static void umem_notify_end(struct ib_umem_notify *n)
 	umem_notify_word_put(word_page, n->word);
 }
 
-/* Returns whether a task that has it will free it. */
-static bool umem_notify_leave(struct ib_umem_notify *n)
+/* Frees it, unless a task will that has it for its own. */
+static void umem_notify_leave(struct ib_umem_notify *n)
 {
+	struct umem_notify_queue *queue = n->queue;
 	bool own;
 
 	umem_notify_lock(n);
 	n->left = true;
 	own = n->own;
+	if (own)
+		queue->refs++;
 	umem_notify_unlock(n);
-	return own;
+	if (!own)
+		kfree(n);
+	umem_notify_queue_put(queue);
 }
 
 static void umem_notify_destroy(struct ib_umem_notify *n)
 {
-	struct umem_notify_queue *queue = n->queue;
-
 	umem_notify_end(n);
-	if (umem_notify_leave(n))
-		return;
-	kfree(n);
-	umem_notify_queue_put(queue);
+	umem_notify_leave(n);
 }
 
 static unsigned long first_addr(struct ib_umem *umem)
@@ -268,12 +268,7 @@ bool ib_umem_untrack(struct ib_umem *umem)
 		umem_notify_unpin(n, true);
 		revoked = true;
 	}
-	if (!umem_notify_leave(n)) {
-		struct umem_notify_queue *queue = n->queue;
-
-		kfree(n);
-		umem_notify_queue_put(queue);
-	}
+	umem_notify_leave(n);
 	return revoked;
 }
 

@@ -156,6 +156,20 @@ void umem_notify_queue_retire(struct ib_umem_notify *n)
 	umem_notify_unlock(n);
 }
 
+static void queue_drop(struct umem_notify_queue *q)
+{
+	struct umem_notify_space *space = q->space;
+	bool last;
+
+	spin_lock(&space->lock);
+	last = !--q->refs;
+	spin_unlock(&space->lock);
+	if (!last)
+		return;
+	kfree(q);
+	umem_notify_space_put(space);
+}
+
 /**
  * umem_notify_queue_come - Retire a tracker that is the caller's own
  * @n: The tracker, @own; may be freed
@@ -186,7 +200,7 @@ void umem_notify_queue_come(struct ib_umem_notify *n)
 	umem_notify_unlock(n);
 	if (left) {
 		kfree(n);
-		umem_notify_queue_put(q);
+		queue_drop(q);
 	}
 	if (dead)
 		return;
@@ -366,7 +380,7 @@ static void umem_notify_queue_work(struct work_struct *work)
 	}
 	list_splice_init(&q->work, &todo);
 	queue_visit_all(q, &todo, rests, &took);
-	if (took)
+	if (!rests)
 		q->rest = jiffies + nsecs_to_jiffies(took * REST);
 	if (list_empty(&q->work)) {
 		q->doublings = 0;
@@ -400,11 +414,11 @@ void umem_notify_queue_forget(struct ib_umem_notify *n)
 	n->dead = true;
 	if (!n->own)
 		list_del_init(&n->link);
-	if (!n->workers)
-		return;
-	umem_notify_unlock(n);
-	wait_var_event(n, !queue_has_worker(n));
-	umem_notify_lock(n);
+	while (n->workers) {
+		umem_notify_unlock(n);
+		wait_var_event(n, !queue_has_worker(n));
+		umem_notify_lock(n);
+	}
 }
 
 static struct umem_notify_queue *queue_find(struct umem_notify_space *space,
@@ -452,6 +466,7 @@ struct umem_notify_queue *umem_notify_queue_get(struct umem_notify_space *space,
 	q->space = space;
 	q->device = device;
 	q->users = 1;
+	q->refs = 1;
 	q->rest = jiffies;
 	INIT_LIST_HEAD(&q->work);
 	INIT_DELAYED_WORK(&q->worker, umem_notify_queue_work);
@@ -486,7 +501,6 @@ void umem_notify_queue_put(struct umem_notify_queue *q)
 	spin_unlock(&space->lock);
 	if (!last)
 		return;
-	cancel_delayed_work_sync(&q->worker);
-	kfree(q);
-	umem_notify_space_put(space);
+	cancel_delayed_work_sync(&q->worker); /* before the device and its workqueue go */
+	queue_drop(q);
 }

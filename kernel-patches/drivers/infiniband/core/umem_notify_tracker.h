@@ -69,6 +69,7 @@ struct umem_notify_queue {
 	struct ib_device *device;
 	struct list_head siblings; /* the queues of the space */
 	unsigned int users; /* trackers */
+	unsigned int refs; /* @users together, and ended trackers that a task will free */
 	struct list_head work; /* trackers that the worker has to visit */
 	struct delayed_work worker;
 	unsigned long next; /* when it runs, if it is @waiting */
