@@ -209,7 +209,7 @@ static struct umem_notify_space *space_of(struct mmu_notifier *mn)
  * Never fails, not for callers either that can't wait: the pages are pinned, so
  * nothing can be freed under the device before it is revoked.
  */
-static int event_start(struct mmu_notifier *mn, const struct mmu_notifier_range *range)
+static int umem_notify_event_start(struct mmu_notifier *mn, const struct mmu_notifier_range *range)
 {
 	struct umem_notify_space *space = space_of(mn);
 	struct event_kind kind = { .changes = event_changes(range) };
@@ -227,7 +227,7 @@ static int event_start(struct mmu_notifier *mn, const struct mmu_notifier_range 
 }
 
 /* The page tables have changed. */
-static void event_end(struct mmu_notifier *mn, const struct mmu_notifier_range *range)
+static void umem_notify_event_end(struct mmu_notifier *mn, const struct mmu_notifier_range *range)
 {
 	struct umem_notify_space *space = space_of(mn);
 	bool changes = event_changes(range);
@@ -240,7 +240,7 @@ static void event_end(struct mmu_notifier *mn, const struct mmu_notifier_range *
 }
 
 /* The end of the address space: its users have gone, and its memory goes. */
-static void event_release(struct mmu_notifier *mn, struct mm_struct *mm)
+static void umem_notify_event_release(struct mmu_notifier *mn, struct mm_struct *mm)
 {
 	struct umem_notify_space *space = space_of(mn);
 	struct mmu_notifier_range all;
@@ -256,8 +256,8 @@ static void event_release(struct mmu_notifier *mn, struct mm_struct *mm)
 }
 
 const struct mmu_notifier_ops umem_notify_event_ops = {
-	.invalidate_range_start = event_start,
-	.invalidate_range_end = event_end,
-	.release = event_release,
+	.invalidate_range_start = umem_notify_event_start,
+	.invalidate_range_end = umem_notify_event_end,
+	.release = umem_notify_event_release,
 	.free_notifier = umem_notify_space_free,
 };
