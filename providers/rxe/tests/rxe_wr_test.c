@@ -93,7 +93,7 @@ static bool is_inline(struct rxe_qp *qp)
 	return first(qp)->wr.send_flags & IBV_SEND_INLINE;
 }
 
-/* The setters mean the flag, whatever wr_flags says. */
+/* The setters of inline data set the flag: wr_flags lacks it. */
 static void test_inline_flag(void)
 {
 	const struct ibv_data_buf buffer = { .addr = (void *)"abc", .length = 3 };
