@@ -18,9 +18,10 @@ set(INJECT_TESTS tests/test_mr_notify.py tests/test_mr_cache.py tests/test_mr_al
 
 # The last: verbs.h mixes enumeration types, which C++20 warns about.
 set(INJECT_CXX_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Werror -Wno-deprecated-enum-enum-conversion)
-# libibverbs must load without libstdc++: nothing here may need its run time.
+# libibverbs must load without libstdc++: nothing here may need its run time, nor its checks, which debug
+# builds turn on.
 set(INJECT_NO_CXX_RUNTIME -fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-use-cxa-atexit
-    -fno-asynchronous-unwind-tables -fvisibility=hidden)
+    -fvisibility=hidden -U_GLIBCXX_ASSERTIONS -D_GLIBCXX_NO_ASSERTIONS)
 
 # The path, relative to the tree, of the file that a laid link points to: upstream's install() would
 # install the link itself.
@@ -63,10 +64,11 @@ function(inject_libibverbs)
   endforeach()
   inject_symbol_versions()
 
-  # The C++ run time must not come back in unseen.
+  # The C++ run time must not come back in unseen, and a backtrace not end in the core.
   set(proof ${CMAKE_CURRENT_BINARY_DIR}/libibverbs/no-cxx-runtime.checked)
   add_custom_command(OUTPUT ${proof} DEPENDS ibverbs
     COMMAND sh -c "! readelf -dW $<TARGET_FILE:ibverbs> | grep -E 'libstdc|libgcc_s'"
+    COMMAND sh -c "readelf -SW $<FILTER:$<TARGET_OBJECTS:ibverbs>,INCLUDE,mr_cache_core> | grep -q '[.]eh_frame'"
     COMMAND sh -c "! ${CMAKE_NM} -D -u $<TARGET_FILE:ibverbs> | grep -E ' _Z|CXXABI|GLIBCXX'"
     COMMAND ${CMAKE_COMMAND} -E touch ${proof}
     COMMENT "Checking that libibverbs needs no C++ run time" VERBATIM)
