@@ -87,6 +87,7 @@ function(inject_man_pages)
   # Each verb has a page.
   file(STRINGS ${PROJECT_SOURCE_DIR}/libibverbs/libibverbs_mr_notify.map verbs REGEX "^\t\tibv_")
   list(TRANSFORM verbs REPLACE "^\t\t([a-z_]+).*" "${folder}/\\1.3.md")
+  list(REMOVE_DUPLICATES verbs)
   list(APPEND pages ${verbs})
   # Where upstream's functions put their pages: beside the other pages.
   set(CMAKE_CURRENT_SOURCE_DIR ${PROJECT_SOURCE_DIR}/libibverbs/man)

@@ -6,7 +6,14 @@
 #include <stddef.h>
 #include <string.h>
 
+#include <util/symver.h>
+
+/* The header's functions of these names, which tell how long their structs are. */
+#define ibv_query_mr_cache inline_query_mr_cache
+#define ibv_reg_mr_limits inline_reg_mr_limits
 #include "ibverbs.h"
+#undef ibv_query_mr_cache
+#undef ibv_reg_mr_limits
 #include "mr_cache/mr_cache_core.h"
 #include "mr_cache_context.h"
 #include "mr_cache_policy.h"
@@ -110,27 +117,43 @@ int _ibv_query_mr_cache(struct ibv_context *context,
 }
 
 /*
- * MRNOTIFY_1.0: of programs that were built with that version's structs. The header has
- * functions of these names, which are not these.
+ * For programs that look a function up by its name (dlsym(), bindings of other languages), with
+ * the structs of that version.
  */
-int query_mr_cache_1_0(struct ibv_context *context,
-		       struct ibv_mr_cache_stats *stats)
-	__asm__("ibv_query_mr_cache");
-int query_mr_cache_1_0(struct ibv_context *context,
-		       struct ibv_mr_cache_stats *stats)
+LATEST_SYMVER_FUNC(ibv_query_mr_cache, 1_5, "MRNOTIFY_1.5",
+		   int,
+		   struct ibv_context *context,
+		   struct ibv_mr_cache_stats *stats)
+{
+	return _ibv_query_mr_cache(context, stats, 9 * sizeof(uint64_t));
+}
+
+LATEST_SYMVER_FUNC(ibv_reg_mr_limits, 1_5, "MRNOTIFY_1.5",
+		   int,
+		   struct ibv_context *context,
+		   struct ibv_mr_cache_limits *new_limits,
+		   struct ibv_mr_cache_limits *old_limits)
+{
+	return _ibv_reg_mr_limits(context, new_limits, old_limits,
+				  2 * sizeof(uint64_t));
+}
+
+/* Of programs that were built with version 1.0. */
+COMPAT_SYMVER_FUNC(ibv_query_mr_cache, 1_0, "MRNOTIFY_1.0",
+		   int,
+		   struct ibv_context *context,
+		   struct ibv_mr_cache_stats *stats)
 {
 	return _ibv_query_mr_cache(context, stats,
 				   offsetof(struct ibv_mr_cache_stats,
 					    suspensions));
 }
 
-int reg_mr_limits_1_0(struct ibv_context *context,
-		      struct ibv_mr_cache_limits *new_limits,
-		      struct ibv_mr_cache_limits *old_limits)
-	__asm__("ibv_reg_mr_limits");
-int reg_mr_limits_1_0(struct ibv_context *context,
-		      struct ibv_mr_cache_limits *new_limits,
-		      struct ibv_mr_cache_limits *old_limits)
+COMPAT_SYMVER_FUNC(ibv_reg_mr_limits, 1_0, "MRNOTIFY_1.0",
+		   int,
+		   struct ibv_context *context,
+		   struct ibv_mr_cache_limits *new_limits,
+		   struct ibv_mr_cache_limits *old_limits)
 {
 	return _ibv_reg_mr_limits(context, new_limits, old_limits,
 				  2 * sizeof(uint64_t));
