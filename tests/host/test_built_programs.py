@@ -40,7 +40,7 @@ class BuiltTest(unittest.TestCase):
 
     def test_symbol_versions(self):
         nodes = {}
-        for name, node in re.findall(r" (\w+)@@(MRNOTIFY_\S+)", output("nm", "-D", self.library)):
+        for name, node in re.findall(r" (\w+)@@?(MRNOTIFY_\S+)", output("nm", "-D", self.library)):
             nodes.setdefault(node, set()).add(name)
         self.assertEqual(nodes, {node: set(functions)
                                  for node, (functions, _) in test_abi.RELEASED.items()})
