@@ -44,7 +44,8 @@ set lmargin at screen 0.48; set rmargin at screen 0.97; set xrange [0:120]
 set yrange [-0.7:{len(rows) - 0.3}]; set grid xtics; unset key
 set xlabel "% of the messages"; set xtics 0,25,100; set style fill solid 0.8
 set ytics noenhanced; set boxwidth 0.7
-plot "{data}" using (0):1:(0):2:($1-0.35):($1+0.35):ytic(3) with boxxyerror lc rgb "#c03030", \\
+plot "{data}" using (0):1:(0):2:($1-0.35):($1+0.35):ytic(3) with boxxyerror lc rgb "#c03030" \\
+    title "old bytes", \\
     "" using 2:1:4 with labels left offset 0.5,0
 """)
 

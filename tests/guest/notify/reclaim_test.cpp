@@ -49,6 +49,7 @@ namespace {
 constexpr std::size_t length = 16 * 4096;
 constexpr uint64_t mask = 0xffff00;
 constexpr uint64_t one_user = 0x100;
+constexpr int tracked = 1 << 28; /* from before its pages are pinned: arming looks at none */
 constexpr uint64_t one_use = uint64_t{1} << 32; /* not of the mask */
 constexpr uint64_t invalid = IBV_MR_NOTIFY_INVALID;
 constexpr uint64_t suspect = IBV_MR_NOTIFY_SUSPECT;
@@ -96,12 +97,13 @@ template <class P, class F, class G> std::optional<bool> after_one_look(P prepar
 
 /* A registration that lends its pages. */
 struct lender {
-	explicit lender(memory what = anonymous(length), uint64_t start = 0) : m(std::move(what))
+	explicit lender(memory what = anonymous(length), uint64_t start = 0, int more = 0)
+	    : m(std::move(what))
 	{
 		std::memset(source.registered().addr, 0x5a, page_size());
 		*w.address() = start;
 		before = pinned_bytes();
-		mr = on.register_memory(m.registered());
+		mr = on.register_memory(m.registered(), device::all_rights | more);
 		REQUIRE(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), mask) == 0);
 	}
 
@@ -480,7 +482,7 @@ TEST_CASE("memory that was freed lazily before the device wrote to it is kept")
 	SECTION("freed before it was registered")
 	{
 		REQUIRE(madvise(r.addr, r.length, MADV_FREE) == 0);
-		one.emplace(std::move(m));
+		one.emplace(std::move(m), 0, tracked);
 	}
 	SECTION("freed before a user settled")
 	{
