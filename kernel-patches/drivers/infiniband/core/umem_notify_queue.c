@@ -407,6 +407,16 @@ static bool queue_has_worker(struct ib_umem_notify *n)
  * umem_notify_queue_forget - No task comes to a tracker any more
  * @n: The tracker, its space's lock held; not while the tasks that have it are waited for
  *
+ * A tracker that is @dead is never idle, and goes on no list. It may be taken before that,
+ * so the count is read again under the lock:
+ *
+ *   the end                               another task
+ *                                         lock; takes n; unlock
+ *   lock; dead = true; unlock
+ *   workers is 1: waits
+ *                                         lock; workers = 0; unlock
+ *   lock; workers is 0: ends it
+ *
  * Context: Process context.
  */
 void umem_notify_queue_forget(struct ib_umem_notify *n)
