@@ -613,6 +613,20 @@ TEST_CASE("an invalid registration is not suspended")
 	CHECK(one.refused());
 }
 
+TEST_CASE("an invalid registration without pages is armed again")
+{
+	lender a;
+
+	unmap_all(a.m);
+	REQUIRE(a.is_unpinned());
+	REQUIRE(ibv_unreg_mr_notify(a.mr.get()) == 0);
+	*a.w.address() = 0;
+	CHECK(ibv_reg_mr_notify_reclaim(a.mr.get(), a.w.address(), mask) == 0);
+	CHECK(a.w.value() == IBV_MR_NOTIFY_INVALID);
+	shrink_twice();
+	CHECK(a.w.value() == IBV_MR_NOTIFY_INVALID);
+}
+
 TEST_CASE("pressure in a memory control group takes the pages charged there")
 {
 	lender outside(shared_file(length)); /* the fork takes none of that */

@@ -269,13 +269,13 @@ static struct notifier_block memory_block = {
 
 /**
  * umem_notify_lend - The VM may have the pages of a tracker when it is idle
- * @n: The tracker, armed and taken
+ * @n: The tracker, armed and taken; an INVALID one may have no pages
  */
 void umem_notify_lend(struct ib_umem_notify *n)
 {
 	lockdep_assert_held(&n->mutex);
 
-	if (!n->reclaim)
+	if (!n->reclaim || n->revoked)
 		return;
 	umem_notify_mark_dirty(n->umem);
 	list_lru_add_obj(&idle, &n->lru);
