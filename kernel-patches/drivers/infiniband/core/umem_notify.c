@@ -91,14 +91,14 @@ static struct ib_umem_notify *umem_notify_create(struct ib_device *device,
 
 	n->umem = umem;
 	n->queue = queue;
-	n->node.range.start = start;
-	n->node.range.last = last;
+	n->range.start = start;
+	n->range.last = last;
 	umem_notify_doubt_clear(&n->doubt);
 	mutex_init(&n->mutex);
 	INIT_LIST_HEAD(&n->link);
 
 	umem_notify_lock(n);
-	umem_notify_space_insert(space, &space->trackers, &n->node);
+	umem_notify_space_insert(space, n);
 	if (umem || umem_notify_space_changes(space, start, last)) {
 		umem_notify_doubt_range(n, start, last);
 		n->state = SUSPECT;
@@ -135,7 +135,7 @@ static void umem_notify_end(struct ib_umem_notify *n)
 	if (armed)
 		trace_mr_notify_disarm(n->umem, umem_notify_id(n), n->state);
 	umem_notify_disarm_locked(n);
-	interval_tree_remove(&n->node.range, &space->trackers);
+	interval_tree_remove(&n->range, &space->trackers);
 	word_page = umem_notify_take_word(n);
 	umem_notify_unlock(n);
 	if (armed)
@@ -364,7 +364,7 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 	if (IS_ERR(n))
 		return PTR_ERR(n);
 
-	word_page = umem_notify_word_get(umem_notify_space(n), addr);
+	word_page = umem_notify_word_get(addr);
 	if (IS_ERR(word_page))
 		return PTR_ERR(word_page);
 

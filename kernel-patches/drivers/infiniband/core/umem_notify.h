@@ -14,10 +14,8 @@
 
 /* The pinned page of a word; the word is eight bytes at an offset in it. */
 struct umem_notify_word_page;
-struct umem_notify_space;
 
-struct umem_notify_word_page *umem_notify_word_get(struct umem_notify_space *space,
-						   unsigned long addr);
+struct umem_notify_word_page *umem_notify_word_get(unsigned long addr);
 void umem_notify_word_put(struct umem_notify_word_page *page,
 			  unsigned int offset);
 void umem_notify_word_set(const struct umem_notify_word_page *page,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The MMU notifier of an address space: an event comes to the pages of words and to the
- * trackers of its range, before the page tables change.
+ * The MMU notifier of an address space: an event comes to the trackers of its range,
+ * before the page tables change.
  *
  * A callback takes leaf locks, sets bits, and waits for nobody. The pages of an unused
  * registration come back soon all the same, and the process that made the event does the
@@ -37,9 +37,6 @@
 
 #include "umem_notify_tracker.h"
 #include "umem_notify_trace.h"
-
-/* Nodes of a walk under one hold of the lock */
-#define EVENT_BATCH 64
 
 static bool event_is_own(const struct mmu_notifier_range *range)
 {
@@ -143,60 +140,21 @@ struct event_kind {
 	bool fork; /* it may come before pages are copied */
 };
 
-/* Returns whether the lock was released meanwhile. */
-static bool event_visit_tracker(struct umem_notify_node *node,
-				const struct mmu_notifier_range *range,
-				struct event_kind kind)
+static void event_walk(struct umem_notify_space *space, const struct mmu_notifier_range *range,
+		       struct event_kind kind)
 {
-	struct ib_umem_notify *n = umem_notify_tracker(node);
+	struct umem_notify_walk walk = {
+		.start = range->start,
+		.last = range->end - 1,
+		.sleeps = mmu_notifier_range_blockable(range),
+	};
+	struct ib_umem_notify *n = NULL;
 
-	if (kind.fork && event_fork(n, range))
-		return true;
-	if (kind.changes)
-		event_changed(n, range);
-	return false;
-}
-
-static bool event_visit_words(struct umem_notify_node *node,
-			      const struct mmu_notifier_range *range,
-			      struct event_kind kind)
-{
-	umem_notify_word_event(node);
-	return false;
-}
-
-/*
- * A process may have a million trackers at one address, so the walk releases the lock
- * every EVENT_BATCH nodes. Compiled once for each visit: no calls by pointers.
- */
-static __always_inline void
-event_walk(struct umem_notify_space *space, struct rb_root_cached *tree,
-	   bool (*visit)(struct umem_notify_node *node,
-			 const struct mmu_notifier_range *range, struct event_kind kind),
-	   const struct mmu_notifier_range *range, struct event_kind kind)
-{
-	unsigned long start = range->start, last = range->end - 1, key;
-	struct umem_notify_node *node;
-	unsigned int nr = 0;
-	bool released;
-	u64 serial;
-
-	lockdep_assert_held(&space->lock);
-
-	node = umem_notify_space_first(tree, start, last);
-	while (node) {
-		key = node->range.start;
-		serial = node->serial;
-		released = visit(node, range, kind);
-		if (++nr % EVENT_BATCH && !released) {
-			node = umem_notify_space_next(node, start, last);
-			continue;
-		}
-		spin_unlock(&space->lock);
-		if (mmu_notifier_range_blockable(range))
-			cond_resched();
-		spin_lock(&space->lock);
-		node = umem_notify_space_after(tree, key, serial, start, last);
+	while ((n = umem_notify_space_next(space, &walk, n))) {
+		if (kind.fork && event_fork(n, range))
+			n = NULL;
+		else if (kind.changes)
+			event_changed(n, range);
 	}
 }
 
@@ -216,12 +174,14 @@ static int umem_notify_event_start(struct mmu_notifier *mn, const struct mmu_not
 
 	if (range->event == MMU_NOTIFY_PROTECTION_PAGE || range->event == MMU_NOTIFY_CLEAR)
 		kind.fork = event_is_own(range);
+	if (!kind.changes && !kind.fork)
+		return 0;
 
 	spin_lock(&space->lock);
-	umem_notify_space_begin(space, range->start, range->end - 1, kind.changes);
-	event_walk(space, &space->words, event_visit_words, range, kind);
-	if ((kind.changes || kind.fork) && !space->released)
-		event_walk(space, &space->trackers, event_visit_tracker, range, kind);
+	if (kind.changes)
+		umem_notify_space_begin(space, range->start, range->end - 1);
+	if (!space->released)
+		event_walk(space, range, kind);
 	spin_unlock(&space->lock);
 	return 0;
 }
@@ -230,12 +190,13 @@ static int umem_notify_event_start(struct mmu_notifier *mn, const struct mmu_not
 static void umem_notify_event_end(struct mmu_notifier *mn, const struct mmu_notifier_range *range)
 {
 	struct umem_notify_space *space = space_of(mn);
-	bool changes = event_changes(range);
 
+	if (!event_changes(range))
+		return;
 	spin_lock(&space->lock);
-	umem_notify_space_end(space, range->start, range->end - 1, changes);
+	umem_notify_space_end(space, range->start, range->end - 1);
 	spin_unlock(&space->lock);
-	if (changes && wq_has_sleeper(&space->ended))
+	if (wq_has_sleeper(&space->ended))
 		wake_up_all(&space->ended);
 }
 
@@ -248,8 +209,7 @@ static void umem_notify_event_release(struct mmu_notifier *mn, struct mm_struct 
 	mmu_notifier_range_init(&all, MMU_NOTIFY_RELEASE,
 				MMU_NOTIFIER_RANGE_BLOCKABLE, mm, 0, ULONG_MAX);
 	spin_lock(&space->lock);
-	event_walk(space, &space->trackers, event_visit_tracker, &all,
-		   (struct event_kind){ .changes = true });
+	event_walk(space, &all, (struct event_kind){ .changes = true });
 	space->released = true;
 	spin_unlock(&space->lock);
 	umem_notify_space_leave(space);

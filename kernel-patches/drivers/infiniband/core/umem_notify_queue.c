@@ -49,8 +49,6 @@
 /* The delay before trackers are tried again doubles so often: to some seconds. */
 #define MOST_DOUBLINGS 7
 #define REST 100
-/* Trackers that are looked at under one hold of the lock */
-#define LOOK_BATCH 64
 
 static void queue_wake_at(struct umem_notify_queue *q, unsigned long when)
 {
@@ -278,33 +276,20 @@ void umem_notify_queue_time(struct ib_umem_notify *n)
  */
 static void queue_look(struct umem_notify_queue *q)
 {
-	struct rb_root_cached *trackers = &q->space->trackers;
-	struct umem_notify_node *node;
-	struct ib_umem_notify *n;
-	unsigned long key, idle;
-	unsigned int nr = 0;
-	u64 serial;
+	struct umem_notify_walk walk = { .last = ULONG_MAX, .sleeps = true };
+	struct ib_umem_notify *n = NULL;
+	unsigned long idle;
 
 	lockdep_assert_held(&q->space->lock);
 
 	q->idle = 0;
-	node = umem_notify_space_first(trackers, 0, ULONG_MAX);
-	while (node) {
-		n = umem_notify_tracker(node);
+	while ((n = umem_notify_space_next(q->space, &walk, n))) {
 		idle = n->queue == q ? umem_notify_idle_time(n) : 0;
 		if (idle && !umem_notify_was_used(n) && umem_notify_unused_for(n) >= idle &&
 		    umem_notify_suspend(n))
 			queue_add(n);
 		else if (idle && (!q->idle || idle < q->idle))
 			q->idle = idle;
-		if (++nr % LOOK_BATCH) {
-			node = umem_notify_space_next(node, 0, ULONG_MAX);
-			continue;
-		}
-		key = node->range.start;
-		serial = node->serial;
-		cond_resched_lock(&q->space->lock);
-		node = umem_notify_space_after(trackers, key, serial, 0, ULONG_MAX);
 	}
 	q->look = jiffies + max(q->idle / 2, 1UL);
 }

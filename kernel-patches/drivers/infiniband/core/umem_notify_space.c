@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An address space with watched memory: the trees of its trackers and of its pages of
- * words, the lock of both, and the events in progress.
+ * An address space with watched memory: the tree of its trackers, its lock, and the events
+ * in progress.
  *
  * The MMU notifier is the only one of the address space, for any number of
  * registrations. A tracker ends when it is erased from the tree under the lock:
@@ -20,6 +20,9 @@
 
 #include "umem_notify_tracker.h"
 
+/* Trackers of a walk under one hold of the lock */
+#define WALK_BATCH 64
+
 /* Found under RCU, changed under the lock */
 static DEFINE_HASHTABLE(umem_notify_spaces, 8);
 static DEFINE_SPINLOCK(umem_notify_spaces_lock);
@@ -27,11 +30,10 @@ static DEFINE_SPINLOCK(umem_notify_spaces_lock);
 static atomic_t umem_notify_nr_spaces;
 
 /**
- * umem_notify_space_begin - An event begins
- * @space: The address space, its lock held since before the trees are searched
+ * umem_notify_space_begin - An event that may replace pages begins
+ * @space: The address space, its lock held since before the tree is searched
  * @start: The first address
  * @last: The last address
- * @changes: Whether it may replace pages
  *
  * The MMU notifier calls before the page tables change, and not for a node that is
  * inserted afterwards:
@@ -49,10 +51,10 @@ static atomic_t umem_notify_nr_spaces;
  * the slots under one hold: either the event sees the tracker or the tracker sees the
  * event, and is SUSPECT from the beginning.
  *
- * An event that finds no slot counts as one that may replace any page.
+ * An event that finds no slot counts as one of all pages.
  */
 void umem_notify_space_begin(struct umem_notify_space *space, unsigned long start,
-			     unsigned long last, bool changes)
+			     unsigned long last)
 {
 	unsigned int slot;
 
@@ -64,7 +66,7 @@ void umem_notify_space_begin(struct umem_notify_space *space, unsigned long star
 	}
 	slot = ffz(space->busy);
 	space->busy |= BIT_ULL(slot);
-	space->events[slot] = (struct umem_notify_event){ start, last, changes };
+	space->events[slot] = (struct umem_notify_event){ start, last };
 }
 
 /**
@@ -72,13 +74,12 @@ void umem_notify_space_begin(struct umem_notify_space *space, unsigned long star
  * @space: The address space, its lock held
  * @start: As for umem_notify_space_begin()
  * @last: As for umem_notify_space_begin()
- * @changes: As for umem_notify_space_begin()
  *
  * Of two events with the same arguments either slot will do. The mm calls the end of
  * each start that has succeeded, and ours always does.
  */
 void umem_notify_space_end(struct umem_notify_space *space, unsigned long start,
-			   unsigned long last, bool changes)
+			   unsigned long last)
 {
 	const struct umem_notify_event *event;
 	u64 left;
@@ -87,30 +88,12 @@ void umem_notify_space_end(struct umem_notify_space *space, unsigned long start,
 
 	for (left = space->busy; left; left &= left - 1) {
 		event = &space->events[__ffs64(left)];
-		if (event->start == start && event->last == last && event->changes == changes) {
+		if (event->start == start && event->last == last) {
 			space->busy &= ~BIT_ULL(__ffs64(left));
 			return;
 		}
 	}
 	space->beyond--;
-}
-
-static bool space_has(const struct umem_notify_space *space, unsigned long start,
-		      unsigned long last, bool changes)
-{
-	const struct umem_notify_event *event;
-	u64 left;
-
-	lockdep_assert_held(&space->lock);
-
-	if (space->beyond)
-		return true;
-	for (left = space->busy; left; left &= left - 1) {
-		event = &space->events[__ffs64(left)];
-		if (event->start <= last && event->last >= start && (event->changes || !changes))
-			return true;
-	}
-	return false;
 }
 
 /**
@@ -122,19 +105,17 @@ static bool space_has(const struct umem_notify_space *space, unsigned long start
 bool umem_notify_space_changes(const struct umem_notify_space *space,
 			       unsigned long start, unsigned long last)
 {
-	return space_has(space, start, last, true);
-}
+	const struct umem_notify_event *event;
+	u64 left;
 
-/**
- * umem_notify_space_events - Is any event in progress there, also of protection?
- * @space: The address space, its lock held
- * @start: The first address
- * @last: The last address
- */
-bool umem_notify_space_events(const struct umem_notify_space *space,
-			      unsigned long start, unsigned long last)
-{
-	return space_has(space, start, last, false);
+	lockdep_assert_held(&space->lock);
+
+	for (left = space->busy; left; left &= left - 1) {
+		event = &space->events[__ffs64(left)];
+		if (event->start <= last && event->last >= start)
+			return true;
+	}
+	return space->beyond;
 }
 
 static bool space_is_quiet(struct umem_notify_space *space, unsigned long start,
@@ -172,72 +153,79 @@ int umem_notify_space_wait(struct umem_notify_space *space, unsigned long start,
 }
 
 /**
- * umem_notify_space_insert - Have the events of its range come to a node
+ * umem_notify_space_insert - Have the events of its range come to a tracker
  * @space: The address space, its lock held
- * @tree: One of its trees
- * @node: The node, its range set
+ * @n: The tracker, its range set
  */
-void umem_notify_space_insert(struct umem_notify_space *space,
-			      struct rb_root_cached *tree,
-			      struct umem_notify_node *node)
+void umem_notify_space_insert(struct umem_notify_space *space, struct ib_umem_notify *n)
 {
 	lockdep_assert_held(&space->lock);
 
-	node->serial = ++space->serial;
-	interval_tree_insert(&node->range, tree);
+	n->serial = ++space->serial;
+	interval_tree_insert(&n->range, &space->trackers);
 }
 
-static struct umem_notify_node *node_of(struct interval_tree_node *range)
-{
-	return range ? container_of(range, struct umem_notify_node, range) : NULL;
-}
-
-/* The first node of a tree that has a part of a range */
-struct umem_notify_node *umem_notify_space_first(struct rb_root_cached *tree,
-						 unsigned long start, unsigned long last)
-{
-	return node_of(interval_tree_iter_first(tree, start, last));
-}
-
-/* The next one */
-struct umem_notify_node *umem_notify_space_next(struct umem_notify_node *node,
-						unsigned long start, unsigned long last)
-{
-	return node_of(interval_tree_iter_next(&node->range, start, last));
-}
-
-/**
- * umem_notify_space_after - Go on after the lock was released
- * @tree: The tree
- * @key: The start of the node visited last, which may have gone meanwhile
- * @serial: Its serial number
- * @start: The first address of the range
- * @last: The last address
- *
- * interval_tree_insert() puts a node behind those with the same start, so the nodes are
- * in the order of (start, serial number).
- *
- * Return: The next node that has a part of the range, or NULL.
+/*
+ * The first tracker behind that visited last, which may have gone meanwhile.
+ * interval_tree_insert() puts a tracker behind those with the same start, so the trackers
+ * are in the order of (start, serial number).
  */
-struct umem_notify_node *umem_notify_space_after(struct rb_root_cached *tree,
-						 unsigned long key, u64 serial,
-						 unsigned long start, unsigned long last)
+static struct interval_tree_node *space_after(struct umem_notify_space *space,
+					      const struct umem_notify_walk *walk)
 {
-	struct rb_node *rb = tree->rb_root.rb_node;
-	struct umem_notify_node *node, *visited = NULL;
+	struct rb_node *rb = space->trackers.rb_root.rb_node;
+	struct ib_umem_notify *n, *visited = NULL;
 
 	while (rb) {
-		node = rb_entry(rb, struct umem_notify_node, range.rb);
-		if (node->range.start < key ||
-		    (node->range.start == key && node->serial <= serial)) {
-			visited = node;
+		n = rb_entry(rb, struct ib_umem_notify, range.rb);
+		if (n->range.start < walk->key ||
+		    (n->range.start == walk->key && n->serial <= walk->serial)) {
+			visited = n;
 			rb = rb->rb_right;
 		} else {
 			rb = rb->rb_left;
 		}
 	}
-	return visited ? umem_notify_space_next(visited, start, last) :
-			 umem_notify_space_first(tree, start, last);
+	return visited ? interval_tree_iter_next(&visited->range, walk->start, walk->last) :
+			 interval_tree_iter_first(&space->trackers, walk->start, walk->last);
+}
+
+/**
+ * umem_notify_space_next - The next tracker of a walk
+ * @space: The address space, its lock held
+ * @walk: The walk: its range, and @sleeps
+ * @n: The tracker visited last, or NULL: there is none yet, or the caller released the
+ *     lock meanwhile
+ *
+ * A process may have a million trackers at one address, so the lock is released now and
+ * then.
+ *
+ * Return: The tracker, or NULL at the end.
+ */
+struct ib_umem_notify *umem_notify_space_next(struct umem_notify_space *space,
+					      struct umem_notify_walk *walk,
+					      struct ib_umem_notify *n)
+{
+	struct interval_tree_node *next;
+
+	lockdep_assert_held(&space->lock);
+
+	if (n && ++walk->nr == WALK_BATCH) {
+		walk->nr = 0;
+		n = NULL;
+		spin_unlock(&space->lock);
+		if (walk->sleeps)
+			cond_resched();
+		spin_lock(&space->lock);
+	}
+	next = n ? interval_tree_iter_next(&n->range, walk->start, walk->last) :
+		   space_after(space, walk);
+	if (!next)
+		return NULL;
+	n = container_of(next, struct ib_umem_notify, range);
+	walk->key = n->range.start;
+	walk->serial = n->serial;
+	return n;
 }
 
 static struct umem_notify_space *space_of(struct mmu_notifier *mn)
@@ -307,8 +295,6 @@ static struct umem_notify_space *space_alloc(const struct mmu_notifier_ops *ops)
 	spin_lock_init(&space->lock);
 	refcount_set(&space->users, 2); /* the address space, and the caller */
 	space->trackers = RB_ROOT_CACHED;
-	space->words = RB_ROOT_CACHED;
-	space->frames = RB_ROOT;
 	INIT_LIST_HEAD(&space->queues);
 	init_waitqueue_head(&space->ended);
 	return space;

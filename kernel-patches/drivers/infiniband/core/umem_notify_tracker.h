@@ -2,7 +2,7 @@
 /*
  * Inside MR notification. From the bottom up, and no file calls one above it:
  *
- *  umem_notify_space.c    the address space: its trees, its lock, the events in progress
+ *  umem_notify_space.c    the address space: its tree, its lock, the events in progress
  *  umem_notify_state.c    what is known of a tracker's range
  *  umem_notify_users.c    whether a tracker is in use, and its suspension
  *  umem_notify_retire.c   how the device loses an INVALID or SUSPENDED one
@@ -31,11 +31,10 @@
 #define SUSPECT IB_UVERBS_MR_NOTIFY_SUSPECT
 #define SUSPENDED IB_UVERBS_MR_NOTIFY_SUSPENDED
 
-/* An event in progress. */
+/* An event in progress that may replace pages */
 struct umem_notify_event {
 	unsigned long start;
 	unsigned long last;
-	bool changes; /* it may replace pages */
 };
 
 /*
@@ -45,22 +44,30 @@ struct umem_notify_event {
  */
 struct umem_notify_space {
 	struct mmu_notifier mn;
-	refcount_t users; /* the address space, each queue and each page of words */
+	refcount_t users; /* the address space, and each queue */
 	spinlock_t lock;
 	struct rb_root_cached trackers; /* @lock */
-	struct rb_root_cached words; /* @lock: pages of words, see umem_notify_word.c */
-	struct rb_root frames; /* @lock: of private pages of words */
 	struct list_head queues; /* @lock: one per device */
-	u64 serial; /* @lock: of the newest node */
+	u64 serial; /* @lock: of the newest tracker */
 	bool released; /* all trackers know that the address space ends */
 
 	u64 busy; /* @lock: the slots in use */
 	unsigned int beyond; /* @lock: events that found no slot */
 	struct umem_notify_event events[64]; /* @lock */
-	wait_queue_head_t ended; /* an event that may replace pages has ended */
+	wait_queue_head_t ended; /* an event has */
 
 	struct hlist_node node; /* umem_notify_spaces */
 	struct rcu_head rcu;
+};
+
+/* For a walk through the trackers that have a part of [start, last] */
+struct umem_notify_walk {
+	unsigned long start;
+	unsigned long last;
+	bool sleeps; /* the caller may */
+	unsigned int nr; /* trackers under one hold of the lock */
+	unsigned long key; /* the start of the tracker visited last */
+	u64 serial; /* and its serial number */
 };
 
 /* Of a device, in an address space; under the space's lock, except @worker. */
@@ -80,12 +87,6 @@ struct umem_notify_queue {
 	unsigned long idle; /* the shortest idle time, in jiffies; 0: it does not look */
 };
 
-/* A range in one of the trees of a space; under the space's lock. */
-struct umem_notify_node {
-	struct interval_tree_node range;
-	u64 serial; /* of two nodes with one start, the smaller is the first */
-};
-
 /*
  * One per watched MR. @mutex is outside of mmap_lock and the inode locks. Only system
  * calls wait for it: all others try. A field that is "mutex and lock" is written under
@@ -96,7 +97,8 @@ struct umem_notify_node {
  * @umem, for example, would cost it the fetch of a cache line.
  */
 struct ib_umem_notify {
-	struct umem_notify_node node;
+	struct interval_tree_node range; /* lock */
+	u64 serial; /* lock: of two with one start, the smaller is the first */
 
 	u8 state; /* lock */
 	bool hurry; /* a caller waits for @mutex that must not wait for long */
@@ -139,12 +141,12 @@ static_assert(offsetofend(struct ib_umem_notify, link) <= 128);
 
 static inline unsigned long umem_notify_start(const struct ib_umem_notify *n)
 {
-	return n->node.range.start;
+	return n->range.start;
 }
 
 static inline unsigned long umem_notify_last(const struct ib_umem_notify *n)
 {
-	return n->node.range.last;
+	return n->range.last;
 }
 
 static inline u32 umem_notify_pages(const struct ib_umem_notify *n)
@@ -158,29 +160,18 @@ void umem_notify_space_put(struct umem_notify_space *space);
 void umem_notify_space_leave(struct umem_notify_space *space);
 void umem_notify_space_free(struct mmu_notifier *mn);
 void umem_notify_space_exit(void);
-void umem_notify_space_insert(struct umem_notify_space *space,
-			      struct rb_root_cached *tree,
-			      struct umem_notify_node *node);
-struct umem_notify_node *umem_notify_space_first(struct rb_root_cached *tree,
-						 unsigned long start, unsigned long last);
-struct umem_notify_node *umem_notify_space_next(struct umem_notify_node *node,
-						unsigned long start, unsigned long last);
-struct umem_notify_node *umem_notify_space_after(struct rb_root_cached *tree,
-						 unsigned long key, u64 serial,
-						 unsigned long start, unsigned long last);
+void umem_notify_space_insert(struct umem_notify_space *space, struct ib_umem_notify *n);
+struct ib_umem_notify *umem_notify_space_next(struct umem_notify_space *space,
+					      struct umem_notify_walk *walk,
+					      struct ib_umem_notify *n);
 void umem_notify_space_begin(struct umem_notify_space *space, unsigned long start,
-			     unsigned long last, bool changes);
+			     unsigned long last);
 void umem_notify_space_end(struct umem_notify_space *space, unsigned long start,
-			   unsigned long last, bool changes);
+			   unsigned long last);
 bool umem_notify_space_changes(const struct umem_notify_space *space,
 			       unsigned long start, unsigned long last);
-bool umem_notify_space_events(const struct umem_notify_space *space,
-			      unsigned long start, unsigned long last);
 int umem_notify_space_wait(struct umem_notify_space *space, unsigned long start,
 			   unsigned long last, unsigned long until);
-
-/* umem_notify_word.c: as the MMU notifier calls it */
-void umem_notify_word_event(struct umem_notify_node *node);
 
 /* umem_notify_state.c */
 void umem_notify_doubt_clear(struct umem_notify_doubt *doubt);
@@ -237,11 +228,6 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void);
 void umem_notify_lend(struct ib_umem_notify *n);
 void umem_notify_unlend(struct ib_umem_notify *n);
 int umem_notify_restore(struct ib_umem_notify *n);
-
-static inline struct ib_umem_notify *umem_notify_tracker(struct umem_notify_node *node)
-{
-	return container_of(node, struct ib_umem_notify, node);
-}
 
 static inline struct umem_notify_space *
 umem_notify_space(const struct ib_umem_notify *n)

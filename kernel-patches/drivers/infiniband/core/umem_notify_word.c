@@ -4,142 +4,75 @@
  * from any context, at any time, even without the mapping.
  *
  * The page is pinned, so the callback of an MMU notifier, which must neither
- * fault nor sleep, reaches it with kmap_local_page(). A process whose words
- * share a page (a cache packs 64 or more into one) pays for one pinned page,
- * not for one per word: pages are shared by (address space, address) and charged once
- * against RLIMIT_MEMLOCK.
+ * fault nor sleep, reaches it with kmap_local_page(). The words of a page share one pin,
+ * which is charged once against RLIMIT_MEMLOCK (a cache packs 64 words or more into a
+ * page).
  *
- * If the application unmaps the page first, the writes go to the orphaned page,
- * which no process sees and none else can own. Words that come later must not
- * join them there. So each page is in a tree of its space, and any event of its
- * address, a change of protection too, makes it doubtful: the next word pins
- * the page that is mapped now, as the first one did, and stays only if that is
- * the same page. A word that comes while the address changes may get either
- * page, as it might if it pinned one.
+ * Each word pins the page that its address maps now, and then finds out whether that page
+ * is pinned for other words. So no event has to be watched: if the application unmaps
+ * the page, the writes for its words go to the orphaned page, which no process sees and
+ * none else can own, and a later word at the same address gets the new page. A word that
+ * comes while the address changes may get either page.
  *
- * A word belongs to one MR: else settling one wipes out a bit of another.
+ * A word belongs to one MR. With two, settling one wipes out a bit of the other:
  *
  *   settle A                              B, which has the word too
  *                                         word |= SUSPECT
  *   A is intact: word &= ~SUSPECT         [the word says that B is valid]
  *
  * Two words are the same by physical page and offset: the page may be mapped at two
- * addresses, by two processes, or have been moved. So a physical page has one struct
- * frame for all its mappings, with a bit for each word. The caller that sets the bit has
- * the word; to be the second is -EBUSY. A frame has no pin of its own, but each of its
- * mappings has one: as long as it is there, its page is not given to others.
- *
- * A pinned anonymous page belongs to one address space, so the frames of these are in
- * a tree of the space. Those of files and shared memory are in one tree for all.
+ * addresses, by two processes, or have been moved. The second MR gets -EBUSY.
  */
 
 #include <linux/bitmap.h>
+#include <linux/hash.h>
 #include <linux/highmem.h>
 #include <linux/mm.h>
 #include <linux/rbtree.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
 #include "umem_notify_tracker.h"
 
-struct frame {
-	struct rb_node node;
-	struct page *page;
-	unsigned int mappings;
-	bool shared; /* which tree it is in */
-	DECLARE_BITMAP(used, PAGE_SIZE / sizeof(u64));
-};
-
-/* But for the frame all of it is under the space's lock. */
 struct umem_notify_word_page {
-	struct umem_notify_node node;
-	struct umem_notify_space *space;
+	struct rb_node node; /* of its tree, by @page */
 	struct page *page;
-	struct frame *frame;
-	unsigned int words;
-	unsigned int events; /* of its address */
-	bool sure; /* the address maps the page */
-	bool joined; /* other words find it */
+	struct mm_struct *mm; /* it is charged for the pin */
+	DECLARE_BITMAP(used, PAGE_SIZE / sizeof(u64)); /* the tree's lock */
 };
 
-/* Process context only, a leaf */
-static DEFINE_SPINLOCK(shared_frames_lock);
-static struct rb_root shared_frames = RB_ROOT;
+#define TREE_BITS 6
 
-/**
- * umem_notify_word_event - An event of the address space hits a page of words
- * @node: The page's, its space's lock held
- */
-void umem_notify_word_event(struct umem_notify_node *node)
+/* Process context only. Many, for processes that arm at the same time. */
+static struct word_tree {
+	spinlock_t lock; /* a leaf */
+	struct rb_root root;
+} word_trees[1 << TREE_BITS] = {
+	[0 ... (1 << TREE_BITS) - 1].lock = __SPIN_LOCK_UNLOCKED(word_trees.lock),
+};
+
+static struct word_tree *tree_of(const struct page *page)
 {
-	struct umem_notify_word_page *page =
-		container_of(node, struct umem_notify_word_page, node);
-
-	page->sure = false;
-	page->events++;
+	return &word_trees[hash_ptr(page, TREE_BITS)];
 }
 
-static unsigned long addr_of(const struct umem_notify_word_page *page)
+static unsigned int index_of(unsigned int offset)
 {
-	return page->node.range.start;
+	return offset / sizeof(u64);
 }
 
-/* Whether an event is under way there, and how many there were. */
-static bool word_events(struct umem_notify_word_page *page, unsigned int *events)
+static int compare(const void *page, const struct rb_node *node)
 {
-	struct umem_notify_space *space = page->space;
-	bool under_way;
+	const struct page *other = rb_entry(node, struct umem_notify_word_page, node)->page;
 
-	spin_lock(&space->lock);
-	*events = page->events;
-	under_way = umem_notify_space_events(space, addr_of(page),
-					     page->node.range.last);
-	spin_unlock(&space->lock);
-	return under_way;
+	return page == other ? 0 : page < (const void *)other ? -1 : 1;
 }
 
-/*
- * Pins the page that the address maps. Keeps the page if it is the first one;
- * -ESTALE if it is another one than before.
- *
- * A page must not become sure again after the event that made it doubtful:
- *
- *   pin()                                 another thread
- *   pins P, which is still mapped
- *                                         sure = false
- *                                         unmaps P, maps Q
- *   sure = true                           [later words go to P: never seen]
- *
- * So it is sure only if no event was under way before it was pinned, and none has
- * come since.
- */
-static int pin(struct umem_notify_word_page *page)
+static int compare_nodes(struct rb_node *node, const struct rb_node *other)
 {
-	struct umem_notify_space *space = page->space;
-	unsigned int before;
-	struct page *pinned;
-	bool under_way;
-	int ret;
-
-	under_way = word_events(page, &before);
-	ret = pin_user_pages_fast(addr_of(page), 1,
-				  FOLL_WRITE | FOLL_LONGTERM, &pinned);
-	if (ret != 1)
-		return ret == -ENOMEM || ret == -EINTR ? ret : -EFAULT;
-
-	if (!page->page) {
-		page->page = pinned;
-	} else {
-		unpin_user_page(pinned); /* the first pin is enough */
-		if (page->page != pinned)
-			return -ESTALE;
-	}
-
-	spin_lock(&space->lock);
-	page->sure = !under_way && page->events == before;
-	spin_unlock(&space->lock);
-	return 0;
+	return compare(rb_entry(node, struct umem_notify_word_page, node)->page, other);
 }
 
 static int charge(struct mm_struct *mm)
@@ -153,233 +86,87 @@ static int charge(struct mm_struct *mm)
 	return -ENOMEM;
 }
 
-static int compare_frames(struct rb_node *node, const struct rb_node *other)
+static void free_page_of_words(struct umem_notify_word_page *page)
 {
-	const struct page *a = rb_entry(node, struct frame, node)->page;
-	const struct page *b = rb_entry(other, struct frame, node)->page;
-
-	return a == b ? 0 : a < b ? -1 : 1;
-}
-
-static struct rb_root *lock_frames(struct umem_notify_space *space, bool shared)
-{
-	spin_lock(shared ? &shared_frames_lock : &space->lock);
-	return shared ? &shared_frames : &space->frames;
-}
-
-static void unlock_frames(struct umem_notify_space *space, bool shared)
-{
-	spin_unlock(shared ? &shared_frames_lock : &space->lock);
-}
-
-/* Gives a page that is pinned the frame of its physical page, or @frame. */
-static void join_frame(struct umem_notify_word_page *page, struct frame *frame)
-{
-	struct rb_node *other;
-
-	frame->page = page->page;
-	frame->shared = !PageAnon(page->page);
-	other = rb_find_add(&frame->node,
-			    lock_frames(page->space, frame->shared),
-			    compare_frames);
-	page->frame = other ? rb_entry(other, struct frame, node) : frame;
-	page->frame->mappings++;
-	unlock_frames(page->space, frame->shared);
-	if (other)
-		kfree(frame);
-}
-
-static void leave_frame(struct umem_notify_word_page *page)
-{
-	struct frame *frame = page->frame;
-	bool shared = frame->shared;
-	struct rb_root *frames = lock_frames(page->space, shared);
-
-	if (--frame->mappings)
-		frame = NULL;
-	else
-		rb_erase(&frame->node, frames);
-	unlock_frames(page->space, shared);
-	kfree(frame);
-}
-
-/* Takes a page without words out of its space. */
-static void end_page(struct umem_notify_word_page *page)
-{
-	struct umem_notify_space *space = page->space;
-
-	spin_lock(&space->lock);
-	interval_tree_remove(&page->node.range, &space->words);
-	spin_unlock(&space->lock);
-	kfree(page);
-	umem_notify_space_put(space);
-}
-
-static struct umem_notify_word_page *create_page(struct umem_notify_space *space,
-						 unsigned long addr)
-{
-	struct umem_notify_word_page *page;
-	struct frame *frame;
-	int ret = -ENOMEM;
-
-	page = kzalloc(sizeof(*page), GFP_KERNEL_ACCOUNT);
-	frame = kzalloc(sizeof(*frame), GFP_KERNEL_ACCOUNT);
-	if (!page || !frame)
-		goto free;
-	page->space = space;
-	page->words = 1;
-	page->node.range.start = addr;
-	page->node.range.last = addr + PAGE_SIZE - 1;
-
-	ret = charge(space->mn.mm);
-	if (ret)
-		goto free;
-	refcount_inc(&space->users);
-	spin_lock(&space->lock);
-	umem_notify_space_insert(space, &space->words, &page->node);
-	spin_unlock(&space->lock);
-	ret = pin(page);
-	if (ret)
-		goto end;
-	join_frame(page, frame);
-	return page;
-
-end:
-	end_page(page);
-	page = NULL;
-	atomic64_dec(&space->mn.mm->pinned_vm);
-free:
-	kfree(frame);
-	kfree(page);
-	return ERR_PTR(ret);
-}
-
-static void put_page_of_word(struct umem_notify_word_page *page)
-{
-	struct umem_notify_space *space = page->space;
-	bool last;
-
-	spin_lock(&space->lock);
-	last = !--page->words;
-	if (last)
-		page->joined = false;
-	spin_unlock(&space->lock);
-	if (!last)
-		return;
-
-	leave_frame(page);
-	SetPageDirty(page->page); /* without a lock: see umem_notify_retire.c */
 	unpin_user_page(page->page);
-	atomic64_dec(&space->mn.mm->pinned_vm);
-	end_page(page);
+	atomic64_dec(&page->mm->pinned_vm);
+	mmdrop(page->mm);
+	kfree(page);
 }
 
-#define MOST_LOOKS 64
-
-/*
- * The page that other words at this address share, with one more; or NULL. Behind many that were
- * mapped there before, as events wait for the lock, it is not found: its words have two pages.
- */
-static struct umem_notify_word_page *find_page(struct umem_notify_space *space,
-					       unsigned long addr)
+/* Takes the pin of @pinned, and the charge for it. */
+static struct umem_notify_word_page *create_page(struct page *pinned)
 {
 	struct umem_notify_word_page *page;
-	struct interval_tree_node *next;
-	unsigned int looks = MOST_LOOKS;
-
-	lockdep_assert_held(&space->lock);
-
-	for (next = interval_tree_iter_first(&space->words, addr, addr); next && looks--;
-	     next = interval_tree_iter_next(next, addr, addr)) {
-		page = container_of(next, struct umem_notify_word_page, node.range);
-		if (page->joined) {
-			page->words++;
-			return page;
-		}
-	}
-	return NULL;
-}
-
-/* Has later words find a page, or one with the same physical page that they find. */
-static struct umem_notify_word_page *join_page(struct umem_notify_word_page *page)
-{
-	struct umem_notify_space *space = page->space;
-	struct umem_notify_word_page *other;
-
-	spin_lock(&space->lock);
-	other = find_page(space, addr_of(page));
-	if (!other)
-		page->joined = true;
-	spin_unlock(&space->lock);
-	if (!other)
-		return page;
-	/* Two threads may be the first: one page is pinned, and charged. */
-	if (other->page == page->page)
-		swap(page, other);
-	/* If not the same, the mapping is being changed. */
-	put_page_of_word(other);
-	return page;
-}
-
-static struct umem_notify_word_page *get_page_of_word(struct umem_notify_space *space,
-						      unsigned long addr)
-{
-	struct umem_notify_word_page *page;
-	bool sure = false;
 	int ret;
 
-	spin_lock(&space->lock);
-	page = find_page(space, addr);
-	if (page)
-		sure = page->sure;
-	spin_unlock(&space->lock);
-	if (sure)
-		return page;
-	if (page) {
-		ret = pin(page);
-		if (!ret)
-			return page;
-		if (ret == -ESTALE) {
-			/* Later words find the page that is mapped now. */
-			spin_lock(&space->lock);
-			page->joined = false;
-			spin_unlock(&space->lock);
-		}
-		put_page_of_word(page);
-		if (ret != -ESTALE)
-			return ERR_PTR(ret);
+	page = kzalloc(sizeof(*page), GFP_KERNEL_ACCOUNT);
+	ret = page ? charge(current->mm) : -ENOMEM;
+	if (ret) {
+		unpin_user_page(pinned);
+		kfree(page);
+		return ERR_PTR(ret);
 	}
-	page = create_page(space, addr);
-	return IS_ERR(page) ? page : join_page(page);
+	mmgrab(current->mm);
+	page->mm = current->mm;
+	page->page = pinned;
+	return page;
 }
 
-static unsigned int index_of(unsigned int offset)
+/* The page of words of a pinned page, or NULL. The word is taken, or it is -EBUSY. */
+static struct umem_notify_word_page *take_word(struct word_tree *tree, struct rb_node *node,
+					       unsigned int offset)
 {
-	return offset / sizeof(u64);
+	struct umem_notify_word_page *page;
+
+	lockdep_assert_held(&tree->lock);
+
+	if (!node)
+		return NULL;
+	page = rb_entry(node, struct umem_notify_word_page, node);
+	return __test_and_set_bit(index_of(offset), page->used) ? ERR_PTR(-EBUSY) : page;
 }
 
 /**
  * umem_notify_word_get - Take a word of the current process
- * @space: The space of that process
  * @addr: The word's user address, a multiple of eight
  *
  * Return: Its page, pinned, to be given to umem_notify_word_put(); or ERR_PTR():
  * -EBUSY if another MR has the word, -EFAULT if the address can't be written or
  * pinned, -ENOMEM if memory or RLIMIT_MEMLOCK is exhausted, -EINTR.
  */
-struct umem_notify_word_page *umem_notify_word_get(struct umem_notify_space *space,
-						   unsigned long addr)
+struct umem_notify_word_page *umem_notify_word_get(unsigned long addr)
 {
-	struct umem_notify_word_page *page;
+	struct umem_notify_word_page *page, *fresh;
+	unsigned int offset = offset_in_page(addr);
+	struct word_tree *tree;
+	struct page *pinned;
+	struct rb_node *node;
+	int ret;
 
-	page = get_page_of_word(space, untagged_addr(addr) & PAGE_MASK);
-	if (IS_ERR(page))
+	ret = pin_user_pages_fast(untagged_addr(addr) & PAGE_MASK, 1,
+				  FOLL_WRITE | FOLL_LONGTERM, &pinned);
+	if (ret != 1)
+		return ERR_PTR(ret == -ENOMEM || ret == -EINTR ? ret : -EFAULT);
+
+	tree = tree_of(pinned);
+	spin_lock(&tree->lock);
+	page = take_word(tree, rb_find(pinned, &tree->root, compare), offset);
+	spin_unlock(&tree->lock);
+	if (page) {
+		unpin_user_page(pinned); /* the first pin is enough */
 		return page;
-	if (test_and_set_bit(index_of(offset_in_page(addr)),
-			     page->frame->used)) {
-		put_page_of_word(page);
-		return ERR_PTR(-EBUSY);
 	}
+
+	fresh = create_page(pinned);
+	if (IS_ERR(fresh))
+		return fresh;
+	spin_lock(&tree->lock);
+	node = rb_find_add(&fresh->node, &tree->root, compare_nodes);
+	page = take_word(tree, node ?: &fresh->node, offset);
+	spin_unlock(&tree->lock);
+	if (node)
+		free_page_of_words(fresh);
 	return page;
 }
 
@@ -388,15 +175,27 @@ struct umem_notify_word_page *umem_notify_word_get(struct umem_notify_space *spa
  * @page: Its page, or NULL; the word is not set or cleared any more
  * @offset: The word's, in the page
  *
- * Context: Process context, no mm lock held.
+ * Context: Any but interrupts.
  */
 void umem_notify_word_put(struct umem_notify_word_page *page,
 			  unsigned int offset)
 {
+	struct word_tree *tree;
+	bool last;
+
 	if (!page)
 		return;
-	clear_bit_unlock(index_of(offset), page->frame->used);
-	put_page_of_word(page);
+	tree = tree_of(page->page);
+	spin_lock(&tree->lock);
+	__clear_bit(index_of(offset), page->used);
+	last = bitmap_empty(page->used, PAGE_SIZE / sizeof(u64));
+	if (last)
+		rb_erase(&page->node, &tree->root);
+	spin_unlock(&tree->lock);
+	if (!last)
+		return;
+	SetPageDirty(page->page); /* without a lock: see umem_notify_retire.c */
+	free_page_of_words(page);
 }
 
 /*
