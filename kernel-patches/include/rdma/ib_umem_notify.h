@@ -44,7 +44,8 @@ int ib_umem_notify_init(void);
 void ib_umem_notify_exit(void);
 
 int ib_mr_notify_command(u32 command, const struct uverbs_attr_bundle *attrs);
-struct ib_umem_notify *ib_mr_notify_track(struct ib_device *device, u64 addr,
+void ib_mr_notify_close(struct ib_ucontext *context);
+struct ib_umem_notify *ib_mr_notify_track(struct ib_ucontext *context, u64 addr,
 					  u64 length, u32 *access);
 void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
 			  struct ib_umem_notify *tracker);
@@ -112,8 +113,12 @@ static inline int ib_mr_notify_command(u32 command,
 	return 0;
 }
 
+static inline void ib_mr_notify_close(struct ib_ucontext *context)
+{
+}
+
 static inline struct ib_umem_notify *
-ib_mr_notify_track(struct ib_device *device, u64 addr, u64 length, u32 *access)
+ib_mr_notify_track(struct ib_ucontext *context, u64 addr, u64 length, u32 *access)
 {
 	return NULL;
 }

@@ -65,22 +65,14 @@ void ib_umem_notify_exit(void)
 }
 
 /* @umem is NULL if nothing is pinned yet. */
-static struct ib_umem_notify *umem_notify_create(struct ib_device *device,
+static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context,
 						 struct ib_umem *umem,
 						 unsigned long start, unsigned long last)
 {
-	struct umem_notify_space *space;
 	struct umem_notify_queue *queue;
 	struct ib_umem_notify *n;
-	int ret;
 
-	ret = umem_notify_device_get(device);
-	if (ret)
-		return ERR_PTR(ret);
-	space = umem_notify_space_get(&umem_notify_event_ops);
-	if (IS_ERR(space))
-		return ERR_CAST(space);
-	queue = umem_notify_queue_get(space, device);
+	queue = umem_notify_queue_get(context, &umem_notify_event_ops);
 	if (IS_ERR(queue))
 		return ERR_CAST(queue);
 	n = umem_notify_tracker_alloc();
@@ -93,13 +85,14 @@ static struct ib_umem_notify *umem_notify_create(struct ib_device *device,
 	n->queue = queue;
 	n->range.start = start;
 	n->range.last = last;
+	n->refs = 1;
 	umem_notify_doubt_clear(&n->doubt);
 	mutex_init(&n->mutex);
 	INIT_LIST_HEAD(&n->link);
 
 	umem_notify_lock(n);
-	umem_notify_space_insert(space, n);
-	if (umem || umem_notify_space_changes(space, start, last)) {
+	umem_notify_space_insert(queue->space, n);
+	if (umem || umem_notify_space_changes(queue->space, start, last)) {
 		umem_notify_doubt_range(n, start, last);
 		n->state = SUSPECT;
 	}
@@ -117,17 +110,18 @@ static void umem_notify_disarm_locked(struct ib_umem_notify *n)
 	n->mr = NULL;
 }
 
-/* No task comes to the tracker any more, and it touches neither device nor word. */
+/*
+ * The tracker touches neither device nor word any more, and no task goes on to the umem: see
+ * umem_notify_queue.c.
+ */
 static void umem_notify_end(struct ib_umem_notify *n)
 {
-	struct umem_notify_space *space = umem_notify_space(n);
 	struct umem_notify_word_page *word_page;
 	bool armed = n->armed;
 
 	umem_notify_unlend(n);
-	WRITE_ONCE(n->hurry, true);
+	umem_notify_take(n);
 	umem_notify_lock(n);
-	umem_notify_queue_forget(n);
 	if (armed && n->held == UMEM_NOTIFY_REREG) {
 		umem_notify_mark_invalid(n);
 		trace_mr_notify_gone(n->umem, umem_notify_id(n), n->state);
@@ -135,35 +129,23 @@ static void umem_notify_end(struct ib_umem_notify *n)
 	if (armed)
 		trace_mr_notify_disarm(n->umem, umem_notify_id(n), n->state);
 	umem_notify_disarm_locked(n);
-	interval_tree_remove(&n->range, &space->trackers);
+	interval_tree_remove(&n->range, &umem_notify_space(n)->trackers);
+	if (!n->own)
+		list_del_init(&n->link);
 	word_page = umem_notify_take_word(n);
 	umem_notify_unlock(n);
+	mutex_unlock(&n->mutex);
 	if (armed)
 		umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, -1);
 	umem_notify_word_put(word_page, n->word);
-}
-
-/* Frees it, unless a task will that has it for its own. */
-static void umem_notify_leave(struct ib_umem_notify *n)
-{
-	struct umem_notify_queue *queue = n->queue;
-	bool own;
-
-	umem_notify_lock(n);
-	n->left = true;
-	own = n->own;
-	if (own)
-		queue->refs++;
-	umem_notify_unlock(n);
-	if (!own)
-		kfree(n);
-	umem_notify_queue_put(queue);
+	if (n->queue->single)
+		umem_notify_queue_stop(n->queue);
 }
 
 static void umem_notify_destroy(struct ib_umem_notify *n)
 {
 	umem_notify_end(n);
-	umem_notify_leave(n);
+	umem_notify_queue_leave(n);
 }
 
 static unsigned long first_addr(struct ib_umem *umem)
@@ -177,7 +159,7 @@ static unsigned long last_addr(struct ib_umem *umem)
 }
 
 /* The tracker of a umem that was pinned without one: everything is SUSPECT. */
-static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem)
+static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem, struct ib_ucontext *context)
 {
 	struct ib_umem_notify *n = READ_ONCE(umem->notify), *other;
 
@@ -186,7 +168,7 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem)
 	if (n)
 		return n;
 
-	n = umem_notify_create(umem->ibdev, umem, first_addr(umem), last_addr(umem));
+	n = umem_notify_create(context, umem, first_addr(umem), last_addr(umem));
 	if (IS_ERR(n))
 		return n;
 	/* Two threads may arm one MR: the first tracker counts. */
@@ -200,7 +182,7 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem)
 
 /**
  * umem_notify_track - Watch a range from before its pages are pinned
- * @device: The device that it is about to be registered with
+ * @context: The context that is about to register it
  * @addr: Its user address
  * @length: Its length
  *
@@ -211,7 +193,7 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem)
  *
  * Return: The tracker, to be given to umem_notify_tracked(), or NULL.
  */
-struct ib_umem_notify *umem_notify_track(struct ib_device *device, u64 addr, u64 length)
+struct ib_umem_notify *umem_notify_track(struct ib_ucontext *context, u64 addr, u64 length)
 {
 	unsigned long start = untagged_addr(addr) & PAGE_MASK;
 	struct ib_umem_notify *n;
@@ -222,7 +204,7 @@ struct ib_umem_notify *umem_notify_track(struct ib_device *device, u64 addr, u64
 	last |= ~PAGE_MASK;
 	if ((last - start) >> PAGE_SHIFT >= U32_MAX)
 		return NULL;
-	n = umem_notify_create(device, NULL, start, last);
+	n = umem_notify_create(context, NULL, start, last);
 	return IS_ERR(n) ? NULL : n;
 }
 
@@ -268,7 +250,7 @@ bool ib_umem_untrack(struct ib_umem *umem)
 		umem_notify_unpin(n, true);
 		revoked = true;
 	}
-	umem_notify_leave(n);
+	umem_notify_queue_leave(n);
 	return revoked;
 }
 
@@ -360,7 +342,7 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 	int ret;
 	u8 state;
 
-	n = umem_notify_of(umem);
+	n = umem_notify_of(umem, mr->uobject->context);
 	if (IS_ERR(n))
 		return PTR_ERR(n);
 

@@ -104,7 +104,7 @@ enum umem_notify_hold {
 	UMEM_NOTIFY_REREG,
 };
 
-struct ib_umem_notify *umem_notify_track(struct ib_device *device, u64 addr, u64 length);
+struct ib_umem_notify *umem_notify_track(struct ib_ucontext *context, u64 addr, u64 length);
 void umem_notify_tracked(struct ib_umem_notify *n, struct ib_umem *umem);
 int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 		    u64 in_use, bool reclaim, u32 idle_ms);

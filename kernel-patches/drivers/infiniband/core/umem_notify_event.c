@@ -80,13 +80,15 @@ static bool event_may_copy(const struct ib_umem_notify *n,
  */
 static bool event_fork(struct ib_umem_notify *n, const struct mmu_notifier_range *range)
 {
+	struct umem_notify_space *space = umem_notify_space(n);
+
 	if (!event_may_copy(n, range) || !umem_notify_suspend(n))
 		return false;
 	umem_notify_queue_take(n);
-	umem_notify_unlock(n);
+	spin_unlock(&space->lock);
 	umem_notify_queue_retire(n);
-	umem_notify_lock(n);
 	umem_notify_queue_leave(n);
+	spin_lock(&space->lock);
 	return true;
 }
 
@@ -158,18 +160,13 @@ static void event_walk(struct umem_notify_space *space, const struct mmu_notifie
 	}
 }
 
-static struct umem_notify_space *space_of(struct mmu_notifier *mn)
-{
-	return container_of(mn, struct umem_notify_space, mn);
-}
-
 /*
  * Never fails, not for callers either that can't wait: the pages are pinned, so
  * nothing can be freed under the device before it is revoked.
  */
 static int umem_notify_event_start(struct mmu_notifier *mn, const struct mmu_notifier_range *range)
 {
-	struct umem_notify_space *space = space_of(mn);
+	struct umem_notify_space *space = umem_notify_space_of(mn);
 	struct event_kind kind = { .changes = event_changes(range) };
 
 	if (range->event == MMU_NOTIFY_PROTECTION_PAGE || range->event == MMU_NOTIFY_CLEAR)
@@ -189,7 +186,7 @@ static int umem_notify_event_start(struct mmu_notifier *mn, const struct mmu_not
 /* The page tables have changed. */
 static void umem_notify_event_end(struct mmu_notifier *mn, const struct mmu_notifier_range *range)
 {
-	struct umem_notify_space *space = space_of(mn);
+	struct umem_notify_space *space = umem_notify_space_of(mn);
 
 	if (!event_changes(range))
 		return;
@@ -203,7 +200,7 @@ static void umem_notify_event_end(struct mmu_notifier *mn, const struct mmu_noti
 /* The end of the address space: its users have gone, and its memory goes. */
 static void umem_notify_event_release(struct mmu_notifier *mn, struct mm_struct *mm)
 {
-	struct umem_notify_space *space = space_of(mn);
+	struct umem_notify_space *space = umem_notify_space_of(mn);
 	struct mmu_notifier_range all;
 
 	mmu_notifier_range_init(&all, MMU_NOTIFY_RELEASE,
@@ -212,12 +209,12 @@ static void umem_notify_event_release(struct mmu_notifier *mn, struct mm_struct 
 	event_walk(space, &all, (struct event_kind){ .changes = true });
 	space->released = true;
 	spin_unlock(&space->lock);
-	umem_notify_space_leave(space);
 }
 
 const struct mmu_notifier_ops umem_notify_event_ops = {
 	.invalidate_range_start = umem_notify_event_start,
 	.invalidate_range_end = umem_notify_event_end,
 	.release = umem_notify_event_release,
+	.alloc_notifier = umem_notify_space_alloc,
 	.free_notifier = umem_notify_space_free,
 };

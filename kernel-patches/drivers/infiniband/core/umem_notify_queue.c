@@ -2,41 +2,47 @@
 /*
  * Work on trackers that an MMU callback leaves to others.
  *
- * Each device of an address space has a worker with one list. The worker visits all
- * trackers on the list; those that have to be tried again stay there, and the delay
- * before the next visit doubles. Each device has a workqueue: no other device waits
+ * Each context has a worker with one list. The worker visits all trackers on the list;
+ * those that have to be tried again stay there, and the delay before the next visit
+ * doubles. Each device has a workqueue: no other device waits
  * behind one that does not answer. The workqueue has a rescuer, because pages that
  * reclaim wants come back through it.
  *
  * TIME
  *
  * The worker does not belong to the process whose trackers it looks at. Once it has
- * compared pages, or looked for idle trackers, it rests for REST times as long. So it
- * costs other processes a hundredth of a CPU at most, whatever events come. Revoking and
+ * compared pages, or looked for idle trackers, all workers of the address space rest for
+ * REST times as long. So they cost other processes a hundredth of a CPU at most, whatever
+ * events come. Revoking and
  * unpinning do not count: the process has pinned the pages before.
  *
  * LIFE
  *
- * The end of a tracker takes it off its list, forbids that it comes back, and waits for
- * the tasks that have it:
+ * A task that comes to a tracker without a lock has a reference. The end of the tracker
+ * waits for its mutex only, and disarms it:
  *
- *   worker                                umem_notify_queue_forget()
+ *   worker                                umem_notify_end()
  *   lock; takes n off the list;
- *   workers = 1; unlock
- *                                         lock; dead = true; unlock
- *   n goes on a list again: refused,      waits for workers == 0
- *   it is dead
- *   lock; workers = 0; wakes; unlock
- *   [does not touch n again]
- *                                         frees n
+ *   a reference; unlock
+ *                                         mutex; lock; armed = false; unlock
+ *   mutex: not armed, nothing to do
+ *   a list again: refused, not armed      frees the umem
+ *   puts the reference: frees n
  *
- * The wake-up goes by the address of n alone.
+ * So nobody waits for a task that has not come to its own trackers yet. For an unmap can
+ * take the last mapping of the device's file, whose release is work of the same task and
+ * comes first:
+ *
+ *   munmap of the range and of a page of the device
+ *   UNMAP: n is task_work
+ *   fput(): ib_uverbs_close() is task_work
+ *   ib_uverbs_close(): ends n
+ *   n's task_work: not armed; frees n
  */
 
 #include <linux/jiffies.h>
 #include <linux/timekeeping.h>
 #include <linux/slab.h>
-#include <linux/wait_bit.h>
 #include <linux/workqueue.h>
 
 #include "umem_notify_tracker.h"
@@ -67,14 +73,14 @@ static void queue_wake_after(struct umem_notify_queue *q, unsigned long delay)
 {
 	unsigned long when = jiffies + delay;
 
-	queue_wake_at(q, time_before(when, q->rest) ? q->rest : when);
+	queue_wake_at(q, time_before(when, q->space->rest) ? q->space->rest : when);
 }
 
 static bool queue_add(struct ib_umem_notify *n)
 {
 	umem_notify_assert_locked(n);
 
-	if (n->dead || n->own)
+	if (!n->armed || n->own)
 		return false;
 	list_move_tail(&n->link, &n->queue->work);
 	return true;
@@ -111,7 +117,7 @@ void umem_notify_queue_again(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_queue_take - The caller has a tracker: its end waits
+ * umem_notify_queue_take - The caller comes to a tracker, however soon it ends
  * @n: The tracker, its space's lock held
  */
 void umem_notify_queue_take(struct ib_umem_notify *n)
@@ -120,19 +126,27 @@ void umem_notify_queue_take(struct ib_umem_notify *n)
 
 	if (!n->own)
 		list_del_init(&n->link);
-	n->workers++;
+	n->refs++;
 }
 
 /**
  * umem_notify_queue_leave - The caller does not touch a tracker again
- * @n: The tracker, its space's lock held
+ * @n: The tracker; may be freed
+ *
+ * Context: Any but interrupts.
  */
 void umem_notify_queue_leave(struct ib_umem_notify *n)
 {
-	umem_notify_assert_locked(n);
+	struct umem_notify_queue *q = n->queue;
+	bool last;
 
-	if (!--n->workers && n->dead)
-		wake_up_var(n);
+	umem_notify_lock(n);
+	last = !--n->refs;
+	umem_notify_unlock(n);
+	if (!last)
+		return;
+	kfree(n);
+	umem_notify_queue_put(q);
 }
 
 /**
@@ -154,58 +168,20 @@ void umem_notify_queue_retire(struct ib_umem_notify *n)
 	umem_notify_unlock(n);
 }
 
-static void queue_drop(struct umem_notify_queue *q)
-{
-	struct umem_notify_space *space = q->space;
-	bool last;
-
-	spin_lock(&space->lock);
-	last = !--q->refs;
-	spin_unlock(&space->lock);
-	if (!last)
-		return;
-	kfree(q);
-	umem_notify_space_put(space);
-}
-
 /**
  * umem_notify_queue_come - Retire a tracker that is the caller's own
  * @n: The tracker, @own; may be freed
- *
- * Nobody waits for a task that has not come to its own trackers yet: if a tracker has
- * ended meanwhile, the task frees it. For an unmap can take the last mapping of the
- * device's file, whose release is work of the same task and comes first:
- *
- *   munmap of the range and of a page of the device
- *   UNMAP: n is task_work
- *   fput(): ib_uverbs_close() is task_work
- *   ib_uverbs_close(): waits for who has n    [for itself]
  *
  * Context: Any but interrupts.
  */
 void umem_notify_queue_come(struct ib_umem_notify *n)
 {
-	struct umem_notify_queue *q = n->queue;
-	bool left, dead;
-
 	umem_notify_lock(n);
 	n->own = false;
 	INIT_LIST_HEAD(&n->link);
-	left = n->left;
-	dead = n->dead;
-	if (!dead)
-		n->workers++;
 	umem_notify_unlock(n);
-	if (left) {
-		kfree(n);
-		queue_drop(q);
-	}
-	if (dead)
-		return;
 	umem_notify_queue_retire(n);
-	umem_notify_lock(n);
 	umem_notify_queue_leave(n);
-	umem_notify_unlock(n);
 }
 
 static void queue_task_work(struct callback_head *work)
@@ -221,9 +197,7 @@ static void queue_task_work(struct callback_head *work)
  */
 void umem_notify_queue_own(struct ib_umem_notify *n)
 {
-	umem_notify_assert_locked(n);
-
-	list_del_init(&n->link);
+	umem_notify_queue_take(n);
 	n->own = true;
 }
 
@@ -239,15 +213,17 @@ bool umem_notify_queue_current(struct ib_umem_notify *n)
 
 	if (n->own)
 		return true;
-	if (n->dead || current->flags & (PF_KTHREAD | PF_USER_WORKER))
+	if (current->flags & (PF_KTHREAD | PF_USER_WORKER))
 		return false;
-	umem_notify_queue_own(n);
+	list_del_init(&n->link);
 	init_task_work(&n->task_work, queue_task_work);
-	if (!task_work_add(current, &n->task_work, TWA_RESUME))
-		return true;
-	n->own = false;
-	INIT_LIST_HEAD(&n->link);
-	return false;
+	if (task_work_add(current, &n->task_work, TWA_RESUME)) {
+		INIT_LIST_HEAD(&n->link);
+		return false;
+	}
+	n->refs++;
+	n->own = true;
+	return true;
 }
 
 /**
@@ -317,7 +293,7 @@ static bool queue_visit(struct ib_umem_notify *n, bool rests, u64 *took)
 
 	if (!mutex_trylock(&n->mutex))
 		return true;
-	if (umem_notify_state(n) == SUSPECT && !queue_suspends(n)) {
+	if (n->armed && umem_notify_state(n) == SUSPECT && !queue_suspends(n)) {
 		began = ktime_get_ns();
 		again = rests || umem_notify_verify(n, UMEM_NOTIFY_WORKER) == -EAGAIN;
 		*took += ktime_get_ns() - began;
@@ -345,7 +321,9 @@ static void queue_visit_all(struct umem_notify_queue *q, struct list_head *todo,
 		spin_lock(&q->space->lock);
 		if (again)
 			queue_add(n);
+		spin_unlock(&q->space->lock);
 		umem_notify_queue_leave(n);
+		spin_lock(&q->space->lock);
 	}
 }
 
@@ -353,11 +331,13 @@ static void umem_notify_queue_work(struct work_struct *work)
 {
 	struct umem_notify_queue *q =
 		container_of(work, struct umem_notify_queue, worker.work);
-	bool rests = time_before(jiffies, q->rest);
+	struct umem_notify_space *space = q->space;
 	u64 began = ktime_get_ns(), took = 0;
 	LIST_HEAD(todo);
+	bool rests;
 
-	spin_lock(&q->space->lock);
+	spin_lock(&space->lock);
+	rests = time_before(jiffies, space->rest);
 	q->waiting = false;
 	if (q->idle && !rests && !time_before(jiffies, q->look)) {
 		queue_look(q);
@@ -366,7 +346,8 @@ static void umem_notify_queue_work(struct work_struct *work)
 	list_splice_init(&q->work, &todo);
 	queue_visit_all(q, &todo, rests, &took);
 	if (!rests)
-		q->rest = jiffies + nsecs_to_jiffies(took * REST);
+		space->rest = (time_before(jiffies, space->rest) ? space->rest : jiffies) +
+			      nsecs_to_jiffies(took * REST);
 	if (list_empty(&q->work)) {
 		q->doublings = 0;
 	} else {
@@ -374,128 +355,98 @@ static void umem_notify_queue_work(struct work_struct *work)
 		q->doublings = min(q->doublings + 1, MOST_DOUBLINGS);
 	}
 	if (q->idle)
-		queue_wake_at(q, time_before(q->look, q->rest) ? q->rest : q->look);
-	spin_unlock(&q->space->lock);
+		queue_wake_at(q, time_before(q->look, space->rest) ? space->rest : q->look);
+	spin_unlock(&space->lock);
 }
 
-static bool queue_has_worker(struct ib_umem_notify *n)
-{
-	bool has;
-
-	umem_notify_lock(n);
-	has = n->workers;
-	umem_notify_unlock(n);
-	return has;
-}
-
-/**
- * umem_notify_queue_forget - No task comes to a tracker any more
- * @n: The tracker, its space's lock held; not while the tasks that have it are waited for
- *
- * A tracker that is @dead is never idle, and goes on no list. It may be taken before that,
- * so the count is read again under the lock:
- *
- *   the end                               another task
- *                                         lock; takes n; unlock
- *   lock; dead = true; unlock
- *   workers is 1: waits
- *                                         lock; workers = 0; unlock
- *   lock; workers is 0: ends it
- *
- * Context: Process context.
- */
-void umem_notify_queue_forget(struct ib_umem_notify *n)
-{
-	n->dead = true;
-	if (!n->own)
-		list_del_init(&n->link);
-	while (n->workers) {
-		umem_notify_unlock(n);
-		wait_var_event(n, !queue_has_worker(n));
-		umem_notify_lock(n);
-	}
-}
-
-static struct umem_notify_queue *queue_find(struct umem_notify_space *space,
-					    const struct ib_device *device)
+static struct umem_notify_queue *queue_create(struct ib_device *device,
+					      const struct mmu_notifier_ops *ops)
 {
 	struct umem_notify_queue *q;
+	int ret;
 
-	lockdep_assert_held(&space->lock);
-
-	list_for_each_entry(q, &space->queues, siblings)
-		if (q->device == device) {
-			q->users++;
-			return q;
-		}
-	return NULL;
+	ret = umem_notify_device_get(device);
+	if (ret)
+		return ERR_PTR(ret);
+	q = kzalloc(sizeof(*q), GFP_KERNEL_ACCOUNT);
+	if (!q)
+		return ERR_PTR(-ENOMEM);
+	q->space = umem_notify_space_get(ops);
+	if (IS_ERR(q->space)) {
+		ret = PTR_ERR(q->space);
+		kfree(q);
+		return ERR_PTR(ret);
+	}
+	q->device = device;
+	refcount_set(&q->refs, 1);
+	INIT_LIST_HEAD(&q->work);
+	INIT_DELAYED_WORK(&q->worker, umem_notify_queue_work);
+	return q;
 }
 
 /**
- * umem_notify_queue_get - The queue of an address space and a device
- * @space: The address space; the caller's reference goes with the queue, or is given back
- * @device: The device
+ * umem_notify_queue_get - The queue for a registration of the current process
+ * @context: The context that registers
+ * @ops: The callbacks of the MMU notifier of an address space
+ *
+ * Of two threads that are the first one gets a queue of its own.
  *
  * Context: Process context, no mm lock held.
  *
  * Return: The queue, to be given to umem_notify_queue_put(), or ERR_PTR(-ENOMEM).
  */
-struct umem_notify_queue *umem_notify_queue_get(struct umem_notify_space *space,
-						struct ib_device *device)
+struct umem_notify_queue *umem_notify_queue_get(struct ib_ucontext *context,
+						const struct mmu_notifier_ops *ops)
 {
-	struct umem_notify_queue *q, *other;
+	struct umem_notify_queue *q = READ_ONCE(context->notify);
 
-	spin_lock(&space->lock);
-	other = queue_find(space, device);
-	spin_unlock(&space->lock);
-	if (other) {
-		umem_notify_space_put(space);
-		return other;
+	if (!q || q->space->mn.mm != current->mm) {
+		q = queue_create(context->device, ops);
+		if (IS_ERR(q))
+			return q;
+		q->single = cmpxchg(&context->notify, NULL, q);
+		if (q->single)
+			return q;
 	}
-
-	q = kzalloc(sizeof(*q), GFP_KERNEL_ACCOUNT);
-	if (!q) {
-		umem_notify_space_put(space);
-		return ERR_PTR(-ENOMEM);
-	}
-	q->space = space;
-	q->device = device;
-	q->users = 1;
-	q->refs = 1;
-	q->rest = jiffies;
-	INIT_LIST_HEAD(&q->work);
-	INIT_DELAYED_WORK(&q->worker, umem_notify_queue_work);
-
-	spin_lock(&space->lock);
-	other = queue_find(space, device);
-	if (!other)
-		list_add(&q->siblings, &space->queues);
-	spin_unlock(&space->lock);
-	if (!other)
-		return q;
-	kfree(q);
-	umem_notify_space_put(space);
-	return other;
+	refcount_inc(&q->refs);
+	return q;
 }
 
 /**
- * umem_notify_queue_put - A tracker of the queue has ended
+ * umem_notify_queue_put - A tracker of the queue is freed, or its context is closed
  * @q: The queue
  *
- * Context: Process context; waits for the worker, which has no tracker left.
+ * Context: Any but interrupts.
  */
 void umem_notify_queue_put(struct umem_notify_queue *q)
 {
-	struct umem_notify_space *space = q->space;
-	bool last;
-
-	spin_lock(&space->lock);
-	last = !--q->users;
-	if (last)
-		list_del(&q->siblings);
-	spin_unlock(&space->lock);
-	if (!last)
+	if (!refcount_dec_and_test(&q->refs))
 		return;
-	cancel_delayed_work_sync(&q->worker); /* before the device and its workqueue go */
-	queue_drop(q);
+	umem_notify_space_put(q->space);
+	kfree(q);
+}
+
+/**
+ * umem_notify_queue_stop - All trackers of a queue have ended
+ * @q: The queue
+ *
+ * Context: Process context; waits for the worker, which uses the device and its workqueue.
+ */
+void umem_notify_queue_stop(struct umem_notify_queue *q)
+{
+	cancel_delayed_work_sync(&q->worker);
+}
+
+/**
+ * ib_mr_notify_close - A context is closed, and has no MR any more
+ * @context: The context
+ */
+void ib_mr_notify_close(struct ib_ucontext *context)
+{
+	struct umem_notify_queue *q = context->notify;
+
+	if (!q)
+		return;
+	umem_notify_queue_stop(q);
+	umem_notify_queue_put(q);
 }

@@ -79,7 +79,7 @@ static bool retires(const struct ib_umem_notify *n, const struct shrink_control 
 /* Behind the walk, or by the worker. */
 static void retire_later(struct ib_umem_notify *n, struct walk *walk)
 {
-	if (n->own || n->dead || n->state != SUSPENDED || !umem_notify_retires_at_once(n) ||
+	if (n->own || n->state != SUSPENDED || !umem_notify_retires_at_once(n) ||
 	    !retires(n, walk->sc)) {
 		umem_notify_queue_now(n);
 		return;

@@ -11,7 +11,6 @@
  * long as it likes.
  */
 
-#include <linux/hashtable.h>
 #include <linux/mmu_notifier.h>
 #include <linux/rcupdate.h>
 #include <linux/slab.h>
@@ -23,10 +22,7 @@
 /* Trackers of a walk under one hold of the lock */
 #define WALK_BATCH 64
 
-/* Found under RCU, changed under the lock */
-static DEFINE_HASHTABLE(umem_notify_spaces, 8);
-static DEFINE_SPINLOCK(umem_notify_spaces_lock);
-/* Spaces, found or not, whose callbacks may come */
+/* Spaces whose callbacks may come */
 static atomic_t umem_notify_nr_spaces;
 
 /**
@@ -228,110 +224,53 @@ struct ib_umem_notify *umem_notify_space_next(struct umem_notify_space *space,
 	return n;
 }
 
-static struct umem_notify_space *space_of(struct mmu_notifier *mn)
+/* The notifier's first callback */
+struct mmu_notifier *umem_notify_space_alloc(struct mm_struct *mm)
 {
-	return container_of(mn, struct umem_notify_space, mn);
+	struct umem_notify_space *space;
+
+	space = kzalloc(sizeof(*space), GFP_KERNEL);
+	if (!space)
+		return ERR_PTR(-ENOMEM);
+	spin_lock_init(&space->lock);
+	space->trackers = RB_ROOT_CACHED;
+	init_waitqueue_head(&space->ended);
+	space->rest = jiffies;
+	atomic_inc(&umem_notify_nr_spaces);
+	return &space->mn;
 }
 
-/* The notifier's last callback */
+/* Its last one */
 void umem_notify_space_free(struct mmu_notifier *mn)
 {
-	kfree_rcu(space_of(mn), rcu);
+	kfree(umem_notify_space_of(mn));
 	if (atomic_dec_and_test(&umem_notify_nr_spaces))
 		wake_up_var(&umem_notify_nr_spaces);
 }
 
-static struct umem_notify_space *space_find(struct mm_struct *mm)
-{
-	struct umem_notify_space *space;
-
-	rcu_read_lock();
-	hash_for_each_possible_rcu(umem_notify_spaces, space, node, (unsigned long)mm)
-		if (space->mn.mm == mm && refcount_inc_not_zero(&space->users))
-			break;
-	rcu_read_unlock();
-	return space;
-}
-
 struct space_registration {
 	struct work_struct work;
-	struct mmu_notifier *mn;
+	const struct mmu_notifier_ops *ops;
 	struct mm_struct *mm;
-	int ret;
+	struct mmu_notifier *mn;
 };
 
-static void space_register_work(struct work_struct *work)
+static void space_register(struct work_struct *work)
 {
 	struct space_registration *r = container_of(work, struct space_registration, work);
 
-	r->ret = mmu_notifier_register(r->mn, r->mm);
-}
-
-/*
- * mm_take_all_locks() gives up as soon as the caller has something to do before it
- * returns to user mode: a signal, work of io_uring, a freezer, a debugger that interrupts
- * it. It takes long where there are many mappings, so it would never succeed beside an
- * interrupter that comes again and again. A kworker has no signals.
- */
-static int space_register(struct mmu_notifier *mn, struct mm_struct *mm)
-{
-	struct space_registration r = { .mn = mn, .mm = mm };
-
-	INIT_WORK_ONSTACK(&r.work, space_register_work);
-	queue_work(system_unbound_wq, &r.work);
-	flush_work(&r.work);
-	destroy_work_on_stack(&r.work);
-	return r.ret;
-}
-
-static struct umem_notify_space *space_alloc(const struct mmu_notifier_ops *ops)
-{
-	struct umem_notify_space *space;
-
-	space = kzalloc(sizeof(*space), GFP_KERNEL_ACCOUNT);
-	if (!space)
-		return NULL;
-	space->mn.ops = ops;
-	spin_lock_init(&space->lock);
-	refcount_set(&space->users, 2); /* the address space, and the caller */
-	space->trackers = RB_ROOT_CACHED;
-	INIT_LIST_HEAD(&space->queues);
-	init_waitqueue_head(&space->ended);
-	return space;
-}
-
-static struct umem_notify_space *space_create(const struct mmu_notifier_ops *ops,
-					      struct mm_struct *mm)
-{
-	struct umem_notify_space *space, *other;
-	int ret;
-
-	space = space_alloc(ops);
-	if (!space)
-		return ERR_PTR(-ENOMEM);
-	atomic_inc(&umem_notify_nr_spaces);
-	ret = space_register(&space->mn, mm);
-	if (ret) {
-		umem_notify_space_free(&space->mn);
-		return ERR_PTR(ret);
-	}
-	spin_lock(&umem_notify_spaces_lock);
-	other = space_find(mm);
-	if (!other)
-		hash_add_rcu(umem_notify_spaces, &space->node, (unsigned long)mm);
-	spin_unlock(&umem_notify_spaces_lock);
-	if (!other)
-		return space;
-	mmu_notifier_put(&space->mn);
-	return other;
+	r->mn = mmu_notifier_get(r->ops, r->mm);
 }
 
 /**
  * umem_notify_space_get - The space of the current process
  * @ops: The callbacks of its MMU notifier
  *
- * The first call of a process takes all locks of its address space, so a space stays
- * until the address space ends or ib_uverbs is unloaded.
+ * The first call of an address space takes all its locks. mm_take_all_locks() gives up as
+ * soon as the caller has something to do before it returns to user mode: a signal, work of
+ * io_uring, a freezer, a debugger that interrupts it. It takes long where there are many
+ * mappings, so it would never succeed beside an interrupter that comes again and again. A
+ * kworker has no signals.
  *
  * Context: Process context, no mm lock held.
  *
@@ -339,9 +278,13 @@ static struct umem_notify_space *space_create(const struct mmu_notifier_ops *ops
  */
 struct umem_notify_space *umem_notify_space_get(const struct mmu_notifier_ops *ops)
 {
-	struct umem_notify_space *space = space_find(current->mm);
+	struct space_registration r = { .ops = ops, .mm = current->mm };
 
-	return space ?: space_create(ops, current->mm);
+	INIT_WORK_ONSTACK(&r.work, space_register);
+	queue_work(system_unbound_wq, &r.work);
+	flush_work(&r.work);
+	destroy_work_on_stack(&r.work);
+	return IS_ERR(r.mn) ? ERR_CAST(r.mn) : umem_notify_space_of(r.mn);
 }
 
 /**
@@ -352,35 +295,17 @@ struct umem_notify_space *umem_notify_space_get(const struct mmu_notifier_ops *o
  */
 void umem_notify_space_put(struct umem_notify_space *space)
 {
-	if (refcount_dec_and_test(&space->users))
-		mmu_notifier_put(&space->mn);
+	mmu_notifier_put(&space->mn);
 }
 
 /**
- * umem_notify_space_leave - Nobody finds a space any more
- * @space: The space, whose address space or module ends
- */
-void umem_notify_space_leave(struct umem_notify_space *space)
-{
-	bool first;
-
-	spin_lock(&umem_notify_spaces_lock);
-	first = !hlist_unhashed(&space->node);
-	if (first)
-		hash_del_rcu(&space->node);
-	spin_unlock(&umem_notify_spaces_lock);
-	if (first)
-		umem_notify_space_put(space);
-}
-
-/**
- * umem_notify_space_exit - ib_uverbs is unloaded; the processes that have used it may go on
+ * umem_notify_space_exit - ib_uverbs is unloaded, and no space is in use
  *
  * mmu_notifier_synchronize() waits for a grace period of SRCU, and not for the calls
  * that SRCU makes after it:
  *
  *   unloading                             SRCU
- *   puts the last space
+ *   [the last space was put]
  *                                         the grace period ends
  *   mmu_notifier_synchronize() returns
  *   the module is freed
@@ -396,21 +321,6 @@ void umem_notify_space_leave(struct umem_notify_space *space)
  */
 void umem_notify_space_exit(void)
 {
-	struct umem_notify_space *space;
-	int bucket;
-
-	for (;;) {
-		spin_lock(&umem_notify_spaces_lock);
-		hash_for_each(umem_notify_spaces, bucket, space, node)
-			break;
-		if (space)
-			refcount_inc(&space->users);
-		spin_unlock(&umem_notify_spaces_lock);
-		if (!space)
-			break;
-		umem_notify_space_leave(space);
-		umem_notify_space_put(space);
-	}
 	wait_var_event(&umem_notify_nr_spaces, !atomic_read(&umem_notify_nr_spaces));
 	synchronize_rcu();
 }

@@ -44,20 +44,16 @@ struct umem_notify_event {
  */
 struct umem_notify_space {
 	struct mmu_notifier mn;
-	refcount_t users; /* the address space, and each queue */
 	spinlock_t lock;
 	struct rb_root_cached trackers; /* @lock */
-	struct list_head queues; /* @lock: one per device */
 	u64 serial; /* @lock: of the newest tracker */
+	unsigned long rest; /* @lock: no worker compares pages before */
 	bool released; /* all trackers know that the address space ends */
 
 	u64 busy; /* @lock: the slots in use */
 	unsigned int beyond; /* @lock: events that found no slot */
 	struct umem_notify_event events[64]; /* @lock */
 	wait_queue_head_t ended; /* an event has */
-
-	struct hlist_node node; /* umem_notify_spaces */
-	struct rcu_head rcu;
 };
 
 /* For a walk through the trackers that have a part of [start, last] */
@@ -70,19 +66,20 @@ struct umem_notify_walk {
 	u64 serial; /* and its serial number */
 };
 
-/* Of a device, in an address space; under the space's lock, except @worker. */
+/*
+ * Of a context, for the address space that registers first with it. Each registration of
+ * another one, a child's, has a queue of its own. Under the space's lock but for @refs.
+ */
 struct umem_notify_queue {
 	struct umem_notify_space *space;
 	struct ib_device *device;
-	struct list_head siblings; /* the queues of the space */
-	unsigned int users; /* trackers */
-	unsigned int refs; /* @users together, and ended trackers that a task will free */
+	refcount_t refs; /* the context, and the trackers */
+	bool single; /* of one tracker, and no context's */
 	struct list_head work; /* trackers that the worker has to visit */
 	struct delayed_work worker;
 	unsigned long next; /* when it runs, if it is @waiting */
 	bool waiting;
 	u8 doublings; /* of the delay before trackers are tried again */
-	unsigned long rest; /* no comparison of pages before */
 	unsigned long look; /* when the worker looks for idle trackers */
 	unsigned long idle; /* the shortest idle time, in jiffies; 0: it does not look */
 };
@@ -109,10 +106,8 @@ struct ib_umem_notify {
 	u8 held : 2; /* mutex and lock: the driver is busy with the MR, and why */
 	bool exclusive : 1; /* lock: a device once kept the CPU off a page */
 	bool written : 1; /* lock: in use beside an event that may have been MADV_FREE */
-	u8 workers : 4; /* lock: tasks that have it, which take @mutex: a few at most */
-	bool dead : 1; /* lock: no task may have it any more */
 	bool own : 1; /* lock: a task will come to it, by @link or @task_work */
-	bool left : 1; /* lock: the umem has gone; that task frees it */
+	u8 refs : 7; /* lock: its umem, the worker, and that task */
 	u16 word; /* lock: offset in @word_page */
 	u16 seen; /* lock: the application's bits at the last look that found it used */
 	u32 look; /* lock: when that was, in jiffies */
@@ -157,7 +152,7 @@ static inline u32 umem_notify_pages(const struct ib_umem_notify *n)
 /* umem_notify_space.c */
 struct umem_notify_space *umem_notify_space_get(const struct mmu_notifier_ops *ops);
 void umem_notify_space_put(struct umem_notify_space *space);
-void umem_notify_space_leave(struct umem_notify_space *space);
+struct mmu_notifier *umem_notify_space_alloc(struct mm_struct *mm);
 void umem_notify_space_free(struct mmu_notifier *mn);
 void umem_notify_space_exit(void);
 void umem_notify_space_insert(struct umem_notify_space *space, struct ib_umem_notify *n);
@@ -203,9 +198,10 @@ bool umem_notify_retire(struct ib_umem_notify *n);
 bool umem_notify_retires_at_once(const struct ib_umem_notify *n);
 
 /* umem_notify_queue.c */
-struct umem_notify_queue *umem_notify_queue_get(struct umem_notify_space *space,
-						struct ib_device *device);
+struct umem_notify_queue *umem_notify_queue_get(struct ib_ucontext *context,
+						const struct mmu_notifier_ops *ops);
 void umem_notify_queue_put(struct umem_notify_queue *q);
+void umem_notify_queue_stop(struct umem_notify_queue *q);
 void umem_notify_queue_now(struct ib_umem_notify *n);
 void umem_notify_queue_later(struct ib_umem_notify *n);
 void umem_notify_queue_again(struct ib_umem_notify *n);
@@ -216,7 +212,6 @@ void umem_notify_queue_come(struct ib_umem_notify *n);
 void umem_notify_queue_take(struct ib_umem_notify *n);
 void umem_notify_queue_leave(struct ib_umem_notify *n);
 void umem_notify_queue_retire(struct ib_umem_notify *n);
-void umem_notify_queue_forget(struct ib_umem_notify *n);
 
 /* umem_notify_event.c */
 extern const struct mmu_notifier_ops umem_notify_event_ops;
@@ -228,6 +223,11 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void);
 void umem_notify_lend(struct ib_umem_notify *n);
 void umem_notify_unlend(struct ib_umem_notify *n);
 int umem_notify_restore(struct ib_umem_notify *n);
+
+static inline struct umem_notify_space *umem_notify_space_of(struct mmu_notifier *mn)
+{
+	return container_of(mn, struct umem_notify_space, mn);
+}
 
 static inline struct umem_notify_space *
 umem_notify_space(const struct ib_umem_notify *n)

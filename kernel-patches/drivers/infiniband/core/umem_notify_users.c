@@ -70,7 +70,7 @@ bool umem_notify_is_idle(const struct ib_umem_notify *n)
 {
 	umem_notify_assert_locked(n);
 
-	return n->reclaim && !n->held && !n->dead && !(n->state & (INVALID | SUSPENDED)) && n->word_page &&
+	return n->reclaim && !n->held && !(n->state & (INVALID | SUSPENDED)) && n->word_page &&
 	       !(users_word(n) & n->in_use);
 }
 

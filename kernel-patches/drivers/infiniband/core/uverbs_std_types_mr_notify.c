@@ -181,7 +181,7 @@ int ib_mr_notify_command(u32 command, const struct uverbs_attr_bundle *attrs)
 
 /**
  * ib_mr_notify_track - Before a driver registers user memory
- * @device: The device
+ * @context: The context that registers
  * @addr: Its address
  * @length: Its length
  * @access: The access flags; IB_UVERBS_ACCESS_TRACK, which is the core's own, is
@@ -189,13 +189,13 @@ int ib_mr_notify_command(u32 command, const struct uverbs_attr_bundle *attrs)
  *
  * Return: The argument for ib_mr_notify_tracked(), even if the registration fails.
  */
-struct ib_umem_notify *ib_mr_notify_track(struct ib_device *device, u64 addr,
+struct ib_umem_notify *ib_mr_notify_track(struct ib_ucontext *context, u64 addr,
 					  u64 length, u32 *access)
 {
-	bool track = *access & IB_UVERBS_ACCESS_TRACK && device->ops.mr_umem;
+	bool track = *access & IB_UVERBS_ACCESS_TRACK && context->device->ops.mr_umem;
 
 	*access &= ~IB_UVERBS_ACCESS_TRACK;
-	return track ? umem_notify_track(device, addr, length) : NULL;
+	return track ? umem_notify_track(context, addr, length) : NULL;
 }
 
 /**
