@@ -17,7 +17,7 @@
  *                         a device that wants it for itself may keep the CPU
  *                         off it for a while: once one did, fault it back. A huge page
  *                         of hugetlb is away for a moment when its rights are changed
- *                         (see look_alone()).
+ *                         (see unlock_mm()).
  *  absent, shared memory  intact if the pinned page is still the file's page
  *                         at that offset. It is looked up under the inode's
  *                         locks, which wait for a truncation or hole punch
@@ -63,7 +63,7 @@
  *
  * Only a page fault needs a user: a page that it maps after the unmapping would stay.
  *
- * A file is not kept by the worker either. To put its last reference is to close it:
+ * A file is not kept either. To put its last reference is to close it:
  *
  *   the worker                            exit of the owner
  *   get_file()
@@ -71,8 +71,8 @@
  *                                         parent's wait() returns
  *   fput(): the last one                  [flock, leases, the mount: only now]
  *
- * The worker only tries the inode's locks, so it may do that with mmap_lock, under
- * which the mapping keeps the file.
+ * So the inode's locks are only tried, with mmap_lock, under which the mapping keeps the
+ * file; a system call that does not get them lets mmap_lock go and tries again.
  *
  * Shared hugetlb memory is not walked. Each such mapping has a lock of its own:
  *
@@ -97,7 +97,6 @@
  */
 
 #include <linux/fs.h>
-#include <linux/file.h>
 #include <linux/hugetlb.h>
 #include <linux/mm.h>
 #include <linux/pagemap.h>
@@ -116,14 +115,6 @@
  * mappings that are faulted in and never looked up, as they can't be pinned.
  */
 #define MOST_FAULTS 8
-
-/* A run of pages of one shared mapping, the first of which is absent. */
-struct absent_run {
-	struct file *file;
-	pgoff_t pgoff;
-	unsigned long start;
-	unsigned long end;
-};
 
 /* Walks the pinned pages, from the one at an address on. */
 struct pinned_iter {
@@ -196,57 +187,27 @@ static bool is_private_hugetlb(const struct vm_area_struct *vma)
 }
 
 /*
- * Collects the pages from @addr on. Such a mapping maps nothing but its file's pages, so
- * those that are mapped are no exception. mmap_lock keeps the file.
+ * Shared memory that is not mapped: moves @iter over the pages that are the file's.
+ * mmap_lock keeps the mapping, and so the file. No caller waits for the file's locks with
+ * it: their holder may wait for a page fault.
  */
-static void absent_run_collect(struct absent_run *run, struct vm_area_struct *vma,
-			       unsigned long addr, unsigned long end)
+static enum umem_notify_verdict check_file(const struct vm_area_struct *vma,
+					   struct pinned_iter *iter, unsigned long end)
 {
-	run->file = vma->vm_file;
-	run->pgoff = vma->vm_pgoff + ((addr - vma->vm_start) >> PAGE_SHIFT);
-	run->start = addr;
-	run->end = min(end, vma->vm_end);
-}
+	struct address_space *mapping = vma->vm_file->f_mapping;
+	pgoff_t pgoff = vma->vm_pgoff + ((iter->next - vma->vm_start) >> PAGE_SHIFT);
+	enum umem_notify_verdict ret = UMEM_NOTIFY_BUSY;
+	struct folio *folio;
+	struct page *page;
 
-/*
- * The holder of the locks may be waiting for a page that the caller's own
- * process has to supply (userfaultfd, FUSE), so no caller waits for them
- * without end.
- */
-static enum umem_notify_verdict lock_inode(struct address_space *mapping,
-					   const struct umem_notify_question *what)
-{
-	for (;;) {
-		if (inode_trylock_shared(mapping->host)) {
-			if (filemap_invalidate_trylock_shared(mapping))
-				return UMEM_NOTIFY_INTACT;
-			inode_unlock_shared(mapping->host);
-		}
-		if (what->asker != UMEM_NOTIFY_USER || time_after(jiffies, what->until))
-			return UMEM_NOTIFY_BUSY;
-		if (fatal_signal_pending(current))
-			return UMEM_NOTIFY_INTERRUPTED;
-		schedule_timeout_killable(1);
-	}
-}
-
-/* Moves @iter over the pages that are intact. */
-static enum umem_notify_verdict absent_run_check(const struct absent_run *run,
-						 struct pinned_iter *iter,
-						 const struct umem_notify_question *what)
-{
-	struct address_space *mapping = run->file->f_mapping;
-	enum umem_notify_verdict ret;
-	pgoff_t pgoff = run->pgoff;
-
-	ret = lock_inode(mapping, what);
-	if (ret)
+	if (!inode_trylock_shared(mapping->host))
 		return ret;
-
-	for (; iter->next < run->end; pgoff++) {
-		struct page *page = pinned_iter_next(iter);
-		struct folio *folio = page_folio(page);
-
+	if (!filemap_invalidate_trylock_shared(mapping))
+		goto unlock;
+	ret = UMEM_NOTIFY_INTACT;
+	for (end = min(end, vma->vm_end); iter->next < end; pgoff++) {
+		page = pinned_iter_next(iter);
+		folio = page_folio(page);
 		if (READ_ONCE(folio->mapping) != mapping ||
 		    folio->index + folio_page_idx(folio, page) != pgoff ||
 		    is_page_hwpoison(page)) {
@@ -255,49 +216,16 @@ static enum umem_notify_verdict absent_run_check(const struct absent_run *run,
 			break;
 		}
 	}
-
 	filemap_invalidate_unlock_shared(mapping);
+unlock:
 	inode_unlock_shared(mapping->host);
 	return ret;
 }
 
-/* The same by the worker, which can't tell of hugetlb pages that are the file's. */
-static enum umem_notify_verdict absent_run_ask(struct absent_run *run,
-					       struct pinned_iter *iter,
-					       const struct umem_notify_question *what)
-{
-	struct pinned_iter before = *iter;
-	enum umem_notify_verdict ret;
-
-	ret = absent_run_check(run, iter, what);
-	if (!ret && is_file_hugepages(run->file)) {
-		*iter = before;
-		ret = UMEM_NOTIFY_UNKNOWN;
-	}
-	run->file = NULL;
-	return ret;
-}
-
-static enum umem_notify_verdict lock_mm(struct mm_struct *mm,
-					enum umem_notify_asker asker)
-{
-	if (asker == UMEM_NOTIFY_WORKER) {
-		if (!mmap_read_trylock(mm))
-			return UMEM_NOTIFY_BUSY;
-	} else if (mmap_read_lock_killable(mm)) {
-		return UMEM_NOTIFY_INTERRUPTED;
-	}
-	if (atomic_read(&mm->mm_users))
-		return UMEM_NOTIFY_INTACT;
-	/* The address space has no users any more: it describes nothing. */
-	mmap_read_unlock(mm);
-	return UMEM_NOTIFY_CHANGED;
-}
-
 /*
- * Private hugetlb memory that was found absent. PAGEMAP_SCAN and userfaultfd take a page
- * away for a moment to change its rights, with mmap_lock for reading. So it is looked for
- * again while no other thread has mmap_lock: then an absent page is gone.
+ * @alone: No other thread has mmap_lock. PAGEMAP_SCAN and userfaultfd take a page of private
+ * hugetlb memory away for a moment to change its rights, with mmap_lock for reading. So one
+ * that was found absent is looked for again with @alone: then an absent page is gone.
  *
  * To keep i_mmap_rwsem instead, under which they do that, is a deadlock:
  *
@@ -309,43 +237,29 @@ static enum umem_notify_verdict lock_mm(struct mm_struct *mm,
  *                                         i_mmap_lock_write(): waits
  *   GUP: hugetlb_vma_lock_read(): waits
  */
-static enum umem_notify_verdict look_alone(struct mm_struct *mm, struct pinned_iter *iter,
-					   unsigned long end, enum umem_notify_asker asker)
+static void unlock_mm(struct mm_struct *mm, bool alone)
 {
-	enum umem_notify_verdict ret = UMEM_NOTIFY_CHANGED;
-	unsigned long addr = iter->next;
-	struct page *pages[CHECK_BATCH];
-	struct vm_area_struct *vma;
-	long nr, same;
+	if (alone)
+		up_write(&mm->mmap_lock);
+	else
+		mmap_read_unlock(mm);
+}
 
-	/* Not mmap_write_lock(), which has no trylock: no mapping is changed. */
+/* Not mmap_write_lock(), which has no trylock: no mapping is changed. */
+static enum umem_notify_verdict lock_mm(struct mm_struct *mm, enum umem_notify_asker asker,
+					bool alone)
+{
 	if (asker == UMEM_NOTIFY_WORKER) {
-		if (!down_write_trylock(&mm->mmap_lock))
+		if (!(alone ? down_write_trylock(&mm->mmap_lock) : mmap_read_trylock(mm)))
 			return UMEM_NOTIFY_BUSY;
-	} else if (down_write_killable(&mm->mmap_lock)) {
+	} else if (alone ? down_write_killable(&mm->mmap_lock) : mmap_read_lock_killable(mm)) {
 		return UMEM_NOTIFY_INTERRUPTED;
 	}
-	vma = find_vma(mm, addr);
-	if (!atomic_read(&mm->mm_users) || !vma || vma->vm_start > addr)
-		goto unlock;
-	if (!is_private_hugetlb(vma)) {
-		/* It has changed meanwhile, and is looked at anew. */
-		ret = UMEM_NOTIFY_INTACT;
-		goto unlock;
-	}
-	nr = mapped_pages(mm, addr, min_t(unsigned long, CHECK_BATCH,
-					  (min(end, vma->vm_end) - addr) >> PAGE_SHIFT), pages);
-	if (nr > 0) {
-		same = same_pages(iter, pages, nr);
-		iter->next = addr + (same << PAGE_SHIFT);
-		if (same == nr)
-			ret = UMEM_NOTIFY_INTACT;
-	} else if (nr == -EINTR) {
-		ret = UMEM_NOTIFY_INTERRUPTED;
-	}
-unlock:
-	up_write(&mm->mmap_lock);
-	return ret;
+	if (atomic_read(&mm->mm_users))
+		return UMEM_NOTIFY_INTACT;
+	/* The address space has no users any more: it describes nothing. */
+	unlock_mm(mm, alone);
+	return UMEM_NOTIFY_CHANGED;
 }
 
 static enum umem_notify_verdict fault_back(struct mm_struct *mm,
@@ -373,44 +287,39 @@ static enum umem_notify_verdict fault_back(struct mm_struct *mm,
 	}
 }
 
-/* Faults the pages of a run of hugetlb memory in. */
-static enum umem_notify_verdict map_run(struct mm_struct *mm,
-					const struct absent_run *run,
-					enum umem_notify_asker asker)
+/*
+ * Shared hugetlb memory, a huge page at a time: those that are the file's are faulted in, and
+ * then have to be the file's. The worker can't tell.
+ */
+static enum umem_notify_verdict check_huge(struct mm_struct *mm, struct vm_area_struct *vma,
+					   struct pinned_iter *iter, unsigned long end,
+					   enum umem_notify_asker asker)
 {
-	enum umem_notify_verdict ret = UMEM_NOTIFY_INTACT;
-	unsigned long addr = run->start;
-	struct vm_area_struct *vma;
+	struct pinned_iter before = *iter;
+	unsigned long addr = iter->next;
+	enum umem_notify_verdict ret;
 
-	while (!ret && addr < run->end) {
-		ret = lock_mm(mm, asker);
-		if (ret)
-			break;
-		vma = find_vma(mm, addr);
-		if (!vma || vma->vm_start > addr) {
-			ret = UMEM_NOTIFY_CHANGED;
-		} else if (!is_vm_hugetlb_page(vma) || userfaultfd_armed(vma) ||
-			   !(vma->vm_flags & VM_READ)) {
-			ret = UMEM_NOTIFY_UNKNOWN;
-		} else {
-			unsigned long size = vma_kernel_pagesize(vma);
-
-			ret = fault_back(mm, addr);
-			addr = ALIGN(addr + 1, size);
-		}
-		mmap_read_unlock(mm);
-	}
-	return ret;
+	end = min(end, ALIGN(addr + 1, vma_kernel_pagesize(vma)));
+	ret = check_file(vma, iter, end);
+	if (ret)
+		return ret;
+	*iter = before;
+	if (asker == UMEM_NOTIFY_WORKER || userfaultfd_armed(vma) || !(vma->vm_flags & VM_READ))
+		return UMEM_NOTIFY_UNKNOWN;
+	ret = fault_back(mm, addr);
+	if (ret)
+		return ret;
+	vma = vma_lookup(mm, addr); /* mmap_lock may have been released */
+	return vma && !may_be_walked(vma) ? check_file(vma, iter, end) : UMEM_NOTIFY_INTACT;
 }
 
 /*
- * Looks at the pages up to @end, moves @iter over those that are intact. Leaves
- * absent pages of a file in @run, for when mmap_lock is not held; not the worker. Sets
- * @alone and ends at a page for look_alone().
+ * Looks at the pages up to @end, moves @iter over those that are intact. Sets @again and ends
+ * at a page that has to be looked for with @alone.
  */
 static enum umem_notify_verdict
 check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
-	     const struct umem_notify_question *what, struct absent_run *run, bool *alone)
+	     const struct umem_notify_question *what, bool alone, bool *again)
 {
 	struct page *pages[CHECK_BATCH];
 	enum umem_notify_verdict ret;
@@ -422,9 +331,12 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 		unsigned long addr = iter->next;
 		unsigned long most;
 
-		vma = find_vma(mm, addr);
-		if (!vma || vma->vm_start > addr)
+		vma = vma_lookup(mm, addr);
+		if (!vma)
 			return UMEM_NOTIFY_CHANGED;
+		/* It has changed meanwhile: no page is faulted in alone. */
+		if (alone && !is_private_hugetlb(vma))
+			return UMEM_NOTIFY_INTACT;
 		most = min_t(unsigned long, CHECK_BATCH,
 			     (min(end, vma->vm_end) - addr) >> PAGE_SHIFT);
 		nr = may_be_walked(vma) ? mapped_pages(mm, addr, most, pages) : 0;
@@ -440,26 +352,19 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 		if (nr == -EINTR)
 			return UMEM_NOTIFY_INTERRUPTED;
 		if (is_private_hugetlb(vma)) {
-			*alone = true;
-			return UMEM_NOTIFY_INTACT;
+			*again = !alone;
+			return alone ? UMEM_NOTIFY_CHANGED : UMEM_NOTIFY_INTACT;
 		}
 
-		if ((vma->vm_flags & VM_MAYSHARE) && vma->vm_file) {
-			if (can_be_absent(vma->vm_file)) {
-				absent_run_collect(run, vma, addr, end);
-				if (what->asker != UMEM_NOTIFY_WORKER) {
-					get_file(run->file);
-					return UMEM_NOTIFY_INTACT;
-				}
-				ret = absent_run_ask(run, iter, what);
-				if (ret)
-					return ret;
-				continue;
-			}
-		} else if (!what->exclusive) {
+		if (vma->vm_flags & VM_MAYSHARE && vma->vm_file && can_be_absent(vma->vm_file)) {
+			ret = may_be_walked(vma) ? check_file(vma, iter, end) :
+						   check_huge(mm, vma, iter, end, what->asker);
+			if (ret)
+				return ret;
+			continue;
+		}
+		if (!(vma->vm_flags & VM_MAYSHARE && vma->vm_file) && !what->exclusive)
 			return UMEM_NOTIFY_CHANGED;
-		}
-
 		if (what->asker == UMEM_NOTIFY_WORKER)
 			return UMEM_NOTIFY_UNKNOWN;
 		if (faults++ == MOST_FAULTS)
@@ -471,6 +376,20 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 	return UMEM_NOTIFY_INTACT;
 }
 
+/*
+ * A file's locks were kept. Their holder may be waiting for a page that the caller's own
+ * process has to supply (userfaultfd, FUSE), so no caller waits for them without end.
+ */
+static enum umem_notify_verdict wait_for_file(const struct umem_notify_question *what)
+{
+	if (what->asker != UMEM_NOTIFY_USER || time_after(jiffies, what->until))
+		return UMEM_NOTIFY_BUSY;
+	if (fatal_signal_pending(current))
+		return UMEM_NOTIFY_INTERRUPTED;
+	schedule_timeout_killable(1);
+	return UMEM_NOTIFY_INTACT;
+}
+
 /* The same from @addr to @end, a batch at a time. @at is moved on. */
 static enum umem_notify_verdict
 check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
@@ -479,38 +398,27 @@ check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
 	struct mm_struct *mm = umem->owning_mm;
 	enum umem_notify_verdict ret;
 	struct pinned_iter iter;
+	bool alone = false;
 
 	pinned_iter_start(&iter, umem, start, addr);
 	do {
-		struct absent_run run = {};
-		bool alone = false;
+		unsigned long batch = alone ? CHECK_BATCH : LOCK_BATCH;
+		bool again = false;
 
 		cond_resched();
 		if (what->asker == UMEM_NOTIFY_WORKER && READ_ONCE(*what->hurry)) {
 			ret = UMEM_NOTIFY_BUSY;
 			break;
 		}
-		ret = lock_mm(mm, what->asker);
+		ret = lock_mm(mm, what->asker, alone);
 		if (ret)
 			break;
-		ret = check_locked(mm, &iter,
-				   min(end, iter.next + LOCK_BATCH * PAGE_SIZE),
-				   what, &run, &alone);
-		mmap_read_unlock(mm);
-		if (alone)
-			ret = look_alone(mm, &iter, end, what->asker);
-		if (run.file) {
-			struct pinned_iter again = iter;
-
-			ret = absent_run_check(&run, &iter, what);
-			if (!ret && is_file_hugepages(run.file)) {
-				iter = again;
-				ret = map_run(mm, &run, what->asker);
-				if (!ret)
-					ret = absent_run_check(&run, &iter, what);
-			}
-			fput(run.file);
-		}
+		ret = check_locked(mm, &iter, min(end, iter.next + batch * PAGE_SIZE), what, alone,
+				   &again);
+		unlock_mm(mm, alone);
+		alone = again;
+		if (ret == UMEM_NOTIFY_BUSY)
+			ret = wait_for_file(what);
 	} while (!ret && iter.next < end);
 	what->at = (iter.next - start) >> PAGE_SHIFT;
 	return ret;
