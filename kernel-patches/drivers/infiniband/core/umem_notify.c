@@ -293,15 +293,6 @@ void ib_umem_lost(struct ib_umem *umem)
 }
 EXPORT_SYMBOL(ib_umem_lost);
 
-static void umem_notify_retire_or_queue(struct ib_umem_notify *n)
-{
-	if (!umem_notify_retire(n))
-		return;
-	umem_notify_lock(n);
-	umem_notify_queue_again(n);
-	umem_notify_unlock(n);
-}
-
 /**
  * umem_notify_arm - Tell a word of user memory from now on
  * @umem: The umem of the MR, pinned by the current process
@@ -382,7 +373,7 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMS, 1);
 	umem_notify_lend(n);
 	if (state)
-		umem_notify_retire_or_queue(n);
+		umem_notify_queue_retire(n);
 	mutex_unlock(&n->mutex);
 	return 0;
 
@@ -522,7 +513,7 @@ int umem_notify_settle(struct ib_umem *umem)
 	ret = umem_notify_restore(n);
 	if (!ret)
 		ret = umem_notify_verify(n, UMEM_NOTIFY_USER);
-	umem_notify_retire_or_queue(n);
+	umem_notify_queue_retire(n);
 	mutex_unlock(&n->mutex);
 	return ret;
 }

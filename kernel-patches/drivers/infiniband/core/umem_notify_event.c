@@ -82,12 +82,11 @@ static bool event_fork(struct ib_umem_notify *n, const struct mmu_notifier_range
 {
 	struct umem_notify_space *space = umem_notify_space(n);
 
-	if (!event_may_copy(n, range) || !umem_notify_suspend(n))
+	if (n->own || !event_may_copy(n, range) || !umem_notify_suspend(n))
 		return false;
-	umem_notify_queue_take(n);
+	umem_notify_queue_own(n);
 	spin_unlock(&space->lock);
-	umem_notify_queue_retire(n);
-	umem_notify_queue_leave(n);
+	umem_notify_queue_come(n);
 	spin_lock(&space->lock);
 	return true;
 }
@@ -136,14 +135,11 @@ static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_ra
 				     n->armed, range);
 }
 
-/* What an event means */
-struct event_kind {
-	bool changes; /* it may replace pages */
-	bool fork; /* it may come before pages are copied */
-};
-
+/*
+ * @changes: it may replace pages. @fork: it may come before pages are copied.
+ */
 static void event_walk(struct umem_notify_space *space, const struct mmu_notifier_range *range,
-		       struct event_kind kind)
+		       bool changes, bool fork)
 {
 	struct umem_notify_walk walk = {
 		.start = range->start,
@@ -153,9 +149,9 @@ static void event_walk(struct umem_notify_space *space, const struct mmu_notifie
 	struct ib_umem_notify *n = NULL;
 
 	while ((n = umem_notify_space_next(space, &walk, n))) {
-		if (kind.fork && event_fork(n, range))
+		if (fork && event_fork(n, range))
 			n = NULL;
-		else if (kind.changes)
+		else if (changes)
 			event_changed(n, range);
 	}
 }
@@ -167,18 +163,18 @@ static void event_walk(struct umem_notify_space *space, const struct mmu_notifie
 static int umem_notify_event_start(struct mmu_notifier *mn, const struct mmu_notifier_range *range)
 {
 	struct umem_notify_space *space = umem_notify_space_of(mn);
-	struct event_kind kind = { .changes = event_changes(range) };
+	bool changes = event_changes(range);
+	bool fork = (range->event == MMU_NOTIFY_PROTECTION_PAGE ||
+		     range->event == MMU_NOTIFY_CLEAR) && event_is_own(range);
 
-	if (range->event == MMU_NOTIFY_PROTECTION_PAGE || range->event == MMU_NOTIFY_CLEAR)
-		kind.fork = event_is_own(range);
-	if (!kind.changes && !kind.fork)
+	if (!changes && !fork)
 		return 0;
 
 	spin_lock(&space->lock);
-	if (kind.changes)
+	if (changes)
 		umem_notify_space_begin(space, range->start, range->end - 1);
 	if (!space->released)
-		event_walk(space, range, kind);
+		event_walk(space, range, changes, fork);
 	spin_unlock(&space->lock);
 	return 0;
 }
@@ -206,7 +202,7 @@ static void umem_notify_event_release(struct mmu_notifier *mn, struct mm_struct 
 	mmu_notifier_range_init(&all, MMU_NOTIFY_RELEASE,
 				MMU_NOTIFIER_RANGE_BLOCKABLE, mm, 0, ULONG_MAX);
 	spin_lock(&space->lock);
-	event_walk(space, &all, (struct event_kind){ .changes = true });
+	event_walk(space, &all, true, false);
 	space->released = true;
 	spin_unlock(&space->lock);
 }

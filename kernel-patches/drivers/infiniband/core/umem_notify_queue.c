@@ -106,21 +106,15 @@ void umem_notify_queue_later(struct ib_umem_notify *n)
 		queue_wake_after(n->queue, SETTLE_DELAY);
 }
 
-/**
- * umem_notify_queue_again - The worker tries again, less and less often
- * @n: The tracker, its space's lock held
- */
-void umem_notify_queue_again(struct ib_umem_notify *n)
+/* The worker tries again, less and less often. */
+static void queue_again(struct ib_umem_notify *n)
 {
 	if (queue_add(n))
 		queue_wake_after(n->queue, SETTLE_DELAY << n->queue->doublings);
 }
 
-/**
- * umem_notify_queue_take - The caller comes to a tracker, however soon it ends
- * @n: The tracker, its space's lock held
- */
-void umem_notify_queue_take(struct ib_umem_notify *n)
+/* The caller comes to a tracker, however soon that ends. */
+static void queue_take(struct ib_umem_notify *n)
 {
 	umem_notify_assert_locked(n);
 
@@ -151,20 +145,14 @@ void umem_notify_queue_leave(struct ib_umem_notify *n)
 
 /**
  * umem_notify_queue_retire - Retire a tracker, or leave that to the worker
- * @n: The tracker, taken
+ * @n: The tracker, its mutex held
  */
 void umem_notify_queue_retire(struct ib_umem_notify *n)
 {
-	bool again = true;
-
-	if (mutex_trylock(&n->mutex)) {
-		again = umem_notify_retire(n);
-		mutex_unlock(&n->mutex);
-	}
-	if (!again)
+	if (!umem_notify_retire(n))
 		return;
 	umem_notify_lock(n);
-	umem_notify_queue_again(n);
+	queue_again(n);
 	umem_notify_unlock(n);
 }
 
@@ -176,11 +164,18 @@ void umem_notify_queue_retire(struct ib_umem_notify *n)
  */
 void umem_notify_queue_come(struct ib_umem_notify *n)
 {
+	bool has = mutex_trylock(&n->mutex);
+
 	umem_notify_lock(n);
 	n->own = false;
 	INIT_LIST_HEAD(&n->link);
+	if (!has)
+		queue_again(n);
 	umem_notify_unlock(n);
-	umem_notify_queue_retire(n);
+	if (has) {
+		umem_notify_queue_retire(n);
+		mutex_unlock(&n->mutex);
+	}
 	umem_notify_queue_leave(n);
 }
 
@@ -197,7 +192,7 @@ static void queue_task_work(struct callback_head *work)
  */
 void umem_notify_queue_own(struct ib_umem_notify *n)
 {
-	umem_notify_queue_take(n);
+	queue_take(n);
 	n->own = true;
 }
 
@@ -312,7 +307,7 @@ static void queue_visit_all(struct umem_notify_queue *q, struct list_head *todo,
 
 	while (!list_empty(todo)) {
 		n = list_first_entry(todo, struct ib_umem_notify, link);
-		umem_notify_queue_take(n);
+		queue_take(n);
 		spin_unlock(&q->space->lock);
 
 		again = queue_visit(n, rests, took);

@@ -309,16 +309,6 @@ static int pin_again(struct ib_umem *umem)
 	return 0;
 }
 
-static bool is_invalid(struct ib_umem_notify *n)
-{
-	bool invalid;
-
-	umem_notify_lock(n);
-	invalid = n->state == INVALID;
-	umem_notify_unlock(n);
-	return invalid;
-}
-
 static int give_pages(struct ib_umem_notify *n)
 {
 	struct ib_umem *umem = n->umem;
@@ -334,7 +324,7 @@ static int give_pages(struct ib_umem_notify *n)
 	ret = pin_again(umem);
 	if (ret)
 		return ret;
-	ret = is_invalid(n) ? -EFAULT : umem->ibdev->ops.restore_user_mr(n->mr);
+	ret = umem_notify_state(n) == INVALID ? -EFAULT : umem->ibdev->ops.restore_user_mr(n->mr);
 	if (ret) {
 		ib_umem_give_back(umem);
 		return ret;

@@ -73,18 +73,6 @@ static u64 doubt_size(const struct umem_notify_doubt *doubt, unsigned int shift)
 		     (u64)hweight64(doubt->chunks) << shift);
 }
 
-static unsigned long doubt_start(const struct ib_umem_notify *n,
-				 const struct umem_notify_doubt *doubt)
-{
-	return umem_notify_start(n) + ((unsigned long)doubt->first << PAGE_SHIFT);
-}
-
-static unsigned long doubt_last(const struct ib_umem_notify *n,
-				const struct umem_notify_doubt *doubt)
-{
-	return umem_notify_start(n) + ((unsigned long)doubt->end << PAGE_SHIFT) - 1;
-}
-
 /**
  * umem_notify_doubt_range - Some pages of a tracker may not be the pinned ones
  * @n: The tracker, its space's lock held
@@ -164,8 +152,8 @@ static void clear_suspect(struct ib_umem_notify *n)
 }
 
 /*
- * Takes the doubt, all of whose events have ended. Returns whether there is one;
- * -EAGAIN if events are under way.
+ * Takes the doubt, all of whose events have ended; a system call waits for them. Returns
+ * whether there is one; -EAGAIN if events are under way, -EINTR.
  *
  * To look first and clear then wipes out a later event:
  *
@@ -207,42 +195,33 @@ static void clear_suspect(struct ib_umem_notify *n)
  * The same for a page that looks changed: in the middle of a split or a migration it
  * looks like one that is gone. It is, unless a new doubt has it.
  */
-static int take_doubt(struct ib_umem_notify *n,
-		      struct umem_notify_question *what)
+static int take_doubt(struct ib_umem_notify *n, struct umem_notify_question *what)
 {
+	struct umem_notify_space *space = umem_notify_space(n);
+	unsigned long start, last;
 	int ret;
 
-	umem_notify_lock(n);
-	ret = n->state == SUSPECT;
-	what->doubt = n->doubt;
-	if (ret && umem_notify_space_changes(umem_notify_space(n),
-					     doubt_start(n, &what->doubt),
-					     doubt_last(n, &what->doubt))) {
-		ret = -EAGAIN;
-	} else if (ret) {
+	for (;;) {
+		umem_notify_lock(n);
+		what->doubt = n->doubt;
+		start = umem_notify_start(n) + ((unsigned long)n->doubt.first << PAGE_SHIFT);
+		last = umem_notify_start(n) + ((unsigned long)n->doubt.end << PAGE_SHIFT) - 1;
+		ret = n->state == SUSPECT;
+		if (!ret || !umem_notify_space_changes(space, start, last))
+			break;
+		umem_notify_unlock(n);
+		ret = what->asker == UMEM_NOTIFY_USER ?
+			      umem_notify_space_wait(space, start, last, what->until) :
+			      -EAGAIN;
+		if (ret)
+			return ret;
+	}
+	if (ret) {
 		what->exclusive = n->exclusive;
 		umem_notify_doubt_clear(&n->doubt);
 	}
 	umem_notify_unlock(n);
 	return ret;
-}
-
-/* The same, and waits for the events if the asker does. */
-static int wait_for_doubt(struct ib_umem_notify *n,
-			  struct umem_notify_question *what)
-{
-	int ret;
-
-	for (;;) {
-		ret = take_doubt(n, what);
-		if (ret != -EAGAIN || what->asker != UMEM_NOTIFY_USER)
-			return ret;
-		ret = umem_notify_space_wait(umem_notify_space(n),
-					     doubt_start(n, &what->doubt),
-					     doubt_last(n, &what->doubt), what->until);
-		if (ret)
-			return ret;
-	}
 }
 
 /* Apply the answer, as far as it is still valid. Returns whether SUSPECT is left for good. */
@@ -299,7 +278,7 @@ static int look(struct ib_umem_notify *n, enum umem_notify_asker asker)
 	lockdep_assert_held(&n->mutex);
 
 	for (round = 0; round < MOST_ROUNDS; round++) {
-		ret = wait_for_doubt(n, &what);
+		ret = take_doubt(n, &what);
 		if (ret <= 0)
 			return ret;
 		looked += doubt_size(&what.doubt, shift);

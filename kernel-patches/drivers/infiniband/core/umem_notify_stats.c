@@ -18,18 +18,8 @@ struct ib_mr_notify_stats {
 	u64 count[IB_MR_NOTIFY_STATS];
 };
 
-static int stats_get_queue(struct ib_device *device)
-{
-	struct workqueue_struct *wq;
-
-	wq = alloc_workqueue("ib_mr_notify-%s", WQ_UNBOUND | WQ_MEM_RECLAIM, 0,
-			     dev_name(&device->dev));
-	if (!wq)
-		return -ENOMEM;
-	if (cmpxchg(&device->mr_notify_wq, NULL, wq))
-		destroy_workqueue(wq);
-	return 0;
-}
+/* Of the pointers of all devices */
+static DEFINE_MUTEX(stats_lock);
 
 /**
  * umem_notify_device_get - Make sure that a device has its workqueue and counters
@@ -41,20 +31,19 @@ static int stats_get_queue(struct ib_device *device)
  */
 int umem_notify_device_get(struct ib_device *device)
 {
-	struct ib_mr_notify_stats __percpu *stats;
+	int ret = 0;
 
-	if (!READ_ONCE(device->mr_notify_wq) && stats_get_queue(device))
-		return -ENOMEM;
-	if (READ_ONCE(device->mr_notify_stats))
-		return 0;
-
-	stats = alloc_percpu(struct ib_mr_notify_stats);
-	if (!stats)
-		return -ENOMEM;
-	/* Two threads may be the first: one set counts. */
-	if (cmpxchg(&device->mr_notify_stats, NULL, stats))
-		free_percpu(stats);
-	return 0;
+	mutex_lock(&stats_lock);
+	if (!device->mr_notify_wq)
+		device->mr_notify_wq = alloc_workqueue("ib_mr_notify-%s",
+						       WQ_UNBOUND | WQ_MEM_RECLAIM, 0,
+						       dev_name(&device->dev));
+	if (!device->mr_notify_stats)
+		WRITE_ONCE(device->mr_notify_stats, alloc_percpu(struct ib_mr_notify_stats));
+	if (!device->mr_notify_wq || !device->mr_notify_stats)
+		ret = -ENOMEM;
+	mutex_unlock(&stats_lock);
+	return ret;
 }
 
 /**

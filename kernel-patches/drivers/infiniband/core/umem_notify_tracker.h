@@ -204,12 +204,10 @@ void umem_notify_queue_put(struct umem_notify_queue *q);
 void umem_notify_queue_stop(struct umem_notify_queue *q);
 void umem_notify_queue_now(struct ib_umem_notify *n);
 void umem_notify_queue_later(struct ib_umem_notify *n);
-void umem_notify_queue_again(struct ib_umem_notify *n);
 void umem_notify_queue_time(struct ib_umem_notify *n);
 void umem_notify_queue_own(struct ib_umem_notify *n);
 bool umem_notify_queue_current(struct ib_umem_notify *n);
 void umem_notify_queue_come(struct ib_umem_notify *n);
-void umem_notify_queue_take(struct ib_umem_notify *n);
 void umem_notify_queue_leave(struct ib_umem_notify *n);
 void umem_notify_queue_retire(struct ib_umem_notify *n);
 

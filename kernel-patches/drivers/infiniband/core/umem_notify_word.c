@@ -4,7 +4,7 @@
  * from any context, at any time, even without the mapping.
  *
  * The page is pinned, so the callback of an MMU notifier, which must neither
- * fault nor sleep, reaches it with kmap_local_page(). The words of a page share one pin,
+ * fault nor sleep, reaches it by the kernel's own mapping. The words of a page share one pin,
  * which is charged once against RLIMIT_MEMLOCK (a cache packs 64 words or more into a
  * page).
  *
@@ -26,7 +26,6 @@
 
 #include <linux/bitmap.h>
 #include <linux/hash.h>
-#include <linux/highmem.h>
 #include <linux/mm.h>
 #include <linux/rbtree.h>
 #include <linux/sched/mm.h>
@@ -199,71 +198,53 @@ void umem_notify_word_put(struct umem_notify_word_page *page,
 }
 
 /*
+ * NULL if the page has a memory error, which pinning does not stop: it may have left the
+ * direct map. Its owner gets SIGBUS for each look, so the word is not told.
+ */
+static atomic64_t *word_at(const struct umem_notify_word_page *page, unsigned int offset)
+{
+	if (is_page_hwpoison(page->page)) /* of hugetlb the folio is marked */
+		return NULL;
+	return page_address(page->page) + offset; /* there is no highmem with 64 bits */
+}
+
+/*
  * The application changes the same eight bytes with atomic instructions of its
  * own, so each change here is one atomic instruction too. They are fully
  * ordered for user space as locked instructions are; the mapping changes only
  * after the callback that sets a bit has returned.
- *
- * A page with a memory error, which pinning does not stop, may have left the
- * direct map. Its owner gets SIGBUS for each look, so the word is not told.
  */
-static bool is_lost(const struct umem_notify_word_page *page)
-{
-	return is_page_hwpoison(page->page); /* of hugetlb the folio is marked */
-}
-
 void umem_notify_word_set(const struct umem_notify_word_page *page,
 			  unsigned int offset, u64 bits)
 {
-	void *va;
+	atomic64_t *word = word_at(page, offset);
 
-	if (is_lost(page))
-		return;
-	va = kmap_local_page(page->page);
-	atomic64_or(bits, (atomic64_t *)(va + offset));
-	flush_dcache_page(page->page);
-	kunmap_local(va);
+	if (word)
+		atomic64_or(bits, word);
 }
 
 void umem_notify_word_clear(const struct umem_notify_word_page *page,
 			    unsigned int offset, u64 bits)
 {
-	void *va;
+	atomic64_t *word = word_at(page, offset);
 
-	if (is_lost(page))
-		return;
-	va = kmap_local_page(page->page);
-	atomic64_andnot(bits, (atomic64_t *)(va + offset));
-	flush_dcache_page(page->page);
-	kunmap_local(va);
+	if (word)
+		atomic64_andnot(bits, word);
 }
 
 bool umem_notify_word_cmpxchg(const struct umem_notify_word_page *page,
 			      unsigned int offset, u64 old, u64 value)
 {
-	void *va;
-	bool same;
+	atomic64_t *word = word_at(page, offset);
 
-	if (is_lost(page))
-		return false;
-	va = kmap_local_page(page->page);
-	same = atomic64_cmpxchg((atomic64_t *)(va + offset), old, value) == old;
-	flush_dcache_page(page->page);
-	kunmap_local(va);
-	return same;
+	return word && atomic64_cmpxchg(word, old, value) == old;
 }
 
 /* 0, so not in use, if it is lost. */
 u64 umem_notify_word_read(const struct umem_notify_word_page *page,
 			  unsigned int offset)
 {
-	void *va;
-	u64 value;
+	atomic64_t *word = word_at(page, offset);
 
-	if (is_lost(page))
-		return 0;
-	va = kmap_local_page(page->page);
-	value = atomic64_read((atomic64_t *)(va + offset));
-	kunmap_local(va);
-	return value;
+	return word ? atomic64_read(word) : 0;
 }
