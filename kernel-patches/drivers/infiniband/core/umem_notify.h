@@ -37,18 +37,6 @@ enum umem_notify_asker {
 	UMEM_NOTIFY_WORKER,
 };
 
-enum umem_notify_verdict {
-	UMEM_NOTIFY_INTACT,
-	UMEM_NOTIFY_CHANGED,
-	/* A lock was kept; it may be asked again later. */
-	UMEM_NOTIFY_BUSY,
-	/* Only a system call can tell. */
-	UMEM_NOTIFY_UNKNOWN,
-	UMEM_NOTIFY_INTERRUPTED,
-	/* A page fault failed for want of memory, which says nothing. */
-	UMEM_NOTIFY_NO_MEMORY,
-};
-
 /*
  * Pages in doubt, of a range of at most 64 << shift pages: those of the chunks
  * whose bit is set that are in [first, end) too. So one event is exact, and two
@@ -72,10 +60,11 @@ struct umem_notify_question {
 	u32 at; /* the first page that it has not found intact */
 };
 
-enum umem_notify_verdict umem_notify_check(struct ib_umem *umem,
-					   unsigned long start,
-					   unsigned int shift,
-					   struct umem_notify_question *what);
+/* umem_notify_check(): a page is not the pinned one. */
+#define UMEM_NOTIFY_CHANGED 1
+
+int umem_notify_check(struct ib_umem *umem, unsigned long start, unsigned int shift,
+		      struct umem_notify_question *what);
 
 int umem_notify_device_get(struct ib_device *device);
 void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,

@@ -191,12 +191,12 @@ static bool is_private_hugetlb(const struct vm_area_struct *vma)
  * mmap_lock keeps the mapping, and so the file. No caller waits for the file's locks with
  * it: their holder may wait for a page fault.
  */
-static enum umem_notify_verdict check_file(const struct vm_area_struct *vma,
-					   struct pinned_iter *iter, unsigned long end)
+static int check_file(const struct vm_area_struct *vma, struct pinned_iter *iter,
+		      unsigned long end)
 {
 	struct address_space *mapping = vma->vm_file->f_mapping;
 	pgoff_t pgoff = vma->vm_pgoff + ((iter->next - vma->vm_start) >> PAGE_SHIFT);
-	enum umem_notify_verdict ret = UMEM_NOTIFY_BUSY;
+	int ret = -EAGAIN;
 	struct folio *folio;
 	struct page *page;
 
@@ -204,7 +204,7 @@ static enum umem_notify_verdict check_file(const struct vm_area_struct *vma,
 		return ret;
 	if (!filemap_invalidate_trylock_shared(mapping))
 		goto unlock;
-	ret = UMEM_NOTIFY_INTACT;
+	ret = 0;
 	for (end = min(end, vma->vm_end); iter->next < end; pgoff++) {
 		page = pinned_iter_next(iter);
 		folio = page_folio(page);
@@ -246,58 +246,47 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
 }
 
 /* Not mmap_write_lock(), which has no trylock: no mapping is changed. */
-static enum umem_notify_verdict lock_mm(struct mm_struct *mm, enum umem_notify_asker asker,
-					bool alone)
+static int lock_mm(struct mm_struct *mm, enum umem_notify_asker asker, bool alone)
 {
 	if (asker == UMEM_NOTIFY_WORKER) {
 		if (!(alone ? down_write_trylock(&mm->mmap_lock) : mmap_read_trylock(mm)))
-			return UMEM_NOTIFY_BUSY;
+			return -EAGAIN;
 	} else if (alone ? down_write_killable(&mm->mmap_lock) : mmap_read_lock_killable(mm)) {
-		return UMEM_NOTIFY_INTERRUPTED;
+		return -EINTR;
 	}
 	if (atomic_read(&mm->mm_users))
-		return UMEM_NOTIFY_INTACT;
+		return 0;
 	/* The address space has no users any more: it describes nothing. */
 	unlock_mm(mm, alone);
 	return UMEM_NOTIFY_CHANGED;
 }
 
-static enum umem_notify_verdict fault_back(struct mm_struct *mm,
-					   unsigned long addr)
+static int fault_back(struct mm_struct *mm, unsigned long addr)
 {
 	bool unlocked;
 	int ret;
 
 	if (fatal_signal_pending(current))
-		return UMEM_NOTIFY_INTERRUPTED;
+		return -EINTR;
 	if (!mmget_not_zero(mm))
 		return UMEM_NOTIFY_CHANGED;
 	/* Remote: a protection key of the caller's says nothing about the page. */
 	ret = fixup_user_fault(mm, addr, FAULT_FLAG_REMOTE, &unlocked);
 	mmput_async(mm);
-	switch (ret) {
-	case 0:
-		return UMEM_NOTIFY_INTACT; /* it is mapped: which page? */
-	case -ENOMEM:
-		return UMEM_NOTIFY_NO_MEMORY;
-	case -EINTR:
-		return UMEM_NOTIFY_INTERRUPTED;
-	default:
-		return UMEM_NOTIFY_CHANGED;
-	}
+	/* Mapped: which page? No memory, or a signal: that says nothing. */
+	return !ret || ret == -ENOMEM || ret == -EINTR ? ret : UMEM_NOTIFY_CHANGED;
 }
 
 /*
  * Shared hugetlb memory, a huge page at a time: those that are the file's are faulted in, and
  * then have to be the file's. The worker can't tell.
  */
-static enum umem_notify_verdict check_huge(struct mm_struct *mm, struct vm_area_struct *vma,
-					   struct pinned_iter *iter, unsigned long end,
-					   enum umem_notify_asker asker)
+static int check_huge(struct mm_struct *mm, struct vm_area_struct *vma, struct pinned_iter *iter,
+		      unsigned long end, enum umem_notify_asker asker)
 {
 	struct pinned_iter before = *iter;
 	unsigned long addr = iter->next;
-	enum umem_notify_verdict ret;
+	int ret;
 
 	end = min(end, ALIGN(addr + 1, vma_kernel_pagesize(vma)));
 	ret = check_file(vma, iter, end);
@@ -305,24 +294,23 @@ static enum umem_notify_verdict check_huge(struct mm_struct *mm, struct vm_area_
 		return ret;
 	*iter = before;
 	if (asker == UMEM_NOTIFY_WORKER || userfaultfd_armed(vma) || !(vma->vm_flags & VM_READ))
-		return UMEM_NOTIFY_UNKNOWN;
+		return -EOPNOTSUPP;
 	ret = fault_back(mm, addr);
 	if (ret)
 		return ret;
 	vma = vma_lookup(mm, addr); /* mmap_lock may have been released */
-	return vma && !may_be_walked(vma) ? check_file(vma, iter, end) : UMEM_NOTIFY_INTACT;
+	return vma && !may_be_walked(vma) ? check_file(vma, iter, end) : 0;
 }
 
 /*
  * Looks at the pages up to @end, moves @iter over those that are intact. Sets @again and ends
  * at a page that has to be looked for with @alone.
  */
-static enum umem_notify_verdict
-check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
-	     const struct umem_notify_question *what, bool alone, bool *again)
+static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
+			const struct umem_notify_question *what, bool alone, bool *again)
 {
 	struct page *pages[CHECK_BATCH];
-	enum umem_notify_verdict ret;
+	int ret;
 	struct vm_area_struct *vma;
 	unsigned int faults = 0;
 	long nr, same;
@@ -336,7 +324,7 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 			return UMEM_NOTIFY_CHANGED;
 		/* It has changed meanwhile: no page is faulted in alone. */
 		if (alone && !is_private_hugetlb(vma))
-			return UMEM_NOTIFY_INTACT;
+			return 0;
 		most = min_t(unsigned long, CHECK_BATCH,
 			     (min(end, vma->vm_end) - addr) >> PAGE_SHIFT);
 		nr = may_be_walked(vma) ? mapped_pages(mm, addr, most, pages) : 0;
@@ -350,10 +338,10 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 		}
 		/* The caller is being killed: nothing was looked at. */
 		if (nr == -EINTR)
-			return UMEM_NOTIFY_INTERRUPTED;
+			return -EINTR;
 		if (is_private_hugetlb(vma)) {
 			*again = !alone;
-			return alone ? UMEM_NOTIFY_CHANGED : UMEM_NOTIFY_INTACT;
+			return alone ? UMEM_NOTIFY_CHANGED : 0;
 		}
 
 		if (vma->vm_flags & VM_MAYSHARE && vma->vm_file && can_be_absent(vma->vm_file)) {
@@ -366,39 +354,38 @@ check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 		if (!(vma->vm_flags & VM_MAYSHARE && vma->vm_file) && !what->exclusive)
 			return UMEM_NOTIFY_CHANGED;
 		if (what->asker == UMEM_NOTIFY_WORKER)
-			return UMEM_NOTIFY_UNKNOWN;
+			return -EOPNOTSUPP;
 		if (faults++ == MOST_FAULTS)
 			return UMEM_NOTIFY_CHANGED;
 		ret = fault_back(mm, addr);
 		if (ret)
 			return ret;
 	}
-	return UMEM_NOTIFY_INTACT;
+	return 0;
 }
 
 /*
  * A file's locks were kept. Their holder may be waiting for a page that the caller's own
  * process has to supply (userfaultfd, FUSE), so no caller waits for them without end.
  */
-static enum umem_notify_verdict wait_for_file(const struct umem_notify_question *what)
+static int wait_for_file(const struct umem_notify_question *what)
 {
 	if (what->asker != UMEM_NOTIFY_USER || time_after(jiffies, what->until))
-		return UMEM_NOTIFY_BUSY;
+		return -EAGAIN;
 	if (fatal_signal_pending(current))
-		return UMEM_NOTIFY_INTERRUPTED;
+		return -EINTR;
 	schedule_timeout_killable(1);
-	return UMEM_NOTIFY_INTACT;
+	return 0;
 }
 
 /* The same from @addr to @end, a batch at a time. @at is moved on. */
-static enum umem_notify_verdict
-check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
-	  unsigned long end, struct umem_notify_question *what)
+static int check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
+		     unsigned long end, struct umem_notify_question *what)
 {
 	struct mm_struct *mm = umem->owning_mm;
-	enum umem_notify_verdict ret;
 	struct pinned_iter iter;
 	bool alone = false;
+	int ret;
 
 	pinned_iter_start(&iter, umem, start, addr);
 	do {
@@ -407,7 +394,7 @@ check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
 
 		cond_resched();
 		if (what->asker == UMEM_NOTIFY_WORKER && READ_ONCE(*what->hurry)) {
-			ret = UMEM_NOTIFY_BUSY;
+			ret = -EAGAIN;
 			break;
 		}
 		ret = lock_mm(mm, what->asker, alone);
@@ -417,7 +404,7 @@ check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
 				   &again);
 		unlock_mm(mm, alone);
 		alone = again;
-		if (ret == UMEM_NOTIFY_BUSY)
+		if (ret == -EAGAIN)
 			ret = wait_for_file(what);
 	} while (!ret && iter.next < end);
 	what->at = (iter.next - start) >> PAGE_SHIFT;
@@ -432,14 +419,16 @@ check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
  * @what: The pages, and the asker; tells how far they are intact
  *
  * Context: Process context, no mm or inode lock held.
+ *
+ * Return: 0, or UMEM_NOTIFY_CHANGED: the page @what->at. -EAGAIN: a lock was kept, ask again
+ * later. -EOPNOTSUPP: only a system call can tell. -EINTR. -ENOMEM: a page fault failed for
+ * want of memory, which says nothing.
  */
-enum umem_notify_verdict umem_notify_check(struct ib_umem *umem,
-					   unsigned long start,
-					   unsigned int shift,
-					   struct umem_notify_question *what)
+int umem_notify_check(struct ib_umem *umem, unsigned long start, unsigned int shift,
+		      struct umem_notify_question *what)
 {
 	const struct umem_notify_doubt *doubt = &what->doubt;
-	enum umem_notify_verdict ret = UMEM_NOTIFY_INTACT;
+	int ret = 0;
 	unsigned int from, to = 0;
 	u64 others;
 

@@ -225,7 +225,7 @@ static int take_doubt(struct ib_umem_notify *n, struct umem_notify_question *wha
 }
 
 /* Apply the answer, as far as it is still valid. Returns whether SUSPECT is left for good. */
-static bool conclude(struct ib_umem_notify *n, enum umem_notify_verdict verdict,
+static bool conclude(struct ib_umem_notify *n, int verdict,
 		     struct umem_notify_question *what)
 {
 	unsigned int shift = shift_of(n);
@@ -235,7 +235,7 @@ static bool conclude(struct ib_umem_notify *n, enum umem_notify_verdict verdict,
 	/* Suspended meanwhile: the caller retires it. */
 	if (n->state != SUSPECT)
 		goto unlock;
-	if (verdict == UMEM_NOTIFY_INTACT) {
+	if (!verdict) {
 		sure = !n->doubt.chunks;
 		if (sure) {
 			clear_suspect(n);
@@ -270,7 +270,7 @@ static int look(struct ib_umem_notify *n, enum umem_notify_asker asker)
 		.hurry = &n->hurry,
 	};
 	unsigned int shift = shift_of(n);
-	enum umem_notify_verdict verdict;
+	int verdict;
 	unsigned int round;
 	u64 looked = 0;
 	int ret;
@@ -285,18 +285,8 @@ static int look(struct ib_umem_notify *n, enum umem_notify_asker asker)
 		verdict = umem_notify_check(n->umem, umem_notify_start(n), shift, &what);
 		if (conclude(n, verdict, &what))
 			return 0;
-		switch (verdict) {
-		case UMEM_NOTIFY_INTERRUPTED:
-			return -EINTR;
-		case UMEM_NOTIFY_NO_MEMORY:
-			return -ENOMEM;
-		case UMEM_NOTIFY_BUSY:
-			return -EAGAIN;
-		case UMEM_NOTIFY_UNKNOWN:
-			return 0;
-		default:
-			break;
-		}
+		if (verdict < 0)
+			return verdict == -EOPNOTSUPP ? 0 : verdict;
 		if (looked >= 2 * (u64)umem_notify_pages(n))
 			break;
 	}
