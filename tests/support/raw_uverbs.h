@@ -128,18 +128,20 @@ public:
 			  std::initializer_list<ib_uverbs_attr> more = {}) const
 	{
 		ib_uverbs_rereg_mr in{};
-		ib_uverbs_rereg_mr_resp out{};
 
 		in.mr_handle = mr;
 		in.flags = 1 << 2; /* IB_MR_REREG_ACCESS */
 		in.access_flags = access;
-		std::vector<ib_uverbs_attr> all{
-			attribute(UVERBS_ATTR_WRITE_CMD, IB_USER_VERBS_CMD_REREG_MR,
-				  sizeof(uint64_t)),
-			attribute(UVERBS_ATTR_CORE_IN, address(&in), sizeof(in)),
-			attribute(UVERBS_ATTR_CORE_OUT, address(&out), sizeof(out))};
-		all.insert(all.end(), more);
-		return call(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE, all);
+		return change(in, more);
+	}
+	int change_pd(uint32_t mr, uint32_t pd) const
+	{
+		ib_uverbs_rereg_mr in{};
+
+		in.mr_handle = mr;
+		in.flags = 1 << 1; /* IB_MR_REREG_PD */
+		in.pd_handle = pd;
+		return change(in, {});
 	}
 
 	/* Look at the send queue, in which the caller has written a request itself. */
@@ -179,6 +181,18 @@ public:
 	}
 
 private:
+	int change(const ib_uverbs_rereg_mr &in, std::initializer_list<ib_uverbs_attr> more) const
+	{
+		ib_uverbs_rereg_mr_resp out{};
+		std::vector<ib_uverbs_attr> all{
+			attribute(UVERBS_ATTR_WRITE_CMD, IB_USER_VERBS_CMD_REREG_MR,
+				  sizeof(uint64_t)),
+			attribute(UVERBS_ATTR_CORE_IN, address(&in), sizeof(in)),
+			attribute(UVERBS_ATTR_CORE_OUT, address(&out), sizeof(out))};
+
+		all.insert(all.end(), more);
+		return call(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE, all);
+	}
 	/* The kernel refuses calls that name another driver than the device's. */
 	static uint32_t driver_of(const ibv_device &device)
 	{

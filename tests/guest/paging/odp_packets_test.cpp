@@ -20,6 +20,7 @@
 #include "odp/raw_peer.h"
 #include "odp/slow_memory.h"
 #include "port_counter.h"
+#include "raw_uverbs.h"
 #include "rows.h"
 #include "run_time.h"
 #include "skip.h"
@@ -393,6 +394,106 @@ TEST_CASE("packets: later requests do not change how a read is repeated")
 		CHECK(again->psn == 0);
 		CHECK_FALSE(again->is_error());
 	}
+}
+
+/* By its PSN it is one, but it asks for something else. */
+TEST_CASE("packets: a request is repeated as one of its own kind, from its own bytes")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const memory m = anonymous(2 * page);
+	const range here = m.registered();
+	/* The last page of all addresses, and the one before it. */
+	constexpr uint64_t from = -2 * page, last = -mtu;
+	const owned<ibv_mr> mr(
+		ibv_reg_mr_iova(wire->on().pd(), here.addr, here.length, from, all_rights));
+	const raw_peer peer(*wire, IBV_QPT_RC, 1);
+
+	REQUIRE(mr);
+	std::memset(here.addr, 0, 2 * page);
+	peer.read(0, reinterpret_cast<void *>(from), mr->rkey, page);
+	CHECK(answers(peer.all(4), 0, 4, {}));
+	SECTION("bytes behind it")
+	{
+		peer.read(3, reinterpret_cast<void *>(last), mr->rkey, mtu);
+		CHECK(peer.all().empty());
+		peer.read(3, reinterpret_cast<void *>(from + 3 * mtu), mr->rkey, mtu);
+		CHECK(answers(peer.all(1), 3, 1, {}));
+	}
+	SECTION("a read, and it was an atomic operation")
+	{
+		/* Its value is where the read would begin. */
+		std::memcpy(here.addr, &from, sizeof(from));
+		peer.fetch_and_add(4, reinterpret_cast<void *>(from), mr->rkey, 1);
+		CHECK(peer.all(1).size() == 1);
+		peer.read(4, reinterpret_cast<void *>(from), mr->rkey, mtu);
+		CHECK(peer.all().empty());
+		peer.fetch_and_add(4, reinterpret_cast<void *>(from), mr->rkey, 1);
+		CHECK(peer.all(1).size() == 1);
+	}
+}
+
+TEST_CASE("packets: a flush is answered again")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const memory m = anonymous(page);
+	const owned<ibv_mr> mr =
+		wire->on().register_memory(m.registered(), all_rights | IBV_ACCESS_FLUSH_GLOBAL);
+	const raw_peer peer(*wire, IBV_QPT_RC, 1);
+
+	peer.read(0, m.registered().addr, mr->rkey, 8);
+	CHECK(peer.all(1).size() == 1);
+	for (int times = 0; times < 2; times++) {
+		peer.flush(1, mr->rkey);
+		const auto answer = peer.next(time_limit);
+		REQUIRE(answer);
+		CHECK(answer->psn == 1);
+		CHECK_FALSE(answer->is_error());
+	}
+}
+
+TEST_CASE("packets: a read is repeated only by the rights that its memory has by then")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const device &on = wire->on();
+	const memory m = anonymous(page);
+	const range here = m.registered();
+	const owned<ibv_mr> mr = on.register_memory(here, all_rights);
+	const owned<ibv_pd> other(ibv_alloc_pd(on.context()));
+	const raw_uverbs raw(on.context());
+	const raw_peer peer(*wire);
+
+	REQUIRE(other);
+	std::memset(here.addr, 0x11, page);
+	peer.read(0, here.addr, mr->rkey, page);
+	CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
+	SECTION("none to be read")
+	{
+		REQUIRE(raw.change_access(mr->handle, IBV_ACCESS_LOCAL_WRITE) == 0);
+	}
+	SECTION("those of another protection domain")
+	{
+		REQUIRE(raw.change_pd(mr->handle, other->handle) == 0);
+	}
+	peer.read(0, here.addr, mr->rkey, page);
+	const auto refused = peer.next(time_limit);
+	REQUIRE(refused);
+	CHECK(refused->is_error());
+	CHECK(refused->psn == 0);
+}
+
+TEST_CASE("packets: a write that says that it is empty has no payload")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const raw_peer peer(*wire);
+
+	peer.write_for_nothing(0, std::vector(mtu, std::byte{0x11}));
+	const auto refused = peer.next(time_limit);
+	REQUIRE(refused);
+	CHECK(refused->syndrome == raw_peer::makes_no_sense);
 }
 
 /* Memory ends before it does, and the rest is refused when its turn comes. */

@@ -69,7 +69,8 @@ void listen_to_peer(ibv_qp *qp, uint8_t most_reads)
 
 	attr.qp_state = IBV_QPS_INIT;
 	attr.port_num = 1;
-	attr.qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+	attr.qp_access_flags =
+		IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 	check_verb(
 		ibv_modify_qp(qp, &attr,
 			      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
@@ -186,9 +187,27 @@ void raw_peer::read(uint32_t psn, const void *from, uint32_t rkey, std::size_t l
 	send(0x0c, psn, place(from, rkey, length));
 }
 
+void raw_peer::fetch_and_add(uint32_t psn, const void *at, uint32_t rkey, uint64_t value) const
+{
+	bytes body = place(at, rkey, 0);
+
+	body.resize(body.size() - 4); /* it has no length */
+	number(body, value, 8);
+	number(body, 0, 8);
+	send(0x14, psn, body);
+}
+
 void raw_peer::write(uint32_t psn, const void *to, uint32_t rkey, const bytes &data) const
 {
 	bytes body = place(to, rkey, data.size());
+
+	body.insert(body.end(), data.begin(), data.end());
+	send(0x0a, psn, body);
+}
+
+void raw_peer::write_for_nothing(uint32_t psn, const bytes &data) const
+{
+	bytes body = place(nullptr, 0, 0);
 
 	body.insert(body.end(), data.begin(), data.end());
 	send(0x0a, psn, body);

@@ -53,6 +53,7 @@ public:
 	};
 
 	static constexpr uint8_t acknowledged = 0x1f, out_of_order = 0x60, refused = 0x62;
+	static constexpr uint8_t makes_no_sense = 0x61;
 	static constexpr uint8_t ready_soon = 0x21, ready_in_655_ms = 0x20;
 	enum class part : uint8_t { first = 0x0d, middle, last, only };
 
@@ -64,9 +65,12 @@ public:
 	~raw_peer();
 
 	void read(uint32_t psn, const void *from, uint32_t rkey, std::size_t length) const;
+	void fetch_and_add(uint32_t psn, const void *at, uint32_t rkey, uint64_t value) const;
 	/* At most an MTU. */
 	void write(uint32_t psn, const void *to, uint32_t rkey,
 		   const std::vector<std::byte> &data) const;
+	/* It says that it is empty. */
+	void write_for_nothing(uint32_t psn, const std::vector<std::byte> &data) const;
 	/* Of one of @length bytes from there on. */
 	void write_part(part which, uint32_t psn, const void *to, uint32_t rkey, std::size_t length,
 			const std::vector<std::byte> &data) const;
