@@ -6,17 +6,35 @@
 
 #include "rxe_wqe.h"
 
-/* As large as the ring: one for each place. rxe_qp_do_cleanup() frees them. */
+/**
+ * rxe_alloc_send_wqes - Make room for the copies, one for each place of the ring
+ * @qp: The queue pair, which is modified; one that never is sends nothing
+ *
+ * Return: 0, or -ENOMEM.
+ */
 int rxe_alloc_send_wqes(struct rxe_qp *qp)
 {
 	const struct rxe_queue *q = qp->sq.queue;
 	size_t size = ((size_t)q->index_mask + 1) << q->log2_elem_size;
+
+	if (qp->sq.wqes)
+		return 0;
+	if (!qp->is_user) { /* only the driver writes to the ring */
+		qp->sq.wqes = q->buf->data;
+		return 0;
+	}
 
 	/* kvmalloc() warns of more than 2 GiB */
 	qp->sq.wqes = kmalloc(size, GFP_KERNEL | __GFP_NOWARN | __GFP_NORETRY);
 	if (!qp->sq.wqes)
 		qp->sq.wqes = vmalloc(size);
 	return qp->sq.wqes ? 0 : -ENOMEM;
+}
+
+void rxe_free_send_wqes(struct rxe_qp *qp)
+{
+	if (qp->is_user)
+		kvfree(qp->sq.wqes);
 }
 
 /* Are the elements there, and together as long as the whole is said to be? */
@@ -57,12 +75,14 @@ static struct rxe_send_wqe *rxe_take_send_wqe(struct rxe_qp *qp)
 	struct rxe_queue *q = qp->sq.queue;
 	u32 next = queue_next_index(q, qp->sq.taken);
 
-	if (qp->sq.taken == queue_get_producer(q, QUEUE_TYPE_FROM_CLIENT) ||
+	if (!qp->sq.wqes ||
+	    qp->sq.taken == queue_get_producer(q, QUEUE_TYPE_FROM_CLIENT) ||
 	    next == queue_get_consumer(q, QUEUE_TYPE_FROM_CLIENT))
 		return NULL;
 
-	memcpy(wqe, queue_addr_from_index(q, qp->sq.taken),
-	       1 << q->log2_elem_size);
+	if (qp->is_user)
+		memcpy(wqe, queue_addr_from_index(q, qp->sq.taken),
+		       1 << q->log2_elem_size);
 	qp->sq.taken = next;
 
 	wqe->mask = wqe->wr.opcode > IB_WR_REG_MR ? 0 :

@@ -14,7 +14,8 @@
  * any more.
  *
  * Of a send queue, the requests from its consumer on and before sq.taken have a
- * copy, in the same place of sq.wqes. Those behind have not been looked at.
+ * copy, in the same place of sq.wqes. Those behind have not been looked at. Of a
+ * kernel client the ring itself is sq.wqes.
  */
 #ifndef RXE_WQE_H
 #define RXE_WQE_H
@@ -37,6 +38,7 @@ static inline struct rxe_send_wqe *rxe_first_send_wqe(struct rxe_qp *qp)
 }
 
 int rxe_alloc_send_wqes(struct rxe_qp *qp);
+void rxe_free_send_wqes(struct rxe_qp *qp);
 struct rxe_send_wqe *rxe_next_send_wqe(struct rxe_qp *qp, u32 index);
 int rxe_take_recv_wqe(struct rxe_qp *qp, const struct rxe_rq *rq,
 		      const struct rxe_recv_wqe *wqe);
