@@ -11,6 +11,7 @@
 #ifndef MR_CACHE_ARENA_H
 #define MR_CACHE_ARENA_H
 
+#include <cerrno>
 #include <cstddef>
 
 #include "catalog.h"
@@ -36,8 +37,9 @@ template <class Env> struct arena {
 	/* Innermost lock: guards all that is below and is not atomic. Never held in the registrar.
 	 */
 	alignas(128) typename Env::mutex mutex;
-	operations<Env> inside;
+	operations<Env> making;
 	uint32_t burying;     // entries that are being deregistered
+	bool late;	      // and that takes long: they are not waited for
 	uint64_t buried;      // so many were
 	uint32_t free_entry;  // linked by entry.link
 	uint32_t doubtful;    // the same, of closed contexts: the kernel may have their words still
@@ -59,23 +61,18 @@ template <class Env> struct arena {
 
 	uint32_t index_of(const entry<Env> &e) const { return static_cast<uint32_t>(&e - entries); }
 
-	/* With a reference: to be handed out. */
-	void refer(uint32_t i, uint32_t generation, mr_cache_ref *ref) const
+	/*
+	 * With a reference, taken in that generation: to be handed out, as one that is used.
+	 * EOPNOTSUPP: a signal handler has forked since, and this is the child.
+	 */
+	int hit(uint32_t i, uint32_t generation, mr_cache_ref *ref)
 	{
-		const entry<Env> &e = entries[i];
+		entry<Env> &e = entries[i];
 
-		ref->mr = e.registration();
-		ref->addr = e.shown_addr();
-		ref->length = e.shown_length();
-		ref->index = i;
-		ref->generation = generation;
-	}
-
-	/* To be handed out, as one that is used. */
-	void hit(uint32_t i, mr_cache_ref *ref)
-	{
-		entries[i].use(now());
-		refer(i, hot.generation.load(std::memory_order_relaxed), ref);
+		e.use(now());
+		*ref = {e.registration(), e.shown_addr(), e.shown_length(), i, generation};
+		return hot.generation.load(std::memory_order_acquire) == generation ? 0
+										    : EOPNOTSUPP;
 	}
 
 	uint32_t hint_bits() const { return hot.hint_bits.load(std::memory_order_relaxed); }
@@ -84,7 +81,8 @@ template <class Env> struct arena {
 	{
 		auto *nodes = static_cast<char *>(index.ranges.node_memory(0));
 
-		return commit(this, static_cast<size_t>(nodes - reinterpret_cast<char *>(this)));
+		return Env::commit(
+			this, static_cast<size_t>(nodes - reinterpret_cast<char *>(this)), false);
 	}
 	/*
 	 * Before the entry is used for the first time. More than the first piece are in huge pages:
@@ -94,26 +92,17 @@ template <class Env> struct arena {
 	{
 		uint32_t count = Env::entries - i < PIECE ? Env::entries - i : PIECE;
 
-		return i % PIECE || (commit(&entries[i], count * sizeof(entries[i]), i != 0) &&
-				     commit(index.ranges.node_memory(i),
-					    index.ranges.node_bytes(count), i != 0));
+		return i % PIECE || (Env::commit(&entries[i], count * sizeof(entries[i]), i != 0) &&
+				     Env::commit(index.ranges.node_memory(i),
+						 index.ranges.node_bytes(count), i != 0));
 	}
 	bool commit_hints(uint32_t bits)
 	{
-		return commit(&hint, hint.bytes(bits), bits > hint.LEAST);
+		return Env::commit(&hint, hint.bytes(bits), bits > hint.LEAST);
 	}
 
 private:
 	static constexpr uint32_t PIECE = 1024; // entries
-
-	/* An Env whose memory is accessible as it comes has no commit(). */
-	static bool commit(void *start, size_t size, bool huge = false)
-	{
-		if constexpr (requires { Env::commit(start, size, huge); })
-			return Env::commit(start, size, huge);
-		else
-			return true;
-	}
 };
 
 } // namespace mr_cache

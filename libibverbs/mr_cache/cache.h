@@ -57,7 +57,13 @@ public:
 		if (!e.is_for(want)) [[unlikely]]
 			return find_part(pd, addr, length, access, otherwise, e);
 		e.use(a->now());
-		return e.registration();
+
+		void *mr = e.registration();
+
+		/* A signal handler forked just now, and this is the child. */
+		if (!mr) [[unlikely]]
+			return otherwise(pd, addr, length, access, {nullptr, 0, 0});
+		return mr;
 	}
 
 	/* After find(): a reference to an entry that serves the wish, registered if need be. */
@@ -79,16 +85,19 @@ public:
 		if (!hinted)
 			i = a->index.search(want, a->entries);
 		if (i) {
+			const uint32_t generation =
+				a->hot.generation.load(std::memory_order_acquire);
 			entry<Env> &e = a->entries[i];
 
 			if (e.word.usable(e.word.take_acquire()) && e.fits(want)) {
-				a->hit(i, ref);
+				const int error = a->hit(i, generation, ref);
+
 				if (hinted)
 					a->hint.learn_again(want, bits, i, a->entries,
 							    e.last_use());
 				else
 					a->hint.learn(want, bits, i, a->entries);
-				return 0;
+				return error;
 			}
 			untake(*a, i);
 			version = a->index.UNKNOWN;
@@ -108,7 +117,7 @@ public:
 		uint64_t seen = w.give_release();
 
 		if (!w.simple(seen)) [[unlikely]]
-			return release_last(i, seen);
+			return release_last(i, seen, generation);
 		return 0;
 	}
 
@@ -122,7 +131,7 @@ public:
 			return 0;
 
 		locked<Env> lock(*a, env);
-		uint32_t i = lock.find_valid(want);
+		uint32_t i = lock ? lock.find_valid(want) : 0;
 
 		if (!i)
 			return 0;
@@ -138,6 +147,10 @@ public:
 			return EOPNOTSUPP;
 
 		locked<Env> lock(*a, env);
+
+		if (!lock)
+			return EBUSY;
+
 		uint32_t o = a->owner.find_or_add(who, env);
 
 		if (o == a->owner.NONE)
@@ -149,9 +162,10 @@ public:
 		a->owner[o].limits = *to;
 		/* No entry is tried twice, even if deregistering fails: each turn has one idle
 		 * less. */
-		while (a->owner[o].is_over() && lock.evict(o, true))
+		while (lock && a->owner[o].is_over() && lock.evict(o, true))
 			lock.bury();
-		lock.retire_excess(o);
+		if (lock)
+			lock.retire_excess(o);
 		return 0;
 	}
 
@@ -164,6 +178,10 @@ public:
 			return EOPNOTSUPP;
 
 		locked<Env> lock(*a, env);
+
+		if (!lock)
+			return EBUSY;
+
 		uint32_t o = a->owner.find(who);
 		uint64_t idle = 0;
 
@@ -195,24 +213,17 @@ public:
 		if (!a)
 			return EOPNOTSUPP;
 
-		locked<Env> lock(*a, env);
-
-		count(lock, who, statistics);
-		return 0;
+		return count(locked<Env>(*a, env), who, statistics);
 	}
 
-	/* The same at the end of the process; EBUSY if that is in the middle of something. */
+	/* The same at the end of the process; a child that has not begun has nothing. */
 	[[nodiscard]] int query_at_end(void *who, mr_cache_statistics *statistics)
 	{
-		arena<Env> *a = last_lock();
+		arena<Env> *a = memory.get();
 
-		if (!a)
-			return has_begun() ? EBUSY : EOPNOTSUPP;
-
-		locked<Env> lock(*a, env, typename locked<Env>::already());
-
-		count(lock, who, statistics);
-		return 0;
+		if (!a || !a->hot.generation.load(std::memory_order_acquire))
+			return EOPNOTSUPP;
+		return count(locked<Env>(*a, env, locked<Env>::FEW), who, statistics);
 	}
 
 	[[nodiscard]] int flush_pd(void *pd)
@@ -243,20 +254,20 @@ public:
 		locked<Env> lock(*a, env);
 		uint64_t until = 0;
 
-		return lock.give_way(stage, lock.is_nested(), &until);
+		return lock ? lock.give_way(stage, &until) : 0;
 	}
 
-	/* The process ends. */
+	/* The process ends. A child that has not begun has nothing. */
 	void leave()
 	{
-		arena<Env> *a = last_lock();
+		arena<Env> *a = memory.get();
 
-		if (!a)
+		if (!a || !a->hot.generation.load(std::memory_order_acquire))
 			return;
 
-		locked<Env> lock(*a, env, typename locked<Env>::already());
+		locked<Env> lock(*a, env, locked<Env>::FEW);
 
-		for (uint32_t o = 0; o < a->owner.size(); o++)
+		for (uint32_t o = 0; lock && o < a->owner.size(); o++)
 			lock.evict_all(o);
 	}
 
@@ -272,6 +283,8 @@ public:
 		locked<Env> lock(*memory.get(), env);
 		entry<Env> &e = lock.at(i);
 
+		if (!lock)
+			return EBUSY;
 		if (e.state != state::OPEN || lock.is_idle(i))
 			return EINVAL;
 		lock.retire(i);
@@ -280,6 +293,8 @@ public:
 			if (!n || lock.is_nested())
 				return EBUSY;
 			lock.let_others_run();
+			if (!lock)
+				return EINVAL;
 		}
 		return 0;
 	}
@@ -296,6 +311,8 @@ public:
 
 		locked<Env> lock(*memory.get(), env);
 
+		if (!lock)
+			return EAGAIN;
 		if (lock.at(i).state != state::OPEN || lock.is_idle(i))
 			return EINVAL;
 		lock.retire(i);
@@ -307,45 +324,27 @@ public:
 				break;
 			}
 			lock.let_others_run();
+			if (!lock)
+				return 0;
 		}
 		return lock.end(i);
 	}
 
 private:
-	/*
-	 * The mutex at the end of the process, perhaps by an exit() in a signal handler: its holder
-	 * may be the interrupted thread, so it is not waited for. A child has nothing before it has
-	 * begun. NULL in both cases.
-	 */
-	arena<Env> *last_lock()
-	{
-		arena<Env> *a = memory.get();
-
-		if (!has_begun())
-			return nullptr;
-		for (uint32_t n = locked<Env>::FEW; !a->mutex.try_lock(); n--) {
-			if (!n)
-				return nullptr;
-			env.yield();
-		}
-		return a;
-	}
-
-	bool has_begun() const
-	{
-		const arena<Env> *a = memory.get();
-
-		return a && a->hot.generation.load(std::memory_order_acquire);
-	}
-
-	static void count(locked<Env> &lock, void *who, mr_cache_statistics *statistics)
+	/* EBUSY: this is a signal handler in the middle of something, or another thread does not
+	 * end. */
+	static int count(locked<Env> &&lock, void *who, mr_cache_statistics *statistics)
 	{
 		arena<Env> &a = lock.a;
+
+		if (!lock)
+			return EBUSY;
+
 		uint32_t o = a.owner.find(who);
 
 		*statistics = {};
 		if (o == a.owner.NONE)
-			return;
+			return 0;
 		*statistics = a.owner[o].counted;
 		auto &list = a.owner[o].list;
 
@@ -359,6 +358,7 @@ private:
 				statistics->suspensions += e.word.suspended(seen);
 			}
 		}
+		return 0;
 	}
 
 	[[gnu::always_inline]] static uint32_t look(const arena<Env> *a, const wish &want)
@@ -387,15 +387,14 @@ private:
 		if (!e.fits(want)) [[unlikely]]
 			return find_nothing(pd, addr, length, access, otherwise, e);
 		e.use(a->now());
-		if (e.shows(want))
-			return e.registration();
-		return otherwise(pd, addr, length, access, part_of(*a, e));
-	}
 
-	static mr_cache_part part_of(const arena<Env> &a, const entry<Env> &e)
-	{
-		return {e.registration(), a.index_of(e),
-			a.hot.generation.load(std::memory_order_relaxed)};
+		/* Before the registration: in a child that is none, if this is the parent's. */
+		const uint32_t generation = a->hot.generation.load(std::memory_order_acquire);
+		void *const mr = e.registration();
+
+		if (mr && e.shows(want))
+			return mr;
+		return otherwise(pd, addr, length, access, {mr, a->index_of(e), generation});
 	}
 
 	/* Gives back a reference taken in vain. */
@@ -417,11 +416,11 @@ private:
 		uint64_t seen = w.untake_release();
 
 		if (!w.used(seen)) {
-			w.restore_relaxed();
+			w.retake_relaxed();
 		} else if (w.over(seen - w.REF - w.USE)) {
 			locked<Env> lock(a, env);
 
-			if (w.over(w.peek_relaxed()))
+			if (lock && w.over(w.peek_relaxed()))
 				lock.retire(i);
 		}
 	}
@@ -429,28 +428,32 @@ private:
 	/* A reference of an ancestor is nothing to us; one that was never given is an error. */
 	[[gnu::noinline, gnu::cold]] int release_foreign(uint32_t theirs)
 	{
-		arena<Env> *a = memory.ready();
+		const arena<Env> *a = memory.get();
 
-		return a && theirs && theirs < a->hot.generation.load(std::memory_order_acquire)
+		return a && theirs && theirs <= memory.latest() &&
+				       theirs != a->hot.generation.load(std::memory_order_acquire)
 			       ? 0
 			       : EINVAL;
 	}
 
 	/* After give(), for the last user of an entry that is to go. */
-	[[gnu::noinline, gnu::cold]] int release_last(uint32_t i, uint64_t seen)
+	[[gnu::noinline, gnu::cold]] int release_last(uint32_t i, uint64_t seen, uint32_t theirs)
 	{
 		arena<Env> &a = *memory.get();
 		entry_word<Env> &w = a.entries[i].word;
 
 		if (w.unused(seen)) {
 			w.restore_relaxed();
-			return EINVAL;
+			return release_foreign(theirs);
 		}
 
 		locked<Env> lock(a, env);
 
-		/* Another thread may have been faster, and the entry be another by now. */
-		if (!w.over(w.peek_relaxed()))
+		/*
+		 * Another thread may have been faster, and the entry be another by now. A signal
+		 * handler that has no lock leaves it to a later miss (sweep()).
+		 */
+		if (!lock || !w.over(w.peek_relaxed()))
 			return 0;
 		lock.retire(i);
 		return lock.end(i);

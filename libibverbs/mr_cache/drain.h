@@ -35,11 +35,19 @@ public:
 	[[nodiscard]] int of_owner(void *who)
 	{
 		auto find = [&] { return a.owner.find(who); };
+
+		/* The caller goes on, and the context with it: the next holder of the mutex
+		 * abandons. */
+		if (!lock) {
+			a.owner.end(who);
+			return 0;
+		}
+
 		int error = end_all(a.owner, a.owner.NONE, find);
-		uint32_t o = find();
+		uint32_t o = lock ? find() : a.owner.NONE;
 
 		if (o != a.owner.NONE)
-			abandon(o);
+			lock.abandon(o);
 		return error;
 	}
 
@@ -55,7 +63,7 @@ private:
 		bool parked_too = true;
 		int error = 0;
 
-		while ((which = find()) != none) {
+		while (lock && (which = find()) != none) {
 			uint32_t used = retire_all(records[which].list, parked_too);
 
 			parked_too = false;
@@ -96,26 +104,6 @@ private:
 			}
 		}
 		return used;
-	}
-
-	/*
-	 * Its context is about to be freed, and with it all that is still registered there. An
-	 * entry may be in use for ever, which is no reason to keep records. (The only busy ones are
-	 * those that this thread itself, inside the registrar, registers or ends; it finds its
-	 * record again.)
-	 */
-	void abandon(uint32_t o)
-	{
-		auto &list = a.owner[o].list;
-
-		for (uint32_t i = list.begin(), next; i; i = next) {
-			next = list.after(a.entries, i);
-			if (lock.at(i).state == state::PARKED)
-				lock.free(i, true);
-			else if (!a.owner[o].busy)
-				lock.disown(i);
-		}
-		a.owner.forget(o);
 	}
 
 	locked<Env> lock;

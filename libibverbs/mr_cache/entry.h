@@ -167,10 +167,13 @@ private:
 
 public:
 	/* The cache's mutex guards these. */
-	alignas(64) uint32_t link; // the next on the free list, or of those to be deregistered
-	uint32_t owner;		   // an index in owners
-	uint32_t pd;		   // an index in pds
+	/* The next on the free list, in a bucket of operations, or of those to be deregistered. */
+	alignas(64) uint32_t link;
+	uint32_t owner; // an index in owners
+	uint32_t pd;	// an index in pds
 	enum state state;
+	bool settles; // a thread asks the kernel about it
+	bool late;    // registering or settling it takes long: it is not waited for
 	links of_owner;
 	links of_pd;
 	uint64_t wanted; // of its bytes while it was suspended

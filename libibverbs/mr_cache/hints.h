@@ -37,7 +37,7 @@ public:
 	uint32_t look(const wish &want, uint32_t bits) const { return look(mix(want), bits); }
 	uint32_t look(uint64_t hash, uint32_t bits) const
 	{
-		uint64_t both = table[hash >> (64 - bits)].load(std::memory_order_relaxed);
+		uint64_t both = table[place(hash, bits)].load(std::memory_order_relaxed);
 		uint32_t first = static_cast<uint32_t>(both) ^ tag_of(hash);
 
 		if (first <= INDEX && first) [[likely]]
@@ -88,7 +88,7 @@ public:
 	void drop(uint32_t bits, uint32_t index, const entry<Env> *entries)
 	{
 		uint64_t hash = mix(entries[index].own_range());
-		bucket &slot = table[hash >> (64 - bits)];
+		bucket &slot = table[place(hash, bits)];
 		uint64_t both = slot.load(std::memory_order_relaxed);
 
 		if (static_cast<uint32_t>(both) == (index | tag_of(hash)))
@@ -112,6 +112,12 @@ private:
 	static constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15;
 
 	using bucket = typename Env::template atomic<uint64_t>;
+
+	/* No bits: of a child, which a signal handler forked. */
+	static uint64_t place(uint64_t hash, uint32_t bits)
+	{
+		return bits ? hash >> (64 - bits) : 0;
+	}
 
 	static uint64_t mix(uint64_t where, const wish &want)
 	{
@@ -141,7 +147,7 @@ private:
 	 */
 	uint32_t put(uint64_t hash, uint32_t bits, uint32_t index)
 	{
-		bucket &slot = table[hash >> (64 - bits)];
+		bucket &slot = table[place(hash, bits)];
 		uint64_t both = slot.load(std::memory_order_relaxed);
 		uint32_t tag = tag_of(hash), hint = index | tag;
 		uint32_t newer = static_cast<uint32_t>(both);
@@ -182,7 +188,7 @@ private:
 		/* A hint of an entry whose range hashes elsewhere is old, and dropped. */
 		uint64_t its = mix(entries[ousted & INDEX].own_range());
 
-		if (its >> (64 - bits) != first >> (64 - bits) || tag_of(its) != (ousted & ~INDEX))
+		if (place(its, bits) != place(first, bits) || tag_of(its) != (ousted & ~INDEX))
 			return;
 		uses(SECOND);
 		put(again(its), bits, ousted & INDEX);

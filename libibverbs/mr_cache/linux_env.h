@@ -7,15 +7,20 @@
 #define MR_CACHE_LINUX_ENV_H
 
 #include <atomic>
+#include <cerrno>
+#include <climits>
 #include <cstddef>
 #include <cstdint>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "static_tls.h"
+#include "thread.h"
 
 namespace mr_cache {
 
@@ -37,38 +42,52 @@ struct linux_env {
 		pthread_mutex_t m;
 	};
 
+	/* Of a child that was forked while its thread waited it is zeros, which end each wait. */
 	struct condition {
-		void init()
+		void init() { count.store(1, std::memory_order_relaxed); }
+		/* With the mutex: what wait() waits for the end of, then without. */
+		uint32_t ticket()
 		{
-			pthread_condattr_t attributes;
-
-			pthread_condattr_init(&attributes);
-			pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-			pthread_cond_init(&c, &attributes);
-			pthread_condattr_destroy(&attributes);
+			waiting.store(true, std::memory_order_relaxed);
+			return count.load(std::memory_order_relaxed);
 		}
-		/* Both are cancellation points: the mutex would stay locked. */
-		void wait(mutex &with)
-		{
-			const int state = disable_cancel();
-
-			pthread_cond_wait(&c, &with.m);
-			restore_cancel(state);
-		}
-		/* False: it is later than that (deadline()). */
-		bool wait_until(mutex &with, uint64_t deadline)
+		/* False: it is later than that (deadline()); 0: there is no end. */
+		bool wait(uint32_t seen, uint64_t deadline)
 		{
 			const timespec at = {static_cast<time_t>(deadline / SECOND),
 					     static_cast<long>(deadline % SECOND)};
-			const int state = disable_cancel();
-			const int error = pthread_cond_timedwait(&c, &with.m, &at);
 
-			restore_cancel(state);
-			return !error;
+			while (count.load(std::memory_order_relaxed) == seen)
+				if (futex(FUTEX_WAIT_BITSET, seen, deadline ? &at : nullptr) ==
+				    ETIMEDOUT)
+					return false;
+			return true;
 		}
-		void broadcast() { pthread_cond_broadcast(&c); }
+		/* With the mutex. */
+		void broadcast()
+		{
+			if (!waiting.load(std::memory_order_relaxed))
+				return;
+			waiting.store(false, std::memory_order_relaxed);
+			count.fetch_add(1, std::memory_order_relaxed);
+			futex(FUTEX_WAKE_BITSET, INT_MAX, nullptr);
+		}
 
-		pthread_cond_t c;
+	private:
+		/* Leaves errno alone. */
+		int futex(int operation, uint32_t value, const timespec *until)
+		{
+			const int before = errno;
+			const long ret = syscall(SYS_futex, &count, operation | FUTEX_PRIVATE_FLAG,
+						 value, until, nullptr, FUTEX_BITSET_MATCH_ANY);
+			const int error = ret < 0 ? errno : 0;
+
+			errno = before;
+			return error;
+		}
+
+		std::atomic<uint32_t> count;
+		std::atomic<bool> waiting;
 	};
 
 	/*
@@ -177,10 +196,15 @@ struct linux_env {
 	}
 	static inline std::atomic<bool> locks;
 
+	/* In a child: it has not had zeros since it was forked. */
+	static void clear(void *memory, size_t size)
+	{
+		madvise(memory, whole(size), MADV_DONTNEED);
+	}
+
 	/* Gives it back; no other thread has seen it. */
 	static void wipe(void *memory, size_t size) { munmap(memory, whole(size)); }
 
-	static uintptr_t self() { return (uintptr_t)pthread_self(); } // a pointer, or a number
 	static constexpr uintptr_t HUGE_PAGE = 2 << 20;
 	static constexpr uintptr_t whole(uintptr_t n)
 	{
@@ -188,6 +212,13 @@ struct linux_env {
 	}
 
 	static void yield() { sched_yield(); }
+	/* Lets threads of any priority run. */
+	static void nap()
+	{
+		const timespec shortest = {0, 1};
+
+		nanosleep(&shortest, nullptr);
+	}
 
 	static uint64_t page_mask()
 	{
@@ -207,7 +238,15 @@ struct linux_env {
 #endif
 	}
 
-	/* Orders the hits of one thread between two misses; constant initialization, no wrapper. */
+	/* Constant initialization, no wrapper. */
+	static thread_state &thread()
+	{
+		static constinit thread_local thread_state state STATIC_TLS = {};
+
+		return state;
+	}
+
+	/* Orders the hits of one thread between two misses. */
 	static uint32_t tick()
 	{
 		static constinit thread_local uint32_t sequence STATIC_TLS = 0;

@@ -25,6 +25,15 @@
  * registrar is called without the mutex; a thread that comes back from it looks at everything
  * again.
  *
+ * A signal handler may come here in the middle of anything:
+ *
+ *   it interrupted the holder of the mutex, or a thread about to take it: there is no `locked` for
+ *   it (operator bool), and it does without (thread.h);
+ *   it forked, and returns in the child: the interrupted thread goes on there, in an arena that has
+ *   been wiped. Work on zeros ends: each loop does, each index is one of the arena. When the
+ *   mutex would be given back the arena is wiped again. Whenever it would be taken again the
+ *   generation differs: there is no `locked` any more, and the caller returns.
+ *
  * The last user of an entry is told by its owner's record whose the registration is: one
  * without a name is of a context that was closed, and is forgotten and not deregistered.
  */
@@ -37,38 +46,53 @@ namespace mr_cache {
 
 template <class Env> class locked {
 public:
-	/* Has the mutex while it lives, and the dead: closed entries to be deregistered. */
-	locked(arena<Env> &in, Env &with) : a(in), env(with) { a.mutex.lock(); }
-	/* For a caller that has the mutex already. */
-	struct already {};
-	locked(arena<Env> &in, Env &with, already) : a(in), env(with) {}
+	/*
+	 * Has the mutex while it lives, and the dead: closed entries to be deregistered. tries: so
+	 * often, and not until it is free.
+	 */
+	locked(arena<Env> &in, Env &with, uint32_t tries = 0)
+	    : a(in), env(with), generation(a.hot.generation.load(std::memory_order_acquire))
+	{
+		if (!Env::thread().locks)
+			lock(tries);
+	}
 	~locked()
 	{
 		bury();
-		a.mutex.unlock();
+		if (held)
+			unlock();
 	}
 	locked(const locked &) = delete;
 	locked &operator=(const locked &) = delete;
 
+	/* Asked again wherever the mutex was free for a while. */
+	explicit operator bool() const { return held; }
+
 	arena<Env> &a;
 	Env &env;
+	const uint32_t generation;
 
 	entry<Env> &at(uint32_t i) { return a.entries[i]; }
 	/* OPEN and without users: the kernel or evict() may have it. A closed one is not idle. */
 	bool is_idle(uint32_t i) { return entry_word<Env>::idle(at(i).word.peek_relaxed()); }
-	bool is_nested() const { return a.inside.is_nested(); }
+	static bool is_nested() { return Env::thread().inside; }
 	bool has_dead() const { return dead; }
 
 	/* Lets go of the mutex until a thread has come back from the registrar. */
-	void wait() { a.inside.wait(a.mutex); }
-	bool wait_briefly(uint64_t *until) { return a.inside.wait_briefly(a.mutex, until); }
+	void wait() { (void)wait_until(0); }
+
+	/*
+	 * The same for an entry that another thread registers or settles; for some milliseconds in
+	 * all: *until is 0 at first, and then tells when they are over. False: they are.
+	 */
+	bool await(uint32_t i, uint64_t *until) { return wait_briefly(until, &at(i).late); }
 
 	/* The same for a moment, FEW times: references taken in vain are given back soon. */
 	void let_others_run()
 	{
-		a.mutex.unlock();
+		unlock();
 		env.yield();
-		a.mutex.lock();
+		lock();
 	}
 
 	void be_busy(uint32_t i, int by)
@@ -81,7 +105,7 @@ public:
 	void untake(uint32_t i)
 	{
 		if (!entry_word<Env>::used(at(i).word.untake_release()))
-			at(i).word.restore_relaxed();
+			at(i).word.retake_relaxed();
 		if (entry_word<Env>::over(at(i).word.peek_relaxed()))
 			retire(i);
 	}
@@ -98,6 +122,7 @@ public:
 			return pop(&a.free_entry);
 		if (i < Env::entries && a.commit_entry(i)) {
 			at(i).word.free_fresh_relaxed();
+			at(i).word.clean_relaxed(); // a child's: the kernel may have had it
 			a.hot.high.store(i + 1, std::memory_order_relaxed);
 			return i;
 		}
@@ -130,6 +155,25 @@ public:
 		at(i).pd = a.pd.NAMELESS;
 		a.owner.add(at(i).owner, a.entries, i, at(i).size());
 		a.pd.add(at(i).pd, a.entries, i);
+	}
+
+	/*
+	 * Its context is about to be freed, and with it all that is still registered there. An
+	 * entry may be in use for ever, which is no reason to keep records. (One that this thread
+	 * itself, inside the registrar, registers, settles or ends finds its record again.)
+	 */
+	void abandon(uint32_t o)
+	{
+		auto &list = a.owner[o].list;
+
+		for (uint32_t i = list.begin(), next; i; i = next) {
+			next = list.after(a.entries, i);
+			if (at(i).state == state::PARKED)
+				free(i, true);
+			else if (at(i).state == state::OPEN && !at(i).settles)
+				disown(i);
+		}
+		a.owner.forget(o);
 	}
 
 	/* Out of the catalog; torn down now if idle, by its last user if not. OPEN entries only. */
@@ -224,9 +268,9 @@ public:
 
 	/*
 	 * Deregisters the dead with the mutex free, some at a time. One that cannot be is
-	 * PARKED; but if it is `held`, its user has it still.
+	 * PARKED; but if its user `keeps` it, that one has it still.
 	 */
-	int bury(uint32_t held = 0) { return dead ? bury_all(held) : 0; }
+	int bury(uint32_t keeps = 0) { return held && dead ? bury_all(keeps) : 0; }
 
 	/*
 	 * Deregisters an entry that was closed for its last user. On an error the user has it
@@ -236,7 +280,7 @@ public:
 	{
 		int error = bury(i);
 
-		if (error && entry_word<Env>::suspended(at(i).word.peek_relaxed()))
+		if (error && held && entry_word<Env>::suspended(at(i).word.peek_relaxed()))
 			settle(i);
 		return error;
 	}
@@ -247,19 +291,19 @@ public:
 	 */
 	void settle(uint32_t i)
 	{
-		operation mine;
 		entry<Env> &e = at(i);
 		bool suspended = e.word.suspended(e.word.peek_relaxed());
+		void *const mr = e.registration();
+		int error = 0;
 
-		a.inside.enter(&mine, nullptr, i);
+		e.settles = true;
+		e.late = false;
 		be_busy(i, 1);
-		a.mutex.unlock();
-
-		int error = env.settle(e.registration());
-
-		a.mutex.lock();
+		outside([&] { error = env.settle(mr); });
+		if (!held)
+			return;
 		be_busy(i, -1);
-		a.inside.leave(&mine);
+		e.settles = false;
 		if (error) {
 			retire(i);
 			return;
@@ -307,15 +351,16 @@ public:
 				retire(i);
 			else if (e.word.suspended(seen) && plain && wants_little(e, want))
 				left = true;
-			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) &&
-				 a.inside.is_settled(i))
-				left = is_nested() || !wait_briefly(&until);
+			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && e.settles)
+				left = is_nested() || e.late || !await(i, &until);
 			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && patience--)
 				settle(i);
 			else if (e.word.fold_relaxed())
 				a.owner[e.owner].counted.hits += e.word.uses(e.word.FOLD);
 			else
 				retire(i); // FULL, an unknown bit, no end of suspicion
+			if (!held)
+				return 0;
 			untake(i);
 			if (left) {
 				if (plain)
@@ -328,11 +373,9 @@ public:
 	/* Until what other threads are just giving back is gone; not nested, and not for long. */
 	void await_buried()
 	{
-		const uint64_t all = a.buried + a.burying;
 		uint64_t until = 0;
 
-		while (!is_nested() && a.burying && a.buried < all && wait_briefly(&until))
-			;
+		await_buried(a.buried + a.burying, &until);
 	}
 
 	/*
@@ -340,9 +383,9 @@ public:
 	 * idle at first, then all. Returns how many registrations ended, those that other threads
 	 * are just giving back too. A nested thread does not wait, and no thread for long.
 	 */
-	uint64_t give_way(uint32_t stage, bool nested, uint64_t *until)
+	uint64_t give_way(uint32_t stage, uint64_t *until)
 	{
-		uint64_t buried = a.buried;
+		const uint64_t buried = a.buried;
 
 		if (stage)
 			for (uint32_t o = 0; o < a.owner.size(); o++)
@@ -351,9 +394,34 @@ public:
 			for (uint64_t n = a.entry_count / 16 + 1; n && evict_any(); n--)
 				;
 		bury();
-		while (!nested && a.buried == buried && a.burying && wait_briefly(until))
-			;
-		return a.buried - buried;
+		await_buried(buried + 1, until);
+		return held ? a.buried - buried : 0;
+	}
+
+	/*
+	 * Calls the registrar with the mutex free. That is no cancellation point, though a
+	 * provider's calloc() may be one.
+	 */
+	template <class Call> void outside(const Call &call)
+	{
+		const int cancel = Env::disable_cancel();
+
+		Env::thread().inside++;
+		unlock();
+		if (!is_child())
+			call();
+		lock();
+		Env::thread().inside--;
+		if (held)
+			a.making.progress.broadcast();
+		Env::restore_cancel(cancel);
+	}
+
+	/* Forked since, by a signal handler; or just before. */
+	bool is_child() const
+	{
+		return !generation ||
+		       a.hot.generation.load(std::memory_order_acquire) != generation;
 	}
 
 	/* A suspended entry of more than that is restored if so much of it is wanted. */
@@ -363,6 +431,110 @@ public:
 	static constexpr uint32_t FEW = 64;
 
 private:
+	/* The thread's mark comes before its look at the generation: no child begins beside it. */
+	void lock(uint32_t tries = 0)
+	{
+		bool &locks = Env::thread().locks;
+
+		locks = true;
+		std::atomic_signal_fence(std::memory_order_seq_cst);
+		held = !is_child() && take_mutex(tries);
+		std::atomic_signal_fence(std::memory_order_seq_cst);
+		locks = held;
+		if (held && a.owner.some_ended()) [[unlikely]]
+			abandon_ended();
+	}
+
+	/* Owners whose contexts signal handlers have closed, in the middle of something here. */
+	[[gnu::noinline]] void abandon_ended()
+	{
+		a.owner.see_ended();
+		for (uint32_t o = 0; o < a.owner.size(); o++) {
+			if (!a.owner[o].is_gone())
+				continue;
+
+			auto &list = a.owner[o].list;
+
+			for (uint32_t i = list.begin(), next; i; i = next) {
+				uint64_t seen;
+
+				next = list.after(a.entries, i);
+				if (at(i).state != state::OPEN)
+					continue;
+				uncatalog(i);
+				at(i).word.doom_relaxed();
+				if (at(i).word.close_acquire(0, &seen))
+					free(i, true);
+			}
+			abandon(o);
+		}
+	}
+
+	bool take_mutex(uint32_t tries)
+	{
+		if (!tries) {
+			a.mutex.lock();
+			return true;
+		}
+		while (!a.mutex.try_lock()) {
+			if (!--tries)
+				return false;
+			env.yield();
+		}
+		return true;
+	}
+
+	void unlock()
+	{
+		held = false;
+		if (is_child())
+			env.clear(&a, sizeof(a));
+		else
+			a.mutex.unlock();
+		std::atomic_signal_fence(std::memory_order_seq_cst);
+		Env::thread().locks = false;
+		/* By a handler in the middle of this. */
+		if (a.owner.some_ended()) [[unlikely]] {
+			lock();
+			if (held)
+				unlock();
+		}
+	}
+
+	/* False: it is later than that, and perhaps no thread has come back. 0: without end. */
+	bool wait_until(uint64_t deadline)
+	{
+		const auto seen = a.making.progress.ticket();
+
+		unlock();
+
+		const bool in_time = is_child() || a.making.progress.wait(seen, deadline);
+
+		lock();
+		return in_time;
+	}
+
+	/* Nobody waits for what was waited for in vain. */
+	bool wait_briefly(uint64_t *until, bool *late)
+	{
+		if (!*until)
+			*until = Env::deadline();
+		if (wait_until(*until))
+			return true;
+		if (held) {
+			*late = true;
+			a.making.progress.broadcast();
+		}
+		return false;
+	}
+
+	/* Until so many were deregistered, or nobody does. */
+	void await_buried(uint64_t all, uint64_t *until)
+	{
+		while (held && !is_nested() && a.burying && a.buried < all && !a.late)
+			wait_briefly(until, &a.late);
+	}
+
 	/*
 	 * Is that little of a suspended entry? To restore it pins all of it, and swaps it in. Small
 	 * wishes add up: so a part that is used again and again costs about twice as much as if it
@@ -430,46 +602,51 @@ private:
 		return true;
 	}
 
-	[[gnu::noinline]] int bury_all(uint32_t held)
+	[[gnu::noinline]] int bury_all(uint32_t keeps)
 	{
 		int error = 0;
 
 		while (dead) {
 			uint32_t batch[BURIED_AT_ONCE];
-			int bad[BURIED_AT_ONCE];
+			void *mrs[BURIED_AT_ONCE];
+			int bad[BURIED_AT_ONCE] = {};
 			uint32_t count = 0;
-			operation mine;
 
 			for (; count < BURIED_AT_ONCE && dead; count++) {
 				batch[count] = dead;
+				mrs[count] = at(dead).registration();
 				dead = at(dead).link;
-				/* Its context is gone, and the registration with it. */
-				bad[count] = a.owner[at(batch[count]).owner].is_gone() ? GONE : 0;
 			}
-			a.inside.enter(&mine, nullptr);
-			a.mutex.unlock();
-			for (uint32_t n = 0; n < count; n++)
-				if (bad[n] != GONE)
-					bad[n] = env.dereg(at(batch[n]).registration());
-			a.mutex.lock();
+			outside([&] {
+				/*
+				 * The parent's are not a child's to end. Where the context is gone
+				 * the registration has gone with it.
+				 */
+				for (uint32_t n = 0; n < count && !is_child(); n++)
+					bad[n] = a.owner[at(batch[n]).owner].is_gone()
+							 ? GONE
+							 : env.dereg(mrs[n]);
+			});
+			if (!held)
+				return 0;
 			for (uint32_t n = 0; n < count; n++) {
 				if (bad[n] && bad[n] != GONE)
 					error = bad[n];
-				was_buried(batch[n], bad[n], batch[n] == held);
+				was_buried(batch[n], bad[n], batch[n] == keeps);
 			}
-			a.inside.leave(&mine);
 		}
 		return error;
 	}
 
-	void was_buried(uint32_t i, int bad, bool held)
+	void was_buried(uint32_t i, int bad, bool keeps)
 	{
 		a.burying--;
+		a.late = false;
 		be_busy(i, -1);
 		if (!bad || bad == GONE) {
 			a.buried++;
 			free(i, bad == GONE);
-		} else if (held) {
+		} else if (keeps) {
 			at(i).state = state::OPEN;
 			at(i).word.doom_relaxed();
 			at(i).word.open_release(1);
@@ -482,6 +659,7 @@ private:
 	static constexpr int GONE = -1;
 
 	uint32_t dead = 0; // linked by entry.link
+	bool held = false;
 };
 
 } // namespace mr_cache

@@ -42,16 +42,14 @@ public:
 
 	[[nodiscard]] int acquire(mr_cache_ref *ref)
 	{
-		for (;;) {
+		while (lock) {
 			bool plain = false;
 			uint32_t i =
 				a.index.version() == version ? 0 : lock.find_valid(want, &plain);
 
-			if (i) {
-				a.hit(i, ref);
-				return 0;
-			}
-			if (plain)
+			if (i)
+				return a.hit(i, lock.generation, ref);
+			if (plain || !lock)
 				return EOPNOTSUPP;
 			version = a.index.version();
 			/*
@@ -63,8 +61,9 @@ public:
 				lock.bury();
 				continue;
 			}
-			if (a.inside.is_made(want) && patient && !nested) {
-				patient = lock.wait_briefly(&until);
+			i = nested ? 0 : a.making.find(want, a.entries);
+			if (i) {
+				(void)lock.await(i, &until);
 				continue;
 			}
 
@@ -95,11 +94,12 @@ public:
 
 			int error = make(i, o, whole, ref);
 
-			if (!error || whole.length == want.length)
+			if (!lock || !error || whole.length == want.length)
 				return error;
 			/* What is beside it can't be registered any more, or not just now. */
 			a.owner[o].apart = REMEMBERED;
 		}
+		return EOPNOTSUPP;
 	}
 
 private:
@@ -211,7 +211,6 @@ private:
 		entry<Env> &e = lock.at(i);
 		uint32_t p = a.pd.find_or_add(pd);
 		void *mr = nullptr;
-		operation mine;
 
 		if (!p) {
 			lock.unallocate(i);
@@ -219,6 +218,7 @@ private:
 		}
 		e.describe(whole);
 		e.state = state::MAKING;
+		e.late = false;
 		e.wanted = 0;
 		e.views = 1;
 		e.owner = o;
@@ -226,22 +226,27 @@ private:
 		a.owner.add(o, a.entries, i, size);
 		a.pd.add(p, a.entries, i);
 		lock.be_busy(i, 1);
-		a.inside.enter(&mine, &whole);
+		a.making.add(a.entries, i);
 
 		mr_cache_request request = {pd,
-					    a.owner[o].who,
+					    a.owner[o].who(),
 					    whole.addr,
 					    whole.length,
 					    want.exact() ? want.addr : start,
 					    want.exact() ? want.length : size,
 					    want.access & ~static_cast<uint32_t>(MR_CACHE_EXACT),
 					    i,
-					    a.hot.generation.load(std::memory_order_relaxed)};
+					    lock.generation};
 
 		int error = register_with_room(request, e.word, &mr);
 
+		/* A child that a signal handler forked: nothing is its own of what was begun. */
+		if (!lock) {
+			*ref = {mr, request.addr, request.length, i, request.generation};
+			return mr ? 0 : EOPNOTSUPP;
+		}
 		lock.be_busy(i, -1);
-		a.inside.leave(&mine);
+		a.making.remove(a.entries, i);
 		if (error) {
 			e.word.unhold_relaxed();
 			/* Another MR has the word: one of a closed context. */
@@ -253,8 +258,7 @@ private:
 		a.hot.epoch.store(a.hot.epoch.load(std::memory_order_relaxed) + 1,
 				  std::memory_order_relaxed);
 		publish(i);
-		a.hit(i, ref);
-		return 0;
+		return a.hit(i, lock.generation, ref);
 	}
 
 	/* Opens it with its one reference: in the catalog, or doomed if it has no place there. */
@@ -334,16 +338,16 @@ private:
 		for (uint32_t stage = 0;; stage++) {
 			lock.bury();
 
+			if (!lock)
+				return EOPNOTSUPP;
+
 			uint64_t buried = a.buried;
+			int error = EOPNOTSUPP;
 
-			a.mutex.unlock();
-
-			int error = register_valid(request, w, mr);
-
-			a.mutex.lock();
-			if (!is_shortage(error) || stage == STAGES || is_union(request))
+			lock.outside([&] { error = register_valid(request, w, mr); });
+			if (!lock || !is_shortage(error) || stage == STAGES || is_union(request))
 				return error;
-			if (a.buried == buried && !lock.give_way(stage, nested, &until))
+			if (a.buried == buried && !lock.give_way(stage, &until))
 				return error;
 		}
 	}
@@ -359,7 +363,8 @@ private:
 			for (int n = lock.SETTLE_ATTEMPTS; n && w.peek_relaxed() & w.SUSPECT; n--)
 				if (lock.env.settle(*mr))
 					break;
-			if (!(w.peek_relaxed() & w.INVALID) || !again || lock.env.dereg(*mr))
+			if (!(w.peek_relaxed() & w.INVALID) || !again || lock.is_child() ||
+			    lock.env.dereg(*mr))
 				return 0;
 			w.clean_relaxed();
 		}
@@ -389,8 +394,7 @@ private:
 	uint64_t version;
 	const uint64_t hash; // of want, for its hint
 	const bool nested;   // in the registrar already
-	bool patient = true;
-	uint64_t until = 0; // when its patience ends, once it has begun
+	uint64_t until = 0;  // when its patience ends, once it has begun
 };
 
 } // namespace mr_cache

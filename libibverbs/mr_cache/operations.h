@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The threads that are inside the registrar, to register, to settle or to deregister, and those
- * that wait until one of them has come back. A thread that is inside waits for no other one, which
- * might wait for it: an allocator's hook may come to the cache again in the middle of a call. The
- * cache's mutex guards everything here; all bytes 0: no thread.
+ * The registrations under way, for requests of the same ranges, and the threads that wait until
+ * another one has come back from the registrar. The cache's mutex guards everything here; all
+ * bytes 0: none.
+ *
+ * A thread that is inside the registrar waits for no other one, which might wait for it: an
+ * allocator's hook may come to the cache again in the middle of a call. Each thread knows by itself
+ * how deep it is inside (thread.h).
  *
  * A thread that is not inside may have a lock that the other one needs, and the cache cannot know:
  * that of an allocator, or of the pager of user space that brings the pages. So a thread that only
- * wishes that the other one were done waits for some milliseconds (wait_briefly()); without bound
- * waits only the end of a PD or a context (drain.h), which must not go before.
+ * wishes that the other one were done waits for some milliseconds, and when that was too short no
+ * thread waits for the same any more (locked.h: await()). Without bound waits only the end of a PD
+ * or a context (drain.h), which must not go before.
+ *
+ * The table: a range is in the bucket of its block of memory, blocks of the least power of two that
+ * is not smaller than the range. So it has an address only if it is in the block of that address or
+ * in the one before, and a look-up costs two buckets for each size that is under way.
  */
 #ifndef MR_CACHE_OPERATIONS_H
 #define MR_CACHE_OPERATIONS_H
@@ -17,129 +25,70 @@
 
 namespace mr_cache {
 
-/* On the stack of its thread. */
-struct operation {
-	uintptr_t thread;
-	const wish *makes; // the range being registered, or NULL
-	uint32_t settles;  // the entry that the kernel is asked about, or 0
-	operation *next;
-	int cancel_state; // of the thread before
-};
-
 template <class Env> class operations {
 public:
+	typename Env::condition progress; // a thread has come back
+
 	void init() { progress.init(); }
 
-	void enter(operation *mine, const wish *makes, uint32_t settles = 0)
+	/* An entry that is described, until it is removed. */
+	void add(entry<Env> *entries, uint32_t i)
 	{
-		*mine = {self(), makes, settles, first, disable_cancel()};
-		first = mine;
+		const uint32_t size = size_of(entries[i]);
+		uint32_t &head = heads[bucket(entries[i].start(), size)];
+
+		entries[i].link = head;
+		head = i;
+		count[size]++;
+		sizes |= 1ULL << size;
 	}
 
-	void leave(operation *mine)
+	void remove(entry<Env> *entries, uint32_t i)
 	{
-		for (operation **o = &first; *o; o = &(*o)->next) {
-			if (*o == mine) {
-				*o = mine->next;
-				break;
+		const uint32_t size = size_of(entries[i]);
+		uint32_t *at = &heads[bucket(entries[i].start(), size)];
+
+		while (*at && *at != i)
+			at = &entries[*at].link;
+		*at = entries[i].link;
+		if (!--count[size])
+			sizes &= ~(1ULL << size);
+	}
+
+	/* One that will serve the request and is not late, or 0. */
+	uint32_t find(const wish &want, const entry<Env> *entries) const
+	{
+		for (uint64_t more = sizes; more; more &= more - 1) {
+			const auto size = static_cast<uint32_t>(__builtin_ctzll(more));
+
+			for (uint64_t back = 0; back < 2; back++) {
+				const uint64_t where = want.addr - (back << size);
+				uint32_t i = heads[bucket(where, size)];
+
+				for (; i; i = entries[i].link)
+					if (!entries[i].late && entries[i].fits(want))
+						return i;
 			}
 		}
-		if (waiting)
-			progress.broadcast();
-		restore_cancel(mine->cancel_state);
-	}
-
-	/* Is this thread inside already? */
-	bool is_nested() const
-	{
-		for (operation *o = first; o; o = o->next)
-			if (o->thread && o->thread == self())
-				return true;
-		return false;
-	}
-
-	/* Is a range that serves the wish being registered? */
-	bool is_made(const wish &want) const
-	{
-		for (operation *o = first; o; o = o->next)
-			if (o->makes && serves(*o->makes, want))
-				return true;
-		return false;
-	}
-
-	/* Is the kernel being asked about that entry? */
-	bool is_settled(uint32_t i) const
-	{
-		for (operation *o = first; o; o = o->next)
-			if (o->settles == i)
-				return true;
-		return false;
-	}
-
-	/* Lets go of the mutex until a thread leaves. */
-	void wait(typename Env::mutex &mutex)
-	{
-		waiting++;
-		progress.wait(mutex);
-		waiting--;
-	}
-
-	/*
-	 * The same for some milliseconds in all: *until is 0 at first, and then tells when they are
-	 * over. False: they are, and perhaps no thread has left.
-	 */
-	bool wait_briefly(typename Env::mutex &mutex, uint64_t *until)
-	{
-		bool in_time;
-
-		if (!*until)
-			*until = Env::deadline();
-		waiting++;
-		in_time = progress.wait_until(mutex, *until);
-		waiting--;
-		return in_time;
+		return 0;
 	}
 
 private:
-	static bool serves(const wish &made, const wish &want)
-	{
-		uint64_t mask = Env::page_mask();
+	static constexpr uint32_t HEADS = Env::entries < 1 << 10 ? 4 : 1 << 10;
 
-		if (made.key != want.key || want.access & ~made.access)
-			return false;
-		if (want.exact())
-			return made.addr == want.addr && made.length == want.length &&
-			       made.access == want.access;
-		return (made.addr & ~mask) <= want.addr &&
-		       want.addr + want.length <= ((made.addr + made.length + mask) & ~mask);
+	static uint32_t size_of(const entry<Env> &e)
+	{
+		return (64 - static_cast<uint32_t>(__builtin_clzll((e.size() - 1) | 1))) & 63;
 	}
 
-	/* An Env whose threads are not cancelled has neither. */
-	static int disable_cancel()
+	static uint32_t bucket(uint64_t where, uint32_t size)
 	{
-		if constexpr (requires { Env::disable_cancel(); })
-			return Env::disable_cancel();
-		else
-			return 0;
-	}
-	static void restore_cancel(int state)
-	{
-		if constexpr (requires { Env::restore_cancel(state); })
-			Env::restore_cancel(state);
+		return static_cast<uint32_t>((where >> size) * 0x9e3779b97f4a7c15 >> 40) % HEADS;
 	}
 
-	/* Tells threads apart; 0 in an Env whose registrar does not come back here. */
-	static uintptr_t self()
-	{
-		if constexpr (requires { Env::self(); })
-			return Env::self();
-		else
-			return 0;
-	}
-
-	operation *first;
-	uint32_t waiting;
-	typename Env::condition progress; // a thread has left
+	uint64_t sizes; // those that are not 0 of
+	uint32_t count[64];
+	uint32_t heads[HEADS];
 };
 
 } // namespace mr_cache

@@ -14,7 +14,9 @@
 namespace mr_cache {
 
 template <class Env> struct owner_record {
-	void *who;     // NULL: flushed, or free
+	/* NULL: flushed, or free. A signal handler may see, and end it, that interrupted the rest.
+	 */
+	typename Env::template atomic<void *> name;
 	bool in_use;   // has a name, or entries
 	uint32_t busy; // entries that a thread registers, settles or deregisters just now
 	mr_cache_bounds limits;
@@ -33,8 +35,19 @@ template <class Env> struct owner_record {
 	{
 		return counted.entries > limits.entries || counted.bytes > limits.bytes;
 	}
+	void begin(void *who, const Env &env)
+	{
+		name.store(who, std::memory_order_relaxed);
+		in_use = true;
+		busy = uniting = apart = 0;
+		limits = env.default_limits(who);
+		counted = {};
+		list = {};
+		oldest = {};
+	}
+	void *who() const { return name.load(std::memory_order_relaxed); }
 	/* Gone for good: its entries that are left are of a context that was closed. */
-	bool is_gone() const { return !who; }
+	bool is_gone() const { return !who(); }
 };
 
 template <class Env> class owners {
@@ -48,7 +61,7 @@ public:
 	uint32_t find(const void *who) const
 	{
 		for (uint32_t i = 0; i < high; i++)
-			if (who && records[i].who == who)
+			if (who && records[i].who() == who)
 				return i;
 		return NONE;
 	}
@@ -66,10 +79,7 @@ public:
 			return NONE;
 		if (i == high)
 			high++;
-		records[i] = {};
-		records[i].who = who;
-		records[i].in_use = true;
-		records[i].limits = env.default_limits(who);
+		records[i].begin(who, env);
 		return i;
 	}
 
@@ -86,18 +96,32 @@ public:
 		records[o].list.remove(entries, i);
 		records[o].counted.bytes -= entries[i].size();
 		records[o].counted.entries--;
-		if (!records[o].who && !records[o].counted.entries)
+		if (records[o].is_gone() && !records[o].counted.entries)
 			records[o].in_use = false;
 	}
 
 	void forget(uint32_t o)
 	{
-		records[o].who = nullptr;
+		records[o].name.store(nullptr, std::memory_order_relaxed);
 		records[o].in_use = records[o].counted.entries;
 	}
 
+	/* By a signal handler, which has no mutex. */
+	void end(const void *who)
+	{
+		const uint32_t o = find(who);
+
+		if (o == NONE)
+			return;
+		records[o].name.store(nullptr, std::memory_order_relaxed);
+		ended.store(true, std::memory_order_relaxed);
+	}
+	bool some_ended() const { return ended.load(std::memory_order_relaxed); }
+	void see_ended() { ended.store(false, std::memory_order_relaxed); }
+
 private:
 	uint32_t high;
+	typename Env::template atomic<bool> ended;
 	owner_record<Env> records[Env::owners + 1];
 };
 

@@ -66,7 +66,7 @@ public:
 
 		uint32_t *at = &heads[bucket(records[p].pd)];
 
-		while (*at != p)
+		while (*at && *at != p)
 			at = &records[*at].next;
 		*at = records[p].next;
 		records[p].next = free;

@@ -314,7 +314,7 @@ private:
 		domain &d = domains[which];
 		link *at = &heads[bucket(d.key.load(std::memory_order_relaxed))];
 
-		while (get(*at) != which)
+		while (get(*at) && get(*at) != which)
 			at = &domains[get(*at)].next;
 		set(*at, get(d.next));
 		set(d.next, free_domain);

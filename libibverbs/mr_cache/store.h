@@ -41,31 +41,54 @@ public:
 
 		if (!a || a->hot.generation.load(std::memory_order_acquire)) [[likely]]
 			return a;
+		return begun(a);
+	}
 
+	/* The generation of the last one that began, here or in an ancestor. */
+	uint32_t latest() const { return generations.load(std::memory_order_relaxed); }
+
+private:
+	/*
+	 * In a child. NULL: a signal handler interrupted its own thread's work in the arena, and
+	 * forked; the child of it begins when that thread has come back.
+	 */
+	arena<Env> *begun(arena<Env> *a)
+	{
+		bool &locks = Env::thread().locks;
 		uint32_t nobody = 0;
 
+		if (locks)
+			return nullptr;
+		locks = true;
 		if (a->hot.birth.compare_exchange_strong(nobody, 1, std::memory_order_relaxed,
 							 std::memory_order_relaxed))
 			(void)begin(*a); // all of it has been accessible before the fork
+		locks = false;
 		while (!a->hot.generation.load(std::memory_order_acquire))
-			Env::yield();
+			Env::nap();
 		return a;
 	}
 
-private:
-	/* The arena is all zeros: of a new process, before anybody else sees it, or of a child. */
+	/*
+	 * The arena is all zeros: of a new process, before anybody else sees it, or of a child. A
+	 * fork by a signal handler makes it that once more, with the mark that it is being born.
+	 */
 	bool begin(arena<Env> &in)
 	{
 		if (!in.commit_hints(in.hint.LEAST) || !in.commit_entry(0))
 			return false;
-		in.mutex.init();
-		in.inside.init();
-		in.hot.high.store(1, std::memory_order_relaxed);
-		in.hot.hint_bits.store(in.hint.LEAST, std::memory_order_relaxed);
-		in.hot.epoch.store(1, std::memory_order_relaxed);
-		/* Pairs with the acquire loads of generation. */
-		in.hot.generation.store(generations.fetch_add(1, std::memory_order_relaxed) + 1,
-					std::memory_order_release);
+		do {
+			in.hot.birth.store(1, std::memory_order_relaxed);
+			in.mutex.init();
+			in.making.init();
+			in.hot.high.store(1, std::memory_order_relaxed);
+			in.hot.hint_bits.store(in.hint.LEAST, std::memory_order_relaxed);
+			in.hot.epoch.store(1, std::memory_order_relaxed);
+			/* Pairs with the acquire loads of generation. */
+			in.hot.generation.store(
+				generations.fetch_add(1, std::memory_order_relaxed) + 1,
+				std::memory_order_release);
+		} while (!in.hot.birth.load(std::memory_order_relaxed));
 		return true;
 	}
 

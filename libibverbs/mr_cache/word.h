@@ -109,8 +109,9 @@ public:
 	/* give() found no user's reference. */
 	static bool unused(uint64_t seen) { return !used(seen) || seen & CLOSED; }
 
-	/* Undoes a release too many. */
+	/* Undo a release too many, and an untake of what a child has not taken. */
 	void restore_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
+	void retake_relaxed() { value.fetch_add(REF + USE, std::memory_order_relaxed); }
 
 	/*
 	 * From open to closed, uses back to 0; false if it has more references than so many,

@@ -41,7 +41,7 @@ struct fake_kernel {
 	std::mutex big_lock;
 	std::deque<mr> all;
 	std::set<mr *> live;
-	uint64_t clock = 0;
+	uint64_t clock = 0, parents_word = 0;
 	std::string complaint; // the first thing that the cache did wrong
 	int fail_reg = 0;      // an errno for the next `fail_times` registrations
 	int fail_times = 0;
@@ -81,11 +81,16 @@ struct fake_kernel {
 		if ((!exact && (what.start | what.size) & 4095) || what.addr < what.start ||
 		    what.addr + what.length > what.start + what.size)
 			complain("asked to register a wrong range");
+		for (mr *other : live) {
+			if (other->word != word)
+				continue;
+			/* That of one that a child made for its parent's context. */
+			if (other->what.generation != what.generation)
+				return EBUSY;
+			complain("armed a word that is armed");
+		}
 		if (std::atomic_ref(*word).load() & 0xff)
 			complain("armed a word that is not clean");
-		for (mr *other : live)
-			if (other->word == word)
-				complain("armed a word that is armed");
 
 		mr &made = all.emplace_back();
 
@@ -140,6 +145,13 @@ struct fake_kernel {
 	{
 		if (before_dereg)
 			before_dereg(*static_cast<mr *>(which));
+	}
+
+	/* In a child: the words of its parent's are not in its memory. */
+	void forked()
+	{
+		for (mr *one : live)
+			one->word = &parents_word;
 	}
 
 	/* The end of a context is that of all its registrations. */

@@ -19,6 +19,8 @@
 
 #include <ucontext.h>
 
+#include "thread.h"
+
 class schedule {
 public:
 	explicit schedule(uint64_t seed) : random(seed) { now = this; }
@@ -68,14 +70,29 @@ public:
 		}
 	}
 
-	/* Which of its threads this is; 0: none. */
-	static uintptr_t self() { return now ? reinterpret_cast<uintptr_t>(now->current) : 0; }
+	/* That of this thread of its, or of none. */
+	static mr_cache::thread_state &thread()
+	{
+		return now && now->current ? now->current->state : now->outside;
+	}
+
+	/* At the last of so many points a signal's handler runs, in the thread that is there. */
+	void signal(uint64_t at, std::function<void()> handler)
+	{
+		points_to_signal = at;
+		on_signal = std::move(handler);
+	}
+
+	/* Waits for the mutex or a condition; of one thread alone each is a wait for itself. */
+	uint64_t waits = 0;
 
 	/* Maybe another thread goes on here. */
 	static void point()
 	{
 		if (!now || !now->current)
 			return;
+		if (now->points_to_signal && !--now->points_to_signal)
+			now->on_signal();
 		if (now->left)
 			now->left--;
 		if (now->left && now->pick(3))
@@ -110,6 +127,7 @@ private:
 		std::unique_ptr<char[]> stack;
 		std::function<void()> body;
 		bool done = false;
+		mr_cache::thread_state state = {};
 		uint64_t asleep = UINT64_MAX; // until so many points are left
 
 		bool is_awake(uint64_t left) const { return !done && left <= asleep; }
@@ -134,6 +152,9 @@ private:
 	std::mt19937_64 random;
 	std::deque<fiber> fibers;
 	fiber *current = nullptr;
+	uint64_t points_to_signal = 0;
+	std::function<void()> on_signal;
+	mr_cache::thread_state outside = {};
 	ucontext_t home;
 	uint64_t left = 0;
 };
@@ -194,11 +215,18 @@ private:
 
 struct scheduled_mutex {
 	void init() { held = false; }
+	bool try_lock()
+	{
+		schedule::point();
+		return !std::exchange(held, true);
+	}
 	void lock()
 	{
 		schedule::point();
-		while (held)
+		while (held) {
+			schedule::now->waits++;
 			schedule::wait();
+		}
 		held = true;
 	}
 	void unlock()
@@ -210,25 +238,15 @@ struct scheduled_mutex {
 };
 
 struct scheduled_condition {
-	void init() { count = 0; }
-	void wait(scheduled_mutex &with)
+	void init() { count = 1; }
+	uint64_t ticket() const { return count; }
+	bool wait(uint64_t seen, uint64_t deadline)
 	{
-		uint64_t before = count;
-
-		with.unlock();
-		while (count == before)
+		while (count == seen && !schedule::is_later_than(deadline)) {
+			schedule::now->waits++;
 			schedule::wait();
-		with.lock();
-	}
-	bool wait_until(scheduled_mutex &with, uint64_t deadline)
-	{
-		uint64_t before = count;
-
-		with.unlock();
-		while (count == before && !schedule::is_later_than(deadline))
-			schedule::wait();
-		with.lock();
-		return count != before;
+		}
+		return count != seen;
 	}
 	void broadcast() { count++; }
 	uint64_t count;

@@ -46,15 +46,10 @@ struct hooked_env : fake_env {
 	struct condition : fake_env::condition {
 		static inline std::atomic<unsigned int> waits = 0;
 
-		void wait(mutex &with)
+		uint32_t ticket()
 		{
 			waits++;
-			fake_env::condition::wait(with);
-		}
-		bool wait_until(mutex &with, uint64_t deadline)
-		{
-			waits++;
-			return fake_env::condition::wait_until(with, deadline);
+			return fake_env::condition::ticket();
 		}
 	};
 
@@ -580,6 +575,51 @@ TEST_CASE_METHOD(fixture, "no thread waits for long for a registration that may 
 	CHECK(kernel.reg_calls == 2);
 }
 
+TEST_CASE_METHOD(fixture, "a long registration is waited for once, by all that it would serve")
+{
+	gate in_reg;
+	mr_cache_ref part[4], whole;
+
+	hooked_env::patient = false;
+	cache.env.before_reg = [&](const mr_cache_request &what) {
+		if (what.size == 8 * PAGE)
+			in_reg.pass();
+	};
+
+	std::thread registers([&] { CHECK(get(&whole, 0, 8) == 0); });
+
+	in_reg.wait();
+	for (uint64_t n = 0; n < 4; n++)
+		CHECK(get(&part[n], 2 * n) == 0);
+	CHECK(hooked_env::condition::waits == 1);
+	in_reg.open = true;
+	registers.join();
+	for (const mr_cache_ref &one : part)
+		CHECK(put(one) == 0);
+	CHECK(put(whole) == 0);
+}
+
+TEST_CASE_METHOD(fixture, "a long restoration is waited for once, by all")
+{
+	gate in_settle;
+	mr_cache_ref part, whole;
+
+	use(0, 4);
+	kernel.suspend();
+	hooked_env::patient = false;
+	cache.env.before_settle = [&] { in_settle.pass(); };
+
+	std::thread restores([&] { CHECK(get(&whole, 0, 4) == 0); });
+
+	in_settle.wait();
+	for (uint64_t page = 0; page < 4; page++)
+		CHECK(get(&part, page) == EOPNOTSUPP);
+	CHECK(hooked_env::condition::waits == 1);
+	in_settle.open = true;
+	restores.join();
+	CHECK(put(whole) == 0);
+}
+
 TEST_CASE_METHOD(fixture, "no thread waits for long for one that another restores")
 {
 	gate in_settle;
@@ -684,6 +724,7 @@ TEST_CASE_METHOD(fixture, "no thread waits for long for memory that others are g
 	in_dereg.wait();
 	CHECK(get2(&ref, 7) == ENOMEM);
 	CHECK(cache.make_way(1) == 0);
+	CHECK(hooked_env::condition::waits == 1);
 	in_dereg.open = true;
 	cleans.join();
 	kernel.most_bytes = UINT64_MAX;

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/* Which registration under way will serve a request: every range and request of a few pages. */
+#include <vector>
+
+#include "catch.h"
+
+#include "fake_kernel.h"
+#include "operations.h"
+
+using mr_cache::wish;
+
+namespace {
+
+constexpr uint64_t PAGE = 4096;
+constexpr uint32_t LOCAL = MR_CACHE_LOCAL_WRITE, EXACT = LOCAL | MR_CACHE_EXACT;
+
+void *const pd = reinterpret_cast<void *>(64);
+
+} // namespace
+
+TEST_CASE("a registration under way is found for all requests that it will serve")
+{
+	std::vector<mr_cache::entry<fake_env>> entries(3);
+	mr_cache::operations<fake_env> making{};
+	const uint32_t access = GENERATE(LOCAL, EXACT);
+	constexpr uint64_t END = 20;
+
+	/* One that serves nothing of this, of each size. */
+	entries[2].describe({pd, 100 * PAGE, 1 + GENERATE(0ULL, 3 * PAGE), LOCAL});
+	making.add(entries.data(), 2);
+	for (uint64_t start = 0; start < END; start++) {
+		for (uint64_t end = start + 1; end <= END; end++) {
+			entries[1].describe(
+				{pd, start * PAGE + 7, (end - start) * PAGE - 11, access});
+			making.add(entries.data(), 1);
+			for (uint64_t first = 0; first < END; first++) {
+				for (uint64_t last = first + 1; last <= END; last++) {
+					const wish want(pd, first * PAGE + 7,
+							(last - first) * PAGE - 11, access);
+					const bool serves = access == EXACT
+								    ? first == start && last == end
+								    : start <= first && last <= end;
+
+					REQUIRE(making.find(want, entries.data()) == serves);
+				}
+			}
+			entries[1].late = true;
+			CHECK(!making.find(
+				{pd, start * PAGE + 7, (end - start) * PAGE - 11, access},
+				entries.data()));
+			entries[1].late = false;
+			making.remove(entries.data(), 1);
+		}
+	}
+	CHECK(!making.find({pd, 7, PAGE - 11, access}, entries.data()));
+	making.remove(entries.data(), 2);
+}
