@@ -76,6 +76,8 @@ bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
  */
 bool cached_mr_retry(struct ibv_context *context,
 		     struct ibv_command_buffer *cmd);
+/* For a context that is opened: how often this process and its ancestors have been forked. */
+uint32_t cached_mr_forks(void);
 /* Before the PD or the context goes. */
 void cached_mr_flush_pd(struct ibv_pd *pd);
 void cached_mr_flush_context(struct ibv_context *context);

@@ -74,12 +74,22 @@ void cached_mr_flush_context(struct ibv_context *context)
 	mr_cache_flush_owner(context);
 }
 
-/* Forked after this library was loaded, so it may have contexts that are its parent's, too. */
-static bool is_child;
+/* Since this library was loaded. */
+static uint32_t forks;
 
 static void note_child(void)
 {
-	is_child = true;
+	forks++;
+}
+
+uint32_t cached_mr_forks(void)
+{
+	return forks;
+}
+
+static bool is_of_ancestor(void *context, const void *unused)
+{
+	return get_priv(context)->mr_cache_forks != forks;
 }
 
 __attribute__((constructor)) static void notice_forks(void)
@@ -88,15 +98,15 @@ __attribute__((constructor)) static void notice_forks(void)
 }
 
 /*
- * A child's registrations by such a context do not end with the child: idle ones would keep the
- * PD as long as the parent lives. Of any other process the kernel ends all that is left, which
- * is faster. After the reports, which tell of them.
+ * A child's registrations by its parent's context do not end with the child: idle ones would keep
+ * the PD as long as the parent lives. Of all other contexts the kernel ends what is left, which is
+ * faster. After the reports, which tell of them.
  */
 __attribute__((destructor(101))) static void leave(void)
 {
-	if (!is_child)
+	if (!forks)
 		return;
 	mr_cache_registrar_ends(true);
-	mr_cache_leave();
+	mr_cache_evict(is_of_ancestor, NULL, true);
 	mr_cache_registrar_ends(false);
 }

@@ -257,18 +257,21 @@ public:
 		return lock ? lock.give_way(stage, &until) : 0;
 	}
 
-	/* The process ends. A child that has not begun has nothing. */
-	void leave()
+	/* Of some owners. A child that has not begun has nothing. */
+	template <class Filter> uint64_t evict(const Filter &is_wanted, const void *by, bool at_end)
 	{
 		arena<Env> *a = memory.get();
 
 		if (!a || !a->hot.generation.load(std::memory_order_acquire))
-			return;
+			return 0;
 
-		locked<Env> lock(*a, env, locked<Env>::FEW);
+		locked<Env> lock(*a, env, at_end ? locked<Env>::FEW : 0);
+		uint64_t evicted = 0;
 
 		for (uint32_t o = 0; lock && o < a->owner.size(); o++)
-			lock.evict_all(o);
+			if (!a->owner[o].is_gone() && is_wanted(a->owner[o].who(), by))
+				evicted += lock.evict_all(o);
+		return evicted;
 	}
 
 	/*

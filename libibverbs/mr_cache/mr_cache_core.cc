@@ -124,9 +124,9 @@ uint64_t mr_cache_make_way(uint32_t stage)
 	return cache.make_way(stage);
 }
 
-void mr_cache_leave()
+uint64_t mr_cache_evict(bool (*is_wanted)(void *owner, const void *by), const void *by, bool at_end)
 {
-	cache.leave();
+	return cache.evict(is_wanted, by, at_end);
 }
 
 } // extern "C"
@@ -212,7 +212,10 @@ uint64_t mr_cache_make_way(uint32_t)
 	return 0;
 }
 
-void mr_cache_leave() {}
+uint64_t mr_cache_evict(bool (*)(void *, const void *), const void *, bool)
+{
+	return 0;
+}
 
 } // extern "C"
 

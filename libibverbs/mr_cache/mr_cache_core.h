@@ -15,6 +15,7 @@
 #ifndef MR_CACHE_CORE_H
 #define MR_CACHE_CORE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -200,10 +201,11 @@ int mr_cache_is_on(void);
 uint64_t mr_cache_make_way(uint32_t stage);
 
 /*
- * Evicts all that is idle, at the end of the process; but nothing if another thread has the lock
- * for long.
+ * The same for all that is idle of the owners that `is_wanted` says it of; called with a lock held,
+ * it calls nothing here. at_end, of the process: nothing if another thread has the lock for long.
  */
-void mr_cache_leave(void);
+uint64_t mr_cache_evict(bool (*is_wanted)(void *owner, const void *by), const void *by,
+			bool at_end);
 
 #ifdef __cplusplus
 }

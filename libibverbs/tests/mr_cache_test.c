@@ -593,9 +593,10 @@ static void test_two_arm(struct ibv_pd *pd)
 	watched = 0;
 }
 
-/* A child that uses the cache, and another buffer at last: how many registrations then end. */
-static unsigned int child_ends(struct ibv_pd *pd, int where, int by_exit)
+/* A child that uses the cache, by a context of its own if none is given, and another buffer at last: how many registrations then end. */
+static unsigned int child_ends(struct ibv_pd *by, int where, int by_exit)
 {
+	struct ibv_pd *pd = by, own;
 	int status = -1;
 	pid_t child;
 
@@ -604,6 +605,10 @@ static unsigned int child_ends(struct ibv_pd *pd, int where, int by_exit)
 	child = fork();
 	if (!child) {
 		alarm(180);
+		if (!by) {
+			own.context = open_device();
+			pd = &own;
+		}
 		fill_cache(pd);
 		/* One is used. */
 		reg_page(pd, 0, CACHED);
@@ -630,6 +635,8 @@ static void test_child_ends(struct ibv_pd *pd)
 	CHECK(child_ends(pd, NEVER, 0) == 0);
 	CHECK(child_ends(pd, IN_PROVIDER, 1) == IDLE - 1);
 	CHECK(child_ends(pd, WITH_LOCK, 1) == 0);
+	/* A daemon's, which the kernel ends. */
+	CHECK(child_ends(NULL, NEVER, 1) == 0);
 	/* It has none of its own. */
 	fflush(stdout);
 	if (!fork())
