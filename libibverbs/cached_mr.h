@@ -78,6 +78,8 @@ bool cached_mr_retry(struct ibv_context *context,
 		     struct ibv_command_buffer *cmd);
 /* For a context that is opened: how often this process and its ancestors have been forked. */
 uint32_t cached_mr_forks(void);
+/* A PD has another name in this process from now on: ibv_import_pd(). */
+void cached_mr_note_import(void);
 /* Before the PD or the context goes. */
 void cached_mr_flush_pd(struct ibv_pd *pd);
 void cached_mr_flush_context(struct ibv_context *context);

@@ -13,7 +13,10 @@
 #define _GNU_SOURCE
 #include <config.h>
 
+#include <fcntl.h>
 #include <linux/capability.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -91,10 +94,48 @@ static uint64_t least(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
+static uint64_t memory_bytes(void)
+{
+	return (uint64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+}
+
+/* What the kernel compares with RLIMIT_MEMLOCK. */
+static uint64_t pinned_bytes(void)
+{
+	const int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+	unsigned long long kilobytes = 0;
+	const char *line;
+	char text[4096];
+	ssize_t size;
+
+	if (file < 0)
+		return 0;
+	size = read(file, text, sizeof(text) - 1);
+	close(file);
+	text[size > 0 ? size : 0] = '\0';
+	line = strstr(text, "VmPin:");
+	if (line)
+		sscanf(line, "VmPin: %llu", &kilobytes);
+	return kilobytes << 10;
+}
+
+bool mr_cache_may_pin(uint64_t length)
+{
+	const uint64_t lockable = lockable_bytes();
+	uint64_t pinned, idle;
+
+	if (length > least(lockable, memory_bytes()))
+		return false;
+	if (lockable == UINT64_MAX)
+		return true;
+	pinned = pinned_bytes();
+	idle = mr_cache_idle_bytes();
+	return idle > pinned || pinned - idle <= lockable - length;
+}
+
 void mr_cache_read_limits(void)
 {
-	const uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) *
-				sysconf(_SC_PAGESIZE);
+	const uint64_t memory = memory_bytes();
 	const uint64_t lockable = lockable_bytes();
 	int reclaimed;
 

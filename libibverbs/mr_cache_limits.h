@@ -12,6 +12,8 @@
 
 /* Is there as much memory to lock as a cache is of use for? */
 bool mr_cache_may_gain(void);
+/* Could so many bytes be pinned, if all that is idle were not? */
+bool mr_cache_may_pin(uint64_t bytes);
 /* Before the next one; several threads may. */
 void mr_cache_read_limits(void);
 /*

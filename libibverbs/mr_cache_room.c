@@ -20,6 +20,7 @@
 #include "ibverbs.h"
 #include "mr_cache/mr_cache_core.h"
 #include "mr_cache/static_tls.h"
+#include "mr_cache_limits.h"
 
 /* Which of the commands that are older than methods; those have none. */
 static uint64_t write_command(const struct ibv_command_buffer *cmd)
@@ -108,19 +109,41 @@ static bool lacks_keys(const struct ibv_command_buffer *cmd)
 	}
 }
 
+/* Is it a registration of more than may be pinned when nothing is idle? */
+static bool is_hopeless(const struct ibv_command_buffer *cmd)
+{
+	if (write_command(cmd) != IB_USER_VERBS_CMD_REG_MR)
+		return false;
+	for (uint16_t i = 0; i < cmd->hdr.num_attrs; i++) {
+		const struct ib_uverbs_attr *attr = &cmd->hdr.attrs[i];
+		const struct ib_uverbs_reg_mr *reg = (const void *)(uintptr_t)attr->data;
+
+		if (attr->attr_id == UVERBS_ATTR_CORE_IN && attr->len >= sizeof(*reg))
+			return !mr_cache_may_pin(reg->length);
+	}
+	return false;
+}
+
+/* Since then a PD may have two names here, and idle registrations by the one keep the other. */
+static bool has_imports;
+
+void cached_mr_note_import(void)
+{
+	__atomic_store_n(&has_imports, true, __ATOMIC_RELAXED);
+}
+
 static bool lacks_room(const struct ibv_command_buffer *cmd, int error)
 {
 	switch (error) {
 	case ENOMEM:
-		return !may_be_half_done(cmd);
+		return !may_be_half_done(cmd) && !is_hopeless(cmd);
 	case EAGAIN:
 		return makes_object(cmd);
 	case ENOSPC:
 		return lacks_keys(cmd);
 	case EBUSY:
-		/* A PD lacks nothing, but idle registrations may be its own by another name
-		 * in this process: that of an import. */
-		return cmd->hdr.object_id == UVERBS_OBJECT_PD;
+		return cmd->hdr.object_id == UVERBS_OBJECT_PD &&
+		       __atomic_load_n(&has_imports, __ATOMIC_RELAXED);
 	default:
 		return false;
 	}
@@ -128,16 +151,27 @@ static bool lacks_room(const struct ibv_command_buffer *cmd, int error)
 
 #define RETRIES 32
 
+static bool is_of_device(void *context, const void *device)
+{
+	return ((struct ibv_context *)context)->device == device;
+}
+
 /*
  * The first time some of the idle registrations go, of all contexts, as limits count per
  * process; then all. It is tried once more in any case, as others may have given back in
  * between; and then as long as something is given back, as others may take it: not for
  * ever.
  */
-static bool make_room(uint32_t stage)
+static bool make_room(struct ibv_context *context, int error, uint32_t stage)
 {
-	return mr_cache_is_on() && stage < RETRIES &&
-	       (mr_cache_make_way(stage) || !stage);
+	uint64_t ended;
+
+	if (!mr_cache_is_on() || stage >= RETRIES)
+		return false;
+	ended = error == EBUSY ?
+			mr_cache_evict(is_of_device, context->device, false) :
+			mr_cache_make_way(stage);
+	return ended || !stage;
 }
 
 /* The command of this thread that is not tried again; providers know the struct, so a mark in it would be an ABI. */
@@ -163,7 +197,7 @@ bool cached_mr_retry(struct ibv_context *context,
 	if (cmd == once)
 		return false;
 	for (stage = 0; lacks_room(cmd, error); stage++) {
-		if (!make_room(stage))
+		if (!make_room(context, error, stage))
 			break;
 		if (!ioctl(context->cmd_fd, RDMA_VERBS_IOCTL, &cmd->hdr))
 			return true;

@@ -226,6 +226,26 @@ public:
 		return count(locked<Env>(*a, env, locked<Env>::FEW), who, statistics);
 	}
 
+	/* Not of those that the kernel has suspended: they are not pinned. */
+	[[nodiscard]] uint64_t idle_bytes()
+	{
+		arena<Env> *a = memory.ready();
+
+		if (!a)
+			return 0;
+
+		locked<Env> lock(*a, env);
+		uint64_t bytes = 0;
+
+		for (uint32_t i = 1; lock && i < a->hot.high.load(std::memory_order_relaxed); i++) {
+			const uint64_t seen = lock.at(i).word.peek_relaxed();
+
+			if (lock.is_idle(i) && !entry_word<Env>::suspended(seen))
+				bytes += lock.at(i).size();
+		}
+		return bytes;
+	}
+
 	[[nodiscard]] int flush_pd(void *pd)
 	{
 		arena<Env> *a = memory.ready();

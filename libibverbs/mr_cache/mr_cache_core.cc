@@ -114,6 +114,11 @@ int mr_cache_forget(uint32_t index, uint32_t generation, int *shared)
 	return cache.forget(index, generation, shared);
 }
 
+uint64_t mr_cache_idle_bytes()
+{
+	return cache.idle_bytes();
+}
+
 int mr_cache_is_on()
 {
 	return cache.is_started();
@@ -200,6 +205,11 @@ int mr_cache_flush_owner(void *)
 int mr_cache_forget(uint32_t, uint32_t, int *)
 {
 	return EINVAL;
+}
+
+uint64_t mr_cache_idle_bytes()
+{
+	return 0;
 }
 
 int mr_cache_is_on()

@@ -190,6 +190,9 @@ int mr_cache_query_at_end(void *owner, struct mr_cache_statistics *statistics);
 int mr_cache_flush_pd(void *pd);
 int mr_cache_flush_owner(void *owner);
 
+/* That are idle and pinned, of all owners. */
+uint64_t mr_cache_idle_bytes(void);
+
 /* Has it been started? */
 int mr_cache_is_on(void);
 

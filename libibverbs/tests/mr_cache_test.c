@@ -285,25 +285,43 @@ static int query_device_ex(struct ibv_context *context,
 	return 0;
 }
 
-static struct ibv_context *open_device(void)
+static struct ibv_pd *import_pd(struct ibv_context *context, uint32_t handle)
+{
+	static struct ibv_pd pd;
+
+	pd = (struct ibv_pd){ .context = context, .handle = handle };
+	return &pd;
+}
+
+static struct verbs_device device = {
+	.core_support = IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS,
+};
+static struct verbs_device second_device = {
+	.core_support = IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS,
+};
+
+static struct ibv_context *open_this(struct verbs_device *of)
 {
 	static const struct verbs_context_ops ops = {
 		.dealloc_pd = ibv_cmd_dealloc_pd,
 		.dereg_mr = dereg_mr,
+		.import_pd = import_pd,
 		.query_device_ex = query_device_ex,
 		.reg_mr = reg_mr,
 	};
-	static struct verbs_device device = {
-		.core_support = IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS,
-	};
 	struct context {
 		struct verbs_context verbs;
-	} *context = verbs_init_and_alloc_context(&device.device,
+	} *context = verbs_init_and_alloc_context(&of->device,
 						  open("/dev/null", O_RDWR),
 						  context, verbs, 0);
 
 	verbs_set_ops(&context->verbs, &ops);
 	return &context->verbs.context;
+}
+
+static struct ibv_context *open_device(void)
+{
+	return open_this(&device);
 }
 
 static struct ibv_context *open_device_that_reregisters(void)
@@ -646,19 +664,37 @@ static void test_child_ends(struct ibv_pd *pd)
 	CHECK(stats(pd->context).entries == before);
 }
 
+/* A PD that is in use, as it should be, has no part in what other contexts keep. */
+static void test_busy_pd(struct ibv_pd *pd)
+{
+	struct ibv_pd other = { .context = open_device() };
+
+	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
+	fill_cache(&other);
+	CHECK(ibv_dealloc_pd(pd) == EBUSY);
+	CHECK(stats(other.context).entries == IDLE);
+	CHECK(ibv_reg_mr_clean(other.context, 0) == 0);
+}
+
 /* It has another name in this process, by ibv_import_pd(). */
 static void test_pd_with_two_names(struct ibv_pd *pd)
 {
-	struct ibv_pd imported = *pd;
+	struct ibv_pd *imported = ibv_import_pd(pd->context, pd->handle);
+	struct ibv_pd other = { .context = open_this(&second_device) };
 	struct ibv_mr *mr;
 
-	fill_cache(&imported);
+	fill_cache(imported);
 	CHECK(ibv_dealloc_pd(pd) == 0);
 	CHECK(registered == 0);
-	mr = reg_page(&imported, 0, CACHED);
+	mr = reg_page(imported, 0, CACHED);
+	fill_cache(&other);
 	CHECK(ibv_dealloc_pd(pd) == EBUSY);
-	CHECK(registered == 1);
+	CHECK(registered == IDLE + 1);
 	ibv_dereg_mr(mr);
+	/* Those of another device cannot have it. */
+	CHECK(ibv_dealloc_pd(pd) == EBUSY);
+	CHECK(stats(other.context).entries == IDLE);
+	CHECK(ibv_reg_mr_clean(other.context, 0) == 0);
 	CHECK(ibv_dealloc_pd(pd) == 0);
 }
 
@@ -763,6 +799,76 @@ static int execute(struct ibv_context *context, uint64_t command)
 	return execute_ioctl(context, cmd);
 }
 
+/* The status of a child that does that with its standard error in a file. */
+static int in_child(int (*what)(void), char *said, size_t size)
+{
+	const int file = memfd_create("stderr", 0);
+	int status = -1;
+	ssize_t length;
+	pid_t child;
+
+	fflush(stdout);
+	child = fork();
+	if (!child) {
+		dup2(file, STDERR_FILENO);
+		failures = 0;
+		status = what();
+		fflush(stdout);
+		_exit(failures ? -1 : status);
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	length = pread(file, said, size - 1, 0);
+	said[length > 0 ? length : 0] = '\0';
+	close(file);
+	return status;
+}
+
+static int execute_registration(struct ibv_context *context, uint64_t length)
+{
+	struct ib_uverbs_reg_mr reg = { .length = length };
+	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_DEVICE,
+			       UVERBS_METHOD_INVOKE_WRITE, 2);
+
+	fill_attr_const_in(cmd, UVERBS_ATTR_WRITE_CMD, IB_USER_VERBS_CMD_REG_MR);
+	fill_attr_in(cmd, UVERBS_ATTR_CORE_IN, &reg, sizeof(reg));
+	refused_command = IB_USER_VERBS_CMD_REG_MR;
+	refusal = ENOMEM;
+	commands_called = 0;
+	return execute_ioctl(context, cmd);
+}
+
+static int register_too_much(void)
+{
+	const struct rlimit limit = { 8 << 20, 8 << 20 };
+	struct ibv_pd pd = { .context = open_device() };
+
+	if (!getuid()) {
+		/* More than there is. */
+		fill_cache(&pd);
+		CHECK(execute_registration(pd.context, 1ULL << 60) == ENOMEM);
+		CHECK(commands_called == 1);
+		CHECK(stats(pd.context).entries == IDLE);
+	}
+	if (setrlimit(RLIMIT_MEMLOCK, &limit) || (!getuid() && setuid(65534)))
+		return -1;
+	fill_cache(&pd);
+	CHECK(execute_registration(pd.context, 64 << 20) == ENOMEM);
+	CHECK(commands_called == 1);
+	CHECK(stats(pd.context).entries == IDLE);
+	CHECK(execute_registration(pd.context, 4 << 20) == 0);
+	CHECK(commands_called == 2);
+	CHECK(stats(pd.context).entries < IDLE);
+	return 0;
+}
+
+/* A registration that can never fit ends no idle one. */
+static void test_hopeless(void)
+{
+	char said[1000];
+
+	CHECK(in_child(register_too_much, said, sizeof(said)) == 0);
+}
+
 /* Only the makers of objects lack something when the kernel says EAGAIN. */
 static void test_no_shortage(struct ibv_pd *pd)
 {
@@ -805,30 +911,6 @@ static void test_flag_of_others(struct ibv_pd *pd)
 	mr = ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, 0, CACHED);
 	CHECK(access_seen == IBV_ACCESS_LOCAL_WRITE);
 	ibv_dereg_mr(mr);
-}
-
-/* The status of a child that does that with its standard error in a file. */
-static int in_child(int (*what)(void), char *said, size_t size)
-{
-	const int file = memfd_create("stderr", 0);
-	int status = -1;
-	ssize_t length;
-	pid_t child;
-
-	fflush(stdout);
-	child = fork();
-	if (!child) {
-		dup2(file, STDERR_FILENO);
-		failures = 0;
-		status = what();
-		fflush(stdout);
-		_exit(failures ? -1 : status);
-	}
-	CHECK(waitpid(child, &status, 0) == child);
-	length = pread(file, said, size - 1, 0);
-	said[length > 0 ? length : 0] = '\0';
-	close(file);
-	return status;
 }
 
 static int open_with_typos(void)
@@ -1018,7 +1100,9 @@ int main(void)
 	test_wrapped_verbs(&pd);
 	test_errno_stays(&pd);
 	test_cancelled(&pd);
+	test_busy_pd(&pd);
 	test_pd_with_two_names(&pd);
+	test_hopeless();
 	test_child_ends(&pd);
 	test_two_arm(&pd);
 	printf("mr_cache_test: %s\n", failures ? "FAILED" : "passed");
