@@ -80,6 +80,8 @@ bool cached_mr_retry(struct ibv_context *context,
 uint32_t cached_mr_forks(void);
 /* A PD has another name in this process from now on: ibv_import_pd(). */
 void cached_mr_note_import(void);
+/* For ibv_unimport_mr(): true if the MR was the cache's, which has it back. */
+bool cached_mr_unimport(struct ibv_mr *mr);
 /* Before the PD or the context goes. */
 void cached_mr_flush_pd(struct ibv_pd *pd);
 void cached_mr_flush_context(struct ibv_context *context);

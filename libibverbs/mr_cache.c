@@ -201,6 +201,14 @@ int cached_mr_dereg(struct ibv_mr *mr)
 	return mr_cache_release(vmr->access, type & CACHED_MR_GENERATION);
 }
 
+bool cached_mr_unimport(struct ibv_mr *mr)
+{
+	if (!cached_mr_owns(mr))
+		return false;
+	cached_mr_dereg(mr);
+	return true;
+}
+
 static int forget(struct verbs_mr *vmr)
 {
 	const uint32_t type = vmr->mr_type;

@@ -293,6 +293,12 @@ static struct ibv_pd *import_pd(struct ibv_context *context, uint32_t handle)
 	return &pd;
 }
 
+/* As mlx5, which frees what an import has allocated. */
+static void unimport_mr(struct ibv_mr *mr)
+{
+	free(verbs_get_mr(mr));
+}
+
 static struct verbs_device device = {
 	.core_support = IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS,
 };
@@ -308,6 +314,7 @@ static struct ibv_context *open_this(struct verbs_device *of)
 		.import_pd = import_pd,
 		.query_device_ex = query_device_ex,
 		.reg_mr = reg_mr,
+		.unimport_mr = unimport_mr,
 	};
 	struct context {
 		struct verbs_context verbs;
@@ -696,6 +703,21 @@ static void test_pd_with_two_names(struct ibv_pd *pd)
 	CHECK(stats(other.context).entries == IDLE);
 	CHECK(ibv_reg_mr_clean(other.context, 0) == 0);
 	CHECK(ibv_dealloc_pd(pd) == 0);
+}
+
+/* One of several users of a shared MR may end it as the import that it has, or has not. */
+static void test_unimport(struct ibv_pd *pd)
+{
+	struct ibv_mr *mr;
+
+	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
+	mr = reg_page(pd, 0, CACHED);
+	ibv_unimport_mr(mr);
+	CHECK(registered == 1);
+	CHECK(reg_page(pd, 0, CACHED) == mr);
+	CHECK(ibv_dereg_mr(mr) == 0);
+	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
+	CHECK(registered == 0);
 }
 
 /* Decimal, or with 0x hexadecimal; anything else is not there. Each context asks. */
@@ -1102,6 +1124,7 @@ int main(void)
 	test_cancelled(&pd);
 	test_busy_pd(&pd);
 	test_pd_with_two_names(&pd);
+	test_unimport(&pd);
 	test_hopeless();
 	test_child_ends(&pd);
 	test_two_arm(&pd);
