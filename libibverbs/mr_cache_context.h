@@ -15,7 +15,9 @@ enum context_state {
 	CONTEXT_RECLAIMS = 1 << 2,	/* the kernel may take back idle pages */
 	CONTEXT_RESTORES = 1 << 3,	/* and give it back */
 };
-#define CONTEXT_ENTRIES_SHIFT 8	/* above it: the default limit of entries */
+/* Above them: log2 of the largest union, 6 bits; the default limit of entries. */
+#define CONTEXT_UNITED_SHIFT 4
+#define CONTEXT_ENTRIES_SHIFT 10
 
 static inline bool context_is(struct ibv_context *context,
 			      enum context_state what)

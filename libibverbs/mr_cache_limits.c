@@ -171,6 +171,14 @@ uint32_t mr_cache_device_entries(int max_mr)
 	return max_mr < 16 ? 1 : least(DEFAULT_ENTRIES, max_mr / 16);
 }
 
+/* Not beyond 4 GiB: a program that registers less has never tried its device with more. */
+uint32_t mr_cache_most_united(uint64_t max_mr_size)
+{
+	if (!max_mr_size || max_mr_size >> 32)
+		return 32;
+	return 63 - __builtin_clzll(max_mr_size);
+}
+
 struct mr_cache_bounds mr_cache_first_limits(bool reclaimed,
 					     uint32_t device_entries)
 {

@@ -120,11 +120,20 @@ static struct mr_cache_bounds first_limits(void *owner)
 				     state >> CONTEXT_ENTRIES_SHIFT);
 }
 
+static uint64_t most_united(void *owner)
+{
+	const uint32_t state = __atomic_load_n(&get_priv(owner)->mr_cache,
+					       __ATOMIC_ACQUIRE);
+
+	return 1ULL << (state >> CONTEXT_UNITED_SHIFT & 0x3f);
+}
+
 static const struct mr_cache_registrar registrar = {
 	.reg = register_entry,
 	.settle = settle_entry,
 	.dereg = deregister_entry,
 	.limits = first_limits,
+	.most_united = most_united,
 };
 
 bool mr_cache_start(void)

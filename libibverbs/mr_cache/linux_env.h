@@ -211,6 +211,8 @@ struct linux_env {
 		return (n + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
 	}
 
+	static uint64_t most_united(void *) { return UINT64_MAX; }
+
 	static void yield() { sched_yield(); }
 	/* Lets threads of any priority run. */
 	static void nap()

@@ -192,7 +192,7 @@ private:
 
 	[[gnu::noinline]] void unite(uint32_t o, wish *whole)
 	{
-		const wish found = united<Env>(want, a).range();
+		const wish found = united<Env>(want, a, a.owner[o].most_united).range();
 
 		if (found.length != want.length && a.owner[o].has_room(found.length))
 			*whole = found;

@@ -27,6 +27,7 @@ struct verbs_env : mr_cache::linux_env {
 	int settle(void *mr) { return use().settle(mr); }
 	int dereg(void *mr) { return use().dereg(mr); }
 	mr_cache_bounds default_limits(void *owner) const { return use().limits(owner); }
+	uint64_t most_united(void *owner) const { return use().most_united(owner); }
 };
 
 /* A type: a pointer would be in a register all the way. */

@@ -78,6 +78,8 @@ struct mr_cache_registrar {
 	int (*dereg)(void *mr);
 	/* Those that an owner starts with. Called with a lock held: it calls nothing here. */
 	struct mr_cache_bounds (*limits)(void *owner);
+	/* As many bytes as requests may be registered together at most; the same. */
+	uint64_t (*most_united)(void *owner);
 };
 
 /* The bits of a word that count references. */

@@ -20,6 +20,7 @@ template <class Env> struct owner_record {
 	bool in_use;   // has a name, or entries
 	uint32_t busy; // entries that a thread registers, settles or deregisters just now
 	mr_cache_bounds limits;
+	uint64_t most_united;	     // bytes of one registration
 	mr_cache_statistics counted; // bytes and entries are exact, hits those of entries torn down
 	typename victims<Env>::list list;
 	victims<Env> oldest;
@@ -41,6 +42,7 @@ template <class Env> struct owner_record {
 		in_use = true;
 		busy = uniting = apart = 0;
 		limits = env.default_limits(who);
+		most_united = env.most_united(who);
 		counted = {};
 		list = {};
 		oldest = {};

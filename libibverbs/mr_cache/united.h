@@ -12,7 +12,8 @@
  *
  * A union takes away pins of its own size at least, and only requests bring any. So all unions
  * together register no more bytes than all requests, however the windows lie; those windows
- * register 7 % more pages than alone. A union is MOST times the request at most.
+ * register 7 % more pages than alone. A union is MOST times the request at most, and never larger
+ * than a device may take: its errno would not tell.
  *
  * It is memory that was registered and has its pages: an entry that is suspended, or of which the
  * kernel has told anything, does not count. Nor does one in use; within a union it stays with its
@@ -27,25 +28,31 @@ namespace mr_cache {
 
 template <class Env> class united {
 public:
-	united(const wish &wanted, const arena<Env> &in) : a(in), want(wanted) {}
+	/* bytes: of the union at most. */
+	united(const wish &wanted, const arena<Env> &in, uint64_t bytes)
+	    : a(in), want(wanted), most(bytes)
+	{
+	}
 
 	/* The wish itself if there is no union. Under the mutex. */
 	wish range()
 	{
-		const uint64_t size = end - start;
+		const uint64_t size = end - start,
+			       largest = size < most / MOST ? MOST * size : most;
 		uint64_t pinned = size;
 		double deepest = 0;
 		wish best = want;
 
 		/* A peer's key must not open more; of one page nothing overlaps a part. */
-		if (want.access & (RIGHTS ^ MR_CACHE_LOCAL_WRITE) || size <= Env::page_mask() + 1)
+		if (want.access & (RIGHTS ^ MR_CACHE_LOCAL_WRITE) || size <= Env::page_mask() + 1 ||
+		    size >= largest)
 			return want;
 		beside = a.index.ranges.beside(want, start);
 		for (uint32_t looks = 0, taken = 0; looks < LOOKS && taken < ENOUGH; looks++) {
 			const uint64_t left = more_left(), right = more_right();
 			const bool to_left = left <= right;
 
-			if ((to_left ? left : right) > MOST * size - (end - start))
+			if ((to_left ? left : right) > largest - (end - start))
 				break;
 
 			const entry<Env> &e = a.entries[to_left ? beside.before : beside.after];
@@ -109,6 +116,7 @@ private:
 
 	const arena<Env> &a;
 	const wish &want;
+	const uint64_t most;
 	uint64_t start = want.addr & ~Env::page_mask();
 	uint64_t end = (want.addr + want.length + Env::page_mask()) & ~Env::page_mask();
 	neighbours beside = {};

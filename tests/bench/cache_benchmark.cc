@@ -452,6 +452,11 @@ int main(int argc, char **argv)
 	registrar.settle = count_settle;
 	registrar.dereg = count_dereg;
 	registrar.limits = [](void *) { return mr_cache_bounds{UINT64_MAX, 1 << 20}; };
+	/* Older ones have no such member. */
+	[](auto &of) {
+		if constexpr (requires { of.most_united; })
+			of.most_united = [](void *) { return UINT64_MAX; };
+	}(registrar);
 	if (const int error = mr_cache_init(&registrar)) {
 		std::fprintf(stderr, "mr_cache_init: %d\n", error);
 		return 1;

@@ -48,9 +48,10 @@ struct fake_kernel {
 	int fail_settle = 0;
 	int fail_dereg = 0;
 	uint64_t most_bytes = UINT64_MAX; // more is ENOMEM
+	uint64_t most_size = UINT64_MAX;  // a larger registration is EINVAL
 	uint64_t bytes = 0;
 	bool invalid_from_birth = false;
-	unsigned int reg_calls = 0, settle_calls = 0;
+	unsigned int reg_calls = 0, settle_calls = 0, refused = 0;
 	std::function<void()> after_reg;	      // armed, and it has not returned
 	std::function<void(const mr &)> before_dereg; // and before it returns
 
@@ -73,6 +74,10 @@ struct fake_kernel {
 		if (fail_times > 0) {
 			fail_times--;
 			return fail_reg;
+		}
+		if (what.size > most_size) {
+			refused++;
+			return EINVAL;
 		}
 		if (bytes + what.size > most_bytes)
 			return ENOMEM;

@@ -105,6 +105,7 @@ struct scheduled_env {
 	}
 	const fake_kernel::mr *ends = nullptr; // is being deregistered
 	static mr_cache_bounds default_limits(void *) { return {UINT64_MAX, 3}; }
+	static uint64_t most_united(void *) { return UINT64_MAX; }
 	static mr_cache_ref reference_to(void *mr) { return fake_kernel::reference_to(mr); }
 };
 

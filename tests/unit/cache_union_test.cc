@@ -24,7 +24,10 @@ struct seen_env : fake_env {
 
 	void *arena = nullptr;
 
+	uint64_t most = UINT64_MAX;
+
 	void *map(size_t bytes) { return arena = fake_env::map(bytes); }
+	uint64_t most_united(void *) const { return most; }
 };
 
 struct fixture {
@@ -166,6 +169,20 @@ TEST_CASE_METHOD(fixture, "a union takes the place of the idle ones within it")
 	CHECK(count().evictions == 0);
 	CHECK(cache.clean(owner, 0) == 0);
 	CHECK(kernel.live.empty());
+}
+
+TEST_CASE_METHOD(fixture, "no union is larger than the device takes")
+{
+	const uint64_t wide = GENERATE(8, 16, 40), most = GENERATE(12, 16, 30);
+
+	kernel.most_size = (wide > most ? wide : most) * PAGE;
+	cache.env.most = most * PAGE;
+	for (uint64_t n = 0; n < 200; n++)
+		CHECK(use(n, wide) <= (wide > most ? wide : most));
+	CHECK(kernel.refused == 0);
+	/* There are some all the same, where there is room for their windows. */
+	if (most >= wide + IDLE)
+		CHECK(count().entries < 60);
 }
 
 TEST_CASE_METHOD(fixture, "an odd range is united by its pages")
