@@ -22,6 +22,8 @@
 #include "static_tls.h"
 #include "thread.h"
 
+extern "C" [[gnu::weak]] void __lsan_register_root_region(const void *start, size_t size);
+
 namespace mr_cache {
 
 struct linux_env {
@@ -142,6 +144,7 @@ struct linux_env {
 			return nullptr;
 		}
 		madvise(memory, whole(size), MADV_NOHUGEPAGE); // refused where there are none
+		madvise(memory, whole(size), MADV_DONTDUMP);   // gcore would write all of it
 		return memory;
 	}
 	/* Makes a part of it accessible, and the rest of its huge pages. huge: in these. */
@@ -195,6 +198,13 @@ struct linux_env {
 		return resident & 1;
 	}
 	static inline std::atomic<bool> locks;
+
+	/* A leak sanitizer of the program's, if any, finds idle registrations there alone. */
+	static void published(void *memory, size_t size)
+	{
+		if (&__lsan_register_root_region)
+			__lsan_register_root_region(memory, size);
+	}
 
 	/* In a child: it has not had zeros since it was forked. */
 	static void clear(void *memory, size_t size)

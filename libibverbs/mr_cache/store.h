@@ -25,8 +25,10 @@ public:
 		if (!made)
 			return ENOMEM;
 		/* It begins before it can be seen. */
-		if (made->commit_head() && begin(*made) && publish(made))
+		if (made->commit_head() && begin(*made) && publish(made)) {
+			env.published(made, sizeof(*made));
 			return 0;
+		}
 		env.wipe(made, sizeof(*made));
 		return get() ? 0 : ENOMEM;
 	}

@@ -58,6 +58,7 @@ struct scheduled_env {
 	static bool commit(void *, size_t, bool) { return true; }
 	void wipe(void *, size_t) {}
 	static void clear(void *start, size_t size) { memset(start, 0, size); }
+	static void published(void *, size_t) {}
 	static void nap() { schedule::wait(); }
 	static void yield() { schedule::wait(); }
 	/* Now and then too short; or without end, so that a thread that is not woken is found out.
