@@ -26,7 +26,8 @@
  */
 #define CACHED_MR		(1U << 31)
 #define CACHED_MR_VIEW		(1U << 30)	/* of a part: not the provider's own */
-#define CACHED_MR_GENERATION	(CACHED_MR_VIEW - 1)
+#define CACHED_MR_TOLD		(1U << 29)	/* a thread sanitizer is told of it */
+#define CACHED_MR_GENERATION	(CACHED_MR_TOLD - 1)
 
 /*
  * In verbs_mr.access of an MR that was cached and is a plain one now: its range is

@@ -104,9 +104,16 @@ void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length,
 	return reg_anew(pd, addr, length, access, part);
 }
 
-static __attribute__((noinline)) struct ibv_mr *
-reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
-	   unsigned int access);
+typedef struct ibv_mr *(*reg_function)(struct ibv_pd *pd, void *addr,
+				       size_t length, uint64_t iova,
+				       unsigned int access);
+
+static struct ibv_mr *reg_plain(struct ibv_pd *pd, void *addr, size_t length,
+				uint64_t iova, unsigned int access)
+{
+	return plain_reg_mr_iova2(pd, addr, length, iova,
+				  access & ~IBV_ACCESS_CACHED);
+}
 
 /*
  * A hit costs little more than the two atomics of its reference: every other way is a
@@ -115,42 +122,51 @@ reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
  */
 static inline __attribute__((always_inline)) struct ibv_mr *
 reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
-    unsigned int access)
+    unsigned int access, unsigned int by_default, reg_function not_cached)
 {
-	const unsigned int asked = access | mr_cache_default;
+	const unsigned int asked = access | by_default;
 	unsigned int rights = access & ~IBV_ACCESS_CACHED;
 
 	if (likely(!(asked & IBV_ACCESS_CACHED)))
 		return plain_reg_mr_iova2(pd, addr, length, iova, access);
 	if (asked & ~(CACHED_ACCESS | IBV_ACCESS_CACHED) ||
 	    iova != (uintptr_t)addr)
-		return reg_slowly(pd, addr, length, iova, access);
+		return not_cached(pd, addr, length, iova, access);
 	if (rights & mr_cache_exact_rights) {
 		if (!(access & IBV_ACCESS_CACHED))
-			return reg_slowly(pd, addr, length, iova, access);
+			return not_cached(pd, addr, length, iova, access);
 		rights |= MR_CACHE_EXACT;
 	} else if (!may_be_written(rights)) {
-		return reg_slowly(pd, addr, length, iova, access);
+		return not_cached(pd, addr, length, iova, access);
 	}
 	return mr_cache_find(pd, iova, length, rights);
 }
 
-/* For a range that the cache does not serve; or the first registration, before the policy is
- * read. */
-static struct ibv_mr *reg_slowly(struct ibv_pd *pd, void *addr, size_t length,
-				 uint64_t iova, unsigned int access)
+/*
+ * For a range that the cache does not serve; for the first registration, before the policy is
+ * read; and where a thread sanitizer is to be told.
+ */
+static __attribute__((noinline)) struct ibv_mr *
+reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+	   unsigned int access)
 {
+	struct ibv_mr *mr;
+
 	if (!(mr_cache_default & NOT_ASKED))
-		return plain_reg_mr_iova2(pd, addr, length, iova,
-					  access & ~IBV_ACCESS_CACHED);
+		return reg_plain(pd, addr, length, iova, access);
 	mr_cache_policy();
-	return reg(pd, addr, length, iova, access);
+	mr = reg(pd, addr, length, iova, access, mr_cache_default & ~NOT_ASKED,
+		 reg_plain);
+	if (has_thread_sanitizer() && mr && cached_mr_owns(mr))
+		__tsan_acquire(mr);
+	return mr;
 }
 
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 				uint64_t iova, unsigned int access)
 {
-	return reg(pd, addr, length, iova, access);
+	return reg(pd, addr, length, iova, access, mr_cache_default,
+		   reg_slowly);
 }
 
 /* EBUSY says that others have it: other reasons must not look like that. */
@@ -191,13 +207,22 @@ static __attribute__((noinline)) int release_view(struct verbs_mr *view)
 	return ret;
 }
 
+static __attribute__((noinline)) int release_told(struct verbs_mr *vmr)
+{
+	const uint32_t generation = vmr->mr_type & CACHED_MR_GENERATION;
+
+	__tsan_release(vmr);
+	return mr_cache_release(vmr->access, generation);
+}
+
 int cached_mr_dereg(struct ibv_mr *mr)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);
 	const uint32_t type = vmr->mr_type;
 
-	if (type & CACHED_MR_VIEW)
-		return release_view(vmr);
+	if (type & (CACHED_MR_VIEW | CACHED_MR_TOLD))
+		return type & CACHED_MR_VIEW ? release_view(vmr) :
+					       release_told(vmr);
 	return mr_cache_release(vmr->access, type & CACHED_MR_GENERATION);
 }
 

@@ -10,6 +10,7 @@
 #include "mr_cache/mr_cache_core.h"
 #include "mr_cache_environment.h"
 #include "mr_cache_policy.h"
+#include "mr_cache_sanitizer.h"
 
 static_assert((int)MR_CACHE_LOCAL_WRITE == (int)IBV_ACCESS_LOCAL_WRITE &&
 	      (int)MR_CACHE_REMOTE_WRITE == (int)IBV_ACCESS_REMOTE_WRITE &&
@@ -50,9 +51,10 @@ enum policy mr_cache_policy(void)
 	if (value == POLICY_REMOTE)
 		__atomic_store_n(&mr_cache_exact_rights, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&mr_cache_default,
-			 value == POLICY_LOCAL || value == POLICY_REMOTE ?
-				 IBV_ACCESS_CACHED :
-				 0,
+			 (value == POLICY_LOCAL || value == POLICY_REMOTE ?
+				  IBV_ACCESS_CACHED :
+				  0) |
+				 (has_thread_sanitizer() ? NOT_ASKED : 0),
 			 __ATOMIC_RELEASE);
 	__atomic_store_n(&known, value, __ATOMIC_RELAXED);
 	return value;

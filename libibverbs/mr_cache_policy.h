@@ -24,8 +24,8 @@ enum policy {
 };
 
 /*
- * IBV_ACCESS_CACHED when all registrations are to be cached; and until it is known with a bit
- * that is no right.
+ * IBV_ACCESS_CACHED when all registrations are to be cached; and until it is known, or for ever
+ * where a thread sanitizer is to be told, with a bit that is no right.
  */
 #define NOT_ASKED (1U << 31)
 extern unsigned int mr_cache_default __attribute__((visibility("hidden")));

@@ -62,6 +62,8 @@ static int register_entry(const struct mr_cache_request *request,
 	mr->length = request->length;
 	verbs_get_mr(mr)->access = request->index;
 	verbs_get_mr(mr)->mr_type = type_of(request->generation);
+	if (has_thread_sanitizer())
+		__tsan_release(mr);
 	*out = mr;
 	return 0;
 }
@@ -101,6 +103,8 @@ static int deregister_entry(void *mr)
 			      0;
 	__atomic_store_n((uint32_t *)&vmr->mr_type, IBV_MR_TYPE_MR,
 			 __ATOMIC_RELEASE);
+	if (has_thread_sanitizer())
+		__tsan_acquire(mr);
 	if (type == CACHED_MR_TAKEN)
 		return 0;
 	ret = deregister(mr);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "ibverbs.h"
+#include "mr_cache_sanitizer.h"
 
 /* mr_type without a generation: a view that was freed; an MR that its user keeps. */
 #define CACHED_MR_FREED CACHED_MR
@@ -19,7 +20,8 @@
 /* The marks of an MR with a reference of that generation. */
 static inline uint32_t type_of(uint32_t generation)
 {
-	return CACHED_MR | (generation & CACHED_MR_GENERATION);
+	return CACHED_MR | (has_thread_sanitizer() ? CACHED_MR_TOLD : 0) |
+	       (generation & CACHED_MR_GENERATION);
 }
 
 static inline bool is_rounded(const struct ibv_mr *mr)
