@@ -293,7 +293,7 @@ static struct ibv_pd *import_pd(struct ibv_context *context, uint32_t handle)
 	return &pd;
 }
 
-/* As mlx5, which frees what an import has allocated. */
+/* As mlx5, which frees the struct of an import. */
 static void unimport_mr(struct ibv_mr *mr)
 {
 	free(verbs_get_mr(mr));
@@ -671,7 +671,7 @@ static void test_child_ends(struct ibv_pd *pd)
 	CHECK(stats(pd->context).entries == before);
 }
 
-/* A PD that is in use, as it should be, has no part in what other contexts keep. */
+/* The idle registrations of other contexts cannot help a PD that is in use. */
 static void test_busy_pd(struct ibv_pd *pd)
 {
 	struct ibv_pd other = { .context = open_device() };
