@@ -4,17 +4,15 @@
  *
  * Each context has a worker with one list. The worker visits all trackers on the list;
  * those that have to be tried again stay there, and the delay before the next visit
- * doubles. Each device has a workqueue: no other device waits
- * behind one that does not answer. The workqueue has a rescuer, because pages that
- * reclaim wants come back through it.
+ * doubles. Each device has a workqueue, so a device that does not answer delays no other
+ * one. The workqueue has a rescuer, because pages that reclaim wants come back through it.
  *
  * TIME
  *
  * The worker does not belong to the process whose trackers it looks at. Once it has
  * compared pages, or looked for idle trackers, all workers of the address space rest for
  * REST times as long. So they cost other processes a hundredth of a CPU at most, whatever
- * events come. Revoking and
- * unpinning do not count: the process has pinned the pages before.
+ * events come. Revoking and unpinning do not count: the process has pinned the pages before.
  *
  * LIFE
  *
