@@ -42,6 +42,7 @@ static int register_entry(const struct mr_cache_request *request,
 		.in_use = MR_CACHE_IN_USE,
 		.access = request->access,
 		.reclaims = context_is(request->owner, CONTEXT_RECLAIMS),
+		.once = request->united,
 		.idle_ms = mr_cache_idle_ms(),
 	};
 	struct ibv_mr *mr;
@@ -70,7 +71,7 @@ static int register_entry(const struct mr_cache_request *request,
 
 static int settle_entry(void *mr)
 {
-	return mr_notify_settle(mr, MR_NOTIFY_BY_CACHE);
+	return mr_notify_settle(mr);
 }
 
 static bool is_ending;

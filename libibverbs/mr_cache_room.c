@@ -2,9 +2,8 @@
 /*
  * A command that failed for lack of something that idle registrations of the cache may
  * hold: memory that may be pinned, objects of a control group, keys. They go, and it is
- * tried again. All commands come here (execute_ioctl()), but for those by which the cache
- * itself registers and settles: it makes room by itself, with its lock and its lists at
- * hand.
+ * tried again. All commands come here (execute_ioctl()), also those by which the cache registers
+ * and settles.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -19,7 +18,6 @@
 
 #include "ibverbs.h"
 #include "mr_cache/mr_cache_core.h"
-#include "mr_cache/static_tls.h"
 #include "mr_cache_limits.h"
 
 /* Which of the commands that are older than methods; those have none. */
@@ -174,27 +172,13 @@ static bool make_room(struct ibv_context *context, int error, uint32_t stage)
 	return ended || !stage;
 }
 
-/* The command of this thread that is not tried again; providers know the struct, so a mark in it would be an ABI. */
-static __thread const struct ibv_command_buffer *once STATIC_TLS;
-
-int execute_once(struct ibv_context *context, struct ibv_command_buffer *cmd)
-{
-	const struct ibv_command_buffer *outer = once;
-	int ret;
-
-	once = cmd;
-	ret = execute_ioctl(context, cmd);
-	once = outer;
-	return ret;
-}
-
 bool cached_mr_retry(struct ibv_context *context,
 		     struct ibv_command_buffer *cmd)
 {
 	int error = errno;
 	uint32_t stage;
 
-	if (cmd == once)
+	if (mr_notify_is_once(cmd))
 		return false;
 	for (stage = 0; lacks_room(cmd, error); stage++) {
 		if (!make_room(context, error, stage))

@@ -70,5 +70,5 @@ int ibv_settle_mr_notify(struct ibv_mr *mr)
 		return EINVAL;
 	if (!may_notify(mr))
 		return EOPNOTSUPP;
-	return mr_notify_settle(mr, 0);
+	return mr_notify_settle(mr);
 }

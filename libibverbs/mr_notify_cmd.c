@@ -47,13 +47,6 @@ static int notify_errno(int err)
 	}
 }
 
-static int execute(struct ibv_mr *mr, struct ibv_command_buffer *cmd,
-		   unsigned int flags)
-{
-	return flags & MR_NOTIFY_BY_CACHE ? execute_once(mr->context, cmd) :
-					    execute_ioctl(mr->context, cmd);
-}
-
 static int cmd_mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use,
 			     unsigned int flags)
 {
@@ -69,7 +62,7 @@ static int cmd_mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use,
 	if (flags & MR_NOTIFY_RECLAIM)
 		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
 				    IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
-	return execute(mr, cmd, flags);
+	return execute_ioctl(mr->context, cmd);
 }
 
 static int cmd_mr_notify_disarm(struct ibv_mr *mr)
@@ -81,13 +74,13 @@ static int cmd_mr_notify_disarm(struct ibv_mr *mr)
 	return execute_ioctl(mr->context, cmd);
 }
 
-static int cmd_mr_notify_settle(struct ibv_mr *mr, unsigned int flags)
+static int cmd_mr_notify_settle(struct ibv_mr *mr)
 {
 	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
 			       UVERBS_METHOD_MR_NOTIFY_SETTLE, 1);
 
 	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE, mr->handle);
-	return execute(mr, cmd, flags);
+	return execute_ioctl(mr->context, cmd);
 }
 
 /*
@@ -143,12 +136,12 @@ int mr_notify_disarm(struct ibv_mr *mr)
 	return notify_errno(ret);
 }
 
-int mr_notify_settle(struct ibv_mr *mr, unsigned int flags)
+int mr_notify_settle(struct ibv_mr *mr)
 {
 	int ret;
 
 	do {
-		ret = cmd_mr_notify_settle(mr, flags);
+		ret = cmd_mr_notify_settle(mr);
 	} while (ret == EINTR);
 	return notify_errno(ret);
 }

@@ -20,13 +20,7 @@ struct ibv_pd;
 enum mr_notify_flags {
 	/* The kernel may take the pages while nothing is in use, or says EOPNOTSUPP. */
 	MR_NOTIFY_RECLAIM	= 1 << 0,
-	/* A command that lacks room is not tried again: the caller is the cache, which makes room
-	 * itself. */
-	MR_NOTIFY_BY_CACHE	= 1 << 1,
 };
-
-/* execute_ioctl() for the cache, which makes room itself (mr_cache_room.c). */
-int execute_once(struct ibv_context *context, struct ibv_command_buffer *cmd);
 
 /*
  * 0 or an errno value; EOPNOTSUPP of a kernel without them. While any bit of in_use is set in
@@ -36,7 +30,7 @@ int execute_once(struct ibv_context *context, struct ibv_command_buffer *cmd);
 int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use,
 		  unsigned int flags);
 int mr_notify_disarm(struct ibv_mr *mr);
-int mr_notify_settle(struct ibv_mr *mr, unsigned int flags);
+int mr_notify_settle(struct ibv_mr *mr);
 
 /*
  * The first arming of an address space takes the locks of all its mappings, and gives up at
@@ -66,11 +60,13 @@ struct mr_notify_request {
 	uint64_t in_use;
 	uint32_t access;
 	bool reclaims; /* MR_NOTIFY_RECLAIM */
+	bool once; /* if it lacks room it is not tried again */
 	uint32_t idle_ms;
 
 	/* mr_notify_reg_mr()'s own */
 	uint32_t armed;	 /* the handle that its command made */
 	uint64_t answer; /* the address of the kernel's answer to it */
+	const struct ibv_command_buffer *cmd;
 	struct mr_notify_request *outer;
 };
 
@@ -90,5 +86,7 @@ int mr_notify_dereg_mr(struct ibv_mr *mr);
 bool mr_notify_tells_word(unsigned int write_method, const void *core);
 int mr_notify_execute(struct ibv_context *context,
 		      struct ibv_command_buffer *cmd);
+/* Is it that of a request which is made once? */
+bool mr_notify_is_once(const struct ibv_command_buffer *cmd);
 
 #endif /* IB_VERBS_MR_NOTIFY_CMD_H */

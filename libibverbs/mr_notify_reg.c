@@ -50,6 +50,11 @@ bool mr_notify_tells_word(unsigned int write_method, const void *core)
 	return true;
 }
 
+bool mr_notify_is_once(const struct ibv_command_buffer *cmd)
+{
+	return innermost && innermost->once && innermost->cmd == cmd;
+}
+
 int mr_notify_execute(struct ibv_context *context,
 		      struct ibv_command_buffer *link)
 {
@@ -70,7 +75,8 @@ int mr_notify_execute(struct ibv_context *context,
 	if (r->reclaims && r->idle_ms != IB_UVERBS_MR_NOTIFY_IDLE_MS)
 		attr_optional(fill_attr_in_uint32(
 			cmd, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS, r->idle_ms));
-	ret = execute_once(context, cmd);
+	r->cmd = cmd;
+	ret = execute_ioctl(context, cmd);
 	if (!ret) {
 		answer = (const void *)(uintptr_t)r->answer;
 		r->armed = answer->mr_handle;
@@ -98,6 +104,7 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 
 	request->access |= IB_UVERBS_ACCESS_TRACK;
 	request->armed = NO_HANDLE;
+	request->cmd = NULL;
 	request->outer = innermost;
 	retry.blocked = false;
 	do {
@@ -109,10 +116,7 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 	} while (mr_notify_retries(&retry, mr ? 0 : errno));
 	if (mr && request->armed != mr->handle) {
 		ret = mr_notify_arm(mr, request->word, request->in_use,
-				    MR_NOTIFY_BY_CACHE |
-					    (request->reclaims ?
-						     MR_NOTIFY_RECLAIM :
-						     0));
+				    request->reclaims ? MR_NOTIFY_RECLAIM : 0);
 		if (ret) {
 			mr_notify_dereg_mr(mr);
 			errno = ret;

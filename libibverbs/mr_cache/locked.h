@@ -375,13 +375,15 @@ public:
 	{
 		uint64_t until = 0;
 
-		await_buried(a.buried + a.burying, &until);
+		if (!is_nested())
+			await_buried(a.buried + a.burying, &until);
 	}
 
 	/*
 	 * A command lacks something that idle registrations may hold: evicts some of all that is
 	 * idle at first, then all. Returns how many registrations ended, those that other threads
-	 * are just giving back too. A nested thread does not wait, and no thread for long.
+	 * are just giving back too. For these it waits, but not long, and not in the middle of a
+	 * registration of a registration.
 	 */
 	uint64_t give_way(uint32_t stage, uint64_t *until)
 	{
@@ -394,7 +396,8 @@ public:
 			for (uint64_t n = a.entry_count / 16 + 1; n && evict_any(); n--)
 				;
 		bury();
-		await_buried(buried + 1, until);
+		if (Env::thread().inside <= 1)
+			await_buried(buried + 1, until);
 		return held ? a.buried - buried : 0;
 	}
 
@@ -531,7 +534,7 @@ private:
 	/* Until so many were deregistered, or nobody does. */
 	void await_buried(uint64_t all, uint64_t *until)
 	{
-		while (held && !is_nested() && a.burying && a.buried < all && !a.late)
+		while (held && a.burying && a.buried < all && !a.late)
 			wait_briefly(until, &a.late);
 	}
 

@@ -236,9 +236,14 @@ private:
 					    want.exact() ? want.length : size,
 					    want.access & ~static_cast<uint32_t>(MR_CACHE_EXACT),
 					    i,
-					    lock.generation};
+					    lock.generation,
+					    whole.length != want.length};
+		int error = EOPNOTSUPP;
 
-		int error = register_with_room(request, e.word, &mr);
+		/* They may hold what this one lacks. */
+		lock.bury();
+		if (lock)
+			lock.outside([&] { error = register_valid(request, e.word, &mr); });
 
 		/* A child that a signal handler forked: nothing is its own of what was begun. */
 		if (!lock) {
@@ -328,30 +333,6 @@ private:
 		return true;
 	}
 
-	/*
-	 * Lets go of the mutex. Short of something that idle registrations may hold: evicts some,
-	 * then all that is idle, and tries again. Registrations that other threads are just giving
-	 * back count too.
-	 */
-	int register_with_room(const mr_cache_request &request, entry_word<Env> &w, void **mr)
-	{
-		for (uint32_t stage = 0;; stage++) {
-			lock.bury();
-
-			if (!lock)
-				return EOPNOTSUPP;
-
-			uint64_t buried = a.buried;
-			int error = EOPNOTSUPP;
-
-			lock.outside([&] { error = register_valid(request, w, mr); });
-			if (!lock || !is_shortage(error) || stage == STAGES || is_union(request))
-				return error;
-			if (a.buried == buried && !lock.give_way(stage, &until))
-				return error;
-		}
-	}
-
 	/* One that became invalid while it was made is made once more, not twice. */
 	int register_valid(const mr_cache_request &request, entry_word<Env> &w, void **mr)
 	{
@@ -370,21 +351,9 @@ private:
 		}
 	}
 
-	/* No other registration goes for it: the request alone needs less. */
-	bool is_union(const mr_cache_request &request) const
-	{
-		return request.length != want.length;
-	}
-
-	static bool is_shortage(int error)
-	{
-		return error == ENOMEM || error == EAGAIN || error == ENOSPC;
-	}
-
 	static constexpr uint32_t SWEPT = 2;
 	static constexpr uint32_t SURVEYED = 64;
 	static constexpr uint32_t REMEMBERED = 64; // misses
-	static constexpr uint32_t STAGES = 32;	   // other threads may take the room
 
 	locked<Env> lock;
 	arena<Env> &a;

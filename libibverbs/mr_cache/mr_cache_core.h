@@ -54,6 +54,8 @@ struct mr_cache_request {
 	/* Of the references to the registration. */
 	uint32_t index;
 	uint32_t generation;
+	/* For this one nothing is evicted: the request alone may do with less. */
+	bool united;
 };
 
 struct mr_cache_bounds {
@@ -67,9 +69,9 @@ struct mr_cache_registrar {
 	 * Registers, then arms the word, whose bits 0-7 are 0 and belong to
 	 * the kernel from now on; it is in use while any of MR_CACHE_IN_USE is set,
 	 * as one is during the call. While none is the kernel may suspend it.
-	 * On failure nothing is left registered. ENOMEM, EAGAIN and ENOSPC: idle
-	 * registrations go, and it is called again. EOPNOTSUPP: no notification for
-	 * this one, register it plainly.
+	 * On failure nothing is left registered. If it lacks something that idle registrations may
+	 * hold, it calls mr_cache_make_way() and tries again. EOPNOTSUPP: no notification for this
+	 * one, register it plainly.
 	 */
 	int (*reg)(const struct mr_cache_request *request, uint64_t *word, void **mr);
 	/* After 0 the word says INVALID, or nothing; one that was suspended has its pages. */
@@ -199,7 +201,7 @@ uint64_t mr_cache_idle_bytes(void);
 int mr_cache_is_on(void);
 
 /*
- * After something else got ENOMEM, EAGAIN or ENOSPC, which count per process or control
+ * After something got ENOMEM, EAGAIN or ENOSPC, which count per process or control
  * group: evicts some of all that is idle (stage 0), then all. Returns how many were
  * deregistered, by others meanwhile too.
  */

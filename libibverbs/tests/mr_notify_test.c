@@ -26,12 +26,6 @@ int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
 	return answers[1] == -1 ? *answers : *answers++;
 }
 
-/* The cache's, which is not here. */
-int execute_once(struct ibv_context *context, struct ibv_command_buffer *cmd)
-{
-	return execute_ioctl(context, cmd);
-}
-
 /* Nothing here is cached. */
 int cached_mr_make_plain(struct ibv_mr *mr)
 {

@@ -227,11 +227,27 @@ struct fake_env : mr_cache::linux_env {
 
 	fake_kernel *kernel = nullptr;
 	mr_cache_bounds defaults = {UINT64_MAX, UINT64_MAX};
+	std::function<uint64_t(uint32_t)> make_way; // of the cache
 
 	int reg(const mr_cache_request &what, uint64_t *word, void **out)
 	{
+		return with_room(what, [&] { return reg_once(what, word, out); });
+	}
+	int reg_once(const mr_cache_request &what, uint64_t *word, void **out)
+	{
 		std::lock_guard hold(kernel->big_lock);
 		return kernel->reg(what, word, out);
+	}
+	/* As a command that lacks something (mr_cache_room.c). */
+	template <class Try> int with_room(const mr_cache_request &what, const Try &once)
+	{
+		for (uint32_t stage = 0;; stage++) {
+			const int error = once();
+
+			if ((error != ENOMEM && error != EAGAIN && error != ENOSPC) ||
+			    what.united || !make_way || stage == 32 || (!make_way(stage) && stage))
+				return error;
+		}
 	}
 	int settle(void *m)
 	{

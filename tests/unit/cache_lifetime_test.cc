@@ -75,9 +75,11 @@ struct hooked_env : fake_env {
 
 	int reg(const mr_cache_request &what, uint64_t *word, void **out)
 	{
-		if (before_reg)
-			before_reg(what);
-		return fake_env::reg(what, word, out);
+		return with_room(what, [&] {
+			if (before_reg)
+				before_reg(what);
+			return reg_once(what, word, out);
+		});
 	}
 	int settle(void *m)
 	{
@@ -103,6 +105,7 @@ struct fixture {
 	fixture()
 	{
 		cache.env.kernel = &kernel;
+		cache.env.make_way = [this](uint32_t stage) { return cache.make_way(stage); };
 		hooked_env::condition::waits = 0;
 		hooked_env::patient = true;
 		hooked_env::yields = 0;
