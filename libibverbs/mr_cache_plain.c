@@ -6,7 +6,7 @@
 #include <config.h>
 
 #include <errno.h>
-#include <sched.h>
+#include <time.h>
 
 #include "ibverbs.h"
 #include "mr_cache/mr_cache_core.h"
@@ -40,6 +40,8 @@ int cached_mr_make_plain(struct ibv_mr *mr)
 	const uint32_t cached = __atomic_load_n(type, __ATOMIC_ACQUIRE);
 	const uint32_t generation = cached & CACHED_MR_GENERATION;
 	const uint32_t index = vmr->access;
+	/* sched_yield() would not let a thread of a lower priority run. */
+	const struct timespec shortest = { .tv_nsec = 1 };
 	uint32_t seen = cached;
 	int ret;
 
@@ -64,7 +66,7 @@ int cached_mr_make_plain(struct ibv_mr *mr)
 	mr_cache_release(index, generation);
 	/* A reader that looked at the entry in vain may be the last one, and let go of it. */
 	while (__atomic_load_n(type, __ATOMIC_ACQUIRE) != IBV_MR_TYPE_MR)
-		sched_yield();
+		nanosleep(&shortest, NULL);
 	return 0;
 }
 

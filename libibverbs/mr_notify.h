@@ -55,7 +55,7 @@ enum ibv_mr_notify_bits {
 	 * ibv_reg_mr_notify_reclaim().
 	 */
 	IBV_MR_NOTIFY_SUSPENDED		= 1 << 2,
-	IBV_MR_NOTIFY_KERNEL_MASK	= 0xff,
+	IBV_MR_NOTIFY_KERNEL_MASK	= 0xff
 };
 
 /*

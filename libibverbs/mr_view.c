@@ -14,7 +14,7 @@
 /* 2 KiB of memory for each thread. */
 #define MOST_KEPT 32
 
-__thread struct mr_views mr_views;
+__thread struct mr_views mr_views STATIC_TLS;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t at_end;

@@ -7,8 +7,8 @@
  * A bucket is one 64-bit word of two hints, each a tag of 12 bits and an index of
  * 20: a tag that differs saves a look at the (cold) entry. There is a bucket for each
  * entry. The product that chooses it spreads equal distances well or very badly; folding
- * the address before breaks that, so however the buffers lie, one in ten at most finds its
- * bucket full: it ousts the older one, which moves to a second place, by another hash, if
+ * the address before breaks that, so one in ten finds its bucket full, and one in five where they
+ * lie worst: it ousts the older one, which moves to a second place, by another hash, if
  * it is a hint to an entry's own range.
  * The table uses the low buckets of its memory only, more of them as the entries
  * become more (grow()): 1,000 entries then cost 8 KiB of cache and not 8 MiB.

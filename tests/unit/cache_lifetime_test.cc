@@ -17,6 +17,7 @@
  */
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <thread>
 #include <utility>
@@ -878,4 +879,23 @@ TEST_CASE("a process that locks all its memory pays for used tables only")
 	CHECK(used > 0);
 	CHECK(used < 4 << 20);
 	munlockall();
+}
+
+TEST_CASE_METHOD(fixture, "a core file has nothing of the cache")
+{
+	char line[300];
+	FILE *maps = fopen("/proc/self/smaps", "r");
+	unsigned int wiped = 0, dumped = 0;
+
+	REQUIRE(maps);
+	/* Only the cache's memory is wiped in a child. */
+	while (fgets(line, sizeof(line), maps)) {
+		if (strncmp(line, "VmFlags:", 8) || !strstr(line, " wf"))
+			continue;
+		wiped++;
+		dumped += !strstr(line, " dd");
+	}
+	fclose(maps);
+	CHECK(wiped > 0);
+	CHECK(dumped == 0);
 }
