@@ -1066,6 +1066,47 @@ static void test_errno_stays(struct ibv_pd *pd)
 	CHECK(ibv_reg_mr_limits(pd->context, &limits, NULL) == 0);
 }
 
+#ifdef SANITIZED
+static unsigned int acquired, released;	/* of that MR: */
+static void *told;
+
+/* The sanitizer's, which libibverbs finds in the program. */
+void __tsan_acquire(void *of);
+void __tsan_release(void *of);
+
+void __tsan_acquire(void *of)
+{
+	acquired += of == told;
+}
+
+void __tsan_release(void *of)
+{
+	released += of == told;
+}
+
+/* It is told that each use begins after the registration, and ends before the MR is freed. */
+static void test_thread_sanitizer(struct ibv_pd *pd)
+{
+	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
+	told = reg_page(pd, 0, CACHED);
+	acquired = 0;
+	for (unsigned int times = 1; times < 4; times++) {
+		CHECK(reg_page(pd, 0, CACHED) == told);
+		CHECK(acquired == times);
+	}
+	for (unsigned int times = 1; times < 5; times++) {
+		CHECK(ibv_dereg_mr(told) == 0);
+		CHECK(acquired == 3 && released == times);
+	}
+	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
+	CHECK(acquired == 4);
+}
+#else
+static void test_thread_sanitizer(struct ibv_pd *pd)
+{
+}
+#endif
+
 static void *register_cancelled(void *arg)
 {
 	struct ibv_mr *whole = arg;
@@ -1122,6 +1163,7 @@ int main(void)
 	test_wrapped_verbs(&pd);
 	test_errno_stays(&pd);
 	test_cancelled(&pd);
+	test_thread_sanitizer(&pd);
 	test_busy_pd(&pd);
 	test_pd_with_two_names(&pd);
 	test_unimport(&pd);

@@ -32,7 +32,8 @@ class BuiltTest(unittest.TestCase):
         self.library = os.path.join(BUILT, "lib/libibverbs.so.1")
 
     def test_c_tests(self):
-        for name in ("mr_notify_test", "mr_cache_test", "rxe_wr_test"):
+        for name in ("mr_notify_test", "mr_cache_test", "mr_cache_sanitized_test",
+                     "rxe_wr_test"):
             with self.subTest(name):
                 done = subprocess.run([os.path.join(BUILT, "bin", name)], capture_output=True,
                                       text=True, check=False)
