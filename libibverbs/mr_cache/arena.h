@@ -47,6 +47,8 @@ template <class Env> struct arena {
 	uint32_t hand;	      // the entry that was looked at last, see miss.h
 	uint64_t entry_count; // of the catalog
 	uint64_t views;	      // of these: each may have a hint
+	uint32_t ready;	      // the entries before this one have their memory
+	uint32_t ready_bits;  // and so have hints of so many bits
 	owners<Env> owner;
 	pds<Env> pd;
 	catalog<Env> index; // its end, and all that follows, becomes accessible in pieces
@@ -77,32 +79,120 @@ template <class Env> struct arena {
 
 	uint32_t hint_bits() const { return hot.hint_bits.load(std::memory_order_relaxed); }
 
-	bool commit_head()
+	/*
+	 * The memory that the next misses need. It is made ready with the mutex free: signals are
+	 * delivered at the end of system calls and page faults, and a handler has to do without a
+	 * cache whose mutex its thread has.
+	 */
+	struct need {
+		uint32_t entry; // from this one on; none
+		uint32_t bits;	// of hints; none
+		void *pages[3]; // of records; NULL
+	};
+
+	/* Under the mutex, with the last PD and owner that came. */
+	need needed(uint32_t p, uint32_t o)
+	{
+		const uint32_t high = hot.high.load(std::memory_order_relaxed);
+		const uint64_t hinted = 2 * views - entry_count;
+
+		return {high + AHEAD / 2 < ready || ready == Env::entries ? NONE : ready,
+			hint.grow(ready_bits, hinted + hinted / 2) > ready_bits ? ready_bits + 1
+										: 0,
+			{page_behind(&pd[p]), page_behind(&owner[o]),
+			 page_behind(index.ranges.last_domain())}};
+	}
+	/* Without. */
+	void prepare(const need &of, const wish &want)
+	{
+		index.touch(want);
+		if (of.entry != NONE)
+			(void)make_ready(of.entry);
+		if (of.bits)
+			(void)commit_hints(of.bits);
+		for (void *page : of.pages)
+			if (page)
+				Env::touch(page, 1);
+	}
+	/* Again under the mutex. */
+	void is_prepared(const need &of)
+	{
+		if (of.entry == ready)
+			ready = end_of(of.entry);
+		if (of.bits > ready_bits)
+			ready_bits = of.bits;
+	}
+
+	/* Before anybody else sees it, or in a child. */
+	bool prepare_first()
 	{
 		auto *nodes = static_cast<char *>(index.ranges.node_memory(0));
+		const auto head = static_cast<size_t>(nodes - reinterpret_cast<char *>(this));
 
-		return Env::commit(
-			this, static_cast<size_t>(nodes - reinterpret_cast<char *>(this)), false);
+		if (!Env::commit(this, head, false) || !make_ready(0) || !commit_hints(hint.LEAST))
+			return false;
+		Env::touch(this, static_cast<size_t>(reinterpret_cast<char *>(&owner[2]) -
+						     reinterpret_cast<char *>(this)));
+		pd.touch_first();
+		Env::touch(&index, 1); // its version
+		index.ranges.touch_first();
+		return true;
 	}
-	/*
-	 * Before the entry is used for the first time. More than the first piece are in huge pages:
-	 * small ones cost so many a look-up dear.
-	 */
-	bool commit_entry(uint32_t i)
-	{
-		uint32_t count = Env::entries - i < PIECE ? Env::entries - i : PIECE;
 
-		return i % PIECE || (Env::commit(&entries[i], count * sizeof(entries[i]), i != 0) &&
-				     Env::commit(index.ranges.node_memory(i),
-						 index.ranges.node_bytes(count), i != 0));
-	}
-	bool commit_hints(uint32_t bits)
+	/* An entry that was never used; under the mutex if many threads are faster. */
+	bool is_ready(uint32_t i)
 	{
-		return Env::commit(&hint, hint.bytes(bits), bits > hint.LEAST);
+		if (i < ready)
+			return true;
+		if (!make_ready(ready))
+			return false;
+		ready = end_of(ready);
+		return true;
 	}
 
 private:
-	static constexpr uint32_t PIECE = 1024; // entries
+	static constexpr uint32_t PIECE = 1024; // entries that become accessible at a time
+	static constexpr uint32_t AHEAD = 256;	// that get their pages
+	static constexpr uint32_t NONE = ~0U;
+
+	static uint32_t end_of(uint32_t first)
+	{
+		return Env::entries - first < AHEAD ? Env::entries : first + AHEAD;
+	}
+
+	/* More than the first piece are in huge pages: small ones cost so many a look-up dear. */
+	bool make_ready(uint32_t first)
+	{
+		const uint32_t piece = Env::entries - first < PIECE ? Env::entries - first : PIECE;
+		const uint32_t count = end_of(first) - first;
+
+		if (first % PIECE == 0 &&
+		    !(Env::commit(&entries[first], piece * sizeof(entries[first]), first != 0) &&
+		      Env::commit(index.ranges.node_memory(first), index.ranges.node_bytes(piece),
+				  first != 0)))
+			return false;
+		Env::touch(&entries[first], count * sizeof(entries[first]));
+		Env::touch(index.ranges.node_memory(first), index.ranges.node_bytes(count));
+		return true;
+	}
+	bool commit_hints(uint32_t bits)
+	{
+		if (!Env::commit(&hint, hint.bytes(bits), bits > hint.LEAST))
+			return false;
+		Env::touch(&hint, hint.bytes(bits));
+		return true;
+	}
+
+	/* The page in which the record behind that one ends, if it is another one. */
+	template <class T> static void *page_behind(T *record)
+	{
+		const auto end = reinterpret_cast<uintptr_t>(record + 1) + sizeof(T) - 1;
+		const auto page = end & ~Env::page_mask();
+
+		return page > reinterpret_cast<uintptr_t>(record + 1) - 1
+			       ? reinterpret_cast<void *>(page)
+			       : nullptr;
+	}
 };
 
 } // namespace mr_cache

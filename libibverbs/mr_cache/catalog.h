@@ -38,6 +38,13 @@ public:
 		return want.exact() ? exact.search(want, entries) : ranges.search(want, entries);
 	}
 
+	/* Before an entry for that is inserted: its place gets its page. */
+	void touch(const wish &want)
+	{
+		if (want.exact())
+			exact.touch(want);
+	}
+
 	/*
 	 * Under the mutex. Calls retire(i), which erases it, for each entry i that serves nothing
 	 * that the new one, rounded, does not. False if there are too many PDs. *overlaps becomes

@@ -28,6 +28,12 @@ public:
 		return 0;
 	}
 
+	void touch(const wish &want)
+	{
+		heads[bucket(want.key, want.addr, want.length)].fetch_or(0,
+									 std::memory_order_relaxed);
+	}
+
 	/* Under the mutex. */
 	void insert(uint32_t i, entry<Env> *entries)
 	{

@@ -22,6 +22,10 @@
 #include "static_tls.h"
 #include "thread.h"
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 extern "C" [[gnu::weak]] void __lsan_register_root_region(const void *start, size_t size);
 
 namespace mr_cache {
@@ -160,6 +164,15 @@ struct linux_env {
 		if (locks.load(std::memory_order_relaxed))
 			mlock(start, size); // beyond the limit: not locked
 		return true;
+	}
+	/* Each page of it gets memory, as by a write. */
+	static void touch(void *start, size_t size)
+	{
+		const auto first = reinterpret_cast<uintptr_t>(start);
+		const auto mask = static_cast<uintptr_t>(page_mask());
+
+		madvise(reinterpret_cast<void *>(first & ~mask), (first & mask) + size,
+			MADV_POPULATE_WRITE);
 	}
 	/*
 	 * A process that locks all memory that it will have (MCL_FUTURE) is charged for a mapping

@@ -120,7 +120,7 @@ public:
 
 		if (a.free_entry)
 			return pop(&a.free_entry);
-		if (i < Env::entries && a.commit_entry(i)) {
+		if (i < Env::entries && a.is_ready(i)) {
 			at(i).word.free_fresh_relaxed();
 			at(i).word.clean_relaxed(); // a child's: the kernel may have had it
 			a.hot.high.store(i + 1, std::memory_order_relaxed);

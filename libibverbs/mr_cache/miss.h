@@ -238,18 +238,23 @@ private:
 					    i,
 					    lock.generation,
 					    whole.length != want.length};
+		const auto need = a.needed(p, o);
 		int error = EOPNOTSUPP;
 
 		/* They may hold what this one lacks. */
 		lock.bury();
 		if (lock)
-			lock.outside([&] { error = register_valid(request, e.word, &mr); });
+			lock.outside([&] {
+				a.prepare(need, want);
+				error = register_valid(request, e.word, &mr);
+			});
 
 		/* A child that a signal handler forked: nothing is its own of what was begun. */
 		if (!lock) {
 			*ref = {mr, request.addr, request.length, i, request.generation};
 			return mr ? 0 : EOPNOTSUPP;
 		}
+		a.is_prepared(need);
 		lock.be_busy(i, -1);
 		a.making.remove(a.entries, i);
 		if (error) {
@@ -284,7 +289,7 @@ private:
 		uint32_t bits = a.hint_bits();
 		uint32_t more = a.hint.grow(bits, 2 * a.views - a.entry_count);
 
-		if (more != bits && a.commit_hints(more)) {
+		if (more != bits && more <= a.ready_bits) {
 			bits = more;
 			a.hot.hint_bits.store(bits, std::memory_order_relaxed);
 		}

@@ -27,6 +27,12 @@ public:
 
 	pd_record<Env> &operator[](uint32_t i) { return records[i]; }
 
+	/* What the first one needs. */
+	void touch_first()
+	{
+		Env::touch(this, sizeof(*this) - sizeof(records) + 2 * sizeof(*records));
+	}
+
 	/* 0 if it has no entry. */
 	uint32_t find(const void *pd) const
 	{

@@ -34,6 +34,14 @@ public:
 	void *node_memory(uint32_t first) { return &nodes[first]; }
 	static constexpr size_t node_bytes(uint32_t count) { return count * sizeof(node); }
 
+	/* What the first one needs, and the last one that came. */
+	void touch_first()
+	{
+		Env::touch(this,
+			   sizeof(*this) - sizeof(nodes) - sizeof(domains) + 2 * sizeof(*domains));
+	}
+	auto *last_domain() { return &domains[domain_count]; }
+
 	/* An entry to verify, or 0. Under the mutex it is in the index, and 0 means none is. */
 	uint32_t search(const wish &want, const entry<Env> *entries) const
 	{

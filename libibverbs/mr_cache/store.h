@@ -25,7 +25,7 @@ public:
 		if (!made)
 			return ENOMEM;
 		/* It begins before it can be seen. */
-		if (made->commit_head() && begin(*made) && publish(made)) {
+		if (made->prepare_first() && begin(*made) && publish(made)) {
 			env.published(made, sizeof(*made));
 			return 0;
 		}
@@ -64,7 +64,7 @@ private:
 		locks = true;
 		if (a->hot.birth.compare_exchange_strong(nobody, 1, std::memory_order_relaxed,
 							 std::memory_order_relaxed))
-			(void)begin(*a); // all of it has been accessible before the fork
+			(void)(a->prepare_first() && begin(*a)); // accessible before the fork, too
 		locks = false;
 		while (!a->hot.generation.load(std::memory_order_acquire))
 			Env::nap();
@@ -77,10 +77,9 @@ private:
 	 */
 	bool begin(arena<Env> &in)
 	{
-		if (!in.commit_hints(in.hint.LEAST) || !in.commit_entry(0))
-			return false;
 		do {
 			in.hot.birth.store(1, std::memory_order_relaxed);
+			in.is_prepared({0, in.hint.LEAST, {}});
 			in.mutex.init();
 			in.making.init();
 			in.hot.high.store(1, std::memory_order_relaxed);

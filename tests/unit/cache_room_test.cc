@@ -5,6 +5,10 @@
  */
 #include <vector>
 
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "catch.h"
 
 #include "cache.h"
@@ -80,7 +84,85 @@ struct fixture {
 	}
 };
 
+/* A mutex that knows what its holder costs, and a registrar that does not. */
+struct frugal_env : counting_env {
+	static inline bool held = false;
+	static inline unsigned int calls = 0;
+	static inline long faults = 0;
+
+	static long count()
+	{
+		rusage usage{};
+
+		getrusage(RUSAGE_THREAD, &usage);
+		return usage.ru_minflt;
+	}
+	struct mutex : counting_env::mutex {
+		void lock()
+		{
+			counting_env::mutex::lock();
+			held = true;
+			faults -= count();
+		}
+		void unlock()
+		{
+			faults += count();
+			held = false;
+			counting_env::mutex::unlock();
+		}
+	};
+	static bool commit(void *start, size_t size, bool huge)
+	{
+		calls += held;
+		return counting_env::commit(start, size, huge);
+	}
+	static void touch(void *start, size_t size)
+	{
+		calls += held;
+		counting_env::touch(start, size);
+	}
+};
+
 } // namespace
+
+TEST_CASE("the mutex is held through no page fault and no system call")
+{
+	using cache = mr_cache::cache<frugal_env>;
+	static cache first, second;
+	/* Each does the same: the first one pays for code, stack and what fork() has copied. */
+	const auto use = [](cache &of) {
+		frugal_env::faults = 0;
+		frugal_env::calls = 0;
+		for (uintptr_t n = 0; n < 5000; n++) {
+			void *const pd = reinterpret_cast<void *>((1 + n % 300) * 64);
+			void *const owner = reinterpret_cast<void *>((1 + n % 50) * 64);
+			const uint32_t exact = n % 3 ? 0 : MR_CACHE_EXACT;
+			mr_cache_ref ref;
+
+			if (acquire(of, pd, owner, BASE + n * 7 * PAGE, PAGE,
+				    MR_CACHE_LOCAL_WRITE | exact, &ref) ||
+			    of.release(ref.index, ref.generation))
+				return false;
+		}
+		return true;
+	};
+
+	REQUIRE(first.start() == 0);
+	REQUIRE(second.start() == 0);
+	CHECK(use(first));
+	CHECK(use(second));
+	CHECK(frugal_env::faults == 0);
+	CHECK(frugal_env::calls == 0);
+
+	/* In a child all is gone, and comes again. */
+	const pid_t child = fork();
+	int status = -1;
+
+	if (!child)
+		_exit(!use(first) || !use(second) || frugal_env::faults || frugal_env::calls);
+	waitpid(child, &status, 0);
+	CHECK(status == 0);
+}
 
 TEST_CASE_METHOD(fixture, "cleaning finds idle registrations among many in use")
 {

@@ -56,6 +56,7 @@ struct scheduled_env {
 
 	void *map(size_t) { return memory; }
 	static bool commit(void *, size_t, bool) { return true; }
+	static void touch(void *, size_t) {}
 	void wipe(void *, size_t) {}
 	static void clear(void *start, size_t size) { memset(start, 0, size); }
 	static void published(void *, size_t) {}
