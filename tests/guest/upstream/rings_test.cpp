@@ -245,6 +245,26 @@ TEST_CASE("rings: a write into a request before its turn is an error of its owne
 	CHECK(on.works());
 }
 
+TEST_CASE("rings: a queue pair that sends nothing yet takes nothing out of its ring")
+{
+	const std::unique_ptr<cable> wire = soft_roce();
+	SKIP_IF(!wire, "not soft-RoCE, or no veth");
+	const owned<ibv_cq> cq(ibv_create_cq(wire->on().context(), 4, nullptr, nullptr, 0));
+	const std::vector<range> before = mapped_rings();
+	ibv_qp_init_attr init{};
+
+	init.send_cq = init.recv_cq = cq.get();
+	init.cap = {2, 1, 1, 1, 0};
+	init.qp_type = IBV_QPT_RC;
+	owned<ibv_qp> qp(ibv_create_qp(wire->on().pd(), &init));
+	REQUIRE(qp);
+	const ring sends(mapped_since(before).at(0));
+	sends.producer() = sends.producer() + 1;
+	raw_uverbs(wire->on().context()).ring(qp->handle);
+	qp.reset();
+	CHECK(scene(*wire).works());
+}
+
 TEST_CASE("rings: a write into a request that the kernel has taken is nothing to it")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
