@@ -52,7 +52,7 @@ public:
 		prev_of(entries, mine.next) = mine.prev;
 		if (hand == i)
 			hand = mine.next;
-		count--;
+		count -= count != 0; // a child's list may be zeros (locked.h)
 	}
 
 private:

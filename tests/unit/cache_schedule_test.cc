@@ -146,7 +146,7 @@ struct world {
 			if (mr.what.start > BASE + first * PAGE || ~mr.what.access & access ||
 			    mr.what.start + mr.what.size < BASE + (first + count) * PAGE)
 				kernel.complain("another range");
-			for (uint32_t hold = order.pick(6); hold; hold--) {
+			for (uint32_t hold = order.pick(12); hold; hold--) {
 				if (!mr.live)
 					kernel.complain("deregistered while used");
 				if (mr.suspended)
@@ -162,7 +162,7 @@ struct world {
 
 	void invalidator()
 	{
-		for (int n = 0; n < 16; n++) {
+		for (int n = 0; n < 24; n++) {
 			uint64_t start = BASE + order.pick(PAGES) * PAGE;
 
 			switch (order.pick(4)) {
@@ -323,6 +323,7 @@ struct world {
 	{
 		mr_cache_statistics s = {};
 		mr_cache_bounds bounds = {UINT64_MAX, 1 + order.pick(3)};
+		const void *before;
 		mr_cache_ref ref;
 		int shared;
 
@@ -335,10 +336,10 @@ struct world {
 		case 1:
 			if (of == kept || (cache.env.ends && of == cache.env.ends->what.owner))
 				return true;
-			closes = of;
+			before = std::exchange(closes, of);
 			(void)cache.flush_owner(of);
 			kernel.close(of);
-			closes = nullptr;
+			closes = before;
 			return false;
 		case 2:
 			(void)cache.clean(of, 0);
