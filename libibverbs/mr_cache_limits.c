@@ -128,8 +128,9 @@ bool mr_cache_may_pin(uint64_t length)
 		return false;
 	if (lockable == UINT64_MAX)
 		return true;
-	pinned = pinned_bytes();
+	/* In this order: what others give back meanwhile is not taken for used. */
 	idle = mr_cache_idle_bytes();
+	pinned = pinned_bytes();
 	return idle > pinned || pinned - idle <= lockable - length;
 }
 

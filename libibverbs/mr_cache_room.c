@@ -160,7 +160,8 @@ static bool is_of_device(void *context, const void *device)
  * between; and then as long as something is given back, as others may take it: not for
  * ever.
  */
-static bool make_room(struct ibv_context *context, int error, uint32_t stage)
+static bool make_room(struct ibv_context *context, int error, uint32_t stage,
+		      bool by_cache)
 {
 	uint64_t ended;
 
@@ -168,20 +169,22 @@ static bool make_room(struct ibv_context *context, int error, uint32_t stage)
 		return false;
 	ended = error == EBUSY ?
 			mr_cache_evict(is_of_device, context->device, false) :
-			mr_cache_make_way(stage);
+			mr_cache_make_way(stage, by_cache);
 	return ended || !stage;
 }
 
 bool cached_mr_retry(struct ibv_context *context,
 		     struct ibv_command_buffer *cmd)
 {
+	const struct mr_notify_request *const request =
+		mr_notify_request_of(cmd);
 	int error = errno;
 	uint32_t stage;
 
-	if (mr_notify_is_once(cmd))
+	if (request && request->once)
 		return false;
 	for (stage = 0; lacks_room(cmd, error); stage++) {
-		if (!make_room(context, error, stage))
+		if (!make_room(context, error, stage, request))
 			break;
 		if (!ioctl(context->cmd_fd, RDMA_VERBS_IOCTL, &cmd->hdr))
 			return true;

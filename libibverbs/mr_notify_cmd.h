@@ -86,7 +86,8 @@ int mr_notify_dereg_mr(struct ibv_mr *mr);
 bool mr_notify_tells_word(unsigned int write_method, const void *core);
 int mr_notify_execute(struct ibv_context *context,
 		      struct ibv_command_buffer *cmd);
-/* Is it that of a request which is made once? */
-bool mr_notify_is_once(const struct ibv_command_buffer *cmd);
+/* The request of this thread with that command, or NULL. */
+const struct mr_notify_request *
+mr_notify_request_of(const struct ibv_command_buffer *cmd);
 
 #endif /* IB_VERBS_MR_NOTIFY_CMD_H */

@@ -50,9 +50,10 @@ bool mr_notify_tells_word(unsigned int write_method, const void *core)
 	return true;
 }
 
-bool mr_notify_is_once(const struct ibv_command_buffer *cmd)
+const struct mr_notify_request *
+mr_notify_request_of(const struct ibv_command_buffer *cmd)
 {
-	return innermost && innermost->once && innermost->cmd == cmd;
+	return innermost && innermost->cmd == cmd ? innermost : NULL;
 }
 
 int mr_notify_execute(struct ibv_context *context,

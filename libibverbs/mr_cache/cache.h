@@ -226,7 +226,8 @@ public:
 		return count(locked<Env>(*a, env, locked<Env>::FEW), who, statistics);
 	}
 
-	/* Not of those that the kernel has suspended: they are not pinned. */
+	/* Or on their way back; but not those that the kernel has suspended: they are not pinned.
+	 */
 	[[nodiscard]] uint64_t idle_bytes()
 	{
 		arena<Env> *a = memory.ready();
@@ -240,7 +241,8 @@ public:
 		for (uint32_t i = 1; lock && i < a->hot.high.load(std::memory_order_relaxed); i++) {
 			const uint64_t seen = lock.at(i).word.peek_relaxed();
 
-			if (lock.is_idle(i) && !entry_word<Env>::suspended(seen))
+			if ((lock.is_idle(i) && !entry_word<Env>::suspended(seen)) ||
+			    lock.at(i).state == state::DYING)
 				bytes += lock.at(i).size();
 		}
 		return bytes;
@@ -264,7 +266,7 @@ public:
 	 * Another user is short of something that idle registrations may hold. Returns how many
 	 * were deregistered, by others meanwhile too.
 	 */
-	uint64_t make_way(uint32_t stage)
+	uint64_t make_way(uint32_t stage, bool by_cache = false)
 	{
 		arena<Env> *a = memory.ready();
 
@@ -272,9 +274,8 @@ public:
 			return 0;
 
 		locked<Env> lock(*a, env);
-		uint64_t until = 0;
 
-		return lock ? lock.give_way(stage, &until) : 0;
+		return lock ? lock.give_way(stage, by_cache) : 0;
 	}
 
 	/* Of some owners. A child that has not begun has nothing. */

@@ -382,12 +382,13 @@ public:
 	/*
 	 * A command lacks something that idle registrations may hold: evicts some of all that is
 	 * idle at first, then all. Returns how many registrations ended, those that other threads
-	 * are just giving back too. For these it waits, but not long, and not in the middle of a
-	 * registration of a registration.
+	 * are just giving back too. For these it waits, but not long; and only a thread that is
+	 * inside so often, which may be for the command itself, and not for another one.
 	 */
-	uint64_t give_way(uint32_t stage, uint64_t *until)
+	uint64_t give_way(uint32_t stage, uint32_t inside)
 	{
 		const uint64_t buried = a.buried;
+		uint64_t until = 0;
 
 		if (stage)
 			for (uint32_t o = 0; o < a.owner.size(); o++)
@@ -396,8 +397,8 @@ public:
 			for (uint64_t n = a.entry_count / 16 + 1; n && evict_any(); n--)
 				;
 		bury();
-		if (Env::thread().inside <= 1)
-			await_buried(buried + 1, until);
+		if (Env::thread().inside == inside)
+			await_buried(buried + 1, &until);
 		return held ? a.buried - buried : 0;
 	}
 

@@ -125,9 +125,9 @@ int mr_cache_is_on()
 	return cache.is_started();
 }
 
-uint64_t mr_cache_make_way(uint32_t stage)
+uint64_t mr_cache_make_way(uint32_t stage, bool by_cache)
 {
-	return cache.make_way(stage);
+	return cache.make_way(stage, by_cache);
 }
 
 uint64_t mr_cache_evict(bool (*is_wanted)(void *owner, const void *by), const void *by, bool at_end)
@@ -218,7 +218,7 @@ int mr_cache_is_on()
 	return 0;
 }
 
-uint64_t mr_cache_make_way(uint32_t)
+uint64_t mr_cache_make_way(uint32_t, bool)
 {
 	return 0;
 }

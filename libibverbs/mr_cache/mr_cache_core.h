@@ -194,7 +194,7 @@ int mr_cache_query_at_end(void *owner, struct mr_cache_statistics *statistics);
 int mr_cache_flush_pd(void *pd);
 int mr_cache_flush_owner(void *owner);
 
-/* That are idle and pinned, of all owners. */
+/* That are pinned, and idle or on their way back, of all owners. */
 uint64_t mr_cache_idle_bytes(void);
 
 /* Has it been started? */
@@ -203,9 +203,9 @@ int mr_cache_is_on(void);
 /*
  * After something got ENOMEM, EAGAIN or ENOSPC, which count per process or control
  * group: evicts some of all that is idle (stage 0), then all. Returns how many were
- * deregistered, by others meanwhile too.
+ * deregistered, by others meanwhile too. by_cache: it was the registrar's command.
  */
-uint64_t mr_cache_make_way(uint32_t stage);
+uint64_t mr_cache_make_way(uint32_t stage, bool by_cache);
 
 /*
  * The same for all that is idle of the owners that `is_wanted` says it of; called with a lock held,

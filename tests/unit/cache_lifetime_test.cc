@@ -106,7 +106,7 @@ struct fixture {
 	fixture()
 	{
 		cache.env.kernel = &kernel;
-		cache.env.make_way = [this](uint32_t stage) { return cache.make_way(stage); };
+		cache.env.make_way = [this](uint32_t stage) { return cache.make_way(stage, true); };
 		hooked_env::condition::waits = 0;
 		hooked_env::patient = true;
 		hooked_env::yields = 0;

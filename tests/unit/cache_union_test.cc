@@ -39,7 +39,7 @@ struct fixture {
 	fixture()
 	{
 		cache.env.kernel = &kernel;
-		cache.env.make_way = [this](uint32_t stage) { return cache.make_way(stage); };
+		cache.env.make_way = [this](uint32_t stage) { return cache.make_way(stage, true); };
 		REQUIRE(cache.start() == 0);
 	}
 	~fixture()
