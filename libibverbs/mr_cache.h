@@ -107,7 +107,7 @@ int ibv_forget_mr(struct ibv_mr *mr);
  * newer program sets a limit that this library does not know.
  */
 static inline int ibv_reg_mr_limits(struct ibv_context *context,
-				    const struct ibv_mr_cache_limits *new_limits,
+				    struct ibv_mr_cache_limits *new_limits,
 				    struct ibv_mr_cache_limits *old_limits)
 {
 	return _ibv_reg_mr_limits(context, new_limits, old_limits,
