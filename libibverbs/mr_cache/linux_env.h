@@ -26,6 +26,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
+/* The name is the leak sanitizer's. NOLINTNEXTLINE(bugprone-reserved-identifier) */
 extern "C" [[gnu::weak]] void __lsan_register_root_region(const void *start, size_t size);
 
 namespace mr_cache {
