@@ -6,8 +6,10 @@
 #include "rows.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <string>
 
@@ -82,12 +84,27 @@ void allow_huge_pages(const memory &m)
 	advise({m.registered().addr, 2 * huge_page_size()}, MADV_HUGEPAGE, "MADV_HUGEPAGE");
 }
 
+/* MADV_COLLAPSE says EAGAIN while another task has one of the pages. */
+template <class F> bool in_the_end(F &&collapsed)
+{
+	for (int i = 0; i < 1000; i++) {
+		if (collapsed())
+			return true;
+		if (errno != EAGAIN)
+			return false;
+		usleep(1000);
+	}
+	return false;
+}
+
 /* The first place has pinned pages: the kernel refuses, one way or another. */
 void collapse(memory &m)
 {
 	allow_huge_pages(m);
 	static_cast<void>(madvise(m.registered().addr, huge_page_size(), MADV_COLLAPSE));
-	advise(m.witness(), MADV_COLLAPSE, "MADV_COLLAPSE");
+	const range r = m.witness();
+	check(in_the_end([&] { return madvise(r.addr, r.length, MADV_COLLAPSE) == 0; }),
+	      "MADV_COLLAPSE");
 }
 
 void collapse_from_outside(memory &m)
@@ -97,7 +114,7 @@ void collapse_from_outside(memory &m)
 	allow_huge_pages(m);
 	in_child([&] {
 		advise_parent({m.registered().addr, huge_page_size()}, MADV_COLLAPSE);
-		child_check(advise_parent(m.witness(), MADV_COLLAPSE));
+		child_check(in_the_end([&] { return advise_parent(m.witness(), MADV_COLLAPSE); }));
 	});
 }
 
