@@ -44,7 +44,7 @@ struct umem_notify_event {
  */
 struct umem_notify_space {
 	struct mmu_notifier mn;
-	spinlock_t lock;
+	spinlock_t lock; /* a leaf: see above */
 	struct rb_root_cached trackers; /* @lock */
 	u64 serial; /* @lock: of the newest tracker */
 	unsigned long rest; /* @lock: no worker compares pages before */
