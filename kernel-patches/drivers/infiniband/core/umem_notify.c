@@ -54,7 +54,14 @@ static void umem_notify_take(struct ib_umem_notify *n)
 /* When ib_uverbs is loaded */
 int ib_umem_notify_init(void)
 {
-	return umem_notify_reclaim_init();
+	int ret = umem_notify_word_init();
+
+	if (ret)
+		return ret;
+	ret = umem_notify_reclaim_init();
+	if (ret)
+		umem_notify_word_exit();
+	return ret;
 }
 
 /* When it is unloaded, and no umem is left */
@@ -62,6 +69,7 @@ void ib_umem_notify_exit(void)
 {
 	umem_notify_space_exit();
 	umem_notify_reclaim_exit();
+	umem_notify_word_exit();
 }
 
 /* @umem is NULL if nothing is pinned yet. */
@@ -297,11 +305,7 @@ EXPORT_SYMBOL(ib_umem_lost);
  * umem_notify_arm - Tell a word of user memory from now on
  * @umem: The umem of the MR, pinned by the current process
  * @mr: The MR, kept by the caller's lock on its uobject
- * @addr: User address of the word, a multiple of eight
- * @in_use: The bits of the word that are not 0 while the application uses the
- *	    MR, or 0 if it does not say
- * @reclaim: Whether the VM may have the pages while it does not
- * @idle_ms: When a worker takes them anyhow, or 0
+ * @how: The word, its users, and who else is told
  *
  * A umem that is already stale is armed all the same: its word says INVALID. Beside
  * an event, or where a lock is not to be had at once, the word says SUSPECT: arming
@@ -323,10 +327,10 @@ EXPORT_SYMBOL(ib_umem_lost);
  * which retires an INVALID one: so does this call only with what it saw under the lock.
  *
  * Return: 0, or with nothing changed -EBUSY (armed already, or another MR has
- * the word), -EFAULT, -ENOMEM, -EINTR.
+ * the word), -EFAULT, -ENOMEM, -EINTR, or -EBADF or -EINVAL of the eventfd.
  */
-int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
-		    u64 in_use, bool reclaim, u32 idle_ms)
+int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr,
+		    const struct umem_notify_arming *how)
 {
 	struct umem_notify_word_page *word_page;
 	struct ib_umem_notify *n;
@@ -337,7 +341,7 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 	if (IS_ERR(n))
 		return PTR_ERR(n);
 
-	word_page = umem_notify_word_get(addr);
+	word_page = umem_notify_word_get(how);
 	if (IS_ERR(word_page))
 		return PTR_ERR(word_page);
 
@@ -355,17 +359,19 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 	umem_notify_lock(n);
 	n->mr = mr;
 	n->armed = true;
-	n->reclaim = reclaim;
-	n->word = offset_in_page(addr);
+	n->reclaim = how->reclaim;
+	n->word = offset_in_page(how->word);
 	n->word_page = word_page;
-	n->in_use = in_use;
+	n->in_use = how->in_use;
 	state = n->state;
 	if (state) {
 		umem_notify_word_set(word_page, n->word, state);
 		umem_notify_queue_later(n);
 	}
+	if (state == INVALID)
+		umem_notify_word_tell(word_page, n->word);
 	umem_notify_first_look(n);
-	umem_notify_set_idle(n, idle_ms);
+	umem_notify_set_idle(n, how->idle_ms);
 	umem_notify_queue_time(n);
 	trace_mr_notify_arm(umem, umem_notify_id(n), state);
 	umem_notify_unlock(n);
@@ -380,7 +386,7 @@ int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
 unlock:
 	mutex_unlock(&n->mutex);
 put_word:
-	umem_notify_word_put(word_page, offset_in_page(addr));
+	umem_notify_word_put(word_page, offset_in_page(how->word));
 	return ret;
 }
 
@@ -514,6 +520,46 @@ int umem_notify_settle(struct ib_umem *umem)
 	if (!ret)
 		ret = umem_notify_verify(n, UMEM_NOTIFY_USER);
 	umem_notify_queue_retire(n);
+	mutex_unlock(&n->mutex);
+	return ret;
+}
+
+/* Returns -EBUSY if the word is in use. */
+static int umem_notify_suspend_locked(struct ib_umem_notify *n)
+{
+	umem_notify_assert_locked(n);
+
+	if (n->state & (INVALID | SUSPENDED))
+		return 0;
+	return umem_notify_suspend(n) ? 0 : -EBUSY;
+}
+
+/**
+ * umem_notify_suspend_now - Unpin the pages of a registration that nobody uses
+ * @umem: The umem of the MR
+ *
+ * Return: 0, also if it is SUSPENDED or INVALID already. -EBUSY: its word is in use, or
+ * changed during the call. -EINVAL: it is not armed, or not for reclaim, or the MR is another
+ * process's. -EOPNOTSUPP: the device can't restore it. -EINTR.
+ */
+int umem_notify_suspend_now(struct ib_umem *umem)
+{
+	struct ib_umem_notify *n = umem_notify_take_armed(umem);
+	int ret;
+
+	if (IS_ERR(n))
+		return PTR_ERR(n);
+
+	if (!n->reclaim) {
+		ret = -EINVAL;
+	} else if (!umem_notify_can_restore(n)) {
+		ret = -EOPNOTSUPP;
+	} else {
+		umem_notify_lock(n);
+		ret = umem_notify_suspend_locked(n);
+		umem_notify_unlock(n);
+		umem_notify_queue_retire(n);
+	}
 	mutex_unlock(&n->mutex);
 	return ret;
 }

@@ -15,11 +15,24 @@
 /* The pinned page of a word; the word is eight bytes at an offset in it. */
 struct umem_notify_word_page;
 
-struct umem_notify_word_page *umem_notify_word_get(unsigned long addr);
+/* How an MR is armed */
+struct umem_notify_arming {
+	unsigned long word; /* user address, a multiple of eight */
+	u64 in_use; /* the bits of the word that count users; 0: nobody counts */
+	bool reclaim; /* the VM may have the pages while none of these bits is set */
+	u32 idle_ms; /* suspended when unused for so long; 0: not */
+	unsigned long changes; /* user address of a counter of INVALID words; 0: none */
+	int event_fd; /* an eventfd for the same; -1: none */
+};
+
+int umem_notify_word_init(void);
+void umem_notify_word_exit(void);
+struct umem_notify_word_page *umem_notify_word_get(const struct umem_notify_arming *how);
 void umem_notify_word_put(struct umem_notify_word_page *page,
 			  unsigned int offset);
 void umem_notify_word_set(const struct umem_notify_word_page *page,
 			  unsigned int offset, u64 bits);
+void umem_notify_word_tell(const struct umem_notify_word_page *page, unsigned int offset);
 void umem_notify_word_clear(const struct umem_notify_word_page *page,
 			    unsigned int offset, u64 bits);
 bool umem_notify_word_cmpxchg(const struct umem_notify_word_page *page,
@@ -95,10 +108,11 @@ enum umem_notify_hold {
 
 struct ib_umem_notify *umem_notify_track(struct ib_ucontext *context, u64 addr, u64 length);
 void umem_notify_tracked(struct ib_umem_notify *n, struct ib_umem *umem);
-int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr, unsigned long addr,
-		    u64 in_use, bool reclaim, u32 idle_ms);
+int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr,
+		    const struct umem_notify_arming *how);
 int umem_notify_disarm(struct ib_umem *umem);
 int umem_notify_settle(struct ib_umem *umem);
+int umem_notify_suspend_now(struct ib_umem *umem);
 void umem_notify_hold(struct ib_umem *umem, enum umem_notify_hold why);
 void umem_notify_unhold(struct ib_umem *umem, struct ib_mr *mr);
 void umem_notify_abandon(struct ib_umem *umem);

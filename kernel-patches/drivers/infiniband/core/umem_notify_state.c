@@ -116,6 +116,7 @@ void umem_notify_mark_invalid(struct ib_umem_notify *n)
 	if (!n->word_page)
 		return;
 	umem_notify_word_set(n->word_page, n->word, INVALID);
+	umem_notify_word_tell(n->word_page, n->word);
 	if (was)
 		umem_notify_word_clear(n->word_page, n->word, SUSPECT | SUSPENDED);
 }

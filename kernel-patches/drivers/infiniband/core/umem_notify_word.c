@@ -22,24 +22,43 @@
  *
  * Two words are the same by physical page and offset: the page may be mapped at two
  * addresses, by two processes, or have been moved. The second MR gets -EBUSY.
+ *
+ * A word may have a listener: a counter in user memory, which is pinned like a word and which
+ * any number of MRs share, and an eventfd. The counter is incremented where INVALID is set.
+ * Waking the sleepers of an eventfd takes locks of theirs, so a kworker does it.
  */
 
 #include <linux/bitmap.h>
+#include <linux/eventfd.h>
 #include <linux/hash.h>
 #include <linux/mm.h>
 #include <linux/rbtree.h>
+#include <linux/refcount.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
+#include <linux/workqueue.h>
 
-#include "umem_notify_tracker.h"
+#include "umem_notify.h"
+
+#define WORDS (PAGE_SIZE / sizeof(u64))
+
+struct umem_notify_listener {
+	struct umem_notify_word_page *counter; /* its page, or NULL */
+	unsigned int offset; /* the counter's */
+	struct eventfd_ctx *event; /* or NULL */
+	struct work_struct work; /* adds to @event */
+	refcount_t refs; /* the word, and @work */
+};
 
 struct umem_notify_word_page {
 	struct rb_node node; /* of its tree, by @page */
 	struct page *page;
 	struct mm_struct *mm; /* it is charged for the pin */
-	DECLARE_BITMAP(used, PAGE_SIZE / sizeof(u64)); /* the tree's lock */
+	DECLARE_BITMAP(used, WORDS); /* the tree's lock */
+	u32 *counters; /* the MRs of each counter; the tree's lock; NULL: there are only words */
+	struct umem_notify_listener **listeners; /* of each word; NULL: no word has a listener */
 };
 
 #define TREE_BITS 6
@@ -51,6 +70,9 @@ static struct word_tree {
 } word_trees[1 << TREE_BITS] = {
 	[0 ... (1 << TREE_BITS) - 1].lock = __SPIN_LOCK_UNLOCKED(word_trees.lock),
 };
+
+/* Of eventfds */
+static struct workqueue_struct *events;
 
 static struct word_tree *tree_of(const struct page *page)
 {
@@ -90,6 +112,8 @@ static void free_page_of_words(struct umem_notify_word_page *page)
 	unpin_user_page(page->page);
 	atomic64_dec(&page->mm->pinned_vm);
 	mmdrop(page->mm);
+	kfree(page->counters);
+	kfree(page->listeners);
 	kfree(page);
 }
 
@@ -112,29 +136,45 @@ static struct umem_notify_word_page *create_page(struct page *pinned)
 	return page;
 }
 
-/* The page of words of a pinned page, or NULL. The word is taken, or it is -EBUSY. */
+/* An array of a page of words, for all its words; under the tree's lock */
+static void *alloc_array(size_t size)
+{
+	return kcalloc(WORDS, size, GFP_ATOMIC | __GFP_ACCOUNT);
+}
+
+static int take_counter(struct umem_notify_word_page *page, unsigned int index)
+{
+	if (!page->counters)
+		page->counters = alloc_array(sizeof(*page->counters));
+	if (!page->counters)
+		return -ENOMEM;
+	if (__test_and_set_bit(index, page->used) && !page->counters[index])
+		return -EBUSY;
+	page->counters[index]++;
+	return 0;
+}
+
+/* The page of words of a pinned page, or NULL. The word or counter is taken, or an error. */
 static struct umem_notify_word_page *take_word(struct word_tree *tree, struct rb_node *node,
-					       unsigned int offset)
+					       unsigned int offset, bool counter)
 {
 	struct umem_notify_word_page *page;
+	int ret;
 
 	lockdep_assert_held(&tree->lock);
 
 	if (!node)
 		return NULL;
 	page = rb_entry(node, struct umem_notify_word_page, node);
-	return __test_and_set_bit(index_of(offset), page->used) ? ERR_PTR(-EBUSY) : page;
+	if (counter)
+		ret = take_counter(page, index_of(offset));
+	else
+		ret = __test_and_set_bit(index_of(offset), page->used) ? -EBUSY : 0;
+	return ret ? ERR_PTR(ret) : page;
 }
 
-/**
- * umem_notify_word_get - Take a word of the current process
- * @addr: The word's user address, a multiple of eight
- *
- * Return: Its page, pinned, to be given to umem_notify_word_put(); or ERR_PTR():
- * -EBUSY if another MR has the word, -EFAULT if the address can't be written or
- * pinned, -ENOMEM if memory or RLIMIT_MEMLOCK is exhausted, -EINTR.
- */
-struct umem_notify_word_page *umem_notify_word_get(unsigned long addr)
+/* Pins the page of a word or of a counter. */
+static struct umem_notify_word_page *get_word(unsigned long addr, bool counter)
 {
 	struct umem_notify_word_page *page, *fresh;
 	unsigned int offset = offset_in_page(addr);
@@ -150,7 +190,7 @@ struct umem_notify_word_page *umem_notify_word_get(unsigned long addr)
 
 	tree = tree_of(pinned);
 	spin_lock(&tree->lock);
-	page = take_word(tree, rb_find(pinned, &tree->root, compare), offset);
+	page = take_word(tree, rb_find(pinned, &tree->root, compare), offset, counter);
 	spin_unlock(&tree->lock);
 	if (page) {
 		unpin_user_page(pinned); /* the first pin is enough */
@@ -162,10 +202,139 @@ struct umem_notify_word_page *umem_notify_word_get(unsigned long addr)
 		return fresh;
 	spin_lock(&tree->lock);
 	node = rb_find_add(&fresh->node, &tree->root, compare_nodes);
-	page = take_word(tree, node ?: &fresh->node, offset);
+	page = take_word(tree, node ?: &fresh->node, offset, counter);
+	if (!node && IS_ERR(page))
+		rb_erase(&fresh->node, &tree->root);
 	spin_unlock(&tree->lock);
-	if (node)
+	if (node || IS_ERR(page))
 		free_page_of_words(fresh);
+	return page;
+}
+
+/* Returns the listener of the word, which is the caller's now. */
+static struct umem_notify_listener *put_word(struct umem_notify_word_page *page,
+					     unsigned int offset, bool counter)
+{
+	struct word_tree *tree = tree_of(page->page);
+	struct umem_notify_listener *listener = NULL;
+	unsigned int index = index_of(offset);
+	bool last = false;
+
+	spin_lock(&tree->lock);
+	if (page->listeners)
+		swap(listener, page->listeners[index]);
+	if (!counter || !--page->counters[index]) {
+		__clear_bit(index, page->used);
+		last = bitmap_empty(page->used, WORDS);
+	}
+	if (last)
+		rb_erase(&page->node, &tree->root);
+	spin_unlock(&tree->lock);
+	if (last) {
+		SetPageDirty(page->page); /* without a lock: see umem_notify_retire.c */
+		free_page_of_words(page);
+	}
+	return listener;
+}
+
+static void put_listener(struct umem_notify_listener *listener)
+{
+	if (!refcount_dec_and_test(&listener->refs))
+		return;
+	if (listener->counter)
+		put_word(listener->counter, listener->offset, true);
+	if (listener->event)
+		eventfd_ctx_put(listener->event);
+	kfree(listener);
+}
+
+static void add_to_event(struct work_struct *work)
+{
+	struct umem_notify_listener *listener =
+		container_of(work, struct umem_notify_listener, work);
+
+	eventfd_signal(listener->event);
+	put_listener(listener);
+}
+
+static struct umem_notify_listener *create_listener(const struct umem_notify_arming *how)
+{
+	struct umem_notify_listener *listener = kzalloc(sizeof(*listener), GFP_KERNEL_ACCOUNT);
+	struct umem_notify_word_page *counter;
+	struct eventfd_ctx *event;
+	int ret;
+
+	if (!listener)
+		return ERR_PTR(-ENOMEM);
+	refcount_set(&listener->refs, 1);
+	INIT_WORK(&listener->work, add_to_event);
+	if (how->event_fd >= 0) {
+		event = eventfd_ctx_fdget(how->event_fd);
+		ret = PTR_ERR_OR_ZERO(event);
+		if (ret)
+			goto put;
+		listener->event = event;
+	}
+	if (how->changes) {
+		counter = get_word(how->changes, true);
+		ret = PTR_ERR_OR_ZERO(counter);
+		if (ret)
+			goto put;
+		listener->counter = counter;
+		listener->offset = offset_in_page(how->changes);
+	}
+	return listener;
+
+put:
+	put_listener(listener);
+	return ERR_PTR(ret);
+}
+
+/* The word is the caller's, and nobody is told of it yet. */
+static int add_listener(struct umem_notify_word_page *page, unsigned int offset,
+			const struct umem_notify_arming *how)
+{
+	struct umem_notify_listener *listener = create_listener(how);
+	struct word_tree *tree = tree_of(page->page);
+	struct umem_notify_listener **listeners;
+
+	if (IS_ERR(listener))
+		return PTR_ERR(listener);
+	spin_lock(&tree->lock);
+	listeners = page->listeners ?: alloc_array(sizeof(*listeners));
+	if (listeners) {
+		listeners[index_of(offset)] = listener;
+		/* Pairs with umem_notify_word_tell(): of another word, which sees no listener. */
+		smp_store_release(&page->listeners, listeners);
+	}
+	spin_unlock(&tree->lock);
+	if (listeners)
+		return 0;
+	put_listener(listener);
+	return -ENOMEM;
+}
+
+/**
+ * umem_notify_word_get - Take a word of the current process, and its listener
+ * @how: The word, a counter and an eventfd
+ *
+ * Return: The word's page, pinned, to be given to umem_notify_word_put(); or ERR_PTR():
+ * -EBUSY if another MR has the word, or an MR has the counter for its word, -EFAULT if an
+ * address can't be written or pinned, -ENOMEM if memory or RLIMIT_MEMLOCK is exhausted,
+ * -EINTR, -EBADF, -EINVAL if the file is no eventfd.
+ */
+struct umem_notify_word_page *umem_notify_word_get(const struct umem_notify_arming *how)
+{
+	struct umem_notify_word_page *page = get_word(how->word, false);
+	int ret;
+
+	if (IS_ERR(page) || (!how->changes && how->event_fd < 0))
+		return page;
+	ret = add_listener(page, offset_in_page(how->word), how);
+	if (ret) {
+		umem_notify_word_put(page, offset_in_page(how->word));
+		return ERR_PTR(ret);
+	}
 	return page;
 }
 
@@ -179,22 +348,10 @@ struct umem_notify_word_page *umem_notify_word_get(unsigned long addr)
 void umem_notify_word_put(struct umem_notify_word_page *page,
 			  unsigned int offset)
 {
-	struct word_tree *tree;
-	bool last;
+	struct umem_notify_listener *listener = page ? put_word(page, offset, false) : NULL;
 
-	if (!page)
-		return;
-	tree = tree_of(page->page);
-	spin_lock(&tree->lock);
-	__clear_bit(index_of(offset), page->used);
-	last = bitmap_empty(page->used, PAGE_SIZE / sizeof(u64));
-	if (last)
-		rb_erase(&page->node, &tree->root);
-	spin_unlock(&tree->lock);
-	if (!last)
-		return;
-	SetPageDirty(page->page); /* without a lock: see umem_notify_retire.c */
-	free_page_of_words(page);
+	if (listener)
+		put_listener(listener);
 }
 
 /*
@@ -223,6 +380,38 @@ void umem_notify_word_set(const struct umem_notify_word_page *page,
 		atomic64_or(bits, word);
 }
 
+/**
+ * umem_notify_word_tell - Tell the listener of a word that has become INVALID
+ * @page: The word's page; the bit is set
+ * @offset: The word's, in the page
+ *
+ * Context: Any; does not sleep.
+ */
+void umem_notify_word_tell(const struct umem_notify_word_page *page, unsigned int offset)
+{
+	struct umem_notify_listener **listeners;
+	struct umem_notify_listener *listener;
+	atomic64_t *counter;
+
+	/*
+	 * The caller's lock orders the listener of this word before the word is armed. The
+	 * array may be new: another word has brought it, and this word has no listener.
+	 */
+	listeners = smp_load_acquire(&page->listeners);
+	listener = listeners ? listeners[index_of(offset)] : NULL;
+	if (!listener)
+		return;
+	counter = listener->counter ? word_at(listener->counter, listener->offset) : NULL;
+	if (counter) {
+		smp_mb__before_atomic(); /* whoever sees the number sees the word */
+		atomic64_inc(counter);
+	}
+	if (listener->event) {
+		refcount_inc(&listener->refs);
+		queue_work(events, &listener->work);
+	}
+}
+
 void umem_notify_word_clear(const struct umem_notify_word_page *page,
 			    unsigned int offset, u64 bits)
 {
@@ -247,4 +436,16 @@ u64 umem_notify_word_read(const struct umem_notify_word_page *page,
 	atomic64_t *word = word_at(page, offset);
 
 	return word ? atomic64_read(word) : 0;
+}
+
+int umem_notify_word_init(void)
+{
+	events = alloc_workqueue("ib_mr_notify_event", WQ_UNBOUND, 0);
+	return events ? 0 : -ENOMEM;
+}
+
+/* No word is in use. */
+void umem_notify_word_exit(void)
+{
+	destroy_workqueue(events);
 }

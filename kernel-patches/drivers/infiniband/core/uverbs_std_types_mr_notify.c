@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The uverbs methods of MR notification (arm, disarm, settle), and its part of
- * the other methods of an MR (reg, dereg, rereg).
+ * The uverbs methods of MR notification (arm, disarm, settle, suspend), and its part
+ * of the other methods of an MR (reg, dereg, rereg).
  *
- * The three methods only look the MR up for reading, so they exclude
+ * These methods only look the MR up for reading, so they exclude
  * deregistration and re-registration (-EBUSY there) but not each other; those
  * of one MR at the same time are serialized by its tracker.
  */
@@ -36,52 +36,103 @@ static bool is_own(const struct ib_umem *umem)
 	return umem->owning_mm == current->mm;
 }
 
-/* @given: the application has given @idle_ms */
-static int arm(struct ib_mr *mr, struct uverbs_attr_bundle *attrs, size_t word_id,
-	       size_t in_use_id, size_t flags_id, u32 idle_ms, bool given)
+/* The attributes that arm, of one method */
+struct arming_ids {
+	u16 word;
+	u16 flags;
+	u16 in_use;
+	u16 idle_ms;
+	u16 changes;
+	u16 event_fd;
+};
+
+#define ARMING_IDS(method)                                                                         \
+	{                                                                                          \
+		.word = UVERBS_ATTR_MR_NOTIFY_##method##_WORD,                                     \
+		.flags = UVERBS_ATTR_MR_NOTIFY_##method##_FLAGS,                                   \
+		.in_use = UVERBS_ATTR_MR_NOTIFY_##method##_IN_USE,                                 \
+		.idle_ms = UVERBS_ATTR_MR_NOTIFY_##method##_IDLE_MS,                               \
+		.changes = UVERBS_ATTR_MR_NOTIFY_##method##_CHANGES,                               \
+		.event_fd = UVERBS_ATTR_MR_NOTIFY_##method##_EVENT_FD,                             \
+	}
+
+static const struct arming_ids arm_ids = ARMING_IDS(ARM);
+static const struct arming_ids reg_ids = ARMING_IDS(REG);
+
+static int read_u64(u64 *value, const struct uverbs_attr_bundle *attrs, u16 id)
+{
+	return uverbs_attr_is_valid(attrs, id) ? uverbs_copy_from(value, attrs, id) : 0;
+}
+
+static bool is_word(u64 addr)
+{
+	return IS_ALIGNED(addr, sizeof(u64)) && addr == (unsigned long)addr;
+}
+
+/* @idle_ms: unless the application gives another time */
+static int read_arming(struct umem_notify_arming *how, const struct uverbs_attr_bundle *attrs,
+		       const struct arming_ids *ids, u32 idle_ms)
+{
+	u64 word, changes = 0;
+	u32 flags;
+	int ret;
+
+	*how = (struct umem_notify_arming){ .event_fd = -1 };
+	ret = uverbs_copy_from(&word, attrs, ids->word) ?:
+	      read_u64(&changes, attrs, ids->changes) ?:
+	      read_u64(&how->in_use, attrs, ids->in_use) ?:
+	      uverbs_get_flags32(&flags, attrs, ids->flags,
+				 IB_UVERBS_MR_NOTIFY_ARM_SUPPORTED_FLAGS);
+	if (ret)
+		return ret;
+	if (!is_word(word) || !is_word(changes) || word == changes ||
+	    (!changes && uverbs_attr_is_valid(attrs, ids->changes)))
+		return -EINVAL;
+	how->word = word;
+	how->changes = changes;
+
+	how->reclaim = flags & IB_UVERBS_MR_NOTIFY_ARM_RECLAIM;
+	if (how->in_use & IB_UVERBS_MR_NOTIFY_KERNEL_MASK ||
+	    (!how->in_use && (how->reclaim || uverbs_attr_is_valid(attrs, ids->in_use))))
+		return -EINVAL;
+	if (uverbs_attr_is_valid(attrs, ids->idle_ms)) {
+		ret = uverbs_copy_from(&idle_ms, attrs, ids->idle_ms);
+		if (ret)
+			return ret;
+		if (idle_ms && !how->reclaim)
+			return -EINVAL;
+	}
+	how->idle_ms = how->reclaim ? idle_ms : 0;
+
+	if (!uverbs_attr_is_valid(attrs, ids->event_fd))
+		return 0;
+	ret = uverbs_get_raw_fd(&how->event_fd, attrs, ids->event_fd);
+	return !ret && how->event_fd < 0 ? -EBADF : ret;
+}
+
+static int arm(struct ib_mr *mr, const struct uverbs_attr_bundle *attrs,
+	       const struct arming_ids *ids, u32 idle_ms)
 {
 	struct ib_umem *umem = umem_notify_umem(mr);
-	u64 addr, in_use = 0;
-	bool reclaim;
-	u32 flags;
+	struct umem_notify_arming how;
 	int ret;
 
 	if (!umem)
 		return -EOPNOTSUPP;
-	ret = uverbs_copy_from(&addr, attrs, word_id);
+	ret = read_arming(&how, attrs, ids, idle_ms);
 	if (ret)
 		return ret;
-	ret = uverbs_get_flags32(&flags, attrs, flags_id,
-				 IB_UVERBS_MR_NOTIFY_ARM_SUPPORTED_FLAGS);
-	if (ret)
-		return ret;
-	if (!IS_ALIGNED(addr, sizeof(u64)) || !is_own(umem))
+	if (!is_own(umem))
 		return -EINVAL;
-	if (uverbs_attr_is_valid(attrs, in_use_id)) {
-		ret = uverbs_copy_from(&in_use, attrs, in_use_id);
-		if (ret)
-			return ret;
-		if (!in_use || in_use & IB_UVERBS_MR_NOTIFY_KERNEL_MASK)
-			return -EINVAL;
-	}
-	reclaim = flags & IB_UVERBS_MR_NOTIFY_ARM_RECLAIM;
-	if (reclaim && !in_use)
-		return -EINVAL;
-	if (!reclaim && given && idle_ms)
-		return -EINVAL;
-	if (reclaim && !mr->device->ops.revoke_user_mr)
+	if (how.reclaim && !mr->device->ops.revoke_user_mr)
 		return -EOPNOTSUPP;
-	return umem_notify_arm(umem, mr, addr, in_use, reclaim, reclaim ? idle_ms : 0);
+	return umem_notify_arm(umem, mr, &how);
 }
 
 static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle *attrs)
 {
-	struct ib_mr *mr =
-		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE);
-
-	return arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
-		   UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
-		   UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS, 0, false);
+	return arm(uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE), attrs, &arm_ids,
+		   0);
 }
 
 static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_DISARM)(struct uverbs_attr_bundle *attrs)
@@ -102,6 +153,15 @@ static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_SETTLE)(struct uverbs_attr_bun
 	return umem ? umem_notify_settle(umem) : -EOPNOTSUPP;
 }
 
+static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_SUSPEND)(struct uverbs_attr_bundle *attrs)
+{
+	struct ib_mr *mr =
+		uverbs_attr_get_obj(attrs, UVERBS_ATTR_MR_NOTIFY_SUSPEND_HANDLE);
+	struct ib_umem *umem = umem_notify_umem(mr);
+
+	return umem ? umem_notify_suspend_now(umem) : -EOPNOTSUPP;
+}
+
 DECLARE_UVERBS_NAMED_METHOD(UVERBS_METHOD_MR_NOTIFY_ARM,
 			    UVERBS_ATTR_IDR(UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE,
 					    UVERBS_OBJECT_MR,
@@ -115,6 +175,14 @@ DECLARE_UVERBS_NAMED_METHOD(UVERBS_METHOD_MR_NOTIFY_ARM,
 						 UA_OPTIONAL),
 			    UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
 					       UVERBS_ATTR_TYPE(u64),
+					       UA_OPTIONAL),
+			    UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS,
+					       UVERBS_ATTR_TYPE(u32),
+					       UA_OPTIONAL),
+			    UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_ARM_CHANGES,
+					       UVERBS_ATTR_TYPE(u64),
+					       UA_OPTIONAL),
+			    UVERBS_ATTR_RAW_FD(UVERBS_ATTR_MR_NOTIFY_ARM_EVENT_FD,
 					       UA_OPTIONAL));
 
 DECLARE_UVERBS_NAMED_METHOD(UVERBS_METHOD_MR_NOTIFY_DISARM,
@@ -129,11 +197,18 @@ DECLARE_UVERBS_NAMED_METHOD(UVERBS_METHOD_MR_NOTIFY_SETTLE,
 					    UVERBS_ACCESS_READ,
 					    UA_MANDATORY));
 
+DECLARE_UVERBS_NAMED_METHOD(UVERBS_METHOD_MR_NOTIFY_SUSPEND,
+			    UVERBS_ATTR_IDR(UVERBS_ATTR_MR_NOTIFY_SUSPEND_HANDLE,
+					    UVERBS_OBJECT_MR,
+					    UVERBS_ACCESS_READ,
+					    UA_MANDATORY));
+
 ADD_UVERBS_METHODS(mr_notify,
 		   UVERBS_OBJECT_MR,
 		   &UVERBS_METHOD(UVERBS_METHOD_MR_NOTIFY_ARM),
 		   &UVERBS_METHOD(UVERBS_METHOD_MR_NOTIFY_DISARM),
-		   &UVERBS_METHOD(UVERBS_METHOD_MR_NOTIFY_SETTLE));
+		   &UVERBS_METHOD(UVERBS_METHOD_MR_NOTIFY_SETTLE),
+		   &UVERBS_METHOD(UVERBS_METHOD_MR_NOTIFY_SUSPEND));
 
 ADD_UVERBS_ATTRIBUTES_SIMPLE(mr_notify_reg,
 			     UVERBS_OBJECT_DEVICE,
@@ -149,6 +224,11 @@ ADD_UVERBS_ATTRIBUTES_SIMPLE(mr_notify_reg,
 						  UA_OPTIONAL),
 			     UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS,
 						UVERBS_ATTR_TYPE(u32),
+						UA_OPTIONAL),
+			     UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_REG_CHANGES,
+						UVERBS_ATTR_TYPE(u64),
+						UA_OPTIONAL),
+			     UVERBS_ATTR_RAW_FD(UVERBS_ATTR_MR_NOTIFY_REG_EVENT_FD,
 						UA_OPTIONAL));
 
 const struct uapi_definition uverbs_def_obj_mr_notify[] = {
@@ -172,7 +252,9 @@ int ib_mr_notify_command(u32 command, const struct uverbs_attr_bundle *attrs)
 	bool word = uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD);
 	bool more = uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IN_USE) ||
 		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS) ||
-		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS);
+		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS) ||
+		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_CHANGES) ||
+		    uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_EVENT_FD);
 
 	if (word)
 		return command == IB_USER_VERBS_CMD_REG_MR ? 0 : -EINVAL;
@@ -228,21 +310,9 @@ void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
  */
 int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
 {
-	bool given = uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS);
-	u32 idle_ms = IB_UVERBS_MR_NOTIFY_IDLE_MS;
-	int ret;
-
 	if (!uverbs_attr_is_valid(attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD))
 		return 0;
-	if (given) {
-		ret = uverbs_copy_from(&idle_ms, attrs,
-				       UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS);
-		if (ret)
-			return ret;
-	}
-	return arm(mr, attrs, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
-		   UVERBS_ATTR_MR_NOTIFY_REG_IN_USE,
-		   UVERBS_ATTR_MR_NOTIFY_REG_FLAGS, idle_ms, given);
+	return arm(mr, attrs, &reg_ids, IB_UVERBS_MR_NOTIFY_IDLE_MS);
 }
 
 /**

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: ((GPL-2.0 WITH Linux-syscall-note) OR Linux-OpenIB) */
 /*
- * The user ABI of MR notification: three methods of UVERBS_OBJECT_MR,
+ * The user ABI of MR notification: four methods of UVERBS_OBJECT_MR,
  * attributes that arm an MR when it is registered, the bits that the kernel
  * sets in the notification word, the access bit that starts tracking before
  * pinning, and the two device capability bits.
@@ -13,6 +13,7 @@
 #define IB_USER_MR_NOTIFY_H
 
 enum uverbs_methods_mr_notify {
+	UVERBS_METHOD_MR_NOTIFY_SUSPEND = 17,
 	UVERBS_METHOD_MR_NOTIFY_ARM = 18,
 	UVERBS_METHOD_MR_NOTIFY_DISARM = 19,
 	UVERBS_METHOD_MR_NOTIFY_SETTLE = 20,
@@ -28,6 +29,21 @@ enum uverbs_attrs_mr_notify_arm_ids {
 	 * 0, and none that belong to the kernel: else EINVAL.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
+	/*
+	 * u32, optional, with IB_UVERBS_MR_NOTIFY_ARM_RECLAIM, else EINVAL: when the
+	 * registration was unused for this time in milliseconds, up to twice as long, the
+	 * kernel suspends it. 0: it does not. Values below 20 ms and above 1000 s are rounded
+	 * to these limits. Without the attribute: 0.
+	 */
+	UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS,
+	/*
+	 * u64, optional: the user address of a counter of eight bytes. The kernel adds 1 after
+	 * it has set INVALID in the word. MRs may share a counter; EBUSY if it is the word of
+	 * an MR, EINVAL if it is the word of this MR.
+	 */
+	UVERBS_ATTR_MR_NOTIFY_ARM_CHANGES,
+	/* An eventfd(2), optional: a worker adds 1 soon after INVALID. EBADF, EINVAL. */
+	UVERBS_ATTR_MR_NOTIFY_ARM_EVENT_FD,
 };
 
 enum uverbs_attrs_mr_notify_disarm_ids {
@@ -36,6 +52,10 @@ enum uverbs_attrs_mr_notify_disarm_ids {
 
 enum uverbs_attrs_mr_notify_settle_ids {
 	UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE,
+};
+
+enum uverbs_attrs_mr_notify_suspend_ids {
+	UVERBS_ATTR_MR_NOTIFY_SUSPEND_HANDLE,
 };
 
 /* Attributes of UVERBS_METHOD_INVOKE_WRITE, with IB_USER_VERBS_CMD_REG_MR. */
@@ -47,13 +67,14 @@ enum uverbs_attrs_mr_notify_reg_ids {
 	/* u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. 5 was never used. */
 	UVERBS_ATTR_MR_NOTIFY_REG_FLAGS = 6,
 	/*
-	 * u32, optional, with IB_UVERBS_MR_NOTIFY_ARM_RECLAIM, else EINVAL: when the
-	 * registration has not been in use for so many milliseconds, up to twice as many,
-	 * the kernel takes its pages back by itself. 0: it does not. Less than 20 ms and
-	 * more than 1000 s are taken for these. One process and device have one value: the
-	 * last. Without the attribute it is IB_UVERBS_MR_NOTIFY_IDLE_MS.
+	 * u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS, but without the attribute it
+	 * is IB_UVERBS_MR_NOTIFY_IDLE_MS.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS = 7,
+	/* u64, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_CHANGES. */
+	UVERBS_ATTR_MR_NOTIFY_REG_CHANGES = 8,
+	/* Optional: as UVERBS_ATTR_MR_NOTIFY_ARM_EVENT_FD. */
+	UVERBS_ATTR_MR_NOTIFY_REG_EVENT_FD = 9,
 };
 
 #define IB_UVERBS_MR_NOTIFY_IDLE_MS 1000
