@@ -38,6 +38,7 @@ static int register_entry(const struct mr_cache_request *request,
 	struct mr_notify_request asked = {
 		.start = request->start,
 		.length = request->size,
+		.iova = request->start,
 		.word = word,
 		.in_use = MR_CACHE_IN_USE,
 		.access = request->access,

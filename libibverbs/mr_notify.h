@@ -17,6 +17,8 @@
  * IBV_DEVICE_MR_NOTIFY in device_cap_flags of ibv_query_device().
  */
 #define IBV_HAVE_MR_NOTIFY 1
+/* The same for struct ibv_mr_notify_attr and the functions behind it, which came later. */
+#define IBV_HAVE_REG_NOTIFIED_MR 1
 
 #include <stdint.h>
 
@@ -27,7 +29,9 @@
 extern "C" {
 #endif
 
+struct ibv_context;
 struct ibv_mr;
+struct ibv_pd;
 
 /*
  * Bits 0-7 of the word belong to the kernel, which only ORs INVALID, SUSPECT and
@@ -157,6 +161,122 @@ int ibv_unreg_mr_notify(struct ibv_mr *mr);
  * re-registers mr; EIO and EOPNOTSUPP as above. Thread safe as above.
  */
 int ibv_settle_mr_notify(struct ibv_mr *mr);
+
+/* The valid fields of struct ibv_mr_notify_attr. */
+enum ibv_mr_notify_attr_mask {
+	IBV_MR_NOTIFY_ATTR_IN_USE	= 1 << 0,
+	IBV_MR_NOTIFY_ATTR_CHANGES	= 1 << 1,
+	IBV_MR_NOTIFY_ATTR_EVENT_FD	= 1 << 2,
+	IBV_MR_NOTIFY_ATTR_IDLE_MS	= 1 << 3
+};
+
+/*
+ * How a registration is notified. The library reads it during the call only.
+ *
+ * changes and event_fd tell that some word has become INVALID. A cache looks at one counter
+ * (one load), and at its words only when the counter has moved; a server sleeps in poll().
+ * Each word counts once, for whatever reason it becomes INVALID, also if it is INVALID when
+ * the call returns. The kernel sets the word first, then adds to changes, both before the
+ * system call that took the memory away returns. A worker of the kernel adds to the eventfd
+ * soon afterwards.
+ */
+struct ibv_mr_notify_attr {
+	uint64_t  comp_mask;	/* enum ibv_mr_notify_attr_mask: which fields below are valid */
+	uint64_t *word;		/* as for ibv_reg_mr_notify(); always valid */
+	uint64_t  in_use;	/* as for ibv_reg_mr_notify_reclaim() */
+	/*
+	 * 8-byte aligned memory like that of a word, and no word. MRs, also of several
+	 * processes, may share it. It must stay mapped while one of them is notified.
+	 */
+	uint64_t *changes;
+	int	  event_fd;	/* an eventfd(2), which may be closed after the call */
+	/*
+	 * In ms, with in_use: the kernel suspends the registration when it was unused for so
+	 * long, up to twice as long. 0, or not valid: by this time never. From 20 to 1,000,000;
+	 * other values are rounded to these.
+	 */
+	uint32_t  idle_ms;
+};
+
+/**
+ * ibv_reg_notified_mr - Register memory and have the kernel tell when it changes, in one call
+ * @pd: As for ibv_reg_mr_iova()
+ * @addr: As for ibv_reg_mr_iova()
+ * @length: As for ibv_reg_mr_iova()
+ * @iova: As for ibv_reg_mr_iova(): the address of the first byte for the device
+ * @access: As for ibv_reg_mr_iova(); the registration is never a cached one
+ * @attr: The word and what goes with it
+ *
+ * As ibv_reg_mr_iova() and ibv_reg_mr_notify_ex(), but the kernel looks at the pages once.
+ * Deregister the MR by ibv_dereg_mr(), then the word is free.
+ *
+ * Returns the MR, or NULL, and nothing is registered. errno is that of ibv_reg_mr_iova() or of
+ * ibv_reg_mr_notify_ex(). Thread safe.
+ */
+struct ibv_mr *ibv_reg_notified_mr(struct ibv_pd *pd, void *addr, size_t length,
+				   uint64_t iova, unsigned int access,
+				   const struct ibv_mr_notify_attr *attr);
+
+/**
+ * ibv_reg_mr_notify_ex - Have the kernel tell when a registration becomes invalid
+ * @mr: As for ibv_reg_mr_notify()
+ * @attr: The word and what goes with it
+ *
+ * As ibv_reg_mr_notify(), or with in_use as ibv_reg_mr_notify_reclaim().
+ *
+ * Returns 0, or an errno value and changes nothing: as these verbs, and
+ *   EINVAL      attr is NULL or has a bit of comp_mask that is not known, changes is NULL, not
+ *               aligned or the word, in_use is 0 or has bits of the kernel, idle_ms is not 0
+ *               without in_use, or event_fd is no eventfd
+ *   EBUSY       changes is the word of an MR, or the word is such a counter
+ *   EBADF       event_fd is not open
+ *   EFAULT      changes is not in writable memory that can be pinned
+ *   EOPNOTSUPP  the kernel lacks what comp_mask asks for
+ *
+ * Thread safe as ibv_reg_mr_notify().
+ */
+int ibv_reg_mr_notify_ex(struct ibv_mr *mr, const struct ibv_mr_notify_attr *attr);
+
+/**
+ * ibv_suspend_mr_notify - Unpin the pages of a registration that is not in use, now
+ * @mr: A registration with a word and in_use
+ *
+ * The word says SUSPENDED. Handle and keys stay; ibv_settle_mr_notify() brings pages back.
+ *
+ * Returns 0, also if it is SUSPENDED or INVALID already; or an errno value, and nothing has
+ * changed:
+ *   EBUSY       the word says that it is in use, or another thread re-registers mr
+ *   EINVAL      mr has no word, has one without in_use, or is of another process
+ *   EOPNOTSUPP  the kernel lacks this call, or the device can't restore a registration
+ *               (IBV_DEVICE_MR_RECLAIM), or as for ibv_reg_mr_notify()
+ *   EIO         the device was removed
+ *
+ * Thread safe as ibv_reg_mr_notify().
+ */
+int ibv_suspend_mr_notify(struct ibv_mr *mr);
+
+/**
+ * ibv_alloc_notify_word - Get a word, or a counter of changes
+ * @context: Any open device
+ *
+ * Words share pages: the kernel pins, and charges to RLIMIT_MEMLOCK, each page that has an
+ * armed word. In a child of fork() all words are 0 and stay allocated, and the child may
+ * allocate and free words of its own. The words are the process's: closing the device does
+ * not free them.
+ *
+ * Returns the word, which is 0; or NULL: errno is ENOMEM, or EINVAL if context is NULL.
+ * Thread safe, also in a signal handler.
+ */
+uint64_t *ibv_alloc_notify_word(struct ibv_context *context);
+
+/**
+ * ibv_free_notify_word - Give a word back
+ * @word: Of ibv_alloc_notify_word(), or NULL. No MR has it: its MR was deregistered, or
+ *	  disarmed by ibv_unreg_mr_notify(). The same for all MRs of a counter.
+ *
+ * Returns nothing. Thread safe, also in a signal handler.
+ */
+void ibv_free_notify_word(uint64_t *word);
 
 #ifdef __cplusplus
 }

@@ -34,8 +34,7 @@ static_assert(IBV_DEVICE_MR_REVOKE == IB_UVERBS_DEVICE_MR_REVOKE,
 static_assert(IBV_DEVICE_MR_RECLAIM == IB_UVERBS_DEVICE_MR_RECLAIM,
 	      "the capability differs from the kernel's");
 
-/* A kernel without the methods says so in one of these ways. */
-static int notify_errno(int err)
+int mr_notify_errno(int err)
 {
 	switch (err) {
 	case EPROTONOSUPPORT:
@@ -47,21 +46,31 @@ static int notify_errno(int err)
 	}
 }
 
-static int cmd_mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use,
-			     unsigned int flags)
+static int cmd_mr_notify_arm(struct ibv_mr *mr,
+			     const struct ibv_mr_notify_attr *attr,
+			     bool reclaims)
 {
 	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
-			       UVERBS_METHOD_MR_NOTIFY_ARM, 4);
+			       UVERBS_METHOD_MR_NOTIFY_ARM, 7);
 
 	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE, mr->handle);
 	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
-			    ioctl_ptr_to_u64(word));
-	if (in_use)
+			    ioctl_ptr_to_u64(attr->word));
+	if (attr->comp_mask & IBV_MR_NOTIFY_ATTR_IN_USE)
 		fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
-				    in_use);
-	if (flags & MR_NOTIFY_RECLAIM)
+				    attr->in_use);
+	if (reclaims)
 		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
 				    IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
+	if (attr->comp_mask & IBV_MR_NOTIFY_ATTR_IDLE_MS)
+		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS,
+				    attr->idle_ms);
+	if (attr->comp_mask & IBV_MR_NOTIFY_ATTR_CHANGES)
+		fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_CHANGES,
+				    ioctl_ptr_to_u64(attr->changes));
+	if (attr->comp_mask & IBV_MR_NOTIFY_ATTR_EVENT_FD)
+		fill_attr_in_fd(cmd, UVERBS_ATTR_MR_NOTIFY_ARM_EVENT_FD,
+				attr->event_fd);
 	return execute_ioctl(mr->context, cmd);
 }
 
@@ -80,6 +89,16 @@ static int cmd_mr_notify_settle(struct ibv_mr *mr)
 			       UVERBS_METHOD_MR_NOTIFY_SETTLE, 1);
 
 	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_SETTLE_HANDLE, mr->handle);
+	return execute_ioctl(mr->context, cmd);
+}
+
+static int cmd_mr_notify_suspend(struct ibv_mr *mr)
+{
+	DECLARE_COMMAND_BUFFER(cmd, UVERBS_OBJECT_MR,
+			       UVERBS_METHOD_MR_NOTIFY_SUSPEND, 1);
+
+	fill_attr_in_obj(cmd, UVERBS_ATTR_MR_NOTIFY_SUSPEND_HANDLE,
+			 mr->handle);
 	return execute_ioctl(mr->context, cmd);
 }
 
@@ -113,17 +132,17 @@ bool mr_notify_retries_blocked(struct mr_notify_retry *retry, int error)
 	return error == EINTR;
 }
 
-int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use,
-		  unsigned int flags)
+int mr_notify_arm(struct ibv_mr *mr, const struct ibv_mr_notify_attr *attr,
+		  bool reclaims)
 {
 	struct mr_notify_retry retry;
 	int ret;
 
 	retry.blocked = false;
 	do {
-		ret = cmd_mr_notify_arm(mr, word, in_use, flags);
+		ret = cmd_mr_notify_arm(mr, attr, reclaims);
 	} while (mr_notify_retries(&retry, ret));
-	return notify_errno(ret);
+	return mr_notify_errno(ret);
 }
 
 int mr_notify_disarm(struct ibv_mr *mr)
@@ -133,7 +152,7 @@ int mr_notify_disarm(struct ibv_mr *mr)
 	do {
 		ret = cmd_mr_notify_disarm(mr);
 	} while (ret == EINTR);
-	return notify_errno(ret);
+	return mr_notify_errno(ret);
 }
 
 int mr_notify_settle(struct ibv_mr *mr)
@@ -143,5 +162,15 @@ int mr_notify_settle(struct ibv_mr *mr)
 	do {
 		ret = cmd_mr_notify_settle(mr);
 	} while (ret == EINTR);
-	return notify_errno(ret);
+	return mr_notify_errno(ret);
+}
+
+int mr_notify_suspend(struct ibv_mr *mr)
+{
+	int ret;
+
+	do {
+		ret = cmd_mr_notify_suspend(mr);
+	} while (ret == EINTR);
+	return mr_notify_errno(ret);
 }

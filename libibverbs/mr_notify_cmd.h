@@ -15,22 +15,20 @@
 struct ibv_command_buffer;
 struct ibv_context;
 struct ibv_mr;
+struct ibv_mr_notify_attr;
 struct ibv_pd;
 
-enum mr_notify_flags {
-	/* The kernel may take the pages while nothing is in use, or says EOPNOTSUPP. */
-	MR_NOTIFY_RECLAIM	= 1 << 0,
-};
-
 /*
- * 0 or an errno value; EOPNOTSUPP of a kernel without them. While any bit of in_use is set in
- * the word the device keeps the pages, also of a registration that has become invalid; 0: it
- * never does.
+ * 0 or an errno value; EOPNOTSUPP of a kernel without them. The attributes are valid.
+ * reclaims: while no bit of in_use is set the kernel may take the pages, or says EOPNOTSUPP.
  */
-int mr_notify_arm(struct ibv_mr *mr, uint64_t *word, uint64_t in_use,
-		  unsigned int flags);
+int mr_notify_arm(struct ibv_mr *mr, const struct ibv_mr_notify_attr *attr,
+		  bool reclaims);
 int mr_notify_disarm(struct ibv_mr *mr);
 int mr_notify_settle(struct ibv_mr *mr);
+int mr_notify_suspend(struct ibv_mr *mr);
+/* Of a command: a kernel that lacks it says so in several ways. */
+int mr_notify_errno(int err);
 
 /*
  * The first arming of an address space takes the locks of all its mappings, and gives up at
@@ -56,10 +54,12 @@ static inline bool mr_notify_retries(struct mr_notify_retry *retry, int error)
 struct mr_notify_request {
 	uint64_t start;
 	uint64_t length;
+	uint64_t iova;
+	const struct ibv_mr_notify_attr *attr; /* a verb's, or NULL: the fields below */
 	uint64_t *word;
 	uint64_t in_use;
 	uint32_t access;
-	bool reclaims; /* MR_NOTIFY_RECLAIM */
+	bool reclaims;
 	bool once; /* if it lacks room it is not tried again */
 	uint32_t idle_ms;
 
@@ -71,7 +71,7 @@ struct mr_notify_request {
 };
 
 /*
- * Registers and arms for the cache, in one system call where the provider takes the usual way
+ * Registers and arms, in one system call where the provider takes the usual way
  * (mr_notify_reg.c). NULL: errno is set. idle_ms, if it reclaims, where that way is taken
  * and the kernel knows of it: when the kernel takes the pages of an idle registration; 0: when it
  * needs them. The kernel's own time (IB_UVERBS_MR_NOTIFY_IDLE_MS) costs no attribute.

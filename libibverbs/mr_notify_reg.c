@@ -56,6 +56,21 @@ mr_notify_request_of(const struct ibv_command_buffer *cmd)
 	return innermost && innermost->cmd == cmd ? innermost : NULL;
 }
 
+/* What a verb asks for, and the kernel has to know. */
+static void fill_attr(struct ibv_command_buffer *cmd,
+		      const struct mr_notify_request *r)
+{
+	if (r->reclaims || r->attr->comp_mask & IBV_MR_NOTIFY_ATTR_IDLE_MS)
+		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS,
+				    r->idle_ms);
+	if (r->attr->comp_mask & IBV_MR_NOTIFY_ATTR_CHANGES)
+		fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_REG_CHANGES,
+				    ioctl_ptr_to_u64(r->attr->changes));
+	if (r->attr->comp_mask & IBV_MR_NOTIFY_ATTR_EVENT_FD)
+		fill_attr_in_fd(cmd, UVERBS_ATTR_MR_NOTIFY_REG_EVENT_FD,
+				r->attr->event_fd);
+}
+
 int mr_notify_execute(struct ibv_context *context,
 		      struct ibv_command_buffer *link)
 {
@@ -64,16 +79,19 @@ int mr_notify_execute(struct ibv_context *context,
 	int ret;
 
 	DECLARE_COMMAND_BUFFER_LINK(cmd, UVERBS_OBJECT_DEVICE,
-				    UVERBS_METHOD_INVOKE_WRITE, 4, link);
+				    UVERBS_METHOD_INVOKE_WRITE, 6, link);
 
 	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_REG_WORD,
 			    ioctl_ptr_to_u64(r->word));
-	fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_REG_IN_USE,
-			    r->in_use);
+	if (r->in_use)
+		fill_attr_in_uint64(cmd, UVERBS_ATTR_MR_NOTIFY_REG_IN_USE,
+				    r->in_use);
 	if (r->reclaims)
 		fill_attr_in_uint32(cmd, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS,
 				    IB_UVERBS_MR_NOTIFY_ARM_RECLAIM);
-	if (r->reclaims && r->idle_ms != IB_UVERBS_MR_NOTIFY_IDLE_MS)
+	if (r->attr)
+		fill_attr(cmd, r);
+	else if (r->reclaims && r->idle_ms != IB_UVERBS_MR_NOTIFY_IDLE_MS)
 		attr_optional(fill_attr_in_uint32(
 			cmd, UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS, r->idle_ms));
 	r->cmd = cmd;
@@ -95,10 +113,29 @@ int mr_notify_dereg_mr(struct ibv_mr *mr)
 	return get_ops(mr->context)->dereg_mr(verbs_get_mr(mr));
 }
 
+static void clear_kernel_bits(uint64_t *word)
+{
+#if UINTPTR_MAX > UINT32_MAX
+	__atomic_fetch_and(word, ~(uint64_t)IBV_MR_NOTIFY_KERNEL_MASK,
+			   __ATOMIC_RELAXED);
+#else
+	/* The kernel's byte alone: not all CPUs of 32 bits have atomic instructions for 64. */
+	uint8_t *const bytes = (uint8_t *)word;
+
+	__atomic_store_n(&bytes[__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? 7 : 0],
+			 0, __ATOMIC_RELAXED);
+#endif
+}
+
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 				struct mr_notify_request *request)
 {
 	void *const addr = (void *)(uintptr_t)request->start;
+	const struct ibv_mr_notify_attr of_cache = {
+		.comp_mask = IBV_MR_NOTIFY_ATTR_IN_USE,
+		.word = request->word,
+		.in_use = request->in_use,
+	};
 	struct mr_notify_retry retry;
 	struct ibv_mr *mr;
 	int ret;
@@ -112,23 +149,24 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 		errno = 0; /* not all that fails says why */
 		innermost = request;
 		mr = plain_reg_mr_iova2(pd, addr, request->length,
-					request->start, request->access);
+					request->iova, request->access);
 		innermost = request->outer;
 	} while (mr_notify_retries(&retry, mr ? 0 : errno));
 	if (mr && request->armed != mr->handle) {
-		ret = mr_notify_arm(mr, request->word, request->in_use,
-				    request->reclaims ? MR_NOTIFY_RECLAIM : 0);
+		ret = mr_notify_arm(mr, request->attr ?: &of_cache,
+				    request->reclaims);
 		if (ret) {
 			mr_notify_dereg_mr(mr);
+			ibv_dofork_range(addr, request->length);
 			errno = ret;
 			mr = NULL;
 		}
 	}
-	/* One that was armed and taken back has been marked. (32 bits have no cache: nor this call.) */
-#if UINTPTR_MAX > UINT32_MAX
-	if (!mr)
-		__atomic_fetch_and(request->word, ~(uint64_t)IBV_MR_NOTIFY_KERNEL_MASK,
-				   __ATOMIC_RELAXED);
-#endif
+	/*
+	 * An MR that was armed and deregistered again has been marked. A verb's word may be no
+	 * memory at all.
+	 */
+	if (!mr && (!request->attr || request->armed != NO_HANDLE))
+		clear_kernel_bits(request->word);
 	return mr;
 }

@@ -12,7 +12,7 @@
 static const int *answers;
 static unsigned int calls;
 static struct ib_uverbs_ioctl_hdr asked;
-static struct ib_uverbs_attr attrs[3];
+static struct ib_uverbs_attr attrs[7];
 static unsigned int num_attrs;
 static int failures;
 
@@ -21,7 +21,7 @@ int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
 	calls++;
 	asked = cmd->hdr;
 	num_attrs = cmd->next_attr - cmd->hdr.attrs;
-	for (unsigned int i = 0; i < num_attrs && i < 3; i++)
+	for (unsigned int i = 0; i < num_attrs && i < 7; i++)
 		attrs[i] = cmd->hdr.attrs[i];
 	return answers[1] == -1 ? *answers : *answers++;
 }
@@ -30,6 +30,17 @@ int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
 int cached_mr_make_plain(struct ibv_mr *mr)
 {
 	return EOPNOTSUPP;
+}
+
+/* A registration that arms: what it was asked for. */
+static struct mr_notify_request request;
+static struct ibv_mr *registered;
+
+struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd, struct mr_notify_request *r)
+{
+	request = *r;
+	errno = registered ? 0 : EPROTONOSUPPORT;
+	return registered;
 }
 
 #define CHECK(expr) check(expr, #expr, __LINE__)
@@ -62,6 +73,7 @@ static const struct {
 	{ arm, UVERBS_METHOD_MR_NOTIFY_ARM, 2 },
 	{ ibv_unreg_mr_notify, UVERBS_METHOD_MR_NOTIFY_DISARM, 1 },
 	{ ibv_settle_mr_notify, UVERBS_METHOD_MR_NOTIFY_SETTLE, 1 },
+	{ ibv_suspend_mr_notify, UVERBS_METHOD_MR_NOTIFY_SUSPEND, 1 },
 };
 
 static const struct {
@@ -112,6 +124,71 @@ static void test_word_address(void)
 	CHECK(attrs[1].data == (uintptr_t)&word);
 }
 
+static uint64_t changes;
+static const struct ibv_mr_notify_attr all = {
+	.comp_mask = IBV_MR_NOTIFY_ATTR_IN_USE | IBV_MR_NOTIFY_ATTR_CHANGES |
+		     IBV_MR_NOTIFY_ATTR_EVENT_FD | IBV_MR_NOTIFY_ATTR_IDLE_MS,
+	.word = &word,
+	.in_use = 0xff00,
+	.changes = &changes,
+	.event_fd = 7,
+	.idle_ms = 500,
+};
+
+/* Each field is an attribute, and an MR with users is reclaimable. */
+static void test_attributes(void)
+{
+	static const int good[] = { 0, -1 };
+	static const struct {
+		unsigned int id;
+		uint64_t data;
+	} expected[] = {
+		{ UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE, 0x1234 },
+		{ UVERBS_ATTR_MR_NOTIFY_ARM_WORD, 0 },
+		{ UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE, 0xff00 },
+		{ UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS, IB_UVERBS_MR_NOTIFY_ARM_RECLAIM },
+		{ UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS, 500 },
+		{ UVERBS_ATTR_MR_NOTIFY_ARM_CHANGES, 0 },
+		{ UVERBS_ATTR_MR_NOTIFY_ARM_EVENT_FD, 7 },
+	};
+
+	answers = good;
+	CHECK(ibv_reg_mr_notify_ex(&vmr.ibv_mr, &all) == 0);
+	CHECK(num_attrs == 7);
+	for (size_t i = 0; i < sizeof(expected) / sizeof(*expected); i++) {
+		CHECK(attrs[i].attr_id == expected[i].id);
+		CHECK(attrs[i].flags & UVERBS_ATTR_F_MANDATORY);
+		if (expected[i].data)
+			CHECK(attrs[i].data == expected[i].data);
+	}
+	CHECK(attrs[1].data == (uintptr_t)&word);
+	CHECK(attrs[5].data == (uintptr_t)&changes);
+}
+
+static void test_reg_notified(void)
+{
+	struct ibv_pd pd = { .context = &context };
+
+	registered = &vmr.ibv_mr;
+	CHECK(ibv_reg_notified_mr(&pd, &changes, 8, 0x1000,
+				  IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED,
+				  &all) == &vmr.ibv_mr);
+	CHECK(request.start == (uintptr_t)&changes && request.length == 8);
+	CHECK(request.iova == 0x1000 && request.access == IBV_ACCESS_LOCAL_WRITE);
+	CHECK(request.attr == &all && request.word == &word);
+	CHECK(request.in_use == 0xff00 && request.reclaims && request.idle_ms == 500);
+	registered = NULL;
+	errno = 0;
+	CHECK(!ibv_reg_notified_mr(&pd, &changes, 8, 0, 0, &all));
+	CHECK(errno == EOPNOTSUPP);
+	context.cmd_fd = -1;
+	registered = &vmr.ibv_mr;
+	errno = 0;
+	CHECK(!ibv_reg_notified_mr(&pd, &changes, 8, 0, 0, &all));
+	CHECK(errno == EOPNOTSUPP);
+	context.cmd_fd = 0;
+}
+
 static void test_refused_without_asking(void)
 {
 	static const int good[] = { 0, -1 };
@@ -143,6 +220,8 @@ int main(void)
 {
 	test_outcomes();
 	test_word_address();
+	test_attributes();
+	test_reg_notified();
 	test_refused_without_asking();
 	printf("mr_notify_test: %s\n", failures ? "FAILED" : "passed");
 	return failures != 0;
