@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# MR notification: the methods of class MR. mr.pyx includes this file before the class
-# and names the methods in it.
+# MR notification: the class NotifyWord and the methods of class MR. mr.pyx includes this file
+# before class MR and names the methods in it.
 #
-# The word of an MR is in a page of its own, mapped by reg_notify() and unmapped by
-# close() after the MR is gone: the kernel pins it, so it shares no page with memory
-# that an application may unmap, register or keep from its children.
+# The word of an MR is one of ibv_alloc_notify_word(), allocated by reg_notify() and freed by
+# close() after the MR is gone.
 #
 # Converting an argument may run code of the application (__index__), which may close the
 # object that the method is of: whether it is open is looked at after that.
 
 cimport cython
 from cpython.number cimport PyNumber_Index
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
+
+from pyverbs.device cimport Context
 
 include "mr_all.pxi"
 include "mr_cache_mr.pxi"
-
-# Asked once: when the interpreter ends, its modules may be gone before the last MR.
-cdef size_t NOTIFY_PAGE_SIZE = resource.getpagesize()
 
 MR_NOTIFY_WORD_DOC = """
 The current value of the word, an int: bits 0-7 (IBV_MR_NOTIFY_KERNEL_MASK) are the
@@ -29,6 +27,42 @@ use add_notify().
 Raises PyverbsUserError when the MR has no word (before reg_notify(), after close()), and
 when a value that is assigned has kernel bits.
 """
+
+
+cdef class NotifyWord:
+    """
+    A word of the library's, for the changes argument of reg_notify() and NotifiedMR: the
+    kernel adds 1 whenever the word of an MR that names it becomes INVALID. An MR keeps its
+    NotifyWord until the MR is closed.
+    """
+    cdef uint64_t *word
+
+    def __init__(self, Context context not None):
+        """
+        :param context: An open Context
+        :raises PyverbsRDMAErrno: no memory
+        :raises PyverbsUserError: the context is closed
+        """
+        if context.context == NULL:
+            raise PyverbsUserError('The context is closed')
+        cdef v.ibv_context *opened = context.context
+        with nogil:
+            self.word = v.ibv_alloc_notify_word(opened)
+        if self.word == NULL:
+            raise PyverbsRDMAErrno('Failed to allocate a notification word')
+
+    def __dealloc__(self):
+        with nogil:
+            v.ibv_free_notify_word(self.word)
+
+    @property
+    def value(self):
+        """
+        The current value, an int. Reading it is atomic and takes no system call.
+        """
+        if self.word == NULL:
+            raise PyverbsUserError('The word is not allocated')
+        return v.mr_notify_word_load(self.word)
 
 
 cdef mr_check_open(MR mr):
@@ -47,13 +81,46 @@ cdef mr_check_application_bits(value):
 
 
 cdef mr_free_notify_word(MR mr):
-    if mr._notify_word != NULL:
-        munmap(mr._notify_word, NOTIFY_PAGE_SIZE)
-        mr._notify_word = NULL
+    v.ibv_free_notify_word(<v.mr_notify_word *>mr._notify_word)
+    mr._notify_word = NULL
+    mr._notify_changes = None
+
+
+cdef v.mr_notify_word *mr_alloc_notify_word(v.ibv_context *context,
+                                            v.mr_notify_word value) except NULL:
+    cdef v.mr_notify_word *word
+    with nogil:
+        word = v.ibv_alloc_notify_word(context)
+    if word == NULL:
+        raise PyverbsError('Failed to allocate a notification word')
+    v.mr_notify_word_store(word, value)
+    return word
+
+
+cdef int mr_fill_notify_attr(v.ibv_mr_notify_attr *attr, value, in_use, changes, event_fd,
+                             idle_ms) except -1:
+    mr_check_application_bits(value)
+    attr.comp_mask = 0
+    if in_use is not None:
+        attr.comp_mask |= e.IBV_MR_NOTIFY_ATTR_IN_USE
+        attr.in_use = PyNumber_Index(in_use)
+    if changes is not None:
+        if not isinstance(changes, NotifyWord):
+            raise TypeError('changes is not a NotifyWord')
+        attr.comp_mask |= e.IBV_MR_NOTIFY_ATTR_CHANGES
+        attr.changes = (<NotifyWord>changes).word
+    if event_fd is not None:
+        attr.comp_mask |= e.IBV_MR_NOTIFY_ATTR_EVENT_FD
+        attr.event_fd = PyNumber_Index(event_fd)
+    if idle_ms is not None:
+        attr.comp_mask |= e.IBV_MR_NOTIFY_ATTR_IDLE_MS
+        attr.idle_ms = PyNumber_Index(idle_ms)
+    return 0
 
 
 @cython.binding(True)
-def mr_reg_notify(MR self not None, value=0, in_use=None):
+def mr_reg_notify(MR self not None, value=0, in_use=None, changes=None, event_fd=None,
+                  idle_ms=None):
     """
     Have the kernel tell in notify_word when this registration becomes invalid: the word
     is non-zero before the call that takes the memory away returns, in any thread.
@@ -63,43 +130,49 @@ def mr_reg_notify(MR self not None, value=0, in_use=None):
     :param in_use: The bits of the word that count users, an int: while all are 0 the
                    kernel may take the pages (IBV_MR_NOTIFY_SUSPENDED), and settle_notify()
                    brings others. None: it never does.
+    :param changes: A NotifyWord of this process: the kernel adds 1 when the word has become
+                    INVALID, before the call that took the memory away returns. MRs may share it.
+    :param event_fd: An eventfd, an int: the kernel adds 1 soon after that. It may be closed then.
+    :param idle_ms: With in_use, an int: the kernel takes the pages when no user was counted for
+                    so many milliseconds, up to twice as many. None or 0: not by time.
     :return: None
     :raises PyverbsRDMAError: with this error_code, and nothing has changed:
         EOPNOTSUPP: the kernel, the driver or this kind of MR has no support (see
                     IBV_DEVICE_MR_NOTIFY in device_cap_flags); with in_use, or the device
-                    can't revoke
+                    can't revoke; or the kernel lacks changes, event_fd or idle_ms
         EBUSY: the MR has a word already, others use its registration too
                (RDMAV_MR_CACHE), or another thread re-registers it
-        EINVAL: the MR was registered by another process; or in_use is 0 or has bits 0-7
+        EINVAL: the MR was registered by another process; in_use is 0 or has bits 0-7;
+                idle_ms without in_use; or event_fd is no eventfd
+        EBADF: event_fd is not open
         EIO: the device was removed
         ENOMEM: out of memory, or over RLIMIT_MEMLOCK (the word's page is pinned)
     :raises PyverbsUserError: value has kernel bits, or the MR is closed
     :raises PyverbsError: no memory for the word
     :raises OverflowError, TypeError: value or in_use is no int of 64 bits without a sign
     """
+    cdef v.ibv_mr_notify_attr attr
     cdef v.mr_notify_word start = PyNumber_Index(value)
-    cdef bint lends = in_use is not None
-    cdef v.mr_notify_word mask = PyNumber_Index(in_use) if lends else 0
-    mr_check_application_bits(start)
+    mr_fill_notify_attr(&attr, start, in_use, changes, event_fd, idle_ms)
     mr_check_open(self)
-    cdef void *page = mmap(NULL, NOTIFY_PAGE_SIZE, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-    if page == MAP_FAILED:
-        raise PyverbsError('Failed to allocate a notification word')
-    v.mr_notify_word_store(page, start)
     cdef v.ibv_mr *mr = self.mr
     cdef int rc
+    attr.word = mr_alloc_notify_word(mr.context, start)
     with nogil:
-        if lends:
-            rc = v.ibv_reg_mr_notify_reclaim(mr, <v.mr_notify_word *>page, mask)
+        # A library of an older kernel's may know less: the plain verb where it is enough.
+        if not attr.comp_mask:
+            rc = v.ibv_reg_mr_notify(mr, attr.word)
+        elif attr.comp_mask == e.IBV_MR_NOTIFY_ATTR_IN_USE:
+            rc = v.ibv_reg_mr_notify_reclaim(mr, attr.word, attr.in_use)
         else:
-            rc = v.ibv_reg_mr_notify(mr, <v.mr_notify_word *>page)
+            rc = v.ibv_reg_mr_notify_ex(mr, &attr)
     if rc != 0:
-        munmap(page, NOTIFY_PAGE_SIZE)
+        v.ibv_free_notify_word(attr.word)
         raise PyverbsRDMAError('Failed to register MR notification', rc)
     # A word of an earlier notification, which has ended, is no longer the kernel's.
     mr_free_notify_word(self)
-    self._notify_word = page
+    self._notify_word = attr.word
+    self._notify_changes = changes
 
 
 @cython.binding(True)
@@ -154,6 +227,31 @@ def mr_settle_notify(MR self not None):
     if rc != 0:
         raise PyverbsRDMAError('Failed to settle MR notification', rc)
     return mr_get_notify_word(self)
+
+
+@cython.binding(True)
+def mr_suspend_notify(MR self not None):
+    """
+    Unpin the pages of this registration now, which is not in use: notify_word says SUSPENDED,
+    and settle_notify() brings pages back under the same keys. Does nothing if it is SUSPENDED
+    or INVALID already. Thread safe, but for close() and forget() of this MR, and closing its PD
+    or context, meanwhile.
+    :return: None
+    :raises PyverbsRDMAError: with this error_code, and nothing has changed:
+        EBUSY: notify_word says that it is in use, or another thread re-registers it
+        EINVAL: it has no notification, or one without in_use, or is of another process
+        EOPNOTSUPP: the kernel lacks this call, or the device can't restore a registration
+                    (_IBV_DEVICE_MR_RECLAIM), or as for reg_notify()
+        EIO: the device was removed
+    :raises PyverbsUserError: the MR is closed
+    """
+    mr_check_open(self)
+    cdef v.ibv_mr *mr = self.mr
+    cdef int rc
+    with nogil:
+        rc = v.ibv_suspend_mr_notify(mr)
+    if rc != 0:
+        raise PyverbsRDMAError('Failed to suspend the MR', rc)
 
 
 @cython.binding(True)

@@ -8,6 +8,12 @@ cdef extern from '<infiniband/mr_notify.h>':
         IBV_MR_NOTIFY_SUSPENDED
         IBV_MR_NOTIFY_KERNEL_MASK
 
+    cpdef enum ibv_mr_notify_attr_mask:
+        IBV_MR_NOTIFY_ATTR_IN_USE
+        IBV_MR_NOTIFY_ATTR_CHANGES
+        IBV_MR_NOTIFY_ATTR_EVENT_FD
+        IBV_MR_NOTIFY_ATTR_IDLE_MS
+
     cdef unsigned long long IBV_DEVICE_MR_REVOKE
     cdef unsigned long long IBV_DEVICE_MR_RECLAIM
 

@@ -10,6 +10,20 @@ cdef extern from 'infiniband/mr_all.h':
     ibv_mr *ibv_register_mr_all(ibv_pd *pd, int access) nogil
 
 cdef extern from 'infiniband/mr_notify.h':
+    cdef struct ibv_mr_notify_attr:
+        uint64_t comp_mask
+        mr_notify_word *word
+        uint64_t in_use
+        mr_notify_word *changes
+        int event_fd
+        uint32_t idle_ms
+
+    ibv_mr *ibv_reg_notified_mr(ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+                                unsigned int access, const ibv_mr_notify_attr *attr) nogil
+    int ibv_reg_mr_notify_ex(ibv_mr *mr, const ibv_mr_notify_attr *attr) nogil
+    int ibv_suspend_mr_notify(ibv_mr *mr) nogil
+    mr_notify_word *ibv_alloc_notify_word(ibv_context *context) nogil
+    void ibv_free_notify_word(mr_notify_word *word) nogil
     int ibv_reg_mr_notify(ibv_mr *mr, mr_notify_word *word) nogil
     int ibv_reg_mr_notify_reclaim(ibv_mr *mr, mr_notify_word *word, mr_notify_word in_use) nogil
     int ibv_unreg_mr_notify(ibv_mr *mr) nogil

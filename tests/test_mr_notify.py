@@ -9,9 +9,11 @@ import functools
 import mmap
 import os
 import re
+import select
 import subprocess
 import sys
 import threading
+import time
 import unittest
 
 from tests.base import PyverbsAPITestCase, RCResources, RDMATestCase
@@ -19,7 +21,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from pyverbs.device import translate_device_caps
 from pyverbs.qp import QPAttr
 from pyverbs.pd import PD
-from pyverbs.mr import MR
+from pyverbs.mr import MR, NotifiedMR, NotifyWord
 from pyverbs.wr import SGE, RecvWR, SendWR
 import pyverbs.mem_alloc as mem
 import pyverbs.enums as e
@@ -593,6 +595,130 @@ class MRNotifyReclaimTest(MRNotifyTestCase):
             self.assert_errno(errno.EINVAL, mr.reg_notify, 0, mask)
         mr.close()
 
+    def test_mr_notify_suspend(self):
+        """
+        A registration is suspended by a call unless it is in use.
+        """
+        mr, _ = self.reg()
+        mr.reg_notify(0x100, in_use=self.IN_USE)
+        self.assert_errno(errno.EBUSY, mr.suspend_notify)
+        mr.add_notify(-0x100)
+        mr.suspend_notify()
+        self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_SUSPENDED)
+        mr.suspend_notify()
+        self.assertEqual(mr.settle_notify(), 0)
+        mr.close()
+        mr, _ = self.reg()
+        self.assert_errno(errno.EINVAL, mr.suspend_notify)
+        mr.reg_notify()
+        self.assert_errno(errno.EINVAL, mr.suspend_notify)
+        mr.close()
+
+    def test_mr_notify_idle_time(self):
+        """
+        A registration has an idle time of its own.
+        """
+        mr = NotifiedMR(self.pd, LENGTH, ACCESS, in_use=self.IN_USE, idle_ms=20)
+        other = NotifiedMR(self.pd, LENGTH, ACCESS, in_use=self.IN_USE)
+        while not mr.notify_word:
+            time.sleep(0.001)
+        self.assertEqual(mr.notify_word, e.IBV_MR_NOTIFY_SUSPENDED)
+        self.assertEqual(other.notify_word, 0)
+        mr.close()
+        other.close()
+
+
+class MRNotifyChangesTest(MRNotifyTestCase):
+    """
+    Registering and arming in one call, and what tells that some word has become INVALID.
+    """
+    def notified(self, **kwargs):
+        addr = self.map()
+        return NotifiedMR(self.pd, LENGTH, ACCESS, address=addr, **kwargs), addr
+
+    @requires_mr_notify
+    def test_notified_mr(self):
+        """
+        The word is there from the start; the buffer is the caller's, or the MR's own.
+        """
+        mr, addr = self.notified(value=0x500)
+        self.assertEqual(mr.buf, addr)
+        self.assertEqual(mr.notify_word, 0x500)
+        self.assert_errno(errno.EBUSY, mr.reg_notify)
+        self.assertEqual(mr.settle_notify(), 0x500)
+        self.unmap(addr)
+        self.assertEqual(mr.notify_word, 0x500 | e.IBV_MR_NOTIFY_INVALID)
+        mr.close()
+        self.assertRaises(PyverbsUserError, lambda: mr.notify_word)
+        own = NotifiedMR(self.pd, LENGTH, ACCESS, iova=0x10000)
+        own.write('abc', 3)
+        self.assertEqual(own.read(3, 0), b'abc')
+        self.assertEqual(own.notify_word, 0)
+        own.close()
+
+    @requires_mr_notify
+    def test_changes(self):
+        """
+        MRs share a counter, which they keep.
+        """
+        changes = NotifyWord(self.ctx)
+        one, addr = self.notified(changes=changes)
+        other, other_addr = self.reg()
+        other.reg_notify(changes=changes)
+        self.assertEqual(changes.value, 0)
+        self.unmap(addr)
+        self.assertEqual(changes.value, 1)
+        self.unmap(other_addr)
+        self.assertEqual(changes.value, 2)
+        one.close()
+        del changes
+        other.close()
+
+    @requires_mr_notify
+    def test_event_fd(self):
+        """
+        A program that waits by select() is woken.
+        """
+        event_fd = libc.eventfd(0, 0)
+        mr, addr = self.notified(event_fd=event_fd)
+        self.assertEqual(select.select([event_fd], [], [], 0)[0], [])
+        self.unmap(addr)
+        self.assertEqual(select.select([event_fd], [], [], 60)[0], [event_fd])
+        self.assertEqual(int.from_bytes(os.read(event_fd, 8), sys.byteorder), 1)
+        mr.close()
+        os.close(event_fd)
+
+    @requires_mr_notify
+    def test_refused(self):
+        """
+        What is refused leaves no registration, and the MR as it was.
+        """
+        with open(os.devnull, 'rb') as null:
+            for number, kwargs in ((errno.EINVAL, {'in_use': 0}), (errno.EINVAL, {'idle_ms': 50}),
+                                   (errno.EINVAL, {'event_fd': null.fileno()}),
+                                   (errno.EBADF, {'event_fd': -1})):
+                mr, _ = self.reg()
+                self.assert_errno(number, functools.partial(mr.reg_notify, **kwargs))
+                with self.assertRaises(PyverbsRDMAError) as caught:
+                    self.notified(**kwargs)
+                self.assertEqual(caught.exception.error_code, number)
+                mr.reg_notify()
+                mr.close()
+        for kwargs in ({'changes': 1}, {'in_use': ''}, {'event_fd': ''}, {'idle_ms': ''}):
+            self.assertRaises(TypeError, self.notified, **kwargs)
+        for kwargs in ({'in_use': -1}, {'event_fd': 1 << 40}, {'idle_ms': 1 << 32}):
+            self.assertRaises(OverflowError, self.notified, **kwargs)
+        self.assertRaises(PyverbsUserError, self.notified, value=1)
+        self.pd.close()
+        self.assertRaises(PyverbsUserError, self.notified)
+
+    def test_word_of_a_closed_context(self):
+        """
+        A word needs an open device.
+        """
+        self.ctx.close()
+        self.assertRaises(PyverbsUserError, NotifyWord, self.ctx)
+
 
 class NotifyRC(RCResources):
     """
@@ -728,12 +854,14 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
 
     def test_mr_notify_unsupported(self):
         """
-        Without the capability all three are EOPNOTSUPP and the MR goes on working.
+        Without the capability each of them is EOPNOTSUPP and the MR goes on working.
         """
         if has_mr_notify(self.ctx):
             raise unittest.SkipTest('The device supports MR notification')
         mr, _ = self.reg()
-        for func in (mr.reg_notify, mr.unreg_notify, mr.settle_notify):
+        for func in (mr.reg_notify, mr.unreg_notify, mr.settle_notify, mr.suspend_notify,
+                     functools.partial(mr.reg_notify, changes=NotifyWord(self.ctx)),
+                     functools.partial(NotifiedMR, self.pd, LENGTH, ACCESS)):
             self.assert_errno(errno.EOPNOTSUPP, func)
         mr.close()
 

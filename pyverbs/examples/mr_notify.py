@@ -18,7 +18,7 @@ from pyverbs.addr import AHAttr, GlobalRoute
 from pyverbs.cq import CQ
 from pyverbs.device import Context, get_device_list
 from pyverbs.mem_alloc import mmap, munmap
-from pyverbs.mr import MR
+from pyverbs.mr import MR, NotifiedMR
 from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, SendWR
@@ -94,8 +94,7 @@ def rdma_write(text, address, rkey):
 # %% Register a buffer, and have the kernel watch it
 print(f'pinned                             {pinned():6} KiB')
 buffer = mmap(length=LENGTH)
-mr = MR(pd, LENGTH, ACCESS, address=buffer)
-mr.reg_notify()
+mr = NotifiedMR(pd, LENGTH, ACCESS, address=buffer)
 print(f'registered: pinned                 {pinned():6} KiB    word {mr.notify_word}')
 assert mr.notify_word == 0
 
