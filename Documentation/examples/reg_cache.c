@@ -12,8 +12,11 @@
  * a transfer uses it, which is the application's error with any MPI.
  *
  * An entry may be larger than the buffer of a transfer, and another part of it may
- * be unmapped. So the kernel is told which bits count (arm()): while there is a
+ * be unmapped. So the kernel is told which bits count (reg()): while there is a
  * reference the device keeps the pages, and when there is none they are lent.
+ *
+ * THE COUNTER of changes tells that the word of some entry has become INVALID. While it
+ * stands still the cache does not look for stale entries.
  *
  * THE LOCK guards the table: which entry has which range. It is held for looking
  * an entry up, for making and for ending one; not for giving one back. A cache
@@ -35,7 +38,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#ifdef IBV_DEVICE_MR_RECLAIM
+#ifdef IBV_HAVE_REG_NOTIFIED_MR
 #define KERNEL_BITS ((uint64_t)IBV_MR_NOTIFY_KERNEL_MASK)
 #endif
 #define REFERENCE ((uint64_t)1 << 8)
@@ -62,13 +65,15 @@ struct reg_cache {
 	pthread_mutex_t lock;
 	unsigned int next; /* whom to evict: round and round, for shortness */
 	unsigned long count;
+	uint64_t changes; /* the kernel's */
+	uint64_t seen;	  /* its value when the table was last searched */
 	struct reg_entry entry[ENTRIES];
 };
 
 /* Run time: is the kernel and the driver able? */
 static int device_notifies(struct ibv_context *context)
 {
-#ifdef IBV_DEVICE_MR_RECLAIM
+#ifdef IBV_HAVE_REG_NOTIFIED_MR
 	struct ibv_device_attr attr;
 
 	return !ibv_query_device(context, &attr) && attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY;
@@ -120,7 +125,7 @@ void reg_cache_destroy(struct reg_cache *cache)
 	munmap(cache, sizeof(*cache));
 }
 
-#ifdef IBV_DEVICE_MR_RECLAIM
+#ifdef IBV_HAVE_REG_NOTIFIED_MR
 
 /* Takes a reference; false, and none is held, if it cannot be used. Under the lock. */
 static int take(struct reg_entry *e)
@@ -147,28 +152,39 @@ static int unused(struct reg_entry *e)
 	return !(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE) & ~KERNEL_BITS);
 }
 
-/* A free entry, or NULL if all are in use. Ends stale ones. Under the lock. */
-static struct reg_entry *make_room(struct reg_cache *cache)
+/* Ends the entries that have become INVALID, if there are any. Under the lock. */
+static void end_stale(struct reg_cache *cache)
 {
-	struct reg_entry *room = NULL;
+	const uint64_t changes = __atomic_load_n(&cache->changes, __ATOMIC_ACQUIRE);
 
+	if (changes == cache->seen)
+		return;
+	cache->seen = changes; /* before the words: a later one moves the counter again */
 	for (unsigned int i = 0; i < ENTRIES; i++) {
 		struct reg_entry *e = &cache->entry[i];
 
-		if (e->mr && e->gone && unused(e))
-			end(e);
 		if (!e->mr)
-			room = e;
+			continue;
+		if (__atomic_load_n(&e->word, __ATOMIC_ACQUIRE) & IBV_MR_NOTIFY_INVALID)
+			e->gone = 1;
+		if (e->gone && unused(e))
+			end(e);
 	}
-	for (unsigned int i = 0; i < ENTRIES && !room; i++) {
+}
+
+/* A free entry, or NULL if all are in use. Under the lock. */
+static struct reg_entry *make_room(struct reg_cache *cache)
+{
+	for (unsigned int i = 0; i < ENTRIES; i++) {
 		struct reg_entry *e = &cache->entry[cache->next++ % ENTRIES];
 
-		if (unused(e)) {
+		if (e->mr && !unused(e))
+			continue;
+		if (e->mr)
 			end(e);
-			room = e;
-		}
+		return e;
 	}
-	return room;
+	return NULL;
 }
 
 /* After ENOMEM, which kept registrations may cause. Returns how many it ended. */
@@ -191,32 +207,35 @@ static int end_unused(struct reg_cache *cache)
  * Parts of an entry are handed out, so the references are its users. A device that
  * can't take pages back (EOPNOTSUPP) keeps them until the entry ends in any case.
  */
-static int arm(struct reg_entry *e)
+static struct ibv_mr *reg(struct reg_cache *cache, struct reg_entry *e, uintptr_t start,
+			  size_t length)
 {
-	int error = ibv_reg_mr_notify_reclaim(e->mr, &e->word, ~KERNEL_BITS);
+	struct ibv_mr_notify_attr attr = {
+		.comp_mask = IBV_MR_NOTIFY_ATTR_IN_USE | IBV_MR_NOTIFY_ATTR_CHANGES,
+		.word = &e->word,
+		.in_use = ~KERNEL_BITS,
+		.changes = &cache->changes,
+	};
+	struct ibv_mr *mr = ibv_reg_notified_mr(cache->pd, (void *)start, length, start,
+						cache->access, &attr);
 
-	return error == EOPNOTSUPP ? ibv_reg_mr_notify(e->mr, &e->word) : error;
+	if (mr || errno != EOPNOTSUPP)
+		return mr;
+	attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
+	return ibv_reg_notified_mr(cache->pd, (void *)start, length, start, cache->access, &attr);
 }
 
-/*
- * Registers whole pages, so that the next buffer on them is a hit. Between
- * ibv_reg_mr() and arming nothing is missed: arming reports earlier changes,
- * too.
- */
+/* Registers whole pages, so that the next buffer on them is a hit. */
 static int add(struct reg_cache *cache, struct reg_entry *e, uintptr_t start, uintptr_t end_of)
 {
 	const uintptr_t page = sysconf(_SC_PAGESIZE);
 
 	start &= ~(page - 1);
 	end_of = (end_of + page - 1) & ~(page - 1);
-	e->mr = ibv_reg_mr(cache->pd, (void *)start, end_of - start, cache->access);
+	__atomic_store_n(&e->word, REFERENCE, __ATOMIC_RELAXED); /* the kernel's not yet */
+	e->mr = reg(cache, e, start, end_of - start);
 	if (!e->mr)
 		return 0;
-	__atomic_store_n(&e->word, REFERENCE, __ATOMIC_RELAXED); /* the kernel's not yet */
-	if (arm(e)) {
-		end(e);
-		return 0;
-	}
 	__atomic_fetch_add(&cache->count, 1, __ATOMIC_RELAXED);
 	e->start = start;
 	e->end = end_of;
@@ -237,6 +256,7 @@ static struct reg_entry *find_or_add(struct reg_cache *cache, uintptr_t start, u
 		if (e->mr && !e->gone && e->start <= start && end_of <= e->end && take(e))
 			return e;
 	}
+	end_stale(cache);
 	e = make_room(cache);
 	return e && add(cache, e, start, end_of) ? e : NULL;
 }

@@ -41,7 +41,10 @@ class reg_cache {
 		uintptr_t end = 0;
 		bool gone = false; /* not to be found; ended when it is not in use */
 	};
-	using table = std::array<entry, 1024>;
+	struct table {
+		alignas(8) uint64_t changes = 0; /* the kernel counts INVALID words there */
+		std::array<entry, 1024> all;
+	};
 
 	/* Pages for the table alone; why not the heap's, is told in reg_cache.c. */
 	struct unmap {
@@ -123,7 +126,7 @@ private:
 
 	static std::atomic_ref<uint64_t> word_of(entry &e) { return std::atomic_ref(e.word); }
 
-#ifdef IBV_DEVICE_MR_RECLAIM
+#ifdef IBV_HAVE_REG_NOTIFIED_MR
 	static constexpr uint64_t kernel_bits = IBV_MR_NOTIFY_KERNEL_MASK;
 
 	/* Run time: is the kernel and the driver able? */
@@ -155,36 +158,54 @@ private:
 		return !(word_of(e).load(std::memory_order_acquire) & ~kernel_bits);
 	}
 
-	/* A free entry, or nullptr if all are in use. Ends stale ones. */
-	entry *make_room()
+	/* Ends the entries that have become INVALID, if the kernel's counter has moved. */
+	void end_stale()
 	{
-		entry *room = nullptr;
+		const uint64_t changes = std::atomic_ref(entries_->changes).load();
 
-		for (entry &e : *entries_) {
+		if (std::exchange(seen_, changes) == changes)
+			return;
+		for (entry &e : entries_->all) {
+			if (word_of(e).load(std::memory_order_acquire) & IBV_MR_NOTIFY_INVALID)
+				e.gone = true;
 			if (e.mr && e.gone && unused(e))
 				e.mr.reset();
-			if (!e.mr)
-				room = &e;
 		}
-		for (std::size_t i = 0; i < entries_->size() && !room; i++) {
-			entry &e = (*entries_)[next_++ % entries_->size()];
-			if (unused(e)) {
-				e.mr.reset();
-				room = &e;
-			}
-		}
-		return room;
 	}
 
-	/* Why so, is told in reg_cache.c. */
-	static int arm(entry &e)
+	/* A free entry, or nullptr if all are in use. */
+	entry *make_room()
 	{
-		const int error = ibv_reg_mr_notify_reclaim(e.mr.get(), &e.word, ~kernel_bits);
-
-		return error == EOPNOTSUPP ? ibv_reg_mr_notify(e.mr.get(), &e.word) : error;
+		for (std::size_t i = 0; i < entries_->all.size(); i++) {
+			entry &e = entries_->all[next_++ % entries_->all.size()];
+			if (e.mr && !unused(e))
+				continue;
+			e.mr.reset();
+			return &e;
+		}
+		return nullptr;
 	}
 
-	/* Whole pages; the second call reports changes between the two. */
+	/* reg_cache.c tells why the users are counted. */
+	owned_mr reg(entry &e)
+	{
+		const auto call = [&](uint64_t more) {
+			ibv_mr_notify_attr attr{};
+
+			attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES | more;
+			attr.word = &e.word;
+			attr.in_use = ~kernel_bits;
+			attr.changes = &entries_->changes;
+			return owned_mr(ibv_reg_notified_mr(pd_, reinterpret_cast<void *>(e.start),
+							    e.end - e.start, e.start, access_,
+							    &attr));
+		};
+		owned_mr mr = call(IBV_MR_NOTIFY_ATTR_IN_USE);
+
+		return mr || errno != EOPNOTSUPP ? std::move(mr) : call(0);
+	}
+
+	/* Whole pages. */
 	bool add(entry &e, uintptr_t start, uintptr_t end)
 	{
 		const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -193,14 +214,9 @@ private:
 		e.end = (end + page - 1) & ~(page - 1);
 		e.gone = false;
 		e.word = reference; /* the kernel's not yet */
-		e.mr.reset(ibv_reg_mr(pd_, reinterpret_cast<void *>(e.start), e.end - e.start,
-				      access_));
+		e.mr = reg(e);
 		if (!e.mr)
 			return false;
-		if (arm(e)) {
-			e.mr.reset();
-			return false;
-		}
 		count_.fetch_add(1, std::memory_order_relaxed);
 		if (!(word_of(e).load(std::memory_order_acquire) & kernel_bits))
 			return true;
@@ -212,9 +228,10 @@ private:
 	/* Under the mutex. */
 	entry *find_or_add(uintptr_t start, uintptr_t end)
 	{
-		for (entry &e : *entries_) /* a real one has a tree here */
+		for (entry &e : entries_->all) /* a real one has a tree here */
 			if (e.mr && !e.gone && e.start <= start && end <= e.end && take(e))
 				return &e;
+		end_stale();
 		entry *room = make_room();
 		return room && add(*room, start, end) ? room : nullptr;
 	}
@@ -225,7 +242,7 @@ private:
 		const std::lock_guard hold(mutex_);
 		bool ended = false;
 
-		for (entry &e : *entries_)
+		for (entry &e : entries_->all)
 			if (e.mr && unused(e)) {
 				e.mr.reset();
 				ended = true;
@@ -254,6 +271,7 @@ private:
 	const bool keeps_;
 	std::atomic<unsigned long> count_ = 0;
 	std::mutex mutex_;     /* which entry has which range */
+	uint64_t seen_ = 0;    /* the counter of changes, when the table was last searched */
 	std::size_t next_ = 0; /* whom to evict: round and round, for shortness */
 	const std::unique_ptr<table, unmap> entries_ = new_table();
 };
