@@ -27,7 +27,7 @@ function(add_guest_tests folder support)
   endforeach()
 endfunction()
 
-add_guest_tests(notify guest_support contract in_use interleaving lifetime nodes observe offline race reclaim revoke stranger transfer
+add_guest_tests(notify guest_support changes contract in_use interleaving lifetime nodes observe offline race reclaim revoke stranger transfer
                 word worker)
 add_guest_tests(cache guest_support adversary cache differential idle nested owner peer pressure)
 add_guest_tests(paging odp_support odp odp_memory odp_oracle odp_packets odp_stress odp_wait)

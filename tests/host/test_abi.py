@@ -64,6 +64,14 @@ RELEASED = {
         {"ibv_query_mr_cache": "int (*)(struct ibv_context *, struct ibv_mr_cache_stats *)",
          "ibv_reg_mr_limits": "int (*)(struct ibv_context *, struct ibv_mr_cache_limits *, "
                               "struct ibv_mr_cache_limits *)"}, {}),
+    "MRNOTIFY_1.6": (
+        {"ibv_alloc_notify_word": "uint64_t *(*)(struct ibv_context *)",
+         "ibv_free_notify_word": "void (*)(uint64_t *)",
+         "ibv_reg_mr_notify_ex": "int (*)(struct ibv_mr *, const struct ibv_mr_notify_attr *)",
+         "ibv_reg_notified_mr": f"{MR}(*)(struct ibv_pd *, void *, size_t, uint64_t, "
+                                "unsigned int, const struct ibv_mr_notify_attr *)",
+         "ibv_suspend_mr_notify": f"int (*)({MR})"},
+        {"ibv_mr_notify_attr": "comp_mask word in_use changes event_fd idle_ms"}),
 }
 BITS = {"IBV_MR_NOTIFY_INVALID": "1", "IBV_MR_NOTIFY_SUSPECT": "2", "IBV_MR_NOTIFY_SUSPENDED": "4",
         "IBV_MR_NOTIFY_KERNEL_MASK": "0xff", "IBV_ACCESS_CACHED": "1 << 29",

@@ -22,14 +22,13 @@ HOST = ("test_arguments", "test_built_programs", "test_compiler_cache", "test_dr
         "test_namespace", "test_overlay", "test_runner", "test_setup", "test_step",
         "test_verbs", "test_word_protocol",
         *(f"unit-{name}" for name in lanes.UNIT_PROGRAMS))
-UM = ("matrix", "matrix, all memory", "matrix, suspended",
-      "contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race", "cache",
-      "peer", "rights", "invalidate", "nested", "owner", "differential", "adversary", "observe",
-      "answers", "errors", "states", "rings", "lossy", "stranger", "odp", "odp_packets",
-      "odp_wait", "odp_oracle", "idle", "in_use siw0", "revoke siw0", "rights siw0", "siw siw0",
-      "tools")
-DEBIAN = ("fine clock", "matrix", "in_use", "revoke", "worker", "lifetime", "race", "rights",
-          "invalidate", "owner", "differential", "adversary", "observe", "stranger",
+UM = ("matrix", "matrix, all memory", "matrix, suspended", "contract", "word", "changes", "in_use",
+      "reclaim", "revoke", "worker", "lifetime", "race", "cache", "peer", "rights", "invalidate",
+      "nested", "owner", "differential", "adversary", "observe", "answers", "errors", "states",
+      "rings", "lossy", "stranger", "odp", "odp_packets", "odp_wait", "odp_oracle", "idle",
+      "in_use siw0", "revoke siw0", "rights siw0", "siw siw0", "tools")
+DEBIAN = ("fine clock", "matrix", "changes", "in_use", "revoke", "worker", "lifetime", "race",
+          "rights", "invalidate", "owner", "differential", "adversary", "observe", "stranger",
           "interleaving", "transfer", "retransmit", "idle", "siw siw0", "transfer siw0")
 
 

@@ -17,8 +17,9 @@ import results
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PYTHON = "/usr/bin/python3 -B"
 UNIT_PROGRAMS = ("cache", "parts", "views", "schedule", "tsan", "asan")
-GUEST_PROGRAMS = ("contract", "word", "in_use", "reclaim", "revoke", "worker", "lifetime", "race",
-                  "cache", "peer", "rights", "invalidate", "nested", "owner", "differential",
+GUEST_PROGRAMS = ("contract", "word", "changes", "in_use", "reclaim", "revoke", "worker",
+                  "lifetime", "race", "cache", "peer", "rights", "invalidate", "nested", "owner",
+                  "differential",
                   "adversary", "observe", "answers", "errors", "states", "rings", "lossy",
                   "stranger", "idle")
 # Of those whose tests skip alike, all; "no more wait than 512" may be too slow.
@@ -211,7 +212,8 @@ def hits(name, libfabric, least, options=""):
 LANES = {
     "um": Lane(
         [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, *guest_programs("fuzz", seconds=60),
-         *on_siw(MATRIX, *guest_programs("contract", "in_use", "revoke", "rights", "siw")),
+         *on_siw(MATRIX, *guest_programs("contract", "changes", "in_use", "revoke", "rights",
+                                         "siw")),
          TOOLS, PYTHON_EXAMPLE, NOTIFY_AND_CACHE, *cached(NOTIFY_AND_CACHE)],
         guest="--kernel um", needs=("fork", "kernel um"), seconds=150),
     # Tests that need no kernel, and the lab itself.
@@ -323,7 +325,7 @@ LANES = {
     # KASAN makes it slow: programs with threads, ends or errors in them, and the matrix.
     "debug": Lane(
         [CLOCK, KASAN, MATRIX,
-         *guest_programs("contract", "word", "revoke", "rights", "worker", "lifetime",
+         *guest_programs("contract", "word", "changes", "revoke", "rights", "worker", "lifetime",
                          "invalidate", "states", "stranger"),
          *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", "lookup", seconds=2),
          RINGS,

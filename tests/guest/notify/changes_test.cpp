@@ -1,0 +1,904 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * struct ibv_mr_notify_attr: registering and arming in one call, the counter and the eventfd that
+ * tell of INVALID words, the idle time, suspension by a call, and the words that the library
+ * hands out.
+ */
+#include "catch.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "device.h"
+#include "loopback.h"
+#include "rows.h"
+#include "run_time.h"
+#include "skip.h"
+#include "system.h"
+#include "trial.h"
+#include "watched.h"
+
+using namespace mr_notify;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr std::size_t length = 16 * 4096;
+constexpr uint64_t users = 0xffff00;
+constexpr uint64_t one_user = 0x100;
+constexpr uint64_t invalid = IBV_MR_NOTIFY_INVALID;
+constexpr uint64_t suspended = IBV_MR_NOTIFY_SUSPENDED;
+
+uint64_t load(uint64_t *word)
+{
+	return std::atomic_ref<uint64_t>(*word).load(std::memory_order_acquire);
+}
+
+/* A file descriptor of eventfd(2). */
+class event {
+public:
+	explicit event(unsigned int start = 0) : fd_(eventfd(start, EFD_NONBLOCK | EFD_CLOEXEC))
+	{
+		REQUIRE(fd_ >= 0);
+	}
+	event(const event &) = delete;
+	event &operator=(const event &) = delete;
+	~event() { close(fd_); }
+
+	int fd() const { return fd_; }
+	/* Waits until it has counted so many since it was read last. */
+	uint64_t counted(uint64_t wanted) const
+	{
+		eventfd_t sum = 0;
+
+		happens([&] {
+			eventfd_t more = 0;
+			if (eventfd_read(fd_, &more) == 0)
+				sum += more;
+			return sum >= wanted;
+		});
+		return sum;
+	}
+
+private:
+	int fd_;
+};
+
+struct free_word {
+	void operator()(uint64_t *word) const { ibv_free_notify_word(word); }
+};
+using library_word = std::unique_ptr<uint64_t, free_word>;
+
+library_word alloc_word(const device &on)
+{
+	library_word word(ibv_alloc_notify_word(on.context()));
+
+	REQUIRE(word);
+	return word;
+}
+
+owned<ibv_mr> reg(const device &on, range r, const ibv_mr_notify_attr &attr,
+		  int access = device::all_rights)
+{
+	return owned<ibv_mr>(ibv_reg_notified_mr(
+		on.pd(), r.addr, r.length, reinterpret_cast<uintptr_t>(r.addr), access, &attr));
+}
+
+/* Counters that processes share; 0 at first. */
+struct shared_counters {
+	shared_counters() { std::memset(m.registered().addr, 0, page_size()); }
+	uint64_t *at(std::size_t i) const
+	{
+		return reinterpret_cast<uint64_t *>(m.registered().addr) + i;
+	}
+
+	memory m = shared_file(page_size());
+};
+
+/* A registration by the one call, that tells a counter. */
+struct counted_mr {
+	counted_mr(const device &on, uint64_t *changes, uint64_t start = 0) : word(alloc_word(on))
+	{
+		ibv_mr_notify_attr attr{};
+
+		*word = start;
+		attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
+		attr.word = word.get();
+		attr.changes = changes;
+		mr = reg(on, m.registered(), attr);
+		REQUIRE(mr);
+	}
+
+	memory m = anonymous(length);
+	library_word word;
+	owned<ibv_mr> mr;
+};
+
+/* In use by nobody: the kernel may have its pages. */
+struct idle_mr {
+	explicit idle_mr(const device &on, uint32_t idle_ms = 0, uint64_t *changes = nullptr)
+	    : word(alloc_word(on))
+	{
+		ibv_mr_notify_attr attr{};
+
+		attr.comp_mask = IBV_MR_NOTIFY_ATTR_IN_USE | IBV_MR_NOTIFY_ATTR_IDLE_MS;
+		attr.word = word.get();
+		attr.in_use = users;
+		attr.idle_ms = idle_ms;
+		if (changes) {
+			attr.comp_mask |= IBV_MR_NOTIFY_ATTR_CHANGES;
+			attr.changes = changes;
+		}
+		mr = reg(on, m.registered(), attr);
+		REQUIRE(mr);
+	}
+
+	memory m = anonymous(length);
+	library_word word;
+	owned<ibv_mr> mr;
+};
+
+bool can_reclaim(const device &on)
+{
+	ibv_device_attr_ex attr{};
+
+	REQUIRE(ibv_query_device_ex(on.context(), nullptr, &attr) == 0);
+	return attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM;
+}
+
+} // namespace
+
+TEST_CASE("one call registers and arms")
+{
+	const device on;
+	const std::size_t before = pinned_bytes();
+	memory m = anonymous(length);
+	const auto word = alloc_word(on);
+	ibv_mr_notify_attr attr{};
+
+	*word = 0x500;
+	attr.word = word.get();
+	auto mr = reg(on, m.registered(), attr);
+	REQUIRE(mr);
+	CHECK(mr->addr == m.registered().addr);
+	CHECK(mr->length == length);
+	CHECK(pinned_bytes() == before + length + page_size());
+	CHECK(ibv_reg_mr_notify(mr.get(), word.get()) == EBUSY);
+	CHECK(ibv_settle_mr_notify(mr.get()) == 0);
+	CHECK(load(word.get()) == 0x500);
+	unmap_all(m);
+	CHECK(load(word.get()) == (0x500 | invalid));
+	mr.reset();
+	CHECK(pinned_bytes() == before);
+}
+
+TEST_CASE("a registration by one call has the address and rights that were asked for")
+{
+	const device on;
+	const memory m = anonymous(length);
+	const memory source = anonymous(page_size());
+	const auto from = on.register_memory(source.registered());
+	const auto word = alloc_word(on);
+	constexpr uint64_t iova = 0x40000000;
+	ibv_mr_notify_attr attr{};
+	loopback link(on);
+
+	std::memset(source.registered().addr, 0x77, page_size());
+	attr.word = word.get();
+	const owned<ibv_mr> mr(ibv_reg_notified_mr(on.pd(), m.registered().addr, length, iova,
+						   device::all_rights, &attr));
+	REQUIRE(mr);
+	CHECK(link.write(from.get(), source.registered(),
+			 reinterpret_cast<std::byte *>(iova + page_size()),
+			 mr->rkey) == IBV_WC_SUCCESS);
+	CHECK(m.registered().addr[page_size()] == std::byte{0x77});
+	CHECK(m.registered().addr[0] != std::byte{0x77});
+
+	const auto other = alloc_word(on);
+	attr.word = other.get();
+	const auto local = reg(on, m.registered(), attr, IBV_ACCESS_LOCAL_WRITE);
+	REQUIRE(local);
+	CHECK(link.write(from.get(), source.registered(), m.registered().addr, local->rkey) !=
+	      IBV_WC_SUCCESS);
+}
+
+TEST_CASE("a registration by one call is not a cached one")
+{
+	const device on;
+	memory m = anonymous(length);
+	const auto word = alloc_word(on);
+	ibv_mr_notify_attr attr{};
+
+	attr.word = word.get();
+	const owned<ibv_mr> cached(ibv_reg_mr(on.pd(), m.registered().addr, length,
+					      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED));
+	REQUIRE(cached);
+	auto mr = reg(on, m.registered(), attr, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED);
+	REQUIRE(mr);
+	CHECK(mr->lkey != cached->lkey);
+	CHECK(ibv_settle_mr_notify(mr.get()) == 0); /* EINVAL of a cached one */
+}
+
+TEST_CASE("attributes that are refused leave nothing behind")
+{
+	const device on;
+	const memory m = anonymous(length);
+	const memory readonly = anonymous(page_size());
+	const auto plain = on.register_memory(m.registered());
+	const auto word = alloc_word(on);
+	const auto other = alloc_word(on);
+	const event waited;
+	const std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen("/dev/null", "re"),
+								    std::fclose);
+	const std::size_t before = pinned_bytes();
+	ibv_mr_notify_attr attr{};
+	const auto fails = [&](int error) {
+		CHECK(ibv_reg_mr_notify_ex(plain.get(), &attr) == error);
+		errno = 0;
+		CHECK(!reg(on, m.registered(), attr));
+		CHECK(errno == error);
+		CHECK(pinned_bytes() == before);
+		CHECK(load(word.get()) == 0);
+	};
+
+	REQUIRE(mprotect(readonly.registered().addr, page_size(), PROT_READ) == 0);
+	attr.word = word.get();
+	SECTION("no attributes")
+	{
+		CHECK(ibv_reg_mr_notify_ex(plain.get(), nullptr) == EINVAL);
+		errno = 0;
+		CHECK(!ibv_reg_notified_mr(on.pd(), m.registered().addr, length, 0, 0, nullptr));
+		CHECK(errno == EINVAL);
+	}
+	SECTION("an unknown bit")
+	{
+		attr.comp_mask = 1 << 4;
+		fails(EINVAL);
+		attr.comp_mask = uint64_t{1} << 63;
+		fails(EINVAL);
+	}
+	SECTION("the word")
+	{
+		attr.word = nullptr;
+		fails(EINVAL);
+		attr.word =
+			reinterpret_cast<uint64_t *>(reinterpret_cast<std::byte *>(word.get()) + 4);
+		fails(EINVAL);
+		attr.word = reinterpret_cast<uint64_t *>(readonly.registered().addr);
+		fails(EFAULT);
+	}
+	SECTION("the bits of users")
+	{
+		attr.comp_mask = IBV_MR_NOTIFY_ATTR_IN_USE;
+		fails(EINVAL);
+		attr.in_use = 0x101;
+		fails(EINVAL);
+	}
+	SECTION("the counter")
+	{
+		attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
+		fails(EINVAL);
+		attr.changes = word.get();
+		fails(EINVAL);
+		attr.changes = reinterpret_cast<uint64_t *>(
+			reinterpret_cast<std::byte *>(other.get()) + 4);
+		fails(EINVAL);
+		attr.changes = reinterpret_cast<uint64_t *>(readonly.registered().addr);
+		fails(EFAULT);
+	}
+	SECTION("an idle time without users")
+	{
+		attr.comp_mask = IBV_MR_NOTIFY_ATTR_IDLE_MS;
+		attr.idle_ms = 100;
+		fails(EINVAL);
+	}
+	SECTION("the eventfd")
+	{
+		attr.comp_mask = IBV_MR_NOTIFY_ATTR_EVENT_FD;
+		attr.event_fd = -1;
+		fails(EBADF);
+		attr.event_fd = 1000;
+		fails(EBADF);
+		attr.event_fd = fileno(file.get());
+		fails(EINVAL);
+	}
+	SECTION("fields that are not valid are not looked at")
+	{
+		attr.in_use = 1;
+		attr.changes = word.get();
+		attr.event_fd = -1;
+		attr.idle_ms = 1;
+	}
+	attr = {};
+	attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES | IBV_MR_NOTIFY_ATTR_EVENT_FD;
+	attr.word = word.get();
+	attr.changes = other.get();
+	attr.event_fd = waited.fd();
+	CHECK(ibv_reg_mr_notify_ex(plain.get(), &attr) == 0);
+	CHECK(load(other.get()) == 0);
+}
+
+TEST_CASE("memory that can't be registered or notified")
+{
+	const device on;
+	const auto word = alloc_word(on);
+	ibv_mr_notify_attr attr{};
+	memory gone = anonymous(length);
+	const range where = gone.registered();
+
+	attr.word = word.get();
+	unmap_all(gone);
+	errno = 0;
+	CHECK(!reg(on, where, attr));
+	CHECK(errno == EFAULT);
+
+	const memory m = anonymous(length);
+	const std::size_t before = pinned_bytes();
+	errno = 0;
+	CHECK(!reg(on, m.registered(), attr, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE));
+	CHECK(errno == EOPNOTSUPP);
+	CHECK(pinned_bytes() == before);
+	CHECK(load(word.get()) == 0);
+}
+
+TEST_CASE("a counter counts each INVALID word once, before the call that took the memory returns")
+{
+	const device on;
+	const auto changes = alloc_word(on);
+	counted_mr first(on, changes.get());
+	counted_mr second(on, changes.get(), 0x100);
+
+	CHECK(load(changes.get()) == 0);
+	unmap_all(first.m);
+	CHECK(load(first.word.get()) == invalid);
+	CHECK(load(changes.get()) == 1);
+	CHECK(ibv_settle_mr_notify(first.mr.get()) == 0);
+	unmap_all(second.m);
+	CHECK(load(second.word.get()) == (0x100 | invalid));
+	CHECK(load(changes.get()) == 2);
+	first.mr.reset();
+	second.mr.reset();
+	CHECK(load(changes.get()) == 2);
+}
+
+TEST_CASE("what does not make a word INVALID is not counted")
+{
+	const device on;
+	const auto changes = alloc_word(on);
+
+	SECTION("SUSPECT that is settled")
+	{
+		memory m = shared_file(length);
+		const auto mr = on.register_memory(m.registered());
+		const auto word = alloc_word(on);
+		ibv_mr_notify_attr attr{};
+
+		attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
+		attr.word = word.get();
+		attr.changes = changes.get();
+		REQUIRE(ibv_reg_mr_notify_ex(mr.get(), &attr) == 0);
+		drop_all(m); /* shared memory keeps its pages */
+		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
+		CHECK(load(word.get()) == 0);
+		CHECK(load(changes.get()) == 0);
+	}
+	SECTION("SUSPECT that settles to INVALID")
+	{
+		counted_mr one(on, changes.get());
+
+		drop_all(one.m);
+		REQUIRE(ibv_settle_mr_notify(one.mr.get()) == 0);
+		CHECK(load(one.word.get()) == invalid);
+		CHECK(load(changes.get()) == 1);
+	}
+	SECTION("an MR that is deregistered")
+	{
+		counted_mr one(on, changes.get());
+
+		one.mr.reset();
+		unmap_all(one.m);
+		CHECK(load(changes.get()) == 0);
+	}
+	SECTION("an MR that is disarmed")
+	{
+		counted_mr one(on, changes.get());
+
+		REQUIRE(ibv_unreg_mr_notify(one.mr.get()) == 0);
+		unmap_all(one.m);
+		CHECK(load(changes.get()) == 0);
+	}
+	SECTION("a suspension")
+	{
+		SKIP_IF(!can_reclaim(on), "the device can't restore");
+		idle_mr one(on, 0, changes.get());
+
+		REQUIRE(ibv_suspend_mr_notify(one.mr.get()) == 0);
+		CHECK(load(changes.get()) == 0);
+		unmap_all(one.m);
+		CHECK(load(one.word.get()) == invalid);
+		CHECK(load(changes.get()) == 1);
+	}
+}
+
+TEST_CASE("an MR that is stale when it is armed is counted")
+{
+	const device on;
+	const auto changes = alloc_word(on);
+	const auto word = alloc_word(on);
+	const event told;
+	memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	ibv_mr_notify_attr attr{};
+
+	unmap_all(m);
+	attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES | IBV_MR_NOTIFY_ATTR_EVENT_FD;
+	attr.word = word.get();
+	attr.changes = changes.get();
+	attr.event_fd = told.fd();
+	REQUIRE(ibv_reg_mr_notify_ex(mr.get(), &attr) == 0);
+	CHECK(load(word.get()) == invalid);
+	CHECK(load(changes.get()) == 1);
+	CHECK(told.counted(1) == 1);
+}
+
+TEST_CASE("a counter is no word, and a word is no counter")
+{
+	const device on;
+	const auto changes = alloc_word(on);
+	const auto word = alloc_word(on);
+	const memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	ibv_mr_notify_attr attr{};
+
+	{
+		const counted_mr first(on, changes.get());
+		const counted_mr second(on, changes.get());
+
+		CHECK(ibv_reg_mr_notify(mr.get(), changes.get()) == EBUSY);
+		attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
+		attr.word = word.get();
+		attr.changes = first.word.get();
+		CHECK(ibv_reg_mr_notify_ex(mr.get(), &attr) == EBUSY);
+	}
+	CHECK(ibv_reg_mr_notify(mr.get(), changes.get()) == 0);
+	REQUIRE(ibv_unreg_mr_notify(mr.get()) == 0);
+	attr.changes = changes.get();
+	CHECK(ibv_reg_mr_notify_ex(mr.get(), &attr) == 0);
+}
+
+TEST_CASE("a counter in memory that changes")
+{
+	const device on;
+	const memory counters = anonymous(page_size());
+	auto *const changes = reinterpret_cast<uint64_t *>(counters.registered().addr);
+	const std::size_t before = pinned_bytes();
+
+	SECTION("unmapped, and another page there")
+	{
+		counted_mr first(on, changes);
+
+		REQUIRE(mmap(changes, page_size(), PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == changes);
+		unmap_all(first.m);
+		CHECK(load(first.word.get()) == invalid);
+		CHECK(load(changes) == 0);
+		counted_mr second(on, changes);
+		unmap_all(second.m);
+		CHECK(load(changes) == 1);
+	}
+	SECTION("with a memory error")
+	{
+		counted_mr first(on, changes);
+
+		SKIP_IF(madvise(changes, page_size(), MADV_HWPOISON) != 0, "no memory errors");
+		unmap_all(first.m);
+		CHECK(load(first.word.get()) == invalid);
+		/* the destructor of @counters unmaps the page, which nobody may touch */
+	}
+	CHECK(pinned_bytes() <= before + page_size()); /* of the library's words */
+}
+
+TEST_CASE("a counter that a child shares counts what happens in both processes")
+{
+	const device on;
+	const shared_counters counters;
+	uint64_t *const changes = counters.at(0);
+	counted_mr ours(on, changes);
+
+	in_child([&] {
+		const device theirs;
+		const memory m = anonymous(length);
+		uint64_t *const word = ibv_alloc_notify_word(theirs.context());
+		ibv_mr_notify_attr attr{};
+
+		child_check(word);
+		attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
+		attr.word = word;
+		attr.changes = changes;
+		ibv_mr *const mr =
+			ibv_reg_notified_mr(theirs.pd(), m.registered().addr, length, 0, 0, &attr);
+		child_check(mr);
+		child_check(munmap(m.registered().addr, length) == 0);
+		child_check(load(changes) == 1);
+		_exit(0);
+	});
+	CHECK(load(changes) == 1);
+	unmap_all(ours.m);
+	CHECK(load(changes) == 2);
+}
+
+TEST_CASE("a process that ends is counted where its counter is shared")
+{
+	const shared_counters counters;
+	uint64_t *const changes = counters.at(0);
+
+	in_child([&] {
+		const device theirs;
+		const memory m = anonymous(length);
+		uint64_t *const word = ibv_alloc_notify_word(theirs.context());
+		ibv_mr_notify_attr attr{};
+
+		child_check(word);
+		attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
+		attr.word = word;
+		attr.changes = changes;
+		child_check(
+			ibv_reg_notified_mr(theirs.pd(), m.registered().addr, length, 0, 0, &attr));
+		_exit(0);
+	});
+	CHECK(load(changes) == 1);
+}
+
+/*
+ * Each increment is there when the system call that made the word INVALID returns: so no thread
+ * ever finds less in the counter than INVALID words that it made itself.
+ */
+TEST_CASE("race: a counter is exact for threads and processes that unmap at the same time")
+{
+	constexpr int threads = 4;
+	const shared_counters counters;
+	uint64_t *const changes = counters.at(0);
+	uint64_t *const done = counters.at(1);
+	const run_limit limit = run_limit::environment();
+	const auto work = [&](bool (*check)(bool)) {
+		const device on;
+		uint64_t made = 0;
+
+		while (limit.goes_on(load(done))) {
+			uint64_t *const word = ibv_alloc_notify_word(on.context());
+			void *const at = mmap(nullptr, page_size(), PROT_READ | PROT_WRITE,
+					      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+			ibv_mr_notify_attr attr{};
+
+			attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
+			attr.word = word;
+			attr.changes = changes;
+			ibv_mr *const mr =
+				ibv_reg_notified_mr(on.pd(), at, page_size(), 0, 0, &attr);
+			if (!check(word && at != MAP_FAILED && mr) ||
+			    !check(munmap(at, page_size()) == 0))
+				return;
+			made++;
+			const uint64_t seen = load(changes);
+			std::atomic_ref<uint64_t>(*done).fetch_add(1);
+			check(load(word) == invalid && seen >= made);
+			check(ibv_dereg_mr(mr) == 0);
+			ibv_free_notify_word(word);
+		}
+	};
+	const auto in_threads = [&](bool (*check)(bool)) {
+		std::vector<std::thread> all;
+
+		for (int i = 0; i < threads; i++)
+			all.emplace_back(work, check);
+		for (auto &one : all)
+			one.join();
+	};
+	static std::atomic<int> wrong;
+	const auto count = [](bool right) {
+		wrong += !right;
+		return right;
+	};
+
+	wrong = 0;
+	const pid_t child = fork();
+	if (child == 0) {
+		in_threads(count);
+		_exit(wrong ? 1 : 0);
+	}
+	REQUIRE(child > 0);
+	in_threads(count);
+	int status = 1;
+	REQUIRE(waitpid(child, &status, 0) == child);
+	CHECK(status == 0);
+	CHECK(wrong == 0);
+	CHECK(load(done) > 0);
+	CHECK(load(changes) == load(done));
+}
+
+TEST_CASE("a thread that sleeps in poll() is woken for each INVALID word")
+{
+	const device on;
+	const event told;
+	constexpr int rounds = 1000;
+	ibv_mr_notify_attr attr{};
+	int woken = 0;
+
+	attr.comp_mask = IBV_MR_NOTIFY_ATTR_EVENT_FD;
+	attr.event_fd = told.fd();
+	for (int i = 0; i < rounds; i++) {
+		memory m = anonymous(page_size());
+		const auto word = alloc_word(on);
+
+		attr.word = word.get();
+		const auto mr = reg(on, m.registered(), attr);
+		REQUIRE(mr);
+		std::thread sleeper([&] {
+			pollfd wanted{told.fd(), POLLIN, 0};
+			eventfd_t value = 0;
+
+			if (poll(&wanted, 1, 60000) == 1 && eventfd_read(told.fd(), &value) == 0 &&
+			    value == 1 && load(word.get()) == invalid)
+				woken++;
+		});
+		unmap_all(m);
+		sleeper.join();
+		if (woken != i + 1)
+			break;
+	}
+	CHECK(woken == rounds);
+}
+
+TEST_CASE("an eventfd counts many at a time, and loses none")
+{
+	const device on;
+	const event told;
+	constexpr int many = 256;
+	const memory m = anonymous(many * page_size());
+	const auto changes = alloc_word(on);
+	std::vector<library_word> words;
+	std::vector<owned<ibv_mr>> mrs;
+	ibv_mr_notify_attr attr{};
+
+	attr.comp_mask = IBV_MR_NOTIFY_ATTR_EVENT_FD | IBV_MR_NOTIFY_ATTR_CHANGES;
+	attr.event_fd = told.fd();
+	attr.changes = changes.get();
+	for (int i = 0; i < many; i++) {
+		words.push_back(alloc_word(on));
+		attr.word = words.back().get();
+		mrs.push_back(reg(on, {m.registered().addr + i * page_size(), page_size()}, attr));
+		REQUIRE(mrs.back());
+	}
+	REQUIRE(mmap(m.registered().addr, many * page_size(), PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
+	CHECK(load(changes.get()) == many);
+	mrs.clear(); /* a worker may come after the end of an MR */
+	CHECK(told.counted(many) == many);
+}
+
+TEST_CASE("an eventfd that is full, closed, or another process's")
+{
+	const device on;
+	memory m = anonymous(length);
+	const auto word = alloc_word(on);
+	ibv_mr_notify_attr attr{};
+
+	attr.comp_mask = IBV_MR_NOTIFY_ATTR_EVENT_FD;
+	attr.word = word.get();
+	SECTION("full")
+	{
+		const event told;
+		attr.event_fd = told.fd();
+		const auto mr = reg(on, m.registered(), attr);
+		REQUIRE(mr);
+		REQUIRE(eventfd_write(told.fd(), UINT64_MAX - 1) == 0);
+		unmap_all(m);
+		CHECK(happens([&] {
+			pollfd state{told.fd(), POLLIN, 0};
+			return poll(&state, 1, 0) == 1 && state.revents & POLLERR;
+		}));
+	}
+	SECTION("closed before")
+	{
+		owned<ibv_mr> mr;
+		{
+			const event told;
+			attr.event_fd = told.fd();
+			mr = reg(on, m.registered(), attr);
+			REQUIRE(mr);
+		}
+		unmap_all(m);
+		CHECK(load(word.get()) == invalid);
+	}
+	SECTION("a child's as well")
+	{
+		const event told;
+		attr.event_fd = told.fd();
+		const auto mr = reg(on, m.registered(), attr);
+		REQUIRE(mr);
+		const pid_t child = fork();
+		if (child == 0)
+			_exit(told.counted(1) == 1 ? 0 : 1);
+		REQUIRE(child > 0);
+		unmap_all(m);
+		int status = 1;
+		REQUIRE(waitpid(child, &status, 0) == child);
+		CHECK(status == 0);
+	}
+}
+
+TEST_CASE("words share pages, are 0 in a child, and are used again")
+{
+	const device on;
+	constexpr int many = 3000;
+	std::vector<library_word> words;
+	const memory m = anonymous(page_size());
+	std::vector<owned<ibv_mr>> mrs;
+
+	for (int i = 0; i < many; i++) {
+		words.push_back(alloc_word(on));
+		REQUIRE(*words.back() == 0);
+		*words.back() = static_cast<uint64_t>(i) << 8;
+	}
+	std::vector<uintptr_t> pages;
+	for (const auto &word : words)
+		pages.push_back(reinterpret_cast<uintptr_t>(word.get()) / page_size());
+	std::sort(pages.begin(), pages.end());
+	pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
+	CHECK(pages.size() <= many * sizeof(uint64_t) / page_size() + 2);
+
+	const std::size_t before = pinned_bytes();
+	for (int i = 0; i < 100; i++) {
+		mrs.push_back(on.register_memory(m.registered()));
+		REQUIRE(ibv_reg_mr_notify(mrs.back().get(), words[i].get()) == 0);
+	}
+	CHECK(pinned_bytes() <= before + (100 + 2) * page_size());
+
+	in_child([&] {
+		for (const auto &word : words)
+			child_check(*word == 0);
+		uint64_t *const own = ibv_alloc_notify_word(on.context());
+		child_check(own && *own == 0);
+		for (const auto &word : words)
+			child_check(word.get() != own);
+		_exit(0);
+	});
+	for (int i = 100; i < many; i++)
+		REQUIRE(*words[i] == static_cast<uint64_t>(i) << 8);
+
+	uint64_t *const last = words.back().get();
+	words.pop_back();
+	const auto again = alloc_word(on);
+	CHECK(again.get() == last);
+	CHECK(*again == 0);
+
+	errno = 0;
+	CHECK(!ibv_alloc_notify_word(nullptr));
+	CHECK(errno == EINVAL);
+	ibv_free_notify_word(nullptr);
+}
+
+TEST_CASE("race: each word is one thread's")
+{
+	const device on;
+	const run_time time;
+	std::atomic<int> wrong = 0;
+	std::vector<std::thread> threads;
+
+	for (uint64_t id = 1; id <= 4; id++)
+		threads.emplace_back([&, id] {
+			while (time.goes_on()) {
+				uint64_t *mine[64];
+
+				for (auto &word : mine) {
+					word = ibv_alloc_notify_word(on.context());
+					wrong += !word || load(word) != 0;
+					std::atomic_ref<uint64_t>(*word).store(id);
+				}
+				for (auto &word : mine) {
+					wrong += load(word) != id;
+					ibv_free_notify_word(word);
+				}
+			}
+		});
+	for (auto &thread : threads)
+		thread.join();
+	CHECK(wrong == 0);
+}
+
+TEST_CASE("a registration that is not in use is suspended by a call")
+{
+	const device on;
+	SKIP_IF(!can_reclaim(on), "the device can't restore");
+	const std::size_t before = pinned_bytes();
+	idle_mr one(on);
+	const memory source = anonymous(page_size());
+	const auto from = on.register_memory(source.registered());
+	const uint32_t rkey = one.mr->rkey;
+	std::atomic_ref<uint64_t> word(*one.word);
+	const auto arrives = [&] {
+		loopback link(on);
+		std::memset(one.m.registered().addr, 0, page_size());
+		return link.write(from.get(), source.registered(), one.m.registered().addr, rkey) ==
+			       IBV_WC_SUCCESS &&
+		       one.m.registered().addr[0] == std::byte{0x5a};
+	};
+
+	std::memset(source.registered().addr, 0x5a, page_size());
+	word += one_user;
+	CHECK(ibv_suspend_mr_notify(one.mr.get()) == EBUSY);
+	CHECK(word == one_user);
+	CHECK(arrives());
+	word -= one_user;
+	CHECK(ibv_suspend_mr_notify(one.mr.get()) == 0);
+	CHECK(word == suspended);
+	CHECK(pinned_bytes() <= before + 2 * page_size());
+	CHECK(ibv_suspend_mr_notify(one.mr.get()) == 0);
+	CHECK(!arrives());
+	REQUIRE(ibv_settle_mr_notify(one.mr.get()) == 0);
+	CHECK(word == 0);
+	CHECK(arrives());
+	unmap_all(one.m);
+	CHECK(word == invalid);
+	CHECK(ibv_suspend_mr_notify(one.mr.get()) == 0);
+	CHECK(word == invalid);
+}
+
+TEST_CASE("suspending is refused without users, a word, or by another process")
+{
+	const device on;
+	const memory m = anonymous(length);
+	const auto mr = on.register_memory(m.registered());
+	const auto word = alloc_word(on);
+
+	CHECK(ibv_suspend_mr_notify(mr.get()) == EINVAL);
+	REQUIRE(ibv_reg_mr_notify(mr.get(), word.get()) == 0);
+	CHECK(ibv_suspend_mr_notify(mr.get()) == EINVAL);
+
+	SKIP_IF(!on.can_revoke(), "the device can't revoke");
+	const idle_mr one(on);
+	if (!can_reclaim(on))
+		CHECK(ibv_suspend_mr_notify(one.mr.get()) == EOPNOTSUPP);
+	std::atomic_ref<uint64_t>(*one.word) += one_user; /* or the fork suspends it */
+	in_child([&] {
+		child_check(ibv_suspend_mr_notify(one.mr.get()) == EINVAL);
+		_exit(0);
+	});
+	CHECK(load(one.word.get()) == one_user);
+}
+
+TEST_CASE("an idle time is of one registration, and without one there is none")
+{
+	const device on;
+	SKIP_IF(!can_reclaim(on), "the device can't restore");
+	const idle_mr short_time(on, 50);
+	const idle_mr never(on, 0);
+	const memory m = anonymous(length);
+	const auto plain = on.register_memory(m.registered());
+	const auto word = alloc_word(on);
+	ibv_mr_notify_attr attr{};
+
+	attr.comp_mask = IBV_MR_NOTIFY_ATTR_IN_USE | IBV_MR_NOTIFY_ATTR_IDLE_MS;
+	attr.word = word.get();
+	attr.in_use = users;
+	attr.idle_ms = 50;
+	REQUIRE(ibv_reg_mr_notify_ex(plain.get(), &attr) == 0);
+	CHECK(happens([&] { return load(short_time.word.get()) == suspended; }));
+	CHECK(happens([&] { return load(word.get()) == suspended; }));
+	let_pass(2500ms); /* twice the kernel's own idle time, and more */
+	CHECK(load(never.word.get()) == 0);
+}
