@@ -289,7 +289,9 @@ void miss(benchmark::State &state)
 	const memory another = anonymous(page_size());
 	const owned<ibv_mr> kept(
 		register_or_die(another.registered(), access_flags | IBV_ACCESS_CACHED));
+	uint64_t *const first_word = ibv_alloc_notify_word(the_device().context());
 	uint64_t *const word = ibv_alloc_notify_word(the_device().context());
+	uint64_t *const changes = ibv_alloc_notify_word(the_device().context());
 	std::vector<double> plain, missed, notified;
 	const auto time_one = [&](std::vector<double> &times, auto register_it) {
 		const uint64_t start = ticks();
@@ -299,21 +301,25 @@ void miss(benchmark::State &state)
 		ibv_reg_mr_clean(the_device().context(), 0);
 	};
 	/* As a cache above the verbs does it. */
-	const auto notify = [&] {
+	const auto notify = [&](range of, uint64_t *at) {
 		ibv_mr_notify_attr attr{};
 
-		attr.comp_mask = IBV_MR_NOTIFY_ATTR_IN_USE | IBV_MR_NOTIFY_ATTR_IDLE_MS;
-		attr.word = word;
+		attr.comp_mask = IBV_MR_NOTIFY_ATTR_IN_USE | IBV_MR_NOTIFY_ATTR_IDLE_MS |
+				 IBV_MR_NOTIFY_ATTR_CHANGES;
+		attr.word = at;
+		attr.changes = changes;
 		attr.in_use = ~uint64_t{IBV_MR_NOTIFY_KERNEL_MASK};
 		attr.idle_ms = 1000;
-		*word = 0x100;
-		ibv_mr *mr = ibv_reg_notified_mr(the_device().pd(), buffer.addr, buffer.length,
-						 reinterpret_cast<uintptr_t>(buffer.addr),
-						 access_flags, &attr);
+		*at = 0x100;
+		ibv_mr *mr = ibv_reg_notified_mr(the_device().pd(), of.addr, of.length,
+						 reinterpret_cast<uintptr_t>(of.addr), access_flags,
+						 &attr);
 		if (!mr)
 			throw std::runtime_error("ibv_reg_notified_mr");
 		return mr;
 	};
+	/* Another one is there, too. */
+	const owned<ibv_mr> kept_notified(notify(another.registered(), first_word));
 	const auto begin = std::chrono::steady_clock::now();
 	const uint64_t first_tick = ticks();
 
@@ -321,7 +327,7 @@ void miss(benchmark::State &state)
 		time_one(plain, [&] { return register_or_die(buffer, access_flags); });
 		time_one(missed,
 			 [&] { return register_or_die(buffer, access_flags | IBV_ACCESS_CACHED); });
-		time_one(notified, notify);
+		time_one(notified, [&] { return notify(buffer, word); });
 	}
 
 	const std::chrono::duration<double, std::nano> elapsed =

@@ -136,6 +136,7 @@ LOOKUP = replace(guest_programs("lookup")[0], command="RUN_SECONDS=10 build/test
                  "-r lines 'a packet reaches a queue pair that is being destroyed'")
 TOOLS = Step("tools", "tests/guest/tools", results.lines, least=7)
 PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py rxe0")
+PYTHON_SERVER = Step("python server", f"{PYTHON} pyverbs/examples/notify_server.py rxe0")
 UNPACK_SUITE = Step("unpack suite", "tests/installed/unpack_suite")
 UNPACKED = f"{PYTHON} /run/suite/tests/run_tests.py"
 # Upstream's and ours, of which 77 are executed where the kernel notifies.
@@ -144,7 +145,7 @@ INSTALLED_SUITE = pyverbs(least=UPSTREAM_EXECUTED + 71, program=UNPACKED)
 
 def examples(kernel):
     """The examples of Documentation/ under MPI, on a kernel that "notifies", or is "stock"."""
-    return Step("examples", f"{PYTHON} tests/mpi/examples.py {kernel}", results.lines, least=5)
+    return Step("examples", f"{PYTHON} tests/mpi/examples.py {kernel}", results.lines, least=6)
 
 
 def host_tests():
@@ -214,7 +215,7 @@ LANES = {
         [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, *guest_programs("fuzz", seconds=60),
          *on_siw(MATRIX, *guest_programs("contract", "changes", "in_use", "revoke", "rights",
                                          "siw")),
-         TOOLS, PYTHON_EXAMPLE, NOTIFY_AND_CACHE, *cached(NOTIFY_AND_CACHE)],
+         TOOLS, PYTHON_EXAMPLE, PYTHON_SERVER, NOTIFY_AND_CACHE, *cached(NOTIFY_AND_CACHE)],
         guest="--kernel um", needs=("fork", "kernel um"), seconds=150),
     # Tests that need no kernel, and the lab itself.
     "host": Lane(
@@ -295,7 +296,8 @@ LANES = {
         named_only=True),
     "stock": Lane(
         [Step("no capability", "ibv_mr_notify", expected=3),
-         examples("stock"), replace(PYTHON_EXAMPLE, expected=3),
+         examples("stock"),
+         *(replace(step, expected=3) for step in (PYTHON_EXAMPLE, PYTHON_SERVER)),
          UNPACK_SUITE, pyverbs("test_mr_notify", "test_mr_cache", program=UNPACKED)],
         guest="--kernel stock --packages", needs=("fork", "installed", "kernel stock"),
         seconds=120),

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -466,13 +467,15 @@ TEST_CASE("a counter is no word, and a word is no counter")
 
 	{
 		const counted_mr first(on, changes.get());
-		const counted_mr second(on, changes.get());
+		counted_mr second(on, changes.get());
 
 		CHECK(ibv_reg_mr_notify(mr.get(), changes.get()) == EBUSY);
 		attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
 		attr.word = word.get();
 		attr.changes = first.word.get();
 		CHECK(ibv_reg_mr_notify_ex(mr.get(), &attr) == EBUSY);
+		second.mr.reset();
+		CHECK(ibv_reg_mr_notify(mr.get(), changes.get()) == EBUSY);
 	}
 	CHECK(ibv_reg_mr_notify(mr.get(), changes.get()) == 0);
 	REQUIRE(ibv_unreg_mr_notify(mr.get()) == 0);
@@ -504,7 +507,12 @@ TEST_CASE("a counter in memory that changes")
 	{
 		counted_mr first(on, changes);
 
-		SKIP_IF(madvise(changes, page_size(), MADV_HWPOISON) != 0, "no memory errors");
+		/* it ends in a SIGBUS */
+		const auto before_it = std::signal(SIGBUS, [](int) {});
+		const bool poisoned =
+			madvise(changes, page_size(), MADV_HWPOISON) == 0 || errno == EBUSY;
+		std::signal(SIGBUS, before_it);
+		SKIP_IF(!poisoned, "no memory errors");
 		unmap_all(first.m);
 		CHECK(load(first.word.get()) == invalid);
 		/* the destructor of @counters unmaps the page, which nobody may touch */
