@@ -85,23 +85,29 @@ TEST_CASE("answers: a flush waits for the read before it, and the next one for t
 	CHECK(one.request().opcode == 0x0c);
 }
 
-TEST_CASE("answers: a flush whose answer was lost is repeated as it was")
+TEST_CASE("answers: a flush or an atomic write whose answer was lost is repeated as it was")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
 	const asked one(*wire, 7);
+	const bool flush = GENERATE(true, false);
+	const uint8_t opcode = flush ? 0x1c : 0x1d;
 
+	INFO("a flush: " << flush);
 	one.read_all();
-	one.ask_for_flush();
-	const raw_peer::packet flush = one.request();
-	REQUIRE(flush.opcode == 0x1c);
+	if (flush)
+		one.ask_for_flush();
+	else
+		one.ask_for_atomic_write();
+	const raw_peer::packet before = one.request();
+	REQUIRE(before.opcode == opcode);
 	one.ask(IBV_WR_RDMA_WRITE, mtu);
 	CHECK(one.request().opcode == 0x0a);
 	one.peer.acknowledge(5);
 	const raw_peer::packet again = one.request();
-	CHECK(again.opcode == 0x1c);
-	CHECK(again.psn == flush.psn);
-	CHECK(again.data == flush.data);
+	CHECK(again.opcode == opcode);
+	CHECK(again.psn == before.psn);
+	CHECK(again.data == before.data);
 	CHECK(one.request().opcode == 0x0a);
 	one.peer.read_answer(part::only, 4, {});
 	one.peer.acknowledge(5);
