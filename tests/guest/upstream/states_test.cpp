@@ -155,6 +155,32 @@ TEST_CASE("states: a queue is drained when its begun requests are complete, even
 	}
 }
 
+/* No packet comes for that. */
+TEST_CASE("states: a queue is drained when a window bound behind its last request is complete")
+{
+	const std::unique_ptr<cable> wire = cable::make();
+	SKIP_IF(!wire, "no veth");
+	const asked one(*wire, 7);
+	const device &on = wire->on();
+	const range where = one.here.registered();
+	const owned<ibv_mr> mr =
+		on.register_memory(where, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	const owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_2));
+
+	REQUIRE(window);
+	one.read_all();
+	one.ask(IBV_WR_RDMA_WRITE, mtu);
+	post_bind(one.peer.qp(), window.get(),
+		  {mr.get(), number(where.addr), mtu, IBV_ACCESS_REMOTE_READ});
+	CHECK(one.request().opcode == 0x0a);
+	REQUIRE(one.peer.become(IBV_QPS_SQD));
+	CHECK_FALSE(one.peer.completed(100ms));
+	one.peer.acknowledge(4);
+	for (int times = 0; times < 2; times++)
+		CHECK(one.ended() == IBV_WC_SUCCESS);
+	CHECK(happens([&] { return one.peer.drained(); }));
+}
+
 /* Nothing but the peer's silence may end it. */
 TEST_CASE("states: a timer of the life before a reset is none of the next one's")
 {
