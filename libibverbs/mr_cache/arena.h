@@ -46,7 +46,6 @@ template <class Env> struct arena {
 	uint32_t turn;	      // the owner that gives next, if any may
 	uint32_t hand;	      // the entry that was looked at last, see miss.h
 	uint64_t entry_count; // of the catalog
-	uint64_t views;	      // of these: each may have a hint
 	uint32_t ready;	      // the entries before this one have their memory
 	uint32_t ready_bits;  // and so have hints of so many bits
 	owners<Env> owner;
@@ -94,11 +93,11 @@ template <class Env> struct arena {
 	need needed(uint32_t p, uint32_t o)
 	{
 		const uint32_t high = hot.high.load(std::memory_order_relaxed);
-		const uint64_t hinted = 2 * views - entry_count;
 
 		return {high + AHEAD / 2 < ready || ready == Env::entries ? NONE : ready,
-			hint.grow(ready_bits, hinted + hinted / 2) > ready_bits ? ready_bits + 1
-										: 0,
+			hint.grow(ready_bits, entry_count + entry_count / 2) > ready_bits
+				? ready_bits + 1
+				: 0,
 			{page_behind(&pd[p]), page_behind(&owner[o]),
 			 page_behind(index.ranges.last_domain())}};
 	}

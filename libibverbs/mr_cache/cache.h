@@ -79,11 +79,8 @@ public:
 		uint64_t version = a->index.version();
 		uint32_t bits = a->hint_bits();
 		uint64_t hash = a->hint.hash_of(want);
-		uint32_t i = a->hint.look_further(want, hash, bits);
-		bool hinted = i && a->entries[i].fits(want);
+		uint32_t i = a->index.search(want, a->entries);
 
-		if (!hinted)
-			i = a->index.search(want, a->entries);
 		if (i) {
 			const uint32_t generation =
 				a->hot.generation.load(std::memory_order_acquire);
@@ -92,11 +89,7 @@ public:
 			if (e.word.usable(e.word.take_acquire()) && e.fits(want)) {
 				const int error = a->hit(i, generation, ref);
 
-				if (hinted)
-					a->hint.learn_again(want, bits, i, a->entries,
-							    e.last_use());
-				else
-					a->hint.learn(want, bits, i, a->entries);
+				a->hint.learn_part(hash, bits, i, e.last_use());
 				return error;
 			}
 			untake(*a, i);

@@ -38,7 +38,7 @@ struct linux_env {
 	static constexpr uint32_t domains = 1 << 14;
 	static constexpr uint32_t owners = 1 << 10;
 	static constexpr uint32_t least_hint_bits = 11;
-	static constexpr uint32_t most_hint_bits = 20;
+	static constexpr uint32_t most_hint_bits = 21;
 
 	struct mutex {
 		void init() { pthread_mutex_init(&m, nullptr); }

@@ -586,7 +586,6 @@ private:
 		a.index.erase(i, a.entries);
 		a.hint.drop(a.hint_bits(), i, a.entries);
 		a.entry_count--;
-		a.views -= at(i).views;
 	}
 
 	bool evict_this(uint32_t i)

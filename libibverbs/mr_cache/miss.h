@@ -220,7 +220,6 @@ private:
 		e.state = state::MAKING;
 		e.late = false;
 		e.wanted = 0;
-		e.views = 1;
 		e.owner = o;
 		e.pd = p;
 		a.owner.add(o, a.entries, i, size);
@@ -284,19 +283,15 @@ private:
 		}
 		e.word.open_release(0);
 		a.entry_count++;
-		a.views += e.views;
 
 		uint32_t bits = a.hint_bits();
-		uint32_t more = a.hint.grow(bits, 2 * a.views - a.entry_count);
+		uint32_t more = a.hint.grow(bits, a.entry_count);
 
 		if (more != bits && more <= a.ready_bits) {
 			bits = more;
 			a.hot.hint_bits.store(bits, std::memory_order_relaxed);
 		}
-		if (e.shows(want))
-			a.hint.learn_new(hash, bits, i, a.entries);
-		else
-			a.hint.learn(want, bits, i, a.entries);
+		a.hint.learn(hash, bits, i);
 	}
 
 	/* Then it is in the catalog, and entries that it contains are not any more. */
@@ -324,11 +319,7 @@ private:
 				return false;
 		}
 
-		const auto retire = [&](uint32_t within) {
-			if (!e.shows(want))
-				e.views += lock.at(within).views;
-			lock.retire(within);
-		};
+		const auto retire = [&](uint32_t within) { lock.retire(within); };
 		bool overlaps = false;
 
 		if (!a.index.insert(i, a.entries, retire, &overlaps))
