@@ -155,7 +155,7 @@ public:
 		a->owner[o].limits = *to;
 		/* No entry is tried twice, even if deregistering fails: each turn has one idle
 		 * less. */
-		while (lock && a->owner[o].is_over() && lock.evict(o, true))
+		while (lock && a->owner[o].is_over() && lock.evict(o, lock.ALL))
 			lock.bury();
 		if (lock)
 			lock.retire_excess(o);
@@ -186,7 +186,7 @@ public:
 			if (lock.is_idle(i))
 				idle += lock.at(i).size();
 		while (idle > keep) {
-			uint32_t i = lock.evict(o, true);
+			uint32_t i = lock.evict(o, lock.ALL);
 
 			if (!i)
 				break;

@@ -33,8 +33,35 @@ public:
 		return i;
 	}
 
-	/* The hand goes back to just behind that one. */
-	void turn_to(const entry<Env> *entries, uint32_t i) { hand = after(entries, i); }
+	/*
+	 * Of the next EXAMINED, the idle one with the oldest stamp: readers keep no list in order.
+	 * Of no more than so many entries that is the least recently used one. Where all of those
+	 * are in use the look goes on, at so many entries in all; 0: none is idle. The next look
+	 * begins behind the one that was found: the entries before it were used later, and of the
+	 * others the CPU has the lines. An invalid one comes first, at any age: it serves no
+	 * request. That it is idle is a guess until its word was closed.
+	 */
+	uint32_t oldest_idle(const entry<Env> *entries, uint32_t most)
+	{
+		using word = entry_word<Env>;
+		uint64_t least = UINT64_MAX;
+		uint32_t oldest = 0;
+
+		most = most < count ? most : count;
+		for (uint32_t looks = 0; looks < most && !(oldest && looks >= EXAMINED); looks++) {
+			const uint32_t i = turn(entries);
+			const uint64_t seen = entries[i].word.peek_relaxed();
+			const uint64_t age = word::over(seen) ? 0 : entries[i].last_use();
+
+			if (word::idle(seen) && age < least) {
+				oldest = i;
+				least = age;
+			}
+		}
+		if (oldest)
+			hand = after(entries, oldest);
+		return oldest;
+	}
 
 	void add(entry<Env> *entries, uint32_t i)
 	{
@@ -54,6 +81,8 @@ public:
 			hand = mine.next;
 		count -= count != 0; // a child's list may be zeros (locked.h)
 	}
+
+	static constexpr uint32_t EXAMINED = 32;
 
 private:
 	/* 0 is before the first and after the last. */

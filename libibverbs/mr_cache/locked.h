@@ -207,16 +207,11 @@ public:
 		dead = i;
 	}
 
-	/*
-	 * One idle entry of an owner less; its index, or 0. All are looked at before that, if
-	 * that is asked for, or as often as it is not dear (victims.h).
-	 */
-	uint32_t evict(uint32_t o, bool all = false)
+	/* One idle entry of an owner less; its index, or 0 if none of the next `most` is idle. */
+	uint32_t evict(uint32_t o, uint32_t most = LOOKS)
 	{
-		owner_record<Env> &of = a.owner[o];
-
 		/* A reader may take it just then. */
-		while (uint32_t i = of.oldest.next(of.list, a.entries, all))
+		while (uint32_t i = a.owner[o].list.oldest_idle(a.entries, most))
 			if (evict_this(i))
 				return i;
 		return 0;
@@ -433,6 +428,7 @@ public:
 	static constexpr uint64_t GOOD_PART = 8;
 	static constexpr int SETTLE_ATTEMPTS = 16;
 	static constexpr uint32_t FEW = 64;
+	static constexpr uint32_t LOOKS = 256, ALL = UINT32_MAX;
 
 private:
 	/* The thread's mark comes before its look at the generation: no child begins beside it. */

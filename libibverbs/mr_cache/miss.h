@@ -119,19 +119,22 @@ private:
 	}
 
 	/*
-	 * Evicts until an owner has room for so much; false if it will not have. Entries in use
-	 * cannot be evicted: if they leave too little, idle ones need not go for nothing.
+	 * Evicts until an owner has room for so much; false if it will not have, or not just now.
+	 * Entries in use cannot be evicted: if they leave too little, idle ones need not go for
+	 * nothing.
 	 */
 	bool make_room(uint32_t o, uint64_t size)
 	{
 		owner_record<Env> &of = a.owner[o];
-		const bool all = !of.oldest.owes();
 		uint64_t freed = 0, entries = 0;
+		uint32_t looks = 0;
 
-		if (size > of.limits.bytes || !of.limits.entries || !may_have_room(o, size, all))
+		if (size <= of.limits.bytes && of.limits.entries)
+			looks = looks_for_room(of, size);
+		if (!looks)
 			return false;
 		do {
-			uint32_t i = lock.evict(o, all);
+			uint32_t i = lock.evict(o, looks);
 
 			if (!i)
 				return lock.has_dead();
@@ -143,37 +146,28 @@ private:
 	}
 
 	/*
-	 * Exact for a few entries, and of many as often as it is not dear; else, if they are much
-	 * of all, a guess from the next ones.
+	 * At entries, for the next victim; 0: there will not be room. Exact for a few entries; a
+	 * guess from the next ones if it is much of many.
 	 */
-	bool may_have_room(uint32_t o, uint64_t size, bool all)
+	uint32_t looks_for_room(owner_record<Env> &of, uint64_t size)
 	{
-		owner_record<Env> &of = a.owner[o];
-		uint64_t excess = of.counted.bytes + size - of.limits.bytes;
+		const uint64_t excess = of.counted.bytes + size - of.limits.bytes;
 		uint64_t seen = 0, idle = 0;
 
-		if (of.counted.bytes + size <= of.limits.bytes)
-			return true;
-		if (of.list.size() > SURVEYED && excess < of.counted.bytes / 16)
-			return true;
-
-		uint32_t looks = all || of.list.size() < SURVEYED ? of.list.size() : SURVEYED;
-
-		for (uint32_t n = looks; n; n--) {
-			uint32_t i = of.list.turn(a.entries);
+		if (of.counted.bytes + size <= of.limits.bytes ||
+		    (of.list.size() > lock.LOOKS && excess < of.counted.bytes / 16))
+			return lock.LOOKS;
+		for (uint32_t n = 0; n < of.list.size() && n < lock.LOOKS; n++) {
+			const uint32_t i = of.list.turn(a.entries);
 
 			seen += lock.at(i).size();
 			if (lock.is_idle(i))
 				idle += lock.at(i).size();
 		}
-		if (looks < of.list.size()) {
-			of.oldest.pay(looks);
-			return static_cast<double>(idle) * static_cast<double>(of.counted.bytes) >=
-			       static_cast<double>(excess) * static_cast<double>(seen);
-		}
-		if (idle < excess)
-			of.oldest.owe(looks, of.list);
-		return idle >= excess;
+		return static_cast<double>(idle) * static_cast<double>(of.counted.bytes) >=
+				       static_cast<double>(excess) * static_cast<double>(seen)
+			       ? lock.ALL
+			       : 0;
 	}
 
 	/* Are there some that overlap, and had no union failed a short while ago? */
@@ -348,7 +342,6 @@ private:
 	}
 
 	static constexpr uint32_t SWEPT = 2;
-	static constexpr uint32_t SURVEYED = 64;
 	static constexpr uint32_t REMEMBERED = 64; // misses
 
 	locked<Env> lock;

@@ -9,7 +9,7 @@
 #define MR_CACHE_OWNERS_H
 
 #include "mr_cache_core.h"
-#include "victims.h"
+#include "entry_list.h"
 
 namespace mr_cache {
 
@@ -22,8 +22,7 @@ template <class Env> struct owner_record {
 	mr_cache_bounds limits;
 	uint64_t most_united;	     // bytes of one registration
 	mr_cache_statistics counted; // bytes and entries are exact, hits those of entries torn down
-	typename victims<Env>::list list;
-	victims<Env> oldest;
+	entry_list<Env, &entry<Env>::of_owner> list;
 	/* So many misses more look for a union, and so many that would do not (miss.h). */
 	uint32_t uniting, apart;
 
@@ -45,7 +44,6 @@ template <class Env> struct owner_record {
 		most_united = env.most_united(who);
 		counted = {};
 		list = {};
-		oldest = {};
 	}
 	void *who() const { return name.load(std::memory_order_relaxed); }
 	/* Gone for good: its entries that are left are of a context that was closed. */

@@ -8,7 +8,6 @@
  *   invalid ones not first
  *   looks that always begin at the same place, or behind the last one that was looked at, or
  *   are not limited
- *   looks at all that are not owed, or not paid for by victims, or by later looks
  */
 #include <algorithm>
 #include <memory>
@@ -18,7 +17,7 @@
 #include "catch.h"
 
 #include "fake_kernel.h"
-#include "victims.h"
+#include "entry_list.h"
 
 namespace {
 
@@ -30,8 +29,7 @@ constexpr uint32_t OWNER = 3;
 
 /* Entries of one owner, in a random order of use. */
 template <class Env> struct world {
-	mr_cache::victims<Env> oldest{};
-	typename mr_cache::victims<Env>::list list{};
+	mr_cache::entry_list<Env, &mr_cache::entry<Env>::of_owner> list{};
 	std::vector<mr_cache::entry<Env>> entries{Env::entries};
 	std::vector<uint32_t> by_age;
 
@@ -47,7 +45,7 @@ template <class Env> struct world {
 			entries[by_age[age]].use(100 + age);
 	}
 
-	uint32_t next(bool all = false) { return oldest.next(list, entries.data(), all); }
+	uint32_t next(uint32_t most = 256) { return list.oldest_idle(entries.data(), most); }
 	/* It goes for good. */
 	uint32_t evict()
 	{
@@ -113,7 +111,7 @@ TEST_CASE("a used entry does not go")
 	CHECK(w.next() != first);
 	w.next();
 	w.use_all();
-	CHECK(w.next(true) == 0);
+	CHECK(w.next(UINT32_MAX) == 0);
 }
 
 TEST_CASE("invalid ones go first")
@@ -129,43 +127,14 @@ TEST_CASE("a look at many is at some, and the next one at others")
 {
 	world<large_env> w(5);
 	const uint32_t all = large_env::entries - 1;
+	uint32_t looks = 1;
 
 	w.use_all();
 	w.entries[all].word.give_release();
-	/* Behind all of the others; the second time on credit no more. */
-	REQUIRE(w.next() == all);
-	REQUIRE(w.oldest.owes());
-
-	uint32_t looks = 1;
-
+	/* Behind all of the others. */
 	while (w.next() != all)
-		REQUIRE(++looks < all / 32);
-	CHECK(looks > (all - 512) / 32 - 2);
-}
-
-TEST_CASE("a look at all entries is owed, until it is paid")
-{
-	world<large_env> w(7);
-	const uint32_t all = large_env::entries - 1;
-	uint32_t looks = 0;
-
-	w.use_all();
-	CHECK_FALSE(w.oldest.owes());
-	REQUIRE(w.next() == 0);
-	/* By looks. */
-	for (; w.oldest.owes(); looks++) {
-		REQUIRE(looks < all / 32);
-		REQUIRE(w.next() == 0);
-	}
-	CHECK(looks == all / 32);
-
-	/* By victims, of which each is worth more than a look. */
-	REQUIRE(w.next() == 0);
-	for (uint32_t i = 1; i < large_env::entries; i++)
-		w.entries[i].word.give_release();
-	for (looks = 0; w.oldest.owes(); looks++)
-		REQUIRE(w.evict());
-	CHECK(looks == (all + 512 + 31) / (512 + 32));
+		REQUIRE(++looks <= all / 256);
+	CHECK(looks == all / 256);
 }
 
 TEST_CASE("all are looked at where that is asked for")
@@ -176,5 +145,5 @@ TEST_CASE("all are looked at where that is asked for")
 	w.use_all();
 	REQUIRE(w.next() == 0);
 	w.entries[last].word.give_release();
-	CHECK(w.next(true) == last);
+	CHECK(w.next(UINT32_MAX) == last);
 }
