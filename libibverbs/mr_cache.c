@@ -234,26 +234,25 @@ bool cached_mr_unimport(struct ibv_mr *mr)
 	return true;
 }
 
-static int forget(struct verbs_mr *vmr)
+/* If it is this user's alone, its release deregisters it: so does that of the last user. */
+static int forget(struct ibv_mr *mr)
 {
-	const uint32_t type = vmr->mr_type;
-	int shared = 0;
-	int ret;
+	struct verbs_mr *vmr = verbs_get_mr(mr);
+	const uint32_t generation = vmr->mr_type & CACHED_MR_GENERATION;
+	int taken, ret;
 
-	if (!(type & CACHED_MR_GENERATION))
+	if (!generation)
 		return EINVAL;
-	if (type & CACHED_MR_VIEW)
-		mark_freed(vmr);
-	ret = mr_cache_forget(vmr->access, type & CACHED_MR_GENERATION,
-			      &shared);
-	if (type & CACHED_MR_VIEW)
-		end_view(vmr, type, ret);
-	return shared ? EBUSY : forget_error(ret);
+	taken = mr_cache_take(vmr->access, generation);
+	if (taken == EAGAIN)
+		return taken;
+	ret = cached_mr_dereg(mr);
+	return ret ? forget_error(ret) : taken == EBUSY ? EBUSY : 0;
 }
 
 int ibv_forget_mr(struct ibv_mr *mr)
 {
 	if (cached_mr_owns(mr))
-		return forget(verbs_get_mr(mr));
+		return forget(mr);
 	return forget_error(ibv_dereg_mr(mr));
 }

@@ -24,6 +24,7 @@
 
 #include <rdma/ib_user_mr_notify.h>
 
+#include "mr_cache/mr_cache_core.h"
 #include "mr_cache_environment.h"
 #include "mr_cache_limits.h"
 
@@ -173,23 +174,23 @@ uint32_t mr_cache_device_entries(int max_mr)
 }
 
 /* Not beyond 4 GiB: a program that registers less has never tried its device with more. */
-uint32_t mr_cache_most_united(uint64_t max_mr_size)
+uint32_t mr_cache_most_united_bits(uint64_t max_mr_size)
 {
 	if (!max_mr_size || max_mr_size >> 32)
 		return 32;
 	return 63 - __builtin_clzll(max_mr_size);
 }
 
-struct mr_cache_bounds mr_cache_first_limits(bool reclaimed,
-					     uint32_t device_entries)
+struct ibv_mr_cache_limits mr_cache_default_limits(bool reclaimed,
+					      uint32_t device_entries)
 {
 	const bool are_given = __atomic_load_n(&entries_are_given,
 					       __ATOMIC_RELAXED);
 
-	return (struct mr_cache_bounds){
-		.bytes = __atomic_load_n(&bytes[reclaimed], __ATOMIC_RELAXED),
-		.entries = are_given ? __atomic_load_n(&entries,
-						       __ATOMIC_RELAXED) :
-				       device_entries,
+	return (struct ibv_mr_cache_limits){
+		.max_bytes = __atomic_load_n(&bytes[reclaimed], __ATOMIC_RELAXED),
+		.max_entries = are_given ? __atomic_load_n(&entries,
+							   __ATOMIC_RELAXED) :
+					   device_entries,
 	};
 }

@@ -32,8 +32,8 @@ static bool keeps_ranges_from_children(void)
 }
 
 /* The shown range and our marks are set before a user can see them. */
-static int register_entry(const struct mr_cache_request *request,
-			  uint64_t *word, void **out)
+int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word,
+		       void **out)
 {
 	struct mr_notify_request asked = {
 		.start = request->start,
@@ -70,7 +70,7 @@ static int register_entry(const struct mr_cache_request *request,
 	return 0;
 }
 
-static int settle_entry(void *mr)
+int mr_cache_settle_entry(void *mr)
 {
 	return mr_notify_settle(mr);
 }
@@ -93,7 +93,7 @@ static int deregister(struct ibv_mr *mr)
  * The last user is gone. Without its marks the MR is the provider's again,
  * and gets them back if it stays: its last user may then try once more.
  */
-static int deregister_entry(void *mr)
+int mr_cache_dereg_entry(void *mr)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);
 	const enum ibv_mr_type type = vmr->mr_type;
@@ -117,16 +117,16 @@ static int deregister_entry(void *mr)
 	return ret;
 }
 
-static struct mr_cache_bounds first_limits(void *owner)
+struct ibv_mr_cache_limits mr_cache_first_limits(void *owner)
 {
 	const uint32_t state = __atomic_load_n(&get_priv(owner)->mr_cache,
 					       __ATOMIC_ACQUIRE);
 
-	return mr_cache_first_limits(state & CONTEXT_RESTORES,
-				     state >> CONTEXT_ENTRIES_SHIFT);
+	return mr_cache_default_limits(state & CONTEXT_RESTORES,
+				  state >> CONTEXT_ENTRIES_SHIFT);
 }
 
-static uint64_t most_united(void *owner)
+uint64_t mr_cache_most_united(void *owner)
 {
 	const uint32_t state = __atomic_load_n(&get_priv(owner)->mr_cache,
 					       __ATOMIC_ACQUIRE);
@@ -134,16 +134,8 @@ static uint64_t most_united(void *owner)
 	return 1ULL << (state >> CONTEXT_UNITED_SHIFT & 0x3f);
 }
 
-static const struct mr_cache_registrar registrar = {
-	.reg = register_entry,
-	.settle = settle_entry,
-	.dereg = deregister_entry,
-	.limits = first_limits,
-	.most_united = most_united,
-};
-
 bool mr_cache_start(void)
 {
 	mr_cache_read_limits();
-	return !mr_cache_init(&registrar);
+	return !mr_cache_init();
 }

@@ -68,14 +68,14 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 }
 
 /* Silent if nothing was registered, as in most forked children: their cache starts empty. */
-static void report(int i, const struct mr_cache_statistics *seen)
+static void report(int i, const struct ibv_mr_cache_stats *seen)
 {
 	if (!(seen->hits | seen->misses))
 		return;
 	say("libibverbs: process %d, %s: %llu hits, %llu misses, %llu suspects, %llu invalidations, %llu evictions, %llu suspensions, %llu restorations, %llu entries, %llu bytes\n",
 	    getpid(), places[i].name, (unsigned long long)seen->hits,
 	    (unsigned long long)seen->misses,
-	    (unsigned long long)seen->suspects_settled,
+	    (unsigned long long)seen->suspects,
 	    (unsigned long long)seen->invalidations,
 	    (unsigned long long)seen->evictions,
 	    (unsigned long long)seen->suspensions,
@@ -86,7 +86,7 @@ static void report(int i, const struct mr_cache_statistics *seen)
 
 void mr_cache_report_close(struct ibv_context *context)
 {
-	struct mr_cache_statistics seen;
+	struct ibv_mr_cache_stats seen;
 	int i;
 
 	for (i = 0; i < PLACES; i++) {
@@ -96,7 +96,7 @@ void mr_cache_report_close(struct ibv_context *context)
 						 NULL, false, __ATOMIC_ACQUIRE,
 						 __ATOMIC_RELAXED))
 			continue;
-		if (!mr_cache_query(context, &seen))
+		if (!mr_cache_query(context, &seen, false))
 			report(i, &seen);
 		__atomic_store_n(&places[i].taken, 0, __ATOMIC_RELEASE);
 		return;
@@ -105,7 +105,7 @@ void mr_cache_report_close(struct ibv_context *context)
 
 __attribute__((destructor)) static void report_at_exit(void)
 {
-	struct mr_cache_statistics seen;
+	struct ibv_mr_cache_stats seen;
 	int ret;
 	int i;
 
@@ -115,7 +115,7 @@ __attribute__((destructor)) static void report_at_exit(void)
 
 		if (!context)
 			continue;
-		ret = mr_cache_query_at_end(context, &seen);
+		ret = mr_cache_query(context, &seen, true);
 		if (!ret)
 			report(i, &seen);
 		else if (ret == EBUSY)

@@ -54,8 +54,6 @@ int _ibv_reg_mr_limits(struct ibv_context *context,
 		       struct ibv_mr_cache_limits *old_limits, size_t size)
 {
 	struct ibv_mr_cache_limits old;
-	struct mr_cache_bounds from;
-	struct mr_cache_bounds to;
 	int ret;
 
 	if (size < sizeof(old) ||
@@ -63,21 +61,10 @@ int _ibv_reg_mr_limits(struct ibv_context *context,
 		return EINVAL;
 	if (!context_caches(context))
 		return EOPNOTSUPP;
-	if (new_limits)
-		to = (struct mr_cache_bounds){
-			.bytes = new_limits->max_bytes,
-			.entries = new_limits->max_entries,
-		};
-	ret = mr_cache_limits(context, new_limits ? &to : NULL, &from);
-	if (ret)
-		return ret;
-	old = (struct ibv_mr_cache_limits){
-		.max_bytes = from.bytes,
-		.max_entries = from.entries,
-	};
-	if (old_limits)
+	ret = mr_cache_limits(context, new_limits, &old);
+	if (!ret && old_limits)
 		give(old_limits, size, &old, sizeof(old));
-	return 0;
+	return ret;
 }
 
 int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes)
@@ -90,7 +77,6 @@ int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes)
 int _ibv_query_mr_cache(struct ibv_context *context,
 			struct ibv_mr_cache_stats *stats, size_t size)
 {
-	struct mr_cache_statistics seen;
 	struct ibv_mr_cache_stats known;
 	int ret;
 
@@ -98,22 +84,10 @@ int _ibv_query_mr_cache(struct ibv_context *context,
 		return EINVAL;
 	if (!context_caches(context))
 		return EOPNOTSUPP;
-	ret = mr_cache_query(context, &seen);
-	if (ret)
-		return ret;
-	known = (struct ibv_mr_cache_stats){
-		.hits = seen.hits,
-		.misses = seen.misses,
-		.suspects = seen.suspects_settled,
-		.invalidations = seen.invalidations,
-		.evictions = seen.evictions,
-		.bytes = seen.bytes,
-		.entries = seen.entries,
-		.suspensions = seen.suspensions,
-		.restorations = seen.restorations,
-	};
-	give(stats, size, &known, sizeof(known));
-	return 0;
+	ret = mr_cache_query(context, &known, false);
+	if (!ret)
+		give(stats, size, &known, sizeof(known));
+	return ret;
 }
 
 /*

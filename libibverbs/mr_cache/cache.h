@@ -132,7 +132,8 @@ public:
 		return 1;
 	}
 
-	[[nodiscard]] int limits(void *who, const mr_cache_bounds *to, mr_cache_bounds *from)
+	[[nodiscard]] int limits(void *who, const ibv_mr_cache_limits *to,
+				 ibv_mr_cache_limits *from)
 	{
 		arena<Env> *a = memory.ready();
 
@@ -199,24 +200,38 @@ public:
 		return error;
 	}
 
-	[[nodiscard]] int query(void *who, mr_cache_statistics *statistics)
+	/* EBUSY: a signal handler in the middle of something, or another thread does not end. */
+	[[nodiscard]] int query(void *who, ibv_mr_cache_stats *statistics, bool at_end)
 	{
-		arena<Env> *a = memory.ready();
+		arena<Env> *a = at_end ? memory.current() : memory.ready();
 
 		if (!a)
 			return EOPNOTSUPP;
 
-		return count(locked<Env>(*a, env), who, statistics);
-	}
+		locked<Env> lock(*a, env, at_end ? locked<Env>::FEW : 0);
 
-	/* The same at the end of the process; a child that has not begun has nothing. */
-	[[nodiscard]] int query_at_end(void *who, mr_cache_statistics *statistics)
-	{
-		arena<Env> *a = memory.get();
+		if (!lock)
+			return EBUSY;
 
-		if (!a || !a->hot.generation.load(std::memory_order_acquire))
-			return EOPNOTSUPP;
-		return count(locked<Env>(*a, env, locked<Env>::FEW), who, statistics);
+		uint32_t o = a->owner.find(who);
+
+		*statistics = {};
+		if (o == a->owner.NONE)
+			return 0;
+		*statistics = a->owner[o].counted;
+		auto &list = a->owner[o].list;
+
+		for (uint32_t i = list.begin(); i; i = list.after(a->entries, i)) {
+			const entry<Env> &e = lock.at(i);
+
+			if (e.state == state::OPEN) {
+				uint64_t seen = e.word.peek_relaxed();
+
+				statistics->hits += e.word.uses(seen);
+				statistics->suspensions += e.word.suspended(seen);
+			}
+		}
+		return 0;
 	}
 
 	/* Or on their way back; but not those that the kernel has suspended: they are not pinned.
@@ -271,12 +286,12 @@ public:
 		return lock ? lock.give_way(stage, by_cache) : 0;
 	}
 
-	/* Of some owners. A child that has not begun has nothing. */
+	/* Of some owners. */
 	template <class Filter> uint64_t evict(const Filter &is_wanted, const void *by, bool at_end)
 	{
-		arena<Env> *a = memory.get();
+		arena<Env> *a = memory.current();
 
-		if (!a || !a->hot.generation.load(std::memory_order_acquire))
+		if (!a)
 			return 0;
 
 		locked<Env> lock(*a, env, at_end ? locked<Env>::FEW : 0);
@@ -301,7 +316,7 @@ public:
 		entry<Env> &e = lock.at(i);
 
 		if (!lock)
-			return EBUSY;
+			return EAGAIN;
 		if (e.state != state::OPEN || lock.is_idle(i))
 			return EINVAL;
 		lock.retire(i);
@@ -316,68 +331,7 @@ public:
 		return 0;
 	}
 
-	/*
-	 * Gives a reference back; the registration is not found again. It is deregistered, unless
-	 * others share it: then it ends with the last of them.
-	 */
-	[[nodiscard]] int forget(uint32_t i, uint32_t theirs, int *shared)
-	{
-		*shared = 0;
-		if (!is_reference(i, theirs))
-			return release_foreign(theirs);
-
-		locked<Env> lock(*memory.get(), env);
-
-		if (!lock)
-			return EAGAIN;
-		if (lock.at(i).state != state::OPEN || lock.is_idle(i))
-			return EINVAL;
-		lock.retire(i);
-		for (uint32_t n = lock.FEW; !lock.close(i, 1); n--) {
-			if (!n || lock.is_nested()) {
-				/* The last one ends it, which may be us after all. */
-				(void)lock.at(i).word.give_release();
-				*shared = !lock.close(i);
-				break;
-			}
-			lock.let_others_run();
-			if (!lock)
-				return 0;
-		}
-		return lock.end(i);
-	}
-
 private:
-	/* EBUSY: this is a signal handler in the middle of something, or another thread does not
-	 * end. */
-	static int count(locked<Env> &&lock, void *who, mr_cache_statistics *statistics)
-	{
-		arena<Env> &a = lock.a;
-
-		if (!lock)
-			return EBUSY;
-
-		uint32_t o = a.owner.find(who);
-
-		*statistics = {};
-		if (o == a.owner.NONE)
-			return 0;
-		*statistics = a.owner[o].counted;
-		auto &list = a.owner[o].list;
-
-		for (uint32_t i = list.begin(); i; i = list.after(a.entries, i)) {
-			const entry<Env> &e = lock.at(i);
-
-			if (e.state == state::OPEN) {
-				uint64_t seen = e.word.peek_relaxed();
-
-				statistics->hits += e.word.uses(seen);
-				statistics->suspensions += e.word.suspended(seen);
-			}
-		}
-		return 0;
-	}
-
 	[[gnu::always_inline]] static uint32_t look(const arena<Env> *a, const wish &want)
 	{
 		if (!a) [[unlikely]]

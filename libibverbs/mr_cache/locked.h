@@ -250,7 +250,7 @@ public:
 		uint64_t bytes = of.counted.bytes, entries = of.counted.entries;
 
 		for (uint32_t i = of.list.begin();
-		     i && (bytes > of.limits.bytes || entries > of.limits.entries);
+		     i && (bytes > of.limits.max_bytes || entries > of.limits.max_entries);
 		     i = of.list.after(a.entries, i)) {
 			if (at(i).state == state::PARKED)
 				continue;
@@ -304,12 +304,12 @@ public:
 			return;
 		}
 
-		mr_cache_statistics &counted = a.owner[e.owner].counted;
+		ibv_mr_cache_stats &counted = a.owner[e.owner].counted;
 		bool valid = !(e.word.peek_relaxed() & e.word.INVALID);
 
 		counted.suspensions += suspended;
 		counted.restorations += suspended && valid;
-		counted.suspects_settled += !suspended && valid;
+		counted.suspects += !suspended && valid;
 	}
 
 	/*

@@ -129,7 +129,7 @@ private:
 		uint64_t freed = 0, entries = 0;
 		uint32_t looks = 0;
 
-		if (size <= of.limits.bytes && of.limits.entries)
+		if (size <= of.limits.max_bytes && of.limits.max_entries)
 			looks = looks_for_room(of, size);
 		if (!looks)
 			return false;
@@ -140,8 +140,8 @@ private:
 				return lock.has_dead();
 			freed += lock.at(i).size();
 			entries++;
-		} while (of.counted.bytes - freed > of.limits.bytes - size ||
-			 of.counted.entries - entries >= of.limits.entries);
+		} while (of.counted.bytes - freed > of.limits.max_bytes - size ||
+			 of.counted.entries - entries >= of.limits.max_entries);
 		return true;
 	}
 
@@ -151,10 +151,10 @@ private:
 	 */
 	uint32_t looks_for_room(owner_record<Env> &of, uint64_t size)
 	{
-		const uint64_t excess = of.counted.bytes + size - of.limits.bytes;
+		const uint64_t excess = of.counted.bytes + size - of.limits.max_bytes;
 		uint64_t seen = 0, idle = 0;
 
-		if (of.counted.bytes + size <= of.limits.bytes ||
+		if (of.counted.bytes + size <= of.limits.max_bytes ||
 		    (of.list.size() > lock.LOOKS && excess < of.counted.bytes / 16))
 			return lock.LOOKS;
 		for (uint32_t n = 0; n < of.list.size() && n < lock.LOOKS; n++) {

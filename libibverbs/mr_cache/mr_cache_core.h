@@ -16,8 +16,9 @@
 #define MR_CACHE_CORE_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
+
+#include "../mr_cache.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -58,31 +59,25 @@ struct mr_cache_request {
 	bool united;
 };
 
-struct mr_cache_bounds {
-	uint64_t bytes;
-	uint64_t entries;
-};
-
-/* All but limits() return 0 or an errno value. */
-struct mr_cache_registrar {
-	/*
-	 * Registers, then arms the word, whose bits 0-7 are 0 and belong to
-	 * the kernel from now on; it is in use while any of MR_CACHE_IN_USE is set,
-	 * as one is during the call. While none is the kernel may suspend it.
-	 * On failure nothing is left registered. If it lacks something that idle registrations may
-	 * hold, it calls mr_cache_make_way() and tries again. EOPNOTSUPP: no notification for this
-	 * one, register it plainly.
-	 */
-	int (*reg)(const struct mr_cache_request *request, uint64_t *word, void **mr);
-	/* After 0 the word says INVALID, or nothing; one that was suspended has its pages. */
-	int (*settle)(void *mr);
-	/* After 0 the kernel does not touch the word any more. */
-	int (*dereg)(void *mr);
-	/* Those that an owner starts with. Called with a lock held: it calls nothing here. */
-	struct mr_cache_bounds (*limits)(void *owner);
-	/* As many bytes as requests may be registered together at most; the same. */
-	uint64_t (*most_united)(void *owner);
-};
+/*
+ * The registrar, which is the verbs' (mr_cache_registrar.c). The first three return 0 or an errno
+ * value.
+ *
+ * Registers, then arms the word, whose bits 0-7 are 0 and belong to the kernel from now on; it is
+ * in use while any of MR_CACHE_IN_USE is set, as one is during the call. While none is the kernel
+ * may suspend it. On failure nothing is left registered. If it lacks something that idle
+ * registrations may hold, it calls mr_cache_make_way() and tries again. EOPNOTSUPP: no notification
+ * for this one, register it plainly.
+ */
+int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word, void **mr);
+/* After 0 the word says INVALID, or nothing; one that was suspended has its pages. */
+int mr_cache_settle_entry(void *mr);
+/* After 0 the kernel does not touch the word any more. */
+int mr_cache_dereg_entry(void *mr);
+/* Those that an owner starts with. Called with a lock held: it calls nothing here. */
+struct ibv_mr_cache_limits mr_cache_first_limits(void *owner);
+/* As many bytes as requests may be registered together at most; the same. */
+uint64_t mr_cache_most_united(void *owner);
 
 /* The bits of a word that count references. */
 #define MR_CACHE_IN_USE 0x3fffffc00ULL
@@ -102,24 +97,11 @@ struct mr_cache_part {
 	uint32_t generation;
 };
 
-struct mr_cache_statistics {
-	uint64_t hits;
-	uint64_t misses;	   /* that registered */
-	uint64_t suspects_settled; /* asked the kernel, and found intact */
-	uint64_t invalidations;	   /* entries dropped because the word said INVALID */
-	uint64_t evictions;
-	uint64_t bytes; /* registered now: used, idle or suspended */
-	uint64_t entries;
-	uint64_t suspensions;  /* found suspended: restored, ended so, or so now */
-	uint64_t restorations; /* of those */
-};
-
 /*
- * Before anything else; another call with another registrar, which stays for ever, is
- * EBUSY. ENOMEM: no address space, or no memory that is zero in a child; the cache then
- * stays off.
+ * Before anything else. ENOMEM: no address space, or no memory that is zero in a child; the cache
+ * then stays off, as on 32 bits (EOPNOTSUPP).
  */
-int mr_cache_init(const struct mr_cache_registrar *registrar);
+int mr_cache_init(void);
 
 /*
  * The mr, with a reference, that shows exactly this range, the likeliest case. For all others this
@@ -152,8 +134,8 @@ int mr_cache_release(uint32_t index, uint32_t generation);
 /*
  * Makes the registration the caller's own, which has the only reference: it is not found any more.
  * Release it all the same; dereg() of it is then up to the shim. Threads that share a reference may
- * all be told that. EBUSY: it has other users (nor do others find it any more); EINVAL: not a
- * reference of this process.
+ * all be told that. EBUSY: it has other users, and is not found any more either; EAGAIN: this
+ * signal handler has interrupted the cache; EINVAL: not a reference of this process.
  */
 int mr_cache_take(uint32_t index, uint32_t generation);
 
@@ -165,14 +147,8 @@ int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
  * of an owner. Idle registrations beyond the new limits are evicted, those in use beyond them
  * are found no more.
  */
-int mr_cache_limits(void *owner, const struct mr_cache_bounds *to, struct mr_cache_bounds *from);
-
-/*
- * Gives a reference back, and the registration is not found again. On 0 *shared tells whether it
- * has other users, and ends with the last one; if not it is deregistered. EINVAL: not a reference
- * of this process. Other errors are dereg()'s; the reference is then still held.
- */
-int mr_cache_forget(uint32_t index, uint32_t generation, int *shared);
+int mr_cache_limits(void *owner, const struct ibv_mr_cache_limits *to,
+		    struct ibv_mr_cache_limits *from);
 
 /*
  * Evicts idle registrations, least recently used first, until at most keep bytes of them
@@ -180,10 +156,11 @@ int mr_cache_forget(uint32_t index, uint32_t generation, int *shared);
  */
 int mr_cache_clean(void *owner, uint64_t keep);
 
-/* An owner without registrations has zeros. */
-int mr_cache_query(void *owner, struct mr_cache_statistics *statistics);
-/* At the end of the process. EBUSY: it may have interrupted the thread that has the lock. */
-int mr_cache_query_at_end(void *owner, struct mr_cache_statistics *statistics);
+/*
+ * An owner without registrations has zeros. at_end, of the process: EBUSY if another thread has the
+ * lock for long.
+ */
+int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics, bool at_end);
 
 /*
  * Before a PD or a context goes: deregisters idle entries, tries PARKED ones once more, and waits

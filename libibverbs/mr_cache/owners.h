@@ -19,21 +19,21 @@ template <class Env> struct owner_record {
 	typename Env::template atomic<void *> name;
 	bool in_use;   // has a name, or entries
 	uint32_t busy; // entries that a thread registers, settles or deregisters just now
-	mr_cache_bounds limits;
-	uint64_t most_united;	     // bytes of one registration
-	mr_cache_statistics counted; // bytes and entries are exact, hits those of entries torn down
+	ibv_mr_cache_limits limits;
+	uint64_t most_united;	    // bytes of one registration
+	ibv_mr_cache_stats counted; // bytes and entries are exact, hits those of entries torn down
 	entry_list<Env, &entry<Env>::of_owner> list;
 	/* So many misses more look for a union, and so many that would do not (miss.h). */
 	uint32_t uniting, apart;
 
 	bool has_room(uint64_t size) const
 	{
-		return counted.entries < limits.entries && counted.bytes <= limits.bytes &&
-		       size <= limits.bytes - counted.bytes;
+		return counted.entries < limits.max_entries && counted.bytes <= limits.max_bytes &&
+		       size <= limits.max_bytes - counted.bytes;
 	}
 	bool is_over() const
 	{
-		return counted.entries > limits.entries || counted.bytes > limits.bytes;
+		return counted.entries > limits.max_entries || counted.bytes > limits.max_bytes;
 	}
 	void begin(void *who, const Env &env)
 	{

@@ -58,7 +58,9 @@ struct registration {
 	char rest[40];
 };
 
-int count_reg(const mr_cache_request *what, uint64_t *, void **mr)
+} // namespace
+
+int mr_cache_reg_entry(const mr_cache_request *what, uint64_t *, void **mr)
 {
 	auto *const one = static_cast<registration *>(std::calloc(1, sizeof(registration)));
 
@@ -72,17 +74,29 @@ int count_reg(const mr_cache_request *what, uint64_t *, void **mr)
 	return 0;
 }
 
-int count_settle(void *)
+int mr_cache_settle_entry(void *)
 {
 	return 0;
 }
 
-int count_dereg(void *mr)
+int mr_cache_dereg_entry(void *mr)
 {
 	std::free(mr);
 	gone++;
 	return 0;
 }
+
+ibv_mr_cache_limits mr_cache_first_limits(void *)
+{
+	return {UINT64_MAX, 1 << 20};
+}
+
+uint64_t mr_cache_most_united(void *)
+{
+	return UINT64_MAX;
+}
+
+namespace {
 
 /* NULL: it is refused. */
 registration *find(party &by, const buffer &of)
@@ -112,7 +126,7 @@ void use(party &by, const buffer &of)
 
 void set_limit(party &of, uint64_t entries)
 {
-	const mr_cache_bounds bounds{UINT64_MAX >> 1, entries};
+	const ibv_mr_cache_limits bounds{UINT64_MAX >> 1, entries};
 
 	if (mr_cache_limits(&of.owner, &bounds, nullptr))
 		std::abort();
@@ -358,10 +372,10 @@ void flush_pd(benchmark::State &state)
 
 void query(benchmark::State &state)
 {
-	mr_cache_statistics statistics;
+	ibv_mr_cache_stats statistics;
 
 	for (auto _ : state) {
-		if (mr_cache_query(&others.owner, &statistics))
+		if (mr_cache_query(&others.owner, &statistics, false))
 			std::abort();
 		benchmark::DoNotOptimize(statistics);
 	}
@@ -446,18 +460,7 @@ extern "C" void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length, ui
 
 int main(int argc, char **argv)
 {
-	mr_cache_registrar registrar{};
-
-	registrar.reg = count_reg;
-	registrar.settle = count_settle;
-	registrar.dereg = count_dereg;
-	registrar.limits = [](void *) { return mr_cache_bounds{UINT64_MAX, 1 << 20}; };
-	/* Older ones have no such member. */
-	[](auto &of) {
-		if constexpr (requires { of.most_united; })
-			of.most_united = [](void *) { return UINT64_MAX; };
-	}(registrar);
-	if (const int error = mr_cache_init(&registrar)) {
+	if (const int error = mr_cache_init()) {
 		std::fprintf(stderr, "mr_cache_init: %d\n", error);
 		return 1;
 	}

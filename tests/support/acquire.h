@@ -7,6 +7,7 @@
 #ifndef MR_CACHE_ACQUIRE_H
 #define MR_CACHE_ACQUIRE_H
 
+#include <cerrno>
 #include <cstdint>
 
 #include "mr_cache_core.h"
@@ -26,6 +27,15 @@ int acquire(Cache &cache, void *pd, void *owner, uint64_t addr, uint64_t length,
 	if (void *mr = cache.find(pd, addr, length, access, otherwise))
 		*ref = cache.env.reference_to(mr);
 	return error;
+}
+
+/* As ibv_forget_mr(); *shared: the registration ends with its last user. */
+template <class Cache> int forget(Cache &cache, const mr_cache_ref &ref, int *shared)
+{
+	const int taken = cache.take(ref.index, ref.generation);
+
+	*shared = taken == EBUSY;
+	return taken == EAGAIN ? taken : cache.release(ref.index, ref.generation);
 }
 
 #endif // MR_CACHE_ACQUIRE_H

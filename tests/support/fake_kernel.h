@@ -226,7 +226,7 @@ struct fake_env : mr_cache::linux_env {
 	static constexpr uint32_t most_hint_bits = 4;
 
 	fake_kernel *kernel = nullptr;
-	mr_cache_bounds defaults = {UINT64_MAX, UINT64_MAX};
+	ibv_mr_cache_limits defaults = {UINT64_MAX, UINT64_MAX};
 	std::function<uint64_t(uint32_t)> make_way; // of the cache
 
 	int reg(const mr_cache_request &what, uint64_t *word, void **out)
@@ -259,7 +259,7 @@ struct fake_env : mr_cache::linux_env {
 		std::lock_guard hold(kernel->big_lock);
 		return kernel->dereg(m);
 	}
-	mr_cache_bounds default_limits(void *) const { return defaults; }
+	ibv_mr_cache_limits default_limits(void *) const { return defaults; }
 	static mr_cache_ref reference_to(void *m) { return fake_kernel::reference_to(m); }
 };
 

@@ -39,7 +39,7 @@ struct counting_env : mr_cache::linux_env {
 		live--;
 		return 0;
 	}
-	static mr_cache_bounds default_limits(void *) { return {UINT64_MAX, UINT64_MAX}; }
+	static ibv_mr_cache_limits default_limits(void *) { return {UINT64_MAX, UINT64_MAX}; }
 };
 
 #endif // MR_CACHE_FAKE_REGISTRAR_H

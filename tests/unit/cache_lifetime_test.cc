@@ -182,7 +182,7 @@ bool waits(const std::atomic<bool> &done)
 
 TEST_CASE_METHOD(fixture, "one that cannot be deregistered is not tried again to make room")
 {
-	mr_cache_bounds little = {4 * PAGE, 4}, old;
+	ibv_mr_cache_limits little = {4 * PAGE, 4}, old;
 	unsigned int tried = 0;
 	mr_cache_ref ref;
 
@@ -628,7 +628,7 @@ TEST_CASE_METHOD(fixture, "no thread waits for long for one that another restore
 {
 	gate in_settle;
 	mr_cache_ref part, whole;
-	mr_cache_statistics s{};
+	ibv_mr_cache_stats s{};
 
 	use(0, 4);
 	kernel.suspend();
@@ -648,7 +648,7 @@ TEST_CASE_METHOD(fixture, "no thread waits for long for one that another restore
 	restores.join();
 	CHECK(put(whole) == 0);
 	use(1);
-	CHECK(cache.query(owner, &s) == 0);
+	CHECK(cache.query(owner, &s, false) == 0);
 	CHECK(s.suspensions == 1);
 	CHECK(s.restorations == 1);
 	CHECK(kernel.reg_calls == 1);
@@ -658,7 +658,7 @@ TEST_CASE_METHOD(fixture, "one that two threads find suspended is restored once"
 {
 	std::atomic<bool> done{false};
 	gate in_settle;
-	mr_cache_statistics s{};
+	ibv_mr_cache_stats s{};
 
 	use(0, 4);
 	kernel.suspend();
@@ -677,7 +677,7 @@ TEST_CASE_METHOD(fixture, "one that two threads find suspended is restored once"
 	in_settle.open = true;
 	restores.join();
 	asks.join();
-	CHECK(cache.query(owner, &s) == 0);
+	CHECK(cache.query(owner, &s, false) == 0);
 	CHECK(s.restorations == 1);
 	CHECK(kernel.settle_calls == 1);
 	CHECK(kernel.reg_calls == 1);
@@ -845,7 +845,10 @@ TEST_CASE("a process that locks all its memory pays for used tables only")
 		}
 		int settle(void *) { return 0; }
 		int dereg(void *) { return 0; }
-		static mr_cache_bounds default_limits(void *) { return {UINT64_MAX, UINT64_MAX}; }
+		static ibv_mr_cache_limits default_limits(void *)
+		{
+			return {UINT64_MAX, UINT64_MAX};
+		}
 	};
 	auto locked = [] {
 		char line[200];

@@ -72,14 +72,14 @@ struct fixture {
 	}
 	uint64_t entries()
 	{
-		mr_cache_statistics s{};
+		ibv_mr_cache_stats s{};
 
-		CHECK(cache.query(owner, &s) == 0);
+		CHECK(cache.query(owner, &s, false) == 0);
 		return s.entries;
 	}
 	void limit(uint64_t bytes, uint64_t most)
 	{
-		mr_cache_bounds to = {bytes, most};
+		ibv_mr_cache_limits to = {bytes, most};
 
 		CHECK(cache.limits(owner, &to, nullptr) == 0);
 	}

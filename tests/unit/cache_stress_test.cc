@@ -45,7 +45,7 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 	/* Ranges at random, or windows that slide and are united. */
 	const bool slides = GENERATE(false, true);
 	world w;
-	const mr_cache_bounds wide = {400 * PAGE, 60};
+	const ibv_mr_cache_limits wide = {400 * PAGE, 60};
 	std::atomic<bool> stop{false};
 	std::atomic<uint64_t> failures{0}, uses{0};
 
@@ -193,9 +193,9 @@ TEST_CASE("random operations act as a naive model does")
 				REQUIRE(w.cache.clean(w.owner, random() % 20 * PAGE) == 0);
 			}
 
-			mr_cache_statistics s{};
+			ibv_mr_cache_stats s{};
 
-			REQUIRE(w.cache.query(w.owner, &s) == 0);
+			REQUIRE(w.cache.query(w.owner, &s, false) == 0);
 			REQUIRE(s.entries == kernel.live.size());
 			REQUIRE(s.bytes == kernel.bytes);
 			REQUIRE(s.bytes <= 60 * PAGE);

@@ -89,16 +89,16 @@ struct fixture {
 		for (const mr_cache_ref &ref : held)
 			put(ref);
 	}
-	mr_cache_statistics count()
+	ibv_mr_cache_stats count()
 	{
-		mr_cache_statistics s{};
+		ibv_mr_cache_stats s{};
 
-		CHECK(cache.query(owner, &s) == 0);
+		CHECK(cache.query(owner, &s, false) == 0);
 		return s;
 	}
 	void limit(uint64_t bytes)
 	{
-		mr_cache_bounds to = {bytes, UINT64_MAX};
+		ibv_mr_cache_limits to = {bytes, UINT64_MAX};
 
 		CHECK(cache.limits(owner, &to, nullptr) == 0);
 	}
