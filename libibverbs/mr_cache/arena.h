@@ -18,7 +18,6 @@
 #include "hints.h"
 #include "operations.h"
 #include "owners.h"
-#include "pds.h"
 
 namespace mr_cache {
 
@@ -49,7 +48,6 @@ template <class Env> struct arena {
 	uint32_t ready;	      // the entries before this one have their memory
 	uint32_t ready_bits;  // and so have hints of so many bits
 	owners<Env> owner;
-	pds<Env> pd;
 	catalog<Env> index; // its end, and all that follows, becomes accessible in pieces
 	entry<Env> entries[Env::entries];
 	hints<Env> hint;
@@ -86,7 +84,7 @@ template <class Env> struct arena {
 	struct need {
 		uint32_t entry; // from this one on; none
 		uint32_t bits;	// of hints; none
-		void *pages[3]; // of records; NULL
+		void *pages[2]; // of records; NULL
 	};
 
 	/* Under the mutex, with the last PD and owner that came. */
@@ -98,8 +96,7 @@ template <class Env> struct arena {
 			hint.grow(ready_bits, entry_count + entry_count / 2) > ready_bits
 				? ready_bits + 1
 				: 0,
-			{page_behind(&pd[p]), page_behind(&owner[o]),
-			 page_behind(index.ranges.last_domain())}};
+			{page_behind(&index.pd[p]), page_behind(&owner[o])}};
 	}
 	/* Without. */
 	void prepare(const need &of, const wish &want)
@@ -132,9 +129,8 @@ template <class Env> struct arena {
 			return false;
 		Env::touch(this, static_cast<size_t>(reinterpret_cast<char *>(&owner[2]) -
 						     reinterpret_cast<char *>(this)));
-		pd.touch_first();
 		Env::touch(&index, 1); // its version
-		index.ranges.touch_first();
+		index.pd.touch_first();
 		return true;
 	}
 

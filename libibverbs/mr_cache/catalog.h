@@ -35,7 +35,9 @@ public:
 	/* An entry to verify, or 0. Under the mutex it may be found, and 0 means none may. */
 	uint32_t search(const wish &want, const entry<Env> *entries) const
 	{
-		return want.exact() ? exact.search(want, entries) : ranges.search(want, entries);
+		if (want.exact())
+			return exact.search(want, entries);
+		return ranges.search(pd.trees_of(want), want, entries);
 	}
 
 	/* Before an entry for that is inserted: its place gets its page. */
@@ -45,20 +47,28 @@ public:
 			exact.touch(want);
 	}
 
+	/* Under the mutex: range_index::beside(). */
+	neighbours beside(const wish &want, uint64_t addr) const
+	{
+		return ranges.beside(pd.trees_of(want), want.access & RIGHTS, addr);
+	}
+
 	/*
 	 * Under the mutex. Calls retire(i), which erases it, for each entry i that serves nothing
-	 * that the new one, rounded, does not. False if there are too many PDs. *overlaps becomes
-	 * true if it has pages in common with one of the same rights.
+	 * that the new one, rounded, does not. Has it pages in common with one of the same rights?
 	 */
-	template <class Retire>
-	bool insert(uint32_t i, entry<Env> *entries, const Retire &retire, bool *overlaps)
+	template <class Retire> bool insert(uint32_t i, entry<Env> *entries, const Retire &retire)
 	{
-		if (entries[i].exact())
+		const entry<Env> &e = entries[i];
+		bool overlaps = false;
+
+		if (e.exact())
 			exact.insert(i, entries);
-		else if (!ranges.insert(i, entries, retire, overlaps))
-			return false;
+		else
+			overlaps = ranges.insert(pd.trees_of(e.pd, e.own_range().access), i,
+						 entries, retire);
 		changed();
-		return true;
+		return overlaps;
 	}
 
 	/* Under the mutex. */
@@ -69,7 +79,7 @@ public:
 		if (e.exact())
 			exact.erase(i, entries);
 		else
-			ranges.erase(i, e.pd_key(), e.rights());
+			ranges.erase(pd.trees_of(e.pd, e.own_range().access), i, e.rights());
 		changed();
 	}
 
@@ -84,6 +94,7 @@ private:
 	exact_index<Env> exact;
 
 public:
+	pds<Env> pd;
 	range_index<Env> ranges; // the last: its nodes are
 };
 

@@ -29,7 +29,7 @@ public:
 	/* Both return an errno value of dereg() if one failed. */
 	[[nodiscard]] int of_pd(void *pd)
 	{
-		return end_all(a.pd, 0U, [&] { return a.pd.find(pd); });
+		return end_all(a.index.pd, 0U, [&] { return a.index.pd.find(pd); });
 	}
 
 	[[nodiscard]] int of_owner(void *who)

@@ -98,7 +98,7 @@ public:
 	void be_busy(uint32_t i, int by)
 	{
 		a.owner[at(i).owner].busy += static_cast<uint32_t>(by);
-		a.pd[at(i).pd].busy += static_cast<uint32_t>(by);
+		a.index.pd[at(i).pd].busy += static_cast<uint32_t>(by);
 	}
 
 	/* Gives back a reference taken in vain. */
@@ -136,7 +136,7 @@ public:
 	void free(uint32_t i, bool of_kernel = false)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
-		a.pd.remove(at(i).pd, a.entries, i);
+		a.index.pd.remove(at(i).pd, a.entries, i);
 		at(i).forget();
 		at(i).state = state::FREE;
 		at(i).word.free_relaxed();
@@ -150,11 +150,11 @@ public:
 	void disown(uint32_t i)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
-		a.pd.remove(at(i).pd, a.entries, i);
+		a.index.pd.remove(at(i).pd, a.entries, i);
 		at(i).owner = a.owner.NAMELESS;
-		at(i).pd = a.pd.NAMELESS;
+		at(i).pd = a.index.pd.NAMELESS;
 		a.owner.add(at(i).owner, a.entries, i, at(i).size());
-		a.pd.add(at(i).pd, a.entries, i);
+		a.index.pd.add(at(i).pd, a.entries, i);
 	}
 
 	/*

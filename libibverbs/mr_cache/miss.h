@@ -203,7 +203,7 @@ private:
 	{
 		const uint64_t start = start_of(whole), size = size_of(whole);
 		entry<Env> &e = lock.at(i);
-		uint32_t p = a.pd.find_or_add(pd);
+		uint32_t p = a.index.pd.find_or_add(pd);
 		void *mr = nullptr;
 
 		if (!p) {
@@ -217,7 +217,7 @@ private:
 		e.owner = o;
 		e.pd = p;
 		a.owner.add(o, a.entries, i, size);
-		a.pd.add(p, a.entries, i);
+		a.index.pd.add(p, a.entries, i);
 		lock.be_busy(i, 1);
 		a.making.add(a.entries, i);
 
@@ -314,11 +314,8 @@ private:
 		}
 
 		const auto retire = [&](uint32_t within) { lock.retire(within); };
-		bool overlaps = false;
 
-		if (!a.index.insert(i, a.entries, retire, &overlaps))
-			return false;
-		if (overlaps)
+		if (a.index.insert(i, a.entries, retire))
 			a.owner[e.owner].uniting = REMEMBERED;
 		return true;
 	}

@@ -4,7 +4,7 @@
  * could not be deregistered, or is still used, outlives its PD, and is then beside the entries of
  * the next PD with the same address: it is in no catalog, so it is not mistaken for one of them. An
  * entry in use when its context goes has no PD then, for its users may have forgotten it. The
- * cache's mutex guards everything here.
+ * cache's mutex guards all changes; find() may run beside them without it (catalog.h).
  */
 #ifndef MR_CACHE_PDS_H
 #define MR_CACHE_PDS_H
@@ -13,10 +13,19 @@
 
 namespace mr_cache {
 
+/* Entries that may be found, of one ordering: for each set of rights a tree (range_index.h). */
+template <class Env> struct trees {
+	using link = typename Env::template atomic<uint32_t>;
+
+	link present; // which roots are not empty
+	link roots[RIGHTS + 1];
+};
+
 template <class Env> struct pd_record {
-	void *pd;
-	uint32_t next; // in its bucket, or on the free list
+	typename Env::template atomic<void *> pd;
+	typename trees<Env>::link next; // in its bucket, or on the free list
 	uint32_t busy; // entries that a thread registers, settles or deregisters just now
+	trees<Env> ranges[2];
 	entry_list<Env, &entry<Env>::of_pd> list;
 };
 
@@ -36,11 +45,24 @@ public:
 	/* 0 if it has no entry. */
 	uint32_t find(const void *pd) const
 	{
-		uint32_t i = heads[bucket(pd)];
+		uint32_t i = get(heads[bucket(pd)]);
 
-		while (i && records[i].pd != pd)
-			i = records[i].next;
-		return i;
+		for (uint32_t steps = 0; i && steps < Env::domains; steps++) {
+			if (records[i].pd.load(std::memory_order_relaxed) == pd)
+				return i;
+			i = get(records[i].next);
+		}
+		return 0;
+	}
+
+	/* None, if the PD has no entry. */
+	const trees<Env> &trees_of(const wish &want) const
+	{
+		return records[find(want.pd())].ranges[is_relaxed(want.access)];
+	}
+	trees<Env> &trees_of(uint32_t p, uint32_t access)
+	{
+		return records[p].ranges[is_relaxed(access)];
 	}
 
 	/* 0 if there are too many. */
@@ -52,13 +74,14 @@ public:
 			return i;
 		i = free;
 		if (i)
-			free = records[i].next;
+			free = get(records[i].next);
 		else if (count + 1 < Env::domains)
 			i = ++count;
 		else
 			return 0;
-		records[i] = {pd, heads[bucket(pd)], 0, {}};
-		heads[bucket(pd)] = i;
+		records[i].pd.store(pd, std::memory_order_relaxed);
+		set(records[i].next, get(heads[bucket(pd)]));
+		set(heads[bucket(pd)], i);
 		return i;
 	}
 
@@ -70,17 +93,23 @@ public:
 		if (records[p].list.size() || p == NAMELESS)
 			return;
 
-		uint32_t *at = &heads[bucket(records[p].pd)];
+		link *at = &heads[bucket(records[p].pd.load(std::memory_order_relaxed))];
 
-		while (*at && *at != p)
-			at = &records[*at].next;
-		*at = records[p].next;
-		records[p].next = free;
+		while (get(*at) && get(*at) != p)
+			at = &records[get(*at)].next;
+		set(*at, get(records[p].next));
+		set(records[p].next, free);
 		free = p;
 	}
 
 private:
+	using link = typename trees<Env>::link;
+
 	static constexpr uint32_t HEADS = 1024;
+
+	static uint32_t get(const link &l) { return l.load(std::memory_order_relaxed); }
+	static void set(link &l, uint32_t n) { l.store(n, std::memory_order_relaxed); }
+	static bool is_relaxed(uint32_t access) { return access & MR_CACHE_RELAXED_ORDERING; }
 
 	static uint32_t bucket(const void *pd)
 	{
@@ -91,7 +120,7 @@ private:
 
 	uint32_t count;
 	uint32_t free;
-	uint32_t heads[HEADS];
+	link heads[HEADS];
 	pd_record<Env> records[Env::domains];
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The authoritative answer to "which entry contains this range?": for each
- * domain (key: PD and ordering) and each set of rights a tree of entries by start.
+ * The authoritative answer to "which entry contains this range?": for each PD, ordering
+ * and set of rights a tree of entries by start.
  *
  * The entries of a tree are an antichain: none contains another (insert() keeps it so). Sorted
  * by start they are then sorted by end too, and the last one that starts at or before addr is
@@ -18,7 +18,7 @@
 
 #include <cstddef>
 
-#include "entry.h"
+#include "pds.h"
 
 namespace mr_cache {
 
@@ -34,31 +34,21 @@ public:
 	void *node_memory(uint32_t first) { return &nodes[first]; }
 	static constexpr size_t node_bytes(uint32_t count) { return count * sizeof(node); }
 
-	/* What the first one needs, and the last one that came. */
-	void touch_first()
-	{
-		Env::touch(this,
-			   sizeof(*this) - sizeof(nodes) - sizeof(domains) + 2 * sizeof(*domains));
-	}
-	auto *last_domain() { return &domains[domain_count]; }
-
 	/* An entry to verify, or 0. Under the mutex it is in the index, and 0 means none is. */
-	uint32_t search(const wish &want, const entry<Env> *entries) const
+	uint32_t search(const trees<Env> &of, const wish &want, const entry<Env> *entries) const
 	{
-		const domain &d = domains[lookup(want.key)];
-		uint32_t present = d.present.load(std::memory_order_relaxed);
+		uint32_t present = get(of.present);
 
-		return present ? search(d, present, want, entries) : 0;
+		return present ? search(of, present, want, entries) : 0;
 	}
 
 	/*
 	 * Under the mutex. Of the same rights: the last entry that starts at or before the address,
 	 * and the first that starts after it.
 	 */
-	neighbours beside(const wish &want, uint64_t addr) const
+	neighbours beside(const trees<Env> &of, uint32_t rights, uint64_t addr) const
 	{
-		const domain &d = domains[lookup(want.key)];
-		uint32_t n = get(d.roots[want.access & RIGHTS]);
+		uint32_t n = get(of.roots[rights]);
 		neighbours found = {};
 
 		while (n) {
@@ -75,43 +65,31 @@ public:
 
 	/*
 	 * Under the mutex. Calls retire(i), which erases it, for each entry i that lies within the
-	 * new one; none among the same rights contains it. False if there are too many domains.
-	 * *overlaps: some of it is in another one's range, too.
+	 * new one; none among the same rights contains it. Is some of it in another one's range,
+	 * too?
 	 */
 	template <class Retire>
-	bool insert(uint32_t index, const entry<Env> *entries, const Retire &retire, bool *overlaps)
+	bool insert(trees<Env> &to, uint32_t index, const entry<Env> *entries, const Retire &retire)
 	{
 		const entry<Env> &e = entries[index];
 		const uint64_t start = e.start();
-		const uint32_t rights = e.rights();
-		uint32_t to = lookup(e.pd_key());
-
-		if (!to)
-			to = add_domain(e.pd_key());
-		if (!to)
-			return false;
-
-		domain &d = domains[to];
-		const neighbours beside = insert_at(d.roots[rights], index, start);
+		link &root = to.roots[e.rights()];
+		const neighbours beside = insert_at(root, index, start);
 		uint32_t next = beside.after;
 
-		d.present.store(d.present.load(std::memory_order_relaxed) | 1U << rights,
-				std::memory_order_relaxed);
+		set(to.present, get(to.present) | 1U << e.rights());
 		while (next && entries[next].end() <= e.end()) {
 			retire(next);
-			next = successor(d.roots[rights], start);
+			next = successor(root, start);
 		}
-		*overlaps = (next && starts_at(next) < e.end()) ||
-			    (beside.before && entries[beside.before].end() > start);
-		return true;
+		return (next && starts_at(next) < e.end()) ||
+		       (beside.before && entries[beside.before].end() > start);
 	}
 
 	/* Under the mutex. */
-	void erase(uint32_t index, uint64_t key, uint32_t rights)
+	void erase(trees<Env> &from, uint32_t index, uint32_t rights)
 	{
-		uint32_t which = lookup(key);
-		domain &d = domains[which];
-		link *at = &d.roots[rights];
+		link *at = &from.roots[rights];
 		uint32_t n;
 
 		while ((n = get(*at)) && n != index)
@@ -133,12 +111,12 @@ public:
 			}
 		}
 		set(*at, left ? left : right);
-		if (!get(d.roots[rights]))
-			drop_rights(which, rights);
+		if (!get(from.roots[rights]))
+			set(from.present, get(from.present) & ~(1U << rights));
 	}
 
 private:
-	using link = typename Env::template atomic<uint32_t>;
+	using link = typename trees<Env>::link;
 
 	struct node {
 		typename Env::template atomic<uint64_t> start;
@@ -146,20 +124,13 @@ private:
 		link right;
 	};
 
-	struct domain {
-		typename Env::template atomic<uint64_t> key;
-		link next;
-		typename Env::template atomic<uint32_t> present; // which roots are not empty
-		link roots[RIGHTS + 1];
-	};
-
-	[[gnu::noinline]] uint32_t search(const domain &d, uint32_t present, const wish &want,
+	[[gnu::noinline]] uint32_t search(const trees<Env> &of, uint32_t present, const wish &want,
 					  const entry<Env> *entries) const
 	{
 		/* The lowest of the sets that contain a set is itself. */
 		for (uint32_t more = present & containing(want.access & RIGHTS); more;
 		     more &= more - 1) {
-			uint32_t found = predecessor(d.roots[__builtin_ctz(more)], want.addr);
+			uint32_t found = predecessor(of.roots[__builtin_ctz(more)], want.addr);
 
 			if (found && entries[found].fits(want))
 				return found;
@@ -167,7 +138,6 @@ private:
 		return 0;
 	}
 
-	static constexpr uint32_t HEADS = 1024;
 	static constexpr int STEPS = 256; // more than a treap of 2^20 is ever deep
 
 	/* Relaxed: see above; the mutex orders the changes among themselves. */
@@ -268,73 +238,6 @@ private:
 		return found;
 	}
 
-	static uint32_t bucket(uint64_t key)
-	{
-		return static_cast<uint32_t>(key * 0x9e3779b97f4a7c15 >> 54) % HEADS;
-	}
-
-	/* The domain, or 0, which is always empty. */
-	uint32_t lookup(uint64_t key) const
-	{
-		uint32_t i = get(heads[bucket(key)]);
-
-		for (uint32_t steps = 0; i && steps < Env::domains; steps++) {
-			if (domains[i].key.load(std::memory_order_relaxed) == key)
-				return i;
-			i = get(domains[i].next);
-		}
-		return 0;
-	}
-
-	/* 0 if there are too many. */
-	uint32_t add_domain(uint64_t key)
-	{
-		uint32_t i = free_domain;
-
-		if (i)
-			free_domain = domains[i].next.load(std::memory_order_relaxed);
-		else if (domain_count + 1 < Env::domains)
-			i = ++domain_count;
-		else
-			return 0;
-
-		auto &head = heads[bucket(key)];
-
-		domains[i].key.store(key, std::memory_order_relaxed);
-		domains[i].next.store(head.load(std::memory_order_relaxed),
-				      std::memory_order_relaxed);
-		head.store(i, std::memory_order_relaxed);
-		return i;
-	}
-
-	void drop_rights(uint32_t which, uint32_t rights)
-	{
-		domain &d = domains[which];
-		uint32_t left = d.present.load(std::memory_order_relaxed) & ~(1U << rights);
-
-		d.present.store(left, std::memory_order_relaxed);
-		if (!left)
-			drop_domain(which);
-	}
-
-	void drop_domain(uint32_t which)
-	{
-		domain &d = domains[which];
-		link *at = &heads[bucket(d.key.load(std::memory_order_relaxed))];
-
-		while (get(*at) && get(*at) != which)
-			at = &domains[get(*at)].next;
-		set(*at, get(d.next));
-		set(d.next, free_domain);
-		free_domain = which;
-	}
-
-	/* The cache's mutex guards these two. */
-	uint32_t domain_count;
-	uint32_t free_domain;
-
-	link heads[HEADS];
-	domain domains[Env::domains];
 	/* The last: they are made accessible as entries are (arena.h). */
 	node nodes[Env::entries];
 };

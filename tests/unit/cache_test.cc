@@ -569,7 +569,7 @@ TEST_CASE_METHOD(fixture, "a flush leaves used registrations to their users")
 	CHECK(kernel.live.size() == 0);
 }
 
-TEST_CASE_METHOD(fixture, "owners and domains are used again")
+TEST_CASE_METHOD(fixture, "owners and PDs are used again")
 {
 	mr_cache_ref ref;
 
@@ -579,7 +579,7 @@ TEST_CASE_METHOD(fixture, "owners and domains are used again")
 		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL));
 		CHECK(cache.flush_owner(name(i)) == 0);
 	}
-	/* Five domains with room for four: the fifth PD is not cached. */
+	/* Five PDs with room for four: the fifth PD is not cached. */
 	for (uintptr_t i = 10; i < 16; i++) {
 		int expected = i < 14 ? 0 : EOPNOTSUPP;
 

@@ -9,7 +9,7 @@
  *   a split or a merge of the treap that loses a subtree
  *   a predecessor that must lie before the address, a successor that must lie after it
  *   insert() that does not look where the entry that starts after it ends
- *   a domain not freed with its last entry, or not found again
+ *   a PD's record not freed with its last entry, or not found again
  */
 #include <memory>
 #include <random>
@@ -18,7 +18,7 @@
 #include "catch.h"
 
 #include "fake_kernel.h"
-#include "range_index.h"
+#include "catalog.h"
 
 namespace {
 
@@ -29,8 +29,7 @@ constexpr uint64_t PAGE = 4096;
 struct world {
 	static constexpr uint32_t COUNT = fake_env::entries;
 
-	std::unique_ptr<mr_cache::range_index<fake_env>> index{
-		new mr_cache::range_index<fake_env>()};
+	std::unique_ptr<mr_cache::catalog<fake_env>> index{new mr_cache::catalog<fake_env>()};
 	std::unique_ptr<mr_cache::entry<fake_env>[]> entries =
 		std::make_unique<mr_cache::entry<fake_env>[]>(COUNT);
 	bool in[COUNT] = {};
@@ -44,7 +43,8 @@ struct world {
 
 	void erase(uint32_t i)
 	{
-		index->erase(i, entries[i].pd_key(), entries[i].rights());
+		index->erase(i, entries.get());
+		index->pd.remove(entries[i].pd, entries.get(), i);
 		in[i] = false;
 	}
 
@@ -69,21 +69,20 @@ struct world {
 	/* The entries within go, and no others. */
 	void insert(uint32_t i, const wish &what, const bool *within = nullptr)
 	{
-		bool overlaps = false, expected = false;
+		bool expected = false;
 
 		entries[i].describe(what);
+		entries[i].pd = index->pd.find_or_add(const_cast<void *>(what.pd()));
+		REQUIRE(entries[i].pd);
+		index->pd.add(entries[i].pd, entries.get(), i);
 		for (uint32_t other = 1; other < COUNT; other++)
 			expected |= alike(other, what) && !(within && within[other]) &&
 				    entries[other].start() < entries[i].end() &&
 				    entries[i].start() < entries[other].end();
-		REQUIRE(index->insert(
-			i, entries.get(),
-			[&](uint32_t other) {
-				REQUIRE((within && within[other]));
-				erase(other);
-			},
-			&overlaps));
-		REQUIRE(overlaps == expected);
+		REQUIRE(index->insert(i, entries.get(), [&](uint32_t other) {
+			REQUIRE((within && within[other]));
+			erase(other);
+		}) == expected);
 		in[i] = true;
 	}
 
@@ -171,23 +170,20 @@ TEST_CASE("no entry is lost in one tree")
 	}
 }
 
-TEST_CASE("a domain is there as long as it has entries")
+TEST_CASE("a PD is there as long as it has entries")
 {
 	constexpr uint32_t MOST = fake_env::domains - 1;
-	char pds[3][2 * (MOST + 1)];
+	char pds[3][4 * (MOST + 1)];
 	world w;
 
 	for (auto &of_round : pds) {
 		for (uint32_t i = 1; i <= MOST; i++)
-			w.insert(i, {&of_round[2 * i], PAGE, PAGE, 1});
-		w.entries[MOST + 1].describe({&of_round[0], PAGE, PAGE, 1});
-		bool overlaps = false;
-		CHECK(!w.index->insert(
-			MOST + 1, w.entries.get(), [](uint32_t) {}, &overlaps));
+			w.insert(i, {&of_round[4 * i], PAGE, PAGE, 1});
+		CHECK(w.index->pd.find_or_add(&of_round[0]) == 0);
 		for (uint32_t i = 1; i <= MOST; i++) {
-			w.look({&of_round[2 * i], PAGE, PAGE, 1});
+			w.look({&of_round[4 * i], PAGE, PAGE, 1});
 			w.erase(i);
-			w.look({&of_round[2 * i], PAGE, PAGE, 1});
+			w.look({&of_round[4 * i], PAGE, PAGE, 1});
 		}
 	}
 }
