@@ -19,11 +19,7 @@
 
 #include <errno.h>
 
-#include "ibverbs.h"
-#include "mr_cache/mr_cache_core.h"
-#include "mr_cache_context.h"
-#include "mr_cache_policy.h"
-#include "mr_cache_registrar.h"
+#include "mr_cache_private.h"
 #include "mr_view.h"
 
 static_assert(sizeof(struct verbs_mr) <= MR_VIEW_SIZE,

@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* A context begins to cache, and ends (mr_cache_context.h); so does a process. */
+/* A context begins to cache, and ends; so does a process. */
 #include <config.h>
 
 #include <errno.h>
 #include <pthread.h>
 
-#include "mr_cache_context.h"
-#include "mr_cache_environment.h"
-#include "mr_cache_limits.h"
-#include "mr_cache_policy.h"
-#include "mr_cache_registrar.h"
-#include "mr_cache_report.h"
+#include "mr_cache_private.h"
 
 /* RDMAV_MR_CACHE_RECLAIM=0: the kernel is not to take back idle pages. */
 static bool may_reclaim(void)
@@ -30,8 +25,10 @@ static uint32_t state_of(struct ibv_context *context)
 
 	if (mr_cache_policy() == POLICY_NONE || !mr_cache_may_gain() ||
 	    ibv_query_device_ex(context, NULL, &attr) ||
-	    !(attr.orig_attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY) ||
-	    !mr_cache_start())
+	    !(attr.orig_attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY))
+		return state;
+	mr_cache_read_limits();
+	if (mr_cache_init())
 		return state;
 	state |= CONTEXT_CACHES;
 	state |= mr_cache_device_entries(attr.orig_attr.max_mr)

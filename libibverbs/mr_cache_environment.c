@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The registration cache's environment variables (mr_cache_environment.h). */
+/* The registration cache's environment variables. */
 #define _GNU_SOURCE
 #include <config.h>
 
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "mr_cache_environment.h"
+#include "mr_cache_private.h"
 
 const char *mr_cache_value(const struct mr_cache_variable *of)
 {

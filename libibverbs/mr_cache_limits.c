@@ -24,9 +24,7 @@
 
 #include <rdma/ib_user_mr_notify.h>
 
-#include "mr_cache/mr_cache_core.h"
-#include "mr_cache_environment.h"
-#include "mr_cache_limits.h"
+#include "mr_cache_private.h"
 
 #define DEFAULT_ENTRIES 65536
 #define LEAST_LOCKABLE (1 << 20)

@@ -8,10 +8,7 @@
 #include <errno.h>
 #include <time.h>
 
-#include "ibverbs.h"
-#include "mr_cache/mr_cache_core.h"
-#include "mr_cache_policy.h"
-#include "mr_cache_registrar.h"
+#include "mr_cache_private.h"
 #include "mr_notify_cmd.h"
 
 /*

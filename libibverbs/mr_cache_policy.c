@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* RDMAV_MR_CACHE, and its meaning for a registration (mr_cache_policy.h). */
+/* RDMAV_MR_CACHE, and its meaning for a registration. */
 #include <config.h>
 
 #include <assert.h>
@@ -7,10 +7,7 @@
 
 #include <util/compiler.h>
 
-#include "mr_cache/mr_cache_core.h"
-#include "mr_cache_environment.h"
-#include "mr_cache_policy.h"
-#include "mr_cache_sanitizer.h"
+#include "mr_cache_private.h"
 
 static_assert((int)MR_CACHE_LOCAL_WRITE == (int)IBV_ACCESS_LOCAL_WRITE &&
 	      (int)MR_CACHE_REMOTE_WRITE == (int)IBV_ACCESS_REMOTE_WRITE &&

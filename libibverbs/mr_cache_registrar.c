@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* Registers, settles and deregisters for the core (mr_cache_registrar.h). */
+/* Registers, settles and deregisters for the core. */
 #include <config.h>
 
 #include <errno.h>
 
-#include "mr_cache/mr_cache_core.h"
-#include "mr_cache_context.h"
-#include "mr_cache_limits.h"
-#include "mr_cache_registrar.h"
+#include "mr_cache_private.h"
 #include "mr_notify_cmd.h"
 
 static_assert(sizeof(enum ibv_mr_type) == sizeof(uint32_t),
@@ -132,10 +129,4 @@ uint64_t mr_cache_most_united(void *owner)
 					       __ATOMIC_ACQUIRE);
 
 	return 1ULL << (state >> CONTEXT_UNITED_SHIFT & 0x3f);
-}
-
-bool mr_cache_start(void)
-{
-	mr_cache_read_limits();
-	return !mr_cache_init();
 }

@@ -18,10 +18,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "ibverbs.h"
-#include "mr_cache/mr_cache_core.h"
-#include "mr_cache_environment.h"
-#include "mr_cache_report.h"
+#include "mr_cache_private.h"
 
 /* More contexts than anybody opens; those beyond say nothing. */
 #define PLACES 64

@@ -16,9 +16,7 @@
 #include <rdma/ib_user_verbs.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
 
-#include "ibverbs.h"
-#include "mr_cache/mr_cache_core.h"
-#include "mr_cache_limits.h"
+#include "mr_cache_private.h"
 
 /* Which of the commands that are older than methods; those have none. */
 static uint64_t write_command(const struct ibv_command_buffer *cmd)

@@ -14,9 +14,7 @@
 #include "ibverbs.h"
 #undef ibv_query_mr_cache
 #undef ibv_reg_mr_limits
-#include "mr_cache/mr_cache_core.h"
-#include "mr_cache_context.h"
-#include "mr_cache_policy.h"
+#include "mr_cache_private.h"
 
 int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	       unsigned int access)

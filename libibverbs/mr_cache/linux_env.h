@@ -20,7 +20,6 @@
 #include <unistd.h>
 
 #include "static_tls.h"
-#include "thread.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -30,6 +29,16 @@
 extern "C" [[gnu::weak]] void __lsan_register_root_region(const void *start, size_t size);
 
 namespace mr_cache {
+
+/*
+ * What a thread knows of itself, for its signal handlers: one that comes to the cache may have
+ * interrupted the cache in its own thread. If that has the mutex, or is about to take it, the
+ * handler does without: a registration is plain, and the rest is left alone.
+ */
+struct thread_state {
+	uint32_t inside; // calls of the registrar, one in the middle of another
+	bool locks;	 // has the mutex, or is about to take it
+};
 
 struct linux_env {
 	template <class T> using atomic = std::atomic<T>;

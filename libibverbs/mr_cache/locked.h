@@ -28,7 +28,7 @@
  * A signal handler may come here in the middle of anything:
  *
  *   it interrupted the holder of the mutex, or a thread about to take it: there is no `locked` for
- *   it (operator bool), and it does without (thread.h);
+ *   it (operator bool), and it does without (linux_env.h);
  *   it forked, and returns in the child: the interrupted thread goes on there, in an arena that has
  *   been wiped. Work on zeros ends: each loop does, each index is one of the arena. When the
  *   mutex would be given back the arena is wiped again. Whenever it would be taken again the

@@ -6,7 +6,7 @@
  *
  * A thread that is inside the registrar waits for no other one, which might wait for it: an
  * allocator's hook may come to the cache again in the middle of a call. Each thread knows by itself
- * how deep it is inside (thread.h).
+ * how deep it is inside (linux_env.h).
  *
  * A thread that is not inside may have a lock that the other one needs, and the cache cannot know:
  * that of an allocator, or of the pager of user space that brings the pages. So a thread that only

@@ -19,7 +19,7 @@
 
 #include <ucontext.h>
 
-#include "thread.h"
+#include "linux_env.h"
 
 class schedule {
 public:

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/* What the files of the registration cache around its core (mr_cache.c) share. */
+#ifndef IB_VERBS_MR_CACHE_PRIVATE_H
+#define IB_VERBS_MR_CACHE_PRIVATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <unistd.h>
+
+#include "ibverbs.h"
+#include "mr_cache/mr_cache_core.h"
+
+/*
+ * mr_cache_environment.c. A value that is not understood is as good as none, and said to be so
+ * on standard error, once for each variable. A program that runs with more rights than its user
+ * has none of them.
+ */
+struct mr_cache_variable {
+	const char *name;
+	const char *values;	/* told to a user that wrote another one */
+	uint32_t told;
+};
+
+/* Its value, or NULL; an empty one is none. */
+const char *mr_cache_value(const struct mr_cache_variable *of);
+/* That is not one of its values. */
+void mr_cache_not_understood(struct mr_cache_variable *of, const char *value);
+/* 0 or 1; if it has neither, the other value. */
+bool mr_cache_switch(struct mr_cache_variable *of, bool otherwise);
+/*
+ * A number: decimal, or with 0x hexadecimal; K, M, G or T behind it is for 1024 and its powers.
+ * If there is none, the other value.
+ */
+uint64_t mr_cache_number(struct mr_cache_variable *of, uint64_t otherwise);
+
+/* mr_cache_policy.c: which registrations are cached, and for whom (RDMAV_MR_CACHE). */
+enum policy {
+	POLICY_NOT_ASKED,
+	POLICY_FLAG,	/* unset: those with IBV_ACCESS_CACHED */
+	POLICY_LOCAL,	/* 1: also every one that no peer can notice */
+	POLICY_REMOTE,	/* remote: every one, for peers that trust one another */
+	POLICY_NONE,	/* 0: nothing at all */
+};
+
+#define REMOTE_ACCESS                                                          \
+	(IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |                    \
+	 IBV_ACCESS_REMOTE_ATOMIC)
+#define CACHED_ACCESS                                                          \
+	(IBV_ACCESS_LOCAL_WRITE | REMOTE_ACCESS | IBV_ACCESS_RELAXED_ORDERING)
+
+/*
+ * IBV_ACCESS_CACHED when all registrations are to be cached; and until it is known, or for ever
+ * where a thread sanitizer is to be told, with a bit that is no right.
+ */
+#define NOT_ASKED (1U << 31)
+extern unsigned int mr_cache_default __attribute__((visibility("hidden")));
+/* Those rights with which a registration serves its own range only. */
+extern unsigned int mr_cache_exact_rights __attribute__((visibility("hidden")));
+
+/* Read once. */
+enum policy mr_cache_policy(void) __attribute__((visibility("hidden")));
+/* Does the program perhaps not know that its registrations are cached? */
+bool mr_cache_is_unasked(void) __attribute__((visibility("hidden")));
+/* The request to the core for a registration with that access. */
+unsigned int mr_cache_access_of_entry(unsigned int access)
+	__attribute__((visibility("hidden")));
+
+/* The kernel refuses writes by peers where local writes are not allowed. */
+static inline bool may_be_written(unsigned int access)
+{
+	const unsigned int writes = IBV_ACCESS_REMOTE_WRITE |
+				    IBV_ACCESS_REMOTE_ATOMIC;
+
+	return !(access & writes) || access & IBV_ACCESS_LOCAL_WRITE;
+}
+
+/* A range that can be rounded to pages, with access that the kernel would allow. */
+static inline bool can_be_cached(uint64_t addr, uint64_t length,
+				 unsigned int access)
+{
+	return !(access & ~CACHED_ACCESS) && may_be_written(access) && length &&
+	       addr + length > addr;
+}
+
+/*
+ * mr_cache_context.c. verbs_ex_private.mr_cache: asked of the device and the kernel once, at the
+ * first registration; 0 is not yet asked.
+ */
+enum context_state {
+	CONTEXT_ASKED = 1 << 0,
+	CONTEXT_CACHES = 1 << 1,
+	CONTEXT_RECLAIMS = 1 << 2,	/* the kernel may take back idle pages */
+	CONTEXT_RESTORES = 1 << 3,	/* and give it back */
+};
+/* Above them: log2 of the largest union, 6 bits; the default limit of entries. */
+#define CONTEXT_UNITED_SHIFT 4
+#define CONTEXT_ENTRIES_SHIFT 10
+
+static inline bool context_is(struct ibv_context *context,
+			      enum context_state what)
+{
+	return __atomic_load_n(&get_priv(context)->mr_cache,
+			       __ATOMIC_ACQUIRE) & what;
+}
+
+/* Asks; does it cache? */
+bool mr_cache_ask_context(struct ibv_context *context);
+
+static inline bool context_caches(struct ibv_context *context)
+{
+	if (likely(context_is(context, CONTEXT_CACHES)))
+		return true;
+	return !context_is(context, CONTEXT_ASKED) && mr_cache_ask_context(context);
+}
+
+/* mr_cache_limits.c. Is there as much memory to lock as a cache is of use for? */
+bool mr_cache_may_gain(void);
+/* Could so many bytes be pinned, if all that is idle were not? */
+bool mr_cache_may_pin(uint64_t bytes);
+/* Before the next one; several threads may. */
+void mr_cache_read_limits(void);
+/*
+ * Until ibv_reg_mr_limits() sets others. reclaimed: does the kernel take idle registrations back
+ * when memory is short? device_entries: the entries that are the default.
+ */
+struct ibv_mr_cache_limits mr_cache_default_limits(bool reclaimed,
+						   uint32_t device_entries);
+/* For how long one may be idle until the kernel takes its pages back; 0: for ever. */
+uint32_t mr_cache_idle_ms(void);
+/* The device_entries above for a device with so many MRs; 0: it does not say. Below 2^22. */
+uint32_t mr_cache_device_entries(int max_mr);
+/* log2 of the bytes that are registered together on a device with MRs so large; the same. */
+uint32_t mr_cache_most_united_bits(uint64_t max_mr_size);
+
+/*
+ * The program's thread sanitizer, if it has one. It sees a program's look at an MR, and the
+ * provider's free() of it, and not the atomics of the cache between them: so it is told that one
+ * came after the other. The MRs of such a program have a mark, and its registrations take the slow
+ * way, so that all other programs pay nothing.
+ */
+void __tsan_acquire(void *of) __attribute__((weak));
+void __tsan_release(void *of) __attribute__((weak));
+
+static inline bool has_thread_sanitizer(void)
+{
+	return __tsan_acquire && __tsan_release;
+}
+
+/* mr_type without a generation: a view that was freed; an MR that its user keeps. */
+#define CACHED_MR_FREED CACHED_MR
+#define CACHED_MR_TAKEN CACHED_MR
+
+/* The marks (cached_mr.h) of an MR with a reference of that generation. */
+static inline uint32_t type_of(uint32_t generation)
+{
+	return CACHED_MR | (has_thread_sanitizer() ? CACHED_MR_TOLD : 0) |
+	       (generation & CACHED_MR_GENERATION);
+}
+
+static inline bool is_rounded(const struct ibv_mr *mr)
+{
+	const uint64_t page = sysconf(_SC_PAGESIZE);
+
+	return ((uintptr_t)mr->addr | mr->length) % page;
+}
+
+/*
+ * mr_cache_registrar.c. While the process ends only the kernel is told: a provider may have ended
+ * before, and exit() have interrupted an allocator.
+ */
+void mr_cache_registrar_ends(bool ends);
+
+/* mr_cache_report.c: once for each context that caches; before the cache forgets it. */
+void mr_cache_report_open(struct ibv_context *context);
+void mr_cache_report_close(struct ibv_context *context);
+
+#endif /* IB_VERBS_MR_CACHE_PRIVATE_H */
