@@ -58,7 +58,7 @@ static struct ibv_mr *make_view(const struct ibv_mr *of, void *addr,
  * the errno that the user knows. One that succeeds leaves errno alone, as a plain one does.
  */
 static __attribute__((noinline)) void *
-reg_anew(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
+reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	 struct mr_cache_part part)
 {
 	const unsigned int rights = access & ~MR_CACHE_EXACT;
@@ -89,7 +89,7 @@ plain:
 }
 
 /* For all but hits of the likeliest kind: saves no register for a part. */
-void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length,
+void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length,
 			 uint32_t access, struct mr_cache_part part)
 {
 	struct verbs_mr *view = part.mr ? mr_view_alloc_kept() : NULL;
@@ -97,7 +97,7 @@ void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length,
 	if (likely(view))
 		return fill_view(view, part.mr, (void *)(uintptr_t)addr, length,
 				 part.index, part.generation);
-	return reg_anew(pd, addr, length, access, part);
+	return reg_miss(pd, addr, length, access, part);
 }
 
 typedef struct ibv_mr *(*reg_function)(struct ibv_pd *pd, void *addr,
@@ -143,7 +143,7 @@ reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
  * read; and where a thread sanitizer is to be told.
  */
 static __attribute__((noinline)) struct ibv_mr *
-reg_slowly(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+reg_slowpath(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	   unsigned int access)
 {
 	struct ibv_mr *mr;
@@ -162,7 +162,7 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 				uint64_t iova, unsigned int access)
 {
 	return reg(pd, addr, length, iova, access, mr_cache_default,
-		   reg_slowly);
+		   reg_slowpath);
 }
 
 /* EBUSY says that others have it: other reasons must not look like that. */
@@ -239,7 +239,7 @@ static int forget(struct ibv_mr *mr)
 
 	if (!generation)
 		return EINVAL;
-	taken = mr_cache_take(vmr->access, generation);
+	taken = mr_cache_claim(vmr->access, generation);
 	if (taken == EAGAIN)
 		return taken;
 	ret = cached_mr_dereg(mr);

@@ -33,8 +33,8 @@ static uint32_t state_of(struct ibv_context *context)
 	state |= CONTEXT_CACHES;
 	state |= mr_cache_device_entries(attr.orig_attr.max_mr)
 		 << CONTEXT_ENTRIES_SHIFT;
-	state |= mr_cache_most_united_bits(attr.orig_attr.max_mr_size)
-		 << CONTEXT_UNITED_SHIFT;
+	state |= mr_cache_max_merge_bits(attr.orig_attr.max_mr_size)
+		 << CONTEXT_MERGE_SHIFT;
 	if (may_reclaim() && attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE)
 		state |= CONTEXT_RECLAIMS;
 	if (state & CONTEXT_RECLAIMS &&

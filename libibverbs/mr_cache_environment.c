@@ -26,16 +26,16 @@ void mr_cache_not_understood(struct mr_cache_variable *of, const char *value)
 			of->name, value, of->values);
 }
 
-bool mr_cache_switch(struct mr_cache_variable *of, bool otherwise)
+bool mr_cache_switch(struct mr_cache_variable *of, bool fallback)
 {
 	const char *const text = mr_cache_value(of);
 
 	if (!text)
-		return otherwise;
+		return fallback;
 	if (!strcmp(text, "0") || !strcmp(text, "1"))
 		return *text == '1';
 	mr_cache_not_understood(of, text);
-	return otherwise;
+	return fallback;
 }
 
 /* How often the value is to be shifted by 10 bits; -1: that is no unit. */
@@ -69,15 +69,15 @@ static bool parse(const char *text, uint64_t *value)
 	return true;
 }
 
-uint64_t mr_cache_number(struct mr_cache_variable *of, uint64_t otherwise)
+uint64_t mr_cache_number(struct mr_cache_variable *of, uint64_t fallback)
 {
 	const char *const text = mr_cache_value(of);
 	uint64_t value;
 
 	if (!text)
-		return otherwise;
+		return fallback;
 	if (parse(text, &value))
 		return value;
 	mr_cache_not_understood(of, text);
-	return otherwise;
+	return fallback;
 }

@@ -172,7 +172,7 @@ uint32_t mr_cache_device_entries(int max_mr)
 }
 
 /* Not beyond 4 GiB: a program that registers less has never tried its device with more. */
-uint32_t mr_cache_most_united_bits(uint64_t max_mr_size)
+uint32_t mr_cache_max_merge_bits(uint64_t max_mr_size)
 {
 	if (!max_mr_size || max_mr_size >> 32)
 		return 32;

@@ -15,7 +15,7 @@
  * Only where a program does not know that its registrations are cached. A view
  * is of a larger registration, and stays a view.
  *
- * Threads that have the same reference may do it at once, and mr_cache_take() lets them all.
+ * Threads that have the same reference may do it at once, and mr_cache_claim() lets them all.
  * The loser, if none claimed the MR by its type:
  *
  *   thread A                        thread B
@@ -46,7 +46,7 @@ int cached_mr_make_plain(struct ibv_mr *mr)
 		return EOPNOTSUPP;
 	if (!generation)
 		return EBUSY;
-	ret = mr_cache_take(index, generation);
+	ret = mr_cache_claim(index, generation);
 	if (!ret && !__atomic_compare_exchange_n(type, &seen, CACHED_MR_TAKEN,
 						 false, __ATOMIC_ACQ_REL,
 						 __ATOMIC_RELAXED))

@@ -26,12 +26,12 @@ const char *mr_cache_value(const struct mr_cache_variable *of);
 /* That is not one of its values. */
 void mr_cache_not_understood(struct mr_cache_variable *of, const char *value);
 /* 0 or 1; if it has neither, the other value. */
-bool mr_cache_switch(struct mr_cache_variable *of, bool otherwise);
+bool mr_cache_switch(struct mr_cache_variable *of, bool fallback);
 /*
  * A number: decimal, or with 0x hexadecimal; K, M, G or T behind it is for 1024 and its powers.
  * If there is none, the other value.
  */
-uint64_t mr_cache_number(struct mr_cache_variable *of, uint64_t otherwise);
+uint64_t mr_cache_number(struct mr_cache_variable *of, uint64_t fallback);
 
 /* mr_cache_policy.c: which registrations are cached, and for whom (RDMAV_MR_CACHE). */
 enum policy {
@@ -93,7 +93,7 @@ enum context_state {
 	CONTEXT_RESTORES = 1 << 3,	/* and give it back */
 };
 /* Above them: log2 of the largest union, 6 bits; the default limit of entries. */
-#define CONTEXT_UNITED_SHIFT 4
+#define CONTEXT_MERGE_SHIFT 4
 #define CONTEXT_ENTRIES_SHIFT 10
 
 static inline bool context_is(struct ibv_context *context,
@@ -130,7 +130,7 @@ uint32_t mr_cache_idle_ms(void);
 /* The device_entries above for a device with so many MRs; 0: it does not say. Below 2^22. */
 uint32_t mr_cache_device_entries(int max_mr);
 /* log2 of the bytes that are registered together on a device with MRs so large; the same. */
-uint32_t mr_cache_most_united_bits(uint64_t max_mr_size);
+uint32_t mr_cache_max_merge_bits(uint64_t max_mr_size);
 
 /*
  * The program's thread sanitizer, if it has one. It sees a program's look at an MR, and the

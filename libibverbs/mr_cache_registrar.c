@@ -40,7 +40,7 @@ int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word,
 		.in_use = MR_CACHE_IN_USE,
 		.access = request->access,
 		.reclaims = context_is(request->owner, CONTEXT_RECLAIMS),
-		.once = request->united,
+		.once = request->merged,
 		.idle_ms = mr_cache_idle_ms(),
 	};
 	struct ibv_mr *mr;
@@ -123,10 +123,10 @@ struct ibv_mr_cache_limits mr_cache_first_limits(void *owner)
 				  state >> CONTEXT_ENTRIES_SHIFT);
 }
 
-uint64_t mr_cache_most_united(void *owner)
+uint64_t mr_cache_max_merge(void *owner)
 {
 	const uint32_t state = __atomic_load_n(&get_priv(owner)->mr_cache,
 					       __ATOMIC_ACQUIRE);
 
-	return 1ULL << (state >> CONTEXT_UNITED_SHIFT & 0x3f);
+	return 1ULL << (state >> CONTEXT_MERGE_SHIFT & 0x3f);
 }

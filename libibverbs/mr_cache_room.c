@@ -167,7 +167,7 @@ static bool make_room(struct ibv_context *context, int error, uint32_t stage,
 		return false;
 	ended = error == EBUSY ?
 			mr_cache_evict(is_of_device, context->device, false) :
-			mr_cache_make_way(stage, by_cache);
+			mr_cache_shrink(stage, by_cache);
 	return ended || !stage;
 }
 

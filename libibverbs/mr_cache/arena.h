@@ -37,10 +37,10 @@ template <class Env> struct arena {
 	 */
 	alignas(128) typename Env::mutex mutex;
 	operations<Env> making;
-	uint32_t burying;     // entries that are being deregistered
-	bool late;	      // and that takes long: they are not waited for
-	uint64_t buried;      // so many were
-	uint32_t free_entry;  // linked by entry.link
+	uint32_t deregistering; // entries that are being deregistered
+	bool late;		// and that takes long: they are not waited for
+	uint64_t deregistered;	// so many were
+	uint32_t free_entry;	// linked by entry.link
 	uint32_t doubtful;    // the same, of closed contexts: the kernel may have their words still
 	uint32_t turn;	      // the owner that gives next, if any may
 	uint32_t hand;	      // the entry that was looked at last, see miss.h
@@ -99,7 +99,7 @@ template <class Env> struct arena {
 			{page_behind(&index.pd[p]), page_behind(&owner[o])}};
 	}
 	/* Without. */
-	void prepare(const need &of, const wish &want)
+	void prepare(const need &of, const request &want)
 	{
 		index.touch(want);
 		if (of.entry != NONE)

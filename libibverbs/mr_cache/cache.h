@@ -34,43 +34,43 @@ public:
 	 * The order of calls of a hit: find() looks at the likeliest hint, takes a reference, and
 	 * returns the registration that shows exactly the wanted range. find_part() goes on with
 	 * one that shows it with more rights, or of which it is a part; find_nothing() with one
-	 * that does not serve. Both end in `otherwise`, as does find() where there is no hint: it
+	 * that does not serve. Both end in `on_miss`, as does find() where there is no hint: it
 	 * makes something of a part, and asks acquire() when there is none. All are jumps, and none
 	 * saves a register for the next.
 	 */
-	template <class Otherwise>
+	template <class OnMiss>
 	[[gnu::always_inline]] void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-					  Otherwise otherwise)
+					  OnMiss on_miss)
 	{
 		arena<Env> *const a = memory.get();
-		const wish want(pd, addr, length, access);
+		const request want(pd, addr, length, access);
 		uint32_t i = look(a, want);
 
 		if (!i) [[unlikely]]
-			return otherwise(pd, addr, length, access, {nullptr, 0, 0});
+			return on_miss(pd, addr, length, access, {nullptr, 0, 0});
 
 		entry<Env> &e = a->entries[i];
 
 		/* No look before: it would cost a line that is another CPU's twice. */
-		if (!e.word.usable(e.word.take_acquire())) [[unlikely]]
-			return find_nothing(pd, addr, length, access, otherwise, e);
+		if (!e.word.usable(e.word.get_acquire())) [[unlikely]]
+			return find_nothing(pd, addr, length, access, on_miss, e);
 		if (!e.is_for(want)) [[unlikely]]
-			return find_part(pd, addr, length, access, otherwise, e);
+			return find_part(pd, addr, length, access, on_miss, e);
 		e.use(a->now());
 
 		void *mr = e.registration();
 
 		/* A signal handler forked just now, and this is the child. */
 		if (!mr) [[unlikely]]
-			return otherwise(pd, addr, length, access, {nullptr, 0, 0});
+			return on_miss(pd, addr, length, access, {nullptr, 0, 0});
 		return mr;
 	}
 
-	/* After find(): a reference to an entry that serves the wish, registered if need be. */
+	/* After find(): a reference to an entry that serves the request, registered if need be. */
 	[[nodiscard]] int acquire(void *pd, void *owner, uint64_t addr, uint64_t length,
 				  uint32_t access, mr_cache_ref *ref)
 	{
-		const wish want(pd, addr, length, access);
+		const request want(pd, addr, length, access);
 		arena<Env> *a = memory.ready();
 
 		if (!a || !want.is_possible(Env::page_mask()))
@@ -86,13 +86,13 @@ public:
 				a->hot.generation.load(std::memory_order_acquire);
 			entry<Env> &e = a->entries[i];
 
-			if (e.word.usable(e.word.take_acquire()) && e.fits(want)) {
+			if (e.word.usable(e.word.get_acquire()) && e.fits(want)) {
 				const int error = a->hit(i, generation, ref);
 
 				a->hint.learn_part(hash, bits, i, e.last_use());
 				return error;
 			}
-			untake(*a, i);
+			put_unused(*a, i);
 			version = a->index.UNKNOWN;
 		}
 		return miss<Env>(*a, env, want, pd, owner, version, hash).acquire(ref);
@@ -107,7 +107,7 @@ public:
 			return release_foreign(generation);
 
 		entry_word<Env> &w = a->entries[i].word;
-		uint64_t seen = w.give_release();
+		uint64_t seen = w.put_release();
 
 		if (!w.simple(seen)) [[unlikely]]
 			return release_last(i, seen, generation);
@@ -117,7 +117,7 @@ public:
 	/* 1 or 0. */
 	[[nodiscard]] int covers(void *pd, uint64_t addr, uint64_t length, uint32_t access)
 	{
-		wish want(pd, addr, length, access);
+		request want(pd, addr, length, access);
 		arena<Env> *a = memory.ready();
 
 		if (!a || !want.is_possible(Env::page_mask()))
@@ -128,7 +128,7 @@ public:
 
 		if (!i)
 			return 0;
-		lock.untake(i);
+		lock.put_unused(i);
 		return 1;
 	}
 
@@ -157,7 +157,7 @@ public:
 		/* No entry is tried twice, even if deregistering fails: each turn has one idle
 		 * less. */
 		while (lock && a->owner[o].is_over() && lock.evict(o, lock.ALL))
-			lock.bury();
+			lock.dereg_pending();
 		if (lock)
 			lock.retire_excess(o);
 		return 0;
@@ -194,9 +194,9 @@ public:
 			idle -= idle < lock.at(i).size() ? idle : lock.at(i).size();
 		}
 
-		const int error = lock.bury();
+		const int error = lock.dereg_pending();
 
-		lock.await_buried();
+		lock.await_deregs();
 		return error;
 	}
 
@@ -250,7 +250,7 @@ public:
 			const uint64_t seen = lock.at(i).word.peek_relaxed();
 
 			if ((lock.is_idle(i) && !entry_word<Env>::suspended(seen)) ||
-			    lock.at(i).state == state::DYING)
+			    lock.at(i).state == state::DEREGISTERING)
 				bytes += lock.at(i).size();
 		}
 		return bytes;
@@ -274,7 +274,7 @@ public:
 	 * Another user is short of something that idle registrations may hold. Returns how many
 	 * were deregistered, by others meanwhile too.
 	 */
-	uint64_t make_way(uint32_t stage, bool by_cache = false)
+	uint64_t shrink(uint32_t stage, bool by_cache = false)
 	{
 		arena<Env> *a = memory.ready();
 
@@ -283,7 +283,7 @@ public:
 
 		locked<Env> lock(*a, env);
 
-		return lock ? lock.give_way(stage, by_cache) : 0;
+		return lock ? lock.shrink(stage, by_cache) : 0;
 	}
 
 	/* Of some owners. */
@@ -304,10 +304,10 @@ public:
 	}
 
 	/*
-	 * For a user that wants the entry alone. It is doomed first: a reader that takes a
+	 * For a user that wants the entry alone. It is unlinked first: a reader that takes a
 	 * reference after that does not keep it, so one reference stays one.
 	 */
-	[[nodiscard]] int take(uint32_t i, uint32_t theirs)
+	[[nodiscard]] int claim(uint32_t i, uint32_t theirs)
 	{
 		if (!is_reference(i, theirs))
 			return EINVAL;
@@ -332,7 +332,7 @@ public:
 	}
 
 private:
-	[[gnu::always_inline]] static uint32_t look(const arena<Env> *a, const wish &want)
+	[[gnu::always_inline]] static uint32_t look(const arena<Env> *a, const request &want)
 	{
 		if (!a) [[unlikely]]
 			return 0;
@@ -348,15 +348,15 @@ private:
 	 * The reference is to a part, or in vain. The likely way saves no register; nor does
 	 * find(), which has none left for the index of the entry.
 	 */
-	template <class Otherwise>
+	template <class OnMiss>
 	[[gnu::noinline]] void *find_part(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-					  Otherwise otherwise, entry<Env> &e)
+					  OnMiss on_miss, entry<Env> &e)
 	{
 		arena<Env> *const a = memory.get();
-		const wish want(pd, addr, length, access);
+		const request want(pd, addr, length, access);
 
 		if (!e.fits(want)) [[unlikely]]
-			return find_nothing(pd, addr, length, access, otherwise, e);
+			return find_nothing(pd, addr, length, access, on_miss, e);
 		e.use(a->now());
 
 		/* Before the registration: in a child that is none, if this is the parent's. */
@@ -365,29 +365,29 @@ private:
 
 		if (mr && e.shows(want))
 			return mr;
-		return otherwise(pd, addr, length, access, {mr, a->index_of(e), generation});
+		return on_miss(pd, addr, length, access, {mr, a->index_of(e), generation});
 	}
 
 	/* Gives back a reference taken in vain. */
-	template <class Otherwise>
+	template <class OnMiss>
 	[[gnu::noinline]] void *find_nothing(void *pd, uint64_t addr, uint64_t length,
-					     uint32_t access, Otherwise otherwise,
+					     uint32_t access, OnMiss on_miss,
 					     const entry<Env> &taken)
 	{
 		arena<Env> *const a = memory.get();
 
-		untake(*a, a->index_of(taken));
-		return otherwise(pd, addr, length, access, {nullptr, 0, 0});
+		put_unused(*a, a->index_of(taken));
+		return on_miss(pd, addr, length, access, {nullptr, 0, 0});
 	}
 
 	/* Gives back a reference taken in vain; the mutex is free. */
-	void untake(arena<Env> &a, uint32_t i)
+	void put_unused(arena<Env> &a, uint32_t i)
 	{
 		entry_word<Env> &w = a.entries[i].word;
-		uint64_t seen = w.untake_release();
+		uint64_t seen = w.put_unused_release();
 
 		if (!w.used(seen)) {
-			w.retake_relaxed();
+			w.undo_put_unused_relaxed();
 		} else if (w.over(seen - w.REF - w.USE)) {
 			locked<Env> lock(a, env);
 
@@ -407,14 +407,14 @@ private:
 			       : EINVAL;
 	}
 
-	/* After give(), for the last user of an entry that is to go. */
+	/* After put(), for the last user of an entry that is to go. */
 	[[gnu::noinline, gnu::cold]] int release_last(uint32_t i, uint64_t seen, uint32_t theirs)
 	{
 		arena<Env> &a = *memory.get();
 		entry_word<Env> &w = a.entries[i].word;
 
 		if (w.unused(seen)) {
-			w.restore_relaxed();
+			w.undo_put_relaxed();
 			return release_foreign(theirs);
 		}
 

@@ -30,7 +30,7 @@ namespace mr_cache {
  */
 template <class Env> class exact_index {
 public:
-	uint32_t search(const wish &want, const entry<Env> *entries) const
+	uint32_t search(const request &want, const entry<Env> *entries) const
 	{
 		uint32_t i = get(heads[bucket(want.key, want.addr, want.length)]);
 
@@ -42,7 +42,7 @@ public:
 		return 0;
 	}
 
-	void touch(const wish &want)
+	void touch(const request &want)
 	{
 		heads[bucket(want.key, want.addr, want.length)].fetch_or(0,
 									 std::memory_order_relaxed);
@@ -99,7 +99,7 @@ public:
 	uint64_t version() const { return changes.load(std::memory_order_acquire); }
 
 	/* An entry to verify, or 0. Under the mutex it may be found, and 0 means none may. */
-	uint32_t search(const wish &want, const entry<Env> *entries) const
+	uint32_t search(const request &want, const entry<Env> *entries) const
 	{
 		if (want.exact())
 			return exact.search(want, entries);
@@ -107,14 +107,14 @@ public:
 	}
 
 	/* Before an entry for that is inserted: its place gets its page. */
-	void touch(const wish &want)
+	void touch(const request &want)
 	{
 		if (want.exact())
 			exact.touch(want);
 	}
 
 	/* Under the mutex: range_index::beside(). */
-	neighbours beside(const wish &want, uint64_t addr) const
+	neighbours beside(const request &want, uint64_t addr) const
 	{
 		return ranges.beside(pd.trees_of(want), want.access & RIGHTS, addr);
 	}

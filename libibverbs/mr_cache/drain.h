@@ -54,21 +54,21 @@ public:
 private:
 	/*
 	 * Ends all entries of a record's list that can be ended; the record is looked up again
-	 * whenever the mutex was free. Entries that are left are used, or PARKED.
+	 * whenever the mutex was free. Entries that are left are used, or DEREG_FAILED.
 	 */
 	template <class Records, class Find>
 	int end_all(Records &records, uint32_t none, const Find &find)
 	{
 		uint32_t patience = lock.FEW, which;
-		bool parked_too = true;
+		bool failed_too = true;
 		int error = 0;
 
 		while (lock && (which = find()) != none) {
-			uint32_t used = retire_all(records[which].list, parked_too);
+			uint32_t used = retire_all(records[which].list, failed_too);
 
-			parked_too = false;
-			if (lock.has_dead()) {
-				int bad = lock.bury();
+			failed_too = false;
+			if (lock.has_pending()) {
+				int bad = lock.dereg_pending();
 
 				error = bad ? bad : error;
 				continue;
@@ -91,7 +91,7 @@ private:
 	}
 
 	/* Returns how many could not be closed, because they have users. */
-	template <class List> uint32_t retire_all(List &list, bool parked_too)
+	template <class List> uint32_t retire_all(List &list, bool failed_too)
 	{
 		uint32_t used = 0;
 
@@ -99,8 +99,8 @@ private:
 			if (lock.at(i).state == state::OPEN) {
 				lock.retire(i);
 				used += lock.at(i).state == state::OPEN;
-			} else if (lock.at(i).state == state::PARKED && parked_too) {
-				lock.bequeath(i);
+			} else if (lock.at(i).state == state::DEREG_FAILED && failed_too) {
+				lock.queue_dereg(i);
 			}
 		}
 		return used;

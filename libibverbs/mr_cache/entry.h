@@ -8,8 +8,8 @@
  *
  * The fields that readers compare are atomics: they are written while the word
  * is CLOSED (by the thread that closed it, or got it from the free list), and a
- * reader may look at the same time. Relaxed is enough: before take() a wrong
- * value costs a needless look-up, after it take() orders them.
+ * reader may look at the same time. Relaxed is enough: before get() a wrong
+ * value costs a needless look-up, after it get() orders them.
  *
  * addr and length are those that the first user asked for, and that the MR shows. An entry is a
  * registration of exactly that and serves nothing else (MR_CACHE_EXACT), or of that rounded out to
@@ -29,8 +29,8 @@ constexpr uint32_t RIGHTS = MR_CACHE_LOCAL_WRITE | MR_CACHE_REMOTE_WRITE | MR_CA
 			    MR_CACHE_REMOTE_ATOMIC;
 
 /* A user's request, as the look-ups need it. */
-struct wish {
-	wish(void *pd, uint64_t addr_, uint64_t length_, uint32_t access_)
+struct request {
+	request(void *pd, uint64_t addr_, uint64_t length_, uint32_t access_)
 	    : key(key_of(pd, access_)), addr(addr_), length(length_), access(access_)
 	{
 	}
@@ -42,7 +42,7 @@ struct wish {
 	}
 	const void *pd() const { return reinterpret_cast<void *>(key - (access >> 20 & 3)); }
 
-	wish(uint64_t key_, uint64_t addr_, uint64_t length_, uint32_t access_)
+	request(uint64_t key_, uint64_t addr_, uint64_t length_, uint32_t access_)
 	    : key(key_), addr(addr_), length(length_), access(access_)
 	{
 	}
@@ -68,10 +68,10 @@ struct wish {
 /* The life of an entry, under the mutex. Its word is CLOSED in all states but OPEN. */
 enum class state : uint8_t {
 	FREE,
-	MAKING, // a thread registers it
-	OPEN,	// in the index, or DOOMED
-	DYING,	// a thread deregisters it, or is about to
-	PARKED, // could not be deregistered; tried again when its PD or its owner goes
+	MAKING,	       // a thread registers it
+	OPEN,	       // in the index, or UNLINKED
+	DEREGISTERING, // a thread deregisters it, or is about to
+	DEREG_FAILED,  // could not be deregistered; tried again when its PD or its owner goes
 };
 
 /* The neighbours in a list (entry_list.h). */
@@ -84,8 +84,8 @@ template <class Env> class alignas(128) entry {
 public:
 	entry_word<Env> word;
 
-	/* Does it, as far as one can see, serve the wish? */
-	bool fits(const wish &want) const
+	/* Does it, as far as one can see, serve the request? */
+	bool fits(const request &want) const
 	{
 		if (key.load(std::memory_order_relaxed) != want.key)
 			return false;
@@ -98,19 +98,19 @@ public:
 	}
 
 	/* The likeliest that fits. */
-	bool is_for(const wish &want) const
+	bool is_for(const request &want) const
 	{
 		return key.load(std::memory_order_relaxed) == want.key && shows(want) &&
 		       access.load(std::memory_order_relaxed) == want.access;
 	}
 
-	bool shows(const wish &want) const
+	bool shows(const request &want) const
 	{
 		return shown_addr() == want.addr && shown_length() == want.length;
 	}
 
 	/* Empty ranges and those around the end of memory never are. */
-	bool contains(const wish &want) const
+	bool contains(const request &want) const
 	{
 		uint64_t shown = shown_addr(), in_page = shown & Env::page_mask();
 		uint64_t offset = want.addr - (shown - in_page);
@@ -131,7 +131,7 @@ public:
 	uint32_t rights() const { return access.load(std::memory_order_relaxed) & RIGHTS; }
 	bool exact() const { return access.load(std::memory_order_relaxed) & MR_CACHE_EXACT; }
 	/* The request that it was registered for. */
-	wish own_range() const
+	request own_range() const
 	{
 		return {pd_key(), shown_addr(), shown_length(),
 			access.load(std::memory_order_relaxed)};
@@ -146,7 +146,7 @@ public:
 	void use(uint64_t now) { stamp.store(now, std::memory_order_relaxed); }
 
 	/* Only while closed. */
-	void describe(const wish &want)
+	void describe(const request &want)
 	{
 		key.store(want.key, std::memory_order_relaxed);
 		addr.store(want.addr, std::memory_order_relaxed);

@@ -29,7 +29,7 @@ public:
 	static constexpr uint32_t MOST = Env::most_hint_bits;
 	static constexpr uint32_t INDEX = (1 << 20) - 1;
 
-	static uint64_t hash_of(const wish &want)
+	static uint64_t hash_of(const request &want)
 	{
 		if (want.exact())
 			return mix((want.addr ^ want.addr >> 15) + want.length * GOLDEN, want);
@@ -109,7 +109,7 @@ private:
 		return bits ? hash >> (64 - bits) : 0;
 	}
 
-	static uint64_t mix(uint64_t where, const wish &want)
+	static uint64_t mix(uint64_t where, const request &want)
 	{
 		return (where + (want.key ^ want.access) * 0xff51afd7ed558ccd) * GOLDEN;
 	}

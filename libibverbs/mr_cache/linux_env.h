@@ -244,7 +244,7 @@ struct linux_env {
 		return (n + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
 	}
 
-	static uint64_t most_united(void *) { return UINT64_MAX; }
+	static uint64_t max_merge(void *) { return UINT64_MAX; }
 
 	static void yield() { sched_yield(); }
 	/* Lets threads of any priority run. */

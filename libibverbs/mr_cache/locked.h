@@ -2,24 +2,24 @@
 /*
  * The cache for the holder of its mutex: how an entry begins and ends.
  *
- *          allocate()          publish()         close()          bury()
- *	FREE --------> MAKING ----------> OPEN ---------> DYING --------> FREE
+ *          allocate()          publish()         close()          dereg_pending()
+ *	FREE --------> MAKING ----------> OPEN ---------> DEREGISTERING --------> FREE
  *	  ^               |                                |  ^
- *	  '---------------'                   deregistering|  |bequeath(): its PD or its owner
+ *	  '---------------'                   deregistering|  |queue_dereg(): its PD or its owner
  *	   free(): the registrar              failed       v  |goes, it is tried once more
- *	   failed                                        PARKED
+ *	   failed                                        DEREG_FAILED
  *
- * retire() takes an OPEN one out of the catalog, DOOMED, and closes it; if it has users it stays
+ * retire() takes an OPEN one out of the catalog, UNLINKED, and closes it; if it has users it stays
  * OPEN, and the last of them closes it. evict() is the same of an idle one. A closed one goes to
- * the dead of this `locked` (bequeath()), which deregisters them when the mutex is free: bury(), or
- * end() for the last user, which has it still if that fails. When a context is closed, entries with
- * users get no owner (disown()), and end without the registrar.
+ * the pending ones of this `locked` (queue_dereg()), which deregisters them when the mutex is free:
+ *dereg_pending(), or end() for the last user, which has it still if that fails. When a context is
+ *closed, entries with users get no owner (orphan()), and end without the registrar.
  *
  * Rules that hold whenever the mutex is free:
- *   an entry may be found (is in the catalog) if and only if it is OPEN and not DOOMED;
- *   a word is closed, doomed, catalogued and uncatalogued under the mutex only;
+ *   an entry may be found (is in the catalog) if and only if it is OPEN and not UNLINKED;
+ *   a word is closed, unlinked, catalogued and uncatalogued under the mutex only;
  *   an entry that is not FREE is in the lists of its owner and of its PD;
- *   a MAKING or DYING one belongs to one thread, which is inside the registrar, and
+ *   a MAKING or DEREGISTERING one belongs to one thread, which is inside the registrar, and
  *   which its owner and its PD count as busy.
  * So under the mutex, an entry of the catalog is open, and a reference taken to it is one. The
  * registrar is called without the mutex; a thread that comes back from it looks at everything
@@ -47,8 +47,8 @@ namespace mr_cache {
 template <class Env> class locked {
 public:
 	/*
-	 * Has the mutex while it lives, and the dead: closed entries to be deregistered. tries: so
-	 * often, and not until it is free.
+	 * Has the mutex while it lives, and the pending ones: closed entries to be deregistered.
+	 * tries: so often, and not until it is free.
 	 */
 	locked(arena<Env> &in, Env &with, uint32_t tries = 0)
 	    : a(in), env(with), generation(a.hot.generation.load(std::memory_order_acquire))
@@ -58,7 +58,7 @@ public:
 	}
 	~locked()
 	{
-		bury();
+		dereg_pending();
 		if (held)
 			unlock();
 	}
@@ -76,7 +76,7 @@ public:
 	/* OPEN and without users: the kernel or evict() may have it. A closed one is not idle. */
 	bool is_idle(uint32_t i) { return entry_word<Env>::idle(at(i).word.peek_relaxed()); }
 	static bool is_nested() { return Env::thread().inside; }
-	bool has_dead() const { return dead; }
+	bool has_pending() const { return pending; }
 
 	/* Lets go of the mutex until a thread has come back from the registrar. */
 	void wait() { (void)wait_until(0); }
@@ -102,10 +102,10 @@ public:
 	}
 
 	/* Gives back a reference taken in vain. */
-	void untake(uint32_t i)
+	void put_unused(uint32_t i)
 	{
-		if (!entry_word<Env>::used(at(i).word.untake_release()))
-			at(i).word.retake_relaxed();
+		if (!entry_word<Env>::used(at(i).word.put_unused_release()))
+			at(i).word.undo_put_unused_relaxed();
 		if (entry_word<Env>::over(at(i).word.peek_relaxed()))
 			retire(i);
 	}
@@ -147,7 +147,7 @@ public:
 	void unallocate(uint32_t i) { push(&a.free_entry, i); }
 
 	/* Its context is about to go; its user has the registration until then. */
-	void disown(uint32_t i)
+	void orphan(uint32_t i)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
 		a.index.pd.remove(at(i).pd, a.entries, i);
@@ -168,10 +168,10 @@ public:
 
 		for (uint32_t i = list.begin(), next; i; i = next) {
 			next = list.after(a.entries, i);
-			if (at(i).state == state::PARKED)
+			if (at(i).state == state::DEREG_FAILED)
 				free(i, true);
 			else if (at(i).state == state::OPEN && !at(i).settles)
-				disown(i);
+				orphan(i);
 		}
 		a.owner.forget(o);
 	}
@@ -180,7 +180,7 @@ public:
 	void retire(uint32_t i)
 	{
 		uncatalog(i);
-		at(i).word.doom_relaxed();
+		at(i).word.mark_unlinked_relaxed();
 		close(i);
 	}
 
@@ -193,18 +193,18 @@ public:
 			return false;
 		a.owner[at(i).owner].counted.hits += entry_word<Env>::uses(seen);
 		a.owner[at(i).owner].counted.suspensions += entry_word<Env>::suspended(seen);
-		bequeath(i);
+		queue_dereg(i);
 		return true;
 	}
 
-	/* A closed entry, to the dead. */
-	void bequeath(uint32_t i)
+	/* A closed entry, to the pending ones. */
+	void queue_dereg(uint32_t i)
 	{
-		at(i).state = state::DYING;
+		at(i).state = state::DEREGISTERING;
 		be_busy(i, 1);
-		a.burying++;
-		at(i).link = dead;
-		dead = i;
+		a.deregistering++;
+		at(i).link = pending;
+		pending = i;
 	}
 
 	/* One idle entry of an owner less; its index, or 0 if none of the next `most` is idle. */
@@ -241,8 +241,8 @@ public:
 	}
 
 	/*
-	 * Entries in use beyond the limits stay with their users, and end with the last one. PARKED
-	 * ones stay in any case.
+	 * Entries in use beyond the limits stay with their users, and end with the last one.
+	 * DEREG_FAILED ones stay in any case.
 	 */
 	void retire_excess(uint32_t o)
 	{
@@ -252,7 +252,7 @@ public:
 		for (uint32_t i = of.list.begin();
 		     i && (bytes > of.limits.max_bytes || entries > of.limits.max_entries);
 		     i = of.list.after(a.entries, i)) {
-			if (at(i).state == state::PARKED)
+			if (at(i).state == state::DEREG_FAILED)
 				continue;
 			bytes -= at(i).size();
 			entries--;
@@ -262,10 +262,13 @@ public:
 	}
 
 	/*
-	 * Deregisters the dead with the mutex free, some at a time. One that cannot be is
-	 * PARKED; but if its user `keeps` it, that one has it still.
+	 * Deregisters the pending ones with the mutex free, some at a time. One that cannot be is
+	 * DEREG_FAILED; but if its user `keeps` it, that one has it still.
 	 */
-	int bury(uint32_t keeps = 0) { return held && dead ? bury_all(keeps) : 0; }
+	int dereg_pending(uint32_t keeps = 0)
+	{
+		return held && pending ? dereg_all_pending(keeps) : 0;
+	}
 
 	/*
 	 * Deregisters an entry that was closed for its last user. On an error the user has it
@@ -273,7 +276,7 @@ public:
 	 */
 	int end(uint32_t i)
 	{
-		int error = bury(i);
+		int error = dereg_pending(i);
 
 		if (error && held && entry_word<Env>::suspended(at(i).word.peek_relaxed()))
 			settle(i);
@@ -324,7 +327,7 @@ public:
 	 *   has that lock; wants a
 	 *   part of the same: waits        waits for a page, so for the lock
 	 */
-	uint32_t find_valid(const wish &want, bool *plain = nullptr)
+	uint32_t find_valid(const request &want, bool *plain = nullptr)
 	{
 		uint64_t until = 0;
 
@@ -335,7 +338,7 @@ public:
 				return 0;
 
 			entry<Env> &e = at(i);
-			uint64_t seen = e.word.take_acquire();
+			uint64_t seen = e.word.get_acquire();
 
 			if (e.word.usable(seen))
 				return i;
@@ -356,7 +359,7 @@ public:
 				retire(i); // FULL, an unknown bit, no end of suspicion
 			if (!held)
 				return 0;
-			untake(i);
+			put_unused(i);
 			if (left) {
 				if (plain)
 					*plain = true;
@@ -366,12 +369,12 @@ public:
 	}
 
 	/* Until what other threads are just giving back is gone; not nested, and not for long. */
-	void await_buried()
+	void await_deregs()
 	{
 		uint64_t until = 0;
 
 		if (!is_nested())
-			await_buried(a.buried + a.burying, &until);
+			await_deregs(a.deregistered + a.deregistering, &until);
 	}
 
 	/*
@@ -380,9 +383,9 @@ public:
 	 * are just giving back too. For these it waits, but not long; and only a thread that is
 	 * inside so often, which may be for the command itself, and not for another one.
 	 */
-	uint64_t give_way(uint32_t stage, uint32_t inside)
+	uint64_t shrink(uint32_t stage, uint32_t inside)
 	{
-		const uint64_t buried = a.buried;
+		const uint64_t deregistered = a.deregistered;
 		uint64_t until = 0;
 
 		if (stage)
@@ -391,10 +394,10 @@ public:
 		else
 			for (uint64_t n = a.entry_count / 16 + 1; n && evict_any(); n--)
 				;
-		bury();
+		dereg_pending();
 		if (Env::thread().inside == inside)
-			await_buried(buried + 1, &until);
-		return held ? a.buried - buried : 0;
+			await_deregs(deregistered + 1, &until);
+		return held ? a.deregistered - deregistered : 0;
 	}
 
 	/*
@@ -462,7 +465,7 @@ private:
 				if (at(i).state != state::OPEN)
 					continue;
 				uncatalog(i);
-				at(i).word.doom_relaxed();
+				at(i).word.mark_unlinked_relaxed();
 				if (at(i).word.close_acquire(0, &seen))
 					free(i, true);
 			}
@@ -529,9 +532,9 @@ private:
 	}
 
 	/* Until so many were deregistered, or nobody does. */
-	void await_buried(uint64_t all, uint64_t *until)
+	void await_deregs(uint64_t all, uint64_t *until)
 	{
-		while (held && a.burying && a.buried < all && !a.late)
+		while (held && a.deregistering && a.deregistered < all && !a.late)
 			wait_briefly(until, &a.late);
 	}
 
@@ -540,7 +543,7 @@ private:
 	 * wishes add up: so a part that is used again and again costs about twice as much as if it
 	 * had been restored at once, at most.
 	 */
-	static bool wants_little(entry<Env> &e, const wish &want)
+	static bool wants_little(entry<Env> &e, const request &want)
 	{
 		const uint64_t mask = Env::page_mask(), in_page = want.addr & mask;
 
@@ -570,7 +573,7 @@ private:
 	{
 		uint64_t seen = at(i).word.peek_relaxed();
 
-		if (seen & entry_word<Env>::DOOMED)
+		if (seen & entry_word<Env>::UNLINKED)
 			return;
 		if (seen & entry_word<Env>::INVALID)
 			a.owner[at(i).owner].counted.invalidations++;
@@ -590,8 +593,8 @@ private:
 
 		if (!close(i))
 			return false;
-		/* No other thread can have doomed it: that needs the mutex. */
-		if (seen & entry_word<Env>::DOOMED)
+		/* No other thread can have unlinked it: that needs the mutex. */
+		if (seen & entry_word<Env>::UNLINKED)
 			return true;
 		erase(i);
 		if (seen & entry_word<Env>::INVALID)
@@ -601,20 +604,20 @@ private:
 		return true;
 	}
 
-	[[gnu::noinline]] int bury_all(uint32_t keeps)
+	[[gnu::noinline]] int dereg_all_pending(uint32_t keeps)
 	{
 		int error = 0;
 
-		while (dead) {
-			uint32_t batch[BURIED_AT_ONCE];
-			void *mrs[BURIED_AT_ONCE];
-			int bad[BURIED_AT_ONCE] = {};
+		while (pending) {
+			uint32_t batch[BATCH];
+			void *mrs[BATCH];
+			int bad[BATCH] = {};
 			uint32_t count = 0;
 
-			for (; count < BURIED_AT_ONCE && dead; count++) {
-				batch[count] = dead;
-				mrs[count] = at(dead).registration();
-				dead = at(dead).link;
+			for (; count < BATCH && pending; count++) {
+				batch[count] = pending;
+				mrs[count] = at(pending).registration();
+				pending = at(pending).link;
 			}
 			outside([&] {
 				/*
@@ -631,33 +634,33 @@ private:
 			for (uint32_t n = 0; n < count; n++) {
 				if (bad[n] && bad[n] != GONE)
 					error = bad[n];
-				was_buried(batch[n], bad[n], batch[n] == keeps);
+				dereg_done(batch[n], bad[n], batch[n] == keeps);
 			}
 		}
 		return error;
 	}
 
-	void was_buried(uint32_t i, int bad, bool keeps)
+	void dereg_done(uint32_t i, int bad, bool keeps)
 	{
-		a.burying--;
+		a.deregistering--;
 		a.late = false;
 		be_busy(i, -1);
 		if (!bad || bad == GONE) {
-			a.buried++;
+			a.deregistered++;
 			free(i, bad == GONE);
 		} else if (keeps) {
 			at(i).state = state::OPEN;
-			at(i).word.doom_relaxed();
+			at(i).word.mark_unlinked_relaxed();
 			at(i).word.open_release(1);
 		} else {
-			at(i).state = state::PARKED;
+			at(i).state = state::DEREG_FAILED;
 		}
 	}
 
-	static constexpr uint32_t BURIED_AT_ONCE = 32;
+	static constexpr uint32_t BATCH = 32;
 	static constexpr int GONE = -1;
 
-	uint32_t dead = 0; // linked by entry.link
+	uint32_t pending = 0; // linked by entry.link
 	bool held = false;
 };
 

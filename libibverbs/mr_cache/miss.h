@@ -17,7 +17,7 @@
  * threads whose ranges overlap both register; the range that contains the other stays in the
  * catalog, the other one becomes a plain registration.
  *
- * A range that overlaps idle entries may be registered together with them (united.h); where that
+ * A range that overlaps idle entries may be registered together with them (merge.h); where that
  * fails it is registered alone.
  */
 #ifndef MR_CACHE_MISS_H
@@ -26,14 +26,14 @@
 #include <cerrno>
 
 #include "locked.h"
-#include "united.h"
+#include "merge.h"
 
 namespace mr_cache {
 
 template <class Env> class miss {
 public:
 	/* As of that version of the catalog there is nothing that serves. */
-	miss(arena<Env> &in, Env &env, const wish &wanted, void *of_pd, void *of_owner,
+	miss(arena<Env> &in, Env &env, const request &wanted, void *of_pd, void *of_owner,
 	     uint64_t as_of, uint64_t hashed)
 	    : lock(in, env), a(in), want(wanted), pd(of_pd), who(of_owner), version(as_of),
 	      hash(hashed), nested(lock.is_nested())
@@ -53,12 +53,12 @@ public:
 				return EOPNOTSUPP;
 			version = a.index.version();
 			/*
-			 * Deregister the dead first: they may have been in the way. That lets go of
-			 * the mutex, so it comes before the wait and not between looking and
-			 * waiting: the awaited thread may arrive meanwhile.
+			 * Deregister the pending ones first: they may have been in the way. That
+			 * lets go of the mutex, so it comes before the wait and not between looking
+			 * and waiting: the awaited thread may arrive meanwhile.
 			 */
-			if (lock.has_dead()) {
-				lock.bury();
+			if (lock.has_pending()) {
+				lock.dereg_pending();
 				continue;
 			}
 			i = nested ? 0 : a.making.find(want, a.entries);
@@ -87,17 +87,17 @@ public:
 				continue;
 			}
 
-			wish whole = want;
+			request whole = want;
 
-			if (may_unite(o)) [[unlikely]]
-				unite(o, &whole);
+			if (may_merge(o)) [[unlikely]]
+				try_merge(o, &whole);
 
 			int error = make(i, o, whole, ref);
 
 			if (!lock || !error || whole.length == want.length)
 				return error;
 			/* What is beside it can't be registered any more, or not just now. */
-			a.owner[o].apart = REMEMBERED;
+			a.owner[o].merge_backoff = REMEMBERED;
 		}
 		return EOPNOTSUPP;
 	}
@@ -137,7 +137,7 @@ private:
 			uint32_t i = lock.evict(o, looks);
 
 			if (!i)
-				return lock.has_dead();
+				return lock.has_pending();
 			freed += lock.at(i).size();
 			entries++;
 		} while (of.counted.bytes - freed > of.limits.max_bytes - size ||
@@ -171,35 +171,35 @@ private:
 	}
 
 	/* Are there some that overlap, and had no union failed a short while ago? */
-	bool may_unite(uint32_t o)
+	bool may_merge(uint32_t o)
 	{
 		owner_record<Env> &of = a.owner[o];
 
-		if (!of.uniting) [[likely]]
+		if (!of.merge_looks) [[likely]]
 			return false;
-		of.uniting--;
-		if (!of.apart)
+		of.merge_looks--;
+		if (!of.merge_backoff)
 			return true;
-		of.apart--;
+		of.merge_backoff--;
 		return false;
 	}
 
-	[[gnu::noinline]] void unite(uint32_t o, wish *whole)
+	[[gnu::noinline]] void try_merge(uint32_t o, request *whole)
 	{
-		const wish found = united<Env>(want, a, a.owner[o].most_united).range();
+		const request found = merge<Env>(want, a, a.owner[o].max_merge).range();
 
 		if (found.length != want.length && a.owner[o].has_room(found.length))
 			*whole = found;
 	}
 
-	static uint64_t start_of(const wish &of) { return of.addr & ~Env::page_mask(); }
-	static uint64_t size_of(const wish &of)
+	static uint64_t start_of(const request &of) { return of.addr & ~Env::page_mask(); }
+	static uint64_t size_of(const request &of)
 	{
 		return ((of.addr + of.length + Env::page_mask()) & ~Env::page_mask()) -
 		       start_of(of);
 	}
 	/* Registers with the mutex free, and makes an entry of it, if it deserves one. */
-	int make(uint32_t i, uint32_t o, const wish &whole, mr_cache_ref *ref)
+	int make(uint32_t i, uint32_t o, const request &whole, mr_cache_ref *ref)
 	{
 		const uint64_t start = start_of(whole), size = size_of(whole);
 		entry<Env> &e = lock.at(i);
@@ -221,30 +221,30 @@ private:
 		lock.be_busy(i, 1);
 		a.making.add(a.entries, i);
 
-		mr_cache_request request = {pd,
-					    a.owner[o].who(),
-					    whole.addr,
-					    whole.length,
-					    want.exact() ? want.addr : start,
-					    want.exact() ? want.length : size,
-					    want.access & ~static_cast<uint32_t>(MR_CACHE_EXACT),
-					    i,
-					    lock.generation,
-					    whole.length != want.length};
+		mr_cache_request asked = {pd,
+					  a.owner[o].who(),
+					  whole.addr,
+					  whole.length,
+					  want.exact() ? want.addr : start,
+					  want.exact() ? want.length : size,
+					  want.access & ~static_cast<uint32_t>(MR_CACHE_EXACT),
+					  i,
+					  lock.generation,
+					  whole.length != want.length};
 		const auto need = a.needed(p, o);
 		int error = EOPNOTSUPP;
 
 		/* They may hold what this one lacks. */
-		lock.bury();
+		lock.dereg_pending();
 		if (lock)
 			lock.outside([&] {
 				a.prepare(need, want);
-				error = register_valid(request, e.word, &mr);
+				error = register_valid(asked, e.word, &mr);
 			});
 
 		/* A child that a signal handler forked: nothing is its own of what was begun. */
 		if (!lock) {
-			*ref = {mr, request.addr, request.length, i, request.generation};
+			*ref = {mr, asked.addr, asked.length, i, asked.generation};
 			return mr ? 0 : EOPNOTSUPP;
 		}
 		a.is_prepared(need);
@@ -264,14 +264,14 @@ private:
 		return a.hit(i, lock.generation, ref);
 	}
 
-	/* Opens it with its one reference: in the catalog, or doomed if it has no place there. */
+	/* Opens it with its one reference: in the catalog, or unlinked if it has no place there. */
 	void publish(uint32_t i)
 	{
 		entry<Env> &e = lock.at(i);
 
 		e.state = state::OPEN;
 		if (!deserves_place(i)) {
-			e.word.doom_relaxed();
+			e.word.mark_unlinked_relaxed();
 			e.word.open_release(0);
 			return;
 		}
@@ -298,9 +298,9 @@ private:
 		/* It had room when it began: the limits are lower since. */
 		if (a.owner[e.owner].is_over())
 			return false;
-		/* An entry that contained all of it would contain the wish. */
+		/* An entry that contained all of it would contain the request. */
 		if (a.index.version() != version) {
-			wish whole = want;
+			request whole = want;
 
 			if (!want.exact()) {
 				whole.addr = e.start();
@@ -316,15 +316,15 @@ private:
 		const auto retire = [&](uint32_t within) { lock.retire(within); };
 
 		if (a.index.insert(i, a.entries, retire))
-			a.owner[e.owner].uniting = REMEMBERED;
+			a.owner[e.owner].merge_looks = REMEMBERED;
 		return true;
 	}
 
 	/* One that became invalid while it was made is made once more, not twice. */
-	int register_valid(const mr_cache_request &request, entry_word<Env> &w, void **mr)
+	int register_valid(const mr_cache_request &asked, entry_word<Env> &w, void **mr)
 	{
 		for (int again = 1;; again--) {
-			int error = lock.env.reg(request, w.raw(), mr);
+			int error = lock.env.reg(asked, w.raw(), mr);
 
 			if (error)
 				return error;
@@ -343,7 +343,7 @@ private:
 
 	locked<Env> lock;
 	arena<Env> &a;
-	const wish &want;
+	const request &want;
 	void *const pd;
 	void *const who;
 	uint64_t version;

@@ -23,7 +23,7 @@ struct verbs_env : mr_cache::linux_env {
 	{
 		return mr_cache_first_limits(owner);
 	}
-	static uint64_t most_united(void *owner) { return mr_cache_most_united(owner); }
+	static uint64_t max_merge(void *owner) { return mr_cache_max_merge(owner); }
 };
 
 constinit mr_cache::cache<verbs_env> cache;
@@ -43,22 +43,21 @@ namespace {
 struct {
 	static int start() { return EOPNOTSUPP; }
 	static bool is_started() { return false; }
-	template <class Otherwise>
-	static void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-			  Otherwise otherwise)
+	template <class OnMiss>
+	static void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access, OnMiss on_miss)
 	{
-		return otherwise(pd, addr, length, access, {});
+		return on_miss(pd, addr, length, access, {});
 	}
 	template <class... Any> static int acquire(Any...) { return EOPNOTSUPP; }
 	template <class... Any> static int release(Any...) { return EINVAL; }
-	template <class... Any> static int take(Any...) { return EINVAL; }
+	template <class... Any> static int claim(Any...) { return EINVAL; }
 	template <class... Any> static int covers(Any...) { return 0; }
 	template <class... Any> static int limits(Any...) { return EOPNOTSUPP; }
 	template <class... Any> static int clean(Any...) { return EOPNOTSUPP; }
 	template <class... Any> static int query(Any...) { return EOPNOTSUPP; }
 	template <class... Any> static int flush_pd(Any...) { return 0; }
 	template <class... Any> static int flush_owner(Any...) { return 0; }
-	template <class... Any> static uint64_t make_way(Any...) { return 0; }
+	template <class... Any> static uint64_t shrink(Any...) { return 0; }
 	template <class... Any> static uint64_t evict(Any...) { return 0; }
 	static uint64_t idle_bytes() { return 0; }
 } cache;
@@ -70,11 +69,11 @@ struct {
 namespace {
 
 /* A type: a pointer would be in a register all the way. */
-struct not_found {
+struct on_miss {
 	void *operator()(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 			 mr_cache_part part) const
 	{
-		return mr_cache_not_found(pd, addr, length, access, part);
+		return mr_cache_on_miss(pd, addr, length, access, part);
 	}
 };
 
@@ -95,7 +94,7 @@ int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint
 
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access)
 {
-	return cache.find(pd, addr, length, access, not_found());
+	return cache.find(pd, addr, length, access, on_miss());
 }
 
 int mr_cache_release(uint32_t index, uint32_t generation)
@@ -103,9 +102,9 @@ int mr_cache_release(uint32_t index, uint32_t generation)
 	return cache.release(index, generation);
 }
 
-int mr_cache_take(uint32_t index, uint32_t generation)
+int mr_cache_claim(uint32_t index, uint32_t generation)
 {
-	return cache.take(index, generation);
+	return cache.claim(index, generation);
 }
 
 int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access)
@@ -148,9 +147,9 @@ int mr_cache_is_on()
 	return cache.is_started();
 }
 
-uint64_t mr_cache_make_way(uint32_t stage, bool by_cache)
+uint64_t mr_cache_shrink(uint32_t stage, bool by_cache)
 {
-	return cache.make_way(stage, by_cache);
+	return cache.shrink(stage, by_cache);
 }
 
 uint64_t mr_cache_evict(bool (*is_wanted)(void *owner, const void *by), const void *by, bool at_end)

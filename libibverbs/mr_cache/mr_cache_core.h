@@ -6,7 +6,7 @@
  *
  * A reference is (index, generation); its holder gives it back once with mr_cache_release().
  * Several references may have the same mr. All functions are thread safe, return 0 or an errno
- * value unless said otherwise, and none of them calls the registrar with a lock held. The registrar
+ * value unless said on_miss, and none of them calls the registrar with a lock held. The registrar
  * may call them again (an allocator's hook in the middle of a registration): then they do not wait.
  *
  * Fork: a child starts with an empty cache and a new generation. References
@@ -42,7 +42,7 @@ enum mr_cache_access {
 /*
  * The range to register, start and size, contains addr and length, which the user asked for and the
  * mr should show (mr_cache_ref gives them back with each reference). They are page aligned, or with
- * MR_CACHE_EXACT the same. With idle registrations that are replaced (united.h) all is shown.
+ * MR_CACHE_EXACT the same. With idle registrations that are replaced (merge.h) all is shown.
  */
 struct mr_cache_request {
 	void *pd;
@@ -56,7 +56,7 @@ struct mr_cache_request {
 	uint32_t index;
 	uint32_t generation;
 	/* For this one nothing is evicted: the request alone may do with less. */
-	bool united;
+	bool merged;
 };
 
 /*
@@ -66,7 +66,7 @@ struct mr_cache_request {
  * Registers, then arms the word, whose bits 0-7 are 0 and belong to the kernel from now on; it is
  * in use while any of MR_CACHE_IN_USE is set, as one is during the call. While none is the kernel
  * may suspend it. On failure nothing is left registered. If it lacks something that idle
- * registrations may hold, it calls mr_cache_make_way() and tries again. EOPNOTSUPP: no notification
+ * registrations may hold, it calls mr_cache_shrink() and tries again. EOPNOTSUPP: no notification
  * for this one, register it plainly.
  */
 int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word, void **mr);
@@ -77,7 +77,7 @@ int mr_cache_dereg_entry(void *mr);
 /* Those that an owner starts with. Called with a lock held: it calls nothing here. */
 struct ibv_mr_cache_limits mr_cache_first_limits(void *owner);
 /* As many bytes as requests may be registered together at most; the same. */
-uint64_t mr_cache_most_united(void *owner);
+uint64_t mr_cache_max_merge(void *owner);
 
 /* The bits of a word that count references. */
 #define MR_CACHE_IN_USE 0x3fffffc00ULL
@@ -105,17 +105,17 @@ int mr_cache_init(void);
 
 /*
  * The mr, with a reference, that shows exactly this range, the likeliest case. For all others this
- * function jumps to mr_cache_not_found(): so a hit saves no registers and writes no memory
+ * function jumps to mr_cache_on_miss(): so a hit saves no registers and writes no memory
  * needlessly.
  */
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 
 /* The shim's: makes the user's MR of a part, or when there is none (part.mr is NULL). */
-void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-			 struct mr_cache_part part);
+void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
+		       struct mr_cache_part part);
 
 /*
- * For mr_cache_not_found(): a reference to a valid registration that contains the range and
+ * For mr_cache_on_miss(): a reference to a valid registration that contains the range and
  * allows the access; registers one when there is none. EOPNOTSUPP: this range, access or
  * moment is not for the cache (an access bit, an empty range, limits full of
  * used registrations, not initialized): register it yourself. Any other error
@@ -137,7 +137,7 @@ int mr_cache_release(uint32_t index, uint32_t generation);
  * all be told that. EBUSY: it has other users, and is not found any more either; EAGAIN: this
  * signal handler has interrupted the cache; EINVAL: not a reference of this process.
  */
-int mr_cache_take(uint32_t index, uint32_t generation);
+int mr_cache_claim(uint32_t index, uint32_t generation);
 
 /* 1: a valid cached registration contains the range and allows the access. Else 0. */
 int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
@@ -163,10 +163,10 @@ int mr_cache_clean(void *owner, uint64_t keep);
 int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics, bool at_end);
 
 /*
- * Before a PD or a context goes: deregisters idle entries, tries PARKED ones once more, and waits
- * for the threads that register or deregister for it. An entry in use is deregistered by its last
- * user, unless its owner was flushed: then the context is gone and all its registrations with it.
- * Nothing of it is found any more. Returns an errno value of dereg() if one failed.
+ * Before a PD or a context goes: deregisters idle entries, tries DEREG_FAILED ones once more, and
+ * waits for the threads that register or deregister for it. An entry in use is deregistered by its
+ * last user, unless its owner was flushed: then the context is gone and all its registrations with
+ * it. Nothing of it is found any more. Returns an errno value of dereg() if one failed.
  */
 int mr_cache_flush_pd(void *pd);
 int mr_cache_flush_owner(void *owner);
@@ -182,7 +182,7 @@ int mr_cache_is_on(void);
  * group: evicts some of all that is idle (stage 0), then all. Returns how many were
  * deregistered, by others meanwhile too. by_cache: it was the registrar's command.
  */
-uint64_t mr_cache_make_way(uint32_t stage, bool by_cache);
+uint64_t mr_cache_shrink(uint32_t stage, bool by_cache);
 
 /*
  * The same for all that is idle of the owners that `is_wanted` says it of; called with a lock held,

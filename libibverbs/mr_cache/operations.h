@@ -56,7 +56,7 @@ public:
 	}
 
 	/* One that will serve the request and is not late, or 0. */
-	uint32_t find(const wish &want, const entry<Env> *entries) const
+	uint32_t find(const request &want, const entry<Env> *entries) const
 	{
 		for (uint64_t more = sizes; more; more &= more - 1) {
 			const auto size = static_cast<uint32_t>(__builtin_ctzll(more));

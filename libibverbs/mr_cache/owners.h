@@ -20,11 +20,11 @@ template <class Env> struct owner_record {
 	bool in_use;   // has a name, or entries
 	uint32_t busy; // entries that a thread registers, settles or deregisters just now
 	ibv_mr_cache_limits limits;
-	uint64_t most_united;	    // bytes of one registration
+	uint64_t max_merge;	    // bytes of one registration
 	ibv_mr_cache_stats counted; // bytes and entries are exact, hits those of entries torn down
 	entry_list<Env, &entry<Env>::of_owner> list;
 	/* So many misses more look for a union, and so many that would do not (miss.h). */
-	uint32_t uniting, apart;
+	uint32_t merge_looks, merge_backoff;
 
 	bool has_room(uint64_t size) const
 	{
@@ -39,9 +39,9 @@ template <class Env> struct owner_record {
 	{
 		name.store(who, std::memory_order_relaxed);
 		in_use = true;
-		busy = uniting = apart = 0;
+		busy = merge_looks = merge_backoff = 0;
 		limits = env.default_limits(who);
-		most_united = env.most_united(who);
+		max_merge = env.max_merge(who);
 		counted = {};
 		list = {};
 	}

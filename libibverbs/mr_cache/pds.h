@@ -56,7 +56,7 @@ public:
 	}
 
 	/* None, if the PD has no entry. */
-	const trees<Env> &trees_of(const wish &want) const
+	const trees<Env> &trees_of(const request &want) const
 	{
 		return records[find(want.pd())].ranges[is_relaxed(want.access)];
 	}

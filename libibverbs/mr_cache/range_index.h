@@ -35,7 +35,7 @@ public:
 	static constexpr size_t node_bytes(uint32_t count) { return count * sizeof(node); }
 
 	/* An entry to verify, or 0. Under the mutex it is in the index, and 0 means none is. */
-	uint32_t search(const trees<Env> &of, const wish &want, const entry<Env> *entries) const
+	uint32_t search(const trees<Env> &of, const request &want, const entry<Env> *entries) const
 	{
 		uint32_t present = get(of.present);
 
@@ -124,8 +124,8 @@ private:
 		link right;
 	};
 
-	[[gnu::noinline]] uint32_t search(const trees<Env> &of, uint32_t present, const wish &want,
-					  const entry<Env> *entries) const
+	[[gnu::noinline]] uint32_t search(const trees<Env> &of, uint32_t present,
+					  const request &want, const entry<Env> *entries) const
 	{
 		/* The lowest of the sets that contain a set is itself. */
 		for (uint32_t more = present & containing(want.access & RIGHTS); more;

@@ -5,11 +5,11 @@
  * tells whether it is worth anything.
  *
  *   63          34 33     32        10  9       8       7        0
- *   | uses (30)   | FULL | references | DOOMED | CLOSED | kernel  |
+ *   | uses (30)   | FULL | references | UNLINKED | CLOSED | kernel  |
  *
  * kernel   INVALID, SUSPECT and SUSPENDED, set by the kernel, asynchronously
  * CLOSED   unowned: free or being registered (with one reference), or being deregistered
- * DOOMED   not in the index any more: its last user tears it down
+ * UNLINKED   not in the index any more: its last user tears it down
  * FULL     the top bit of the references, of which there are too many to take more: 8 million
  *          before they would overflow, and be taken for none
  * uses     how often a reference was taken in this life; its top bit (FOLD)
@@ -26,20 +26,20 @@
  *   compares: the range fits
  *                                  closes, deregisters, registers another
  *                                  range, opens
- *   take(): not closed, valid
+ *   get(): not closed, valid
  *   uses the MR of another range
  *
- * Not with take() first, then compare. From a take() that saw neither CLOSED nor DOOMED the
- * references are not 0, so close() fails and the fields stay. The fields of a word that take() sees
- * open were written before open(): [Required: open() releases, take() acquires]. A user's work with
- * the MR comes before its deregistration: [Required: give() releases, close() acquires].
+ * Not with get() first, then compare. From a get() that saw neither CLOSED nor UNLINKED the
+ * references are not 0, so close() fails and the fields stay. The fields of a word that get() sees
+ * open were written before open(): [Required: open() releases, get() acquires]. A user's work with
+ * the MR comes before its deregistration: [Required: put() releases, close() acquires].
  *
  * The loser, if open() stored instead of adding:
  *
  *   reader                         owner
- *   take(): CLOSED, references 1
+ *   get(): CLOSED, references 1
  *                                  stores references 1, its own
- *   give(): references 0           uses the MR, which anyone may close now
+ *   put(): references 0           uses the MR, which anyone may close now
  *
  * While there are no references the kernel may take the pages (SUSPENDED). The loser, if a
  * registration had none while it is made:
@@ -65,7 +65,7 @@ public:
 	static constexpr uint64_t SUSPENDED = 4;
 	static constexpr uint64_t KERNEL = 0xff;
 	static constexpr uint64_t CLOSED = 1 << 8;
-	static constexpr uint64_t DOOMED = 1 << 9;
+	static constexpr uint64_t UNLINKED = 1 << 9;
 	static constexpr uint64_t REF = 1 << 10;
 	/* The kernel's mask of "in use". */
 	static constexpr uint64_t REFS = 0xffffff * REF;
@@ -75,47 +75,50 @@ public:
 
 	static bool usable(uint64_t seen)
 	{
-		return !(seen & (KERNEL | CLOSED | DOOMED | FULL | FOLD));
+		return !(seen & (KERNEL | CLOSED | UNLINKED | FULL | FOLD));
 	}
 	static bool used(uint64_t seen) { return seen & REFS; }
 	static bool idle(uint64_t seen) { return !(seen & (REFS | CLOSED)); }
 	static uint64_t uses(uint64_t seen) { return seen / USE; }
 	static bool suspended(uint64_t seen) { return seen & SUSPENDED; }
 	/* Unused, and not to be used again: the thread that finds this tears it down. */
-	static bool over(uint64_t seen) { return idle(seen) && seen & (INVALID | DOOMED); }
+	static bool over(uint64_t seen) { return idle(seen) && seen & (INVALID | UNLINKED); }
 
 	/* A guess: a later read-modify-write decides. */
 	uint64_t peek_relaxed() const { return value.load(std::memory_order_relaxed); }
 
 	/* Takes a reference; the word before tells whether to keep it. Pairs with open(). */
-	uint64_t take_acquire() { return value.fetch_add(REF + USE, std::memory_order_acquire); }
+	uint64_t get_acquire() { return value.fetch_add(REF + USE, std::memory_order_acquire); }
 
 	/* Give a reference back, as if never used or after use. Pair with close(). */
-	uint64_t untake_release() { return value.fetch_sub(REF + USE, std::memory_order_release); }
-	uint64_t give_release() { return value.fetch_sub(REF, std::memory_order_release); }
+	uint64_t put_unused_release()
+	{
+		return value.fetch_sub(REF + USE, std::memory_order_release);
+	}
+	uint64_t put_release() { return value.fetch_sub(REF, std::memory_order_release); }
 
 	/*
-	 * give() found a reference that is not the last one, or leaves an idle entry. A closed one
+	 * put() found a reference that is not the last one, or leaves an idle entry. A closed one
 	 * has none of a user's, only its own and those of old hints.
 	 */
 	static bool simple(uint64_t seen)
 	{
 		uint64_t references = seen & REFS;
 
-		if (references && !(seen & (INVALID | DOOMED | CLOSED)))
+		if (references && !(seen & (INVALID | UNLINKED | CLOSED)))
 			return true;
 		return references > REF && !(seen & CLOSED);
 	}
-	/* give() found no user's reference. */
+	/* put() found no user's reference. */
 	static bool unused(uint64_t seen) { return !used(seen) || seen & CLOSED; }
 
-	/* Undo a release too many, and an untake of what a child has not taken. */
-	void restore_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
-	void retake_relaxed() { value.fetch_add(REF + USE, std::memory_order_relaxed); }
+	/* Undo a release too many, and an put_unused of what a child has not taken. */
+	void undo_put_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
+	void undo_put_unused_relaxed() { value.fetch_add(REF + USE, std::memory_order_relaxed); }
 
 	/*
 	 * From open to closed, uses back to 0; false if it has more references than so many,
-	 * which are the caller's and given back. Pairs with give().
+	 * which are the caller's and given back. Pairs with put().
 	 */
 	bool close_acquire(uint64_t references, uint64_t *seen)
 	{
@@ -135,7 +138,7 @@ public:
 	void free_fresh_relaxed() { value.fetch_add(CLOSED + REF, std::memory_order_relaxed); }
 
 	/* Closed, and the kernel has let go of it: clears the kernel's bits. */
-	void clean_relaxed() { value.fetch_and(~(KERNEL | DOOMED), std::memory_order_relaxed); }
+	void clean_relaxed() { value.fetch_and(~(KERNEL | UNLINKED), std::memory_order_relaxed); }
 
 	/*
 	 * The same, with a reference that keeps the kernel from suspending it while it is
@@ -149,14 +152,14 @@ public:
 	}
 	void unhold_relaxed() { value.fetch_sub(REF, std::memory_order_relaxed); }
 
-	/* From closed to open, with so many more references of ours. Pairs with take(). */
+	/* From closed to open, with so many more references of ours. Pairs with get(). */
 	uint64_t open_release(uint64_t references)
 	{
 		return value.fetch_add(references * REF - CLOSED, std::memory_order_release);
 	}
 
 	/* A reader that takes it after this does not keep it; the last user tears it down. */
-	void doom_relaxed() { value.fetch_or(DOOMED, std::memory_order_relaxed); }
+	void mark_unlinked_relaxed() { value.fetch_or(UNLINKED, std::memory_order_relaxed); }
 
 	/* Takes the top bit of uses out; the caller, under the mutex, counts it. */
 	bool fold_relaxed() { return value.fetch_and(~FOLD, std::memory_order_relaxed) & FOLD; }

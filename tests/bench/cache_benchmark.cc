@@ -91,7 +91,7 @@ ibv_mr_cache_limits mr_cache_first_limits(void *)
 	return {UINT64_MAX, 1 << 20};
 }
 
-uint64_t mr_cache_most_united(void *)
+uint64_t mr_cache_max_merge(void *)
 {
 	return UINT64_MAX;
 }
@@ -446,8 +446,8 @@ void add_all()
 } // namespace
 
 /* The user of a part gets a view, which needs the fields that are read here. */
-extern "C" void *mr_cache_not_found(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-				    mr_cache_part part)
+extern "C" void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
+				  mr_cache_part part)
 {
 	mr_cache_ref ref;
 

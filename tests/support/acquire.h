@@ -18,13 +18,13 @@ int acquire(Cache &cache, void *pd, void *owner, uint64_t addr, uint64_t length,
 	    mr_cache_ref *ref)
 {
 	int error = 0;
-	auto otherwise = [&](void *, uint64_t, uint64_t, uint32_t, mr_cache_part part) -> void * {
+	auto on_miss = [&](void *, uint64_t, uint64_t, uint32_t, mr_cache_part part) -> void * {
 		if (!part.mr)
 			error = cache.acquire(pd, owner, addr, length, access, ref);
 		return part.mr;
 	};
 
-	if (void *mr = cache.find(pd, addr, length, access, otherwise))
+	if (void *mr = cache.find(pd, addr, length, access, on_miss))
 		*ref = cache.env.reference_to(mr);
 	return error;
 }
@@ -32,7 +32,7 @@ int acquire(Cache &cache, void *pd, void *owner, uint64_t addr, uint64_t length,
 /* As ibv_forget_mr(); *shared: the registration ends with its last user. */
 template <class Cache> int forget(Cache &cache, const mr_cache_ref &ref, int *shared)
 {
-	const int taken = cache.take(ref.index, ref.generation);
+	const int taken = cache.claim(ref.index, ref.generation);
 
 	*shared = taken == EBUSY;
 	return taken == EAGAIN ? taken : cache.release(ref.index, ref.generation);

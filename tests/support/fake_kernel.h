@@ -227,7 +227,7 @@ struct fake_env : mr_cache::linux_env {
 
 	fake_kernel *kernel = nullptr;
 	ibv_mr_cache_limits defaults = {UINT64_MAX, UINT64_MAX};
-	std::function<uint64_t(uint32_t)> make_way; // of the cache
+	std::function<uint64_t(uint32_t)> shrink; // of the cache
 
 	int reg(const mr_cache_request &what, uint64_t *word, void **out)
 	{
@@ -245,7 +245,7 @@ struct fake_env : mr_cache::linux_env {
 			const int error = once();
 
 			if ((error != ENOMEM && error != EAGAIN && error != ENOSPC) ||
-			    what.united || !make_way || stage == 32 || (!make_way(stage) && stage))
+			    what.merged || !shrink || stage == 32 || (!shrink(stage) && stage))
 				return error;
 		}
 	}

@@ -106,7 +106,7 @@ struct fixture {
 	fixture()
 	{
 		cache.env.kernel = &kernel;
-		cache.env.make_way = [this](uint32_t stage) { return cache.make_way(stage, true); };
+		cache.env.shrink = [this](uint32_t stage) { return cache.shrink(stage, true); };
 		hooked_env::condition::waits = 0;
 		hooked_env::patient = true;
 		hooked_env::yields = 0;
@@ -202,8 +202,8 @@ TEST_CASE_METHOD(fixture, "one that cannot be deregistered is not tried again to
 	fail_next(ENOMEM, 100);
 	CHECK(get2(&ref, 100) == ENOMEM);
 	kernel.fail_times = 0;
-	CHECK(cache.make_way(1) == 0);
-	CHECK(cache.make_way(1) == 0);
+	CHECK(cache.shrink(1) == 0);
+	CHECK(cache.shrink(1) == 0);
 	CHECK(cache.clean(owner, 0) == 0);
 	CHECK(tried == 8);
 	for (uint64_t n = 0; n < 8; n++)
@@ -214,7 +214,7 @@ TEST_CASE_METHOD(fixture, "one that cannot be deregistered is not tried again to
 	CHECK(tried == 16);
 	CHECK(cache.flush_owner(owner) == EIO);
 	CHECK(tried == 24);
-	CHECK(cache.make_way(1) == 0);
+	CHECK(cache.shrink(1) == 0);
 	CHECK(cache.flush_pd(pd) == 0);
 	CHECK(cache.flush_owner(owner) == 0);
 	CHECK(tried == 24);
@@ -409,7 +409,7 @@ TEST_CASE_METHOD(fixture, "memory that others are giving back is room")
 
 	auto plain = GENERATE(0, 1);
 	std::thread registers([&] {
-		CHECK((plain ? cache.make_way(1) == 1 : get2(&ref, 7) == 0));
+		CHECK((plain ? cache.shrink(1) == 1 : get2(&ref, 7) == 0));
 		done = true;
 	});
 
@@ -455,7 +455,7 @@ TEST_CASE_METHOD(fixture, "a registration in the middle of a registration does n
 			if (depth++)
 				return;
 			CHECK(get(&inner, at, size) == 0);
-			CHECK(cache.make_way(1) == 0);
+			CHECK(cache.shrink(1) == 0);
 		};
 		CHECK(get(&outer, 0, 4) == 0);
 		CHECK(outer.mr != inner.mr);
@@ -727,7 +727,7 @@ TEST_CASE_METHOD(fixture, "no thread waits for long for memory that others are g
 
 	in_dereg.wait();
 	CHECK(get2(&ref, 7) == ENOMEM);
-	CHECK(cache.make_way(1) == 0);
+	CHECK(cache.shrink(1) == 0);
 	CHECK(hooked_env::condition::waits == 1);
 	in_dereg.open = true;
 	cleans.join();

@@ -6,20 +6,20 @@
  * fails with its seed; RUN_SEED=n runs that one alone.
  *
  * Broken on purpose, each of these was seen to fail here:
- *   the fields compared before take() and not after it
+ *   the fields compared before get() and not after it
  *   open() that stores the word instead of adding to it
  *   a word closed with any references
- *   a release that does not look whether it was the last of a doomed entry
- *   untake() that does not look either
+ *   a release that does not look whether it was the last of a unlinked entry
+ *   put_unused() that does not look either
  *   CLOSED, or the kernel's bits, not looked at by a hit
  *   a suspect, or a suspended one, handed out without settling
  *   a registration without a reference while it is made
- *   an entry found in the index not compared again after take()
+ *   an entry found in the index not compared again after get()
  *   a slow release that does not look again under the mutex
  *   kernel bits of the word's last life not cleaned
- *   a doomed registration that stays in the index
+ *   a unlinked registration that stays in the index
  *   no waiter woken when a registration arrived
- *   the dead buried between looking for a registration on its way and waiting for it
+ *   the dead deregistered between looking for a registration on its way and waiting for it
  *   an eviction, or a new entry, that does not change the index's version
  *   an entry inserted without asking again in an index that has changed
  *   a flush that does not wait for threads inside the registrar
@@ -107,7 +107,7 @@ struct scheduled_env {
 	}
 	const fake_kernel::mr *ends = nullptr; // is being deregistered
 	static ibv_mr_cache_limits default_limits(void *) { return {UINT64_MAX, 3}; }
-	static uint64_t most_united(void *) { return UINT64_MAX; }
+	static uint64_t max_merge(void *) { return UINT64_MAX; }
 	static mr_cache_ref reference_to(void *mr) { return fake_kernel::reference_to(mr); }
 };
 
@@ -189,7 +189,7 @@ struct world {
 				(void)cache.flush_pd(pd);
 				break;
 			case 1:
-				cache.make_way(1);
+				cache.shrink(1);
 				break;
 			case 2:
 				(void)cache.clean(owner, PAGE);
@@ -308,7 +308,7 @@ struct world {
 		order.spawn([this] { opener(); });
 		order.spawn([this] {
 			for (int n = 0; n < 6; n++) {
-				cache.make_way(1);
+				cache.shrink(1);
 				schedule::wait();
 			}
 		});
@@ -352,7 +352,7 @@ struct world {
 				kernel.complain("hits that there were not");
 			return true;
 		case 5:
-			cache.make_way(order.pick(2));
+			cache.shrink(order.pick(2));
 			return true;
 		case 6:
 			kernel.suspend();
@@ -460,8 +460,8 @@ struct world {
 		if (!order.run(1000000))
 			return "no end";
 		for (auto *mr : kernel.live)
-			if (*mr->word & mr_cache::entry_word<scheduled_env>::DOOMED)
-				kernel.complain("doomed, unused and not torn down");
+			if (*mr->word & mr_cache::entry_word<scheduled_env>::UNLINKED)
+				kernel.complain("unlinked, unused and not torn down");
 		(void)cache.query(owner, &seen, false);
 		if (kernel.complaint.empty() && (cache.flush_owner(owner) || !kernel.live.empty()))
 			return "something left";
@@ -525,7 +525,7 @@ TEST_CASE("the cache keeps its promises in every order that was tried")
 	}
 }
 
-TEST_CASE("a registration that arrives while another is buried is not waited for")
+TEST_CASE("a registration that arrives while another is deregistered is not waited for")
 {
 	in_orders(2000, &world::arrival);
 }

@@ -29,7 +29,7 @@ struct fixture {
 	fixture()
 	{
 		cache.env.kernel = &kernel;
-		cache.env.make_way = [this](uint32_t stage) { return cache.make_way(stage, true); };
+		cache.env.shrink = [this](uint32_t stage) { return cache.shrink(stage, true); };
 		REQUIRE(cache.start() == 0);
 	}
 
@@ -37,7 +37,7 @@ struct fixture {
 	{
 		kernel.fail_dereg = 0;
 		CHECK(cache.flush_owner(owner) == 0);
-		CHECK(cache.make_way(1) == 0);
+		CHECK(cache.shrink(1) == 0);
 		CHECK(kernel.live.size() == 0);
 		CHECK(kernel.bytes == 0);
 		CHECK(kernel.complaint == "");
@@ -304,7 +304,7 @@ TEST_CASE_METHOD(fixture, "a registration that cannot be deregistered keeps its 
 	mr_cache_ref ref = get(0);
 
 	kernel.invalidate(BASE + PAGE, BASE + 2 * PAGE);
-	CHECK(cache.take(ref.index, ref.generation) == 0); // doomed
+	CHECK(cache.claim(ref.index, ref.generation) == 0); // unlinked
 	kernel.fail_dereg = EBUSY;
 	kernel.before_dereg = [this](const fake_kernel::mr &) { kernel.suspend(); };
 	CHECK(put(ref) == EBUSY);
@@ -609,12 +609,12 @@ TEST_CASE_METHOD(fixture, "a thread that takes a registration is its only user")
 {
 	mr_cache_ref mine = get(0), other = get(0);
 
-	CHECK(cache.take(mine.index, mine.generation) == EBUSY);
+	CHECK(cache.claim(mine.index, mine.generation) == EBUSY);
 	CHECK(put(other) == 0);
-	CHECK(cache.take(mine.index, mine.generation) == 0);
+	CHECK(cache.claim(mine.index, mine.generation) == 0);
 	CHECK(!has(0));
 	CHECK(put(mine) == 0);
-	CHECK(cache.take(mine.index, mine.generation) == EINVAL);
+	CHECK(cache.claim(mine.index, mine.generation) == EINVAL);
 }
 
 TEST_CASE_METHOD(fixture, "a child starts empty and leaves the parent's alone")
@@ -636,7 +636,7 @@ TEST_CASE_METHOD(fixture, "a child starts empty and leaves the parent's alone")
 			bad |= (kernel.live.size() != 3) << 3;
 			bad |= (put(ref) || put(ref) != EINVAL) << 4;
 			bad |= (put(held) != 0) << 5;
-			bad |= (cache.make_way(1) != 1) << 6;
+			bad |= (cache.shrink(1) != 1) << 6;
 			bad |= (kernel.live.size() != 2 || kernel.complaint != "") << 7;
 			_exit(bad);
 		}
@@ -809,11 +809,11 @@ TEST_CASE("a word is idle while it is open without references")
 	CHECK(!idle());
 	word.open_release(0);
 	CHECK(!idle());
-	word.untake_release();
+	word.put_unused_release();
 	CHECK(idle());
-	word.take_acquire();
+	word.get_acquire();
 	CHECK(!idle());
-	word.untake_release();
+	word.put_unused_release();
 	REQUIRE(word.close_acquire(0, &seen));
 	CHECK(!idle());
 }
@@ -825,20 +825,20 @@ TEST_CASE("a word is free with one reference, and without the kernel's bits")
 
 	word.free_fresh_relaxed();
 	CHECK(hold() == (word.CLOSED | word.REF));
-	CHECK(!(word.peek_relaxed() & (word.KERNEL | word.DOOMED)));
+	CHECK(!(word.peek_relaxed() & (word.KERNEL | word.UNLINKED)));
 
 	/* Opened, used, suspected, closed; and beside it a reader with an old hint. */
 	uint64_t seen = word.open_release(0);
 
 	CHECK(hold() == word.REF);
 	std::atomic_ref(*word.raw()).fetch_or(word.SUSPECT);
-	word.doom_relaxed();
+	word.mark_unlinked_relaxed();
 	REQUIRE(word.close_acquire(1, &seen));
-	word.take_acquire();
+	word.get_acquire();
 	word.free_relaxed();
 	CHECK(hold() == (word.CLOSED | 2 * word.REF));
-	CHECK(!(word.peek_relaxed() & (word.KERNEL | word.DOOMED)));
-	word.untake_release();
+	CHECK(!(word.peek_relaxed() & (word.KERNEL | word.UNLINKED)));
+	word.put_unused_release();
 	CHECK(hold() == (word.CLOSED | word.REF));
 }
 
@@ -878,7 +878,7 @@ TEST_CASE("a word is freed beside a kernel that settles or suspends it")
 		freed.free_fresh_relaxed();
 		freed.open_release(0);
 		std::atomic_ref(*freed.raw()).fetch_or(word::SUSPECT);
-		freed.doom_relaxed();
+		freed.mark_unlinked_relaxed();
 		REQUIRE(freed.close_acquire(1, &seen));
 		meddled_env::kernel_acts = acts;
 		freed.free_relaxed();
@@ -943,7 +943,7 @@ TEST_CASE_METHOD(fixture, "more users than can be counted have more registration
 
 	CHECK(last.mr == first.mr);
 	CHECK(next.mr != first.mr);
-	CHECK(cache.make_way(1) == 0);
+	CHECK(cache.shrink(1) == 0);
 	CHECK(mr_of(first).live);
 	std::atomic_ref(*mr_of(first).word).fetch_sub((word::FULL / word::REF - 2) * word::REF);
 	CHECK(put(first) == 0);
@@ -1004,7 +1004,7 @@ TEST_CASE_METHOD(fixture, "short of objects is as short of memory")
 	/* Others make room in steps too. */
 	for (uint64_t n = 0; n < 32; n++)
 		use(2 * n);
-	CHECK(cache.make_way(0) == 3);
-	CHECK(cache.make_way(1) == 29);
-	CHECK(cache.make_way(1) == 0);
+	CHECK(cache.shrink(0) == 3);
+	CHECK(cache.shrink(1) == 29);
+	CHECK(cache.shrink(1) == 0);
 }

@@ -27,7 +27,7 @@ struct seen_env : fake_env {
 	uint64_t most = UINT64_MAX;
 
 	void *map(size_t bytes) { return arena = fake_env::map(bytes); }
-	uint64_t most_united(void *) const { return most; }
+	uint64_t max_merge(void *) const { return most; }
 };
 
 struct fixture {
@@ -39,7 +39,7 @@ struct fixture {
 	fixture()
 	{
 		cache.env.kernel = &kernel;
-		cache.env.make_way = [this](uint32_t stage) { return cache.make_way(stage, true); };
+		cache.env.shrink = [this](uint32_t stage) { return cache.shrink(stage, true); };
 		REQUIRE(cache.start() == 0);
 	}
 	~fixture()

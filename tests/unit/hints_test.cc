@@ -21,11 +21,11 @@
 
 namespace {
 
-using mr_cache::wish;
+using mr_cache::request;
 constexpr uint64_t PAGE = 4096;
 char pds[16];
 
-wish page(uint64_t number, uint32_t access = 1, void *pd = pds)
+request page(uint64_t number, uint32_t access = 1, void *pd = pds)
 {
 	return {pd, number * PAGE, PAGE, access};
 }
@@ -34,9 +34,9 @@ template <class Env> struct world {
 	std::unique_ptr<mr_cache::hints<Env>> table{new mr_cache::hints<Env>()};
 	uint32_t bits = Env::most_hint_bits;
 
-	static uint64_t hash(const wish &want) { return mr_cache::hints<Env>::hash_of(want); }
-	void learn(const wish &want, uint32_t index) { table->learn(hash(want), bits, index); }
-	uint32_t look(const wish &want) const { return table->look(hash(want), bits); }
+	static uint64_t hash(const request &want) { return mr_cache::hints<Env>::hash_of(want); }
+	void learn(const request &want, uint32_t index) { table->learn(hash(want), bits, index); }
+	uint32_t look(const request &want) const { return table->look(hash(want), bits); }
 };
 
 /* Half as many entries as buckets. */
@@ -104,7 +104,7 @@ TEST_CASE("most exact ranges have a place, however they lie")
 		for (uint64_t length : {uint64_t{8}, apart}) {
 			world<large_env> w;
 			const auto nth = [=](uint32_t i) {
-				return wish(pds, PAGE + i * apart, length, EXACT);
+				return request(pds, PAGE + i * apart, length, EXACT);
 			};
 
 			for (uint32_t i = 1; i < large_env::entries; i++)

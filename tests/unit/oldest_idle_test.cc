@@ -65,7 +65,7 @@ template <class Env> struct world {
 	void use_all()
 	{
 		for (uint32_t i = 1; i < Env::entries; i++)
-			entries[i].word.take_acquire();
+			entries[i].word.get_acquire();
 	}
 	auto &word(uint32_t age) { return entries[by_age[age]].word; }
 };
@@ -106,7 +106,7 @@ TEST_CASE("a used entry does not go")
 	world<fake_env> w(3);
 	const uint32_t first = w.next();
 
-	w.entries[first].word.take_acquire();
+	w.entries[first].word.get_acquire();
 	w.next();
 	CHECK(w.next() != first);
 	w.next();
@@ -130,7 +130,7 @@ TEST_CASE("a look at many is at some, and the next one at others")
 	uint32_t looks = 1;
 
 	w.use_all();
-	w.entries[all].word.give_release();
+	w.entries[all].word.put_release();
 	/* Behind all of the others. */
 	while (w.next() != all)
 		REQUIRE(++looks <= all / 256);
@@ -144,6 +144,6 @@ TEST_CASE("all are looked at where that is asked for")
 
 	w.use_all();
 	REQUIRE(w.next() == 0);
-	w.entries[last].word.give_release();
+	w.entries[last].word.put_release();
 	CHECK(w.next(UINT32_MAX) == last);
 }

@@ -7,7 +7,7 @@
 #include "fake_kernel.h"
 #include "operations.h"
 
-using mr_cache::wish;
+using mr_cache::request;
 
 namespace {
 
@@ -35,8 +35,8 @@ TEST_CASE("a registration under way is found for all requests that it will serve
 			making.add(entries.data(), 1);
 			for (uint64_t first = 0; first < END; first++) {
 				for (uint64_t last = first + 1; last <= END; last++) {
-					const wish want(pd, first * PAGE + 7,
-							(last - first) * PAGE - 11, access);
+					const request want(pd, first * PAGE + 7,
+							   (last - first) * PAGE - 11, access);
 					const bool serves = access == EXACT
 								    ? first == start && last == end
 								    : start <= first && last <= end;

@@ -22,7 +22,7 @@
 
 namespace {
 
-using mr_cache::wish;
+using mr_cache::request;
 
 constexpr uint64_t PAGE = 4096;
 
@@ -35,7 +35,7 @@ struct world {
 	bool in[COUNT] = {};
 	char pds[8];
 
-	bool alike(uint32_t i, const wish &want) const
+	bool alike(uint32_t i, const request &want) const
 	{
 		return in[i] && entries[i].pd_key() == want.key &&
 		       entries[i].rights() == (want.access & mr_cache::RIGHTS);
@@ -50,7 +50,7 @@ struct world {
 
 	/* As the cache does: a contained entry goes, and one that would be contained does not come.
 	 */
-	void add(uint32_t i, const wish &what)
+	void add(uint32_t i, const request &what)
 	{
 		for (uint32_t other = 1; other < COUNT; other++)
 			if (alike(other, what) && entries[other].contains(what))
@@ -67,7 +67,7 @@ struct world {
 	}
 
 	/* The entries within go, and no others. */
-	void insert(uint32_t i, const wish &what, const bool *within = nullptr)
+	void insert(uint32_t i, const request &what, const bool *within = nullptr)
 	{
 		bool expected = false;
 
@@ -87,7 +87,7 @@ struct world {
 	}
 
 	/* The last that starts at or before the address, and the first after it. */
-	void look_beside(const wish &want)
+	void look_beside(const request &want)
 	{
 		const mr_cache::neighbours found = index->beside(want, want.addr);
 		uint32_t before = 0, after = 0;
@@ -105,7 +105,7 @@ struct world {
 		REQUIRE(found.after == after);
 	}
 
-	void look(const wish &want)
+	void look(const request &want)
 	{
 		look_beside(want);
 
@@ -118,7 +118,7 @@ struct world {
 		REQUIRE((!found || (in[found] && entries[found].fits(want))));
 	}
 
-	wish any(std::mt19937_64 &random)
+	request any(std::mt19937_64 &random)
 	{
 		uint64_t first = random() % 64, count = 1 + random() % 6;
 

@@ -26,22 +26,22 @@
 
 namespace mr_cache {
 
-template <class Env> class united {
+template <class Env> class merge {
 public:
 	/* bytes: of the union at most. */
-	united(const wish &wanted, const arena<Env> &in, uint64_t bytes)
+	merge(const request &wanted, const arena<Env> &in, uint64_t bytes)
 	    : a(in), want(wanted), most(bytes)
 	{
 	}
 
-	/* The wish itself if there is no union. Under the mutex. */
-	wish range()
+	/* The request itself if there is no union. Under the mutex. */
+	request range()
 	{
 		const uint64_t size = end - start,
 			       largest = size < most / MOST ? MOST * size : most;
 		uint64_t pinned = size;
 		double deepest = 0;
-		wish best = want;
+		request best = want;
 
 		/* A peer's key must not open more; of one page nothing overlaps a part. */
 		if (want.access & (RIGHTS ^ MR_CACHE_LOCAL_WRITE) || size <= Env::page_mask() + 1 ||
@@ -79,7 +79,7 @@ public:
 
 private:
 	static constexpr uint32_t LOOKS = 16;		// at entries
-	static constexpr uint32_t MANY = 6, ENOUGH = 8; // of them to unite
+	static constexpr uint32_t MANY = 6, ENOUGH = 8; // of them to try_merge
 	static constexpr double DEEP = 4, SHALLOW = 2;
 	static constexpr uint64_t MOST = 4;
 	static constexpr uint64_t NONE = UINT64_MAX;
@@ -115,7 +115,7 @@ private:
 	}
 
 	const arena<Env> &a;
-	const wish &want;
+	const request &want;
 	const uint64_t most;
 	uint64_t start = want.addr & ~Env::page_mask();
 	uint64_t end = (want.addr + want.length + Env::page_mask()) & ~Env::page_mask();
