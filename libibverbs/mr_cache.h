@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Cached registration: ibv_reg_mr() finds the registration that is there, and
- * ibv_dereg_mr() leaves it for the next one. A registration whose memory has
- * gone is never found: the kernel tells (see mr_notify.h).
+ * Cached registration: ibv_reg_mr() finds the registration that is there, and ibv_dereg_mr() leaves it
+ * for the next one. A registration whose memory has gone is never found: the kernel tells (see
+ * mr_notify.h). The environment variable RDMAV_MR_CACHE gives the same to programs that do not know of
+ * it. ibv_mr_cache(7) tells all about both, and each function has a page.
  *
- * Included by <infiniband/verbs.h>. For programs that register the same buffers
- * again and again. The environment variable RDMAV_MR_CACHE gives the same to
- * programs that do not know of it; ibv_mr_cache(7) tells all about both.
- *
- * All functions are thread safe. A context of a device without
- * IBV_DEVICE_MR_NOTIFY has no cache: registrations are plain ones there.
+ * All functions are thread safe. A context of a device without IBV_DEVICE_MR_NOTIFY has no cache:
+ * registrations are plain ones there.
  */
 #ifndef INFINIBAND_MR_CACHE_H
 #define INFINIBAND_MR_CACHE_H
@@ -26,13 +23,11 @@ struct ibv_mr;
 struct ibv_pd;
 
 /*
- * An access flag of ibv_reg_mr() and its iova variants, in the optional range: a library
- * or device that does not know it registers as ever. The MR shows addr and length as asked
- * for. Without remote rights it may share its handle and keys with others, which may allow
- * local writes and reach further; with remote rights only with others of exactly its range
- * and rights. Its keys go on working after ibv_dereg_mr(), until it is evicted, or
- * suspended, as it is once it has not been used for a second, or when memory is short:
- * ibv_forget_mr() ends them. ibv_rereg_mr() and ibv_reg_mr_notify() refuse it.
+ * An access flag of ibv_reg_mr() and its iova variants, in the optional range:
+ * a library or device that does not know it ignores it. Without remote rights
+ * the MR may share its handle and keys with others; with remote rights only
+ * with others of exactly its range and rights. Its keys go on working after
+ * ibv_dereg_mr() until it is evicted or suspended: ibv_forget_mr() ends them.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 
@@ -66,45 +61,30 @@ int _ibv_query_mr_cache(struct ibv_context *context,
 
 /**
  * ibv_is_reg - Is this range in the cache?
- * @pd: The protection domain
- * @addr, @length: The range
- * @access: Access flags as for ibv_reg_mr(), with or without IBV_ACCESS_CACHED
  *
- * Returns 1 if there is a valid registration that a cached ibv_reg_mr() would give
- * out for it, 0 if not: with remote rights, one of exactly this. That may have
- * changed by the time the caller looks at it.
+ * Returns 1 if a cached ibv_reg_mr() of it would find a valid registration, else 0.
  */
 int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	       unsigned int access);
 
 /**
- * ibv_forget_mr - Deregister an MR for good
- * @mr: An MR of ibv_reg_mr() or a variant, cached or not
+ * ibv_forget_mr - Deregister an MR for good, cached or not
  *
- * As ibv_dereg_mr(), but a cached registration is not kept for the next one: when this
- * returns 0 neither the device nor a peer has access by its keys any more. An MR that
- * is not cached is deregistered as ever.
- *
- * Returns 0, or EBUSY: others have the same registration; it is handed out no more, and
- * ends with the last of them. In both cases mr is not the caller's any more. With any
- * other errno value, which is that of ibv_dereg_mr() (but EAGAIN for its EBUSY), it
- * still is.
+ * Returns 0: neither the device nor a peer has access by its keys any more. EBUSY: others have the
+ * same registration; it is handed out no more, and ends with the last of them. In both cases mr is
+ * not the caller's any more. With any other errno value it still is.
  */
 int ibv_forget_mr(struct ibv_mr *mr);
 
 /**
- * ibv_reg_mr_limits - Set or tell the limits of a context's cache
- * @context: The context
- * @new_limits: The limits from now on, or NULL to keep them
- * @old_limits: Where to store those until now, or NULL
+ * ibv_reg_mr_limits - Set (new_limits) and tell (old_limits) the limits of a context's cache
  *
- * Idle registrations beyond the new limits are evicted before it returns. Those
- * in use beyond them stay their users', are handed out no more, and end with the
- * last user; while they fill the limits, registrations are plain.
+ * Either may be NULL. Idle registrations beyond the new limits are evicted before it returns. Those
+ * in use beyond them are handed out no more, and end with the last user.
  *
- * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context
- * has no cache, ENOMEM when there are too many contexts (1,024) with one, EINVAL when a
- * newer program sets a limit that this library does not know.
+ * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context has no cache,
+ * ENOMEM when there are too many contexts (1,024) with one, EINVAL when a newer program sets a limit
+ * that this library does not know.
  */
 static inline int ibv_reg_mr_limits(struct ibv_context *context,
 				    struct ibv_mr_cache_limits *new_limits,
@@ -115,27 +95,23 @@ static inline int ibv_reg_mr_limits(struct ibv_context *context,
 }
 
 /**
- * ibv_reg_mr_clean - Evict idle registrations
- * @context: The context
- * @keep_bytes: How much may stay idle
+ * ibv_reg_mr_clean - Evict idle registrations until at most keep_bytes bytes of them stay
  *
- * Evicts, least recently used first (of more than 32, of the next 32 each time), until at
- * most keep_bytes bytes of idle registrations stay. The pages are unpinned when it returns.
+ * Least recently used first (of more than 32, of the next 32 each time). The pages are unpinned
+ * when it returns.
  *
- * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or
- * the error of deregistering one of them.
+ * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or the error of
+ * deregistering one of them.
  */
 int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);
 
 /**
  * ibv_query_mr_cache - Tell the contents and the history of a context's cache
- * @context: The context
- * @stats: Where to store it
  *
  * Each number is exact while no other thread registers.
  *
- * Returns 0, or an errno value and stores nothing: EOPNOTSUPP when the context
- * has no cache, EINVAL when stats is NULL.
+ * Returns 0, or an errno value and stores nothing: EOPNOTSUPP when the context has no cache, EINVAL
+ * when stats is NULL.
  */
 static inline int ibv_query_mr_cache(struct ibv_context *context,
 				     struct ibv_mr_cache_stats *stats)

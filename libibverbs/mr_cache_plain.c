@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * MRs that leave the cache and become plain ones, with the same keys: for requests that a
- * cached one can't meet, of a program that does not know that its registrations are cached.
+ * MRs that leave the cache and become plain ones, with the same keys: for requests that a cached
+ * one can't meet, of a program that does not know that its registrations are cached.
  */
 #include <config.h>
 
@@ -12,14 +12,11 @@
 #include "mr_notify_cmd.h"
 
 /*
- * Only where a program does not know that its registrations are cached. A view
- * is of a larger registration, and stays a view.
- *
- * Threads that have the same reference may do it at once, and mr_cache_claim() lets them all.
- * The loser, if none claimed the MR by its type:
+ * Threads that have the same reference may do it at once, and mr_cache_claim() lets them all. The
+ * loser, if none claimed the MR by its type:
  *
  *   thread A                        thread B
- *   takes the entry                 takes the entry
+ *   claims the entry                claims the entry
  *   disarms the cache's word
  *   releases: a plain MR
  *   arms its own word
@@ -27,8 +24,7 @@
  *                                   releases: no reference any more
  *                                   waits for a plain MR, which it has marked TAKEN
  *
- * B gets EBUSY, as with an MR that was plain before. While it is claimed it has no reference
- * that anybody could give back.
+ * B gets EBUSY, as with an MR that was plain before.
  */
 int cached_mr_make_plain(struct ibv_mr *mr)
 {
@@ -51,7 +47,7 @@ int cached_mr_make_plain(struct ibv_mr *mr)
 						 false, __ATOMIC_ACQ_REL,
 						 __ATOMIC_RELAXED))
 		ret = EBUSY;
-	if (ret == EINVAL && __atomic_load_n(type, __ATOMIC_ACQUIRE) != cached)
+	if (ret == EAGAIN || (ret == EINVAL && __atomic_load_n(type, __ATOMIC_ACQUIRE) != cached))
 		ret = EBUSY;
 	if (ret)
 		return ret;
@@ -67,10 +63,7 @@ int cached_mr_make_plain(struct ibv_mr *mr)
 	return 0;
 }
 
-/*
- * More rights would open the whole pages of a range that was rounded to them; the kernel
- * knows no smaller one.
- */
+/* More rights would open the whole pages of a range that was rounded to them. */
 static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 {
 	return is_rounded(mr) && flags & IBV_REREG_MR_CHANGE_ACCESS &&
@@ -79,8 +72,8 @@ static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 }
 
 /*
- * ibv_rereg_mr() by the name that upstream's macro gives its body: a preloaded library's in its
- * place is in the middle of this call already.
+ * By the name that upstream's macro gives it: a preloaded library's ibv_rereg_mr() may be in the
+ * middle of this call already.
  */
 #if (defined(HAVE_FULL_SYMBOL_VERSIONS) ||                                     \
      defined(HAVE_LIMITED_SYMBOL_VERSIONS)) &&                                 \

@@ -12,8 +12,7 @@
 
 /*
  * mr_cache_environment.c. A value that is not understood is as good as none, and said to be so
- * on standard error, once for each variable. A program that runs with more rights than its user
- * has none of them.
+ * once. A program that runs with more rights than its user has none of them.
  */
 struct mr_cache_variable {
 	const char *name;
@@ -27,10 +26,7 @@ const char *mr_cache_value(const struct mr_cache_variable *of);
 void mr_cache_not_understood(struct mr_cache_variable *of, const char *value);
 /* 0 or 1; if it has neither, the other value. */
 bool mr_cache_switch(struct mr_cache_variable *of, bool fallback);
-/*
- * A number: decimal, or with 0x hexadecimal; K, M, G or T behind it is for 1024 and its powers.
- * If there is none, the other value.
- */
+/* A number: decimal, or with 0x hexadecimal; K, M, G or T behind it is for 1024 and its powers. */
 uint64_t mr_cache_number(struct mr_cache_variable *of, uint64_t fallback);
 
 /* mr_cache_policy.c: which registrations are cached, and for whom (RDMAV_MR_CACHE). */
@@ -133,10 +129,9 @@ uint32_t mr_cache_device_entries(int max_mr);
 uint32_t mr_cache_max_merge_bits(uint64_t max_mr_size);
 
 /*
- * The program's thread sanitizer, if it has one. It sees a program's look at an MR, and the
- * provider's free() of it, and not the atomics of the cache between them: so it is told that one
- * came after the other. The MRs of such a program have a mark, and its registrations take the slow
- * way, so that all other programs pay nothing.
+ * The program's thread sanitizer, if it has one: it does not see the atomics of the cache between a
+ * look at an MR and the free() of the provider, so it is told. The MRs of such a program have a
+ * mark, and its registrations take the slow way, so that all other programs pay nothing.
  */
 void __tsan_acquire(void *of) __attribute__((weak));
 void __tsan_release(void *of) __attribute__((weak));

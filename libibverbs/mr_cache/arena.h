@@ -2,11 +2,9 @@
 /*
  * All memory of a cache: one mapping, reserved whole, made accessible as entries and hints become
  * more (so a process that locks all its memory pays only for used parts), never moved and never
- * given back. All bytes 0 is its valid first state.
- *
- * So a fork needs nothing but zeros: the mapping is wiped in a child (MADV_WIPEONFORK), whether it
- * was made by fork() or by a raw clone(). The child finds generation 0, begins anew, and never sees
- * an entry, a held mutex or an MR of its parent. Accessible parts stay accessible there.
+ * given back. All bytes 0 is its valid first state, so a fork needs nothing but zeros: the mapping
+ * is wiped in a child (MADV_WIPEONFORK), also after a raw clone(). The child finds generation 0,
+ * begins anew, and never sees an entry, a held mutex or an MR of its parent.
  */
 #ifndef MR_CACHE_ARENA_H
 #define MR_CACHE_ARENA_H
@@ -61,8 +59,8 @@ template <class Env> struct arena {
 	uint32_t index_of(const entry<Env> &e) const { return static_cast<uint32_t>(&e - entries); }
 
 	/*
-	 * With a reference, taken in that generation: to be handed out, as one that is used.
-	 * EOPNOTSUPP: a signal handler has forked since, and this is the child.
+	 * With a reference, taken in that generation. EOPNOTSUPP: a signal handler has forked
+	 * since, and this is the child.
 	 */
 	int hit(uint32_t i, uint32_t generation, mr_cache_ref *ref)
 	{
@@ -78,8 +76,8 @@ template <class Env> struct arena {
 
 	/*
 	 * The memory that the next misses need. It is made ready with the mutex free: signals are
-	 * delivered at the end of system calls and page faults, and a handler has to do without a
-	 * cache whose mutex its thread has.
+	 * delivered at the end of system calls and page faults, and a handler does without a cache
+	 * whose mutex its thread has.
 	 */
 	struct need {
 		uint32_t entry; // from this one on; none

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The registration cache. Its state is an arena (arena.h), found by a store (store.h); work under
- * the mutex of the arena is in locked.h, registering in miss.h, emptying a PD or an owner in
- * drain.h. Here are the hit path, and the other requests of owners.
+ * the mutex is in locked.h, registering in miss.h, emptying a PD or an owner in drain.h. Here are
+ * the hit path, and the other requests of owners.
  *
- * A hit reads the line of arena.hot (generation, epoch), a bucket of hints, and the
- * line of the entry, which it changes twice: the reference and the stamp. A
- * release changes it once. No lock, no system call, no other write.
+ * A hit reads the line of arena.hot, a bucket of hints, and the line of the entry, which it changes
+ * twice: the reference and the stamp. A release changes it once. No lock, no system call, no other
+ * write.
  *
- * Everything that the cache needs comes by Env: atomics, mutex and condition,
- * zeroed pages, the registrar, the sizes. So tests run it under a scheduler of
- * their own, and without a kernel.
+ * All needs of the cache come by Env: atomics, mutex, memory, the registrar, the sizes. So tests
+ * run it under a scheduler of their own, and without a kernel.
  */
 #ifndef MR_CACHE_CACHE_H
 #define MR_CACHE_CACHE_H
@@ -31,12 +30,10 @@ public:
 	bool is_started() const { return memory.get(); }
 
 	/*
-	 * The order of calls of a hit: find() looks at the likeliest hint, takes a reference, and
-	 * returns the registration that shows exactly the wanted range. find_part() goes on with
-	 * one that shows it with more rights, or of which it is a part; find_nothing() with one
-	 * that does not serve. Both end in `on_miss`, as does find() where there is no hint: it
-	 * makes something of a part, and asks acquire() when there is none. All are jumps, and none
-	 * saves a register for the next.
+	 * find() returns the registration that shows exactly the wanted range. find_part() goes on
+	 * with one that shows it with more rights, or of which it is a part; find_nothing() with
+	 * one that does not serve. Both end in `on_miss`, which makes something of a part, and asks
+	 * acquire() when there is none. All are jumps, and none saves a register for the next.
 	 */
 	template <class OnMiss>
 	[[gnu::always_inline]] void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -66,7 +63,6 @@ public:
 		return mr;
 	}
 
-	/* After find(): a reference to an entry that serves the request, registered if need be. */
 	[[nodiscard]] int acquire(void *pd, void *owner, uint64_t addr, uint64_t length,
 				  uint32_t access, mr_cache_ref *ref)
 	{
@@ -163,7 +159,7 @@ public:
 		return 0;
 	}
 
-	/* An errno value of dereg() if it failed for one: then more than that stays. */
+	/* Of a deregistration that failed: then more than that stays. */
 	[[nodiscard]] int clean(void *who, uint64_t keep)
 	{
 		arena<Env> *a = memory.ready();
@@ -234,8 +230,6 @@ public:
 		return 0;
 	}
 
-	/* Or on their way back; but not those that the kernel has suspended: they are not pinned.
-	 */
 	[[nodiscard]] uint64_t idle_bytes()
 	{
 		arena<Env> *a = memory.ready();
@@ -270,10 +264,7 @@ public:
 		return a ? drain<Env>(*a, env).of_owner(who) : 0;
 	}
 
-	/*
-	 * Another user is short of something that idle registrations may hold. Returns how many
-	 * were deregistered, by others meanwhile too.
-	 */
+	/* See locked::shrink(). */
 	uint64_t shrink(uint32_t stage, bool by_cache = false)
 	{
 		arena<Env> *a = memory.ready();
@@ -286,7 +277,6 @@ public:
 		return lock ? lock.shrink(stage, by_cache) : 0;
 	}
 
-	/* Of some owners. */
 	template <class Filter> uint64_t evict(const Filter &is_wanted, const void *by, bool at_end)
 	{
 		arena<Env> *a = memory.current();
@@ -304,8 +294,8 @@ public:
 	}
 
 	/*
-	 * For a user that wants the entry alone. It is unlinked first: a reader that takes a
-	 * reference after that does not keep it, so one reference stays one.
+	 * It is unlinked first: a reader that takes a reference after that does not keep it, so one
+	 * reference stays one.
 	 */
 	[[nodiscard]] int claim(uint32_t i, uint32_t theirs)
 	{
@@ -344,10 +334,7 @@ private:
 		return bits ? a->hint.look(hash, bits) : 0;
 	}
 
-	/*
-	 * The reference is to a part, or in vain. The likely way saves no register; nor does
-	 * find(), which has none left for the index of the entry.
-	 */
+	/* The likely way saves no register; find() has none left for the index of the entry. */
 	template <class OnMiss>
 	[[gnu::noinline]] void *find_part(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 					  OnMiss on_miss, entry<Env> &e)
@@ -407,7 +394,6 @@ private:
 			       : EINVAL;
 	}
 
-	/* After put(), for the last user of an entry that is to go. */
 	[[gnu::noinline, gnu::cold]] int release_last(uint32_t i, uint64_t seen, uint32_t theirs)
 	{
 		arena<Env> &a = *memory.get();

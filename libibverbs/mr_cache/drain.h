@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The end of all entries of an owner or of a PD, before it goes itself. It must not go while a
- * thread is inside the registrar for it. The loser, if a flush ended the entries that it found, and
- * no more:
+ * thread is inside the registrar for it. The loser, if a flush ended only the entries that it
+ * found:
  *
  *   a thread of another owner      ibv_close_device()
  *   evicts an entry, closes it
@@ -11,9 +11,8 @@
  *   deregisters in that context
  *
  * So it waits until no thread is busy. It cannot wait for references: a user may have forgotten
- * his. But a reader that took one in vain, on the strength of an old hint, gives it back in a
- * moment; the drain gives way to such a one a few times (beside a busy thread each costs the rest
- * of that one's time slice), and then leaves the entry to its last user.
+ * his. But a reader that took one in vain gives it back in a moment: the drain lets it run a few
+ * times, and then leaves the entry to its last user.
  */
 #ifndef MR_CACHE_DRAIN_H
 #define MR_CACHE_DRAIN_H
@@ -53,8 +52,8 @@ public:
 
 private:
 	/*
-	 * Ends all entries of a record's list that can be ended; the record is looked up again
-	 * whenever the mutex was free. Entries that are left are used, or DEREG_FAILED.
+	 * The record is looked up again whenever the mutex was free. Entries that are left are
+	 * used, or DEREG_FAILED.
 	 */
 	template <class Records, class Find>
 	int end_all(Records &records, uint32_t none, const Find &find)

@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * One cached registration: its word, range and rights, in one cache line. CPUs fetch lines in
- * pairs, and two threads that use neighbours would take them from each other: so the line beside it
- * has the fields that only the holder of the cache's mutex changes. Entries are never freed, only
- * reused, so that an old index may be read at any time; the values count after a reference was
- * taken (word.h).
+ * pairs, and threads that use neighbours would take them from each other: so the line beside it has
+ * the fields that only the holder of the mutex changes. Entries are never freed, only reused, so an
+ * old index may be read at any time; the values count after a reference was taken (word.h).
  *
- * The fields that readers compare are atomics: they are written while the word
- * is CLOSED (by the thread that closed it, or got it from the free list), and a
- * reader may look at the same time. Relaxed is enough: before get() a wrong
- * value costs a needless look-up, after it get() orders them.
+ * The fields that readers compare are atomics: they are written while the word is CLOSED, and a
+ * reader may look at the same time. Relaxed is enough: before get() a wrong value costs a needless
+ * look-up, after it get() orders them.
  *
- * addr and length are those that the first user asked for, and that the MR shows. An entry is a
- * registration of exactly that and serves nothing else (MR_CACHE_EXACT), or of that rounded out to
- * pages, any part of which it serves. Bytes are counted in whole pages either way, as they are
- * pinned.
+ * addr and length are what the first user asked for, and the MR shows. An entry serves exactly that
+ * (MR_CACHE_EXACT), or any part of that rounded out to pages. Bytes are counted in whole pages
+ * either way, as they are pinned.
  */
 #ifndef MR_CACHE_ENTRY_H
 #define MR_CACHE_ENTRY_H
@@ -28,7 +25,6 @@ namespace mr_cache {
 constexpr uint32_t RIGHTS = MR_CACHE_LOCAL_WRITE | MR_CACHE_REMOTE_WRITE | MR_CACHE_REMOTE_READ |
 			    MR_CACHE_REMOTE_ATOMIC;
 
-/* A user's request, as the look-ups need it. */
 struct request {
 	request(void *pd, uint64_t addr_, uint64_t length_, uint32_t access_)
 	    : key(key_of(pd, access_)), addr(addr_), length(length_), access(access_)
@@ -84,7 +80,7 @@ template <class Env> class alignas(128) entry {
 public:
 	entry_word<Env> word;
 
-	/* Does it, as far as one can see, serve the request? */
+	/* Before a reference was taken a guess. */
 	bool fits(const request &want) const
 	{
 		if (key.load(std::memory_order_relaxed) != want.key)
@@ -130,7 +126,6 @@ public:
 	uint64_t pd_key() const { return key.load(std::memory_order_relaxed); }
 	uint32_t rights() const { return access.load(std::memory_order_relaxed) & RIGHTS; }
 	bool exact() const { return access.load(std::memory_order_relaxed) & MR_CACHE_EXACT; }
-	/* The request that it was registered for. */
 	request own_range() const
 	{
 		return {pd_key(), shown_addr(), shown_length(),
@@ -140,8 +135,8 @@ public:
 	uint64_t last_use() const { return stamp.load(std::memory_order_relaxed); }
 
 	/*
-	 * Recency: the line has just been taken for the reference, so this costs
-	 * no other CPU anything. A lost or late one makes eviction choose worse.
+	 * The line has just been taken for the reference, so this costs no other CPU anything. A
+	 * lost stamp makes eviction choose worse.
 	 */
 	void use(uint64_t now) { stamp.store(now, std::memory_order_relaxed); }
 

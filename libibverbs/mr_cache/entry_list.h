@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A list of entries, linked by index, in the order in which they came: those of an owner,
- * and those of a PD. Index 0 is no entry: all bytes 0 is the empty list. It has the hand of a
- * clock for looks that go on where the last one stopped. The cache's mutex guards it.
+ * A list of entries, linked by index, in the order in which they came. Index 0 is no entry: all
+ * bytes 0 is the empty list. It has the hand of a clock for looks that go on where the last one
+ * stopped.
  */
 #ifndef MR_CACHE_ENTRY_LIST_H
 #define MR_CACHE_ENTRY_LIST_H
@@ -34,12 +34,10 @@ public:
 	}
 
 	/*
-	 * Of the next EXAMINED, the idle one with the oldest stamp: readers keep no list in order.
-	 * Of no more than so many entries that is the least recently used one. Where all of those
-	 * are in use the look goes on, at so many entries in all; 0: none is idle. The next look
-	 * begins behind the one that was found: the entries before it were used later, and of the
-	 * others the CPU has the lines. An invalid one comes first, at any age: it serves no
-	 * request. That it is idle is a guess until its word was closed.
+	 * Of the next EXAMINED, the idle one with the oldest stamp, or an invalid one: that serves
+	 * no request. Where all of those are in use the look goes on, at so many in all; 0: none is
+	 * idle. The next look begins behind the one that was found: those before it were used
+	 * later. That it is idle is a guess until its word was closed.
 	 */
 	uint32_t oldest_idle(const entry<Env> *entries, uint32_t most)
 	{

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/*
- * The cache's needs of Linux, with the sizes of production; its user adds the
- * registrar and the default limits.
- */
+/* The cache's needs of Linux, with the sizes of production; its user adds the registrar. */
 #ifndef MR_CACHE_LINUX_ENV_H
 #define MR_CACHE_LINUX_ENV_H
 
@@ -31,9 +28,8 @@ extern "C" [[gnu::weak]] void __lsan_register_root_region(const void *start, siz
 namespace mr_cache {
 
 /*
- * What a thread knows of itself, for its signal handlers: one that comes to the cache may have
- * interrupted the cache in its own thread. If that has the mutex, or is about to take it, the
- * handler does without: a registration is plain, and the rest is left alone.
+ * For signal handlers: one that has interrupted the cache in its own thread, which has the mutex or
+ * is about to take it, does without.
  */
 struct thread_state {
 	uint32_t inside; // calls of the registrar, one in the middle of another
@@ -58,10 +54,10 @@ struct linux_env {
 		pthread_mutex_t m;
 	};
 
-	/* Of a child that was forked while its thread waited it is zeros, which end each wait. */
+	/* A child that was forked while its thread waited has zeros here, which end each wait. */
 	struct condition {
 		void init() { count.store(1, std::memory_order_relaxed); }
-		/* With the mutex: what wait() waits for the end of, then without. */
+		/* With the mutex; then wait() without. */
 		uint32_t ticket()
 		{
 			waiting.store(true, std::memory_order_relaxed);
@@ -106,10 +102,7 @@ struct linux_env {
 		std::atomic<bool> waiting;
 	};
 
-	/*
-	 * Registering is no cancellation point, though a provider's calloc() may be one. Returns
-	 * the state for restore_cancel().
-	 */
+	/* Returns the state for restore_cancel(). */
 	static int disable_cancel()
 	{
 		int state;
@@ -119,7 +112,6 @@ struct linux_env {
 	}
 	static void restore_cancel(int state) { pthread_setcancelstate(state, nullptr); }
 
-	/* Until when a thread that begins to wait for another one's work may do so. */
 	static uint64_t deadline()
 	{
 		timespec now;
@@ -131,11 +123,9 @@ struct linux_env {
 	static constexpr uint64_t SECOND = 1000000000, PATIENCE = SECOND / 20;
 
 	/*
-	 * Reserved only, and not accessible; zeros in a child (all kernels that notify can do
-	 * that). In whole huge pages, and so commit() is; but the kernel may use them only for a
-	 * part that asks for them. A small cache touches a few small pages of each of its tables:
-	 * where all memory may be huge it would have 2 MiB for each, up to 8 MiB of a program that
-	 * knows of no cache and has a small memory cgroup.
+	 * Reserved only, in whole huge pages, and zeros in a child. The kernel may use huge pages
+	 * only for a part that asks for them: a small cache touches a few small pages of each of
+	 * its tables, and would have 2 MiB for each.
 	 */
 	static void *map(size_t size)
 	{
@@ -161,7 +151,7 @@ struct linux_env {
 		madvise(memory, whole(size), MADV_DONTDUMP);   // gcore would write all of it
 		return memory;
 	}
-	/* Makes a part of it accessible, and the rest of its huge pages. huge: in these. */
+	/* And the rest of its huge pages. huge: in these. */
 	static bool commit(void *start, size_t size, bool huge)
 	{
 		auto first = reinterpret_cast<uintptr_t>(start), end = whole(first + size);
@@ -186,8 +176,8 @@ struct linux_env {
 	}
 	/*
 	 * A process that locks all memory that it will have (MCL_FUTURE) is charged for a mapping
-	 * as a whole, accessible or not, and refused one beyond its limit. So a page is mapped and
-	 * unlocked; memory that it grows by is not locked either.
+	 * as a whole, and refused one beyond its limit. So a page is mapped and unlocked; memory
+	 * that it grows by is not locked either.
 	 */
 	static void *reserve(size_t size)
 	{
@@ -222,20 +212,18 @@ struct linux_env {
 	}
 	static inline std::atomic<bool> locks;
 
-	/* A leak sanitizer of the program's, if any, finds idle registrations there alone. */
+	/* A leak sanitizer, if any, finds idle registrations there alone. */
 	static void published(void *memory, size_t size)
 	{
 		if (&__lsan_register_root_region)
 			__lsan_register_root_region(memory, size);
 	}
 
-	/* In a child: it has not had zeros since it was forked. */
 	static void clear(void *memory, size_t size)
 	{
 		madvise(memory, whole(size), MADV_DONTNEED);
 	}
 
-	/* Gives it back; no other thread has seen it. */
 	static void wipe(void *memory, size_t size) { munmap(memory, whole(size)); }
 
 	static constexpr uintptr_t HUGE_PAGE = 2 << 20;
@@ -260,8 +248,7 @@ struct linux_env {
 #if defined(__x86_64__)
 		return 4095;
 #else
-		/* Without locks a guard may be seen before its value; a thread that sees 0 asks
-		 * itself. */
+		/* No guard: a thread that sees 0 asks itself. */
 		static constinit std::atomic<uint64_t> known = 0;
 		uint64_t mask = known.load(std::memory_order_relaxed);
 
@@ -273,7 +260,6 @@ struct linux_env {
 #endif
 	}
 
-	/* Constant initialization, no wrapper. */
 	static thread_state &thread()
 	{
 		static constinit thread_local thread_state state STATIC_TLS = {};

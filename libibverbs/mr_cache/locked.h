@@ -2,18 +2,16 @@
 /*
  * The cache for the holder of its mutex: how an entry begins and ends.
  *
- *          allocate()          publish()         close()          dereg_pending()
- *	FREE --------> MAKING ----------> OPEN ---------> DEREGISTERING --------> FREE
- *	  ^               |                                |  ^
- *	  '---------------'                   deregistering|  |queue_dereg(): its PD or its owner
- *	   free(): the registrar              failed       v  |goes, it is tried once more
- *	   failed                                        DEREG_FAILED
+ *	      allocate()          publish()        close()                dereg_pending()
+ *	FREE -----------> MAKING ----------> OPEN ---------> DEREGISTERING --------------> FREE
+ *	  ^                 |                     deregistering |      ^
+ *	  '-----------------'                     failed        v      | queue_dereg(): its PD or
+ *	  free(): the registrar failed                 DEREG_FAILED ---' its owner goes
  *
- * retire() takes an OPEN one out of the catalog, UNLINKED, and closes it; if it has users it stays
- * OPEN, and the last of them closes it. evict() is the same of an idle one. A closed one goes to
- * the pending ones of this `locked` (queue_dereg()), which deregisters them when the mutex is free:
- *dereg_pending(), or end() for the last user, which has it still if that fails. When a context is
- *closed, entries with users get no owner (orphan()), and end without the registrar.
+ * retire() takes an OPEN one out of the catalog (UNLINKED) and closes it; if it has users it stays
+ * OPEN, and the last of them closes it. A closed one is deregistered by this `locked` when the
+ * mutex is free. When a context is closed, entries with users become orphans: the record of their
+ * owner has no name, and they end without the registrar.
  *
  * Rules that hold whenever the mutex is free:
  *   an entry may be found (is in the catalog) if and only if it is OPEN and not UNLINKED;
@@ -21,21 +19,16 @@
  *   an entry that is not FREE is in the lists of its owner and of its PD;
  *   a MAKING or DEREGISTERING one belongs to one thread, which is inside the registrar, and
  *   which its owner and its PD count as busy.
- * So under the mutex, an entry of the catalog is open, and a reference taken to it is one. The
- * registrar is called without the mutex; a thread that comes back from it looks at everything
- * again.
+ * So under the mutex, an entry of the catalog is open, and a reference taken to it is one. A thread
+ * that comes back from the registrar looks at everything again.
  *
  * A signal handler may come here in the middle of anything:
- *
- *   it interrupted the holder of the mutex, or a thread about to take it: there is no `locked` for
- *   it (operator bool), and it does without (linux_env.h);
- *   it forked, and returns in the child: the interrupted thread goes on there, in an arena that has
- *   been wiped. Work on zeros ends: each loop does, each index is one of the arena. When the
- *   mutex would be given back the arena is wiped again. Whenever it would be taken again the
- *   generation differs: there is no `locked` any more, and the caller returns.
- *
- * The last user of an entry is told by its owner's record whose the registration is: one
- * without a name is of a context that was closed, and is forgotten and not deregistered.
+ *   it interrupted the holder of the mutex, or a thread about to take it: it gets no lock
+ *   (operator bool), and does without (linux_env.h);
+ *   it forked, and returns in the child: the interrupted thread goes on in an arena that has been
+ *   wiped. Work on zeros ends: each loop does, each index is one of the arena. When the mutex would
+ *   be given back the arena is wiped again. Whenever it would be taken again the generation
+ *   differs: there is no lock any more, and the caller returns.
  */
 #ifndef MR_CACHE_LOCKED_H
 #define MR_CACHE_LOCKED_H
@@ -46,10 +39,7 @@ namespace mr_cache {
 
 template <class Env> class locked {
 public:
-	/*
-	 * Has the mutex while it lives, and the pending ones: closed entries to be deregistered.
-	 * tries: so often, and not until it is free.
-	 */
+	/* tries: to take the mutex; 0: until it is free. */
 	locked(arena<Env> &in, Env &with, uint32_t tries = 0)
 	    : a(in), env(with), generation(a.hot.generation.load(std::memory_order_acquire))
 	{
@@ -82,12 +72,12 @@ public:
 	void wait() { (void)wait_until(0); }
 
 	/*
-	 * The same for an entry that another thread registers or settles; for some milliseconds in
-	 * all: *until is 0 at first, and then tells when they are over. False: they are.
+	 * The same for an entry that another thread registers or settles, for some milliseconds in
+	 * all. *until is 0 at first, and then their end. False: they are over.
 	 */
 	bool await(uint32_t i, uint64_t *until) { return wait_briefly(until, &at(i).late); }
 
-	/* The same for a moment, FEW times: references taken in vain are given back soon. */
+	/* For a moment, FEW times: references taken in vain are given back soon. */
 	void let_others_run()
 	{
 		unlock();
@@ -111,8 +101,8 @@ public:
 	}
 
 	/*
-	 * A closed entry without owner, or 0. The doubtful last: beside a child that has the file
-	 * of a context which was closed here, no other MR may have their words.
+	 * A closed entry without owner, or 0. The doubtful last: a child may have the file of their
+	 * closed context, and then no other MR may have their words.
 	 */
 	uint32_t allocate()
 	{
@@ -146,7 +136,6 @@ public:
 	/* Undoes allocate(). */
 	void unallocate(uint32_t i) { push(&a.free_entry, i); }
 
-	/* Its context is about to go; its user has the registration until then. */
 	void orphan(uint32_t i)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
@@ -158,9 +147,9 @@ public:
 	}
 
 	/*
-	 * Its context is about to be freed, and with it all that is still registered there. An
-	 * entry may be in use for ever, which is no reason to keep records. (One that this thread
-	 * itself, inside the registrar, registers, settles or ends finds its record again.)
+	 * Its context is about to be freed, and with it all that is still registered there. (An
+	 * entry that this thread itself, inside the registrar, registers, settles or ends finds its
+	 * record again.)
 	 */
 	void abandon(uint32_t o)
 	{
@@ -176,10 +165,10 @@ public:
 		a.owner.forget(o);
 	}
 
-	/* Out of the catalog; torn down now if idle, by its last user if not. OPEN entries only. */
+	/* OPEN entries only. */
 	void retire(uint32_t i)
 	{
-		uncatalog(i);
+		uncatalog(i, at(i).word.peek_relaxed());
 		at(i).word.mark_unlinked_relaxed();
 		close(i);
 	}
@@ -197,7 +186,6 @@ public:
 		return true;
 	}
 
-	/* A closed entry, to the pending ones. */
 	void queue_dereg(uint32_t i)
 	{
 		at(i).state = state::DEREGISTERING;
@@ -240,10 +228,7 @@ public:
 		return evicted;
 	}
 
-	/*
-	 * Entries in use beyond the limits stay with their users, and end with the last one.
-	 * DEREG_FAILED ones stay in any case.
-	 */
+	/* Entries in use beyond the limits end with their last user. */
 	void retire_excess(uint32_t o)
 	{
 		owner_record<Env> &of = a.owner[o];
@@ -261,19 +246,13 @@ public:
 		}
 	}
 
-	/*
-	 * Deregisters the pending ones with the mutex free, some at a time. One that cannot be is
-	 * DEREG_FAILED; but if its user `keeps` it, that one has it still.
-	 */
+	/* With the mutex free. If it fails for `keeps` the user of that one has it still. */
 	int dereg_pending(uint32_t keeps = 0)
 	{
 		return held && pending ? dereg_all_pending(keeps) : 0;
 	}
 
-	/*
-	 * Deregisters an entry that was closed for its last user. On an error the user has it
-	 * still, and the kernel may have suspended it meanwhile.
-	 */
+	/* The same of one entry. The kernel may have suspended it meanwhile. */
 	int end(uint32_t i)
 	{
 		int error = dereg_pending(i);
@@ -283,10 +262,7 @@ public:
 		return error;
 	}
 
-	/*
-	 * Asks the kernel about an entry of which the caller has a reference; lets go of the mutex.
-	 * An entry that cannot be settled is not used.
-	 */
+	/* With a reference; lets go of the mutex. An entry that cannot be settled is retired. */
 	void settle(uint32_t i)
 	{
 		entry<Env> &e = at(i);
@@ -317,9 +293,8 @@ public:
 
 	/*
 	 * An entry of the catalog that serves, with a reference taken; or 0. May let go of the
-	 * mutex to settle; then the answer is as of afterwards. *plain: one that would serve is
-	 * left alone. It is suspended, and little of it is wanted (not asked if plain is NULL); or
-	 * another thread settles it and is not done soon:
+	 * mutex to settle. *plain: one that would serve is left alone. It is suspended, and little
+	 * of it is wanted; or another thread settles it and is not done soon:
 	 *
 	 *   A                              B
 	 *                                  settles; a page is missing, and the program's
@@ -368,7 +343,7 @@ public:
 		}
 	}
 
-	/* Until what other threads are just giving back is gone; not nested, and not for long. */
+	/* Until what other threads deregister just now is gone; not nested, and not for long. */
 	void await_deregs()
 	{
 		uint64_t until = 0;
@@ -378,10 +353,9 @@ public:
 	}
 
 	/*
-	 * A command lacks something that idle registrations may hold: evicts some of all that is
-	 * idle at first, then all. Returns how many registrations ended, those that other threads
-	 * are just giving back too. For these it waits, but not long; and only a thread that is
-	 * inside so often, which may be for the command itself, and not for another one.
+	 * A command lacks something that idle registrations may hold: evicts a sixteenth of them at
+	 * first, then all. Returns how many registrations ended, by others too. For these only a
+	 * thread waits that is inside so often, for the command itself, and not for another one.
 	 */
 	uint64_t shrink(uint32_t stage, uint32_t inside)
 	{
@@ -400,10 +374,7 @@ public:
 		return held ? a.deregistered - deregistered : 0;
 	}
 
-	/*
-	 * Calls the registrar with the mutex free. That is no cancellation point, though a
-	 * provider's calloc() may be one.
-	 */
+	/* With the mutex free. No cancellation point, though a provider's calloc() may be one. */
 	template <class Call> void outside(const Call &call)
 	{
 		const int cancel = Env::disable_cancel();
@@ -464,7 +435,7 @@ private:
 				next = list.after(a.entries, i);
 				if (at(i).state != state::OPEN)
 					continue;
-				uncatalog(i);
+				uncatalog(i, at(i).word.peek_relaxed());
 				at(i).word.mark_unlinked_relaxed();
 				if (at(i).word.close_acquire(0, &seen))
 					free(i, true);
@@ -504,7 +475,7 @@ private:
 		}
 	}
 
-	/* False: it is later than that, and perhaps no thread has come back. 0: without end. */
+	/* False: it is later than that. 0: without end. */
 	bool wait_until(uint64_t deadline)
 	{
 		const auto seen = a.making.progress.ticket();
@@ -539,9 +510,8 @@ private:
 	}
 
 	/*
-	 * Is that little of a suspended entry? To restore it pins all of it, and swaps it in. Small
-	 * wishes add up: so a part that is used again and again costs about twice as much as if it
-	 * had been restored at once, at most.
+	 * To restore a suspended entry pins all of it, and swaps it in. Small requests add up: they
+	 * cost about twice as much as if it had been restored at once, at most.
 	 */
 	static bool wants_little(entry<Env> &e, const request &want)
 	{
@@ -569,19 +539,17 @@ private:
 		return i;
 	}
 
-	void uncatalog(uint32_t i)
+	/* seen: its word, while it was open. */
+	void uncatalog(uint32_t i, uint64_t seen, bool evicted = false)
 	{
-		uint64_t seen = at(i).word.peek_relaxed();
+		ibv_mr_cache_stats &counted = a.owner[at(i).owner].counted;
 
 		if (seen & entry_word<Env>::UNLINKED)
 			return;
 		if (seen & entry_word<Env>::INVALID)
-			a.owner[at(i).owner].counted.invalidations++;
-		erase(i);
-	}
-
-	void erase(uint32_t i)
-	{
+			counted.invalidations++;
+		else
+			counted.evictions += evicted;
 		a.index.erase(i, a.entries);
 		a.hint.drop(a.hint_bits(), i, a.entries);
 		a.entry_count--;
@@ -589,18 +557,11 @@ private:
 
 	bool evict_this(uint32_t i)
 	{
-		uint64_t seen = at(i).word.peek_relaxed();
+		const uint64_t seen = at(i).word.peek_relaxed();
 
 		if (!close(i))
 			return false;
-		/* No other thread can have unlinked it: that needs the mutex. */
-		if (seen & entry_word<Env>::UNLINKED)
-			return true;
-		erase(i);
-		if (seen & entry_word<Env>::INVALID)
-			a.owner[at(i).owner].counted.invalidations++;
-		else
-			a.owner[at(i).owner].counted.evictions++;
+		uncatalog(i, seen, true);
 		return true;
 	}
 

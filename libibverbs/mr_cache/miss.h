@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An acquisition that no hint and no look without the mutex could answer: it looks again under the
- * mutex, waits for a thread that registers the same, makes room, registers, and publishes the
- * entry.
+ * An acquisition that no look without the mutex could answer: it looks again under the mutex, waits
+ * for a thread that registers the same, makes room, registers, and publishes the entry.
  *
- * Of two threads that miss the same range the first registers; the second finds that, waits, and
- * looks again. Not for long: the first one may need a lock that the second one has.
+ * The wait is not for long: the other thread may need a lock that this one has.
  *
  *   A                              B
  *                                  registers; its pages are missing, and the program's
@@ -13,9 +11,8 @@
  *   has that lock; registers
  *   a part of the same: waits      waits for a page, so for the lock
  *
- * So after a moment A registers, too, and B's is found in the end or A's (deserves_place()). Two
- * threads whose ranges overlap both register; the range that contains the other stays in the
- * catalog, the other one becomes a plain registration.
+ * So after a moment A registers, too. Of two that overlap, the one that contains the other stays in
+ * the catalog, the other one becomes a plain registration (deserves_place()).
  *
  * A range that overlaps idle entries may be registered together with them (merge.h); where that
  * fails it is registered alone.
@@ -53,9 +50,8 @@ public:
 				return EOPNOTSUPP;
 			version = a.index.version();
 			/*
-			 * Deregister the pending ones first: they may have been in the way. That
-			 * lets go of the mutex, so it comes before the wait and not between looking
-			 * and waiting: the awaited thread may arrive meanwhile.
+			 * They may have been in the way. That lets go of the mutex, so it comes
+			 * before the wait: the awaited thread may arrive meanwhile.
 			 */
 			if (lock.has_pending()) {
 				lock.dereg_pending();
@@ -96,7 +92,6 @@ public:
 
 			if (!lock || !error || whole.length == want.length)
 				return error;
-			/* What is beside it can't be registered any more, or not just now. */
 			a.owner[o].merge_backoff = REMEMBERED;
 		}
 		return EOPNOTSUPP;
@@ -105,8 +100,7 @@ public:
 private:
 	/*
 	 * Idle entries whose memory has gone serve no request, and no request would look at them
-	 * again: each miss looks at some, so that they are never more than a fraction of all. In
-	 * the order in which they lie: that costs a line each, which the CPU has fetched.
+	 * again. In the order in which they lie: that costs a line each, which the CPU has fetched.
 	 */
 	void sweep()
 	{
@@ -119,9 +113,8 @@ private:
 	}
 
 	/*
-	 * Evicts until an owner has room for so much; false if it will not have, or not just now.
-	 * Entries in use cannot be evicted: if they leave too little, idle ones need not go for
-	 * nothing.
+	 * False if an owner will not have room for so much, or not just now. Then idle ones need
+	 * not go for nothing.
 	 */
 	bool make_room(uint32_t o, uint64_t size)
 	{
@@ -170,7 +163,7 @@ private:
 			       : 0;
 	}
 
-	/* Are there some that overlap, and had no union failed a short while ago? */
+	/* Are there some that overlap, and had no merge failed a short while ago? */
 	bool may_merge(uint32_t o)
 	{
 		owner_record<Env> &of = a.owner[o];
@@ -198,7 +191,6 @@ private:
 		return ((of.addr + of.length + Env::page_mask()) & ~Env::page_mask()) -
 		       start_of(of);
 	}
-	/* Registers with the mutex free, and makes an entry of it, if it deserves one. */
 	int make(uint32_t i, uint32_t o, const request &whole, mr_cache_ref *ref)
 	{
 		const uint64_t start = start_of(whole), size = size_of(whole);
@@ -242,7 +234,7 @@ private:
 				error = register_valid(asked, e.word, &mr);
 			});
 
-		/* A child that a signal handler forked: nothing is its own of what was begun. */
+		/* A child that a signal handler forked: of what was begun it has nothing. */
 		if (!lock) {
 			*ref = {mr, asked.addr, asked.length, i, asked.generation};
 			return mr ? 0 : EOPNOTSUPP;
@@ -264,7 +256,7 @@ private:
 		return a.hit(i, lock.generation, ref);
 	}
 
-	/* Opens it with its one reference: in the catalog, or unlinked if it has no place there. */
+	/* With its one reference: in the catalog, or unlinked if it has no place there. */
 	void publish(uint32_t i)
 	{
 		entry<Env> &e = lock.at(i);
@@ -288,7 +280,6 @@ private:
 		a.hint.learn(hash, bits, i);
 	}
 
-	/* Then it is in the catalog, and entries that it contains are not any more. */
 	bool deserves_place(uint32_t i)
 	{
 		entry<Env> &e = lock.at(i);

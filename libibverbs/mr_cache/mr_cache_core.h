@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The C boundary of the registration cache: the calls of the verbs, and the
- * cache's own to register. The core knows nothing of verbs: a PD, a context
- * (here: owner) and an MR are pointers that it compares and gives back.
+ * The C boundary of the registration cache. The core knows nothing of verbs: a PD, a context (here:
+ * owner) and an MR are pointers that it compares and gives back.
  *
  * A reference is (index, generation); its holder gives it back once with mr_cache_release().
  * Several references may have the same mr. All functions are thread safe, return 0 or an errno
- * value unless said on_miss, and none of them calls the registrar with a lock held. The registrar
- * may call them again (an allocator's hook in the middle of a registration): then they do not wait.
+ * value unless said otherwise, and call the registrar without a lock. The registrar may call them
+ * again (an allocator's hook in the middle of a registration): then they do not wait.
  *
- * Fork: a child starts with an empty cache and a new generation. References
- * of the parent may be released there: that returns 0 and touches nothing.
+ * Fork: a child starts with an empty cache and a new generation. References of the parent may be
+ * released there: that returns 0 and touches nothing.
  */
 #ifndef MR_CACHE_CORE_H
 #define MR_CACHE_CORE_H
@@ -24,25 +23,21 @@
 extern "C" {
 #endif
 
-/*
- * The access flags that are cached, with the values that IBV_ACCESS_* have.
- * With any other bit mr_cache_acquire() says EOPNOTSUPP.
- */
+/* The access flags that are cached, with the values of IBV_ACCESS_*; others are EOPNOTSUPP. */
 enum mr_cache_access {
 	MR_CACHE_LOCAL_WRITE = 1 << 0,
 	MR_CACHE_REMOTE_WRITE = 1 << 1,
 	MR_CACHE_REMOTE_READ = 1 << 2,
 	MR_CACHE_REMOTE_ATOMIC = 1 << 3,
 	MR_CACHE_RELAXED_ORDERING = 1 << 20,
-	/* No right: a registration of exactly this range and these rights, which serves nothing
-	 * else. Else it is rounded to pages, and serves any part with any part of its rights. */
+	/* No right: it serves exactly this range and these rights. Else it is rounded to pages, and
+	 * serves any part with any part of its rights. */
 	MR_CACHE_EXACT = 1 << 21,
 };
 
 /*
- * The range to register, start and size, contains addr and length, which the user asked for and the
- * mr should show (mr_cache_ref gives them back with each reference). They are page aligned, or with
- * MR_CACHE_EXACT the same. With idle registrations that are replaced (merge.h) all is shown.
+ * start and size contain addr and length, which the mr should show. They are page aligned, or with
+ * MR_CACHE_EXACT the same. Merged with idle ones (merge.h) all is shown.
  */
 struct mr_cache_request {
 	void *pd;
@@ -55,28 +50,25 @@ struct mr_cache_request {
 	/* Of the references to the registration. */
 	uint32_t index;
 	uint32_t generation;
-	/* For this one nothing is evicted: the request alone may do with less. */
+	/* Nothing is evicted for it: the request alone may do with less. */
 	bool merged;
 };
 
 /*
- * The registrar, which is the verbs' (mr_cache_registrar.c). The first three return 0 or an errno
- * value.
- *
- * Registers, then arms the word, whose bits 0-7 are 0 and belong to the kernel from now on; it is
- * in use while any of MR_CACHE_IN_USE is set, as one is during the call. While none is the kernel
- * may suspend it. On failure nothing is left registered. If it lacks something that idle
- * registrations may hold, it calls mr_cache_shrink() and tries again. EOPNOTSUPP: no notification
- * for this one, register it plainly.
+ * The registrar (mr_cache_registrar.c). Registers, then arms the word, whose bits 0-7 are 0 and
+ * belong to the kernel from now on; it is in use while any of MR_CACHE_IN_USE is set, as one is
+ * during the call. On failure nothing is left registered. If it lacks something that idle
+ * registrations may hold, it calls mr_cache_shrink() and tries again. EOPNOTSUPP: register this one
+ * plainly.
  */
 int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word, void **mr);
 /* After 0 the word says INVALID, or nothing; one that was suspended has its pages. */
 int mr_cache_settle_entry(void *mr);
 /* After 0 the kernel does not touch the word any more. */
 int mr_cache_dereg_entry(void *mr);
-/* Those that an owner starts with. Called with a lock held: it calls nothing here. */
+/* Those that an owner starts with. Called with a lock held: calls nothing here. */
 struct ibv_mr_cache_limits mr_cache_first_limits(void *owner);
-/* As many bytes as requests may be registered together at most; the same. */
+/* The most bytes that requests are registered together; the same. */
 uint64_t mr_cache_max_merge(void *owner);
 
 /* The bits of a word that count references. */
@@ -97,45 +89,38 @@ struct mr_cache_part {
 	uint32_t generation;
 };
 
-/*
- * Before anything else. ENOMEM: no address space, or no memory that is zero in a child; the cache
- * then stays off, as on 32 bits (EOPNOTSUPP).
- */
+/* Before anything else. On an error the cache stays off: ENOMEM, or EOPNOTSUPP on 32 bits. */
 int mr_cache_init(void);
 
 /*
- * The mr, with a reference, that shows exactly this range, the likeliest case. For all others this
- * function jumps to mr_cache_on_miss(): so a hit saves no registers and writes no memory
- * needlessly.
+ * The mr, with a reference, that shows exactly this range. In all other cases this jumps to
+ * mr_cache_on_miss(): so a hit saves no registers.
  */
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 
-/* The shim's: makes the user's MR of a part, or when there is none (part.mr is NULL). */
+/* The user's MR of a part, or when there is none (part.mr is NULL): mr_cache.c. */
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 		       struct mr_cache_part part);
 
 /*
- * For mr_cache_on_miss(): a reference to a valid registration that contains the range and
- * allows the access; registers one when there is none. EOPNOTSUPP: this range, access or
- * moment is not for the cache (an access bit, an empty range, limits full of
- * used registrations, not initialized): register it yourself. Any other error
- * is the registrar's. *ref is written on success only.
+ * A reference to a valid registration that contains the range and allows the access; registers one
+ * when there is none. EOPNOTSUPP: this range, access or moment is not for the cache. Any other
+ * error is the registrar's. *ref is written on success only.
  */
 int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
 		     struct mr_cache_ref *ref);
 
 /*
- * Gives it back. EINVAL: it had been given back before (caught where it can be:
- * the entry has no user). Other errors are dereg()'s for a registration that is
- * not found any more; the reference is then still held.
+ * EINVAL: it had been given back before (caught where it can be). Other errors are of a
+ * deregistration; the reference is then still held.
  */
 int mr_cache_release(uint32_t index, uint32_t generation);
 
 /*
- * Makes the registration the caller's own, which has the only reference: it is not found any more.
- * Release it all the same; dereg() of it is then up to the shim. Threads that share a reference may
- * all be told that. EBUSY: it has other users, and is not found any more either; EAGAIN: this
- * signal handler has interrupted the cache; EINVAL: not a reference of this process.
+ * The registration becomes the caller's alone, if that has the only reference: it is not found any
+ * more. Threads that share a reference may all be told that. EBUSY: it has other users, and is not
+ * found any more either; EAGAIN: this signal handler has interrupted the cache; EINVAL: not a
+ * reference of this process.
  */
 int mr_cache_claim(uint32_t index, uint32_t generation);
 
@@ -143,50 +128,40 @@ int mr_cache_claim(uint32_t index, uint32_t generation);
 int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 
 /*
- * Sets (to, if not NULL) and tells (from, if not NULL: the old ones) the limits
- * of an owner. Idle registrations beyond the new limits are evicted, those in use beyond them
- * are found no more.
+ * Sets (to) and tells (from: the old ones) the limits of an owner, if not NULL. Idle registrations
+ * beyond the new limits are evicted, those in use beyond them are found no more.
  */
 int mr_cache_limits(void *owner, const struct ibv_mr_cache_limits *to,
 		    struct ibv_mr_cache_limits *from);
 
-/*
- * Evicts idle registrations, least recently used first, until at most keep bytes of them
- * stay. Errors are dereg()'s.
- */
+/* Evicts idle registrations until at most that many bytes of them stay. */
 int mr_cache_clean(void *owner, uint64_t keep);
 
-/*
- * An owner without registrations has zeros. at_end, of the process: EBUSY if another thread has the
- * lock for long.
- */
+/* at_end, of the process: EBUSY if another thread has the lock for long. */
 int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics, bool at_end);
 
 /*
  * Before a PD or a context goes: deregisters idle entries, tries DEREG_FAILED ones once more, and
- * waits for the threads that register or deregister for it. An entry in use is deregistered by its
- * last user, unless its owner was flushed: then the context is gone and all its registrations with
- * it. Nothing of it is found any more. Returns an errno value of dereg() if one failed.
+ * waits for the threads that register or deregister for it. Entries in use are not found any more,
+ * and deregistered by their last user; not if their owner was flushed, whose context is gone.
  */
 int mr_cache_flush_pd(void *pd);
 int mr_cache_flush_owner(void *owner);
 
-/* That are pinned, and idle or on their way back, of all owners. */
+/* Pinned by idle registrations, or by those that are deregistered just now. */
 uint64_t mr_cache_idle_bytes(void);
 
-/* Has it been started? */
 int mr_cache_is_on(void);
 
 /*
- * After something got ENOMEM, EAGAIN or ENOSPC, which count per process or control
- * group: evicts some of all that is idle (stage 0), then all. Returns how many were
- * deregistered, by others meanwhile too. by_cache: it was the registrar's command.
+ * After ENOMEM, EAGAIN or ENOSPC: evicts some of all that is idle (stage 0), then all. Returns how
+ * many were deregistered, by others too. by_cache: it was the registrar's command.
  */
 uint64_t mr_cache_shrink(uint32_t stage, bool by_cache);
 
 /*
- * The same for all that is idle of the owners that `is_wanted` says it of; called with a lock held,
- * it calls nothing here. at_end, of the process: nothing if another thread has the lock for long.
+ * The same of the owners that `is_wanted` says it of; called with a lock held, it calls nothing
+ * here. at_end, of the process: nothing if another thread has the lock for long.
  */
 uint64_t mr_cache_evict(bool (*is_wanted)(void *owner, const void *by), const void *by,
 			bool at_end);

@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The registrations under way, for requests of the same ranges, and the threads that wait until
- * another one has come back from the registrar. The cache's mutex guards everything here; all
- * bytes 0: none.
+ * another one has come back from the registrar. The mutex guards everything here.
  *
  * A thread that is inside the registrar waits for no other one, which might wait for it: an
- * allocator's hook may come to the cache again in the middle of a call. Each thread knows by itself
- * how deep it is inside (linux_env.h).
+ * allocator's hook may come to the cache again in the middle of a call. One that is not inside may
+ * have a lock that the other one needs: of an allocator, or of a pager of user space. So it waits
+ * for some milliseconds, and when that was too short no thread waits for the same any more
+ * (await()). Without bound waits only the end of a PD or a context (drain.h), which must not go
+ * before.
  *
- * A thread that is not inside may have a lock that the other one needs, and the cache cannot know:
- * that of an allocator, or of the pager of user space that brings the pages. So a thread that only
- * wishes that the other one were done waits for some milliseconds, and when that was too short no
- * thread waits for the same any more (locked.h: await()). Without bound waits only the end of a PD
- * or a context (drain.h), which must not go before.
- *
- * The table: a range is in the bucket of its block of memory, blocks of the least power of two that
- * is not smaller than the range. So it has an address only if it is in the block of that address or
- * in the one before, and a look-up costs two buckets for each size that is under way.
+ * A range is in the bucket of its block of memory, blocks of the least power of two that is not
+ * smaller than the range. So it has an address only if it is in the block of that address or in the
+ * one before, and a look-up costs two buckets for each size that is under way.
  */
 #ifndef MR_CACHE_OPERATIONS_H
 #define MR_CACHE_OPERATIONS_H

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The owners of registrations (a verbs context each): limits, statistics, entries. A record lives
- * until its owner was flushed; entries in use even then go to one without a name, for their users
- * may have forgotten them. The cache's mutex guards everything here. Hits are in the entries' words
- * while those live.
+ * until its owner was flushed; entries in use even then go to one without a name. The mutex guards
+ * everything here. Hits are in the entries' words while those live.
  */
 #ifndef MR_CACHE_OWNERS_H
 #define MR_CACHE_OWNERS_H

@@ -2,9 +2,8 @@
 /*
  * The protection domains that have entries. A record lives as long as its last entry. An entry that
  * could not be deregistered, or is still used, outlives its PD, and is then beside the entries of
- * the next PD with the same address: it is in no catalog, so it is not mistaken for one of them. An
- * entry in use when its context goes has no PD then, for its users may have forgotten it. The
- * cache's mutex guards all changes; find() may run beside them without it (catalog.h).
+ * the next PD with the same address: it is in no catalog, so it is not mistaken for one of them.
+ * The mutex guards all changes; find() may run beside them without it (catalog.h).
  */
 #ifndef MR_CACHE_PDS_H
 #define MR_CACHE_PDS_H

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The authoritative answer to "which entry contains this range?": for each PD, ordering
- * and set of rights a tree of entries by start.
+ * The authoritative answer to "which entry contains this range?": for each PD, ordering and set of
+ * rights a tree of entries by start. A request looks among its own rights, then among those that
+ * contain them.
  *
- * The entries of a tree are an antichain: none contains another (insert() keeps it so). Sorted
- * by start they are then sorted by end too, and the last one that starts at or before addr is
- * the only candidate.
- * A request looks among its own rights, then among those that contain them.
+ * The entries of a tree are an antichain: none contains another (insert() keeps it so). Sorted by
+ * start they are then sorted by end too, and the last one that starts at or before addr is the only
+ * candidate.
  *
- * The tree is a treap whose node i belongs to entry i: its priority is a hash of
- * i, inserting allocates nothing and cannot fail. All memory is type-stable. The
- * mutex of the cache guards all changes; search() may run beside them without it
- * (catalog.h): every index that it can read is one of a node, and its steps are limited.
+ * The tree is a treap whose node i belongs to entry i: its priority is a hash of i, inserting
+ * allocates nothing and cannot fail. The mutex guards all changes; search() may run beside them
+ * without it (catalog.h): every index that it can read is one of a node, and its steps are limited.
  */
 #ifndef MR_CACHE_RANGE_INDEX_H
 #define MR_CACHE_RANGE_INDEX_H

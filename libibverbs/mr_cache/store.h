@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Where the cache's arena is: made once, seen by all threads, and begun anew in a child,
- * which finds zeros there.
+ * Where the arena is: made once, seen by all threads, and begun anew in a child, which finds zeros
+ * there.
  */
 #ifndef MR_CACHE_STORE_H
 #define MR_CACHE_STORE_H
@@ -59,8 +59,8 @@ public:
 
 private:
 	/*
-	 * In a child. NULL: a signal handler interrupted its own thread's work in the arena, and
-	 * forked; the child of it begins when that thread has come back.
+	 * NULL: a signal handler interrupted its own thread's work in the arena, and forked; the
+	 * child begins when that thread has come back.
 	 */
 	arena<Env> *begun(arena<Env> *a)
 	{
@@ -80,8 +80,8 @@ private:
 	}
 
 	/*
-	 * The arena is all zeros: of a new process, before anybody else sees it, or of a child. A
-	 * fork by a signal handler makes it that once more, with the mark that it is being born.
+	 * The arena is all zeros. A fork by a signal handler makes it that once more, with the mark
+	 * that it is being born.
 	 */
 	bool begin(arena<Env> &in)
 	{
