@@ -36,7 +36,7 @@
 #define CACHED_MR_ROUNDED (1U << 31)
 
 /* Does ibv_rereg_mr() have to ask? */
-static inline bool cached_mr_was_ours(struct ibv_mr *mr)
+static inline bool mr_cache_was_ours(struct ibv_mr *mr)
 {
 	const struct verbs_mr *vmr = verbs_get_mr(mr);
 
@@ -45,7 +45,7 @@ static inline bool cached_mr_was_ours(struct ibv_mr *mr)
 }
 
 /* A load of its own: so the compiler saves no registers before it is known. */
-static inline bool cached_mr_owns(struct ibv_mr *mr)
+static inline bool mr_cache_owns(struct ibv_mr *mr)
 {
 	return unlikely(__atomic_load_n((uint32_t *)&verbs_get_mr(mr)->mr_type,
 					__ATOMIC_RELAXED) & CACHED_MR);
@@ -57,34 +57,34 @@ static inline bool cached_mr_owns(struct ibv_mr *mr)
  */
 struct ibv_mr *plain_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 				  uint64_t iova, unsigned int access);
-/* ibv_dereg_mr() of an MR that cached_mr_owns(). */
-int cached_mr_dereg(struct ibv_mr *mr);
+/* ibv_dereg_mr() of an MR that mr_cache_owns(). */
+int mr_cache_dereg_mr(struct ibv_mr *mr);
 /*
  * For ibv_reg_mr_notify(): if the program did not ask for the MR to be cached and no
  * other user has it, it becomes a plain one with the same keys. Else an errno value, and
  * nothing changes for its users.
  */
-int cached_mr_make_plain(struct ibv_mr *mr);
+int mr_cache_make_plain(struct ibv_mr *mr);
 /*
  * For ibv_rereg_mr() of an MR that is or was cached: true if *ret is its answer, false if
  * the MR is a plain one now and it may go on.
  */
-bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
+bool mr_cache_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		     void *addr, size_t length, int access, int *ret);
 /*
  * A command failed (errno). If it may lack something that idle registrations hold, they
  * go and it is tried again: did it succeed at last? Else errno is its last one.
  */
-bool cached_mr_retry(struct ibv_context *context,
+bool mr_cache_retry_cmd(struct ibv_context *context,
 		     struct ibv_command_buffer *cmd);
 /* For a context that is opened: how often this process and its ancestors have been forked. */
-uint32_t cached_mr_forks(void);
+uint32_t mr_cache_forks(void);
 /* A PD has another name in this process from now on: ibv_import_pd(). */
-void cached_mr_note_import(void);
+void mr_cache_note_import(void);
 /* For ibv_unimport_mr(): true if the MR was the cache's, which has it back. */
-bool cached_mr_unimport(struct ibv_mr *mr);
+bool mr_cache_unimport_mr(struct ibv_mr *mr);
 /* Before the PD or the context goes. */
-void cached_mr_flush_pd(struct ibv_pd *pd);
-void cached_mr_flush_context(struct ibv_context *context);
+void mr_cache_flush_pd(struct ibv_pd *pd);
+void mr_cache_flush_context(struct ibv_context *context);
 
 #endif /* IB_VERBS_CACHED_MR_H */

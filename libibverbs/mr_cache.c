@@ -153,7 +153,7 @@ reg_slowpath(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	mr_cache_policy();
 	mr = reg(pd, addr, length, iova, access, mr_cache_default & ~NOT_ASKED,
 		 reg_plain);
-	if (has_thread_sanitizer() && mr && cached_mr_owns(mr))
+	if (has_thread_sanitizer() && mr && mr_cache_owns(mr))
 		__tsan_acquire(mr);
 	return mr;
 }
@@ -211,7 +211,7 @@ static __attribute__((noinline)) int release_told(struct verbs_mr *vmr)
 	return mr_cache_release(vmr->access, generation);
 }
 
-int cached_mr_dereg(struct ibv_mr *mr)
+int mr_cache_dereg_mr(struct ibv_mr *mr)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);
 	const uint32_t type = vmr->mr_type;
@@ -222,11 +222,11 @@ int cached_mr_dereg(struct ibv_mr *mr)
 	return mr_cache_release(vmr->access, type & CACHED_MR_GENERATION);
 }
 
-bool cached_mr_unimport(struct ibv_mr *mr)
+bool mr_cache_unimport_mr(struct ibv_mr *mr)
 {
-	if (!cached_mr_owns(mr))
+	if (!mr_cache_owns(mr))
 		return false;
-	cached_mr_dereg(mr);
+	mr_cache_dereg_mr(mr);
 	return true;
 }
 
@@ -242,13 +242,13 @@ static int forget(struct ibv_mr *mr)
 	taken = mr_cache_claim(vmr->access, generation);
 	if (taken == EAGAIN)
 		return taken;
-	ret = cached_mr_dereg(mr);
+	ret = mr_cache_dereg_mr(mr);
 	return ret ? forget_error(ret) : taken == EBUSY ? EBUSY : 0;
 }
 
 int ibv_forget_mr(struct ibv_mr *mr)
 {
-	if (cached_mr_owns(mr))
+	if (mr_cache_owns(mr))
 		return forget(mr);
 	return forget_error(ibv_dereg_mr(mr));
 }

@@ -59,18 +59,18 @@ bool mr_cache_ask_context(struct ibv_context *context)
 	return context_is(context, CONTEXT_CACHES);
 }
 
-void cached_mr_flush_pd(struct ibv_pd *pd)
+void mr_cache_flush_pd(struct ibv_pd *pd)
 {
 	if (context_is(pd->context, CONTEXT_CACHES))
-		mr_cache_flush_pd(pd);
+		mr_cache_drain_pd(pd);
 }
 
-void cached_mr_flush_context(struct ibv_context *context)
+void mr_cache_flush_context(struct ibv_context *context)
 {
 	if (!context_is(context, CONTEXT_CACHES))
 		return;
 	mr_cache_report_close(context);
-	mr_cache_flush_owner(context);
+	mr_cache_drain_owner(context);
 }
 
 /* Since this library was loaded. */
@@ -81,7 +81,7 @@ static void note_child(void)
 	forks++;
 }
 
-uint32_t cached_mr_forks(void)
+uint32_t mr_cache_forks(void)
 {
 	return forks;
 }

@@ -26,7 +26,7 @@
  *
  * B gets EBUSY, as with an MR that was plain before.
  */
-int cached_mr_make_plain(struct ibv_mr *mr)
+int mr_cache_make_plain(struct ibv_mr *mr)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);
 	uint32_t *const type = (uint32_t *)&vmr->mr_type;
@@ -85,17 +85,17 @@ int own_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr,
 #define own_rereg_mr ibv_rereg_mr
 #endif
 
-bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
+bool mr_cache_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		     void *addr, size_t length, int access, int *ret)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);
 	struct verbs_mr plain;
 
-	if (cached_mr_owns(mr) && !mr_cache_is_unasked())
+	if (mr_cache_owns(mr) && !mr_cache_is_unasked())
 		goto invalid;
 	/* A provider without the op looks at nothing: the entry stays, and the errors are the same. */
 	if (get_ops(mr->context)->rereg_mr == verbs_dummy_ops.rereg_mr) {
-		if (!cached_mr_owns(mr))
+		if (!mr_cache_owns(mr))
 			return false;
 		plain = *vmr;
 		plain.mr_type = IBV_MR_TYPE_MR;
@@ -105,7 +105,7 @@ bool cached_mr_rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		return true;
 	}
 	if (would_open_pages(mr, flags, access) ||
-	    (cached_mr_owns(mr) && cached_mr_make_plain(mr)))
+	    (mr_cache_owns(mr) && mr_cache_make_plain(mr)))
 		goto invalid;
 	if (!(flags & IBV_REREG_MR_CHANGE_TRANSLATION) || !vmr->access)
 		return false;

@@ -123,7 +123,7 @@ static bool is_hopeless(const struct ibv_command_buffer *cmd)
 /* Since then a PD may have two names here, and idle registrations by the one keep the other. */
 static bool has_imports;
 
-void cached_mr_note_import(void)
+void mr_cache_note_import(void)
 {
 	__atomic_store_n(&has_imports, true, __ATOMIC_RELAXED);
 }
@@ -171,7 +171,7 @@ static bool make_room(struct ibv_context *context, int error, uint32_t stage,
 	return ended || !stage;
 }
 
-bool cached_mr_retry(struct ibv_context *context,
+bool mr_cache_retry_cmd(struct ibv_context *context,
 		     struct ibv_command_buffer *cmd)
 {
 	const struct mr_notify_request *const request =

@@ -65,8 +65,8 @@ int ibv_reg_mr_notify_ex(struct ibv_mr *mr, const struct ibv_mr_notify_attr *att
 
 	if (ret)
 		return ret;
-	if (cached_mr_owns(mr)) {
-		ret = cached_mr_make_plain(mr);
+	if (mr_cache_owns(mr)) {
+		ret = mr_cache_make_plain(mr);
 		if (ret)
 			return ret;
 	}
@@ -132,7 +132,7 @@ struct ibv_mr *ibv_reg_notified_mr(struct ibv_pd *pd, void *addr, size_t length,
 
 int ibv_unreg_mr_notify(struct ibv_mr *mr)
 {
-	if (cached_mr_owns(mr))
+	if (mr_cache_owns(mr))
 		return EINVAL;
 	if (!may_notify(mr))
 		return EOPNOTSUPP;
@@ -141,7 +141,7 @@ int ibv_unreg_mr_notify(struct ibv_mr *mr)
 
 int ibv_settle_mr_notify(struct ibv_mr *mr)
 {
-	if (cached_mr_owns(mr))
+	if (mr_cache_owns(mr))
 		return EINVAL;
 	if (!may_notify(mr))
 		return EOPNOTSUPP;
@@ -150,7 +150,7 @@ int ibv_settle_mr_notify(struct ibv_mr *mr)
 
 int ibv_suspend_mr_notify(struct ibv_mr *mr)
 {
-	if (cached_mr_owns(mr))
+	if (mr_cache_owns(mr))
 		return EINVAL;
 	if (!may_notify(mr))
 		return EOPNOTSUPP;

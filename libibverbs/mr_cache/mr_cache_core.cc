@@ -127,12 +127,12 @@ int mr_cache_query(void *owner, ibv_mr_cache_stats *statistics, bool at_end)
 	return cache.query(owner, statistics, at_end);
 }
 
-int mr_cache_flush_pd(void *pd)
+int mr_cache_drain_pd(void *pd)
 {
 	return cache.flush_pd(pd);
 }
 
-int mr_cache_flush_owner(void *owner)
+int mr_cache_drain_owner(void *owner)
 {
 	return cache.flush_owner(owner);
 }

@@ -145,8 +145,8 @@ int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics, bool at_e
  * waits for the threads that register or deregister for it. Entries in use are not found any more,
  * and deregistered by their last user; not if their owner was flushed, whose context is gone.
  */
-int mr_cache_flush_pd(void *pd);
-int mr_cache_flush_owner(void *owner);
+int mr_cache_drain_pd(void *pd);
+int mr_cache_drain_owner(void *owner);
 
 /* Pinned by idle registrations, or by those that are deregistered just now. */
 uint64_t mr_cache_idle_bytes(void);

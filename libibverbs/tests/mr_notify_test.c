@@ -27,7 +27,7 @@ int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
 }
 
 /* Nothing here is cached. */
-int cached_mr_make_plain(struct ibv_mr *mr)
+int mr_cache_make_plain(struct ibv_mr *mr)
 {
 	return EOPNOTSUPP;
 }

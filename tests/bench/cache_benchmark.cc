@@ -135,7 +135,7 @@ void set_limit(party &of, uint64_t entries)
 void empty()
 {
 	for (party &one : parties) {
-		if (mr_cache_flush_owner(&one.owner))
+		if (mr_cache_drain_owner(&one.owner))
 			std::abort();
 		set_limit(one, 1 << 20);
 	}
@@ -357,7 +357,7 @@ void full(benchmark::State &state)
 void leave_behind(const benchmark::State &state)
 {
 	use(others, {BASE, LENGTH});
-	if (mr_cache_flush_pd(&others.pd))
+	if (mr_cache_drain_pd(&others.pd))
 		std::abort();
 	populate(layouts::apart, static_cast<uint64_t>(state.range(0)));
 	forget_populated();
@@ -366,7 +366,7 @@ void leave_behind(const benchmark::State &state)
 void flush_pd(benchmark::State &state)
 {
 	for (auto _ : state)
-		if (mr_cache_flush_pd(&others.pd))
+		if (mr_cache_drain_pd(&others.pd))
 			std::abort();
 }
 
