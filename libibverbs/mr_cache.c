@@ -172,34 +172,21 @@ static int forget_error(int error)
 }
 
 /*
- * A view is freed: its type says so first, to catch a second deregistration. (Two threads
- * that do it at once free it twice, as they would free a provider's; an atomic would cost as
- * much as the hit.)
+ * The type of a freed view says so first, to catch a second deregistration. (Two threads that do it
+ * at once free it twice, as they would free a provider's.) If it fails the view stays its user's.
  */
-static inline void mark_freed(struct verbs_mr *view)
-{
-	__atomic_store_n((uint32_t *)&view->mr_type, CACHED_MR_FREED,
-			 __ATOMIC_RELAXED);
-}
-
-/* Frees it, or it stays its user's. */
-static inline void end_view(struct verbs_mr *view, uint32_t type, int error)
-{
-	if (likely(!error))
-		mr_view_free(view);
-	else
-		__atomic_store_n((uint32_t *)&view->mr_type, type,
-				 __ATOMIC_RELAXED);
-}
-
 static __attribute__((noinline)) int release_view(struct verbs_mr *view)
 {
-	const uint32_t type = view->mr_type;
+	uint32_t *const marks = (uint32_t *)&view->mr_type;
+	const uint32_t type = *marks;
 	int ret;
 
-	mark_freed(view);
+	__atomic_store_n(marks, CACHED_MR_FREED, __ATOMIC_RELAXED);
 	ret = mr_cache_release(view->access, type & CACHED_MR_GENERATION);
-	end_view(view, type, ret);
+	if (likely(!ret))
+		mr_view_free(view);
+	else
+		__atomic_store_n(marks, type, __ATOMIC_RELAXED);
 	return ret;
 }
 

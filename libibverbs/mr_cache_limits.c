@@ -3,12 +3,10 @@
  * The limits that a context's cache starts with: RDMAV_MR_CACHE_MAX_BYTES and
  * RDMAV_MR_CACHE_MAX_ENTRIES, or those that the machine allows.
  *
- * Registrations that the kernel does not take back may fill a quarter of the memory.
- * Where it reclaims idle ones they take nothing from others, and the limit is all of it:
- * no more can be pinned at one time. RLIMIT_MEMLOCK is no shortage of memory, and
- * reclaims nothing: at most half of it is the cache's in either case, and below 1 MiB
- * there is no cache. Of the device's MRs, which other processes want too, it is a
- * sixteenth.
+ * Registrations that the kernel does not take back may fill a quarter of the memory. Where it reclaims
+ * idle ones the limit is all of it: no more can be pinned at one time. RLIMIT_MEMLOCK is no shortage
+ * of memory, and reclaims nothing: at most half of it is the cache's in either case, and below 1 MiB
+ * there is no cache. Of the device's MRs, which other processes want too, it is a sixteenth.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -27,6 +25,7 @@
 #include "mr_cache_private.h"
 
 #define DEFAULT_ENTRIES 65536
+#define NOT_GIVEN (UINT64_MAX - 1)
 #define LEAST_LOCKABLE (1 << 20)
 
 static struct mr_cache_variable max_bytes = {
@@ -46,7 +45,6 @@ static struct mr_cache_variable idle_time = {
 /* Of a registration that is reclaimed, and of one that is not. */
 static uint64_t bytes[2];
 static uint64_t entries;
-static bool entries_are_given;
 static uint32_t idle_ms;
 
 /* The kernel asks for the capability in this one: a container's root has it in another. */
@@ -145,12 +143,7 @@ void mr_cache_read_limits(void)
 						 least(reclaimed ? memory : memory / 4,
 						       lockable / 2)),
 				 __ATOMIC_RELAXED);
-	__atomic_store_n(&entries,
-			 mr_cache_number(&max_entries, DEFAULT_ENTRIES),
-			 __ATOMIC_RELAXED);
-	__atomic_store_n(&entries_are_given,
-			 mr_cache_number(&max_entries, 0) ==
-				 mr_cache_number(&max_entries, 1),
+	__atomic_store_n(&entries, mr_cache_number(&max_entries, NOT_GIVEN),
 			 __ATOMIC_RELAXED);
 	__atomic_store_n(&idle_ms,
 			 least(mr_cache_number(&idle_time,
@@ -182,13 +175,10 @@ uint32_t mr_cache_max_merge_bits(uint64_t max_mr_size)
 struct ibv_mr_cache_limits mr_cache_default_limits(bool reclaimed,
 					      uint32_t device_entries)
 {
-	const bool are_given = __atomic_load_n(&entries_are_given,
-					       __ATOMIC_RELAXED);
+	const uint64_t given = __atomic_load_n(&entries, __ATOMIC_RELAXED);
 
 	return (struct ibv_mr_cache_limits){
 		.max_bytes = __atomic_load_n(&bytes[reclaimed], __ATOMIC_RELAXED),
-		.max_entries = are_given ? __atomic_load_n(&entries,
-							   __ATOMIC_RELAXED) :
-					   device_entries,
+		.max_entries = given == NOT_GIVEN ? device_entries : given,
 	};
 }
