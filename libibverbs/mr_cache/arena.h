@@ -25,7 +25,7 @@ template <class Env> struct arena {
 	/* Read by every hit; written by misses and evictions only. */
 	struct alignas(128) {
 		atomic<uint32_t> generation; // 0: begin anew
-		atomic<uint32_t> hint_bits;
+		atomic<uint32_t> last_hint;
 		atomic<uint64_t> epoch; // the upper bits of stamps
 		atomic<uint32_t> high;	// entries from here on were never used; 0 is no entry
 		atomic<uint32_t> birth; // a thread is beginning anew
@@ -44,7 +44,7 @@ template <class Env> struct arena {
 	uint32_t hand;	      // the entry that was looked at last, see miss.h
 	uint64_t entry_count; // of the catalog
 	uint32_t ready;	      // the entries before this one have their memory
-	uint32_t ready_bits;  // and so have hints of so many bits
+	uint32_t ready_hint;  // and so have hints to that bucket
 	owners<Env> owner;
 	catalog<Env> index; // its end, and all that follows, becomes accessible in pieces
 	entry<Env> entries[Env::entries];
@@ -72,7 +72,7 @@ template <class Env> struct arena {
 										    : EOPNOTSUPP;
 	}
 
-	uint32_t hint_bits() const { return hot.hint_bits.load(std::memory_order_relaxed); }
+	uint32_t last_hint() const { return hot.last_hint.load(std::memory_order_relaxed); }
 
 	/*
 	 * The memory that the next misses need. It is made ready with the mutex free: signals are
@@ -81,7 +81,7 @@ template <class Env> struct arena {
 	 */
 	struct need {
 		uint32_t entry; // from this one on; none
-		uint32_t bits;	// of hints; none
+		uint32_t last;	// of hints, the last bucket; 0: none
 		void *pages[2]; // of records; NULL
 	};
 
@@ -91,8 +91,8 @@ template <class Env> struct arena {
 		const uint32_t high = hot.high.load(std::memory_order_relaxed);
 
 		return {high + AHEAD / 2 < ready || ready == Env::entries ? NONE : ready,
-			hint.grow(ready_bits, entry_count + entry_count / 2) > ready_bits
-				? ready_bits + 1
+			hint.grow(ready_hint, entry_count + entry_count / 2) > ready_hint
+				? 2 * ready_hint + 1
 				: 0,
 			{page_behind(&index.pd[p]), page_behind(&owner[o])}};
 	}
@@ -102,8 +102,8 @@ template <class Env> struct arena {
 		index.touch(want);
 		if (of.entry != NONE)
 			(void)make_ready(of.entry);
-		if (of.bits)
-			(void)commit_hints(of.bits);
+		if (of.last)
+			(void)commit_hints(of.last);
 		for (void *page : of.pages)
 			if (page)
 				Env::touch(page, 1);
@@ -113,8 +113,8 @@ template <class Env> struct arena {
 	{
 		if (of.entry == ready)
 			ready = end_of(of.entry);
-		if (of.bits > ready_bits)
-			ready_bits = of.bits;
+		if (of.last > ready_hint)
+			ready_hint = of.last;
 	}
 
 	/* Before anybody else sees it, or in a child. */
@@ -168,11 +168,11 @@ private:
 		Env::touch(index.ranges.node_memory(first), index.ranges.node_bytes(count));
 		return true;
 	}
-	bool commit_hints(uint32_t bits)
+	bool commit_hints(uint32_t last)
 	{
-		if (!Env::commit(&hint, hint.bytes(bits), bits > hint.LEAST))
+		if (!Env::commit(&hint, hint.bytes(last), last > hint.LEAST))
 			return false;
-		Env::touch(&hint, hint.bytes(bits));
+		Env::touch(&hint, hint.bytes(last));
 		return true;
 	}
 

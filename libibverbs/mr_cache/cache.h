@@ -73,7 +73,6 @@ public:
 			return EOPNOTSUPP;
 
 		uint64_t version = a->index.version();
-		uint32_t bits = a->hint_bits();
 		uint64_t hash = a->hint.hash_of(want);
 		uint32_t i = a->index.search(want, a->entries);
 
@@ -85,7 +84,7 @@ public:
 			if (e.word.usable(e.word.get_acquire()) && e.fits(want)) {
 				const int error = a->hit(i, generation, ref);
 
-				a->hint.learn_part(hash, bits, i, e.last_use());
+				a->hint.learn_part(hash, a->last_hint(), i, e.last_use());
 				return error;
 			}
 			put_unused(*a, i);
@@ -327,11 +326,8 @@ private:
 		if (!a) [[unlikely]]
 			return 0;
 
-		uint64_t hash = a->hint.hash_of(want);
-		uint32_t bits = a->hint_bits();
-
-		/* None in a child that has not begun; the hints are zeros until long after. */
-		return bits ? a->hint.look(hash, bits) : 0;
+		/* None in a child that has not begun: the hints are zeros until long after. */
+		return a->hint.look(a->hint.hash_of(want), a->last_hint());
 	}
 
 	/* The likely way saves no register; find() has none left for the index of the entry. */

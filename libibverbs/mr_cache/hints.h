@@ -6,9 +6,10 @@
  *
  * A bucket is one 64-bit word of two hints, each a tag of 12 bits and an index of 20: a tag that
  * differs saves a look at the (cold) entry. There are two buckets for each entry: one hint in
- * thirty finds its bucket full, and one in six where buffers lie worst. (Of exact ranges it may be
- * one in two, which exact_index finds as fast.) The table uses the low buckets of its memory only,
- * more of them as the entries become more: 1,000 entries then cost 16 KiB of cache and not 16 MiB.
+ * thirty finds its bucket full, and one in twelve where buffers lie worst. (Of exact ranges it may
+ * be one in two, which exact_index finds as fast.) The table uses the low buckets of its memory
+ * only, more of them as the entries become more: 1,000 entries then cost 16 KiB of cache and not 16
+ * MiB.
  *
  * Whose hint is it? That of the page where a request begins; if only exactly the range is served,
  * that of the range. So parts of a large entry may have more hints than there is place for: a hint
@@ -23,21 +24,22 @@ namespace mr_cache {
 
 template <class Env> class hints {
 public:
-	static constexpr uint32_t LEAST = Env::least_hint_bits;
-	static constexpr uint32_t MOST = Env::most_hint_bits;
+	/* The last bucket in use, at least and at most. */
+	static constexpr uint32_t LEAST = (1 << Env::least_hint_bits) - 1;
+	static constexpr uint32_t MOST = (1 << Env::most_hint_bits) - 1;
 	static constexpr uint32_t INDEX = (1 << 20) - 1;
 
 	static uint64_t hash_of(const request &want)
 	{
 		if (want.exact())
-			return mix((want.addr ^ want.addr >> 15) + want.length * GOLDEN, want);
+			return mix((want.addr ^ want.addr >> 15) + want.length * ODD, want);
 		return mix(want.addr >> 12 ^ want.addr >> 19, want);
 	}
 
-	/* An entry to verify, or 0. bits: log2 of the buckets in use. */
-	uint32_t look(uint64_t hash, uint32_t bits) const
+	/* An entry to verify, or 0. last: the last bucket in use. */
+	uint32_t look(uint64_t hash, uint32_t last) const
 	{
-		uint64_t both = table[place(hash, bits)].load(std::memory_order_relaxed);
+		uint64_t both = table[place(hash, last)].load(std::memory_order_relaxed);
 		uint32_t first = static_cast<uint32_t>(both) ^ tag_of(hash);
 
 		if (first <= INDEX && first) [[likely]]
@@ -50,9 +52,9 @@ public:
 	 * In place of one of the same tag, or of the older one. When two threads do it at once, one
 	 * hint is lost.
 	 */
-	void learn(uint64_t hash, uint32_t bits, uint32_t index)
+	void learn(uint64_t hash, uint32_t last, uint32_t index)
 	{
-		bucket &slot = table[place(hash, bits)];
+		bucket &slot = table[place(hash, last)];
 		uint64_t both = slot.load(std::memory_order_relaxed);
 		uint32_t tag = tag_of(hash);
 		uint32_t newer = static_cast<uint32_t>(both);
@@ -64,58 +66,57 @@ public:
 	}
 
 	/* The same for a request that found its entry, at that time, without a hint. */
-	void learn_part(uint64_t hash, uint32_t bits, uint32_t index, uint64_t now)
+	void learn_part(uint64_t hash, uint32_t last, uint32_t index, uint64_t now)
 	{
-		const uint64_t both = table[place(hash, bits)].load(std::memory_order_relaxed);
+		const uint64_t both = table[place(hash, last)].load(std::memory_order_relaxed);
 		const auto older = static_cast<uint32_t>(both >> 32);
 		const bool is_old = !((both ^ tag_of(hash)) & ~INDEX & UINT32_MAX) ||
 				    !((older ^ tag_of(hash)) & ~INDEX);
 
 		/* Also of a use that comes back after as many others each time. */
-		if (!older || is_old || static_cast<uint32_t>(now * GOLDEN >> 32) < 1U << 28)
-			learn(hash, bits, index);
+		if (!older || is_old || static_cast<uint32_t>(now * ODD >> 32) < 1U << 28)
+			learn(hash, last, index);
 	}
 
 	/* Of an entry that goes: a hint that leads nowhere costs two atomics for nothing. */
-	void drop(uint32_t bits, uint32_t index, const entry<Env> *entries)
+	void drop(uint32_t last, uint32_t index, const entry<Env> *entries)
 	{
 		uint64_t hash = hash_of(entries[index].own_range());
-		bucket &slot = table[place(hash, bits)];
+		bucket &slot = table[place(hash, last)];
 		uint64_t both = slot.load(std::memory_order_relaxed);
 
 		if (static_cast<uint32_t>(both) == (index | tag_of(hash)))
 			slot.store(both >> 32, std::memory_order_relaxed);
 	}
 
-	/* The bits that so many entries need. */
-	static uint32_t grow(uint32_t bits, uint64_t entries)
+	/* For so many entries. Half of the hints are in their places as before. */
+	static uint32_t grow(uint32_t last, uint64_t entries)
 	{
-		return entries > 1ULL << (bits - 1) && bits < MOST ? bits + 1 : bits;
+		return entries > (last + 1) / 2 && last < MOST ? 2 * last + 1 : last;
 	}
 
-	/* The memory that so many bits use, from the beginning. */
-	static constexpr size_t bytes(uint32_t bits) { return sizeof(bucket) << bits; }
+	/* The memory of so many buckets, from the beginning. */
+	static constexpr size_t bytes(uint32_t last) { return sizeof(bucket) * (last + 1ULL); }
 
 private:
-	static constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15;
+	static constexpr uint64_t ODD = 0x94d049bb133111eb;
 
 	using bucket = typename Env::template atomic<uint64_t>;
 
-	/* No bits: of a child, which a signal handler forked. */
-	static uint64_t place(uint64_t hash, uint32_t bits)
+	static uint64_t place(uint64_t hash, uint32_t last)
 	{
-		return bits ? hash >> (64 - bits) : 0;
+		return hash >> (64 - Env::most_hint_bits) & last;
 	}
 
 	static uint64_t mix(uint64_t where, const request &want)
 	{
-		return (where + (want.key ^ want.access) * 0xff51afd7ed558ccd) * GOLDEN;
+		return (where + (want.key ^ want.access) * 0xff51afd7ed558ccd) * ODD;
 	}
 
 	/* Bits that do not choose the bucket. */
 	static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 8) & ~INDEX; }
 
-	alignas(64) bucket table[1 << MOST];
+	alignas(64) bucket table[MOST + 1];
 };
 
 } // namespace mr_cache

@@ -551,7 +551,7 @@ private:
 		else
 			counted.evictions += evicted;
 		a.index.erase(i, a.entries);
-		a.hint.drop(a.hint_bits(), i, a.entries);
+		a.hint.drop(a.last_hint(), i, a.entries);
 		a.entry_count--;
 	}
 

@@ -270,14 +270,11 @@ private:
 		e.word.open_release(0);
 		a.entry_count++;
 
-		uint32_t bits = a.hint_bits();
-		uint32_t more = a.hint.grow(bits, a.entry_count);
+		const uint32_t more = a.hint.grow(a.last_hint(), a.entry_count);
 
-		if (more != bits && more <= a.ready_bits) {
-			bits = more;
-			a.hot.hint_bits.store(bits, std::memory_order_relaxed);
-		}
-		a.hint.learn(hash, bits, i);
+		if (more <= a.ready_hint)
+			a.hot.last_hint.store(more, std::memory_order_relaxed);
+		a.hint.learn(hash, a.last_hint(), i);
 	}
 
 	bool deserves_place(uint32_t i)

@@ -91,7 +91,7 @@ private:
 			in.mutex.init();
 			in.making.init();
 			in.hot.high.store(1, std::memory_order_relaxed);
-			in.hot.hint_bits.store(in.hint.LEAST, std::memory_order_relaxed);
+			in.hot.last_hint.store(in.hint.LEAST, std::memory_order_relaxed);
 			in.hot.epoch.store(1, std::memory_order_relaxed);
 			/* Pairs with the acquire loads of generation. */
 			in.hot.generation.store(
