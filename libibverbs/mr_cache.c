@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A hit and its release: ibv_reg_mr() and ibv_dereg_mr() of a cached registration. The
- * cache itself is in mr_cache/ and knows nothing of verbs; around it are
+ * A hit and its release: ibv_reg_mr() and ibv_dereg_mr() of a cached registration. The cache itself is
+ * in mr_cache/ and knows nothing of verbs; around it are
  *
- *	mr_cache_policy.c	which registrations are cached, and for whom
- *	mr_cache_context.c	whether a context can
- *	mr_cache_registrar.c	how an entry is registered
- *	mr_cache_plain.c	MRs that leave the cache
- *	mr_cache_room.c		commands that lack room which idle registrations hold
- *	mr_cache_verbs.c	the verbs of the cache itself
+ * 	mr_cache_policy.c	which registrations are cached, and for whom
+ * 	mr_cache_context.c	whether a context can
+ * 	mr_cache_registrar.c	how an entry is registered
+ * 	mr_cache_plain.c	MRs that leave the cache
+ * 	mr_cache_room.c		commands that lack room which idle registrations hold
+ * 	mr_cache_verbs.c	the verbs of the cache itself
  *
- * The user gets the provider's MR when that one shows exactly the requested range, else a
- * view: a struct verbs_mr of our own with the same handle and keys. Several users may
- * have the same MR; it has our marks before the first one gets it, and a hit writes
- * nothing to it.
+ * The user gets the provider's MR when that one shows exactly the requested range, else a view: a
+ * struct verbs_mr of our own with the same handle and keys. Several users may have the same MR; it has
+ * our marks before the first one gets it, and a hit writes nothing to it.
  */
 #include <config.h>
 
@@ -53,9 +52,8 @@ static struct ibv_mr *make_view(const struct ibv_mr *of, void *addr,
 }
 
 /*
- * For a range that is not found, or is a part when this thread keeps no view. When the
- * cache cannot acquire it, for any reason: a plain registration either can, or fails with
- * the errno that the user knows. One that succeeds leaves errno alone, as a plain one does.
+ * For a range that is not found, or is a part when this thread keeps no view. When the cache cannot
+ * acquire it a plain registration either can, or fails with the errno that the user knows.
  */
 static __attribute__((noinline)) void *
 reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -88,7 +86,7 @@ plain:
 	return plain_reg_mr_iova2(pd, start, length, addr, rights);
 }
 
-/* For all but hits of the likeliest kind: saves no register for a part. */
+/* Saves no register for a part. */
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length,
 			 uint32_t access, struct mr_cache_part part)
 {
@@ -112,9 +110,8 @@ static struct ibv_mr *reg_plain(struct ibv_pd *pd, void *addr, size_t length,
 }
 
 /*
- * A hit costs little more than the two atomics of its reference: every other way is a
- * jump, so no register is saved. No check of context or range: an entry exists only for a
- * context that caches and a range that may be cached.
+ * A hit costs little more than the two atomics of its reference: every other way is a jump, so no
+ * register is saved. No check of context or range: an entry exists only where it may be cached.
  */
 static inline __attribute__((always_inline)) struct ibv_mr *
 reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
@@ -139,8 +136,8 @@ reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 }
 
 /*
- * For a range that the cache does not serve; for the first registration, before the policy is
- * read; and where a thread sanitizer is to be told.
+ * For a range that the cache does not serve; before the policy is read; and where a thread
+ * sanitizer is to be told.
  */
 static __attribute__((noinline)) struct ibv_mr *
 reg_slowpath(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,

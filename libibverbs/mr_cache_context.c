@@ -97,9 +97,9 @@ __attribute__((constructor)) static void notice_forks(void)
 }
 
 /*
- * A child's registrations by its parent's context do not end with the child: idle ones would keep
- * the PD as long as the parent lives. Of all other contexts the kernel ends what is left, which is
- * faster. After the reports, which tell of them.
+ * A child's idle registrations by its parent's context would keep the PD as long as the parent
+ * lives. Of all other contexts the kernel ends what is left, which is faster. After the reports,
+ * which tell of them.
  */
 __attribute__((destructor(101))) static void leave(void)
 {

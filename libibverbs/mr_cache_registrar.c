@@ -11,10 +11,9 @@ static_assert(sizeof(enum ibv_mr_type) == sizeof(uint32_t),
 	      "the marks do not fit into mr_type");
 
 /*
- * ibv_fork_init() keeps ranges from children by counts that do not know of an
- * munmap: they cannot be right for memory that comes and goes under the cache.
- * Asked before the first registration, after which ibv_fork_init() refuses;
- * a kernel that copies on fork answers once and for ever.
+ * ibv_fork_init() keeps ranges from children by counts that do not know of an munmap: they cannot
+ * be right for memory that comes and goes under the cache. Asked before the first registration,
+ * after which ibv_fork_init() refuses.
  */
 static bool keeps_ranges_from_children(void)
 {

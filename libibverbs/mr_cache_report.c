@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * RDMAV_MR_CACHE_STATS=1: statistics of the registration cache, for a program
- * that cannot be asked. A line on standard error for each context when it is
- * closed, or when the process ends and has it open.
+ * RDMAV_MR_CACHE_STATS=1: a line of statistics on standard error for each context when it is closed,
+ * or when the process ends and has it open.
  *
- * A context has a place from when it was found to cache until one of these two
- * takes it out, and that one reports. Names are copied, so that the end of the
- * process needs nothing of a context that another thread closes just then. Nor does it
- * wait for the cache's lock, or allocate: exit() may be a signal handler's, in the middle of a
- * registration or of malloc(), of which dprintf() makes use in glibc before 2.37.
+ * A context has a place from when it was found to cache until one of these two takes it out, and that
+ * one reports. Names are copied, so the end of the process needs nothing of a context that another
+ * thread closes just then. It does not wait for the cache's lock, or allocate: exit() may be a signal
+ * handler's, in the middle of malloc(), of which dprintf() makes use in glibc before 2.37.
  */
 #define _GNU_SOURCE
 #include <config.h>

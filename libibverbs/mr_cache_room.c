@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A command that failed for lack of something that idle registrations of the cache may
- * hold: memory that may be pinned, objects of a control group, keys. They go, and it is
- * tried again. All commands come here (execute_ioctl()), also those by which the cache registers
- * and settles.
+ * A command that failed for lack of something that idle registrations may hold: pinned memory,
+ * objects of a control group, keys. They go, and it is tried again. All commands come here
+ * (execute_ioctl()), also those by which the cache registers and settles.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -33,9 +32,8 @@ static uint64_t write_command(const struct ibv_command_buffer *cmd)
 
 /*
  * Does it make an object? Of these the control group says EAGAIN when it has no room for one.
- * Elsewhere EAGAIN is an answer: an XRCD that is not there yet (OPEN_XRCD), a file whose lock
- * another process keeps (SETTLE), an asynchronous answer of a driver's own method that is not
- * read.
+ * Elsewhere EAGAIN is an answer: an XRCD that is not there yet, a file whose lock another process
+ * keeps (SETTLE), an asynchronous answer that is not read.
  */
 static bool makes_object(const struct ibv_command_buffer *cmd)
 {
@@ -153,10 +151,9 @@ static bool is_of_device(void *context, const void *device)
 }
 
 /*
- * The first time some of the idle registrations go, of all contexts, as limits count per
- * process; then all. It is tried once more in any case, as others may have given back in
- * between; and then as long as something is given back, as others may take it: not for
- * ever.
+ * The first time some of the idle registrations go, of all contexts, as limits count per process;
+ * then all. It is tried once more in any case, and then as long as something is given back, as
+ * others may take it: not for ever.
  */
 static bool make_room(struct ibv_context *context, int error, uint32_t stage,
 		      bool by_cache)

@@ -1,24 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The notification word of an entry: validity, life and references of a cached
- * registration in one atomic, so that one instruction takes a reference and
- * tells whether it is worth anything.
+ * The notification word of an entry: validity, life and references in one atomic, so one
+ * instruction takes a reference and tells whether it is worth anything.
  *
- *   63          34 33     32        10  9       8       7        0
+ *   63          34 33     32        10  9        8       7        0
  *   | uses (30)   | FULL | references | UNLINKED | CLOSED | kernel  |
  *
  * kernel   INVALID, SUSPECT and SUSPENDED, set by the kernel, asynchronously
  * CLOSED   unowned: free or being registered (with one reference), or being deregistered
- * UNLINKED   not in the index any more: its last user tears it down
- * FULL     the top bit of the references, of which there are too many to take more: 8 million
- *          before they would overflow, and be taken for none
+ * UNLINKED not in the index any more: its last user tears it down
+ * FULL     the top bit of the references: too many to take more, 8 million before they overflow
  * uses     how often a reference was taken in this life; its top bit (FOLD)
  *          makes the next reader add the count to the statistics
  *
- * The flags lie below the references: a release too many borrows from uses, and
- * no one else is misled before it is put right. The word is only ever changed by
- * read-modify-write, because a reader may add a reference at any time, to any
- * word, on the strength of an old hint.
+ * The flags lie below the references: a release too many borrows from uses, and no one else is
+ * misled before it is put right. The word is only ever changed by read-modify-write, because a
+ * reader may add a reference at any time, to any word, on the strength of an old hint.
  *
  * The loser, if the fields were compared first and the reference taken then:
  *
@@ -29,20 +26,19 @@
  *   get(): not closed, valid
  *   uses the MR of another range
  *
- * Not with get() first, then compare. From a get() that saw neither CLOSED nor UNLINKED the
- * references are not 0, so close() fails and the fields stay. The fields of a word that get() sees
- * open were written before open(): [Required: open() releases, get() acquires]. A user's work with
- * the MR comes before its deregistration: [Required: put() releases, close() acquires].
+ * Not with get() first. From a get() that saw neither CLOSED nor UNLINKED the references are not 0,
+ * so close() fails and the fields stay. The fields of a word that get() sees open were written
+ * before open(): [Required: open() releases, get() acquires]. A user's work with the MR comes
+ * before its deregistration: [Required: put() releases, close() acquires].
  *
  * The loser, if open() stored instead of adding:
  *
  *   reader                         owner
  *   get(): CLOSED, references 1
  *                                  stores references 1, its own
- *   put(): references 0           uses the MR, which anyone may close now
+ *   put(): references 0            uses the MR, which anyone may close now
  *
- * While there are no references the kernel may take the pages (SUSPENDED). The loser, if a
- * registration had none while it is made:
+ * The loser, if a registration had no reference while it is made:
  *
  *   owner                          kernel
  *   registers and arms
@@ -81,16 +77,16 @@ public:
 	static bool idle(uint64_t seen) { return !(seen & (REFS | CLOSED)); }
 	static uint64_t uses(uint64_t seen) { return seen / USE; }
 	static bool suspended(uint64_t seen) { return seen & SUSPENDED; }
-	/* Unused, and not to be used again: the thread that finds this tears it down. */
+	/* The thread that finds this tears it down. */
 	static bool over(uint64_t seen) { return idle(seen) && seen & (INVALID | UNLINKED); }
 
 	/* A guess: a later read-modify-write decides. */
 	uint64_t peek_relaxed() const { return value.load(std::memory_order_relaxed); }
 
-	/* Takes a reference; the word before tells whether to keep it. Pairs with open(). */
+	/* The word before tells whether to keep the reference. Pairs with open(). */
 	uint64_t get_acquire() { return value.fetch_add(REF + USE, std::memory_order_acquire); }
 
-	/* Give a reference back, as if never used or after use. Pair with close(). */
+	/* Pair with close(). */
 	uint64_t put_unused_release()
 	{
 		return value.fetch_sub(REF + USE, std::memory_order_release);
@@ -99,7 +95,7 @@ public:
 
 	/*
 	 * put() found a reference that is not the last one, or leaves an idle entry. A closed one
-	 * has none of a user's, only its own and those of old hints.
+	 * has only its own, and those of old hints.
 	 */
 	static bool simple(uint64_t seen)
 	{
@@ -117,8 +113,8 @@ public:
 	void undo_put_unused_relaxed() { value.fetch_add(REF + USE, std::memory_order_relaxed); }
 
 	/*
-	 * From open to closed, uses back to 0; false if it has more references than so many,
-	 * which are the caller's and given back. Pairs with put().
+	 * From open to closed, uses back to 0; false if it has more references than so many of the
+	 * caller's, which are given back. Pairs with put().
 	 */
 	bool close_acquire(uint64_t references, uint64_t *seen)
 	{
@@ -142,8 +138,8 @@ public:
 
 	/*
 	 * The same, with a reference that keeps the kernel from suspending it while it is
-	 * registered for the next time. That comes first: until a closed context's file is gone
-	 * too, the kernel may set bits, and clear them, at any moment.
+	 * registered the next time. That comes first: until a closed context's file is gone too,
+	 * the kernel may set bits, and clear them, at any moment.
 	 */
 	void free_relaxed()
 	{
@@ -158,7 +154,7 @@ public:
 		return value.fetch_add(references * REF - CLOSED, std::memory_order_release);
 	}
 
-	/* A reader that takes it after this does not keep it; the last user tears it down. */
+	/* A reader that takes it after this does not keep it. */
 	void mark_unlinked_relaxed() { value.fetch_or(UNLINKED, std::memory_order_relaxed); }
 
 	/* Takes the top bit of uses out; the caller, under the mutex, counts it. */
