@@ -39,12 +39,12 @@ template <class Env> struct arena {
 	bool late;		// and that takes long: they are not waited for
 	uint64_t deregistered;	// so many were
 	uint32_t free_entry;	// linked by entry.link
-	uint32_t doubtful;    // the same, of closed contexts: the kernel may have their words still
-	uint32_t turn;	      // the owner that gives next, if any may
-	uint32_t hand;	      // the entry that was looked at last, see miss.h
-	uint64_t entry_count; // of the catalog
-	uint32_t ready;	      // the entries before this one have their memory
-	uint32_t ready_hint;  // and so have hints to that bucket
+	uint32_t doubtful;   // the same, of closed contexts: the kernel may have their words still
+	uint32_t turn;	     // the owner that gives next, if any may
+	uint32_t hand;	     // the entry that was looked at last, see miss.h
+	uint64_t views;	     // of the entries in the catalog: each may have a hint
+	uint32_t ready;	     // the entries before this one have their memory
+	uint32_t ready_hint; // and so have hints to that bucket
 	owners<Env> owner;
 	catalog<Env> index; // its end, and all that follows, becomes accessible in pieces
 	entry<Env> entries[Env::entries];
@@ -91,9 +91,8 @@ template <class Env> struct arena {
 		const uint32_t high = hot.high.load(std::memory_order_relaxed);
 
 		return {high + AHEAD / 2 < ready || ready == Env::entries ? NONE : ready,
-			hint.grow(ready_hint, entry_count + entry_count / 2) > ready_hint
-				? 2 * ready_hint + 1
-				: 0,
+			hint.grow(ready_hint, views + views / 2) > ready_hint ? 2 * ready_hint + 1
+									      : 0,
 			{page_behind(&index.pd[p]), page_behind(&owner[o])}};
 	}
 	/* Without. */

@@ -173,6 +173,7 @@ public:
 	links of_owner;
 	links of_pd;
 	uint64_t wanted; // of its bytes while it was suspended
+	uint32_t views;	 // requests that were registered: its own and those that it merged
 
 	atomic<uint32_t> chained; // the next in a bucket of exact_index, which readers follow
 };

@@ -366,7 +366,7 @@ public:
 			for (uint32_t o = 0; o < a.owner.size(); o++)
 				evict_all(o);
 		else
-			for (uint64_t n = a.entry_count / 16 + 1; n && evict_any(); n--)
+			for (uint64_t n = a.views / 16 + 1; n && evict_any(); n--)
 				;
 		dereg_pending();
 		if (Env::thread().inside == inside)
@@ -402,7 +402,7 @@ public:
 	static constexpr uint64_t GOOD_PART = 8;
 	static constexpr int SETTLE_ATTEMPTS = 16;
 	static constexpr uint32_t FEW = 64;
-	static constexpr uint32_t LOOKS = 256, ALL = UINT32_MAX;
+	static constexpr uint32_t LOOKS = 64, ALL = UINT32_MAX;
 
 private:
 	/* The thread's mark comes before its look at the generation: no child begins beside it. */
@@ -552,7 +552,7 @@ private:
 			counted.evictions += evicted;
 		a.index.erase(i, a.entries);
 		a.hint.drop(a.last_hint(), i, a.entries);
-		a.entry_count--;
+		a.views -= at(i).views;
 	}
 
 	bool evict_this(uint32_t i)

@@ -206,6 +206,7 @@ private:
 		e.state = state::MAKING;
 		e.late = false;
 		e.wanted = 0;
+		e.views = 1;
 		e.owner = o;
 		e.pd = p;
 		a.owner.add(o, a.entries, i, size);
@@ -268,9 +269,9 @@ private:
 			return;
 		}
 		e.word.open_release(0);
-		a.entry_count++;
+		a.views += e.views;
 
-		const uint32_t more = a.hint.grow(a.last_hint(), a.entry_count);
+		const uint32_t more = a.hint.grow(a.last_hint(), a.views);
 
 		if (more <= a.ready_hint)
 			a.hot.last_hint.store(more, std::memory_order_relaxed);
@@ -301,7 +302,11 @@ private:
 				return false;
 		}
 
-		const auto retire = [&](uint32_t within) { lock.retire(within); };
+		const auto retire = [&](uint32_t within) {
+			if (!e.shows(want))
+				e.views += lock.at(within).views;
+			lock.retire(within);
+		};
 
 		if (a.index.insert(i, a.entries, retire))
 			a.owner[e.owner].merge_looks = REMEMBERED;

@@ -145,6 +145,14 @@ TEST_CASE_METHOD(fixture, "windows that slid are all served afterwards")
 	CHECK(count().hits == 200);
 }
 
+TEST_CASE_METHOD(fixture, "the hints grow with the windows that a union serves")
+{
+	for (uint64_t n = 0; n < 200; n++)
+		use(n);
+	CHECK(count().entries < 20);
+	CHECK(static_cast<mr_cache::arena<seen_env> *>(cache.env.arena)->last_hint() == 255);
+}
+
 TEST_CASE_METHOD(fixture, "a union takes the place of the idle ones within it")
 {
 	leave(hold(0, IDLE));
