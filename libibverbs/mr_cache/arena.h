@@ -89,10 +89,10 @@ template <class Env> struct arena {
 	need needed(uint32_t p, uint32_t o)
 	{
 		const uint32_t high = hot.high.load(std::memory_order_relaxed);
+		const uint32_t more = hint.grow(ready_hint, views + views / 2);
 
 		return {high + AHEAD / 2 < ready || ready == Env::entries ? NONE : ready,
-			hint.grow(ready_hint, views + views / 2) > ready_hint ? 2 * ready_hint + 1
-									      : 0,
+			more > ready_hint ? more : 0,
 			{page_behind(&index.pd[p]), page_behind(&owner[o])}};
 	}
 	/* Without. */

@@ -116,7 +116,7 @@ public:
 	/* Under the mutex: range_index::beside(). */
 	neighbours beside(const request &want, uint64_t addr) const
 	{
-		return ranges.beside(pd.trees_of(want), want.access & RIGHTS, addr);
+		return ranges.beside(pd.trees_of(want).roots[want.access & RIGHTS], addr);
 	}
 
 	/*

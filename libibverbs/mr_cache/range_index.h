@@ -41,16 +41,13 @@ public:
 		return present ? search(of, present, want, entries) : 0;
 	}
 
-	/*
-	 * Under the mutex. Of the same rights: the last entry that starts at or before the address,
-	 * and the first that starts after it.
-	 */
-	neighbours beside(const trees<Env> &of, uint32_t rights, uint64_t addr) const
+	/* The last entry that starts at or before the address, and the first that starts after. */
+	neighbours beside(const typename trees<Env>::link &root, uint64_t addr) const
 	{
-		uint32_t n = get(of.roots[rights]);
 		neighbours found = {};
+		uint32_t n = get(root);
 
-		while (n) {
+		for (int steps = 0; n && steps < STEPS; steps++) {
 			if (starts_at(n) <= addr) {
 				found.before = n;
 				n = get(nodes[n].right);
@@ -73,16 +70,16 @@ public:
 		const entry<Env> &e = entries[index];
 		const uint64_t start = e.start();
 		link &root = to.roots[e.rights()];
-		const neighbours beside = insert_at(root, index, start);
-		uint32_t next = beside.after;
+		const neighbours around = insert_at(root, index, start);
+		uint32_t next = around.after;
 
 		set(to.present, get(to.present) | 1U << e.rights());
 		while (next && entries[next].end() <= e.end()) {
 			retire(next);
-			next = successor(root, start);
+			next = beside(root, start).after;
 		}
 		return (next && starts_at(next) < e.end()) ||
-		       (beside.before && entries[beside.before].end() > start);
+		       (around.before && entries[around.before].end() > start);
 	}
 
 	/* Under the mutex. */
@@ -129,7 +126,7 @@ private:
 		/* The lowest of the sets that contain a set is itself. */
 		for (uint32_t more = present & containing(want.access & RIGHTS); more;
 		     more &= more - 1) {
-			uint32_t found = predecessor(of.roots[__builtin_ctz(more)], want.addr);
+			uint32_t found = beside(of.roots[__builtin_ctz(more)], want.addr).before;
 
 			if (found && entries[found].fits(want))
 				return found;
@@ -163,36 +160,6 @@ private:
 		};
 
 		return sets[rights];
-	}
-
-	uint32_t predecessor(const link &root, uint64_t addr) const
-	{
-		uint32_t best = 0, n = get(root);
-
-		for (int steps = 0; n && steps < STEPS; steps++) {
-			if (starts_at(n) <= addr) {
-				best = n;
-				n = get(nodes[n].right);
-			} else {
-				n = get(nodes[n].left);
-			}
-		}
-		return best;
-	}
-
-	uint32_t successor(const link &root, uint64_t addr) const
-	{
-		uint32_t best = 0, n = get(root);
-
-		while (n) {
-			if (starts_at(n) > addr) {
-				best = n;
-				n = get(nodes[n].left);
-			} else {
-				n = get(nodes[n].right);
-			}
-		}
-		return best;
 	}
 
 	/* Returns the last one that starts before it, and the next that starts there or after it.
