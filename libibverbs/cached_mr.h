@@ -70,13 +70,13 @@ int mr_cache_make_plain(struct ibv_mr *mr);
  * the MR is a plain one now and it may go on.
  */
 bool mr_cache_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
-		     void *addr, size_t length, int access, int *ret);
+		       void *addr, size_t length, int access, int *ret);
 /*
  * A command failed (errno). If it may lack something that idle registrations hold, they
  * go and it is tried again: did it succeed at last? Else errno is its last one.
  */
 bool mr_cache_retry_cmd(struct ibv_context *context,
-		     struct ibv_command_buffer *cmd);
+			struct ibv_command_buffer *cmd);
 /* For a context that is opened: how often this process and its ancestors have been forked. */
 uint32_t mr_cache_forks(void);
 /* A PD has another name in this process from now on: ibv_import_pd(). */

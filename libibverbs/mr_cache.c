@@ -88,7 +88,7 @@ plain:
 
 /* Saves no register for a part. */
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length,
-			 uint32_t access, struct mr_cache_part part)
+		       uint32_t access, struct mr_cache_part part)
 {
 	struct verbs_mr *view = part.mr ? mr_view_alloc_kept() : NULL;
 
@@ -141,7 +141,7 @@ reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
  */
 static __attribute__((noinline)) struct ibv_mr *
 reg_slowpath(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
-	   unsigned int access)
+	     unsigned int access)
 {
 	struct ibv_mr *mr;
 

@@ -173,7 +173,7 @@ uint32_t mr_cache_max_merge_bits(uint64_t max_mr_size)
 }
 
 struct ibv_mr_cache_limits mr_cache_default_limits(bool reclaimed,
-					      uint32_t device_entries)
+						   uint32_t device_entries)
 {
 	const uint64_t given = __atomic_load_n(&entries, __ATOMIC_RELAXED);
 

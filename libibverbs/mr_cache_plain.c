@@ -47,7 +47,8 @@ int mr_cache_make_plain(struct ibv_mr *mr)
 						 false, __ATOMIC_ACQ_REL,
 						 __ATOMIC_RELAXED))
 		ret = EBUSY;
-	if (ret == EAGAIN || (ret == EINVAL && __atomic_load_n(type, __ATOMIC_ACQUIRE) != cached))
+	if (ret == EAGAIN ||
+	    (ret == EINVAL && __atomic_load_n(type, __ATOMIC_ACQUIRE) != cached))
 		ret = EBUSY;
 	if (ret)
 		return ret;
@@ -86,7 +87,7 @@ int own_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr,
 #endif
 
 bool mr_cache_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
-		     void *addr, size_t length, int access, int *ret)
+		       void *addr, size_t length, int access, int *ret)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);
 	struct verbs_mr plain;

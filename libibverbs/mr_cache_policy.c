@@ -61,15 +61,3 @@ bool mr_cache_is_unasked(void)
 {
 	return mr_cache_policy() == POLICY_LOCAL || mr_cache_policy() == POLICY_REMOTE;
 }
-
-/*
- * A key must not open more than the program asked for. Only the program itself can use
- * one without remote rights: that may be rounded, and shared with requests for less. One
- * with remote rights is for its range and its rights alone, unless peers are trusted.
- */
-unsigned int mr_cache_access_of_entry(unsigned int access)
-{
-	if (access & REMOTE_ACCESS && mr_cache_policy() != POLICY_REMOTE)
-		access |= MR_CACHE_EXACT;
-	return access;
-}

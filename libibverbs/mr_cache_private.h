@@ -50,16 +50,17 @@ enum policy {
  */
 #define NOT_ASKED (1U << 31)
 extern unsigned int mr_cache_default __attribute__((visibility("hidden")));
-/* Those rights with which a registration serves its own range only. */
+/*
+ * With one of these rights a registration serves its own range and rights alone, unless peers are
+ * trusted: a key must not open more than the program asked for. Only the program itself can use one
+ * without them: that is rounded, and shared with requests for less.
+ */
 extern unsigned int mr_cache_exact_rights __attribute__((visibility("hidden")));
 
 /* Read once. */
 enum policy mr_cache_policy(void) __attribute__((visibility("hidden")));
 /* Does the program perhaps not know that its registrations are cached? */
 bool mr_cache_is_unasked(void) __attribute__((visibility("hidden")));
-/* The request to the core for a registration with that access. */
-unsigned int mr_cache_access_of_entry(unsigned int access)
-	__attribute__((visibility("hidden")));
 
 /* The kernel refuses writes by peers where local writes are not allowed. */
 static inline bool may_be_written(unsigned int access)

@@ -119,7 +119,7 @@ struct ibv_mr_cache_limits mr_cache_first_limits(void *owner)
 					       __ATOMIC_ACQUIRE);
 
 	return mr_cache_default_limits(state & CONTEXT_RESTORES,
-				  state >> CONTEXT_ENTRIES_SHIFT);
+				       state >> CONTEXT_ENTRIES_SHIFT);
 }
 
 uint64_t mr_cache_max_merge(void *owner)

@@ -169,7 +169,7 @@ static bool make_room(struct ibv_context *context, int error, uint32_t stage,
 }
 
 bool mr_cache_retry_cmd(struct ibv_context *context,
-		     struct ibv_command_buffer *cmd)
+			struct ibv_command_buffer *cmd)
 {
 	const struct mr_notify_request *const request =
 		mr_notify_request_of(cmd);

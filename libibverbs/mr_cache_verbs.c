@@ -20,10 +20,12 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	       unsigned int access)
 {
 	access &= ~IBV_ACCESS_CACHED;
-	return can_be_cached((uintptr_t)addr, length, access) &&
-	       context_is(pd->context, CONTEXT_CACHES) &&
-	       mr_cache_covers(pd, (uintptr_t)addr, length,
-			       mr_cache_access_of_entry(access));
+	if (!can_be_cached((uintptr_t)addr, length, access) ||
+	    !context_is(pd->context, CONTEXT_CACHES))
+		return 0;
+	if (access & mr_cache_exact_rights)
+		access |= MR_CACHE_EXACT;
+	return mr_cache_covers(pd, (uintptr_t)addr, length, access);
 }
 
 /*
