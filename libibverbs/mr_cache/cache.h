@@ -112,13 +112,12 @@ public:
 	/* 1 or 0. */
 	[[nodiscard]] int covers(void *pd, uint64_t addr, uint64_t length, uint32_t access)
 	{
-		request want(pd, addr, length, access);
-		arena<Env> *a = memory.ready();
+		const request want(pd, addr, length, access);
 
-		if (!a || !want.is_possible(Env::page_mask()))
+		if (!want.is_possible(Env::page_mask()))
 			return 0;
 
-		locked<Env> lock(*a, env);
+		locked<Env> lock(*memory.ready(), env);
 		uint32_t i = lock ? lock.find_valid(want) : 0;
 
 		if (!i)
@@ -130,11 +129,7 @@ public:
 	[[nodiscard]] int limits(void *who, const ibv_mr_cache_limits *to,
 				 ibv_mr_cache_limits *from)
 	{
-		arena<Env> *a = memory.ready();
-
-		if (!a)
-			return EOPNOTSUPP;
-
+		arena<Env> *const a = memory.ready();
 		locked<Env> lock(*a, env);
 
 		if (!lock)
@@ -161,11 +156,7 @@ public:
 	/* Of a deregistration that failed: then more than that stays. */
 	[[nodiscard]] int clean(void *who, uint64_t keep)
 	{
-		arena<Env> *a = memory.ready();
-
-		if (!a)
-			return EOPNOTSUPP;
-
+		arena<Env> *const a = memory.ready();
 		locked<Env> lock(*a, env);
 
 		if (!lock)
@@ -249,18 +240,11 @@ public:
 		return bytes;
 	}
 
-	[[nodiscard]] int flush_pd(void *pd)
-	{
-		arena<Env> *a = memory.ready();
-
-		return a ? drain<Env>(*a, env).of_pd(pd) : 0;
-	}
+	[[nodiscard]] int flush_pd(void *pd) { return drain<Env>(*memory.ready(), env).of_pd(pd); }
 
 	[[nodiscard]] int flush_owner(void *who)
 	{
-		arena<Env> *a = memory.ready();
-
-		return a ? drain<Env>(*a, env).of_owner(who) : 0;
+		return drain<Env>(*memory.ready(), env).of_owner(who);
 	}
 
 	/* See locked::shrink(). */

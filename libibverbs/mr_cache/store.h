@@ -59,8 +59,8 @@ public:
 
 private:
 	/*
-	 * NULL: a signal handler interrupted its own thread's work in the arena, and forked; the
-	 * child begins when that thread has come back.
+	 * Not if a signal handler interrupted its own thread's work in the arena, and forked: that
+	 * gets no lock, and the child begins when the thread has come back.
 	 */
 	arena<Env> *begun(arena<Env> *a)
 	{
@@ -68,7 +68,7 @@ private:
 		uint32_t nobody = 0;
 
 		if (locks)
-			return nullptr;
+			return a;
 		locks = true;
 		if (a->hot.birth.compare_exchange_strong(nobody, 1, std::memory_order_relaxed,
 							 std::memory_order_relaxed))
