@@ -142,7 +142,7 @@ public:
 		a.index.pd.remove(at(i).pd, a.entries, i);
 		at(i).owner = a.owner.NAMELESS;
 		at(i).pd = a.index.pd.NAMELESS;
-		a.owner.add(at(i).owner, a.entries, i, at(i).size());
+		a.owner.add(at(i).owner, a.entries, i);
 		a.index.pd.add(at(i).pd, a.entries, i);
 	}
 

@@ -68,7 +68,7 @@ public:
 			if (o == a.owner.NONE)
 				return EOPNOTSUPP;
 
-			const uint64_t size = size_of(want);
+			const uint64_t size = wanted_size();
 
 			if (!a.owner[o].has_room(size)) {
 				if (!make_room(o, size))
@@ -185,15 +185,16 @@ private:
 			*whole = found;
 	}
 
-	static uint64_t start_of(const request &of) { return of.addr & ~Env::page_mask(); }
-	static uint64_t size_of(const request &of)
+	/* Of whole pages. */
+	uint64_t wanted_size() const
 	{
-		return ((of.addr + of.length + Env::page_mask()) & ~Env::page_mask()) -
-		       start_of(of);
+		const uint64_t mask = Env::page_mask();
+
+		return ((want.addr & mask) + want.length + mask) & ~mask;
 	}
+
 	int make(uint32_t i, uint32_t o, const request &whole, mr_cache_ref *ref)
 	{
-		const uint64_t start = start_of(whole), size = size_of(whole);
 		entry<Env> &e = lock.at(i);
 		uint32_t p = a.index.pd.find_or_add(pd);
 		void *mr = nullptr;
@@ -209,7 +210,7 @@ private:
 		e.views = 1;
 		e.owner = o;
 		e.pd = p;
-		a.owner.add(o, a.entries, i, size);
+		a.owner.add(o, a.entries, i);
 		a.index.pd.add(p, a.entries, i);
 		lock.be_busy(i, 1);
 		a.making.add(a.entries, i);
@@ -218,8 +219,8 @@ private:
 					  a.owner[o].who(),
 					  whole.addr,
 					  whole.length,
-					  want.exact() ? want.addr : start,
-					  want.exact() ? want.length : size,
+					  want.exact() ? want.addr : e.start(),
+					  want.exact() ? want.length : e.size(),
 					  want.access & ~static_cast<uint32_t>(MR_CACHE_EXACT),
 					  i,
 					  lock.generation,

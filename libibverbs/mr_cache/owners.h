@@ -82,11 +82,10 @@ public:
 		return i;
 	}
 
-	/* size: the entry's. */
-	void add(uint32_t o, entry<Env> *entries, uint32_t i, uint64_t size)
+	void add(uint32_t o, entry<Env> *entries, uint32_t i)
 	{
 		records[o].list.add(entries, i);
-		records[o].counted.bytes += size;
+		records[o].counted.bytes += entries[i].size();
 		records[o].counted.entries++;
 	}
 
