@@ -214,7 +214,7 @@ bool mr_cache_unimport_mr(struct ibv_mr *mr)
 	return true;
 }
 
-/* If it is this user's alone, its release deregisters it: so does that of the last user. */
+/* The release of the last user deregisters it: this one's, if no other has it. */
 static int forget(struct ibv_mr *mr)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);

@@ -4,7 +4,7 @@
  * more (so a process that locks all its memory pays only for used parts), never moved and never
  * given back. All bytes 0 is its valid first state, so a fork needs nothing but zeros: the mapping
  * is wiped in a child (MADV_WIPEONFORK), also after a raw clone(). The child finds generation 0,
- * begins anew, and never sees an entry, a held mutex or an MR of its parent.
+ * begins empty, and never sees an entry, a held mutex or an MR of its parent.
  */
 #ifndef MR_CACHE_ARENA_H
 #define MR_CACHE_ARENA_H
@@ -24,11 +24,11 @@ template <class Env> struct arena {
 
 	/* Read by every hit; written by misses and evictions only. */
 	struct alignas(128) {
-		atomic<uint32_t> generation; // 0: begin anew
+		atomic<uint32_t> generation; // 0: not begun yet
 		atomic<uint32_t> last_hint;
 		atomic<uint64_t> epoch; // the upper bits of stamps
 		atomic<uint32_t> high;	// entries from here on were never used; 0 is no entry
-		atomic<uint32_t> birth; // a thread is beginning anew
+		atomic<uint32_t> birth; // a thread begins
 	} hot;
 
 	/* Innermost lock: guards all that is below and is not atomic. Never held in the registrar.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Where the arena is: made once, seen by all threads, and begun anew in a child, which finds zeros
+ * Where the arena is: made once, seen by all threads, and begun again in a child, which finds zeros
  * there.
  */
 #ifndef MR_CACHE_STORE_H
