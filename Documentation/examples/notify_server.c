@@ -5,10 +5,10 @@
  * Usage: notify_server [DEVICE] (InfiniBand or RoCE; default: the first one)
  *
  * The client writes to the server's buffer by RDMA. A library in the server (here: replace())
- * unmaps the buffer and maps another one, and tells nobody. The server sleeps in poll(): the kernel
- * wakes it by an eventfd, a word says which registration is INVALID, and the server registers
- * the buffer again and sends its address and key. Both are processes of this program. Exit status
- * 3: the device has no MR notification.
+ * unmaps the buffer and maps another buffer, and does not tell the server. The server sleeps in
+ * poll(). The kernel wakes it by an eventfd, and a word says which registration is INVALID. The
+ * server registers the buffer again and sends its address and key. Server and client are
+ * processes of this program. Exit status 3: the device has no MR notification.
  */
 #define _GNU_SOURCE
 #include <infiniband/verbs.h>

@@ -32,7 +32,7 @@ OPTIONS = ["-GNinja", "-DIN_PLACE=1", "-DNO_PYVERBS=1", "-DNO_MAN_PAGES=1",
            "-DCMAKE_C_COMPILER_LAUNCHER=ccache"]
 
 # Each node with its functions and, in its time, their structs: a new member needs a new node, by
-# which the library is told of it, and a row here.
+# which the library is told of it, and a row here. A member has 8 bytes, or as many as it says.
 MR, NOTIFY = "struct ibv_mr *", "int (*)(struct ibv_mr *, uint64_t *)"
 RELEASED = {
     "MRNOTIFY_1.0": (
@@ -71,7 +71,7 @@ RELEASED = {
          "ibv_reg_notified_mr": f"{MR}(*)(struct ibv_pd *, void *, size_t, uint64_t, "
                                 "unsigned int, const struct ibv_mr_notify_attr *)",
          "ibv_suspend_mr_notify": f"int (*)({MR})"},
-        {"ibv_mr_notify_attr": "comp_mask word in_use changes event_fd idle_ms"}),
+        {"ibv_mr_notify_attr": "comp_mask word in_use changes event_fd:4 idle_ms:4"}),
 }
 BITS = {"IBV_MR_NOTIFY_INVALID": "1", "IBV_MR_NOTIFY_SUSPECT": "2", "IBV_MR_NOTIFY_SUSPENDED": "4",
         "IBV_MR_NOTIFY_KERNEL_MASK": "0xff", "IBV_ACCESS_CACHED": "1 << 29",
@@ -95,10 +95,13 @@ def released():
     sizes = {}
     for _, structs in RELEASED.values():
         for name, members in structs.items():
-            for at, member in enumerate(members.split()):
-                text += (f'_Static_assert(offsetof(struct {name}, {member}) == {8 * at} && '
-                         f'sizeof(((struct {name} *)0)->{member}) == 8, "{name}.{member}");\n')
-            sizes[name] = 8 * len(members.split())
+            at = 0
+            for member, _, size in (member.partition(":") for member in members.split()):
+                text += (f'_Static_assert(offsetof(struct {name}, {member}) == {at} && '
+                         f'sizeof(((struct {name} *)0)->{member}) == {size or 8}, '
+                         f'"{name}.{member}");\n')
+                at += int(size or 8)
+            sizes[name] = at
     for name, size in sizes.items():
         text += f'_Static_assert(sizeof(struct {name}) == {size}, "{name}");\n'
     return text + "".join(f'_Static_assert({name} == ({value}), "{name}");\n'

@@ -84,7 +84,8 @@ class BuiltTest(unittest.TestCase):
         sources = glob.glob(os.path.join(os.path.dirname(BUILT), "../libibverbs/man/*.md"))
         self.assertTrue(sources)
         for page in (os.path.basename(path).removesuffix(".md") for path in sources):
-            self.assertTrue(os.path.exists(os.path.join(BUILT, "libibverbs/man", page)), page)
+            self.assertTrue(os.path.exists(os.path.join(BUILT, "libibverbs/man", page)),
+                            f"{page}, which `cmake --build build` makes")
 
 
 if __name__ == "__main__":
