@@ -129,6 +129,22 @@ struct counted_mr {
 	owned<ibv_mr> mr;
 };
 
+/* The same in a child, which ends by _exit(). */
+struct child_mr {
+	explicit child_mr(uint64_t *changes)
+	{
+		ibv_mr_notify_attr attr{};
+
+		attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
+		attr.word = ibv_alloc_notify_word(on.context());
+		attr.changes = changes;
+		child_check(ibv_reg_notified_mr(on.pd(), m.registered().addr, length, 0, 0, &attr));
+	}
+
+	device on;
+	memory m = anonymous(length);
+};
+
 /* In use by nobody: the kernel may have its pages. */
 struct idle_mr {
 	explicit idle_mr(const device &on, uint32_t idle_ms = 0, uint64_t *changes = nullptr)
@@ -528,19 +544,9 @@ TEST_CASE("a counter that a child shares counts what happens in both processes")
 	counted_mr ours(on, changes);
 
 	in_child([&] {
-		const device theirs;
-		const memory m = anonymous(length);
-		uint64_t *const word = ibv_alloc_notify_word(theirs.context());
-		ibv_mr_notify_attr attr{};
+		const child_mr theirs(changes);
 
-		child_check(word);
-		attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
-		attr.word = word;
-		attr.changes = changes;
-		ibv_mr *const mr =
-			ibv_reg_notified_mr(theirs.pd(), m.registered().addr, length, 0, 0, &attr);
-		child_check(mr);
-		child_check(munmap(m.registered().addr, length) == 0);
+		child_check(munmap(theirs.m.registered().addr, length) == 0);
 		child_check(load(changes) == 1);
 		_exit(0);
 	});
@@ -555,17 +561,8 @@ TEST_CASE("a process that ends is counted where its counter is shared")
 	uint64_t *const changes = counters.at(0);
 
 	in_child([&] {
-		const device theirs;
-		const memory m = anonymous(length);
-		uint64_t *const word = ibv_alloc_notify_word(theirs.context());
-		ibv_mr_notify_attr attr{};
+		const child_mr theirs(changes);
 
-		child_check(word);
-		attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
-		attr.word = word;
-		attr.changes = changes;
-		child_check(
-			ibv_reg_notified_mr(theirs.pd(), m.registered().addr, length, 0, 0, &attr));
 		_exit(0);
 	});
 	CHECK(load(changes) == 1);
