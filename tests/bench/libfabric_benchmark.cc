@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * libfabric's registration cache, as an application meets it: fi_mr_reg + fi_close on its verbs
- * provider. FI_MR_CACHE_MONITOR chooses memhooks or userfaultfd. And its costs while it is idle,
- * see idle.h.
+ * provider. FI_MR_CACHE_MONITOR chooses memhooks or userfaultfd. And its misses (renewed.h), and
+ * its costs while it is idle (idle.h).
  */
 #include <benchmark/benchmark.h>
 #include <rdma/fi_domain.h>
@@ -12,6 +12,7 @@
 
 #include "idle.h"
 #include "libfabric.h"
+#include "renewed.h"
 #include "shuffled.h"
 
 namespace {
@@ -82,7 +83,7 @@ BENCHMARK(libfabric_small)->Arg(1000);
 BENCHMARK(libfabric_small)->Arg(1000)->Threads(2);
 BENCHMARK(libfabric_parts)->Arg(1)->Arg(16)->Arg(most_parts);
 BENCHMARK(libfabric_parts)->Arg(1)->Arg(16)->Arg(most_parts)->Threads(2);
-[[maybe_unused]] const bool has_idle = (idle::add(use), true);
+[[maybe_unused]] const bool has_more = (idle::add(use), renewed::add_both(use), true);
 
 } // namespace
 

@@ -2,7 +2,7 @@
 /*
  * UCX's registration cache as a transport's user meets it: uct_md_mem_reg + uct_md_mem_dereg on the
  * memory domain of rxe0. UCX_RCACHE_NOTIFY chooses, where the library knows it, how it learns of
- * changes of memory. And its costs while it is idle, see idle.h.
+ * changes of memory. And its misses (renewed.h), and its costs while it is idle (idle.h).
  */
 #include <benchmark/benchmark.h>
 #include <uct/api/uct.h>
@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "idle.h"
+#include "renewed.h"
 #include "shuffled.h"
 
 namespace {
@@ -81,7 +82,7 @@ void ucx_md(benchmark::State &state)
 }
 
 BENCHMARK(ucx_md)->RangeMultiplier(10)->Range(1, 10000);
-[[maybe_unused]] const bool has_idle = (idle::add(use), true);
+[[maybe_unused]] const bool has_more = (idle::add(use), renewed::add_both(use), true);
 
 } // namespace
 

@@ -19,6 +19,8 @@
  *               plain and miss, medians in nanoseconds; ratio, of these; ratio_of_fast, of the 10th
  *               percentiles. Another cached registration is there, as no cache is empty at a miss.
  *               notified: ibv_reg_notified_mr(), in turns with both; notified_by_miss, their ratio
+ *  renewed/...  see renewed.h: plain; cached; notified: an entry of a cache above the verbs, which
+ *               looks at its word, and ends the MR when that is INVALID
  *  idle/...     as the environment has it (RDMAV_MR_CACHE), see idle.h
  */
 #include <benchmark/benchmark.h>
@@ -34,6 +36,7 @@
 #include "device.h"
 #include "idle.h"
 #include "layouts.h"
+#include "renewed.h"
 
 using namespace mr_notify;
 
@@ -283,6 +286,41 @@ uint64_t ticks()
 	return __builtin_ia32_rdtsc();
 }
 
+/* As a cache above the verbs does it: one call, the users are counted in the word. */
+ibv_mr *register_notified(range of, uint64_t *word, uint64_t *changes)
+{
+	ibv_mr_notify_attr attr{};
+
+	attr.comp_mask =
+		IBV_MR_NOTIFY_ATTR_IN_USE | IBV_MR_NOTIFY_ATTR_IDLE_MS | IBV_MR_NOTIFY_ATTR_CHANGES;
+	attr.word = word;
+	attr.changes = changes;
+	attr.in_use = ~uint64_t{IBV_MR_NOTIFY_KERNEL_MASK};
+	attr.idle_ms = 1000;
+	*word = 0x100;
+	ibv_mr *mr = ibv_reg_notified_mr(the_device().pd(), of.addr, of.length,
+					 reinterpret_cast<uintptr_t>(of.addr), access_flags, &attr);
+	if (!mr)
+		throw std::runtime_error("ibv_reg_notified_mr");
+	return mr;
+}
+
+/* The only entry of such a cache. */
+void use_notified(range of)
+{
+	static uint64_t *const word = ibv_alloc_notify_word(the_device().context());
+	static uint64_t *const changes = ibv_alloc_notify_word(the_device().context());
+	static ibv_mr *mr = nullptr;
+
+	if (mr && __atomic_fetch_add(word, 0x100, __ATOMIC_ACQUIRE) & IBV_MR_NOTIFY_KERNEL_MASK) {
+		ibv_dereg_mr(mr);
+		mr = nullptr;
+	}
+	if (!mr)
+		mr = register_notified(of, word, changes);
+	__atomic_fetch_sub(word, 0x100, __ATOMIC_RELEASE);
+}
+
 void miss(benchmark::State &state)
 {
 	const range buffer = the_buffer(static_cast<std::size_t>(state.range(0)));
@@ -300,26 +338,9 @@ void miss(benchmark::State &state)
 		ibv_dereg_mr(mr);
 		ibv_reg_mr_clean(the_device().context(), 0);
 	};
-	/* As a cache above the verbs does it. */
-	const auto notify = [&](range of, uint64_t *at) {
-		ibv_mr_notify_attr attr{};
-
-		attr.comp_mask = IBV_MR_NOTIFY_ATTR_IN_USE | IBV_MR_NOTIFY_ATTR_IDLE_MS |
-				 IBV_MR_NOTIFY_ATTR_CHANGES;
-		attr.word = at;
-		attr.changes = changes;
-		attr.in_use = ~uint64_t{IBV_MR_NOTIFY_KERNEL_MASK};
-		attr.idle_ms = 1000;
-		*at = 0x100;
-		ibv_mr *mr = ibv_reg_notified_mr(the_device().pd(), of.addr, of.length,
-						 reinterpret_cast<uintptr_t>(of.addr), access_flags,
-						 &attr);
-		if (!mr)
-			throw std::runtime_error("ibv_reg_notified_mr");
-		return mr;
-	};
 	/* Another one is there, too. */
-	const owned<ibv_mr> kept_notified(notify(another.registered(), first_word));
+	const owned<ibv_mr> kept_notified(
+		register_notified(another.registered(), first_word, changes));
 	const auto begin = std::chrono::steady_clock::now();
 	const uint64_t first_tick = ticks();
 
@@ -327,7 +348,7 @@ void miss(benchmark::State &state)
 		time_one(plain, [&] { return register_or_die(buffer, access_flags); });
 		time_one(missed,
 			 [&] { return register_or_die(buffer, access_flags | IBV_ACCESS_CACHED); });
-		time_one(notified, [&] { return notify(buffer, word); });
+		time_one(notified, [&] { return register_notified(buffer, word, changes); });
 	}
 
 	const std::chrono::duration<double, std::nano> elapsed =
@@ -364,6 +385,20 @@ BENCHMARK(miss)->RangeMultiplier(16)->Range(4 << 10, 64 << 20);
 		 ibv_dereg_mr(register_or_die({addr, length}, IBV_ACCESS_LOCAL_WRITE));
 	 }),
 	 true);
+[[maybe_unused]] const bool has_renewed = [] {
+	const auto of = [](std::byte *addr, std::size_t length) { return range{addr, length}; };
+
+	renewed::add("nothing", [](std::byte *, std::size_t) {});
+	renewed::add("plain", [=](std::byte *addr, std::size_t length) {
+		ibv_dereg_mr(register_or_die(of(addr, length), access_flags));
+	});
+	renewed::add("cached", [=](std::byte *addr, std::size_t length) {
+		ibv_dereg_mr(register_or_die(of(addr, length), access_flags | IBV_ACCESS_CACHED));
+	});
+	renewed::add("notified",
+		     [=](std::byte *addr, std::size_t length) { use_notified(of(addr, length)); });
+	return true;
+}();
 
 } // namespace
 

@@ -34,6 +34,9 @@ ROWS = {
     "bench_cost": [],
 }
 ROWS["bench_cache_before"] = ROWS["bench_cache"]
+ROWS["bench_verbs"] += [f"renewed/{way}" for way in ("nothing", "plain", "cached", "notified")]
+for LIBRARY in ("bench_libfabric", "bench_ucx_md"):
+    ROWS[LIBRARY] += ["renewed/registered", "renewed/nothing"]
 BASE = {"bench_verbs": 2000, "bench_ucx": 4000}     # nanoseconds; of the others 1000
 
 # FAIL=PROGRAM fails when all is printed, LEFT_OUT=ROW is an error of that row's last repetition.
@@ -182,6 +185,17 @@ class Bench(unittest.TestCase):
     def test_cost_of_a_guest_that_failed(self):
         self.no_result(self.run_script("cost", LAB_STATUS="99"), "the lab: status 0",
                        "status 99, so no result")
+
+    def test_misses(self):
+        done = self.run_script("misses")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("| no cache | - | 0 |\n| libibverbs | 2000 | 0 |\n", done.stdout)
+        self.assertEqual(done.stdout.count(" | 1000 | 0 |\n"), 7)
+
+    def test_misses_without_a_row(self):
+        for row in ("hit/apart/1", "renewed/registered", "renewed/nothing"):
+            with self.subTest(row):
+                self.no_result(self.run_script("misses", LEFT_OUT=row), "a row has no result")
 
     def test_growth(self):
         done = self.run_script("growth")

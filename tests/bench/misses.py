@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""The cost of a hit and of a miss in instructions, for each way to keep registrations.
+
+A hit: one registration of 4 KiB. A miss: 64 KiB that were unmapped and mapped again since they were
+registered, less the unmapping and mapping themselves. In a guest whose clock counts instructions,
+so that nothing else that this machine does matters. libfabric and UCX are those of
+buildlib/consumers, so each way is the same build. Called by tests/bench/run.
+"""
+import json
+import os
+import shlex
+import sys
+
+import programs
+from programs import OUT
+
+WORD_ONLY = {"UCX_RCACHE_NOTIFY": "y"}
+BELOW_UCX = {"UCX_IB_REG_METHODS": "direct", "UCX_MEM_EVENTS": "n", "UCX_RCACHE_NOTIFY": "n",
+             "RDMAV_MR_CACHE": "remote"}
+BELOW_LIBFABRIC = {"FI_MR_CACHE_MAX_COUNT": "0", "RDMAV_MR_CACHE": "remote"}
+# Way: (program, the row of a hit, the row of a miss, environment)
+WAYS = {
+    "no cache": ("verbs", None, "renewed/plain", {}),
+    "libibverbs": ("verbs", "hit/apart/1", "renewed/cached", {}),
+    "a cache on the public verbs": ("verbs", None, "renewed/notified", {}),
+    **{f"UCX, {way}": ("ucx_md", "ucx_md/1", "renewed/registered", environment)
+       for way, environment in (("hooks", {"UCX_RCACHE_NOTIFY": "n"}), ("the word", WORD_ONLY),
+                                ("libibverbs below", BELOW_UCX))},
+    **{f"libfabric, {way}": ("libfabric", "libfabric/1", "renewed/registered", environment)
+       for way, environment in (("memhooks", {"FI_MR_CACHE_MONITOR": "memhooks"}),
+                                ("userfaultfd", {"FI_MR_CACHE_MONITOR": "userfaultfd"}),
+                                ("the word", {"FI_MR_CACHE_MONITOR": "verbs_notify"}),
+                                ("libibverbs below", BELOW_LIBFABRIC))},
+}
+BUILT = ":".join(os.path.join(programs.REPO, "build/consumers", name, "lib")
+                 for name in ("ucx", "libfabric"))
+
+
+def measure(program, environment, wanted):
+    """{row: instructions} of a program, in a guest."""
+    setting = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    said = programs.lab("debian", ["sh", "-c", (
+        f'LD_LIBRARY_PATH={shlex.quote(BUILT)}:"${{LD_LIBRARY_PATH:-}}" {setting} '
+        f"{programs.path(program)} --benchmark_format=json --benchmark_min_time=0.003 "
+        f"'--benchmark_filter=^({'|'.join(wanted)})$'")], "--count-instructions")
+    return {name: values[0] for name, values in programs.values(said, "cpu_time").items()} \
+        if said else {}
+
+
+def main():
+    """Measure, print, write."""
+    os.makedirs(OUT, exist_ok=True)
+    found = {}
+    print("| registrations kept by | a hit | a miss |\n|---|---|---|")
+    for way, (program, hit, miss, environment) in WAYS.items():
+        print("measuring in debian:", way, file=sys.stderr, flush=True)
+        rows = measure(program, environment, [row for row in (hit, miss, "renewed/nothing") if row])
+        if miss in rows and "renewed/nothing" in rows and (hit in rows or not hit):
+            found[way] = {"hit": rows.get(hit), "miss": rows[miss] - rows["renewed/nothing"]}
+            shown = f"{rows[hit]:.0f}" if hit else "-"
+            print(f"| {way} | {shown} | {found[way]['miss']:,.0f} |", flush=True)
+    with open(os.path.join(OUT, "misses.json"), "w", encoding="utf-8") as out:
+        json.dump(found, out, indent=1)
+    print(f"\n{programs.relative('misses.json')}")
+    if len(found) < len(WAYS):
+        print("a row has no result", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

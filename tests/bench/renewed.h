@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * How misses are measured, for all that is compared: 64 KiB are registered, released, unmapped and
+ * mapped again, by functions of libc, which hooks see. The row renewed/nothing does not register:
+ * what is above it is the cost of a miss, with the cost of the change itself.
+ */
+#ifndef BENCH_RENEWED_H
+#define BENCH_RENEWED_H
+
+#include <benchmark/benchmark.h>
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <string>
+
+namespace renewed {
+
+constexpr std::size_t size = 65536;
+
+inline std::byte *map(std::byte *at)
+{
+	return static_cast<std::byte *>(
+		mmap(at, size, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE | (at ? MAP_FIXED : 0), -1, 0));
+}
+
+/* Adds a row; use(address, length) registers and releases. */
+template <class Use> void add(const std::string &name, Use use)
+{
+	benchmark::RegisterBenchmark(("renewed/" + name).c_str(), [use](benchmark::State &state) {
+		std::byte *at = map(nullptr);
+
+		use(at, size); /* opens the device */
+		for (auto _ : state) {
+			use(at, size);
+			munmap(at, size);
+			map(at);
+		}
+		munmap(at, size);
+	});
+}
+
+/* The row of a library, and the one without it. */
+template <class Use> void add_both(Use use)
+{
+	add("registered", use);
+	add("nothing", [](std::byte *, std::size_t) {});
+}
+
+} // namespace renewed
+
+#endif // BENCH_RENEWED_H
