@@ -4,16 +4,16 @@
 
 Two devices in one process of which the second one can't; a monitor of the program's own; arming
 that fails; fork; a registration of which a half is unmapped while the other one is in use; memory
-that can't be registered; devices that can't be opened; fi_info's answer about it. With --old where
+that can't be registered; fi_info's answer about it. With --old where
 the library or the kernel has no notification at all: as they came, hooks by default, and no cache
 where they were told to use nothing else.
 """
-import glob
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 
 import limited
@@ -29,7 +29,6 @@ CANT_ARM = {**NOT_CAPABLE, "ARMING_FAILS": "1"}
 # It says so, but is, and loses registrations that would stay where that is true.
 CANT_REVOKE = {**NOT_CAPABLE, "NOT_REVOCABLE": "1"}
 LIMIT = 600     # seconds: it hangs
-SPARE_KB = 256      # the pages of UCX's words
 MOST_KEPT = 100     # of 200 registrations, where something has to come by them
 MOST_IDLE = 1       # if the kernel takes their pages
 
@@ -47,6 +46,7 @@ ONLY_NOTIFY = {"UCX_RCACHE_NOTIFY": "y", "UCX_IB_REG_METHODS": "rcache,direct"}
 # UCT_MD_MEM_FLAG_NONBLOCK, and the setting that allows it.
 ON_DEMAND = {"ON_DEMAND": "1", "UCX_IB_ODP_MAX_SIZE": "inf"}
 MEMHOOKS = {"FI_MR_CACHE_MONITOR": "memhooks"}
+CONFIGURED = tempfile.mkdtemp(prefix="ucx.conf-")
 
 
 @dataclass
@@ -76,18 +76,20 @@ CASES = [
     Case("libfabric, no cache", "libfabric", {"rxe0": NO_CACHE}, {"FI_MR_CACHE_MAX_COUNT": "0"}),
     Case("libfabric, arming fails", "libfabric", {"rxe0": NO_CACHE}, CANT_ARM),
     Case("libfabric, not revocable", "libfabric", {"rxe0": WORD}, CANT_REVOKE, keeps=False),
-    Case("UCX, try", "ucx", {"rxe0": WORD, "rxe1": WORD}),
+    Case("UCX, try", "ucx", {"rxe0": WORD, "rxe1": WORD}, {}, True, True),
+    Case("UCX, y", "ucx", {"rxe0": WORD, "rxe1": WORD}, ONLY_NOTIFY),
+    Case("UCX, y in ucx.conf", "ucx", {"rxe0": WORD}, {"UCX_CONFIG_DIR": CONFIGURED}),
     Case("UCX, n", "ucx", {"rxe0": HOOKS}, {"UCX_RCACHE_NOTIFY": "n"}, True, True),
-    Case("UCX, try, rxe1 can't", "ucx", {"rxe0": WORD, "rxe1": HOOKS}, OTHER_CANT, True),
-    Case("UCX, the other one first", "ucx", {"rxe1": HOOKS, "rxe0": WORD}, OTHER_CANT, True),
+    Case("UCX, try, rxe1 can't", "ucx", {"rxe0": WORD, "rxe1": HOOKS}, OTHER_CANT, True, True),
+    Case("UCX, the other one first", "ucx", {"rxe1": HOOKS, "rxe0": WORD}, OTHER_CANT, True, True),
     Case("UCX, y, rxe1 can't", "ucx", {"rxe0": WORD, "rxe1": NO_CACHE},
          {**OTHER_CANT, **ONLY_NOTIFY}),
     Case("UCX, try, on demand", "ucx", {"rxe0": HOOKS}, ON_DEMAND, True, True,
          threads=1),
     Case("UCX, y, pinned though it may be on demand", "ucx", {"rxe0": WORD},
          {**ON_DEMAND, **ONLY_NOTIFY}),
-    Case("UCX, arming fails", "ucx", {"rxe0": NO_CACHE}, CANT_ARM),
-    Case("UCX, not revocable", "ucx", {"rxe0": WORD}, CANT_REVOKE, keeps=False),
+    Case("UCX, arming fails", "ucx", {"rxe0": NO_CACHE}, CANT_ARM, True, True),
+    Case("UCX, not revocable", "ucx", {"rxe0": WORD}, CANT_REVOKE, True, True, keeps=False),
 ]
 OLD = [
     Case("libfabric, default", "libfabric", {"rxe0": HOOKS}, {}, True),
@@ -180,7 +182,7 @@ def unmapped_is_given_back():
     """At most twice as much as hooks keep with a limit is kept, and no more registrations."""
     good = []
     for kind in ("uct", "ucp"):
-        for order, mrs in (("off", 1), ("on", 2)):  # so many registrations of each region
+        for order in ("off", "on"):
             setting = {"UCX_IB_RCACHE_MAX_UNRELEASED": "1m", "UCX_IB_PCI_RELAXED_ORDERING": order}
             name = f"UCX, {kind}, relaxed ordering {order}"
             hooks, hooks_said = unreleased(kind, "n", setting)
@@ -191,9 +193,6 @@ def unmapped_is_given_back():
                     check(f"{name}, {notify}: gives unmapped memory back as hooks do",
                           hooks and word and word["hits"] <= 2 * hooks["hits"] < hooks["all"],
                           said),
-                    check(f"{name}, {notify}: lends idle ones, and gets them again",
-                          word and word["lent"] < SPARE_KB and
-                          word["again"] - word["others"] >= 1024 * mrs, said),
                     check(f"{name}, {notify}: as many registrations as with hooks",
                           hooks and word and word["mrs"] <= hooks["mrs"], said)]
     cached, said = unreleased("ucp", "try", {"UCX_MEM_EVENTS": "n", "UCX_RCACHE_ENABLE": "y"})
@@ -204,23 +203,6 @@ def unmapped_is_given_back():
                       hooks and word and word["mrs"] <= hooks["mrs"],
                       f"hooks: {hooks_said}word: {said}"))
     return good
-
-
-def hooks_where_nothing_opens():
-    """Devices that another user can't open are no reason to wait with hooks."""
-    nodes = glob.glob("/dev/infiniband/uverbs*")
-    modes = [os.stat(node).st_mode & 0o777 for node in nodes]
-    try:
-        for node in nodes:
-            os.chmod(node, 0)
-        done = subprocess.run([PROGRAM, "ucx"], env=environment({}), text=True, check=False,
-                              capture_output=True, user=65534, timeout=LIMIT)
-    finally:
-        for node, mode in zip(nodes, modes):
-            os.chmod(node, mode)
-    said = done.stdout + done.stderr
-    return check("UCX, try, no device can be opened: libc was patched when UCX was loaded",
-                 not done.returncode and json.loads(done.stdout)["patched_first"] > 0, said)
 
 
 def described():
@@ -236,11 +218,12 @@ def described():
 def main():
     """All the cases."""
     old = sys.argv[1:] == ["--old"]
+    with open(os.path.join(CONFIGURED, "ucx.conf"), "w", encoding="ascii") as settings:
+        settings.writelines(f"{name}={value}\n" for name, value in ONLY_NOTIFY.items())
     if not old:
         subprocess.run("rdma link add rxe1 type rxe netdev dummy1".split(), check=True)
     good = [run(case) for case in (OLD if old else CASES)] + described()
     good += [maps_after_failure(notify) for notify in ("try", "n")]
-    good.append(hooks_where_nothing_opens())
     good += [] if old else unmapped_is_given_back()
     return 0 if all(good) else 1
 

@@ -2,35 +2,28 @@
 /*
  * How much memory UCX keeps pinned that a program has unmapped: unreleased uct|ucp. It registers
  * 201 buffers of 1 MiB on rxe0, one after the other, unmaps 200 of them, and then uses only the
- * last one again and again; after that it registers 60 others, and uses the last one. There is no
- * pause before the end of the hits, so that a timer of UCX's makes no difference. Prints one line
- * of JSON: VmPin in kB while all were registered ("all"), after the hits ("hits"), after the kernel
- * was asked for the pages of idle registrations ("lent"), after the others ("others"), at the end
- * ("again"), and how many registrations the device has then ("mrs"). With ON_DEMAND set UCX may
- * register so, which pins nothing.
+ * last one again and again. Prints one line of JSON: VmPin in kB while all were registered ("all")
+ * and after the hits ("hits"), and how many registrations the device has then ("mrs"). With
+ * ON_DEMAND set UCX may register so, which pins nothing.
  */
 #include <nlohmann/json.hpp>
 #include <ucp/api/ucp.h>
 
 #include <sys/mman.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <string_view>
-#include <thread>
 
 #include "ucx_md.h"
 
 namespace {
 
-constexpr std::size_t length = 1 << 20, unmapped = 200, others = 60;
+constexpr std::size_t length = 1 << 20, unmapped = 200;
 constexpr int hits = 300000;
-constexpr long spare_kb = 256; /* UCX's own: the pages of the words */
 
 using user = std::function<void(std::byte *)>;
 
@@ -118,7 +111,7 @@ int main(int argc, char **argv)
 	need(argc == 2, "unreleased uct|ucp");
 	const user use = std::string_view(argv[1]) == "ucp" ? of_context() : of_domain();
 	const long before_kb = pinned_kb(), before = registrations();
-	void *mapped = mmap(nullptr, (unmapped + 1 + others) * length, PROT_READ | PROT_WRITE,
+	void *mapped = mmap(nullptr, (unmapped + 1) * length, PROT_READ | PROT_WRITE,
 			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	need(mapped != MAP_FAILED, "mmap");
 	auto *memory = static_cast<std::byte *>(mapped);
@@ -132,18 +125,6 @@ int main(int argc, char **argv)
 	for (int i = 0; i < hits; i++)
 		use(at(unmapped));
 	seen["hits"] = pinned_kb() - before_kb;
-	/* It passes over those that were used since it came before. */
-	for (int i = 0; i < 100 && pinned_kb() > before_kb + spare_kb; i++) {
-		std::ofstream("/proc/sys/vm/drop_caches") << 2;
-		std::this_thread::sleep_for(std::chrono::milliseconds(20));
-	}
-	seen["lent"] = pinned_kb() - before_kb;
-	/* Of these misses some look at the last one, which does not use it. */
-	for (std::size_t i = 1; i <= others; i++)
-		use(at(unmapped + i));
-	seen["others"] = pinned_kb() - before_kb;
-	use(at(unmapped));
-	seen["again"] = pinned_kb() - before_kb;
 	seen["mrs"] = registrations() - before;
 	std::printf("%s\n", seen.dump().c_str());
 	return 0;

@@ -70,7 +70,7 @@ def libfabric(major, minor):
 
 
 # Those of buildlib/consumers, by the names that ibv_mr_cache looks for.
-UCX_OF_OURS = ucx(1, 13) + "void ucs_rcache_region_follow(void) {}"
+UCX_OF_OURS = ucx(1, 13) + "void ucs_rcache_changes(void) {}"
 LIBFABRIC_OF_OURS = libfabric(2, 1) + 'const char *const monitor = "verbs_notify";'
 
 

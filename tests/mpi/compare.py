@@ -69,6 +69,7 @@ FABRIC_BUILT = os.path.join(CONSUMERS, "libfabric/lib")
 UCX_BUILT = os.path.join(CONSUMERS, "ucx/lib")
 OPENMPI_BUILT = f"{os.path.join(CONSUMERS, 'openmpi/lib')}:{FABRIC_BUILT}"
 WORD_OFF = {"UCX_RCACHE_NOTIFY": "n"}
+ONLY_WORD = {"UCX_RCACHE_NOTIFY": "y"}
 
 
 @dataclass
@@ -87,10 +88,10 @@ class Row:
         """For the checks."""
         return f"{self.over}: {self.kept_by}"
 
-    def run(self, where):
+    def run(self, where, programs=PROGRAM):
         """Fill in the results; False if the job failed, with its output printed."""
         launcher, *options = OVER[self.over]
-        command = [launcher, *where[launcher], "-np", "2", *options, PROGRAM[launcher]]
+        command = [launcher, *where[launcher], "-np", "2", *options, programs[launcher]]
         env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
         env.update(ALWAYS, **self.environment)
         env["LD_LIBRARY_PATH"] = ":".join(filter(None, (self.libraries,
@@ -146,12 +147,14 @@ OF_CONSUMERS = [
     Row("Open MPI, libfabric", "the same beside Open MPI's hooks", "beside", {}, FABRIC_BUILT),
     Row("Open MPI, UCX", "UCX_RCACHE_NOTIFY=n", "hooks", WORD_OFF, UCX_BUILT),
     Row("Open MPI, UCX", "UCX_RCACHE_NOTIFY=n: no cache", "plain", UCX_OFF, UCX_BUILT),
-    Row("Open MPI, UCX", "UCX_RCACHE_NOTIFY=try", "word", ONLY_LIBFABRIC, UCX_BUILT),
+    Row("Open MPI, UCX", "UCX_RCACHE_NOTIFY=try", "beside", ONLY_LIBFABRIC, UCX_BUILT),
+    Row("Open MPI, UCX", "UCX_RCACHE_NOTIFY=y", "word", {**ONLY_WORD, **ONLY_LIBFABRIC}, UCX_BUILT),
     Row("Open MPI, UCX", "UCX_RCACHE_NOTIFY=y, UCP's cache", "word",
-        {"UCX_PROTO_ENABLE": "y", "UCX_RCACHE_NOTIFY": "y", **ONLY_LIBFABRIC}, UCX_BUILT),
+        {"UCX_PROTO_ENABLE": "y", **ONLY_WORD, **ONLY_LIBFABRIC}, UCX_BUILT),
     Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=n", "hooks", WORD_OFF, UCX_BUILT),
     Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=n: no cache", "plain", UCX_OFF, UCX_BUILT),
-    Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=try", "word", {}, UCX_BUILT),
+    Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=try", "beside", {}, UCX_BUILT),
+    Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=y", "word", ONLY_WORD, UCX_BUILT),
 ]
 # Open MPI's own cache, above fi_mr_reg().
 OF_OPENMPI = [

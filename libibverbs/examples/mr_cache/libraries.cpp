@@ -57,7 +57,7 @@ bool ask_ucx(void *handle, library &out)
 
 	if (ask)
 		ask(&out.is.major, &out.is.minor, &release);
-	out.asks_kernel = dlsym(handle, "ucs_rcache_region_follow");
+	out.asks_kernel = dlsym(handle, "ucs_rcache_changes");
 	return ask;
 }
 

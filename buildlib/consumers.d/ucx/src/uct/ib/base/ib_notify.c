@@ -13,35 +13,35 @@
 #include <dlfcn.h>
 
 
-#if HAVE_DECL_IBV_REG_MR_NOTIFY
+#if HAVE_DECL_IBV_REG_NOTIFIED_MR
+
+/* This bit of a word says that the MR is in use. It is always set: a request may use
+ * a part of a region while another part is unmapped, so the device keeps the pages
+ * until the region is deregistered */
+#define UCT_IB_NOTIFY_IN_USE UCS_BIT(8)
 
 static struct {
-    int (*reg)(struct ibv_mr *mr, uint64_t *word);
-    int (*reg_in_use)(struct ibv_mr *mr, uint64_t *word, uint64_t in_use);
-    int (*settle)(struct ibv_mr *mr);
+    __typeof__(ibv_reg_notified_mr)   *reg;
+    __typeof__(ibv_settle_mr_notify)  *settle;
+    __typeof__(ibv_alloc_notify_word) *alloc_word;
+    __typeof__(ibv_free_notify_word)  *free_word;
 } uct_ib_notify_verbs;
 
-/* Looked up, not linked: also runs with a libibverbs that does not have them */
+/* They are not linked, so this also runs with a libibverbs that lacks them */
 static int uct_ib_notify_have_verbs()
 {
-    void *lib = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD);
-
-    if (lib == NULL) {
-        return 0;
-    }
-
-    *(void**)&uct_ib_notify_verbs.reg        = dlsym(lib, "ibv_reg_mr_notify");
-    *(void**)&uct_ib_notify_verbs.reg_in_use =
-            dlsym(lib, "ibv_reg_mr_notify_reclaim");
-    *(void**)&uct_ib_notify_verbs.settle     = dlsym(lib, "ibv_settle_mr_notify");
-    dlclose(lib); /* this module is linked with it */
+    uct_ib_notify_verbs.reg        = dlsym(RTLD_DEFAULT, "ibv_reg_notified_mr");
+    uct_ib_notify_verbs.settle     = dlsym(RTLD_DEFAULT, "ibv_settle_mr_notify");
+    uct_ib_notify_verbs.alloc_word = dlsym(RTLD_DEFAULT, "ibv_alloc_notify_word");
+    uct_ib_notify_verbs.free_word  = dlsym(RTLD_DEFAULT, "ibv_free_notify_word");
     return (uct_ib_notify_verbs.reg != NULL) &&
-           (uct_ib_notify_verbs.settle != NULL);
+           (uct_ib_notify_verbs.settle != NULL) &&
+           (uct_ib_notify_verbs.alloc_word != NULL) &&
+           (uct_ib_notify_verbs.free_word != NULL);
 }
 
-/* Whether each registration of host memory by the cache is one of ibv_reg_mr().
- * Device memory, and large regions that threads register in parts, are not, and
- * on-demand paging (of UCT_MD_MEM_FLAG_NONBLOCK) has no word. */
+/* Whether each registration of the cache is one MR of host memory. An MR with
+ * on-demand paging can't notify */
 static int uct_ib_notify_covers_all(uct_ib_md_t *md)
 {
     return (md->reg_mem_types == UCS_BIT(UCS_MEMORY_TYPE_HOST)) &&
@@ -55,162 +55,108 @@ static int uct_ib_notify_covers_all(uct_ib_md_t *md)
 
 ucs_status_t uct_ib_notify_init(uct_ib_md_t *md)
 {
-    int must = ucs_global_opts.rcache_notify == UCS_YES;
+    int must = (ucs_global_opts.rcache_notify == UCS_YES);
 
-    md->notify = UCT_IB_NOTIFY_NONE;
-    if (ucs_global_opts.rcache_notify == UCS_NO) {
-        return UCS_OK;
-    }
-
-    if (!(IBV_DEV_ATTR(&md->dev, device_cap_flags) & IBV_DEVICE_MR_NOTIFY) ||
-        !uct_ib_notify_have_verbs()) {
-        ucs_debug("%s: memory regions can't notify",
-                  uct_ib_device_name(&md->dev));
-        return must ? UCS_ERR_UNSUPPORTED : UCS_OK;
-    }
-
-    if (must) {
-        /* Rather one thread, or pinned, than memory without a word */
+    md->notify = (ucs_global_opts.rcache_notify != UCS_NO) &&
+                 (IBV_DEV_ATTR(&md->dev, device_cap_flags) &
+                  IBV_DEVICE_MR_NOTIFY) &&
+                 uct_ib_notify_have_verbs();
+    if (md->notify && must) {
+        /* Rather register by one thread, and pin, than be without notification */
         md->config.min_mt_reg   = SIZE_MAX;
         md->config.odp.max_size = 0;
     }
 
-    md->notify = uct_ib_notify_covers_all(md) ? UCT_IB_NOTIFY_ALL :
-                                                UCT_IB_NOTIFY_SOME;
-    ucs_debug("%s: memory regions notify, %s memory events",
-              uct_ib_device_name(&md->dev),
-              (md->notify == UCT_IB_NOTIFY_ALL) ? "without" : "beside");
-    return (must && (md->notify != UCT_IB_NOTIFY_ALL)) ? UCS_ERR_UNSUPPORTED :
-                                                         UCS_OK;
+    md->notify = md->notify && uct_ib_notify_covers_all(md);
+    ucs_debug("%s: memory regions %s", uct_ib_device_name(&md->dev),
+              md->notify ? "notify" : "do not notify");
+    return (must && !md->notify) ? UCS_ERR_UNSUPPORTED : UCS_OK;
 }
 
-void uct_ib_notify_begin(uct_ib_md_t *md, uct_ib_mem_t *memh,
-                         ucs_rcache_region_t *region)
+ucs_status_t uct_ib_notify_memh_init(uct_ib_md_t *md, uct_ib_mem_t *memh)
 {
-    UCS_STATIC_ASSERT(UCT_IB_MR_LAST ==
-                      ucs_static_array_size(region->doubt));
-    UCS_STATIC_ASSERT(UCT_IB_MR_LAST ==
-                      ucs_static_array_size(memh->watched));
-
-    if (md->notify != UCT_IB_NOTIFY_NONE) {
-        region->doubt_low = md->relaxed_order ? UCS_RCACHE_DOUBT_SECOND : 0;
-        memh->doubt       = region->doubt;
-    }
+    memh->word = md->notify ?
+                 uct_ib_notify_verbs.alloc_word(md->dev.ibv_context) : NULL;
+    return (md->notify && (memh->word == NULL)) ? UCS_ERR_NO_MEMORY : UCS_OK;
 }
 
-void uct_ib_notify_failed(uct_ib_mem_t *memh)
+void uct_ib_notify_memh_cleanup(uct_ib_mem_t *memh)
 {
-    if (memh->doubt != NULL) {
-        memh->doubt[UCT_IB_MR_DEFAULT] |= IBV_MR_NOTIFY_INVALID;
-        memh->doubt                     = NULL;
+    if (memh->word != NULL) {
+        uct_ib_notify_verbs.free_word(memh->word);
+        memh->word = NULL;
     }
 }
 
-/* A cache may find a part of a larger region, and another part may be unmapped. So
- * the device keeps the pages of an invalid region while it is used, as it does of
- * one that an event took out of the cache. Unused, it gives them back at once. A
- * device that can't be revoked keeps them in any case. */
-static int uct_ib_notify_reg(struct ibv_mr *mr, volatile uint64_t *doubt)
+ucs_status_t uct_ib_notify_reg_mr(uct_ib_md_t *md, void *address, size_t length,
+                                  uint64_t access_flags, uct_ib_mem_t *memh,
+                                  struct ibv_mr **mr_p, int silent)
 {
-    uint64_t *word = (uint64_t*)doubt;
-    int ret = EOPNOTSUPP;
+    struct ibv_mr_notify_attr attr = {
+        .comp_mask = IBV_MR_NOTIFY_ATTR_IN_USE | IBV_MR_NOTIFY_ATTR_CHANGES,
+        .word      = memh->word,
+        .in_use    = UCT_IB_NOTIFY_IN_USE,
+        .changes   = (uint64_t*)ucs_rcache_changes()
+    };
 
-    *word |= UCS_RCACHE_DOUBT_KEPT; /* until it is registered */
-    if (uct_ib_notify_verbs.reg_in_use != NULL) {
-        ret = uct_ib_notify_verbs.reg_in_use(mr, word,
-                                             UCS_RCACHE_DOUBT_USED);
+    *memh->word = UCT_IB_NOTIFY_IN_USE;
+    *mr_p       = uct_ib_notify_verbs.reg(md->pd, address, length,
+                                          (uintptr_t)address, access_flags, &attr);
+    if ((*mr_p == NULL) && (errno == EOPNOTSUPP)) {
+        /* The device can't be revoked: it keeps the pages in any case */
+        attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
+        *mr_p          = uct_ib_notify_verbs.reg(md->pd, address, length,
+                                                 (uintptr_t)address, access_flags,
+                                                 &attr);
     }
 
-    return (ret == EOPNOTSUPP) ? uct_ib_notify_verbs.reg(mr, word) : ret;
-}
-
-void uct_ib_notify_arm(uct_ib_md_t *md, uct_ib_mem_t *memh,
-                       uct_ib_mr_type_t mr_type, struct ibv_mr *mr)
-{
-    int ret;
-
-    /* On-demand paging follows the memory itself; memory events end regions whose
-     * memory is gone, as their keys reach memory that is mapped there later */
-    if ((memh->doubt == NULL) || (memh->flags & UCT_IB_MEM_FLAG_ODP)) {
-        return;
+    memh->notify_mr = *mr_p;
+    if (*mr_p != NULL) {
+        return UCS_OK;
     }
 
-    ret = uct_ib_notify_reg(mr, &memh->doubt[mr_type]);
-    if (ret == 0) {
-        memh->watched[mr_type] = mr;
-        return;
-    }
-
-    ucs_debug("ibv_reg_mr_notify(mr=%p) failed: %s", mr, strerror(ret));
-    if (md->notify == UCT_IB_NOTIFY_ALL) {
-        memh->doubt[mr_type] |= IBV_MR_NOTIFY_INVALID; /* for this time only */
-    }
+    ucs_debug("ibv_reg_notified_mr(addr=%p length=%zu) failed: %m", address,
+              length);
+    *memh->word |= IBV_MR_NOTIFY_INVALID;
+    return uct_ib_reg_mr(md->pd, address, length, access_flags, mr_p, silent);
 }
 
 int uct_ib_notify_settle(const uct_ib_mem_t *memh)
 {
-    int i;
-
-    for (i = 0; i < UCT_IB_MR_LAST; ++i) {
-        if (!uct_ib_notify_said(memh->doubt[i])) {
-            continue;
-        }
-
-        /* INVALID is final. Anything else is a doubt, which the kernel takes
-         * back, or makes INVALID. */
-        if ((memh->doubt[i] & IBV_MR_NOTIFY_INVALID) ||
-            (memh->watched[i] == NULL) ||
-            uct_ib_notify_verbs.settle(memh->watched[i]) ||
-            uct_ib_notify_said(memh->doubt[i])) {
-            return 0;
-        }
-    }
-
-    return 1;
-}
-
-int uct_ib_notify_region_is_valid(const ucs_rcache_region_t *region,
-                                  const uct_ib_mem_t *memh)
-{
-    return ((region->refcount == 1) &&
-            !((region->doubt[UCT_IB_MR_DEFAULT] |
-               region->doubt[UCT_IB_MR_STRICT_ORDER]) &
-              (IBV_MR_NOTIFY_INVALID | IBV_MR_NOTIFY_SUSPECT))) ||
-           uct_ib_notify_is_valid(memh);
+    return (memh->notify_mr != NULL) &&
+           !uct_ib_notify_verbs.settle(memh->notify_mr) &&
+           !(*(volatile uint64_t*)memh->word & IBV_MR_NOTIFY_KERNEL_MASK);
 }
 
 #else
 
 ucs_status_t uct_ib_notify_init(uct_ib_md_t *md)
 {
-    md->notify = UCT_IB_NOTIFY_NONE;
+    md->notify = 0;
     return (ucs_global_opts.rcache_notify == UCS_YES) ? UCS_ERR_UNSUPPORTED :
                                                         UCS_OK;
 }
 
-void uct_ib_notify_begin(uct_ib_md_t *md, uct_ib_mem_t *memh,
-                         ucs_rcache_region_t *region)
+ucs_status_t uct_ib_notify_memh_init(uct_ib_md_t *md, uct_ib_mem_t *memh)
+{
+    memh->word = NULL;
+    return UCS_OK;
+}
+
+void uct_ib_notify_memh_cleanup(uct_ib_mem_t *memh)
 {
 }
 
-void uct_ib_notify_failed(uct_ib_mem_t *memh)
+ucs_status_t uct_ib_notify_reg_mr(uct_ib_md_t *md, void *address, size_t length,
+                                  uint64_t access_flags, uct_ib_mem_t *memh,
+                                  struct ibv_mr **mr_p, int silent)
 {
-}
-
-void uct_ib_notify_arm(uct_ib_md_t *md, uct_ib_mem_t *memh,
-                       uct_ib_mr_type_t mr_type, struct ibv_mr *mr)
-{
+    return UCS_ERR_UNSUPPORTED;
 }
 
 int uct_ib_notify_settle(const uct_ib_mem_t *memh)
 {
-    return 1;
-}
-
-int uct_ib_notify_region_is_valid(const ucs_rcache_region_t *region,
-                                  const uct_ib_mem_t *memh)
-{
-    return 1;
+    return 0;
 }
 
 #endif
