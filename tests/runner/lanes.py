@@ -238,6 +238,10 @@ LANES = {
          Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=204),
          hits("hits", "libfabric", 30)],
         guest="--kernel um", seconds=150, named_only=True, needs=CONSUMERS),
+    # MPI windows, derived types and the like, with hooks, with the word and with our cache below.
+    "consumers-windows": Lane(
+        [Step("windows", f"{PYTHON} tests/mpi/windows.py", results.lines, least=11)],
+        guest="--kernel um --memory 2G", seconds=300, named_only=True, needs=CONSUMERS),
     # Their own tests. Those of UCX take a share of all memory for their buffers, and a process has
     # 65,530 pages that are not next to each other in the file which is the memory of a um guest.
     "consumers-tests": Lane(

@@ -1,0 +1,59 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+"""Compare registration caches under MPI windows, derived types and the like, in a guest.
+
+Each job of windows.cpp has a way to keep registrations: none, hooks, the kernel's word in the
+caches of buildlib/consumers, and libibverbs' cache below a library whose own cache is off. Prints
+the parts of each job with wrong bytes, then checks: UCX's hooks let wrong bytes through (or this
+test could not see any), and no other way does.
+"""
+import sys
+
+import compare
+
+PROGRAM = {"mpirun.openmpi": f"{compare.BUILD}/windows_openmpi",
+           "mpiexec.mpich": f"{compare.BUILD}/windows_mpich"}
+# By itself Open MPI chooses a component for windows that needs a BTL to the other process.
+OVER = {"Open MPI, UCX": {"OMPI_MCA_osc": "ucx"}, "Open MPI, libfabric": {"OMPI_MCA_osc": "pt2pt"}}
+UCX_BELOW = {**compare.OURS, **compare.UCX_OFF}
+ROWS = [
+    compare.Row("Open MPI, UCX", "no cache", "plain", compare.UCX_OFF),
+    compare.Row("Open MPI, UCX", "UCX's hooks", "hooks", {"UCX_RCACHE_NOTIFY": "n"},
+                compare.UCX_BUILT),
+    compare.Row("Open MPI, UCX", "the word", "word", {**compare.ONLY_WORD,
+                                                      **compare.ONLY_LIBFABRIC}, compare.UCX_BUILT),
+    compare.Row("Open MPI, UCX", compare.BY_US, "ours", UCX_BELOW),
+    compare.Row("Open MPI, libfabric", "no cache", "plain", compare.FABRIC_OFF),
+    compare.Row("Open MPI, libfabric", "the word", "word", compare.ONLY_LIBFABRIC,
+                compare.FABRIC_BUILT),
+    compare.Row("Open MPI, libfabric", compare.BY_US, "ours",
+                {**compare.OURS, **compare.FABRIC_OFF}),
+    compare.Row("MPICH, UCX", "no cache", "plain", compare.UCX_OFF),
+    compare.Row("MPICH, UCX", "UCX's hooks", "hooks", {"UCX_RCACHE_NOTIFY": "n"},
+                compare.UCX_BUILT),
+    compare.Row("MPICH, UCX", "the word", "word", compare.ONLY_WORD, compare.UCX_BUILT),
+    compare.Row("MPICH, UCX", compare.BY_US, "ours", UCX_BELOW),
+]
+
+
+def main():
+    """Run all the rows, or those whose name has one of the arguments in it."""
+    good = True
+    for row in ROWS:
+        if sys.argv[1:] and not any(word in row.name for word in sys.argv[1:]):
+            continue
+        row.environment = {**OVER.get(row.over, {}), **row.environment}
+        if not row.run(compare.ON_ONE_NODE, PROGRAM):
+            good = compare.check(f"{row.name}: runs", False)
+            continue
+        wrong = {part: count for part, count in row.seen.items() if count}
+        print(f"{row.name}: {len(wrong)} of {len(row.seen)} parts wrong {wrong or ''}", flush=True)
+        if row.kind == "hooks":
+            good &= compare.check(f"{row.name}: fooled", bool(wrong))
+        else:
+            good &= compare.check(f"{row.name}: no wrong bytes", not wrong)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
