@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * For LD_PRELOAD: the device that NOT_CAPABLE names does not tell that it notifies, with
- * ARMING_FAILS set the kernel's method fails that arms a registration, and with NOT_REVOCABLE set
- * it fails as for a device that can't be revoked. Every device of the lab can notify and be
- * revoked, and arming one of them fails only when there is no memory.
+ * ARMING_FAILS set the kernel's methods fail that arm a registration, also as it is made, and with
+ * NOT_REVOCABLE set they fail as for a device that can't be revoked. Every device of the lab can
+ * notify and be revoked, and arming one of them fails only when there is no memory.
  */
 #include <infiniband/verbs.h>
 #include <rdma/ib_user_ioctl_cmds.h>
@@ -32,18 +32,27 @@ bool capable(const ibv_context *context)
 	return !name || std::strcmp(ibv_get_device_name(context->device), name);
 }
 
+bool has(const ib_uverbs_ioctl_hdr *header, unsigned int id)
+{
+	return std::any_of(header->attrs, header->attrs + header->num_attrs,
+			   [id](const auto &attr) { return attr.attr_id == id && attr.data; });
+}
+
 /* The error that arming a registration ends with, or 0: the kernel decides. */
 int arming_error(const ib_uverbs_ioctl_hdr *header)
 {
-	if (header->object_id != UVERBS_OBJECT_MR ||
-	    header->method_id != UVERBS_METHOD_MR_NOTIFY_ARM)
+	const bool arms = header->object_id == UVERBS_OBJECT_MR &&
+			  header->method_id == UVERBS_METHOD_MR_NOTIFY_ARM;
+	const bool makes = header->object_id == UVERBS_OBJECT_DEVICE &&
+			   header->method_id == UVERBS_METHOD_INVOKE_WRITE &&
+			   has(header, UVERBS_ATTR_MR_NOTIFY_REG_WORD);
+
+	if (!arms && !makes)
 		return 0;
 	if (std::getenv("ARMING_FAILS"))
 		return ENOMEM;
-	const bool lends =
-		std::any_of(header->attrs, header->attrs + header->num_attrs, [](const auto &attr) {
-			return attr.attr_id == UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS && attr.data;
-		});
+	const bool lends = arms ? has(header, UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS)
+				: has(header, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS);
 	return lends && std::getenv("NOT_REVOCABLE") ? EOPNOTSUPP : 0;
 }
 

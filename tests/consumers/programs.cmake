@@ -18,10 +18,11 @@ target_include_directories(consumers_not_capable SYSTEM PRIVATE ${rdma_core}/inc
 target_link_libraries(consumers_not_capable PRIVATE test_options ${rdma_core}/lib/libibverbs.so)
 add_dependencies(consumers_not_capable essentials)
 
-# libfabric's cache under everything at once; it counts the verbs that libfabric calls. Once with the
-# thread sanitizer, for a libfabric that has it, too.
-foreach(name hits hits_tsan)
-  add_executable(consumers_${name} consumers/hits.cpp)
+# libfabric's cache under everything at once, with the thread sanitizer, too, for a libfabric that has it; and its words for
+# caches above. They count the verbs that libfabric calls.
+foreach(name hits hits_tsan notify_ops)
+  string(REPLACE _tsan "" source ${name})
+  add_executable(consumers_${name} consumers/${source}.cpp)
   target_include_directories(consumers_${name} PRIVATE bench support)
   target_include_directories(consumers_${name} SYSTEM PRIVATE ${rdma_core}/include)
   target_link_libraries(consumers_${name} PRIVATE test_options Threads::Threads ${PEER_fabric})

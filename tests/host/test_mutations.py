@@ -36,7 +36,8 @@ OTHERS = {
 SCRIPTS = {name: f"tests/{path}" for name, path in {
     "compare": "mpi/compare.py", "examples": "mpi/examples.py",
     "grdma_threads": "consumers/openmpi/grdma_threads.c", "hits": "consumers/hits.cpp",
-    "hits_tsan": "consumers/hits.cpp", "fabtests": "consumers/fabtests.py",
+    "hits_tsan": "consumers/hits.cpp", "notify_ops": "consumers/notify_ops.cpp",
+    "fabtests": "consumers/fabtests.py",
     "probing": "consumers/probing.py", "programs": "installed/programs.py",
     "real_programs": "consumers/real_programs.py",
     "ucx_perftest": "consumers/ucx_perftest.py"}.items()}

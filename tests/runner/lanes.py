@@ -205,7 +205,7 @@ CONSUMERS = ("fork", "kernel um", "libfabric and UCX")
 
 
 def hits(name, libfabric, least, options=""):
-    """libfabric's cache under everything at once; one program and library has the sanitizer."""
+    """A program that counts verbs of libfabric's cache; one, and its library, has the sanitizer."""
     return Step(name, f"LD_LIBRARY_PATH=build/consumers/{libfabric}/lib:$LD_LIBRARY_PATH {options} "
                 f"build/tests/consumers_{name}", results.lines, least=least)
 
@@ -236,7 +236,7 @@ LANES = {
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=38),
          Step("ucx_perftest", f"{PYTHON} tests/consumers/ucx_perftest.py", results.lines, least=11),
          Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=204),
-         hits("hits", "libfabric", 30)],
+         hits("hits", "libfabric", 26), hits("notify_ops", "libfabric", 60)],
         guest="--kernel um", seconds=150, named_only=True, needs=CONSUMERS),
     # MPI windows, derived types and the like, with hooks, with the word and with our cache below.
     "consumers-windows": Lane(
@@ -262,11 +262,11 @@ LANES = {
     # That cache with threads; libfabric is not needed.
     "consumers-openmpi-races": Lane(
         [Step("grdma_threads", "build/consumers/openmpi/build/opal/mca/rcache/grdma/grdma_threads",
-              results.lines, least=3)],
+              results.lines, least=6)],
         named_only=True, needs=("Open MPI 5",)),
-    # Hits that take no lock, on two CPUs.
+    # Hits, settling and sweeps, on two CPUs.
     "consumers-races": Lane(
-        [hits("hits_tsan", "libfabric_tsan", 17, "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],
+        [hits("hits_tsan", "libfabric_tsan", 26, "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],
         guest="--kernel debian", seconds=100, named_only=True,
         needs=("fork", "kernel debian", "libfabric with the thread sanitizer")),
     # They were compiled with our header, and find Debian's libibverbs.

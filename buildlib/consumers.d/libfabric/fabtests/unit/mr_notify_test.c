@@ -148,9 +148,72 @@ out:
 	return TEST_RET_VAL(ret, testret);
 }
 
+static int mr_notify_changes(void)
+{
+	const uint64_t *changes;
+	struct region region;
+	int testret = FAIL;
+	uint64_t before;
+	int ret;
+
+	ret = ops->changes(domain, &changes);
+	if (ret)
+		return TEST_RET_VAL(ret, testret);
+	before = *(volatile const uint64_t *) changes;
+
+	ret = map_and_register(&region, NULL, -1);
+	if (ret)
+		goto out;
+	if (*(volatile const uint64_t *) changes != before) {
+		sprintf(err_buf, "a change though nothing happened");
+		goto out;
+	}
+
+	syscall(SYS_munmap, region.memory, LENGTH / 2);
+	syscall(SYS_munmap, (char *) region.memory + LENGTH / 2, LENGTH / 2);
+	if (*(volatile const uint64_t *) changes != before + 1) {
+		sprintf(err_buf, "a region that has changed is not counted once");
+		goto out;
+	}
+	testret = PASS;
+out:
+	end_region(&region);
+	return TEST_RET_VAL(ret, testret);
+}
+
+/* The domain keeps no region that its user has closed. */
+static int mr_notify_no_cache(void)
+{
+	const uint64_t *changes;
+	struct region region;
+	int testret = FAIL;
+	uint64_t before;
+	int ret;
+
+	ret = ops->changes(domain, &changes);
+	if (!ret)
+		ret = map_and_register(&region, NULL, -1);
+	if (ret)
+		return TEST_RET_VAL(ret, testret);
+	before = *(volatile const uint64_t *) changes;
+	FT_CLOSE_FID(region.mr);
+
+	syscall(SYS_munmap, (char *) region.memory + LENGTH / 2, LENGTH / 2);
+	if (*(volatile const uint64_t *) changes != before) {
+		sprintf(err_buf, "a closed region is still registered");
+		goto out;
+	}
+	testret = PASS;
+out:
+	end_region(&region);
+	return TEST_RET_VAL(ret, testret);
+}
+
 struct test_entry test_array[] = {
 	TEST_ENTRY(mr_notify_unmap, "Test the word of memory that is unmapped"),
 	TEST_ENTRY(mr_notify_settle, "Test settling a doubt"),
+	TEST_ENTRY(mr_notify_changes, "Test the counter of changed regions"),
+	TEST_ENTRY(mr_notify_no_cache, "Test that closed regions are not kept"),
 	{ NULL, "" }
 };
 

@@ -3,76 +3,75 @@
  * A registration in the cache has a word, which the kernel marks before a system
  * call of any process that changes the memory returns. So a hit is valid if there
  * is no mark. There is no hook, no thread and no file descriptor, and nothing takes
- * an entry out of the cache from outside: a stale one stays until a request finds
- * it, a sweep comes by it, or it is the oldest.
+ * an entry out of the cache from outside: the kernel also counts in cache->changes
+ * each word that has become INVALID, and a search looks for such entries when the
+ * counter has moved.
  *
  * A request may be for a part of a region, and another part may be unmapped. So
  * the device keeps the pages while the word says that the region is in use, as it
- * does where a hook took an entry in use out of the tree. Pages of one that is not
- * in use the kernel takes by itself, if the device can lose its access; else the
- * region has to be found and deregistered. An idle region that is intact may lose
- * them, too, when memory is short, and gets them back when it is settled. Both
- * only as no bit says that it is in use: that is set before the word is looked at.
- *
- * The kernel pins the pages of the words, so entries are in pages of their own.
+ * does where a hook took an entry in use out of the tree. The kernel takes the pages
+ * of a stale region that is not in use by itself, if the device can lose its access.
+ * When memory is short it may also take those of an idle region that is intact,
+ * which gets pages again when it is settled.
  */
 
 #include <ofi_mr.h>
 
 #if OFI_HAVE_MR_NOTIFY
 
-/* How many words a sweep looks at */
+/* How many words a search looks at */
 #define UTIL_MR_NOTIFY_SWEEP	16
 
 static inline uint64_t util_mr_notify_said(struct ofi_mr_entry *entry)
 {
-	return ofi_atomic_load_explicit64(&entry->notify.word,
-					  memory_order_acquire) &
+	return __atomic_load_n(entry->notify.word, __ATOMIC_ACQUIRE) &
 	       OFI_MR_NOTIFY_KERNEL;
 }
 
-/* Returns the word as it was. */
-static inline uint64_t util_mr_notify_change(struct ofi_mr_entry *entry,
-					     uint64_t set, uint64_t clear)
-{
-	int64_t word = ofi_atomic_load_explicit64(&entry->notify.word,
-						  memory_order_relaxed);
-
-	while (!ofi_atomic_compare_exchange_weak64(&entry->notify.word, &word,
-						   (word | set) & ~clear))
-		;
-	return word;
-}
-
-bool ofi_mr_notify_settle(struct ofi_mr_entry *entry)
-{
-	struct ofi_mr_cache *cache = entry->notify.cache;
-	bool valid = !(util_mr_notify_said(entry) & OFI_MR_NOTIFY_INVALID) &&
-		     !cache->notify->settle(entry) &&
-		     !util_mr_notify_said(entry);
-
-	ofi_atomic_inc64(valid ? &cache->settled_cnt : &cache->stale_cnt);
-	return valid;
-}
-
-/* The caller uses the entry if it is valid. */
+/* The caller uses the entry if it is valid. HELD is set before the word is looked
+ * at: either the kernel sees it and leaves the pages, or its mark is seen here.
+ */
 static bool util_mr_notify_valid(struct ofi_mem_monitor *monitor,
 				 const struct ofi_mr_info *info,
 				 struct ofi_mr_entry *entry)
 {
 	/* Registered as memory of another kind it has no word. */
-	if (!entry->notify.cache)
+	if (!entry->notify.word)
 		return false;
 
-	return !(util_mr_notify_change(entry, OFI_MR_NOTIFY_HELD, 0) &
-		 OFI_MR_NOTIFY_KERNEL) ||
-	       ofi_mr_notify_settle(entry);
+	if (!entry->use_cnt)
+		__atomic_fetch_or(entry->notify.word, OFI_MR_NOTIFY_HELD,
+				  __ATOMIC_RELAXED);
+	return !util_mr_notify_said(entry);
 }
 
-void ofi_mr_notify_idle(struct ofi_mr_entry *entry)
+/* The entry is in use while mm_lock is not held, so it stays. */
+bool ofi_mr_notify_settle(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry)
 {
-	if (entry->notify.cache)
-		util_mr_notify_change(entry, 0, OFI_MR_NOTIFY_HELD);
+	bool valid;
+
+	if (!entry->notify.word ||
+	    util_mr_notify_said(entry) & OFI_MR_NOTIFY_INVALID)
+		return false;
+
+	if (entry->use_cnt++ == 0)
+		dlist_remove_init(&entry->list_entry);
+	pthread_mutex_unlock(&mm_lock);
+	valid = !cache->settle_region(cache, entry) &&
+		!util_mr_notify_said(entry);
+	pthread_mutex_lock(&mm_lock);
+	if (valid)
+		return true;
+
+	if (entry->node)
+		ofi_mr_cache_notify(cache, entry->info.iov.iov_base,
+				    entry->info.iov.iov_len);
+	if (--entry->use_cnt == 0) {
+		cache->uncached_cnt--;
+		cache->uncached_size -= entry->info.iov.iov_len;
+		dlist_insert_tail(&entry->list_entry, &cache->dead_region_list);
+	}
+	return false;
 }
 
 static int util_mr_notify_subscribe(struct ofi_mem_monitor *monitor,
@@ -121,9 +120,8 @@ static bool util_mr_notify_is_default(void)
 #endif
 }
 
-const struct ofi_mr_notify_ops *
-ofi_mr_notify_select(struct ofi_mem_monitor **monitor,
-		     const struct ofi_mr_notify_ops *ops)
+uint64_t *ofi_mr_notify_select(struct ofi_mem_monitor **monitor,
+			       uint64_t *changes)
 {
 	bool asked = cache_params.monitor &&
 		     !strcmp(cache_params.monitor, notify_monitor->name);
@@ -131,43 +129,37 @@ ofi_mr_notify_select(struct ofi_mem_monitor **monitor,
 	if (!asked && (cache_params.monitor || !util_mr_notify_is_default()))
 		return NULL;
 
-	if (ops) {
+	if (changes) {
 		*monitor = notify_monitor;
 	} else if (asked) {
 		FI_WARN(&core_prov, FI_LOG_MR,
 			"a device can't notify of changes of memory: no cache\n");
 		*monitor = NULL;
 	}
-	return ops;
+	return changes;
 }
 
-bool ofi_mr_notify_arm(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry)
+void ofi_mr_notify_init(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry)
 {
-	int ret;
-
-	entry->notify.cache = NULL;
-	if (cache->monitors[entry->info.iface] != notify_monitor)
-		return true;
-
-	ofi_atomic_initialize64(&entry->notify.word, OFI_MR_NOTIFY_HELD);
-	ret = cache->notify->arm(entry, (uint64_t *) &entry->notify.word,
-				 OFI_MR_NOTIFY_IN_USE);
-	if (ret) {
-		FI_INFO(&core_prov, FI_LOG_MR, "no notification of %p: %s\n",
-			entry->info.iov.iov_base, fi_strerror(-ret));
-		return false;
-	}
-	entry->notify.cache = cache;
-	return true;
+	if (cache->monitors[entry->info.iface] == notify_monitor)
+		entry->notify.cache = cache;
 }
 
+/* An entry in use that is stale ends with its last user. */
 void ofi_mr_notify_sweep(struct ofi_mr_cache *cache)
 {
 	struct ofi_mr_entry *entry;
+	uint64_t changes = ofi_mr_notify_count(cache->changes);
 	int i;
 
-	for (i = 0; cache->notify && i < UTIL_MR_NOTIFY_SWEEP &&
+	if (changes != cache->changes_seen) {
+		cache->changes_seen = changes;
+		cache->unchecked_cnt = cache->cached_cnt;
+	}
+
+	for (i = 0; i < UTIL_MR_NOTIFY_SWEEP && cache->unchecked_cnt &&
 	     !dlist_empty(&cache->notify_list); i++) {
+		cache->unchecked_cnt--;
 		dlist_pop_front(&cache->notify_list, struct ofi_mr_entry, entry,
 				notify.list);
 		dlist_insert_tail(&entry->notify.list, &cache->notify_list);

@@ -1,35 +1,112 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * The regions of this provider for the memory monitor "verbs_notify".
+ * Regions with a word that the kernel marks before a system call which changes their
+ * memory returns, for the memory monitor "verbs_notify". The verbs are looked up at
+ * run time: a provider that was built with them also runs with a libibverbs that has
+ * none.
  */
 
 #include "verbs_ofi.h"
-#include <ofi_mr_notify_verbs.h>
 
-static struct ibv_mr *vrb_mr_of(struct ofi_mr_entry *entry)
+#if VERBS_HAVE_MR_NOTIFY
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+static struct {
+	struct ibv_mr *(*reg)(struct ibv_pd *pd, void *addr, size_t length,
+			      uint64_t iova, unsigned int access,
+			      const struct ibv_mr_notify_attr *attr);
+	int (*settle)(struct ibv_mr *mr);
+	uint64_t *(*alloc_word)(struct ibv_context *context);
+	void (*free_word)(uint64_t *word);
+} vrb_notify;
+
+static void vrb_notify_init(void)
 {
-	return ((struct vrb_mem_desc *) entry->data)->mr;
+	*(void **) &vrb_notify.reg = dlsym(RTLD_DEFAULT, "ibv_reg_notified_mr");
+	*(void **) &vrb_notify.settle =
+		dlsym(RTLD_DEFAULT, "ibv_settle_mr_notify");
+	*(void **) &vrb_notify.alloc_word =
+		dlsym(RTLD_DEFAULT, "ibv_alloc_notify_word");
+	*(void **) &vrb_notify.free_word =
+		dlsym(RTLD_DEFAULT, "ibv_free_notify_word");
 }
 
-static int vrb_mr_notify_arm(struct ofi_mr_entry *entry, uint64_t *word,
-			     uint64_t in_use)
+uint64_t *vrb_notify_open(struct vrb_domain *domain)
 {
-	return ofi_verbs_notify_arm(vrb_mr_of(entry), word, in_use);
-}
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	struct ibv_device_attr attr;
 
-static int vrb_mr_notify_settle(struct ofi_mr_entry *entry)
-{
-	return ofi_verbs_notify_settle(vrb_mr_of(entry));
-}
+	(void) pthread_once(&once, vrb_notify_init);
 
-static const struct ofi_mr_notify_ops vrb_mr_notify_ops = {
-	.arm = vrb_mr_notify_arm,
-	.settle = vrb_mr_notify_settle,
-};
-
-const struct ofi_mr_notify_ops *vrb_mr_notify(struct vrb_domain *domain)
-{
 	/* On-demand paging follows the memory itself. */
-	return !(domain->ext_flags & VRB_USE_ODP) &&
-	       ofi_verbs_can_notify(domain->verbs) ? &vrb_mr_notify_ops : NULL;
+	if (!vrb_notify.reg || !vrb_notify.settle || !vrb_notify.alloc_word ||
+	    !vrb_notify.free_word || (domain->ext_flags & VRB_USE_ODP) ||
+	    ibv_query_device(domain->verbs, &attr) ||
+	    !(attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY))
+		return NULL;
+
+	return vrb_notify.alloc_word(domain->verbs);
 }
+
+void vrb_notify_free(uint64_t *word)
+{
+	if (word)
+		vrb_notify.free_word(word);
+}
+
+struct ibv_mr_notify_attr vrb_notify_attr(struct vrb_domain *domain)
+{
+	struct ibv_mr_notify_attr attr = {
+		.comp_mask = IBV_MR_NOTIFY_ATTR_IN_USE |
+			     IBV_MR_NOTIFY_ATTR_CHANGES,
+		.word = vrb_notify.alloc_word(domain->verbs),
+		.in_use = OFI_MR_NOTIFY_HELD,
+		.changes = domain->changes,
+	};
+
+	if (attr.word)
+		__atomic_store_n(attr.word, OFI_MR_NOTIFY_HELD, __ATOMIC_RELAXED);
+	return attr;
+}
+
+struct ibv_mr *vrb_notify_reg(struct vrb_mem_desc *md, void *buf, size_t len,
+			      int access)
+{
+	struct ibv_mr_notify_attr attr = vrb_notify_attr(md->domain);
+	struct ibv_mr *mr;
+
+	if (!attr.word)
+		return NULL;
+
+	mr = vrb_notify.reg(md->domain->pd, buf, len, (uintptr_t) buf, access,
+			    &attr);
+	if (!mr && errno == EOPNOTSUPP) {
+		/* A device that can't be revoked keeps the pages in any case. */
+		attr.comp_mask &= ~IBV_MR_NOTIFY_ATTR_IN_USE;
+		mr = vrb_notify.reg(md->domain->pd, buf, len, (uintptr_t) buf,
+				    access, &attr);
+	}
+	if (mr) {
+		md->word = attr.word;
+	} else {
+		VRB_INFO(FI_LOG_MR, "no notification of %p: %s\n", buf,
+			 strerror(errno));
+		vrb_notify_free(attr.word);
+	}
+	return mr;
+}
+
+int vrb_notify_settle(struct vrb_mem_desc *md)
+{
+	return -vrb_notify.settle(md->mr);
+}
+
+int vrb_mr_cache_settle_region(struct ofi_mr_cache *cache,
+			       struct ofi_mr_entry *entry)
+{
+	return vrb_notify_settle((struct vrb_mem_desc *) entry->data);
+}
+
+#endif

@@ -1,48 +1,84 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * The operations FI_MR_NOTIFY_OPS of a domain, for caches of registrations above
- * libfabric. A region that the memory monitor "verbs_notify" watches has a word
- * already; its user may read it for as long as the region is open.
+ * libfabric. From when they are opened each region gets a word as it is registered,
+ * and is in no cache of this domain: its owner keeps it.
  */
 
 #include "verbs_ofi.h"
 
-#if OFI_HAVE_MR_NOTIFY
+#if VERBS_HAVE_MR_NOTIFY
 
-static struct ofi_mr_entry *vrb_mr_watched(struct fid_mr *mr)
+#include <dlfcn.h>
+
+static int (*vrb_notify_arm)(struct ibv_mr *mr,
+			     const struct ibv_mr_notify_attr *attr);
+
+/* A region that was registered before the operations were opened */
+static int vrb_mr_arm(struct vrb_mem_desc *md)
 {
-	struct vrb_mem_desc *md = container_of(mr, struct vrb_mem_desc, mr_fid);
+	struct ibv_mr_notify_attr attr;
+	int ret;
 
-	/* One that is not of the cache has no entry. */
-	return md->entry && md->entry->notify.cache ? md->entry : NULL;
+	if (!md->mr || md->info.iface != FI_HMEM_SYSTEM)
+		return -FI_EOPNOTSUPP;
+
+	attr = vrb_notify_attr(md->domain);
+	if (!attr.word)
+		return -FI_ENOMEM;
+
+	ret = vrb_notify_arm(md->mr, &attr);
+	if (ret == EOPNOTSUPP) {
+		attr.comp_mask &= ~IBV_MR_NOTIFY_ATTR_IN_USE;
+		ret = vrb_notify_arm(md->mr, &attr);
+	}
+	if (ret)
+		vrb_notify_free(attr.word);
+	else
+		md->word = attr.word;
+	return -ret;
 }
 
 static int vrb_mr_watch(struct fid_mr *mr, const uint64_t **word, uint64_t *mask)
 {
-	struct ofi_mr_entry *entry = vrb_mr_watched(mr);
+	struct vrb_mem_desc *md = container_of(mr, struct vrb_mem_desc, mr_fid);
+	int ret;
 
-	if (!entry)
-		return -FI_EOPNOTSUPP;
+	ofi_genlock_lock(&md->domain->util_domain.lock);
+	ret = md->word ? FI_SUCCESS : vrb_mr_arm(md);
+	ofi_genlock_unlock(&md->domain->util_domain.lock);
+	if (ret)
+		return ret;
 
-	*word = (const uint64_t *) &entry->notify.word;
+	*word = md->word;
 	*mask = OFI_MR_NOTIFY_KERNEL;
 	return FI_SUCCESS;
 }
 
 static int vrb_mr_settle(struct fid_mr *mr)
 {
-	struct ofi_mr_entry *entry = vrb_mr_watched(mr);
+	struct vrb_mem_desc *md = container_of(mr, struct vrb_mem_desc, mr_fid);
 
-	if (!entry)
+	if (!md->word)
 		return -FI_EOPNOTSUPP;
 
-	return ofi_mr_notify_settle(entry) ? FI_SUCCESS : -FI_EADDRNOTAVAIL;
+	return vrb_notify_settle(md) ||
+	       (__atomic_load_n(md->word, __ATOMIC_ACQUIRE) &
+		OFI_MR_NOTIFY_KERNEL) ? -FI_EADDRNOTAVAIL : FI_SUCCESS;
+}
+
+static int vrb_mr_changes(struct fid_domain *fid, const uint64_t **changes)
+{
+	*changes = container_of(fid, struct vrb_domain,
+				util_domain.domain_fid)->changes;
+	return FI_SUCCESS;
 }
 
 static struct fi_ops_mr_notify vrb_ops_mr_notify = {
 	.size = sizeof(struct fi_ops_mr_notify),
 	.watch = vrb_mr_watch,
 	.settle = vrb_mr_settle,
+	.changes = vrb_mr_changes,
 };
 
 int vrb_mr_notify_ops_open(struct fid *fid, void **ops)
@@ -50,11 +86,20 @@ int vrb_mr_notify_ops_open(struct fid *fid, void **ops)
 	struct vrb_domain *domain = container_of(fid, struct vrb_domain,
 						 util_domain.domain_fid.fid);
 
-	if (domain->cache.monitors[FI_HMEM_SYSTEM] != notify_monitor)
+	*(void **) &vrb_notify_arm = dlsym(RTLD_DEFAULT, "ibv_reg_mr_notify_ex");
+	if (!domain->changes || !vrb_notify_arm)
 		return -FI_ENOSYS;
 
+	domain->watched = true;
 	*ops = &vrb_ops_mr_notify;
 	return FI_SUCCESS;
+}
+
+#else /* !VERBS_HAVE_MR_NOTIFY */
+
+int vrb_mr_notify_ops_open(struct fid *fid, void **ops)
+{
+	return -FI_ENOSYS;
 }
 
 #endif

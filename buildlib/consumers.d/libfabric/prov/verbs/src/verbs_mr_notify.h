@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Regions with a word that the kernel marks when their memory changes. Included by
+ * verbs_ofi.h.
+ */
+#ifndef VERBS_MR_NOTIFY_H
+#define VERBS_MR_NOTIFY_H
+
+#include <infiniband/verbs.h>
+#include <ofi_mr.h>
+
+struct vrb_domain;
+struct vrb_mem_desc;
+
+#if OFI_HAVE_MR_NOTIFY && defined(IBV_HAVE_REG_NOTIFIED_MR)
+#define VERBS_HAVE_MR_NOTIFY	1
+
+/* A counter for the regions of a domain, or NULL if its device does not notify */
+uint64_t *vrb_notify_open(struct vrb_domain *domain);
+
+/* Such a counter, or the word of a region that is deregistered, or NULL */
+void vrb_notify_free(uint64_t *word);
+
+/* With a new word, or NULL, for a region that will be in use */
+struct ibv_mr_notify_attr vrb_notify_attr(struct vrb_domain *domain);
+
+/* As ibv_reg_mr(), with a word. NULL: try it without. */
+struct ibv_mr *vrb_notify_reg(struct vrb_mem_desc *md, void *buf, size_t len,
+			      int access);
+
+/* Have the kernel look again: it takes its mark back, or says INVALID. */
+int vrb_notify_settle(struct vrb_mem_desc *md);
+int vrb_mr_cache_settle_region(struct ofi_mr_cache *cache,
+			       struct ofi_mr_entry *entry);
+
+#else
+#define VERBS_HAVE_MR_NOTIFY	0
+
+#define vrb_notify_open(domain)			NULL
+#define vrb_notify_free(word)			do {} while (0)
+#define vrb_notify_reg(md, buf, len, access)	NULL
+#define vrb_mr_cache_settle_region		NULL
+
+#endif
+
+#endif /* VERBS_MR_NOTIFY_H */
