@@ -193,8 +193,9 @@ def checks(row, plain, hooks):
     if row.kind == "ours":
         good &= check(f"{row.name}: hits in the statistics", row.hits > 0)
     if row.kind in ("ours", "word"):
+        # Every second time it is dropped: then an idle registration may get its new pages.
         good &= check(f"{row.name}: registers memory that was mapped again",
-                      again["registrations"] >= again["messages"] - 1)
+                      again["registrations"] >= again["messages"] // 2 - 1)
         good &= check(f"{row.name}: keeps registrations that were only in doubt",
                       doubted["registrations"] <= kept["registrations"] and
                       not doubted["stale"])

@@ -233,7 +233,7 @@ LANES = {
         guest="--kernel um --packages", needs=("fork", "installed"), seconds=400),
     # The caches of libfabric and UCX with the kernel's word in place of hooks.
     "consumers": Lane(
-        [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=38),
+        [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=40),
          Step("ucx_perftest", f"{PYTHON} tests/consumers/ucx_perftest.py", results.lines, least=11),
          Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=204),
          hits("hits", "libfabric", 26), hits("notify_ops", "libfabric", 60)],
