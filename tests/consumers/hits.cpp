@@ -146,7 +146,7 @@ ibv_mr *ibv_reg_notified_mr(ibv_pd *pd, void *addr, std::size_t length, uint64_t
 
 /*
  * The kernel gives a registration that it has suspended, as it was idle, the pages of now. It is
- * marked until then, so nobody gets it before; and it is held here, so it is not suspended later.
+ * marked until then, so no thread finds it before. This thread holds it, so it stays.
  */
 int ibv_settle_mr_notify(ibv_mr *mr)
 {

@@ -157,7 +157,7 @@ void settles(fid_domain *domain, const notify_ops *ops)
 	close(file);
 }
 
-/* A cache below would hand out again what it still has. */
+/* A cache below would return an old registration. */
 void keeps_nothing(fid_domain *domain, const notify_ops *ops, const uint64_t *changes)
 {
 	void *memory = map(nullptr);

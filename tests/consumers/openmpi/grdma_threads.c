@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Open MPI's registration cache grdma with threads, and with an owner that tells what is stale, as
- * btl/ofi does. Threads register parts of a few buffers with different rights and keep some of the
- * registrations for a while, another one replaces buffers, a third one does what a memory hook does,
- * and the owner has room for a part of them.
+ * Open MPI's registration cache grdma with threads, and with an owner that names stale
+ * registrations, as btl/ofi does. Threads register parts of a few buffers with different rights and
+ * keep some of the registrations for a while. Another thread replaces buffers, a third thread acts
+ * as a memory hook, and the owner has room for a part of the registrations.
  *
  * A registration has a record, which is freed when it ends: with the address sanitizer, one that is
  * asked or used after its end ends the program.
@@ -137,7 +137,7 @@ static void *replacer(void *unused)
 	return NULL;
 }
 
-/* Memory near what is used is unmapped. */
+/* Unmaps memory near the buffers. */
 static void *hook(void *unused)
 {
 	unsigned int seed = 1;

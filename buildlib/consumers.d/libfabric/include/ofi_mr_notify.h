@@ -58,7 +58,7 @@ static inline void ofi_mr_notify_idle(uint64_t *word)
 		__atomic_fetch_and(word, ~OFI_MR_NOTIFY_HELD, __ATOMIC_RELEASE);
 }
 
-/* The kernel marks a word, then adds to the counter: who sees the count sees the mark. */
+/* The kernel marks a word before it adds to the counter. */
 static inline uint64_t ofi_mr_notify_count(const uint64_t *changes)
 {
 	return __atomic_load_n(changes, __ATOMIC_ACQUIRE);

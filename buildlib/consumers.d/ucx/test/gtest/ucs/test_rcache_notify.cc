@@ -97,7 +97,7 @@ protected:
     static const uintptr_t START = 0x100000;
     static const size_t    SIZE  = 0x1000;
 
-    std::map<int, std::unique_ptr<uint64_t>> m_words; /* of what is registered */
+    std::map<int, std::unique_ptr<uint64_t>> m_words; /* of each registration */
     int                        m_next_id   = 1;
     int                        m_asked     = 0;
     bool                       m_valid     = true; /* the answer */
@@ -225,7 +225,7 @@ UCS_TEST_F(test_rcache_notify, invalid_is_not_merged) {
     EXPECT_EQ(1u, m_words.size());
 }
 
-/* Nobody asks for them again, and no event tells of them */
+/* The program never uses them again, and no event tells of them */
 UCS_TEST_F(test_rcache_notify, invalid_do_not_pile_up_with_misses) {
     static const int live = 100, all = 10000;
 
@@ -292,7 +292,7 @@ UCS_TEST_F(test_rcache_notify, few_changes_wait_for_a_search) {
     EXPECT_EQ(1600u - 110, m_words.size());
 }
 
-/* Invalid regions may keep what a registration lacks */
+/* A registration may lack the resources of invalid regions */
 UCS_TEST_F(test_rcache_notify, failed_drops_invalid) {
     static const int live = 100;
 
