@@ -198,7 +198,7 @@ memory hugetlb(std::size_t length, bool shared)
 			  shared ? MAP_SHARED : MAP_PRIVATE, fd, 0);
 	if (addr == MAP_FAILED) {
 		close(fd);
-		throw unsupported("no huge pages reserved (vm.nr_hugepages)");
+		throw unsupported("too few free huge pages (vm.nr_hugepages)");
 	}
 	m = memory({static_cast<std::byte *>(addr), length}, fd);
 	touch(m.registered());

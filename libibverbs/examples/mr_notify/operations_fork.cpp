@@ -24,6 +24,15 @@ void write_in_both(memory &m)
 	std::memset(m.registered().addr, 2, m.registered().length);
 }
 
+/* A fork copies registered huge pages at once, so the pool must have as many free ones. */
+memory hugetlb_to_fork(std::size_t length)
+{
+	memory registered = private_hugetlb(length);
+
+	private_hugetlb(length);
+	return registered;
+}
+
 /* While the child still has its copy. */
 void write_beside_child(memory &m)
 {
@@ -55,9 +64,9 @@ void add_fork(rows &all)
 		     reach::process_once);
 	all.harmless("fork with a private file", private_file, write_in_both, reach::process_once);
 	all.harmless("fork with a huge page (THP)", transparent_huge, write_in_child);
-	all.harmless("fork with private hugetlb", private_hugetlb,
+	all.harmless("fork with private hugetlb", hugetlb_to_fork,
 		     [](memory &) { in_child([] {}); });
-	all.harmless("fork with private hugetlb, both write", private_hugetlb, write_in_both,
+	all.harmless("fork with private hugetlb, both write", hugetlb_to_fork, write_in_both,
 		     reach::process_once);
 }
 
