@@ -20,6 +20,9 @@
  *                                         pages unpinned
  *   read_lock; revoked? yes: refused
  *
+ * Copies and revoking run in process context only, so no softirq waits for the
+ * lock, and none needs to be kept out.
+ *
  * The reference count of the MR can't tell instead: a bound memory window
  * holds one for as long as it exists.
  */
@@ -48,9 +51,9 @@ int rxe_revoke_user_mr(struct ib_mr *ibmr)
 {
 	struct rxe_mr *mr = to_rmr(ibmr);
 
-	write_lock_bh(&mr->revoke_lock);
+	write_lock(&mr->revoke_lock);
 	mr->revoked = true;
-	write_unlock_bh(&mr->revoke_lock);
+	write_unlock(&mr->revoke_lock);
 	return 0;
 }
 
@@ -77,8 +80,8 @@ int rxe_restore_user_mr(struct ib_mr *ibmr)
 	for_each_sgtable_page(&mr->umem->sgt_append.sgt, &iter, 0)
 		(info++)->page = sg_page_iter_page(&iter);
 
-	write_lock_bh(&mr->revoke_lock);
+	write_lock(&mr->revoke_lock);
 	mr->revoked = false;
-	write_unlock_bh(&mr->revoke_lock);
+	write_unlock(&mr->revoke_lock);
 	return 0;
 }

@@ -21,12 +21,12 @@ int rxe_restore_user_mr(struct ib_mr *ibmr);
  */
 static inline struct rxe_mr *rxe_mr_pages_enter(struct rxe_mr *mr)
 {
-	read_lock_bh(&mr->revoke_lock);
+	read_lock(&mr->revoke_lock);
 	if (likely(!mr->revoked)) {
 		__release(&mr->revoke_lock);
 		return mr;
 	}
-	read_unlock_bh(&mr->revoke_lock);
+	read_unlock(&mr->revoke_lock);
 	return NULL;
 }
 
@@ -34,7 +34,7 @@ static inline void rxe_mr_pages_leave(struct rxe_mr *mr)
 {
 	if (mr) {
 		__acquire(&mr->revoke_lock);
-		read_unlock_bh(&mr->revoke_lock);
+		read_unlock(&mr->revoke_lock);
 	}
 }
 
