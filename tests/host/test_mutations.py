@@ -1,25 +1,26 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""tests/mutations.md names files, functions and cases that are there.
+"""tests/mutations.toml names files, functions, programs and cases that exist.
 
-Why: a row whose case has another name by now can't be repeated, and nothing else reads the page.
+Why: a row whose case was renamed can't be repeated, and no other test reads the file.
 """
 import functools
 import glob
 import os
 import re
+import subprocess
+import sys
 import unittest
 
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TOP = ("Documentation", "buildlib", "kernel-patches", "libibverbs", "providers", "pyverbs", "tests")
-PAGE = "tests/mutations.md"
-IN = r"`(\S+)`(?:: (\w+\(\)(?:, \w+\(\))*))?"
-CASES = r'([\w-]+)(?: siw0)?: ("[^"]+"(?:, "[^"]+")*)'
-NO_CASE = re.compile("nothing|not tried|the compiler|the package build")
-NO_NAME = re.compile("the time limit of|a crash of|a hang of|data races in")
+TABLE = "tests/mutations.toml"
+sys.path.insert(0, os.path.join(REPO, "tests"))
+import mutations  # noqa: E402
+
 CATCH = r'TEST_CASE(?:_METHOD\(\w+,|\()\s*((?:"[^"]*"\s*)+)'
 METHOD = r"def (test_\w+)"
-# Not of Catch2, and not test_NAME: their sources, and the names of the cases there.
+# Programs other than Catch2's and test_NAME: their sources, and the names of their cases.
 OTHERS = {
     "matrix": ("libibverbs/examples/mr_notify/operations_*.cpp",
                r'\b(?:invalidates|harmless|add)\(\s*"([^"]+)"'),
@@ -32,7 +33,7 @@ OTHERS = {
                           r"TEST_ENTRY\w*\((\w+)"),
     "tools": ("tests/guest/tools", r'(?m)^\s*ends "([^"]+)"'),
 }
-# Of these a part of the name, which they put together.
+# Programs that put the names of their results together: a case is a part of it.
 SCRIPTS = {name: f"tests/{path}" for name, path in {
     "compare": "mpi/compare.py", "examples": "mpi/examples.py",
     "grdma_threads": "consumers/openmpi/grdma_threads.c", "hits": "consumers/hits.cpp",
@@ -52,8 +53,8 @@ def read(path):
 
 @functools.cache
 def named():
-    """{name: paths} of the files and folders: a name may lack the folders before it, and of a patch
-    all behind its number."""
+    """{name: paths} of the files and folders. A name may lack the folders before it; the name of a
+    patch may end after its number."""
     found = {}
     for top in TOP:
         for folder, folders, names in os.walk(os.path.join(REPO, top)):
@@ -82,7 +83,7 @@ def catch_programs():
 
 @functools.cache
 def cases(program):
-    """The names of a program's cases; of one that is not there, none."""
+    """The names of a program's cases; none if the program is missing."""
     pattern = CATCH
     paths = catch_programs().get(program, [])
     if program in OTHERS:
@@ -104,55 +105,95 @@ def has(program, case):
     return any(name.startswith(case) for name in cases(program))
 
 
+def has_kernel(part):
+    """Whether the kernel of a topic or row, if it names one, is the lab's."""
+    return "kernel" not in part or f"machines/{part['kernel']}.toml" in named()
+
+
 def complaints(row):
-    """The names in a row of the page that are not there."""
-    cells = row.strip("|").split(" | ")
-    if len(cells) != 3:
-        return ["not three columns"]
-    wrong = []
-    for place in cells[1].split("; "):
-        found = re.fullmatch(IN, place.strip())
-        paths = named().get(found.group(1), []) if found else []
+    """The names in a row that do not exist, and the fields that it lacks."""
+    wrong = [f"unknown: {key}" for key in row
+             if key not in ("mistake", "function", "case", "kernel", "tried", "note")]
+    if not row["mistake"] or not row["function"]:
+        wrong.append("no mistake, or no file")
+    for name, functions in row["function"].items():
+        paths = named().get(name, [])
         if len(paths) != 1:
-            wrong.append(f"{place}: {paths}")
+            wrong.append(f"{name}: {paths}")
             continue
-        wrong += [f"{function}() in {paths[0]}"
-                  for function in re.findall(r"\w+", found.group(2) or "")
-                  if not re.search(rf"\b{function}\b", read(paths[0]))]
-    found_by = re.sub(r" \([^()]*\)", "", cells[2].strip())
-    if NO_CASE.match(found_by):
-        return wrong
-    for part in found_by.split("; "):
-        found = re.fullmatch(CASES, part)
-        if NO_NAME.match(part):
-            continue
-        if not found:
-            wrong.append(f"no case: {part}")
-            continue
-        wrong += [f'{found.group(1)}: "{case}"' for case in re.findall('"([^"]+)"', found.group(2))
-                  if not has(found.group(1), case)]
+        wrong += [f"{function}() in {paths[0]}" for function in functions
+                  if not re.search(rf"\b{re.escape(function)}\b", read(paths[0]))]
+    for name, of_it in row["case"].items():
+        program = name.removesuffix(" siw0")
+        if program not in SCRIPTS and not cases(program):
+            wrong.append(f"no program: {program}")
+        wrong += [f"{program}: {case!r}" for case in of_it if not has(program, case)]
+    if not has_kernel(row):
+        wrong.append(f"no kernel: {row['kernel']}")
+    if row["case"] and not row.get("tried", True):
+        wrong.append("a case of a mistake that was not tried")
+    if not row["case"] and row.get("tried", True) and not row.get("note"):
+        wrong.append("neither a case nor a reason")
     return wrong
 
 
 class Mutations(unittest.TestCase):
-    """The page, and the check itself."""
+    """The table, the check itself, and the printed rows."""
 
     def test_rows(self):
-        rows = [line for line in read(PAGE).splitlines()
-                if line.startswith("| ") and not line.startswith("| mistake |")]
-        self.assertGreater(len(rows), 300)
-        for row in rows:
-            with self.subTest(row[:60]):
-                self.assertEqual(complaints(row), [])
+        topics = mutations.topics(read(TABLE))
+        self.assertGreater(sum(len(topic["row"]) for topic in topics), 300)
+        for topic in topics:
+            self.assertTrue(has_kernel(topic), topic["title"])
+            for row in topic["row"]:
+                with self.subTest(row["mistake"][0]):
+                    self.assertEqual(complaints(row), [])
 
     def test_a_wrong_name_is_seen(self):
-        good = '| a mistake | `cache.h`: find() | race: "race: the word", "race: arm" (each) |'
-        self.assertEqual(complaints(good), [])
-        for here, wrong in (("cache.h", "cach.h"), ("cache.h", "README.md"), ("find()", "fynd()"),
-                            ("race: ", "rays: "), ('"race: arm', '"arm'), ('"race: arm"', "arm"),
-                            (" | race", " or race")):
-            with self.subTest(wrong):
-                self.assertNotEqual(complaints(good.replace(here, wrong)), [])
+        good = """
+[[topic]]
+[[topic.row]]
+mistake = "A mistake."
+function."cache.h" = "find"
+case.race = ["race: the word", "race: arm"]
+kernel = "debian"
+[[topic.row]]
+mistake = ["One.", "Another."]
+function."fixes/0410" = []
+case.odp = []
+[[topic.row]]
+mistake = "A third."
+function."locked.h" = ["locked", "shrink"]
+note = "A reason."
+"""
+
+        def wrong(text):
+            return [one for row in mutations.topics(text)[0]["row"] for one in complaints(row)]
+        self.assertEqual(wrong(good), [])
+        for here, other in (("cache.h", "cach.h"), ("cache.h", "README.md"), ('"find"', '"fynd"'),
+                            ("case.race", "case.rays"), ('"race: arm', '"arm'),
+                            ("debian", "debien"),
+                            ("fixes/0410", "fixes/0411"), ("case.odp", "case.opd"),
+                            ('"shrink"', '"shrunk"'), ("note =", "tried = true #"),
+                            ("kernel =", "kernels ="), ("kernel =", "tried = false #")):
+            with self.subTest(other):
+                self.assertIn(here, good)
+                self.assertNotEqual(wrong(good.replace(here, other, 1)), [])
+
+    def test_printed(self):
+        def rows(*words):
+            program = os.path.join(REPO, "tests/mutations.py")
+            done = subprocess.run([sys.executable, program, *words],
+                                  capture_output=True, text=True, check=True)
+            return [line for line in done.stdout.splitlines()
+                    if line.startswith("| ") and not line.startswith("| mistake |")]
+        table = mutations.topics(read(TABLE))
+        self.assertEqual(len(rows()), sum(len(topic["row"]) for topic in table))
+        for word in ("umem_notify_word.c", "fixes/0410", "event_changes", "odp_oracle"):
+            found = rows(word)
+            self.assertTrue(found)
+            self.assertEqual([line for line in found if word not in line], [])
+            self.assertEqual(len(found), sum(word in line for line in rows()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The gate, which tests/run is without arguments: the part of lanes.py to run before each push.
 
-Chosen by the mistakes that each program has found (tests/mutations.md): the cheapest ones
+Chosen by the mistakes that each program has found (tests/mutations.toml): the cheapest ones
 that find each mistake there which needs neither KASAN nor minutes. Of a lane the gate runs the
 named steps. A guest of `um` costs a fifth of one that QEMU emulates, so `debian` has only the
 programs that need two CPUs, or memory that `um` has not.
