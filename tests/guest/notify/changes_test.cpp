@@ -691,7 +691,7 @@ TEST_CASE("an eventfd counts many at a time, and loses none")
 	REQUIRE(mmap(m.registered().addr, many * page_size(), PROT_READ | PROT_WRITE,
 		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
 	CHECK(load(changes.get()) == many);
-	mrs.clear(); /* a worker may come after the end of an MR */
+	mrs.clear(); /* which ends each before the worker comes, perhaps */
 	CHECK(told.counted(many) == many);
 }
 

@@ -54,14 +54,7 @@ static void umem_notify_take(struct ib_umem_notify *n)
 /* When ib_uverbs is loaded */
 int ib_umem_notify_init(void)
 {
-	int ret = umem_notify_word_init();
-
-	if (ret)
-		return ret;
-	ret = umem_notify_reclaim_init();
-	if (ret)
-		umem_notify_word_exit();
-	return ret;
+	return umem_notify_reclaim_init();
 }
 
 /* When it is unloaded, and no umem is left */
@@ -69,7 +62,6 @@ void ib_umem_notify_exit(void)
 {
 	umem_notify_space_exit();
 	umem_notify_reclaim_exit();
-	umem_notify_word_exit();
 }
 
 /* @umem is NULL if nothing is pinned yet. */

@@ -25,14 +25,13 @@ struct umem_notify_arming {
 	int event_fd; /* an eventfd for the same; -1: none */
 };
 
-int umem_notify_word_init(void);
-void umem_notify_word_exit(void);
 struct umem_notify_word_page *umem_notify_word_get(const struct umem_notify_arming *how);
 void umem_notify_word_put(struct umem_notify_word_page *page,
 			  unsigned int offset);
 void umem_notify_word_set(const struct umem_notify_word_page *page,
 			  unsigned int offset, u64 bits);
 void umem_notify_word_tell(const struct umem_notify_word_page *page, unsigned int offset);
+void umem_notify_word_signal(const struct umem_notify_word_page *page, unsigned int offset);
 void umem_notify_word_clear(const struct umem_notify_word_page *page,
 			    unsigned int offset, u64 bits);
 bool umem_notify_word_cmpxchg(const struct umem_notify_word_page *page,

@@ -205,6 +205,8 @@ bool umem_notify_retire(struct ib_umem_notify *n)
 	umem_notify_unlock(n);
 	if (!(state & (INVALID | SUSPENDED)))
 		return false;
+	if (state == INVALID && n->word_page)
+		umem_notify_word_signal(n->word_page, n->word);
 	if (wait)
 		return true;
 

@@ -25,7 +25,8 @@
  *
  * A word may have a listener: a counter in user memory, which is pinned like a word and which
  * any number of MRs share, and an eventfd. The counter is incremented where INVALID is set.
- * Waking the sleepers of an eventfd takes locks of theirs, so a kworker does it.
+ * An eventfd may have any number of sleepers, for which the process of the event must not pay:
+ * umem_notify_word_signal() wakes them when the registration is retired.
  */
 
 #include <linux/bitmap.h>
@@ -33,12 +34,10 @@
 #include <linux/hash.h>
 #include <linux/mm.h>
 #include <linux/rbtree.h>
-#include <linux/refcount.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
-#include <linux/workqueue.h>
 
 #include "umem_notify.h"
 
@@ -48,8 +47,7 @@ struct umem_notify_listener {
 	struct umem_notify_word_page *counter; /* its page, or NULL */
 	unsigned int offset; /* the counter's */
 	struct eventfd_ctx *event; /* or NULL */
-	struct work_struct work; /* adds to @event */
-	refcount_t refs; /* the word, and @work */
+	bool due; /* @event is to be signalled; written once, before the MR is retired */
 };
 
 struct umem_notify_word_page {
@@ -70,9 +68,6 @@ static struct word_tree {
 } word_trees[1 << TREE_BITS] = {
 	[0 ... (1 << TREE_BITS) - 1].lock = __SPIN_LOCK_UNLOCKED(word_trees.lock),
 };
-
-/* Of eventfds */
-static struct workqueue_struct *events;
 
 static struct word_tree *tree_of(const struct page *page)
 {
@@ -237,24 +232,22 @@ static struct umem_notify_listener *put_word(struct umem_notify_word_page *page,
 	return listener;
 }
 
+static void signal_listener(struct umem_notify_listener *listener)
+{
+	if (!listener->due)
+		return;
+	listener->due = false;
+	eventfd_signal(listener->event);
+}
+
 static void put_listener(struct umem_notify_listener *listener)
 {
-	if (!refcount_dec_and_test(&listener->refs))
-		return;
+	signal_listener(listener);
 	if (listener->counter)
 		put_word(listener->counter, listener->offset, true);
 	if (listener->event)
 		eventfd_ctx_put(listener->event);
 	kfree(listener);
-}
-
-static void add_to_event(struct work_struct *work)
-{
-	struct umem_notify_listener *listener =
-		container_of(work, struct umem_notify_listener, work);
-
-	eventfd_signal(listener->event);
-	put_listener(listener);
 }
 
 static struct umem_notify_listener *create_listener(const struct umem_notify_arming *how)
@@ -266,8 +259,6 @@ static struct umem_notify_listener *create_listener(const struct umem_notify_arm
 
 	if (!listener)
 		return ERR_PTR(-ENOMEM);
-	refcount_set(&listener->refs, 1);
-	INIT_WORK(&listener->work, add_to_event);
 	if (how->event_fd >= 0) {
 		event = eventfd_ctx_fdget(how->event_fd);
 		ret = PTR_ERR_OR_ZERO(event);
@@ -304,7 +295,7 @@ static int add_listener(struct umem_notify_word_page *page, unsigned int offset,
 	listeners = page->listeners ?: alloc_array(sizeof(*listeners));
 	if (listeners) {
 		listeners[index_of(offset)] = listener;
-		/* Pairs with umem_notify_word_tell(): of another word, which sees no listener. */
+		/* Pairs with listener_of(), of another word. */
 		smp_store_release(&page->listeners, listeners);
 	}
 	spin_unlock(&tree->lock);
@@ -380,25 +371,32 @@ void umem_notify_word_set(const struct umem_notify_word_page *page,
 		atomic64_or(bits, word);
 }
 
+/*
+ * The caller's lock orders the listener of its word before the word is armed. The array may be
+ * new: another word has brought it, and this word has no listener.
+ */
+static struct umem_notify_listener *listener_of(const struct umem_notify_word_page *page,
+						unsigned int offset)
+{
+	struct umem_notify_listener **listeners = smp_load_acquire(&page->listeners);
+
+	return listeners ? listeners[index_of(offset)] : NULL;
+}
+
 /**
  * umem_notify_word_tell - Tell the listener of a word that has become INVALID
  * @page: The word's page; the bit is set
  * @offset: The word's, in the page
  *
+ * Its eventfd is told by umem_notify_word_signal(), or when the word is let go of.
+ *
  * Context: Any; does not sleep.
  */
 void umem_notify_word_tell(const struct umem_notify_word_page *page, unsigned int offset)
 {
-	struct umem_notify_listener **listeners;
-	struct umem_notify_listener *listener;
+	struct umem_notify_listener *listener = listener_of(page, offset);
 	atomic64_t *counter;
 
-	/*
-	 * The caller's lock orders the listener of this word before the word is armed. The
-	 * array may be new: another word has brought it, and this word has no listener.
-	 */
-	listeners = smp_load_acquire(&page->listeners);
-	listener = listeners ? listeners[index_of(offset)] : NULL;
 	if (!listener)
 		return;
 	counter = listener->counter ? word_at(listener->counter, listener->offset) : NULL;
@@ -406,10 +404,22 @@ void umem_notify_word_tell(const struct umem_notify_word_page *page, unsigned in
 		smp_mb__before_atomic(); /* whoever sees the number sees the word */
 		atomic64_inc(counter);
 	}
-	if (listener->event) {
-		refcount_inc(&listener->refs);
-		queue_work(events, &listener->work);
-	}
+	listener->due = listener->event;
+}
+
+/**
+ * umem_notify_word_signal - Wake the sleepers of a word that has become INVALID
+ * @page: The word's page; the caller has seen that umem_notify_word_tell() was called
+ * @offset: The word's, in the page
+ *
+ * Context: The caller keeps the word, and holds no lock that an event waits for.
+ */
+void umem_notify_word_signal(const struct umem_notify_word_page *page, unsigned int offset)
+{
+	struct umem_notify_listener *listener = listener_of(page, offset);
+
+	if (listener)
+		signal_listener(listener);
 }
 
 void umem_notify_word_clear(const struct umem_notify_word_page *page,
@@ -436,16 +446,4 @@ u64 umem_notify_word_read(const struct umem_notify_word_page *page,
 	atomic64_t *word = word_at(page, offset);
 
 	return word ? atomic64_read(word) : 0;
-}
-
-int umem_notify_word_init(void)
-{
-	events = alloc_workqueue("ib_mr_notify_event", WQ_UNBOUND, 0);
-	return events ? 0 : -ENOMEM;
-}
-
-/* No word is in use. */
-void umem_notify_word_exit(void)
-{
-	destroy_workqueue(events);
 }

@@ -42,7 +42,7 @@ enum uverbs_attrs_mr_notify_arm_ids {
 	 * an MR, EINVAL if it is the word of this MR.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_CHANGES,
-	/* An eventfd(2), optional: a worker adds 1 soon after INVALID. EBADF, EINVAL. */
+	/* An eventfd(2), optional: the kernel adds 1 soon after INVALID. EBADF, EINVAL. */
 	UVERBS_ATTR_MR_NOTIFY_ARM_EVENT_FD,
 };
 
