@@ -43,6 +43,30 @@ static struct ib_umem_notify *umem_notify_find(const struct ib_umem *umem)
 	return IS_ERR(n) ? NULL : n;
 }
 
+/* The umem of a user's MR that can be watched: of ODP, dmabuf and device memory there is none. */
+static struct ib_umem *umem_notify_umem(struct ib_mr *mr)
+{
+	struct ib_umem *umem;
+
+	if (mr->type != IB_MR_TYPE_USER || !mr->device->ops.mr_umem)
+		return NULL;
+	umem = mr->device->ops.mr_umem(mr);
+	return umem && !umem->is_odp && !umem->is_dmabuf ? umem : NULL;
+}
+
+/**
+ * umem_notify_of_mr - The tracker of an MR
+ * @mr: The MR, which the caller keeps from being deregistered
+ *
+ * Return: The tracker, or NULL.
+ */
+struct ib_umem_notify *umem_notify_of_mr(struct ib_mr *mr)
+{
+	struct ib_umem *umem = umem_notify_umem(mr);
+
+	return umem ? umem_notify_find(umem) : NULL;
+}
+
 /* For a caller that must not wait long: a worker that looks lets go soon. */
 static void umem_notify_take(struct ib_umem_notify *n)
 {
@@ -100,19 +124,9 @@ static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context,
 	return n;
 }
 
-static void umem_notify_disarm_locked(struct ib_umem_notify *n)
-{
-	umem_notify_assert_locked(n);
-
-	n->armed = false;
-	n->reclaim = false;
-	n->idle = 0;
-	n->mr = NULL;
-}
-
 /*
  * The tracker touches neither device nor word any more, and no task goes on to the umem: see
- * umem_notify_queue.c.
+ * umem_notify_queue.c. The word says INVALID unless the owner deregisters the MR.
  */
 static void umem_notify_end(struct ib_umem_notify *n)
 {
@@ -122,13 +136,14 @@ static void umem_notify_end(struct ib_umem_notify *n)
 	umem_notify_unlend(n);
 	umem_notify_take(n);
 	umem_notify_lock(n);
-	if (armed && n->held == UMEM_NOTIFY_REREG) {
+	if (armed && !n->quiet) {
 		umem_notify_mark_invalid(n);
 		trace_mr_notify_gone(n->umem, umem_notify_id(n), n->state);
 	}
 	if (armed)
 		trace_mr_notify_disarm(n->umem, umem_notify_id(n), n->state);
-	umem_notify_disarm_locked(n);
+	n->armed = false;
+	n->mr = NULL;
 	interval_tree_remove(&n->range, &umem_notify_space(n)->trackers);
 	if (!n->own)
 		list_del_init(&n->link);
@@ -146,6 +161,11 @@ static void umem_notify_destroy(struct ib_umem_notify *n)
 {
 	umem_notify_end(n);
 	umem_notify_queue_leave(n);
+}
+
+static bool is_own(const struct ib_umem *umem)
+{
+	return umem->owning_mm == current->mm;
 }
 
 static unsigned long first_addr(struct ib_umem *umem)
@@ -181,25 +201,30 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem, struct ib_uco
 }
 
 /**
- * umem_notify_track - Watch a range from before its pages are pinned
- * @context: The context that is about to register it
+ * ib_mr_notify_track - Before a driver registers user memory
+ * @context: The context that registers
  * @addr: Its user address
  * @length: Its length
+ * @access: The access flags; IB_UVERBS_ACCESS_TRACK, which is the core's own, is
+ *	    taken out
  *
  * One that can't be tracked now is checked page by page when it is armed, so failing
  * costs time and nothing else.
  *
  * Context: Process context of the owner, no mm lock held.
  *
- * Return: The tracker, to be given to umem_notify_tracked(), or NULL.
+ * Return: The argument for ib_mr_notify_tracked(), even if the registration fails.
  */
-struct ib_umem_notify *umem_notify_track(struct ib_ucontext *context, u64 addr, u64 length)
+struct ib_umem_notify *ib_mr_notify_track(struct ib_ucontext *context, u64 addr,
+					  u64 length, u32 *access)
 {
+	bool track = *access & IB_UVERBS_ACCESS_TRACK && context->device->ops.mr_umem;
 	unsigned long start = untagged_addr(addr) & PAGE_MASK;
 	struct ib_umem_notify *n;
 	unsigned long last;
 
-	if (!length || check_add_overflow(untagged_addr(addr), length - 1, &last))
+	*access &= ~IB_UVERBS_ACCESS_TRACK;
+	if (!track || !length || check_add_overflow(untagged_addr(addr), length - 1, &last))
 		return NULL;
 	last |= ~PAGE_MASK;
 	if ((last - start) >> PAGE_SHIFT >= U32_MAX)
@@ -209,14 +234,24 @@ struct ib_umem_notify *umem_notify_track(struct ib_ucontext *context, u64 addr, 
 }
 
 /**
- * umem_notify_tracked - The pages have been pinned, or not
- * @n: The tracker
- * @umem: The umem, of which no other thread knows yet; NULL if there is none
+ * ib_mr_notify_tracked - A driver has registered user memory, or failed to
+ * @device: The device
+ * @mr: The MR, of which no other thread knows yet, or ERR_PTR()
+ * @n: Of ib_mr_notify_track()
  */
-void umem_notify_tracked(struct ib_umem_notify *n, struct ib_umem *umem)
+void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
+			  struct ib_umem_notify *n)
 {
-	if (!umem || umem->owning_mm != current->mm ||
-	    first_addr(umem) != umem_notify_start(n) ||
+	struct ib_umem *umem = NULL;
+
+	if (!n)
+		return;
+	if (!IS_ERR(mr)) {
+		mr->device = device; /* not all drivers set these two, before uverbs does */
+		mr->type = IB_MR_TYPE_USER;
+		umem = umem_notify_umem(mr);
+	}
+	if (!umem || !is_own(umem) || first_addr(umem) != umem_notify_start(n) ||
 	    last_addr(umem) != umem_notify_last(n)) {
 		umem_notify_destroy(n);
 		return;
@@ -295,7 +330,6 @@ EXPORT_SYMBOL(ib_umem_lost);
 
 /**
  * umem_notify_arm - Tell a word of user memory from now on
- * @umem: The umem of the MR, pinned by the current process
  * @mr: The MR, kept by the caller's lock on its uobject
  * @how: The word, its users, and who else is told
  *
@@ -319,16 +353,23 @@ EXPORT_SYMBOL(ib_umem_lost);
  * which retires an INVALID one: so does this call only with what it saw under the lock.
  *
  * Return: 0, or with nothing changed -EBUSY (armed already, or another MR has
- * the word), -EFAULT, -ENOMEM, -EINTR, or -EBADF or -EINVAL of the eventfd.
+ * the word), -EOPNOTSUPP, -EINVAL (another process's MR, or no eventfd), -EFAULT,
+ * -ENOMEM, -EINTR, -EBADF.
  */
-int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr,
-		    const struct umem_notify_arming *how)
+int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how)
 {
+	struct ib_umem *umem = umem_notify_umem(mr);
 	struct umem_notify_word_page *word_page;
 	struct ib_umem_notify *n;
 	int ret;
 	u8 state;
 
+	if (!umem)
+		return -EOPNOTSUPP;
+	if (!is_own(umem))
+		return -EINVAL;
+	if (how->reclaim && !mr->device->ops.revoke_user_mr)
+		return -EOPNOTSUPP;
 	n = umem_notify_of(umem, mr->uobject->context);
 	if (IS_ERR(n))
 		return PTR_ERR(n);
@@ -382,54 +423,17 @@ put_word:
 	return ret;
 }
 
-static bool umem_notify_set_reclaim(struct ib_umem_notify *n, bool reclaim)
+/* The tracker, its mutex held, if this process has armed the MR: -EINVAL if not */
+static struct ib_umem_notify *umem_notify_take_armed(struct ib_mr *mr)
 {
-	bool was = n->reclaim;
-
-	lockdep_assert_held(&n->mutex);
-
-	umem_notify_lock(n);
-	n->reclaim = reclaim;
-	umem_notify_unlock(n);
-	return was;
-}
-
-/*
- * Takes the word from an armed tracker and disarms it, at once. In two steps that
- * loses:
- *
- *   disarm                                another thread
- *   retire(): state is 0
- *                                         word |= INVALID; queues the worker
- *   armed = false; lets go of the word
- *                                         the worker: not armed
- *                                         [the device keeps the pages]
- *
- * So an event finds both or neither. Returns false if it has become INVALID since
- * retire() looked.
- */
-static bool umem_notify_end_arming(struct ib_umem_notify *n, bool in_use,
-				   struct umem_notify_word_page **word_page)
-{
-	bool ends;
-
-	umem_notify_lock(n);
-	ends = n->state != INVALID || !n->word_page || in_use;
-	if (ends) {
-		*word_page = umem_notify_take_word(n);
-		umem_notify_disarm_locked(n);
-	}
-	umem_notify_unlock(n);
-	return ends;
-}
-
-/* The tracker, its mutex held, if this process has armed it: -EINVAL if not, or -EINTR */
-static struct ib_umem_notify *umem_notify_take_armed(struct ib_umem *umem)
-{
-	struct ib_umem_notify *n = umem_notify_find(umem);
+	struct ib_umem *umem = umem_notify_umem(mr);
+	struct ib_umem_notify *n;
 	int ret;
 
-	if (!n || umem->owning_mm != current->mm)
+	if (!umem)
+		return ERR_PTR(-EOPNOTSUPP);
+	n = umem_notify_find(umem);
+	if (!n || !is_own(umem))
 		return ERR_PTR(-EINVAL);
 	ret = mutex_lock_killable(&n->mutex);
 	if (ret)
@@ -440,9 +444,26 @@ static struct ib_umem_notify *umem_notify_take_armed(struct ib_umem *umem)
 	return ERR_PTR(-EINVAL);
 }
 
+/*
+ * Restores a tracker and takes the lock: the VM may take its pages again in between. Returns
+ * with the lock held if it returns 0.
+ */
+static int umem_notify_lock_restored(struct ib_umem_notify *n)
+{
+	int ret;
+
+	while (!(ret = umem_notify_restore(n))) {
+		umem_notify_lock(n);
+		if (n->state != SUSPENDED)
+			break;
+		umem_notify_unlock(n);
+	}
+	return ret;
+}
+
 /**
  * umem_notify_disarm - Leave the word alone from now on
- * @umem: The umem of the MR
+ * @mr: The MR, kept by the caller's lock on its uobject
  *
  * The range stays tracked, so arming it again is cheap. A suspended one gets its
  * pages first. An INVALID one loses them, unless its word is in use or the driver
@@ -453,30 +474,46 @@ static struct ib_umem_notify *umem_notify_take_armed(struct ib_umem *umem)
  * would go on to look at one that is not told any more. When the owner has ended the
  * word is INVALID, and nothing is left to be disarmed.
  *
+ * No worker comes to a tracker that is not armed, so an INVALID one is retired here. To
+ * retire it first loses an event:
+ *
+ *   disarm                                another thread
+ *   retire(): state is 0
+ *                                         word |= INVALID; queues the worker
+ *   armed = false; lets go of the word
+ *                                         the worker: not armed
+ *                                         [the device keeps the pages]
+ *
+ * From armed = false on no event makes it INVALID.
+ *
  * Return: 0, -EINVAL if it is not armed or the word is in another address space,
- * -EINTR; as umem_notify_restore(), and it is as armed as before.
+ * -EINTR, -EOPNOTSUPP; as umem_notify_restore(), and it is as armed as before.
  */
-int umem_notify_disarm(struct ib_umem *umem)
+int umem_notify_disarm(struct ib_mr *mr)
 {
-	struct ib_umem_notify *n = umem_notify_take_armed(umem);
+	struct ib_umem_notify *n = umem_notify_take_armed(mr);
 	struct umem_notify_word_page *word_page;
-	bool reclaim, in_use;
+	bool is_used;
 	int ret;
 
 	if (IS_ERR(n))
 		return PTR_ERR(n);
 
-	umem_notify_unlend(n);
-	reclaim = umem_notify_set_reclaim(n, false); /* restored, it is not lent again */
-	ret = umem_notify_restore(n);
-	if (ret) {
-		umem_notify_set_reclaim(n, reclaim);
+	ret = umem_notify_lock_restored(n);
+	if (ret)
 		goto unlock;
-	}
-	trace_mr_notify_disarm(umem, umem_notify_id(n), READ_ONCE(n->state));
-	do {
-		in_use = umem_notify_retire(n); /* no worker does it any more */
-	} while (!umem_notify_end_arming(n, in_use, &word_page));
+	trace_mr_notify_disarm(n->umem, umem_notify_id(n), n->state);
+	is_used = umem_notify_is_used(n);
+	word_page = umem_notify_take_word(n);
+	n->armed = false;
+	umem_notify_unlock(n);
+	umem_notify_unlend(n);
+	if (!is_used)
+		umem_notify_retire(n);
+	umem_notify_lock(n);
+	n->mr = NULL;
+	n->reclaim = false;
+	umem_notify_unlock(n);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, -1);
 	umem_notify_word_put(word_page, n->word);
 
@@ -487,7 +524,7 @@ unlock:
 
 /**
  * umem_notify_settle - Turn SUSPECT or SUSPENDED into a certain answer
- * @umem: The umem of the MR
+ * @mr: The MR, kept by the caller's lock on its uobject
  *
  * On return the word says INVALID or nothing, for all that happened before the
  * call: an event during it may have left it SUSPECT, and so does shared hugetlb
@@ -496,12 +533,12 @@ unlock:
  * refuses just now: then the worker tries again. A suspended one has pages again.
  *
  * Return: 0, -EINVAL if it is not armed or the MR is another process's, -EINTR,
- * -ENOMEM, -EAGAIN if events went on, or a file was kept locked, for a second; as
- * umem_notify_restore().
+ * -ENOMEM, -EOPNOTSUPP, -EAGAIN if events went on, or a file was kept locked, for a second;
+ * as umem_notify_restore().
  */
-int umem_notify_settle(struct ib_umem *umem)
+int umem_notify_settle(struct ib_mr *mr)
 {
-	struct ib_umem_notify *n = umem_notify_take_armed(umem);
+	struct ib_umem_notify *n = umem_notify_take_armed(mr);
 	int ret;
 
 	if (IS_ERR(n))
@@ -516,28 +553,18 @@ int umem_notify_settle(struct ib_umem *umem)
 	return ret;
 }
 
-/* Returns -EBUSY if the word is in use. */
-static int umem_notify_suspend_locked(struct ib_umem_notify *n)
-{
-	umem_notify_assert_locked(n);
-
-	if (n->state & (INVALID | SUSPENDED))
-		return 0;
-	return umem_notify_suspend(n) ? 0 : -EBUSY;
-}
-
 /**
  * umem_notify_suspend_now - Unpin the pages of a registration that nobody uses
- * @umem: The umem of the MR
+ * @mr: The MR, kept by the caller's lock on its uobject
  *
  * Return: 0, also if it is SUSPENDED or INVALID already. -EBUSY: its word is in use, or
  * changed during the call. -EINVAL: it is not armed, or not for reclaim, or the MR is another
  * process's. -EOPNOTSUPP: the device can't restore it. -EINTR.
  */
-int umem_notify_suspend_now(struct ib_umem *umem)
+int umem_notify_suspend_now(struct ib_mr *mr)
 {
-	struct ib_umem_notify *n = umem_notify_take_armed(umem);
-	int ret;
+	struct ib_umem_notify *n = umem_notify_take_armed(mr);
+	int ret = 0;
 
 	if (IS_ERR(n))
 		return PTR_ERR(n);
@@ -548,7 +575,8 @@ int umem_notify_suspend_now(struct ib_umem *umem)
 		ret = -EOPNOTSUPP;
 	} else {
 		umem_notify_lock(n);
-		ret = umem_notify_suspend_locked(n);
+		if (!(n->state & (INVALID | SUSPENDED)) && !umem_notify_suspend(n))
+			ret = -EBUSY;
 		umem_notify_unlock(n);
 		umem_notify_queue_retire(n);
 	}
@@ -556,60 +584,67 @@ int umem_notify_suspend_now(struct ib_umem *umem)
 	return ret;
 }
 
-/**
- * umem_notify_status - How it stands with a umem
- * @umem: The umem; the caller keeps its MR from being deregistered
- * @status: Filled if it is watched
- *
- * Context: Any; takes no lock whose holder sleeps.
- *
- * Return: Whether it is watched.
+/*
+ * Keep off an MR while its driver changes or frees it. Unless the owner's process asked for
+ * that (@own), the word says INVALID. If the owner re-registers the MR, it says so if that
+ * ends the umem.
  */
-bool umem_notify_status(struct ib_umem *umem, struct umem_notify_status *status)
+static void umem_notify_hold(struct ib_umem_notify *n, bool own, bool ends)
 {
-	struct ib_umem_notify *n = umem_notify_find(umem);
-
-	if (!n)
-		return false;
-	umem_notify_lock(n);
-	status->armed = n->armed;
-	status->revoked = n->revoked;
-	status->state = n->state;
-	umem_notify_unlock(n);
-	return true;
-}
-
-/**
- * umem_notify_hold - Keep off the MR while the driver changes or frees it
- * @umem: The umem of the MR; the caller holds the uobject exclusively
- * @why: The driver's purpose
- */
-void umem_notify_hold(struct ib_umem *umem, enum umem_notify_hold why)
-{
-	struct ib_umem_notify *n = umem_notify_find(umem);
-
-	if (!n)
-		return;
 	umem_notify_take(n);
 	umem_notify_lock(n);
 	/* A re-registration with another MR in the end deregisters the old one. */
-	if (n->held != UMEM_NOTIFY_REREG)
-		n->held = why;
-	if (why == UMEM_NOTIFY_GONE && n->armed) {
+	n->quiet = own && ends && !n->held;
+	n->held = true;
+	if (!own && n->armed)
 		umem_notify_mark_invalid(n);
-		trace_mr_notify_gone(umem, umem_notify_id(n), n->state);
-	}
 	umem_notify_unlock(n);
 	mutex_unlock(&n->mutex);
 }
 
 /**
- * umem_notify_abandon - The driver did not let go of an MR that must end
- * @umem: The umem of the MR; the caller holds the uobject exclusively
- *
- * The application's context or the device ends, and uverbs may drop the MR: then
- * the device goes, and MR and umem stay for good. So nothing of the tracker may come
- * to them any more; only whether the pages are given back is kept.
+ * ib_mr_notify_hold - Before the driver re-registers an MR
+ * @mr: The MR, its uobject held exclusively
+ * @access: The new access flags; IB_UVERBS_ACCESS_TRACK is taken out
+ */
+void ib_mr_notify_hold(struct ib_mr *mr, u32 *access)
+{
+	struct ib_umem_notify *n = umem_notify_of_mr(mr);
+
+	*access &= ~IB_UVERBS_ACCESS_TRACK;
+	if (n)
+		umem_notify_hold(n, is_own(n->umem), false);
+}
+
+/**
+ * ib_mr_notify_unhold - After the driver re-registered an MR, or failed to
+ * @mr: The same MR, or the one that has taken its place and, as far as other
+ *	access rights or another PD are concerned, its umem: that is still armed
+ *	and revoked as ever. Another umem is not armed, and the word of the old
+ *	one says INVALID.
+ */
+void ib_mr_notify_unhold(struct ib_mr *mr)
+{
+	struct ib_umem_notify *n = umem_notify_of_mr(mr);
+
+	if (!n)
+		return;
+	umem_notify_take(n);
+	umem_notify_lock(n);
+	n->held = false;
+	n->quiet = false;
+	if (n->armed)
+		n->mr = mr;
+	umem_notify_queue_now(n);
+	umem_notify_unlock(n);
+	mutex_unlock(&n->mutex);
+}
+
+/*
+ * The driver did not let go of an MR that must end. The application's context or the device
+ * ends, and uverbs may drop the MR: then the device goes, and MR and umem stay for good. So
+ * nothing of the tracker may come to them any more; only whether the pages are given back is
+ * kept.
  *
  *   its context is closed                 the worker
  *   dereg_mr: -EBUSY, to the last
@@ -618,37 +653,43 @@ void umem_notify_hold(struct ib_umem *umem, enum umem_notify_hold why)
  *
  * The tracker ends here, before the device goes: its removal waits for uverbs.
  */
-void umem_notify_abandon(struct ib_umem *umem)
+static void umem_notify_abandon(struct ib_umem_notify *n)
 {
-	struct ib_umem_notify *n = umem_notify_find(umem);
-	bool revoked;
-
-	if (!n)
-		return;
-	umem_notify_take(n);
-	revoked = n->revoked; /* held: it stays so */
-	mutex_unlock(&n->mutex);
-	umem->notify = revoked ? UMEM_NOTIFY_REVOKED : NULL;
+	/* It is held: that the pages are given back, or not, stays so. */
+	n->umem->notify = n->revoked ? UMEM_NOTIFY_REVOKED : NULL;
 	umem_notify_destroy(n);
 }
 
 /**
- * umem_notify_unhold - The driver is done, and the MR still exists
- * @umem: The umem of the MR
- * @mr: The MR
+ * ib_mr_notify_dereg - Deregister an MR that may be armed
+ * @why: The reason; unless it is a call of the process that registered it, the word
+ *	 of an armed MR says INVALID
+ * @mr: The MR, its uobject held exclusively
+ * @udata: As for ib_dereg_mr_user()
+ *
+ * Another process may have the file: a forked child, or the receiver of a message. Its
+ * owner goes on to look at the word.
+ *
+ * If the driver refuses (a memory window is bound to the MR), the MR stays
+ * armed, unless its context or its device ends.
+ *
+ * Return: The result of ib_dereg_mr_user().
  */
-void umem_notify_unhold(struct ib_umem *umem, struct ib_mr *mr)
+int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
+		       struct ib_udata *udata)
 {
-	struct ib_umem_notify *n = umem_notify_find(umem);
+	struct ib_umem_notify *n = umem_notify_of_mr(mr);
+	int ret;
 
-	if (!n)
-		return;
-	umem_notify_take(n);
-	umem_notify_lock(n);
-	n->held = UMEM_NOTIFY_NOT_HELD;
-	if (n->armed)
-		n->mr = mr;
-	umem_notify_queue_now(n);
-	umem_notify_unlock(n);
-	mutex_unlock(&n->mutex);
+	if (n)
+		umem_notify_hold(n, why == RDMA_REMOVE_DESTROY && is_own(n->umem), true);
+	ret = ib_dereg_mr_user(mr, udata);
+	if (!ret || !n)
+		return ret;
+	/* A registration that can't be aborted is there as if nothing had failed. */
+	if (why == RDMA_REMOVE_DESTROY || why == RDMA_REMOVE_ABORT)
+		ib_mr_notify_unhold(mr);
+	else
+		umem_notify_abandon(n);
+	return ret;
 }

@@ -17,11 +17,11 @@ struct umem_notify_word_page;
 
 /* How an MR is armed */
 struct umem_notify_arming {
-	unsigned long word; /* user address, a multiple of eight */
+	u64 word; /* user address, a multiple of eight */
 	u64 in_use; /* the bits of the word that count users; 0: nobody counts */
 	bool reclaim; /* the VM may have the pages while none of these bits is set */
 	u32 idle_ms; /* suspended when unused for so long; 0: not */
-	unsigned long changes; /* user address of a counter of INVALID words; 0: none */
+	u64 changes; /* user address of a counter of INVALID words; 0: none */
 	int event_fd; /* an eventfd for the same; -1: none */
 };
 
@@ -82,38 +82,9 @@ int umem_notify_device_get(struct ib_device *device);
 void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
 		       s64 nr);
 
-/* How it stands with a watched umem, at one moment. */
-struct umem_notify_status {
-	bool armed;
-	bool revoked;
-	u8 state;
-};
-
-bool umem_notify_status(struct ib_umem *umem,
-			struct umem_notify_status *status);
-
-struct ib_umem *umem_notify_umem(struct ib_mr *mr);
-
-/* Why the tracker has to keep off an MR. */
-enum umem_notify_hold {
-	UMEM_NOTIFY_NOT_HELD,
-	/* The application deregisters it. */
-	UMEM_NOTIFY_DEREG,
-	/* Its device was removed or its context closed: the word says INVALID. */
-	UMEM_NOTIFY_GONE,
-	/* It is re-registered: if that ends the umem, the word says INVALID. */
-	UMEM_NOTIFY_REREG,
-};
-
-struct ib_umem_notify *umem_notify_track(struct ib_ucontext *context, u64 addr, u64 length);
-void umem_notify_tracked(struct ib_umem_notify *n, struct ib_umem *umem);
-int umem_notify_arm(struct ib_umem *umem, struct ib_mr *mr,
-		    const struct umem_notify_arming *how);
-int umem_notify_disarm(struct ib_umem *umem);
-int umem_notify_settle(struct ib_umem *umem);
-int umem_notify_suspend_now(struct ib_umem *umem);
-void umem_notify_hold(struct ib_umem *umem, enum umem_notify_hold why);
-void umem_notify_unhold(struct ib_umem *umem, struct ib_mr *mr);
-void umem_notify_abandon(struct ib_umem *umem);
+int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how);
+int umem_notify_disarm(struct ib_mr *mr);
+int umem_notify_settle(struct ib_mr *mr);
+int umem_notify_suspend_now(struct ib_mr *mr);
 
 #endif /* UMEM_NOTIFY_H */

@@ -8,17 +8,18 @@
 #include <rdma/rdma_netlink.h>
 #include <rdma/restrack.h>
 
-#include "umem_notify.h"
+#include "umem_notify_tracker.h"
 
-static const char *state_name(const struct umem_notify_status *status)
+/* Of a tracker, its space's lock held */
+static const char *res_state(const struct ib_umem_notify *n)
 {
-	if (status->state & IB_UVERBS_MR_NOTIFY_SUSPENDED)
+	if (n->state & SUSPENDED)
 		return "suspended";
-	if (status->revoked)
+	if (n->revoked)
 		return "revoked";
-	if (status->state & IB_UVERBS_MR_NOTIFY_INVALID)
+	if (n->state & INVALID)
 		return "invalid";
-	return status->state ? "suspect" : "valid";
+	return n->state ? "suspect" : "valid";
 }
 
 /**
@@ -36,21 +37,25 @@ static const char *state_name(const struct umem_notify_status *status)
  */
 int ib_mr_notify_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr)
 {
-	struct ib_umem *umem = umem_notify_umem(mr);
-	struct umem_notify_status status;
+	struct ib_umem_notify *n = umem_notify_of_mr(mr);
+	bool armed, revoked;
 	struct nlattr *table;
+	const char *state;
 
-	if (!umem || !umem_notify_status(umem, &status))
+	if (!n)
 		return 0;
+	umem_notify_lock(n);
+	armed = n->armed;
+	revoked = n->revoked;
+	state = res_state(n);
+	umem_notify_unlock(n);
 
 	table = nla_nest_start(msg, RDMA_NLDEV_ATTR_DRIVER);
 	if (!table)
 		return -EMSGSIZE;
-	if (rdma_nl_put_driver_string(msg, "notify",
-				      status.armed ? "armed" : "disarmed") ||
-	    rdma_nl_put_driver_string(msg, "state", state_name(&status)) ||
-	    rdma_nl_put_driver_u32(msg, "pinned_pages",
-				   status.revoked ? 0 : ib_umem_num_pages(umem))) {
+	if (rdma_nl_put_driver_string(msg, "notify", armed ? "armed" : "disarmed") ||
+	    rdma_nl_put_driver_string(msg, "state", state) ||
+	    rdma_nl_put_driver_u32(msg, "pinned_pages", revoked ? 0 : umem_notify_pages(n))) {
 		nla_nest_cancel(msg, table);
 		return -EMSGSIZE;
 	}

@@ -196,7 +196,7 @@ bool umem_notify_retire(struct ib_umem_notify *n)
 
 	lockdep_assert_held(&n->mutex);
 
-	if (!n->armed || n->held)
+	if (!n->mr || n->held)
 		return false;
 	can_revoke = n->mr->device->ops.revoke_user_mr && !n->revoked && !n->refused;
 	umem_notify_lock(n);

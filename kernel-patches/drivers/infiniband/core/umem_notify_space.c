@@ -34,7 +34,7 @@ static atomic_t umem_notify_nr_spaces;
  * The MMU notifier calls before the page tables change, and not for a node that is
  * inserted afterwards:
  *
- *   umem_notify_track()                   another thread
+ *   ib_mr_notify_track()                  another thread
  *                                         invalidate_range_start(): searches the tree
  *   inserts
  *   pins page P, which is still mapped

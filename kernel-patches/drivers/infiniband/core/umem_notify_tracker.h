@@ -99,11 +99,12 @@ struct ib_umem_notify {
 
 	u8 state; /* lock */
 	bool hurry; /* a caller waits for @mutex that must not wait for long */
-	bool armed : 1; /* mutex and lock */
+	bool armed : 1; /* mutex and lock: an event may make it INVALID */
 	bool revoked : 1; /* mutex and lock: the pages are unpinned */
 	bool refused : 1; /* mutex and lock: the driver does not revoke it */
 	bool reclaim : 1; /* mutex and lock: the VM may have idle pages */
-	u8 held : 2; /* mutex and lock: the driver is busy with the MR, and why */
+	bool held : 1; /* mutex and lock: the driver is busy with the MR */
+	bool quiet : 1; /* mutex and lock: the word does not say INVALID when the tracker ends */
 	bool exclusive : 1; /* lock: a device once kept the CPU off a page */
 	bool written : 1; /* lock: in use beside an event that may have been MADV_FREE */
 	bool own : 1; /* lock: a task will come to it, by @link or @task_work */
@@ -122,7 +123,7 @@ struct ib_umem_notify {
 	};
 
 	struct ib_umem *umem; /* NULL while it is being pinned; lock: until then */
-	struct ib_mr *mr; /* mutex and lock: while armed */
+	struct ib_mr *mr; /* mutex and lock: it may be retired; NULL if it is not armed */
 	struct mutex mutex;
 	struct list_head lru; /* the list's lock, see umem_notify_reclaim.c */
 };
@@ -221,6 +222,9 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void);
 void umem_notify_lend(struct ib_umem_notify *n);
 void umem_notify_unlend(struct ib_umem_notify *n);
 int umem_notify_restore(struct ib_umem_notify *n);
+
+/* umem_notify.c */
+struct ib_umem_notify *umem_notify_of_mr(struct ib_mr *mr);
 
 static inline struct umem_notify_space *umem_notify_space_of(struct mmu_notifier *mn)
 {
