@@ -138,10 +138,10 @@ static void umem_notify_end(struct ib_umem_notify *n)
 	umem_notify_lock(n);
 	if (armed && !n->quiet) {
 		umem_notify_mark_invalid(n);
-		trace_mr_notify_gone(n->umem, umem_notify_id(n), n->state);
+		trace_mr_notify_gone(n, 0);
 	}
 	if (armed)
-		trace_mr_notify_disarm(n->umem, umem_notify_id(n), n->state);
+		trace_mr_notify_disarm(n, 0);
 	n->armed = false;
 	n->mr = NULL;
 	interval_tree_remove(&n->range, &umem_notify_space(n)->trackers);
@@ -406,7 +406,7 @@ int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how)
 	umem_notify_first_look(n);
 	umem_notify_set_idle(n, how->idle_ms);
 	umem_notify_queue_time(n);
-	trace_mr_notify_arm(umem, umem_notify_id(n), state);
+	trace_mr_notify_arm(n, 0);
 	umem_notify_unlock(n);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, 1);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMS, 1);
@@ -502,7 +502,7 @@ int umem_notify_disarm(struct ib_mr *mr)
 	ret = umem_notify_lock_restored(n);
 	if (ret)
 		goto unlock;
-	trace_mr_notify_disarm(n->umem, umem_notify_id(n), n->state);
+	trace_mr_notify_disarm(n, 0);
 	is_used = umem_notify_is_used(n);
 	word_page = umem_notify_take_word(n);
 	n->armed = false;

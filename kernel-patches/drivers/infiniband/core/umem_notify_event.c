@@ -131,8 +131,7 @@ static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_ra
 			umem_notify_queue_later(n);
 	}
 	if (trace_mr_notify_mark_enabled() && n->umem)
-		trace_mr_notify_mark(n->umem, umem_notify_id(n), n->state,
-				     n->armed, range);
+		trace_mr_notify_mark(n, range);
 }
 
 /*

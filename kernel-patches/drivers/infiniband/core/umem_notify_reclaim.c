@@ -376,7 +376,7 @@ int umem_notify_restore(struct ib_umem_notify *n)
 	/* The worker has not come yet: the pages are still there. */
 	if (n->revoked)
 		ret = give_pages(n);
-	trace_mr_notify_restore(n->umem, n->mr->res.id, ret);
+	trace_mr_notify_restore(n, ret);
 	switch (ret) {
 	case 0:
 		end_suspension(n);

@@ -126,13 +126,12 @@ bool umem_notify_retires_at_once(const struct ib_umem_notify *n)
 
 static int revoke(struct ib_umem_notify *n)
 {
-	size_t pages = ib_umem_num_pages(n->umem);
 	struct ib_device *device = n->mr->device;
 	int ret;
 
 	ret = device->ops.revoke_user_mr(n->mr);
 	if (ret) {
-		trace_mr_notify_revoke(n->umem, umem_notify_id(n), 0, ret);
+		trace_mr_notify_revoke(n, ret);
 		if (is_for_now(ret))
 			return ret;
 		ibdev_err_ratelimited(device, "MR %u can't be revoked, its pages stay pinned\n",
@@ -148,8 +147,8 @@ static int revoke(struct ib_umem_notify *n)
 	n->written = false;
 	umem_notify_unlock(n);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_REVOKES, 1);
-	umem_notify_counted(n, IB_MR_NOTIFY_STAT_PAGES, pages);
-	trace_mr_notify_revoke(n->umem, umem_notify_id(n), pages, 0);
+	umem_notify_counted(n, IB_MR_NOTIFY_STAT_PAGES, umem_notify_pages(n));
+	trace_mr_notify_revoke(n, 0);
 	return 0;
 }
 

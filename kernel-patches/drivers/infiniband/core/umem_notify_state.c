@@ -310,6 +310,6 @@ int umem_notify_verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
 	if (umem_notify_state(n) != SUSPECT)
 		return 0;
 	ret = look(n, asker);
-	trace_mr_notify_settle(n->umem, umem_notify_id(n), READ_ONCE(n->state), asker, ret);
+	trace_mr_notify_settle(n, ret);
 	return ret;
 }

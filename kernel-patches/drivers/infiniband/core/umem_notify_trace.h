@@ -11,18 +11,13 @@
 
 #include <linux/mmu_notifier.h>
 #include <linux/tracepoint.h>
-#include <rdma/ib_umem.h>
-#include <rdma/ib_verbs.h>
 
-#include "umem_notify.h"
+#include "umem_notify_tracker.h"
 
 TRACE_DEFINE_ENUM(MMU_NOTIFY_UNMAP);
 TRACE_DEFINE_ENUM(MMU_NOTIFY_CLEAR);
 TRACE_DEFINE_ENUM(MMU_NOTIFY_RELEASE);
 TRACE_DEFINE_ENUM(MMU_NOTIFY_MIGRATE);
-TRACE_DEFINE_ENUM(UMEM_NOTIFY_USER);
-TRACE_DEFINE_ENUM(UMEM_NOTIFY_ARM);
-TRACE_DEFINE_ENUM(UMEM_NOTIFY_WORKER);
 
 #define show_mr_notify_event(event)                                            \
 	__print_symbolic(event,                                                \
@@ -36,107 +31,77 @@ TRACE_DEFINE_ENUM(UMEM_NOTIFY_WORKER);
 	__print_symbolic(state, { 0, "VALID" }, { 1, "INVALID" },              \
 			 { 2, "SUSPECT" }, { 4, "SUSPENDED" })
 
-/* Each event names the registration first: device, MR, and its range. */
+/*
+ * Each event names the registration first: device, MR, and its range. Then how it stands with it
+ * after the step, who did the step, and the result.
+ */
 #define MR_NOTIFY_ENTRY(fields...)                                             \
-	TP_STRUCT__entry(__string(dev, dev_name(&umem->ibdev->dev))            \
+	TP_STRUCT__entry(__string(dev, dev_name(&n->umem->ibdev->dev))         \
 			 __field(u32, mr)                                      \
 			 __field(unsigned long, start)                         \
 			 __field(unsigned long, end)                           \
+			 __field(u8, state)                                    \
+			 __field(bool, armed)                                  \
+			 __field(bool, worker)                                 \
 			 fields)
 
 #define MR_NOTIFY_ASSIGN(assignments...)                                       \
 	TP_fast_assign(__assign_str(dev);                                      \
-		       __entry->mr = mr;                                       \
-		       __entry->start = umem->address;                         \
-		       __entry->end = umem->address + umem->length;            \
+		       __entry->mr = n->mr ? n->mr->res.id : 0;                \
+		       __entry->start = n->umem->address;                      \
+		       __entry->end = n->umem->address + n->umem->length;      \
+		       __entry->state = READ_ONCE(n->state);                   \
+		       __entry->armed = n->armed;                              \
+		       __entry->worker = current->flags & PF_WQ_WORKER;        \
 		       assignments)
 
 #define MR_NOTIFY_PRINTK(format, args...)                                      \
-	TP_printk("dev=%s mr=%u range=0x%lx-0x%lx " format, __get_str(dev),    \
-		  __entry->mr, __entry->start, __entry->end, args)
+	TP_printk("dev=%s mr=%u range=0x%lx-0x%lx state=%s armed=%d by=%s "    \
+		  format, __get_str(dev), __entry->mr, __entry->start,         \
+		  __entry->end, show_mr_notify_state(__entry->state),          \
+		  __entry->armed, __entry->worker ? "worker" : "call", args)
 
 DECLARE_EVENT_CLASS(mr_notify,
-		    TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state),
-		    TP_ARGS(umem, mr, state),
-		    MR_NOTIFY_ENTRY(__field(u8, state)),
-		    MR_NOTIFY_ASSIGN(__entry->state = state;),
-		    MR_NOTIFY_PRINTK("state=%s",
-				     show_mr_notify_state(__entry->state)));
+		    TP_PROTO(const struct ib_umem_notify *n, int ret),
+		    TP_ARGS(n, ret),
+		    MR_NOTIFY_ENTRY(__field(u32, pages)
+				    __field(int, ret)),
+		    MR_NOTIFY_ASSIGN(__entry->pages = umem_notify_pages(n);
+				     __entry->ret = ret;),
+		    MR_NOTIFY_PRINTK("pages=%u ret=%d", __entry->pages, __entry->ret));
 
-DEFINE_EVENT(mr_notify, mr_notify_arm,
-	     TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state),
-	     TP_ARGS(umem, mr, state));
+#define MR_NOTIFY_EVENT(name)                                                  \
+	DEFINE_EVENT(mr_notify, name,                                          \
+		     TP_PROTO(const struct ib_umem_notify *n, int ret),        \
+		     TP_ARGS(n, ret))
 
+MR_NOTIFY_EVENT(mr_notify_arm);
 /* By a call, or because the registration ends. */
-DEFINE_EVENT(mr_notify, mr_notify_disarm,
-	     TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state),
-	     TP_ARGS(umem, mr, state));
-
+MR_NOTIFY_EVENT(mr_notify_disarm);
 /* Its context was closed or its device removed: the word says INVALID. */
-DEFINE_EVENT(mr_notify, mr_notify_gone,
-	     TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state),
-	     TP_ARGS(umem, mr, state));
-
+MR_NOTIFY_EVENT(mr_notify_gone);
 /* It was idle, and the VM wanted its pages. */
-DEFINE_EVENT(mr_notify, mr_notify_suspend,
-	     TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state),
-	     TP_ARGS(umem, mr, state));
+MR_NOTIFY_EVENT(mr_notify_suspend);
+/* A call or a worker looked whether a SUSPECT range still maps the pinned pages. */
+MR_NOTIFY_EVENT(mr_notify_settle);
+/* The device lost its access and the pages went back, or the driver failed. */
+MR_NOTIFY_EVENT(mr_notify_revoke);
+/* A suspended one was to get the pages that its range maps now. */
+MR_NOTIFY_EVENT(mr_notify_restore);
 
 /* An event of the address space that may have changed the range. */
 TRACE_EVENT(mr_notify_mark,
-	    TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state, bool armed,
-		     const struct mmu_notifier_range *range),
-	    TP_ARGS(umem, mr, state, armed, range),
+	    TP_PROTO(const struct ib_umem_notify *n, const struct mmu_notifier_range *range),
+	    TP_ARGS(n, range),
 	    MR_NOTIFY_ENTRY(__field(unsigned long, event_start)
 			    __field(unsigned long, event_end)
-			    __field(u32, event)
-			    __field(u8, state)
-			    __field(bool, armed)),
+			    __field(u32, event)),
 	    MR_NOTIFY_ASSIGN(__entry->event_start = range->start;
 			     __entry->event_end = range->end;
-			     __entry->event = range->event;
-			     __entry->state = state;
-			     __entry->armed = armed;),
-	    MR_NOTIFY_PRINTK("state=%s armed=%d event=%s changes=0x%lx-0x%lx",
-			     show_mr_notify_state(__entry->state), __entry->armed,
+			     __entry->event = range->event;),
+	    MR_NOTIFY_PRINTK("event=%s changes=0x%lx-0x%lx",
 			     show_mr_notify_event(__entry->event), __entry->event_start,
 			     __entry->event_end));
-
-/* A call or a worker looked whether a SUSPECT range still maps the pinned pages. */
-TRACE_EVENT(mr_notify_settle,
-	    TP_PROTO(const struct ib_umem *umem, u32 mr, u8 state,
-		     enum umem_notify_asker asker, int ret),
-	    TP_ARGS(umem, mr, state, asker, ret),
-	    MR_NOTIFY_ENTRY(__field(u32, asker)
-			    __field(int, ret)
-			    __field(u8, state)),
-	    MR_NOTIFY_ASSIGN(__entry->asker = asker;
-			     __entry->ret = ret;
-			     __entry->state = state;),
-	    MR_NOTIFY_PRINTK("state=%s by=%s ret=%d",
-			     show_mr_notify_state(__entry->state),
-			     __print_symbolic(__entry->asker,
-					      { UMEM_NOTIFY_USER, "call" },
-					      { UMEM_NOTIFY_ARM, "call" },
-					      { UMEM_NOTIFY_WORKER, "worker" }),
-			     __entry->ret));
-
-/* The device lost its access and the pages went back, or the driver failed. */
-TRACE_EVENT(mr_notify_revoke,
-	    TP_PROTO(const struct ib_umem *umem, u32 mr, size_t pages, int ret),
-	    TP_ARGS(umem, mr, pages, ret),
-	    MR_NOTIFY_ENTRY(__field(size_t, pages) __field(int, ret)),
-	    MR_NOTIFY_ASSIGN(__entry->pages = pages;
-			     __entry->ret = ret;),
-	    MR_NOTIFY_PRINTK("pages=%zu ret=%d", __entry->pages, __entry->ret));
-
-/* A suspended one was to get the pages that its range maps now. */
-TRACE_EVENT(mr_notify_restore,
-	    TP_PROTO(const struct ib_umem *umem, u32 mr, int ret),
-	    TP_ARGS(umem, mr, ret),
-	    MR_NOTIFY_ENTRY(__field(int, ret)),
-	    MR_NOTIFY_ASSIGN(__entry->ret = ret;),
-	    MR_NOTIFY_PRINTK("ret=%d", __entry->ret));
 
 #endif /* UMEM_NOTIFY_TRACE_H */
 

@@ -274,15 +274,4 @@ static inline void umem_notify_counted(const struct ib_umem_notify *n,
 	umem_notify_count(n->queue->device, stat, nr);
 }
 
-/*
- * The MR's number in restrack, for traces. Under the lock, or of a worker, for
- * which the end of the MR waits.
- */
-static inline u32 umem_notify_id(const struct ib_umem_notify *n)
-{
-	const struct ib_mr *mr = READ_ONCE(n->mr);
-
-	return mr ? mr->res.id : 0;
-}
-
 #endif /* UMEM_NOTIFY_TRACKER_H */

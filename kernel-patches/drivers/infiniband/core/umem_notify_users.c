@@ -198,6 +198,6 @@ bool umem_notify_suspend(struct ib_umem_notify *n)
 		umem_notify_word_tell(n->word_page, n->word);
 	umem_notify_counted(n, bit == SUSPENDED ? IB_MR_NOTIFY_STAT_SUSPENSIONS :
 						  IB_MR_NOTIFY_STAT_INVALID, 1);
-	trace_mr_notify_suspend(n->umem, umem_notify_id(n), bit);
+	trace_mr_notify_suspend(n, 0);
 	return true;
 }
