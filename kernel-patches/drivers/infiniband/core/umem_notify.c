@@ -385,7 +385,7 @@ int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how)
 		ret = -EBUSY;
 		goto unlock;
 	}
-	ret = umem_notify_verify(n, UMEM_NOTIFY_ARM);
+	ret = umem_notify_verify(n, 0);
 	if (ret && ret != -EAGAIN)
 		goto unlock;
 
@@ -398,7 +398,7 @@ int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how)
 	n->in_use = how->in_use;
 	state = n->state;
 	if (state) {
-		umem_notify_word_set(word_page, n->word, state);
+		umem_notify_word_change(word_page, n->word, state, 0);
 		umem_notify_queue_later(n);
 	}
 	if (state == INVALID)
@@ -547,7 +547,7 @@ int umem_notify_settle(struct ib_mr *mr)
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_SETTLES, 1);
 	ret = umem_notify_restore(n);
 	if (!ret)
-		ret = umem_notify_verify(n, UMEM_NOTIFY_USER);
+		ret = umem_notify_verify(n, UMEM_NOTIFY_PATIENCE);
 	umem_notify_queue_retire(n);
 	mutex_unlock(&n->mutex);
 	return ret;

@@ -28,26 +28,21 @@ struct umem_notify_arming {
 struct umem_notify_word_page *umem_notify_word_get(const struct umem_notify_arming *how);
 void umem_notify_word_put(struct umem_notify_word_page *page,
 			  unsigned int offset);
-void umem_notify_word_set(const struct umem_notify_word_page *page,
-			  unsigned int offset, u64 bits);
+void umem_notify_word_change(const struct umem_notify_word_page *page, unsigned int offset,
+			     u64 set, u64 clear);
 void umem_notify_word_tell(const struct umem_notify_word_page *page, unsigned int offset);
 void umem_notify_word_signal(const struct umem_notify_word_page *page, unsigned int offset);
-void umem_notify_word_clear(const struct umem_notify_word_page *page,
-			    unsigned int offset, u64 bits);
 bool umem_notify_word_cmpxchg(const struct umem_notify_word_page *page,
 			      unsigned int offset, u64 old, u64 value);
 u64 umem_notify_word_read(const struct umem_notify_word_page *page,
 			  unsigned int offset);
 
-/* The caller of umem_notify_check(), and so how long it may block. */
-enum umem_notify_asker {
-	/* A system call: may sleep where a fatal signal ends it, or for a second. */
-	UMEM_NOTIFY_USER,
-	/* The one that arms: waits for its own address space, not for events or files. */
-	UMEM_NOTIFY_ARM,
-	/* The worker: waits for no lock. */
-	UMEM_NOTIFY_WORKER,
-};
+/*
+ * How long a caller of umem_notify_verify() waits for events and for locks of files, in jiffies.
+ * Without patience, 0, it waits for its own address space; the worker waits for no lock.
+ */
+#define UMEM_NOTIFY_WORKER (-1)
+#define UMEM_NOTIFY_PATIENCE HZ
 
 /*
  * Pages in doubt, of a range of at most 64 << shift pages: those of the chunks
@@ -63,8 +58,8 @@ struct umem_notify_doubt {
 /* The pages for umem_notify_check() to look at. */
 struct umem_notify_question {
 	struct umem_notify_doubt doubt;
-	enum umem_notify_asker asker;
-	unsigned long until; /* a system call waits for a lock until then, in jiffies */
+	bool worker; /* the worker asks: it waits for no lock, and faults no page in */
+	unsigned long until; /* a system call waits until then, in jiffies */
 	/* A device may keep the CPU off pages that are still there. */
 	bool exclusive;
 	/* Set when a worker is to stop soon. */

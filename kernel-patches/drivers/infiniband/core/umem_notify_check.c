@@ -116,6 +116,9 @@
  */
 #define MOST_FAULTS 8
 
+/* Of check_locked() alone: see lock_mm(). */
+#define ASK_ALONE 2
+
 /* Walks the pinned pages, from the one at an address on. */
 struct pinned_iter {
 	struct sg_page_iter sg;
@@ -246,9 +249,9 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
 }
 
 /* Not mmap_write_lock(), which has no trylock: no mapping is changed. */
-static int lock_mm(struct mm_struct *mm, enum umem_notify_asker asker, bool alone)
+static int lock_mm(struct mm_struct *mm, bool worker, bool alone)
 {
-	if (asker == UMEM_NOTIFY_WORKER) {
+	if (worker) {
 		if (!(alone ? down_write_trylock(&mm->mmap_lock) : mmap_read_trylock(mm)))
 			return -EAGAIN;
 	} else if (alone ? down_write_killable(&mm->mmap_lock) : mmap_read_lock_killable(mm)) {
@@ -282,7 +285,7 @@ static int fault_back(struct mm_struct *mm, unsigned long addr)
  * then have to be the file's. The worker can't tell.
  */
 static int check_huge(struct mm_struct *mm, struct vm_area_struct *vma, struct pinned_iter *iter,
-		      unsigned long end, enum umem_notify_asker asker)
+		      unsigned long end, bool worker)
 {
 	struct pinned_iter before = *iter;
 	unsigned long addr = iter->next;
@@ -293,7 +296,7 @@ static int check_huge(struct mm_struct *mm, struct vm_area_struct *vma, struct p
 	if (ret)
 		return ret;
 	*iter = before;
-	if (asker == UMEM_NOTIFY_WORKER || userfaultfd_armed(vma) || !(vma->vm_flags & VM_READ))
+	if (worker || userfaultfd_armed(vma) || !(vma->vm_flags & VM_READ))
 		return -EOPNOTSUPP;
 	ret = fault_back(mm, addr);
 	if (ret)
@@ -303,17 +306,17 @@ static int check_huge(struct mm_struct *mm, struct vm_area_struct *vma, struct p
 }
 
 /*
- * Looks at the pages up to @end, moves @iter over those that are intact. Sets @again and ends
- * at a page that has to be looked for with @alone.
+ * Looks at the pages up to @end, moves @iter over those that are intact. Returns ASK_ALONE at
+ * a page that has to be looked for with @alone.
  */
 static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
-			const struct umem_notify_question *what, bool alone, bool *again)
+			const struct umem_notify_question *what, bool alone)
 {
 	struct page *pages[CHECK_BATCH];
-	int ret;
 	struct vm_area_struct *vma;
 	unsigned int faults = 0;
 	long nr, same;
+	int ret;
 
 	while (iter->next < end) {
 		unsigned long addr = iter->next;
@@ -339,21 +342,18 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 		/* The caller is being killed: nothing was looked at. */
 		if (nr == -EINTR)
 			return -EINTR;
-		if (is_private_hugetlb(vma)) {
-			*again = !alone;
-			return alone ? UMEM_NOTIFY_CHANGED : 0;
-		}
-
+		if (is_private_hugetlb(vma))
+			return alone ? UMEM_NOTIFY_CHANGED : ASK_ALONE;
 		if (vma->vm_flags & VM_MAYSHARE && vma->vm_file && can_be_absent(vma->vm_file)) {
 			ret = may_be_walked(vma) ? check_file(vma, iter, end) :
-						   check_huge(mm, vma, iter, end, what->asker);
+						   check_huge(mm, vma, iter, end, what->worker);
 			if (ret)
 				return ret;
 			continue;
 		}
 		if (!(vma->vm_flags & VM_MAYSHARE && vma->vm_file) && !what->exclusive)
 			return UMEM_NOTIFY_CHANGED;
-		if (what->asker == UMEM_NOTIFY_WORKER)
+		if (what->worker)
 			return -EOPNOTSUPP;
 		if (faults++ == MOST_FAULTS)
 			return UMEM_NOTIFY_CHANGED;
@@ -370,7 +370,7 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
  */
 static int wait_for_file(const struct umem_notify_question *what)
 {
-	if (what->asker != UMEM_NOTIFY_USER || time_after(jiffies, what->until))
+	if (what->worker || time_after_eq(jiffies, what->until))
 		return -EAGAIN;
 	if (fatal_signal_pending(current))
 		return -EINTR;
@@ -390,21 +390,21 @@ static int check_run(struct ib_umem *umem, unsigned long start, unsigned long ad
 	pinned_iter_start(&iter, umem, start, addr);
 	do {
 		unsigned long batch = alone ? CHECK_BATCH : LOCK_BATCH;
-		bool again = false;
 
 		cond_resched();
-		if (what->asker == UMEM_NOTIFY_WORKER && READ_ONCE(*what->hurry)) {
+		if (what->worker && READ_ONCE(*what->hurry)) {
 			ret = -EAGAIN;
 			break;
 		}
-		ret = lock_mm(mm, what->asker, alone);
+		ret = lock_mm(mm, what->worker, alone);
 		if (ret)
 			break;
-		ret = check_locked(mm, &iter, min(end, iter.next + batch * PAGE_SIZE), what, alone,
-				   &again);
+		ret = check_locked(mm, &iter, min(end, iter.next + batch * PAGE_SIZE), what, alone);
 		unlock_mm(mm, alone);
-		alone = again;
-		if (ret == -EAGAIN)
+		alone = ret == ASK_ALONE;
+		if (alone)
+			ret = 0;
+		else if (ret == -EAGAIN)
 			ret = wait_for_file(what);
 	} while (!ret && iter.next < end);
 	what->at = (iter.next - start) >> PAGE_SHIFT;

@@ -341,11 +341,9 @@ static void end_suspension(struct ib_umem_notify *n)
 	umem_notify_lock(n);
 	if (n->state == SUSPENDED) {
 		n->state = n->doubt.chunks ? SUSPECT : 0;
-		if (n->state) {
-			umem_notify_word_set(n->word_page, n->word, SUSPECT);
+		umem_notify_word_change(n->word_page, n->word, n->state, SUSPENDED);
+		if (n->state)
 			umem_notify_queue_later(n);
-		}
-		umem_notify_word_clear(n->word_page, n->word, SUSPENDED);
 		umem_notify_restored(n);
 		umem_notify_queue_time(n);
 		umem_notify_counted(n, IB_MR_NOTIFY_STAT_RESTORES, 1);

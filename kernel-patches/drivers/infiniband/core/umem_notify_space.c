@@ -117,12 +117,8 @@ bool umem_notify_space_changes(const struct umem_notify_space *space,
 static bool space_is_quiet(struct umem_notify_space *space, unsigned long start,
 			   unsigned long last)
 {
-	bool quiet;
-
-	spin_lock(&space->lock);
-	quiet = !umem_notify_space_changes(space, start, last);
-	spin_unlock(&space->lock);
-	return quiet;
+	guard(spinlock)(&space->lock);
+	return !umem_notify_space_changes(space, start, last);
 }
 
 /**

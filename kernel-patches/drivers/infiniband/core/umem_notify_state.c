@@ -27,9 +27,7 @@
 #include "umem_notify_trace.h"
 
 /* Passes after which a call leaves the rest to the next one. */
-#define MOST_ROUNDS 8
-/* How long a settle waits: for events that are under way, and for the locks of files. */
-#define SETTLE_PATIENCE HZ
+#define MOST_ROUNDS 2
 
 /* 64 chunks, as small as they can be */
 static unsigned int shift_of(const struct ib_umem_notify *n)
@@ -65,12 +63,6 @@ static void doubt_trim(struct umem_notify_doubt *doubt, u32 page,
 {
 	doubt->first = max(doubt->first, page);
 	doubt->chunks &= U64_MAX << (page >> shift);
-}
-
-static u64 doubt_size(const struct umem_notify_doubt *doubt, unsigned int shift)
-{
-	return min_t(u64, doubt->end - doubt->first,
-		     (u64)hweight64(doubt->chunks) << shift);
 }
 
 /**
@@ -115,10 +107,8 @@ void umem_notify_mark_invalid(struct ib_umem_notify *n)
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_INVALID, 1);
 	if (!n->word_page)
 		return;
-	umem_notify_word_set(n->word_page, n->word, INVALID);
+	umem_notify_word_change(n->word_page, n->word, INVALID, was);
 	umem_notify_word_tell(n->word_page, n->word);
-	if (was)
-		umem_notify_word_clear(n->word_page, n->word, SUSPECT | SUSPENDED);
 }
 
 /**
@@ -140,16 +130,7 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
 	n->state = SUSPECT;
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_SUSPECT, 1);
 	if (n->word_page)
-		umem_notify_word_set(n->word_page, n->word, SUSPECT);
-}
-
-static void clear_suspect(struct ib_umem_notify *n)
-{
-	umem_notify_assert_locked(n);
-
-	n->state &= ~SUSPECT;
-	if (n->word_page)
-		umem_notify_word_clear(n->word_page, n->word, SUSPECT);
+		umem_notify_word_change(n->word_page, n->word, SUSPECT, 0);
 }
 
 /*
@@ -211,9 +192,8 @@ static int take_doubt(struct ib_umem_notify *n, struct umem_notify_question *wha
 		if (!ret || !umem_notify_space_changes(space, start, last))
 			break;
 		umem_notify_unlock(n);
-		ret = what->asker == UMEM_NOTIFY_USER ?
-			      umem_notify_space_wait(space, start, last, what->until) :
-			      -EAGAIN;
+		ret = what->worker ? -EAGAIN :
+				     umem_notify_space_wait(space, start, last, what->until);
 		if (ret)
 			return ret;
 	}
@@ -239,7 +219,9 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
 	if (!verdict) {
 		sure = !n->doubt.chunks;
 		if (sure) {
-			clear_suspect(n);
+			n->state = 0;
+			if (n->word_page)
+				umem_notify_word_change(n->word_page, n->word, 0, SUSPECT);
 			umem_notify_counted(n, IB_MR_NOTIFY_STAT_INTACT, 1);
 		}
 	} else if (verdict == UMEM_NOTIFY_CHANGED &&
@@ -259,22 +241,19 @@ unlock:
 /*
  * From SUSPECT to 0 or INVALID.
  *
- * One pass settles all that happened before the call, even while events go on. New doubts
- * are looked at too while they are less than the first pass was, so a call ends, and
- * mostly with a certain word.
+ * One pass settles all that happened before the call, even while events go on. What they left
+ * is looked at once more, so a call ends, and mostly with a certain word.
  */
-static int look(struct ib_umem_notify *n, enum umem_notify_asker asker)
+static int look(struct ib_umem_notify *n, int patience)
 {
 	struct umem_notify_question what = {
-		.asker = asker,
-		.until = jiffies + SETTLE_PATIENCE,
+		.worker = patience == UMEM_NOTIFY_WORKER,
+		.until = jiffies + max(patience, 0),
 		.hurry = &n->hurry,
 	};
 	unsigned int shift = shift_of(n);
-	int verdict;
 	unsigned int round;
-	u64 looked = 0;
-	int ret;
+	int verdict, ret;
 
 	lockdep_assert_held(&n->mutex);
 
@@ -282,34 +261,31 @@ static int look(struct ib_umem_notify *n, enum umem_notify_asker asker)
 		ret = take_doubt(n, &what);
 		if (ret <= 0)
 			return ret;
-		looked += doubt_size(&what.doubt, shift);
 		verdict = umem_notify_check(n->umem, umem_notify_start(n), shift, &what);
 		if (conclude(n, verdict, &what))
 			return 0;
 		if (verdict < 0)
 			return verdict == -EOPNOTSUPP ? 0 : verdict;
-		if (looked >= 2 * (u64)umem_notify_pages(n))
-			break;
 	}
-	return asker == UMEM_NOTIFY_USER ? 0 : -EAGAIN;
+	return patience > 0 ? 0 : -EAGAIN;
 }
 
 /**
  * umem_notify_verify - Turn SUSPECT into a certain answer, if that can be had
  * @n: The tracker, its mutex held
- * @asker: How long it may take
+ * @patience: How long it waits: UMEM_NOTIFY_PATIENCE, 0, or UMEM_NOTIFY_WORKER
  *
  * Return: 0; -EAGAIN: events are under way, or a lock was not to be had, and it is
  * as SUSPECT as before; -EINTR, -ENOMEM.
  */
-int umem_notify_verify(struct ib_umem_notify *n, enum umem_notify_asker asker)
+int umem_notify_verify(struct ib_umem_notify *n, int patience)
 {
 	int ret;
 
 	/* A later event tells by itself: see umem_notify_arm(). */
 	if (umem_notify_state(n) != SUSPECT)
 		return 0;
-	ret = look(n, asker);
+	ret = look(n, patience);
 	trace_mr_notify_settle(n, ret);
 	return ret;
 }

@@ -176,7 +176,7 @@ void umem_notify_doubt_range(struct ib_umem_notify *n, unsigned long start,
 void umem_notify_mark_invalid(struct ib_umem_notify *n);
 void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
 			      unsigned long last);
-int umem_notify_verify(struct ib_umem_notify *n, enum umem_notify_asker asker);
+int umem_notify_verify(struct ib_umem_notify *n, int patience);
 
 /* umem_notify_users.c */
 bool umem_notify_is_used(const struct ib_umem_notify *n);

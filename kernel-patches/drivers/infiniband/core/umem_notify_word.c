@@ -137,41 +137,26 @@ static void *alloc_array(size_t size)
 	return kcalloc(WORDS, size, GFP_ATOMIC | __GFP_ACCOUNT);
 }
 
-static int take_counter(struct umem_notify_word_page *page, unsigned int index)
+/* A word belongs to one MR, a counter to any number. */
+static int take_word(struct umem_notify_word_page *page, unsigned int offset, bool counter)
 {
-	if (!page->counters)
+	unsigned int index = index_of(offset);
+
+	if (counter && !page->counters)
 		page->counters = alloc_array(sizeof(*page->counters));
-	if (!page->counters)
+	if (counter && !page->counters)
 		return -ENOMEM;
-	if (__test_and_set_bit(index, page->used) && !page->counters[index])
+	if (__test_and_set_bit(index, page->used) && !(counter && page->counters[index]))
 		return -EBUSY;
-	page->counters[index]++;
-	return 0;
-}
-
-/* The page of words of a pinned page, or NULL. The word or counter is taken, or an error. */
-static struct umem_notify_word_page *take_word(struct word_tree *tree, struct rb_node *node,
-					       unsigned int offset, bool counter)
-{
-	struct umem_notify_word_page *page;
-	int ret;
-
-	lockdep_assert_held(&tree->lock);
-
-	if (!node)
-		return NULL;
-	page = rb_entry(node, struct umem_notify_word_page, node);
 	if (counter)
-		ret = take_counter(page, index_of(offset));
-	else
-		ret = __test_and_set_bit(index_of(offset), page->used) ? -EBUSY : 0;
-	return ret ? ERR_PTR(ret) : page;
+		page->counters[index]++;
+	return 0;
 }
 
 /* Pins the page of a word or of a counter. */
 static struct umem_notify_word_page *get_word(unsigned long addr, bool counter)
 {
-	struct umem_notify_word_page *page, *fresh;
+	struct umem_notify_word_page *page, *fresh = NULL;
 	unsigned int offset = offset_in_page(addr);
 	struct word_tree *tree;
 	struct page *pinned;
@@ -185,25 +170,26 @@ static struct umem_notify_word_page *get_word(unsigned long addr, bool counter)
 
 	tree = tree_of(pinned);
 	spin_lock(&tree->lock);
-	page = take_word(tree, rb_find(pinned, &tree->root, compare), offset, counter);
-	spin_unlock(&tree->lock);
-	if (page) {
-		unpin_user_page(pinned); /* the first pin is enough */
-		return page;
+	node = rb_find(pinned, &tree->root, compare);
+	if (!node) {
+		spin_unlock(&tree->lock);
+		fresh = create_page(pinned);
+		if (IS_ERR(fresh))
+			return fresh;
+		spin_lock(&tree->lock);
+		node = rb_find_add(&fresh->node, &tree->root, compare_nodes);
 	}
-
-	fresh = create_page(pinned);
-	if (IS_ERR(fresh))
-		return fresh;
-	spin_lock(&tree->lock);
-	node = rb_find_add(&fresh->node, &tree->root, compare_nodes);
-	page = take_word(tree, node ?: &fresh->node, offset, counter);
-	if (!node && IS_ERR(page))
+	page = node ? rb_entry(node, struct umem_notify_word_page, node) : fresh;
+	ret = take_word(page, offset, counter);
+	if (ret && !node)
 		rb_erase(&fresh->node, &tree->root);
 	spin_unlock(&tree->lock);
-	if (node || IS_ERR(page))
+
+	if (fresh && (node || ret))
 		free_page_of_words(fresh);
-	return page;
+	else if (!fresh)
+		unpin_user_page(pinned); /* the first pin is enough */
+	return ret ? ERR_PTR(ret) : page;
 }
 
 /* Returns the listener of the word, which is the caller's now. */
@@ -243,66 +229,48 @@ static void signal_listener(struct umem_notify_listener *listener)
 static void put_listener(struct umem_notify_listener *listener)
 {
 	signal_listener(listener);
-	if (listener->counter)
+	if (!IS_ERR_OR_NULL(listener->counter))
 		put_word(listener->counter, listener->offset, true);
-	if (listener->event)
+	if (!IS_ERR_OR_NULL(listener->event))
 		eventfd_ctx_put(listener->event);
 	kfree(listener);
-}
-
-static struct umem_notify_listener *create_listener(const struct umem_notify_arming *how)
-{
-	struct umem_notify_listener *listener = kzalloc(sizeof(*listener), GFP_KERNEL_ACCOUNT);
-	struct umem_notify_word_page *counter;
-	struct eventfd_ctx *event;
-	int ret;
-
-	if (!listener)
-		return ERR_PTR(-ENOMEM);
-	if (how->event_fd >= 0) {
-		event = eventfd_ctx_fdget(how->event_fd);
-		ret = PTR_ERR_OR_ZERO(event);
-		if (ret)
-			goto put;
-		listener->event = event;
-	}
-	if (how->changes) {
-		counter = get_word(how->changes, true);
-		ret = PTR_ERR_OR_ZERO(counter);
-		if (ret)
-			goto put;
-		listener->counter = counter;
-		listener->offset = offset_in_page(how->changes);
-	}
-	return listener;
-
-put:
-	put_listener(listener);
-	return ERR_PTR(ret);
 }
 
 /* The word is the caller's, and nobody is told of it yet. */
 static int add_listener(struct umem_notify_word_page *page, unsigned int offset,
 			const struct umem_notify_arming *how)
 {
-	struct umem_notify_listener *listener = create_listener(how);
+	struct umem_notify_listener *listener = kzalloc(sizeof(*listener), GFP_KERNEL_ACCOUNT);
 	struct word_tree *tree = tree_of(page->page);
 	struct umem_notify_listener **listeners;
+	int ret = 0;
 
-	if (IS_ERR(listener))
-		return PTR_ERR(listener);
-	spin_lock(&tree->lock);
-	listeners = page->listeners ?: alloc_array(sizeof(*listeners));
-	if (listeners) {
-		listeners[index_of(offset)] = listener;
-		/* Pairs with listener_of(), of another word. */
-		smp_store_release(&page->listeners, listeners);
+	if (!listener)
+		return -ENOMEM;
+	if (how->event_fd >= 0) {
+		listener->event = eventfd_ctx_fdget(how->event_fd);
+		ret = PTR_ERR_OR_ZERO(listener->event);
 	}
-	spin_unlock(&tree->lock);
-	if (listeners)
-		return 0;
-	put_listener(listener);
-	return -ENOMEM;
+	if (!ret && how->changes) {
+		listener->offset = offset_in_page(how->changes);
+		listener->counter = get_word(how->changes, true);
+		ret = PTR_ERR_OR_ZERO(listener->counter);
+	}
+	if (!ret) {
+		spin_lock(&tree->lock);
+		listeners = page->listeners ?: alloc_array(sizeof(*listeners));
+		if (listeners) {
+			listeners[index_of(offset)] = listener;
+			/* Pairs with listener_of(), of another word. */
+			smp_store_release(&page->listeners, listeners);
+		} else {
+			ret = -ENOMEM;
+		}
+		spin_unlock(&tree->lock);
+	}
+	if (ret)
+		put_listener(listener);
+	return ret;
 }
 
 /**
@@ -357,18 +325,22 @@ static atomic64_t *word_at(const struct umem_notify_word_page *page, unsigned in
 }
 
 /*
- * The application changes the same eight bytes with atomic instructions of its
- * own, so each change here is one atomic instruction too. They are fully
- * ordered for user space as locked instructions are; the mapping changes only
- * after the callback that sets a bit has returned.
+ * The application changes the same eight bytes with atomic instructions of its own, so each
+ * change here is one atomic instruction too: a compare-and-swap instead of both could fail as
+ * often as the application likes. They are fully ordered for user space as locked instructions
+ * are; the mapping changes only after the callback that sets a bit has returned.
  */
-void umem_notify_word_set(const struct umem_notify_word_page *page,
-			  unsigned int offset, u64 bits)
+void umem_notify_word_change(const struct umem_notify_word_page *page, unsigned int offset,
+			     u64 set, u64 clear)
 {
 	atomic64_t *word = word_at(page, offset);
 
-	if (word)
-		atomic64_or(bits, word);
+	if (!word)
+		return;
+	if (set)
+		atomic64_or(set, word);
+	if (clear)
+		atomic64_andnot(clear, word);
 }
 
 /*
@@ -420,15 +392,6 @@ void umem_notify_word_signal(const struct umem_notify_word_page *page, unsigned 
 
 	if (listener)
 		signal_listener(listener);
-}
-
-void umem_notify_word_clear(const struct umem_notify_word_page *page,
-			    unsigned int offset, u64 bits)
-{
-	atomic64_t *word = word_at(page, offset);
-
-	if (word)
-		atomic64_andnot(bits, word);
 }
 
 bool umem_notify_word_cmpxchg(const struct umem_notify_word_page *page,
