@@ -135,7 +135,18 @@ static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_ra
 }
 
 /*
- * @changes: it may replace pages. @fork: it may come before pages are copied.
+ * @changes: it may replace pages. @fork: it may come before pages are copied, so idle ones are
+ * unpinned.
+ *
+ * A CLEAR may be both. To suspend a tracker and to leave no doubt loses it:
+ *
+ *   MADV_DONTNEED of a huge page          another thread
+ *   SUSPENDED; the pages are there
+ *                                         settles: has the mutex
+ *   can't have the mutex, goes on
+ *                                         the pages are there: keeps them;
+ *                                         @doubt is empty: state = 0
+ *   unmaps the page                       [the word says valid: stale]
  */
 static void event_walk(struct umem_notify_space *space, const struct mmu_notifier_range *range,
 		       bool changes, bool fork)
@@ -148,10 +159,10 @@ static void event_walk(struct umem_notify_space *space, const struct mmu_notifie
 	struct ib_umem_notify *n = NULL;
 
 	while ((n = umem_notify_space_next(space, &walk, n))) {
+		if (changes)
+			event_changed(n, range);
 		if (fork && event_fork(n, range))
 			n = NULL;
-		else if (changes)
-			event_changed(n, range);
 	}
 }
 
