@@ -399,12 +399,12 @@ int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how)
 	state = n->state;
 	if (state) {
 		umem_notify_word_change(word_page, n->word, state, 0);
-		umem_notify_queue_later(n);
+		umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
 	}
 	if (state == INVALID)
 		umem_notify_word_tell(word_page, n->word);
-	umem_notify_first_look(n);
-	umem_notify_set_idle(n, how->idle_ms);
+	umem_notify_first_look(n, false);
+	n->idle = msecs_to_jiffies(how->idle_ms);
 	umem_notify_queue_time(n);
 	trace_mr_notify_arm(n, 0);
 	umem_notify_unlock(n);
@@ -635,7 +635,7 @@ void ib_mr_notify_unhold(struct ib_mr *mr)
 	n->quiet = false;
 	if (n->armed)
 		n->mr = mr;
-	umem_notify_queue_now(n);
+	umem_notify_queue_add(n, 0);
 	umem_notify_unlock(n);
 	mutex_unlock(&n->mutex);
 }

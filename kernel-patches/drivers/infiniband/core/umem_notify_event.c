@@ -74,32 +74,14 @@ static bool event_may_copy(const struct ib_umem_notify *n,
 	       (range->event == MMU_NOTIFY_PROTECTION_PAGE || folio_test_hugetlb(folio));
 }
 
-/*
- * Has a tracker's pages unpinned before a fork copies them. Returns whether the lock was
- * released meanwhile.
- */
-static bool event_fork(struct ib_umem_notify *n, const struct mmu_notifier_range *range)
-{
-	struct umem_notify_space *space = umem_notify_space(n);
-
-	if (n->own || !event_may_copy(n, range) || !umem_notify_suspend(n))
-		return false;
-	umem_notify_queue_own(n);
-	spin_unlock(&space->lock);
-	umem_notify_queue_come(n);
-	spin_lock(&space->lock);
-	return true;
-}
-
 /* The tracker has become INVALID, and its word says so. */
 static void event_invalid(struct ib_umem_notify *n, const struct mmu_notifier_range *range)
 {
 	if (n->held)
 		return; /* when the driver is done with the MR the worker comes */
-	if (umem_notify_is_used(n))
-		umem_notify_queue_later(n); /* its users give it back */
-	else if (!event_is_own(range) || !umem_notify_queue_current(n))
-		umem_notify_queue_later(n);
+	/* Its users give it back, or the task that takes the memory. */
+	if (umem_notify_is_used(n) || !event_is_own(range) || !umem_notify_queue_current(n))
+		umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
 }
 
 /*
@@ -108,15 +90,13 @@ static void event_invalid(struct ib_umem_notify *n, const struct mmu_notifier_ra
  */
 static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_range *range)
 {
-	u8 was = n->state;
-
 	if (range->event == MMU_NOTIFY_EXCLUSIVE) {
 		n->exclusive = true;
 		return;
 	}
-	if (was & INVALID) {
-		if (n->word_page && n->in_use)
-			umem_notify_queue_later(n);
+	if (n->state & INVALID) {
+		if (n->in_use)
+			umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
 		return;
 	}
 	if (n->armed && (range->event == MMU_NOTIFY_UNMAP ||
@@ -127,8 +107,8 @@ static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_ra
 		if (umem_notify_is_used(n))
 			n->written = true;
 		umem_notify_mark_suspect(n, range->start, range->end - 1);
-		if (n->state == SUSPECT && n->word_page)
-			umem_notify_queue_later(n);
+		if (n->state == SUSPECT)
+			umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
 	}
 	if (trace_mr_notify_mark_enabled() && n->umem)
 		trace_mr_notify_mark(n, range);
@@ -161,8 +141,10 @@ static void event_walk(struct umem_notify_space *space, const struct mmu_notifie
 	while ((n = umem_notify_space_next(space, &walk, n))) {
 		if (changes)
 			event_changed(n, range);
-		if (fork && event_fork(n, range))
-			n = NULL;
+		if (fork && !n->own && event_may_copy(n, range) && umem_notify_suspend(n)) {
+			umem_notify_queue_visit(n, NULL);
+			n = NULL; /* it may be freed */
+		}
 	}
 }
 
@@ -183,8 +165,7 @@ static int umem_notify_event_start(struct mmu_notifier *mn, const struct mmu_not
 	spin_lock(&space->lock);
 	if (changes)
 		umem_notify_space_begin(space, range->start, range->end - 1);
-	if (!space->released)
-		event_walk(space, range, changes, fork);
+	event_walk(space, range, changes, fork);
 	spin_unlock(&space->lock);
 	return 0;
 }
@@ -213,7 +194,6 @@ static void umem_notify_event_release(struct mmu_notifier *mn, struct mm_struct 
 				MMU_NOTIFIER_RANGE_BLOCKABLE, mm, 0, ULONG_MAX);
 	spin_lock(&space->lock);
 	event_walk(space, &all, true, false);
-	space->released = true;
 	spin_unlock(&space->lock);
 }
 

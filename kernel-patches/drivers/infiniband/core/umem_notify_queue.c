@@ -45,80 +45,45 @@
 
 #include "umem_notify_tracker.h"
 
-/*
- * How long a registration is left alone after an event: events come in bursts,
- * and an application that is about to use or to deregister it settles sooner.
- */
-#define SETTLE_DELAY max(HZ / 50, 1)
 /* The delay before trackers are tried again doubles so often: to some seconds. */
 #define MOST_DOUBLINGS 7
 #define REST 100
 
-static void queue_wake_at(struct umem_notify_queue *q, unsigned long when)
+/* @delay: 0 for what does not have to rest */
+static void queue_wake(struct umem_notify_queue *q, unsigned long delay)
 {
-	long delay = when - jiffies;
+	unsigned long when = jiffies + delay;
 
 	lockdep_assert_held(&q->space->lock);
 
+	if (delay && time_before(when, q->space->rest))
+		when = q->space->rest;
 	if (q->waiting && !time_before(when, q->next))
 		return;
 	q->waiting = true;
 	q->next = when;
-	mod_delayed_work(q->device->mr_notify_wq, &q->worker, max(delay, 0L));
+	mod_delayed_work(q->device->mr_notify_wq, &q->worker, when - jiffies);
 }
 
-static void queue_wake_after(struct umem_notify_queue *q, unsigned long delay)
-{
-	unsigned long when = jiffies + delay;
-
-	queue_wake_at(q, time_before(when, q->space->rest) ? q->space->rest : when);
-}
-
-static bool queue_add(struct ib_umem_notify *n)
+/**
+ * umem_notify_queue_add - The worker visits a tracker
+ * @n: The tracker, its space's lock held
+ * @delay: When, in jiffies, unless the worker has to rest then; 0: at once
+ */
+void umem_notify_queue_add(struct ib_umem_notify *n, unsigned long delay)
 {
 	umem_notify_assert_locked(n);
 
 	if (!n->armed || n->own)
-		return false;
+		return;
 	list_move_tail(&n->link, &n->queue->work);
-	return true;
-}
-
-/**
- * umem_notify_queue_now - The worker visits a tracker at once
- * @n: The tracker, its space's lock held
- */
-void umem_notify_queue_now(struct ib_umem_notify *n)
-{
-	if (queue_add(n))
-		queue_wake_at(n->queue, jiffies);
-}
-
-/**
- * umem_notify_queue_later - The worker visits a tracker after a while
- * @n: The tracker, its space's lock held
- */
-void umem_notify_queue_later(struct ib_umem_notify *n)
-{
-	if (queue_add(n))
-		queue_wake_after(n->queue, SETTLE_DELAY);
+	queue_wake(n->queue, delay);
 }
 
 /* The worker tries again, less and less often. */
 static void queue_again(struct ib_umem_notify *n)
 {
-	if (queue_add(n))
-		queue_wake_after(n->queue, SETTLE_DELAY << n->queue->doublings);
-}
-
-/* The caller comes to a tracker, however soon that ends. */
-static void queue_take(struct ib_umem_notify *n)
-{
-	umem_notify_assert_locked(n);
-
-	if (!n->own)
-		list_del_init(&n->link);
-	n->refs++;
+	umem_notify_queue_add(n, UMEM_NOTIFY_LATER << n->queue->doublings);
 }
 
 /**
@@ -154,32 +119,60 @@ void umem_notify_queue_retire(struct ib_umem_notify *n)
 	umem_notify_unlock(n);
 }
 
-/**
- * umem_notify_queue_come - Retire a tracker that is the caller's own
- * @n: The tracker, @own; may be freed
- *
- * Context: Any but interrupts.
+/*
+ * Compares a tracker's pages if it is SUSPECT. An idle registration is suspended instead: the
+ * event may have been MADV_FREE, and nothing tells of a use from then on. One that can't be
+ * restored is compared like one that is in use. Returns whether the worker has to come back.
  */
-void umem_notify_queue_come(struct ib_umem_notify *n)
+static bool queue_look(struct ib_umem_notify *n, struct umem_notify_run *run)
 {
-	bool has = mutex_trylock(&n->mutex);
+	bool looks, again;
+	u64 began;
 
 	umem_notify_lock(n);
-	n->own = false;
-	INIT_LIST_HEAD(&n->link);
-	if (!has)
-		queue_again(n);
+	looks = n->armed && n->state == SUSPECT &&
+		!(umem_notify_can_restore(n) && umem_notify_suspend(n));
 	umem_notify_unlock(n);
-	if (has) {
-		umem_notify_queue_retire(n);
-		mutex_unlock(&n->mutex);
-	}
-	umem_notify_queue_leave(n);
+	if (!looks || run->rests)
+		return looks;
+	began = ktime_get_ns();
+	again = umem_notify_verify(n, UMEM_NOTIFY_WORKER) == -EAGAIN;
+	run->took += ktime_get_ns() - began;
+	return again;
 }
 
-static void queue_task_work(struct callback_head *work)
+/**
+ * umem_notify_queue_visit - Retire a tracker now
+ * @n: The tracker, its space's lock held, which is released meanwhile; may be freed
+ * @run: The worker's, which looks at a SUSPECT one as well; else NULL
+ *
+ * If another task has the tracker the worker tries again.
+ *
+ * Context: Any but interrupts, if there is no worker and the device's revoke does not sleep.
+ */
+void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *run)
 {
-	umem_notify_queue_come(container_of(work, struct ib_umem_notify, task_work));
+	struct umem_notify_space *space = umem_notify_space(n);
+	bool again = true;
+
+	umem_notify_assert_locked(n);
+
+	list_del_init(&n->link);
+	n->refs++;
+	spin_unlock(&space->lock);
+
+	if (mutex_trylock(&n->mutex)) {
+		again = run && queue_look(n, run);
+		again |= umem_notify_retire(n);
+		mutex_unlock(&n->mutex);
+	}
+	if (again) {
+		umem_notify_lock(n);
+		queue_again(n);
+		umem_notify_unlock(n);
+	}
+	umem_notify_queue_leave(n);
+	spin_lock(&space->lock);
 }
 
 /**
@@ -190,8 +183,30 @@ static void queue_task_work(struct callback_head *work)
  */
 void umem_notify_queue_own(struct ib_umem_notify *n)
 {
-	queue_take(n);
+	list_del_init(&n->link);
+	n->refs++;
 	n->own = true;
+}
+
+/**
+ * umem_notify_queue_come - Retire a tracker that is the caller's own
+ * @n: The tracker, @own; may be freed
+ *
+ * Context: Any but interrupts.
+ */
+void umem_notify_queue_come(struct ib_umem_notify *n)
+{
+	umem_notify_lock(n);
+	n->own = false;
+	INIT_LIST_HEAD(&n->link);
+	umem_notify_queue_visit(n, NULL);
+	umem_notify_unlock(n);
+	umem_notify_queue_leave(n);
+}
+
+static void queue_task_work(struct callback_head *work)
+{
+	umem_notify_queue_come(container_of(work, struct ib_umem_notify, task_work));
 }
 
 /**
@@ -208,15 +223,14 @@ bool umem_notify_queue_current(struct ib_umem_notify *n)
 		return true;
 	if (current->flags & (PF_KTHREAD | PF_USER_WORKER))
 		return false;
-	list_del_init(&n->link);
+	umem_notify_queue_own(n);
 	init_task_work(&n->task_work, queue_task_work);
-	if (task_work_add(current, &n->task_work, TWA_RESUME)) {
-		INIT_LIST_HEAD(&n->link);
-		return false;
-	}
-	n->refs++;
-	n->own = true;
-	return true;
+	if (!task_work_add(current, &n->task_work, TWA_RESUME))
+		return true;
+	n->own = false;
+	n->refs--; /* its umem has one, too */
+	INIT_LIST_HEAD(&n->link);
+	return false;
 }
 
 /**
@@ -228,96 +242,38 @@ bool umem_notify_queue_current(struct ib_umem_notify *n)
 void umem_notify_queue_time(struct ib_umem_notify *n)
 {
 	struct umem_notify_queue *q = n->queue;
-	unsigned long idle = umem_notify_idle_time(n);
 
 	umem_notify_assert_locked(n);
 
-	if (!idle || (q->idle && q->idle <= idle))
+	if (!n->idle || (q->idle && q->idle <= n->idle))
 		return;
-	q->idle = idle;
-	q->look = jiffies + max(idle / 2, 1UL);
-	queue_wake_at(q, q->look);
+	q->idle = n->idle;
+	q->look = jiffies + max(q->idle / 2, 1U);
+	queue_wake(q, max(q->idle / 2, 1U));
 }
 
 /*
  * Suspends the trackers that have been idle for long enough, and puts them on the list.
  * Finds the shortest idle time of the others.
  */
-static void queue_look(struct umem_notify_queue *q)
+static void queue_look_for_idle(struct umem_notify_queue *q)
 {
 	struct umem_notify_walk walk = { .last = ULONG_MAX, .sleeps = true };
 	struct ib_umem_notify *n = NULL;
-	unsigned long idle;
 
 	lockdep_assert_held(&q->space->lock);
 
 	q->idle = 0;
 	while ((n = umem_notify_space_next(q->space, &walk, n))) {
-		idle = n->queue == q ? umem_notify_idle_time(n) : 0;
-		if (idle && !umem_notify_was_used(n) && umem_notify_unused_for(n) >= idle &&
-		    umem_notify_suspend(n))
-			queue_add(n);
-		else if (idle && (!q->idle || idle < q->idle))
-			q->idle = idle;
+		if (n->queue != q || !n->idle || !n->word_page || n->own ||
+		    n->state & (INVALID | SUSPENDED))
+			continue;
+		if (umem_notify_unused_for(n, n->idle) && umem_notify_suspend(n))
+			list_move_tail(&n->link, &q->work);
+		else
+			q->idle = min_not_zero(q->idle, n->idle);
 	}
-	q->look = jiffies + max(q->idle / 2, 1UL);
-}
-
-/*
- * An idle registration that an event hit is suspended, not compared: the event may have
- * been MADV_FREE, and nothing tells of a use from then on. One that can't be restored is
- * compared like one that is in use.
- */
-static bool queue_suspends(struct ib_umem_notify *n)
-{
-	bool suspends;
-
-	umem_notify_lock(n);
-	suspends = n->state == SUSPECT && umem_notify_can_restore(n) && umem_notify_suspend(n);
-	umem_notify_unlock(n);
-	return suspends;
-}
-
-/* Adds the time of a comparison to @took. Returns whether the worker has to come back. */
-static bool queue_visit(struct ib_umem_notify *n, bool rests, u64 *took)
-{
-	bool again = false;
-	u64 began;
-
-	if (!mutex_trylock(&n->mutex))
-		return true;
-	if (n->armed && umem_notify_state(n) == SUSPECT && !queue_suspends(n)) {
-		began = ktime_get_ns();
-		again = rests || umem_notify_verify(n, UMEM_NOTIFY_WORKER) == -EAGAIN;
-		*took += ktime_get_ns() - began;
-	}
-	again |= umem_notify_retire(n);
-	mutex_unlock(&n->mutex);
-	return again;
-}
-
-/* Visits all trackers of a list. Those to be tried again go back to that of the queue. */
-static void queue_visit_all(struct umem_notify_queue *q, struct list_head *todo, bool rests,
-			    u64 *took)
-{
-	struct ib_umem_notify *n;
-	bool again;
-
-	while (!list_empty(todo)) {
-		n = list_first_entry(todo, struct ib_umem_notify, link);
-		queue_take(n);
-		spin_unlock(&q->space->lock);
-
-		again = queue_visit(n, rests, took);
-		cond_resched();
-
-		spin_lock(&q->space->lock);
-		if (again)
-			queue_add(n);
-		spin_unlock(&q->space->lock);
-		umem_notify_queue_leave(n);
-		spin_lock(&q->space->lock);
-	}
+	q->look = jiffies + max(q->idle / 2, 1U);
 }
 
 static void umem_notify_queue_work(struct work_struct *work)
@@ -325,30 +281,28 @@ static void umem_notify_queue_work(struct work_struct *work)
 	struct umem_notify_queue *q =
 		container_of(work, struct umem_notify_queue, worker.work);
 	struct umem_notify_space *space = q->space;
-	u64 began = ktime_get_ns(), took = 0;
+	struct umem_notify_run run = {};
+	u64 began = ktime_get_ns();
 	LIST_HEAD(todo);
-	bool rests;
 
 	spin_lock(&space->lock);
-	rests = time_before(jiffies, space->rest);
+	run.rests = time_before(jiffies, space->rest);
+	if (q->idle && !run.rests && !time_before(jiffies, q->look)) {
+		queue_look_for_idle(q);
+		run.took = ktime_get_ns() - began;
+	}
 	q->waiting = false;
-	if (q->idle && !rests && !time_before(jiffies, q->look)) {
-		queue_look(q);
-		took = ktime_get_ns() - began;
-	}
 	list_splice_init(&q->work, &todo);
-	queue_visit_all(q, &todo, rests, &took);
-	if (!rests)
-		space->rest = (time_before(jiffies, space->rest) ? space->rest : jiffies) +
-			      nsecs_to_jiffies(took * REST);
-	if (list_empty(&q->work)) {
-		q->doublings = 0;
-	} else {
-		queue_wake_after(q, SETTLE_DELAY << q->doublings);
-		q->doublings = min(q->doublings + 1, MOST_DOUBLINGS);
+	while (!list_empty(&todo)) {
+		umem_notify_queue_visit(list_first_entry(&todo, struct ib_umem_notify, link), &run);
+		cond_resched_lock(&space->lock);
 	}
+	if (!run.rests)
+		space->rest = (time_before(jiffies, space->rest) ? space->rest : jiffies) +
+			      nsecs_to_jiffies(run.took * REST);
+	q->doublings = list_empty(&q->work) ? 0 : min(q->doublings + 1, MOST_DOUBLINGS);
 	if (q->idle)
-		queue_wake_at(q, time_before(q->look, space->rest) ? space->rest : q->look);
+		queue_wake(q, max_t(long, q->look - jiffies, 1));
 	spin_unlock(&space->lock);
 }
 

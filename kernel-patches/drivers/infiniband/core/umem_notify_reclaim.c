@@ -39,35 +39,26 @@
 #define SAMPLE 32
 /* Pages of another process's registration that the shrinker unpins itself */
 #define MOST_OF_OTHERS 1024
-/* A memory block lets a list's lock go after so many. */
-#define BLOCK_BATCH 32
 /* Pieces of one registration that a memory block looks at. */
-#define MOST_PIECES 4096
+#define MOST_PIECES 512
 
 static struct kmem_cache *trackers;
 static struct list_lru idle;
 static struct shrinker *shrinker;
 
-/* For a walk along a list. */
-struct walk {
-	/* Of the shrinker: how many pages it is to look at, and those it did */
-	unsigned long wanted;
-	unsigned long looked;
-	unsigned long taken;
+/* For the shrinker's walk along a list */
+struct shrink_walk {
 	const struct shrink_control *sc;
+	unsigned long looked; /* pages */
+	unsigned long taken;
 	struct list_head suspended; /* trackers to be retired behind the walk */
-	/* Of a memory block; @list has so many left to look at */
-	unsigned long start_pfn;
-	unsigned long end_pfn;
-	struct list_lru_one *list;
-	long left;
 };
 
 /*
  * Does the caller unpin the pages itself? Of its own process, of the memory cgroup that is
  * short because of both, or if they are not many: to unpin 64 GiB of another one's takes long.
  */
-static bool retires(const struct ib_umem_notify *n, const struct shrink_control *sc)
+static bool shrink_retires(const struct ib_umem_notify *n, const struct shrink_control *sc)
 {
 	struct mm_struct *mm = current->mm;
 
@@ -76,61 +67,47 @@ static bool retires(const struct ib_umem_notify *n, const struct shrink_control 
 		mm_match_cgroup(mm, sc->memcg));
 }
 
-/* Behind the walk, or by the worker. */
-static void retire_later(struct ib_umem_notify *n, struct walk *walk)
+/*
+ * Takes an idle one that was not used since the last look. An event may have hit it: it was not
+ * used since, or the word would not say so.
+ */
+static bool shrink_suspend(struct ib_umem_notify *n, struct shrink_walk *walk)
 {
-	if (n->own || n->state != SUSPENDED || !umem_notify_retires_at_once(n) ||
-	    !retires(n, walk->sc)) {
-		umem_notify_queue_now(n);
-		return;
-	}
-	umem_notify_queue_own(n);
-	list_add_tail(&n->link, &walk->suspended);
-}
-
-/* An event may have hit it: it was not used since, or the word would not say so. */
-static bool may_suspend(struct ib_umem_notify *n)
-{
-	return n->state == SUSPECT || (!umem_notify_was_used(n) && umem_notify_is_unused(n));
-}
-
-static enum lru_status look_at(struct ib_umem_notify *n, struct walk *walk)
-{
-	if (!n->word_page || n->state & SUSPENDED) {
-		walk->looked++;
-		return LRU_REMOVED;
-	}
-	walk->looked += umem_notify_pages(n);
-	if (n->state & INVALID) {
-		/* The worker is on its way, after a while. */
-		if (!n->held && !umem_notify_is_used(n))
-			umem_notify_queue_now(n);
-		return LRU_ROTATE;
-	}
-	if (!umem_notify_is_idle(n) || !may_suspend(n) || !umem_notify_suspend(n))
-		return LRU_ROTATE;
-	retire_later(n, walk);
+	if (!umem_notify_is_idle(n) ||
+	    (n->state != SUSPECT && !umem_notify_unused_for(n, UMEM_NOTIFY_LOOKS_APART)) ||
+	    !umem_notify_suspend(n))
+		return false;
 	walk->taken += umem_notify_pages(n);
-	return LRU_REMOVED;
+	if (n->own || !umem_notify_retires_at_once(n) || !shrink_retires(n, walk->sc)) {
+		umem_notify_queue_add(n, 0);
+	} else {
+		umem_notify_queue_own(n);
+		list_add_tail(&n->link, &walk->suspended);
+	}
+	return true;
 }
 
 static enum lru_status shrink_one(struct list_head *item,
 				  struct list_lru_one *list, spinlock_t *lock,
 				  void *arg)
 {
-	struct ib_umem_notify *n =
-		container_of(item, struct ib_umem_notify, lru);
-	struct walk *walk = arg;
-	enum lru_status status;
+	struct ib_umem_notify *n = container_of(item, struct ib_umem_notify, lru);
+	struct shrink_walk *walk = arg;
+	bool gone;
 
-	if (walk->looked >= walk->wanted)
+	if (walk->looked >= walk->sc->nr_to_scan)
 		return LRU_STOP;
 	umem_notify_lock(n);
-	status = look_at(n, walk);
+	gone = !n->word_page || n->state & SUSPENDED;
+	walk->looked += gone ? 1 : umem_notify_pages(n);
+	if (n->state & INVALID && !n->held && !umem_notify_is_used(n))
+		umem_notify_queue_add(n, 0); /* the worker is on its way, after a while */
+	gone = gone || shrink_suspend(n, walk);
 	umem_notify_unlock(n);
-	if (status == LRU_REMOVED)
-		list_lru_isolate(list, item);
-	return status;
+	if (!gone)
+		return LRU_ROTATE;
+	list_lru_isolate(list, item);
+	return LRU_REMOVED;
 }
 
 static enum lru_status sample_one(struct list_head *item,
@@ -156,25 +133,18 @@ static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 	return left < SAMPLE ? mult_frac(pages, nr, SAMPLE - left) : SHRINK_EMPTY;
 }
 
-static void retire_suspended(struct list_head *suspended)
-{
-	struct ib_umem_notify *n, *next;
-
-	list_for_each_entry_safe(n, next, suspended, link)
-		umem_notify_queue_come(n);
-}
-
 static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 {
 	unsigned long nr = list_lru_shrink_count(&idle, sc);
-	struct walk walk = {
-		.wanted = sc->nr_to_scan,
+	struct shrink_walk walk = {
 		.sc = sc,
 		.suspended = LIST_HEAD_INIT(walk.suspended),
 	};
+	struct ib_umem_notify *n, *next;
 
 	list_lru_walk_one(&idle, sc->nid, sc->memcg, shrink_one, &walk, &nr);
-	retire_suspended(&walk.suspended);
+	list_for_each_entry_safe(n, next, &walk.suspended, link)
+		umem_notify_queue_come(n);
 	if (!walk.looked)
 		return SHRINK_STOP;
 	sc->nr_scanned = walk.looked;
@@ -186,7 +156,7 @@ static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
  * many pieces may be anywhere: to look at all under the locks would take too
  * long.
  */
-static bool has_pages_in(const struct ib_umem_notify *n, const struct walk *walk)
+static bool block_has_pages_of(const struct memory_notify *block, const struct ib_umem_notify *n)
 {
 	struct scatterlist *sg;
 	unsigned long pfn;
@@ -196,75 +166,38 @@ static bool has_pages_in(const struct ib_umem_notify *n, const struct walk *walk
 		return true;
 	for_each_sgtable_sg(&n->umem->sgt_append.sgt, sg, i) {
 		pfn = page_to_pfn(sg_page(sg));
-		if (pfn < walk->end_pfn &&
-		    pfn + DIV_ROUND_UP(sg->length, PAGE_SIZE) > walk->start_pfn)
+		if (pfn < block->start_pfn + block->nr_pages &&
+		    pfn + DIV_ROUND_UP(sg->length, PAGE_SIZE) > block->start_pfn)
 			return true;
 	}
 	return false;
 }
 
-static bool leave_block(struct ib_umem_notify *n, const struct walk *walk)
+static enum lru_status block_suspend(struct list_head *item, struct list_lru_one *list,
+				     spinlock_t *lock, void *block)
 {
-	bool gone;
+	struct ib_umem_notify *n = container_of(item, struct ib_umem_notify, lru);
 
 	umem_notify_lock(n);
-	gone = n->state & (INVALID | SUSPENDED) || !n->word_page;
-	if (!gone && umem_notify_is_idle(n) && has_pages_in(n, walk) &&
-	    umem_notify_suspend(n)) {
-		umem_notify_queue_now(n);
-		gone = true;
-	}
+	if (umem_notify_is_idle(n) && block_has_pages_of(block, n) && umem_notify_suspend(n))
+		umem_notify_queue_add(n, 0);
 	umem_notify_unlock(n);
-	return gone;
+	return LRU_SKIP;
 }
 
-/*
- * Once round a list: each that stays goes to its end, so they are in the same order
- * afterwards, and the lock may be let go in between.
- */
-static enum lru_status leave_block_one(struct list_head *item,
-				       struct list_lru_one *list, spinlock_t *lock,
-				       void *arg)
+static int block_event(struct notifier_block *nb, unsigned long event, void *data)
 {
-	struct walk *walk = arg;
-
-	if (walk->list != list) {
-		walk->list = list;
-		walk->left = list->nr_items;
-	}
-	if (walk->left-- <= 0)
-		return LRU_STOP;
-	if (leave_block(container_of(item, struct ib_umem_notify, lru), walk)) {
-		list_lru_isolate(list, item);
-		return LRU_REMOVED;
-	}
-	if (walk->left % BLOCK_BATCH)
-		return LRU_ROTATE;
-	list_move_tail(item, &list->list);
-	spin_unlock(lock);
-	cond_resched();
-	spin_lock(lock);
-	return LRU_RETRY;
-}
-
-static int memory_event(struct notifier_block *nb, unsigned long event,
-			void *data)
-{
-	const struct memory_notify *block = data;
-	struct walk walk = {};
+	struct memory_notify *block = data;
 
 	/* Pages pinned for long are never in a movable zone. */
-	if (event != MEM_GOING_OFFLINE ||
-	    page_zonenum(pfn_to_page(block->start_pfn)) == ZONE_MOVABLE)
-		return NOTIFY_OK;
-	walk.start_pfn = block->start_pfn;
-	walk.end_pfn = block->start_pfn + block->nr_pages;
-	list_lru_walk(&idle, leave_block_one, &walk, ULONG_MAX);
+	if (event == MEM_GOING_OFFLINE &&
+	    page_zonenum(pfn_to_page(block->start_pfn)) != ZONE_MOVABLE)
+		list_lru_walk(&idle, block_suspend, block, ULONG_MAX);
 	return NOTIFY_OK;
 }
 
 static struct notifier_block memory_block = {
-	.notifier_call = memory_event,
+	.notifier_call = block_event,
 };
 
 /**
@@ -343,8 +276,8 @@ static void end_suspension(struct ib_umem_notify *n)
 		n->state = n->doubt.chunks ? SUSPECT : 0;
 		umem_notify_word_change(n->word_page, n->word, n->state, SUSPENDED);
 		if (n->state)
-			umem_notify_queue_later(n);
-		umem_notify_restored(n);
+			umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
+		umem_notify_first_look(n, true);
 		umem_notify_queue_time(n);
 		umem_notify_counted(n, IB_MR_NOTIFY_STAT_RESTORES, 1);
 	}
@@ -354,45 +287,38 @@ static void end_suspension(struct ib_umem_notify *n)
 
 /**
  * umem_notify_restore - Give a suspended registration pages again
- * @n: The tracker, taken by a system call, and not held
+ * @n: The tracker, taken by a system call of its owner, and not held
  *
  * Return: 0, and it is not SUSPENDED any more; it is INVALID if the pages that
  * the range maps can't be pinned. -ENOMEM (also: RLIMIT_MEMLOCK), -EINTR,
- * -EAGAIN, -EINVAL (not the owner's process), and it is as SUSPENDED as before.
+ * -EAGAIN, and it is as SUSPENDED as before.
  */
 int umem_notify_restore(struct ib_umem_notify *n)
 {
-	int ret = 0;
+	int ret;
 
 	lockdep_assert_held(&n->mutex);
 
 	if (umem_notify_state(n) != SUSPENDED)
 		return 0;
-	if (n->umem->owning_mm != current->mm)
-		return -EINVAL;
 
-	/* The worker has not come yet: the pages are still there. */
-	if (n->revoked)
-		ret = give_pages(n);
+	/* Or the worker has not come yet: the pages are still there. */
+	ret = n->revoked ? give_pages(n) : 0;
 	trace_mr_notify_restore(n, ret);
-	switch (ret) {
-	case 0:
+	if (ret == -EPERM) /* RLIMIT_MEMLOCK is 0 */
+		ret = -ENOMEM;
+	if (ret == -EBUSY)
+		ret = -EAGAIN;
+	if (ret == -ENOMEM || ret == -EINTR || ret == -EAGAIN)
+		return ret;
+	if (!ret) {
 		end_suspension(n);
 		return 0;
-	case -EPERM: /* RLIMIT_MEMLOCK is 0 */
-		return -ENOMEM;
-	case -EBUSY:
-		return -EAGAIN;
-	case -ENOMEM:
-	case -EINTR:
-	case -EAGAIN:
-		return ret;
-	default:
-		umem_notify_lock(n);
-		umem_notify_mark_invalid(n);
-		umem_notify_unlock(n);
-		return 0;
 	}
+	umem_notify_lock(n);
+	umem_notify_mark_invalid(n);
+	umem_notify_unlock(n);
+	return 0;
 }
 
 /*
@@ -410,44 +336,29 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void)
 	return n;
 }
 
+/* Also if umem_notify_reclaim_init() fails: none of these minds what there is not. */
+void umem_notify_reclaim_exit(void)
+{
+	unregister_memory_notifier(&memory_block);
+	shrinker_free(shrinker);
+	list_lru_destroy(&idle);
+	kmem_cache_destroy(trackers);
+}
+
 int umem_notify_reclaim_init(void)
 {
-	int ret = -ENOMEM;
-
 	trackers = KMEM_CACHE(ib_umem_notify, 0);
-	if (!trackers)
-		return ret;
 	shrinker = shrinker_alloc(SHRINKER_MEMCG_AWARE | SHRINKER_NUMA_AWARE,
 				  "ib-mr-notify");
-	if (!shrinker)
-		goto destroy_trackers;
-	ret = list_lru_init_memcg(&idle, shrinker);
-	if (ret)
-		goto free_shrinker;
-	ret = register_memory_notifier(&memory_block);
-	if (ret)
-		goto destroy_list;
-
+	if (!trackers || !shrinker || list_lru_init_memcg(&idle, shrinker) ||
+	    register_memory_notifier(&memory_block)) {
+		umem_notify_reclaim_exit();
+		return -ENOMEM;
+	}
 	shrinker->count_objects = count_idle;
 	shrinker->scan_objects = shrink_idle;
 	/* As many of its pages as of the page cache: they cost as much to get back. */
 	shrinker->seeks = 2 * DEFAULT_SEEKS;
 	shrinker_register(shrinker);
 	return 0;
-
-destroy_list:
-	list_lru_destroy(&idle);
-free_shrinker:
-	shrinker_free(shrinker);
-destroy_trackers:
-	kmem_cache_destroy(trackers);
-	return ret;
-}
-
-void umem_notify_reclaim_exit(void)
-{
-	shrinker_free(shrinker);
-	unregister_memory_notifier(&memory_block);
-	list_lru_destroy(&idle);
-	kmem_cache_destroy(trackers);
 }

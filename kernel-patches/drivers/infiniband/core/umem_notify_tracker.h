@@ -31,6 +31,17 @@
 #define SUSPECT IB_UVERBS_MR_NOTIFY_SUSPECT
 #define SUSPENDED IB_UVERBS_MR_NOTIFY_SUSPENDED
 
+/*
+ * How long a registration is left alone after an event, in jiffies: events come in bursts, and
+ * an application that is about to use or to deregister it settles sooner.
+ */
+#define UMEM_NOTIFY_LATER max(HZ / 50, 1)
+/*
+ * The shrinker takes a registration that was not used for so long: looks that are closer to one
+ * another are one, as reclaim comes on all CPUs at the same time.
+ */
+#define UMEM_NOTIFY_LOOKS_APART (2 * UMEM_NOTIFY_LATER)
+
 /* An event in progress that may replace pages */
 struct umem_notify_event {
 	unsigned long start;
@@ -48,7 +59,6 @@ struct umem_notify_space {
 	struct rb_root_cached trackers; /* @lock */
 	u64 serial; /* @lock: of the newest tracker */
 	unsigned long rest; /* @lock: no worker compares pages before */
-	bool released; /* all trackers know that the address space ends */
 
 	u64 busy; /* @lock: the slots in use */
 	unsigned int beyond; /* @lock: events that found no slot */
@@ -81,7 +91,13 @@ struct umem_notify_queue {
 	bool waiting;
 	u8 doublings; /* of the delay before trackers are tried again */
 	unsigned long look; /* when the worker looks for idle trackers */
-	unsigned long idle; /* the shortest idle time, in jiffies; 0: it does not look */
+	u32 idle; /* the shortest idle time, in jiffies; 0: it does not look */
+};
+
+/* Of the worker, while it goes through its list */
+struct umem_notify_run {
+	bool rests; /* it compares no pages */
+	u64 took; /* to look, in nanoseconds */
 };
 
 /*
@@ -181,13 +197,8 @@ int umem_notify_verify(struct ib_umem_notify *n, int patience);
 /* umem_notify_users.c */
 bool umem_notify_is_used(const struct ib_umem_notify *n);
 bool umem_notify_is_idle(const struct ib_umem_notify *n);
-bool umem_notify_was_used(struct ib_umem_notify *n);
-u32 umem_notify_unused_for(const struct ib_umem_notify *n);
-bool umem_notify_is_unused(const struct ib_umem_notify *n);
-void umem_notify_first_look(struct ib_umem_notify *n);
-void umem_notify_restored(struct ib_umem_notify *n);
-void umem_notify_set_idle(struct ib_umem_notify *n, u32 idle_ms);
-u32 umem_notify_idle_time(const struct ib_umem_notify *n);
+bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time);
+void umem_notify_first_look(struct ib_umem_notify *n, bool used);
 bool umem_notify_can_restore(const struct ib_umem_notify *n);
 bool umem_notify_suspend(struct ib_umem_notify *n);
 
@@ -203,14 +214,14 @@ struct umem_notify_queue *umem_notify_queue_get(struct ib_ucontext *context,
 						const struct mmu_notifier_ops *ops);
 void umem_notify_queue_put(struct umem_notify_queue *q);
 void umem_notify_queue_stop(struct umem_notify_queue *q);
-void umem_notify_queue_now(struct ib_umem_notify *n);
-void umem_notify_queue_later(struct ib_umem_notify *n);
+void umem_notify_queue_add(struct ib_umem_notify *n, unsigned long delay);
 void umem_notify_queue_time(struct ib_umem_notify *n);
 void umem_notify_queue_own(struct ib_umem_notify *n);
 bool umem_notify_queue_current(struct ib_umem_notify *n);
 void umem_notify_queue_come(struct ib_umem_notify *n);
 void umem_notify_queue_leave(struct ib_umem_notify *n);
 void umem_notify_queue_retire(struct ib_umem_notify *n);
+void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *run);
 
 /* umem_notify_event.c */
 extern const struct mmu_notifier_ops umem_notify_event_ops;

@@ -32,12 +32,6 @@
 #include "umem_notify_tracker.h"
 #include "umem_notify_trace.h"
 
-/* Looks closer to one another are one: reclaim comes on all CPUs at the same time. */
-#define LOOKS_APART max(HZ / 50, 1)
-/* The idle time: a shorter one would keep a worker busy for nothing */
-#define LEAST_IDLE_MS 20
-#define MOST_IDLE_MS (1000 * MSEC_PER_SEC)
-
 static u64 users_word(const struct ib_umem_notify *n)
 {
 	return umem_notify_word_read(n->word_page, n->word);
@@ -75,79 +69,37 @@ bool umem_notify_is_idle(const struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_was_used - Was a registration used since the last look that found so?
+ * umem_notify_unused_for - Was a registration not used for a while?
  * @n: The tracker, its space's lock held, its word known
+ * @time: For how many jiffies before this look
  *
- * If so, this is the last look.
+ * A use in between is dated to the look that finds it.
  */
-bool umem_notify_was_used(struct ib_umem_notify *n)
+bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time)
 {
 	u64 word = users_word(n);
 	u16 seen = users_hash(word);
 
 	umem_notify_assert_locked(n);
 
-	if (!(word & n->in_use) && seen == n->seen)
-		return false;
-	n->seen = seen;
-	n->look = jiffies;
-	return true;
-}
-
-/* For how many jiffies it was not used */
-u32 umem_notify_unused_for(const struct ib_umem_notify *n)
-{
-	return (u32)jiffies - n->look;
-}
-
-/* Not for so long that a look of reclaim at the same moment could have found it used */
-bool umem_notify_is_unused(const struct ib_umem_notify *n)
-{
-	return umem_notify_unused_for(n) >= 2 * LOOKS_APART;
+	if (word & n->in_use || seen != n->seen) {
+		n->seen = seen;
+		n->look = jiffies;
+	}
+	return (u32)jiffies - n->look >= time;
 }
 
 /**
- * umem_notify_first_look - A registration is new, so the first look may take it
+ * umem_notify_first_look - A registration has pages, and has not been looked at
  * @n: The tracker, its space's lock held, its word known
+ * @used: Whether the next look finds that it was used
  */
-void umem_notify_first_look(struct ib_umem_notify *n)
+void umem_notify_first_look(struct ib_umem_notify *n, bool used)
 {
 	umem_notify_assert_locked(n);
 
-	n->seen = users_hash(users_word(n));
-	n->look = (u32)jiffies - 2 * LOOKS_APART;
-}
-
-/**
- * umem_notify_restored - A registration has pages again, so the next look passes over it
- * @n: The tracker, its space's lock held, its word known
- */
-void umem_notify_restored(struct ib_umem_notify *n)
-{
-	umem_notify_assert_locked(n);
-
-	n->seen = ~users_hash(users_word(n));
-}
-
-/**
- * umem_notify_set_idle - A registration is suspended when it was not used for some time
- * @n: The tracker, its space's lock held
- * @idle_ms: The time; 0: it is not
- */
-void umem_notify_set_idle(struct ib_umem_notify *n, u32 idle_ms)
-{
-	umem_notify_assert_locked(n);
-
-	n->idle = idle_ms ? msecs_to_jiffies(clamp_t(u32, idle_ms, LEAST_IDLE_MS, MOST_IDLE_MS)) :
-			    0;
-}
-
-/* In jiffies; 0: it is not suspended, or is already */
-u32 umem_notify_idle_time(const struct ib_umem_notify *n)
-{
-	umem_notify_assert_locked(n);
-
-	return n->reclaim && n->word_page && !(n->state & (INVALID | SUSPENDED)) ? n->idle : 0;
+	n->seen = users_hash(users_word(n)) ^ (used ? U16_MAX : 0);
+	n->look = (u32)jiffies - UMEM_NOTIFY_LOOKS_APART;
 }
 
 /* While it is armed */

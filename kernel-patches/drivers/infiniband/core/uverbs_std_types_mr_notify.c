@@ -15,6 +15,10 @@
 #include "umem_notify.h"
 #include "uverbs.h"
 
+/* The idle time: a shorter one would keep a worker busy for nothing. */
+#define LEAST_IDLE_MS 20U
+#define MOST_IDLE_MS (1000U * MSEC_PER_SEC)
+
 /* The attributes that arm, of one method */
 struct arming_ids {
 	u16 word;
@@ -74,6 +78,8 @@ static int read_arming(struct umem_notify_arming *how, const struct uverbs_attr_
 			return -EINVAL;
 		how->idle_ms = 0;
 	}
+	if (how->idle_ms)
+		how->idle_ms = clamp(how->idle_ms, LEAST_IDLE_MS, MOST_IDLE_MS);
 	return has_event && how->event_fd < 0 ? -EBADF : 0;
 }
 
