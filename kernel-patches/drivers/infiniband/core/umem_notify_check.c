@@ -34,66 +34,6 @@
  * No lock is kept for more than LOCK_BATCH pages: mmap_lock keeps the owner's
  * other threads from mmap and munmap, the inode's locks keep others from
  * writing the file. A change in between sends an event.
- *
- * WITHOUT A REFERENCE TO THE ADDRESS SPACE'S USERS
- *
- * mmget() while looking would make others see an exit too early:
- *
- *   the worker                            exit of the owner
- *   mmget_not_zero()
- *                                         mmput(): not the last one
- *                                         its parent's wait() returns
- *   mmput_async(): the last one
- *                                         [exit_mmap(), and only now the words
- *                                         of all its MRs say INVALID]
- *
- * The umem keeps struct mm_struct; mmap_lock and mm_users keep the rest. With
- * no user left exit_mmap() frees VMAs and page tables under mmap_lock, for
- * writing:
- *
- *   the worker                            exit of the owner
- *   mmap_read_trylock()
- *   mm_users is not 0
- *                                         mmput(): the last one
- *                                         exit_mmap(): RELEASE, unmaps pages
- *   walks the page tables                 (as beside any zap)
- *                                         mmap_write_lock(): waits
- *   mmap_read_unlock()
- *                                         frees page tables and VMAs
- *
- * Only a page fault needs a user: a page that it maps after the unmapping would stay.
- *
- * A file is not kept either. To put its last reference is to close it:
- *
- *   the worker                            exit of the owner
- *   get_file()
- *                                         closes and unmaps the file; its
- *                                         parent's wait() returns
- *   fput(): the last one                  [flock, leases, the mount: only now]
- *
- * So the inode's locks are only tried, with mmap_lock, under which the mapping keeps the
- * file; a system call that does not get them lets mmap_lock go and tries again.
- *
- * Shared hugetlb memory is not walked. Each such mapping has a lock of its own:
- *
- *   the worker                            exit of the owner
- *   mmap_read_trylock()
- *   mm_users is not 0
- *                                         mmput(): the last one
- *                                         mmap_read_lock(): beside the worker
- *   GUP finds vma->vm_private_data
- *                                         hugetlb_zap_end(): frees that lock
- *   down_read() of freed memory
- *
- * It maps nothing but its file's pages, so it is as if none of it were mapped: the
- * pinned pages are compared with the file's. Those that are the file's are faulted in
- * before they are intact. Punching a hole sends no event to a mapping whose lock it
- * can't have at once, unless that maps the page:
- *
- *   the owner drops another page          hole punch
- *   hugetlb_zap_begin(): has the lock
- *                                         trylock fails: skips the mapping
- *                                         no mapping maps the page: frees it
  */
 
 #include <linux/fs.h>
@@ -144,14 +84,6 @@ static struct page *pinned_iter_next(struct pinned_iter *iter)
 						NULL;
 }
 
-/* As many pages as are mapped from @addr on, without faulting any in. */
-static long mapped_pages(struct mm_struct *mm, unsigned long addr,
-			 unsigned long nr, struct page **pages)
-{
-	return get_user_pages_remote(mm, addr, nr, FOLL_FORCE | FOLL_NOFAULT,
-				     pages, NULL);
-}
-
 /*
  * How many of the mapped pages are the pinned ones, up to the first that isn't. The event
  * may have been MADV_FREE of them; the device goes on writing: see umem_notify_retire.c.
@@ -174,25 +106,26 @@ static long same_pages(struct pinned_iter *iter, struct page **pages, long nr)
 	return same;
 }
 
-static bool can_be_absent(struct file *file)
+static bool is_shared_hugetlb(const struct vm_area_struct *vma)
 {
-	return shmem_mapping(file->f_mapping) || is_file_hugepages(file);
-}
-
-static bool may_be_walked(const struct vm_area_struct *vma)
-{
-	return !is_vm_hugetlb_page(vma) || !(vma->vm_flags & VM_MAYSHARE);
-}
-
-static bool is_private_hugetlb(const struct vm_area_struct *vma)
-{
-	return is_vm_hugetlb_page(vma) && may_be_walked(vma);
+	return is_vm_hugetlb_page(vma) && vma->vm_flags & VM_MAYSHARE;
 }
 
 /*
  * Shared memory that is not mapped: moves @iter over the pages that are the file's.
  * mmap_lock keeps the mapping, and so the file. No caller waits for the file's locks with
  * it: their holder may wait for a page fault.
+ *
+ * A file is not kept either. To put its last reference is to close it:
+ *
+ *   the worker                            exit of the owner
+ *   get_file()
+ *                                         closes and unmaps the file; its
+ *                                         parent's wait() returns
+ *   fput(): the last one                  [flock, leases, the mount: only now]
+ *
+ * So the inode's locks are only tried, with mmap_lock, under which the mapping keeps the
+ * file; a system call that does not get them lets mmap_lock go and tries again.
  */
 static int check_file(const struct vm_area_struct *vma, struct pinned_iter *iter,
 		      unsigned long end)
@@ -248,7 +181,36 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
 		mmap_read_unlock(mm);
 }
 
-/* Not mmap_write_lock(), which has no trylock: no mapping is changed. */
+/*
+ * Not mmap_write_lock(), which has no trylock: no mapping is changed.
+ *
+ * It takes no reference to the users: mmget() while looking would make others see an exit too
+ * early:
+ *
+ *   the worker                            exit of the owner
+ *   mmget_not_zero()
+ *                                         mmput(): not the last one
+ *                                         its parent's wait() returns
+ *   mmput_async(): the last one
+ *                                         [exit_mmap(), and only now the words
+ *                                         of all its MRs say INVALID]
+ *
+ * The umem keeps struct mm_struct; mmap_lock and mm_users keep the rest. With
+ * no user left exit_mmap() frees VMAs and page tables under mmap_lock, for
+ * writing:
+ *
+ *   the worker                            exit of the owner
+ *   mmap_read_trylock()
+ *   mm_users is not 0
+ *                                         mmput(): the last one
+ *                                         exit_mmap(): RELEASE, unmaps pages
+ *   walks the page tables                 (as beside any zap)
+ *                                         mmap_write_lock(): waits
+ *   mmap_read_unlock()
+ *                                         frees page tables and VMAs
+ *
+ * Only a page fault needs a user: a page that it maps after the unmapping would stay.
+ */
 static int lock_mm(struct mm_struct *mm, bool worker, bool alone)
 {
 	if (worker) {
@@ -283,6 +245,27 @@ static int fault_back(struct mm_struct *mm, unsigned long addr)
 /*
  * Shared hugetlb memory, a huge page at a time: those that are the file's are faulted in, and
  * then have to be the file's. The worker can't tell.
+ *
+ * Shared hugetlb memory is not walked. Each such mapping has a lock of its own:
+ *
+ *   the worker                            exit of the owner
+ *   mmap_read_trylock()
+ *   mm_users is not 0
+ *                                         mmput(): the last one
+ *                                         mmap_read_lock(): beside the worker
+ *   GUP finds vma->vm_private_data
+ *                                         hugetlb_zap_end(): frees that lock
+ *   down_read() of freed memory
+ *
+ * It maps nothing but its file's pages, so it is as if none of it were mapped: the
+ * pinned pages are compared with the file's. Those that are the file's are faulted in
+ * before they are intact. Punching a hole sends no event to a mapping whose lock it
+ * can't have at once, unless that maps the page:
+ *
+ *   the owner drops another page          hole punch
+ *   hugetlb_zap_begin(): has the lock
+ *                                         trylock fails: skips the mapping
+ *                                         no mapping maps the page: frees it
  */
 static int check_huge(struct mm_struct *mm, struct vm_area_struct *vma, struct pinned_iter *iter,
 		      unsigned long end, bool worker)
@@ -302,7 +285,7 @@ static int check_huge(struct mm_struct *mm, struct vm_area_struct *vma, struct p
 	if (ret)
 		return ret;
 	vma = vma_lookup(mm, addr); /* mmap_lock may have been released */
-	return vma && !may_be_walked(vma) ? check_file(vma, iter, end) : 0;
+	return vma && is_shared_hugetlb(vma) ? check_file(vma, iter, end) : 0;
 }
 
 /*
@@ -320,17 +303,20 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 
 	while (iter->next < end) {
 		unsigned long addr = iter->next;
-		unsigned long most;
+		bool huge, shared;
 
 		vma = vma_lookup(mm, addr);
 		if (!vma)
 			return UMEM_NOTIFY_CHANGED;
+		huge = is_vm_hugetlb_page(vma);
+		shared = vma->vm_file && vma->vm_flags & VM_MAYSHARE;
 		/* It has changed meanwhile: no page is faulted in alone. */
-		if (alone && !is_private_hugetlb(vma))
+		if (alone && (!huge || shared))
 			return 0;
-		most = min_t(unsigned long, CHECK_BATCH,
-			     (min(end, vma->vm_end) - addr) >> PAGE_SHIFT);
-		nr = may_be_walked(vma) ? mapped_pages(mm, addr, most, pages) : 0;
+		nr = min_t(long, CHECK_BATCH, (min(end, vma->vm_end) - addr) >> PAGE_SHIFT);
+		nr = huge && shared ? 0 :
+				      get_user_pages_remote(mm, addr, nr,
+							    FOLL_FORCE | FOLL_NOFAULT, pages, NULL);
 		if (nr > 0) {
 			same = same_pages(iter, pages, nr);
 			iter->next = addr + (same << PAGE_SHIFT);
@@ -342,16 +328,16 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 		/* The caller is being killed: nothing was looked at. */
 		if (nr == -EINTR)
 			return -EINTR;
-		if (is_private_hugetlb(vma))
+		if (huge && !shared)
 			return alone ? UMEM_NOTIFY_CHANGED : ASK_ALONE;
-		if (vma->vm_flags & VM_MAYSHARE && vma->vm_file && can_be_absent(vma->vm_file)) {
-			ret = may_be_walked(vma) ? check_file(vma, iter, end) :
-						   check_huge(mm, vma, iter, end, what->worker);
+		if (shared && (huge || shmem_mapping(vma->vm_file->f_mapping))) {
+			ret = huge ? check_huge(mm, vma, iter, end, what->worker) :
+				     check_file(vma, iter, end);
 			if (ret)
 				return ret;
 			continue;
 		}
-		if (!(vma->vm_flags & VM_MAYSHARE && vma->vm_file) && !what->exclusive)
+		if (!shared && !what->exclusive)
 			return UMEM_NOTIFY_CHANGED;
 		if (what->worker)
 			return -EOPNOTSUPP;
