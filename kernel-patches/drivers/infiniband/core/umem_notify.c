@@ -2,7 +2,7 @@
 /*
  * The tracker of a umem: knows whether the registered range still maps the
  * pinned pages, and says so in a word of user memory. Here are its life and its
- * arming; see umem_notify_tracker.h for the other files.
+ * arming; see umem_notify.h for the other files.
  *
  * A tracker is put into the tree of its address space either before the driver pins
  * the first page (IB_UVERBS_ACCESS_TRACK), or when the MR is armed. It stays until
@@ -29,7 +29,7 @@
 #include <linux/mm.h>
 #include <linux/slab.h>
 
-#include "umem_notify_tracker.h"
+#include "umem_notify.h"
 #include "umem_notify_trace.h"
 
 /* In the place of a tracker that has ended: the pages are given back. */
@@ -75,18 +75,8 @@ static void umem_notify_take(struct ib_umem_notify *n)
 	WRITE_ONCE(n->hurry, false);
 }
 
-/* When ib_uverbs is loaded */
-int ib_umem_notify_init(void)
-{
-	return umem_notify_reclaim_init();
-}
-
-/* When it is unloaded, and no umem is left */
-void ib_umem_notify_exit(void)
-{
-	umem_notify_space_exit();
-	umem_notify_reclaim_exit();
-}
+DEFINE_GUARD(umem_notify_take, struct ib_umem_notify *, umem_notify_take(_T),
+	     mutex_unlock(&_T->mutex))
 
 /* @umem is NULL if nothing is pinned yet. */
 static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context,
@@ -114,13 +104,12 @@ static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context,
 	mutex_init(&n->mutex);
 	INIT_LIST_HEAD(&n->link);
 
-	umem_notify_lock(n);
+	guard(umem_notify)(n);
 	umem_notify_space_insert(queue->space, n);
 	if (umem || umem_notify_space_changes(queue->space, start, last)) {
 		umem_notify_doubt_range(n, start, last);
 		n->state = SUSPECT;
 	}
-	umem_notify_unlock(n);
 	return n;
 }
 
@@ -154,7 +143,7 @@ static void umem_notify_end(struct ib_umem_notify *n)
 		umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, -1);
 	umem_notify_word_put(word_page, n->word);
 	if (n->queue->single)
-		umem_notify_queue_stop(n->queue);
+		cancel_delayed_work_sync(&n->queue->worker);
 }
 
 static void umem_notify_destroy(struct ib_umem_notify *n)
@@ -256,9 +245,8 @@ void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
 		umem_notify_destroy(n);
 		return;
 	}
-	umem_notify_lock(n);
-	n->umem = umem;
-	umem_notify_unlock(n);
+	scoped_guard(umem_notify, n)
+		n->umem = umem;
 	umem->notify = n;
 }
 
@@ -299,14 +287,11 @@ bool ib_umem_untrack(struct ib_umem *umem)
 bool ib_umem_is_revoked(struct ib_umem *umem)
 {
 	struct ib_umem_notify *n = READ_ONCE(umem->notify);
-	bool revoked;
 
 	if (IS_ERR_OR_NULL(n))
 		return n;
-	umem_notify_lock(n);
-	revoked = n->revoked && n->state != SUSPENDED;
-	umem_notify_unlock(n);
-	return revoked;
+	guard(umem_notify)(n);
+	return n->revoked && n->state != SUSPENDED;
 }
 
 /**
@@ -322,9 +307,8 @@ void ib_umem_lost(struct ib_umem *umem)
 
 	if (!n)
 		return;
-	umem_notify_lock(n);
+	guard(umem_notify)(n);
 	umem_notify_mark_invalid(n);
-	umem_notify_unlock(n);
 }
 EXPORT_SYMBOL(ib_umem_lost);
 
@@ -398,11 +382,11 @@ int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how)
 	n->in_use = how->in_use;
 	state = n->state;
 	if (state) {
-		umem_notify_word_change(word_page, n->word, state, 0);
+		umem_notify_word_change(n, state, 0);
 		umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
 	}
 	if (state == INVALID)
-		umem_notify_word_tell(word_page, n->word);
+		umem_notify_word_tell(n);
 	umem_notify_first_look(n, false);
 	n->idle = msecs_to_jiffies(how->idle_ms);
 	umem_notify_queue_time(n);
@@ -443,6 +427,15 @@ static struct ib_umem_notify *umem_notify_take_armed(struct ib_mr *mr)
 	mutex_unlock(&n->mutex);
 	return ERR_PTR(-EINVAL);
 }
+
+static void umem_notify_let_go(struct ib_umem_notify *n)
+{
+	if (!IS_ERR(n))
+		mutex_unlock(&n->mutex);
+}
+
+DEFINE_CLASS(umem_notify_armed, struct ib_umem_notify *, umem_notify_let_go(_T),
+	     umem_notify_take_armed(mr), struct ib_mr *mr)
 
 /*
  * Restores a tracker and takes the lock: the VM may take its pages again in between. Returns
@@ -491,7 +484,7 @@ static int umem_notify_lock_restored(struct ib_umem_notify *n)
  */
 int umem_notify_disarm(struct ib_mr *mr)
 {
-	struct ib_umem_notify *n = umem_notify_take_armed(mr);
+	CLASS(umem_notify_armed, n)(mr);
 	struct umem_notify_word_page *word_page;
 	bool is_used;
 	int ret;
@@ -501,7 +494,7 @@ int umem_notify_disarm(struct ib_mr *mr)
 
 	ret = umem_notify_lock_restored(n);
 	if (ret)
-		goto unlock;
+		return ret;
 	trace_mr_notify_disarm(n, 0);
 	is_used = umem_notify_is_used(n);
 	word_page = umem_notify_take_word(n);
@@ -510,16 +503,13 @@ int umem_notify_disarm(struct ib_mr *mr)
 	umem_notify_unlend(n);
 	if (!is_used)
 		umem_notify_retire(n);
-	umem_notify_lock(n);
-	n->mr = NULL;
-	n->reclaim = false;
-	umem_notify_unlock(n);
+	scoped_guard(umem_notify, n) {
+		n->mr = NULL;
+		n->reclaim = false;
+	}
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, -1);
 	umem_notify_word_put(word_page, n->word);
-
-unlock:
-	mutex_unlock(&n->mutex);
-	return ret;
+	return 0;
 }
 
 /**
@@ -538,7 +528,7 @@ unlock:
  */
 int umem_notify_settle(struct ib_mr *mr)
 {
-	struct ib_umem_notify *n = umem_notify_take_armed(mr);
+	CLASS(umem_notify_armed, n)(mr);
 	int ret;
 
 	if (IS_ERR(n))
@@ -549,7 +539,6 @@ int umem_notify_settle(struct ib_mr *mr)
 	if (!ret)
 		ret = umem_notify_verify(n, UMEM_NOTIFY_PATIENCE);
 	umem_notify_queue_retire(n);
-	mutex_unlock(&n->mutex);
 	return ret;
 }
 
@@ -563,25 +552,19 @@ int umem_notify_settle(struct ib_mr *mr)
  */
 int umem_notify_suspend_now(struct ib_mr *mr)
 {
-	struct ib_umem_notify *n = umem_notify_take_armed(mr);
-	int ret = 0;
+	CLASS(umem_notify_armed, n)(mr);
 
 	if (IS_ERR(n))
 		return PTR_ERR(n);
-
-	if (!n->reclaim) {
-		ret = -EINVAL;
-	} else if (!umem_notify_can_restore(n)) {
-		ret = -EOPNOTSUPP;
-	} else {
-		umem_notify_lock(n);
+	if (!n->reclaim)
+		return -EINVAL;
+	if (!umem_notify_can_restore(n))
+		return -EOPNOTSUPP;
+	scoped_guard(umem_notify, n)
 		if (!(n->state & (INVALID | SUSPENDED)) && !umem_notify_suspend(n))
-			ret = -EBUSY;
-		umem_notify_unlock(n);
-		umem_notify_queue_retire(n);
-	}
-	mutex_unlock(&n->mutex);
-	return ret;
+			return -EBUSY;
+	umem_notify_queue_retire(n);
+	return 0;
 }
 
 /*
@@ -591,15 +574,13 @@ int umem_notify_suspend_now(struct ib_mr *mr)
  */
 static void umem_notify_hold(struct ib_umem_notify *n, bool own, bool ends)
 {
-	umem_notify_take(n);
-	umem_notify_lock(n);
+	guard(umem_notify_take)(n);
+	guard(umem_notify)(n);
 	/* A re-registration with another MR in the end deregisters the old one. */
 	n->quiet = own && ends && !n->held;
 	n->held = true;
 	if (!own && n->armed)
 		umem_notify_mark_invalid(n);
-	umem_notify_unlock(n);
-	mutex_unlock(&n->mutex);
 }
 
 /**
@@ -629,15 +610,13 @@ void ib_mr_notify_unhold(struct ib_mr *mr)
 
 	if (!n)
 		return;
-	umem_notify_take(n);
-	umem_notify_lock(n);
+	guard(umem_notify_take)(n);
+	guard(umem_notify)(n);
 	n->held = false;
 	n->quiet = false;
 	if (n->armed)
 		n->mr = mr;
 	umem_notify_queue_add(n, 0);
-	umem_notify_unlock(n);
-	mutex_unlock(&n->mutex);
 }
 
 /*

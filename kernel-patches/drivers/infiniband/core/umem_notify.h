@@ -1,16 +1,40 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Between the files of MR notification: the tracker of a umem (umem_notify.c
- * and umem_notify_tracker.h), the comparison of mapped and pinned pages
- * (umem_notify_check.c), the word in user memory (umem_notify_word.c), the
- * counters (umem_notify_stats.c), the attributes for netlink
- * (umem_notify_res.c), and the uverbs methods on top
- * (uverbs_std_types_mr_notify.c).
+ * Inside MR notification. From the bottom up, and no file calls one above it:
+ *
+ *  umem_notify_word.c     the word in user memory
+ *  umem_notify_stats.c    the counters and the workqueue of a device
+ *  umem_notify_check.c    the comparison of mapped and pinned pages
+ *  umem_notify_space.c    the address space: its tree, its lock, the events in progress
+ *  umem_notify_state.c    what is known of a tracker's range
+ *  umem_notify_users.c    whether a tracker is in use, and its suspension
+ *  umem_notify_retire.c   how the device loses an INVALID or SUSPENDED one
+ *  umem_notify_queue.c    the worker
+ *  umem_notify_event.c    the MMU notifier
+ *  umem_notify_reclaim.c  the shrinker and memory blocks
+ *  umem_notify.c          a tracker's life, arming and settling
+ *  umem_notify_res.c      what netlink shows
+ *  uverbs_std_types_mr_notify.c  the methods
  */
 #ifndef UMEM_NOTIFY_H
 #define UMEM_NOTIFY_H
 
+#include <linux/interval_tree.h>
+#include <linux/list.h>
+#include <linux/mmu_notifier.h>
+#include <linux/mutex.h>
+#include <linux/rbtree.h>
+#include <linux/refcount.h>
+#include <linux/spinlock.h>
+#include <linux/task_work.h>
+#include <linux/wait.h>
+#include <linux/workqueue.h>
+
 #include <rdma/ib_umem_notify.h>
+
+#define INVALID IB_UVERBS_MR_NOTIFY_INVALID
+#define SUSPECT IB_UVERBS_MR_NOTIFY_SUSPECT
+#define SUSPENDED IB_UVERBS_MR_NOTIFY_SUSPENDED
 
 /* The pinned page of a word; the word is eight bytes at an offset in it. */
 struct umem_notify_word_page;
@@ -28,14 +52,11 @@ struct umem_notify_arming {
 struct umem_notify_word_page *umem_notify_word_get(const struct umem_notify_arming *how);
 void umem_notify_word_put(struct umem_notify_word_page *page,
 			  unsigned int offset);
-void umem_notify_word_change(const struct umem_notify_word_page *page, unsigned int offset,
-			     u64 set, u64 clear);
-void umem_notify_word_tell(const struct umem_notify_word_page *page, unsigned int offset);
-void umem_notify_word_signal(const struct umem_notify_word_page *page, unsigned int offset);
-bool umem_notify_word_cmpxchg(const struct umem_notify_word_page *page,
-			      unsigned int offset, u64 old, u64 value);
-u64 umem_notify_word_read(const struct umem_notify_word_page *page,
-			  unsigned int offset);
+void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear);
+void umem_notify_word_tell(const struct ib_umem_notify *n);
+void umem_notify_word_signal(const struct ib_umem_notify *n);
+bool umem_notify_word_cmpxchg(const struct ib_umem_notify *n, u64 old, u64 value);
+u64 umem_notify_word_read(const struct ib_umem_notify *n);
 
 /*
  * How long a caller of umem_notify_verify() waits for events and for locks of files, in jiffies.
@@ -77,9 +98,258 @@ int umem_notify_device_get(struct ib_device *device);
 void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
 		       s64 nr);
 
+/*
+ * How long a registration is left alone after an event, in jiffies: events come in bursts, and
+ * an application that is about to use or to deregister it settles sooner.
+ */
+#define UMEM_NOTIFY_LATER max(HZ / 50, 1)
+/*
+ * The shrinker takes a registration that was not used for so long: looks that are closer to one
+ * another are one, as reclaim comes on all CPUs at the same time.
+ */
+#define UMEM_NOTIFY_LOOKS_APART (2 * UMEM_NOTIFY_LATER)
+
+/* An event in progress that may replace pages */
+struct umem_notify_event {
+	unsigned long start;
+	unsigned long last;
+};
+
+/*
+ * An address space. MMU callbacks take its lock, with mmap_lock or rmap locks held,
+ * inside reclaim, possibly unable to sleep: the lock is a leaf, and nothing is
+ * allocated under it.
+ */
+struct umem_notify_space {
+	struct mmu_notifier mn;
+	spinlock_t lock; /* a leaf: see above */
+	struct rb_root_cached trackers; /* @lock */
+	u64 serial; /* @lock: of the newest tracker */
+	unsigned long rest; /* @lock: no worker compares pages before */
+
+	u64 busy; /* @lock: the slots in use */
+	unsigned int beyond; /* @lock: events that found no slot */
+	struct umem_notify_event events[64]; /* @lock */
+	wait_queue_head_t ended; /* an event has */
+};
+
+/* For a walk through the trackers that have a part of [start, last] */
+struct umem_notify_walk {
+	unsigned long start;
+	unsigned long last;
+	bool sleeps; /* the caller may */
+	unsigned int nr; /* trackers under one hold of the lock */
+	unsigned long key; /* the start of the tracker visited last */
+	u64 serial; /* and its serial number */
+};
+
+/*
+ * Of a context, for the address space that registers first with it. Each registration of
+ * another one, a child's, has a queue of its own. Under the space's lock but for @refs.
+ */
+struct umem_notify_queue {
+	struct umem_notify_space *space;
+	struct ib_device *device;
+	refcount_t refs; /* the context, and the trackers */
+	bool single; /* of one tracker, and no context's */
+	struct list_head work; /* trackers that the worker has to visit */
+	struct delayed_work worker;
+	unsigned long next; /* when it runs, if it is @waiting */
+	bool waiting;
+	u8 doublings; /* of the delay before trackers are tried again */
+	unsigned long look; /* when the worker looks for idle trackers */
+	u32 idle; /* the shortest idle time, in jiffies; 0: it does not look */
+};
+
+/* Of the worker, while it goes through its list */
+struct umem_notify_run {
+	bool rests; /* it compares no pages */
+	u64 took; /* to look, in nanoseconds */
+};
+
+/*
+ * One per watched MR. @mutex is outside of mmap_lock and the inode locks. Only system
+ * calls wait for it: all others try. A field that is "mutex and lock" is written under
+ * both and read under either, so a trace event or netlink does not wait for a settle
+ * that faults pages in.
+ *
+ * An unmap may come to 10,000 trackers in a row. The fields that it uses come first:
+ * @umem, for example, would cost it the fetch of a cache line.
+ */
+struct ib_umem_notify {
+	struct interval_tree_node range; /* lock */
+	u64 serial; /* lock: of two with one start, the smaller is the first */
+
+	u8 state; /* lock */
+	bool hurry; /* a caller waits for @mutex that must not wait for long */
+	bool armed : 1; /* mutex and lock: an event may make it INVALID */
+	bool revoked : 1; /* mutex and lock: the pages are unpinned */
+	bool refused : 1; /* mutex and lock: the driver does not revoke it */
+	bool reclaim : 1; /* mutex and lock: the VM may have idle pages */
+	bool held : 1; /* mutex and lock: the driver is busy with the MR */
+	bool quiet : 1; /* mutex and lock: the word does not say INVALID when the tracker ends */
+	bool exclusive : 1; /* lock: a device once kept the CPU off a page */
+	bool written : 1; /* lock: in use beside an event that may have been MADV_FREE */
+	bool own : 1; /* lock: a task will come to it, by @link or @task_work */
+	u8 refs : 7; /* lock: its umem, the worker, and that task */
+	u16 word; /* lock: offset in @word_page */
+	u16 seen; /* lock: the application's bits at the last look that found it used */
+	u32 look; /* lock: when that was, in jiffies */
+	u32 idle; /* lock: suspended after so many jiffies without use; 0: not */
+	struct umem_notify_queue *queue;
+	struct umem_notify_word_page *word_page; /* lock; NULL: no word to tell */
+	u64 in_use; /* lock: bits of the word that count its users */
+	struct umem_notify_doubt doubt; /* lock */
+	union {
+		struct list_head link; /* lock: of its queue, or of a caller's list */
+		struct callback_head task_work; /* while @own */
+	};
+
+	struct ib_umem *umem; /* NULL while it is being pinned; lock: until then */
+	struct ib_mr *mr; /* mutex and lock: it may be retired; NULL if it is not armed */
+	struct mutex mutex;
+	struct list_head lru; /* the list's lock, see umem_notify_reclaim.c */
+};
+
+/* With the locks as they are where nothing is debugged. */
+#if !defined(CONFIG_DEBUG_LOCK_ALLOC) && !defined(CONFIG_DEBUG_SPINLOCK) && \
+	!defined(CONFIG_DEBUG_MUTEXES) && !defined(CONFIG_PREEMPT_RT)
+static_assert(sizeof(struct ib_umem_notify) <= 192);
+static_assert(offsetofend(struct ib_umem_notify, link) <= 128);
+#endif
+
+static inline unsigned long umem_notify_start(const struct ib_umem_notify *n)
+{
+	return n->range.start;
+}
+
+static inline unsigned long umem_notify_last(const struct ib_umem_notify *n)
+{
+	return n->range.last;
+}
+
+static inline u32 umem_notify_pages(const struct ib_umem_notify *n)
+{
+	return (umem_notify_last(n) - umem_notify_start(n)) / PAGE_SIZE + 1;
+}
+
+/* umem_notify_space.c */
+struct umem_notify_space *umem_notify_space_get(const struct mmu_notifier_ops *ops);
+void umem_notify_space_put(struct umem_notify_space *space);
+struct mmu_notifier *umem_notify_space_alloc(struct mm_struct *mm);
+void umem_notify_space_free(struct mmu_notifier *mn);
+void umem_notify_space_exit(void);
+void umem_notify_space_insert(struct umem_notify_space *space, struct ib_umem_notify *n);
+struct ib_umem_notify *umem_notify_space_next(struct umem_notify_space *space,
+					      struct umem_notify_walk *walk,
+					      struct ib_umem_notify *n);
+void umem_notify_space_begin(struct umem_notify_space *space, unsigned long start,
+			     unsigned long last);
+void umem_notify_space_end(struct umem_notify_space *space, unsigned long start,
+			   unsigned long last);
+bool umem_notify_space_changes(const struct umem_notify_space *space,
+			       unsigned long start, unsigned long last);
+int umem_notify_space_wait(struct umem_notify_space *space, unsigned long start,
+			   unsigned long last, unsigned long until);
+
+/* umem_notify_state.c */
+void umem_notify_doubt_clear(struct umem_notify_doubt *doubt);
+void umem_notify_doubt_range(struct ib_umem_notify *n, unsigned long start,
+			     unsigned long last);
+void umem_notify_mark_invalid(struct ib_umem_notify *n);
+void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
+			      unsigned long last);
+int umem_notify_verify(struct ib_umem_notify *n, int patience);
+
+/* umem_notify_users.c */
+bool umem_notify_is_used(const struct ib_umem_notify *n);
+bool umem_notify_is_idle(const struct ib_umem_notify *n);
+bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time);
+void umem_notify_first_look(struct ib_umem_notify *n, bool used);
+bool umem_notify_can_restore(const struct ib_umem_notify *n);
+bool umem_notify_suspend(struct ib_umem_notify *n);
+
+/* umem_notify_retire.c */
+struct umem_notify_word_page *umem_notify_take_word(struct ib_umem_notify *n);
+void umem_notify_mark_dirty(struct ib_umem *umem);
+void umem_notify_unpin(struct ib_umem_notify *n, bool marked);
+bool umem_notify_retire(struct ib_umem_notify *n);
+bool umem_notify_retires_at_once(const struct ib_umem_notify *n);
+
+/* umem_notify_queue.c */
+struct umem_notify_queue *umem_notify_queue_get(struct ib_ucontext *context,
+						const struct mmu_notifier_ops *ops);
+void umem_notify_queue_put(struct umem_notify_queue *q);
+void umem_notify_queue_add(struct ib_umem_notify *n, unsigned long delay);
+void umem_notify_queue_time(struct ib_umem_notify *n);
+void umem_notify_queue_own(struct ib_umem_notify *n);
+bool umem_notify_queue_current(struct ib_umem_notify *n);
+void umem_notify_queue_come(struct ib_umem_notify *n);
+void umem_notify_queue_leave(struct ib_umem_notify *n);
+void umem_notify_queue_retire(struct ib_umem_notify *n);
+void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *run);
+
+/* umem_notify_event.c */
+extern const struct mmu_notifier_ops umem_notify_event_ops;
+
+/* umem_notify_reclaim.c */
+struct ib_umem_notify *umem_notify_tracker_alloc(void);
+void umem_notify_lend(struct ib_umem_notify *n);
+void umem_notify_unlend(struct ib_umem_notify *n);
+int umem_notify_restore(struct ib_umem_notify *n);
+
+/* umem_notify.c */
 int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how);
 int umem_notify_disarm(struct ib_mr *mr);
 int umem_notify_settle(struct ib_mr *mr);
 int umem_notify_suspend_now(struct ib_mr *mr);
+struct ib_umem_notify *umem_notify_of_mr(struct ib_mr *mr);
+
+static inline struct umem_notify_space *umem_notify_space_of(struct mmu_notifier *mn)
+{
+	return container_of(mn, struct umem_notify_space, mn);
+}
+
+static inline struct umem_notify_space *
+umem_notify_space(const struct ib_umem_notify *n)
+{
+	return n->queue->space;
+}
+
+static inline void umem_notify_lock(struct ib_umem_notify *n)
+	__acquires(&umem_notify_space(n)->lock)
+{
+	spin_lock(&umem_notify_space(n)->lock);
+}
+
+static inline void umem_notify_unlock(struct ib_umem_notify *n)
+	__releases(&umem_notify_space(n)->lock)
+{
+	spin_unlock(&umem_notify_space(n)->lock);
+}
+
+DEFINE_GUARD(umem_notify, struct ib_umem_notify *, umem_notify_lock(_T),
+	     umem_notify_unlock(_T))
+
+/*
+ * For a caller that has seen the word, which may be changed before the state is: without
+ * the lock a bit that was seen there might not be in the state yet.
+ */
+static inline u8 umem_notify_state(struct ib_umem_notify *n)
+{
+	guard(umem_notify)(n);
+	return n->state;
+}
+
+static inline void umem_notify_assert_locked(const struct ib_umem_notify *n)
+{
+	lockdep_assert_held(&umem_notify_space(n)->lock);
+}
+
+static inline void umem_notify_counted(const struct ib_umem_notify *n,
+				       enum ib_mr_notify_stat stat, s64 nr)
+{
+	umem_notify_count(n->queue->device, stat, nr);
+}
 
 #endif /* UMEM_NOTIFY_H */

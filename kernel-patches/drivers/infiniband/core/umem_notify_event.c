@@ -35,7 +35,7 @@
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
 
-#include "umem_notify_tracker.h"
+#include "umem_notify.h"
 #include "umem_notify_trace.h"
 
 static bool event_is_own(const struct mmu_notifier_range *range)
@@ -162,11 +162,10 @@ static int umem_notify_event_start(struct mmu_notifier *mn, const struct mmu_not
 	if (!changes && !fork)
 		return 0;
 
-	spin_lock(&space->lock);
+	guard(spinlock)(&space->lock);
 	if (changes)
 		umem_notify_space_begin(space, range->start, range->end - 1);
 	event_walk(space, range, changes, fork);
-	spin_unlock(&space->lock);
 	return 0;
 }
 
@@ -192,9 +191,8 @@ static void umem_notify_event_release(struct mmu_notifier *mn, struct mm_struct 
 
 	mmu_notifier_range_init(&all, MMU_NOTIFY_RELEASE,
 				MMU_NOTIFIER_RANGE_BLOCKABLE, mm, 0, ULONG_MAX);
-	spin_lock(&space->lock);
+	guard(spinlock)(&space->lock);
 	event_walk(space, &all, true, false);
-	spin_unlock(&space->lock);
 }
 
 const struct mmu_notifier_ops umem_notify_event_ops = {

@@ -43,7 +43,7 @@
 #include <linux/slab.h>
 #include <linux/workqueue.h>
 
-#include "umem_notify_tracker.h"
+#include "umem_notify.h"
 
 /* The delay before trackers are tried again doubles so often: to some seconds. */
 #define MOST_DOUBLINGS 7
@@ -114,9 +114,8 @@ void umem_notify_queue_retire(struct ib_umem_notify *n)
 {
 	if (!umem_notify_retire(n))
 		return;
-	umem_notify_lock(n);
+	guard(umem_notify)(n);
 	queue_again(n);
-	umem_notify_unlock(n);
 }
 
 /*
@@ -129,10 +128,9 @@ static bool queue_look(struct ib_umem_notify *n, struct umem_notify_run *run)
 	bool looks, again;
 	u64 began;
 
-	umem_notify_lock(n);
-	looks = n->armed && n->state == SUSPECT &&
-		!(umem_notify_can_restore(n) && umem_notify_suspend(n));
-	umem_notify_unlock(n);
+	scoped_guard(umem_notify, n)
+		looks = n->armed && n->state == SUSPECT &&
+			!(umem_notify_can_restore(n) && umem_notify_suspend(n));
 	if (!looks || run->rests)
 		return looks;
 	began = ktime_get_ns();
@@ -167,9 +165,8 @@ void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *r
 		mutex_unlock(&n->mutex);
 	}
 	if (again) {
-		umem_notify_lock(n);
+		guard(umem_notify)(n);
 		queue_again(n);
-		umem_notify_unlock(n);
 	}
 	umem_notify_queue_leave(n);
 	spin_lock(&space->lock);
@@ -309,26 +306,22 @@ static void umem_notify_queue_work(struct work_struct *work)
 static struct umem_notify_queue *queue_create(struct ib_device *device,
 					      const struct mmu_notifier_ops *ops)
 {
-	struct umem_notify_queue *q;
-	int ret;
+	struct umem_notify_queue *q = kzalloc(sizeof(*q), GFP_KERNEL_ACCOUNT);
 
-	ret = umem_notify_device_get(device);
-	if (ret)
-		return ERR_PTR(ret);
-	q = kzalloc(sizeof(*q), GFP_KERNEL_ACCOUNT);
-	if (!q)
-		return ERR_PTR(-ENOMEM);
+	if (!q || umem_notify_device_get(device))
+		goto free;
 	q->space = umem_notify_space_get(ops);
-	if (IS_ERR(q->space)) {
-		ret = PTR_ERR(q->space);
-		kfree(q);
-		return ERR_PTR(ret);
-	}
+	if (IS_ERR(q->space))
+		goto free;
 	q->device = device;
 	refcount_set(&q->refs, 1);
 	INIT_LIST_HEAD(&q->work);
 	INIT_DELAYED_WORK(&q->worker, umem_notify_queue_work);
 	return q;
+
+free:
+	kfree(q);
+	return ERR_PTR(-ENOMEM);
 }
 
 /**
@@ -374,17 +367,6 @@ void umem_notify_queue_put(struct umem_notify_queue *q)
 }
 
 /**
- * umem_notify_queue_stop - All trackers of a queue have ended
- * @q: The queue
- *
- * Context: Process context; waits for the worker, which uses the device and its workqueue.
- */
-void umem_notify_queue_stop(struct umem_notify_queue *q)
-{
-	cancel_delayed_work_sync(&q->worker);
-}
-
-/**
  * ib_mr_notify_close - A context is closed, and has no MR any more
  * @context: The context
  */
@@ -394,6 +376,6 @@ void ib_mr_notify_close(struct ib_ucontext *context)
 
 	if (!q)
 		return;
-	umem_notify_queue_stop(q);
+	cancel_delayed_work_sync(&q->worker); /* it uses the device and its workqueue */
 	umem_notify_queue_put(q);
 }

@@ -32,7 +32,7 @@
 #include <linux/shrinker.h>
 #include <linux/slab.h>
 
-#include "umem_notify_tracker.h"
+#include "umem_notify.h"
 #include "umem_notify_trace.h"
 
 /* So many registrations tell how large the others are. */
@@ -97,14 +97,12 @@ static enum lru_status shrink_one(struct list_head *item,
 
 	if (walk->looked >= walk->sc->nr_to_scan)
 		return LRU_STOP;
-	umem_notify_lock(n);
+	guard(umem_notify)(n);
 	gone = !n->word_page || n->state & SUSPENDED;
 	walk->looked += gone ? 1 : umem_notify_pages(n);
 	if (n->state & INVALID && !n->held && !umem_notify_is_used(n))
 		umem_notify_queue_add(n, 0); /* the worker is on its way, after a while */
-	gone = gone || shrink_suspend(n, walk);
-	umem_notify_unlock(n);
-	if (!gone)
+	if (!gone && !shrink_suspend(n, walk))
 		return LRU_ROTATE;
 	list_lru_isolate(list, item);
 	return LRU_REMOVED;
@@ -178,10 +176,9 @@ static enum lru_status block_suspend(struct list_head *item, struct list_lru_one
 {
 	struct ib_umem_notify *n = container_of(item, struct ib_umem_notify, lru);
 
-	umem_notify_lock(n);
+	guard(umem_notify)(n);
 	if (umem_notify_is_idle(n) && block_has_pages_of(block, n) && umem_notify_suspend(n))
 		umem_notify_queue_add(n, 0);
-	umem_notify_unlock(n);
 	return LRU_SKIP;
 }
 
@@ -247,12 +244,12 @@ static int give_pages(struct ib_umem_notify *n)
 	struct ib_umem *umem = n->umem;
 	int ret;
 
-	umem_notify_lock(n);
-	umem_notify_doubt_clear(&n->doubt);
-	if (umem_notify_space_changes(umem_notify_space(n), umem_notify_start(n),
-				      umem_notify_last(n)))
-		umem_notify_doubt_range(n, 0, ULONG_MAX);
-	umem_notify_unlock(n);
+	scoped_guard(umem_notify, n) {
+		umem_notify_doubt_clear(&n->doubt);
+		if (umem_notify_space_changes(umem_notify_space(n), umem_notify_start(n),
+					      umem_notify_last(n)))
+			umem_notify_doubt_range(n, 0, ULONG_MAX);
+	}
 
 	ret = pin_again(umem);
 	if (ret)
@@ -262,9 +259,8 @@ static int give_pages(struct ib_umem_notify *n)
 		ib_umem_give_back(umem);
 		return ret;
 	}
-	umem_notify_lock(n);
+	guard(umem_notify)(n);
 	n->revoked = false;
-	umem_notify_unlock(n);
 	return 0;
 }
 
@@ -274,7 +270,7 @@ static void end_suspension(struct ib_umem_notify *n)
 	umem_notify_lock(n);
 	if (n->state == SUSPENDED) {
 		n->state = n->doubt.chunks ? SUSPECT : 0;
-		umem_notify_word_change(n->word_page, n->word, n->state, SUSPENDED);
+		umem_notify_word_change(n, n->state, SUSPENDED);
 		if (n->state)
 			umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
 		umem_notify_first_look(n, true);
@@ -315,9 +311,8 @@ int umem_notify_restore(struct ib_umem_notify *n)
 		end_suspension(n);
 		return 0;
 	}
-	umem_notify_lock(n);
+	guard(umem_notify)(n);
 	umem_notify_mark_invalid(n);
-	umem_notify_unlock(n);
 	return 0;
 }
 
@@ -336,23 +331,28 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void)
 	return n;
 }
 
-/* Also if umem_notify_reclaim_init() fails: none of these minds what there is not. */
-void umem_notify_reclaim_exit(void)
+/*
+ * When ib_uverbs is unloaded, and no umem is left; or if ib_umem_notify_init() fails: none of
+ * these minds what there is not.
+ */
+void ib_umem_notify_exit(void)
 {
+	umem_notify_space_exit();
 	unregister_memory_notifier(&memory_block);
 	shrinker_free(shrinker);
 	list_lru_destroy(&idle);
 	kmem_cache_destroy(trackers);
 }
 
-int umem_notify_reclaim_init(void)
+/* When ib_uverbs is loaded */
+int ib_umem_notify_init(void)
 {
 	trackers = KMEM_CACHE(ib_umem_notify, 0);
 	shrinker = shrinker_alloc(SHRINKER_MEMCG_AWARE | SHRINKER_NUMA_AWARE,
 				  "ib-mr-notify");
 	if (!trackers || !shrinker || list_lru_init_memcg(&idle, shrinker) ||
 	    register_memory_notifier(&memory_block)) {
-		umem_notify_reclaim_exit();
+		ib_umem_notify_exit();
 		return -ENOMEM;
 	}
 	shrinker->count_objects = count_idle;

@@ -8,7 +8,7 @@
 #include <rdma/rdma_netlink.h>
 #include <rdma/restrack.h>
 
-#include "umem_notify_tracker.h"
+#include "umem_notify.h"
 
 /* Of a tracker, its space's lock held */
 static const char *res_state(const struct ib_umem_notify *n)

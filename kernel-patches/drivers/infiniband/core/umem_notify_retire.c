@@ -59,7 +59,7 @@
 
 #include <linux/mm.h>
 
-#include "umem_notify_tracker.h"
+#include "umem_notify.h"
 #include "umem_notify_trace.h"
 
 /* Not for good: a window is bound to it, the device is in reset, no memory just now */
@@ -136,16 +136,15 @@ static int revoke(struct ib_umem_notify *n)
 			return ret;
 		ibdev_err_ratelimited(device, "MR %u can't be revoked, its pages stay pinned\n",
 				      n->mr->res.id);
-		umem_notify_lock(n);
-		n->refused = true;
-		umem_notify_unlock(n);
+		scoped_guard(umem_notify, n)
+			n->refused = true;
 		return ret;
 	}
 	umem_notify_unpin(n, n->reclaim);
-	umem_notify_lock(n);
-	n->revoked = true;
-	n->written = false;
-	umem_notify_unlock(n);
+	scoped_guard(umem_notify, n) {
+		n->revoked = true;
+		n->written = false;
+	}
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_REVOKES, 1);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_PAGES, umem_notify_pages(n));
 	trace_mr_notify_revoke(n, 0);
@@ -173,9 +172,8 @@ static void retire_word(struct ib_umem_notify *n)
 {
 	struct umem_notify_word_page *word_page;
 
-	umem_notify_lock(n);
-	word_page = umem_notify_take_word(n);
-	umem_notify_unlock(n);
+	scoped_guard(umem_notify, n)
+		word_page = umem_notify_take_word(n);
 	umem_notify_word_put(word_page, n->word);
 }
 
@@ -198,14 +196,14 @@ bool umem_notify_retire(struct ib_umem_notify *n)
 	if (!n->mr || n->held)
 		return false;
 	can_revoke = n->mr->device->ops.revoke_user_mr && !n->revoked && !n->refused;
-	umem_notify_lock(n);
-	state = n->state;
-	wait = state == INVALID && can_revoke && umem_notify_is_used(n);
-	umem_notify_unlock(n);
+	scoped_guard(umem_notify, n) {
+		state = n->state;
+		wait = state == INVALID && can_revoke && umem_notify_is_used(n);
+	}
 	if (!(state & (INVALID | SUSPENDED)))
 		return false;
-	if (state == INVALID && n->word_page)
-		umem_notify_word_signal(n->word_page, n->word);
+	if (state == INVALID)
+		umem_notify_word_signal(n);
 	if (wait)
 		return true;
 
@@ -217,8 +215,7 @@ bool umem_notify_retire(struct ib_umem_notify *n)
 	if (n->revoked)
 		return false;
 	/* The driver's state of the MR is unknown: it is not offered again. */
-	umem_notify_lock(n);
+	guard(umem_notify)(n);
 	umem_notify_mark_invalid(n);
-	umem_notify_unlock(n);
 	return true;
 }

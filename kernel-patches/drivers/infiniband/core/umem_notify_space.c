@@ -17,7 +17,7 @@
 #include <linux/wait_bit.h>
 #include <linux/workqueue.h>
 
-#include "umem_notify_tracker.h"
+#include "umem_notify.h"
 
 /* Trackers of a walk under one hold of the lock */
 #define WALK_BATCH 64

@@ -23,7 +23,7 @@
 #include <linux/mm.h>
 #include <linux/sched/signal.h>
 
-#include "umem_notify_tracker.h"
+#include "umem_notify.h"
 #include "umem_notify_trace.h"
 
 /* Passes after which a call leaves the rest to the next one. */
@@ -105,10 +105,8 @@ void umem_notify_mark_invalid(struct ib_umem_notify *n)
 		return;
 	n->state = INVALID;
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_INVALID, 1);
-	if (!n->word_page)
-		return;
-	umem_notify_word_change(n->word_page, n->word, INVALID, was);
-	umem_notify_word_tell(n->word_page, n->word);
+	umem_notify_word_change(n, INVALID, was);
+	umem_notify_word_tell(n);
 }
 
 /**
@@ -129,8 +127,7 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
 		return;
 	n->state = SUSPECT;
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_SUSPECT, 1);
-	if (n->word_page)
-		umem_notify_word_change(n->word_page, n->word, SUSPECT, 0);
+	umem_notify_word_change(n, SUSPECT, 0);
 }
 
 /*
@@ -210,32 +207,27 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
 		     struct umem_notify_question *what)
 {
 	unsigned int shift = shift_of(n);
-	bool sure = true;
 
-	umem_notify_lock(n);
+	guard(umem_notify)(n);
 	/* Suspended meanwhile: the caller retires it. */
 	if (n->state != SUSPECT)
-		goto unlock;
+		return true;
 	if (!verdict) {
-		sure = !n->doubt.chunks;
-		if (sure) {
-			n->state = 0;
-			if (n->word_page)
-				umem_notify_word_change(n->word_page, n->word, 0, SUSPECT);
-			umem_notify_counted(n, IB_MR_NOTIFY_STAT_INTACT, 1);
-		}
-	} else if (verdict == UMEM_NOTIFY_CHANGED &&
-		   what->exclusive == n->exclusive &&
-		   !doubt_has(&n->doubt, what->at, shift)) {
-		umem_notify_mark_invalid(n);
-	} else {
-		sure = false;
-		doubt_trim(&what->doubt, what->at, shift);
-		doubt_add(&n->doubt, &what->doubt);
+		if (n->doubt.chunks)
+			return false;
+		n->state = 0;
+		umem_notify_word_change(n, 0, SUSPECT);
+		umem_notify_counted(n, IB_MR_NOTIFY_STAT_INTACT, 1);
+		return true;
 	}
-unlock:
-	umem_notify_unlock(n);
-	return sure;
+	if (verdict == UMEM_NOTIFY_CHANGED && what->exclusive == n->exclusive &&
+	    !doubt_has(&n->doubt, what->at, shift)) {
+		umem_notify_mark_invalid(n);
+		return true;
+	}
+	doubt_trim(&what->doubt, what->at, shift);
+	doubt_add(&n->doubt, &what->doubt);
+	return false;
 }
 
 /*

@@ -12,7 +12,7 @@
 #include <linux/percpu.h>
 #include <linux/workqueue.h>
 
-#include "umem_notify_tracker.h"
+#include "umem_notify.h"
 
 struct ib_mr_notify_stats {
 	u64 count[IB_MR_NOTIFY_STATS];
@@ -31,19 +31,14 @@ static DEFINE_MUTEX(stats_lock);
  */
 int umem_notify_device_get(struct ib_device *device)
 {
-	int ret = 0;
-
-	mutex_lock(&stats_lock);
+	guard(mutex)(&stats_lock);
 	if (!device->mr_notify_wq)
 		device->mr_notify_wq = alloc_workqueue("ib_mr_notify-%s",
 						       WQ_UNBOUND | WQ_MEM_RECLAIM, 0,
 						       dev_name(&device->dev));
 	if (!device->mr_notify_stats)
 		WRITE_ONCE(device->mr_notify_stats, alloc_percpu(struct ib_mr_notify_stats));
-	if (!device->mr_notify_wq || !device->mr_notify_stats)
-		ret = -ENOMEM;
-	mutex_unlock(&stats_lock);
-	return ret;
+	return device->mr_notify_wq && device->mr_notify_stats ? 0 : -ENOMEM;
 }
 
 /**

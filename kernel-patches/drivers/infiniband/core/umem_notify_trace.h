@@ -12,7 +12,7 @@
 #include <linux/mmu_notifier.h>
 #include <linux/tracepoint.h>
 
-#include "umem_notify_tracker.h"
+#include "umem_notify.h"
 
 TRACE_DEFINE_ENUM(MMU_NOTIFY_UNMAP);
 TRACE_DEFINE_ENUM(MMU_NOTIFY_CLEAR);

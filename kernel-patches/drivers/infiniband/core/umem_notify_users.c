@@ -29,13 +29,8 @@
 #include <linux/hash.h>
 #include <linux/mm.h>
 
-#include "umem_notify_tracker.h"
+#include "umem_notify.h"
 #include "umem_notify_trace.h"
-
-static u64 users_word(const struct ib_umem_notify *n)
-{
-	return umem_notify_word_read(n->word_page, n->word);
-}
 
 static u16 users_hash(u64 word)
 {
@@ -52,7 +47,7 @@ bool umem_notify_is_used(const struct ib_umem_notify *n)
 {
 	umem_notify_assert_locked(n);
 
-	return n->word_page && n->in_use && users_word(n) & n->in_use &&
+	return n->word_page && n->in_use && umem_notify_word_read(n) & n->in_use &&
 	       atomic_read(&n->umem->owning_mm->mm_users);
 }
 
@@ -65,7 +60,7 @@ bool umem_notify_is_idle(const struct ib_umem_notify *n)
 	umem_notify_assert_locked(n);
 
 	return n->reclaim && !n->held && !(n->state & (INVALID | SUSPENDED)) && n->word_page &&
-	       !(users_word(n) & n->in_use);
+	       !(umem_notify_word_read(n) & n->in_use);
 }
 
 /**
@@ -77,7 +72,7 @@ bool umem_notify_is_idle(const struct ib_umem_notify *n)
  */
 bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time)
 {
-	u64 word = users_word(n);
+	u64 word = umem_notify_word_read(n);
 	u16 seen = users_hash(word);
 
 	umem_notify_assert_locked(n);
@@ -98,7 +93,7 @@ void umem_notify_first_look(struct ib_umem_notify *n, bool used)
 {
 	umem_notify_assert_locked(n);
 
-	n->seen = users_hash(users_word(n)) ^ (used ? U16_MAX : 0);
+	n->seen = users_hash(umem_notify_word_read(n)) ^ (used ? U16_MAX : 0);
 	n->look = (u32)jiffies - UMEM_NOTIFY_LOOKS_APART;
 }
 
@@ -140,14 +135,14 @@ bool umem_notify_suspend(struct ib_umem_notify *n)
 
 	if (!umem_notify_is_idle(n))
 		return false;
-	word = users_word(n);
+	word = umem_notify_word_read(n);
 	bit = umem_notify_can_restore(n) ? SUSPENDED : INVALID;
 	if (word & n->in_use ||
-	    !umem_notify_word_cmpxchg(n->word_page, n->word, word, (word & ~(u64)SUSPECT) | bit))
+	    !umem_notify_word_cmpxchg(n, word, (word & ~(u64)SUSPECT) | bit))
 		return false;
 	n->state = bit;
 	if (bit == INVALID)
-		umem_notify_word_tell(n->word_page, n->word);
+		umem_notify_word_tell(n);
 	umem_notify_counted(n, bit == SUSPENDED ? IB_MR_NOTIFY_STAT_SUSPENSIONS :
 						  IB_MR_NOTIFY_STAT_INVALID, 1);
 	trace_mr_notify_suspend(n, 0);

@@ -319,21 +319,25 @@ void umem_notify_word_put(struct umem_notify_word_page *page,
  */
 static atomic64_t *word_at(const struct umem_notify_word_page *page, unsigned int offset)
 {
-	if (is_page_hwpoison(page->page)) /* of hugetlb the folio is marked */
+	if (!page || is_page_hwpoison(page->page)) /* of hugetlb the folio is marked */
 		return NULL;
 	return page_address(page->page) + offset; /* there is no highmem with 64 bits */
 }
 
-/*
+/**
+ * umem_notify_word_change - Change bits of the word of a tracker
+ * @n: The tracker, its space's lock held; it may have no word
+ * @set: Bits to set
+ * @clear: Bits to clear
+ *
  * The application changes the same eight bytes with atomic instructions of its own, so each
  * change here is one atomic instruction too: a compare-and-swap instead of both could fail as
  * often as the application likes. They are fully ordered for user space as locked instructions
  * are; the mapping changes only after the callback that sets a bit has returned.
  */
-void umem_notify_word_change(const struct umem_notify_word_page *page, unsigned int offset,
-			     u64 set, u64 clear)
+void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear)
 {
-	atomic64_t *word = word_at(page, offset);
+	atomic64_t *word = word_at(n->word_page, n->word);
 
 	if (!word)
 		return;
@@ -344,34 +348,34 @@ void umem_notify_word_change(const struct umem_notify_word_page *page, unsigned 
 }
 
 /*
- * The caller's lock orders the listener of its word before the word is armed. The array may be
- * new: another word has brought it, and this word has no listener.
+ * The space's lock orders the listener of a word before the word is armed. The array may be new:
+ * another word has brought it, and this word has no listener.
  */
-static struct umem_notify_listener *listener_of(const struct umem_notify_word_page *page,
-						unsigned int offset)
+static struct umem_notify_listener *listener_of(const struct ib_umem_notify *n)
 {
-	struct umem_notify_listener **listeners = smp_load_acquire(&page->listeners);
+	struct umem_notify_listener **listeners = NULL;
 
-	return listeners ? listeners[index_of(offset)] : NULL;
+	if (n->word_page) /* pairs with add_listener() */
+		listeners = smp_load_acquire(&n->word_page->listeners);
+	return listeners ? listeners[index_of(n->word)] : NULL;
 }
 
 /**
  * umem_notify_word_tell - Tell the listener of a word that has become INVALID
- * @page: The word's page; the bit is set
- * @offset: The word's, in the page
+ * @n: The tracker, its space's lock held; the bit is set
  *
  * Its eventfd is told by umem_notify_word_signal(), or when the word is let go of.
  *
  * Context: Any; does not sleep.
  */
-void umem_notify_word_tell(const struct umem_notify_word_page *page, unsigned int offset)
+void umem_notify_word_tell(const struct ib_umem_notify *n)
 {
-	struct umem_notify_listener *listener = listener_of(page, offset);
+	struct umem_notify_listener *listener = listener_of(n);
 	atomic64_t *counter;
 
 	if (!listener)
 		return;
-	counter = listener->counter ? word_at(listener->counter, listener->offset) : NULL;
+	counter = word_at(listener->counter, listener->offset);
 	if (counter) {
 		smp_mb__before_atomic(); /* whoever sees the number sees the word */
 		atomic64_inc(counter);
@@ -381,32 +385,27 @@ void umem_notify_word_tell(const struct umem_notify_word_page *page, unsigned in
 
 /**
  * umem_notify_word_signal - Wake the sleepers of a word that has become INVALID
- * @page: The word's page; the caller has seen that umem_notify_word_tell() was called
- * @offset: The word's, in the page
- *
- * Context: The caller keeps the word, and holds no lock that an event waits for.
+ * @n: The tracker, its mutex held, that the caller has seen INVALID under the lock
  */
-void umem_notify_word_signal(const struct umem_notify_word_page *page, unsigned int offset)
+void umem_notify_word_signal(const struct ib_umem_notify *n)
 {
-	struct umem_notify_listener *listener = listener_of(page, offset);
+	struct umem_notify_listener *listener = listener_of(n);
 
 	if (listener)
 		signal_listener(listener);
 }
 
-bool umem_notify_word_cmpxchg(const struct umem_notify_word_page *page,
-			      unsigned int offset, u64 old, u64 value)
+bool umem_notify_word_cmpxchg(const struct ib_umem_notify *n, u64 old, u64 value)
 {
-	atomic64_t *word = word_at(page, offset);
+	atomic64_t *word = word_at(n->word_page, n->word);
 
 	return word && atomic64_cmpxchg(word, old, value) == old;
 }
 
-/* 0, so not in use, if it is lost. */
-u64 umem_notify_word_read(const struct umem_notify_word_page *page,
-			  unsigned int offset)
+/* 0, so not in use, if there is none or it is lost. */
+u64 umem_notify_word_read(const struct ib_umem_notify *n)
 {
-	atomic64_t *word = word_at(page, offset);
+	atomic64_t *word = word_at(n->word_page, n->word);
 
 	return word ? atomic64_read(word) : 0;
 }
