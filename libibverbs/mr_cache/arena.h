@@ -82,30 +82,28 @@ template <class Env> struct arena {
 	struct need {
 		uint32_t entry; // from this one on; none
 		uint32_t last;	// of hints, the last bucket; 0: none
-		void *pages[2]; // of records; NULL
+		void *page;	// of the next owner, or NULL
 	};
 
-	/* Under the mutex, with the last PD and owner that came. */
-	need needed(uint32_t p, uint32_t o)
+	/* Under the mutex, with the last owner that came. */
+	need needed(uint32_t o)
 	{
 		const uint32_t high = hot.high.load(std::memory_order_relaxed);
 		const uint32_t more = hint.grow(ready_hint, views + views / 2);
 
 		return {high + AHEAD / 2 < ready || ready == Env::entries ? NONE : ready,
 			more > ready_hint ? more : 0,
-			{page_behind(&index.pd[p]), page_behind(&owner[o])}};
+			page_behind(&owner[o])};
 	}
 	/* Without. */
-	void prepare(const need &of, const request &want)
+	void prepare(const need &of)
 	{
-		index.touch(want);
 		if (of.entry != NONE)
 			(void)make_ready(of.entry);
 		if (of.last)
 			(void)commit_hints(of.last);
-		for (void *page : of.pages)
-			if (page)
-				Env::touch(page, 1);
+		if (of.page)
+			Env::touch(of.page, 1);
 	}
 	/* Again under the mutex. */
 	void is_prepared(const need &of)
@@ -119,15 +117,14 @@ template <class Env> struct arena {
 	/* Before anybody else sees it, or in a child. */
 	bool prepare_first()
 	{
-		auto *nodes = static_cast<char *>(index.ranges.node_memory(0));
+		auto *nodes = static_cast<char *>(index.node_memory(0));
 		const auto head = static_cast<size_t>(nodes - reinterpret_cast<char *>(this));
 
 		if (!Env::commit(this, head, false) || !make_ready(0) || !commit_hints(hint.LEAST))
 			return false;
 		Env::touch(this, static_cast<size_t>(reinterpret_cast<char *>(&owner[2]) -
 						     reinterpret_cast<char *>(this)));
-		Env::touch(&index, 1); // its version
-		index.pd.touch_first();
+		Env::touch(&index, 1); // its version and roots
 		return true;
 	}
 
@@ -160,11 +157,11 @@ private:
 
 		if (first % PIECE == 0 &&
 		    !(Env::commit(&entries[first], piece * sizeof(entries[first]), first != 0) &&
-		      Env::commit(index.ranges.node_memory(first), index.ranges.node_bytes(piece),
+		      Env::commit(index.node_memory(first), index.node_bytes(piece),
 				  first != 0)))
 			return false;
 		Env::touch(&entries[first], count * sizeof(entries[first]));
-		Env::touch(index.ranges.node_memory(first), index.ranges.node_bytes(count));
+		Env::touch(index.node_memory(first), index.node_bytes(count));
 		return true;
 	}
 	bool commit_hints(uint32_t last)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The registration cache. Its state is an arena (arena.h), found by a store (store.h); work under
- * the mutex is in locked.h, registering in miss.h, emptying a PD or an owner in drain.h. Here are
- * the hit path, and the other requests of owners.
+ * the mutex is in locked.h, registering in miss.h. Here are the hit path, and the other requests of
+ * owners.
  *
  * A hit reads the line of arena.hot, a bucket of hints, and the line of the entry, which it changes
  * twice: the reference and the stamp. A release changes it once. No lock, no system call, no other
@@ -16,7 +16,6 @@
 
 #include <cerrno>
 
-#include "drain.h"
 #include "miss.h"
 #include "store.h"
 
@@ -240,11 +239,24 @@ public:
 		return bytes;
 	}
 
-	[[nodiscard]] int flush_pd(void *pd) { return drain<Env>(*memory.ready(), env).of_pd(pd); }
-
-	[[nodiscard]] int flush_owner(void *who)
+	[[nodiscard]] int flush_pd(const void *pd)
 	{
-		return drain<Env>(*memory.ready(), env).of_owner(who);
+		return locked<Env>(*memory.ready(), env).drain(nullptr, pd);
+	}
+
+	[[nodiscard]] int flush_owner(const void *who)
+	{
+		arena<Env> *const a = memory.ready();
+		locked<Env> lock(*a, env);
+		const int error = lock.drain(who, nullptr);
+
+		/* The caller goes on, and the context with it: the next holder of the mutex
+		 * abandons. */
+		if (!lock)
+			a->owner.end(who);
+		else
+			lock.abandon(a->owner.find(who));
+		return error;
 	}
 
 	/* See locked::shrink(). */
@@ -297,7 +309,7 @@ public:
 		     n--) {
 			if (!n || lock.is_nested())
 				return EBUSY;
-			lock.let_others_run();
+			lock.let_others_run(n);
 			if (!lock)
 				return EINVAL;
 		}

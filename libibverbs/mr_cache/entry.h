@@ -166,16 +166,12 @@ public:
 	/* The next on the free list, in a bucket of operations, or of those to be deregistered. */
 	alignas(64) uint32_t link;
 	uint32_t owner; // an index in owners
-	uint32_t pd;	// an index in pds
 	enum state state;
 	bool settles; // a thread asks the kernel about it
 	bool late;    // registering or settling it takes long: it is not waited for
 	links of_owner;
-	links of_pd;
 	uint64_t wanted; // of its bytes while it was suspended
 	uint32_t views;	 // requests that were registered: its own and those that it merged
-
-	atomic<uint32_t> chained; // the next in a bucket of exact_index, which readers follow
 };
 
 } // namespace mr_cache

@@ -11,7 +11,7 @@
 
 namespace mr_cache {
 
-template <class Env, links entry<Env>::*LINKS> class entry_list {
+template <class Env> class entry_list {
 public:
 	uint32_t size() const { return count; }
 
@@ -19,7 +19,7 @@ public:
 	uint32_t begin() const { return first; }
 	static uint32_t after(const entry<Env> *entries, uint32_t i)
 	{
-		return (entries[i].*LINKS).next;
+		return entries[i].of_owner.next;
 	}
 
 	/* The one at the hand, which moves on, and from the last to the first; 0 if there is none.
@@ -63,7 +63,7 @@ public:
 
 	void add(entry<Env> *entries, uint32_t i)
 	{
-		entries[i].*LINKS = {0, last};
+		entries[i].of_owner = {0, last};
 		next_of(entries, last) = i;
 		last = i;
 		count++;
@@ -71,7 +71,7 @@ public:
 
 	void remove(entry<Env> *entries, uint32_t i)
 	{
-		const links mine = entries[i].*LINKS;
+		const links mine = entries[i].of_owner;
 
 		next_of(entries, mine.prev) = mine.next;
 		prev_of(entries, mine.next) = mine.prev;
@@ -86,11 +86,11 @@ private:
 	/* 0 is before the first and after the last. */
 	uint32_t &next_of(entry<Env> *entries, uint32_t i)
 	{
-		return i ? (entries[i].*LINKS).next : first;
+		return i ? entries[i].of_owner.next : first;
 	}
 	uint32_t &prev_of(entry<Env> *entries, uint32_t i)
 	{
-		return i ? (entries[i].*LINKS).prev : last;
+		return i ? entries[i].of_owner.prev : last;
 	}
 
 	uint32_t first;

@@ -40,7 +40,6 @@ struct linux_env {
 	template <class T> using atomic = std::atomic<T>;
 
 	static constexpr uint32_t entries = 1 << 20;
-	static constexpr uint32_t domains = 1 << 14;
 	static constexpr uint32_t owners = 1 << 10;
 	static constexpr uint32_t least_hint_bits = 11;
 	static constexpr uint32_t most_hint_bits = 21;

@@ -16,9 +16,8 @@
  * Rules that hold whenever the mutex is free:
  *   an entry may be found (is in the catalog) if and only if it is OPEN and not UNLINKED;
  *   a word is closed, unlinked, catalogued and uncatalogued under the mutex only;
- *   an entry that is not FREE is in the lists of its owner and of its PD;
- *   a MAKING or DEREGISTERING one belongs to one thread, which is inside the registrar, and
- *   which its owner and its PD count as busy.
+ *   an entry that is not FREE is in the list of its owner;
+ *   a MAKING or DEREGISTERING one belongs to one thread, which is inside the registrar.
  * So under the mutex, an entry of the catalog is open, and a reference taken to it is one. A thread
  * that comes back from the registrar looks at everything again.
  *
@@ -77,18 +76,18 @@ public:
 	 */
 	bool await(uint32_t i, uint64_t *until) { return wait_briefly(until, &at(i).late); }
 
-	/* For a moment, FEW times: references taken in vain are given back soon. */
-	void let_others_run()
+	/*
+	 * For a moment, FEW times: references taken in vain are given back soon. A thread that has
+	 * one may sleep: the last times are longer.
+	 */
+	void let_others_run(uint32_t left)
 	{
 		unlock();
-		env.yield();
+		if (left > FEW / 2)
+			env.yield();
+		else
+			env.nap();
 		lock();
-	}
-
-	void be_busy(uint32_t i, int by)
-	{
-		a.owner[at(i).owner].busy += static_cast<uint32_t>(by);
-		a.index.pd[at(i).pd].busy += static_cast<uint32_t>(by);
 	}
 
 	/* Gives back a reference taken in vain. */
@@ -126,24 +125,17 @@ public:
 	void free(uint32_t i, bool of_kernel = false)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
-		a.index.pd.remove(at(i).pd, a.entries, i);
 		at(i).forget();
 		at(i).state = state::FREE;
 		at(i).word.free_relaxed();
 		push(of_kernel ? &a.doubtful : &a.free_entry, i);
 	}
 
-	/* Undoes allocate(). */
-	void unallocate(uint32_t i) { push(&a.free_entry, i); }
-
 	void orphan(uint32_t i)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
-		a.index.pd.remove(at(i).pd, a.entries, i);
 		at(i).owner = a.owner.NAMELESS;
-		at(i).pd = a.index.pd.NAMELESS;
 		a.owner.add(at(i).owner, a.entries, i);
-		a.index.pd.add(at(i).pd, a.entries, i);
 	}
 
 	/*
@@ -153,6 +145,9 @@ public:
 	 */
 	void abandon(uint32_t o)
 	{
+		if (o == a.owner.NONE)
+			return;
+
 		auto &list = a.owner[o].list;
 
 		for (uint32_t i = list.begin(), next; i; i = next) {
@@ -163,6 +158,70 @@ public:
 				orphan(i);
 		}
 		a.owner.forget(o);
+	}
+
+	/*
+	 * The end of all entries of an owner, or of a PD if there is none, before it goes itself. It
+	 * must not go while a thread is inside the registrar for it. The loser, if a flush ended
+	 * only the entries that it found:
+	 *
+	 *   a thread of another owner      ibv_close_device()
+	 *   evicts an entry, closes it
+	 *                                  flush: no open entry
+	 *                                  frees the context
+	 *   deregisters in that context
+	 *
+	 * It cannot wait for references: a user may have forgotten his. But a reader that took one
+	 * in vain gives it back in a moment: after a few looks the entry is left to its last user.
+	 * Returns an errno value of dereg() if one failed.
+	 */
+	int drain(const void *who, const void *pd)
+	{
+		uint32_t patience = FEW;
+		bool failed_too = true;
+		int error = 0;
+
+		while (held) {
+			const uint32_t o = a.owner.find(who);
+			uint32_t used = 0;
+			bool busy = false;
+
+			for (uint32_t i = 1; i < a.hot.high.load(std::memory_order_relaxed); i++) {
+				entry<Env> &e = at(i);
+
+				if (who ? e.state == state::FREE || e.owner != o
+					: e.own_range().pd() != pd)
+					continue;
+				if (e.state == state::OPEN) {
+					busy |= e.settles;
+					retire(i);
+					used += e.state == state::OPEN;
+				} else if (e.state != state::DEREG_FAILED) {
+					busy = true;
+				} else if (failed_too) {
+					queue_dereg(i);
+				}
+			}
+			failed_too = false;
+			if (pending) {
+				const int bad = dereg_pending();
+
+				error = bad ? bad : error;
+				continue;
+			}
+			if (busy && !is_nested()) {
+				wait();
+				continue;
+			}
+			/* The more there are, the fewer looks: they are users. */
+			const uint32_t cost = 1 + used / 16;
+
+			if (!used || is_nested() || patience < cost)
+				break;
+			let_others_run(patience);
+			patience -= cost;
+		}
+		return error;
 	}
 
 	/* OPEN entries only. */
@@ -189,7 +248,6 @@ public:
 	void queue_dereg(uint32_t i)
 	{
 		at(i).state = state::DEREGISTERING;
-		be_busy(i, 1);
 		a.deregistering++;
 		at(i).link = pending;
 		pending = i;
@@ -272,11 +330,9 @@ public:
 
 		e.settles = true;
 		e.late = false;
-		be_busy(i, 1);
 		outside([&] { error = env.settle(mr); });
 		if (!held)
 			return;
-		be_busy(i, -1);
 		e.settles = false;
 		if (error) {
 			retire(i);
@@ -605,7 +661,6 @@ private:
 	{
 		a.deregistering--;
 		a.late = false;
-		be_busy(i, -1);
 		if (!bad || bad == GONE) {
 			a.deregistered++;
 			free(i, bad == GONE);

@@ -44,7 +44,7 @@ public:
 		if (want.access & (RIGHTS ^ MR_CACHE_LOCAL_WRITE) || size <= Env::page_mask() + 1 ||
 		    size >= largest)
 			return want;
-		beside = a.index.beside(want, start);
+		beside = a.index.beside(want, start, a.entries);
 		for (uint32_t looks = 0, taken = 0; looks < LOOKS && taken < ENOUGH; looks++) {
 			const uint64_t left = more_left(), right = more_right();
 			const bool to_left = left <= right;
@@ -106,9 +106,9 @@ private:
 	void step(bool to_left, uint64_t from)
 	{
 		if (!to_left)
-			beside.after = a.index.beside(want, from).after;
+			beside.after = a.index.beside(want, from, a.entries).after;
 		else
-			beside.before = from ? a.index.beside(want, from - 1).before : 0;
+			beside.before = from ? a.index.beside(want, from - 1, a.entries).before : 0;
 	}
 
 	const arena<Env> &a;

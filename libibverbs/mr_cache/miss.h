@@ -196,23 +196,15 @@ private:
 	int make(uint32_t i, uint32_t o, const request &whole, mr_cache_ref *ref)
 	{
 		entry<Env> &e = lock.at(i);
-		uint32_t p = a.index.pd.find_or_add(pd);
 		void *mr = nullptr;
 
-		if (!p) {
-			lock.unallocate(i);
-			return EOPNOTSUPP;
-		}
 		e.describe(whole);
 		e.state = state::MAKING;
 		e.late = false;
 		e.wanted = 0;
 		e.views = 1;
 		e.owner = o;
-		e.pd = p;
 		a.owner.add(o, a.entries, i);
-		a.index.pd.add(p, a.entries, i);
-		lock.be_busy(i, 1);
 		a.making.add(a.entries, i);
 
 		mr_cache_request asked = {pd,
@@ -225,14 +217,14 @@ private:
 					  i,
 					  lock.generation,
 					  whole.length != want.length};
-		const auto need = a.needed(p, o);
+		const auto need = a.needed(o);
 		int error = EOPNOTSUPP;
 
 		/* They may hold what this one lacks. */
 		lock.dereg_pending();
 		if (lock)
 			lock.outside([&] {
-				a.prepare(need, want);
+				a.prepare(need);
 				error = register_valid(asked, e.word, &mr);
 			});
 
@@ -242,7 +234,6 @@ private:
 			return mr ? 0 : EOPNOTSUPP;
 		}
 		a.is_prepared(need);
-		lock.be_busy(i, -1);
 		a.making.remove(a.entries, i);
 		if (error) {
 			e.word.unhold_relaxed();

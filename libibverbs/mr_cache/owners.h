@@ -16,12 +16,11 @@ template <class Env> struct owner_record {
 	/* NULL: flushed, or free. A signal handler may see, and end it, that interrupted the rest.
 	 */
 	typename Env::template atomic<void *> name;
-	bool in_use;   // has a name, or entries
-	uint32_t busy; // entries that a thread registers, settles or deregisters just now
+	bool in_use; // has a name, or entries
 	ibv_mr_cache_limits limits;
 	uint64_t max_merge;	    // bytes of one registration
 	ibv_mr_cache_stats counted; // bytes and entries are exact, hits those of entries torn down
-	entry_list<Env, &entry<Env>::of_owner> list;
+	entry_list<Env> list;
 	/* So many misses more look for a union, and so many that would do not (miss.h). */
 	uint32_t merge_looks, merge_backoff;
 
@@ -38,7 +37,7 @@ template <class Env> struct owner_record {
 	{
 		name.store(who, std::memory_order_relaxed);
 		in_use = true;
-		busy = merge_looks = merge_backoff = 0;
+		merge_looks = merge_backoff = 0;
 		limits = env.default_limits(who);
 		max_merge = env.max_merge(who);
 		counted = {};

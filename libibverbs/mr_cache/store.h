@@ -87,7 +87,7 @@ private:
 	{
 		do {
 			in.hot.birth.store(1, std::memory_order_relaxed);
-			in.is_prepared({0, in.hint.LEAST, {}});
+			in.is_prepared({0, in.hint.LEAST, nullptr});
 			in.mutex.init();
 			in.making.init();
 			in.hot.high.store(1, std::memory_order_relaxed);
