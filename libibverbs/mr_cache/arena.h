@@ -39,12 +39,12 @@ template <class Env> struct arena {
 	bool late;		// and that takes long: they are not waited for
 	uint64_t deregistered;	// so many were
 	uint32_t free_entry;	// linked by entry.link
-	uint32_t doubtful;   // the same, of closed contexts: the kernel may have their words still
-	uint32_t turn;	     // the owner that gives next, if any may
-	uint32_t hand;	     // the entry that was looked at last, see miss.h
-	uint64_t views;	     // of the entries in the catalog: each may have a hint
-	uint32_t ready;	     // the entries before this one have their memory
-	uint32_t ready_hint; // and so have hints to that bucket
+	uint32_t doubtful; // the same, of closed contexts: the kernel may have their words still
+	uint32_t turn;	   // the owner that gives next, if any may
+	uint32_t hand;	   // the entry that was looked at last, see miss.h
+	atomic<uint64_t> views;	     // of the entries in the catalog: each may have a hint
+	atomic<uint32_t> ready;	     // the entries before this one have their memory
+	atomic<uint32_t> ready_hint; // and so have hints to that bucket
 	owners<Env> owner;
 	catalog<Env> index; // its end, and all that follows, becomes accessible in pieces
 	entry<Env> entries[Env::entries];
@@ -72,6 +72,15 @@ template <class Env> struct arena {
 										    : EOPNOTSUPP;
 	}
 
+	/* So many more; under the mutex. Returns all. */
+	uint64_t count_views(uint64_t more)
+	{
+		const uint64_t now = views.load(std::memory_order_relaxed) + more;
+
+		views.store(now, std::memory_order_relaxed);
+		return now;
+	}
+
 	uint32_t last_hint() const { return hot.last_hint.load(std::memory_order_relaxed); }
 
 	/*
@@ -79,109 +88,165 @@ template <class Env> struct arena {
 	 * delivered at the end of system calls and page faults, and a handler does without a cache
 	 * whose mutex its thread has.
 	 */
-	struct need {
-		uint32_t entry; // from this one on; none
-		uint32_t last;	// of hints, the last bucket; 0: none
-		void *page;	// of the next owner, or NULL
-	};
+	void prepare()
+	{
+		const uint32_t last = ready_hint.load(std::memory_order_relaxed);
+		const uint64_t soon = views.load(std::memory_order_relaxed);
+		const uint32_t more = hint.grow(last, soon + soon / 2);
 
-	/* Under the mutex, with the last owner that came. */
-	need needed(uint32_t o)
-	{
-		const uint32_t high = hot.high.load(std::memory_order_relaxed);
-		const uint32_t more = hint.grow(ready_hint, views + views / 2);
+		(void)is_ready(hot.high.load(std::memory_order_relaxed) + AHEAD / 2);
+		if (more > last && Env::commit(&hint, hint.bytes(more), true))
+			ready_hint.store(more, std::memory_order_relaxed);
+	}
 
-		return {high + AHEAD / 2 < ready || ready == Env::entries ? NONE : ready,
-			more > ready_hint ? more : 0,
-			page_behind(&owner[o])};
-	}
-	/* Without. */
-	void prepare(const need &of)
+	/* An entry that was never used, and those before it. */
+	bool is_ready(uint32_t i)
 	{
-		if (of.entry != NONE)
-			(void)make_ready(of.entry);
-		if (of.last)
-			(void)commit_hints(of.last);
-		if (of.page)
-			Env::touch(of.page, 1);
-	}
-	/* Again under the mutex. */
-	void is_prepared(const need &of)
-	{
-		if (of.entry == ready)
-			ready = end_of(of.entry);
-		if (of.last > ready_hint)
-			ready_hint = of.last;
+		uint32_t first = ready.load(std::memory_order_relaxed);
+
+		if (i < first || first == Env::entries)
+			return i < first;
+		if (!make_entries_ready(first))
+			return false;
+		ready.compare_exchange_strong(first, end_of(first), std::memory_order_relaxed,
+					      std::memory_order_relaxed);
+		return true;
 	}
 
 	/* Before anybody else sees it, or in a child. */
 	bool prepare_first()
 	{
 		auto *nodes = static_cast<char *>(index.node_memory(0));
-		const auto head = static_cast<size_t>(nodes - reinterpret_cast<char *>(this));
 
-		if (!Env::commit(this, head, false) || !make_ready(0) || !commit_hints(hint.LEAST))
-			return false;
-		Env::touch(this, static_cast<size_t>(reinterpret_cast<char *>(&owner[2]) -
-						     reinterpret_cast<char *>(this)));
-		Env::touch(&index, 1); // its version and roots
-		return true;
+		return Env::commit(this, static_cast<size_t>(nodes - reinterpret_cast<char *>(this)),
+				  false) &&
+		       make_entries_ready(0) && Env::commit(&hint, hint.bytes(hint.LEAST), false);
 	}
-
-	/* An entry that was never used; under the mutex if many threads are faster. */
-	bool is_ready(uint32_t i)
+	void first_is_ready()
 	{
-		if (i < ready)
-			return true;
-		if (!make_ready(ready))
-			return false;
-		ready = end_of(ready);
-		return true;
+		ready.store(end_of(0), std::memory_order_relaxed);
+		ready_hint.store(hint.LEAST, std::memory_order_relaxed);
 	}
 
 private:
-	static constexpr uint32_t PIECE = 1024; // entries that become accessible at a time
-	static constexpr uint32_t AHEAD = 256;	// that get their pages
-	static constexpr uint32_t NONE = ~0U;
+	static constexpr uint32_t AHEAD = 256; // entries that get their memory at a time
+	static constexpr uint32_t MANY = 1024; // small pages cost so many a look-up dear
 
 	static uint32_t end_of(uint32_t first)
 	{
 		return Env::entries - first < AHEAD ? Env::entries : first + AHEAD;
 	}
 
-	/* More than the first piece are in huge pages: small ones cost so many a look-up dear. */
-	bool make_ready(uint32_t first)
+	bool make_entries_ready(uint32_t first)
 	{
-		const uint32_t piece = Env::entries - first < PIECE ? Env::entries - first : PIECE;
 		const uint32_t count = end_of(first) - first;
+		const bool huge = first >= MANY;
 
-		if (first % PIECE == 0 &&
-		    !(Env::commit(&entries[first], piece * sizeof(entries[first]), first != 0) &&
-		      Env::commit(index.node_memory(first), index.node_bytes(piece),
-				  first != 0)))
-			return false;
-		Env::touch(&entries[first], count * sizeof(entries[first]));
-		Env::touch(index.node_memory(first), index.node_bytes(count));
+		return Env::commit(&entries[first], count * sizeof(entries[first]), huge) &&
+		       Env::commit(index.node_memory(first), index.node_bytes(count), huge);
+	}
+};
+
+/* Where the arena is: made once, seen by all threads, and begun again in a child. */
+template <class Env> class store {
+public:
+	/* May be called by several threads, once each or more often. ENOMEM: no address space. */
+	[[nodiscard]] int start(Env &env)
+	{
+		if (get())
+			return 0;
+
+		auto *made = static_cast<arena<Env> *>(env.map(sizeof(arena<Env>)));
+
+		if (!made)
+			return ENOMEM;
+		/* It begins before it can be seen. */
+		if (made->prepare_first() && begin(*made) && publish(made)) {
+			env.published(made, sizeof(*made));
+			return 0;
+		}
+		env.wipe(made, sizeof(*made));
+		return get() ? 0 : ENOMEM;
+	}
+
+	/* NULL: not started. A thread that sees it sees all that was written before. */
+	arena<Env> *get() const { return p.load(std::memory_order_acquire); }
+
+	/* The same, if it has begun in this process. */
+	arena<Env> *current() const
+	{
+		arena<Env> *a = get();
+
+		return a && a->hot.generation.load(std::memory_order_acquire) ? a : nullptr;
+	}
+
+	/* The same, begun in this process. */
+	arena<Env> *ready()
+	{
+		arena<Env> *a = get();
+
+		if (!a || a->hot.generation.load(std::memory_order_acquire)) [[likely]]
+			return a;
+		return begun(a);
+	}
+
+	/* The generation of the last one that began, here or in an ancestor. */
+	uint32_t latest() const { return generations.load(std::memory_order_relaxed); }
+
+private:
+	/*
+	 * Not if a signal handler interrupted its own thread's work in the arena, and forked: that
+	 * gets no lock, and the child begins when the thread has come back.
+	 */
+	arena<Env> *begun(arena<Env> *a)
+	{
+		bool &locks = Env::thread().locks;
+		uint32_t nobody = 0;
+
+		if (locks)
+			return a;
+		locks = true;
+		if (a->hot.birth.compare_exchange_strong(nobody, 1, std::memory_order_relaxed,
+							 std::memory_order_relaxed))
+			(void)(a->prepare_first() && begin(*a)); // accessible before the fork, too
+		locks = false;
+		while (!a->hot.generation.load(std::memory_order_acquire))
+			Env::nap();
+		return a;
+	}
+
+	/*
+	 * The arena is all zeros. A fork by a signal handler makes it that once more, with the mark
+	 * that it is being born.
+	 */
+	bool begin(arena<Env> &in)
+	{
+		do {
+			in.hot.birth.store(1, std::memory_order_relaxed);
+			in.first_is_ready();
+			in.mutex.init();
+			in.making.init();
+			in.hot.high.store(1, std::memory_order_relaxed);
+			in.hot.last_hint.store(in.hint.LEAST, std::memory_order_relaxed);
+			in.hot.epoch.store(1, std::memory_order_relaxed);
+			/* Pairs with the acquire loads of generation. */
+			in.hot.generation.store(
+				generations.fetch_add(1, std::memory_order_relaxed) + 1,
+				std::memory_order_release);
+		} while (!in.hot.birth.load(std::memory_order_relaxed));
 		return true;
 	}
-	bool commit_hints(uint32_t last)
+
+	bool publish(arena<Env> *made)
 	{
-		if (!Env::commit(&hint, hint.bytes(last), last > hint.LEAST))
-			return false;
-		Env::touch(&hint, hint.bytes(last));
-		return true;
+		arena<Env> *nothing = nullptr;
+
+		return p.compare_exchange_strong(nothing, made, std::memory_order_acq_rel,
+						 std::memory_order_acquire);
 	}
 
-	/* The page in which the record behind that one ends, if it is another one. */
-	template <class T> static void *page_behind(T *record)
-	{
-		const auto end = reinterpret_cast<uintptr_t>(record + 1) + sizeof(T) - 1;
-		const auto page = end & ~Env::page_mask();
-
-		return page > reinterpret_cast<uintptr_t>(record + 1) - 1
-			       ? reinterpret_cast<void *>(page)
-			       : nullptr;
-	}
+	std::atomic<arena<Env> *> p{nullptr};
+	std::atomic<uint32_t> generations{0};
 };
 
 } // namespace mr_cache

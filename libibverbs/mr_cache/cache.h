@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache. Its state is an arena (arena.h), found by a store (store.h); work under
- * the mutex is in locked.h, registering in miss.h. Here are the hit path, and the other requests of
- * owners.
+ * The registration cache. Its state is an arena (arena.h); work under the mutex is in locked.h,
+ * registering in miss.h. Here are the hit path, and the other requests of owners.
  *
  * A hit reads the line of arena.hot, a bucket of hints, and the line of the entry, which it changes
  * twice: the reference and the stamp. A release changes it once. No lock, no system call, no other
@@ -17,7 +16,6 @@
 #include <cerrno>
 
 #include "miss.h"
-#include "store.h"
 
 namespace mr_cache {
 
@@ -89,6 +87,7 @@ public:
 			put_unused(*a, i);
 			version = a->index.UNKNOWN;
 		}
+		a->prepare();
 		return miss<Env>(*a, env, want, pd, owner, version, hash).acquire(ref);
 	}
 

@@ -150,11 +150,17 @@ struct linux_env {
 		madvise(memory, whole(size), MADV_DONTDUMP);   // gcore would write all of it
 		return memory;
 	}
-	/* And the rest of its huge pages. huge: in these. */
+	/*
+	 * Accessible, with the rest of its huge pages (huge: in these); each page of it gets memory,
+	 * as by a write.
+	 */
 	static bool commit(void *start, size_t size, bool huge)
 	{
+		const auto page = static_cast<uintptr_t>(page_mask());
 		auto first = reinterpret_cast<uintptr_t>(start), end = whole(first + size);
 
+		size += first & page;
+		start = reinterpret_cast<void *>(first & ~page);
 		first &= ~(HUGE_PAGE - 1);
 		if (mprotect(reinterpret_cast<void *>(first), end - first, PROT_READ | PROT_WRITE))
 			return false;
@@ -162,16 +168,8 @@ struct linux_env {
 			madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);
 		if (locks.load(std::memory_order_relaxed))
 			mlock(start, size); // beyond the limit: not locked
+		madvise(start, size, MADV_POPULATE_WRITE);
 		return true;
-	}
-	/* Each page of it gets memory, as by a write. */
-	static void touch(void *start, size_t size)
-	{
-		const auto first = reinterpret_cast<uintptr_t>(start);
-		const auto mask = static_cast<uintptr_t>(page_mask());
-
-		madvise(reinterpret_cast<void *>(first & ~mask), (first & mask) + size,
-			MADV_POPULATE_WRITE);
 	}
 	/*
 	 * A process that locks all memory that it will have (MCL_FUTURE) is charged for a mapping

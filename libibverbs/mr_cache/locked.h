@@ -422,7 +422,7 @@ public:
 			for (uint32_t o = 0; o < a.owner.size(); o++)
 				evict_all(o);
 		else
-			for (uint64_t n = a.views / 16 + 1; n && evict_any(); n--)
+			for (uint64_t n = a.count_views(0) / 16 + 1; n && evict_any(); n--)
 				;
 		dereg_pending();
 		if (Env::thread().inside == inside)
@@ -608,7 +608,7 @@ private:
 			counted.evictions += evicted;
 		a.index.erase(i, a.entries);
 		a.hint.drop(a.last_hint(), i, a.entries);
-		a.views -= at(i).views;
+		a.count_views(-static_cast<uint64_t>(at(i).views));
 	}
 
 	bool evict_this(uint32_t i)

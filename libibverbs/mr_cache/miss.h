@@ -217,23 +217,18 @@ private:
 					  i,
 					  lock.generation,
 					  whole.length != want.length};
-		const auto need = a.needed(o);
 		int error = EOPNOTSUPP;
 
 		/* They may hold what this one lacks. */
 		lock.dereg_pending();
 		if (lock)
-			lock.outside([&] {
-				a.prepare(need);
-				error = register_valid(asked, e.word, &mr);
-			});
+			lock.outside([&] { error = register_valid(asked, e.word, &mr); });
 
 		/* A child that a signal handler forked: of what was begun it has nothing. */
 		if (!lock) {
 			*ref = {mr, asked.addr, asked.length, i, asked.generation};
 			return mr ? 0 : EOPNOTSUPP;
 		}
-		a.is_prepared(need);
 		a.making.remove(a.entries, i);
 		if (error) {
 			e.word.unhold_relaxed();
@@ -261,11 +256,9 @@ private:
 			return;
 		}
 		e.word.open_release(0);
-		a.views += e.views;
+		const uint32_t more = a.hint.grow(a.last_hint(), a.count_views(e.views));
 
-		const uint32_t more = a.hint.grow(a.last_hint(), a.views);
-
-		if (more <= a.ready_hint)
+		if (more <= a.ready_hint.load(std::memory_order_relaxed))
 			a.hot.last_hint.store(more, std::memory_order_relaxed);
 		a.hint.learn(hash, a.last_hint(), i);
 	}

@@ -220,7 +220,6 @@ struct fake_kernel {
 /* A small cache over it: 64 entries, hints that collide. */
 struct fake_env : mr_cache::linux_env {
 	static constexpr uint32_t entries = 65;
-	static constexpr uint32_t domains = 5;
 	static constexpr uint32_t owners = 4;
 	static constexpr uint32_t least_hint_bits = 2;
 	static constexpr uint32_t most_hint_bits = 4;

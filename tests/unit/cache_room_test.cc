@@ -121,11 +121,6 @@ struct frugal_env : counting_env {
 		calls += held;
 		return counting_env::commit(start, size, huge);
 	}
-	static void touch(void *start, size_t size)
-	{
-		calls += held;
-		counting_env::touch(start, size);
-	}
 };
 
 } // namespace

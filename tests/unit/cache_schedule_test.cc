@@ -46,7 +46,6 @@ struct scheduled_env {
 	using condition = scheduled_condition;
 
 	static constexpr uint32_t entries = 5;
-	static constexpr uint32_t domains = 3;
 	static constexpr uint32_t owners = 3;
 	static constexpr uint32_t least_hint_bits = 1;
 	static constexpr uint32_t most_hint_bits = 2;
@@ -56,11 +55,15 @@ struct scheduled_env {
 
 	void *map(size_t) { return memory; }
 	static bool commit(void *, size_t, bool) { return true; }
-	static void touch(void *, size_t) {}
 	void wipe(void *, size_t) {}
 	static void clear(void *start, size_t size) { memset(start, 0, size); }
 	static void published(void *, size_t) {}
-	static void nap() { schedule::wait(); }
+	/* As long as a thread sleeps at most, when there were a few of them. */
+	static void nap()
+	{
+		for (int n = 0; n < 64; n++)
+			schedule::wait();
+	}
 	static void yield() { schedule::wait(); }
 	/* Now and then too short; or without end, so that a thread that is not woken is found out.
 	 */

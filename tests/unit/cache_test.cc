@@ -579,15 +579,16 @@ TEST_CASE_METHOD(fixture, "owners and PDs are used again")
 		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL));
 		CHECK(cache.flush_owner(name(i)) == 0);
 	}
-	/* Five PDs with room for four: the fifth PD is not cached. */
-	for (uintptr_t i = 10; i < 16; i++) {
-		int expected = i < 14 ? 0 : EOPNOTSUPP;
-
-		REQUIRE(acquire(cache, name(i), owner, BASE, PAGE, LOCAL, &ref) == expected);
-		if (!expected)
-			CHECK(put(ref) == 0);
-		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL) == !expected);
+	for (uintptr_t i = 10; i < 30; i++) {
+		REQUIRE(acquire(cache, name(i), owner, BASE, PAGE, LOCAL, &ref) == 0);
+		CHECK(put(ref) == 0);
+		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL));
+		CHECK(!cache.covers(name(i + 1), BASE, PAGE, LOCAL));
 	}
+	/* Of one PD alone. */
+	CHECK(cache.flush_pd(name(20)) == 0);
+	for (uintptr_t i = 10; i < 30; i++)
+		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL) == (i != 20));
 }
 
 TEST_CASE_METHOD(fixture, "hits are counted beyond the count of a word")

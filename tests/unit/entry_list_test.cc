@@ -24,7 +24,7 @@ struct world {
 	static constexpr uint32_t COUNT = 16;
 
 	std::unique_ptr<fake_entry[]> entries = std::make_unique<fake_entry[]>(COUNT);
-	mr_cache::entry_list<fake_env, &fake_entry::of_owner> list{};
+	mr_cache::entry_list<fake_env> list{};
 	std::vector<uint32_t> expected;
 	size_t hand = 0;
 

@@ -29,7 +29,7 @@ constexpr uint32_t OWNER = 3;
 
 /* Entries of one owner, in a random order of use. */
 template <class Env> struct world {
-	mr_cache::entry_list<Env, &mr_cache::entry<Env>::of_owner> list{};
+	mr_cache::entry_list<Env> list{};
 	std::vector<mr_cache::entry<Env>> entries{Env::entries};
 	std::vector<uint32_t> by_age;
 

@@ -9,7 +9,7 @@
  *   a split or a merge of the treap that loses a subtree
  *   a predecessor that must lie before the address, a successor that must lie after it
  *   insert() that does not look where the entry that starts after it ends
- *   a PD's record not freed with its last entry, or not found again
+ *   an entry of another PD, or of another ordering, given; exact ones not told apart
  */
 #include <memory>
 #include <random>
@@ -44,7 +44,6 @@ struct world {
 	void erase(uint32_t i)
 	{
 		index->erase(i, entries.get());
-		index->pd.remove(entries[i].pd, entries.get(), i);
 		in[i] = false;
 	}
 
@@ -53,13 +52,16 @@ struct world {
 	void add(uint32_t i, const request &what)
 	{
 		for (uint32_t other = 1; other < COUNT; other++)
-			if (alike(other, what) && entries[other].contains(what))
+			if (alike(other, what) &&
+			    (what.exact() ? entries[other].shows(what)
+					  : entries[other].contains(what)))
 				return;
 
 		bool within[COUNT] = {};
 
 		for (uint32_t other = 1; other < COUNT; other++)
-			within[other] = alike(other, what) && entries[other].start() >= what.addr &&
+			within[other] = !what.exact() && alike(other, what) &&
+					entries[other].start() >= what.addr &&
 					entries[other].end() <= what.addr + what.length;
 		insert(i, what, within);
 		for (uint32_t other = 1; other < COUNT; other++)
@@ -72,11 +74,9 @@ struct world {
 		bool expected = false;
 
 		entries[i].describe(what);
-		entries[i].pd = index->pd.find_or_add(const_cast<void *>(what.pd()));
-		REQUIRE(entries[i].pd);
-		index->pd.add(entries[i].pd, entries.get(), i);
 		for (uint32_t other = 1; other < COUNT; other++)
-			expected |= alike(other, what) && !(within && within[other]) &&
+			expected |= !what.exact() && alike(other, what) &&
+				    !(within && within[other]) &&
 				    entries[other].start() < entries[i].end() &&
 				    entries[i].start() < entries[other].end();
 		REQUIRE(index->insert(i, entries.get(), [&](uint32_t other) {
@@ -89,7 +89,7 @@ struct world {
 	/* The last that starts at or before the address, and the first after it. */
 	void look_beside(const request &want)
 	{
-		const mr_cache::neighbours found = index->beside(want, want.addr);
+		const mr_cache::neighbours found = index->beside(want, want.addr, entries.get());
 		uint32_t before = 0, after = 0;
 
 		for (uint32_t i = 1; i < COUNT; i++) {
@@ -107,7 +107,8 @@ struct world {
 
 	void look(const request &want)
 	{
-		look_beside(want);
+		if (!want.exact())
+			look_beside(want);
 
 		uint32_t found = index->search(want, entries.get());
 		bool expected = false;
@@ -123,7 +124,9 @@ struct world {
 		uint64_t first = random() % 64, count = 1 + random() % 6;
 
 		return {&pds[random() % 2 * 4], first * PAGE, count * PAGE,
-			static_cast<uint32_t>(random() % 16)};
+			static_cast<uint32_t>(random() % 16) |
+				(random() % 4 ? 0 : MR_CACHE_RELAXED_ORDERING) |
+				(random() % 4 ? 0 : MR_CACHE_EXACT)};
 	}
 };
 
@@ -166,24 +169,6 @@ TEST_CASE("no entry is lost in one tree")
 				w.insert(i, {w.pds, start, PAGE, 1});
 			for (uint32_t page = 0; page < w.COUNT; page++)
 				w.look({w.pds, page * PAGE + 7, 9, 1});
-		}
-	}
-}
-
-TEST_CASE("a PD is there as long as it has entries")
-{
-	constexpr uint32_t MOST = fake_env::domains - 1;
-	char pds[3][4 * (MOST + 1)];
-	world w;
-
-	for (auto &of_round : pds) {
-		for (uint32_t i = 1; i <= MOST; i++)
-			w.insert(i, {&of_round[4 * i], PAGE, PAGE, 1});
-		CHECK(w.index->pd.find_or_add(&of_round[0]) == 0);
-		for (uint32_t i = 1; i <= MOST; i++) {
-			w.look({&of_round[4 * i], PAGE, PAGE, 1});
-			w.erase(i);
-			w.look({&of_round[4 * i], PAGE, PAGE, 1});
 		}
 	}
 }
