@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* A context begins to cache, and ends; so does a process. */
+/*
+ * A context begins to cache, and ends; so does a process. With RDMAV_MR_CACHE_STATS=1 each context
+ * then has a line of statistics on standard error.
+ */
+#define _GNU_SOURCE
 #include <config.h>
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <unistd.h>
 
 #include "mr_cache_private.h"
 
@@ -43,20 +50,63 @@ static uint32_t state_of(struct ibv_context *context)
 	return state;
 }
 
+/* Until the process has ended. */
+static bool reports;
+
 /* Or by several threads at once: the first one's answer counts. */
 bool mr_cache_ask_context(struct ibv_context *context)
 {
+	static struct mr_cache_variable wanted = {
+		.name = "RDMAV_MR_CACHE_STATS",
+		.values = "0 or 1",
+	};
 	const int old_errno = errno;
 	const uint32_t state = state_of(context);
 	uint32_t not_asked = 0;
 
-	if (__atomic_compare_exchange_n(&get_priv(context)->mr_cache, &not_asked,
-					state, false, __ATOMIC_ACQ_REL,
-					__ATOMIC_ACQUIRE) &&
-	    state & CONTEXT_CACHES)
-		mr_cache_report_open(context);
+	if (state & CONTEXT_CACHES)
+		__atomic_store_n(&reports, mr_cache_switch(&wanted, false),
+				 __ATOMIC_RELAXED);
+	__atomic_compare_exchange_n(&get_priv(context)->mr_cache, &not_asked,
+				    state, false, __ATOMIC_ACQ_REL,
+				    __ATOMIC_ACQUIRE);
 	errno = old_errno;
 	return context_is(context, CONTEXT_CACHES);
+}
+
+/* Allocates nothing, as dprintf() does in glibc before 2.37: exit() may be a signal handler's. */
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
+{
+	char line[512];
+	va_list arguments;
+	int length;
+
+	va_start(arguments, format);
+	length = vsnprintf(line, sizeof(line), format, arguments);
+	va_end(arguments);
+	if (length >= (int)sizeof(line))
+		length = sizeof(line) - 1;
+	if (length > 0 && write(STDERR_FILENO, line, length) < 0)
+		return; /* no place is left to tell of it */
+}
+
+/* Silent if nothing was registered, as in most forked children: their cache starts empty. */
+static bool report(void *context, const struct ibv_mr_cache_stats *seen,
+		   const void *unused)
+{
+	if (seen->hits | seen->misses)
+		say("libibverbs: process %d, %s: %llu hits, %llu misses, %llu suspects, %llu invalidations, %llu evictions, %llu suspensions, %llu restorations, %llu entries, %llu bytes\n",
+		    getpid(), ((struct ibv_context *)context)->device->name,
+		    (unsigned long long)seen->hits,
+		    (unsigned long long)seen->misses,
+		    (unsigned long long)seen->suspects,
+		    (unsigned long long)seen->invalidations,
+		    (unsigned long long)seen->evictions,
+		    (unsigned long long)seen->suspensions,
+		    (unsigned long long)seen->restorations,
+		    (unsigned long long)seen->entries,
+		    (unsigned long long)seen->bytes);
+	return false;
 }
 
 void mr_cache_flush_pd(struct ibv_pd *pd)
@@ -67,9 +117,13 @@ void mr_cache_flush_pd(struct ibv_pd *pd)
 
 void mr_cache_flush_context(struct ibv_context *context)
 {
+	struct ibv_mr_cache_stats seen;
+
 	if (!context_is(context, CONTEXT_CACHES))
 		return;
-	mr_cache_report_close(context);
+	if (__atomic_load_n(&reports, __ATOMIC_RELAXED) &&
+	    !mr_cache_query(context, &seen))
+		report(context, &seen, NULL);
 	mr_cache_drain_owner(context);
 }
 
@@ -86,7 +140,8 @@ uint32_t mr_cache_forks(void)
 	return forks;
 }
 
-static bool is_of_ancestor(void *context, const void *unused)
+static bool is_of_ancestor(void *context, const struct ibv_mr_cache_stats *seen,
+			   const void *unused)
 {
 	return get_priv(context)->mr_cache_forks != forks;
 }
@@ -98,14 +153,20 @@ __attribute__((constructor)) static void notice_forks(void)
 
 /*
  * A child's idle registrations by its parent's context would keep the PD as long as the parent
- * lives. Of all other contexts the kernel ends what is left, which is faster. After the reports,
- * which tell of them.
+ * lives. Of all other contexts the kernel ends what is left, which is faster. Waits for no lock:
+ * exit() may be a signal handler's.
  */
-__attribute__((destructor(101))) static void leave(void)
+__attribute__((destructor)) static void leave(void)
 {
+	if (!mr_cache_is_on())
+		return;
+	if (__atomic_exchange_n(&reports, false, __ATOMIC_RELAXED) &&
+	    mr_cache_visit(report, NULL, true) < 0)
+		say("libibverbs: process %d: ended while the cache was busy\n",
+		    getpid());
 	if (!forks)
 		return;
 	mr_cache_registrar_ends(true);
-	mr_cache_evict(is_of_ancestor, NULL, true);
+	mr_cache_visit(is_of_ancestor, NULL, true);
 	mr_cache_registrar_ends(false);
 }

@@ -166,8 +166,4 @@ static inline bool is_rounded(const struct ibv_mr *mr)
  */
 void mr_cache_registrar_ends(bool ends);
 
-/* mr_cache_report.c: once for each context that caches; before the cache forgets it. */
-void mr_cache_report_open(struct ibv_context *context);
-void mr_cache_report_close(struct ibv_context *context);
-
 #endif /* IB_VERBS_MR_CACHE_PRIVATE_H */

@@ -145,7 +145,8 @@ static bool lacks_room(const struct ibv_command_buffer *cmd, int error)
 
 #define RETRIES 32
 
-static bool is_of_device(void *context, const void *device)
+static bool is_of_device(void *context, const struct ibv_mr_cache_stats *unused,
+			 const void *device)
 {
 	return ((struct ibv_context *)context)->device == device;
 }
@@ -158,14 +159,14 @@ static bool is_of_device(void *context, const void *device)
 static bool make_room(struct ibv_context *context, int error, uint32_t stage,
 		      bool by_cache)
 {
-	uint64_t ended;
+	int64_t ended;
 
-	if (!mr_cache_is_on() || stage >= RETRIES)
+	if (stage >= RETRIES)
 		return false;
 	ended = error == EBUSY ?
-			mr_cache_evict(is_of_device, context->device, false) :
+			mr_cache_visit(is_of_device, context->device, false) :
 			mr_cache_shrink(stage, by_cache);
-	return ended || !stage;
+	return ended > 0 || !stage;
 }
 
 bool mr_cache_retry_cmd(struct ibv_context *context,
@@ -176,7 +177,7 @@ bool mr_cache_retry_cmd(struct ibv_context *context,
 	int error = errno;
 	uint32_t stage;
 
-	if (request && request->once)
+	if (!mr_cache_is_on() || (request && request->once))
 		return false;
 	for (stage = 0; lacks_room(cmd, error); stage++) {
 		if (!make_room(context, error, stage, request))

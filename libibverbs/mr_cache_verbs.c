@@ -84,7 +84,7 @@ int _ibv_query_mr_cache(struct ibv_context *context,
 		return EINVAL;
 	if (!context_caches(context))
 		return EOPNOTSUPP;
-	ret = mr_cache_query(context, &known, false);
+	ret = mr_cache_query(context, &known);
 	if (!ret)
 		give(stats, size, &known, sizeof(known));
 	return ret;

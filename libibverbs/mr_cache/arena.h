@@ -225,7 +225,7 @@ private:
 			in.hot.birth.store(1, std::memory_order_relaxed);
 			in.first_is_ready();
 			in.mutex.init();
-			in.making.init();
+			in.making.progress.init();
 			in.hot.high.store(1, std::memory_order_relaxed);
 			in.hot.last_hint.store(in.hint.LEAST, std::memory_order_relaxed);
 			in.hot.epoch.store(1, std::memory_order_relaxed);

@@ -184,37 +184,18 @@ public:
 		return error;
 	}
 
-	/* EBUSY: a signal handler in the middle of something, or another thread does not end. */
-	[[nodiscard]] int query(void *who, ibv_mr_cache_stats *statistics, bool at_end)
+	/* EBUSY: a signal handler in the middle of something. */
+	[[nodiscard]] int query(const void *who, ibv_mr_cache_stats *statistics)
 	{
-		arena<Env> *a = at_end ? memory.current() : memory.ready();
-
-		if (!a)
-			return EOPNOTSUPP;
-
-		locked<Env> lock(*a, env, at_end ? locked<Env>::FEW : 0);
+		arena<Env> *const a = memory.ready();
+		locked<Env> lock(*a, env);
 
 		if (!lock)
 			return EBUSY;
 
-		uint32_t o = a->owner.find(who);
+		const uint32_t o = a->owner.find(who);
 
-		*statistics = {};
-		if (o == a->owner.NONE)
-			return 0;
-		*statistics = a->owner[o].counted;
-		auto &list = a->owner[o].list;
-
-		for (uint32_t i = list.begin(); i; i = list.after(a->entries, i)) {
-			const entry<Env> &e = lock.at(i);
-
-			if (e.state == state::OPEN) {
-				uint64_t seen = e.word.peek_relaxed();
-
-				statistics->hits += e.word.uses(seen);
-				statistics->suspensions += e.word.suspended(seen);
-			}
-		}
+		*statistics = o == a->owner.NONE ? ibv_mr_cache_stats{} : lock.count(o);
 		return 0;
 	}
 
@@ -271,7 +252,7 @@ public:
 		return lock ? lock.shrink(stage, by_cache) : 0;
 	}
 
-	template <class Filter> uint64_t evict(const Filter &is_wanted, const void *by, bool at_end)
+	int64_t visit(mr_cache_visitor *visitor, const void *by, bool at_end)
 	{
 		arena<Env> *a = memory.current();
 
@@ -279,11 +260,19 @@ public:
 			return 0;
 
 		locked<Env> lock(*a, env, at_end ? locked<Env>::FEW : 0);
-		uint64_t evicted = 0;
+		int64_t evicted = 0;
 
-		for (uint32_t o = 0; lock && o < a->owner.size(); o++)
-			if (!a->owner[o].is_gone() && is_wanted(a->owner[o].who(), by))
+		if (!lock)
+			return -1;
+		for (uint32_t o = 0; o < a->owner.size(); o++) {
+			if (a->owner[o].is_gone())
+				continue;
+
+			const ibv_mr_cache_stats seen = lock.count(o);
+
+			if (visitor(a->owner[o].who(), &seen, by))
 				evicted += lock.evict_all(o);
+		}
 		return evicted;
 	}
 

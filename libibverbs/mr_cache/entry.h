@@ -170,8 +170,7 @@ public:
 	bool settles; // a thread asks the kernel about it
 	bool late;    // registering or settling it takes long: it is not waited for
 	links of_owner;
-	uint64_t wanted; // of its bytes while it was suspended
-	uint32_t views;	 // requests that were registered: its own and those that it merged
+	uint32_t views; // requests that were registered: its own and those that it merged
 };
 
 } // namespace mr_cache

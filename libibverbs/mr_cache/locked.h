@@ -286,6 +286,22 @@ public:
 		return evicted;
 	}
 
+	ibv_mr_cache_stats count(uint32_t o)
+	{
+		ibv_mr_cache_stats all = a.owner[o].counted;
+		auto &list = a.owner[o].list;
+
+		for (uint32_t i = list.begin(); i; i = list.after(a.entries, i)) {
+			const uint64_t seen = at(i).word.peek_relaxed();
+
+			if (at(i).state == state::OPEN) {
+				all.hits += entry_word<Env>::uses(seen);
+				all.suspensions += entry_word<Env>::suspended(seen);
+			}
+		}
+		return all;
+	}
+
 	/* Entries in use beyond the limits end with their last user. */
 	void retire_excess(uint32_t o)
 	{
@@ -349,8 +365,8 @@ public:
 
 	/*
 	 * An entry of the catalog that serves, with a reference taken; or 0. May let go of the
-	 * mutex to settle. *plain: one that would serve is left alone. It is suspended, and little
-	 * of it is wanted; or another thread settles it and is not done soon:
+	 * mutex to settle. *plain: one that would serve is left alone, as another thread settles it
+	 * and is not done soon:
 	 *
 	 *   A                              B
 	 *                                  settles; a page is missing, and the program's
@@ -376,10 +392,8 @@ public:
 
 			bool left = false;
 
-			if (seen & e.word.INVALID)
+			if (seen & e.word.INVALID || (e.word.suspended(seen) && is_little(want, e)))
 				retire(i);
-			else if (e.word.suspended(seen) && plain && wants_little(e, want))
-				left = true;
 			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && e.settles)
 				left = is_nested() || e.late || !await(i, &until);
 			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && patience--)
@@ -453,7 +467,7 @@ public:
 		       a.hot.generation.load(std::memory_order_acquire) != generation;
 	}
 
-	/* A suspended entry of more than that is restored if so much of it is wanted. */
+	/* A suspended entry of so much is restored for such a part of it, and goes for less. */
 	static constexpr uint64_t MUCH = 256 << 10;
 	static constexpr uint64_t GOOD_PART = 8;
 	static constexpr int SETTLE_ATTEMPTS = 16;
@@ -565,19 +579,10 @@ private:
 			wait_briefly(until, &a.late);
 	}
 
-	/*
-	 * To restore a suspended entry pins all of it, and swaps it in. Small requests add up: they
-	 * cost about twice as much as if it had been restored at once, at most.
-	 */
-	static bool wants_little(entry<Env> &e, const request &want)
+	/* To restore a suspended entry pins all of it, and swaps it in. */
+	static bool is_little(const request &want, const entry<Env> &of)
 	{
-		const uint64_t mask = Env::page_mask(), in_page = want.addr & mask;
-
-		e.wanted += (in_page + want.length + mask) & ~mask;
-		if (e.size() >= MUCH && e.wanted < e.size() / GOOD_PART)
-			return true;
-		e.wanted = 0;
-		return false;
+		return of.size() >= MUCH && want.length < of.size() / GOOD_PART;
 	}
 
 	void push(uint32_t *list, uint32_t i)

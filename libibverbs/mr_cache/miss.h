@@ -201,11 +201,10 @@ private:
 		e.describe(whole);
 		e.state = state::MAKING;
 		e.late = false;
-		e.wanted = 0;
 		e.views = 1;
 		e.owner = o;
 		a.owner.add(o, a.entries, i);
-		a.making.add(a.entries, i);
+		a.making.add(i);
 
 		mr_cache_request asked = {pd,
 					  a.owner[o].who(),
@@ -229,7 +228,7 @@ private:
 			*ref = {mr, asked.addr, asked.length, i, asked.generation};
 			return mr ? 0 : EOPNOTSUPP;
 		}
-		a.making.remove(a.entries, i);
+		a.making.remove(i);
 		if (error) {
 			e.word.unhold_relaxed();
 			/* Another MR has the word: one of a closed context. */

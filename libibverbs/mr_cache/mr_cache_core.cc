@@ -28,46 +28,6 @@ struct verbs_env : mr_cache::linux_env {
 
 constinit mr_cache::cache<verbs_env> cache;
 
-} // namespace
-
-#else
-
-#include <cerrno>
-
-namespace {
-
-/*
- * None on 32 bits: the kernel's words are of 64, which some of these CPUs change by a lock of
- * libatomic's alone, and kernels of 32 bits do not notify.
- */
-struct {
-	static int start() { return EOPNOTSUPP; }
-	static bool is_started() { return false; }
-	template <class OnMiss>
-	static void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access, OnMiss on_miss)
-	{
-		return on_miss(pd, addr, length, access, {});
-	}
-	template <class... Any> static int acquire(Any...) { return EOPNOTSUPP; }
-	template <class... Any> static int release(Any...) { return EINVAL; }
-	template <class... Any> static int claim(Any...) { return EINVAL; }
-	template <class... Any> static int covers(Any...) { return 0; }
-	template <class... Any> static int limits(Any...) { return EOPNOTSUPP; }
-	template <class... Any> static int clean(Any...) { return EOPNOTSUPP; }
-	template <class... Any> static int query(Any...) { return EOPNOTSUPP; }
-	template <class... Any> static int flush_pd(Any...) { return 0; }
-	template <class... Any> static int flush_owner(Any...) { return 0; }
-	template <class... Any> static uint64_t shrink(Any...) { return 0; }
-	template <class... Any> static uint64_t evict(Any...) { return 0; }
-	static uint64_t idle_bytes() { return 0; }
-} cache;
-
-} // namespace
-
-#endif
-
-namespace {
-
 /* A type: a pointer would be in a register all the way. */
 struct on_miss {
 	void *operator()(void *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -122,9 +82,9 @@ int mr_cache_clean(void *owner, uint64_t keep)
 	return cache.clean(owner, keep);
 }
 
-int mr_cache_query(void *owner, ibv_mr_cache_stats *statistics, bool at_end)
+int mr_cache_query(void *owner, ibv_mr_cache_stats *statistics)
 {
-	return cache.query(owner, statistics, at_end);
+	return cache.query(owner, statistics);
 }
 
 int mr_cache_drain_pd(void *pd)
@@ -152,9 +112,57 @@ uint64_t mr_cache_shrink(uint32_t stage, bool by_cache)
 	return cache.shrink(stage, by_cache);
 }
 
-uint64_t mr_cache_evict(bool (*is_wanted)(void *owner, const void *by), const void *by, bool at_end)
+int64_t mr_cache_visit(mr_cache_visitor *visit, const void *by, bool at_end)
 {
-	return cache.evict(is_wanted, by, at_end);
+	return cache.visit(visit, by, at_end);
 }
 
 } // extern "C"
+
+#else
+
+/*
+ * None on 32 bits: the kernel's words are of 64, which some of these CPUs change by a lock of
+ * libatomic's alone, and kernels of 32 bits do not notify. So no context caches, and nobody calls
+ * what has an alias.
+ */
+#include <cerrno>
+
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wattribute-alias"
+#endif
+#define NONE(name) decltype(name) name __attribute__((alias("mr_cache_init")))
+
+extern "C" {
+
+int mr_cache_init()
+{
+	return EOPNOTSUPP;
+}
+
+int mr_cache_is_on()
+{
+	return 0;
+}
+
+void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access)
+{
+	return mr_cache_on_miss(pd, addr, length, access, {});
+}
+
+NONE(mr_cache_acquire);
+NONE(mr_cache_release);
+NONE(mr_cache_claim);
+NONE(mr_cache_covers);
+NONE(mr_cache_limits);
+NONE(mr_cache_clean);
+NONE(mr_cache_query);
+NONE(mr_cache_visit);
+NONE(mr_cache_drain_pd);
+NONE(mr_cache_drain_owner);
+NONE(mr_cache_idle_bytes);
+NONE(mr_cache_shrink);
+
+} // extern "C"
+
+#endif

@@ -137,8 +137,7 @@ int mr_cache_limits(void *owner, const struct ibv_mr_cache_limits *to,
 /* Evicts idle registrations until at most that many bytes of them stay. */
 int mr_cache_clean(void *owner, uint64_t keep);
 
-/* at_end, of the process: EBUSY if another thread has the lock for long. */
-int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics, bool at_end);
+int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics);
 
 /*
  * Before a PD or a context goes: deregisters idle entries, tries DEREG_FAILED ones once more, and
@@ -160,11 +159,13 @@ int mr_cache_is_on(void);
 uint64_t mr_cache_shrink(uint32_t stage, bool by_cache);
 
 /*
- * The same of the owners that `is_wanted` says it of; called with a lock held, it calls nothing
- * here. at_end, of the process: nothing if another thread has the lock for long.
+ * Calls visit() for each owner, with a lock held: it calls nothing here. Where that returns true all
+ * idle registrations of the owner are evicted, and their number is returned. at_end, of the process:
+ * -1 if another thread has the lock for long, or this one.
  */
-uint64_t mr_cache_evict(bool (*is_wanted)(void *owner, const void *by), const void *by,
-			bool at_end);
+typedef bool mr_cache_visitor(void *owner, const struct ibv_mr_cache_stats *statistics,
+			      const void *by);
+int64_t mr_cache_visit(mr_cache_visitor *visit, const void *by, bool at_end);
 
 #ifdef __cplusplus
 }

@@ -648,7 +648,7 @@ TEST_CASE_METHOD(fixture, "no thread waits for long for one that another restore
 	restores.join();
 	CHECK(put(whole) == 0);
 	use(1);
-	CHECK(cache.query(owner, &s, false) == 0);
+	CHECK(cache.query(owner, &s) == 0);
 	CHECK(s.suspensions == 1);
 	CHECK(s.restorations == 1);
 	CHECK(kernel.reg_calls == 1);
@@ -677,7 +677,7 @@ TEST_CASE_METHOD(fixture, "one that two threads find suspended is restored once"
 	in_settle.open = true;
 	restores.join();
 	asks.join();
-	CHECK(cache.query(owner, &s, false) == 0);
+	CHECK(cache.query(owner, &s) == 0);
 	CHECK(s.restorations == 1);
 	CHECK(kernel.settle_calls == 1);
 	CHECK(kernel.reg_calls == 1);

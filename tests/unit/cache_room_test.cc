@@ -74,7 +74,7 @@ struct fixture {
 	{
 		ibv_mr_cache_stats s{};
 
-		CHECK(cache.query(owner, &s, false) == 0);
+		CHECK(cache.query(owner, &s) == 0);
 		return s.entries;
 	}
 	void limit(uint64_t bytes, uint64_t most)

@@ -351,7 +351,7 @@ struct world {
 			(void)cache.limits(of, &bounds, nullptr);
 			return true;
 		case 4:
-			if (!cache.query(of, &s, false) && s.hits > 1000)
+			if (!cache.query(of, &s) && s.hits > 1000)
 				kernel.complain("hits that there were not");
 			return true;
 		case 5:
@@ -465,7 +465,7 @@ struct world {
 		for (auto *mr : kernel.live)
 			if (*mr->word & mr_cache::entry_word<scheduled_env>::UNLINKED)
 				kernel.complain("unlinked, unused and not torn down");
-		(void)cache.query(owner, &seen, false);
+		(void)cache.query(owner, &seen);
 		if (kernel.complaint.empty() && (cache.flush_owner(owner) || !kernel.live.empty()))
 			return "something left";
 		return kernel.complaint;

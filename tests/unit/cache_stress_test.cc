@@ -195,7 +195,7 @@ TEST_CASE("random operations act as a naive model does")
 
 			ibv_mr_cache_stats s{};
 
-			REQUIRE(w.cache.query(w.owner, &s, false) == 0);
+			REQUIRE(w.cache.query(w.owner, &s) == 0);
 			REQUIRE(s.entries == kernel.live.size());
 			REQUIRE(s.bytes == kernel.bytes);
 			REQUIRE(s.bytes <= 60 * PAGE);

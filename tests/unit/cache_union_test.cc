@@ -93,7 +93,7 @@ struct fixture {
 	{
 		ibv_mr_cache_stats s{};
 
-		CHECK(cache.query(owner, &s, false) == 0);
+		CHECK(cache.query(owner, &s) == 0);
 		return s;
 	}
 	void limit(uint64_t bytes)

@@ -27,12 +27,12 @@ TEST_CASE("a registration under way is found for all requests that it will serve
 
 	/* One that serves nothing of this, of each size. */
 	entries[2].describe({pd, 100 * PAGE, 1 + GENERATE(0ULL, 3 * PAGE), LOCAL});
-	making.add(entries.data(), 2);
+	making.add(2);
 	for (uint64_t start = 0; start < END; start++) {
 		for (uint64_t end = start + 1; end <= END; end++) {
 			entries[1].describe(
 				{pd, start * PAGE + 7, (end - start) * PAGE - 11, access});
-			making.add(entries.data(), 1);
+			making.add(1);
 			for (uint64_t first = 0; first < END; first++) {
 				for (uint64_t last = first + 1; last <= END; last++) {
 					const request want(pd, first * PAGE + 7,
@@ -49,9 +49,9 @@ TEST_CASE("a registration under way is found for all requests that it will serve
 				{pd, start * PAGE + 7, (end - start) * PAGE - 11, access},
 				entries.data()));
 			entries[1].late = false;
-			making.remove(entries.data(), 1);
+			making.remove(1);
 		}
 	}
 	CHECK(!making.find({pd, 7, PAGE - 11, access}, entries.data()));
-	making.remove(entries.data(), 2);
+	making.remove(2);
 }
