@@ -3,8 +3,8 @@
  * A hit and its release: ibv_reg_mr() and ibv_dereg_mr() of a cached registration. The cache itself is
  * in mr_cache/ and knows nothing of verbs; around it are
  *
- * 	mr_cache_policy.c	which registrations are cached, and for whom
- * 	mr_cache_context.c	whether a context can
+ * 	mr_cache_settings.c	which registrations are cached, and for whom; limits
+ * 	mr_cache_context.c	whether a context can; statistics at its end
  * 	mr_cache_registrar.c	how an entry is registered
  * 	mr_cache_plain.c	MRs that leave the cache
  * 	mr_cache_room.c		commands that lack room which idle registrations hold

@@ -14,17 +14,6 @@
 
 #include "mr_cache_private.h"
 
-/* RDMAV_MR_CACHE_RECLAIM=0: the kernel is not to take back idle pages. */
-static bool may_reclaim(void)
-{
-	static struct mr_cache_variable wanted = {
-		.name = "RDMAV_MR_CACHE_RECLAIM",
-		.values = "0 or 1",
-	};
-
-	return mr_cache_switch(&wanted, true);
-}
-
 static uint32_t state_of(struct ibv_context *context)
 {
 	uint32_t state = CONTEXT_ASKED;
@@ -42,7 +31,7 @@ static uint32_t state_of(struct ibv_context *context)
 		 << CONTEXT_ENTRIES_SHIFT;
 	state |= mr_cache_max_merge_bits(attr.orig_attr.max_mr_size)
 		 << CONTEXT_MERGE_SHIFT;
-	if (may_reclaim() && attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE)
+	if (mr_cache_may_reclaim() && attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE)
 		state |= CONTEXT_RECLAIMS;
 	if (state & CONTEXT_RECLAIMS &&
 	    attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM)
@@ -56,16 +45,12 @@ static bool reports;
 /* Or by several threads at once: the first one's answer counts. */
 bool mr_cache_ask_context(struct ibv_context *context)
 {
-	static struct mr_cache_variable wanted = {
-		.name = "RDMAV_MR_CACHE_STATS",
-		.values = "0 or 1",
-	};
 	const int old_errno = errno;
 	const uint32_t state = state_of(context);
 	uint32_t not_asked = 0;
 
 	if (state & CONTEXT_CACHES)
-		__atomic_store_n(&reports, mr_cache_switch(&wanted, false),
+		__atomic_store_n(&reports, mr_cache_tells_statistics(),
 				 __ATOMIC_RELAXED);
 	__atomic_compare_exchange_n(&get_priv(context)->mr_cache, &not_asked,
 				    state, false, __ATOMIC_ACQ_REL,

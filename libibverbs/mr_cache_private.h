@@ -10,26 +10,7 @@
 #include "ibverbs.h"
 #include "mr_cache/mr_cache_core.h"
 
-/*
- * mr_cache_environment.c. A value that is not understood is as good as none, and said to be so
- * once. A program that runs with more rights than its user has none of them.
- */
-struct mr_cache_variable {
-	const char *name;
-	const char *values;	/* told to a user that wrote another one */
-	uint32_t told;
-};
-
-/* Its value, or NULL; an empty one is none. */
-const char *mr_cache_value(const struct mr_cache_variable *of);
-/* That is not one of its values. */
-void mr_cache_not_understood(struct mr_cache_variable *of, const char *value);
-/* 0 or 1; if it has neither, the other value. */
-bool mr_cache_switch(struct mr_cache_variable *of, bool fallback);
-/* A number: decimal, or with 0x hexadecimal; K, M, G or T behind it is for 1024 and its powers. */
-uint64_t mr_cache_number(struct mr_cache_variable *of, uint64_t fallback);
-
-/* mr_cache_policy.c: which registrations are cached, and for whom (RDMAV_MR_CACHE). */
+/* mr_cache_settings.c: which registrations are cached, and for whom (RDMAV_MR_CACHE). */
 enum policy {
 	POLICY_NOT_ASKED,
 	POLICY_FLAG,	/* unset: those with IBV_ACCESS_CACHED */
@@ -110,7 +91,10 @@ static inline bool context_caches(struct ibv_context *context)
 	return !context_is(context, CONTEXT_ASKED) && mr_cache_ask_context(context);
 }
 
-/* mr_cache_limits.c. Is there as much memory to lock as a cache is of use for? */
+/* RDMAV_MR_CACHE_STATS, RDMAV_MR_CACHE_RECLAIM. */
+bool mr_cache_tells_statistics(void);
+bool mr_cache_may_reclaim(void);
+/* Is there as much memory to lock as a cache is of use for? */
 bool mr_cache_may_gain(void);
 /* Could so many bytes be pinned, if all that is idle were not? */
 bool mr_cache_may_pin(uint64_t bytes);
