@@ -100,15 +100,9 @@ bool mr_cache_may_gain(void);
 bool mr_cache_may_pin(uint64_t bytes);
 /* Before the next one; several threads may. */
 void mr_cache_read_limits(void);
-/*
- * Until ibv_reg_mr_limits() sets others. reclaimed: does the kernel take idle registrations back
- * when memory is short? device_entries: the entries that are the default.
- */
-struct ibv_mr_cache_limits mr_cache_default_limits(bool reclaimed,
-						   uint32_t device_entries);
 /* For how long one may be idle until the kernel takes its pages back; 0: for ever. */
 uint32_t mr_cache_idle_ms(void);
-/* The device_entries above for a device with so many MRs; 0: it does not say. Below 2^22. */
+/* The entries that are the default on a device with so many MRs; 0: it does not say. Below 2^22. */
 uint32_t mr_cache_device_entries(int max_mr);
 /* log2 of the bytes that are registered together on a device with MRs so large; the same. */
 uint32_t mr_cache_max_merge_bits(uint64_t max_mr_size);

@@ -112,20 +112,3 @@ int mr_cache_dereg_entry(void *mr)
 	}
 	return ret;
 }
-
-struct ibv_mr_cache_limits mr_cache_first_limits(void *owner)
-{
-	const uint32_t state = __atomic_load_n(&get_priv(owner)->mr_cache,
-					       __ATOMIC_ACQUIRE);
-
-	return mr_cache_default_limits(state & CONTEXT_RESTORES,
-				       state >> CONTEXT_ENTRIES_SHIFT);
-}
-
-uint64_t mr_cache_max_merge(void *owner)
-{
-	const uint32_t state = __atomic_load_n(&get_priv(owner)->mr_cache,
-					       __ATOMIC_ACQUIRE);
-
-	return 1ULL << (state >> CONTEXT_MERGE_SHIFT & 0x3f);
-}

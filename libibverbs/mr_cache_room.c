@@ -35,25 +35,23 @@ static uint64_t write_command(const struct ibv_command_buffer *cmd)
  * Elsewhere EAGAIN is an answer: an XRCD that is not there yet, a file whose lock another process
  * keeps (SETTLE), an asynchronous answer that is not read.
  */
+#define METHOD(object, method)                                                 \
+	(UVERBS_OBJECT_##object << 16 | UVERBS_METHOD_##method)
 static bool makes_object(const struct ibv_command_buffer *cmd)
 {
-	static const struct {
-		uint16_t object;
-		uint16_t method;
-	} methods[] = {
-		{ UVERBS_OBJECT_ASYNC_EVENT, UVERBS_METHOD_ASYNC_EVENT_ALLOC },
-		{ UVERBS_OBJECT_COUNTERS, UVERBS_METHOD_COUNTERS_CREATE },
-		{ UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE },
-		{ UVERBS_OBJECT_DM, UVERBS_METHOD_DM_ALLOC },
-		{ UVERBS_OBJECT_FLOW_ACTION,
-		  UVERBS_METHOD_FLOW_ACTION_ESP_CREATE },
-		{ UVERBS_OBJECT_MR, UVERBS_METHOD_DM_MR_REG },
-		{ UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR },
-		{ UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE },
-		{ UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE },
-		{ UVERBS_OBJECT_WQ, UVERBS_METHOD_WQ_CREATE },
-	};
-
+	switch (cmd->hdr.object_id << 16 | cmd->hdr.method_id) {
+	case METHOD(ASYNC_EVENT, ASYNC_EVENT_ALLOC):
+	case METHOD(COUNTERS, COUNTERS_CREATE):
+	case METHOD(CQ, CQ_CREATE):
+	case METHOD(DM, DM_ALLOC):
+	case METHOD(FLOW_ACTION, FLOW_ACTION_ESP_CREATE):
+	case METHOD(MR, DM_MR_REG):
+	case METHOD(MR, REG_DMABUF_MR):
+	case METHOD(QP, QP_CREATE):
+	case METHOD(SRQ, SRQ_CREATE):
+	case METHOD(WQ, WQ_CREATE):
+		return true;
+	}
 	switch (write_command(cmd)) {
 	case IB_USER_VERBS_CMD_ALLOC_MW:
 	case IB_USER_VERBS_CMD_ALLOC_PD:
@@ -70,10 +68,6 @@ static bool makes_object(const struct ibv_command_buffer *cmd)
 	case IB_USER_VERBS_EX_CMD_CREATE_WQ:
 		return true;
 	}
-	for (size_t i = 0; i < sizeof(methods) / sizeof(*methods); i++)
-		if (cmd->hdr.object_id == methods[i].object &&
-		    cmd->hdr.method_id == methods[i].method)
-			return true;
 	return false;
 }
 

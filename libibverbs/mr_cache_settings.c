@@ -303,13 +303,26 @@ uint32_t mr_cache_max_merge_bits(uint64_t max_mr_size)
 	return 63 - __builtin_clzll(max_mr_size);
 }
 
-struct ibv_mr_cache_limits mr_cache_default_limits(bool reclaimed,
-						   uint32_t device_entries)
+static uint32_t state_of(void *owner)
+{
+	return __atomic_load_n(&get_priv(owner)->mr_cache, __ATOMIC_ACQUIRE);
+}
+
+struct ibv_mr_cache_limits mr_cache_first_limits(void *owner)
 {
 	const uint64_t given = __atomic_load_n(&entries, __ATOMIC_RELAXED);
+	const uint32_t state = state_of(owner);
 
 	return (struct ibv_mr_cache_limits){
-		.max_bytes = __atomic_load_n(&bytes[reclaimed], __ATOMIC_RELAXED),
-		.max_entries = given == NOT_GIVEN ? device_entries : given,
+		.max_bytes = __atomic_load_n(&bytes[!!(state & CONTEXT_RESTORES)],
+					     __ATOMIC_RELAXED),
+		.max_entries = given == NOT_GIVEN ?
+				       state >> CONTEXT_ENTRIES_SHIFT :
+				       given,
 	};
+}
+
+uint64_t mr_cache_max_merge(void *owner)
+{
+	return 1ULL << (state_of(owner) >> CONTEXT_MERGE_SHIFT & 0x3f);
 }

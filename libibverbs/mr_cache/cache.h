@@ -229,13 +229,14 @@ public:
 		arena<Env> *const a = memory.ready();
 		locked<Env> lock(*a, env);
 		const int error = lock.drain(who, nullptr);
+		const uint32_t o = a->owner.find(who);
 
 		/* The caller goes on, and the context with it: the next holder of the mutex
 		 * abandons. */
-		if (!lock)
-			a->owner.end(who);
-		else
-			lock.abandon(a->owner.find(who));
+		if (o != a->owner.NONE && lock)
+			lock.abandon(o);
+		else if (o != a->owner.NONE)
+			a->owner.end(o);
 		return error;
 	}
 
@@ -350,17 +351,13 @@ private:
 	/* Gives back a reference taken in vain; the mutex is free. */
 	void put_unused(arena<Env> &a, uint32_t i)
 	{
-		entry_word<Env> &w = a.entries[i].word;
-		uint64_t seen = w.put_unused_release();
+		if (!a.entries[i].word.put_unused_release())
+			return;
 
-		if (!w.used(seen)) {
-			w.undo_put_unused_relaxed();
-		} else if (w.over(seen - w.REF - w.USE)) {
-			locked<Env> lock(a, env);
+		locked<Env> lock(a, env);
 
-			if (lock && w.over(w.peek_relaxed()))
-				lock.retire(i);
-		}
+		if (lock && entry_word<Env>::over(a.entries[i].word.peek_relaxed()))
+			lock.retire(i);
 	}
 
 	/* A reference of an ancestor is nothing to us; one that was never given is an error. */

@@ -133,7 +133,6 @@ struct linux_env {
 
 		if (memory == MAP_FAILED)
 			return nullptr;
-		locks.store(locks_all(), std::memory_order_relaxed);
 
 		auto first = reinterpret_cast<uintptr_t>(memory), aligned = whole(first);
 
@@ -172,40 +171,31 @@ struct linux_env {
 		return true;
 	}
 	/*
-	 * A process that locks all memory that it will have (MCL_FUTURE) is charged for a mapping
-	 * as a whole, and refused one beyond its limit. So a page is mapped and unlocked; memory
-	 * that it grows by is not locked either.
+	 * A process that locks all memory that it will have (MCL_FUTURE) has a page as soon as it
+	 * has mapped it, is charged for a mapping as a whole, and refused one beyond its limit. So a
+	 * page is mapped and unlocked; memory that it grows by is not locked either.
 	 */
 	static void *reserve(size_t size)
 	{
-		const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-		void *one = mmap(nullptr, page, PROT_NONE,
+		const auto page = static_cast<size_t>(page_mask()) + 1;
+		void *one = mmap(nullptr, page, PROT_READ | PROT_WRITE,
 				 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		unsigned char resident = 0;
 
 		if (one == MAP_FAILED)
 			return one;
+		if (mincore(one, page, &resident))
+			resident = 0;
+		locks.store(resident & 1, std::memory_order_relaxed);
 		munlock(one, page);
 
-		void *all = mremap(one, page, size, MREMAP_MAYMOVE);
+		void *all = mprotect(one, page, PROT_NONE)
+				    ? MAP_FAILED
+				    : mremap(one, page, size, MREMAP_MAYMOVE);
 
 		if (all == MAP_FAILED)
 			munmap(one, page);
 		return all;
-	}
-	/* Such a process has a page as soon as it has mapped it. */
-	static bool locks_all()
-	{
-		const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-		void *one = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-				 -1, 0);
-		unsigned char resident = 0;
-
-		if (one == MAP_FAILED)
-			return false;
-		if (mincore(one, page, &resident))
-			resident = 0;
-		munmap(one, page);
-		return resident & 1;
 	}
 	static inline std::atomic<bool> locks;
 

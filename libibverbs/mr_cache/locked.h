@@ -93,9 +93,7 @@ public:
 	/* Gives back a reference taken in vain. */
 	void put_unused(uint32_t i)
 	{
-		if (!entry_word<Env>::used(at(i).word.put_unused_release()))
-			at(i).word.undo_put_unused_relaxed();
-		if (entry_word<Env>::over(at(i).word.peek_relaxed()))
+		if (at(i).word.put_unused_release())
 			retire(i);
 	}
 
@@ -145,16 +143,20 @@ public:
 	 */
 	void abandon(uint32_t o)
 	{
-		if (o == a.owner.NONE)
-			return;
-
 		auto &list = a.owner[o].list;
 
 		for (uint32_t i = list.begin(), next; i; i = next) {
+			uint64_t seen;
+
 			next = list.after(a.entries, i);
 			if (at(i).state == state::DEREG_FAILED)
 				free(i, true);
-			else if (at(i).state == state::OPEN && !at(i).settles)
+			if (at(i).state != state::OPEN || at(i).settles)
+				continue;
+			unlink(i);
+			if (at(i).word.close_acquire(0, &seen))
+				free(i, true);
+			else
 				orphan(i);
 		}
 		a.owner.forget(o);
@@ -227,8 +229,7 @@ public:
 	/* OPEN entries only. */
 	void retire(uint32_t i)
 	{
-		uncatalog(i, at(i).word.peek_relaxed());
-		at(i).word.mark_unlinked_relaxed();
+		unlink(i);
 		close(i);
 	}
 
@@ -493,25 +494,9 @@ private:
 	[[gnu::noinline]] void abandon_ended()
 	{
 		a.owner.see_ended();
-		for (uint32_t o = 0; o < a.owner.size(); o++) {
-			if (!a.owner[o].is_gone())
-				continue;
-
-			auto &list = a.owner[o].list;
-
-			for (uint32_t i = list.begin(), next; i; i = next) {
-				uint64_t seen;
-
-				next = list.after(a.entries, i);
-				if (at(i).state != state::OPEN)
-					continue;
-				uncatalog(i, at(i).word.peek_relaxed());
-				at(i).word.mark_unlinked_relaxed();
-				if (at(i).word.close_acquire(0, &seen))
-					free(i, true);
-			}
-			abandon(o);
-		}
+		for (uint32_t o = 0; o < a.owner.size(); o++)
+			if (a.owner[o].is_gone())
+				abandon(o);
 	}
 
 	bool take_mutex(uint32_t tries)
@@ -614,6 +599,12 @@ private:
 		a.index.erase(i, a.entries);
 		a.hint.drop(a.last_hint(), i, a.entries);
 		a.count_views(-static_cast<uint64_t>(at(i).views));
+	}
+
+	void unlink(uint32_t i)
+	{
+		uncatalog(i, at(i).word.peek_relaxed());
+		at(i).word.mark_unlinked_relaxed();
 	}
 
 	bool evict_this(uint32_t i)

@@ -138,29 +138,19 @@ private:
 		return true;
 	}
 
-	/*
-	 * At entries, for the next victim; 0: there will not be room. Exact for a few entries; a
-	 * guess from the next ones if it is much of many.
-	 */
+	/* At entries, for the next victim; 0: there will not be room. All are looked at for much. */
 	uint32_t looks_for_room(owner_record<Env> &of, uint64_t size)
 	{
 		const uint64_t excess = of.counted.bytes + size - of.limits.max_bytes;
-		uint64_t seen = 0, idle = 0;
+		uint64_t idle = 0;
 
 		if (of.counted.bytes + size <= of.limits.max_bytes ||
 		    (of.list.size() > lock.LOOKS && excess < of.counted.bytes / 16))
 			return lock.LOOKS;
-		for (uint32_t n = 0; n < of.list.size() && n < lock.LOOKS; n++) {
-			const uint32_t i = of.list.turn(a.entries);
-
-			seen += lock.at(i).size();
-			if (lock.is_idle(i))
-				idle += lock.at(i).size();
-		}
-		return static_cast<double>(idle) * static_cast<double>(of.counted.bytes) >=
-				       static_cast<double>(excess) * static_cast<double>(seen)
-			       ? lock.ALL
-			       : 0;
+		for (uint32_t i = of.list.begin(); i && idle < excess;
+		     i = of.list.after(a.entries, i))
+			idle += lock.is_idle(i) ? lock.at(i).size() : 0;
+		return idle < excess ? 0 : lock.ALL;
 	}
 
 	/* Are there some that overlap, and had no merge failed a short while ago? */

@@ -86,10 +86,18 @@ public:
 	/* The word before tells whether to keep the reference. Pairs with open(). */
 	uint64_t get_acquire() { return value.fetch_add(REF + USE, std::memory_order_acquire); }
 
-	/* Pair with close(). */
-	uint64_t put_unused_release()
+	/*
+	 * Of a reference taken in vain. True: nobody has another one, and it is over. A child may
+	 * have taken none: then it stays as it is. Both pair with close().
+	 */
+	bool put_unused_release()
 	{
-		return value.fetch_sub(REF + USE, std::memory_order_release);
+		const uint64_t seen = value.fetch_sub(REF + USE, std::memory_order_release);
+
+		if (used(seen))
+			return over(seen - REF - USE);
+		value.fetch_add(REF + USE, std::memory_order_relaxed);
+		return false;
 	}
 	uint64_t put_release() { return value.fetch_sub(REF, std::memory_order_release); }
 
@@ -108,9 +116,8 @@ public:
 	/* put() found no user's reference. */
 	static bool unused(uint64_t seen) { return !used(seen) || seen & CLOSED; }
 
-	/* Undo a release too many, and an put_unused of what a child has not taken. */
+	/* A release too many. */
 	void undo_put_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
-	void undo_put_unused_relaxed() { value.fetch_add(REF + USE, std::memory_order_relaxed); }
 
 	/*
 	 * From open to closed, uses back to 0; false if it has more references than so many of the

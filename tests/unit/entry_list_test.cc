@@ -13,7 +13,7 @@
 
 #include "catch.h"
 
-#include "entry_list.h"
+#include "owners.h"
 #include "fake_kernel.h"
 
 namespace {

@@ -17,7 +17,7 @@
 #include "catch.h"
 
 #include "fake_kernel.h"
-#include "entry_list.h"
+#include "owners.h"
 
 namespace {
 
