@@ -116,12 +116,12 @@ public:
 			return 0;
 
 		locked<Env> lock(*memory.ready(), env);
-		uint32_t i = lock ? lock.find_valid(want) : 0;
+		bool plain = false;
+		const uint32_t i = lock ? lock.find_valid(want, &plain) : 0;
 
-		if (!i)
-			return 0;
-		lock.put_unused(i);
-		return 1;
+		if (i)
+			lock.put_unused(i);
+		return i != 0;
 	}
 
 	[[nodiscard]] int limits(void *who, const ibv_mr_cache_limits *to,

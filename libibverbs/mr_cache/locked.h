@@ -10,24 +10,21 @@
  *
  * retire() takes an OPEN one out of the catalog (UNLINKED) and closes it; if it has users it stays
  * OPEN, and the last of them closes it. A closed one is deregistered by this `locked` when the
- * mutex is free. When a context is closed, entries with users become orphans: the record of their
- * owner has no name, and they end without the registrar.
+ * mutex is free. When a context is closed, entries with users become orphans: they end without the
+ * registrar.
  *
- * Rules that hold whenever the mutex is free:
- *   an entry may be found (is in the catalog) if and only if it is OPEN and not UNLINKED;
- *   a word is closed, unlinked, catalogued and uncatalogued under the mutex only;
- *   an entry that is not FREE is in the list of its owner;
- *   a MAKING or DEREGISTERING one belongs to one thread, which is inside the registrar.
- * So under the mutex, an entry of the catalog is open, and a reference taken to it is one. A thread
- * that comes back from the registrar looks at everything again.
+ * Whenever the mutex is free, an entry is in the catalog if and only if it is OPEN and not UNLINKED,
+ * and in the list of its owner if it is not FREE; a MAKING or DEREGISTERING one belongs to one
+ * thread, which is inside the registrar. A word is closed and unlinked under the mutex only. So
+ * there an entry of the catalog is open, and a reference taken to it is one. A thread that comes
+ * back from the registrar looks at everything again.
  *
- * A signal handler may come here in the middle of anything:
- *   it interrupted the holder of the mutex, or a thread about to take it: it gets no lock
- *   (operator bool), and does without (linux_env.h);
- *   it forked, and returns in the child: the interrupted thread goes on in an arena that has been
- *   wiped. Work on zeros ends: each loop does, each index is one of the arena. When the mutex would
- *   be given back the arena is wiped again. Whenever it would be taken again the generation
- *   differs: there is no lock any more, and the caller returns.
+ * A signal handler may come here in the middle of anything. If it interrupted the holder of the
+ * mutex, or a thread about to take it, it gets no lock (operator bool), and does without
+ * (linux_env.h). If it forked, and returns in the child, the interrupted thread goes on in an arena
+ * that has been wiped. Work on zeros ends: each loop does, each index is one of the arena. When the
+ * mutex would be given back the arena is wiped again. Whenever it would be taken again the
+ * generation differs: there is no lock any more, and the caller returns.
  */
 #ifndef MR_CACHE_LOCKED_H
 #define MR_CACHE_LOCKED_H
@@ -129,9 +126,11 @@ public:
 		push(of_kernel ? &a.doubtful : &a.free_entry, i);
 	}
 
+	/* Of no PD, either: the next one may have the address. */
 	void orphan(uint32_t i)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
+		at(i).forget();
 		at(i).owner = a.owner.NAMELESS;
 		a.owner.add(at(i).owner, a.entries, i);
 	}
@@ -151,12 +150,12 @@ public:
 			next = list.after(a.entries, i);
 			if (at(i).state == state::DEREG_FAILED)
 				free(i, true);
-			if (at(i).state != state::OPEN || at(i).settles)
+			if (at(i).state != state::OPEN)
 				continue;
 			unlink(i);
-			if (at(i).word.close_acquire(0, &seen))
+			if (at(i).word.close_acquire(&seen))
 				free(i, true);
-			else
+			else if (!at(i).settles)
 				orphan(i);
 		}
 		a.owner.forget(o);
@@ -185,10 +184,11 @@ public:
 
 		while (held) {
 			const uint32_t o = a.owner.find(who);
+			const uint32_t high = a.hot.high.load(std::memory_order_relaxed);
 			uint32_t used = 0;
 			bool busy = false;
 
-			for (uint32_t i = 1; i < a.hot.high.load(std::memory_order_relaxed); i++) {
+			for (uint32_t i = 1; i < high; i++) {
 				entry<Env> &e = at(i);
 
 				if (who ? e.state == state::FREE || e.owner != o
@@ -233,12 +233,12 @@ public:
 		close(i);
 	}
 
-	/* If it has no references but these, the caller's. */
-	bool close(uint32_t i, uint64_t references = 0)
+	/* If it has no references. */
+	bool close(uint32_t i)
 	{
 		uint64_t seen;
 
-		if (!at(i).word.close_acquire(references, &seen))
+		if (!at(i).word.close_acquire(&seen))
 			return false;
 		a.owner[at(i).owner].counted.hits += entry_word<Env>::uses(seen);
 		a.owner[at(i).owner].counted.suspensions += entry_word<Env>::suspended(seen);
@@ -375,7 +375,7 @@ public:
 	 *   has that lock; wants a
 	 *   part of the same: waits        waits for a page, so for the lock
 	 */
-	uint32_t find_valid(const request &want, bool *plain = nullptr)
+	uint32_t find_valid(const request &want, bool *plain)
 	{
 		uint64_t until = 0;
 
@@ -391,12 +391,10 @@ public:
 			if (e.word.usable(seen))
 				return i;
 
-			bool left = false;
-
 			if (seen & e.word.INVALID || (e.word.suspended(seen) && is_little(want, e)))
 				retire(i);
 			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && e.settles)
-				left = is_nested() || e.late || !await(i, &until);
+				*plain = is_nested() || e.late || !await(i, &until);
 			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && patience--)
 				settle(i);
 			else if (e.word.fold_relaxed())
@@ -406,11 +404,8 @@ public:
 			if (!held)
 				return 0;
 			put_unused(i);
-			if (left) {
-				if (plain)
-					*plain = true;
+			if (*plain)
 				return 0;
-			}
 		}
 	}
 

@@ -120,20 +120,17 @@ public:
 	void undo_put_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
 
 	/*
-	 * From open to closed, uses back to 0; false if it has more references than so many of the
-	 * caller's, which are given back. Pairs with put().
+	 * From open to closed, uses back to 0; false if it has references. Pairs with put().
 	 */
-	bool close_acquire(uint64_t references, uint64_t *seen)
+	bool close_acquire(uint64_t *seen)
 	{
-		uint64_t was = peek_relaxed();
-
+		*seen = peek_relaxed();
 		do {
-			if ((was & (REFS | CLOSED)) != references * REF)
+			if (!idle(*seen))
 				return false;
-		} while (!value.compare_exchange_weak(was, (was & KERNEL) | CLOSED,
+		} while (!value.compare_exchange_weak(*seen, (*seen & KERNEL) | CLOSED,
 						      std::memory_order_acquire,
 						      std::memory_order_relaxed));
-		*seen = was;
 		return true;
 	}
 

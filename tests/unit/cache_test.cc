@@ -816,7 +816,7 @@ TEST_CASE("a word is idle while it is open without references")
 	word.get_acquire();
 	CHECK(!idle());
 	word.put_unused_release();
-	REQUIRE(word.close_acquire(0, &seen));
+	REQUIRE(word.close_acquire(&seen));
 	CHECK(!idle());
 }
 
@@ -835,7 +835,9 @@ TEST_CASE("a word is free with one reference, and without the kernel's bits")
 	CHECK(hold() == word.REF);
 	std::atomic_ref(*word.raw()).fetch_or(word.SUSPECT);
 	word.mark_unlinked_relaxed();
-	REQUIRE(word.close_acquire(1, &seen));
+	REQUIRE(!word.close_acquire(&seen));
+	word.put_release();
+	REQUIRE(word.close_acquire(&seen));
 	word.get_acquire();
 	word.free_relaxed();
 	CHECK(hold() == (word.CLOSED | 2 * word.REF));
@@ -881,7 +883,8 @@ TEST_CASE("a word is freed beside a kernel that settles or suspends it")
 		freed.open_release(0);
 		std::atomic_ref(*freed.raw()).fetch_or(word::SUSPECT);
 		freed.mark_unlinked_relaxed();
-		REQUIRE(freed.close_acquire(1, &seen));
+		freed.put_release();
+		REQUIRE(freed.close_acquire(&seen));
 		meddled_env::kernel_acts = acts;
 		freed.free_relaxed();
 		meddled_env::kernel_acts = nullptr;
