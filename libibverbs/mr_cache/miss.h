@@ -245,6 +245,7 @@ private:
 			return;
 		}
 		e.word.open_release(0);
+
 		const uint32_t more = a.hint.grow(a.last_hint(), a.count_views(e.views));
 
 		if (more <= a.ready_hint.load(std::memory_order_relaxed))
@@ -263,14 +264,7 @@ private:
 			return false;
 		/* An entry that contained all of it would contain the request. */
 		if (a.index.version() != version) {
-			request whole = want;
-
-			if (!want.exact()) {
-				whole.addr = e.start();
-				whole.length = e.size();
-			}
-
-			uint32_t other = a.index.search(whole, a.entries);
+			const uint32_t other = a.index.search(e.own_range(), a.entries);
 
 			if (other && lock.at(other).rights() == e.rights())
 				return false;

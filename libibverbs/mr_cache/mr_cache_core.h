@@ -3,13 +3,11 @@
  * The C boundary of the registration cache. The core knows nothing of verbs: a PD, a context (here:
  * owner) and an MR are pointers that it compares and gives back.
  *
- * A reference is (index, generation); its holder gives it back once with mr_cache_release().
- * Several references may have the same mr. All functions are thread safe, return 0 or an errno
- * value unless said otherwise, and call the registrar without a lock. The registrar may call them
- * again (an allocator's hook in the middle of a registration): then they do not wait.
- *
- * Fork: a child starts with an empty cache and a new generation. References of the parent may be
- * released there: that returns 0 and touches nothing.
+ * A reference is (index, generation). Several may have the same mr. All functions are thread safe,
+ * return 0 or an errno value unless said otherwise, and call the registrar without a lock. The
+ * registrar may call them again (an allocator's hook in the middle of a registration): then they do
+ * not wait. A child starts with an empty cache and a new generation; it may release references of
+ * its parent: that returns 0 and touches nothing.
  */
 #ifndef MR_CACHE_CORE_H
 #define MR_CACHE_CORE_H
@@ -57,9 +55,7 @@ struct mr_cache_request {
 /*
  * The registrar (mr_cache_registrar.c). Registers, then arms the word, whose bits 0-7 are 0 and
  * belong to the kernel from now on; it is in use while any of MR_CACHE_IN_USE is set, as one is
- * during the call. On failure nothing is left registered. If it lacks something that idle
- * registrations may hold, it calls mr_cache_shrink() and tries again. EOPNOTSUPP: register this one
- * plainly.
+ * during the call. On failure nothing is left registered. EOPNOTSUPP: register this one plainly.
  */
 int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word, void **mr);
 /* After 0 the word says INVALID, or nothing; one that was suspended has its pages. */
@@ -82,7 +78,7 @@ struct mr_cache_ref {
 	uint32_t generation; /* never 0 */
 };
 
-/* A reference in two registers, to an mr that shows more than was asked for; or mr is NULL. */
+/* The same in two registers, of an mr that shows more than was asked for; or mr is NULL. */
 struct mr_cache_part {
 	void *mr;
 	uint32_t index;
@@ -93,44 +89,34 @@ struct mr_cache_part {
 int mr_cache_init(void);
 
 /*
- * The mr, with a reference, that shows exactly this range. In all other cases this jumps to
- * mr_cache_on_miss(): so a hit saves no registers.
+ * The mr, with a reference, that shows exactly this range. In all other cases, of a part or when
+ * there is none, this jumps to mr_cache_on_miss() (mr_cache.c): so a hit saves no registers.
  */
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
-
-/* The user's MR of a part, or when there is none (part.mr is NULL): mr_cache.c. */
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 		       struct mr_cache_part part);
 
 /*
- * A reference to a valid registration that contains the range and allows the access; registers one
- * when there is none. EOPNOTSUPP: this range, access or moment is not for the cache. Any other
- * error is the registrar's. *ref is written on success only.
+ * A reference to a valid registration that serves the request; registers one when there is none.
+ * EOPNOTSUPP: it is not for the cache, or not now. Any other error is the registrar's.
  */
 int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
 		     struct mr_cache_ref *ref);
 
-/*
- * EINVAL: it had been given back before (caught where it can be). Other errors are of a
- * deregistration; the reference is then still held.
- */
+/* EINVAL: it was given back before. Other errors are of a deregistration: it is still held. */
 int mr_cache_release(uint32_t index, uint32_t generation);
 
 /*
- * The registration becomes the caller's alone, if that has the only reference: it is not found any
- * more. Threads that share a reference may all be told that. EBUSY: it has other users, and is not
- * found any more either; EAGAIN: this signal handler has interrupted the cache; EINVAL: not a
- * reference of this process.
+ * The registration becomes the caller's alone, if that has the only reference (threads that share
+ * one may all be told that): it is not found any more. EBUSY: nor here, but it has other users;
+ * EAGAIN: this signal handler has interrupted the cache; EINVAL: no reference of this process.
  */
 int mr_cache_claim(uint32_t index, uint32_t generation);
 
 /* 1: a valid cached registration contains the range and allows the access. Else 0. */
 int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 
-/*
- * Sets (to) and tells (from: the old ones) the limits of an owner, if not NULL. Idle registrations
- * beyond the new limits are evicted, those in use beyond them are found no more.
- */
+/* Sets (to) and tells (from: the old ones) the limits of an owner, if not NULL. */
 int mr_cache_limits(void *owner, const struct ibv_mr_cache_limits *to,
 		    struct ibv_mr_cache_limits *from);
 
@@ -139,11 +125,7 @@ int mr_cache_clean(void *owner, uint64_t keep);
 
 int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics);
 
-/*
- * Before a PD or a context goes: deregisters idle entries, tries DEREG_FAILED ones once more, and
- * waits for the threads that register or deregister for it. Entries in use are not found any more,
- * and deregistered by their last user; not if their owner was flushed, whose context is gone.
- */
+/* Before a PD or a context goes: locked::drain(). */
 int mr_cache_drain_pd(void *pd);
 int mr_cache_drain_owner(void *owner);
 
