@@ -83,14 +83,13 @@ public:
 	/* Before a reference was taken a guess. */
 	bool fits(const request &want) const
 	{
+		const uint32_t allowed = access.load(std::memory_order_relaxed);
+
 		if (key.load(std::memory_order_relaxed) != want.key)
 			return false;
-
-		uint32_t rest = access.load(std::memory_order_relaxed) ^ want.access;
-
-		if (shows(want)) [[likely]]
-			return !rest || (!want.exact() && !(rest & want.access));
-		return !want.exact() && contains(want) && !(rest & want.access);
+		if (want.exact())
+			return shows(want) && allowed == want.access;
+		return contains(want) && !(want.access & ~allowed);
 	}
 
 	/* The likeliest that fits. */
@@ -108,11 +107,9 @@ public:
 	/* Empty ranges and those around the end of memory never are. */
 	bool contains(const request &want) const
 	{
-		uint64_t shown = shown_addr(), in_page = shown & Env::page_mask();
-		uint64_t offset = want.addr - (shown - in_page);
-		uint64_t size = (in_page + shown_length() + Env::page_mask()) & ~Env::page_mask();
+		const uint64_t offset = want.addr - start(), all = size();
 
-		return offset < size && want.length - 1 < size - offset;
+		return offset < all && want.length - 1 < all - offset;
 	}
 
 	uint64_t start() const { return shown_addr() & ~Env::page_mask(); }

@@ -128,19 +128,11 @@ struct linux_env {
 	 */
 	static void *map(size_t size)
 	{
-		size_t all = whole(size) + HUGE_PAGE;
-		void *memory = reserve(all);
+		void *memory = reserve(whole(size) + HUGE_PAGE);
 
 		if (memory == MAP_FAILED)
 			return nullptr;
-
-		auto first = reinterpret_cast<uintptr_t>(memory), aligned = whole(first);
-
-		if (aligned != first)
-			munmap(memory, aligned - first);
-		memory = reinterpret_cast<void *>(aligned);
-		munmap(reinterpret_cast<void *>(aligned + whole(size)),
-		       first + all - aligned - whole(size));
+		memory = reinterpret_cast<void *>(whole(reinterpret_cast<uintptr_t>(memory)));
 		if (madvise(memory, whole(size), MADV_WIPEONFORK)) {
 			wipe(memory, size);
 			return nullptr;

@@ -367,13 +367,7 @@ public:
 	/*
 	 * An entry of the catalog that serves, with a reference taken; or 0. May let go of the
 	 * mutex to settle. *plain: one that would serve is left alone, as another thread settles it
-	 * and is not done soon:
-	 *
-	 *   A                              B
-	 *                                  settles; a page is missing, and the program's
-	 *                                  pager takes the program's lock for each
-	 *   has that lock; wants a
-	 *   part of the same: waits        waits for a page, so for the lock
+	 * and is not done soon. It may wait for this one, as it may when it registers (miss.h).
 	 */
 	uint32_t find_valid(const request &want, bool *plain)
 	{
@@ -412,10 +406,8 @@ public:
 	/* Until what other threads deregister just now is gone; not nested, and not for long. */
 	void await_deregs()
 	{
-		uint64_t until = 0;
-
 		if (!is_nested())
-			await_deregs(a.deregistered + a.deregistering, &until);
+			await_deregs(a.deregistered + a.deregistering);
 	}
 
 	/*
@@ -426,7 +418,6 @@ public:
 	uint64_t shrink(uint32_t stage, uint32_t inside)
 	{
 		const uint64_t deregistered = a.deregistered;
-		uint64_t until = 0;
 
 		if (stage)
 			for (uint32_t o = 0; o < a.owner.size(); o++)
@@ -436,7 +427,7 @@ public:
 				;
 		dereg_pending();
 		if (Env::thread().inside == inside)
-			await_deregs(deregistered + 1, &until);
+			await_deregs(deregistered + 1);
 		return held ? a.deregistered - deregistered : 0;
 	}
 
@@ -553,10 +544,12 @@ private:
 	}
 
 	/* Until so many were deregistered, or nobody does. */
-	void await_deregs(uint64_t all, uint64_t *until)
+	void await_deregs(uint64_t all)
 	{
+		uint64_t until = 0;
+
 		while (held && a.deregistering && a.deregistered < all && !a.late)
-			wait_briefly(until, &a.late);
+			wait_briefly(&until, &a.late);
 	}
 
 	/* To restore a suspended entry pins all of it, and swaps it in. */
@@ -617,55 +610,34 @@ private:
 		int error = 0;
 
 		while (pending) {
-			uint32_t batch[BATCH];
-			void *mrs[BATCH];
-			int bad[BATCH] = {};
-			uint32_t count = 0;
+			const uint32_t i = pop(&pending);
+			void *const mr = at(i).registration();
+			bool gone = false;
+			int bad = 0;
 
-			for (; count < BATCH && pending; count++) {
-				batch[count] = pending;
-				mrs[count] = at(pending).registration();
-				pending = at(pending).link;
-			}
+			/* Where the context is gone the registration has gone with it. */
 			outside([&] {
-				/*
-				 * The parent's are not a child's to end. Where the context is gone
-				 * the registration has gone with it.
-				 */
-				for (uint32_t n = 0; n < count && !is_child(); n++)
-					bad[n] = a.owner[at(batch[n]).owner].is_gone()
-							 ? GONE
-							 : env.dereg(mrs[n]);
+				gone = a.owner[at(i).owner].is_gone();
+				bad = gone ? 0 : env.dereg(mr);
 			});
 			if (!held)
 				return 0;
-			for (uint32_t n = 0; n < count; n++) {
-				if (bad[n] && bad[n] != GONE)
-					error = bad[n];
-				dereg_done(batch[n], bad[n], batch[n] == keeps);
+			a.deregistering--;
+			a.late = false;
+			error = bad ? bad : error;
+			if (!bad) {
+				a.deregistered++;
+				free(i, gone);
+			} else if (i == keeps) {
+				at(i).state = state::OPEN;
+				at(i).word.mark_unlinked_relaxed();
+				at(i).word.open_release(1);
+			} else {
+				at(i).state = state::DEREG_FAILED;
 			}
 		}
 		return error;
 	}
-
-	void dereg_done(uint32_t i, int bad, bool keeps)
-	{
-		a.deregistering--;
-		a.late = false;
-		if (!bad || bad == GONE) {
-			a.deregistered++;
-			free(i, bad == GONE);
-		} else if (keeps) {
-			at(i).state = state::OPEN;
-			at(i).word.mark_unlinked_relaxed();
-			at(i).word.open_release(1);
-		} else {
-			at(i).state = state::DEREG_FAILED;
-		}
-	}
-
-	static constexpr uint32_t BATCH = 32;
-	static constexpr int GONE = -1;
 
 	uint32_t pending = 0; // linked by entry.link
 	bool held = false;
