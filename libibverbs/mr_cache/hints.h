@@ -65,14 +65,16 @@ public:
 			   std::memory_order_relaxed);
 	}
 
-	/*
-	 * The same for a request that found its entry, at that time, without a hint. Also of a use
-	 * that comes back after as many others each time.
-	 */
+	/* The same for a request that found its entry, at that time, without a hint. */
 	void learn_part(uint64_t hash, uint32_t last, uint32_t index, uint64_t now)
 	{
-		if (!(table[place(hash, last)].load(std::memory_order_relaxed) >> 32) ||
-		    static_cast<uint32_t>(now * ODD >> 32) < 1U << 28)
+		const uint64_t both = table[place(hash, last)].load(std::memory_order_relaxed);
+		const auto older = static_cast<uint32_t>(both >> 32);
+		const bool is_old = !((both ^ tag_of(hash)) & ~INDEX & UINT32_MAX) ||
+				    !((older ^ tag_of(hash)) & ~INDEX);
+
+		/* Also of a use that comes back after as many others each time. */
+		if (!older || is_old || static_cast<uint32_t>(now * ODD >> 32) < 1U << 28)
 			learn(hash, last, index);
 	}
 

@@ -55,3 +55,28 @@ TEST_CASE("a registration under way is found for all requests that it will serve
 	CHECK(!making.find({pd, 7, PAGE - 11, access}, entries.data()));
 	making.remove(2);
 }
+
+TEST_CASE("the newest of many registrations under way are found")
+{
+	constexpr uint32_t NEWEST = 16, ALL = 40;
+	std::vector<mr_cache::entry<fake_env>> entries(ALL + 1);
+	mr_cache::operations<fake_env> making{};
+	uint32_t found = 0;
+	const auto is_found = [&](uint32_t i) {
+		return making.find({pd, i * PAGE, PAGE, LOCAL}, entries.data()) == i;
+	};
+
+	for (uint32_t i = 1; i <= ALL; i++) {
+		entries[i].describe({pd, i * PAGE, PAGE, LOCAL});
+		making.add(i);
+		CHECK(is_found(i));
+		CHECK(is_found(i < NEWEST ? 1 : i));
+	}
+	for (uint32_t i = 1; i <= ALL; i++)
+		found += is_found(i);
+	CHECK(found == NEWEST);
+	for (uint32_t i = 1; i <= ALL; i++) {
+		making.remove(i);
+		CHECK(!is_found(i));
+	}
+}

@@ -349,9 +349,8 @@ TEST_CASE("idle program: sends little of a suspended registration", "[.]")
 		return;
 	CHECK(stats_of(on).suspensions == 1);
 	CHECK(stats_of(on).restorations == 0);
-	use(on, at + size / 2, size / 4);
-	CHECK(stats_of(on).restorations == 1);
-	CHECK(stats_of(on).misses == 1);
+	CHECK(stats_of(on).misses == 11);
+	CHECK(stats_of(on).entries == 10);
 }
 
 TEST_CASE("idle: a small part of a suspended registration is registered alone")
