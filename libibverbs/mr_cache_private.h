@@ -25,17 +25,12 @@ enum policy {
 #define CACHED_ACCESS                                                          \
 	(IBV_ACCESS_LOCAL_WRITE | REMOTE_ACCESS | IBV_ACCESS_RELAXED_ORDERING)
 
-/*
- * IBV_ACCESS_CACHED when all registrations are to be cached; and until it is known, or for ever
- * where a thread sanitizer is to be told, with a bit that is no right.
- */
+/* IBV_ACCESS_CACHED when all registrations are to be cached; and with a bit that is no right until
+ * it is known, or for ever where a thread sanitizer is to be told. */
 #define NOT_ASKED (1U << 31)
 extern unsigned int mr_cache_default __attribute__((visibility("hidden")));
-/*
- * With one of these rights a registration serves its own range and rights alone, unless peers are
- * trusted: a key must not open more than the program asked for. Only the program itself can use one
- * without them: that is rounded, and shared with requests for less.
- */
+/* With one of these rights a registration serves its own range and rights alone: a key must not
+ * open more than the program asked for. 0 where peers are trusted. */
 extern unsigned int mr_cache_exact_rights __attribute__((visibility("hidden")));
 
 /* Read once. */
@@ -108,9 +103,9 @@ uint32_t mr_cache_device_entries(int max_mr);
 uint32_t mr_cache_max_merge_bits(uint64_t max_mr_size);
 
 /*
- * The program's thread sanitizer, if it has one: it does not see the atomics of the cache between a
+ * The program's thread sanitizer, if it has one, does not see the atomics of the cache between a
  * look at an MR and the free() of the provider, so it is told. The MRs of such a program have a
- * mark, and its registrations take the slow way, so that all other programs pay nothing.
+ * mark, and its registrations take the slow way.
  */
 void __tsan_acquire(void *of) __attribute__((weak));
 void __tsan_release(void *of) __attribute__((weak));

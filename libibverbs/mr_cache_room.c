@@ -32,8 +32,7 @@ static uint64_t write_command(const struct ibv_command_buffer *cmd)
 
 /*
  * Does it make an object? Of these the control group says EAGAIN when it has no room for one.
- * Elsewhere EAGAIN is an answer: an XRCD that is not there yet, a file whose lock another process
- * keeps (SETTLE), an asynchronous answer that is not read.
+ * Elsewhere EAGAIN is an answer: an XRCD that is not there yet, a file's lock (SETTLE).
  */
 #define METHOD(object, method)                                                 \
 	(UVERBS_OBJECT_##object << 16 | UVERBS_METHOD_##method)

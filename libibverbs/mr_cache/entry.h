@@ -2,12 +2,9 @@
 /*
  * One cached registration: its word, range and rights, in one cache line. CPUs fetch lines in
  * pairs, and threads that use neighbours would take them from each other: so the line beside it has
- * the fields that only the holder of the mutex changes. Entries are never freed, only reused, so an
- * old index may be read at any time; the values count after a reference was taken (word.h).
- *
- * The fields that readers compare are atomics: they are written while the word is CLOSED, and a
- * reader may look at the same time. Relaxed is enough: before get() a wrong value costs a needless
- * look-up, after it get() orders them.
+ * the fields that only the holder of the mutex changes. Entries are never freed, only reused: a
+ * reader may compare the fields at any time, while they are written, and they count after get()
+ * has taken a reference, which orders them (word.h).
  *
  * addr and length are what the first user asked for, and the MR shows. An entry serves exactly that
  * (MR_CACHE_EXACT), or any part of that rounded out to pages. Bytes are counted in whole pages

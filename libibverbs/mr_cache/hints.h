@@ -6,14 +6,13 @@
  *
  * A bucket is one 64-bit word of two hints, each a tag of 12 bits and an index of 20: a tag that
  * differs saves a look at the (cold) entry. There are two buckets for each entry: one hint in
- * thirty finds its bucket full, and one in twelve where buffers lie worst. (Of exact ranges it may
- * be one in two, which exact_index finds as fast.) The table uses the low buckets of its memory
- * only, more of them as the entries become more: 1,000 entries then cost 16 KiB of cache and not 16
- * MiB.
+ * thirty finds its bucket full, and one in twelve where buffers lie worst. The table uses the low
+ * buckets of its memory only, more of them as the entries become more: 1,000 entries then cost 16
+ * KiB of cache and not 16 MiB.
  *
- * Whose hint is it? That of the page where a request begins; if only exactly the range is served,
- * that of the range. So parts of a large entry may have more hints than there is place for: a hint
- * of a part takes the place of another one only once in 16 times.
+ * A hint is of the page where a request begins; if only exactly the range is served, of the range.
+ * So parts of a large entry may have more hints than there is place for: a hint of a part takes the
+ * place of another one only once in 16 times.
  */
 #ifndef MR_CACHE_HINTS_H
 #define MR_CACHE_HINTS_H

@@ -6,15 +6,13 @@
  * Windows that slide over a buffer are another range each time, and an idle entry pins all of its
  * own: 4,000 of 256 KiB, a page further each, would pin 1,000 MiB of 16. So a request is registered
  * together with those that it overlaps, as soon as they and it would pin DEEP times what they cover
- * (or, if they are MANY, SHALLOW times). They leave the catalog when the union comes there. Of
- * several unions it is the deepest: so windows become blocks, and blocks larger ones, and no page
- * is registered with each step.
+ * (or, if they are MANY, SHALLOW times). Of several unions it is the deepest: so windows become
+ * blocks, and blocks larger ones, and no page is registered with each step. A union takes away pins
+ * of its own size at least, and only requests bring any: all unions together register no more bytes
+ * than all requests. It is MOST times the request at most, and never larger than a device may take.
  *
- * A union takes away pins of its own size at least, and only requests bring any: all unions
- * together register no more bytes than all requests. It is MOST times the request at most, and
- * never larger than a device may take. An entry that is suspended, or of which the kernel has told
- * anything, does not count, and none in use. One that only lies beside may be another buffer, and
- * the end of one would be that of both.
+ * An entry in use, suspended, or of which the kernel has told anything does not count. One that
+ * only lies beside may be another buffer, and the end of one would be that of both.
  */
 #ifndef MR_CACHE_UNITED_H
 #define MR_CACHE_UNITED_H

@@ -11,11 +11,8 @@
  *   has that lock; registers
  *   a part of the same: waits      waits for a page, so for the lock
  *
- * So after a moment A registers, too. Of two that overlap, the one that contains the other stays in
- * the catalog, the other one becomes a plain registration (deserves_place()).
- *
- * A range that overlaps idle entries may be registered together with them (merge.h); where that
- * fails it is registered alone.
+ * So after a moment A registers, too. Of the two, the one that contains the other stays in the
+ * catalog (deserves_place()).
  */
 #ifndef MR_CACHE_MISS_H
 #define MR_CACHE_MISS_H

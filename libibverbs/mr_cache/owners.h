@@ -2,7 +2,7 @@
 /*
  * The owners of registrations (a verbs context each): limits, statistics, entries. A record lives
  * until its owner was flushed; entries in use even then go to one without a name. The mutex guards
- * everything here. Hits are in the entries' words while those live.
+ * everything here.
  */
 #ifndef MR_CACHE_OWNERS_H
 #define MR_CACHE_OWNERS_H
