@@ -40,7 +40,6 @@ template <class Env> struct arena {
 	uint64_t deregistered;	// so many were
 	uint32_t free_entry;	// linked by entry.link
 	uint32_t doubtful; // the same, of closed contexts: the kernel may have their words still
-	uint32_t turn;	   // the owner that gives next, if any may
 	uint32_t hand;	   // the entry that was looked at last, see miss.h
 	atomic<uint64_t> views;	     // of the entries in the catalog: each may have a hint
 	atomic<uint32_t> ready;	     // the entries before this one have their memory
@@ -118,8 +117,9 @@ template <class Env> struct arena {
 	{
 		auto *nodes = static_cast<char *>(index.node_memory(0));
 
-		return Env::commit(this, static_cast<size_t>(nodes - reinterpret_cast<char *>(this)),
-				  false) &&
+		return Env::commit(this,
+				   static_cast<size_t>(nodes - reinterpret_cast<char *>(this)),
+				   false) &&
 		       make_entries_ready(0) && Env::commit(&hint, hint.bytes(hint.LEAST), false);
 	}
 	void first_is_ready()

@@ -6,16 +6,17 @@
  * tree of its own rights, then in those of the sets that contain them.
  *
  * The entries of a tree and key are an antichain: none contains another (insert() keeps it so).
- * Sorted by start they are then sorted by end too, and the last one that starts at or before addr is
- * the only candidate.
+ * Sorted by start they are then sorted by end too, and the last one that starts at or before addr
+ * is the only candidate.
  *
  * The tree is a treap whose node i belongs to entry i: its priority is a hash of i, inserting
  * allocates nothing and cannot fail.
  *
  * The mutex of the cache guards all changes; search() may run beside them without it: every index
  * that it can read is one of a node, and its steps are limited. It may miss an entry and find one
- * that has gone. Neither matters: a found entry is verified by taking a reference, and a reader that
- * found none takes the mutex and asks again, unless version() tells that nothing has changed since:
+ * that has gone. Neither matters: a found entry is verified by taking a reference, and a reader
+ * that found none takes the mutex and asks again, unless version() tells that nothing has changed
+ * since:
  *
  *   reader                         holder of the mutex
  *   n = version()
@@ -77,8 +78,8 @@ public:
 	 * new one; none among the same rights contains it. Is some of it in another one's range,
 	 * too? One that serves exactly its range has nothing to do with others.
 	 */
-	template <class Retire> bool insert(uint32_t i, const entry<Env> *entries,
-					    const Retire &retire)
+	template <class Retire>
+	bool insert(uint32_t i, const entry<Env> *entries, const Retire &retire)
 	{
 		const entry<Env> &e = entries[i];
 		const request range = e.own_range();
@@ -108,7 +109,8 @@ public:
 		uint32_t n;
 
 		while ((n = get(*at)) && n != index)
-			at = is_before(n, behind(range), entries) ? &nodes[n].right : &nodes[n].left;
+			at = is_before(n, behind(range), entries) ? &nodes[n].right
+								  : &nodes[n].left;
 		if (!n)
 			return;
 

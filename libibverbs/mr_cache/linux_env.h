@@ -142,8 +142,8 @@ struct linux_env {
 		return memory;
 	}
 	/*
-	 * Accessible, with the rest of its huge pages (huge: in these); each page of it gets memory,
-	 * as by a write.
+	 * Accessible, with the rest of its huge pages (huge: in these); each page of it gets
+	 * memory, as by a write.
 	 */
 	static bool commit(void *start, size_t size, bool huge)
 	{
@@ -164,8 +164,8 @@ struct linux_env {
 	}
 	/*
 	 * A process that locks all memory that it will have (MCL_FUTURE) has a page as soon as it
-	 * has mapped it, is charged for a mapping as a whole, and refused one beyond its limit. So a
-	 * page is mapped and unlocked; memory that it grows by is not locked either.
+	 * has mapped it, is charged for a mapping as a whole, and refused one beyond its limit. So
+	 * a page is mapped and unlocked; memory that it grows by is not locked either.
 	 */
 	static void *reserve(size_t size)
 	{

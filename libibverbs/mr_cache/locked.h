@@ -13,9 +13,9 @@
  * mutex is free. When a context is closed, entries with users become orphans: they end without the
  * registrar.
  *
- * Whenever the mutex is free, an entry is in the catalog if and only if it is OPEN and not UNLINKED,
- * and in the list of its owner if it is not FREE; a MAKING or DEREGISTERING one belongs to one
- * thread, which is inside the registrar. A word is closed and unlinked under the mutex only. So
+ * Whenever the mutex is free, an entry is in the catalog if and only if it is OPEN and not
+ *UNLINKED, and in the list of its owner if it is not FREE; a MAKING or DEREGISTERING one belongs to
+ *one thread, which is inside the registrar. A word is closed and unlinked under the mutex only. So
  * there an entry of the catalog is open, and a reference taken to it is one. A thread that comes
  * back from the registrar looks at everything again.
  *
@@ -162,8 +162,8 @@ public:
 	}
 
 	/*
-	 * The end of all entries of an owner, or of a PD if there is none, before it goes itself. It
-	 * must not go while a thread is inside the registrar for it. The loser, if a flush ended
+	 * The end of all entries of an owner, or of a PD if there is none, before it goes itself.
+	 * It must not go while a thread is inside the registrar for it. The loser, if a flush ended
 	 * only the entries that it found:
 	 *
 	 *   a thread of another owner      ibv_close_device()
@@ -264,16 +264,13 @@ public:
 		return 0;
 	}
 
-	/* Of any owner, in turns. */
 	uint32_t evict_any()
 	{
-		for (uint32_t n = a.owner.size(); n; n--) {
-			if (++a.turn >= a.owner.size())
-				a.turn = 0;
-			if (uint32_t i = evict(a.turn))
-				return i;
-		}
-		return 0;
+		uint32_t i = 0;
+
+		for (uint32_t o = 0; !i && o < a.owner.size(); o++)
+			i = evict(o);
+		return i;
 	}
 
 	uint32_t evict_all(uint32_t o)
@@ -419,12 +416,12 @@ public:
 	{
 		const uint64_t deregistered = a.deregistered;
 
-		if (stage)
-			for (uint32_t o = 0; o < a.owner.size(); o++)
+		for (uint32_t o = 0; o < a.owner.size(); o++)
+			if (stage)
 				evict_all(o);
-		else
-			for (uint64_t n = a.count_views(0) / 16 + 1; n && evict_any(); n--)
-				;
+			else
+				for (uint32_t n = a.owner[o].list.size() / 16 + 1; n && evict(o);)
+					n--;
 		dereg_pending();
 		if (Env::thread().inside == inside)
 			await_deregs(deregistered + 1);

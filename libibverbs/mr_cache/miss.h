@@ -135,7 +135,8 @@ private:
 		return true;
 	}
 
-	/* At entries, for the next victim; 0: there will not be room. All are looked at for much. */
+	/* At entries, for the next victim; 0: there will not be room. All are looked at for much.
+	 */
 	uint32_t looks_for_room(owner_record<Env> &of, uint64_t size)
 	{
 		const uint64_t excess = of.counted.bytes + size - of.limits.max_bytes;
@@ -208,7 +209,7 @@ private:
 		/* They may hold what this one lacks. */
 		lock.dereg_pending();
 		if (lock)
-			lock.outside([&] { error = register_valid(asked, e.word, &mr); });
+			lock.outside([&] { error = reg_and_settle(asked, e.word, &mr); });
 
 		/* A child that a signal handler forked: of what was begun it has nothing. */
 		if (!lock) {
@@ -278,22 +279,15 @@ private:
 		return true;
 	}
 
-	/* One that became invalid while it was made is made once more, not twice. */
-	int register_valid(const mr_cache_request &asked, entry_word<Env> &w, void **mr)
+	/* One that becomes invalid meanwhile is its user's alone, as without the cache. */
+	int reg_and_settle(const mr_cache_request &asked, entry_word<Env> &w, void **mr)
 	{
-		for (int again = 1;; again--) {
-			int error = lock.env.reg(asked, w.raw(), mr);
+		const int error = lock.env.reg(asked, w.raw(), mr);
 
-			if (error)
-				return error;
-			for (int n = lock.SETTLE_ATTEMPTS; n && w.peek_relaxed() & w.SUSPECT; n--)
-				if (lock.env.settle(*mr))
-					break;
-			if (!(w.peek_relaxed() & w.INVALID) || !again || lock.is_child() ||
-			    lock.env.dereg(*mr))
-				return 0;
-			w.clean_relaxed();
-		}
+		for (int n = lock.SETTLE_ATTEMPTS; !error && n && w.peek_relaxed() & w.SUSPECT; n--)
+			if (lock.env.settle(*mr))
+				break;
+		return error;
 	}
 
 	static constexpr uint32_t SWEPT = 2;

@@ -141,9 +141,9 @@ int mr_cache_is_on(void);
 uint64_t mr_cache_shrink(uint32_t stage, bool by_cache);
 
 /*
- * Calls visit() for each owner, with a lock held: it calls nothing here. Where that returns true all
- * idle registrations of the owner are evicted, and their number is returned. at_end, of the process:
- * -1 if another thread has the lock for long, or this one.
+ * Calls visit() for each owner, with a lock held: it calls nothing here. Where that returns true
+ * all idle registrations of the owner are evicted, and their number is returned. at_end, of the
+ * process: -1 if another thread has the lock for long, or this one.
  */
 typedef bool mr_cache_visitor(void *owner, const struct ibv_mr_cache_stats *statistics,
 			      const void *by);

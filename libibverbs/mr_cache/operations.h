@@ -7,8 +7,8 @@
  * allocator's hook may come to the cache again in the middle of a call. One that is not inside may
  * have a lock that the other one needs: of an allocator, or of a pager of user space. So it waits
  * for some milliseconds, and when that was too short no thread waits for the same any more
- * (await()). Without bound waits only the end of a PD or a context (locked::drain()), which must not
- * go before.
+ * (await()). Without bound waits only the end of a PD or a context (locked::drain()), which must
+ * not go before.
  *
  * A range whose registration is not among the newest is registered once more, by itself: so a miss
  * costs no more beside thousands of them.

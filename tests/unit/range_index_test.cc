@@ -52,9 +52,8 @@ struct world {
 	void add(uint32_t i, const request &what)
 	{
 		for (uint32_t other = 1; other < COUNT; other++)
-			if (alike(other, what) &&
-			    (what.exact() ? entries[other].shows(what)
-					  : entries[other].contains(what)))
+			if (alike(other, what) && (what.exact() ? entries[other].shows(what)
+								: entries[other].contains(what)))
 				return;
 
 		bool within[COUNT] = {};
