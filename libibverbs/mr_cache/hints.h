@@ -31,7 +31,7 @@ public:
 	static uint64_t hash_of(const request &want)
 	{
 		if (want.exact())
-			return mix((want.addr ^ want.addr >> 15) + want.length * ODD, want);
+			return mix((want.addr >> 12 ^ want.addr << 42) + want.length * ODD, want);
 		return mix(want.addr >> 12 ^ want.addr >> 19, want);
 	}
 
