@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Which entries may be found: a tree for each set of rights, of entries that serve any part of
- * their range, sorted by PD and ordering (the key) and by start; and one tree of entries that serve
- * exactly their range and rights, which are sorted by these, too. A request for a part looks in the
- * tree of its own rights, then in those of the sets that contain them.
+ * their range, sorted by PD and ordering (the key) and by start; and chains of those that serve
+ * exactly their range and rights. A request for a part looks in the tree of its own rights, then in
+ * those of the sets that contain them.
  *
  * The entries of a tree and key are an antichain: none contains another (insert() keeps it so).
  * Sorted by start they are then sorted by end too, and the last one that starts at or before addr
@@ -58,17 +58,19 @@ public:
 	/* An entry to verify, or 0. Under the mutex it may be found, and 0 means none may. */
 	uint32_t search(const request &want, const entry<Env> *entries) const
 	{
-		const uint32_t trees = get(present) & serving(want);
+		if (want.exact())
+			return search_exact(want, entries);
+
+		const uint32_t trees = get(present) & containing(want.access & RIGHTS);
 
 		return trees ? search(trees, want, entries) : 0;
 	}
 
 	/* Under the mutex: the last entry that starts at or before the address, and the first that
 	 * starts after it. */
-	neighbours beside(const request &want, uint64_t addr, const entry<Env> *entries) const
+	neighbours beside(const request &want, uint64_t addr) const
 	{
-		const neighbours found =
-			beside(roots[tree_of(want)], {want.key, addr + 1, 0}, entries);
+		const neighbours found = beside(roots[want.access & RIGHTS], want.key, addr + 1);
 
 		return {alike(found.before, want), alike(found.after, want)};
 	}
@@ -83,18 +85,25 @@ public:
 	{
 		const entry<Env> &e = entries[i];
 		const request range = e.own_range();
-		const uint32_t tree = tree_of(range);
-		const neighbours around = insert_at(roots[tree], i, first_of(range), entries);
+
+		if (range.exact()) {
+			link &head = heads[bucket(range)];
+
+			set(nodes[i].left, get(head));
+			set(head, i);
+			changed();
+			return false;
+		}
+
+		const neighbours around = insert_at(roots[e.rights()], i, range.key, e.start());
 		const uint32_t before = alike(around.before, range);
 		uint32_t next = alike(around.after, range);
 
-		set(present, get(present) | 1U << tree);
+		set(present, get(present) | 1U << e.rights());
 		changed();
-		if (range.exact())
-			return false;
 		while (next && entries[next].end() <= e.end()) {
 			retire(next);
-			next = beside(range, e.start(), entries).after;
+			next = beside(range, e.start()).after;
 		}
 		return (next && entries[next].start() < e.end()) ||
 		       (before && entries[before].end() > e.start());
@@ -104,18 +113,21 @@ public:
 	void erase(uint32_t index, const entry<Env> *entries)
 	{
 		const request range = entries[index].own_range();
-		const uint32_t tree = tree_of(range);
-		link *at = &roots[tree];
+		const uint32_t rights = entries[index].rights();
+		link *at = range.exact() ? &heads[bucket(range)] : &roots[rights];
 		uint32_t n;
 
 		while ((n = get(*at)) && n != index)
-			at = is_before(n, behind(range), entries) ? &nodes[n].right
-								  : &nodes[n].left;
+			at = !range.exact() && is_before(n, range.key, range.addr + 1)
+				     ? &nodes[n].right
+				     : &nodes[n].left;
 		if (!n)
 			return;
 
 		uint32_t left = get(nodes[index].left), right = get(nodes[index].right);
 
+		if (range.exact())
+			right = 0;
 		while (left && right) {
 			if (priority(left) >= priority(right)) {
 				set(*at, left);
@@ -128,8 +140,8 @@ public:
 			}
 		}
 		set(*at, left ? left : right);
-		if (!get(roots[tree]))
-			set(present, get(present) & ~(1U << tree));
+		if (!get(roots[rights]))
+			set(present, get(present) & ~(1U << rights));
 		changed();
 	}
 
@@ -143,16 +155,8 @@ private:
 		link right;
 	};
 
-	/* Of an entry in the order of its tree; 0 of the length and rights where they do not
-	 * matter. */
-	struct place {
-		uint64_t key;
-		uint64_t start;
-		uint64_t extent;
-	};
-
-	static constexpr uint32_t EXACT = RIGHTS + 1; // that tree
-	static constexpr int STEPS = 256;	      // more than a treap of 2^20 is ever deep
+	static constexpr uint32_t HEADS = Env::entries < 1 << 16 ? 16 : 1 << 14;
+	static constexpr int STEPS = 256; // more than a treap of 2^20 is ever deep
 
 	/* Relaxed: see above; the mutex orders the changes among themselves. */
 	static uint32_t get(const link &l) { return l.load(std::memory_order_relaxed); }
@@ -164,51 +168,43 @@ private:
 			      std::memory_order_release);
 	}
 
-	static uint32_t tree_of(const request &range)
+	static uint32_t bucket(const request &range)
 	{
-		return range.exact() ? EXACT : range.access & RIGHTS;
+		uint64_t hash = (range.key * 0xff51afd7ed558ccd ^ range.addr) * 0x9e3779b97f4a7c15;
+
+		hash = (hash ^ hash >> 32 ^ range.length) * 0xc4ceb9fe1a85ec53;
+		return static_cast<uint32_t>(hash >> 40) % HEADS;
+	}
+	uint32_t search_exact(const request &want, const entry<Env> *entries) const
+	{
+		uint32_t i = get(heads[bucket(want)]);
+
+		for (int steps = 0; i && steps < STEPS; steps++) {
+			if (entries[i].fits(want))
+				return i;
+			i = get(nodes[i].left);
+		}
+		return 0;
 	}
 
-	/* The trees that may serve it, as bits: of the sets of rights that contain its own. */
-	static uint32_t serving(const request &want)
+	/* The sets of rights, as bits of a mask, that contain these. */
+	static uint32_t containing(uint32_t rights)
 	{
 		static constexpr uint16_t sets[RIGHTS + 1] = {
 			0xffff, 0xaaaa, 0xcccc, 0x8888, 0xf0f0, 0xa0a0, 0xc0c0, 0x8080,
 			0xff00, 0xaa00, 0xcc00, 0x8800, 0xf000, 0xa000, 0xc000, 0x8000,
 		};
 
-		return want.exact() ? 1U << EXACT : sets[want.access & RIGHTS];
+		return sets[rights];
 	}
 
-	static uint64_t extent_of(const request &range)
+	bool is_before(uint32_t n, uint64_t key, uint64_t start) const
 	{
-		return range.exact() ? range.length << 4 | (range.access & RIGHTS) : 0;
-	}
-	static place first_of(const request &range)
-	{
-		return {range.key, range.exact() ? range.addr : range.addr & ~Env::page_mask(),
-			extent_of(range)};
-	}
-	/* All that start at the same place, or before. */
-	static place behind(const request &range)
-	{
-		const uint64_t extent = extent_of(range);
+		const uint64_t mine = nodes[n].key.load(std::memory_order_relaxed);
 
-		return {range.key, range.addr + !extent, extent + !!extent};
-	}
-
-	bool is_before(uint32_t n, const place &of, const entry<Env> *entries) const
-	{
-		const uint64_t key = nodes[n].key.load(std::memory_order_relaxed);
-
-		if (key != of.key) [[unlikely]]
-			return key < of.key;
-
-		const uint64_t start = nodes[n].start.load(std::memory_order_relaxed);
-
-		if (start != of.start) [[likely]]
-			return start < of.start;
-		return of.extent && extent_of(entries[n].own_range()) < of.extent;
+		if (mine != key) [[unlikely]]
+			return mine < key;
+		return nodes[n].start.load(std::memory_order_relaxed) < start;
 	}
 
 	/* It, if it is of the same PD and ordering. */
@@ -220,11 +216,10 @@ private:
 	[[gnu::noinline]] uint32_t search(uint32_t trees, const request &want,
 					  const entry<Env> *entries) const
 	{
-		const place at = behind(want);
-
 		/* The lowest of the sets that contain a set is itself. */
 		for (; trees; trees &= trees - 1) {
-			uint32_t found = beside(roots[__builtin_ctz(trees)], at, entries).before;
+			const uint32_t found =
+				beside(roots[__builtin_ctz(trees)], want.key, want.addr + 1).before;
 
 			if (found && entries[found].fits(want))
 				return found;
@@ -233,22 +228,20 @@ private:
 	}
 
 	/* The last one before that place, and the first one that is not. */
-	neighbours beside(const link &root, const place &at, const entry<Env> *entries) const
+	neighbours beside(const link &root, uint64_t key, uint64_t start) const
 	{
 		neighbours found = {};
 		uint32_t n = get(root);
 
 		for (int steps = 0; n && steps < STEPS; steps++)
-			n = get(goes_right(n, at, entries, &found) ? nodes[n].right
-								   : nodes[n].left);
+			n = get(goes_right(n, key, start, &found) ? nodes[n].right : nodes[n].left);
 		return found;
 	}
 
 	/* From there to that place. */
-	bool goes_right(uint32_t n, const place &to, const entry<Env> *entries,
-			neighbours *passed) const
+	bool goes_right(uint32_t n, uint64_t key, uint64_t start, neighbours *passed) const
 	{
-		const bool right = is_before(n, to, entries);
+		const bool right = is_before(n, key, start);
 
 		(right ? passed->before : passed->after) = n;
 		return right;
@@ -262,22 +255,20 @@ private:
 	}
 
 	/* Returns its neighbours. */
-	neighbours insert_at(link &root, uint32_t index, const place &where,
-			     const entry<Env> *entries)
+	neighbours insert_at(link &root, uint32_t index, uint64_t key, uint64_t start)
 	{
 		const uint32_t least = priority(index);
 		neighbours found = {};
 		link *left = &nodes[index].left, *right = &nodes[index].right, *at = &root;
 		uint32_t n;
 
-		nodes[index].key.store(where.key, std::memory_order_relaxed);
-		nodes[index].start.store(where.start, std::memory_order_relaxed);
+		nodes[index].key.store(key, std::memory_order_relaxed);
+		nodes[index].start.store(start, std::memory_order_relaxed);
 		while ((n = get(*at)) && priority(n) >= least)
-			at = goes_right(n, where, entries, &found) ? &nodes[n].right
-								   : &nodes[n].left;
+			at = goes_right(n, key, start, &found) ? &nodes[n].right : &nodes[n].left;
 		/* The nodes below become the two subtrees of the new node. */
 		while (n) {
-			const bool is_left = goes_right(n, where, entries, &found);
+			const bool is_left = goes_right(n, key, start, &found);
 			link *&side = is_left ? left : right;
 
 			set(*side, n);
@@ -292,7 +283,8 @@ private:
 
 	typename Env::template atomic<uint64_t> changes;
 	link present; // which roots are not empty
-	link roots[RIGHTS + 2];
+	link roots[RIGHTS + 1];
+	link heads[HEADS]; // of the chains, whose next one is to the left
 
 	/* The last: they are made accessible as entries are (arena.h). */
 	node nodes[Env::entries];

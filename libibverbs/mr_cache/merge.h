@@ -42,7 +42,7 @@ public:
 		if (want.access & (RIGHTS ^ MR_CACHE_LOCAL_WRITE) || size <= Env::page_mask() + 1 ||
 		    size >= largest)
 			return want;
-		beside = a.index.beside(want, start, a.entries);
+		beside = a.index.beside(want, start);
 		for (uint32_t looks = 0, taken = 0; looks < LOOKS && taken < ENOUGH; looks++) {
 			const uint64_t left = more_left(), right = more_right();
 			const bool to_left = left <= right;
@@ -104,9 +104,9 @@ private:
 	void step(bool to_left, uint64_t from)
 	{
 		if (!to_left)
-			beside.after = a.index.beside(want, from, a.entries).after;
+			beside.after = a.index.beside(want, from).after;
 		else
-			beside.before = from ? a.index.beside(want, from - 1, a.entries).before : 0;
+			beside.before = from ? a.index.beside(want, from - 1).before : 0;
 	}
 
 	const arena<Env> &a;

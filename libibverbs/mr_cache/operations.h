@@ -27,26 +27,25 @@ public:
 	/* An entry that is described, until it is removed. */
 	void add(uint32_t i)
 	{
-		uint32_t at = 0;
-
-		while (at < NEWEST && newest[at])
-			at++;
-		newest[at < NEWEST ? at : ++last % NEWEST] = i;
+		if (count < NEWEST)
+			newest[count++] = i;
+		else
+			newest[++last % NEWEST] = i;
 	}
 
 	void remove(uint32_t i)
 	{
-		for (uint32_t &one : newest)
-			if (one == i)
-				one = 0;
+		for (uint32_t n = 0; n < count; n++)
+			if (newest[n] == i)
+				newest[n] = newest[--count];
 	}
 
 	/* One that will serve the request and is not late, or 0. */
 	uint32_t find(const request &want, const entry<Env> *entries) const
 	{
-		for (const uint32_t i : newest)
-			if (i && !entries[i].late && entries[i].fits(want))
-				return i;
+		for (uint32_t n = 0; n < count; n++)
+			if (!entries[newest[n]].late && entries[newest[n]].fits(want))
+				return newest[n];
 		return 0;
 	}
 
@@ -54,7 +53,8 @@ private:
 	static constexpr uint32_t NEWEST = 16;
 
 	uint32_t newest[NEWEST];
-	uint32_t last;
+	uint32_t count;
+	uint32_t last; // that took another one's place
 };
 
 } // namespace mr_cache

@@ -88,7 +88,7 @@ struct world {
 	/* The last that starts at or before the address, and the first after it. */
 	void look_beside(const request &want)
 	{
-		const mr_cache::neighbours found = index->beside(want, want.addr, entries.get());
+		const mr_cache::neighbours found = index->beside(want, want.addr);
 		uint32_t before = 0, after = 0;
 
 		for (uint32_t i = 1; i < COUNT; i++) {
