@@ -13,7 +13,7 @@ target_link_libraries(guest_support INTERFACE child mr_notify)
 # On-demand paging, the MR of all memory, and packets one by one.
 add_library(odp_support STATIC guest/paging/odp/arena.cpp guest/paging/odp/frame.cpp
   guest/paging/odp/lossy_wire.cpp guest/paging/odp/operations.cpp guest/paging/odp/raw_peer.cpp
-  guest/paging/odp/slow_memory.cpp guest/paging/odp/wild.cpp)
+  guest/paging/odp/slow_memory.cpp guest/paging/odp/random_access.cpp)
 target_include_directories(odp_support PUBLIC guest/paging)
 target_link_libraries(odp_support PUBLIC guest_support)
 
@@ -27,11 +27,12 @@ function(add_guest_tests folder support)
   endforeach()
 endfunction()
 
-add_guest_tests(notify guest_support changes contract in_use interleaving lifetime nodes observe offline race reclaim revoke stranger transfer
-                word worker)
+add_guest_tests(notify guest_support changes contract in_use interleaving lifetime nodes no_cross_process_wait
+  observe offline race reclaim revoke transfer word worker)
 add_guest_tests(cache guest_support adversary cache differential idle nested owner peer pressure)
 add_guest_tests(paging odp_support odp odp_memory odp_oracle odp_packets odp_stress odp_wait)
-add_guest_tests(upstream odp_support answers errors fuzz invalidate lookup lossy retransmit rights rings siw states)
+add_guest_tests(upstream odp_support errors fuzz invalidate lookup lossy qp_state retransmit retransmit_answers
+  rights siw wqe_ring)
 
 # Two nodes.
 target_sources(guest_nodes PRIVATE guest/notify/nodes/owner.cpp guest/notify/nodes/remote.cpp
@@ -45,7 +46,7 @@ target_link_libraries(slow_machine PRIVATE test_options)
 add_executable(guest_stress
   guest/notify/stress_test.cpp
   guest/notify/fault_test.cpp
-  guest/notify/stress/crowd.cpp
+  guest/notify/stress/many_threads.cpp
   guest/notify/stress/faults.cpp
   guest/notify/stress/given_back.cpp
   guest/notify/stress/peer.cpp

@@ -24,11 +24,13 @@ HOST = ("test_arguments", "test_built_programs", "test_compiler_cache", "test_dr
         *(f"unit-{name}" for name in lanes.UNIT_PROGRAMS))
 UM = ("matrix", "matrix, all memory", "matrix, suspended", "contract", "word", "changes", "in_use",
       "reclaim", "revoke", "worker", "lifetime", "race", "cache", "peer", "rights", "invalidate",
-      "nested", "owner", "differential", "adversary", "observe", "answers", "errors", "states",
-      "rings", "lossy", "stranger", "odp", "odp_packets", "odp_wait", "odp_oracle", "idle",
+      "nested", "owner", "differential", "adversary", "observe", "retransmit_answers", "errors",
+      "qp_state", "wqe_ring", "lossy", "no_cross_process_wait", "odp", "odp_packets", "odp_wait",
+      "odp_oracle", "idle",
       "in_use siw0", "revoke siw0", "rights siw0", "siw siw0", "tools")
 DEBIAN = ("fine clock", "matrix", "changes", "in_use", "revoke", "worker", "lifetime", "race",
-          "rights", "invalidate", "owner", "differential", "adversary", "observe", "stranger",
+          "rights", "invalidate", "owner", "differential", "adversary", "observe",
+          "no_cross_process_wait",
           "interleaving", "transfer", "retransmit", "idle", "siw siw0", "transfer siw0")
 
 

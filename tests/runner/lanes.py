@@ -20,10 +20,10 @@ UNIT_PROGRAMS = ("cache", "parts", "views", "schedule", "tsan", "asan")
 GUEST_PROGRAMS = ("contract", "word", "changes", "in_use", "reclaim", "revoke", "worker",
                   "lifetime", "race", "cache", "peer", "rights", "invalidate", "nested", "owner",
                   "differential",
-                  "adversary", "observe", "answers", "errors", "states", "rings", "lossy",
-                  "stranger", "idle")
+                  "adversary", "observe", "retransmit_answers", "errors", "qp_state",
+                  "wqe_ring", "lossy", "no_cross_process_wait", "idle")
 # Of those whose tests skip alike, all; "no more wait than 512" may be too slow.
-GUEST_LEAST = {"answers": 5, "nodes": 8, "odp_packets": 15}
+GUEST_LEAST = {"retransmit_answers": 5, "nodes": 8, "odp_packets": 15}
 # Of upstream's suite on soft-RoCE; upstream's kernel passes 103.
 UPSTREAM_EXECUTED = 117
 
@@ -129,8 +129,9 @@ KASAN = Step("KASAN", " && ".join(
         "mm/mmu_notifier", "kernel/workqueue", "lib/interval_tree", "net/core/skbuff",
         "fs/char_dev")))
 # The case that KASAN sees most in: the others write word by word, and take minutes there.
-RINGS = replace(guest_programs("rings")[0], command="RUN_SECONDS=10 build/tests/guest_rings "
-                "-r lines 'rings: anything is written anywhere at any time'")
+WQE_RING = replace(guest_programs("wqe_ring")[0],
+                   command="RUN_SECONDS=10 build/tests/guest_wqe_ring -r lines "
+                   "'wqe_ring: anything is written anywhere at any time'")
 # Debian's kernel refuses the probes of its other cases.
 LOOKUP = replace(guest_programs("lookup")[0], command="RUN_SECONDS=10 build/tests/guest_lookup "
                  "-r lines 'a packet reaches a queue pair that is being destroyed'")
@@ -287,7 +288,7 @@ LANES = {
          *guest_programs("interleaving", "stress", "odp_stress", "retransmit", seconds=10),
          *guest_programs("transfer", "pressure"), LOOKUP, *guest_programs("fuzz", seconds=60),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "siw", "transfer",
-                                 "lifetime", "race", "rings")),
+                                 "lifetime", "race", "wqe_ring")),
          NOTIFY_AND_CACHE],
         guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),
     # The same on Debian 13: other compilers, Python, Catch2 and MPIs.
@@ -332,11 +333,11 @@ LANES = {
     "debug": Lane(
         [CLOCK, KASAN, MATRIX,
          *guest_programs("contract", "word", "changes", "revoke", "rights", "worker", "lifetime",
-                         "invalidate", "states", "stranger"),
+                         "invalidate", "qp_state", "no_cross_process_wait"),
          *guest_programs("race", "in_use", "reclaim", "odp", "odp_wait", "lookup", seconds=2),
-         RINGS,
+         WQE_RING,
          *guest_programs("stress", "odp_stress", seconds=10), *guest_programs("fuzz", seconds=60),
          *on_siw(*guest_programs("contract", "in_use", "revoke", "rights", "siw", "transfer",
-                                 "rings"))],
+                                 "wqe_ring"))],
         guest="--kernel debug", needs=("fork", "kernel debug"), seconds=600),
 }

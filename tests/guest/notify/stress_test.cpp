@@ -22,7 +22,7 @@
 #include "pins.h"
 #include "run_time.h"
 #include "system.h"
-#include "stress/crowd.h"
+#include "stress/many_threads.h"
 #include "stress/given_back.h"
 #include "skip.h"
 
@@ -50,7 +50,7 @@ pid_t start(uint64_t seed, stress::instant end)
 	if (child)
 		return child;
 	try {
-		_exit(stress::run_crowd(seed, threads, end) ? 1 : 0);
+		_exit(stress::run_threads(seed, threads, end) ? 1 : 0);
 	} catch (const std::exception &problem) {
 		std::fprintf(stderr, "seed %lu: %s\n", seed, problem.what());
 		_exit(2);

@@ -2,7 +2,7 @@
 /*
  * On-demand paging, everything at once, at random: in several processes transfers whose
  * bytes are known (odp/arena.h) beside accesses that fail, wait, or are abandoned
- * (odp/wild.h), while processes are killed or execute something else, and the device is
+ * (odp/random_access.h), while processes are killed or execute something else, and the device is
  * being removed. RUN_SECONDS says how long (default 3), RUN_SEED where the seeds begin.
  */
 #include "catch.h"
@@ -20,7 +20,7 @@
 
 #include "odp/arena.h"
 #include "odp/slow_memory.h"
-#include "odp/wild.h"
+#include "odp/random_access.h"
 #include "pins.h"
 #include "rows.h"
 #include "run_time.h"
@@ -50,12 +50,12 @@ bool make_device()
 }
 
 /* @ready: a byte goes there when the device is open. */
-bool run_crowd(uint64_t seed, ending how, int ready)
+bool run_one(uint64_t seed, ending how, int ready)
 {
 	const device on("odp0");
 	check(write(ready, "x", 1) == 1, "write");
 	arena known(on, seed);
-	wild unknown(on, seed);
+	random_access unknown(on, seed);
 	const run_time time(round_length);
 
 	known.start();
@@ -69,8 +69,8 @@ bool run_crowd(uint64_t seed, ending how, int ready)
 	}
 	unknown.stop();
 	known.stop();
-	known.print("crowd");
-	std::printf("crowd: seed %" PRIu64 ": of the wild ones %" PRIu64 " done, %" PRIu64
+	known.print("process");
+	std::printf("process: seed %" PRIu64 ": of the random accesses %" PRIu64 " done, %" PRIu64
 		    " refused, %" PRIu64 " abandoned\n",
 		    seed, unknown.count().done.load(), unknown.count().refused.load(),
 		    unknown.count().abandoned.load());
@@ -84,9 +84,9 @@ pid_t start(uint64_t seed, ending how)
 	char byte = 0;
 
 	check(pipe(ends) == 0, "pipe");
-	const pid_t child = child_that([=] { return run_crowd(seed, how, ends[1]) ? 0 : 1; });
+	const pid_t child = child_that([=] { return run_one(seed, how, ends[1]) ? 0 : 1; });
 	close(ends[1]);
-	check(read(ends[0], &byte, 1) == 1, "a crowd");
+	check(read(ends[0], &byte, 1) == 1, "a process");
 	close(ends[0]);
 	return child;
 }
@@ -100,7 +100,7 @@ int end_of(pid_t child)
 
 } // namespace
 
-TEST_CASE("crowds, of which one is killed or executes, and their device is removed")
+TEST_CASE("many processes: one is killed or executes, and their device is removed")
 {
 	SKIP_IF(!offers_all(device()), "no on-demand paging");
 	const char *const text = std::getenv("RUN_SEED");
@@ -111,8 +111,8 @@ TEST_CASE("crowds, of which one is killed or executes, and their device is remov
 		const int64_t before = pins();
 
 		REQUIRE(make_device());
-		const pid_t crowds[] = {start(seed, ending::finishes),
-					start(seed + 1, ending::finishes)};
+		const pid_t finishing[] = {start(seed, ending::finishes),
+					   start(seed + 1, ending::finishes)};
 		const bool executes = seed % 2;
 		const pid_t victim =
 			start(seed + 2, executes ? ending::executes : ending::is_killed);
@@ -130,7 +130,7 @@ TEST_CASE("crowds, of which one is killed or executes, and their device is remov
 		}
 		INFO("seed " << seed);
 		CHECK(WIFSIGNALED(end_of(victim)) == !executes);
-		for (const pid_t child : crowds)
+		for (const pid_t child : finishing)
 			CHECK(end_of(child) == 0);
 		CHECK(end_of(removal) == 0);
 		CHECK(no_thread_waits());

@@ -4,8 +4,8 @@
  * or whose faults are answered late or never; by queue pairs and registrations that
  * end in the middle.
  */
-#ifndef GUEST_ODP_WILD_H
-#define GUEST_ODP_WILD_H
+#ifndef GUEST_ODP_RANDOM_ACCESS_H
+#define GUEST_ODP_RANDOM_ACCESS_H
 
 #include <atomic>
 #include <memory>
@@ -17,10 +17,10 @@
 
 namespace odp {
 
-class wild {
+class random_access {
 public:
-	wild(const mr_notify::device &on, uint64_t seed);
-	~wild() { stop(); }
+	random_access(const mr_notify::device &on, uint64_t seed);
+	~random_access() { stop(); }
 
 	void start();
 	void stop();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /* Threads that work on the same few slots, and replace them now and then. */
-#ifndef STRESS_CROWD_H
-#define STRESS_CROWD_H
+#ifndef STRESS_MANY_THREADS_H
+#define STRESS_MANY_THREADS_H
 
 #include <chrono>
 
@@ -12,7 +12,7 @@ namespace stress {
 using instant = std::chrono::steady_clock::time_point;
 
 /* Runs one in this process until `end`, prints its counts, returns the number of mistakes. */
-uint64_t run_crowd(uint64_t seed, int threads, instant end);
+uint64_t run_threads(uint64_t seed, int threads, instant end);
 
 } // namespace stress
 

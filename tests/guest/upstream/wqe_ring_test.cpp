@@ -214,7 +214,7 @@ uint64_t first_seed()
 
 } // namespace
 
-TEST_CASE("rings: a write into a request before its turn is an error of its owner's")
+TEST_CASE("wqe_ring: a write into a request before its turn is an error of its owner's")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
 	SKIP_IF(!wire, "not soft-RoCE, or no veth");
@@ -245,7 +245,7 @@ TEST_CASE("rings: a write into a request before its turn is an error of its owne
 	CHECK(on.works());
 }
 
-TEST_CASE("rings: a queue pair that sends nothing yet takes nothing out of its ring")
+TEST_CASE("wqe_ring: a queue pair that sends nothing yet takes nothing out of its ring")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
 	SKIP_IF(!wire, "not soft-RoCE, or no veth");
@@ -265,7 +265,7 @@ TEST_CASE("rings: a queue pair that sends nothing yet takes nothing out of its r
 	CHECK(scene(*wire).works());
 }
 
-TEST_CASE("rings: a write into a request that the kernel has taken is nothing to it")
+TEST_CASE("wqe_ring: a write into a request that the kernel has taken is nothing to it")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
 	SKIP_IF(!wire, "not soft-RoCE, or no veth");
@@ -352,7 +352,7 @@ TEST_CASE("rings: a write into a request that the kernel has taken is nothing to
 }
 
 /* It waits for a page when half of it has been sent. */
-TEST_CASE("rings: a write into a request that is half sent is nothing to it")
+TEST_CASE("wqe_ring: a write into a request that is half sent is nothing to it")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
 	SKIP_IF(!wire, "not soft-RoCE, or no veth");
@@ -391,7 +391,7 @@ TEST_CASE("rings: a write into a request that is half sent is nothing to it")
 	CHECK(on.works());
 }
 
-TEST_CASE("rings: a write into a receive before its turn is an error of its owner's")
+TEST_CASE("wqe_ring: a write into a receive before its turn is an error of its owner's")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
 	SKIP_IF(!wire, "not soft-RoCE, or no veth");
@@ -437,7 +437,7 @@ TEST_CASE("rings: a write into a receive before its turn is an error of its owne
 	CHECK(is_received());
 }
 
-TEST_CASE("rings: a write into a receive that the kernel has taken is nothing to it")
+TEST_CASE("wqe_ring: a write into a receive that the kernel has taken is nothing to it")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
 	SKIP_IF(!wire, "not soft-RoCE, or no veth");
@@ -466,7 +466,7 @@ TEST_CASE("rings: a write into a receive that the kernel has taken is nothing to
 }
 
 /* A ring of four places has none with these numbers. */
-TEST_CASE("rings: a request is sent again and flushed with any index of its queue")
+TEST_CASE("wqe_ring: a request is sent again and flushed with any index of its queue")
 {
 	const std::unique_ptr<cable> wire = soft_roce();
 	SKIP_IF(!wire, "not soft-RoCE, or no veth");
@@ -500,7 +500,7 @@ TEST_CASE("rings: a request is sent again and flushed with any index of its queu
  * While long requests are under way. Only the kernel is judged; the library is not asked for
  * anything that it would read there.
  */
-TEST_CASE("rings: anything is written anywhere at any time")
+TEST_CASE("wqe_ring: anything is written anywhere at any time")
 {
 	constexpr std::size_t length = 100 << 10;
 	constexpr std::array opcodes{IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_SEND};
@@ -556,7 +556,7 @@ TEST_CASE("rings: anything is written anywhere at any time")
  * One that has three completions. Asked as a program may that does not use the
  * library, which lets one thread wait for the other.
  */
-TEST_CASE("rings: threads resize one completion queue")
+TEST_CASE("wqe_ring: threads resize one completion queue")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-#include "wild.h"
+#include "random_access.h"
 
 #include <sys/mman.h>
 
@@ -21,21 +21,21 @@ std::byte *const low = reinterpret_cast<std::byte *>(0x400000000);
 
 } // namespace
 
-wild::wild(const device &on, uint64_t seed)
+random_access::random_access(const device &on, uint64_t seed)
     : on_(on), seed_(seed), area_(anonymous(pages * page_size())),
       plain_(anonymous(pages * page_size())), slow_(slow_memory::make(pages * page_size()))
 {
 }
 
 /* Some bytes in there. */
-range wild::somewhere(dice &roll, range in, std::size_t most) const
+range random_access::somewhere(dice &roll, range in, std::size_t most) const
 {
 	const std::size_t length = 1 + below(roll, most);
 
 	return {in.addr + below(roll, in.length - length + 1), length};
 }
 
-void wild::change(dice &roll)
+void random_access::change(dice &roll)
 {
 	const std::size_t first = below(roll, pages);
 	const std::size_t count = 1 + below(roll, pages - first);
@@ -79,7 +79,7 @@ void wild::change(dice &roll)
 }
 
 /* Some requests, and then their end, or that of objects that they need. */
-void wild::access(dice &roll)
+void random_access::access(dice &roll)
 {
 	static constexpr std::size_t most = 20000;
 	const auto begin = steady_clock::now();
@@ -142,7 +142,7 @@ void wild::access(dice &roll)
 	}
 }
 
-void wild::start()
+void random_access::start()
 {
 	threads_.emplace_back([this] {
 		for (dice roll(seed_); !stop_;) {
@@ -160,7 +160,7 @@ void wild::start()
 		});
 }
 
-void wild::stop()
+void random_access::stop()
 {
 	stop_ = true;
 	for (std::thread &one : threads_)

@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 using part = raw_peer::part;
 
 /* When requests are repeated, their acknowledgements are, too: in the middle of a later answer. */
-TEST_CASE("answers: an old one does not end a read")
+TEST_CASE("retransmit_answers: an old one does not end a read")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -37,7 +37,7 @@ TEST_CASE("answers: an old one does not end a read")
 }
 
 /* Its number is that of the read, of which a part has been answered. */
-TEST_CASE("answers: a read that is refused halfway fails")
+TEST_CASE("retransmit_answers: a read that is refused halfway fails")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -49,7 +49,7 @@ TEST_CASE("answers: a read that is refused halfway fails")
 	CHECK(one.ended() == IBV_WC_REM_ACCESS_ERR);
 }
 
-TEST_CASE("answers: one that makes no sense is an error")
+TEST_CASE("retransmit_answers: one that makes no sense is an error")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -68,7 +68,8 @@ TEST_CASE("answers: one that makes no sense is an error")
 }
 
 /* The other end remembers as many as may be under way: one, a flush among them. */
-TEST_CASE("answers: a flush waits for the read before it, and the next one for the flush")
+TEST_CASE(
+	"retransmit_answers: a flush waits for the read before it, and the next one for the flush")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -85,7 +86,8 @@ TEST_CASE("answers: a flush waits for the read before it, and the next one for t
 	CHECK(one.request().opcode == 0x0c);
 }
 
-TEST_CASE("answers: a flush or an atomic write whose answer was lost is repeated as it was")
+TEST_CASE("retransmit_answers: a flush or an atomic write whose answer was lost is repeated as it "
+	  "was")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -118,7 +120,7 @@ TEST_CASE("answers: a flush or an atomic write whose answer was lost is repeated
 }
 
 /* Requests behind it may have been sent already, and it may have been counted itself. */
-TEST_CASE("answers: a fenced request that is sent again waits for those before it")
+TEST_CASE("retransmit_answers: a fenced request that is sent again waits for those before it")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -146,7 +148,7 @@ TEST_CASE("answers: a fenced request that is sent again waits for those before i
 }
 
 /* It acknowledges a write before it, which was sent again. */
-TEST_CASE("answers: one without a value does not end a request for one")
+TEST_CASE("retransmit_answers: one without a value does not end a request for one")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -170,7 +172,7 @@ TEST_CASE("answers: one without a value does not end a request for one")
 			 std::byte{0x42}) == 8);
 }
 
-TEST_CASE("answers: an atomic write that was answered may be repeated as often again")
+TEST_CASE("retransmit_answers: an atomic write that was answered may be repeated as often again")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -187,7 +189,7 @@ TEST_CASE("answers: an atomic write that was answered may be repeated as often a
 	}
 }
 
-TEST_CASE("answers: a window is bound once, even if a request before that is sent again")
+TEST_CASE("retransmit_answers: a window is bound once, even if a request before that is sent again")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");

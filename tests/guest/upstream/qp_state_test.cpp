@@ -75,7 +75,7 @@ int listen(const raw_peer &peer, ibv_qp_attr attr)
 
 } // namespace
 
-TEST_CASE("states: a queue pair that is reset in the middle of an answer begins anew")
+TEST_CASE("qp_state: a queue pair that is reset in the middle of an answer begins anew")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -102,7 +102,7 @@ TEST_CASE("states: a queue pair that is reset in the middle of an answer begins 
 	CHECK(one.ended() == IBV_WC_SUCCESS);
 }
 
-TEST_CASE("states: requests posted to a drained queue are sent when that goes on")
+TEST_CASE("qp_state: requests posted to a drained queue are sent when that goes on")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -121,7 +121,7 @@ TEST_CASE("states: requests posted to a drained queue are sent when that goes on
 	}
 }
 
-TEST_CASE("states: a queue is drained when its begun requests are complete, even if sent again")
+TEST_CASE("qp_state: a queue is drained when its begun requests are complete, even if sent again")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -156,7 +156,7 @@ TEST_CASE("states: a queue is drained when its begun requests are complete, even
 }
 
 /* No packet comes for that. */
-TEST_CASE("states: a queue is drained when a window bound behind its last request is complete")
+TEST_CASE("qp_state: a queue is drained when a window bound behind its last request is complete")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -183,7 +183,7 @@ TEST_CASE("states: a queue is drained when a window bound behind its last reques
 }
 
 /* Nothing but the peer's silence may end it. */
-TEST_CASE("states: a timer of the life before a reset is none of the next one's")
+TEST_CASE("qp_state: a timer of the life before a reset is none of the next one's")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -207,7 +207,7 @@ TEST_CASE("states: a timer of the life before a reset is none of the next one's"
  * It is told so faster than it gives up, and each time it has an answer.
  * Its pace counts: it gives up by its own clock, and no peer can have it wait for more than 655 ms.
  */
-TEST_CASE("states: a peer that says when it is ready takes no retry", "[pace]")
+TEST_CASE("qp_state: a peer that says when it is ready takes no retry", "[pace]")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -225,7 +225,7 @@ TEST_CASE("states: a peer that says when it is ready takes no retry", "[pace]")
 }
 
 /* The completion tells of an error, and comes before the queue pair is in the error state. */
-TEST_CASE("states: a queue pair that is reset as soon as it has failed is reset")
+TEST_CASE("qp_state: a queue pair that is reset as soon as it has failed is reset")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -248,7 +248,7 @@ TEST_CASE("states: a queue pair that is reset as soon as it has failed is reset"
 }
 
 /* The event says that no more of it comes, so it must have come. */
-TEST_CASE("states: a receive of a shared queue is flushed with the queue pair that has taken it")
+TEST_CASE("qp_state: a receive of a shared queue is flushed with the queue pair that has taken it")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -272,7 +272,7 @@ TEST_CASE("states: a receive of a shared queue is flushed with the queue pair th
 }
 
 /* Beside reads, of which it remembers as many as it is told at the moment. */
-TEST_CASE("states: threads that modify one queue pair wait for each other")
+TEST_CASE("qp_state: threads that modify one queue pair wait for each other")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -305,7 +305,7 @@ TEST_CASE("states: threads that modify one queue pair wait for each other")
 }
 
 /* It would wait for ever. */
-TEST_CASE("states: a request for a value fails where no answer may be under way")
+TEST_CASE("qp_state: a request for a value fails where no answer may be under way")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -322,7 +322,7 @@ TEST_CASE("states: a request for a value fails where no answer may be under way"
 	CHECK(done->status == IBV_WC_LOC_QP_OP_ERR);
 }
 
-TEST_CASE("states: a path has one of the lengths that there are")
+TEST_CASE("qp_state: a path has one of the lengths that there are")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -336,7 +336,7 @@ TEST_CASE("states: a path has one of the lengths that there are")
 	}
 }
 
-TEST_CASE("states: no more reads are remembered than may be")
+TEST_CASE("qp_state: no more reads are remembered than may be")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -353,7 +353,7 @@ TEST_CASE("states: no more reads are remembered than may be")
 }
 
 /* It has none to acknowledge but what is before its first number. */
-TEST_CASE("states: a new queue pair acknowledges no request of this life")
+TEST_CASE("qp_state: a new queue pair acknowledges no request of this life")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -371,7 +371,7 @@ TEST_CASE("states: a new queue pair acknowledges no request of this life")
 	CHECK(answer->psn == ((first - 1) & 0xffffff));
 }
 
-TEST_CASE("states: a queue pair is in its state, not in the one that its owner says")
+TEST_CASE("qp_state: a queue pair is in its state, not in the one that its owner says")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");
@@ -396,7 +396,7 @@ TEST_CASE("states: a queue pair is in its state, not in the one that its owner s
 }
 
 /* Each by itself, without a state. */
-TEST_CASE("states: an attribute is changed in the states that allow it")
+TEST_CASE("qp_state: an attribute is changed in the states that allow it")
 {
 	const std::unique_ptr<cable> wire = cable::make();
 	SKIP_IF(!wire, "no veth");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-#include "crowd.h"
+#include "many_threads.h"
 
 #include <array>
 #include <cinttypes>
@@ -19,7 +19,7 @@ struct place {
 	std::unique_ptr<slot> now;
 };
 
-struct crowd {
+struct many_threads {
 	device on;
 	tally count;
 	std::array<place, 6> places;
@@ -60,9 +60,9 @@ struct crowd {
 
 } // namespace
 
-uint64_t run_crowd(uint64_t seed, int threads, instant end)
+uint64_t run_threads(uint64_t seed, int threads, instant end)
 {
-	crowd all;
+	many_threads all;
 	std::vector<std::thread> running;
 	generator random(seed);
 	const tally &count = all.count;
