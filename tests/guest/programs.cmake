@@ -7,20 +7,24 @@ endif()
 
 # The parts of a guest's test. The tests are not optimized much: that would take longer than it
 # makes them faster.
-add_library(guest_support INTERFACE)
-target_link_libraries(guest_support INTERFACE child mr_notify)
+add_library(guest_support STATIC support/frame.cpp support/lossy_wire.cpp support/odp.cpp
+  support/raw_peer.cpp support/slow_memory.cpp)
+target_link_libraries(guest_support PUBLIC child mr_notify)
 
-# On-demand paging, the MR of all memory, and packets one by one.
-add_library(odp_support STATIC guest/paging/odp/arena.cpp guest/paging/odp/frame.cpp
-  guest/paging/odp/lossy_wire.cpp guest/paging/odp/operations.cpp guest/paging/odp/raw_peer.cpp
-  guest/paging/odp/slow_memory.cpp guest/paging/odp/random_access.cpp)
+# An object and no library: main() finds the requirements only if they are linked.
+add_library(guest_requirements OBJECT support/requirements.cpp)
+target_link_libraries(guest_requirements PRIVATE guest_support)
+
+# On-demand paging under load.
+add_library(odp_support STATIC guest/paging/odp/arena.cpp guest/paging/odp/random_access.cpp)
 target_include_directories(odp_support PUBLIC guest/paging)
 target_link_libraries(odp_support PUBLIC guest_support)
 
 # guest_TEST of guest/FOLDER/TEST_test.cpp, for each TEST.
 function(add_guest_tests folder support)
   foreach(test ${ARGN})
-    add_executable(guest_${test} guest/${folder}/${test}_test.cpp)
+    add_executable(guest_${test} guest/${folder}/${test}_test.cpp
+      $<TARGET_OBJECTS:guest_requirements>)
     target_compile_options(guest_${test} PRIVATE -O1)
     target_precompile_headers(guest_${test} REUSE_FROM child)
     target_link_libraries(guest_${test} PRIVATE ${support})
@@ -31,7 +35,7 @@ add_guest_tests(notify guest_support changes contract in_use interleaving lifeti
   observe offline race reclaim revoke transfer word worker)
 add_guest_tests(cache guest_support adversary cache differential idle nested owner peer pressure)
 add_guest_tests(paging odp_support odp odp_memory odp_oracle odp_packets odp_stress odp_wait)
-add_guest_tests(upstream odp_support errors fuzz invalidate lookup lossy qp_state retransmit retransmit_answers
+add_guest_tests(upstream guest_support errors fuzz invalidate lookup lossy qp_state retransmit retransmit_answers
   rights siw wqe_ring)
 
 # Two nodes.
@@ -51,6 +55,7 @@ add_executable(guest_stress
   guest/notify/stress/given_back.cpp
   guest/notify/stress/peer.cpp
   guest/notify/stress/slot.cpp)
+target_sources(guest_stress PRIVATE $<TARGET_OBJECTS:guest_requirements>)
 target_link_libraries(guest_stress PRIVATE guest_support)
 
 # With the programs that run beside them (tools).

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * main() of the guest's Catch2 programs, and the reporter that tests/run reads: one line
- * a test case, "ok NAME", "not ok NAME" or "skip NAME: REASON", after the report of its
- * failures; "pace NAME" before the "not ok" of a case with the tag [pace].
+ * main() of the Catch2 programs, which skips the cases whose requirements are not met, and the
+ * reporter that tests/run reads. It prints one line per case after the report of the case's
+ * failures: "ok NAME", "not ok NAME" or "skip NAME: REASON"; and "pace NAME" before the "not ok" of
+ * a case with the tag [pace].
  */
 #define CATCH_CONFIG_RUNNER
 #include "catch.h"
@@ -10,29 +11,42 @@
 #if CATCH_VERSION_MAJOR >= 3
 #include <catch2/catch_session.hpp>
 #include <catch2/catch_test_case_info.hpp>
+#include <catch2/catch_test_spec.hpp>
+#include <catch2/internal/catch_test_case_registry_impl.hpp>
 #include <catch2/reporters/catch_reporter_registrars.hpp>
 #include <catch2/reporters/catch_reporter_streaming_base.hpp>
 #endif
 
 #include <algorithm>
+#include <exception>
+#include <iostream>
+#include <map>
+#include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "requirement.h"
 #include "skip.h"
 
 namespace {
 
 std::string skip_reason;
 
-/* A case with this tag works at the kernel's own pace; tests/run may repeat it once. */
+/* A case with this tag depends on the kernel's pace; tests/run may repeat it once. */
 const std::string pace_tag = "pace";
 
 #if CATCH_VERSION_MAJOR >= 3
 using done = void;
 
-bool is_pace(const Catch::Tag &tag)
+std::string text(const Catch::Tag &tag)
 {
-	return std::string(tag.original.data(), tag.original.size()) == pace_tag;
+	return {tag.original.data(), tag.original.size()};
+}
+
+const Catch::TestCaseInfo &info_of(const Catch::TestCaseHandle &one)
+{
+	return one.getTestCaseInfo();
 }
 
 struct reporter : Catch::StreamingReporterBase {
@@ -46,9 +60,14 @@ struct reporter : Catch::StreamingReporterBase {
 #else
 using done = bool;
 
-bool is_pace(const std::string &tag)
+const std::string &text(const std::string &tag)
 {
-	return tag == pace_tag;
+	return tag;
+}
+
+const Catch::TestCaseInfo &info_of(const Catch::TestCase &one)
+{
+	return one;
 }
 
 struct reporter : Catch::StreamingReporterBase<reporter> {
@@ -65,7 +84,8 @@ struct lines : reporter {
 	{
 		skip_reason.clear();
 		name = info.name;
-		paced = std::any_of(info.tags.begin(), info.tags.end(), is_pace);
+		paced = std::any_of(info.tags.begin(), info.tags.end(),
+				    [](const auto &tag) { return text(tag) == pace_tag; });
 		reporter::testCaseStarting(info);
 	}
 
@@ -109,7 +129,101 @@ struct lines : reporter {
 
 CATCH_REGISTER_REPORTER("lines", lines)
 
+/* A tag of Catch2's own: [.] hides a case. */
+bool is_known(const std::string &tag)
+{
+	return tag == pace_tag || tag == "." || tag == "hide" || tag == "!hide";
+}
+
+std::map<std::string, requirement> &all_requirements()
+{
+	static std::map<std::string, requirement> all;
+
+	return all;
+}
+
+bool evaluate(const requirement &one)
+{
+	try {
+		return one.is_met();
+	} catch (const std::exception &) {
+		return true; /* the cases fail, and report why */
+	}
+}
+
+bool is_met(const std::string &tag)
+{
+	static std::map<std::string, bool> known;
+	const auto found = known.find(tag);
+
+	if (found != known.end())
+		return found->second;
+	return known[tag] = evaluate(all_requirements().at(tag));
+}
+
+/* The reason to skip a case, or nothing. */
+std::string lacks(const Catch::TestCaseInfo &info)
+{
+	for (const auto &tag : info.tags) {
+		const std::string name = text(tag);
+
+		if (is_known(name))
+			continue;
+		if (!all_requirements().count(name))
+			throw std::runtime_error("unknown tag [" + name + "]: " + info.name);
+		if (!is_met(name))
+			return all_requirements().at(name).reason;
+	}
+	return {};
+}
+
+/* A filter for the case of this name alone. */
+std::string filter_for(const std::string &name)
+{
+	std::string filter;
+
+	for (const char c : name) {
+		if (std::string("[],\"\\*~").find(c) != std::string::npos)
+			filter += '\\';
+		filter += c;
+	}
+	return filter;
+}
+
+/* Prints the cases that are skipped. Returns false if no case is left to run. */
+bool keep_possible(Catch::Session &session)
+{
+	const Catch::Config &config = session.config();
+	Catch::ConfigData data = session.configData();
+	std::vector<std::string> kept;
+	bool skipped = false;
+
+	for (const auto &one :
+	     filterTests(getAllTestCasesSorted(config), config.testSpec(), config)) {
+		const Catch::TestCaseInfo &info = info_of(one);
+		const std::string reason = lacks(info);
+
+		if (reason.empty()) {
+			kept.push_back(filter_for(info.name));
+			continue;
+		}
+		skipped = true;
+		std::cout << "skip " << info.name << ": " << reason << std::endl;
+	}
+	if (!skipped)
+		return true;
+	data.testsOrTags = kept;
+	session.useConfigData(data);
+	return !kept.empty();
+}
+
 } // namespace
+
+requirements::requirements(const std::vector<requirement> &more)
+{
+	for (const requirement &one : more)
+		all_requirements().emplace(one.tag, one);
+}
 
 void skip_test(const std::string &reason)
 {
@@ -118,5 +232,20 @@ void skip_test(const std::string &reason)
 
 int main(int argc, char **argv)
 {
-	return Catch::Session().run(argc, argv);
+	Catch::Session session;
+	const int error = session.applyCommandLine(argc, argv);
+
+	if (error)
+		return error;
+	const Catch::ConfigData &asked = session.configData();
+	const bool runs =
+		!asked.showHelp && !asked.listTests && !asked.listTags && !asked.listReporters;
+	try {
+		if (runs && !keep_possible(session))
+			return 0;
+	} catch (const std::exception &problem) {
+		std::cerr << problem.what() << std::endl;
+		return 1;
+	}
+	return session.run();
 }

@@ -585,10 +585,9 @@ TEST_CASE("cache: a registration outlives the thread that made it")
 	CHECK(stats(on).entries == 1);
 }
 
-TEST_CASE("cache: invalid ones give their pages back without being asked")
+TEST_CASE("cache: invalid ones give their pages back without being asked", "[revoke]")
 {
 	const device on;
-	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	const std::size_t before = pinned_bytes();
 	memory m = anonymous(length);
 	const range r = m.registered();

@@ -24,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "capability.h"
 #include "device.h"
 #include "loopback.h"
 #include "rows.h"
@@ -168,14 +169,6 @@ struct idle_mr {
 	library_word word;
 	owned<ibv_mr> mr;
 };
-
-bool can_reclaim(const device &on)
-{
-	ibv_device_attr_ex attr{};
-
-	REQUIRE(ibv_query_device_ex(on.context(), nullptr, &attr) == 0);
-	return attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM;
-}
 
 } // namespace
 
@@ -825,10 +818,9 @@ TEST_CASE("race: each word is one thread's")
 	CHECK(wrong == 0);
 }
 
-TEST_CASE("a registration that is not in use is suspended by a call")
+TEST_CASE("a registration that is not in use is suspended by a call", "[suspend]")
 {
 	const device on;
-	SKIP_IF(!can_reclaim(on), "the device can't restore");
 	const std::size_t before = pinned_bytes();
 	idle_mr one(on);
 	const memory source = anonymous(page_size());
@@ -886,10 +878,9 @@ TEST_CASE("suspending is refused without users, a word, or by another process")
 	CHECK(load(one.word.get()) == one_user);
 }
 
-TEST_CASE("an idle time is of one registration, and without one there is none")
+TEST_CASE("an idle time is of one registration, and without one there is none", "[suspend]")
 {
 	const device on;
-	SKIP_IF(!can_reclaim(on), "the device can't restore");
 	const idle_mr short_time(on, 50);
 	const idle_mr never(on, 0);
 	const memory m = anonymous(length);

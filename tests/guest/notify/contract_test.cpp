@@ -428,10 +428,9 @@ TEST_CASE("a program with a debugger and many mappings is armed")
 	check_arms_first(disturber::debugger);
 }
 
-TEST_CASE("a registration that names its word is armed")
+TEST_CASE("a registration that names its word is armed", "[roce]")
 {
 	const device on;
-	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
 	const raw_uverbs raw(on.context());
 	memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
@@ -450,10 +449,9 @@ TEST_CASE("a registration that names its word is armed")
 	CHECK(wait_for_pinned(before) == before);
 }
 
-TEST_CASE("a registration that names a bad word is none")
+TEST_CASE("a registration that names a bad word is none", "[roce]")
 {
 	const device on;
-	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
 	const raw_uverbs raw(on.context());
 	const memory m = anonymous(length);
 	const memory readonly = anonymous(page_size());
@@ -767,10 +765,9 @@ TEST_CASE("a later event's changes are looked at too")
 	CHECK(it.w.value() == IBV_MR_NOTIFY_INVALID);
 }
 
-TEST_CASE("after INVALID the pages are given back without a call")
+TEST_CASE("after INVALID the pages are given back without a call", "[revoke]")
 {
 	const device on;
-	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
 

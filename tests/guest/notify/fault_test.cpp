@@ -18,7 +18,7 @@
 #include <thread>
 
 #include "device.h"
-#include "skip.h"
+#include "requirement.h"
 #include "stress/faults.h"
 #include "system.h"
 #include "trial.h"
@@ -74,12 +74,14 @@ private:
 	int fd_ = -1;
 };
 
+const requirements needs({{"fault injection", "no fault injection in this kernel",
+			   [] { return stress::faults().possible(); }}});
+
 } // namespace
 
-TEST_CASE("faults: arming fails and nothing has happened")
+TEST_CASE("faults: arming fails and nothing has happened", "[fault injection]")
 {
 	const stress::faults faults;
-	SKIP_IF(!faults.possible(), "no fault injection in this kernel");
 	const device on;
 	const int access = IBV_ACCESS_LOCAL_WRITE | GENERATE(0, track);
 	constexpr uint64_t mine = 0x1234500;
@@ -118,10 +120,9 @@ TEST_CASE("faults: arming fails and nothing has happened")
 	CHECK(places < most_places - 1);
 }
 
-TEST_CASE("faults: a stale registration is never armed as a valid one")
+TEST_CASE("faults: a stale registration is never armed as a valid one", "[fault injection]")
 {
 	const stress::faults faults;
-	SKIP_IF(!faults.possible(), "no fault injection in this kernel");
 	const device on;
 
 	at_each_place([&](unsigned int n) {
@@ -139,10 +140,9 @@ TEST_CASE("faults: a stale registration is never armed as a valid one")
 	});
 }
 
-TEST_CASE("faults: settling fails and the word stays as it was, or right")
+TEST_CASE("faults: settling fails and the word stays as it was, or right", "[fault injection]")
 {
 	const stress::faults faults;
-	SKIP_IF(!faults.possible(), "no fault injection in this kernel");
 	const device on;
 	const bool dropped = GENERATE(false, true);
 	unsigned int failed = 0;
@@ -172,10 +172,9 @@ TEST_CASE("faults: settling fails and the word stays as it was, or right")
 	CHECK(places < most_places - 1);
 }
 
-TEST_CASE("faults: restoring fails and it is as suspended as before")
+TEST_CASE("faults: restoring fails and it is as suspended as before", "[fault injection]")
 {
 	const stress::faults faults;
-	SKIP_IF(!faults.possible(), "no fault injection in this kernel");
 	const device on;
 	unsigned int failed = 0;
 
@@ -208,10 +207,10 @@ TEST_CASE("faults: restoring fails and it is as suspended as before")
 	CHECK(places < most_places - 1);
 }
 
-TEST_CASE("faults: a page fault that finds no memory is no change of the range")
+TEST_CASE("faults: a page fault that finds no memory is no change of the range",
+	  "[fault injection]")
 {
 	const stress::faults faults;
-	SKIP_IF(!faults.possible(), "no fault injection in this kernel");
 	const device on;
 	const plain_file file;
 	unsigned int failed = 0;
@@ -235,10 +234,9 @@ TEST_CASE("faults: a page fault that finds no memory is no change of the range")
 	CHECK(places < most_places - 1);
 }
 
-TEST_CASE("faults: registering with tracking fails cleanly, or tracks")
+TEST_CASE("faults: registering with tracking fails cleanly, or tracks", "[fault injection]")
 {
 	const stress::faults faults;
-	SKIP_IF(!faults.possible(), "no fault injection in this kernel");
 	const device on;
 	unsigned int failed = 0;
 
@@ -273,10 +271,9 @@ TEST_CASE("faults: registering with tracking fails cleanly, or tracks")
 	CHECK(places < most_places - 1);
 }
 
-TEST_CASE("faults: everything fails now and then, beside a thread that unmaps")
+TEST_CASE("faults: everything fails now and then, beside a thread that unmaps", "[fault injection]")
 {
 	const stress::faults faults;
-	SKIP_IF(!faults.possible(), "no fault injection in this kernel");
 	const device on;
 	const std::size_t before = pinned_bytes();
 	uint64_t failed = 0;

@@ -18,7 +18,6 @@
 #include "raw_uverbs.h"
 #include "rows.h"
 #include "run_time.h"
-#include "skip.h"
 #include "system.h"
 #include "trial.h"
 
@@ -91,10 +90,9 @@ TEST_CASE("a mask has bits of the application's only")
 	CHECK(raw.arm(mr->handle, w.address(), uint64_t{1} << 63) == 0);
 }
 
-TEST_CASE("a registration with a bad mask is none")
+TEST_CASE("a registration with a bad mask is none", "[roce]")
 {
 	const device on;
-	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
 	const raw_uverbs raw(on.context());
 	const memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
@@ -111,11 +109,9 @@ TEST_CASE("a registration with a bad mask is none")
 	CHECK(pinned_bytes() == before);
 }
 
-TEST_CASE("a registration that names its word and a mask")
+TEST_CASE("a registration that names its word and a mask", "[revoke][roce]")
 {
 	const device on;
-	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
-	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	const raw_uverbs raw(on.context());
 	memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
@@ -135,10 +131,9 @@ TEST_CASE("a registration that names its word and a mask")
 	CHECK(raw.deregister(made.handle) == 0);
 }
 
-TEST_CASE("a user of an invalid registration goes on")
+TEST_CASE("a user of an invalid registration goes on", "[revoke]")
 {
 	shared_by_users all;
-	SKIP_IF(!all.on.can_revoke(), "the driver can't revoke");
 
 	at(all.w) += one_user;
 	const std::size_t before = pinned_bytes();
@@ -188,10 +183,9 @@ TEST_CASE("a user of an invalid registration goes on")
 }
 
 /* The worker would have come after a while. */
-TEST_CASE("disarming does the rest of the worker's work")
+TEST_CASE("disarming does the rest of the worker's work", "[revoke]")
 {
 	shared_by_users all;
-	SKIP_IF(!all.on.can_revoke(), "the driver can't revoke");
 
 	const std::size_t before = pinned_bytes();
 	all.cut();
@@ -202,20 +196,18 @@ TEST_CASE("disarming does the rest of the worker's work")
 	CHECK(all.was_refused);
 }
 
-TEST_CASE("only the bits of the mask count")
+TEST_CASE("only the bits of the mask count", "[revoke]")
 {
 	shared_by_users all(uint64_t{1} << 40);
-	SKIP_IF(!all.on.can_revoke(), "the driver can't revoke");
 
 	at(all.w) |= one_user;
 	all.cut();
 	CHECK(all.refused_in_the_end());
 }
 
-TEST_CASE("without a mask the device loses the pages with any word")
+TEST_CASE("without a mask the device loses the pages with any word", "[revoke]")
 {
 	const device on;
-	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	memory m = anonymous(length);
 	const auto mr = on.register_memory(m.registered());
 	const std::size_t before = pinned_bytes();
@@ -245,10 +237,9 @@ TEST_CASE("a posted receive in the part that stays is filled")
 }
 
 /* The child registers with its parent's device, so the registration outlives it. */
-TEST_CASE("with the address space go its users")
+TEST_CASE("with the address space go its users", "[revoke]")
 {
 	const device on;
-	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	const raw_uverbs raw(on.context());
 	const memory shared = shared_file(page_size());
 	auto *const words = reinterpret_cast<uint64_t *>(shared.registered().addr);
@@ -279,7 +270,7 @@ TEST_CASE("with the address space go its users")
 	}));
 }
 
-TEST_CASE("race: a user that got a reference of a valid registration is never refused")
+TEST_CASE("race: a user that got a reference of a valid registration is never refused", "[revoke]")
 {
 	const run_time time;
 	uint64_t refused = 0;
@@ -288,7 +279,6 @@ TEST_CASE("race: a user that got a reference of a valid registration is never re
 
 	do {
 		shared_by_users all;
-		SKIP_IF(!all.on.can_revoke(), "the driver can't revoke");
 		std::atomic<bool> ready = false;
 
 		all.link.emplace(all.on);

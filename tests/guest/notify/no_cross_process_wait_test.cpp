@@ -376,10 +376,8 @@ TEST_CASE("a process whose memory is always being invalidated does not keep othe
 }
 
 /* It shares the files with the other one, and nothing else. */
-TEST_CASE("a process whose shared files others punch goes on, and can be killed")
+TEST_CASE("a process whose shared files others punch goes on, and can be killed", "[two cpus]")
 {
-	SKIP_IF(sysconf(_SC_NPROCESSORS_ONLN) < 2, "one CPU: nothing goes on beside a call");
-
 	constexpr std::size_t length = large;
 	constexpr int files = 3;
 	std::array<int, files> shared; /* mapped by the user only */

@@ -18,7 +18,7 @@
 #include "nodes/owner.h"
 #include "nodes/remote.h"
 #include "nodes/traffic.h"
-#include "skip.h"
+#include "requirement.h"
 #include "system.h"
 
 using namespace mr_notify;
@@ -27,7 +27,8 @@ using namespace nodes;
 namespace {
 
 constexpr std::size_t length = 64 << 10;
-const char *const alone = "one node (tests/lab/run --nodes 2)";
+const requirements needs({{"two nodes", "one node (tests/lab/run --nodes 2)",
+			   [] { return has_another_node(); }}});
 
 using words = std::vector<std::string>;
 
@@ -179,9 +180,8 @@ TEST_CASE("watcher", "[.]")
 	obey(std::cin, std::cout, [&](auto &words, auto &answer) { one.obey(words, answer); });
 }
 
-TEST_CASE("memory that its owner unmaps or truncates is a peer's no more")
+TEST_CASE("memory that its owner unmaps or truncates is a peer's no more", "[two nodes]")
 {
-	SKIP_IF(!has_another_node(), alone);
 	const char *const how = GENERATE("unmap", "truncate");
 	const auto over = GENERATE(clean, lossy);
 	const device on;
@@ -201,9 +201,8 @@ TEST_CASE("memory that its owner unmaps or truncates is a peer's no more")
 		CHECK(from.foreign_bytes() == 0);
 }
 
-TEST_CASE("memory of a process that is killed is a peer's no more")
+TEST_CASE("memory of a process that is killed is a peer's no more", "[two nodes]")
 {
-	SKIP_IF(!has_another_node(), alone);
 	const auto over = GENERATE(clean, lossy);
 	const device on;
 	set_wire(over);
@@ -220,9 +219,8 @@ TEST_CASE("memory of a process that is killed is a peer's no more")
 	CHECK(from.foreign_bytes() == 0);
 }
 
-TEST_CASE("memory that is suspended is a peer's no more, until it is used again")
+TEST_CASE("memory that is suspended is a peer's no more, until it is used again", "[two nodes]")
 {
-	SKIP_IF(!has_another_node(), alone);
 	const auto over = GENERATE(clean, lossy);
 	const device on;
 	set_wire(over);
@@ -252,9 +250,8 @@ TEST_CASE("memory that is suspended is a peer's no more, until it is used again"
 	CHECK(from.foreign_bytes() > 0);
 }
 
-TEST_CASE("a peer that sends again when the wire is mended is refused")
+TEST_CASE("a peer that sends again when the wire is mended is refused", "[two nodes]")
 {
-	SKIP_IF(!has_another_node(), alone);
 	const device on;
 	set_wire(clean);
 	victim from;
@@ -272,9 +269,8 @@ TEST_CASE("a peer that sends again when the wire is mended is refused")
 	CHECK(from.foreign_bytes() == 0);
 }
 
-TEST_CASE("a wire that is cut ends the transfers, and nothing of them comes later")
+TEST_CASE("a wire that is cut ends the transfers, and nothing of them comes later", "[two nodes]")
 {
-	SKIP_IF(!has_another_node(), alone);
 	const device on;
 	const setting few = impatient();
 	set_wire(clean);
@@ -296,9 +292,8 @@ TEST_CASE("a wire that is cut ends the transfers, and nothing of them comes late
 	CHECK(is_refusal(on, again.wait_for_end()));
 }
 
-TEST_CASE("a node that dies ends the transfers")
+TEST_CASE("a node that dies ends the transfers", "[two nodes]")
 {
-	SKIP_IF(!has_another_node(), alone);
 	const device on;
 	const setting few = impatient();
 	set_wire(clean);
@@ -509,11 +504,9 @@ uint64_t from_environment(const char *name, uint64_t otherwise)
 
 } // namespace
 
-TEST_CASE("a request that comes again is not executed again")
+TEST_CASE("a request that comes again is not executed again", "[roce][two nodes]")
 {
-	SKIP_IF(!has_another_node(), alone);
 	const device on;
-	SKIP_IF(on.is_iwarp(), "TCP repeats nothing");
 	set_wire(repeating);
 	victim at;
 	counter counts(on, at.owner(), at.to);
@@ -526,14 +519,12 @@ TEST_CASE("a request that comes again is not executed again")
 	CHECK(wrong == 0);
 }
 
-TEST_CASE("each byte on demand is where it belongs, and is changed once")
+TEST_CASE("each byte on demand is where it belongs, and is changed once", "[roce][two nodes]")
 {
-	SKIP_IF(!has_another_node(), alone);
 	const char *const kind = GENERATE("anonymous", "file");
 	const uint64_t bytes = from_environment("RUN_BYTES", 10'000'000) / 2;
 	const uint64_t seed = from_environment("RUN_SEED", std::random_device()());
 	const device on;
-	SKIP_IF(on.is_iwarp(), "soft-iWARP has no on-demand paging");
 	set_wire(lossy);
 	remote &owner = *there().owner;
 	target to;

@@ -294,10 +294,8 @@ TEST_CASE("mmap_lock is kept for some of the pages of a large registration at a 
  * A look that had to be quiet all the time would begin anew with each event. Only pages that
  * have changed meanwhile are looked at again: so often is mmap_lock taken.
  */
-TEST_CASE("settling and arming end while events go on")
+TEST_CASE("settling and arming end while events go on", "[two cpus]")
 {
-	SKIP_IF(sysconf(_SC_NPROCESSORS_ONLN) < 2, "one CPU: nothing goes on beside a call");
-
 	constexpr std::size_t locks = 64, most = 3 * locks;
 	constexpr std::size_t size = locks * 512 * 4096;
 	const device on;
@@ -521,10 +519,9 @@ double time_of(const std::string &line, const std::string &event)
  * No other thread has to be scheduled for that, which other processes, or a lower priority, could
  * delay.
  */
-TEST_CASE("an unmap itself takes an unused registration's pages back")
+TEST_CASE("an unmap itself takes an unused registration's pages back", "[revoke]")
 {
 	const device on;
-	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	const trace events("workqueue/workqueue_queue_work");
 	constexpr uint64_t user = 0x100;
 	word w;
@@ -571,10 +568,9 @@ TEST_CASE("an unmap itself takes an unused registration's pages back")
 	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 }
 
-TEST_CASE("a fork itself takes an idle registration's pages back")
+TEST_CASE("a fork itself takes an idle registration's pages back", "[revoke]")
 {
 	const device on;
-	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	const trace events("workqueue/workqueue_queue_work");
 	const memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
@@ -690,9 +686,8 @@ TEST_CASE("rdma resource shows the state of an MR")
  * This thread may be called for the memory of others: its page fault migrates or
  * reclaims a page that the process before fork() has, too, and that one has notifiers.
  */
-TEST_CASE("without notification no MMU notifier is called")
+TEST_CASE("without notification no MMU notifier is called", "[kprobes]")
 {
-	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
 	const probe calls("__mmu_notifier_invalidate_range_start mm=+0($arg1):x64 "
 			  "start=+8($arg1):x64");
 	const trace events("observe");

@@ -281,7 +281,7 @@ TEST_CASE("race: a word is in the page that its address maps")
 }
 
 /* Whichever is first: a word that says INVALID is of a registration that the device has lost. */
-TEST_CASE("race: disarming beside an unmap")
+TEST_CASE("race: disarming beside an unmap", "[revoke]")
 {
 	const device on;
 	const run_time time;
@@ -296,7 +296,6 @@ TEST_CASE("race: disarming beside an unmap")
 	uint64_t strange = 0;
 	uint64_t kept = 0;
 
-	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	const auto wait = [](int turns) {
 		for (int i = 0; i < turns; i++)
 			std::atomic_signal_fence(std::memory_order_seq_cst);

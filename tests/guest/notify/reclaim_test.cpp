@@ -358,10 +358,9 @@ TEST_CASE("lending without counting users is refused")
 	CHECK(raw.arm_lending(mr->handle, w.address(), mask) == 0);
 }
 
-TEST_CASE("a registration that lends from the start")
+TEST_CASE("a registration that lends from the start", "[roce]")
 {
 	const device on;
-	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
 	const raw_uverbs raw(on.context());
 	const memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
@@ -386,10 +385,9 @@ TEST_CASE("a registration that lends from the start")
 	CHECK(pinned_bytes() == before);
 }
 
-TEST_CASE("an idle time is for a registration that lends")
+TEST_CASE("an idle time is for a registration that lends", "[roce]")
 {
 	const device on;
-	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
 	const raw_uverbs raw(on.context());
 	const memory kept = anonymous(length), lent = anonymous(length);
 	word of_kept, of_lent;
@@ -410,10 +408,9 @@ TEST_CASE("an idle time is for a registration that lends")
 	CHECK(raw.deregister(stays.handle) == 0);
 }
 
-TEST_CASE("a registration has an idle time of its own")
+TEST_CASE("a registration has an idle time of its own", "[roce]")
 {
 	const device on;
-	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
 	const raw_uverbs raw(on.context());
 	const memory first = anonymous(length), second = anonymous(length);
 	word of_first, of_second;
@@ -522,10 +519,9 @@ TEST_CASE("memory that was freed lazily before the device wrote to it is kept")
 	CHECK(pages_kept(r) == r.length / page_size());
 }
 
-TEST_CASE("idle pages are given back within twice the idle time")
+TEST_CASE("idle pages are given back within twice the idle time", "[roce]")
 {
 	const device on;
-	SKIP_IF(on.is_iwarp(), "siw's own attributes are the library's");
 	const raw_uverbs raw(on.context());
 	const memory m = anonymous(length);
 	constexpr auto idle = 1000ms;
@@ -754,10 +750,9 @@ TEST_CASE("deregistered while suspended")
 	CHECK(one.w.value() == suspended);
 }
 
-TEST_CASE("other rights while suspended")
+TEST_CASE("other rights while suspended", "[roce]")
 {
 	lender one;
-	SKIP_IF(one.on.is_iwarp(), "siw can't re-register");
 	const raw_uverbs raw(one.on.context());
 
 	one.suspend();
@@ -771,10 +766,9 @@ TEST_CASE("other rights while suspended")
 	CHECK(one.arrives());
 }
 
-TEST_CASE("a window on a suspended registration")
+TEST_CASE("a window on a suspended registration", "[roce]")
 {
 	lender one;
-	SKIP_IF(one.on.is_iwarp(), "siw has no memory windows");
 	ibv_mw *mw = ibv_alloc_mw(one.on.pd(), IBV_MW_TYPE_1);
 	REQUIRE(mw);
 
@@ -949,10 +943,9 @@ TEST_CASE("race: a user with a reference of a valid registration is never refuse
 }
 
 /* The word says so before the kernel's own state does; the walk between them makes that longer. */
-TEST_CASE("race: a settle while the word is being set restores it")
+TEST_CASE("race: a settle while the word is being set restores it", "[kprobes]")
 {
 	const run_time time;
-	SKIP_IF(access(::probe::file, W_OK), "this kernel has no kprobes");
 	lender one;
 	::probe set("umem_notify_word_cmpxchg", ::probe::at::end);
 	std::atomic<bool> stop = false;

@@ -24,7 +24,6 @@
 #include "system.h"
 #include "stress/many_threads.h"
 #include "stress/given_back.h"
-#include "skip.h"
 
 using namespace mr_notify;
 using namespace std::chrono_literals;
@@ -100,10 +99,9 @@ TEST_CASE("stress: two processes, and one that is killed")
 	} while (clock_type::now() < end);
 }
 
-TEST_CASE("no write lands in a page after it was given back")
+TEST_CASE("no write lands in a page after it was given back", "[revoke]")
 {
 	const device on;
-	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	const auto how = GENERATE(loss::unmapped, loss::suspended);
 	const run_time time;
 	uint64_t rounds = 0;

@@ -141,20 +141,18 @@ template <class F> std::vector<ibv_wc_status> cut_reads(const device &on, F take
 
 } // namespace
 
-TEST_CASE("a read that is under way does not go on into memory that was revoked")
+TEST_CASE("a read that is under way does not go on into memory that was revoked", "[revoke]")
 {
 	const device on;
-	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	const auto failed = cut_reads(on, [](victim &into) { into.revoke(); });
 	for (const ibv_wc_status status : failed)
 		CHECK(status == IBV_WC_LOC_PROT_ERR);
 	SKIP_IF(failed.empty(), too_fast);
 }
 
-TEST_CASE("a write that is under way does not go on from memory that was revoked")
+TEST_CASE("a write that is under way does not go on from memory that was revoked", "[revoke]")
 {
 	const device on;
-	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	const peer to(on);
 	const char *const seconds = std::getenv("RUN_SECONDS");
 	const auto end = std::chrono::steady_clock::now() +
@@ -191,10 +189,9 @@ TEST_CASE("a write that is under way does not go on from memory that was revoked
 	SKIP_IF(!cut, too_fast);
 }
 
-TEST_CASE("deregistration gives the pages back in the middle of a transfer")
+TEST_CASE("deregistration gives the pages back in the middle of a transfer", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), "deregistration waits for the transfer");
 	const auto failed = cut_reads(on, [](victim &into) { into.deregister(); });
 	SKIP_IF(failed.empty(), too_fast);
 }

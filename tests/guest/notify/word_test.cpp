@@ -12,7 +12,6 @@
 #include "device.h"
 #include "pins.h"
 #include "rows.h"
-#include "skip.h"
 #include "trial.h"
 
 using namespace mr_notify;

@@ -308,11 +308,10 @@ TEST_CASE("a thread that waits for another's settling can be killed")
  * A page fault that a FUSE server does not answer keeps mmap_lock. The workers of
  * that process must not wait for it: there are more of them than a queue takes.
  */
-TEST_CASE("a process whose mmap_lock is kept does not keep others from being revoked")
+TEST_CASE("a process whose mmap_lock is kept does not keep others from being revoked", "[revoke]")
 {
 	constexpr std::size_t many = 600;
 	const device on;
-	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	const std::unique_ptr<fuse_file> fuse = fuse_file::mount();
 	SKIP_IF(!fuse, "no FUSE");
 	const memory file = shared_file(2 * page_size());
@@ -366,10 +365,8 @@ TEST_CASE("a process whose mmap_lock is kept does not keep others from being rev
  * about to be freed. KASAN reports its access, or the kernel dies. Of those that count
  * some were found stale just before.
  */
-TEST_CASE("a worker finds stale an MR that is being deregistered")
+TEST_CASE("a worker finds stale an MR that is being deregistered", "[two cpus]")
 {
-	SKIP_IF(sysconf(_SC_NPROCESSORS_ONLN) < 2, "one CPU: nothing goes on beside a call");
-
 	constexpr int enough = 50;
 	const memory zeros = zero_pages(std::size_t{256} << 20);
 	const range wide = zeros.registered();

@@ -21,7 +21,7 @@
 #include <optional>
 #include <thread>
 
-#include "odp/operations.h"
+#include "odp.h"
 #include "pins.h"
 #include "probe.h"
 #include "skip.h"
@@ -40,7 +40,7 @@ struct setup {
 	loopback link{on};
 	memory peer = anonymous(piece_length);
 	owned<ibv_mr> peer_mr = on.register_memory(peer.registered());
-	owned<ibv_mr> all = offers_all(on) ? register_all(on, all_rights) : nullptr;
+	owned<ibv_mr> all = register_all(on, all_rights);
 
 	std::byte *bytes() const { return peer.registered().addr; }
 	/* Between memory and the peer's. */
@@ -92,13 +92,12 @@ std::size_t elsewhere(range r, unsigned int node, bool move)
 
 } // namespace
 
-TEST_CASE("of a gigabyte in use nothing is pinned between transfers")
+TEST_CASE("of a gigabyte in use nothing is pinned between transfers", "[odp]")
 {
 	constexpr std::size_t much = std::size_t{1} << 30;
 	SKIP_IF(proc_number("/proc/meminfo", "MemAvailable:") * 1024 < much + much / 8,
 		"not that much memory");
 	const device probe;
-	SKIP_IF(!offers_all(probe), "no on-demand paging");
 	const std::size_t pinned_before = pinned_bytes();
 	const int64_t before = pins();
 	const owned<ibv_mr> all = register_all(probe, all_rights);
@@ -121,9 +120,8 @@ TEST_CASE("of a gigabyte in use nothing is pinned between transfers")
 	CHECK(pinned_before == 0);
 }
 
-TEST_CASE("no limit of pinned memory is touched")
+TEST_CASE("no limit of pinned memory is touched", "[odp]")
 {
-	SKIP_IF(!offers_all(device()), "no on-demand paging");
 	const pid_t child = child_that([] {
 		const rlimit limit{65536, 65536};
 		__user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
@@ -158,9 +156,8 @@ TEST_CASE("no limit of pinned memory is touched")
 }
 
 /* As the CPU's faults: nothing is left to be killed, and it goes on when there is room again. */
-TEST_CASE("a page for which there is no memory is waited for")
+TEST_CASE("a page for which there is no memory is waited for", "[odp]")
 {
-	SKIP_IF(!offers_all(device()), "no on-demand paging");
 	std::optional<control_group> group;
 	try {
 		group.emplace("short");
@@ -200,10 +197,9 @@ TEST_CASE("a page for which there is no memory is waited for")
 	CHECK(status == 0);
 }
 
-TEST_CASE("memory that is only read takes none")
+TEST_CASE("memory that is only read takes none", "[odp]")
 {
 	setup s;
-	SKIP_IF(!s.all, "no on-demand paging");
 	const memory m = anonymous(piece_length);
 	const auto used = [] { return proc_number("/proc/self/status", "RssAnon:"); };
 
@@ -215,10 +211,9 @@ TEST_CASE("memory that is only read takes none")
 	CHECK(used() < before + piece_length / 1024 / 4);
 }
 
-TEST_CASE("memory in use is swapped out, and comes back for the device")
+TEST_CASE("memory in use is swapped out, and comes back for the device", "[odp]")
 {
 	setup s;
-	SKIP_IF(!s.all, "no on-demand paging");
 	const bool shared = GENERATE(false, true);
 	const std::size_t length = piece_length / 4;
 	const memory m = shared ? shared_file(length) : anonymous(length);
@@ -257,10 +252,9 @@ TEST_CASE("memory in use is swapped out, and comes back for the device")
 }
 
 /* Its file system keeps account of its pages, and warns of one that is written past that. */
-TEST_CASE("a file in use is written to its disk")
+TEST_CASE("a file in use is written to its disk", "[odp]")
 {
 	setup s;
-	SKIP_IF(!s.all, "no on-demand paging");
 	SKIP_IF(std::system("modprobe -a loop ext4 2>/dev/null; cd /run && mkdir -p odp_disk && "
 			    "truncate -s 32M odp_image && mkfs.ext4 -q -F odp_image && "
 			    "mount -o loop odp_image odp_disk 2>/dev/null"),
@@ -306,10 +300,9 @@ TEST_CASE("a file in use is written to its disk")
 	CHECK(std::memcmp(s.bytes(), there.data(), length) == 0);
 }
 
-TEST_CASE("memory in use moves to another node")
+TEST_CASE("memory in use moves to another node", "[odp]")
 {
 	setup s;
-	SKIP_IF(!s.all, "no on-demand paging");
 	unsigned int node = 0;
 	std::optional<setting> still; /* a worker's access would move it to the worker's node */
 	try {
@@ -345,11 +338,9 @@ TEST_CASE("memory in use moves to another node")
 	}
 }
 
-TEST_CASE("a worker leaves the address space with the end of its task")
+TEST_CASE("a worker leaves the address space with the end of its task", "[odp][kprobes]")
 {
-	SKIP_IF(access(::probe::file, W_OK), "this kernel has no kprobes");
 	setup s;
-	SKIP_IF(!s.all, "no on-demand paging");
 	const memory m = anonymous(piece_length);
 	::probe taken("kthread_use_mm", ::probe::at::call, "taken");
 	::probe left("kthread_unuse_mm", ::probe::at::call, "left");
@@ -363,11 +354,9 @@ TEST_CASE("a worker leaves the address space with the end of its task")
 }
 
 /* Of each packet that is not, the page is looked up with locks: that takes a tenth longer. */
-TEST_CASE("huge pages of hugetlb are copied as others are")
+TEST_CASE("huge pages of hugetlb are copied as others are", "[odp][kprobes]")
 {
-	SKIP_IF(access(::probe::file, W_OK), "this kernel has no kprobes");
 	setup s;
-	SKIP_IF(!s.all, "no on-demand paging");
 	const setting pages("/proc/sys/vm/nr_hugepages", "4");
 	SKIP_IF(read_system_file("/proc/sys/vm/nr_hugepages") != "4", "no huge pages to be had");
 	const memory m = hugetlb(huge_page_size(), GENERATE(false, true));

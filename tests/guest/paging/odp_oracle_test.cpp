@@ -14,15 +14,13 @@
 
 #include "odp/arena.h"
 #include "run_time.h"
-#include "skip.h"
 
 using namespace mr_notify;
 using namespace odp;
 
-TEST_CASE("every byte is where the model has it")
+TEST_CASE("every byte is where the model has it", "[odp]")
 {
 	const device on;
-	SKIP_IF(!offers_all(on), "no on-demand paging");
 	const char *const seed = std::getenv("RUN_SEED");
 	arena in(on, seed ? std::strtoul(seed, nullptr, 10) : std::random_device()());
 	const run_time time;

@@ -16,9 +16,10 @@
 #include <cstring>
 #include <thread>
 
-#include "odp/operations.h"
-#include "odp/raw_peer.h"
-#include "odp/slow_memory.h"
+#include "capability.h"
+#include "odp.h"
+#include "raw_peer.h"
+#include "slow_memory.h"
 #include "port_counter.h"
 #include "raw_uverbs.h"
 #include "rows.h"
@@ -35,18 +36,11 @@ namespace {
 constexpr std::size_t page = 4096;
 
 struct setup {
-	std::unique_ptr<cable> link = cable::make();
+	cable wire;
 	std::unique_ptr<slow_memory> slow = slow_memory::make(4 * page);
 	memory plain = anonymous(4 * page);
-	owned<ibv_mr> all;
+	owned<ibv_mr> all = register_all(wire.on(), all_rights);
 
-	bool works()
-	{
-		if (!link || !slow || !offers_all(link->on()))
-			return false;
-		all = register_all(link->on(), all_rights);
-		return true;
-	}
 	std::byte *at(std::size_t offset = 0) const { return slow->bytes().addr + offset; }
 	/* The pages have to be waited for again. */
 	void take_away(std::size_t offset, std::size_t length) const
@@ -87,14 +81,12 @@ bool answers_a_part(std::vector<raw_peer::packet> packets, uint32_t psn, std::si
 	return answers(packets, psn, count, value);
 }
 
-/* Receives that queue pairs share. */
 } // namespace
 
-TEST_CASE("packets: a read that waits counts once, and is answered once")
+TEST_CASE("packets: a read that waits counts once, and is answered once", "[veth odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
-	raw_peer peer(*s.link);
+	raw_peer peer(s.wire);
 
 	peer.read(0, s.at(), s.all->rkey, 3 * mtu);
 	REQUIRE(s.slow->faulted());
@@ -108,11 +100,11 @@ TEST_CASE("packets: a read that waits counts once, and is answered once")
 	CHECK(answers(peer.all(2), 1, 2, std::byte{0x5a}));
 }
 
-TEST_CASE("packets: a read that was answered in part goes on where it was")
+TEST_CASE("packets: a read that was answered in part goes on where it was",
+	  "[veth odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
-	raw_peer peer(*s.link);
+	raw_peer peer(s.wire);
 
 	s.slow->answer(std::byte{0x11});
 	std::memset(s.at(), 0x11, page);
@@ -130,17 +122,16 @@ TEST_CASE("packets: a read that was answered in part goes on where it was")
 }
 
 /* None of its pages takes long, and all of them take longer than a peer goes without an answer. */
-TEST_CASE("packets: a peer is told to come later by a packet of many pages")
+TEST_CASE("packets: a peer is told to come later by a packet of many pages",
+	  "[veth odp][userfaultfd]")
 {
 	constexpr std::size_t many = 27, each = 32;
-	const std::unique_ptr<cable> wire = cable::make();
+	const cable wire;
 	const auto slow = slow_memory::make(many * page);
-	SKIP_IF(!wire || !slow || !offers_all(wire->on()),
-		"no on-demand paging, no userfaultfd, or no veth");
 	const std::vector<std::byte> data(many * each, std::byte{0x33});
-	const owned<ibv_mr> all = register_all(wire->on(), all_rights);
-	const owned<ibv_srq> receives = shared_queue(wire->on(), 1, many);
-	const raw_peer peer(*wire, IBV_QPT_RC, 4, receives.get());
+	const owned<ibv_mr> all = register_all(wire.on(), all_rights);
+	const owned<ibv_srq> receives = shared_queue(wire.on(), 1, many);
+	const raw_peer peer(wire, IBV_QPT_RC, 4, receives.get());
 	std::vector<piece> pieces;
 
 	for (std::size_t i = 0; i < many; i++)
@@ -182,11 +173,11 @@ TEST_CASE("packets: a peer is told to come later by a packet of many pages")
 	CHECK(no_thread_waits());
 }
 
-TEST_CASE("packets: a read that is repeated is answered again, when its pages are there")
+TEST_CASE("packets: a read that is repeated is answered again, when its pages are there",
+	  "[veth odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
-	raw_peer peer(*s.link);
+	raw_peer peer(s.wire);
 
 	s.slow->answer(std::byte{0x11});
 	std::memset(s.at(), 0x11, page);
@@ -202,11 +193,10 @@ TEST_CASE("packets: a read that is repeated is answered again, when its pages ar
 }
 
 /* More than stays in memory at one time must not be needed at one time. */
-TEST_CASE("packets: a read that is repeated goes on where it waited")
+TEST_CASE("packets: a read that is repeated goes on where it waited", "[veth odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
-	raw_peer peer(*s.link);
+	raw_peer peer(s.wire);
 
 	s.slow->answer(std::byte{0x11});
 	std::memset(s.at(), 0x11, 4 * page);
@@ -227,11 +217,10 @@ TEST_CASE("packets: a read that is repeated goes on where it waited")
 }
 
 /* As many as a queue pair must remember, and the one that waited takes the place of no other. */
-TEST_CASE("packets: reads from before one that waited can be repeated")
+TEST_CASE("packets: reads from before one that waited can be repeated", "[veth odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
-	raw_peer peer(*s.link, IBV_QPT_RC, 2);
+	raw_peer peer(s.wire, IBV_QPT_RC, 2);
 	const range here = s.plain.registered();
 
 	std::memset(here.addr, 0x11, mtu);
@@ -248,17 +237,16 @@ TEST_CASE("packets: reads from before one that waited can be repeated")
 }
 
 /* The first answer may have come, and its memory be gone since. */
-TEST_CASE("packets: a read that is repeated too late is refused, and ends nothing")
+TEST_CASE("packets: a read that is repeated too late is refused, and ends nothing", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const device &on = wire->on();
+	const cable wire;
+	const device &on = wire.on();
 	memory gone = anonymous(page), stays = anonymous(page);
 	const range here = gone.registered(), there = stays.registered();
 	const owned<ibv_mr> other = on.register_memory(there, all_rights);
 	uint64_t word = 0;
 	owned<ibv_mr> mr = on.register_memory(here, all_rights);
-	raw_peer peer(*wire);
+	raw_peer peer(wire);
 	const auto gone_is = GENERATE(as<std::string>{}, "its registration", "its memory",
 				      "its memory, on demand");
 
@@ -293,18 +281,17 @@ TEST_CASE("packets: a read that is repeated too late is refused, and ends nothin
 }
 
 /* It may ask for a part of its request, but not move on from there. */
-TEST_CASE("packets: a read that is repeated leaves its window no more than it did")
+TEST_CASE("packets: a read that is repeated leaves its window no more than it did", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const device &on = wire->on();
+	const cable wire;
+	const device &on = wire.on();
 	const memory both = anonymous(2 * page);
 	const range here = both.registered();
 	const owned<ibv_mr> mr = on.register_memory(here, all_rights | IBV_ACCESS_MW_BIND);
 	const owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1));
 	loopback link(on);
 	ibv_mw_bind first_page{};
-	raw_peer peer(*wire);
+	raw_peer peer(wire);
 
 	REQUIRE(window);
 	first_page.send_flags = IBV_SEND_SIGNALED;
@@ -331,17 +318,16 @@ TEST_CASE("packets: a read that is repeated leaves its window no more than it di
 }
 
 /* The address of a request is one of the window's, and the remembered one is of the MR. */
-TEST_CASE("packets: a read by a window with addresses of its own is repeated")
+TEST_CASE("packets: a read by a window with addresses of its own is repeated", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const device &on = wire->on();
+	const cable wire;
+	const device &on = wire.on();
 	const memory both = anonymous(2 * page);
 	const range here = both.registered();
 	const owned<ibv_mr> mr(ibv_reg_mr_iova(on.pd(), here.addr, here.length, 0,
 					       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
 						       IBV_ACCESS_MW_BIND));
-	const raw_peer peer(*wire);
+	const raw_peer peer(wire);
 	const owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_2));
 
 	REQUIRE(mr);
@@ -363,14 +349,13 @@ TEST_CASE("packets: a read by a window with addresses of its own is repeated")
 	CHECK(answers(peer.all(4), 0, 4, std::byte{0x22}));
 }
 
-TEST_CASE("packets: later requests do not change how a read is repeated")
+TEST_CASE("packets: later requests do not change how a read is repeated", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
+	const cable wire;
 	const memory m = anonymous(page);
 	const range here = m.registered();
-	const owned<ibv_mr> mr = wire->on().register_memory(here, all_rights);
-	const raw_peer peer(*wire);
+	const owned<ibv_mr> mr = wire.on().register_memory(here, all_rights);
+	const raw_peer peer(wire);
 
 	std::memset(here.addr, 0x11, page);
 	SECTION("an empty write after a read")
@@ -397,17 +382,16 @@ TEST_CASE("packets: later requests do not change how a read is repeated")
 }
 
 /* By its PSN it is one, but it asks for something else. */
-TEST_CASE("packets: a request is repeated as one of its own kind, from its own bytes")
+TEST_CASE("packets: a request is repeated as one of its own kind, from its own bytes", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
+	const cable wire;
 	const memory m = anonymous(2 * page);
 	const range here = m.registered();
 	/* The last page of all addresses, and the one before it. */
 	constexpr uint64_t from = -2 * page, last = -mtu;
 	const owned<ibv_mr> mr(
-		ibv_reg_mr_iova(wire->on().pd(), here.addr, here.length, from, all_rights));
-	const raw_peer peer(*wire, IBV_QPT_RC, 1);
+		ibv_reg_mr_iova(wire.on().pd(), here.addr, here.length, from, all_rights));
+	const raw_peer peer(wire, IBV_QPT_RC, 1);
 
 	REQUIRE(mr);
 	std::memset(here.addr, 0, 2 * page);
@@ -433,14 +417,13 @@ TEST_CASE("packets: a request is repeated as one of its own kind, from its own b
 	}
 }
 
-TEST_CASE("packets: a flush is answered again")
+TEST_CASE("packets: a flush is answered again", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
+	const cable wire;
 	const memory m = anonymous(page);
 	const owned<ibv_mr> mr =
-		wire->on().register_memory(m.registered(), all_rights | IBV_ACCESS_FLUSH_GLOBAL);
-	const raw_peer peer(*wire, IBV_QPT_RC, 1);
+		wire.on().register_memory(m.registered(), all_rights | IBV_ACCESS_FLUSH_GLOBAL);
+	const raw_peer peer(wire, IBV_QPT_RC, 1);
 
 	peer.read(0, m.registered().addr, mr->rkey, 8);
 	CHECK(peer.all(1).size() == 1);
@@ -453,17 +436,16 @@ TEST_CASE("packets: a flush is answered again")
 	}
 }
 
-TEST_CASE("packets: a read is repeated only by the rights that its memory has by then")
+TEST_CASE("packets: a read is repeated only by the rights that its memory has by then", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const device &on = wire->on();
+	const cable wire;
+	const device &on = wire.on();
 	const memory m = anonymous(page);
 	const range here = m.registered();
 	const owned<ibv_mr> mr = on.register_memory(here, all_rights);
 	const owned<ibv_pd> other(ibv_alloc_pd(on.context()));
 	const raw_uverbs raw(on.context());
-	const raw_peer peer(*wire);
+	const raw_peer peer(wire);
 
 	REQUIRE(other);
 	std::memset(here.addr, 0x11, page);
@@ -484,11 +466,10 @@ TEST_CASE("packets: a read is repeated only by the rights that its memory has by
 	CHECK(refused->psn == 0);
 }
 
-TEST_CASE("packets: a write that says that it is empty has no payload")
+TEST_CASE("packets: a write that says that it is empty has no payload", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const raw_peer peer(*wire);
+	const cable wire;
+	const raw_peer peer(wire);
 
 	peer.write_for_nothing(0, std::vector(mtu, std::byte{0x11}));
 	const auto refused = peer.next(time_limit);
@@ -497,11 +478,10 @@ TEST_CASE("packets: a write that says that it is empty has no payload")
 }
 
 /* Memory ends before it does, and the rest is refused when its turn comes. */
-TEST_CASE("packets: the longest read is answered")
+TEST_CASE("packets: the longest read is answered", "[veth odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
-	const raw_peer peer(*s.link);
+	const raw_peer peer(s.wire);
 
 	peer.read(0, s.plain.registered().addr, s.all->rkey, std::size_t{1} << 31);
 	const auto answer = peer.next(time_limit);
@@ -510,13 +490,12 @@ TEST_CASE("packets: the longest read is answered")
 	CHECK(answer->data.size() == mtu);
 }
 
-TEST_CASE("packets: a flush is refused where no read may be under way")
+TEST_CASE("packets: a flush is refused where no read may be under way", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
+	const cable wire;
 	const memory m = anonymous(page);
-	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), all_rights);
-	const raw_peer peer(*wire, IBV_QPT_RC, 0);
+	const owned<ibv_mr> mr = wire.on().register_memory(m.registered(), all_rights);
+	const raw_peer peer(wire, IBV_QPT_RC, 0);
 
 	peer.flush(0, mr->rkey);
 	const auto refused = peer.next(time_limit);
@@ -528,11 +507,10 @@ TEST_CASE("packets: a flush is refused where no read may be under way")
  * More would be memory that a peer can take.
  * Its pace counts: the driver waits for 20 ms, in which so many packets must come.
  */
-TEST_CASE("packets: no more wait than 512", "[pace]")
+TEST_CASE("packets: no more wait than 512", "[veth odp][userfaultfd][pace]")
 {
 	constexpr uint32_t sent = 700;
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
 	const std::vector<std::byte> word(8, std::byte{0x77});
 	const range here = s.plain.registered();
 	long done = 0;
@@ -542,9 +520,9 @@ TEST_CASE("packets: no more wait than 512", "[pace]")
 	 * dropped; or when the page comes before the responder has seen that so many wait.
 	 */
 	for (int i = 0; i < 50 && (done == 0 || done >= 512); i++) {
-		raw_peer peer(*s.link);
+		raw_peer peer(s.wire);
 
-		const auto before = port_counter(s.link->on(), "rcvd_pkts").value();
+		const auto before = port_counter(s.wire.on(), "rcvd_pkts").value();
 		const run_time time(1s);
 
 		std::memset(here.addr, 0, here.length);
@@ -557,7 +535,7 @@ TEST_CASE("packets: no more wait than 512", "[pace]")
 		do {
 			std::this_thread::sleep_for(1ms);
 		} while (time.goes_on() &&
-			 port_counter(s.link->on(), "rcvd_pkts").value() < before + sent);
+			 port_counter(s.wire.on(), "rcvd_pkts").value() < before + sent);
 		s.slow->answer({});
 		bool late = false;
 		for (const auto &one : peer.all())
@@ -571,15 +549,14 @@ TEST_CASE("packets: no more wait than 512", "[pace]")
 }
 
 /* An unreliable message that waits for long is dropped; its receive is there for the next one. */
-TEST_CASE("packets: a message that is dropped takes no receive")
+TEST_CASE("packets: a message that is dropped takes no receive", "[veth odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
 	const range plain{s.plain.registered().addr, 8};
 	const std::vector<std::byte> early(8, std::byte{0x11});
 	const std::vector<std::byte> after(8, std::byte{0x22});
 	volatile std::byte *const mark = plain.end();
-	raw_peer peer(*s.link, IBV_QPT_UC);
+	raw_peer peer(s.wire, IBV_QPT_UC);
 
 	post_receive(peer.qp(), {{{s.at(), 8}, s.all->lkey}});
 	peer.message(0, early);
@@ -610,15 +587,15 @@ TEST_CASE("packets: a message that is dropped takes no receive")
 	CHECK_FALSE(peer.completed(50ms));
 }
 
-TEST_CASE("packets: a message that is dropped halfway takes no other along")
+TEST_CASE("packets: a message that is dropped halfway takes no other along",
+	  "[veth odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
 	const std::vector<std::byte> part_of(mtu, std::byte{0x11});
 	const std::vector<std::byte> after(8, std::byte{0x77});
 	volatile std::byte *const seen = s.plain.registered().addr;
 	std::byte *const into = s.at(page - mtu); /* only the first part has its page */
-	raw_peer peer(*s.link, IBV_QPT_UC);
+	raw_peer peer(s.wire, IBV_QPT_UC);
 
 	s.slow->answer({}, page);
 	peer.write_part(raw_peer::part::first, 0, into, s.all->rkey, 3 * mtu, part_of);
@@ -631,15 +608,14 @@ TEST_CASE("packets: a message that is dropped halfway takes no other along")
 	s.slow->answer({});
 }
 
-TEST_CASE("packets: an unreliable write that lost a part takes no other along")
+TEST_CASE("packets: an unreliable write that lost a part takes no other along", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
+	const cable wire;
 	const memory m = anonymous(page);
 	std::byte *const here = m.registered().addr;
 	const volatile std::byte *const seen = here + page - 1;
-	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), all_rights);
-	const raw_peer peer(*wire, IBV_QPT_UC);
+	const owned<ibv_mr> mr = wire.on().register_memory(m.registered(), all_rights);
+	const raw_peer peer(wire, IBV_QPT_UC);
 
 	std::memset(here, 0, page);
 	if (GENERATE(false, true)) { /* and one that is dropped has taken a receive before */
@@ -653,14 +629,13 @@ TEST_CASE("packets: an unreliable write that lost a part takes no other along")
 }
 
 /* Its receive is completed with an error, and taken away from it: a shared queue has others. */
-TEST_CASE("packets: an unreliable message without an end takes no other along")
+TEST_CASE("packets: an unreliable message without an end takes no other along", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
+	const cable wire;
 	const memory m = anonymous(page);
-	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), all_rights);
-	const owned<ibv_srq> shared = shared_queue(wire->on(), 4);
-	const raw_peer peer(*wire, IBV_QPT_UC, 4, shared.get());
+	const owned<ibv_mr> mr = wire.on().register_memory(m.registered(), all_rights);
+	const owned<ibv_srq> shared = shared_queue(wire.on(), 4);
+	const raw_peer peer(wire, IBV_QPT_UC, 4, shared.get());
 	const std::vector<std::byte> data(8, std::byte{0x22});
 	std::optional<ibv_wc> done;
 
@@ -678,14 +653,13 @@ TEST_CASE("packets: an unreliable message without an end takes no other along")
 }
 
 /* One whose packet is too short has no receive any more, which the next packet needs. */
-TEST_CASE("packets: an unreliable message with a short packet takes no other along")
+TEST_CASE("packets: an unreliable message with a short packet takes no other along", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
+	const cable wire;
 	const memory m = anonymous(page);
-	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), all_rights);
-	const owned<ibv_srq> shared = shared_queue(wire->on(), 4);
-	const raw_peer peer(*wire, IBV_QPT_UC, 4, shared.get());
+	const owned<ibv_mr> mr = wire.on().register_memory(m.registered(), all_rights);
+	const owned<ibv_srq> shared = shared_queue(wire.on(), 4);
+	const raw_peer peer(wire, IBV_QPT_UC, 4, shared.get());
 	std::optional<ibv_wc> done;
 
 	for (int i = 0; i < 2; i++)
@@ -704,15 +678,14 @@ TEST_CASE("packets: an unreliable message with a short packet takes no other alo
 }
 
 /* A receive that a dropped message has left is ended by an error of something else. */
-TEST_CASE("packets: a receive of a shared queue is used once")
+TEST_CASE("packets: a receive of a shared queue is used once", "[veth odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
 	const range plain{s.plain.registered().addr, 8};
 	const std::vector<std::byte> early(8, std::byte{0x11});
 	const std::vector<std::byte> after(8, std::byte{0x22});
-	const owned<ibv_srq> shared = shared_queue(s.link->on(), 4);
-	raw_peer peer(*s.link, IBV_QPT_UC, 4, shared.get());
+	const owned<ibv_srq> shared = shared_queue(s.wire.on(), 4);
+	raw_peer peer(s.wire, IBV_QPT_UC, 4, shared.get());
 	const auto post_shared = [&](uint64_t id, range into) {
 		post_receive(shared.get(), {{into, s.all->lkey}}, id);
 	};
@@ -739,10 +712,9 @@ TEST_CASE("packets: a receive of a shared queue is used once")
 }
 
 /* Behind the end of a file that is made longer: an answer is not for good. */
-TEST_CASE("packets: a page that was not there is asked for anew")
+TEST_CASE("packets: a page that was not there is asked for anew", "[veth odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
 	const char *const place = "/run/odp_packets";
 	mkdir(place, 0700);
 	SKIP_IF(mount("none", place, "ramfs", 0, nullptr), "no ramfs");
@@ -753,7 +725,7 @@ TEST_CASE("packets: a page that was not there is asked for anew")
 	REQUIRE(mapped != MAP_FAILED);
 	const memory file({static_cast<std::byte *>(mapped), page}, fd);
 	/* An error does not end an unreliable connection. */
-	raw_peer peer(*s.link, IBV_QPT_UC);
+	raw_peer peer(s.wire, IBV_QPT_UC);
 	const std::vector<std::byte> word(8, std::byte{0x77});
 	volatile std::byte *const mark = s.plain.registered().addr;
 	const auto arrives = [](volatile std::byte *at) {
@@ -772,10 +744,9 @@ TEST_CASE("packets: a page that was not there is asked for anew")
  * An answer that came when the queue pair did not need it any more is not for the next time: the
  * page is refused when no request asks, and has to be waited for again by another write.
  */
-TEST_CASE("packets: an old answer is no answer")
+TEST_CASE("packets: an old answer is no answer", "[veth odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
 	const std::vector<std::byte> word(8, std::byte{0x77});
 	const range here = s.plain.registered();
 	const auto arrives = [](const std::byte *at) {
@@ -790,7 +761,7 @@ TEST_CASE("packets: an old answer is no answer")
 	std::unique_ptr<raw_peer> peer;
 	uint32_t next = 1;
 	const auto late = [&](ibv_qp_type type) {
-		peer = std::make_unique<raw_peer>(*s.link, type);
+		peer = std::make_unique<raw_peer>(s.wire, type);
 		peer->write(0, s.at(), s.all->rkey, word);
 		REQUIRE(s.slow->faulted());
 		let_pass(100ms);
@@ -798,7 +769,7 @@ TEST_CASE("packets: an old answer is no answer")
 
 	SECTION("the access has failed")
 	{
-		peer = std::make_unique<raw_peer>(*s.link, IBV_QPT_UC);
+		peer = std::make_unique<raw_peer>(s.wire, IBV_QPT_UC);
 		peer->write(0, s.at(), s.all->rkey, word);
 		REQUIRE(s.slow->faulted());
 		refuse();
@@ -834,7 +805,7 @@ TEST_CASE("packets: an old answer is no answer")
 	}
 	SECTION("a read that was repeated is refused")
 	{
-		peer = std::make_unique<raw_peer>(*s.link);
+		peer = std::make_unique<raw_peer>(s.wire);
 		s.slow->fill({}, page);
 		peer->read(0, s.at(), s.all->rkey, 8);
 		REQUIRE(peer->next(time_limit));
@@ -874,12 +845,12 @@ TEST_CASE("packets: an old answer is no answer")
 
 /* A message is acknowledged while it waits for a page to be sent again: the same for the asking
  * end. */
-TEST_CASE("packets: an old answer is no answer to the asking end, either")
+TEST_CASE("packets: an old answer is no answer to the asking end, either",
+	  "[veth odp][userfaultfd]")
 {
 	constexpr uint8_t out_of_order = 0x60;
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
-	const raw_peer peer(*s.link);
+	const raw_peer peer(s.wire);
 	const auto write = [&](std::size_t from, uint32_t length) {
 		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{s.at(from), length}, s.all->lkey}}});
 	};
@@ -911,16 +882,16 @@ TEST_CASE("packets: an old answer is no answer to the asking end, either")
 }
 
 /* That is complete with the requests before it; the requester is there still. */
-TEST_CASE("packets: a queue is drained with a window bound behind a repeated request")
+TEST_CASE("packets: a queue is drained with a window bound behind a repeated request",
+	  "[veth odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, no userfaultfd, or no veth");
-	const device &on = s.link->on();
+	const device &on = s.wire.on();
 	const range where{s.plain.registered().addr, page};
 	const owned<ibv_mr> mr =
 		on.register_memory(where, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	const owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_2));
-	const raw_peer peer(*s.link);
+	const raw_peer peer(s.wire);
 
 	REQUIRE(window);
 	peer.let_ask(7);

@@ -19,12 +19,11 @@
 #include <thread>
 
 #include "odp/arena.h"
-#include "odp/slow_memory.h"
+#include "slow_memory.h"
 #include "odp/random_access.h"
 #include "pins.h"
 #include "rows.h"
 #include "run_time.h"
-#include "skip.h"
 
 using namespace mr_notify;
 using namespace odp;
@@ -100,9 +99,8 @@ int end_of(pid_t child)
 
 } // namespace
 
-TEST_CASE("many processes: one is killed or executes, and their device is removed")
+TEST_CASE("many processes: one is killed or executes, and their device is removed", "[odp]")
 {
-	SKIP_IF(!offers_all(device()), "no on-demand paging");
 	const char *const text = std::getenv("RUN_SEED");
 	uint64_t seed = text ? std::strtoull(text, nullptr, 0) : 1;
 	const run_time time;

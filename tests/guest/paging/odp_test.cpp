@@ -18,8 +18,9 @@
 #include <string>
 #include <thread>
 
+#include "capability.h"
 #include "loopback.h"
-#include "odp/operations.h"
+#include "odp.h"
 #include "raw_uverbs.h"
 #include "secret_memory.h"
 #include "skip.h"
@@ -107,10 +108,9 @@ TEST_CASE("the capability, and an MR of all memory")
 	CHECK(ibv_reg_mr_notify(all.get(), &word) == EOPNOTSUPP);
 }
 
-TEST_CASE("every operation, across pages, at any offset")
+TEST_CASE("every operation, across pages, at any offset", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const std::string kind = GENERATE("range", "all");
 	const std::string other = GENERATE("range", "all", "pinned");
 	const auto near_mr = make(s.on, kind, s.from());
@@ -161,10 +161,9 @@ TEST_CASE("every operation, across pages, at any offset")
 	CHECK(*counter == 7);
 }
 
-TEST_CASE("memory that comes after the registration, goes and comes again")
+TEST_CASE("memory that comes after the registration, goes and comes again", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const auto all = register_all(s.on, all_rights);
 	const auto from = s.on.register_memory(s.from());
 	const range page{s.from().addr, page_size()};
@@ -189,10 +188,9 @@ TEST_CASE("memory that comes after the registration, goes and comes again")
 	}
 }
 
-TEST_CASE("an access that the process may not make is refused")
+TEST_CASE("an access that the process may not make is refused", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const auto all = register_all(s.on, all_rights);
 	const range page{s.from().addr, page_size()};
 	memory victim = anonymous(4 * page_size());
@@ -252,10 +250,10 @@ TEST_CASE("an access that the process may not make is refused")
 	      IBV_WC_LOC_PROT_ERR);
 }
 
-TEST_CASE("a packet that begins where the process may, and ends where it may not, is refused")
+TEST_CASE("a packet that begins where the process may, and ends where it may not, is refused",
+	  "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const auto all = register_all(s.on, all_rights);
 	memory victim = anonymous(4 * page_size());
 	std::byte *const end = victim.registered().addr + page_size();
@@ -288,10 +286,9 @@ TEST_CASE("a packet that begins where the process may, and ends where it may not
 	      (reads ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR));
 }
 
-TEST_CASE("without the right there is no access")
+TEST_CASE("without the right there is no access", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const auto local = register_all(s.on, IBV_ACCESS_LOCAL_WRITE);
 	const auto none = register_all(s.on, 0);
 
@@ -311,10 +308,9 @@ TEST_CASE("without the right there is no access")
 	      IBV_WC_SUCCESS);
 }
 
-TEST_CASE("an iova that is not the address")
+TEST_CASE("an iova that is not the address", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	constexpr uint64_t iova = 0x123450000;
 	const owned<ibv_mr> mr(ibv_reg_mr_iova(s.on.pd(), s.to().addr, s.to().length, iova,
 					       all_rights | IBV_ACCESS_ON_DEMAND));
@@ -330,10 +326,9 @@ TEST_CASE("an iova that is not the address")
 			   mr->rkey) == IBV_WC_REM_ACCESS_ERR);
 }
 
-TEST_CASE("a window onto a part of all memory")
+TEST_CASE("a window onto a part of all memory", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const auto all = register_all(s.on, all_rights | IBV_ACCESS_MW_BIND);
 	const owned<ibv_mw> window(ibv_alloc_mw(s.on.pd(), IBV_MW_TYPE_1));
 	REQUIRE(window);
@@ -355,10 +350,9 @@ TEST_CASE("a window onto a part of all memory")
 			   window->rkey}) == IBV_WC_REM_ACCESS_ERR);
 }
 
-TEST_CASE("a window with addresses of its own")
+TEST_CASE("a window with addresses of its own", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const auto all = register_all(s.on, all_rights | IBV_ACCESS_MW_BIND);
 	const owned<ibv_mw> window(ibv_alloc_mw(s.on.pd(), IBV_MW_TYPE_2));
 	REQUIRE(window);
@@ -377,10 +371,9 @@ TEST_CASE("a window with addresses of its own")
 	      IBV_WC_REM_ACCESS_ERR);
 }
 
-TEST_CASE("an atomic operation behind the range")
+TEST_CASE("an atomic operation behind the range", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const range all = s.to();
 	const auto half =
 		s.on.register_memory({all.addr, all.length / 2}, all_rights | IBV_ACCESS_ON_DEMAND);
@@ -400,20 +393,18 @@ TEST_CASE("an atomic operation behind the range")
 	CHECK(is_zero({all.addr + all.length / 2, 8}));
 }
 
-TEST_CASE("a range that wraps around is none")
+TEST_CASE("a range that wraps around is none", "[odp]")
 {
 	const device on;
-	SKIP_IF(!offers_all(on), "no on-demand paging");
 	void *const last = reinterpret_cast<void *>(~uint64_t{0} - 4095);
 
 	CHECK(ibv_reg_mr(on.pd(), last, 8192, all_rights | IBV_ACCESS_ON_DEMAND) == nullptr);
 	CHECK(errno == EINVAL);
 }
 
-TEST_CASE("pages of a device are not memory")
+TEST_CASE("pages of a device are not memory", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const auto all = register_all(s.on, all_rights);
 	std::ifstream maps("/proc/self/maps");
 	uint64_t at = 0;
@@ -436,9 +427,8 @@ TEST_CASE("pages of a device are not memory")
  * Its device is still open in a child, which sees how a message ends that is not received,
  * and which is read again for each try.
  */
-TEST_CASE("of a process that has ended there is no memory any more")
+TEST_CASE("of a process that has ended there is no memory any more", "[odp]")
 {
-	SKIP_IF(!offers_all(device()), "no on-demand paging");
 	int back[2];
 	REQUIRE(pipe(back) == 0);
 	const pid_t owner = child_that([&] {
@@ -469,10 +459,9 @@ TEST_CASE("of a process that has ended there is no memory any more")
 	close(back[0]);
 }
 
-TEST_CASE("nothing is pinned between transfers")
+TEST_CASE("nothing is pinned between transfers", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const std::size_t before = pinned_bytes();
 	const auto all = register_all(s.on, all_rights);
 	constexpr std::size_t much = 128 << 20;
@@ -485,10 +474,9 @@ TEST_CASE("nothing is pinned between transfers")
 	CHECK(before == 0);
 }
 
-TEST_CASE("after a fork the device has the memory of the process that registered")
+TEST_CASE("after a fork the device has the memory of the process that registered", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const auto all = register_all(s.on, all_rights);
 	const auto from = s.on.register_memory({s.from().addr, page_size()});
 	const range page{s.from().addr, page_size()};
@@ -521,10 +509,9 @@ TEST_CASE("after a fork the device has the memory of the process that registered
 		close(fd);
 }
 
-TEST_CASE("prefetching brings pages in")
+TEST_CASE("prefetching brings pages in", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const auto all = register_all(s.on, all_rights);
 	const auto pinned = s.on.register_memory(s.from());
 	memory cold = anonymous(length);
@@ -566,10 +553,9 @@ TEST_CASE("prefetching brings pages in")
 	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH, 0) == 0); /* a hint */
 }
 
-TEST_CASE("ranges that can't be prefetched")
+TEST_CASE("ranges that can't be prefetched", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	constexpr uint64_t iova = 0x123450000;
 	const owned<ibv_mr> mr(ibv_reg_mr_iova(s.on.pd(), s.to().addr, s.to().length, iova,
 					       all_rights | IBV_ACCESS_ON_DEMAND));
@@ -621,10 +607,9 @@ static long counter(const std::string &name)
 	return sum;
 }
 
-TEST_CASE("counters: pages faulted in, waited for, prefetched")
+TEST_CASE("counters: pages faulted in, waited for, prefetched", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const auto from = s.on.register_memory(s.from());
 	const auto mr = s.on.register_memory(s.to(), all_rights | IBV_ACCESS_ON_DEMAND);
 	const long pages = static_cast<long>(length / page_size());
@@ -657,9 +642,8 @@ TEST_CASE("counters: pages faulted in, waited for, prefetched")
  * read could stay so. A process of its own is looked at from its beginning, and one with two
  * threads anywhere.
  */
-TEST_CASE("counters: a page that NUMA balancing has marked is faulted in")
+TEST_CASE("counters: a page that NUMA balancing has marked is faulted in", "[odp]")
 {
-	SKIP_IF(!offers_all(device()), "no on-demand paging");
 	const std::string debug = "/sys/kernel/debug/sched/numa_balancing/";
 
 	try {
@@ -691,10 +675,9 @@ TEST_CASE("counters: a page that NUMA balancing has marked is faulted in")
 	}
 }
 
-TEST_CASE("a registration is on demand from beginning to end, or pinned")
+TEST_CASE("a registration is on demand from beginning to end, or pinned", "[odp]")
 {
 	setup s;
-	SKIP_IF(!offers_all(s.on), "no on-demand paging");
 	const auto odp = s.on.register_memory(s.to(), all_rights | IBV_ACCESS_ON_DEMAND);
 	const auto pinned = s.on.register_memory(s.from(), all_rights);
 

@@ -27,8 +27,8 @@
 #include <vector>
 
 #include "loopback.h"
-#include "odp/operations.h"
-#include "odp/slow_memory.h"
+#include "odp.h"
+#include "slow_memory.h"
 #include "port_counter.h"
 #include "rows.h"
 #include "skip.h"
@@ -49,16 +49,9 @@ struct setup {
 	loopback link{on};
 	memory plain = anonymous(length);
 	std::unique_ptr<slow_memory> slow = slow_memory::make(length);
-	owned<ibv_mr> all;
+	owned<ibv_mr> all = register_all(on, all_rights);
 
-	bool works()
-	{
-		if (!slow || !offers_all(on))
-			return false;
-		all = register_all(on, all_rights);
-		std::memset(plain.registered().addr, static_cast<int>(data), length);
-		return true;
-	}
+	setup() { std::memset(plain.registered().addr, static_cast<int>(data), length); }
 	piece near() const { return {plain.registered(), all->lkey}; }
 	piece far() const { return {slow->bytes(), all->lkey}; }
 };
@@ -138,7 +131,7 @@ public:
 			const auto slow = slow_memory::make(2 * page_size());
 			void *const much = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
 						MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-			child_check(slow != nullptr && much != MAP_FAILED);
+			child_check(much != MAP_FAILED);
 			const range r = slow->bytes();
 			const auto mr = on.register_memory(r, IBV_ACCESS_LOCAL_WRITE |
 								      IBV_ACCESS_ON_DEMAND);
@@ -211,10 +204,9 @@ private:
 
 } // namespace
 
-TEST_CASE("each operation waits for its page, and others go on")
+TEST_CASE("each operation waits for its page, and others go on", "[odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	const std::string what = GENERATE("send from", "send into", "write from", "write into",
 					  "read from", "read into", "add to", "old value into");
 	const uint64_t near = number(s.near().where.addr);
@@ -279,10 +271,9 @@ TEST_CASE("each operation waits for its page, and others go on")
 	CHECK(s.link.write(s.all.get(), here, there.addr, rkey) == IBV_WC_SUCCESS);
 }
 
-TEST_CASE("many receives of a shared queue wait, and each takes one")
+TEST_CASE("many receives of a shared queue wait, and each takes one", "[odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	const owned<ibv_srq> srq = shared_queue(s.on, 16);
 	loopback link(s.on, srq.get());
 
@@ -305,10 +296,9 @@ TEST_CASE("many receives of a shared queue wait, and each takes one")
 	CHECK(full_of(s.slow->bytes(), data));
 }
 
-TEST_CASE("a peer that asks again and again is told to come later")
+TEST_CASE("a peer that asks again and again is told to come later", "[odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	loopback link(s.on, nullptr, IBV_MTU_1024, asks_again);
 	const std::string what = GENERATE("send into", "write into", "read from", "add to");
 	const uint64_t far = number(s.far().where.addr);
@@ -349,10 +339,9 @@ TEST_CASE("a peer that asks again and again is told to come later")
 }
 
 /* The connection would end with the first one. A slow machine takes less than half a second. */
-TEST_CASE("a page that takes long takes no retry")
+TEST_CASE("a page that takes long takes no retry", "[odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	constexpr loopback::patience once{17, 0};
 	loopback link(s.on, nullptr, IBV_MTU_1024, once);
 	const std::string what = GENERATE("write from", "write into", "read from", "read into");
@@ -376,10 +365,9 @@ TEST_CASE("a page that takes long takes no retry")
 	CHECK(full_of(plain.where, into ? data : answer));
 }
 
-TEST_CASE("a read that is answered in part goes on from there")
+TEST_CASE("a read that is answered in part goes on from there", "[odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	const bool impatient = GENERATE(false, true);
 	loopback link(s.on, nullptr, IBV_MTU_1024, impatient ? asks_again : loopback::patience());
 	const range far = s.far().where;
@@ -404,10 +392,9 @@ TEST_CASE("a read that is answered in part goes on from there")
 	CHECK(std::memcmp(s.near().where.addr, far.addr, far.length) == 0);
 }
 
-TEST_CASE("pieces of one packet, of which the second must be waited for")
+TEST_CASE("pieces of one packet, of which the second must be waited for", "[odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	const std::string what = GENERATE("write from", "read into", "send from", "send into");
 	constexpr std::size_t cut = 100;
 	const memory whole = anonymous(2 * cut);
@@ -444,10 +431,9 @@ TEST_CASE("pieces of one packet, of which the second must be waited for")
 	}
 }
 
-TEST_CASE("a page that turns out not to be there is an error")
+TEST_CASE("a page that turns out not to be there is an error", "[odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging");
 	/* behind the end of a file: a mapping, and SIGBUS for an access */
 	const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
 	REQUIRE(fd >= 0);
@@ -469,10 +455,9 @@ TEST_CASE("a page that turns out not to be there is an error")
 	      IBV_WC_LOC_PROT_ERR);
 }
 
-TEST_CASE("a fault that is never answered holds up no end")
+TEST_CASE("a fault that is never answered holds up no end", "[odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	const std::string side = GENERATE("requester", "responder", "completer");
 	auto link = std::make_unique<loopback>(s.on);
 	const uint64_t near = number(s.near().where.addr);
@@ -511,28 +496,21 @@ TEST_CASE("a fault that is never answered holds up no end")
 	CHECK(no_thread_waits());
 }
 
-TEST_CASE("a process that is killed while it waits ends")
+TEST_CASE("a process that is killed while it waits ends", "[odp][userfaultfd]")
 {
-	setup probe;
-	SKIP_IF(!probe.works(), "no on-demand paging, or no userfaultfd");
 	int ready[2];
 	REQUIRE(pipe(ready) == 0);
-	const pid_t child = fork();
-	REQUIRE(child >= 0);
-	if (child == 0) {
+	const pid_t child = child_that([&] {
 		setup s;
-		if (!s.works())
-			_exit(1);
 		post(s.link.near_end(),
 		     {IBV_WR_RDMA_WRITE, {s.near()}, number(s.far().where.addr), s.all->rkey});
 		loopback second(s.on);
 		post(second.near_end(),
 		     {IBV_WR_RDMA_READ, {s.far()}, number(s.near().where.addr), s.all->rkey});
-		if (!s.slow->faulted() || write(ready[1], "r", 1) != 1)
-			_exit(1);
-		pause();
-		_exit(1);
-	}
+		child_check(s.slow->faulted() && write(ready[1], "r", 1) == 1);
+		return pause();
+	});
+	REQUIRE(child >= 0);
 	char c = 0;
 	REQUIRE(read(ready[0], &c, 1) == 1);
 	REQUIRE(kill(child, SIGKILL) == 0);
@@ -544,10 +522,10 @@ TEST_CASE("a process that is killed while it waits ends")
 	close(ready[1]);
 }
 
-TEST_CASE("pages of a file: read when they are needed, and copied for a write")
+TEST_CASE("pages of a file: read when they are needed, and copied for a write",
+	  "[odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging");
 	const memory file = mapped_file(length);
 	const range r = file.registered();
 	const std::vector<std::byte> whole(r.addr, r.addr + r.length);
@@ -582,12 +560,11 @@ TEST_CASE("pages of a file: read when they are needed, and copied for a write")
 }
 
 /* A sender stops after 129 packets without an acknowledgment, for which it asks in some. */
-TEST_CASE("a packet that waited asks for its acknowledgment")
+TEST_CASE("a packet that waited asks for its acknowledgment", "[odp][userfaultfd]")
 {
 	constexpr std::size_t mtu = 1024, sent = 200, asks = 65;
 	const device on;
 	const auto slow = slow_memory::make(51 * 4096);
-	SKIP_IF(!slow || !offers_all(on), "no on-demand paging, or no userfaultfd");
 	/* that never sends anything again by itself */
 	loopback link(on, nullptr, IBV_MTU_1024, loopback::patience{0, 7});
 	const owned<ibv_mr> all = register_all(on, all_rights);
@@ -606,12 +583,11 @@ TEST_CASE("a packet that waited asks for its acknowledgment")
 }
 
 /* mmap_lock is given to those that queue for it; to try for it never works then. */
-TEST_CASE("threads that map and unmap, or fork, hold up no transfer")
+TEST_CASE("threads that map and unmap, or fork, hold up no transfer", "[odp]")
 {
 	const bool forking = GENERATE(false, true);
 	CAPTURE(forking);
 	const device on;
-	SKIP_IF(!offers_all(on), "no on-demand paging");
 	constexpr std::size_t long_one = 16 * 4096;
 	loopback link(on);
 	const owned<ibv_mr> all = register_all(on, all_rights);
@@ -678,11 +654,11 @@ TEST_CASE("threads that map and unmap, or fork, hold up no transfer")
 }
 
 /* All that a process's faults cost is its own, and has a limit. */
-TEST_CASE("a process has no more than 16 threads that wait, and all that wait have their turn")
+TEST_CASE("a process has no more than 16 threads that wait, and all that wait have their turn",
+	  "[odp][userfaultfd]")
 {
 	constexpr std::size_t most = 16, more = 20;
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	const auto slow = slow_memory::make((most + more) * page_size());
 	links all = that_wait(s, *slow, most + more);
 
@@ -694,7 +670,6 @@ TEST_CASE("a process has no more than 16 threads that wait, and all that wait ha
 	/* The process that may have to answer is another of that user. */
 	in_child([] {
 		setup other;
-		child_check(other.works());
 		for (std::size_t i = 0; i < 2; i++)
 			post(i ? other.link.far_end() : other.link.near_end(),
 			     {IBV_WR_RDMA_WRITE,
@@ -726,13 +701,10 @@ TEST_CASE("a process has no more than 16 threads that wait, and all that wait ha
 	CHECK(happens([] { return fault_threads() <= 4; }));
 }
 
-TEST_CASE("threads that wait for pages count in the limits of their process")
+TEST_CASE("threads that wait for pages count in the limits of their process", "[odp][userfaultfd]")
 {
 	constexpr std::size_t pages = 40;
 	constexpr rlim_t limit = 4; /* itself, and three */
-	setup probe;
-	SKIP_IF(!probe.works(), "no on-demand paging, or no userfaultfd");
-	probe.all.reset();
 	int ready[2], go[2];
 	REQUIRE(pipe(ready) == 0);
 	REQUIRE(pipe(go) == 0);
@@ -747,7 +719,6 @@ TEST_CASE("threads that wait for pages count in the limits of their process")
 		close(go[1]);
 		setup s;
 		const auto slow = slow_memory::make(pages * page_size());
-		child_check(slow && s.works());
 		const links all = that_wait(s, *slow, pages);
 		child_check(slow->faulted() && write(ready[1], "r", 1) == 1 &&
 			    read(go[0], &c, 1) == 1);
@@ -781,10 +752,9 @@ TEST_CASE("threads that wait for pages count in the limits of their process")
 	close(go[1]);
 }
 
-TEST_CASE("the threads for pages end with the last registration on demand")
+TEST_CASE("the threads for pages end with the last registration on demand", "[odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	owned<ibv_mr> second = register_all(s.on, all_rights);
 	const piece there{{s.slow->bytes().addr, 8}, second->lkey};
 
@@ -801,14 +771,12 @@ TEST_CASE("the threads for pages end with the last registration on demand")
 	CHECK(fault_threads() == 1);
 }
 
-TEST_CASE("a process may have no other thread for some calls while it has some for pages")
+TEST_CASE("a process may have no other thread for some calls while it has some for pages",
+	  "[odp][userfaultfd]")
 {
-	setup probe;
-	SKIP_IF(!probe.works(), "no on-demand paging, or no userfaultfd");
 	SKIP_IF(access("/proc/self/ns/user", F_OK), "no user namespaces");
 	in_child([] {
 		setup s;
-		child_check(s.works());
 		child_check(unshare(CLONE_NEWUSER) == -1 && errno == EINVAL);
 		s.all.reset();
 		child_check(happens([] { return unshare(CLONE_NEWUSER) == 0; }));
@@ -855,10 +823,9 @@ struct two_waits {
 	}
 };
 
-TEST_CASE("threads that wait for pages stop and go on with their process")
+TEST_CASE("threads that wait for pages stop and go on with their process", "[odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	two_waits two(s);
 	const pid_t process = two.process.id();
 	int status = 0;
@@ -895,10 +862,9 @@ TEST_CASE("threads that wait for pages stop and go on with their process")
 }
 
 /* Its memory cgroup may make a fault wait: then its threads wait, and no worker of others. */
-TEST_CASE("an absent page is brought by its process alone")
+TEST_CASE("an absent page is brought by its process alone", "[odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	const bool shared = GENERATE(false, true);
 	int ends[2];
 	REQUIRE(pipe(ends) == 0);
@@ -933,10 +899,10 @@ TEST_CASE("an absent page is brought by its process alone")
 }
 
 /* Others have its pages asked for, and its userfaultfd. */
-TEST_CASE("a process that ends while its pages are waited for gives its memory back")
+TEST_CASE("a process that ends while its pages are waited for gives its memory back",
+	  "[odp][userfaultfd]")
 {
 	setup s;
-	SKIP_IF(!s.works(), "no on-demand paging, or no userfaultfd");
 	const std::string how = GENERATE("killed", "core", "executes");
 	two_waits two(s);
 

@@ -24,7 +24,7 @@
 
 #include "child.h"
 #include "loopback.h"
-#include "odp/raw_peer.h"
+#include "raw_peer.h"
 #include "port_counter.h"
 #include "post.h"
 #include "skip.h"
@@ -324,24 +324,20 @@ bool has_few_mappings()
 
 constexpr std::size_t gib = std::size_t{1} << 30;
 
-const char *const no_veth = "no veth";
-const char *const tcp = "soft-iWARP has TCP below it";
-
 } // namespace
 
-TEST_CASE("errors: a reliable queue pair sends again what a full qdisc drops")
+TEST_CASE("errors: a reliable queue pair sends again what a full qdisc drops", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, no_veth);
+	const cable wire;
 	const memory m = anonymous(2 * mtu);
-	const auto mr = wire->on().register_memory(m.registered());
-	const raw_peer peer(*wire);
+	const auto mr = wire.on().register_memory(m.registered());
+	const raw_peer peer(wire);
 	full_qdisc qdisc;
-	const uint64_t before = dropped(wire->on());
+	const uint64_t before = dropped(wire.on());
 
 	peer.let_ask(7, 14);
 	post(peer.qp(), {IBV_WR_RDMA_WRITE, {{m.registered(), mr->lkey}}});
-	REQUIRE(happens([&] { return dropped(wire->on()) > before; }));
+	REQUIRE(happens([&] { return dropped(wire.on()) > before; }));
 	CHECK_FALSE(peer.completed(10ms));
 	qdisc.remove();
 	/* None of the first time came. */
@@ -356,17 +352,16 @@ TEST_CASE("errors: a reliable queue pair sends again what a full qdisc drops")
 	CHECK(done->status == IBV_WC_SUCCESS);
 }
 
-TEST_CASE("errors: an unreliable queue pair goes on when a full qdisc drops its packets")
+TEST_CASE("errors: an unreliable queue pair goes on when a full qdisc drops its packets", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, no_veth);
+	const cable wire;
 	const ibv_qp_type type = GENERATE(IBV_QPT_UC, IBV_QPT_UD);
 	const memory m = anonymous(mtu);
-	const auto mr = wire->on().register_memory(m.registered());
-	end one(wire->on(), type);
+	const auto mr = wire.on().register_memory(m.registered());
+	end one(wire.on(), type);
 	ibv_gid gid = address_of(one.qp()).gid;
 	full_qdisc qdisc;
-	const uint64_t before = dropped(wire->on());
+	const uint64_t before = dropped(wire.on());
 
 	INFO("type " << type);
 	gid.raw[15] = 2;
@@ -375,7 +370,7 @@ TEST_CASE("errors: an unreliable queue pair goes on when a full qdisc drops its 
 		one.send({m.registered(), mr->lkey});
 		CHECK(one.ended() == IBV_WC_SUCCESS);
 	}
-	CHECK(happens([&] { return dropped(wire->on()) >= before + 2; }));
+	CHECK(happens([&] { return dropped(wire.on()) >= before + 2; }));
 	CHECK(one.state() == IBV_QPS_RTS);
 }
 
@@ -413,10 +408,9 @@ TEST_CASE("connecting: while the interface is down", "[.]")
  * RDMA CM has one queue pair for all that connect. In a child: librdmacm keeps the device open as
  * long as its process lives.
  */
-TEST_CASE("errors: connecting goes on after a MAD that can't be sent")
+TEST_CASE("errors: connecting goes on after a MAD that can't be sent", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, no_veth);
+	const cable wire;
 	const std::string how = GENERATE("beside a full qdisc", "while the interface is down");
 
 	INFO(how);
@@ -424,10 +418,9 @@ TEST_CASE("errors: connecting goes on after a MAD that can't be sent")
 }
 
 /* The state SQE of IBA. */
-TEST_CASE("errors: a send error of UC and UD leaves the receives, and the way back")
+TEST_CASE("errors: a send error of UC and UD leaves the receives, and the way back", "[roce]")
 {
 	const device on;
-	SKIP_IF(on.is_iwarp(), tcp);
 	const ibv_qp_type type = GENERATE(IBV_QPT_UC, IBV_QPT_UD);
 	const memory m = anonymous(page_size());
 	const auto mr = on.register_memory(m.registered());
@@ -463,10 +456,9 @@ TEST_CASE("errors: a send error of UC and UD leaves the receives, and the way ba
 	}
 }
 
-TEST_CASE("errors: an lkey that does not cover the memory is a protection error")
+TEST_CASE("errors: an lkey that does not cover the memory is a protection error", "[roce]")
 {
 	const device on;
-	SKIP_IF(on.is_iwarp(), tcp);
 	const ibv_wr_opcode opcode = GENERATE(IBV_WR_RDMA_WRITE, IBV_WR_SEND, IBV_WR_RDMA_READ);
 	const memory m = anonymous(2 * page_size());
 	const range half{m.registered().addr, page_size()};
@@ -491,7 +483,7 @@ TEST_CASE("errors: an lkey that does not cover the memory is a protection error"
 }
 
 /* At both ends of all addresses, as in the middle. */
-TEST_CASE("errors: an MW lies within its MR")
+TEST_CASE("errors: an MW lies within its MR", "[roce]")
 {
 	struct row {
 		const char *what;
@@ -510,7 +502,6 @@ TEST_CASE("errors: an MW lies within its MR")
 		row{"the middle of the last page", last, 0x1000, last + 0x400, 0x400, true},
 		row{"beyond the last page", last, 0x1000, last + 0x400, 0x1000, false});
 	const device on;
-	SKIP_IF(on.is_iwarp(), tcp);
 	const memory m = anonymous(one.length);
 	const owned<ibv_mr> mr(ibv_reg_mr_iova(on.pd(), m.registered().addr, one.length, one.of,
 					       device::all_rights | IBV_ACCESS_MW_BIND));
@@ -541,14 +532,13 @@ TEST_CASE("errors: an MR may have more than 1 GiB")
 	CHECK(!std::memcmp(other.registered().addr, end_of_it.addr, end_of_it.length));
 }
 
-TEST_CASE("errors: the longest read of pinned memory is answered")
+TEST_CASE("errors: the longest read of pinned memory is answered", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, no_veth);
+	const cable wire;
 	SKIP_IF(has_few_mappings(), "User Mode Linux has 65,530 mappings");
 	const memory m = repeated(2 * gib);
-	const auto mr = wire->on().register_memory(m.registered());
-	const raw_peer peer(*wire);
+	const auto mr = wire.on().register_memory(m.registered());
+	const raw_peer peer(wire);
 
 	peer.read(0, m.registered().addr, mr->rkey, 2 * gib);
 	const auto answer = peer.next(time_limit);

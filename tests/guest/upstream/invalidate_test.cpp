@@ -24,6 +24,7 @@
 #include "post.h"
 #include "probe.h"
 #include "raw_uverbs.h"
+#include "requirement.h"
 #include "skip.h"
 
 using namespace mr_notify;
@@ -47,9 +48,8 @@ public:
 		init.send_ops_flags = IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_INV |
 				      IBV_QP_EX_WITH_BIND_MW;
 		qp_.reset(ibv_create_qp_ex(on.context(), &init));
+		REQUIRE(qp_);
 	}
-
-	explicit operator bool() const { return static_cast<bool>(qp_); }
 
 	void connect(const end &other) const
 	{
@@ -96,13 +96,11 @@ struct scene {
 	owned<ibv_mr> mr = on.register_memory(m.registered(), IBV_ACCESS_MW_BIND);
 	owned<ibv_mw> window{ibv_alloc_mw(on.pd(), IBV_MW_TYPE_2)};
 
-	bool can_start()
+	scene()
 	{
-		if (!owner || !window)
-			return false;
+		REQUIRE(window);
 		owner.connect(peer);
 		peer.connect(owner);
-		return true;
 	}
 
 	uint32_t bind() const
@@ -132,7 +130,12 @@ struct scene {
 	}
 };
 
-constexpr const char *cannot = "this device has no windows, or can't invalidate them";
+const requirements needs({{"mw", "the device has no memory windows", [] {
+				   const device on;
+				   const owned<ibv_mw> one(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1));
+
+				   return one != nullptr;
+			   }}});
 
 /*
  * A client of the kernel's with fast registrations: an NVMe controller of this machine's own,
@@ -188,44 +191,40 @@ private:
 
 } // namespace
 
-TEST_CASE("the owner invalidates a memory window once")
+TEST_CASE("the owner invalidates a memory window once", "[mw]")
 {
 	scene s;
-	SKIP_IF(!s.can_start(), cannot);
 	const uint32_t rkey = s.bind();
 
 	CHECK(s.invalidate(rkey) == IBV_WC_SUCCESS);
 	CHECK(s.invalidate(rkey) != IBV_WC_SUCCESS);
 }
 
-TEST_CASE("the owner can't invalidate a memory window that is not bound")
+TEST_CASE("the owner can't invalidate a memory window that is not bound", "[mw]")
 {
 	scene s;
-	SKIP_IF(!s.can_start(), cannot);
 
 	CHECK(s.invalidate(s.window->rkey) != IBV_WC_SUCCESS);
 }
 
-TEST_CASE("a peer invalidates a memory window once")
+TEST_CASE("a peer invalidates a memory window once", "[mw]")
 {
 	scene s;
-	SKIP_IF(!s.can_start(), cannot);
 	const uint32_t rkey = s.bind();
 
 	CHECK(scene::invalidate_by_message(s.peer, s.owner, rkey) == IBV_WC_SUCCESS);
 	CHECK(scene::invalidate_by_message(s.peer, s.owner, rkey) == IBV_WC_REM_INV_REQ_ERR);
 }
 
-TEST_CASE("a memory window is invalidated by way of its own queue pair alone")
+TEST_CASE("a memory window is invalidated by way of its own queue pair alone", "[mw]")
 {
 	scene s;
-	SKIP_IF(!s.can_start(), cannot);
 	const uint32_t rkey = s.bind();
 
 	CHECK(scene::invalidate_by_message(s.owner, s.peer, rkey) == IBV_WC_REM_INV_REQ_ERR);
 }
 
-TEST_CASE("a registration of the kernel's own is not ended by a user")
+TEST_CASE("a registration of the kernel's own is not ended by a user", "[mw]")
 {
 	const kernel_client client;
 	const std::vector<uint32_t> keys = client.keys();
@@ -233,16 +232,14 @@ TEST_CASE("a registration of the kernel's own is not ended by a user")
 
 	for (std::size_t i = 0; i < std::min(keys.size(), std::size_t{5}); i++) {
 		scene s;
-		SKIP_IF(!s.can_start(), cannot);
 		CHECK(s.invalidate(keys[i]) == IBV_WC_LOC_QP_OP_ERR);
 	}
 }
 
 /* The kernel waits for a queue pair's references, and complains after a minute. */
-TEST_CASE("a queue pair may go before a window that is bound to it")
+TEST_CASE("a queue pair may go before a window that is bound to it", "[mw]")
 {
 	scene s;
-	SKIP_IF(!s.can_start(), cannot);
 
 	s.bind();
 	CHECK(s.owner.destroy() == 0);
@@ -251,12 +248,10 @@ TEST_CASE("a queue pair may go before a window that is bound to it")
 }
 
 /* Which may be many, and anybody's. */
-TEST_CASE("the end of a queue pair looks at no windows but its own")
+TEST_CASE("the end of a queue pair looks at no windows but its own", "[kprobes][mw]")
 {
 	constexpr uint64_t many = 300;
-	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
 	scene s;
-	SKIP_IF(!s.can_start(), cannot);
 	std::vector<owned<ibv_mw>> others(many);
 	probe lookups("rxe_pool_get_index");
 
@@ -269,10 +264,9 @@ TEST_CASE("the end of a queue pair looks at no windows but its own")
 	CHECK(ibv_dereg_mr(s.mr.release()) == 0); /* its own is unbound */
 }
 
-TEST_CASE("an MR with a window keeps its rights")
+TEST_CASE("an MR with a window keeps its rights", "[mw]")
 {
 	scene s;
-	SKIP_IF(!s.can_start(), cannot);
 	const uint32_t rkey = s.bind();
 
 	const raw_uverbs raw(s.on.context());
@@ -283,7 +277,7 @@ TEST_CASE("an MR with a window keeps its rights")
 }
 
 /* Else the window is left with an MR that is freed, or deregistering waits for it, for a minute. */
-TEST_CASE("an MR gets a window or goes, whichever is first")
+TEST_CASE("an MR gets a window or goes, whichever is first", "[mw]")
 {
 	using namespace std::chrono_literals;
 	using clock = std::chrono::steady_clock;
@@ -291,7 +285,6 @@ TEST_CASE("an MR gets a window or goes, whichever is first")
 	const raw_uverbs raw(on.context()); /* posting reads the struct ibv_mr */
 	const memory m = anonymous(4096);
 	owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1));
-	SKIP_IF(!window, cannot);
 	std::optional<loopback> link;
 	std::chrono::nanoseconds delay(0); /* so long that both come at once */
 	int both = 0;

@@ -20,7 +20,6 @@
 #include "post.h"
 #include "probe.h"
 #include "run_time.h"
-#include "skip.h"
 
 using namespace mr_notify;
 
@@ -191,11 +190,9 @@ void destroy_what_is_looked_up(poster &by, const maker &make)
 
 } // namespace
 
-TEST_CASE("a packet looks a queue pair up that is being destroyed")
+TEST_CASE("a packet looks a queue pair up that is being destroyed", "[roce][kprobes]")
 {
-	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
 	const device on;
-	SKIP_IF(on.is_iwarp(), "TCP finds them");
 	poster peer(on, IBV_QPT_UD);
 	const address_handle ah = to_peer_of(on, peer);
 
@@ -208,11 +205,9 @@ TEST_CASE("a packet looks a queue pair up that is being destroyed")
 	});
 }
 
-TEST_CASE("a work request looks an address handle up that is being destroyed")
+TEST_CASE("a work request looks an address handle up that is being destroyed", "[roce][kprobes]")
 {
-	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
 	const device on;
-	SKIP_IF(on.is_iwarp(), "TCP has none");
 	poster by(on, IBV_QPT_UD);
 
 	destroy_what_is_looked_up(by, [&](ibv_send_wr &wr) {
@@ -226,11 +221,9 @@ TEST_CASE("a work request looks an address handle up that is being destroyed")
 	});
 }
 
-TEST_CASE("a work request looks a memory window up that is being destroyed")
+TEST_CASE("a work request looks a memory window up that is being destroyed", "[roce][kprobes]")
 {
-	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
 	const device on;
-	SKIP_IF(on.is_iwarp(), "siw has no windows");
 	poster by(on, IBV_QPT_UC);
 
 	const memory m = anonymous(4096);
@@ -249,11 +242,9 @@ TEST_CASE("a work request looks a memory window up that is being destroyed")
 	});
 }
 
-TEST_CASE("a packet reaches a queue pair that is being destroyed")
+TEST_CASE("a packet reaches a queue pair that is being destroyed", "[roce][kprobes]")
 {
-	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
 	const device on;
-	SKIP_IF(on.is_iwarp(), "TCP finds them");
 	poster peer(on, IBV_QPT_UD);
 	const address_handle ah = to_peer_of(on, peer);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Two queue pairs of one device and a wire between them that loses, doubles and swaps packets
- * (odp/lossy_wire.h): a request that completes with success has done what it says, and one that
+ * (lossy_wire.h): a request that completes with success has done what it says, and one that
  * goes on for ever is a failure. Several are under way at a time, from both ends; numbers wrap.
  *
  * RUN_SECONDS: how long (default 3), or RUN_COUNT: how many transfers, of pinned memory and of
@@ -24,11 +24,10 @@
 #include <thread>
 #include <vector>
 
-#include "odp/lossy_wire.h"
-#include "odp/slow_memory.h"
+#include "lossy_wire.h"
+#include "slow_memory.h"
 #include "post.h"
 #include "run_time.h"
-#include "skip.h"
 #include "system.h"
 
 using namespace mr_notify;
@@ -374,13 +373,11 @@ private:
 
 void run(bool on_demand)
 {
-	const std::unique_ptr<cable> ends = cable::make();
-	SKIP_IF(!ends, "no veth");
-	SKIP_IF(on_demand && !slow_memory::make(page_size()), "no userfaultfd");
+	const cable ends;
 	const char *const text = std::getenv("RUN_SEED");
 	const auto seed = text ? static_cast<unsigned int>(std::strtoul(text, nullptr, 10))
 			       : std::random_device()();
-	traffic both(ends->on(), on_demand, seed);
+	traffic both(ends.on(), on_demand, seed);
 	const lossy_wire::counts &seen = both.on_wire();
 
 	std::printf("seed %u\n", seed);
@@ -397,12 +394,13 @@ void run(bool on_demand)
 
 } // namespace
 
-TEST_CASE("lossy: pinned memory has the bytes of each transfer that succeeds")
+TEST_CASE("lossy: pinned memory has the bytes of each transfer that succeeds", "[veth]")
 {
 	run(false);
 }
 
-TEST_CASE("lossy: memory on demand has the bytes of each transfer that succeeds")
+TEST_CASE("lossy: memory on demand has the bytes of each transfer that succeeds",
+	  "[veth odp][userfaultfd]")
 {
 	run(true);
 }

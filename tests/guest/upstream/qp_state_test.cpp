@@ -12,10 +12,9 @@
 #include <thread>
 #include <vector>
 
-#include "odp/asked.h"
-#include "odp/operations.h"
+#include "asked.h"
+#include "odp.h"
 #include "run_time.h"
-#include "skip.h"
 #include "system.h"
 
 using namespace mr_notify;
@@ -75,11 +74,10 @@ int listen(const raw_peer &peer, ibv_qp_attr attr)
 
 } // namespace
 
-TEST_CASE("qp_state: a queue pair that is reset in the middle of an answer begins anew")
+TEST_CASE("qp_state: a queue pair that is reset in the middle of an answer begins anew", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const asked one(*wire, 7);
+	const cable wire;
+	const asked one(wire, 7);
 
 	one.answer(part::first, 1);
 	one.peer.acknowledge(2, raw_peer::out_of_order);
@@ -102,11 +100,10 @@ TEST_CASE("qp_state: a queue pair that is reset in the middle of an answer begin
 	CHECK(one.ended() == IBV_WC_SUCCESS);
 }
 
-TEST_CASE("qp_state: requests posted to a drained queue are sent when that goes on")
+TEST_CASE("qp_state: requests posted to a drained queue are sent when that goes on", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const asked one(*wire, 7);
+	const cable wire;
+	const asked one(wire, 7);
 
 	one.read_all();
 	for (uint32_t psn = 4; psn < 10; psn++) { /* more than there are places */
@@ -121,11 +118,11 @@ TEST_CASE("qp_state: requests posted to a drained queue are sent when that goes 
 	}
 }
 
-TEST_CASE("qp_state: a queue is drained when its begun requests are complete, even if sent again")
+TEST_CASE("qp_state: a queue is drained when its begun requests are complete, even if sent again",
+	  "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const asked one(*wire, 7);
+	const cable wire;
+	const asked one(wire, 7);
 	const bool ready = GENERATE(false, true);
 
 	INFO("the peer is ready: " << ready);
@@ -156,12 +153,12 @@ TEST_CASE("qp_state: a queue is drained when its begun requests are complete, ev
 }
 
 /* No packet comes for that. */
-TEST_CASE("qp_state: a queue is drained when a window bound behind its last request is complete")
+TEST_CASE("qp_state: a queue is drained when a window bound behind its last request is complete",
+	  "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const asked one(*wire, 7);
-	const device &on = wire->on();
+	const cable wire;
+	const asked one(wire, 7);
+	const device &on = wire.on();
 	const range where = one.here.registered();
 	const owned<ibv_mr> mr =
 		on.register_memory(where, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
@@ -183,11 +180,10 @@ TEST_CASE("qp_state: a queue is drained when a window bound behind its last requ
 }
 
 /* Nothing but the peer's silence may end it. */
-TEST_CASE("qp_state: a timer of the life before a reset is none of the next one's")
+TEST_CASE("qp_state: a timer of the life before a reset is none of the next one's", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const raw_peer peer(*wire);
+	const cable wire;
+	const raw_peer peer(wire);
 	const auto ask = [&] {
 		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{nullptr, 0}, 0}}, 0, 0});
 		REQUIRE(peer.next(time_limit));
@@ -207,11 +203,10 @@ TEST_CASE("qp_state: a timer of the life before a reset is none of the next one'
  * It is told so faster than it gives up, and each time it has an answer.
  * Its pace counts: it gives up by its own clock, and no peer can have it wait for more than 655 ms.
  */
-TEST_CASE("qp_state: a peer that says when it is ready takes no retry", "[pace]")
+TEST_CASE("qp_state: a peer that says when it is ready takes no retry", "[veth][pace]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const raw_peer peer(*wire);
+	const cable wire;
+	const raw_peer peer(wire);
 
 	peer.let_ask(6, 17); /* half a second */
 	post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{nullptr, 0}, 0}}, 0, 0});
@@ -225,13 +220,12 @@ TEST_CASE("qp_state: a peer that says when it is ready takes no retry", "[pace]"
 }
 
 /* The completion tells of an error, and comes before the queue pair is in the error state. */
-TEST_CASE("qp_state: a queue pair that is reset as soon as it has failed is reset")
+TEST_CASE("qp_state: a queue pair that is reset as soon as it has failed is reset", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
+	const cable wire;
 	const memory m = anonymous(page_size());
-	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE);
-	const raw_peer peer(*wire);
+	const owned<ibv_mr> mr = wire.on().register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE);
+	const raw_peer peer(wire);
 	int strange = 0;
 
 	for (const run_time time(2s); time.goes_on();) {
@@ -248,16 +242,16 @@ TEST_CASE("qp_state: a queue pair that is reset as soon as it has failed is rese
 }
 
 /* The event says that no more of it comes, so it must have come. */
-TEST_CASE("qp_state: a receive of a shared queue is flushed with the queue pair that has taken it")
+TEST_CASE("qp_state: a receive of a shared queue is flushed with the queue pair that has taken it",
+	  "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	ibv_context *const context = wire->on().context();
+	const cable wire;
+	ibv_context *const context = wire.on().context();
 	ibv_async_event event{};
-	const owned<ibv_srq> srq = shared_queue(wire->on(), 1);
+	const owned<ibv_srq> srq = shared_queue(wire.on(), 1);
 	const memory m = anonymous(page_size());
-	const owned<ibv_mr> mr = wire->on().register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE);
-	const raw_peer peer(*wire, IBV_QPT_RC, 4, srq.get());
+	const owned<ibv_mr> mr = wire.on().register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE);
+	const raw_peer peer(wire, IBV_QPT_RC, 4, srq.get());
 	post_receive(srq.get(), {{m.registered(), mr->lkey}}, 7);
 	peer.begin_message(0);
 	REQUIRE(peer.next(time_limit));
@@ -272,14 +266,13 @@ TEST_CASE("qp_state: a receive of a shared queue is flushed with the queue pair 
 }
 
 /* Beside reads, of which it remembers as many as it is told at the moment. */
-TEST_CASE("qp_state: threads that modify one queue pair wait for each other")
+TEST_CASE("qp_state: threads that modify one queue pair wait for each other", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
+	const cable wire;
 	const memory m = anonymous(page_size());
-	const owned<ibv_mr> mr = wire->on().register_memory(
+	const owned<ibv_mr> mr = wire.on().register_memory(
 		m.registered(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
-	const raw_peer peer(*wire, IBV_QPT_RC, 128);
+	const raw_peer peer(wire, IBV_QPT_RC, 128);
 	peer.let_ask();
 	REQUIRE(peer.become(IBV_QPS_SQD));
 	std::atomic<bool> stop = false;
@@ -305,14 +298,13 @@ TEST_CASE("qp_state: threads that modify one queue pair wait for each other")
 }
 
 /* It would wait for ever. */
-TEST_CASE("qp_state: a request for a value fails where no answer may be under way")
+TEST_CASE("qp_state: a request for a value fails where no answer may be under way", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
+	const cable wire;
 	const memory here = anonymous(page_size());
-	const auto mr = wire->on().register_memory(here.registered());
+	const auto mr = wire.on().register_memory(here.registered());
 	const auto opcode = GENERATE(IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD);
-	const raw_peer peer(*wire);
+	const raw_peer peer(wire);
 
 	INFO("opcode " << opcode);
 	peer.let_ask(0, 0, 0);
@@ -322,11 +314,10 @@ TEST_CASE("qp_state: a request for a value fails where no answer may be under wa
 	CHECK(done->status == IBV_WC_LOC_QP_OP_ERR);
 }
 
-TEST_CASE("qp_state: a path has one of the lengths that there are")
+TEST_CASE("qp_state: a path has one of the lengths that there are", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const raw_peer peer(*wire);
+	const cable wire;
+	const raw_peer peer(wire);
 	ibv_qp_attr attr = told(peer);
 
 	for (int mtu = 0; mtu < 256; mtu++) {
@@ -336,15 +327,14 @@ TEST_CASE("qp_state: a path has one of the lengths that there are")
 	}
 }
 
-TEST_CASE("qp_state: no more reads are remembered than may be")
+TEST_CASE("qp_state: no more reads are remembered than may be", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const raw_peer peer(*wire);
+	const cable wire;
+	const raw_peer peer(wire);
 	ibv_qp_attr attr = told(peer);
 	ibv_device_attr device{};
 
-	check_verb(ibv_query_device(wire->on().context(), &device), "ibv_query_device");
+	check_verb(ibv_query_device(wire.on().context(), &device), "ibv_query_device");
 	for (int reads = 0; reads < 256; reads++) {
 		INFO("max_dest_rd_atomic " << reads);
 		attr.max_dest_rd_atomic = static_cast<uint8_t>(reads);
@@ -353,11 +343,10 @@ TEST_CASE("qp_state: no more reads are remembered than may be")
 }
 
 /* It has none to acknowledge but what is before its first number. */
-TEST_CASE("qp_state: a new queue pair acknowledges no request of this life")
+TEST_CASE("qp_state: a new queue pair acknowledges no request of this life", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const raw_peer peer(*wire);
+	const cable wire;
+	const raw_peer peer(wire);
 	ibv_qp_attr attr = told(peer);
 	const uint32_t first = GENERATE(0U, 7U, 0x900000U);
 
@@ -371,11 +360,10 @@ TEST_CASE("qp_state: a new queue pair acknowledges no request of this life")
 	CHECK(answer->psn == ((first - 1) & 0xffffff));
 }
 
-TEST_CASE("qp_state: a queue pair is in its state, not in the one that its owner says")
+TEST_CASE("qp_state: a queue pair is in its state, not in the one that its owner says", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const raw_peer peer(*wire);
+	const cable wire;
+	const raw_peer peer(wire);
 	const auto go_on = [&](ibv_qp_state from) {
 		ibv_qp_attr attr{};
 
@@ -396,11 +384,10 @@ TEST_CASE("qp_state: a queue pair is in its state, not in the one that its owner
 }
 
 /* Each by itself, without a state. */
-TEST_CASE("qp_state: an attribute is changed in the states that allow it")
+TEST_CASE("qp_state: an attribute is changed in the states that allow it", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const raw_peer peer(*wire);
+	const cable wire;
+	const raw_peer peer(wire);
 	ibv_qp_attr attr = told(peer);
 	const auto change = [&](int mask) { return ibv_modify_qp(peer.qp(), &attr, mask); };
 

@@ -9,8 +9,7 @@
 #include <chrono>
 #include <vector>
 
-#include "odp/asked.h"
-#include "skip.h"
+#include "asked.h"
 #include "system.h"
 
 using namespace mr_notify;
@@ -19,11 +18,10 @@ using namespace std::chrono_literals;
 using part = raw_peer::part;
 
 /* When requests are repeated, their acknowledgements are, too: in the middle of a later answer. */
-TEST_CASE("retransmit_answers: an old one does not end a read")
+TEST_CASE("retransmit_answers: an old one does not end a read", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const asked one(*wire);
+	const cable wire;
+	const asked one(wire);
 	const auto syndrome = GENERATE(raw_peer::acknowledged, raw_peer::refused);
 
 	INFO("the old answer: " << +syndrome);
@@ -37,11 +35,10 @@ TEST_CASE("retransmit_answers: an old one does not end a read")
 }
 
 /* Its number is that of the read, of which a part has been answered. */
-TEST_CASE("retransmit_answers: a read that is refused halfway fails")
+TEST_CASE("retransmit_answers: a read that is refused halfway fails", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const asked one(*wire);
+	const cable wire;
+	const asked one(wire);
 
 	one.answer(part::first, 1);
 	one.answer(part::middle, 2);
@@ -49,11 +46,10 @@ TEST_CASE("retransmit_answers: a read that is refused halfway fails")
 	CHECK(one.ended() == IBV_WC_REM_ACCESS_ERR);
 }
 
-TEST_CASE("retransmit_answers: one that makes no sense is an error")
+TEST_CASE("retransmit_answers: one that makes no sense is an error", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const asked one(*wire);
+	const cable wire;
+	const asked one(wire);
 
 	SECTION("it begins in the middle")
 	{
@@ -69,11 +65,11 @@ TEST_CASE("retransmit_answers: one that makes no sense is an error")
 
 /* The other end remembers as many as may be under way: one, a flush among them. */
 TEST_CASE(
-	"retransmit_answers: a flush waits for the read before it, and the next one for the flush")
+	"retransmit_answers: a flush waits for the read before it, and the next one for the flush",
+	"[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const asked one(*wire);
+	const cable wire;
+	const asked one(wire);
 
 	one.ask_for_flush();
 	CHECK_FALSE(one.peer.next(300ms));
@@ -87,11 +83,11 @@ TEST_CASE(
 }
 
 TEST_CASE("retransmit_answers: a flush or an atomic write whose answer was lost is repeated as it "
-	  "was")
+	  "was",
+	  "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const asked one(*wire, 7);
+	const cable wire;
+	const asked one(wire, 7);
 	const bool flush = GENERATE(true, false);
 	const uint8_t opcode = flush ? 0x1c : 0x1d;
 
@@ -120,11 +116,11 @@ TEST_CASE("retransmit_answers: a flush or an atomic write whose answer was lost 
 }
 
 /* Requests behind it may have been sent already, and it may have been counted itself. */
-TEST_CASE("retransmit_answers: a fenced request that is sent again waits for those before it")
+TEST_CASE("retransmit_answers: a fenced request that is sent again waits for those before it",
+	  "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const asked one(*wire, 7);
+	const cable wire;
+	const asked one(wire, 7);
 	const bool write = GENERATE(false, true);
 	const uint32_t flush = write ? 5 : 4;
 
@@ -148,11 +144,10 @@ TEST_CASE("retransmit_answers: a fenced request that is sent again waits for tho
 }
 
 /* It acknowledges a write before it, which was sent again. */
-TEST_CASE("retransmit_answers: one without a value does not end a request for one")
+TEST_CASE("retransmit_answers: one without a value does not end a request for one", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const asked one(*wire);
+	const cable wire;
+	const asked one(wire);
 	const bool atomic = GENERATE(true, false);
 
 	one.read_all();
@@ -172,11 +167,11 @@ TEST_CASE("retransmit_answers: one without a value does not end a request for on
 			 std::byte{0x42}) == 8);
 }
 
-TEST_CASE("retransmit_answers: an atomic write that was answered may be repeated as often again")
+TEST_CASE("retransmit_answers: an atomic write that was answered may be repeated as often again",
+	  "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const asked one(*wire, 1);
+	const cable wire;
+	const asked one(wire, 1);
 
 	one.read_all();
 	for (uint32_t psn = 4; psn < 6; psn++) {
@@ -189,12 +184,12 @@ TEST_CASE("retransmit_answers: an atomic write that was answered may be repeated
 	}
 }
 
-TEST_CASE("retransmit_answers: a window is bound once, even if a request before that is sent again")
+TEST_CASE("retransmit_answers: a window is bound once, even if a request before that is sent again",
+	  "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const asked one(*wire, 7);
-	const device &on = wire->on();
+	const cable wire;
+	const asked one(wire, 7);
+	const device &on = wire.on();
 	const range where = one.here.registered();
 	const owned<ibv_mr> mr =
 		on.register_memory(where, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);

@@ -25,7 +25,6 @@
 #include "loopback.h"
 #include "post.h"
 #include "raw_uverbs.h"
-#include "skip.h"
 
 using namespace mr_notify;
 
@@ -214,10 +213,9 @@ TEST_CASE("a read of nothing brings nothing")
 	CHECK(std::count(into.addr, into.end(), std::byte{0x11}) == 100);
 }
 
-TEST_CASE("siw refuses a read into a list")
+TEST_CASE("siw refuses a read into a list", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), "it can do that");
 	const asker from(on);
 	const asker to(on);
 	loopback link(on);
@@ -250,10 +248,9 @@ TEST_CASE("a peer can't end a registration")
 	      IBV_WC_SUCCESS);
 }
 
-TEST_CASE("a message that is longer than its receive is no error of the memory")
+TEST_CASE("a message that is longer than its receive is no error of the memory", "[roce]")
 {
 	const device on;
-	SKIP_IF(on.is_iwarp(), "the near end is not told");
 	const asker from(on);
 	const asker to(on);
 	loopback link(on);
@@ -267,10 +264,9 @@ TEST_CASE("a message that is longer than its receive is no error of the memory")
 }
 
 /* It has a pointer to an object of the kernel in it. */
-TEST_CASE("a work request of the kernel's own is refused")
+TEST_CASE("a work request of the kernel's own is refused", "[roce]")
 {
 	const device on;
-	SKIP_IF(on.is_iwarp(), "its library does not pass one on");
 	loopback link(on);
 	ibv_send_wr wr{};
 	ibv_send_wr *bad = nullptr;
@@ -282,10 +278,9 @@ TEST_CASE("a work request of the kernel's own is refused")
 }
 
 /* A window of no length has no MR. */
-TEST_CASE("a request to bind a window may change while it is executed")
+TEST_CASE("a request to bind a window may change while it is executed", "[roce]")
 {
 	const device on;
-	SKIP_IF(on.is_iwarp(), "it has no windows");
 	const memory m = anonymous(page);
 	const owned<ibv_mr> mr =
 		on.register_memory(m.registered(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
@@ -320,10 +315,9 @@ TEST_CASE("a request to bind a window may change while it is executed")
 }
 
 /* Neither operations that only the kernel may ask for, nor those that siw has no packet for. */
-TEST_CASE("siw takes nothing but transfers from a queue that its user writes")
+TEST_CASE("siw takes nothing but transfers from a queue that its user writes", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), "its queue is another");
 	const uint8_t opcode = GENERATE(SIW_OP_FETCH_AND_ADD, SIW_OP_COMP_AND_SWAP, SIW_OP_RECEIVE,
 					SIW_OP_READ_RESPONSE, SIW_OP_INVAL_STAG, SIW_OP_REG_MR);
 	const asker from(on);

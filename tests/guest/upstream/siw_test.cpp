@@ -442,15 +442,13 @@ bool sleeps(pid_t thread)
 	return state == 'S' || state == 'D';
 }
 
-const char *const other = "the device is another";
 const bytes four(4, std::byte{0x5a});
 
 } // namespace
 
-TEST_CASE("siw: a write that begins with an empty segment needs a valid key, too")
+TEST_CASE("siw: a write that begins with an empty segment needs a valid key, too", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
 	const target to(on);
 	end one(on);
 	const auto peer = one.connected();
@@ -479,10 +477,10 @@ TEST_CASE("siw: a write that begins with an empty segment needs a valid key, too
 	}
 }
 
-TEST_CASE("siw: a read of nothing is answered with nothing while another one is answered")
+TEST_CASE("siw: a read of nothing is answered with nothing while another one is answered",
+	  "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
 	const target from(on);
 	end one(on);
 	const auto peer = one.connected();
@@ -506,10 +504,9 @@ TEST_CASE("siw: a read of nothing is answered with nothing while another one is 
  * As many bytes of private data as it says, of which the first four are the connection manager's.
  * Only bytes that came are handed on.
  */
-TEST_CASE("siw: an answer that is too short, or breaks off, connects nothing")
+TEST_CASE("siw: an answer that is too short, or breaks off, connects nothing", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
 	constexpr std::string_view key = "MPA ID Rep Frame";
 	constexpr uint16_t enhanced = 0x1002;
 	constexpr uint16_t rejected = 0x2000;
@@ -549,10 +546,9 @@ TEST_CASE("siw: an answer that is too short, or breaks off, connects nothing")
 	CHECK(refused.private_data <= 2);
 }
 
-TEST_CASE("siw: an answer as long as it says connects, and hands on the rest")
+TEST_CASE("siw: an answer as long as it says connects, and hands on the rest", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
 	end one(on);
 	const auto peer = one.asking();
 	bytes data;
@@ -572,11 +568,9 @@ TEST_CASE("siw: an answer as long as it says connects, and hands on the rest")
  *	lets the queue pair have the socket
  *						waits
  */
-TEST_CASE("siw: what comes right behind the answer is looked at")
+TEST_CASE("siw: what comes right behind the answer is looked at", "[iwarp][kprobes]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
-	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
 	probe answer("siw_send_mpareqrep", probe::at::end);
 	const target to(on);
 
@@ -607,11 +601,9 @@ TEST_CASE("siw: what comes right behind the answer is looked at")
 }
 
 /* The end of a queue pair waits for rdma_accept(), which has the endpoint in use. */
-TEST_CASE("siw: a signal that comes while an endpoint is in use is not lost")
+TEST_CASE("siw: a signal that comes while an endpoint is in use is not lost", "[iwarp][kprobes]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
-	SKIP_IF(access(probe::file, W_OK), "this kernel has no kprobes");
 	probe answer("siw_send_mpareqrep", probe::at::end);
 	static std::atomic<int> handled;
 	int sent = 0;
@@ -655,10 +647,9 @@ TEST_CASE("siw: a signal that comes while an endpoint is in use is not lost")
 
 /* The TERMINATE message names the frame that came last; nothing that comes behind it is looked
  * at. */
-TEST_CASE("siw: an invalidation that is refused ends the connection")
+TEST_CASE("siw: an invalidation that is refused ends the connection", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
 	const target of(on);
 	end one(on);
 	const auto peer = one.connected();
@@ -676,10 +667,9 @@ TEST_CASE("siw: an invalidation that is refused ends the connection")
 }
 
 /* Of a registration four objects were left, in which nothing else is. */
-TEST_CASE("siw: a receive with an empty element gives back the memory it was written to")
+TEST_CASE("siw: a receive with an empty element gives back the memory it was written to", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
 	SKIP_IF(has_kasan(), "KASAN keeps objects");
 	constexpr int rounds = 400;
 	const target from(on);
@@ -701,10 +691,9 @@ TEST_CASE("siw: a receive with an empty element gives back the memory it was wri
 }
 
 /* It is large, so that mapping it takes as long as destroying it. */
-TEST_CASE("siw: a queue is destroyed while it is mapped once more")
+TEST_CASE("siw: a queue is destroyed while it is mapped once more", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
 
 	for (int round = 0; round < 20; round++) {
 		owned<ibv_cq> cq(ibv_create_cq(on.context(), 1 << 18, nullptr, nullptr, 0));
@@ -734,10 +723,9 @@ TEST_CASE("siw: a queue is destroyed while it is mapped once more")
  * For the kernel to complete with an error, and again; it is done with all that there can be. They
  * are long: to go round once takes longer than to fill them again.
  */
-TEST_CASE("siw: a queue pair ends while its owner fills its queues")
+TEST_CASE("siw: a queue pair ends while its owner fills its queues", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
 	constexpr unsigned int receives = 1 << 15;
 	constexpr unsigned int completions = 1 << 17;
 	constexpr unsigned int most = 20 * receives;
@@ -785,10 +773,9 @@ TEST_CASE("siw: a queue pair ends while its owner fills its queues")
 	CHECK(completed <= 3 * (requests + receives)); /* the end of the connection is one more */
 }
 
-TEST_CASE("siw: what is posted to a queue that was flushed is flushed")
+TEST_CASE("siw: what is posted to a queue that was flushed is flushed", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
 	const memory m = anonymous(page);
 	const auto mr = on.register_memory(m.registered());
 	loopback link(on);
@@ -820,10 +807,9 @@ TEST_CASE("siw: what is posted to a queue that was flushed is flushed")
  *						the list again
  *									takes it out once
  */
-TEST_CASE("siw: a queue pair works on while its access flags are changed")
+TEST_CASE("siw: a queue pair works on while its access flags are changed", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
 	const bool near = GENERATE(true, false);
 	const target to(on);
 	const memory from = anonymous(page);
@@ -853,10 +839,9 @@ TEST_CASE("siw: a queue pair works on while its access flags are changed")
 	}
 }
 
-TEST_CASE("siw: memory is registered at the address that is asked for")
+TEST_CASE("siw: memory is registered at the address that is asked for", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
 	constexpr uint64_t iova = 0x123450000;
 	const memory from = anonymous(page);
 	const memory to = anonymous(3 * page);
@@ -889,10 +874,9 @@ TEST_CASE("siw: memory is registered at the address that is asked for")
 }
 
 /* The end of an access may be address 0 there: of one that is allowed, and of one that is not. */
-TEST_CASE("siw: memory is registered in the last page of all addresses")
+TEST_CASE("siw: memory is registered in the last page of all addresses", "[iwarp]")
 {
 	const device on;
-	SKIP_IF(!on.is_iwarp(), other);
 	constexpr uint64_t iova = 0 - page;
 	const memory from = anonymous(page);
 	const memory to = anonymous(page);

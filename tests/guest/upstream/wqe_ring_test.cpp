@@ -26,12 +26,11 @@
 
 #include "loopback.h"
 #include "mapped.h"
-#include "odp/operations.h"
-#include "odp/raw_peer.h"
-#include "odp/slow_memory.h"
+#include "odp.h"
+#include "raw_peer.h"
+#include "slow_memory.h"
 #include "raw_uverbs.h"
 #include "run_time.h"
-#include "skip.h"
 #include "system.h"
 
 using namespace mr_notify;
@@ -197,14 +196,6 @@ bool is_write(const scene &on, const std::optional<raw_peer::packet> &sent)
 	return on.ended() == IBV_WC_SUCCESS;
 }
 
-/* nullptr where it can't be, or another device is asked for. */
-std::unique_ptr<cable> soft_roce()
-{
-	const char *const asked = std::getenv("MR_NOTIFY_DEVICE");
-
-	return asked && std::string_view(asked).starts_with("siw") ? nullptr : cable::make();
-}
-
 uint64_t first_seed()
 {
 	const char *const text = std::getenv("RUN_SEED");
@@ -214,11 +205,11 @@ uint64_t first_seed()
 
 } // namespace
 
-TEST_CASE("wqe_ring: a write into a request before its turn is an error of its owner's")
+TEST_CASE("wqe_ring: a write into a request before its turn is an error of its owner's",
+	  "[roce][veth]")
 {
-	const std::unique_ptr<cable> wire = soft_roce();
-	SKIP_IF(!wire, "not soft-RoCE, or no veth");
-	const scene on(*wire);
+	const cable wire;
+	const scene on(wire);
 
 	on.begin_anew();
 	for (std::size_t word = 0; word < on.sends.words(); word++)
@@ -245,31 +236,31 @@ TEST_CASE("wqe_ring: a write into a request before its turn is an error of its o
 	CHECK(on.works());
 }
 
-TEST_CASE("wqe_ring: a queue pair that sends nothing yet takes nothing out of its ring")
+TEST_CASE("wqe_ring: a queue pair that sends nothing yet takes nothing out of its ring",
+	  "[roce][veth]")
 {
-	const std::unique_ptr<cable> wire = soft_roce();
-	SKIP_IF(!wire, "not soft-RoCE, or no veth");
-	const owned<ibv_cq> cq(ibv_create_cq(wire->on().context(), 4, nullptr, nullptr, 0));
+	const cable wire;
+	const owned<ibv_cq> cq(ibv_create_cq(wire.on().context(), 4, nullptr, nullptr, 0));
 	const std::vector<range> before = mapped_rings();
 	ibv_qp_init_attr init{};
 
 	init.send_cq = init.recv_cq = cq.get();
 	init.cap = {2, 1, 1, 1, 0};
 	init.qp_type = IBV_QPT_RC;
-	owned<ibv_qp> qp(ibv_create_qp(wire->on().pd(), &init));
+	owned<ibv_qp> qp(ibv_create_qp(wire.on().pd(), &init));
 	REQUIRE(qp);
 	const ring sends(mapped_since(before).at(0));
 	sends.producer() = sends.producer() + 1;
-	raw_uverbs(wire->on().context()).ring(qp->handle);
+	raw_uverbs(wire.on().context()).ring(qp->handle);
 	qp.reset();
-	CHECK(scene(*wire).works());
+	CHECK(scene(wire).works());
 }
 
-TEST_CASE("wqe_ring: a write into a request that the kernel has taken is nothing to it")
+TEST_CASE("wqe_ring: a write into a request that the kernel has taken is nothing to it",
+	  "[roce][veth]")
 {
-	const std::unique_ptr<cable> wire = soft_roce();
-	SKIP_IF(!wire, "not soft-RoCE, or no veth");
-	const scene on(*wire);
+	const cable wire;
+	const scene on(wire);
 	const auto with_each = [&](auto ask, auto answer) {
 		for (std::size_t word = 0; word <= on.sends.words(); word++)
 			for (const uint32_t value : wild) {
@@ -352,19 +343,18 @@ TEST_CASE("wqe_ring: a write into a request that the kernel has taken is nothing
 }
 
 /* It waits for a page when half of it has been sent. */
-TEST_CASE("wqe_ring: a write into a request that is half sent is nothing to it")
+TEST_CASE("wqe_ring: a write into a request that is half sent is nothing to it",
+	  "[roce][veth odp][userfaultfd]")
 {
-	const std::unique_ptr<cable> wire = soft_roce();
-	SKIP_IF(!wire, "not soft-RoCE, or no veth");
-	const scene on(*wire);
+	const cable wire;
+	const scene on(wire);
 	const std::size_t page = page_size();
 	const auto packets = static_cast<uint32_t>(page / mtu);
 
 	for (std::size_t word = 0; word <= on.sends.words(); word++) {
 		const std::unique_ptr<slow_memory> slow = slow_memory::make(2 * page);
-		SKIP_IF(!slow, "no userfaultfd");
 		const owned<ibv_mr> mr =
-			wire->on().register_memory(slow->bytes(), IBV_ACCESS_ON_DEMAND);
+			wire.on().register_memory(slow->bytes(), IBV_ACCESS_ON_DEMAND);
 		const auto value = static_cast<uint32_t>(word % 2 ? 7U << 24 : UINT32_MAX);
 
 		on.begin_anew();
@@ -391,12 +381,12 @@ TEST_CASE("wqe_ring: a write into a request that is half sent is nothing to it")
 	CHECK(on.works());
 }
 
-TEST_CASE("wqe_ring: a write into a receive before its turn is an error of its owner's")
+TEST_CASE("wqe_ring: a write into a receive before its turn is an error of its owner's",
+	  "[roce][veth]")
 {
-	const std::unique_ptr<cable> wire = soft_roce();
-	SKIP_IF(!wire, "not soft-RoCE, or no veth");
+	const cable wire;
 	const bool shared = GENERATE(false, true);
-	const scene on(*wire, shared);
+	const scene on(wire, shared);
 	const auto receive_one = [&](auto change) {
 		on.begin_anew();
 		std::memset(on.here.addr, 0, mtu);
@@ -437,12 +427,12 @@ TEST_CASE("wqe_ring: a write into a receive before its turn is an error of its o
 	CHECK(is_received());
 }
 
-TEST_CASE("wqe_ring: a write into a receive that the kernel has taken is nothing to it")
+TEST_CASE("wqe_ring: a write into a receive that the kernel has taken is nothing to it",
+	  "[roce][veth]")
 {
-	const std::unique_ptr<cable> wire = soft_roce();
-	SKIP_IF(!wire, "not soft-RoCE, or no veth");
+	const cable wire;
 	const bool shared = GENERATE(false, true);
-	const scene on(*wire, shared);
+	const scene on(wire, shared);
 
 	INFO("shared: " << shared);
 	for (std::size_t word = 0; word <= on.receives.words(); word++)
@@ -466,11 +456,11 @@ TEST_CASE("wqe_ring: a write into a receive that the kernel has taken is nothing
 }
 
 /* A ring of four places has none with these numbers. */
-TEST_CASE("wqe_ring: a request is sent again and flushed with any index of its queue")
+TEST_CASE("wqe_ring: a request is sent again and flushed with any index of its queue",
+	  "[roce][veth]")
 {
-	const std::unique_ptr<cable> wire = soft_roce();
-	SKIP_IF(!wire, "not soft-RoCE, or no veth");
-	const scene on(*wire);
+	const cable wire;
+	const scene on(wire);
 
 	for (const uint32_t beyond : {1U << 20, 1U << 31}) {
 		on.begin_anew();
@@ -556,12 +546,11 @@ TEST_CASE("wqe_ring: anything is written anywhere at any time")
  * One that has three completions. Asked as a program may that does not use the
  * library, which lets one thread wait for the other.
  */
-TEST_CASE("wqe_ring: threads resize one completion queue")
+TEST_CASE("wqe_ring: threads resize one completion queue", "[veth]")
 {
-	const std::unique_ptr<cable> wire = cable::make();
-	SKIP_IF(!wire, "no veth");
-	const raw_peer peer(*wire);
-	const raw_uverbs uverbs(wire->on().context());
+	const cable wire;
+	const raw_peer peer(wire);
+	const raw_uverbs uverbs(wire.on().context());
 	const uint32_t cq = peer.qp()->send_cq->handle;
 	std::atomic<bool> stop = false;
 	std::atomic<int> grown = 0, shrunk = 0, refused = 0;

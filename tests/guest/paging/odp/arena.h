@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "operations.h"
+#include "odp.h"
 
 namespace odp {
 

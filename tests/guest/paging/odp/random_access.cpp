@@ -23,8 +23,13 @@ std::byte *const low = reinterpret_cast<std::byte *>(0x400000000);
 
 random_access::random_access(const device &on, uint64_t seed)
     : on_(on), seed_(seed), area_(anonymous(pages * page_size())),
-      plain_(anonymous(pages * page_size())), slow_(slow_memory::make(pages * page_size()))
+      plain_(anonymous(pages * page_size()))
 {
+	try {
+		slow_ = slow_memory::make(pages * page_size());
+	} catch (const unsupported &) {
+		/* The other kinds of memory are accessed still. */
+	}
 }
 
 /* Some bytes in there. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-#include "operations.h"
+#include "odp.h"
 
 namespace odp {
 
@@ -22,14 +22,6 @@ ibv_wc_status run(loopback &link, const request &what)
 {
 	post(link.near_end(), what);
 	return link.wait().status;
-}
-
-bool offers_all(const device &on)
-{
-	ibv_device_attr_ex attr{};
-
-	check_verb(ibv_query_device_ex(on.context(), nullptr, &attr), "ibv_query_device_ex");
-	return attr.device_cap_flags_ex & IBV_DEVICE_MR_ALL;
 }
 
 owned<ibv_mr> register_all(const device &on, int access)

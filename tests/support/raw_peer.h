@@ -4,8 +4,8 @@
  * as the test likes, and shows each packet that comes back. It sits at one end of a virtual cable,
  * soft-RoCE at the other.
  */
-#ifndef GUEST_ODP_RAW_PEER_H
-#define GUEST_ODP_RAW_PEER_H
+#ifndef GUEST_RAW_PEER_H
+#define GUEST_RAW_PEER_H
 
 #include <chrono>
 #include <cstdint>
@@ -22,8 +22,8 @@ constexpr std::size_t mtu = 1024;
 /* The two ends of the cable, with soft-RoCE on one. */
 class cable {
 public:
-	/* nullptr where the kernel has none. */
-	static std::unique_ptr<cable> make();
+	/* Throws `unsupported` if the kernel has no veth or no soft-RoCE. */
+	cable();
 	cable(const cable &) = delete;
 	cable &operator=(const cable &) = delete;
 	~cable();
@@ -31,8 +31,6 @@ public:
 	const mr_notify::device &on() const { return *on_; }
 
 private:
-	cable() = default;
-
 	std::unique_ptr<mr_notify::device> on_;
 };
 

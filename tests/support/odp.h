@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /* Transfers of a reliable connection, and the MR of all memory. */
-#ifndef GUEST_ODP_OPERATIONS_H
-#define GUEST_ODP_OPERATIONS_H
+#ifndef GUEST_ODP_H
+#define GUEST_ODP_H
 
 #include <unistd.h>
 
@@ -26,7 +26,6 @@ both send(mr_notify::loopback &link, const std::vector<piece> &from,
 	  const std::vector<piece> &into);
 ibv_wc_status run(mr_notify::loopback &link, const request &what);
 
-bool offers_all(const mr_notify::device &on);
 mr_notify::owned<ibv_mr> register_all(const mr_notify::device &on, int access);
 
 /* A child that ends with the status that the function returns, or 99 if it throws. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /* A queue pair that asks, and a peer made by hand that answers. */
-#ifndef GUEST_ODP_ASKED_H
-#define GUEST_ODP_ASKED_H
+#ifndef GUEST_ASKED_H
+#define GUEST_ASKED_H
 
 #include "catch.h"
 
@@ -9,7 +9,7 @@
 #include <chrono>
 #include <vector>
 
-#include "odp/raw_peer.h"
+#include "raw_peer.h"
 #include "post.h"
 #include "system.h"
 

@@ -6,8 +6,8 @@
  *   a, 10.0.9.1 -> 10.0.9.2          the wire          10.0.9.3 -> 10.0.9.1, to b
  *   b, 10.0.9.1 -> 10.0.9.3                            10.0.9.2 -> 10.0.9.1, to a
  */
-#ifndef GUEST_ODP_LOSSY_WIRE_H
-#define GUEST_ODP_LOSSY_WIRE_H
+#ifndef GUEST_LOSSY_WIRE_H
+#define GUEST_LOSSY_WIRE_H
 
 #include <atomic>
 #include <cstdint>

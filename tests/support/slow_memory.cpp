@@ -33,11 +33,11 @@ std::unique_ptr<slow_memory> slow_memory::make(std::size_t length)
 		     whole.registered().length};
 	reg.mode = UFFDIO_REGISTER_MODE_MISSING;
 	if (fd < 0)
-		return nullptr;
+		throw unsupported("no userfaultfd");
 	if (madvise(whole.registered().addr, length, MADV_DONTNEED) ||
 	    ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &reg)) {
 		close(fd);
-		return nullptr;
+		throw unsupported("no userfaultfd");
 	}
 	return std::unique_ptr<slow_memory>(new slow_memory(std::move(whole), fd));
 }

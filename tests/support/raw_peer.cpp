@@ -35,6 +35,12 @@ const char *const make_cable =
 	"ip neighbour add 10.0.9.3 lladdr 02:00:00:00:09:02 dev odp0 && "
 	"rdma link add rxe_odp type rxe netdev odp0";
 
+void remove_cable()
+{
+	if (std::system("rdma link delete rxe_odp 2>/dev/null; ip link delete odp0 2>/dev/null"))
+		return; /* there was none */
+}
+
 /* The place that a request names. */
 bytes place(const void *at, uint32_t rkey, std::size_t length)
 {
@@ -98,21 +104,22 @@ void listen_to_peer(ibv_qp *qp, uint8_t most_reads)
 
 } // namespace
 
-std::unique_ptr<cable> cable::make()
+cable::cable()
 {
-	std::unique_ptr<cable> made(new cable);
-
-	if (std::system(make_cable))
-		return nullptr;
-	made->on_ = std::make_unique<device>("rxe_odp");
-	return made;
+	try {
+		if (std::system(make_cable))
+			throw unsupported("no soft-RoCE on a veth");
+		on_ = std::make_unique<device>("rxe_odp");
+	} catch (...) {
+		remove_cable();
+		throw;
+	}
 }
 
 cable::~cable()
 {
 	on_.reset();
-	if (std::system("rdma link delete rxe_odp 2>/dev/null; ip link delete odp0 2>/dev/null"))
-		return; /* there was none */
+	remove_cable();
 }
 
 raw_peer::raw_peer(const cable &on, ibv_qp_type type, uint8_t most_reads, ibv_srq *srq)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /* Memory that is not there, and whose faults only the test answers: userfaultfd. */
-#ifndef GUEST_ODP_SLOW_MEMORY_H
-#define GUEST_ODP_SLOW_MEMORY_H
+#ifndef GUEST_SLOW_MEMORY_H
+#define GUEST_SLOW_MEMORY_H
 
 #include <chrono>
 #include <memory>
@@ -13,7 +13,7 @@ namespace odp {
 
 class slow_memory {
 public:
-	/* nullptr where there is no userfaultfd. */
+	/* Throws `unsupported` if the kernel has no userfaultfd. */
 	static std::unique_ptr<slow_memory> make(std::size_t length);
 	slow_memory(const slow_memory &) = delete;
 	slow_memory &operator=(const slow_memory &) = delete;

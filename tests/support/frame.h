@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /* The frames of RoCE over IPv4 as they are on the cable (raw_peer.h), byte by byte. */
-#ifndef GUEST_ODP_FRAME_H
-#define GUEST_ODP_FRAME_H
+#ifndef GUEST_FRAME_H
+#define GUEST_FRAME_H
 
 #include <cstddef>
 #include <cstdint>
