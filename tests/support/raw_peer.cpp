@@ -9,10 +9,10 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 
 #include "frame.h"
+#include "qp_setup.h"
 #include "system.h"
 
 namespace odp {
@@ -52,54 +52,16 @@ bytes place(const void *at, uint32_t rkey, std::size_t length)
 	return header;
 }
 
-int gid_index(ibv_context *context, ibv_gid *gid)
-{
-	ibv_gid mapped{};
-
-	mapped.raw[10] = mapped.raw[11] = 0xff;
-	mapped.raw[12] = 10;
-	mapped.raw[14] = 9;
-	mapped.raw[15] = 1;
-	for (int i = 0; !ibv_query_gid(context, 1, i, gid); i++)
-		if (!std::memcmp(gid, &mapped, sizeof(mapped)))
-			return i;
-	throw std::runtime_error("no address of the cable's end");
-}
-
 void listen_to_peer(ibv_qp *qp, uint8_t most_reads)
 {
-	ibv_qp_attr attr{};
-	ibv_gid gid{};
-	const int index = gid_index(qp->context, &gid);
-	const bool reliable = qp->qp_type == IBV_QPT_RC;
+	const address own = address_of(qp);
+	ibv_gid peer = own.gid;
 
-	attr.qp_state = IBV_QPS_INIT;
-	attr.port_num = 1;
-	attr.qp_access_flags =
-		IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-	check_verb(
-		ibv_modify_qp(qp, &attr,
-			      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
-		"ibv_modify_qp to INIT");
-	attr = {};
-	attr.qp_state = IBV_QPS_RTR;
-	attr.path_mtu = IBV_MTU_1024;
-	attr.dest_qp_num = peer_number;
+	peer.raw[15] = 2;
+	ibv_qp_attr attr = attributes_to(own, peer, peer_number);
 	attr.max_dest_rd_atomic = most_reads;
-	attr.min_rnr_timer = 1;
-	attr.ah_attr.is_global = 1;
-	attr.ah_attr.port_num = 1;
-	attr.ah_attr.grh.dgid = gid;
-	attr.ah_attr.grh.dgid.raw[15] = 2;
-	attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(index);
-	attr.ah_attr.grh.hop_limit = 64;
-	check_verb(
-		ibv_modify_qp(
-			qp, &attr,
-			IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-				IBV_QP_RQ_PSN |
-				(reliable ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0)),
-		"ibv_modify_qp to RTR");
+	check_verb(enter(qp, IBV_QPS_INIT, attr), "ibv_modify_qp to INIT");
+	check_verb(enter(qp, IBV_QPS_RTR, attr), "ibv_modify_qp to RTR");
 }
 
 } // namespace
@@ -332,16 +294,11 @@ void raw_peer::let_ask(uint8_t retries, uint8_t timeout, uint8_t most_answers) c
 {
 	ibv_qp_attr attr{};
 
-	attr.qp_state = IBV_QPS_RTS;
 	attr.max_rd_atomic = most_answers;
 	attr.retry_cnt = retries;
 	attr.rnr_retry = 7;
 	attr.timeout = timeout;
-	check_verb(ibv_modify_qp(qp_.get(), &attr,
-				 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-					 IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-					 IBV_QP_MAX_QP_RD_ATOMIC),
-		   "ibv_modify_qp to RTS");
+	check_verb(enter(qp_.get(), IBV_QPS_RTS, attr), "ibv_modify_qp to RTS");
 }
 
 std::optional<raw_peer::packet> raw_peer::next(std::chrono::milliseconds patience) const

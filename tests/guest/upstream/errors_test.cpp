@@ -27,6 +27,7 @@
 #include "raw_peer.h"
 #include "port_counter.h"
 #include "post.h"
+#include "qp_setup.h"
 #include "skip.h"
 #include "system.h"
 
@@ -93,31 +94,16 @@ public:
 	/* Ready to send to a queue pair behind that GID. */
 	void connect(uint32_t number, const ibv_gid &gid)
 	{
-		const address own = address_of(qp_.get());
-		ibv_qp_attr attr{};
+		ibv_qp_attr attr = attributes_to(address_of(qp_.get()), gid, number);
 
-		attr.ah_attr.is_global = 1;
-		attr.ah_attr.port_num = 1;
-		attr.ah_attr.grh.dgid = gid;
-		attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(own.gid_index);
-		attr.ah_attr.grh.hop_limit = 64;
+		attr.qkey = key_of_all;
 		other_ = number;
 		if (is_datagram()) {
 			ah_.reset(ibv_create_ah(on_.pd(), &attr.ah_attr));
 			REQUIRE(ah_);
 		}
-		attr.qkey = key_of_all;
-		attr.port_num = 1;
-		attr.path_mtu = IBV_MTU_1024;
-		attr.dest_qp_num = number;
-		become(attr, IBV_QPS_INIT,
-		       IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-			       (is_datagram() ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS));
-		become(attr, IBV_QPS_RTR,
-		       is_datagram()
-			       ? 0
-			       : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN);
-		become(attr, IBV_QPS_RTS, IBV_QP_SQ_PSN);
+		for (const ibv_qp_state state : {IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS})
+			check_verb(enter(qp_.get(), state, attr), "ibv_modify_qp");
 	}
 	void connect(const end &other) { connect(other.qp()->qp_num, address_of(other.qp()).gid); }
 
@@ -126,8 +112,10 @@ public:
 	{
 		ibv_qp_attr attr{};
 
+		attr.qp_state = IBV_QPS_RTS;
 		attr.cur_qp_state = IBV_QPS_SQE;
-		become(attr, IBV_QPS_RTS, IBV_QP_CUR_STATE);
+		check_verb(ibv_modify_qp(qp_.get(), &attr, IBV_QP_STATE | IBV_QP_CUR_STATE),
+			   "ibv_modify_qp");
 	}
 
 	void send(const piece &from)
@@ -173,11 +161,6 @@ private:
 	};
 
 	bool is_datagram() const { return qp_->qp_type == IBV_QPT_UD; }
-	void become(ibv_qp_attr &attr, ibv_qp_state state, int mask)
-	{
-		attr.qp_state = state;
-		check_verb(ibv_modify_qp(qp_.get(), &attr, IBV_QP_STATE | mask), "ibv_modify_qp");
-	}
 
 	const device &on_;
 	owned<ibv_cq> cq_;

@@ -31,6 +31,7 @@
 #include "lossy_wire.h"
 #include "raw_peer.h"
 #include "post.h"
+#include "qp_setup.h"
 #include "raw_uverbs.h"
 #include "run_time.h"
 #include "system.h"
@@ -282,46 +283,23 @@ private:
 	/* To the other one, which the wire has at 10.0.9.@last. */
 	bool connect(end &one, uint8_t last, uint32_t expected, uint32_t first)
 	{
-		constexpr int all = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-		ibv_qp_attr attr{};
-		const auto modify = [&](ibv_qp_state state, int mask) {
-			attr.qp_state = state;
-			return ibv_modify_qp(one.qp.get(), &attr, IBV_QP_STATE | mask) == 0;
-		};
+		ibv_gid gid = address_.gid;
 
-		attr.port_num = 1;
+		gid.raw[15] = last;
+		ibv_qp_attr attr = attributes_to(address_, gid, other(one).qp->qp_num);
 		attr.qkey = key_of_all;
-		attr.qp_access_flags = device::all_rights;
-		attr.ah_attr.port_num = 1;
-		attr.ah_attr.is_global = 1;
-		attr.ah_attr.grh.dgid = address_.gid;
-		attr.ah_attr.grh.dgid.raw[15] = last;
-		attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(address_.gid_index);
-		attr.ah_attr.grh.hop_limit = 64;
-		attr.path_mtu = IBV_MTU_1024;
-		attr.dest_qp_num = other(one).qp->qp_num;
 		attr.rq_psn = expected;
 		attr.sq_psn = first;
 		attr.max_rd_atomic = attr.max_dest_rd_atomic =
 			static_cast<uint8_t>(1U << roll_.below(4));
-		attr.min_rnr_timer = 1;
 		attr.timeout = 12;
 		attr.retry_cnt = 7;
-		attr.rnr_retry = 7;
 		if (is_datagram())
 			one.ah.reset(ibv_create_ah(on_.pd(), &attr.ah_attr));
-		return modify(IBV_QPS_INIT,
-			      IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-				      (is_datagram() ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)) &&
-		       modify(IBV_QPS_RTR,
-			      is_reliable() ? all | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER
-			      : is_datagram() ? 0
-					      : all) &&
-		       modify(IBV_QPS_RTS,
-			      IBV_QP_SQ_PSN | (is_reliable() ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-								       IBV_QP_RNR_RETRY |
-								       IBV_QP_MAX_QP_RD_ATOMIC
-							     : 0));
+		for (const ibv_qp_state state : {IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS})
+			if (enter(one.qp.get(), state, attr))
+				return false;
+		return true;
 	}
 
 	/* A range of the memory of that end. */

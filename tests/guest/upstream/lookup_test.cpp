@@ -19,6 +19,7 @@
 #include "loopback.h"
 #include "post.h"
 #include "probe.h"
+#include "qp_setup.h"
 #include "run_time.h"
 
 using namespace mr_notify;
@@ -117,35 +118,22 @@ public:
 		REQUIRE(polled == 1);
 		if (wc.status == IBV_WC_SUCCESS)
 			return;
-		modify(IBV_QPS_RESET, IBV_QP_STATE);
+		REQUIRE(enter(qp_.get(), IBV_QPS_RESET) == 0);
 		start();
 	}
 
 private:
 	void start()
 	{
-		const bool datagrams = qp_->qp_type == IBV_QPT_UD;
-
-		modify(IBV_QPS_INIT, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-					     (datagrams ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS));
-		modify(IBV_QPS_RTR,
-		       IBV_QP_STATE | (datagrams ? 0
-						 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-							   IBV_QP_RQ_PSN));
-		modify(IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN);
-	}
-
-	void modify(ibv_qp_state to, int mask)
-	{
 		ibv_qp_attr attr{};
 
-		attr.qp_state = to;
 		attr.port_num = 1;
 		attr.qkey = qkey;
 		attr.path_mtu = IBV_MTU_1024;
 		attr.dest_qp_num = far_.dest_qp_num;
 		attr.ah_attr = far_.ah_attr;
-		REQUIRE(ibv_modify_qp(qp_.get(), &attr, mask) == 0);
+		for (const ibv_qp_state state : {IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS})
+			REQUIRE(enter(qp_.get(), state, attr) == 0);
 	}
 
 	owned<ibv_cq> cq_;

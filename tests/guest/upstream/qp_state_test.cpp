@@ -14,6 +14,7 @@
 
 #include "asked.h"
 #include "odp.h"
+#include "qp_setup.h"
 #include "run_time.h"
 #include "system.h"
 
@@ -56,20 +57,12 @@ ibv_qp_state state_of(const raw_peer &peer)
 	return told(peer).qp_state;
 }
 
-/* It begins anew, with these attributes. */
-int listen(const raw_peer &peer, ibv_qp_attr attr)
+/* It is reset, and enters RTR with these attributes. */
+int listen(const raw_peer &peer, const ibv_qp_attr &attr)
 {
 	REQUIRE(peer.become(IBV_QPS_RESET));
-	attr.qp_state = IBV_QPS_INIT;
-	check_verb(
-		ibv_modify_qp(peer.qp(), &attr,
-			      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
-		"ibv_modify_qp to INIT");
-	attr.qp_state = IBV_QPS_RTR;
-	return ibv_modify_qp(peer.qp(), &attr,
-			     IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-				     IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-				     IBV_QP_MIN_RNR_TIMER);
+	check_verb(enter(peer.qp(), IBV_QPS_INIT, attr), "ibv_modify_qp to INIT");
+	return enter(peer.qp(), IBV_QPS_RTR, attr);
 }
 
 } // namespace
