@@ -11,7 +11,7 @@
 
 struct child_result {
 	int status = -1;		/* as waitpid() gives it */
-	std::vector<std::string> lines; /* those that it said by tell() */
+	std::vector<std::string> lines; /* the lines that it reported by tell() */
 };
 
 /*

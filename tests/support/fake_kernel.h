@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A kernel for the tests of the registration cache: it registers, arms, settles,
- * deregisters, invalidates, suspends; and counts the cache's forbidden calls. MRs are kept
- * after their end, so that a use of one is a failure and not a crash.
+ * A kernel for the tests of the registration cache: it registers, arms, settles, deregisters,
+ * invalidates, suspends; and counts the cache's forbidden calls. MRs are kept after their end, so
+ * that a use after free is a failure instead of a crash.
  *
  * The env takes big_lock around each call; tests with threads take it around theirs.
  */
@@ -89,7 +89,7 @@ struct fake_kernel {
 		for (mr *other : live) {
 			if (other->word != word)
 				continue;
-			/* That of one that a child made for its parent's context. */
+			/* For an MR that a child made in its parent's context. */
 			if (other->what.generation != what.generation)
 				return EBUSY;
 			complain("armed a word that is armed");
@@ -159,7 +159,7 @@ struct fake_kernel {
 			one->word = &parents_word;
 	}
 
-	/* The end of a context is that of all its registrations. */
+	/* The end of a context ends all its registrations. */
 	void close(const void *owner)
 	{
 		for (mr &one : all) {

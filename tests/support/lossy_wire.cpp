@@ -80,12 +80,12 @@ void lossy_wire::carry_on(const std::stop_token &stop)
 	while (!stop.stop_requested()) {
 		if (auto packet = next(5))
 			carry(std::move(*packet));
-		else if (!held_.empty()) /* nothing is behind it */
+		else if (!held_.empty()) /* no later packet comes */
 			send(std::exchange(held_, {}));
 	}
 }
 
-/* A frame with a packet of soft-RoCE, and nothing behind that. */
+/* A frame with a packet of soft-RoCE, without padding. */
 std::optional<bytes> lossy_wire::next(int milliseconds)
 {
 	pollfd ready{socket_, POLLIN, 0};
@@ -145,7 +145,7 @@ void lossy_wire::alter(bytes &packet)
 
 void lossy_wire::send(const bytes &packet)
 {
-	/* A packet that the kernel does not take is one that is lost. */
+	/* A packet that the kernel refuses counts as lost. */
 	if (::send(socket_, packet.data(), packet.size(), 0) < 0)
 		count_.lost++;
 }

@@ -34,7 +34,7 @@ public:
 		std::atomic<uint64_t> packets = 0;
 		std::atomic<uint64_t> lost = 0;
 		std::atomic<uint64_t> doubled = 0;
-		std::atomic<uint64_t> swapped = 0; /* sent after the one behind it */
+		std::atomic<uint64_t> swapped = 0; /* sent after the next packet */
 		std::atomic<uint64_t> altered = 0; /* copies with a right ICRC, sent before it */
 	};
 

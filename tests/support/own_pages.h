@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* The pages that no other process shares: those that a fork has copied are among them. */
+/* The pages that no other process shares, which includes pages that were copied after a fork. */
 #ifndef GUEST_OWN_PAGES_H
 #define GUEST_OWN_PAGES_H
 

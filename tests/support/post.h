@@ -83,7 +83,7 @@ inline uint32_t post_bind(ibv_qp *qp, ibv_mw *window, const ibv_mw_bind_info &to
 	return wr.bind_mw.rkey;
 }
 
-/* Of a queue pair, or of those that share a queue. */
+/* @queue: a queue pair, or a shared receive queue */
 template <class Queue>
 void post_receive(Queue *queue, const std::vector<piece> &into, uint64_t id = 0)
 {
@@ -100,7 +100,7 @@ void post_receive(Queue *queue, const std::vector<piece> &into, uint64_t id = 0)
 		mr_notify::check_verb(ibv_post_recv(queue, &wr, &bad), "ibv_post_recv");
 }
 
-/* For so many receives of queue pairs that share it. */
+/* A shared receive queue with room for @receives. */
 inline mr_notify::owned<ibv_srq> shared_queue(const mr_notify::device &on, uint32_t receives,
 					      uint32_t pieces = 1)
 {

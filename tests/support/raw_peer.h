@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A peer made by hand: it sends the packets of a queue pair one by one, in any order and as often
- * as the test likes, and shows each packet that comes back. It sits at one end of a virtual cable,
- * soft-RoCE at the other.
+ * A peer that sends the packets of a queue pair one by one, in any order and as often as the test
+ * likes, and shows each packet that comes back. It sits at one end of a veth, soft-RoCE at the
+ * other.
  */
 #ifndef GUEST_RAW_PEER_H
 #define GUEST_RAW_PEER_H
@@ -22,7 +22,7 @@ constexpr std::size_t mtu = 1024;
 /* The two ends of the cable, with soft-RoCE on one. */
 class cable {
 public:
-	/* Throws `unsupported` if the kernel has no veth or no soft-RoCE. */
+	/* Throws `unsupported` if the kernel lacks veth or soft-RoCE. */
 	cable();
 	cable(const cable &) = delete;
 	cable &operator=(const cable &) = delete;
@@ -89,18 +89,18 @@ public:
 	std::vector<packet> all(std::size_t expected = 0) const;
 
 	ibv_qp *qp() const { return qp_.get(); }
-	/* How a request of the queue pair ended, or a receive, if one does so soon. */
+	/* The completion of a request or a receive of the queue pair, if it comes in time. */
 	std::optional<ibv_wc> completed(std::chrono::milliseconds patience) const;
-	/* Into another state that asks for nothing else; false where it can't (yet). */
+	/* Enters a state that needs no attributes; false where it can't (yet). */
 	bool become(ibv_qp_state state) const;
 	/* In IBV_QPS_SQD: is all complete that was begun? */
 	bool drained() const;
-	/* The queue pair forgets everything, and begins anew. */
+	/* Resets the queue pair, and lets it receive again. */
 	void reset() const;
 	/*
-	 * From now on the queue pair may ask, too. It repeats a request so often (7: always)
-	 * when it is told to, or after 4.096 us << timeout (0: not by itself); and always when
-	 * the peer is not ready. @most_answers: how many reads and the like at a time
+	 * From now on the queue pair may send requests, too. It repeats a request @retries times
+	 * (7: always) after a NAK, or after 4.096 us << @timeout (0: never by itself); and always
+	 * after an RNR NAK. @most_answers: the limit of reads and atomics at a time
 	 */
 	void let_ask(uint8_t retries = 0, uint8_t timeout = 0, uint8_t most_answers = 1) const;
 

@@ -162,14 +162,14 @@ public:
 		return write(fd_, &cmd, sizeof(cmd)) == sizeof(cmd) ? 0 : errno;
 	}
 
-	/* A completion queue, of soft-RoCE; the new one is not mapped. */
+	/* A completion queue of soft-RoCE; the new queue stays unmapped. */
 	int resize(uint32_t cq, uint32_t cqe) const
 	{
 		struct {
 			ib_uverbs_cmd_hdr hdr;
 			ib_uverbs_resize_cq in;
 		} cmd{};
-		std::array<uint64_t, 6> out{}; /* and where the new one is to be mapped */
+		std::array<uint64_t, 6> out{};
 
 		cmd.hdr.command = IB_USER_VERBS_CMD_RESIZE_CQ;
 		cmd.hdr.in_words = sizeof(cmd) / 4;

@@ -16,7 +16,7 @@ struct requirement {
 	bool (*is_met)();
 };
 
-/* Make one with static storage duration: it adds to the program's requirements. */
+/* Define it at namespace scope: it adds to the program's requirements. */
 struct requirements {
 	explicit requirements(const std::vector<requirement> &more);
 };

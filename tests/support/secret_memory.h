@@ -9,7 +9,7 @@
 
 #include "memory.h"
 
-/* Maps it there; false, and nothing has changed, where there is none. */
+/* Maps secret memory there; returns false and changes nothing if the kernel has none. */
 inline bool make_secret(mr_notify::range r)
 {
 	const int fd = static_cast<int>(syscall(447 /* memfd_secret */, 0));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Memory that is not there, and whose faults only the test answers: userfaultfd. */
+/* Absent memory whose page faults only the test answers, by userfaultfd. */
 #ifndef GUEST_SLOW_MEMORY_H
 #define GUEST_SLOW_MEMORY_H
 
@@ -22,7 +22,9 @@ public:
 	mr_notify::range bytes() const { return memory_.registered(); }
 	/* Waits for a fault; false when there is none for so long. */
 	bool faulted(std::chrono::milliseconds patience = mr_notify::time_limit) const;
-	/* Answers all faults, with pages full of this; or only those in the first bytes. */
+	/*
+	 * Answers all faults, or the faults in the first @length bytes, with pages full of @with.
+	 */
 	void answer(std::byte with) const { answer(with, bytes().length); }
 	void answer(std::byte with, std::size_t length) const;
 	/* Brings the first pages, and wakes no waiter. */
@@ -39,7 +41,9 @@ private:
 	int fd_;
 };
 
-/* How many threads there are for pages, in all processes: they are threads of those. */
+/*
+ * The number of threads that wait for pages, in all processes. They are threads of the processes.
+ */
 int fault_threads();
 
 /* How many threads wait for slow memory, in all processes. */

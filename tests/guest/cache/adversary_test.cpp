@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Threads register buffers through the cache and RDMA-write from them, while buffers get
- * other pages by every way there is; each byte that arrives must be one that the buffer
- * holds. Beside them contexts and PDs are opened, used the same way and closed, and the
- * kernel is asked all the time to take back idle pages. A cache that does not look at the
- * word is run through the same, and must be caught.
+ * Threads register buffers through the cache and RDMA-write from them, while buffers get other
+ * pages by every way there is; each byte that arrives must be a byte of the buffer. Other threads
+ * open contexts and PDs, use them in this way and close them, and ask the kernel all the time to
+ * take back idle pages. The test must also catch a cache that ignores the word.
  *
- * RUN_SECONDS sets how long it goes on (default 3), or RUN_COUNT how many
- * registrations it makes. RUN_SEED: with which seed.
+ * RUN_SECONDS sets how long it runs (default 3), or RUN_COUNT how many registrations it makes.
+ * RUN_SEED sets the seed.
  */
 #include "catch.h"
 
@@ -233,10 +232,10 @@ struct result {
 	std::atomic<uint64_t> registrations = 0;
 	std::atomic<uint64_t> changes = 0;
 	std::atomic<uint64_t> forks = 0;
-	std::atomic<uint64_t> stale = 0;    /* chunks arrived that the buffer does not hold */
-	std::atomic<uint64_t> refused = 0;  /* registered, and the device had no access */
-	std::atomic<uint64_t> owners = 0;   /* PDs and contexts that came and went */
-	std::atomic<uint64_t> unclosed = 0; /* and those that did not go */
+	std::atomic<uint64_t> stale = 0;   /* chunks arrived that the buffer does not hold */
+	std::atomic<uint64_t> refused = 0; /* registered, and the device had no access */
+	std::atomic<uint64_t> owners = 0;  /* PDs and contexts that came and went */
+	std::atomic<uint64_t> unclosed = 0;
 };
 
 class arena {

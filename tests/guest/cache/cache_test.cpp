@@ -195,8 +195,8 @@ TEST_CASE("cache: windows that slide pin at most twice what they cover")
 }
 
 /*
- * Plainly as well, which is the oracle. A thread has the pages of its window for itself, but not
- * those beside it, which may be in the same registration.
+ * Plain registrations are the oracle. A thread has the pages of its window for itself; another
+ * thread's pages next to them may be in the same registration.
  */
 TEST_CASE("cache: windows slide while others unmap the memory beside them")
 {
@@ -400,7 +400,7 @@ TEST_CASE("cache: a PD in use stays, and goes when its last user has gone")
 	CHECK(ibv_dealloc_pd(pd) == 0);
 }
 
-TEST_CASE("cache: contexts have nothing to do with each other")
+TEST_CASE("cache: contexts have separate registrations")
 {
 	const memory m = anonymous(length);
 	const device one, other;
@@ -431,7 +431,7 @@ TEST_CASE("cache: limits hold while registrations come and go")
 		CHECK(is_cached(on, memories[i].registered()));
 }
 
-TEST_CASE("cache: full of registrations in use, the next one is a plain one")
+TEST_CASE("cache: while all cached registrations are in use, a new registration is uncached")
 {
 	const device on;
 	const memory a = anonymous(length);
@@ -445,7 +445,7 @@ TEST_CASE("cache: full of registrations in use, the next one is a plain one")
 	CHECK_FALSE(is_cached(on, b.registered()));
 }
 
-TEST_CASE("cache: idle registrations make room for one that RLIMIT_MEMLOCK refuses")
+TEST_CASE("cache: idle registrations make room for a registration that RLIMIT_MEMLOCK refuses")
 {
 	const pid_t child = fork();
 
@@ -481,7 +481,7 @@ TEST_CASE("cache: idle registrations make room for one that RLIMIT_MEMLOCK refus
 			ibv_reg_mr(on.pd(), big.registered().addr, big.registered().length, rights);
 		if (!mr)
 			_exit(5);
-		/* Nothing idle is left: now it is an error, and the one that it always was. */
+		/* No registration is idle any more: the verb fails as it does without a cache. */
 		const memory more = anonymous(64 * page_size());
 		if (ibv_reg_mr(on.pd(), more.registered().addr, more.registered().length,
 			       rights | IBV_ACCESS_CACHED) ||
@@ -533,7 +533,9 @@ TEST_CASE("cache: a part stays its user's, whichever thread deregisters it")
 	constexpr int threads = 3;
 	std::atomic<int> wrong = 0;
 	std::vector<std::thread> crowd;
-	/* Each thread leaves its parts to the next one, and takes those of the one before. */
+	/*
+	 * Each thread leaves its parts to the next thread, and takes the previous thread's parts.
+	 */
 	std::vector<ibv_mr *> left[threads];
 	std::mutex door[threads];
 

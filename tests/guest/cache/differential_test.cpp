@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A program that does not know of the cache cannot tell that it is there: the same random program
- * of verbs runs with RDMAV_MR_CACHE unset and with 1, and every result is compared: return values,
- * errno values, completions, bytes. Keys, handles and addresses are not told. It does everything
- * that verbs allow: a PD or a CQ is closed while it is in use, ranges overlap, are unaligned or not
- * mapped, rights and flags make no sense, memory is replaced while nothing is registered there, the
- * cache is emptied and limited, a thread is cancelled while it registers, and an allocator has a
- * lock that another thread keeps while it registers the same. It does so as a process of its own
- * kind, too: one that may lock little memory, one that locks all of it, one with a timer, one in a
- * small memory control group, one that needs all of a pool of huge pages, one that has memory moved
- * and sealed. The latter three do so with memory that has just been deregistered.
+ * An unmodified program gets the same results with the cache as without it: a random program of
+ * verbs runs with RDMAV_MR_CACHE unset and with 1, and every result is compared: return values,
+ * errno values, completions, bytes. Keys, handles and addresses are left out. The program does
+ * everything that verbs allow: it closes a PD or a CQ in use; ranges overlap, are unaligned or
+ * unmapped; rights and flags make no sense; memory is replaced while it is unregistered; the cache
+ * is emptied and limited; a thread is cancelled while it registers; and an allocator has a lock
+ * that another thread keeps while it registers that memory. The program also runs in special
+ * processes: with a low limit of locked memory, with all memory locked, with a timer, in a small
+ * memory control group, with a need for all of a pool of huge pages, and with memory that is moved
+ * and sealed. The last three use memory that they have just deregistered.
  *
- * Differences by decision, which are therefore compared with care or not done:
+ * These differences are intended. The program avoids them or compares them with care:
  *  - ibv_rereg_mr() of a cached MR may be EINVAL; the MR is deregistered right after in any case.
- *  - A local key may reach further than the range that was asked for, with more rights: the program
- *    itself keeps to its registration, where a peer has no part in it.
- *  - A receive that was posted before a deregistration lands: none is left posted.
- *  - A registration is no cancellation point: whether a thread was cancelled in it or after it is
- *    not told.
+ *  - A local key may cover more than the requested range, with more rights: the program accesses
+ *    only the range that it registered, unless a peer takes part.
+ *  - A receive that was posted before a deregistration succeeds: the program leaves no receive
+ *    posted.
+ *  - A registration is no cancellation point: the program does not compare whether a thread was
+ *    cancelled in it or after it.
  *
- * RUN_SEED starts with that seed, RUN_SECONDS goes on so long (default 3).
+ * RUN_SEED sets the first seed, RUN_SECONDS the time (default 3).
  */
 #include "catch.h"
 
@@ -69,8 +70,10 @@ thread_local void *hook_with = nullptr;
 
 } // namespace
 
-/* By another name: that of the C library throws nothing, which a thread that is cancelled there
- * does. */
+/*
+ * By another name: the C library declares its function as not throwing, but a thread that is
+ * cancelled there throws.
+ */
 extern "C" {
 void *__libc_calloc(size_t, size_t);
 void *hooked_calloc(size_t count, size_t size) __asm__("calloc");
@@ -102,7 +105,7 @@ std::string made(const void *what)
 	return what ? "made" : std::string("NULL, ") + std::strerror(errno);
 }
 
-/* Pages at an address that is the same in each process; some may be missing. */
+/* Pages at an address that all processes use; some may be missing. */
 class arena {
 public:
 	static constexpr std::size_t pages = 48;
@@ -258,7 +261,7 @@ private:
 		}
 	}
 
-	/* Often one that is known, or a part of it or more: the cases that a cache is for. */
+	/* Often a known range, a part of it, or a larger range: the cases that a cache is for. */
 	range any_range()
 	{
 		const std::size_t whole = arena::pages * page_size();
@@ -500,7 +503,7 @@ private:
 			pds_.push_back(pd);
 	}
 
-	/* Not the first one, which is the device's; one in use is tried as well. */
+	/* Not the first PD, which is the device's; a PD in use is tried as well. */
 	void dealloc_pd()
 	{
 		if (pds_.size() < 2)
@@ -665,7 +668,7 @@ private:
 		    said(error) + ", " + said(ibv_dealloc_pd(pd)));
 	}
 
-	/* The other one allocates from an allocator whose lock we have meanwhile. */
+	/* The other thread allocates from an allocator whose lock this thread holds. */
 	void lock_allocator()
 	{
 		std::recursive_mutex lock;
@@ -688,7 +691,7 @@ private:
 				say("ibv_dereg_mr of these", said(ibv_dereg_mr(one)));
 	}
 
-	/* How a process of such a kind uses memory that it has registered and deregistered. */
+	/* How a special process uses memory that it has registered and deregistered. */
 	static method use_of(const std::string &kind)
 	{
 		if (kind == "group")
@@ -938,27 +941,27 @@ TEST_CASE("differential: a program", "[.]")
 	program(first_seed(), kind).run();
 }
 
-TEST_CASE("differential: a program sees the same with and without the cache")
+TEST_CASE("differential: a program gets equal results with and without the cache")
 {
 	compare_all();
 }
 
-TEST_CASE("differential: so does one that may lock little memory")
+TEST_CASE("differential: a program that may lock little memory")
 {
 	compare_all("little");
 }
 
-TEST_CASE("differential: so does one that locks all its memory")
+TEST_CASE("differential: a program that locks all its memory")
 {
 	compare_all("locked");
 }
 
-TEST_CASE("differential: so does one with a timer")
+TEST_CASE("differential: a program with a timer")
 {
 	compare_all("signals");
 }
 
-TEST_CASE("differential: so does one that gives memory back in a small control group")
+TEST_CASE("differential: a program that gives memory back in a small control group")
 {
 	try {
 		const control_group group("differential");
@@ -971,7 +974,7 @@ TEST_CASE("differential: so does one that gives memory back in a small control g
 	}
 }
 
-TEST_CASE("differential: so does one that needs a whole pool of huge pages")
+TEST_CASE("differential: a program that needs a whole pool of huge pages")
 {
 	try {
 		const huge_pool pool(pool_pages);
@@ -982,7 +985,7 @@ TEST_CASE("differential: so does one that needs a whole pool of huge pages")
 	}
 }
 
-TEST_CASE("differential: so does one whose memory is moved and sealed")
+TEST_CASE("differential: a program whose memory is moved and sealed")
 {
 	compare_all("moves", {"RDMAV_MR_CACHE_IDLE_MS=50"});
 }

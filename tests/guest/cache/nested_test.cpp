@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An allocator that registers the memory that it gets from the system, as those of MPI and
- * storage libraries do: a registration then begins in the middle of another one, where the
- * provider allocates its struct. Both must be as they would be alone.
+ * An allocator that registers the memory that it gets from the system, as MPI and storage libraries
+ * do: a registration then begins in the middle of another registration, where the provider
+ * allocates its struct. Each must work as it does alone.
  */
 #include "catch.h"
 
@@ -169,7 +169,7 @@ TEST_CASE("nested: a cached registration in the middle of a plain one")
 	nest_and_replace(plain, plain | IBV_ACCESS_CACHED);
 }
 
-TEST_CASE("nested: a plain registration in the middle of a cached one is not armed")
+TEST_CASE("nested: a plain registration in the middle of a cached registration stays unarmed")
 {
 	const device on;
 
@@ -181,7 +181,7 @@ TEST_CASE("nested: a plain registration in the middle of a cached one is not arm
 	});
 }
 
-TEST_CASE("nested: an armed registration in the middle of a cached one has its own word")
+TEST_CASE("nested: an armed registration in the middle of a cached registration has its own word")
 {
 	const device on;
 

@@ -108,7 +108,7 @@ private:
 	std::vector<std::thread> threads_;
 };
 
-/* The cache's own, in place of those derived from RLIMIT_MEMLOCK. */
+/* Limits that are set explicitly, not derived from RLIMIT_MEMLOCK. */
 void set_limits(const device &on, uint64_t entries)
 {
 	ibv_mr_cache_limits limits{uint64_t{1} << 40, entries};
@@ -395,7 +395,7 @@ TEST_CASE("owner: locked memory that is on its way back is there for a registrat
 	same_told("turns");
 }
 
-TEST_CASE("owner: idle registrations leave a cgroup's objects to those that need them")
+TEST_CASE("owner: idle registrations leave a cgroup's objects to threads that need them")
 {
 	const child_result first = run_child("owner: few objects (plain)", {"RDMAV_MR_CACHE"});
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A peer can do the same with a key whether the registration is cached or plain. Each row of the
- * table is a registration with some rights, an operation of the peer (or a message that lands by
- * the key), and the place that it wants: its outcome beside the cache must be that of the plain
- * library, which is the oracle. The differences by decision are in allowed() and nowhere else;
- * and they may only be successes where a plain one fails.
+ * A peer can do with the key of a cached registration what it can do with the key of a plain
+ * registration. Each row of the table has a registration with some rights, an operation of the peer
+ * (or a message that is received by the key), and an address: the operation must end with the cache
+ * as it ends with the plain library, which is the oracle. allowed() has the only intended
+ * differences: successes where the plain registration fails.
  *
- * RDMAV_MR_CACHE is read once in a process: each way is a child, which tells its whole table.
+ * A process reads RDMAV_MR_CACHE once: a child for each value reports its whole table.
  */
 #include "catch.h"
 
@@ -201,7 +201,7 @@ private:
 
 	owned<ibv_mr> cached(range r, int access) const { return plainly(r, access | extra_); }
 
-	/* Two blocks beside one another in a page. */
+	/* Two adjacent blocks in a page. */
 	void find_neighbours()
 	{
 		const auto page = [](const std::byte *p) {

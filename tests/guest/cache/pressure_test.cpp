@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A program in a memory control group that has a quarter of the memory that its buffers
- * need, with compressed swap. It goes round its buffers and, for each, fills it, registers
- * it, writes it to a peer by RDMA, looks at every byte, and deregisters it. Idle
- * registrations that the kernel takes back let it finish; those that stay pinned are its
- * end.
+ * A program in a memory control group that has a quarter of the memory that its buffers need, with
+ * compressed swap. It goes round its buffers and, for each, fills it, registers it, writes it to a
+ * peer by RDMA, looks at every byte, and deregisters it. The program finishes if the kernel takes
+ * idle registrations back, and is killed if they stay pinned.
  *
- * One line of a table for each way to register. PRESSURE_MIB sets the size of the
- * group; the registrations beside it are four times as much.
+ * Prints a line for each way to register. PRESSURE_MIB sets the size of the group; the buffers are
+ * four times as large.
  */
 #include "catch.h"
 
@@ -174,8 +173,10 @@ TEST_CASE("pressure: goes round its buffers", "[.]")
 		for (std::size_t at = 0; at < size; at += buffer) {
 			const range r{area + at, buffer};
 
-			/* The contents of the last round, out of swap; then a registration that
-			 * may have been suspended meanwhile. */
+			/*
+			 * The contents of the last round, out of swap; then a registration that the
+			 * kernel may have suspended since.
+			 */
 			REQUIRE((round == 1 || is_filled(r.addr, at, round - 1)));
 			fill(r.addr, at, round);
 			REQUIRE(link.write(registered.get(at / buffer, r), r, to.registered().addr,

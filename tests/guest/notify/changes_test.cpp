@@ -146,7 +146,7 @@ struct child_mr {
 	memory m = anonymous(length);
 };
 
-/* In use by nobody: the kernel may have its pages. */
+/* Without users: the kernel may take its pages back. */
 struct idle_mr {
 	explicit idle_mr(const device &on, uint32_t idle_ms = 0, uint64_t *changes = nullptr)
 	    : word(alloc_word(on))
@@ -385,7 +385,7 @@ TEST_CASE("a counter counts each INVALID word once, before the call that took th
 	CHECK(load(changes.get()) == 2);
 }
 
-TEST_CASE("what does not make a word INVALID is not counted")
+TEST_CASE("only changes that make a word INVALID are counted")
 {
 	const device on;
 	const auto changes = alloc_word(on);
@@ -465,7 +465,7 @@ TEST_CASE("an MR that is stale when it is armed is counted")
 	CHECK(told.counted(1) == 1);
 }
 
-TEST_CASE("a counter is no word, and a word is no counter")
+TEST_CASE("a counter's page can't hold words, and a word can't be a counter")
 {
 	const device on;
 	const auto changes = alloc_word(on);
@@ -524,9 +524,9 @@ TEST_CASE("a counter in memory that changes")
 		SKIP_IF(!poisoned, "no memory errors");
 		unmap_all(first.m);
 		CHECK(load(first.word.get()) == invalid);
-		/* the destructor of @counters unmaps the page, which nobody may touch */
+		/* the destructor of @counters unmaps the page, which no thread may touch */
 	}
-	CHECK(pinned_bytes() <= before + page_size()); /* of the library's words */
+	CHECK(pinned_bytes() <= before + page_size());
 }
 
 TEST_CASE("a counter that a child shares counts what happens in both processes")
@@ -878,7 +878,7 @@ TEST_CASE("suspending is refused without users, a word, or by another process")
 	CHECK(load(one.word.get()) == one_user);
 }
 
-TEST_CASE("an idle time is of one registration, and without one there is none", "[suspend]")
+TEST_CASE("an idle time counts for one registration only", "[suspend]")
 {
 	const device on;
 	const idle_mr short_time(on, 50);

@@ -470,7 +470,7 @@ TEST_CASE("a registration that names a bad word is none", "[roce]")
 	fails(reinterpret_cast<void *>(page_size()), EFAULT);
 	CHECK(pinned_bytes() == before);
 
-	/* A command that registers nothing arms nothing. */
+	/* A failed registration does not arm. */
 	const auto mr = on.register_memory(m.registered());
 	CHECK(raw.change_access(mr->handle, IBV_ACCESS_LOCAL_WRITE, {raw_uverbs::names(words)}) ==
 	      EINVAL);
@@ -848,7 +848,7 @@ TEST_CASE("re-registration")
 	SKIP_IF(first == EOPNOTSUPP, "the driver can't re-register");
 	CHECK(first == 0);
 
-	/* It is still armed, and revoked as ever. */
+	/* It is still armed, and can be revoked. */
 	const std::size_t before = pinned_bytes();
 	unmap_all(it.m);
 	CHECK(it.w.value() == IBV_MR_NOTIFY_INVALID);

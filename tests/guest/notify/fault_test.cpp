@@ -42,7 +42,7 @@ template <class Do> unsigned int at_each_place(Do once)
 	return n - 1;
 }
 
-/* A file whose pages only a page fault brings back: neither shmem nor hugetlb. */
+/* A file whose pages only a page fault brings back, unlike shmem and hugetlb. */
 class plain_file {
 public:
 	plain_file()
@@ -207,7 +207,7 @@ TEST_CASE("faults: restoring fails and it is as suspended as before", "[fault in
 	CHECK(places < most_places - 1);
 }
 
-TEST_CASE("faults: a page fault that finds no memory is no change of the range",
+TEST_CASE("faults: a page fault that fails for lack of memory leaves the range valid",
 	  "[fault injection]")
 {
 	const stress::faults faults;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A word that counts its users: INVALID is told at once, but the device keeps
- * the pages for them, and loses them when the last one has gone.
+ * A word that counts its users: the kernel sets INVALID immediately, but the device keeps the pages
+ * until the last user has gone.
  */
 #include "catch.h"
 
@@ -74,7 +74,7 @@ struct shared_by_users {
 
 } // namespace
 
-TEST_CASE("a mask has bits of the application's only")
+TEST_CASE("a mask may have the application's bits only")
 {
 	const device on;
 	const raw_uverbs raw(on.context());
@@ -237,7 +237,7 @@ TEST_CASE("a posted receive in the part that stays is filled")
 }
 
 /* The child registers with its parent's device, so the registration outlives it. */
-TEST_CASE("with the address space go its users", "[revoke]")
+TEST_CASE("the end of the address space ends its users", "[revoke]")
 {
 	const device on;
 	const raw_uverbs raw(on.context());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Nothing waits for a stranger: neither a process for the invalidations of another one that
- * shares a file with it, nor the kernel, nor the removal of a device, for a process whose
- * memory always is being invalidated.
+ * A process does not wait for invalidations of another process that shares a file with it. The
+ * kernel and the removal of a device don't wait for a process whose memory is being invalidated all
+ * the time.
  */
 #include "catch.h"
 
@@ -62,8 +62,8 @@ bool give_away(int socket, const std::vector<int> &fds)
 }
 
 /*
- * Closes files by way of a kernel thread: their last references are in flight in a socket that is
- * in flight in itself, and the collector of such puts them.
+ * Has a kernel thread close files: their last references are in flight in a socket that is in
+ * flight in itself, and the garbage collector of such sockets puts them.
  */
 bool close_in_flight(std::vector<int> fds)
 {
@@ -342,7 +342,7 @@ TEST_CASE("a process that was sent another user's file does not wait for that us
 }
 
 /* As many as a work queue does at once, and more. */
-TEST_CASE("files of one user that can't be closed do not keep another user's open")
+TEST_CASE("files of one user that can't be closed let another user's files close")
 {
 	const other_user user(260, [](const auto &fds) {
 		const auto half = fds.begin() + fds.size() / 2;
@@ -392,7 +392,7 @@ TEST_CASE("a process whose shared files others punch goes on, and can be killed"
 	child_process user([&] {
 		const device on;
 		const memory own = anonymous(page_size());
-		/* A page of no other word, so that it is pinned anew each time. */
+		/* A page with one word, so that each arming pins it again. */
 		const memory page = anonymous(page_size());
 		auto *const own_word = reinterpret_cast<uint64_t *>(page.registered().addr);
 		std::vector<memory> maps;
@@ -477,7 +477,7 @@ TEST_CASE("a device goes though the memory of its last user is always being inva
 	CHECK(std::system("ip link del mrn-dummy") == 0);
 }
 
-/* The process goes on, and so does its address space, without the notifier that it had. */
+/* The process and its address space go on, without their notifier. */
 TEST_CASE("ib_uverbs goes though the memory of a former user is always being invalidated")
 {
 	SKIP_IF(!std::filesystem::exists(modules / "ib_uverbs/refcnt"), "it is no module");
@@ -505,7 +505,8 @@ TEST_CASE("ib_uverbs goes though the memory of a former user is always being inv
 		_exit(gone ? 0 : 1);
 	}
 	CHECK(ends_well(unloading));
-	std::this_thread::sleep_for(1s); /* code that is left of it is called meanwhile */
+	std::this_thread::sleep_for(
+		1s); /* the kernel calls the module's code here if some is left */
 	CHECK(user.ends_when_killed());
 
 	/* For the tests that come after this one, also if it has failed. */

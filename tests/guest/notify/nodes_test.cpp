@@ -34,7 +34,7 @@ using words = std::vector<std::string>;
 
 const words clean;
 const words lossy{"loss", "2%", "duplicate", "2%", "reorder", "10%", "delay", "1ms"};
-/* A packet may come again after those that were sent behind it. */
+/* A packet may arrive again after later packets. */
 const words repeating{"duplicate", "50%", "delay", "4ms", "4ms"};
 const words cut{"loss", "100%"};
 
@@ -152,7 +152,9 @@ bool is_silence(const device &on, const traffic::end &end)
 	return end.first == IBV_WC_RETRY_EXC_ERR && end.others == 0;
 }
 
-/* TCP gives up after some seconds, not a quarter of an hour; nothing to soft-RoCE. */
+/*
+ * TCP gives up after some seconds instead of a quarter of an hour; soft-RoCE ignores this setting.
+ */
 setting impatient()
 {
 	return {"/proc/sys/net/ipv4/tcp_retries2", "3"};

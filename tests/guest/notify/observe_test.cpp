@@ -234,7 +234,7 @@ TEST_CASE("each step is a trace event")
 	drop_all(m);
 	REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
 	seen = events.take(*mr);
-	/* in a slow guest the worker has looked, too, before the call or beside it */
+	/* in a slow guest the worker has looked, too, before or during the call */
 	REQUIRE(seen.size() >= 2);
 	CHECK(has(seen.front(),
 		  {"mr_notify_mark:", dev, id, "state=SUSPECT", "armed=1", "event=CLEAR"}));
@@ -291,8 +291,8 @@ TEST_CASE("mmap_lock is kept for some of the pages of a large registration at a 
 }
 
 /*
- * A look that had to be quiet all the time would begin anew with each event. Only pages that
- * have changed meanwhile are looked at again: so often is mmap_lock taken.
+ * A look that restarted with each event would never end. The kernel looks again only at pages that
+ * changed during its look: so often does it take mmap_lock.
  */
 TEST_CASE("settling and arming end while events go on", "[two cpus]")
 {
@@ -313,7 +313,7 @@ TEST_CASE("settling and arming end while events go on", "[two cpus]")
 		const auto mr = on.register_memory(r);
 		word w;
 
-		CHECK(arms(mr, w) >= locks); /* nothing goes on beside it */
+		CHECK(arms(mr, w) >= locks); /* no other thread runs */
 	}
 	std::atomic<bool> stop = false;
 	std::thread harmless([&] {
@@ -515,10 +515,7 @@ double time_of(const std::string &line, const std::string &event)
 
 } // namespace
 
-/*
- * No other thread has to be scheduled for that, which other processes, or a lower priority, could
- * delay.
- */
+/* The caller itself does it: other processes, or a lower priority, could delay another thread. */
 TEST_CASE("an unmap itself takes an unused registration's pages back", "[revoke]")
 {
 	const device on;
@@ -587,8 +584,8 @@ TEST_CASE("a fork itself takes an idle registration's pages back", "[revoke]")
 }
 
 /*
- * The worker does not belong to the process, nor to its cgroup, and other processes pay for it. Its
- * share of a CPU is its own running time, so it does not depend on the machine.
+ * The worker runs outside the process and its cgroup, and other processes pay for it. The test
+ * measures the worker's own running time, which does not depend on the machine.
  */
 TEST_CASE("a process that changes its memory all the time hardly keeps the worker busy")
 {
@@ -670,7 +667,7 @@ TEST_CASE("rdma resource shows the state of an MR")
 	REQUIRE(ibv_unreg_mr_notify(mr.get()) == 0);
 	CHECK(has(resource(*mr), {"drv_notify disarmed", "drv_state valid"}));
 
-	drop_all(m); /* no word to write, so no look */
+	drop_all(m);
 	CHECK(has(resource(*mr), {"drv_notify disarmed", "drv_state suspect"}));
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
@@ -683,8 +680,8 @@ TEST_CASE("rdma resource shows the state of an MR")
 }
 
 /*
- * This thread may be called for the memory of others: its page fault migrates or
- * reclaims a page that the process before fork() has, too, and that one has notifiers.
+ * The kernel may call notifiers of other processes in this thread: its page fault migrates or
+ * reclaims a page that it shares with its parent, which has notifiers.
  */
 TEST_CASE("without notification no MMU notifier is called", "[kprobes]")
 {

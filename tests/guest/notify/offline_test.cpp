@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Memory blocks that go offline: one with registered pages that are idle goes, and the
- * registrations work again under their keys; with a registration in use it waits, as with
- * any pinned page. Needs blocks that are offline when it begins, of a node that has no other
- * memory: tests/lab/machines/hotplug.toml.
+ * Memory blocks that go offline: a block with idle registered pages goes offline, and the
+ * registrations work again under their keys; a block with a registration in use stays, as with any
+ * pinned page. The test needs offline blocks of a node without other memory:
+ * tests/lab/machines/hotplug.toml.
  */
 #include "catch.h"
 
@@ -56,7 +56,7 @@ std::string state_of(const std::string &block)
 	return read_system_file(folder + block + "/state");
 }
 
-/* The blocks of the DIMM: those that were offline when the program began. */
+/* The blocks of the DIMM: they were offline when the program began. */
 const std::vector<std::string> &dimm()
 {
 	static const std::vector<std::string> blocks = [] {
@@ -111,7 +111,7 @@ std::set<std::string> blocks_of(range r)
 	return found;
 }
 
-/* Of the DIMM. Its page tables, which can't be moved, are not. */
+/* Memory of the DIMM. Its page tables are elsewhere, as the kernel can't move them. */
 memory on_dimm()
 {
 	constexpr int bind = 2; /* MPOL_BIND */
@@ -150,10 +150,10 @@ struct lender {
 };
 
 /*
- * The DIMM is online from now on, and all of it can go. A block with a page that the kernel can't
- * move never goes (EBUSY), with registrations or without. A device's workqueue has such a page on
- * each node with memory. It is made when a registration is armed first, and stays as long as the
- * device: so one is armed before this node has memory.
+ * The DIMM is online from now on, and each block can go offline. A block with a page that the
+ * kernel can't move stays (EBUSY). A device's workqueue has such a page on each node with memory.
+ * The first arming makes the workqueue, which lives as long as the device: so the test arms an MR
+ * before this node has memory.
  */
 void prepare_dimm(const device &on)
 {

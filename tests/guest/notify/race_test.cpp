@@ -245,7 +245,10 @@ TEST_CASE("race: a word is in the page that its address maps")
 			memory m = anonymous(page_size());
 			const auto first = on.register_memory(m.registered());
 			const auto second = on.register_memory(m.registered());
-			/* The first one may find the page being replaced; the second one, in it. */
+			/*
+			 * The first call may find the page being replaced, the second call the new
+			 * page.
+			 */
 			if (ibv_reg_mr_notify(first.get(), earlier))
 				std::abort();
 			const uint64_t now = generation;
@@ -406,7 +409,7 @@ TEST_CASE("race: a hole in shared huge pages while another page is dropped")
 	CHECK(intact > 0);
 }
 
-/* A thread that drops huge pages has the mapping's lock, and waits for that of the file. */
+/* A thread that drops huge pages has the mapping's lock, and waits for the file's lock. */
 TEST_CASE("race: private huge pages are dropped while another is settled")
 {
 	const device on;

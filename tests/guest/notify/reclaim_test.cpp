@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Registrations that lend their pages: the kernel takes those of idle ones back,
- * and gives them others, under the same keys, when they are used again. Writing
- * 2 to drop_caches asks all shrinkers, so ours too.
+ * The kernel suspends idle registrations, which takes their pages, and restores them with new pages
+ * under the same keys when they are used again. Writing 2 to drop_caches calls all shrinkers.
  */
 #include "catch.h"
 
@@ -77,8 +76,9 @@ void shrink_twice()
 const char *const too_slow = "too slow to look once";
 
 /*
- * Does something, looks once behind that, and says whether it is so then. If it took so long that
- * it may have been two looks all is done again, from the preparation on; nothing, if it always did.
+ * Runs an action and one look of the kernel, and returns the result of a check. Repeats all, with
+ * the preparation, if it took so long that the kernel may have looked twice; returns nothing if
+ * each try took too long.
  */
 template <class P, class F, class G> std::optional<bool> after_one_look(P prepare, F what, G is_so)
 {
@@ -252,7 +252,7 @@ TEST_CASE("an idle registration is suspended, and comes back under its keys")
 	CHECK(one.w.value() == 0);
 }
 
-TEST_CASE("it comes back as often as it goes")
+TEST_CASE("a registration is restored as often as it is suspended")
 {
 	lender one(anonymous(length), one_use);
 
@@ -270,7 +270,7 @@ TEST_CASE("it comes back as often as it goes")
 	CHECK(one.w.value() == 21 * one_use);
 }
 
-TEST_CASE("one in use stays")
+TEST_CASE("a registration in use stays")
 {
 	lender one(anonymous(length), one_user);
 
@@ -295,7 +295,7 @@ TEST_CASE("only the bits of the mask keep it")
 	CHECK(one.w.value() == ~(mask | kernel_bits));
 }
 
-TEST_CASE("one that was used since the last look is passed over once")
+TEST_CASE("a registration that was used since the last look is passed over once")
 {
 	lender used;
 	lender unused;
@@ -314,7 +314,8 @@ TEST_CASE("one that was used since the last look is passed over once")
 	{
 		const auto left = after_one_look(
 			[&] {
-				shrink_twice(); /* one that was passed over is not restored */
+				shrink_twice(); /* a registration that was passed over need not be
+						   restored */
 				REQUIRE(unused.w.value() == suspended);
 			},
 			[&] { REQUIRE(unused.settle() == 0); },
@@ -433,8 +434,8 @@ TEST_CASE("a registration has an idle time of its own", "[roce]")
 namespace {
 
 /*
- * New pages, and those of MADV_FREE, are on a list of their CPU first, where neither that nor
- * reclaim finds them. A thread may move to another CPU.
+ * New pages and pages after MADV_FREE are on a list of their CPU first, where MADV_FREE and reclaim
+ * miss them. A thread may move to another CPU.
  */
 void empty_lists_of_cpus()
 {
@@ -808,7 +809,10 @@ TEST_CASE("after a fork the parent's pages are the device's")
 	CHECK(waitpid(child, nullptr, 0) == child);
 }
 
-/* The kernel says that of the whole GiB around the part, whose page tables may be shared. */
+/*
+ * The kernel announces this change for the GiB around the part, as the page tables of a GiB may be
+ * shared.
+ */
 TEST_CASE("other rights for a part of shared huge pages suspend nothing")
 {
 	constexpr std::size_t block = std::size_t{1} << 30;
@@ -873,7 +877,7 @@ TEST_CASE("suspending and restoring are counted")
 	SKIP_IF(!suspensions || !restores, "the driver shows no counters");
 
 	one.suspend();
-	let_pass(50ms); /* the kernel reads them anew after 10 ms */
+	let_pass(50ms); /* the kernel caches them for 10 ms */
 	CHECK(port_counter(one.on, "mr_notify_suspensions") == *suspensions + 1);
 	CHECK(port_counter(one.on, "mr_notify_restores") == restores);
 	CHECK(one.settle() == 0);
@@ -883,7 +887,7 @@ TEST_CASE("suspending and restoring are counted")
 	CHECK(port_counter(one.on, "mr_notify_restores") == *restores + 1);
 }
 
-/* Threads that use it as a cache does, and one that shrinks all the time. */
+/* Threads that use it as a cache does, and a thread that shrinks all the time. */
 TEST_CASE("race: a user with a reference of a valid registration is never refused")
 {
 	const run_time time;

@@ -134,7 +134,7 @@ TEST_CASE("a receive buffer that is revoked takes nothing", "[revoke]")
 	post_receive(link.far_end(), {{gone.whole, gone.mr->lkey}});
 	gone.invalidate();
 	link.start(IBV_WR_SEND, peer.mr.get(), {peer.bytes().addr, 64}, nullptr, 0);
-	/* iWARP completes the send all the same. */
+	/* iWARP completes the send in any case. */
 	ibv_wc wc = link.wait();
 	while (wc.qp_num != link.far_end()->qp_num)
 		wc = link.wait();

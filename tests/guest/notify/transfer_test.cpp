@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A long transfer is under way when one of its registrations ends. It fails,
- * the pages are given back at once, and are neither read nor written after.
- * RUN_SECONDS sets how long the writes go on (default: four rounds): that a page
- * is freed just when TCP copies it takes many.
+ * A long transfer is under way when one of its registrations ends. The transfer fails, the kernel
+ * unpins the pages immediately, and the device stops accessing them. RUN_SECONDS sets how long the
+ * writes go on (default: four rounds): a page is freed while TCP copies it in one of many rounds.
  */
 #include "catch.h"
 
@@ -105,7 +104,7 @@ ibv_wc_status outcome(loopback &link)
 {
 	ibv_wc wc = link.wait();
 
-	/* A write over iWARP is over when the read behind it is. */
+	/* A write over iWARP is over when the read after it is over. */
 	while (wc.status == IBV_WC_SUCCESS && wc.opcode != IBV_WC_RDMA_READ &&
 	       link.near_end()->context->device->transport_type == IBV_TRANSPORT_IWARP)
 		wc = link.wait();
@@ -113,8 +112,8 @@ ibv_wc_status outcome(loopback &link)
 }
 
 /*
- * Reads whose target is taken away in the middle, and is another owner's then: those that
- * were not over before, and how they ended.
+ * Reads whose target is taken away in the middle and given to another owner. Returns how the
+ * unfinished reads ended.
  */
 template <class F> std::vector<ibv_wc_status> cut_reads(const device &on, F take_away)
 {
@@ -160,7 +159,10 @@ TEST_CASE("a write that is under way does not go on from memory that was revoked
 	int cut = 0;
 
 	for (int round = 0; round < rounds || std::chrono::steady_clock::now() < end; round++) {
-		/* Unsignaled, siw hands the pages themselves to TCP; a read behind it ends. */
+		/*
+		 * siw passes the pages of an unsignaled write to TCP; a read after it reports the
+		 * end.
+		 */
 		const bool silent = on.is_iwarp() && round % 2;
 		const unsigned int flags = silent ? 0 : IBV_SEND_SIGNALED;
 		victim from(on, anonymous(length));

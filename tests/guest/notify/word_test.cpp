@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* A word belongs to one MR: when two words are the same, and when one is free. */
+/* A word belongs to one MR: when two words are equal, and when a word is free. */
 #include "catch.h"
 
 #include <sys/mman.h>
@@ -34,7 +34,7 @@ memory second_mapping(const memory &of)
 	return memory({static_cast<std::byte *>(addr), page_size()});
 }
 
-/* Two registrations; the first one has the word. */
+/* Two registrations; the word is armed for the first. */
 struct two {
 	device on;
 	memory m = anonymous(length);
@@ -163,7 +163,7 @@ TEST_CASE("a word that was moved")
 	CHECK(*word_in(other) == 0);
 }
 
-TEST_CASE("words in a page that is mapped anew again and again")
+TEST_CASE("words in a page that is mapped again and again")
 {
 	constexpr int times = 100; // more than the kernel looks at
 	const device on;

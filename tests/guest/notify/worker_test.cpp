@@ -151,7 +151,7 @@ private:
 /* If every event put the look off, it would take a pause of 20 ms. */
 TEST_CASE("dropped memory returns while events go on")
 {
-	constexpr auto pause = 15ms; /* of the kernel's time: less than 20 ms, with any ticks */
+	constexpr auto pause = 15ms; /* kernel time: less than 20 ms, with any tick rate */
 	const device on;
 	const std::size_t length = 64 * page_size();
 	std::optional<bool> returned;
@@ -281,7 +281,7 @@ TEST_CASE("a thread that waits for another's settling can be killed")
 	watched it(on, r);
 
 	REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
-	/* Before the first one is back, after a second: a busy machine may be too slow. */
+	/* Before the first call returns, after a second: a busy machine may be too slow. */
 	const bool killed = happens([&] {
 		std::atomic<bool> back = false;
 		std::thread first([&] {
@@ -360,10 +360,9 @@ TEST_CASE("a process whose mmap_lock is kept does not keep others from being rev
 }
 
 /*
- * The end of a notifier waits for an invalidation, of anything, that is under way. So a
- * worker that comes meanwhile has a large range still to look at when the tracker is
- * about to be freed. KASAN reports its access, or the kernel dies. Of those that count
- * some were found stale just before.
+ * The end of a notifier waits for any invalidation that is under way. A worker that runs during
+ * this wait still looks at a large range when the tracker is about to be freed. KASAN reports its
+ * access, or the kernel crashes. Some of the counted MRs were found stale just before.
  */
 TEST_CASE("a worker finds stale an MR that is being deregistered", "[two cpus]")
 {

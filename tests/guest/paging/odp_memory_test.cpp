@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The kernel's freedom with on-demand paging: memory in use is pinned at no moment
- * between transfers, counts for no limit, is swapped out, and moves to another node.
+ * With on-demand paging, memory in use is unpinned between transfers, counts for no limit, is
+ * swapped out, and moves to another node.
  */
 #include "catch.h"
 
@@ -225,8 +225,10 @@ TEST_CASE("memory in use is swapped out, and comes back for the device", "[odp]"
 	}
 	const auto page_out = [&] {
 		return happens([&] {
-			/* takes pages out of the CPUs' batches, where a worker's newly faulted
-			 * ones are */
+			/*
+			 * takes pages out of the CPUs' batches, where pages are that a worker
+			 * faulted in
+			 */
 			write_system_file("/proc/sys/vm/drop_caches", "1");
 			madvise(r.addr, r.length, MADV_PAGEOUT);
 			return absent(r) > r.length / page_size() * 9 / 10;
@@ -251,7 +253,7 @@ TEST_CASE("memory in use is swapped out, and comes back for the device", "[odp]"
 	CHECK(pinned_bytes() <= s.peer.registered().length);
 }
 
-/* Its file system keeps account of its pages, and warns of one that is written past that. */
+/* The file system keeps account of the file's pages, and warns of a write without its knowledge. */
 TEST_CASE("a file in use is written to its disk", "[odp]")
 {
 	setup s;

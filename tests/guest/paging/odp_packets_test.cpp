@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * On-demand paging as a peer sees it, packet by packet: the answers while a page is waited for,
- * how often, and with which numbers.
+ * On-demand paging as a peer sees it, packet by packet: which answers come while the device waits
+ * for a page, how often, and with which PSNs.
  */
 #include "catch.h"
 
@@ -71,7 +71,7 @@ void told_later(const raw_peer &peer, uint32_t psn)
 	CHECK(told.front().psn == psn);
 }
 
-/* As answers(), and behind that it is told to come later for the rest. */
+/* As answers(), followed by an RNR NAK for the rest. */
 bool answers_a_part(std::vector<raw_peer::packet> packets, uint32_t psn, std::size_t count,
 		    std::byte value)
 {
@@ -143,7 +143,7 @@ TEST_CASE("packets: a peer is told to come later by a packet of many pages",
 	peer.message(0, data);
 	while (!told && there < many) {
 		std::optional<raw_peer::packet> later;
-		/* A peer that is told late waits for no page meanwhile. */
+		/* A peer that gets its RNR NAK late waits for no page. */
 		REQUIRE(happens([&] { return slow->faulted(0ms) || (later = peer.next(0ms)); }));
 		if (!later) {
 			std::this_thread::sleep_for(12ms);
@@ -216,8 +216,8 @@ TEST_CASE("packets: a read that is repeated goes on where it waited", "[veth odp
 	}
 }
 
-/* As many as a queue pair must remember, and the one that waited takes the place of no other. */
-TEST_CASE("packets: reads from before one that waited can be repeated", "[veth odp][userfaultfd]")
+/* As many reads as a queue pair must remember; the read that waited replaces none of them. */
+TEST_CASE("packets: reads before a read that waited can be repeated", "[veth odp][userfaultfd]")
 {
 	setup s;
 	raw_peer peer(s.wire, IBV_QPT_RC, 2);
@@ -317,7 +317,7 @@ TEST_CASE("packets: a read that is repeated leaves its window no more than it di
 	CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
 }
 
-/* The address of a request is one of the window's, and the remembered one is of the MR. */
+/* A request has an address of the window; the queue pair remembers an address of the MR. */
 TEST_CASE("packets: a read by a window with addresses of its own is repeated", "[veth]")
 {
 	const cable wire;
@@ -436,7 +436,8 @@ TEST_CASE("packets: a flush is answered again", "[veth]")
 	}
 }
 
-TEST_CASE("packets: a read is repeated only by the rights that its memory has by then", "[veth]")
+TEST_CASE("packets: a read is repeated only by the rights that its memory has at that time",
+	  "[veth]")
 {
 	const cable wire;
 	const device &on = wire.on();
@@ -545,7 +546,7 @@ TEST_CASE("packets: no more wait than 512", "[veth odp][userfaultfd][pace]")
 	}
 	SKIP_IF(done == 0, "too slow to send so many in 20 ms");
 	CHECK(done > 1);
-	CHECK(done < 512); /* and the one that waits for its page */
+	CHECK(done < 512); /* and the request that waits for its page */
 }
 
 /* An unreliable message that waits for long is dropped; its receive is there for the next one. */
@@ -618,7 +619,7 @@ TEST_CASE("packets: an unreliable write that lost a part takes no other along", 
 	const raw_peer peer(wire, IBV_QPT_UC);
 
 	std::memset(here, 0, page);
-	if (GENERATE(false, true)) { /* and one that is dropped has taken a receive before */
+	if (GENERATE(false, true)) { /* and a dropped message has taken a receive before */
 		post_receive(peer.qp(), {{{here, 8}, mr->lkey}});
 		peer.message(0, std::vector(mtu + 8, std::byte{0x22}));
 	}
@@ -712,7 +713,7 @@ TEST_CASE("packets: a receive of a shared queue is used once", "[veth odp][userf
 }
 
 /* Behind the end of a file that is made longer: an answer is not for good. */
-TEST_CASE("packets: a page that was not there is asked for anew", "[veth odp][userfaultfd]")
+TEST_CASE("packets: an absent page is requested again", "[veth odp][userfaultfd]")
 {
 	setup s;
 	const char *const place = "/run/odp_packets";
@@ -741,8 +742,8 @@ TEST_CASE("packets: a page that was not there is asked for anew", "[veth odp][us
 }
 
 /*
- * An answer that came when the queue pair did not need it any more is not for the next time: the
- * page is refused when no request asks, and has to be waited for again by another write.
+ * A page that arrives after its request has gone is of no use to a later request: the page is
+ * refused when no request asks, and another write has to wait for it again.
  */
 TEST_CASE("packets: an old answer is no answer", "[veth odp][userfaultfd]")
 {
@@ -781,7 +782,7 @@ TEST_CASE("packets: an old answer is no answer", "[veth odp][userfaultfd]")
 	{
 		late(IBV_QPT_UC);
 		peer->write(next++, here.addr, s.all->rkey, word);
-		REQUIRE(arrives(here.addr)); /* so the first one is dropped */
+		REQUIRE(arrives(here.addr)); /* so the first request is dropped */
 		refuse();
 		REQUIRE(no_thread_waits());
 		allow();
@@ -843,8 +844,7 @@ TEST_CASE("packets: an old answer is no answer", "[veth odp][userfaultfd]")
 	CHECK(arrives(s.at()));
 }
 
-/* A message is acknowledged while it waits for a page to be sent again: the same for the asking
- * end. */
+/* A message is acknowledged while it waits for a page to be sent again: the requester's side. */
 TEST_CASE("packets: an old answer is no answer to the asking end, either",
 	  "[veth odp][userfaultfd]")
 {

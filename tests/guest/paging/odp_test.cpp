@@ -357,7 +357,7 @@ TEST_CASE("a window with addresses of its own", "[odp]")
 	const owned<ibv_mw> window(ibv_alloc_mw(s.on.pd(), IBV_MW_TYPE_2));
 	REQUIRE(window);
 
-	/* the far end is the one that is written to, and a window of this type is its own */
+	/* the far end is written to, and a window of this type belongs to its queue pair */
 	const uint32_t rkey = post_bind(s.link.far_end(), window.get(),
 					{all.get(), number(s.to().addr), 2 * page_size(),
 					 IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ZERO_BASED});
@@ -409,7 +409,7 @@ TEST_CASE("pages of a device are not memory", "[odp]")
 	std::ifstream maps("/proc/self/maps");
 	uint64_t at = 0;
 
-	/* VM_IO and VM_PFNMAP: each process's pages of the kernel's clock */
+	/* VM_IO and VM_PFNMAP: the vDSO's clock pages, which each process has */
 	for (std::string line; std::getline(maps, line);)
 		if (line.find("[vvar]") != std::string::npos)
 			at = std::stoull(line, nullptr, 16);
@@ -639,7 +639,7 @@ TEST_CASE("counters: pages faulted in, waited for, prefetched", "[odp]")
 
 /*
  * The kernel takes access away for a moment, to see which node uses a page; a page that is only
- * read could stay so. A process of its own is looked at from its beginning, and one with two
+ * read could stay so. The kernel scans a new process from its first address, and a process with two
  * threads anywhere.
  */
 TEST_CASE("counters: a page that NUMA balancing has marked is faulted in", "[odp]")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * On-demand paging where a page takes long: only its queue pair waits, and everything can
- * end meanwhile. This program answers the faults, when it likes.
+ * On-demand paging where a page takes long: only its queue pair waits, and all objects can be
+ * destroyed while it waits. This program answers the page faults by userfaultfd.
  */
 #include "catch.h"
 
@@ -67,7 +67,7 @@ bool full_of(range r, std::byte value)
 /* After 67 ms, and for ever: how often a slow machine lets 67 ms go by is not tested. */
 constexpr loopback::patience asks_again{14, 7};
 
-/* A peer that repeats itself is told so again and again. */
+/* A peer that repeats its request gets an RNR NAK each time. */
 void told_to_come_later(const device &on)
 {
 	const auto told = [&] { return port_counter(on, "rcvd_rnr_err").value(); };
@@ -76,7 +76,7 @@ void told_to_come_later(const device &on)
 	REQUIRE(happens([&] { return told() >= before + 5; }));
 }
 
-/* Another connection works as ever, many times over. */
+/* Other connections work, many times over. */
 void others_go_on(const device &on, const ibv_mr *all)
 {
 	loopback link(on);
@@ -93,7 +93,7 @@ void others_go_on(const device &on, const ibv_mr *all)
 
 using links = std::vector<std::unique_ptr<loopback>>;
 
-/* So many that wait for a page each, by both ends of each connection. */
+/* @count requests that wait for a page each, from both ends of each connection. */
 links that_wait(const setup &s, const slow_memory &slow, std::size_t count)
 {
 	links made;
@@ -455,7 +455,7 @@ TEST_CASE("a page that turns out not to be there is an error", "[odp][userfaultf
 	      IBV_WC_LOC_PROT_ERR);
 }
 
-TEST_CASE("a fault that is never answered holds up no end", "[odp][userfaultfd]")
+TEST_CASE("objects can be destroyed while a fault is unanswered", "[odp][userfaultfd]")
 {
 	setup s;
 	const std::string side = GENERATE("requester", "responder", "completer");
@@ -582,7 +582,7 @@ TEST_CASE("a packet that waited asks for its acknowledgment", "[odp][userfaultfd
 	CHECK(std::memcmp(far.registered().addr, from.addr, from.length) == 0);
 }
 
-/* mmap_lock is given to those that queue for it; to try for it never works then. */
+/* The kernel gives mmap_lock to waiting threads; a trylock never succeeds then. */
 TEST_CASE("threads that map and unmap, or fork, hold up no transfer", "[odp]")
 {
 	const bool forking = GENERATE(false, true);
@@ -711,7 +711,7 @@ TEST_CASE("threads that wait for pages count in the limits of their process", "[
 	const pid_t child = child_that([&] {
 		rlimit processes{limit, 100};
 		char c = 0;
-		/* The limit is that of a user, and a file is the user's that opened it. */
+		/* The limit counts for a user; a file belongs to the user that opened it. */
 		std::ofstream("/proc/sys/vm/unprivileged_userfaultfd") << 1;
 		child_check(!setrlimit(RLIMIT_NPROC, &processes) &&
 			    !setresuid(65534, 65534, 65534));
@@ -766,7 +766,7 @@ TEST_CASE("the threads for pages end with the last registration on demand", "[od
 	CHECK(waiting_threads() == 1);
 	second.reset();
 	CHECK(happens([] { return fault_threads() == 0; }));
-	/* and begin anew with the next one */
+	/* and start again with the next registration */
 	const owned<ibv_mr> third = register_all(s.on, all_rights);
 	CHECK(fault_threads() == 1);
 }

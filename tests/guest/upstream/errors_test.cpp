@@ -45,8 +45,8 @@ bool run(const char *commands)
 }
 
 /*
- * While it lives, the qdisc of the cable's end keeps one packet, and drops all behind it. iproute2
- * 6.1 takes no delay above 274 s.
+ * While it lives, the qdisc of the cable's end keeps one packet, and drops all later packets.
+ * iproute2 6.1 takes no delay above 274 s.
  */
 class full_qdisc {
 public:
@@ -91,7 +91,7 @@ public:
 		REQUIRE(qp_);
 	}
 
-	/* Ready to send to a queue pair behind that GID. */
+	/* Makes it ready to send to queue pair @number at @gid. */
 	void connect(uint32_t number, const ibv_gid &gid)
 	{
 		ibv_qp_attr attr = attributes_to(address_of(qp_.get()), gid, number);

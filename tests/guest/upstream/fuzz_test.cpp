@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Work requests, packets and calls of verbs at random, a few of them wrong, for couples of queue
- * pairs that are brought back whenever one has failed: so most requests meet queue pairs in the
- * middle of something. Between the two ends of a couple is a wire that loses, doubles and swaps
- * packets, and adds altered copies (lossy_wire.h). The kernel must not complain, and in the end
- * each couple must work.
+ * Random work requests, packets and verbs, a few of them wrong, for couples of queue pairs. After a
+ * failure a couple is reset and connected again, so most requests meet busy queue pairs. The wire
+ * between the two ends of a couple loses, doubles and swaps packets, and adds altered copies
+ * (lossy_wire.h). The kernel must not complain, and in the end each couple must work.
  *
- * RUN_SEED: which run; RUN_SECONDS: how long (default 3). The last line counts.
+ * RUN_SEED sets the seed, RUN_SECONDS the time (default 3). The last line has the counts.
  */
 #include "catch.h"
 
@@ -63,7 +62,7 @@ private:
 	std::mt19937_64 random_;
 };
 
-/* Queues are found by what is mapped, so one is made at a time. */
+/* A queue is found by its new mapping, so only one thread makes queues at a time. */
 std::mutex making;
 
 /* The send ring of a queue pair. Its form is read once, before anybody writes there. */
@@ -76,7 +75,7 @@ public:
 	{
 	}
 
-	/* One more request, the last one with some other words; no call tells of it. */
+	/* Adds a copy of the last request with some words changed. The kernel is not called. */
 	void push_altered(dice &roll) const
 	{
 		const uint32_t at = head_->producer_index & mask_;
@@ -499,7 +498,7 @@ private:
 			become(own, IBV_QPS_ERR);
 			return;
 		}
-		make(own); /* the new one is there before the old one goes */
+		make(own); /* the new queue pair exists before the old queue pair goes */
 		revive();
 	}
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Work requests and messages that invalidate the key of a memory window, as its owner and
- * as its peer may: with a window that is bound, and with one that isn't; and the key of a
- * registration of the kernel's own. And the ends of a window's MR and of its queue pair
+ * Work requests and messages that invalidate the key of a bound or unbound memory window, or of a
+ * registration that the kernel made for itself. And the ends of a window's MR and of its queue pair
  * while it is bound.
  */
 #include "catch.h"
@@ -138,8 +137,8 @@ const requirements needs({{"mw", "the device has no memory windows", [] {
 			   }}});
 
 /*
- * A client of the kernel's with fast registrations: an NVMe controller of this machine's own,
- * without a disk, on soft-RoCE.
+ * A kernel client with fast registrations: an NVMe controller on this machine, without a disk, on
+ * soft-RoCE.
  */
 class kernel_client {
 public:
@@ -224,7 +223,7 @@ TEST_CASE("a memory window is invalidated by way of its own queue pair alone", "
 	CHECK(scene::invalidate_by_message(s.owner, s.peer, rkey) == IBV_WC_REM_INV_REQ_ERR);
 }
 
-TEST_CASE("a registration of the kernel's own is not ended by a user", "[mw]")
+TEST_CASE("a user can't end a registration that the kernel made for itself", "[mw]")
 {
 	const kernel_client client;
 	const std::vector<uint32_t> keys = client.keys();

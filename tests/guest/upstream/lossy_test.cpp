@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Two queue pairs of one device and a wire between them that loses, doubles and swaps packets
- * (lossy_wire.h): a request that completes with success has done what it says, and one that
- * goes on for ever is a failure. Several are under way at a time, from both ends; numbers wrap.
+ * (lossy_wire.h): a request that completes with success must have done its work, and each request
+ * must complete. Several are under way at a time, from both ends; PSNs wrap.
  *
- * RUN_SECONDS: how long (default 3), or RUN_COUNT: how many transfers, of pinned memory and of
- * memory on demand each. RUN_SEED: which run. The last line of each counts.
+ * RUN_SECONDS sets the time (default 3), or RUN_COUNT the number of transfers, of pinned memory and
+ * of memory on demand each. RUN_SEED sets the seed. The last line of each case has the counts.
  */
 #include "catch.h"
 
@@ -37,7 +37,7 @@ namespace {
 
 constexpr std::size_t slot_count = 6;
 constexpr std::size_t word_bytes = sizeof(uint64_t);
-constexpr uint32_t first_psn = 0xffff00; /* the last one is 0xffffff */
+constexpr uint32_t first_psn = 0xffff00; /* the last PSN is 0xffffff */
 constexpr patience always{12, 7};	 /* after 16 ms */
 
 /* A transfer has a slot of the memory of both ends, and is from one half to the other. */
@@ -51,7 +51,7 @@ std::size_t slot_bytes()
 	return 2 * half();
 }
 
-/* The memory of one end, and what must be in it. */
+/* The memory of one end, and its expected content. */
 class region {
 public:
 	region(const device &on, bool on_demand)
@@ -330,7 +330,7 @@ private:
 			failed_ = true;
 			return false;
 		}
-		/* Which it is, nothing tells of one that failed. */
+		/* The completion of a failed request does not tell its opcode. */
 		auto &queue = wc.opcode & IBV_WC_RECV ? of->received : of->asked;
 		transfer &one = *queue.front();
 

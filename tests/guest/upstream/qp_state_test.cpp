@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The requests under way when a queue pair is drained, reset, or modified by two threads, and one
- * whose peer is not ready; and the attributes that it takes, and when. RUN_SECONDS says how long
- * threads go on (default 3).
+ * Requests under way when a queue pair is drained, reset, or modified by two threads, and when its
+ * peer is not ready; and the attributes that each state accepts. RUN_SECONDS sets how long threads
+ * run (default 3).
  */
 #include "catch.h"
 
@@ -33,7 +33,7 @@ bool succeeded(const raw_peer &peer)
 	return done && done->status == IBV_WC_SUCCESS;
 }
 
-/* As many reads are remembered; its send queue is drained. */
+/* Sets the number of reads that the queue pair remembers; its send queue must be drained. */
 int remember(const raw_peer &peer, uint8_t reads)
 {
 	ibv_qp_attr attr{};
@@ -67,7 +67,9 @@ int listen(const raw_peer &peer, const ibv_qp_attr &attr)
 
 } // namespace
 
-TEST_CASE("qp_state: a queue pair that is reset in the middle of an answer begins anew", "[veth]")
+TEST_CASE("qp_state: a queue pair that is reset in the middle of an answer starts from its first "
+	  "state",
+	  "[veth]")
 {
 	const cable wire;
 	const asked one(wire, 7);
@@ -145,7 +147,7 @@ TEST_CASE("qp_state: a queue is drained when its begun requests are complete, ev
 	}
 }
 
-/* No packet comes for that. */
+/* A bind sends no packet. */
 TEST_CASE("qp_state: a queue is drained when a window bound behind its last request is complete",
 	  "[veth]")
 {
@@ -173,7 +175,7 @@ TEST_CASE("qp_state: a queue is drained when a window bound behind its last requ
 }
 
 /* Nothing but the peer's silence may end it. */
-TEST_CASE("qp_state: a timer of the life before a reset is none of the next one's", "[veth]")
+TEST_CASE("qp_state: a reset stops the timers", "[veth]")
 {
 	const cable wire;
 	const raw_peer peer(wire);
@@ -307,7 +309,7 @@ TEST_CASE("qp_state: a request for a value fails where no answer may be under wa
 	CHECK(done->status == IBV_WC_LOC_QP_OP_ERR);
 }
 
-TEST_CASE("qp_state: a path has one of the lengths that there are", "[veth]")
+TEST_CASE("qp_state: a path has a valid MTU", "[veth]")
 {
 	const cable wire;
 	const raw_peer peer(wire);
@@ -320,7 +322,7 @@ TEST_CASE("qp_state: a path has one of the lengths that there are", "[veth]")
 	}
 }
 
-TEST_CASE("qp_state: no more reads are remembered than may be", "[veth]")
+TEST_CASE("qp_state: max_dest_rd_atomic is at most the device's limit", "[veth]")
 {
 	const cable wire;
 	const raw_peer peer(wire);
@@ -336,7 +338,7 @@ TEST_CASE("qp_state: no more reads are remembered than may be", "[veth]")
 }
 
 /* It has none to acknowledge but what is before its first number. */
-TEST_CASE("qp_state: a new queue pair acknowledges no request of this life", "[veth]")
+TEST_CASE("qp_state: a queue pair acknowledges only requests after its reset", "[veth]")
 {
 	const cable wire;
 	const raw_peer peer(wire);
@@ -353,7 +355,7 @@ TEST_CASE("qp_state: a new queue pair acknowledges no request of this life", "[v
 	CHECK(answer->psn == ((first - 1) & 0xffffff));
 }
 
-TEST_CASE("qp_state: a queue pair is in its state, not in the one that its owner says", "[veth]")
+TEST_CASE("qp_state: a queue pair refuses a wrong cur_qp_state", "[veth]")
 {
 	const cable wire;
 	const raw_peer peer(wire);

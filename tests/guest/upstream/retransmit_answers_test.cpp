@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A queue pair and the answers to its requests: repeated and old ones, which any network
- * brings, and those that no honest peer sends.
+ * A queue pair and the responses to its requests: duplicate and old responses, which any network
+ * delivers, and responses that only a hostile peer sends.
  */
 #include "catch.h"
 
@@ -18,7 +18,7 @@ using namespace std::chrono_literals;
 using part = raw_peer::part;
 
 /* When requests are repeated, their acknowledgements are, too: in the middle of a later answer. */
-TEST_CASE("retransmit_answers: an old one does not end a read", "[veth]")
+TEST_CASE("retransmit_answers: an old response doesn't end a read", "[veth]")
 {
 	const cable wire;
 	const asked one(wire);
@@ -34,7 +34,7 @@ TEST_CASE("retransmit_answers: an old one does not end a read", "[veth]")
 	CHECK(one.has_read());
 }
 
-/* Its number is that of the read, of which a part has been answered. */
+/* Its PSN is the read's, of which a part has been answered. */
 TEST_CASE("retransmit_answers: a read that is refused halfway fails", "[veth]")
 {
 	const cable wire;
@@ -46,7 +46,7 @@ TEST_CASE("retransmit_answers: a read that is refused halfway fails", "[veth]")
 	CHECK(one.ended() == IBV_WC_REM_ACCESS_ERR);
 }
 
-TEST_CASE("retransmit_answers: one that makes no sense is an error", "[veth]")
+TEST_CASE("retransmit_answers: an invalid response is an error", "[veth]")
 {
 	const cable wire;
 	const asked one(wire);
@@ -65,7 +65,7 @@ TEST_CASE("retransmit_answers: one that makes no sense is an error", "[veth]")
 
 /* The other end remembers as many as may be under way: one, a flush among them. */
 TEST_CASE(
-	"retransmit_answers: a flush waits for the read before it, and the next one for the flush",
+	"retransmit_answers: a flush waits for the read before it, and the next read for the flush",
 	"[veth]")
 {
 	const cable wire;
@@ -82,8 +82,7 @@ TEST_CASE(
 	CHECK(one.request().opcode == 0x0c);
 }
 
-TEST_CASE("retransmit_answers: a flush or an atomic write whose answer was lost is repeated as it "
-	  "was",
+TEST_CASE("retransmit_answers: a flush or an atomic write is repeated if its response was lost",
 	  "[veth]")
 {
 	const cable wire;
@@ -115,8 +114,10 @@ TEST_CASE("retransmit_answers: a flush or an atomic write whose answer was lost 
 	CHECK(one.request().opcode == 0x0c);
 }
 
-/* Requests behind it may have been sent already, and it may have been counted itself. */
-TEST_CASE("retransmit_answers: a fenced request that is sent again waits for those before it",
+/*
+ * Later requests may have been sent already, and the fenced request may have been counted itself.
+ */
+TEST_CASE("retransmit_answers: a fenced request that is sent again waits for earlier requests",
 	  "[veth]")
 {
 	const cable wire;
@@ -144,7 +145,8 @@ TEST_CASE("retransmit_answers: a fenced request that is sent again waits for tho
 }
 
 /* It acknowledges a write before it, which was sent again. */
-TEST_CASE("retransmit_answers: one without a value does not end a request for one", "[veth]")
+TEST_CASE("retransmit_answers: a response without a value doesn't end a read or an atomic",
+	  "[veth]")
 {
 	const cable wire;
 	const asked one(wire);
@@ -184,7 +186,7 @@ TEST_CASE("retransmit_answers: an atomic write that was answered may be repeated
 	}
 }
 
-TEST_CASE("retransmit_answers: a window is bound once, even if a request before that is sent again",
+TEST_CASE("retransmit_answers: a window is bound once, even if an earlier request is sent again",
 	  "[veth]")
 {
 	const cable wire;

@@ -106,7 +106,7 @@ TEST_CASE("a full send queue goes on when messages are sent again")
 	CHECK(sent_again(on) > before);
 }
 
-TEST_CASE("a message that comes too early takes no retry, nor do those behind it", "[roce]")
+TEST_CASE("a message that comes too early takes no retry, and later messages take none", "[roce]")
 {
 	using namespace std::chrono_literals;
 	const device on;

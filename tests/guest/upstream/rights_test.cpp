@@ -196,7 +196,7 @@ TEST_CASE("an empty element of a list is skipped")
 }
 
 /* The place in the queue still has the request from before. */
-TEST_CASE("a read of nothing brings nothing")
+TEST_CASE("a read of length 0 changes no memory")
 {
 	const device on;
 	const asker from(on);
@@ -264,7 +264,7 @@ TEST_CASE("a message that is longer than its receive is no error of the memory",
 }
 
 /* It has a pointer to an object of the kernel in it. */
-TEST_CASE("a work request of the kernel's own is refused", "[roce]")
+TEST_CASE("a work request that only the kernel may post is refused", "[roce]")
 {
 	const device on;
 	loopback link(on);
@@ -277,7 +277,7 @@ TEST_CASE("a work request of the kernel's own is refused", "[roce]")
 		CHECK(link.wait().status == IBV_WC_LOC_QP_OP_ERR);
 }
 
-/* A window of no length has no MR. */
+/* A window of length 0 has no MR. */
 TEST_CASE("a request to bind a window may change while it is executed", "[roce]")
 {
 	const device on;
@@ -314,7 +314,9 @@ TEST_CASE("a request to bind a window may change while it is executed", "[roce]"
 	CHECK(failed == 0);
 }
 
-/* Neither operations that only the kernel may ask for, nor those that siw has no packet for. */
+/*
+ * siw refuses operations that only the kernel may request, and operations without a packet in siw.
+ */
 TEST_CASE("siw takes nothing but transfers from a queue that its user writes", "[iwarp]")
 {
 	const device on;

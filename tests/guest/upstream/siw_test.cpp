@@ -104,7 +104,7 @@ bytes read_frame(uint32_t number, uint32_t sink, uint32_t length, uint32_t stag,
 	bytes header;
 
 	put(header, 0U);
-	put(header, 1U); /* the queue of such requests */
+	put(header, 1U); /* the queue of these requests */
 	put(header, number);
 	put(header, 0U);
 	put(header, sink);
@@ -477,7 +477,7 @@ TEST_CASE("siw: a write that begins with an empty segment needs a valid key, too
 	}
 }
 
-TEST_CASE("siw: a read of nothing is answered with nothing while another one is answered",
+TEST_CASE("siw: a read of length 0 gets an empty response while another read is answered",
 	  "[iwarp]")
 {
 	const device on;
@@ -645,8 +645,7 @@ TEST_CASE("siw: a signal that comes while an endpoint is in use is not lost", "[
 	SKIP_IF(!sent, "rdma_accept() was too fast");
 }
 
-/* The TERMINATE message names the frame that came last; nothing that comes behind it is looked
- * at. */
+/* The TERMINATE message names the last frame; siw ignores later frames. */
 TEST_CASE("siw: an invalidation that is refused ends the connection", "[iwarp]")
 {
 	const device on;
@@ -873,7 +872,7 @@ TEST_CASE("siw: memory is registered at the address that is asked for", "[iwarp]
 	}
 }
 
-/* The end of an access may be address 0 there: of one that is allowed, and of one that is not. */
+/* The end of an access may be address 0 there: of an allowed access, and of a forbidden access. */
 TEST_CASE("siw: memory is registered in the last page of all addresses", "[iwarp]")
 {
 	const device on;

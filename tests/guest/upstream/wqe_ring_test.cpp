@@ -178,7 +178,7 @@ struct scene {
 	}
 };
 
-/* Does it end with these bytes? Of a packet that has no address the first bytes are not known. */
+/* Does it end with these bytes? In a packet without an address the first bytes are unknown. */
 bool carries(const raw_peer::packet &sent, const std::byte *what)
 {
 	constexpr std::ptrdiff_t known = mtu - 4;
@@ -205,7 +205,7 @@ uint64_t first_seed()
 
 } // namespace
 
-TEST_CASE("wqe_ring: a write into a request before its turn is an error of its owner's",
+TEST_CASE("wqe_ring: a write into a request before its turn fails the request at most",
 	  "[roce][veth]")
 {
 	const cable wire;
@@ -236,8 +236,7 @@ TEST_CASE("wqe_ring: a write into a request before its turn is an error of its o
 	CHECK(on.works());
 }
 
-TEST_CASE("wqe_ring: a queue pair that sends nothing yet takes nothing out of its ring",
-	  "[roce][veth]")
+TEST_CASE("wqe_ring: a queue pair that may not send yet leaves its ring alone", "[roce][veth]")
 {
 	const cable wire;
 	const owned<ibv_cq> cq(ibv_create_cq(wire.on().context(), 4, nullptr, nullptr, 0));
@@ -256,8 +255,7 @@ TEST_CASE("wqe_ring: a queue pair that sends nothing yet takes nothing out of it
 	CHECK(scene(wire).works());
 }
 
-TEST_CASE("wqe_ring: a write into a request that the kernel has taken is nothing to it",
-	  "[roce][veth]")
+TEST_CASE("wqe_ring: the kernel ignores a write into a request that it has taken", "[roce][veth]")
 {
 	const cable wire;
 	const scene on(wire);
@@ -343,7 +341,7 @@ TEST_CASE("wqe_ring: a write into a request that the kernel has taken is nothing
 }
 
 /* It waits for a page when half of it has been sent. */
-TEST_CASE("wqe_ring: a write into a request that is half sent is nothing to it",
+TEST_CASE("wqe_ring: the kernel ignores a write into a request that is half sent",
 	  "[roce][veth odp][userfaultfd]")
 {
 	const cable wire;
@@ -381,7 +379,7 @@ TEST_CASE("wqe_ring: a write into a request that is half sent is nothing to it",
 	CHECK(on.works());
 }
 
-TEST_CASE("wqe_ring: a write into a receive before its turn is an error of its owner's",
+TEST_CASE("wqe_ring: a write into a receive before its turn fails the receive at most",
 	  "[roce][veth]")
 {
 	const cable wire;
@@ -415,7 +413,10 @@ TEST_CASE("wqe_ring: a write into a receive before its turn is an error of its o
 				CHECK_FALSE(answer.is_error());
 				CHECK(is_received());
 			}
-			/* A shared one is still there if the queue pair has refused it. */
+			/*
+			 * A receive of a shared queue is still there after the queue pair has
+			 * refused it.
+			 */
 			if (shared && answer.is_error()) {
 				on.receives.change_last(word, was);
 				on.begin_anew();
@@ -427,8 +428,7 @@ TEST_CASE("wqe_ring: a write into a receive before its turn is an error of its o
 	CHECK(is_received());
 }
 
-TEST_CASE("wqe_ring: a write into a receive that the kernel has taken is nothing to it",
-	  "[roce][veth]")
+TEST_CASE("wqe_ring: the kernel ignores a write into a receive that it has taken", "[roce][veth]")
 {
 	const cable wire;
 	const bool shared = GENERATE(false, true);

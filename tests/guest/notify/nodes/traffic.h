@@ -45,8 +45,8 @@ private:
 class traffic {
 public:
 	/*
-	 * Over iWARP one that waits for the answer of a read, and has nothing to send, does not
-	 * notice that the wire is cut: @only_writes.
+	 * @only_writes: over iWARP an end that only waits for the answer of a read does not notice
+	 * that the wire is cut.
 	 */
 	traffic(const mr_notify::device &on, remote &owner, const target &to,
 		const mr_notify::patience &waits, bool only_writes = false);
@@ -56,12 +56,12 @@ public:
 
 	/* So many more have succeeded. */
 	void go_on(unsigned int more) const;
-	/* How they ended when one has failed. Each that was posted has had its completion then. */
+	/* How the transfers ended after a failure, when each posted request has its completion. */
 	struct end {
 		ibv_wc_status first;		    /* that was not successful */
-		unsigned int flushed;		    /* … behind that, as IBV_WC_WR_FLUSH_ERR */
+		unsigned int flushed;		    /* later ones, as IBV_WC_WR_FLUSH_ERR */
 		unsigned int others;		    /* … otherwise, which is wrong */
-		std::chrono::milliseconds duration; /* since the last one that was successful */
+		std::chrono::milliseconds duration; /* since the last successful completion */
 	};
 	/* Throws if they go on: when it is called, no more than are under way may succeed. */
 	end wait_for_end();

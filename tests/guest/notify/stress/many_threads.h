@@ -11,7 +11,7 @@ namespace stress {
 
 using instant = std::chrono::steady_clock::time_point;
 
-/* Runs one in this process until `end`, prints its counts, returns the number of mistakes. */
+/* Runs the threads until `end`, prints their counts, returns the number of mistakes. */
 uint64_t run_threads(uint64_t seed, int threads, instant end);
 
 } // namespace stress

@@ -34,7 +34,7 @@ constexpr uint64_t one_user = 0x100;
 constexpr int local = IBV_ACCESS_LOCAL_WRITE;
 constexpr int remote = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
-/* The range can't be pinned again beside it, for want of a right or of an answer to a fault. */
+/* During the row the range can't be pinned again: a right is missing, or a fault gets no answer. */
 bool hinders_pinning(const operation &row)
 {
 	const std::array<std::string_view, 3> hindering{"mprotect", "userfaultfd",
@@ -132,8 +132,8 @@ void slot::look()
 }
 
 /*
- * The kernel's bits after settling, by a user if it counts them. Other threads'
- * events meanwhile may leave them SUSPECT, but not for ever.
+ * The kernel's bits after settling, by a user if it counts them. Events of other threads may leave
+ * them SUSPECT for a while.
  */
 uint64_t slot::settled()
 {
@@ -233,7 +233,7 @@ void slot::refer(generator &random)
 	std::atomic_ref(*word_.address()).fetch_add(more);
 }
 
-/* Half of those that lend have a user meanwhile. */
+/* Half of the registrations that can be suspended have a user during the row. */
 void slot::apply(generator &random)
 {
 	if (applied_.exchange(true))

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A registration that many threads work on at the same time, and the oracle
- * that says at each moment the right value of its word.
+ * A registration that many threads work on at the same time, and the oracle that says at each
+ * moment the right value of its word.
  *
- * One row of the test matrix is done to the memory, once. The oracle notes when it begins
- * and when it is over, and compares with the word read before and after:
+ * One row of the test matrix is done to the memory, once. The oracle notes when it begins and when
+ * it is over, and compares with the word read before and after:
  *
  *   over before the word was read	the word is not zero; INVALID once settled
  *   not begun after it was read	the word is not INVALID
  *
- * Some words count their users. A thread that adds a reference and sees no INVALID
- * reaches the memory that stays, until it gives the reference back; when all have, and
- * the word says INVALID, settling takes the pages from the device.
+ * Some words count their users. A thread that adds a reference and sees no INVALID reaches the
+ * memory that stays, until it gives the reference back; when all have, and the word says INVALID,
+ * settling takes the pages from the device.
  *
- * Some of these lend their pages, and are suspended when they have no users: then the row
- * may change nothing, as settling gives the device the memory that is mapped by then. Not
- * so if there is a user until the row has been settled.
+ * The kernel may suspend some of these when they have no users: then the row may change nothing, as
+ * settling gives the device the memory that is mapped at that time. A user that stays until the row
+ * is settled prevents the suspension.
  *
- * At all times only its owner changes bits 8-63 of the word, and the kernel
- * changes no word that is not armed.
+ * At all times only the owner changes bits 8-63 of the word, and the kernel changes armed words
+ * only.
  */
 #ifndef STRESS_SLOT_H
 #define STRESS_SLOT_H
@@ -100,7 +100,7 @@ private:
 	std::atomic<bool> applied_ = false;
 	std::atomic<bool> begun_ = false;   /* from here on it may be INVALID */
 	std::atomic<bool> over_ = false;    /* from here on it must be, if that is certain */
-	std::atomic<bool> certain_ = false; /* it was not suspended meanwhile */
+	std::atomic<bool> certain_ = false; /* it stayed unsuspended */
 	std::atomic<bool> revoked_ = false; /* settled since: no peer reaches the pages */
 
 	std::shared_mutex arming_; /* guards armed_; shared while it must stay */

@@ -212,7 +212,9 @@ bool arena::transfer(dice &roll, loopback &link, ibv_mw *window, slot &a, slot &
 	}
 }
 
-/* A write that begins in a window and ends behind it, or the other way round. */
+/*
+ * A write that begins in a window and ends after its last byte, or that begins before the window.
+ */
 bool arena::is_kept_out(dice &roll, loopback &link, ibv_mw *window)
 {
 	slot &one = all_[below(roll, slots)];
@@ -261,7 +263,7 @@ void arena::transfer_on(uint64_t seed)
 			count_.wrong += a.wrong() + b.wrong();
 			count_.transfers++;
 		}
-		/* An error ends a connection; nothing else does where retries have no end */
+		/* Only an error ends a connection, as retries have no limit */
 		loopback last(on_, nullptr, sizes[below(roll, sizes.size())], {18, 6});
 		if (is_kept_out(roll, last, window.get()))
 			count_.kept_out++;
@@ -295,8 +297,7 @@ void arena::disturb_on(uint64_t seed)
 		const auto begin = std::chrono::steady_clock::now();
 		const pid_t child = fork();
 		if (child == 0) {
-			/* only the private ones are a copy: a child writes to none that is shared
-			 */
+			/* only private slots are copies: a child writes to no shared slot */
 			for (const slot &one : all_)
 				madvise(one.where().addr, page_size(), MADV_COLD);
 			_exit(0);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Memory whose every byte is known, and threads that transfer and change it at random. It
- * is cut into slots. A thread that transfers or changes one has it alone, so each byte's
- * right value is known; the threads meet in the address space, not in a slot.
+ * Memory whose every byte is known, and threads that transfer and change it at random. It is cut
+ * into slots. A thread that transfers or changes a slot has it for itself, so each byte's right
+ * value is known; the threads share the address space.
  */
 #ifndef GUEST_ODP_ARENA_H
 #define GUEST_ODP_ARENA_H
@@ -49,7 +49,7 @@ public:
 	arena(const mr_notify::device &on, uint64_t seed);
 	~arena() { stop(); }
 
-	/* Three threads that transfer, one that changes the memory, one that forks. */
+	/* Three threads transfer, a fourth changes the memory, a fifth forks. */
 	void start();
 	void stop();
 

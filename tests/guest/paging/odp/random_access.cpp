@@ -16,7 +16,9 @@ using std::chrono::steady_clock;
 
 namespace {
 
-/* Where the kernel puts nothing by itself: so others' memory never comes to be in a hole. */
+/*
+ * An address that the kernel does not choose by itself: no other thread's memory gets into a hole.
+ */
 std::byte *const low = reinterpret_cast<std::byte *>(0x400000000);
 
 } // namespace
@@ -83,7 +85,7 @@ void random_access::change(dice &roll)
 	}
 }
 
-/* Some requests, and then their end, or that of objects that they need. */
+/* Some requests, and then their end, or the end of objects that they need. */
 void random_access::access(dice &roll)
 {
 	static constexpr std::size_t most = 20000;
