@@ -817,7 +817,7 @@ TEST_CASE("a SUSPECT read-only mapping of a regular file waits to be settled")
 }
 
 /* It may unmap page tables that are shared with another process, and a hole is not told then. */
-TEST_CASE("protecting so much of shared huge pages that page tables go leaves a doubt")
+TEST_CASE("protecting so much of shared huge pages that page tables go makes the word SUSPECT")
 {
 	constexpr std::size_t length = std::size_t{2} << 30;
 	const device on;

@@ -408,7 +408,7 @@ TEST_CASE("a process whose shared files others punch goes on, and can be killed"
 		for (;;) {
 			const auto mr = on.register_memory(own.registered());
 
-			/* No event hits that memory, so nothing is in doubt. */
+			/* No event hits that memory, so its word stays 0. */
 			if (ibv_reg_mr_notify(mr.get(), own_word) ||
 			    std::atomic_ref(*own_word).load() != 0 || write(rounds[1], "x", 1) != 1)
 				return 1;
@@ -421,7 +421,7 @@ TEST_CASE("a process whose shared files others punch goes on, and can be killed"
 
 	int begun[2];
 	REQUIRE(pipe(begun) == 0);
-	child_process stranger([&] {
+	child_process other([&] {
 		for (int i = 0; i < 2 * files; i++)
 			std::thread([fd = shared[i % files], begun = begun[1]] {
 				for (bool first = true;; first = false)

@@ -74,8 +74,8 @@ constexpr patience ends_soon{15, 6};
 constexpr patience endless{15, 7};
 
 /* Memory of a file, whose owner can lose it, and a watcher of its pages from then on. */
-struct victim {
-	explicit victim(const char *arm = "notify")
+struct lost_memory {
+	explicit lost_memory(const char *arm = "notify")
 	{
 		int fd = -1;
 
@@ -161,7 +161,7 @@ setting impatient()
 }
 
 /* Another queue pair, which finds the key good for nothing. */
-void check_refused(const device &on, victim &from)
+void check_refused(const device &on, lost_memory &from)
 {
 	traffic again(on, from.owner(), from.to, ends_soon);
 
@@ -188,7 +188,7 @@ TEST_CASE("memory that its owner unmaps or truncates is a peer's no more", "[two
 	const auto over = GENERATE(clean, lossy);
 	const device on;
 	set_wire(over);
-	victim from;
+	lost_memory from;
 	traffic peer(on, from.owner(), from.to, ends_soon);
 
 	peer.go_on(20);
@@ -208,7 +208,7 @@ TEST_CASE("memory of a process that is killed is a peer's no more", "[two nodes]
 	const auto over = GENERATE(clean, lossy);
 	const device on;
 	set_wire(over);
-	victim from;
+	lost_memory from;
 	traffic peer(on, from.owner(), from.to, ends_soon);
 
 	peer.go_on(20);
@@ -226,7 +226,7 @@ TEST_CASE("memory that is suspended is a peer's no more, until it is used again"
 	const auto over = GENERATE(clean, lossy);
 	const device on;
 	set_wire(over);
-	victim from("reclaim");
+	lost_memory from("reclaim");
 	std::size_t pinned = 1;
 	int settled = -1;
 	uint64_t word = 1;
@@ -256,7 +256,7 @@ TEST_CASE("a peer that sends again when the wire is mended is refused", "[two no
 {
 	const device on;
 	set_wire(clean);
-	victim from;
+	lost_memory from;
 	traffic peer(on, from.owner(), from.to, endless);
 
 	peer.go_on(20);
@@ -276,7 +276,7 @@ TEST_CASE("a wire that is cut ends the transfers, and nothing of them comes late
 	const device on;
 	const setting few = impatient();
 	set_wire(clean);
-	victim from;
+	lost_memory from;
 	traffic peer(on, from.owner(), from.to, ends_soon, on.is_iwarp());
 
 	peer.go_on(20);
@@ -300,7 +300,7 @@ TEST_CASE("a node that dies ends the transfers", "[two nodes]")
 	const setting few = impatient();
 	set_wire(clean);
 	{
-		victim from;
+		lost_memory from;
 		traffic peer(on, from.owner(), from.to, ends_soon, on.is_iwarp());
 
 		peer.go_on(20);
@@ -314,7 +314,7 @@ TEST_CASE("a node that dies ends the transfers", "[two nodes]")
 	there() = {};
 	run({"lab-node", "2", "start"});
 	/* A packet for it after that finds no memory of it, and a new owner. */
-	victim next;
+	lost_memory next;
 	traffic peer(on, next.owner(), next.to, ends_soon);
 	peer.go_on(20);
 }
@@ -510,7 +510,7 @@ TEST_CASE("a request that comes again is not executed again", "[roce][two nodes]
 {
 	const device on;
 	set_wire(repeating);
-	victim at;
+	lost_memory at;
 	counter counts(on, at.owner(), at.to);
 	uint64_t wrong = 0;
 

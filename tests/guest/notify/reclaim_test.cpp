@@ -95,9 +95,9 @@ template <class P, class F, class G> std::optional<bool> after_one_look(P prepar
 	return std::nullopt;
 }
 
-/* A registration that lends its pages. */
-struct lender {
-	explicit lender(memory what = anonymous(length), uint64_t start = 0, int more = 0)
+/* A registration that the kernel may suspend. */
+struct suspendable {
+	explicit suspendable(memory what = anonymous(length), uint64_t start = 0, int more = 0)
 	    : m(std::move(what))
 	{
 		std::memset(source.registered().addr, 0x5a, page_size());
@@ -228,7 +228,7 @@ TEST_CASE("lending: permissions and arguments")
 
 TEST_CASE("an idle registration is suspended, and comes back under its keys")
 {
-	lender one;
+	suspendable one;
 	const uint32_t rkey = one.mr->rkey;
 	const uint32_t lkey = one.mr->lkey;
 
@@ -254,7 +254,7 @@ TEST_CASE("an idle registration is suspended, and comes back under its keys")
 
 TEST_CASE("a registration is restored as often as it is suspended")
 {
-	lender one(anonymous(length), one_use);
+	suspendable one(anonymous(length), one_use);
 
 	for (int i = 0; i < 20; i++) {
 		shrink_twice();
@@ -272,7 +272,7 @@ TEST_CASE("a registration is restored as often as it is suspended")
 
 TEST_CASE("a registration in use stays")
 {
-	lender one(anonymous(length), one_user);
+	suspendable one(anonymous(length), one_user);
 
 	for (int i = 0; i < 5; i++) {
 		shrink();
@@ -287,7 +287,7 @@ TEST_CASE("a registration in use stays")
 
 TEST_CASE("only the bits of the mask keep it")
 {
-	lender one(anonymous(length), ~(mask | kernel_bits));
+	suspendable one(anonymous(length), ~(mask | kernel_bits));
 
 	shrink();
 	CHECK(one.w.value() == (~(mask | kernel_bits) | suspended));
@@ -297,8 +297,8 @@ TEST_CASE("only the bits of the mask keep it")
 
 TEST_CASE("a registration that was used since the last look is passed over once")
 {
-	lender used;
-	lender unused;
+	suspendable used;
+	suspendable unused;
 
 	const auto passed_over =
 		after_one_look([&] { REQUIRE(used.settle() == 0); }, [&] { at(used.w) += one_use; },
@@ -328,7 +328,7 @@ TEST_CASE("a registration that was used since the last look is passed over once"
 	}
 }
 
-TEST_CASE("an MR that does not lend keeps its pages")
+TEST_CASE("an MR that cannot be suspended keeps its pages")
 {
 	const device on;
 	const raw_uverbs raw(on.context());
@@ -359,7 +359,7 @@ TEST_CASE("lending without counting users is refused")
 	CHECK(raw.arm_lending(mr->handle, w.address(), mask) == 0);
 }
 
-TEST_CASE("a registration that lends from the start", "[roce]")
+TEST_CASE("a registration that can be suspended from the start", "[roce]")
 {
 	const device on;
 	const raw_uverbs raw(on.context());
@@ -386,7 +386,7 @@ TEST_CASE("a registration that lends from the start", "[roce]")
 	CHECK(pinned_bytes() == before);
 }
 
-TEST_CASE("an idle time is for a registration that lends", "[roce]")
+TEST_CASE("an idle time is for a registration that can be suspended", "[roce]")
 {
 	const device on;
 	const raw_uverbs raw(on.context());
@@ -461,7 +461,7 @@ std::size_t pages_kept(range r)
  */
 TEST_CASE("memory that was freed lazily behind a registration is given back")
 {
-	lender one(anonymous(length));
+	suspendable one(anonymous(length));
 	const range r = one.m.registered();
 
 	std::memset(r.addr, 0x5a, r.length);
@@ -482,7 +482,7 @@ TEST_CASE("memory that was freed lazily behind a registration is given back")
 
 TEST_CASE("memory that was freed lazily before the device wrote to it is kept")
 {
-	std::optional<lender> one;
+	std::optional<suspendable> one;
 	memory m = anonymous(length);
 	const range r = m.registered();
 
@@ -548,7 +548,7 @@ TEST_CASE("idle pages are given back within twice the idle time", "[roce]")
 
 TEST_CASE("while suspended a drop changes nothing, and an unmap ends it")
 {
-	lender one;
+	suspendable one;
 
 	one.suspend();
 	SECTION("MADV_DONTNEED: the device gets the new pages")
@@ -588,7 +588,7 @@ TEST_CASE("the device does not have pages dropped right after the suspension")
 	int restored = 0;
 
 	for (int i = 0; i < 20; i++) {
-		lender one;
+		suspendable one;
 
 		shrink();
 		REQUIRE(one.is_suspended());
@@ -607,7 +607,7 @@ TEST_CASE("the device does not have pages dropped right after the suspension")
 /* The worker comes later: the shrinker is the first. */
 TEST_CASE("an invalid registration is not suspended")
 {
-	lender one;
+	suspendable one;
 	const range r = one.m.registered();
 
 	REQUIRE(mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
@@ -622,7 +622,7 @@ TEST_CASE("an invalid registration is not suspended")
 
 TEST_CASE("an invalid registration without pages is armed again")
 {
-	lender a;
+	suspendable a;
 
 	unmap_all(a.m);
 	REQUIRE(a.is_unpinned());
@@ -636,7 +636,7 @@ TEST_CASE("an invalid registration without pages is armed again")
 
 TEST_CASE("pressure in a memory control group takes the pages charged there")
 {
-	lender outside(shared_file(length)); /* the fork takes none of that */
+	suspendable outside(shared_file(length)); /* the fork takes none of that */
 	std::optional<control_group> group;
 
 	try {
@@ -647,7 +647,7 @@ TEST_CASE("pressure in a memory control group takes the pages charged there")
 		"no memory control groups");
 	in_tested_child([&] {
 		group->enter();
-		lender inside;
+		suspendable inside;
 		try { /* more than there is */
 			write_system_file(group->path() + "/memory.reclaim", "64M");
 		} catch (const unsupported &) {
@@ -661,7 +661,7 @@ TEST_CASE("pressure in a memory control group takes the pages charged there")
 
 TEST_CASE("a range that can't be pinned with these rights is invalid")
 {
-	lender one;
+	suspendable one;
 
 	one.suspend();
 	const range r = middle_page(one.m.registered());
@@ -698,7 +698,7 @@ TEST_CASE("a range that can't be pinned with these rights is invalid")
 TEST_CASE("a limit that leaves no room leaves it suspended")
 {
 	in_tested_child([] {
-		lender one;
+		suspendable one;
 		one.suspend();
 		become_ordinary();
 
@@ -720,7 +720,7 @@ TEST_CASE("a limit that leaves no room leaves it suspended")
 
 TEST_CASE("disarmed it has pages again")
 {
-	lender one;
+	suspendable one;
 
 	one.suspend();
 	CHECK(ibv_unreg_mr_notify(one.mr.get()) == 0);
@@ -736,7 +736,7 @@ TEST_CASE("disarmed it has pages again")
 
 TEST_CASE("deregistered while suspended")
 {
-	lender one;
+	suspendable one;
 
 	SECTION("after its pages have gone")
 	{
@@ -753,7 +753,7 @@ TEST_CASE("deregistered while suspended")
 
 TEST_CASE("other rights while suspended", "[roce]")
 {
-	lender one;
+	suspendable one;
 	const raw_uverbs raw(one.on.context());
 
 	one.suspend();
@@ -769,7 +769,7 @@ TEST_CASE("other rights while suspended", "[roce]")
 
 TEST_CASE("a window on a suspended registration", "[roce]")
 {
-	lender one;
+	suspendable one;
 	ibv_mw *mw = ibv_alloc_mw(one.on.pd(), IBV_MW_TYPE_1);
 	REQUIRE(mw);
 
@@ -781,7 +781,7 @@ TEST_CASE("a window on a suspended registration", "[roce]")
 
 TEST_CASE("a child can't restore its parent's")
 {
-	lender one;
+	suspendable one;
 
 	one.suspend();
 	in_child([&] { child_check(one.settle() == EINVAL); });
@@ -793,7 +793,7 @@ TEST_CASE("a child can't restore its parent's")
 
 TEST_CASE("after a fork the parent's pages are the device's")
 {
-	lender one;
+	suspendable one;
 
 	one.suspend();
 	in_child([&] { std::memset(one.m.registered().addr, 0x77, length); });
@@ -835,7 +835,7 @@ TEST_CASE("other rights for a part of shared huge pages suspend nothing")
 	std::memset(first.addr, 1, first.length);
 	m.set_registered(first);
 
-	lender one(std::move(m));
+	suspendable one(std::move(m));
 	REQUIRE(mprotect(first.addr + 100 * huge, huge, PROT_READ) == 0);
 	CHECK_FALSE(one.w.value() & (suspended | invalid));
 	CHECK(pinned_bytes() >= one.before + huge);
@@ -851,7 +851,7 @@ TEST_CASE("a process that ends while its registrations are suspended")
 	SECTION("exit")
 	{
 		in_child([] {
-			lender one;
+			suspendable one;
 			shrink();
 			child_check(one.is_suspended());
 			_exit(0);
@@ -860,7 +860,7 @@ TEST_CASE("a process that ends while its registrations are suspended")
 	SECTION("exec")
 	{
 		in_child([] {
-			lender one;
+			suspendable one;
 			one.suspend();
 			execl("/bin/true", "true", nullptr);
 			_exit(1);
@@ -871,7 +871,7 @@ TEST_CASE("a process that ends while its registrations are suspended")
 
 TEST_CASE("suspending and restoring are counted")
 {
-	lender one;
+	suspendable one;
 	const auto suspensions = port_counter(one.on, "mr_notify_suspensions");
 	const auto restores = port_counter(one.on, "mr_notify_restores");
 	SKIP_IF(!suspensions || !restores, "the driver shows no counters");
@@ -891,7 +891,7 @@ TEST_CASE("suspending and restoring are counted")
 TEST_CASE("race: a user with a reference of a valid registration is never refused")
 {
 	const run_time time;
-	lender one;
+	suspendable one;
 	std::atomic<bool> stop = false;
 	std::atomic<uint64_t> refused = 0;
 	std::atomic<uint64_t> wrong = 0;
@@ -950,7 +950,7 @@ TEST_CASE("race: a user with a reference of a valid registration is never refuse
 TEST_CASE("race: a settle while the word is being set restores it", "[kprobes]")
 {
 	const run_time time;
-	lender one;
+	suspendable one;
 	::probe set("umem_notify_word_cmpxchg", ::probe::at::end);
 	std::atomic<bool> stop = false;
 	uint64_t settled = 0, failed = 0, left = 0;
@@ -986,7 +986,7 @@ TEST_CASE("race: the device does not have pages dropped while they are restored"
 	int ended = 0;
 
 	do {
-		lender one;
+		suspendable one;
 		std::atomic<bool> stop = false;
 		std::atomic<int> drops = 0;
 
@@ -1018,12 +1018,12 @@ TEST_CASE("race: the device does not have pages dropped while they are restored"
 
 TEST_CASE("a process that lies harms only itself")
 {
-	lender honest(anonymous(length), one_user);
+	suspendable honest(anonymous(length), one_user);
 	const std::size_t before = pinned_bytes();
 
 	SECTION("by clearing the bit")
 	{
-		lender liar;
+		suspendable liar;
 		liar.suspend();
 		at(liar.w) = 0;
 		CHECK(liar.refused());
@@ -1033,7 +1033,7 @@ TEST_CASE("a process that lies harms only itself")
 	}
 	SECTION("by setting all the kernel's bits")
 	{
-		lender liar;
+		suspendable liar;
 		at(liar.w) = kernel_bits;
 		CHECK(liar.arrives());
 		CHECK(liar.settle() == 0);
@@ -1045,7 +1045,7 @@ TEST_CASE("a process that lies harms only itself")
 	SECTION("by changing all bits at random, all the time")
 	{
 		in_tested_child([] {
-			lender liar;
+			suspendable liar;
 			std::atomic<bool> stop = false;
 			std::thread lying([&] {
 				uint64_t x = 88172645463325252ULL;
@@ -1117,7 +1117,7 @@ struct cache_user {
 
 } // namespace
 
-TEST_CASE("the cache lends idle registrations, and hands out the same MR again")
+TEST_CASE("idle cached registrations are suspended, and a hit returns the MR again")
 {
 	constexpr int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 	const cache_user user;
@@ -1174,7 +1174,7 @@ TEST_CASE("the cache drops an entry that was unmapped while it was suspended")
 	CHECK(cached_on(user.on).invalidations == 1);
 }
 
-TEST_CASE("RDMAV_MR_CACHE_RECLAIM=0: the cache lends nothing, and has smaller limits")
+TEST_CASE("RDMAV_MR_CACHE_RECLAIM=0: cached registrations stay pinned, and the limits are smaller")
 {
 	const uint64_t machine = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * page_size();
 	ibv_mr_cache_limits limits{};

@@ -21,8 +21,8 @@ constexpr std::size_t length = 16 * 4096;
  * Memory of a file: after its pages are taken from the registration they are
  * still to be seen through the file, so a write that slips through is caught.
  */
-struct victim : watched {
-	explicit victim(const device &on)
+struct file_target : watched {
+	explicit file_target(const device &on)
 	    : watched(on, shared_file(length), device::all_rights | IBV_ACCESS_MW_BIND)
 	{
 	}
@@ -58,7 +58,7 @@ bool has_atomics(const device &on)
 	return attr.atomic_cap != IBV_ATOMIC_NONE;
 }
 
-ibv_wc_status atomic(loopback &link, const attacker &from, const victim &to)
+ibv_wc_status atomic(loopback &link, const attacker &from, const file_target &to)
 {
 	post(link.near_end(), {IBV_WR_ATOMIC_FETCH_AND_ADD,
 			       {{{from.bytes().addr, 8}, from.mr->lkey}},
@@ -73,7 +73,7 @@ ibv_wc_status atomic(loopback &link, const attacker &from, const victim &to)
 TEST_CASE("remote access to a revoked MR is refused", "[revoke]")
 {
 	const device on;
-	victim to(on);
+	file_target to(on);
 	attacker from(on);
 	loopback link(on);
 
@@ -100,7 +100,7 @@ TEST_CASE("an atomic operation on a revoked MR is refused", "[revoke]")
 {
 	const device on;
 	SKIP_IF(!has_atomics(on), "no atomic operations");
-	victim to(on);
+	file_target to(on);
 	attacker from(on);
 	loopback link(on);
 
@@ -114,7 +114,7 @@ TEST_CASE("an atomic operation on a revoked MR is refused", "[revoke]")
 TEST_CASE("local access to a revoked MR is a protection error", "[revoke]")
 {
 	const device on;
-	victim gone(on);
+	file_target gone(on);
 	attacker peer(on);
 	loopback link(on);
 
@@ -127,7 +127,7 @@ TEST_CASE("local access to a revoked MR is a protection error", "[revoke]")
 TEST_CASE("a receive buffer that is revoked takes nothing", "[revoke]")
 {
 	const device on;
-	victim gone(on);
+	file_target gone(on);
 	attacker peer(on);
 	loopback link(on);
 
@@ -145,7 +145,7 @@ TEST_CASE("a receive buffer that is revoked takes nothing", "[revoke]")
 TEST_CASE("a memory window of a revoked MR is dead too", "[revoke]")
 {
 	const device on;
-	victim to(on);
+	file_target to(on);
 	attacker from(on);
 	loopback link(on);
 	owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1));

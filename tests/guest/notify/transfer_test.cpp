@@ -48,8 +48,8 @@ struct peer {
 };
 
 /* The end whose registration ends. */
-struct victim : watched {
-	victim(const device &on, memory mapped, std::size_t before = pinned_bytes())
+struct ending_mr : watched {
+	ending_mr(const device &on, memory mapped, std::size_t before = pinned_bytes())
 	    : watched(on, std::move(mapped)), pinned_before(before)
 	{
 	}
@@ -122,7 +122,7 @@ template <class F> std::vector<ibv_wc_status> cut_reads(const device &on, F take
 
 	fill(from.bytes(), sent);
 	for (int round = 0; round < rounds; round++) {
-		victim into(on, shared_file(length));
+		ending_mr into(on, shared_file(length));
 		fill(into.whole, nothing);
 		loopback link(on);
 		link.start(IBV_WR_RDMA_READ, into.mr.get(), into.whole, from.bytes().addr,
@@ -143,7 +143,7 @@ template <class F> std::vector<ibv_wc_status> cut_reads(const device &on, F take
 TEST_CASE("a read that is under way does not go on into memory that was revoked", "[revoke]")
 {
 	const device on;
-	const auto failed = cut_reads(on, [](victim &into) { into.revoke(); });
+	const auto failed = cut_reads(on, [](ending_mr &into) { into.revoke(); });
 	for (const ibv_wc_status status : failed)
 		CHECK(status == IBV_WC_LOC_PROT_ERR);
 	SKIP_IF(failed.empty(), too_fast);
@@ -165,7 +165,7 @@ TEST_CASE("a write that is under way does not go on from memory that was revoked
 		 */
 		const bool silent = on.is_iwarp() && round % 2;
 		const unsigned int flags = silent ? 0 : IBV_SEND_SIGNALED;
-		victim from(on, anonymous(length));
+		ending_mr from(on, anonymous(length));
 		fill(from.whole, sent);
 		fill(to.bytes(), nothing);
 		loopback link(on);
@@ -194,6 +194,6 @@ TEST_CASE("a write that is under way does not go on from memory that was revoked
 TEST_CASE("deregistration gives the pages back in the middle of a transfer", "[iwarp]")
 {
 	const device on;
-	const auto failed = cut_reads(on, [](victim &into) { into.deregister(); });
+	const auto failed = cut_reads(on, [](ending_mr &into) { into.deregister(); });
 	SKIP_IF(failed.empty(), too_fast);
 }

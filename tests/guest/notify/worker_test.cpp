@@ -201,14 +201,14 @@ TEST_CASE("a change is found while events go on")
 	}
 }
 
-TEST_CASE("two events do not put the pages between them in doubt")
+TEST_CASE("two events make only their own pages suspect")
 {
 	const device on;
 	const std::size_t length = 64 * page_size();
 	watched it(on, small_pages(length));
 	const range r = it.m.registered();
 
-	/* Everything that is in doubt is looked at, and settled. */
+	/* Settling looks at all pages that may have changed. */
 	for (const std::size_t first : {0, 1, 31, 63})
 		for (const std::size_t second : {0, 2, 32, 62}) {
 			INFO(first << ", " << second);
@@ -383,7 +383,7 @@ TEST_CASE("a worker finds stale an MR that is being deregistered", "[two cpus]")
 
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		const auto first = std::chrono::steady_clock::now();
-		/* Everything is in doubt, as far as the tracker tells. */
+		/* For the tracker all pages may have changed. */
 		for (std::size_t at = 0; at < r.length; at += r.length / 64)
 			REQUIRE(madvise(r.addr + at, page_size(), MADV_FREE) == 0);
 		REQUIRE(madvise(r.end() - page_size(), page_size(), MADV_DONTNEED) == 0);

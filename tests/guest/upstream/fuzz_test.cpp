@@ -238,7 +238,10 @@ private:
 			fail("ibv_reg_mr");
 	}
 
-	/* An old packet that is on its way may end the new life as it begins. */
+	/*
+	 * An old packet that is on its way may bring the queue pair to an error right after its
+	 * reset.
+	 */
 	bool revive()
 	{
 		bool done = false;
@@ -250,7 +253,7 @@ private:
 		return done;
 	}
 
-	/* Both ends begin a new life, near the last PSN. */
+	/* Resets and connects both ends, near the last PSN. */
 	bool reset()
 	{
 		const std::array<uint32_t, 2> psn{
