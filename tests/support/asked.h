@@ -103,6 +103,26 @@ struct asked {
 	}
 };
 
+/* A write that waits for its acknowledgment, followed by the bind of a window. */
+struct write_and_bind {
+	explicit write_and_bind(const asked &by)
+	    : mr(by.wire.on().register_memory(by.here.registered(),
+					      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND)),
+	      window(ibv_alloc_mw(by.wire.on().pd(), IBV_MW_TYPE_2))
+	{
+		REQUIRE(window);
+		by.read_all();
+		by.ask(IBV_WR_RDMA_WRITE, mtu);
+		post_bind(
+			by.peer.qp(), window.get(),
+			{mr.get(), number(by.here.registered().addr), mtu, IBV_ACCESS_REMOTE_READ});
+		CHECK(by.request().opcode == 0x0a);
+	}
+
+	mr_notify::owned<ibv_mr> mr;
+	mr_notify::owned<ibv_mw> window;
+};
+
 } // namespace odp
 
 #endif

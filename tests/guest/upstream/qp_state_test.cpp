@@ -153,18 +153,8 @@ TEST_CASE("qp_state: a queue is drained when a window bound behind its last requ
 {
 	const cable wire;
 	const asked one(wire, 7);
-	const device &on = wire.on();
-	const range where = one.here.registered();
-	const owned<ibv_mr> mr =
-		on.register_memory(where, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
-	const owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_2));
+	const write_and_bind both(one);
 
-	REQUIRE(window);
-	one.read_all();
-	one.ask(IBV_WR_RDMA_WRITE, mtu);
-	post_bind(one.peer.qp(), window.get(),
-		  {mr.get(), number(where.addr), mtu, IBV_ACCESS_REMOTE_READ});
-	CHECK(one.request().opcode == 0x0a);
 	CHECK_FALSE(one.peer.completed(100ms)); /* time for the bind: SQD starts no request */
 	REQUIRE(one.peer.become(IBV_QPS_SQD));
 	CHECK_FALSE(one.peer.completed(100ms));
