@@ -1,16 +1,18 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Run programs that check their answers over soft-RoCE, in a guest: HPCC, LAMMPS, NetPIPE and more.
+"""Run programs whose answers are checked over soft-RoCE, in a guest: HPCC, LAMMPS, NWChem and more.
 
 Each with registrations kept in three ways: by the hooks of libfabric or UCX, by the word in the
 same library (buildlib/consumers), and by libibverbs below it, the library's own cache switched
 off. Which way it was, is seen in the kernel's count of armed registrations and in libibverbs' hits.
-LAMMPS does not judge its answer: it must be that of a run without a cache, to the last digit.
+LAMMPS, Quantum ESPRESSO and NWChem do not judge their answers: each answer must have the digits
+of a run without a cache.
 With --nodes: all but MPICH's tests, with a process on each of two nodes (tests/lab/run --nodes 2),
 over Debian's own libraries, which can't ask for the word. Programs on verbs alone are in
 tests/installed/.
 """
 import argparse
+import gzip
 import os
 import re
 import shutil
@@ -108,6 +110,81 @@ def melt_answer(said):
     return re.findall(r"^ +\d+(?: -?\d+\.\d+){4} *$", said, re.MULTILINE)
 
 
+# Eight atoms of silicon, one of them out of its place. The processes exchange half of the grid of
+# each Fourier transform, 370 KB.
+SILICON = """
+&control
+ calculation='scf', pseudo_dir='.', outdir='.', disk_io='none'
+/
+&system
+ ibrav=1, celldm(1)=10.26, nat=8, ntyp=1, ecutwfc=20.0, nosym=.true.
+/
+&electrons
+ conv_thr=1.0d-8
+/
+ATOMIC_SPECIES
+ Si 28.0855 Si.UPF
+ATOMIC_POSITIONS crystal
+ Si 0.00 0.00 0.00
+ Si 0.50 0.50 0.00
+ Si 0.50 0.00 0.50
+ Si 0.00 0.50 0.50
+ Si 0.25 0.25 0.25
+ Si 0.75 0.75 0.25
+ Si 0.75 0.25 0.75
+ Si 0.25 0.76 0.75
+K_POINTS gamma
+"""
+SILICON_POTENTIAL = ("/usr/share/doc/quantum-espresso/examples/XSpectra/pseudo/"
+                     "Si_PBE_USPP.UPF.gz")
+
+
+def silicon_input(folder):
+    """Its input, and the potential of an atom, which the package has as an example."""
+    with open(os.path.join(folder, "silicon.in"), "w", encoding="ascii") as out:
+        out.write(SILICON)
+    with gzip.open(SILICON_POTENTIAL) as text, \
+            open(os.path.join(folder, "Si.UPF"), "wb") as out:
+        shutil.copyfileobj(text, out)
+
+
+def silicon_answer(said):
+    """The energy after each iteration, and the last one, which has converged."""
+    return re.findall(r"^!? +total energy +=.*Ry$", said, re.MULTILINE)
+
+
+# Six molecules of water. Global Arrays keep half of each matrix in each process, and move parts of
+# it with Open MPI's two-sided messages.
+WATER = """
+start water
+memory 300 mb
+geometry units angstrom noautosym
+%s
+end
+basis
+ * library 6-31g*
+end
+scf
+ thresh 1e-8
+end
+task scf energy
+task mp2 energy
+"""
+
+
+def water_input(folder):
+    """Its input: the molecules are 3 angstrom apart."""
+    atoms = (("O", 0, 0), ("H", 0.757, 0.586), ("H", -0.757, 0.586))
+    with open(os.path.join(folder, "water.nw"), "w", encoding="ascii") as out:
+        out.write(WATER % "\n".join(f" {name} {x:.3f} {y:.3f} {3 * molecule:.3f}"
+                                    for molecule in range(6) for name, x, y in atoms))
+
+
+def water_answer(said):
+    """Both energies. Their 12th digit depends on the order in which the processes took work."""
+    return re.findall(r"^ +Total (?:SCF|MP2) energy.* (-\d+\.\d{9})\d{3}$", said, re.MULTILINE)
+
+
 def mpich_tests():
     """Those of the list that buildlib/consumers builds."""
     with open(os.path.join(HERE, "mpich.testlist"), encoding="ascii") as text:
@@ -125,6 +202,11 @@ PROGRAMS = [
     Program("HPCC", ["hpcc"], hpcc_good, hpcc_input),
     Program("LAMMPS", ["lmp", "-in", "in.melt", "-log", "none"],
             lambda said, _: len(melt_answer(said)) == 7, melt_input, melt_answer),
+    Program("Quantum ESPRESSO", ["env", "OMP_NUM_THREADS=1", "pw.x", "-in", "silicon.in"],
+            lambda said, _: "JOB DONE." in said and len(silicon_answer(said)) > 5,
+            silicon_input, silicon_answer),
+    Program("NWChem", ["env", "OMP_NUM_THREADS=1", "nwchem.openmpi", "water.nw"],
+            lambda said, _: len(set(water_answer(said))) == 2, water_input, water_answer),
     # It asks for MPI_THREAD_MULTIPLE, without which UCX is built, unless it is told not to. It only
     # warns of a wrong message, unless that is an error.
     Program("mpi4py's ring", ["env", "MPI4PY_RC_THREADS=0", "/usr/bin/python3",
