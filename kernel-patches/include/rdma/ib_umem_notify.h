@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The calls by which the rest of the RDMA core has registrations watched: the
- * hooks of ib_umem_release(), of the registration, destruction and
- * re-registration of an MR, and the capability bits; and a driver's to show the
- * counters of a device and the state of an MR. Without
- * CONFIG_INFINIBAND_MR_NOTIFY each of them does nothing.
+ * The interface of MR notification to the rest of the RDMA core: hooks in
+ * ib_umem_release() and in the registration, destruction and re-registration of an
+ * MR, and the capability bits. For drivers: the counters of a device and the state
+ * of an MR. Without CONFIG_INFINIBAND_MR_NOTIFY all of them do nothing.
  */
 #ifndef IB_UMEM_NOTIFY_H
 #define IB_UMEM_NOTIFY_H
@@ -15,24 +14,24 @@
 #include <rdma/uverbs_ioctl.h>
 
 /*
- * The counters of a device, and their names behind "mr_notify_" among the
- * statistics of a port. ARMED is a gauge, the others only grow.
+ * The counters of a device. Among the statistics of a port each has its name with
+ * the prefix "mr_notify_". ARMED is a gauge, the others only grow.
  */
 enum ib_mr_notify_stat {
-	IB_MR_NOTIFY_STAT_ARMED, /* armed: MRs that are so now */
+	IB_MR_NOTIFY_STAT_ARMED, /* armed: MRs that are armed now */
 	IB_MR_NOTIFY_STAT_ARMS, /* arms */
-	IB_MR_NOTIFY_STAT_SUSPECT, /* suspect: times that an event left one in doubt */
-	IB_MR_NOTIFY_STAT_INTACT, /* intact: looks that found all pages the same */
-	IB_MR_NOTIFY_STAT_INVALID, /* invalid: registrations that became so */
+	IB_MR_NOTIFY_STAT_SUSPECT, /* suspect: times that an event made an MR SUSPECT */
+	IB_MR_NOTIFY_STAT_INTACT, /* intact: comparisons that found all pages unchanged */
+	IB_MR_NOTIFY_STAT_INVALID, /* invalid: registrations that became INVALID */
 	IB_MR_NOTIFY_STAT_SETTLES, /* settles: calls of the settle method */
 	IB_MR_NOTIFY_STAT_REVOKES, /* revokes */
-	IB_MR_NOTIFY_STAT_PAGES, /* pages_returned: by revokes */
-	IB_MR_NOTIFY_STAT_SUSPENSIONS, /* suspensions: idle ones that the VM took */
-	IB_MR_NOTIFY_STAT_RESTORES, /* restores: of those */
+	IB_MR_NOTIFY_STAT_PAGES, /* pages_returned: unpinned by revokes */
+	IB_MR_NOTIFY_STAT_SUSPENSIONS, /* suspensions: idle MRs whose pages the VM took */
+	IB_MR_NOTIFY_STAT_RESTORES, /* restores: suspended MRs that got pages again */
 	IB_MR_NOTIFY_STATS,
 };
 
-/* Unpins the pages of a umem that lives on; defined next to the code that can. */
+/* Unpins the pages of a umem that stays allocated; defined in umem.c. */
 void ib_umem_give_back(struct ib_umem *umem);
 
 #ifdef CONFIG_INFINIBAND_MR_NOTIFY
@@ -65,8 +64,8 @@ int ib_mr_notify_fill_res_mr(struct sk_buff *msg, struct ib_mr *mr);
  * @device: The device
  *
  * Return: IB_UVERBS_DEVICE_MR_NOTIFY if user MRs of the device can be armed,
- * IB_UVERBS_DEVICE_MR_REVOKE if they can also be taken away from it,
- * IB_UVERBS_DEVICE_MR_RECLAIM if they can be given back to it as well.
+ * IB_UVERBS_DEVICE_MR_REVOKE if the device can also be revoked,
+ * IB_UVERBS_DEVICE_MR_RECLAIM if a revoked MR can also be restored.
  */
 static inline u64 ib_mr_notify_caps(const struct ib_device *device)
 {

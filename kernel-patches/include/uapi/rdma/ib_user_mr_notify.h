@@ -3,11 +3,11 @@
  * The user ABI of MR notification: four methods of UVERBS_OBJECT_MR,
  * attributes that arm an MR when it is registered, the bits that the kernel
  * sets in the notification word, the access bit that starts tracking before
- * pinning, and the two device capability bits.
+ * pinning, and the three device capability bits.
  *
- * The method ids are taken from the top of the core range (0..20), the bits
- * from values that no kernel ever handed out, so that a kernel or library
- * without the feature refuses them by itself.
+ * The method ids are at the top of the core range (0..20), and the bits are
+ * values that no kernel has used, so that a kernel or library without the
+ * feature refuses them.
  */
 #ifndef IB_USER_MR_NOTIFY_H
 #define IB_USER_MR_NOTIFY_H
@@ -24,16 +24,16 @@ enum uverbs_attrs_mr_notify_arm_ids {
 	UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
 	UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
 	/*
-	 * u64, optional: the bits of the word that count its users. While one
-	 * of them is set, INVALID is told, but the device keeps the pages. Not
-	 * 0, and none that belong to the kernel: else EINVAL.
+	 * u64, optional: the bits of the word that count its users. While one of
+	 * them is set, the kernel sets INVALID, but the device keeps the
+	 * pages. EINVAL if 0, or if a bit belongs to the kernel.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
 	/*
-	 * u32, optional, with IB_UVERBS_MR_NOTIFY_ARM_RECLAIM, else EINVAL: when the
-	 * registration was unused for this time in milliseconds, up to twice as long, the
-	 * kernel suspends it. 0: it does not. Values below 20 ms and above 1000 s are rounded
-	 * to these limits. Without the attribute: 0.
+	 * u32, optional; EINVAL without IB_UVERBS_MR_NOTIFY_ARM_RECLAIM. The kernel suspends
+	 * the registration when it was unused for this time in milliseconds, up to twice as
+	 * long. 0, or no attribute: the kernel does not suspend it for its age. Values below
+	 * 20 ms and above 1000 s are rounded to these limits.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS,
 	/*
@@ -82,8 +82,8 @@ enum uverbs_attrs_mr_notify_reg_ids {
 /* Flags of UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. */
 enum ib_uverbs_mr_notify_arm_flags {
 	/*
-	 * While none of the IN_USE bits is set, which is EINVAL without them, the
-	 * kernel may take the pages back (SUSPENDED). EOPNOTSUPP if the device
+	 * While all IN_USE bits are 0, the kernel may take the pages back
+	 * (SUSPENDED). EINVAL without IN_USE bits, EOPNOTSUPP if the device
 	 * can't be revoked.
 	 */
 	IB_UVERBS_MR_NOTIFY_ARM_RECLAIM = 1 << 0,
@@ -92,17 +92,17 @@ enum ib_uverbs_mr_notify_arm_flags {
 };
 
 /*
- * Bits of the notification word that belong to the kernel. It never touches
- * the others (IB_UVERBS_MR_NOTIFY_KERNEL_MASK tells which they are).
+ * Bits of the notification word that belong to the kernel
+ * (IB_UVERBS_MR_NOTIFY_KERNEL_MASK). It never changes the other bits.
  */
 enum ib_uverbs_mr_notify_bits {
 	/* Final: the range no longer maps the pages that were registered. */
 	IB_UVERBS_MR_NOTIFY_INVALID = 1 << 0,
-	/* It may no longer map them; the settle method finds out. */
+	/* The range may no longer map them; the settle method compares. */
 	IB_UVERBS_MR_NOTIFY_SUSPECT = 1 << 1,
 	/*
-	 * It was not in use, and has no pages: the settle method gives it those
-	 * that the range maps then.
+	 * The registration was idle, and the kernel unpinned its pages: the
+	 * settle method pins the pages that the range maps at that time.
 	 */
 	IB_UVERBS_MR_NOTIFY_SUSPENDED = 1 << 2,
 	IB_UVERBS_MR_NOTIFY_KERNEL_MASK = 0xff,
@@ -111,14 +111,14 @@ enum ib_uverbs_mr_notify_bits {
 /*
  * An access flag in the optional range (IB_UVERBS_ACCESS_OPTIONAL_RANGE):
  * track this registration from before its pages are pinned, so that arming it
- * later costs the same for any size. Kernels without it ignore it.
+ * later costs the same for any size. Older kernels ignore the flag.
  */
 #define IB_UVERBS_ACCESS_TRACK (1 << 28)
 
 /*
- * Bits of device_cap_flags: the device can notify; it can take a registration
- * away from the hardware; and it can give it other pages under the same keys (the
- * last two in device_cap_flags_ex only).
+ * Bits of device_cap_flags: the device can notify; it can be revoked, which ends
+ * its access to a registration; it can restore a registration with other pages and
+ * the same keys (the last two in device_cap_flags_ex only).
  */
 #define IB_UVERBS_DEVICE_MR_NOTIFY (1ULL << 28)
 #define IB_UVERBS_DEVICE_MR_REVOKE (1ULL << 60)

@@ -4,37 +4,36 @@
  * have the hardware.
  *
  * A UMR work request marks the mkey free and moves it to the driver's own
- * protection domain; when it has completed, the device does no DMA through the
- * mkey any more. The driver does the same before it changes or frees an MR, so
- * each of the following copes with an mkey that is free already:
+ * protection domain. When the work request has completed, the device does no
+ * more DMA through the mkey. The driver does the same before it changes or frees
+ * an MR, so both functions below accept an mkey that is already free:
  *
- * dereg_mr of a cacheable mkey frees it once more and puts it into the cache,
- * from where it is taken in this very state: the next user sets all of its
- * fields. Of another mkey the context is destroyed. In between the driver does
- * not look at the scatterlist, which is gone: only address and length of the
- * umem count.
+ * dereg_mr frees a cacheable mkey once more and puts it into the cache. Mkeys in
+ * the cache are always in this state: the next user sets all fields. dereg_mr
+ * destroys the context of any other mkey. Until then the driver does not read
+ * the scatterlist, which is gone: it uses only address and length of the umem.
  *
  * rereg_user_mr without a new translation is refused by ib_umem_check_rereg(),
- * as the pages are not there any more. With one it frees the mkey first, pins
- * other pages, and replaces the umem: the word of the old one says INVALID when
- * that is released. If it fails after it freed the mkey, the MR is dead though
- * its memory has not changed: ib_umem_lost() tells the word, and the core frees
- * the mkey once more and gives the pages back.
+ * because the MR has no pages any more. With a new translation it frees the mkey
+ * first, pins other pages, and replaces the umem: releasing the old umem sets
+ * INVALID in its word. If it fails after it freed the mkey, the MR is unusable
+ * although its memory has not changed: ib_umem_lost() sets INVALID, and the core
+ * frees the mkey once more and unpins the pages.
  *
- * Both are never concurrent with revoking (ib_mr_notify_hold()); an mkey that
- * is back in the cache can't be hit by a late revoke.
+ * ib_mr_notify_hold() excludes both from revoking, so a late revoke can't hit an
+ * mkey that is back in the cache.
  *
- * There is no restore_user_mr. The calls that would do it are those of a re-registration
- * with a new translation (mlx5r_umr_update_mr_pas(), then mlx5r_umr_rereg_pd_access()),
- * but they are made for an mkey that is large enough for the new pages as the device
- * wants them, contiguous in pieces of its page size: the later pages of the same range
- * may be in smaller pieces. That is not to be written without the hardware. So an idle MR
- * ends INVALID, not SUSPENDED.
+ * There is no restore_user_mr. It would make the calls of a re-registration with
+ * a new translation (mlx5r_umr_update_mr_pas(), then mlx5r_umr_rereg_pd_access()).
+ * These calls need an mkey with room for all entries of the new translation, one
+ * entry for each contiguous piece of the mkey's page size. The new pages of the
+ * range may be in smaller pieces than the old pages. Such code must be tried on
+ * the hardware. Until then an idle MR becomes INVALID instead of SUSPENDED.
  *
- * A memory window, or an indirect mkey, that refers to the mkey finds it free.
+ * A memory window or an indirect mkey that refers to the mkey finds it free.
  *
- * On-demand paging, dmabuf (data direct is one) and device memory do not come
- * here: the core leaves the first two out, the last has no umem.
+ * The core excludes MRs with on-demand paging and dmabuf MRs (including data
+ * direct); device memory has no umem.
  */
 
 #include <linux/mlx5/driver.h>
@@ -49,9 +48,9 @@ struct ib_umem *mlx5_ib_mr_umem(struct ib_mr *ibmr)
 }
 
 /*
- * Then mlx5r_umr_revoke_mr() posts nothing and returns 0. But the state only aborts
- * commands, and is set as soon as a sensor tells of an error; DMA may go on until
- * the function is reset, for which an administrator may have to ask.
+ * In the error state mlx5r_umr_revoke_mr() posts no work request and returns 0.
+ * But a sensor can set the error state, which only aborts commands: DMA may go on
+ * until the function is reset, and the reset may need an administrator.
  */
 static bool is_in_error(struct ib_mr *ibmr)
 {
@@ -60,15 +59,15 @@ static bool is_in_error(struct ib_mr *ibmr)
 }
 
 /**
- * mlx5_ib_revoke_user_mr - Take the pages of an MR away from the device
+ * mlx5_ib_revoke_user_mr - End the device's access to the pages of an MR
  * @ibmr: A user MR with a pinned umem
  *
- * The mkey stays reserved. Access through it fails as through a free one.
+ * The mkey stays reserved. The device refuses accesses as for a free mkey.
  *
  * Context: Process context; waits for the work request.
  *
- * Return: 0 if the device does no DMA to the pages any more; -EBUSY in its error
- * state; else an error, and the MR may or may not be usable.
+ * Return: 0 if the device does no more DMA to the pages; -EBUSY in the error
+ * state of the device. After any other error the MR may be usable or not.
  */
 int mlx5_ib_revoke_user_mr(struct ib_mr *ibmr)
 {

@@ -2,8 +2,8 @@
 /*
  * MR notification in soft-RoCE.
  *
- * All accesses to an MR are memcpy's by rxe's workers. Checking a flag before
- * the copy is not enough:
+ * All accesses to an MR are memcpy's by rxe's workers. A flag that is checked
+ * before the copy leaves this race:
  *
  *   rxe worker                            revoke
  *   revoked? no
@@ -11,7 +11,7 @@
  *                                         pages unpinned, given to another
  *   memcpy into the page                  [writes another owner's memory]
  *
- * So the copy runs under revoke_lock, which revoking takes for writing:
+ * So the worker copies under revoke_lock, which revoking takes for writing:
  *
  *   read_lock; revoked? no; memcpy
  *                                         write_lock: waits
@@ -20,11 +20,10 @@
  *                                         pages unpinned
  *   read_lock; revoked? yes: refused
  *
- * Copies and revoking run in process context only, so no softirq waits for the
- * lock, and none needs to be kept out.
+ * Both run in process context only, so softirqs need not be disabled.
  *
- * The reference count of the MR can't tell instead: a bound memory window
- * holds one for as long as it exists.
+ * The reference count of the MR can't replace the lock: a bound memory window
+ * holds a reference for its whole lifetime.
  */
 
 #include "rxe.h"
@@ -36,16 +35,16 @@ struct ib_umem *rxe_mr_umem(struct ib_mr *ibmr)
 }
 
 /**
- * rxe_revoke_user_mr - Take the pages of an MR away from the device
+ * rxe_revoke_user_mr - End the device's access to the pages of an MR
  * @ibmr: A user MR
  *
- * The keys stay reserved. A remote access through them, or through a memory
- * window that is bound to the MR, is a remote access error until it is restored,
- * a local one a local protection error.
+ * The keys stay reserved. Until the MR is restored, a remote access through its
+ * keys or a memory window bound to it is a remote access error, and a local access
+ * is a local protection error.
  *
  * Context: Process context; waits for at most one packet's copy.
  *
- * Return: 0. When it returns, nothing reads or writes the pages any more.
+ * Return: 0. After the return no worker reads or writes the pages.
  */
 int rxe_revoke_user_mr(struct ib_mr *ibmr)
 {
@@ -58,16 +57,16 @@ int rxe_revoke_user_mr(struct ib_mr *ibmr)
 }
 
 /**
- * rxe_restore_user_mr - Give a revoked MR the pages that its umem has now
- * @ibmr: A user MR, and as many pages as before
+ * rxe_restore_user_mr - Let a revoked MR use the current pages of its umem
+ * @ibmr: A user MR, with as many pages as before
  *
- * No copy looks at page_info while the MR is revoked, so it is filled without
- * the lock.
+ * No copy reads page_info while the MR is revoked, so it is filled without the
+ * lock.
  *
  * Context: Process context.
  *
- * Return: 0, or -EOPNOTSUPP for an MR of persistent memory: the new pages may
- * be of another kind.
+ * Return: 0, or -EOPNOTSUPP for an MR of persistent memory, because the new
+ * pages may not be persistent.
  */
 int rxe_restore_user_mr(struct ib_mr *ibmr)
 {

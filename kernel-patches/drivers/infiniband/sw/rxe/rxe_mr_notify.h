@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Taking a user MR away from soft-RoCE, rxe_revoke_user_mr(), giving it back,
- * rxe_restore_user_mr(), and the guard under which every access to an MR's pages runs.
+ * Revoking a user MR of soft-RoCE (rxe_revoke_user_mr()), restoring it
+ * (rxe_restore_user_mr()), and the guard for every access to the pages of an MR.
  */
 #ifndef RXE_MR_NOTIFY_H
 #define RXE_MR_NOTIFY_H
@@ -16,8 +16,8 @@ int rxe_revoke_user_mr(struct ib_mr *ibmr);
 int rxe_restore_user_mr(struct ib_mr *ibmr);
 
 /*
- * To sparse, which does not know of the cleanup at the end of a scope, neither
- * of the two changes the lock: __release() and __acquire() are for it alone.
+ * __acquire() and __release() are for sparse, which does not see the cleanup at
+ * the end of a scope: for sparse neither function changes the lock.
  */
 static inline struct rxe_mr *rxe_mr_pages_enter(struct rxe_mr *mr)
 {
@@ -39,9 +39,9 @@ static inline void rxe_mr_pages_leave(struct rxe_mr *mr)
 }
 
 /*
- * CLASS(rxe_mr_pages, held)(mr): until the end of the scope the pages of @mr
- * are its own; NULL if they were given back. At most one MTU is copied under
- * it, and nothing in it sleeps.
+ * CLASS(rxe_mr_pages, held)(mr): @mr keeps its pages until the end of the scope.
+ * NULL if the pages were unpinned. The scope copies at most one MTU and does not
+ * sleep.
  */
 DEFINE_CLASS(rxe_mr_pages, struct rxe_mr *, rxe_mr_pages_leave(_T),
 	     rxe_mr_pages_enter(mr), struct rxe_mr *mr)

@@ -2,9 +2,9 @@
 /*
  * On-demand paging in soft-RoCE: the MR.
  *
- * An MR with on-demand paging knows an address space and where it begins in
- * there, and nothing else: no page table of its own, no page that is kept, no
- * notifier. What a packet does there is in rxe_odp_copy.c and rxe_odp_atomic.c.
+ * An MR with on-demand paging stores an address space and its start address
+ * there. It has no page table, no pages and no notifier. How packets access the
+ * memory is in rxe_odp_copy.c and rxe_odp_atomic.c.
  */
 
 #include <linux/mm.h>
@@ -32,16 +32,18 @@ void rxe_odp_init_caps(struct ib_device_attr *attr)
 }
 
 /**
- * rxe_odp_init_mr - Make a new MR one with on-demand paging
+ * rxe_odp_init_mr - Use on-demand paging for a new MR
  * @mr: The MR, initialized, with its access rights
- * @start: Where it begins in the address space of the caller
- * @length: Its length; with @start 0 and U64_MAX it is all of the address space
+ * @start: The start address in the address space of the caller
+ * @length: The length; @start 0 and @length U64_MAX mean the whole address space
  *
- * Nothing need be mapped there. The address space is the caller's for good, and
- * is not kept alive: an access after its end fails.
+ * The range may have no mapping. The MR always refers to the caller's address
+ * space, but does not keep it alive: after the end of the address space an access
+ * fails.
  *
- * Return: 0; -EINVAL when the range wraps around, or persistence is asked for
- * all memory; -ENOMEM; -EAGAIN when the process can't have another thread.
+ * Return: 0; -EINVAL if the range wraps around, or if the MR covers the whole
+ * address space and asks for persistence; -ENOMEM; -EAGAIN if the process can't
+ * have another thread.
  */
 int rxe_odp_init_mr(struct rxe_mr *mr, u64 start, u64 length)
 {
@@ -72,7 +74,7 @@ int rxe_odp_init_mr(struct rxe_mr *mr, u64 start, u64 length)
 	return 0;
 }
 
-/* An MR is on demand or pinned from its beginning to its end */
+/* Re-registering can't turn an MR with on-demand paging into a pinned MR, or back */
 int rxe_odp_check_rereg(struct rxe_mr *mr, int flags, int access)
 {
 	if (!(flags & IB_MR_REREG_ACCESS) ||

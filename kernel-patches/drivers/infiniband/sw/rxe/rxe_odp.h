@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * On-demand paging: MRs whose pages are found when a packet needs them, see
- * rxe_odp.c, and how a queue pair waits for a page, see rxe_odp_wait.c. The
- * functions that the rest of rxe calls, and those of the files among each other.
+ * On-demand paging: MRs whose pages are looked up when a packet needs them
+ * (rxe_odp.c), and queue pairs that wait for a page (rxe_odp_wait.c). These are
+ * the functions that the rest of rxe and the rxe_odp files call.
  */
 #ifndef RXE_ODP_H
 #define RXE_ODP_H
 
 /* An MR with on-demand paging */
 struct rxe_odp_mr {
-	struct rxe_odp_pool	*pool;	/* of the process that registered */
-	u64			start;	/* the address of ibmr.iova in there */
+	struct rxe_odp_pool	*pool;	/* of the registering process */
+	u64			start;	/* user address of ibmr.iova */
 	atomic64_t		faults;
 	atomic64_t		waits;	/* for pages, or for mmap_lock */
 	atomic64_t		prefetched; /* pages */

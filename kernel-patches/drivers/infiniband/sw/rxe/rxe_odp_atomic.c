@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Atomic operations, and flushes, of the responder in memory that is paged on
- * demand: an access to a page that is no copy.
+ * Accesses of the responder to memory that is paged on demand, other than copies:
+ * atomic operations and flushes.
  */
 
 #include <linux/libnvdimm.h>
@@ -11,10 +11,9 @@
 #include "rxe_odp_page.h"
 
 /*
- * Open the page of a remote atomic operation, and name it for the functions of
- * rxe_mr.c: @dma is an MR of all memory of the kernel, in which the page is at
- * @dma_addr. So all atomic operations of rxe go through the same lines, under
- * the same lock.
+ * Open the page of a remote atomic operation for the functions of rxe_mr.c: @dma
+ * is a kernel MR for all memory, and the page is at @dma_addr in it. So all atomic
+ * operations of rxe run the same code under the same lock.
  */
 static enum resp_states rxe_odp_atomic_open(struct rxe_qp *qp,
 					    struct rxe_mr *mr, u64 iova,
@@ -83,8 +82,8 @@ enum resp_states rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr,
 }
 
 /*
- * A pinned MR for persistent flushes is of persistent memory only. Here it is
- * known when it is flushed.
+ * rxe checks at registration that a pinned MR for persistent flushes has persistent
+ * memory only. With on-demand paging the flush checks each page.
  */
 static bool rxe_odp_atomic_is_pmem(struct page *page)
 {
@@ -111,8 +110,9 @@ static int rxe_odp_atomic_flush_page(struct rxe_mr *mr, u64 iova,
 }
 
 /*
- * rxe_flush_pmem_iova() for any MR. A flush that waits for a page goes on there:
- * from its beginning n absent pages would cost n * n / 2 visits.
+ * rxe_flush_pmem_iova() for any MR. After waiting for a page, a flush continues at
+ * that page: restarting from the beginning would visit n * n / 2 pages for n absent
+ * pages.
  */
 enum resp_states rxe_odp_flush(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
 			       u64 length)

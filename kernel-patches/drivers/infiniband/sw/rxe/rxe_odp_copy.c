@@ -2,13 +2,13 @@
 /*
  * Copies between packets and memory that is paged on demand.
  *
- * Each packet is copied through the page tables of the process that registered,
- * as the process would do it. Where that can't be, the page is looked up there,
- * held for the time of one memcpy, and let go.
+ * Each packet is copied through the page tables of the registering process, as
+ * the process would do it. If this is not possible, the page is looked up in the
+ * page tables and held during one memcpy.
  *
- * WHY NOTHING CAN BE STALE
+ * WHY A COPY NEVER USES A STALE PAGE
  *
- * The copy runs under mmap_lock, taken for reading, if that can be had at once.
+ * The copy runs under mmap_lock, taken for reading, if a trylock succeeds.
  *
  *   rxe                                   the process
  *   mmap_read_lock; copies to page A
@@ -18,21 +18,21 @@
  *                                         and mmap return
  *   the next packet: finds B
  *
- * So a page that is written can't become shared meanwhile. Without mmap_lock this
- * would lose:
+ * mmap_lock also stops a fork from sharing a page during a write. Without it the
+ * parent could lose a write:
  *
  *   rxe                                   the process
  *   finds page A, which may be written
- *                                         fork: A is the child's, too
+ *                                         fork: parent and child share A
  *                                         writes to B, its copy of A
  *   copies to A: only the child sees it
  *
- * so a copy that runs without it asks write_protect_seq whether there was a fork,
- * and is made again then. The first copy, to A, is as one from before the fork,
- * which the child sees.
+ * So a copy without mmap_lock checks write_protect_seq for a fork, and is repeated
+ * if there was a fork. The child then sees the first copy, to A, like a write
+ * before the fork.
  *
- * A look and its copy are made with interrupts disabled then. So where page
- * tables are changed by asking all CPUs that use them to forget them:
+ * Without mmap_lock, the page is looked up and copied with interrupts disabled.
+ * Some architectures change page tables by interrupting all CPUs that use them:
  *
  *   rxe                                   the process
  *   disables interrupts; finds page A
@@ -41,19 +41,20 @@
  *   copies to page A; enables them
  *                                         munmap returns
  *
- * Elsewhere (arm64) that copy is one that was under way when munmap returned, by
- * less than the time of a memcpy of one page. A is held, so no other owner has it.
+ * On other architectures (arm64) the copy may end after munmap returned, later by
+ * less than the time of a memcpy of one page. The copy holds A, so A has no other
+ * owner.
  *
- * Calls that do not need mmap_lock for writing (MADV_DONTNEED, truncation,
- * reclaim, migration) may take A out of the page tables while it is written.
- * Then the write came before, as one by the process: A is not given away before
- * this CPU has forgotten it, and a page that is held isn't reclaimed or
- * migrated. A transfer that begins after such a call has returned finds the
- * page that is there then.
+ * Calls that do not take mmap_lock for writing (MADV_DONTNEED, truncation,
+ * reclaim, migration) may take A out of the page tables during the write. The
+ * write then counts as before the call, like a write by the process: A gets no
+ * other owner before this CPU has flushed its translation, and the kernel does not
+ * reclaim or migrate a page with an extra reference. A transfer that begins after
+ * the return of such a call finds the new page.
  *
- * The process may end while a worker has its address space on. A look-up
- * without a reference to the users of it (rxe_odp_copy_locked()) finds a page
- * that is held, or nothing:
+ * The process may end while a worker uses its address space. A look-up that has
+ * no reference to mm_users (rxe_odp_copy_locked()) finds no page, or a page that
+ * it then holds:
  *
  *   rxe                                   the process
  *   mmap_read_lock
@@ -65,9 +66,9 @@
  *
  * WORKERS AND FAULTS
  *
- * rxe's workers, which all users share, serve no fault: even one of anonymous
- * memory may wait, for its memory cgroup to have room. A page that is not there is
- * met with -EINPROGRESS, and the queue pair waits for a fault of its own:
+ * All users share rxe's workers, so a worker handles no fault: even a fault of
+ * anonymous memory may wait, for room in its memory cgroup. For an absent page
+ * the copy returns -EINPROGRESS, and only the queue pair waits for the fault:
  * rxe_odp_fault.c.
  */
 
@@ -122,7 +123,7 @@ static bool rxe_odp_copy_page_locked(unsigned long addr, void *buf,
 	return known;
 }
 
-/* One page without it; see above, and rxe_odp_page_lock_file() */
+/* One page without mmap_lock; see above, and rxe_odp_page_lock_file() */
 static bool rxe_odp_copy_page_unlocked(unsigned long addr, void *buf,
 				       unsigned int bytes, bool write)
 {
@@ -193,15 +194,15 @@ static bool rxe_odp_copy_unlocked(struct mm_struct *mm, unsigned long addr,
 }
 
 /*
- * Copy as the process itself would, but through the kernel's addresses, to or
- * from the present pages of anonymous and shared memory, and of hugetlb; of
- * files, too, where mmap_lock can't be had. That does not yield to the worker
- * of the other end after each packet, as get_user_pages_remote() does: then
- * most of the time would go by in the scheduler. The process may have ended: it
- * takes its memory away under mmap_lock, too.
+ * Copy as the process would, but through kernel addresses, to or from present
+ * pages of anonymous memory, shared memory and hugetlb; also of files if mmap_lock
+ * is not available. get_user_pages_remote() would yield to the peer's worker
+ * after each packet, and spend most of the time in the scheduler. The process may
+ * have ended: its exit also unmaps its memory under mmap_lock.
  *
- * Return: false when something is not mapped, or not so, or the architecture
- * can't look pages up without a lock (User Mode Linux); part may be copied.
+ * Return: false if a page is absent, if its protection does not allow the access,
+ * or if the architecture has no lockless look-up (User Mode Linux). Part of the
+ * data may have been copied.
  */
 static bool rxe_odp_copy_fast(struct mm_struct *mm, unsigned long addr,
 			      void *buf, unsigned int length, bool write)
@@ -225,9 +226,9 @@ static bool rxe_odp_copy_is_memory(struct vm_area_struct *vma)
 }
 
 /*
- * The same through the addresses of the process, which has not ended. (At its
- * end an architecture may give pages away and leave their translations to the
- * threads that have taken the address space on.)
+ * Copy through the addresses of the process, which has not ended. (At exit an
+ * architecture may free pages and leave their translations to threads that use the
+ * address space.)
  */
 static bool rxe_odp_copy_user(struct mm_struct *mm, unsigned long addr,
 			      void *buf, unsigned int length, bool write)
@@ -289,17 +290,17 @@ out:
 /**
  * rxe_odp_copy - Copy between a packet and memory that is paged on demand
  * @mr: An MR with on-demand paging
- * @iova: Where in @mr; the caller has checked the range
+ * @iova: The address in @mr; the caller has checked the range
  * @buf: The packet's data
- * @length: Bytes, one packet's
+ * @length: Bytes, at most one packet
  * @dir: RXE_TO_MR_OBJ or RXE_FROM_MR_OBJ
  *
  * Context: Process context, a task of a queue pair.
  *
- * Return: 0; -EFAULT when the memory can't be accessed so; -EINPROGRESS when a
- * page must be waited for: then the caller tells which side waits
+ * Return: 0; -EFAULT if the memory does not allow the access; -EINPROGRESS if the
+ * queue pair must wait for a page. The caller then reports the side that waits
  * (rxe_odp_req_waits(), rxe_odp_comp_waits(), rxe_odp_resp_state()), and copies
- * all of it again later.
+ * all of the data again later.
  */
 int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
 		 enum rxe_mr_copy_dir dir)

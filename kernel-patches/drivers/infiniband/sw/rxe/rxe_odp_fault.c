@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A fault that must be waited for: from the packet that meets it to its answer.
- * Its thread is one of the process's own, see rxe_odp_pool.c; how a queue pair
+ * One fault: from the packet that needs the page to the result. A thread of the
+ * registering process handles the fault, see rxe_odp_pool.c; how a queue pair
  * waits is in rxe_odp_wait.c.
  *
  *   a task of a queue pair                  a thread of the process
@@ -11,16 +11,16 @@
  *   request where it was
  *                                           faults; waits
  *                                           done: schedules the task
- *   copies again, as if nothing had
- *   been
+ *   copies again, as for the first
+ *   time
  *
- * A fault holds nothing of rxe: no MR, no queue pair, no device, no worker. So
- * all of these can end meanwhile, and the thread is interrupted when no queue
- * pair waits any more.
+ * A fault holds no reference to an MR, queue pair, device or worker of rxe. So
+ * each of them can end during the fault, and the thread is interrupted when no
+ * queue pair waits any more.
  *
- * The page may be gone again by then: so it goes round until page and task meet,
- * as a CPU would. If the access is not possible the thread says so, and the task
- * fails with it.
+ * The page may be absent again when the task runs. Then the task starts another
+ * fault, as a CPU would. If the access is not possible, the thread stores the error
+ * and the task fails with it.
  */
 
 #include <linux/mm.h>
@@ -37,12 +37,12 @@
 DEFINE_SPINLOCK(rxe_odp_lock);
 
 /*
- * Faults on their way from rxe_odp_copy(), which knows the page, to its caller's
- * caller, which knows the queue pair. Both are the same worker's.
+ * Faults between rxe_odp_copy(), which knows the page, and the task, which knows
+ * the queue pair. One worker runs both.
  */
 static LIST_HEAD(rxe_odp_fault_met);
 
-/* The function of each task's work; NULL until one waits for the first time */
+/* The work function of all tasks; NULL until a task waits for the first time */
 static work_func_t rxe_odp_fault_work;
 
 static void rxe_odp_fault_free(struct kref *ref)
@@ -58,7 +58,7 @@ void rxe_odp_fault_put(struct rxe_odp_fault *fault)
 	kref_put(&fault->ref, rxe_odp_fault_free);
 }
 
-/* The fault that this worker has met last and no queue pair waits for yet */
+/* Take the newest fault that this worker met and that has no queue pair yet */
 static struct rxe_odp_fault *rxe_odp_fault_take_met(void)
 {
 	struct rxe_odp_fault *fault, *found = NULL;
@@ -76,12 +76,12 @@ static struct rxe_odp_fault *rxe_odp_fault_take_met(void)
 }
 
 /**
- * rxe_odp_fault_meet - Remember a fault that must be waited for
- * @odp: The MR it is in
+ * rxe_odp_fault_meet - Remember a fault that the calling task must wait for
+ * @odp: The MR
  * @addr: The address
  * @write: For writing
- * @keep: Have the page pinned for rxe_odp_fault_take_page()
- * @locked: The page was looked for under mmap_lock
+ * @keep: Pin the page for rxe_odp_fault_take_page()
+ * @locked: The page was looked up under mmap_lock
  *
  * Return: -EINPROGRESS
  */
@@ -95,7 +95,7 @@ int rxe_odp_fault_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write,
 	if (old)
 		rxe_odp_fault_put(old);
 
-	/* Without it the access would be refused, which is possible */
+	/* If this allocation failed, a permitted access would be refused */
 	fault = kzalloc(sizeof(*fault), GFP_KERNEL | __GFP_NOFAIL);
 	kref_init(&fault->ref);
 	kref_get(&odp->pool->ref);
@@ -112,9 +112,9 @@ int rxe_odp_fault_meet(struct rxe_odp_mr *odp, unsigned long addr, bool write,
 }
 
 /*
- * Fault one page in, and hold it, if that works. Whether mmap_lock is still held
- * then is in @locked. A page that keeps a mark of NUMA balancing can't be looked
- * up without mmap_lock: so marks are answered.
+ * Fault one page in and, if this succeeds, hold it. On return @locked tells
+ * whether mmap_lock is still held. This also handles NUMA hinting faults: a page
+ * with a NUMA hint can't be looked up without mmap_lock.
  */
 static int rxe_odp_fault_locked(struct mm_struct *mm, unsigned long addr,
 				bool write, unsigned int flags,
@@ -178,7 +178,7 @@ int rxe_odp_fault_in(struct mm_struct *mm, unsigned long addr, bool write)
 	return err;
 }
 
-/* Let go of the page that a fault keeps. Context: rxe_odp_lock held */
+/* Unpin the page of a fault. Context: rxe_odp_lock held */
 void rxe_odp_fault_release(struct rxe_odp_fault *fault)
 {
 	lockdep_assert_held(&rxe_odp_lock);
@@ -187,7 +187,7 @@ void rxe_odp_fault_release(struct rxe_odp_fault *fault)
 	fault->page = NULL;
 }
 
-/* Take a fault away from its queue pair. Context: rxe_odp_lock held */
+/* Detach a fault from its queue pair. Context: rxe_odp_lock held */
 void rxe_odp_fault_leave(struct rxe_qp *qp, enum rxe_odp_side side)
 {
 	struct rxe_odp_fault *fault = qp->odp_faults[side];
@@ -210,9 +210,8 @@ void rxe_odp_fault_leave(struct rxe_qp *qp, enum rxe_odp_side side)
 }
 
 /*
- * The queue pair does not ask for the answer of a fault any more. A later
- * packet that waits for that page must not take it for its own. Context:
- * rxe_odp_lock held
+ * The queue pair no longer needs the result of its fault. A later packet that waits
+ * for the same page must start its own fault. Context: rxe_odp_lock held
  */
 void rxe_odp_fault_end(struct rxe_qp *qp, enum rxe_odp_side side)
 {
@@ -224,7 +223,7 @@ void rxe_odp_fault_end(struct rxe_qp *qp, enum rxe_odp_side side)
 		fault->over = true;
 }
 
-/* The queue pair that the calling worker does a task of; NULL for none */
+/* The queue pair whose task the calling worker runs, or NULL */
 static struct rxe_qp *rxe_odp_fault_qp(void)
 {
 	struct work_struct *work = current_work();
@@ -234,7 +233,7 @@ static struct rxe_qp *rxe_odp_fault_qp(void)
 	return container_of(work, struct rxe_task, work)->qp;
 }
 
-/* The peer can answer from now on: what the page has taken is not its time */
+/* Restart the retransmit timer: the time of the fault is not the peer's */
 static void rxe_odp_fault_restart_timer(struct rxe_qp *qp)
 {
 	if (qp_type(qp) != IB_QPT_RC || !qp->qp_timeout_jiffies)
@@ -244,13 +243,14 @@ static void rxe_odp_fault_restart_timer(struct rxe_qp *qp)
 }
 
 /**
- * rxe_odp_fault_accessed - An access of the calling task was possible
+ * rxe_odp_fault_accessed - An access of the calling task succeeded
  * @odp: The MR
  * @addr: The address
- * @length: How many bytes from there
+ * @length: The number of bytes
  * @write: For writing
  *
- * It may have waited for that, and need not have: the page came meanwhile.
+ * If the queue pair still waits for a fault in this range, another fault has
+ * brought the page, and the wait ends.
  */
 void rxe_odp_fault_accessed(struct rxe_odp_mr *odp, unsigned long addr,
 			    unsigned int length, bool write)
@@ -277,14 +277,14 @@ void rxe_odp_fault_accessed(struct rxe_odp_mr *odp, unsigned long addr,
 }
 
 /**
- * rxe_odp_fault_take_page - The page that the calling responder has waited for
+ * rxe_odp_fault_take_page - Take the page for which the calling responder waited
  * @odp: The MR
  * @addr: The address, which is written
  *
- * Only the access that met the fault gets it, once; so it is one that has begun
- * while the page was there.
+ * Only the access that met the fault gets the page, once. So the access began while
+ * the page was mapped.
  *
- * Return: The page, pinned for writing; NULL: there is none.
+ * Return: The page, pinned for writing, or NULL if there is none.
  */
 struct page *rxe_odp_fault_take_page(struct rxe_odp_mr *odp, unsigned long addr)
 {
@@ -308,9 +308,9 @@ struct page *rxe_odp_fault_take_page(struct rxe_odp_mr *odp, unsigned long addr)
 }
 
 /**
- * rxe_odp_fault_done - Tell the queue pair that waits, if one does
+ * rxe_odp_fault_done - Store the result of a fault and schedule its queue pair
  * @fault: The fault
- * @err: Its answer
+ * @err: The result
  *
  * Context: rxe_odp_lock held
  */
@@ -333,9 +333,8 @@ void rxe_odp_fault_done(struct rxe_odp_fault *fault, int err)
 }
 
 /*
- * Nor can the page of zeros: a read of it that does not get mmap_lock would come
- * here again and again. So the memory gets a page of its own, as a write would
- * have it.
+ * The zero page can't be looked up without mmap_lock either: a read of it would
+ * start a fault again and again. So the memory gets its own page, as for a write.
  */
 static void rxe_odp_fault_replace_zeros(struct mm_struct *mm,
 					unsigned long addr)
@@ -354,7 +353,7 @@ static void rxe_odp_fault_replace_zeros(struct mm_struct *mm,
 }
 
 /**
- * rxe_odp_fault_serve - Serve a fault, however long it takes
+ * rxe_odp_fault_serve - Handle a fault, however long it takes
  * @fault: The fault
  *
  * Context: a thread of the fault's process
@@ -368,7 +367,7 @@ void rxe_odp_fault_serve(struct rxe_odp_fault *fault)
 
 	err = rxe_odp_fault_page(pool->mm, fault->addr, fault->write,
 				 FOLL_INTERRUPTIBLE, &page);
-	/* There may be some again in a while, as for the CPU's faults */
+	/* Memory may become free soon, as for a fault of a CPU */
 	if (err == -ENOMEM)
 		schedule_timeout_interruptible(RXE_ODP_FAULT_PAUSE);
 	if (!err && !fault->locked && is_zero_pfn(page_to_pfn(page)))
@@ -380,7 +379,7 @@ void rxe_odp_fault_serve(struct rxe_odp_fault *fault)
 		fault->page = page;
 		list_add(&fault->list, &pool->kept);
 	}
-	/* One that was interrupted, perhaps by a stop of its process: once more */
+	/* Retry an interrupted fault: a stop of the process may have caused it */
 	rxe_odp_fault_done(fault, err == -EINTR || err == -ENOMEM ? 0 : err);
 	spin_unlock(&rxe_odp_lock);
 
@@ -388,7 +387,7 @@ void rxe_odp_fault_serve(struct rxe_odp_fault *fault)
 		rxe_odp_put_page(page, fault->write);
 }
 
-/* Start the awaited fault. The caller's reference becomes the queue pair's */
+/* Start the fault. The reference of the caller passes to the queue pair */
 static int rxe_odp_fault_start(struct rxe_qp *qp, enum rxe_odp_side side,
 			       u32 psn, struct rxe_odp_fault *fault)
 {
@@ -417,11 +416,10 @@ static int rxe_odp_fault_start(struct rxe_qp *qp, enum rxe_odp_side side,
 }
 
 /*
- * Wait for the fault that the calling task has just met at @psn: -EINPROGRESS,
- * the task will be scheduled when it is served; -ESHUTDOWN, the queue pair is
- * being destroyed; else the error of an access that is not possible. A refusal
- * is for the packet that met the fault: by the next one the access may be
- * possible again.
+ * Wait for the fault that the calling task has just met at @psn. -EINPROGRESS: the
+ * task will be scheduled when the fault is done. -ESHUTDOWN: the queue pair is
+ * being destroyed. Any other error: the access is not possible. The error is for
+ * the packet that met the fault only: the next packet may succeed.
  */
 int rxe_odp_fault_wait(struct rxe_qp *qp, enum rxe_odp_side side, u32 psn)
 {
@@ -438,7 +436,7 @@ int rxe_odp_fault_wait(struct rxe_qp *qp, enum rxe_odp_side side, u32 psn)
 	    old->write == fault->write)
 		err = !old->done ? -EINPROGRESS :
 		      old->psn == psn ? old->err : 0;
-	/* An answered fault is asked anew the next time */
+	/* A fault that is done has no result for a later access */
 	if (old && old->done)
 		rxe_odp_fault_leave(qp, side);
 	spin_unlock(&rxe_odp_lock);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A fault that is waited for, between the files of on-demand paging that know it:
- * rxe_odp_fault.c, rxe_odp_pool.c, rxe_odp_wait.c.
+ * A fault for which a queue pair waits: shared by rxe_odp_fault.c,
+ * rxe_odp_pool.c and rxe_odp_wait.c.
  */
 #ifndef RXE_ODP_FAULT_H
 #define RXE_ODP_FAULT_H
@@ -9,7 +9,7 @@
 struct rxe_odp_pool;
 struct rxe_odp_thread;
 
-/* The side that waits: the two halves of the send task do so on their own */
+/* The side that waits. The requester and the completer wait independently */
 enum rxe_odp_side {
 	RXE_ODP_REQ,
 	RXE_ODP_COMP,
@@ -17,37 +17,37 @@ enum rxe_odp_side {
 };
 
 struct rxe_odp_fault {
-	/* of the worker or the queue pair, and of the thread or its pool */
+	/* held by the worker or queue pair, and by the thread or pool */
 	struct kref		ref;
 	struct rxe_odp_pool	*pool;
 	unsigned long		addr;
 	bool			write;
-	bool			keep;	/* the page, pinned, for the task */
-	bool			locked;	/* mmap_lock was had when it was met */
+	bool			keep;	/* pin the page for the task */
+	bool			locked;	/* looked up under mmap_lock */
 
 	/*
-	 * in rxe_odp_fault_met until it is known which queue pair waits; in its pool
-	 * until there is a thread, and while it keeps a page
+	 * in rxe_odp_fault_met until its queue pair is known; in a list of the
+	 * pool until it has a thread, and while it keeps a page
 	 */
 	struct list_head	list;
 	struct task_struct	*by;	/* the worker that met it */
 	unsigned long		since;
 
 	/* under rxe_odp_lock */
-	struct rxe_qp		*qp;	/* NULL: it does not wait any more */
+	struct rxe_qp		*qp;	/* NULL: no longer waits */
 	u32			psn;	/* of the packet that met it */
 	enum rxe_odp_side	side;
 	bool			over;	/* the waiting packet needs no answer */
 	bool			met;	/* a packet has waited for it */
 	bool			done;
 	int			err;
-	struct rxe_odp_thread	*thread; /* NULL: there is none yet */
-	struct page		*page;	/* NULL: it keeps none */
+	struct rxe_odp_thread	*thread; /* NULL: waits for a thread */
+	struct page		*page;	/* the kept page, or NULL */
 };
 
 /*
- * Guards pools, the queue pairs of faults and the faults of queue pairs. A task's
- * lock and siglock nest in it.
+ * Protects the pools and the links between faults and queue pairs. The lock of a
+ * task and siglock nest inside it.
  */
 extern spinlock_t rxe_odp_lock;
 

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * One page of the process that registered: the address space, by lock or without,
- * the look at its page tables, a file's page. It is held for the time of one
- * access and let go.
+ * One page of the registering process: entering the address space with mmap_lock
+ * or without it, the look-up in the page tables, and pages of files. A page is
+ * held for one access and then released.
  *
- * Mostly mmap_lock is held, for reading, and was only tried for: its holder may
- * wait for a dead server's file. Where others always hold it or queue for it that
- * never works. Then a page that is there is found without it, as
- * get_user_pages_fast() does, and one that can't be found so is faulted in by a
- * thread that queues. Calls that mmap_lock would keep away may come meanwhile:
- * see rxe_odp_copy.c for a copy, rxe_odp_page_open() for an atomic operation.
+ * Usually the access holds mmap_lock for reading. It only tries for the lock,
+ * because the holder may wait for a file of a dead server. If other threads
+ * always hold mmap_lock or queue for it, the trylock always fails. Then a present
+ * page is found without the lock, as by get_user_pages_fast(), and any other
+ * page is faulted in by a thread that queues for mmap_lock. Without the lock,
+ * other calls can change the mapping during the access: see rxe_odp_copy.c for
+ * copies, rxe_odp_page_open() for atomic operations.
  */
 
 #include <linux/backing-dev.h>
@@ -25,7 +26,7 @@
 #include "rxe.h"
 #include "rxe_odp_page.h"
 
-/* A writer of mmap_lock is short, unless it waits itself */
+/* Try a few times: a writer of mmap_lock is short, unless it sleeps itself */
 static bool rxe_odp_page_trylock(struct mm_struct *mm)
 {
 	int tries;
@@ -39,7 +40,7 @@ static bool rxe_odp_page_trylock(struct mm_struct *mm)
 }
 
 /*
- * Enter the address space; 0, or -EFAULT when it has ended, or -EBUSY when that
+ * Enter the address space. Return: 0; -EFAULT if it has ended; -EBUSY if entering
  * might take long.
  */
 int rxe_odp_page_enter(struct mm_struct *mm)
@@ -65,8 +66,8 @@ static void rxe_odp_page_leave_task_mm(void)
 }
 
 /*
- * Take an address space on for the rest of the task of a queue pair, which has
- * many packets. All copying is done by such tasks, and do_work() ends each with
+ * Use an address space for the rest of the task of a queue pair, because a task
+ * has many packets. Only such tasks copy, and do_work() ends each task with
  * rxe_odp_end_task().
  */
 bool rxe_odp_page_take_on(struct mm_struct *mm)
@@ -84,7 +85,7 @@ bool rxe_odp_page_take_on(struct mm_struct *mm)
 	return true;
 }
 
-/* Called for each task; its queue pair may have gone. Leave the address space */
+/* Leave the address space. Runs after each task; its queue pair may be gone */
 void rxe_odp_end_task(void)
 {
 	rxe_odp_page_leave_task_mm();
@@ -96,7 +97,7 @@ bool rxe_odp_page_may_access(struct vm_area_struct *vma, bool write)
 	       (vma->vm_flags & (write ? VM_WRITE : VM_READ));
 }
 
-/* Does a file system write it to its file? */
+/* Does a file system write the page back to a file? */
 bool rxe_odp_page_is_file(struct folio *folio)
 {
 	struct address_space *mapping = READ_ONCE(folio->mapping);
@@ -105,7 +106,7 @@ bool rxe_odp_page_is_file(struct folio *folio)
 	       mapping_can_writeback(mapping);
 }
 
-/* May that page still be written there? */
+/* May the page still be written at this address? */
 static bool rxe_odp_page_is_writable(struct mm_struct *mm, unsigned long addr,
 				     struct page *page)
 {
@@ -118,18 +119,18 @@ static bool rxe_odp_page_is_writable(struct mm_struct *mm, unsigned long addr,
 }
 
 /*
- * A file system may clean a page that is being written, unless that is locked,
- * and warns of one that gets dirty then. The holder of the lock is short
- * mostly, but may have cleaned it: then the file system wants to be told of the
- * next write, by a fault, before there is one.
+ * A file system may clean a page during a write unless the page is locked, and
+ * then warns when the page gets dirty. A holder of the page lock usually holds it
+ * for a short time, but may have cleaned the page. The file system then needs a
+ * fault before the next write.
  *
  *   rxe                                   writeback
  *   finds a page, which may be written
- *                                         locks and cleans it: not any more;
+ *                                         locks and cleans it: now read-only;
  *                                         writes it to its file; unlocks
  *   locks it; looks again: not writable
  *
- * Return: 0; -EBUSY, and the page is let go.
+ * Return: 0; or -EBUSY, and the page is released.
  */
 static int rxe_odp_page_lock_file(struct mm_struct *mm, unsigned long addr,
 				  struct page *page)
@@ -154,7 +155,7 @@ static int rxe_odp_page_lock_file(struct mm_struct *mm, unsigned long addr,
 	return -EBUSY;
 }
 
-/* Let go of a page, and of its lock */
+/* Unlock and release a page */
 void rxe_odp_page_release(struct page *page, bool write)
 {
 	struct folio *folio = page_folio(page);
@@ -165,11 +166,11 @@ void rxe_odp_page_release(struct page *page, bool write)
 }
 
 /*
- * Find a page that is there, under mmap_lock. One with a mark of NUMA balancing is
- * not: it would come here with each packet while it keeps that.
+ * Look up a present page under mmap_lock. A page with a NUMA hint counts as absent:
+ * without a fault each packet would take this slow path.
  *
- * Return: 0, and the page is held, to be let go by rxe_odp_page_release();
- * -EBUSY: it must be waited for; -EFAULT: no such access is possible there.
+ * Return: 0, and rxe_odp_page_release() releases the page; -EBUSY if the queue pair
+ * must wait for the page; -EFAULT if the access is not possible.
  */
 int rxe_odp_page_get(struct rxe_odp_mr *odp, unsigned long addr, bool write,
 		     struct page **page)
@@ -191,11 +192,11 @@ int rxe_odp_page_get(struct rxe_odp_mr *odp, unsigned long addr, bool write,
 }
 
 /*
- * Protection keys are each thread's own, and say nothing about a device: a look
- * under mmap_lock passes over them (FOLL_REMOTE). One without it asks for the
- * calling task's keys, and a worker has the first one only; so memory with another
- * was found under mmap_lock or not at all. The register is the task's: it is
- * switched with the task, and an interrupt does not look at memory by it.
+ * Protection keys belong to a thread and do not restrict a device: a look-up under
+ * mmap_lock ignores them (FOLL_REMOTE). A look-up without mmap_lock uses the keys
+ * of the calling task, and a worker has key 0 only. So memory with another key
+ * would always need mmap_lock. The register belongs to the task: the scheduler
+ * switches it, and interrupts do not access user memory with it.
  */
 static u32 rxe_odp_page_allow_keys(void)
 {
@@ -217,9 +218,9 @@ static void rxe_odp_page_restore_keys(u32 before)
 }
 
 /*
- * Look a page up without mmap_lock, in the address space that the calling worker
- * has taken on: it is there, and may be accessed so. NULL: it is not, or the
- * architecture can't look pages up so (User Mode Linux).
+ * Look up a page without mmap_lock in the address space that the worker uses.
+ * NULL: the page is absent, does not allow the access, or the architecture has no
+ * lockless look-up (User Mode Linux).
  */
 struct page *rxe_odp_page_look(unsigned long addr, bool write)
 {
@@ -232,7 +233,7 @@ struct page *rxe_odp_page_look(unsigned long addr, bool write)
 	return got == 1 ? page : NULL;
 }
 
-/* Is it still the page there? Then a file's is locked */
+/* Is the page still mapped at @addr? The page of a file is then locked */
 static bool rxe_odp_page_is_mapped(struct page *page, unsigned long addr)
 {
 	struct folio *folio = page_folio(page);
@@ -275,16 +276,16 @@ static struct page *rxe_odp_page_get_unlocked(struct rxe_odp_mr *odp,
 }
 
 /**
- * rxe_odp_page_open - Hold a page for an access that is no copy
+ * rxe_odp_page_open - Hold a page for an access other than a copy
  * @mr: The MR
- * @iova: Where in @mr
+ * @iova: The address in @mr
  * @write: For writing
  * @opened: The page, to be closed by rxe_odp_page_close()
  *
- * A page that is written must not become a child's by a fork meanwhile. That
- * is kept off by mmap_lock; or, where it can't be had, by the pin of the thread
- * that has faulted the page in. It is lent to the access that has met the
- * fault, if it is still the page there:
+ * A fork during a write must not give the page to the child. mmap_lock excludes
+ * the fork. Without mmap_lock the pin of the thread that faulted the page in keeps
+ * the page with the parent. Only the access that met the fault uses this pin, and
+ * only if the page is still mapped:
  *
  *   rxe                      a thread            the process
  *   adds: -EINPROGRESS
@@ -296,11 +297,11 @@ static struct page *rxe_odp_page_get_unlocked(struct rxe_odp_mr *odp,
  *   adds: -EINPROGRESS
  *                            pins page A
  *                                                munmap; mmap: page B
- *   finds B: lets A go, and
- *   meets a fault anew
+ *   finds B: releases A, and
+ *   starts another fault
  *
- * Return: 0; -EFAULT: no such access is possible; -EINPROGRESS: it must be
- * waited for.
+ * Return: 0; -EFAULT if the access is not possible; -EINPROGRESS if the queue pair
+ * must wait for the page.
  */
 int rxe_odp_page_open(struct rxe_mr *mr, u64 iova, bool write,
 		      struct rxe_odp_opened *opened)

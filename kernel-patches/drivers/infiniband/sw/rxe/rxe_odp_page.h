@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * One page of the process that registered, as a read or write by a device sees
- * it, see rxe_odp_page.c.
+ * One page of the registering process, as a device reads or writes it, see
+ * rxe_odp_page.c.
  */
 #ifndef RXE_ODP_PAGE_H
 #define RXE_ODP_PAGE_H

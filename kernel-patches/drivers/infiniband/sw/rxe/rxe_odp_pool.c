@@ -1,37 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The threads that wait for pages: their life, and which one serves a fault. How
- * a fault is served is in rxe_odp_fault.c.
+ * The threads that wait for pages: their lifetime, and the choice of a thread for
+ * a fault. How a thread handles a fault is in rxe_odp_fault.c.
  *
- * The answer to a fault may come from a disk, a thread with a userfaultfd, a
- * FUSE server, a server behind a dead network: it may take for ever. So it is
- * the process that has registered the memory whose threads wait
- * (vhost_task_create()): they count in its RLIMIT_NPROC and its control groups,
- * have its address space as all its threads do, and are killed with it. A
- * kernel thread would be counted for no user, and would keep the memory of a
- * process that was killed; a worker would be one of the few that all share, and
- * can't be killed.
+ * A fault may need a disk, a userfaultfd handler, a FUSE server, or a server behind
+ * a dead network: it may take forever. So threads of the registering process wait
+ * for it (vhost_task_create()): they count in RLIMIT_NPROC and in the control
+ * groups of the process, share its address space like its other threads, and are
+ * killed with it. A kernel thread would be charged to no user, and would keep the
+ * memory of a killed process; a worker can't be killed, and all users share the
+ * few workers.
  *
- * Such a thread can be made in the context of the process only, which packets do
- * not have. So the registration makes the first one, or fails; and a thread that
- * takes a fault, and leaves none idle behind, makes another one before it
- * waits. It may not get one, or there may be RXE_ODP_POOL_THREADS: then faults
- * wait for a thread as they do for their page, and take turns with those that
- * have one (rxe_odp_pool_turn()). A pool serves no other process.
+ * Only the process can make such a thread, and packets run in another context.
+ * So the registration makes the first thread, or fails. A thread that takes a
+ * fault and leaves no idle thread makes another thread before it waits. If it
+ * can't, or if there are RXE_ODP_POOL_THREADS, the other faults wait, and take
+ * turns with the faults that have a thread (rxe_odp_pool_turn()). The threads of
+ * a pool work for one process only.
  *
- * A thread ends when it is not needed, when the last MR of its process goes, and
+ * A thread ends when it is not needed, when the last MR of its process ends, and
  * when the process is killed or executes another program:
  *
- *   the last MR, or one that is idle        the process
+ *   the last MR ends, or a thread is idle   the process
  *   leaves the pool; marks itself as killed is killed; each thread, too
  *              \                            /
  *               get_signal() in vhost_task_fn()
  *               rxe_odp_pool_killed()
  *               a worker: vhost_task_stop(), which waits for no fault
  *
- * vhost_task_stop() waits for the thread, which may wait for its fault, or be
- * stopped with its process. So it is called for threads that are on their way to
- * do_exit() only, and the end of an MR waits for no thread.
+ * vhost_task_stop() waits for the thread, and the thread may wait for its fault,
+ * or be stopped with its process. So it is called only for threads that are about
+ * to call do_exit(), and the end of an MR waits for no thread.
  */
 
 #include <linux/jiffies.h>
@@ -48,19 +47,19 @@
 #include "rxe_odp_pool.h"
 
 #define RXE_ODP_POOL_THREADS	16
-#define RXE_ODP_POOL_IDLE	2	/* beside one that has just become idle */
+#define RXE_ODP_POOL_IDLE	2	/* without the thread that becomes idle */
 #define RXE_ODP_POOL_TURN	msecs_to_jiffies(100)
 
 struct rxe_odp_thread {
-	struct list_head	list;	/* in its pool's; in rxe_odp_pool_dead */
+	struct list_head	list;	/* in the list of its pool, or in rxe_odp_pool_dead */
 	struct rxe_odp_pool	*pool;
 	struct vhost_task	*task;
 
 	/* under rxe_odp_lock */
 	struct task_struct	*self;
 	struct rxe_odp_fault	*fault;	/* NULL: it is idle */
-	unsigned long		since;	/* it has the fault, in jiffies */
-	bool			left;	/* the pool, on its own account */
+	unsigned long		since;	/* jiffies when it took the fault */
+	bool			left;	/* it left the pool without a signal */
 };
 
 static LIST_HEAD(rxe_odp_pools);
@@ -99,8 +98,8 @@ static struct rxe_odp_thread *rxe_odp_pool_idle(struct rxe_odp_pool *pool)
 }
 
 /*
- * Have an idle thread look at the faults; or, if there is none, have them wait
- * for their turn. Context: rxe_odp_lock held
+ * Wake an idle thread for the waiting faults; without an idle thread start the
+ * timer for their turn. Context: rxe_odp_lock held
  */
 static void rxe_odp_pool_wake(struct rxe_odp_pool *pool)
 {
@@ -130,25 +129,25 @@ void rxe_odp_pool_add(struct rxe_odp_fault *fault)
 }
 
 /**
- * rxe_odp_pool_interrupt - Have a thread not wait for its fault any more
- * @thread: The thread, which serves a fault
+ * rxe_odp_pool_interrupt - End the wait of a thread for its fault
+ * @thread: The thread, which handles a fault
  *
- * It comes back at once from a userfaultfd. A file system may wait for its
- * server for as long as the process lives, and is woken to no purpose, as any
- * sleeper may be. Context: rxe_odp_lock held
+ * A wait for a userfaultfd ends immediately. A wait in a file system may go on as
+ * long as the process lives; the wake-up is then spurious, which any sleeper must
+ * accept. Context: rxe_odp_lock held
  */
 void rxe_odp_pool_interrupt(struct rxe_odp_thread *thread)
 {
 	lockdep_assert_held(&rxe_odp_lock);
-	/* As set_notify_signal(); get_signal() takes it back before the next fault */
+	/* As set_notify_signal(); get_signal() clears the flag before the next fault */
 	set_tsk_thread_flag(thread->self, TIF_NOTIFY_SIGNAL);
 	vhost_task_wake(thread->task);
 }
 
 /*
- * Interrupt as many threads as there are faults that wait for one, but none before
- * its time, and the first that had its fault first. Their queue pairs ask for
- * those pages again, behind the others. Context: rxe_odp_lock held
+ * Interrupt one thread for each fault without a thread: the threads with the oldest
+ * faults first, and only threads whose turn is over. The interrupted queue pairs
+ * start their faults again, at the end of the list. Context: rxe_odp_lock held
  */
 static void rxe_odp_pool_give_turns(struct rxe_odp_pool *pool)
 {
@@ -162,7 +161,7 @@ static void rxe_odp_pool_give_turns(struct rxe_odp_pool *pool)
 		    time_before(jiffies, thread->since + RXE_ODP_POOL_TURN))
 			continue;
 		rxe_odp_pool_interrupt(thread);
-		/* One that does not come back leaves the next time to others */
+		/* If the thread does not come back, interrupt another one next time */
 		thread->since = jiffies;
 		list_move_tail(&thread->list, &pool->threads);
 		waits = waits->next;
@@ -170,8 +169,8 @@ static void rxe_odp_pool_give_turns(struct rxe_odp_pool *pool)
 }
 
 /*
- * All threads of a process may wait for answers that do not come, or come from a
- * thread that needs one of the pages for which there was no thread:
+ * All threads of a process may wait for pages that never come, or that come from a
+ * thread that itself needs a page of a fault without a thread:
  *
  *   the process          a fault, with its last thread     a fault, without one
  *   reads its
@@ -182,8 +181,8 @@ static void rxe_odp_pool_give_turns(struct rxe_odp_pool *pool)
  *                                                          gets page B
  *   makes page A         gets page A
  *
- * A thread that takes a fault also tries to make another thread, which it may
- * get by now.
+ * A thread that takes a fault also tries to make another thread: the limits may
+ * allow it now.
  */
 static void rxe_odp_pool_turn(struct work_struct *work)
 {
@@ -202,7 +201,7 @@ static void rxe_odp_pool_turn(struct work_struct *work)
 }
 
 /*
- * There is nothing to serve any more. Its threads end, its faults are errors.
+ * The pool has no more work. Its threads end, its faults return an error.
  * Context: rxe_odp_lock held
  */
 static void rxe_odp_pool_close(struct rxe_odp_pool *pool)
@@ -232,8 +231,8 @@ static void rxe_odp_pool_close(struct rxe_odp_pool *pool)
 }
 
 /*
- * End the calling thread alone: a SIGKILL of its own, as the kernel gives to
- * each thread of a group that exits, and vhost_task_fn() heeds.
+ * End only the calling thread: set a pending SIGKILL, as the kernel does for each
+ * thread of an exiting group. vhost_task_fn() checks for it.
  */
 static void rxe_odp_pool_end_thread(void)
 {
@@ -243,7 +242,7 @@ static void rxe_odp_pool_end_thread(void)
 	spin_unlock_irq(&current->sighand->siglock);
 }
 
-/* Are there enough without that one? Context: rxe_odp_lock held */
+/* Are there enough idle threads without @thread? Context: rxe_odp_lock held */
 static bool rxe_odp_pool_is_surplus(struct rxe_odp_thread *thread)
 {
 	struct rxe_odp_thread *other;
@@ -254,7 +253,7 @@ static bool rxe_odp_pool_is_surplus(struct rxe_odp_thread *thread)
 	return idle > RXE_ODP_POOL_IDLE;
 }
 
-/* The next fault of the calling thread; NULL: none, and it may have left */
+/* The next fault of the calling thread. NULL: none; the thread may have left */
 static struct rxe_odp_fault *rxe_odp_pool_take(struct rxe_odp_thread *thread)
 {
 	struct rxe_odp_pool *pool = thread->pool;
@@ -270,7 +269,7 @@ static struct rxe_odp_fault *rxe_odp_pool_take(struct rxe_odp_thread *thread)
 		thread->fault = fault;
 		thread->since = jiffies;
 		list_move_tail(&thread->list, &pool->threads);
-		/* This one may have been woken for two */
+		/* The wake-up may have been for two faults */
 		if (!list_empty(&pool->faults))
 			rxe_odp_pool_wake(pool);
 	} else if (pool->closed || rxe_odp_pool_is_surplus(thread)) {
@@ -284,7 +283,7 @@ static struct rxe_odp_fault *rxe_odp_pool_take(struct rxe_odp_thread *thread)
 
 static int rxe_odp_pool_start(struct rxe_odp_pool *pool);
 
-/* The work of a thread, until there is none: vhost_task_fn() waits then */
+/* Handle faults until there is none; then vhost_task_fn() sleeps */
 static bool rxe_odp_pool_work(void *arg)
 {
 	struct rxe_odp_thread *thread = arg;
@@ -305,7 +304,7 @@ static bool rxe_odp_pool_work(void *arg)
 	last = !rxe_odp_pool_idle(pool);
 	spin_unlock(&rxe_odp_lock);
 	if (last)
-		rxe_odp_pool_start(pool); /* or it goes without */
+		rxe_odp_pool_start(pool); /* may fail */
 
 	rxe_odp_fault_serve(fault);
 
@@ -316,7 +315,7 @@ static bool rxe_odp_pool_work(void *arg)
 	return true;
 }
 
-/* The thread is about to exit, with its process if it has not left before */
+/* The thread is about to exit: alone if it has left the pool, else with its process */
 static void rxe_odp_pool_killed(void *arg)
 {
 	struct rxe_odp_thread *thread = arg;
@@ -345,7 +344,7 @@ static struct rxe_odp_thread *rxe_odp_pool_next_dead(void)
 	return thread;
 }
 
-/* Threads that are about to exit do not run code of this module any more then */
+/* Stop threads that are about to exit: afterwards they run no code of this module */
 static void rxe_odp_pool_bury(struct work_struct *work)
 {
 	struct rxe_odp_thread *thread;
@@ -358,14 +357,14 @@ static void rxe_odp_pool_bury(struct work_struct *work)
 	}
 }
 
-/* The module goes: no thread holds it, and the worker is in its last lines */
+/* The module is unloaded: no thread uses it, and the worker is about to return */
 void rxe_odp_pool_exit(void)
 {
 	cancel_delayed_work_sync(&rxe_odp_pool_turn_work);
 	flush_work(&rxe_odp_pool_bury_work);
 }
 
-/* A signal of the caller would end the making of a thread; SIGKILL may */
+/* Create a thread. Only SIGKILL may interrupt this, no other signal of the caller */
 static struct vhost_task *rxe_odp_pool_create(struct rxe_odp_thread *thread)
 {
 	struct vhost_task *task;
@@ -376,12 +375,12 @@ static struct vhost_task *rxe_odp_pool_create(struct rxe_odp_thread *thread)
 	task = vhost_task_create(rxe_odp_pool_work, rxe_odp_pool_killed, thread,
 				 "rxe_odp");
 	sigprocmask(SIG_SETMASK, &before, NULL);
-	return task ?: ERR_PTR(-EAGAIN); /* some 6.12.y tell no reason */
+	return task ?: ERR_PTR(-EAGAIN); /* some 6.12.y return NULL */
 }
 
 /*
- * Make a thread of the calling process. Context: of the pool's process; -EAGAIN:
- * its limits, or that of the pool, allow none.
+ * Make a thread of the calling process, which must be the pool's process. -EAGAIN:
+ * the limits of the process or of the pool allow no more threads.
  */
 static int rxe_odp_pool_start(struct rxe_odp_pool *pool)
 {
@@ -436,7 +435,7 @@ static struct rxe_odp_pool *rxe_odp_pool_new(void)
 	return pool;
 }
 
-/* That of the calling process; or @new, which becomes it */
+/* The pool of the calling process. If there is none, @new becomes the pool */
 static struct rxe_odp_pool *rxe_odp_pool_find(struct rxe_odp_pool *new)
 {
 	struct rxe_odp_pool *pool;
@@ -457,10 +456,10 @@ out:
 }
 
 /**
- * rxe_odp_pool_join - The threads of the calling process, for a new MR
+ * rxe_odp_pool_join - Get the pool of the calling process for a new MR
  *
- * Return: The pool, which has a thread, to be left with the end of the MR; or
- * an error: -EAGAIN when the process can't have another thread.
+ * Return: The pool, which has a thread; rxe_odp_pool_leave() at the end of the MR.
+ * Or an error: -EAGAIN if the process can't have another thread.
  */
 struct rxe_odp_pool *rxe_odp_pool_join(void)
 {
@@ -481,7 +480,7 @@ struct rxe_odp_pool *rxe_odp_pool_join(void)
 	spin_unlock(&rxe_odp_lock);
 	if (wanted)
 		err = rxe_odp_pool_start(pool);
-	/* One that serves the faults of others will do */
+	/* One thread is enough, even if it is busy */
 	if (READ_ONCE(pool->count))
 		err = 0;
 	mutex_unlock(&pool->start_lock);
@@ -492,7 +491,7 @@ struct rxe_odp_pool *rxe_odp_pool_join(void)
 	return ERR_PTR(err);
 }
 
-/* An MR has ended. It waits for no thread */
+/* An MR has ended. Does not wait for threads */
 void rxe_odp_pool_leave(struct rxe_odp_pool *pool)
 {
 	spin_lock(&rxe_odp_lock);

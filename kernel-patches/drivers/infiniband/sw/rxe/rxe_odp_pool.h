@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The threads of a process that has registered memory on demand, see
+ * The threads of a process that has MRs with on-demand paging, see
  * rxe_odp_pool.c.
  */
 #ifndef RXE_ODP_POOL_H
@@ -9,20 +9,20 @@
 struct rxe_odp_fault;
 struct rxe_odp_thread;
 
-/* Held by MRs, faults and threads */
+/* MRs, faults and threads hold references */
 struct rxe_odp_pool {
 	struct kref		ref;
 	struct mm_struct	*mm;		/* grabbed */
-	struct pid		*process;	/* that registered */
-	struct mutex		start_lock;	/* so the first thread is one */
+	struct pid		*process;	/* the registering process */
+	struct mutex		start_lock;	/* makes only one first thread */
 
 	/* under rxe_odp_lock */
-	struct list_head	list;		/* in rxe_odp_pools until closed */
+	struct list_head	list;		/* in rxe_odp_pools while open */
 	unsigned int		mrs;
-	unsigned int		count;		/* of threads, being made or made */
-	bool			closed;		/* no MR is left, or no process */
-	struct list_head	threads;	/* by the time of their faults */
-	struct list_head	faults;		/* without a thread yet */
+	unsigned int		count;		/* of threads, also unfinished ones */
+	bool			closed;		/* the last MR or the process ended */
+	struct list_head	threads;	/* sorted by age of their faults */
+	struct list_head	faults;		/* waiting for a thread */
 	struct list_head	kept;		/* done, with a page */
 };
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * ibv_advise_mr(): have pages faulted in before a transfer needs them.
+ * ibv_advise_mr(): fault pages in before a transfer needs them.
  *
- * There is nothing to fill but the page tables of the process itself, so it is
- * done by the caller, at once: with IB_UVERBS_ADVISE_MR_FLAG_FLUSH as a touch of
- * each page would do it, else without waiting for anybody (I/O is started).
+ * The device has no page table to fill: only the page tables of the process
+ * change. So the caller does it before the call returns. With
+ * IB_UVERBS_ADVISE_MR_FLAG_FLUSH it faults each page in, as an access by the CPU
+ * would. Without the flag it starts I/O but does not wait.
  */
 
 #include <linux/mm.h>
@@ -14,7 +15,7 @@
 #include "rxe.h"
 #include "rxe_odp_page.h"
 
-/* The MR to prefetch, or an error; the reference is the caller's */
+/* The MR to prefetch, with a reference for the caller; or an error */
 static struct rxe_mr *
 rxe_odp_prefetch_find_mr(struct ib_pd *ibpd,
 			 enum ib_uverbs_advise_mr_advice advice,
@@ -46,7 +47,7 @@ rxe_odp_prefetch_find_mr(struct ib_pd *ibpd,
 	return ERR_PTR(err);
 }
 
-/* One page, without waiting: it counts if it is there */
+/* Touch one page without waiting. Return: is the page present? */
 static bool rxe_odp_prefetch_touch(struct mm_struct *mm, unsigned long addr, bool write)
 {
 	struct page *page;
@@ -63,8 +64,8 @@ static bool rxe_odp_prefetch_touch(struct mm_struct *mm, unsigned long addr, boo
 }
 
 /*
- * One page. A caller that waited for a page of another process would keep all
- * that one's memory while it is killed: its pages are only started.
+ * One page. A caller that is killed while it waits for a page of another process
+ * would keep the whole memory of that process, so such pages are only started.
  */
 static int rxe_odp_prefetch_page(struct mm_struct *mm, unsigned long addr,
 				 bool write, bool wait, u64 *done)
@@ -83,11 +84,11 @@ static int rxe_odp_prefetch_page(struct mm_struct *mm, unsigned long addr,
 	return err;
 }
 
-/* Return: 0 or an error; the number of pages that are there now in @done */
+/* Return: 0 or an error; @done gets the number of pages that are present */
 static int rxe_odp_prefetch(struct mm_struct *mm, unsigned long addr, u64 length,
 			    bool write, bool wait, u64 *done)
 {
-	/* Not an end: behind the last page there is none. */
+	/* Count pages instead of computing an end address, which could wrap to 0 */
 	u64 pages = DIV_ROUND_UP_ULL(offset_in_page(addr) + length, PAGE_SIZE);
 	int err = 0;
 
@@ -101,8 +102,8 @@ static int rxe_odp_prefetch(struct mm_struct *mm, unsigned long addr, u64 length
 }
 
 /*
- * Prefetch one part. A fault may take for ever, and deregistering waits for
- * references to the MR: so none is held meanwhile.
+ * Prefetch one part. A fault may take forever, and deregistering waits for all
+ * references to the MR: so the fault runs without a reference.
  */
 static int rxe_odp_prefetch_sge(struct ib_pd *ibpd,
 				enum ib_uverbs_advise_mr_advice advice,
@@ -136,18 +137,20 @@ static int rxe_odp_prefetch_sge(struct ib_pd *ibpd,
 
 /**
  * rxe_odp_advise_mr - Prefetch parts of MRs with on-demand paging
- * @ibpd: The PD of all of them
- * @advice: Whether for reading or writing, or without a fault at all
- * @flags: IB_UVERBS_ADVISE_MR_FLAG_FLUSH: return when it is done
+ * @ibpd: The PD of all MRs
+ * @advice: For reading, for writing, or without faults
+ * @flags: IB_UVERBS_ADVISE_MR_FLAG_FLUSH: return when the pages are present
  * @sg_list: The parts
- * @num_sge: Their number
+ * @num_sge: The number of parts
  * @attrs: Not used
  *
- * Return: 0, also when without the flag some pages are not there; -EOPNOTSUPP
- * for other advice; -ENOENT for an unknown key; -EPERM for another PD or a
- * write to read-only memory; -EINVAL for an MR that is pinned; -EFAULT when the
- * range is not the MR's or can't be accessed so; -EINTR when the caller is
- * being killed. All keys are checked before anything is done.
+ * All keys are checked first.
+ *
+ * Return: 0, even if some pages are absent and the flag was not set; -EOPNOTSUPP
+ * for any other advice; -ENOENT for an unknown key; -EPERM for an MR of another PD
+ * or a write to read-only memory; -EINVAL for a pinned MR; -EFAULT if the range is
+ * outside the MR or its memory does not allow the access; -EINTR if the caller is
+ * being killed.
  */
 int rxe_odp_advise_mr(struct ib_pd *ibpd,
 		      enum ib_uverbs_advise_mr_advice advice, u32 flags,
@@ -170,7 +173,7 @@ int rxe_odp_advise_mr(struct ib_pd *ibpd,
 			return PTR_ERR(mr);
 		rxe_put(mr);
 	}
-	/* There is no table of mapped pages to enter them in */
+	/* The device has no page table for pages that are already present */
 	if (advice == IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT)
 		return 0;
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Queue pairs that wait for a page: requester, completer and responder leave a packet
- * or a work request where it was, and go on with it when the fault is done.
+ * Queue pairs that wait for a page: the requester, completer or responder leaves
+ * the packet or work request in its queue, and continues when the fault is done.
  *
- * The peer of an RC queue pair is told nothing at first. When the faults of one
- * packet take longer than RXE_ODP_PATIENCE, it is told to try again later (RNR
- * NAK), once, and then as often as it repeats its request; of a read that has
- * been answered in part, the rest. A requester that waits takes none of its
- * retries meanwhile. Of an unreliable transport the message is dropped when one
- * fault takes so long.
+ * At first the peer of an RC queue pair gets no answer. When the faults of one
+ * packet take longer than RXE_ODP_PATIENCE, the responder sends an RNR NAK, and
+ * another one each time that the peer repeats the request; for a read that has been
+ * answered in part, the RNR NAK is for the rest. A requester uses no retries while
+ * it waits. An unreliable transport drops the message when one fault takes longer
+ * than RXE_ODP_PATIENCE.
  */
 
 #include <linux/skbuff.h>
@@ -19,7 +19,7 @@
 #define RXE_ODP_PATIENCE	msecs_to_jiffies(20)
 #define RXE_ODP_PACKETS		512
 
-/* Let go of the last packets of a queue, until so many are left; they hold @qp */
+/* Drop packets from the end of a queue until @left are left; each holds @qp */
 static void rxe_odp_drop(struct rxe_qp *qp, struct sk_buff_head *queue,
 			 unsigned int left)
 {
@@ -34,10 +34,10 @@ static void rxe_odp_drop(struct rxe_qp *qp, struct sk_buff_head *queue,
 }
 
 /*
- * A packet that was looped back counts for, and holds, the queue pair that sent
- * it until it is freed. That one must not wait for ours, nor its other peers.
- * So packets that wait count for no queue pair, and their number has a limit:
- * lost ones are sent again.
+ * A looped-back packet counts for the queue pair that sent it, and holds this queue
+ * pair until the packet is freed. The sender and its other peers must not wait for
+ * our page. So waiting packets count for no queue pair, and their number is
+ * limited: the sender retransmits dropped packets.
  */
 static void rxe_odp_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
 {
@@ -55,10 +55,10 @@ static void rxe_odp_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
  * rxe_odp_req_waits - Does the requester wait for a page?
  * @qp: The queue pair
  * @wqe: The work request whose data could not be copied
- * @err: The result of copying it
+ * @err: The result of the copy
  *
- * Return: true if so: the requester leaves @wqe as it is, to go on with it when
- * it is scheduled again.
+ * Return: true if it waits: the requester leaves @wqe unchanged, and continues
+ * with @wqe when it is scheduled again.
  */
 bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
 {
@@ -68,7 +68,7 @@ bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
 	err = rxe_odp_fault_wait(qp, RXE_ODP_REQ, qp->req.psn);
 	if (err == -EINPROGRESS || err == -ESHUTDOWN) {
 		wqe->status = IB_WC_SUCCESS;
-		/* The packet may have been the one to ask for an acknowledgment */
+		/* The packet that waits may be the one with the acknowledgment request */
 		qp->req.noack_pkts = RXE_MAX_PKT_PER_ACK + 1;
 		return true;
 	}
@@ -77,7 +77,7 @@ bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
 }
 
 /**
- * rxe_odp_req_ends - The requester does not go on with its request
+ * rxe_odp_req_ends - The requester gives up its work request
  * @qp: The queue pair
  */
 void rxe_odp_req_ends(struct rxe_qp *qp)
@@ -88,7 +88,7 @@ void rxe_odp_req_ends(struct rxe_qp *qp)
 	spin_unlock(&rxe_odp_lock);
 }
 
-/* Is the peer silent because the requester waits? */
+/* Does the peer send nothing because the requester waits? */
 static bool rxe_odp_req_holds_up(struct rxe_qp *qp)
 {
 	struct rxe_odp_fault *fault;
@@ -107,10 +107,10 @@ static bool rxe_odp_req_holds_up(struct rxe_qp *qp)
  * rxe_odp_take_retry - May the requester send again?
  * @qp: The queue pair
  *
- * That takes a retry, but for one that waits for a page: what it has sent may be
- * lost as well, and its peer owes it nothing.
+ * Decrements the retry counter. A requester that waits for a page does not use
+ * retries: its packets may be lost as well, but the peer owes it no answer.
  *
- * Return: true if so.
+ * Return: true if it may.
  */
 bool rxe_odp_take_retry(struct rxe_qp *qp)
 {
@@ -127,10 +127,10 @@ bool rxe_odp_take_retry(struct rxe_qp *qp)
  * rxe_odp_comp_waits - Does the completer wait for a page?
  * @qp: The queue pair
  * @pkt: The response whose data could not be copied
- * @err: The result of copying it
+ * @err: The result of the copy
  *
- * Return: true if so: @pkt is back at the head of its queue, with references of
- * its own, and the completer lets go of it.
+ * Return: true if it waits: @pkt is at the head of its queue again, with its own
+ * references, and the completer must not use @pkt any more.
  */
 bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
 {
@@ -155,10 +155,10 @@ bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
 }
 
 /*
- * A peer whose read has been answered in part is told to come later for the
- * rest. So the rest comes next: as a new request, or, from a peer that has not
- * got all of the first part, as a repetition, which is answered from @res (and
- * leaves the MSN one behind).
+ * The peer of a read that is answered in part gets an RNR NAK for the rest. If it
+ * received all of the first part, it requests the rest as a new request.
+ * Otherwise it repeats the request, which is answered from @res (and leaves the
+ * MSN one behind).
  */
 static void rxe_odp_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
@@ -176,9 +176,9 @@ static void rxe_odp_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 }
 
 /*
- * Let the responder meet the request again from its beginning, but for a read
- * that has been answered in part. It must hold nothing while it waits, and its
- * work is undone.
+ * Let the responder process the request again from its beginning; a read that is
+ * answered in part continues. The responder must hold nothing while it waits, so
+ * this undoes its work.
  */
 static void rxe_odp_rewind_resource(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
@@ -196,7 +196,7 @@ static void rxe_odp_rewind_resource(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 	qp->resp.res = NULL;
 }
 
-/* Keep the receive WQE, unused, for the next packet that takes one */
+/* Keep the unused receive WQE for the next packet that needs one */
 static void rxe_odp_keep_wqe(struct rxe_qp *qp)
 {
 	struct rxe_dma_info *dma = &qp->resp.wqe->dma;
@@ -207,7 +207,7 @@ static void rxe_odp_keep_wqe(struct rxe_qp *qp)
 	qp->odp_wqe_taken = true;
 }
 
-/* The PSN from which the peer asks with that packet; of a read, of its rest */
+/* The PSN at which the request of @pkt continues: for a read, the PSN of its rest */
 static u32 rxe_odp_part(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
 	struct resp_res *res = qp->resp.res;
@@ -215,7 +215,7 @@ static u32 rxe_odp_part(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 	return res && res->type == RXE_READ_MASK ? res->cur_psn : pkt->psn;
 }
 
-/* The peer has waited long: the responder is to tell it so */
+/* The peer has waited long: schedule the responder to send the RNR NAK */
 static void rxe_odp_timer(struct timer_list *t)
 {
 	struct rxe_qp *qp = from_timer(qp, t, odp_timer);
@@ -227,9 +227,10 @@ static void rxe_odp_timer(struct timer_list *t)
 }
 
 /*
- * Is an RC peer to come later? It has waited long, for one page or for one after
- * the other. A peer that has been told so comes back, and is told at once then:
- * until it has got on, or it would give up. Context: rxe_odp_lock held
+ * Does the RC peer get an RNR NAK? It does after waiting long for the pages of one
+ * packet. When this peer repeats its request, it gets another RNR NAK immediately,
+ * until a packet succeeds: otherwise the peer would use up its retries.
+ * Context: rxe_odp_lock held
  */
 static bool rxe_odp_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
@@ -250,9 +251,8 @@ static bool rxe_odp_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 }
 
 /*
- * Has the message waited long? Only a task that waits asks about its fault. Of an
- * unreliable transport the message is dropped then; the page that comes is for
- * the next one.
+ * Has the message waited long? Only a waiting task asks. An unreliable transport
+ * drops the message then, and the page is for the next message.
  */
 static bool rxe_odp_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
@@ -262,7 +262,7 @@ static bool rxe_odp_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 	spin_lock(&rxe_odp_lock);
 	fault = qp->odp_faults[RXE_ODP_RESP];
 	if (fault) {
-		/* A packet that has just met it has not waited */
+		/* A packet that has just met the fault has not waited */
 		late = fault->met &&
 		       time_after(jiffies, fault->since + RXE_ODP_PATIENCE);
 		if (qp_type(qp) == IB_QPT_RC)
@@ -276,8 +276,8 @@ static bool rxe_odp_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 }
 
 /*
- * The access can't be made: the answer is not asked for any more. It would be
- * an old one, if the queue pair came to wait for that page again.
+ * The access is not possible: drop the result of the fault. If the queue pair waited
+ * for the same page later, this result would be out of date.
  */
 static void rxe_odp_end_wait(struct rxe_qp *qp, enum rxe_odp_side side)
 {
@@ -292,11 +292,11 @@ static void rxe_odp_end_wait(struct rxe_qp *qp, enum rxe_odp_side side)
  * rxe_odp_resp_state - The responder's state after an access to memory
  * @qp: The queue pair
  * @err: The result of the access
- * @state: The state of an access that failed
+ * @state: The state for a failed access
  *
- * Return: RESPST_NONE for no error, @state for one. When a page must be waited
- * for, RESPST_EXIT: the packet stays at the head of its queue; or, when that has
- * taken long, RESPST_ERR_RNR.
+ * Return: RESPST_NONE after success, @state after an error. If the responder must
+ * wait for a page: RESPST_EXIT, and the packet stays at the head of its queue; or
+ * RESPST_ERR_RNR if it has waited long.
  */
 enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 				    enum resp_states state)
@@ -329,12 +329,12 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 		rxe_put(qp->resp.mr);
 		qp->resp.mr = NULL;
 	}
-	/* Of an unreliable transport all of the message goes when it is late */
+	/* An unreliable transport drops the whole message when it is late */
 	if (qp->resp.wqe && ((pkt->mask & RXE_RWR_MASK) ||
 			     (late && qp_type(qp) != IB_QPT_RC)))
 		rxe_odp_keep_wqe(qp);
 	if (late) {
-		/* of an unreliable transport the next packet begins a message */
+		/* the next packet of an unreliable transport begins a message */
 		if (qp_type(qp) != IB_QPT_RC)
 			qp->resp.opcode = -1;
 		return RESPST_ERR_RNR;
@@ -344,11 +344,11 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 }
 
 /**
- * rxe_odp_flushed - How far is the flush that has waited for a page?
- * @qp: The queue pair, whose responder is at a flush
+ * rxe_odp_flushed - The progress of a flush that has waited for a page
+ * @qp: The queue pair, whose responder processes a flush
  *
- * Return: the bytes from its beginning that need not be flushed again. 0 if
- * another packet has waited since: this one is new, or late.
+ * Return: the number of bytes from its beginning that are already flushed. 0 if
+ * another packet has waited since then: the flush is new, or was late.
  */
 u64 rxe_odp_flushed(struct rxe_qp *qp)
 {
@@ -358,8 +358,8 @@ u64 rxe_odp_flushed(struct rxe_qp *qp)
 }
 
 /*
- * Has a packet that waited taken a receive WQE already? It is used once: an error
- * of another packet may have completed it meanwhile.
+ * Does a packet that waited already have a receive WQE? The WQE is used once: an
+ * error of another packet may have completed it during the wait.
  */
 bool rxe_odp_has_wqe(struct rxe_qp *qp)
 {
@@ -377,7 +377,7 @@ static void rxe_odp_leave_faults(struct rxe_qp *qp)
 }
 
 /*
- * The tasks of a queue pair that is reset do not run. One that is destroyed:
+ * When a queue pair is reset, its tasks do not run. When it is destroyed, they do:
  *
  *   its responder                           rxe_odp_destroy_qp()
  *   rxe_odp_is_late(): a fault waits,
@@ -386,7 +386,7 @@ static void rxe_odp_leave_faults(struct rxe_qp *qp)
  *                                           stops the timer
  *   a fault is met: -ESHUTDOWN, no timer
  *
- * If the timer were stopped first, it would fire for a queue pair that is gone.
+ * If the timer were stopped first, it could fire after the queue pair is freed.
  */
 static void rxe_odp_stop_timer(struct rxe_qp *qp)
 {
@@ -408,8 +408,8 @@ void rxe_odp_reset_qp(struct rxe_qp *qp)
 }
 
 /*
- * A queue pair is being destroyed: it waits for nothing any more. Packets that
- * waited hold references to it, so its tasks let them go.
+ * A queue pair is being destroyed: it stops waiting. Waiting packets hold references
+ * to it, so its tasks free these packets.
  */
 void rxe_odp_destroy_qp(struct rxe_qp *qp)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* Work requests that are taken out of a ring, see rxe_wqe.h */
+/* Work requests that are copied out of a ring, see rxe_wqe.h */
 
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
@@ -7,8 +7,8 @@
 #include "rxe_wqe.h"
 
 /**
- * rxe_alloc_send_wqes - Make room for the copies, one for each place of the ring
- * @qp: The queue pair, which is modified; one that never is sends nothing
+ * rxe_alloc_send_wqes - Allocate a copy for each entry of the send ring
+ * @qp: The queue pair. Called by modify_qp, without which a queue pair can't send
  *
  * Return: 0, or -ENOMEM.
  */
@@ -37,7 +37,7 @@ void rxe_free_send_wqes(struct rxe_qp *qp)
 		kvfree(qp->sq.wqes);
 }
 
-/* Are the elements there, and together as long as the whole is said to be? */
+/* Do the SGEs exist, and do their lengths add up to the total length? */
 static bool rxe_sges_fit(const struct rxe_dma_info *dma, u32 max_sge)
 {
 	u64 length = 0;
@@ -57,7 +57,7 @@ static bool rxe_send_wqe_is_valid(const struct rxe_qp *qp,
 
 	if (!wqe->mask)
 		return false;
-	/* without data; the flushed memory is the peer's */
+	/* these have no data; a flush is of the peer's memory */
 	if (wqe->mask & (WR_LOCAL_OP_MASK | WR_FLUSH_MASK))
 		return true;
 	if (wqe->mask & WR_ATOMIC_WRITE_MASK)
@@ -68,7 +68,7 @@ static bool rxe_send_wqe_is_valid(const struct rxe_qp *qp,
 	       rxe_sges_fit(dma, qp->sq.max_sge);
 }
 
-/* A ring is never full: a producer index beyond that is not believed */
+/* A ring is never full: don't believe a producer index that says so */
 static struct rxe_send_wqe *rxe_take_send_wqe(struct rxe_qp *qp)
 {
 	struct rxe_send_wqe *wqe = rxe_send_wqe(qp, qp->sq.taken);
@@ -98,15 +98,16 @@ static struct rxe_send_wqe *rxe_take_send_wqe(struct rxe_qp *qp)
 }
 
 /**
- * rxe_next_send_wqe - The send request in a place of the ring
+ * rxe_next_send_wqe - The send request in an entry of the ring
  * @qp: The queue pair
- * @index: The place; those before it have been taken
+ * @index: The entry; all earlier entries have been copied
  *
- * Context: The send task, or while that does not run.
+ * If @index is the first entry without a copy, this makes the copy.
  *
- * Return: The copy, which is made now if @index is the first place that has
- * none; with an error for its status if it is not a valid one. NULL if nothing
- * is there.
+ * Context: The send task, or while the send task does not run.
+ *
+ * Return: The copy, with an error status if the request is invalid. NULL if the
+ * ring is empty.
  */
 struct rxe_send_wqe *rxe_next_send_wqe(struct rxe_qp *qp, u32 index)
 {
@@ -115,13 +116,13 @@ struct rxe_send_wqe *rxe_next_send_wqe(struct rxe_qp *qp, u32 index)
 }
 
 /**
- * rxe_take_recv_wqe - Take a receive request out of a ring
+ * rxe_take_recv_wqe - Copy a receive request out of a ring
  * @qp: The queue pair whose responder uses it
  * @rq: The receive queue
- * @wqe: The request in it
+ * @wqe: The request in the ring
  *
- * Return: 0, and qp->resp.wqe is a copy of which nothing has been used; -EINVAL
- * if the request is not a valid one.
+ * Return: 0, and qp->resp.wqe is an unused copy; -EINVAL if the request is
+ * invalid.
  */
 int rxe_take_recv_wqe(struct rxe_qp *qp, const struct rxe_rq *rq,
 		      const struct rxe_recv_wqe *wqe)

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Work requests that have been taken out of a ring.
+ * Work requests that are copied out of a ring.
  *
- * A user has the rings of a queue pair mapped, and may write there at any time:
+ * A user has the rings of a queue pair mapped, and may write to them at any time:
  *
  *   requester                             user
  *   num_sge is not above max_sge
  *                                         num_sge = 1000
  *   follows sge[999]
  *
- * So a request is copied once, when its turn comes, and the copy is checked. How
- * far it has got is kept there as well, and nothing of it is read in the ring
- * any more.
+ * So rxe copies a request once, when it starts the request, and checks the copy.
+ * The copy also holds the progress; rxe does not read the request in the ring
+ * again.
  *
- * Of a send queue, the requests from its consumer on and before sq.taken have a
- * copy, in the same place of sq.wqes. Those behind have not been looked at. Of a
- * kernel client the ring itself is sq.wqes.
+ * The copies of a send queue are in sq.wqes, at the same index as in the ring. All
+ * requests from the consumer index up to sq.taken (exclusive) have a copy. For a
+ * kernel client sq.wqes is the ring itself.
  */
 #ifndef RXE_WQE_H
 #define RXE_WQE_H
@@ -23,13 +23,13 @@
 #include "rxe.h"
 #include "rxe_queue.h"
 
-/* The copy of the send request in that place */
+/* The copy of the send request at @index */
 static inline struct rxe_send_wqe *rxe_send_wqe(struct rxe_qp *qp, u32 index)
 {
 	return qp->sq.wqes + ((size_t)index << qp->sq.queue->log2_elem_size);
 }
 
-/* The first send request that is not complete; NULL if none has been taken */
+/* The first copied send request that is not complete; NULL if there is none */
 static inline struct rxe_send_wqe *rxe_first_send_wqe(struct rxe_qp *qp)
 {
 	u32 cons = queue_get_consumer(qp->sq.queue, QUEUE_TYPE_FROM_CLIENT);

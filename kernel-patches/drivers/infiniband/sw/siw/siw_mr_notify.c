@@ -2,9 +2,9 @@
 /*
  * MR notification in siw.
  *
- * Receiving copies into an MR's pages in softirq; sending copies out of them in
- * process context, or hands them to TCP. siw checks a key when a DDP segment or
- * a work request starts, which is not enough:
+ * siw receives into an MR's pages in softirq. It sends in process context: it
+ * copies the pages, or passes them to TCP. siw checks a key when a DDP segment or
+ * a work request starts, which leaves this race:
  *
  *   softirq                               revoke
  *   siw_check_mem(): valid
@@ -29,17 +29,17 @@
  *                                         P unpinned, freed, another's
  *   TCP copies P                          [sends another owner's memory]
  *
- * It takes a reference to each page instead, under revoke_lock, and drops it
- * when TCP has copied the page or has a reference of its own (zero copy). P is
- * given to no other owner before. So data that TCP was given before the revoke
- * is still sent, or sent again, with the contents of P by then; nothing is
- * given to it after the revoke.
+ * So a send takes a reference to each page under revoke_lock, and drops it when
+ * TCP has copied the page or has its own reference (zero copy). Until then P gets
+ * no other owner. TCP still sends, or sends again, the data that it got before the
+ * revoke, with the content that P has at that time. After the revoke it gets no
+ * data of the MR.
  *
- * stag_valid can't take the place of revoked: registering a key anew sets it
- * again. Nor can the reference count of the siw_mem, which a work request holds
- * for as long as the peer does not read from its socket. It may even drop the
- * last one, in softirq, where no notifier can be removed and no dirty page be
- * unpinned:
+ * stag_valid can't replace the flag revoked, because registering the key again
+ * sets stag_valid. The reference count of the siw_mem can't replace it either: a
+ * work request holds a reference as long as the peer does not read from its
+ * socket. A softirq may even drop the last reference, and a softirq must not
+ * remove a notifier or unpin a dirty page:
  *
  *   siw_dereg_mr()                        softirq
  *   siw_mem_put(): not the last one
@@ -47,11 +47,11 @@
  *                                         siw_mem_put(): the last one
  *                                         ib_umem_release()    [may not sleep]
  *
- * So deregistration takes the pages away and releases the umem itself, in
- * process context. The last reference frees siw's own memory only.
+ * So deregistration revokes the MR and releases the umem itself, in process
+ * context. The last reference frees siw's own memory only.
  *
  * revoke_lock is a leaf, and no thread takes it twice. Softirqs take it for
- * reading, so its holders keep them off.
+ * reading, so its holders disable softirqs.
  */
 
 #include <rdma/ib_umem.h>
@@ -76,17 +76,17 @@ struct ib_umem *siw_mr_umem(struct ib_mr *ibmr)
 }
 
 /**
- * siw_revoke_user_mr - Take the pages of an MR away from the device
+ * siw_revoke_user_mr - End the device's access to the pages of an MR
  * @ibmr: A user MR
  *
- * The STag stays reserved. Until it is restored a remote access through it ends the
- * connection with a TERMINATE message that names the STag as the reason, and a
- * local one ends it with a local protection error.
+ * The STag stays reserved. Until the MR is restored, a remote access through the
+ * STag ends the connection with a TERMINATE message that names the STag as the
+ * reason, and a local access ends it with a local protection error.
  *
  * Context: Process context; waits for the copy of at most one DDP segment.
  *
- * Return: 0. When it returns nothing writes to the pages any more, and nothing
- * reads them but TCP, to send data that it was given before.
+ * Return: 0. After the return siw does not write to the pages. Only TCP may still
+ * read them, to send data that it got before.
  */
 int siw_revoke_user_mr(struct ib_mr *ibmr)
 {
@@ -95,11 +95,11 @@ int siw_revoke_user_mr(struct ib_mr *ibmr)
 }
 
 /**
- * siw_restore_user_mr - Give a revoked MR the pages that its umem has now
- * @ibmr: A user MR, and as many pages as before
+ * siw_restore_user_mr - Let a revoked MR use the current pages of its umem
+ * @ibmr: A user MR, with as many pages as before
  *
- * No copy looks at the list of pages while the MR is revoked, so it is filled
- * without the lock.
+ * No copy reads the list of pages while the MR is revoked, so it is filled without
+ * the lock.
  *
  * Context: Process context.
  *
@@ -126,7 +126,7 @@ int siw_restore_user_mr(struct ib_mr *ibmr)
 }
 
 /**
- * siw_mem_release_umem - Give the pages back when a registration ends
+ * siw_mem_release_umem - Release the pages when a registration ends
  * @mem: The memory object, which can't be looked up any more; work requests may
  *	 still refer to it
  *

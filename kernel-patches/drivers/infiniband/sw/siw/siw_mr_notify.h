@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Taking a user MR away from siw, siw_revoke_user_mr(), giving it back,
- * siw_restore_user_mr(), the guard under which siw looks at an MR's pages, and
- * the pages that a send holds.
+ * Revoking a user MR of siw (siw_revoke_user_mr()), restoring it
+ * (siw_restore_user_mr()), the guard for accesses to the pages of an MR, and the
+ * pages that a send holds.
  */
 #ifndef SIW_MR_NOTIFY_H
 #define SIW_MR_NOTIFY_H
@@ -40,15 +40,15 @@ static inline void siw_mem_pages_leave(struct siw_mem *mem)
 }
 
 /*
- * CLASS(siw_mem_pages, held)(mem): until the end of the scope the pages of
- * @mem are its own; NULL if they were given back. Nothing in it sleeps.
+ * CLASS(siw_mem_pages, held)(mem): @mem keeps its pages until the end of the
+ * scope. NULL if the pages were unpinned. The scope does not sleep.
  */
 DEFINE_CLASS(siw_mem_pages, struct siw_mem *, siw_mem_pages_leave(_T),
 	     siw_mem_pages_enter(mem), struct siw_mem *mem)
 
 /*
- * Those pages of @page that a send holds until TCP has copied them or has taken
- * references of its own. Declared with __cleanup(siw_tx_put).
+ * The pages in @page that a send holds until TCP has copied them or has its own
+ * references. Declared with __cleanup(siw_tx_put).
  */
 struct siw_tx_pages {
 	struct page **page;
@@ -56,17 +56,16 @@ struct siw_tx_pages {
 };
 
 /*
- * Hold the page of @mem at a user address as number @i. NULL if there is none,
- * or it was given back. A page that is looked up before the guard is entered
- * may be another owner's by then:
+ * Hold the page of @mem at a user address as number @i. Return: NULL if there is no
+ * page, or if it was unpinned. The look-up must be inside the guard:
  *
  *   a send                                the owner
  *   looks up page P
- *                                         revoked: P is given back and freed
+ *                                         revoked: P is unpinned and freed
  *                                         restored, with other pages
- *   not revoked: holds P
+ *   not revoked: holds P                  [P has another owner]
  *
- * (The pages of a kernel client are the client's to keep, as ever.)
+ * (A kernel client keeps its own pages.)
  */
 static inline struct page *siw_tx_hold(struct siw_tx_pages *pages, int i,
 				       struct siw_mem *mem, u64 addr)
