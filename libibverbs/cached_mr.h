@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Where the verbs meet the registration cache: the functions for the hooks in upstream's
- * verbs.c and device.c. Included by ibverbs.h. ibv_reg_mr_iova2() is ours, in mr_cache.c.
+ * The interface between the verbs and the registration cache: functions that the hooks in
+ * upstream's verbs.c and device.c call. Included by ibverbs.h. mr_cache.c replaces
+ * ibv_reg_mr_iova2().
  *
- * A process that does not use the cache pays one predictable branch in
- * ibv_reg_mr() and one in ibv_dereg_mr(), and no system call.
+ * A process that does not use the cache pays one predictable branch in ibv_reg_mr() and another
+ * in ibv_dereg_mr(), and makes no additional system call.
  */
 #ifndef IB_VERBS_CACHED_MR_H
 #define IB_VERBS_CACHED_MR_H
@@ -20,22 +21,22 @@
 
 /*
  * verbs_mr.mr_type of an MR that the cache handed out: the bits below and the
- * fork generation of its entry, whose index is in verbs_mr.access. No provider
- * uses these fields of a plain registration but to tell it from other kinds,
- * and struct verbs_mr is part of every provider's: it cannot grow.
+ * fork generation of its entry; verbs_mr.access has the index of the entry.
+ * Providers read these fields of a plain registration only to tell it from other
+ * kinds. struct verbs_mr can't grow, because all providers embed it.
  */
 #define CACHED_MR		(1U << 31)
-#define CACHED_MR_VIEW		(1U << 30)	/* of a part: not the provider's own */
-#define CACHED_MR_TOLD		(1U << 29)	/* a thread sanitizer is told of it */
+#define CACHED_MR_VIEW		(1U << 30)	/* a view (mr_view.h), not the provider's MR */
+#define CACHED_MR_TOLD		(1U << 29)	/* its uses are announced to ThreadSanitizer */
 #define CACHED_MR_GENERATION	(CACHED_MR_TOLD - 1)
 
 /*
- * In verbs_mr.access of an MR that was cached and is a plain one now: its range is
- * registered rounded to pages.
+ * In verbs_mr.access of an MR that was cached and is plain now: its range was
+ * rounded to pages when it was registered.
  */
 #define CACHED_MR_ROUNDED (1U << 31)
 
-/* Does ibv_rereg_mr() have to ask? */
+/* Must ibv_rereg_mr() call mr_cache_rereg_mr()? */
 static inline bool mr_cache_was_ours(struct ibv_mr *mr)
 {
 	const struct verbs_mr *vmr = verbs_get_mr(mr);
@@ -44,7 +45,7 @@ static inline bool mr_cache_was_ours(struct ibv_mr *mr)
 			vmr->access & CACHED_MR_ROUNDED);
 }
 
-/* A load of its own: so the compiler saves no registers before it is known. */
+/* The atomic load lets the compiler save registers after the branch only. */
 static inline bool mr_cache_owns(struct ibv_mr *mr)
 {
 	return unlikely(__atomic_load_n((uint32_t *)&verbs_get_mr(mr)->mr_type,
@@ -52,38 +53,39 @@ static inline bool mr_cache_owns(struct ibv_mr *mr)
 }
 
 /*
- * Upstream's ibv_reg_mr_iova2(), which the hook renames; ours calls it for all that the
- * cache does not serve. No provider sees IBV_ACCESS_CACHED.
+ * Upstream's ibv_reg_mr_iova2(), renamed by the hook. The cache's ibv_reg_mr_iova2() calls it
+ * for all requests that it does not serve. Providers never get IBV_ACCESS_CACHED.
  */
 struct ibv_mr *plain_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 				  uint64_t iova, unsigned int access);
-/* ibv_dereg_mr() of an MR that mr_cache_owns(). */
+/* ibv_dereg_mr() of an MR for which mr_cache_owns() is true. */
 int mr_cache_dereg_mr(struct ibv_mr *mr);
 /*
- * For ibv_reg_mr_notify(): if the program did not ask for the MR to be cached and no
- * other user has it, it becomes a plain one with the same keys. Else an errno value, and
- * nothing changes for its users.
+ * For ibv_reg_mr_notify(): turns the MR into a plain MR with the same keys, if the program did
+ * not ask for a cached MR and the MR has no other user. Returns 0, or an errno value and
+ * changes nothing.
  */
 int mr_cache_make_plain(struct ibv_mr *mr);
 /*
- * For ibv_rereg_mr() of an MR that is or was cached: true if *ret is its answer, false if
- * the MR is a plain one now and it may go on.
+ * For ibv_rereg_mr() of an MR that is or was cached. Returns true if *ret is the result of the
+ * verb; false if the MR is plain now, and ibv_rereg_mr() continues.
  */
 bool mr_cache_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		       void *addr, size_t length, int access, int *ret);
 /*
- * A command failed (errno). If it may lack something that idle registrations hold, they
- * go and it is tried again: did it succeed at last? Else errno is its last one.
+ * A command failed with errno. If the reason may be a resource that idle registrations hold,
+ * deregisters them and repeats the command. Returns true if the command succeeded; otherwise
+ * errno is the error of its last attempt.
  */
 bool mr_cache_retry_cmd(struct ibv_context *context,
 			struct ibv_command_buffer *cmd);
-/* For a context that is opened: how often this process and its ancestors have been forked. */
+/* For ibv_open_device(): how often this process and its ancestors have been forked. */
 uint32_t mr_cache_forks(void);
-/* A PD has another name in this process from now on: ibv_import_pd(). */
+/* For ibv_import_pd(): from now on a PD has a second struct ibv_pd in this process. */
 void mr_cache_note_import(void);
-/* For ibv_unimport_mr(): true if the MR was the cache's, which has it back. */
+/* For ibv_unimport_mr(): true if the MR belonged to the cache, which took it back. */
 bool mr_cache_unimport_mr(struct ibv_mr *mr);
-/* Before the PD or the context goes. */
+/* Called before the PD or the context is freed. */
 void mr_cache_flush_pd(struct ibv_pd *pd);
 void mr_cache_flush_context(struct ibv_context *context);
 

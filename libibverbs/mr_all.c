@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * All memory is implicit on-demand paging, which a device has or not: there is
- * nothing to add but the question.
+ * ibv_register_mr_all() registers implicit on-demand paging, if the device has it.
  */
 #include <config.h>
 

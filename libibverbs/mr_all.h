@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * One registration of the whole address space, of any mapping at any time: it
- * is on-demand paging by the device. It can't go stale, and pins nothing
- * between transfers.
+ * One registration of the whole address space, for all present and later mappings,
+ * by on-demand paging of the device. It never becomes stale, and pins pages only
+ * during transfers.
  *
  * Included by <infiniband/verbs.h>.
  */
@@ -24,16 +24,16 @@ struct ibv_pd;
  * @pd: The protection domain
  * @access: Access rights as for ibv_reg_mr(); IBV_ACCESS_ON_DEMAND is implied
  *
- * An address in the MR is the process's own. A transfer reaches the memory that is
- * mapped there while it runs, with the rights that the mapping has: nothing mapped,
- * no access. A child that was forked later has its memory not in it.
+ * An address in the MR is an address of the process. A transfer reaches the memory that is
+ * mapped there during the transfer, and needs the rights of the mapping; without a mapping the
+ * access fails. In a child of fork() the MR still refers to the memory of the parent.
  *
- * With a remote right, each peer that has the key has all memory of this process.
+ * With a remote right, each peer that has the key can access all memory of this process.
  *
  * Returns the MR, for ibv_dereg_mr(), or NULL and errno:
  *   EOPNOTSUPP  the kernel or the device has no on-demand paging of all memory,
  *               or not with these rights
- *   EINVAL      rights that are none or do not go together
+ *   EINVAL      unknown rights, or rights that exclude each other
  *   ENOMEM      out of memory
  *   EAGAIN      on soft-RoCE: the process may have no other thread
  * or an error of ibv_query_device_ex(). Thread safe.

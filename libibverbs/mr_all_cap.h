@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * IBV_DEVICE_MR_ALL is the library's own: it follows from the kernel's answer
- * about on-demand paging, also from a kernel that does not know of this
- * capability.
+ * The library sets IBV_DEVICE_MR_ALL itself: it derives the capability from the
+ * kernel's on-demand paging capabilities, so older kernels work too.
  */
 #ifndef IB_VERBS_MR_ALL_CAP_H
 #define IB_VERBS_MR_ALL_CAP_H
@@ -11,7 +10,7 @@
 
 #include <infiniband/driver.h>
 
-/* @attr_size: how much of @attr the caller has */
+/* @attr_size: the size of the caller's @attr */
 static inline void mr_all_set_cap(struct ibv_device_attr_ex *attr,
 				  size_t attr_size)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The verbs of MR notification, of any MR that a program may name. The commands to the
- * kernel are in mr_notify_cmd.c.
+ * The verbs of MR notification. They accept any MR; the commands to the kernel are in
+ * mr_notify_cmd.c.
  */
 #include <config.h>
 
@@ -14,11 +14,11 @@
 #include "mr_notify_cmd.h"
 
 /*
- * The word of a cached registration is the cache's, so its users have none.
+ * A cached registration already has the cache's word, so its users can't arm it.
  *
- * Only a plain registration has pages of this process to watch. The kernel
- * would refuse most others, but it takes an imported handle for the original. A device that
- * the process drives itself (VFIO) has no kernel to ask.
+ * Only a plain registration has pages of this process that can be watched. The kernel
+ * would refuse most other kinds, but not an imported handle, which it takes for the
+ * original. A device that the process drives itself (VFIO) has no kernel driver.
  */
 static bool may_notify(struct ibv_mr *mr)
 {

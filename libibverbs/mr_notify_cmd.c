@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The commands of MR notification: three methods of the kernel's MR object. They
- * are core methods, the same for every driver, so there is no provider op.
+ * The commands of MR notification: methods of UVERBS_OBJECT_MR in the kernel. They
+ * are core methods and do not depend on the driver, so there is no provider op.
  */
 #include <config.h>
 
@@ -16,7 +16,7 @@
 
 #include "mr_notify_cmd.h"
 
-/* The public names and the kernel's are one ABI. */
+/* The public bits and the kernel's bits have the same values. */
 static_assert((int)IBV_MR_NOTIFY_INVALID == (int)IB_UVERBS_MR_NOTIFY_INVALID,
 	      "INVALID differs from the kernel's");
 static_assert((int)IBV_MR_NOTIFY_SUSPECT == (int)IB_UVERBS_MR_NOTIFY_SUSPECT,
@@ -103,8 +103,8 @@ static int cmd_mr_notify_suspend(struct ibv_mr *mr)
 }
 
 /*
- * All but those for a thread's own faults: a provider and an allocator's hook run too,
- * and one of these that is blocked then ends the program.
+ * Blocks all signals except the signals of a thread's own faults: with these blocked, a fault
+ * in a provider or in an allocator's hook would end the program.
  */
 static bool block_signals(sigset_t *before)
 {

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A registration that is armed from the start, in one system call: the command
- * that registers, which a provider makes, gets more attributes on its way to
- * the kernel. They are the core's, the same for every driver.
+ * A registration that is armed when it is made, in one system call: the provider
+ * builds the command that registers, and this file adds attributes to it before it
+ * goes to the kernel. The core evaluates them, so they work with every driver.
  *
- * In the middle of the provider's call an allocator's hook may register something else,
- * plainly or through the cache. The loser, if the word were that of the thread:
+ * During the provider's call an allocator's hook may register other memory, plainly or
+ * through the cache. With one word for each thread this would fail:
  *
  *   registration A                  the hook, in A's calloc()
  *   word = A's
  *                                   word = B's; registers B; word = none
- *   A's command: no word            [A is taken for armed, and is not]
+ *   A's command: no word            [A counts as armed, and is not]
  *
- * So requests are a stack, a command takes the word of the innermost one only if it is
- * for its range and its access, which no plain registration has (TRACK), and an MR is
- * armed if it is the one that this command made: a kernel that does not know the
- * attributes makes none, and a provider may take another way.
+ * So requests are a stack. A command takes the word of the innermost request, and only if
+ * range and access are the same; no plain registration has this access (TRACK). An MR is
+ * armed if its handle is the handle that this command made: a kernel that does not know the
+ * attributes fails the command, and a provider may register by another command.
  */
 #include <config.h>
 
@@ -34,7 +34,7 @@
 
 #define NO_HANDLE UINT32_MAX
 
-/* The registration that this thread is about to ask the kernel for. */
+/* The innermost registration of this thread that is to be armed. */
 static __thread struct mr_notify_request *innermost STATIC_TLS;
 
 bool mr_notify_tells_word(unsigned int write_method, const void *core)
@@ -56,7 +56,7 @@ mr_notify_request_of(const struct ibv_command_buffer *cmd)
 	return innermost && innermost->cmd == cmd ? innermost : NULL;
 }
 
-/* What a verb asks for, and the kernel has to know. */
+/* Adds the options of a verb to the command. */
 static void fill_attr(struct ibv_command_buffer *cmd,
 		      const struct mr_notify_request *r)
 {
@@ -104,9 +104,9 @@ int mr_notify_execute(struct ibv_context *context,
 }
 
 /*
- * Not by ibv_dereg_mr(), which may be a preloaded library's: that never saw this MR, and may be
- * in a call of its own. There are no ranges here to give back to children: see
- * keeps_ranges_from_children().
+ * Does not call ibv_dereg_mr(), which a preloaded library may replace: that library never saw
+ * this MR, and may be inside a call itself. The cache does not need the verb's
+ * ibv_dofork_range(): see keeps_ranges_from_children().
  */
 int mr_notify_dereg_mr(struct ibv_mr *mr)
 {
@@ -119,7 +119,7 @@ static void clear_kernel_bits(uint64_t *word)
 	__atomic_fetch_and(word, ~(uint64_t)IBV_MR_NOTIFY_KERNEL_MASK,
 			   __ATOMIC_RELAXED);
 #else
-	/* The kernel's byte alone: not all CPUs of 32 bits have atomic instructions for 64. */
+	/* Only the kernel's byte: some 32-bit CPUs have no 64-bit atomic instructions. */
 	uint8_t *const bytes = (uint8_t *)word;
 
 	__atomic_store_n(&bytes[__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? 7 : 0],
@@ -146,7 +146,7 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 	request->outer = innermost;
 	retry.blocked = false;
 	do {
-		errno = 0; /* not all that fails says why */
+		errno = 0; /* some failures do not set errno */
 		innermost = request;
 		mr = plain_reg_mr_iova2(pd, addr, request->length,
 					request->iova, request->access);
@@ -163,8 +163,8 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 		}
 	}
 	/*
-	 * An MR that was armed and deregistered again has been marked. A verb's word may be no
-	 * memory at all.
+	 * If the command armed an MR that was then deregistered, the kernel has set INVALID. If a
+	 * verb's command failed, its word may be an invalid address.
 	 */
 	if (!mr && (!request->attr || request->armed != NO_HANDLE))
 		clear_kernel_bits(request->word);

@@ -4,12 +4,11 @@
  * armed word.
  *
  * A chunk is one mapping: a page with the header, then the pages of the words. fork() copies the
- * header and wipes the words, so a child has words of value 0, and those that its parent
- * allocated stay allocated. No chunk is ever unmapped.
+ * header and wipes the words, so in a child the words of its parent are 0 and stay allocated.
+ * Chunks are never unmapped.
  *
- * There is no lock: a child of fork() and a signal handler may allocate and free. A bit of @used
- * is set by the allocator of a word and cleared by whoever frees the word, each by one atomic
- * operation.
+ * There is no lock: a child of fork() and a signal handler may allocate and free. Allocating a
+ * word sets a bit of @used and freeing it clears the bit, each by one atomic operation.
  */
 #include <config.h>
 
@@ -34,7 +33,7 @@ struct chunk {
 
 static struct chunk *first;
 
-/* The header has a page of its own: a part of a page can't be wiped. */
+/* The header has its own page, because fork() wipes whole pages. */
 static struct chunk *create_chunk(void)
 {
 	const size_t page = sysconf(_SC_PAGESIZE);
@@ -55,7 +54,7 @@ static struct chunk *create_chunk(void)
 	return chunk;
 }
 
-/* NULL: all are in use. */
+/* Returns NULL if all are in use. */
 static uint64_t *take_word(struct chunk *chunk)
 {
 	const unsigned int elements = WORDS / BITS;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The end of the views that a thread keeps (mr_view.h): they are freed when the thread ends.
- * Views that it frees after that are not kept. A thread that ends after the library was
- * unloaded leaks a few.
+ * Each thread keeps some views (mr_view.h); this file frees them when the thread ends. A view
+ * that the thread frees later goes to free(). A thread that ends after the library was
+ * unloaded leaks its views.
  */
 #include <config.h>
 
@@ -39,7 +39,7 @@ static void make_key(void)
 	has_key = !pthread_key_create(&at_end, end_thread);
 }
 
-/* The key is not asked for after that: it may be another library's. */
+/* After dlclose() another library may get the key, so has_key must be false. */
 static __attribute__((destructor)) void unload(void)
 {
 	if (!has_key)
@@ -48,7 +48,7 @@ static __attribute__((destructor)) void unload(void)
 	pthread_key_delete(at_end);
 }
 
-/* An allocator's hook in the middle of it finds no room, and that it was asked. */
+/* Sets asked first: an allocator's hook inside pthread_once() must not call this again. */
 static void ask(void)
 {
 	mr_views.asked = true;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * The memory of views. A view is the MR that a user gets for a part of a cached
- * registration: a struct verbs_mr with the handle and keys of the provider's, and an addr
- * and length of its own.
+ * registration: a struct verbs_mr with the provider's handle and keys, and its own
+ * addr and length.
  *
- * malloc() and free() cost more than all the rest of a hit, so each thread keeps a few of
- * the views that were freed there. They go with it.
+ * malloc() and free() cost more than the rest of a hit, so each thread keeps a few of
+ * the views that it freed, until it ends.
  */
 #ifndef IB_VERBS_MR_VIEW_H
 #define IB_VERBS_MR_VIEW_H
@@ -18,27 +18,27 @@
 
 #include "mr_cache/static_tls.h"
 
-/* Of a struct verbs_mr, or more. */
+/* At least the size of a struct verbs_mr. */
 #define MR_VIEW_SIZE 56
 
-/* Freed and kept: its first word is taken, the others are as the last user left them. */
+/* A free view: its first word links the list, the other words are unchanged. */
 struct mr_view {
 	struct mr_view *behind;
 };
 
 struct mr_views {
 	struct mr_view *kept;
-	uint32_t room;	/* for so many more; 0 also when this thread has not asked yet */
+	uint32_t room;	/* how many more views fit; 0 until this thread has asked */
 	uint32_t asked;
 };
 
 extern __thread struct mr_views mr_views STATIC_TLS
 	__attribute__((visibility("hidden")));
 
-/* mr_view_free() when there is no room. */
+/* mr_view_free() without room. */
 void mr_view_free_slowly(void *view);
 
-/* NULL: this thread keeps none. */
+/* Returns NULL if this thread keeps no view. */
 static inline void *mr_view_alloc_kept(void)
 {
 	struct mr_view *const view = mr_views.kept;
@@ -51,8 +51,9 @@ static inline void *mr_view_alloc_kept(void)
 }
 
 /*
- * MR_VIEW_SIZE bytes, not initialized. NULL: there is no memory. No cancellation point, though
- * the program's malloc() may be one: the reference that the view is for would stay for ever.
+ * Returns MR_VIEW_SIZE uninitialized bytes, or NULL if memory is short. Never a cancellation
+ * point, although the program's malloc() may be one: a cancellation here would leak the
+ * reference of the view.
  */
 static inline void *mr_view_alloc(void)
 {
@@ -67,7 +68,7 @@ static inline void *mr_view_alloc(void)
 	return view;
 }
 
-/* By any thread. */
+/* Any thread may free the view. */
 static inline void mr_view_free(void *view)
 {
 	struct mr_view *const freed = (struct mr_view *)view;

@@ -8,16 +8,17 @@ from cpython.number cimport PyNumber_Index
 @cython.binding(True)
 def register_mr_all(PD pd not None, access):
     """
-    Register all memory of this process, mapped now or later. An address in the MR is the
-    process's own. With a remote right, each peer that has the key has all of it.
-    Thread safe, but for closing the PD or its context meanwhile.
+    Register all memory of this process, mapped now or later. An address in the MR is an
+    address of the process. With a remote right, each peer that has the key can access all
+    of this memory.
+    Thread safe, except for closing the PD or its context during the call.
     :param pd: The PD
     :param access: Access rights, see ibv_access_flags; on demand is implied
-    :return: The MR. It has no buffer: read() and write() are not for it
+    :return: The MR. It has no buffer: read() and write() do not work
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the device has no
                               _IBV_DEVICE_MR_ALL, or not with these rights
-                              EINVAL: rights that do not go together
-                              ENOMEM; EAGAIN: no other thread may be had
+                              EINVAL: rights that exclude each other
+                              ENOMEM; EAGAIN: the process may have no other thread
     :raises PyverbsUserError: the PD is closed
     """
     cdef int rights = PyNumber_Index(access)
@@ -31,7 +32,7 @@ def register_mr_all(PD pd not None, access):
         raise PyverbsRDMAErrno('Failed to register all memory')
     cdef MR everything = MR.__new__(MR)
     everything.mr = mr
-    # With `mr` set the constructor returns before it would register.
+    # If `mr` is set the constructor does not register.
     MR.__init__(everything, pd)
     everything.is_user_addr = True
     everything.pd = pd

@@ -19,16 +19,16 @@ cdef context_check_open(Context context):
 @cython.binding(True)
 def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=None):
     """
-    Tell the limits of the context's registration cache, and change those that are given.
-    Idle registrations beyond the new limits are evicted before it returns; those in use
-    end with their last users. Thread safe, but for closing the context meanwhile; of two threads that
-    each give one limit at the same time, one may undo the other's.
-    :param max_bytes: How many bytes it may hold registered, an int; None: as many as now
-    :param max_entries: How many registrations it may hold, an int; None: as many as now
+    Return the limits of the context's registration cache, and change the given limits.
+    Idle registrations beyond the new limits are evicted before it returns; registrations in
+    use end with their last users. Thread safe, except for closing the context during the
+    call; if two threads each give one limit at the same time, one may undo the other's change.
+    :param max_bytes: How many bytes it may hold registered, an int; None: unchanged
+    :param max_entries: How many registrations it may hold, an int; None: unchanged
     :return: The limits until now, an MRCacheLimits(max_bytes, max_entries)
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache (the device
                               has no IBV_DEVICE_MR_NOTIFY, or RDMAV_MR_CACHE=0 is set)
-                              ENOMEM: there are too many contexts (1,024) with one
+                              ENOMEM: too many contexts (1,024) have a cache
     :raises PyverbsUserError: the context is closed
     """
     cdef bint has_bytes = max_bytes is not None
@@ -57,11 +57,12 @@ def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=Non
 def context_reg_mr_clean(Context self not None, keep_bytes=0):
     """
     Evict idle registrations of the context's cache, least recently used first. Their
-    pages are unpinned when it returns. Thread safe, but for closing the context meanwhile.
+    pages are unpinned when it returns. Thread safe, except for closing the context during the
+    call.
     :param keep_bytes: How many bytes of idle registrations may stay, an int
     :return: None
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above;
-                              another: the error of deregistering one of them
+                              another: the error of deregistering a registration
     :raises PyverbsUserError: the context is closed
     """
     cdef size_t keep = PyNumber_Index(keep_bytes)
@@ -76,16 +77,16 @@ def context_reg_mr_clean(Context self not None, keep_bytes=0):
 @cython.binding(True)
 def context_query_mr_cache(Context self not None):
     """
-    Return the contents and counts of the context's registration cache. Each number is exact
-    while no other thread registers. Thread safe, but for closing the context meanwhile.
+    Return the contents and counters of the context's registration cache. Each number is exact
+    while no other thread registers. Thread safe, except for closing the context during the call.
     :return: An MRCacheStats of ints: since the context was opened
-             hits: registrations that were answered without registering
+             hits: requests that were answered without registering
              misses: registrations that the cache made
-             suspects: how often the kernel was asked, and found one intact
-             invalidations: dropped because their memory had changed
-             evictions: idle ones dropped to make room
-             suspensions: idle ones whose pages the kernel took back
-             restorations: of those, hits that had their pages pinned again
+             suspects: suspect registrations that the kernel found intact
+             invalidations: registrations dropped because their memory had changed
+             evictions: idle registrations dropped to make room
+             suspensions: idle registrations whose pages the kernel took back
+             restorations: hits on suspended registrations, which were pinned again
              and now, in use, idle or suspended: bytes, entries
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above
     :raises PyverbsUserError: the context is closed

@@ -8,28 +8,28 @@ from libc.errno cimport EBUSY
 @cython.binding(True)
 def mr_forget(MR self not None):
     """
-    Close this MR, and keep nothing of it in the registration cache: close() leaves a
-    cached registration there, and its keys go on working. One that is not cached is
-    deregistered as ever. A subclass's close() is called only for a DmaBufMR. Thread safe,
-    but for other methods of this MR than close() and forget(), and closing its PD or
-    context, meanwhile.
-    :return: True: neither the device nor a peer has access by its keys any more.
-             False: others use the same registration; it is found no more, and ends with
-             the last of them. This MR is closed in both cases.
-    :raises PyverbsRDMAError: it can't be deregistered (error_code); it is open still
+    Close this MR and remove its registration from the registration cache: close() leaves a
+    cached registration there, and its keys stay usable. An MR that is not cached is only
+    deregistered. A subclass's close() is called only for a DmaBufMR. Thread safe, except for
+    other methods of this MR than close() and forget(), and for closing its PD or context,
+    during the call.
+    :return: True: the device and peers have no access by its keys any more.
+             False: the registration has other users; no request finds it any more, and it
+             ends with its last user. This MR is closed in both cases.
+    :raises PyverbsRDMAError: it can't be deregistered (error_code); it is still open
     :raises PyverbsUserError: the MR is closed, or imported
     """
     mr_check_open(self)
     if self._is_imported:
         raise PyverbsUserError('An imported MR is not deregistered here')
-    # Never cached, and its close() does not ask whether it is imported.
+    # A DmaBufMR is never cached, and its close() does not check for an import.
     if isinstance(self, DmaBufMR):
         self.close()
         return True
     cdef v.ibv_mr *mr = self.mr
     cdef void *buf = self.buf
     cdef int rc
-    # A close() by another thread meanwhile, of its PD say, finds nothing to deregister.
+    # If another thread closes the MR (or its PD) now, it finds nothing to deregister.
     self.mr = NULL
     with nogil:
         rc = v.ibv_forget_mr(mr)

@@ -10,9 +10,9 @@ from libc.stdint cimport uint64_t
 @cython.binding(True)
 def pd_is_reg(PD self not None, address, length, access):
     """
-    Does a valid cached registration in this PD cover the range and allow the access?
-    That may have changed by the time the caller looks at it. Without a cache: no. Thread
-    safe, but for closing the PD or its context meanwhile.
+    Does a valid cached registration in this PD cover the range and allow the access? The
+    answer may be out of date when the caller gets it. False without a cache. Thread
+    safe, except for closing the PD or its context during the call.
     :param address: Start of the range, an int
     :param length: Length of the range in bytes
     :param access: Access flags as for an MR, with or without IBV_ACCESS_CACHED
@@ -26,7 +26,7 @@ def pd_is_reg(PD self not None, address, length, access):
         raise PyverbsUserError('The PD is closed')
     cdef v.ibv_pd *pd = self.pd
     cdef bint covered
-    # It may ask the kernel, which may wait for a page.
+    # The call may ask the kernel, and the kernel may wait for a page.
     with nogil:
         covered = v.ibv_is_reg(pd, <const void *><uintptr_t>start, size, rights)
     return covered

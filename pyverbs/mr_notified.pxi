@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# MR notification: the class NotifiedMR. mr.pyx includes this file behind class MR.
+# MR notification: the class NotifiedMR. mr.pyx includes this file after class MR.
 
 
 cdef class NotifiedMR(MR):
     """
-    An MR whose word the kernel knows from the start: registering and arming are one system
-    call. It has the methods and notify_word of an MR after reg_notify().
+    An MR that is armed when it is registered, in one system call. It has the methods and
+    notify_word of an MR after reg_notify().
     """
     def __init__(self, PD pd not None, length, access, address=None, iova=None, value=0,
                  in_use=None, changes=None, event_fd=None, idle_ms=None):
         """
-        Allocate a buffer, or use memory of the caller's, and register it.
+        Allocate a buffer, or use memory of the caller, and register it.
         :param pd: A PD
         :param length: The number of bytes, an int
-        :param access: Access flags, see ibv_access_flags; the MR is never a cached one
+        :param access: Access flags, see ibv_access_flags; the MR is never cached
         :param address: The address of the memory, an int. None: the MR allocates a buffer,
                         and frees it when it is closed.
-        :param iova: The address of the first byte for the device, an int. None: its own.
+        :param iova: The address of the first byte for the device, an int. None: its address.
         :param value, in_use, changes, event_fd, idle_ms: As for reg_notify()
         :raises PyverbsRDMAErrno: as registering an MR, or as reg_notify(); nothing is registered
         :raises PyverbsUserError, OverflowError, TypeError: as reg_notify()

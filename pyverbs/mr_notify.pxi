@@ -2,11 +2,11 @@
 # MR notification: the class NotifyWord and the methods of class MR. mr.pyx includes this file
 # before class MR and names the methods in it.
 #
-# The word of an MR is one of ibv_alloc_notify_word(), allocated by reg_notify() and freed by
-# close() after the MR is gone.
-#
+# reg_notify() allocates the word of an MR by ibv_alloc_notify_word(); close() frees it after
+# the MR is gone.
+
 # Converting an argument may run code of the application (__index__), which may close the
-# object that the method is of: whether it is open is looked at after that.
+# object of the method: so methods check whether it is open after the conversion.
 
 cimport cython
 from cpython.number cimport PyNumber_Index
@@ -18,21 +18,21 @@ include "mr_all.pxi"
 include "mr_cache_mr.pxi"
 
 MR_NOTIFY_WORD_DOC = """
-The current value of the word, an int: bits 0-7 (IBV_MR_NOTIFY_KERNEL_MASK) are the
-kernel's, see ibv_mr_notify_bits; bits 8-63 the application's. Assigning changes the
+The current value of the word, an int: bits 0-7 (IBV_MR_NOTIFY_KERNEL_MASK) belong to the
+kernel, see ibv_mr_notify_bits; bits 8-63 to the application. Assigning changes the
 application's bits only. It can be read after unreg_notify() too, until close().
-Reading and assigning are atomic and take no system call; += and -= are one of each, and so
-lose changes between them, and raise the errors of assigning the kernel's bits: to count,
-use add_notify().
-Raises PyverbsUserError when the MR has no word (before reg_notify(), after close()), and
-when a value that is assigned has kernel bits.
+Reading and assigning are atomic and take no system call. += and -= are a read and an
+assignment: they lose changes between the two, and raise the errors of assigning the kernel's
+bits. To count, use add_notify().
+Raises PyverbsUserError if the MR has no word (before reg_notify(), after close()), and
+if an assigned value has kernel bits.
 """
 
 
 cdef class NotifyWord:
     """
-    A word of the library's, for the changes argument of reg_notify() and NotifiedMR: the
-    kernel adds 1 whenever the word of an MR that names it becomes INVALID. An MR keeps its
+    A counter of the library, for the changes argument of reg_notify() and NotifiedMR: the
+    kernel adds 1 when the word of an MR with this counter becomes INVALID. An MR keeps its
     NotifyWord until the MR is closed.
     """
     cdef uint64_t *word
@@ -122,34 +122,36 @@ cdef int mr_fill_notify_attr(v.ibv_mr_notify_attr *attr, value, in_use, changes,
 def mr_reg_notify(MR self not None, value=0, in_use=None, changes=None, event_fd=None,
                   idle_ms=None):
     """
-    Have the kernel tell in notify_word when this registration becomes invalid: the word
-    is non-zero before the call that takes the memory away returns, in any thread.
-    Memory that is gone already shows there at once. close() ends it. Thread safe, but for
-    unreg_notify(), close() and forget() of this MR, and closing its PD or context, meanwhile.
+    Have the kernel set a bit in notify_word when this registration becomes invalid: the word
+    is non-zero before the system call that takes the memory away returns, in any thread.
+    If the memory has already changed, the word says INVALID when this returns. close() ends the
+    notification. Thread safe, except for unreg_notify(), close() and forget() of this MR, and
+    for closing its PD or context, during the call.
     :param value: The word's first value, an int; bits 0-7 must be 0
     :param in_use: The bits of the word that count users, an int: while all are 0 the
-                   kernel may take the pages (IBV_MR_NOTIFY_SUSPENDED), and settle_notify()
-                   brings others. None: it never does.
+                   kernel may unpin the pages (IBV_MR_NOTIFY_SUSPENDED), and settle_notify()
+                   pins pages again. None: the kernel keeps them pinned.
     :param changes: A NotifyWord of this process: the kernel adds 1 when the word has become
                     INVALID, before the call that took the memory away returns. MRs may share it.
-    :param event_fd: An eventfd, an int: the kernel adds 1 soon after that. It may be closed then.
-    :param idle_ms: With in_use, an int: the kernel takes the pages when no user was counted for
-                    so many milliseconds, up to twice as many. None or 0: not by time.
+    :param event_fd: An eventfd, an int: the kernel adds 1 soon after INVALID. It may be closed
+                     after this call.
+    :param idle_ms: With in_use, an int: the kernel unpins the pages after this many milliseconds
+                    without a user, up to twice as many. None or 0: no idle time.
     :return: None
     :raises PyverbsRDMAError: with this error_code, and nothing has changed:
         EOPNOTSUPP: the kernel, the driver or this kind of MR has no support (see
                     IBV_DEVICE_MR_NOTIFY in device_cap_flags); with in_use, or the device
                     can't revoke; or the kernel lacks changes, event_fd or idle_ms
-        EBUSY: the MR has a word already, others use its registration too
+        EBUSY: the MR has a word already, its registration has other users
                (RDMAV_MR_CACHE), or another thread re-registers it
         EINVAL: the MR was registered by another process; in_use is 0 or has bits 0-7;
-                idle_ms without in_use; or event_fd is no eventfd
+                idle_ms without in_use; or event_fd is not an eventfd
         EBADF: event_fd is not open
         EIO: the device was removed
         ENOMEM: out of memory, or over RLIMIT_MEMLOCK (the word's page is pinned)
     :raises PyverbsUserError: value has kernel bits, or the MR is closed
     :raises PyverbsError: no memory for the word
-    :raises OverflowError, TypeError: value or in_use is no int of 64 bits without a sign
+    :raises OverflowError, TypeError: value or in_use is not an unsigned 64-bit int
     """
     cdef v.ibv_mr_notify_attr attr
     cdef v.mr_notify_word start = PyNumber_Index(value)
@@ -159,7 +161,7 @@ def mr_reg_notify(MR self not None, value=0, in_use=None, changes=None, event_fd
     cdef int rc
     attr.word = mr_alloc_notify_word(mr.context, start)
     with nogil:
-        # A library of an older kernel's may know less: the plain verb where it is enough.
+    # An older library may lack ibv_reg_mr_notify_ex(): use an older verb if it is enough.
         if not attr.comp_mask:
             rc = v.ibv_reg_mr_notify(mr, attr.word)
         elif attr.comp_mask == e.IBV_MR_NOTIFY_ATTR_IN_USE:
@@ -169,7 +171,7 @@ def mr_reg_notify(MR self not None, value=0, in_use=None, changes=None, event_fd
     if rc != 0:
         v.ibv_free_notify_word(attr.word)
         raise PyverbsRDMAError('Failed to register MR notification', rc)
-    # A word of an earlier notification, which has ended, is no longer the kernel's.
+    # The kernel no longer touches the word of an earlier notification, which has ended.
     mr_free_notify_word(self)
     self._notify_word = attr.word
     self._notify_changes = changes
@@ -179,13 +181,13 @@ def mr_reg_notify(MR self not None, value=0, in_use=None, changes=None, event_fd
 def mr_unreg_notify(MR self not None):
     """
     Stop the notification. The word keeps its last value; reg_notify() may begin another.
-    A suspended registration gets its pages first, as by settle_notify(). Thread safe, but
-    for reg_notify(), close() and forget() of this MR, and closing its PD or context,
-    meanwhile.
+    A suspended registration is restored first, as by settle_notify(). Thread safe, except
+    for reg_notify(), close() and forget() of this MR, and for closing its PD or context,
+    during the call.
     :return: None
     :raises PyverbsRDMAError: with this error_code, and nothing has changed:
-        EINVAL: the MR has no notification, or the MR is of another process
-        EAGAIN, ENOMEM: as for settle_notify(), when it is suspended
+        EINVAL: the MR has no notification, or another process registered it
+        EAGAIN, ENOMEM: as for settle_notify(), if it is suspended
         EBUSY: another thread re-registers it
         EIO, EOPNOTSUPP: as for reg_notify()
     :raises PyverbsUserError: the MR is closed
@@ -202,18 +204,19 @@ def mr_unreg_notify(MR self not None):
 @cython.binding(True)
 def mr_settle_notify(MR self not None):
     """
-    Find out whether a suspect registration is intact, and give a suspended one the pages
-    that its range maps now: afterwards the kernel's bits of the word say INVALID or
-    nothing, for all that happened before. A change meanwhile may make it SUSPECT, or
-    an idle one SUSPENDED, again, and shared huge pages may leave it SUSPECT: with any of these bits, and after an error, register
-    again. When they say INVALID and the device can revoke
-    (_IBV_DEVICE_MR_REVOKE), it no longer reaches the memory. Costs a system call. Thread
-    safe, but for close() and forget() of this MR, and closing its PD or context, meanwhile.
+    Find out whether a suspect registration is intact, and restore a suspended one with the
+    pages that its range maps now. Afterwards the kernel's bits of the word are INVALID or 0, for
+    all events before the call. An event during the call may make it SUSPECT again, the kernel
+    may suspend an idle registration again, and shared huge pages may leave it SUSPECT. If any of
+    these bits is set, or after an error, register again. If the bits say INVALID and the device
+    can revoke (_IBV_DEVICE_MR_REVOKE), it no longer reaches the memory. Costs a system call.
+    Thread safe, except for close() and forget() of this MR, and for closing its PD or context,
+    during the call.
     :return: The word after it, an int
-    :raises PyverbsRDMAError: with this error_code, and the word as it was:
-        EINVAL: the MR has no notification, or is of another process
-        EAGAIN: a file of this memory was kept locked for a second, or changes of it followed
-                one another for so long, or it can't be pinned just now
+    :raises PyverbsRDMAError: with this error_code, and the word is unchanged:
+        EINVAL: the MR has no notification, or another process registered it
+        EAGAIN: for a second a file of this memory was locked or its changes followed one
+                another without a gap; or the memory can't be pinned at the moment
         ENOMEM: out of memory, or over RLIMIT_MEMLOCK
         EBUSY: another thread re-registers it
         EIO, EOPNOTSUPP: as for reg_notify()
@@ -232,14 +235,14 @@ def mr_settle_notify(MR self not None):
 @cython.binding(True)
 def mr_suspend_notify(MR self not None):
     """
-    Unpin the pages of this registration now, which is not in use: notify_word says SUSPENDED,
-    and settle_notify() brings pages back under the same keys. Does nothing if it is SUSPENDED
-    or INVALID already. Thread safe, but for close() and forget() of this MR, and closing its PD
-    or context, meanwhile.
+    Unpin the pages of this registration, which must not be in use, before the call returns:
+    notify_word says SUSPENDED, and settle_notify() pins pages again under the same keys. Does
+    nothing if it is SUSPENDED or INVALID already. Thread safe, except for close() and forget()
+    of this MR, and for closing its PD or context, during the call.
     :return: None
     :raises PyverbsRDMAError: with this error_code, and nothing has changed:
         EBUSY: notify_word says that it is in use, or another thread re-registers it
-        EINVAL: it has no notification, or one without in_use, or is of another process
+        EINVAL: it has no notification or no in_use, or another process registered it
         EOPNOTSUPP: the kernel lacks this call, or the device can't restore a registration
                     (_IBV_DEVICE_MR_RECLAIM), or as for reg_notify()
         EIO: the device was removed
@@ -257,17 +260,16 @@ def mr_suspend_notify(MR self not None):
 @cython.binding(True)
 def mr_add_notify(MR self not None, delta):
     """
-    Add to the application's bits of notify_word, by one atomic instruction that takes no
-    system call. To take a reference and see in the same instruction whether the
-    registration is usable, look at the kernel's bits of the returned word. Thread safe, but
-    for reg_notify(), close() and forget() of this MR, and closing its PD or context,
-    meanwhile.
-    :param delta: The added number, a multiple of 256, or subtracted if negative; an int.
-                  More than bits 8-63 can hold goes round.
-    :return: The word from before, an int
+    Add to the application's bits of notify_word by one atomic instruction, without a
+    system call. The kernel's bits of the returned word tell whether the registration was
+    usable when this took a reference. Thread safe, except for reg_notify(), close() and
+    forget() of this MR, and for closing its PD or context, during the call.
+    :param delta: The number to add, a multiple of 256, may be negative; an int. The sum wraps
+                  around in bits 8-63.
+    :return: The word before the addition, an int
     :raises PyverbsUserError: the MR has no word, or delta has bits of the kernel
-    :raises OverflowError: delta is no int of 64 bits with a sign
-    :raises TypeError: delta is no int
+    :raises OverflowError: delta is not a signed 64-bit int
+    :raises TypeError: delta is not an int
     """
     cdef int64_t signed_delta = PyNumber_Index(delta)
     mr_check_application_bits(signed_delta)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# The verbs of MR notification, and access to a word that the kernel writes to at
-# any time; included by libibverbs.pxd.
+# The verbs of MR notification, and atomic access to a word that the kernel changes at any
+# time; included by libibverbs.pxd.
 
 ctypedef uint64_t mr_notify_word
 
@@ -36,7 +36,7 @@ cdef extern from *:
         return __atomic_load_n((uint64_t *)word, __ATOMIC_ACQUIRE);
     }
 
-    /* Replace the application's bits; bits that the kernel sets meanwhile stay. */
+    /* Replace the application's bits; the kernel may set its bits during this and keeps them. */
     static inline void mr_notify_word_store(void *word, uint64_t value)
     {
         uint64_t old = __atomic_load_n((uint64_t *)word, __ATOMIC_RELAXED);

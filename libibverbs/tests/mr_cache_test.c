@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The effects of the registration cache on the verbs beside it, with a device that is not there:
- * the provider is a few functions, and the kernel is the ioctl() below. Here are cases that no
- * device of the lab has: commands that fail half done, one command that lacks memory once. And
- * this program has functions of its own in place of verbs, as a library that is preloaded.
+ * How the registration cache affects other verbs, with a fake device: the provider is a few
+ * functions, and the kernel is the ioctl() below. So these cases need no device with special
+ * faults: commands that fail half done, a command that lacks memory once. The program
+ * also replaces some verbs, as a preloaded library does.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -38,32 +38,32 @@
 
 #define PAGE 4096
 #define IDLE 100
-#define QUEUE 4		/* a queue's room, each time */
+#define QUEUE 4		/* requests that fit into a queue */
 #define CACHED (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED)
 #define CHECK(expr) check(expr, #expr, __LINE__)
 
 static uint64_t posted[64];
 static unsigned int num_posted;
-static unsigned int lacks_memory;	/* so many commands to come */
-static unsigned int interrupted;	/* so many registrations to come */
-static uint64_t refused_command;	/* the next of these fails with that: */
+static unsigned int lacks_memory;	/* so many of the next commands fail */
+static unsigned int interrupted;	/* so many of the next registrations fail */
+static uint64_t refused_command;	/* its next call fails with refusal */
 static int refusal;
-static unsigned int commands_called;	/* of these */
-static int access_seen;			/* by the provider, of other ways than reg_mr() */
-static volatile char *tracked;	/* a provider's memory of which a handler sees each first write */
-static int has_signals;		/* signals that the registration before that let in, a bit each */
+static unsigned int commands_called;	/* calls of refused_command */
+static int access_seen;			/* in the provider, except by reg_mr() */
+static volatile char *tracked;	/* provider's memory; a write of it faults */
+static int has_signals;		/* signals unblocked in the registration, a bit each */
 static unsigned int methods_called;
 static unsigned int registered;
-static unsigned int wrapped;	/* calls of the verbs that are in place of libibverbs's */
-static uint32_t watched;	/* the handle of an MR whose word is known: */
+static unsigned int wrapped;	/* calls of the replaced verbs */
+static uint32_t watched;	/* the handle of an MR; its word: */
 static uint64_t its_word;
 static sem_t arrived;
 static sem_t may_go_on;
 static __thread enum { NOWHERE, AT_YIELD, AT_DISARM } waits;	/* once */
-static enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* as a signal handler may, there */
-static unsigned int *ended;	/* so many registrations in the kernel, for children too */
-static __thread bool is_cancelled;	/* malloc() is where */
-static bool is_half_done;	/* malloc(), and the heap not to be used */
+static enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* exit() there, as a signal handler may */
+static unsigned int *ended;	/* ended registrations of the kernel, also by children */
+static __thread bool is_cancelled;	/* in malloc() */
+static bool is_half_done;	/* inside malloc(): the heap can't be used */
 static int failures;
 
 static void check(bool ok, const char *text, int line)
@@ -80,7 +80,7 @@ static int fail(int error)
 	return -1;
 }
 
-/* As rdmavt: those before the one that finds the queue full stay posted. */
+/* As rdmavt: the queue becomes full, and the requests before that point stay posted. */
 static int post_send(const struct ib_uverbs_attr *attrs)
 {
 	const struct ib_uverbs_post_send *request = (void *)(uintptr_t)attrs[1].data;
@@ -129,7 +129,7 @@ static int notify(const struct ib_uverbs_ioctl_hdr *hdr)
 	return 0;
 }
 
-/* In place of libc's, for libibverbs too: by this the cache waits for other users. */
+/* Replaces libc's function for libibverbs too: the cache waits by it for other users. */
 int sched_yield(void)
 {
 	pass(AT_YIELD);
@@ -144,7 +144,7 @@ static void pass_exit(int place)
 	exit(0);
 }
 
-/* The same. */
+/* Replaces libc's function. */
 int pthread_mutex_unlock(pthread_mutex_t *mutex)
 {
 	static int (*next)(pthread_mutex_t *);
@@ -157,7 +157,7 @@ int pthread_mutex_unlock(pthread_mutex_t *mutex)
 
 void *__libc_malloc(size_t size);
 
-/* The same: of a program whose malloc() is a cancellation point, as it writes a log. */
+/* Replaces libc's function. A malloc() that writes a log is a cancellation point. */
 void *malloc(size_t size)
 {
 	if (is_cancelled)
@@ -167,7 +167,7 @@ void *malloc(size_t size)
 	return __libc_malloc(size);
 }
 
-/* The same. */
+/* Replaces libc's function. */
 int ioctl(int fd, unsigned long request, ...)
 {
 	const struct ib_uverbs_ioctl_hdr *hdr;
@@ -184,7 +184,7 @@ int ioctl(int fd, unsigned long request, ...)
 		return registered ? fail(EBUSY) : 0;
 	if (hdr->object_id & UVERBS_ID_DRIVER_NS)
 		return commands_called++ ? 0 : fail(refusal);
-	/* As the kernel answers to a command without a request. */
+	/* The kernel's error for a command without a request. */
 	if (hdr->num_attrs == 1)
 		return fail(ENOSPC);
 	if (refused_command && hdr->attrs[0].data == refused_command)
@@ -212,7 +212,7 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 	return verb(mr, flags, pd, addr, length, access);
 }
 
-/* A write-tracked heap, whose handler of SIGSEGV is told. */
+/* The handler of SIGSEGV of a heap that tracks writes. */
 static void may_write(int number)
 {
 	mprotect((void *)tracked, PAGE, PROT_READ | PROT_WRITE);
@@ -367,7 +367,7 @@ static struct ibv_mr_cache_stats stats(struct ibv_context *context)
 	return now;
 }
 
-/* For each context upstream asks for a command that does not exist. */
+/* Upstream's library probes each new context with a command that does not exist. */
 static void test_another_context(struct ibv_pd *pd)
 {
 	fill_cache(pd);
@@ -396,7 +396,7 @@ static void test_full_queue(struct ibv_pd *pd)
 	CHECK(stats(pd->context).entries == IDLE);
 }
 
-/* A word of the program's own needs memory that may be pinned. */
+/* Arming a word of the program needs memory that can be pinned. */
 static void test_room_for_a_word(struct ibv_pd *pd)
 {
 	int (*const verbs[])(struct ibv_mr *) = { ibv_settle_mr_notify,
@@ -415,7 +415,7 @@ static void test_room_for_a_word(struct ibv_pd *pd)
 		CHECK(verbs[i](mr) == 0);
 		CHECK(stats(pd->context).entries < IDLE);
 	}
-	/* Not for ever. */
+	/* The library gives up. */
 	fill_cache(pd);
 	lacks_memory = UINT32_MAX;
 	methods_called = 0;
@@ -426,7 +426,7 @@ static void test_room_for_a_word(struct ibv_pd *pd)
 	ibv_dereg_mr(mr);
 }
 
-/* A range rounded to pages may get no more rights; one registered since is not rounded. */
+/* More rights are refused for a range rounded to pages; a later translation is not rounded. */
 static void test_rounded_no_more(struct ibv_pd *pd)
 {
 	static char from[3 * PAGE];
@@ -441,7 +441,7 @@ static void test_rounded_no_more(struct ibv_pd *pd)
 	ibv_dereg_mr(mr);
 }
 
-/* The first arming of an address space gives way to any signal. */
+/* A signal interrupts the first arming of an address space. */
 static void test_interrupted(struct ibv_pd *pd)
 {
 	void *buffer = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -455,7 +455,7 @@ static void test_interrupted(struct ibv_pd *pd)
 	munmap(buffer, PAGE);
 }
 
-/* A registration that is tried again runs a provider and the program's hooks. */
+/* A repeated registration runs the provider and the program's hooks with signals blocked. */
 static void test_interrupted_with_faults(struct ibv_pd *pd)
 {
 	const int own = 1 << SIGSEGV | 1 << SIGBUS | 1 << SIGFPE | 1 << SIGILL | 1 << SIGTRAP |
@@ -465,14 +465,14 @@ static void test_interrupted_with_faults(struct ibv_pd *pd)
 	void *buffer = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct ibv_mr *mr;
 
-	/* This kernel does not tell that another buffer was there. */
+	/* This kernel does not report that another buffer was here. */
 	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
 	tracked = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	sigaction(SIGSEGV, &action, &before);
 	interrupted = 1;
 	mr = ibv_reg_mr(pd, buffer, PAGE, CACHED);
 	CHECK(mr != NULL && *tracked == 1);
-	/* The two that cannot be blocked. */
+	/* The two signals that can't be blocked. */
 	CHECK(has_signals == (own | 1 << SIGKILL | 1 << SIGSTOP));
 	CHECK(ibv_dereg_mr(mr) == 0);
 	sigaction(SIGSEGV, &before, NULL);
@@ -481,7 +481,7 @@ static void test_interrupted_with_faults(struct ibv_pd *pd)
 	munmap(buffer, PAGE);
 }
 
-/* The cache's own deregistering and registering anew are no calls of the program's. */
+/* The cache deregisters and registers by itself without the program's replaced verbs. */
 static void test_wrapped_verbs(struct ibv_pd *pd)
 {
 	struct ibv_mr_cache_limits few = { .max_bytes = UINT64_MAX, .max_entries = 4 };
@@ -500,7 +500,7 @@ static void test_wrapped_verbs(struct ibv_pd *pd)
 	CHECK(wrapped == IDLE);
 	CHECK(ibv_reg_mr_limits(pd->context, &usual, NULL) == 0);
 
-	/* One that could not be armed. */
+	/* An MR that could not be armed. */
 	lacks_memory = UINT32_MAX;
 	mr = reg_page(pd, 0, CACHED);
 	CHECK(lacks_memory < UINT32_MAX && wrapped == IDLE);
@@ -515,7 +515,7 @@ static void test_wrapped_verbs(struct ibv_pd *pd)
 	CHECK(wrapped == 2);
 	ibv_dereg_mr(mr);
 
-	/* A provider that cannot. */
+	/* A provider without rereg_mr. */
 	mr = reg_page(&other, 0, IBV_ACCESS_LOCAL_WRITE);
 	wrapped = 0;
 	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) ==
@@ -542,7 +542,7 @@ static void *arm(void *arg)
 	return NULL;
 }
 
-/* Another thread arms it, and has come so far. */
+/* Another thread begins to arm @mr, and stops at @until. */
 static void begin_to_arm(struct arming *other, struct ibv_mr *mr, int until)
 {
 	watched = mr->handle;
@@ -552,7 +552,7 @@ static void begin_to_arm(struct arming *other, struct ibv_mr *mr, int until)
 	sem_wait(&arrived);
 }
 
-/* The result, or -1: it does not end. */
+/* The result of the other thread, or -1 if it hangs. */
 static int end_of_arming(struct arming *other)
 {
 	struct timespec limit;
@@ -563,16 +563,16 @@ static int end_of_arming(struct arming *other)
 	return pthread_timedjoin_np(other->thread, NULL, &limit) ? -1 : other->ret;
 }
 
-/* Of two threads that arm an MR that was cached one does, as with any other. */
+/* If two threads arm an MR that was cached, one of them succeeds, as with any other MR. */
 static void test_two_arm(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE);
-	/* Of the threads that do not end, if any. */
+	/* Static, because a thread that hangs goes on using them. */
 	static struct arming other;
 	static uint64_t word;
 	int ret;
 
-	/* The other one has it, and disarms the cache's word. */
+	/* The other thread has the MR, and disarms the cache's word. */
 	begin_to_arm(&other, mr, AT_DISARM);
 	ret = ibv_reg_mr_notify(mr, &word);
 	CHECK(ret == EBUSY);
@@ -592,7 +592,7 @@ static void test_two_arm(struct ibv_pd *pd)
 	CHECK(ibv_reg_mr_notify(mr, &word) == EBUSY);
 	CHECK(ibv_dereg_mr(mr) == 0);
 
-	/* The other one waits for a second user; then this one has it. */
+	/* The other thread waits for a second user; then this thread has the MR. */
 	mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE);
 	CHECK(reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE) == mr);
 	begin_to_arm(&other, mr, AT_YIELD);
@@ -605,7 +605,7 @@ static void test_two_arm(struct ibv_pd *pd)
 		return;
 	CHECK(ibv_dereg_mr(mr) == 0);
 
-	/* One that cannot be disarmed stays cached, and may be tried again. */
+	/* An MR that can't be disarmed stays cached, and may be tried again. */
 	mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE);
 	watched = mr->handle;
 	its_word = 0;
@@ -618,7 +618,10 @@ static void test_two_arm(struct ibv_pd *pd)
 	watched = 0;
 }
 
-/* A child that uses the cache, by a context of its own if none is given, and another buffer at last: how many registrations then end. */
+/*
+ * How many registrations end with a child that uses the cache, by its own context if @by is NULL,
+ * and registers another buffer at the end.
+ */
 static unsigned int child_ends(struct ibv_pd *by, int where, int by_exit)
 {
 	struct ibv_pd *pd = by, own;
@@ -635,7 +638,7 @@ static unsigned int child_ends(struct ibv_pd *by, int where, int by_exit)
 			pd = &own;
 		}
 		fill_cache(pd);
-		/* One is used. */
+		/* One registration is in use. */
 		reg_page(pd, 0, CACHED);
 		exits = where;
 		if (where)
@@ -649,8 +652,8 @@ static unsigned int child_ends(struct ibv_pd *by, int where, int by_exit)
 }
 
 /*
- * A provider that has ended before is not called, nor one that is in the middle of a call; and the
- * holder of the lock never lets go of it.
+ * exit() must not call a provider that is inside a call, or whose destructor has run. If the
+ * thread that exits holds the lock, it is never unlocked.
  */
 static void test_child_ends(struct ibv_pd *pd)
 {
@@ -660,9 +663,9 @@ static void test_child_ends(struct ibv_pd *pd)
 	CHECK(child_ends(pd, NEVER, 0) == 0);
 	CHECK(child_ends(pd, IN_PROVIDER, 1) == IDLE - 1);
 	CHECK(child_ends(pd, WITH_LOCK, 1) == 0);
-	/* A daemon's, which the kernel ends. */
+	/* If the child opened the device itself, as a daemon does, the kernel ends them. */
 	CHECK(child_ends(NULL, NEVER, 1) == 0);
-	/* It has none of its own. */
+	/* The child has no registrations. */
 	fflush(stdout);
 	if (!fork())
 		exit(0);
@@ -671,7 +674,7 @@ static void test_child_ends(struct ibv_pd *pd)
 	CHECK(stats(pd->context).entries == before);
 }
 
-/* The idle registrations of other contexts cannot help a PD that is in use. */
+/* A PD in use fails to end: deregistering idle registrations of other contexts can't help. */
 static void test_busy_pd(struct ibv_pd *pd)
 {
 	struct ibv_pd other = { .context = open_device() };
@@ -683,7 +686,7 @@ static void test_busy_pd(struct ibv_pd *pd)
 	CHECK(ibv_reg_mr_clean(other.context, 0) == 0);
 }
 
-/* It has another name in this process, by ibv_import_pd(). */
+/* ibv_import_pd() makes a second struct ibv_pd for the PD. */
 static void test_pd_with_two_names(struct ibv_pd *pd)
 {
 	struct ibv_pd *imported = ibv_import_pd(pd->context, pd->handle);
@@ -698,14 +701,14 @@ static void test_pd_with_two_names(struct ibv_pd *pd)
 	CHECK(ibv_dealloc_pd(pd) == EBUSY);
 	CHECK(registered == IDLE + 1);
 	ibv_dereg_mr(mr);
-	/* Those of another device cannot have it. */
+	/* Registrations of another device can't use the PD. */
 	CHECK(ibv_dealloc_pd(pd) == EBUSY);
 	CHECK(stats(other.context).entries == IDLE);
 	CHECK(ibv_reg_mr_clean(other.context, 0) == 0);
 	CHECK(ibv_dealloc_pd(pd) == 0);
 }
 
-/* One of several users of a shared MR may end it as the import that it has, or has not. */
+/* A user of a shared MR may end it by ibv_unimport_mr(), whether it imported it or not. */
 static void test_unimport(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr;
@@ -720,7 +723,7 @@ static void test_unimport(struct ibv_pd *pd)
 	CHECK(registered == 0);
 }
 
-/* Decimal, or with 0x hexadecimal; anything else is not there. Each context asks. */
+/* Decimal, or hexadecimal with 0x; any other text is ignored. Each context reads it. */
 static void test_numbers(void)
 {
 	static const struct {
@@ -749,7 +752,7 @@ static void test_numbers(void)
 	unsetenv("RDMAV_MR_CACHE_MAX_ENTRIES");
 }
 
-/* As programs call them that were built when the structs were smaller, or will be when they are larger. */
+/* Calls of programs that were built with smaller or larger structs. */
 static void test_other_structs(struct ibv_pd *pd)
 {
 	int (*query)(struct ibv_context *, void *) =
@@ -799,7 +802,7 @@ static void test_other_structs(struct ibv_pd *pd)
 	CHECK(wide.later == 0 && wide.canary == 6);
 	CHECK(_ibv_reg_mr_limits(pd->context, &wide.limits, NULL,
 				 offsetof(typeof(wide), canary)) == 0);
-	/* A limit that this library does not keep. */
+	/* A limit that this library does not know. */
 	wide.later = 1;
 	CHECK(_ibv_reg_mr_limits(pd->context, &wide.limits, NULL,
 				 offsetof(typeof(wide), canary)) == EINVAL);
@@ -821,7 +824,7 @@ static int execute(struct ibv_context *context, uint64_t command)
 	return execute_ioctl(context, cmd);
 }
 
-/* The status of a child that does that with its standard error in a file. */
+/* Runs @what in a child with its standard error in a file; returns the child's status. */
 static int in_child(int (*what)(void), char *said, size_t size)
 {
 	const int file = memfd_create("stderr", 0);
@@ -865,7 +868,7 @@ static int register_too_much(void)
 	struct ibv_pd pd = { .context = open_device() };
 
 	if (!getuid()) {
-		/* More than there is. */
+		/* More than the machine has. */
 		fill_cache(&pd);
 		CHECK(execute_registration(pd.context, 1ULL << 60) == ENOMEM);
 		CHECK(commands_called == 1);
@@ -883,7 +886,7 @@ static int register_too_much(void)
 	return 0;
 }
 
-/* A registration that can never fit ends no idle one. */
+/* No idle registration ends for a registration that can never fit. */
 static void test_hopeless(void)
 {
 	char said[1000];
@@ -891,7 +894,7 @@ static void test_hopeless(void)
 	CHECK(in_child(register_too_much, said, sizeof(said)) == 0);
 }
 
-/* Only the makers of objects lack something when the kernel says EAGAIN. */
+/* EAGAIN is a shortage only for commands that make an object. */
 static void test_no_shortage(struct ibv_pd *pd)
 {
 	DECLARE_COMMAND_BUFFER(cmd, UVERBS_ID_DRIVER_NS,
@@ -919,7 +922,7 @@ static void test_no_shortage(struct ibv_pd *pd)
 	refused_command = 0;
 }
 
-/* A registration made in another way is never cached, and knows nothing of the flag. */
+/* Registrations by other verbs are not cached, and their providers do not get the flag. */
 static void test_flag_of_others(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE |
@@ -947,7 +950,7 @@ static int open_with_typos(void)
 	return 0;
 }
 
-/* Each typo is told, and once. */
+/* Each typo is reported once. */
 static void test_typos(void)
 {
 	char said[1000];
@@ -969,7 +972,7 @@ static int exit_with_a_report(void)
 	exit(0);
 }
 
-/* As from a signal's handler, which may be in the middle of malloc(). */
+/* exit() may run in a signal handler inside malloc(). */
 static void test_report_allocates_nothing(void)
 {
 	char said[1000];
@@ -978,7 +981,7 @@ static void test_report_allocates_nothing(void)
 	CHECK(strstr(said, ": 0 hits, 1 misses, "));
 }
 
-/* As an ordinary user; nothing is cached below 1 MiB. */
+/* As an ordinary user: below 1 MiB of RLIMIT_MEMLOCK the cache is off. */
 static int count_entries(rlim_t lockable)
 {
 	const struct rlimit limit = { lockable, lockable };
@@ -1023,7 +1026,7 @@ static uint64_t first_entries(int of_device)
 	return limits.max_entries;
 }
 
-/* A device that has few MRs has them for others, too. */
+/* If a device has few MRs, the cache leaves most of them to other users. */
 static void test_few_mrs(void)
 {
 	CHECK(first_entries(1 << 20) == 65536);
@@ -1042,7 +1045,7 @@ static void test_few_mrs(void)
 	unsetenv("RDMAV_MR_CACHE_MAX_ENTRIES");
 }
 
-/* Of a program that looks at errno later than at the call that failed. */
+/* A program may look at errno after a later call that succeeds. */
 static void test_errno_stays(struct ibv_pd *pd)
 {
 	const unsigned int ways[] = { CACHED, CACHED, IBV_ACCESS_REMOTE_READ,
@@ -1058,7 +1061,7 @@ static void test_errno_stays(struct ibv_pd *pd)
 		CHECK(mr && errno == ESTALE);
 		CHECK(ibv_dereg_mr(mr) == 0 && errno == ESTALE);
 	}
-	/* The cache refuses, and a plain one succeeds. */
+	/* The cache refuses, and a plain registration succeeds. */
 	CHECK(ibv_reg_mr_limits(pd->context, NULL, &limits) == 0);
 	CHECK(ibv_reg_mr_limits(pd->context, &none, NULL) == 0);
 	errno = ESTALE;
@@ -1067,10 +1070,10 @@ static void test_errno_stays(struct ibv_pd *pd)
 }
 
 #ifdef SANITIZED
-static unsigned int acquired, released;	/* of that MR: */
+static unsigned int acquired, released;	/* calls for this MR: */
 static void *told;
 
-/* The sanitizer's, which libibverbs finds in the program. */
+/* ThreadSanitizer's functions, which libibverbs looks up in the program. */
 void __tsan_acquire(void *of);
 void __tsan_release(void *of);
 
@@ -1084,7 +1087,7 @@ void __tsan_release(void *of)
 	released += of == told;
 }
 
-/* It is told that each use begins after the registration, and ends before the MR is freed. */
+/* The sanitizer learns that each use is after the registration and before the MR is freed. */
 static void test_thread_sanitizer(struct ibv_pd *pd)
 {
 	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
@@ -1121,7 +1124,7 @@ static void *register_cancelled(void *arg)
 	return NULL;
 }
 
-/* A thread that is cancelled has the MR of a part, or no reference to it. */
+/* A cancelled thread has the MR of a part, or holds no reference. */
 static void test_cancelled(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr;

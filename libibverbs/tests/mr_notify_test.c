@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The MR notification verbs against a kernel that is a table: their requests,
- * their results for each answer, and their refusals without asking.
+ * The MR notification verbs with a kernel that is a table: their requests, their results for
+ * each answer of the kernel, and the calls that they refuse without asking it.
  */
 #include "../mr_notify.c"
 #include "../mr_notify_cmd.c"
 
 #include <stdio.h>
 
-/* The answers to come, the last of them for ever; and the requests. */
+/* The next answers, of which the last is repeated; and the requests. */
 static const int *answers;
 static unsigned int calls;
 static struct ib_uverbs_ioctl_hdr asked;
@@ -26,13 +26,13 @@ int execute_ioctl(struct ibv_context *context, struct ibv_command_buffer *cmd)
 	return answers[1] == -1 ? *answers : *answers++;
 }
 
-/* Nothing here is cached. */
+/* This program has no cache. */
 int mr_cache_make_plain(struct ibv_mr *mr)
 {
 	return EOPNOTSUPP;
 }
 
-/* A registration that arms: what it was asked for. */
+/* The parameters of a registration that arms. */
 static struct mr_notify_request request;
 static struct ibv_mr *registered;
 
@@ -135,7 +135,7 @@ static const struct ibv_mr_notify_attr all = {
 	.idle_ms = 500,
 };
 
-/* Each field is an attribute, and an MR with users is reclaimable. */
+/* Each field becomes an attribute, and an MR with users is reclaimable. */
 static void test_attributes(void)
 {
 	static const int good[] = { 0, -1 };

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
-Watch a memory registration go stale, and the access of a peer that still has its key.
+Watch a registration become stale, and the access of a peer that still has its key.
 
 Usage: mr_notify.py [DEVICE]        (InfiniBand or RoCE; default: the first one)
 
-Each "# %%" begins a cell: Jupyter, VS Code and Spyder open this file as a notebook. It ends
-with 3 if the device has no MR notification.
+Each "# %%" begins a cell: Jupyter, VS Code and Spyder open this file as a notebook. Exit
+status 3: the device has no MR notification.
 """
 # %% Names
 import re
@@ -47,7 +47,7 @@ pd = PD(ctx)
 print(f'{name} notifies' + (' and revokes' if revokes else ''))
 
 
-# %% Two ends of a connection, both here: a write by one end is "a peer's" at the other
+# %% Both ends of a connection are in this process: each is the peer of the other
 def connected_pair():
     """
     :return: A completion queue, and two RC QPs that are connected to each other
@@ -74,8 +74,8 @@ def connected_pair():
 
 def rdma_write(text, address, rkey):
     """
-    Write a text to a peer's memory. An error breaks a connection, so each write has its own.
-    :return: How it ended, a word of STATUS
+    Write a text to a peer's memory, on a new connection, because an error breaks a connection.
+    :return: The status, a word of STATUS
     """
     cq, (end, _) = connected_pair()
     with MR(pd, len(text), ACCESS) as source:
@@ -88,7 +88,7 @@ def rdma_write(text, address, rkey):
             count, completions = cq.poll()
             if count:
                 return STATUS.get(completions[0].status, completions[0].status)
-            time.sleep(0)       # a device that is software needs the CPU too
+            time.sleep(0)       # a software device needs the CPU too
 
 
 # %% Register a buffer, and have the kernel watch it
@@ -108,7 +108,7 @@ munmap(buffer, LENGTH)
 print(f'unmapped:                                        word {mr.notify_word}')
 assert mr.notify_word == e.IBV_MR_NOTIFY_INVALID
 
-# %% Settle: asks, and waits until the device has lost its access and the pages are given back
+# %% Settle: wait until the device has lost its access and the pages are unpinned
 word = mr.settle_notify()
 print(f'settled: pinned                    {pinned():6} KiB    word {word}')
 assert word == e.IBV_MR_NOTIFY_INVALID
@@ -119,6 +119,6 @@ if revokes:
     print('a peer writes by the old key:     ', status)
     assert status == STATUS[e.IBV_WC_REM_ACCESS_ERR]
 
-# %% The registration is still there to be closed, as ever
+# %% The registration still has to be closed
 mr.close()
 print(f'closed: pinned                     {pinned():6} KiB')

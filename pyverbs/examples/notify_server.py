@@ -74,7 +74,7 @@ class End:
 
 def replace(buffer):
     """
-    The library: the server does not see this.
+    The library's change, of which the server learns nothing.
     :return: The address of the other buffer
     """
     munmap(buffer, LENGTH)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The environment with which the MPI and communication libraries of this
- * machine leave their registrations to libibverbs' cache, and its reasons.
+ * The environment in which the MPI and communication libraries of this machine
+ * leave registrations to the cache of libibverbs, with the reasons.
  */
 #ifndef MR_CACHE_ENVIRONMENT_H
 #define MR_CACHE_ENVIRONMENT_H
@@ -15,15 +15,15 @@ namespace mr_cache {
 
 struct line {
 	std::string assignment;
-	std::string reason; /* of one line */
+	std::string reason; /* one line of text */
 };
 
 struct environment {
 	std::vector<line> lines;	/* in the order of printing */
-	std::vector<std::string> kept;	/* libraries whose own cache asks the kernel, and stays */
+	std::vector<std::string> kept;	/* libraries with a cache that checks the kernel's word */
 	std::vector<std::string> risks; /* sentences */
 
-	/* Else none of the libraries registers memory. */
+	/* If false, none of the libraries registers memory. */
 	bool useful() const { return !lines.empty() || !kept.empty(); }
 	bool ours() const { return kept.empty(); }
 };

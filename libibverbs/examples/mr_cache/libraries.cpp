@@ -30,7 +30,7 @@ namespace {
 using namespace std::chrono;
 constexpr auto limit = seconds(10);
 
-/* A child's whole answer. None at all: it ended without one. */
+/* The whole answer of a child. A child may also end without an answer. */
 struct answer {
 	enum { absent, no_version, known } is = absent;
 	library found;
@@ -61,7 +61,7 @@ bool ask_ucx(void *handle, library &out)
 	return ask;
 }
 
-/* Whether a library's file has this text in it. */
+/* Does the file of a library contain this text? */
 bool has_text(void *handle, std::string_view text)
 {
 	link_map *map = nullptr;
@@ -73,7 +73,7 @@ bool has_text(void *handle, std::string_view text)
 	return all.find(text) != std::string::npos;
 }
 
-/* It exports no name of our patch: what tells is the name of the monitor. */
+/* Our patch exports no name from libfabric, so this looks for the name of the monitor. */
 bool ask_libfabric(void *handle, library &out)
 {
 	const auto ask = function<uint32_t (*)()>(handle, "fi_version");
@@ -86,7 +86,7 @@ bool ask_libfabric(void *handle, library &out)
 	return ask;
 }
 
-/* MPI allows this call before MPI_Init; MPI_MAX_LIBRARY_VERSION_STRING is 256 and 8192. */
+/* MPI allows this call before MPI_Init; MPI_MAX_LIBRARY_VERSION_STRING is 256 or 8192. */
 bool ask_mpi(void *handle, const char *format, library &out)
 {
 	const auto ask = function<int (*)(char *, int *)>(handle, "MPI_Get_library_version");
@@ -107,7 +107,7 @@ bool ask_mpich(void *handle, library &out)
 	return ask_mpi(handle, "MPICH Version: %u.%u", out);
 }
 
-/* All that a constructor may do to this program ends with the child. */
+/* Constructors of a library may change the process, so a child loads it and ends. */
 [[noreturn]] void child(int to, const char *file, question ask)
 {
 	const rlimit no_core{0, 0};
@@ -125,7 +125,7 @@ bool ask_mpich(void *handle, library &out)
 	_exit(write(to, &said, sizeof(said)) != sizeof(said));
 }
 
-/* Whether the whole of it came; what a library left running may hold the pipe open. */
+/* Returns whether the answer is complete; a process of the library may keep the pipe open. */
 bool read_answer(int from, answer &said)
 {
 	const auto end = steady_clock::now() + limit;
@@ -153,7 +153,7 @@ std::optional<library> look(const char *file, question ask, std::vector<std::str
 		fail("fork");
 	if (!pid)
 		child(ends[1], file, ask);
-	setpgid(pid, pid); /* here too: one of the two is first */
+	setpgid(pid, pid); /* parent and child both call it: either may run first */
 	close(ends[1]);
 	const bool came = read_answer(ends[0], said);
 	close(ends[0]);
@@ -176,7 +176,7 @@ libraries find_libraries()
 	out.ucx = look("libucp.so.0", ask_ucx, out.failed);
 	out.libfabric = look("libfabric.so.1", ask_libfabric, out.failed);
 	out.open_mpi = look("libmpi.so.40", ask_open_mpi, out.failed);
-	/* Debian's name, and MPICH's own, which others with its ABI have too. */
+	/* The names of Debian and of MPICH itself; other MPIs with MPICH's ABI have them, too. */
 	out.mpich = look("libmpich.so.12", ask_mpich, out.failed);
 	if (!out.mpich)
 		out.mpich = look("libmpi.so.12", ask_mpich, out.failed);

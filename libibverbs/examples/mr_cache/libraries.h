@@ -20,7 +20,7 @@ struct version {
 
 struct library {
 	version is;
-	bool asks_kernel = false; /* its cache looks at the kernel's word, as buildlib/consumers' */
+	bool asks_kernel = false; /* its cache checks the kernel's word (buildlib/consumers) */
 };
 
 struct libraries {
@@ -28,13 +28,13 @@ struct libraries {
 	std::optional<library> mpich;
 	std::optional<library> ucx;
 	std::optional<library> libfabric;
-	std::vector<std::string> failed; /* sentences: found, but without an answer */
+	std::vector<std::string> failed; /* sentences: found, but gave no answer */
 };
 
 /*
- * As the loader finds them, LD_LIBRARY_PATH included. Each is loaded and asked
- * in a process of its own that can neither print nor hang for long, as loading
- * one runs its constructors. Throws std::system_error.
+ * Finds libraries as the loader does, also by LD_LIBRARY_PATH. A child process loads each
+ * library, because loading runs its constructors. The child prints nothing, and is killed
+ * if it hangs. Throws std::system_error.
  */
 libraries find_libraries();
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * ibv_mr_cache: can registrations be cached here, within which limits, and with
- * which gain? Registers a buffer plainly and through the cache, gives it other
- * pages, and shows the cache's counts. Or prints the environment with which the
- * installed libraries leave their registrations to the cache. Exit status: 0 as
- * it should be, 1 a stale registration was found, 2 could not be tried, 3 there
- * is no cache here, or no library that can gain by it.
+ * ibv_mr_cache: are registrations cached here, within which limits, and what does the
+ * cache gain? Registers a buffer plainly and through the cache, gives it other
+ * pages, and shows the cache's counters. Or prints the environment in which the
+ * installed libraries leave registrations to the cache. Exit status: 0 all as
+ * it should be, 1 a stale registration was found, 2 could not be tried, 3 this machine
+ * has no cache, or no library that gains by it.
  */
 #include <CLI/CLI.hpp>
 #include <fmt/core.h>
@@ -41,7 +41,7 @@ struct options {
 	bool env = false;
 };
 
-/* Nanoseconds a round, of the best of three series: a clock may cost more than a hit. */
+/* Nanoseconds per round in the best of three series: reading the clock may cost more than a hit. */
 double best_time(unsigned int rounds, const std::function<void()> &what)
 {
 	using namespace std::chrono;
@@ -63,7 +63,7 @@ public:
 	{
 	}
 
-	/* With notification but not through the cache, in any environment. */
+	/* With notification but without the cache, in any environment. */
 	double plain() const
 	{
 		constexpr int tracked = 1 << 28;
@@ -82,7 +82,7 @@ public:
 		});
 	}
 
-	/* Is it still found when the same address has other pages? It must not be. */
+	/* Does a hit still return it when the address has other pages? It must not. */
 	bool finds_stale() const
 	{
 		const range r = buffer_.registered();
@@ -147,7 +147,7 @@ void print(const nlohmann::ordered_json &seen)
 			   value.is_string() ? value.get<std::string>() : value.dump());
 }
 
-/* The named device, or that of the environment, or all: "" is that of the environment. */
+/* The named device, or the device of the environment (""), or all devices. */
 std::vector<std::string> chosen_devices(const std::string &name)
 {
 	int count = 0;
@@ -163,8 +163,8 @@ std::vector<std::string> chosen_devices(const std::string &name)
 }
 
 /*
- * The variables that Open MPI does not hand to other machines by itself, as
- * mpirun's options. Libraries of one's own are found by LD_LIBRARY_PATH.
+ * mpirun's options for the variables that Open MPI does not pass to other machines by
+ * itself. LD_LIBRARY_PATH is for libraries outside of the system's folders.
  */
 std::string passed_on(const mr_cache::environment &to_set)
 {
@@ -178,13 +178,13 @@ std::string passed_on(const mr_cache::environment &to_set)
 	return out;
 }
 
-/* For a reader: eval takes standard output. */
+/* Prints a sentence for the user on standard error: the shell evaluates standard output. */
 void tell(const std::string &sentence)
 {
 	fmt::print(stderr, "ibv_mr_cache: {}\n", sentence);
 }
 
-/* All of standard output is for a shell: it is complete, or there is none of it. */
+/* A shell evaluates all of standard output: it must be complete or empty. */
 status print_environment(const std::string &name)
 {
 	const char *variable = std::getenv("RDMAV_MR_CACHE");
@@ -217,7 +217,7 @@ status print_environment(const std::string &name)
 				can++;
 			else
 				cannot.push_back(on.name());
-		} catch (const std::exception &reason) { /* of several, others may do */
+		} catch (const std::exception &reason) { /* another device may work */
 			if (chosen.size() == 1)
 				throw;
 			tell(reason.what());
@@ -301,7 +301,7 @@ int main(int argc, char **argv)
 		if (std::fflush(stdout) || std::ferror(stdout))
 			throw std::runtime_error("the output could not be written");
 		return ended;
-	} catch (const CLI::ParseError &e) { /* --help is one */
+	} catch (const CLI::ParseError &e) { /* also for --help */
 		return app.exit(e) ? failed : right;
 	} catch (const std::exception &e) {
 		fmt::print(stderr, "ibv_mr_cache: {}\n", e.what());

@@ -14,13 +14,13 @@
 namespace mr_notify {
 namespace {
 
-/* Pages that are looked at, each with a read and a write. */
+/* Pages to check, each with a read and a write. */
 constexpr std::size_t most = 4;
 constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
 /*
- * This process's rights at an address, asked of the kernel: a load or store
- * without the right would end it.
+ * This process's rights at an address. System calls check them, because a load or
+ * store without the right would kill the process.
  */
 class cpu {
 public:
@@ -80,7 +80,7 @@ bool all_check::ended_well(ibv_wc_status status)
 	return status == IBV_WC_SUCCESS;
 }
 
-/* The device first: it must not need the CPU to have brought the page in. */
+/* The device comes first: the CPU's access would bring the page in. */
 std::string all_check::look(range page)
 {
 	const range peer = peer_.registered();
@@ -111,7 +111,7 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 {
 	if (what.watch)
 		throw unsupported("it is another process's memory");
-	/* Here the CPU looks, too, and its fault would wait: see odp_wait_test.cpp. */
+	/* The CPU's own fault would wait too: see odp_wait_test.cpp. */
 	if (what.name.find("userfaultfd") != std::string::npos ||
 	    what.name.find("UFFDIO") != std::string::npos)
 		throw unsupported("a fault would wait for an answer");
@@ -127,9 +127,9 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 	try {
 		what.apply(m);
 	} catch (const not_refused &) {
-		/* It is expected of pages that are not pinned */
+		/* The kernel refuses this for pinned pages only */
 	}
-	/* Nothing is pinned: a change of the witness is a change of this, too */
+	/* No page is pinned: if the witness's pages changed, so did the MR's */
 	if (has_witness && frames(r) == before)
 		return "the kernel left the pages alone, but not those beside them";
 	for (std::size_t i = 0; i < count; i++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The test matrix with an MR of all memory in place of a registration: after
- * each operation the device must see the CPU's bytes, with nothing armed,
- * nothing registered again and nothing pinned.
+ * The test matrix with one MR of all memory instead of a registration: after
+ * each operation the device must see the CPU's bytes, although no MR is armed,
+ * registered again or pinned.
  */
 #ifndef MR_NOTIFY_ALL_H
 #define MR_NOTIFY_ALL_H
@@ -17,10 +17,10 @@ namespace mr_notify {
 
 class all_check {
 public:
-	/* Throws unsupported where the device has no such MRs. */
+	/* Throws unsupported if the device has no such MRs. */
 	explicit all_check(const device &on);
 
-	/* Does it, and looks: empty, or the complaint. Throws unsupported as the operation does. */
+	/* Returns an empty string or the complaint. Throws unsupported as the operation does. */
 	std::string try_operation(const operation &what, std::size_t length);
 
 private:
@@ -31,8 +31,8 @@ private:
 	owned<ibv_mr> all_;
 	memory peer_;
 	/*
-	 * An error breaks one. Those that may be needed are made before the operation: memory
-	 * that is mapped after it may go where something has just been unmapped.
+	 * An error breaks a connection. All connections are made before the operation: they map
+	 * memory, which must not land in the range that the operation has just unmapped.
 	 */
 	std::deque<loopback> links_;
 	unsigned char pattern_ = 0;

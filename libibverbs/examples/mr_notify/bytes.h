@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Does the device reach through a registration the very bytes that the CPU sees
- * at its addresses? Asked of the device itself, by RDMA.
+ * Does the device reach the bytes that the CPU sees at the addresses of a
+ * registration? The device itself answers, by RDMA.
  */
 #ifndef MR_NOTIFY_BYTES_H
 #define MR_NOTIFY_BYTES_H
@@ -16,7 +16,7 @@ class byte_check {
 public:
 	explicit byte_check(const device &on);
 
-	/* The first, the last and some pages between: the same for device and CPU. */
+	/* True if the first, the last and some pages between have the same bytes for both. */
 	bool same(const ibv_mr *mr, const memory &m);
 	/* The device refuses to write through the remote key. */
 	bool refused(const ibv_mr *mr);
@@ -29,7 +29,7 @@ private:
 	const device &on_;
 	memory peer_;
 	owned<ibv_mr> peer_mr_;
-	std::optional<loopback> link_; /* an error breaks it, and another is made */
+	std::optional<loopback> link_; /* made again after an error broke it */
 	unsigned char pattern_ = 0;
 };
 

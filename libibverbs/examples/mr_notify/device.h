@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * An opened RDMA device and the objects made on it, each closed by its owner's
- * destructor: context, protection domain, registrations.
+ * An opened RDMA device and the objects made on it, each closed by a destructor:
+ * context, protection domain, registrations.
  */
 #ifndef MR_NOTIFY_DEVICE_H
 #define MR_NOTIFY_DEVICE_H
@@ -35,8 +35,8 @@ void check_verb(int error, const char *verb);
 class device {
 public:
 	/*
-	 * The named device, else the one that the environment variable
-	 * MR_NOTIFY_DEVICE names, else the first one there is.
+	 * Opens the device with this name. Without a name: the device in the environment
+	 * variable MR_NOTIFY_DEVICE, or the first device.
 	 */
 	explicit device(const std::string &name = "");
 
@@ -59,8 +59,8 @@ private:
 };
 
 /*
- * A notification word. The kernel writes it too, so it is read atomically; it
- * must not move while it is armed.
+ * A notification word. The kernel writes it too, so all reads are atomic. It must
+ * not move while it is armed.
  */
 class word {
 public:

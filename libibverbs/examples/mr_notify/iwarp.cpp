@@ -14,10 +14,10 @@ namespace mr_notify {
 namespace {
 
 constexpr int timeout_ms = std::chrono::milliseconds(time_limit).count();
-/* The manager chooses a port without knowing which ones TCP has in use. */
+/* The connection manager may choose a port that TCP already uses. */
 constexpr int spare_ports = 4;
 
-/* The connection manager moves them on from there. */
+/* The connection manager makes the later state changes. */
 void initialize(ibv_qp *qp)
 {
 	ibv_qp_attr attr{};
@@ -99,7 +99,7 @@ iwarp_listener::iwarp_listener(const device &on)
 	throw unsupported("no IPv4 address belongs to " + on.name());
 }
 
-/* Does the address belong to the device? To another port with each call. */
+/* Does the address belong to the device? Each call takes another port. */
 bool iwarp_listener::bind(const device &on, sockaddr *address)
 {
 	listener_ = events_.make_id();
@@ -133,7 +133,7 @@ iwarp_caller::iwarp_caller(ibv_qp *qp, const sockaddr_in &to)
 			fail("rdma_connect");
 }
 
-/* False if the port can't be had. */
+/* Returns false if the port is in use. */
 bool iwarp_caller::connect(const ibv_qp *qp, sockaddr_in to)
 {
 	rdma_conn_param param = parameters(qp);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Connects two queue pairs by iWARP, which has no addresses that a program could
- * exchange by itself, only a connection manager. They outlive their connection.
+ * Connects two queue pairs by iWARP. iWARP ends can't exchange addresses by
+ * themselves, only through a connection manager. The queue pairs must outlive their
+ * connection.
  */
 #ifndef MR_NOTIFY_IWARP_H
 #define MR_NOTIFY_IWARP_H
@@ -13,7 +14,7 @@
 
 namespace mr_notify {
 
-/* The connection manager's events for one end, in their order. */
+/* The connection manager's events for one end, in order. */
 class iwarp_events {
 public:
 	struct closer {
@@ -24,20 +25,20 @@ public:
 
 	iwarp_events();
 	owned<rdma_cm_id> make_id() const;
-	/* Waits for an event. Returns whose it is; of a connection request, the new id. */
+	/* Waits for an event. Returns its id; for a connection request, the new id. */
 	rdma_cm_id *next(rdma_cm_event_type expected) const;
 
 private:
 	owned<rdma_event_channel> channel_;
 };
 
-/* The end that is called: one connection. */
+/* The passive end of one connection. */
 class iwarp_listener {
 public:
-	/* At the first IPv4 address that belongs to the device. */
+	/* Listens at the first IPv4 address of the device. */
 	explicit iwarp_listener(const device &on);
 	sockaddr_in where() const;
-	/* Waits for the caller, and for the connection. */
+	/* Waits for the active end and accepts its connection. */
 	void take(ibv_qp *qp);
 
 private:
@@ -50,9 +51,9 @@ private:
 
 class iwarp_caller {
 public:
-	/* Calls; the other end may take it from then on. */
+	/* Starts to connect; afterwards the passive end may accept. */
 	iwarp_caller(ibv_qp *qp, const sockaddr_in &to);
-	/* Waits for the connection. */
+	/* Waits until the connection is established. */
 	void finish() const;
 
 private:

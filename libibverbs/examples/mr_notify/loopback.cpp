@@ -14,7 +14,7 @@
 namespace mr_notify {
 namespace {
 
-/* The next PSNs to send and to expect: where it stopped. */
+/* The next PSNs to send and to expect, to show where a connection hangs. */
 std::string psns(ibv_qp *qp)
 {
 	ibv_qp_attr attr{};
@@ -69,7 +69,7 @@ ibv_wc loopback::wait()
 	while (std::chrono::steady_clock::now() < deadline) {
 		if (const auto wc = poll())
 			return *wc;
-		std::this_thread::yield(); // a software device needs a CPU too
+		std::this_thread::yield(); // a software device needs the CPU too
 	}
 	throw std::runtime_error("no completion in " + std::to_string(time_limit.count()) +
 				 " s; near end: " + psns(near_.get()) +
@@ -90,7 +90,7 @@ void loopback::start(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const 
 	wr.opcode = opcode;
 	wr.send_flags = flags;
 	wr.wr.rdma.remote_addr = reinterpret_cast<uintptr_t>(remote);
-	wr.wr.rdma.rkey = rkey; /* siw's library also takes the key to invalidate from there */
+	wr.wr.rdma.rkey = rkey; /* siw's provider reads the key to invalidate here, too */
 	if (opcode == IBV_WR_SEND_WITH_INV)
 		wr.invalidate_rkey = rkey;
 

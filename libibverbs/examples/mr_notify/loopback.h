@@ -17,32 +17,31 @@ class loopback {
 public:
 	using patience = mr_notify::patience;
 
-	/* @srq: where the receives of both ends come from; @most: no larger packets */
+	/* @srq: the receive queue of both ends; @most: the largest MTU */
 	explicit loopback(const device &on, ibv_srq *srq = nullptr, ibv_mtu most = IBV_MTU_4096);
 	loopback(const device &on, ibv_srq *srq, ibv_mtu most, const patience &ends);
 
 	/*
-	 * One RDMA operation of the near end on memory of the far end, waited
-	 * for. After an error the connection is broken; make another.
+	 * One RDMA operation of the near end on memory of the far end; waits for its
+	 * completion. After an error the connection is broken; make another.
 	 *
-	 * To iWARP a write is complete when TCP has it. So an empty read follows
-	 * it there, which is answered when the bytes have arrived.
+	 * For iWARP a write completes when TCP has it. So write() adds an empty read,
+	 * whose response comes after the bytes have arrived.
 	 */
 	ibv_wc_status write(const ibv_mr *from, range local, const void *remote, uint32_t rkey);
 	ibv_wc_status read(const ibv_mr *into, range local, const void *remote, uint32_t rkey);
 
 	/*
-	 * Was the last operation refused because the far end's memory may not be
-	 * accessed? InfiniBand and RoCE tell the near end so. iWARP ends the
-	 * connection, and tells the far end in an event.
+	 * Was the last operation refused for lack of access to the far end's memory? With
+	 * InfiniBand and RoCE the near end's status says this. iWARP ends the connection,
+	 * and the far end gets an event.
 	 */
 	bool refused(ibv_wc_status status) const;
 
 	/*
-	 * The same without waiting: poll() and wait() tell how it ends. A message with
-	 * invalidation names the key as @rkey. @flags is
-	 * IBV_SEND_SIGNALED or 0; a failure is told in any case, and so is the
-	 * end of an iWARP write.
+	 * Starts an operation without waiting; poll() and wait() return its status. For a
+	 * message with invalidation @rkey is the key to invalidate. @flags is
+	 * IBV_SEND_SIGNALED or 0; failures and iWARP writes always have a completion.
 	 */
 	void start(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const void *remote,
 		   uint32_t rkey, unsigned int flags = IBV_SEND_SIGNALED);
@@ -56,7 +55,7 @@ private:
 	owned<ibv_cq> cq_;
 	owned<ibv_qp> near_;
 	owned<ibv_qp> far_;
-	std::optional<iwarp_connection> iwarp_; /* ends before the queue pairs do */
+	std::optional<iwarp_connection> iwarp_; /* destroyed before the queue pairs */
 };
 
 } // namespace mr_notify

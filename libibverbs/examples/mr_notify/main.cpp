@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * ibv_mr_notify: does this kernel, this driver, this machine tell when a
- * registration becomes invalid? Runs the scenario and every operation of the
- * matrix on a real device. Exit status: 0 as it should be, 1 something is
- * wrong, 2 could not be tried, 3 the device has no such capability.
+ * ibv_mr_notify: do this kernel, driver and machine report when a registration
+ * becomes invalid? Runs the scenario and all operations of the matrix on a real
+ * device. Exit status: 0 all as it should be, 1 a complaint, 2 could not be tried,
+ * 3 the device lacks the capability.
  */
 #include <CLI/CLI.hpp>
 #include <fmt/core.h>
@@ -44,7 +44,7 @@ bool is_named(const options &opt, const std::string &name)
 	return name.find(opt.only) != std::string::npos;
 }
 
-/* A line for a row, as the tests read it: empty, or the complaint. Throws unsupported. */
+/* Prints a row's line for the tests. @attempt returns "" or a complaint, or throws unsupported. */
 bool print_line(const std::string &name, const std::function<std::string()> &attempt)
 {
 	std::string wrong;
@@ -63,7 +63,7 @@ bool print_line(const std::string &name, const std::function<std::string()> &att
 	return wrong.empty();
 }
 
-/* A line for each operation. */
+/* Prints a line for each operation. */
 template <class C>
 bool print_operations(const options &opt, C &check, const std::vector<mr_notify::operation> &table,
 		      std::size_t length)
@@ -100,7 +100,7 @@ bool print_reclaim(const options &opt, mr_notify::reclaim_check &check,
 	return print_operations(opt, check, table, length) && ok;
 }
 
-/* With an MR of all memory, or with registrations that are suspended before. */
+/* With an MR of all memory, or with suspended registrations. */
 status run_lines(const options &opt, const mr_notify::device &on,
 		 const std::vector<mr_notify::operation> &table, std::size_t length)
 {
@@ -118,7 +118,7 @@ status run_lines(const options &opt, const mr_notify::device &on,
 		fmt::print(stderr, "{}: {}\n", on.name(), reason.what());
 		return no_capability;
 	}
-	const loopback reachable(on); /* or no row can be tried */
+	const loopback reachable(on); /* throws if no row can be tried */
 	const bool ok = all ? print_operations(opt, *all, table, length)
 			    : print_reclaim(opt, *reclaim, table, length);
 	return ok ? right : wrong;
@@ -214,7 +214,7 @@ int main(int argc, char **argv)
 		if (std::fflush(stdout) || std::ferror(stdout))
 			throw std::runtime_error("the output could not be written");
 		return ended;
-	} catch (const CLI::ParseError &e) { /* --help is one */
+	} catch (const CLI::ParseError &e) { /* also for --help */
 		return app.exit(e) ? failed : right;
 	} catch (const std::exception &e) {
 		fmt::print(stderr, "ibv_mr_notify: {}\n", e.what());

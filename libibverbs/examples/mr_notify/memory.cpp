@@ -225,7 +225,7 @@ memory sysv(std::size_t length)
 
 memory mapped_file(std::size_t length)
 {
-	/* This program: its last bytes, which no process has mapped (symbols, sections). */
+	/* The end of this program's file (symbols, sections), which no process maps. */
 	const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
 
 	if (fd < 0)
@@ -264,7 +264,7 @@ memory anonymous_with_witness(std::size_t length)
 {
 	memory m(map(2 * length, MAP_PRIVATE | MAP_ANONYMOUS, -1));
 
-	/* A huge page would be one piece with the witness. */
+	/* A huge page would also contain the witness. */
 	madvise(m.registered().addr, m.registered().length, MADV_NOHUGEPAGE);
 	touch(m.registered());
 	return split(std::move(m), length);

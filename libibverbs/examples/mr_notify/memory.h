@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * The memory that an operation of the test matrix works on: how it was mapped,
- * which part of it is registered, and which parts are to be unmapped in the end.
+ * the registered part, and the parts that the destructor unmaps.
  */
 #ifndef MR_NOTIFY_MEMORY_H
 #define MR_NOTIFY_MEMORY_H
@@ -24,7 +24,7 @@ struct not_refused : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
 
-/* A system call failed that must not: errno as an exception. */
+/* Throws errno after a system call that must succeed. */
 [[noreturn]] void fail(const std::string &what);
 
 struct range {
@@ -35,10 +35,10 @@ struct range {
 };
 
 /*
- * Owns mappings, and a file behind them if there is one. Movable. An operation
- * that takes something away says so with forget(), before, or the destructor
- * would unmap memory that another owner has mapped there since; memory that it puts
- * there it own()s after it has succeeded, for a system call can fail halfway.
+ * Owns mappings, and their file if there is one. Movable. An operation that unmaps
+ * memory calls forget() first: otherwise the destructor would unmap memory that another
+ * owner has mapped there since. An operation that maps memory calls own() after it has
+ * succeeded, because a system call can fail halfway.
  */
 class memory {
 public:
@@ -48,25 +48,25 @@ public:
 	memory &operator=(memory &&other) noexcept;
 	~memory();
 
-	/* The registered part: everything, unless set otherwise. */
+	/* The registered part: all of the memory, unless set otherwise. */
 	range registered() const { return registered_; }
 	void set_registered(range part) { registered_ = part; }
-	/* Mapped and used like that, and not registered; see witness.h. May be empty. */
+	/* Used like the registered part, but not registered; see witness.h. May be empty. */
 	range witness() const { return witness_; }
 	void set_witness(range part) { witness_ = part; }
-	/* Both: the witness begins where the registered part ends. */
+	/* The registered part and the witness, which follows it. */
 	range with_witness() const
 	{
 		return {registered_.addr, registered_.length + witness_.length};
 	}
 	int fd() const { return fd_; }
-	/* Only for reading, by the device too. */
+	/* The device may only read it, too. */
 	bool read_only() const { return read_only_; }
 	void set_read_only() { read_only_ = true; }
 
 	void own(range mapping) { mappings_.push_back(mapping); }
 	void forget(range gone);
-	/* Something that must live as long as the memory. */
+	/* Keeps an object alive as long as the memory. */
 	void keep(std::shared_ptr<void> thing) { kept_.push_back(std::move(thing)); }
 
 private:
@@ -84,23 +84,23 @@ std::size_t page_size();
 std::size_t huge_page_size();
 
 memory anonymous(std::size_t length);
-/* Private huge pages of the transparent kind; unsupported if none is given. */
+/* Private transparent huge pages; throws unsupported if the kernel gives none. */
 memory transparent_huge(std::size_t length);
 memory shared_file(std::size_t length);
 memory private_file(std::size_t length);
 memory hugetlb(std::size_t length, bool shared);
 memory sysv(std::size_t length);
-/* A file of a disk or another machine, shared: it can be pinned for reading only. */
+/* A shared mapping of a file on a disk or another machine: it can be pinned for reading only. */
 memory mapped_file(std::size_t length);
 
-/* More of the same behind it, as a witness. */
+/* Followed by as much memory of the same kind, as a witness. */
 memory anonymous_with_witness(std::size_t length);
 memory shared_file_with_witness(std::size_t length);
 
-/* A number behind a key in a file of /proc; 0 if there is none. Allocates nothing. */
+/* The number after a key in a file of /proc, or 0. Allocates no memory. */
 std::size_t proc_number(const char *path, const char *key);
 
-/* Pages pinned by this process (VmPin), in bytes. Allocates nothing. */
+/* Pages pinned by this process (VmPin), in bytes. Allocates no memory. */
 std::size_t pinned_bytes();
 
 } // namespace mr_notify

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The test matrix: every way to change, or seem to change, the memory behind a
- * registration, and whether the registration must survive it. ibv_mr_notify
- * prints the matrix as a table, the tests check each row of it.
+ * The test matrix: every way to change the memory of a registration, or to look like
+ * a change, and whether the registration must survive it. ibv_mr_notify prints the
+ * matrix as a table, the tests check each row.
  */
 #ifndef MR_NOTIFY_OPERATIONS_H
 #define MR_NOTIFY_OPERATIONS_H
@@ -19,36 +19,36 @@ class device;
 struct observation;
 
 enum class effect {
-	invalidates, /* the word must be non-zero right after, INVALID in the end */
-	harmless,    /* it may be SUSPECT for a moment, and never INVALID */
+	invalidates, /* the word must be non-zero right after it, INVALID once settled */
+	harmless,    /* the word may be SUSPECT for a moment, but never INVALID */
 };
 
-/* Whom an operation may disturb. */
+/* Which processes an operation may disturb. */
 enum class reach {
 	process,      /* no other process */
-	process_once, /* the same, and takes long: done once, not timed */
+	process_once, /* no other process, but takes long: done once, not timed */
 	system,	      /* the whole machine: caches dropped, a page poisoned, swap switched on */
 };
 
 struct operation {
 	std::string name;
 	effect expected;
-	/* Makes the memory, touched. Throws unsupported. */
+	/* Maps the memory and touches it. Throws unsupported. */
 	std::function<memory(std::size_t length)> map;
-	/* Does it to the memory; ends with the system call in question. */
+	/* Does the operation; its last system call is the call in question. */
 	std::function<void(memory &)> apply;
 	reach disturbs = reach::process;
-	/* Instead of those two: the registration is another process's, and we look on. */
+	/* Instead of map and apply: another process owns the registration. */
 	std::function<observation(const device &, std::size_t length)> watch = nullptr;
 
 	/*
-	 * May it leave the registered pages where they are, though it reaches the witness?
-	 * Balancing and compaction move those that they like; a hole is another range's.
+	 * May the operation leave the registered pages in place although it moves the witness?
+	 * Balancing and compaction choose their pages; a hole is in another range.
 	 */
 	bool may_leave_alone() const;
 };
 
-/* All of them, in the order of the table. */
+/* All operations, in the order of the table. */
 std::vector<operation> operations();
 
 } // namespace mr_notify

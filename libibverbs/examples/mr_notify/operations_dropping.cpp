@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: memory stays mapped and its pages are given up, or could be.
+ * Rows of the table: memory stays mapped, and its pages are dropped or may be dropped.
  * madvise, truncation and holes in shared memory.
  */
 #include "rows.h"

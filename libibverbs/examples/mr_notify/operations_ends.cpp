@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: the process that armed the registration ends, by its own
- * will, a signal or the OOM killer, and another process watches the word.
+ * Rows of the table: the process that armed the registration ends by itself, by a
+ * signal or by the OOM killer, and another process watches the word.
  */
 #include "rows.h"
 
@@ -18,7 +18,7 @@
 namespace mr_notify {
 namespace {
 
-/* The observations of a registration whose owner is gone, or soon will be. */
+/* Observes a registration whose owner has ended or is about to end. */
 observation see(const victim &one, std::size_t length)
 {
 	observation seen;
@@ -28,7 +28,7 @@ observation see(const victim &one, std::size_t length)
 	return seen;
 }
 
-/* Ends by itself. */
+/* The process ends by itself. */
 std::function<observation(const device &, std::size_t)> ending(std::function<void()> how)
 {
 	return [how = std::move(how)](const device &on, std::size_t length) {
@@ -53,10 +53,10 @@ observation kill_it(const device &on, std::size_t length)
 	return seen;
 }
 
-/* Its memory is taken while it is still about to exit, as by the OOM reaper. */
+/* Another process takes the memory of an exiting process, as the OOM reaper does. */
 void look_before_exit(victim &one, observation &seen)
 {
-	/* Revoked by a worker, not by the exit. */
+	/* A worker revokes, before the exit does. */
 	happens([&] { return one.pinned_bytes() == 0; });
 	seen.pages_pinned = one.pinned_bytes() / page_size();
 	seen.word_settled = one.word();
@@ -81,7 +81,7 @@ observation release_its_memory(const device &on, std::size_t length)
 	return seen;
 }
 
-/* In a control group that has no room for it. */
+/* In a control group with too little memory. */
 observation run_out_of_memory(const device &on, std::size_t length)
 {
 	constexpr std::size_t limit = std::size_t{32} << 20;
@@ -90,7 +90,7 @@ observation run_out_of_memory(const device &on, std::size_t length)
 	try {
 		write_system_file(group.path() + "/memory.swap.max", "0");
 	} catch (const unsupported &) {
-		/* There is no swap at all. */
+		/* The machine has no swap. */
 	}
 	victim one(on, length, [&] {
 		group.enter();
@@ -103,7 +103,7 @@ observation run_out_of_memory(const device &on, std::size_t length)
 	one.stop_at_exit();
 	one.begin();
 	one.wait_for_stop();
-	/* The reaper waits for two seconds whether it exits by itself. */
+	/* The reaper gives the process two seconds to exit by itself. */
 	happens([&] { return one.word() != 0; });
 	observation seen = see(one, length);
 	look_before_exit(one, seen);

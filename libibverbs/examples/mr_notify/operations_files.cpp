@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: memory that the device may only read. A mapped file can be
- * registered in no other way, and its clean pages come and go; private memory
- * that was never written must not get other pages by the first write.
+ * Rows of the table: memory that the device may only read. A mapped file can't be
+ * registered for writing, and the kernel may drop its clean pages at any time. The first
+ * write to untouched private memory must leave the registered pages in place.
  */
 #include "rows.h"
 
@@ -59,7 +59,7 @@ bool in_page_cache(range r)
 
 void drop_caches(memory &m)
 {
-	/* A mapped page stays. */
+	/* The page cache keeps a page that is mapped. */
 	advise(m.with_witness(), MADV_DONTNEED, "MADV_DONTNEED");
 	write_system_file("/proc/sys/vm/drop_caches", "1");
 	if (in_page_cache(m.witness()))

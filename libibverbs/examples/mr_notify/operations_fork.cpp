@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: the process forks. Its registered pages stay its own, the
- * child gets copies, after any act of the two.
+ * Rows of the table: the process forks. The parent keeps its registered pages and the
+ * child gets copies, whatever the two processes do.
  */
 #include "rows.h"
 
@@ -24,7 +24,7 @@ void write_in_both(memory &m)
 	std::memset(m.registered().addr, 2, m.registered().length);
 }
 
-/* A fork copies registered huge pages at once, so the pool must have as many free ones. */
+/* fork() copies registered huge pages, so the pool needs as many free huge pages. */
 memory hugetlb_to_fork(std::size_t length)
 {
 	memory registered = private_hugetlb(length);
@@ -33,7 +33,7 @@ memory hugetlb_to_fork(std::size_t length)
 	return registered;
 }
 
-/* While the child still has its copy. */
+/* Writes while the child still has its copy. */
 void write_beside_child(memory &m)
 {
 	const pid_t child = fork();

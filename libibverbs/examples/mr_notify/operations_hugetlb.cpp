@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: reserved huge pages (hugetlbfs). They send CLEAR where
- * others send UNMAP.
+ * Rows of the table: reserved huge pages (hugetlbfs). Their events are CLEAR where
+ * events of other memory are UNMAP.
  */
 #include "rows.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: a kernel thread does it for the process (io_uring). It
- * never returns to user mode; the word must be told when the completion is seen.
+ * Rows of the table: a kernel thread changes the memory for the process (io_uring).
+ * It never returns to user mode: the word must be set when the completion is visible.
  */
 #include "rows.h"
 
@@ -18,7 +18,7 @@
 namespace mr_notify {
 namespace {
 
-/* A ring for one request; without liburing, which would be needed for nothing else. */
+/* A ring for one request. No other row would need liburing. */
 class ring {
 public:
 	ring() : fd_(static_cast<int>(syscall(SYS_io_uring_setup, 1, &params_)))
@@ -43,8 +43,8 @@ public:
 	}
 
 	/*
-	 * Has a worker do it, and returns as soon as the completion is in memory:
-	 * the call that waits for it would be a return to user mode.
+	 * A worker runs the request. Returns as soon as the completion is in memory: the
+	 * system call that waits for a completion would be a return to user mode.
 	 */
 	void run(const io_uring_sqe &request)
 	{

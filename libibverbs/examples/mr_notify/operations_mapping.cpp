@@ -32,7 +32,7 @@ action protecting(int protection)
 		check(mprotect(r.addr, r.length, protection) == 0, "mprotect");
 		if (protection & PROT_READ)
 			return;
-		/* Readable again for the look at the bytes. */
+		/* The check of the bytes reads it. */
 		check(mprotect(r.addr, r.length, PROT_READ | PROT_WRITE) == 0, "mprotect");
 	};
 }
@@ -52,7 +52,7 @@ void protect_by_key(memory &m)
 
 memory on_the_heap(std::size_t length)
 {
-	/* Room for the allocations of registering, so that our part stays on top. */
+	/* Keeps memory for the allocations of registering, so that our part stays on top. */
 	mallopt(M_TRIM_THRESHOLD, -1);
 	free(malloc(std::size_t{1} << 16));
 
@@ -100,7 +100,7 @@ void shrink(memory &m)
 	check(mremap(r.addr, r.length, half(r).length, 0) != MAP_FAILED, "mremap");
 }
 
-/* Room behind the range, for it to grow into. */
+/* Free address space after the range, for it to grow into. */
 memory anonymous_with_room(std::size_t length)
 {
 	memory m = anonymous(2 * length);
@@ -129,7 +129,7 @@ void map_over(memory &m)
 	m.own(r);
 }
 
-/* The first page of the file where the middle one was. */
+/* Maps the first page of the file at the place of the middle page. */
 void map_other_page(memory &m)
 {
 	const range r = middle_page(m.registered());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: the kernel would rather have the pages elsewhere. Another
- * NUMA node, by request or by its own balancing; compaction. Pinned pages stay.
+ * Rows of the table: the kernel wants to move the pages: to another NUMA node, by
+ * request or by its own balancing, or for compaction. Pinned pages stay.
  */
 #include "rows.h"
 
@@ -20,7 +20,7 @@ constexpr unsigned long move_flag = 1 << 1; /* MPOL_MF_MOVE */
 constexpr int bind_policy = 2;		    /* MPOL_BIND */
 constexpr int local_policy = 4;		    /* MPOL_LOCAL */
 
-/* To a node and to another one, as the present node of the pages is unknown. */
+/* To one node and then another: the pages may already be on the first. */
 template <class F> void to_node_and_back(F &&to)
 {
 	const unsigned int other = another_node();
@@ -56,7 +56,7 @@ void move_from_outside(memory &m)
 	});
 }
 
-/* All that it has: from where the witness is. */
+/* Moves the whole process away from the witness's node. */
 void migrate_process(memory &m)
 {
 	const unsigned int other = another_node();
@@ -75,7 +75,7 @@ void bind(memory &m)
 
 	to_node_and_back([&](unsigned int node) {
 		const unsigned long nodes = 1UL << node;
-		/* EIO where it asks for all of them to move (MPOL_MF_STRICT). */
+		/* EIO where MPOL_MF_STRICT asks for all pages to move. */
 		check(syscall(SYS_mbind, r.addr, r.length, bind_policy, &nodes, 8 * sizeof(nodes),
 			      move_flag) == 0,
 		      "mbind");
@@ -83,7 +83,7 @@ void bind(memory &m)
 	check(syscall(SYS_mbind, r.addr, r.length, local_policy, nullptr, 0UL, 0) == 0, "mbind");
 }
 
-/* A thread that uses all of it until the kernel has tried where it is used. */
+/* A thread uses all of the memory until the kernel has tried to move it to that thread. */
 void balance(memory &m)
 {
 	const std::string debug = "/sys/kernel/debug/sched/numa_balancing/";
@@ -110,7 +110,7 @@ void balance(memory &m)
 		throw unsupported("no NUMA balancing for minutes");
 }
 
-/* Every other page of the witness is free: there is something to compact. */
+/* Every second page of the witness is free, so that there is work for compaction. */
 memory fragmented(std::size_t length)
 {
 	memory m = anonymous_with_witness(length);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: the memory itself fails, or would soon. The page is taken
- * away from everybody; one that is about to fail is left alone while it is pinned.
+ * Rows of the table: the memory itself fails, or is about to fail. The kernel takes a
+ * failed page from all its users; it leaves a pinned page that is about to fail.
  */
 #include "rows.h"
 
@@ -18,7 +18,7 @@
 namespace mr_notify {
 namespace {
 
-/* Poisoning a page of one's own ends in a SIGBUS, which is no news here. */
+/* Poisoning its own page ends a process with SIGBUS, which is expected here. */
 void poison(memory &m)
 {
 	struct sigaction ignore = {}, before = {};
@@ -33,7 +33,7 @@ void poison(memory &m)
 	check(ok, "MADV_HWPOISON");
 }
 
-/* The kernel notes the poison of any page of a huge page at its first one. */
+/* For a huge page, the kernel records the poison of any page at its first page. */
 memory end_of_shared_hugetlb(std::size_t length)
 {
 	memory m = shared_hugetlb(length);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: another process does it, and the word is told before that
- * process's system call returns.
+ * Rows of the table: another process makes the change, and the word is set before its
+ * system call returns.
  */
 #include "rows.h"
 
@@ -27,7 +27,7 @@ action advising_from_outside(int advice)
 	};
 }
 
-/* Only advice that changes no contents may be given from outside. */
+/* process_madvise() allows only advice that keeps the contents. */
 void drop_from_outside(memory &m)
 {
 	in_child([&] {
@@ -55,7 +55,7 @@ int unmap_for_all(void *registered)
 	return munmap(r->addr, r->length) ? 1 : 0;
 }
 
-/* A process of its own, in the same address space. */
+/* A separate process with the same address space. */
 void unmap_by_sharer(memory &m)
 {
 	alignas(16) std::array<std::byte, 65536> stack;
@@ -72,7 +72,7 @@ void unmap_by_sharer(memory &m)
 		throw std::runtime_error("the other process can't unmap");
 }
 
-/* Its own view of memory that both have mapped. */
+/* The other process changes its own mapping of the shared memory. */
 action doing_to_its_view(int (*what)(range))
 {
 	return [=](memory &m) { in_child([&] { child_check(what(m.registered()) == 0); }); };
@@ -84,7 +84,7 @@ int punch_first_page(int fd)
 			 static_cast<off_t>(page_size()));
 }
 
-/* Opened anew: not the file description that we have. */
+/* Opens the file again, for a second file description. */
 int open_again(int fd)
 {
 	const std::string path = "/proc/self/fd/" + std::to_string(fd);

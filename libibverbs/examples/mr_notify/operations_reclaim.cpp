@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: the kernel wants the memory for something else. Swap,
- * reclaim at a control group's limit, merging (KSM). The witness goes; pinned
- * pages stay, though shared ones are unmapped for a moment.
+ * Rows of the table: the kernel wants the memory for another purpose. Swap, reclaim at
+ * the limit of a control group, merging (KSM). The witness's pages change; pinned pages
+ * stay, though shared pages are unmapped for a moment.
  */
 #include "rows.h"
 
@@ -43,7 +43,7 @@ void page_out_from_outside(memory &m)
 	in_child([&] { child_check(advise_parent(m.with_witness(), MADV_PAGEOUT)); });
 }
 
-/* The group may have no more than it has now: the next pages cost others. */
+/* The limit of the group is its present use: the next pages push other pages out. */
 void press(memory &m)
 {
 	const std::string &group = need_control_group();
@@ -58,7 +58,7 @@ void press(memory &m)
 
 void reclaim(memory &)
 {
-	/* It says EAGAIN when there was not that much. */
+	/* EAGAIN: the group did not have that much to reclaim. */
 	try {
 		write_system_file(need_control_group() + "/memory.reclaim", "64M");
 	} catch (const unsupported &) {
@@ -73,7 +73,7 @@ bool has_merged(range r)
 	return std::adjacent_find(pages.begin(), pages.end()) != pages.end();
 }
 
-/* Half of the witness is like the registered pages, half is like itself only. */
+/* Half of the witness equals the registered pages, the other half only itself. */
 void merge(memory &m)
 {
 	const std::string folder = "/sys/kernel/mm/ksm/";

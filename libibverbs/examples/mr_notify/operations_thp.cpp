@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: transparent huge pages. One is split because of a change
- * of its other half, or small pages would become one.
+ * Rows of the table: transparent huge pages. A change of one half splits a huge
+ * page, or small pages are to become a huge page.
  */
 #include "rows.h"
 
@@ -43,9 +43,9 @@ action advising_other_half(int advice, const char *name)
 }
 
 /*
- * Two places for a huge page, filled with small ones. Half of the first is
- * registered, the second is the witness. khugepaged may not touch them yet: it
- * would make the witness one huge page before the row has looked at it.
+ * Two aligned ranges of a huge page's size, filled with small pages. Half of the first is
+ * registered, the second is the witness. khugepaged must not touch them yet: it
+ * would collapse the witness before the row has looked at it.
  */
 memory two_places(int flags, int fd)
 {
@@ -84,7 +84,7 @@ void allow_huge_pages(const memory &m)
 	advise({m.registered().addr, 2 * huge_page_size()}, MADV_HUGEPAGE, "MADV_HUGEPAGE");
 }
 
-/* MADV_COLLAPSE says EAGAIN while another task has one of the pages. */
+/* Repeats MADV_COLLAPSE, which returns EAGAIN while another task has one of the pages. */
 template <class F> bool in_the_end(F &&collapsed)
 {
 	for (int i = 0; i < 1000; i++) {
@@ -97,7 +97,7 @@ template <class F> bool in_the_end(F &&collapsed)
 	return false;
 }
 
-/* The first place has pinned pages: the kernel refuses, one way or another. */
+/* The first range has pinned pages: the kernel refuses, with one error or another. */
 void collapse(memory &m)
 {
 	allow_huge_pages(m);
@@ -109,7 +109,7 @@ void collapse(memory &m)
 
 void collapse_from_outside(memory &m)
 {
-	/* Pages that the child has mapped, too, would stay as they are. */
+	/* Pages that the child maps, too, would stay in place. */
 	advise({m.registered().addr, 2 * huge_page_size()}, MADV_DONTFORK, "MADV_DONTFORK");
 	allow_huge_pages(m);
 	in_child([&] {
@@ -119,9 +119,9 @@ void collapse_from_outside(memory &m)
 }
 
 /*
- * It passes until the witness is one huge page, and then twice more: the pass
- * under way may have come by the first place before it was allowed to. Faster
- * than it is by itself, and without its pause of a minute after it found no
+ * Waits until khugepaged has collapsed the witness, and then for two more passes: the
+ * pass in progress may have visited the first range before it was allowed to. The
+ * settings make khugepaged faster, and remove its pause of a minute after it found no
  * free huge page.
  */
 void let_khugepaged_pass(memory &m)
@@ -137,7 +137,7 @@ void let_khugepaged_pass(memory &m)
 	const auto before = frames(m.witness());
 	const auto collapsed = [&] {
 		const auto now = frames(m.witness());
-		/* For a moment of an attempt none of it is mapped. */
+		/* During an attempt the range is unmapped for a moment. */
 		return now != before && std::find(now.begin(), now.end(), 0) == now.end();
 	};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Rows of the table: userfaultfd, by which a process fills, moves and protects
- * its pages itself. No thread answers the faults here: settling must not cause any.
+ * its pages itself. No thread answers faults here: settling must not fault.
  */
 #include "rows.h"
 
@@ -13,7 +13,7 @@
 
 #include "witness.h"
 
-/* Younger than Debian 12's headers. */
+/* Debian 12's headers lack these. */
 #ifndef UFFDIO_MOVE
 #define UFFD_FEATURE_MOVE (1 << 16)
 struct uffdio_move {
@@ -34,7 +34,7 @@ uint64_t number(const std::byte *address)
 	return reinterpret_cast<std::uintptr_t>(address);
 }
 
-/* Watches a range from here on, as long as it is open. */
+/* Watches a range until it is closed. */
 class userfault {
 public:
 	userfault(uint64_t features, range r, uint64_t mode)
@@ -76,10 +76,10 @@ void write_protect(memory &m)
 	protect.mode = UFFDIO_WRITEPROTECT_MODE_WP;
 	if (!by.does(UFFDIO_WRITEPROTECT, protect))
 		throw unsupported("userfaultfd can't write-protect");
-	/* Closing takes the protection away again. */
+	/* Closing also ends the protection. */
 }
 
-/* Dropped while every fault would wait for an answer. */
+/* Drops the pages while every fault would wait for an answer. */
 std::shared_ptr<userfault> drop_watched(memory &m)
 {
 	auto by = std::make_shared<userfault>(0, m.registered(), UFFDIO_REGISTER_MODE_MISSING);
@@ -112,7 +112,7 @@ void drop_and_copy(memory &m)
 		fail("UFFDIO_COPY");
 }
 
-/* A pinned page is refused; the witness goes. */
+/* The kernel refuses to move a pinned page; the witness moves. */
 void move_away(memory &m)
 {
 	const range r = m.registered();
@@ -132,7 +132,7 @@ void move_away(memory &m)
 		throw unsupported("no UFFDIO_MOVE");
 }
 
-/* Shared memory: the page is still the file's, and is mapped again. */
+/* Shared memory: the file keeps the page, and it is mapped again. */
 void drop_and_continue(memory &m)
 {
 	const range r = m.registered();

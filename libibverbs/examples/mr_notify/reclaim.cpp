@@ -12,12 +12,12 @@ namespace {
 
 constexpr uint64_t users = 0xffff00;
 constexpr uint64_t one_user = 0x100;
-constexpr uint64_t one_use = uint64_t{1} << 32; /* not of the mask */
+constexpr uint64_t one_use = uint64_t{1} << 32; /* outside of the mask */
 
-/* So far from one another two looks are two. */
+/* The shrinker counts two scans as two only with this time between them. */
 constexpr std::chrono::milliseconds apart(100);
 
-/* Asks all shrinkers, several times. */
+/* Runs all shrinkers, several times. */
 void shrink()
 {
 	write_system_file("/proc/sys/vm/drop_caches", "2");
@@ -30,7 +30,7 @@ int rights_to(const memory &m)
 		       : IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 }
 
-/* A registration that lends its pages. */
+/* A registration that the kernel may suspend. */
 struct lender {
 	lender(const device &on, const memory &m)
 	    : before(pinned_bytes()), mr(on.register_memory(m.registered(), rights_to(m)))
@@ -41,7 +41,7 @@ struct lender {
 
 	void add(uint64_t value) { std::atomic_ref<uint64_t>(*w.address()).fetch_add(value); }
 
-	/* Empty, or the complaint. The page of the word stays pinned. */
+	/* Returns an empty string or the complaint. The page of the word stays pinned. */
 	std::string suspend()
 	{
 		shrink();
@@ -57,7 +57,7 @@ struct lender {
 	owned<ibv_mr> mr;
 };
 
-/* Whether the kernel refuses to do it to pinned pages, which these are not any more. */
+/* Does the kernel refuse this for pinned pages? These pages are not pinned any more. */
 bool was_to_be_refused(const operation &what, memory &m)
 {
 	try {
@@ -84,7 +84,7 @@ reclaim_check::reclaim_check(const device &on) : on_(on), bytes_(on)
 			"this kernel and driver do not take idle registrations' pages back");
 	try {
 		write_system_file("/proc/sys/vm/drop_caches", "2");
-	} catch (const unsupported &reason) { /* but of the user, not of the device */
+	} catch (const unsupported &reason) { /* the user lacks a right: not the device's fault */
 		throw std::runtime_error(reason.what());
 	}
 }
@@ -109,7 +109,7 @@ std::string reclaim_check::try_operation(const operation &what, std::size_t leng
 		return frames(m.witness()) != beside && frames(m.registered()) == mine;
 	};
 	if (!what.may_leave_alone()) {
-		/* Reclaim begins with the pages used least. */
+		/* Reclaim starts with the least recently used pages. */
 		for (int i = 0; i < 10 && was_left_alone(); i++)
 			what.apply(m);
 		if (was_left_alone())
@@ -195,7 +195,7 @@ std::string reclaim_check::second_chance(std::size_t length, bool &looked_once) 
 	return "";
 }
 
-/* A slow machine may look twice each time. */
+/* On a slow machine the shrinker may scan twice. */
 std::string reclaim_check::try_second_chance(std::size_t length)
 {
 	for (int i = 0; i < 100; i++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The test matrix with a registration that has been suspended: idle, and the
- * kernel has taken its pages back. Then no pin is in the way of code that moves,
- * merges or swaps pages; settling gives the device those that are mapped by then.
+ * The test matrix with suspended registrations: idle, and unpinned by the kernel. No
+ * pin then prevents the kernel from moving, merging or swapping pages; settling gives
+ * the device the pages that are mapped at that time.
  */
 #ifndef MR_NOTIFY_RECLAIM_H
 #define MR_NOTIFY_RECLAIM_H
@@ -16,19 +16,19 @@ namespace mr_notify {
 
 class reclaim_check {
 public:
-	/* Throws unsupported where the device does not reclaim. */
+	/* Throws unsupported if the device can't restore registrations. */
 	explicit reclaim_check(const device &on);
 
-	/* Does it, and settles: empty, or the complaint. Throws unsupported as it does. */
+	/* Operation, then settle. Returns "" or the complaint. Throws as the operation does. */
 	std::string try_operation(const operation &what, std::size_t length);
 
-	/* Suspending by itself: rows that have no operation. */
+	/* Rows without an operation: only suspending and restoring. */
 	std::string try_restore(std::size_t length);
 	std::string try_in_use(std::size_t length);
 	std::string try_second_chance(std::size_t length);
 
 private:
-	/* @looked_once: the kernel has looked as often as it was asked to, and no more. */
+	/* @looked_once: the kernel scanned exactly as often as it was asked to. */
 	std::string second_chance(std::size_t length, bool &looked_once) const;
 
 	const device &on_;

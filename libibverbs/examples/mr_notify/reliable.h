@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * One end of a reliable connection over InfiniBand or RoCE, and what the other end
- * has to know of it. For iWARP see iwarp.h.
+ * One end of a reliable connection over InfiniBand or RoCE, and the address that the
+ * other end needs. For iWARP see iwarp.h.
  */
 #ifndef MR_NOTIFY_RELIABLE_H
 #define MR_NOTIFY_RELIABLE_H
@@ -10,14 +10,14 @@
 
 namespace mr_notify {
 
-/* How long an end waits for an answer: 4 us << timeout, so often. */
+/* How long an end waits for a response (4 us << timeout), and how often it repeats. */
 struct patience {
-	/* A second: nothing is lost, but the CPU may be elsewhere. */
+	/* A second: no packet is lost, but the CPU may be busy. */
 	uint8_t timeout = 18;
-	uint8_t retries = 7; /* soft-RoCE takes 7 for no end */
+	uint8_t retries = 7; /* soft-RoCE: 7 means forever */
 };
 
-/* What an end tells the other one, and its own part of it. */
+/* The address that an end sends to the other end, and its own settings. */
 struct address {
 	uint16_t lid = 0;
 	uint8_t link_layer = IBV_LINK_LAYER_UNSPECIFIED;
@@ -25,16 +25,16 @@ struct address {
 	int gid_index = 0;
 	ibv_gid gid{};
 	uint32_t qp = 0;
-	uint32_t psn = 0; /* of the first packet that it sends */
+	uint32_t psn = 0; /* of the first packet that this end sends */
 };
 
-/* A queue pair that can have 16 requests at a time of up to 30 pieces. */
+/* A queue pair for 16 requests at a time, each with up to 30 SGEs. */
 owned<ibv_qp> make_reliable(const device &on, ibv_cq *cq, ibv_srq *srq = nullptr);
 
-/* By an IPv4 GID of the newest RoCE version if there is one. Unsupported if the port is down. */
+/* Uses an IPv4 GID of the newest RoCE version if there is one. Unsupported if the port is down. */
 address address_of(const ibv_qp *qp);
 
-/* Makes it ready to send; both ends have the same MTU. */
+/* Moves the queue pair to RTS; both ends have the same MTU. */
 void connect_reliable(ibv_qp *qp, const address &own, const address &other,
 		      const patience &waits = {});
 

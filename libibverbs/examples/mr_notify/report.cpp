@@ -30,7 +30,7 @@ const char *expected_text(effect e)
 	return e == effect::invalidates ? "INVALID" : "0";
 }
 
-/* By RDMA: the same bytes for device and CPU, or no access. */
+/* The result by RDMA: the same bytes for device and CPU, or no access. */
 const char *device_text(const observation &seen)
 {
 	if (seen.reached)

@@ -15,10 +15,10 @@ namespace mr_notify {
 struct row {
 	operation what;
 	observation seen;
-	std::string wrong; /* empty: as the contract says */
+	std::string wrong; /* empty: fulfils the contract */
 };
 
-/* Prints as it goes: the row that is tried has its name there, if it takes long or hangs. */
+/* Prints the name of a row before it is tried, because a row may take long or hang. */
 class report {
 public:
 	virtual ~report() = default;
@@ -29,7 +29,7 @@ public:
 	virtual void finish() = 0;
 };
 
-/* "cost": with each operation's extra time beside a registration. */
+/* @cost: with the additional time of each operation if the range is watched. */
 std::unique_ptr<report> text_report(bool cost);
 std::unique_ptr<report> json_report();
 

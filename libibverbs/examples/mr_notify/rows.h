@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The common parts of the files operations_*.cpp: the list that each adds its kind of
- * event to, and the small steps that the rows are composed of.
+ * The common parts of the files operations_*.cpp: the list to which each file adds its
+ * kind of event, and the steps that the rows share.
  */
 #ifndef MR_NOTIFY_ROWS_H
 #define MR_NOTIFY_ROWS_H
@@ -55,7 +55,7 @@ void add_reclaim(rows &);
 void add_migration(rows &);
 void add_poison(rows &);
 
-/* Throws if not: unsupported where errno says that the kernel won't, else a failure. */
+/* Throws if not ok: unsupported if errno says that the kernel can't do it, else a failure. */
 void check(bool ok, const char *what);
 
 range half(range r);
@@ -66,23 +66,23 @@ void unmap(memory &m, range r);
 void unmap_all(memory &m);
 /* MADV_DONTNEED */
 void drop_all(const memory &m);
-/* mremap() to another place, aligned like that. */
+/* mremap() to another place with this alignment. */
 void move(memory &m, range from, int extra_flags = 0, std::size_t alignment = page_size());
 void advise(range r, int advice, const char *name);
 action advising(int advice, const char *name);
-/* A hole where r is in the file, which is mapped from its start at whole. */
+/* Punches a hole at r into the file, whose start is mapped at whole. */
 void punch(int fd, range r, range whole);
 memory private_hugetlb(std::size_t length);
 memory shared_hugetlb(std::size_t length);
 
-/* No child gets a copy: a page mapped twice is neither moved nor swapped out. */
+/* A child gets no copy: the kernel does not move or swap a page that is mapped twice. */
 memory unshared_with_witness(std::size_t length);
 
-/* In a child: ends it with a failure, or with not_here where errno says that it has no right to. */
+/* In a child: exits with a failure, or with not_here if errno says that it has no right. */
 constexpr int not_here = 2;
 void child_check(bool ok);
 
-/* In a child: process_madvise() on its parent's memory; whether it was taken. */
+/* In a child: process_madvise() on its parent's memory. Returns whether the kernel did it. */
 bool advise_parent(range r, int advice);
 
 /* Runs a function in a child, which exits without running destructors. */

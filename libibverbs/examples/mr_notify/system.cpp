@@ -75,12 +75,12 @@ void load_module(const char *name)
 		;
 }
 
-/* A compressed disk in memory, as swap space; gone with the object. */
+/* A compressed disk in memory as swap space; the destructor removes it. */
 class memory_swap {
 public:
 	explicit memory_swap(std::size_t size)
 	{
-		load_module("zram"); /* or it is built in, or there is none */
+		load_module("zram"); /* fails if it is built in or missing */
 		const std::string number = read_system_file("/sys/class/zram-control/hot_add");
 		device_ = "/dev/zram" + number;
 		removal_.emplace(undo::kind::write_text, "/sys/class/zram-control/hot_remove",
@@ -93,7 +93,7 @@ public:
 	}
 
 private:
-	/* mkswap's page: version 1, the last page, and the signature at the page's end. */
+	/* Writes mkswap's page: version 1, the last page, and the signature at the page's end. */
 	void sign(std::size_t size) const
 	{
 		constexpr char signature[] = "SWAPSPACE2";
@@ -110,7 +110,7 @@ private:
 
 	std::string device_;
 	std::optional<undo> removal_;
-	std::optional<undo> end_; /* the first to be done */
+	std::optional<undo> end_; /* undone first */
 };
 
 bool has_swap()
@@ -123,7 +123,7 @@ bool has_swap()
 
 constexpr const char *cgroup_root = "/sys/fs/cgroup";
 
-/* Of this process, as long as it lives. */
+/* The control group of this process until it ends. */
 class own_control_group {
 public:
 	own_control_group() : group_("ibv_mr_notify")
@@ -164,7 +164,7 @@ control_group::control_group(const std::string &name)
 
 control_group::~control_group()
 {
-	/* A member that has just died may still be counted. */
+	/* A process that has just ended may still be counted. */
 	happens([&] { return rmdir(path_.c_str()) == 0 || errno != EBUSY; });
 }
 

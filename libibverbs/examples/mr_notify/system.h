@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A row's changes of the whole machine, and its waits for it: settings
- * below /proc and /sys, swap space, a control group. All is put back (undo.h).
+ * Changes of the whole machine for a row, and waits: settings below /proc and /sys,
+ * swap space, a control group. All changes are undone (undo.h).
  */
 #ifndef MR_NOTIFY_SYSTEM_H
 #define MR_NOTIFY_SYSTEM_H
@@ -16,11 +16,11 @@
 
 namespace mr_notify {
 
-/* Throws unsupported if there is no such file or it takes no such text. */
+/* Throws unsupported if the file does not exist or refuses the text. */
 void write_system_file(const std::string &path, const std::string &text);
 std::string read_system_file(const std::string &path);
 
-/* A setting that another one takes the place of for a while. */
+/* Replaces a setting until the destructor. */
 class setting {
 public:
 	setting(const std::string &path, const std::string &value);
@@ -31,16 +31,16 @@ private:
 	std::optional<undo> back_;
 };
 
-/* There is swap from now on, so many bytes if there was none, until the program ends. */
+/* Makes swap space of this size if there is none, until the program ends. */
 void need_swap(std::size_t size = std::size_t{64} << 20);
 
 /*
- * This process is in a memory control group of its own from now on, until it
- * ends; the path of the group. Its allocations are charged there.
+ * Moves this process into its own memory control group until it ends, so that its later
+ * allocations are charged there. Returns the path of the group.
  */
 const std::string &need_control_group();
 
-/* A control group below the root, made here. It must be empty at the end. */
+/* A new control group below the root. It must be empty when it is destroyed. */
 class control_group {
 public:
 	explicit control_group(const std::string &name);
@@ -56,16 +56,16 @@ private:
 	std::optional<undo> removal_;
 };
 
-/* The number of a NUMA node that is not node 0. */
+/* The number of a NUMA node other than 0. */
 unsigned int another_node();
 
 /*
- * How long a test waits for something that must happen. Only a hang takes as long, on a machine
- * of any speed.
+ * How long a test waits for an event that must happen. Only a hang takes this long, on a
+ * machine of any speed.
  */
 constexpr std::chrono::seconds time_limit(180);
 
-/* Waits until it is so; whether it came to be. */
+/* Waits until the condition is true. Returns whether it became true. */
 template <class F> bool happens(F &&condition)
 {
 	const auto deadline = std::chrono::steady_clock::now() + time_limit;
@@ -79,14 +79,14 @@ template <class F> bool happens(F &&condition)
 }
 
 /*
- * The kernel's notion of the time: it goes on with ticks, as jiffies do. One that is late comes
- * together with those behind it, so this may stand still for long and then leap.
+ * The kernel's time, which advances with ticks like jiffies. Late ticks come together, so it
+ * may stand still for long and then jump.
  */
 std::chrono::nanoseconds kernel_time();
-/* Sleeps until it has gone on by so much. */
+/* Sleeps until the kernel's time has advanced by this much. */
 void let_pass(std::chrono::milliseconds time);
 
-/* Looks of the shrinker within so much of it are one: 20 ms, less a tick at either end. */
+/* Scans of the shrinker within this time count as one: 20 ms, less a tick at either end. */
 constexpr std::chrono::milliseconds one_look(10);
 
 } // namespace mr_notify

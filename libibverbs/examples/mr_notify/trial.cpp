@@ -42,7 +42,7 @@ std::chrono::nanoseconds try_plain(const device &on, const operation &what, std:
 	return timed(what, m);
 }
 
-/* "bytes" is for the last round: RDMA takes longer than all the rest. */
+/* "bytes" is for the last round: RDMA takes longer than the rest of a round. */
 observation try_armed(const device &on, byte_check *bytes, const operation &what,
 		      std::size_t length)
 {
@@ -63,7 +63,7 @@ observation try_armed(const device &on, byte_check *bytes, const operation &what
 	check_verb(ibv_settle_mr_notify(mr.get()), "ibv_settle_mr_notify");
 	seen.word_settled = w.value();
 
-	/* The page of the word is pinned as well, until it is INVALID. */
+	/* The page of the word is pinned as well, until the word is INVALID. */
 	const bool gone = w.invalid() && on.can_revoke();
 	const std::size_t expected = before + (gone ? 0 : m.registered().length + page_size());
 	const std::size_t pinned = wait_for_pinned(expected);
@@ -141,7 +141,7 @@ std::string verdict(const device &on, const operation &what, const observation &
 		return "the device still has access";
 	if (on.can_revoke())
 		return seen.pages_pinned == 0 ? "" : "pages are still pinned";
-	/* Whose process is gone has no pages. */
+	/* A process that has ended has no pages. */
 	if (what.watch)
 		return "";
 	return seen.pages_pinned == seen.pages ? "" : "pages unpinned under the device";

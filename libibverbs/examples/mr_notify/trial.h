@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * One row of the table: an operation done to registered memory, and the
- * word and the pinned pages afterwards.
+ * One row of the table: an operation on registered memory, and the word and the
+ * pinned pages afterwards.
  */
 #ifndef MR_NOTIFY_TRIAL_H
 #define MR_NOTIFY_TRIAL_H
@@ -21,30 +21,30 @@ struct observation {
 	uint64_t word_settled = 0; /* after ibv_settle_mr_notify() */
 	std::size_t pages = 0;	   /* registered */
 	std::size_t pages_pinned = 0;
-	std::optional<bool> reached;	    /* same bytes for device and CPU; or never asked */
-	std::optional<bool> refused;	    /* the device has no access; or never asked */
-	std::chrono::nanoseconds plain{};   /* the operation beside an unarmed MR */
-	std::chrono::nanoseconds armed{};   /* the same beside an armed one */
-	std::optional<std::string> skipped; /* why there is nothing to see */
-	std::optional<std::string> failed;  /* the error in trying it */
+	std::optional<bool> reached;	    /* same bytes for device and CPU; empty: not tried */
+	std::optional<bool> refused;	    /* the device has no access; empty: not tried */
+	std::chrono::nanoseconds plain{};   /* the operation with an unarmed MR */
+	std::chrono::nanoseconds armed{};   /* the operation with an armed MR */
+	std::optional<std::string> skipped; /* the reason why it was not tried */
+	std::optional<std::string> failed;  /* the error of the attempt */
 };
 
 /*
- * For its cost: does it beside an unarmed registration and beside an armed one,
- * three times each. The times are the best ones, the rest is that of the last
- * round, which is the first wrong one if any was wrong. Else, and where times mean
- * nothing, it is done once, beside an armed one.
+ * With @cost the operation runs three times with an unarmed registration and three times
+ * with an armed one. The times are the best times; all other fields are of the last round,
+ * or of the first round with a complaint. Without @cost, or if times mean nothing
+ * (is_timed()), it runs once, with an armed registration.
  */
 observation try_operation(const device &on, byte_check &bytes, const operation &what,
 			  std::size_t length, bool cost);
 
-/* Whether its times mean anything. */
+/* Are the times of this operation meaningful? */
 bool is_timed(const operation &what);
 
-/* The contract's judgment of an observation: empty, or the complaint. */
+/* Compares an observation with the contract. Returns "" or the complaint. */
 std::string verdict(const device &on, const operation &what, const observation &seen);
 
-/* Waits until as many bytes are pinned; the last number seen. */
+/* Waits until this many bytes are pinned. Returns the last number seen. */
 std::size_t wait_for_pinned(std::size_t bytes);
 
 } // namespace mr_notify

@@ -14,9 +14,9 @@
 namespace mr_notify {
 namespace {
 
-/* A row has a few. Those of one object are taken in the order of its destructors. */
+/* A row needs a few. Steps of one object are undone in the order of its destructors. */
 std::array<std::atomic<const undo *>, 16> steps;
-pid_t owner; /* a child that a signal ends leaves its parent's settings alone */
+pid_t owner; /* a child that a signal ends must not undo its parent's changes */
 
 } // namespace
 
@@ -38,13 +38,13 @@ undo::undo(kind what, std::string path, std::string text)
 undo::~undo()
 {
 	take();
-	place_->store(nullptr); /* a signal of another thread may still be at it: see undo.h */
+	place_->store(nullptr); /* a handler in another thread may still use it: see undo.h */
 }
 
 void undo::take() const noexcept
 {
 	constexpr timespec pause{0, 1000000};
-	int tries = 1000; /* a member of a control group that has just died may still be counted */
+	int tries = 1000; /* a control group may still count a process that has just ended */
 
 	switch (what_) {
 	case kind::write_text: {
@@ -86,7 +86,7 @@ bool undo::watch_signals()
 	for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
 		struct sigaction before = {};
 		sigaction(signal, nullptr, &before);
-		if (before.sa_handler == SIG_DFL) /* as nohup ignores it */
+		if (before.sa_handler == SIG_DFL) /* nohup ignores SIGHUP */
 			sigaction(signal, &ours, nullptr);
 	}
 	return true;

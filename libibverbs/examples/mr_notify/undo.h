@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A step that puts back a change of the whole machine: at the end of the object,
- * or when SIGHUP, SIGINT or SIGTERM ends the program before. For one thread: the one
- * that these signals are for.
+ * Undoes a change of the whole machine: when the object is destroyed, or when SIGHUP,
+ * SIGINT or SIGTERM ends the program before. Use it in one thread only, the thread that
+ * handles these signals.
  */
 #ifndef MR_NOTIFY_UNDO_H
 #define MR_NOTIFY_UNDO_H
@@ -16,14 +16,14 @@ class undo {
 public:
 	enum class kind { write_text, end_swap, remove_folder };
 
-	/* @path: the file, the device or the folder. Made before the change. */
+	/* @path: the file, device or folder. Construct it before the change. */
 	undo(kind what, std::string path, std::string text = "");
 	undo(const undo &) = delete;
 	undo &operator=(const undo &) = delete;
 	~undo();
 
 private:
-	/* Async-signal-safe. It was possible before; an error can't be told here. */
+	/* Async-signal-safe. Ignores errors, because a signal handler can't report them. */
 	void take() const noexcept;
 	static void take_all(int signal);
 	static bool watch_signals();

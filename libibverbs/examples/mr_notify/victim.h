@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Another process with an armed registration, which comes to its end. Its word
- * lies in memory that this process has mapped, too.
+ * Another process with an armed registration, which will end. Its word is in memory
+ * that this process maps, too.
  */
 #ifndef MR_NOTIFY_VICTIM_H
 #define MR_NOTIFY_VICTIM_H
@@ -18,8 +18,8 @@ namespace mr_notify {
 class victim {
 public:
 	/*
-	 * Its registration is armed when this returns. Then it does "then", which
-	 * the returned function of begin() starts, and waits for its end.
+	 * When this returns, the registration of the other process is armed. After begin() the
+	 * process calls @then, and after @then it waits until it is ended.
 	 */
 	victim(const device &on, std::size_t length, const std::function<void()> &then = nullptr);
 	victim(const victim &) = delete;
@@ -28,15 +28,15 @@ public:
 
 	pid_t process() const { return process_; }
 	uint64_t word() const;
-	/* Of that process (VmPin); 0 when it has no memory any more. */
+	/* VmPin of the other process; 0 after its memory is gone. */
 	std::size_t pinned_bytes() const;
 
-	/* It may go on. */
+	/* Lets the process go on. */
 	void begin();
-	/* From here on it will stop when it is about to exit, all its memory still there. */
+	/* From now on the process will stop when it is about to exit, with all its memory. */
 	void stop_at_exit();
 	void wait_for_stop();
-	/* It has ended. */
+	/* Waits until the process has ended. */
 	void wait_for_end();
 
 private:

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Did it happen at all? A kernel that was told to swap, merge or move pages may
- * have had no reason to. So such a row has a witness: memory beside the
- * registered one, to which nothing prevents it.
+ * Did the operation happen? The kernel may have had no reason to swap, merge or move
+ * pages when it was told to. So such a row has a witness: memory next to the
+ * registered range, with pages that are free to move.
  */
 #ifndef MR_NOTIFY_WITNESS_H
 #define MR_NOTIFY_WITNESS_H
@@ -15,10 +15,10 @@
 
 namespace mr_notify {
 
-/* The physical page behind each page of a range; 0 where none is mapped. Needs CAP_SYS_ADMIN. */
+/* The frame number of each page of a range; 0 where no page is mapped. Needs CAP_SYS_ADMIN. */
 std::vector<uint64_t> frames(range r);
 
-/* Does it, and throws unsupported if the witness has all its pages as before. */
+/* Wraps an operation: throws unsupported if the witness has all its old pages afterwards. */
 std::function<void(memory &)> witnessed(std::function<void(memory &)> apply);
 
 } // namespace mr_notify
