@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Print the folder that ccache must be given: none, or one of the build's if its own can't be used.
+"""Print the folder that ccache must use: none, or a folder of the build if its own is not usable.
 
-Why: ccache ends every compilation when it can't write, and a service's user has no home folder.
-A folder that is given would hide the user's settings, so it is not given without need.
+Why: ccache fails every compilation when it can't write, and a service's user has no home folder.
+Naming a folder hides the user's settings, so this names one only if necessary.
 """
 import os
 import subprocess
@@ -13,7 +13,7 @@ import fetch
 
 
 def is_usable(path):
-    """Whether files can be made there."""
+    """Can files be created in this folder?"""
     try:
         os.makedirs(path, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -23,7 +23,7 @@ def is_usable(path):
 
 
 def own(env=None):
-    """The folder that ccache has by itself in that environment; "" if there is no ccache."""
+    """The folder that ccache uses by default in this environment; "" without ccache."""
     try:
         return subprocess.run(["ccache", "-k", "cache_dir"], env=env, capture_output=True,
                               text=True, check=False).stdout.strip()
@@ -32,7 +32,7 @@ def own(env=None):
 
 
 def settings(env=None):
-    """What that environment lacks for ccache: a dictionary, empty as a rule."""
+    """The variables that this environment lacks for ccache: a dictionary, usually empty."""
     theirs = own(env)
     if not theirs or is_usable(theirs):
         return {}

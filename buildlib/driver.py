@@ -27,8 +27,7 @@ class DriverError(Exception):
 def make(command):
     """Run make for modules that are not loaded; an error has its output.
 
-    They are optimized for size, which takes less time, and their symbols have no checksums,
-    which take two fifths of it.
+    Optimizing for size takes less time, and symbols without checksums save two fifths of it.
     """
     env = kernel_modules.compiler_environment()
     done = subprocess.run([*command, "CONFIG_MODVERSIONS=",

@@ -3,8 +3,8 @@
 """Obtain the pinned upstream trees and unpack them, untouched, below the build folder.
 
 Why: the repository holds only this project's own files. Upstream comes by name and version from
-the machine's own Debian archive (buildlib/upstream/*.pin), or from a tarball or tree of the user's
-(--source, or RDMA_CORE_SOURCE and the like). Nothing is downloaded twice. overlay.py lays our
+the machine's Debian archive (buildlib/upstream/*.pin), or from the user's tarball or tree
+(--source, or RDMA_CORE_SOURCE and the like). Files are downloaded once. overlay.py lays our
 files over the tree that this script unpacked.
 """
 import argparse
@@ -23,7 +23,7 @@ BUILD = os.path.join(REPO, "build")
 SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE",
                    "libfabric": "LIBFABRIC_SOURCE", "ucx": "UCX_SOURCE", "mpich": "MPICH_SOURCE",
                    "openmpi": "OPENMPI_SOURCE"}
-PART = ".part"  # in a tree that is not whole: the paths that it has
+PART = ".part"  # in an incomplete tree: the list of its paths
 UNPACKED = "unpacked"  # in overlay.py's notes about a pinned tree: written after all of its files
 
 
@@ -32,7 +32,7 @@ class FetchError(Exception):
 
 
 def say(text):
-    """Progress, for the eyes only: the standard output carries results."""
+    """Print progress on standard error: standard output is for results."""
     print(f"fetch: {text}", file=sys.stderr, flush=True)
 
 
@@ -62,7 +62,7 @@ def read(path):
 
 
 def write(path, text):
-    """Write a file that has its name only when it is whole: a disk may be full."""
+    """Write a file and rename it when it is complete, because a disk may be full."""
     with open(path + ".new", "w", encoding="utf-8") as out:
         out.write(text)
     os.replace(path + ".new", path)
@@ -74,7 +74,7 @@ def locked(build, name="linux"):
 
 
 def machine_apt(build):
-    """apt with the machine's own sources and fresh indexes, in a state of its own."""
+    """apt with the machine's sources and fresh indexes, in a private state."""
     private = private_apt.PrivateApt(os.path.join(build, "apt/machine"))
     try:
         private.update()
@@ -84,9 +84,9 @@ def machine_apt(build):
 
 
 def kernel_packages():
-    """The packages that depend on the newest image of the pinned kernel, one of which is there.
+    """The packages that depend on the newest image of the pinned kernel; one of them exists.
 
-    6.12 is Debian 13's own kernel (linux-image-amd64), and one beside it for Debian 12.
+    6.12 is Debian 13's default kernel (linux-image-amd64), and an additional kernel for Debian 12.
     """
     arch = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True,
                           check=True).stdout.strip()
@@ -97,8 +97,8 @@ def kernel_packages():
 def linux_version(build=BUILD, update=False):
     """The Debian version of the kernel in use, e.g. 6.12.117-1~deb12u1.
 
-    Resolved once and kept in build/linux.version, so that everything made from it stays together.
-    The image and headers that the lab takes must be of this version.
+    Resolved once and kept in build/linux.version, so that all results are of the same version.
+    The image and headers that the lab uses must be of this version.
     """
     kept = os.path.join(build, "linux.version")
     known = read(kept).strip()
@@ -128,7 +128,7 @@ def download_packages(packages, build=BUILD):
 
 
 def download_alone(packages, build, folder):
-    """The same. The caller has the folder for itself."""
+    """download_packages() without a lock: the caller has exclusive use of the folder."""
 
     def start(name, version):
         return f"{name}_{version.replace(':', '%3a')}_"
@@ -148,7 +148,7 @@ def download_alone(packages, build, folder):
         except private_apt.AptError as problem:
             raise FetchError(f"{problem}\nIf apt offers newer versions now: "
                              "buildlib/overlay.py linux --update") from problem
-        # One that is not asked for was cut off, and is so still.
+        # A partial file of another package stays: its download was interrupted.
         for name in os.listdir(with_partial):
             if name.startswith(tuple(start(*package) for package in packages.items())):
                 os.rename(os.path.join(with_partial, name), os.path.join(folder, name))
@@ -165,7 +165,7 @@ def tarball_of(name, build):
     if not os.path.exists(path):
         say(f"downloading {pin['package']}={pin['version']}")
         state = os.path.join(build, "apt", name)
-        # apt gives a file its name before it is whole.
+        # apt names a file before it is complete.
         partial = os.path.join(build, "download/partial", pin["file"])
         private_apt.source_tarball(state, pin["package"], pin["version"], pin["suite"],
                                    os.path.dirname(partial))
@@ -174,7 +174,7 @@ def tarball_of(name, build):
 
 
 def check_sum(path, wanted):
-    """Stop if a file is not the pinned one."""
+    """Raise if the sha256 of a file differs from the pinned value."""
     found = sha256(path)
     if wanted and found != wanted:
         raise FetchError(f"{path}: sha256 is {found}, the pin says {wanted}: "
@@ -182,7 +182,7 @@ def check_sum(path, wanted):
 
 
 def tree_version(tree):
-    """The version that a tree says it has."""
+    """The version that a tree declares."""
     for file, pattern in (("CMakeLists.txt", r'PACKAGE_VERSION "([\w.]+)"'),
                           ("configure.ac", r"AC_INIT\(\[libfabric\], \[([\w.]+)\]"),
                           ("configure.ac", r"ucx_ver_major, (\d+)\)(?s:.*?)"
@@ -202,7 +202,7 @@ def tree_version(tree):
 def extract(archive, folder, part=()):
     """Unpack a tarball, or the tarball within a linux-source .deb, into `folder`.
 
-    With `part` only these paths of it.
+    With `part` only these paths.
     """
     say(f"unpacking {'a part of ' if part else ''}{os.path.basename(archive)}")
     os.makedirs(folder)
@@ -233,7 +233,7 @@ def extract(archive, folder, part=()):
 
 
 def complete(tree, archive):
-    """Add what a tree lacks. Nothing that it has changes: a build may read it."""
+    """Add the missing files of a tree. Existing files stay unchanged: a build may read them."""
     whole = tree + ".whole"
     shutil.rmtree(whole, ignore_errors=True)
     extract(archive, whole)
@@ -249,7 +249,7 @@ def complete(tree, archive):
 
 
 def place(build, name, version, fill):
-    """Let fill(folder) make a tree, and give it its final name only when it is whole."""
+    """Let fill(folder) make a tree, and give it its final name when it is complete."""
     unfinished = os.path.join(build, "src", f".{name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     fill(unfinished)
@@ -265,7 +265,7 @@ def place(build, name, version, fill):
 
 
 def original(name, build, path, folder):
-    """Unpack one file of the pinned upstream below `folder`, as its package has it."""
+    """Unpack one unchanged file of the pinned upstream below `folder`."""
     archive, _ = tarball_of(name, build)
     check_sum(archive, read_pin(name)["sha256"])
     extract(archive, os.path.join(folder, "package"), (path,))
@@ -306,7 +306,7 @@ def users_tree(name, source, build, update):
 def fetch(name, build=BUILD, source=None, update=False, part=()):
     """The path of the unpacked tree of an upstream. The caller holds locked(build).
 
-    With `part` at least these paths of the pinned one.
+    With `part` at least these paths of the pinned tree.
     """
     source = source or os.environ.get(SOURCE_VARIABLE[name])
     if any(map(str.isspace, build)):

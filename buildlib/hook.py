@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make or change a patch to upstream's files: a hook, or a fix of the kernel.
 
-  buildlib/hook.py PATCH FILE...     copies of the patch's files, and of these: edit those in b/
-  buildlib/hook.py --write PATCH     puts what was edited into the patch, and applies all patches
+  buildlib/hook.py PATCH FILE...     copies the files of the patch, and FILEs: edit the copies in b/
+  buildlib/hook.py --write PATCH     puts the edits into the patch, and applies all patches
 
-PATCH is a file of a folder of patches, new or not, or the name of one that is there; FILE is a path
-in upstream's tree. a/ has upstream's files with all earlier patches (a fix's: with those that it
-stands on), b/ has the patch, too. Why: a diff that is edited by hand is wrong in its counts, and
-the tree that is built has the later patches as well.
+PATCH is a file in a folder of patches, new or not, or the name of an existing patch; FILE is a path
+in upstream's tree. a/ has upstream's files with all earlier patches (for a fix: with the fixes that
+it depends on), b/ also has the patch. Why: a diff that is edited by hand has wrong line counts, and
+the tree that is built also has the later patches.
 """
 import argparse
 import glob
@@ -48,7 +48,7 @@ def upstream_of(patch):
 
 
 def path_of(patch, repo=fetch.REPO):
-    """The path of a patch in the repository; its name alone is enough if it is there."""
+    """The path of a patch in the repository; its name is enough for an existing patch."""
     known = [os.path.relpath(one, repo) for name in overlay.PATCHES
              for one in overlay.patches_of(name, repo, local=True)]
     named = [one for one in known if os.path.basename(one) == patch]
@@ -94,7 +94,7 @@ def upstreams(files, tree, into):
 
 
 def laid_out(place):
-    """Each file that was laid out, and the path of its copy: b/ as the patch has it."""
+    """Each file that was laid out, and the path of the unedited copy of its file in b/."""
     for folder, _, names in os.walk(os.path.join(place, "written")):
         for name in names:
             path = os.path.join(folder, name)
@@ -129,7 +129,7 @@ def lay_out(patch, files, repo=fetch.REPO):
 
 
 def model(path):
-    """The text of a patch, or of the first one of its folder if it has no diff yet."""
+    """The text of a patch, or of the first patch of its folder if it has no diff yet."""
     text = fetch.read(path)
     others = sorted(glob.glob(os.path.join(os.path.dirname(path), "*.patch")))
     return text if "\n@@ " in text else fetch.read(others[0]) if others else text
@@ -142,7 +142,7 @@ def context(text):
 
 
 def changes(patch, repo):
-    """The difference of a/ and b/, in the form that the folder's patches have."""
+    """The difference of a/ and b/, in the format of the folder's patches."""
     place, like = place_of(patch), model(os.path.join(repo, patch))
     if not os.path.isdir(place):
         raise overlay.OverlayError(f"{patch} is not laid out: call this without --write first")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# Adds our sources to upstream's targets without touching upstream's CMake files. Upstream's project()
-# includes this file (CMAKE_PROJECT_rdma-core_INCLUDE: ../CMakeLists.txt, debian/rules); calls that need the targets wait until the end
-# of the top-level directory. Paths are those of the tree that is built, where our files are laid.
+# Adds our sources to upstream's targets without changing upstream's CMake files. Upstream's project()
+# includes this file (CMAKE_PROJECT_rdma-core_INCLUDE: ../CMakeLists.txt, debian/rules); calls that need the
+# targets are deferred to the end of the top-level directory. All paths are in the tree that is built.
 
 cmake_policy(SET CMP0079 NEW) # link libraries may be added to another directory's target
 enable_language(CXX)
@@ -18,13 +18,13 @@ set(INJECT_TESTS tests/test_mr_notify.py tests/test_mr_cache.py tests/test_mr_al
 
 # The last: verbs.h mixes enumeration types, which C++20 warns about.
 set(INJECT_CXX_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Werror -Wno-deprecated-enum-enum-conversion)
-# libibverbs must load without libstdc++: nothing here may need its run time, nor its checks, which debug
+# libibverbs must load without libstdc++: no code here may need its run time or its checks, which debug
 # builds turn on.
 set(INJECT_NO_CXX_RUNTIME -fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-use-cxa-atexit
     -fvisibility=hidden -U_GLIBCXX_ASSERTIONS -D_GLIBCXX_NO_ASSERTIONS)
 
-# The path, relative to the tree, of the file that a laid link points to: upstream's install() would
-# install the link itself.
+# The target, relative to the tree, of a laid symbolic link: upstream's install() would install the link
+# itself.
 function(inject_real_paths OUT)
   set(paths "")
   foreach(path ${ARGN})
@@ -35,18 +35,18 @@ function(inject_real_paths OUT)
   set(${OUT} ${paths} PARENT_SCOPE)
 endfunction()
 
-# Our symbol version nodes, at the end of the map that upstream's configure_file() generated. A second
-# --version-script would do for the shared library, but sanitize_static_lib.py takes one map per static
-# library and makes every symbol that is not in it local. A hook to libibverbs.map.in would work too, and
-# would have to be redone whenever upstream adds a node. Our nodes' name is not upstream's next one, and
-# check-build sorts it before upstream's newest (the part after the "_" is the version that it compares).
+# Appends our symbol version nodes to the map that upstream's configure_file() generated. A second
+# --version-script would work for the shared library, but sanitize_static_lib.py takes one map per static
+# library and makes all symbols outside of this map local. A hook to libibverbs.map.in would have to be
+# redone whenever upstream adds a node. Our node's name differs from upstream's next node, and check-build
+# sorts it before upstream's newest node (it compares the part after the "_").
 function(inject_symbol_versions)
   set(map ${PROJECT_BINARY_DIR}/libibverbs/libibverbs.map)
   set(node ${PROJECT_SOURCE_DIR}/libibverbs/libibverbs_mr_notify.map)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${node})
   file(READ ${map} upstream)
   file(READ ${node} ours)
-  # Kept aside with its time stamp: configuring again does not link everything again.
+  # A separate file with its own time stamp, so that configuring again does not link all programs again.
   file(CONFIGURE OUTPUT ${map}.ours CONTENT "${upstream}\n${ours}" @ONLY)
   execute_process(COMMAND cp --preserve=timestamps ${map}.ours ${map} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
@@ -55,7 +55,7 @@ function(inject_libibverbs)
   foreach(target ibverbs ibverbs-static)
     if(TARGET ${target})
       target_sources(${target} PRIVATE ${INJECT_LIBIBVERBS_SOURCES})
-      # An undeclared function returns an int: of a pointer, half.
+      # The compiler assumes that an undeclared function returns an int, half of a pointer.
       target_compile_options(${target} PRIVATE
         "$<$<COMPILE_LANGUAGE:C>:-Werror=implicit-function-declaration>"
         "$<$<COMPILE_LANGUAGE:CXX>:${INJECT_CXX_WARNINGS};${INJECT_NO_CXX_RUNTIME}>")
@@ -64,7 +64,7 @@ function(inject_libibverbs)
   endforeach()
   inject_symbol_versions()
 
-  # The C++ run time must not come back in unseen, and a backtrace not end in the core.
+  # Fails the build if code needs the C++ run time, or if a backtrace would end in the core.
   set(proof ${CMAKE_CURRENT_BINARY_DIR}/libibverbs/no-cxx-runtime.checked)
   add_custom_command(OUTPUT ${proof} DEPENDS ibverbs
     COMMAND sh -c "! readelf -dW $<TARGET_FILE:ibverbs> | grep -E 'libstdc|libgcc_s'"
@@ -84,12 +84,12 @@ endfunction()
 function(inject_man_pages)
   set(folder ${PROJECT_SOURCE_DIR}/libibverbs/man)
   file(GLOB pages CONFIGURE_DEPENDS ${folder}/ibv_mr_*.[17].md)
-  # Each verb has a page.
+  # Each verb has a manual page.
   file(STRINGS ${PROJECT_SOURCE_DIR}/libibverbs/libibverbs_mr_notify.map verbs REGEX "^\t\tibv_")
   list(TRANSFORM verbs REPLACE "^\t\t([a-z_]+).*" "${folder}/\\1.3.md")
   list(REMOVE_DUPLICATES verbs)
   list(APPEND pages ${verbs})
-  # Where upstream's functions put their pages: beside the other pages.
+  # Upstream's functions put the pages into this folder.
   set(CMAKE_CURRENT_SOURCE_DIR ${PROJECT_SOURCE_DIR}/libibverbs/man)
   set(CMAKE_CURRENT_BINARY_DIR ${PROJECT_BINARY_DIR}/libibverbs/man)
   rdma_man_pages(${pages})
@@ -108,10 +108,10 @@ function(inject_program)
   add_library(mr_notify STATIC ${sources})
   set_target_properties(mr_notify PROPERTIES ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/mr_notify
                         UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  # Headers are most of each: together they compile in the time that three of them take.
+  # Most of the time goes into headers: together these files compile in the time of three of them.
   file(GLOB operations ${folder}/mr_notify/operations_*.cpp)
   set_source_files_properties(${operations} PROPERTIES UNITY_GROUP operations)
-  # The sources that ibv_mr_cache has too are apart from the rest, and so from librdmacm.
+  # The sources that both programs use are a separate library, without librdmacm.
   set(both ${folder}/mr_notify/device.cpp ${folder}/mr_notify/memory.cpp)
   list(REMOVE_ITEM sources ${operations} ${both} ${folder}/mr_notify/report.cpp)
   set_source_files_properties(${both} PROPERTIES UNITY_GROUP both)
@@ -123,16 +123,16 @@ function(inject_program)
     target_include_directories(${target} PRIVATE ${folder}/mr_notify)
     target_compile_options(${target} PRIVATE ${INJECT_CXX_WARNINGS})
   endforeach()
-  # Mostly templates of CLI11 and nlohmann's JSON, slow to compile and not on any path that must be fast.
+  # Mostly templates of CLI11 and nlohmann's JSON, slow to compile; their speed does not matter.
   set_source_files_properties(${folder}/mr_notify/main.cpp ${folder}/mr_notify/report.cpp
                               ${folder}/mr_cache/main.cpp PROPERTIES COMPILE_OPTIONS "-Og;-g1")
-  # rdmacm: to connect over iWARP.
+  # rdmacm connects over iWARP.
   target_link_libraries(mr_notify PUBLIC fmt::fmt)
   target_link_libraries(ibv_mr_notify LINK_PRIVATE mr_notify rdmacm ibverbs ${CMAKE_THREAD_LIBS_INIT})
   target_link_libraries(ibv_mr_cache LINK_PRIVATE mr_notify ibverbs ${CMAKE_DL_LIBS} ${CMAKE_THREAD_LIBS_INIT})
 endfunction()
 
-# C tests against a table instead of a kernel, built as upstream's util/tests are: not installed.
+# C tests with a table instead of a kernel, built like upstream's util/tests: not installed.
 function(inject_c_tests)
   rdma_test_executable(mr_notify_test ${PROJECT_SOURCE_DIR}/libibverbs/tests/mr_notify_test.c)
   target_link_libraries(mr_notify_test LINK_PRIVATE kern-abi)
@@ -154,7 +154,7 @@ function(inject_python_tests)
   endif()
 endfunction()
 
-# All libraries and programs of a folder and those below it.
+# All libraries and programs of a folder and its subfolders.
 function(inject_targets OUT FOLDER)
   get_property(targets DIRECTORY ${FOLDER} PROPERTY BUILDSYSTEM_TARGETS)
   get_property(folders DIRECTORY ${FOLDER} PROPERTY SUBDIRECTORIES)
@@ -172,7 +172,7 @@ function(inject_targets OUT FOLDER)
   set(${OUT} ${found} PARENT_SCOPE)
 endfunction()
 
-# Cython's C is most of a build's work; modules that are tried out in place need not be fast.
+# Cython's C takes most of the time of a build; modules that are tried out in place need not be optimized.
 function(inject_quick_python)
   if(INJECT_QUICK_PYTHON AND CYTHON_EXECUTABLE)
     inject_targets(modules ${PROJECT_SOURCE_DIR}/pyverbs)
@@ -182,8 +182,8 @@ function(inject_quick_python)
   endif()
 endfunction()
 
-# Parts of the whole, for builds in place. libibverbs loads every driver that has a file in its folder, and
-# complains of one that is not there: in place a driver's file is made when the driver is.
+# Targets for parts of the build. libibverbs loads every driver that has a file in its folder, and
+# complains if the library is missing: so in place a driver's file is made together with the driver.
 function(inject_parts)
   if(NOT IN_PLACE)
     return()

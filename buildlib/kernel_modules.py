@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Modules out of the hooked kernel tree, built against the headers of a distribution's kernel.
 
-The files that are taken from the tree, and how make is called for them: for the lab
-(tests/lab/debian.py) and for the DKMS package (buildlib/packaging/dkms.py).
+Chooses the files of the tree, and gives the make command, for the lab (tests/lab/debian.py) and
+for the DKMS package (buildlib/packaging/dkms.py).
 """
 import glob
 import os
@@ -14,10 +14,10 @@ import fetch
 HEADERS = ("include/rdma", "include/uapi/rdma")
 TRACE_HEADERS = ("ib_mad.h", "ib_umad.h", "rdma_core.h")
 
-# The stack that notifies: the core and the drivers that can revoke in software.
+# The modules of MR notification: the core and the drivers that can revoke in software.
 STACK = ("drivers/infiniband/core", "drivers/infiniband/sw/rxe", "drivers/infiniband/sw/siw")
 
-# All users of ib_core: {folder: options that would build modules there that do not build}.
+# All users of ib_core: {folder: options of modules there that can't be built}.
 USERS = {
     "drivers/infiniband": "",
     "drivers/nvme/host": "NVME_CORE BLK_DEV_NVME NVME_FABRICS NVME_FC NVME_TCP",
@@ -28,12 +28,12 @@ USERS = {
     "net/smc": "",
     "net/sunrpc/xprtrdma": "",
 }
-# The drivers of network cards whose headers drivers/infiniband/hw includes, and which a
-# distribution's package of headers does not have.
+# The drivers of network cards whose headers drivers/infiniband/hw includes. A distribution's
+# package of headers lacks them.
 NEIGHBOURS = tuple("drivers/net/ethernet/" + name for name in (
     "broadcom/bnxt", "chelsio/cxgb4", "chelsio/libcxgb", "cisco/enic", "emulex/benet",
     "hisilicon/hns3", "intel/ice"))
-# All that modules are built from, of a kernel's tree.
+# The part of a kernel's tree from which modules are built.
 PART = (*USERS, *NEIGHBOURS, *HEADERS, "include/trace/events")
 
 
@@ -52,26 +52,26 @@ def neighbours(folders):
 
 
 def make(headers, place, folders=STACK):
-    """The make command that builds them at `place`; paths may be variables of a shell."""
+    """The make command that builds the modules at `place`; paths may be shell variables."""
     off = [f"CONFIG_{name}=" for folder in folders for name in USERS.get(folder, "").split()]
-    # Only NOSTDINC_FLAGS comes before the kernel's own include folders: our headers must win.
+    # Our headers must win, and only NOSTDINC_FLAGS comes before the kernel's include folders.
     return ["make", "-C", headers, f"M={place}", "CONFIG_RDMA_RXE=m", "CONFIG_RDMA_SIW=m",
             "CONFIG_INFINIBAND_MR_NOTIFY=y", "CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES=",
             *off, f"NOSTDINC_FLAGS=-nostdinc -I{place}/include -I{place}/include/uapi", "modules"]
 
 
 def compiler_environment():
-    """The environment of a kernel build: ccache where there is one, and no time in the result."""
+    """The environment of a kernel build: ccache if it exists, and no time stamp in the result."""
     env = {**os.environ, "KBUILD_BUILD_TIMESTAMP": "2025-01-01", "KBUILD_BUILD_USER": "lab",
            "KBUILD_BUILD_HOST": "lab", "LC_ALL": "C",
-           # Where in a macro an error is costs a tenth of the time to compile.
+           # Tracking the place of an error within a macro costs a tenth of the time.
            "KCFLAGS": "-ftrack-macro-expansion=0"}
     if os.path.isdir("/usr/lib/ccache"):
         env["PATH"] = "/usr/lib/ccache:/usr/sbin:/usr/bin:/sbin:/bin"
         env.setdefault("CCACHE_BASEDIR", fetch.BUILD)
-        # Included files are in the .d file: to preprocess first takes as long as to compile.
+        # Takes the included files from the .d file: preprocessing takes as long as compiling.
         env.setdefault("CCACHE_DEPEND", "1")
-        # The package's build calls "gcc-12", past /usr/lib/ccache, unless it is told so.
+        # The package's build calls "gcc-12" instead of /usr/lib/ccache unless this is set.
         env["DEBIAN_KERNEL_USE_CCACHE"] = "1"
         env.update(compiler_cache.settings())
     for name in ("MAKEFLAGS", "ARCH", "CROSS_COMPILE", "LD_LIBRARY_PATH"):
@@ -80,7 +80,7 @@ def compiler_environment():
 
 
 def sources(tree, folders=STACK):
-    """The files of `tree` that they are built from, as paths in it."""
+    """The files of `tree` from which the modules are built, as relative paths."""
     wanted = {"include/trace/events/" + name for name in TRACE_HEADERS}
     for folder in (*folders, *HEADERS, *neighbours(folders)):
         ends = (".h",) if folder in NEIGHBOURS else (".c", ".h", "/Makefile", "/Kbuild")
@@ -91,7 +91,7 @@ def sources(tree, folders=STACK):
 
 
 def write_kbuild(place, folders):
-    """Write the Kbuild file, unless it is there as it must be."""
+    """Write the Kbuild file, unless it already has this content."""
     path = os.path.join(place, "Kbuild")
     if os.path.exists(path):
         with open(path, encoding="utf-8") as text:
@@ -102,7 +102,7 @@ def write_kbuild(place, folders):
 
 
 def link(tree, place, folders=STACK):
-    """Lay symbolic links to the files into `place`; take stale ones away."""
+    """Make symbolic links to the files in `place`; remove stale links."""
     wanted = sources(tree, folders)
     present = {os.path.relpath(path, place) for path in
                glob.glob(os.path.join(place, "**"), recursive=True) if os.path.islink(path)}

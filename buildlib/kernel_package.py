@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The distribution's kernel: its image and headers, unpacked below the build folder.
 
-Nothing is installed: that would pull an initramfs generator and a boot loader's hooks onto this
-machine. All packages must be of one version, which fetch.py knows.
+They are not installed: installing would bring an initramfs generator and a boot loader's hooks.
+All packages must be of one version, see fetch.py.
 """
 import glob
 import os
@@ -38,12 +38,12 @@ class Package:
 
 
 def module_name(path):
-    """A module's name as the kernel says it."""
+    """A module's name as the kernel prints it."""
     return os.path.basename(path).partition(".ko")[0].replace("-", "_")
 
 
 def names(version):
-    """The packages that hold the image and the headers of one version of the kernel."""
+    """The packages with the image and the headers of one version of the kernel."""
     apt = fetch.machine_apt(fetch.BUILD)
     for meta in fetch.kernel_packages():
         if version in apt.versions(meta):
@@ -58,7 +58,7 @@ def names(version):
 
 
 def unpack(build=fetch.BUILD):
-    """Download and unpack the packages in use, once. The caller holds fetch.locked(build)."""
+    """Download and unpack the packages once. The caller holds fetch.locked(build)."""
     version = fetch.linux_version(build)
     place = os.path.join(build, "kernel-" + version)
     if os.path.isdir(place):

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Check the form of everything in the repository: one line a check, "ok NAME" or "not ok NAME".
 
-Why: a rule that is not run is broken within a week. C++: clang-format and clang-tidy (with the
+Why: a rule without a check is broken within a week. C++: clang-format and clang-tidy (with the
 installed headers). Python: flake8. Shell: shellcheck. Comments and pages: prose.py. Kernel C:
 checkpatch --strict, in tests/host/test_series.py.
 
 clang-tidy takes minutes. With --changed it leaves out a folder that has passed before with the same
-content, headers, settings and version; digests of passed folders are kept in the user's cache, so
-another clone knows them too.
+content, headers, settings and version; the user's cache keeps digests of passed folders, so
+other clones know them too.
 """
 import argparse
 import concurrent.futures
@@ -28,7 +28,7 @@ SAFE = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory",
 
 
 def tracked(*endings):
-    """The files of the repository with such an ending, new ones that are not ignored included."""
+    """The files of the repository with this ending, new files included unless git ignores them."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=REPO,
                             capture_output=True, text=True, check=True,
                             env={**os.environ, **SAFE}).stdout.split("\n")
@@ -61,7 +61,7 @@ def python_files():
 
 
 def report(name, *commands):
-    """Run the commands of one check, side by side; the outputs of those that fail are printed."""
+    """Run the commands of one check, side by side; print the output of each that fails."""
     def run(command):
         return subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, check=False, env={**os.environ, **SAFE})
@@ -75,7 +75,7 @@ def report(name, *commands):
 def write_unit(place, names):
     """Write a file that includes others; its path.
 
-    By its name clang's analyzer knows to look at their functions as at those of a main file.
+    Its name makes clang's analyzer treat their functions as functions of a main file.
     """
     os.makedirs(place, exist_ok=True)
     unit = os.path.join(place, "UnifiedSource.cpp")
@@ -86,7 +86,7 @@ def write_unit(place, names):
 
 
 def declares_names(name):
-    """Is there a using-declaration in the file, or another name for a namespace?"""
+    """Does the file have a using-declaration or a namespace alias?"""
     with open(os.path.join(REPO, name), encoding="utf-8") as text:
         return bool(re.search(r"\busing\s+(?!namespace\b)|\bnamespace\s+\w+\s*=", text.read()))
 
@@ -94,8 +94,8 @@ def declares_names(name):
 def tidy_units():
     """Arguments of clang-tidy for each folder with C++ sources.
 
-    Most of its work is in the headers of the standard library, so it does it once for each folder.
-    Names that are declared by "using" and not used it looks for in a main file only.
+    Most of its time goes into the headers of the standard library, so it runs once per folder.
+    It looks for unused names of "using" in a main file only.
     """
     folders = {}
     for name in tracked(".cpp", ".cc"):
@@ -110,13 +110,13 @@ def tidy_units():
 
 
 def passed_before(digest):
-    """The file that is there if a folder with that digest has passed."""
+    """The file that exists if a folder with this digest has passed."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(cache, "rdma-core-lint", digest)
 
 
 def tidy_digest(sources):
-    """A digest of all that clang-tidy's answer for these sources depends on."""
+    """A digest of all inputs of clang-tidy for these sources."""
     version = subprocess.run(["clang-tidy", "--version"], stdout=subprocess.PIPE, check=True).stdout
     digest = hashlib.sha256(version)
     upstream = [name for name in tracked("") if name.startswith(("buildlib/hooks/",
@@ -128,7 +128,7 @@ def tidy_digest(sources):
 
 
 def check_tidy(changed):
-    """clang-tidy of each folder, or of those that have not passed as they are."""
+    """Run clang-tidy on each folder, or on each that has not passed with this content."""
     folders = [(units, passed_before(tidy_digest(names))) for names, units in tidy_units()]
     todo = [one for one in folders if not (changed and os.path.exists(one[1]))]
     good = report("clang-tidy", *(["clang-tidy", "--quiet", *arguments, "--", "-std=c++20",
@@ -157,7 +157,7 @@ def main():
                         help="clang-tidy only where something has changed since it passed")
     changed = parser.parse_args().changed
     good = True
-    # Files for other projects are in the style of these.
+    # Files for other projects have the style of these projects.
     good &= report("clang-format", ["clang-format", "--dry-run", "-Werror",
                                     *(name for name in tracked(".cpp", ".cc", ".hpp")
                                       if not name.startswith("buildlib/consumers.d/")),
@@ -167,7 +167,7 @@ def main():
     good &= report("flake8", ["flake8", "--max-line-length", "100", *python_files()])
     good &= report("shellcheck", ["shellcheck", *shell_scripts()])
     good &= check_prose()
-    # The other headers are of one release only: of Debian 12 or of 13.
+    # The other headers exist in one release only, Debian 12 or 13.
     good &= report("Catch2 through tests/support/catch.h",
                    ["sh", "-c", "! git grep -n '<catch2/' -- tests ':!tests/support/catch.h' "
                     "':!tests/support/main.cpp'"])

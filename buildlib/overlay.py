@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make the tree that is built: upstream, with our files laid over it and our hooks applied.
 
-Why: new code is a plain file at the path that it would have upstream, and the change to upstream's
-files is a few small patches. The tree gets symbolic links to our files, so that editing one
-rebuilds its dependents and nothing else; a hooked file is written only when its content changes.
-Laying a file over one of upstream's is an error, and so is a hook that does not apply exactly (no
-fuzz). It may run at any time, does nothing when nothing changed, and prints the path of the tree.
+Why: new code is a plain file at its path in upstream, and the change to upstream's files is a few
+small patches. The tree gets symbolic links to our files, so that editing a file rebuilds only its
+dependents; a hooked file is written only when its content changes. It is an error to lay a file
+over an upstream file, or if a hook does not apply exactly (no fuzz). It may run at any time,
+leaves a tree that is up to date unchanged, and prints the path of the tree.
 """
 import filecmp
 import glob
@@ -21,7 +21,7 @@ import tempfile
 import private_apt
 import fetch
 
-# (folder of ours, name pattern, folder in upstream's tree); "**" descends.
+# (our folder, name pattern, folder in upstream's tree); "**" descends.
 LAID = {
     "rdma-core": (("buildlib", "inject.cmake", "buildlib"),
                   ("libibverbs", "**", "libibverbs"),
@@ -39,13 +39,13 @@ LAID = {
             ("buildlib/consumers.d/ucx/test", "**", "test")),
     "openmpi": (),
 }
-# Folders of patches, in the order in which they apply: fixes of upstream's bugs, then hooks.
+# Folders of patches, in the order in which they apply: fixes of bugs in upstream, then hooks.
 PATCHES = {"rdma-core": ("buildlib/hooks",),
            "linux": ("kernel-patches/fixes", "kernel-patches/hooks"),
            "libfabric": ("buildlib/consumers.d/libfabric/hooks",),
            "ucx": ("buildlib/consumers.d/ucx/hooks",),
            "openmpi": ("buildlib/consumers.d/openmpi/hooks",)}
-# Patches that only the trees which are built here get: neither sent to upstream nor packaged.
+# Patches for the trees that are built here only: upstream and the packages do not get them.
 LOCAL = {"linux": "tests/lab/patches", "openmpi": "tests/consumers/openmpi"}
 LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")
 
@@ -55,7 +55,7 @@ class OverlayError(Exception):
 
 
 def patches_of(name, repo=fetch.REPO, local=False):
-    """The patches that an upstream gets, in order; with `local` those of LOCAL behind them."""
+    """The patches that an upstream gets, in order; with `local` followed by the LOCAL patches."""
     folders = [*PATCHES[name], *([LOCAL[name]] if local and name in LOCAL else [])]
     return [path for folder in folders
             for path in sorted(glob.glob(os.path.join(repo, folder, "*.patch")))]
@@ -73,17 +73,17 @@ def our_files(name, repo):
 
 
 def same(path, content_of):
-    """Whether both are files with the same bytes."""
+    """Are both files, with the same bytes?"""
     return os.path.isfile(path) and filecmp.cmp(path, content_of, shallow=False)
 
 
 def is_link_into(path, repo):
-    """Whether path is a symbolic link to somewhere in our repository (even a dangling one)."""
+    """Is path a symbolic link (even a dangling one) into our repository?"""
     return os.path.islink(path) and os.path.realpath(path).startswith(os.path.realpath(repo) + "/")
 
 
 def lay(files, before, tree, repo, copy):
-    """Lay our files over the tree and take away those of `before` that are gone."""
+    """Lay our files over the tree, and remove files of `before` that no longer exist."""
     for path in sorted(set(before) - set(files)):
         place = os.path.join(tree, path)
         if os.path.lexists(place):
@@ -158,11 +158,11 @@ def keep(name, path, tree, kept):
 
 
 def hook(name, patches, before, tree, pristine, repo):
-    """Apply the patches, in their order; the list of files that are hooked now.
+    """Apply the patches in order; the list of files that are hooked now.
 
-    Upstream's own version of each is kept in `pristine`: hooks are always applied to that one.
-    `before` has the hooked files and when they were written last: one that was edited since is an
-    error, and so is a file that was edited before its first hook. Else the edit would be lost.
+    `pristine` keeps upstream's version of each hooked file, to which the hooks are applied.
+    `before` has the hooked files and the times at which they were written: it is an error if a
+    file was edited since then, or before its first hook, because the edit would be lost.
     """
     targets = {}
     for patch in patches:
@@ -192,7 +192,7 @@ def hook(name, patches, before, tree, pristine, repo):
 
 
 def refuse_edited(path, before, tree, pristine, work):
-    """Raise if a file of the tree has lines that are neither upstream's nor of the hooks."""
+    """Raise if a file of the tree has other lines than upstream's file and the hooks."""
     place, kept = os.path.join(tree, path), os.path.join(pristine, path)
     if path in before and os.stat(place).st_mtime <= before[path]:
         return
@@ -204,7 +204,7 @@ def refuse_edited(path, before, tree, pristine, work):
 
 
 def update(place, content_of):
-    """Give `place` the content of another file; leave it alone if it has it already."""
+    """Give `place` the content of another file, unless it already has this content."""
     if not same(place, content_of):
         mode = os.stat(place).st_mode
         replace(place, lambda new: shutil.copyfile(content_of, new))
@@ -212,7 +212,7 @@ def update(place, content_of):
 
 
 def touch_includers(laid, hooked, tree):
-    """Upstream's build does not know which files Cython includes: make ours look changed."""
+    """Upstream's build does not know which files Cython includes: touch the including files."""
     included = [os.stat(os.path.join(tree, f)).st_mtime for f in laid if f.endswith(".pxi")]
     for path in (os.path.join(tree, f) for f in hooked if f.endswith((".pyx", ".pxd"))):
         if os.stat(path).st_mtime < max(included, default=0):
@@ -238,7 +238,7 @@ def overlay(name, tree, repo=fetch.REPO, copy=False):
 
     lay(files, done["laid"], tree, repo, copy)
     record(laid=sorted(files))
-    # Written down before as well: a later run must know the files that an interrupted one hooked.
+    # Recorded before as well: after an interruption, a later run must know the hooked files.
     record(hooked=sorted(set(done["hooked"]) | {f for p in patches for f in hooked_files(p)}))
     pristine = os.path.join(state, "pristine")
     hooked = hook(name, patches, before, tree, pristine, repo)
@@ -253,7 +253,7 @@ def write_json(path, content):
 
 
 def hooked_tree(name, build=fetch.BUILD, source=None, update=False, part=(), copy=False):
-    """Fetch an upstream, lay and hook; the path of the tree. With `part` only these paths of it."""
+    """Fetch an upstream, lay and hook; the path of the tree. With `part` only these paths."""
     hooked = {path for patch in patches_of(name, local=True) for path in hooked_files(patch)}
     below = tuple(path + "/" for path in part)
     part = part and (*part, *sorted(path for path in hooked if not path.startswith(below)))

@@ -1,11 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""A throw-away apt of our own, below the build folder.
+"""A private, throw-away apt state below the build folder.
 
-Why: upstream's sources come by name and version from the machine's own Debian archive, but the
+Why: upstream's sources come by name and version from the machine's Debian archive, but the
 machine's apt configuration must not change, may lack deb-src lines and other suites, and may belong
-to root. So apt runs here with its own source list, lists and cache. The archive's address is read
-from the machine's configuration by apt itself, which understands both of its formats.
+to root. So apt runs here with its own source list, lists and cache. apt itself reads the address of
+the archive from the machine's configuration, because it understands both of its formats.
 """
 import contextlib
 import fcntl
@@ -14,8 +14,8 @@ import subprocess
 
 KEYRINGS = ("/usr/share/keyrings/debian-archive-keyring.gpg",
             "/usr/share/keyrings/debian-archive-keyring.pgp")
-# The private configuration takes these from the machine's: how to reach the archive, and which keys
-# to trust. Hooks that run after an update or an installation stay behind.
+# The settings that the private configuration takes from the machine: how to reach the archive, and
+# which keys to trust. It leaves out hooks that run after an update or an installation.
 KEPT = ("Acquire::", "Dir::Etc::source", "Dir::Etc::netrc", "Dir::Etc::trusted",
         "Dir::Etc::preferences")
 
@@ -26,7 +26,7 @@ class AptError(Exception):
 
 @contextlib.contextmanager
 def alone(path):
-    """One process at a time, or one of its threads, is in the context of that lock file."""
+    """A context for one thread of one process at a time, by a lock file."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -36,9 +36,9 @@ def alone(path):
 def archive_uris(security=False):
     """Base addresses of the configured archives that may be Debian's, the likeliest first.
 
-    With `security` those of the updates for security, which there may be none of.
+    With `security` the addresses of security updates; there may be none.
     """
-    # Tabs, for an address may have blanks; a flat repository has no release and no component.
+    # Tabs, because an address may have blanks; a flat repository lacks release and component.
     form = "$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)"
     targets = subprocess.run(["apt-get", "indextargets", "--no-release-info", "--format", form],
                              capture_output=True, text=True, check=True).stdout
@@ -64,7 +64,7 @@ def keyring():
 class PrivateApt:
     """One apt state in `folder`, with `sources` (one-line format), or the machine's own if None.
 
-    Several processes may use it: apt itself would not wait for another one.
+    Several processes may use it: apt itself would fail instead of waiting.
     """
 
     def __init__(self, folder, sources=None):
@@ -89,11 +89,11 @@ class PrivateApt:
             out.write("\n".join(lines) + "\n")
 
     def alone(self):
-        """No other process changes or uses the state in this context."""
+        """A context in which no other process changes or uses the state."""
         return alone(os.path.join(self.folder, ".lock"))
 
     def run(self, *command, cwd=None):
-        """Run an apt tool with this state; its output, or AptError with its last words."""
+        """Run an apt tool with this state; its output, or AptError with the end of its output."""
         env = dict(os.environ, APT_CONFIG=self.conf, LC_ALL="C")
         with self.alone():
             done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Count headless clauses in comments and pages: each sentence is to name its subject.
+"""Count clauses without a subject in comments and pages: each sentence must name its subject.
 
-Why: such a clause stands where a subject belongs (the callback, the worker, the last user), and a
-reader who does not know the code has to guess it. Upstream has 0.2 in 1,000 words.
+Why: such a clause hides the subject (the callback, the worker, the last user), and a reader must
+guess it or know the code. Upstream has 0.2 in 1,000 words.
 """
 import os
 import re
@@ -10,8 +10,8 @@ import re
 HEADLESS = re.compile(r"\b(?:who|whoever|what|whatever|nobody|somebody)\b", re.IGNORECASE)
 MOST = 2        # in 1,000 words of a folder
 
-# Folders and files whose comments are from before this rule: none is left. The check
-# tells when one is done, which then goes from here.
+# Folders and files whose comments are older than this rule: none is left. The check reports a
+# file that no longer needs its entry.
 NOT_YET = ()
 
 STRING = r'"(?:\\.|[^"\\\n])*"'

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Write a change as a patch series that can be mailed: `git am` applies it to plain sources.
 
-Why: here a change is kept as hooks beside whole new files, which is good to work on, but a
-maintainer reads commits. Each hook becomes one commit, with the new files that its header names
-(Overlay-Files:), its text without the parts about the overlay, and then one mail each.
+Why: here a change is kept as hooks and whole new files, which is good to work on, but a
+maintainer reads commits. Each hook becomes one commit: its diff, the new files of its header
+(Overlay-Files:), and its text without the parts about the overlay; and each commit becomes a mail.
 """
 import argparse
 import glob
@@ -41,12 +41,12 @@ class Hook:
 
 
 def hooks(upstream="linux"):
-    """All that an upstream gets, in order."""
+    """All hooks for an upstream, in order."""
     return [Hook(path) for path in overlay.patches_of(upstream, REPO)]
 
 
 def git(folder, *arguments, text=None):
-    """Run git there, with an identity of its own and no user's configuration."""
+    """Run git in a folder, with a fixed identity and without the user's configuration."""
     return subprocess.run(["git", "-C", folder, "-c", "user.name=series",
                            "-c", "user.email=series@localhost", "-c", "commit.gpgsign=false",
                            "-c", "core.autocrlf=false", *arguments],
@@ -54,7 +54,7 @@ def git(folder, *arguments, text=None):
 
 
 def plain_kernel(place):
-    """Put the kernel's files as they are into a folder: those that the series touches, or
+    """Put the kernel's unchanged files into a folder: the files that the series changes or
     includes."""
     with fetch.locked(fetch.BUILD):
         tree = fetch.fetch("linux")
@@ -87,7 +87,7 @@ def plain_tarball(place, upstream):
 
 
 def plain_tree(place, upstream="linux"):
-    """A repository with upstream's files as they are."""
+    """A repository with upstream's unchanged files."""
     if upstream == "linux":
         plain_kernel(place)
     else:
@@ -98,7 +98,7 @@ def plain_tree(place, upstream="linux"):
 
 
 def missing_files(series, upstream="linux"):
-    """New files that no hook brings: they would not be in the series."""
+    """New files that belong to no hook, so that the series would lack them."""
     brought = {name for hook in series for name in hook.new_files}
     return sorted(set(overlay.our_files(upstream, REPO)) - brought)
 

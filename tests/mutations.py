@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Print tests/mutations.toml, the mistakes that the tests catch, as tables of Markdown.
 
-With WORDs only the rows with one of them in the name of a file, function or program:
+WORD is a part of the name of a file, function or program, and selects rows:
 umem_notify.c, fixes/0410, reclaim.
 """
 import argparse
@@ -13,12 +13,12 @@ TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mutations.toml
 
 
 def names(value):
-    """A list, of a name or of a list."""
+    """A list from a name or from a list."""
     return [value] if isinstance(value, str) else value
 
 
 def topics(text):
-    """The topics of the file's text, with lists where a row may have one name for a list."""
+    """The topics of the file's text; single names become lists."""
     found = tomllib.loads(text)["topic"]
     for topic in found:
         for row in topic["row"]:
@@ -29,13 +29,13 @@ def topics(text):
 
 
 def has(row, words):
-    """Whether a word is in one of the names of a row."""
+    """Does a name of the row contain one of the words?"""
     of_row = [*row["function"], *sum(row["function"].values(), []), *row["case"]]
     return any(word in name for word in words for name in of_row)
 
 
 def quoted(cases):
-    """The names of cases, as a shell takes them."""
+    """The names of cases, quoted for a shell."""
     return [f'"{case}"' for case in cases]
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The Debian packages of the library half, by upstream's own packaging (debian/ in its tarball).
 
-The version is Debian's, then "+mrnotify", our revision, and the release that it was built on:
-56.1-1+mrnotify3~deb12u1 sorts above Debian 12's 44.0-2 and above 56.1-1 of trixie with its rebuilds
+The version is Debian's, then "+mrnotify", our revision, and the release on which it was built:
+56.1-1+mrnotify3~deb12u1 sorts above Debian 12's 44.0-2 and above trixie's 56.1-1 with its rebuilds
 (+b1) and updates (+deb13u1); below 56.1-2, which Debian would build from other sources; and below
-the same packages built on a later release. REVISION is the next release's.
+the same packages built on a later release. REVISION is for the next release.
 """
 import email.utils
 import glob
@@ -20,10 +20,10 @@ import overlay
 
 REVISION = 3
 PLACE = os.path.join(fetch.BUILD, "packages")
-# The signer of changes of the packaging: as the commits of this project.
+# The maintainer in changes of the packaging: the committer of this project.
 MAINTAINER = "Seed 17fc4077 maintainers <maintainers@users.noreply.a-seed-17fc4077.example>"
-# Libraries that a distribution may call otherwise than upstream's packaging: with an ending, since
-# time has 64 bits (Debian 13). The fields let one take the place of that without it.
+# Libraries that a distribution may rename: Debian 13 adds a suffix, since time_t has 64 bits there.
+# The fields let the renamed package replace the package with the old name.
 RENAMED = ("librdmacm1", "libibnetdisc5")
 ENDING = "t64"
 FIELDS = """\
@@ -44,7 +44,7 @@ ENTRY = """\
 
 
 def release():
-    """The distribution that this machine runs: its os-release as a dictionary."""
+    """The os-release of this machine's distribution as a dictionary."""
     with open("/etc/os-release", encoding="utf-8") as lines:
         pairs = (line.rstrip("\n").partition("=") for line in lines)
         return {name: value.strip('"') for name, _, value in pairs}
@@ -59,9 +59,9 @@ def version():
 
 
 def renamed():
-    """Those of the libraries that are called otherwise here: only so an upgrade finds them.
+    """The libraries whose names differ in this distribution: an upgrade needs these names.
 
-    A machine may lack apt's lists; then it knows the installed packages alone, and ours are asked.
+    A machine without apt's lists knows only installed packages; then our packages are asked.
     """
     def ask(*command):
         return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
@@ -75,7 +75,7 @@ def renamed():
 
 
 def rename(tree, names):
-    """Give these libraries the names that they have here."""
+    """Give these libraries the names of this distribution."""
     for name in names:
         for path in glob.glob(os.path.join(tree, "debian", name + ".*")):
             os.rename(path, path.replace(f"/{name}.", f"/{name}{ENDING}."))
@@ -92,13 +92,13 @@ def rename(tree, names):
 
 
 def inputs():
-    """The files that the packages are made from, upstream's tarball apart."""
+    """The files from which the packages are made, without upstream's tarball."""
     files = overlay.our_files("rdma-core", fetch.REPO).values()
     return sorted([*files, *overlay.patches_of("rdma-core"), os.path.abspath(__file__)])
 
 
 def fingerprint(source):
-    """A sum of everything that the packages depend on."""
+    """A sum of all inputs of the packages."""
     total = hashlib.sha256(" ".join([version(), *renamed()]).encode())
     for path in [*inputs(), source]:
         total.update(os.path.relpath(path, fetch.REPO).encode() + b"\0")
@@ -134,15 +134,15 @@ def add_changelog_entry(tree, total):
 
 
 def environment(tree, when):
-    """The build's environment: nothing of the caller's shell but the place of the compiler
+    """The build's environment: from the caller's shell it takes only the place of the compiler
     cache."""
     kept = {name: value for name, value in os.environ.items()
             if name in ("HOME", "TMPDIR") or name.startswith("CCACHE_")}
     env = {**kept, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8",
-           # There are no packages of debug information, so none is made.
+           # Without packages of debug information.
            "DEB_BUILD_OPTIONS": f"nocheck noautodbgsym parallel={os.cpu_count()}",
            "DEB_CFLAGS_STRIP": "-g", "DEB_CXXFLAGS_STRIP": "-g",
-           # Symbols that are new, missing or not listed end the build.
+           # New, missing and unlisted symbols fail the build.
            "DPKG_GENSYMBOLS_CHECK_LEVEL": "4", "SOURCE_DATE_EPOCH": str(when)}
     if shutil.which("ccache", path=env["PATH"]):
         env["CCACHE_BASEDIR"] = tree
@@ -164,7 +164,7 @@ def build(tree, env):
 
 
 def packages():
-    """The packages that were made last, or none: the stamp names them below its sum."""
+    """The packages that were made last, or none: the stamp lists them after the sum."""
     try:
         with open(os.path.join(PLACE, "debs.stamp"), encoding="utf-8") as text:
             total, *names = text.read().splitlines()
@@ -190,7 +190,7 @@ def make():
         for path in made:
             os.unlink(path)
         for path in glob.glob(os.path.join(work, "src/*.deb")):
-            os.unlink(path)  # of a build that was cut off
+            os.unlink(path)  # of an interrupted build
         tree = fetch.fetch("rdma-core", work, source, update=True)
         overlay.overlay("rdma-core", tree, copy=True)
         rename(tree, renamed())

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The DKMS package of the kernel half: rdma-mr-notify-dkms, for all releases of Linux 6.12.
 
-It holds our files, fixes and hooks, and no source of Linux: dkms takes that of the very release
-that it builds for out of linux-source-6.12 (dkms/tree). It builds every module of that kernel that
-uses ib_core (dkms/modules). A kernel with CONFIG_MODVERSIONS would refuse those of its own beside
-ours: ours has another struct ib_device_ops, and with it every symbol that knows it has another
-checksum. A kernel with one that is not in kernel_modules.USERS is left alone.
+It holds our files, fixes and hooks, but no source of Linux: for each release dkms takes the source
+from linux-source-6.12 (dkms/tree). It builds every module of this kernel that uses ib_core
+(dkms/modules). With CONFIG_MODVERSIONS a kernel refuses to load its own RDMA modules together with
+ours, because our struct ib_device_ops changes the checksum of every symbol that refers to it. A
+kernel with a module that is not in kernel_modules.USERS keeps its own modules.
 
-The version is upstream's of the library that it belongs to, then "+mrnotify" and our revision, as
-that of the library: 56.1+mrnotify3. REVISION is the next release's.
+The version is upstream's version of the library, then "+mrnotify" and our revision, as for the
+library packages: 56.1+mrnotify3. REVISION is for the next release.
 """
 import os
 import re
@@ -22,12 +22,12 @@ import overlay
 REVISION = 3
 NAME = "rdma-mr-notify"
 PLACE = os.path.join(fetch.BUILD, "packages")
-FILES = os.path.splitext(os.path.abspath(__file__))[0]      # our files in the package
+FILES = os.path.splitext(os.path.abspath(__file__))[0]      # our files of the package
 FOLDERS = tuple(kernel_modules.USERS)
-# Modules that the distribution may not build, and that the package brings.
+# Modules that the package brings because a distribution may not build them.
 ADDED = ("siw",)
 SOURCE = "usr/src/@NAME@-@VERSION@"
-# {where a file goes: (ours, its mode)}; @WORDS@ in both are replaced.
+# {path of a file: (our file, its mode)}; @WORDS@ in both are replaced.
 TEMPLATES = {
     **{f"{SOURCE}/dkms/{name}": (name, 0o755)
        for name in ("keep-source", "tree", "modules", "undo", "initramfs", "kernel")},
@@ -35,7 +35,7 @@ TEMPLATES = {
     f"{SOURCE}/dkms.conf": ("dkms.conf", 0o644),
     "usr/share/dkms/modules_to_force_install/@NAME@": ("override", 0o644),
     "etc/kernel/preinst.d/dkms-@NAME@": ("kernel-preinst", 0o755),
-    # Between dkms, whose own modules are built then, and initramfs-tools.
+    # After dkms, which has then built the modules, and before initramfs-tools.
     "etc/kernel/postinst.d/dkms-@NAME@": ("kernel-postinst", 0o755),
     "etc/kernel/header_postinst.d/dkms-@NAME@": ("kernel-postinst", 0o755),
     "usr/share/doc/@NAME@-dkms/copyright": ("copyright", 0o644),
@@ -50,7 +50,7 @@ def version():
 
 
 def patterns():
-    """The files that keep-source takes out of a linux-source, as arguments of tar."""
+    """The files that keep-source unpacks from a linux-source, as arguments of tar."""
     kept = ["Makefile", "Documentation/infiniband", *FOLDERS, *kernel_modules.HEADERS,
             *("include/trace/events/" + name for name in kernel_modules.TRACE_HEADERS),
             *(folder + "/*.h" for folder in kernel_modules.neighbours(FOLDERS))]
@@ -72,12 +72,12 @@ def words():
 
 
 def fill(text, values):
-    """A template with its @WORDS@ replaced; one that has no value is an error of ours."""
+    """A template with its @WORDS@ replaced; a word without a value is a bug."""
     return re.sub(r"@([A-Z_]+)@", lambda found: values[found.group(1)], text)
 
 
 def write(path, content, mode=0o644):
-    """Write a file and the folders that it is in."""
+    """Write a file and make its folders."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as out:
         out.write(content)
@@ -85,7 +85,7 @@ def write(path, content, mode=0o644):
 
 
 def stage(root):
-    """Lay out the files of the package below `root`; the name that dpkg-deb will give it."""
+    """Lay out the files of the package below `root`; the name of its .deb file."""
     values = words()
     for target, (name, mode) in TEMPLATES.items():
         with open(os.path.join(FILES, name), encoding="utf-8") as text:

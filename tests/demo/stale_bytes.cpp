@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The corruption that this project ends, made to happen: a program sends from a
- * buffer that it unmaps and maps again at the same address between messages,
- * through a registration cache of the usual kind (address and length), once
- * without looking at a notification word and once with. Counts the messages
- * that arrive with the bytes of an earlier one. Exit status 0: the first cache
- * was fooled, as ever, and the second never.
+ * Makes the corruption happen that this project ends. A program sends from a
+ * buffer, and between messages unmaps it and maps it again at the same address. It
+ * sends through a usual registration cache (address and length), first without
+ * checking a notification word, then with it. Counts the messages that arrive with
+ * the bytes of an earlier message. Exit status 0: the first cache sent stale
+ * bytes, and the second never did.
  */
 #include <fmt/core.h>
 #include <sys/mman.h>
@@ -68,7 +68,7 @@ private:
 	int registrations_ = 0;
 };
 
-/* As an allocator that returns memory and gets it back. */
+/* As an allocator that returns memory to the kernel and gets it again. */
 void map_again(range r)
 {
 	if (munmap(r.addr, r.length) ||

@@ -1,14 +1,14 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The fork's libraries export all that upstream's and Debian's export, and more.
+"""The fork's libraries export all symbols that upstream's and Debian's export, and more.
 
-Why: programs that were built for them must run on ours without being built again. Symbols: our
-packages against the distribution's own packages. Types (sizes, members, parameters): our build
-against a plain build of the same upstream version, both with debug information.
+Why: programs that were built with those libraries must run on ours without a rebuild. Symbols: our
+packages are compared with the distribution's packages. Types (sizes, members, parameters): ours
+are compared with a plain build of the same upstream version, both with debug information.
 
-So must programs that were built for an earlier version of ours: RELEASED has the symbols that each
-of our nodes began with: a new node is added, and a row that is there stays.
-libibverbs/tests/mr_cache_test.c has a canary behind each struct of an earlier version.
+Programs built with an earlier version of ours must run, too: RELEASED has the first symbols
+of each of our nodes. A new node gets a new row, and old rows never change.
+libibverbs/tests/mr_cache_test.c has a canary after each struct of an earlier version.
 """
 import glob
 import os
@@ -31,8 +31,8 @@ OPTIONS = ["-GNinja", "-DIN_PLACE=1", "-DNO_PYVERBS=1", "-DNO_MAN_PAGES=1",
            "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DPYTHON_EXECUTABLE=/usr/bin/python3",
            "-DCMAKE_C_COMPILER_LAUNCHER=ccache"]
 
-# Each node with its functions and, in its time, their structs: a new member needs a new node, by
-# which the library is told of it, and a row here. A member has 8 bytes, or as many as it says.
+# Each node with its functions and the structs of its release: a new member needs a row here and a
+# new node, which tells the library that a program knows it. A member has 8 bytes by default.
 MR, NOTIFY = "struct ibv_mr *", "int (*)(struct ibv_mr *, uint64_t *)"
 RELEASED = {
     "MRNOTIFY_1.0": (
@@ -59,7 +59,7 @@ RELEASED = {
         {"ibv_mr_cache_limits": "max_bytes max_entries",
          "ibv_mr_cache_stats": "hits misses suspects invalidations evictions bytes entries "
                                "suspensions restorations"}),
-    # By name, with the structs of version 1.4.
+    # The names only; the structs are those of version 1.4.
     "MRNOTIFY_1.5": (
         {"ibv_query_mr_cache": "int (*)(struct ibv_context *, struct ibv_mr_cache_stats *)",
          "ibv_reg_mr_limits": "int (*)(struct ibv_context *, struct ibv_mr_cache_limits *, "
@@ -87,7 +87,7 @@ def symbols(library):
 
 
 def released():
-    """A program that compiles if today's header has all that was released."""
+    """A program that compiles if today's header has all released names and types."""
     text = "#include <stddef.h>\n#include <infiniband/verbs.h>\n"
     for functions, _ in RELEASED.values():
         text += "".join(f'_Static_assert(__builtin_types_compatible_p(__typeof__(&{name}), {what}),'
@@ -109,10 +109,10 @@ def released():
 
 
 def abidiff(before, after, *options):
-    """The changes and removals between two libraries, "" if none; new symbols are welcome."""
+    """The changes and removals between two libraries, or ""; new symbols are allowed."""
     done = subprocess.run(["abidiff", "--no-added-syms", *options, before, after],
                           capture_output=True, text=True, check=False)
-    # 4: a change, 8: an incompatible one; 1 and 2: abidiff failed.
+    # Bits of abidiff's status: 4 a change, 8 an incompatible change; 1 and 2 abidiff failed.
     return done.stdout + done.stderr if done.returncode else ""
 
 
@@ -132,7 +132,7 @@ def unpacked(debs, folder):
 
 
 def plain_build():
-    """Upstream's libraries, built as ours are, without anything of ours; where they are."""
+    """Build upstream's libraries in the same way, without our changes; their folder."""
     place = os.path.join(fetch.BUILD, "abi")
     with fetch.locked(place, "rdma-core"):
         source = os.environ.get(fetch.SOURCE_VARIABLE["rdma-core"])
@@ -147,7 +147,7 @@ def plain_build():
 
 
 class Symbols(unittest.TestCase):
-    """Our packages against the distribution's."""
+    """Our packages compared with the distribution's."""
 
     @classmethod
     def setUpClass(cls):
@@ -171,18 +171,18 @@ class Symbols(unittest.TestCase):
 
 
 class Builds(unittest.TestCase):
-    """Our build against a plain one; and the check itself, on a library that is worse than ours."""
+    """Our build compared with a plain build; and the check itself, on a library with faults."""
 
     @classmethod
     def setUpClass(cls):
         cls.plain = plain_build()
         cls.ours = os.path.join(fetch.BUILD, "rdma-core/lib")
-        # Only types that a header has, driver.h for the providers included: not libibverbs' own.
+        # Only types in headers, driver.h for providers included: no internal types of libibverbs.
         cls.visible = ["--headers-dir1", os.path.join(cls.plain, "../include"),
                        "--headers-dir2", os.path.join(cls.ours, "../include")]
 
     def test_only_our_nodes_are_new(self):
-        """Upstream's build of this version has every other symbol: its list is complete."""
+        """Upstream's build of this version has all our symbols except those in our nodes."""
         ours, upstream = (symbols(os.path.join(folder, "libibverbs.so.1"))
                           for folder in (self.ours, self.plain))
         self.assertFalse(upstream - ours)
@@ -198,7 +198,7 @@ class Builds(unittest.TestCase):
                                          os.path.join(self.ours, name), *self.visible), "")
 
     def spoilt(self, pattern, replacement):
-        """abidiff's report on our libibverbs with a change in its description."""
+        """abidiff's report on our libibverbs after a change of its type description."""
         library = os.path.join(self.ours, "libibverbs.so.1")
         text = subprocess.run(["abidw", library], capture_output=True, text=True, check=True).stdout
         worse, count = re.subn(pattern, replacement, text)
@@ -219,10 +219,10 @@ class Builds(unittest.TestCase):
 
 
 class ReleasedBuilds(unittest.TestCase):
-    """Today's header against the released one; and the check itself, on another header."""
+    """Today's header compared with the released header; and the check itself, on another header."""
 
     def compiled(self, *changes):
-        """The compiler's complaints, with our headers changed so."""
+        """The compiler's complaints about our headers with these changes."""
         headers = os.path.join(fetch.BUILD, "rdma-core/include")
         with tempfile.TemporaryDirectory() as folder:
             os.mkdir(os.path.join(folder, "infiniband"))

@@ -1,11 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The cache's core compiles for the architectures that Debian builds rdma-core for, without a
-warning, and calls nothing that the C library does not have.
+"""The cache's core compiles without a warning for all architectures of Debian's rdma-core, and
+calls only functions that the C library has.
 
-Why: compilers differ in atomics, thread-local variables and layouts, and this machine builds for
-itself alone. The headers of the others are Debian's packages of them; clang compiles for all. With
-musl's rules no variable is in the static TLS: musl has no spare room there.
+Why: compilers differ in atomics, thread-local variables and layouts, and this machine builds only
+for its own architecture. Debian packages the headers of the others; clang compiles for all. With
+musl's rules the static TLS has no variables of ours: musl has no spare room there.
 """
 import glob
 import os
@@ -20,7 +20,7 @@ sys.path.insert(0, os.path.join(REPO, "buildlib"))
 
 import fetch  # noqa: E402
 
-# The name of the packages, and the one of the compiler.
+# The architecture in names of packages, and the compiler's name.
 TARGETS = {"arm64": "aarch64-linux-gnu", "ppc64el": "powerpc64le-linux-gnu",
            "s390x": "s390x-linux-gnu", "riscv64": "riscv64-linux-gnu",
            "i386": "i686-linux-gnu", "armhf": "arm-linux-gnueabihf"}
@@ -77,7 +77,7 @@ class Core(unittest.TestCase):
                 text = self.compiled(arch)
                 self.assertNotIn("__atomic_", text)
                 self.assertIn("mr_cache_find", text)
-                # where there is no cache there is no lock
+                # without a cache there is no lock
                 self.assertEqual("pthread_mutex_lock" in text, arch not in WITH_32_BITS)
 
     def test_no_static_tls_without_glibc(self):

@@ -12,7 +12,7 @@ SCRIPTS = ("buildlib/demo", "buildlib/setup", "tests/mpi/run")
 
 
 class Arguments(unittest.TestCase):
-    """Each in a folder where nothing is that it could begin."""
+    """Each script in a folder where it finds no work."""
 
     def called(self, name, *arguments):
         """Exit status, output and errors of a script."""

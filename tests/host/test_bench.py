@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The scripts of tests/bench take no result from a failed program, and name the missing one.
 
-Why: a table with too few values in it, or from a guest whose kernel complained, looks like any
-other. Programs, guests and gnuplot are fakes, so that all of them can be made to fail.
+Why: a table without some values, or from a guest whose kernel complained, looks like any
+other table. Programs, guests and gnuplot are fakes here, so that each can be made to fail.
 """
 import glob
 import json
@@ -37,9 +37,9 @@ ROWS["bench_cache_before"] = ROWS["bench_cache"]
 ROWS["bench_verbs"] += [f"renewed/{way}" for way in ("nothing", "plain", "cached", "notified")]
 for LIBRARY in ("bench_libfabric", "bench_ucx_md"):
     ROWS[LIBRARY] += ["renewed/registered", "renewed/nothing"]
-BASE = {"bench_verbs": 2000, "bench_ucx": 4000}     # nanoseconds; of the others 1000
+BASE = {"bench_verbs": 2000, "bench_ucx": 4000}     # nanoseconds; 1000 for all others
 
-# FAIL=PROGRAM fails when all is printed, LEFT_OUT=ROW is an error of that row's last repetition.
+# FAIL=PROGRAM exits with an error after all output, LEFT_OUT=ROW fails the row's last repetition.
 PROGRAM = """#!/usr/bin/python3 -IS
 import json, os, re, sys
 options = dict(one.partition("=")[::2] for one in sys.argv[1:])
@@ -57,7 +57,7 @@ sys.exit(3 if os.environ.get("FAIL") in sys.argv[0].split("/")
          or shift and shift == os.environ.get("BENCH_SHIFT") else 0)
 """
 
-# LAB_STATUS of all guests, or of those of LAB_KERNEL.
+# LAB_STATUS is the status of all guests, or of guests with the kernel LAB_KERNEL.
 LAB = """#!/bin/sh
 kernel=$2
 while [ "$1" != -- ]; do shift; done
@@ -98,7 +98,7 @@ class Bench(unittest.TestCase):
                 "BASE", str(BASE.get(name, 1000))))
 
     def write(self, name, text):
-        """A program."""
+        """Write a fake program."""
         path = os.path.join(self.folder, name)
         with open(path, "w", encoding="utf-8") as out:
             out.write(text)
@@ -112,7 +112,7 @@ class Bench(unittest.TestCase):
             check=False)
 
     def no_result(self, done, *said):
-        """The script failed, and says so."""
+        """Check that the script failed with these messages."""
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         for text in said:
             self.assertIn(text, done.stderr)
@@ -139,7 +139,7 @@ class Bench(unittest.TestCase):
                           for line in plotted], cells)
         self.assertIn("plot for [i=2:7]", done.stdout)
         self.assertIn("the lab: status 0", done.stderr)
-        # No munmap: a process has its notifier for good. The order of cost_benchmark.cc heeds that.
+        # munmap comes last in cost_benchmark.cc: a process keeps its notifier forever.
         self.assertEqual(json.loads(self.written("results.json"))["ratios"], {
             f"cached miss / plain ibv_reg_mr, {size} KiB": 1.25 for size in (64, 1024, 16384)})
         self.assertNotIn("munmap", done.stdout + done.stderr)
@@ -242,7 +242,7 @@ class Bench(unittest.TestCase):
 
 
 class Figures(unittest.TestCase):
-    """Those of Documentation/figures."""
+    """The figures in Documentation/figures."""
 
     def test_each_has_its_origin_and_its_page(self):
         sys.path.insert(0, os.path.join(REPO, "tests/bench"))

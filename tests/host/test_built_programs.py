@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Runs the built programs that need no kernel, the C tests, and looks at libibverbs itself.
+"""Runs the built programs that need no kernel, the C tests, and checks libibverbs itself.
 
-Why: the names and versions of the exported symbols are the ABI, and nothing else would notice that
-one is missing or that the library needs a C++ run time. Needs all of them: cmake --build build.
+Why: the names and versions of the exported symbols are the ABI, and no other test would notice a
+missing symbol or a dependency on a C++ run time. Needs the whole build: cmake --build build.
 """
 import glob
 import os
@@ -58,7 +58,7 @@ class BuiltTest(unittest.TestCase):
         self.assertFalse(re.findall(r"\b_ZGV\w+", symbols))
 
     def test_refused_options(self):
-        """With the status of the man pages, and without a word on standard output."""
+        """The status is as in the man pages, and standard output is empty."""
         for command in ("ibv_mr_notify --unknown", "ibv_mr_notify --size 0",
                         "ibv_mr_notify --json --all", "ibv_mr_notify --json --reclaim",
                         "ibv_mr_notify --all --reclaim", "ibv_mr_notify --cost --all",

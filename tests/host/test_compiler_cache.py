@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The folder of ccache where the user's can't be written."""
+"""The folder of ccache if the user's folder is not writable."""
 import os
 import sys
 import tempfile
@@ -15,7 +15,7 @@ import fetch  # noqa: E402
 
 
 class Folder(unittest.TestCase):
-    """Of a user with a home folder, and of one without."""
+    """The folder for a user with a home folder, and for a user without."""
 
     def test_folder(self):
         with tempfile.TemporaryDirectory() as home, \

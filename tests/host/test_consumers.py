@@ -19,10 +19,10 @@ WITH_ATOMICS = "util_mr_notify.c"
 
 
 class Windows(unittest.TestCase):
-    """It has atomics of its own, and not gcc's."""
+    """Windows has its own atomics instead of gcc's."""
 
     def has_atomics(self, *options):
-        """Whether the monitor uses them, with these options of the preprocessor."""
+        """Does the monitor use gcc's atomics with these preprocessor options?"""
         with tempfile.TemporaryDirectory() as folder:
             with open(os.path.join(folder, "ofi_mr.h"), "w", encoding="ascii") as header:
                 header.write('#include "ofi_mr_notify.h"')
@@ -38,10 +38,10 @@ class Windows(unittest.TestCase):
 
 
 class Beside(unittest.TestCase):
-    """A failure with the word counts, but for those that the hooks have as well."""
+    """A failure with the word counts, unless the hooks have the same failure."""
 
     def compare(self, with_word, *with_hooks):
-        """(status, how often it ran with hooks, what it printed of the test)."""
+        """(status, number of runs with hooks, the printed line of the test)."""
         ways = {"word": iter([with_word]), "hooks": iter(with_hooks)}
         runs = []
 

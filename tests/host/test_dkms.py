@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The DKMS package, as tests/lab/dkms_life had it installed, its kernel updated, and it removed.
+"""The DKMS package, after tests/lab/dkms_life installed it, updated its kernel, and removed it.
 
-That is done once for each state of the package and kept (build/lab/dkms/life): here are the checks
-of its outputs. The kernel takes the modules in the guest `dkms` (tests/guest/dkms_modules).
+dkms_life runs once for each state of the package and keeps its outputs (build/lab/dkms/life), which
+are checked here. The guest `dkms` loads the modules into a kernel (tests/guest/dkms_modules).
 """
 import glob
 import io
@@ -33,7 +33,7 @@ import namespace  # noqa: E402
 import overlay  # noqa: E402
 
 OTHER = "6.1.0-1-amd64"
-# The kernels, the source and the compiler of Mishaps.
+# The kernels, the source and the compiler for Mishaps.
 STUBS = """\
 rm -rf /lib/modules /var/lib/dkms/* /var/lib/$NAME /boot/initrd.img-* /etc/dkms/no-autoinstall
 cp /srv/stub/linux-source-6.12.tar.xz /usr/src/
@@ -61,7 +61,7 @@ for release in $KERNELS; do
 done
 dpkg -i /srv/stub/good.deb
 """
-# It takes as long as to copy.
+# A "compiler" that only copies.
 STUB_MAKE = ("mkdir built && touch Module.symvers && test ! -e /broken && "
              "for name in ib_core siw; do cp $(HEADERS)/stub.ko built/$$name.ko; done")
 STUB_HOOK = """\
@@ -123,10 +123,10 @@ class Life(unittest.TestCase):
                 and line[2].partition(" (")[0].endswith(": installed")]
 
     def has_our_modules(self, tree, stock, replaced=False):
-        """All of ours are in the tree, and each of those that were there is the same file.
+        """All our modules are in the tree, and each older module is unchanged.
 
-        But for those that dkms has put aside and will bring back: 3.2 does, and says so. And they
-        are other files if the kernel was `replaced` by itself between.
+        Exceptions: modules that dkms 3.2 has put aside and will restore, as it says; and a kernel
+        that was `replaced` by its own update, which has other files.
         """
         before, after, ours = self.files(stock), self.files(tree), self.users(stock)
         moved = {kernel_package.module_name(name) for name, inode in before.items()
@@ -139,7 +139,7 @@ class Life(unittest.TestCase):
         self.assertLessEqual({"ib_core", "ib_uverbs", "rdma_cm", "rdma_rxe", "siw"}, set(added))
 
     def is_left_alone(self, tree):
-        """The tree is as the distribution has it."""
+        """The tree has only the distribution's modules."""
         self.assertFalse([path for path in self.files(tree) if path.startswith("updates/")])
         self.assertNotIn("updates/", self.dependencies(tree))
 
@@ -241,7 +241,7 @@ class Life(unittest.TestCase):
                       self.said("install")[0])
 
     def test_another_kernel_installs_all_the_same(self):
-        text, status = self.said("other-kernel")    # dkms's own hook, which would build for it
+        text, status = self.said("other-kernel")    # dkms's own hook would build for it
         self.assertEqual(status, 0, text)
 
     def test_removes(self):
@@ -255,12 +255,12 @@ class Life(unittest.TestCase):
 
 
 class Making(unittest.TestCase):
-    """The package itself, and its look at a kernel."""
+    """The package itself, and its check of a kernel."""
 
     core = "kernel/drivers/infiniband/core/ib_core.ko.xz"
 
     def modules(self, lines, release="6.12.1-test"):
-        """The package's `modules` on a kernel with this modules.dep: its output and status."""
+        """Run the package's `modules` for a kernel with this modules.dep; (output, status)."""
         with tempfile.TemporaryDirectory() as root:
             dkms.stage(root)
             tool = os.path.join(root, dkms.fill(dkms.SOURCE, dkms.words()), "dkms/modules")
@@ -342,7 +342,7 @@ class Mishaps(unittest.TestCase):
 
     @classmethod
     def pack_source(cls):
-        """A linux-source-6.12.tar.xz with a file for each of those that keep-source takes."""
+        """A linux-source-6.12.tar.xz with a file for each pattern of keep-source."""
         with tarfile.open(os.path.join(cls.stub, "linux-source-6.12.tar.xz"), "w:xz") as archive:
             for name in shlex.split(dkms.patterns().replace("\\\n", "")):
                 name = name.replace("*", "x")
@@ -380,7 +380,7 @@ class Mishaps(unittest.TestCase):
 
     @classmethod
     def run_on(cls, place, script):
-        """The output of a script, and its status; its changes are in `place`."""
+        """Run a script; (output, status). Its changes go to `place`."""
         release = cls.kernels[0]
         environment = {
             "NAME": dkms.NAME, "KERNELS": " ".join(cls.kernels), "ONE": release,
@@ -397,7 +397,7 @@ class Mishaps(unittest.TestCase):
             return said.read(), status
 
     def after(self, script):
-        """The output of a script, which must succeed, where the package is installed."""
+        """The output of a script, which must succeed, with the package installed."""
         place = tempfile.mkdtemp(dir=self.folder)
         self.addCleanup(namespace.remove, place)
         copy = ["cp", "-a", os.path.join(self.folder, "base/upper"), place]
@@ -407,7 +407,7 @@ class Mishaps(unittest.TestCase):
         return text
 
     def shim(self, condition):
-        """The lines that put a `cp` first in the path which fails on a condition."""
+        """The lines that put a `cp` first in PATH, which fails on a condition."""
         return ("mkdir /shim\n"
                 f"printf '%s\\n' '#!/bin/sh' 'for last; do :; done' '{condition} && exit 1' "
                 "'exec /bin/cp \"$@\"' >/shim/cp; chmod 755 /shim/cp; PATH=/shim:$PATH\n")

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""buildlib/driver.py: the files that it compiles, and what it says of a driver that it can't.
+"""buildlib/driver.py: the files that it compiles, and its message if it can't compile a driver.
 
-The tree is a small one, and so is the kernel's make; the compiler is the machine's.
+The tree and the kernel's make are small fakes; the compiler is the machine's.
 """
 import os
 import sys
@@ -48,12 +48,12 @@ class Driver(unittest.TestCase):
             out.write(text)
 
     def test_files(self):
-        """Those with a patch and the new ones, if they are compiled."""
+        """The patched and the new files, if the Makefile compiles them."""
         self.assertEqual(driver.ours("nic", self.tree, self.folder),
                          {f"{NIC}/hooked.c", f"{NIC}/new.c"})
 
     def test_new_file_that_the_driver_lacks(self):
-        """It would be compiled here, and be no part of the module."""
+        """A file that the Makefile lacks is refused: it would not become a part of the module."""
         self.write(f"tree/{NIC}/Makefile", "nic-objs := hooked.o renew.o\n")
         with self.assertRaisesRegex(driver.DriverError, f"{NIC}/new.c is in no list"):
             driver.ours("nic", self.tree, self.folder)
@@ -63,7 +63,7 @@ class Driver(unittest.TestCase):
             driver.ours("plain", self.tree, self.folder)
 
     def test_unknown(self):
-        """The user reads the names that there are."""
+        """The message lists the known names."""
         with mock.patch.object(driver.overlay, "hooked_tree", return_value=self.tree), \
                 mock.patch.object(sys, "argv", ["driver.py", "nick"]), \
                 self.assertRaises(SystemExit) as end:

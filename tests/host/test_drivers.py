@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Every driver that registers user memory notifies, and Documentation/drivers.md tells the same.
+"""Every driver that registers user memory notifies, and Documentation/drivers.md says the same.
 
-Why: a kernel's next release may bring a driver, or register in another file; nothing else would say
-that its MRs can't be armed.
+Why: a later kernel may add a driver, or move a registration to another file; no other test would
+notice that its MRs can't be armed.
 """
 import glob
 import os
@@ -23,7 +23,7 @@ PINS_BY_ITSELF = {"usnic"}
 
 
 def drivers():
-    """{driver: its sources}, those that register user memory, of the hooked tree."""
+    """{driver: its sources} of all drivers in the hooked tree that register user memory."""
     with fetch.locked(fetch.BUILD):
         tree = fetch.fetch("linux")
         overlay.overlay("linux", tree)
@@ -54,7 +54,7 @@ class Drivers(unittest.TestCase):
         self.assertEqual(silent, PINS_BY_ITSELF)
 
     def test_guarantees(self):
-        """A driver that revokes says what the device does then, and is not among those to come."""
+        """A driver that revokes has a paragraph of guarantees, and is no listed candidate."""
         path = os.path.join(REPO, "kernel-patches/Documentation/infiniband/mr_notify.rst")
         with open(path, encoding="utf-8") as text:
             guarantees = text.read().partition("The drivers' guarantees\n")[2]

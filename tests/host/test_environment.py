@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""ibv_mr_cache --env beside libraries of many versions, made here, over devices made here.
+"""ibv_mr_cache --env with fake libraries of many versions and fake devices.
 
-Why: the variables that end a library's own cache change from version to version, and what is
-printed goes to a shell. Nothing of this machine's libraries is loaded.
+Why: the variables that disable a library's own cache change from version to version, and a shell
+evaluates the output. The libraries of this machine are not loaded.
 """
 import os
 import shutil
@@ -17,7 +17,7 @@ HEADERS = os.path.join(os.path.dirname(PROGRAM), "../include")
 COMMON = {"UCX_MEM_EVENTS": "n", "RDMAV_MR_CACHE": "remote"}
 NAMES = ("libucp.so.0", "libfabric.so.1", "libmpi.so.40", "libmpich.so.12", "libmpi.so.12")
 
-# Each device that $DEVICES names; those whose name begins with "old" can't notify.
+# The devices named in $DEVICES; devices whose name begins with "old" can't notify.
 VERBS = r"""
 #include <infiniband/verbs.h>
 #include <stdlib.h>
@@ -59,23 +59,23 @@ int ibv_query_device(struct ibv_context *c, struct ibv_device_attr *a)
 
 
 def ucx(major, minor):
-    """Source of such a UCX."""
+    """Source of a fake UCX."""
     return f"void ucp_get_version(unsigned *a, unsigned *b, unsigned *c)" \
            f"{{ *a = {major}; *b = {minor}; *c = 1; }}"
 
 
 def libfabric(major, minor):
-    """Source of such a libfabric."""
+    """Source of a fake libfabric."""
     return f"unsigned fi_version(void) {{ return {major} << 16 | {minor}; }}"
 
 
-# Those of buildlib/consumers, by the names that ibv_mr_cache looks for.
+# The versions of buildlib/consumers, with the names for which ibv_mr_cache looks.
 UCX_OF_OURS = ucx(1, 13) + "void ucs_rcache_changes(void) {}"
 LIBFABRIC_OF_OURS = libfabric(2, 1) + 'const char *const monitor = "verbs_notify";'
 
 
 def mpi(text):
-    """Source of an MPI that says that it is this one."""
+    """Source of a fake MPI with this version text."""
     return "#include <string.h>\n" \
            f"int MPI_Get_library_version(char *s, int *n) {{ strcpy(s, \"{text}\");" \
            " *n = strlen(s); return 0; }"
@@ -89,7 +89,7 @@ HARMFUL = "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n#includ
 
 @unittest.skipUnless(os.path.exists(PROGRAM), "not built")
 class EnvironmentTest(unittest.TestCase):
-    """Its output, as a shell takes it."""
+    """The output of ibv_mr_cache --env, also evaluated by a shell."""
 
     @classmethod
     def setUpClass(cls):
@@ -105,7 +105,7 @@ class EnvironmentTest(unittest.TestCase):
                        input=source, text=True, check=True)
 
     def run_it(self, devices="rxe0", options=(), environment=None, **sources):
-        """Run it where there are these libraries and no others; by name: ucp, fabric, openmpi,
+        """Run it with only these libraries; by name: ucp, fabric, openmpi,
         mpich, or other for MPICH's own name."""
         folder = tempfile.mkdtemp(dir=self.top)
         short = dict(zip(("ucp", "fabric", "openmpi", "mpich", "other"), NAMES))
@@ -113,7 +113,7 @@ class EnvironmentTest(unittest.TestCase):
             path = os.path.join(folder, name)
             if key in sources:
                 self.compile(path, sources[key])
-            else:   # the loader takes it for the system's, and can't load it
+            else:   # the loader finds this instead of the system's, and can't load it
                 os.symlink("/dev/null", path)
         return subprocess.run(
             [PROGRAM, "--env", *options], capture_output=True, text=True, check=False, timeout=120,
@@ -121,7 +121,7 @@ class EnvironmentTest(unittest.TestCase):
                  "LD_PRELOAD": self.verbs, **(environment or {})})
 
     def exported(self, *arguments, **more):
-        """The variables that a shell has by it."""
+        """The variables that a shell gets from the output."""
         done = self.run_it(*arguments, **more)
         self.assertEqual(done.returncode, 0, done.stderr)
         for line in done.stdout.splitlines():
@@ -133,7 +133,7 @@ class EnvironmentTest(unittest.TestCase):
         return {name: value for name, value in seen.items() if name not in ("PWD", "_", "SHLVL")}
 
     def refused(self, text, *arguments, **more):
-        """It says that, and nothing to the shell."""
+        """It prints this text, and no output for the shell."""
         done = self.run_it(*arguments, **more)
         self.assertEqual((done.returncode, done.stdout), (3, ""), done.stderr)
         self.assertIn(text, done.stderr)
@@ -159,13 +159,13 @@ class EnvironmentTest(unittest.TestCase):
             **COMMON, "UCX_IB_REG_METHODS": "direct", "UCX_RCACHE_ENABLE": "n",
             "FI_MR_CACHE_MAX_COUNT": "0", "OMPI_MCA_memory": "^patcher"})
         done = self.run_it(**sources)
-        for said in (done.stdout, done.stderr):     # eval hides the first
+        for said in (done.stdout, done.stderr):     # eval hides standard output
             self.assertIn("mpirun -x UCX_IB_REG_METHODS -x UCX_RCACHE_ENABLE -x UCX_MEM_EVENTS"
                           " -x FI_MR_CACHE_MAX_COUNT -x RDMAV_MR_CACHE\n", said)
         self.assertIn("MPICH 4.0:", done.stdout)
 
     def test_crash_of_ucx(self):
-        """A warning for the versions that have it, which the shell does not get."""
+        """A warning for the affected versions, on standard error only."""
         for version, risky in (((1, 13), False), ((1, 15), False), ((1, 16), True),
                                ((1, 18), True), ((1, 21), True), ((1, 22), False),
                                ((2, 0), False)):
@@ -175,7 +175,7 @@ class EnvironmentTest(unittest.TestCase):
                 self.assertNotIn("11467", done.stdout)
 
     def test_patched_libraries(self):
-        """They keep their caches: only Open MPI's hooks end."""
+        """Patched libraries keep their caches: only Open MPI's hooks are disabled."""
         both = {"ucp": UCX_OF_OURS, "fabric": LIBFABRIC_OF_OURS}
         for sources in (both, {"ucp": UCX_OF_OURS}, {"fabric": LIBFABRIC_OF_OURS}):
             with self.subTest(sorted(sources)):
@@ -192,7 +192,7 @@ class EnvironmentTest(unittest.TestCase):
         self.assertIn("mpirun -x LD_LIBRARY_PATH\n", done.stderr)
 
     def test_patched_beside_unpatched(self):
-        """Then our cache is below both."""
+        """If one library is not patched, both use our cache."""
         for sources in ({"ucp": UCX_OF_OURS, "fabric": libfabric(1, 17)},
                         {"ucp": ucx(1, 13), "fabric": LIBFABRIC_OF_OURS}):
             self.assertEqual(self.exported(**sources), {
@@ -223,7 +223,7 @@ class EnvironmentTest(unittest.TestCase):
         self.refused("RDMAV_MR_CACHE=0", ucp=ucx(1, 18), environment={"RDMAV_MR_CACHE": "0"})
 
     def test_harmful_libraries(self):
-        """Each of them is said to be so, and the other library has its line."""
+        """Each is reported, and the other library still has its line."""
         for what in ("abort();", "signal(SIGALRM, SIG_IGN); for (;;) pause();", "exit(0);",
                      "if (!fork()) for (;;) pause(); abort();"):
             with self.subTest(what):
@@ -237,7 +237,7 @@ class EnvironmentTest(unittest.TestCase):
         self.assertNotIn("reboot", self.run_it(ucp=source).stdout)
 
     def test_other_libraries(self):
-        """By a name that is known, without the function or with another text."""
+        """Libraries with a known name, but without the function or with another text."""
         more = {"fabric": libfabric(2, 1)}
         for key, source in (("ucp", "int other;"), ("openmpi", mpi("Some MPI v4.1")),
                             ("other", mpi("Some MPI 4.1; reboot"))):

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The sources of upstream's files, on machines whose apt is configured otherwise than this one's.
+"""The sources of upstream's files, on machines with other apt configurations than this one.
 
-apt itself reads the configuration; nothing is asked of a network.
+apt itself reads the configuration; the network is not used.
 """
 import contextlib
 import os
@@ -46,7 +46,7 @@ class Archives(unittest.TestCase):
         self.addCleanup(patch.stop)
 
     def configure(self, sources):
-        """The only sources of apt."""
+        """Give apt only these sources."""
         with open(os.path.join(self.folder, "sources.list"), "w", encoding="utf-8") as out:
             out.write(sources)
 
@@ -60,7 +60,7 @@ class Archives(unittest.TestCase):
                          ["https://example.org/debian-security/"])
 
     def test_flat_repository_and_cdrom(self):
-        """A source without release and component, and one whose address has blanks."""
+        """A source without release and component, and a source whose address has blanks."""
         self.configure(FLAT + CDROM + "deb https://example.org/debian bookworm main\n")
         self.assertEqual(private_apt.archive_uris(), ["https://example.org/debian/"])
         self.configure(FLAT + CDROM)
@@ -70,7 +70,7 @@ class Archives(unittest.TestCase):
 
 @contextlib.contextmanager
 def full_disk():
-    """Files can be made, and nothing written to them."""
+    """A context in which files can be created but not written."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
@@ -88,7 +88,7 @@ def replace(test, **values):
 
 
 class Kept(unittest.TestCase):
-    """Answers that are found out once and kept in the build folder."""
+    """Answers that are determined once and kept in the build folder."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -100,11 +100,11 @@ class Kept(unittest.TestCase):
         self.placed = 0
 
     def pin(self, _):
-        """Of any upstream."""
+        """The pin of any upstream."""
         return {"version": "6.12.1", "sha256": ""}
 
     def place(self, *_):
-        """Where the tree is, not copied."""
+        """Count instead of copying the tree; its path."""
         self.placed += 1
         return self.tree
 
@@ -113,7 +113,7 @@ class Kept(unittest.TestCase):
         return fetch.users_tree("linux", self.build, self.build, False)
 
     def check(self, ask, answer, name):
-        """It is asked again if the disk was full, or the kept answer is empty; else it is kept."""
+        """The answer is kept, unless the disk was full or the kept answer is empty."""
         kept = os.path.join(self.build, name)
         with full_disk(), self.assertRaises(OSError):
             ask()
@@ -134,7 +134,7 @@ class Kept(unittest.TestCase):
 
 
 class Downloads(unittest.TestCase):
-    """Files that apt had not written to their ends when it was killed."""
+    """Files that apt had not completed when it was killed."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -151,12 +151,12 @@ class Downloads(unittest.TestCase):
             out.write(content)
 
     def download(self, packages, _):
-        """As apt: all that is asked for is whole."""
+        """As apt: all requested files are complete."""
         for package in packages:
             self.write(f"partial/{package.replace('=', '_')}_all.deb", "whole")
 
     def test_package(self):
-        """Of another set than the one that is asked for next."""
+        """A partial package that the next request does not name."""
         self.write("partial/cut_1_all.deb", "half")
         for package in ("asked", "cut"):
             path = fetch.download_packages({package: "1"}, self.build)[package]
@@ -210,7 +210,7 @@ class Parts(unittest.TestCase):
             out.write(text)
 
     def files(self):
-        """What there is of the tree."""
+        """The existing files of the tree."""
         return {os.path.relpath(os.path.join(folder, name), self.tree)
                 for folder, folders, names in os.walk(self.tree)
                 for name in (*names, *(f for f in folders

@@ -22,7 +22,7 @@ LATER = "kernel-patches/hooks/0002-later.patch"
 
 
 def patch(header, before, added, shift=0):
-    """A patch that adds a line behind one, where others have added `shift` lines before."""
+    """A patch that adds a line after `before`, where others have added `shift` lines above."""
     return (f"{header}\n---\ndiff --git a/{FILE} b/{FILE}\n--- a/{FILE}\n+++ b/{FILE}\n"
             f"@@ -{before + shift},2 +{before + shift},3 @@\n"
             f" \tline {before}\n+={added}\n \tline {before + 1}\n")
@@ -60,7 +60,7 @@ class HookTool(unittest.TestCase):
             out.write(text)
 
     def read(self, path):
-        """The lines of a file that are not upstream's."""
+        """The lines of a file that upstream does not have."""
         with open(os.path.join(self.repo, path), encoding="utf-8") as text:
             return [line.strip("=") for line in text.read().splitlines()
                     if not line.startswith("\tline ")]
@@ -75,7 +75,7 @@ class HookTool(unittest.TestCase):
         return seen
 
     def test_a_hook_is_extended(self):
-        """It stands on the fixes; the patches behind it are not in it."""
+        """Its base has the fixes; later patches are not in it."""
         self.assertEqual(self.edit(HOOK), (["fix", "other"], ["fix", "other", "hook"]))
         text = fetch.read(os.path.join(self.repo, HOOK))
         self.assertTrue(text.startswith("Hook\n---\ndiff --git "))
@@ -131,7 +131,7 @@ class HookTool(unittest.TestCase):
             hook.write("kernel-patches/hooks/0003-new.patch", self.repo)
 
     def test_name_alone(self):
-        """Of a patch that is there; a new one has a folder."""
+        """The name is enough for an existing patch; a new patch needs its folder."""
         self.assertEqual(hook.path_of("0002-later.patch", self.repo), LATER)
         self.assertEqual(hook.path_of(os.path.join(self.repo, HOOK), self.repo), HOOK)
         new = "kernel-patches/hooks/0003-new.patch"

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Rules for the patches to upstream's files, user space and kernel.
 
-Why: a hook is read again only when upstream moves; its header must tell its purpose then, and the
-delta must stay small enough to carry.
+Why: a hook is read again only when upstream moves; its header must explain its purpose then, and
+the delta must stay small enough to carry.
 """
 import collections
 import os
@@ -19,14 +19,14 @@ sys.path.insert(0, os.path.join(REPO, "buildlib"))
 import fetch  # noqa: E402
 import overlay  # noqa: E402
 
-# Lines that the hooks may add: to upstream's rdma-core, to the kernel's RDMA core with the drivers
-# that can be run and mlx5, to each other driver and to one that can revoke, to the communication
-# libraries (UCX has a cache in two of its layers, and documents its interfaces where they are
-# declared; libfabric's second patch is a fix, its fourth is an operation with its manual page; Open
-# MPI's first is a fix, its second has a setting with its documentation). A feature beside
-# notification and cache has its own: all memory in rdma-core 8 of these lines, and rxe's on-demand
-# paging. Each of the six layers of the tracker is a line of the Makefile. A fix of the kernel has
-# no limit.
+# Lines that the hooks may add: to upstream's rdma-core; to the kernel's RDMA core, the software
+# drivers and mlx5; to each other driver, and to a driver that can revoke; to the communication
+# libraries. UCX has caches in two layers, and documents its interfaces where they are declared;
+# libfabric's second patch is a fix, and the fourth an operation with its manual page; Open MPI's
+# first patch is a fix, and the second has a setting with its documentation. Other features have
+# their own limits: 8 of rdma-core's lines are for all memory, and on-demand paging of rxe has a
+# row. Each of the six layers of the tracker is a line of the Makefile. A fix of the kernel has no
+# limit.
 MOST = {"rdma-core": 60 + 8, "linux": 180 + 9, "on-demand paging": 50, "a driver": 10,
         "a driver that can revoke": 16, "libfabric": 98 + 16 + 93, "ucx": 340,
         "openmpi": 80 + 160}

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The two states of Debian's archive for an update: from which kernel, and the image's files."""
+"""The two states of Debian's archive for an update: the older kernel, and the image's files."""
 import hashlib
 import os
 import subprocess
@@ -15,7 +15,7 @@ import machine as machines  # noqa: E402
 
 
 class Older(unittest.TestCase):
-    """The kernel that an update begins with, of those that apt lists."""
+    """The kernel with which an update begins, chosen from apt's list."""
 
     @staticmethod
     def before(version, *offered):
@@ -25,32 +25,32 @@ class Older(unittest.TestCase):
             return kernel_archive.older(version)
 
     def test_next(self):
-        """The newest of those that are older."""
+        """The newest older version."""
         self.assertEqual(self.before("6.12.116-1", "6.12.117-1", "6.12.116-1", "6.12.115-1",
                                      "6.12.113-1"), "6.12.115-1")
 
     def test_in_two_suites(self):
-        """A version that two suites have is no older one."""
+        """A version in two suites is not older than itself."""
         self.assertEqual(self.before("6.12.117-1", "6.12.117-1", "6.12.117-1", "6.12.116-1"),
                          "6.12.116-1")
 
     def test_revision(self):
-        """A revision of the same kernel has its name: it is no update to another one."""
+        """A revision of a kernel has the same name, so it is not an update to another kernel."""
         self.assertEqual(self.before("6.12.115-2", "6.12.115-2", "6.12.115-1", "6.12.113-1"),
                          "6.12.113-1")
 
     def test_none(self):
-        """Without one there is an error that says so."""
+        """Without an older version there is an error with this reason."""
         for offered in ((), ("6.12.116-1",), ("6.12.117-2", "6.12.117-1")):
             with self.assertRaisesRegex(machines.LabError, "no update can be tried"):
                 self.before("6.12.117-1", *offered)
 
 
 class Smaller(unittest.TestCase):
-    """The image that the archive has of a kernel."""
+    """The image of a kernel in the archive."""
 
     def test_left_out(self):
-        """Some drivers are gone, all else is there, and dpkg has the sums of just that."""
+        """Some drivers are missing, other files exist, and dpkg has the sums of exactly these."""
         with tempfile.TemporaryDirectory() as folder:
             tree = os.path.join(folder, "image")
             modules = "lib/modules/6.12.1-test/kernel/"

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""When the lab makes a machine anew, and that no process makes or uses one that is being made.
+"""When the lab makes a machine again, and that no process makes or uses a machine during this.
 
-Compiling, which takes minutes, is replaced by a function; the decisions about it are the lab's.
+A function replaces the compiler, which would take minutes; the lab's decisions are real.
 """
 import contextlib
 import fcntl
@@ -24,7 +24,7 @@ import build  # noqa: E402
 import machine as machines  # noqa: E402
 
 
-# The lab in a folder, with a make that does not end before it may.
+# The lab in a folder, with a make that waits for permission to end.
 MAKE = """
 import sys
 lab, folder = sys.argv[1:]
@@ -43,7 +43,7 @@ half:
 
 
 class Ready(unittest.TestCase):
-    """A machine in a folder of its own, made of one source file."""
+    """A machine in its own folder, made from one source file."""
 
     def setUp(self):
         with contextlib.ExitStack() as stack:
@@ -58,7 +58,7 @@ class Ready(unittest.TestCase):
             self.addCleanup(stack.pop_all().close)
         self.machine = machines.load("um")
         self.during = []        # called while a machine is made, once each
-        self.made = []          # the source of each
+        self.made = []          # the source of each machine that was made
         self.busy = 0
         self.write("1")
 
@@ -68,7 +68,7 @@ class Ready(unittest.TestCase):
             out.write(text)
 
     def make(self, machine):
-        """The compiler: reads the source at its start."""
+        """The fake compiler, which reads the source when it starts."""
         self.busy += 1
         self.assertEqual(self.busy, 1)
         self.made.append(build.read(self.source))
@@ -89,7 +89,7 @@ class Ready(unittest.TestCase):
         self.assertEqual(self.made, ["1"])
 
     def test_announced(self):
-        """It is said what is made, and how long that took last time."""
+        """The message has the machine's name, and the time that it took before."""
         def said():
             text = "\n".join(call.args[0] for call in self.said.call_args_list)
             self.said.reset_mock()
@@ -109,19 +109,19 @@ class Ready(unittest.TestCase):
         self.assertRegex(said(), "^um is not built yet: .*; last time that took [1-9]")
 
     def test_edited(self):
-        """An edit leads to another one."""
+        """After an edit the machine is made again."""
         self.use()
         self.write("2")
         self.assertEqual(self.use(), "2")
 
     def test_edited_while_made(self):
-        """So does an edit while it is made, which may have come too late for the compiler."""
+        """After an edit during the build it is made again: the compiler may have the old text."""
         self.during.append(lambda: self.write("2"))
         self.assertEqual(self.use(), "2")
         self.assertEqual(self.made, ["1", "2"])
 
     def test_failed(self):
-        """One that could not be made is not up to date."""
+        """A machine that could not be made is not up to date."""
         def fail():
             self.busy -= 1
             raise build.LabError("on purpose")
@@ -134,7 +134,7 @@ class Ready(unittest.TestCase):
         self.assertEqual((self.use(), self.made), ("1", ["1", "2", "1"]))
 
     def test_version_known_late(self):
-        """The version of upstream that the first build finds is not a change."""
+        """Finding upstream's version in the first build does not count as a change."""
         def find():
             with open(os.path.join(self.folder, "linux.version"), "w", encoding="utf-8") as out:
                 out.write("6.12.1")
@@ -144,7 +144,7 @@ class Ready(unittest.TestCase):
         self.assertEqual(self.made, ["1"])
 
     def test_two_at_once(self):
-        """Two runs make one, and both find it made."""
+        """Two parallel runs make the machine once, and both can use it."""
         found = []
         self.during.append(lambda: time.sleep(0.2))
         threads = [threading.Thread(target=lambda: found.append(self.use())) for _ in range(4)]
@@ -155,7 +155,7 @@ class Ready(unittest.TestCase):
         self.assertEqual((found, self.made), (["1"] * 4, ["1"]))
 
     def test_guest_keeps_it(self):
-        """While a guest runs its machine is not made anew; afterwards it is."""
+        """The machine is made again only after its guest has ended."""
         found = []
         with build.ready(self.machine):
             self.write("2")
@@ -168,7 +168,7 @@ class Ready(unittest.TestCase):
         self.assertEqual((found, self.made), (["2"], ["1", "2"]))
 
     def test_interrupted(self):
-        """The half-made files of a build are gone afterwards, and so is the build."""
+        """After an interrupt the incomplete files and the processes of the build are gone."""
         half = os.path.join(self.folder, "half")
         self.write("half:\n\techo $$$$ >$@; sleep 100\n")
 
@@ -183,7 +183,7 @@ class Ready(unittest.TestCase):
         pids = []
         before = signal.signal(signal.SIGUSR1, stop)
         self.addCleanup(signal.signal, signal.SIGUSR1, before)
-        threading.Thread(target=stop_it, daemon=True).start()    # for ever, if make fails
+        threading.Thread(target=stop_it, daemon=True).start()    # waits forever if make fails
         with self.assertRaises(InterruptedError):
             build.run(["make", "-C", self.folder, "-f", self.source, "half"],
                       os.path.join(self.folder, "log"))
@@ -192,7 +192,7 @@ class Ready(unittest.TestCase):
             os.kill(pids[0], 0)
 
     def test_killed(self):
-        """A build whose caller was killed ends, and has the machine's lock until then."""
+        """If its caller is killed a build ends, and holds the machine's lock until then."""
         half = os.path.join(self.folder, "half")
         with open(os.path.join(self.folder, "Makefile"), "w", encoding="utf-8") as out:
             out.write(MAKEFILE)

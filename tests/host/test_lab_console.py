@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The lab's console parser on recorded consoles: a report that it misses no test can find."""
+"""The lab's console parser on recorded consoles: no other test finds a report that it misses."""
 import os
 import sys
 import unittest
@@ -44,7 +44,7 @@ class RecordedConsoles(unittest.TestCase):
         self.assertTrue(any("Kernel panic" in line for line in report.lines))
 
     def test_warning(self):
-        """A WARNING, from its "cut here" to its end; the lines after it are not part of it."""
+        """A WARNING, from its "cut here" to its end, without the later lines."""
         report, = self.check("warning.log", ("WARNING", "WARNING: CPU: 0 PID:"))
         self.assertIn("cut here", report.lines[0])
         self.assertIn("end trace", report.lines[-1])
@@ -103,7 +103,7 @@ class SingleLines(unittest.TestCase):
             "[    2.0] traps: a[1] general protection fault ip:1 sp:2 error:0 in a[1+2]\n"))
 
     def test_panic_after_warning(self):
-        """A panic is a report of its own after one that did not cause it."""
+        """A panic is a separate report if it follows a report that did not cause it."""
         kinds = [report.kind for report in console.parse(
             "[    1.0] WARNING: CPU: 0 PID: 1 at a.c:1 f\n[    2.0] Kernel panic - not syncing: x")]
         self.assertEqual(kinds, ["WARNING", "panic"])

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The QEMU that the lab starts: no kernel can make up for its mistakes.
+"""The QEMU that the lab starts: a guest's kernel can't compensate for faults of QEMU.
 
-Skipped where Debian's kernel was not made ready yet (tests/lab/run --prepare): that takes minutes.
+Skipped until Debian's kernel is made ready (tests/lab/run --prepare), which takes minutes.
 """
 import os
 import subprocess
@@ -17,7 +17,7 @@ import emulator  # noqa: E402  pylint: disable=wrong-import-position
 import guest  # noqa: E402  pylint: disable=wrong-import-position
 import machine as machines  # noqa: E402  pylint: disable=wrong-import-position
 
-# Both CPUs run code that trace events patch: timers, wake-ups, interrupts. QEMU 7.2 always died.
+# Both CPUs run code that trace events patch: timers, wake-ups, interrupts. QEMU 7.2 always crashed.
 PATCHING = """
 cd /sys/kernel/tracing
 for i in 1 2 3; do (while :; do sleep 0.001; done) & done
@@ -35,15 +35,15 @@ echo patched
 
 
 class Emulator(unittest.TestCase):
-    """The chosen one."""
+    """The chosen QEMU."""
 
     def test_version(self):
-        """It is one that can be relied on."""
+        """Its version is reliable."""
         self.assertGreaterEqual(emulator.version(emulator.program()), emulator.RELIABLE)
         self.assertFalse(emulator.version("/does/not/exist"))
 
     def test_no_archive(self):
-        """Where no newer one is to be had the system's has to do."""
+        """Without a newer QEMU in the archive the system's QEMU is used."""
         none = emulator.private_apt.AptError("on purpose")
         with tempfile.TemporaryDirectory() as folder, \
                 mock.patch.object(emulator, "FOLDER", folder), \
@@ -54,17 +54,17 @@ class Emulator(unittest.TestCase):
     @unittest.skipUnless(os.path.exists(os.path.join(REPO, "build/lab/debian/kernel")),
                          "Debian's kernel is not made ready")
     def test_code_that_is_patched(self):
-        """A CPU runs the code that the other one has written, and not the code before it."""
+        """A CPU runs the code that the other CPU has written, instead of the old code."""
         done = subprocess.run([os.path.join(REPO, "tests/lab/run"), "--kernel", "debian", "--",
                                "sh", "-c", PATCHING], capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stdout), (0, "patched\n"), done.stderr)
 
 
 class Accelerator(unittest.TestCase):
-    """The lab's findings about KVM, by a guest that is replaced here."""
+    """The lab's decision about KVM, with a fake guest."""
 
     def find(self, name, in_time, console):
-        """The answer for a machine whose guest is at its end in time, or not, with that console."""
+        """The answer for a machine whose guest ends in time or not, with this console."""
         with mock.patch.object(guest, "Guest") as tried, \
                 mock.patch.object(guest.os, "access", return_value=True):
             one = tried.return_value.__enter__.return_value
@@ -83,7 +83,7 @@ class Accelerator(unittest.TestCase):
         self.addCleanup(patch.stop)
 
     def check_once(self, console, answer):
-        """That is found out, and not asked again."""
+        """The answer is determined once and kept."""
         self.assertEqual(self.find("debian", True, console), answer)
         self.assertEqual(self.find("debian", True, "?"), answer)
         self.assertEqual(self.tried, [])
@@ -101,7 +101,7 @@ class Accelerator(unittest.TestCase):
         self.assertEqual([one.devices for one in self.tried], [[]])
 
     def test_a_busy_machine(self):
-        """That it was late is not kept."""
+        """The answer is not kept if the guest was late."""
         self.assertEqual(self.find("debian", False, ""), "tcg")
         self.assertEqual(self.find("debian", True, "reboot: Restarting system"), "kvm")
 

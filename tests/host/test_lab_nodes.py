@@ -36,7 +36,7 @@ class Wire(unittest.TestCase):
 
 
 class CommandLine(unittest.TestCase):
-    """A mistake is told before anything is built."""
+    """A mistake is reported before the build begins."""
 
     def test_wrong_arguments(self):
         for arguments, said in (

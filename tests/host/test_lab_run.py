@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The guest runner's promises, on the kernel that boots fastest.
 
-Skipped where that kernel was not built yet (tests/lab/run --kernel um -- true): that takes minutes.
+Skipped until this kernel is built (tests/lab/run --kernel um -- true), which takes minutes.
 """
 import fcntl
 import glob
@@ -19,7 +19,7 @@ KERNEL = os.environ.get("LAB_KERNEL", "um")
 
 
 def processes_with(text):
-    """Processes with that text on their command line or in their environment."""
+    """Processes with this text on their command line or in their environment."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for name in ("cmdline", "environ"):
@@ -33,7 +33,7 @@ def processes_with(text):
 
 
 def emulators_in(folder):
-    """The QEMUs of guests whose temporary files are there, not those that only try KVM."""
+    """The QEMUs of guests with temporary files in this folder, without QEMUs that only try KVM."""
     found = []
     for pid in processes_with(folder):
         try:
@@ -50,7 +50,7 @@ def emulators_in(folder):
 @unittest.skipUnless(os.path.exists(os.path.join(REPO, "build/lab", KERNEL, "kernel")),
                      f"the {KERNEL} kernel is not built")
 class Guests(unittest.TestCase):
-    """Tests that run guests, each with a temporary folder of its own."""
+    """Tests that run guests, each with its own temporary folder."""
 
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -59,21 +59,21 @@ class Guests(unittest.TestCase):
         os.mkdir(self.temp)
 
     def start(self, *arguments, **options):
-        """Start the runner; its temporary files go to a folder that we can look at."""
+        """Start the runner with its temporary files in the test's folder."""
         env = {**os.environ, "TMPDIR": self.temp, **options}
         return subprocess.Popen([RUN, "--kernel", KERNEL, *arguments], env=env,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 cwd=self.folder.name)
 
     def run_guest(self, *arguments, **options):
-        """Run to the end: (status, output, errors). Nothing may be left."""
+        """Run to the end: (status, output, errors). No process or file may be left."""
         process = self.start(*arguments, **options)
         out, err = process.communicate()
         self.assert_nothing_left()
         return process.returncode, out, err
 
     def assert_nothing_left(self):
-        """Neither processes of the guest nor its folder are there any more, soon."""
+        """Wait until the processes of the guest and its folder are gone."""
         for _ in range(600):
             left = processes_with(self.temp + "/lab-") + os.listdir(self.temp)
             if not left:
@@ -108,7 +108,7 @@ class Run(Guests):
         self.assertEqual(status, 0)
 
     def test_not_found(self):
-        """A command that does not exist is the command's failure, as in a shell."""
+        """A missing command is a failure of the command, as in a shell."""
         self.assertEqual(self.run_guest("--", "no-such-program")[0], 127)
 
     def test_host_is_not_changed(self):
@@ -138,7 +138,7 @@ class Run(Guests):
 
     @unittest.skipUnless(KERNEL in ("um", "debug"), "Debian's kernel has no LKDTM")
     def test_stack_of_a_task_that_hangs(self):
-        """It is printed, though the console does not get it by itself."""
+        """The runner prints it, though the kernel does not print it by itself."""
         status, out, err = self.run_guest(
             "--timeout", "1200", "--", "sh", "-c",
             "echo 1 >/proc/sys/kernel/hung_task_timeout_secs; "
@@ -156,7 +156,7 @@ class Run(Guests):
         self.assertIn(b"Kernel panic", err)
 
     def test_time_limit(self):
-        """A guest that hangs is ended; its earlier output is there, if it came so far."""
+        """A guest that hangs is ended; the output until then is kept."""
         for limit in (4, 16, 64, 256):
             status, out, _ = self.run_guest("--timeout", str(limit),
                                             "--", "sh", "-c", "echo begun; sleep 9999")
@@ -166,13 +166,13 @@ class Run(Guests):
         self.assertEqual(out, b"begun\n")
 
     def test_background_processes(self):
-        """A process left behind does not keep the run from ending."""
+        """The run ends although a process of the command is left."""
         status, out, _ = self.run_guest("--timeout", "300",
                                         "--", "sh", "-c", "sleep 9999 & echo done")
         self.assertEqual((status, out), (0, b"done\n"))
 
     def test_kernel_stays_while_it_runs(self):
-        """The runner has a lock until its end, which a build of the kernel waits for."""
+        """The runner holds a lock until its end; a build of the kernel waits for this lock."""
         path = os.path.join(REPO, "build/lab", KERNEL, ".lock")
         process = self.start("--", "sh", "-c", "echo begun; sleep 9999")
         self.assertEqual(process.stdout.readline(), b"begun\n")
@@ -199,11 +199,11 @@ class Run(Guests):
         self.check_signal(signal.SIGINT, 128 + signal.SIGINT)
 
     def test_terminate(self):
-        """Asked to end."""
+        """SIGTERM."""
         self.check_signal(signal.SIGTERM, 128 + signal.SIGTERM)
 
     def test_killed(self):
-        """Not even asked."""
+        """SIGKILL."""
         self.check_signal(signal.SIGKILL, -signal.SIGKILL)
 
 
@@ -211,12 +211,12 @@ class Nodes(Guests):
     """Two guests, and the wires between them."""
 
     def run_nodes(self, script, *arguments):
-        """A shell script on the first."""
+        """Run a shell script on the first node."""
         status, out, err = self.run_guest("--nodes", "2", *arguments, "--", "sh", "-c", script)
         return status, out.decode(), err.decode()
 
     def test_status_and_outputs(self):
-        """Of a command on the other node: input, both outputs byte for byte, status, folder."""
+        """A command on the other node: input, both outputs byte for byte, status, folder."""
         path = os.path.join(self.folder.name, "bytes")
         content = os.urandom(500_000) + bytes(range(256))
         with open(path, "wb") as out:
@@ -227,7 +227,7 @@ class Nodes(Guests):
         self.assertEqual(result, (7, content * 2, b"node2\n"))
 
     def test_commands_that_fail(self):
-        """A command that can't be run or is killed, a node that is not there, no such command."""
+        """A command that can't run or is killed, a missing node, a missing command."""
         status, out, err = self.run_nodes(
             "lab-on 2 no-such-program; echo $?; lab-on 2 sh -c 'kill -9 $$'; echo $?; "
             "lab-on 3 true; echo $?; lab-on 2; echo $?; lab-node 2 paint; echo $?; "
@@ -237,7 +237,7 @@ class Nodes(Guests):
                          "usage: lab-on .*\nusage: lab-node .*\nlab-node: only node 1 .*\n")
 
     def test_command_ends_with_its_caller(self):
-        """A lab-on that is killed leaves nothing on the other node."""
+        """After lab-on is killed, no process is left on the other node."""
         status, out, err = self.run_nodes(
             "lab-on 2 sh -c 'echo begun; exec sleep 9876' >said & "
             "until grep -q begun said; do sleep 0.1; done; kill -9 $!; "
@@ -246,8 +246,8 @@ class Nodes(Guests):
         self.assertEqual((status, out), (0, "gone\n"), err)
 
     def test_transfer(self):
-        """Over both devices; at each end the wire obeys."""
-        # Without loss: the last answer's would leave a client that asks a server that has ended.
+        """Over both devices; each end can change the wire."""
+        # Without loss: if the last response got lost, the client would wait for an ended server.
         status, out, err = self.run_nodes(
             "set -e; command -v ibv_rc_pingpong rping >/dev/null; "
             "heard() { until lab-on 2 busybox netstat -ltn | grep -q :$1; do sleep 0.1; done; }; "
@@ -266,7 +266,7 @@ class Nodes(Guests):
         self.assertEqual(out.count("delay 1ms loss 2% reorder 10%"), 2, out)
 
     def test_wire_is_cut(self):
-        """Both ways, until it is mended; commands go on."""
+        """Both directions are cut until the wire is repaired; commands still work."""
         status, out, err = self.run_nodes(
             "ping='busybox ping -c 3 -W 1'; lab-node 2 cut; "
             "$ping 10.1.0.2 >&2; echo $?; lab-on 2 $ping 10.1.0.1 >&2; echo $?; lab-node 2 mend; "
@@ -276,7 +276,7 @@ class Nodes(Guests):
         self.assertIn("delay 2ms", out)
 
     def test_node_is_killed(self):
-        """It goes without a word, and comes back as new; that is no failure."""
+        """A killed node ends without a message and starts as new; this is not a failure."""
         status, out, err = self.run_nodes(
             "lab-on 2 touch /mark; lab-node 2 kill && lab-node 2 kill && "
             "{ lab-on 2 true; echo $?; lab-node 2 start && lab-on 2 test -e /mark; echo $?; }")
@@ -292,7 +292,7 @@ class Nodes(Guests):
         self.assertIn("the kernel of node2 reported: WARNING: CPU", err)
 
     def test_panic_fails(self):
-        """… and a panic, also of a node that was started again after it."""
+        """A panic fails the run, also if its node was started again."""
         for more in ("", "; lab-node 2 start"):
             status, _, err = self.run_nodes(
                 "(echo c | timeout 20 lab-on 2 tee /proc/sysrq-trigger)" + more)
@@ -306,7 +306,7 @@ class Nodes(Guests):
         self.assertIn(b"of node2", err)
 
     def test_signals(self):
-        """Both are ended, with or without being asked."""
+        """Both nodes end after SIGTERM and after SIGKILL of the runner."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             process = self.start("--nodes", "2", "--", "sh", "-c", "echo begun; sleep 9999")
             self.assertEqual(process.stdout.readline(), b"begun\n")
@@ -329,13 +329,13 @@ class Emulated(unittest.TestCase):
         self.assertRegex(done.stdout, r"\A.*: (999|1000)\.\d+\n\Z")
 
     def start(self, temp, *command):
-        """Start a guest whose temporary files are there."""
+        """Start a guest with its temporary files in this folder."""
         return subprocess.Popen([RUN, "--kernel", "debian", "--", *command], text=True,
                                 env={**os.environ, "TMPDIR": temp}, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE)
 
     def crash_emulators(self, *signals):
-        """Start a guest, send its first QEMUs one of the signals each; (status, output, errors)."""
+        """Start a guest, send each of its first QEMUs one signal; (status, output, errors)."""
         with tempfile.TemporaryDirectory() as temp:
             process = self.start(temp, "echo", "done")
             hit = []
@@ -351,24 +351,24 @@ class Emulated(unittest.TestCase):
         return process.returncode, out, err
 
     def test_emulator_crashes_while_booting(self):
-        """A guest starts once more; the command's result is all that counts."""
+        """The guest starts again; only the command's result counts."""
         status, out, err = self.crash_emulators(signal.SIGABRT, signal.SIGSEGV)
         self.assertEqual((status, out), (0, "done\n"), err)
         self.assertEqual(err.count("QEMU crashed"), 2, err)
 
     def test_emulator_always_crashes(self):
-        """That is a failure."""
+        """An emulator that always crashes is a failure."""
         status, out, _ = self.crash_emulators(*[signal.SIGABRT] * 3)
         self.assertEqual((status, out), (99, ""))
 
     def test_emulator_is_killed(self):
-        """By a user, or for lack of memory: that is none of its own crashes."""
+        """A kill by a user or for lack of memory is not a crash of the emulator."""
         status, out, err = self.crash_emulators(signal.SIGKILL)
         self.assertEqual((status, out), (99, ""))
         self.assertNotIn("QEMU crashed", err)
 
     def test_emulator_crashes_after_a_report(self):
-        """The kernel's earlier complaint is not forgotten."""
+        """The kernel's report before the crash is kept."""
         with tempfile.TemporaryDirectory() as temp:
             process = self.start(temp, "true")
             while not (found := emulators_in(temp)) and process.poll() is None:

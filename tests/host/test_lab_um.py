@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""User Mode Linux on every CPU: its patch is in the tree that is built, and nowhere else.
+"""User Mode Linux on every CPU: its patch is in the tree that is built, and in no other place.
 
-Where a CPU's state does not fit, one line says so before the boot.
+Where a CPU's state does not fit, the runner prints one line before the boot.
 """
 import glob
 import os
@@ -26,12 +26,12 @@ OFFSETS = "arch/x86/um/user-offsets.c"
 
 
 def patches():
-    """The lab's."""
+    """The lab's patches."""
     return sorted(glob.glob(os.path.join(REPO, overlay.LOCAL["linux"], "*.patch")))
 
 
 class Patch(unittest.TestCase):
-    """Where the lab's patches go."""
+    """The trees that get the lab's patches."""
 
     def test_in_the_tree_that_is_built(self):
         with open(os.path.join(build.hooked_tree(), OFFSETS), encoding="utf-8") as text:
@@ -57,7 +57,7 @@ class Patch(unittest.TestCase):
             self.assertNotEqual(build.fingerprint(machine), before)
 
     def test_the_kernel_has_it(self):
-        """The size in the built kernel, where there is one."""
+        """The size in the built kernel, if it exists."""
         made = os.path.join(fetch.BUILD, "lab/um/build/include/generated/user_constants.h")
         if not os.path.exists(made):
             self.skipTest("the um kernel is not built")
@@ -69,7 +69,7 @@ class Host(unittest.TestCase):
     """The size of a CPU's state."""
 
     def test_size(self):
-        """The kernel wants at least the state of each 64-bit CPU, and less than no CPU."""
+        """At least the state of every 64-bit CPU, at most the state of the largest CPU."""
         self.assertGreaterEqual(um.host_state(), 512 + 64)
         self.assertLess(um.host_state(), um.LARGEST)
 
@@ -87,7 +87,7 @@ class Host(unittest.TestCase):
             self.assertIn(word, said)
 
     def test_said_before_the_boot(self):
-        """The runner's own: one line, and nothing is built or started."""
+        """The runner prints one line, and builds and starts nothing."""
         code = (f"import runpy, sys; sys.path.insert(0, {os.path.join(REPO, 'tests/lab')!r}); "
                 "import um; um.host_state = lambda: 1 << 30; "
                 "sys.argv = ['run', '--kernel', 'um', '--', 'true']; "

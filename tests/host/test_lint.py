@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""clang-tidy sees the same in an included file as in a main file; comments need subjects.
+"""clang-tidy finds the same in an included file as in a main file; comments need subjects.
 
-Why: a unit of buildlib/lint.py that it looks at with half of its checks would be no less "ok",
-nor would a file that it leaves out for no reason.
+Why: lint.py would also print "ok" if it ran only half of the checks on a unit, or if it left a file
+out without a reason.
 """
 import os
 import subprocess
@@ -32,7 +32,7 @@ class Lint(unittest.TestCase):
 
     def test_defects_of_included_sources(self):
         with tempfile.TemporaryDirectory() as folder:
-            source = os.path.join(folder, "tests", "defects.cpp")  # as HeaderFilterRegex wants it
+            source = os.path.join(folder, "tests", "defects.cpp")  # for HeaderFilterRegex
             os.mkdir(os.path.dirname(source))
             with open(source, "w", encoding="utf-8") as out:
                 out.write(DEFECTS)
@@ -58,7 +58,7 @@ class Lint(unittest.TestCase):
                 self.assertEqual(lint.declares_names(source.name), expected)
 
     def test_a_passed_folder_is_left_out_until_it_changes(self):
-        """One folder of one source; its content is the digest's."""
+        """One folder with one source, whose content is its digest."""
         with tempfile.TemporaryDirectory() as folder, \
                 mock.patch.dict(os.environ, {"XDG_CACHE_HOME": folder}), \
                 mock.patch.object(lint, "tidy_units", lambda: [(["a.cpp"], [["unit"]])]), \
@@ -85,14 +85,14 @@ class Lint(unittest.TestCase):
 
     @staticmethod
     def other_content(name):
-        """open() of a tree in which that file has another content."""
+        """An open() that returns another content for this file."""
         def other(path, *args, **kwargs):
             return real(os.devnull if path == os.path.join(REPO, name) else path, *args, **kwargs)
         real = open
         return other
 
     def test_a_clone_of_another_user(self):
-        """git refuses it if it is not told that it is safe; its files are looked at."""
+        """git refuses another user's clone unless it is marked as safe; its files are checked."""
         other = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1", "GIT_CONFIG_GLOBAL": os.devnull,
                  "GIT_CONFIG_NOSYSTEM": "1"}
         with mock.patch.dict(os.environ, other):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """tests/mutations.toml names files, functions, programs and cases that exist.
 
-Why: a row whose case was renamed can't be repeated, and no other test reads the file.
+Why: a row with an old name of a case can't be repeated, and no other test reads the file.
 """
 import functools
 import glob
@@ -33,7 +33,7 @@ OTHERS = {
                           r"TEST_ENTRY\w*\((\w+)"),
     "tools": ("tests/guest/tools", r'(?m)^\s*ends "([^"]+)"'),
 }
-# Programs that put the names of their results together: a case is a part of it.
+# Programs that compose the names of their results: the case in a row is a part of a name.
 SCRIPTS = {name: f"tests/{path}" for name, path in {
     "compare": "mpi/compare.py", "examples": "mpi/examples.py",
     "grdma_threads": "consumers/openmpi/grdma_threads.c", "hits": "consumers/hits.cpp",
@@ -99,14 +99,14 @@ def cases(program):
 
 
 def has(program, case):
-    """Whether a case begins so."""
+    """Does the name of a case begin with this text?"""
     if program in SCRIPTS:
         return case in read(SCRIPTS[program])
     return any(name.startswith(case) for name in cases(program))
 
 
 def has_kernel(part):
-    """Whether the kernel of a topic or row, if it names one, is the lab's."""
+    """Is the kernel of a topic or row, if it names a kernel, a kernel of the lab?"""
     return "kernel" not in part or f"machines/{part['kernel']}.toml" in named()
 
 

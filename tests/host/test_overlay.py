@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Tests of buildlib/overlay.py and fetch.py on small trees in a temporary folder, without network.
 
-Why: both fail rarely and long after they were written, when upstream moves; then the message has to
+Why: both fail rarely and long after they were written, when upstream moves; then the message must
 name the files. /usr/bin/python3 -m unittest discover -s tests/host
 """
 import contextlib
@@ -52,7 +52,7 @@ class Fixture(unittest.TestCase):
         self.addCleanup(patch.stop)
 
     def write(self, path, text):
-        """Write a file; a relative path is one of the repository."""
+        """Write a file; a relative path is below the repository."""
         path = os.path.join(self.repo, path)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="utf-8") as out:
@@ -163,14 +163,14 @@ class HookTest(Fixture):
         self.assertIn("added\nagain\n", self.read("libibverbs/verbs.h"))
 
     def test_does_not_apply(self):
-        """The message names the patch and upstream's file; nothing is half hooked."""
+        """The message names the patch and upstream's file; no file is hooked in part."""
         self.write("buildlib/hooks/0001-a.patch", HOOK)
         self.write("buildlib/hooks/0002-b.patch", HOOK.replace(" second", " moved"))
         self.fails("buildlib/hooks/0002-b.patch", "libibverbs/verbs.h", "FAILED")
         self.assertEqual(self.read("libibverbs/verbs.h"), UPSTREAM["libibverbs/verbs.h"])
 
     def test_no_fuzz(self):
-        """Context that differs in its outermost line would pass with fuzz."""
+        """A difference in the outermost line of context would pass with fuzz."""
         hook = HOOK.replace("@@ -2,2 +2,3 @@", "@@ -1,4 +1,5 @@")
         hook = hook.replace(" second", " other\n second").replace(" third", " third\n fourth")
         self.write("buildlib/hooks/0001-a.patch", hook)
@@ -186,7 +186,7 @@ class HookTest(Fixture):
         self.fails("0001-a.patch", "libibverbs/new.h", "laid")
 
     def test_interrupted(self):
-        """A run that hooked a file and did not live to write it down is completed."""
+        """The next run completes a run that ended after hooking a file, before recording it."""
         self.write("buildlib/hooks/0001-a.patch", HOOK)
         self.lay()
         os.unlink(os.path.join(fetch.state_folder(self.tree), "state.json"))
@@ -207,7 +207,7 @@ class HookTest(Fixture):
 
 
 class EditedTest(Fixture):
-    """A file of upstream's that somebody edited in the tree."""
+    """A file of upstream that was edited in the tree."""
 
     def setUp(self):
         super().setUp()
@@ -215,7 +215,7 @@ class EditedTest(Fixture):
         self.hook = self.write("buildlib/hooks/0001-a.patch", HOOK)
 
     def edit(self):
-        """An edit is newer than what was unpacked, or written by a run before."""
+        """Edit a file: it is then newer than the file that was unpacked or written before."""
         self.write(self.place, "mine\n" + self.read(self.place))
         os.utime(self.place, (2 ** 32, 2 ** 32))
 
@@ -224,7 +224,7 @@ class EditedTest(Fixture):
         return self.write(os.path.join(folder, path), UPSTREAM[path])
 
     def check_refused(self):
-        """The edit is not lost, and the message's last line puts upstream's file back."""
+        """The edit is kept, and the command in the message's last line restores upstream's file."""
         with self.assertRaises(overlay.OverlayError) as caught:
             self.lay()
         self.assertIn(f"{self.place} was edited", str(caught.exception))
@@ -246,7 +246,7 @@ class EditedTest(Fixture):
 
 
 class LocalTest(Fixture):
-    """Patches of the trees that are built here (the lab's kernels), behind the hooks."""
+    """Patches only for the trees that are built here (the lab's kernels), after the hooks."""
 
     def lay(self, **options):
         overlay.overlay("linux", self.tree, repo=self.repo, **options)
@@ -296,7 +296,7 @@ class FetchTest(Fixture):
         return fetch.fetch("rdma-core", os.path.join(self.repo, "other"), **options)
 
     def downloads(self, path):
-        """Stand in for apt; the mock that counts."""
+        """Replace apt by a mock that counts."""
         def download(_state, _package, _version, _suite, folder):
             os.makedirs(folder, exist_ok=True)
             os.link(path, os.path.join(folder, os.path.basename(path)))

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The packages come and go as Documentation/install.md says, by the commands that are there.
+"""Installs and removes the packages by the commands in Documentation/install.md.
 
-On a root of its own (tests/lab/scratch_root.py): nothing is installed on this machine.
+This happens on a scratch root (tests/lab/scratch_root.py), so this machine does not change.
 """
 import os
 import re
@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.join(REPO, "tests/lab"))
 import namespace  # noqa: E402
 import scratch_root  # noqa: E402
 
-# Every package that is installed from rdma-core's source, with its version, after a mark.
+# Prints a mark, then every installed package of rdma-core's source with its version.
 SHOW = """
 echo {mark}
 dpkg-query -W -f '${{source:Package}} ${{Package}} ${{Version}}\\n' | grep '^rdma-core '
@@ -28,13 +28,13 @@ dpkg --audit
 # The packages that the page holds.
 HELD = "echo held: $(apt-mark showhold | grep -E '^(lib)?(ibverbs|rdmacm)')\n"
 
-# Takes all of that away.
+# Removes all these packages.
 NOTHING = """
 apt-get purge -y -qq $(dpkg-query -W -f '${source:Package} ${Package}\\n' |
     awk '/^rdma-core / { print $2 }')
 """
 
-# Packages that have no other version to go back to: the DKMS package's name, and one that is gone.
+# Packages without another version to return to: the DKMS package's name, and a removed package.
 OTHERS = """
 cd "$(mktemp -d)"
 package() {
@@ -54,7 +54,7 @@ dpkg-query -W -f '${db:Status-Status} of dpkg\\n' rdma-gone | grep '^config-file
 
 
 def command(beginning):
-    """The command of the page that begins so, for root, without questions."""
+    """The page's command with this beginning, for root and without questions."""
     with open(os.path.join(REPO, "Documentation/install.md"), encoding="utf-8") as text:
         line = re.search(rf"^ +(sudo {beginning}.*)$", text.read(), re.MULTILINE).group(1)
     line = line.partition("  # ")[0].replace("apt-get install", "apt-get install -y -qq")
@@ -62,7 +62,7 @@ def command(beginning):
 
 
 class Packages(unittest.TestCase):
-    """A root each, on which they are installed, and go again."""
+    """Each test installs and removes the packages on its own root."""
 
     @classmethod
     def setUpClass(cls):
@@ -71,7 +71,7 @@ class Packages(unittest.TestCase):
         cls.version = os.path.basename(made[0]).split("_")[1]
 
     def shown(self, script):
-        """The output of SHOW in the script, {mark: [(package, version)]}, and the whole output."""
+        """Run a script; the output of SHOW, {mark: [(package, version)]}, and the whole output."""
         with tempfile.TemporaryFile("w+") as output, \
                 tempfile.TemporaryDirectory(dir=scratch_root.BUILD) as place:
             status = scratch_root.run(
@@ -100,7 +100,7 @@ class Packages(unittest.TestCase):
         self.assertEqual(free, "")
 
     def test_where_nothing_of_it_is_installed(self):
-        """The second line brings the packages that its packages depend on."""
+        """The page's second line installs the dependencies."""
         shown, said = self.shown(
             NOTHING + command("apt-get install --only-upgrade")
             + command("apt-get install [.]/") + SHOW.format(mark="INSTALLED"))

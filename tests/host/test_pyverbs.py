@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Our part of pyverbs calls no verb with Python's lock (the GIL).
+"""Our part of pyverbs calls every verb without Python's lock (the GIL).
 
-Why: a verb may wait for a page that another thread of the program brings, or for that thread's
-call; where the program is in Python, too, that thread could never do so.
+Why: a verb may wait for a page that another thread of the program supplies, or for that thread's
+call; if this thread runs Python, too, it needs the lock.
 """
 import glob
 import os
@@ -14,8 +14,8 @@ REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def calls(text):
-    """Each call of a verb: its name, and whether the lock has been let go of."""
-    free = None     # how deep the block without the lock is indented
+    """Each call of a verb: its name, and whether the GIL is released."""
+    free = None     # the indentation of the block without the lock
     for line in text.splitlines():
         code = line.partition("#")[0]
         depth = len(code) - len(code.lstrip())

@@ -19,7 +19,7 @@ OURS = ("drivers/infiniband/core/", "drivers/infiniband/sw/")
 
 
 class Realtime(unittest.TestCase):
-    """As far as a compiler tells."""
+    """Only compiled, not run."""
 
     def run_make(self, *arguments):
         """Run make in the kernel's source, show its output if it fails."""

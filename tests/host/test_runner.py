@@ -48,7 +48,7 @@ class Counting(unittest.TestCase):
                          [("one", True), ("two", False)])
 
     def test_unittest(self):
-        """A real one, with a failure, an error, a skipped test and one that should fail."""
+        """A real run, with a failure, an error, a skipped test and an expected failure."""
         with tempfile.TemporaryDirectory() as folder:
             with open(os.path.join(folder, "test_x.py"), "w", encoding="utf-8") as out:
                 out.write("import unittest\n"
@@ -83,7 +83,7 @@ class Counting(unittest.TestCase):
         self.assertEqual(str(count), "1 passed, 1 failed, 0 skipped")
 
     def test_unended(self):
-        """The name of a step that did not end has the lab's findings."""
+        """The name of a step that did not end includes the lab's messages."""
         text = "test_a ... ok\nlab: booted\nlab: the kernel reported: Oops: 0\n" \
                "lab: the guest ended without a result\n"
         self.assertEqual(results.unended("step", text).failures[0].name,
@@ -113,7 +113,7 @@ class Again(unittest.TestCase):
         self.assertEqual(run("setUpClass"), "p")
 
     def test_steps(self):
-        """Where the case was run, with its variables and its seed."""
+        """The command has the place of the run, its variables and its seed."""
         step, = lanes.on_siw(*lanes.guest_programs("race", seconds=10))
         self.assertEqual(step.command_again("a b", "RUN_SEED=7, then RUN_SEED=8"),
                          "env RUN_SEED=8 env MR_NOTIFY_DEVICE=siw0 env RUN_SECONDS=10 "
@@ -124,7 +124,7 @@ class Again(unittest.TestCase):
 
 
 class Guest(unittest.TestCase):
-    """The script that a guest runs, and the results in its outputs; here a shell runs it."""
+    """The script of a guest, and the results in its outputs; here a shell runs it."""
 
     def told(self, *commands, cut=None):
         """The output of each command, as (number, status, text)."""
@@ -204,7 +204,7 @@ class Schedule(unittest.TestCase):
                                    ("c", ("b",), 1, True)), ["a", "b without a", "c without b"])
 
     def test_side_by_side(self):
-        """Two wait for one another: they must run at once."""
+        """Two tasks wait for each other: they must run at the same time."""
         meet = threading.Barrier(2)
 
         def work():
@@ -220,7 +220,7 @@ class Schedule(unittest.TestCase):
 
 
 class Whole(unittest.TestCase):
-    """A run of lanes of the test's own, on the host."""
+    """A run of the test's own lanes, on the host."""
 
     def run_lanes(self, builds, *lane_rows, repeat=1, late=None):
         """The printed lines, and the count."""
@@ -251,7 +251,7 @@ class Whole(unittest.TestCase):
         self.assertFalse(any("made" == line for line in printed))
 
     def test_a_failure_is_told_at_its_step(self):
-        """Not only in the report, which comes after the other lanes, and not at all after ^C."""
+        """A failure is printed before the report, which comes after all lanes, or not after ^C."""
         printed, _ = self.run_lanes(
             {}, lanes.Lane([lanes.Step("bad", "echo not ok two; exit 1", results.lines)]))
         first = next(number for number, line in enumerate(printed) if "FAILED: " in line)
@@ -261,7 +261,7 @@ class Whole(unittest.TestCase):
         self.assertEqual(printed[first + 2], "    once more: sh -c 'echo not ok two; exit 1'")
 
     def test_the_command_builds_the_program_that_failed(self):
-        """Else it would run the program of before the mend."""
+        """Otherwise the command would run the program without the fix."""
         guest = lanes.Step("guest", "echo not ok two; exit 1", results.lines,
                            again=again.catch("build/tests/guest_word"))
         printed, _ = self.run_lanes({}, lanes.Lane([guest]))
@@ -294,7 +294,7 @@ class Whole(unittest.TestCase):
         self.assertEqual(str(count), "0 passed, 1 failed, 1 skipped")
 
     def run_guest(self, *said, status=0, late=None):
-        """A guest whose step says the first text; the commands after it say the next ones."""
+        """Run a guest whose step prints the first text, and later commands the next texts."""
         texts = [f"{output.MARK} 0 begins\n{said[0]}{output.MARK} 0 ended 1\n", *said[1:]]
         commands = []
 
@@ -316,7 +316,7 @@ class Whole(unittest.TestCase):
     def test_a_case_at_the_kernels_pace_is_repeated_once(self):
         failed = "pace one\nnot ok one\nok two\n"
         printed, count, more, _ = self.run_guest(failed, "ok one\n")
-        self.assertEqual(count, "3 passed, 0 failed, 0 skipped")    # the kernel's silence is one
+        self.assertEqual(count, "3 passed, 0 failed, 0 skipped")    # one for the kernel
         self.assertEqual(more, ["tests/lab/run --kernel um -- build/tests/guest_contract one "
                                 "-r lines"])
         self.assertIn("unsteady: lane0: contract: one", printed)
@@ -332,7 +332,7 @@ class Whole(unittest.TestCase):
                          ("1 passed, 2 failed, 0 skipped", []))
 
     def test_a_late_machine(self):
-        """Preloaded to each program of the guest, and to the command that shows a failure again."""
+        """The library is preloaded in the guest, and in the command that repeats a failure."""
         slow = f"RUN_SLOW=calls LD_PRELOAD={lanes.REPO}/build/tests/libslow_machine.so"
         printed, _, _, script = self.run_guest("not ok one\n", late="calls")
         self.assertIn(f"\nexport {slow}\n", script)
@@ -340,7 +340,7 @@ class Whole(unittest.TestCase):
                             for line in printed))
 
     def run_for(self, command):
-        """The count of a step that says nothing for 5 s, or is longer and does; its seconds."""
+        """Run a step with a limit of 5 s without output; its count, and its seconds."""
         start = time.monotonic()
         with mock.patch.object(runner, "SILENCE", 5), mock.patch.object(runner, "GRACE", 1):
             printed, count = self.run_lanes(
@@ -361,13 +361,13 @@ class Whole(unittest.TestCase):
                 self.assertLess(seconds, 600)
 
     def test_a_step_that_goes_on_may_last(self):
-        """The limit is of silence: a slow machine needs long for all."""
+        """The limit is for silence, because a slow machine needs a long time."""
         count, _, _ = self.run_for(
             "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.5; echo $i; done; echo ok one")
         self.assertEqual(count, "1 passed, 0 failed, 0 skipped")
 
     def test_a_guest_may_last(self):
-        """On a slow machine all its steps need hours; one that hangs is ended before."""
+        """On a slow machine the steps may take hours; a step that hangs is ended earlier."""
         with mock.patch.object(runner.Run, "command", return_value=1) as command:
             self.run_lanes({}, lanes.Lane([lanes.Step("one", "true")], guest="--kernel um"))
         found = re.search(r" --timeout (\d+) ", command.call_args.args[1])
@@ -379,7 +379,7 @@ class Alone(unittest.TestCase):
     """Two runs in one clone would delete each other's outputs."""
 
     def main(self, folder, command):
-        """The exit status of a run with that step, and its output."""
+        """The exit status of a run with this step, and its output."""
         printed = io.StringIO()
         rows = {"lane": lanes.Lane([lanes.Step("one", command, results.lines)])}
         with contextlib.redirect_stdout(printed), mock.patch.object(sys, "argv", ["tests/run"]), \
@@ -432,13 +432,13 @@ class Lanes(unittest.TestCase):
     def test_skipped_suites_are_noticed(self):
         for name, lane in (*lanes.LANES.items(), *gate.LANES.items()):
             for step in lane.steps:
-                if step.name.startswith("pyverbs") and name != "stock":     # there nothing notifies
+                if step.name.startswith("pyverbs") and name != "stock":     # no notification
                     self.assertGreater(step.least, 0, f"{name}: {step.name}")
                 if "build/tests/guest_" in step.command:
                     self.assertGreater(step.least, 0, f"{name}: {step.name}")
         self.assertGreater(lanes.INSTALLED_SUITE.least, lanes.UPSTREAM_EXECUTED)
         least = {step.name: step.least for step in lanes.LANES["um"].steps}
-        for name in ("retransmit_answers", "odp_packets"):     # whose tests need the same
+        for name in ("retransmit_answers", "odp_packets"):     # whose tests all need the same capability
             self.assertGreater(least[name], 1, name)
 
     def test_every_file_of_host_tests_is_a_step(self):

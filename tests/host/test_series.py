@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The mail-ready kernel series: applies to plain sources, each patch builds, checkpatch is content.
 
-Why: the daily builds are of the overlay, and only this test builds the series. The builds are
-against Debian's headers, and skipped over when this very series has been built before.
+Why: daily builds use the overlay, and only this test builds the series. It builds
+against Debian's headers, and skips a series that it has built before.
 """
 import hashlib
 import os
@@ -25,10 +25,10 @@ import overlay  # noqa: E402
 import series  # noqa: E402
 
 # New files below drivers/infiniband and include/rdma have their entries in MAINTAINERS.
-# Without the history of Linux no commit is known that a fix names.
+# A fix names a commit, which checkpatch can't find without the history of Linux.
 CHECKPATCH = ["--strict", "--terse", "--no-tree", "--no-summary",
               "--ignore", "FILE_PATH_CHANGES,UNKNOWN_COMMIT_ID"]
-# Drivers of devices that the lab does not have: the touched files are compiled, and not run.
+# Drivers of devices that the lab does not have: the changed files are compiled only.
 UNTRIED = ("drivers/infiniband/hw/", "drivers/infiniband/sw/rdmavt/")
 
 
@@ -39,9 +39,9 @@ def touched(mail):
 
 
 def batches(files):
-    """{mail: its files} in lists of mails that are built at once.
+    """{mail: its files} in lists of mails that are built together.
 
-    Untried drivers, none twice: no other mail of the batch can mend one's mistake.
+    A list has only untried drivers, each once: so no mail of the list can fix another's mistake.
     """
     done, seen = [], set()
     for mail, names in files.items():
@@ -56,7 +56,7 @@ def batches(files):
 
 
 class Series(unittest.TestCase):
-    """A maintainer's steps with it."""
+    """A maintainer's steps with the series."""
 
     @classmethod
     def setUpClass(cls):
@@ -75,7 +75,7 @@ class Series(unittest.TestCase):
                                   check=False)
             with open(mail, encoding="utf-8") as text:
                 lines = text.read().splitlines()
-            # The subject of upstream's commit is as upstream spelt it.
+            # The subject of an upstream commit keeps upstream's spelling.
             said = [line for line in (done.stdout + done.stderr).splitlines()
                     if not ("may be misspelled" in line
                             and lines[int(line.split(":")[1]) - 1].startswith("Fixes: "))]
@@ -113,7 +113,7 @@ class Series(unittest.TestCase):
         plain = os.path.join(self.temporary.name, "steps")
         os.mkdir(plain)
         series.plain_tree(plain)
-        # Always the same folders, so that the compiler cache knows their content.
+        # Always the same folders, for the compiler cache.
         places = [os.path.join(fetch.BUILD, name) for name in ("series.modules", "series.objects")]
         for place in places:
             shutil.rmtree(place, ignore_errors=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""buildlib/setup beside another apt; shell scripts replace the commands that it calls."""
+"""buildlib/setup while another apt runs; shell scripts replace the commands that it calls."""
 import os
 import shutil
 import subprocess
@@ -24,24 +24,24 @@ both several
 twice
 """
 LOCKED = "E: Could not get lock lists/lock.\\nE: Unable to lock directory lists/"
-# `told` has the messages of the first updates, which fail; a line each.
+# `told` has the error messages of the first updates, one per line.
 STUBS = {
     "apt-get": 'echo "$*" >>calls; [ "$1" = update ] && [ -s told ] || exit 0\n'
                'printf "$(head -n 1 told)\\n" >&2; sed -i 1d told; exit 100',
-    # Of `twice` there are two architectures' packages; no other one is there.
+    # `twice` is installed for two architectures; no other package is installed.
     "dpkg-query": '[ "$3" = twice ] || exit 1; for _ in 1 2; do\n'
                   'printf "$(printf %s "$2" | sed "s/^-f=//; s/[$]{.*}/installed/")"; done',
     "sleep": "exec /bin/sleep 0.1", "id": "echo 1000",
-    # The user needs no password but for -v, or needs one and is asked by it.
+    # The user needs a password only for -v, or always; `asks` selects it.
     "sudo": 'echo "sudo $*" >>sudo; case $1 in\n-n) [ ! -e asks ] ;;\n-v) [ -e asks ] ;;\n'
             '*) exec "$@" ;;\nesac'}
 
 
 class Setup(unittest.TestCase):
-    """In a folder of its own, for packages that are missing."""
+    """In its own folder, with missing packages."""
 
     def set_up(self, *told, sets=(), asks=False):
-        """Its exit status, and how apt-get was called; as a user of sudo, which asks or not."""
+        """The exit status and the calls of apt-get, for a user with or without a sudo password."""
         with tempfile.TemporaryDirectory() as folder:
             os.makedirs(os.path.join(folder, "buildlib"))
             os.makedirs(os.path.join(folder, "bin"))

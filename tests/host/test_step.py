@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""buildlib/step: one line for a command, all of its output if it fails, and nothing left behind."""
+"""buildlib/step: one line for a command, all of its output if it fails, and no process left."""
 import os
 import pty
 import subprocess
@@ -11,7 +11,7 @@ STEP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../buildlib/
 
 
 class Step(unittest.TestCase):
-    """Run as setup, demo and package do."""
+    """Called as by setup, demo and package."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -19,7 +19,7 @@ class Step(unittest.TestCase):
         self.log = os.path.join(folder.name, "folder/log")
 
     def run_step(self, command):
-        """Run a shell command as a step. This returns when no process holds the outputs."""
+        """Run a shell command as a step; returns when no process has its outputs open."""
         return subprocess.run([STEP, "title", self.log, "sh", "-c", command], text=True,
                               check=False, capture_output=True)
 
@@ -38,7 +38,7 @@ class Step(unittest.TestCase):
         self.assertRegex(lines[-1], r"^title: FAILED with 7 after \d+ s; the above is .*/log$")
 
     def test_progress_on_a_terminal(self):
-        """The log's last line is shown as soon as it is there: the command waits for that."""
+        """The log's last line appears immediately: the command waits until it is shown."""
         ours, theirs = pty.openpty()
         with os.fdopen(ours, "rb", 0) as terminal:
             child = subprocess.Popen([STEP, "title", self.log, "sh", "-c", "echo half; "

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Each exported verb is in all places where a user or a packager looks for it.
 
-Why: a verb without them builds and runs. A failure tells the file and the line that it lacks.
+Why: a verb that is missing there still builds and runs. A failure names the file and the line.
 """
 import glob
 import os
@@ -20,7 +20,7 @@ import test_abi  # noqa: E402
 MAP = "libibverbs/libibverbs_mr_notify.map"
 PACKAGED = "libibverbs/libibverbs_mr_notify.symbols"
 CACHE = "0006-pyverbs-include-mr-cache.patch"
-# Where each verb must be, as a pattern of Python's (@: its name), and the text that tells so.
+# The place of each verb, as a Python pattern (@: its name), and the text of the failure.
 PLACES = (
     ("libibverbs/mr_*.h",
      r"\n \* @ - \w(?:(?!\*/)(?:.|\n))*\n \* Returns (?:.|\n)*?\*/\n[^\n]*\b@\(",
@@ -40,7 +40,7 @@ HOOKS = {"mr": "0004-pyverbs-include-mr-notify.patch", "context": CACHE, "pd": C
 
 
 def read(path):
-    """The text of a file of the repository, or of all that a pattern names; "" if there is none."""
+    """The text of a file of the repository, or of all files of a pattern; "" without a file."""
     text = ""
     for found in sorted(glob.glob(os.path.join(test_abi.REPO, path))):
         with open(found, encoding="utf-8") as part:
@@ -49,13 +49,13 @@ def read(path):
 
 
 def nodes():
-    """{node: its symbols}, as the map has them."""
+    """{node: its symbols} of the map."""
     return {node: re.findall(r"\n\t\t(\w+);", names) for node, names in
             re.findall(r"(?m)^(MRNOTIFY_[\d.]+) \{\n\tglobal:((?:\n\t\t\w+;)+)\n\}", read(MAP))}
 
 
 def type_of(verb):
-    """The type of a function that a header declares, as RELEASED has it."""
+    """The type of a function in a header, in the notation of RELEASED."""
     found = re.search(rf"(?m)^(?!static)(\w[\w ]*[ *]){verb}\(([^)]*)\);",
                       read("libibverbs/mr_*.h"))
     if not found:
@@ -65,7 +65,7 @@ def type_of(verb):
 
 
 def missing():
-    """What each node and each of its verbs lacks, a line for each place."""
+    """The missing places of each node and each verb, one line per place."""
     revision = f"{fetch.read_pin('rdma-core')['version']}+mrnotify{debs.REVISION}~"
     packaged = re.findall(r"(?m)^ \(symver\)(\S+) \S+$", read(PACKAGED))
     for node, names in nodes().items():
@@ -76,7 +76,7 @@ def missing():
             yield f'tests/host/test_abi.py, RELEASED: "{node}": ({{{types}}}, {{}}),'
         for verb in names:
             for path, pattern, told in PLACES:
-                # A symbol with a leading _ is called by a header only.
+                # Only headers call a symbol with a leading _.
                 if verb[0] != "_" and not re.search(pattern.replace("@", verb),
                                                     read(path.replace("@", verb))):
                     yield f"{path}: {told}".replace("@", verb)
@@ -89,7 +89,7 @@ def missing():
 
 
 class Verbs(unittest.TestCase):
-    """Those of libibverbs_mr_notify.map."""
+    """The verbs of libibverbs_mr_notify.map."""
 
     def test_nothing_is_missing(self):
         self.assertIn("ibv_reg_mr_notify", nodes()["MRNOTIFY_1.0"])
@@ -107,10 +107,10 @@ class Verbs(unittest.TestCase):
             self.assertEqual(set(nodes().get(node, ())), set(types), f"{node} of {MAP}")
 
     def test_type(self):
-        """RELEASED was written by hand, and is what the compiler compares."""
+        """RELEASED, which the compiler compares, was written by hand: it must match the headers."""
         for node, (types, _) in test_abi.RELEASED.items():
             for name, known in types.items():
-                if type_of(name) != "...":  # no header declares an older one
+                if type_of(name) != "...":  # headers declare the newest version only
                     self.assertEqual(type_of(name), known)
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The word protocol of registrations that lend their pages, in all interleavings, by Spin.
+"""The word protocol of registrations that can be suspended, in all interleavings, by Spin.
 
-Why: a race that the guests' tests meet once a month is one of some millions of orders here. That
-the model could find one is shown by mistakes that are seeded in it.
+Why: a race that the guests' tests hit once a month is one of millions of interleavings here. Seeded
+mistakes show that the model can find a race.
 """
 import os
 import subprocess
@@ -15,7 +15,7 @@ MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../model/word.
 
 
 def search(bug=None):
-    """(Did an assertion fail, was all searched) in the model, with a mistake or without."""
+    """(Did an assertion fail, was the search complete) for the model, with or without a mistake."""
     with tempfile.TemporaryDirectory() as folder:
         with open(MODEL, encoding="utf-8") as text, \
                 open(os.path.join(folder, "word.pml"), "w", encoding="utf-8") as out:
@@ -33,7 +33,7 @@ def search(bug=None):
 
 
 class WordProtocol(unittest.TestCase):
-    """A user's guarantees, and the outcome if the kernel gets it wrong."""
+    """The guarantees for a user, and the result of mistakes in the kernel."""
 
     def test_all_interleavings(self):
         self.assertEqual(search(), (False, True))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""QEMU moves a virtual machine to another process over RDMA; its memory must arrive as it was.
+"""QEMU moves a virtual machine to another process over RDMA; its memory must arrive unchanged.
 
-The machine stands still, so that its memory can be compared: it is a file of each process. QMP is
-the language in which QEMU takes commands.
+The machine is stopped, so that its memory can be compared: each process has its memory in a file.
+Commands to QEMU are in QMP.
 """
 import contextlib
 import hashlib
@@ -15,17 +15,17 @@ import threading
 import time
 
 RAM = 64 << 20      # bytes
-RANDOM = 48 << 20   # of them; the others are zeros, which QEMU only tells of
+RANDOM = 48 << 20   # random bytes; the rest is zero, and QEMU sends no zero pages
 QEMU = ["qemu-system-x86_64", "-nodefaults", "-display", "none", "-accel", "tcg", "-S",
         "-m", f"{RAM >> 20}M", "-machine", "pc,memory-backend=ram",
         "-mon", "chardev=told,mode=control"]
 
 
 class Machine:
-    """One of the processes."""
+    """One QEMU process."""
 
     def __init__(self, path, said, env, *options):
-        """@path: its memory; @said: where its output goes."""
+        """@path: the file of its memory; @said: the file for its output."""
         ours, its = socket.socketpair()
         with ours, its:
             self.told = ours.makefile("rw", encoding="utf-8")
@@ -36,7 +36,7 @@ class Machine:
                 stderr=said)
 
     def ask(self, command, **arguments):
-        """Its answer to a command."""
+        """Send a command; the answer."""
         print(json.dumps({"execute": command, "arguments": arguments}), file=self.told, flush=True)
         for line in self.told:
             said = json.loads(line)
@@ -47,13 +47,13 @@ class Machine:
         raise OSError(f"{command}: QEMU has ended")
 
     def status_after(self, command, *statuses):
-        """The first one that is none of these."""
+        """The first status other than these, after a command."""
         while (status := self.ask(command).get("status")) in statuses:
             time.sleep(0.05)
         return status
 
     def quit(self):
-        """Its exit status."""
+        """End it by a command; its exit status."""
         self.ask("quit")
         return self.process.wait()
 
@@ -61,12 +61,12 @@ class Machine:
         """Kill it, if it has not ended."""
         self.process.kill()
         self.process.wait()
-        with contextlib.suppress(OSError):  # it has not read all
+        with contextlib.suppress(OSError):  # it has not read all input
             self.told.close()
 
 
 def migrate(source, target, uri, pinned):
-    """The complaints. @pinned: register all the memory first, not each MiB when it is sent."""
+    """Migrate; the complaints. @pinned: register all memory first, not each MiB before sending."""
     for machine in (source, target):
         machine.ask("qmp_capabilities")
         machine.ask("migrate-set-capabilities",
@@ -80,13 +80,13 @@ def migrate(source, target, uri, pinned):
 
 
 def checksum(path):
-    """Of a file."""
+    """The checksum of a file."""
     with open(path, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def run(folder, env, uri, pinned, limit):
-    """Both processes, for @limit seconds at most: (their output, the complaints)."""
+    """Run both processes, at most @limit seconds: (their output, the complaints)."""
     memory = [os.path.join(folder, name) for name in ("source", "target")]
     with open(memory[0], "wb") as out:
         out.write(os.urandom(RANDOM))

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run Debian's own, unmodified RDMA programs on the installed packages, over rxe0.
 
-For a guest started with tests/lab/run --packages; the programs also run on the library as it was
-built. The first argument is a part of their names. One line a check: "ok NAME" or "not ok NAME".
-Each pair of programs runs with the cache off, on, and on for remote rights too, must end well,
-print its result, and have loaded the packages' libibverbs and no other. How fast it was is not
-judged. QEMU moves a virtual machine, whose memory is compared (migration.py).
+For a guest started with tests/lab/run --packages; the programs also run on the library in the build
+folder. The first argument is a part of their names. One line a check: "ok NAME" or "not ok NAME".
+Each pair of programs runs with the cache off, on, and on for remote rights too. It must end well,
+print its result, and have loaded the packages' libibverbs only. Its speed does not matter.
+QEMU moves a virtual machine, whose memory is compared (migration.py).
 """
 import contextlib
 import glob
@@ -27,18 +27,18 @@ import ucx  # noqa: E402
 
 ADDRESS = "10.0.0.1"
 LIMIT = 600     # seconds for one program: it hangs; none takes 6 on an idle machine
-PATIENCE = 10   # … for one whose peer has failed
-# Of a queue pair that heard nothing for half a second, as when the host does not run an emulated
-# CPU for so long. Without on-demand paging and without the fork too.
+PATIENCE = 10   # … for a program whose peer has failed
+# A queue pair heard nothing for half a second: the host may stop an emulated CPU for so long. This
+# also happens without on-demand paging and without the fork.
 RETRIES_RAN_OUT = "transport retry counter exceeded"
 ATTEMPTS = 3
 PACKAGES = ("libibverbs1", "ibverbs-providers", "libibverbs-dev", "ibverbs-utils", "rdma-core",
             "python3-pyverbs")
-# The queues of soft-RoCE are small.
+# soft-RoCE has small queues.
 RXM = {"FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
        "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256"}
-# UCX compares the destination address of a UD queue pair's messages with a place where soft-RoCE
-# does not put it, unless it is told not to.
+# By default UCX compares the destination address of a UD message with a field that soft-RoCE does
+# not set.
 UCX = {"UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "rxe0:1",
        "UCX_UD_VERBS_ETH_DGID_CHECK": "n"}
 PERFTEST = ["-d", "rxe0", "-x", "1", "-F", "-n", "100", "-s", "65536"]
@@ -63,15 +63,15 @@ class Pair:
     port: int           # where the server listens for its client
     result: str         # a pattern of the client's output: all iterations were done
     environment: dict = field(default_factory=dict)
-    server: tuple = ()  # options that only one of them gets
+    server: tuple = ()  # options of the server only
     client: tuple = ()
 
 
-# Not udpong of rdmacm-utils: "rconnect: No such file or directory" over soft-RoCE, with Debian's
-# own libraries too.
-# Not fi_pingpong over ofi_rxm: when its peer closes first, that provider posts a receive to the
+# Without udpong of rdmacm-utils: "rconnect: No such file or directory" over soft-RoCE, also with
+# Debian's own libraries.
+# Without fi_pingpong over ofi_rxm: when its peer closes first, this provider posts a receive to the
 # endpoint that it has just closed, and sometimes crashes (libfabric's issue 11828). Open MPI below
-# uses it, and waits for its peers at the end.
+# uses ofi_rxm, and waits for its peers at the end.
 PAIRS = (
     Pair("perftest ib_write_bw", ["ib_write_bw", *PERFTEST], 18515, PERFTEST_LINE),
     Pair("perftest ib_read_lat", ["ib_read_lat", *PERFTEST], 18515, PERFTEST_LINE),
@@ -105,7 +105,7 @@ MPI = {
 
 
 def library():
-    """The file that is libibverbs on this system, or that the lab has in its place."""
+    """The file of libibverbs on this system, or the lab's file if it replaces that."""
     folders = [*filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")), "/usr/lib/*"]
     links = [name for folder in folders for name in glob.glob(f"{folder}/libibverbs.so.1")]
     return os.path.realpath(links[0]) if links else ""
@@ -119,7 +119,7 @@ def environment(cached, folder, more):
 
 
 def loaded_wrongly(folder, processes):
-    """Whether fewer than so many processes loaded the packages' libibverbs, or any another one."""
+    """Did too few processes load the packages' libibverbs, or did any load another file?"""
     found = []
     for path in glob.glob(os.path.join(folder, "ld.*")):
         with open(path, encoding="utf-8", errors="replace") as text:
@@ -142,7 +142,7 @@ def wait_until(condition, process):
 
 
 def listening(port):
-    """Whether something listens on a port, of TCP or of the RDMA connection manager."""
+    """Does a program listen on a port of TCP or of the RDMA connection manager?"""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         if os.path.exists(table):
             with open(table, encoding="ascii") as text:
@@ -154,7 +154,7 @@ def listening(port):
 
 
 def both_end(server, client):
-    """Wait for both; False if it took too long. Whose peer has failed may wait for it for ever."""
+    """Wait for both; False if it took too long: after a failure the peer may wait forever."""
     end = time.monotonic() + LIMIT
     while server.poll() is None or client.poll() is None:
         if server.poll() or client.poll():
@@ -232,13 +232,13 @@ def run_migration(pinned, cached):
     if wrong:
         return wrong + said
     print(f"# QEMU migration: {misses} registrations by the cache")
-    # Memory that is pinned at once has remote rights on both sides.
+    # Pinning all memory first registers it with remote rights on both sides.
     expected = cached == "remote" or cached and not pinned
     return "" if bool(misses) == bool(expected) else f"not as cached {cached}\n{said}"
 
 
 def check_packages():
-    """The fork's packages are installed, and as dpkg put them there; the complaints."""
+    """Are the fork's packages installed and unmodified? The complaints."""
     # librdmacm1 has another name since Debian 13
     owner = subprocess.run(["dpkg", "-S", *glob.glob("/usr/lib/*/librdmacm.so.1")],
                            capture_output=True, text=True, check=True).stdout.partition(":")[0]
@@ -262,7 +262,7 @@ def check_devices():
 
 
 def show_clock():
-    """perftest wants to know the processor's frequency; User Mode Linux does not tell: do it."""
+    """perftest reads the processor's frequency, which User Mode Linux does not show: add it."""
     with open("/proc/cpuinfo", encoding="utf-8") as text:
         before = text.read()
     if "cpu MHz" in before:
@@ -285,13 +285,13 @@ def check(name, function, *arguments):
 
 
 def skipped(name):
-    """Why a check can't be done on this system, or ""."""
+    """The reason why a check can't run on this system, or ""."""
     known = {"MPICH": ucx.NO_MPICH, "UCX ucx_perftest": ucx.NO_PERFTEST} if ucx.new() else {}
     return next((why for start, why in known.items() if name.startswith(start)), "")
 
 
 def main():
-    """All the checks; those whose name contains the first argument, if there is one."""
+    """Run all checks, or only checks whose name contains the first argument."""
     show_clock()
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     checks = [("packages", check_packages), ("UCX ucx_info", check_devices)]

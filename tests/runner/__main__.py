@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make the builds and run the tests, on the host and in guests; the last line counts them.
 
-Called by tests/run. Without arguments the gate runs (gate.py), with --all every lane but those that
-must be named, with names of lanes only those. A lane that could not run is a failure. The outputs
+Called by tests/run. Without arguments the gate runs (gate.py), with --all every lane except lanes
+that run by name only, with names these lanes. A lane that could not run is a failure. The outputs
 are kept in build/results.
 """
 import argparse
@@ -30,15 +30,15 @@ import screen
 RESULTS = os.path.join(lanes.REPO, "build", "results")
 SLOW_MACHINE = os.path.join(lanes.REPO, "build", "tests", "libslow_machine.so")
 LIMIT = 4 * 3600    # seconds for all steps of a guest, on a slow machine
-SILENCE = 3600      # seconds without a line of a step, which has hung then
-GRACE = 30          # seconds that it gets to end its processes
-TIMED_OUT = 124     # as timeout(1) says it
+SILENCE = 3600      # seconds without a line, after which a step counts as hung
+GRACE = 30          # seconds for it to end its processes
+TIMED_OUT = 124     # the exit status of timeout(1)
 SLOWEST = 10
-LINES = 150         # of failures' outputs, all together
+LINES = 150         # of the output of all failures together
 
 
 def shown(count):
-    """A count without its zeros."""
+    """A count as text, without zeros."""
     parts = [f"{number} {word}" for number, word in
              ((count.passed, "passed"), (count.failed, "FAILED"), (count.skipped, "skipped"))
              if number]
@@ -46,13 +46,13 @@ def shown(count):
 
 
 def jobs():
-    """How many things to do at once: one more than processors, for some wait; a guest has 3 GB."""
+    """The number of parallel tasks: one more than processors; each guest needs 3 GB."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(os.cpu_count() + 1, 4, memory // (3 << 30)))
 
 
 class Run:
-    """One call of tests/run; `chosen` are lanes by their names, `late` is a value of RUN_SLOW."""
+    """One call of tests/run; `chosen` maps names to lanes, `late` is a value of RUN_SLOW."""
 
     def __init__(self, chosen, repeat, late, display):
         self.chosen = chosen
@@ -62,17 +62,17 @@ class Run:
         self.lock = threading.Lock()
         self.count = results.Count()
         self.lane_counts = {}       # run of a lane: its count so far
-        self.left = {}              # run of a lane: how many of its tasks are not at their end
-        self.took = {}              # run of a lane, build: [its seconds, those of processors]
+        self.left = {}              # run of a lane: how many of its tasks have not ended
+        self.took = {}              # run of a lane, build: [seconds, processor seconds]
         self.tests = []             # (seconds, name)
         self.paced = []             # failures that may be repeated once
-        self.unsteady = []          # those of them that passed then
+        self.unsteady = []          # failures that passed when repeated
         self.children = set()
 
     def command(self, name, command, feed, streams=False, silence=math.inf):
-        """Run a shell command, hand its lines to feed(stream, line); its exit status.
+        """Run a shell command, call feed(stream, line) for its lines; its exit status.
 
-        One that says nothing for `silence` seconds is ended.
+        A command without a line for `silence` seconds is ended.
         """
         child = subprocess.Popen(
             command, shell=True, cwd=lanes.REPO, text=True, errors="replace",
@@ -93,13 +93,13 @@ class Run:
             reader.start()
 
         def lives():
-            """Whether it has not ended, or a process may still write; it is not reaped."""
+            """Has it not ended, or may a process still write? Does not reap it."""
             nohang = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return (any(reader.is_alive() for reader in readers) or
                     os.waitid(os.P_PID, child.pid, nohang) is None)
 
         def outlives(seconds):
-            """Wait that long at most."""
+            """Wait at most so long; does it still live?"""
             until = time.monotonic() + seconds
             while lives() and time.monotonic() < until:
                 time.sleep(0.02)
@@ -129,7 +129,7 @@ class Run:
             end(child, signal.SIGTERM)
 
     def build(self, name, build):
-        """Do a build; whether it was done."""
+        """Do a build; whether it succeeded."""
         told = output.Told(fresh("build", clear=False), name, ("log",))
         with self.screen.busy(name):
             status = self.command(name, build.command, lambda _, line: told.feed("log", line))
@@ -151,7 +151,7 @@ class Run:
             self.count += count
 
     def judge(self, lane, step, told, where=""):
-        """Count a step that is at its end, and print it; `where` is the prefix of commands
+        """Count a step that has ended, and print it; `where` is the prefix of commands
         there."""
         name = f"{lane}: {step.name}"
         if told.status is None:
@@ -170,12 +170,12 @@ class Run:
             self.tests += [(seconds, f"{name}: {test}".removesuffix(": "))
                            for seconds, test in tests]
         self.screen.say(f"{lane:<9} {step.name:<36} {shown(count):<30} {told.seconds:4.0f} s")
-        for one in count.failures:  # now: the report is printed at the end of all lanes
+        for one in count.failures:  # now: the report comes after all lanes
             self.screen.say("\n".join((f"FAILED: {one.name}", *where_to_look(one))))
         return count
 
     def over(self, lane):
-        """One task of a run of a lane is at its end; say so of the lane if it was the last."""
+        """One task of a run of a lane has ended; print the lane if it was the last task."""
         with self.lock:
             self.left[lane] -= 1
             if self.left[lane]:
@@ -185,7 +185,7 @@ class Run:
         self.screen.say(f"{lane}: {count} in {seconds:.0f} s ({used:.0f} s of processors)")
 
     def step(self, lane, folder, step):
-        """A step of the host."""
+        """Run a step on the host."""
         told = output.Told(folder, step.name, ("out",))
         with self.screen.busy(f"{lane}: {step.name}"):
             told.end(self.command(lane, step.command, lambda _, line: told.feed("out", line),
@@ -195,9 +195,9 @@ class Run:
         return True
 
     def guest(self, lane, folder, row):
-        """The steps of a guest; a kernel that complains is a failed test of its own."""
+        """Run the steps of a guest; a complaint of its kernel counts as one more failed test."""
         with open(os.path.join(folder, "steps.sh"), "w", encoding="utf-8") as text:
-            # The loader goes on without a library that is not there.
+            # Without this test the loader would go on without the missing library.
             text.write(f"[ -r {shlex.quote(SLOW_MACHINE)} ] || exit\nexport {self.late}\n"
                        if self.late else "")
             text.write(output.script([step.command for step in row.steps]))
@@ -239,12 +239,12 @@ class Run:
             self.add(lane, lab, results.failure(f"{lane}: the guest ended with {status}", lab.text))
         else:
             self.paced += paced
-            self.add(lane, None, results.Count(passed=1))   # nothing for its kernel to complain of
+            self.add(lane, None, results.Count(passed=1))   # its kernel had no complaint
         self.over(lane)
         return True
 
     def lane_tasks(self, name, after, number):
-        """The tasks of one run of a lane, and those after it."""
+        """The tasks of one run of a lane, and the tasks that follow it."""
         row = self.chosen[name]
         lane = name if self.repeat == 1 else f"{name} {number}"
         folder = fresh(lane.replace(" ", "-"))
@@ -281,9 +281,9 @@ class Run:
         return made
 
     def repeat_paced(self):
-        """Run a failed case that works at the kernel's pace once more, alone, in a fresh guest.
+        """Repeat a failed case once, alone, in a fresh guest, if it depends on the kernel's pace.
 
-        Only where the guest's kernel had nothing to complain of and each step came to its end.
+        Only if the guest's kernel had no complaint and each step ended.
         """
         for one in self.paced:
             folder = fresh("again")
@@ -301,7 +301,7 @@ class Run:
                 self.count += results.Count(passed=1, failed=-1)
 
     def report(self):
-        """The slow, the skipped and the failed tests; the last line counts."""
+        """Print the slow, skipped and failed tests; the last line counts."""
         print("\nseconds, and those of processors:")
         for name, (seconds, used) in sorted(self.took.items(), key=lambda one: -one[1][0]):
             print(f"  {seconds:5.0f} {used:5.0f}  {name}")
@@ -332,7 +332,7 @@ class Run:
 
     @staticmethod
     def show(word, one, most):
-        """A failure: its name, at most so many lines of its output, and how to see it again."""
+        """Print a failure: its name, at most so many lines of output, and how to repeat it."""
         print(f"{word}: {one.name}")
         for line in results.shortened(one.said.replace(lanes.REPO + "/", ""), most):
             print(f"    {line[:300]}")
@@ -341,10 +341,10 @@ class Run:
 
 
 def where_to_look(one):
-    """The lines that tell of a failure's output, and how to see it again."""
+    """The lines with the place of a failure's output, and with the command to repeat it."""
     if one.file:
         yield f"    all of it: {one.file}"
-    if one.again:   # the command alone would run the program as it was
+    if one.again:   # the command alone would run the old program
         built = re.search(r"build/tests/((?:guest|unit)_\w+)", one.again)
         build = f"cmake --build build --target {built.group(1)} && " if built else ""
         yield f"    once more: {build}{one.again}"
@@ -393,7 +393,7 @@ def arguments():
 
 @contextlib.contextmanager
 def alone():
-    """Whether no other run works in this clone, nor begins to before this context ends."""
+    """A context that excludes other runs in this clone; whether there was none."""
     os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
     with open(RESULTS + ".lock", "w", encoding="utf-8") as lock:    # no child inherits it
         try:
@@ -426,7 +426,7 @@ def main():
 
 if __name__ == "__main__":
     def interrupt(*_):
-        """A signal is as Ctrl-C."""
+        """Handle a signal like Ctrl-C."""
         raise KeyboardInterrupt
 
     for signal_number in (signal.SIGTERM, signal.SIGHUP):

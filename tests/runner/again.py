@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The command that runs one test case of a program again, by the kind of the program.
+"""The command that repeats one test case of a program, by the kind of the program.
 
 Each function takes the program's command and returns a function: name of a case -> command.
 """
@@ -36,6 +36,6 @@ def matrix(program):
 
 
 def seeded(command, said):
-    """The same with the seed that the case told."""
+    """The command with the seed that the case printed."""
     seeds = re.findall(r"(?:RUN_SEED=|\bseed )(\d+)", said)
     return f"env RUN_SEED={seeds[-1]} {command}" if seeds else command

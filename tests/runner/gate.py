@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The gate, which tests/run is without arguments: the part of lanes.py to run before each push.
 
-Chosen by the mistakes that each program has found (tests/mutations.toml): the cheapest ones
-that find each mistake there which needs neither KASAN nor minutes. Of a lane the gate runs the
-named steps. A guest of `um` costs a fifth of one that QEMU emulates, so `debian` has only the
-programs that need two CPUs, or memory that `um` has not.
+Chosen by the mistakes that each program has found (tests/mutations.toml): the cheapest programs
+that together find all mistakes, except mistakes that need KASAN or minutes. The gate runs the named
+steps of a lane. A guest of `um` costs a fifth of a QEMU guest, so `debian` has only the programs
+that need two CPUs, or memory that `um` lacks.
 """
 from dataclasses import replace
 
 import lanes
 
-# Only the parts that the guest programs and the unit tests need, see the targets of CMakeLists.txt.
+# Only the parts for the guest programs and the unit tests, see the targets of CMakeLists.txt.
 FORK = "fork, its tests alone"
 lanes.BUILDS[FORK] = lanes.Build(
     "cmake -S . -B build -GNinja && cmake --build build --target guest_tests unit_tests",
@@ -35,25 +35,25 @@ DEBIAN = ("fine clock", "matrix", "changes", "in_use", "revoke", "worker", "life
 
 
 def step(lane, name, more="", **changed):
-    """A step of a lane, with more in its command."""
+    """A step of a lane, with `more` added to its command."""
     found, = (one for one in lanes.LANES[lane].steps if one.name == name)
     return replace(found, command=found.command + more, **changed)
 
 
 def part(name, steps, *more, **changed):
-    """Steps of a lane, by name, and others."""
+    """A lane with the named steps and `more` steps."""
     return replace(lanes.LANES[name], steps=[*(step(name, one) for one in steps), *more], **changed)
 
 
 LANES = {
     "um": part("um", UM, needs=(FORK, "kernel um")),
     "host": part("host", HOST,
-                 # A step that needs no packages; one that skips folders known to have passed.
+                 # test_abi without packages; lint skips folders known to have passed.
                  step("host", "test_abi", " -k Builds", needs=(), seconds=60),
                  step("host", "lint", " --changed", seconds=200),
                  needs=(FORK,)),
     "debian": part("debian", DEBIAN, needs=(FORK, "kernel debian"), seconds=200),
-    # On the libraries as they are built, not on packages.
+    # On the libraries in the build folder, not on packages.
     "stock": part("stock", ["no capability"], guest="--kernel stock",
                   needs=(FORK, "kernel stock"), seconds=30),
 }

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The builds, and the tests of each lane: to add a lane, add a row to LANES.
 
-A lane is steps in one guest (one boot for all of them), or steps on the host. It begins when the
-builds that it `needs` are there (rows of BUILDS), beside other builds and lanes: it must not depend
-on being alone, nor on a fast machine. `seconds` is about its time from nothing on two idle cores;
-it decides only the order of beginning.
+A lane is steps in one guest (one boot for all steps), or steps on the host. It begins when the
+builds that it `needs` (rows of BUILDS) are done, while other builds and lanes run: it must not rely
+on an idle or fast machine. `seconds` is roughly its time from scratch on two idle cores, and
+decides only the order in which lanes begin.
 """
 import glob
 import os
@@ -22,7 +22,7 @@ GUEST_PROGRAMS = ("contract", "word", "changes", "in_use", "reclaim", "revoke", 
                   "differential",
                   "adversary", "observe", "retransmit_answers", "errors", "qp_state",
                   "wqe_ring", "lossy", "no_cross_process_wait", "idle")
-# Of those whose tests skip alike, all; "no more wait than 512" may be too slow.
+# All tests that skip for the same reason; "no more wait than 512" may be too slow.
 GUEST_LEAST = {"retransmit_answers": 5, "nodes": 8, "odp_packets": 15}
 # Of upstream's suite on soft-RoCE; upstream's kernel passes 103.
 UPSTREAM_EXECUTED = 117
@@ -30,7 +30,7 @@ UPSTREAM_EXECUTED = 117
 
 @dataclass
 class Build:
-    """A command that makes something that lanes need; parts that are up to date stay."""
+    """A command that builds a need of lanes; it leaves up-to-date parts as they are."""
     command: str
     needs: tuple = ()
     seconds: int = 60
@@ -38,18 +38,18 @@ class Build:
 
 @dataclass
 class Step:
-    """One program: its output is read by `parse`, its exit status must be `expected`."""
+    """One program: `parse` reads its output, its exit status must be `expected`."""
     name: str
     command: str
     parse: object = results.status
     expected: int = 0
-    least: int = 0      # as many tests must have been executed, skipped ones not counted
-    needs: tuple = ()   # on the host: more than the lane does
+    least: int = 0      # so many tests must run; skipped tests do not count
+    needs: tuple = ()   # on the host: in addition to the lane's needs
     seconds: int = 10   # on the host
-    again: object = None    # name of a case: the command that runs it alone, none: the step's
+    again: object = None    # name of a case -> the command that runs it alone; None: the step's
 
     def command_again(self, case, said=""):
-        """The command to type to see a case fail again."""
+        """The command that repeats a failed case."""
         if self.again and case:
             return again.seeded(self.again(case), said)
         return f"sh -c {shlex.quote(self.command)}"
@@ -57,17 +57,17 @@ class Step:
 
 @dataclass
 class Lane:
-    """Steps, one after the other in one guest; those of the host may run side by side."""
+    """Steps, one after the other in one guest; steps on the host may run in parallel."""
     steps: list
     guest: str = ""     # the options of tests/lab/run; none: on the host
     on: str = ""        # the options of tests/lab/on, if the guest is another release's
     needs: tuple = ()
     seconds: int = 60
-    named_only: bool = False    # not among those that run when none is named
+    named_only: bool = False    # runs only if it is named
 
 
 def guest_programs(*names, seconds=3):
-    """The Catch2 programs; those that can go on for ever do so for some seconds each."""
+    """The Catch2 programs; programs without an end run for some seconds each."""
     longer = f"env RUN_SECONDS={seconds} " if seconds != 3 else ""
     return [Step(name, f"RUN_SECONDS={seconds} build/tests/guest_{name} -r lines", results.lines,
                  least=GUEST_LEAST.get(name, 1),
@@ -76,7 +76,7 @@ def guest_programs(*names, seconds=3):
 
 
 def pyverbs(*names, least=0, program="build/rdma-core/bin/run_tests.py"):
-    """unittests of pyverbs: the named modules, or all of upstream's and ours."""
+    """unittests of pyverbs: the named modules, or all modules of upstream and ours."""
     only = " ".join(f"-k {name}" for name in names)
     return Step("pyverbs " + (" ".join(names) or "all"),
                 f"{program} -v --dev rxe0 {only}", results.unittest, least=least,
@@ -84,19 +84,19 @@ def pyverbs(*names, least=0, program="build/rdma-core/bin/run_tests.py"):
 
 
 def with_variable(step, variable):
-    """The same in an environment with one variable more."""
+    """The step with one more variable in its environment."""
     return replace(step, command=f"{variable} {step.command}",
                    again=step.again and (lambda case: f"env {variable} {step.again(case)}"))
 
 
 def cached(step):
-    """The same with registrations cached, first those that no peer can notice, then all."""
+    """The step with the cache, first only for rights that no peer can notice, then for all."""
     return [with_variable(replace(step, name=f"{step.name} cached {value}"),
                           f"RDMAV_MR_CACHE={value}") for value in ("1", "remote")]
 
 
 def on_siw(*steps):
-    """The same on soft-iWARP."""
+    """The steps on soft-iWARP."""
     return [with_variable(replace(step, name=step.name + " siw0"), "MR_NOTIFY_DEVICE=siw0")
             for step in steps]
 
@@ -113,26 +113,26 @@ SUSPENDED = matrix("matrix, suspended", results.lines, "--reclaim")
 # On-demand paging: ours, and upstream's tests of it.
 PAGING = [*guest_programs("odp", "odp_memory", "odp_packets", "odp_wait", "odp_oracle"),
           pyverbs("test_mr_all", "test_odp", least=23)]
-# All but three, which are for a device that lacks something.
+# All but three, which need a device without some capability.
 NOTIFY_AND_CACHE = pyverbs("test_mr_notify", "test_mr_cache", least=67)
-# Those of Debian's programs that can page on demand, on the fork's library as it was built.
+# The Debian programs that can page on demand, on the fork's library in the build folder.
 PAGING_PROGRAMS = Step("programs on demand", f"{PYTHON} tests/installed/programs.py 'on demand'",
                        results.lines, least=18)
-# Without one all waits end with the next tick, and races are not looked for.
+# Without a fine clock all waits end with the next tick, and races become rare.
 CLOCK = Step("fine clock", "! grep jiffies /sys/devices/system/clocksource/*/current_clocksource")
-# Some of the objects that machines/debug.toml leaves to KASAN: without it a use after free is not
-# seen.
+# Some of the files whose objects machines/debug.toml leaves to KASAN: without KASAN a use after
+# free stays unseen.
 KASAN = Step("KASAN", " && ".join(
     f"grep -q __asan_report build/lab/debug/build/{name}.o" for name in (
         "drivers/infiniband/core/umem_notify", "drivers/infiniband/core/rdma_core",
         "drivers/infiniband/sw/rxe/rxe_mr", "drivers/infiniband/sw/siw/siw_mem",
         "mm/mmu_notifier", "kernel/workqueue", "lib/interval_tree", "net/core/skbuff",
         "fs/char_dev")))
-# The case that KASAN sees most in: the others write word by word, and take minutes there.
+# The case in which KASAN checks most: the others write word by word, and take minutes there.
 WQE_RING = replace(guest_programs("wqe_ring")[0],
                    command="RUN_SECONDS=10 build/tests/guest_wqe_ring -r lines "
                    "'wqe_ring: anything is written anywhere at any time'")
-# Debian's kernel refuses the probes of its other cases.
+# Debian's kernel refuses the probes of the other cases.
 LOOKUP = replace(guest_programs("lookup")[0], command="RUN_SECONDS=10 build/tests/guest_lookup "
                  "-r lines 'a packet reaches a queue pair that is being destroyed'")
 TOOLS = Step("tools", "tests/guest/tools", results.lines, least=7)
@@ -140,7 +140,7 @@ PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py
 PYTHON_SERVER = Step("python server", f"{PYTHON} pyverbs/examples/notify_server.py rxe0")
 UNPACK_SUITE = Step("unpack suite", "tests/installed/unpack_suite")
 UNPACKED = f"{PYTHON} /run/suite/tests/run_tests.py"
-# Upstream's and ours, of which 77 are executed where the kernel notifies.
+# Upstream's tests and ours; 77 of ours run if the kernel notifies.
 INSTALLED_SUITE = pyverbs(least=UPSTREAM_EXECUTED + 71, program=UNPACKED)
 
 
@@ -150,7 +150,7 @@ def examples(kernel):
 
 
 def host_tests():
-    """A step for each file of tests/host: the needs of some of them, and the long ones."""
+    """A step for each file of tests/host, with the needs of some and the times of long ones."""
     more = {"test_abi": {"needs": ("debs",), "seconds": 90},
             "test_packages": {"needs": ("debs",), "seconds": 60},
             "test_dkms": {"needs": ("kernel dkms",)},
@@ -176,7 +176,7 @@ def unit(*names):
                  again=again.catch(f"build/tests/unit_{name}")) for name in names or UNIT_PROGRAMS]
 
 
-# Debian 13 with the kernel that this machine has built.
+# Debian 13 with the kernel that was built on this machine.
 TRIXIE = "trixie --kernel um"
 
 BUILDS = {
@@ -206,7 +206,7 @@ CONSUMERS = ("fork", "kernel um", "libfabric and UCX")
 
 
 def hits(name, libfabric, least, options=""):
-    """A program that counts verbs of libfabric's cache; one, and its library, has the sanitizer."""
+    """A program that counts the verbs of libfabric's cache, with its libfabric."""
     return Step(name, f"LD_LIBRARY_PATH=build/consumers/{libfabric}/lib:$LD_LIBRARY_PATH {options} "
                 f"build/tests/consumers_{name}", results.lines, least=least)
 
@@ -218,49 +218,49 @@ LANES = {
                                          "siw")),
          TOOLS, PYTHON_EXAMPLE, PYTHON_SERVER, NOTIFY_AND_CACHE, *cached(NOTIFY_AND_CACHE)],
         guest="--kernel um", needs=("fork", "kernel um"), seconds=150),
-    # Tests that need no kernel, and the lab itself.
+    # Tests without a kernel, and tests of the lab itself.
     "host": Lane(
         [*host_tests(),
          Step("lint", f"{PYTHON} buildlib/lint.py", results.lines, seconds=400),
          *unit()],
         needs=("fork",)),
-    # A user's packages, under Debian's own programs and upstream's suite.
+    # The packages for users, with Debian's own programs and upstream's suite.
     "packages": Lane(
         [Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
-         # 18 where MPICH's UCX does not end over soft-RoCE, as Debian 13's: it says so
+         # 18 where MPICH's UCX hangs over soft-RoCE, as on Debian 13, and compare.py says so
          Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=18),
          examples("notifies"),
          UNPACK_SUITE, INSTALLED_SUITE, *cached(INSTALLED_SUITE)],
         guest="--kernel um --packages", needs=("fork", "installed"), seconds=400),
-    # The caches of libfabric and UCX with the kernel's word in place of hooks.
+    # The caches of libfabric and UCX with the kernel's word instead of hooks.
     "consumers": Lane(
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=40),
          Step("ucx_perftest", f"{PYTHON} tests/consumers/ucx_perftest.py", results.lines, least=11),
          Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=204),
          hits("hits", "libfabric", 26), hits("notify_ops", "libfabric", 60)],
         guest="--kernel um", seconds=150, named_only=True, needs=CONSUMERS),
-    # MPI windows, derived types and the like, with hooks, with the word and with our cache below.
+    # MPI windows, derived types and the like: with hooks, with the word, with our cache below them.
     "consumers-windows": Lane(
         [Step("windows", f"{PYTHON} tests/mpi/windows.py", results.lines, least=11)],
         guest="--kernel um --memory 2G", seconds=300, named_only=True, needs=CONSUMERS),
-    # Their own tests. Those of UCX take a share of all memory for their buffers, and a process has
-    # 65,530 pages that are not next to each other in the file which is the memory of a um guest.
+    # The consumers' own tests. UCX's tests use a share of all memory for buffers, and a process
+    # can have 65,530 separate mappings of the file that is the memory of a um guest.
     "consumers-tests": Lane(
         [Step("fabtests", f"{PYTHON} tests/consumers/fabtests.py verbs", results.lines, least=30),
          Step("gtest", f"{PYTHON} tests/consumers/ucx_gtest.py", results.lines, least=580)],
         guest="--kernel um --memory 1G", seconds=300, named_only=True,
         needs=(*CONSUMERS, "fabtests", "UCX's gtest")),
-    # Programs that check their answers, over them.
+    # Programs that check their results, over the consumers.
     "consumers-programs": Lane(
         [Step("real programs", f"{PYTHON} tests/consumers/real_programs.py", results.lines,
               least=122)],
         guest="--kernel um --memory 3G", seconds=600, named_only=True,
         needs=(*CONSUMERS, "MPICH's tests")),
-    # A cache above fi_mr_reg() that asks the word, too: Open MPI's own.
+    # Open MPI's own cache above fi_mr_reg(), which also checks the word.
     "consumers-openmpi": Lane(
         [Step("grdma", f"{PYTHON} tests/mpi/compare.py --openmpi", results.lines, least=11)],
         guest="--kernel um", seconds=30, named_only=True, needs=(*CONSUMERS, "Open MPI 5")),
-    # That cache with threads; libfabric is not needed.
+    # Open MPI's cache with threads; this needs no libfabric.
     "consumers-openmpi-races": Lane(
         [Step("grdma_threads", "build/consumers/openmpi/build/opal/mca/rcache/grdma/grdma_threads",
               results.lines, least=6)],
@@ -270,19 +270,19 @@ LANES = {
         [hits("hits_tsan", "libfabric_tsan", 26, "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],
         guest="--kernel debian", seconds=100, named_only=True,
         needs=("fork", "kernel debian", "libfabric with the thread sanitizer")),
-    # They were compiled with our header, and find Debian's libibverbs.
+    # The consumers were compiled with our header, and find Debian's libibverbs.
     "consumers-library": Lane(
         [Step("probing", f"env -u LD_LIBRARY_PATH {PYTHON} tests/consumers/probing.py --old",
               results.lines, least=24)],
         guest="--kernel um", named_only=True, needs=CONSUMERS),
-    # A kernel that has no notification, with either libibverbs.
+    # A kernel without notification, with either libibverbs.
     "consumers-stock": Lane(
         [Step("probing", f"{PYTHON} tests/consumers/probing.py --old", results.lines, least=20),
          Step("probing, stock library", "env -u LD_LIBRARY_PATH "
               f"{PYTHON} tests/consumers/probing.py --old", results.lines, least=20)],
         guest="--kernel stock", seconds=120, named_only=True,
         needs=("fork", "libfabric and UCX", "kernel stock")),
-    # Windows are between two CPUs, and a transfer is cut short by another CPU.
+    # Races between two CPUs, and transfers that another CPU interrupts.
     "debian": Lane(
         [CLOCK, MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, PAGING_PROGRAMS,
          *guest_programs("interleaving", "stress", "odp_stress", "retransmit", seconds=10),
@@ -291,7 +291,7 @@ LANES = {
                                  "lifetime", "race", "wqe_ring")),
          NOTIFY_AND_CACHE],
         guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),
-    # The same on Debian 13: other compilers, Python, Catch2 and MPIs.
+    # The same tests on Debian 13, with other compilers, Python, Catch2 and MPIs.
     "trixie": Lane(
         [*unit("parts"), MATRIX,
          Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
@@ -308,12 +308,12 @@ LANES = {
         seconds=120),
     # Peers on another machine, and wires that lose, repeat and reorder.
     "nodes": Lane(
-        # siw0 has no on-demand paging and no atomic operations: 6 of the 8.
+        # siw0 has no on-demand paging and no atomic operations: 6 of the 8 cases.
         [*guest_programs("nodes"),
          *(replace(step, least=6) for step in on_siw(*guest_programs("nodes")))],
         guest="--kernel debian --nodes 2", needs=("fork", "kernel debian"), seconds=400),
-    # Debian's MPIs with a process on each of two machines. soft-RoCE sends all again behind a
-    # packet that was lost, and a message of 1 MiB has a thousand: more loss, and it would not end.
+    # Debian's MPIs with a process on each of two machines. After a loss soft-RoCE repeats all
+    # later packets, and a message of 1 MiB has a thousand: with more loss it would never end.
     "nodes-mpi": Lane(
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --nodes", results.lines, least=18),
          Step("mpi, lossy", "lab-node 2 wire loss 0.1% && "
@@ -324,12 +324,12 @@ LANES = {
     "hotplug": Lane(
         guest_programs("offline"), guest="--kernel hotplug", needs=("fork", "kernel debian"),
         seconds=60),
-    # As the DKMS package leaves the kernel's modules.
+    # With the kernel's modules from the DKMS package.
     "dkms": Lane(
         [MATRIX, *on_siw(MATRIX), NOTIFY_AND_CACHE,
          Step("modules", "tests/guest/dkms_modules build/lab/dkms/life/removed", results.lines)],
         guest="--kernel dkms", needs=("fork", "kernel dkms"), seconds=200),
-    # KASAN makes it slow: programs with threads, ends or errors in them, and the matrix.
+    # KASAN is slow: only programs with threads, exits or errors, and the matrix.
     "debug": Lane(
         [CLOCK, KASAN, MATRIX,
          *guest_programs("contract", "word", "changes", "revoke", "rights", "worker", "lifetime",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The output of programs, as it comes: kept in files, cut into steps, and timed.
+"""The output of programs: kept in files, split into steps, and timed, while it arrives.
 
-The script in a guest marks both of its outputs where a step begins and ends. A step is at its end
-when both have its mark: neither is behind then, on any transport.
+The script in a guest marks the begin and end of each step in both of its outputs. A step has ended
+when both outputs have its mark: then all of its output has arrived, on any transport.
 """
 import os
 import re
@@ -13,11 +13,11 @@ MARK = "@@ step"
 
 
 class Times:
-    """How long each test took: from the end of the one before it to its own."""
+    """The time of each test: from the end of the test before it to its own end."""
 
     def __init__(self):
         self.tests = []             # (seconds, name)
-        self.name = None            # of unittest, which says the name before the result
+        self.name = None            # the running test: unittest prints the name before the result
         self.last = time.monotonic()
 
     def feed(self, line):
@@ -41,7 +41,7 @@ class Times:
 
 
 class Told:
-    """One step's output: one file a stream, NAME.out and NAME.err, and the times of its tests."""
+    """One step's output: a file per stream, NAME.out and NAME.err, and the times of its tests."""
 
     def __init__(self, folder, name, streams=("out", "err")):
         self.base = os.path.join(folder, name.replace(" ", "-"))
@@ -59,7 +59,7 @@ class Told:
         self.times.feed(line.rstrip("\n"))
 
     def end(self, status):
-        """It has ended, with that exit status, or None."""
+        """The step has ended with this exit status, or None."""
         self.status = status
         self.seconds = time.monotonic() - self.start
         for file in self.files.values():
@@ -67,7 +67,7 @@ class Told:
 
     @property
     def text(self):
-        """All of it, standard output first."""
+        """All output, standard output first."""
         said = []
         for stream in self.files:
             with open(f"{self.base}.{stream}", encoding="utf-8") as text:
@@ -76,18 +76,18 @@ class Told:
 
 
 class Steps:
-    """Cuts the outputs of a guest into those of its steps. One thread a stream may feed it."""
+    """Splits the outputs of a guest into its steps. Each stream may have its own thread."""
 
     def __init__(self, begin, end):
         self.begin = begin          # begin(number): a Told
         self.end = end              # end(number, told)
         self.told = {}              # number: Told
-        self.at = {}                # stream: the step that it is in
+        self.at = {}                # stream: the number of its current step
         self.waiting = {}           # number: (streams that have not ended it, status)
         self.lock = threading.Lock()
 
     def feed(self, stream, line):
-        """A line of a stream; whether it belonged to a step."""
+        """Take a line of a stream; whether it belonged to a step."""
         with self.lock:
             found = re.match(rf"{MARK} (\d+) (?:begins|ended (\d+))$", line)
             if not found:
@@ -121,7 +121,7 @@ status=$(mktemp)
 trap 'rm -f "$status"' EXIT
 """
     for number, command in enumerate(commands):
-        # cat: the step lasts as long as any process may write.
+        # cat ends when no process can write to the pipe any more: then the step ends.
         text += f"mark {number} begins\n{{ ( {command} ); echo $? >\"$status\"; }} | cat\n"
         text += f'mark {number} ended "$(cat "$status")"\n'
     return text

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Read a test program's output, and count: every suite says it in a way of its own.
+"""Read a test program's output, and count: every suite has its own format.
 
-A program whose output says of no test at all, or says that all is well and exits with a failure,
-counts as one failure: silence is not success.
+A program whose output names no test, or reports success although it exits with a failure, counts as
+one failure: silence is not success.
 """
 import json
 import re
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Failure:
-    """A failed test, its output, and how to see it again."""
+    """A failed test, its output, and how to repeat it."""
     name: str
     said: str = ""
     file: str = ""      # has all of its program's output
-    case: str = ""      # its name in its program; "" if the program has none for it
+    case: str = ""      # its name in its program, or ""
     paced: bool = False     # tagged [pace]: may be repeated once
     again: str = ""     # the command that runs it alone
 
@@ -44,10 +44,9 @@ def failure(name, said="", case="", paced=False):
 
 
 def unended(name, text):
-    """A step that a guest did not bring to its end, and the lab's messages about the guest.
+    """A step that did not end in its guest, with the lab's messages about the guest.
 
-    These stand after all that the step and the kernel said, so they would be the first to be
-    cut.
+    The messages come first: at the end of all output they would be cut off first.
     """
     why = re.findall(r"^lab: (the .*)", text, re.MULTILINE)
     return failure("; ".join([f"{name}: did not come to its end", *why]), text)
@@ -116,7 +115,7 @@ def matrix(text):
 
 
 def status(_text):
-    """A program whose exit status says it all."""
+    """A program that reports by its exit status only."""
     return Count(passed=1)
 
 
@@ -135,7 +134,7 @@ def judge(name, parse, text, exit_status, expected=0):
 
 
 def shortened(text, most):
-    """The beginning and the end of a text, at most so many lines; empty ones are left out."""
+    """The beginning and the end of a text, at most so many lines, without empty lines."""
     kept = [line.rstrip() for line in text.splitlines() if line.strip(" -")]
     if len(kept) <= most:
         return kept

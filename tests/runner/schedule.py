@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Do tasks side by side, each when its needs are done; the longest chain goes first."""
+"""Run tasks in parallel, each when its needs are done; the longest chain goes first."""
 import threading
 from dataclasses import dataclass
 
 
 @dataclass
 class Task:
-    """`work` says whether it was done; `give_up(name)` is called instead if the need `name` failed.
+    """`work` returns whether it succeeded; if the need `name` failed, `give_up(name)` runs instead.
     """
     name: str
     work: object
@@ -31,14 +31,14 @@ def chains(tasks):
 
 
 def run(tasks, jobs):
-    """Do all of them, so many at once. A task that raises is an error of ours, and raised here."""
+    """Run all tasks, `jobs` in parallel. An exception of a task is a bug, and is raised here."""
     tasks = {task.name: task for task in tasks}
     length = chains(tasks)
     todo = sorted(tasks, key=lambda name: -length[name])
     done, errors, changed = {}, [], threading.Condition()
 
     def next_task():
-        """A task that can begin, or None; waits while there may be one later."""
+        """A task that can begin, or None; waits while a later task may become ready."""
         while todo and not errors:
             for name in todo:
                 needs = tasks[name].needs

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The user's view: a line for each thing that is done, and the tasks at work.
+"""The user's view: a line for each finished step, and the running tasks.
 
-On a terminal the last line names the tasks at work; elsewhere a line does, once a minute.
+On a terminal the last line names the running tasks; otherwise a line names them once a minute.
 """
 import contextlib
 import os
@@ -19,7 +19,7 @@ class Screen:
         self.every = 1 if self.live else every
         self.start = time.monotonic()
         self.lock = threading.Lock()
-        self.doing = {}             # name: (since when, the part at work)
+        self.doing = {}             # name: (start time, current part)
         self.over = threading.Event()
         self.ticker = threading.Thread(target=self.tick, daemon=True)
 
@@ -43,14 +43,14 @@ class Screen:
             print(self.elapsed() + text, file=self.out, flush=True)
 
     def clear(self):
-        """Take the line of the tasks at work away."""
+        """Erase the line of the running tasks."""
         if self.live:
             self.out.write("\r\033[K")
             self.out.flush()
 
     @contextlib.contextmanager
     def busy(self, name):
-        """In the context the task is at work; gives a function that names its part."""
+        """A context in which the task runs; gives a function to name its current part."""
         def part(text):
             with self.lock:
                 self.doing[name] = (time.monotonic(), text)
@@ -62,7 +62,7 @@ class Screen:
                 del self.doing[name]
 
     def tick(self):
-        """Name the tasks at work, now and then."""
+        """Show the running tasks regularly."""
         while not self.over.wait(self.every):
             with self.lock:
                 now = time.monotonic()

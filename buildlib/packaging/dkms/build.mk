@@ -1,6 +1,6 @@
-# Builds the modules at the current folder and puts them into it, where dkms expects them. dkms 3.0.10 calls
-# this even if tree has failed. SYMBOLS is the file for the versions of our exports: a module from
-# elsewhere is built against them.
+# Builds the modules in the current folder, where dkms expects them. dkms 3.0.10 calls this even after tree
+# has failed. SYMBOLS is the file for the versions of our exported symbols, against which other modules are
+# built.
 modules:
 	test -e .laid-out
 	@MAKE@
