@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
-Test module for ibv_register_mr_all and on-demand paging: the verb as pyverbs gives it, and
+Test module for ibv_register_mr_all and on-demand paging: the verb through pyverbs, and
 the operations that upstream's test_odp leaves out.
 """
 import errno
@@ -21,7 +21,7 @@ REMOTE = LOCAL | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE
 
 def requires_mr_all(instance):
     """
-    Skip where the device has no on-demand paging of all memory.
+    Skip if the device has no on-demand paging of all memory.
     """
     if not instance.ctx.query_device_ex().device_cap_flags_ex & e._IBV_DEVICE_MR_ALL:
         raise unittest.SkipTest('The device has no ibv_register_mr_all')
@@ -33,7 +33,7 @@ class MrAllAPITest(PyverbsAPITestCase):
     """
     def test_capability(self):
         """
-        The capability is that of implicit on-demand paging, on any kernel.
+        The device has the capability exactly if it has implicit on-demand paging.
         """
         attr = self.ctx.query_device_ex()
         implicit = bool(attr.odp_caps.general_caps & e.IBV_ODP_SUPPORT_IMPLICIT)
@@ -41,7 +41,7 @@ class MrAllAPITest(PyverbsAPITestCase):
 
     def test_register(self):
         """
-        It can be registered more than once, closed, and has keys of its own.
+        All memory can be registered more than once and closed; each MR has its own keys.
         """
         requires_mr_all(self)
         with PD(self.ctx) as pd:
@@ -50,12 +50,12 @@ class MrAllAPITest(PyverbsAPITestCase):
             self.assertNotEqual(first.lkey, second.lkey)
             first.close()
             second.close()
-            # and one that its PD closes
+            # an MR that its PD closes
             register_mr_all(pd, LOCAL)
 
     def test_closed(self):
         """
-        A closed PD says so.
+        A closed PD raises an error.
         """
         pd = PD(self.ctx)
         pd.close()
@@ -64,7 +64,7 @@ class MrAllAPITest(PyverbsAPITestCase):
 
     def test_closed_by_argument(self):
         """
-        So does one that is closed while the rights are converted.
+        A PD that is closed while the rights are converted raises an error.
         """
         pd = PD(self.ctx)
         with self.assertRaises(PyverbsUserError):
@@ -72,7 +72,7 @@ class MrAllAPITest(PyverbsAPITestCase):
 
     def test_unsupported(self):
         """
-        Without the capability it says so.
+        Without the capability the verb fails with EOPNOTSUPP.
         """
         if self.ctx.query_device_ex().device_cap_flags_ex & e._IBV_DEVICE_MR_ALL:
             raise unittest.SkipTest('The device has it')
@@ -83,7 +83,7 @@ class MrAllAPITest(PyverbsAPITestCase):
 
     def test_flush_persistent(self):
         """
-        All memory is not persistent.
+        An MR of all memory can't have the right to flush to persistence.
         """
         requires_mr_all(self)
         with PD(self.ctx) as pd:
@@ -104,7 +104,7 @@ class MrAllAPITest(PyverbsAPITestCase):
 
 class OnDemand:
     """
-    Resources whose MR is on demand.
+    Resources whose MR pages on demand.
     """
     extra = 0
 
@@ -176,7 +176,7 @@ class OdpOperationsTest(RDMATestCase):
 
     def test_flush_persistent(self):
         """
-        Ordinary memory is not persistent, which is found out by a flush.
+        A flush to persistence finds that ordinary memory is not persistent.
         """
         self.create_players(OdpFlushPersistent)
         wcs = u.flush_traffic(**self.traffic_args, new_send=True, send_op=e.IBV_WR_FLUSH)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
-Test module for cached registration: the verbs as pyverbs gives them, alone and under RC
-traffic. Races are tested elsewhere; here it is the interface. Runs with RDMAV_MR_CACHE=1 and
+Test module for cached registration: the verbs through pyverbs, without and with RC traffic.
+These tests check the interface; other tests check races. Runs with RDMAV_MR_CACHE=1 and
 RDMAV_MR_CACHE=remote too.
 """
 import ctypes
@@ -29,11 +29,11 @@ UNASKED = os.environ.get('RDMAV_MR_CACHE') in ('1', 'remote')
 TRUSTED = os.environ.get('RDMAV_MR_CACHE') == 'remote'
 NONE = os.environ.get('RDMAV_MR_CACHE') == '0'
 
-# The tests alone suspend registrations here, however slow the machine is.
+# Only the tests suspend registrations, even on a slow machine.
 os.environ.setdefault('RDMAV_MR_CACHE_IDLE_MS', '0')
 
-# A process whose registrations are cached or not: whether each access is found afterwards, all of
-# the range and a part.
+# Prints for each access whether the process has cached the registration: whether the whole range is
+# found afterwards, and whether a part is found.
 POLICY_CHILD = """
 import ctypes, json, mmap, sys
 from pyverbs.device import Context
@@ -51,7 +51,7 @@ print(json.dumps(found))
 """
 
 
-# Of two threads one forgets MRs and the other one closes them, or their PD: that may be busy then.
+# One thread forgets MRs while another closes them, or closes their PD, which may fail with EBUSY.
 FORGET_CHILD = """
 import errno, sys, threading
 from pyverbs.device import Context
@@ -86,7 +86,7 @@ for _ in range(20):
 
 class MRCacheTestCase(MRNotifyTestCase):
     """
-    Registrations in self.pd, and the cache's counts since setUp().
+    Registrations in self.pd, and the cache's counters since setUp().
     """
     def setUp(self):
         if NONE:
@@ -100,7 +100,7 @@ class MRCacheTestCase(MRNotifyTestCase):
 
     def map_at(self, addr):
         """
-        Other pages at the same address.
+        Map other pages at the same address.
         """
         self.assertEqual(libc.mmap(addr, LENGTH, mmap.PROT_READ | mmap.PROT_WRITE,
                                    mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED, -1, 0), addr)
@@ -116,7 +116,7 @@ class MRCacheTestCase(MRNotifyTestCase):
 
     def fill(self, addr, length=LENGTH):
         """
-        Register and give back: afterwards it is idle.
+        Register and deregister: afterwards the registration is idle.
         :return: Handle, lkey and rkey
         """
         mr = self.reg_cached(addr, length)
@@ -132,7 +132,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_hit(self):
         """
-        The same buffer again is the same registration, while it is in use and after.
+        The same buffer gives the same registration, while it is in use and afterwards.
         """
         addr = self.map()
         keys = self.fill(addr)
@@ -188,7 +188,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_containing(self):
         """
-        A larger range than the one that is there is registered anew, and found from then on.
+        A range larger than the cached range gets a new registration, which later requests find.
         """
         addr = self.map()
         small = self.fill(addr + PAGE, PAGE)
@@ -201,7 +201,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_access(self):
         """
-        More access than a registration has is another one; less is not.
+        A request for more access gets another registration; for less access, the same.
         """
         addr = self.map()
         self.fill(addr)
@@ -215,7 +215,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_pd(self):
         """
-        Another PD never gives its registrations.
+        A registration never serves another PD.
         """
         addr = self.map()
         handle = self.fill(addr)[0]
@@ -229,7 +229,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_unmap(self):
         """
-        After munmap() and another mmap() at the same place the registration is a new one.
+        After munmap() and another mmap() at the same address the registration is new.
         """
         addr = self.map()
         self.fill(addr)
@@ -244,7 +244,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_unmap_used(self):
         """
-        Invalid while in use: not found any more, gone with its last user.
+        A registration that became INVALID in use is no longer found, and ends with its last user.
         """
         addr = self.map()
         mr = self.reg_cached(addr)
@@ -258,7 +258,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_dontneed(self):
         """
-        Other pages at the same address are another registration.
+        Other pages at the same address get another registration.
         """
         addr = self.map()
         self.fill(addr)
@@ -269,7 +269,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_fork(self):
         """
-        A child that writes, gives back and exits leaves its parent's registration alone.
+        A child that writes, deregisters and exits does not change its parent's registration.
         """
         addr = self.map()
         keys = self.fill(addr)
@@ -291,7 +291,7 @@ class MRCacheTest(MRCacheTestCase):
 
     def test_mr_cache_closed(self):
         """
-        A closed context and a closed PD say so, and the process goes on.
+        A closed context and a closed PD raise errors, and the process goes on.
         """
         self.pd.close()
         with self.assertRaises(PyverbsUserError):
@@ -305,7 +305,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_is_reg(self):
         """
-        is_reg() is about ranges and access, and says no after close of the PD's entries.
+        is_reg() checks range and access; it returns False after the PD's registrations are closed.
         """
         addr = self.map()
         self.assertFalse(self.pd.is_reg(addr, LENGTH, ACCESS))
@@ -322,7 +322,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_reclaim(self):
         """
-        The kernel takes back the pages of an idle MR; a hit has them again under the same keys.
+        The kernel suspends an idle MR; a hit restores it under the same keys.
         """
         if not self.attr_ex.device_cap_flags_ex & e._IBV_DEVICE_MR_RECLAIM:
             raise unittest.SkipTest('The device can not give registrations other pages')
@@ -330,7 +330,7 @@ class MRCacheTest(MRCacheTestCase):
         mr = self.reg_cached(addr)
         keys = mr.lkey, mr.rkey
         mr.close()
-        for _ in range(100):    # one that was just used is passed over once
+        for _ in range(100):    # the shrinker passes over a recent use once
             drop_caches()
             if self.counted().suspensions:
                 break
@@ -346,7 +346,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_limits(self):
         """
-        Limits are told, finite, and changed one by one.
+        Limits are reported, finite, and can be changed one by one.
         """
         old = self.ctx.reg_mr_limits()
         self.assertTrue(0 < old.max_bytes < 1 << 63 and 0 < old.max_entries < 1 << 63)
@@ -360,7 +360,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_whole_numbers(self):
         """
-        A number that is none of bytes or entries is not cut off to one that is.
+        A number that is not a valid limit raises an error instead of being truncated.
         """
         old = self.ctx.reg_mr_limits()
         for call, numbers in ((lambda **kw: self.ctx.reg_mr_limits(**kw),
@@ -377,7 +377,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_evict(self):
         """
-        At the limit of entries the least recently used one goes; one in use does not.
+        At the limit of entries the least recently used idle registration is evicted.
         """
         addrs = [self.map() for _ in range(5)]
         self.ctx.reg_mr_limits(max_entries=4)
@@ -394,7 +394,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_evict_bytes(self):
         """
-        At the limit of bytes likewise; an MR larger than the limit is registered plainly.
+        The same at the limit of bytes; an MR larger than the limit is registered plainly.
         """
         first, second = self.map(), self.map()
         self.ctx.reg_mr_limits(max_bytes=LENGTH + PAGE)
@@ -409,7 +409,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_clean(self):
         """
-        Cleaning leaves MRs in use, and as many idle bytes as it is told.
+        Cleaning keeps MRs in use, and the requested number of idle bytes.
         """
         used = self.reg_cached(self.map())
         addrs = [self.map() for _ in range(3)]
@@ -440,8 +440,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_notify(self):
         """
-        The word of a cached registration is the cache's. If its user did not ask for it to be
-        cached, and is the only one, it may have the word after all.
+        A cached registration has the cache's word. If the user did not ask for a cached MR and
+        is its only user, it can be armed with the user's word.
         """
         addr = self.map()
         mr = self.reg_cached(addr)
@@ -460,7 +460,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_dealloc_pd(self):
         """
-        Idle registrations do not keep a PD alive; those in use do.
+        Idle registrations do not keep a PD alive; registrations in use do.
         """
         addr = self.map()
         self.fill(addr)
@@ -486,7 +486,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_errors(self):
         """
-        Errors are those of a plain registration.
+        Errors are the same as for a plain registration.
         """
         addr = self.map()
         self.unmap(addr)
@@ -500,8 +500,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_exact(self):
         """
-        With remote rights a registration serves its own range and rights only: a peer gets no
-        more by the key than was asked for. With RDMAV_MR_CACHE=remote it serves all that it has.
+        A registration with remote rights serves only its own range and rights, so that a peer gets
+        no more than the request. With RDMAV_MR_CACHE=remote it serves all its range and rights.
         """
         addr = self.map()
         mr = self.reg_cached(addr, access=CACHED_REMOTE)
@@ -522,7 +522,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_exact_bytes(self):
         """
-        A remote registration of some bytes is of these bytes: not even the same page is found.
+        A remote registration of some bytes serves these bytes only, not their page.
         """
         addr = self.map()
         mr = self.reg_cached(addr + 100, 64, CACHED_REMOTE)
@@ -537,7 +537,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_forget(self):
         """
-        A forgotten MR is not found again, and nothing of it stays registered.
+        A forgotten MR is not found again, and its registration ends.
         """
         for access in (CACHED, CACHED_REMOTE):
             addr = self.map()
@@ -551,7 +551,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_forget_shared(self):
         """
-        With another user it is found no more, and ends with that one.
+        With another user the registration is no longer found, and ends with this user.
         """
         addr = self.map()
         first, second = (self.reg_cached(addr, access=CACHED_REMOTE) for _ in range(2))
@@ -569,7 +569,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_forget_part(self):
         """
-        A part of a registration that has no other user takes all of it along.
+        Forgetting a part ends the whole registration if it has no other user.
         """
         addr = self.map()
         self.fill(addr)
@@ -580,8 +580,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_policy(self):
         """
-        RDMAV_MR_CACHE decides which registrations of a process are cached, and whether a part of
-        one with remote rights is found. A value that is not understood is told, once.
+        RDMAV_MR_CACHE decides which registrations of a process are cached, and whether a part of a
+        registration with remote rights is found. An unknown value is reported once.
         """
         nothing, exactly, any_part = [False, False], [True, False], [True, True]
         args = [self.dev_name,
@@ -601,7 +601,7 @@ class MRCacheTest(MRCacheTestCase):
 
 class CachedRC(NotifyRC):
     """
-    An RC end whose MR may be one of the cache's.
+    An RC end whose MR may be cached.
     """
     def reg_mr(self):
         self.mr = MR(self.pd, self.msg_size, CACHED_REMOTE, address=self.addr)
@@ -616,11 +616,11 @@ class CachedRC(NotifyRC):
 @unittest.skipIf(NONE, 'RDMAV_MR_CACHE=0 is set')
 class MRCacheTrafficTest(MRTrafficTestCase):
     """
-    Messages over cached MRs, registered and given back around each.
+    Messages over cached MRs, registered and deregistered for each message.
     """
     def message(self, send_op=e.IBV_WR_RDMA_WRITE):
         """
-        One message each way; the bytes that arrive are compared.
+        Send a message each way; compare the bytes.
         """
         for end in (self.client, self.server):
             end.mr.close()
@@ -641,8 +641,8 @@ class MRCacheTrafficTest(MRTrafficTestCase):
 
     def test_mr_cache_rc_other_pages(self):
         """
-        With other pages at the same address before each message no byte of the old ones
-        arrives: each end registers every time. The registration is idle then, or in use.
+        With other pages at the same address before each message no old byte arrives: each end
+        registers every time. The old registration is idle, or in use.
         """
         self.create_players(CachedRC)
         for turn in range(self.iters):
@@ -658,7 +658,7 @@ class MRCacheTrafficTest(MRTrafficTestCase):
 
     def test_mr_cache_rc_forget(self):
         """
-        A peer's key works while the registration is idle; when it is forgotten no more.
+        A peer's key works while the registration is idle, and no longer after it is forgotten.
         """
         self.create_players(CachedRC)
         self.server.mr.close()
@@ -675,7 +675,7 @@ class MRCacheTrafficTest(MRTrafficTestCase):
 
 class MRCacheVerbsTest(MRCacheTestCase):
     """
-    Below pyverbs, whose objects do not deregister twice.
+    The verbs without pyverbs, whose objects never deregister twice.
     """
     def verb(self, name, *argtypes):
         func = getattr(ctypes.CDLL('libibverbs.so.1'), name)
@@ -733,7 +733,7 @@ class MRCacheInterfaceTest(MRCacheTestCase):
 
     def test_mr_cache_forget_subclass(self):
         """
-        A close() of a subclass does not see the MR that forget() has freed.
+        forget() frees the MR without calling a subclass's close().
         """
         class Closed(MR):
             def close(self):
@@ -749,14 +749,14 @@ class MRCacheInterfaceTest(MRCacheTestCase):
 
     def test_mr_cache_forget_threads(self):
         """
-        An object that another thread closes meanwhile is deregistered once.
+        An MR that another thread closes at the same time is deregistered once.
         """
         for what in ('mr', 'pd'):
             self.assertEqual(run_child(FORGET_CHILD, self.dev_name, what), '')
 
     def test_mr_cache_unsupported(self):
         """
-        Without the capability the flag changes nothing, and there is no cache to ask.
+        Without the capability the flag has no effect, and the context has no cache.
         """
         if has_mr_notify(self.ctx):
             raise unittest.SkipTest('The device supports MR notification')
@@ -772,8 +772,8 @@ class MRCacheInterfaceTest(MRCacheTestCase):
 
     def test_mr_cache_flag(self):
         """
-        The flag is in the range that is ignored where it is not known, and in no enumeration
-        whose values are combined to plain registrations.
+        Kernels ignore the flag's bit if they do not know it, and the flag is in no enumeration
+        whose values tests combine for plain registrations.
         """
         self.assertEqual(e.IBV_ACCESS_CACHED, 1 << 29)
         self.assertNotIn(1 << 29, [int(flag) for flag in e.ibv_access_flags])

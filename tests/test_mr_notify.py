@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
-Test module for MR notification: the verbs as pyverbs gives them, alone and under RC traffic. The
-effect of each event of the kernel on the word is tested elsewhere; here it is the interface.
+Test module for MR notification: the verbs through pyverbs, without and with RC traffic. These tests
+check the interface; other tests check the effect of each event of the kernel on the word.
 """
 import ctypes
 import errno
@@ -34,7 +34,7 @@ REMOTE = ACCESS | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE
 MAP_FIXED = 0x10
 MAP_FAILED = ctypes.c_void_p(-1).value
 
-# The interpreter clears the modules that it can't free, and the MR's before this one.
+# The interpreter clears the modules that it can't free: pyverbs.mr before this module.
 LAST_MR_CHILD = """
 import ctypes, sys
 from pyverbs.device import Context
@@ -62,8 +62,8 @@ libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 def run_child(program, *args, env=None):
     """
-    Run a program in a Python of its own.
-    :return: All that it said; how it ended too, if that was not well
+    Run a program in a separate Python process.
+    :return: All its output; also its status if it failed
     """
     done = subprocess.run([sys.executable, '-c', program, *args], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, check=False,
@@ -73,7 +73,7 @@ def run_child(program, *args, env=None):
 
 class Closing:
     """
-    A number that closes something while it is converted.
+    A number whose conversion closes an object.
     """
     def __init__(self, what, number=0):
         self.what = what
@@ -95,7 +95,7 @@ def has_mr_notify(ctx):
 
 def requires_mr_notify(func):
     """
-    Skip where the device does not have the capability.
+    Skip if the device does not have the capability.
     """
     @functools.wraps(func)
     def inner(instance):
@@ -107,7 +107,7 @@ def requires_mr_notify(func):
 
 def requires_mr_revoke(func):
     """
-    Skip where the device keeps its access after the word says INVALID.
+    Skip if the device keeps its access after the word says INVALID.
     """
     @functools.wraps(func)
     def inner(instance):
@@ -120,7 +120,7 @@ def requires_mr_revoke(func):
 
 class MRNotifyTestCase(PyverbsAPITestCase):
     """
-    Memory mapped outside of Python's and the C library's allocators, and errors as numbers.
+    Memory mapped without Python's and the C library's allocators, and errors as numbers.
     """
     def setUp(self):
         super().setUp()
@@ -155,7 +155,7 @@ class MRNotifyTestCase(PyverbsAPITestCase):
 
 class MallInfo(ctypes.Structure):
     """
-    What mallinfo2() returns.
+    The result of mallinfo2().
     """
     _fields_ = [(name, ctypes.c_size_t) for name in (
         'arena', 'ordblks', 'smblks', 'hblks', 'hblkhd', 'usmblks', 'fsmblks', 'uordblks',
@@ -168,7 +168,7 @@ class WRTest(unittest.TestCase):
     """
     def test_wr_frees_elements(self):
         """
-        A request gives its array of elements back.
+        A work request frees its array of elements.
         """
         libc.mallinfo2.restype = MallInfo
 
@@ -190,7 +190,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_intact(self):
         """
-        A registration that nothing happens to stays valid, and deregisters as ever.
+        A registration without events stays valid, and deregisters normally.
         """
         mr, _ = self.reg()
         mr.reg_notify()
@@ -203,7 +203,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_munmap(self):
         """
-        The word says INVALID when munmap() returns; nothing takes that back.
+        The word says INVALID when munmap() returns, and keeps saying it.
         """
         mr, addr = self.reg()
         mr.reg_notify()
@@ -217,7 +217,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_munmap_part(self):
         """
-        One page of the range is enough, wherever it is; a page beside it is nothing.
+        Unmapping any one page of the range is enough; a page outside of it has no effect.
         """
         for page in (0, 7, 15):
             mr, addr = self.reg()
@@ -236,7 +236,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_other_thread(self):
         """
-        It does not matter which thread takes the memory away.
+        Any thread may unmap the memory.
         """
         mr, addr = self.reg()
         mr.reg_notify()
@@ -260,7 +260,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_dontneed(self):
         """
-        MADV_DONTNEED makes the word non-zero; settle finds that the pages are gone.
+        MADV_DONTNEED makes the word non-zero; settling finds that the pages are gone.
         """
         mr, addr = self.reg()
         mr.reg_notify()
@@ -287,7 +287,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_application_bits(self):
         """
-        Bits 8-63 are the application's: kept at the start and by the kernel.
+        Bits 8-63 belong to the application: arming and the kernel keep them.
         """
         mr, addr = self.reg()
         mr.reg_notify(0x1234 << 8)
@@ -304,8 +304,8 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_add(self):
         """
-        References are taken and given back even after the kernel has spoken; the result is the
-        word from before.
+        References can be taken and dropped after the kernel has set a bit; the result is the word
+        before the addition.
         """
         mr, addr = self.reg()
         mr.reg_notify()
@@ -329,7 +329,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_closed_by_argument(self):
         """
-        The word is gone when the number that is added to it, or assigned, is known.
+        Converting the number closes the MR, so the word is gone when the number is known.
         """
         for func in (MR.add_notify, MR.notify_word.__set__):
             mr, _ = self.reg()
@@ -339,7 +339,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_add_threads(self):
         """
-        No reference of many threads is lost, and none keeps the kernel's bits from being seen.
+        No reference of many threads is lost, and all threads see the kernel's bits.
         """
         def take(count):
             for _ in range(count):
@@ -363,7 +363,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_after_unreg(self):
         """
-        After unreg_notify() the word is left alone, and another one can be registered.
+        After unreg_notify() the kernel does not change the word, and another can be armed.
         """
         mr, addr = self.reg()
         mr.reg_notify()
@@ -378,7 +378,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_busy(self):
         """
-        A registration has one word: a second one is refused and the first goes on.
+        A registration has one word: a second word is refused, and the first keeps working.
         """
         mr, addr = self.reg()
         mr.reg_notify()
@@ -390,7 +390,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_not_registered(self):
         """
-        unreg and settle without a word are EINVAL, also the second time.
+        Without a word unreg and settle fail with EINVAL, also the second time.
         """
         mr, _ = self.reg()
         self.assert_errno(errno.EINVAL, mr.unreg_notify)
@@ -404,7 +404,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_imported(self):
         """
-        An imported MR has no memory of its own to watch.
+        An imported MR has no memory of this process to watch.
         """
         mr, _ = self.reg()
         try:
@@ -440,15 +440,15 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_interpreter_ends(self):
         """
-        An MR that is closed after pyverbs' own names are gone is closed once, and in silence.
+        An MR that is closed after pyverbs' names are gone is closed once, without a message.
         """
         self.assertEqual(run_child(LAST_MR_CHILD, self.dev_name), '')
 
 
 class LookedAt:
     """
-    An MR as its reader sees it: in the look with the given number its memory is dropped,
-    before a word is read, or after one was settled but before that is read.
+    An MR that drops its memory during one check of the guide, chosen by number: before its
+    word is read, or after settling but before its word is read.
     """
     def __init__(self, mr, number, drop):
         self.mr = mr
@@ -472,7 +472,7 @@ class LookedAt:
 
 class MRNotifyGuideTest(MRNotifyTestCase):
     """
-    The steps of the user's guide before a registration is used again.
+    The checks of the user guide before a registration is used again.
     """
     GUIDE = os.path.join(os.path.dirname(os.path.realpath(__file__)),
                          '../Documentation/user-guide.md')
@@ -493,7 +493,7 @@ class MRNotifyGuideTest(MRNotifyTestCase):
 
     def map_shared(self):
         """
-        Dropped pages of it can come back: suspect, and intact.
+        Dropped pages of shared memory can come back: suspect, and then intact.
         """
         addr = mem.mmap(length=LENGTH, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
         ctypes.memset(addr, 0x5a, LENGTH)
@@ -506,8 +506,8 @@ class MRNotifyGuideTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_guide(self):
         """
-        No MR is used again whose memory went away before the last look, whichever it was; an
-        intact one, or one that is only suspect, is.
+        An MR whose memory went away before the last check is not used again; an intact MR, or an
+        MR that is only suspect, is used again.
         """
         code = self.looks()
         for suspect in (False, True):
@@ -516,7 +516,7 @@ class MRNotifyGuideTest(MRNotifyTestCase):
                 mr = MR(self.pd, LENGTH, ACCESS, address=addr)
                 mr.reg_notify()
                 if suspect:
-                    # The kernel may have looked already: it is intact
+                    # The kernel may have compared the pages already: intact
                     while not mr.notify_word:
                         self.dropped(addr, mmap.MADV_DONTNEED)
                     self.assertFalse(mr.notify_word & e.IBV_MR_NOTIFY_INVALID)
@@ -530,7 +530,7 @@ class MRNotifyGuideTest(MRNotifyTestCase):
 
 def drop_caches():
     """
-    Ask the kernel for all memory that can be had: also for that of idle registrations.
+    Ask the kernel to free all memory, including pages of idle registrations.
     """
     try:
         with open('/proc/sys/vm/drop_caches', 'w', encoding='ascii') as file:
@@ -541,7 +541,7 @@ def drop_caches():
 
 class MRNotifyReclaimTest(MRNotifyTestCase):
     """
-    Registrations that lend their pages while they are idle.
+    Registrations that the kernel may suspend while they are idle.
     """
     IN_USE = 0xff00
 
@@ -552,7 +552,7 @@ class MRNotifyReclaimTest(MRNotifyTestCase):
 
     def test_mr_notify_reclaim_idle(self):
         """
-        An idle one is suspended, and settling brings it back under the same keys.
+        An idle registration is suspended, and settling restores it under the same keys.
         """
         mr, _ = self.reg()
         keys = mr.lkey, mr.rkey
@@ -566,7 +566,7 @@ class MRNotifyReclaimTest(MRNotifyTestCase):
 
     def test_mr_notify_reclaim_in_use(self):
         """
-        One that is in use stays.
+        A registration in use stays pinned.
         """
         mr, _ = self.reg()
         mr.reg_notify(0x100, in_use=self.IN_USE)
@@ -588,7 +588,7 @@ class MRNotifyReclaimTest(MRNotifyTestCase):
 
     def test_mr_notify_reclaim_bad_mask(self):
         """
-        The mask has bits, and none of them is the kernel's.
+        The mask must have bits, and none of the kernel's bits.
         """
         mr, _ = self.reg()
         for mask in (0, 1, 0x180):
@@ -597,7 +597,7 @@ class MRNotifyReclaimTest(MRNotifyTestCase):
 
     def test_mr_notify_suspend(self):
         """
-        A registration is suspended by a call unless it is in use.
+        A call suspends a registration unless it is in use.
         """
         mr, _ = self.reg()
         mr.reg_notify(0x100, in_use=self.IN_USE)
@@ -616,7 +616,7 @@ class MRNotifyReclaimTest(MRNotifyTestCase):
 
     def test_mr_notify_idle_time(self):
         """
-        A registration has an idle time of its own.
+        A registration has its own idle time.
         """
         mr = NotifiedMR(self.pd, LENGTH, ACCESS, in_use=self.IN_USE, idle_ms=20)
         other = NotifiedMR(self.pd, LENGTH, ACCESS, in_use=self.IN_USE)
@@ -630,7 +630,7 @@ class MRNotifyReclaimTest(MRNotifyTestCase):
 
 class MRNotifyChangesTest(MRNotifyTestCase):
     """
-    Registering and arming in one call, and what tells that some word has become INVALID.
+    Registering and arming in one call, and the counter and eventfd for INVALID words.
     """
     def notified(self, **kwargs):
         addr = self.map()
@@ -639,7 +639,7 @@ class MRNotifyChangesTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_notified_mr(self):
         """
-        The word is there from the start; the buffer is the caller's, or the MR's own.
+        The MR has its word from the start; its buffer is the caller's, or allocated by the MR.
         """
         mr, addr = self.notified(value=0x500)
         self.assertEqual(mr.buf, addr)
@@ -659,7 +659,7 @@ class MRNotifyChangesTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_changes(self):
         """
-        MRs share a counter, which they keep.
+        MRs share a counter, and keep a reference to it.
         """
         changes = NotifyWord(self.ctx)
         one, addr = self.notified(changes=changes)
@@ -677,7 +677,7 @@ class MRNotifyChangesTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_event_fd(self):
         """
-        A program that waits by select() is woken.
+        The eventfd wakes a program that waits by select().
         """
         event_fd = libc.eventfd(0, 0)
         mr, addr = self.notified(event_fd=event_fd)
@@ -691,7 +691,7 @@ class MRNotifyChangesTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_refused(self):
         """
-        What is refused leaves no registration, and the MR as it was.
+        A refused call leaves no registration, and the MR unchanged.
         """
         with open(os.devnull, 'rb') as null:
             for number, kwargs in ((errno.EINVAL, {'in_use': 0}), (errno.EINVAL, {'idle_ms': 50}),
@@ -722,7 +722,7 @@ class MRNotifyChangesTest(MRNotifyTestCase):
 
 class NotifyRC(RCResources):
     """
-    An RC end whose MR has a word, on a mapping that can be replaced by another one.
+    An RC end with a notified MR, on a mapping that can be replaced.
     """
     def __init__(self, **kwargs):
         super().__init__(msg_size=PAGE, **kwargs)
@@ -738,7 +738,7 @@ class NotifyRC(RCResources):
 
     def map_again(self):
         """
-        Other pages at the same address, as an allocator may do it.
+        Map other pages at the same address, as an allocator may do.
         """
         mem.munmap(self.addr, self.msg_size)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
@@ -752,7 +752,7 @@ class NotifyRC(RCResources):
 
 class RevokeRC(NotifyRC):
     """
-    The same on a device that revokes.
+    An RC end on a device that revokes.
     """
     @requires_mr_revoke
     def create_mr(self):
@@ -777,11 +777,11 @@ class MRTrafficTestCase(RDMATestCase):
 
 class MRNotifyTrafficTest(MRTrafficTestCase):
     """
-    Messages over MRs that have a word.
+    Messages over notified MRs.
     """
     def test_mr_notify_rc_traffic(self):
         """
-        Sends and RDMA work as ever on watched MRs, and leave the words alone.
+        Sends and RDMA work on notified MRs, and do not change the words.
         """
         self.create_players(NotifyRC)
         u.traffic(**self.traffic_args)
@@ -795,7 +795,7 @@ class MRNotifyTrafficTest(MRTrafficTestCase):
 
     def test_mr_notify_rc_again(self):
         """
-        After other pages have come to the same address both words say INVALID, and with
+        After other pages were mapped at the same address both words say INVALID, and with
         new registrations the new bytes arrive.
         """
         self.create_players(NotifyRC)
@@ -831,7 +831,7 @@ class MRNotifyTrafficTest(MRTrafficTestCase):
 
     def test_mr_notify_rc_revoked_local(self):
         """
-        An INVALID registration cannot be sent from.
+        A send from an INVALID registration fails.
         """
         self.create_players(RevokeRC)
         self.client.map_again()
@@ -846,7 +846,7 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
     """
     def test_mr_notify_closed_by_value(self):
         """
-        The MR is closed by the conversion of the word that it is to be given.
+        Converting the word's first value closes the MR.
         """
         for arguments in (lambda mr: (Closing(mr),), lambda mr: (0, Closing(mr, 0x100))):
             mr, _ = self.reg()
@@ -854,7 +854,7 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
 
     def test_mr_notify_unsupported(self):
         """
-        Without the capability each of them is EOPNOTSUPP and the MR goes on working.
+        Without the capability each method fails with EOPNOTSUPP and the MR still works.
         """
         if has_mr_notify(self.ctx):
             raise unittest.SkipTest('The device supports MR notification')
@@ -867,7 +867,7 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
 
     def test_mr_notify_word_access(self):
         """
-        There is no word before reg_notify(), and the kernel's bits cannot be given.
+        The MR has no word before reg_notify(), and the kernel's bits can't be assigned.
         """
         mr, _ = self.reg()
         with self.assertRaises(PyverbsUserError):
@@ -899,7 +899,7 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
 
     def test_mr_notify_verbs_arguments(self):
         """
-        The verb itself refuses a missing and an unaligned word before it asks the kernel.
+        The verb refuses a missing or unaligned word without asking the kernel.
         """
         verbs = ctypes.CDLL('libibverbs.so.1', use_errno=True)
         verbs.ibv_reg_mr_notify.argtypes = [ctypes.c_void_p, ctypes.c_void_p]

@@ -438,7 +438,7 @@ class Lanes(unittest.TestCase):
                     self.assertGreater(step.least, 0, f"{name}: {step.name}")
         self.assertGreater(lanes.INSTALLED_SUITE.least, lanes.UPSTREAM_EXECUTED)
         least = {step.name: step.least for step in lanes.LANES["um"].steps}
-        for name in ("retransmit_answers", "odp_packets"):     # whose tests all need the same capability
+        for name in ("retransmit_answers", "odp_packets"):     # which need one capability
             self.assertGreater(least[name], 1, name)
 
     def test_every_file_of_host_tests_is_a_step(self):

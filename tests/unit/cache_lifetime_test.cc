@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * How registrations, PDs and contexts end while others are at work: a deregistration that
- * fails, a flush beside it, registrations in the middle of registrations, cancelled threads.
+ * How registrations, PDs and contexts end while other threads work: a deregistration that
+ * fails, a flush during it, registrations inside registrations, cancelled threads.
  *
- * Broken on purpose, each of these was seen to fail here:
- *   a flush that does not wait for a deregistration, or for a registration, under way
- *   one that does not wait for a reference in vain, or waits long for one that is used
- *   one that cannot be deregistered opened again, or tried again by an eviction
- *   the same kept when its owner is flushed, or its context used after that, or its word
- *   a record of an owner, or of a PD, that lives as long as the used part of a closed context
- *   a thread that waits for its own registration, or two that wait for one another
- *   a deregistration of others not counted as room
- *   a registration tried for ever, as long as others have something idle
- *   a thread that is cancelled while it waits and has the mutex, or inside the registrar
- *   a registration that waits without bound for another's, or for memory that others give back
+ * Each of these mistakes was seen to fail here:
+ *   a flush that does not wait for a deregistration or registration in progress
+ *   a flush that does not wait for a failed take of a reference, or waits long for a used entry
+ *   an entry whose deregistration failed is opened again, or tried again by an eviction
+ *   such an entry is kept when its owner is flushed, or its context or word is used afterwards
+ *   a record of an owner or PD that lives as long as the used part of a closed context
+ *   a thread that waits for its own registration, or two threads that wait for each other
+ *   deregistrations by other threads not counted as room
+ *   a registration that is repeated as long as other threads have idle entries
+ *   a thread that is cancelled while it waits with the mutex, or inside the registrar
+ *   a registration that waits without limit for another one, or for memory that others release
  */
 #include <atomic>
 #include <chrono>
@@ -41,9 +41,9 @@ void *name(uintptr_t n)
 	return reinterpret_cast<void *>(n * 64);
 }
 
-/* Its registrar does something else first, as a hook, a signal or a slow device would. */
+/* The registrar first runs other code, as a hook, a signal or a slow device would. */
 struct hooked_env : fake_env {
-	/* Counts the threads that come to wait for others' work, and holds the mutex still. */
+	/* Counts the threads that begin to wait for others' work, before they release the mutex. */
 	struct condition : fake_env::condition {
 		static inline std::atomic<unsigned int> waits = 0;
 
@@ -54,7 +54,7 @@ struct hooked_env : fake_env {
 		}
 	};
 
-	/* However late the machine is, it waits for the others; or not for long. */
+	/* If true it waits for the other threads on any machine; otherwise not for long. */
 	static inline bool patient = true;
 	static uint64_t deadline() { return fake_env::deadline() + (patient ? 60 * SECOND : 0); }
 
@@ -153,7 +153,7 @@ struct fixture {
 	}
 };
 
-/* A gate that a thread of the test is held at. */
+/* A gate that stops a thread of the test. */
 struct gate {
 	std::atomic<bool> reached{false}, open{false};
 
@@ -170,7 +170,7 @@ struct gate {
 	}
 };
 
-/* Whether it waits for another thread, instead of going on by itself. */
+/* Does it wait for another thread, instead of continuing by itself? */
 bool waits(const std::atomic<bool> &done)
 {
 	while (!hooked_env::condition::waits && !done)
@@ -195,7 +195,7 @@ TEST_CASE_METHOD(fixture, "one that cannot be deregistered is not tried again to
 		return count(m);
 	};
 
-	/* Each of them ends, has tried each registration once at most, and returns its error. */
+	/* Each attempt ends, tries each deregistration at most once, and returns its error. */
 	CHECK(cache.limits(owner, &little, &old) == 0);
 	CHECK(get(&ref, 100) == EOPNOTSUPP);
 	CHECK(cache.limits(owner, &old, nullptr) == 0);
@@ -209,7 +209,7 @@ TEST_CASE_METHOD(fixture, "one that cannot be deregistered is not tried again to
 	for (uint64_t n = 0; n < 8; n++)
 		CHECK(!cache.covers(pd, BASE + 2 * n * PAGE, PAGE, LOCAL));
 
-	/* The PD's end tries once more, the context's too; then they are the context's affair. */
+	/* The ends of PD and context try once more; then the kernel ends it with the context. */
 	CHECK(cache.flush_pd(pd) == EIO);
 	CHECK(tried == 16);
 	CHECK(cache.flush_owner(owner) == EIO);
@@ -261,7 +261,7 @@ TEST_CASE_METHOD(fixture, "a word that the kernel has beyond its context is not 
 	const bool in_use = GENERATE(false, true);
 	mr_cache_ref ref;
 
-	/* Another process has the context's file, so closing it ends nothing. */
+	/* Closing the context's file ends nothing, because another process has it open. */
 	REQUIRE(get(&ref, 0) == 0);
 	if (!in_use) {
 		unplug();
@@ -309,10 +309,10 @@ TEST_CASE_METHOD(fixture, "the end of a context does not wait for users of its r
 
 TEST_CASE_METHOD(fixture, "contexts that are closed with something in use leave no record")
 {
-	constexpr uintptr_t contexts = 20; // more than there are owners, and PDs
+	constexpr uintptr_t contexts = 20; // more than the limits of owners and PDs
 	mr_cache_ref refs[contexts];
 
-	/* Each time all of them end, and all is as it was. */
+	/* Each time all registrations end, and the cache is as before. */
 	for (int times = 0; times < 8; times++) {
 		for (uintptr_t n = 0; n < contexts; n++) {
 			void *context = name(100 + 2 * n), *its_pd = name(101 + 2 * n);
@@ -433,7 +433,7 @@ TEST_CASE_METHOD(fixture, "there is an end though others take the room each time
 
 		if (what.owner != owner)
 			return;
-		/* There is an idle one again, and again no room. */
+		/* Again there is an idle entry, and again no room. */
 		CHECK(get2(&another, 7) == 0);
 		CHECK(put(another) == 0);
 		if (++tried < many)
@@ -446,7 +446,7 @@ TEST_CASE_METHOD(fixture, "there is an end though others take the room each time
 
 TEST_CASE_METHOD(fixture, "a registration in the middle of a registration does not wait")
 {
-	/* The same range, one within it, another one; and one that needs room. */
+	/* The same range, a range within it, and another range; and a request that needs room. */
 	for (auto [page, pages] : {std::pair<uint64_t, uint64_t>{0, 4}, {1, 1}, {8, 2}}) {
 		mr_cache_ref outer, inner;
 		int depth = 0;
@@ -478,7 +478,7 @@ TEST_CASE_METHOD(fixture, "a registration in the middle of a deregistration does
 	use(0);
 	kernel.most_bytes = PAGE;
 	cache.env.before_dereg = [&](const fake_kernel::mr &) {
-		/* It lacks the very memory that is being given back. */
+		/* It lacks the memory that is being released. */
 		if (!depth++)
 			CHECK(get(&ref, 8) == ENOMEM);
 		return 0;
@@ -538,7 +538,7 @@ TEST_CASE_METHOD(fixture, "a request waits for the union that will serve it")
 
 	in_reg.wait();
 
-	/* Of no window alone. */
+	/* Waits only for the union, not for a window of it. */
 	std::thread asks([&] {
 		use(2, WIDE + 4);
 		done = true;
@@ -573,7 +573,7 @@ TEST_CASE_METHOD(fixture, "no thread waits for long for a registration that may 
 	CHECK(part.mr != whole.mr);
 	CHECK(put(part) == 0);
 	CHECK(put(whole) == 0);
-	/* The larger one is found. */
+	/* The larger registration is found. */
 	CHECK(kernel.live.size() == 1);
 	use(1);
 	CHECK(kernel.reg_calls == 2);
@@ -738,7 +738,7 @@ TEST_CASE_METHOD(fixture, "a thread that is cancelled inside the registrar comes
 {
 	gate inside;
 
-	/* A provider that prints, say. */
+	/* For example a provider that prints. */
 	cache.env.before_reg = [&](const mr_cache_request &) {
 		inside.pass();
 		pthread_testcancel();
@@ -836,7 +836,7 @@ TEST_CASE_METHOD(fixture, "fork() in the middle of everything leaves the child a
 
 TEST_CASE("a process that locks all its memory pays for used tables only")
 {
-	/* The sizes of production. */
+	/* The sizes in production. */
 	struct env : mr_cache::linux_env {
 		int reg(const mr_cache_request &, uint64_t *, void **mr)
 		{
@@ -864,19 +864,19 @@ TEST_CASE("a process that locks all its memory pays for used tables only")
 	static mr_cache::cache<env> cache;
 
 	if (mlockall(MCL_CURRENT | MCL_FUTURE))
-		return; // not allowed to
+		return; // the process has no right to
 
 	const auto before = locked();
 	mr_cache_ref ref;
 
 	if (!before)
-		return; // the address sanitizer makes mlockall() nothing
+		return; // AddressSanitizer disables mlockall()
 
 	CHECK(cache.start() == 0);
 	CHECK(cache.acquire(name(1), name(2), BASE, PAGE, LOCAL, &ref) == 0);
 	CHECK(cache.release(ref.index, ref.generation) == 0);
 
-	/* The cache never waits for its pages, as the process has asked; no more is charged. */
+	/* The cache must not lock its whole arena: only used pages are charged. */
 	const auto used = locked() - before;
 
 	CHECK(used > 0);
@@ -891,7 +891,7 @@ TEST_CASE_METHOD(fixture, "a core file has nothing of the cache")
 	unsigned int wiped = 0, dumped = 0;
 
 	REQUIRE(maps);
-	/* Only the cache's memory is wiped in a child. */
+	/* A child's kernel wipes only the cache's memory. */
 	while (fgets(line, sizeof(line), maps)) {
 		if (strncmp(line, "VmFlags:", 8) || !strstr(line, " wf"))
 			continue;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Room in a cache of which one look for victims sees a part only: idle registrations are found
- * behind all that are in use.
+ * Making room in a cache so large that one scan for victims sees only a part: it must find idle
+ * registrations behind all entries that are in use.
  */
 #include <vector>
 
@@ -20,7 +20,7 @@ constexpr uint64_t PAGE = 4096, BASE = 0x100000000;
 constexpr uint64_t USED = 2000, IDLE = 600;
 constexpr uint64_t LOOKS = mr_cache::locked<counting_env>::LOOKS;
 
-/* Some in use, and then idle ones, of a page each. */
+/* Some entries in use, then idle entries, each of one page. */
 struct fixture {
 	mr_cache::cache<counting_env> cache;
 	void *const pd = reinterpret_cast<void *>(64);
@@ -50,7 +50,7 @@ struct fixture {
 		return acquire(cache, pd, owner, BASE + 2 * nth * PAGE, pages * PAGE,
 			       MR_CACHE_LOCAL_WRITE, ref);
 	}
-	/* False: it was refused. */
+	/* Returns false if the cache refused. */
 	bool use(uint64_t nth, uint64_t pages = 1)
 	{
 		mr_cache_ref ref;
@@ -62,7 +62,7 @@ struct fixture {
 		for (uint64_t n = 0; n < IDLE; n++)
 			REQUIRE(use(USED + n));
 	}
-	/* While nothing is idle. */
+	/* While no entry is idle. */
 	void be_refused()
 	{
 		limit(USED * PAGE, UINT64_MAX);
@@ -85,7 +85,7 @@ struct fixture {
 	}
 };
 
-/* A mutex that knows what its holder costs, and a registrar that does not. */
+/* A mutex that counts its holder's work, and a registrar that costs nothing. */
 struct frugal_env : counting_env {
 	static inline bool held = false;
 	static inline unsigned int calls = 0;
@@ -94,7 +94,7 @@ struct frugal_env : counting_env {
 	static long count()
 	{
 #ifdef __SANITIZE_ADDRESS__
-		return 0; // each new page of the arena has a new page of the sanitizer's shadow
+		return 0; // each new page of the arena needs a new page of the sanitizer's shadow
 #else
 		rusage usage{};
 
@@ -129,7 +129,7 @@ TEST_CASE("the mutex is held through no page fault and no system call")
 {
 	using cache = mr_cache::cache<frugal_env>;
 	static cache first, second;
-	/* Each does the same: the first one pays for code, stack and what fork() has copied. */
+	/* Two equal rounds: the first pays for code, stack and pages copied by fork(). */
 	const auto use = [](cache &of) {
 		frugal_env::faults = 0;
 		frugal_env::calls = 0;
@@ -154,7 +154,7 @@ TEST_CASE("the mutex is held through no page fault and no system call")
 	CHECK(frugal_env::faults == 0);
 	CHECK(frugal_env::calls == 0);
 
-	/* In a child all is gone, and comes again. */
+	/* In a child the cache is empty at first, and works again. */
 	const pid_t child = fork();
 	int status = -1;
 
@@ -171,7 +171,7 @@ TEST_CASE_METHOD(fixture, "cleaning finds idle registrations among many in use")
 	CHECK(cache.clean(owner, 0) == 0);
 	CHECK(entries() == USED);
 
-	/* Beside misses that looked for it in vain. */
+	/* While misses search for it in vain. */
 	be_refused();
 	fill();
 	CHECK(cache.clean(owner, 0) == 0);
@@ -197,7 +197,7 @@ TEST_CASE_METHOD(fixture, "a miss finds idle registrations behind many in use")
 	limit((USED + IDLE) * PAGE, UINT64_MAX);
 	for (uint64_t n = 0; n < 4 * IDLE; n++)
 		refused += !use(USED + IDLE + n);
-	/* Once in a turn of the list. */
+	/* Once per turn of the list. */
 	CHECK(refused <= 5 * (USED / LOOKS + 1));
 	CHECK(entries() == USED + IDLE);
 }

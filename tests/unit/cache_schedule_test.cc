@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache under a scheduler: users, a kernel that invalidates, and
- * a thread that evicts, interleaved at each atomic operation, many seeds. A stale
- * registration, one deregistered in use or twice, one left over, or no end: each
- * fails with its seed; RUN_SEED=n runs that one alone.
+ * The registration cache under a scheduler: users, a kernel that invalidates, and a
+ * thread that evicts, interleaved at each atomic operation, for many seeds. A stale
+ * registration, a registration deregistered in use or twice, a leaked registration, or
+ * a hang fails with its seed; RUN_SEED=n runs only this seed.
  *
- * Broken on purpose, each of these was seen to fail here:
- *   the fields compared before get() and not after it
+ * Each of these mistakes was seen to fail here:
+ *   the fields compared before get() but not after it
  *   open() that stores the word instead of adding to it
- *   a word closed with any references
- *   a release that does not look whether it was the last of a unlinked entry
- *   put_unused() that does not look either
- *   CLOSED, or the kernel's bits, not looked at by a hit
- *   a suspect, or a suspended one, handed out without settling
+ *   a word closed while it has references
+ *   a release that does not check whether it was the last of an unlinked entry
+ *   put_unused() without this check
+ *   a hit that ignores CLOSED or the kernel's bits
+ *   a suspect or suspended entry handed out without settling
  *   a registration without a reference while it is made
  *   an entry found in the index not compared again after get()
- *   a slow release that does not look again under the mutex
- *   kernel bits of the word's last life not cleaned
- *   a unlinked registration that stays in the index
- *   no waiter woken when a registration arrived
- *   the dead deregistered between looking for a registration on its way and waiting for it
+ *   a slow release that does not check again under the mutex
+ *   kernel bits of the word's previous registration not cleared
+ *   an unlinked registration that stays in the index
+ *   no waiter woken when a registration was made
+ *   unlinked entries deregistered between looking for a registration in progress and waiting for it
  *   an eviction, or a new entry, that does not change the index's version
- *   an entry inserted without asking again in an index that has changed
+ *   an entry inserted into an index that has changed, without another look-up
  *   a flush that does not wait for threads inside the registrar
  *   the last user of a closed context's entry deregistering it
  */
@@ -39,7 +39,7 @@ namespace {
 
 constexpr uint64_t PAGE = 4096, BASE = 0x10000000, PAGES = 5;
 
-/* Few entries, so that they are reused at once; one bucket of hints or two. */
+/* Few entries, so that they are reused soon; one or two buckets of hints. */
 struct scheduled_env {
 	template <class T> using atomic = scheduled_atomic<T>;
 	using mutex = scheduled_mutex;
@@ -65,8 +65,7 @@ struct scheduled_env {
 			schedule::wait();
 	}
 	static void yield() { schedule::wait(); }
-	/* Now and then too short; or without end, so that a thread that is not woken is found out.
-	 */
+	/* A wait is too short now and then; or endless, to find a thread that is never woken. */
 	static inline bool patient;
 	static uint64_t deadline()
 	{
@@ -108,7 +107,7 @@ struct scheduled_env {
 		ends = before;
 		return error;
 	}
-	const fake_kernel::mr *ends = nullptr; // is being deregistered
+	const fake_kernel::mr *ends = nullptr; // being deregistered
 	static ibv_mr_cache_limits default_limits(void *) { return {UINT64_MAX, 3}; }
 	static uint64_t max_merge(void *) { return UINT64_MAX; }
 	static mr_cache_ref reference_to(void *mr) { return fake_kernel::reference_to(mr); }
@@ -205,8 +204,7 @@ struct world {
 		}
 	}
 
-	/* A thread finds an entry invalid, beside one that registers a range that serves it, too.
-	 */
+	/* A thread finds an entry invalid while another thread registers a range that serves it. */
 	std::string arrival()
 	{
 		auto once = [this](uint32_t access) {
@@ -227,10 +225,10 @@ struct world {
 		return order.run(10000) ? kernel.complaint : "no end";
 	}
 
-	/* A thread looks for a used entry, where no hint is, beside an eviction that moves it. */
+	/* A thread looks for a used entry without a hint, while an eviction moves the entry. */
 	std::string look_beside_eviction()
 	{
-		/* Each one as the root of the tree in turn; the middle one is evicted first. */
+		/* Each entry is the root of the tree in turn; the middle one is evicted first. */
 		static constexpr uint64_t orders[][3] = {{0, 1, 2}, {1, 0, 2}, {0, 2, 1}};
 		uint64_t used = order.pick(2) * 2;
 		auto use = [this](uint64_t which, mr_cache_ref *ref) {
@@ -272,8 +270,8 @@ struct world {
 	}
 
 	/*
-	 * A context that is opened, used and closed beside another one's work. Threads with old
-	 * hints to its entries, or that evict them, must be done when it is freed.
+	 * A context is opened, used and closed while another context works. All threads with old
+	 * hints to its entries, or that evict them, must be finished when it is freed.
 	 */
 	void opener()
 	{
@@ -319,8 +317,8 @@ struct world {
 	}
 
 	/*
-	 * One of all requests there are, for one of two contexts: but not the end of `kept`, which
-	 * another request is about. False: it was the context's end.
+	 * Makes any request for one of two contexts, except ending `kept`, which another
+	 * request uses. Returns false if the request ended the context.
 	 */
 	bool request(void *of, const void *kept)
 	{
@@ -383,7 +381,7 @@ struct world {
 
 	void *context(bool second) { return reinterpret_cast<void *>(second ? 128UL : 64UL); }
 
-	/* Of one thread, with a handler of a signal at a point of it. */
+	/* One thread, with a signal handler at some point of its work. */
 	std::string interrupted(const std::function<void(const void *kept)> &handler)
 	{
 		const void *kept = nullptr;
@@ -408,7 +406,7 @@ struct world {
 		return kernel.complaint;
 	}
 
-	/* The handler makes requests, too: also of a context that it closes. */
+	/* The handler makes requests too, also for a context that it closes. */
 	std::string handled()
 	{
 		std::string complaint = interrupted([this](const void *kept) {
@@ -425,8 +423,8 @@ struct world {
 	}
 
 	/*
-	 * The handler forks, and returns in the child, where all that was the cache's is zeros; the
-	 * parent's registrations are not the child's to end. Then it has a context of its own.
+	 * The handler forks and returns in the child, where the cache's memory is zeros; the child
+	 * must not end the parent's registrations. Then it opens its own context.
 	 */
 	std::string forked()
 	{
@@ -485,7 +483,7 @@ struct world {
 	uintptr_t closed = 0;
 };
 
-/* RUN_SEED: that one alone. */
+/* With RUN_SEED only this seed. */
 void in_orders(uint64_t last, std::string (world::*of)())
 {
 	const char *only = getenv("RUN_SEED");
@@ -519,7 +517,7 @@ TEST_CASE("the cache keeps its promises in every order that was tried")
 		invalidated += w.seen.invalidations;
 		restored += w.seen.restorations;
 	}
-	/* Orders in which nothing happens prove nothing. */
+	/* Interleavings without events prove nothing: there must have been some. */
 	if (!only) {
 		CHECK(hits > last);
 		CHECK(settled > last / 100);

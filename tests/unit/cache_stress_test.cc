@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The registration cache with real threads, for ThreadSanitizer and AddressSanitizer
- * (built three times), and against a naive model with one thread.
+ * (built three times), and compared with a simple model in one thread.
  */
 #include <algorithm>
 #include <cstdlib>
@@ -42,7 +42,7 @@ struct world {
 
 TEST_CASE("threads share a cache while a kernel invalidates")
 {
-	/* Ranges at random, or windows that slide and are united. */
+	/* Random ranges, or sliding windows that are merged. */
 	const bool slides = GENERATE(false, true);
 	world w;
 	const ibv_mr_cache_limits wide = {400 * PAGE, 60};
@@ -54,7 +54,7 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 
 	auto user = [&](unsigned int seed) {
 		std::minstd_rand random(seed);
-		/* Of its own: a common counter would order accesses that the cache must order. */
+		/* Each thread has its own: a shared counter would order the cache's accesses. */
 		uint64_t failed = 0, used = 0;
 
 		for (int n = 0; n < 20000; n++) {
@@ -124,7 +124,7 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 	other.join();
 	CHECK(failures == 0);
 	CHECK(uses > 10000);
-	/* Some thousand; ranges at random are united a few times, or never. */
+	/* Some thousand merges; random ranges are merged a few times, or never. */
 	if (slides)
 		CHECK(std::any_of(w.kernel.all.begin(), w.kernel.all.end(),
 				  [](const auto &one) { return one.what.size > LONG * PAGE; }));
@@ -151,7 +151,7 @@ TEST_CASE("random operations act as a naive model does")
 			uint32_t what = random() % 16;
 
 			if (what < 8) {
-				/* A hit exactly when the model has a valid one that contains it. */
+				/* A hit exactly if the model has a valid entry with the range. */
 				bool model = false,
 				     seen = w.cache.covers(pd, start, end - start, access);
 				unsigned int calls = kernel.reg_calls;
@@ -161,7 +161,7 @@ TEST_CASE("random operations act as a naive model does")
 					model |= m->what.pd == pd && m->what.start <= start &&
 						 end <= m->what.start + m->what.size &&
 						 !(access & ~m->what.access) && !m->invalid;
-				/* A used entry that left the index still is registered. */
+				/* A used entry that left the index is still registered. */
 				if (seen)
 					REQUIRE(model);
 				else if (model)

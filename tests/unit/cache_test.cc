@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache one promise at a time, one thread, on a fake kernel: finding,
- * evicting, and failures of the registrar.
+ * The promises of the registration cache, one by one, in one thread, on a fake kernel:
+ * finding, evicting, and failures of the registrar.
  */
 #include "catch.h"
 #include <sys/syscall.h>
@@ -236,7 +236,7 @@ TEST_CASE_METHOD(fixture, "a suspended one that cannot be restored is registered
 	kernel.fail_settle = 0;
 	kernel.suspend();
 	for (auto *m : kernel.live)
-		m->invalid = true; // the range maps memory now that cannot be pinned
+		m->invalid = true; // now the range maps memory that can't be pinned
 	use(0);
 	CHECK(kernel.reg_calls == 3);
 	CHECK(count().suspensions == 2);
@@ -295,7 +295,7 @@ TEST_CASE_METHOD(fixture, "nothing is suspended while it is registered")
 	mr_cache_ref other;
 
 	CHECK(try_get(&other, 8) == EFAULT);
-	use(8); // the same entry: nothing holds it
+	use(8); // the same entry, without a reference
 	kernel.suspend();
 	CHECK(count().suspensions == 2);
 }
@@ -376,7 +376,7 @@ TEST_CASE_METHOD(fixture,
 
 	const uint64_t free = raw.load();
 
-	raw += word::REF + word::USE; // the hint's
+	raw += word::REF + word::USE; // the reference of the hint
 	CHECK(put(ref) == EINVAL);
 	raw -= word::REF + word::USE;
 	CHECK(raw == free);
@@ -728,7 +728,7 @@ TEST_CASE_METHOD(fixture, "a view of exactly the range is found, and parts are l
 	CHECK(put(ref) == 0);
 	CHECK(is_idle(ref));
 
-	/* A part has a reference, too. */
+	/* The view of a part holds a reference, too. */
 	CHECK(!find(100, PAGE, REMOTE));
 	CHECK(asked == 2);
 	CHECK(part.mr == ref.mr);
@@ -737,19 +737,19 @@ TEST_CASE_METHOD(fixture, "a view of exactly the range is found, and parts are l
 	CHECK(put(ref) == 0);
 	CHECK(is_idle(ref));
 
-	/* More than there is. */
+	/* More than is registered. */
 	CHECK(!find(0, 3 * PAGE, REMOTE));
 	CHECK(asked == 3);
 	CHECK(!part.mr);
 	CHECK(is_idle(ref));
 
-	/* Fewer rights, once the way there is known. */
+	/* Fewer rights, after a hint has been learned. */
 	CHECK(put(get(0, 2, LOCAL)) == 0);
 	CHECK(find(0, 2 * PAGE, LOCAL) == ref.mr);
 	CHECK(asked == 3);
 	CHECK(put(ref) == 0);
 
-	/* The kernel has marked it. */
+	/* After a mark by the kernel. */
 	kernel.suspect(BASE, BASE + PAGE, false);
 	CHECK(!find(0, 2 * PAGE, REMOTE));
 	CHECK(asked == 4);
@@ -829,7 +829,7 @@ TEST_CASE("a word is free with one reference, and without the kernel's bits")
 	CHECK(hold() == (word.CLOSED | word.REF));
 	CHECK(!(word.peek_relaxed() & (word.KERNEL | word.UNLINKED)));
 
-	/* Opened, used, suspected, closed; and beside it a reader with an old hint. */
+	/* The word is opened, used, suspected and closed, with a reader that has an old hint. */
 	uint64_t seen = word.open_release(0);
 
 	CHECK(hold() == word.REF);
@@ -846,7 +846,7 @@ TEST_CASE("a word is free with one reference, and without the kernel's bits")
 	CHECK(hold() == (word.CLOSED | word.REF));
 }
 
-/* A kernel that has not let go of the word acts between any two of the cache's operations. */
+/* A kernel that still uses the word acts between any two operations of the cache. */
 struct meddled_env : fake_env {
 	static inline std::function<void(std::atomic<uint64_t> &)> kernel_acts;
 
@@ -926,7 +926,7 @@ TEST_CASE_METHOD(fixture, "a forgotten registration ends with its last user")
 	CHECK(kernel.live.empty());
 	CHECK(forget(cache, mine, &shared) == EINVAL);
 
-	/* An idle one that covers it is not a user: it went with the other. */
+	/* An idle entry that covers the range is not a user: it ended with the other one. */
 	mine = get(4);
 	kernel.fail_dereg = EBUSY;
 	CHECK(forget(cache, mine, &shared) == EBUSY);
@@ -941,7 +941,7 @@ TEST_CASE_METHOD(fixture, "more users than can be counted have more registration
 	using word = mr_cache::entry_word<fake_env>;
 	mr_cache_ref first = get(0);
 
-	/* As if so many had come before. */
+	/* As after so many references. */
 	std::atomic_ref(*mr_of(first).word).fetch_add((word::FULL / word::REF - 2) * word::REF);
 
 	mr_cache_ref last = get(0), next = get(0);
@@ -1006,7 +1006,7 @@ TEST_CASE_METHOD(fixture, "short of objects is as short of memory")
 		CHECK(!has(0));
 		CHECK(cache.flush_pd(pd) == 0);
 	}
-	/* Others make room in steps too. */
+	/* Other owners also make room in steps. */
 	for (uint64_t n = 0; n < 32; n++)
 		use(2 * n);
 	CHECK(cache.shrink(0) == 3);

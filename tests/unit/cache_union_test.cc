@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Requests that overlap idle registrations, on a fake kernel: when they are registered together,
- * and when they are not.
+ * Requests that overlap idle registrations, on a fake kernel: when they are merged into one
+ * registration, and when not.
  */
 #include <algorithm>
 #include <random>
@@ -18,7 +18,7 @@ constexpr uint64_t PAGE = 4096, BASE = 0x10000000;
 constexpr uint32_t LOCAL = MR_CACHE_LOCAL_WRITE;
 constexpr uint64_t WIDE = 16, IDLE = 7; // pages of a window, windows before the next one
 
-/* With room for many hints, and its arena to be looked at. */
+/* With room for many hints, and access to its arena. */
 struct seen_env : fake_env {
 	static constexpr uint32_t most_hint_bits = 8;
 
@@ -63,7 +63,7 @@ struct fixture {
 		return ref;
 	}
 	void put(const mr_cache_ref &ref) { CHECK(cache.release(ref.index, ref.generation) == 0); }
-	/* Its pages are registered as one with so many. */
+	/* Uses a window; returns the number of pages of its registration. */
 	uint64_t use(uint64_t page, uint64_t pages = WIDE, uint32_t access = LOCAL, int of = 0)
 	{
 		mr_cache_ref ref = get(page, pages, access, of);
@@ -75,7 +75,7 @@ struct fixture {
 	{
 		return cache.covers(pd(0), BASE + page * PAGE, pages * PAGE, LOCAL);
 	}
-	/* Windows that are in use at once, so each is one registration. */
+	/* Windows in use at the same time, so each has its own registration. */
 	std::vector<mr_cache_ref> hold(uint64_t first, uint64_t count)
 	{
 		std::vector<mr_cache_ref> held;
@@ -121,7 +121,7 @@ TEST_CASE_METHOD(fixture, "windows that slide pin at most twice what they cover"
 	const auto slide = [&] {
 		for (uint64_t n = 0; n < windows; n++) {
 			use(back ? windows - n : n, wide);
-			/* And the windows that no union has taken yet. */
+			/* Plus the windows that no union contains yet. */
 			CHECK(kernel.bytes <= (2 * (n + wide) + 9 * wide) * PAGE);
 		}
 	};
@@ -181,7 +181,7 @@ TEST_CASE_METHOD(fixture, "no union is larger than the device takes")
 	for (uint64_t n = 0; n < 200; n++)
 		CHECK(use(n, wide) <= (wide > most ? wide : most));
 	CHECK(kernel.refused == 0);
-	/* There are some all the same, where there is room for their windows. */
+	/* With room for their windows there are still some unions. */
 	if (most >= wide + IDLE)
 		CHECK(count().entries < 60);
 }
@@ -197,7 +197,7 @@ TEST_CASE_METHOD(fixture, "an odd range is united by its pages")
 	CHECK(mr_of(ref).what.size == (WIDE + IDLE) * PAGE);
 	put(ref);
 
-	/* A request that contains all needs none: its MR shows its own range. */
+	/* A request that contains all of them needs no view: its MR has its own range. */
 	CHECK(cache.clean(owner, 0) == 0);
 	leave(hold(0, IDLE));
 	REQUIRE(acquire(cache, pd(0), owner, BASE + 5, (WIDE + IDLE) * PAGE - 10, LOCAL, &ref) ==
@@ -301,7 +301,7 @@ TEST_CASE_METHOD(fixture, "a union that fails leaves all as it was")
 	for (uint64_t n = 0; n < IDLE; n++)
 		CHECK(has(n));
 
-	/* None is tried for a while, and later it is. */
+	/* For a while the cache tries no union, and later it does. */
 	for (uint64_t n = 1; n < 20; n++)
 		CHECK(use(IDLE + n) == WIDE);
 	CHECK(kernel.reg_calls == IDLE + 21);
@@ -334,8 +334,7 @@ TEST_CASE_METHOD(fixture, "memory beside a request goes while their union is reg
 	CHECK(kernel.complaint == "");
 }
 
-/* At random: each page was asked for before it is registered, and the bytes of unions are bounded.
- */
+/* Random requests: each registered page was requested before, and the size of unions is bounded. */
 TEST_CASE_METHOD(fixture, "no page is registered that was never asked for")
 {
 	std::mt19937 random(GENERATE(1, 2, 3, 4));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The list alone: random additions, removals and turns of its hand, beside those of a vector.
+ * Only the list: random additions, removals and moves of its hand, compared with a vector.
  *
- * Broken on purpose, each of these was seen to fail here:
- *   a hand that stays at an entry that is removed, or does not begin again at the first
- *   a neighbour, the first or the last not told that an entry was removed
+ * Each of these mistakes was seen to fail here:
+ *   a hand that stays at a removed entry, or does not start again at the first entry
+ *   a removal that does not update the neighbours, the first or the last entry
  */
 #include <algorithm>
 #include <memory>
@@ -34,7 +34,7 @@ struct world {
 
 		if (at == expected.end()) {
 			list.add(entries.get(), i);
-			/* A hand that is past the last is at the first. */
+			/* After the last entry the hand is at the first. */
 			hand = hand == expected.size() ? 0 : hand;
 			expected.push_back(i);
 			return;

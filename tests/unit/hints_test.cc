@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The hints alone: a hint is found by the requests that it is for and by no others,
- * however the buffers lie.
+ * Only the hints: a hint is found by the requests that it serves and by no others, for any
+ * position of the buffers.
  *
- * Broken on purpose, each of these was seen to fail here:
- *   rights or the domain not part of the hash
- *   the offset in the page part of it, but for an exact range
- *   the second hint of a bucket not looked at
- *   one of the same tag kept
- *   each use of a part takes the place of another hint, or none does
+ * Each of these mistakes was seen to fail here:
+ *   rights or the domain missing in the hash
+ *   the offset in the page included in the hash, except for an exact range
+ *   the second hint of a bucket not checked
+ *   an old hint with the same tag kept
+ *   each use of a part replaces another hint, or no use does
  *   tags not compared
  *   a table that grows too late, or beyond its memory
  */
@@ -54,14 +54,14 @@ TEST_CASE("a hint is found by the requests that it is for")
 	CHECK(w.look(page(7)) == 0);
 	w.learn(page(7), 42);
 	CHECK(w.look(page(7)) == 42);
-	/* Another part of the page, of any length. */
+	/* Another part of the page, with any length. */
 	CHECK(w.look({pds, 7 * PAGE + 100, 5, 1}) == 42);
 	CHECK(w.look(page(7, 3)) == 0);
 	CHECK(w.look(page(7, 1 | MR_CACHE_RELAXED_ORDERING)) == 0);
 	CHECK(w.look(page(7, 1, pds + 8)) == 0);
 	for (uint64_t number = 8; number < 1000; number++)
 		CHECK(w.look(page(number)) == 0);
-	/* The last entry that there is. */
+	/* The entry with the highest index. */
 	w.learn(page(9), fake_env::entries - 1);
 	CHECK(w.look(page(9)) == fake_env::entries - 1);
 }
@@ -154,7 +154,7 @@ TEST_CASE("parts for which there is no place leave most other hints alone")
 	for (uint32_t i = 1; i < large_env::entries; i++)
 		kept += w.look(page(i * 17)) == i;
 	CHECK(kept > large_env::entries * 3 / 4);
-	/* One that comes often gets its place. */
+	/* A frequent request gets a hint. */
 	for (uint64_t n = 0; n < 2048; n++)
 		for (uint64_t now = 0; now < 100 && w.look(page((1 << 20) + n)) != 1; now++)
 			w.table->learn_part(w.hash(page((1 << 20) + n)), w.last, 1, now);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The freed views that a thread keeps, and that all of them go in the end. The linker sends
- * malloc() and free() of mr_view.c and of this file here, to be counted.
+ * The freed views that a thread keeps are all freed in the end. The linker redirects malloc()
+ * and free() of mr_view.c and of this file to functions here that count them.
  *
- * Broken on purpose, each of these was seen to fail here:
- *   a thread that ends frees nothing, or all but the first
- *   a view that is freed after that is kept
- *   a view that is kept has another end, or is handed out twice
+ * Each of these mistakes was seen to fail here:
+ *   a thread that ends frees none of its views, or all but the first
+ *   a view that is freed later is kept
+ *   a kept view has a wrong link, or is handed out twice
  *   there is always room, or never
  *   the key stays when the library is unloaded
  */
@@ -37,7 +37,7 @@ void use_view()
 	mr_view_free(mr_view_alloc());
 }
 
-/* A thread's views at its end, before and after those that it keeps have gone. */
+/* A thread frees views at its end, before and after its kept views are freed. */
 void end_with_a_view(void *view)
 {
 	use_view();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The choice of victims alone: the oldest of some, and none that is used.
+ * Only the choice of victims: the oldest of some entries, and never an entry in use.
  *
- * Broken on purpose, each of these was seen to fail here:
- *   the youngest, or the first one, of those that were looked at
- *   an entry in use given
- *   invalid ones not first
- *   looks that always begin at the same place, or behind the last one that was looked at, or
+ * Each of these mistakes was seen to fail here:
+ *   the youngest or the first of the scanned entries chosen
+ *   an entry in use chosen
+ *   invalid entries not preferred
+ *   scans that always start at the same place, or skip an entry after the last scanned one, or
  *   are not limited
  */
 #include <algorithm>
@@ -46,7 +46,7 @@ template <class Env> struct world {
 	}
 
 	uint32_t next(uint32_t most = 256) { return list.oldest_idle(entries.data(), most); }
-	/* It goes for good. */
+	/* The entry is removed permanently. */
 	uint32_t evict()
 	{
 		const uint32_t i = next();
@@ -55,7 +55,7 @@ template <class Env> struct world {
 			list.remove(entries.data(), i);
 		return i;
 	}
-	/* As many as a look is at. */
+	/* As many entries as one scan covers. */
 	void keep_few()
 	{
 		for (uint32_t i = 33; i < Env::entries; i++)
@@ -78,7 +78,7 @@ TEST_CASE("the oldest of each look goes")
 		world<fake_env> w(seed);
 
 		INFO("seed " << seed);
-		/* The list is in the order of the indices, 1 to 64. */
+		/* The list has the order of the indices, 1 to 64. */
 		for (uint32_t n = 0, last = 0; n < 64; n++) {
 			const auto of_look = [last](uint32_t i) {
 				return (i + 63 - last) % 64 < 32;
@@ -131,7 +131,7 @@ TEST_CASE("a look at many is at some, and the next one at others")
 
 	w.use_all();
 	w.entries[all].word.put_release();
-	/* Behind all of the others. */
+	/* After all other entries. */
 	while (w.next() != all)
 		REQUIRE(++looks <= all / 256);
 	CHECK(looks == all / 256);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* Which registration under way will serve a request: every range and request of a few pages. */
+/* Which registration in progress will serve a request: all ranges and requests of a few pages. */
 #include <vector>
 
 #include "catch.h"
@@ -25,7 +25,7 @@ TEST_CASE("a registration under way is found for all requests that it will serve
 	const uint32_t access = GENERATE(LOCAL, EXACT);
 	constexpr uint64_t END = 20;
 
-	/* One that serves nothing of this, of each size. */
+	/* A registration of each size that serves none of these requests. */
 	entries[2].describe({pd, 100 * PAGE, 1 + GENERATE(0ULL, 3 * PAGE), LOCAL});
 	making.add(2);
 	for (uint64_t start = 0; start < END; start++) {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# unit_tests: those of C, which upstream's build makes, and build/tests/unit_*: the core of the registration cache, on the host, without a kernel (unit_tsan, unit_asan: the
-# same tests under the sanitizers).
+# unit_tests: the C tests, which upstream's build makes, and build/tests/unit_*: the core of the
+# registration cache, on the host, without a kernel (unit_tsan, unit_asan: with the sanitizers).
 check_lacking(lacking unit_tests Catch2_FOUND)
 if(lacking)
   return()
@@ -26,7 +26,7 @@ add_unit(parts "entry_list_test.cc;hints_test.cc;operations_test.cc;oldest_idle_
 set_source_files_properties(${mr_notify}/undo.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 target_sources(unit_parts PRIVATE ${mr_notify}/undo.cpp)
 target_include_directories(unit_parts PRIVATE ${mr_notify})
-# Beside that as a module, which can be unloaded.
+# Also as a module, which can be unloaded.
 set(mr_view ${CMAKE_SOURCE_DIR}/libibverbs/mr_view.c)
 set_source_files_properties(${mr_view} PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS -Wno-unused-parameter)
 add_library(views MODULE ${mr_view})

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The index alone: random insertions and removals, and each answer compared with
- * that of a list that is gone through from end to end.
+ * Only the index: random insertions and removals, and each result compared with a linear
+ * search of a list.
  *
- * Broken on purpose, each of these was seen to fail here:
- *   a candidate not verified, or not looked for in larger sets of rights
- *   a set of rights not taken to contain one that it contains
+ * Each of these mistakes was seen to fail here:
+ *   a candidate not verified, or not searched in larger sets of rights
+ *   a set of rights not recognized as a superset
  *   a split or a merge of the treap that loses a subtree
  *   a predecessor that must lie before the address, a successor that must lie after it
  *   insert() that does not look where the entry that starts after it ends
@@ -47,8 +47,7 @@ struct world {
 		in[i] = false;
 	}
 
-	/* As the cache does: a contained entry goes, and one that would be contained does not come.
-	 */
+	/* As the cache: removes contained entries, and does not add a contained entry. */
 	void add(uint32_t i, const request &what)
 	{
 		for (uint32_t other = 1; other < COUNT; other++)
@@ -67,7 +66,7 @@ struct world {
 			REQUIRE(!(within[other] && in[other]));
 	}
 
-	/* The entries within go, and no others. */
+	/* Removes exactly the entries within the range. */
 	void insert(uint32_t i, const request &what, const bool *within = nullptr)
 	{
 		bool expected = false;
@@ -85,7 +84,7 @@ struct world {
 		in[i] = true;
 	}
 
-	/* The last that starts at or before the address, and the first after it. */
+	/* The last entry that starts at or before the address, and the first after it. */
 	void look_beside(const request &want)
 	{
 		const mr_cache::neighbours found = index->beside(want, want.addr);
@@ -150,7 +149,7 @@ TEST_CASE("the index answers as a list would")
 	}
 }
 
-/* Many in one tree, so that it is deep, and all its entries are asked for. */
+/* Many entries make a deep tree; all are looked up. */
 TEST_CASE("no entry is lost in one tree")
 {
 	for (uint64_t seed = 1; seed <= 20; seed++) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * undo.h alone: a change of a file, put back at the end or by a signal. Each in a
- * process of its own, as the first object of a process watches the signals.
+ * Only undo.h: a change of a file is undone at the end or by a signal. Each case has its own
+ * process, because the first object of a process installs the signal handlers.
  */
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -51,7 +51,7 @@ private:
 	std::string folder_ = std::filesystem::temp_directory_path() / "undo.XXXXXX";
 };
 
-/* In a child, with both changed; the status that waitpid() tells. */
+/* Runs in a child with both files changed; returns the status of waitpid(). */
 template <class F> int in_child(const changed &here, F &&end)
 {
 	const pid_t child = fork();
@@ -87,7 +87,7 @@ TEST_CASE("undo: by a signal, which ends the program as ever")
 	const int number = GENERATE(SIGHUP, SIGINT, SIGTERM);
 	const changed here;
 
-	std::signal(SIGHUP, SIG_DFL); /* nohup ignores it */
+	std::signal(SIGHUP, SIG_DFL); /* nohup ignores SIGHUP */
 	const int status = in_child(here, [&] { raise(number); });
 	CHECK(WTERMSIG(status) == number);
 	CHECK(here.now() == "before");
