@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Measure the core of another checkout beside this one's, in turns, and print the ratios.
+"""Measure the core of this checkout and of another one, in turns, and print the ratios.
 
-Why: whether a change made the cache faster or slower is a ratio of one run on one machine; the
-figures of two runs differ by more than that. Both programs are the benchmark of this checkout,
-compiled with the headers and the core of each. Each row is a process of its own, so that none pays
-for memory that another one left behind, and both take turns in it. Called by tests/bench/run
+Why: only a ratio within one run on one machine shows whether a change made the cache faster or
+slower; figures of two runs differ by more. Both programs are this checkout's benchmark, compiled
+with the headers and the core of each checkout. Each row has its own process, so that no row pays
+for memory that another one left, and both programs take turns in it. Called by tests/bench/run
 --before.
 """
 import argparse
@@ -22,7 +22,7 @@ PROGRAMS = {"before": "cache_before", "now": "cache"}
 
 
 def build(checkout):
-    """Compile both."""
+    """Compile both programs."""
     if not os.path.exists(os.path.join(checkout, "libibverbs/mr_cache/mr_cache_core.h")):
         sys.exit(f"{checkout}: not a checkout of this repository")
     build_folder = os.path.join(REPO, "build")

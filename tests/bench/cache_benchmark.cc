@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The costs of the cache's core through its C boundary, with a registrar that costs nothing. It
- * uses only mr_cache_core.h of the core: tests/bench/run --before compiles it against another
- * checkout's. Nanoseconds of one operation:
- *  hit/LAYOUT/N        acquire and release of one of N buffers, in a random order that is the same
+ * The costs of the cache's core through its C boundary, with a registrar that costs nothing.
+ * mr_cache_core.h is the only file of the core that it uses: tests/bench/run --before compiles it
+ * against the core of another checkout. Nanoseconds of one operation:
+ *  hit/LAYOUT/N        acquire and release one of N buffers, in a random order, which is repeated
  *                      each time (layouts.h)
- *  hit/unordered/N     the same in an order that never comes again
- *  hit/part/N          the same of another half of the 64 KiB of one of N each time
- *  hit/same/N          the same buffers for all threads
+ *  hit/unordered/N     like hit, in an order that is never repeated
+ *  hit/part/N          like hit, each time with another half of a buffer of 64 KiB
+ *  hit/same/N          like hit, all threads with the same buffers
  *  miss                an acquire that registers, and its release; 1,000 entries at most
- *  evict/OWNERS/N      the same of owners in turns, each with N entries, as many as its limit
- *  full/N              an acquire that is refused: as many entries as the limit, all in use
- *  flush_pd/N          of a PD that has nothing any more, after there were N entries
- *  query/N             of an owner that has nothing any more
- * And the least costs of a hit:
- *  atomics             two, of one word; atomics_same/N: of one of N words, for all threads
- *  search/N            two atomics, of one of N words that a binary search finds
+ *  evict/OWNERS/N      misses of owners in turns, each with N entries, which is its limit
+ *  full/N              an acquire that is refused: N entries, which is the limit, are in use
+ *  flush_pd/N          flush a PD without entries, after there were N entries
+ *  query/N             query an owner without entries, after there were N entries
+ * And the lower limits of a hit:
+ *  atomics             two atomic operations on one word; atomics_same/N: on one of N words, by all
+ *                      threads
+ *  search/N            two atomic operations on one of N words, found by binary search
  */
 #include <algorithm>
 #include <array>
@@ -39,10 +40,10 @@ using layouts::buffer;
 
 constexpr uint64_t BASE = 0x7f0000000000, LENGTH = layouts::usual, MANY = 100000, MOST = 1000000;
 constexpr int MOST_THREADS = 16;
-/* Rights that any policy may round and may serve a part of. */
+/* With these rights any policy may round the range and serve a part of it. */
 constexpr uint32_t ACCESS = MR_CACHE_LOCAL_WRITE;
 
-/* PDs and owners are addresses to the core. PDs are at least four bytes apart. */
+/* For the core, PDs and owners are addresses. PDs are at least four bytes apart. */
 struct party {
 	uint32_t pd;
 	char owner;
@@ -50,7 +51,7 @@ struct party {
 
 std::atomic<uint64_t> made{0}, gone{0};
 
-/* As large as a struct verbs_mr, which knows its reference, too. */
+/* As large as a struct verbs_mr, which also stores its reference. */
 struct registration {
 	void *owner;
 	uint32_t index;
@@ -98,7 +99,7 @@ uint64_t mr_cache_max_merge(void *)
 
 namespace {
 
-/* NULL: it is refused. */
+/* Returns NULL if the cache refuses. */
 registration *find(party &by, const buffer &of)
 {
 	return static_cast<registration *>(mr_cache_find(&by.pd, of.addr, of.length, ACCESS));
@@ -145,12 +146,12 @@ void empty()
 
 using make_layout = layouts::layout (*)(uint64_t base, uint64_t count);
 
-/* The buffers that are registered now: made once for all repetitions of a benchmark. */
+/* The registered buffers: made once for all repetitions of a benchmark. */
 struct {
 	make_layout make = nullptr;
 	uint64_t count = 0;
 	layouts::layout of;
-	bool asked[MOST_THREADS] = {}; /* for all of it in its order, by this thread */
+	bool asked[MOST_THREADS] = {}; /* this thread has used all in its order */
 } populated;
 
 void populate(make_layout make, uint64_t count)
@@ -171,7 +172,7 @@ void forget_populated()
 	empty();
 }
 
-/* Whether threads have buffers of their own. */
+/* Does each thread have its own buffers? */
 enum class shares { own, same };
 
 template <make_layout Make, shares Who> void setup(const benchmark::State &state)
@@ -186,7 +187,7 @@ void setup_alone(const benchmark::State &)
 	forget_populated();
 }
 
-/* A thread's buffers in the order in which it asks for them. */
+/* The buffers of a thread, in the order of its requests. */
 std::vector<buffer> order(const benchmark::State &state, shares who)
 {
 	const auto count = static_cast<uint64_t>(state.range(0));
@@ -205,7 +206,7 @@ void ask(benchmark::State &state, const std::vector<buffer> &asked)
 	const uint64_t before = made;
 	size_t i = 0;
 
-	/* The cache has learned from hits by now. */
+	/* The warm-up rounds let the cache learn its hints from hits. */
 	if (!std::exchange(populated.asked[state.thread_index()], true))
 		for (const buffer &one : asked)
 			use(parties[0], one);
@@ -243,7 +244,7 @@ void part(benchmark::State &state)
 	ask(state, asked);
 }
 
-/* As far apart as the cache's entries. */
+/* As far apart as entries of the cache. */
 struct alignas(128) line {
 	std::atomic<uint64_t> word;
 };
@@ -264,7 +265,7 @@ void atomics(benchmark::State &state)
 
 std::vector<line> shared_lines(1000);
 
-/* The least costs of the same buffers for two threads: a line that the other one may have. */
+/* The lower limit if two threads use the same buffers: the other CPU may have the cache line. */
 void atomics_same(benchmark::State &state)
 {
 	const std::vector<buffer> asked = order(state, shares::same);
@@ -353,7 +354,7 @@ void full(benchmark::State &state)
 		release(one);
 }
 
-/* Once there were so many entries; and the other party had one. */
+/* The cache had so many entries before; and the other party had one. */
 void leave_behind(const benchmark::State &state)
 {
 	use(others, {BASE, LENGTH});
@@ -396,7 +397,7 @@ template <make_layout Make> Benchmark *add_hit(const std::string &name, work bod
 
 void add_all()
 {
-	/* The many come last: a cache may go on paying for entries that it once held. */
+	/* The large numbers come last: a cache may go on paying for entries that it once held. */
 	add("flush_pd", flush_pd, leave_behind)->Arg(1)->Iterations(100);
 	add("query", query, leave_behind)->Arg(1)->Iterations(100);
 	add("miss", miss, setup_alone);
@@ -420,7 +421,7 @@ void add_all()
 	};
 	for (Benchmark *one : own())
 		one->Arg(1)->Arg(1000)->Arg(MANY)->Threads(2);
-	/* Not MANY each: a cache has room for a million. */
+	/* Fewer than MANY for each owner: a cache has room for a million. */
 	for (Benchmark *one : own())
 		one->Arg(1)->Arg(1000)->Threads(MOST_THREADS);
 	add("hit/same", hit<shares::same>, setup<layouts::apart, shares::same>)
@@ -445,7 +446,7 @@ void add_all()
 
 } // namespace
 
-/* The user of a part gets a view, which needs the fields that are read here. */
+/* For the view of a part mr_cache_on_miss() reads these fields. */
 extern "C" void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 				  mr_cache_part part)
 {

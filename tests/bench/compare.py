@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Run the benchmarks of the cache and of its peers one after the other, and put them side by side.
+"""Run the benchmarks of the cache and of its peers one after the other, and print a table.
 
-Why: a figure means something only beside the others of the same run on the same machine. Each
-program is one of Google Benchmark's and prints JSON; the median of several repetitions counts.
-Called by tests/bench/run.
+Why: figures can be compared only within one run on one machine. Each program is a Google Benchmark
+and prints JSON; the median of several repetitions counts. Called by tests/bench/run.
 """
 import json
 import os
@@ -17,11 +16,11 @@ REPETITIONS = 5
 REPEAT = ["--benchmark_format=json", f"--benchmark_repetitions={REPETITIONS}",
           "--benchmark_min_time=0.1"]
 ONE, TWO = "/real_time/threads:1", "/real_time/threads:2"
-# Of the table: title there: title in the plot
+# Columns of the table: title in the plot
 COLUMNS = {"limit": "bare atomics", "core": "ours, the core", "verbs (um)": "ours, the verbs (um)",
            "memhooks (um)": "libfabric memhooks (um)", "uffd (um)": "libfabric userfaultfd (um)",
            "UCX": "UCX rcache"}
-# (title, its cells in that order: (which of measure()'s, benchmark), or None)
+# (title, its cells in the order of the columns: (key of measure()'s result, benchmark), or None)
 TABLE = [
     ("1 entry, 1 thread", ("core", "atomics" + ONE), ("core", "hit/apart/1" + ONE),
      ("verbs", "hit/apart/1"), ("memhooks", "libfabric/1"), ("uffd", "libfabric/1"),
@@ -58,9 +57,9 @@ def run(program, *options, kernel=None, environment=None, field="cpu_time"):
 
 
 def one_by_one(program, wanted):
-    """The same with a process for each row: a cache may keep tables that another one made large.
+    """As run(), with a process for each row: a cache may keep tables that another row made large.
 
-    None for a row that can't be run.
+    None for a row that can't run.
     """
     found = {}
     for row in programs.rows(program, wanted):
@@ -69,7 +68,7 @@ def one_by_one(program, wanted):
 
 
 def measure():
-    """Everything, as {column: {benchmark: nanoseconds}}, of a miss its ratio."""
+    """All results, as {column: {benchmark: nanoseconds}}; for a miss the ratio."""
     libfabric = {"FI_MR_CACHE_MAX_COUNT": "200000", "FI_MR_CACHE_MAX_SIZE": "-1"}
     return {
         "core": one_by_one("cache", "^(hit/(apart|same|guarded)/1(000|00000)?|"
@@ -88,15 +87,15 @@ def measure():
 def rows(got):
     """(title, a value in nanoseconds for each of COLUMNS).
 
-    None where nothing is to be measured, 0 where that failed.
+    None for an empty cell, 0 for a failure.
     """
     return [(what, *(one and (got[one[0]].get(one[1]) or 0) for one in cells))
             for what, *cells in TABLE]
 
 
 def ratios(got):
-    """(title, ratio) of rows whose absolute figures tell nothing: a guest's times are no
-    machine's."""
+    """(title, ratio) of rows whose absolute figures mean nothing: times of a guest are not times of
+    a machine."""
     return [(f"cached miss / plain ibv_reg_mr, {size >> 10} KiB",
              got["miss"].get(f"miss/{size}") or 0) for size in MISSES]
 

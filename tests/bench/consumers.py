@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """A hit through the caches of libfabric and UCX, with the kernel's word and with hooks.
 
-Both are those of buildlib/consumers, so each way is the same build of the same cache. All ways run
-at the same time in a guest of one processor, which gives each a few milliseconds in turn and counts
-their time: where a virtual machine's processors are threads of a core that others use, its speed
-changes by 1.7 times from second to second, and ways that run one after the other do not meet the
-same. In each turn memory lies elsewhere (shuffled.h). Called by tests/bench/run, with the names of
-the libraries, or none for both.
+Both libraries are built by buildlib/consumers, so each way is the same build of the same cache. All
+ways run at the same time in a guest of one processor, which gives each a few milliseconds in turn
+and counts their time. Reason: if the virtual machine's processors are threads of a shared core, its
+speed changes by a factor of 1.7 from second to second, and ways that run one after the other meet
+different speeds. Each turn places memory elsewhere (shuffled.h). Called by tests/bench/run, with
+the names of the libraries, or none for both.
 """
 import json
 import os
@@ -20,7 +20,7 @@ from programs import OUT
 TURNS = 9
 SECONDS = 1    # of each way; a guest counts CPU time in ticks of 10 ms
 LIMITS = {"FI_MR_CACHE_MAX_COUNT": "200000", "FI_MR_CACHE_MAX_SIZE": "-1"}
-# {library: (program, {title: its benchmark}, {way: environment}, the way that is 1)}
+# {library: (program, {title: its benchmark}, {way: environment}, the way with the ratio 1)}
 LIBRARIES = {
     "libfabric": ("libfabric", {
         "1 entry": "libfabric/1", "1,000 entries": "libfabric/1000",
@@ -40,7 +40,7 @@ LIBRARIES = {
 
 
 def command(library, way, name, shift):
-    """One way of a benchmark, with the library that was built, memory moved by pages."""
+    """One way of a benchmark, with the built library, and memory moved by pages."""
     program, _, ways, _ = LIBRARIES[library]
     built = os.path.join(programs.REPO, "build/consumers", library, "lib")
     setting = " ".join(f"{name}={shlex.quote(value)}" for name, value in ways[way].items())

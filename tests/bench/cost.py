@@ -2,8 +2,8 @@
 """The costs of MR notification, for its users and for others: prints the tables of costs.md.
 
 Why: the figures of Documentation/costs.md must be easy to repeat, also on another machine.
-All ratios are of times in one guest; only the last table compares two, Debian's own modules and
-ours: there the guests take turns and the best round counts. Called by tests/bench/run.
+All ratios are of times in one guest, except in the last table, which compares Debian's own modules
+and ours: there two guests take turns and the best round counts. Called by tests/bench/run.
 """
 import json
 import os
@@ -48,7 +48,7 @@ def row(*cells):
 
 
 def head(*cells):
-    """The first two."""
+    """The first two rows of a table."""
     print()
     row(*cells)
     print("|" + "---|" * len(cells))

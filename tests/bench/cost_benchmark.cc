@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The costs of notification for programs that do not ask for it just then. Of each operation
- * OP/STATE/N:
- *  never       the process has no registration at all (also runs where notification is unknown)
- *  registered  N registrations without a word: the costs of pinning alone
- *  armed       N registrations, each with its word
- *  counted     the same, and the word counts users, as the cache's do
- * Operations: munmap of 16 pages elsewhere, a fault that copies a page elsewhere, fork; munmap of
- * 16 pages that are registered themselves, and of 10,000 of which each is a registration; the end
- * of a process that has those; registering 16 pages. slab_bytes is the kernel's memory for each
- * registration, over the last that were made.
+ * The costs of notification for a program at times when it does not use notification. For each
+ * operation OP/STATE/N:
+ *  never       the process has no registration (also runs on a kernel without notification)
+ *  registered  N registrations without a word: the cost of pinning alone
+ *  armed       N registrations, each with its own word
+ *  counted     N registrations, each with its own word that counts users, as in the cache
+ * Operations: munmap of 16 pages elsewhere; a fault that copies a page elsewhere; fork; munmap of
+ * 16 registered pages, and of 10,000 pages with a registration each; the end of a process with
+ * these 10,000 registrations; registering 16 pages. slab_bytes is the kernel's memory for each
+ * registration, measured over the last registrations.
  */
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
@@ -40,7 +40,7 @@ constexpr std::size_t piece_pages = 16;
 enum class state { never, registered, armed, counted };
 constexpr uint64_t users = ~uint64_t{0xff};
 
-/* Arms the registration, if the state is to be measured with armed ones. */
+/* Arms the registration if the state needs it. */
 void arm(state what, ibv_mr *mr, uint64_t *word)
 {
 	if (what == state::armed)
@@ -82,12 +82,12 @@ double slab_bytes()
 }
 
 /*
- * The registrations. All lie in the same few pages: a fork copies pinned pages for the child, and
- * that time would drown the others.
+ * The registrations. All are of the same few pages: a fork copies pinned pages for the child, and
+ * the time for this would hide all other times.
  */
 class crowd {
 public:
-	/* Returns the bytes of slab for each of those that were added. */
+	/* Returns the bytes of slab for each added registration. */
 	double become(state what, std::size_t count)
 	{
 		if (what != what_ || count < mrs_.size())
@@ -121,10 +121,10 @@ private:
 	double bytes_each_ = 0;
 };
 
-/* Made when it is first needed: "never" has none, nor an open device. */
+/* Made when first needed: for "never" no device is open. */
 double prepare(state what, std::size_t count)
 {
-	static crowd *all; /* as long as the process */
+	static crowd *all; /* never freed */
 
 	if (what == state::never)
 		return 0;
@@ -141,7 +141,7 @@ template <class F> double timed(F &&f)
 	return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/* In small pages: a huge one would be faulted in and unmapped at once. */
+/* In small pages: a huge page would be faulted in and unmapped in one step. */
 range map_piece(bool populated)
 {
 	void *addr =
@@ -149,7 +149,7 @@ range map_piece(bool populated)
 
 	if (addr == MAP_FAILED)
 		fail("mmap");
-	madvise(addr, piece(), MADV_NOHUGEPAGE); /* a kernel without them refuses */
+	madvise(addr, piece(), MADV_NOHUGEPAGE); /* fails on a kernel without huge pages */
 	if (populated)
 		std::memset(addr, 1, piece());
 	return {static_cast<std::byte *>(addr), piece()};
@@ -165,7 +165,7 @@ double munmap_elsewhere(state)
 	return unmap(map_piece(true));
 }
 
-/* Reading maps the page of zeros, writing replaces it: an MMU event for each page. */
+/* Reading maps the zero page, writing replaces it: an MMU event for each page. */
 double fault_elsewhere(state)
 {
 	const range r = map_piece(false);
@@ -206,7 +206,7 @@ double munmap_own(state what)
 	return unmap(r);
 }
 
-/* Each page is registered, and has a word if armed registrations are measured. */
+/* Each page is registered, and armed if the state needs it. */
 struct many {
 	explicit many(state what)
 	{
@@ -240,7 +240,7 @@ double munmap_many(state what)
 	return unmap(registered.all);
 }
 
-/* From when it is told to end until its parent knows that it has. */
+/* From telling the process to end until its parent knows that it has ended. */
 double exit_many(state what)
 {
 	int ready[2];
@@ -284,7 +284,7 @@ double median(std::vector<double> values)
 	return values[values.size() / 2];
 }
 
-/* The median of the iterations counts: on a busy machine the slow ones were interrupted. */
+/* The median of the iterations counts: on a busy machine the slow iterations were interrupted. */
 void add(const char *name, double (*operation)(state), state what, std::size_t count,
 	 int iterations)
 {
@@ -307,8 +307,8 @@ void add(const char *name, double (*operation)(state), state what, std::size_t c
 }
 
 /*
- * Unwatched, armed and counted take turns, so other work of the machine falls on all of them. The
- * median of the ratios counts.
+ * Unwatched, armed and counted take turns, so that other load affects all of them. The median of
+ * the ratios counts.
  */
 void add_turns(const char *name, double (*operation)(state), int iterations)
 {
@@ -340,7 +340,7 @@ void add_all(state what, std::size_t count)
 
 } // namespace
 
-/* In this order: once a process has armed anything it has a notifier for good. */
+/* In this order: a process that has armed an MR keeps its notifier. */
 int main(int argc, char **argv)
 {
 	add_all(state::never, 0);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Measure and draw the figures of Documentation/figures: all, or those that are named.
+"""Measure and draw the figures of Documentation/figures: all, or only the named figures.
 
-Each is of one of the other scripts and has its command, the day and the CPU in it. Called by
+Another script makes each figure; it shows its command, the day and the CPU. Called by
 tests/bench/run.
 """
 import os
@@ -23,7 +23,7 @@ FIGURES = {
 
 
 def draw(name):
-    """One of them; whether it could be measured."""
+    """Draw one figure; whether it could be measured."""
     script, *args = FIGURES[name]
     made = os.path.join(programs.OUT, name + ".svg")
     done = subprocess.run([sys.executable, "-B",
@@ -39,7 +39,7 @@ def draw(name):
 
 
 def main():
-    """All that are asked for, also if one fails."""
+    """Draw all requested figures, even if one fails."""
     chosen = sys.argv[1:] or list(FIGURES)
     for name in chosen:
         if name not in FIGURES:

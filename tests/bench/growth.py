@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The cost of a hit as the number of registrations grows: ours, libfabric's and UCX's, in a figure.
 
-In a guest whose clock counts instructions, so that nothing else that this machine does matters.
-libfabric and UCX are Debian's. Each row is a process of its own. Called by tests/bench/run.
+It runs in a guest whose clock counts instructions, so that other load on this machine does not
+matter. libfabric and UCX are Debian's. Each row has its own process. Called by tests/bench/run.
 """
 import json
 import os
@@ -15,7 +15,7 @@ from programs import OUT
 COUNTS = (1, 10, 100, 1000, 10000)
 LIMITS = {"FI_MR_CACHE_MAX_COUNT": "200000", "FI_MR_CACHE_MAX_SIZE": "-1"}
 # Way: (program, its benchmark, environment)
-# "Below": the library keeps nothing, as by ibv_mr_cache --env.
+# "Below": the library has no cache, as with ibv_mr_cache --env.
 WAYS = {
     "ours: ibv_reg_mr": ("verbs", "hit/apart", {}),
     "UCX, hooks": ("ucx_md", "ucx_md", {}),

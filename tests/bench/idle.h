@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The costs of an idle registration, for all that is compared: 64 MiB are registered once and
- * deregistered, which a cache keeps. Each row is one turn; its result are the counters, in MiB,
- * but for `ms`.
+ * The cost of an idle registration, for each cache: 64 MiB are registered and deregistered once,
+ * and the cache keeps the registration. Each row is one turn; its results are the counters, all in
+ * MiB except `ms`.
  */
 #ifndef BENCH_IDLE_H
 #define BENCH_IDLE_H
@@ -32,14 +32,14 @@ constexpr std::size_t size = 64 << 20;
 constexpr std::size_t huge_page = 2 << 20;
 constexpr std::size_t page = 4096;
 constexpr int collapse = 25;		 /* MADV_COLLAPSE */
-constexpr std::chrono::seconds pause{4}; /* no registration is used for so long */
+constexpr std::chrono::seconds pause{4}; /* time without use of a registration */
 
 inline double mebibytes(double bytes)
 {
 	return bytes / (1 << 20);
 }
 
-/* All words of a file that follow this one, added up. */
+/* The sum of all numbers in a file that follow this word. */
 inline double sum_of(const char *path, const std::string &wanted)
 {
 	std::ifstream file(path);
@@ -66,7 +66,7 @@ inline double huge_pages()
 	return sum_of("/proc/self/smaps", "AnonHugePages:") / 1024;
 }
 
-/* The part that no other process shares. */
+/* The part that is not shared with another process. */
 inline double own(const std::byte *at)
 {
 	std::vector<uint64_t> entries(size / page);
@@ -84,7 +84,7 @@ inline double own(const std::byte *at)
 	return mebibytes(static_cast<double>(pages * page));
 }
 
-/* The part that lies on that node. */
+/* The part on this NUMA node. */
 inline double on_node(std::byte *at, int node)
 {
 	std::vector<void *> pages;
@@ -98,7 +98,7 @@ inline double on_node(std::byte *at, int node)
 			 static_cast<double>(std::count(nodes.begin(), nodes.end(), node)));
 }
 
-/* 64 MiB of small pages, at the beginning of a huge one. */
+/* 64 MiB of small pages, aligned to a huge page. */
 class memory {
 public:
 	memory()
@@ -121,14 +121,14 @@ public:
 	}
 
 	std::byte *at() const { return at_; }
-	/* Moves it to that NUMA node, if that can be. */
+	/* Moves the memory to this NUMA node, if possible. */
 	void bind(int node) const
 	{
 		const unsigned long nodes = 1UL << node;
 
 		(void)syscall(SYS_mbind, at_, size, MPOL_BIND, &nodes, 64UL, MPOL_MF_MOVE);
 	}
-	/* Once: another mapping may be there after it. */
+	/* Only once: later another mapping may have this address. */
 	void end()
 	{
 		(void)munmap(at_, size);

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Measure the costs of an idle registration: without a cache, with ours, with those of its peers.
+"""Measure the costs of an idle registration: without a cache, with ours, libfabric's and UCX's.
 
-libfabric and UCX are Debian's. Each row is a process of its own, and all are of one guest, so the
-times are of use beside one another only. Called by tests/bench/run.
+libfabric and UCX are Debian's. Each row has its own process, and all run in one guest, so compare
+times with each other only. Called by tests/bench/run.
 """
 import json
 import os

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Where a program's buffers may lie, for the benchmarks of hits: a cache's costs depend on it.
- * Each layout is a function that gives N buffers, always the same ones:
- *  apart     one behind the other, 64 KiB each
- *  guarded   the same with a guard page after each: 17 pages apart
- *  random    1 byte to 256 KiB, at any address, some in a page with others
+ * Positions of a program's buffers, for the benchmarks of hits: a cache's costs depend on them.
+ * Each layout is a function that returns N buffers, always the same buffers:
+ *  apart     one after the other, 64 KiB each
+ *  guarded   one after the other, each followed by a guard page: 17 pages apart
+ *  random    1 byte to 256 KiB, at any address, some in the same page as others
  *  heap      from malloc: nine of 16 to 1,024 bytes, then one of 4 to 256 KiB
- *  inside    pages at random of one registration, 1 GiB
+ *  inside    random pages of one registration of 1 GiB
  */
 #ifndef BENCH_LAYOUTS_H
 #define BENCH_LAYOUTS_H
@@ -27,11 +27,11 @@ struct buffer {
 	uint64_t length;
 };
 
-/* The buffers of requests, and others that have to be registered before. */
+/* The buffers of requests, and other buffers to register before. */
 struct layout {
 	std::vector<buffer> buffers;
 	std::vector<buffer> before;
-	std::vector<std::unique_ptr<void, void (*)(void *)>> blocks; /* that the buffers are in */
+	std::vector<std::unique_ptr<void, void (*)(void *)>> blocks; /* which contain the buffers */
 };
 
 constexpr uint64_t page = 4096, usual = 64 << 10;
@@ -55,7 +55,7 @@ inline layout guarded(uint64_t base, uint64_t count)
 	return spaced(base, count, usual, usual + page);
 }
 
-/* As many of each order of magnitude. */
+/* A random size; each order of magnitude is equally likely. */
 inline uint64_t any_size(std::mt19937_64 &random, unsigned int least, unsigned int most)
 {
 	const uint64_t order = uint64_t{1} << (least + random() % (most - least));
@@ -83,7 +83,7 @@ inline layout heap(uint64_t, uint64_t count)
 	std::mt19937_64 random(7);
 	layout made;
 
-	mallopt(M_MMAP_THRESHOLD, 1 << 25); /* else the large ones are mappings of their own */
+	mallopt(M_MMAP_THRESHOLD, 1 << 25); /* otherwise large buffers get separate mappings */
 	for (uint64_t i = 0; i < count; i++) {
 		const uint64_t length =
 			i % 10 == 9 ? any_size(random, 12, 18) : any_size(random, 4, 10);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* The beginning of libfabric's benchmarks: its verbs provider, and errors that end them. */
+/* The common part of libfabric's benchmarks: its verbs provider; errors end the program. */
 #ifndef BENCH_LIBFABRIC_H
 #define BENCH_LIBFABRIC_H
 
@@ -19,7 +19,7 @@ inline void check(ssize_t ret, const char *call)
 	std::exit(1);
 }
 
-/* A connected endpoint's provider: any, or the one that has an address. */
+/* The provider with connected endpoints: for any address, or for this address. */
 inline fi_info *find_verbs(const char *node = nullptr, const char *service = nullptr,
 			   uint64_t flags = 0)
 {

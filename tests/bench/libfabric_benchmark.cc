@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * libfabric's registration cache, as an application meets it: fi_mr_reg + fi_close on its verbs
- * provider. FI_MR_CACHE_MONITOR chooses memhooks or userfaultfd. And its misses (renewed.h), and
- * its costs while it is idle (idle.h).
+ * libfabric's registration cache for an application: fi_mr_reg + fi_close on its verbs
+ * provider. FI_MR_CACHE_MONITOR chooses memhooks or userfaultfd. Also its misses (renewed.h), and
+ * its cost while it is idle (idle.h).
  */
 #include <benchmark/benchmark.h>
 #include <rdma/fi_domain.h>
@@ -53,7 +53,7 @@ void libfabric(benchmark::State &state)
 	munmap(base, apart * count);
 }
 
-/* So many buffers that are smaller than a page, none of which begins on one. */
+/* N buffers smaller than a page, none of which begins at the start of a page. */
 void libfabric_small(benchmark::State &state)
 {
 	const auto count = static_cast<std::size_t>(state.range(0));
@@ -66,7 +66,7 @@ void libfabric_small(benchmark::State &state)
 	munmap(base, length);
 }
 
-/* Parts of one registration, at so many addresses. */
+/* Parts of one registration, at N addresses. */
 void libfabric_parts(benchmark::State &state)
 {
 	static auto *const base = static_cast<std::byte *>(

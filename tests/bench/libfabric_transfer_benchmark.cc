@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The same (rotation.h) by libfabric's verbs provider: fi_mr_reg + fi_write + fi_close for each
- * message over a connected endpoint. FI_MR_CACHE_MONITOR chooses libfabric's cache (memhooks,
- * userfaultfd) or none (disabled), and RDMAV_MR_CACHE=remote ours below.
+ * The messages of rotation.h by libfabric's verbs provider: fi_mr_reg + fi_write + fi_close for
+ * each message over a connected endpoint. FI_MR_CACHE_MONITOR chooses libfabric's cache (memhooks,
+ * userfaultfd) or none (disabled); RDMAV_MR_CACHE=remote uses ours below.
  */
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
@@ -75,7 +75,7 @@ public:
 		ssize_t ret = 0;
 
 		while ((ret = fi_cq_read(cq_, &entry, 1)) == -FI_EAGAIN)
-			sched_yield(); /* a software device needs a CPU too */
+			sched_yield(); /* a software device needs the CPU too */
 		check(ret, "fi_cq_read");
 		check(fi_close(&posted_.front()->fid), "fi_close");
 		posted_.pop_front();
@@ -93,7 +93,7 @@ private:
 		return ep;
 	}
 
-	/* The info of the connection manager's next event, which must be this one. */
+	/* Waits for the connection manager's next event, which must be `expected`; its info. */
 	fi_info *wait_for(uint32_t expected)
 	{
 		fi_eq_cm_entry entry{};

@@ -2,9 +2,9 @@
 """The cost of a hit and of a miss in instructions, for each way to keep registrations.
 
 A hit: one registration of 4 KiB. A miss: 64 KiB that were unmapped and mapped again since they were
-registered, less the unmapping and mapping themselves. In a guest whose clock counts instructions,
-so that nothing else that this machine does matters. libfabric and UCX are those of
-buildlib/consumers, so each way is the same build. Called by tests/bench/run.
+registered; the unmapping and mapping itself is subtracted. It runs in a guest whose clock counts
+instructions, so that other load of this machine does not matter. buildlib/consumers has libfabric
+and UCX, so each way is the same build. Called by tests/bench/run.
 """
 import json
 import os

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""NetPIPE by Open MPI over UCX with RDMAV_MR_CACHE=remote: the idle time of a second beside none.
+"""NetPIPE by Open MPI over UCX with RDMAV_MR_CACHE=remote: an idle time of one second against none.
 
-Prints the statistics of both runs and, by message size from 64 KiB to 1 MiB, the throughput with
-the default RDMAV_MR_CACHE_IDLE_MS as a ratio to that with 0. In a guest whose clock counts
-instructions, so that other load on this machine does not matter:
+Prints the statistics of both runs and, for message sizes from 64 KiB to 1 MiB, the throughput with
+the default RDMAV_MR_CACHE_IDLE_MS divided by the throughput with 0. It runs in a guest whose clock
+counts instructions, so that other load on this machine does not matter:
 tests/lab/run --kernel debian --count-instructions -- /usr/bin/python3 -B tests/bench/mpi_idle.py
 """
 import os
@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../mpi"))
-import compare  # noqa: E402 (of another folder)
+import compare  # noqa: E402 (in another folder)
 
 OVER = "Open MPI, UCX"
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Measure on-demand paging: the costs of a fault, and their growth with the address space.
+"""Measure on-demand paging: the cost of a fault, and its growth with the address space.
 
-Why: an MR of all memory finds each page in the page tables of the process, so its costs might
+Why: an MR of all memory looks up each page in the page tables of the process, so its cost might
 grow with the number of mappings. In each guest the ways take turns, and each figure is a median.
 Called by tests/bench/run.
 """
@@ -16,7 +16,7 @@ from programs import OUT
 
 COUNTS = (100, 1000, 10000, 100000)
 TURNS = {"um": 7, "debian": 3}   # emulation is slow
-PAGES = 16      # of a message, each a mapping
+PAGES = 16      # of a message; each page is a mapping
 WAYS = ("registered", "all", "dropped", "touched", "left")
 
 

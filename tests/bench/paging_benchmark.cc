@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * RDMA writes into an address space of many mappings, each of one page. WAY/COUNT, where one
- * message goes to 16 mappings in a row, somewhere among them:
- *  registered   all are registered before
- *  all          by an MR of all memory; the pages are there
- *  dropped      the same, and the pages of the message have just been dropped
+ * RDMA writes into an address space of many mappings, each of one page. WAY/COUNT: COUNT mappings,
+ * and one message goes to 16 of them in a row:
+ *  registered   all mappings are registered before
+ *  all          by an MR of all memory; the pages are present
+ *  dropped      by an MR of all memory; the pages of the message have just been dropped
  *  touched      no message: the CPU writes to such pages, which have just been dropped
- *  left         no message: the CPU writes to such pages, which are there
+ *  left         no message: the CPU writes to such pages, which are present
  * Only the message, or the CPU's writes, is timed.
  */
 #include <benchmark/benchmark.h>
@@ -28,7 +28,7 @@ constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 
 enum class way { registered, all, dropped, touched, left };
 
-/* Pages of which no two neighbours are one mapping. */
+/* Pages, of which two neighbours are never one mapping. */
 memory mappings(std::size_t count)
 {
 	memory m = anonymous(count * page_size());
@@ -39,7 +39,7 @@ memory mappings(std::size_t count)
 	return m;
 }
 
-/* One at a time: the others' mappings would count, too. */
+/* One at a time: mappings of other instances would count, too. */
 struct place {
 	explicit place(std::size_t count)
 	    : target(mappings(count)), registered(on.register_memory(target.registered(), rights)),
@@ -58,7 +58,7 @@ struct place {
 				throw std::runtime_error(ibv_wc_status_str(wc->status));
 			if (wc)
 				return;
-			sched_yield(); /* a software device needs a CPU too */
+			sched_yield(); /* a software device needs the CPU too */
 		}
 	}
 
@@ -89,7 +89,7 @@ void run(benchmark::State &state, way how)
 	const uint32_t rkey = how == way::registered ? p.registered->rkey : p.all->rkey;
 	std::mt19937 random;
 
-	/* Dropped pages are no longer those that are registered */
+	/* Dropping registered pages would make the registrations stale */
 	if (how != way::registered)
 		p.registered.reset();
 	else if (!p.registered)

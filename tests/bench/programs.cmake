@@ -9,7 +9,7 @@ if(lacking)
   return()
 endif()
 
-# The benchmark of a checkout's core, compiled as libibverbs compiles it. bench_cache is this one's;
+# The benchmark of the core, compiled as libibverbs compiles it. bench_cache is for this checkout;
 # -DBENCH_BEFORE=PATH adds bench_cache_before, the same source with the core of another checkout.
 function(add_core_benchmark name checkout)
   file(GLOB core CONFIGURE_DEPENDS ${checkout}/libibverbs/mr_cache/*.cc)
@@ -26,7 +26,7 @@ if(BENCH_BEFORE)
   set_target_properties(bench_cache_before PROPERTIES EXCLUDE_FROM_ALL ON)
 endif()
 
-# The rest of tests/bench/run: through the verbs in a guest, and the peers that Debian has.
+# The other programs of tests/bench/run: through the verbs in a guest, and the peers in Debian.
 foreach(name verbs transfer cost paging views)
   add_executable(bench_${name} bench/${name}_benchmark.cc)
   target_link_libraries(bench_${name} PRIVATE guest_support ${BENCHMARK})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The benchmarks' common parts: how programs are run, their JSON is read, a figure is drawn."""
+"""The benchmarks' common parts: run programs, read their JSON, draw a figure."""
 import datetime
 import json
 import os
@@ -15,12 +15,12 @@ UNITS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def path(name):
-    """The program of that name."""
+    """The program with this name."""
     return os.path.join(REPO, "build/tests", "bench_" + name)
 
 
 def rows(name, wanted):
-    """Those of a program's benchmarks that a regular expression finds."""
+    """The benchmarks of a program that match a regular expression."""
     return subprocess.run([path(name), "--benchmark_list_tests=true",
                            "--benchmark_filter=" + wanted],
                           capture_output=True, text=True, check=True).stdout.split()
@@ -38,15 +38,15 @@ def run(command, environment=None):
 
 
 def lab(kernel, command, *options, environment=None):
-    """The same in a guest; None also if its kernel complained, or if it took too long."""
+    """run() in a guest; None also if its kernel complained, or if it took too long."""
     return run([LAB, "--kernel", kernel, "--no-checks", *options, "--", *command], environment)
 
 
 def values(said, field):
     """{benchmark: [value of each repetition]} from a program's output, which ends in JSON.
 
-    The field is a time (real_time, cpu_time), then in nanoseconds, or a counter, then of those that
-    have it.
+    The field is a time (real_time, cpu_time), in nanoseconds, or a counter; benchmarks without the
+    counter are left out.
     """
     found = {}
     for one in json.loads(said[said.index("{"):])["benchmarks"]:
@@ -69,7 +69,7 @@ def cpu():
 
 
 def figure(name, size, title, command, commands):
-    """OUT/NAME.svg, with the title and the origin of its data; the commands plot into one TITLE."""
+    """OUT/NAME.svg with a title and the origin of its data; TITLE in the commands is replaced."""
     day = datetime.date.today().isoformat()
     heading = f'"{{/:Bold {title}}}\\n{{/=10 {command}; {day}; {cpu()}}}"'
     gnuplot(f"""
@@ -80,5 +80,5 @@ set output "{OUT}/{name}.svg"
 
 
 def relative(name):
-    """A result's path, as it is printed."""
+    """A result's path, relative for printing."""
     return os.path.relpath(os.path.join(OUT, name), REPO)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * How misses are measured, for all that is compared: 64 KiB are registered, released, unmapped and
- * mapped again, by functions of libc, which hooks see. The row renewed/nothing does not register:
- * what is above it is the cost of a miss, with the cost of the change itself.
+ * How misses are measured for each cache: 64 KiB are registered, released, unmapped and mapped
+ * again, by functions of libc, which hooks see. The row renewed/nothing has no registration:
+ * the difference to it is the cost of a miss, including the cost of noticing the change.
  */
 #ifndef BENCH_RENEWED_H
 #define BENCH_RENEWED_H
@@ -31,7 +31,7 @@ template <class Use> void add(const std::string &name, Use use)
 	benchmark::RegisterBenchmark(("renewed/" + name).c_str(), [use](benchmark::State &state) {
 		std::byte *at = map(nullptr);
 
-		use(at, size); /* opens the device */
+		use(at, size); /* opens the device, outside of the time */
 		for (auto _ : state) {
 			use(at, size);
 			munmap(at, size);
@@ -41,7 +41,7 @@ template <class Use> void add(const std::string &name, Use use)
 	});
 }
 
-/* The row of a library, and the one without it. */
+/* The row of a library, and the row without registration. */
 template <class Use> void add_both(Use use)
 {
 	add("registered", use);

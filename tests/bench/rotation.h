@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Messages from buffers that take turns, each registered before it is sent and
- * given back after, as by a communication library for a program that has
- * several large buffers. How it registers and sends is a parameter (Sender):
+ * Messages from buffers in turn: each is registered before it is sent and deregistered after, as
+ * a communication library does for a program that has several large buffers. The parameter Sender
+ * registers and sends:
  *
  *   void start(std::byte *addr, std::size_t length)   register, post a write
- *   void finish()                                     wait for the oldest one, give it back
+ *   void finish()                                     wait for the oldest write, deregister
  *
- * One iteration is a round of all buffers. The first one of a size is not timed:
- * the time is that of the second and later use of a buffer.
+ * One iteration is a round of all buffers. The first round with a size is not timed: the time is
+ * for the second and later uses of a buffer.
  */
 #ifndef BENCH_ROTATION_H
 #define BENCH_ROTATION_H
@@ -35,7 +35,7 @@ constexpr std::size_t buffers = 8;
 constexpr std::size_t largest = std::size_t{16} << 20;
 constexpr std::size_t area = buffers * largest;
 
-/* Fresh memory with pages in it; the process keeps it to its end. */
+/* New memory with its pages present; the process keeps it until it ends. */
 inline std::byte *memory(std::size_t length)
 {
 	void *addr = mmap(nullptr, length, PROT_READ | PROT_WRITE,
@@ -48,7 +48,7 @@ inline std::byte *memory(std::size_t length)
 	return static_cast<std::byte *>(addr);
 }
 
-/* The buffers: the same pages for all that is compared. */
+/* The buffers: the same pages for all compared ways. */
 inline std::byte *the_area()
 {
 	static std::byte *const addr = memory(area);
@@ -56,7 +56,7 @@ inline std::byte *the_area()
 	return addr;
 }
 
-/* A message from each buffer, with that many on their way at most. */
+/* A message from each buffer, with at most `outstanding` messages at a time. */
 template <class Sender> void round(Sender &sender, std::size_t length, std::size_t outstanding)
 {
 	for (std::size_t i = 0; i < buffers + outstanding; i++) {
@@ -82,9 +82,9 @@ void rounds(benchmark::State &state, Sender &sender, std::size_t outstanding,
 }
 
 /*
- * turns/SIZE: the ways take turns, a round each with four on their way, in another order each time.
- * A machine whose own speed changes is as fast for one as for the next. A counter for each way but
- * the first: its throughput beside the first one's, the median of all turns.
+ * turns/SIZE: the ways take turns, each a round with four messages at a time, in another order each
+ * time, so that a machine whose speed changes affects all ways. A counter for each way except the
+ * first: its throughput divided by the first way's, the median of all turns.
  */
 template <class Sender> void take_turns(const std::vector<std::pair<std::string, Sender *>> &ways)
 {
@@ -124,7 +124,7 @@ template <class Sender> void take_turns(const std::vector<std::pair<std::string,
 		->UseRealTime();
 }
 
-/* NAME/latency/SIZE: one after the other; NAME/bandwidth/SIZE: four on their way. */
+/* NAME/latency/SIZE: one message at a time; NAME/bandwidth/SIZE: four at a time. */
 template <class Sender> void add(const std::string &name, Sender &sender)
 {
 	const auto used = std::make_shared<std::set<std::size_t>>();

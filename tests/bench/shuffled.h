@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * How hits are measured, for all that is compared: the buffers are taken in a random
- * order that is made before, and all were used once before the clock starts.
+ * How hits are measured for each cache: the buffers are used in a random order, which is
+ * made before, and all were used once before the clock starts.
  */
 #ifndef BENCH_SHUFFLED_H
 #define BENCH_SHUFFLED_H
@@ -19,10 +19,10 @@
 #include <cstdlib>
 
 /*
- * Moves later allocations by BENCH_SHIFT pages. Where addresses are not random, as in
- * User Mode Linux, each process has the same ones, and two lines that are in each other's way in a
- * cache (on Zen: whose addresses hash to the same tag) are so in each. Of 16,384 places for one
- * line four cost a hit 7 to 44 ns more, of any library.
+ * Moves later allocations by BENCH_SHIFT pages. Without random addresses, as in User Mode Linux,
+ * each process has the same addresses. So two lines that conflict in a CPU cache (on Zen: lines
+ * whose addresses hash to the same tag) conflict in each process. Four of 16,384 positions of a
+ * line make a hit 7 to 44 ns slower, with any library.
  */
 inline void shift_layout()
 {
@@ -36,7 +36,7 @@ inline void shift_layout()
 	     0);
 }
 
-/* range(0) buffers, `apart` bytes apart; another order for each thread. */
+/* range(0) buffers, `apart` bytes apart; each thread has another order. */
 template <class Use>
 void use_shuffled(benchmark::State &state, std::byte *base, std::size_t apart, const Use &use)
 {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The share of messages with old bytes under Debian's Open MPI and MPICH, by cache, in a figure.
 
-tests/mpi/compare.py in a guest: 20 messages from a buffer that is unmapped and mapped again before
-each. Counts, so no other work of this machine matters. Called by tests/bench/run.
+Runs tests/mpi/compare.py in a guest: 20 messages from a buffer that is unmapped and mapped again
+before each. The results are counts, so other load does not matter. Called by tests/bench/run.
 """
 import json
 import os

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Measure transfers from rotating buffers with the registration in their path, and plot them.
 
-Why: the costs of a hit say little of the gain of an application. Here each message is registered,
-written to the peer by RDMA over soft-RoCE, and deregistered; by each cache, by none, and, as the
-limit, with all buffers registered before. In each guest the ways take turns, and the best turn of
-each counts: other work of the machine only ever adds time. Called by tests/bench/run.
+Why: the cost of a hit says little about the gain of a program. Here each message is registered,
+written to the peer by RDMA over soft-RoCE, and deregistered: with each cache, without a cache, and,
+as the limit, with all buffers registered before. In each guest the ways take turns, and the best
+turn of each counts, because other load only adds time. Called by tests/bench/run.
 """
 import json
 import os
@@ -92,7 +92,7 @@ def show(kernel, got):
 
 
 def plot(kernel, got):
-    """transfer-KERNEL.svg: by size, the time beside that of the limit, and the bandwidth."""
+    """transfer-KERNEL.svg: by size, the time divided by the limit's, and the bandwidth."""
     data = os.path.join(OUT, f"transfer-{kernel}.dat")
     limit = got["registered before"]["latency"]
     with open(data, "w", encoding="utf-8") as out:

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * RDMA writes over a reliable connection from buffers that take turns (rotation.h):
- *  registered   all are registered once, before: the limit
+ * RDMA writes over a reliable connection from buffers in turn (rotation.h):
+ *  registered   all buffers are registered once, before: the limit
  *  none         ibv_reg_mr + ibv_dereg_mr around each message
- *  cached       the same with IBV_ACCESS_CACHED
- *  all          both ends by one MR of all memory, where the device has that
- *  dropped      the same, and the pages of both ends are dropped before each message
- * turns: the first, "cached" and "all", a round each, so that the ratios do not tell of the machine
- * ("dropped" would make cached registrations stale)
+ *  cached       ibv_reg_mr with IBV_ACCESS_CACHED + ibv_dereg_mr around each message
+ *  all          one MR of all memory at both ends, if the device has it
+ *  dropped      like all, but the pages of both ends are dropped before each message
+ * turns: registered, cached and all take turns, a round each, so that the ratios do not depend on
+ * the load ("dropped" would make cached registrations stale)
  */
 #include <sched.h>
 #include <sys/mman.h>
@@ -58,7 +58,7 @@ public:
 		int polled = 0;
 
 		while (!(polled = ibv_poll_cq(link_.near_end()->send_cq, 1, &wc)))
-			sched_yield(); /* a software device needs a CPU too */
+			sched_yield(); /* a software device needs the CPU too */
 		if (polled < 0 || wc.status != IBV_WC_SUCCESS)
 			throw std::runtime_error(ibv_wc_status_str(wc.status));
 		if (!area_mr_)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * UCX's registration cache as a transport's user meets it: uct_md_mem_reg + uct_md_mem_dereg on the
- * memory domain of rxe0. UCX_RCACHE_NOTIFY chooses, where the library knows it, how it learns of
- * changes of memory. And its misses (renewed.h), and its costs while it is idle (idle.h).
+ * UCX's registration cache for a user of a transport: uct_md_mem_reg + uct_md_mem_dereg on the
+ * memory domain of rxe0. UCX_RCACHE_NOTIFY chooses, if the library knows it, how the cache learns
+ * of changes of memory. Also its misses (renewed.h), and its cost while it is idle (idle.h).
  */
 #include <benchmark/benchmark.h>
 #include <uct/api/uct.h>

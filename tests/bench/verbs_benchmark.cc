@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Cached registration through the verbs, on a real device in a guest:
- *  atomics      two, of one word: the least costs of any such cache
- *  atomics/N    two, of one of N words 128 bytes apart, in a random order that comes again:
- *               each registration has a reference of its own, and nothing is looked for
- *  found        two, of a word that has to be found: an address leads to a hint, that to an entry,
- *               that to a struct ibv_mr, and this back to the entry, with no call and no check.
- *               No cache of registrations that are handed out by pointer can do less.
+ *  atomics      two atomic operations on one word: the lower limit for any such cache
+ *  atomics/N    two atomic operations on one of N words 128 bytes apart, in a random order that is
+ *               repeated: each registration has its own reference count, and there is no look-up
+ *  found        two atomic operations on a word after a look-up: an address leads to a hint, the
+ *               hint to an entry, the entry to a struct ibv_mr, and the struct back to the entry,
+ *               without calls and checks. A cache that returns a pointer can't do less.
  *  hit/LAYOUT/N ibv_reg_mr + ibv_dereg_mr of one of N cached buffers, in a random order (User Mode
- *               Linux: native speed). The layouts are those of layouts.h, with smaller buffers:
- *               apart and guarded of one page each, inside of 256 MiB; part: another half of 64 KiB
- *               each time, which is a struct ibv_mr of its own. Counters, in nanoseconds: low,
- *               median and high, the 10th, 50th and 90th percentile of 40 more times 262,144 hits
- *               hit/threads: N of its own for each of 2 and of 16 threads, in a guest with 2 CPUs;
- *               its figure is the CPU time
+ *               Linux: native speed). The layouts are in layouts.h, here with smaller buffers: one
+ *               page for apart and guarded, 256 MiB for inside; part: each time another half of
+ *               64 KiB, which has its own struct ibv_mr. Counters, in nanoseconds: low, median
+ *               and high, the 10th, 50th and 90th percentile of 40 more times 262,144 hits
+ *               hit/threads: each of 2 and of 16 threads has its own N, in a guest with 2 CPUs;
+ *               the figure is the CPU time
  *  miss/SIZE    a cached ibv_reg_mr that has to register, in turns with an uncached one of the same
- *               buffer, so that all work before and beside them is the same for both. Counters:
- *               plain and miss, medians in nanoseconds; ratio, of these; ratio_of_fast, of the 10th
- *               percentiles. Another cached registration is there, as no cache is empty at a miss.
+ *               buffer, so that both have the same work before and around them. Counters: plain and
+ *               miss, medians in nanoseconds; ratio, of these medians; ratio_of_fast, of the 10th
+ *               percentiles. The cache has another registration, as no real cache is empty then.
  *               notified: ibv_reg_notified_mr(), in turns with both; notified_by_miss, their ratio
  *  renewed/...  see renewed.h: plain; cached; notified: an entry of a cache above the verbs, which
- *               looks at its word, and ends the MR when that is INVALID
- *  idle/...     as the environment has it (RDMAV_MR_CACHE), see idle.h
+ *               checks its word, and ends the MR when the word is INVALID
+ *  idle/...     with the RDMAV_MR_CACHE of the environment, see idle.h
  */
 #include <benchmark/benchmark.h>
 
@@ -66,7 +66,7 @@ void use_cached(const layouts::buffer &of, int access)
 				     access | IBV_ACCESS_CACHED));
 }
 
-/* The beginning of as much memory; the same for all that it is enough for. */
+/* The address of a buffer of this length; always the same, so that buffers share memory. */
 uint64_t base_of(uint64_t length)
 {
 	static memory m = anonymous(512 << 20);
@@ -76,7 +76,7 @@ uint64_t base_of(uint64_t length)
 	return reinterpret_cast<uint64_t>(m.registered().addr);
 }
 
-/* As many and as large as the guest can. */
+/* The largest limits that the guest allows. */
 void widen_limits()
 {
 	ibv_mr_cache_limits wide{uint64_t{1} << 40, 1 << 20};
@@ -159,7 +159,7 @@ double quantile(std::vector<double> &of, double part)
 	return *nth;
 }
 
-/* Nothing but the two verbs and the next buffer; a call that fails here has not failed before. */
+/* Only the two verbs and the next buffer; a call that fails here has succeeded before. */
 auto in_turn(const std::vector<layouts::buffer> &asked, int access)
 {
 	return [pd = the_device().pd(), access = access | IBV_ACCESS_CACHED, first = asked.data(),
@@ -171,7 +171,7 @@ auto in_turn(const std::vector<layouts::buffer> &asked, int access)
 	};
 }
 
-/* In parts: with the same registrations, hits may take longer for seconds at a time. */
+/* In parts, because hits with the same registrations may be slower for seconds. */
 template <class Use> void time_parts(benchmark::State &state, Use use)
 {
 	constexpr int uses = 1 << 18;
@@ -192,7 +192,7 @@ template <class Use> void time_parts(benchmark::State &state, Use use)
 	state.counters["high"] = quantile(parts, .9);
 }
 
-/* In a random order that is made before; three times before the clock starts, so all is learnt. */
+/* In a random order that is made before; three rounds before the clock starts train the hints. */
 void use_all(benchmark::State &state, const layouts::layout &of, std::vector<layouts::buffer> asked,
 	     int access)
 {
@@ -222,7 +222,7 @@ uint64_t count_of(const benchmark::State &state)
 	return static_cast<uint64_t>(state.range(0));
 }
 
-/* Each thread has its own. */
+/* Each thread has its own buffers. */
 void apart(benchmark::State &state)
 {
 	const uint64_t each = count_of(state) * page_size();
@@ -251,7 +251,7 @@ void heap(benchmark::State &state)
 	hit(state, layouts::heap(0, count_of(state)));
 }
 
-/* Hits that a part serves: without rights of a peer. */
+/* Hits that need only a part: without rights of a peer. */
 void inside(benchmark::State &state)
 {
 	const uint64_t length = 256 << 20;
@@ -272,7 +272,7 @@ void part(benchmark::State &state)
 	use_all(state, of, asked, IBV_ACCESS_LOCAL_WRITE);
 }
 
-/* The same pages for all that is compared: huge or scattered ones make a difference of three. */
+/* The same pages for all ways: huge or scattered pages change the times by a factor of 3. */
 range the_buffer(std::size_t length)
 {
 	static const memory m = anonymous(64 << 20);
@@ -280,13 +280,13 @@ range the_buffer(std::size_t length)
 	return {m.registered().addr, length};
 }
 
-/* Costs less than the measured calls: the kernel of the guest reads its clock from a device. */
+/* Cheaper than the measured calls: the guest's kernel reads its clock from a device. */
 uint64_t ticks()
 {
 	return __builtin_ia32_rdtsc();
 }
 
-/* As a cache above the verbs does it: one call, the users are counted in the word. */
+/* As a cache above the verbs does: one call, and the word counts the users. */
 ibv_mr *register_notified(range of, uint64_t *word, uint64_t *changes)
 {
 	ibv_mr_notify_attr attr{};
@@ -305,7 +305,7 @@ ibv_mr *register_notified(range of, uint64_t *word, uint64_t *changes)
 	return mr;
 }
 
-/* The only entry of such a cache. */
+/* The only entry of a cache above the verbs. */
 void use_notified(range of)
 {
 	static uint64_t *const word = ibv_alloc_notify_word(the_device().context());
@@ -338,7 +338,7 @@ void miss(benchmark::State &state)
 		ibv_dereg_mr(mr);
 		ibv_reg_mr_clean(the_device().context(), 0);
 	};
-	/* Another one is there, too. */
+	/* Another registration exists, too. */
 	const owned<ibv_mr> kept_notified(
 		register_notified(another.registered(), first_word, changes));
 	const auto begin = std::chrono::steady_clock::now();
@@ -373,7 +373,7 @@ BENCHMARK(random)->Name("hit/random")->Arg(1)->Arg(1000);
 BENCHMARK(heap)->Name("hit/heap")->Arg(1)->Arg(1000);
 BENCHMARK(inside)->Name("hit/inside")->Arg(1)->Arg(1000)->Arg(50000);
 BENCHMARK(part)->Name("hit/part")->Arg(1)->Arg(1000);
-/* To register so many takes seconds: once for each repetition. */
+/* Registering this many takes seconds: once per repetition. */
 BENCHMARK(apart)->Name("hit/apart")->Arg(50000)->Arg(100000)->Iterations(1 << 20);
 BENCHMARK(guarded)->Name("hit/guarded")->Arg(50000)->Arg(100000)->Iterations(1 << 20);
 BENCHMARK(random)->Name("hit/random")->Arg(100000)->Iterations(1 << 20);

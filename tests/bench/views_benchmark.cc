@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Views of one buffer, ranges of it that overlap: each is registered with local rights and
+ * Views of one buffer, which are overlapping ranges of it: each is registered with local rights and
  * deregistered, through the verbs, on a real device in a guest.
- *  views/WAY/N     N views of 256 KiB, spread over 1 GiB, in a random order: an iteration is all of
- *                  them once more. The counter first_ms is the first time.
- *  slide/WAY       4,000 windows of 256 KiB, each a page further than the last, over 16 MiB: an
- *                  iteration begins with an empty cache, and is the slide and the end of what is
- *                  idle after it
- *  neighbours/WAY  the same with 64 KiB and no page in common: misses among others
+ *  views/WAY/N     N views of 256 KiB, spread over 1 GiB, in a random order: an iteration uses all
+ *                  views again. The counter first_ms is the first time.
+ *  slide/WAY       4,000 windows of 256 KiB over 16 MiB, each one page after the last: an
+ *                  iteration begins with an empty cache, slides, and ends all idle registrations
+ *  neighbours/WAY  like slide, with 64 KiB and no page in common: misses near other entries
  * WAY is plain (without the cache) or cached. Counters: registered, the registrations of the first
- * time, and again, of the second; pinned, in MiB, and entries, when all are deregistered. In a
+ * time; again, of the second time; pinned (in MiB) and entries, after all are deregistered. In a
  * guest with --count-instructions the times are instructions:
  *  tests/lab/run --kernel debian --count-instructions --no-checks --memory 3G -- \
  *      build/tests/bench_views --benchmark_min_time=0.01
@@ -30,7 +29,7 @@ using namespace mr_notify;
 
 namespace {
 
-/* Nothing is suspended meanwhile: what is pinned depends on the views alone. */
+/* Without suspensions, so that pinned memory depends on the views only. */
 [[maybe_unused]] const int without_idle_time = setenv("RDMAV_MR_CACHE_IDLE_MS", "0", 0);
 
 constexpr std::size_t view = 256 << 10;
@@ -84,7 +83,7 @@ std::vector<std::byte *> spaced(std::size_t count, std::size_t distance)
 	return made;
 }
 
-/* The same buffer, device and limits for all. */
+/* All ways use the same buffer, device and limits. */
 void prepare()
 {
 	ibv_mr_cache_limits wide{uint64_t{1} << 40, 1 << 20};

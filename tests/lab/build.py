@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make a machine's kernel, modules and initramfs. Parts that are up to date stay.
 
-Why a fingerprint and not make alone: make needs seconds to find out that a kernel is up to date,
-and every run of the lab asks. The fingerprint is the content of all our files that go in, taken
-before the build: an edit while it runs leads to another one.
+Why a fingerprint and not make alone: make needs seconds to find that a kernel is up to date,
+and every run of the lab asks. The fingerprint is the content of all our input files, taken before
+the build: an edit during the build leads to another build.
 """
 import contextlib
 import fcntl
@@ -35,7 +35,7 @@ NOT_BUILT_FROM = ("child.py", "console.py", "emulator.py", "guest.py", "namespac
 
 
 def say(text):
-    """Progress, beside the command's output."""
+    """Print progress, on standard error."""
     print(f"lab: {text}", file=sys.stderr, flush=True)
 
 
@@ -49,7 +49,7 @@ def step(text):
 
 
 def fingerprint(machine):
-    """A digest of every file of ours that the machine is made from."""
+    """A digest of all our files from which the machine is made."""
     patterns = [os.path.join(HERE, "*.py"), os.path.join(HERE, "enter"),
                 os.path.join(HERE, "machines/*.toml")]
     if machine.dkms:
@@ -70,7 +70,7 @@ def fingerprint(machine):
 
 
 def read(path):
-    """The content of a file, or nothing."""
+    """The content of a file, or ""."""
     with contextlib.suppress(FileNotFoundError):
         with open(path, encoding="utf-8") as text:
             return text.read()
@@ -78,12 +78,12 @@ def read(path):
 
 
 def stamp(ours):
-    """The content of ours and the upstream version that a machine was made of."""
+    """The fingerprint of our files, and the upstream version of the machine."""
     return f"{ours} {read(os.path.join(BUILD, 'linux.version'))}"
 
 
 def end_build(process):
-    """End a build's process group. Make gets the time to remove its half-made files."""
+    """End a build's process group. make gets time to remove its incomplete files."""
     with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=10)
@@ -95,7 +95,7 @@ def end_build(process):
 def run(command, log, env=None):
     """Run one step of a build; its output goes to a log, and its errors to the user if it fails.
 
-    It inherits the lock of ready(): if we are killed, no other process builds before it has ended.
+    It inherits the lock of ready(): if we are killed, other processes wait until it has ended.
     """
     os.makedirs(os.path.dirname(log), exist_ok=True)
     with open(log, "w", encoding="utf-8") as out:
@@ -104,7 +104,7 @@ def run(command, log, env=None):
                                    close_fds=False, preexec_fn=child.dies_with_us(signal.SIGTERM))
     try:
         process.wait()
-    except BaseException:  # a signal ends make with all that it started
+    except BaseException:  # a signal ends make and its children
         end_build(process)
         raise
     if process.returncode:
@@ -131,7 +131,7 @@ def make_from_tree(machine):
     out = os.path.join(machine.folder, "build")
     command = ["make", "-C", tree, f"ARCH={machine.arch}", f"O={out}", *machine.make_options]
     env = kernel_modules.compiler_environment()
-    env["KCFLAGS"] += " -w -pipe"   # warnings are test_series' business
+    env["KCFLAGS"] += " -w -pipe"   # test_series checks warnings
     log = os.path.join(machine.folder, "make.log")
     kconfig.configure(machine.configs, out, lambda *args: run([*command, *args], log, env))
     with step(f"building the {machine.name} kernel (log: {log})"):
@@ -144,7 +144,7 @@ def our_modules(machine, package):
     with step("kernel source"):
         tree = hooked_tree("--part", *kernel_modules.PART)
     drivers = machine.drivers.values()
-    # Those with the same flags for the compiler share a folder: what both need is built once.
+    # Machines with the same compiler flags share a folder: common parts are built once.
     place = "source-hw" if kernel_modules.neighbours(drivers) else "source"
     log = os.path.join(machine.folder, "make.log")
     with step(f"building our modules for {package.release} (log: {log})"):
@@ -190,13 +190,13 @@ def live_with_dkms(machine):
 
 
 def up_to_date(machine):
-    """Is the machine made, and of today's content?"""
+    """Does the machine exist, made from the present files?"""
     return os.path.exists(machine.kernel) and \
         read(os.path.join(machine.folder, "fingerprint")) == stamp(fingerprint(machine))
 
 
 def announce(machine):
-    """Say what is about to be made, and how long that took here before."""
+    """Print the name of the next build, and how long it took here before."""
     what = ("Debian's kernel and our modules" if machine.our_modules or machine.dkms else
             "Debian's kernel") if machine.image == "package" else "a kernel from Linux's source"
     state = "not up to date" if os.path.exists(machine.kernel) else "not built yet"
@@ -206,7 +206,7 @@ def announce(machine):
 
 
 def build(machine):
-    """Make a machine. The caller has its lock alone."""
+    """Make a machine. The caller holds its lock exclusively."""
     kept = os.path.join(machine.folder, "fingerprint")
     ours = fingerprint(machine)
     announce(machine)
@@ -224,7 +224,7 @@ def build(machine):
     with open(os.path.join(machine.folder, "seconds"), "w", encoding="utf-8") as text:
         text.write(f"{time.monotonic() - start:.0f}")
     with open(kept, "w", encoding="utf-8") as text:
-        text.write(stamp(ours))  # the version may be known only now
+        text.write(stamp(ours))  # the version may be unknown before
 
 
 def lock_alone(lock, machine):
@@ -240,13 +240,13 @@ def lock_alone(lock, machine):
 def ready(machine):
     """Bring a machine up to date, and keep it as it is: a guest loads its modules while it runs.
 
-    Guests share the lock of the machine's folder; the process that makes it has the lock alone. To
-    change from one to the other gives it up in between, and another process may have made it
-    meanwhile, or be about to: so it is looked at again after each change.
+    Guests share the lock of the machine's folder; the process that makes it holds the lock
+    exclusively. Changing from one mode to the other gives the lock up in between, and another
+    process may make the machine then: so this checks again after each change.
     """
     os.makedirs(machine.folder, exist_ok=True)
     with open(os.path.join(machine.folder, ".lock"), "w", encoding="utf-8") as lock:
-        os.set_inheritable(lock.fileno(), True)     # for the commands of run()
+        os.set_inheritable(lock.fileno(), True)     # inherited by the commands of run()
         fcntl.flock(lock, fcntl.LOCK_SH)
         while not up_to_date(machine):
             lock_alone(lock, machine)

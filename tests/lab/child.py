@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Children that end with us, even if we are killed."""
+"""Child processes that end with this process, even if it is killed."""
 import ctypes
 import os
 
@@ -8,7 +8,7 @@ LIBC = ctypes.CDLL(None)
 
 
 def dies_with_us(number):
-    """A preexec_fn: the child gets that signal at our end."""
+    """A preexec_fn: the child gets this signal when this process ends."""
     parent = os.getpid()
 
     def child():

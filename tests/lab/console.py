@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Find the kernel's complaints in a guest's console.
 
-Why: a command may succeed while the kernel under it was damaged. A panic, oops, BUG, WARNING, or a
+Why: a command may succeed although the kernel was damaged. A panic, oops, BUG, WARNING, or a
 report of lockdep, KASAN, UBSAN, KFENCE, RCU or of the hung-task detector fails the run of any
-command. A program's own crash ("traps: ..."), or an out-of-memory kill, is none of these.
+command. A program's own crash ("traps: ...") or an out-of-memory kill does not fail it.
 """
 import dataclasses
 import re
@@ -11,7 +11,7 @@ import re
 # "[   12.345678] " or, with CONFIG_PRINTK_CALLER, "[   12.345678][  T123] ".
 STAMP = re.compile(r"^(?:<\d+>)?(?:\[ *\d+\.\d+\](?:\[ *[TC]\d+\])? )")
 
-# The name of each kind of report, and its first telling line. The first match counts.
+# The name of each kind of report, and its first distinctive line. The first match counts.
 KINDS = (
     ("panic", r"Kernel panic - not syncing|PANIC: double fault"),
     ("KASAN", r"BUG: KASAN:"),
@@ -40,16 +40,16 @@ KINDS = (
 )
 PATTERNS = [(kind, re.compile(pattern)) for kind, pattern in KINDS]
 
-OPENING = re.compile(r"-+\[ cut here \]-+$|^=+$|^-{20,}$")   # may stand before the telling line
+OPENING = re.compile(r"-+\[ cut here \]-+$|^=+$|^-{20,}$")   # may precede the distinctive line
 CLOSING = re.compile(r"---\[ end (?:trace|Kernel panic)")
-# tests/lab/init prints the stacks of tasks that hang, and then those of the CPUs, one by one.
+# tests/lab/init prints the stacks of hung tasks, and then the stacks of the CPUs, one by one.
 CLOSING_STACK = re.compile(r"disables this message|</TASK>")
 LONGEST = 120
 
 
 @dataclasses.dataclass
 class Report:
-    """One complaint: its kind, its telling line and its lines, without time stamps."""
+    """One complaint: its kind, its distinctive line and its lines, without time stamps."""
     kind: str
     title: str
     lines: list[str]
@@ -63,7 +63,7 @@ def kind_of(line):
 
 
 def ends(report, line):
-    """Whether a report ends with that line. KASAN's last one looks like its first."""
+    """Does a report end with this line? KASAN's last line looks like its first."""
     return (CLOSING.search(line) or len(report.lines) >= LONGEST
             or report.kind in ("hung task", "busy CPU") and CLOSING_STACK.search(line)
             or report.kind in ("KASAN", "KFENCE", "KCSAN") and OPENING.search(line))

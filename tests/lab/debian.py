@@ -15,7 +15,7 @@ from kernel_package import SBIN, module_name  # noqa: E402  pylint: disable=wron
 
 
 def uncompress(compressed, path):
-    """Take the kernel proper out of a bzImage, once: QEMU starts it two seconds sooner."""
+    """Unpack the kernel of a bzImage, once: QEMU boots it two seconds faster."""
     if os.path.exists(path):
         return
     with open(compressed, "rb") as content:
@@ -27,7 +27,7 @@ def uncompress(compressed, path):
     start = (word(0x1f1, 1) + 1) * 512 + word(0x248)
     payload = image[start:start + word(0x24c)]
     if payload.startswith(b"\x28\xb5\x2f\xfd"):
-        # zstd's status is no help here: the payload ends with its own length, which is no zstd.
+        # zstd's status is useless: the payload ends with its length, which is not in zstd's format.
         content = subprocess.run(["zstd", "-dcq"], input=payload, check=False,
                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
     elif payload.startswith(b"\xfd7zXZ"):
@@ -48,8 +48,8 @@ SAME_CHECKSUM = ("cmd_gen_symversions_c=$(NM) $@ | sed -n "
 def build_modules(package, tree, place, run, more_drivers=(), options=()):
     """Build the modules from `tree` in `place`; their paths.
 
-    Their symbols have all the same checksum: to make those takes two fifths of the time, and all
-    that uses them here is built together.
+    All their symbols have the same checksum: computing real ones takes two fifths of the time, and
+    all users of these symbols are built together.
     """
     folders = (*kernel_modules.STACK, *more_drivers)
     kernel_modules.link(tree, place, folders)
@@ -60,7 +60,7 @@ def build_modules(package, tree, place, run, more_drivers=(), options=()):
 
 
 def dependencies(path):
-    """The modules that a module file says it needs."""
+    """The modules on which a module file depends."""
     done = subprocess.run(["modinfo", "-F", "depends", path], stdout=subprocess.PIPE, text=True,
                           check=True, env={**os.environ, "PATH": SBIN})
     return [name.replace("-", "_") for name in done.stdout.strip().split(",") if name]
@@ -69,8 +69,8 @@ def dependencies(path):
 def lay_modules(package, names, ours, place):
     """Fill `place` with the named modules and their dependencies, ours before the package's.
 
-    A small tree of plain files: depmod takes 0.3 s instead of 7, and loading needs no xz. A module
-    that neither has is left out (siw, without ours); depmod -e complains of a missing symbol.
+    A small tree of plain files: depmod takes 0.3 s instead of 7, and loading needs no xz. A missing
+    module is left out (siw if it is not ours); depmod -e complains of a missing symbol.
     """
     files = {**package.module_files(), **{module_name(path): path for path in ours}}
     wanted, todo = set(), [name for name in names if name in files]
@@ -80,7 +80,7 @@ def lay_modules(package, names, ours, place):
             continue
         wanted.add(name)
         todo += dependencies(files[name])
-    # depmod wants lib/modules/<release> below its base.
+    # depmod needs lib/modules/<release> below its base.
     root = place + ".root"
     tree = os.path.join(root, "lib/modules", package.release)
     shutil.rmtree(root, ignore_errors=True)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The QEMU that emulates guests: the system's, or a newer one where that is not to be relied on.
+"""The QEMU that emulates guests: the system's, or a newer one if the system's is not reliable.
 
-Why: before 8.1 it may translate a piece of code while another emulated CPU writes to it, and keep
+Why: before 8.1 QEMU may translate code while another emulated CPU writes to it, and keep
 the old bytes. Linux patches its own code all the time (static keys, trace events), and dies of a
-breakpoint that is not in its memory any more ("Oops: int3"). Debian 12 has 7.2, and 10.0 in its
-backports: that is fetched by apt, which verifies it, and unpacked below the build folder. It runs
-on the libraries of the system's.
+breakpoint that is no longer in its memory ("Oops: int3"). Debian 12 has 7.2, and 10.0 in its
+backports: apt fetches and verifies the latter, and it is unpacked below the build folder. It uses
+the libraries of the system's QEMU.
 """
 import contextlib
 import glob
@@ -26,7 +26,7 @@ FOLDER = os.path.join(BUILD, "lab", "emulator")
 
 
 def version(program):
-    """The version of a QEMU, as numbers; nothing if it doesn't start."""
+    """The version of a QEMU as numbers; empty if it doesn't start."""
     try:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -36,12 +36,12 @@ def version(program):
 
 
 def newer():
-    """Where the newer one is, or is going to be."""
+    """The path of the newer QEMU, whether it exists or not."""
     return os.path.join(FOLDER, "root/usr/bin", SYSTEMS)
 
 
 def fetch(uri):
-    """Unpack the QEMU of the backports of that archive."""
+    """Unpack the QEMU of the archive's backports."""
     release = subprocess.run(["sh", "-c", ". /etc/os-release; echo $VERSION_CODENAME"],
                              capture_output=True, text=True, check=True).stdout.strip()
     apt = private_apt.PrivateApt(
@@ -55,7 +55,7 @@ def fetch(uri):
 
 @contextlib.contextmanager
 def said():
-    """Print an archive's problem, and go on."""
+    """A context that prints an archive's problem instead of raising it."""
     try:
         yield
     except (private_apt.AptError, subprocess.CalledProcessError) as problem:
@@ -63,7 +63,7 @@ def said():
 
 
 def program():
-    """The program to start. It is fetched if need be; where that fails, the system's has to do."""
+    """The program to start; fetches the newer QEMU if needed, or falls back to the system's."""
     with private_apt.alone(os.path.join(FOLDER, ".lock")):
         if version(newer()) >= RELIABLE:
             return newer()
@@ -83,10 +83,10 @@ def program():
 
 
 def cpu(chosen):
-    """All that it can emulate but fast string instructions.
+    """The CPU model: all features that QEMU emulates except fast string instructions.
 
-    They are slow: "rep movsb" and "rep stosb" go byte by byte, and a kernel that is told not to
-    prefer them clears and copies pages eight bytes at a time.
+    They are slow: "rep movsb" and "rep stosb" go byte by byte. Without these features the kernel
+    clears and copies pages eight bytes at a time.
     """
     fast = ["erms", "fsrm", "fsrs", "fzrm"] if version(chosen) >= RELIABLE else ["erms"]
     return ",".join(["max", *(f"{name}=off" for name in fast)])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Start a guest, pass on its command's output, and end it in any case.
 
-A guest is one process group. It ends by itself, by a time limit, by a signal to us, and, through a
-keeper process that only waits for our end, even if we are killed. The same keeper removes the
-control folder: a share with which we give the guest its command and it tells us how that ended.
+A guest is one process group. It ends by itself, by a time limit, by a signal to this process, or,
+by a keeper process that only waits for the end of this process, even if this process is killed. The
+keeper also removes the control folder, which the guest shares: it has the command and its status.
 """
 import dataclasses
 import os
@@ -22,7 +22,7 @@ import machine as machines
 from machine import BUILD, HERE, REPO, LabError
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)    # not the signals that end a process
+CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)    # without the signals that end a process on request
 
 
 def quote_config(values):
@@ -32,7 +32,7 @@ def quote_config(values):
 
 
 class Guest:
-    """One run of one machine. Use as a context: leaving it leaves nothing behind."""
+    """One run of one machine. Use as a context, which removes all files and processes."""
 
     def __init__(self, machine, memory, cpus, results="", layer="", place=None):
         self.machine = machine
@@ -40,12 +40,12 @@ class Guest:
         self.cpus = cpus
         self.results = results
         self.layer = layer      # a folder that the guest sees over the host's root
-        self.place = place      # where it is among --nodes
+        self.place = place      # its place among --nodes
         self.control = tempfile.mkdtemp(prefix="lab-")
         self.console = os.path.join(self.control, "console.log")
         self.process = None
         self.streams = {}
-        self.port = None        # over which a node and the lab talk
+        self.port = None        # the port between a node and the lab
         self.keeper_pipe = None
 
     def __enter__(self):
@@ -93,7 +93,7 @@ class Guest:
             "hostname": f"node{self.place.node}" if self.place else socket.gethostname()}))
 
     def qemu(self, out, err, port, accelerator):
-        """The QEMU command, with the descriptors for its outputs and what the lab hears."""
+        """The QEMU command, with descriptors for its outputs and for messages to the lab."""
         self.config("/dev/vport0p1 /dev/vport0p2 /dev/vport0p3")
         shares = [("root", "/", ",readonly=on"), ("control", self.control, "")]
         if self.results:
@@ -143,7 +143,7 @@ class Guest:
                 for card, end in enumerate(self.place.ends)] if self.place else []
 
     def kernel_arguments(self, more):
-        """The kernel's command line. At level 5 a WARNING is printed; at "quiet" it is not."""
+        """The kernel's command line. Level 5 prints a WARNING; "quiet" does not."""
         return " ".join(["loglevel=5", "printk.time=1", *self.machine.cmdline,
                          *self.machine.checks, more])
 
@@ -174,7 +174,7 @@ class Guest:
         self.streams = {out: 1, err: 2}
 
     def memory_folder(self):
-        """Where User Mode Linux puts its memory, a file; a container's /dev/shm is small."""
+        """The folder for User Mode Linux's memory file; a container's /dev/shm is small."""
         try:
             shm = os.statvfs("/dev/shm")
             if shm.f_bavail * shm.f_frsize >= self.memory and os.access("/dev/shm", os.W_OK):
@@ -184,7 +184,7 @@ class Guest:
         return self.control
 
     def keep(self):
-        """Start the keeper: it waits for the end of this process, and then tidies up."""
+        """Start the keeper: it waits for the end of this process, and then cleans up."""
         read, write = os.pipe()
         if os.fork() == 0:
             os.setsid()
@@ -198,7 +198,7 @@ class Guest:
             groups = b""
             while chunk := os.read(read, 100):
                 groups += chunk
-            if os.path.isdir(self.control):  # our process could not do it itself
+            if os.path.isdir(self.control):  # our process did not remove it
                 for group in groups.split():
                     kill_group(int(group))
                 time.sleep(0.2)
@@ -236,11 +236,11 @@ class Guest:
         while content:
             try:
                 content = content[os.write(self.streams[stream], content):]
-            except BlockingIOError:  # an output that we share, and that someone set so
+            except BlockingIOError:  # another user of this output set O_NONBLOCK
                 select.select([], [self.streams[stream]], [])
 
     def emulator_crashed(self):
-        """Whether QEMU itself did, before the command began. Ask when the guest has ended."""
+        """Did QEMU crash before the command began? Call after the end of the guest."""
         return (self.machine.engine == "qemu" and self.process.poll() in CRASHES
                 and not os.path.exists(os.path.join(self.control, "begun")))
 
@@ -253,7 +253,7 @@ class Guest:
 
 
 def kill_group(group):
-    """Kill a process group; there may be none any more."""
+    """Kill a process group, which may have ended already."""
     try:
         os.killpg(group, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -261,11 +261,11 @@ def kill_group(group):
 
 
 def accelerator(machine):
-    """kvm if it works, found out once a boot of the host by trying: /dev/kvm alone says nothing.
+    """kvm if it works, tried once per boot of the host: the existence of /dev/kvm is not enough.
 
-    There are software implementations behind it that abort QEMU or are slower than its emulation.
-    The trial has no devices of the machine's own, which may ask for more CPUs or memory. That
-    it was late may have other reasons, and holds for this time only.
+    Some software implementations of it abort QEMU or are slower than QEMU's emulation. The trial
+    lacks the machine's own devices, which may need more CPUs or memory. If the trial is late, the
+    answer is not kept, because a busy host may be the reason.
     """
     kept = os.path.join(BUILD, "lab", "accelerator")
     with open(BOOT_ID, encoding="ascii") as text:
@@ -292,6 +292,6 @@ def accelerator(machine):
 
 
 def paths(name, inherited):
-    """The fork's folder of that name before the caller's."""
+    """The fork's folder with this name, followed by the caller's paths."""
     return ":".join([os.path.join(REPO, "build/rdma-core", name)] + ([inherited] if inherited
                                                                      else []))

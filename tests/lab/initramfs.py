@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Write a machine's initramfs: busybox, tests/lab/enter, and the modules to begin with.
+"""Write a machine's initramfs: busybox, tests/lab/enter, and the modules for booting.
 
-Written directly in cpio's "newc" format, so that /dev/console needs neither root nor mknod.
+Written directly in cpio's "newc" format, because mknod of /dev/console would need root.
 """
 import os
 import shutil
@@ -50,7 +50,7 @@ def busybox():
 
 
 def load_order(machine):
-    """The files of the machine's boot modules, each after those that it needs."""
+    """The files of the machine's boot modules, each after its dependencies."""
     order = []
     if not machine.boot_modules:
         return order
@@ -58,7 +58,7 @@ def load_order(machine):
         needs = dict(line.rstrip("\n").split(":") for line in lines)
     by_name = {module_name(path): path for path in needs}
     for name in machine.boot_modules:
-        if name not in by_name:  # siw, without ours
+        if name not in by_name:  # siw if it is not ours
             continue
         path = by_name[name]
         for needed in [*reversed(needs[path].split()), path]:

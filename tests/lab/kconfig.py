@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Make a kernel configuration out of small fragments, and nothing else.
+"""Make a kernel configuration only from small fragments.
 
 Why not merge_config.sh: it warns of an option that Kconfig dropped (for a missing dependency, say,
 after a new point release) and goes on; the test that needs the option then fails far away.
@@ -11,7 +11,7 @@ from machine import HERE, LabError
 
 
 def settings(text):
-    """{option: value} of a configuration or fragment; "n" for one that is explicitly not set."""
+    """{option: value} of a configuration or fragment; "n" for an option explicitly not set."""
     found = dict(re.findall(r"^(CONFIG_\w+)=(.*)$", text, re.MULTILINE))
     found.update((name, "n") for name in
                  re.findall(r"^# (CONFIG_\w+) is not set$", text, re.MULTILINE))
@@ -19,7 +19,7 @@ def settings(text):
 
 
 def dropped(wanted, result):
-    """The options of the fragments that the configuration does not have as they were asked for."""
+    """The options of the fragments with other values in the configuration."""
     return [f"{name}={value}" for name, value in settings(wanted).items()
             if settings(result).get(name, "n") != value]
 

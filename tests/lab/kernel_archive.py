@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Two states of Debian's archive, as apt sees them before and after a kernel update.
 
-Why: the test is of the update (tests/lab/dkms_life), and the archive offers the newest kernel by
-name only. The older image, headers and source are there still; the packages that depend on the
-newest kernel are not: those of the older state are the newer ones with the older version in them.
-The images are without most drivers: dkms has depmod read all modules each time.
+Why: tests/lab/dkms_life tests a kernel update, and apt offers only the newest kernel by its name.
+The archive still has the older image, headers and source, but not the older packages that depend on
+the newest kernel: these are made from the newer ones, with the older version in them.
+The images lack most drivers, because dkms lets depmod read all modules each time.
 """
 import contextlib
 import glob
@@ -21,7 +21,7 @@ import fetch  # noqa: E402  pylint: disable=wrong-import-position
 import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
 
 
-# Of the image's modules: large ones that no driver for RDMA uses, three in five (hfi1 needs i2c).
+# Three in five of the image's modules: large ones that RDMA drivers do not use (hfi1 needs i2c).
 LEFT_OUT = ("sound", *(f"drivers/{name}" for name in (
     "ata", "bluetooth", "comedi", "edac", "gpu", "hid", "hwmon", "iio", "input", "leds", "md",
     "media", "mfd", "misc", "mmc", "mtd", "net/can", "net/usb", "net/wireless", "platform",
@@ -29,9 +29,9 @@ LEFT_OUT = ("sound", *(f"drivers/{name}" for name in (
 
 
 def older(version):
-    """The version before that one of those that the archive has, of another release.
+    """The newest older version in the archive that is another release.
 
-    It lists a version once for each suite that has it, and -2 of a kernel replaces its -1.
+    apt lists a version once per suite, and revision -2 of a kernel replaces its -1.
     """
     source = fetch.read_pin("linux")["package"]
     offered = fetch.machine_apt(BUILD).versions(source)
@@ -58,7 +58,7 @@ def followers(version):
 
 @contextlib.contextmanager
 def repacked(deb, folder):
-    """A package's files, to be changed; then there is a package of them in `folder`."""
+    """A context with a package's files, to be changed; afterwards packs them into `folder`."""
     tree = os.path.join(folder, "tree")
     subprocess.run(["dpkg-deb", "-R", deb, tree], check=True)
     yield tree

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The differences of the lab's kernels, read from machines/*.toml, and where each one's things are.
+"""The lab's kernels, read from machines/*.toml, and the paths of their files.
 
 A machine file may start from another one (`like`) and name only the differences.
 """
@@ -26,22 +26,22 @@ class Machine:
     cpus: int
     memory: str
     cmdline: list[str]
-    checks: list[str] = dataclasses.field(default_factory=list)     # cmdline, unless measuring
-    built_as: str = ""          # another machine, from which it differs in how it starts only
-    our_modules: bool = False   # package: our RDMA modules in the place of the package's
-    rxe: bool = True            # whether its RDMA stack has rxe, and makes rxe0
+    checks: list[str] = dataclasses.field(default_factory=list)     # cmdline, unless --no-checks
+    built_as: str = ""          # another machine with the same build
+    our_modules: bool = False   # package: our RDMA modules instead of the package's
+    rxe: bool = True            # its RDMA stack has rxe, and makes rxe0
     siw: bool = True            # … siw
     # More of our_modules, and the folder of each one's source
     drivers: dict[str, str] = dataclasses.field(default_factory=dict)
-    driver_options: list[str] = dataclasses.field(default_factory=list)     # … and make's for them
+    driver_options: list[str] = dataclasses.field(default_factory=list)     # make options for them
     devices: list[str] = dataclasses.field(default_factory=list)    # more of QEMU's arguments
-    systems_emulator: bool = False      # the system's QEMU, as a newer one lacks a device
+    systems_emulator: bool = False      # the system's QEMU: a newer QEMU lacks a device
     scheduler: str = ""         # written to the scheduler's debugfs file "features"
     boot_modules: list[str] = dataclasses.field(default_factory=list)
     modules: list[str] = dataclasses.field(default_factory=list)
     dkms: bool = False          # package: its modules as our DKMS package leaves them
     load: list[str] = dataclasses.field(default_factory=list)       # by modprobe, in the guest
-    nodes: bool = True          # whether two of it can be joined
+    nodes: bool = True          # two of it can be joined
     arch: str = ""              # tree: ARCH= of its build
     target: str = ""            # tree: make target and the program that it makes
     make_options: list[str] = dataclasses.field(default_factory=list)       # tree: more for make
@@ -59,7 +59,7 @@ class Machine:
 
     @property
     def initramfs(self):
-        """Its first files."""
+        """Its initramfs."""
         return os.path.join(self.folder, "initramfs")
 
     @property
@@ -86,7 +86,7 @@ def names():
 
 
 def read(name):
-    """The values of one machine file, with those of the file that it is like below."""
+    """The values of one machine file; the file named by `like` has the defaults."""
     with open(os.path.join(HERE, "machines", name + ".toml"), "rb") as text:
         values = tomllib.load(text)
     like = values.pop("like", None)
@@ -94,7 +94,7 @@ def read(name):
 
 
 def load(name):
-    """The machine of that name."""
+    """The machine with this name."""
     return Machine(name=name, **read(name))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Commands as root on an overlay of some root, in a mount and a process namespace of their own.
+"""Commands as root on an overlay of a root, in their own mount and process namespaces.
 
 Their changes go to the overlay's upper layer, a folder: no file of the host changes.
 """
@@ -35,7 +35,7 @@ exec chroot . /bin/sh -eu -c "$script"
 
 
 def as_root(command, env):
-    """The command, by sudo if need be, which passes on the environment."""
+    """The command, with sudo if needed, which keeps the environment."""
     if os.geteuid():
         return ["sudo", "env", *(f"{name}={value}" for name, value in env.items()), *command]
     return command
@@ -44,7 +44,7 @@ def as_root(command, env):
 def run(place, lower, script, environment, binds=(), **streams):
     """Run a shell script on layers (paths, the uppermost first), changes in `place`; its status.
 
-    `environment` is all that it has beside PATH, LC_ALL and HOME.
+    Its environment is `environment` with PATH, LC_ALL and HOME.
     """
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root",
            **environment}
@@ -54,7 +54,7 @@ def run(place, lower, script, environment, binds=(), **streams):
 
 
 def remove(*places):
-    """Take files or folders away; those made in a namespace belong to root."""
+    """Remove files or folders; root owns files made in a namespace."""
     there = [place for place in places if os.path.lexists(place)]
     if there:
         subprocess.run(as_root(["rm", "-rf", "--one-file-system", *there], {}), check=True)

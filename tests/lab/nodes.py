@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Guests with wires between them: started, heard, killed and started again side by side.
+"""Guests with wires between them: started, killed and started again while others run.
 
-A wire is a pair of sockets, of which each node has an end: no port and no path. This process keeps
-both ends, so a wire outlives its nodes; packets for a node that is not there are thrown away.
-Over its port a node says "ready", "start N" or "kill N", a line each, and is told how that went.
+A wire is a pair of sockets, one end for each node, without ports and paths. This process keeps
+both ends, so a wire outlives its nodes; packets for a node that does not run are dropped.
+On its port a node sends the lines "ready", "start N" or "kill N", and gets the results.
 """
 import dataclasses
 import selectors
 import socket
 import time
 
-# One for rxe0, one for siw0, and one that always works, for tests/lab/commands.
+# For rxe0, for siw0, and a third without loss for tests/lab/commands.
 WIRES = 3
 FIRST = 1   # the node on which COMMAND runs
 LARGEST = 1 << 16
@@ -18,7 +18,7 @@ LARGEST = 1 << 16
 
 @dataclasses.dataclass
 class Place:
-    """The part that makes a guest a node."""
+    """The place of a guest among the nodes."""
     node: int
     ends: list      # of the wires
     netem: str      # their treatment of packets, or ""
@@ -28,13 +28,13 @@ class Place:
 class Life:
     """A guest, from its start to its end."""
     guest: object
-    late: bool = False      # it did not end by itself
-    killed: bool = False    # it was to
-    crashed: bool = False   # the emulator did, before the command
+    late: bool = False      # the time limit ended it
+    killed: bool = False    # lab-node killed it
+    crashed: bool = False   # the emulator crashed before the command
 
 
 class Nodes:
-    """Two of them. Use as a context: leaving it closes the wires."""
+    """Two nodes. Use as a context, which closes the wires at its end."""
 
     def __init__(self, netem, make):
         """`make` makes a guest for a Place, and starts it; the caller ends it."""
@@ -43,7 +43,7 @@ class Nodes:
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(WIRES)]
         self.places = {FIRST + i: Place(FIRST + i, list(ends), netem)
                        for i, ends in enumerate(zip(*pairs))}
-        self.lives = []         # all that there were, in order
+        self.lives = []         # all lives so far, in order
         self.running = {}       # node: its life
         self.ready = set()
         self.waiting = []       # (node, the port to answer to when it is ready)
@@ -59,7 +59,7 @@ class Nodes:
         self.selector.close()
 
     def pump(self, limit):
-        """Start all, pass on their outputs until they have ended, and say how they lived."""
+        """Start all, pass on their outputs until they have ended; their lives."""
         deadline = time.monotonic() + limit
         for node, place in self.places.items():
             for end in place.ends:
@@ -93,12 +93,12 @@ class Nodes:
         life.guest.pass_on(stream, self.selector)
         if not any(one in self.selector.get_map() for one in life.guest.streams):
             life.guest.process.wait()
-            # Booted again, COMMAND has begun.
+            # A node that is booted again can't crash before COMMAND.
             life.crashed = len(self.lives) == len(self.places) and life.guest.emulator_crashed()
             self.ended(node)
 
     def ended(self, node):
-        """A node is not there any more."""
+        """A node has ended."""
         port = self.running.pop(node).guest.port
         self.ready.discard(node)
         if port in self.selector.get_map():
@@ -111,7 +111,7 @@ class Nodes:
                 say(other.guest.port, "end")
 
     def heard(self, node, port):
-        """Obey a node."""
+        """Execute a node's request."""
         try:
             content = port.recv(LARGEST)
         except ConnectionResetError:
@@ -129,7 +129,7 @@ class Nodes:
                 self.change(what, number, port)
 
     def change(self, what, number, port):
-        """Start or kill a node, and tell the node that asked for it when it is done."""
+        """Start or kill a node, and answer the requesting node when this is done."""
         node = int(number) if number.isdigit() else 0
         if node not in self.places or node == FIRST:
             say(port, f"node {number} can't be told to {what}")
@@ -145,7 +145,7 @@ class Nodes:
                 self.answer(node, "done")
 
     def kill(self, node):
-        """End a node as a power cut does. Its output until then is passed on."""
+        """End a node like a power cut, after passing on its output."""
         life = self.running[node]
         life.killed = True
         life.guest.stop()
@@ -155,14 +155,14 @@ class Nodes:
         self.ended(node)
 
     def answer(self, node, text):
-        """Tell those that wait for a node."""
+        """Answer the nodes that wait for a node."""
         for port in [port for waited_for, port in self.waiting if waited_for == node]:
             say(port, text)
         self.waiting = [one for one in self.waiting if one[0] != node]
 
 
 def say(port, text):
-    """Tell a node something; it may have ended."""
+    """Send a line to a node, which may have ended."""
     try:
         port.send(text.encode() + b"\n")
     except OSError:
@@ -170,7 +170,7 @@ def say(port, text):
 
 
 def throw_away(end):
-    """Throw away packets for a node that is not there."""
+    """Drop packets for a node that does not run."""
     try:
         end.recv(LARGEST)
     except OSError:

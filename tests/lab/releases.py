@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Roots of other releases of Debian, made from this machine's archive and kept.
 
-Two layers each: a fresh machine (mmdebstrap), and the packages that buildlib/setup installs on it.
-A command runs on an overlay of them that goes when it ends, with this repository at its path and a
-build folder of the release's own, which stays. The compiler cache is the machine's.
+Each has two layers: a fresh machine (mmdebstrap), and the packages that buildlib/setup installs on
+it. A command runs on a temporary overlay of them, with this repository at its path and the
+release's own build folder, which is kept. The compiler cache is the machine's.
 """
 import contextlib
 import fcntl
@@ -58,7 +58,7 @@ class Release:
         os.makedirs(self.place, exist_ok=True)
 
     def sources(self):
-        """The lines of its apt sources: this machine's archives, of that release."""
+        """The lines of its apt sources: this machine's archives, for this release."""
         uri = private_apt.archive_uris()[0]
         pairs = [(uri, ""), (uri, "-updates"),
                  *((uri, "-security") for uri in private_apt.archive_uris(security=True)[:1])]
@@ -83,13 +83,13 @@ class Release:
         return namespace.run(place, lower, script, env, [*common, *binds], **streams)
 
     def build_folder(self, place="", kernel=""):
-        """The build folder there; a user of this machine's kernel has one of its own."""
+        """The build folder there; users of this machine's kernel have a separate one."""
         folder = os.path.join(place or self.place, "build-" + kernel if kernel else "build")
         os.makedirs(folder, exist_ok=True)
         return folder
 
     def make_base(self, log):
-        """Make a fresh machine. Nothing waits for the disk: it can be made again."""
+        """Make a fresh machine, without syncing: it can be made again."""
         namespace.remove(self.base, self.setup)
         with tempfile.NamedTemporaryFile("w", suffix=".conf") as conf:
             subprocess.run(ACQUIRE, shell=True, stdout=conf, check=True)
@@ -99,13 +99,13 @@ class Release:
                                   stdout=log, stderr=subprocess.STDOUT, check=False).returncode
 
     def make_setup(self, log):
-        """Have buildlib/setup install its packages, on those that it has installed before."""
+        """Run buildlib/setup on the existing layer: it installs only missing packages."""
         return self.run(self.setup, [self.base], f"{NO_SERVICES}{REPO}/buildlib/setup",
                         [(self.build_folder(), BUILD, "rw")], stdin=subprocess.DEVNULL,
                         stdout=log, stderr=subprocess.STDOUT)
 
     def layers(self):
-        """[(name, the text it is made from, how)]."""
+        """[(name, the text from which the layer is made, the function that makes it)]."""
         base = "\n".join([VARIANT, *self.sources()])
         return [("base", base, self.make_base),
                 ("setup", base + read(os.path.join(REPO, "buildlib/packages")), self.make_setup)]
@@ -116,7 +116,7 @@ class Release:
                 if read(os.path.join(self.place, name + ".made")) != content]
 
     def make(self):
-        """Make those layers. The caller has the lock alone."""
+        """Make the outdated layers. The caller holds the lock exclusively."""
         for name, content, how in self.outdated():
             with build.step(f"{self.name}: {name} (log: {self.log})"), \
                     open(self.log, "w", encoding="utf-8") as log:
@@ -129,7 +129,7 @@ class Release:
 
     @contextlib.contextmanager
     def ready(self):
-        """Have it made, and keep it as it is: its users share a lock."""
+        """A context in which the root is up to date and does not change: its users share a lock."""
         with open(os.path.join(self.place, ".lock"), "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
             while self.outdated():
@@ -140,7 +140,7 @@ class Release:
 
     @contextlib.contextmanager
     def temporary(self):
-        """A folder that goes when a command has ended."""
+        """A folder that is removed when a command has ended."""
         folder = tempfile.mkdtemp(prefix="run-", dir=self.place)
         try:
             yield folder

@@ -2,9 +2,9 @@
 """A root on which packages are really installed, without a change of the host.
 
 Why: packages must be tried as users get them, by apt and dpkg with all their scripts. So they run
-in a mount namespace of their own, on an overlay whose lower layer is the host's root. The upper
+in their own mount namespace, on an overlay whose lower layer is the host's root. The upper
 layer is kept; a guest gets it above the host's files (tests/lab/run --packages). It is made again
-when a package changed.
+when a package has changed.
 """
 import contextlib
 import fcntl
@@ -17,7 +17,7 @@ from machine import BUILD, REPO, LabError
 
 PACKAGES = os.path.join(BUILD, "packages")
 PLACE = os.path.join(BUILD, "lab", "packages")
-# apt as a user calls it; its indexes are asked for only if something is missing.
+# apt as a user calls it; it updates its indexes only if a package is missing.
 INSTALL = """\
 export DEBIAN_FRONTEND=noninteractive
 printf '#!/bin/sh\\nexit 101\\n' >/usr/sbin/policy-rc.d
@@ -40,7 +40,7 @@ def run(place, script, debs=(), output=None):
 
 
 def fingerprint(debs):
-    """A sum of the packages, of the packages below them, and of the way they are installed."""
+    """A sum of the packages, of the installed packages, and of the installation script."""
     total = hashlib.sha256((namespace.NAMESPACE + INSTALL).encode())
     for path in [*debs, "/var/lib/dpkg/status"]:
         with open(path, "rb") as content:
@@ -63,7 +63,7 @@ def make(debs, total):
 
 
 def up_to_date(total):
-    """Is the layer made from that?"""
+    """Does the layer have this sum?"""
     try:
         with open(os.path.join(PLACE, "stamp"), encoding="utf-8") as text:
             return text.read() == total
@@ -75,7 +75,7 @@ def up_to_date(total):
 def installed():
     """The upper layer of a root on which the fork's packages are installed; builds them.
 
-    It stays as it is in the context: its users share a lock, a process that makes it has it alone.
+    It does not change in this context: users share a lock, and making it needs it exclusively.
     """
     debs = subprocess.run([os.path.join(REPO, "buildlib/package"), "debs"], check=True, text=True,
                           stdout=subprocess.PIPE).stdout.splitlines()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Whether User Mode Linux can run on this host's CPU.
+"""Can User Mode Linux run on this host's CPU?
 
-It keeps the floating-point state of its programs in an area of fixed size, and the host takes it
-back only if all that it has fits. Where it does not, init is killed at boot; it is said before.
+It keeps the floating-point state of its programs in an area of fixed size, and the host accepts
+the state only if all of it fits. If it does not fit, init would be killed at boot: this module
+reports it before.
 """
 import ctypes
 import glob
@@ -26,7 +27,7 @@ class Buffer(ctypes.Structure):
 
 
 def room():
-    """How many bytes our User Mode Linux has for it."""
+    """How many bytes our User Mode Linux has for the state."""
     for path in glob.glob(PATCHES):
         with open(path, encoding="utf-8") as text:
             found = re.search(r"^\+\s*DEFINE_LONGS\(HOST_FP_SIZE, (\d+)\);", text.read(), re.M)
@@ -42,7 +43,7 @@ def ptrace(request, pid, kind, data):
 
 
 def host_state():
-    """How many bytes this host's kernel wants: as many as it gives of a stopped child."""
+    """How many bytes this host's kernel needs: the size that it returns for a stopped child."""
     child = os.fork()
     if child == 0:
         try:
