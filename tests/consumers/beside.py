@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Print the results of others' tests with the kernel's word, beside those of the same with hooks.
+"""Print the results of a library's tests with the kernel's word and with hooks.
 
-A test that fails with hooks too is not the word's doing: it is listed with both results, as
-skipped. A crash with the word is a failure, unless the hooks crash in that test in the same run.
+A test that also fails with hooks does not count against the word: it is printed with both results,
+as skipped. A crash with the word is a failure, unless the hooks crash in the same test in this run.
 """
-# A crash comes now and then: so often the tests run again with hooks, to see it there too
+# A crash is rare: the tests run so often with hooks to see it there, too
 CRASH_TRIES = 5
 
 
 def compare(hooks, word, said, known=()):
     """Both are {test: "pass", "fail", "not run", "crash", or "known crash", whose message names a
-    defect of the library's own}; said is {test: output} of the word's run; tests whose names begin
-    like one of `known` fail with hooks too. 0 if no other fails with the word."""
+    defect of the library itself}; said is {test: output} of the run with the word; tests whose
+    names begin with one of `known` also fail with hooks. Returns 0 if no other test fails."""
     good = True
     for name in dict.fromkeys([*hooks, *word]):
         one, other = hooks.get(name, "missing"), word.get(name, "missing")
@@ -35,7 +35,7 @@ def compare(hooks, word, said, known=()):
 
 
 def run_all(run, groups, known, word, hooks):
-    """Compare run(GROUP, WAY), which returns results and outputs, of both ways."""
+    """Compare both ways of run(GROUP, WAY), which returns results and outputs."""
     status = 0
     for group in groups:
         results, said = run(group, word)

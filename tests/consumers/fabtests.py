@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run libfabric's own tests over rxe0, in a guest: with verbs_notify, and with memhooks.
 
-All that libfabric's list of excluded tests leaves of a provider, by its own script, but for the set
-"standard", which is "short" with more messages; and its test of the registration cache, which is
-not in the script. `buildlib/consumers tests` builds both. The arguments: providers, all if there
-are none.
+Runs libfabric's script with all tests that its list of excluded tests allows for a provider,
+without the set "standard" ("short" with more messages); and its test of the registration cache,
+which is not in the script. `buildlib/consumers tests` builds both. The arguments are providers;
+the default is all.
 """
 import os
 import re
@@ -20,34 +20,34 @@ REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 BUILT = os.path.join(REPO, "build/consumers/fabtests")
 LIBRARY = os.path.join(REPO, "build/consumers/libfabric/lib")
 ADDRESS = "10.0.0.1"
-# With one size of message: without it they take 512 MB of buffers and more. UNSIZED don't know -S.
+# With one message size: otherwise they take 512 MB of buffers and more. UNSIZED lack the option -S.
 UNSIZED = ("^fi_msg$", "^fi_msg_epoll", "^fi_msg_sockets", "^fi_rdm$", "^fi_rdm -U", "av_xfer",
            "cm_data", "cq_data", "recv_cancel", "shared_ctx")
 SIZED = ("_bw", "flood", "inject", "multi", "peek", "pingpong", "unexpected",
-         # It registers 1 GB at once, for whose page table rxe asks kcalloc().
+         # It registers 1 GB at a time, and rxe allocates the page table for it by kcalloc().
          "recv_cancel")
 # (sets, tests left out of them, options)
 RUNS = (("unit,regression,functional", SIZED, ()),
         ("functional,short", UNSIZED, ("-C", "-S 65536", "-L", "-S 65536")))
 EXCLUDED = {"verbs": "verbs/verbs.exclude", "verbs;ofi_rxm": "ofi_rxm/ofi_rxm.exclude"}
 CACHE = "fi_mr_cache_evict"
-# It tells a hit by its clock, and fails when the first registration was slow by chance; a cache
-# that finds stale memory fails each time.
+# The test decides by the clock whether a registration was a hit, and fails if the first one was
+# slow by chance; a cache that finds stale memory fails each time.
 TRIES = 5
-# The queues of soft-RoCE are small.
+# soft-RoCE has small queues.
 SMALL = {"FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
          "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256"}
 KINDS = {"Pass": "pass", "Fail": "fail"}
-# ofi_rxm posts a receive to the endpoint that it has just closed when its peer closes first, and
-# then may crash, when the client has printed its result (libfabric's issue 11828).
+# When its peer closes first, ofi_rxm posts a receive to the endpoint that it has just closed,
+# and may crash after the client has printed its result (libfabric's issue 11828).
 CRASH = re.compile(r"server_stdout: \|\n.*Segmentation fault[\s\S]*client_stdout: \|\n +bytes ")
-# They fail with hooks, too. The first one opens 32,768 completion queues, until memory is out; the
-# last one enables an endpoint that is not connected, and passes if its signal comes before that.
+# They also fail with hooks. The first opens 32,768 completion queues, until memory is short; the
+# last enables an endpoint that is not connected, and passes if its signal comes before.
 KNOWN = ("fi_cq_test", "fi_msg_sockets", "fi_shared_ctx", "sighandler_test")
 WORD = "verbs_notify"
 LIMIT = 300     # seconds: it hangs
-# The script asks ps for the processes to kill, and User Mode Linux does not tell ps when it was
-# booted.
+# The script uses ps to find the processes to kill, and ps fails because User Mode Linux does not
+# show its boot time.
 PS = """\
 #!/bin/sh
 [ "$1" != -p ] || exec test -d "/proc/$2"
@@ -88,7 +88,7 @@ def run(provider, monitor):
             if found.get(name) != "pass":
                 found[name] = {"PASS": "pass", "FAIL": "fail"}.get(result, "not run")
                 said[name] = done.stdout
-    # Regions of a hooking provider are others than those of the domain below it.
+    # A hooking provider has other regions than the domain below it.
     hooked = limited.run(LIMIT, [f"{BUILT}/bin/fi_mr_notify_test", "-p", provider],
                          env={**env, "FI_HOOK": "noop"})
     name = f"fi_mr_notify_test hooked -p \"{provider}\""

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * libfabric's registration cache with the monitor verbs_notify. First in steps: a hit registers
- * nothing wherever it begins, a stale registration ends when it is found or others are, a used one
- * stays; and while a hit waits for the kernel's answer others go on.
+ * libfabric's registration cache with the monitor verbs_notify. First step by step: a hit registers
+ * nothing, wherever it begins; a stale registration ends when it or others are searched; a used
+ * registration stays; and while a hit waits for the kernel's answer other hits continue.
  *
- * Then everything at once: threads register parts of a few buffers and keep some of the
- * registrations for a while, others replace the buffers' memory by system calls, and the cache has
- * room for a third of them. Each registration that it hands out must have been made since the
- * memory was last replaced and must cover the request, none may end while a thread has it, and in
- * the end none is left and the cache's own counts add up.
+ * Then all at the same time: threads register parts of a few buffers and keep some of the
+ * registrations for a while, other threads replace the buffers' memory by system calls, and the
+ * cache has room for a third of the parts. Each registration that it returns must have been made
+ * since the memory was last replaced and must cover the request; none may end while a thread has
+ * it; at the end none is left and the cache's own counters add up.
  *
- * The verbs below it are counted here. Nothing of that, and no lock of the test, orders two threads
- * that only register, so that a thread sanitizer sees any order that the cache itself lacks.
+ * The program replaces the verbs below the cache and counts their calls. Neither this nor a lock
+ * of the test orders two threads that only register, so ThreadSanitizer sees a missing order in the
+ * cache.
  */
 #include <infiniband/verbs.h>
 #include <rdma/fi_domain.h>
@@ -46,7 +47,7 @@ namespace {
 constexpr std::size_t page = 4096, pages = 16, buffers = 64, most_cached = 24, domains = 2;
 constexpr std::size_t registering_threads = 4, most_kept = 6, replaced_every = 64;
 
-/* Readers use the memory as it is; a thread that replaces it is alone. */
+/* Readers use the memory as it is; a thread that replaces it has exclusive access. */
 struct buffer {
 	std::shared_mutex lock;
 	uint32_t version = 0;
@@ -54,9 +55,10 @@ struct buffer {
 
 std::array<buffer, buffers> all;
 std::byte *memory;
-std::atomic<std::size_t> wrong, asked, passed_by; /* the latter without a search */
+std::atomic<std::size_t> wrong, asked, passed_by; /* passed_by: without a search */
 std::atomic<std::size_t> arms;
-thread_local std::function<void()> once_settled; /* the kernel has answered, libfabric waits */
+thread_local std::function<void()>
+	once_settled; /* called between the kernel's answer and libfabric */
 
 /* Registrations of the verbs, by key: a buffer, pages of it, and the memory's version. */
 struct registered {
@@ -145,8 +147,8 @@ ibv_mr *ibv_reg_notified_mr(ibv_pd *pd, void *addr, std::size_t length, uint64_t
 }
 
 /*
- * The kernel gives a registration that it has suspended, as it was idle, the pages of now. It is
- * marked until then, so no thread finds it before. This thread holds it, so it stays.
+ * The kernel restores an idle registration that it has suspended with the present pages. Until then
+ * the word has a mark, so no other thread finds it. This thread holds it, so it stays.
  */
 int ibv_settle_mr_notify(ibv_mr *mr)
 {
@@ -190,7 +192,7 @@ std::size_t below(generator &random, std::size_t limit)
 	return random() % limit;
 }
 
-/* Half of the requests are for a few buffers, which stay in the cache. */
+/* Half of the requests use a few buffers, which stay in the cache. */
 std::size_t some_buffer(generator &random)
 {
 	return below(random, below(random, 2) ? most_cached / 4 : buffers);
@@ -324,7 +326,7 @@ bool not_cached(fid_domain *domain)
 	return good;
 }
 
-/* Some become stale that are not asked for again, and end by searches for another one. */
+/* Stale registrations that are not requested again end by searches for other ones. */
 bool ends_stale(fid_domain *domain, const std::function<void()> &search)
 {
 	const std::size_t before = live;
@@ -360,7 +362,7 @@ bool steps(fid_domain *domain)
 			       replace(0, false);
 			       found(0);
 		       }));
-	/* When it is full, each search first makes room. */
+	/* When the cache is full, each search first makes room. */
 	for (std::size_t number = 1; number < most_cached - 1; number++)
 		found(number);
 	found(0);
@@ -372,9 +374,9 @@ bool steps(fid_domain *domain)
 }
 
 /*
- * A hit asks the kernel, as its memory is in doubt: it is not stale. Before the hit knows that,
- * another request finds the entry and the memory goes. It would wait for ever for a lock that the
- * hit holds.
+ * A hit asks the kernel because its memory is suspect; it is not stale. Before the hit gets the
+ * answer, another request finds the entry and the memory is replaced. If the hit held a lock during
+ * this, the other request would wait for it forever.
  */
 bool late(fid_domain *domain)
 {
@@ -385,7 +387,7 @@ bool late(fid_domain *domain)
 	check(ftruncate(file, pages * page), "ftruncate");
 	mmap(start, pages * page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
 	std::memset(start, 0, pages * page);
-	for (int i = 0; i < 2; i++) { /* the second one settles */
+	for (int i = 0; i < 2; i++) { /* the second use settles */
 		release(use(domain, number, 0, pages));
 		madvise(start, pages * page, MADV_DONTNEED);
 	}
@@ -409,7 +411,7 @@ bool late(fid_domain *domain)
 	return good;
 }
 
-/* With so many threads that register; some replace, if there are several. */
+/* With this many threads that register; with several threads, some replace memory. */
 bool everything(std::size_t threads, const std::array<fid_domain *, domains> &opened)
 {
 	std::vector<std::thread> running;
@@ -456,7 +458,7 @@ template <class Part> bool on_domains(const char *name, bool counts_exactly, con
 	fi_close(&fabric->fid);
 	fi_freeinfo(info);
 
-	/* A search that is repeated registers once more. */
+	/* A repeated search registers one more time. */
 	const counts counted = say(log);
 	std::fclose(log);
 	good &= result((with + "no registration is stale, or ends while in use").c_str(), !wrong);

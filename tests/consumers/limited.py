@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""A command that must end in time, and whether registrations were armed meanwhile."""
+"""Run a command with a time limit, and count the registrations that were armed."""
 import os
 import subprocess
 
 
 def run(limit, command, env):
-    """Its output, both streams in stdout, and its status: -9 after so many seconds."""
+    """Run it; its output (both streams in stdout) and status, -9 after `limit` seconds."""
     try:
         return subprocess.run(command, env=env, text=True, errors="replace", check=False,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -16,7 +16,7 @@ def run(limit, command, env):
 
 
 def arms(device):
-    """How many registrations were armed on a device, or None where nothing counts them."""
+    """The number of armings on a device so far, or None without a counter."""
     path = f"/sys/class/infiniband/{device}/ports/1/hw_counters/mr_notify_arms"
     if not os.path.exists(path):
         return None

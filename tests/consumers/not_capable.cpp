@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * For LD_PRELOAD: the device that NOT_CAPABLE names does not tell that it notifies, with
- * ARMING_FAILS set the kernel's methods fail that arm a registration, also as it is made, and with
- * NOT_REVOCABLE set they fail as for a device that can't be revoked. Every device of the lab can
- * notify and be revoked, and arming one of them fails only when there is no memory.
+ * For LD_PRELOAD: the device NOT_CAPABLE hides its notification capability. If ARMING_FAILS is
+ * set, arming fails, also when a registration is made; if NOT_REVOCABLE is set, it fails as for a
+ * device that can't be revoked. All devices of the lab can notify and be revoked, and arming
+ * fails there only when memory is short.
  */
 #include <infiniband/verbs.h>
 #include <rdma/ib_user_ioctl_cmds.h>
@@ -38,7 +38,7 @@ bool has(const ib_uverbs_ioctl_hdr *header, unsigned int id)
 			   [id](const auto &attr) { return attr.attr_id == id && attr.data; });
 }
 
-/* The error that arming a registration ends with, or 0: the kernel decides. */
+/* The error for arming a registration, or 0: then the kernel decides. */
 int arming_error(const ib_uverbs_ioctl_hdr *header)
 {
 	const bool arms = header->object_id == UVERBS_OBJECT_MR &&

@@ -2,7 +2,7 @@
 /*
  * libfabric's FI_MR_NOTIFY_OPS, for caches above fi_mr_reg(), with each setting of libfabric's own
  * cache: none, and each of its monitors. Without an argument the program runs itself once for each
- * setting; the monitor is chosen when libfabric is loaded.
+ * setting, because libfabric chooses the monitor when it is loaded.
  */
 #include <infiniband/verbs.h>
 #include <rdma/fi_domain.h>
@@ -32,7 +32,7 @@ constexpr std::array settings{
 	setting{"FI_MR_CACHE_MONITOR", "memhooks"}, setting{"FI_MR_CACHE_MONITOR", "userfaultfd"},
 	setting{"FI_MR_CACHE_MONITOR", "verbs_notify"}};
 
-/* As libfabric's: the program is compiled with headers that lack it. */
+/* A copy of libfabric's struct, which the program's headers lack. */
 struct notify_ops {
 	std::size_t size;
 	int (*watch)(fid_mr *mr, const uint64_t **word, uint64_t *mask);
@@ -75,7 +75,7 @@ void result(const char *what, bool good)
 	all_good &= good;
 }
 
-/* By a system call that no hook sees. */
+/* By a system call that hooks do not see. */
 void *map(void *at, int file = -1)
 {
 	const int flags = (at ? MAP_FIXED : 0) |
@@ -115,7 +115,7 @@ uint64_t count(const uint64_t *changes)
 	return __atomic_load_n(changes, __ATOMIC_ACQUIRE);
 }
 
-/* Memory that is unmapped while its region is open, and other memory in its place. */
+/* Memory that is unmapped while its region is open, and replaced by other memory. */
 void replaces(fid_domain *domain, const notify_ops *ops, const uint64_t *changes)
 {
 	void *memory = map(nullptr);
@@ -137,7 +137,7 @@ void replaces(fid_domain *domain, const notify_ops *ops, const uint64_t *changes
 	unmap(memory);
 }
 
-/* The pages of a file stay in it when a mapping drops them. */
+/* Pages of a file stay in the file when a mapping drops them. */
 void settles(fid_domain *domain, const notify_ops *ops)
 {
 	const int file = memfd_create("notify_ops", 0);

@@ -1,12 +1,12 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Try libfabric and UCX of buildlib/consumers where not everything notifies, in a guest.
+"""Try libfabric and UCX of buildlib/consumers where notification is limited, in a guest.
 
-Two devices in one process of which the second one can't; a monitor of the program's own; arming
-that fails; fork; a registration of which a half is unmapped while the other one is in use; memory
-that can't be registered; fi_info's answer about it. With --old where
-the library or the kernel has no notification at all: as they came, hooks by default, and no cache
-where they were told to use nothing else.
+Two devices in one process of which the second can't notify; a monitor supplied by the program;
+arming that fails; fork; a registration of which half is unmapped while the other half is in use;
+memory that can't be registered; fi_info's description. With --old for a library or a kernel
+without notification: they must behave like the original libraries, by default with hooks, and
+without a cache if they may use only notification.
 """
 import json
 import os
@@ -26,22 +26,22 @@ UNRELEASED = os.path.join(REPO, "build/tests/consumers_unreleased")
 NOT_CAPABLE = {"LD_PRELOAD": os.path.join(REPO, "build/tests/libconsumers_not_capable.so")}
 OTHER_CANT = {**NOT_CAPABLE, "NOT_CAPABLE": "rxe1"}
 CANT_ARM = {**NOT_CAPABLE, "ARMING_FAILS": "1"}
-# It says so, but is, and loses registrations that would stay where that is true.
+# The device claims that it can't be revoked but can: it loses registrations that should stay.
 CANT_REVOKE = {**NOT_CAPABLE, "NOT_REVOCABLE": "1"}
 LIMIT = 600     # seconds: it hangs
-MOST_KEPT = 100     # of 200 registrations, where something has to come by them
-MOST_IDLE = 1       # if the kernel takes their pages
+MOST_KEPT = 100     # of 200 registrations, if later requests must end them
+MOST_IDLE = 1       # if the kernel suspends them
 
-# Whether a buffer is found in the cache again after the changes; with hooks also a stale one. UCX
+# Is a buffer still found in the cache after the changes? With hooks also a stale one. UCX
 # empties its cache at each fork.
 WORD = {"nothing": True, "system calls": False, "libc": False, "fork": True}
 HOOKS = {**WORD, "system calls": True}
 NO_CACHE = dict.fromkeys(WORD, False)
 UCX_FORK = {"fork": False}
-# UCX's own waits for events of the devices, with hooks too.
+# UCX's own threads wait for events of the devices, with hooks too.
 THREADS = {"libfabric": 1, "imported": 1, "ucx": 2}
 VERBS_NOTIFY = {"FI_MR_CACHE_MONITOR": "verbs_notify"}
-# Without a cache UCX would go over to on-demand paging, which soft-RoCE has.
+# Without a cache UCX would use on-demand paging, which soft-RoCE has.
 ONLY_NOTIFY = {"UCX_RCACHE_NOTIFY": "y", "UCX_IB_REG_METHODS": "rcache,direct"}
 # UCT_MD_MEM_FLAG_NONBLOCK, and the setting that allows it.
 ON_DEMAND = {"ON_DEMAND": "1", "UCX_IB_ODP_MAX_SIZE": "inf"}
@@ -57,9 +57,9 @@ class Case:
     expected: dict
     environment: dict = field(default_factory=dict)
     patched: bool = False       # libc's functions
-    early: bool = False         # when UCX was loaded
-    keeps: bool = True          # the used part of a registration that is stale
-    threads: int = 0            # the kernel's: soft-RoCE has one for on-demand paging
+    early: bool = False         # patched already when UCX was loaded
+    keeps: bool = True          # keeps the used part of a stale registration
+    threads: int = 0            # by the kernel: soft-RoCE has one for on-demand paging
 
 
 CASES = [
@@ -100,7 +100,7 @@ OLD = [
 
 
 def environment(more):
-    """With the libraries that were built first."""
+    """The environment, with the built libraries first."""
     libraries = [os.path.join(BUILT, name, "lib") for name in ("libfabric", "ucx")]
     return {**os.environ, "UCX_WARN_UNUSED_ENV_VARS": "n", **more, "LD_LIBRARY_PATH": ":".join(
         filter(None, (*libraries, os.environ.get("LD_LIBRARY_PATH"))))}
@@ -117,7 +117,7 @@ def check(what, good, said=""):
 def run(case):
     """The checks of one case."""
     before = {device: limited.arms(device) for device in case.expected}
-    # The program is linked with both.
+    # The program is linked with both libraries.
     more = {} if case.library == "ucx" else {"UCX_MEM_EVENTS": "n"}
     done = limited.run(LIMIT, [PROGRAM, case.library, *case.expected],
                        env=environment({**more, **case.environment}))
@@ -136,7 +136,7 @@ def run(case):
                       said)
         good &= check(f"{case.name}: {device} gives back unmapped memory",
                       seen["kept"][device] < MOST_KEPT, said)
-        # Stale entries that UCX's hooks leave wait for a miss, or for UCX_IB_RCACHE_MAX_UNRELEASED.
+        # UCX with hooks keeps stale entries until a miss, or UCX_IB_RCACHE_MAX_UNRELEASED.
         if expected == WORD:
             good &= check(f"{case.name}: {device} gives it back with hits only",
                           seen["kept by many hits"][device] < MOST_KEPT, said)
@@ -158,7 +158,7 @@ def run(case):
 
 
 def maps_after_failure(notify):
-    """UCP's cache keeps nothing of a registration that failed."""
+    """UCP's cache keeps no entry after a registration that failed."""
     done = limited.run(LIMIT, [MAPPING], env=environment({
         "UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "rxe0:1",
         "UCX_RCACHE_NOTIFY": notify}))
@@ -171,7 +171,7 @@ OVER_RXE0 = {"UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "rxe0:1",
 
 
 def unreleased(kind, notify, more):
-    """The answer of the program, or {} if it failed; and its output."""
+    """The result of the program, or {} if it failed; and its output."""
     done = limited.run(LIMIT, [UNRELEASED, kind], env=environment({
         **OVER_RXE0, "UCX_RCACHE_NOTIFY": notify, **more}))
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -179,7 +179,7 @@ def unreleased(kind, notify, more):
 
 
 def unmapped_is_given_back():
-    """At most twice as much as hooks keep with a limit is kept, and no more registrations."""
+    """At most twice the memory and as many registrations are kept as by hooks with a limit."""
     good = []
     for kind in ("uct", "ucp"):
         for order in ("off", "on"):

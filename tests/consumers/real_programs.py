@@ -1,15 +1,14 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Run programs whose answers are checked over soft-RoCE, in a guest: HPCC, LAMMPS, NWChem and more.
+"""Run programs whose results are checked over soft-RoCE, in a guest: HPCC, LAMMPS, NWChem and more.
 
-Each with registrations kept in three ways: by the hooks of libfabric or UCX, by the word in the
-same library (buildlib/consumers), and by libibverbs below it, the library's own cache switched
-off. Which way it was, is seen in the kernel's count of armed registrations and in libibverbs' hits.
-LAMMPS, Quantum ESPRESSO and NWChem do not judge their answers: each answer must have the digits
-of a run without a cache.
-With --nodes: all but MPICH's tests, with a process on each of two nodes (tests/lab/run --nodes 2),
-over Debian's own libraries, which can't ask for the word. Programs on verbs alone are in
-tests/installed/.
+Each runs with three ways to keep registrations: by the hooks of libfabric or UCX, by the word in
+the same library (buildlib/consumers), and by libibverbs below, with the library's own cache
+disabled. The kernel's count of armings and libibverbs' hits show which way was used.
+LAMMPS, Quantum ESPRESSO and NWChem do not check their results: each result must have the digits of
+a run without a cache. With --nodes: all except MPICH's tests, with a process on each of two nodes
+(tests/lab/run --nodes 2), over Debian's own libraries, which can't use the word. Programs that use
+verbs directly are in tests/installed/.
 """
 import argparse
 import gzip
@@ -45,15 +44,15 @@ OVER_DEBIAN = {over: ({"plain": ways["plain"], "below": ways["below"], "hooks": 
 
 @dataclass
 class Program:
-    """Something that MPI starts."""
+    """A program that MPI starts."""
     name: str
     command: list
-    good: object            # good(its output, its folder): whether its answers are right
+    good: object            # good(output, folder): are its results right?
     prepare: object = None  # prepare(folder)
-    answer: object = None   # answer(its output): what must be as without a cache
+    answer: object = None   # answer(output): the part that must equal a run without a cache
     over: tuple = ("Open MPI, libfabric", "Open MPI, UCX")
     processes: int = 2
-    registers: bool = True  # memory of the program's own, so that ways can be told apart
+    registers: bool = True  # it registers its own memory, which shows the way
 
 
 def hpcc_input(folder):
@@ -67,7 +66,7 @@ def hpcc_input(folder):
 
 
 def hpcc_good(_said, folder):
-    """It says so of each of its parts."""
+    """Does it report success for each of its parts?"""
     path = os.path.join(folder, "hpccoutf.txt")
     if not os.path.exists(path):
         return False
@@ -78,8 +77,8 @@ def hpcc_good(_said, folder):
             not re.search(r"FAILED|^Failed|[1-9]\d* tests failed", said, re.MULTILINE))
 
 
-# 32,000 atoms that melt, as in the benchmark that comes with LAMMPS. The other process gets those
-# at the border, in messages of 180 KB.
+# 32,000 atoms that melt, as in the benchmark that comes with LAMMPS. Each process sends the atoms
+# at the border to the other one, in messages of 180 KB.
 MELT = """
 units lj
 atom_style atomic
@@ -100,7 +99,7 @@ run 60
 
 
 def melt_input(folder):
-    """Its input."""
+    """Write LAMMPS' input file."""
     with open(os.path.join(folder, "in.melt"), "w", encoding="ascii") as out:
         out.write(MELT)
 
@@ -186,7 +185,7 @@ def water_answer(said):
 
 
 def mpich_tests():
-    """Those of the list that buildlib/consumers builds."""
+    """The MPICH tests of the list, which buildlib/consumers builds."""
     with open(os.path.join(HERE, "mpich.testlist"), encoding="ascii") as text:
         for line in text:
             if not line.startswith("#"):
@@ -207,8 +206,8 @@ PROGRAMS = [
             silicon_input, silicon_answer),
     Program("NWChem", ["env", "OMP_NUM_THREADS=1", "nwchem.openmpi", "water.nw"],
             lambda said, _: len(set(water_answer(said))) == 2, water_input, water_answer),
-    # It asks for MPI_THREAD_MULTIPLE, without which UCX is built, unless it is told not to. It only
-    # warns of a wrong message, unless that is an error.
+    # By default it asks for MPI_THREAD_MULTIPLE, for which UCX is not built. It only warns of a
+    # wrong message, so warnings are errors here.
     Program("mpi4py's ring", ["env", "MPI4PY_RC_THREADS=0", "/usr/bin/python3",
                               "-W", "error::UserWarning", "-m", "mpi4py.bench",
                               "ringtest", "-n", "1048576", "-l", "50"],
@@ -224,7 +223,7 @@ def arms():
 
 
 def run(program, over, way, nodes, answers):
-    """The complaints, or "". @answers: the program's by way; this one's is added."""
+    """Run it; the complaints, or "". @answers: its results by way; this adds its own."""
     settings, library = (OVER_DEBIAN if nodes else OVER)[over]
     env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
     env.update(compare.ALWAYS, **settings[way])
@@ -234,7 +233,7 @@ def run(program, over, way, nodes, answers):
     command = [launcher, *where[launcher], "-np", str(program.processes), *options,
                *program.command]
     folder = tempfile.mkdtemp()
-    if nodes:   # they are in the same one
+    if nodes:   # both processes use the same folder name
         subprocess.run(["lab-on", "2", "mkdir", folder], check=True)
     if program.prepare:
         program.prepare(folder)
@@ -268,7 +267,7 @@ def run(program, over, way, nodes, answers):
 
 
 def main():
-    """All of them. A program that fails with hooks as well is not ours: it has both results."""
+    """Run all. A program that also fails with hooks is printed with both results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", action="store_true", help="a process on each of two nodes")
     parser.add_argument("name", nargs="*", help="programs with that in their name")

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Registers a buffer again and again with libfabric's verbs provider or UCX's memory domain, on
- * each device that is named, in one process: registrations libfabric|imported|ucx [DEVICE...].
- * Prints one line of JSON: for each device whether the registration from before was found ("found")
- * after nothing, after the memory was replaced by system calls, after it was by libc's functions,
- * after a child of fork() that has written to it; then whether half of a larger one was found and
- * how often the device lost it while it was in use and the other half was unmapped ("half"); then
- * how many of 200 that were unmapped after use and not asked for again keep their pages ("kept"),
- * and how many if only another one is found again ("kept by hits": rarely, so that it is the kernel
- * that takes them; "kept by many hits": again and again); and how the process was changed to hear
- * of changes, also before a device was opened ("patched_first"). With ON_DEMAND set UCX may
- * register so, which pins nothing.
+ * Registers a buffer repeatedly with libfabric's verbs provider or UCX's memory domain, on
+ * each named device, in one process: registrations libfabric|imported|ucx [DEVICE...].
+ * Prints one line of JSON. For each device, was the earlier registration found ("found") after
+ * no change, after the memory was replaced by system calls, after libc's functions replaced it,
+ * and after a child of fork() wrote to it? Was half of a larger registration found, and how often
+ * did the device lose it, while this half was in use and the other half was unmapped ("half")?
+ * How many of 200 registrations that were unmapped after use and not requested again keep their
+ * pages ("kept"); and how many if only another registration is found again ("kept by hits": rarely,
+ * so that the kernel suspends them; "kept by many hits": many times)? How was the process changed
+ * to hear of changes of memory, also before a device was opened ("patched_first")? If ON_DEMAND is
+ * set UCX may register on demand, which pins no memory.
  *
- * "imported" is libfabric with a monitor that the program gives it, as Open MPI does: one that
- * never hears of anything.
+ * "imported" is libfabric with a monitor that the program supplies, as Open MPI does; this monitor
+ * never reports a change.
  */
 #include <nlohmann/json.hpp>
 #include <rdma/fi_domain.h>
@@ -52,7 +52,7 @@ struct registration {
 
 using registrar = std::function<registration(std::byte *, std::size_t)>;
 
-/* Registers and deregisters, and tells the key of that registration. */
+/* Registers and deregisters; returns the key of the registration. */
 std::string use(const registrar &on, std::byte *memory, std::size_t size = length)
 {
 	const auto [key, release] = on(memory, size);
@@ -81,7 +81,7 @@ registrar on_libfabric(const std::string &device)
 	};
 }
 
-/* It stays until the process ends. */
+/* The monitor stays until the process ends. */
 void import_monitor()
 {
 	static fi_ops_mem_monitor ops{
@@ -94,7 +94,7 @@ void import_monitor()
 	static fid_mem_monitor monitor{};
 	fid *cache = nullptr;
 
-	find_verbs(); /* it chooses its own monitor first */
+	find_verbs(); /* libfabric chooses its own monitor first */
 	monitor.fid.fclass = FI_CLASS_MEM_MONITOR;
 	monitor.export_ops = &ops;
 	check(fi_open(FI_VERSION(1, 17), "mr_cache", nullptr, 0, 0, &cache, nullptr), "fi_open");
@@ -128,7 +128,7 @@ void need(bool good, const char *what)
 	}
 }
 
-/* New memory at the same place, by calls that only the kernel sees. */
+/* Maps new memory at the same address by calls that only the kernel sees. */
 void replace_unseen(std::byte *memory)
 {
 	need(!syscall(SYS_munmap, memory, length), "munmap");
@@ -187,7 +187,7 @@ nlohmann::ordered_json found_on(const registrar &on)
 	return seen;
 }
 
-/* Registrations that the device has lost; 0 where nothing counts them. */
+/* Registrations to which the device has lost its access; 0 without a counter. */
 uint64_t revokes(const std::string &device)
 {
 	std::ifstream file("/sys/class/infiniband/" + device +
@@ -199,9 +199,9 @@ uint64_t revokes(const std::string &device)
 }
 
 /*
- * Half of a registration from before is in use, and the other half is unmapped. The kernel takes
- * the pages of one that is not in use within some 20 ms. After half of the time others are
- * registered, which may take it out of the cache.
+ * Half of an earlier registration is in use, and the other half is unmapped. The kernel unpins an
+ * idle registration within about 20 ms. After half of the time other buffers are registered, which
+ * may remove it from the cache.
  */
 nlohmann::ordered_json half_on(const registrar &on, const std::string &device)
 {
@@ -209,7 +209,8 @@ nlohmann::ordered_json half_on(const registrar &on, const std::string &device)
 	const std::string whole = use(on, memory, large);
 	const registration half = on(memory, large / 2);
 	const uint64_t before = revokes(device);
-	/* A registration that is to be lost is waited for; any other would be lost by then. */
+	/* Wait long if the registration will be lost; otherwise it would be lost within 50 tries.
+	 */
 	const int tries = std::getenv("NOT_REVOCABLE") ? 9000 : 50;
 
 	need(!munmap(memory + large / 2, large / 2), "munmap");
@@ -243,7 +244,7 @@ std::size_t kept_since(std::size_t before)
 	return now < before ? 0 : (now - before) / (length / 1024);
 }
 
-/* The last one is the miss that finds the rest of the others. */
+/* The last registration is a miss, which finds the remaining stale entries. */
 std::size_t kept_on(const registrar &on)
 {
 	constexpr std::size_t many = 200;
@@ -262,7 +263,7 @@ std::size_t kept_on(const registrar &on)
 	return kept_since(before);
 }
 
-/* No miss, once they are unmapped, and so many hits in a tenth of a second. */
+/* Without a miss after they are unmapped, and with so many hits in a tenth of a second. */
 std::size_t kept_by_hits_on(const registrar &on, std::size_t often)
 {
 	constexpr std::size_t many = 200;

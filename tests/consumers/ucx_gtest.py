@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run UCX's gtest in a guest, with the kernel's word and with hooks: caches, hooks, soft-RoCE.
 
-`buildlib/consumers gtest` builds it, and all its output goes to the standard error. The arguments:
-groups, all if there are none.
+`buildlib/consumers gtest` builds it. All its output goes to standard error. The arguments are
+groups; the default is all.
 """
 import os
 import re
@@ -17,12 +17,12 @@ import limited
 REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 GTEST = os.path.join(REPO, "build/consumers/gtest/build/test/gtest/gtest")
 WAYS = {"hooks": "n", "word": "try"}
-# UCX drops messages of soft-RoCE for a UD queue pair unless it is told not to compare the
-# destination address.
+# By default UCX compares the destination address of a UD message with a field that soft-RoCE does
+# not set, and drops the message.
 ENVIRONMENT = {"UCX_NET_DEVICES": "rxe0:1", "UCX_UD_VERBS_ETH_DGID_CHECK": "n",
                "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_HANDLE_ERRORS": "bt", "UCX_LOG_LEVEL": "warn"}
-# {group: (tests, but not these)}. Left out are benchmarks, tests that take most of the time, and
-# most of those of the transport alone.
+# {group: (tests, excluded tests)}. Without benchmarks, tests that take most of the time, and most
+# tests of the transport only.
 GROUPS = {
     "caches": ("*rcache*:*test_md*:*test_ib_md*:*test_mem*:*pgtable*",
                "posix/*:sysv/*:cma/*:shm_ib/*:*perf*"),
@@ -33,16 +33,16 @@ GROUPS = {
     "ucp": ("rc/test_ucp_mmap*:rc/test_ucp_rma*zcopy*:rc/test_ucp_tag_nbx*:"
             "rc/test_ucp_am_nbx_rndv*:rc/test_ucp_tag_xfer*rndv*", "*perf*"),
 }
-# Registrations that are armed on rxe0: its regions, and those of UCP.
+# The groups that must arm registrations on rxe0: regions of UCT, and of UCP.
 ARMS = {"caches": ("word",), "rc, ud": ("word",), "ucp": ("word",)}
 KNOWN = ("ib/test_md.sys_device",)      # soft-RoCE is no PCI device
-# It comes now and then with a queue pair's last event, in any test (openucx/ucx issue 10432).
+# It happens rarely at a queue pair's last event, in any test (openucx/ucx issue 10432).
 CRASH = "Assertion `wait_ctx->cb_id == (-1)' failed"
 LIMIT = 1800    # seconds for a test: it hangs. test_rcache_pfn.enum_pfn touches 800 MB
 
 
 def gtest(tests, way):
-    """Its output of these tests, until it crashed or one took too long, and its status."""
+    """Run these tests until a crash or a timeout; the output and the status."""
     env = {**os.environ, **ENVIRONMENT, "UCX_RCACHE_NOTIFY": WAYS[way]}
     said = []
     with subprocess.Popen([GTEST, "--gtest_color=no", f"--gtest_filter={tests}"], env=env,
@@ -62,7 +62,7 @@ def gtest(tests, way):
 
 
 def run(group, way):
-    """({test: result}, {test: its output}). After a crash it goes on with the next test."""
+    """({test: result}, {test: output}). After a crash it continues with the next test."""
     tests, left_out = GROUPS[group]
     found, said, ended = {}, {}, False
     before = limited.arms("rxe0")
@@ -77,7 +77,7 @@ def run(group, way):
                            "known crash": "known crash"}.get(kind, "fail")
             said[name] = block[-4000:]
         ended = not blocks or "[==========]" in blocks[-1]
-    # Beside the tests: all of them could pass with hooks, and it can still crash at its end.
+    # A separate result, because all tests may pass with hooks, or it may crash at its end.
     armed = limited.arms("rxe0") > before
     found[f"{group}: armed or not"] = "pass" if armed == (way in ARMS.get(group, ())) else "fail"
     how = "pass" if status in (0, 1) else "known crash" if CRASH in output else "fail"

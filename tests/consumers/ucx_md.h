@@ -18,7 +18,7 @@ inline void check_ucx(ucs_status_t status, const char *call)
 	std::exit(1);
 }
 
-/* It stays open until the process ends. */
+/* The domain stays open until the process ends. */
 inline uct_md_h open_ucx_md(const std::string &device)
 {
 	uct_component_h *components = nullptr;

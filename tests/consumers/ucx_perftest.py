@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run UCX's ucx_perftest over rxe0, in a guest: with the kernel's word, and with hooks.
 
-Both ways are the UCX of buildlib/consumers; which it was is seen in the kernel's count.
+Both ways use the UCX of buildlib/consumers; the kernel's count of armings shows which way was used.
 """
 import os
 import re
@@ -16,8 +16,8 @@ import probing
 
 PROGRAM = os.path.join(probing.BUILT, "ucx/bin/ucx_perftest")
 WAYS = {"hooks": "n", "word": "try"}
-# UCX drops messages of soft-RoCE for a UD queue pair unless it is told not to compare the
-# destination address.
+# By default UCX compares the destination address of a UD message with a field that soft-RoCE does
+# not set, and drops the message.
 OVER_RXE = {"UCX_NET_DEVICES": "rxe0:1", "UCX_TLS": "rc_verbs,ud_verbs,self",
             "UCX_UD_VERBS_ETH_DGID_CHECK": "n"}
 TESTS = [["-t", test, *size] for test in ("tag_bw", "tag_lat", "ucp_put_bw", "ucp_get", "ucp_am_bw")

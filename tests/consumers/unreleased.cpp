@@ -2,9 +2,9 @@
 /*
  * How much memory UCX keeps pinned that a program has unmapped: unreleased uct|ucp. It registers
  * 201 buffers of 1 MiB on rxe0, one after the other, unmaps 200 of them, and then uses only the
- * last one again and again. Prints one line of JSON: VmPin in kB while all were registered ("all")
- * and after the hits ("hits"), and how many registrations the device has then ("mrs"). With
- * ON_DEMAND set UCX may register so, which pins nothing.
+ * last buffer repeatedly. Prints one line of JSON: VmPin in kB while all were registered ("all")
+ * and after the hits ("hits"), and the number of registrations of the device then ("mrs"). If
+ * ON_DEMAND is set UCX may register on demand, which pins no memory.
  */
 #include <nlohmann/json.hpp>
 #include <ucp/api/ucp.h>

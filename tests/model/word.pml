@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The word of a registration that lends its pages, between those who change it: users,
- * who take a reference and give it back, the shrinker, the worker, an event that changes
- * the mapping and may not have (CLEAR), one that has (UNMAP), and settle. Spin tries all
- * interleavings. What is one step here is under the tracker's lock, or one atomic
+ * The word of a registration that can be suspended, and all that change it: users, which
+ * take and drop a reference, the shrinker, the worker, an event that may have changed the
+ * mapping (CLEAR), an event that has changed it (UNMAP), and settle. Spin tries all
+ * interleavings. A step here runs under the tracker's lock, or is one atomic
  * instruction, in umem_notify.c and umem_notify_reclaim.c.
  *
- * Whoever adds a reference, or settles while having one, and sees none of the kernel's
- * bits, has a device with access to the pages that the range maps, but for events that
- * have not returned.
+ * If a thread adds a reference, or settles with a reference, and sees that the kernel's
+ * bits are 0, then the device has access to the pages that the range maps, except during
+ * events that have not returned.
  *
- * BUG_...: seeded mistakes, which Spin has to find.
+ * BUG_...: seeded mistakes that Spin must find.
  */
 #define USERS 2
 #define TURNS 1
@@ -20,18 +20,18 @@ byte users;
 bool suspect, suspended, invalid;
 #define SAYS_NOTHING (!suspect && !suspended && !invalid)
 
-/* The tracker: its state is what the word says, as nobody lies here. */
+/* The tracker: its state equals the kernel's bits, because user space does not set them here. */
 bool doubt;
 bool taken;
 bool pinned = true; /* the device has pages */
 
-/* The mapping, and what it was when it was pinned */
+/* The mapping now, and at the time of pinning */
 byte mapped, pinned_as;
-bool changing; /* an event has been told, and has not ended */
+bool changing; /* an event has begun, and has not ended */
 
 inline take() { atomic { !taken -> taken = true } }
 
-/* What must be true when a reference is had and the word says nothing. */
+/* Must be true while a thread has a reference and the kernel's bits are 0. */
 inline usable() {
 	assert(pinned);
 	assert(pinned_as == mapped || changing)
@@ -60,7 +60,7 @@ inline restore() {
 #ifdef BUG_WAIT
 		doubt = false;
 #else
-		/* An event that is under way leaves all in doubt. */
+		/* An event in progress leaves the state in doubt. */
 		atomic { doubt = changing };
 #endif
 #endif
@@ -73,11 +73,11 @@ inline restore() {
 	fi
 }
 
-/* One pass: what comes meanwhile leaves it in doubt. */
+/* One pass: an event during the pass leaves the state in doubt. */
 inline look() {
 	if
 	:: suspect ->
-		/* The doubt of an event that has not ended is not taken. */
+		/* The doubt of an event that has not ended stays. */
 		atomic { !changing || !suspect -> mine = suspect && doubt; doubt = doubt && !mine }
 		same = (pinned_as == mapped);
 		atomic {
@@ -93,7 +93,7 @@ inline look() {
 	fi
 }
 
-/* Revoking and unpinning, by the worker or who settles */
+/* Revoking and unpinning, by the worker or by settle */
 inline retire() {
 	if
 	:: atomic { pinned && (suspended || (invalid && users == 0)) -> pinned = false }
@@ -122,7 +122,7 @@ proctype user() {
 		:: else
 		fi;
 		if
-		/* A transfer, at any time while it has the reference */
+		/* A transfer, at any time while the user has the reference */
 		:: fine -> assert(pinned)
 		:: else
 		fi;

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Compare registration caches under Debian's own, unmodified MPI, in a guest: a table, then checks.
 
-Each row is a job of stale_messages.cpp with other settings; RDMAV_MR_CACHE is set in ours, in no
-other: to "remote", as MPI registers with remote rights. The checks: a cache that intercepts libc
-lets stale bytes through (or this test could not see any), ours does not, and saves registrations.
-With --consumers also the libfabric and UCX of buildlib/consumers, whose caches ask the kernel's
-word: they intercept nothing. With --nodes each of the two processes is on a node of its own
+Each row is a job of stale_messages.cpp with other settings; only our rows set RDMAV_MR_CACHE,
+to "remote", because MPI registers with remote rights. The checks: a cache that intercepts libc
+lets stale bytes through (otherwise this test could not see any), ours does not, and saves
+registrations. With --consumers also libfabric and UCX of buildlib/consumers, whose caches check
+the kernel's word and intercept no calls. With --nodes each of the two processes has its own node
 (tests/lab/run --nodes 2). Called by tests/mpi/run, and by tests/run.
 """
 import argparse
@@ -39,17 +39,17 @@ PROGRAM = {"mpirun.openmpi": f"{BUILD}/stale_openmpi", "mpiexec.mpich": f"{BUILD
            OPENMPI_5: f"{BUILD}/stale_openmpi"}
 ON_ONE_NODE = {"mpirun.openmpi": ["--oversubscribe"], "mpiexec.mpich": [],
                OPENMPI_5: ["--oversubscribe"]}
-# They start each other, and talk of it, over the wire that loses nothing.
+# Processes start each other, and exchange their addresses, over the wire without loss.
 ON_TWO_NODES = {
     "mpirun.openmpi": ["-H", "node1,node2", "--mca", "plm_rsh_agent", "lab-rsh",
                        "--mca", "oob_tcp_if_include", "eth2"],
     "mpiexec.mpich": ["-hosts", "node1,node2", "-launcher", "rsh", "-launcher-exec", "lab-rsh",
                       "-iface", "eth2"],
 }
-# The queues of soft-RoCE are small. Processes on one machine may not use its memory for messages.
-# UCX drops messages of soft-RoCE for a UD queue pair unless it is told not to compare the
-# destination address, and then reports "UD endpoint ... unhandled timeout error". UCX 1.18 knows
-# soft-RoCE, so it copies and registers nothing, unless told to read from the peer's memory.
+# soft-RoCE has small queues. Processes on one machine must not use shared memory for messages. By
+# default UCX compares the destination address of a UD message with a field that soft-RoCE does not
+# set, drops the message, and reports "UD endpoint ... unhandled timeout error". UCX 1.18 detects
+# soft-RoCE, and then copies instead of registering, unless it must read from the peer's memory.
 ALWAYS = {
     "FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
     "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256",
@@ -58,10 +58,10 @@ ALWAYS = {
     "UCX_WARN_UNUSED_ENV_VARS": "n", "RDMAV_MR_CACHE_STATS": "1",
     **({"UCX_RNDV_SCHEME": "get_zcopy"} if ucx.new() else {}),
 }
-ONLY_LIBFABRIC = {"OMPI_MCA_memory": "^patcher"}    # else Open MPI's hooks take its place
+ONLY_LIBFABRIC = {"OMPI_MCA_memory": "^patcher"}    # otherwise Open MPI's hooks replace it
 FABRIC_OFF = {"FI_MR_CACHE_MAX_COUNT": "0", **ONLY_LIBFABRIC}
 UCX_OFF = {"UCX_MEM_EVENTS": "n", "UCX_IB_REG_METHODS": "direct", "UCX_RCACHE_ENABLE": "n",
-           **ONLY_LIBFABRIC}       # the second is that of UCX 1.13, the third that of 1.18
+           **ONLY_LIBFABRIC}       # the second is for UCX 1.13, the third for 1.18
 OURS = {"RDMAV_MR_CACHE": "remote"}
 BY_US = "libibverbs (RDMAV_MR_CACHE=remote)"
 
@@ -73,7 +73,7 @@ ONLY_WORD = {"UCX_RCACHE_NOTIFY": "y"}
 
 
 def restores():
-    """The kernel's count; 0 where the kernel does not notify."""
+    """The kernel's count of restores; 0 if the kernel does not notify."""
     path = "/sys/class/infiniband/rxe0/ports/1/hw_counters/mr_notify_restores"
     if not os.path.exists(path):
         return 0
@@ -88,14 +88,14 @@ class Row:
     kept_by: str
     kind: str           # hooks: must be fooled; other: may be anything; plain; ours; word
     environment: dict = field(default_factory=dict)
-    libraries: str = ""     # the folder of those that take the place of the distribution's
+    libraries: str = ""     # the folder of libraries that replace the distribution's
     seen: dict = None
     hits: int = 0
     restored: int = 0       # suspended registrations that got pages again, of this node's processes
 
     @property
     def name(self):
-        """For the checks."""
+        """The name of the row in the checks."""
         return f"{self.over}: {self.kept_by}"
 
     def run(self, where, programs=PROGRAM):
@@ -150,7 +150,7 @@ ROWS = [
     Row("MPICH, UCX", "no cache", "plain", UCX_OFF),
     Row("MPICH, UCX", BY_US, "ours", {**UCX_OFF, **OURS}),
 ]
-# Those of buildlib/consumers, the same build with hooks beside the word.
+# Libraries of buildlib/consumers, the same build with hooks and with the word.
 OF_CONSUMERS = [
     Row("Open MPI, libfabric", "libfabric 2.1: memhooks", "hooks",
         {"FI_MR_CACHE_MONITOR": "memhooks", **ONLY_LIBFABRIC}, FABRIC_BUILT),
@@ -186,8 +186,8 @@ def check(what, good):
 
 
 def checks(row, plain, hooks):
-    """This row's expected results; the others are those of the same MPI without a cache, and with
-    one that intercepts calls, or None."""
+    """This row's expected results; the other rows are of the same MPI without a cache, and with
+    a cache that intercepts calls, or None."""
     again, kept, doubted = (row.seen[part] for part in ("mapped_again", "kept", "doubted"))
     good = True
     if row.kind == "hooks":
@@ -205,7 +205,7 @@ def checks(row, plain, hooks):
     if row.kind == "ours":
         good &= check(f"{row.name}: hits in the statistics", row.hits > 0)
     if row.kind in ("ours", "word"):
-        # Every second time it is dropped: then a suspended registration may get its new pages.
+        # Every second time the memory is dropped: then a suspended registration may get new pages.
         good &= check(f"{row.name}: registers memory that was mapped again, or restores it",
                       again["registrations"] + row.restored >= again["messages"] - 1)
         good &= check(f"{row.name}: keeps registrations that were only in doubt",
@@ -217,7 +217,7 @@ def checks(row, plain, hooks):
 
 
 def main():
-    """Run all the rows, or those whose name has one of the arguments in it."""
+    """Run all rows, or only rows whose name contains one of the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--consumers", action="store_true",
                         help="those of buildlib/consumers, which it must have built")
@@ -237,7 +237,7 @@ def main():
           f"{'':<20} {'registrations kept by':<34} stale    registrations   ms/msg "
           f"registrations    ms/msg   hits patched uffd threads", flush=True)
     good = True
-    like = defaultdict(dict)    # of each MPI and kind the last row
+    like = defaultdict(dict)    # the last row of each MPI and kind
     for row in chosen:
         if row.run(ON_TWO_NODES if args.nodes else ON_ONE_NODE):
             row.show()

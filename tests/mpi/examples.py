@@ -3,9 +3,9 @@
 """Build Documentation/examples with mpicc on the installed packages, and run them by mpirun.
 
 For a guest started with tests/lab/run --packages. The argument names its kernel: "notifies" or
-"stock". With the packages' headers the examples keep registrations on the former; compiled on the
-host, with Debian's headers, they never do. No message is stale in any case. notify_server needs
-no MPI; on "stock" it ends with 3.
+"stock". With the packages' headers the examples keep registrations on a kernel that notifies;
+compiled on the host with Debian's headers, they never keep them. No message is stale in any case.
+notify_server needs no MPI; on "stock" it exits with 3.
 """
 import os
 import re
@@ -16,8 +16,8 @@ import tempfile
 REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 MPIRUN = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2",
           "--mca", "pml", "ob1", "--mca", "btl", "self,vader"]
-LIMIT = 900             # seconds: it hangs; 30 are much, but for the compiler on an emulated CPU
-MESSAGES = 41           # 20 from memory that is mapped again before, the last from a part
+LIMIT = 900             # seconds: it hangs; compiling on an emulated CPU is slow
+MESSAGES = 41           # 20 from memory that was mapped again, the last from a part
 SENDER_REGISTERS = {"kept": range(21, 23), "not kept": range(42, 43)}
 
 
@@ -32,7 +32,7 @@ def output(command):
 
 
 def check(name, good, said):
-    """One line of the result; the output, if it was wrong."""
+    """Print one line of the result, and the output after a failure."""
     if not good:
         print(said)
     print(("ok " if good else "not ok ") + name, flush=True)
@@ -40,7 +40,7 @@ def check(name, good, said):
 
 
 def builds(folder):
-    """As a user does: the Makefile asks pkg-config."""
+    """Build as a user does: the Makefile asks pkg-config."""
     said, status = output(["make", "-s", "-C", os.path.join(REPO, "Documentation/examples"),
                            "all", f"{folder}/notify_server", f"OUT={folder}",
                            "MPICC=mpicc.openmpi", "MPICXX=mpicxx.openmpi",
@@ -49,7 +49,7 @@ def builds(folder):
 
 
 def works(name, program, mode):
-    """Run one; does it say that mode, and no stale message?"""
+    """Run one; does it report this mode, and no stale message?"""
     said, status = output([*MPIRUN, program])
     found = re.search(r"^(.*): (\d+) messages, (\d+) stale, (\d+) registrations$", said,
                       re.MULTILINE)

@@ -16,7 +16,7 @@ namespace interception {
 
 namespace {
 
-/* Those of [start, end) that differ from the file's at `offset`. */
+/* The number of bytes in [start, end) that differ from the file's bytes at `offset`. */
 std::size_t differing(uintptr_t start, uintptr_t end, std::streamoff offset,
 		      const std::string &path)
 {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Changes of libraries to this process, made to hear of changes of memory: a
- * library that has patched libc, watches by userfaultfd or has a thread for it
- * can be seen from inside.
+ * How libraries changed this process to learn of changes of memory: the process itself can
+ * see whether a library has patched libc, uses userfaultfd or has a thread for it.
  */
 #ifndef TESTS_MPI_INTERCEPTION_H
 #define TESTS_MPI_INTERCEPTION_H
@@ -11,13 +10,13 @@
 
 namespace interception {
 
-/* Bytes of libc's code that are not those of its file. Throws if it can't be read. */
+/* Bytes of libc's code that differ from its file. Throws if it can't be read. */
 std::size_t patched_bytes();
 
 /* Open file descriptors of userfaultfd(2). */
 std::size_t userfaultfds();
 
-/* Threads of the process, its own included. */
+/* Threads of the process, including the main thread. */
 std::size_t threads();
 
 } // namespace interception

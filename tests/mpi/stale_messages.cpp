@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An MPI program of two processes, as anybody's: it knows nothing of registrations. First it sends
- * from a buffer that it unmaps and maps again at the same address between messages, or drops, in
- * turns, by system calls that no library sees (as Go, a Rust or a custom allocator makes them); the
- * receiver counts the messages that arrive with the bytes of an earlier one. Then it sends from a
- * buffer that stays, as most do; then from one that the kernel may reclaim between messages, and
- * does not. Prints one line of JSON; of each part: messages, stale, registrations (as the kernel
- * counts them, both processes), microseconds a message; then how the first process was changed to
- * hear of changes of memory. Exit status 0 unless it could not be tried.
+ * A usual MPI program of two processes, without code for registrations. First it sends from a
+ * buffer that it, between messages, alternately unmaps and maps again at the same address, or
+ * drops, by system calls that libraries do not see (as Go, Rust or a custom allocator makes them);
+ * the receiver counts the messages that arrive with the bytes of an earlier message. Then it sends
+ * from a buffer that stays mapped, as most buffers do; then from a buffer that the kernel may
+ * reclaim between messages, but does not. Prints one line of JSON; for each part: messages, stale,
+ * registrations (by the kernel's count, of both processes), microseconds per message; then how the
+ * first process was changed to learn of changes of memory. Exit status 0 unless it could not be
+ * tried.
  */
 #include <mpi.h>
 #include <nlohmann/json.hpp>
@@ -42,7 +43,7 @@ std::span<std::byte> map(void *at, int flags)
 	return {reinterpret_cast<std::byte *>(addr), length}; // NOLINT: a system call's result
 }
 
-/* As an allocator that returns memory and gets it back, in one of two ways. */
+/* As an allocator that returns memory and gets it again, in one of two ways. */
 void map_again(std::span<std::byte> memory, int time)
 {
 	if (time % 2 ? syscall(SYS_madvise, memory.data(), memory.size(), MADV_DONTNEED) != 0
@@ -51,7 +52,7 @@ void map_again(std::span<std::byte> memory, int time)
 		throw std::runtime_error("mapping again");
 }
 
-/* Registered pages stay: only a look at the page tables tells that nothing has changed. */
+/* Registered pages stay: only a comparison with the page tables shows that they are unchanged. */
 void let_reclaim(std::span<std::byte> memory, int time)
 {
 	if (time > 1 && syscall(SYS_madvise, memory.data(), memory.size(), MADV_FREE))
@@ -63,8 +64,8 @@ void leave(std::span<std::byte>, int) {}
 using action = void (*)(std::span<std::byte>, int);
 
 /*
- * Rank 0. Returns its counts; the receiver tells how many were stale. `before` comes right before
- * a message: the kernel takes a doubt back by itself after a while.
+ * Rank 0. Returns its counters; the receiver counts the stale messages. `before` runs immediately
+ * before a message, because the kernel clears SUSPECT by itself after a while.
  */
 nlohmann::ordered_json send(registration_count &count, action before, action after)
 {
@@ -114,7 +115,7 @@ int main(int argc, char **argv)
 
 		MPI_Init(&argc, &argv);
 		MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-		MPI_Barrier(MPI_COMM_WORLD); /* connects, which some do by trying */
+		MPI_Barrier(MPI_COMM_WORLD); /* connects; some MPIs connect on first use */
 		if (rank == 0) {
 			const auto mapped_again = send(count, leave, map_again);
 			const auto kept = send(count, leave, leave);

@@ -4,14 +4,14 @@ import functools
 import re
 import subprocess
 
-# soft-RoCE says at each look that a queue pair in error has taken its last receive; UCX 1.18
-# expects that once, and asserts or waits for ever in MPICH's MPI_Finalize.
+# For a queue pair in error soft-RoCE reports at each poll that it has taken its last receive; UCX
+# 1.18 expects one report, and asserts or waits forever in MPICH's MPI_Finalize.
 NO_MPICH = "UCX 1.18 does not end over soft-RoCE under MPICH (its issue 10432)"
 NO_PERFTEST = "Debian 13's ucx_perftest runs under mpirun only"
 
 
 @functools.cache
 def new():
-    """Whether it is that of Debian 13 (1.18) or later."""
+    """Is the UCX of this system Debian 13's (1.18) or later?"""
     said = subprocess.run(["ucx_info", "-v"], capture_output=True, text=True, check=True).stdout
     return tuple(map(int, re.search(r"ersion:? (\d+)\.(\d+)", said).groups())) >= (1, 18)

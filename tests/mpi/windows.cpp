@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An MPI program of two processes that uses what stale_messages.cpp does not: windows, persistent
- * requests, derived types, collective operations, parts of a buffer with holes. The memory of each
- * part is freed, unmapped, dropped or moved between epochs. Each process compares all the bytes
- * that it receives. Prints one line of JSON: {part: how many comparisons failed, both processes}.
- * Exit status 0 unless it could not be tried.
+ * An MPI program of two processes that uses features which stale_messages.cpp lacks: windows,
+ * persistent requests, derived types, collective operations, parts of a buffer with holes. The
+ * memory of each part is freed, unmapped, dropped or moved between epochs. Each process compares
+ * all bytes that it receives. Prints one line of JSON: {part: number of failed comparisons in both
+ * processes}. Exit status 0 unless it could not be tried.
  */
 #include <mpi.h>
 #include <nlohmann/json.hpp>
@@ -40,7 +40,7 @@ void need(bool good, const char *what)
 		throw std::runtime_error(what);
 }
 
-/* Another one for each seed, and for each place. */
+/* A byte that depends on seed and place. */
 std::byte pattern(std::size_t place, int seed)
 {
 	return static_cast<std::byte>((place * 2654435761U >> 13) ^ place ^ (37U * seed));
@@ -52,7 +52,7 @@ void fill(bytes memory, int seed)
 		memory[i] = pattern(i, seed);
 }
 
-/* 1 if these are not the bytes of fill(), of which the first was at `place`. */
+/* Returns 1 if these differ from the bytes of fill(), starting at `place`. */
 int wrong(bytes memory, int seed, std::size_t place = 0)
 {
 	for (std::size_t i = 0; i < memory.size(); i++)
@@ -61,13 +61,13 @@ int wrong(bytes memory, int seed, std::size_t place = 0)
 	return 0;
 }
 
-/* What this process sends in a round; the other one expects it. */
+/* The seed of the bytes that a process sends in a round; the other process expects it. */
 int seed_of(int who, int round)
 {
 	return 2 * round + who;
 }
 
-/* Raw system calls, which no library sees, as Go, a Rust or a custom allocator makes them. */
+/* Raw system calls, which libraries do not see, as Go, Rust or a custom allocator makes them. */
 bytes map(std::size_t size, std::byte *at = nullptr)
 {
 	const long addr =
@@ -139,7 +139,7 @@ constexpr kind moved{"mremap", map_new,
 		     },
 		     unmap};
 
-/* Of one kind for as long as this lives. */
+/* Memory of one kind during the lifetime of the object. */
 class buffer {
 public:
 	buffer(const kind &of, std::size_t size) : kind_(of), memory_(of.get(size)) {}
@@ -217,7 +217,7 @@ int window_of(const kind &of)
 
 int window_of_library()
 {
-	constexpr int additions = 3; /* of each process; one takes a second under MPICH in um */
+	constexpr int additions = 3; /* per process; one takes a second under MPICH in um */
 	int errors = 0;
 
 	for (int round = 0; round < rounds; round++) {

@@ -4,8 +4,8 @@
 
 Each job of windows.cpp has a way to keep registrations: none, hooks, the kernel's word in the
 caches of buildlib/consumers, and libibverbs' cache below a library whose own cache is off. Prints
-the parts of each job with wrong bytes, then checks: UCX's hooks let wrong bytes through (or this
-test could not see any), and no other way does.
+the parts of each job with wrong bytes, then checks: only UCX's hooks let wrong bytes through, and
+they do (otherwise this test could not see any).
 """
 import sys
 
@@ -13,7 +13,7 @@ import compare
 
 PROGRAM = {"mpirun.openmpi": f"{compare.BUILD}/windows_openmpi",
            "mpiexec.mpich": f"{compare.BUILD}/windows_mpich"}
-# By itself Open MPI chooses a component for windows that needs a BTL to the other process.
+# By default Open MPI chooses a component for windows that needs a BTL to the other process.
 OVER = {"Open MPI, UCX": {"OMPI_MCA_osc": "ucx"}, "Open MPI, libfabric": {"OMPI_MCA_osc": "pt2pt"}}
 UCX_BELOW = {**compare.OURS, **compare.UCX_OFF}
 ROWS = [
@@ -37,7 +37,7 @@ ROWS = [
 
 
 def main():
-    """Run all the rows, or those whose name has one of the arguments in it."""
+    """Run all rows, or only rows whose name contains one of the arguments."""
     good = True
     for row in ROWS:
         if sys.argv[1:] and not any(word in row.name for word in sys.argv[1:]):

@@ -5,10 +5,10 @@
  * keep some of the registrations for a while. Another thread replaces buffers, a third thread acts
  * as a memory hook, and the owner has room for a part of the registrations.
  *
- * A registration has a record, which is freed when it ends: with the address sanitizer, one that is
- * asked or used after its end ends the program.
+ * Each registration has a record, which is freed when it ends: with AddressSanitizer, using a
+ * record after its end ends the program.
  *
- * -DWITHOUT_WORD is for an Open MPI with the first patch alone: nothing becomes stale.
+ * -DWITHOUT_WORD is for an Open MPI with the first patch only: no registration becomes stale.
  */
 #include "opal/mca/rcache/grdma/rcache_grdma_module.c"
 
@@ -30,7 +30,7 @@ struct registration {
 	struct record *volatile record;
 };
 
-/* Users of a buffer hold its lock for reading while they have a registration. */
+/* A user of a buffer holds its lock for reading while it has a registration. */
 static struct {
 	pthread_rwlock_t lock;
 	atomic_uint version;
@@ -42,7 +42,7 @@ static atomic_long live, wrong;
 static atomic_bool stop;
 static _Atomic uint64_t changes; /* registrations that have become stale */
 
-/* It is the component's file that defines it. */
+/* Normally the component's file defines it. */
 mca_rcache_grdma_component_t mca_rcache_grdma_component = { .leave_pinned = 1 };
 
 static int register_memory(void *owner, void *base, size_t size,
@@ -160,7 +160,7 @@ static void use_once(size_t buffer)
 		cache.super.rcache_deregister(&cache.super, reg);
 }
 
-/* How many of these end that become stale, are not asked for again, and are counted, or not. */
+/* How many stale registrations end that no user requests again, with or without a counter. */
 static long ends(bool counted)
 {
 	long before;
