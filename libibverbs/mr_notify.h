@@ -180,8 +180,8 @@ enum ibv_mr_notify_attr_mask {
  * and checks its words only when the counter has moved; a server sleeps in poll().
  * Each word counts once when it becomes INVALID, for any reason, also if it is INVALID when
  * the call returns. The kernel sets the word first, then adds to changes, both before the
- * system call that took the memory away returns. A worker of the kernel adds to the eventfd
- * soon afterwards.
+ * system call that took the memory away returns. The kernel adds to the eventfd soon
+ * afterwards.
  */
 struct ibv_mr_notify_attr {
 	uint64_t  comp_mask;	/* enum ibv_mr_notify_attr_mask: which fields below are valid */
