@@ -22,8 +22,10 @@ REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUILD = os.path.join(REPO, "build")
 SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE",
                    "libfabric": "LIBFABRIC_SOURCE", "ucx": "UCX_SOURCE", "mpich": "MPICH_SOURCE",
-                   "openmpi": "OPENMPI_SOURCE"}
-PART = ".part"  # in an incomplete tree: the list of its paths
+                   "openmpi": "OPENMPI_SOURCE", "linux-7.3": "LINUX_7_3_SOURCE"}
+# {another version of an upstream: that upstream}: both get the same files and patches of ours.
+VERSION_OF = {"linux-7.3": "linux"}
+PART = ".part"  # in a tree that is not whole: the paths that it has
 UNPACKED = "unpacked"  # in overlay.py's notes about a pinned tree: written after all of its files
 
 
@@ -34,6 +36,11 @@ class FetchError(Exception):
 def say(text):
     """Print progress on standard error: standard output is for results."""
     print(f"fetch: {text}", file=sys.stderr, flush=True)
+
+
+def family(name):
+    """The upstream that a name is a version of."""
+    return VERSION_OF.get(name, name)
 
 
 def read_pin(name):
@@ -83,33 +90,59 @@ def machine_apt(build):
     return private
 
 
-def kernel_packages():
-    """The packages that depend on the newest image of the pinned kernel; one of them exists.
+def archive_apt(build, name):
+    """apt with what the pin of a kernel asks for: a suite's packages, or the machine's sources."""
+    pin = read_pin(name)
+    if not pin["version"]:
+        return machine_apt(build)
+    problems = []
+    for uri in private_apt.archive_uris():
+        private = private_apt.PrivateApt(
+            os.path.join(build, "apt", name),
+            f"deb [signed-by={private_apt.keyring()}] {uri} {pin['suite']} main\n")
+        try:
+            if pin["version"] not in private.versions(pin["package"]):
+                private.update()
+            if pin["version"] in private.versions(pin["package"]):
+                return private
+        except private_apt.AptError as problem:
+            problems.append(str(problem))
+    raise FetchError("\n".join([f"{pin['suite']} has no {pin['package']}={pin['version']}",
+                                *problems]))
+
+
+def kernel_packages(name="linux"):
+    """The packages that depend on the newest image of a pinned kernel, one of which is there.
 
     6.12 is Debian 13's default kernel (linux-image-amd64), and an additional kernel for Debian 12.
     """
     arch = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True,
                           check=True).stdout.strip()
-    return (f"{read_pin('linux')['package'].replace('source', 'image')}-{arch}",
+    return (f"{read_pin(name)['package'].replace('source', 'image')}-{arch}",
             f"linux-image-{arch}")
 
 
-def linux_version(build=BUILD, update=False):
+def version_file(name="linux", build=BUILD):
+    """The file with the version of the kernel in use."""
+    return os.path.join(build, name + ".version")
+
+
+def linux_version(build=BUILD, update=False, name="linux"):
     """The Debian version of the kernel in use, e.g. 6.12.117-1~deb12u1.
 
     Resolved once and kept in build/linux.version, so that all results are of the same version.
     The image and headers that the lab uses must be of this version.
     """
-    kept = os.path.join(build, "linux.version")
+    kept = version_file(name, build)
     known = read(kept).strip()
-    if known and not update:
+    pin = read_pin(name)
+    if known and not update and pin["version"] in ("", known):
         return known
-    pin = read_pin("linux")
     version = pin["version"]
     if not version:
         private = machine_apt(build)
         offered = private.versions(pin["package"])
-        images = sum(map(private.versions, kernel_packages()), [])
+        images = sum(map(private.versions, kernel_packages(name)), [])
         both = [v for v in offered if v in images]  # an image is signed later
         if not offered:
             raise FetchError(f"apt on this machine offers no {pin['package']}: is "
@@ -120,15 +153,15 @@ def linux_version(build=BUILD, update=False):
     return version
 
 
-def download_packages(packages, build=BUILD):
+def download_packages(packages, build=BUILD, upstream="linux"):
     """Download binary packages {name: version} into build/download; {name: path of its .deb}."""
     folder = os.path.join(build, "download")
     with private_apt.alone(os.path.join(folder, ".lock")):
-        return download_alone(packages, build, folder)
+        return download_alone(packages, build, folder, upstream)
 
 
-def download_alone(packages, build, folder):
-    """download_packages() without a lock: the caller has exclusive use of the folder."""
+def download_alone(packages, build, folder, upstream):
+    """The same. The caller has the folder for itself."""
 
     def start(name, version):
         return f"{name}_{version.replace(':', '%3a')}_"
@@ -141,14 +174,14 @@ def download_alone(packages, build, folder):
     missing = [f"{n}={v}" for n, v in packages.items() if not have(n, v)]
     if missing:
         say("downloading " + " ".join(missing))
-        private = machine_apt(build)
+        private = archive_apt(build, upstream)
         with_partial = os.path.join(folder, "partial")
         try:
             private.download(missing, with_partial)
         except private_apt.AptError as problem:
             raise FetchError(f"{problem}\nIf apt offers newer versions now: "
-                             "buildlib/overlay.py linux --update") from problem
-        # A partial file of another package stays: its download was interrupted.
+                             f"buildlib/overlay.py {upstream} --update") from problem
+        # One that is not asked for was cut off, and is so still.
         for name in os.listdir(with_partial):
             if name.startswith(tuple(start(*package) for package in packages.items())):
                 os.rename(os.path.join(with_partial, name), os.path.join(folder, name))
@@ -158,9 +191,9 @@ def download_alone(packages, build, folder):
 def tarball_of(name, build):
     """The archive of the pinned upstream, downloaded once: (path, version)."""
     pin = read_pin(name)
-    if name == "linux":
-        version = linux_version(build)
-        return download_packages({pin["package"]: version}, build)[pin["package"]], version
+    if family(name) == "linux":
+        version = linux_version(build, name=name)
+        return download_packages({pin["package"]: version}, build, name)[pin["package"]], version
     path = os.path.join(build, "download", pin["file"])
     if not os.path.exists(path):
         say(f"downloading {pin['package']}={pin['version']}")
@@ -253,7 +286,7 @@ def place(build, name, version, fill):
     unfinished = os.path.join(build, "src", f".{name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     fill(unfinished)
-    folder = f"{name}-{version or tree_version(unfinished) + '-local'}"
+    folder = f"{family(name)}-{version or tree_version(unfinished) + '-local'}"
     tree = os.path.join(build, "src", folder)
     shutil.rmtree(tree, ignore_errors=True)
     shutil.rmtree(state_folder(tree), ignore_errors=True)
@@ -284,7 +317,7 @@ def users_tree(name, source, build, update):
         raise FetchError(f"{source}: no such tarball or tree")
     if os.path.isfile(source) and read_pin(name)["sha256"] == sha256(source):
         version = read_pin(name)["version"].rpartition("-")[0]
-        tree = os.path.join(build, "src", f"{name}-{version}")
+        tree = os.path.join(build, "src", f"{family(name)}-{version}")
         if os.path.isdir(tree) and not update:
             return tree
         return place(build, name, version, lambda folder: extract(source, folder))
@@ -313,11 +346,11 @@ def fetch(name, build=BUILD, source=None, update=False, part=()):
         raise FetchError(f"{build}: upstream can't be built in a folder with a blank in its name")
     if source:
         return users_tree(name, source, build, update)
-    if name == "linux":
-        version = linux_version(build, update)
+    if family(name) == "linux":
+        version = linux_version(build, update, name)
     else:
         version = read_pin(name)["version"].rpartition("-")[0]
-    tree = os.path.join(build, "src", f"{name}-{version}")
+    tree = os.path.join(build, "src", f"{family(name)}-{version}")
     has = read(os.path.join(tree, PART)).split("\n")
     if os.path.isdir(tree) and (has == [""] or part and set(part) <= set(has)):
         return tree

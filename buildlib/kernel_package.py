@@ -29,7 +29,8 @@ class Package:
     @property
     def image(self):
         """The compressed kernel."""
-        return os.path.join(self.place, "boot", "vmlinuz-" + self.release)
+        boot = os.path.join(self.place, "boot", "vmlinuz-" + self.release)
+        return boot if os.path.exists(boot) else os.path.join(self.modules, "vmlinuz")
 
     def module_files(self):
         """{module name: path} of everything that the package brings."""
@@ -42,10 +43,13 @@ def module_name(path):
     return os.path.basename(path).partition(".ko")[0].replace("-", "_")
 
 
-def names(version):
-    """The packages with the image and the headers of one version of the kernel."""
-    apt = fetch.machine_apt(fetch.BUILD)
-    for meta in fetch.kernel_packages():
+def names(version, upstream="linux"):
+    """The packages that hold the image and the headers of one version of the kernel.
+
+    From Linux 7 on the image's package is empty, and depends on those that hold its parts.
+    """
+    apt = fetch.archive_apt(fetch.BUILD, upstream)
+    for meta in fetch.kernel_packages(upstream):
         if version in apt.versions(meta):
             about = apt.run("apt-cache", "show", f"{meta}={version}")
             break
@@ -53,28 +57,35 @@ def names(version):
         raise fetch.FetchError(f"apt on this machine offers no kernel image {version}")
     release = re.search(r"^Depends:.*?\blinux-image-(\S+)", about, re.MULTILINE).group(1)
     common = release.rpartition("-")[0]
-    return (f"linux-image-{release}", f"linux-headers-{release}",
-            f"linux-headers-{common}-common", f"linux-kbuild-{common}")
+    parts = [f"linux-{part}-{release}" for part in ("binary", "modules", "base")]
+    if version not in apt.versions(parts[0]):
+        parts = [f"linux-image-{release}"]
+    return (*parts, f"linux-headers-{release}", f"linux-headers-{common}-common",
+            f"linux-kbuild-{common}")
 
 
-def unpack(build=fetch.BUILD):
-    """Download and unpack the packages once. The caller holds fetch.locked(build)."""
-    version = fetch.linux_version(build)
+def unpack(build=fetch.BUILD, upstream="linux"):
+    """Download and unpack the packages in use, once.
+
+    The caller holds fetch.locked(build, upstream).
+    """
+    version = fetch.linux_version(build, name=upstream)
     place = os.path.join(build, "kernel-" + version)
     if os.path.isdir(place):
         return Package(place)
     new = place + ".new"
     shutil.rmtree(new, ignore_errors=True)
     os.makedirs(new)
-    debs = fetch.download_packages({name: version for name in names(version)}, build)
+    wanted = {name: version for name in names(version, upstream)}
+    debs = fetch.download_packages(wanted, build, upstream)
     fetch.say(f"unpacking the distribution's kernel {version}")
     for deb in debs.values():
         subprocess.run(["dpkg", "-x", deb, new], check=True)
     for makefile in glob.glob(os.path.join(new, "usr/src/linux-headers-*/Makefile")):
         with open(makefile, encoding="utf-8") as text:
             content = text.read()
-        if content.startswith("include /usr/src/"):  # the one absolute path
+        if re.search(r"(?m)^(KBUILD_OUTPUT=|include )/usr/src/", content):  # the absolute paths
             with open(makefile, "w", encoding="utf-8") as text:
-                text.write(content.replace("include /usr/src/", f"include {place}/usr/src/"))
+                text.write(content.replace("/usr/src/", f"{place}/usr/src/"))
     os.rename(new, place)
     return Package(place)

@@ -133,6 +133,64 @@ class Kept(unittest.TestCase):
         self.assertEqual(self.placed, 3)
 
 
+class Suite(unittest.TestCase):
+    """The kernel of a suite that the machine's apt need not know."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.build = folder.name
+        self.pinned, self.offered, self.updates, self.sources = "7.3.4-1", {}, 0, []
+        replace(self, say=lambda _: None, machine_apt=lambda _: "the machine's",
+                read_pin=lambda _: {"package": "linux-source-7.3", "suite": "backports",
+                                    "version": self.pinned})
+        for name, value in (("PrivateApt", self.apt), ("keyring", lambda: "keys"),
+                            ("archive_uris", lambda: ["one/", "two/"])):
+            patch = mock.patch.object(private_apt, name, value)
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def apt(self, _folder, sources):
+        """As PrivateApt."""
+        self.sources.append(sources)
+        return self
+
+    def versions(self, _package):
+        """What an archive has offered since the last update."""
+        return self.offered.get((self.sources[-1].split()[2], self.updates), [])
+
+    def update(self):
+        """Fetch the indexes."""
+        self.updates += 1
+
+    def test_known(self):
+        """The indexes are fetched when they lack the version, and then no more."""
+        self.offered = {("one/", 1): ["7.3.5-1", "7.3.4-1"]}
+        for _ in range(2):
+            self.assertIs(fetch.archive_apt(self.build, "linux-7.3"), self)
+        self.assertEqual(self.updates, 1)
+        self.assertEqual(self.sources, ["deb [signed-by=keys] one/ backports main\n"] * 2)
+
+    def test_another_archive(self):
+        self.offered = {("two/", 2): ["7.3.4-1"]}
+        self.assertIs(fetch.archive_apt(self.build, "linux-7.3"), self)
+
+    def test_gone(self):
+        with self.assertRaisesRegex(fetch.FetchError, "backports has no linux-source-7.3=7.3.4-1"):
+            fetch.archive_apt(self.build, "linux-7.3")
+
+    def test_machine(self):
+        """A pin without a version leaves that to the machine's own sources."""
+        self.pinned = ""
+        self.assertEqual(fetch.archive_apt(self.build, "linux"), "the machine's")
+
+    def test_another_pin(self):
+        """The version that was kept is one of the pin before."""
+        self.assertEqual(fetch.linux_version(self.build, name="linux-7.3"), "7.3.4-1")
+        self.pinned = "7.3.5-1"
+        self.assertEqual(fetch.linux_version(self.build, name="linux-7.3"), "7.3.5-1")
+
+
 class Downloads(unittest.TestCase):
     """Files that apt had not completed when it was killed."""
 
@@ -140,7 +198,7 @@ class Downloads(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.build = folder.name
-        replace(self, say=lambda _: None, machine_apt=lambda _: self,
+        replace(self, say=lambda _: None, archive_apt=lambda *_: self,
                 read_pin=lambda _: {"file": "a.tar.gz", "package": "a", "version": "1-1",
                                     "suite": "trixie"})
         os.makedirs(os.path.join(self.build, "download/partial"))
