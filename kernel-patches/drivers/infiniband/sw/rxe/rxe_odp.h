@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * On-demand paging: MRs whose pages are looked up when a packet needs them
- * (rxe_odp.c), and queue pairs that wait for a page (rxe_odp_wait.c). These are
- * the functions that the rest of rxe and the rxe_odp files call.
+ * On-demand paging: MRs whose pages are found when a packet needs them, see
+ * rxe_odp_mr.c, and how a queue pair waits for a page, see rxe_odp_wait.c. The
+ * functions that the rest of rxe calls, and those of the files among each other.
  */
 #ifndef RXE_ODP_H
 #define RXE_ODP_H
@@ -16,7 +16,7 @@ struct rxe_odp_mr {
 	atomic64_t		prefetched; /* pages */
 };
 
-/* rxe_odp.c */
+/* rxe_odp_mr.c */
 void rxe_odp_init_caps(struct ib_device_attr *attr);
 int rxe_odp_init_mr(struct rxe_mr *mr, u64 start, u64 length);
 int rxe_odp_check_rereg(struct rxe_mr *mr, int flags, int access);
