@@ -5,10 +5,14 @@
   buildlib/hook.py PATCH FILE...     copies the files of the patch, and FILEs: edit the copies in b/
   buildlib/hook.py --write PATCH     puts the edits into the patch, and applies all patches
 
-PATCH is a file in a folder of patches, new or not, or the name of an existing patch; FILE is a path
-in upstream's tree. a/ has upstream's files with all earlier patches (for a fix: with the fixes that
-it depends on), b/ also has the patch. Why: a diff that is edited by hand has wrong line counts, and
-the tree that is built also has the later patches.
+With --for linux-7.3, a version of the upstream for which buildlib/upstream has a pin of its own, it
+is the parts that this patch has otherwise there: PATCH's name with .7.3.diff at its end. Beside
+b/ is a file NAME.rej with what does not apply.
+
+PATCH is a file of a folder of patches, new or not, or the name of one that is there; FILE is a path
+in upstream's tree. a/ has upstream's files with all earlier patches (a fix's: with those that it
+stands on), b/ has the patch, too. Why: a diff that is edited by hand is wrong in its counts, and
+the tree that is built has the later patches as well.
 """
 import argparse
 import glob
@@ -70,8 +74,10 @@ def below(patch, patches, text):
             one.startswith(FIXES)]
 
 
-def place_of(patch):
+def place_of(patch, name=""):
     """The folder of a/ and b/."""
+    if name in fetch.VERSION_OF:
+        patch = overlay.form_of(patch, name)
     return os.path.join(fetch.BUILD, "patches", os.path.basename(patch).removesuffix(".patch"))
 
 
@@ -101,29 +107,46 @@ def laid_out(place):
             yield os.path.relpath(path, os.path.join(place, "written")), path
 
 
-def lay_out(patch, files, repo=fetch.REPO):
+def tree_for(name):
+    """The tree of an upstream. Not all patches need apply to another version of it."""
+    if name not in fetch.VERSION_OF:
+        return overlay.hooked_tree(name)
+    with fetch.locked(fetch.BUILD, name):
+        return fetch.fetch(name)
+
+
+def lay_out(patch, files, repo=fetch.REPO, name=""):
     """Make a/ and b/; the path of b/."""
-    name, text = upstream_of(patch), fetch.read(os.path.join(repo, patch))
+    name = name or upstream_of(patch)
+    path = os.path.join(repo, patch)
+    text = overlay.text_of(path, name)
     known = [os.path.relpath(one, repo) for one in overlay.patches_of(name, repo, local=True)]
     before = [os.path.join(repo, one) for one in below(patch, known, text)]
-    files = {*files, *(overlay.hooked_files(os.path.join(repo, patch)) if text else ())}
+    files = {*files, *(overlay.hooked_files(path, name) if text else ())}
     if not files:
         raise overlay.OverlayError(f"{patch} is new: name the files that it is to change")
-    tree = overlay.hooked_tree(name)
-    place = place_of(patch)
+    tree = tree_for(name)
+    place = place_of(patch, name)
     if any(not overlay.same(os.path.join(place, "b", file), written)
            for file, written in laid_out(place)):
         raise overlay.OverlayError(f"{place}/b has edits that are not in the patch: write them "
                                    f"(--write), or remove {place}")
     shutil.rmtree(place, ignore_errors=True)
     with tempfile.TemporaryDirectory() as work:
-        upstreams(files.union(*map(overlay.hooked_files, before)), tree, work)
+        upstreams(files.union(*(overlay.hooked_files(one, name) for one in before)), tree, work)
         for one in before:
-            overlay.apply_hook(one, repo, work)
+            overlay.apply_hook(one, repo, work, name)
         copy(files, work, os.path.join(place, "a"))
     copy(files, os.path.join(place, "a"), os.path.join(place, "b"))
     if text:
-        overlay.apply_hook(os.path.join(repo, patch), repo, os.path.join(place, "b"))
+        try:
+            overlay.apply_hook(path, repo, os.path.join(place, "b"), name)
+        except overlay.OverlayError as problem:
+            if name not in fetch.VERSION_OF:
+                raise
+            print(problem)
+            for reject in glob.glob(os.path.join(place, "b/**/*.rej"), recursive=True):
+                os.rename(reject, os.path.join(place, os.path.basename(reject)))
     shutil.copytree(os.path.join(place, "b"), os.path.join(place, "written"))
     return os.path.join(place, "b")
 
@@ -141,9 +164,9 @@ def context(text):
     return statistics.mode([start.count("\n") for start in starts] or [2])
 
 
-def changes(patch, repo):
-    """The difference of a/ and b/, in the format of the folder's patches."""
-    place, like = place_of(patch), model(os.path.join(repo, patch))
+def changes(patch, repo, name):
+    """The difference of a/ and b/, in the form that the folder's patches have."""
+    place, like = place_of(patch, name), model(os.path.join(repo, patch))
     if not os.path.isdir(place):
         raise overlay.OverlayError(f"{patch} is not laid out: call this without --write first")
     done = subprocess.run(["git", "diff", "--no-index", "--no-prefix", "--no-color",
@@ -156,17 +179,37 @@ def changes(patch, repo):
     return re.sub(rf"(?m)^(?:{superfluous}).*\n", "", done.stdout)
 
 
-def write(patch, repo=fetch.REPO):
+def different(made, text):
+    """The parts of a diff that the patch has otherwise, or lacks; a part without a change for one
+    that only the patch has."""
+    def lines(part):
+        return [line for line in part.splitlines() if not line.startswith("@@ ")]
+
+    ours, theirs = overlay.parts(made)[1], overlay.parts(text)[1]
+    head = "diff --git a/{0} b/{0}\n" if "\ndiff --git " in text else "--- a/{0}\n+++ b/{0}\n"
+    gone = {path: head.format(path) for path in theirs if path not in ours}
+    return "".join(part for path, part in (ours | gone).items()
+                   if path not in theirs or lines(part) != lines(theirs[path]))
+
+
+def write(patch, repo=fetch.REPO, name=""):
     """Put the difference of a/ and b/ into the patch, below its header."""
-    path, made = os.path.join(repo, patch), changes(patch, repo)
+    path, made = os.path.join(repo, patch), changes(patch, repo, name)
     if not made:
-        raise overlay.OverlayError(f"nothing was edited in {place_of(patch)}/b")
+        raise overlay.OverlayError(f"nothing was edited in {place_of(patch, name)}/b")
     text = fetch.read(path)
-    header = header_of(text) if text else HEADER.format(
-        status="Pending" if patch.startswith(FIXES) else "Inappropriate [overlay hook]")
-    fetch.write(path, header + made)
-    for file, written in laid_out(place_of(patch)):
-        shutil.copy(os.path.join(place_of(patch), "b", file), written)
+    if name in fetch.VERSION_OF and name not in overlay.ONLY_FOR.findall(header_of(text)):
+        path, made = overlay.form_of(path, name), different(made, text)
+        header = header_of(fetch.read(path))
+    else:
+        header = header_of(text) if text else HEADER.format(
+            status="Pending" if patch.startswith(FIXES) else "Inappropriate [overlay hook]")
+    if made:
+        fetch.write(path, header + made)
+    elif os.path.exists(path):
+        os.unlink(path)
+    for file, written in laid_out(place_of(patch, name)):
+        shutil.copy(os.path.join(place_of(patch, name), "b", file), written)
 
 
 def main():
@@ -174,18 +217,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
                                      usage="\n".join(__doc__.splitlines()[2:4]))
     parser.add_argument("--write", action="store_true", help="write what was edited in b/")
+    parser.add_argument("--for", dest="name", default="", choices=fetch.VERSION_OF,
+                        help="for that version of the upstream")
     parser.add_argument("patch", metavar="PATCH")
     parser.add_argument("files", nargs="*", metavar="FILE")
     args = parser.parse_args()
     patch = path_of(args.patch)
     try:
         if args.write:
-            write(patch)
-            overlay.hooked_tree(upstream_of(patch))
+            write(patch, name=args.name)
+            overlay.hooked_tree(args.name or upstream_of(patch))
             print(f"{patch}: written, and all patches applied")
         else:
-            print(f"edit the files in {lay_out(patch, args.files)}, then: "
-                  f"buildlib/hook.py --write {patch}")
+            print(f"edit the files in {lay_out(patch, args.files, name=args.name)}, then: "
+                  f"buildlib/hook.py {'--for ' * bool(args.name)}{args.name} --write {patch}")
     except (fetch.FetchError, overlay.OverlayError, private_apt.AptError) as error:
         sys.exit(f"hook: {error}")
 

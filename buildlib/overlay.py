@@ -48,6 +48,8 @@ PATCHES = {"rdma-core": ("buildlib/hooks",),
 # Patches for the trees that are built here only: upstream and the packages do not get them.
 LOCAL = {"linux": "tests/lab/patches", "openmpi": "tests/consumers/openmpi"}
 LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")
+# Of a patch or file for one version of an upstream only; it has the version's name.
+ONLY_FOR = re.compile(r"(?m)^Only-For: (\S+)$")
 
 
 class OverlayError(Exception):
@@ -55,16 +57,43 @@ class OverlayError(Exception):
 
 
 def patches_of(name, repo=fetch.REPO, local=False):
-    """The patches that an upstream gets, in order; with `local` followed by the LOCAL patches."""
-    folders = [*PATCHES[name], *([LOCAL[name]] if local and name in LOCAL else [])]
+    """The patches that an upstream gets, in order; with `local` those of LOCAL behind them."""
+    upstream = fetch.family(name)
+    folders = [*PATCHES[upstream], *([LOCAL[upstream]] if local and upstream in LOCAL else [])]
     return [path for folder in folders
-            for path in sorted(glob.glob(os.path.join(repo, folder, "*.patch")))]
+            for path in sorted(glob.glob(os.path.join(repo, folder, "*.patch")))
+            if name in (ONLY_FOR.findall(parts(fetch.read(path))[0]) or [name])]
+
+
+def parts(text):
+    """A patch as its header and {upstream file: its part of the diff}."""
+    start = "diff --git " if re.search("(?m)^diff --git ", text) else r"--- \S+/"
+    header, *changes = re.split(f"(?m)^(?={start})", text)
+    path = re.compile(r"(?m)^(?:diff --git \S+|\+\+\+) [^/\s]+/(\S+)")
+    return header, {path.search(one).group(1): one for one in changes}
+
+
+def form_of(patch, name):
+    """Where a patch has the parts that are different for a version of an upstream."""
+    version = name.removeprefix(fetch.family(name) + "-")
+    return f"{patch.removesuffix('.patch')}.{version}.diff"
+
+
+def text_of(patch, name=""):
+    """The text of a patch, for that version of the upstream."""
+    text = fetch.read(patch)
+    other = fetch.read(form_of(patch, name)) if name in fetch.VERSION_OF else ""
+    if not other:
+        return text
+    header, changes = parts(text)
+    changes |= parts(other)[1]
+    return header + "".join(one for one in changes.values() if "\n@@ " in one)
 
 
 def our_files(name, repo):
     """{path in upstream's tree: path of our file} of everything to lay."""
     files = {}
-    for folder, pattern, target in LAID[name]:
+    for folder, pattern, target in LAID[fetch.family(name)]:
         base = os.path.join(repo, folder)
         for path in glob.glob(os.path.join(base, pattern), recursive=True):
             if os.path.isfile(path) and not path.endswith(LEFTOVERS):
@@ -113,10 +142,9 @@ def replace(place, make):
     os.replace(new, place)
 
 
-def hooked_files(patch):
+def hooked_files(patch, name=""):
     """The upstream files that a patch changes."""
-    with open(patch, encoding="utf-8") as text:
-        pairs = re.findall(r"^--- (\S+).*\n\+\+\+ (\S+)", text.read(), re.MULTILINE)
+    pairs = re.findall(r"^--- (\S+).*\n\+\+\+ (\S+)", text_of(patch, name), re.MULTILINE)
     if not pairs:
         raise OverlayError(f"{patch}: changes no file")
     for old, new in pairs:
@@ -126,10 +154,10 @@ def hooked_files(patch):
     return [new.partition("/")[2] for _, new in pairs]
 
 
-def apply_hook(patch, repo, work):
+def apply_hook(patch, repo, work, name=""):
     """Apply one patch, without fuzz, to the copies in `work`."""
     done = subprocess.run(["patch", "-p1", "--fuzz=0", "--batch", "--forward", "-d", work,
-                           "--no-backup-if-mismatch", "-i", patch],
+                           "--no-backup-if-mismatch"], input=text_of(patch, name),
                           capture_output=True, text=True, check=False, env={**os.environ,
                                                                             "LC_ALL": "C"})
     if done.returncode:
@@ -166,7 +194,7 @@ def hook(name, patches, before, tree, pristine, repo):
     """
     targets = {}
     for patch in patches:
-        for path in hooked_files(patch):
+        for path in hooked_files(patch, name):
             targets.setdefault(path, patch)
     with tempfile.TemporaryDirectory() as work:
         for path, patch in targets.items():
@@ -179,7 +207,7 @@ def hook(name, patches, before, tree, pristine, repo):
             os.makedirs(os.path.dirname(os.path.join(work, path)), exist_ok=True)
             shutil.copy(kept, os.path.join(work, path))
         for patch in patches:
-            apply_hook(patch, repo, work)
+            apply_hook(patch, repo, work, name)
         for path in targets:
             refuse_edited(path, before, tree, pristine, work)
         for path in targets:
@@ -238,8 +266,9 @@ def overlay(name, tree, repo=fetch.REPO, copy=False):
 
     lay(files, done["laid"], tree, repo, copy)
     record(laid=sorted(files))
-    # Recorded before as well: after an interruption, a later run must know the hooked files.
-    record(hooked=sorted(set(done["hooked"]) | {f for p in patches for f in hooked_files(p)}))
+    # Written down before as well: a later run must know the files that an interrupted one hooked.
+    hooked = {path for patch in patches for path in hooked_files(patch, name)}
+    record(hooked=sorted(hooked.union(done["hooked"])))
     pristine = os.path.join(state, "pristine")
     hooked = hook(name, patches, before, tree, pristine, repo)
     touch_includers(done["laid"], hooked, tree)
@@ -253,8 +282,9 @@ def write_json(path, content):
 
 
 def hooked_tree(name, build=fetch.BUILD, source=None, update=False, part=(), copy=False):
-    """Fetch an upstream, lay and hook; the path of the tree. With `part` only these paths."""
-    hooked = {path for patch in patches_of(name, local=True) for path in hooked_files(patch)}
+    """Fetch an upstream, lay and hook; the path of the tree. With `part` only these paths of it."""
+    hooked = {path for patch in patches_of(name, local=True)
+              for path in hooked_files(patch, name)}
     below = tuple(path + "/" for path in part)
     part = part and (*part, *sorted(path for path in hooked if not path.startswith(below)))
     with fetch.locked(build, name):
@@ -265,7 +295,8 @@ def hooked_tree(name, build=fetch.BUILD, source=None, update=False, part=(), cop
 
 def main():
     """Print the path of the tree."""
-    parser = fetch.arguments(__doc__.splitlines()[0], LAID)
+    parser = fetch.arguments(__doc__.splitlines()[0],
+                             [*LAID, *fetch.VERSION_OF])
     parser.add_argument("--copy", action="store_true",
                         help="lay copies, not links (for a tree that leaves this machine)")
     parser.add_argument("--part", nargs="*", default=[],

@@ -27,22 +27,21 @@ PLAIN = ("drivers/infiniband", "include/rdma", "include/uapi/rdma", "include/tra
 class Hook:
     """One hook: mail header, text, the new files that belong to it, the diff."""
 
-    def __init__(self, path):
+    def __init__(self, path, upstream):
         self.path = path
-        with open(path, encoding="utf-8") as text:
-            header, _, self.diff = text.read().partition("\n---\n")
+        header, _, self.diff = overlay.text_of(path, upstream).partition("\n---\n")
         self.sender = re.search(r"^From: (.*)$", header, re.MULTILINE).group(1)
         self.new_files = re.findall(r"^Overlay-Files: (.*)$", header, re.MULTILINE)
         subject = re.search(r"^Subject: \[PATCH\] (.*)$", header, re.MULTILINE).group(1)
         body = header.partition("\n\n")[2]
-        body = re.sub(r"^(Overlay-Files|Stands-On|Upstream-Status): .*\n", "", body,
+        body = re.sub(r"^(Overlay-Files|Only-For|Stands-On|Upstream-Status): .*\n", "", body,
                       flags=re.MULTILINE)
         self.message = f"{subject}\n\n{body.strip()}\n"
 
 
 def hooks(upstream="linux"):
-    """All hooks for an upstream, in order."""
-    return [Hook(path) for path in overlay.patches_of(upstream, REPO)]
+    """All that an upstream gets, in order."""
+    return [Hook(path, upstream) for path in overlay.patches_of(upstream, REPO)]
 
 
 def git(folder, *arguments, text=None):
@@ -53,13 +52,13 @@ def git(folder, *arguments, text=None):
                           input=text, capture_output=True, text=True, check=True).stdout
 
 
-def plain_kernel(place):
-    """Put the kernel's unchanged files into a folder: the files that the series changes or
+def plain_kernel(place, upstream):
+    """Put the kernel's files as they are into a folder: those that the series touches, or
     includes."""
-    with fetch.locked(fetch.BUILD):
-        tree = fetch.fetch("linux")
-        overlay.overlay("linux", tree)
-        ours = overlay.our_files("linux", REPO)
+    with fetch.locked(fetch.BUILD, upstream):
+        tree = fetch.fetch(upstream)
+        overlay.overlay(upstream, tree)
+        ours = overlay.our_files(upstream, REPO)
         pristine = os.path.join(fetch.state_folder(tree), "pristine")
         for part in (*PLAIN, *kernel_modules.NEIGHBOURS):
             for folder, _, names in os.walk(os.path.join(tree, part)):
@@ -87,9 +86,9 @@ def plain_tarball(place, upstream):
 
 
 def plain_tree(place, upstream="linux"):
-    """A repository with upstream's unchanged files."""
-    if upstream == "linux":
-        plain_kernel(place)
+    """A repository with upstream's files as they are."""
+    if fetch.family(upstream) == "linux":
+        plain_kernel(place, upstream)
     else:
         plain_tarball(place, upstream)
     git(place, "init", "-q")
@@ -132,7 +131,7 @@ def main():
     """Write the series and say where."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--of", default="linux",
-                        choices=sorted(set(overlay.PATCHES) - {"rdma-core"}),
+                        choices=sorted({*overlay.PATCHES, *fetch.VERSION_OF} - {"rdma-core"}),
                         help="whose sources the series is for (default: linux)")
     parser.add_argument("folder", nargs="?", default=os.path.join(fetch.BUILD, "series"),
                         help="where the mails go (default: build/series)")

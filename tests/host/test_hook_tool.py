@@ -130,6 +130,33 @@ class HookTool(unittest.TestCase):
         with self.assertRaisesRegex(overlay.OverlayError, "nothing was edited"):
             hook.write("kernel-patches/hooks/0003-new.patch", self.repo)
 
+    def test_another_version(self):
+        """The part that is different there is beside the patch, and no other one."""
+        form = HOOK.replace(".patch", ".7.diff")
+        tree = os.path.join(self.repo, "build/src/linux-7")
+        self.write(os.path.join("build/src/linux-7", FILE),
+                   UPSTREAM.replace("\tline 6\n", "\tline six\n"))
+        with mock.patch.dict(fetch.VERSION_OF, {"linux-7": "linux"}), \
+                mock.patch.object(fetch, "fetch", lambda _: tree):
+            place = hook.lay_out(HOOK, [], self.repo, "linux-7")
+            self.assertEqual(self.read(os.path.join(place, FILE)), ["fix", "other"])
+            self.assertIn("+=hook\n", fetch.read(os.path.join(place, "../nic.c.rej")))
+            text = fetch.read(os.path.join(place, FILE))
+            self.write(os.path.join(place, FILE), text.replace("six\n", "six\n=hook\n"))
+            hook.write(HOOK, self.repo, "linux-7")
+            overlay.overlay("linux-7", tree, repo=self.repo)
+            self.assertEqual(self.read(os.path.join(tree, FILE)),
+                             ["fix", "other", "hook", "later"])
+            self.assertIn("\tline six\n", fetch.read(os.path.join(self.repo, form)))
+            hook.lay_out(LATER, [], self.repo, "linux-7")
+            hook.write(LATER, self.repo, "linux-7")
+        self.assertEqual([name for name in os.listdir(os.path.join(self.repo,
+                                                                   os.path.dirname(HOOK)))
+                          if name.endswith(".diff")], [os.path.basename(form)])
+        self.hooked_tree("linux")
+        self.assertEqual(self.read(os.path.join(self.tree, FILE)),
+                         ["fix", "other", "hook", "later"])
+
     def test_name_alone(self):
         """The name is enough for an existing patch; a new patch needs its folder."""
         self.assertEqual(hook.path_of("0002-later.patch", self.repo), LATER)

@@ -272,6 +272,68 @@ class LocalTest(Fixture):
         self.assertEqual(self.read("libibverbs/verbs.h"), UPSTREAM["libibverbs/verbs.h"])
 
 
+class VersionTest(Fixture):
+    """Two versions of an upstream, with the same files and patches."""
+
+    OTHER = """Upstream's lines have moved.
+--- a/libibverbs/verbs.h
++++ b/libibverbs/verbs.h
+@@ -1,2 +1,3 @@
+ first
++added
+ second
+"""
+
+    def setUp(self):
+        super().setUp()
+        patch = mock.patch.dict(fetch.VERSION_OF, {"rdma-core-65": "rdma-core"})
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.patch = self.write("buildlib/hooks/0001-a.patch",
+                                HOOK + HOOK.partition("\n\n")[2].replace("verbs.h", "other.h"))
+        for path in ("libibverbs/other.h", "libibverbs/third.h"):
+            self.write(os.path.join(self.tree, path), UPSTREAM["libibverbs/verbs.h"])
+
+    def lay(self, name="rdma-core-65"):  # pylint: disable=arguments-differ
+        overlay.overlay(name, self.tree, repo=self.repo)
+
+    def lines(self, *names):
+        """The first lines of files."""
+        return [self.read(f"libibverbs/{name}.h").splitlines()[:3] for name in names]
+
+    def test_same(self):
+        self.lay()
+        self.assertEqual(self.lines("verbs", "other"), [["first", "second", "added"]] * 2)
+
+    def test_other_part(self):
+        """Of one file, for this version only; the other file has the patch's."""
+        self.write("buildlib/hooks/0001-a.65.diff", self.OTHER)
+        self.lay()
+        self.assertEqual(self.lines("verbs", "other"),
+                         [["first", "added", "second"], ["first", "second", "added"]])
+        self.lay("rdma-core")
+        self.assertEqual(self.lines("verbs", "other"), [["first", "second", "added"]] * 2)
+
+    def test_another_file(self):
+        """A part of a file that the patch does not change, and none of one that it does."""
+        self.write("buildlib/hooks/0001-a.65.diff", self.OTHER.replace("verbs.h", "third.h") +
+                   "--- a/libibverbs/other.h\n+++ b/libibverbs/other.h\n")
+        self.lay()
+        self.assertEqual(self.lines("third", "other"),
+                         [["first", "added", "second"], ["first", "second", "third"]])
+
+    def test_only_for(self):
+        """A patch of one version."""
+        for name, count in (("rdma-core", 0), ("rdma-core-65", 1)):
+            self.write(self.patch, "Only-For: rdma-core-65\n" + HOOK)
+            self.lay(name)
+            self.assertEqual(self.read("libibverbs/verbs.h").count("added"), count)
+
+    def test_does_not_apply(self):
+        self.write("buildlib/hooks/0001-a.65.diff", self.OTHER.replace(" first", " moved"))
+        self.fails("buildlib/hooks/0001-a.patch", "libibverbs/verbs.h", "FAILED")
+
+
 class FetchTest(Fixture):
     """Where the tree comes from."""
 
