@@ -6,6 +6,7 @@ Why: a hook is read again only when upstream moves; its header must explain its 
 the delta must stay small enough to carry.
 """
 import collections
+import glob
 import os
 import re
 import shutil
@@ -17,6 +18,8 @@ REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 sys.path.insert(0, os.path.join(REPO, "buildlib"))
 
 import fetch  # noqa: E402
+import hook  # noqa: E402
+import kernel_modules  # noqa: E402
 import overlay  # noqa: E402
 
 # Lines that the hooks may add: to upstream's rdma-core; to the kernel's RDMA core, the software
@@ -139,10 +142,35 @@ class HookRules(unittest.TestCase):
                 said = {word + ending for word in known for ending in ("", "s")}
                 self.assertTrue(said & set(re.findall(r"\w+", subject.group(1))), path)
 
+    def test_other_versions(self):
+        """What a patch has otherwise for another version is of a patch, and says why."""
+        forms = {overlay.form_of(path, name): path for name in fetch.VERSION_OF
+                 for path in overlay.patches_of(name, REPO, local=True)}
+        found = {os.path.normpath(path) for folders in overlay.PATCHES.values()
+                 for folder in folders
+                 for path in glob.glob(os.path.join(REPO, folder, "*.diff"))}
+        self.assertTrue(found)
+        self.assertLessEqual(found, set(map(os.path.normpath, forms)))
+        for form, patch in forms.items():
+            why, changed = overlay.parts(fetch.read(form))
+            for path, part in changed.items():
+                self.assertTrue(why.strip(), form)
+                theirs = overlay.parts(fetch.read(patch))[1].get(path, "")
+                self.assertNotEqual(hook.different(part, theirs), "", f"{form}: {path}")
+
+    def test_applies_to_each_version(self):
+        """In order, to the files of each version of upstream that is pinned."""
+        for name in ("linux", *fetch.VERSION_OF):
+            overlay.hooked_tree(name, part=kernel_modules.PART)
+
     def test_fix_applies_alone(self):
-        """To upstream's own files, with the fixes that it says it stands on."""
-        with fetch.locked(fetch.BUILD):
-            tree = fetch.fetch("linux")
+        for name in ("linux", *fetch.VERSION_OF):
+            self.check_fixes_apply_alone(name)
+
+    def check_fixes_apply_alone(self, name):
+        """To upstream's own files, with the fixes that each says it stands on."""
+        with fetch.locked(fetch.BUILD, name):
+            tree = fetch.fetch(name, part=kernel_modules.PART)
             pristine = os.path.join(fetch.state_folder(tree), "pristine")
             for path, text in self.texts.items():
                 if path.startswith(FIXES):
@@ -152,14 +180,14 @@ class HookRules(unittest.TestCase):
                     self.assertEqual(len(stack), len(below) + 1, path)
                     with tempfile.TemporaryDirectory() as work:
                         for file in {f for p in stack
-                                     for f in overlay.hooked_files(os.path.join(REPO, p))}:
+                                     for f in overlay.hooked_files(os.path.join(REPO, p), name)}:
                             kept = os.path.join(pristine, file)
                             place = os.path.join(work, file)
                             os.makedirs(os.path.dirname(place), exist_ok=True)
                             shutil.copy(kept if os.path.exists(kept) else
                                         os.path.join(tree, file), place)
                         for patch in stack:
-                            overlay.apply_hook(os.path.join(REPO, patch), REPO, work)
+                            overlay.apply_hook(os.path.join(REPO, patch), REPO, work, name)
 
     def test_row_of_each_fix(self):
         with open(os.path.join(REPO, FIXES, "README.md"), encoding="utf-8") as text:

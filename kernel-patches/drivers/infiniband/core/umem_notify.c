@@ -221,6 +221,7 @@ struct ib_umem_notify *ib_mr_notify_track(struct ib_ucontext *context, u64 addr,
 	n = umem_notify_create(context, NULL, start, last);
 	return IS_ERR(n) ? NULL : n;
 }
+EXPORT_SYMBOL(ib_mr_notify_track);
 
 /**
  * ib_mr_notify_tracked - A driver has registered user memory, or failed to
@@ -249,6 +250,7 @@ void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
 		n->umem = umem;
 	umem->notify = n;
 }
+EXPORT_SYMBOL(ib_mr_notify_tracked);
 
 /**
  * ib_umem_untrack - The end of the tracker, before the pages are released
@@ -406,6 +408,7 @@ put_word:
 	umem_notify_word_put(word_page, offset_in_page(how->word));
 	return ret;
 }
+EXPORT_SYMBOL(umem_notify_arm);
 
 /* The tracker, its mutex held, if this process has armed the MR: -EINVAL if not */
 static struct ib_umem_notify *umem_notify_take_armed(struct ib_mr *mr)
@@ -511,6 +514,7 @@ int umem_notify_disarm(struct ib_mr *mr)
 	umem_notify_word_put(word_page, n->word);
 	return 0;
 }
+EXPORT_SYMBOL(umem_notify_disarm);
 
 /**
  * umem_notify_settle - Turn SUSPECT or SUSPENDED into a certain answer
@@ -541,6 +545,7 @@ int umem_notify_settle(struct ib_mr *mr)
 	umem_notify_queue_retire(n);
 	return ret;
 }
+EXPORT_SYMBOL(umem_notify_settle);
 
 /**
  * umem_notify_suspend_now - Unpin the pages of a registration that nobody uses
@@ -566,6 +571,7 @@ int umem_notify_suspend_now(struct ib_mr *mr)
 	umem_notify_queue_retire(n);
 	return 0;
 }
+EXPORT_SYMBOL(umem_notify_suspend_now);
 
 /*
  * Keep off an MR while its driver changes or frees it. Unless the owner's process asked for
@@ -596,6 +602,7 @@ void ib_mr_notify_hold(struct ib_mr *mr, u32 *access)
 	if (n)
 		umem_notify_hold(n, is_own(n->umem), false);
 }
+EXPORT_SYMBOL(ib_mr_notify_hold);
 
 /**
  * ib_mr_notify_unhold - After the driver re-registered an MR, or failed to
@@ -618,6 +625,7 @@ void ib_mr_notify_unhold(struct ib_mr *mr)
 		n->mr = mr;
 	umem_notify_queue_add(n, 0);
 }
+EXPORT_SYMBOL(ib_mr_notify_unhold);
 
 /*
  * The driver did not let go of an MR that must end. The application's context or the device
@@ -672,3 +680,4 @@ int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 		umem_notify_abandon(n);
 	return ret;
 }
+EXPORT_SYMBOL(ib_mr_notify_dereg);

@@ -379,3 +379,4 @@ void ib_mr_notify_close(struct ib_ucontext *context)
 	cancel_delayed_work_sync(&q->worker); /* it uses the device and its workqueue */
 	umem_notify_queue_put(q);
 }
+EXPORT_SYMBOL(ib_mr_notify_close);

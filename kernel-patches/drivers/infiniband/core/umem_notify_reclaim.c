@@ -33,6 +33,7 @@
 #include <linux/slab.h>
 
 #include "umem_notify.h"
+#include "umem_notify_compat.h"
 #include "umem_notify_trace.h"
 
 /* So many registrations tell how large the others are. */
@@ -107,6 +108,7 @@ static enum lru_status shrink_one(struct list_head *item,
 	list_lru_isolate(list, item);
 	return LRU_REMOVED;
 }
+UMEM_NOTIFY_WALK(shrink_one)
 
 static enum lru_status sample_one(struct list_head *item,
 				  struct list_lru_one *list, spinlock_t *lock,
@@ -117,6 +119,7 @@ static enum lru_status sample_one(struct list_head *item,
 	*pages += umem_notify_pages(container_of(item, struct ib_umem_notify, lru));
 	return LRU_SKIP;
 }
+UMEM_NOTIFY_WALK(sample_one)
 
 /* In pages, or one of 1 GiB would count as little as one of 4 KiB. */
 static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
@@ -127,7 +130,7 @@ static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 
 	if (!nr)
 		return SHRINK_EMPTY;
-	list_lru_walk_one(&idle, sc->nid, sc->memcg, sample_one, &pages, &left);
+	list_lru_walk_one(&idle, sc->nid, sc->memcg, umem_notify_walk_sample_one, &pages, &left);
 	return left < SAMPLE ? mult_frac(pages, nr, SAMPLE - left) : SHRINK_EMPTY;
 }
 
@@ -140,7 +143,7 @@ static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 	};
 	struct ib_umem_notify *n, *next;
 
-	list_lru_walk_one(&idle, sc->nid, sc->memcg, shrink_one, &walk, &nr);
+	list_lru_walk_one(&idle, sc->nid, sc->memcg, umem_notify_walk_shrink_one, &walk, &nr);
 	list_for_each_entry_safe(n, next, &walk.suspended, link)
 		umem_notify_queue_come(n);
 	if (!walk.looked)
@@ -181,6 +184,7 @@ static enum lru_status block_suspend(struct list_head *item, struct list_lru_one
 		umem_notify_queue_add(n, 0);
 	return LRU_SKIP;
 }
+UMEM_NOTIFY_WALK(block_suspend)
 
 static int block_event(struct notifier_block *nb, unsigned long event, void *data)
 {
@@ -189,7 +193,7 @@ static int block_event(struct notifier_block *nb, unsigned long event, void *dat
 	/* Pages pinned for long are never in a movable zone. */
 	if (event == MEM_GOING_OFFLINE &&
 	    page_zonenum(pfn_to_page(block->start_pfn)) != ZONE_MOVABLE)
-		list_lru_walk(&idle, block_suspend, block, ULONG_MAX);
+		list_lru_walk(&idle, umem_notify_walk_block_suspend, block, ULONG_MAX);
 	return NOTIFY_OK;
 }
 
@@ -343,6 +347,7 @@ void ib_umem_notify_exit(void)
 	list_lru_destroy(&idle);
 	kmem_cache_destroy(trackers);
 }
+EXPORT_SYMBOL(ib_umem_notify_exit);
 
 /* When ib_uverbs is loaded */
 int ib_umem_notify_init(void)
@@ -362,3 +367,4 @@ int ib_umem_notify_init(void)
 	shrinker_register(shrinker);
 	return 0;
 }
+EXPORT_SYMBOL(ib_umem_notify_init);

@@ -60,6 +60,7 @@
 #include <linux/mm.h>
 
 #include "umem_notify.h"
+#include "umem_notify_compat.h"
 #include "umem_notify_trace.h"
 
 /* Not for good: a window is bound to it, the device is in reset, no memory just now */

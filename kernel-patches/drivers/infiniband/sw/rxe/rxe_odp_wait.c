@@ -218,7 +218,7 @@ static u32 rxe_odp_part(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 /* The peer has waited long: schedule the responder to send the RNR NAK */
 static void rxe_odp_timer(struct timer_list *t)
 {
-	struct rxe_qp *qp = from_timer(qp, t, odp_timer);
+	struct rxe_qp *qp = container_of(t, struct rxe_qp, odp_timer);
 
 	if (!rxe_get(qp))
 		return;
@@ -391,7 +391,7 @@ static void rxe_odp_leave_faults(struct rxe_qp *qp)
 static void rxe_odp_stop_timer(struct rxe_qp *qp)
 {
 	if (qp->odp_timer.function)
-		del_timer_sync(&qp->odp_timer);
+		timer_delete_sync(&qp->odp_timer);
 }
 
 /* A queue pair is reset; its tasks do not run */
