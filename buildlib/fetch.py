@@ -90,25 +90,35 @@ def machine_apt(build):
     return private
 
 
+def suite_apt(build, suite, package, version=""):
+    """apt with the packages of a suite, among them this one."""
+    problems = []
+    for uri in private_apt.archive_uris():
+        private = private_apt.PrivateApt(
+            os.path.join(build, "apt", suite),
+            f"deb [signed-by={private_apt.keyring()}] {uri} {suite} main\n")
+
+        def offers(private=private):
+            offered = private.versions(package)
+            return version in offered if version else bool(offered)
+
+        try:
+            if not offers():
+                private.update()
+            if offers():
+                return private
+        except private_apt.AptError as problem:
+            problems.append(str(problem))
+    wanted = f"{package}={version}" if version else package
+    raise FetchError("\n".join([f"{suite} has no {wanted}", *problems]))
+
+
 def archive_apt(build, name):
     """apt with what the pin of a kernel asks for: a suite's packages, or the machine's sources."""
     pin = read_pin(name)
     if not pin["version"]:
         return machine_apt(build)
-    problems = []
-    for uri in private_apt.archive_uris():
-        private = private_apt.PrivateApt(
-            os.path.join(build, "apt", name),
-            f"deb [signed-by={private_apt.keyring()}] {uri} {pin['suite']} main\n")
-        try:
-            if pin["version"] not in private.versions(pin["package"]):
-                private.update()
-            if pin["version"] in private.versions(pin["package"]):
-                return private
-        except private_apt.AptError as problem:
-            problems.append(str(problem))
-    raise FetchError("\n".join([f"{pin['suite']} has no {pin['package']}={pin['version']}",
-                                *problems]))
+    return suite_apt(build, pin["suite"], pin["package"], pin["version"])
 
 
 def kernel_packages(name="linux"):
@@ -153,14 +163,14 @@ def linux_version(build=BUILD, update=False, name="linux"):
     return version
 
 
-def download_packages(packages, build=BUILD, upstream="linux"):
+def download_packages(packages, build=BUILD, upstream="linux", apt=None):
     """Download binary packages {name: version} into build/download; {name: path of its .deb}."""
     folder = os.path.join(build, "download")
     with private_apt.alone(os.path.join(folder, ".lock")):
-        return download_alone(packages, build, folder, upstream)
+        return download_alone(packages, build, folder, upstream, apt)
 
 
-def download_alone(packages, build, folder, upstream):
+def download_alone(packages, build, folder, upstream, apt):
     """The same. The caller has the folder for itself."""
 
     def start(name, version):
@@ -174,7 +184,7 @@ def download_alone(packages, build, folder, upstream):
     missing = [f"{n}={v}" for n, v in packages.items() if not have(n, v)]
     if missing:
         say("downloading " + " ".join(missing))
-        private = archive_apt(build, upstream)
+        private = apt or archive_apt(build, upstream)
         with_partial = os.path.join(folder, "partial")
         try:
             private.download(missing, with_partial)

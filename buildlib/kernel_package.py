@@ -64,6 +64,42 @@ def names(version, upstream="linux"):
             f"linux-kbuild-{common}")
 
 
+def needs_libc(program):
+    """Does a program lack a version of the C library here?"""
+    with open(program, "rb") as content:
+        if content.read(4) != b"\x7fELF":
+            return False
+    done = subprocess.run(["ldd", program], capture_output=True, text=True, check=False)
+    return "`GLIBC_" in done.stdout + done.stderr
+
+
+def let_tools_start(folder, place, build, upstream):
+    """Give the tools of a later release, which don't start on this one, its C library.
+
+    They are in `folder`, which becomes `place`.
+    """
+    tools = [path for path in glob.glob(os.path.join(folder, "usr/lib/linux-kbuild-*/**"),
+                                        recursive=True)
+             if os.path.isfile(path) and os.access(path, os.X_OK) and needs_libc(path)]
+    if not tools:
+        return
+    suite = fetch.read_pin(upstream)["suite"].removesuffix("-backports")
+    apt = fetch.suite_apt(build, suite, "libc6")
+    libc = {"libc6": apt.versions("libc6")[0]}
+    for deb in fetch.download_packages(libc, build, apt=apt).values():
+        subprocess.run(["dpkg", "-x", deb, os.path.join(folder, "libc")], check=True)
+    loader, = glob.glob(os.path.join(folder, "libc/usr/lib*/ld-linux-*.so.*")) or glob.glob(
+        os.path.join(folder, "libc/usr/lib/*/ld-linux-*.so.*"))
+    libraries = os.path.dirname(*glob.glob(os.path.join(folder, "libc/usr/lib/*/libc.so.6")))
+    for path in tools:
+        os.rename(path, path + ".program")
+        words = [path.replace(folder, place, 1) for path in (loader, libraries, path)]
+        with open(path, "w", encoding="utf-8") as out:
+            out.write("#!/bin/sh\nexec '{0}' --library-path '{1}' '{2}.program' \"$@\"\n"
+                      .format(*words))
+        os.chmod(path, 0o755)
+
+
 def unpack(build=fetch.BUILD, upstream="linux"):
     """Download and unpack the packages in use, once.
 
@@ -87,5 +123,6 @@ def unpack(build=fetch.BUILD, upstream="linux"):
         if re.search(r"(?m)^(KBUILD_OUTPUT=|include )/usr/src/", content):  # the absolute paths
             with open(makefile, "w", encoding="utf-8") as text:
                 text.write(content.replace("/usr/src/", f"{place}/usr/src/"))
+    let_tools_start(new, place, build, upstream)
     os.rename(new, place)
     return Package(place)
