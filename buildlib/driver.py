@@ -42,31 +42,32 @@ def build(package, tree, place, names):
     folders = sorted({os.path.dirname(name) for name in names})
     kernel_modules.link(tree, place, folders)
     command = kernel_modules.make(package.headers, place, folders)
+    options = [*OPTIONS, *kernel_modules.compiler_options(package.headers)]
     objects = [name[:-2] + ".o" for name in sorted(names) if name.endswith(".c")]
     if not objects:
         raise DriverError(f"no C file: {' '.join(sorted(names))}")
-    make([*command[:-1], *OPTIONS, "-s", f"-j{os.cpu_count()}", *objects])
+    make([*command[:-1], *options, "-s", f"-j{os.cpu_count()}", *objects])
 
 
-def ours(driver, tree, repo=fetch.REPO):
+def ours(driver, tree, repo=fetch.REPO, name="linux"):
     """The C files of a driver that a patch changes or that are new, which its Makefile lists."""
     known = {os.path.basename(folder): os.path.relpath(folder, tree)
              for folder in glob.glob(os.path.join(tree, "drivers/infiniband/[hs]w/*"))
              if os.path.isdir(folder)}
     if driver not in known:
         raise DriverError(f"no such driver; there are {', '.join(sorted(known))}")
-    new = {name for name in overlay.our_files("linux", repo)
-           if os.path.dirname(name) == known[driver] and name.endswith(".c")}
+    new = {path for path in overlay.our_files(name, repo)
+           if os.path.dirname(path) == known[driver] and path.endswith(".c")}
     with open(os.path.join(tree, known[driver], "Makefile"), encoding="utf-8") as text:
         listed = text.read().split()
-    for name in sorted(new):
-        if os.path.basename(name)[:-2] + ".o" not in listed:
-            raise DriverError(f"{name} is in no list of the driver's Makefile")
-    names = set(new)
-    for patch in overlay.patches_of("linux", repo, local=True):
-        names.update(overlay.hooked_files(patch))
-    found = {name for name in names
-             if os.path.dirname(name) == known[driver] and name.endswith(".c")}
+    for path in sorted(new):
+        if os.path.basename(path)[:-2] + ".o" not in listed:
+            raise DriverError(f"{path} is in no list of the driver's Makefile")
+    changed = set(new)
+    for patch in overlay.patches_of(name, repo, local=True):
+        changed.update(overlay.hooked_files(patch, name))
+    found = {path for path in changed
+             if os.path.dirname(path) == known[driver] and path.endswith(".c")}
     if not found:
         raise DriverError("no patch changes a file of it")
     return found
@@ -76,13 +77,16 @@ def main():
     """Hook the tree, compile, say so."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("driver", help="its folder's name below drivers/infiniband/hw or sw")
-    driver = parser.parse_args().driver
+    parser.add_argument("--for", dest="name", default="linux", choices=fetch.VERSION_OF,
+                        help="for that version of Linux")
+    args = parser.parse_args()
+    driver = args.driver
     try:
-        tree = overlay.hooked_tree("linux", part=kernel_modules.PART)
-        names = ours(driver, tree)
-        with fetch.locked(fetch.BUILD):
-            package = kernel_package.unpack()
-        place = os.path.join(fetch.BUILD, "drivers", driver)
+        tree = overlay.hooked_tree(args.name, part=kernel_modules.PART)
+        names = ours(driver, tree, name=args.name)
+        with fetch.locked(fetch.BUILD, args.name):
+            package = kernel_package.unpack(fetch.BUILD, args.name)
+        place = os.path.join(fetch.BUILD, "drivers", args.name, driver)
         with private_apt.alone(place + ".lock"):
             build(package, tree, place, names)
     except (DriverError, fetch.FetchError, overlay.OverlayError, private_apt.AptError) as error:

@@ -6,6 +6,8 @@ for the DKMS package (buildlib/packaging/dkms.py).
 """
 import glob
 import os
+import re
+import shutil
 
 import compiler_cache
 import fetch
@@ -58,6 +60,16 @@ def make(headers, place, folders=STACK):
     return ["make", "-C", headers, f"M={place}", "CONFIG_RDMA_RXE=m", "CONFIG_RDMA_SIW=m",
             "CONFIG_INFINIBAND_MR_NOTIFY=y", "CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES=",
             *off, f"NOSTDINC_FLAGS=-nostdinc -I{place}/include -I{place}/include/uapi", "modules"]
+
+
+def compiler_options(headers):
+    """Options of make where this machine lacks the compiler that built the kernel.
+
+    An older one refuses one of the options that such a kernel is built with.
+    """
+    with open(os.path.join(headers, ".kernelvariables"), encoding="utf-8") as text:
+        own = re.search(r"\bgcc-\d+", text.read()).group()
+    return [] if shutil.which(own) else ["CC=gcc", "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT="]
 
 
 def compiler_environment():

@@ -30,6 +30,7 @@ class Driver(unittest.TestCase):
         self.place = os.path.join(self.folder, "place")
         self.package = types.SimpleNamespace(headers=os.path.join(self.folder, "headers"))
         self.write("headers/Makefile", MAKEFILE)
+        self.write("headers/.kernelvariables", "CC = $(CROSS_COMPILE)gcc-99\n")
         self.write(f"tree/{NIC}/hooked.c", "int one;\n")
         self.write(f"tree/{NIC}/other.c", "this is no C\n")
         self.write(f"tree/{NIC}/Makefile", "nic-objs := hooked.o \\\n\tnew.o\n")
@@ -82,6 +83,15 @@ class Driver(unittest.TestCase):
         self.write(f"tree/{NIC}/hooked.c", "void *two(void) { return 2; }\n")
         with self.assertRaisesRegex(driver.DriverError, r"hooked\.c:1:.*without a cast"):
             self.build("hooked.c")
+
+    def test_another_compiler(self):
+        """Where the kernel's own is missing the machine's compiles, without what it can't."""
+        headers = self.package.headers
+        self.assertEqual(driver.kernel_modules.compiler_options(headers),
+                         ["CC=gcc", "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT="])
+        with mock.patch.object(driver.kernel_modules.shutil, "which",
+                               {"gcc-99": "/usr/bin/gcc-99"}.get):
+            self.assertEqual(driver.kernel_modules.compiler_options(headers), [])
 
     def test_nothing_to_compile(self):
         with self.assertRaisesRegex(driver.DriverError, "no C file"):

@@ -54,9 +54,10 @@ def build_modules(package, tree, place, run, more_drivers=(), options=()):
     folders = (*kernel_modules.STACK, *more_drivers)
     kernel_modules.link(tree, place, folders)
     command = kernel_modules.make(package.headers, place, folders)
+    options = [*kernel_modules.compiler_options(package.headers), *options]
     run([*command, *options, SAME_CHECKSUM, "-s", f"-j{os.cpu_count()}"])
     with open(os.path.join(place, "modules.order"), encoding="utf-8") as order:
-        return [os.path.splitext(line.strip())[0] + ".ko" for line in order]
+        return [os.path.join(place, os.path.splitext(line.strip())[0] + ".ko") for line in order]
 
 
 def dependencies(path):
