@@ -29,7 +29,7 @@ import kernel_modules  # noqa: E402  pylint: disable=wrong-import-position
 import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
 
 OUR_KERNEL = ("kernel-patches/**", "buildlib/overlay.py", "buildlib/fetch.py",
-              "buildlib/kernel_*.py", "buildlib/upstream/linux.pin", "tests/lab/patches/*.patch")
+              "buildlib/kernel_*.py", "tests/lab/patches/*.patch")
 NOT_BUILT_FROM = ("child.py", "console.py", "emulator.py", "guest.py", "namespace.py",
                   "nodes.py", "releases.py", "scratch_root.py", "um.py", "wire.py")
 
@@ -59,7 +59,9 @@ def fingerprint(machine):
     patterns += [os.path.join(HERE, "configs", name + ".config") for name in machine.configs]
     if machine.our_modules or machine.dkms or machine.image == "tree":
         patterns += [os.path.join(REPO, pattern) for pattern in OUR_KERNEL]
-    digest = hashlib.sha256(os.environ.get("LINUX_SOURCE", "").encode())
+        patterns.append(os.path.join(REPO, "buildlib/upstream", machine.linux + ".pin"))
+    source = os.environ.get(fetch.SOURCE_VARIABLE[machine.linux], "")
+    digest = hashlib.sha256(source.encode())
     for pattern in patterns:
         for path in sorted(glob.glob(pattern, recursive=True)):
             if os.path.isfile(path) and os.path.basename(path) not in NOT_BUILT_FROM:
@@ -77,9 +79,9 @@ def read(path):
     return ""
 
 
-def stamp(ours):
-    """The fingerprint of our files, and the upstream version of the machine."""
-    return f"{ours} {read(os.path.join(BUILD, 'linux.version'))}"
+def stamp(machine, ours):
+    """The content of ours and the upstream version that a machine was made of."""
+    return f"{ours} {read(fetch.version_file(machine.linux, BUILD))}"
 
 
 def end_build(process):
@@ -115,9 +117,9 @@ def run(command, log, env=None):
                        + "\n  ".join(wrong[:20] or lines[-20:]))
 
 
-def hooked_tree(*options):
+def hooked_tree(*options, linux="linux"):
     """The path of upstream's kernel source with our files and hooks; options of overlay.py."""
-    done = subprocess.run([os.path.join(REPO, "buildlib/overlay.py"), "linux", *options], text=True,
+    done = subprocess.run([os.path.join(REPO, "buildlib/overlay.py"), linux, *options], text=True,
                           stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise LabError("no kernel source (see above)")
@@ -127,7 +129,7 @@ def hooked_tree(*options):
 def make_from_tree(machine):
     """Configure and build the hooked source."""
     with step("kernel source"):
-        tree = hooked_tree()
+        tree = hooked_tree(linux=machine.linux)
     out = os.path.join(machine.folder, "build")
     command = ["make", "-C", tree, f"ARCH={machine.arch}", f"O={out}", *machine.make_options]
     env = kernel_modules.compiler_environment()
@@ -142,10 +144,12 @@ def make_from_tree(machine):
 def our_modules(machine, package):
     """Build our modules for a machine; their paths. The caller has their folder for itself."""
     with step("kernel source"):
-        tree = hooked_tree("--part", *kernel_modules.PART)
+        tree = hooked_tree("--part", *kernel_modules.PART, linux=machine.linux)
     drivers = machine.drivers.values()
-    # Machines with the same compiler flags share a folder: common parts are built once.
-    place = "source-hw" if kernel_modules.neighbours(drivers) else "source"
+    # Those with the same flags for the compiler share a folder: what both need is built once.
+    place = machine.linux.replace("linux", "source", 1)
+    if kernel_modules.neighbours(drivers):
+        place += "-hw"
     log = os.path.join(machine.folder, "make.log")
     with step(f"building our modules for {package.release} (log: {log})"):
         return debian.build_modules(
@@ -156,13 +160,13 @@ def our_modules(machine, package):
 
 def make_from_package(machine):
     """Unpack Debian's kernel, build our modules for it, and lay out the modules in use."""
-    with fetch.locked(BUILD):
-        package = kernel_package.unpack()
+    with fetch.locked(BUILD, machine.linux):
+        package = kernel_package.unpack(BUILD, machine.linux)
         kernel = os.path.join(BUILD, "lab", "vmlinux-" + package.release)
         debian.uncompress(package.image, kernel)
     names = [*machine.boot_modules, *machine.modules, *machine.drivers]
     if machine.our_modules:
-        with fetch.locked(BUILD, "modules"):
+        with fetch.locked(BUILD, f"modules-{machine.linux}"):
             debian.lay_modules(package, names, our_modules(machine, package), machine.module_tree)
     else:
         debian.lay_modules(package, names, [], machine.module_tree)
@@ -192,7 +196,7 @@ def live_with_dkms(machine):
 def up_to_date(machine):
     """Does the machine exist, made from the present files?"""
     return os.path.exists(machine.kernel) and \
-        read(os.path.join(machine.folder, "fingerprint")) == stamp(fingerprint(machine))
+        read(os.path.join(machine.folder, "fingerprint")) == stamp(machine, fingerprint(machine))
 
 
 def announce(machine):
@@ -224,7 +228,7 @@ def build(machine):
     with open(os.path.join(machine.folder, "seconds"), "w", encoding="utf-8") as text:
         text.write(f"{time.monotonic() - start:.0f}")
     with open(kept, "w", encoding="utf-8") as text:
-        text.write(stamp(ours))  # the version may be unknown before
+        text.write(stamp(machine, ours))  # the version may be known only now
 
 
 def lock_alone(lock, machine):

@@ -26,10 +26,11 @@ class Machine:
     cpus: int
     memory: str
     cmdline: list[str]
-    checks: list[str] = dataclasses.field(default_factory=list)     # cmdline, unless --no-checks
-    built_as: str = ""          # another machine with the same build
-    our_modules: bool = False   # package: our RDMA modules instead of the package's
-    rxe: bool = True            # its RDMA stack has rxe, and makes rxe0
+    linux: str = "linux"        # the kernel's pin in buildlib/upstream
+    checks: list[str] = dataclasses.field(default_factory=list)     # cmdline, unless measuring
+    built_as: str = ""          # another machine, from which it differs in how it starts only
+    our_modules: bool = False   # package: our RDMA modules in the place of the package's
+    rxe: bool = True            # whether its RDMA stack has rxe, and makes rxe0
     siw: bool = True            # … siw
     # More of our_modules, and the folder of each one's source
     drivers: dict[str, str] = dataclasses.field(default_factory=dict)

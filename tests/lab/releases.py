@@ -20,6 +20,7 @@ from machine import BUILD, REPO, LabError
 
 sys.path.insert(0, os.path.join(REPO, "buildlib"))
 import compiler_cache  # noqa: E402  pylint: disable=wrong-import-position
+import fetch  # noqa: E402  pylint: disable=wrong-import-position
 import private_apt  # noqa: E402  pylint: disable=wrong-import-position
 
 PASSED_ON = re.compile("(RDMAV|IBV|FI|UCX|CATCH|RUN|MR_NOTIFY)_|(LINUX|RDMA_CORE)_SOURCE$|JOBS$"
@@ -157,7 +158,7 @@ class Release:
             if kernel:
                 machine = machines.load(kernel)
                 kept.enter_context(build.ready(machine))
-                version = os.path.join(BUILD, "linux.version")
+                version = fetch.version_file(machine.linux, BUILD)
                 binds += [(machine.folder, machine.folder, "rw"), (version, version, "ro")]
             lower = [self.base] if fresh else [os.path.join(self.setup, "upper"), self.base]
             return self.run(place, lower, script, binds)
