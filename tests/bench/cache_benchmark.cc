@@ -376,7 +376,7 @@ void query(benchmark::State &state)
 	ibv_mr_cache_stats statistics;
 
 	for (auto _ : state) {
-		if (mr_cache_query(&others.owner, &statistics, false))
+		if (mr_cache_query(&others.owner, &statistics))
 			std::abort();
 		benchmark::DoNotOptimize(statistics);
 	}
