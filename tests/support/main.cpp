@@ -195,7 +195,7 @@ bool keep_possible(Catch::Session &session)
 {
 	const Catch::Config &config = session.config();
 	Catch::ConfigData data = session.configData();
-	std::vector<std::string> kept;
+	std::string kept; /* one argument: Catch2 takes a case that matches all arguments */
 	bool skipped = false;
 
 	for (const auto &one :
@@ -204,7 +204,7 @@ bool keep_possible(Catch::Session &session)
 		const std::string reason = lacks(info);
 
 		if (reason.empty()) {
-			kept.push_back(filter_for(info.name));
+			kept += (kept.empty() ? "" : ",") + filter_for(info.name);
 			continue;
 		}
 		skipped = true;
@@ -212,7 +212,7 @@ bool keep_possible(Catch::Session &session)
 	}
 	if (!skipped)
 		return true;
-	data.testsOrTags = kept;
+	data.testsOrTags = {kept};
 	session.useConfigData(data);
 	return !kept.empty();
 }
