@@ -176,7 +176,7 @@ struct world {
 				kernel.invalidate(start, start + PAGE);
 				break;
 			default:
-				kernel.suspect(start, start + PAGE, order.pick(2));
+				kernel.suspect(start, start + PAGE, !order.pick(3));
 			}
 			for (uint32_t pause = order.pick(32); pause; pause--)
 				schedule::wait();
