@@ -52,6 +52,7 @@ struct shrink_walk {
 	const struct shrink_control *sc;
 	unsigned long looked; /* pages */
 	unsigned long taken;
+	bool waits; /* another task is about to unpin some */
 	struct list_head suspended; /* trackers to be retired behind the walk */
 };
 
@@ -99,8 +100,9 @@ static enum lru_status shrink_one(struct list_head *item,
 	if (walk->looked >= walk->sc->nr_to_scan)
 		return LRU_STOP;
 	guard(umem_notify)(n);
-	gone = !n->word_page || n->state & SUSPENDED;
+	gone = !n->word_page || (n->state & SUSPENDED && n->revoked);
 	walk->looked += gone ? 1 : umem_notify_pages(n);
+	walk->waits |= !gone && !n->held && n->state & SUSPENDED && shrink_retires(n, walk->sc);
 	if (n->state & INVALID && !n->held && !umem_notify_is_used(n))
 		umem_notify_queue_add(n, 0); /* the worker is on its way, after a while */
 	if (!gone && !shrink_suspend(n, walk))
@@ -134,6 +136,11 @@ static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 	return left < SAMPLE ? mult_frac(pages, nr, SAMPLE - left) : SHRINK_EMPTY;
 }
 
+/*
+ * The worker may be unpinning what the caller is short of. It may have lost its CPU in the middle,
+ * and to look again and again would end in the OOM killer before the worker goes on. So the caller
+ * waits for a tick. It cannot wait for the tracker's mutex, because it may have mmap_lock.
+ */
 static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 {
 	unsigned long nr = list_lru_shrink_count(&idle, sc);
@@ -146,6 +153,8 @@ static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 	list_lru_walk_one(&idle, sc->nid, sc->memcg, umem_notify_walk_shrink_one, &walk, &nr);
 	list_for_each_entry_safe(n, next, &walk.suspended, link)
 		umem_notify_queue_come(n);
+	if (walk.waits && !walk.taken)
+		schedule_timeout_uninterruptible(1);
 	if (!walk.looked)
 		return SHRINK_STOP;
 	sc->nr_scanned = walk.looked;
