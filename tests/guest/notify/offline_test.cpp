@@ -231,7 +231,7 @@ TEST_CASE("a memory block with idle registrations goes offline, and comes back")
 	suspendable beside(on, anonymous(length));
 	std::vector<std::unique_ptr<suspendable>> all;
 
-	for (int i = 0; i < 8; i++) {
+	for (int i = 0; i < 80; i++) {
 		all.push_back(std::make_unique<suspendable>(on, on_dimm()));
 		REQUIRE(!blocks_of(all.back()->m.registered()).empty());
 		all.back()->add(one_use); /* just used: this is no look */

@@ -11,7 +11,7 @@
  *  umem_notify_retire.c   how the device loses an INVALID or SUSPENDED one
  *  umem_notify_queue.c    the worker
  *  umem_notify_event.c    the MMU notifier
- *  umem_notify_reclaim.c  the shrinker and memory blocks
+ *  umem_notify_reclaim.c  the shrinker
  *  umem_notify.c          a tracker's life, arming and settling
  *  umem_notify_res.c      what netlink shows
  *  uverbs_std_types_mr_notify.c  the methods

@@ -13,10 +13,11 @@
  * Where the device's revoke does not sleep the shrinker does it all, as nothing of it
  * takes a lock that a task in reclaim may hold. Else the worker does.
  *
- * A registration that was used since the last look is passed over once. A memory block
- * that goes offline suspends the idle ones that have pages in it, however recently they
- * were used. A process whose word says that it is in use all the time keeps its own pages
- * pinned, and charged.
+ * A registration that was used since the last look is passed over once. A process whose word
+ * says that it is in use all the time keeps its own pages pinned, and charged.
+ *
+ * A memory block that goes offline tries to move pinned pages, too, again and again. The first
+ * try is an event, and the worker suspends what is idle.
  *
  * LOCKS
  *
@@ -27,7 +28,6 @@
 
 #include <linux/list_lru.h>
 #include <linux/memcontrol.h>
-#include <linux/memory.h>
 #include <linux/sched/mm.h>
 #include <linux/shrinker.h>
 #include <linux/slab.h>
@@ -40,8 +40,6 @@
 #define SAMPLE 32
 /* Pages of another process's registration that the shrinker unpins itself */
 #define MOST_OF_OTHERS 1024
-/* Pieces of one registration that a memory block looks at. */
-#define MOST_PIECES 512
 
 static struct kmem_cache *trackers;
 static struct list_lru idle;
@@ -160,55 +158,6 @@ static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 	sc->nr_scanned = walk.looked;
 	return walk.taken;
 }
-
-/*
- * Its pages are there: the state is set before they are taken away. One in very
- * many pieces may be anywhere: to look at all under the locks would take too
- * long.
- */
-static bool block_has_pages_of(const struct memory_notify *block, const struct ib_umem_notify *n)
-{
-	struct scatterlist *sg;
-	unsigned long pfn;
-	unsigned int i;
-
-	if (n->umem->sgt_append.sgt.orig_nents > MOST_PIECES)
-		return true;
-	for_each_sgtable_sg(&n->umem->sgt_append.sgt, sg, i) {
-		pfn = page_to_pfn(sg_page(sg));
-		if (pfn < block->start_pfn + block->nr_pages &&
-		    pfn + DIV_ROUND_UP(sg->length, PAGE_SIZE) > block->start_pfn)
-			return true;
-	}
-	return false;
-}
-
-static enum lru_status block_suspend(struct list_head *item, struct list_lru_one *list,
-				     spinlock_t *lock, void *block)
-{
-	struct ib_umem_notify *n = container_of(item, struct ib_umem_notify, lru);
-
-	guard(umem_notify)(n);
-	if (umem_notify_is_idle(n) && block_has_pages_of(block, n) && umem_notify_suspend(n))
-		umem_notify_queue_add(n, 0);
-	return LRU_SKIP;
-}
-UMEM_NOTIFY_WALK(block_suspend)
-
-static int block_event(struct notifier_block *nb, unsigned long event, void *data)
-{
-	struct memory_notify *block = data;
-
-	/* Pages pinned for long are never in a movable zone. */
-	if (event == MEM_GOING_OFFLINE &&
-	    page_zonenum(pfn_to_page(block->start_pfn)) != ZONE_MOVABLE)
-		list_lru_walk(&idle, umem_notify_walk_block_suspend, block, ULONG_MAX);
-	return NOTIFY_OK;
-}
-
-static struct notifier_block memory_block = {
-	.notifier_call = block_event,
-};
 
 /**
  * umem_notify_lend - The VM may have the pages of a tracker when it is idle
@@ -351,7 +300,6 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void)
 void ib_umem_notify_exit(void)
 {
 	umem_notify_space_exit();
-	unregister_memory_notifier(&memory_block);
 	shrinker_free(shrinker);
 	list_lru_destroy(&idle);
 	kmem_cache_destroy(trackers);
@@ -364,8 +312,7 @@ int ib_umem_notify_init(void)
 	trackers = KMEM_CACHE(ib_umem_notify, 0);
 	shrinker = shrinker_alloc(SHRINKER_MEMCG_AWARE | SHRINKER_NUMA_AWARE,
 				  "ib-mr-notify");
-	if (!trackers || !shrinker || list_lru_init_memcg(&idle, shrinker) ||
-	    register_memory_notifier(&memory_block)) {
+	if (!trackers || !shrinker || list_lru_init_memcg(&idle, shrinker)) {
 		ib_umem_notify_exit();
 		return -ENOMEM;
 	}
