@@ -73,10 +73,14 @@ def parts(text):
     return header, {path.search(one).group(1): one for one in changes}
 
 
+def version_of(name):
+    """The version in the name of an upstream, as in linux-7.3."""
+    return name.removeprefix(fetch.family(name) + "-")
+
+
 def form_of(patch, name):
     """Where a patch has the parts that are different for a version of an upstream."""
-    version = name.removeprefix(fetch.family(name) + "-")
-    return f"{patch.removesuffix('.patch')}.{version}.diff"
+    return f"{patch.removesuffix('.patch')}.{version_of(name)}.diff"
 
 
 def text_of(patch, name=""):
@@ -91,14 +95,22 @@ def text_of(patch, name=""):
 
 
 def our_files(name, repo):
-    """{path in upstream's tree: path of our file} of everything to lay."""
-    files = {}
+    """{path in upstream's tree: path of our file} of everything to lay.
+
+    For linux-7.3 a file NAME.7.3.h is laid as NAME.h, in place of that file."""
+    files, own = {}, {}
     for folder, pattern, target in LAID[fetch.family(name)]:
         base = os.path.join(repo, folder)
         for path in glob.glob(os.path.join(base, pattern), recursive=True):
-            if os.path.isfile(path) and not path.endswith(LEFTOVERS):
-                files[os.path.join(target, os.path.relpath(path, base))] = path
-    return files
+            if not os.path.isfile(path) or path.endswith(LEFTOVERS):
+                continue
+            stem, ending = os.path.splitext(os.path.join(target, os.path.relpath(path, base)))
+            form = next((f for f in fetch.VERSION_OF if stem.endswith("." + version_of(f))), None)
+            if not form:
+                files[stem + ending] = path
+            elif form == name:
+                own[stem.removesuffix("." + version_of(form)) + ending] = path
+    return files | own
 
 
 def same(path, content_of):

@@ -305,6 +305,16 @@ class VersionTest(Fixture):
         self.lay()
         self.assertEqual(self.lines("verbs", "other"), [["first", "second", "added"]] * 2)
 
+    def test_other_file(self):
+        """In place of ours, for this version only."""
+        self.write("libibverbs/ours.h", "every version's\n")
+        self.write("libibverbs/ours.65.h", "that of 65\n")
+        for name, content in (("rdma-core-65", "that of 65\n"),
+                              ("rdma-core", "every version's\n")):
+            self.lay(name)
+            self.assertEqual(self.read("libibverbs/ours.h"), content)
+            self.assertFalse(os.path.lexists(os.path.join(self.tree, "libibverbs/ours.65.h")))
+
     def test_other_part(self):
         """Of one file, for this version only; the other file has the patch's."""
         self.write("buildlib/hooks/0001-a.65.diff", self.OTHER)

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * What Linux 7.3 has otherwise than 6.12, for which the other files are written.
+ */
+#ifndef UMEM_NOTIFY_COMPAT_H
+#define UMEM_NOTIFY_COMPAT_H
+
+#include <linux/list_lru.h>
+
+/*
+ * A callback of list_lru_walk*(), umem_notify_walk_look(), of a look() that gets the list's
+ * lock and returns with it held.
+ *
+ * The lock is a part of the list, and a callback that stops the walk, or has it begin again,
+ * must let it go: one that does not makes the next walk wait without end.
+ */
+#define UMEM_NOTIFY_WALK(look)								\
+static enum lru_status umem_notify_walk_##look(struct list_head *item,			\
+					       struct list_lru_one *list, void *arg)	\
+{											\
+	enum lru_status status = look(item, list, &list->lock, arg);			\
+											\
+	if (status == LRU_STOP || status == LRU_RETRY)					\
+		spin_unlock(&list->lock);						\
+	return status;									\
+}
+
+/* The pages of an entry of a scatterlist are one behind the other in the memory map. */
+#define nth_page(page, n) ((page) + (n))
+#define ib_umem_get(device, addr, size, access) ib_umem_get_va(device, addr, size, access)
+
+#endif /* UMEM_NOTIFY_COMPAT_H */
