@@ -371,8 +371,9 @@ TEST_CASE("a worker finds stale an MR that is being deregistered", "[two cpus]")
 	const range wide = zeros.registered();
 	*wide.addr = std::byte{1};
 	const events long_ones(wide);
-	const memory m = small_pages(std::size_t{32768} * page_size());
+	const memory m = small_pages(std::size_t{2048} * page_size());
 	const range r = m.registered();
+	std::chrono::duration<double> worker = 20ms; /* until it has found it stale, about */
 	int tries = 0;
 	int met = 0;
 
@@ -387,10 +388,11 @@ TEST_CASE("a worker finds stale an MR that is being deregistered", "[two cpus]")
 		for (std::size_t at = 0; at < r.length; at += r.length / 64)
 			REQUIRE(madvise(r.addr + at, page_size(), MADV_FREE) == 0);
 		REQUIRE(madvise(r.end() - page_size(), page_size(), MADV_DONTNEED) == 0);
-		std::this_thread::sleep_until(first + 14ms + tries++ % 10 * 1ms);
+		std::this_thread::sleep_until(first + worker * (0.95 + 0.01 * (tries++ % 10)));
 		const bool unknown = w.value() == suspect;
 		mr.reset();
 		met += unknown && w.value() == invalid;
+		worker *= unknown ? 1.05 : 0.95;
 	}
 	CHECK(met > 0);
 }
