@@ -48,7 +48,7 @@ cdef class NotifiedMR(MR):
                 mr = v.ibv_reg_notified_mr(parent, self.buf, size, first, flags, &attr)
             if mr == NULL:
                 error = PyverbsRDMAErrno('Failed to register a notified MR')
-                v.ibv_free_notify_word(attr.word)
+                mr_release_word(attr.word)
                 raise error
         except BaseException:
             if not self.is_user_addr:

@@ -80,8 +80,13 @@ cdef mr_check_application_bits(value):
         raise PyverbsUserError(f'Bits 0-7 of {value:#x} belong to the kernel')
 
 
+cdef mr_release_word(v.mr_notify_word *word):
+    with nogil:
+        v.ibv_free_notify_word(word)
+
+
 cdef mr_free_notify_word(MR mr):
-    v.ibv_free_notify_word(<v.mr_notify_word *>mr._notify_word)
+    mr_release_word(<v.mr_notify_word *>mr._notify_word)
     mr._notify_word = NULL
     mr._notify_changes = None
 
@@ -169,7 +174,7 @@ def mr_reg_notify(MR self not None, value=0, in_use=None, changes=None, event_fd
         else:
             rc = v.ibv_reg_mr_notify_ex(mr, &attr)
     if rc != 0:
-        v.ibv_free_notify_word(attr.word)
+        mr_release_word(attr.word)
         raise PyverbsRDMAError('Failed to register MR notification', rc)
     # The kernel no longer touches the word of an earlier notification, which has ended.
     mr_free_notify_word(self)
