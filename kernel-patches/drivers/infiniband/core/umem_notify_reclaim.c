@@ -108,6 +108,7 @@ static enum lru_status shrink_one(struct list_head *item,
 	list_lru_isolate(list, item);
 	return LRU_REMOVED;
 }
+
 UMEM_NOTIFY_WALK(shrink_one)
 
 static enum lru_status sample_one(struct list_head *item,
@@ -119,6 +120,7 @@ static enum lru_status sample_one(struct list_head *item,
 	*pages += umem_notify_pages(container_of(item, struct ib_umem_notify, lru));
 	return LRU_SKIP;
 }
+
 UMEM_NOTIFY_WALK(sample_one)
 
 /* In pages, or one of 1 GiB would count as little as one of 4 KiB. */
