@@ -306,7 +306,7 @@ class VersionTest(Fixture):
         self.assertEqual(self.lines("verbs", "other"), [["first", "second", "added"]] * 2)
 
     def test_other_file(self):
-        """In place of ours, for this version only."""
+        """A file of this version replaces the file of all versions."""
         self.write("libibverbs/ours.h", "every version's\n")
         self.write("libibverbs/ours.65.h", "that of 65\n")
         for name, content in (("rdma-core-65", "that of 65\n"),

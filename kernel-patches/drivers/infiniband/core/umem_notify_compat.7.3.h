@@ -11,8 +11,8 @@
  * A callback of list_lru_walk*(), umem_notify_walk_look(), of a look() that gets the list's
  * lock and returns with it held.
  *
- * The lock is a part of the list, and a callback that stops the walk, or has it begin again,
- * must let it go: one that does not makes the next walk wait without end.
+ * The lock is a part of the list. A callback that stops the walk, or has it begin again, must
+ * let the lock go: list_lru_walk*() does not, and the next walk would wait for ever.
  */
 #define UMEM_NOTIFY_WALK(look)								\
 static enum lru_status umem_notify_walk_##look(struct list_head *item,			\
