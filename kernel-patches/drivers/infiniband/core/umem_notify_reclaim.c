@@ -137,9 +137,17 @@ static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 }
 
 /*
- * The worker may be unpinning what the caller is short of. It may have lost its CPU in the middle,
- * and to look again and again would end in the OOM killer before the worker goes on. So the caller
- * waits for a tick. It cannot wait for the tracker's mutex, because it may have mmap_lock.
+ * A task that is short of memory may find that another one is unpinning it:
+ *
+ *   the worker                            a charge beyond memory.max
+ *   state = SUSPENDED
+ *   [loses its CPU]
+ *                                         16 times: finds nothing idle
+ *                                         [the OOM killer]
+ *   revokes, unpins
+ *
+ * So it waits for a tick each time. It can't wait for the tracker's mutex, because it may have
+ * mmap_lock. A kernel thread does not wait: it may be the worker, or kswapd.
  */
 static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 {
@@ -153,7 +161,7 @@ static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 	list_lru_walk_one(&idle, sc->nid, sc->memcg, umem_notify_walk_shrink_one, &walk, &nr);
 	list_for_each_entry_safe(n, next, &walk.suspended, link)
 		umem_notify_queue_come(n);
-	if (walk.waits && !walk.taken)
+	if (walk.waits && !walk.taken && current->mm)
 		schedule_timeout_uninterruptible(1);
 	if (!walk.looked)
 		return SHRINK_STOP;
