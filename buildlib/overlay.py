@@ -21,6 +21,8 @@ import tempfile
 import private_apt
 import fetch
 
+# The changes to Linux, in the order in which they apply; each has its patches and its new files.
+TOPICS = tuple("kernel-patches/" + topic for topic in ("fixes", "notify", "paging"))
 # (our folder, name pattern, folder in upstream's tree); "**" descends.
 LAID = {
     "rdma-core": (("buildlib", "inject.cmake", "buildlib"),
@@ -28,10 +30,9 @@ LAID = {
                   ("providers", "**", "providers"),
                   ("pyverbs", "**", "pyverbs"),
                   ("tests", "*.py", "tests"),
-                  ("kernel-patches/include/uapi/rdma", "*.h", "kernel-headers/rdma")),
-    "linux": (("kernel-patches/drivers", "**", "drivers"),
-              ("kernel-patches/include", "**", "include"),
-              ("kernel-patches/Documentation", "**", "Documentation")),
+                  ("kernel-patches/notify/include/uapi/rdma", "*.h", "kernel-headers/rdma")),
+    "linux": tuple((f"{topic}/{part}", "**", part) for topic in TOPICS
+                   for part in ("drivers", "include", "Documentation")),
     "libfabric": (("buildlib/consumers.d/libfabric/fabtests", "**", "fabtests"),
                   ("buildlib/consumers.d/libfabric/include", "**", "include"),
                   ("buildlib/consumers.d/libfabric/prov", "**", "prov")),
@@ -39,9 +40,9 @@ LAID = {
             ("buildlib/consumers.d/ucx/test", "**", "test")),
     "openmpi": (),
 }
-# Folders of patches, in the order in which they apply: fixes of bugs in upstream, then hooks.
+# Folders of patches, in the order in which they apply.
 PATCHES = {"rdma-core": ("buildlib/hooks",),
-           "linux": ("kernel-patches/fixes", "kernel-patches/hooks"),
+           "linux": TOPICS,
            "libfabric": ("buildlib/consumers.d/libfabric/hooks",),
            "ucx": ("buildlib/consumers.d/ucx/hooks",),
            "openmpi": ("buildlib/consumers.d/openmpi/hooks",)}

@@ -231,7 +231,7 @@ class Life(unittest.TestCase):
         for step, expected in (("bad-hook", 0), ("bad-hook-dkms", 77)):
             text, status = self.said(step)
             self.assertEqual(status, expected, text)
-            self.assertIn(f"the patch hooks/9999-old.patch does not apply to Linux {point}", text)
+            self.assertIn(f"the patch notify/9999-old.patch does not apply to Linux {point}", text)
             self.assertIn("drivers/infiniband/sw/rxe/", text)
 
     def test_refuses_another_kernel(self):
@@ -310,7 +310,7 @@ class Making(unittest.TestCase):
         self.assertIn("drivers/infiniband/core/umem_notify.c", ours)
         self.assertEqual({path.removeprefix("ours/") for path in inside
                           if path.startswith("ours/")}, ours | {"Kbuild"})
-        hooks = [path for path in inside if path.startswith(("fixes/", "hooks/"))]
+        hooks = [path for path in inside if path.startswith(("fixes/", "notify/", "paging/"))]
         self.assertEqual(set(hooks), {os.path.relpath(path, os.path.join(REPO, "kernel-patches"))
                                       for path in overlay.patches_of("linux", REPO)})
         self.assertLessEqual(len(inside) - len(ours) - len(hooks) - 1, 8)
@@ -365,9 +365,9 @@ class Mishaps(unittest.TestCase):
         with mock.patch.object(dkms, "make_line", lambda: STUB_MAKE):
             dkms.stage(root)
             source = os.path.join(root, dkms.fill(dkms.SOURCE, dkms.words()))
-        for folder in ("fixes", "hooks"):
+        for folder in ("fixes", "notify", "paging"):
             shutil.rmtree(os.path.join(source, folder))
-        dkms.write(os.path.join(source, "hooks", "0001-stub.patch"), STUB_HOOK)
+        dkms.write(os.path.join(source, "notify", "0001-stub.patch"), STUB_HOOK)
         control = os.path.join(root, "DEBIAN/control")
         with open(control, encoding="utf-8") as text:
             lines = [line for line in text if not line.startswith(("Depends", "Recommends"))]

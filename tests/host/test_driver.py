@@ -36,10 +36,10 @@ class Driver(unittest.TestCase):
         self.write(f"tree/{NIC}/Makefile", "nic-objs := hooked.o \\\n\tnew.o\n")
         self.write("tree/drivers/infiniband/sw/plain/main.c", "")
         self.write("tree/drivers/infiniband/sw/plain/Makefile", "plain-y := main.o\n")
-        self.write("kernel-patches/hooks/0001-nic.patch",
+        self.write("kernel-patches/notify/0001-nic.patch",
                    "".join(f"--- a/{NIC}/{name}\n+++ b/{NIC}/{name}\n@@ -0,0 +1 @@\n+int one;\n"
                            for name in ("hooked.c", "hooked.h")))
-        self.write(f"kernel-patches/{NIC}/new.c", "")
+        self.write(f"kernel-patches/notify/{NIC}/new.c", "")
 
     def write(self, name, text):
         """Write a file of the folder."""

@@ -55,7 +55,7 @@ class Drivers(unittest.TestCase):
 
     def test_guarantees(self):
         """A driver that revokes has a paragraph of guarantees, and is no listed candidate."""
-        path = os.path.join(REPO, "kernel-patches/Documentation/infiniband/mr_notify.rst")
+        path = os.path.join(REPO, "kernel-patches/notify/Documentation/infiniband/mr_notify.rst")
         with open(path, encoding="utf-8") as text:
             guarantees = text.read().partition("The drivers' guarantees\n")[2]
         with open(os.path.join(REPO, "Documentation/drivers.md"), encoding="utf-8") as text:

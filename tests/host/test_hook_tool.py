@@ -17,8 +17,8 @@ FILE = "drivers/nic.c"
 UPSTREAM = "".join(f"\tline {number}\n" for number in range(1, 10))
 FIX = "kernel-patches/fixes/0001-fix.patch"
 OTHER_FIX = "kernel-patches/fixes/0002-fix.patch"
-HOOK = "kernel-patches/hooks/0001-hook.patch"
-LATER = "kernel-patches/hooks/0002-later.patch"
+HOOK = "kernel-patches/notify/0001-hook.patch"
+LATER = "kernel-patches/notify/0002-later.patch"
 
 
 def patch(header, before, added, shift=0):
@@ -101,7 +101,7 @@ class HookTool(unittest.TestCase):
         self.assertEqual(self.edit(OTHER_FIX), (["fix"], ["fix", "other"]))
 
     def test_a_new_one(self):
-        new = "kernel-patches/hooks/0003-new.patch"
+        new = "kernel-patches/notify/0003-new.patch"
         everything = ["fix", "other", "hook", "later"]
         self.assertEqual(self.edit(new, FILE), (everything, everything))
         text = fetch.read(os.path.join(self.repo, new))
@@ -119,16 +119,16 @@ class HookTool(unittest.TestCase):
         hook.lay_out(HOOK, [], self.repo)
 
     def test_mistakes(self):
-        for name, files, word in ((HOOK.replace("hooks", "hook"), (), "not in a folder"),
-                                  ("kernel-patches/hooks/0003-new.patch", (), "name the files"),
+        for name, files, word in ((HOOK.replace("notify", "notes"), (), "not in a folder"),
+                                  ("kernel-patches/notify/0003-new.patch", (), "name the files"),
                                   (HOOK, ("drivers/none.c",), "upstream has no drivers/none.c")):
             with self.assertRaisesRegex(overlay.OverlayError, word):
                 hook.lay_out(name, files, self.repo)
         with self.assertRaisesRegex(overlay.OverlayError, "not laid out"):
-            hook.write("kernel-patches/hooks/0003-new.patch", self.repo)
-        hook.lay_out("kernel-patches/hooks/0003-new.patch", (FILE,), self.repo)
+            hook.write("kernel-patches/notify/0003-new.patch", self.repo)
+        hook.lay_out("kernel-patches/notify/0003-new.patch", (FILE,), self.repo)
         with self.assertRaisesRegex(overlay.OverlayError, "nothing was edited"):
-            hook.write("kernel-patches/hooks/0003-new.patch", self.repo)
+            hook.write("kernel-patches/notify/0003-new.patch", self.repo)
 
     def test_another_version(self):
         """The part that is different there is beside the patch, and no other one."""
@@ -161,7 +161,7 @@ class HookTool(unittest.TestCase):
         """The name is enough for an existing patch; a new patch needs its folder."""
         self.assertEqual(hook.path_of("0002-later.patch", self.repo), LATER)
         self.assertEqual(hook.path_of(os.path.join(self.repo, HOOK), self.repo), HOOK)
-        new = "kernel-patches/hooks/0003-new.patch"
+        new = "kernel-patches/notify/0003-new.patch"
         self.assertEqual(hook.path_of(os.path.join(self.repo, new), self.repo), new)
 
 

@@ -88,7 +88,7 @@ class LayTest(Fixture):
         self.assertTrue(os.path.samefile(ours, os.path.join(self.tree, "libibverbs/mr_notify.c")))
 
     def test_mapping(self):
-        self.write("kernel-patches/include/uapi/rdma/ib_user_x.h", "x")
+        self.write("kernel-patches/notify/include/uapi/rdma/ib_user_x.h", "x")
         self.write("tests/test_x.py", "x")
         self.write("tests/host/test_not.py", "x")
         self.write("tests/run", "x")
@@ -253,7 +253,7 @@ class LocalTest(Fixture):
 
     def setUp(self):
         super().setUp()
-        self.write("kernel-patches/hooks/0001-a.patch", HOOK)
+        self.write("kernel-patches/notify/0001-a.patch", HOOK)
         self.place = os.path.join(self.repo, "tests/lab/patches/0001-b.patch")
 
     def test_applies_behind_the_hooks(self):

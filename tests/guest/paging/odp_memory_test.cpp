@@ -362,7 +362,7 @@ TEST_CASE("huge pages of hugetlb are copied as others are", "[odp][kprobes]")
 	const setting pages("/proc/sys/vm/nr_hugepages", "4");
 	SKIP_IF(read_system_file("/proc/sys/vm/nr_hugepages") != "4", "no huge pages to be had");
 	const memory m = hugetlb(huge_page_size(), GENERATE(false, true));
-	::probe looked_up("rxe_odp_page_get");
+	::probe looked_up("rxe_mem_page_get");
 
 	REQUIRE(s.write_to(m.registered()));
 	looked_up.count();

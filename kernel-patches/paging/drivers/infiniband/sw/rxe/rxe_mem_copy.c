@@ -53,7 +53,7 @@
  * the return of such a call finds the new page.
  *
  * The process may end while a worker uses its address space. A look-up that has
- * no reference to mm_users (rxe_odp_copy_locked()) finds no page, or a page that
+ * no reference to mm_users (rxe_mem_copy_locked()) finds no page, or a page that
  * it then holds:
  *
  *   rxe                                   the process
@@ -69,7 +69,7 @@
  * All users share rxe's workers, so a worker handles no fault: even a fault of
  * anonymous memory may wait, for room in its memory cgroup. For an absent page
  * the copy returns -EINPROGRESS, and only the queue pair waits for the fault:
- * rxe_odp_fault.c.
+ * rxe_mem_fault.c.
  */
 
 #include <linux/highmem.h>
@@ -81,9 +81,9 @@
 #include <linux/uaccess.h>
 
 #include "rxe.h"
-#include "rxe_odp_page.h"
+#include "rxe_mem_page.h"
 
-static void rxe_odp_copy_bytes(struct page *page, unsigned int offset, void *buf,
+static void rxe_mem_copy_bytes(struct page *page, unsigned int offset, void *buf,
 			       unsigned int bytes, bool write)
 {
 	if (write)
@@ -92,24 +92,24 @@ static void rxe_odp_copy_bytes(struct page *page, unsigned int offset, void *buf
 		memcpy_from_page(buf, page, offset, bytes);
 }
 
-static void rxe_odp_copy_page(struct page *page, unsigned int offset, void *buf,
+static void rxe_mem_copy_page(struct page *page, unsigned int offset, void *buf,
 			      unsigned int bytes, bool write)
 {
-	rxe_odp_copy_bytes(page, offset, buf, bytes, write);
+	rxe_mem_copy_bytes(page, offset, buf, bytes, write);
 	if (write)
 		set_page_dirty(page);
 }
 
-static unsigned int rxe_odp_copy_in_page(unsigned long addr, unsigned int length)
+static unsigned int rxe_mem_copy_in_page(unsigned long addr, unsigned int length)
 {
 	return min_t(unsigned int, length, PAGE_SIZE - offset_in_page(addr));
 }
 
 /* One page, under mmap_lock */
-static bool rxe_odp_copy_page_locked(unsigned long addr, void *buf,
+static bool rxe_mem_copy_page_locked(unsigned long addr, void *buf,
 				     unsigned int bytes, bool write)
 {
-	struct page *page = rxe_odp_page_look(addr, write);
+	struct page *page = rxe_mem_page_look(addr, write);
 	bool known;
 
 	if (!page)
@@ -117,17 +117,17 @@ static bool rxe_odp_copy_page_locked(unsigned long addr, void *buf,
 	known = folio_test_swapbacked(page_folio(page)) ||
 		folio_test_hugetlb(page_folio(page));
 	if (known)
-		rxe_odp_copy_page(page, offset_in_page(addr), buf, bytes,
+		rxe_mem_copy_page(page, offset_in_page(addr), buf, bytes,
 				  write);
 	put_page(page);
 	return known;
 }
 
-/* One page without mmap_lock; see above, and rxe_odp_page_lock_file() */
-static bool rxe_odp_copy_page_unlocked(unsigned long addr, void *buf,
+/* One page without mmap_lock; see above, and rxe_mem_page_lock_file() */
+static bool rxe_mem_copy_page_unlocked(unsigned long addr, void *buf,
 				       unsigned int bytes, bool write)
 {
-	struct page *page = rxe_odp_page_look(addr, write);
+	struct page *page = rxe_mem_page_look(addr, write);
 	struct page *now = NULL;
 	struct folio *folio;
 	unsigned long flags;
@@ -137,16 +137,16 @@ static bool rxe_odp_copy_page_unlocked(unsigned long addr, void *buf,
 		return false;
 
 	folio = page_folio(page);
-	file = write && rxe_odp_page_is_file(folio);
+	file = write && rxe_mem_page_is_file(folio);
 	copied = !file || folio_trylock(folio);
 	if (!copied)
 		goto out;
 
 	local_irq_save(flags);
-	now = rxe_odp_page_look(addr, write);
+	now = rxe_mem_page_look(addr, write);
 	copied = now == page && (!file || folio->mapping);
 	if (copied)
-		rxe_odp_copy_bytes(page, offset_in_page(addr), buf, bytes,
+		rxe_mem_copy_bytes(page, offset_in_page(addr), buf, bytes,
 				   write);
 	local_irq_restore(flags);
 
@@ -161,20 +161,20 @@ out:
 	return copied;
 }
 
-static bool rxe_odp_copy_locked(unsigned long addr, void *buf,
+static bool rxe_mem_copy_locked(unsigned long addr, void *buf,
 				unsigned int length, bool write)
 {
 	unsigned int bytes;
 
 	for (; length; addr += bytes, buf += bytes, length -= bytes) {
-		bytes = rxe_odp_copy_in_page(addr, length);
-		if (!rxe_odp_copy_page_locked(addr, buf, bytes, write))
+		bytes = rxe_mem_copy_in_page(addr, length);
+		if (!rxe_mem_copy_page_locked(addr, buf, bytes, write))
 			return false;
 	}
 	return true;
 }
 
-static bool rxe_odp_copy_unlocked(struct mm_struct *mm, unsigned long addr,
+static bool rxe_mem_copy_unlocked(struct mm_struct *mm, unsigned long addr,
 				  void *buf, unsigned int length, bool write)
 {
 	unsigned int seq = raw_read_seqcount(&mm->write_protect_seq);
@@ -185,8 +185,8 @@ static bool rxe_odp_copy_unlocked(struct mm_struct *mm, unsigned long addr,
 		return false;
 
 	for (; length && copied; addr += bytes, buf += bytes, length -= bytes) {
-		bytes = rxe_odp_copy_in_page(addr, length);
-		copied = rxe_odp_copy_page_unlocked(addr, buf, bytes, write);
+		bytes = rxe_mem_copy_in_page(addr, length);
+		copied = rxe_mem_copy_page_unlocked(addr, buf, bytes, write);
 	}
 	mmput_async(mm);
 	return copied &&
@@ -204,22 +204,22 @@ static bool rxe_odp_copy_unlocked(struct mm_struct *mm, unsigned long addr,
  * or if the architecture has no lockless look-up (User Mode Linux). Part of the
  * data may have been copied.
  */
-static bool rxe_odp_copy_fast(struct mm_struct *mm, unsigned long addr,
+static bool rxe_mem_copy_fast(struct mm_struct *mm, unsigned long addr,
 			      void *buf, unsigned int length, bool write)
 {
 	bool copied;
 
-	if (!rxe_odp_page_take_on(mm))
+	if (!rxe_mem_page_take_on(mm))
 		return false;
 	if (!mmap_read_trylock(mm))
-		return rxe_odp_copy_unlocked(mm, addr, buf, length, write);
+		return rxe_mem_copy_unlocked(mm, addr, buf, length, write);
 
-	copied = rxe_odp_copy_locked(addr, buf, length, write);
+	copied = rxe_mem_copy_locked(addr, buf, length, write);
 	mmap_read_unlock(mm);
 	return copied;
 }
 
-static bool rxe_odp_copy_is_memory(struct vm_area_struct *vma)
+static bool rxe_mem_copy_is_memory(struct vm_area_struct *vma)
 {
 	return vma_is_anonymous(vma) ||
 	       (vma->vm_file && shmem_mapping(vma->vm_file->f_mapping));
@@ -230,24 +230,24 @@ static bool rxe_odp_copy_is_memory(struct vm_area_struct *vma)
  * architecture may free pages and leave their translations to threads that use the
  * address space.)
  */
-static bool rxe_odp_copy_user(struct mm_struct *mm, unsigned long addr,
+static bool rxe_mem_copy_user(struct mm_struct *mm, unsigned long addr,
 			      void *buf, unsigned int length, bool write)
 {
 	void __user *user = (void __user *)addr;
 	struct vm_area_struct *vma;
 
-	if (!rxe_odp_page_take_on(mm))
+	if (!rxe_mem_page_take_on(mm))
 		return false;
 
 	vma = vma_lookup(mm, addr);
 	if (!vma || vma->vm_end - addr < length ||
-	    !rxe_odp_page_may_access(vma, write) || !rxe_odp_copy_is_memory(vma))
+	    !rxe_mem_page_may_access(vma, write) || !rxe_mem_copy_is_memory(vma))
 		return false;
 	return !(write ? copy_to_user_nofault(user, buf, length) :
 			 copy_from_user_nofault(buf, user, length));
 }
 
-static int rxe_odp_copy_pages(struct rxe_odp_mr *odp, unsigned long addr,
+static int rxe_mem_copy_pages(struct rxe_mem_mr *odp, unsigned long addr,
 			      void *buf, unsigned int length, bool write)
 {
 	struct mm_struct *mm = odp->pool->mm;
@@ -255,40 +255,40 @@ static int rxe_odp_copy_pages(struct rxe_odp_mr *odp, unsigned long addr,
 	bool locked;
 	int err;
 
-	if (rxe_odp_copy_fast(mm, addr, buf, length, write))
+	if (rxe_mem_copy_fast(mm, addr, buf, length, write))
 		return 0;
 
-	err = rxe_odp_page_enter(mm);
+	err = rxe_mem_page_enter(mm);
 	locked = !err;
 	if (err)
 		goto out;
 
-	if (rxe_odp_copy_user(mm, addr, buf, length, write))
+	if (rxe_mem_copy_user(mm, addr, buf, length, write))
 		length = 0;
 
 	while (length) {
-		unsigned int bytes = rxe_odp_copy_in_page(addr, length);
+		unsigned int bytes = rxe_mem_copy_in_page(addr, length);
 
-		err = rxe_odp_page_get(odp, addr, write, &page);
+		err = rxe_mem_page_get(odp, addr, write, &page);
 		if (err)
 			break;
 
-		rxe_odp_copy_page(page, offset_in_page(addr), buf, bytes,
+		rxe_mem_copy_page(page, offset_in_page(addr), buf, bytes,
 				  write);
-		rxe_odp_page_release(page, write);
+		rxe_mem_page_release(page, write);
 
 		addr += bytes;
 		buf += bytes;
 		length -= bytes;
 	}
-	rxe_odp_page_leave(mm);
+	rxe_mem_page_leave(mm);
 out:
-	return err == -EBUSY ? rxe_odp_fault_meet(odp, addr, write, false, locked) :
+	return err == -EBUSY ? rxe_mem_fault_meet(odp, addr, write, false, locked) :
 			       err;
 }
 
 /**
- * rxe_odp_copy - Copy between a packet and memory that is paged on demand
+ * rxe_mem_copy - Copy between a packet and memory that is paged on demand
  * @mr: An MR with on-demand paging
  * @iova: The address in @mr; the caller has checked the range
  * @buf: The packet's data
@@ -299,18 +299,18 @@ out:
  *
  * Return: 0; -EFAULT if the memory does not allow the access; -EINPROGRESS if the
  * queue pair must wait for a page. The caller then reports the side that waits
- * (rxe_odp_req_waits(), rxe_odp_comp_waits(), rxe_odp_resp_state()), and copies
+ * (rxe_mem_req_waits(), rxe_mem_comp_waits(), rxe_mem_resp_state()), and copies
  * all of the data again later.
  */
-int rxe_odp_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
+int rxe_mem_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
 		 enum rxe_mr_copy_dir dir)
 {
-	unsigned long addr = rxe_odp_addr(mr, iova);
+	unsigned long addr = rxe_mem_addr(mr, iova);
 	bool write = dir == RXE_TO_MR_OBJ;
 	int err;
 
-	err = rxe_odp_copy_pages(mr->odp, addr, buf, length, write);
+	err = rxe_mem_copy_pages(mr->odp, addr, buf, length, write);
 	if (!err)
-		rxe_odp_fault_accessed(mr->odp, addr, length, write);
+		rxe_mem_fault_accessed(mr->odp, addr, length, write);
 	return err;
 }

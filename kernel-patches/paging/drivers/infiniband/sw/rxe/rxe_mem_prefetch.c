@@ -13,11 +13,11 @@
 #include <linux/sched/signal.h>
 
 #include "rxe.h"
-#include "rxe_odp_page.h"
+#include "rxe_mem_page.h"
 
 /* The MR to prefetch, with a reference for the caller; or an error */
 static struct rxe_mr *
-rxe_odp_prefetch_find_mr(struct ib_pd *ibpd,
+rxe_mem_prefetch_find_mr(struct ib_pd *ibpd,
 			 enum ib_uverbs_advise_mr_advice advice,
 			 const struct ib_sge *sge)
 {
@@ -48,7 +48,7 @@ rxe_odp_prefetch_find_mr(struct ib_pd *ibpd,
 }
 
 /* Touch one page without waiting. Return: is the page present? */
-static bool rxe_odp_prefetch_touch(struct mm_struct *mm, unsigned long addr, bool write)
+static bool rxe_mem_prefetch_touch(struct mm_struct *mm, unsigned long addr, bool write)
 {
 	struct page *page;
 	long got = 0;
@@ -56,9 +56,9 @@ static bool rxe_odp_prefetch_touch(struct mm_struct *mm, unsigned long addr, boo
 	if (mmap_read_lock_killable(mm))
 		return false;
 	if (vma_lookup(mm, addr))
-		got = rxe_odp_gup(mm, addr, write, FOLL_NOWAIT, &page, NULL);
+		got = rxe_mem_gup(mm, addr, write, FOLL_NOWAIT, &page, NULL);
 	if (got == 1)
-		rxe_odp_put_page(page, write);
+		rxe_mem_put_page(page, write);
 	mmap_read_unlock(mm);
 	return got == 1;
 }
@@ -67,25 +67,25 @@ static bool rxe_odp_prefetch_touch(struct mm_struct *mm, unsigned long addr, boo
  * One page. A caller that is killed while it waits for a page of another process
  * would keep the whole memory of that process, so such pages are only started.
  */
-static int rxe_odp_prefetch_page(struct mm_struct *mm, unsigned long addr,
+static int rxe_mem_prefetch_page(struct mm_struct *mm, unsigned long addr,
 				 bool write, bool wait, u64 *done)
 {
 	int err = 0;
 
 	if (wait && mm == current->mm) {
-		err = rxe_odp_fault_in(mm, addr, write);
+		err = rxe_mem_fault_in(mm, addr, write);
 		*done += !err;
 	} else if (!mmget_not_zero(mm)) {
 		err = -EFAULT;
 	} else {
-		*done += rxe_odp_prefetch_touch(mm, addr, write);
+		*done += rxe_mem_prefetch_touch(mm, addr, write);
 		mmput_async(mm);
 	}
 	return err;
 }
 
 /* Return: 0 or an error; @done gets the number of pages that are present */
-static int rxe_odp_prefetch(struct mm_struct *mm, unsigned long addr, u64 length,
+static int rxe_mem_prefetch(struct mm_struct *mm, unsigned long addr, u64 length,
 			    bool write, bool wait, u64 *done)
 {
 	/* Count pages instead of computing an end address, which could wrap to 0 */
@@ -95,7 +95,7 @@ static int rxe_odp_prefetch(struct mm_struct *mm, unsigned long addr, u64 length
 	for (addr &= PAGE_MASK; pages && !err; pages--, addr += PAGE_SIZE) {
 		if (fatal_signal_pending(current))
 			return -EINTR;
-		err = rxe_odp_prefetch_page(mm, addr, write, wait, done);
+		err = rxe_mem_prefetch_page(mm, addr, write, wait, done);
 		cond_resched();
 	}
 	return err;
@@ -105,7 +105,7 @@ static int rxe_odp_prefetch(struct mm_struct *mm, unsigned long addr, u64 length
  * Prefetch one part. A fault may take forever, and deregistering waits for all
  * references to the MR: so the fault runs without a reference.
  */
-static int rxe_odp_prefetch_sge(struct ib_pd *ibpd,
+static int rxe_mem_prefetch_sge(struct ib_pd *ibpd,
 				enum ib_uverbs_advise_mr_advice advice,
 				const struct ib_sge *sge, bool wait)
 {
@@ -116,7 +116,7 @@ static int rxe_odp_prefetch_sge(struct ib_pd *ibpd,
 	u64 done = 0;
 	int err;
 
-	mr = rxe_odp_prefetch_find_mr(ibpd, advice, sge);
+	mr = rxe_mem_prefetch_find_mr(ibpd, advice, sge);
 	if (IS_ERR(mr))
 		return PTR_ERR(mr);
 	mm = mr->odp->pool->mm;
@@ -124,10 +124,10 @@ static int rxe_odp_prefetch_sge(struct ib_pd *ibpd,
 	addr = mr->odp->start + (sge->addr - mr->ibmr.iova);
 	rxe_put(mr);
 
-	err = rxe_odp_prefetch(mm, addr, sge->length, write, wait, &done);
+	err = rxe_mem_prefetch(mm, addr, sge->length, write, wait, &done);
 	mmdrop(mm);
 
-	mr = rxe_odp_prefetch_find_mr(ibpd, advice, sge);
+	mr = rxe_mem_prefetch_find_mr(ibpd, advice, sge);
 	if (!IS_ERR(mr)) {
 		atomic64_add(done, &mr->odp->prefetched);
 		rxe_put(mr);
@@ -136,7 +136,7 @@ static int rxe_odp_prefetch_sge(struct ib_pd *ibpd,
 }
 
 /**
- * rxe_odp_advise_mr - Prefetch parts of MRs with on-demand paging
+ * rxe_mem_advise_mr - Prefetch parts of MRs with on-demand paging
  * @ibpd: The PD of all MRs
  * @advice: For reading, for writing, or without faults
  * @flags: IB_UVERBS_ADVISE_MR_FLAG_FLUSH: return when the pages are present
@@ -152,7 +152,7 @@ static int rxe_odp_prefetch_sge(struct ib_pd *ibpd,
  * outside the MR or its memory does not allow the access; -EINTR if the caller is
  * being killed.
  */
-int rxe_odp_advise_mr(struct ib_pd *ibpd,
+int rxe_mem_advise_mr(struct ib_pd *ibpd,
 		      enum ib_uverbs_advise_mr_advice advice, u32 flags,
 		      struct ib_sge *sg_list, u32 num_sge,
 		      struct uverbs_attr_bundle *attrs)
@@ -168,7 +168,7 @@ int rxe_odp_advise_mr(struct ib_pd *ibpd,
 		return -EOPNOTSUPP;
 
 	for (i = 0; i < num_sge; i++) {
-		mr = rxe_odp_prefetch_find_mr(ibpd, advice, &sg_list[i]);
+		mr = rxe_mem_prefetch_find_mr(ibpd, advice, &sg_list[i]);
 		if (IS_ERR(mr))
 			return PTR_ERR(mr);
 		rxe_put(mr);
@@ -178,6 +178,6 @@ int rxe_odp_advise_mr(struct ib_pd *ibpd,
 		return 0;
 
 	for (i = 0; i < num_sge && !err; i++)
-		err = rxe_odp_prefetch_sge(ibpd, advice, &sg_list[i], wait);
+		err = rxe_mem_prefetch_sge(ibpd, advice, &sg_list[i], wait);
 	return err;
 }

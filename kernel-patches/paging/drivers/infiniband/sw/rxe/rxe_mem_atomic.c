@@ -8,16 +8,16 @@
 #include <linux/mm.h>
 
 #include "rxe.h"
-#include "rxe_odp_page.h"
+#include "rxe_mem_page.h"
 
 /*
  * Open the page of a remote atomic operation for the functions of rxe_mr.c: @dma
  * is a kernel MR for all memory, and the page is at @dma_addr in it. So all atomic
  * operations of rxe run the same code under the same lock.
  */
-static enum resp_states rxe_odp_atomic_open(struct rxe_qp *qp,
+static enum resp_states rxe_mem_atomic_open(struct rxe_qp *qp,
 					    struct rxe_mr *mr, u64 iova,
-					    struct rxe_odp_opened *opened,
+					    struct rxe_mem_opened *opened,
 					    struct rxe_mr *dma, u64 *dma_addr)
 {
 	int err;
@@ -28,13 +28,13 @@ static enum resp_states rxe_odp_atomic_open(struct rxe_qp *qp,
 	if (iova & 7)
 		return RESPST_ERR_MISALIGNED_ATOMIC;
 
-	err = rxe_odp_page_open(mr, iova, true, opened);
+	err = rxe_mem_page_open(mr, iova, true, opened);
 	if (err)
-		return rxe_odp_resp_state(qp, err, RESPST_ERR_RKEY_VIOLATION);
+		return rxe_mem_resp_state(qp, err, RESPST_ERR_RKEY_VIOLATION);
 
 	rxe_mr_init_dma(0, dma);
 	*dma_addr = (uintptr_t)page_address(opened->page) +
-		    offset_in_page(rxe_odp_addr(mr, iova));
+		    offset_in_page(rxe_mem_addr(mr, iova));
 	return RESPST_NONE;
 }
 
@@ -45,19 +45,19 @@ enum resp_states rxe_qp_do_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr,
 {
 	struct rxe_mr dma = {};
 	enum resp_states state;
-	struct rxe_odp_opened opened;
+	struct rxe_mem_opened opened;
 	u64 addr;
 
 	if (!mr->odp)
 		return rxe_mr_do_atomic_op(mr, iova, opcode, compare, swap_add,
 					   orig_val);
 
-	state = rxe_odp_atomic_open(qp, mr, iova, &opened, &dma, &addr);
+	state = rxe_mem_atomic_open(qp, mr, iova, &opened, &dma, &addr);
 	if (state)
 		return state;
 	state = rxe_mr_do_atomic_op(&dma, addr, opcode, compare, swap_add,
 				    orig_val);
-	rxe_odp_page_close(&opened);
+	rxe_mem_page_close(&opened);
 	return state;
 }
 
@@ -67,17 +67,17 @@ enum resp_states rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr,
 {
 	struct rxe_mr dma = {};
 	enum resp_states state;
-	struct rxe_odp_opened opened;
+	struct rxe_mem_opened opened;
 	u64 addr;
 
 	if (!mr->odp)
 		return rxe_mr_do_atomic_write(mr, iova, value);
 
-	state = rxe_odp_atomic_open(qp, mr, iova, &opened, &dma, &addr);
+	state = rxe_mem_atomic_open(qp, mr, iova, &opened, &dma, &addr);
 	if (state)
 		return state;
 	state = rxe_mr_do_atomic_write(&dma, addr, value);
-	rxe_odp_page_close(&opened);
+	rxe_mem_page_close(&opened);
 	return state;
 }
 
@@ -85,27 +85,27 @@ enum resp_states rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr,
  * rxe checks at registration that a pinned MR for persistent flushes has persistent
  * memory only. With on-demand paging the flush checks each page.
  */
-static bool rxe_odp_atomic_is_pmem(struct page *page)
+static bool rxe_mem_atomic_is_pmem(struct page *page)
 {
 	return region_intersects(page_to_phys(page), PAGE_SIZE, IORESOURCE_MEM,
 				 IORES_DESC_PERSISTENT_MEMORY) ==
 	       REGION_INTERSECTS;
 }
 
-static int rxe_odp_atomic_flush_page(struct rxe_mr *mr, u64 iova,
+static int rxe_mem_atomic_flush_page(struct rxe_mr *mr, u64 iova,
 				     unsigned int offset, unsigned int bytes)
 {
-	struct rxe_odp_opened opened;
+	struct rxe_mem_opened opened;
 	int err;
 
-	err = rxe_odp_page_open(mr, iova, false, &opened);
+	err = rxe_mem_page_open(mr, iova, false, &opened);
 	if (err)
 		return err;
-	if (rxe_odp_atomic_is_pmem(opened.page))
+	if (rxe_mem_atomic_is_pmem(opened.page))
 		arch_wb_cache_pmem(page_address(opened.page) + offset, bytes);
 	else
 		err = -EINVAL;
-	rxe_odp_page_close(&opened);
+	rxe_mem_page_close(&opened);
 	return err;
 }
 
@@ -114,29 +114,29 @@ static int rxe_odp_atomic_flush_page(struct rxe_mr *mr, u64 iova,
  * that page: restarting from the beginning would visit n * n / 2 pages for n absent
  * pages.
  */
-enum resp_states rxe_odp_flush(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
+enum resp_states rxe_mem_flush(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
 			       u64 length)
 {
 	u64 done;
 	int err;
 
 	if (!mr->odp)
-		return rxe_odp_resp_state(qp, rxe_flush_pmem_iova(mr, iova, length),
+		return rxe_mem_resp_state(qp, rxe_flush_pmem_iova(mr, iova, length),
 					  RESPST_ERR_RKEY_VIOLATION);
 
 	err = length ? mr_check_range(mr, iova, length) : 0;
-	done = rxe_odp_flushed(qp);
+	done = rxe_mem_flushed(qp);
 	while (!err && done < length) {
 		unsigned int offset =
-			offset_in_page(rxe_odp_addr(mr, iova + done));
+			offset_in_page(rxe_mem_addr(mr, iova + done));
 		unsigned int bytes =
 			min_t(u64, length - done, PAGE_SIZE - offset);
 
-		err = rxe_odp_atomic_flush_page(mr, iova + done, offset, bytes);
+		err = rxe_mem_atomic_flush_page(mr, iova + done, offset, bytes);
 		if (!err)
 			done += bytes;
 		cond_resched();
 	}
 	qp->odp_flushed = err == -EINPROGRESS ? done : 0;
-	return rxe_odp_resp_state(qp, err, RESPST_ERR_RKEY_VIOLATION);
+	return rxe_mem_resp_state(qp, err, RESPST_ERR_RKEY_VIOLATION);
 }

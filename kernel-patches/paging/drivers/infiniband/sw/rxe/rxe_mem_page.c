@@ -9,8 +9,8 @@
  * always hold mmap_lock or queue for it, the trylock always fails. Then a present
  * page is found without the lock, as by get_user_pages_fast(), and any other
  * page is faulted in by a thread that queues for mmap_lock. Without the lock,
- * other calls can change the mapping during the access: see rxe_odp_copy.c for
- * copies, rxe_odp_page_open() for atomic operations.
+ * other calls can change the mapping during the access: see rxe_mem_copy.c for
+ * copies, rxe_mem_page_open() for atomic operations.
  */
 
 #include <linux/backing-dev.h>
@@ -24,10 +24,10 @@
 #endif
 
 #include "rxe.h"
-#include "rxe_odp_page.h"
+#include "rxe_mem_page.h"
 
 /* Try a few times: a writer of mmap_lock is short, unless it sleeps itself */
-static bool rxe_odp_page_trylock(struct mm_struct *mm)
+static bool rxe_mem_page_trylock(struct mm_struct *mm)
 {
 	int tries;
 
@@ -43,23 +43,23 @@ static bool rxe_odp_page_trylock(struct mm_struct *mm)
  * Enter the address space. Return: 0; -EFAULT if it has ended; -EBUSY if entering
  * might take long.
  */
-int rxe_odp_page_enter(struct mm_struct *mm)
+int rxe_mem_page_enter(struct mm_struct *mm)
 {
 	if (!mmget_not_zero(mm))
 		return -EFAULT;
-	if (rxe_odp_page_trylock(mm))
+	if (rxe_mem_page_trylock(mm))
 		return 0;
 	mmput_async(mm);
 	return -EBUSY;
 }
 
-void rxe_odp_page_leave(struct mm_struct *mm)
+void rxe_mem_page_leave(struct mm_struct *mm)
 {
 	mmap_read_unlock(mm);
 	mmput_async(mm);
 }
 
-static void rxe_odp_page_leave_task_mm(void)
+static void rxe_mem_page_leave_task_mm(void)
 {
 	if (current->mm)
 		kthread_unuse_mm(current->mm);
@@ -68,16 +68,16 @@ static void rxe_odp_page_leave_task_mm(void)
 /*
  * Use an address space for the rest of the task of a queue pair, because a task
  * has many packets. Only such tasks copy, and do_work() ends each task with
- * rxe_odp_end_task().
+ * rxe_mem_end_task().
  */
-bool rxe_odp_page_take_on(struct mm_struct *mm)
+bool rxe_mem_page_take_on(struct mm_struct *mm)
 {
 	if (!(current->flags & PF_KTHREAD))
 		return false;
 	if (current->mm == mm)
 		return true;
 
-	rxe_odp_page_leave_task_mm();
+	rxe_mem_page_leave_task_mm();
 	if (!mmget_not_zero(mm))
 		return false;
 	kthread_use_mm(mm);
@@ -86,19 +86,19 @@ bool rxe_odp_page_take_on(struct mm_struct *mm)
 }
 
 /* Leave the address space. Runs after each task; its queue pair may be gone */
-void rxe_odp_end_task(void)
+void rxe_mem_end_task(void)
 {
-	rxe_odp_page_leave_task_mm();
+	rxe_mem_page_leave_task_mm();
 }
 
-bool rxe_odp_page_may_access(struct vm_area_struct *vma, bool write)
+bool rxe_mem_page_may_access(struct vm_area_struct *vma, bool write)
 {
 	return !(vma->vm_flags & (VM_IO | VM_PFNMAP)) &&
 	       (vma->vm_flags & (write ? VM_WRITE : VM_READ));
 }
 
 /* Does a file system write the page back to a file? */
-bool rxe_odp_page_is_file(struct folio *folio)
+bool rxe_mem_page_is_file(struct folio *folio)
 {
 	struct address_space *mapping = READ_ONCE(folio->mapping);
 
@@ -107,14 +107,14 @@ bool rxe_odp_page_is_file(struct folio *folio)
 }
 
 /* May the page still be written at this address? */
-static bool rxe_odp_page_is_writable(struct mm_struct *mm, unsigned long addr,
+static bool rxe_mem_page_is_writable(struct mm_struct *mm, unsigned long addr,
 				     struct page *page)
 {
 	struct page *now;
 
-	if (rxe_odp_gup(mm, addr, true, FOLL_NOFAULT, &now, NULL) != 1)
+	if (rxe_mem_gup(mm, addr, true, FOLL_NOFAULT, &now, NULL) != 1)
 		return false;
-	rxe_odp_put_page(now, true);
+	rxe_mem_put_page(now, true);
 	return now == page;
 }
 
@@ -132,47 +132,47 @@ static bool rxe_odp_page_is_writable(struct mm_struct *mm, unsigned long addr,
  *
  * Return: 0; or -EBUSY, and the page is released.
  */
-static int rxe_odp_page_lock_file(struct mm_struct *mm, unsigned long addr,
+static int rxe_mem_page_lock_file(struct mm_struct *mm, unsigned long addr,
 				  struct page *page)
 {
 	struct folio *folio = page_folio(page);
 	int tries;
 
-	if (!rxe_odp_page_is_file(folio))
+	if (!rxe_mem_page_is_file(folio))
 		return 0;
 
 	for (tries = 0; tries < 8; tries++) {
 		if (folio_trylock(folio)) {
 			if (folio->mapping &&
-			    rxe_odp_page_is_writable(mm, addr, page))
+			    rxe_mem_page_is_writable(mm, addr, page))
 				return 0;
 			folio_unlock(folio);
 			break;
 		}
 		cond_resched();
 	}
-	rxe_odp_put_page(page, true);
+	rxe_mem_put_page(page, true);
 	return -EBUSY;
 }
 
 /* Unlock and release a page */
-void rxe_odp_page_release(struct page *page, bool write)
+void rxe_mem_page_release(struct page *page, bool write)
 {
 	struct folio *folio = page_folio(page);
 
-	if (write && rxe_odp_page_is_file(folio))
+	if (write && rxe_mem_page_is_file(folio))
 		folio_unlock(folio);
-	rxe_odp_put_page(page, write);
+	rxe_mem_put_page(page, write);
 }
 
 /*
  * Look up a present page under mmap_lock. A page with a NUMA hint counts as absent:
  * without a fault each packet would take this slow path.
  *
- * Return: 0, and rxe_odp_page_release() releases the page; -EBUSY if the queue pair
+ * Return: 0, and rxe_mem_page_release() releases the page; -EBUSY if the queue pair
  * must wait for the page; -EFAULT if the access is not possible.
  */
-int rxe_odp_page_get(struct rxe_odp_mr *odp, unsigned long addr, bool write,
+int rxe_mem_page_get(struct rxe_mem_mr *odp, unsigned long addr, bool write,
 		     struct page **page)
 {
 	struct vm_area_struct *vma = vma_lookup(odp->pool->mm, addr);
@@ -180,11 +180,11 @@ int rxe_odp_page_get(struct rxe_odp_mr *odp, unsigned long addr, bool write,
 	if (!vma)
 		return -EFAULT;
 
-	if (rxe_odp_gup(odp->pool->mm, addr, write,
+	if (rxe_mem_gup(odp->pool->mm, addr, write,
 			FOLL_NOFAULT | FOLL_HONOR_NUMA_FAULT, page, NULL) == 1)
-		return write ? rxe_odp_page_lock_file(odp->pool->mm, addr, *page) : 0;
+		return write ? rxe_mem_page_lock_file(odp->pool->mm, addr, *page) : 0;
 
-	if (!rxe_odp_page_may_access(vma, write))
+	if (!rxe_mem_page_may_access(vma, write))
 		return -EFAULT;
 
 	atomic64_inc(&odp->faults);
@@ -198,7 +198,7 @@ int rxe_odp_page_get(struct rxe_odp_mr *odp, unsigned long addr, bool write,
  * would always need mmap_lock. The register belongs to the task: the scheduler
  * switches it, and interrupts do not access user memory with it.
  */
-static u32 rxe_odp_page_allow_keys(void)
+static u32 rxe_mem_page_allow_keys(void)
 {
 #ifdef CONFIG_X86_INTEL_MEMORY_PROTECTION_KEYS
 	u32 before = read_pkru();
@@ -210,7 +210,7 @@ static u32 rxe_odp_page_allow_keys(void)
 #endif
 }
 
-static void rxe_odp_page_restore_keys(u32 before)
+static void rxe_mem_page_restore_keys(u32 before)
 {
 #ifdef CONFIG_X86_INTEL_MEMORY_PROTECTION_KEYS
 	write_pkru(before);
@@ -222,27 +222,27 @@ static void rxe_odp_page_restore_keys(u32 before)
  * NULL: the page is absent, does not allow the access, or the architecture has no
  * lockless look-up (User Mode Linux).
  */
-struct page *rxe_odp_page_look(unsigned long addr, bool write)
+struct page *rxe_mem_page_look(unsigned long addr, bool write)
 {
-	u32 keys = rxe_odp_page_allow_keys();
+	u32 keys = rxe_mem_page_allow_keys();
 	struct page *page;
 	int got;
 
 	got = get_user_pages_fast_only(addr, 1, write ? FOLL_WRITE : 0, &page);
-	rxe_odp_page_restore_keys(keys);
+	rxe_mem_page_restore_keys(keys);
 	return got == 1 ? page : NULL;
 }
 
 /* Is the page still mapped at @addr? The page of a file is then locked */
-static bool rxe_odp_page_is_mapped(struct page *page, unsigned long addr)
+static bool rxe_mem_page_is_mapped(struct page *page, unsigned long addr)
 {
 	struct folio *folio = page_folio(page);
-	bool file = rxe_odp_page_is_file(folio);
+	bool file = rxe_mem_page_is_file(folio);
 	struct page *now;
 
 	if (file && !folio_trylock(folio))
 		return false;
-	now = rxe_odp_page_look(addr, true);
+	now = rxe_mem_page_look(addr, true);
 	if (now)
 		put_page(now);
 	if (now == page && (!file || folio->mapping))
@@ -252,22 +252,22 @@ static bool rxe_odp_page_is_mapped(struct page *page, unsigned long addr)
 	return false;
 }
 
-/* rxe_odp_page_get() without mmap_lock */
-static struct page *rxe_odp_page_get_unlocked(struct rxe_odp_mr *odp,
+/* rxe_mem_page_get() without mmap_lock */
+static struct page *rxe_mem_page_get_unlocked(struct rxe_mem_mr *odp,
 					      unsigned long addr, bool write)
 {
 	struct mm_struct *mm = odp->pool->mm;
 	struct page *page = NULL;
 
-	if (!rxe_odp_page_take_on(mm) || !mmget_not_zero(mm))
+	if (!rxe_mem_page_take_on(mm) || !mmget_not_zero(mm))
 		return NULL;
 
 	if (!write) {
-		page = rxe_odp_page_look(addr, false);
+		page = rxe_mem_page_look(addr, false);
 	} else {
-		page = rxe_odp_fault_take_page(odp, addr);
-		if (page && !rxe_odp_page_is_mapped(page, addr)) {
-			rxe_odp_put_page(page, true);
+		page = rxe_mem_fault_take_page(odp, addr);
+		if (page && !rxe_mem_page_is_mapped(page, addr)) {
+			rxe_mem_put_page(page, true);
 			page = NULL;
 		}
 	}
@@ -276,11 +276,11 @@ static struct page *rxe_odp_page_get_unlocked(struct rxe_odp_mr *odp,
 }
 
 /**
- * rxe_odp_page_open - Hold a page for an access other than a copy
+ * rxe_mem_page_open - Hold a page for an access other than a copy
  * @mr: The MR
  * @iova: The address in @mr
  * @write: For writing
- * @opened: The page, to be closed by rxe_odp_page_close()
+ * @opened: The page, to be closed by rxe_mem_page_close()
  *
  * A fork during a write must not give the page to the child. mmap_lock excludes
  * the fork. Without mmap_lock the pin of the thread that faulted the page in keeps
@@ -303,40 +303,40 @@ static struct page *rxe_odp_page_get_unlocked(struct rxe_odp_mr *odp,
  * Return: 0; -EFAULT if the access is not possible; -EINPROGRESS if the queue pair
  * must wait for the page.
  */
-int rxe_odp_page_open(struct rxe_mr *mr, u64 iova, bool write,
-		      struct rxe_odp_opened *opened)
+int rxe_mem_page_open(struct rxe_mr *mr, u64 iova, bool write,
+		      struct rxe_mem_opened *opened)
 {
-	struct rxe_odp_mr *odp = mr->odp;
-	unsigned long addr = rxe_odp_addr(mr, iova);
+	struct rxe_mem_mr *odp = mr->odp;
+	unsigned long addr = rxe_mem_addr(mr, iova);
 	bool locked;
 	int err;
 
 	opened->write = write;
 	opened->mm = NULL;
-	err = rxe_odp_page_enter(odp->pool->mm);
+	err = rxe_mem_page_enter(odp->pool->mm);
 	locked = !err;
 	if (!err) {
-		err = rxe_odp_page_get(odp, addr, write, &opened->page);
+		err = rxe_mem_page_get(odp, addr, write, &opened->page);
 		if (err)
-			rxe_odp_page_leave(odp->pool->mm);
+			rxe_mem_page_leave(odp->pool->mm);
 		else
 			opened->mm = odp->pool->mm;
 	} else if (err == -EBUSY) {
-		opened->page = rxe_odp_page_get_unlocked(odp, addr, write);
+		opened->page = rxe_mem_page_get_unlocked(odp, addr, write);
 		if (opened->page)
 			err = 0;
 	}
 	if (!err)
-		rxe_odp_fault_accessed(odp, addr, 1, write);
-	return err == -EBUSY ? rxe_odp_fault_meet(odp, addr, write, write, locked) :
+		rxe_mem_fault_accessed(odp, addr, 1, write);
+	return err == -EBUSY ? rxe_mem_fault_meet(odp, addr, write, write, locked) :
 			       err;
 }
 
-void rxe_odp_page_close(struct rxe_odp_opened *opened)
+void rxe_mem_page_close(struct rxe_mem_opened *opened)
 {
 	if (opened->write)
 		set_page_dirty(opened->page);
-	rxe_odp_page_release(opened->page, opened->write);
+	rxe_mem_page_release(opened->page, opened->write);
 	if (opened->mm)
-		rxe_odp_page_leave(opened->mm);
+		rxe_mem_page_leave(opened->mm);
 }

@@ -4,20 +4,20 @@
  *
  * An MR with on-demand paging stores an address space and its start address
  * there. It has no page table, no pages and no notifier. How packets access the
- * memory is in rxe_odp_copy.c and rxe_odp_atomic.c.
+ * memory is in rxe_mem_copy.c and rxe_mem_atomic.c.
  */
 
 #include <linux/mm.h>
 #include <rdma/rdma_netlink.h>
 
 #include "rxe.h"
-#include "rxe_odp_pool.h"
+#include "rxe_mem_pool.h"
 
 /**
- * rxe_odp_init_caps - Report the abilities of on-demand paging
+ * rxe_mem_init_caps - Report the abilities of on-demand paging
  * @attr: The attributes of a new device
  */
-void rxe_odp_init_caps(struct ib_device_attr *attr)
+void rxe_mem_init_caps(struct ib_device_attr *attr)
 {
 	u32 ud = IB_ODP_SUPPORT_SEND | IB_ODP_SUPPORT_RECV |
 		 IB_ODP_SUPPORT_SRQ_RECV;
@@ -32,7 +32,7 @@ void rxe_odp_init_caps(struct ib_device_attr *attr)
 }
 
 /**
- * rxe_odp_init_mr - Use on-demand paging for a new MR
+ * rxe_mem_init_mr - Use on-demand paging for a new MR
  * @mr: The MR, initialized, with its access rights
  * @start: The start address in the address space of the caller
  * @length: The length; @start 0 and @length U64_MAX mean the whole address space
@@ -45,10 +45,10 @@ void rxe_odp_init_caps(struct ib_device_attr *attr)
  * address space and asks for persistence; -ENOMEM; -EAGAIN if the process can't
  * have another thread.
  */
-int rxe_odp_init_mr(struct rxe_mr *mr, u64 start, u64 length)
+int rxe_mem_init_mr(struct rxe_mr *mr, u64 start, u64 length)
 {
 	bool all = !start && length == U64_MAX;
-	struct rxe_odp_mr *odp;
+	struct rxe_mem_mr *odp;
 	u64 end;
 	int err;
 
@@ -60,7 +60,7 @@ int rxe_odp_init_mr(struct rxe_mr *mr, u64 start, u64 length)
 	odp = kzalloc(sizeof(*odp), GFP_KERNEL);
 	if (!odp)
 		return -ENOMEM;
-	odp->pool = rxe_odp_pool_join();
+	odp->pool = rxe_mem_pool_join();
 	if (IS_ERR(odp->pool)) {
 		err = PTR_ERR(odp->pool);
 		kfree(odp);
@@ -75,7 +75,7 @@ int rxe_odp_init_mr(struct rxe_mr *mr, u64 start, u64 length)
 }
 
 /* Re-registering can't turn an MR with on-demand paging into a pinned MR, or back */
-int rxe_odp_check_rereg(struct rxe_mr *mr, int flags, int access)
+int rxe_mem_check_rereg(struct rxe_mr *mr, int flags, int access)
 {
 	if (!(flags & IB_MR_REREG_ACCESS) ||
 	    !(access & IB_ACCESS_ON_DEMAND) == !mr->odp)
@@ -83,20 +83,20 @@ int rxe_odp_check_rereg(struct rxe_mr *mr, int flags, int access)
 	return -EOPNOTSUPP;
 }
 
-void rxe_odp_cleanup_mr(struct rxe_mr *mr)
+void rxe_mem_cleanup_mr(struct rxe_mr *mr)
 {
 	if (!mr->odp)
 		return;
 
-	rxe_odp_pool_leave(mr->odp->pool);
+	rxe_mem_pool_leave(mr->odp->pool);
 	kfree(mr->odp);
 	mr->odp = NULL;
 }
 
 /* The counters of an MR, for "rdma statistic show mr" */
-int rxe_odp_fill_stat_mr(struct sk_buff *msg, struct ib_mr *ibmr)
+int rxe_mem_fill_stat_mr(struct sk_buff *msg, struct ib_mr *ibmr)
 {
-	struct rxe_odp_mr *odp = to_rmr(ibmr)->odp;
+	struct rxe_mem_mr *odp = to_rmr(ibmr)->odp;
 	struct nlattr *table;
 
 	if (!odp)

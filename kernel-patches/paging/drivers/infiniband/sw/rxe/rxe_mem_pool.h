@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * The threads of a process that has MRs with on-demand paging, see
- * rxe_odp_pool.c.
+ * rxe_mem_pool.c.
  */
-#ifndef RXE_ODP_POOL_H
-#define RXE_ODP_POOL_H
+#ifndef RXE_MEM_POOL_H
+#define RXE_MEM_POOL_H
 
-struct rxe_odp_fault;
-struct rxe_odp_thread;
+struct rxe_mem_fault;
+struct rxe_mem_thread;
 
 /* MRs, faults and threads hold references */
-struct rxe_odp_pool {
+struct rxe_mem_pool {
 	struct kref		ref;
 	struct mm_struct	*mm;		/* grabbed */
 	struct pid		*process;	/* the registering process */
 	struct mutex		start_lock;	/* makes only one first thread */
 
-	/* under rxe_odp_lock */
-	struct list_head	list;		/* in rxe_odp_pools while open */
+	/* under rxe_mem_lock */
+	struct list_head	list;		/* in rxe_mem_pools while open */
 	unsigned int		mrs;
 	unsigned int		count;		/* of threads, also unfinished ones */
 	bool			closed;		/* the last MR or the process ended */
@@ -26,10 +26,10 @@ struct rxe_odp_pool {
 	struct list_head	kept;		/* done, with a page */
 };
 
-struct rxe_odp_pool *rxe_odp_pool_join(void);
-void rxe_odp_pool_leave(struct rxe_odp_pool *pool);
-void rxe_odp_pool_put(struct rxe_odp_pool *pool);
-void rxe_odp_pool_add(struct rxe_odp_fault *fault);
-void rxe_odp_pool_interrupt(struct rxe_odp_thread *thread);
+struct rxe_mem_pool *rxe_mem_pool_join(void);
+void rxe_mem_pool_leave(struct rxe_mem_pool *pool);
+void rxe_mem_pool_put(struct rxe_mem_pool *pool);
+void rxe_mem_pool_add(struct rxe_mem_fault *fault);
+void rxe_mem_pool_interrupt(struct rxe_mem_thread *thread);
 
-#endif /* RXE_ODP_POOL_H */
+#endif /* RXE_MEM_POOL_H */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The threads that wait for pages: their lifetime, and the choice of a thread for
- * a fault. How a thread handles a fault is in rxe_odp_fault.c.
+ * a fault. How a thread handles a fault is in rxe_mem_fault.c.
  *
  * A fault may need a disk, a userfaultfd handler, a FUSE server, or a server behind
  * a dead network: it may take forever. So threads of the registering process wait
@@ -14,8 +14,8 @@
  * Only the process can make such a thread, and packets run in another context.
  * So the registration makes the first thread, or fails. A thread that takes a
  * fault and leaves no idle thread makes another thread before it waits. If it
- * can't, or if there are RXE_ODP_POOL_THREADS, the other faults wait, and take
- * turns with the faults that have a thread (rxe_odp_pool_turn()). The threads of
+ * can't, or if there are RXE_MEM_POOL_THREADS, the other faults wait, and take
+ * turns with the faults that have a thread (rxe_mem_pool_turn()). The threads of
  * a pool work for one process only.
  *
  * A thread ends when it is not needed, when the last MR of its process ends, and
@@ -25,7 +25,7 @@
  *   leaves the pool; marks itself as killed is killed; each thread, too
  *              \                            /
  *               get_signal() in vhost_task_fn()
- *               rxe_odp_pool_killed()
+ *               rxe_mem_pool_killed()
  *               a worker: vhost_task_stop(), which waits for no fault
  *
  * vhost_task_stop() waits for the thread, and the thread may wait for its fault,
@@ -43,54 +43,54 @@
 #include <linux/workqueue.h>
 
 #include "rxe.h"
-#include "rxe_odp_fault.h"
-#include "rxe_odp_pool.h"
+#include "rxe_mem_fault.h"
+#include "rxe_mem_pool.h"
 
-#define RXE_ODP_POOL_THREADS	16
-#define RXE_ODP_POOL_IDLE	2	/* without the thread that becomes idle */
-#define RXE_ODP_POOL_TURN	msecs_to_jiffies(100)
+#define RXE_MEM_POOL_THREADS	16
+#define RXE_MEM_POOL_IDLE	2	/* without the thread that becomes idle */
+#define RXE_MEM_POOL_TURN	msecs_to_jiffies(100)
 
-struct rxe_odp_thread {
-	struct list_head	list;	/* in the list of its pool, or in rxe_odp_pool_dead */
-	struct rxe_odp_pool	*pool;
+struct rxe_mem_thread {
+	struct list_head	list;	/* in the list of its pool, or in rxe_mem_pool_dead */
+	struct rxe_mem_pool	*pool;
 	struct vhost_task	*task;
 
-	/* under rxe_odp_lock */
+	/* under rxe_mem_lock */
 	struct task_struct	*self;
-	struct rxe_odp_fault	*fault;	/* NULL: it is idle */
+	struct rxe_mem_fault	*fault;	/* NULL: it is idle */
 	unsigned long		since;	/* jiffies when it took the fault */
 	bool			left;	/* it left the pool without a signal */
 };
 
-static LIST_HEAD(rxe_odp_pools);
-static LIST_HEAD(rxe_odp_pool_dead);
+static LIST_HEAD(rxe_mem_pools);
+static LIST_HEAD(rxe_mem_pool_dead);
 
-static void rxe_odp_pool_bury(struct work_struct *work);
-static DECLARE_WORK(rxe_odp_pool_bury_work, rxe_odp_pool_bury);
+static void rxe_mem_pool_bury(struct work_struct *work);
+static DECLARE_WORK(rxe_mem_pool_bury_work, rxe_mem_pool_bury);
 
-static void rxe_odp_pool_turn(struct work_struct *work);
-static DECLARE_DELAYED_WORK(rxe_odp_pool_turn_work, rxe_odp_pool_turn);
+static void rxe_mem_pool_turn(struct work_struct *work);
+static DECLARE_DELAYED_WORK(rxe_mem_pool_turn_work, rxe_mem_pool_turn);
 
-static void rxe_odp_pool_free(struct kref *ref)
+static void rxe_mem_pool_free(struct kref *ref)
 {
-	struct rxe_odp_pool *pool = container_of(ref, typeof(*pool), ref);
+	struct rxe_mem_pool *pool = container_of(ref, typeof(*pool), ref);
 
 	put_pid(pool->process);
 	mmdrop(pool->mm);
 	kfree(pool);
 }
 
-void rxe_odp_pool_put(struct rxe_odp_pool *pool)
+void rxe_mem_pool_put(struct rxe_mem_pool *pool)
 {
-	kref_put(&pool->ref, rxe_odp_pool_free);
+	kref_put(&pool->ref, rxe_mem_pool_free);
 }
 
-/* Context: rxe_odp_lock held */
-static struct rxe_odp_thread *rxe_odp_pool_idle(struct rxe_odp_pool *pool)
+/* Context: rxe_mem_lock held */
+static struct rxe_mem_thread *rxe_mem_pool_idle(struct rxe_mem_pool *pool)
 {
-	struct rxe_odp_thread *thread;
+	struct rxe_mem_thread *thread;
 
-	lockdep_assert_held(&rxe_odp_lock);
+	lockdep_assert_held(&rxe_mem_lock);
 	list_for_each_entry(thread, &pool->threads, list)
 		if (!thread->fault)
 			return thread;
@@ -99,46 +99,46 @@ static struct rxe_odp_thread *rxe_odp_pool_idle(struct rxe_odp_pool *pool)
 
 /*
  * Wake an idle thread for the waiting faults; without an idle thread start the
- * timer for their turn. Context: rxe_odp_lock held
+ * timer for their turn. Context: rxe_mem_lock held
  */
-static void rxe_odp_pool_wake(struct rxe_odp_pool *pool)
+static void rxe_mem_pool_wake(struct rxe_mem_pool *pool)
 {
-	struct rxe_odp_thread *thread = rxe_odp_pool_idle(pool);
+	struct rxe_mem_thread *thread = rxe_mem_pool_idle(pool);
 
 	if (thread)
 		vhost_task_wake(thread->task);
 	else
-		queue_delayed_work(system_unbound_wq, &rxe_odp_pool_turn_work,
-				   RXE_ODP_POOL_TURN);
+		queue_delayed_work(system_unbound_wq, &rxe_mem_pool_turn_work,
+				   RXE_MEM_POOL_TURN);
 }
 
 /**
- * rxe_odp_pool_add - Give a fault to the threads of its process
+ * rxe_mem_pool_add - Give a fault to the threads of its process
  * @fault: The fault, whose pool is not closed
  *
- * Context: rxe_odp_lock held
+ * Context: rxe_mem_lock held
  */
-void rxe_odp_pool_add(struct rxe_odp_fault *fault)
+void rxe_mem_pool_add(struct rxe_mem_fault *fault)
 {
-	struct rxe_odp_pool *pool = fault->pool;
+	struct rxe_mem_pool *pool = fault->pool;
 
-	lockdep_assert_held(&rxe_odp_lock);
+	lockdep_assert_held(&rxe_mem_lock);
 	kref_get(&fault->ref);
 	list_add_tail(&fault->list, &pool->faults);
-	rxe_odp_pool_wake(pool);
+	rxe_mem_pool_wake(pool);
 }
 
 /**
- * rxe_odp_pool_interrupt - End the wait of a thread for its fault
+ * rxe_mem_pool_interrupt - End the wait of a thread for its fault
  * @thread: The thread, which handles a fault
  *
  * A wait for a userfaultfd ends immediately. A wait in a file system may go on as
  * long as the process lives; the wake-up is then spurious, which any sleeper must
- * accept. Context: rxe_odp_lock held
+ * accept. Context: rxe_mem_lock held
  */
-void rxe_odp_pool_interrupt(struct rxe_odp_thread *thread)
+void rxe_mem_pool_interrupt(struct rxe_mem_thread *thread)
 {
-	lockdep_assert_held(&rxe_odp_lock);
+	lockdep_assert_held(&rxe_mem_lock);
 	/* As set_notify_signal(); get_signal() clears the flag before the next fault */
 	set_tsk_thread_flag(thread->self, TIF_NOTIFY_SIGNAL);
 	vhost_task_wake(thread->task);
@@ -147,20 +147,20 @@ void rxe_odp_pool_interrupt(struct rxe_odp_thread *thread)
 /*
  * Interrupt one thread for each fault without a thread: the threads with the oldest
  * faults first, and only threads whose turn is over. The interrupted queue pairs
- * start their faults again, at the end of the list. Context: rxe_odp_lock held
+ * start their faults again, at the end of the list. Context: rxe_mem_lock held
  */
-static void rxe_odp_pool_give_turns(struct rxe_odp_pool *pool)
+static void rxe_mem_pool_give_turns(struct rxe_mem_pool *pool)
 {
-	struct rxe_odp_thread *thread, *next;
+	struct rxe_mem_thread *thread, *next;
 	struct list_head *waits = pool->faults.next;
 
 	list_for_each_entry_safe(thread, next, &pool->threads, list) {
 		if (waits == &pool->faults)
 			break;
 		if (!thread->fault ||
-		    time_before(jiffies, thread->since + RXE_ODP_POOL_TURN))
+		    time_before(jiffies, thread->since + RXE_MEM_POOL_TURN))
 			continue;
-		rxe_odp_pool_interrupt(thread);
+		rxe_mem_pool_interrupt(thread);
 		/* If the thread does not come back, interrupt another one next time */
 		thread->since = jiffies;
 		list_move_tail(&thread->list, &pool->threads);
@@ -184,32 +184,32 @@ static void rxe_odp_pool_give_turns(struct rxe_odp_pool *pool)
  * A thread that takes a fault also tries to make another thread: the limits may
  * allow it now.
  */
-static void rxe_odp_pool_turn(struct work_struct *work)
+static void rxe_mem_pool_turn(struct work_struct *work)
 {
-	struct rxe_odp_pool *pool;
+	struct rxe_mem_pool *pool;
 	bool again = false;
 
-	spin_lock(&rxe_odp_lock);
-	list_for_each_entry(pool, &rxe_odp_pools, list) {
+	spin_lock(&rxe_mem_lock);
+	list_for_each_entry(pool, &rxe_mem_pools, list) {
 		again |= !list_empty(&pool->faults);
-		rxe_odp_pool_give_turns(pool);
+		rxe_mem_pool_give_turns(pool);
 	}
 	if (again)
-		queue_delayed_work(system_unbound_wq, &rxe_odp_pool_turn_work,
-				   RXE_ODP_POOL_TURN);
-	spin_unlock(&rxe_odp_lock);
+		queue_delayed_work(system_unbound_wq, &rxe_mem_pool_turn_work,
+				   RXE_MEM_POOL_TURN);
+	spin_unlock(&rxe_mem_lock);
 }
 
 /*
  * The pool has no more work. Its threads end, its faults return an error.
- * Context: rxe_odp_lock held
+ * Context: rxe_mem_lock held
  */
-static void rxe_odp_pool_close(struct rxe_odp_pool *pool)
+static void rxe_mem_pool_close(struct rxe_mem_pool *pool)
 {
-	struct rxe_odp_fault *fault, *next;
-	struct rxe_odp_thread *thread;
+	struct rxe_mem_fault *fault, *next;
+	struct rxe_mem_thread *thread;
 
-	lockdep_assert_held(&rxe_odp_lock);
+	lockdep_assert_held(&rxe_mem_lock);
 	if (pool->closed)
 		return;
 
@@ -217,14 +217,14 @@ static void rxe_odp_pool_close(struct rxe_odp_pool *pool)
 	list_del(&pool->list);
 	list_for_each_entry_safe(fault, next, &pool->faults, list) {
 		list_del(&fault->list);
-		rxe_odp_fault_done(fault, -EFAULT);
-		rxe_odp_fault_put(fault);
+		rxe_mem_fault_done(fault, -EFAULT);
+		rxe_mem_fault_put(fault);
 	}
 	list_for_each_entry_safe(fault, next, &pool->kept, list)
-		rxe_odp_fault_release(fault);
+		rxe_mem_fault_release(fault);
 	list_for_each_entry(thread, &pool->threads, list) {
 		if (thread->fault)
-			rxe_odp_pool_interrupt(thread);
+			rxe_mem_pool_interrupt(thread);
 		else
 			vhost_task_wake(thread->task);
 	}
@@ -234,7 +234,7 @@ static void rxe_odp_pool_close(struct rxe_odp_pool *pool)
  * End only the calling thread: set a pending SIGKILL, as the kernel does for each
  * thread of an exiting group. vhost_task_fn() checks for it.
  */
-static void rxe_odp_pool_end_thread(void)
+static void rxe_mem_pool_end_thread(void)
 {
 	spin_lock_irq(&current->sighand->siglock);
 	sigaddset(&current->pending.signal, SIGKILL);
@@ -242,26 +242,26 @@ static void rxe_odp_pool_end_thread(void)
 	spin_unlock_irq(&current->sighand->siglock);
 }
 
-/* Are there enough idle threads without @thread? Context: rxe_odp_lock held */
-static bool rxe_odp_pool_is_surplus(struct rxe_odp_thread *thread)
+/* Are there enough idle threads without @thread? Context: rxe_mem_lock held */
+static bool rxe_mem_pool_is_surplus(struct rxe_mem_thread *thread)
 {
-	struct rxe_odp_thread *other;
+	struct rxe_mem_thread *other;
 	int idle = 0;
 
 	list_for_each_entry(other, &thread->pool->threads, list)
 		idle += other != thread && !other->fault;
-	return idle > RXE_ODP_POOL_IDLE;
+	return idle > RXE_MEM_POOL_IDLE;
 }
 
 /* The next fault of the calling thread. NULL: none; the thread may have left */
-static struct rxe_odp_fault *rxe_odp_pool_take(struct rxe_odp_thread *thread)
+static struct rxe_mem_fault *rxe_mem_pool_take(struct rxe_mem_thread *thread)
 {
-	struct rxe_odp_pool *pool = thread->pool;
-	struct rxe_odp_fault *fault;
+	struct rxe_mem_pool *pool = thread->pool;
+	struct rxe_mem_fault *fault;
 
-	spin_lock(&rxe_odp_lock);
+	spin_lock(&rxe_mem_lock);
 	thread->self = current;
-	fault = list_first_entry_or_null(&pool->faults, struct rxe_odp_fault,
+	fault = list_first_entry_or_null(&pool->faults, struct rxe_mem_fault,
 					 list);
 	if (fault) {
 		list_del(&fault->list);
@@ -271,24 +271,24 @@ static struct rxe_odp_fault *rxe_odp_pool_take(struct rxe_odp_thread *thread)
 		list_move_tail(&thread->list, &pool->threads);
 		/* The wake-up may have been for two faults */
 		if (!list_empty(&pool->faults))
-			rxe_odp_pool_wake(pool);
-	} else if (pool->closed || rxe_odp_pool_is_surplus(thread)) {
+			rxe_mem_pool_wake(pool);
+	} else if (pool->closed || rxe_mem_pool_is_surplus(thread)) {
 		thread->left = true;
 		list_del(&thread->list);
 		pool->count--;
 	}
-	spin_unlock(&rxe_odp_lock);
+	spin_unlock(&rxe_mem_lock);
 	return fault;
 }
 
-static int rxe_odp_pool_start(struct rxe_odp_pool *pool);
+static int rxe_mem_pool_start(struct rxe_mem_pool *pool);
 
 /* Handle faults until there is none; then vhost_task_fn() sleeps */
-static bool rxe_odp_pool_work(void *arg)
+static bool rxe_mem_pool_work(void *arg)
 {
-	struct rxe_odp_thread *thread = arg;
-	struct rxe_odp_pool *pool = thread->pool;
-	struct rxe_odp_fault *fault = rxe_odp_pool_take(thread);
+	struct rxe_mem_thread *thread = arg;
+	struct rxe_mem_pool *pool = thread->pool;
+	struct rxe_mem_fault *fault = rxe_mem_pool_take(thread);
 	bool last;
 
 	if (!fault && !thread->left)
@@ -296,83 +296,83 @@ static bool rxe_odp_pool_work(void *arg)
 
 	__set_current_state(TASK_RUNNING);
 	if (!fault) {
-		rxe_odp_pool_end_thread();
+		rxe_mem_pool_end_thread();
 		return true;
 	}
 
-	spin_lock(&rxe_odp_lock);
-	last = !rxe_odp_pool_idle(pool);
-	spin_unlock(&rxe_odp_lock);
+	spin_lock(&rxe_mem_lock);
+	last = !rxe_mem_pool_idle(pool);
+	spin_unlock(&rxe_mem_lock);
 	if (last)
-		rxe_odp_pool_start(pool); /* may fail */
+		rxe_mem_pool_start(pool); /* may fail */
 
-	rxe_odp_fault_serve(fault);
+	rxe_mem_fault_serve(fault);
 
-	spin_lock(&rxe_odp_lock);
+	spin_lock(&rxe_mem_lock);
 	thread->fault = NULL;
-	spin_unlock(&rxe_odp_lock);
-	rxe_odp_fault_put(fault);
+	spin_unlock(&rxe_mem_lock);
+	rxe_mem_fault_put(fault);
 	return true;
 }
 
 /* The thread is about to exit: alone if it has left the pool, else with its process */
-static void rxe_odp_pool_killed(void *arg)
+static void rxe_mem_pool_killed(void *arg)
 {
-	struct rxe_odp_thread *thread = arg;
+	struct rxe_mem_thread *thread = arg;
 
-	spin_lock(&rxe_odp_lock);
+	spin_lock(&rxe_mem_lock);
 	if (!thread->left) {
 		list_del(&thread->list);
 		thread->pool->count--;
-		rxe_odp_pool_close(thread->pool);
+		rxe_mem_pool_close(thread->pool);
 	}
-	list_add(&thread->list, &rxe_odp_pool_dead);
-	spin_unlock(&rxe_odp_lock);
-	queue_work(system_unbound_wq, &rxe_odp_pool_bury_work);
+	list_add(&thread->list, &rxe_mem_pool_dead);
+	spin_unlock(&rxe_mem_lock);
+	queue_work(system_unbound_wq, &rxe_mem_pool_bury_work);
 }
 
-static struct rxe_odp_thread *rxe_odp_pool_next_dead(void)
+static struct rxe_mem_thread *rxe_mem_pool_next_dead(void)
 {
-	struct rxe_odp_thread *thread;
+	struct rxe_mem_thread *thread;
 
-	spin_lock(&rxe_odp_lock);
-	thread = list_first_entry_or_null(&rxe_odp_pool_dead,
-					  struct rxe_odp_thread, list);
+	spin_lock(&rxe_mem_lock);
+	thread = list_first_entry_or_null(&rxe_mem_pool_dead,
+					  struct rxe_mem_thread, list);
 	if (thread)
 		list_del(&thread->list);
-	spin_unlock(&rxe_odp_lock);
+	spin_unlock(&rxe_mem_lock);
 	return thread;
 }
 
 /* Stop threads that are about to exit: afterwards they run no code of this module */
-static void rxe_odp_pool_bury(struct work_struct *work)
+static void rxe_mem_pool_bury(struct work_struct *work)
 {
-	struct rxe_odp_thread *thread;
+	struct rxe_mem_thread *thread;
 
-	while ((thread = rxe_odp_pool_next_dead())) {
+	while ((thread = rxe_mem_pool_next_dead())) {
 		vhost_task_stop(thread->task);
-		rxe_odp_pool_put(thread->pool);
+		rxe_mem_pool_put(thread->pool);
 		kfree(thread);
 		module_put(THIS_MODULE);
 	}
 }
 
 /* The module is unloaded: no thread uses it, and the worker is about to return */
-void rxe_odp_pool_exit(void)
+void rxe_mem_pool_exit(void)
 {
-	cancel_delayed_work_sync(&rxe_odp_pool_turn_work);
-	flush_work(&rxe_odp_pool_bury_work);
+	cancel_delayed_work_sync(&rxe_mem_pool_turn_work);
+	flush_work(&rxe_mem_pool_bury_work);
 }
 
 /* Create a thread. Only SIGKILL may interrupt this, no other signal of the caller */
-static struct vhost_task *rxe_odp_pool_create(struct rxe_odp_thread *thread)
+static struct vhost_task *rxe_mem_pool_create(struct rxe_mem_thread *thread)
 {
 	struct vhost_task *task;
 	sigset_t all, before;
 
 	siginitsetinv(&all, sigmask(SIGKILL));
 	sigprocmask(SIG_BLOCK, &all, &before);
-	task = vhost_task_create(rxe_odp_pool_work, rxe_odp_pool_killed, thread,
+	task = vhost_task_create(rxe_mem_pool_work, rxe_mem_pool_killed, thread,
 				 "rxe_odp");
 	sigprocmask(SIG_SETMASK, &before, NULL);
 	return task ?: ERR_PTR(-EAGAIN); /* some 6.12.y return NULL */
@@ -382,9 +382,9 @@ static struct vhost_task *rxe_odp_pool_create(struct rxe_odp_thread *thread)
  * Make a thread of the calling process, which must be the pool's process. -EAGAIN:
  * the limits of the process or of the pool allow no more threads.
  */
-static int rxe_odp_pool_start(struct rxe_odp_pool *pool)
+static int rxe_mem_pool_start(struct rxe_mem_pool *pool)
 {
-	struct rxe_odp_thread *thread;
+	struct rxe_mem_thread *thread;
 	struct vhost_task *task;
 	bool room;
 
@@ -393,16 +393,16 @@ static int rxe_odp_pool_start(struct rxe_odp_pool *pool)
 		return -ENOMEM;
 
 	thread->pool = pool;
-	spin_lock(&rxe_odp_lock);
-	room = !pool->closed && pool->count < RXE_ODP_POOL_THREADS;
+	spin_lock(&rxe_mem_lock);
+	room = !pool->closed && pool->count < RXE_MEM_POOL_THREADS;
 	pool->count += room;
-	spin_unlock(&rxe_odp_lock);
+	spin_unlock(&rxe_mem_lock);
 
-	task = room ? rxe_odp_pool_create(thread) : ERR_PTR(-EAGAIN);
+	task = room ? rxe_mem_pool_create(thread) : ERR_PTR(-EAGAIN);
 	if (IS_ERR(task)) {
-		spin_lock(&rxe_odp_lock);
+		spin_lock(&rxe_mem_lock);
 		pool->count -= room;
-		spin_unlock(&rxe_odp_lock);
+		spin_unlock(&rxe_mem_lock);
 		kfree(thread);
 		return PTR_ERR(task);
 	}
@@ -410,16 +410,16 @@ static int rxe_odp_pool_start(struct rxe_odp_pool *pool)
 	thread->task = task;
 	kref_get(&pool->ref);
 	__module_get(THIS_MODULE);
-	spin_lock(&rxe_odp_lock);
+	spin_lock(&rxe_mem_lock);
 	list_add(&thread->list, &pool->threads);
-	spin_unlock(&rxe_odp_lock);
+	spin_unlock(&rxe_mem_lock);
 	vhost_task_start(task);
 	return 0;
 }
 
-static struct rxe_odp_pool *rxe_odp_pool_new(void)
+static struct rxe_mem_pool *rxe_mem_pool_new(void)
 {
-	struct rxe_odp_pool *pool = kzalloc(sizeof(*pool), GFP_KERNEL_ACCOUNT);
+	struct rxe_mem_pool *pool = kzalloc(sizeof(*pool), GFP_KERNEL_ACCOUNT);
 
 	if (!pool)
 		return NULL;
@@ -436,50 +436,50 @@ static struct rxe_odp_pool *rxe_odp_pool_new(void)
 }
 
 /* The pool of the calling process. If there is none, @new becomes the pool */
-static struct rxe_odp_pool *rxe_odp_pool_find(struct rxe_odp_pool *new)
+static struct rxe_mem_pool *rxe_mem_pool_find(struct rxe_mem_pool *new)
 {
-	struct rxe_odp_pool *pool;
+	struct rxe_mem_pool *pool;
 
-	spin_lock(&rxe_odp_lock);
-	list_for_each_entry(pool, &rxe_odp_pools, list) {
+	spin_lock(&rxe_mem_lock);
+	list_for_each_entry(pool, &rxe_mem_pools, list) {
 		if (pool->mm == new->mm && pool->process == new->process) {
 			kref_get(&pool->ref);
 			goto out;
 		}
 	}
 	pool = new;
-	list_add(&pool->list, &rxe_odp_pools);
+	list_add(&pool->list, &rxe_mem_pools);
 out:
 	pool->mrs++;
-	spin_unlock(&rxe_odp_lock);
+	spin_unlock(&rxe_mem_lock);
 	return pool;
 }
 
 /**
- * rxe_odp_pool_join - Get the pool of the calling process for a new MR
+ * rxe_mem_pool_join - Get the pool of the calling process for a new MR
  *
- * Return: The pool, which has a thread; rxe_odp_pool_leave() at the end of the MR.
+ * Return: The pool, which has a thread; rxe_mem_pool_leave() at the end of the MR.
  * Or an error: -EAGAIN if the process can't have another thread.
  */
-struct rxe_odp_pool *rxe_odp_pool_join(void)
+struct rxe_mem_pool *rxe_mem_pool_join(void)
 {
-	struct rxe_odp_pool *new = rxe_odp_pool_new();
-	struct rxe_odp_pool *pool;
+	struct rxe_mem_pool *new = rxe_mem_pool_new();
+	struct rxe_mem_pool *pool;
 	bool wanted;
 	int err = 0;
 
 	if (!new)
 		return ERR_PTR(-ENOMEM);
-	pool = rxe_odp_pool_find(new);
+	pool = rxe_mem_pool_find(new);
 	if (pool != new)
-		rxe_odp_pool_put(new);
+		rxe_mem_pool_put(new);
 
 	mutex_lock(&pool->start_lock);
-	spin_lock(&rxe_odp_lock);
-	wanted = !rxe_odp_pool_idle(pool);
-	spin_unlock(&rxe_odp_lock);
+	spin_lock(&rxe_mem_lock);
+	wanted = !rxe_mem_pool_idle(pool);
+	spin_unlock(&rxe_mem_lock);
 	if (wanted)
-		err = rxe_odp_pool_start(pool);
+		err = rxe_mem_pool_start(pool);
 	/* One thread is enough, even if it is busy */
 	if (READ_ONCE(pool->count))
 		err = 0;
@@ -487,16 +487,16 @@ struct rxe_odp_pool *rxe_odp_pool_join(void)
 	if (!err)
 		return pool;
 
-	rxe_odp_pool_leave(pool);
+	rxe_mem_pool_leave(pool);
 	return ERR_PTR(err);
 }
 
 /* An MR has ended. Does not wait for threads */
-void rxe_odp_pool_leave(struct rxe_odp_pool *pool)
+void rxe_mem_pool_leave(struct rxe_mem_pool *pool)
 {
-	spin_lock(&rxe_odp_lock);
+	spin_lock(&rxe_mem_lock);
 	if (!--pool->mrs)
-		rxe_odp_pool_close(pool);
-	spin_unlock(&rxe_odp_lock);
-	rxe_odp_pool_put(pool);
+		rxe_mem_pool_close(pool);
+	spin_unlock(&rxe_mem_lock);
+	rxe_mem_pool_put(pool);
 }

@@ -4,23 +4,23 @@
  * the packet or work request in its queue, and continues when the fault is done.
  *
  * At first the peer of an RC queue pair gets no answer. When the faults of one
- * packet take longer than RXE_ODP_PATIENCE, the responder sends an RNR NAK, and
+ * packet take longer than RXE_MEM_PATIENCE, the responder sends an RNR NAK, and
  * another one each time that the peer repeats the request; for a read that has been
  * answered in part, the RNR NAK is for the rest. A requester uses no retries while
  * it waits. An unreliable transport drops the message when one fault takes longer
- * than RXE_ODP_PATIENCE.
+ * than RXE_MEM_PATIENCE.
  */
 
 #include <linux/skbuff.h>
 
 #include "rxe.h"
-#include "rxe_odp_fault.h"
+#include "rxe_mem_fault.h"
 
-#define RXE_ODP_PATIENCE	msecs_to_jiffies(20)
-#define RXE_ODP_PACKETS		512
+#define RXE_MEM_PATIENCE	msecs_to_jiffies(20)
+#define RXE_MEM_PACKETS		512
 
 /* Drop packets from the end of a queue until @left are left; each holds @qp */
-static void rxe_odp_drop(struct rxe_qp *qp, struct sk_buff_head *queue,
+static void rxe_mem_drop(struct rxe_qp *qp, struct sk_buff_head *queue,
 			 unsigned int left)
 {
 	struct sk_buff *skb;
@@ -39,12 +39,12 @@ static void rxe_odp_drop(struct rxe_qp *qp, struct sk_buff_head *queue,
  * our page. So waiting packets count for no queue pair, and their number is
  * limited: the sender retransmits dropped packets.
  */
-static void rxe_odp_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
+static void rxe_mem_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
 {
 	struct sk_buff *skb;
 	unsigned long flags;
 
-	rxe_odp_drop(qp, queue, RXE_ODP_PACKETS);
+	rxe_mem_drop(qp, queue, RXE_MEM_PACKETS);
 	spin_lock_irqsave(&queue->lock, flags);
 	skb_queue_walk(queue, skb)
 		skb_orphan(skb);
@@ -52,7 +52,7 @@ static void rxe_odp_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
 }
 
 /**
- * rxe_odp_req_waits - Does the requester wait for a page?
+ * rxe_mem_req_waits - Does the requester wait for a page?
  * @qp: The queue pair
  * @wqe: The work request whose data could not be copied
  * @err: The result of the copy
@@ -60,12 +60,12 @@ static void rxe_odp_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
  * Return: true if it waits: the requester leaves @wqe unchanged, and continues
  * with @wqe when it is scheduled again.
  */
-bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
+bool rxe_mem_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
 {
 	if (err != -EINPROGRESS)
 		return false;
 
-	err = rxe_odp_fault_wait(qp, RXE_ODP_REQ, qp->req.psn);
+	err = rxe_mem_fault_wait(qp, RXE_MEM_REQ, qp->req.psn);
 	if (err == -EINPROGRESS || err == -ESHUTDOWN) {
 		wqe->status = IB_WC_SUCCESS;
 		/* The packet that waits may be the one with the acknowledgment request */
@@ -77,34 +77,34 @@ bool rxe_odp_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
 }
 
 /**
- * rxe_odp_req_ends - The requester gives up its work request
+ * rxe_mem_req_ends - The requester gives up its work request
  * @qp: The queue pair
  */
-void rxe_odp_req_ends(struct rxe_qp *qp)
+void rxe_mem_req_ends(struct rxe_qp *qp)
 {
-	spin_lock(&rxe_odp_lock);
-	if (qp->odp_faults[RXE_ODP_REQ])
-		rxe_odp_fault_end(qp, RXE_ODP_REQ);
-	spin_unlock(&rxe_odp_lock);
+	spin_lock(&rxe_mem_lock);
+	if (qp->odp_faults[RXE_MEM_REQ])
+		rxe_mem_fault_end(qp, RXE_MEM_REQ);
+	spin_unlock(&rxe_mem_lock);
 }
 
 /* Does the peer send nothing because the requester waits? */
-static bool rxe_odp_req_holds_up(struct rxe_qp *qp)
+static bool rxe_mem_req_holds_up(struct rxe_qp *qp)
 {
-	struct rxe_odp_fault *fault;
+	struct rxe_mem_fault *fault;
 	bool waits;
 
-	if (!READ_ONCE(qp->odp_faults[RXE_ODP_REQ]))
+	if (!READ_ONCE(qp->odp_faults[RXE_MEM_REQ]))
 		return false;
-	spin_lock(&rxe_odp_lock);
-	fault = qp->odp_faults[RXE_ODP_REQ];
+	spin_lock(&rxe_mem_lock);
+	fault = qp->odp_faults[RXE_MEM_REQ];
 	waits = fault && !fault->over;
-	spin_unlock(&rxe_odp_lock);
+	spin_unlock(&rxe_mem_lock);
 	return waits;
 }
 
 /**
- * rxe_odp_take_retry - May the requester send again?
+ * rxe_mem_take_retry - May the requester send again?
  * @qp: The queue pair
  *
  * Decrements the retry counter. A requester that waits for a page does not use
@@ -112,9 +112,9 @@ static bool rxe_odp_req_holds_up(struct rxe_qp *qp)
  *
  * Return: true if it may.
  */
-bool rxe_odp_take_retry(struct rxe_qp *qp)
+bool rxe_mem_take_retry(struct rxe_qp *qp)
 {
-	if (rxe_odp_req_holds_up(qp))
+	if (rxe_mem_req_holds_up(qp))
 		return true;
 	if (!qp->comp.retry_cnt)
 		return false;
@@ -124,7 +124,7 @@ bool rxe_odp_take_retry(struct rxe_qp *qp)
 }
 
 /**
- * rxe_odp_comp_waits - Does the completer wait for a page?
+ * rxe_mem_comp_waits - Does the completer wait for a page?
  * @qp: The queue pair
  * @pkt: The response whose data could not be copied
  * @err: The result of the copy
@@ -132,16 +132,16 @@ bool rxe_odp_take_retry(struct rxe_qp *qp)
  * Return: true if it waits: @pkt is at the head of its queue again, with its own
  * references, and the completer must not use @pkt any more.
  */
-bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
+bool rxe_mem_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
 {
 	struct sk_buff *skb = PKT_TO_SKB(pkt);
 
 	if (err != -EINPROGRESS)
 		return false;
 
-	err = rxe_odp_fault_wait(qp, RXE_ODP_COMP, pkt->psn);
+	err = rxe_mem_fault_wait(qp, RXE_MEM_COMP, pkt->psn);
 	if (err == -ESHUTDOWN) {
-		rxe_odp_drop(qp, &qp->resp_pkts, 0);
+		rxe_mem_drop(qp, &qp->resp_pkts, 0);
 		return true;
 	}
 	if (err != -EINPROGRESS)
@@ -150,7 +150,7 @@ bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
 	rxe_get(qp);
 	WARN_ON(!ib_device_try_get(qp->ibqp.device));
 	skb_queue_head(&qp->resp_pkts, skb_get(skb));
-	rxe_odp_keep_packets(qp, &qp->resp_pkts);
+	rxe_mem_keep_packets(qp, &qp->resp_pkts);
 	return true;
 }
 
@@ -160,7 +160,7 @@ bool rxe_odp_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
  * Otherwise it repeats the request, which is answered from @res (and leaves the
  * MSN one behind).
  */
-static void rxe_odp_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
+static void rxe_mem_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
 	struct resp_res *res = qp->resp.res;
 
@@ -180,7 +180,7 @@ static void rxe_odp_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
  * answered in part continues. The responder must hold nothing while it waits, so
  * this undoes its work.
  */
-static void rxe_odp_rewind_resource(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
+static void rxe_mem_rewind_resource(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
 	struct resp_res *res = qp->resp.res;
 
@@ -197,7 +197,7 @@ static void rxe_odp_rewind_resource(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 }
 
 /* Keep the unused receive WQE for the next packet that needs one */
-static void rxe_odp_keep_wqe(struct rxe_qp *qp)
+static void rxe_mem_keep_wqe(struct rxe_qp *qp)
 {
 	struct rxe_dma_info *dma = &qp->resp.wqe->dma;
 
@@ -208,7 +208,7 @@ static void rxe_odp_keep_wqe(struct rxe_qp *qp)
 }
 
 /* The PSN at which the request of @pkt continues: for a read, the PSN of its rest */
-static u32 rxe_odp_part(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
+static u32 rxe_mem_part(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
 	struct resp_res *res = qp->resp.res;
 
@@ -216,7 +216,7 @@ static u32 rxe_odp_part(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 }
 
 /* The peer has waited long: schedule the responder to send the RNR NAK */
-static void rxe_odp_timer(struct timer_list *t)
+static void rxe_mem_timer(struct timer_list *t)
 {
 	struct rxe_qp *qp = container_of(t, struct rxe_qp, odp_timer);
 
@@ -230,23 +230,23 @@ static void rxe_odp_timer(struct timer_list *t)
  * Does the RC peer get an RNR NAK? It does after waiting long for the pages of one
  * packet. When this peer repeats its request, it gets another RNR NAK immediately,
  * until a packet succeeds: otherwise the peer would use up its retries.
- * Context: rxe_odp_lock held
+ * Context: rxe_mem_lock held
  */
-static bool rxe_odp_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
+static bool rxe_mem_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
-	u32 part = rxe_odp_part(qp, pkt);
+	u32 part = rxe_mem_part(qp, pkt);
 
 	if (!qp->odp_since || qp->odp_part != part) {
 		qp->odp_since = jiffies ?: 1;
 		qp->odp_part = part;
 		qp->odp_told = false;
 	}
-	if (time_after(jiffies, qp->odp_since + RXE_ODP_PATIENCE))
+	if (time_after(jiffies, qp->odp_since + RXE_MEM_PATIENCE))
 		qp->odp_told = true;
 	if (!qp->odp_timer.function)
-		timer_setup(&qp->odp_timer, rxe_odp_timer, 0);
+		timer_setup(&qp->odp_timer, rxe_mem_timer, 0);
 	if (!qp->odp_told)
-		mod_timer(&qp->odp_timer, qp->odp_since + RXE_ODP_PATIENCE + 1);
+		mod_timer(&qp->odp_timer, qp->odp_since + RXE_MEM_PATIENCE + 1);
 	return qp->odp_told;
 }
 
@@ -254,24 +254,24 @@ static bool rxe_odp_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
  * Has the message waited long? Only a waiting task asks. An unreliable transport
  * drops the message then, and the page is for the next message.
  */
-static bool rxe_odp_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
+static bool rxe_mem_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
-	struct rxe_odp_fault *fault;
+	struct rxe_mem_fault *fault;
 	bool late = false;
 
-	spin_lock(&rxe_odp_lock);
-	fault = qp->odp_faults[RXE_ODP_RESP];
+	spin_lock(&rxe_mem_lock);
+	fault = qp->odp_faults[RXE_MEM_RESP];
 	if (fault) {
 		/* A packet that has just met the fault has not waited */
 		late = fault->met &&
-		       time_after(jiffies, fault->since + RXE_ODP_PATIENCE);
+		       time_after(jiffies, fault->since + RXE_MEM_PATIENCE);
 		if (qp_type(qp) == IB_QPT_RC)
-			late = rxe_odp_is_late_rc(qp, pkt);
+			late = rxe_mem_is_late_rc(qp, pkt);
 		else if (late)
-			rxe_odp_fault_end(qp, RXE_ODP_RESP);
+			rxe_mem_fault_end(qp, RXE_MEM_RESP);
 		fault->met = true;
 	}
-	spin_unlock(&rxe_odp_lock);
+	spin_unlock(&rxe_mem_lock);
 	return late;
 }
 
@@ -279,17 +279,17 @@ static bool rxe_odp_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
  * The access is not possible: drop the result of the fault. If the queue pair waited
  * for the same page later, this result would be out of date.
  */
-static void rxe_odp_end_wait(struct rxe_qp *qp, enum rxe_odp_side side)
+static void rxe_mem_end_wait(struct rxe_qp *qp, enum rxe_mem_side side)
 {
 	if (!READ_ONCE(qp->odp_faults[side]))
 		return;
-	spin_lock(&rxe_odp_lock);
-	rxe_odp_fault_leave(qp, side);
-	spin_unlock(&rxe_odp_lock);
+	spin_lock(&rxe_mem_lock);
+	rxe_mem_fault_leave(qp, side);
+	spin_unlock(&rxe_mem_lock);
 }
 
 /**
- * rxe_odp_resp_state - The responder's state after an access to memory
+ * rxe_mem_resp_state - The responder's state after an access to memory
  * @qp: The queue pair
  * @err: The result of the access
  * @state: The state for a failed access
@@ -298,7 +298,7 @@ static void rxe_odp_end_wait(struct rxe_qp *qp, enum rxe_odp_side side)
  * wait for a page: RESPST_EXIT, and the packet stays at the head of its queue; or
  * RESPST_ERR_RNR if it has waited long.
  */
-enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
+enum resp_states rxe_mem_resp_state(struct rxe_qp *qp, int err,
 				    enum resp_states state)
 {
 	struct rxe_pkt_info *pkt;
@@ -307,19 +307,19 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 	if (!err)
 		return RESPST_NONE;
 	if (err != -EINPROGRESS) {
-		rxe_odp_end_wait(qp, RXE_ODP_RESP);
+		rxe_mem_end_wait(qp, RXE_MEM_RESP);
 		return state;
 	}
 
 	pkt = SKB_TO_PKT(skb_peek(&qp->req_pkts));
-	err = rxe_odp_fault_wait(qp, RXE_ODP_RESP, rxe_odp_part(qp, pkt));
+	err = rxe_mem_fault_wait(qp, RXE_MEM_RESP, rxe_mem_part(qp, pkt));
 	if (err != -EINPROGRESS && err != -ESHUTDOWN)
 		return state;
 
-	late = err == -EINPROGRESS && rxe_odp_is_late(qp, pkt);
+	late = err == -EINPROGRESS && rxe_mem_is_late(qp, pkt);
 	if (late)
-		rxe_odp_leave_read(qp, pkt);
-	rxe_odp_rewind_resource(qp, pkt);
+		rxe_mem_leave_read(qp, pkt);
+	rxe_mem_rewind_resource(qp, pkt);
 	if (err == -ESHUTDOWN) {
 		qp->resp.res = NULL;
 		return RESPST_CLEANUP;
@@ -332,25 +332,25 @@ enum resp_states rxe_odp_resp_state(struct rxe_qp *qp, int err,
 	/* An unreliable transport drops the whole message when it is late */
 	if (qp->resp.wqe && ((pkt->mask & RXE_RWR_MASK) ||
 			     (late && qp_type(qp) != IB_QPT_RC)))
-		rxe_odp_keep_wqe(qp);
+		rxe_mem_keep_wqe(qp);
 	if (late) {
 		/* the next packet of an unreliable transport begins a message */
 		if (qp_type(qp) != IB_QPT_RC)
 			qp->resp.opcode = -1;
 		return RESPST_ERR_RNR;
 	}
-	rxe_odp_keep_packets(qp, &qp->req_pkts);
+	rxe_mem_keep_packets(qp, &qp->req_pkts);
 	return RESPST_EXIT;
 }
 
 /**
- * rxe_odp_flushed - The progress of a flush that has waited for a page
+ * rxe_mem_flushed - The progress of a flush that has waited for a page
  * @qp: The queue pair, whose responder processes a flush
  *
  * Return: the number of bytes from its beginning that are already flushed. 0 if
  * another packet has waited since then: the flush is new, or was late.
  */
-u64 rxe_odp_flushed(struct rxe_qp *qp)
+u64 rxe_mem_flushed(struct rxe_qp *qp)
 {
 	struct rxe_pkt_info *pkt = SKB_TO_PKT(skb_peek(&qp->req_pkts));
 
@@ -361,7 +361,7 @@ u64 rxe_odp_flushed(struct rxe_qp *qp)
  * Does a packet that waited already have a receive WQE? The WQE is used once: an
  * error of another packet may have completed it during the wait.
  */
-bool rxe_odp_has_wqe(struct rxe_qp *qp)
+bool rxe_mem_has_wqe(struct rxe_qp *qp)
 {
 	bool taken = qp->odp_wqe_taken && qp->resp.wqe;
 
@@ -369,18 +369,18 @@ bool rxe_odp_has_wqe(struct rxe_qp *qp)
 	return taken;
 }
 
-static void rxe_odp_leave_faults(struct rxe_qp *qp)
+static void rxe_mem_leave_faults(struct rxe_qp *qp)
 {
-	rxe_odp_fault_leave(qp, RXE_ODP_REQ);
-	rxe_odp_fault_leave(qp, RXE_ODP_COMP);
-	rxe_odp_fault_leave(qp, RXE_ODP_RESP);
+	rxe_mem_fault_leave(qp, RXE_MEM_REQ);
+	rxe_mem_fault_leave(qp, RXE_MEM_COMP);
+	rxe_mem_fault_leave(qp, RXE_MEM_RESP);
 }
 
 /*
  * When a queue pair is reset, its tasks do not run. When it is destroyed, they do:
  *
- *   its responder                           rxe_odp_destroy_qp()
- *   rxe_odp_is_late(): a fault waits,
+ *   its responder                           rxe_mem_destroy_qp()
+ *   rxe_mem_is_late(): a fault waits,
  *   so the timer is armed
  *                                           odp_ending is set, the faults are left
  *                                           stops the timer
@@ -388,19 +388,19 @@ static void rxe_odp_leave_faults(struct rxe_qp *qp)
  *
  * If the timer were stopped first, it could fire after the queue pair is freed.
  */
-static void rxe_odp_stop_timer(struct rxe_qp *qp)
+static void rxe_mem_stop_timer(struct rxe_qp *qp)
 {
 	if (qp->odp_timer.function)
 		timer_delete_sync(&qp->odp_timer);
 }
 
 /* A queue pair is reset; its tasks do not run */
-void rxe_odp_reset_qp(struct rxe_qp *qp)
+void rxe_mem_reset_qp(struct rxe_qp *qp)
 {
-	rxe_odp_stop_timer(qp);
-	spin_lock(&rxe_odp_lock);
-	rxe_odp_leave_faults(qp);
-	spin_unlock(&rxe_odp_lock);
+	rxe_mem_stop_timer(qp);
+	spin_lock(&rxe_mem_lock);
+	rxe_mem_leave_faults(qp);
+	spin_unlock(&rxe_mem_lock);
 	qp->odp_since = 0;
 	qp->odp_flushed = 0;
 	qp->odp_wqe_taken = false;
@@ -411,18 +411,18 @@ void rxe_odp_reset_qp(struct rxe_qp *qp)
  * A queue pair is being destroyed: it stops waiting. Waiting packets hold references
  * to it, so its tasks free these packets.
  */
-void rxe_odp_destroy_qp(struct rxe_qp *qp)
+void rxe_mem_destroy_qp(struct rxe_qp *qp)
 {
 	bool waited = false;
 	int side;
 
-	spin_lock(&rxe_odp_lock);
+	spin_lock(&rxe_mem_lock);
 	qp->odp_ending = true;
-	for (side = RXE_ODP_REQ; side <= RXE_ODP_RESP; side++)
+	for (side = RXE_MEM_REQ; side <= RXE_MEM_RESP; side++)
 		waited |= !!qp->odp_faults[side];
-	rxe_odp_leave_faults(qp);
-	spin_unlock(&rxe_odp_lock);
-	rxe_odp_stop_timer(qp);
+	rxe_mem_leave_faults(qp);
+	spin_unlock(&rxe_mem_lock);
+	rxe_mem_stop_timer(qp);
 
 	if (waited) {
 		rxe_sched_task(&qp->recv_task);

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/*
+ * A fault for which a queue pair waits: shared by rxe_mem_fault.c,
+ * rxe_mem_pool.c and rxe_mem_wait.c.
+ */
+#ifndef RXE_MEM_FAULT_H
+#define RXE_MEM_FAULT_H
+
+struct rxe_mem_pool;
+struct rxe_mem_thread;
+
+/* The side that waits. The requester and the completer wait independently */
+enum rxe_mem_side {
+	RXE_MEM_REQ,
+	RXE_MEM_COMP,
+	RXE_MEM_RESP,
+};
+
+struct rxe_mem_fault {
+	/* held by the worker or queue pair, and by the thread or pool */
+	struct kref		ref;
+	struct rxe_mem_pool	*pool;
+	unsigned long		addr;
+	bool			write;
+	bool			keep;	/* pin the page for the task */
+	bool			locked;	/* looked up under mmap_lock */
+
+	/*
+	 * in rxe_mem_fault_met until its queue pair is known; in a list of the
+	 * pool until it has a thread, and while it keeps a page
+	 */
+	struct list_head	list;
+	struct task_struct	*by;	/* the worker that met it */
+	unsigned long		since;
+
+	/* under rxe_mem_lock */
+	struct rxe_qp		*qp;	/* NULL: no longer waits */
+	u32			psn;	/* of the packet that met it */
+	enum rxe_mem_side	side;
+	bool			over;	/* the waiting packet needs no answer */
+	bool			met;	/* a packet has waited for it */
+	bool			done;
+	int			err;
+	struct rxe_mem_thread	*thread; /* NULL: waits for a thread */
+	struct page		*page;	/* the kept page, or NULL */
+};
+
+/*
+ * Protects the pools and the links between faults and queue pairs. The lock of a
+ * task and siglock nest inside it.
+ */
+extern spinlock_t rxe_mem_lock;
+
+void rxe_mem_fault_put(struct rxe_mem_fault *fault);
+void rxe_mem_fault_serve(struct rxe_mem_fault *fault);
+void rxe_mem_fault_done(struct rxe_mem_fault *fault, int err);
+void rxe_mem_fault_release(struct rxe_mem_fault *fault);
+void rxe_mem_fault_leave(struct rxe_qp *qp, enum rxe_mem_side side);
+void rxe_mem_fault_end(struct rxe_qp *qp, enum rxe_mem_side side);
+int rxe_mem_fault_wait(struct rxe_qp *qp, enum rxe_mem_side side, u32 psn);
+
+#endif /* RXE_MEM_FAULT_H */
