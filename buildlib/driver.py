@@ -37,16 +37,16 @@ def make(command):
         raise DriverError("does not compile\n" + done.stdout[-4000:] + done.stderr[-4000:])
 
 
-def build(package, tree, place, names):
+def build(package, tree, place, names, options=kernel_modules.OPTIONS):
     """Compile the C files among these of the tree, in `place`."""
     folders = sorted({os.path.dirname(name) for name in names})
-    kernel_modules.link(tree, place, folders)
-    command = kernel_modules.make(package.headers, place, folders)
-    options = [*OPTIONS, *kernel_modules.compiler_options(package.headers)]
+    kernel_modules.link(tree, place, folders, options)
+    command = kernel_modules.make(package.headers, place, folders, options)
+    more = [*OPTIONS, *kernel_modules.compiler_options(package.headers)]
     objects = [name[:-2] + ".o" for name in sorted(names) if name.endswith(".c")]
     if not objects:
         raise DriverError(f"no C file: {' '.join(sorted(names))}")
-    make([*command[:-1], *options, "-s", f"-j{os.cpu_count()}", *objects])
+    make([*command[:-1], *more, "-s", f"-j{os.cpu_count()}", *objects])
 
 
 def ours(driver, tree, repo=fetch.REPO, name="linux"):

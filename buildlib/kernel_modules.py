@@ -19,6 +19,9 @@ TRACE_HEADERS = ("ib_mad.h", "ib_umad.h", "rdma_core.h")
 # The modules of MR notification: the core and the drivers that can revoke in software.
 STACK = ("drivers/infiniband/core", "drivers/infiniband/sw/rxe", "drivers/infiniband/sw/siw")
 
+# Our own options, which a distribution's configuration does not know.
+OPTIONS = ("INFINIBAND_MR_NOTIFY", "RDMA_RXE_PAGING")
+
 # All users of ib_core: {folder: options of modules there that can't be built}.
 USERS = {
     "drivers/infiniband": "",
@@ -39,11 +42,12 @@ NEIGHBOURS = tuple("drivers/net/ethernet/" + name for name in (
 PART = (*USERS, *NEIGHBOURS, *HEADERS, "include/trace/events")
 
 
-def kbuild(folders):
+def kbuild(folders, options=OPTIONS):
     """The Kbuild file at the top of the modules' tree."""
+    defined = " ".join(f"-DCONFIG_{name}=1" for name in options)
     near = "".join(f"subdir-ccflags-y += -I$(src)/{name}\n" for name in neighbours(folders))
-    return ("# The in-tree value of the option, which the distribution's configuration does not "
-            "know.\nsubdir-ccflags-y += -DCONFIG_INFINIBAND_MR_NOTIFY=1\n"
+    return ("# The in-tree values of options that the distribution's configuration does not know.\n"
+            f"subdir-ccflags-y += {defined}\n"
             f"{near}obj-m += {' '.join(folder + '/' for folder in folders)}\n")
 
 
@@ -53,13 +57,14 @@ def neighbours(folders):
                              for folder in folders) else ()
 
 
-def make(headers, place, folders=STACK):
+def make(headers, place, folders=STACK, options=OPTIONS):
     """The make command that builds the modules at `place`; paths may be shell variables."""
     off = [f"CONFIG_{name}=" for folder in folders for name in USERS.get(folder, "").split()]
     # Our headers must win, and only NOSTDINC_FLAGS comes before the kernel's include folders.
     return ["make", "-C", headers, f"M={place}", "CONFIG_RDMA_RXE=m", "CONFIG_RDMA_SIW=m",
-            "CONFIG_INFINIBAND_MR_NOTIFY=y", "CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES=",
-            *off, f"NOSTDINC_FLAGS=-nostdinc -I{place}/include -I{place}/include/uapi", "modules"]
+            *(f"CONFIG_{name}=y" for name in options), "CONFIG_DEBUG_INFO=",
+            "CONFIG_DEBUG_INFO_BTF_MODULES=", *off,
+            f"NOSTDINC_FLAGS=-nostdinc -I{place}/include -I{place}/include/uapi", "modules"]
 
 
 def compiler_options(headers):
@@ -102,18 +107,18 @@ def sources(tree, folders=STACK):
     return wanted
 
 
-def write_kbuild(place, folders):
+def write_kbuild(place, folders, options):
     """Write the Kbuild file, unless it already has this content."""
     path = os.path.join(place, "Kbuild")
     if os.path.exists(path):
         with open(path, encoding="utf-8") as text:
-            if text.read() == kbuild(folders):
+            if text.read() == kbuild(folders, options):
                 return
     with open(path, "w", encoding="utf-8") as out:
-        out.write(kbuild(folders))
+        out.write(kbuild(folders, options))
 
 
-def link(tree, place, folders=STACK):
+def link(tree, place, folders=STACK, options=OPTIONS):
     """Make symbolic links to the files in `place`; remove stale links."""
     wanted = sources(tree, folders)
     present = {os.path.relpath(path, place) for path in
@@ -127,4 +132,4 @@ def link(tree, place, folders=STACK):
             if os.path.lexists(at):
                 os.unlink(at)
             os.symlink(target, at)
-    write_kbuild(place, folders)
+    write_kbuild(place, folders, options)

@@ -5,6 +5,7 @@
 Why: daily builds use the overlay, and only this test builds the series. It builds
 against Debian's headers, and skips a series that it has built before.
 """
+import glob
 import hashlib
 import os
 import re
@@ -129,6 +130,18 @@ class Series(unittest.TestCase):
                 driver.build(package, plain, places[1], untried)
         with open(known, "w", encoding="utf-8") as text:
             text.write(digest.hexdigest())
+
+    def test_builds_without_paging(self):
+        with fetch.locked(fetch.BUILD):
+            package = kernel_package.unpack()
+            tree = fetch.fetch("linux")
+        names = {os.path.relpath(path, tree)
+                 for path in glob.glob(os.path.join(tree, "drivers/infiniband/sw/rxe/*.c"))
+                 if not os.path.basename(path).startswith("rxe_mem_")}
+        self.assertIn("drivers/infiniband/sw/rxe/rxe_resp.c", names)
+        place = os.path.join(self.temporary.name, "without")
+        os.mkdir(place)
+        driver.build(package, tree, place, names, ["INFINIBAND_MR_NOTIFY"])
 
     def test_batches(self):
         nic, other = "drivers/infiniband/hw/efa/a.c", "drivers/infiniband/hw/hns/b.c"

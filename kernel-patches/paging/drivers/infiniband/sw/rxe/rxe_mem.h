@@ -3,6 +3,7 @@
  * On-demand paging: MRs whose pages are found when a packet needs them, see
  * rxe_mem_mr.c, and how a queue pair waits for a page, see rxe_mem_wait.c. The
  * functions that the rest of rxe calls, and those of the files among each other.
+ * Without CONFIG_RDMA_RXE_PAGING rxe works as if this file did not exist.
  */
 #ifndef RXE_MEM_H
 #define RXE_MEM_H
@@ -16,12 +17,13 @@ struct rxe_mem_mr {
 	atomic64_t		prefetched; /* pages */
 };
 
+#ifdef CONFIG_RDMA_RXE_PAGING
+
 /* rxe_mem_mr.c */
-void rxe_mem_init_caps(struct ib_device_attr *attr);
+void rxe_mem_init_device(struct rxe_dev *rxe);
 int rxe_mem_init_mr(struct rxe_mr *mr, u64 start, u64 length);
 int rxe_mem_check_rereg(struct rxe_mr *mr, int flags, int access);
 void rxe_mem_cleanup_mr(struct rxe_mr *mr);
-int rxe_mem_fill_stat_mr(struct sk_buff *msg, struct ib_mr *ibmr);
 
 /* rxe_mem_pool.c */
 void rxe_mem_pool_exit(void);
@@ -60,7 +62,7 @@ struct page *rxe_mem_fault_take_page(struct rxe_mem_mr *odp,
 /* rxe_mem_wait.c */
 bool rxe_mem_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err);
 void rxe_mem_req_ends(struct rxe_qp *qp);
-bool rxe_mem_take_retry(struct rxe_qp *qp);
+bool rxe_mem_req_holds_up(struct rxe_qp *qp);
 bool rxe_mem_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err);
 enum resp_states rxe_mem_resp_state(struct rxe_qp *qp, int err,
 				    enum resp_states state);
@@ -68,5 +70,124 @@ u64 rxe_mem_flushed(struct rxe_qp *qp);
 bool rxe_mem_has_wqe(struct rxe_qp *qp);
 void rxe_mem_reset_qp(struct rxe_qp *qp);
 void rxe_mem_destroy_qp(struct rxe_qp *qp);
+
+#else
+
+static inline void rxe_mem_init_device(struct rxe_dev *rxe)
+{
+}
+
+static inline int rxe_mem_init_mr(struct rxe_mr *mr, u64 start, u64 length)
+{
+	return -EOPNOTSUPP;
+}
+
+static inline int rxe_mem_check_rereg(struct rxe_mr *mr, int flags, int access)
+{
+	return 0;
+}
+
+static inline void rxe_mem_cleanup_mr(struct rxe_mr *mr)
+{
+}
+
+static inline void rxe_mem_pool_exit(void)
+{
+}
+
+static inline void rxe_mem_end_task(void)
+{
+}
+
+static inline int rxe_mem_copy(struct rxe_mr *mr, u64 iova, void *buf,
+			       unsigned int length, enum rxe_mr_copy_dir dir)
+{
+	return -EOPNOTSUPP;
+}
+
+static inline enum resp_states
+rxe_qp_do_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova, int opcode,
+		    u64 compare, u64 swap_add, u64 *orig_val)
+{
+	return rxe_mr_do_atomic_op(mr, iova, opcode, compare, swap_add,
+				   orig_val);
+}
+
+static inline enum resp_states
+rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
+		       u64 value)
+{
+	return rxe_mr_do_atomic_write(mr, iova, value);
+}
+
+static inline bool rxe_mem_req_waits(struct rxe_qp *qp,
+				     struct rxe_send_wqe *wqe, int err)
+{
+	return false;
+}
+
+static inline void rxe_mem_req_ends(struct rxe_qp *qp)
+{
+}
+
+static inline bool rxe_mem_req_holds_up(struct rxe_qp *qp)
+{
+	return false;
+}
+
+static inline bool rxe_mem_comp_waits(struct rxe_qp *qp,
+				      struct rxe_pkt_info *pkt, int err)
+{
+	return false;
+}
+
+static inline enum resp_states rxe_mem_resp_state(struct rxe_qp *qp, int err,
+						  enum resp_states state)
+{
+	return err ? state : RESPST_NONE;
+}
+
+static inline enum resp_states rxe_mem_flush(struct rxe_qp *qp,
+					     struct rxe_mr *mr, u64 iova,
+					     u64 length)
+{
+	return rxe_mem_resp_state(qp, rxe_flush_pmem_iova(mr, iova, length),
+				  RESPST_ERR_RKEY_VIOLATION);
+}
+
+static inline bool rxe_mem_has_wqe(struct rxe_qp *qp)
+{
+	return false;
+}
+
+static inline void rxe_mem_reset_qp(struct rxe_qp *qp)
+{
+}
+
+static inline void rxe_mem_destroy_qp(struct rxe_qp *qp)
+{
+}
+
+#endif /* CONFIG_RDMA_RXE_PAGING */
+
+/**
+ * rxe_mem_take_retry - May the requester send again?
+ * @qp: The queue pair
+ *
+ * Decrements the retry counter. A requester that waits for a page does not use
+ * retries: its packets may be lost as well, but the peer owes it no answer.
+ *
+ * Return: true if it may.
+ */
+static inline bool rxe_mem_take_retry(struct rxe_qp *qp)
+{
+	if (rxe_mem_req_holds_up(qp))
+		return true;
+	if (!qp->comp.retry_cnt)
+		return false;
+	if (qp->comp.retry_cnt != 7)
+		qp->comp.retry_cnt--;
+	return true;
+}
 
 #endif /* RXE_MEM_H */

@@ -14,24 +14,6 @@
 #include "rxe_mem_pool.h"
 
 /**
- * rxe_mem_init_caps - Report the abilities of on-demand paging
- * @attr: The attributes of a new device
- */
-void rxe_mem_init_caps(struct ib_device_attr *attr)
-{
-	u32 ud = IB_ODP_SUPPORT_SEND | IB_ODP_SUPPORT_RECV |
-		 IB_ODP_SUPPORT_SRQ_RECV;
-	u32 uc = ud | IB_ODP_SUPPORT_WRITE;
-	u32 rc = uc | IB_ODP_SUPPORT_READ | IB_ODP_SUPPORT_ATOMIC;
-
-	attr->kernel_cap_flags |= IBK_ON_DEMAND_PAGING;
-	attr->odp_caps.general_caps = IB_ODP_SUPPORT | IB_ODP_SUPPORT_IMPLICIT;
-	attr->odp_caps.per_transport_caps.rc_odp_caps = rc;
-	attr->odp_caps.per_transport_caps.uc_odp_caps = uc;
-	attr->odp_caps.per_transport_caps.ud_odp_caps = ud;
-}
-
-/**
  * rxe_mem_init_mr - Use on-demand paging for a new MR
  * @mr: The MR, initialized, with its access rights
  * @start: The start address in the address space of the caller
@@ -94,7 +76,7 @@ void rxe_mem_cleanup_mr(struct rxe_mr *mr)
 }
 
 /* The counters of an MR, for "rdma statistic show mr" */
-int rxe_mem_fill_stat_mr(struct sk_buff *msg, struct ib_mr *ibmr)
+static int rxe_mem_fill_stat_mr(struct sk_buff *msg, struct ib_mr *ibmr)
 {
 	struct rxe_mem_mr *odp = to_rmr(ibmr)->odp;
 	struct nlattr *table;
@@ -116,4 +98,29 @@ int rxe_mem_fill_stat_mr(struct sk_buff *msg, struct ib_mr *ibmr)
 	}
 	nla_nest_end(msg, table);
 	return 0;
+}
+
+static const struct ib_device_ops rxe_mem_dev_ops = {
+	.advise_mr = rxe_mem_advise_mr,
+	.fill_stat_mr_entry = rxe_mem_fill_stat_mr,
+};
+
+/**
+ * rxe_mem_init_device - Offer on-demand paging
+ * @rxe: A new device, whose other methods and abilities may be set later
+ */
+void rxe_mem_init_device(struct rxe_dev *rxe)
+{
+	struct ib_device_attr *attr = &rxe->attr;
+	u32 ud = IB_ODP_SUPPORT_SEND | IB_ODP_SUPPORT_RECV |
+		 IB_ODP_SUPPORT_SRQ_RECV;
+	u32 uc = ud | IB_ODP_SUPPORT_WRITE;
+	u32 rc = uc | IB_ODP_SUPPORT_READ | IB_ODP_SUPPORT_ATOMIC;
+
+	attr->kernel_cap_flags |= IBK_ON_DEMAND_PAGING;
+	attr->odp_caps.general_caps = IB_ODP_SUPPORT | IB_ODP_SUPPORT_IMPLICIT;
+	attr->odp_caps.per_transport_caps.rc_odp_caps = rc;
+	attr->odp_caps.per_transport_caps.uc_odp_caps = uc;
+	attr->odp_caps.per_transport_caps.ud_odp_caps = ud;
+	ib_set_device_ops(&rxe->ib_dev, &rxe_mem_dev_ops);
 }

@@ -89,7 +89,7 @@ void rxe_mem_req_ends(struct rxe_qp *qp)
 }
 
 /* Does the peer send nothing because the requester waits? */
-static bool rxe_mem_req_holds_up(struct rxe_qp *qp)
+bool rxe_mem_req_holds_up(struct rxe_qp *qp)
 {
 	struct rxe_mem_fault *fault;
 	bool waits;
@@ -101,26 +101,6 @@ static bool rxe_mem_req_holds_up(struct rxe_qp *qp)
 	waits = fault && !fault->over;
 	spin_unlock(&rxe_mem_lock);
 	return waits;
-}
-
-/**
- * rxe_mem_take_retry - May the requester send again?
- * @qp: The queue pair
- *
- * Decrements the retry counter. A requester that waits for a page does not use
- * retries: its packets may be lost as well, but the peer owes it no answer.
- *
- * Return: true if it may.
- */
-bool rxe_mem_take_retry(struct rxe_qp *qp)
-{
-	if (rxe_mem_req_holds_up(qp))
-		return true;
-	if (!qp->comp.retry_cnt)
-		return false;
-	if (qp->comp.retry_cnt != 7)
-		qp->comp.retry_cnt--;
-	return true;
 }
 
 /**
