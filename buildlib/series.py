@@ -1,10 +1,13 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Write a change as a patch series that can be mailed: `git am` applies it to plain sources.
+"""Write a change as patch series that can be mailed: `git am` applies them to plain sources.
 
-Why: here a change is kept as hooks and whole new files, which is good to work on, but a
-maintainer reads commits. Each hook becomes one commit: its diff, the new files of its header
+Why: here a change is kept as patches and whole new files, which is good to work on, but a
+maintainer reads commits. Each patch becomes one commit: its diff, the new files of its header
 (Overlay-Files:), and its text without the parts about the overlay; and each commit becomes a mail.
+A topic of the kernel becomes a series of its own, with the cover letter of its folder. The fixes
+become two series: those for stable kernels, with the fixes that they stand on (for-rc), and the
+others (for-next). The mails that a topic needs of other topics are in the folder "needs".
 """
 import argparse
 import glob
@@ -22,26 +25,79 @@ import overlay
 REPO = fetch.REPO
 PLAIN = ("drivers/infiniband", "include/rdma", "include/uapi/rdma", "include/trace/events",
          "Documentation/infiniband")
+TOPICS = [os.path.basename(topic) for topic in overlay.TOPICS]
+LIBRARIES = sorted(set(overlay.PATCHES) - {"linux", "rdma-core"})
+STANDS_ON = re.compile(r"(?m)^Stands-On: (.*)$")
+NO_PERSON = ("series: the mails are signed off by no person, which the lists require: "
+             "--author \"NAME <ADDRESS>\" signs them off")
 
 
-class Hook:
-    """One hook: mail header, text, the new files that belong to it, the diff."""
+class Patch:
+    """One patch: its topic and name, sender, text, the new files that belong to it, the diff."""
 
-    def __init__(self, path, upstream):
+    def __init__(self, path, upstream, author=None):
         self.path = path
+        self.topic = os.path.basename(os.path.dirname(path))
+        self.key = f"{self.topic}/{os.path.basename(path)[:4]}"
         header, _, self.diff = overlay.text_of(path, upstream).partition("\n---\n")
-        self.sender = re.search(r"^From: (.*)$", header, re.MULTILINE).group(1)
+        self.sender = author or re.search(r"^From: (.*)$", header, re.MULTILINE).group(1)
         self.new_files = re.findall(r"^Overlay-Files: (.*)$", header, re.MULTILINE)
-        subject = re.search(r"^Subject: \[PATCH\] (.*)$", header, re.MULTILINE).group(1)
+        needs = STANDS_ON.search(header)
+        self.needs = [one if "/" in one else f"{self.topic}/{one}"
+                      for one in (needs.group(1).split(", ") if needs else ())]
+        self.is_stable = "\nCc: stable@vger.kernel.org\n" in header
+        self.subject = re.search(r"^Subject: \[PATCH\] (.*)$", header, re.MULTILINE).group(1)
         body = header.partition("\n\n")[2]
         body = re.sub(r"^(Overlay-Files|Only-For|Stands-On|Upstream-Status): .*\n", "", body,
                       flags=re.MULTILINE)
-        self.message = f"{subject}\n\n{body.strip()}\n"
+        if author:
+            body = re.sub(r"^(Signed-off-by: ).*$", rf"\g<1>{author}", body, flags=re.MULTILINE)
+        self.message = f"{self.subject}\n\n{body.strip()}\n"
 
 
-def hooks(upstream="linux"):
+class Series:
+    """Mails that are sent together: their tree of upstream, the file with the text of their cover
+    letter, and what is applied before them: patches of other topics, or the topic's first series.
+    """
+
+    def __init__(self, patches, tree="", cover="", needs=(), first=()):
+        self.patches = patches
+        self.tree = tree
+        self.cover = cover
+        self.needs = needs
+        self.first = first
+
+
+def patches_of(upstream="linux", author=None):
     """All that an upstream gets, in order."""
-    return [Hook(path, upstream) for path in overlay.patches_of(upstream, REPO)]
+    return [Patch(path, upstream, author) for path in overlay.patches_of(upstream, REPO)]
+
+
+def with_needs(wanted, patches):
+    """These patches and all that they stand on, in order."""
+    known = {one.key: one for one in patches}
+    found, todo = set(), [one.key for one in wanted]
+    while todo:
+        key = todo.pop()
+        if key not in found:
+            found.add(key)
+            todo += known[key].needs
+    return [one for one in patches if one.key in found]
+
+
+def series_of(topic, patches):
+    """{folder: series} of a topic; of all patches together, without a topic."""
+    if not topic:
+        return {"": Series(patches)}
+    text = os.path.join(REPO, "kernel-patches", topic, "cover")
+    own = [one for one in patches if one.topic == topic]
+    if topic == "fixes":
+        stable = with_needs([one for one in own if one.is_stable], own)
+        others = [one for one in own if one not in stable]
+        return {"for-rc": Series(stable, "for-rc", text + "-for-rc.txt"),
+                "for-next": Series(others, "for-next", text + "-for-next.txt", first=stable)}
+    needs = [one for one in with_needs(own, patches) if one not in own]
+    return {"": Series(own, "for-next", text + ".txt", needs)}
 
 
 def git(folder, *arguments, text=None):
@@ -96,48 +152,102 @@ def plain_tree(place, upstream="linux"):
     git(place, "commit", "-q", "-m", "Debian's source package, as it is")
 
 
-def missing_files(series, upstream="linux"):
-    """New files that belong to no hook, so that the series would lack them."""
-    brought = {name for hook in series for name in hook.new_files}
+def missing_files(patches, upstream="linux"):
+    """New files that belong to no patch, so that the series would lack them."""
+    brought = {name for one in patches for name in one.new_files}
     return sorted(set(overlay.our_files(upstream, REPO)) - brought)
 
 
-def write(folder, upstream="linux"):
-    """Write the series; the paths of its mails."""
-    series = hooks(upstream)
-    missing = missing_files(series, upstream)
+def commit(place, patch, ours):
+    """Apply a patch and its new files to the plain tree."""
+    git(place, "apply", "--index", "--whitespace=nowarn", "-", text=patch.diff)
+    for name in patch.new_files:
+        target = os.path.join(place, name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copyfile(ours[name], target)
+        git(place, "add", name)
+    git(place, "commit", "-q", f"--author={patch.sender}", "-F", "-", text=patch.message)
+
+
+def write_cover(path, series, upstream, base):
+    """Put the text of the cover letter in the places that git has left for it."""
+    subject, _, text = fetch.read(series.cover).partition("\n\n")
+    version = fetch.linux_version(name=upstream).partition("-")[0]
+    needs = "".join(f"  {one.subject}\n" for one in series.needs)
+    text = f"{text.strip()}\n\nThe series is for Linux {version}" + \
+        (f", and needs before:\n\n{needs}" if needs else ".\n")
+    mail = fetch.read(path).replace("*** SUBJECT HERE ***", subject.strip())
+    mail = mail.replace("*** BLURB HERE ***", text)
+    mail = re.sub("(?m)^From: .*$", f"From: {series.patches[0].sender}", mail, count=1)
+    if base:
+        mail = re.sub(r"(?m)^base-commit: .*$", f"base-commit: {base}", mail)
+    with open(path, "w", encoding="utf-8") as out:
+        out.write(mail)
+
+
+def write_one(folder, series, place, upstream, base=None):
+    """Write the mails of one series, out of the plain tree: its first commit."""
+    ours = overlay.our_files(upstream, REPO)
+    root = git(place, "rev-list", "--max-parents=0", "HEAD").strip()
+    git(place, "reset", "-q", "--hard", root)
+    for patch in (*series.needs, *series.first):
+        commit(place, patch, ours)
+    begin = git(place, "rev-parse", "HEAD").strip()
+    for patch in series.patches:
+        commit(place, patch, ours)
+    mails = ["format-patch", "-q", "--zero-commit", "-n", "-o"]
+    options = [f"--base={root}"] if base else []
+    if series.cover:
+        options += [f"--subject-prefix=PATCH {series.tree}", "--cover-letter",
+                    "--cover-from-description=none"]
+    git(place, *mails, os.path.abspath(folder), *options, f"{begin}..HEAD")
+    if series.cover:
+        write_cover(os.path.join(folder, "0000-cover-letter.patch"), series, upstream, base)
+    if series.needs:
+        git(place, *mails, os.path.abspath(os.path.join(folder, "needs")), f"{root}..{begin}")
+
+
+def write(folder, upstream="linux", topic=None, author=None, base=None):
+    """Write the series; the paths of its mails, with those of a cover letter."""
+    patches = patches_of(upstream, author)
+    missing = missing_files(patches, upstream)
     if missing:
-        raise overlay.OverlayError("no hook names in Overlay-Files: " + ", ".join(missing))
-    os.makedirs(folder, exist_ok=True)
-    for old in glob.glob(os.path.join(folder, "*.patch")):
-        os.unlink(old)
+        raise overlay.OverlayError("no patch names in Overlay-Files: " + ", ".join(missing))
+    mails = []
     with tempfile.TemporaryDirectory() as place:
         plain_tree(place, upstream)
-        ours = overlay.our_files(upstream, REPO)
-        for hook in series:
-            git(place, "apply", "--index", "--whitespace=nowarn", "-", text=hook.diff)
-            for name in hook.new_files:
-                target = os.path.join(place, name)
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-                shutil.copyfile(ours[name], target)
-                git(place, "add", name)
-            git(place, "commit", "-q", f"--author={hook.sender}", "-F", "-", text=hook.message)
-        git(place, "format-patch", "-q", "--zero-commit", "-n", f"-{len(series)}",
-            "-o", os.path.abspath(folder))
-    return sorted(glob.glob(os.path.join(folder, "*.patch")))
+        for name, series in series_of(topic, patches).items():
+            into = os.path.join(folder, name)
+            os.makedirs(into, exist_ok=True)
+            for old in (*glob.glob(os.path.join(into, "*.patch")),
+                        *glob.glob(os.path.join(into, "needs/*.patch"))):
+                os.unlink(old)
+            write_one(into, series, place, upstream, base)
+            mails += sorted(glob.glob(os.path.join(into, "*.patch")))
+    return mails
 
 
 def main():
     """Write the series and say where."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--of", default="linux",
-                        choices=sorted({*overlay.PATCHES, *fetch.VERSION_OF} - {"rdma-core"}),
-                        help="whose sources the series is for (default: linux)")
-    parser.add_argument("folder", nargs="?", default=os.path.join(fetch.BUILD, "series"),
-                        help="where the mails go (default: build/series)")
+    parser.add_argument("topic", nargs="?", default="all", choices=["all", *TOPICS, *LIBRARIES],
+                        help="a topic of the kernel (all: one series of all), or a library")
+    parser.add_argument("folder", nargs="?", help="where the mails go (default: build/series)")
+    parser.add_argument("--for", dest="version", default="linux",
+                        choices=["linux", *fetch.VERSION_OF], help="the version of Linux")
+    parser.add_argument("--author", help="a person: the sender of each mail, who signs it off")
+    parser.add_argument("--base", help="upstream's commit that the mails name as their base")
     args = parser.parse_args()
-    for path in write(args.folder, args.of):
+    if args.author and not re.fullmatch(r"[^<>]+ <[^<>\s]+@[^<>\s]+>", args.author):
+        parser.error("--author: NAME <ADDRESS>")
+    library = args.topic in LIBRARIES
+    folder = args.folder or os.path.join(fetch.BUILD, "series",
+                                         "" if args.topic == "all" else args.topic)
+    for path in write(folder, args.topic if library else args.version,
+                      args.topic if args.topic in TOPICS else None, args.author, args.base):
         print(path)
+    if not args.author and not library:
+        print(NO_PERSON, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Patch(unittest.TestCase):
         for patch in patches():
             for path in overlay.hooked_files(patch):
                 self.assertFalse(path.startswith(tuple(one + "/" for one in taken)), path)
-        self.assertFalse(set(patches()) & {hook.path for hook in series.hooks()})
+        self.assertFalse(set(patches()) & {one.path for one in series.patches_of()})
 
     def test_part_of_the_fingerprint(self):
         machine = machines.load("um")

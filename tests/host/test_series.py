@@ -56,6 +56,15 @@ def batches(files):
     return done
 
 
+def build(package, tree, places, names):
+    """Build the modules of a tree; of drivers that the lab can't try, only these files."""
+    untried = {name for name in names if name.startswith(UNTRIED)}
+    if names - untried:
+        debian.build_modules(package, tree, places[0], driver.make)
+    if untried:
+        driver.build(package, tree, places[1], untried)
+
+
 class Series(unittest.TestCase):
     """A maintainer's steps with the series."""
 
@@ -122,12 +131,7 @@ class Series(unittest.TestCase):
         files = {mail: touched(mail) for mail in self.mails}
         for mails in batches(files):
             series.git(plain, "am", "-q", *mails)
-            names = {name for mail in mails for name in files[mail]}
-            untried = {name for name in names if name.startswith(UNTRIED)}
-            if names - untried:
-                debian.build_modules(package, plain, places[0], driver.make)
-            if untried:
-                driver.build(package, plain, places[1], untried)
+            build(package, plain, places, {name for mail in mails for name in files[mail]})
         with open(known, "w", encoding="utf-8") as text:
             text.write(digest.hexdigest())
 
@@ -149,12 +153,78 @@ class Series(unittest.TestCase):
         self.assertEqual(batches({1: [rxe], 2: [rxe], 3: [nic], 4: [other], 5: [nic], 6: [nic, rxe],
                                   7: [other]}), [[1], [2], [3, 4], [5], [6], [7]])
 
-    def test_a_file_that_no_hook_brings_is_found(self):
-        hooks = series.hooks()
-        lost = next(hook.new_files for hook in hooks if hook.new_files).pop()
-        self.assertEqual(series.missing_files(hooks), [lost])
-        self.assertEqual(series.missing_files(series.hooks()), [])
+    def test_a_file_that_no_patch_brings_is_found(self):
+        patches = series.patches_of()
+        lost = next(one.new_files for one in patches if one.new_files).pop()
+        self.assertEqual(series.missing_files(patches), [lost])
+        self.assertEqual(series.missing_files(series.patches_of()), [])
         self.assertIn(lost, overlay.our_files("linux", REPO))
+
+
+class Topics(unittest.TestCase):
+    """A maintainer's steps with the series of one topic."""
+
+    AUTHOR = "Anne Person <anne@example.org>"
+    BASE = "0123456789" * 4
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = temporary.name
+
+    def write(self, topic, version="linux"):
+        """The texts of the mails, by folder."""
+        mails = series.write(os.path.join(self.folder, topic), version, topic, self.AUTHOR,
+                             self.BASE)
+        found = {}
+        for mail in mails:
+            with open(mail, encoding="utf-8") as text:
+                found.setdefault(os.path.dirname(mail), []).append(text.read())
+        return found
+
+    def test_mails(self):
+        for version in ("linux", *fetch.VERSION_OF):
+            for topic in series.TOPICS:
+                for cover, *mails in self.write(topic, version).values():
+                    self.assertNotIn("***", cover)
+                    self.assertIn(f"\nbase-commit: {self.BASE}\n", cover)
+                    self.assertRegex(cover, r"\nThe series is for Linux \d+\.\d+\.\d+")
+                    self.assertTrue(mails)
+                    for mail in (cover, *mails):
+                        self.assertIn(f"\nFrom: {self.AUTHOR}\n", mail)
+                        self.assertRegex(mail, r"\nSubject: \[PATCH for-(rc|next) ")
+                    for mail in mails:
+                        self.assertEqual(re.findall("(?m)^Signed-off-by: (.*)$", mail),
+                                         [self.AUTHOR])
+
+    def test_stable_fixes_come_first(self):
+        found = self.write("fixes")
+        place = os.path.join(self.folder, "fixes")
+        self.assertEqual(set(found), {place + "/for-rc", place + "/for-next"})
+        stable = [sum("\nCc: stable@vger.kernel.org\n" in mail for mail in mails)
+                  for mails in found.values()]
+        fixes = [one for one in series.patches_of() if one.topic == "fixes"]
+        self.assertEqual(stable, [sum(one.is_stable for one in fixes), 0])
+        self.assertEqual(sum(len(mails) - 1 for mails in found.values()), len(fixes))
+
+    def test_each_topic_builds_alone(self):
+        with fetch.locked(fetch.BUILD):
+            package = kernel_package.unpack()
+        places = [os.path.join(fetch.BUILD, name) for name in ("series.modules", "series.objects")]
+        for topic in series.TOPICS:
+            self.write(topic)
+            place = os.path.join(self.folder, topic)
+            mails = [mail for folder in ("needs", ".", "for-rc", "for-next") for mail in
+                     sorted(glob.glob(os.path.join(place, folder, "*.patch")))
+                     if "0000-cover" not in mail]
+            plain = os.path.join(place, "plain")
+            os.mkdir(plain)
+            series.plain_tree(plain)
+            series.git(plain, "am", "-q", *mails)
+            for one in places:
+                shutil.rmtree(one, ignore_errors=True)
+                os.mkdir(one)
+            build(package, plain, places, {name for mail in mails for name in touched(mail)})
 
 
 if __name__ == "__main__":
