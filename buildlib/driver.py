@@ -17,7 +17,8 @@ import overlay
 import private_apt
 
 # Drivers that Debian does not build.
-OPTIONS = [f"CONFIG_INFINIBAND_{name}=m" for name in ("EFA", "ERDMA", "HNS_HIP08", "VMWARE_PVRDMA")]
+OPTIONS = [f"CONFIG_INFINIBAND_{name}=m"
+           for name in ("EFA", "ERDMA", "HNS_HIP08", "IONIC", "VMWARE_PVRDMA")]
 
 
 class DriverError(Exception):

@@ -37,7 +37,7 @@ USERS = {
 # package of headers lacks them.
 NEIGHBOURS = tuple("drivers/net/ethernet/" + name for name in (
     "broadcom/bnxt", "chelsio/cxgb4", "chelsio/libcxgb", "cisco/enic", "emulex/benet",
-    "hisilicon/hns3", "intel/ice"))
+    "hisilicon/hns3", "intel/ice", "pensando/ionic"))
 # The part of a kernel's tree from which modules are built.
 PART = (*USERS, *NEIGHBOURS, *HEADERS, "include/trace/events")
 
