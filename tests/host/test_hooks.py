@@ -43,7 +43,7 @@ class HookRules(unittest.TestCase):
 
     def setUp(self):
         self.texts = {}
-        for name in overlay.PATCHES:
+        for name in (*overlay.PATCHES, *fetch.VERSION_OF):
             for path in overlay.patches_of(name, REPO, local=True):
                 with open(path, encoding="utf-8") as text:
                     self.texts[os.path.relpath(path, REPO)] = text.read()
@@ -171,7 +171,8 @@ class HookRules(unittest.TestCase):
         with fetch.locked(fetch.BUILD, name):
             tree = fetch.fetch(name, part=kernel_modules.PART)
             pristine = os.path.join(fetch.state_folder(tree), "pristine")
-            for path, text in self.texts.items():
+            for path in (os.path.relpath(p, REPO) for p in overlay.patches_of(name, REPO)):
+                text = self.texts[path]
                 if path.startswith(FIXES):
                     needs = re.search(r"(?m)^Stands-On: (.*)$", text.partition("\n---\n")[0])
                     below = tuple(FIXES + n for n in needs.group(1).split(", ")) if needs else ()

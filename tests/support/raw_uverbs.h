@@ -105,6 +105,30 @@ public:
 		made.handle = out.mr_handle;
 		return made;
 	}
+	/* The result of UVERBS_METHOD_REG_MR, of which 6.12 and rdma-core 56 know nothing. */
+	struct method_mr {
+		int error; /* EPROTONOSUPPORT: the kernel lacks the method */
+		uint32_t handle;
+		uint32_t lkey;
+	};
+	method_mr register_by_method(const ibv_pd *pd, void *addr, std::size_t length) const
+	{
+		constexpr uint16_t method = 5;
+		enum : uint16_t { HANDLE, PD, IOVA = 3, ADDR, LENGTH, ACCESS, LKEY = 9, RKEY };
+		method_mr made{};
+		uint32_t rkey;
+
+		made.error = call(UVERBS_OBJECT_MR, method,
+				  {attribute(HANDLE, 0), attribute(PD, pd->handle),
+				   attribute(IOVA, address(addr), sizeof(uint64_t)),
+				   attribute(ADDR, address(addr), sizeof(uint64_t)),
+				   attribute(LENGTH, length, sizeof(uint64_t)),
+				   attribute(ACCESS, IBV_ACCESS_LOCAL_WRITE, sizeof(uint32_t)),
+				   attribute(LKEY, address(&made.lkey), sizeof(made.lkey)),
+				   attribute(RKEY, address(&rkey), sizeof(rkey))},
+				  &made.handle);
+		return made;
+	}
 	static ib_uverbs_attr names(const uint64_t *word)
 	{
 		return attribute(UVERBS_ATTR_MR_NOTIFY_REG_WORD, address(word), sizeof(uint64_t));
@@ -216,8 +240,9 @@ private:
 		return one;
 	}
 
-	int call(uint16_t object, uint16_t method,
-		 const std::vector<ib_uverbs_attr> &attributes) const
+	/* @made: the handle of a new object, which the first attribute names. */
+	int call(uint16_t object, uint16_t method, const std::vector<ib_uverbs_attr> &attributes,
+		 uint32_t *made = nullptr) const
 	{
 		alignas(8) std::byte
 			buffer[sizeof(ib_uverbs_ioctl_hdr) + 8 * sizeof(ib_uverbs_attr)]{};
@@ -230,9 +255,13 @@ private:
 		hdr->method_id = method;
 		hdr->num_attrs = static_cast<uint16_t>(attributes.size());
 		hdr->driver_id = driver_;
-		std::copy(attributes.begin(), attributes.end(),
-			  reinterpret_cast<ib_uverbs_attr *>(hdr + 1));
-		return ioctl(fd_, RDMA_VERBS_IOCTL, hdr) ? errno : 0;
+		auto *first = reinterpret_cast<ib_uverbs_attr *>(hdr + 1);
+		std::copy(attributes.begin(), attributes.end(), first);
+		if (ioctl(fd_, RDMA_VERBS_IOCTL, hdr))
+			return errno;
+		if (made)
+			*made = static_cast<uint32_t>(first->data);
+		return 0;
 	}
 
 	int fd_;

@@ -28,6 +28,7 @@
 #include "port_counter.h"
 #include "post.h"
 #include "qp_setup.h"
+#include "raw_uverbs.h"
 #include "skip.h"
 #include "system.h"
 
@@ -398,6 +399,29 @@ TEST_CASE("errors: connecting goes on after a MAD that can't be sent", "[veth]")
 
 	INFO(how);
 	CHECK(run_child("connecting: " + how, {}).status == 0);
+}
+
+TEST_CASE("errors: an MR of the method REG_MR is good for a transfer", "[roce]")
+{
+	const device on;
+	const memory m = anonymous(page_size());
+	const raw_uverbs raw(on.context());
+	const auto room = on.register_memory(m.registered());
+	const auto mr = raw.register_by_method(on.pd(), m.registered().addr, page_size());
+
+	SKIP_IF(mr.error == EPROTONOSUPPORT, "the kernel has no method REG_MR");
+	REQUIRE(mr.error == 0);
+
+	end one(on, IBV_QPT_UC);
+	end other(on, IBV_QPT_UC);
+
+	one.connect(other);
+	other.connect(one);
+	post_receive(other.qp(), {{{m.registered().addr, 64}, room->lkey}});
+	one.send({{m.registered().addr, 64}, mr.lkey});
+	CHECK(one.ended() == IBV_WC_SUCCESS);
+	CHECK(other.ended() == IBV_WC_SUCCESS);
+	CHECK(raw.deregister(mr.handle) == 0);
 }
 
 /* The state SQE of IBA. */
