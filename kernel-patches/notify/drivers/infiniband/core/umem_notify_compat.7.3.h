@@ -8,8 +8,8 @@
 #include <linux/list_lru.h>
 
 /*
- * A callback of list_lru_walk*(), umem_notify_walk_look(), of a look() that gets the list's
- * lock and returns with it held.
+ * Makes a callback of list_lru_walk*() out of @look, which gets the list's lock and returns
+ * with it held.
  *
  * The lock is a part of the list. A callback that stops the walk, or has it begin again, must
  * let the lock go: list_lru_walk*() does not, and the next walk would wait for ever.

@@ -8,8 +8,8 @@
 #include <linux/list_lru.h>
 
 /*
- * A callback of list_lru_walk*(), umem_notify_walk_look(), of a look() that gets the list's
- * lock and returns with it held.
+ * Makes a callback of list_lru_walk*() out of @look, which gets the list's lock and returns
+ * with it held.
  */
 #define UMEM_NOTIFY_WALK(look)							\
 static enum lru_status umem_notify_walk_##look(struct list_head *item,		\
