@@ -194,6 +194,7 @@ BUILDS = {
     "kernel debian": Build("tests/lab/run --prepare --kernel debian", seconds=120),
     "kernel stock": Build("tests/lab/run --prepare --kernel stock", ("kernel debian",), 10),
     "kernel dkms": Build("tests/lab/run --prepare --kernel dkms", ("kernel debian",), 300),
+    "kernel next": Build("tests/lab/run --prepare --kernel next", seconds=150),
     "kernel debug": Build("tests/lab/run --prepare --kernel debug", seconds=420),
     "trixie root": Build("tests/lab/on trixie -- true", seconds=130),
     "trixie programs": Build(
@@ -291,6 +292,12 @@ LANES = {
                                  "lifetime", "race", "wqe_ring")),
          NOTIFY_AND_CACHE],
         guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),
+    # Linux 7.3, with the same files.
+    "next": Lane(
+        [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING,
+         *guest_programs("interleaving", "stress", "odp_stress", "retransmit", seconds=10),
+         *on_siw(*guest_programs("contract", "revoke", "rights", "siw")), NOTIFY_AND_CACHE],
+        guest="--kernel next", needs=("fork", "kernel next"), seconds=600),
     # The same tests on Debian 13, with other compilers, Python, Catch2 and MPIs.
     "trixie": Lane(
         [*unit("parts"), MATRIX,
