@@ -26,28 +26,29 @@ static_assert(sizeof(struct verbs_mr) <= MR_VIEW_SIZE,
 
 /* With the reference to the MR that it is a view of. */
 static inline struct ibv_mr *fill_view(struct verbs_mr *view,
-				       const struct ibv_mr *of, void *addr,
-				       size_t length, uint32_t index,
-				       uint32_t generation)
+				       struct mr_cache_ref of, void *addr,
+				       size_t length)
 {
-	view->ibv_mr = *of;
+	view->ibv_mr = *(const struct ibv_mr *)of.mr;
 	view->ibv_mr.addr = addr;
 	view->ibv_mr.length = length;
-	view->mr_type = type_of(generation) | CACHED_MR_VIEW;
-	view->access = index;
+	view->mr_type = type_of(of.generation) | CACHED_MR_VIEW;
+	view->access = of.index;
 	return &view->ibv_mr;
 }
 
-/* NULL: gives the reference back. */
-static struct ibv_mr *make_view(const struct ibv_mr *of, void *addr,
-				size_t length, uint32_t index,
-				uint32_t generation)
+/* The MR itself if it shows the range; NULL: gives the reference back. */
+static struct ibv_mr *show(struct mr_cache_ref ref, void *addr, size_t length)
 {
-	struct verbs_mr *view = mr_view_alloc();
+	struct ibv_mr *const mr = ref.mr;
+	struct verbs_mr *view;
 
+	if (mr->addr == addr && mr->length == length)
+		return mr;
+	view = mr_view_alloc();
 	if (view)
-		return fill_view(view, of, addr, length, index, generation);
-	mr_cache_release(index, generation);
+		return fill_view(view, ref, addr, length);
+	mr_cache_release(ref.index, ref.generation);
 	return NULL;
 }
 
@@ -57,44 +58,29 @@ static struct ibv_mr *make_view(const struct ibv_mr *of, void *addr,
  */
 static __attribute__((noinline)) void *
 reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
-	 struct mr_cache_part part)
+	 struct mr_cache_ref ref)
 {
 	const unsigned int rights = access & ~MR_CACHE_EXACT;
 	void *const start = (void *)(uintptr_t)addr;
 	const int old_errno = errno;
-	struct mr_cache_ref ref;
-	struct ibv_mr *view;
+	struct ibv_mr *mr = ref.mr ? show(ref, start, length) : NULL;
 
-	if (part.mr) {
-		view = make_view(part.mr, start, length, part.index,
-				 part.generation);
-		if (view)
-			return view;
-	}
-	if (!can_be_cached(addr, length, rights) ||
-	    !context_caches(pd->context) ||
-	    mr_cache_acquire(pd, pd->context, addr, length, access, &ref))
-		goto plain;
+	if (!mr && can_be_cached(addr, length, rights) &&
+	    context_caches(pd->context) &&
+	    !mr_cache_acquire(pd, pd->context, addr, length, access, &ref))
+		mr = show(ref, start, length);
 	errno = old_errno;
-	if (ref.addr == addr && ref.length == length)
-		return ref.mr;
-	view = make_view(ref.mr, start, length, ref.index, ref.generation);
-	if (view)
-		return view;
-plain:
-	errno = old_errno;
-	return plain_reg_mr_iova2(pd, start, length, addr, rights);
+	return mr ?: plain_reg_mr_iova2(pd, start, length, addr, rights);
 }
 
 /* Saves no register for a part. */
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length,
-		       uint32_t access, struct mr_cache_part part)
+		       uint32_t access, struct mr_cache_ref part)
 {
 	struct verbs_mr *view = part.mr ? mr_view_alloc_kept() : NULL;
 
 	if (likely(view))
-		return fill_view(view, part.mr, (void *)(uintptr_t)addr, length,
-				 part.index, part.generation);
+		return fill_view(view, part, (void *)(uintptr_t)addr, length);
 	return reg_miss(pd, addr, length, access, part);
 }
 

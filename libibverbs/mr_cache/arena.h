@@ -66,7 +66,7 @@ template <class Env> struct arena {
 		entry<Env> &e = entries[i];
 
 		e.use(now());
-		*ref = {e.registration(), e.shown_addr(), e.shown_length(), i, generation};
+		*ref = {e.registration(), i, generation};
 		return hot.generation.load(std::memory_order_acquire) == generation ? 0
 										    : EOPNOTSUPP;
 	}

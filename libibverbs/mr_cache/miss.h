@@ -213,7 +213,7 @@ private:
 
 		/* A child that a signal handler forked: of what was begun it has nothing. */
 		if (!lock) {
-			*ref = {mr, asked.addr, asked.length, i, asked.generation};
+			*ref = {mr, i, asked.generation};
 			return mr ? 0 : EOPNOTSUPP;
 		}
 		a.making.remove(i);
@@ -282,7 +282,7 @@ private:
 	/* One that becomes invalid meanwhile is its user's alone, as without the cache. */
 	int reg_and_settle(const mr_cache_request &asked, entry_word<Env> &w, void **mr)
 	{
-		const int error = lock.env.reg(asked, w.raw(), mr);
+		const int error = lock.env.reg(&asked, w.raw(), mr);
 
 		for (int n = lock.SETTLE_ATTEMPTS; !error && n && w.peek_relaxed() & w.SUSPECT; n--)
 			if (lock.env.settle(*mr))

@@ -13,17 +13,11 @@
 namespace {
 
 struct verbs_env : mr_cache::linux_env {
-	static int reg(const mr_cache_request &request, uint64_t *word, void **mr)
-	{
-		return mr_cache_reg_entry(&request, word, mr);
-	}
-	static int settle(void *mr) { return mr_cache_settle_entry(mr); }
-	static int dereg(void *mr) { return mr_cache_dereg_entry(mr); }
-	static ibv_mr_cache_limits default_limits(void *owner)
-	{
-		return mr_cache_first_limits(owner);
-	}
-	static uint64_t max_merge(void *owner) { return mr_cache_max_merge(owner); }
+	static constexpr auto *reg = mr_cache_reg_entry;
+	static constexpr auto *settle = mr_cache_settle_entry;
+	static constexpr auto *dereg = mr_cache_dereg_entry;
+	static constexpr auto *default_limits = mr_cache_first_limits;
+	static constexpr auto *max_merge = mr_cache_max_merge;
 };
 
 constinit mr_cache::cache<verbs_env> cache;
@@ -31,7 +25,7 @@ constinit mr_cache::cache<verbs_env> cache;
 /* A type: a pointer would be in a register all the way. */
 struct on_miss {
 	void *operator()(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-			 mr_cache_part part) const
+			 mr_cache_ref part) const
 	{
 		return mr_cache_on_miss(pd, addr, length, access, part);
 	}

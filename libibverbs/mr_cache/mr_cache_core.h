@@ -70,19 +70,11 @@ uint64_t mr_cache_max_merge(void *owner);
 /* The bits of a word that count references. */
 #define MR_CACHE_IN_USE 0x3fffffc00ULL
 
+/* In two registers. Where the mr shows another range than was asked for the shim hands out a view. */
 struct mr_cache_ref {
-	void *mr;	 /* from reg() */
-	uint64_t addr;	 /* the range that reg() was to show: when this user asked for */
-	uint64_t length; /* another, the shim hands out a view of the mr */
+	void *mr; /* from reg(), or NULL: none */
 	uint32_t index;
 	uint32_t generation; /* never 0 */
-};
-
-/* The same in two registers, of an mr that shows more than was asked for; or mr is NULL. */
-struct mr_cache_part {
-	void *mr;
-	uint32_t index;
-	uint32_t generation;
 };
 
 /* Before anything else. On an error the cache stays off: ENOMEM, or EOPNOTSUPP on 32 bits. */
@@ -94,7 +86,7 @@ int mr_cache_init(void);
  */
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-		       struct mr_cache_part part);
+		       struct mr_cache_ref part);
 
 /*
  * A reference to a valid registration that serves the request; registers one when there is none.

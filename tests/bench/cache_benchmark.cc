@@ -448,7 +448,7 @@ void add_all()
 
 /* For the view of a part mr_cache_on_miss() reads these fields. */
 extern "C" void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-				  mr_cache_part part)
+				  mr_cache_ref part)
 {
 	mr_cache_ref ref;
 

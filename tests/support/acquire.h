@@ -18,7 +18,7 @@ int acquire(Cache &cache, void *pd, void *owner, uint64_t addr, uint64_t length,
 	    mr_cache_ref *ref)
 {
 	int error = 0;
-	auto on_miss = [&](void *, uint64_t, uint64_t, uint32_t, mr_cache_part part) -> void * {
+	auto on_miss = [&](void *, uint64_t, uint64_t, uint32_t, mr_cache_ref part) -> void * {
 		if (!part.mr)
 			error = cache.acquire(pd, owner, addr, length, access, ref);
 		return part.mr;

@@ -59,7 +59,7 @@ struct fake_kernel {
 	{
 		const mr_cache_request &what = static_cast<mr *>(which)->what;
 
-		return {which, what.addr, what.length, what.index, what.generation};
+		return {which, what.index, what.generation};
 	}
 
 	void complain(const char *what)
@@ -228,9 +228,9 @@ struct fake_env : mr_cache::linux_env {
 	ibv_mr_cache_limits defaults = {UINT64_MAX, UINT64_MAX};
 	std::function<uint64_t(uint32_t)> shrink; // of the cache
 
-	int reg(const mr_cache_request &what, uint64_t *word, void **out)
+	int reg(const mr_cache_request *what, uint64_t *word, void **out)
 	{
-		return with_room(what, [&] { return reg_once(what, word, out); });
+		return with_room(*what, [&] { return reg_once(*what, word, out); });
 	}
 	int reg_once(const mr_cache_request &what, uint64_t *word, void **out)
 	{

@@ -20,18 +20,18 @@ struct counting_env : mr_cache::linux_env {
 
 	std::atomic<uint32_t> generation{0};
 
-	int reg(const mr_cache_request &what, uint64_t *, void **mr)
+	int reg(const mr_cache_request *what, uint64_t *, void **mr)
 	{
 		live++;
-		generation = what.generation;
-		*mr = reinterpret_cast<void *>(++made << 20 | what.index);
+		generation = what->generation;
+		*mr = reinterpret_cast<void *>(++made << 20 | what->index);
 		return 0;
 	}
 	mr_cache_ref reference_to(void *mr) const
 	{
 		const uintptr_t index = reinterpret_cast<uintptr_t>(mr) % entries;
 
-		return {mr, 0, 0, static_cast<uint32_t>(index), generation};
+		return {mr, static_cast<uint32_t>(index), generation};
 	}
 	int settle(void *) { return 0; }
 	int dereg(void *)

@@ -74,12 +74,12 @@ struct hooked_env : fake_env {
 	std::function<int(const fake_kernel::mr &)> before_dereg;
 	std::function<void()> before_settle;
 
-	int reg(const mr_cache_request &what, uint64_t *word, void **out)
+	int reg(const mr_cache_request *what, uint64_t *word, void **out)
 	{
-		return with_room(what, [&] {
+		return with_room(*what, [&] {
 			if (before_reg)
-				before_reg(what);
-			return reg_once(what, word, out);
+				before_reg(*what);
+			return reg_once(*what, word, out);
 		});
 	}
 	int settle(void *m)
@@ -838,7 +838,7 @@ TEST_CASE("a process that locks all its memory pays for used tables only")
 {
 	/* The sizes in production. */
 	struct env : mr_cache::linux_env {
-		int reg(const mr_cache_request &, uint64_t *, void **mr)
+		int reg(const mr_cache_request *, uint64_t *, void **mr)
 		{
 			*mr = this;
 			return 0;

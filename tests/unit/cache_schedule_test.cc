@@ -82,10 +82,10 @@ struct scheduled_env {
 		return ++ticks;
 	}
 
-	int reg(const mr_cache_request &what, uint64_t *word, void **mr)
+	int reg(const mr_cache_request *what, uint64_t *word, void **mr)
 	{
 		schedule::point();
-		int error = kernel->reg(what, word, mr);
+		int error = kernel->reg(*what, word, mr);
 		schedule::point();
 		return error;
 	}

@@ -99,8 +99,8 @@ TEST_CASE_METHOD(fixture, "the whole pages of an odd range are registered, the r
 	mr_cache_ref ref;
 
 	REQUIRE(acquire(cache, pd, owner, BASE + 100, 5000, LOCAL, &ref) == 0);
-	CHECK(ref.addr == BASE + 100);
-	CHECK(ref.length == 5000);
+	CHECK(mr_of(ref).what.addr == BASE + 100);
+	CHECK(mr_of(ref).what.length == 5000);
 	CHECK(mr_of(ref).what.start == BASE);
 	CHECK(mr_of(ref).what.size == 2 * PAGE);
 	CHECK(put(ref) == 0);
@@ -660,8 +660,8 @@ TEST_CASE_METHOD(fixture, "an exact registration serves its range and its rights
 		mr_cache_ref ref = {};
 
 		REQUIRE(acquire(cache, pd, owner, BASE + offset, length, access, &ref) == 0);
-		CHECK(ref.addr == BASE + offset);
-		CHECK(ref.length == length);
+		CHECK(mr_of(ref).what.addr == BASE + offset);
+		CHECK(mr_of(ref).what.length == length);
 		CHECK(mr_of(ref).what.start == BASE + offset);
 		CHECK(mr_of(ref).what.size == length);
 		CHECK(mr_of(ref).what.access == (access & ~MR_CACHE_EXACT));
@@ -696,12 +696,12 @@ TEST_CASE_METHOD(fixture, "an exact registration serves its range and its rights
 TEST_CASE_METHOD(fixture, "a view of exactly the range is found, and parts are left to the caller")
 {
 	constexpr uint32_t READ = MR_CACHE_REMOTE_READ | MR_CACHE_EXACT;
-	mr_cache_part part = {};
+	mr_cache_ref part = {};
 	int asked = 0;
 	auto find = [&](uint64_t offset, uint64_t length, uint32_t access) {
 		return cache.find(pd, BASE + offset, length, access,
 				  [&](void *of, uint64_t addr, uint64_t size, uint32_t rights,
-				      mr_cache_part found) -> void * {
+				      mr_cache_ref found) -> void * {
 					  CHECK(of == pd);
 					  CHECK(addr == BASE + offset);
 					  CHECK(size == length);

@@ -161,8 +161,8 @@ TEST_CASE_METHOD(fixture, "a union takes the place of the idle ones within it")
 
 	CHECK(mr_of(ref).what.start == BASE);
 	CHECK(mr_of(ref).what.size == (WIDE + IDLE) * PAGE);
-	CHECK(ref.addr == BASE);
-	CHECK(ref.length == (WIDE + IDLE) * PAGE);
+	CHECK(mr_of(ref).what.addr == BASE);
+	CHECK(mr_of(ref).what.length == (WIDE + IDLE) * PAGE);
 	CHECK(kernel.live.size() == 1);
 	put(ref);
 	CHECK(count().entries == 1);
@@ -202,8 +202,8 @@ TEST_CASE_METHOD(fixture, "an odd range is united by its pages")
 	leave(hold(0, IDLE));
 	REQUIRE(acquire(cache, pd(0), owner, BASE + 5, (WIDE + IDLE) * PAGE - 10, LOCAL, &ref) ==
 		0);
-	CHECK(ref.addr == BASE + 5);
-	CHECK(ref.length == (WIDE + IDLE) * PAGE - 10);
+	CHECK(mr_of(ref).what.addr == BASE + 5);
+	CHECK(mr_of(ref).what.length == (WIDE + IDLE) * PAGE - 10);
 	put(ref);
 }
 
