@@ -36,6 +36,15 @@
  */
 #define CACHED_MR_ROUNDED (1U << 31)
 
+/* What the cache keeps in the private part of each context (mr_cache_context.c). */
+struct mr_cache_context {
+	uint32_t state;	  /* enum context_state; 0: not yet asked */
+	uint32_t forks;	  /* mr_cache_forks() when it was opened */
+	uint64_t idle_ms; /* idle for longer, the kernel takes its pages back; 0: never */
+	struct ibv_mr_cache_limits limits; /* until the program sets others */
+	uint64_t max_merge; /* the most bytes that are registered together */
+};
+
 /* Must ibv_rereg_mr() call mr_cache_rereg_mr()? */
 static inline bool mr_cache_was_ours(struct ibv_mr *mr)
 {

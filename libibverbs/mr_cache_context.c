@@ -23,19 +23,15 @@ static uint32_t state_of(struct ibv_context *context)
 	    ibv_query_device_ex(context, NULL, &attr) ||
 	    !(attr.orig_attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY))
 		return state;
-	mr_cache_read_limits();
 	if (mr_cache_init())
 		return state;
 	state |= CONTEXT_CACHES;
-	state |= mr_cache_device_entries(attr.orig_attr.max_mr)
-		 << CONTEXT_ENTRIES_SHIFT;
-	state |= mr_cache_max_merge_bits(attr.orig_attr.max_mr_size)
-		 << CONTEXT_MERGE_SHIFT;
-	if (mr_cache_may_reclaim() && attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE)
+	if (mr_cache_setting(RECLAIM, true) &&
+	    attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE)
 		state |= CONTEXT_RECLAIMS;
-	if (state & CONTEXT_RECLAIMS &&
-	    attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM)
-		state |= CONTEXT_RESTORES;
+	mr_cache_set_limits(context, &attr,
+			    state & CONTEXT_RECLAIMS &&
+				    attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM);
 	return state;
 }
 
@@ -50,9 +46,9 @@ bool mr_cache_ask_context(struct ibv_context *context)
 	uint32_t not_asked = 0;
 
 	if (state & CONTEXT_CACHES)
-		__atomic_store_n(&reports, mr_cache_tells_statistics(),
+		__atomic_store_n(&reports, mr_cache_setting(STATS, false),
 				 __ATOMIC_RELAXED);
-	__atomic_compare_exchange_n(&get_priv(context)->mr_cache, &not_asked,
+	__atomic_compare_exchange_n(&get_priv(context)->mr_cache.state, &not_asked,
 				    state, false, __ATOMIC_ACQ_REL,
 				    __ATOMIC_ACQUIRE);
 	errno = old_errno;
@@ -128,7 +124,7 @@ uint32_t mr_cache_forks(void)
 static bool is_of_ancestor(void *context, const struct ibv_mr_cache_stats *seen,
 			   const void *unused)
 {
-	return get_priv(context)->mr_cache_forks != forks;
+	return get_priv(context)->mr_cache.forks != forks;
 }
 
 __attribute__((constructor)) static void notice_forks(void)

@@ -12,11 +12,11 @@
 
 /* mr_cache_settings.c: which registrations are cached, and for whom (RDMAV_MR_CACHE). */
 enum policy {
-	POLICY_NOT_ASKED,
-	POLICY_FLAG,	/* unset: those with IBV_ACCESS_CACHED */
+	POLICY_NONE,	/* 0: nothing at all */
 	POLICY_LOCAL,	/* 1: also every one that no peer can notice */
 	POLICY_REMOTE,	/* remote: every one, for peers that trust one another */
-	POLICY_NONE,	/* 0: nothing at all */
+	POLICY_FLAG,	/* unset: those with IBV_ACCESS_CACHED */
+	POLICY_NOT_ASKED,
 };
 
 #define REMOTE_ACCESS                                                          \
@@ -56,23 +56,19 @@ static inline bool can_be_cached(uint64_t addr, uint64_t length,
 }
 
 /*
- * mr_cache_context.c. verbs_ex_private.mr_cache: asked of the device and the kernel once, at the
- * first registration; 0 is not yet asked.
+ * mr_cache_context.c. mr_cache_context.state: asked of the device and the kernel once, at the
+ * first registration.
  */
 enum context_state {
 	CONTEXT_ASKED = 1 << 0,
 	CONTEXT_CACHES = 1 << 1,
 	CONTEXT_RECLAIMS = 1 << 2,	/* the kernel may take back idle pages */
-	CONTEXT_RESTORES = 1 << 3,	/* and give it back */
 };
-/* Above them: log2 of the largest union, 6 bits; the default limit of entries. */
-#define CONTEXT_MERGE_SHIFT 4
-#define CONTEXT_ENTRIES_SHIFT 10
 
 static inline bool context_is(struct ibv_context *context,
 			      enum context_state what)
 {
-	return __atomic_load_n(&get_priv(context)->mr_cache,
+	return __atomic_load_n(&get_priv(context)->mr_cache.state,
 			       __ATOMIC_ACQUIRE) & what;
 }
 
@@ -86,21 +82,17 @@ static inline bool context_caches(struct ibv_context *context)
 	return !context_is(context, CONTEXT_ASKED) && mr_cache_ask_context(context);
 }
 
-/* RDMAV_MR_CACHE_STATS, RDMAV_MR_CACHE_RECLAIM. */
-bool mr_cache_tells_statistics(void);
-bool mr_cache_may_reclaim(void);
+enum mr_cache_variable { POLICY, STATS, RECLAIM, MAX_BYTES, MAX_ENTRIES, IDLE_MS };
+
+/* The value of that environment variable, if it has one. */
+uint64_t mr_cache_setting(enum mr_cache_variable which, uint64_t fallback);
 /* Is there as much memory to lock as a cache is of use for? */
 bool mr_cache_may_gain(void);
 /* Could so many bytes be pinned, if all that is idle were not? */
 bool mr_cache_may_pin(uint64_t bytes);
-/* Before the next one; several threads may. */
-void mr_cache_read_limits(void);
-/* For how long one may be idle until the kernel takes its pages back; 0: for ever. */
-uint32_t mr_cache_idle_ms(void);
-/* The entries that are the default on a device with so many MRs; 0: it does not say. Below 2^22. */
-uint32_t mr_cache_device_entries(int max_mr);
-/* log2 of the bytes that are registered together on a device with MRs so large; the same. */
-uint32_t mr_cache_max_merge_bits(uint64_t max_mr_size);
+/* What a context begins with; restores: the device can give back pages that the kernel took. */
+void mr_cache_set_limits(struct ibv_context *context,
+			 const struct ibv_device_attr_ex *attr, bool restores);
 
 /*
  * The program's thread sanitizer, if it has one, does not see the atomics of the cache between a

@@ -40,7 +40,9 @@ int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word,
 		.access = request->access,
 		.reclaims = context_is(request->owner, CONTEXT_RECLAIMS),
 		.once = request->merged,
-		.idle_ms = mr_cache_idle_ms(),
+		.idle_ms = __atomic_load_n(
+			&get_priv(request->owner)->mr_cache.idle_ms,
+			__ATOMIC_RELAXED),
 	};
 	struct ibv_mr *mr;
 

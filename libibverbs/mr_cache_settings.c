@@ -37,19 +37,20 @@ static_assert((int)MR_CACHE_LOCAL_WRITE == (int)IBV_ACCESS_LOCAL_WRITE &&
 	      "the core's access flags differ from the verbs'");
 
 #define DEFAULT_ENTRIES 65536
-#define NOT_GIVEN (UINT64_MAX - 1)
 #define LEAST_LOCKABLE (1 << 20)
+#define LARGEST_MERGE (1ULL << 32)
 
-enum variable { POLICY, STATS, RECLAIM, MAX_BYTES, MAX_ENTRIES, IDLE_MS };
+static const char *const words[] = { "0", "1", "remote" };
 
 static struct {
 	const char *name;
 	const char *values;	/* told once to a user that wrote another one */
+	uint32_t words;		/* so many of the words are values; 0: numbers */
 	uint32_t told;
 } variables[] = {
-	[POLICY] = { "RDMAV_MR_CACHE", "0, 1 or remote" },
-	[STATS] = { "RDMAV_MR_CACHE_STATS", "0 or 1" },
-	[RECLAIM] = { "RDMAV_MR_CACHE_RECLAIM", "0 or 1" },
+	[POLICY] = { "RDMAV_MR_CACHE", "0, 1 or remote", 3 },
+	[STATS] = { "RDMAV_MR_CACHE_STATS", "0 or 1", 2 },
+	[RECLAIM] = { "RDMAV_MR_CACHE_RECLAIM", "0 or 1", 2 },
 	[MAX_BYTES] = { "RDMAV_MR_CACHE_MAX_BYTES",
 			"a number, with K, M, G or T behind it" },
 	[MAX_ENTRIES] = { "RDMAV_MR_CACHE_MAX_ENTRIES",
@@ -58,85 +59,56 @@ static struct {
 		      "a number of milliseconds; 0: never" },
 };
 
-/* NULL: it has none, or an empty one; or the program runs with more rights than its user. */
-static const char *value_of(enum variable which)
-{
-	const char *const text = secure_getenv(variables[which].name);
-
-	return text && *text ? text : NULL;
-}
-
-static void not_understood(enum variable which, const char *value)
-{
-	if (!__atomic_exchange_n(&variables[which].told, 1, __ATOMIC_RELAXED))
-		dprintf(STDERR_FILENO,
-			"libibverbs: %s=%s is not understood and ignored: it may be %s\n",
-			variables[which].name, value, variables[which].values);
-}
-
-static bool switched(enum variable which, bool fallback)
-{
-	const char *const text = value_of(which);
-
-	if (!text)
-		return fallback;
-	if (!strcmp(text, "0") || !strcmp(text, "1"))
-		return *text == '1';
-	not_understood(which, text);
-	return fallback;
-}
-
-bool mr_cache_tells_statistics(void)
-{
-	return switched(STATS, false);
-}
-
-bool mr_cache_may_reclaim(void)
-{
-	return switched(RECLAIM, true);
-}
-
-/* How often the value is to be shifted by 10 bits; -1: that is no unit. */
-static int power_of(const char *unit)
-{
-	static const char units[] = "KMGT", small[] = "kmgt";
-
-	if (!*unit)
-		return 0;
-	for (int i = 0; units[i]; i++)
-		if ((*unit == units[i] || *unit == small[i]) && !unit[1])
-			return i + 1;
-	return -1;
-}
-
 static bool parse(const char *text, uint64_t *value)
 {
+	static const char units[] = "KMGTkmgt";
 	/* A leading 0 alone makes no octal number. */
 	const bool is_hex = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
+	const char *unit;
+	int shift = 0;
 	char *end;
-	int shift;
 
 	if (*text < '0' || *text > '9')
 		return false;
 	errno = 0;
 	*value = strtoull(text, &end, is_hex ? 16 : 10);
-	shift = power_of(end) * 10;
-	if (errno || shift < 0 || *value > UINT64_MAX >> shift)
+	if (*end) {
+		unit = strchr(units, *end);
+		if (!unit || end[1])
+			return false;
+		shift = ((unit - units) % 4 + 1) * 10;
+	}
+	if (errno || *value > UINT64_MAX >> shift)
 		return false;
 	*value <<= shift;
 	return true;
 }
 
-static uint64_t number(enum variable which, uint64_t fallback)
+static bool understand(enum mr_cache_variable which, const char *text,
+		       uint64_t *value)
 {
-	const char *const text = value_of(which);
+	if (!variables[which].words)
+		return parse(text, value);
+	for (*value = 0; *value < variables[which].words; ++*value)
+		if (!strcmp(text, words[*value]))
+			return true;
+	return false;
+}
+
+uint64_t mr_cache_setting(enum mr_cache_variable which, uint64_t fallback)
+{
+	/* None if the program runs with more rights than its user. */
+	const char *const text = secure_getenv(variables[which].name);
 	uint64_t value;
 
-	if (!text)
+	if (!text || !*text)
 		return fallback;
-	if (parse(text, &value))
+	if (understand(which, text, &value))
 		return value;
-	not_understood(which, text);
+	if (!__atomic_exchange_n(&variables[which].told, 1, __ATOMIC_RELAXED))
+		dprintf(STDERR_FILENO,
+			"libibverbs: %s=%s is not understood and ignored: it may be %s\n",
+			variables[which].name, text, variables[which].values);
 	return fallback;
 }
 
@@ -148,22 +120,10 @@ enum policy mr_cache_policy(void)
 {
 	static uint32_t known = POLICY_NOT_ASKED;
 	uint32_t value = __atomic_load_n(&known, __ATOMIC_RELAXED);
-	const char *text;
 
 	if (likely(value != POLICY_NOT_ASKED))
 		return value;
-	text = value_of(POLICY);
-	value = POLICY_FLAG;
-	if (!text)
-		;
-	else if (!strcmp(text, "1"))
-		value = POLICY_LOCAL;
-	else if (!strcmp(text, "remote"))
-		value = POLICY_REMOTE;
-	else if (!strcmp(text, "0"))
-		value = POLICY_NONE;
-	else
-		not_understood(POLICY, text);
+	value = mr_cache_setting(POLICY, POLICY_FLAG);
 	if (value == POLICY_REMOTE)
 		__atomic_store_n(&mr_cache_exact_rights, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&mr_cache_default,
@@ -214,6 +174,17 @@ bool mr_cache_may_gain(void)
 	return lockable_bytes() >= LEAST_LOCKABLE;
 }
 
+/* Threads that ask a context at once store the same. */
+static void store(uint64_t *to, uint64_t value)
+{
+	__atomic_store_n(to, value, __ATOMIC_RELAXED);
+}
+
+static uint64_t load(const uint64_t *from)
+{
+	return __atomic_load_n(from, __ATOMIC_RELAXED);
+}
+
 static uint64_t least(uint64_t a, uint64_t b)
 {
 	return a < b ? a : b;
@@ -259,70 +230,40 @@ bool mr_cache_may_pin(uint64_t length)
 	return idle > pinned || pinned - idle <= lockable - length;
 }
 
-/* Of a registration that is reclaimed, and of one that is not. */
-static uint64_t bytes[2];
-static uint64_t entries;
-static uint32_t idle_ms;
-
-void mr_cache_read_limits(void)
+void mr_cache_set_limits(struct ibv_context *context,
+			 const struct ibv_device_attr_ex *attr, bool restores)
 {
-	const uint64_t memory = memory_bytes(), lockable = lockable_bytes();
-	int reclaimed;
+	struct mr_cache_context *const to = &get_priv(context)->mr_cache;
+	const uint64_t memory = memory_bytes() / (restores ? 1 : 4);
+	const uint64_t max_mr_size = attr->orig_attr.max_mr_size;
+	const int max_mr = attr->orig_attr.max_mr;
+	uint64_t entries = DEFAULT_ENTRIES;
 
-	for (reclaimed = 0; reclaimed < 2; reclaimed++)
-		__atomic_store_n(&bytes[reclaimed],
-				 number(MAX_BYTES,
-					least(reclaimed ? memory : memory / 4,
-					      lockable / 2)),
-				 __ATOMIC_RELAXED);
-	__atomic_store_n(&entries, number(MAX_ENTRIES, NOT_GIVEN),
-			 __ATOMIC_RELAXED);
-	__atomic_store_n(&idle_ms,
-			 least(number(IDLE_MS, IB_UVERBS_MR_NOTIFY_IDLE_MS),
-			       UINT32_MAX),
-			 __ATOMIC_RELAXED);
-}
-
-uint32_t mr_cache_idle_ms(void)
-{
-	return __atomic_load_n(&idle_ms, __ATOMIC_RELAXED);
-}
-
-uint32_t mr_cache_device_entries(int max_mr)
-{
-	if (max_mr <= 0)
-		return DEFAULT_ENTRIES;
-	return max_mr < 16 ? 1 : least(DEFAULT_ENTRIES, max_mr / 16);
-}
-
-/* Not beyond 4 GiB: a program that registers less has never tried its device with more. */
-uint32_t mr_cache_max_merge_bits(uint64_t max_mr_size)
-{
-	if (!max_mr_size || max_mr_size >> 32)
-		return 32;
-	return 63 - __builtin_clzll(max_mr_size);
-}
-
-static uint32_t state_of(void *owner)
-{
-	return __atomic_load_n(&get_priv(owner)->mr_cache, __ATOMIC_ACQUIRE);
+	/* 0: the device does not say. */
+	if (max_mr > 0)
+		entries = max_mr < 16 ? 1 : least(entries, max_mr / 16);
+	store(&to->limits.max_entries, mr_cache_setting(MAX_ENTRIES, entries));
+	store(&to->limits.max_bytes,
+	      mr_cache_setting(MAX_BYTES, least(memory, lockable_bytes() / 2)));
+	/* A program that registers less has never tried its device with more. */
+	store(&to->max_merge,
+	      max_mr_size ? least(max_mr_size, LARGEST_MERGE) : LARGEST_MERGE);
+	store(&to->idle_ms,
+	      least(mr_cache_setting(IDLE_MS, IB_UVERBS_MR_NOTIFY_IDLE_MS),
+		    UINT32_MAX));
 }
 
 struct ibv_mr_cache_limits mr_cache_first_limits(void *owner)
 {
-	const uint64_t given = __atomic_load_n(&entries, __ATOMIC_RELAXED);
-	const uint32_t state = state_of(owner);
+	const struct mr_cache_context *const of = &get_priv(owner)->mr_cache;
 
 	return (struct ibv_mr_cache_limits){
-		.max_bytes = __atomic_load_n(&bytes[!!(state & CONTEXT_RESTORES)],
-					     __ATOMIC_RELAXED),
-		.max_entries = given == NOT_GIVEN ?
-				       state >> CONTEXT_ENTRIES_SHIFT :
-				       given,
+		.max_bytes = load(&of->limits.max_bytes),
+		.max_entries = load(&of->limits.max_entries),
 	};
 }
 
 uint64_t mr_cache_max_merge(void *owner)
 {
-	return 1ULL << (state_of(owner) >> CONTEXT_MERGE_SHIFT & 0x3f);
+	return load(&get_priv(owner)->mr_cache.max_merge);
 }
