@@ -172,14 +172,6 @@ public:
 	/* NULL: not started. A thread that sees it sees all that was written before. */
 	arena<Env> *get() const { return p.load(std::memory_order_acquire); }
 
-	/* The same, if it has begun in this process. */
-	arena<Env> *current() const
-	{
-		arena<Env> *a = get();
-
-		return a && a->hot.generation.load(std::memory_order_acquire) ? a : nullptr;
-	}
-
 	/* The same, begun in this process. */
 	arena<Env> *ready()
 	{

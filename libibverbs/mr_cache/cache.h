@@ -38,7 +38,8 @@ public:
 	{
 		arena<Env> *const a = memory.get();
 		const request want(pd, addr, length, access);
-		uint32_t i = look(a, want);
+		/* None in a child that has not begun: the hints are zeros until long after. */
+		const uint32_t i = a ? a->hint.look(a->hint.hash_of(want), a->last_hint()) : 0;
 
 		if (!i) [[unlikely]]
 			return on_miss(pd, addr, length, access, {nullptr, 0, 0});
@@ -180,7 +181,8 @@ public:
 
 		const int error = lock.dereg_pending();
 
-		lock.await_deregs();
+		if (!lock.is_nested())
+			lock.await_deregs(a->deregistered + a->deregistering);
 		return error;
 	}
 
@@ -201,11 +203,7 @@ public:
 
 	[[nodiscard]] uint64_t idle_bytes()
 	{
-		arena<Env> *a = memory.ready();
-
-		if (!a)
-			return 0;
-
+		arena<Env> *const a = memory.ready();
 		locked<Env> lock(*a, env);
 		uint64_t bytes = 0;
 
@@ -243,21 +241,17 @@ public:
 	/* See locked::shrink(). */
 	uint64_t shrink(uint32_t stage, bool by_cache = false)
 	{
-		arena<Env> *a = memory.ready();
-
-		if (!a)
-			return 0;
-
-		locked<Env> lock(*a, env);
+		locked<Env> lock(*memory.ready(), env);
 
 		return lock ? lock.shrink(stage, by_cache) : 0;
 	}
 
 	int64_t visit(mr_cache_visitor *visitor, const void *by, bool at_end)
 	{
-		arena<Env> *a = memory.current();
+		arena<Env> *const a = memory.get();
 
-		if (!a)
+		/* A child that has not begun has nothing. */
+		if (!a->hot.generation.load(std::memory_order_acquire))
 			return 0;
 
 		locked<Env> lock(*a, env, at_end ? locked<Env>::FEW : 0);
@@ -306,15 +300,6 @@ public:
 	}
 
 private:
-	[[gnu::always_inline]] static uint32_t look(const arena<Env> *a, const request &want)
-	{
-		if (!a) [[unlikely]]
-			return 0;
-
-		/* None in a child that has not begun: the hints are zeros until long after. */
-		return a->hint.look(a->hint.hash_of(want), a->last_hint());
-	}
-
 	/* The likely way saves no register; find() has none left for the index of the entry. */
 	template <class OnMiss>
 	[[gnu::noinline]] void *find_part(void *pd, uint64_t addr, uint64_t length, uint32_t access,

@@ -64,14 +64,44 @@ public:
 	static bool is_nested() { return Env::thread().inside; }
 	bool has_pending() const { return pending; }
 
-	/* Lets go of the mutex until a thread has come back from the registrar. */
-	void wait() { (void)wait_until(0); }
+	/* Lets go of the mutex until a thread has come back from the registrar; false: until then. */
+	bool wait(uint64_t deadline = 0)
+	{
+		const auto seen = a.making.progress.ticket();
+
+		unlock();
+
+		const bool in_time = is_child() || a.making.progress.wait(seen, deadline);
+
+		lock();
+		return in_time;
+	}
 
 	/*
-	 * The same for an entry that another thread registers or settles, for some milliseconds in
-	 * all. *until is 0 at first, and then their end. False: they are over.
+	 * The same for some milliseconds in all: *until is 0 at first, and then their end. False:
+	 * they are over, and nobody waits for the same (*late) any more.
 	 */
-	bool await(uint32_t i, uint64_t *until) { return wait_briefly(until, &at(i).late); }
+	bool await(uint64_t *until, bool *late)
+	{
+		if (!*until)
+			*until = Env::deadline();
+		if (wait(*until))
+			return true;
+		if (held) {
+			*late = true;
+			a.making.progress.broadcast();
+		}
+		return false;
+	}
+
+	/* Until so many were deregistered, or nobody does; not for long. */
+	void await_deregs(uint64_t all)
+	{
+		uint64_t until = 0;
+
+		while (held && a.deregistering && a.deregistered < all && !a.late)
+			await(&until, &a.late);
+	}
 
 	/*
 	 * For a moment, FEW times: references taken in vain are given back soon. A thread that has
@@ -385,7 +415,7 @@ public:
 			if (seen & e.word.INVALID || (e.word.suspended(seen) && is_little(want, e)))
 				retire(i);
 			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && e.settles)
-				*plain = is_nested() || e.late || !await(i, &until);
+				*plain = is_nested() || e.late || !await(&until, &e.late);
 			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && patience--)
 				settle(i);
 			else if (e.word.fold_relaxed())
@@ -398,13 +428,6 @@ public:
 			if (*plain)
 				return 0;
 		}
-	}
-
-	/* Until what other threads deregister just now is gone; not nested, and not for long. */
-	void await_deregs()
-	{
-		if (!is_nested())
-			await_deregs(a.deregistered + a.deregistering);
 	}
 
 	/*
@@ -511,42 +534,6 @@ private:
 			if (held)
 				unlock();
 		}
-	}
-
-	/* False: it is later than that. 0: without end. */
-	bool wait_until(uint64_t deadline)
-	{
-		const auto seen = a.making.progress.ticket();
-
-		unlock();
-
-		const bool in_time = is_child() || a.making.progress.wait(seen, deadline);
-
-		lock();
-		return in_time;
-	}
-
-	/* Nobody waits for what was waited for in vain. */
-	bool wait_briefly(uint64_t *until, bool *late)
-	{
-		if (!*until)
-			*until = Env::deadline();
-		if (wait_until(*until))
-			return true;
-		if (held) {
-			*late = true;
-			a.making.progress.broadcast();
-		}
-		return false;
-	}
-
-	/* Until so many were deregistered, or nobody does. */
-	void await_deregs(uint64_t all)
-	{
-		uint64_t until = 0;
-
-		while (held && a.deregistering && a.deregistered < all && !a.late)
-			wait_briefly(&until, &a.late);
 	}
 
 	/* To restore a suspended entry pins all of it, and swaps it in. */

@@ -30,7 +30,7 @@ public:
 	}
 
 	/* The request itself if there is no union. Under the mutex. */
-	request range()
+	[[gnu::noinline]] request range()
 	{
 		const uint64_t size = end - start,
 			       largest = size < most / MOST ? MOST * size : most;

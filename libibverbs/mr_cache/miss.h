@@ -30,7 +30,7 @@ public:
 	miss(arena<Env> &in, Env &env, const request &wanted, void *of_pd, void *of_owner,
 	     uint64_t as_of, uint64_t hashed)
 	    : lock(in, env), a(in), want(wanted), pd(of_pd), who(of_owner), version(as_of),
-	      hash(hashed), nested(lock.is_nested())
+	      hash(hashed)
 	{
 	}
 
@@ -54,9 +54,9 @@ public:
 				lock.dereg_pending();
 				continue;
 			}
-			i = nested ? 0 : a.making.find(want, a.entries);
+			i = lock.is_nested() ? 0 : a.making.find(want, a.entries);
 			if (i) {
-				(void)lock.await(i, &until);
+				(void)lock.await(&until, &lock.at(i).late);
 				continue;
 			}
 
@@ -80,16 +80,12 @@ public:
 				continue;
 			}
 
-			request whole = want;
-
-			if (may_merge(o)) [[unlikely]]
-				try_merge(o, &whole);
-
-			int error = make(i, o, whole, ref);
+			const request whole = merged(a.owner[o]);
+			const int error = make(i, o, whole, ref);
 
 			if (!lock || !error || whole.length == want.length)
 				return error;
-			a.owner[o].merge_backoff = REMEMBERED;
+			a.owner[o].merge_looks = -REMEMBERED;
 		}
 		return EOPNOTSUPP;
 	}
@@ -151,26 +147,20 @@ private:
 		return idle < excess ? 0 : lock.ALL;
 	}
 
-	/* Are there some that overlap, and had no merge failed a short while ago? */
-	bool may_merge(uint32_t o)
+	/* The request, with what it overlaps if there were overlaps lately, and no merge failed. */
+	request merged(owner_record<Env> &of)
 	{
-		owner_record<Env> &of = a.owner[o];
-
 		if (!of.merge_looks) [[likely]]
-			return false;
+			return want;
+		if (of.merge_looks < 0) {
+			of.merge_looks++;
+			return want;
+		}
 		of.merge_looks--;
-		if (!of.merge_backoff)
-			return true;
-		of.merge_backoff--;
-		return false;
-	}
 
-	[[gnu::noinline]] void try_merge(uint32_t o, request *whole)
-	{
-		const request found = merge<Env>(want, a, a.owner[o].max_merge).range();
+		const request found = merge<Env>(want, a, of.max_merge).range();
 
-		if (found.length != want.length && a.owner[o].has_room(found.length))
-			*whole = found;
+		return of.has_room(found.length) ? found : want;
 	}
 
 	/* Of whole pages. */
@@ -274,7 +264,7 @@ private:
 			lock.retire(within);
 		};
 
-		if (a.index.insert(i, a.entries, retire))
+		if (a.index.insert(i, a.entries, retire) && a.owner[e.owner].merge_looks >= 0)
 			a.owner[e.owner].merge_looks = REMEMBERED;
 		return true;
 	}
@@ -291,7 +281,7 @@ private:
 	}
 
 	static constexpr uint32_t SWEPT = 2;
-	static constexpr uint32_t REMEMBERED = 64; // misses
+	static constexpr int32_t REMEMBERED = 64; // misses
 
 	locked<Env> lock;
 	arena<Env> &a;
@@ -300,7 +290,6 @@ private:
 	void *const who;
 	uint64_t version;
 	const uint64_t hash; // of want, for its hint
-	const bool nested;   // in the registrar already
 	uint64_t until = 0;  // when its patience ends, once it has begun
 };
 

@@ -114,8 +114,7 @@ template <class Env> struct owner_record {
 	uint64_t max_merge;	    // bytes of one registration
 	ibv_mr_cache_stats counted; // bytes and entries are exact, hits those of entries torn down
 	entry_list<Env> list;
-	/* So many misses more look for a union, and so many that would do not (miss.h). */
-	uint32_t merge_looks, merge_backoff;
+	int32_t merge_looks; // so many misses more look for a merge; < 0: so many do not
 
 	bool has_room(uint64_t size) const
 	{
@@ -130,7 +129,7 @@ template <class Env> struct owner_record {
 	{
 		name.store(who, std::memory_order_relaxed);
 		in_use = true;
-		merge_looks = merge_backoff = 0;
+		merge_looks = 0;
 		limits = env.default_limits(who);
 		max_merge = env.max_merge(who);
 		counted = {};
