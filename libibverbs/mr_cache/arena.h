@@ -14,10 +14,50 @@
 
 #include "catalog.h"
 #include "hints.h"
-#include "operations.h"
 #include "owners.h"
 
 namespace mr_cache {
+
+/*
+ * The newest registrations under way, for requests of the same ranges, and the threads that wait
+ * until another one has come back from the registrar. A range that is not among the newest is
+ * registered once more, by itself: so a miss costs no more beside thousands of them.
+ *
+ * A thread inside the registrar waits for no other one, which might wait for it: an allocator's hook
+ * may come to the cache in the middle of a call. Another thread may have a lock that the awaited one
+ * needs, of an allocator or a pager: so it waits for some milliseconds (await()). Without bound
+ * waits only the end of a PD or a context (drain()), which must not go before.
+ */
+template <class Env> class operations {
+public:
+	typename Env::condition progress; // a thread has come back
+
+	/* An entry that is described, until it is removed. */
+	void add(uint32_t i) { newest[count < NEWEST ? count++ : ++last % NEWEST] = i; }
+
+	void remove(uint32_t i)
+	{
+		for (uint32_t n = 0; n < count; n++)
+			if (newest[n] == i)
+				newest[n] = newest[--count];
+	}
+
+	/* One that will serve the request and is not late, or 0. */
+	uint32_t find(const request &want, const entry<Env> *entries) const
+	{
+		for (uint32_t n = 0; n < count; n++)
+			if (!entries[newest[n]].late && entries[newest[n]].fits(want))
+				return newest[n];
+		return 0;
+	}
+
+private:
+	static constexpr uint32_t NEWEST = 16;
+
+	uint32_t newest[NEWEST];
+	uint32_t count;
+	uint32_t last; // that took another one's place
+};
 
 template <class Env> struct arena {
 	template <class T> using atomic = typename Env::template atomic<T>;
@@ -122,13 +162,7 @@ template <class Env> struct arena {
 				   false) &&
 		       make_entries_ready(0) && Env::commit(&hint, hint.bytes(hint.LEAST), false);
 	}
-	void first_is_ready()
-	{
-		ready.store(end_of(0), std::memory_order_relaxed);
-		ready_hint.store(hint.LEAST, std::memory_order_relaxed);
-	}
 
-private:
 	static constexpr uint32_t AHEAD = 256; // entries that get their memory at a time
 	static constexpr uint32_t MANY = 1024; // small pages cost so many a look-up dear
 
@@ -215,7 +249,8 @@ private:
 	{
 		do {
 			in.hot.birth.store(1, std::memory_order_relaxed);
-			in.first_is_ready();
+			in.ready.store(in.end_of(0), std::memory_order_relaxed);
+			in.ready_hint.store(in.hint.LEAST, std::memory_order_relaxed);
 			in.mutex.init();
 			in.making.progress.init();
 			in.hot.high.store(1, std::memory_order_relaxed);

@@ -5,7 +5,7 @@
 #include "catch.h"
 
 #include "fake_kernel.h"
-#include "operations.h"
+#include "arena.h"
 
 using mr_cache::request;
 
