@@ -201,12 +201,14 @@ bool mr_cache_unimport_mr(struct ibv_mr *mr)
 }
 
 /* The release of the last user deregisters it: this one's, if no other has it. */
-static int forget(struct ibv_mr *mr)
+int ibv_forget_mr(struct ibv_mr *mr)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);
 	const uint32_t generation = vmr->mr_type & CACHED_MR_GENERATION;
 	int taken, ret;
 
+	if (!mr_cache_owns(mr))
+		return forget_error(ibv_dereg_mr(mr));
 	if (!generation)
 		return EINVAL;
 	taken = mr_cache_claim(vmr->access, generation);
@@ -214,11 +216,4 @@ static int forget(struct ibv_mr *mr)
 		return taken;
 	ret = mr_cache_dereg_mr(mr);
 	return ret ? forget_error(ret) : taken == EBUSY ? EBUSY : 0;
-}
-
-int ibv_forget_mr(struct ibv_mr *mr)
-{
-	if (mr_cache_owns(mr))
-		return forget(mr);
-	return forget_error(ibv_dereg_mr(mr));
 }

@@ -17,17 +17,25 @@
 
 #include "mr_cache_private.h"
 
+static const struct ib_uverbs_attr *
+find_attr(const struct ibv_command_buffer *cmd, uint16_t id)
+{
+	for (uint16_t i = 0; i < cmd->hdr.num_attrs; i++)
+		if (cmd->hdr.attrs[i].attr_id == id)
+			return &cmd->hdr.attrs[i];
+	return NULL;
+}
+
 /* Which of the commands that are older than methods; those have none. */
 static uint64_t write_command(const struct ibv_command_buffer *cmd)
 {
-	const bool is_write = cmd->hdr.object_id == UVERBS_OBJECT_DEVICE &&
-			      cmd->hdr.method_id == UVERBS_METHOD_INVOKE_WRITE;
+	const struct ib_uverbs_attr *attr = NULL;
 
-	for (uint16_t i = 0; is_write && i < cmd->hdr.num_attrs; i++)
-		if (cmd->hdr.attrs[i].attr_id == UVERBS_ATTR_WRITE_CMD)
-			return cmd->hdr.attrs[i].data &
-			       ~(uint64_t)IB_USER_VERBS_CMD_FLAG_EXTENDED;
-	return UINT64_MAX;
+	if (cmd->hdr.object_id == UVERBS_OBJECT_DEVICE &&
+	    cmd->hdr.method_id == UVERBS_METHOD_INVOKE_WRITE)
+		attr = find_attr(cmd, UVERBS_ATTR_WRITE_CMD);
+	return attr ? attr->data & ~(uint64_t)IB_USER_VERBS_CMD_FLAG_EXTENDED :
+		      UINT64_MAX;
 }
 
 /*
@@ -99,16 +107,15 @@ static bool lacks_keys(const struct ibv_command_buffer *cmd)
 /* Is it a registration of more than may be pinned when nothing is idle? */
 static bool is_hopeless(const struct ibv_command_buffer *cmd)
 {
-	if (write_command(cmd) != IB_USER_VERBS_CMD_REG_MR)
-		return false;
-	for (uint16_t i = 0; i < cmd->hdr.num_attrs; i++) {
-		const struct ib_uverbs_attr *attr = &cmd->hdr.attrs[i];
-		const struct ib_uverbs_reg_mr *reg = (const void *)(uintptr_t)attr->data;
+	const struct ib_uverbs_attr *attr = NULL;
+	const struct ib_uverbs_reg_mr *reg;
 
-		if (attr->attr_id == UVERBS_ATTR_CORE_IN && attr->len >= sizeof(*reg))
-			return !mr_cache_may_pin(reg->length);
-	}
-	return false;
+	if (write_command(cmd) == IB_USER_VERBS_CMD_REG_MR)
+		attr = find_attr(cmd, UVERBS_ATTR_CORE_IN);
+	if (!attr || attr->len < sizeof(*reg))
+		return false;
+	reg = (const void *)(uintptr_t)attr->data;
+	return !mr_cache_may_pin(reg->length);
 }
 
 /* Since then a PD may have two names here, and idle registrations by the one keep the other. */
@@ -136,44 +143,35 @@ static bool lacks_room(const struct ibv_command_buffer *cmd, int error)
 	}
 }
 
-#define RETRIES 32
-
 static bool is_of_device(void *context, const struct ibv_mr_cache_stats *unused,
 			 const void *device)
 {
 	return ((struct ibv_context *)context)->device == device;
 }
 
+#define RETRIES 32
+
 /*
  * The first time some of the idle registrations go, of all contexts, as limits count per process;
  * then all. It is tried once more in any case, and then as long as something is given back, as
  * others may take it: not for ever.
  */
-static bool make_room(struct ibv_context *context, int error, uint32_t stage,
-		      bool by_cache)
-{
-	int64_t ended;
-
-	if (stage >= RETRIES)
-		return false;
-	ended = error == EBUSY ?
-			mr_cache_visit(is_of_device, context->device, false) :
-			mr_cache_shrink(stage, by_cache);
-	return ended > 0 || !stage;
-}
-
 bool mr_cache_retry_cmd(struct ibv_context *context,
 			struct ibv_command_buffer *cmd)
 {
 	const struct mr_notify_request *const request =
 		mr_notify_request_of(cmd);
 	int error = errno;
-	uint32_t stage;
+	int64_t ended;
 
 	if (!mr_cache_is_on() || (request && request->once))
 		return false;
-	for (stage = 0; lacks_room(cmd, error); stage++) {
-		if (!make_room(context, error, stage, request))
+	for (uint32_t stage = 0; stage < RETRIES && lacks_room(cmd, error);
+	     stage++) {
+		ended = error == EBUSY ? mr_cache_visit(is_of_device,
+							context->device, false) :
+					 (int64_t)mr_cache_shrink(stage, request);
+		if (stage && ended <= 0)
 			break;
 		if (!ioctl(context->cmd_fd, RDMA_VERBS_IOCTL, &cmd->hdr))
 			return true;

@@ -111,15 +111,6 @@ template <class Env> struct arena {
 										    : EOPNOTSUPP;
 	}
 
-	/* So many more; under the mutex. Returns all. */
-	uint64_t count_views(uint64_t more)
-	{
-		const uint64_t now = views.load(std::memory_order_relaxed) + more;
-
-		views.store(now, std::memory_order_relaxed);
-		return now;
-	}
-
 	uint32_t last_hint() const { return hot.last_hint.load(std::memory_order_relaxed); }
 
 	/*

@@ -570,7 +570,7 @@ private:
 			counted.evictions += evicted;
 		a.index.erase(i, a.entries);
 		a.hint.drop(a.last_hint(), i, a.entries);
-		a.count_views(-static_cast<uint64_t>(at(i).views));
+		a.views.fetch_sub(at(i).views, std::memory_order_relaxed);
 	}
 
 	void unlink(uint32_t i)

@@ -215,8 +215,7 @@ private:
 		}
 		a.owner[o].counted.misses++;
 		e.register_as(mr);
-		a.hot.epoch.store(a.hot.epoch.load(std::memory_order_relaxed) + 1,
-				  std::memory_order_relaxed);
+		a.hot.epoch.fetch_add(1, std::memory_order_relaxed);
 		publish(i);
 		return a.hit(i, lock.generation, ref);
 	}
@@ -234,7 +233,8 @@ private:
 		}
 		e.word.open_release(0);
 
-		const uint32_t more = a.hint.grow(a.last_hint(), a.count_views(e.views));
+		const uint64_t views = a.views.fetch_add(e.views, std::memory_order_relaxed);
+		const uint32_t more = a.hint.grow(a.last_hint(), views + e.views);
 
 		if (more <= a.ready_hint.load(std::memory_order_relaxed))
 			a.hot.last_hint.store(more, std::memory_order_relaxed);
