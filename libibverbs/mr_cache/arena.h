@@ -2,9 +2,8 @@
 /*
  * All memory of a cache: one mapping, reserved whole, made accessible as entries and hints become
  * more (so a process that locks all its memory pays only for used parts), never moved and never
- * given back. All bytes 0 is its valid first state, so a fork needs nothing but zeros: the mapping
- * is wiped in a child (MADV_WIPEONFORK), also after a raw clone(). The child finds generation 0,
- * begins empty, and never sees an entry, a held mutex or an MR of its parent.
+ * given back. All bytes 0 is its first state, and the kernel makes it that in a child, also after a
+ * raw clone(): the child finds generation 0, and begins empty.
  */
 #ifndef MR_CACHE_ARENA_H
 #define MR_CACHE_ARENA_H
@@ -19,14 +18,12 @@
 namespace mr_cache {
 
 /*
- * The newest registrations under way, for requests of the same ranges, and the threads that wait
- * until another one has come back from the registrar. A range that is not among the newest is
- * registered once more, by itself: so a miss costs no more beside thousands of them.
+ * The newest registrations under way, which requests of the same ranges wait for. A range that is
+ * not among the newest is registered once more: so a miss costs no more beside thousands of them.
  *
- * A thread inside the registrar waits for no other one, which might wait for it: an allocator's hook
- * may come to the cache in the middle of a call. Another thread may have a lock that the awaited one
- * needs, of an allocator or a pager: so it waits for some milliseconds (await()). Without bound
- * waits only the end of a PD or a context (drain()), which must not go before.
+ * A thread inside the registrar (an allocator's hook) waits for no other one, which might wait for
+ * it. Another thread may have a lock that the awaited one needs, so it waits for some milliseconds
+ * (await()). Without bound waits only the end of a PD or a context (drain()).
  */
 template <class Env> class operations {
 public:
@@ -71,16 +68,15 @@ template <class Env> struct arena {
 		atomic<uint32_t> birth; // a thread begins
 	} hot;
 
-	/* Innermost lock: guards all that is below and is not atomic. Never held in the registrar.
-	 */
+	/* Guards all that is below and not atomic. Never held in the registrar. */
 	alignas(128) typename Env::mutex mutex;
 	operations<Env> making;
 	uint32_t deregistering; // entries that are being deregistered
-	bool late;		// and that takes long: they are not waited for
+	bool late;		// and that takes long: nobody waits for them
 	uint64_t deregistered;	// so many were
 	uint32_t free_entry;	// linked by entry.link
 	uint32_t doubtful; // the same, of closed contexts: the kernel may have their words still
-	uint32_t hand;	   // the entry that was looked at last, see miss.h
+	uint32_t hand;	   // of sweep()
 	atomic<uint64_t> views;	     // of the entries in the catalog: each may have a hint
 	atomic<uint32_t> ready;	     // the entries before this one have their memory
 	atomic<uint32_t> ready_hint; // and so have hints to that bucket
@@ -89,7 +85,7 @@ template <class Env> struct arena {
 	entry<Env> entries[Env::entries];
 	hints<Env> hint;
 
-	/* A wrong epoch or sequence makes eviction choose worse, no more. */
+	/* For stamps: a wrong one makes eviction choose worse, no more. */
 	uint64_t now() const
 	{
 		return hot.epoch.load(std::memory_order_relaxed) << 32 | Env::tick();
@@ -97,10 +93,7 @@ template <class Env> struct arena {
 
 	uint32_t index_of(const entry<Env> &e) const { return static_cast<uint32_t>(&e - entries); }
 
-	/*
-	 * With a reference, taken in that generation. EOPNOTSUPP: a signal handler has forked
-	 * since, and this is the child.
-	 */
+	/* With a reference of that generation. EOPNOTSUPP: this is a child, forked since. */
 	int hit(uint32_t i, uint32_t generation, mr_cache_ref *ref)
 	{
 		entry<Env> &e = entries[i];
@@ -114,9 +107,8 @@ template <class Env> struct arena {
 	uint32_t last_hint() const { return hot.last_hint.load(std::memory_order_relaxed); }
 
 	/*
-	 * The memory that the next misses need. It is made ready with the mutex free: signals are
-	 * delivered at the end of system calls and page faults, and a handler does without a cache
-	 * whose mutex its thread has.
+	 * The memory that the next misses need, with the mutex free: system calls and page faults
+	 * deliver signals, whose handlers do without a cache whose mutex their thread has.
 	 */
 	void prepare()
 	{
@@ -129,7 +121,7 @@ template <class Env> struct arena {
 			ready_hint.store(more, std::memory_order_relaxed);
 	}
 
-	/* An entry that was never used, and those before it. */
+	/* Has this entry its memory now, and those before it? */
 	bool is_ready(uint32_t i)
 	{
 		uint32_t first = ready.load(std::memory_order_relaxed);
@@ -175,7 +167,7 @@ template <class Env> struct arena {
 /* Where the arena is: made once, seen by all threads, and begun again in a child. */
 template <class Env> class store {
 public:
-	/* May be called by several threads, once each or more often. ENOMEM: no address space. */
+	/* By several threads, as often as they like. ENOMEM: no address space. */
 	[[nodiscard]] int start(Env &env)
 	{
 		if (get())
@@ -185,26 +177,44 @@ public:
 
 		if (!made)
 			return ENOMEM;
-		/* It begins before it can be seen. */
-		if (made->prepare_first() && begin(*made) && publish(made)) {
-			env.published(made, sizeof(*made));
-			return 0;
+		arena<Env> *nothing = nullptr;
+
+		if (made->prepare_first()) {
+			begin(*made);
+			if (p.compare_exchange_strong(nothing, made, std::memory_order_acq_rel,
+						      std::memory_order_acquire)) {
+				env.published(made, sizeof(*made));
+				return 0;
+			}
 		}
 		env.wipe(made, sizeof(*made));
 		return get() ? 0 : ENOMEM;
 	}
 
-	/* NULL: not started. A thread that sees it sees all that was written before. */
+	/* NULL: not started. */
 	arena<Env> *get() const { return p.load(std::memory_order_acquire); }
 
-	/* The same, begun in this process. */
+	/*
+	 * The same, begun in this process. A signal handler that forked in the middle of its own
+	 * thread's work there gets no lock, and the child begins when the thread has come back.
+	 */
 	arena<Env> *ready()
 	{
 		arena<Env> *a = get();
+		bool &locks = Env::thread().locks;
+		uint32_t nobody = 0;
 
-		if (!a || a->hot.generation.load(std::memory_order_acquire)) [[likely]]
+		if (!a || a->hot.generation.load(std::memory_order_acquire) || locks) [[likely]]
 			return a;
-		return begun(a);
+		locks = true;
+		if (a->hot.birth.compare_exchange_strong(nobody, 1, std::memory_order_relaxed,
+							 std::memory_order_relaxed) &&
+		    a->prepare_first()) // accessible before the fork, too
+			begin(*a);
+		locks = false;
+		while (!a->hot.generation.load(std::memory_order_acquire))
+			Env::nap();
+		return a;
 	}
 
 	/* The generation of the last one that began, here or in an ancestor. */
@@ -212,31 +222,10 @@ public:
 
 private:
 	/*
-	 * Not if a signal handler interrupted its own thread's work in the arena, and forked: that
-	 * gets no lock, and the child begins when the thread has come back.
+	 * The arena is all zeros. A fork by a signal handler makes it that once more, and with it
+	 * the mark that it is being born.
 	 */
-	arena<Env> *begun(arena<Env> *a)
-	{
-		bool &locks = Env::thread().locks;
-		uint32_t nobody = 0;
-
-		if (locks)
-			return a;
-		locks = true;
-		if (a->hot.birth.compare_exchange_strong(nobody, 1, std::memory_order_relaxed,
-							 std::memory_order_relaxed))
-			(void)(a->prepare_first() && begin(*a)); // accessible before the fork, too
-		locks = false;
-		while (!a->hot.generation.load(std::memory_order_acquire))
-			Env::nap();
-		return a;
-	}
-
-	/*
-	 * The arena is all zeros. A fork by a signal handler makes it that once more, with the mark
-	 * that it is being born.
-	 */
-	bool begin(arena<Env> &in)
+	void begin(arena<Env> &in)
 	{
 		do {
 			in.hot.birth.store(1, std::memory_order_relaxed);
@@ -252,15 +241,6 @@ private:
 				generations.fetch_add(1, std::memory_order_relaxed) + 1,
 				std::memory_order_release);
 		} while (!in.hot.birth.load(std::memory_order_relaxed));
-		return true;
-	}
-
-	bool publish(arena<Env> *made)
-	{
-		arena<Env> *nothing = nullptr;
-
-		return p.compare_exchange_strong(nothing, made, std::memory_order_acq_rel,
-						 std::memory_order_acquire);
 	}
 
 	std::atomic<arena<Env> *> p{nullptr};

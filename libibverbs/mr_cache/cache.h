@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache. Its state is an arena (arena.h); work under the mutex is in locked.h,
- * registering in miss.h. Here are the hit path, and the other requests of owners.
+ * The registration cache: the hit path, and the other requests of owners. Its state is in arena.h,
+ * work under the mutex in locked.h, registering in miss.h. Env has all that it needs of the system,
+ * so tests run it under a scheduler of their own, and without a kernel.
  *
  * A hit reads the line of arena.hot, a bucket of hints, and the line of the entry, which it changes
- * twice: the reference and the stamp. A release changes it once. No lock, no system call, no other
- * write.
- *
- * All needs of the cache come by Env: atomics, mutex, memory, the registrar, the sizes. So tests
- * run it under a scheduler of their own, and without a kernel.
+ * twice: the reference and the stamp. A release changes it once. Both change nothing else.
  */
 #ifndef MR_CACHE_CACHE_H
 #define MR_CACHE_CACHE_H
@@ -27,10 +24,9 @@ public:
 	bool is_started() const { return memory.get(); }
 
 	/*
-	 * find() returns the registration that shows exactly the wanted range. find_part() goes on
-	 * with one that shows it with more rights, or of which it is a part; find_nothing() with
-	 * one that does not serve. Both end in `on_miss`, which makes something of a part, and asks
-	 * acquire() when there is none. All are jumps, and none saves a register for the next.
+	 * The registration that shows exactly the range and rights. For any other, or none, it ends
+	 * in `on_miss`, which makes something of a part, and asks acquire() when there is none. All
+	 * calls are jumps, and none saves a register for the next.
 	 */
 	template <class OnMiss>
 	[[gnu::always_inline]] void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -46,7 +42,7 @@ public:
 
 		entry<Env> &e = a->entries[i];
 
-		/* No look before: it would cost a line that is another CPU's twice. */
+		/* No look before: it would fetch another CPU's line twice. */
 		if (!e.word.usable(e.word.get_acquire())) [[unlikely]]
 			return find_nothing(pd, addr, length, access, on_miss, e);
 		if (!e.is_for(want)) [[unlikely]]
@@ -108,7 +104,6 @@ public:
 		return 0;
 	}
 
-	/* 1 or 0. */
 	[[nodiscard]] int covers(void *pd, uint64_t addr, uint64_t length, uint32_t access)
 	{
 		const request want(pd, addr, length, access);
@@ -143,8 +138,7 @@ public:
 		if (!to)
 			return 0;
 		a->owner[o].limits = *to;
-		/* No entry is tried twice, even if deregistering fails: each turn has one idle
-		 * less. */
+		/* This ends even if deregistering fails: each turn has one idle entry less. */
 		while (lock && a->owner[o].is_over() && lock.evict(o, lock.ALL))
 			lock.dereg_pending();
 		if (lock)
@@ -152,7 +146,7 @@ public:
 		return 0;
 	}
 
-	/* Of a deregistration that failed: then more than that stays. */
+	/* An errno value is of a deregistration: then more than that stays. */
 	[[nodiscard]] int clean(void *who, uint64_t keep)
 	{
 		arena<Env> *const a = memory.ready();
@@ -186,7 +180,6 @@ public:
 		return error;
 	}
 
-	/* EBUSY: a signal handler in the middle of something. */
 	[[nodiscard]] int query(const void *who, ibv_mr_cache_stats *statistics)
 	{
 		arena<Env> *const a = memory.ready();
@@ -229,8 +222,7 @@ public:
 		const int error = lock.drain(who, nullptr);
 		const uint32_t o = a->owner.find(who);
 
-		/* The caller goes on, and the context with it: the next holder of the mutex
-		 * abandons. */
+		/* Without the mutex: the context goes, and the next holder abandons its entries. */
 		if (o != a->owner.NONE && lock)
 			lock.abandon(o);
 		else if (o != a->owner.NONE)
@@ -238,7 +230,6 @@ public:
 		return error;
 	}
 
-	/* See locked::shrink(). */
 	uint64_t shrink(uint32_t stage, bool by_cache = false)
 	{
 		locked<Env> lock(*memory.ready(), env);
@@ -271,10 +262,7 @@ public:
 		return evicted;
 	}
 
-	/*
-	 * It is unlinked first: a reader that takes a reference after that does not keep it, so one
-	 * reference stays one.
-	 */
+	/* It is unlinked first: no reader keeps a reference after that, so one stays one. */
 	[[nodiscard]] int claim(uint32_t i, uint32_t theirs)
 	{
 		if (!is_reference(i, theirs))
@@ -300,7 +288,7 @@ public:
 	}
 
 private:
-	/* The likely way saves no register; find() has none left for the index of the entry. */
+	/* find() has no register left for the index of the entry. */
 	template <class OnMiss>
 	[[gnu::noinline]] void *find_part(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 					  OnMiss on_miss, entry<Env> &e)
@@ -312,7 +300,7 @@ private:
 			return find_nothing(pd, addr, length, access, on_miss, e);
 		e.use(a->now());
 
-		/* Before the registration: in a child that is none, if this is the parent's. */
+		/* First: if this is the parent's, a child finds no registration then. */
 		const uint32_t generation = a->hot.generation.load(std::memory_order_acquire);
 		void *const mr = e.registration();
 
@@ -321,7 +309,6 @@ private:
 		return on_miss(pd, addr, length, access, {mr, a->index_of(e), generation});
 	}
 
-	/* Gives back a reference taken in vain. */
 	template <class OnMiss>
 	[[gnu::noinline]] void *find_nothing(void *pd, uint64_t addr, uint64_t length,
 					     uint32_t access, OnMiss on_miss,
@@ -368,10 +355,7 @@ private:
 
 		locked<Env> lock(a, env);
 
-		/*
-		 * Another thread may have been faster, and the entry be another by now. A signal
-		 * handler that has no lock leaves it to a later miss (sweep()).
-		 */
+		/* Another thread may have been faster. Without the mutex sweep() will find it. */
 		if (!lock || !w.over(w.peek_relaxed()))
 			return 0;
 		lock.retire(i);

@@ -5,29 +5,15 @@
  * exactly their range and rights. A request for a part looks in the tree of its own rights, then in
  * those of the sets that contain them.
  *
- * The entries of a tree and key are an antichain: none contains another (insert() keeps it so).
- * Sorted by start they are then sorted by end too, and the last one that starts at or before addr
- * is the only candidate.
+ * No entry of a tree and key contains another (insert()). So sorted by start they are sorted by end
+ * too, and the last one that starts at or before addr is the only candidate. The tree is a treap
+ * whose node i is of entry i, with a hash of i as its priority: inserting cannot fail.
  *
- * The tree is a treap whose node i belongs to entry i: its priority is a hash of i, inserting
- * allocates nothing and cannot fail.
- *
- * The mutex of the cache guards all changes; search() may run beside them without it: every index
- * that it can read is one of a node, and its steps are limited. It may miss an entry and find one
- * that has gone. Neither matters: a found entry is verified by taking a reference, and a reader
- * that found none takes the mutex and asks again, unless version() tells that nothing has changed
- * since:
- *
- *   reader                         holder of the mutex
- *   n = version()
- *                                  inserts, erases
- *   search(): a false miss
- *                                  version becomes n + 1
- *   takes the mutex: it is not n any more, asks again
- *
- * [Required: version is stored after the change (release), and read before the
- * search (acquire): so the search sees all changes up to n, and a later one is
- * over, and counted, when the reader has the mutex.]
+ * The mutex guards all changes; search() may run without it: each index that it reads is a node's,
+ * and its steps are limited. An entry that it finds may have gone, which the reader's reference
+ * tells. It may miss one: a reader that found none asks again under the mutex, unless the version
+ * is still the one from before its search. [Required: version is stored after a change (release)
+ * and read before the search (acquire). So the search sees all changes up to that version.]
  */
 #ifndef MR_CACHE_CATALOG_H
 #define MR_CACHE_CATALOG_H
@@ -48,7 +34,7 @@ template <class Env> class catalog {
 public:
 	static constexpr uint64_t UNKNOWN = ~0ULL; // no version
 
-	/* Of all that may be found: another one whenever one came or went. */
+	/* Another one whenever an entry came or went. */
 	uint64_t version() const { return changes.load(std::memory_order_acquire); }
 
 	/* The memory of the nodes of entries from this one on. */
@@ -66,8 +52,7 @@ public:
 		return trees ? search(trees, want, entries) : 0;
 	}
 
-	/* Under the mutex: the last entry that starts at or before the address, and the first that
-	 * starts after it. */
+	/* Under the mutex: the last entry that starts at or before addr, and the first after it. */
 	neighbours beside(const request &want, uint64_t addr) const
 	{
 		const neighbours found = beside(roots[want.access & RIGHTS], want.key, addr + 1);
@@ -76,9 +61,8 @@ public:
 	}
 
 	/*
-	 * Under the mutex. Calls retire(i), which erases it, for each entry i that lies within the
-	 * new one; none among the same rights contains it. Is some of it in another one's range,
-	 * too? One that serves exactly its range has nothing to do with others.
+	 * Under the mutex; no entry of the same rights contains the new one. Calls retire(i), which
+	 * erases it, for each entry i within it. Does it overlap another one then?
 	 */
 	template <class Retire>
 	bool insert(uint32_t i, const entry<Env> *entries, const Retire &retire)
@@ -158,7 +142,6 @@ private:
 	static constexpr uint32_t HEADS = Env::entries < 1 << 16 ? 16 : 1 << 14;
 	static constexpr int STEPS = 256; // more than a treap of 2^20 is ever deep
 
-	/* Relaxed: see above; the mutex orders the changes among themselves. */
 	static uint32_t get(const link &l) { return l.load(std::memory_order_relaxed); }
 	static void set(link &l, uint32_t n) { l.store(n, std::memory_order_relaxed); }
 
@@ -183,7 +166,7 @@ private:
 		return 0;
 	}
 
-	/* The sets of rights, as bits of a mask, that contain these. */
+	/* A mask of the sets of rights that contain these. */
 	static uint32_t containing(uint32_t rights)
 	{
 		static constexpr uint16_t sets[RIGHTS + 1] = {
@@ -212,7 +195,7 @@ private:
 	[[gnu::noinline]] uint32_t search(uint32_t trees, const request &want,
 					  const entry<Env> *entries) const
 	{
-		/* The lowest of the sets that contain a set is itself. */
+		/* The lowest set that contains a set is itself. */
 		for (; trees; trees &= trees - 1) {
 			const uint32_t found =
 				beside(roots[__builtin_ctz(trees)], want.key, want.addr + 1).before;
@@ -223,7 +206,6 @@ private:
 		return 0;
 	}
 
-	/* The last one before that place, and the first one that is not. */
 	neighbours beside(const link &root, uint64_t key, uint64_t start) const
 	{
 		neighbours found = {};
@@ -234,7 +216,6 @@ private:
 		return found;
 	}
 
-	/* From there to that place. */
 	bool goes_right(uint32_t n, uint64_t key, uint64_t start, neighbours *passed) const
 	{
 		const bool right = is_before(n, key, start);
@@ -250,7 +231,6 @@ private:
 		return (x ^ x >> 15) * 0x85ebca77;
 	}
 
-	/* Returns its neighbours. */
 	neighbours insert_at(link &root, uint32_t index, uint64_t key, uint64_t start)
 	{
 		const uint32_t least = priority(index);
@@ -280,10 +260,8 @@ private:
 	typename Env::template atomic<uint64_t> changes;
 	link present; // which roots are not empty
 	link roots[RIGHTS + 1];
-	link heads[HEADS]; // of the chains, whose next one is to the left
-
-	/* The last: they are made accessible as entries are (arena.h). */
-	node nodes[Env::entries];
+	link heads[HEADS];	  // of the chains, whose next one is to the left
+	node nodes[Env::entries]; // last: they become accessible as entries do (arena.h)
 };
 
 } // namespace mr_cache

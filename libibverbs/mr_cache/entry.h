@@ -2,13 +2,11 @@
 /*
  * One cached registration: its word, range and rights, in one cache line. CPUs fetch lines in
  * pairs, and threads that use neighbours would take them from each other: so the line beside it has
- * the fields that only the holder of the mutex changes. Entries are never freed, only reused: a
- * reader may compare the fields at any time, while they are written, and they count after get()
- * has taken a reference, which orders them (word.h).
+ * the fields that the mutex guards. Entries are never freed: a reader may compare the fields while
+ * they are written, and they count after get() (word.h).
  *
- * addr and length are what the first user asked for, and the MR shows. An entry serves exactly that
- * (MR_CACHE_EXACT), or any part of that rounded out to pages. Bytes are counted in whole pages
- * either way, as they are pinned.
+ * addr and length are what the MR shows. An entry serves exactly that (MR_CACHE_EXACT), or any part
+ * of its pages. Bytes are counted in whole pages, as they are pinned.
  */
 #ifndef MR_CACHE_ENTRY_H
 #define MR_CACHE_ENTRY_H
@@ -28,7 +26,7 @@ struct request {
 	{
 	}
 
-	/* With RELAXED_ORDERING and EXACT: PDs are at least four bytes apart. */
+	/* With RELAXED_ORDERING and EXACT in the two low bits, which are 0 in a PD. */
 	static uint64_t key_of(void *pd, uint32_t access)
 	{
 		return reinterpret_cast<uintptr_t>(pd) + (access >> 20 & 3);
@@ -58,7 +56,7 @@ struct request {
 	uint32_t access;
 };
 
-/* The life of an entry, under the mutex. Its word is CLOSED in all states but OPEN. */
+/* Under the mutex. The word is CLOSED in all states but OPEN. */
 enum class state : uint8_t {
 	FREE,
 	MAKING,	       // a thread registers it
@@ -67,7 +65,6 @@ enum class state : uint8_t {
 	DEREG_FAILED,  // could not be deregistered; tried again when its PD or its owner goes
 };
 
-/* The neighbours in a list (entry_list.h). */
 struct links {
 	uint32_t next;
 	uint32_t prev;
@@ -89,7 +86,6 @@ public:
 		return contains(want) && !(want.access & ~allowed);
 	}
 
-	/* The likeliest that fits. */
 	bool is_for(const request &want) const
 	{
 		return key.load(std::memory_order_relaxed) == want.key && shows(want) &&
@@ -128,10 +124,7 @@ public:
 	void *registration() const { return mr.load(std::memory_order_relaxed); }
 	uint64_t last_use() const { return stamp.load(std::memory_order_relaxed); }
 
-	/*
-	 * The line has just been taken for the reference, so this costs no other CPU anything. A
-	 * lost stamp makes eviction choose worse.
-	 */
+	/* Costs no other CPU anything: the reference has taken the line. */
 	void use(uint64_t now) { stamp.store(now, std::memory_order_relaxed); }
 
 	/* Only while closed. */
@@ -157,12 +150,11 @@ private:
 
 public:
 	/* The cache's mutex guards these. */
-	/* The next on the free list, in a bucket of operations, or of those to be deregistered. */
-	alignas(64) uint32_t link;
-	uint32_t owner; // an index in owners
+	alignas(64) uint32_t link; // the next one that is free, or to be deregistered
+	uint32_t owner;		   // an index in owners
 	enum state state;
 	bool settles; // a thread asks the kernel about it
-	bool late;    // registering or settling it takes long: it is not waited for
+	bool late;    // registering or settling it takes long: nobody waits for it
 	links of_owner;
 	uint32_t views; // requests that were registered: its own and those that it merged
 };

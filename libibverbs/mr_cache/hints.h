@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Where a request was found the last time: a hash table of entry indices. A hint promises nothing;
- * the entry is verified. So a thread that found an entry writes its hint without a lock, and when
- * an entry goes only its likeliest hint is cleaned out.
+ * the entry is verified. So threads write hints without a lock.
  *
  * A bucket is one 64-bit word of two hints, each a tag of 12 bits and an index of 20: a tag that
- * differs saves a look at the (cold) entry. There are two buckets for each entry: one hint in
- * thirty finds its bucket full, and one in twelve where buffers lie worst. The table uses the low
- * buckets of its memory only, more of them as the entries become more: 1,000 entries then cost 16
- * KiB of cache and not 16 MiB.
+ * differs saves a look at the (cold) entry. With two buckets for each entry one hint in thirty
+ * finds its bucket full, one in twelve where buffers lie worst. The table uses more of its memory
+ * as the entries become more: 1,000 entries cost 16 KiB of CPU cache and not 16 MiB.
  *
  * A hint is of the page where a request begins; if only exactly the range is served, of the range.
- * So parts of a large entry may have more hints than there is place for: a hint of a part takes the
- * place of another one only once in 16 times.
+ * The parts of a large entry may be more than there is place for: see learn_part().
  */
 #ifndef MR_CACHE_HINTS_H
 #define MR_CACHE_HINTS_H
@@ -47,10 +44,7 @@ public:
 		return first <= INDEX ? first : 0;
 	}
 
-	/*
-	 * In place of one of the same tag, or of the older one. When two threads do it at once, one
-	 * hint is lost.
-	 */
+	/* In place of one of the same tag, or of the older one. */
 	void learn(uint64_t hash, uint32_t last, uint32_t index)
 	{
 		bucket &slot = table[place(hash, last)];
@@ -64,7 +58,10 @@ public:
 			   std::memory_order_relaxed);
 	}
 
-	/* The same for a request that found its entry, at that time, without a hint. */
+	/*
+	 * The same for a request that found its entry without a hint. It takes the place of another
+	 * entry's hint once in 16 times, by a hash of the time.
+	 */
 	void learn_part(uint64_t hash, uint32_t last, uint32_t index, uint64_t now)
 	{
 		const uint64_t both = table[place(hash, last)].load(std::memory_order_relaxed);
@@ -72,12 +69,11 @@ public:
 		const bool is_old = !((both ^ tag_of(hash)) & ~INDEX & UINT32_MAX) ||
 				    !((older ^ tag_of(hash)) & ~INDEX);
 
-		/* Also of a use that comes back after as many others each time. */
 		if (!older || is_old || static_cast<uint32_t>(now * ODD >> 32) < 1U << 28)
 			learn(hash, last, index);
 	}
 
-	/* Of an entry that goes: a hint that leads nowhere costs two atomics for nothing. */
+	/* Of an entry that goes, its likeliest hint: one in vain costs two atomics. */
 	void drop(uint32_t last, uint32_t index, const entry<Env> *entries)
 	{
 		uint64_t hash = hash_of(entries[index].own_range());
@@ -88,13 +84,12 @@ public:
 			slot.store(both >> 32, std::memory_order_relaxed);
 	}
 
-	/* For so many entries. Half of the hints are in their places as before. */
+	/* For so many entries. Half of the hints stay in their places. */
 	static uint32_t grow(uint32_t last, uint64_t entries)
 	{
 		return entries > (last + 1) / 2 && last < MOST ? 2 * last + 1 : last;
 	}
 
-	/* The memory of so many buckets, from the beginning. */
 	static constexpr size_t bytes(uint32_t last) { return sizeof(bucket) * (last + 1ULL); }
 
 private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The cache's needs of Linux, with the sizes of production; its user adds the registrar. */
+/* What the cache needs of Linux, with the sizes of production. */
 #ifndef MR_CACHE_LINUX_ENV_H
 #define MR_CACHE_LINUX_ENV_H
 
@@ -27,10 +27,7 @@ extern "C" [[gnu::weak]] void __lsan_register_root_region(const void *start, siz
 
 namespace mr_cache {
 
-/*
- * For signal handlers: one that has interrupted the cache in its own thread, which has the mutex or
- * is about to take it, does without.
- */
+/* A signal handler in a thread with `locks` does without the mutex. */
 struct thread_state {
 	uint32_t inside; // calls of the registrar, one in the middle of another
 	bool locks;	 // has the mutex, or is about to take it
@@ -53,16 +50,16 @@ struct linux_env {
 		pthread_mutex_t m;
 	};
 
-	/* A child that was forked while its thread waited has zeros here, which end each wait. */
+	/* In a child all is 0, which ends each wait. */
 	struct condition {
 		void init() { count.store(1, std::memory_order_relaxed); }
-		/* With the mutex; then wait() without. */
+		/* With the mutex; then wait() without it. */
 		uint32_t ticket()
 		{
 			waiting.store(true, std::memory_order_relaxed);
 			return count.load(std::memory_order_relaxed);
 		}
-		/* False: it is later than that (deadline()); 0: there is no end. */
+		/* False: it is later than that; 0: there is no end. */
 		bool wait(uint32_t seen, uint64_t deadline)
 		{
 			const timespec at = {static_cast<time_t>(deadline / SECOND),
@@ -85,7 +82,6 @@ struct linux_env {
 		}
 
 	private:
-		/* Leaves errno alone. */
 		int futex(int operation, uint32_t value, const timespec *until)
 		{
 			const int before = errno;
@@ -101,7 +97,6 @@ struct linux_env {
 		std::atomic<bool> waiting;
 	};
 
-	/* Returns the state for restore_cancel(). */
 	static int disable_cancel()
 	{
 		int state;
@@ -122,9 +117,8 @@ struct linux_env {
 	static constexpr uint64_t SECOND = 1000000000, PATIENCE = SECOND / 20;
 
 	/*
-	 * Reserved only, in whole huge pages, and zeros in a child. The kernel may use huge pages
-	 * only for a part that asks for them: a small cache touches a few small pages of each of
-	 * its tables, and would have 2 MiB for each.
+	 * Reserved only, in whole huge pages, and zeros in a child. Huge pages are for parts that
+	 * ask for them: a small cache touches a few small pages of each of its tables.
 	 */
 	static void *map(size_t size)
 	{
@@ -141,10 +135,7 @@ struct linux_env {
 		madvise(memory, whole(size), MADV_DONTDUMP);   // gcore would write all of it
 		return memory;
 	}
-	/*
-	 * Accessible, with the rest of its huge pages (huge: in these); each page of it gets
-	 * memory, as by a write.
-	 */
+	/* Makes it accessible, with the rest of its huge pages, and gives each page memory. */
 	static bool commit(void *start, size_t size, bool huge)
 	{
 		const auto page = static_cast<uintptr_t>(page_mask());
@@ -163,9 +154,8 @@ struct linux_env {
 		return true;
 	}
 	/*
-	 * A process that locks all memory that it will have (MCL_FUTURE) has a page as soon as it
-	 * has mapped it, is charged for a mapping as a whole, and refused one beyond its limit. So
-	 * a page is mapped and unlocked; memory that it grows by is not locked either.
+	 * With MCL_FUTURE a mapping is locked as a whole, and refused beyond the limit. So one page
+	 * is mapped and unlocked; memory that it grows by is not locked either. locks: it was.
 	 */
 	static void *reserve(size_t size)
 	{
@@ -191,7 +181,7 @@ struct linux_env {
 	}
 	static inline std::atomic<bool> locks;
 
-	/* A leak sanitizer, if any, finds idle registrations there alone. */
+	/* A leak sanitizer finds idle registrations there alone. */
 	static void published(void *memory, size_t size)
 	{
 		if (&__lsan_register_root_region)
@@ -214,7 +204,7 @@ struct linux_env {
 	static uint64_t max_merge(void *) { return UINT64_MAX; }
 
 	static void yield() { sched_yield(); }
-	/* Lets threads of any priority run. */
+	/* Threads of any priority run. */
 	static void nap()
 	{
 		const timespec shortest = {0, 1};
@@ -227,7 +217,6 @@ struct linux_env {
 #if defined(__x86_64__)
 		return 4095;
 #else
-		/* No guard: a thread that sees 0 asks itself. */
 		static constinit std::atomic<uint64_t> known = 0;
 		uint64_t mask = known.load(std::memory_order_relaxed);
 
@@ -246,7 +235,7 @@ struct linux_env {
 		return state;
 	}
 
-	/* Orders the hits of one thread between two misses. */
+	/* Orders a thread's hits between two misses. */
 	static uint32_t tick()
 	{
 		static constinit thread_local uint32_t sequence STATIC_TLS = 0;

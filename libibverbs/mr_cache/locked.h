@@ -14,17 +14,15 @@
  * registrar.
  *
  * Whenever the mutex is free, an entry is in the catalog if and only if it is OPEN and not
- *UNLINKED, and in the list of its owner if it is not FREE; a MAKING or DEREGISTERING one belongs to
- *one thread, which is inside the registrar. A word is closed and unlinked under the mutex only. So
- * there an entry of the catalog is open, and a reference taken to it is one. A thread that comes
- * back from the registrar looks at everything again.
+ * UNLINKED, and in the list of its owner if it is not FREE; a MAKING or DEREGISTERING one belongs
+ * to one thread, which is inside the registrar. A thread that comes back from there looks at
+ * everything again. A word is closed and unlinked under the mutex only.
  *
- * A signal handler may come here in the middle of anything. If it interrupted the holder of the
- * mutex, or a thread about to take it, it gets no lock (operator bool), and does without
- * (linux_env.h). If it forked, and returns in the child, the interrupted thread goes on in an arena
- * that has been wiped. Work on zeros ends: each loop does, each index is one of the arena. When the
- * mutex would be given back the arena is wiped again. Whenever it would be taken again the
- * generation differs: there is no lock any more, and the caller returns.
+ * A signal handler that interrupted the holder of the mutex, or a thread about to take it, gets no
+ * lock (operator bool), and does without. If it forked, and returns in the child, the interrupted
+ * thread goes on in an arena of zeros. Its work there ends: each loop does, each index is one of
+ * the arena. Where it gives the mutex back the arena is wiped again; where it takes the mutex again
+ * the generation differs: there is no lock any more, and the caller returns.
  */
 #ifndef MR_CACHE_LOCKED_H
 #define MR_CACHE_LOCKED_H
@@ -51,7 +49,7 @@ public:
 	locked(const locked &) = delete;
 	locked &operator=(const locked &) = delete;
 
-	/* Asked again wherever the mutex was free for a while. */
+	/* To be asked again wherever the mutex was free. */
 	explicit operator bool() const { return held; }
 
 	arena<Env> &a;
@@ -59,12 +57,13 @@ public:
 	const uint32_t generation;
 
 	entry<Env> &at(uint32_t i) { return a.entries[i]; }
-	/* OPEN and without users: the kernel or evict() may have it. A closed one is not idle. */
+	/* OPEN and without users. */
 	bool is_idle(uint32_t i) { return entry_word<Env>::idle(at(i).word.peek_relaxed()); }
 	static bool is_nested() { return Env::thread().inside; }
 	bool has_pending() const { return pending; }
 
-	/* Lets go of the mutex until a thread has come back from the registrar; false: until then. */
+	/* With the mutex free, until a thread comes back from the registrar. False: it is too late.
+	 */
 	bool wait(uint64_t deadline = 0)
 	{
 		const auto seen = a.making.progress.ticket();
@@ -78,8 +77,8 @@ public:
 	}
 
 	/*
-	 * The same for some milliseconds in all: *until is 0 at first, and then their end. False:
-	 * they are over, and nobody waits for the same (*late) any more.
+	 * The same for some milliseconds; *until is 0 at first, and then their end. False: they are
+	 * over, and nobody waits for the same (*late) any more.
 	 */
 	bool await(uint64_t *until, bool *late)
 	{
@@ -103,10 +102,7 @@ public:
 			await(&until, &a.late);
 	}
 
-	/*
-	 * For a moment, FEW times: references taken in vain are given back soon. A thread that has
-	 * one may sleep: the last times are longer.
-	 */
+	/* References taken in vain are given back soon; by a thread that sleeps only in a while. */
 	void let_others_run(uint32_t left)
 	{
 		unlock();
@@ -125,8 +121,8 @@ public:
 	}
 
 	/*
-	 * A closed entry without owner, or 0. The doubtful last: a child may have the file of their
-	 * closed context, and then no other MR may have their words.
+	 * A closed entry without owner, or 0. The doubtful ones last: where a child has the file of
+	 * their context no other MR gets their words.
 	 */
 	uint32_t allocate()
 	{
@@ -146,7 +142,7 @@ public:
 		return i;
 	}
 
-	/* of_kernel: the kernel may have its word. */
+	/* of_kernel: the kernel may still have its word. */
 	void free(uint32_t i, bool of_kernel = false)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
@@ -156,7 +152,7 @@ public:
 		push(of_kernel ? &a.doubtful : &a.free_entry, i);
 	}
 
-	/* Of no PD, either: the next one may have the address. */
+	/* Without a PD, either: the next one may have the address. */
 	void orphan(uint32_t i)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
@@ -165,10 +161,7 @@ public:
 		a.owner.add(at(i).owner, a.entries, i);
 	}
 
-	/*
-	 * Its context is about to be freed, and with it all that is still registered there. (An
-	 * entry that this thread itself, inside the registrar, registers, settles or ends finds its
-	 * record again.)
+	/* The context goes, and all that is registered there, but what this thread is inside for.
 	 */
 	void abandon(uint32_t o)
 	{
@@ -192,19 +185,11 @@ public:
 	}
 
 	/*
-	 * The end of all entries of an owner, or of a PD if there is none, before it goes itself.
-	 * It must not go while a thread is inside the registrar for it. The loser, if a flush ended
-	 * only the entries that it found:
-	 *
-	 *   a thread of another owner      ibv_close_device()
-	 *   evicts an entry, closes it
-	 *                                  flush: no open entry
-	 *                                  frees the context
-	 *   deregisters in that context
-	 *
-	 * It cannot wait for references: a user may have forgotten his. But a reader that took one
-	 * in vain gives it back in a moment: after a few looks the entry is left to its last user.
-	 * Returns an errno value of dereg() if one failed.
+	 * The end of all entries of an owner, or of a PD if there is none, before it goes itself:
+	 * also of those that other threads register, settle or deregister, which would be in the
+	 * freed context then. It cannot wait for references, which a user may have forgotten. But a
+	 * reader gives one that it took in vain back in a moment: after a few looks the entry is
+	 * left to its last user. Returns an errno value of dereg() if one failed.
 	 */
 	int drain(const void *who, const void *pd)
 	{
@@ -245,7 +230,7 @@ public:
 				wait();
 				continue;
 			}
-			/* The more there are, the fewer looks: they are users. */
+			/* Many are users: fewer looks. */
 			const uint32_t cost = 1 + used / 16;
 
 			if (!used || is_nested() || patience < cost)
@@ -284,7 +269,7 @@ public:
 		pending = i;
 	}
 
-	/* One idle entry of an owner less; its index, or 0 if none of the next `most` is idle. */
+	/* One idle entry of an owner, or 0 if none of the next `most` is idle. */
 	uint32_t evict(uint32_t o, uint32_t most = LOOKS)
 	{
 		/* A reader may take it just then. */
@@ -348,13 +333,13 @@ public:
 		}
 	}
 
-	/* With the mutex free. If it fails for `keeps` the user of that one has it still. */
+	/* With the mutex free. Where it fails for `keeps` its user keeps that entry. */
 	int dereg_pending(uint32_t keeps = 0)
 	{
 		return held && pending ? dereg_all_pending(keeps) : 0;
 	}
 
-	/* The same of one entry. The kernel may have suspended it meanwhile. */
+	/* The same of the entry of a last user, for whom it is restored if that fails. */
 	int end(uint32_t i)
 	{
 		int error = dereg_pending(i);
@@ -364,7 +349,7 @@ public:
 		return error;
 	}
 
-	/* With a reference; lets go of the mutex. An entry that cannot be settled is retired. */
+	/* With a reference, and the mutex free. An entry that cannot be settled is retired. */
 	void settle(uint32_t i)
 	{
 		entry<Env> &e = at(i);
@@ -392,9 +377,8 @@ public:
 	}
 
 	/*
-	 * An entry of the catalog that serves, with a reference taken; or 0. May let go of the
-	 * mutex to settle. *plain: one that would serve is left alone, as another thread settles it
-	 * and is not done soon. It may wait for this one, as it may when it registers (miss.h).
+	 * An entry of the catalog that serves, with a reference taken; or 0. The mutex may be free
+	 * for a while. *plain: another thread settles one that would serve, for too long (miss.h).
 	 */
 	uint32_t find_valid(const request &want, bool *plain)
 	{
@@ -431,9 +415,9 @@ public:
 	}
 
 	/*
-	 * A command lacks something that idle registrations may hold: evicts a sixteenth of them at
-	 * first, then all. Returns how many registrations ended, by others too. For these only a
-	 * thread waits that is inside so often, for the command itself, and not for another one.
+	 * Evicts a sixteenth of all that is idle at first (stage 0), then all. Returns how many
+	 * registrations ended, by others too. It waits for these if this thread is inside so often,
+	 * for the command that lacks room, and not for another one.
 	 */
 	uint64_t shrink(uint32_t stage, uint32_t inside)
 	{
@@ -451,7 +435,7 @@ public:
 		return held ? a.deregistered - deregistered : 0;
 	}
 
-	/* With the mutex free. No cancellation point, though a provider's calloc() may be one. */
+	/* With the mutex free. A provider's calloc() may be a cancellation point. */
 	template <class Call> void outside(const Call &call)
 	{
 		const int cancel = Env::disable_cancel();
@@ -467,14 +451,14 @@ public:
 		Env::restore_cancel(cancel);
 	}
 
-	/* Forked since, by a signal handler; or just before. */
+	/* Forked since, or just before. */
 	bool is_child() const
 	{
 		return !generation ||
 		       a.hot.generation.load(std::memory_order_acquire) != generation;
 	}
 
-	/* A suspended entry of so much is restored for such a part of it, and goes for less. */
+	/* So large an entry is restored for such a part of it, and retired for less. */
 	static constexpr uint64_t MUCH = 256 << 10;
 	static constexpr uint64_t GOOD_PART = 8;
 	static constexpr int SETTLE_ATTEMPTS = 16;
@@ -482,7 +466,7 @@ public:
 	static constexpr uint32_t LOOKS = 64, ALL = UINT32_MAX;
 
 private:
-	/* The thread's mark comes before its look at the generation: no child begins beside it. */
+	/* First the mark, then the look at the generation: no child begins in between. */
 	void lock(uint32_t tries = 0)
 	{
 		bool &locks = Env::thread().locks;
@@ -496,7 +480,7 @@ private:
 			abandon_ended();
 	}
 
-	/* Owners whose contexts signal handlers have closed, in the middle of something here. */
+	/* Owners whose contexts signal handlers have closed, without the mutex. */
 	[[gnu::noinline]] void abandon_ended()
 	{
 		a.owner.see_ended();
@@ -528,7 +512,7 @@ private:
 			a.mutex.unlock();
 		std::atomic_signal_fence(std::memory_order_seq_cst);
 		Env::thread().locks = false;
-		/* By a handler in the middle of this. */
+		/* By a handler meanwhile. */
 		if (a.owner.some_ended()) [[unlikely]] {
 			lock();
 			if (held)
@@ -536,7 +520,7 @@ private:
 		}
 	}
 
-	/* To restore a suspended entry pins all of it, and swaps it in. */
+	/* To restore an entry pins all of it. */
 	static bool is_little(const request &want, const entry<Env> &of)
 	{
 		return of.size() >= MUCH && want.length < of.size() / GOOD_PART;
@@ -599,7 +583,7 @@ private:
 			bool gone = false;
 			int bad = 0;
 
-			/* Where the context is gone the registration has gone with it. */
+			/* With a closed context the registration has gone. */
 			outside([&] {
 				gone = a.owner[at(i).owner].is_gone();
 				bad = gone ? 0 : env.dereg(mr);

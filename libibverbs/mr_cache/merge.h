@@ -4,18 +4,16 @@
  * overlaps.
  *
  * Windows that slide over a buffer are another range each time, and an idle entry pins all of its
- * own: 4,000 of 256 KiB, a page further each, would pin 1,000 MiB of 16. So a request is registered
- * together with those that it overlaps, as soon as they and it would pin DEEP times what they cover
- * (or, if they are MANY, SHALLOW times). Of several unions it is the deepest: so windows become
- * blocks, and blocks larger ones, and no page is registered with each step. A union takes away pins
- * of its own size at least, and only requests bring any: all unions together register no more bytes
- * than all requests. It is MOST times the request at most, and never larger than a device may take.
+ * own: 4,000 of 256 KiB, a page further each, would pin 1,000 MiB of 16. So they are registered
+ * together as soon as they would pin DEEP times what they cover (or, if they are MANY, SHALLOW
+ * times), in the deepest of several unions: windows become blocks, and blocks larger ones. A union
+ * takes away pins of its own size at least, which requests brought: all unions together register no
+ * more bytes than all requests. It is MOST times the request at most.
  *
- * An entry in use, suspended, or of which the kernel has told anything does not count. One that
- * only lies beside may be another buffer, and the end of one would be that of both.
+ * An entry that only lies beside may be another buffer: the end of one would be that of both.
  */
-#ifndef MR_CACHE_UNITED_H
-#define MR_CACHE_UNITED_H
+#ifndef MR_CACHE_MERGE_H
+#define MR_CACHE_MERGE_H
 
 #include "arena.h"
 
@@ -29,7 +27,7 @@ public:
 	{
 	}
 
-	/* The request itself if there is no union. Under the mutex. */
+	/* Under the mutex. */
 	[[gnu::noinline]] request range()
 	{
 		const uint64_t size = end - start,
@@ -74,7 +72,7 @@ public:
 
 private:
 	static constexpr uint32_t LOOKS = 16;		// at entries
-	static constexpr uint32_t MANY = 6, ENOUGH = 8; // of them to try_merge
+	static constexpr uint32_t MANY = 6, ENOUGH = 8; // of them in a union
 	static constexpr double DEEP = 4, SHALLOW = 2;
 	static constexpr uint64_t MOST = 4;
 	static constexpr uint64_t NONE = UINT64_MAX;
@@ -84,7 +82,7 @@ private:
 		return !(e.word.peek_relaxed() & (e.word.KERNEL | e.word.REFS));
 	}
 
-	/* So much more would be registered with the next one there; NONE: it does not overlap. */
+	/* Bytes more with the next one there; NONE: it does not overlap. */
 	uint64_t more_left() const
 	{
 		const entry<Env> &e = a.entries[beside.before];
@@ -100,7 +98,6 @@ private:
 		return e.end() > end ? e.end() - end : 0;
 	}
 
-	/* Beyond the one that was looked at. */
 	void step(bool to_left, uint64_t from)
 	{
 		if (!to_left)
@@ -119,4 +116,4 @@ private:
 
 } // namespace mr_cache
 
-#endif // MR_CACHE_UNITED_H
+#endif // MR_CACHE_MERGE_H

@@ -3,16 +3,9 @@
  * An acquisition that no look without the mutex could answer: it looks again under the mutex, waits
  * for a thread that registers the same, makes room, registers, and publishes the entry.
  *
- * The wait is not for long: the other thread may need a lock that this one has.
- *
- *   A                              B
- *                                  registers; its pages are missing, and the program's
- *                                  pager takes the program's lock for each
- *   has that lock; registers
- *   a part of the same: waits      waits for a page, so for the lock
- *
- * So after a moment A registers, too. Of the two, the one that contains the other stays in the
- * catalog (deserves_place()).
+ * It does not wait for long: the other thread may wait for a page that the program's pager gives
+ * only with a lock that this thread has. After a moment this one registers, too. Of the two entries
+ * the one that contains the other stays in the catalog (deserves_place()).
  */
 #ifndef MR_CACHE_MISS_H
 #define MR_CACHE_MISS_H
@@ -46,10 +39,7 @@ public:
 			if (plain || !lock)
 				return EOPNOTSUPP;
 			version = a.index.version();
-			/*
-			 * They may have been in the way. That lets go of the mutex, so it comes
-			 * before the wait: the awaited thread may arrive meanwhile.
-			 */
+			/* Before the wait: the mutex is free, and the awaited thread may arrive. */
 			if (lock.has_pending()) {
 				lock.dereg_pending();
 				continue;
@@ -92,8 +82,8 @@ public:
 
 private:
 	/*
-	 * Idle entries whose memory has gone serve no request, and no request would look at them
-	 * again. In the order in which they lie: that costs a line each, which the CPU has fetched.
+	 * Idle entries whose memory has gone: no request would look at them again. In the order in
+	 * which they lie, which costs a line each that the CPU has fetched.
 	 */
 	void sweep()
 	{
@@ -105,10 +95,7 @@ private:
 		}
 	}
 
-	/*
-	 * False if an owner will not have room for so much, or not just now. Then idle ones need
-	 * not go for nothing.
-	 */
+	/* False if an owner will not have room for so much, or not just now. */
 	bool make_room(uint32_t o, uint64_t size)
 	{
 		owner_record<Env> &of = a.owner[o];
@@ -131,7 +118,7 @@ private:
 		return true;
 	}
 
-	/* At entries, for the next victim; 0: there will not be room. All are looked at for much.
+	/* At so many entries for each victim; 0: there will not be room, and nothing needs to go.
 	 */
 	uint32_t looks_for_room(owner_record<Env> &of, uint64_t size)
 	{
@@ -147,7 +134,7 @@ private:
 		return idle < excess ? 0 : lock.ALL;
 	}
 
-	/* The request, with what it overlaps if there were overlaps lately, and no merge failed. */
+	/* The request, with what it overlaps if others did lately, and no merge failed. */
 	request merged(owner_record<Env> &of)
 	{
 		if (!of.merge_looks) [[likely]]
@@ -163,7 +150,6 @@ private:
 		return of.has_room(found.length) ? found : want;
 	}
 
-	/* Of whole pages. */
 	uint64_t wanted_size() const
 	{
 		const uint64_t mask = Env::page_mask();
@@ -196,12 +182,12 @@ private:
 					  whole.length != want.length};
 		int error = EOPNOTSUPP;
 
-		/* They may hold what this one lacks. */
+		/* These may hold what the registration lacks. */
 		lock.dereg_pending();
 		if (lock)
 			lock.outside([&] { error = reg_and_settle(asked, e.word, &mr); });
 
-		/* A child that a signal handler forked: of what was begun it has nothing. */
+		/* This is a child: of what was begun it has nothing. */
 		if (!lock) {
 			*ref = {mr, i, asked.generation};
 			return mr ? 0 : EOPNOTSUPP;
@@ -269,7 +255,7 @@ private:
 		return true;
 	}
 
-	/* One that becomes invalid meanwhile is its user's alone, as without the cache. */
+	/* One that becomes invalid meanwhile is its user's alone. */
 	int reg_and_settle(const mr_cache_request &asked, entry_word<Env> &w, void **mr)
 	{
 		const int error = lock.env.reg(&asked, w.raw(), mr);

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/*
- * The process's registration cache: the one instance, and the only extern "C" file
- * of the core. Adds the registrar of the verbs to linux_env.
- */
+/* The process's registration cache. Adds the registrar of the verbs to linux_env. */
 #include "mr_cache_core.h"
 
 #if UINTPTR_MAX > UINT32_MAX
@@ -117,8 +114,7 @@ int64_t mr_cache_visit(mr_cache_visitor *visit, const void *by, bool at_end)
 
 /*
  * None on 32 bits: the kernel's words are of 64, which some of these CPUs change by a lock of
- * libatomic's alone, and kernels of 32 bits do not notify. So no context caches, and nobody calls
- * what has an alias.
+ * libatomic's alone. So no context caches, and nobody calls what has an alias.
  */
 #include <cerrno>
 

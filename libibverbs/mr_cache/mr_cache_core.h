@@ -3,11 +3,10 @@
  * The C boundary of the registration cache. The core knows nothing of verbs: a PD, a context (here:
  * owner) and an MR are pointers that it compares and gives back.
  *
- * A reference is (index, generation). Several may have the same mr. All functions are thread safe,
- * return 0 or an errno value unless said otherwise, and call the registrar without a lock. The
- * registrar may call them again (an allocator's hook in the middle of a registration): then they do
- * not wait. A child starts with an empty cache and a new generation; it may release references of
- * its parent: that returns 0 and touches nothing.
+ * All functions are thread safe, return 0 or an errno value unless said otherwise, and call the
+ * registrar without a lock. The registrar may call them again (an allocator's hook): then they do
+ * not wait. A child starts with an empty cache and a new generation; releasing a reference of its
+ * parent returns 0 and touches nothing.
  */
 #ifndef MR_CACHE_CORE_H
 #define MR_CACHE_CORE_H
@@ -21,56 +20,47 @@
 extern "C" {
 #endif
 
-/* The access flags that are cached, with the values of IBV_ACCESS_*; others are EOPNOTSUPP. */
+/* The access flags that are cached, with the values of IBV_ACCESS_*. */
 enum mr_cache_access {
 	MR_CACHE_LOCAL_WRITE = 1 << 0,
 	MR_CACHE_REMOTE_WRITE = 1 << 1,
 	MR_CACHE_REMOTE_READ = 1 << 2,
 	MR_CACHE_REMOTE_ATOMIC = 1 << 3,
 	MR_CACHE_RELAXED_ORDERING = 1 << 20,
-	/* No right: it serves exactly this range and these rights. Else it is rounded to pages, and
-	 * serves any part with any part of its rights. */
+	/* It serves exactly this range and these rights, and no part of its pages. */
 	MR_CACHE_EXACT = 1 << 21,
 };
 
-/*
- * start and size contain addr and length, which the mr should show. They are page aligned, or with
- * MR_CACHE_EXACT the same. Merged with idle ones (merge.h) all is shown.
- */
 struct mr_cache_request {
 	void *pd;
 	void *owner;
-	uint64_t addr;
+	uint64_t addr; /* the range that the mr shows */
 	uint64_t length;
-	uint64_t start;
+	uint64_t start; /* the range to register: the same with MR_CACHE_EXACT, else its pages */
 	uint64_t size;
 	uint32_t access;
-	/* Of the references to the registration. */
-	uint32_t index;
+	uint32_t index; /* of the references to the registration */
 	uint32_t generation;
-	/* Nothing is evicted for it: the request alone may do with less. */
-	bool merged;
+	bool merged; /* nothing is evicted for it: the request alone may do with less */
 };
 
 /*
- * The registrar (mr_cache_registrar.c). Registers, then arms the word, whose bits 0-7 are 0 and
- * belong to the kernel from now on; it is in use while any of MR_CACHE_IN_USE is set, as one is
- * during the call. On failure nothing is left registered. EOPNOTSUPP: register this one plainly.
+ * The registrar (mr_cache_registrar.c). Registers and arms the word, whose bits 0-7 are 0 and the
+ * kernel's from now on. On failure nothing is left registered. EOPNOTSUPP: register it plainly.
  */
 int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word, void **mr);
 /* After 0 the word says INVALID, or nothing; one that was suspended has its pages. */
 int mr_cache_settle_entry(void *mr);
 /* After 0 the kernel does not touch the word any more. */
 int mr_cache_dereg_entry(void *mr);
-/* Those that an owner starts with. Called with a lock held: calls nothing here. */
+/* What an owner starts with. With a lock held: they call nothing here. */
 struct ibv_mr_cache_limits mr_cache_first_limits(void *owner);
-/* The most bytes that requests are registered together; the same. */
-uint64_t mr_cache_max_merge(void *owner);
+uint64_t mr_cache_max_merge(void *owner); /* bytes of one registration */
 
 /* The bits of a word that count references. */
 #define MR_CACHE_IN_USE 0x3fffffc00ULL
 
-/* In two registers. Where the mr shows another range than was asked for the shim hands out a view. */
+/* A reference, in two registers. Several may have the same mr. */
 struct mr_cache_ref {
 	void *mr; /* from reg(), or NULL: none */
 	uint32_t index;
@@ -81,34 +71,31 @@ struct mr_cache_ref {
 int mr_cache_init(void);
 
 /*
- * The mr, with a reference, that shows exactly this range. In all other cases, of a part or when
- * there is none, this jumps to mr_cache_on_miss() (mr_cache.c): so a hit saves no registers.
+ * The mr, with a reference, that shows exactly this range. If there is none it jumps to
+ * mr_cache_on_miss() (mr_cache.c), with a reference to one that shows more, if any.
  */
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 		       struct mr_cache_ref part);
 
-/*
- * A reference to a valid registration that serves the request; registers one when there is none.
- * EOPNOTSUPP: it is not for the cache, or not now. Any other error is the registrar's.
- */
+/* Registers one if there is none. EOPNOTSUPP: not for the cache, or not now. */
 int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
 		     struct mr_cache_ref *ref);
 
-/* EINVAL: it was given back before. Other errors are of a deregistration: it is still held. */
+/* EINVAL: it was given back before. Other errors: it is still held. */
 int mr_cache_release(uint32_t index, uint32_t generation);
 
 /*
- * The registration becomes the caller's alone, if that has the only reference (threads that share
- * one may all be told that): it is not found any more. EBUSY: nor here, but it has other users;
- * EAGAIN: this signal handler has interrupted the cache; EINVAL: no reference of this process.
+ * The registration is not found any more. EBUSY: nor here, and it has other users (threads that
+ * share a reference may all be told 0); EAGAIN: this signal handler has interrupted the cache;
+ * EINVAL: no reference of this process.
  */
 int mr_cache_claim(uint32_t index, uint32_t generation);
 
 /* 1: a valid cached registration contains the range and allows the access. Else 0. */
 int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 
-/* Sets (to) and tells (from: the old ones) the limits of an owner, if not NULL. */
+/* Sets (to) and tells (from: the old ones). Both may be NULL. */
 int mr_cache_limits(void *owner, const struct ibv_mr_cache_limits *to,
 		    struct ibv_mr_cache_limits *from);
 
@@ -117,7 +104,7 @@ int mr_cache_clean(void *owner, uint64_t keep);
 
 int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics);
 
-/* Before a PD or a context goes: locked::drain(). */
+/* Before a PD or a context goes. */
 int mr_cache_drain_pd(void *pd);
 int mr_cache_drain_owner(void *owner);
 
@@ -127,15 +114,15 @@ uint64_t mr_cache_idle_bytes(void);
 int mr_cache_is_on(void);
 
 /*
- * After ENOMEM, EAGAIN or ENOSPC: evicts some of all that is idle (stage 0), then all. Returns how
- * many were deregistered, by others too. by_cache: it was the registrar's command.
+ * Evicts some of all that is idle (stage 0), then all. Returns how many were deregistered, by
+ * others too. by_cache: the registrar's command lacks room.
  */
 uint64_t mr_cache_shrink(uint32_t stage, bool by_cache);
 
 /*
  * Calls visit() for each owner, with a lock held: it calls nothing here. Where that returns true
- * all idle registrations of the owner are evicted, and their number is returned. at_end, of the
- * process: -1 if another thread has the lock for long, or this one.
+ * all that is idle is evicted. Returns the number; -1: this thread has the lock, or another one for
+ * long (only at_end, of the process).
  */
 typedef bool mr_cache_visitor(void *owner, const struct ibv_mr_cache_stats *statistics,
 			      const void *by);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The owners of registrations (a verbs context each): limits, statistics, entries. A record lives
- * until its owner was flushed; entries in use even then go to one without a name. The mutex guards
- * everything here.
+ * until its owner was flushed; entries in use go to one without a name then. Under the mutex.
  */
 #ifndef MR_CACHE_OWNERS_H
 #define MR_CACHE_OWNERS_H
@@ -13,9 +12,8 @@
 namespace mr_cache {
 
 /*
- * A list of entries, linked by index, in the order in which they came. Index 0 is no entry: all
- * bytes 0 is the empty list. It has the hand of a clock for looks that go on where the last one
- * stopped.
+ * A list of entries, linked by index, in the order in which they came. Index 0 is no entry. It has
+ * the hand of a clock: looks go on where the last one stopped.
  */
 template <class Env> class entry_list {
 public:
@@ -28,8 +26,7 @@ public:
 		return entries[i].of_owner.next;
 	}
 
-	/* The one at the hand, which moves on, and from the last to the first; 0 if there is none.
-	 */
+	/* The one at the hand, which moves on, from the last to the first; 0 if there is none. */
 	uint32_t turn(const entry<Env> *entries)
 	{
 		uint32_t i = hand ? hand : first;
@@ -40,10 +37,9 @@ public:
 	}
 
 	/*
-	 * Of the next EXAMINED, the idle one with the oldest stamp, or an invalid one: that serves
-	 * no request. Where all of those are in use the look goes on, at so many in all; 0: none is
-	 * idle. The next look begins behind the one that was found: those before it were used
-	 * later. That it is idle is a guess until its word was closed.
+	 * Of the next EXAMINED an invalid one, or the idle one with the oldest stamp. Where all are
+	 * in use the look goes on, at `most` in all; 0: none is idle. The next look begins behind
+	 * the one that was found. That it is idle is a guess until its word is closed.
 	 */
 	uint32_t oldest_idle(const entry<Env> *entries, uint32_t most)
 	{
@@ -89,7 +85,6 @@ public:
 	static constexpr uint32_t EXAMINED = 32;
 
 private:
-	/* 0 is before the first and after the last. */
 	uint32_t &next_of(entry<Env> *entries, uint32_t i)
 	{
 		return i ? entries[i].of_owner.next : first;
@@ -106,8 +101,7 @@ private:
 };
 
 template <class Env> struct owner_record {
-	/* NULL: flushed, or free. A signal handler may see, and end it, that interrupted the rest.
-	 */
+	/* NULL: flushed, or free. Atomic for signal handlers, which may end it. */
 	typename Env::template atomic<void *> name;
 	bool in_use; // has a name, or entries
 	ibv_mr_cache_limits limits;
@@ -136,7 +130,7 @@ template <class Env> struct owner_record {
 		list = {};
 	}
 	void *who() const { return name.load(std::memory_order_relaxed); }
-	/* Gone for good: its entries that are left are of a context that was closed. */
+	/* The entries that are left are of a closed context. */
 	bool is_gone() const { return !who(); }
 };
 
@@ -195,7 +189,7 @@ public:
 		records[o].in_use = records[o].counted.entries;
 	}
 
-	/* By a signal handler, which has no mutex. */
+	/* Without the mutex, by a signal handler. */
 	void end(uint32_t o)
 	{
 		records[o].name.store(nullptr, std::memory_order_relaxed);

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The model of thread-local variables that a hit reads. In a library the usual access is a call;
- * initial-exec is a load. It takes of the static TLS that the C library has left for libraries that
- * are loaded late: glibc has some, and musl none, where dlopen() of a library with such a variable
- * always fails.
+ * Thread-local variables that a hit reads by a load, not a call. They take of the static TLS that
+ * the C library has left for libraries that are loaded late: glibc has some, and musl none.
  */
 #ifndef MR_CACHE_STATIC_TLS_H
 #define MR_CACHE_STATIC_TLS_H

@@ -9,42 +9,26 @@
  * kernel   INVALID, SUSPECT and SUSPENDED, set by the kernel, asynchronously
  * CLOSED   unowned: free or being registered (with one reference), or being deregistered
  * UNLINKED not in the index any more: its last user tears it down
- * FULL     the top bit of the references: too many to take more, 8 million before they overflow
- * uses     how often a reference was taken in this life; its top bit (FOLD)
- *          makes the next reader add the count to the statistics
+ * FULL     the top bit of the references: 8 million more would overflow
+ * uses     references taken in this life; by its top bit (FOLD) the next reader adds them up
  *
- * The flags lie below the references: a release too many borrows from uses, and no one else is
- * misled before it is put right. The word is only ever changed by read-modify-write, because a
- * reader may add a reference at any time, to any word, on the strength of an old hint.
+ * A release too many borrows from uses, above the flags. The word changes by read-modify-write
+ * only: a reader may add a reference to any word, at any time, on the strength of an old hint. So
+ * open() adds, too: a store would lose such a reference, and giving it back would take the owner's.
  *
- * The loser, if the fields were compared first and the reference taken then:
+ * A reader takes its reference first, and compares the fields then. The other order loses:
  *
  *   reader                         evictor and the next owner
  *   compares: the range fits
- *                                  closes, deregisters, registers another
- *                                  range, opens
+ *                                  closes, deregisters, registers another range, opens
  *   get(): not closed, valid
  *   uses the MR of another range
  *
- * Not with get() first. From a get() that saw neither CLOSED nor UNLINKED the references are not 0,
- * so close() fails and the fields stay. The fields of a word that get() sees open were written
- * before open(): [Required: open() releases, get() acquires]. A user's work with the MR comes
- * before its deregistration: [Required: put() releases, close() acquires].
+ * While it has the reference close() fails, so the fields stay as they were before open().
+ * [Required: open() releases, get() acquires; for a user's work with the MR, which comes before its
+ * deregistration: put() releases, close() acquires.]
  *
- * The loser, if open() stored instead of adding:
- *
- *   reader                         owner
- *   get(): CLOSED, references 1
- *                                  stores references 1, its own
- *   put(): references 0            uses the MR, which anyone may close now
- *
- * The loser, if a registration had no reference while it is made:
- *
- *   owner                          kernel
- *   registers and arms
- *                                  no reference: SUSPENDED, unpins
- *   opens with a reference
- *   uses the MR: no access
+ * A word has a reference while it is registered: the kernel may suspend it as soon as it is armed.
  */
 #ifndef MR_CACHE_WORD_H
 #define MR_CACHE_WORD_H
@@ -80,16 +64,13 @@ public:
 	/* The thread that finds this tears it down. */
 	static bool over(uint64_t seen) { return idle(seen) && seen & (INVALID | UNLINKED); }
 
-	/* A guess: a later read-modify-write decides. */
+	/* A guess. */
 	uint64_t peek_relaxed() const { return value.load(std::memory_order_relaxed); }
 
 	/* The word before tells whether to keep the reference. Pairs with open(). */
 	uint64_t get_acquire() { return value.fetch_add(REF + USE, std::memory_order_acquire); }
 
-	/*
-	 * Of a reference taken in vain. True: nobody has another one, and it is over. A child may
-	 * have taken none: then it stays as it is. Both pair with close().
-	 */
+	/* Of a reference taken in vain. True: the entry is over. A child may have taken none. */
 	bool put_unused_release()
 	{
 		const uint64_t seen = value.fetch_sub(REF + USE, std::memory_order_release);
@@ -101,10 +82,7 @@ public:
 	}
 	uint64_t put_release() { return value.fetch_sub(REF, std::memory_order_release); }
 
-	/*
-	 * put() found a reference that is not the last one, or leaves an idle entry. A closed one
-	 * has only its own, and those of old hints.
-	 */
+	/* put() found a reference, and what it leaves is no work: users, or an idle entry. */
 	static bool simple(uint64_t seen)
 	{
 		uint64_t references = seen & REFS;
@@ -113,15 +91,13 @@ public:
 			return true;
 		return references > REF && !(seen & CLOSED);
 	}
-	/* put() found no user's reference. */
+	/* put() found no user's reference: a closed one has its own, and those of old hints. */
 	static bool unused(uint64_t seen) { return !used(seen) || seen & CLOSED; }
 
 	/* A release too many. */
 	void undo_put_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
 
-	/*
-	 * From open to closed, uses back to 0; false if it has references. Pairs with put().
-	 */
+	/* From open to closed, uses back to 0; false if it has references. */
 	bool close_acquire(uint64_t *seen)
 	{
 		*seen = peek_relaxed();
@@ -141,9 +117,8 @@ public:
 	void clean_relaxed() { value.fetch_and(~(KERNEL | UNLINKED), std::memory_order_relaxed); }
 
 	/*
-	 * The same, with a reference that keeps the kernel from suspending it while it is
-	 * registered the next time. That comes first: until a closed context's file is gone too,
-	 * the kernel may set bits, and clear them, at any moment.
+	 * The same, with the reference for the next registration. That comes first: until a closed
+	 * context's file is gone, the kernel may set and clear bits.
 	 */
 	void free_relaxed()
 	{
@@ -152,7 +127,7 @@ public:
 	}
 	void unhold_relaxed() { value.fetch_sub(REF, std::memory_order_relaxed); }
 
-	/* From closed to open, with so many more references of ours. Pairs with get(). */
+	/* From closed to open, with so many more references of ours. */
 	uint64_t open_release(uint64_t references)
 	{
 		return value.fetch_add(references * REF - CLOSED, std::memory_order_release);
@@ -161,10 +136,9 @@ public:
 	/* A reader that takes it after this does not keep it. */
 	void mark_unlinked_relaxed() { value.fetch_or(UNLINKED, std::memory_order_relaxed); }
 
-	/* Takes the top bit of uses out; the caller, under the mutex, counts it. */
+	/* Takes the top bit of uses out, to be counted under the mutex. */
 	bool fold_relaxed() { return value.fetch_and(~FOLD, std::memory_order_relaxed) & FOLD; }
 
-	/* For the kernel to write to. */
 	uint64_t *raw() { return reinterpret_cast<uint64_t *>(&value); }
 
 private:
