@@ -1,59 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A context begins to cache, and ends; so does a process. With RDMAV_MR_CACHE_STATS=1 each context
- * then has a line of statistics on standard error.
+ * A context ends, or a process. With RDMAV_MR_CACHE_STATS=1 each context then has a line of
+ * statistics on standard error.
  */
 #define _GNU_SOURCE
 #include <config.h>
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "mr_cache_private.h"
-
-static uint32_t state_of(struct ibv_context *context)
-{
-	uint32_t state = CONTEXT_ASKED;
-	struct ibv_device_attr_ex attr;
-
-	if (mr_cache_policy() == POLICY_NONE || !mr_cache_may_gain() ||
-	    ibv_query_device_ex(context, NULL, &attr) ||
-	    !(attr.orig_attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY))
-		return state;
-	if (mr_cache_init())
-		return state;
-	state |= CONTEXT_CACHES;
-	if (mr_cache_setting(RECLAIM, true) &&
-	    attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE)
-		state |= CONTEXT_RECLAIMS;
-	mr_cache_set_limits(context, &attr,
-			    state & CONTEXT_RECLAIMS &&
-				    attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM);
-	return state;
-}
-
-/* Until the process has ended. */
-static bool reports;
-
-/* Or by several threads at once: the first one's answer counts. */
-bool mr_cache_ask_context(struct ibv_context *context)
-{
-	const int old_errno = errno;
-	const uint32_t state = state_of(context);
-	uint32_t not_asked = 0;
-
-	if (state & CONTEXT_CACHES)
-		__atomic_store_n(&reports, mr_cache_setting(STATS, false),
-				 __ATOMIC_RELAXED);
-	__atomic_compare_exchange_n(&get_priv(context)->mr_cache.state, &not_asked,
-				    state, false, __ATOMIC_ACQ_REL,
-				    __ATOMIC_ACQUIRE);
-	errno = old_errno;
-	return context_is(context, CONTEXT_CACHES);
-}
 
 /* Allocates nothing, as dprintf() does in glibc before 2.37: exit() may be a signal handler's. */
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
@@ -102,7 +60,7 @@ void mr_cache_flush_context(struct ibv_context *context)
 
 	if (!context_is(context, CONTEXT_CACHES))
 		return;
-	if (__atomic_load_n(&reports, __ATOMIC_RELAXED) &&
+	if (__atomic_load_n(&mr_cache_reports, __ATOMIC_RELAXED) &&
 	    !mr_cache_query(context, &seen))
 		report(context, &seen, NULL);
 	mr_cache_drain_owner(context);
@@ -141,13 +99,13 @@ __attribute__((destructor)) static void leave(void)
 {
 	if (!mr_cache_is_on())
 		return;
-	if (__atomic_exchange_n(&reports, false, __ATOMIC_RELAXED) &&
+	if (__atomic_exchange_n(&mr_cache_reports, false, __ATOMIC_RELAXED) &&
 	    mr_cache_visit(report, NULL, true) < 0)
 		say("libibverbs: process %d: ended while the cache was busy\n",
 		    getpid());
 	if (!forks)
 		return;
-	mr_cache_registrar_ends(true);
+	__atomic_store_n(&mr_cache_is_ending, true, __ATOMIC_RELAXED);
 	mr_cache_visit(is_of_ancestor, NULL, true);
-	mr_cache_registrar_ends(false);
+	__atomic_store_n(&mr_cache_is_ending, false, __ATOMIC_RELAXED);
 }

@@ -56,8 +56,7 @@ static inline bool can_be_cached(uint64_t addr, uint64_t length,
 }
 
 /*
- * mr_cache_context.c. mr_cache_context.state: asked of the device and the kernel once, at the
- * first registration.
+ * mr_cache_context.state: asked of the device and the kernel once, at the first registration.
  */
 enum context_state {
 	CONTEXT_ASKED = 1 << 0,
@@ -82,17 +81,10 @@ static inline bool context_caches(struct ibv_context *context)
 	return !context_is(context, CONTEXT_ASKED) && mr_cache_ask_context(context);
 }
 
-enum mr_cache_variable { POLICY, STATS, RECLAIM, MAX_BYTES, MAX_ENTRIES, IDLE_MS };
-
-/* The value of that environment variable, if it has one. */
-uint64_t mr_cache_setting(enum mr_cache_variable which, uint64_t fallback);
-/* Is there as much memory to lock as a cache is of use for? */
-bool mr_cache_may_gain(void);
 /* Could so many bytes be pinned, if all that is idle were not? */
 bool mr_cache_may_pin(uint64_t bytes);
-/* What a context begins with; restores: the device can give back pages that the kernel took. */
-void mr_cache_set_limits(struct ibv_context *context,
-			 const struct ibv_device_attr_ex *attr, bool restores);
+/* With RDMAV_MR_CACHE_STATS, until the process has ended. */
+extern bool mr_cache_reports __attribute__((visibility("hidden")));
 
 /*
  * The program's thread sanitizer, if it has one, does not see the atomics of the cache between a
@@ -125,10 +117,8 @@ static inline bool is_rounded(const struct ibv_mr *mr)
 	return ((uintptr_t)mr->addr | mr->length) % page;
 }
 
-/*
- * mr_cache_registrar.c. While the process ends only the kernel is told: a provider may have ended
- * before, and exit() have interrupted an allocator.
- */
-void mr_cache_registrar_ends(bool ends);
+/* Then only the kernel is told of a deregistration: a provider may have ended before, and exit()
+ * have interrupted an allocator. */
+extern bool mr_cache_is_ending __attribute__((visibility("hidden")));
 
 #endif /* IB_VERBS_MR_CACHE_PRIVATE_H */

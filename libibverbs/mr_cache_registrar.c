@@ -73,16 +73,11 @@ int mr_cache_settle_entry(void *mr)
 	return mr_notify_settle(mr);
 }
 
-static bool is_ending;
-
-void mr_cache_registrar_ends(bool ends)
-{
-	__atomic_store_n(&is_ending, ends, __ATOMIC_RELAXED);
-}
+bool mr_cache_is_ending;
 
 static int deregister(struct ibv_mr *mr)
 {
-	if (__atomic_load_n(&is_ending, __ATOMIC_RELAXED))
+	if (__atomic_load_n(&mr_cache_is_ending, __ATOMIC_RELAXED))
 		return ibv_cmd_dereg_mr(verbs_get_mr(mr));
 	return mr_notify_dereg_mr(mr);
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache's environment variables, and the limits that the machine allows without
- * them.
+ * Which contexts cache, what, and how much: by the environment, the device and the machine.
  *
- * Registrations that the kernel does not take back may fill a quarter of the memory. Where it reclaims
- * idle ones the limit is all of it: no more can be pinned at one time. RLIMIT_MEMLOCK is no shortage
- * of memory, and reclaims nothing: at most half of it is the cache's in either case, and below 1 MiB
- * there is no cache. Of the device's MRs, which other processes want too, it is a sixteenth.
+ * Registrations that the kernel does not take back may fill a quarter of the memory; where it reclaims
+ * idle ones, all of it. It reclaims nothing for RLIMIT_MEMLOCK: the cache has half of that, and below
+ * 1 MiB there is none, as a handful of small registrations gains nothing. Of the device's MRs, which
+ * other processes want too, it has a sixteenth.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -39,6 +38,8 @@ static_assert((int)MR_CACHE_LOCAL_WRITE == (int)IBV_ACCESS_LOCAL_WRITE &&
 #define DEFAULT_ENTRIES 65536
 #define LEAST_LOCKABLE (1 << 20)
 #define LARGEST_MERGE (1ULL << 32)
+
+enum variable { POLICY, STATS, RECLAIM, MAX_BYTES, MAX_ENTRIES, IDLE_MS };
 
 static const char *const words[] = { "0", "1", "remote" };
 
@@ -84,7 +85,7 @@ static bool parse(const char *text, uint64_t *value)
 	return true;
 }
 
-static bool understand(enum mr_cache_variable which, const char *text,
+static bool understand(enum variable which, const char *text,
 		       uint64_t *value)
 {
 	if (!variables[which].words)
@@ -95,7 +96,7 @@ static bool understand(enum mr_cache_variable which, const char *text,
 	return false;
 }
 
-uint64_t mr_cache_setting(enum mr_cache_variable which, uint64_t fallback)
+static uint64_t setting(enum variable which, uint64_t fallback)
 {
 	/* None if the program runs with more rights than its user. */
 	const char *const text = secure_getenv(variables[which].name);
@@ -123,7 +124,7 @@ enum policy mr_cache_policy(void)
 
 	if (likely(value != POLICY_NOT_ASKED))
 		return value;
-	value = mr_cache_setting(POLICY, POLICY_FLAG);
+	value = setting(POLICY, POLICY_FLAG);
 	if (value == POLICY_REMOTE)
 		__atomic_store_n(&mr_cache_exact_rights, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&mr_cache_default,
@@ -163,15 +164,6 @@ static uint64_t lockable_bytes(void)
 	    locked.rlim_cur == RLIM_INFINITY || may_lock_everything())
 		return UINT64_MAX;
 	return locked.rlim_cur;
-}
-
-/*
- * The words of the entries are pinned, too, so the last page of the limit would not be there
- * for a registration; and a handful of small registrations gains nothing.
- */
-bool mr_cache_may_gain(void)
-{
-	return lockable_bytes() >= LEAST_LOCKABLE;
 }
 
 /* Threads that ask a context at once store the same. */
@@ -230,10 +222,10 @@ bool mr_cache_may_pin(uint64_t length)
 	return idle > pinned || pinned - idle <= lockable - length;
 }
 
-void mr_cache_set_limits(struct ibv_context *context,
-			 const struct ibv_device_attr_ex *attr, bool restores)
+/* restores: the device can give back pages that the kernel took. */
+static void set_limits(struct mr_cache_context *to,
+		       const struct ibv_device_attr_ex *attr, bool restores)
 {
-	struct mr_cache_context *const to = &get_priv(context)->mr_cache;
 	const uint64_t memory = memory_bytes() / (restores ? 1 : 4);
 	const uint64_t max_mr_size = attr->orig_attr.max_mr_size;
 	const int max_mr = attr->orig_attr.max_mr;
@@ -242,15 +234,53 @@ void mr_cache_set_limits(struct ibv_context *context,
 	/* 0: the device does not say. */
 	if (max_mr > 0)
 		entries = max_mr < 16 ? 1 : least(entries, max_mr / 16);
-	store(&to->limits.max_entries, mr_cache_setting(MAX_ENTRIES, entries));
+	store(&to->limits.max_entries, setting(MAX_ENTRIES, entries));
 	store(&to->limits.max_bytes,
-	      mr_cache_setting(MAX_BYTES, least(memory, lockable_bytes() / 2)));
+	      setting(MAX_BYTES, least(memory, lockable_bytes() / 2)));
 	/* A program that registers less has never tried its device with more. */
 	store(&to->max_merge,
 	      max_mr_size ? least(max_mr_size, LARGEST_MERGE) : LARGEST_MERGE);
 	store(&to->idle_ms,
-	      least(mr_cache_setting(IDLE_MS, IB_UVERBS_MR_NOTIFY_IDLE_MS),
+	      least(setting(IDLE_MS, IB_UVERBS_MR_NOTIFY_IDLE_MS),
 		    UINT32_MAX));
+}
+
+static uint32_t state_of(struct ibv_context *context)
+{
+	uint32_t state = CONTEXT_ASKED | CONTEXT_CACHES;
+	struct ibv_device_attr_ex attr;
+
+	if (mr_cache_policy() == POLICY_NONE ||
+	    lockable_bytes() < LEAST_LOCKABLE ||
+	    ibv_query_device_ex(context, NULL, &attr) ||
+	    !(attr.orig_attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY) ||
+	    mr_cache_init())
+		return CONTEXT_ASKED;
+	if (setting(RECLAIM, true) &&
+	    attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE)
+		state |= CONTEXT_RECLAIMS;
+	set_limits(&get_priv(context)->mr_cache, &attr,
+		   state & CONTEXT_RECLAIMS &&
+			   attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM);
+	__atomic_store_n(&mr_cache_reports, setting(STATS, false),
+			 __ATOMIC_RELAXED);
+	return state;
+}
+
+bool mr_cache_reports;
+
+/* Or by several threads at once: the first one's answer counts. */
+bool mr_cache_ask_context(struct ibv_context *context)
+{
+	const int old_errno = errno;
+	const uint32_t state = state_of(context);
+	uint32_t not_asked = 0;
+
+	__atomic_compare_exchange_n(&get_priv(context)->mr_cache.state,
+				    &not_asked, state, false, __ATOMIC_ACQ_REL,
+				    __ATOMIC_ACQUIRE);
+	errno = old_errno;
+	return context_is(context, CONTEXT_CACHES);
 }
 
 struct ibv_mr_cache_limits mr_cache_first_limits(void *owner)
