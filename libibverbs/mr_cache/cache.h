@@ -67,7 +67,6 @@ public:
 			return EOPNOTSUPP;
 
 		uint64_t version = a->index.version();
-		uint64_t hash = a->hint.hash_of(want);
 		uint32_t i = a->index.search(want, a->entries);
 
 		if (i) {
@@ -78,14 +77,15 @@ public:
 			if (e.word.usable(e.word.get_acquire()) && e.fits(want)) {
 				const int error = a->hit(i, generation, ref);
 
-				a->hint.learn_part(hash, a->last_hint(), i, e.last_use());
+				a->hint.learn_part(a->hint.hash_of(want), a->last_hint(), i,
+						   e.last_use());
 				return error;
 			}
 			put_unused(*a, i);
 			version = a->index.UNKNOWN;
 		}
 		a->prepare();
-		return miss<Env>(*a, env, want, pd, owner, version, hash).acquire(ref);
+		return miss<Env>(*a, env, want, owner, version).acquire(ref);
 	}
 
 	[[nodiscard, gnu::always_inline]] int release(uint32_t i, uint32_t generation)

@@ -31,7 +31,7 @@ struct request {
 	{
 		return reinterpret_cast<uintptr_t>(pd) + (access >> 20 & 3);
 	}
-	const void *pd() const { return reinterpret_cast<void *>(key - (access >> 20 & 3)); }
+	void *pd() const { return reinterpret_cast<void *>(key - (access >> 20 & 3)); }
 
 	request(uint64_t key_, uint64_t addr_, uint64_t length_, uint32_t access_)
 	    : key(key_), addr(addr_), length(length_), access(access_)

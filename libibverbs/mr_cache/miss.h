@@ -20,10 +20,8 @@ namespace mr_cache {
 template <class Env> class miss {
 public:
 	/* As of that version of the catalog there is nothing that serves. */
-	miss(arena<Env> &in, Env &env, const request &wanted, void *of_pd, void *of_owner,
-	     uint64_t as_of, uint64_t hashed)
-	    : lock(in, env), a(in), want(wanted), pd(of_pd), who(of_owner), version(as_of),
-	      hash(hashed)
+	miss(arena<Env> &in, Env &env, const request &wanted, void *of_owner, uint64_t as_of)
+	    : lock(in, env), a(in), want(wanted), who(of_owner), version(as_of)
 	{
 	}
 
@@ -170,7 +168,7 @@ private:
 		a.owner.add(o, a.entries, i);
 		a.making.add(i);
 
-		mr_cache_request asked = {pd,
+		mr_cache_request asked = {want.pd(),
 					  a.owner[o].who(),
 					  whole.addr,
 					  whole.length,
@@ -224,7 +222,7 @@ private:
 
 		if (more <= a.ready_hint.load(std::memory_order_relaxed))
 			a.hot.last_hint.store(more, std::memory_order_relaxed);
-		a.hint.learn(hash, a.last_hint(), i);
+		a.hint.learn(a.hint.hash_of(want), a.last_hint(), i);
 	}
 
 	bool deserves_place(uint32_t i)
@@ -272,11 +270,9 @@ private:
 	locked<Env> lock;
 	arena<Env> &a;
 	const request &want;
-	void *const pd;
 	void *const who;
 	uint64_t version;
-	const uint64_t hash; // of want, for its hint
-	uint64_t until = 0;  // when its patience ends, once it has begun
+	uint64_t until = 0; // when its patience ends, once it has begun
 };
 
 } // namespace mr_cache
