@@ -3,16 +3,15 @@
  * A hit and its release: ibv_reg_mr() and ibv_dereg_mr() of a cached registration. The cache itself is
  * in mr_cache/ and knows nothing of verbs; around it are
  *
- * 	mr_cache_settings.c	which registrations are cached, and for whom; limits
- * 	mr_cache_context.c	whether a context can; statistics at its end
+ * 	mr_cache_settings.c	which contexts cache, what, and how much
+ * 	mr_cache_context.c	the end of a context and of the process
  * 	mr_cache_registrar.c	how an entry is registered
  * 	mr_cache_plain.c	MRs that leave the cache
  * 	mr_cache_room.c		commands that lack room which idle registrations hold
  * 	mr_cache_verbs.c	the verbs of the cache itself
  *
- * The user gets the provider's MR when that one shows exactly the requested range, else a view: a
- * struct verbs_mr of our own with the same handle and keys. Several users may have the same MR; it has
- * our marks before the first one gets it, and a hit writes nothing to it.
+ * Users of the requested range share the provider's MR, to which a hit writes nothing. For another
+ * range the user gets a view: a struct verbs_mr of our own with the same handle and keys.
  */
 #include <config.h>
 
@@ -52,10 +51,7 @@ static struct ibv_mr *show(struct mr_cache_ref ref, void *addr, size_t length)
 	return NULL;
 }
 
-/*
- * For a range that is not found, or is a part when this thread keeps no view. When the cache cannot
- * acquire it a plain registration either can, or fails with the errno that the user knows.
- */
+/* Without a registration, or with a part's when this thread keeps no view. */
 static __attribute__((noinline)) void *
 reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	 struct mr_cache_ref ref)
@@ -96,8 +92,8 @@ static struct ibv_mr *reg_plain(struct ibv_pd *pd, void *addr, size_t length,
 }
 
 /*
- * A hit costs little more than the two atomics of its reference: every other way is a jump, so no
- * register is saved. No check of context or range: an entry exists only where it may be cached.
+ * Every way but a hit is a jump, so a hit saves no register. It checks no context and no range: an
+ * entry exists only where it may be cached.
  */
 static inline __attribute__((always_inline)) struct ibv_mr *
 reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
@@ -121,10 +117,7 @@ reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	return mr_cache_find(pd, iova, length, rights);
 }
 
-/*
- * For a range that the cache does not serve; before the policy is read; and where a thread
- * sanitizer is to be told.
- */
+/* Not for the cache; or before the policy is read; or a thread sanitizer is to be told. */
 static __attribute__((noinline)) struct ibv_mr *
 reg_slowpath(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	     unsigned int access)
@@ -148,16 +141,13 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 		   reg_slowpath);
 }
 
-/* EBUSY says that others have it: other reasons must not look like that. */
+/* EBUSY means that others have it, and nothing else. */
 static int forget_error(int error)
 {
 	return error == EBUSY ? EAGAIN : error;
 }
 
-/*
- * The type of a freed view says so first, to catch a second deregistration. (Two threads that do it
- * at once free it twice, as they would free a provider's.) If it fails the view stays its user's.
- */
+/* A freed view says so first, to catch a second deregistration. If it fails it stays its user's. */
 static __attribute__((noinline)) int release_view(struct verbs_mr *view)
 {
 	uint32_t *const marks = (uint32_t *)&view->mr_type;
@@ -200,7 +190,6 @@ bool mr_cache_unimport_mr(struct ibv_mr *mr)
 	return true;
 }
 
-/* The release of the last user deregisters it: this one's, if no other has it. */
 int ibv_forget_mr(struct ibv_mr *mr)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);

@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Cached registration: ibv_reg_mr() finds the registration that is there, and ibv_dereg_mr() leaves it
- * for the next one. A registration whose memory has gone is never found: the kernel tells (see
- * mr_notify.h). The environment variable RDMAV_MR_CACHE gives the same to programs that do not know of
- * it. ibv_mr_cache(7) tells all about both, and each function has a page.
- *
- * All functions are thread safe. A context of a device without IBV_DEVICE_MR_NOTIFY has no cache:
- * registrations are plain ones there.
+ * for the next one. The kernel tells when its memory has gone (mr_notify.h), so it is never found then.
+ * See ibv_mr_cache(7), and the page of each function; all are thread safe.
  */
 #ifndef INFINIBAND_MR_CACHE_H
 #define INFINIBAND_MR_CACHE_H
@@ -23,18 +19,13 @@ struct ibv_mr;
 struct ibv_pd;
 
 /*
- * An access flag of ibv_reg_mr() and its iova variants, in the optional range:
- * a library or device that does not know it ignores it. Without remote rights
- * the MR may share its handle and keys with others; with remote rights only
- * with others of exactly its range and rights. Its keys go on working after
- * ibv_dereg_mr() until it is evicted or suspended: ibv_forget_mr() ends them.
+ * An access flag of ibv_reg_mr() and its iova variants, which an older library ignores. The MR may
+ * share its handle and keys with others; with remote rights only with those of exactly its range and
+ * rights. Its keys work after ibv_dereg_mr() until it is evicted or suspended: ibv_forget_mr() ends them.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 
-/*
- * The limits of a context's cache; registrations in use count too. These two structs may get
- * more fields at their ends: the functions are told how long the caller's are.
- */
+/* Registrations in use count too. These two structs may get more fields at their ends. */
 struct ibv_mr_cache_limits {
 	uint64_t max_bytes;
 	uint64_t max_entries;
@@ -52,39 +43,33 @@ struct ibv_mr_cache_stats {
 	uint64_t restorations;	/* of those: hits that had their pages pinned again */
 };
 
-/* For the functions without an underscore. */
+/* For the functions without an underscore, with the size of the caller's struct. */
 int _ibv_reg_mr_limits(struct ibv_context *context,
 		       const struct ibv_mr_cache_limits *new_limits,
 		       struct ibv_mr_cache_limits *old_limits, size_t size);
 int _ibv_query_mr_cache(struct ibv_context *context,
 			struct ibv_mr_cache_stats *stats, size_t size);
 
-/**
- * ibv_is_reg - Is this range in the cache?
- *
- * Returns 1 if a cached ibv_reg_mr() of it would find a valid registration, else 0.
- */
+/* Returns 1 if a cached ibv_reg_mr() of this range would find a valid registration, else 0. */
 int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	       unsigned int access);
 
 /**
  * ibv_forget_mr - Deregister an MR for good, cached or not
  *
- * Returns 0: neither the device nor a peer has access by its keys any more. EBUSY: others have the
- * same registration; it is handed out no more, and ends with the last of them. In both cases mr is
- * not the caller's any more. With any other errno value it still is.
+ * Returns 0: nobody has access by its keys any more. EBUSY: others have the same registration; it is
+ * handed out no more, and ends with the last of them. With any other errno value the caller still has mr.
  */
 int ibv_forget_mr(struct ibv_mr *mr);
 
 /**
  * ibv_reg_mr_limits - Set (new_limits) and tell (old_limits) the limits of a context's cache
  *
- * Either may be NULL. Idle registrations beyond the new limits are evicted before it returns. Those
- * in use beyond them are handed out no more, and end with the last user.
+ * Either may be NULL. Idle registrations beyond the new limits are evicted. Those in use beyond them
+ * are handed out no more, and end with the last user.
  *
- * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context has no cache,
- * ENOMEM when there are too many contexts (1,024) with one, EINVAL when a newer program sets a limit
- * that this library does not know.
+ * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context has no cache, ENOMEM
+ * when there are too many contexts with one, EINVAL for a limit that this library does not know.
  */
 static inline int ibv_reg_mr_limits(struct ibv_context *context,
 				    struct ibv_mr_cache_limits *new_limits,
@@ -97,21 +82,16 @@ static inline int ibv_reg_mr_limits(struct ibv_context *context,
 /**
  * ibv_reg_mr_clean - Evict idle registrations until at most keep_bytes bytes of them stay
  *
- * Least recently used first (of more than 32, of the next 32 each time). The pages are unpinned
- * when it returns.
+ * The least recently used first. The pages are unpinned when it returns.
  *
- * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or the error of
- * deregistering one of them.
+ * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or a deregistration's.
  */
 int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);
 
 /**
  * ibv_query_mr_cache - Tell the contents and the history of a context's cache
  *
- * Each number is exact while no other thread registers.
- *
- * Returns 0, or an errno value and stores nothing: EOPNOTSUPP when the context has no cache, EINVAL
- * when stats is NULL.
+ * Returns 0, or an errno value and stores nothing: EOPNOTSUPP when the context has no cache.
  */
 static inline int ibv_query_mr_cache(struct ibv_context *context,
 				     struct ibv_mr_cache_stats *stats)

@@ -92,8 +92,7 @@ __attribute__((constructor)) static void notice_forks(void)
 
 /*
  * A child's idle registrations by its parent's context would keep the PD as long as the parent
- * lives. Of all other contexts the kernel ends what is left, which is faster. Waits for no lock:
- * exit() may be a signal handler's.
+ * lives. The kernel ends all others. Waits for no lock: exit() may be a signal handler's.
  */
 __attribute__((destructor)) static void leave(void)
 {

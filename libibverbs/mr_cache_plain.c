@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * MRs that leave the cache and become plain ones, with the same keys: for requests that a cached
- * one can't meet, of a program that does not know that its registrations are cached.
+ * MRs that leave the cache and become plain ones, with the same keys: for a program that does not
+ * know that its registrations are cached, and asks what a cached one can't do.
  */
 #include <config.h>
 
@@ -12,19 +12,9 @@
 #include "mr_notify_cmd.h"
 
 /*
- * Threads that have the same reference may do it at once, and mr_cache_claim() lets them all. The
- * loser, if none claimed the MR by its type:
- *
- *   thread A                        thread B
- *   claims the entry                claims the entry
- *   disarms the cache's word
- *   releases: a plain MR
- *   arms its own word
- *                                   disarms A's
- *                                   releases: no reference any more
- *                                   waits for a plain MR, which it has marked TAKEN
- *
- * B gets EBUSY, as with an MR that was plain before.
+ * Threads that share a reference may do it at once, and mr_cache_claim() lets them all. So one of
+ * them claims the MR by its type. Else the second would disarm the word that the first has armed
+ * meanwhile, and wait for the end of an entry that has ended. It gets EBUSY, as with a plain MR.
  */
 int mr_cache_make_plain(struct ibv_mr *mr)
 {
@@ -33,7 +23,7 @@ int mr_cache_make_plain(struct ibv_mr *mr)
 	const uint32_t cached = __atomic_load_n(type, __ATOMIC_ACQUIRE);
 	const uint32_t generation = cached & CACHED_MR_GENERATION;
 	const uint32_t index = vmr->access;
-	/* sched_yield() would not let a thread of a lower priority run. */
+	/* Unlike sched_yield() it lets threads of any priority run. */
 	const struct timespec shortest = { .tv_nsec = 1 };
 	uint32_t seen = cached;
 	int ret;
@@ -58,7 +48,7 @@ int mr_cache_make_plain(struct ibv_mr *mr)
 		return ret;
 	}
 	mr_cache_release(index, generation);
-	/* A reader that looked at the entry in vain may be the last one, and let go of it. */
+	/* A reader that took a reference in vain may be the last one. */
 	while (__atomic_load_n(type, __ATOMIC_ACQUIRE) != IBV_MR_TYPE_MR)
 		nanosleep(&shortest, NULL);
 	return 0;
@@ -72,10 +62,7 @@ static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 	       access & (REMOTE_ACCESS | IBV_ACCESS_MW_BIND);
 }
 
-/*
- * By the name that upstream's macro gives it: a preloaded library's ibv_rereg_mr() may be in the
- * middle of this call already.
- */
+/* Not a preloaded library's ibv_rereg_mr(), which may be in the middle of this call already. */
 #if (defined(HAVE_FULL_SYMBOL_VERSIONS) ||                                     \
      defined(HAVE_LIMITED_SYMBOL_VERSIONS)) &&                                 \
 	!defined(_STATIC_LIBRARY_BUILD_)
@@ -94,7 +81,7 @@ bool mr_cache_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 
 	if (mr_cache_owns(mr) && !mr_cache_is_unasked())
 		goto invalid;
-	/* A provider without the op looks at nothing: the entry stays, and the errors are the same. */
+	/* A provider without the op looks at nothing: the entry stays. */
 	if (get_ops(mr->context)->rereg_mr == verbs_dummy_ops.rereg_mr) {
 		if (!mr_cache_owns(mr))
 			return false;

@@ -25,12 +25,12 @@ enum policy {
 #define CACHED_ACCESS                                                          \
 	(IBV_ACCESS_LOCAL_WRITE | REMOTE_ACCESS | IBV_ACCESS_RELAXED_ORDERING)
 
-/* IBV_ACCESS_CACHED when all registrations are to be cached; and with a bit that is no right until
- * it is known, or for ever where a thread sanitizer is to be told. */
+/* IBV_ACCESS_CACHED when all registrations are to be cached. NOT_ASKED until it is known, or for
+ * ever where a thread sanitizer is to be told. */
 #define NOT_ASKED (1U << 31)
 extern unsigned int mr_cache_default __attribute__((visibility("hidden")));
-/* With one of these rights a registration serves its own range and rights alone: a key must not
- * open more than the program asked for. 0 where peers are trusted. */
+/* With one of these rights a key must not open more than the program asked for. 0 where peers are
+ * trusted. */
 extern unsigned int mr_cache_exact_rights __attribute__((visibility("hidden")));
 
 /* Read once. */
@@ -47,7 +47,6 @@ static inline bool may_be_written(unsigned int access)
 	return !(access & writes) || access & IBV_ACCESS_LOCAL_WRITE;
 }
 
-/* A range that can be rounded to pages, with access that the kernel would allow. */
 static inline bool can_be_cached(uint64_t addr, uint64_t length,
 				 unsigned int access)
 {
@@ -87,9 +86,8 @@ bool mr_cache_may_pin(uint64_t bytes);
 extern bool mr_cache_reports __attribute__((visibility("hidden")));
 
 /*
- * The program's thread sanitizer, if it has one, does not see the atomics of the cache between a
- * look at an MR and the free() of the provider, so it is told. The MRs of such a program have a
- * mark, and its registrations take the slow way.
+ * The program's thread sanitizer does not see the atomics of the cache between a look at an MR and
+ * the provider's free(), so it is told: its MRs have a mark, and its registrations take the slow way.
  */
 void __tsan_acquire(void *of) __attribute__((weak));
 void __tsan_release(void *of) __attribute__((weak));

@@ -11,9 +11,8 @@ static_assert(sizeof(enum ibv_mr_type) == sizeof(uint32_t),
 	      "the marks do not fit into mr_type");
 
 /*
- * ibv_fork_init() keeps ranges from children by counts that do not know of an munmap: they cannot
- * be right for memory that comes and goes under the cache. Asked before the first registration,
- * after which ibv_fork_init() refuses.
+ * ibv_fork_init() keeps ranges from children by counts that do not know of an munmap. Asked before
+ * the first registration, after which ibv_fork_init() refuses.
  */
 static bool keeps_ranges_from_children(void)
 {
@@ -82,10 +81,7 @@ static int deregister(struct ibv_mr *mr)
 	return mr_notify_dereg_mr(mr);
 }
 
-/*
- * The last user is gone. Without its marks the MR is the provider's again,
- * and gets them back if it stays: its last user may then try once more.
- */
+/* Without its marks the MR is the provider's again. It gets them back if it stays. */
 int mr_cache_dereg_entry(void *mr)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);

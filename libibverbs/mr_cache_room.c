@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * A command that failed for lack of something that idle registrations may hold: pinned memory,
- * objects of a control group, keys. They go, and it is tried again. All commands come here
- * (execute_ioctl()), also those by which the cache registers and settles.
+ * objects of a control group, keys. They go, and it is tried again. All commands come here.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -39,8 +38,8 @@ static uint64_t write_command(const struct ibv_command_buffer *cmd)
 }
 
 /*
- * Does it make an object? Of these the control group says EAGAIN when it has no room for one.
- * Elsewhere EAGAIN is an answer: an XRCD that is not there yet, a file's lock (SETTLE).
+ * Does it make an object? Then EAGAIN may be the control group's. Elsewhere it is an answer: an XRCD
+ * that is not there yet, a file's lock (SETTLE).
  */
 #define METHOD(object, method)                                                 \
 	(UVERBS_OBJECT_##object << 16 | UVERBS_METHOD_##method)
@@ -78,7 +77,7 @@ static bool makes_object(const struct ibv_command_buffer *cmd)
 	return false;
 }
 
-/* Requests posted before the one that fails stay posted: not twice. */
+/* What was posted before the request that fails stays posted. */
 static bool may_be_half_done(const struct ibv_command_buffer *cmd)
 {
 	switch (write_command(cmd)) {
@@ -92,7 +91,7 @@ static bool may_be_half_done(const struct ibv_command_buffer *cmd)
 	}
 }
 
-/* ENOSPC says elsewhere that a buffer is too short, by which upstream asks for the size. */
+/* Elsewhere ENOSPC says that a buffer is too short. */
 static bool lacks_keys(const struct ibv_command_buffer *cmd)
 {
 	switch (write_command(cmd)) {
@@ -118,7 +117,7 @@ static bool is_hopeless(const struct ibv_command_buffer *cmd)
 	return !mr_cache_may_pin(reg->length);
 }
 
-/* Since then a PD may have two names here, and idle registrations by the one keep the other. */
+/* Then a PD may have two names here, and idle registrations by the one keep the other. */
 static bool has_imports;
 
 void mr_cache_note_import(void)
@@ -152,9 +151,8 @@ static bool is_of_device(void *context, const struct ibv_mr_cache_stats *unused,
 #define RETRIES 32
 
 /*
- * The first time some of the idle registrations go, of all contexts, as limits count per process;
- * then all. It is tried once more in any case, and then as long as something is given back, as
- * others may take it: not for ever.
+ * It is tried once more in any case, and then as long as something is given back, which others may
+ * take. Of all contexts, as limits are the process's.
  */
 bool mr_cache_retry_cmd(struct ibv_context *context,
 			struct ibv_command_buffer *cmd)

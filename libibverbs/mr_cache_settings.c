@@ -142,8 +142,7 @@ bool mr_cache_is_unasked(void)
 	return mr_cache_policy() == POLICY_LOCAL || mr_cache_policy() == POLICY_REMOTE;
 }
 
-/* RLIMIT_MEMLOCK does not bind a process that has this capability: in the first user namespace,
- * where the kernel asks for it. */
+/* RLIMIT_MEMLOCK does not bind a process with this capability in the first user namespace. */
 static bool may_lock_everything(void)
 {
 	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };

@@ -28,10 +28,7 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	return mr_cache_covers(pd, (uintptr_t)addr, length, access);
 }
 
-/*
- * A struct of the caller, which may be older or newer than this library: the fields that both
- * know, and 0 for those that only the caller does.
- */
+/* The fields that the caller and this library know, and 0 for those that only the caller does. */
 static void give(void *to, size_t size, const void *from, size_t known)
 {
 	memset(to, 0, size);
@@ -90,10 +87,7 @@ int _ibv_query_mr_cache(struct ibv_context *context,
 	return ret;
 }
 
-/*
- * For programs that look a function up by its name (dlsym(), bindings of other languages), with
- * the structs of that version.
- */
+/* For programs that look a function up by its name, with the structs of that version. */
 LATEST_SYMVER_FUNC(ibv_query_mr_cache, 1_5, "MRNOTIFY_1.5",
 		   int,
 		   struct ibv_context *context,
