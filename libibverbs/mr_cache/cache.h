@@ -66,10 +66,7 @@ public:
 		if (!a || !want.is_possible(Env::page_mask()))
 			return EOPNOTSUPP;
 
-		uint64_t version = a->index.version();
-		uint32_t i = a->index.search(want, a->entries);
-
-		if (i) {
+		if (const uint32_t i = a->index.search(want, a->entries)) {
 			const uint32_t generation =
 				a->hot.generation.load(std::memory_order_acquire);
 			entry<Env> &e = a->entries[i];
@@ -82,10 +79,9 @@ public:
 				return error;
 			}
 			put_unused(*a, i);
-			version = a->index.UNKNOWN;
 		}
 		a->prepare();
-		return miss<Env>(*a, env, want, owner, version).acquire(ref);
+		return miss<Env>(*a, env, want, owner).acquire(ref);
 	}
 
 	[[nodiscard, gnu::always_inline]] int release(uint32_t i, uint32_t generation)

@@ -11,9 +11,7 @@
  *
  * The mutex guards all changes; search() may run without it: each index that it reads is a node's,
  * and its steps are limited. An entry that it finds may have gone, which the reader's reference
- * tells. It may miss one: a reader that found none asks again under the mutex, unless the version
- * is still the one from before its search. [Required: version is stored after a change (release)
- * and read before the search (acquire). So the search sees all changes up to that version.]
+ * tells. It may miss one, so a reader that found none asks again under the mutex.
  */
 #ifndef MR_CACHE_CATALOG_H
 #define MR_CACHE_CATALOG_H
@@ -32,11 +30,6 @@ struct neighbours {
 
 template <class Env> class catalog {
 public:
-	static constexpr uint64_t UNKNOWN = ~0ULL; // no version
-
-	/* Another one whenever an entry came or went. */
-	uint64_t version() const { return changes.load(std::memory_order_acquire); }
-
 	/* The memory of the nodes of entries from this one on. */
 	void *node_memory(uint32_t first) { return &nodes[first]; }
 	static constexpr size_t node_bytes(uint32_t count) { return count * sizeof(node); }
@@ -75,7 +68,6 @@ public:
 
 			set(nodes[i].left, get(head));
 			set(head, i);
-			changed();
 			return false;
 		}
 
@@ -84,7 +76,6 @@ public:
 		uint32_t next = alike(around.after, range);
 
 		set(present, get(present) | 1U << e.rights());
-		changed();
 		while (next && entries[next].end() <= e.end()) {
 			retire(next);
 			next = beside(range, e.start()).after;
@@ -126,7 +117,6 @@ public:
 		set(*at, left ? left : right);
 		if (!get(roots[rights]))
 			set(present, get(present) & ~(1U << rights));
-		changed();
 	}
 
 private:
@@ -144,8 +134,6 @@ private:
 
 	static uint32_t get(const link &l) { return l.load(std::memory_order_relaxed); }
 	static void set(link &l, uint32_t n) { l.store(n, std::memory_order_relaxed); }
-
-	void changed() { changes.fetch_add(1, std::memory_order_release); }
 
 	static uint32_t bucket(const request &range)
 	{
@@ -257,7 +245,6 @@ private:
 		return found;
 	}
 
-	typename Env::template atomic<uint64_t> changes;
 	link present; // which roots are not empty
 	link roots[RIGHTS + 1];
 	link heads[HEADS];	  // of the chains, whose next one is to the left

@@ -19,9 +19,8 @@ namespace mr_cache {
 
 template <class Env> class miss {
 public:
-	/* As of that version of the catalog there is nothing that serves. */
-	miss(arena<Env> &in, Env &env, const request &wanted, void *of_owner, uint64_t as_of)
-	    : lock(in, env), a(in), want(wanted), who(of_owner), version(as_of)
+	miss(arena<Env> &in, Env &env, const request &wanted, void *of_owner)
+	    : lock(in, env), a(in), want(wanted), who(of_owner)
 	{
 	}
 
@@ -29,14 +28,12 @@ public:
 	{
 		while (lock) {
 			bool plain = false;
-			uint32_t i =
-				a.index.version() == version ? 0 : lock.find_valid(want, &plain);
+			uint32_t i = lock.find_valid(want, &plain);
 
 			if (i)
 				return a.hit(i, lock.generation, ref);
 			if (plain || !lock)
 				return EOPNOTSUPP;
-			version = a.index.version();
 			/* Before the wait: the mutex is free, and the awaited thread may arrive. */
 			if (lock.has_pending()) {
 				lock.dereg_pending();
@@ -235,12 +232,10 @@ private:
 		if (a.owner[e.owner].is_over())
 			return false;
 		/* An entry that contained all of it would contain the request. */
-		if (a.index.version() != version) {
-			const uint32_t other = a.index.search(e.own_range(), a.entries);
+		const uint32_t other = a.index.search(e.own_range(), a.entries);
 
-			if (other && lock.at(other).rights() == e.rights())
-				return false;
-		}
+		if (other && lock.at(other).rights() == e.rights())
+			return false;
 
 		const auto retire = [&](uint32_t within) {
 			if (!e.shows(want))
@@ -271,7 +266,6 @@ private:
 	arena<Env> &a;
 	const request &want;
 	void *const who;
-	uint64_t version;
 	uint64_t until = 0; // when its patience ends, once it has begun
 };
 
