@@ -51,7 +51,7 @@ static bool report(void *context, const struct ibv_mr_cache_stats *seen,
 void mr_cache_flush_pd(struct ibv_pd *pd)
 {
 	if (context_is(pd->context, CONTEXT_CACHES))
-		mr_cache_drain_pd(pd);
+		mr_cache_drain(NULL, pd);
 }
 
 void mr_cache_flush_context(struct ibv_context *context)
@@ -63,7 +63,7 @@ void mr_cache_flush_context(struct ibv_context *context)
 	if (__atomic_load_n(&mr_cache_reports, __ATOMIC_RELAXED) &&
 	    !mr_cache_query(context, &seen))
 		report(context, &seen, NULL);
-	mr_cache_drain_owner(context);
+	mr_cache_drain(context, NULL);
 }
 
 /* Since this library was loaded. */

@@ -152,15 +152,12 @@ public:
 			return EBUSY;
 
 		uint32_t o = a->owner.find(who);
-		uint64_t idle = 0;
 
 		if (o == a->owner.NONE)
 			return 0;
-		auto &list = a->owner[o].list;
 
-		for (uint32_t i = list.begin(); i; i = list.after(a->entries, i))
-			if (lock.is_idle(i))
-				idle += lock.at(i).size();
+		uint64_t idle = lock.idle_bytes(o);
+
 		while (idle > keep) {
 			uint32_t i = lock.evict(o, lock.ALL);
 
@@ -206,16 +203,11 @@ public:
 		return bytes;
 	}
 
-	[[nodiscard]] int flush_pd(const void *pd)
-	{
-		return locked<Env>(*memory.ready(), env).drain(nullptr, pd);
-	}
-
-	[[nodiscard]] int flush_owner(const void *who)
+	[[nodiscard]] int drain(void *who, const void *pd)
 	{
 		arena<Env> *const a = memory.ready();
 		locked<Env> lock(*a, env);
-		const int error = lock.drain(who, nullptr);
+		const int error = lock.drain(who, pd);
 		const uint32_t o = a->owner.find(who);
 
 		/* Without the mutex: the context goes, and the next holder abandons its entries. */

@@ -62,8 +62,7 @@ public:
 	static bool is_nested() { return Env::thread().inside; }
 	bool has_pending() const { return pending; }
 
-	/* With the mutex free, until a thread comes back from the registrar. False: it is too late.
-	 */
+	/* With the mutex free, until a thread comes back from the registrar; false: too long. */
 	bool wait(uint64_t deadline = 0)
 	{
 		const auto seen = a.making.progress.ticket();
@@ -161,8 +160,7 @@ public:
 		a.owner.add(at(i).owner, a.entries, i);
 	}
 
-	/* The context goes, and all that is registered there, but what this thread is inside for.
-	 */
+	/* The context goes, with all registrations, but those that this thread is inside for. */
 	void abandon(uint32_t o)
 	{
 		auto &list = a.owner[o].list;
@@ -265,8 +263,7 @@ public:
 	{
 		at(i).state = state::DEREGISTERING;
 		a.deregistering++;
-		at(i).link = pending;
-		pending = i;
+		push(&pending, i);
 	}
 
 	/* One idle entry of an owner, or 0 if none of the next `most` is idle. */
@@ -297,6 +294,17 @@ public:
 			if (is_idle(i))
 				evicted += evict_this(i);
 		return evicted;
+	}
+
+	/* Of an owner, if there are not `enough` before the last. */
+	uint64_t idle_bytes(uint32_t o, uint64_t enough = UINT64_MAX)
+	{
+		uint64_t bytes = 0;
+		auto &list = a.owner[o].list;
+
+		for (uint32_t i = list.begin(); i && bytes < enough; i = list.after(a.entries, i))
+			bytes += is_idle(i) ? at(i).size() : 0;
+		return bytes;
 	}
 
 	ibv_mr_cache_stats count(uint32_t o)
@@ -334,9 +342,38 @@ public:
 	}
 
 	/* With the mutex free. Where it fails for `keeps` its user keeps that entry. */
-	int dereg_pending(uint32_t keeps = 0)
+	[[gnu::noinline]] int dereg_pending(uint32_t keeps = 0)
 	{
-		return held && pending ? dereg_all_pending(keeps) : 0;
+		int error = 0;
+
+		while (held && pending) {
+			const uint32_t i = pop(&pending);
+			void *const mr = at(i).registration();
+			bool gone = false;
+			int bad = 0;
+
+			/* With a closed context the registration has gone. */
+			outside([&] {
+				gone = a.owner[at(i).owner].is_gone();
+				bad = gone ? 0 : env.dereg(mr);
+			});
+			if (!held)
+				return 0;
+			a.deregistering--;
+			a.late = false;
+			error = bad ? bad : error;
+			if (!bad) {
+				a.deregistered++;
+				free(i, gone);
+			} else if (i == keeps) {
+				at(i).state = state::OPEN;
+				at(i).word.mark_unlinked_relaxed();
+				at(i).word.open_release(1);
+			} else {
+				at(i).state = state::DEREG_FAILED;
+			}
+		}
+		return error;
 	}
 
 	/* The same of the entry of a last user, for whom it is restored if that fails. */
@@ -571,40 +608,6 @@ private:
 			return false;
 		uncatalog(i, seen, true);
 		return true;
-	}
-
-	[[gnu::noinline]] int dereg_all_pending(uint32_t keeps)
-	{
-		int error = 0;
-
-		while (pending) {
-			const uint32_t i = pop(&pending);
-			void *const mr = at(i).registration();
-			bool gone = false;
-			int bad = 0;
-
-			/* With a closed context the registration has gone. */
-			outside([&] {
-				gone = a.owner[at(i).owner].is_gone();
-				bad = gone ? 0 : env.dereg(mr);
-			});
-			if (!held)
-				return 0;
-			a.deregistering--;
-			a.late = false;
-			error = bad ? bad : error;
-			if (!bad) {
-				a.deregistered++;
-				free(i, gone);
-			} else if (i == keeps) {
-				at(i).state = state::OPEN;
-				at(i).word.mark_unlinked_relaxed();
-				at(i).word.open_release(1);
-			} else {
-				at(i).state = state::DEREG_FAILED;
-			}
-		}
-		return error;
 	}
 
 	uint32_t pending = 0; // linked by entry.link

@@ -95,10 +95,8 @@ private:
 	{
 		owner_record<Env> &of = a.owner[o];
 		uint64_t freed = 0, entries = 0;
-		uint32_t looks = 0;
+		const uint32_t looks = looks_for_room(o, size);
 
-		if (size <= of.limits.max_bytes && of.limits.max_entries)
-			looks = looks_for_room(of, size);
 		if (!looks)
 			return false;
 		do {
@@ -113,20 +111,18 @@ private:
 		return true;
 	}
 
-	/* At so many entries for each victim; 0: there will not be room, and nothing needs to go.
-	 */
-	uint32_t looks_for_room(owner_record<Env> &of, uint64_t size)
+	/* At so many entries for each victim; 0: there will not be room, and nothing goes. */
+	uint32_t looks_for_room(uint32_t o, uint64_t size)
 	{
+		const owner_record<Env> &of = a.owner[o];
 		const uint64_t excess = of.counted.bytes + size - of.limits.max_bytes;
-		uint64_t idle = 0;
 
+		if (size > of.limits.max_bytes || !of.limits.max_entries)
+			return 0;
 		if (of.counted.bytes + size <= of.limits.max_bytes ||
 		    (of.list.size() > lock.LOOKS && excess < of.counted.bytes / 16))
 			return lock.LOOKS;
-		for (uint32_t i = of.list.begin(); i && idle < excess;
-		     i = of.list.after(a.entries, i))
-			idle += lock.is_idle(i) ? lock.at(i).size() : 0;
-		return idle < excess ? 0 : lock.ALL;
+		return lock.idle_bytes(o, excess) < excess ? 0 : lock.ALL;
 	}
 
 	/* The request, with what it overlaps if others did lately, and no merge failed. */

@@ -78,14 +78,9 @@ int mr_cache_query(void *owner, ibv_mr_cache_stats *statistics)
 	return cache.query(owner, statistics);
 }
 
-int mr_cache_drain_pd(void *pd)
+int mr_cache_drain(void *owner, void *pd)
 {
-	return cache.flush_pd(pd);
-}
-
-int mr_cache_drain_owner(void *owner)
-{
-	return cache.flush_owner(owner);
+	return cache.drain(owner, pd);
 }
 
 uint64_t mr_cache_idle_bytes()
@@ -148,8 +143,7 @@ NONE(mr_cache_limits);
 NONE(mr_cache_clean);
 NONE(mr_cache_query);
 NONE(mr_cache_visit);
-NONE(mr_cache_drain_pd);
-NONE(mr_cache_drain_owner);
+NONE(mr_cache_drain);
 NONE(mr_cache_idle_bytes);
 NONE(mr_cache_shrink);
 

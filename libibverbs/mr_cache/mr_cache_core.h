@@ -104,9 +104,8 @@ int mr_cache_clean(void *owner, uint64_t keep);
 
 int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics);
 
-/* Before a PD or a context goes. */
-int mr_cache_drain_pd(void *pd);
-int mr_cache_drain_owner(void *owner);
+/* Before a PD or, if not NULL, an owner goes. */
+int mr_cache_drain(void *owner, void *pd);
 
 /* Pinned by idle registrations, or by those that are deregistered just now. */
 uint64_t mr_cache_idle_bytes(void);

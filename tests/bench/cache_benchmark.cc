@@ -358,7 +358,7 @@ void full(benchmark::State &state)
 void leave_behind(const benchmark::State &state)
 {
 	use(others, {BASE, LENGTH});
-	if (mr_cache_drain_pd(&others.pd))
+	if (mr_cache_drain(nullptr, &others.pd))
 		std::abort();
 	populate(layouts::apart, static_cast<uint64_t>(state.range(0)));
 	forget_populated();
@@ -367,7 +367,7 @@ void leave_behind(const benchmark::State &state)
 void flush_pd(benchmark::State &state)
 {
 	for (auto _ : state)
-		if (mr_cache_drain_pd(&others.pd))
+		if (mr_cache_drain(nullptr, &others.pd))
 			std::abort();
 }
 

@@ -118,8 +118,8 @@ struct fixture {
 		cache.env.before_dereg = nullptr;
 		cache.env.before_settle = nullptr;
 		hooked_env::on_yield = nullptr;
-		CHECK(cache.flush_owner(owner) == 0);
-		CHECK(cache.flush_owner(owner2) == 0);
+		CHECK(cache.drain(owner, nullptr) == 0);
+		CHECK(cache.drain(owner2, nullptr) == 0);
 		CHECK(kernel.complaint == "");
 	}
 
@@ -210,13 +210,13 @@ TEST_CASE_METHOD(fixture, "one that cannot be deregistered is not tried again to
 		CHECK(!cache.covers(pd, BASE + 2 * n * PAGE, PAGE, LOCAL));
 
 	/* The ends of PD and context try once more; then the kernel ends it with the context. */
-	CHECK(cache.flush_pd(pd) == EIO);
+	CHECK(cache.drain(nullptr, pd) == EIO);
 	CHECK(tried == 16);
-	CHECK(cache.flush_owner(owner) == EIO);
+	CHECK(cache.drain(owner, nullptr) == EIO);
 	CHECK(tried == 24);
 	CHECK(cache.shrink(1) == 0);
-	CHECK(cache.flush_pd(pd) == 0);
-	CHECK(cache.flush_owner(owner) == 0);
+	CHECK(cache.drain(nullptr, pd) == 0);
+	CHECK(cache.drain(owner, nullptr) == 0);
 	CHECK(tried == 24);
 }
 
@@ -229,7 +229,7 @@ TEST_CASE_METHOD(fixture, "one that cannot be deregistered takes no room for eve
 		REQUIRE(get(&ref, 0) == 0);
 		REQUIRE(put(ref) == 0);
 		unplug();
-		REQUIRE(cache.flush_owner(owner) == EIO);
+		REQUIRE(cache.drain(owner, nullptr) == EIO);
 		kernel.close(owner);
 	}
 }
@@ -246,7 +246,7 @@ TEST_CASE_METHOD(fixture, "a reference of a context that was closed may be given
 	mr_cache_ref ref;
 
 	REQUIRE(get(&ref, 0) == 0);
-	CHECK(cache.flush_owner(owner) == 0);
+	CHECK(cache.drain(owner, nullptr) == 0);
 	CHECK(kernel.live.size() == 1);
 	cache.env.before_dereg = [](const fake_kernel::mr &) -> int {
 		FAIL("the context is gone");
@@ -268,7 +268,7 @@ TEST_CASE_METHOD(fixture, "a word that the kernel has beyond its context is not 
 		REQUIRE(put(ref) == 0);
 		REQUIRE(cache.clean(owner, 0) == EIO);
 	}
-	CHECK(cache.flush_owner(owner) == (in_use ? 0 : EIO));
+	CHECK(cache.drain(owner, nullptr) == (in_use ? 0 : EIO));
 	if (in_use)
 		CHECK(put(ref) == 0);
 	CHECK(kernel.live.size() == 1);
@@ -285,14 +285,14 @@ TEST_CASE_METHOD(fixture, "a flush waits for a moment, for a thread with a refer
 	mr_cache_ref ref;
 
 	REQUIRE(get(&ref, 0) == 0);
-	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(cache.drain(nullptr, pd) == 0);
 	CHECK(hooked_env::yields <= few);
 	hooked_env::yields = 0;
 	hooked_env::on_yield = [&](unsigned int times) {
 		if (times == 3)
 			CHECK(put(ref) == 0);
 	};
-	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(cache.drain(nullptr, pd) == 0);
 	CHECK(kernel.live.empty());
 }
 
@@ -302,7 +302,7 @@ TEST_CASE_METHOD(fixture, "the end of a context does not wait for users of its r
 	mr_cache_ref ref;
 
 	REQUIRE(get(&ref, 0) == 0);
-	CHECK(cache.flush_owner(owner) == 0);
+	CHECK(cache.drain(owner, nullptr) == 0);
 	CHECK(hooked_env::yields <= few);
 	CHECK(put(ref) == 0);
 }
@@ -319,7 +319,7 @@ TEST_CASE_METHOD(fixture, "contexts that are closed with something in use leave 
 
 			REQUIRE(cache.limits(context, nullptr, nullptr) == 0);
 			REQUIRE(acquire(cache, its_pd, context, BASE, PAGE, LOCAL, &refs[n]) == 0);
-			REQUIRE(cache.flush_owner(context) == 0);
+			REQUIRE(cache.drain(context, nullptr) == 0);
 			kernel.close(context);
 		}
 		use(0);
@@ -352,7 +352,7 @@ TEST_CASE_METHOD(fixture, "a flush waits for a deregistration for another contex
 
 	auto flush = GENERATE(0, 1);
 	std::thread closes([&] {
-		CHECK((flush ? cache.flush_owner(owner) : cache.flush_pd(pd)) == 0);
+		CHECK((flush ? cache.drain(owner, nullptr) : cache.drain(nullptr, pd)) == 0);
 		flushed = true;
 		CHECK(kernel.live.size() <= 1);
 	});
@@ -380,7 +380,7 @@ TEST_CASE_METHOD(fixture, "a flush waits for a thread that registers")
 	in_reg.wait();
 
 	std::thread closes([&] {
-		CHECK(cache.flush_pd(pd) == 0);
+		CHECK(cache.drain(nullptr, pd) == 0);
 		flushed = true;
 	});
 
@@ -465,7 +465,7 @@ TEST_CASE_METHOD(fixture, "a registration in the middle of a registration does n
 		CHECK(put(inner) == 0);
 		CHECK(put(outer) == 0);
 		cache.env.before_reg = nullptr;
-		CHECK(cache.flush_pd(pd) == 0);
+		CHECK(cache.drain(nullptr, pd) == 0);
 		CHECK(kernel.live.empty());
 	}
 }
@@ -765,7 +765,7 @@ TEST_CASE_METHOD(fixture, "a thread that is cancelled inside the registrar comes
 	CHECK(result == PTHREAD_CANCELED);
 	CHECK(kernel.live.size() == 1);
 	cache.env.before_reg = nullptr;
-	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(cache.drain(nullptr, pd) == 0);
 	CHECK(kernel.live.empty());
 }
 
@@ -823,7 +823,7 @@ TEST_CASE_METHOD(fixture, "fork() in the middle of everything leaves the child a
 
 		cache.env.before_reg = nullptr;
 		alarm(180);
-		_exit(get(&ref, 0) || put(ref) || cache.flush_pd(pd));
+		_exit(get(&ref, 0) || put(ref) || cache.drain(nullptr, pd));
 	}
 
 	int status = -1;

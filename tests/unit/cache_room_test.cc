@@ -41,7 +41,7 @@ struct fixture {
 	{
 		for (const mr_cache_ref &ref : used)
 			CHECK(cache.release(ref.index, ref.generation) == 0);
-		CHECK(cache.flush_owner(owner) == 0);
+		CHECK(cache.drain(owner, nullptr) == 0);
 		CHECK(cache.env.live == 0);
 	}
 

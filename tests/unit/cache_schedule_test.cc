@@ -187,7 +187,7 @@ struct world {
 		for (int n = 0; n < 6; n++) {
 			switch (order.pick(4)) {
 			case 0:
-				(void)cache.flush_pd(pd);
+				(void)cache.drain(nullptr, pd);
 				break;
 			case 1:
 				cache.shrink(1);
@@ -285,12 +285,12 @@ struct world {
 				    cache.release(ref.index, ref.generation))
 					kernel.complain("could not be released");
 			}
-			if (cache.flush_pd(context))
+			if (cache.drain(nullptr, context))
 				kernel.complain("could not be flushed");
 			for (auto *mr : kernel.live)
 				if (mr->what.owner == context)
 					kernel.complain("its PD could not be deallocated");
-			if (cache.flush_owner(context))
+			if (cache.drain(context, nullptr))
 				kernel.complain("could not be flushed");
 			closed = n;
 		}
@@ -331,13 +331,13 @@ struct world {
 			return true;
 		switch (order.pick(12)) {
 		case 0:
-			(void)cache.flush_pd(of);
+			(void)cache.drain(nullptr, of);
 			return true;
 		case 1:
 			if (of == kept || (cache.env.ends && of == cache.env.ends->what.owner))
 				return true;
 			before = std::exchange(closes, of);
-			(void)cache.flush_owner(of);
+			(void)cache.drain(of, nullptr);
 			kernel.close(of);
 			closes = before;
 			return false;
@@ -395,8 +395,8 @@ struct world {
 				kept = of;
 				request(of, nullptr);
 			}
-			(void)cache.flush_owner(context(true));
-			(void)cache.flush_owner(context(false));
+			(void)cache.drain(context(true), nullptr);
+			(void)cache.drain(context(false), nullptr);
 		});
 		if (!order.run(100000))
 			return "no end";
@@ -463,7 +463,8 @@ struct world {
 			if (*mr->word & mr_cache::entry_word<scheduled_env>::UNLINKED)
 				kernel.complain("unlinked, unused and not torn down");
 		(void)cache.query(owner, &seen);
-		if (kernel.complaint.empty() && (cache.flush_owner(owner) || !kernel.live.empty()))
+		if (kernel.complaint.empty() &&
+		    (cache.drain(owner, nullptr) || !kernel.live.empty()))
 			return "something left";
 		return kernel.complaint;
 	}

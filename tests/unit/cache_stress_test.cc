@@ -32,7 +32,7 @@ struct world {
 	}
 	~world()
 	{
-		CHECK(cache.flush_owner(owner) == 0);
+		CHECK(cache.drain(owner, nullptr) == 0);
 		CHECK(kernel.live.empty());
 		CHECK(kernel.complaint == "");
 	}
@@ -97,7 +97,7 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 				break;
 			}
 			case 0:
-				(void)w.cache.flush_pd(w.pds[random() % 2]);
+				(void)w.cache.drain(nullptr, w.pds[random() % 2]);
 				break;
 			case 1:
 				(void)w.cache.clean(w.owner, 10 * PAGE);

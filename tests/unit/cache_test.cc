@@ -36,7 +36,7 @@ struct fixture {
 	~fixture()
 	{
 		kernel.fail_dereg = 0;
-		CHECK(cache.flush_owner(owner) == 0);
+		CHECK(cache.drain(owner, nullptr) == 0);
 		CHECK(cache.shrink(1) == 0);
 		CHECK(kernel.live.size() == 0);
 		CHECK(kernel.bytes == 0);
@@ -321,7 +321,7 @@ TEST_CASE_METHOD(fixture, "a release too many does not end a registration that i
 	mr_cache_ref ref = get(0);
 
 	CHECK(put(ref) == 0);
-	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(cache.drain(nullptr, pd) == 0);
 	kernel.after_reg = [this, ref] { CHECK(put(ref) == EINVAL); };
 
 	mr_cache_ref next = get(0);
@@ -353,7 +353,7 @@ TEST_CASE_METHOD(fixture, "a release too many is EINVAL, with or without the ent
 	CHECK(put(ref) == 0);
 	CHECK(put(ref) == EINVAL);
 	use(0);
-	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(cache.drain(nullptr, pd) == 0);
 	CHECK(put(ref) == EINVAL);
 	use(0);
 	CHECK(kernel.live.size() == 1);
@@ -372,7 +372,7 @@ TEST_CASE_METHOD(fixture,
 	std::atomic_ref raw(*mr_of(ref).word);
 
 	CHECK(put(ref) == 0);
-	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(cache.drain(nullptr, pd) == 0);
 
 	const uint64_t free = raw.load();
 
@@ -550,10 +550,10 @@ TEST_CASE_METHOD(fixture,
 
 	use(0);
 	kernel.fail_dereg = EBUSY;
-	CHECK(cache.flush_pd(pd) == EBUSY);
+	CHECK(cache.drain(nullptr, pd) == EBUSY);
 	CHECK(!has(0));
 	kernel.fail_dereg = 0;
-	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(cache.drain(nullptr, pd) == 0);
 	CHECK(kernel.live.size() == 0);
 }
 
@@ -562,7 +562,7 @@ TEST_CASE_METHOD(fixture, "a flush leaves used registrations to their users")
 	mr_cache_ref held = get(0);
 
 	use(2);
-	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(cache.drain(nullptr, pd) == 0);
 	CHECK(kernel.live.size() == 1);
 	CHECK(!has(0));
 	CHECK(mr_of(held).live);
@@ -578,7 +578,7 @@ TEST_CASE_METHOD(fixture, "owners and PDs are used again")
 		REQUIRE(acquire(cache, name(i), name(i), BASE, PAGE, LOCAL, &ref) == 0);
 		CHECK(put(ref) == 0);
 		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL));
-		CHECK(cache.flush_owner(name(i)) == 0);
+		CHECK(cache.drain(name(i), nullptr) == 0);
 	}
 	for (uintptr_t i = 10; i < 30; i++) {
 		REQUIRE(acquire(cache, name(i), owner, BASE, PAGE, LOCAL, &ref) == 0);
@@ -587,7 +587,7 @@ TEST_CASE_METHOD(fixture, "owners and PDs are used again")
 		CHECK(!cache.covers(name(i + 1), BASE, PAGE, LOCAL));
 	}
 	/* Of one PD alone. */
-	CHECK(cache.flush_pd(name(20)) == 0);
+	CHECK(cache.drain(nullptr, name(20)) == 0);
 	for (uintptr_t i = 10; i < 30; i++)
 		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL) == (i != 20));
 }
@@ -603,7 +603,7 @@ TEST_CASE_METHOD(fixture, "hits are counted beyond the count of a word")
 		use(0);
 	CHECK(kernel.reg_calls == 1);
 	CHECK(count().hits == (1U << 29) - 2 + 5);
-	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(cache.drain(nullptr, pd) == 0);
 	CHECK(count().hits == (1U << 29) - 2 + 5);
 }
 
@@ -904,7 +904,7 @@ TEST_CASE_METHOD(fixture, "many exact registrations of one page are all found")
 			CHECK(put(ref) == 0);
 		}
 	CHECK(kernel.reg_calls == 40);
-	CHECK(cache.flush_pd(pd) == 0);
+	CHECK(cache.drain(nullptr, pd) == 0);
 	CHECK(kernel.live.empty());
 }
 
@@ -1004,7 +1004,7 @@ TEST_CASE_METHOD(fixture, "short of objects is as short of memory")
 		kernel.fail_times = 1;
 		use(2);
 		CHECK(!has(0));
-		CHECK(cache.flush_pd(pd) == 0);
+		CHECK(cache.drain(nullptr, pd) == 0);
 	}
 	/* Other owners also make room in steps. */
 	for (uint64_t n = 0; n < 32; n++)

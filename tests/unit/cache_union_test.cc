@@ -44,7 +44,7 @@ struct fixture {
 	}
 	~fixture()
 	{
-		CHECK(cache.flush_owner(owner) == 0);
+		CHECK(cache.drain(owner, nullptr) == 0);
 		CHECK(kernel.live.empty());
 		CHECK(kernel.bytes == 0);
 		CHECK(kernel.complaint == "");
