@@ -25,82 +25,66 @@ find_attr(const struct ibv_command_buffer *cmd, uint16_t id)
 	return NULL;
 }
 
-/* Which of the commands that are older than methods; those have none. */
-static uint64_t write_command(const struct ibv_command_buffer *cmd)
+#define METHOD(object, method)                                                 \
+	(UVERBS_OBJECT_##object << 16 | UVERBS_METHOD_##method)
+/* The commands that are older than methods. */
+#define WRITE(command)                                                         \
+	(IB_USER_VERBS_CMD_FLAG_EXTENDED | IB_USER_VERBS_##command)
+
+static uint32_t command_of(const struct ibv_command_buffer *cmd)
 {
+	const uint32_t method = cmd->hdr.object_id << 16 | cmd->hdr.method_id;
 	const struct ib_uverbs_attr *attr = NULL;
 
-	if (cmd->hdr.object_id == UVERBS_OBJECT_DEVICE &&
-	    cmd->hdr.method_id == UVERBS_METHOD_INVOKE_WRITE)
+	if (method == METHOD(DEVICE, INVOKE_WRITE))
 		attr = find_attr(cmd, UVERBS_ATTR_WRITE_CMD);
-	return attr ? attr->data & ~(uint64_t)IB_USER_VERBS_CMD_FLAG_EXTENDED :
-		      UINT64_MAX;
+	return attr ? (uint32_t)attr->data | IB_USER_VERBS_CMD_FLAG_EXTENDED :
+		      method;
 }
 
 /*
- * Does it make an object? Then EAGAIN may be the control group's. Elsewhere it is an answer: an XRCD
- * that is not there yet, a file's lock (SETTLE).
+ * What a command can lack: memory; an object of its control group, by EAGAIN, which is an answer
+ * elsewhere (an XRCD that is not there yet, a file's lock); a key, by ENOSPC, which elsewhere says
+ * that a buffer is too short.
  */
-#define METHOD(object, method)                                                 \
-	(UVERBS_OBJECT_##object << 16 | UVERBS_METHOD_##method)
-static bool makes_object(const struct ibv_command_buffer *cmd)
+enum { MEMORY = 1, OBJECT = 2, KEY = 4 };
+
+static unsigned int may_lack(const struct ibv_command_buffer *cmd)
 {
-	switch (cmd->hdr.object_id << 16 | cmd->hdr.method_id) {
+	switch (command_of(cmd)) {
+	case WRITE(CMD_REG_MR):
+	case WRITE(CMD_ALLOC_MW):
+	case METHOD(MR, DM_MR_REG):
+	case METHOD(MR, REG_DMABUF_MR):
+		return MEMORY | OBJECT | KEY;
 	case METHOD(ASYNC_EVENT, ASYNC_EVENT_ALLOC):
 	case METHOD(COUNTERS, COUNTERS_CREATE):
 	case METHOD(CQ, CQ_CREATE):
 	case METHOD(DM, DM_ALLOC):
 	case METHOD(FLOW_ACTION, FLOW_ACTION_ESP_CREATE):
-	case METHOD(MR, DM_MR_REG):
-	case METHOD(MR, REG_DMABUF_MR):
 	case METHOD(QP, QP_CREATE):
 	case METHOD(SRQ, SRQ_CREATE):
 	case METHOD(WQ, WQ_CREATE):
-		return true;
+	case WRITE(CMD_ALLOC_PD):
+	case WRITE(CMD_CREATE_AH):
+	case WRITE(CMD_CREATE_COMP_CHANNEL):
+	case WRITE(CMD_CREATE_CQ):
+	case WRITE(CMD_CREATE_QP):
+	case WRITE(CMD_CREATE_SRQ):
+	case WRITE(CMD_CREATE_XSRQ):
+	case WRITE(CMD_OPEN_QP):
+	case WRITE(EX_CMD_CREATE_FLOW):
+	case WRITE(EX_CMD_CREATE_RWQ_IND_TBL):
+	case WRITE(EX_CMD_CREATE_WQ):
+		return MEMORY | OBJECT;
+	/* What was posted before the request that fails stays posted. */
+	case WRITE(CMD_POST_SEND):
+	case WRITE(CMD_POST_RECV):
+	case WRITE(CMD_POST_SRQ_RECV):
+	case WRITE(CMD_POLL_CQ):
+		return 0;
 	}
-	switch (write_command(cmd)) {
-	case IB_USER_VERBS_CMD_ALLOC_MW:
-	case IB_USER_VERBS_CMD_ALLOC_PD:
-	case IB_USER_VERBS_CMD_CREATE_AH:
-	case IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL:
-	case IB_USER_VERBS_CMD_CREATE_CQ:
-	case IB_USER_VERBS_CMD_CREATE_QP:
-	case IB_USER_VERBS_CMD_CREATE_SRQ:
-	case IB_USER_VERBS_CMD_CREATE_XSRQ:
-	case IB_USER_VERBS_CMD_OPEN_QP:
-	case IB_USER_VERBS_CMD_REG_MR:
-	case IB_USER_VERBS_EX_CMD_CREATE_FLOW:
-	case IB_USER_VERBS_EX_CMD_CREATE_RWQ_IND_TBL:
-	case IB_USER_VERBS_EX_CMD_CREATE_WQ:
-		return true;
-	}
-	return false;
-}
-
-/* What was posted before the request that fails stays posted. */
-static bool may_be_half_done(const struct ibv_command_buffer *cmd)
-{
-	switch (write_command(cmd)) {
-	case IB_USER_VERBS_CMD_POST_SEND:
-	case IB_USER_VERBS_CMD_POST_RECV:
-	case IB_USER_VERBS_CMD_POST_SRQ_RECV:
-	case IB_USER_VERBS_CMD_POLL_CQ:
-		return true;
-	default:
-		return false;
-	}
-}
-
-/* Elsewhere ENOSPC says that a buffer is too short. */
-static bool lacks_keys(const struct ibv_command_buffer *cmd)
-{
-	switch (write_command(cmd)) {
-	case IB_USER_VERBS_CMD_REG_MR:
-	case IB_USER_VERBS_CMD_ALLOC_MW:
-		return true;
-	default:
-		return cmd->hdr.object_id == UVERBS_OBJECT_MR;
-	}
+	return cmd->hdr.object_id == UVERBS_OBJECT_MR ? MEMORY | KEY : MEMORY;
 }
 
 /* Is it a registration of more than may be pinned when nothing is idle? */
@@ -109,7 +93,7 @@ static bool is_hopeless(const struct ibv_command_buffer *cmd)
 	const struct ib_uverbs_attr *attr = NULL;
 	const struct ib_uverbs_reg_mr *reg;
 
-	if (write_command(cmd) == IB_USER_VERBS_CMD_REG_MR)
+	if (command_of(cmd) == WRITE(CMD_REG_MR))
 		attr = find_attr(cmd, UVERBS_ATTR_CORE_IN);
 	if (!attr || attr->len < sizeof(*reg))
 		return false;
@@ -129,11 +113,11 @@ static bool lacks_room(const struct ibv_command_buffer *cmd, int error)
 {
 	switch (error) {
 	case ENOMEM:
-		return !may_be_half_done(cmd) && !is_hopeless(cmd);
+		return may_lack(cmd) & MEMORY && !is_hopeless(cmd);
 	case EAGAIN:
-		return makes_object(cmd);
+		return may_lack(cmd) & OBJECT;
 	case ENOSPC:
-		return lacks_keys(cmd);
+		return may_lack(cmd) & KEY;
 	case EBUSY:
 		return cmd->hdr.object_id == UVERBS_OBJECT_PD &&
 		       __atomic_load_n(&has_imports, __ATOMIC_RELAXED);

@@ -136,7 +136,7 @@ void set_limit(party &of, uint64_t entries)
 void empty()
 {
 	for (party &one : parties) {
-		if (mr_cache_drain_owner(&one.owner))
+		if (mr_cache_drain(&one.owner, nullptr))
 			std::abort();
 		set_limit(one, 1 << 20);
 	}
