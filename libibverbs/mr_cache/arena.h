@@ -94,16 +94,17 @@ template <class Env> struct arena {
 	uint32_t index_of(const entry<Env> &e) const { return static_cast<uint32_t>(&e - entries); }
 
 	/* With a reference of that generation. EOPNOTSUPP: this is a child, forked since. */
-	int hit(uint32_t i, uint32_t generation, mr_cache_ref *ref)
+	int hit(uint32_t i, uint32_t taken, mr_cache_ref *ref)
 	{
 		entry<Env> &e = entries[i];
 
 		e.use(now());
-		*ref = {e.registration(), i, generation};
-		return hot.generation.load(std::memory_order_acquire) == generation ? 0
-										    : EOPNOTSUPP;
+		*ref = {e.registration(), i, taken};
+		return generation() == taken ? 0 : EOPNOTSUPP;
 	}
 
+	uint32_t generation() const { return hot.generation.load(std::memory_order_acquire); }
+	uint32_t high() const { return hot.high.load(std::memory_order_relaxed); }
 	uint32_t last_hint() const { return hot.last_hint.load(std::memory_order_relaxed); }
 
 	/*
@@ -116,7 +117,7 @@ template <class Env> struct arena {
 		const uint64_t soon = views.load(std::memory_order_relaxed);
 		const uint32_t more = hint.grow(last, soon + soon / 2);
 
-		(void)is_ready(hot.high.load(std::memory_order_relaxed) + AHEAD / 2);
+		(void)is_ready(high() + AHEAD / 2);
 		if (more > last && Env::commit(&hint, hint.bytes(more), true))
 			ready_hint.store(more, std::memory_order_relaxed);
 	}
@@ -204,7 +205,7 @@ public:
 		bool &locks = Env::thread().locks;
 		uint32_t nobody = 0;
 
-		if (!a || a->hot.generation.load(std::memory_order_acquire) || locks) [[likely]]
+		if (!a || a->generation() || locks) [[likely]]
 			return a;
 		locks = true;
 		if (a->hot.birth.compare_exchange_strong(nobody, 1, std::memory_order_relaxed,
@@ -212,7 +213,7 @@ public:
 		    a->prepare_first()) // accessible before the fork, too
 			begin(*a);
 		locks = false;
-		while (!a->hot.generation.load(std::memory_order_acquire))
+		while (!a->generation())
 			Env::nap();
 		return a;
 	}

@@ -67,8 +67,7 @@ public:
 			return EOPNOTSUPP;
 
 		if (const uint32_t i = a->index.search(want, a->entries)) {
-			const uint32_t generation =
-				a->hot.generation.load(std::memory_order_acquire);
+			const uint32_t generation = a->generation();
 			entry<Env> &e = a->entries[i];
 
 			if (e.word.usable(e.word.get_acquire()) && e.fits(want)) {
@@ -88,8 +87,7 @@ public:
 	{
 		arena<Env> *const a = memory.get();
 
-		if (!a || a->hot.generation.load(std::memory_order_acquire) != generation ||
-		    i >= a->hot.high.load(std::memory_order_relaxed)) [[unlikely]]
+		if (!a || a->generation() != generation || i >= a->high()) [[unlikely]]
 			return release_foreign(generation);
 
 		entry_word<Env> &w = a->entries[i].word;
@@ -119,23 +117,22 @@ public:
 	[[nodiscard]] int limits(void *who, const ibv_mr_cache_limits *to,
 				 ibv_mr_cache_limits *from)
 	{
-		arena<Env> *const a = memory.ready();
-		locked<Env> lock(*a, env);
+		locked<Env> lock(*memory.ready(), env);
 
 		if (!lock)
 			return EBUSY;
 
-		uint32_t o = a->owner.find_or_add(who, env);
+		uint32_t o = lock.a.owner.find_or_add(who, env);
 
-		if (o == a->owner.NONE)
+		if (o == lock.a.owner.NONE)
 			return ENOMEM;
 		if (from)
-			*from = a->owner[o].limits;
+			*from = lock.a.owner[o].limits;
 		if (!to)
 			return 0;
-		a->owner[o].limits = *to;
+		lock.a.owner[o].limits = *to;
 		/* This ends even if deregistering fails: each turn has one idle entry less. */
-		while (lock && a->owner[o].is_over() && lock.evict(o, lock.ALL))
+		while (lock && lock.a.owner[o].is_over() && lock.evict(o, lock.ALL))
 			lock.dereg_pending();
 		if (lock)
 			lock.retire_excess(o);
@@ -145,15 +142,14 @@ public:
 	/* An errno value is of a deregistration: then more than that stays. */
 	[[nodiscard]] int clean(void *who, uint64_t keep)
 	{
-		arena<Env> *const a = memory.ready();
-		locked<Env> lock(*a, env);
+		locked<Env> lock(*memory.ready(), env);
 
 		if (!lock)
 			return EBUSY;
 
-		uint32_t o = a->owner.find(who);
+		uint32_t o = lock.a.owner.find(who);
 
-		if (o == a->owner.NONE)
+		if (o == lock.a.owner.NONE)
 			return 0;
 
 		uint64_t idle = lock.idle_bytes(o);
@@ -169,31 +165,29 @@ public:
 		const int error = lock.dereg_pending();
 
 		if (!lock.is_nested())
-			lock.await_deregs(a->deregistered + a->deregistering);
+			lock.await_deregs(lock.a.deregistered + lock.a.deregistering);
 		return error;
 	}
 
 	[[nodiscard]] int query(const void *who, ibv_mr_cache_stats *statistics)
 	{
-		arena<Env> *const a = memory.ready();
-		locked<Env> lock(*a, env);
+		locked<Env> lock(*memory.ready(), env);
 
 		if (!lock)
 			return EBUSY;
 
-		const uint32_t o = a->owner.find(who);
+		const uint32_t o = lock.a.owner.find(who);
 
-		*statistics = o == a->owner.NONE ? ibv_mr_cache_stats{} : lock.count(o);
+		*statistics = o == lock.a.owner.NONE ? ibv_mr_cache_stats{} : lock.count(o);
 		return 0;
 	}
 
 	[[nodiscard]] uint64_t idle_bytes()
 	{
-		arena<Env> *const a = memory.ready();
-		locked<Env> lock(*a, env);
+		locked<Env> lock(*memory.ready(), env);
 		uint64_t bytes = 0;
 
-		for (uint32_t i = 1; lock && i < a->hot.high.load(std::memory_order_relaxed); i++) {
+		for (uint32_t i = 1; lock && i < lock.a.high(); i++) {
 			const uint64_t seen = lock.at(i).word.peek_relaxed();
 
 			if ((lock.is_idle(i) && !entry_word<Env>::suspended(seen)) ||
@@ -205,17 +199,7 @@ public:
 
 	[[nodiscard]] int drain(void *who, const void *pd)
 	{
-		arena<Env> *const a = memory.ready();
-		locked<Env> lock(*a, env);
-		const int error = lock.drain(who, pd);
-		const uint32_t o = a->owner.find(who);
-
-		/* Without the mutex: the context goes, and the next holder abandons its entries. */
-		if (o != a->owner.NONE && lock)
-			lock.abandon(o);
-		else if (o != a->owner.NONE)
-			a->owner.end(o);
-		return error;
+		return locked<Env>(*memory.ready(), env).drain(who, pd);
 	}
 
 	uint64_t shrink(uint32_t stage, bool by_cache = false)
@@ -230,7 +214,7 @@ public:
 		arena<Env> *const a = memory.get();
 
 		/* A child that has not begun has nothing. */
-		if (!a->hot.generation.load(std::memory_order_acquire))
+		if (!a->generation())
 			return 0;
 
 		locked<Env> lock(*a, env, at_end ? locked<Env>::FEW : 0);
@@ -253,10 +237,12 @@ public:
 	/* It is unlinked first: no reader keeps a reference after that, so one stays one. */
 	[[nodiscard]] int claim(uint32_t i, uint32_t theirs)
 	{
-		if (!is_reference(i, theirs))
+		arena<Env> *const a = memory.ready();
+
+		if (!a || a->generation() != theirs || !i || i >= a->high())
 			return EINVAL;
 
-		locked<Env> lock(*memory.get(), env);
+		locked<Env> lock(*a, env);
 		entry<Env> &e = lock.at(i);
 
 		if (!lock)
@@ -289,7 +275,7 @@ private:
 		e.use(a->now());
 
 		/* First: if this is the parent's, a child finds no registration then. */
-		const uint32_t generation = a->hot.generation.load(std::memory_order_acquire);
+		const uint32_t generation = a->generation();
 		void *const mr = e.registration();
 
 		if (mr && e.shows(want))
@@ -325,8 +311,7 @@ private:
 	{
 		const arena<Env> *a = memory.get();
 
-		return a && theirs && theirs <= memory.latest() &&
-				       theirs != a->hot.generation.load(std::memory_order_acquire)
+		return a && theirs && theirs <= memory.latest() && theirs != a->generation()
 			       ? 0
 			       : EINVAL;
 	}
@@ -348,14 +333,6 @@ private:
 			return 0;
 		lock.retire(i);
 		return lock.end(i);
-	}
-
-	bool is_reference(uint32_t i, uint32_t theirs)
-	{
-		const arena<Env> *a = memory.ready();
-
-		return a && a->hot.generation.load(std::memory_order_acquire) == theirs && i &&
-		       i < a->hot.high.load(std::memory_order_relaxed);
 	}
 
 	store<Env> memory;

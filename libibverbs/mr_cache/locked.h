@@ -35,7 +35,7 @@ template <class Env> class locked {
 public:
 	/* tries: to take the mutex; 0: until it is free. */
 	locked(arena<Env> &in, Env &with, uint32_t tries = 0)
-	    : a(in), env(with), generation(a.hot.generation.load(std::memory_order_acquire))
+	    : a(in), env(with), generation(a.generation())
 	{
 		if (!Env::thread().locks)
 			lock(tries);
@@ -125,7 +125,7 @@ public:
 	 */
 	uint32_t allocate()
 	{
-		uint32_t i = a.hot.high.load(std::memory_order_relaxed);
+		uint32_t i = a.high();
 
 		if (a.free_entry)
 			return pop(&a.free_entry);
@@ -197,7 +197,7 @@ public:
 
 		while (held) {
 			const uint32_t o = a.owner.find(who);
-			const uint32_t high = a.hot.high.load(std::memory_order_relaxed);
+			const uint32_t high = a.high();
 			uint32_t used = 0;
 			bool busy = false;
 
@@ -236,6 +236,14 @@ public:
 			let_others_run(patience);
 			patience -= cost;
 		}
+
+		const uint32_t o = a.owner.find(who);
+
+		/* Without the mutex the next holder abandons its entries. */
+		if (o != a.owner.NONE && held)
+			abandon(o);
+		else if (o != a.owner.NONE)
+			a.owner.end(o);
 		return error;
 	}
 
@@ -489,11 +497,7 @@ public:
 	}
 
 	/* Forked since, or just before. */
-	bool is_child() const
-	{
-		return !generation ||
-		       a.hot.generation.load(std::memory_order_acquire) != generation;
-	}
+	bool is_child() const { return !generation || a.generation() != generation; }
 
 	/* So large an entry is restored for such a part of it, and retired for less. */
 	static constexpr uint64_t MUCH = 256 << 10;

@@ -83,7 +83,7 @@ private:
 	void sweep()
 	{
 		for (uint32_t n = SWEPT; n; n--) {
-			if (++a.hand >= a.hot.high.load(std::memory_order_relaxed))
+			if (++a.hand >= a.high())
 				a.hand = 1;
 			if (entry_word<Env>::over(lock.at(a.hand).word.peek_relaxed()))
 				lock.retire(a.hand);
