@@ -38,7 +38,7 @@ public:
 		const uint32_t i = a ? a->hint.look(a->hint.hash_of(want), a->last_hint()) : 0;
 
 		if (!i) [[unlikely]]
-			return on_miss(pd, addr, length, access, {nullptr, 0, 0});
+			return on_miss(pd, addr, length, access, mr_cache_ref{});
 
 		entry<Env> &e = a->entries[i];
 
@@ -53,7 +53,7 @@ public:
 
 		/* A signal handler forked just now, and this is the child. */
 		if (!mr) [[unlikely]]
-			return on_miss(pd, addr, length, access, {nullptr, 0, 0});
+			return on_miss(pd, addr, length, access, mr_cache_ref{});
 		return mr;
 	}
 
@@ -280,7 +280,8 @@ private:
 
 		if (mr && e.shows(want))
 			return mr;
-		return on_miss(pd, addr, length, access, {mr, a->index_of(e), generation});
+		return on_miss(pd, addr, length, access,
+			       mr_cache_ref{mr, a->index_of(e), generation});
 	}
 
 	template <class OnMiss>
@@ -291,7 +292,7 @@ private:
 		arena<Env> *const a = memory.get();
 
 		put_unused(*a, a->index_of(taken));
-		return on_miss(pd, addr, length, access, {nullptr, 0, 0});
+		return on_miss(pd, addr, length, access, mr_cache_ref{});
 	}
 
 	/* Gives back a reference taken in vain; the mutex is free. */

@@ -19,15 +19,6 @@ struct verbs_env : mr_cache::linux_env {
 
 constinit mr_cache::cache<verbs_env> cache;
 
-/* A type: a pointer would be in a register all the way. */
-struct on_miss {
-	void *operator()(void *pd, uint64_t addr, uint64_t length, uint32_t access,
-			 mr_cache_ref part) const
-	{
-		return mr_cache_on_miss(pd, addr, length, access, part);
-	}
-};
-
 } // namespace
 
 extern "C" {
@@ -45,7 +36,9 @@ int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint
 
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access)
 {
-	return cache.find(pd, addr, length, access, on_miss());
+	/* No pointer, which would be in a register all the way. */
+	return cache.find(pd, addr, length, access,
+			  [](auto... wanted) { return mr_cache_on_miss(wanted...); });
 }
 
 int mr_cache_release(uint32_t index, uint32_t generation)
