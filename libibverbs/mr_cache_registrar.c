@@ -47,13 +47,12 @@ int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word,
 
 	if (keeps_ranges_from_children())
 		return EOPNOTSUPP;
-	for (;;) {
-		mr = mr_notify_reg_mr(request->pd, &asked);
-		/* A kernel that can revoke and knows of no more: nor of the attribute. */
-		if (mr || !asked.reclaims ||
-		    (errno != EOPNOTSUPP && errno != EPROTONOSUPPORT))
-			break;
+	mr = mr_notify_reg_mr(request->pd, &asked);
+	/* A kernel that can revoke and knows of no more: nor of the attribute. */
+	if (!mr && asked.reclaims &&
+	    (errno == EOPNOTSUPP || errno == EPROTONOSUPPORT)) {
 		asked.reclaims = false;
+		mr = mr_notify_reg_mr(request->pd, &asked);
 	}
 	if (!mr)
 		return errno ? errno : ENOMEM;
@@ -74,13 +73,6 @@ int mr_cache_settle_entry(void *mr)
 
 bool mr_cache_is_ending;
 
-static int deregister(struct ibv_mr *mr)
-{
-	if (__atomic_load_n(&mr_cache_is_ending, __ATOMIC_RELAXED))
-		return ibv_cmd_dereg_mr(verbs_get_mr(mr));
-	return mr_notify_dereg_mr(mr);
-}
-
 /* Without its marks the MR is the provider's again. It gets them back if it stays. */
 int mr_cache_dereg_entry(void *mr)
 {
@@ -98,7 +90,9 @@ int mr_cache_dereg_entry(void *mr)
 		__tsan_acquire(mr);
 	if (type == CACHED_MR_TAKEN)
 		return 0;
-	ret = deregister(mr);
+	ret = __atomic_load_n(&mr_cache_is_ending, __ATOMIC_RELAXED) ?
+		      ibv_cmd_dereg_mr(vmr) :
+		      mr_notify_dereg_mr(mr);
 	if (ret) {
 		vmr->mr_type = type;
 		vmr->access = access;
