@@ -82,8 +82,6 @@ static inline int ibv_reg_mr_limits(struct ibv_context *context,
 /**
  * ibv_reg_mr_clean - Evict idle registrations until at most keep_bytes bytes of them stay
  *
- * The least recently used first. The pages are unpinned when it returns.
- *
  * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or a deregistration's.
  */
 int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);

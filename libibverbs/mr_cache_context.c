@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/*
- * A context ends, or a process. With RDMAV_MR_CACHE_STATS=1 each context then has a line of
- * statistics on standard error.
- */
+/* The end of a context, or of the process, with a line of statistics if these are asked for. */
 #define _GNU_SOURCE
 #include <config.h>
 

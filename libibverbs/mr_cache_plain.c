@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * MRs that leave the cache and become plain ones, with the same keys: for a program that does not
- * know that its registrations are cached, and asks what a cached one can't do.
+ * know of the cache, and asks what a cached one can't do.
  */
 #include <config.h>
 

@@ -25,12 +25,10 @@ enum policy {
 #define CACHED_ACCESS                                                          \
 	(IBV_ACCESS_LOCAL_WRITE | REMOTE_ACCESS | IBV_ACCESS_RELAXED_ORDERING)
 
-/* IBV_ACCESS_CACHED when all registrations are to be cached. NOT_ASKED until it is known, or for
- * ever where a thread sanitizer is to be told. */
+/* IBV_ACCESS_CACHED: also without the flag. NOT_ASKED: not known; or a thread sanitizer is told. */
 #define NOT_ASKED (1U << 31)
 extern unsigned int mr_cache_default __attribute__((visibility("hidden")));
-/* With one of these rights a key must not open more than the program asked for. 0 where peers are
- * trusted. */
+/* With one of these a key must not open more than the program asked for; 0: peers are trusted. */
 extern unsigned int mr_cache_exact_rights __attribute__((visibility("hidden")));
 
 /* Read once. */
@@ -54,9 +52,7 @@ static inline bool can_be_cached(uint64_t addr, uint64_t length,
 	       addr + length > addr;
 }
 
-/*
- * mr_cache_context.state: asked of the device and the kernel once, at the first registration.
- */
+/* mr_cache_context.state: asked of the device and the kernel once, at the first registration. */
 enum context_state {
 	CONTEXT_ASKED = 1 << 0,
 	CONTEXT_CACHES = 1 << 1,
@@ -86,8 +82,8 @@ bool mr_cache_may_pin(uint64_t bytes);
 extern bool mr_cache_reports __attribute__((visibility("hidden")));
 
 /*
- * The program's thread sanitizer does not see the atomics of the cache between a look at an MR and
- * the provider's free(), so it is told: its MRs have a mark, and its registrations take the slow way.
+ * A thread sanitizer does not see the cache's atomics between a look at an MR and the provider's
+ * free(). So it is told; then MRs have a mark, and registrations take the slow way.
  */
 void __tsan_acquire(void *of) __attribute__((weak));
 void __tsan_release(void *of) __attribute__((weak));
@@ -115,8 +111,7 @@ static inline bool is_rounded(const struct ibv_mr *mr)
 	return ((uintptr_t)mr->addr | mr->length) % page;
 }
 
-/* Then only the kernel is told of a deregistration: a provider may have ended before, and exit()
- * have interrupted an allocator. */
+/* Then only the kernel deregisters: the provider may have ended, exit() have interrupted malloc(). */
 extern bool mr_cache_is_ending __attribute__((visibility("hidden")));
 
 #endif /* IB_VERBS_MR_CACHE_PRIVATE_H */

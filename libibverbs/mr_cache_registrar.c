@@ -10,10 +10,7 @@
 static_assert(sizeof(enum ibv_mr_type) == sizeof(uint32_t),
 	      "the marks do not fit into mr_type");
 
-/*
- * ibv_fork_init() keeps ranges from children by counts that do not know of an munmap. Asked before
- * the first registration, after which ibv_fork_init() refuses.
- */
+/* By counts that do not know of an munmap. After the first registration ibv_fork_init() refuses. */
 static bool keeps_ranges_from_children(void)
 {
 	static uint32_t known;

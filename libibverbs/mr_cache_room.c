@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/*
- * A command that failed for lack of something that idle registrations may hold: pinned memory,
- * objects of a control group, keys. They go, and it is tried again. All commands come here.
- */
+/* A command that failed for lack of what idle registrations may hold: they go, and it is tried again. */
 #define _GNU_SOURCE
 #include <config.h>
 
@@ -43,9 +40,8 @@ static uint32_t command_of(const struct ibv_command_buffer *cmd)
 }
 
 /*
- * What a command can lack: memory; an object of its control group, by EAGAIN, which is an answer
- * elsewhere (an XRCD that is not there yet, a file's lock); a key, by ENOSPC, which elsewhere says
- * that a buffer is too short.
+ * What a command can lack: memory; an object of its control group, by EAGAIN (elsewhere an answer:
+ * an XRCD that is not there yet, a file's lock); a key, by ENOSPC (elsewhere: a buffer is too short).
  */
 enum { MEMORY = 1, OBJECT = 2, KEY = 4 };
 
@@ -134,10 +130,7 @@ static bool is_of_device(void *context, const struct ibv_mr_cache_stats *unused,
 
 #define RETRIES 32
 
-/*
- * It is tried once more in any case, and then as long as something is given back, which others may
- * take. Of all contexts, as limits are the process's.
- */
+/* Once more in any case, and then as long as something is given back, which others may take. */
 bool mr_cache_retry_cmd(struct ibv_context *context,
 			struct ibv_command_buffer *cmd)
 {

@@ -53,10 +53,8 @@ public:
 		return {alike(found.before, want), alike(found.after, want)};
 	}
 
-	/*
-	 * Under the mutex; no entry of the same rights contains the new one. Calls retire(i), which
-	 * erases it, for each entry i within it. Does it overlap another one then?
-	 */
+	/* No entry of its rights contains the new one; retire(i) erases each one within it. Does it
+	 * overlap another one then? */
 	template <class Retire>
 	bool insert(uint32_t i, const entry<Env> *entries, const Retire &retire)
 	{

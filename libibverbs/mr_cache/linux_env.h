@@ -116,10 +116,7 @@ struct linux_env {
 	}
 	static constexpr uint64_t SECOND = 1000000000, PATIENCE = SECOND / 20;
 
-	/*
-	 * Reserved only, in whole huge pages, and zeros in a child. Huge pages are for parts that
-	 * ask for them: a small cache touches a few small pages of each of its tables.
-	 */
+	/* Reserved only, and zeros in a child. Of a small cache each table is a few small pages. */
 	static void *map(size_t size)
 	{
 		void *memory = reserve(whole(size) + HUGE_PAGE);

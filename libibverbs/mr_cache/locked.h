@@ -8,15 +8,13 @@
  *	  '-----------------'                     failed        v      | queue_dereg(): its PD or
  *	  free(): the registrar failed                 DEREG_FAILED ---' its owner goes
  *
- * retire() takes an OPEN one out of the catalog (UNLINKED) and closes it; if it has users it stays
- * OPEN, and the last of them closes it. A closed one is deregistered by this `locked` when the
- * mutex is free. When a context is closed, entries with users become orphans: they end without the
+ * retire() takes an OPEN one out of the catalog (UNLINKED) and closes it; if it has users the last
+ * of them does. When a context is closed, entries with users become orphans: they end without the
  * registrar.
  *
  * Whenever the mutex is free, an entry is in the catalog if and only if it is OPEN and not
  * UNLINKED, and in the list of its owner if it is not FREE; a MAKING or DEREGISTERING one belongs
- * to one thread, which is inside the registrar. A thread that comes back from there looks at
- * everything again. A word is closed and unlinked under the mutex only.
+ * to one thread, which is inside the registrar, and looks at everything again when it comes back.
  *
  * A signal handler that interrupted the holder of the mutex, or a thread about to take it, gets no
  * lock (operator bool), and does without. If it forked, and returns in the child, the interrupted

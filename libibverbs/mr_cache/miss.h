@@ -76,10 +76,7 @@ public:
 	}
 
 private:
-	/*
-	 * Idle entries whose memory has gone: no request would look at them again. In the order in
-	 * which they lie, which costs a line each that the CPU has fetched.
-	 */
+	/* Idle entries whose memory has gone, in the order in which the CPU fetches their lines. */
 	void sweep()
 	{
 		for (uint32_t n = SWEPT; n; n--) {

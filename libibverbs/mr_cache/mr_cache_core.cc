@@ -100,10 +100,8 @@ int64_t mr_cache_visit(mr_cache_visitor *visit, const void *by, bool at_end)
 
 #else
 
-/*
- * None on 32 bits: the kernel's words are of 64, which some of these CPUs change by a lock of
- * libatomic's alone. So no context caches, and nobody calls what has an alias.
- */
+/* No context caches on 32 bits, as some of these CPUs have no atomics of 64. So nobody calls what
+ * is an alias. */
 #include <cerrno>
 
 #ifndef __clang__

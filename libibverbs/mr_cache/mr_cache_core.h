@@ -4,9 +4,8 @@
  * owner) and an MR are pointers that it compares and gives back.
  *
  * All functions are thread safe, return 0 or an errno value unless said otherwise, and call the
- * registrar without a lock. The registrar may call them again (an allocator's hook): then they do
- * not wait. A child starts with an empty cache and a new generation; releasing a reference of its
- * parent returns 0 and touches nothing.
+ * registrar without a lock. It may call them again (an allocator's hook): then they do not wait. A
+ * child has an empty cache and a new generation; a release of its parent's reference does nothing.
  */
 #ifndef MR_CACHE_CORE_H
 #define MR_CACHE_CORE_H
@@ -70,10 +69,8 @@ struct mr_cache_ref {
 /* Before anything else. On an error the cache stays off: ENOMEM, or EOPNOTSUPP on 32 bits. */
 int mr_cache_init(void);
 
-/*
- * The mr, with a reference, that shows exactly this range. If there is none it jumps to
- * mr_cache_on_miss() (mr_cache.c), with a reference to one that shows more, if any.
- */
+/* One that shows exactly this range. If there is none this jumps to mr_cache_on_miss(), with a
+ * reference to one that shows more, if any. */
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 		       struct mr_cache_ref part);
@@ -86,9 +83,9 @@ int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint
 int mr_cache_release(uint32_t index, uint32_t generation);
 
 /*
- * The registration is not found any more. EBUSY: nor here, and it has other users (threads that
- * share a reference may all be told 0); EAGAIN: this signal handler has interrupted the cache;
- * EINVAL: no reference of this process.
+ * The registration is found no more. 0: it has no other users (threads that share a reference may
+ * all be told that); EBUSY: it has; EAGAIN: a signal handler in the middle of something; EINVAL: no
+ * reference of this process.
  */
 int mr_cache_claim(uint32_t index, uint32_t generation);
 
@@ -112,16 +109,14 @@ uint64_t mr_cache_idle_bytes(void);
 
 int mr_cache_is_on(void);
 
-/*
- * Evicts some of all that is idle (stage 0), then all. Returns how many were deregistered, by
- * others too. by_cache: the registrar's command lacks room.
- */
+/* Evicts some of all that is idle (stage 0), then all. Returns how many were deregistered, by
+ * others too. by_cache: the registrar's command lacks room. */
 uint64_t mr_cache_shrink(uint32_t stage, bool by_cache);
 
 /*
  * Calls visit() for each owner, with a lock held: it calls nothing here. Where that returns true
- * all that is idle is evicted. Returns the number; -1: this thread has the lock, or another one for
- * long (only at_end, of the process).
+ * all that is idle is evicted. Returns the number; -1: no lock, at_end (of the process) after a
+ * while.
  */
 typedef bool mr_cache_visitor(void *owner, const struct ibv_mr_cache_stats *statistics,
 			      const void *by);

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/*
- * The owners of registrations (a verbs context each): limits, statistics, entries. A record lives
- * until its owner was flushed; entries in use go to one without a name then. Under the mutex.
- */
+/* The owners of registrations (a verbs context each): limits, statistics, entries. */
 #ifndef MR_CACHE_OWNERS_H
 #define MR_CACHE_OWNERS_H
 
@@ -11,10 +8,7 @@
 
 namespace mr_cache {
 
-/*
- * A list of entries, linked by index, in the order in which they came. Index 0 is no entry. It has
- * the hand of a clock: looks go on where the last one stopped.
- */
+/* A list of entries, in the order in which they came, linked by index; 0 is no entry. */
 template <class Env> class entry_list {
 public:
 	uint32_t size() const { return count; }
@@ -96,7 +90,7 @@ private:
 
 	uint32_t first;
 	uint32_t last;
-	uint32_t hand; // 0: at the first
+	uint32_t hand; // of a clock: looks go on where the last one stopped; 0: at the first
 	uint32_t count;
 };
 

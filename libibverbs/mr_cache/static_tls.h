@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/*
- * Thread-local variables that a hit reads by a load, not a call. They take of the static TLS that
- * the C library has left for libraries that are loaded late: glibc has some, and musl none.
+/* Read by a load, not a call. For libraries that are loaded late only glibc has such memory left.
  */
 #ifndef MR_CACHE_STATIC_TLS_H
 #define MR_CACHE_STATIC_TLS_H
