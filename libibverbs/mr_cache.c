@@ -61,8 +61,7 @@ reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	const int old_errno = errno;
 	struct ibv_mr *mr = ref.mr ? show(ref, start, length) : NULL;
 
-	if (!mr && can_be_cached(addr, length, rights) &&
-	    context_caches(pd->context) &&
+	if (!mr && context_caches(pd->context) &&
 	    !mr_cache_acquire(pd, pd->context, addr, length, access, &ref))
 		mr = show(ref, start, length);
 	errno = old_errno;

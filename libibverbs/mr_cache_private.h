@@ -45,13 +45,6 @@ static inline bool may_be_written(unsigned int access)
 	return !(access & writes) || access & IBV_ACCESS_LOCAL_WRITE;
 }
 
-static inline bool can_be_cached(uint64_t addr, uint64_t length,
-				 unsigned int access)
-{
-	return !(access & ~CACHED_ACCESS) && may_be_written(access) && length &&
-	       addr + length > addr;
-}
-
 /* mr_cache_context.state: asked of the device and the kernel once, at the first registration. */
 enum context_state {
 	CONTEXT_ASKED = 1 << 0,

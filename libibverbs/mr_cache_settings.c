@@ -85,17 +85,6 @@ static bool parse(const char *text, uint64_t *value)
 	return true;
 }
 
-static bool understand(enum variable which, const char *text,
-		       uint64_t *value)
-{
-	if (!variables[which].words)
-		return parse(text, value);
-	for (*value = 0; *value < variables[which].words; ++*value)
-		if (!strcmp(text, words[*value]))
-			return true;
-	return false;
-}
-
 static uint64_t setting(enum variable which, uint64_t fallback)
 {
 	/* None if the program runs with more rights than its user. */
@@ -104,7 +93,10 @@ static uint64_t setting(enum variable which, uint64_t fallback)
 
 	if (!text || !*text)
 		return fallback;
-	if (understand(which, text, &value))
+	for (value = 0; value < variables[which].words; value++)
+		if (!strcmp(text, words[value]))
+			return value;
+	if (!variables[which].words && parse(text, &value))
 		return value;
 	if (!__atomic_exchange_n(&variables[which].told, 1, __ATOMIC_RELAXED))
 		dprintf(STDERR_FILENO,

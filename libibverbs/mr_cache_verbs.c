@@ -20,7 +20,7 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	       unsigned int access)
 {
 	access &= ~IBV_ACCESS_CACHED;
-	if (!can_be_cached((uintptr_t)addr, length, access) ||
+	if (access & ~CACHED_ACCESS || !may_be_written(access) ||
 	    !context_is(pd->context, CONTEXT_CACHES))
 		return 0;
 	if (access & mr_cache_exact_rights)

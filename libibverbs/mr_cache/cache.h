@@ -333,7 +333,13 @@ private:
 		if (!lock || !w.over(w.peek_relaxed()))
 			return 0;
 		lock.retire(i);
-		return lock.end(i);
+
+		const int error = lock.dereg_pending(i);
+
+		/* The user has it still. */
+		if (error && lock && w.suspended(w.peek_relaxed()))
+			lock.settle(i);
+		return error;
 	}
 
 	store<Env> memory;

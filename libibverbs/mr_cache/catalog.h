@@ -40,9 +40,16 @@ public:
 		if (want.exact())
 			return search_exact(want, entries);
 
-		const uint32_t trees = get(present) & containing(want.access & RIGHTS);
+		/* The lowest set that contains a set is itself. */
+		for (uint32_t trees = get(present) & containing(want.access & RIGHTS); trees;
+		     trees &= trees - 1) {
+			const link &root = roots[__builtin_ctz(trees)];
+			const uint32_t found = beside(root, want.key, want.addr + 1).before;
 
-		return trees ? search(trees, want, entries) : 0;
+			if (found && entries[found].fits(want))
+				return found;
+		}
+		return 0;
 	}
 
 	/* Under the mutex: the last entry that starts at or before addr, and the first after it. */
@@ -176,20 +183,6 @@ private:
 	uint32_t alike(uint32_t n, const request &want) const
 	{
 		return nodes[n].key.load(std::memory_order_relaxed) == want.key ? n : 0;
-	}
-
-	[[gnu::noinline]] uint32_t search(uint32_t trees, const request &want,
-					  const entry<Env> *entries) const
-	{
-		/* The lowest set that contains a set is itself. */
-		for (; trees; trees &= trees - 1) {
-			const uint32_t found =
-				beside(roots[__builtin_ctz(trees)], want.key, want.addr + 1).before;
-
-			if (found && entries[found].fits(want))
-				return found;
-		}
-		return 0;
 	}
 
 	neighbours beside(const link &root, uint64_t key, uint64_t start) const

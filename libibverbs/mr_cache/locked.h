@@ -217,9 +217,8 @@ public:
 			}
 			failed_too = false;
 			if (pending) {
-				const int bad = dereg_pending();
-
-				error = bad ? bad : error;
+				if (const int bad = dereg_pending())
+					error = bad;
 				continue;
 			}
 			if (busy && !is_nested()) {
@@ -379,16 +378,6 @@ public:
 				at(i).state = state::DEREG_FAILED;
 			}
 		}
-		return error;
-	}
-
-	/* The same of the entry of a last user, for whom it is restored if that fails. */
-	int end(uint32_t i)
-	{
-		int error = dereg_pending(i);
-
-		if (error && held && entry_word<Env>::suspended(at(i).word.peek_relaxed()))
-			settle(i);
 		return error;
 	}
 

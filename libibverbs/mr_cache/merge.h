@@ -42,7 +42,7 @@ public:
 			return want;
 		beside = a.index.beside(want, start);
 		for (uint32_t looks = 0, taken = 0; looks < LOOKS && taken < ENOUGH; looks++) {
-			const uint64_t left = more_left(), right = more_right();
+			const uint64_t left = more(beside.before), right = more(beside.after);
 			const bool to_left = left <= right;
 
 			if ((to_left ? left : right) > largest - (end - start))
@@ -82,20 +82,15 @@ private:
 		return !(e.word.peek_relaxed() & (e.word.KERNEL | e.word.REFS));
 	}
 
-	/* Bytes more with the next one there; NONE: it does not overlap. */
-	uint64_t more_left() const
+	/* Bytes more with that entry; NONE: it does not overlap. */
+	uint64_t more(uint32_t i) const
 	{
-		const entry<Env> &e = a.entries[beside.before];
+		const entry<Env> &e = a.entries[i];
 
-		return beside.before && e.end() > start ? start - e.start() : NONE;
-	}
-	uint64_t more_right() const
-	{
-		const entry<Env> &e = a.entries[beside.after];
-
-		if (!beside.after || e.start() >= end)
+		if (!i || e.end() <= start || e.start() >= end)
 			return NONE;
-		return e.end() > end ? e.end() - end : 0;
+		return (e.start() < start ? start - e.start() : 0) +
+		       (e.end() > end ? e.end() - end : 0);
 	}
 
 	void step(bool to_left, uint64_t from)
