@@ -30,7 +30,7 @@
 #include <util/compiler.h>
 
 #include "ibverbs.h"
-#include "mr_cache/static_tls.h"
+#include "mr_cache/mr_cache_core.h"
 
 #define NO_HANDLE UINT32_MAX
 

@@ -195,9 +195,7 @@ public:
 	/* NULL: not started. */
 	arena<Env> *get() const { return p.load(std::memory_order_acquire); }
 
-	/*
-	 * The same, begun in this process. A signal handler that forked in the middle of its own
-	 * thread's work there gets no lock, and the child begins when the thread has come back.
+	/* The same, begun in this process; but not by a handler in the middle of its thread's work.
 	 */
 	arena<Env> *ready()
 	{
@@ -222,10 +220,7 @@ public:
 	uint32_t latest() const { return generations.load(std::memory_order_relaxed); }
 
 private:
-	/*
-	 * The arena is all zeros. A fork by a signal handler makes it that once more, and with it
-	 * the mark that it is being born.
-	 */
+	/* The arena is all zeros; once more, and so is its birth, if a signal handler forks. */
 	void begin(arena<Env> &in)
 	{
 		do {

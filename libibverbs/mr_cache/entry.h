@@ -65,11 +65,6 @@ enum class state : uint8_t {
 	DEREG_FAILED,  // could not be deregistered; tried again when its PD or its owner goes
 };
 
-struct links {
-	uint32_t next;
-	uint32_t prev;
-};
-
 template <class Env> class alignas(128) entry {
 public:
 	entry_word<Env> word;
@@ -155,7 +150,9 @@ public:
 	enum state state;
 	bool settles; // a thread asks the kernel about it
 	bool late;    // registering or settling it takes long: nobody waits for it
-	links of_owner;
+	struct {
+		uint32_t next, prev;
+	} of_owner;	// in its list
 	uint32_t views; // requests that were registered: its own and those that it merged
 };
 

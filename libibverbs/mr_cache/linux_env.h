@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "static_tls.h"
+#include "mr_cache_core.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -197,8 +197,6 @@ struct linux_env {
 	{
 		return (n + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
 	}
-
-	static uint64_t max_merge(void *) { return UINT64_MAX; }
 
 	static void yield() { sched_yield(); }
 	/* Threads of any priority run. */

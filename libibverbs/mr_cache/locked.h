@@ -55,7 +55,6 @@ public:
 	const uint32_t generation;
 
 	entry<Env> &at(uint32_t i) { return a.entries[i]; }
-	/* OPEN and without users. */
 	bool is_idle(uint32_t i) { return entry_word<Env>::idle(at(i).word.peek_relaxed()); }
 	static bool is_nested() { return Env::thread().inside; }
 	bool has_pending() const { return pending; }
@@ -110,7 +109,6 @@ public:
 		lock();
 	}
 
-	/* Gives back a reference taken in vain. */
 	void put_unused(uint32_t i)
 	{
 		if (at(i).word.put_unused_release())

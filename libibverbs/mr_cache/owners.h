@@ -67,7 +67,7 @@ public:
 
 	void remove(entry<Env> *entries, uint32_t i)
 	{
-		const links mine = entries[i].of_owner;
+		const auto mine = entries[i].of_owner;
 
 		next_of(entries, mine.prev) = mine.next;
 		prev_of(entries, mine.next) = mine.prev;

@@ -259,6 +259,7 @@ struct fake_env : mr_cache::linux_env {
 		return kernel->dereg(m);
 	}
 	ibv_mr_cache_limits default_limits(void *) const { return defaults; }
+	static uint64_t max_merge(void *) { return UINT64_MAX; }
 	static mr_cache_ref reference_to(void *m) { return fake_kernel::reference_to(m); }
 };
 

@@ -40,6 +40,7 @@ struct counting_env : mr_cache::linux_env {
 		return 0;
 	}
 	static ibv_mr_cache_limits default_limits(void *) { return {UINT64_MAX, UINT64_MAX}; }
+	static uint64_t max_merge(void *) { return UINT64_MAX; }
 };
 
 #endif // MR_CACHE_FAKE_REGISTRAR_H

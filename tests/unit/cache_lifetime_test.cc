@@ -845,6 +845,7 @@ TEST_CASE("a process that locks all its memory pays for used tables only")
 		}
 		int settle(void *) { return 0; }
 		int dereg(void *) { return 0; }
+		static uint64_t max_merge(void *) { return UINT64_MAX; }
 		static ibv_mr_cache_limits default_limits(void *)
 		{
 			return {UINT64_MAX, UINT64_MAX};
