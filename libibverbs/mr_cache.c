@@ -51,7 +51,7 @@ static struct ibv_mr *show(struct mr_cache_ref ref, void *addr, size_t length)
 	return NULL;
 }
 
-/* Without a registration, or with a part's when this thread keeps no view. */
+/* For a range that is not found, or is a part when this thread keeps no view. */
 static __attribute__((noinline)) void *
 reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	 struct mr_cache_ref ref)
@@ -91,8 +91,8 @@ static struct ibv_mr *reg_plain(struct ibv_pd *pd, void *addr, size_t length,
 }
 
 /*
- * Every way but a hit is a jump, so a hit saves no register. It checks no context and no range: an
- * entry exists only where it may be cached.
+ * All paths except a hit are jumps, so a hit saves no register. It does not check the context and the
+ * range, because entries exist only for a context and a range that may be cached.
  */
 static inline __attribute__((always_inline)) struct ibv_mr *
 reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Cached registration: ibv_reg_mr() finds the registration that is there, and ibv_dereg_mr() leaves it
- * for the next one. The kernel tells when its memory has gone (mr_notify.h), so it is never found then.
+ * Cached registration: ibv_reg_mr() finds an existing registration, and ibv_dereg_mr() keeps it for
+ * the next call. The kernel reports (mr_notify.h) when its memory is gone: it is not found any more.
  * See ibv_mr_cache(7), and the page of each function; all are thread safe.
  */
 #ifndef INFINIBAND_MR_CACHE_H
@@ -19,9 +19,9 @@ struct ibv_mr;
 struct ibv_pd;
 
 /*
- * An access flag of ibv_reg_mr() and its iova variants, which an older library ignores. The MR may
- * share its handle and keys with others; with remote rights only with those of exactly its range and
- * rights. Its keys work after ibv_dereg_mr() until it is evicted or suspended: ibv_forget_mr() ends them.
+ * An access flag of ibv_reg_mr() and its iova variants, which an older library ignores. MRs may share
+ * their handle and keys; with remote rights only if they have the same range and rights. The keys work
+ * after ibv_dereg_mr() until the registration is evicted or suspended: ibv_forget_mr() ends them.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 
@@ -39,8 +39,8 @@ struct ibv_mr_cache_stats {
 	uint64_t evictions;	/* idle ones dropped to make room */
 	uint64_t bytes;		/* registered now: in use, idle or suspended */
 	uint64_t entries;
-	uint64_t suspensions;	/* the kernel took back the pages of idle ones */
-	uint64_t restorations;	/* of those: hits that had their pages pinned again */
+	uint64_t suspensions;	/* idle registrations whose pages the kernel took */
+	uint64_t restorations;	/* hits that had such pages pinned again */
 };
 
 /* For the functions without an underscore, with the size of the caller's struct. */
@@ -50,23 +50,27 @@ int _ibv_reg_mr_limits(struct ibv_context *context,
 int _ibv_query_mr_cache(struct ibv_context *context,
 			struct ibv_mr_cache_stats *stats, size_t size);
 
-/* Returns 1 if a cached ibv_reg_mr() of this range would find a valid registration, else 0. */
+/**
+ * ibv_is_reg - Is this range in the cache?
+ *
+ * Returns 1 if a cached ibv_reg_mr() of it would find a valid registration, else 0.
+ */
 int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	       unsigned int access);
 
 /**
  * ibv_forget_mr - Deregister an MR for good, cached or not
  *
- * Returns 0: nobody has access by its keys any more. EBUSY: others have the same registration; it is
- * handed out no more, and ends with the last of them. With any other errno value the caller still has mr.
+ * Returns 0: its keys give no access any more. EBUSY: other MRs have the same registration; it is not
+ * found again, and ends with the last MR. With any other errno value the caller still has the MR.
  */
 int ibv_forget_mr(struct ibv_mr *mr);
 
 /**
  * ibv_reg_mr_limits - Set (new_limits) and tell (old_limits) the limits of a context's cache
  *
- * Either may be NULL. Idle registrations beyond the new limits are evicted. Those in use beyond them
- * are handed out no more, and end with the last user.
+ * Either may be NULL. Beyond the new limits idle registrations are evicted; registrations in use are
+ * not found again, and end with the last user.
  *
  * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context has no cache, ENOMEM
  * when there are too many contexts with one, EINVAL for a limit that this library does not know.

@@ -12,9 +12,9 @@
 #include "mr_notify_cmd.h"
 
 /*
- * Threads that share a reference may do it at once, and mr_cache_claim() lets them all. So one of
- * them claims the MR by its type. Else the second would disarm the word that the first has armed
- * meanwhile, and wait for the end of an entry that has ended. It gets EBUSY, as with a plain MR.
+ * Threads that share a reference may call this at the same time, and mr_cache_claim() lets them all.
+ * So one thread claims the MR by its type, and the others get EBUSY, as with a plain MR. Otherwise
+ * the second thread would disarm the word that the first arms next, and wait for an entry that is gone.
  */
 int mr_cache_make_plain(struct ibv_mr *mr)
 {
@@ -48,7 +48,7 @@ int mr_cache_make_plain(struct ibv_mr *mr)
 		return ret;
 	}
 	mr_cache_release(index, generation);
-	/* A reader that took a reference in vain may be the last one. */
+	/* A reader may have the last reference, and give it back soon. */
 	while (__atomic_load_n(type, __ATOMIC_ACQUIRE) != IBV_MR_TYPE_MR)
 		nanosleep(&shortest, NULL);
 	return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* What the files of the registration cache around its core (mr_cache.c) share. */
+/* Shared by the files of the registration cache around its core (mr_cache.c). */
 #ifndef IB_VERBS_MR_CACHE_PRIVATE_H
 #define IB_VERBS_MR_CACHE_PRIVATE_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* A command that failed for lack of what idle registrations may hold: they go, and it is tried again. */
+/* Repeats a command that failed, after idle registrations have given back what it lacks. */
 #define _GNU_SOURCE
 #include <config.h>
 
@@ -40,8 +40,8 @@ static uint32_t command_of(const struct ibv_command_buffer *cmd)
 }
 
 /*
- * What a command can lack: memory; an object of its control group, by EAGAIN (elsewhere an answer:
- * an XRCD that is not there yet, a file's lock); a key, by ENOSPC (elsewhere: a buffer is too short).
+ * A command can lack memory; an object of its control group: EAGAIN (elsewhere an answer: there is no
+ * such XRCD yet, a file is locked); or a key: ENOSPC (elsewhere: a buffer is too short).
  */
 enum { MEMORY = 1, OBJECT = 2, KEY = 4 };
 
@@ -73,7 +73,7 @@ static unsigned int may_lack(const struct ibv_command_buffer *cmd)
 	case WRITE(EX_CMD_CREATE_RWQ_IND_TBL):
 	case WRITE(EX_CMD_CREATE_WQ):
 		return MEMORY | OBJECT;
-	/* What was posted before the request that fails stays posted. */
+	/* The requests before the request that fails stay posted. */
 	case WRITE(CMD_POST_SEND):
 	case WRITE(CMD_POST_RECV):
 	case WRITE(CMD_POST_SRQ_RECV):
@@ -97,7 +97,7 @@ static bool is_hopeless(const struct ibv_command_buffer *cmd)
 	return !mr_cache_may_pin(reg->length);
 }
 
-/* Then a PD may have two names here, and idle registrations by the one keep the other. */
+/* Then a PD may have two handles here, and idle registrations of one handle keep the other. */
 static bool has_imports;
 
 void mr_cache_note_import(void)
@@ -130,7 +130,7 @@ static bool is_of_device(void *context, const struct ibv_mr_cache_stats *unused,
 
 #define RETRIES 32
 
-/* Once more in any case, and then as long as something is given back, which others may take. */
+/* Repeats it once in any case, then while registrations end: other threads may take the room. */
 bool mr_cache_retry_cmd(struct ibv_context *context,
 			struct ibv_command_buffer *cmd)
 {

@@ -2,10 +2,9 @@
 /*
  * Which contexts cache, what, and how much: by the environment, the device and the machine.
  *
- * Registrations that the kernel does not take back may fill a quarter of the memory; where it reclaims
- * idle ones, all of it. It reclaims nothing for RLIMIT_MEMLOCK: the cache has half of that, and below
- * 1 MiB there is none, as a handful of small registrations gains nothing. Of the device's MRs, which
- * other processes want too, it has a sixteenth.
+ * If the kernel reclaims idle registrations, the cache may use all memory, else a quarter. The kernel
+ * reclaims nothing for RLIMIT_MEMLOCK: the cache uses half of this limit, and is off below 1 MiB (it
+ * would keep only a few registrations). It uses a sixteenth of the device's MRs.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -87,7 +86,7 @@ static bool parse(const char *text, uint64_t *value)
 
 static uint64_t setting(enum variable which, uint64_t fallback)
 {
-	/* None if the program runs with more rights than its user. */
+	/* NULL if the program runs with more rights than its user. */
 	const char *const text = secure_getenv(variables[which].name);
 	uint64_t value;
 
@@ -108,7 +107,7 @@ static uint64_t setting(enum variable which, uint64_t fallback)
 unsigned int mr_cache_default = IBV_ACCESS_CACHED | NOT_ASKED;
 unsigned int mr_cache_exact_rights = REMOTE_ACCESS;
 
-/* Two threads that read it at once store the same. */
+/* Threads that read it at the same time store the same value. */
 enum policy mr_cache_policy(void)
 {
 	static uint32_t known = POLICY_NOT_ASKED;
@@ -157,7 +156,7 @@ static uint64_t lockable_bytes(void)
 	return locked.rlim_cur;
 }
 
-/* Threads that ask a context at once store the same. */
+/* Threads that ask a context at the same time store the same value. */
 static void store(uint64_t *to, uint64_t value)
 {
 	__atomic_store_n(to, value, __ATOMIC_RELAXED);
@@ -178,7 +177,7 @@ static uint64_t memory_bytes(void)
 	return (uint64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
 }
 
-/* What the kernel compares with RLIMIT_MEMLOCK. */
+/* The kernel compares this with RLIMIT_MEMLOCK. */
 static uint64_t pinned_bytes(void)
 {
 	const int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
@@ -207,7 +206,7 @@ bool mr_cache_may_pin(uint64_t length)
 		return false;
 	if (lockable == UINT64_MAX)
 		return true;
-	/* In this order: what others give back meanwhile is not taken for used. */
+	/* In this order: bytes that other threads unpin in between do not count as used. */
 	idle = mr_cache_idle_bytes();
 	pinned = pinned_bytes();
 	return idle > pinned || pinned - idle <= lockable - length;
@@ -260,7 +259,7 @@ static uint32_t state_of(struct ibv_context *context)
 
 bool mr_cache_reports;
 
-/* Or by several threads at once: the first one's answer counts. */
+/* If several threads ask, the first answer counts. */
 bool mr_cache_ask_context(struct ibv_context *context)
 {
 	const int old_errno = errno;

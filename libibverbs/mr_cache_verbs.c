@@ -28,14 +28,14 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	return mr_cache_covers(pd, (uintptr_t)addr, length, access);
 }
 
-/* The fields that the caller and this library know, and 0 for those that only the caller does. */
+/* Copies the fields that both know, and clears the fields that only the caller knows. */
 static void give(void *to, size_t size, const void *from, size_t known)
 {
 	memset(to, 0, size);
 	memcpy(to, from, size < known ? size : known);
 }
 
-/* Only 0 where this library knows nothing. */
+/* Are all fields 0 that this library does not know? */
 static bool is_known(const void *from, size_t size, size_t known)
 {
 	const char *const byte = from;

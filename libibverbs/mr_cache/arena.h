@@ -71,12 +71,12 @@ template <class Env> struct arena {
 	/* Guards all that is below and not atomic. Never held in the registrar. */
 	alignas(128) typename Env::mutex mutex;
 	operations<Env> making;
-	uint32_t deregistering; // entries that are being deregistered
-	bool late;		// and that takes long: nobody waits for them
-	uint64_t deregistered;	// so many were
-	uint32_t free_entry;	// linked by entry.link
-	uint32_t doubtful; // the same, of closed contexts: the kernel may have their words still
-	uint32_t hand;	   // of sweep()
+	uint32_t deregistering;	     // entries that are being deregistered
+	bool late;		     // that takes long: no thread waits for it
+	uint64_t deregistered;	     // the number of entries that were
+	uint32_t free_entry;	     // a list, linked by entry.link
+	uint32_t doubtful;	     // a list of entries whose words the kernel may still have
+	uint32_t hand;		     // of sweep()
 	atomic<uint64_t> views;	     // of the entries in the catalog: each may have a hint
 	atomic<uint32_t> ready;	     // the entries before this one have their memory
 	atomic<uint32_t> ready_hint; // and so have hints to that bucket
@@ -168,7 +168,7 @@ template <class Env> struct arena {
 /* Where the arena is: made once, seen by all threads, and begun again in a child. */
 template <class Env> class store {
 public:
-	/* By several threads, as often as they like. ENOMEM: no address space. */
+	/* Several threads may call it. ENOMEM: the address space is short. */
 	[[nodiscard]] int start(Env &env)
 	{
 		if (get())
@@ -195,7 +195,9 @@ public:
 	/* NULL: not started. */
 	arena<Env> *get() const { return p.load(std::memory_order_acquire); }
 
-	/* The same, begun in this process; but not by a handler in the middle of its thread's work.
+	/*
+	 * Returns the arena, begun in this process. Only a signal handler in the middle of its own
+	 * thread's work leaves it as it is: the thread begins when it takes the mutex again.
 	 */
 	arena<Env> *ready()
 	{
@@ -216,11 +218,12 @@ public:
 		return a;
 	}
 
-	/* The generation of the last one that began, here or in an ancestor. */
+	/* The newest generation of this process and its ancestors. */
 	uint32_t latest() const { return generations.load(std::memory_order_relaxed); }
 
 private:
-	/* The arena is all zeros; once more, and so is its birth, if a signal handler forks. */
+	/* The arena is all zeros. If a signal handler forks it is so again, and this starts over.
+	 */
 	void begin(arena<Env> &in)
 	{
 		do {

@@ -24,9 +24,9 @@ public:
 	bool is_started() const { return memory.get(); }
 
 	/*
-	 * The registration that shows exactly the range and rights. For any other, or none, it ends
-	 * in `on_miss`, which makes something of a part, and asks acquire() when there is none. All
-	 * calls are jumps, and none saves a register for the next.
+	 * Returns the registration that shows exactly the range and rights. Otherwise it ends in
+	 * `on_miss`, with a registration of which the range is a part, or with NULL. All calls are
+	 * jumps, so a hit saves no register.
 	 */
 	template <class OnMiss>
 	[[gnu::always_inline]] void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -139,7 +139,7 @@ public:
 		return 0;
 	}
 
-	/* An errno value is of a deregistration: then more than that stays. */
+	/* If a deregistration fails more than `keep` bytes stay. */
 	[[nodiscard]] int clean(void *who, uint64_t keep)
 	{
 		locked<Env> lock(*memory.ready(), env);
@@ -234,7 +234,7 @@ public:
 		return evicted;
 	}
 
-	/* It is unlinked first: no reader keeps a reference after that, so one stays one. */
+	/* Unlinks the entry first: from then on no reader keeps a new reference. */
 	[[nodiscard]] int claim(uint32_t i, uint32_t theirs)
 	{
 		arena<Env> *const a = memory.ready();
@@ -295,7 +295,7 @@ private:
 		return on_miss(pd, addr, length, access, mr_cache_ref{});
 	}
 
-	/* Gives back a reference taken in vain; the mutex is free. */
+	/* Gives back a reference to an entry that does not serve; the mutex is free. */
 	void put_unused(arena<Env> &a, uint32_t i)
 	{
 		if (!a.entries[i].word.put_unused_release())
@@ -307,7 +307,7 @@ private:
 			lock.retire(i);
 	}
 
-	/* A reference of an ancestor is nothing to us; one that was never given is an error. */
+	/* 0 for a reference of an ancestor. */
 	[[gnu::noinline, gnu::cold]] int release_foreign(uint32_t theirs)
 	{
 		const arena<Env> *a = memory.get();
@@ -336,7 +336,7 @@ private:
 
 		const int error = lock.dereg_pending(i);
 
-		/* The user has it still. */
+		/* The user still has the MR. */
 		if (error && lock && w.suspended(w.peek_relaxed()))
 			lock.settle(i);
 		return error;

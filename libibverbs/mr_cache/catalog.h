@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Which entries may be found: a tree for each set of rights, of entries that serve any part of
- * their range, sorted by PD and ordering (the key) and by start; and chains of those that serve
- * exactly their range and rights. A request for a part looks in the tree of its own rights, then in
- * those of the sets that contain them.
+ * The index of the entries that may be found. For each set of rights a tree has the entries that
+ * serve any part of their range, sorted by PD and ordering (the key) and by start. Entries that
+ * serve exactly their range and rights are in chains. A request for a part looks in the tree of its
+ * own rights, then in the trees of the sets that contain them.
  *
- * No entry of a tree and key contains another (insert()). So sorted by start they are sorted by end
- * too, and the last one that starts at or before addr is the only candidate. The tree is a treap
- * whose node i is of entry i, with a hash of i as its priority: inserting cannot fail.
+ * No entry of a tree and key contains another (insert()). So the entries are sorted by end too, and
+ * only the last entry that starts at or before addr can serve. The tree is a treap whose node i
+ * belongs to entry i and has a hash of i as its priority: inserting cannot fail.
  *
- * The mutex guards all changes; search() may run without it: each index that it reads is a node's,
- * and its steps are limited. An entry that it finds may have gone, which the reader's reference
- * tells. It may miss one, so a reader that found none asks again under the mutex.
+ * The mutex guards all changes. search() may run without it, because all indices are of nodes, and
+ * its steps are limited. It may find an entry that has gone: the reader's reference tells. It may
+ * miss an entry: then the reader asks again under the mutex.
  */
 #ifndef MR_CACHE_CATALOG_H
 #define MR_CACHE_CATALOG_H
@@ -238,7 +238,7 @@ private:
 
 	link present; // which roots are not empty
 	link roots[RIGHTS + 1];
-	link heads[HEADS];	  // of the chains, whose next one is to the left
+	link heads[HEADS];	  // of the chains, linked by `left`
 	node nodes[Env::entries]; // last: they become accessible as entries do (arena.h)
 };
 

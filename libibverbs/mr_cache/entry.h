@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * One cached registration: its word, range and rights, in one cache line. CPUs fetch lines in
- * pairs, and threads that use neighbours would take them from each other: so the line beside it has
- * the fields that the mutex guards. Entries are never freed: a reader may compare the fields while
- * they are written, and they count after get() (word.h).
+ * pairs, and threads that use neighbours would take them from each other. So the other line of the
+ * pair has the fields that the mutex guards. Entries are never freed: a reader may compare the
+ * fields while they are written, and again after get() (word.h).
  *
- * addr and length are what the MR shows. An entry serves exactly that (MR_CACHE_EXACT), or any part
- * of its pages. Bytes are counted in whole pages, as they are pinned.
+ * addr and length are the range that the MR shows. An entry serves this range (MR_CACHE_EXACT), or
+ * any part of its pages. Bytes are counted in whole pages, as they are pinned.
  */
 #ifndef MR_CACHE_ENTRY_H
 #define MR_CACHE_ENTRY_H
@@ -110,7 +110,6 @@ public:
 	uint64_t shown_length() const { return length.load(std::memory_order_relaxed); }
 	uint64_t pd_key() const { return key.load(std::memory_order_relaxed); }
 	uint32_t rights() const { return access.load(std::memory_order_relaxed) & RIGHTS; }
-	bool exact() const { return access.load(std::memory_order_relaxed) & MR_CACHE_EXACT; }
 	request own_range() const
 	{
 		return {pd_key(), shown_addr(), shown_length(),
@@ -119,7 +118,7 @@ public:
 	void *registration() const { return mr.load(std::memory_order_relaxed); }
 	uint64_t last_use() const { return stamp.load(std::memory_order_relaxed); }
 
-	/* Costs no other CPU anything: the reference has taken the line. */
+	/* Cheap: the reference has fetched the line. */
 	void use(uint64_t now) { stamp.store(now, std::memory_order_relaxed); }
 
 	/* Only while closed. */
@@ -145,15 +144,15 @@ private:
 
 public:
 	/* The cache's mutex guards these. */
-	alignas(64) uint32_t link; // the next one that is free, or to be deregistered
+	alignas(64) uint32_t link; // the next free entry, or the next to be deregistered
 	uint32_t owner;		   // an index in owners
 	enum state state;
 	bool settles; // a thread asks the kernel about it
-	bool late;    // registering or settling it takes long: nobody waits for it
+	bool late;    // registering or settling it takes long: no thread waits for it
 	struct {
 		uint32_t next, prev;
 	} of_owner;	// in its list
-	uint32_t views; // requests that were registered: its own and those that it merged
+	uint32_t views; // the number of requests that it merged, and 1
 };
 
 } // namespace mr_cache

@@ -4,9 +4,9 @@
  * the entry is verified. So threads write hints without a lock.
  *
  * A bucket is one 64-bit word of two hints, each a tag of 12 bits and an index of 20: a tag that
- * differs saves a look at the (cold) entry. With two buckets for each entry one hint in thirty
- * finds its bucket full, one in twelve where buffers lie worst. The table uses more of its memory
- * as the entries become more: 1,000 entries cost 16 KiB of CPU cache and not 16 MiB.
+ * differs saves a look at the (cold) entry. With two buckets for each entry, one hint in thirty
+ * finds its bucket full (in the worst layout of buffers, one in twelve). The table uses more of its
+ * memory as the entries become more: 1,000 entries cost 16 KiB of CPU cache and not 16 MiB.
  *
  * A hint is of the page where a request begins; if only exactly the range is served, of the range.
  * The parts of a large entry may be more than there is place for: see learn_part().
@@ -73,7 +73,7 @@ public:
 			learn(hash, last, index);
 	}
 
-	/* Of an entry that goes, its likeliest hint: one in vain costs two atomics. */
+	/* Forgets the likeliest hint of an entry that goes: a wrong hint costs two atomics. */
 	void drop(uint32_t last, uint32_t index, const entry<Env> *entries)
 	{
 		uint64_t hash = hash_of(entries[index].own_range());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* What the cache needs of Linux, with the sizes of production. */
+/* Linux as the cache uses it, with the sizes of production. */
 #ifndef MR_CACHE_LINUX_ENV_H
 #define MR_CACHE_LINUX_ENV_H
 

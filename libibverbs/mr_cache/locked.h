@@ -8,19 +8,19 @@
  *	  '-----------------'                     failed        v      | queue_dereg(): its PD or
  *	  free(): the registrar failed                 DEREG_FAILED ---' its owner goes
  *
- * retire() takes an OPEN one out of the catalog (UNLINKED) and closes it; if it has users the last
- * of them does. When a context is closed, entries with users become orphans: they end without the
- * registrar.
+ * retire() takes an OPEN entry out of the catalog (UNLINKED) and closes it; if it has users, the
+ * last user closes it. When a context is closed, entries with users become orphans: they end
+ * without the registrar.
  *
  * Whenever the mutex is free, an entry is in the catalog if and only if it is OPEN and not
- * UNLINKED, and in the list of its owner if it is not FREE; a MAKING or DEREGISTERING one belongs
- * to one thread, which is inside the registrar, and looks at everything again when it comes back.
+ * UNLINKED, and in the list of its owner if it is not FREE. A MAKING or DEREGISTERING entry belongs
+ * to one thread, which is inside the registrar and looks at everything again when it comes back.
  *
- * A signal handler that interrupted the holder of the mutex, or a thread about to take it, gets no
- * lock (operator bool), and does without. If it forked, and returns in the child, the interrupted
- * thread goes on in an arena of zeros. Its work there ends: each loop does, each index is one of
- * the arena. Where it gives the mutex back the arena is wiped again; where it takes the mutex again
- * the generation differs: there is no lock any more, and the caller returns.
+ * A signal handler that interrupted the holder of the mutex, or a thread about to take the mutex,
+ * gets no lock (operator bool) and works without the cache. If it forked and returns in the child,
+ * the interrupted thread works on in an arena of zeros: each loop ends there, and each index is in
+ * the arena. When it gives the mutex back it wipes the arena again. When it takes the mutex again
+ * the generation differs: it gets no lock, and returns.
  */
 #ifndef MR_CACHE_LOCKED_H
 #define MR_CACHE_LOCKED_H
@@ -47,7 +47,7 @@ public:
 	locked(const locked &) = delete;
 	locked &operator=(const locked &) = delete;
 
-	/* To be asked again wherever the mutex was free. */
+	/* Ask again wherever the mutex was free. */
 	explicit operator bool() const { return held; }
 
 	arena<Env> &a;
@@ -59,7 +59,8 @@ public:
 	static bool is_nested() { return Env::thread().inside; }
 	bool has_pending() const { return pending; }
 
-	/* With the mutex free, until a thread comes back from the registrar; false: too long. */
+	/* Frees the mutex until a thread comes back from the registrar. False: the deadline came.
+	 */
 	bool wait(uint64_t deadline = 0)
 	{
 		const auto seen = a.making.progress.ticket();
@@ -73,8 +74,8 @@ public:
 	}
 
 	/*
-	 * The same for some milliseconds; *until is 0 at first, and then their end. False: they are
-	 * over, and nobody waits for the same (*late) any more.
+	 * Waits some milliseconds at most; *until is 0 at first, and then the deadline. After the
+	 * deadline it sets *late, and no thread waits for this event again.
 	 */
 	bool await(uint64_t *until, bool *late)
 	{
@@ -89,7 +90,7 @@ public:
 		return false;
 	}
 
-	/* Until so many were deregistered, or nobody does; not for long. */
+	/* Waits until so many entries were deregistered or no thread deregisters; not for long. */
 	void await_deregs(uint64_t all)
 	{
 		uint64_t until = 0;
@@ -98,7 +99,8 @@ public:
 			await(&until, &a.late);
 	}
 
-	/* References taken in vain are given back soon; by a thread that sleeps only in a while. */
+	/* For readers that give unused references back. They may sleep, so the last waits are
+	 * longer. */
 	void let_others_run(uint32_t left)
 	{
 		unlock();
@@ -116,8 +118,8 @@ public:
 	}
 
 	/*
-	 * A closed entry without owner, or 0. The doubtful ones last: where a child has the file of
-	 * their context no other MR gets their words.
+	 * Returns a closed entry without owner, or 0. The doubtful entries come last: if a child
+	 * still has the file of their context, no other MR can have their words.
 	 */
 	uint32_t allocate()
 	{
@@ -147,7 +149,7 @@ public:
 		push(of_kernel ? &a.doubtful : &a.free_entry, i);
 	}
 
-	/* Without a PD, either: the next one may have the address. */
+	/* It loses its PD, too: the next PD may have the same address. */
 	void orphan(uint32_t i)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
@@ -156,7 +158,7 @@ public:
 		a.owner.add(at(i).owner, a.entries, i);
 	}
 
-	/* The context goes, with all registrations, but those that this thread is inside for. */
+	/* Ends the entries of a context that goes, and with it all its registrations. */
 	void abandon(uint32_t o)
 	{
 		auto &list = a.owner[o].list;
@@ -179,11 +181,11 @@ public:
 	}
 
 	/*
-	 * The end of all entries of an owner, or of a PD if there is none, before it goes itself:
-	 * also of those that other threads register, settle or deregister, which would be in the
-	 * freed context then. It cannot wait for references, which a user may have forgotten. But a
-	 * reader gives one that it took in vain back in a moment: after a few looks the entry is
-	 * left to its last user. Returns an errno value of dereg() if one failed.
+	 * Ends all entries of an owner, or of a PD if `who` is NULL, before it goes. It waits for
+	 * threads that register, settle or deregister such an entry: they would work in a context
+	 * that was freed. It cannot wait for users, which may have forgotten a reference. But
+	 * readers give unused references back soon: after a few looks an entry is left to its last
+	 * user. Returns the errno value of a deregistration that failed.
 	 */
 	int drain(const void *who, const void *pd)
 	{
@@ -223,7 +225,7 @@ public:
 				wait();
 				continue;
 			}
-			/* Many are users: fewer looks. */
+			/* Most of many are users: fewer looks. */
 			const uint32_t cost = 1 + used / 16;
 
 			if (!used || is_nested() || patience < cost)
@@ -234,7 +236,7 @@ public:
 
 		const uint32_t o = a.owner.find(who);
 
-		/* Without the mutex the next holder abandons its entries. */
+		/* Without the mutex: its next holder abandons the entries. */
 		if (o != a.owner.NONE && held)
 			abandon(o);
 		else if (o != a.owner.NONE)
@@ -269,23 +271,14 @@ public:
 		push(&pending, i);
 	}
 
-	/* One idle entry of an owner, or 0 if none of the next `most` is idle. */
+	/* Returns one idle entry of an owner, or 0 if the next `most` are in use. */
 	uint32_t evict(uint32_t o, uint32_t most = LOOKS)
 	{
-		/* A reader may take it just then. */
+		/* A reader may take it first. */
 		while (uint32_t i = a.owner[o].list.oldest_idle(a.entries, most))
 			if (evict_this(i))
 				return i;
 		return 0;
-	}
-
-	uint32_t evict_any()
-	{
-		uint32_t i = 0;
-
-		for (uint32_t o = 0; !i && o < a.owner.size(); o++)
-			i = evict(o);
-		return i;
 	}
 
 	uint32_t evict_all(uint32_t o)
@@ -299,7 +292,7 @@ public:
 		return evicted;
 	}
 
-	/* Of an owner, if there are not `enough` before the last. */
+	/* The idle bytes of an owner; counts no further than `enough`. */
 	uint64_t idle_bytes(uint32_t o, uint64_t enough = UINT64_MAX)
 	{
 		uint64_t bytes = 0;
@@ -344,7 +337,7 @@ public:
 		}
 	}
 
-	/* With the mutex free. Where it fails for `keeps` its user keeps that entry. */
+	/* With the mutex free. If it fails for the entry `keeps`, the last user keeps the entry. */
 	[[gnu::noinline]] int dereg_pending(uint32_t keeps = 0)
 	{
 		int error = 0;
@@ -355,7 +348,7 @@ public:
 			bool gone = false;
 			int bad = 0;
 
-			/* With a closed context the registration has gone. */
+			/* A closed context has no registrations. */
 			outside([&] {
 				gone = a.owner[at(i).owner].is_gone();
 				bad = gone ? 0 : env.dereg(mr);
@@ -379,7 +372,7 @@ public:
 		return error;
 	}
 
-	/* With a reference, and the mutex free. An entry that cannot be settled is retired. */
+	/* With a reference to it, and the mutex free. Retires an entry that cannot be settled. */
 	void settle(uint32_t i)
 	{
 		entry<Env> &e = at(i);
@@ -407,8 +400,8 @@ public:
 	}
 
 	/*
-	 * An entry of the catalog that serves, with a reference taken; or 0. The mutex may be free
-	 * for a while. *plain: another thread settles one that would serve, for too long (miss.h).
+	 * Returns an entry that serves, with a reference, or 0. The mutex may be free for a while.
+	 * *plain: another thread settles an entry that would serve, and takes too long (miss.h).
 	 */
 	uint32_t find_valid(const request &want, bool *plain)
 	{
@@ -445,9 +438,10 @@ public:
 	}
 
 	/*
-	 * Evicts a sixteenth of all that is idle at first (stage 0), then all. Returns how many
-	 * registrations ended, by others too. It waits for these if this thread is inside so often,
-	 * for the command that lacks room, and not for another one.
+	 * Evicts a sixteenth of the idle entries at first (stage 0), then all. Returns the number
+	 * of registrations that ended, in other threads too. It waits for other threads if this
+	 * thread is inside the registrar so many times: for the command that lacks room, and no
+	 * other.
 	 */
 	uint64_t shrink(uint32_t stage, uint32_t inside)
 	{
@@ -465,7 +459,7 @@ public:
 		return held ? a.deregistered - deregistered : 0;
 	}
 
-	/* With the mutex free. A provider's calloc() may be a cancellation point. */
+	/* Calls with the mutex free. A provider's calloc() may be a cancellation point. */
 	template <class Call> void outside(const Call &call)
 	{
 		const int cancel = Env::disable_cancel();
@@ -484,7 +478,7 @@ public:
 	/* Forked since, or just before. */
 	bool is_child() const { return !generation || a.generation() != generation; }
 
-	/* So large an entry is restored for such a part of it, and retired for less. */
+	/* A large suspended entry is retired, not restored, for less than an eighth of it. */
 	static constexpr uint64_t MUCH = 256 << 10;
 	static constexpr uint64_t GOOD_PART = 8;
 	static constexpr int SETTLE_ATTEMPTS = 16;
@@ -492,7 +486,7 @@ public:
 	static constexpr uint32_t LOOKS = 64, ALL = UINT32_MAX;
 
 private:
-	/* First the mark, then the look at the generation: no child begins in between. */
+	/* Sets the mark before it looks at the generation: no child begins in between. */
 	void lock(uint32_t tries = 0)
 	{
 		bool &locks = Env::thread().locks;
@@ -506,7 +500,7 @@ private:
 			abandon_ended();
 	}
 
-	/* Owners whose contexts signal handlers have closed, without the mutex. */
+	/* Signal handlers have closed contexts without the mutex. */
 	[[gnu::noinline]] void abandon_ended()
 	{
 		a.owner.see_ended();
@@ -538,7 +532,7 @@ private:
 			a.mutex.unlock();
 		std::atomic_signal_fence(std::memory_order_seq_cst);
 		Env::thread().locks = false;
-		/* By a handler meanwhile. */
+		/* A signal handler closed a context just now. */
 		if (a.owner.some_ended()) [[unlikely]] {
 			lock();
 			if (held)
@@ -546,7 +540,7 @@ private:
 		}
 	}
 
-	/* To restore an entry pins all of it. */
+	/* Restoring an entry pins all of it. */
 	static bool is_little(const request &want, const entry<Env> &of)
 	{
 		return of.size() >= MUCH && want.length < of.size() / GOOD_PART;

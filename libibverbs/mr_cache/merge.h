@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The range that a miss registers: that of the request, or its union with idle entries that it
+ * The range that a miss registers: the range of the request, or its union with idle entries that it
  * overlaps.
  *
- * Windows that slide over a buffer are another range each time, and an idle entry pins all of its
- * own: 4,000 of 256 KiB, a page further each, would pin 1,000 MiB of 16. So they are registered
- * together as soon as they would pin DEEP times what they cover (or, if they are MANY, SHALLOW
- * times), in the deepest of several unions: windows become blocks, and blocks larger ones. A union
- * takes away pins of its own size at least, which requests brought: all unions together register no
- * more bytes than all requests. It is MOST times the request at most.
+ * Each window that slides over a buffer is a new range, and its idle entry pins all of it: 4,000
+ * windows of 256 KiB, a page apart, would pin 1,000 MiB of a buffer of 16 MiB. So windows are
+ * registered together as soon as they would pin DEEP times their union (SHALLOW times if they are
+ * MANY). The deepest of several unions is taken, so windows become blocks, and blocks grow. A union
+ * ends at least as many pinned bytes as it has, so all unions together register no more bytes than
+ * all requests. A union has at most MOST times the bytes of the request.
  *
- * An entry that only lies beside may be another buffer: the end of one would be that of both.
+ * An adjacent entry may be another buffer, whose end would end the union. So it does not count.
  */
 #ifndef MR_CACHE_MERGE_H
 #define MR_CACHE_MERGE_H
@@ -82,7 +82,7 @@ private:
 		return !(e.word.peek_relaxed() & (e.word.KERNEL | e.word.REFS));
 	}
 
-	/* Bytes more with that entry; NONE: it does not overlap. */
+	/* By so many bytes this entry extends the union; NONE: it does not overlap. */
 	uint64_t more(uint32_t i) const
 	{
 		const entry<Env> &e = a.entries[i];

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An acquisition that no look without the mutex could answer: it looks again under the mutex, waits
- * for a thread that registers the same, makes room, registers, and publishes the entry.
+ * A request that the search without the mutex has not found: it searches again under the mutex,
+ * waits for a thread that registers the same range, makes room, registers, and publishes the entry.
  *
- * It does not wait for long: the other thread may wait for a page that the program's pager gives
- * only with a lock that this thread has. After a moment this one registers, too. Of the two entries
- * the one that contains the other stays in the catalog (deserves_place()).
+ * The wait is short. The other thread may wait for a page, the program's pager for a lock, and this
+ * thread may have the lock. So after a moment this thread registers, too. Of two such entries the
+ * larger stays in the catalog (deserves_place()).
  */
 #ifndef MR_CACHE_MISS_H
 #define MR_CACHE_MISS_H
@@ -34,7 +34,7 @@ public:
 				return a.hit(i, lock.generation, ref);
 			if (plain || !lock)
 				return EOPNOTSUPP;
-			/* Before the wait: the mutex is free, and the awaited thread may arrive. */
+			/* Frees the mutex, so before the wait: the awaited thread may come back. */
 			if (lock.has_pending()) {
 				lock.dereg_pending();
 				continue;
@@ -60,7 +60,7 @@ public:
 			sweep();
 			i = lock.allocate();
 			if (!i) {
-				if (!lock.evict(o) && !lock.evict_any())
+				if (!lock.evict(o) && !lock.shrink(0, lock.ALL))
 					return EOPNOTSUPP;
 				continue;
 			}
@@ -76,7 +76,7 @@ public:
 	}
 
 private:
-	/* Idle entries whose memory has gone, in the order in which the CPU fetches their lines. */
+	/* Retires idle entries whose memory has gone: no request would find them. */
 	void sweep()
 	{
 		for (uint32_t n = SWEPT; n; n--) {
@@ -87,7 +87,7 @@ private:
 		}
 	}
 
-	/* False if an owner will not have room for so much, or not just now. */
+	/* False: the owner will not have so much room, or not now. */
 	bool make_room(uint32_t o, uint64_t size)
 	{
 		owner_record<Env> &of = a.owner[o];
@@ -108,7 +108,7 @@ private:
 		return true;
 	}
 
-	/* At so many entries for each victim; 0: there will not be room, and nothing goes. */
+	/* How many entries to look at for each victim; 0: evicting would not make enough room. */
 	uint32_t looks_for_room(uint32_t o, uint64_t size)
 	{
 		const owner_record<Env> &of = a.owner[o];
@@ -122,7 +122,7 @@ private:
 		return lock.idle_bytes(o, excess) < excess ? 0 : lock.ALL;
 	}
 
-	/* The request, with what it overlaps if others did lately, and no merge failed. */
+	/* Merges only if ranges overlapped lately, and no merge has failed since. */
 	request merged(owner_record<Env> &of)
 	{
 		if (!of.merge_looks) [[likely]]
@@ -170,12 +170,12 @@ private:
 					  whole.length != want.length};
 		int error = EOPNOTSUPP;
 
-		/* These may hold what the registration lacks. */
+		/* They may hold resources that the registration needs. */
 		lock.dereg_pending();
 		if (lock)
 			lock.outside([&] { error = reg_and_settle(asked, e.word, &mr); });
 
-		/* This is a child: of what was begun it has nothing. */
+		/* In a child no entry has begun. */
 		if (!lock) {
 			*ref = {mr, i, asked.generation};
 			return mr ? 0 : EOPNOTSUPP;
@@ -241,7 +241,7 @@ private:
 		return true;
 	}
 
-	/* One that becomes invalid meanwhile is its user's alone. */
+	/* If it becomes invalid now it serves this request alone. */
 	int reg_and_settle(const mr_cache_request &asked, entry_word<Env> &w, void **mr)
 	{
 		const int error = lock.env.reg(&asked, w.raw(), mr);

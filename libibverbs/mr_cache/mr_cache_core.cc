@@ -100,8 +100,7 @@ int64_t mr_cache_visit(mr_cache_visitor *visit, const void *by, bool at_end)
 
 #else
 
-/* No context caches on 32 bits, as some of these CPUs have no atomics of 64. So nobody calls what
- * is an alias. */
+/* No context caches on 32 bits, where some CPUs have no 64-bit atomics: no alias is called. */
 #include <cerrno>
 
 #ifndef __clang__

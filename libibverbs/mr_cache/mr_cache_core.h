@@ -55,51 +55,53 @@ struct mr_cache_request {
  * kernel's from now on. On failure nothing is left registered. EOPNOTSUPP: register it plainly.
  */
 int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word, void **mr);
-/* After 0 the word says INVALID, or nothing; one that was suspended has its pages. */
+/* After 0 the word says INVALID, or nothing, and the mr is not suspended. */
 int mr_cache_settle_entry(void *mr);
-/* After 0 the kernel does not touch the word any more. */
+/* After 0 the word is the cache's again. */
 int mr_cache_dereg_entry(void *mr);
-/* What an owner starts with. With a lock held: they call nothing here. */
+/* The settings of a new owner. The caller has a lock: they call nothing here. */
 struct ibv_mr_cache_limits mr_cache_first_limits(void *owner);
 uint64_t mr_cache_max_merge(void *owner); /* bytes of one registration */
 
 /* The bits of a word that count references. */
 #define MR_CACHE_IN_USE 0x3fffffc00ULL
 
-/* A reference, in two registers. Several may have the same mr. */
+/* A reference, in two registers. Several references may have the same mr. */
 struct mr_cache_ref {
-	void *mr; /* from reg(), or NULL: none */
+	void *mr; /* from the registrar; NULL: no reference */
 	uint32_t index;
 	uint32_t generation; /* never 0 */
 };
 
-/* Before anything else. On an error the cache stays off: ENOMEM, or EOPNOTSUPP on 32 bits. */
+/* Starts the cache. ENOMEM, EOPNOTSUPP (32 bits): it stays off. */
 int mr_cache_init(void);
 
-/* One that shows exactly this range. If there is none this jumps to mr_cache_on_miss(), with a
- * reference to one that shows more, if any. */
+/*
+ * Returns the mr that shows exactly this range, with a reference, or ends in mr_cache_on_miss(),
+ * with a reference to an mr that shows more, or none.
+ */
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 		       struct mr_cache_ref part);
 
-/* Registers one if there is none. EOPNOTSUPP: not for the cache, or not now. */
+/* Registers if it finds no registration. EOPNOTSUPP: the cache can't serve this request now. */
 int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
 		     struct mr_cache_ref *ref);
 
-/* EINVAL: it was given back before. Other errors: it is still held. */
+/* EINVAL: it was released before. Other errors: the caller still has it. */
 int mr_cache_release(uint32_t index, uint32_t generation);
 
 /*
- * The registration is found no more. 0: it has no other users (threads that share a reference may
- * all be told that); EBUSY: it has; EAGAIN: a signal handler in the middle of something; EINVAL: no
- * reference of this process.
+ * Takes the registration out of the index. 0: the caller has the only reference (threads that share
+ * it may all get 0); EBUSY: there are others; EAGAIN: in a signal handler that interrupted the
+ * cache; EINVAL: this is no reference of this process.
  */
 int mr_cache_claim(uint32_t index, uint32_t generation);
 
 /* 1: a valid cached registration contains the range and allows the access. Else 0. */
 int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 
-/* Sets (to) and tells (from: the old ones). Both may be NULL. */
+/* Sets the limits (to) and returns the old limits (from). Both may be NULL. */
 int mr_cache_limits(void *owner, const struct ibv_mr_cache_limits *to,
 		    struct ibv_mr_cache_limits *from);
 
@@ -111,7 +113,7 @@ int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics);
 /* Before a PD or, if not NULL, an owner goes. */
 int mr_cache_drain(void *owner, void *pd);
 
-/* Pinned by idle registrations, or by those that are deregistered just now. */
+/* Bytes pinned by registrations that are idle, or being deregistered. */
 uint64_t mr_cache_idle_bytes(void);
 
 int mr_cache_is_on(void);

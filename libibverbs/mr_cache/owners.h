@@ -13,14 +13,14 @@ template <class Env> class entry_list {
 public:
 	uint32_t size() const { return count; }
 
-	/* 0: none, or no more. */
+	/* 0: the end. */
 	uint32_t begin() const { return first; }
 	static uint32_t after(const entry<Env> *entries, uint32_t i)
 	{
 		return entries[i].of_owner.next;
 	}
 
-	/* The one at the hand, which moves on, from the last to the first; 0 if there is none. */
+	/* Returns the entry at the hand, and moves the hand on; 0: the list is empty. */
 	uint32_t turn(const entry<Env> *entries)
 	{
 		uint32_t i = hand ? hand : first;
@@ -31,9 +31,9 @@ public:
 	}
 
 	/*
-	 * Of the next EXAMINED an invalid one, or the idle one with the oldest stamp. Where all are
-	 * in use the look goes on, at `most` in all; 0: none is idle. The next look begins behind
-	 * the one that was found. That it is idle is a guess until its word is closed.
+	 * Returns an invalid entry among the next EXAMINED, or the idle entry with the oldest
+	 * stamp. If all are in use it looks at up to `most`; 0: they are in use, too. The next look
+	 * begins behind the entry. An entry is certainly idle only when its word is closed.
 	 */
 	uint32_t oldest_idle(const entry<Env> *entries, uint32_t most)
 	{
@@ -100,9 +100,9 @@ template <class Env> struct owner_record {
 	bool in_use; // has a name, or entries
 	ibv_mr_cache_limits limits;
 	uint64_t max_merge;	    // bytes of one registration
-	ibv_mr_cache_stats counted; // bytes and entries are exact, hits those of entries torn down
+	ibv_mr_cache_stats counted; // without the hits of entries that are still open
 	entry_list<Env> list;
-	int32_t merge_looks; // so many misses more look for a merge; < 0: so many do not
+	int32_t merge_looks; // misses that will look for a merge; < 0: misses that will not
 
 	bool has_room(uint64_t size) const
 	{
@@ -124,14 +124,14 @@ template <class Env> struct owner_record {
 		list = {};
 	}
 	void *who() const { return name.load(std::memory_order_relaxed); }
-	/* The entries that are left are of a closed context. */
+	/* Its context was closed; entries may be left. */
 	bool is_gone() const { return !who(); }
 };
 
 template <class Env> class owners {
 public:
 	static constexpr uint32_t NONE = ~0U;
-	static constexpr uint32_t NAMELESS = Env::owners; // of those that are gone
+	static constexpr uint32_t NAMELESS = Env::owners; // has the orphans
 
 	owner_record<Env> &operator[](uint32_t i) { return records[i]; }
 	uint32_t size() const { return high; }

@@ -70,7 +70,8 @@ public:
 	/* The word before tells whether to keep the reference. Pairs with open(). */
 	uint64_t get_acquire() { return value.fetch_add(REF + USE, std::memory_order_acquire); }
 
-	/* Of a reference taken in vain. True: the entry is over. A child may have taken none. */
+	/* For a reference that was not used. True: the entry is over. A child may have no
+	 * reference. */
 	bool put_unused_release()
 	{
 		const uint64_t seen = value.fetch_sub(REF + USE, std::memory_order_release);
@@ -82,7 +83,7 @@ public:
 	}
 	uint64_t put_release() { return value.fetch_sub(REF, std::memory_order_release); }
 
-	/* put() found a reference, and what it leaves is no work: users, or an idle entry. */
+	/* After this put() the caller has nothing to do: there are users, or the entry is idle. */
 	static bool simple(uint64_t seen)
 	{
 		uint64_t references = seen & REFS;
@@ -91,10 +92,9 @@ public:
 			return true;
 		return references > REF && !(seen & CLOSED);
 	}
-	/* put() found no user's reference: a closed one has its own, and those of old hints. */
+	/* This put() was one too many. A closed word may have references: its own, and readers'. */
 	static bool unused(uint64_t seen) { return !used(seen) || seen & CLOSED; }
 
-	/* A release too many. */
 	void undo_put_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
 
 	/* From open to closed, uses back to 0; false if it has references. */
@@ -127,13 +127,13 @@ public:
 	}
 	void unhold_relaxed() { value.fetch_sub(REF, std::memory_order_relaxed); }
 
-	/* From closed to open, with so many more references of ours. */
+	/* From closed to open, with so many more references. */
 	uint64_t open_release(uint64_t references)
 	{
 		return value.fetch_add(references * REF - CLOSED, std::memory_order_release);
 	}
 
-	/* A reader that takes it after this does not keep it. */
+	/* A reader that gets a reference after this gives it back. */
 	void mark_unlinked_relaxed() { value.fetch_or(UNLINKED, std::memory_order_relaxed); }
 
 	/* Takes the top bit of uses out, to be counted under the mutex. */
