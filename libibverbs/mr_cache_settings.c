@@ -35,6 +35,7 @@ static_assert((int)MR_CACHE_LOCAL_WRITE == (int)IBV_ACCESS_LOCAL_WRITE &&
 	      "the core's access flags differ from the verbs'");
 
 #define DEFAULT_ENTRIES 65536
+#define NOT_GIVEN (UINT64_MAX - 1)
 #define LEAST_LOCKABLE (1 << 20)
 #define LARGEST_MERGE (1ULL << 32)
 
@@ -212,32 +213,38 @@ bool mr_cache_may_pin(uint64_t length)
 	return idle > pinned || pinned - idle <= lockable - length;
 }
 
-/* restores: the device can give back pages that the kernel took. */
-static void set_limits(struct mr_cache_context *to,
-		       const struct ibv_device_attr_ex *attr, bool restores)
+/* Returns CONTEXT_RECLAIMS, or 0. */
+static uint32_t set_limits(struct mr_cache_context *to,
+			   const struct ibv_device_attr_ex *attr)
 {
-	const uint64_t memory = memory_bytes() / (restores ? 1 : 4);
-	const uint64_t max_mr_size = attr->orig_attr.max_mr_size;
 	const int max_mr = attr->orig_attr.max_mr;
+	uint64_t bytes = setting(MAX_BYTES, NOT_GIVEN);
 	uint64_t entries = DEFAULT_ENTRIES;
+	bool reclaims, restores;
 
 	/* 0: the device does not say. */
 	if (max_mr > 0)
 		entries = max_mr < 16 ? 1 : least(entries, max_mr / 16);
 	store(&to->limits.max_entries, setting(MAX_ENTRIES, entries));
-	store(&to->limits.max_bytes,
-	      setting(MAX_BYTES, least(memory, lockable_bytes() / 2)));
 	/* A program that registers less has never tried its device with more. */
-	store(&to->max_merge,
-	      max_mr_size ? least(max_mr_size, LARGEST_MERGE) : LARGEST_MERGE);
+	store(&to->max_merge, least(attr->orig_attr.max_mr_size ?: LARGEST_MERGE,
+				    LARGEST_MERGE));
 	store(&to->idle_ms,
 	      least(setting(IDLE_MS, IB_UVERBS_MR_NOTIFY_IDLE_MS),
 		    UINT32_MAX));
+	reclaims = setting(RECLAIM, true) &&
+		   attr->device_cap_flags_ex & IBV_DEVICE_MR_REVOKE;
+	restores = reclaims &&
+		   attr->device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM;
+	if (bytes == NOT_GIVEN)
+		bytes = least(memory_bytes() / (restores ? 1 : 4),
+			      lockable_bytes() / 2);
+	store(&to->limits.max_bytes, bytes);
+	return reclaims ? CONTEXT_RECLAIMS : 0;
 }
 
 static uint32_t state_of(struct ibv_context *context)
 {
-	uint32_t state = CONTEXT_ASKED | CONTEXT_CACHES;
 	struct ibv_device_attr_ex attr;
 
 	if (mr_cache_policy() == POLICY_NONE ||
@@ -246,15 +253,10 @@ static uint32_t state_of(struct ibv_context *context)
 	    !(attr.orig_attr.device_cap_flags & IBV_DEVICE_MR_NOTIFY) ||
 	    mr_cache_init())
 		return CONTEXT_ASKED;
-	if (setting(RECLAIM, true) &&
-	    attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE)
-		state |= CONTEXT_RECLAIMS;
-	set_limits(&get_priv(context)->mr_cache, &attr,
-		   state & CONTEXT_RECLAIMS &&
-			   attr.device_cap_flags_ex & IBV_DEVICE_MR_RECLAIM);
 	__atomic_store_n(&mr_cache_reports, setting(STATS, false),
 			 __ATOMIC_RELAXED);
-	return state;
+	return CONTEXT_ASKED | CONTEXT_CACHES |
+	       set_limits(&get_priv(context)->mr_cache, &attr);
 }
 
 bool mr_cache_reports;

@@ -478,9 +478,6 @@ public:
 	/* Forked since, or just before. */
 	bool is_child() const { return !generation || a.generation() != generation; }
 
-	/* A large suspended entry is retired, not restored, for less than an eighth of it. */
-	static constexpr uint64_t MUCH = 256 << 10;
-	static constexpr uint64_t GOOD_PART = 8;
 	static constexpr int SETTLE_ATTEMPTS = 16;
 	static constexpr uint32_t FEW = 64;
 	static constexpr uint32_t LOOKS = 64, ALL = UINT32_MAX;
@@ -540,10 +537,10 @@ private:
 		}
 	}
 
-	/* Restoring an entry pins all of it. */
+	/* Less than an eighth of a large suspended entry: restoring it would pin all of it. */
 	static bool is_little(const request &want, const entry<Env> &of)
 	{
-		return of.size() >= MUCH && want.length < of.size() / GOOD_PART;
+		return of.size() >= 256 << 10 && want.length < of.size() / 8;
 	}
 
 	void push(uint32_t *list, uint32_t i)
