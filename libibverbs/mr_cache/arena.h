@@ -175,11 +175,10 @@ public:
 			return 0;
 
 		auto *made = static_cast<arena<Env> *>(env.map(sizeof(arena<Env>)));
+		arena<Env> *nothing = nullptr;
 
 		if (!made)
 			return ENOMEM;
-		arena<Env> *nothing = nullptr;
-
 		if (made->prepare_first()) {
 			begin(*made);
 			if (p.compare_exchange_strong(nothing, made, std::memory_order_acq_rel,
@@ -222,8 +221,7 @@ public:
 	uint32_t latest() const { return generations.load(std::memory_order_relaxed); }
 
 private:
-	/* The arena is all zeros. If a signal handler forks it is so again, and this starts over.
-	 */
+	/* The arena is all zeros, and again if a signal handler forks: then this starts over. */
 	void begin(arena<Env> &in)
 	{
 		do {

@@ -26,7 +26,7 @@ struct request {
 	{
 	}
 
-	/* With RELAXED_ORDERING and EXACT in the two low bits, which are 0 in a PD. */
+	/* With RELAXED_ORDERING and EXACT: PDs are at least four bytes apart. */
 	static uint64_t key_of(void *pd, uint32_t access)
 	{
 		return reinterpret_cast<uintptr_t>(pd) + (access >> 20 & 3);
