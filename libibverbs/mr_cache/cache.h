@@ -66,7 +66,10 @@ public:
 		if (!a || !want.is_possible(Env::page_mask()))
 			return EOPNOTSUPP;
 
-		if (const uint32_t i = a->index.search(want, a->entries)) {
+		const uint64_t version = a->index.version();
+		const uint32_t i = a->index.search(want, a->entries);
+
+		if (i) {
 			const uint32_t generation = a->generation();
 			entry<Env> &e = a->entries[i];
 
@@ -80,7 +83,7 @@ public:
 			put_unused(*a, i);
 		}
 		a->prepare();
-		return miss<Env>(*a, env, want, owner).acquire(ref);
+		return miss<Env>(*a, env, want, owner, i ? 0 : version).acquire(ref);
 	}
 
 	[[nodiscard, gnu::always_inline]] int release(uint32_t i, uint32_t generation)

@@ -11,7 +11,9 @@
  *
  * The mutex guards all changes. search() may run without it, because all indices are of nodes, and
  * its steps are limited. It may find an entry that has gone: the reader's reference tells. It may
- * miss an entry: then the reader asks again under the mutex.
+ * miss an entry: so the reader asks again under the mutex, unless the version is the version from
+ * before the search. [Required: version is stored after the change (release), and read before the
+ * search (acquire): so the search sees all changes up to this version.]
  */
 #ifndef MR_CACHE_CATALOG_H
 #define MR_CACHE_CATALOG_H
@@ -30,6 +32,9 @@ struct neighbours {
 
 template <class Env> class catalog {
 public:
+	/* Changes when an entry comes or goes. */
+	uint64_t version() const { return changes.load(std::memory_order_acquire); }
+
 	/* The memory of the nodes of entries from this one on. */
 	void *node_memory(uint32_t first) { return &nodes[first]; }
 	static constexpr size_t node_bytes(uint32_t count) { return count * sizeof(node); }
@@ -73,6 +78,7 @@ public:
 
 			set(nodes[i].left, get(head));
 			set(head, i);
+			changed();
 			return false;
 		}
 
@@ -81,6 +87,7 @@ public:
 		uint32_t next = alike(around.after, range);
 
 		set(present, get(present) | 1U << e.rights());
+		changed();
 		while (next && entries[next].end() <= e.end()) {
 			retire(next);
 			next = beside(range, e.start()).after;
@@ -122,6 +129,7 @@ public:
 		set(*at, left ? left : right);
 		if (!get(roots[rights]))
 			set(present, get(present) & ~(1U << rights));
+		changed();
 	}
 
 private:
@@ -139,6 +147,7 @@ private:
 
 	static uint32_t get(const link &l) { return l.load(std::memory_order_relaxed); }
 	static void set(link &l, uint32_t n) { l.store(n, std::memory_order_relaxed); }
+	void changed() { changes.fetch_add(1, std::memory_order_release); }
 
 	static uint32_t bucket(const request &range)
 	{
@@ -236,6 +245,7 @@ private:
 		return found;
 	}
 
+	typename Env::template atomic<uint64_t> changes;
 	link present; // which roots are not empty
 	link roots[RIGHTS + 1];
 	link heads[HEADS];	  // of the chains, linked by `left`

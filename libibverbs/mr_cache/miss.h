@@ -19,8 +19,9 @@ namespace mr_cache {
 
 template <class Env> class miss {
 public:
-	miss(arena<Env> &in, Env &env, const request &wanted, void *of_owner)
-	    : lock(in, env), a(in), want(wanted), who(of_owner)
+	/* The index has no entry that serves, unless its version is another one than as_of. */
+	miss(arena<Env> &in, Env &env, const request &wanted, void *of_owner, uint64_t as_of)
+	    : lock(in, env), a(in), want(wanted), who(of_owner), version(as_of)
 	{
 	}
 
@@ -28,12 +29,14 @@ public:
 	{
 		while (lock) {
 			bool plain = false;
-			uint32_t i = lock.find_valid(want, &plain);
+			uint32_t i =
+				a.index.version() == version ? 0 : lock.find_valid(want, &plain);
 
 			if (i)
 				return a.hit(i, lock.generation, ref);
 			if (plain || !lock)
 				return EOPNOTSUPP;
+			version = a.index.version();
 			/* Frees the mutex, so before the wait: the awaited thread may come back. */
 			if (lock.has_pending()) {
 				lock.dereg_pending();
@@ -225,10 +228,12 @@ private:
 		if (a.owner[e.owner].is_over())
 			return false;
 		/* An entry that contained all of it would contain the request. */
-		const uint32_t other = a.index.search(e.own_range(), a.entries);
+		if (a.index.version() != version) {
+			const uint32_t other = a.index.search(e.own_range(), a.entries);
 
-		if (other && lock.at(other).rights() == e.rights())
-			return false;
+			if (other && lock.at(other).rights() == e.rights())
+				return false;
+		}
 
 		const auto retire = [&](uint32_t within) {
 			if (!e.shows(want))
@@ -259,6 +264,7 @@ private:
 	arena<Env> &a;
 	const request &want;
 	void *const who;
+	uint64_t version;
 	uint64_t until = 0; // when its patience ends, once it has begun
 };
 

@@ -20,7 +20,8 @@
  *   an unlinked registration that stays in the index
  *   no waiter woken when a registration was made
  *   unlinked entries deregistered between looking for a registration in progress and waiting for it
- *   an entry inserted into the index without another look-up
+ *   an eviction, or a new entry, that does not change the index's version
+ *   an entry inserted into an index that has changed, without another look-up
  *   a flush that does not wait for threads inside the registrar
  *   the last user of a closed context's entry deregistering it
  */
