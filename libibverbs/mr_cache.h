@@ -21,7 +21,7 @@ struct ibv_pd;
 /*
  * An access flag of ibv_reg_mr() and its iova variants, which an older library ignores. MRs may share
  * their handle and keys; with remote rights only if they have the same range and rights. The keys work
- * after ibv_dereg_mr() until the registration is evicted or suspended: ibv_forget_mr() ends them.
+ * after ibv_dereg_mr() until ibv_forget_mr(), or until the registration is evicted or suspended.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 

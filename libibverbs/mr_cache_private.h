@@ -31,7 +31,6 @@ extern unsigned int mr_cache_default __attribute__((visibility("hidden")));
 /* With one of these a key must not open more than the program asked for; 0: peers are trusted. */
 extern unsigned int mr_cache_exact_rights __attribute__((visibility("hidden")));
 
-/* Read once. */
 enum policy mr_cache_policy(void) __attribute__((visibility("hidden")));
 /* Does the program perhaps not know that its registrations are cached? */
 bool mr_cache_is_unasked(void) __attribute__((visibility("hidden")));
@@ -59,7 +58,6 @@ static inline bool context_is(struct ibv_context *context,
 			       __ATOMIC_ACQUIRE) & what;
 }
 
-/* Asks; does it cache? */
 bool mr_cache_ask_context(struct ibv_context *context);
 
 static inline bool context_caches(struct ibv_context *context)

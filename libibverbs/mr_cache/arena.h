@@ -18,12 +18,9 @@
 namespace mr_cache {
 
 /*
- * The newest registrations under way: requests of the same ranges wait for them. An older one may
- * be made twice, so a miss costs the same beside thousands of them.
- *
- * A thread inside the registrar (an allocator's hook) does not wait, as the other thread might wait
- * for it. Other threads may have a lock that the other thread needs: they wait for some
- * milliseconds (await()). Only the end of a PD or a context waits without a limit (drain()).
+ * The newest registrations under way: requests of the same ranges wait for them. A thread inside
+ * the registrar (an allocator's hook) does not wait, as the other thread might wait for it. Another
+ * thread may have a lock that the other thread needs: it waits for some milliseconds (await()).
  */
 template <class Env> class operations {
 public:

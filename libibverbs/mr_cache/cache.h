@@ -277,7 +277,7 @@ private:
 			return find_nothing(pd, addr, length, access, on_miss, e);
 		e.use(a->now());
 
-		/* First: if this is the parent's, a child finds no registration then. */
+		/* Before the registration, which a child does not find. */
 		const uint32_t generation = a->generation();
 		void *const mr = e.registration();
 

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Where a request was found the last time: a hash table of entry indices. A hint promises nothing;
- * the entry is verified. So threads write hints without a lock.
+ * A hash table from the page where a request begins (or from its exact range) to the entry where it
+ * was found. The reader verifies the entry, so threads write hints without a lock.
  *
  * A bucket is one 64-bit word of two hints, each a tag of 12 bits and an index of 20: a tag that
  * differs saves a look at the (cold) entry. With two buckets for each entry, one hint in thirty
  * finds its bucket full (in the worst layout of buffers, one in twelve). The table uses more of its
  * memory as the entries become more: 1,000 entries cost 16 KiB of CPU cache and not 16 MiB.
- *
- * A hint is of the page where a request begins; if only exactly the range is served, of the range.
- * The parts of a large entry may be more than there is place for: see learn_part().
  */
 #ifndef MR_CACHE_HINTS_H
 #define MR_CACHE_HINTS_H

@@ -71,7 +71,6 @@ struct linux_env {
 					return false;
 			return true;
 		}
-		/* With the mutex. */
 		void broadcast()
 		{
 			if (!waiting.load(std::memory_order_relaxed))

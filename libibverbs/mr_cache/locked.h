@@ -183,9 +183,8 @@ public:
 	/*
 	 * Ends all entries of an owner, or of a PD if `who` is NULL, before it goes. It waits for
 	 * threads that register, settle or deregister such an entry: they would work in a context
-	 * that was freed. It cannot wait for users, which may have forgotten a reference. But
-	 * readers give unused references back soon: after a few looks an entry is left to its last
-	 * user. Returns the errno value of a deregistration that failed.
+	 * that was freed. It does not wait for users, who may have forgotten a reference: after a
+	 * few looks, in which readers give unused references back, it leaves entries to them.
 	 */
 	int drain(const void *who, const void *pd)
 	{
@@ -236,7 +235,7 @@ public:
 
 		const uint32_t o = a.owner.find(who);
 
-		/* Without the mutex: its next holder abandons the entries. */
+		/* Without the mutex, its next holder abandons the entries. */
 		if (o != a.owner.NONE && held)
 			abandon(o);
 		else if (o != a.owner.NONE)
@@ -348,7 +347,6 @@ public:
 			bool gone = false;
 			int bad = 0;
 
-			/* A closed context has no registrations. */
 			outside([&] {
 				gone = a.owner[at(i).owner].is_gone();
 				bad = gone ? 0 : env.dereg(mr);

@@ -8,9 +8,7 @@
  * registered together as soon as they would pin DEEP times their union (SHALLOW times if they are
  * MANY). The deepest of several unions is taken, so windows become blocks, and blocks grow. A union
  * ends at least as many pinned bytes as it has, so all unions together register no more bytes than
- * all requests. A union has at most MOST times the bytes of the request.
- *
- * An adjacent entry may be another buffer, whose end would end the union. So it does not count.
+ * all requests. An adjacent entry does not count: it may be another buffer.
  */
 #ifndef MR_CACHE_MERGE_H
 #define MR_CACHE_MERGE_H

@@ -52,7 +52,7 @@ struct mr_cache_request {
 
 /*
  * The registrar (mr_cache_registrar.c). Registers and arms the word, whose bits 0-7 are 0 and the
- * kernel's from now on. On failure nothing is left registered. EOPNOTSUPP: register it plainly.
+ * kernel's from now on. EOPNOTSUPP: register it plainly.
  */
 int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word, void **mr);
 /* After 0 the word says INVALID, or nothing, and the mr is not suspended. */
@@ -93,8 +93,7 @@ int mr_cache_release(uint32_t index, uint32_t generation);
 
 /*
  * Takes the registration out of the index. 0: the caller has the only reference (threads that share
- * it may all get 0); EBUSY: there are others; EAGAIN: in a signal handler that interrupted the
- * cache; EINVAL: this is no reference of this process.
+ * it may all get 0); EBUSY: there are others; EAGAIN: a signal handler interrupted the cache.
  */
 int mr_cache_claim(uint32_t index, uint32_t generation);
 
@@ -123,9 +122,8 @@ int mr_cache_is_on(void);
 uint64_t mr_cache_shrink(uint32_t stage, bool by_cache);
 
 /*
- * Calls visit() for each owner, with a lock held: it calls nothing here. Where that returns true
- * all that is idle is evicted. Returns the number; -1: no lock, at_end (of the process) after a
- * while.
+ * Calls visit() for each owner, with a lock held: it calls nothing here. If it returns true all
+ * that is idle is evicted. Returns the number; -1: no lock (at_end, of the process: for a while).
  */
 typedef bool mr_cache_visitor(void *owner, const struct ibv_mr_cache_stats *statistics,
 			      const void *by);

@@ -32,8 +32,7 @@ public:
 
 	/*
 	 * Returns an invalid entry among the next EXAMINED, or the idle entry with the oldest
-	 * stamp. If all are in use it looks at up to `most`; 0: they are in use, too. The next look
-	 * begins behind the entry. An entry is certainly idle only when its word is closed.
+	 * stamp. If all are in use it looks at up to `most`; 0: they are in use, too.
 	 */
 	uint32_t oldest_idle(const entry<Env> *entries, uint32_t most)
 	{

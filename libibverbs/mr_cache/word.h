@@ -25,10 +25,9 @@
  *   uses the MR of another range
  *
  * While it has the reference close() fails, so the fields stay as they were before open().
- * [Required: open() releases, get() acquires; for a user's work with the MR, which comes before its
- * deregistration: put() releases, close() acquires.]
- *
- * A word has a reference while it is registered: the kernel may suspend it as soon as it is armed.
+ * [Required: open() releases, get() acquires. A user's work with the MR comes before its
+ * deregistration: put() releases, close() acquires.] A word has a reference while it is registered:
+ * the kernel may suspend an idle registration as soon as it is armed.
  */
 #ifndef MR_CACHE_WORD_H
 #define MR_CACHE_WORD_H
