@@ -23,7 +23,6 @@
 static_assert(sizeof(struct verbs_mr) <= MR_VIEW_SIZE,
 	      "a view has less memory than an MR");
 
-/* With the reference to the MR that it is a view of. */
 static inline struct ibv_mr *fill_view(struct verbs_mr *view,
 				       struct mr_cache_ref of, void *addr,
 				       size_t length)

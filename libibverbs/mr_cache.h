@@ -73,7 +73,7 @@ int ibv_forget_mr(struct ibv_mr *mr);
  * not found again, and end with the last user.
  *
  * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context has no cache, ENOMEM
- * when there are too many contexts with one, EINVAL for a limit that this library does not know.
+ * when 1,024 contexts have one, EINVAL for a limit that this library does not know.
  */
 static inline int ibv_reg_mr_limits(struct ibv_context *context,
 				    struct ibv_mr_cache_limits *new_limits,
@@ -86,6 +86,7 @@ static inline int ibv_reg_mr_limits(struct ibv_context *context,
 /**
  * ibv_reg_mr_clean - Evict idle registrations until at most keep_bytes bytes of them stay
  *
+ * Their pages are unpinned when it returns.
  * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or a deregistration's.
  */
 int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);
@@ -93,6 +94,7 @@ int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);
 /**
  * ibv_query_mr_cache - Tell the contents and the history of a context's cache
  *
+ * Each number is exact while no other thread registers. If stats is NULL the error is EINVAL.
  * Returns 0, or an errno value and stores nothing: EOPNOTSUPP when the context has no cache.
  */
 static inline int ibv_query_mr_cache(struct ibv_context *context,
