@@ -30,6 +30,7 @@
 #include "rows.h"
 #include "run_time.h"
 #include "skip.h"
+#include "sleeps.h"
 #include "system.h"
 #include "trial.h"
 #include "watched.h"
@@ -628,37 +629,54 @@ TEST_CASE("race: a counter is exact for threads and processes that unmap at the 
 	CHECK(load(changes) == load(done));
 }
 
+/* Only one word is INVALID at a time, and only while the thread sleeps: none is told by luck. */
 TEST_CASE("a thread that sleeps in poll() is woken for each INVALID word")
 {
 	const device on;
 	const event told;
-	constexpr int rounds = 1000;
+	const auto word = alloc_word(on);
+	const run_limit limit = run_limit::environment();
+	constexpr int ended = -1;
+	std::atomic<pid_t> thread = 0;
+	std::atomic<int> woken = 0;
+	int rounds = 0;
 	ibv_mr_notify_attr attr{};
-	int woken = 0;
+	std::thread sleeper([&] {
+		pollfd wanted{told.fd(), POLLIN, 0};
+		eventfd_t value = 0;
+
+		thread = gettid();
+		while (poll(&wanted, 1, std::chrono::milliseconds(time_limit).count()) == 1 &&
+		       eventfd_read(told.fd(), &value) == 0 && value == 1 &&
+		       load(word.get()) == invalid) {
+			woken++;
+			woken.notify_one();
+		}
+		woken = ended;
+		woken.notify_one();
+	});
 
 	attr.comp_mask = IBV_MR_NOTIFY_ATTR_EVENT_FD;
+	attr.word = word.get();
 	attr.event_fd = told.fd();
-	for (int i = 0; i < rounds; i++) {
+	for (; limit.goes_on(rounds) && woken == rounds; rounds++) {
 		memory m = anonymous(page_size());
-		const auto word = alloc_word(on);
 
-		attr.word = word.get();
+		std::atomic_ref<uint64_t>(*word).store(0);
 		const auto mr = reg(on, m.registered(), attr);
-		REQUIRE(mr);
-		std::thread sleeper([&] {
-			pollfd wanted{told.fd(), POLLIN, 0};
-			eventfd_t value = 0;
-
-			if (poll(&wanted, 1, 60000) == 1 && eventfd_read(told.fd(), &value) == 0 &&
-			    value == 1 && load(word.get()) == invalid)
-				woken++;
-		});
-		unmap_all(m);
-		sleeper.join();
-		if (woken != i + 1)
+		if (!mr) {
+			FAIL_CHECK("not registered");
 			break;
+		}
+		while (woken == rounds && !sleeps(thread))
+			std::this_thread::yield();
+		unmap_all(m);
+		woken.wait(rounds);
 	}
 	CHECK(woken == rounds);
+	std::atomic_ref<uint64_t>(*word).store(0);
+	eventfd_write(told.fd(), 1); /* ends the thread: the word is 0 */
+	sleeper.join();
 }
 
 TEST_CASE("an eventfd counts many at a time, and loses none")

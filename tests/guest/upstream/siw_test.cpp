@@ -35,6 +35,7 @@
 #include "post.h"
 #include "probe.h"
 #include "skip.h"
+#include "sleeps.h"
 #include "system.h"
 
 using namespace mr_notify;
@@ -428,18 +429,6 @@ long objects()
 			all += active;
 	}
 	return all;
-}
-
-/* Does this thread wait in the kernel? */
-bool sleeps(pid_t thread)
-{
-	std::ifstream of("/proc/self/task/" + std::to_string(thread) + "/stat");
-	std::string number;
-	std::string name;
-	char state = 0;
-
-	of >> number >> name >> state;
-	return state == 'S' || state == 'D';
 }
 
 const bytes four(4, std::byte{0x5a});
