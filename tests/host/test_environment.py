@@ -198,6 +198,8 @@ class EnvironmentTest(unittest.TestCase):
             self.assertEqual(self.exported(**sources), {
                 **COMMON, "UCX_IB_REG_METHODS": "direct", "UCX_RCACHE_ENABLE": "n",
                 "FI_MR_CACHE_MAX_COUNT": "0"})
+            self.assertEqual("may be stale" in self.run_it(**sources).stdout,
+                             sources["fabric"] != LIBFABRIC_OF_OURS)
 
     def test_mpich_by_its_own_name(self):
         self.assertIn("MPICH 4.0:", self.run_it(ucp=ucx(1, 18), other=MPICH).stdout)

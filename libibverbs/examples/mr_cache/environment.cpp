@@ -79,7 +79,9 @@ environment environment_for(const libraries &found)
 	if (found.libfabric)
 		out.lines.push_back({"FI_MR_CACHE_MAX_COUNT=0",
 				     name_of("libfabric", found.libfabric->is) +
-					     " keeps registrations that may be stale"});
+					     (found.libfabric->asks_kernel
+						      ? " keeps registrations itself, never stale"
+						      : " keeps registrations that may be stale")});
 	if (found.open_mpi)
 		for_open_mpi(found.open_mpi->is, out);
 	out.lines.push_back(
