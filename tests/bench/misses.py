@@ -15,15 +15,17 @@ import programs
 from programs import OUT
 
 WORD_ONLY = {"UCX_RCACHE_NOTIFY": "y"}
-BELOW_UCX = {"UCX_IB_REG_METHODS": "direct", "UCX_MEM_EVENTS": "n", "UCX_RCACHE_NOTIFY": "n",
-             "RDMAV_MR_CACHE": "remote"}
+BELOW_UCX = {"UCX_IB_REG_METHODS": "direct", "UCX_RCACHE_ENABLE": "n", "UCX_MEM_EVENTS": "n",
+             "UCX_RCACHE_NOTIFY": "n", "RDMAV_MR_CACHE": "remote"}
 BELOW_LIBFABRIC = {"FI_MR_CACHE_MAX_COUNT": "0", "RDMAV_MR_CACHE": "remote"}
 # Way: (program, the row of a hit, the row of a miss, environment)
 WAYS = {
     "no cache": ("verbs", None, "renewed/plain", {}),
     "libibverbs": ("verbs", "hit/apart/1", "renewed/cached", {}),
     "a cache on the public verbs": ("verbs", None, "renewed/notified", {}),
-    **{f"UCX, {way}": ("ucx_md", "ucx_md/1", "renewed/registered", environment)
+    **{f"{layer}, {way}": ("ucx_md", hit, miss, environment)
+       for layer, hit, miss in (("UCX", "ucx_md/1", "renewed/registered"),
+                                ("UCX's ucp_mem_map", "ucp/1", "renewed/mapped"))
        for way, environment in (("hooks", {"UCX_RCACHE_NOTIFY": "n"}), ("the word", WORD_ONLY),
                                 ("libibverbs below", BELOW_UCX))},
     **{f"libfabric, {way}": ("libfabric", "libfabric/1", "renewed/registered", environment)
@@ -41,7 +43,7 @@ def measure(program, environment, wanted):
     setting = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
     said = programs.lab("debian", ["sh", "-c", (
         f'LD_LIBRARY_PATH={shlex.quote(BUILT)}:"${{LD_LIBRARY_PATH:-}}" {setting} '
-        f"{programs.path(program)} --benchmark_format=json --benchmark_min_time=0.003 "
+        f"{programs.path(program)} --benchmark_format=json --benchmark_min_time=0.03 "
         f"'--benchmark_filter=^({'|'.join(wanted)})$'")], "--count-instructions")
     return {name: values[0] for name, values in programs.values(said, "cpu_time").items()} \
         if said else {}

@@ -3,8 +3,10 @@
  * UCX's registration cache for a user of a transport: uct_md_mem_reg + uct_md_mem_dereg on the
  * memory domain of rxe0. UCX_RCACHE_NOTIFY chooses, if the library knows it, how the cache learns
  * of changes of memory. Also its misses (renewed.h), and its cost while it is idle (idle.h).
+ * ucp, renewed/mapped: the same through UCP's cache, by ucp_mem_map + ucp_mem_unmap.
  */
 #include <benchmark/benchmark.h>
+#include <ucp/api/ucp.h>
 #include <uct/api/uct.h>
 
 #include <sys/mman.h>
@@ -70,19 +72,46 @@ void use(std::byte *addr, std::size_t bytes)
 	check(uct_md_mem_dereg(md, memh), "uct_md_mem_dereg");
 }
 
-void ucx_md(benchmark::State &state)
+ucp_context_h make_context()
+{
+	ucp_context_h context = nullptr;
+	ucp_params_t params{};
+
+	shift_layout();
+	params.field_mask = UCP_PARAM_FIELD_FEATURES;
+	params.features = UCP_FEATURE_RMA;
+	check(ucp_init(&params, nullptr, &context), "ucp_init");
+	return context;
+}
+
+void map_by_ucp(std::byte *addr, std::size_t bytes)
+{
+	static ucp_context_h context = make_context();
+	ucp_mem_map_params_t params{};
+	ucp_mem_h memh = nullptr;
+
+	params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+	params.address = addr;
+	params.length = bytes;
+	check(ucp_mem_map(context, &params, &memh), "ucp_mem_map");
+	check(ucp_mem_unmap(context, memh), "ucp_mem_unmap");
+}
+
+template <void (*take)(std::byte *, std::size_t)> void hit(benchmark::State &state)
 {
 	const auto count = static_cast<std::size_t>(state.range(0));
 	auto *base =
 		static_cast<std::byte *>(mmap(nullptr, apart * count, PROT_READ | PROT_WRITE,
 					      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
 
-	use_shuffled(state, base, apart, [](std::byte *addr) { use(addr, length); });
+	use_shuffled(state, base, apart, [](std::byte *addr) { take(addr, length); });
 	munmap(base, apart * count);
 }
 
-BENCHMARK(ucx_md)->RangeMultiplier(10)->Range(1, 10000);
-[[maybe_unused]] const bool has_more = (idle::add(use), renewed::add_both(use), true);
+BENCHMARK(hit<use>)->Name("ucx_md")->RangeMultiplier(10)->Range(1, 10000);
+BENCHMARK(hit<map_by_ucp>)->Name("ucp")->Arg(1);
+[[maybe_unused]] const bool has_more =
+	(idle::add(use), renewed::add_both(use), renewed::add("mapped", map_by_ucp), true);
 
 } // namespace
 

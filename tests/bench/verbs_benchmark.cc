@@ -19,8 +19,8 @@
  *               miss, medians in nanoseconds; ratio, of these medians; ratio_of_fast, of the 10th
  *               percentiles. The cache has another registration, as no real cache is empty then.
  *               notified: ibv_reg_notified_mr(), in turns with both; notified_by_miss, their ratio
- *  renewed/...  see renewed.h: plain; cached; notified: an entry of a cache above the verbs, which
- *               checks its word, and ends the MR when the word is INVALID
+ *  renewed/...  see renewed.h: plain; cached; notified: a cache above the verbs, which checks the
+ *               word of an entry, and ends the MR when the word is INVALID
  *  idle/...     with the RDMAV_MR_CACHE of the environment, see idle.h
  */
 #include <benchmark/benchmark.h>
@@ -29,6 +29,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <map>
 #include <random>
 #include <stdexcept>
 #include <vector>
@@ -305,20 +306,25 @@ ibv_mr *register_notified(range of, uint64_t *word, uint64_t *changes)
 	return mr;
 }
 
-/* The only entry of a cache above the verbs. */
+/* A cache above the verbs: an entry for each address. */
 void use_notified(range of)
 {
-	static uint64_t *const word = ibv_alloc_notify_word(the_device().context());
+	struct entry {
+		uint64_t *word = ibv_alloc_notify_word(the_device().context());
+		ibv_mr *mr = nullptr;
+	};
 	static uint64_t *const changes = ibv_alloc_notify_word(the_device().context());
-	static ibv_mr *mr = nullptr;
+	static std::map<std::byte *, entry> entries;
+	entry &e = entries[of.addr];
 
-	if (mr && __atomic_fetch_add(word, 0x100, __ATOMIC_ACQUIRE) & IBV_MR_NOTIFY_KERNEL_MASK) {
-		ibv_dereg_mr(mr);
-		mr = nullptr;
+	if (e.mr &&
+	    __atomic_fetch_add(e.word, 0x100, __ATOMIC_ACQUIRE) & IBV_MR_NOTIFY_KERNEL_MASK) {
+		ibv_dereg_mr(e.mr);
+		e.mr = nullptr;
 	}
-	if (!mr)
-		mr = register_notified(of, word, changes);
-	__atomic_fetch_sub(word, 0x100, __ATOMIC_RELEASE);
+	if (!e.mr)
+		e.mr = register_notified(of, e.word, changes);
+	__atomic_fetch_sub(e.word, 0x100, __ATOMIC_RELEASE);
 }
 
 void miss(benchmark::State &state)

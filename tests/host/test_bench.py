@@ -30,7 +30,7 @@ ROWS = {
         for name in (*(f"libfabric/{10 ** n}" for n in range(5)), "libfabric_small/1000",
                      *(f"libfabric_parts/{parts}" for parts in (1, 16, 16384)))],
     "bench_ucx": ["ucx/1/real_time", "ucx/1000/real_time", "ucx/1000" + THREADS + "2"],
-    "bench_ucx_md": [f"ucx_md/{10 ** n}" for n in range(5)],
+    "bench_ucx_md": [*(f"ucx_md/{10 ** n}" for n in range(5)), "ucp/1", "renewed/mapped"],
     "bench_cost": [],
 }
 ROWS["bench_cache_before"] = ROWS["bench_cache"]
@@ -190,7 +190,7 @@ class Bench(unittest.TestCase):
         done = self.run_script("misses")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("| no cache | - | 0 |\n| libibverbs | 2000 | 0 |\n", done.stdout)
-        self.assertEqual(done.stdout.count(" | 1000 | 0 |\n"), 7)
+        self.assertEqual(done.stdout.count(" | 1000 | 0 |\n"), 10)
 
     def test_misses_without_a_row(self):
         for row in ("hit/apart/1", "renewed/registered", "renewed/nothing"):
