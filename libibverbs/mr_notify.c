@@ -14,16 +14,21 @@
 #include "mr_notify_cmd.h"
 
 /*
- * A cached registration already has the cache's word, so its users can't arm it.
+ * Returns 0, or the errno value of a verb that does not ask the kernel.
  *
  * Only a plain registration has pages of this process that can be watched. The kernel
  * would refuse most other kinds, but not an imported handle, which it takes for the
  * original. A device that the process drives itself (VFIO) has no kernel driver.
  */
-static bool may_notify(struct ibv_mr *mr)
+static int check_mr(struct ibv_mr *mr)
 {
-	return verbs_get_mr(mr)->mr_type == IBV_MR_TYPE_MR &&
-	       mr->context->cmd_fd >= 0;
+	/* A cached registration already has the cache's word, so its users can't arm it. */
+	if (mr_cache_owns(mr))
+		return EINVAL;
+	if (verbs_get_mr(mr)->mr_type != IBV_MR_TYPE_MR ||
+	    mr->context->cmd_fd < 0)
+		return EOPNOTSUPP;
+	return 0;
 }
 
 static bool is_word(const uint64_t *word)
@@ -63,16 +68,11 @@ int ibv_reg_mr_notify_ex(struct ibv_mr *mr, const struct ibv_mr_notify_attr *att
 {
 	int ret = check_attr(attr);
 
-	if (ret)
-		return ret;
-	if (mr_cache_owns(mr)) {
+	if (!ret && mr_cache_owns(mr))
 		ret = mr_cache_make_plain(mr);
-		if (ret)
-			return ret;
-	}
-	if (!may_notify(mr))
-		return EOPNOTSUPP;
-	return mr_notify_arm(mr, attr, has(attr, IBV_MR_NOTIFY_ATTR_IN_USE));
+	if (!ret)
+		ret = check_mr(mr);
+	return ret ?: mr_notify_arm(mr, attr, has(attr, IBV_MR_NOTIFY_ATTR_IN_USE));
 }
 
 int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word)
@@ -132,27 +132,15 @@ struct ibv_mr *ibv_reg_notified_mr(struct ibv_pd *pd, void *addr, size_t length,
 
 int ibv_unreg_mr_notify(struct ibv_mr *mr)
 {
-	if (mr_cache_owns(mr))
-		return EINVAL;
-	if (!may_notify(mr))
-		return EOPNOTSUPP;
-	return mr_notify_disarm(mr);
+	return check_mr(mr) ?: mr_notify_disarm(mr);
 }
 
 int ibv_settle_mr_notify(struct ibv_mr *mr)
 {
-	if (mr_cache_owns(mr))
-		return EINVAL;
-	if (!may_notify(mr))
-		return EOPNOTSUPP;
-	return mr_notify_settle(mr);
+	return check_mr(mr) ?: mr_notify_settle(mr);
 }
 
 int ibv_suspend_mr_notify(struct ibv_mr *mr)
 {
-	if (mr_cache_owns(mr))
-		return EINVAL;
-	if (!may_notify(mr))
-		return EOPNOTSUPP;
-	return mr_notify_suspend(mr);
+	return check_mr(mr) ?: mr_notify_suspend(mr);
 }

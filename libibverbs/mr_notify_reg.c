@@ -30,7 +30,8 @@
 #include <util/compiler.h>
 
 #include "ibverbs.h"
-#include "mr_cache/mr_cache_core.h"
+#include "mr_notify_cmd.h"
+#include "static_tls.h"
 
 #define NO_HANDLE UINT32_MAX
 

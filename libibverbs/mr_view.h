@@ -16,7 +16,7 @@
 
 #include <util/compiler.h>
 
-#include "mr_cache/mr_cache_core.h"
+#include "static_tls.h"
 
 /* At least the size of a struct verbs_mr. */
 #define MR_VIEW_SIZE 56

@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "mr_cache_core.h"
+#include "../static_tls.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23

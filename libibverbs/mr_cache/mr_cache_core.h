@@ -15,13 +15,6 @@
 
 #include "../mr_cache.h"
 
-/* For thread-locals of hits: a load, not a call. Only glibc has such memory left for dlopen(). */
-#if defined(__GLIBC__) && !defined(NOT_GLIBC)
-#define STATIC_TLS __attribute__((tls_model("initial-exec")))
-#else
-#define STATIC_TLS
-#endif
-
 #ifdef __cplusplus
 extern "C" {
 #endif
