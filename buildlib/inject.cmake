@@ -5,23 +5,14 @@
 
 cmake_policy(SET CMP0079 NEW) # link libraries may be added to another directory's target
 enable_language(CXX)
-set(CMAKE_CXX_STANDARD 20)
-set(CMAKE_CXX_STANDARD_REQUIRED ON)
-set(CMAKE_CXX_EXTENSIONS OFF)
+string(APPEND CMAKE_CXX_FLAGS " -Werror")
 
-# Our sources in libibverbs, absolute. C++ sources go here too: see inject_libibverbs() for their flags.
+# Our sources in libibverbs, absolute. C++ sources go here too: no_cxx_runtime.cmake has their flags.
 file(GLOB INJECT_LIBIBVERBS_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/libibverbs/mr_*.c
      ${PROJECT_SOURCE_DIR}/libibverbs/mr_cache/*.cc)
 set(INJECT_UAPI_HEADERS kernel-headers/rdma/ib_user_mr_notify.h)
 set(INJECT_PUBLIC_HEADERS libibverbs/mr_notify.h libibverbs/mr_cache.h libibverbs/mr_all.h)
 set(INJECT_TESTS tests/test_mr_notify.py tests/test_mr_cache.py tests/test_mr_all.py)
-
-# The last: verbs.h mixes enumeration types, which C++20 warns about.
-set(INJECT_CXX_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Werror -Wno-deprecated-enum-enum-conversion)
-# libibverbs must load without libstdc++: no code here may need its run time or its checks, which debug
-# builds turn on.
-set(INJECT_NO_CXX_RUNTIME -fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-use-cxa-atexit
-    -fvisibility=hidden -U_GLIBCXX_ASSERTIONS -D_GLIBCXX_NO_ASSERTIONS)
 
 # The target, relative to the tree, of a laid symbolic link: upstream's install() would install the link
 # itself.
@@ -56,23 +47,11 @@ function(inject_libibverbs)
     if(TARGET ${target})
       target_sources(${target} PRIVATE ${INJECT_LIBIBVERBS_SOURCES})
       # The compiler assumes that an undeclared function returns an int, half of a pointer.
-      target_compile_options(${target} PRIVATE
-        "$<$<COMPILE_LANGUAGE:C>:-Werror=implicit-function-declaration>"
-        "$<$<COMPILE_LANGUAGE:CXX>:${INJECT_CXX_WARNINGS};${INJECT_NO_CXX_RUNTIME}>")
-      set_target_properties(${target} PROPERTIES LINKER_LANGUAGE C)
+      target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C>:-Werror=implicit-function-declaration>")
     endif()
   endforeach()
+  include(${PROJECT_SOURCE_DIR}/libibverbs/mr_cache/no_cxx_runtime.cmake)
   inject_symbol_versions()
-
-  # Fails the build if code needs the C++ run time, or if a backtrace would end in the core.
-  set(proof ${CMAKE_CURRENT_BINARY_DIR}/libibverbs/no-cxx-runtime.checked)
-  add_custom_command(OUTPUT ${proof} DEPENDS ibverbs
-    COMMAND sh -c "! readelf -dW $<TARGET_FILE:ibverbs> | grep -E 'libstdc|libgcc_s'"
-    COMMAND sh -c "readelf -SW $<FILTER:$<TARGET_OBJECTS:ibverbs>,INCLUDE,mr_cache_core> | grep -q '[.]eh_frame'"
-    COMMAND sh -c "! ${CMAKE_NM} -D -u $<TARGET_FILE:ibverbs> | grep -E ' _Z|CXXABI|GLIBCXX'"
-    COMMAND ${CMAKE_COMMAND} -E touch ${proof}
-    COMMENT "Checking that libibverbs needs no C++ run time" VERBATIM)
-  add_custom_target(check-no-cxx-runtime ALL DEPENDS ${proof})
 endfunction()
 
 function(inject_headers)
@@ -95,55 +74,14 @@ function(inject_man_pages)
   rdma_man_pages(${pages})
 endfunction()
 
-# The programs ibv_mr_notify and ibv_mr_cache. Sources that they share with the tests of the top level are
-# compiled once, into a library that is not installed. The C++ libraries are Debian's; two are header-only.
-function(inject_program)
-  find_package(fmt REQUIRED)
-  foreach(header CLI/CLI.hpp nlohmann/json.hpp)
-    find_path(INJECT_PATH_OF_${header} ${header} REQUIRED)
+# Upstream's CMake files would have add_subdirectory().
+function(inject_programs)
+  foreach(folder libibverbs/examples/mr_notify libibverbs/tests providers/rxe/tests)
+    include(${PROJECT_SOURCE_DIR}/${folder}/CMakeLists.txt)
   endforeach()
-  set(folder ${PROJECT_SOURCE_DIR}/libibverbs/examples)
-  file(GLOB sources CONFIGURE_DEPENDS ${folder}/mr_notify/*.cpp)
-  list(REMOVE_ITEM sources ${folder}/mr_notify/main.cpp)
-  add_library(mr_notify STATIC ${sources})
-  set_target_properties(mr_notify PROPERTIES ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/mr_notify
-                        UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  # Most of the time goes into headers: together these files compile in the time of three of them.
-  file(GLOB operations ${folder}/mr_notify/operations_*.cpp)
-  set_source_files_properties(${operations} PROPERTIES UNITY_GROUP operations)
-  # The sources that both programs use are a separate library, without librdmacm.
-  set(both ${folder}/mr_notify/device.cpp ${folder}/mr_notify/memory.cpp)
-  list(REMOVE_ITEM sources ${operations} ${both} ${folder}/mr_notify/report.cpp)
-  set_source_files_properties(${both} PROPERTIES UNITY_GROUP both)
-  set_source_files_properties(${sources} PROPERTIES UNITY_GROUP rest)
-  rdma_executable(ibv_mr_notify ${folder}/mr_notify/main.cpp)
-  file(GLOB sources CONFIGURE_DEPENDS ${folder}/mr_cache/*.cpp)
-  rdma_executable(ibv_mr_cache ${sources})
-  foreach(target mr_notify ibv_mr_notify ibv_mr_cache)
-    target_include_directories(${target} PRIVATE ${folder}/mr_notify)
-    target_compile_options(${target} PRIVATE ${INJECT_CXX_WARNINGS})
-  endforeach()
-  # Mostly templates of CLI11 and nlohmann's JSON, slow to compile; their speed does not matter.
-  set_source_files_properties(${folder}/mr_notify/main.cpp ${folder}/mr_notify/report.cpp
-                              ${folder}/mr_cache/main.cpp PROPERTIES COMPILE_OPTIONS "-Og;-g1")
-  # rdmacm connects over iWARP.
-  target_link_libraries(mr_notify PUBLIC fmt::fmt)
-  target_link_libraries(ibv_mr_notify LINK_PRIVATE mr_notify rdmacm ibverbs ${CMAKE_THREAD_LIBS_INIT})
-  target_link_libraries(ibv_mr_cache LINK_PRIVATE mr_notify ibverbs ${CMAKE_DL_LIBS} ${CMAKE_THREAD_LIBS_INIT})
-endfunction()
-
-# C tests with a table instead of a kernel, built like upstream's util/tests: not installed.
-function(inject_c_tests)
-  rdma_test_executable(mr_notify_test ${PROJECT_SOURCE_DIR}/libibverbs/tests/mr_notify_test.c)
-  target_link_libraries(mr_notify_test LINK_PRIVATE kern-abi)
-  rdma_test_executable(mr_cache_test ${PROJECT_SOURCE_DIR}/libibverbs/tests/mr_cache_test.c)
-  rdma_test_executable(mr_cache_sanitized_test ${PROJECT_SOURCE_DIR}/libibverbs/tests/mr_cache_test.c)
-  target_compile_definitions(mr_cache_sanitized_test PRIVATE SANITIZED)
-  foreach(target mr_cache_test mr_cache_sanitized_test)
-    target_link_libraries(${target} LINK_PRIVATE kern-abi ibverbs ${CMAKE_DL_LIBS} ${CMAKE_THREAD_LIBS_INIT})
-  endforeach()
-  rdma_test_executable(rxe_wr_test ${PROJECT_SOURCE_DIR}/providers/rxe/tests/rxe_wr_test.c)
-  target_link_libraries(rxe_wr_test LINK_PRIVATE kern-abi ibverbs ${CMAKE_THREAD_LIBS_INIT})
+  if(NOT TARGET ibv_mr_notify)
+    message(FATAL_ERROR "ibv_mr_notify can't be built: buildlib/setup installs what it needs")
+  endif()
   add_custom_target(c_tests DEPENDS mr_notify_test mr_cache_test mr_cache_sanitized_test rxe_wr_test)
 endfunction()
 
@@ -209,6 +147,6 @@ function(inject_parts)
   endif()
 endfunction()
 
-foreach(step libibverbs headers man_pages program c_tests python_tests quick_python parts)
+foreach(step libibverbs headers man_pages programs python_tests quick_python parts)
   cmake_language(DEFER CALL inject_${step})
 endforeach()

@@ -26,12 +26,13 @@ TARGETS = {"arm64": "aarch64-linux-gnu", "ppc64el": "powerpc64le-linux-gnu",
            "i386": "i686-linux-gnu", "armhf": "arm-linux-gnueabihf"}
 WITH_32_BITS = ("i386", "armhf")
 CORE = os.path.join(REPO, "libibverbs/mr_cache/mr_cache_core.cc")
+CORE_OPTIONS = os.path.join(REPO, "libibverbs/mr_cache/no_cxx_runtime.cmake")
 
 
 def flags():
-    """The options that buildlib/inject.cmake compiles the core with."""
-    with open(os.path.join(REPO, "buildlib/inject.cmake"), encoding="utf-8") as text:
-        found = re.findall(r"set\(INJECT_(?:CXX_WARNINGS|NO_CXX_RUNTIME) ([^)]*)\)", text.read())
+    """The options that the build compiles the core with."""
+    with open(CORE_OPTIONS, encoding="utf-8") as text:
+        found = re.findall(r"set\(MR_CACHE_(?:WARNINGS|NO_RUNTIME) ([^)]*)\)", text.read())
     assert len(found) == 2
     return [flag for flag in " ".join(found).split() if "deprecated-enum-enum" not in flag]
 
