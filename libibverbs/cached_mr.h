@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The interface between the verbs and the registration cache: functions that the hooks in
- * upstream's verbs.c and device.c call. Included by ibverbs.h. mr_cache.c replaces
- * ibv_reg_mr_iova2().
+ * The interface between the verbs and the registration cache: functions that verbs.c and
+ * device.c call. Included by ibverbs.h. mr_cache.c replaces ibv_reg_mr_iova2().
  *
  * A process that does not use the cache pays one predictable branch in ibv_reg_mr() and another
  * in ibv_dereg_mr(), and makes no additional system call.
@@ -62,8 +61,8 @@ static inline bool mr_cache_owns(struct ibv_mr *mr)
 }
 
 /*
- * Upstream's ibv_reg_mr_iova2(), renamed by the hook. The cache's ibv_reg_mr_iova2() calls it
- * for all requests that it does not serve. Providers never get IBV_ACCESS_CACHED.
+ * In verbs.c: ibv_reg_mr_iova2() without the cache, whose ibv_reg_mr_iova2() calls it for all
+ * requests that it does not serve. Providers never get IBV_ACCESS_CACHED.
  */
 struct ibv_mr *plain_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 				  uint64_t iova, unsigned int access);

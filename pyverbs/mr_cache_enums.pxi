@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 # The access flag of the registration cache; included by mr_notify_enums.pxi. Not in
-# ibv_access_flags, because upstream's tests combine all its values for plain registrations.
+# ibv_access_flags, because test_mr.py and others combine all its values for plain registrations.
 
 cdef extern from '<infiniband/mr_cache.h>':
     cpdef enum:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
 Test module for ibv_register_mr_all and on-demand paging: the verb through pyverbs, and
-the operations that upstream's test_odp leaves out.
+the operations that test_odp leaves out.
 """
 import errno
 import unittest
@@ -152,7 +152,7 @@ class OdpSrq(OnDemand, RCResources):
 
 class OdpOperationsTest(RDMATestCase):
     """
-    Operations that upstream's test_odp does not try.
+    Operations that test_odp does not try.
     """
     def setUp(self):
         super().setUp()

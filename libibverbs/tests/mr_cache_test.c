@@ -367,7 +367,7 @@ static struct ibv_mr_cache_stats stats(struct ibv_context *context)
 	return now;
 }
 
-/* Upstream's library probes each new context with a command that does not exist. */
+/* The library probes each new context with a command that does not exist. */
 static void test_another_context(struct ibv_pd *pd)
 {
 	fill_cache(pd);

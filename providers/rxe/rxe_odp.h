@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Prefetching for MRs with on-demand paging. Upstream's provider does not offer it,
- * because upstream's device has no such MRs. The kernel checks the arguments.
+ * Prefetching for MRs with on-demand paging, which not every kernel's device has. The
+ * kernel checks the arguments.
  */
 #ifndef RXE_ODP_H
 #define RXE_ODP_H

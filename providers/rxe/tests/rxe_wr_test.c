@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * soft-RoCE's provider writes into a work request, and locks a completion queue,
- * on queues of its own memory: no device is opened. For the hooks that mend upstream's errors.
+ * on queues of its own memory: no device is opened.
  */
 #include "../rxe.c"
 
