@@ -8,6 +8,7 @@ maintainer reads commits. Each patch becomes one commit: its diff, the new files
 A topic of the kernel becomes a series of its own, with the cover letter of its folder. The fixes
 become two series: those for stable kernels, with the fixes that they stand on (for-rc), and the
 others (for-next). The mails that a topic needs of other topics are in the folder "needs".
+rdma-core's mails are described in rdma_core_series.py.
 """
 import argparse
 import glob
@@ -21,12 +22,13 @@ import tempfile
 import fetch
 import kernel_modules
 import overlay
+import rdma_core_series
 
 REPO = fetch.REPO
 PLAIN = ("drivers/infiniband", "include/rdma", "include/uapi/rdma", "include/trace/events",
          "Documentation/infiniband")
 TOPICS = [os.path.basename(topic) for topic in overlay.TOPICS]
-LIBRARIES = sorted(set(overlay.PATCHES) - {"linux", "rdma-core"})
+LIBRARIES = sorted(set(overlay.PATCHES) - {"linux"})
 STANDS_ON = re.compile(r"(?m)^Stands-On: (.*)$")
 NO_PERSON = ("series: the mails are signed off by no person, which the lists require: "
              "--author \"NAME <ADDRESS>\" signs them off")
@@ -54,6 +56,14 @@ class Patch:
             body = re.sub(r"^(Signed-off-by: ).*$", rf"\g<1>{author}", body, flags=re.MULTILINE)
         self.message = f"{self.subject}\n\n{body.strip()}\n"
 
+    def apply(self, place, ours):
+        """Make the commit's changes."""
+        git(place, "apply", "--whitespace=nowarn", "-", text=self.diff)
+        for name in self.new_files:
+            target = os.path.join(place, name)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            shutil.copyfile(ours[name], target)
+
 
 class Series:
     """Mails that are sent together: their tree of upstream, the file with the text of their cover
@@ -70,6 +80,8 @@ class Series:
 
 def patches_of(upstream="linux", author=None):
     """All that an upstream gets, in order."""
+    if upstream == "rdma-core":
+        return rdma_core_series.mails(author)
     return [Patch(path, upstream, author) for path in overlay.patches_of(upstream, REPO)]
 
 
@@ -85,8 +97,11 @@ def with_needs(wanted, patches):
     return [one for one in patches if one.key in found]
 
 
-def series_of(topic, patches):
-    """{folder: series} of a topic; of all patches together, without a topic."""
+def series_of(upstream, topic, patches):
+    """{folder: series} of a topic or of rdma-core; of all patches together, without a topic."""
+    if upstream == "rdma-core":
+        return {name: Series([one for one in patches if one.topic == name], upstream, cover)
+                for name, cover in rdma_core_series.COVERS.items()}
     if not topic:
         return {"": Series(patches)}
     text = os.path.join(REPO, "kernel-patches", topic, "cover")
@@ -154,27 +169,28 @@ def plain_tree(place, upstream="linux"):
 
 def missing_files(patches, upstream="linux"):
     """New files that belong to no patch, so that the series would lack them."""
+    if upstream == "rdma-core":
+        return rdma_core_series.missing(patches)
     brought = {name for one in patches for name in one.new_files}
     return sorted(set(overlay.our_files(upstream, REPO)) - brought)
 
 
 def commit(place, patch, ours):
     """Apply a patch and its new files to the plain tree."""
-    git(place, "apply", "--index", "--whitespace=nowarn", "-", text=patch.diff)
-    for name in patch.new_files:
-        target = os.path.join(place, name)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        shutil.copyfile(ours[name], target)
-        git(place, "add", name)
+    patch.apply(place, ours)
+    git(place, "add", "-A", "-f")
     git(place, "commit", "-q", f"--author={patch.sender}", "-F", "-", text=patch.message)
 
 
 def write_cover(path, series, upstream, base):
     """Put the text of the cover letter in the places that git has left for it."""
     subject, _, text = fetch.read(series.cover).partition("\n\n")
-    version = fetch.linux_version(name=upstream).partition("-")[0]
+    if fetch.family(upstream) == "linux":
+        version = f"Linux {fetch.linux_version(name=upstream).partition('-')[0]}"
+    else:
+        version = f"{upstream} {fetch.read_pin(upstream)['version'].partition('-')[0]}"
     needs = "".join(f"  {one.subject}\n" for one in series.needs)
-    text = f"{text.strip()}\n\nThe series is for Linux {version}" + \
+    text = f"{text.strip()}\n\nThe series is for {version}" + \
         (f", and needs before:\n\n{needs}" if needs else ".\n")
     mail = fetch.read(path).replace("*** SUBJECT HERE ***", subject.strip())
     mail = mail.replace("*** BLURB HERE ***", text)
@@ -212,11 +228,11 @@ def write(folder, upstream="linux", topic=None, author=None, base=None):
     patches = patches_of(upstream, author)
     missing = missing_files(patches, upstream)
     if missing:
-        raise overlay.OverlayError("no patch names in Overlay-Files: " + ", ".join(missing))
+        raise overlay.OverlayError("no patch of the series has: " + ", ".join(missing))
     mails = []
     with tempfile.TemporaryDirectory() as place:
         plain_tree(place, upstream)
-        for name, series in series_of(topic, patches).items():
+        for name, series in series_of(upstream, topic, patches).items():
             into = os.path.join(folder, name)
             os.makedirs(into, exist_ok=True)
             for old in (*glob.glob(os.path.join(into, "*.patch")),
@@ -246,7 +262,7 @@ def main():
     for path in write(folder, args.topic if library else args.version,
                       args.topic if args.topic in TOPICS else None, args.author, args.base):
         print(path)
-    if not args.author and not library:
+    if not args.author and (not library or args.topic == "rdma-core"):
         print(NO_PERSON, file=sys.stderr)
 
 

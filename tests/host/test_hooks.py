@@ -21,6 +21,7 @@ import fetch  # noqa: E402
 import hook  # noqa: E402
 import kernel_modules  # noqa: E402
 import overlay  # noqa: E402
+import rdma_core_series  # noqa: E402
 
 # Lines that the hooks may add: to upstream's rdma-core; to the kernel's RDMA core, the software
 # drivers and mlx5; to each other driver, and to a driver that can revoke; to the communication
@@ -121,6 +122,23 @@ class HookRules(unittest.TestCase):
             if name != "rdma-core":
                 for path in overlay.our_files(name, REPO):
                     self.assertIn(path, brought)
+
+    def test_all_of_rdma_core_is_in_a_mail(self):
+        mails = rdma_core_series.mails()
+        self.assertEqual(rdma_core_series.missing(mails), [])
+        lost = next(one for one in mails if one.new_files and one.hunks)
+        path, hunk = lost.new_files.pop(), lost.hunks.pop()
+        mails[0].new_files.append(lost.new_files[0])
+        self.assertEqual(rdma_core_series.missing(mails),
+                         [path, f"{hunk.hook} {hunk.path} {hunk.text.splitlines()[0]}",
+                          f"{lost.new_files[0]} twice"])
+
+    def test_later_lines_are_in_our_files(self):
+        """Or the earlier mails can't leave them out."""
+        for mail in rdma_core_series.mails():
+            text = "".join(mail.later_lines().values())
+            if text:
+                rdma_core_series.run_patch(REPO, text, "--reverse", "--dry-run")
 
     def test_fixes_come_first(self):
         folders = [os.path.dirname(os.path.relpath(path, REPO)) + "/"
