@@ -137,6 +137,8 @@ class Series(unittest.TestCase):
         configure("-DNO_PYVERBS=0", "-DNO_MAN_PAGES=0", "-DENABLE_STATIC=1")
         run("ninja", "-C", build, env=environment)
         self.assertTrue(glob.glob(build + "/python/pyverbs/mr.*.so"))
+        if not shutil.which("abi-dumper"):
+            shutil.rmtree(os.path.join(tree, "ABI"))
         if sys.version_info < (3, 13):  # it imports pipes
             run(os.path.join(tree, "buildlib/check-build"), "--src", tree, "--build", build,
                 env=environment)
