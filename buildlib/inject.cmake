@@ -50,7 +50,7 @@ function(inject_libibverbs)
       target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C>:-Werror=implicit-function-declaration>")
     endif()
   endforeach()
-  include(${PROJECT_SOURCE_DIR}/libibverbs/mr_cache/no_cxx_runtime.cmake)
+  include(${PROJECT_SOURCE_DIR}/libibverbs/no_cxx_runtime.cmake)
   inject_symbol_versions()
 endfunction()
 

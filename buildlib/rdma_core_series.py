@@ -51,7 +51,7 @@ LISTS = ((r"libibverbs/((?:mr_cache/)?\w+\.cc?)", "libibverbs/CMakeLists.txt",
 # there yet. {0} is the first group, {1} the second.
 INSERTED = ((r"((.+)/\w+)/CMakeLists\.txt", "CMakeLists.txt", r"\nadd_subdirectory\({1}[/)].*",
              "\nadd_subdirectory({0})"),
-            (r"libibverbs/(mr_cache/\w+\.cmake)", "libibverbs/CMakeLists.txt",
+            (r"libibverbs/(\w+\.cmake)", "libibverbs/CMakeLists.txt",
              r"\ntarget_link_libraries\(ibverbs (?:.*\n)+?  \)\n", "\ninclude({0})\n"),
             (r".*\.cc", "CMakeLists.txt", r"\nproject\(rdma-core C", " CXX"),
             (r".*\.cc", "redhat/rdma-core.spec", r"\nBuildRequires: gcc",

@@ -26,7 +26,7 @@ TARGETS = {"arm64": "aarch64-linux-gnu", "ppc64el": "powerpc64le-linux-gnu",
            "i386": "i686-linux-gnu", "armhf": "arm-linux-gnueabihf"}
 WITH_32_BITS = ("i386", "armhf")
 CORE = os.path.join(REPO, "libibverbs/mr_cache/mr_cache_core.cc")
-CORE_OPTIONS = os.path.join(REPO, "libibverbs/mr_cache/no_cxx_runtime.cmake")
+CORE_OPTIONS = os.path.join(REPO, "libibverbs/no_cxx_runtime.cmake")
 
 
 def flags():
