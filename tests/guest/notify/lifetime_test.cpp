@@ -9,19 +9,17 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
-#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <optional>
-#include <utility>
 
 #include "device.h"
+#include "removal.h"
 #include "rows.h"
 #include "run_time.h"
 #include "skip.h"
@@ -209,17 +207,6 @@ TEST_CASE("another process in the same address space is killed while it settles"
  * The software devices can't be taken from their users: removal waits until they
  * close it. Meanwhile everything goes on, and closing takes the armed MRs along.
  */
-/* Before Linux 7.3 the removal of a device waits for the processes that have it open. */
-static bool removal_waits()
-{
-	utsname name{};
-	int major = 0, minor = 0;
-
-	uname(&name);
-	sscanf(name.release, "%d.%d", &major, &minor);
-	return std::pair(major, minor) < std::pair(7, 3);
-}
-
 TEST_CASE("the device is removed with armed MRs")
 {
 	const bool iwarp = device().is_iwarp();

@@ -22,6 +22,7 @@
 #include "slow_memory.h"
 #include "odp/random_access.h"
 #include "pins.h"
+#include "removal.h"
 #include "rows.h"
 #include "run_time.h"
 
@@ -90,6 +91,17 @@ pid_t start(uint64_t seed, ending how)
 	return child;
 }
 
+pid_t remove_device()
+{
+	const pid_t removal = fork();
+
+	if (removal == 0) {
+		execlp("rdma", "rdma", "link", "del", "odp0", nullptr);
+		_exit(1);
+	}
+	return removal;
+}
+
 int end_of(pid_t child)
 {
 	int status = -1;
@@ -117,11 +129,7 @@ TEST_CASE("many processes: one is killed or executes, and their device is remove
 		std::this_thread::sleep_for(1s + std::chrono::milliseconds(seed * 7919 % 2000));
 
 		/* It goes when the last user has gone; until then all goes on */
-		const pid_t removal = fork();
-		if (removal == 0) {
-			execlp("rdma", "rdma", "link", "del", "odp0", nullptr);
-			_exit(1);
-		}
+		const pid_t removal = removal_waits() ? remove_device() : 0;
 		if (!executes) {
 			std::this_thread::sleep_for(300ms);
 			kill(victim, SIGKILL);
@@ -130,7 +138,7 @@ TEST_CASE("many processes: one is killed or executes, and their device is remove
 		CHECK(WIFSIGNALED(end_of(victim)) == !executes);
 		for (const pid_t child : finishing)
 			CHECK(end_of(child) == 0);
-		CHECK(end_of(removal) == 0);
+		CHECK(end_of(removal ? removal : remove_device()) == 0);
 		CHECK(no_thread_waits());
 		CHECK(pins_come_back_to(before));
 		REQUIRE(command("ip link del odp-dummy"));
