@@ -122,13 +122,14 @@ struct linux_env {
 
 		if (memory == MAP_FAILED)
 			return nullptr;
+		/* gcore would write all of it. */
+		madvise(memory, whole(size) + HUGE_PAGE, MADV_DONTDUMP);
 		memory = reinterpret_cast<void *>(whole(reinterpret_cast<uintptr_t>(memory)));
 		if (madvise(memory, whole(size), MADV_WIPEONFORK)) {
 			wipe(memory, size);
 			return nullptr;
 		}
 		madvise(memory, whole(size), MADV_NOHUGEPAGE); // refused where there are none
-		madvise(memory, whole(size), MADV_DONTDUMP);   // gcore would write all of it
 		return memory;
 	}
 	/* Makes it accessible, with the rest of its huge pages, and gives each page memory. */
