@@ -36,11 +36,11 @@ int rxe_mem_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
 		 enum rxe_mr_copy_dir dir);
 
 /* rxe_mem_atomic.c */
-enum resp_states rxe_qp_do_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr,
-				     u64 iova, int opcode, u64 compare,
-				     u64 swap_add, u64 *orig_val);
-enum resp_states rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr,
-					u64 iova, u64 value);
+enum resp_states rxe_mem_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr,
+				   u64 iova, int opcode, u64 compare,
+				   u64 swap_add, u64 *orig_val);
+enum resp_states rxe_mem_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr,
+				      u64 iova, u64 value);
 enum resp_states rxe_mem_flush(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
 			       u64 length);
 
@@ -106,18 +106,16 @@ static inline int rxe_mem_copy(struct rxe_mr *mr, u64 iova, void *buf,
 }
 
 static inline enum resp_states
-rxe_qp_do_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova, int opcode,
-		    u64 compare, u64 swap_add, u64 *orig_val)
+rxe_mem_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova, int opcode,
+		  u64 compare, u64 swap_add, u64 *orig_val)
 {
-	return rxe_mr_do_atomic_op(mr, iova, opcode, compare, swap_add,
-				   orig_val);
+	return RESPST_ERR_RKEY_VIOLATION;
 }
 
 static inline enum resp_states
-rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
-		       u64 value)
+rxe_mem_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova, u64 value)
 {
-	return rxe_mr_do_atomic_write(mr, iova, value);
+	return RESPST_ERR_RKEY_VIOLATION;
 }
 
 static inline bool rxe_mem_req_waits(struct rxe_qp *qp,
@@ -169,6 +167,26 @@ static inline void rxe_mem_destroy_qp(struct rxe_qp *qp)
 }
 
 #endif /* CONFIG_RDMA_RXE_PAGING */
+
+/* rxe_mr_do_atomic_op() for any MR */
+static inline enum resp_states
+rxe_qp_do_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova, int opcode,
+		    u64 compare, u64 swap_add, u64 *orig_val)
+{
+	return mr->odp ? rxe_mem_atomic_op(qp, mr, iova, opcode, compare,
+					   swap_add, orig_val) :
+			 rxe_mr_do_atomic_op(mr, iova, opcode, compare,
+					     swap_add, orig_val);
+}
+
+/* rxe_mr_do_atomic_write() for any MR */
+static inline enum resp_states
+rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
+		       u64 value)
+{
+	return mr->odp ? rxe_mem_atomic_write(qp, mr, iova, value) :
+			 rxe_mr_do_atomic_write(mr, iova, value);
+}
 
 /**
  * rxe_mem_take_retry - May the requester send again?

@@ -38,19 +38,15 @@ static enum resp_states rxe_mem_atomic_open(struct rxe_qp *qp,
 	return RESPST_NONE;
 }
 
-/* rxe_mr_do_atomic_op() for any MR */
-enum resp_states rxe_qp_do_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr,
-				     u64 iova, int opcode, u64 compare,
-				     u64 swap_add, u64 *orig_val)
+/* rxe_mr_do_atomic_op() for an MR that is paged on demand */
+enum resp_states rxe_mem_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr,
+				   u64 iova, int opcode, u64 compare,
+				   u64 swap_add, u64 *orig_val)
 {
 	struct rxe_mr dma = {};
 	enum resp_states state;
 	struct rxe_mem_opened opened;
 	u64 addr;
-
-	if (!mr->odp)
-		return rxe_mr_do_atomic_op(mr, iova, opcode, compare, swap_add,
-					   orig_val);
 
 	state = rxe_mem_atomic_open(qp, mr, iova, &opened, &dma, &addr);
 	if (state)
@@ -61,17 +57,14 @@ enum resp_states rxe_qp_do_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr,
 	return state;
 }
 
-/* rxe_mr_do_atomic_write() for any MR */
-enum resp_states rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr,
-					u64 iova, u64 value)
+/* rxe_mr_do_atomic_write() for an MR that is paged on demand */
+enum resp_states rxe_mem_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr,
+				      u64 iova, u64 value)
 {
 	struct rxe_mr dma = {};
 	enum resp_states state;
 	struct rxe_mem_opened opened;
 	u64 addr;
-
-	if (!mr->odp)
-		return rxe_mr_do_atomic_write(mr, iova, value);
 
 	state = rxe_mem_atomic_open(qp, mr, iova, &opened, &dma, &addr);
 	if (state)
