@@ -37,52 +37,79 @@ void rxe_free_send_wqes(struct rxe_qp *qp)
 		kvfree(qp->sq.wqes);
 }
 
-/* Do the SGEs exist, and do their lengths add up to the total length? */
-static bool rxe_sges_fit(const struct rxe_dma_info *dma, u32 max_sge)
+/* Do the lengths of the SGEs add up to the total length? */
+static bool rxe_sges_fit(const struct rxe_dma_info *dma)
 {
 	u64 length = 0;
 	u32 i;
 
-	if (dma->num_sge > max_sge)
-		return false;
 	for (i = 0; i < dma->num_sge; i++)
 		length += dma->sge[i].length;
 	return length == dma->length;
 }
 
-static bool rxe_send_wqe_is_valid(const struct rxe_qp *qp,
-				  const struct rxe_send_wqe *wqe)
+/*
+ * Copy what the request has behind its struct: data, or SGEs. False if the
+ * request is invalid.
+ */
+static bool rxe_take_send_data(const struct rxe_qp *qp,
+			       struct rxe_send_wqe *wqe,
+			       const struct rxe_send_wqe *entry)
 {
-	const struct rxe_dma_info *dma = &wqe->dma;
+	struct rxe_dma_info *dma = &wqe->dma;
+	bool has_sges = false;
+	size_t size;
 
 	if (!wqe->mask)
 		return false;
 	/* these have no data; a flush is of the peer's memory */
 	if (wqe->mask & (WR_LOCAL_OP_MASK | WR_FLUSH_MASK))
 		return true;
-	if (wqe->mask & WR_ATOMIC_WRITE_MASK)
-		return dma->length == sizeof(u64);
-	if (wqe->mask & WR_INLINE_MASK && wqe->wr.send_flags & IB_SEND_INLINE)
-		return dma->length <= qp->sq.max_inline;
-	return dma->length <= RXE_PORT_MAX_MSG_SZ &&
-	       rxe_sges_fit(dma, qp->sq.max_sge);
+
+	if (wqe->mask & WR_ATOMIC_WRITE_MASK) {
+		if (dma->length != sizeof(u64))
+			return false;
+		size = sizeof(u64);
+	} else if (wqe->mask & WR_INLINE_MASK &&
+		   wqe->wr.send_flags & IB_SEND_INLINE) {
+		if (dma->length > qp->sq.max_inline)
+			return false;
+		size = dma->length;
+	} else {
+		if (dma->length > RXE_PORT_MAX_MSG_SZ ||
+		    dma->num_sge > qp->sq.max_sge)
+			return false;
+		size = dma->num_sge * sizeof(*dma->sge);
+		has_sges = true;
+	}
+
+	if (qp->is_user)
+		memcpy(dma->sge, entry->dma.sge, size);
+	return !has_sges || rxe_sges_fit(dma);
 }
 
-/* A ring is never full: don't believe a producer index that says so */
-static struct rxe_send_wqe *rxe_take_send_wqe(struct rxe_qp *qp)
+/**
+ * rxe_take_send_wqe - Copy the next send request out of the ring
+ * @qp: The queue pair. The producer index says that the ring has a request
+ *
+ * A ring is never full: a producer index that says so is ignored.
+ *
+ * Return: The copy, with an error status if the request is invalid, or NULL.
+ */
+struct rxe_send_wqe *rxe_take_send_wqe(struct rxe_qp *qp)
 {
 	struct rxe_send_wqe *wqe = rxe_send_wqe(qp, qp->sq.taken);
 	struct rxe_queue *q = qp->sq.queue;
 	u32 next = queue_next_index(q, qp->sq.taken);
+	const struct rxe_send_wqe *entry;
 
 	if (!qp->sq.wqes ||
-	    qp->sq.taken == queue_get_producer(q, QUEUE_TYPE_FROM_CLIENT) ||
 	    next == queue_get_consumer(q, QUEUE_TYPE_FROM_CLIENT))
 		return NULL;
 
+	entry = queue_addr_from_index(q, qp->sq.taken);
 	if (qp->is_user)
-		memcpy(wqe, queue_addr_from_index(q, qp->sq.taken),
-		       1 << q->log2_elem_size);
+		memcpy(wqe, entry, sizeof(*wqe));
 	qp->sq.taken = next;
 
 	wqe->mask = wqe->wr.opcode > IB_WR_REG_MR ? 0 :
@@ -92,27 +119,9 @@ static struct rxe_send_wqe *rxe_take_send_wqe(struct rxe_qp *qp)
 	wqe->dma.resid = wqe->dma.length;
 	wqe->dma.cur_sge = 0;
 	wqe->dma.sge_offset = 0;
-	wqe->status = rxe_send_wqe_is_valid(qp, wqe) ? IB_WC_SUCCESS :
-						       IB_WC_LOC_QP_OP_ERR;
+	wqe->status = rxe_take_send_data(qp, wqe, entry) ? IB_WC_SUCCESS :
+							   IB_WC_LOC_QP_OP_ERR;
 	return wqe;
-}
-
-/**
- * rxe_next_send_wqe - The send request in an entry of the ring
- * @qp: The queue pair
- * @index: The entry; all earlier entries have been copied
- *
- * If @index is the first entry without a copy, this makes the copy.
- *
- * Context: The send task, or while the send task does not run.
- *
- * Return: The copy, with an error status if the request is invalid. NULL if the
- * ring is empty.
- */
-struct rxe_send_wqe *rxe_next_send_wqe(struct rxe_qp *qp, u32 index)
-{
-	return index == qp->sq.taken ? rxe_take_send_wqe(qp) :
-				       rxe_send_wqe(qp, index);
 }
 
 /**
@@ -129,8 +138,12 @@ int rxe_take_recv_wqe(struct rxe_qp *qp, const struct rxe_rq *rq,
 {
 	struct rxe_recv_wqe *copy = &qp->resp.srq_wqe.wqe;
 
-	memcpy(&qp->resp.srq_wqe, wqe, rq->queue->elem_size);
-	if (!rxe_sges_fit(&copy->dma, rq->max_sge))
+	memcpy(copy, wqe, sizeof(*copy));
+	if (copy->dma.num_sge > rq->max_sge)
+		return -EINVAL;
+	memcpy(qp->resp.srq_wqe.sge, wqe->dma.sge,
+	       copy->dma.num_sge * sizeof(*wqe->dma.sge));
+	if (!rxe_sges_fit(&copy->dma))
 		return -EINVAL;
 
 	copy->dma.resid = copy->dma.length;

@@ -39,8 +39,30 @@ static inline struct rxe_send_wqe *rxe_first_send_wqe(struct rxe_qp *qp)
 
 int rxe_alloc_send_wqes(struct rxe_qp *qp);
 void rxe_free_send_wqes(struct rxe_qp *qp);
-struct rxe_send_wqe *rxe_next_send_wqe(struct rxe_qp *qp, u32 index);
+struct rxe_send_wqe *rxe_take_send_wqe(struct rxe_qp *qp);
 int rxe_take_recv_wqe(struct rxe_qp *qp, const struct rxe_rq *rq,
 		      const struct rxe_recv_wqe *wqe);
+
+/**
+ * rxe_next_send_wqe - The send request in an entry of the ring
+ * @qp: The queue pair
+ * @index: The entry; all earlier entries have been copied
+ *
+ * If @index is the first entry without a copy, this makes the copy.
+ *
+ * Context: The send task, or while the send task does not run.
+ *
+ * Return: The copy, with an error status if the request is invalid. NULL if the
+ * ring is empty.
+ */
+static inline struct rxe_send_wqe *rxe_next_send_wqe(struct rxe_qp *qp,
+						     u32 index)
+{
+	if (index != qp->sq.taken)
+		return rxe_send_wqe(qp, index);
+	if (index == queue_get_producer(qp->sq.queue, QUEUE_TYPE_FROM_CLIENT))
+		return NULL;
+	return rxe_take_send_wqe(qp);
+}
 
 #endif /* RXE_WQE_H */
