@@ -89,6 +89,7 @@ class Row:
     kind: str           # hooks: must be fooled; other: may be anything; plain; ours; word
     environment: dict = field(default_factory=dict)
     libraries: str = ""     # the folder of libraries that replace the distribution's
+    more: int = 0           # registrations of a buffer by libraries below, and kept there
     seen: dict = None
     hits: int = 0
     restored: int = 0       # suspended registrations that got pages again, of this node's processes
@@ -168,13 +169,16 @@ OF_CONSUMERS = [
     Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=try", "beside", {}, UCX_BUILT),
     Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=y", "word", ONLY_WORD, UCX_BUILT),
 ]
-# Open MPI's own cache, above fi_mr_reg().
+# Open MPI's own cache, above fi_mr_reg(). ofi_rxm registers the receiver's buffer for itself, and
+# libfabric's cache keeps this registration. With memhooks it is grdma's registration; with
+# FI_MR_NOTIFY_OPS libfabric's cache has none of grdma's, and the buffer is registered twice.
 OF_OPENMPI = [
     Row("Open MPI 5, btl/ofi", "grdma, Open MPI's hooks", "hooks",
-        {"FI_MR_CACHE_MONITOR": "memhooks"}, OPENMPI_BUILT),
+        {"FI_MR_CACHE_MONITOR": "memhooks", "OMPI_MCA_btl_ofi_mr_notify": "0"}, OPENMPI_BUILT),
     Row("Open MPI 5, btl/ofi", "no cache", "plain",
         {"OMPI_MCA_mpi_leave_pinned": "0", **FABRIC_OFF}, OPENMPI_BUILT),
-    Row("Open MPI 5, btl/ofi", "grdma, FI_MR_NOTIFY_OPS", "word", ONLY_LIBFABRIC, OPENMPI_BUILT),
+    Row("Open MPI 5, btl/ofi", "grdma, FI_MR_NOTIFY_OPS", "word", ONLY_LIBFABRIC, OPENMPI_BUILT,
+        more=1),
     Row("Open MPI 5, btl/ofi", "the same beside Open MPI's hooks", "beside", {}, OPENMPI_BUILT),
 ]
 
@@ -201,7 +205,7 @@ def checks(row, plain, hooks):
         good &= check(f"{row.name}: no thread", plain is not None and
                       row.seen["threads"] <= plain.seen["threads"])
         good &= check(f"{row.name}: registers no more than with hooks", hooks is not None and
-                      kept["registrations"] <= hooks.seen["kept"]["registrations"])
+                      kept["registrations"] <= hooks.seen["kept"]["registrations"] + row.more)
     if row.kind == "ours":
         good &= check(f"{row.name}: hits in the statistics", row.hits > 0)
     if row.kind in ("ours", "word"):
