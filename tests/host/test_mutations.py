@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""tests/mutations.toml names files, functions, programs and cases that exist.
+"""tests/mutations.toml, and the READMEs of the patches, name programs and cases that exist.
 
-Why: a row with an old name of a case can't be repeated, and no other test reads the file.
+Why: a row with an old name of a case can't be repeated, and no other test reads these files.
 """
 import functools
 import glob
@@ -148,6 +148,17 @@ class Mutations(unittest.TestCase):
             for row in topic["row"]:
                 with self.subTest(row["mistake"][0]):
                     self.assertEqual(complaints(row), [])
+
+    def test_readmes(self):
+        found = 0
+        for path in glob.glob("kernel-patches/*/README.md", root_dir=REPO):
+            program = ""
+            for other, case in re.findall(r'`(?:(\w+) )?"([^"]+)"', read(path)):
+                program = other or program
+                found += 1
+                with self.subTest(f"{path}: {program} {case}"):
+                    self.assertTrue([name for name in cases(program) if case in name])
+        self.assertGreater(found, 50)
 
     def test_a_wrong_name_is_seen(self):
         good = """
