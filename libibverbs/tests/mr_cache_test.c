@@ -42,28 +42,38 @@
 #define CACHED (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED)
 #define CHECK(expr) check(expr, #expr, __LINE__)
 
-static uint64_t posted[64];
-static unsigned int num_posted;
-static unsigned int lacks_memory;	/* so many of the next commands fail */
-static unsigned int interrupted;	/* so many of the next registrations fail */
-static uint64_t refused_command;	/* its next call fails with refusal */
-static int refusal;
-static unsigned int commands_called;	/* calls of refused_command */
-static int access_seen;			/* in the provider, except by reg_mr() */
-static volatile char *tracked;	/* provider's memory; a write of it faults */
-static int has_signals;		/* signals unblocked in the registration, a bit each */
-static unsigned int methods_called;
-static unsigned int registered;
-static unsigned int wrapped;	/* calls of the replaced verbs */
-static uint32_t watched;	/* the handle of an MR; its word: */
-static uint64_t its_word;
-static sem_t arrived;
-static sem_t may_go_on;
+/* The fake device and kernel of one case, all 0 at its begin. */
+struct fake {
+	struct ibv_pd pd;
+	uint64_t posted[64];
+	unsigned int num_posted;
+	unsigned int lacks_memory;	/* so many of the next commands fail */
+	unsigned int interrupted;	/* so many of the next registrations fail */
+	uint64_t refused_command;	/* its next call fails with refusal */
+	int refusal;
+	unsigned int commands_called;	/* calls of refused_command */
+	int access_seen;		/* in the provider, except by reg_mr() */
+	volatile char *tracked;		/* provider's memory; a write of it faults */
+	int has_signals;		/* signals unblocked in the registration, a bit each */
+	unsigned int methods_called;
+	unsigned int registered;
+	unsigned int wrapped;		/* calls of the replaced verbs */
+	int max_mr;			/* of the device */
+	uint32_t watched;		/* the handle of an MR; its word: */
+	uint64_t its_word;
+	sem_t arrived;
+	sem_t may_go_on;
+	enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* exit() there, as a signal handler may */
+	unsigned int *ended;		/* ended registrations of the kernel, also by children */
+	bool is_half_done;		/* inside malloc(): the heap can't be used */
+	unsigned int acquired, released;	/* calls of a sanitizer's functions for this MR: */
+	void *told;
+};
+
+/* libibverbs locks and allocates before the first case. */
+static struct fake no_case, *fake = &no_case;
 static __thread enum { NOWHERE, AT_YIELD, AT_DISARM } waits;	/* once */
-static enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* exit() there, as a signal handler may */
-static unsigned int *ended;	/* ended registrations of the kernel, also by children */
 static __thread bool is_cancelled;	/* in malloc() */
-static bool is_half_done;	/* inside malloc(): the heap can't be used */
 static int failures;
 
 static void check(bool ok, const char *text, int line)
@@ -92,7 +102,7 @@ static int post_send(const struct ib_uverbs_attr *attrs)
 			answer->bad_wr = i + 1;
 			return fail(ENOMEM);
 		}
-		posted[num_posted++] = wr[i].wr_id;
+		fake->posted[fake->num_posted++] = wr[i].wr_id;
 	}
 	return 0;
 }
@@ -102,8 +112,8 @@ static void pass(int place)
 	if (waits != place)
 		return;
 	waits = NOWHERE;
-	sem_post(&arrived);
-	sem_wait(&may_go_on);
+	sem_post(&fake->arrived);
+	sem_wait(&fake->may_go_on);
 }
 
 /* A registration has one word. */
@@ -111,20 +121,20 @@ static int notify(const struct ib_uverbs_ioctl_hdr *hdr)
 {
 	if (hdr->method_id == UVERBS_METHOD_MR_NOTIFY_DISARM)
 		pass(AT_DISARM);
-	methods_called++;
-	if (lacks_memory && lacks_memory--)
+	fake->methods_called++;
+	if (fake->lacks_memory && fake->lacks_memory--)
 		return fail(ENOMEM);
-	if (!watched || hdr->attrs[0].data != watched)
+	if (!fake->watched || hdr->attrs[0].data != fake->watched)
 		return 0;
 	if (hdr->method_id == UVERBS_METHOD_MR_NOTIFY_ARM) {
-		if (its_word)
+		if (fake->its_word)
 			return fail(EBUSY);
-		its_word = hdr->attrs[1].data;
+		fake->its_word = hdr->attrs[1].data;
 	}
 	if (hdr->method_id == UVERBS_METHOD_MR_NOTIFY_DISARM) {
-		if (!its_word)
+		if (!fake->its_word)
 			return fail(EINVAL);
-		its_word = 0;
+		fake->its_word = 0;
 	}
 	return 0;
 }
@@ -138,9 +148,9 @@ int sched_yield(void)
 
 static void pass_exit(int place)
 {
-	if (exits != place)
+	if (fake->exits != place)
 		return;
-	exits = NEVER;
+	fake->exits = NEVER;
 	exit(0);
 }
 
@@ -162,7 +172,7 @@ void *malloc(size_t size)
 {
 	if (is_cancelled)
 		pthread_testcancel();
-	if (is_half_done)
+	if (fake->is_half_done)
 		abort();
 	return __libc_malloc(size);
 }
@@ -177,18 +187,18 @@ int ioctl(int fd, unsigned long request, ...)
 	hdr = va_arg(args, const void *);
 	va_end(args);
 	if (hdr->object_id == UVERBS_OBJECT_MR && hdr->method_id == UVERBS_METHOD_MR_DESTROY)
-		return (*ended)++, 0;
+		return (*fake->ended)++, 0;
 	if (hdr->object_id == UVERBS_OBJECT_MR)
 		return notify(hdr);
 	if (hdr->object_id == UVERBS_OBJECT_PD)
-		return registered ? fail(EBUSY) : 0;
+		return fake->registered ? fail(EBUSY) : 0;
 	if (hdr->object_id & UVERBS_ID_DRIVER_NS)
-		return commands_called++ ? 0 : fail(refusal);
+		return fake->commands_called++ ? 0 : fail(fake->refusal);
 	/* The kernel's error for a command without a request. */
 	if (hdr->num_attrs == 1)
 		return fail(ENOSPC);
-	if (refused_command && hdr->attrs[0].data == refused_command)
-		return commands_called++ ? 0 : fail(refusal);
+	if (fake->refused_command && hdr->attrs[0].data == fake->refused_command)
+		return fake->commands_called++ ? 0 : fail(fake->refusal);
 	return hdr->attrs[0].data == IB_USER_VERBS_CMD_POST_SEND ?
 		       post_send(hdr->attrs) :
 		       0;
@@ -198,7 +208,7 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 {
 	int (*verb)(struct ibv_mr *) = dlvsym(RTLD_NEXT, "ibv_dereg_mr", "IBVERBS_1.1");
 
-	wrapped++;
+	fake->wrapped++;
 	return verb(mr);
 }
 
@@ -208,27 +218,27 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 	int (*verb)(struct ibv_mr *, int, struct ibv_pd *, void *, size_t, int) =
 		dlvsym(RTLD_NEXT, "ibv_rereg_mr", "IBVERBS_1.1");
 
-	wrapped++;
+	fake->wrapped++;
 	return verb(mr, flags, pd, addr, length, access);
 }
 
 /* The handler of SIGSEGV of a heap that tracks writes. */
 static void may_write(int number)
 {
-	mprotect((void *)tracked, PAGE, PROT_READ | PROT_WRITE);
+	mprotect((void *)fake->tracked, PAGE, PROT_READ | PROT_WRITE);
 }
 
 static void write_tracked(void)
 {
 	sigset_t blocked;
 
-	if (!tracked)
+	if (!fake->tracked)
 		return;
-	has_signals = 0;
+	fake->has_signals = 0;
 	pthread_sigmask(SIG_BLOCK, NULL, &blocked);
 	for (int number = 1; number < 32; number++)
-		has_signals |= !sigismember(&blocked, number) << number;
-	*tracked = 1;
+		fake->has_signals |= !sigismember(&blocked, number) << number;
+	*fake->tracked = 1;
 }
 
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length,
@@ -237,8 +247,8 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 	static uint32_t handles;
 	struct verbs_mr *vmr;
 
-	if (interrupted) {
-		interrupted--;
+	if (fake->interrupted) {
+		fake->interrupted--;
 		errno = EINTR;
 		return NULL;
 	}
@@ -247,21 +257,21 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 	vmr = calloc(1, sizeof(*vmr));
 	vmr->ibv_mr.handle = ++handles;
 	vmr->mr_type = IBV_MR_TYPE_MR;
-	registered++;
+	fake->registered++;
 	return &vmr->ibv_mr;
 }
 
 static int dereg_mr(struct verbs_mr *vmr)
 {
 	free(vmr);
-	registered--;
+	fake->registered--;
 	return 0;
 }
 
 static int rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd,
 		    void *addr, size_t length, int access)
 {
-	access_seen = access;
+	fake->access_seen = access;
 	return 0;
 }
 
@@ -269,11 +279,9 @@ static struct ibv_mr *reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset,
 				    size_t length, uint64_t iova, int fd,
 				    int access)
 {
-	access_seen = access;
+	fake->access_seen = access;
 	return reg_mr(pd, NULL, length, iova, access);
 }
-
-static int max_mr;
 
 static int query_device_ex(struct ibv_context *context,
 			   const struct ibv_query_device_ex_input *input,
@@ -281,7 +289,7 @@ static int query_device_ex(struct ibv_context *context,
 {
 	memset(attr, 0, size);
 	attr->orig_attr.device_cap_flags = IBV_DEVICE_MR_NOTIFY;
-	attr->orig_attr.max_mr = max_mr;
+	attr->orig_attr.max_mr = fake->max_mr;
 	return 0;
 }
 
@@ -390,9 +398,9 @@ static void test_full_queue(struct ibv_pd *pd)
 	}
 	CHECK(ibv_cmd_post_send(&qp, wr, &bad) == ENOMEM);
 	CHECK(bad == &wr[QUEUE]);
-	CHECK(num_posted == QUEUE);
+	CHECK(fake->num_posted == QUEUE);
 	for (unsigned int i = 0; i < QUEUE; i++)
-		CHECK(posted[i] == i);
+		CHECK(fake->posted[i] == i);
 	CHECK(stats(pd->context).entries == IDLE);
 }
 
@@ -406,23 +414,23 @@ static void test_room_for_a_word(struct ibv_pd *pd)
 	uint64_t word = 0;
 
 	fill_cache(pd);
-	lacks_memory = 1;
+	fake->lacks_memory = 1;
 	CHECK(ibv_reg_mr_notify(mr, &word) == 0);
 	CHECK(stats(pd->context).entries < IDLE);
 	for (unsigned int i = 0; i < 2; i++) {
 		fill_cache(pd);
-		lacks_memory = 1;
+		fake->lacks_memory = 1;
 		CHECK(verbs[i](mr) == 0);
 		CHECK(stats(pd->context).entries < IDLE);
 	}
 	/* The library gives up. */
 	fill_cache(pd);
-	lacks_memory = UINT32_MAX;
-	methods_called = 0;
+	fake->lacks_memory = UINT32_MAX;
+	fake->methods_called = 0;
 	CHECK(ibv_reg_mr_notify(mr, &word) == ENOMEM);
 	CHECK(stats(pd->context).entries == 0);
-	CHECK(methods_called < 40);
-	lacks_memory = 0;
+	CHECK(fake->methods_called < 40);
+	fake->lacks_memory = 0;
 	ibv_dereg_mr(mr);
 }
 
@@ -447,9 +455,9 @@ static void test_interrupted(struct ibv_pd *pd)
 	void *buffer = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct ibv_mr *mr;
 
-	interrupted = 2;
+	fake->interrupted = 2;
 	mr = ibv_reg_mr(pd, buffer, PAGE, CACHED);
-	CHECK(mr != NULL && interrupted == 0);
+	CHECK(mr != NULL && fake->interrupted == 0);
 	CHECK(ibv_is_reg(pd, buffer, PAGE, CACHED) == 1);
 	CHECK(ibv_dereg_mr(mr) == 0);
 	munmap(buffer, PAGE);
@@ -465,19 +473,16 @@ static void test_interrupted_with_faults(struct ibv_pd *pd)
 	void *buffer = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct ibv_mr *mr;
 
-	/* This kernel does not report that another buffer was here. */
-	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
-	tracked = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	fake->tracked = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	sigaction(SIGSEGV, &action, &before);
-	interrupted = 1;
+	fake->interrupted = 1;
 	mr = ibv_reg_mr(pd, buffer, PAGE, CACHED);
-	CHECK(mr != NULL && *tracked == 1);
+	CHECK(mr != NULL && *fake->tracked == 1);
 	/* The two signals that can't be blocked. */
-	CHECK(has_signals == (own | 1 << SIGKILL | 1 << SIGSTOP));
+	CHECK(fake->has_signals == (own | 1 << SIGKILL | 1 << SIGSTOP));
 	CHECK(ibv_dereg_mr(mr) == 0);
 	sigaction(SIGSEGV, &before, NULL);
-	munmap((void *)tracked, PAGE);
-	tracked = NULL;
+	munmap((void *)fake->tracked, PAGE);
 	munmap(buffer, PAGE);
 }
 
@@ -491,38 +496,39 @@ static void test_wrapped_verbs(struct ibv_pd *pd)
 	struct ibv_mr *mr;
 
 	fill_cache(pd);
-	wrapped = 0;
+	fake->wrapped = 0;
 	CHECK(ibv_reg_mr_limits(pd->context, &few, &usual) == 0);
 	CHECK(stats(pd->context).entries == few.max_entries);
-	CHECK(wrapped == 0);
+	CHECK(fake->wrapped == 0);
 	fill_cache(pd);
 	CHECK(stats(pd->context).entries == few.max_entries);
-	CHECK(wrapped == IDLE);
+	CHECK(fake->wrapped == IDLE);
 	CHECK(ibv_reg_mr_limits(pd->context, &usual, NULL) == 0);
 
 	/* An MR that could not be armed. */
-	lacks_memory = UINT32_MAX;
+	fake->lacks_memory = UINT32_MAX;
 	mr = reg_page(pd, 0, CACHED);
-	CHECK(lacks_memory < UINT32_MAX && wrapped == IDLE);
-	lacks_memory = 0;
+	CHECK(fake->lacks_memory < UINT32_MAX && fake->wrapped == IDLE);
+	fake->lacks_memory = 0;
 	ibv_dereg_mr(mr);
 
-	wrapped = 0;
+	fake->wrapped = 0;
 	mr = ibv_reg_mr(pd, from + 8, 100, IBV_ACCESS_LOCAL_WRITE);
 	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) == 0);
-	CHECK(wrapped == 1);
+	CHECK(fake->wrapped == 1);
 	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, from + PAGE, 100, 0) == 0);
-	CHECK(wrapped == 2);
+	CHECK(fake->wrapped == 2);
 	ibv_dereg_mr(mr);
 
 	/* A provider without rereg_mr. */
 	mr = reg_page(&other, 0, IBV_ACCESS_LOCAL_WRITE);
-	wrapped = 0;
+	fake->wrapped = 0;
 	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) ==
 	      IBV_REREG_MR_ERR_CMD);
 	CHECK(errno == EOPNOTSUPP);
-	CHECK(wrapped == 1);
+	CHECK(fake->wrapped == 1);
 	ibv_dereg_mr(mr);
+	CHECK(ibv_reg_mr_clean(other.context, 0) == 0);
 }
 
 struct arming {
@@ -545,11 +551,11 @@ static void *arm(void *arg)
 /* Another thread begins to arm @mr, and stops at @until. */
 static void begin_to_arm(struct arming *other, struct ibv_mr *mr, int until)
 {
-	watched = mr->handle;
-	its_word = 1;
+	fake->watched = mr->handle;
+	fake->its_word = 1;
 	*other = (struct arming){ .mr = mr, .waits = until };
 	pthread_create(&other->thread, NULL, arm, other);
-	sem_wait(&arrived);
+	sem_wait(&fake->arrived);
 }
 
 /* The result of the other thread, or -1 if it hangs. */
@@ -557,7 +563,7 @@ static int end_of_arming(struct arming *other)
 {
 	struct timespec limit;
 
-	sem_post(&may_go_on);
+	sem_post(&fake->may_go_on);
 	clock_gettime(CLOCK_REALTIME, &limit);
 	limit.tv_sec += 180;
 	return pthread_timedjoin_np(other->thread, NULL, &limit) ? -1 : other->ret;
@@ -586,7 +592,7 @@ static void test_two_arm(struct ibv_pd *pd)
 	}
 	ret = end_of_arming(&other);
 	CHECK(ret == 0);
-	CHECK(its_word == (uintptr_t)&other.word);
+	CHECK(fake->its_word == (uintptr_t)&other.word);
 	if (ret < 0)
 		return;
 	CHECK(ibv_reg_mr_notify(mr, &word) == EBUSY);
@@ -600,22 +606,21 @@ static void test_two_arm(struct ibv_pd *pd)
 	CHECK(ibv_reg_mr_notify(mr, &word) == 0);
 	ret = end_of_arming(&other);
 	CHECK(ret == EBUSY);
-	CHECK(its_word == (uintptr_t)&word);
+	CHECK(fake->its_word == (uintptr_t)&word);
 	if (ret < 0)
 		return;
 	CHECK(ibv_dereg_mr(mr) == 0);
 
 	/* An MR that can't be disarmed stays cached, and may be tried again. */
 	mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE);
-	watched = mr->handle;
-	its_word = 0;
+	fake->watched = mr->handle;
+	fake->its_word = 0;
 	CHECK(ibv_reg_mr_notify(mr, &word) == EINVAL);
 	CHECK(ibv_settle_mr_notify(mr) == EINVAL);
-	its_word = 1;
+	fake->its_word = 1;
 	CHECK(ibv_reg_mr_notify(mr, &word) == 0);
-	CHECK(its_word == (uintptr_t)&word);
+	CHECK(fake->its_word == (uintptr_t)&word);
 	CHECK(ibv_dereg_mr(mr) == 0);
-	watched = 0;
 }
 
 /*
@@ -628,7 +633,7 @@ static unsigned int child_ends(struct ibv_pd *by, int where, int by_exit)
 	int status = -1;
 	pid_t child;
 
-	*ended = 0;
+	*fake->ended = 0;
 	fflush(stdout);
 	child = fork();
 	if (!child) {
@@ -640,7 +645,7 @@ static unsigned int child_ends(struct ibv_pd *by, int where, int by_exit)
 		fill_cache(pd);
 		/* One registration is in use. */
 		reg_page(pd, 0, CACHED);
-		exits = where;
+		fake->exits = where;
 		if (where)
 			ibv_reg_mr(pd, &status, sizeof(status), CACHED);
 		if (by_exit)
@@ -648,7 +653,7 @@ static unsigned int child_ends(struct ibv_pd *by, int where, int by_exit)
 		_exit(0);
 	}
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
-	return *ended;
+	return *fake->ended;
 }
 
 /*
@@ -670,7 +675,7 @@ static void test_child_ends(struct ibv_pd *pd)
 	if (!fork())
 		exit(0);
 	wait(NULL);
-	CHECK(*ended == 0);
+	CHECK(*fake->ended == 0);
 	CHECK(stats(pd->context).entries == before);
 }
 
@@ -679,7 +684,6 @@ static void test_busy_pd(struct ibv_pd *pd)
 {
 	struct ibv_pd other = { .context = open_device() };
 
-	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
 	fill_cache(&other);
 	CHECK(ibv_dealloc_pd(pd) == EBUSY);
 	CHECK(stats(other.context).entries == IDLE);
@@ -695,11 +699,11 @@ static void test_pd_with_two_names(struct ibv_pd *pd)
 
 	fill_cache(imported);
 	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(registered == 0);
+	CHECK(fake->registered == 0);
 	mr = reg_page(imported, 0, CACHED);
 	fill_cache(&other);
 	CHECK(ibv_dealloc_pd(pd) == EBUSY);
-	CHECK(registered == IDLE + 1);
+	CHECK(fake->registered == IDLE + 1);
 	ibv_dereg_mr(mr);
 	/* Registrations of another device can't use the PD. */
 	CHECK(ibv_dealloc_pd(pd) == EBUSY);
@@ -713,18 +717,17 @@ static void test_unimport(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr;
 
-	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
 	mr = reg_page(pd, 0, CACHED);
 	ibv_unimport_mr(mr);
-	CHECK(registered == 1);
+	CHECK(fake->registered == 1);
 	CHECK(reg_page(pd, 0, CACHED) == mr);
 	CHECK(ibv_dereg_mr(mr) == 0);
 	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
-	CHECK(registered == 0);
+	CHECK(fake->registered == 0);
 }
 
 /* Decimal, or hexadecimal with 0x; any other text is ignored. Each context reads it. */
-static void test_numbers(void)
+static void test_numbers(struct ibv_pd *pd)
 {
 	static const struct {
 		const char *text;
@@ -779,7 +782,6 @@ static void test_other_structs(struct ibv_pd *pd)
 	} wide = { .later = 5, .canary = 6 };
 	struct ibv_mr_cache_stats now;
 
-	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
 	fill_cache(pd);
 	now = stats(pd->context);
 	CHECK(now.entries == IDLE);
@@ -819,8 +821,8 @@ static int execute(struct ibv_context *context, uint64_t command)
 
 	fill_attr_const_in(cmd, UVERBS_ATTR_WRITE_CMD, command);
 	fill_attr_in(cmd, UVERBS_ATTR_CORE_IN, &none, sizeof(none));
-	refused_command = command;
-	commands_called = 0;
+	fake->refused_command = command;
+	fake->commands_called = 0;
 	return execute_ioctl(context, cmd);
 }
 
@@ -856,9 +858,9 @@ static int execute_registration(struct ibv_context *context, uint64_t length)
 
 	fill_attr_const_in(cmd, UVERBS_ATTR_WRITE_CMD, IB_USER_VERBS_CMD_REG_MR);
 	fill_attr_in(cmd, UVERBS_ATTR_CORE_IN, &reg, sizeof(reg));
-	refused_command = IB_USER_VERBS_CMD_REG_MR;
-	refusal = ENOMEM;
-	commands_called = 0;
+	fake->refused_command = IB_USER_VERBS_CMD_REG_MR;
+	fake->refusal = ENOMEM;
+	fake->commands_called = 0;
 	return execute_ioctl(context, cmd);
 }
 
@@ -871,23 +873,23 @@ static int register_too_much(void)
 		/* More than the machine has. */
 		fill_cache(&pd);
 		CHECK(execute_registration(pd.context, 1ULL << 60) == ENOMEM);
-		CHECK(commands_called == 1);
+		CHECK(fake->commands_called == 1);
 		CHECK(stats(pd.context).entries == IDLE);
 	}
 	if (setrlimit(RLIMIT_MEMLOCK, &limit) || (!getuid() && setuid(65534)))
 		return -1;
 	fill_cache(&pd);
 	CHECK(execute_registration(pd.context, 64 << 20) == ENOMEM);
-	CHECK(commands_called == 1);
+	CHECK(fake->commands_called == 1);
 	CHECK(stats(pd.context).entries == IDLE);
 	CHECK(execute_registration(pd.context, 4 << 20) == 0);
-	CHECK(commands_called == 2);
+	CHECK(fake->commands_called == 2);
 	CHECK(stats(pd.context).entries < IDLE);
 	return 0;
 }
 
 /* No idle registration ends for a registration that can never fit. */
-static void test_hopeless(void)
+static void test_hopeless(struct ibv_pd *pd)
 {
 	char said[1000];
 
@@ -900,26 +902,24 @@ static void test_no_shortage(struct ibv_pd *pd)
 	DECLARE_COMMAND_BUFFER(cmd, UVERBS_ID_DRIVER_NS,
 			       UVERBS_ID_DRIVER_NS, 1);
 
-	refusal = EAGAIN;
-	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
+	fake->refusal = EAGAIN;
 	fill_cache(pd);
 	CHECK(execute(pd->context, IB_USER_VERBS_CMD_OPEN_XRCD) == EAGAIN);
-	CHECK(commands_called == 1);
+	CHECK(fake->commands_called == 1);
 	CHECK(stats(pd->context).entries == IDLE);
-	commands_called = 0;
+	fake->commands_called = 0;
 	fill_attr_in_uint64(cmd, UVERBS_ID_DRIVER_NS, 1);
 	CHECK(execute_ioctl(pd->context, cmd) == EAGAIN);
-	CHECK(commands_called == 1);
+	CHECK(fake->commands_called == 1);
 	CHECK(stats(pd->context).entries == IDLE);
 
 	CHECK(execute(pd->context, IB_USER_VERBS_CMD_CREATE_CQ) == 0);
-	CHECK(commands_called == 2);
+	CHECK(fake->commands_called == 2);
 	CHECK(stats(pd->context).entries < IDLE);
 	fill_cache(pd);
 	CHECK(execute(pd->context, IB_USER_VERBS_CMD_FLAG_EXTENDED |
 					   IB_USER_VERBS_EX_CMD_CREATE_WQ) == 0);
-	CHECK(commands_called == 2);
-	refused_command = 0;
+	CHECK(fake->commands_called == 2);
 }
 
 /* Registrations by other verbs are not cached, and their providers do not get the flag. */
@@ -930,11 +930,11 @@ static void test_flag_of_others(struct ibv_pd *pd)
 
 	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0,
 			   CACHED) == 0);
-	CHECK(access_seen == IBV_ACCESS_LOCAL_WRITE);
+	CHECK(fake->access_seen == IBV_ACCESS_LOCAL_WRITE);
 	ibv_dereg_mr(mr);
-	access_seen = 0;
+	fake->access_seen = 0;
 	mr = ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, 0, CACHED);
-	CHECK(access_seen == IBV_ACCESS_LOCAL_WRITE);
+	CHECK(fake->access_seen == IBV_ACCESS_LOCAL_WRITE);
 	ibv_dereg_mr(mr);
 }
 
@@ -951,7 +951,7 @@ static int open_with_typos(void)
 }
 
 /* Each typo is reported once. */
-static void test_typos(void)
+static void test_typos(struct ibv_pd *pd)
 {
 	char said[1000];
 
@@ -968,12 +968,12 @@ static int exit_with_a_report(void)
 	setenv("RDMAV_MR_CACHE_STATS", "1", 1);
 	pd.context = open_device();
 	ibv_dereg_mr(reg_page(&pd, 0, CACHED));
-	is_half_done = true;
+	fake->is_half_done = true;
 	exit(0);
 }
 
 /* exit() may run in a signal handler inside malloc(). */
-static void test_report_allocates_nothing(void)
+static void test_report_allocates_nothing(struct ibv_pd *pd)
 {
 	char said[1000];
 
@@ -1005,7 +1005,7 @@ static int count_with_enough(void)
 	return count_entries(1 << 20);
 }
 
-static void test_little_to_lock(void)
+static void test_little_to_lock(struct ibv_pd *pd)
 {
 	char said[1000];
 	int status;
@@ -1020,14 +1020,13 @@ static uint64_t first_entries(int of_device)
 {
 	struct ibv_mr_cache_limits limits = {};
 
-	max_mr = of_device;
+	fake->max_mr = of_device;
 	CHECK(ibv_reg_mr_limits(open_device(), NULL, &limits) == 0);
-	max_mr = 0;
 	return limits.max_entries;
 }
 
 /* If a device has few MRs, the cache leaves most of them to other users. */
-static void test_few_mrs(void)
+static void test_few_mrs(struct ibv_pd *pd)
 {
 	CHECK(first_entries(1 << 20) == 65536);
 	CHECK(first_entries(INT_MAX) == 65536);
@@ -1052,7 +1051,6 @@ static void test_errno_stays(struct ibv_pd *pd)
 				      IBV_ACCESS_CACHED };
 	struct ibv_mr_cache_limits limits, none = {};
 
-	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
 	for (unsigned int i = 0; i < sizeof(ways) / sizeof(*ways); i++) {
 		struct ibv_mr *mr;
 
@@ -1070,39 +1068,35 @@ static void test_errno_stays(struct ibv_pd *pd)
 }
 
 #ifdef SANITIZED
-static unsigned int acquired, released;	/* calls for this MR: */
-static void *told;
-
 /* ThreadSanitizer's functions, which libibverbs looks up in the program. */
 void __tsan_acquire(void *of);
 void __tsan_release(void *of);
 
 void __tsan_acquire(void *of)
 {
-	acquired += of == told;
+	fake->acquired += of == fake->told;
 }
 
 void __tsan_release(void *of)
 {
-	released += of == told;
+	fake->released += of == fake->told;
 }
 
 /* The sanitizer learns that each use is after the registration and before the MR is freed. */
 static void test_thread_sanitizer(struct ibv_pd *pd)
 {
-	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
-	told = reg_page(pd, 0, CACHED);
-	acquired = 0;
+	fake->told = reg_page(pd, 0, CACHED);
+	fake->acquired = 0;
 	for (unsigned int times = 1; times < 4; times++) {
-		CHECK(reg_page(pd, 0, CACHED) == told);
-		CHECK(acquired == times);
+		CHECK(reg_page(pd, 0, CACHED) == fake->told);
+		CHECK(fake->acquired == times);
 	}
 	for (unsigned int times = 1; times < 5; times++) {
-		CHECK(ibv_dereg_mr(told) == 0);
-		CHECK(acquired == 3 && released == times);
+		CHECK(ibv_dereg_mr(fake->told) == 0);
+		CHECK(fake->acquired == 3 && fake->released == times);
 	}
 	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
-	CHECK(acquired == 4);
+	CHECK(fake->acquired == 4);
 }
 #else
 static void test_thread_sanitizer(struct ibv_pd *pd)
@@ -1131,7 +1125,6 @@ static void test_cancelled(struct ibv_pd *pd)
 	pthread_t thread;
 	void *result;
 
-	CHECK(ibv_reg_mr_clean(pd->context, 0) == 0);
 	mr = reg_page(pd, 0, CACHED);
 	CHECK(pthread_create(&thread, NULL, register_cancelled, mr) == 0);
 	CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
@@ -1140,39 +1133,50 @@ static void test_cancelled(struct ibv_pd *pd)
 	CHECK(stats(pd->context).entries == 0);
 }
 
+static void run_case(void (*test)(struct ibv_pd *pd))
+{
+	fake = calloc(1, sizeof(*fake)); /* kept: a thread that hangs goes on using it */
+	fake->ended = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	sem_init(&fake->arrived, 0, 0);
+	sem_init(&fake->may_go_on, 0, 0);
+	fake->pd.context = open_device_that_reregisters();
+	test(&fake->pd);
+	CHECK(ibv_reg_mr_clean(fake->pd.context, 0) == 0);
+	CHECK(fake->registered == 0);
+}
+
 int main(void)
 {
-	struct ibv_pd pd;
+	static void (*const cases[])(struct ibv_pd *pd) = {
+		test_numbers,
+		test_few_mrs,
+		test_report_allocates_nothing,
+		test_typos,
+		test_little_to_lock,
+		test_another_context,
+		test_full_queue,
+		test_room_for_a_word,
+		test_rounded_no_more,
+		test_interrupted,
+		test_interrupted_with_faults,
+		test_other_structs,
+		test_no_shortage,
+		test_flag_of_others,
+		test_wrapped_verbs,
+		test_errno_stays,
+		test_cancelled,
+		test_thread_sanitizer,
+		test_busy_pd,
+		test_pd_with_two_names,
+		test_unimport,
+		test_hopeless,
+		test_child_ends,
+		test_two_arm,
+	};
 
-	ended = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	sem_init(&arrived, 0, 0);
-	sem_init(&may_go_on, 0, 0);
 	setenv("RDMAV_MR_CACHE", "1", 1);
-	pd = (struct ibv_pd){ .context = open_device_that_reregisters() };
-	test_numbers();
-	test_few_mrs();
-	test_report_allocates_nothing();
-	test_typos();
-	test_little_to_lock();
-	test_another_context(&pd);
-	test_full_queue(&pd);
-	test_room_for_a_word(&pd);
-	test_rounded_no_more(&pd);
-	test_interrupted(&pd);
-	test_interrupted_with_faults(&pd);
-	test_other_structs(&pd);
-	test_no_shortage(&pd);
-	test_flag_of_others(&pd);
-	test_wrapped_verbs(&pd);
-	test_errno_stays(&pd);
-	test_cancelled(&pd);
-	test_thread_sanitizer(&pd);
-	test_busy_pd(&pd);
-	test_pd_with_two_names(&pd);
-	test_unimport(&pd);
-	test_hopeless();
-	test_child_ends(&pd);
-	test_two_arm(&pd);
+	for (unsigned int i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+		run_case(cases[i]);
 	printf("mr_cache_test: %s\n", failures ? "FAILED" : "passed");
 	return failures != 0;
 }
