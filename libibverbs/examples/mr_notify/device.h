@@ -22,6 +22,7 @@ struct closer {
 	void operator()(ibv_pd *p) const { ibv_dealloc_pd(p); }
 	void operator()(ibv_mr *p) const { ibv_dereg_mr(p); }
 	void operator()(ibv_mw *p) const { ibv_dealloc_mw(p); }
+	void operator()(ibv_ah *p) const { ibv_destroy_ah(p); }
 	void operator()(ibv_cq *p) const { ibv_destroy_cq(p); }
 	void operator()(ibv_srq *p) const { ibv_destroy_srq(p); }
 	void operator()(ibv_qp *p) const { ibv_destroy_qp(p); }

@@ -37,6 +37,31 @@ void pick_gid(ibv_context *context, int table_length, address &out)
 	}
 }
 
+/* The attributes that a queue pair of this type needs to enter INIT, RTR or RTS. */
+int needed_attributes(ibv_qp_type type, ibv_qp_state state)
+{
+	const bool datagrams = type == IBV_QPT_UD;
+	const bool reliable = type == IBV_QPT_RC;
+
+	switch (state) {
+	case IBV_QPS_INIT:
+		return IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		       (datagrams ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS);
+	case IBV_QPS_RTR:
+		return IBV_QP_STATE |
+		       (datagrams ? 0
+				  : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN) |
+		       (reliable ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0);
+	case IBV_QPS_RTS:
+		return IBV_QP_STATE | IBV_QP_SQ_PSN |
+		       (reliable ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+					   IBV_QP_MAX_QP_RD_ATOMIC
+				 : 0);
+	default:
+		return IBV_QP_STATE;
+	}
+}
+
 } // namespace
 
 address address_of(const ibv_qp *qp)
@@ -72,50 +97,44 @@ owned<ibv_qp> make_reliable(const device &on, ibv_cq *cq, ibv_srq *srq)
 	return qp;
 }
 
-void connect_reliable(ibv_qp *qp, const address &own, const address &other, const patience &waits)
+ibv_qp_attr attributes_to(const address &own, const address &other)
 {
 	ibv_qp_attr attr{};
 
-	attr.qp_state = IBV_QPS_INIT;
 	attr.port_num = port_number;
-	attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
-			       IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-	check_verb(
-		ibv_modify_qp(qp, &attr,
-			      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
-		"ibv_modify_qp to INIT");
-
-	attr = {};
-	attr.qp_state = IBV_QPS_RTR;
 	attr.path_mtu = own.mtu;
 	attr.dest_qp_num = other.qp;
 	attr.rq_psn = other.psn;
-	attr.max_dest_rd_atomic = 1;
+	attr.sq_psn = own.psn;
+	attr.qp_access_flags = device::all_rights;
 	attr.min_rnr_timer = 12;
+	attr.rnr_retry = 7;
 	attr.ah_attr.dlid = other.lid;
 	attr.ah_attr.port_num = port_number;
 	attr.ah_attr.is_global = own.link_layer == IBV_LINK_LAYER_ETHERNET;
 	attr.ah_attr.grh.dgid = other.gid;
 	attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(own.gid_index);
 	attr.ah_attr.grh.hop_limit = 64;
-	check_verb(ibv_modify_qp(qp, &attr,
-				 IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-					 IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-					 IBV_QP_MIN_RNR_TIMER),
-		   "ibv_modify_qp to RTR");
+	return attr;
+}
 
-	attr = {};
-	attr.qp_state = IBV_QPS_RTS;
-	attr.timeout = waits.timeout;
-	attr.sq_psn = own.psn;
-	attr.retry_cnt = waits.retries;
-	attr.rnr_retry = 7;
+int enter(ibv_qp *qp, ibv_qp_state state, ibv_qp_attr attr)
+{
+	attr.qp_state = state;
+	return ibv_modify_qp(qp, &attr, needed_attributes(qp->qp_type, state));
+}
+
+void connect_reliable(ibv_qp *qp, const address &own, const address &other, const patience &waits)
+{
+	ibv_qp_attr attr = attributes_to(own, other);
+
 	attr.max_rd_atomic = 1;
-	check_verb(ibv_modify_qp(qp, &attr,
-				 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-					 IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-					 IBV_QP_MAX_QP_RD_ATOMIC),
-		   "ibv_modify_qp to RTS");
+	attr.max_dest_rd_atomic = 1;
+	attr.timeout = waits.timeout;
+	attr.retry_cnt = waits.retries;
+	check_verb(enter(qp, IBV_QPS_INIT, attr), "ibv_modify_qp to INIT");
+	check_verb(enter(qp, IBV_QPS_RTR, attr), "ibv_modify_qp to RTR");
+	check_verb(enter(qp, IBV_QPS_RTS, attr), "ibv_modify_qp to RTS");
 }
 
 } // namespace mr_notify

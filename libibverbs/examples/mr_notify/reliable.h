@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * One end of a reliable connection over InfiniBand or RoCE, and the address that the
- * other end needs. For iWARP see iwarp.h.
+ * other end needs; the states of a queue pair of any type. For iWARP see iwarp.h.
  */
 #ifndef MR_NOTIFY_RELIABLE_H
 #define MR_NOTIFY_RELIABLE_H
@@ -33,6 +33,15 @@ owned<ibv_qp> make_reliable(const device &on, ibv_cq *cq, ibv_srq *srq = nullptr
 
 /* Uses an IPv4 GID of the newest RoCE version if there is one. Unsupported if the port is down. */
 address address_of(const ibv_qp *qp);
+
+/* Attributes to send to the other end, without resources and times. */
+ibv_qp_attr attributes_to(const address &own, const address &other);
+
+/*
+ * Enters INIT, RTR or RTS with the attributes that an RC, UC or UD queue pair needs for this state,
+ * or another state with none. Returns 0 or an errno value, as ibv_modify_qp() does.
+ */
+int enter(ibv_qp *qp, ibv_qp_state state, ibv_qp_attr attr = {});
 
 /* Moves the queue pair to RTS; both ends have the same MTU. */
 void connect_reliable(ibv_qp *qp, const address &own, const address &other,

@@ -157,15 +157,11 @@ public:
 	ibv_qp *qp() const { return qp_.get(); }
 
 private:
-	struct ah_closer {
-		void operator()(ibv_ah *p) const { ibv_destroy_ah(p); }
-	};
-
 	bool is_datagram() const { return qp_->qp_type == IBV_QPT_UD; }
 
 	const device &on_;
 	owned<ibv_cq> cq_;
-	std::unique_ptr<ibv_ah, ah_closer> ah_;
+	owned<ibv_ah> ah_;
 	owned<ibv_qp> qp_;
 	uint32_t other_ = 0;
 };

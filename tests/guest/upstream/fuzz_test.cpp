@@ -198,13 +198,10 @@ private:
 		});
 	}
 
-	struct ah_closer {
-		void operator()(ibv_ah *p) const { ibv_destroy_ah(p); }
-	};
 	struct end {
 		owned<ibv_cq> cq;
 		owned<ibv_srq> srq;
-		std::unique_ptr<ibv_ah, ah_closer> ah;
+		owned<ibv_ah> ah;
 		owned<ibv_qp> qp;
 		owned<ibv_mw> window;
 		send_ring ring;

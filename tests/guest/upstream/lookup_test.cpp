@@ -19,7 +19,7 @@
 #include "loopback.h"
 #include "post.h"
 #include "probe.h"
-#include "qp_setup.h"
+#include "reliable.h"
 #include "run_time.h"
 
 using namespace mr_notify;

@@ -14,7 +14,7 @@
 
 #include "asked.h"
 #include "odp.h"
-#include "qp_setup.h"
+#include "reliable.h"
 #include "run_time.h"
 #include "system.h"
 
