@@ -28,6 +28,13 @@ ibv_wc_status run(mr_notify::loopback &link, const request &what);
 
 mr_notify::owned<ibv_mr> register_all(const mr_notify::device &on, int access);
 
+/* A device that is connected with itself, and its MR of all memory. */
+struct paged_loopback {
+	mr_notify::device on;
+	mr_notify::loopback link{on};
+	mr_notify::owned<ibv_mr> all = register_all(on, all_rights);
+};
+
 /* A child that ends with the status that the function returns, or 99 if it throws. */
 template <class F> pid_t child_that(F does)
 {

@@ -38,9 +38,9 @@ using namespace mr_notify;
 
 namespace {
 
-constexpr std::size_t slot_pages = 4;
+constexpr std::size_t buffer_pages = 4;
 constexpr std::size_t chunk = 64;
-constexpr int slot_count = 64;
+constexpr int buffer_count = 64;
 constexpr int worker_count = 3;
 constexpr int owner_count = 2;
 constexpr int plain = IBV_ACCESS_LOCAL_WRITE;
@@ -52,14 +52,14 @@ constexpr int plain = IBV_ACCESS_LOCAL_WRITE;
 }
 
 /* A buffer at a fixed address. The holder of the mutex knows its contents. */
-class slot {
+class buffer {
 public:
-	explicit slot(range where) : where_(where) { fill(); }
+	explicit buffer(range where) : where_(where) { fill(); }
 
 	std::mutex mutex;
 	std::vector<ibv_mr *> held; /* registrations that are kept over changes */
 
-	static std::size_t bytes() { return slot_pages * page_size(); }
+	static std::size_t bytes() { return buffer_pages * page_size(); }
 	range where() const { return where_; }
 
 	void fill()
@@ -211,14 +211,15 @@ struct cached_registry : registry {
 struct naive_registry : registry {
 	ibv_mr *get(const device &on, range r) override
 	{
-		const auto page = reinterpret_cast<uintptr_t>(r.addr) / (slot_pages * page_size());
+		const auto page =
+			reinterpret_cast<uintptr_t>(r.addr) / (buffer_pages * page_size());
 		const std::lock_guard lock(mutex);
 		auto &mr = known[page];
 
 		if (!mr)
 			mr = on.register_memory(
-				{reinterpret_cast<std::byte *>(page * slot_pages * page_size()),
-				 slot_pages * page_size()},
+				{reinterpret_cast<std::byte *>(page * buffer_pages * page_size()),
+				 buffer_pages * page_size()},
 				plain);
 		return mr.get();
 	}
@@ -238,32 +239,32 @@ struct result {
 	std::atomic<uint64_t> unclosed = 0;
 };
 
-class arena {
+class buffer_set {
 public:
-	arena() : memory_(anonymous((slot_count + 1) * slot_bytes()))
+	buffer_set() : memory_(anonymous((buffer_count + 1) * buffer_bytes()))
 	{
-		/* Aligned to slots, for the naive cache. */
+		/* Aligned to buffers, for the naive cache. */
 		auto first = reinterpret_cast<uintptr_t>(memory_.registered().addr);
-		first = (first + slot_bytes() - 1) / slot_bytes() * slot_bytes();
-		for (int i = 0; i < slot_count; i++)
-			slots_.push_back(std::make_unique<slot>(
-				range{reinterpret_cast<std::byte *>(first + i * slot_bytes()),
-				      slot_bytes()}));
+		first = (first + buffer_bytes() - 1) / buffer_bytes() * buffer_bytes();
+		for (int i = 0; i < buffer_count; i++)
+			buffers_.push_back(std::make_unique<buffer>(
+				range{reinterpret_cast<std::byte *>(first + i * buffer_bytes()),
+				      buffer_bytes()}));
 	}
 
-	static std::size_t slot_bytes() { return slot::bytes(); }
-	slot &operator[](std::size_t i) { return *slots_[i]; }
+	static std::size_t buffer_bytes() { return buffer::bytes(); }
+	buffer &operator[](std::size_t i) { return *buffers_[i]; }
 
 private:
 	memory memory_;
-	std::vector<std::unique_ptr<slot>> slots_;
+	std::vector<std::unique_ptr<buffer>> buffers_;
 };
 
 class worker {
 public:
-	worker(const device &on, arena &slots, registry &by, result &out, unsigned int seed)
-	    : on_(on), slots_(slots), by_(by), out_(out), random_(seed), link_(on),
-	      landing_(anonymous(slots_at_once * registrations_each * chunk)),
+	worker(const device &on, buffer_set &buffers, registry &by, result &out, unsigned int seed)
+	    : on_(on), buffers_(buffers), by_(by), out_(out), random_(seed), link_(on),
+	      landing_(anonymous(buffers_at_once * registrations_each * chunk)),
 	      target_(on.register_memory(landing_.registered()))
 	{
 	}
@@ -275,12 +276,12 @@ public:
 	}
 
 private:
-	static constexpr int slots_at_once = 12;
+	static constexpr int buffers_at_once = 12;
 	static constexpr int registrations_each = 30;
 
 	/* One work request for each buffer, whose chunks come by a registration each. */
 	struct job {
-		slot *from;
+		buffer *from;
 		std::size_t at[registrations_each];
 		ibv_mr *mr[registrations_each];
 		ibv_sge sge[registrations_each];
@@ -294,11 +295,11 @@ private:
 
 	void burst()
 	{
-		job jobs[slots_at_once];
+		job jobs[buffers_at_once];
 		int n = 0;
 
 		while (n == 0)
-			for (int i = 0; i < slots_at_once; i++)
+			for (int i = 0; i < buffers_at_once; i++)
 				n += prepare(jobs[n], n);
 		send(jobs, n);
 		for (int i = 0; i < n; i++)
@@ -307,7 +308,7 @@ private:
 
 	bool prepare(job &to, int n)
 	{
-		slot &one = slots_[random_() % slot_count];
+		buffer &one = buffers_[random_() % buffer_count];
 
 		if (!one.mutex.try_lock())
 			return false;
@@ -383,7 +384,7 @@ private:
 	}
 
 	const device &on_;
-	arena &slots_;
+	buffer_set &buffers_;
 	registry &by_;
 	result &out_;
 	std::minstd_rand random_;
@@ -393,14 +394,14 @@ private:
 };
 
 /* Children that write to the buffers, and end without a word. */
-void fork_until(const std::atomic<bool> &stop, arena &slots, result &out)
+void fork_until(const std::atomic<bool> &stop, buffer_set &buffers, result &out)
 {
 	while (!stop) {
 		const pid_t child = fork();
 
 		if (child == 0) {
-			for (int i = 0; i < slot_count; i += 3) {
-				const range r = slots[i].where();
+			for (int i = 0; i < buffer_count; i += 3) {
+				const range r = buffers[i].where();
 				/* Under change just now, perhaps: by a system call, that fails. */
 				int ends[2];
 				if (pipe(ends) == 0 && write(ends[1], r.addr, 1) == 1 &&
@@ -431,9 +432,9 @@ void shrink_until(const std::atomic<bool> &stop)
  */
 class short_lived {
 public:
-	short_lived(const device &on, arena &slots, result &out, unsigned int seed)
-	    : on_(on), slots_(slots), out_(out), random_(seed),
-	      own_(anonymous(own_buffers * slot::bytes()))
+	short_lived(const device &on, buffer_set &buffers, result &out, unsigned int seed)
+	    : on_(on), buffers_(buffers), out_(out), random_(seed),
+	      own_(anonymous(own_buffers * buffer::bytes()))
 	{
 	}
 
@@ -476,15 +477,15 @@ private:
 	{
 		if (random_() % 2) {
 			const range r{own_.registered().addr +
-					      random_() % own_buffers * slot::bytes(),
-				      slot::bytes()};
+					      random_() % own_buffers * buffer::bytes(),
+				      buffer::bytes()};
 
 			register_once(pd, r);
 			if (random_() % 4 == 0 && madvise(r.addr, r.length, MADV_DONTNEED))
 				give_up("MADV_DONTNEED");
 			return;
 		}
-		slot &one = slots_[random_() % slot_count];
+		buffer &one = buffers_[random_() % buffer_count];
 		const std::unique_lock lock(one.mutex, std::try_to_lock);
 		if (lock)
 			register_once(pd, one.where());
@@ -502,7 +503,7 @@ private:
 	}
 
 	const device &on_;
-	arena &slots_;
+	buffer_set &buffers_;
 	result &out_;
 	std::minstd_rand random_;
 	memory own_;
@@ -514,7 +515,7 @@ enum class owners { stay, come_and_go };
 template <class F>
 void run(const device &on, registry &by, const run_limit &until, owners others, result &out, F seen)
 {
-	arena slots;
+	buffer_set buffers;
 	std::atomic<bool> stop = false;
 	std::vector<std::unique_ptr<worker>> workers;
 	std::vector<std::thread> threads;
@@ -525,13 +526,14 @@ void run(const device &on, registry &by, const run_limit &until, owners others, 
 
 	std::printf("seed %u\n", seed);
 	for (int i = 0; i < worker_count; i++)
-		workers.push_back(std::make_unique<worker>(on, slots, by, out, seed + i));
+		workers.push_back(std::make_unique<worker>(on, buffers, by, out, seed + i));
 	std::vector<std::thread> beside;
-	beside.emplace_back([&] { fork_until(stop, slots, out); });
+	beside.emplace_back([&] { fork_until(stop, buffers, out); });
 	beside.emplace_back([&] { shrink_until(stop); });
 	for (int i = 0; others == owners::come_and_go && i < owner_count; i++)
-		beside.emplace_back(
-			[&, i] { short_lived(on, slots, out, seed + worker_count + i).run(stop); });
+		beside.emplace_back([&, i] {
+			short_lived(on, buffers, out, seed + worker_count + i).run(stop);
+		});
 	for (auto &one : workers)
 		threads.emplace_back([&] { one->run(until, seen); });
 	for (std::thread &thread : threads)
@@ -539,8 +541,8 @@ void run(const device &on, registry &by, const run_limit &until, owners others, 
 	stop = true;
 	for (std::thread &thread : beside)
 		thread.join();
-	for (int i = 0; i < slot_count; i++)
-		for (ibv_mr *mr : slots[i].held)
+	for (int i = 0; i < buffer_count; i++)
+		for (ibv_mr *mr : buffers[i].held)
 			by.put(mr);
 	std::printf("%lu registrations, %lu changes, %lu forks, %lu owners: %lu stale, "
 		    "%lu refused, %lu not closed\n",
@@ -560,7 +562,7 @@ TEST_CASE("adversary: no stale byte arrives")
 
 	/* Less than there are buffers: some come back by eviction. */
 	REQUIRE(ibv_reg_mr_limits(on.context(), nullptr, &limits) == 0);
-	limits.max_entries = slot_count * 3 / 4;
+	limits.max_entries = buffer_count * 3 / 4;
 	REQUIRE(ibv_reg_mr_limits(on.context(), &limits, nullptr) == 0);
 
 	run(on, by, run_limit::environment(), owners::come_and_go, out, [&] {

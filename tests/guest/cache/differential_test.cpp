@@ -106,18 +106,18 @@ std::string made(const void *what)
 }
 
 /* Pages at an address that all processes use; some may be missing. */
-class arena {
+class fixed_memory {
 public:
 	static constexpr std::size_t pages = 48;
 
-	arena()
+	fixed_memory()
 	{
 		for (std::size_t page = 0; page < pages; page++)
 			map(page, 1);
 	}
-	arena(const arena &) = delete;
-	arena &operator=(const arena &) = delete;
-	~arena() { munmap(base(), pages * page_size()); }
+	fixed_memory(const fixed_memory &) = delete;
+	fixed_memory &operator=(const fixed_memory &) = delete;
+	~fixed_memory() { munmap(base(), pages * page_size()); }
 
 	static std::byte *base() { return reinterpret_cast<std::byte *>(uintptr_t{0x1000000000}); }
 
@@ -223,8 +223,8 @@ private:
 
 	static std::string name(range r)
 	{
-		return '[' + std::to_string(r.addr - arena::base()) + ", " +
-		       std::to_string(r.end() - arena::base()) + ')';
+		return '[' + std::to_string(r.addr - fixed_memory::base()) + ", " +
+		       std::to_string(r.end() - fixed_memory::base()) + ')';
 	}
 
 	void one_step()
@@ -264,7 +264,7 @@ private:
 	/* Often a known range, a part of it, or a larger range: the cases that a cache is for. */
 	range any_range()
 	{
-		const std::size_t whole = arena::pages * page_size();
+		const std::size_t whole = fixed_memory::pages * page_size();
 
 		if (!known_.empty() && below(2)) {
 			range r = any(known_);
@@ -276,14 +276,14 @@ private:
 			return r;
 		}
 		range r;
-		r.addr = arena::base() + below(whole);
+		r.addr = fixed_memory::base() + below(whole);
 		r.length = 1 + below(below(4) ? 3 * page_size() : whole);
 		if (below(3) == 0) {
 			r.addr -= reinterpret_cast<uintptr_t>(r.addr) % page_size();
 			r.length = (r.length + page_size() - 1) / page_size() * page_size();
 		}
-		r.length = std::min(r.length,
-				    static_cast<std::size_t>(arena::base() + whole - r.addr));
+		r.length = std::min(
+			r.length, static_cast<std::size_t>(fixed_memory::base() + whole - r.addr));
 		if (below(40) == 0)
 			r.length = 0;
 		known_.push_back(r);
@@ -367,7 +367,7 @@ private:
 		std::byte *addr = r.addr + below(r.length - length + 1);
 		if (one.is_exact() && below(6) == 0)
 			addr += below(2) ? length : page_size();
-		if (addr + length > arena::base() + arena::pages * page_size())
+		if (addr + length > fixed_memory::base() + fixed_memory::pages * page_size())
 			addr = r.addr;
 		return {addr, length};
 	}
@@ -410,7 +410,7 @@ private:
 		}
 		/* First: the operands of + are evaluated in any order. */
 		const std::string seen = completions(opcode == IBV_WR_SEND);
-		say(what, seen + ", bytes " + std::to_string(arena_.sum()));
+		say(what, seen + ", bytes " + std::to_string(memory_.sum()));
 	}
 
 	/* How both ends saw it. The far end does not see requests that the near end refuses. */
@@ -464,9 +464,10 @@ private:
 	/* Of pages in which nothing is registered: a plain registration's stay as they are. */
 	void change_memory()
 	{
-		const std::size_t first = below(arena::pages);
-		const std::size_t count = 1 + below(std::min<std::size_t>(arena::pages - first, 6));
-		const range pages{arena::base() + first * page_size(), count * page_size()};
+		const std::size_t first = below(fixed_memory::pages);
+		const std::size_t count =
+			1 + below(std::min<std::size_t>(fixed_memory::pages - first, 6));
+		const range pages{fixed_memory::base() + first * page_size(), count * page_size()};
 		const int value = static_cast<int>(1 + below(255));
 		const uint64_t how = below(6);
 		const bool used = std::any_of(mrs_.begin(), mrs_.end(), [&](const auto &one) {
@@ -475,21 +476,21 @@ private:
 
 		/* Locked memory can't be dropped. */
 		if (used || how == 0 || (locks_all_ && (how == 2 || how == 3))) {
-			arena_.fill(first, count, value);
+			memory_.fill(first, count, value);
 			return;
 		}
 		if (how == 1)
-			arena_.unmap(first, count);
+			memory_.unmap(first, count);
 		else if (how == 2)
-			arena_.advise(first, count, MADV_DONTNEED);
+			memory_.advise(first, count, MADV_DONTNEED);
 		else if (how == 3)
-			arena_.advise(first, count, MADV_FREE);
+			memory_.advise(first, count, MADV_FREE);
 		else
-			arena_.map(first, count);
+			memory_.map(first, count);
 		if (how != 2 || below(2))
-			arena_.fill(first, count, value);
+			memory_.fill(first, count, value);
 		say("memory " + name(pages) + " how " + std::to_string(how),
-		    std::to_string(arena_.sum()));
+		    std::to_string(memory_.sum()));
 	}
 
 	void alloc_pd()
@@ -571,13 +572,13 @@ private:
 		const pid_t child = fork();
 
 		if (child == 0) {
-			const bool copied = mrs_.empty() && arena_.own() > 0;
+			const bool copied = mrs_.empty() && memory_.own() > 0;
 
-			arena_.fill(0, arena::pages, 0xee);
-			_exit(static_cast<int>(arena_.sum() >> 57) | copied << 7);
+			memory_.fill(0, fixed_memory::pages, 0xee);
+			_exit(static_cast<int>(memory_.sum() >> 57) | copied << 7);
 		}
 		waitpid(child, &status, 0);
-		say("fork", std::to_string(status) + ", bytes " + std::to_string(arena_.sum()));
+		say("fork", std::to_string(status) + ", bytes " + std::to_string(memory_.sum()));
 	}
 
 	void clean()
@@ -703,7 +704,7 @@ private:
 		return nullptr;
 	}
 
-	/* Memory outside of the arena, which a transfer might have used; empty if there is none. */
+	/* Other memory, which a transfer might have used; empty if there is none. */
 	range used_memory(std::size_t size, int flags, int advice, int fd = -1)
 	{
 		void *const at =
@@ -824,7 +825,7 @@ private:
 	ibv_mr_cache_limits limits_{};
 	bool was_limited_ = false;
 	device on_;
-	arena arena_;
+	fixed_memory memory_;
 	std::optional<loopback> link_;
 	std::vector<ibv_pd *> pds_;
 	std::vector<registration> mrs_;

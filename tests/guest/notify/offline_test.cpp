@@ -128,9 +128,9 @@ memory on_dimm()
 	return m;
 }
 
-/* A registration that the kernel may suspend. */
-struct suspendable {
-	suspendable(const device &on, memory what)
+/* A registration that the kernel may suspend while its word counts no users. */
+struct counted {
+	counted(const device &on, memory what)
 	    : m(std::move(what)), mr(on.register_memory(m.registered()))
 	{
 		check_verb(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), users),
@@ -157,7 +157,7 @@ struct suspendable {
  */
 void prepare_dimm(const device &on)
 {
-	const suspendable first(on, anonymous(length));
+	const counted first(on, anonymous(length));
 
 	bring_online();
 	INFO("a block without registrations does not go: dmesg shows the page");
@@ -228,11 +228,11 @@ TEST_CASE("a memory block with idle registrations goes offline, and comes back")
 	prepare_dimm(on);
 	byte_check bytes(on);
 	const std::size_t before = pinned_bytes();
-	suspendable beside(on, anonymous(length));
-	std::vector<std::unique_ptr<suspendable>> all;
+	counted beside(on, anonymous(length));
+	std::vector<std::unique_ptr<counted>> all;
 
 	for (int i = 0; i < 80; i++) {
-		all.push_back(std::make_unique<suspendable>(on, on_dimm()));
+		all.push_back(std::make_unique<counted>(on, on_dimm()));
 		REQUIRE(!blocks_of(all.back()->m.registered()).empty());
 		all.back()->add(one_use); /* just used: this is no look */
 	}
@@ -263,7 +263,7 @@ TEST_CASE("a memory block with idle registrations goes offline, and comes back")
 	CHECK(all[0]->mr->rkey == rkey);
 	CHECK(pinned_bytes() == pinned);
 	bring_online();
-	suspendable again(on, on_dimm());
+	counted again(on, on_dimm());
 	CHECK(!blocks_of(again.m.registered()).empty());
 	CHECK(bytes.same(again.mr.get(), again.m));
 	all.clear();
@@ -277,7 +277,7 @@ TEST_CASE("a memory block with a registration in use stays until that is idle")
 	const device on;
 	prepare_dimm(on);
 	byte_check bytes(on);
-	suspendable one(on, on_dimm());
+	counted one(on, on_dimm());
 	const auto where = blocks_of(one.m.registered());
 	REQUIRE(where.size() == 1);
 	const std::string block = *where.begin();

@@ -35,12 +35,9 @@ namespace {
 
 constexpr std::size_t piece_length = std::size_t{16} << 20;
 
-struct setup {
-	device on;
-	loopback link{on};
+struct pinned_peer : paged_loopback {
 	memory peer = anonymous(piece_length);
 	owned<ibv_mr> peer_mr = on.register_memory(peer.registered());
-	owned<ibv_mr> all = register_all(on, all_rights);
 
 	std::byte *bytes() const { return peer.registered().addr; }
 	/* Between memory and the peer's. */
@@ -169,7 +166,7 @@ TEST_CASE("a page for which there is no memory is waited for", "[odp]")
 	const pid_t child = child_that([&] {
 		group->enter();
 		write_system_file("/proc/self/oom_score_adj", "-1000");
-		const setup s;
+		const pinned_peer s;
 		const memory m = anonymous(piece_length);
 		fill({s.bytes(), piece_length}, 1);
 		if (madvise(m.registered().addr, piece_length, MADV_DONTNEED))
@@ -199,7 +196,7 @@ TEST_CASE("a page for which there is no memory is waited for", "[odp]")
 
 TEST_CASE("memory that is only read takes none", "[odp]")
 {
-	setup s;
+	pinned_peer s;
 	const memory m = anonymous(piece_length);
 	const auto used = [] { return proc_number("/proc/self/status", "RssAnon:"); };
 
@@ -213,7 +210,7 @@ TEST_CASE("memory that is only read takes none", "[odp]")
 
 TEST_CASE("memory in use is swapped out, and comes back for the device", "[odp]")
 {
-	setup s;
+	pinned_peer s;
 	const bool shared = GENERATE(false, true);
 	const std::size_t length = piece_length / 4;
 	const memory m = shared ? shared_file(length) : anonymous(length);
@@ -256,7 +253,7 @@ TEST_CASE("memory in use is swapped out, and comes back for the device", "[odp]"
 /* The file system keeps account of the file's pages, and warns of a write without its knowledge. */
 TEST_CASE("a file in use is written to its disk", "[odp]")
 {
-	setup s;
+	pinned_peer s;
 	SKIP_IF(std::system("modprobe -a loop ext4 2>/dev/null; cd /run && mkdir -p odp_disk && "
 			    "truncate -s 32M odp_image && mkfs.ext4 -q -F odp_image && "
 			    "mount -o loop odp_image odp_disk 2>/dev/null"),
@@ -304,7 +301,7 @@ TEST_CASE("a file in use is written to its disk", "[odp]")
 
 TEST_CASE("memory in use moves to another node", "[odp]")
 {
-	setup s;
+	pinned_peer s;
 	unsigned int node = 0;
 	std::optional<setting> still; /* a worker's access would move it to the worker's node */
 	try {
@@ -342,7 +339,7 @@ TEST_CASE("memory in use moves to another node", "[odp]")
 
 TEST_CASE("a worker leaves the address space with the end of its task", "[odp][kprobes]")
 {
-	setup s;
+	pinned_peer s;
 	const memory m = anonymous(piece_length);
 	::probe taken("kthread_use_mm", ::probe::at::call, "taken");
 	::probe left("kthread_unuse_mm", ::probe::at::call, "left");
@@ -358,7 +355,7 @@ TEST_CASE("a worker leaves the address space with the end of its task", "[odp][k
 /* Of each packet that is not, the page is looked up with locks: that takes a tenth longer. */
 TEST_CASE("huge pages of hugetlb are copied as others are", "[odp][kprobes]")
 {
-	setup s;
+	pinned_peer s;
 	const setting pages("/proc/sys/vm/nr_hugepages", "4");
 	SKIP_IF(read_system_file("/proc/sys/vm/nr_hugepages") != "4", "no huge pages to be had");
 	const memory m = hugetlb(huge_page_size(), GENERATE(false, true));

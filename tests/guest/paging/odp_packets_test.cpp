@@ -35,7 +35,8 @@ namespace {
 
 constexpr std::size_t page = 4096;
 
-struct setup {
+/* The pages that a peer reaches do not come before the test brings them. */
+struct slow_responder {
 	cable wire;
 	std::unique_ptr<slow_memory> slow = slow_memory::make(4 * page);
 	memory plain = anonymous(4 * page);
@@ -85,7 +86,7 @@ bool answers_a_part(std::vector<raw_peer::packet> packets, uint32_t psn, std::si
 
 TEST_CASE("packets: a read that waits counts once, and is answered once", "[veth odp][userfaultfd]")
 {
-	setup s;
+	slow_responder s;
 	raw_peer peer(s.wire);
 
 	peer.read(0, s.at(), s.all->rkey, 3 * mtu);
@@ -103,7 +104,7 @@ TEST_CASE("packets: a read that waits counts once, and is answered once", "[veth
 TEST_CASE("packets: a read that was answered in part goes on where it was",
 	  "[veth odp][userfaultfd]")
 {
-	setup s;
+	slow_responder s;
 	raw_peer peer(s.wire);
 
 	s.slow->answer(std::byte{0x11});
@@ -176,7 +177,7 @@ TEST_CASE("packets: a peer is told to come later by a packet of many pages",
 TEST_CASE("packets: a read that is repeated is answered again, when its pages are there",
 	  "[veth odp][userfaultfd]")
 {
-	setup s;
+	slow_responder s;
 	raw_peer peer(s.wire);
 
 	s.slow->answer(std::byte{0x11});
@@ -195,7 +196,7 @@ TEST_CASE("packets: a read that is repeated is answered again, when its pages ar
 /* More than stays in memory at one time must not be needed at one time. */
 TEST_CASE("packets: a read that is repeated goes on where it waited", "[veth odp][userfaultfd]")
 {
-	setup s;
+	slow_responder s;
 	raw_peer peer(s.wire);
 
 	s.slow->answer(std::byte{0x11});
@@ -219,7 +220,7 @@ TEST_CASE("packets: a read that is repeated goes on where it waited", "[veth odp
 /* As many reads as a queue pair must remember; the read that waited replaces none of them. */
 TEST_CASE("packets: reads before a read that waited can be repeated", "[veth odp][userfaultfd]")
 {
-	setup s;
+	slow_responder s;
 	raw_peer peer(s.wire, IBV_QPT_RC, 2);
 	const range here = s.plain.registered();
 
@@ -481,7 +482,7 @@ TEST_CASE("packets: a write that says that it is empty has no payload", "[veth]"
 /* Memory ends before it does, and the rest is refused when its turn comes. */
 TEST_CASE("packets: the longest read is answered", "[veth odp][userfaultfd]")
 {
-	setup s;
+	slow_responder s;
 	const raw_peer peer(s.wire);
 
 	peer.read(0, s.plain.registered().addr, s.all->rkey, std::size_t{1} << 31);
@@ -511,7 +512,7 @@ TEST_CASE("packets: a flush is refused where no read may be under way", "[veth]"
 TEST_CASE("packets: no more wait than 512", "[veth odp][userfaultfd][pace]")
 {
 	constexpr uint32_t sent = 700;
-	setup s;
+	slow_responder s;
 	const std::vector<std::byte> word(8, std::byte{0x77});
 	const range here = s.plain.registered();
 	long done = 0;
@@ -552,7 +553,7 @@ TEST_CASE("packets: no more wait than 512", "[veth odp][userfaultfd][pace]")
 /* An unreliable message that waits for long is dropped; its receive is there for the next one. */
 TEST_CASE("packets: a message that is dropped takes no receive", "[veth odp][userfaultfd]")
 {
-	setup s;
+	slow_responder s;
 	const range plain{s.plain.registered().addr, 8};
 	const std::vector<std::byte> early(8, std::byte{0x11});
 	const std::vector<std::byte> after(8, std::byte{0x22});
@@ -591,7 +592,7 @@ TEST_CASE("packets: a message that is dropped takes no receive", "[veth odp][use
 TEST_CASE("packets: a message that is dropped halfway takes no other along",
 	  "[veth odp][userfaultfd]")
 {
-	setup s;
+	slow_responder s;
 	const std::vector<std::byte> part_of(mtu, std::byte{0x11});
 	const std::vector<std::byte> after(8, std::byte{0x77});
 	volatile std::byte *const seen = s.plain.registered().addr;
@@ -681,7 +682,7 @@ TEST_CASE("packets: an unreliable message with a short packet takes no other alo
 /* A receive that a dropped message has left is ended by an error of something else. */
 TEST_CASE("packets: a receive of a shared queue is used once", "[veth odp][userfaultfd]")
 {
-	setup s;
+	slow_responder s;
 	const range plain{s.plain.registered().addr, 8};
 	const std::vector<std::byte> early(8, std::byte{0x11});
 	const std::vector<std::byte> after(8, std::byte{0x22});
@@ -715,7 +716,7 @@ TEST_CASE("packets: a receive of a shared queue is used once", "[veth odp][userf
 /* Behind the end of a file that is made longer: an answer is not for good. */
 TEST_CASE("packets: an absent page is requested again", "[veth odp][userfaultfd]")
 {
-	setup s;
+	slow_responder s;
 	const char *const place = "/run/odp_packets";
 	mkdir(place, 0700);
 	SKIP_IF(mount("none", place, "ramfs", 0, nullptr), "no ramfs");
@@ -747,7 +748,7 @@ TEST_CASE("packets: an absent page is requested again", "[veth odp][userfaultfd]
  */
 TEST_CASE("packets: an old answer is no answer", "[veth odp][userfaultfd]")
 {
-	setup s;
+	slow_responder s;
 	const std::vector<std::byte> word(8, std::byte{0x77});
 	const range here = s.plain.registered();
 	const auto arrives = [](const std::byte *at) {
@@ -849,7 +850,7 @@ TEST_CASE("packets: an old answer is no answer to the asking end, either",
 	  "[veth odp][userfaultfd]")
 {
 	constexpr uint8_t out_of_order = 0x60;
-	setup s;
+	slow_responder s;
 	const raw_peer peer(s.wire);
 	const auto write = [&](std::size_t from, uint32_t length) {
 		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{s.at(from), length}, s.all->lkey}}});
@@ -885,7 +886,7 @@ TEST_CASE("packets: an old answer is no answer to the asking end, either",
 TEST_CASE("packets: a queue is drained with a window bound behind a repeated request",
 	  "[veth odp][userfaultfd]")
 {
-	setup s;
+	slow_responder s;
 	const device &on = s.wire.on();
 	const range where{s.plain.registered().addr, page};
 	const owned<ibv_mr> mr =

@@ -58,7 +58,7 @@ bool same(range a, range b)
 	return a.length == b.length && std::memcmp(a.addr, b.addr, a.length) == 0;
 }
 
-struct setup {
+struct two_buffers {
 	device on;
 	loopback link{on};
 	memory near = anonymous(length);
@@ -111,7 +111,7 @@ TEST_CASE("the capability, and an MR of all memory")
 
 TEST_CASE("every operation, across pages, at any offset", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const std::string kind = GENERATE("range", "all");
 	const std::string other = GENERATE("range", "all", "pinned");
 	const auto near_mr = make(s.on, kind, s.from());
@@ -164,7 +164,7 @@ TEST_CASE("every operation, across pages, at any offset", "[odp]")
 
 TEST_CASE("memory that comes after the registration, goes and comes again", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const auto all = register_all(s.on, all_rights);
 	const auto from = s.on.register_memory(s.from());
 	const range page{s.from().addr, page_size()};
@@ -191,7 +191,7 @@ TEST_CASE("memory that comes after the registration, goes and comes again", "[od
 
 TEST_CASE("an access that the process may not make is refused", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const auto all = register_all(s.on, all_rights);
 	const range page{s.from().addr, page_size()};
 	memory victim = anonymous(4 * page_size());
@@ -254,7 +254,7 @@ TEST_CASE("an access that the process may not make is refused", "[odp]")
 TEST_CASE("a packet that begins where the process may, and ends where it may not, is refused",
 	  "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const auto all = register_all(s.on, all_rights);
 	memory victim = anonymous(4 * page_size());
 	std::byte *const end = victim.registered().addr + page_size();
@@ -289,7 +289,7 @@ TEST_CASE("a packet that begins where the process may, and ends where it may not
 
 TEST_CASE("without the right there is no access", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const auto local = register_all(s.on, IBV_ACCESS_LOCAL_WRITE);
 	const auto none = register_all(s.on, 0);
 
@@ -311,7 +311,7 @@ TEST_CASE("without the right there is no access", "[odp]")
 
 TEST_CASE("an iova that is not the address", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	constexpr uint64_t iova = 0x123450000;
 	const owned<ibv_mr> mr(ibv_reg_mr_iova(s.on.pd(), s.to().addr, s.to().length, iova,
 					       all_rights | IBV_ACCESS_ON_DEMAND));
@@ -329,7 +329,7 @@ TEST_CASE("an iova that is not the address", "[odp]")
 
 TEST_CASE("a window onto a part of all memory", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const auto all = register_all(s.on, all_rights | IBV_ACCESS_MW_BIND);
 	const owned<ibv_mw> window(ibv_alloc_mw(s.on.pd(), IBV_MW_TYPE_1));
 	REQUIRE(window);
@@ -353,7 +353,7 @@ TEST_CASE("a window onto a part of all memory", "[odp]")
 
 TEST_CASE("a window with addresses of its own", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const auto all = register_all(s.on, all_rights | IBV_ACCESS_MW_BIND);
 	const owned<ibv_mw> window(ibv_alloc_mw(s.on.pd(), IBV_MW_TYPE_2));
 	REQUIRE(window);
@@ -374,7 +374,7 @@ TEST_CASE("a window with addresses of its own", "[odp]")
 
 TEST_CASE("an atomic operation behind the range", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const range all = s.to();
 	const auto half =
 		s.on.register_memory({all.addr, all.length / 2}, all_rights | IBV_ACCESS_ON_DEMAND);
@@ -405,7 +405,7 @@ TEST_CASE("a range that wraps around is none", "[odp]")
 
 TEST_CASE("pages of a device are not memory", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const auto all = register_all(s.on, all_rights);
 	std::ifstream maps("/proc/self/maps");
 	uint64_t at = 0;
@@ -436,7 +436,7 @@ TEST_CASE("of a process that has ended there is no memory any more", "[odp]")
 	int back[2];
 	REQUIRE(pipe(back) == 0);
 	const pid_t owner = child_that([&] {
-		setup own;
+		two_buffers own;
 		const auto all = register_all(own.on, all_rights);
 		const pid_t parent = getpid();
 
@@ -465,7 +465,7 @@ TEST_CASE("of a process that has ended there is no memory any more", "[odp]")
 
 TEST_CASE("nothing is pinned between transfers", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const std::size_t before = pinned_bytes();
 	const auto all = register_all(s.on, all_rights);
 	constexpr std::size_t much = 128 << 20;
@@ -480,7 +480,7 @@ TEST_CASE("nothing is pinned between transfers", "[odp]")
 
 TEST_CASE("after a fork the device has the memory of the process that registered", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const auto all = register_all(s.on, all_rights);
 	const auto from = s.on.register_memory({s.from().addr, page_size()});
 	const range page{s.from().addr, page_size()};
@@ -515,7 +515,7 @@ TEST_CASE("after a fork the device has the memory of the process that registered
 
 TEST_CASE("prefetching brings pages in", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const auto all = register_all(s.on, all_rights);
 	const auto pinned = s.on.register_memory(s.from());
 	memory cold = anonymous(length);
@@ -559,7 +559,7 @@ TEST_CASE("prefetching brings pages in", "[odp]")
 
 TEST_CASE("ranges that can't be prefetched", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	constexpr uint64_t iova = 0x123450000;
 	const owned<ibv_mr> mr(ibv_reg_mr_iova(s.on.pd(), s.to().addr, s.to().length, iova,
 					       all_rights | IBV_ACCESS_ON_DEMAND));
@@ -613,7 +613,7 @@ static long counter(const std::string &name)
 
 TEST_CASE("counters: pages faulted in, waited for, prefetched", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const auto from = s.on.register_memory(s.from());
 	const auto mr = s.on.register_memory(s.to(), all_rights | IBV_ACCESS_ON_DEMAND);
 	const long pages = static_cast<long>(length / page_size());
@@ -657,7 +657,7 @@ TEST_CASE("counters: a page that NUMA balancing has marked is faulted in", "[odp
 		const setting often(debug + "scan_period_min_ms", "10");
 		const setting always(debug + "scan_period_max_ms", "100");
 		const pid_t child = child_that([] {
-			setup s;
+			two_buffers s;
 			const auto mr = s.on.register_memory(s.from(), IBV_ACCESS_ON_DEMAND);
 			const auto to = s.on.register_memory(s.to(), all_rights);
 			bool written = false, faulted = false;
@@ -681,7 +681,7 @@ TEST_CASE("counters: a page that NUMA balancing has marked is faulted in", "[odp
 
 TEST_CASE("a registration is on demand from beginning to end, or pinned", "[odp]")
 {
-	setup s;
+	two_buffers s;
 	const auto odp = s.on.register_memory(s.to(), all_rights | IBV_ACCESS_ON_DEMAND);
 	const auto pinned = s.on.register_memory(s.from(), all_rights);
 

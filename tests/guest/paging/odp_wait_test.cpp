@@ -44,14 +44,12 @@ constexpr std::size_t length = 5 * 4096;
 constexpr auto answer = std::byte{0x5a};
 constexpr auto data = std::byte{0x33};
 
-struct setup {
-	device on;
-	loopback link{on};
+/* The pages of the far end do not come before the test brings them. */
+struct slow_far_end : paged_loopback {
 	memory plain = anonymous(length);
 	std::unique_ptr<slow_memory> slow = slow_memory::make(length);
-	owned<ibv_mr> all = register_all(on, all_rights);
 
-	setup() { std::memset(plain.registered().addr, static_cast<int>(data), length); }
+	slow_far_end() { std::memset(plain.registered().addr, static_cast<int>(data), length); }
 	piece near() const { return {plain.registered(), all->lkey}; }
 	piece far() const { return {slow->bytes(), all->lkey}; }
 };
@@ -94,7 +92,7 @@ void others_go_on(const device &on, const ibv_mr *all)
 using links = std::vector<std::unique_ptr<loopback>>;
 
 /* @count requests that wait for a page each, from both ends of each connection. */
-links that_wait(const setup &s, const slow_memory &slow, std::size_t count)
+links that_wait(const slow_far_end &s, const slow_memory &slow, std::size_t count)
 {
 	links made;
 
@@ -206,7 +204,7 @@ private:
 
 TEST_CASE("each operation waits for its page, and others go on", "[odp][userfaultfd]")
 {
-	setup s;
+	slow_far_end s;
 	const std::string what = GENERATE("send from", "send into", "write from", "write into",
 					  "read from", "read into", "add to", "old value into");
 	const uint64_t near = number(s.near().where.addr);
@@ -273,7 +271,7 @@ TEST_CASE("each operation waits for its page, and others go on", "[odp][userfaul
 
 TEST_CASE("many receives of a shared queue wait, and each takes one", "[odp][userfaultfd]")
 {
-	setup s;
+	slow_far_end s;
 	const owned<ibv_srq> srq = shared_queue(s.on, 16);
 	loopback link(s.on, srq.get());
 
@@ -298,7 +296,7 @@ TEST_CASE("many receives of a shared queue wait, and each takes one", "[odp][use
 
 TEST_CASE("a peer that asks again and again is told to come later", "[odp][userfaultfd]")
 {
-	setup s;
+	slow_far_end s;
 	loopback link(s.on, nullptr, IBV_MTU_1024, asks_again);
 	const std::string what = GENERATE("send into", "write into", "read from", "add to");
 	const uint64_t far = number(s.far().where.addr);
@@ -341,7 +339,7 @@ TEST_CASE("a peer that asks again and again is told to come later", "[odp][userf
 /* The connection would end with the first one. A slow machine takes less than half a second. */
 TEST_CASE("a page that takes long takes no retry", "[odp][userfaultfd]")
 {
-	setup s;
+	slow_far_end s;
 	constexpr loopback::patience once{17, 0};
 	loopback link(s.on, nullptr, IBV_MTU_1024, once);
 	const std::string what = GENERATE("write from", "write into", "read from", "read into");
@@ -367,7 +365,7 @@ TEST_CASE("a page that takes long takes no retry", "[odp][userfaultfd]")
 
 TEST_CASE("a read that is answered in part goes on from there", "[odp][userfaultfd]")
 {
-	setup s;
+	slow_far_end s;
 	const bool impatient = GENERATE(false, true);
 	loopback link(s.on, nullptr, IBV_MTU_1024, impatient ? asks_again : loopback::patience());
 	const range far = s.far().where;
@@ -394,7 +392,7 @@ TEST_CASE("a read that is answered in part goes on from there", "[odp][userfault
 
 TEST_CASE("pieces of one packet, of which the second must be waited for", "[odp][userfaultfd]")
 {
-	setup s;
+	slow_far_end s;
 	const std::string what = GENERATE("write from", "read into", "send from", "send into");
 	constexpr std::size_t cut = 100;
 	const memory whole = anonymous(2 * cut);
@@ -433,7 +431,7 @@ TEST_CASE("pieces of one packet, of which the second must be waited for", "[odp]
 
 TEST_CASE("a page that turns out not to be there is an error", "[odp][userfaultfd]")
 {
-	setup s;
+	slow_far_end s;
 	/* behind the end of a file: a mapping, and SIGBUS for an access */
 	const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
 	REQUIRE(fd >= 0);
@@ -457,7 +455,7 @@ TEST_CASE("a page that turns out not to be there is an error", "[odp][userfaultf
 
 TEST_CASE("objects can be destroyed while a fault is unanswered", "[odp][userfaultfd]")
 {
-	setup s;
+	slow_far_end s;
 	const std::string side = GENERATE("requester", "responder", "completer");
 	auto link = std::make_unique<loopback>(s.on);
 	const uint64_t near = number(s.near().where.addr);
@@ -501,7 +499,7 @@ TEST_CASE("a process that is killed while it waits ends", "[odp][userfaultfd]")
 	int ready[2];
 	REQUIRE(pipe(ready) == 0);
 	const pid_t child = child_that([&] {
-		setup s;
+		slow_far_end s;
 		post(s.link.near_end(),
 		     {IBV_WR_RDMA_WRITE, {s.near()}, number(s.far().where.addr), s.all->rkey});
 		loopback second(s.on);
@@ -525,7 +523,7 @@ TEST_CASE("a process that is killed while it waits ends", "[odp][userfaultfd]")
 TEST_CASE("pages of a file: read when they are needed, and copied for a write",
 	  "[odp][userfaultfd]")
 {
-	setup s;
+	slow_far_end s;
 	const memory file = mapped_file(length);
 	const range r = file.registered();
 	const std::vector<std::byte> whole(r.addr, r.addr + r.length);
@@ -658,7 +656,7 @@ TEST_CASE("a process has no more than 16 threads that wait, and all that wait ha
 	  "[odp][userfaultfd]")
 {
 	constexpr std::size_t most = 16, more = 20;
-	setup s;
+	slow_far_end s;
 	const auto slow = slow_memory::make((most + more) * page_size());
 	links all = that_wait(s, *slow, most + more);
 
@@ -669,7 +667,7 @@ TEST_CASE("a process has no more than 16 threads that wait, and all that wait ha
 	} while (std::chrono::steady_clock::now() < until);
 	/* The process that may have to answer is another of that user. */
 	in_child([] {
-		setup other;
+		slow_far_end other;
 		for (std::size_t i = 0; i < 2; i++)
 			post(i ? other.link.far_end() : other.link.near_end(),
 			     {IBV_WR_RDMA_WRITE,
@@ -717,7 +715,7 @@ TEST_CASE("threads that wait for pages count in the limits of their process", "[
 			    !setresuid(65534, 65534, 65534));
 		close(ready[0]);
 		close(go[1]);
-		setup s;
+		slow_far_end s;
 		const auto slow = slow_memory::make(pages * page_size());
 		const links all = that_wait(s, *slow, pages);
 		child_check(slow->faulted() && write(ready[1], "r", 1) == 1 &&
@@ -754,7 +752,7 @@ TEST_CASE("threads that wait for pages count in the limits of their process", "[
 
 TEST_CASE("the threads for pages end with the last registration on demand", "[odp][userfaultfd]")
 {
-	setup s;
+	slow_far_end s;
 	owned<ibv_mr> second = register_all(s.on, all_rights);
 	const piece there{{s.slow->bytes().addr, 8}, second->lkey};
 
@@ -776,7 +774,7 @@ TEST_CASE("a process may have no other thread for some calls while it has some f
 {
 	SKIP_IF(access("/proc/self/ns/user", F_OK), "no user namespaces");
 	in_child([] {
-		setup s;
+		slow_far_end s;
 		child_check(unshare(CLONE_NEWUSER) == -1 && errno == EINVAL);
 		s.all.reset();
 		child_check(happens([] { return unshare(CLONE_NEWUSER) == 0; }));
@@ -800,7 +798,7 @@ struct two_waits {
 	owner process;
 	links theirs;
 
-	explicit two_waits(const setup &s) : process(s.on)
+	explicit two_waits(const slow_far_end &s) : process(s.on)
 	{
 		for (std::size_t i = 0; i < 2; i++) {
 			theirs.push_back(std::make_unique<loopback>(s.on));
@@ -825,7 +823,7 @@ struct two_waits {
 
 TEST_CASE("threads that wait for pages stop and go on with their process", "[odp][userfaultfd]")
 {
-	setup s;
+	slow_far_end s;
 	two_waits two(s);
 	const pid_t process = two.process.id();
 	int status = 0;
@@ -864,7 +862,7 @@ TEST_CASE("threads that wait for pages stop and go on with their process", "[odp
 /* Its memory cgroup may make a fault wait: then its threads wait, and no worker of others. */
 TEST_CASE("an absent page is brought by its process alone", "[odp][userfaultfd]")
 {
-	setup s;
+	slow_far_end s;
 	const bool shared = GENERATE(false, true);
 	int ends[2];
 	REQUIRE(pipe(ends) == 0);
@@ -902,7 +900,7 @@ TEST_CASE("an absent page is brought by its process alone", "[odp][userfaultfd]"
 TEST_CASE("a process that ends while its pages are waited for gives its memory back",
 	  "[odp][userfaultfd]")
 {
-	setup s;
+	slow_far_end s;
 	const std::string how = GENERATE("killed", "core", "executes");
 	two_waits two(s);
 
