@@ -38,6 +38,12 @@ add_guest_tests(paging odp_support odp odp_memory odp_oracle odp_packets odp_str
 add_guest_tests(upstream guest_support errors fuzz invalidate lookup lossy qp_state retransmit retransmit_answers
   rights siw wqe_ring)
 
+# Its cases of many mappings run this program.
+add_executable(first_arming guest/notify/first_arming.cpp)
+target_compile_options(first_arming PRIVATE -O1)
+target_link_libraries(first_arming PRIVATE mr_notify)
+add_dependencies(guest_contract first_arming)
+
 # Two nodes.
 target_sources(guest_nodes PRIVATE guest/notify/nodes/owner.cpp guest/notify/nodes/remote.cpp
   guest/notify/nodes/traffic.cpp)

@@ -3,15 +3,9 @@
 #include "catch.h"
 
 #include <fcntl.h>
-#include <linux/io_uring.h>
-#include <poll.h>
 #include <sched.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/ptrace.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
-#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,9 +14,12 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cinttypes>
 #include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <string>
 #include <thread>
-#include <tuple>
 
 #include "device.h"
 #include "raw_uverbs.h"
@@ -34,131 +31,32 @@
 #include "watched.h"
 
 using namespace mr_notify;
-using namespace std::chrono_literals;
 
 namespace {
 
 constexpr std::size_t length = 16 * 4096;
 
-enum class first_arming : uint8_t { armed, failed, too_slow };
+struct first_arming {
+	int status; /* of the program first_arming, as waitpid() gives it */
+	std::chrono::microseconds took;
 
-enum class disturber : uint8_t { timer, io_uring, debugger };
+	bool is_too_slow() const { return WIFEXITED(status) && WEXITSTATUS(status) == 2; }
+};
 
-/* Completes a request of io_uring of this thread's again and again, from another thread. */
-void complete_each(std::chrono::microseconds interval)
+first_arming arm_first(bool cached, const std::string &by, std::chrono::microseconds interval)
 {
-	io_uring_params params{};
-	params.flags = IORING_SETUP_CQSIZE;
-	params.cq_entries = 32768; /* none is taken out */
-	const auto ring = static_cast<int>(syscall(SYS_io_uring_setup, 1, &params));
-	const int event = eventfd(0, EFD_NONBLOCK);
-	auto *const queue = static_cast<std::byte *>(
-		mmap(nullptr, params.sq_off.array + sizeof(uint32_t), PROT_READ | PROT_WRITE,
-		     MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQ_RING));
-	auto *const request = static_cast<io_uring_sqe *>(
-		mmap(nullptr, sizeof(io_uring_sqe), PROT_READ | PROT_WRITE,
-		     MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQES));
+	const auto self = std::filesystem::read_symlink("/proc/self/exe");
+	const std::string command =
+		"timeout -s KILL 600 " + (self.parent_path() / "first_arming").string() +
+		(cached ? " cached " : " plain ") + by + ' ' + std::to_string(interval.count());
+	FILE *const said = popen(command.c_str(), "r");
+	int64_t took = 0;
 
-	if (ring < 0 || event < 0 || queue == MAP_FAILED || request == MAP_FAILED)
-		_exit(static_cast<int>(first_arming::failed));
-	request->opcode = IORING_OP_POLL_ADD;
-	request->fd = event;
-	request->len = IORING_POLL_ADD_MULTI;
-	request->poll32_events = POLLIN;
-	*reinterpret_cast<uint32_t *>(queue + params.sq_off.array) = 0;
-	*reinterpret_cast<uint32_t *>(queue + params.sq_off.tail) = 1;
-	if (syscall(SYS_io_uring_enter, ring, 1, 0, 0, nullptr, 0) != 1)
-		_exit(static_cast<int>(first_arming::failed));
-	std::thread([event, interval] {
-		for (;;) {
-			eventfd_write(event, 1);
-			std::this_thread::sleep_for(interval);
-		}
-	}).detach();
-}
-
-/* Interrupts this thread again and again, as a debugger does and a freezer: without a signal. */
-void interrupt_each(std::chrono::microseconds interval)
-{
-	const pid_t thread = gettid();
-	int seized[2];
-	char done = 0;
-
-	if (pipe(seized))
-		_exit(static_cast<int>(first_arming::failed));
-	if (const pid_t debugger = fork(); debugger == 0) {
-		if (ptrace(PTRACE_SEIZE, thread, nullptr, nullptr) || write(seized[1], "x", 1) != 1)
-			_exit(1);
-		for (int status = 0;;) {
-			if (ptrace(PTRACE_INTERRUPT, thread, nullptr, nullptr) ||
-			    waitpid(thread, &status, __WALL) != thread || !WIFSTOPPED(status) ||
-			    ptrace(PTRACE_CONT, thread, nullptr, nullptr))
-				_exit(0); /* it has ended */
-			std::this_thread::sleep_for(interval);
-		}
-	}
-	close(seized[1]);
-	if (read(seized[0], &done, 1) != 1)
-		_exit(static_cast<int>(first_arming::failed));
-	close(seized[0]);
-}
-
-/*
- * Is the first registration of a process with very many mappings armed, while it is disturbed at
- * that interval (0: it is not)? How many microseconds it took is in @took, which the process
- * shares.
- */
-first_arming arms_first(bool cached, disturber by, std::chrono::microseconds interval,
-			int64_t *took)
-{
-	const pid_t child = fork();
-
-	REQUIRE(child >= 0);
-	if (child == 0) {
-		constexpr std::size_t pages = 60000;
-		const device on;
-		const memory m = anonymous(page_size());
-		const range r = m.registered();
-		auto *const many = static_cast<std::byte *>(
-			mmap(nullptr, pages * page_size(), PROT_READ | PROT_WRITE,
-			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-		const timeval every{interval.count() / 1000000, interval.count() % 1000000};
-		const itimerval timer{every, every};
-		word w;
-
-		/* One page is touched, so that each mapping has a lock that is taken. */
-		*many = std::byte{1};
-		const auto end = std::chrono::steady_clock::now() + 60s;
-		for (std::size_t i = 0; i < pages; i += 2) {
-			mprotect(many + i * page_size(), page_size(), PROT_NONE);
-			if (std::chrono::steady_clock::now() > end)
-				_exit(static_cast<int>(first_arming::too_slow));
-		}
-		const auto mr = on.register_memory(r);
-		std::signal(SIGALRM, [](int) {});
-		const auto begin = std::chrono::steady_clock::now();
-		if (by == disturber::timer)
-			setitimer(ITIMER_REAL, &timer, nullptr);
-		else if (by == disturber::io_uring && interval.count() != 0)
-			complete_each(interval);
-		else if (interval.count() != 0)
-			interrupt_each(interval);
-		const bool armed =
-			cached ? ibv_reg_mr(on.pd(), r.addr, r.length, IBV_ACCESS_CACHED) &&
-					 ibv_is_reg(on.pd(), r.addr, r.length, IBV_ACCESS_CACHED)
-			       : ibv_reg_mr_notify(mr.get(), w.address()) == 0;
-		*took = std::chrono::duration_cast<std::chrono::microseconds>(
-				std::chrono::steady_clock::now() - begin)
-				.count();
-		_exit(static_cast<int>(armed ? first_arming::armed : first_arming::failed));
-	}
-	int status = -1;
-	for (int i = 0; i < 6000 && waitpid(child, &status, WNOHANG) == 0; i++)
-		std::this_thread::sleep_for(100ms);
-	if (kill(child, SIGKILL) == 0)
-		waitpid(child, &status, 0);
-	return WIFEXITED(status) ? static_cast<first_arming>(WEXITSTATUS(status))
-				 : first_arming::failed;
+	REQUIRE(said);
+	const bool has_said = std::fscanf(said, "%" SCNd64, &took) == 1;
+	const first_arming first{pclose(said), std::chrono::microseconds(took)};
+	CHECK((has_said || first.status));
+	return first;
 }
 
 } // namespace
@@ -394,38 +292,33 @@ TEST_CASE("errors")
  * A signal, or work of io_uring's for the task, which no mask of signals holds back, comes several
  * times while the kernel walks along the mappings, and it gives up at each.
  */
-static void check_arms_first(disturber by)
+static void check_arms_first(const std::string &by)
 {
-	using std::chrono::microseconds;
 	const bool cached = GENERATE(false, true);
-	const memory shared = shared_file(page_size());
-	auto *const took = reinterpret_cast<int64_t *>(shared.registered().addr);
+	const first_arming alone = arm_first(cached, "none", {});
 
-	CAPTURE(cached);
-	const first_arming alone = arms_first(cached, by, {}, took);
-	SKIP_IF(alone == first_arming::too_slow, "so many mappings take too long here");
-	REQUIRE(alone == first_arming::armed);
-	const auto walk = microseconds(*took);
-	CAPTURE(walk.count());
-	const first_arming beside =
-		arms_first(cached, by, std::max(walk / 16, microseconds(1000)), took);
-	SKIP_IF(beside == first_arming::too_slow, "so many mappings take too long here");
-	CHECK(beside == first_arming::armed);
+	CAPTURE(cached, alone.took.count());
+	SKIP_IF(alone.is_too_slow(), "so many mappings take too long here");
+	REQUIRE(alone.status == 0);
+	const first_arming disturbed =
+		arm_first(cached, by, std::max(alone.took / 16, std::chrono::microseconds(1000)));
+	SKIP_IF(disturbed.is_too_slow(), "so many mappings take too long here");
+	CHECK(disturbed.status == 0);
 }
 
 TEST_CASE("a program with a fast timer and many mappings is armed")
 {
-	check_arms_first(disturber::timer);
+	check_arms_first("timer");
 }
 
 TEST_CASE("a program with completions of io_uring and many mappings is armed")
 {
-	check_arms_first(disturber::io_uring);
+	check_arms_first("io_uring");
 }
 
 TEST_CASE("a program with a debugger and many mappings is armed")
 {
-	check_arms_first(disturber::debugger);
+	check_arms_first("debugger");
 }
 
 TEST_CASE("a registration that names its word is armed", "[roce]")
