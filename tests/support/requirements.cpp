@@ -31,6 +31,12 @@ const requirements all({
 	{"revoke", "the driver can't revoke", [] { return device().can_revoke(); }},
 	{"suspend", "the device can't restore", [] { return can_reclaim(device()); }},
 	{"odp", "no on-demand paging", [] { return offers_all(device()); }},
+	{"mw", "the device has no memory windows",
+	 [] {
+		 const device on;
+
+		 return owned<ibv_mw>(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1)) != nullptr;
+	 }},
 	{"veth", "no soft-RoCE on a veth", [] { return is_supported([] { cable(); }); }},
 	{"veth odp", "no on-demand paging on a veth",
 	 [] { return is_supported([] { cable(); }) && offers_all(cable().on()); }},

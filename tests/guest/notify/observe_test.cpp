@@ -615,11 +615,10 @@ TEST_CASE("a process that changes its memory all the time hardly keeps the worke
 }
 
 /* It comes after 20 ms to an MR whose users are counted. */
-TEST_CASE("an invalid MR is counted before the worker has come")
+TEST_CASE("an invalid MR is counted before the worker has come", "[revoke]")
 {
 	const device on;
 
-	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	for (int i = 0; i < 20; i++) {
 		memory m = anonymous(length);
 		const auto mr = on.register_memory(m.registered());

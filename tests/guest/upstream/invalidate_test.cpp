@@ -23,7 +23,6 @@
 #include "post.h"
 #include "probe.h"
 #include "raw_uverbs.h"
-#include "requirement.h"
 #include "skip.h"
 
 using namespace mr_notify;
@@ -128,13 +127,6 @@ struct scene {
 		return to.completion();
 	}
 };
-
-const requirements needs({{"mw", "the device has no memory windows", [] {
-				   const device on;
-				   const owned<ibv_mw> one(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1));
-
-				   return one != nullptr;
-			   }}});
 
 /*
  * A kernel client with fast registrations: an NVMe controller on this machine, without a disk, on
