@@ -10,12 +10,7 @@ from dataclasses import replace
 
 import lanes
 
-# Only the parts for the guest programs and the unit tests, see the targets of CMakeLists.txt.
 FORK = "fork, its tests alone"
-lanes.BUILDS[FORK] = lanes.Build(
-    "cmake -S . -B build -GNinja && cmake --build build --target guest_tests unit_tests",
-    seconds=100)
-
 HOST = ("test_arguments", "test_built_programs", "test_compiler_cache", "test_driver",
         "test_drivers", "test_events", "test_fetch", "test_guide", "test_hook_tool", "test_hooks",
         "test_lab_archive", "test_lab_console", "test_lab_nodes", "test_lint", "test_mutations",

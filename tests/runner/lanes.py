@@ -182,6 +182,10 @@ TRIXIE = "trixie --kernel um"
 
 BUILDS = {
     "fork": Build("cmake -S . -B build -GNinja && cmake --build build", seconds=180),
+    # Only the parts for the guest programs and the unit tests, see the targets of CMakeLists.txt.
+    "fork, its tests alone":
+        Build("cmake -S . -B build -GNinja && cmake --build build --target guest_tests unit_tests",
+              seconds=100),
     "debs": Build("buildlib/package debs", seconds=200),
     "libfabric and UCX": Build("buildlib/consumers", ("fork",), 240),
     "Open MPI 5": Build("buildlib/consumers openmpi", ("libfabric and UCX",), 1500),
