@@ -36,12 +36,12 @@
 #define NO_HANDLE UINT32_MAX
 
 /* The innermost registration of this thread that is to be armed. */
-static __thread struct mr_notify_request *innermost STATIC_TLS;
+static __thread struct mr_notify_request *pending_arm STATIC_TLS;
 
 bool mr_notify_tells_word(unsigned int write_method, const void *core)
 {
 	const struct ib_uverbs_reg_mr *reg = core;
-	struct mr_notify_request *r = innermost;
+	struct mr_notify_request *r = pending_arm;
 
 	if (likely(!r) || write_method != IB_USER_VERBS_CMD_REG_MR ||
 	    reg->start != r->start || reg->length != r->length ||
@@ -54,7 +54,7 @@ bool mr_notify_tells_word(unsigned int write_method, const void *core)
 const struct mr_notify_request *
 mr_notify_request_of(const struct ibv_command_buffer *cmd)
 {
-	return innermost && innermost->cmd == cmd ? innermost : NULL;
+	return pending_arm && pending_arm->cmd == cmd ? pending_arm : NULL;
 }
 
 /* Adds the options of a verb to the command. */
@@ -76,7 +76,7 @@ int mr_notify_execute(struct ibv_context *context,
 		      struct ibv_command_buffer *link)
 {
 	const struct ib_uverbs_reg_mr_resp *answer;
-	struct mr_notify_request *r = innermost;
+	struct mr_notify_request *r = pending_arm;
 	int ret;
 
 	DECLARE_COMMAND_BUFFER_LINK(cmd, UVERBS_OBJECT_DEVICE,
@@ -144,14 +144,14 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 	request->access |= IB_UVERBS_ACCESS_TRACK;
 	request->armed = NO_HANDLE;
 	request->cmd = NULL;
-	request->outer = innermost;
+	request->outer = pending_arm;
 	retry.blocked = false;
 	do {
 		errno = 0; /* some failures do not set errno */
-		innermost = request;
+		pending_arm = request;
 		mr = plain_reg_mr_iova2(pd, addr, request->length,
 					request->iova, request->access);
-		innermost = request->outer;
+		pending_arm = request->outer;
 	} while (mr_notify_retries(&retry, mr ? 0 : errno));
 	if (mr && request->armed != mr->handle) {
 		ret = mr_notify_arm(mr, request->attr ?: &of_cache,

@@ -35,7 +35,7 @@ public:
 		arena<Env> *const a = memory.get();
 		const request want(pd, addr, length, access);
 		/* None in a child that has not begun: the hints are zeros until long after. */
-		const uint32_t i = a ? a->hint.look(a->hint.hash_of(want), a->last_hint()) : 0;
+		const uint32_t i = a ? a->hint.lookup(a->hint.hash_of(want), a->last_hint()) : 0;
 
 		if (!i) [[unlikely]]
 			return on_miss(pd, addr, length, access, mr_cache_ref{});

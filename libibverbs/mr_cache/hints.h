@@ -30,7 +30,7 @@ public:
 	}
 
 	/* An entry to verify, or 0. last: the last bucket in use. */
-	uint32_t look(uint64_t hash, uint32_t last) const
+	uint32_t lookup(uint64_t hash, uint32_t last) const
 	{
 		uint64_t both = table[place(hash, last)].load(std::memory_order_relaxed);
 		uint32_t first = static_cast<uint32_t>(both) ^ tag_of(hash);

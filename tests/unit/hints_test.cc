@@ -36,7 +36,7 @@ template <class Env> struct world {
 
 	static uint64_t hash(const request &want) { return mr_cache::hints<Env>::hash_of(want); }
 	void learn(const request &want, uint32_t index) { table->learn(hash(want), last, index); }
-	uint32_t look(const request &want) const { return table->look(hash(want), last); }
+	uint32_t lookup(const request &want) const { return table->lookup(hash(want), last); }
 };
 
 /* Half as many entries as buckets. */
@@ -51,19 +51,19 @@ TEST_CASE("a hint is found by the requests that it is for")
 {
 	world<fake_env> w;
 
-	CHECK(w.look(page(7)) == 0);
+	CHECK(w.lookup(page(7)) == 0);
 	w.learn(page(7), 42);
-	CHECK(w.look(page(7)) == 42);
+	CHECK(w.lookup(page(7)) == 42);
 	/* Another part of the page, with any length. */
-	CHECK(w.look({pds, 7 * PAGE + 100, 5, 1}) == 42);
-	CHECK(w.look(page(7, 3)) == 0);
-	CHECK(w.look(page(7, 1 | MR_CACHE_RELAXED_ORDERING)) == 0);
-	CHECK(w.look(page(7, 1, pds + 8)) == 0);
+	CHECK(w.lookup({pds, 7 * PAGE + 100, 5, 1}) == 42);
+	CHECK(w.lookup(page(7, 3)) == 0);
+	CHECK(w.lookup(page(7, 1 | MR_CACHE_RELAXED_ORDERING)) == 0);
+	CHECK(w.lookup(page(7, 1, pds + 8)) == 0);
 	for (uint64_t number = 8; number < 1000; number++)
-		CHECK(w.look(page(number)) == 0);
+		CHECK(w.lookup(page(number)) == 0);
 	/* The entry with the highest index. */
 	w.learn(page(9), fake_env::entries - 1);
-	CHECK(w.look(page(9)) == fake_env::entries - 1);
+	CHECK(w.lookup(page(9)) == fake_env::entries - 1);
 }
 
 TEST_CASE("exact ranges of one page have hints of their own")
@@ -74,8 +74,8 @@ TEST_CASE("exact ranges of one page have hints of their own")
 	for (uint32_t i = 1; i <= 64; i++)
 		w.learn({pds, 7 * PAGE + i * 64, 64, EXACT}, i);
 	for (uint32_t i = 1; i <= 64; i++) {
-		CHECK(w.look({pds, 7 * PAGE + i * 64, 64, EXACT}) == i);
-		CHECK(w.look({pds, 7 * PAGE + i * 64, 63, EXACT}) != i);
+		CHECK(w.lookup({pds, 7 * PAGE + i * 64, 64, EXACT}) == i);
+		CHECK(w.lookup({pds, 7 * PAGE + i * 64, 63, EXACT}) != i);
 	}
 }
 
@@ -89,7 +89,7 @@ TEST_CASE("nearly all have a place, however they lie")
 		for (uint32_t i = 1; i < large_env::entries; i++)
 			w.learn(page(i * apart), i);
 		for (uint32_t i = 1; i < large_env::entries; i++)
-			lost += w.look(page(i * apart)) != i;
+			lost += w.lookup(page(i * apart)) != i;
 		CHECK(lost < large_env::entries / 12);
 	}
 }
@@ -110,7 +110,7 @@ TEST_CASE("most exact ranges have a place, however they lie")
 			for (uint32_t i = 1; i < large_env::entries; i++)
 				w.learn(nth(i), i);
 			for (uint32_t i = 1; i < large_env::entries; i++, all++)
-				lost += w.look(nth(i)) != i;
+				lost += w.lookup(nth(i)) != i;
 		}
 	CHECK(lost < all / 10);
 }
@@ -124,7 +124,7 @@ TEST_CASE("ranges from one place, of any length, have hints of their own")
 	for (uint32_t i = 1; i <= 256; i++)
 		w.learn({pds, 7 * PAGE, i * 64, EXACT}, i);
 	for (uint32_t i = 1; i <= 256; i++)
-		lost += w.look({pds, 7 * PAGE, i * 64, EXACT}) != i;
+		lost += w.lookup({pds, 7 * PAGE, i * 64, EXACT}) != i;
 	CHECK(lost < 256 / 20);
 }
 
@@ -137,7 +137,7 @@ TEST_CASE("old hints take no place from new ones")
 		for (uint32_t i = 1; i < large_env::entries; i++)
 			w.learn(page(generation * 100000 + i * 17), i);
 	for (uint32_t i = 1; i < large_env::entries; i++)
-		lost += w.look(page(700000 + i * 17)) != i;
+		lost += w.lookup(page(700000 + i * 17)) != i;
 	CHECK(lost < large_env::entries / 10);
 }
 
@@ -152,14 +152,14 @@ TEST_CASE("parts for which there is no place leave most other hints alone")
 	for (uint64_t n = 0; n < 2048; n++)
 		w.table->learn_part(w.hash(page((1 << 20) + n)), w.last, 1, n);
 	for (uint32_t i = 1; i < large_env::entries; i++)
-		kept += w.look(page(i * 17)) == i;
+		kept += w.lookup(page(i * 17)) == i;
 	CHECK(kept > large_env::entries * 3 / 4);
 	/* A frequent request gets a hint. */
 	for (uint64_t n = 0; n < 2048; n++)
-		for (uint64_t now = 0; now < 100 && w.look(page((1 << 20) + n)) != 1; now++)
+		for (uint64_t now = 0; now < 100 && w.lookup(page((1 << 20) + n)) != 1; now++)
 			w.table->learn_part(w.hash(page((1 << 20) + n)), w.last, 1, now);
 	for (uint64_t n = 0; n < 2048; n++)
-		learnt += w.look(page((1 << 20) + n)) == 1;
+		learnt += w.lookup(page((1 << 20) + n)) == 1;
 	CHECK(learnt > 2048 * 3 / 4);
 }
 
@@ -170,10 +170,10 @@ TEST_CASE("a hint that is wrong by now is replaced at once")
 	for (uint32_t i = 1; i < large_env::entries; i++)
 		w.learn(page(i * 17), i);
 	for (uint32_t i = 1; i < large_env::entries; i++) {
-		if (w.look(page(i * 17)) != i)
+		if (w.lookup(page(i * 17)) != i)
 			continue;
 		w.table->learn_part(w.hash(page(i * 17)), w.last, large_env::entries - i, 1);
-		CHECK(w.look(page(i * 17)) == large_env::entries - i);
+		CHECK(w.lookup(page(i * 17)) == large_env::entries - i);
 	}
 }
 
