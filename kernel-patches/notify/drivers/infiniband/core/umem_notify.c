@@ -18,7 +18,7 @@
  *   word = 0                              [never told: P stays registered]
  *
  * So the tracker is there before the pages, and is SUSPECT if an event is under way
- * then (umem_notify_space.c); or the whole range is SUSPECT from the start.
+ * then (umem_notify_mm.c); or the whole range is SUSPECT from the start.
  *
  * Nothing here waits for an invalidation but a settle, nor for another process or
  * device. The mutex of a tracker is held by a call of the owner's process for as long
@@ -105,8 +105,8 @@ static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context,
 	INIT_LIST_HEAD(&n->link);
 
 	guard(umem_notify)(n);
-	umem_notify_space_insert(queue->space, n);
-	if (umem || umem_notify_space_changes(queue->space, start, last)) {
+	umem_notify_mm_insert(queue->space, n);
+	if (umem || umem_notify_mm_changes(queue->space, start, last)) {
 		umem_notify_doubt_range(n, start, last);
 		n->state = SUSPECT;
 	}
@@ -133,7 +133,7 @@ static void umem_notify_end(struct ib_umem_notify *n)
 		trace_mr_notify_disarm(n, 0);
 	n->armed = false;
 	n->mr = NULL;
-	interval_tree_remove(&n->range, &umem_notify_space(n)->trackers);
+	interval_tree_remove(&n->range, &umem_notify_mm(n)->trackers);
 	if (!n->own)
 		list_del_init(&n->link);
 	word_page = umem_notify_take_word(n);

@@ -5,7 +5,7 @@
  *  umem_notify_word.c     the word in user memory
  *  umem_notify_stats.c    the counters and the workqueue of a device
  *  umem_notify_check.c    the comparison of mapped and pinned pages
- *  umem_notify_space.c    the address space: its tree, its lock, the events in progress
+ *  umem_notify_mm.c    the address space: its tree, its lock, the events in progress
  *  umem_notify_state.c    what is known of a tracker's range
  *  umem_notify_users.c    whether a tracker is in use, and its suspension
  *  umem_notify_retire.c   how the device loses an INVALID or SUSPENDED one
@@ -120,7 +120,7 @@ struct umem_notify_event {
  * inside reclaim, possibly unable to sleep: the lock is a leaf, and nothing is
  * allocated under it.
  */
-struct umem_notify_space {
+struct umem_notify_mm {
 	struct mmu_notifier mn;
 	spinlock_t lock; /* a leaf: see above */
 	struct rb_root_cached trackers; /* @lock */
@@ -148,7 +148,7 @@ struct umem_notify_walk {
  * another one, a child's, has a queue of its own. Under the space's lock but for @refs.
  */
 struct umem_notify_queue {
-	struct umem_notify_space *space;
+	struct umem_notify_mm *space;
 	struct ib_device *device;
 	refcount_t refs; /* the context, and the trackers */
 	bool single; /* of one tracker, and no context's */
@@ -157,7 +157,7 @@ struct umem_notify_queue {
 	unsigned long next; /* when it runs, if it is @waiting */
 	bool waiting;
 	u8 doublings; /* of the delay before trackers are tried again */
-	unsigned long look; /* when the worker looks for idle trackers */
+	unsigned long scan_at; /* when the worker looks for idle trackers */
 	u32 idle; /* the shortest idle time, in jiffies; 0: it does not look */
 };
 
@@ -193,8 +193,8 @@ struct ib_umem_notify {
 	bool own : 1; /* lock: a task will come to it, by @link or @task_work */
 	u8 refs : 7; /* lock: its umem, the worker, and that task */
 	u16 word; /* lock: offset in @word_page */
-	u16 seen; /* lock: the application's bits at the last look that found it used */
-	u32 look; /* lock: when that was, in jiffies */
+	u16 lru_hash; /* lock: the application's bits at the last look that found it used */
+	u32 lru_time; /* lock: when that was, in jiffies */
 	u32 idle; /* lock: suspended after so many jiffies without use; 0: not */
 	struct umem_notify_queue *queue;
 	struct umem_notify_word_page *word_page; /* lock; NULL: no word to tell */
@@ -233,24 +233,24 @@ static inline u32 umem_notify_pages(const struct ib_umem_notify *n)
 	return (umem_notify_last(n) - umem_notify_start(n)) / PAGE_SIZE + 1;
 }
 
-/* umem_notify_space.c */
-struct umem_notify_space *umem_notify_space_get(const struct mmu_notifier_ops *ops);
-void umem_notify_space_put(struct umem_notify_space *space);
-struct mmu_notifier *umem_notify_space_alloc(struct mm_struct *mm);
-void umem_notify_space_free(struct mmu_notifier *mn);
-void umem_notify_space_exit(void);
-void umem_notify_space_insert(struct umem_notify_space *space, struct ib_umem_notify *n);
-struct ib_umem_notify *umem_notify_space_next(struct umem_notify_space *space,
-					      struct umem_notify_walk *walk,
-					      struct ib_umem_notify *n);
-void umem_notify_space_begin(struct umem_notify_space *space, unsigned long start,
-			     unsigned long last);
-void umem_notify_space_end(struct umem_notify_space *space, unsigned long start,
-			   unsigned long last);
-bool umem_notify_space_changes(const struct umem_notify_space *space,
-			       unsigned long start, unsigned long last);
-int umem_notify_space_wait(struct umem_notify_space *space, unsigned long start,
-			   unsigned long last, unsigned long until);
+/* umem_notify_mm.c */
+struct umem_notify_mm *umem_notify_mm_get(const struct mmu_notifier_ops *ops);
+void umem_notify_mm_put(struct umem_notify_mm *space);
+struct mmu_notifier *umem_notify_mm_alloc(struct mm_struct *mm);
+void umem_notify_mm_free(struct mmu_notifier *mn);
+void umem_notify_mm_exit(void);
+void umem_notify_mm_insert(struct umem_notify_mm *space, struct ib_umem_notify *n);
+struct ib_umem_notify *umem_notify_mm_next(struct umem_notify_mm *space,
+					   struct umem_notify_walk *walk,
+					   struct ib_umem_notify *n);
+void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start,
+			  unsigned long last);
+void umem_notify_mm_end(struct umem_notify_mm *space, unsigned long start,
+			unsigned long last);
+bool umem_notify_mm_changes(const struct umem_notify_mm *space,
+			    unsigned long start, unsigned long last);
+int umem_notify_mm_wait(struct umem_notify_mm *space, unsigned long start,
+			unsigned long last, unsigned long until);
 
 /* umem_notify_state.c */
 void umem_notify_doubt_clear(struct umem_notify_doubt *doubt);
@@ -305,27 +305,27 @@ int umem_notify_settle(struct ib_mr *mr);
 int umem_notify_suspend_now(struct ib_mr *mr);
 struct ib_umem_notify *umem_notify_of_mr(struct ib_mr *mr);
 
-static inline struct umem_notify_space *umem_notify_space_of(struct mmu_notifier *mn)
+static inline struct umem_notify_mm *umem_notify_mm_of(struct mmu_notifier *mn)
 {
-	return container_of(mn, struct umem_notify_space, mn);
+	return container_of(mn, struct umem_notify_mm, mn);
 }
 
-static inline struct umem_notify_space *
-umem_notify_space(const struct ib_umem_notify *n)
+static inline struct umem_notify_mm *
+umem_notify_mm(const struct ib_umem_notify *n)
 {
 	return n->queue->space;
 }
 
 static inline void umem_notify_lock(struct ib_umem_notify *n)
-	__acquires(&umem_notify_space(n)->lock)
+	__acquires(&umem_notify_mm(n)->lock)
 {
-	spin_lock(&umem_notify_space(n)->lock);
+	spin_lock(&umem_notify_mm(n)->lock);
 }
 
 static inline void umem_notify_unlock(struct ib_umem_notify *n)
-	__releases(&umem_notify_space(n)->lock)
+	__releases(&umem_notify_mm(n)->lock)
 {
-	spin_unlock(&umem_notify_space(n)->lock);
+	spin_unlock(&umem_notify_mm(n)->lock);
 }
 
 DEFINE_GUARD(umem_notify, struct ib_umem_notify *, umem_notify_lock(_T),
@@ -343,7 +343,7 @@ static inline u8 umem_notify_state(struct ib_umem_notify *n)
 
 static inline void umem_notify_assert_locked(const struct ib_umem_notify *n)
 {
-	lockdep_assert_held(&umem_notify_space(n)->lock);
+	lockdep_assert_held(&umem_notify_mm(n)->lock);
 }
 
 static inline void umem_notify_counted(const struct ib_umem_notify *n,

@@ -128,7 +128,7 @@ static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_ra
  *                                         @doubt is empty: state = 0
  *   unmaps the page                       [the word says valid: stale]
  */
-static void event_walk(struct umem_notify_space *space, const struct mmu_notifier_range *range,
+static void event_walk(struct umem_notify_mm *space, const struct mmu_notifier_range *range,
 		       bool changes, bool fork)
 {
 	struct umem_notify_walk walk = {
@@ -138,7 +138,7 @@ static void event_walk(struct umem_notify_space *space, const struct mmu_notifie
 	};
 	struct ib_umem_notify *n = NULL;
 
-	while ((n = umem_notify_space_next(space, &walk, n))) {
+	while ((n = umem_notify_mm_next(space, &walk, n))) {
 		if (changes)
 			event_changed(n, range);
 		if (fork && !n->own && event_may_copy(n, range) && umem_notify_suspend(n)) {
@@ -154,7 +154,7 @@ static void event_walk(struct umem_notify_space *space, const struct mmu_notifie
  */
 static int umem_notify_event_start(struct mmu_notifier *mn, const struct mmu_notifier_range *range)
 {
-	struct umem_notify_space *space = umem_notify_space_of(mn);
+	struct umem_notify_mm *space = umem_notify_mm_of(mn);
 	bool changes = event_changes(range);
 	bool fork = (range->event == MMU_NOTIFY_PROTECTION_PAGE ||
 		     range->event == MMU_NOTIFY_CLEAR) && event_is_own(range);
@@ -164,7 +164,7 @@ static int umem_notify_event_start(struct mmu_notifier *mn, const struct mmu_not
 
 	guard(spinlock)(&space->lock);
 	if (changes)
-		umem_notify_space_begin(space, range->start, range->end - 1);
+		umem_notify_mm_begin(space, range->start, range->end - 1);
 	event_walk(space, range, changes, fork);
 	return 0;
 }
@@ -172,12 +172,12 @@ static int umem_notify_event_start(struct mmu_notifier *mn, const struct mmu_not
 /* The page tables have changed. */
 static void umem_notify_event_end(struct mmu_notifier *mn, const struct mmu_notifier_range *range)
 {
-	struct umem_notify_space *space = umem_notify_space_of(mn);
+	struct umem_notify_mm *space = umem_notify_mm_of(mn);
 
 	if (!event_changes(range))
 		return;
 	spin_lock(&space->lock);
-	umem_notify_space_end(space, range->start, range->end - 1);
+	umem_notify_mm_end(space, range->start, range->end - 1);
 	spin_unlock(&space->lock);
 	if (wq_has_sleeper(&space->ended))
 		wake_up_all(&space->ended);
@@ -186,7 +186,7 @@ static void umem_notify_event_end(struct mmu_notifier *mn, const struct mmu_noti
 /* The end of the address space: its users have gone, and its memory goes. */
 static void umem_notify_event_release(struct mmu_notifier *mn, struct mm_struct *mm)
 {
-	struct umem_notify_space *space = umem_notify_space_of(mn);
+	struct umem_notify_mm *space = umem_notify_mm_of(mn);
 	struct mmu_notifier_range all;
 
 	mmu_notifier_range_init(&all, MMU_NOTIFY_RELEASE,
@@ -199,6 +199,6 @@ const struct mmu_notifier_ops umem_notify_event_ops = {
 	.invalidate_range_start = umem_notify_event_start,
 	.invalidate_range_end = umem_notify_event_end,
 	.release = umem_notify_event_release,
-	.alloc_notifier = umem_notify_space_alloc,
-	.free_notifier = umem_notify_space_free,
+	.alloc_notifier = umem_notify_mm_alloc,
+	.free_notifier = umem_notify_mm_free,
 };

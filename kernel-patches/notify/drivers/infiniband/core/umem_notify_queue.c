@@ -150,7 +150,7 @@ static bool queue_look(struct ib_umem_notify *n, struct umem_notify_run *run)
  */
 void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *run)
 {
-	struct umem_notify_space *space = umem_notify_space(n);
+	struct umem_notify_mm *space = umem_notify_mm(n);
 	bool again = true;
 
 	umem_notify_assert_locked(n);
@@ -245,7 +245,7 @@ void umem_notify_queue_time(struct ib_umem_notify *n)
 	if (!n->idle || (q->idle && q->idle <= n->idle))
 		return;
 	q->idle = n->idle;
-	q->look = jiffies + max(q->idle / 2, 1U);
+	q->scan_at = jiffies + max(q->idle / 2, 1U);
 	queue_wake(q, max(q->idle / 2, 1U));
 }
 
@@ -261,7 +261,7 @@ static void queue_look_for_idle(struct umem_notify_queue *q)
 	lockdep_assert_held(&q->space->lock);
 
 	q->idle = 0;
-	while ((n = umem_notify_space_next(q->space, &walk, n))) {
+	while ((n = umem_notify_mm_next(q->space, &walk, n))) {
 		if (n->queue != q || !n->idle || !n->word_page || n->own ||
 		    n->state & (INVALID | SUSPENDED))
 			continue;
@@ -270,21 +270,21 @@ static void queue_look_for_idle(struct umem_notify_queue *q)
 		else
 			q->idle = min_not_zero(q->idle, n->idle);
 	}
-	q->look = jiffies + max(q->idle / 2, 1U);
+	q->scan_at = jiffies + max(q->idle / 2, 1U);
 }
 
 static void umem_notify_queue_work(struct work_struct *work)
 {
 	struct umem_notify_queue *q =
 		container_of(work, struct umem_notify_queue, worker.work);
-	struct umem_notify_space *space = q->space;
+	struct umem_notify_mm *space = q->space;
 	struct umem_notify_run run = {};
 	u64 began = ktime_get_ns();
 	LIST_HEAD(todo);
 
 	spin_lock(&space->lock);
 	run.rests = time_before(jiffies, space->rest);
-	if (q->idle && !run.rests && !time_before(jiffies, q->look)) {
+	if (q->idle && !run.rests && !time_before(jiffies, q->scan_at)) {
 		queue_look_for_idle(q);
 		run.took = ktime_get_ns() - began;
 	}
@@ -299,7 +299,7 @@ static void umem_notify_queue_work(struct work_struct *work)
 			      nsecs_to_jiffies(run.took * REST);
 	q->doublings = list_empty(&q->work) ? 0 : min(q->doublings + 1, MOST_DOUBLINGS);
 	if (q->idle)
-		queue_wake(q, max_t(long, q->look - jiffies, 1));
+		queue_wake(q, max_t(long, q->scan_at - jiffies, 1));
 	spin_unlock(&space->lock);
 }
 
@@ -310,7 +310,7 @@ static struct umem_notify_queue *queue_create(struct ib_device *device,
 
 	if (!q || umem_notify_device_get(device))
 		goto free;
-	q->space = umem_notify_space_get(ops);
+	q->space = umem_notify_mm_get(ops);
 	if (IS_ERR(q->space))
 		goto free;
 	q->device = device;
@@ -362,7 +362,7 @@ void umem_notify_queue_put(struct umem_notify_queue *q)
 {
 	if (!refcount_dec_and_test(&q->refs))
 		return;
-	umem_notify_space_put(q->space);
+	umem_notify_mm_put(q->space);
 	kfree(q);
 }
 

@@ -62,7 +62,7 @@ static bool shrink_retires(const struct ib_umem_notify *n, const struct shrink_c
 {
 	struct mm_struct *mm = current->mm;
 
-	return umem_notify_pages(n) <= MOST_OF_OTHERS || umem_notify_space(n)->mn.mm == mm ||
+	return umem_notify_pages(n) <= MOST_OF_OTHERS || umem_notify_mm(n)->mn.mm == mm ||
 	       (mm && sc->memcg && parent_mem_cgroup(sc->memcg) &&
 		mm_match_cgroup(mm, sc->memcg));
 }
@@ -218,8 +218,8 @@ static int give_pages(struct ib_umem_notify *n)
 
 	scoped_guard(umem_notify, n) {
 		umem_notify_doubt_clear(&n->doubt);
-		if (umem_notify_space_changes(umem_notify_space(n), umem_notify_start(n),
-					      umem_notify_last(n)))
+		if (umem_notify_mm_changes(umem_notify_mm(n), umem_notify_start(n),
+					   umem_notify_last(n)))
 			umem_notify_doubt_range(n, 0, ULONG_MAX);
 	}
 
@@ -309,7 +309,7 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void)
  */
 void ib_umem_notify_exit(void)
 {
-	umem_notify_space_exit();
+	umem_notify_mm_exit();
 	shrinker_free(shrinker);
 	list_lru_destroy(&idle);
 	kmem_cache_destroy(trackers);

@@ -176,7 +176,7 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
  */
 static int take_doubt(struct ib_umem_notify *n, struct umem_notify_question *what)
 {
-	struct umem_notify_space *space = umem_notify_space(n);
+	struct umem_notify_mm *space = umem_notify_mm(n);
 	unsigned long start, last;
 	int ret;
 
@@ -186,11 +186,11 @@ static int take_doubt(struct ib_umem_notify *n, struct umem_notify_question *wha
 		start = umem_notify_start(n) + ((unsigned long)n->doubt.first << PAGE_SHIFT);
 		last = umem_notify_start(n) + ((unsigned long)n->doubt.end << PAGE_SHIFT) - 1;
 		ret = n->state == SUSPECT;
-		if (!ret || !umem_notify_space_changes(space, start, last))
+		if (!ret || !umem_notify_mm_changes(space, start, last))
 			break;
 		umem_notify_unlock(n);
 		ret = what->worker ? -EAGAIN :
-				     umem_notify_space_wait(space, start, last, what->until);
+				     umem_notify_mm_wait(space, start, last, what->until);
 		if (ret)
 			return ret;
 	}
@@ -236,7 +236,7 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
  * One pass settles all that happened before the call, even while events go on. What they left
  * is looked at once more, so a call ends, and mostly with a certain word.
  */
-static int look(struct ib_umem_notify *n, int patience)
+static int verify(struct ib_umem_notify *n, int patience)
 {
 	struct umem_notify_question what = {
 		.worker = patience == UMEM_NOTIFY_WORKER,
@@ -277,7 +277,7 @@ int umem_notify_verify(struct ib_umem_notify *n, int patience)
 	/* A later event tells by itself: see umem_notify_arm(). */
 	if (umem_notify_state(n) != SUSPECT)
 		return 0;
-	ret = look(n, patience);
+	ret = verify(n, patience);
 	trace_mr_notify_settle(n, ret);
 	return ret;
 }

@@ -77,11 +77,11 @@ bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time)
 
 	umem_notify_assert_locked(n);
 
-	if (word & n->in_use || seen != n->seen) {
-		n->seen = seen;
-		n->look = jiffies;
+	if (word & n->in_use || seen != n->lru_hash) {
+		n->lru_hash = seen;
+		n->lru_time = jiffies;
 	}
-	return (u32)jiffies - n->look >= time;
+	return (u32)jiffies - n->lru_time >= time;
 }
 
 /**
@@ -93,8 +93,8 @@ void umem_notify_first_look(struct ib_umem_notify *n, bool used)
 {
 	umem_notify_assert_locked(n);
 
-	n->seen = users_hash(umem_notify_word_read(n)) ^ (used ? U16_MAX : 0);
-	n->look = (u32)jiffies - UMEM_NOTIFY_LOOKS_APART;
+	n->lru_hash = users_hash(umem_notify_word_read(n)) ^ (used ? U16_MAX : 0);
+	n->lru_time = (u32)jiffies - UMEM_NOTIFY_LOOKS_APART;
 }
 
 /* While it is armed */

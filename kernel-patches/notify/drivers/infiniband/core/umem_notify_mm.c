@@ -26,7 +26,7 @@
 static atomic_t umem_notify_nr_spaces;
 
 /**
- * umem_notify_space_begin - An event that may replace pages begins
+ * umem_notify_mm_begin - An event that may replace pages begins
  * @space: The address space, its lock held since before the tree is searched
  * @start: The first address
  * @last: The last address
@@ -49,8 +49,8 @@ static atomic_t umem_notify_nr_spaces;
  *
  * An event that finds no slot counts as one of all pages.
  */
-void umem_notify_space_begin(struct umem_notify_space *space, unsigned long start,
-			     unsigned long last)
+void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start,
+			  unsigned long last)
 {
 	unsigned int slot;
 
@@ -66,16 +66,16 @@ void umem_notify_space_begin(struct umem_notify_space *space, unsigned long star
 }
 
 /**
- * umem_notify_space_end - An event has ended
+ * umem_notify_mm_end - An event has ended
  * @space: The address space, its lock held
- * @start: As for umem_notify_space_begin()
- * @last: As for umem_notify_space_begin()
+ * @start: As for umem_notify_mm_begin()
+ * @last: As for umem_notify_mm_begin()
  *
  * Of two events with the same arguments either slot will do. The mm calls the end of
  * each start that has succeeded, and ours always does.
  */
-void umem_notify_space_end(struct umem_notify_space *space, unsigned long start,
-			   unsigned long last)
+void umem_notify_mm_end(struct umem_notify_mm *space, unsigned long start,
+			unsigned long last)
 {
 	const struct umem_notify_event *event;
 	u64 left;
@@ -93,13 +93,13 @@ void umem_notify_space_end(struct umem_notify_space *space, unsigned long start,
 }
 
 /**
- * umem_notify_space_changes - Is an event in progress that may replace pages there?
+ * umem_notify_mm_changes - Is an event in progress that may replace pages there?
  * @space: The address space, its lock held
  * @start: The first address
  * @last: The last address
  */
-bool umem_notify_space_changes(const struct umem_notify_space *space,
-			       unsigned long start, unsigned long last)
+bool umem_notify_mm_changes(const struct umem_notify_mm *space,
+			    unsigned long start, unsigned long last)
 {
 	const struct umem_notify_event *event;
 	u64 left;
@@ -114,15 +114,15 @@ bool umem_notify_space_changes(const struct umem_notify_space *space,
 	return space->beyond;
 }
 
-static bool space_is_quiet(struct umem_notify_space *space, unsigned long start,
+static bool space_is_quiet(struct umem_notify_mm *space, unsigned long start,
 			   unsigned long last)
 {
 	guard(spinlock)(&space->lock);
-	return !umem_notify_space_changes(space, start, last);
+	return !umem_notify_mm_changes(space, start, last);
 }
 
 /**
- * umem_notify_space_wait - Wait until no event that may replace pages is in progress
+ * umem_notify_mm_wait - Wait until no event that may replace pages is in progress
  * @space: The address space
  * @start: The first address
  * @last: The last address
@@ -130,8 +130,8 @@ static bool space_is_quiet(struct umem_notify_space *space, unsigned long start,
  *
  * Return: 0, -EAGAIN if it took longer, -EINTR for a fatal signal.
  */
-int umem_notify_space_wait(struct umem_notify_space *space, unsigned long start,
-			   unsigned long last, unsigned long until)
+int umem_notify_mm_wait(struct umem_notify_mm *space, unsigned long start,
+			unsigned long last, unsigned long until)
 {
 	long left = until - jiffies;
 
@@ -145,11 +145,11 @@ int umem_notify_space_wait(struct umem_notify_space *space, unsigned long start,
 }
 
 /**
- * umem_notify_space_insert - Have the events of its range come to a tracker
+ * umem_notify_mm_insert - Have the events of its range come to a tracker
  * @space: The address space, its lock held
  * @n: The tracker, its range set
  */
-void umem_notify_space_insert(struct umem_notify_space *space, struct ib_umem_notify *n)
+void umem_notify_mm_insert(struct umem_notify_mm *space, struct ib_umem_notify *n)
 {
 	lockdep_assert_held(&space->lock);
 
@@ -162,7 +162,7 @@ void umem_notify_space_insert(struct umem_notify_space *space, struct ib_umem_no
  * interval_tree_insert() puts a tracker behind those with the same start, so the trackers
  * are in the order of (start, serial number).
  */
-static struct interval_tree_node *space_after(struct umem_notify_space *space,
+static struct interval_tree_node *space_after(struct umem_notify_mm *space,
 					      const struct umem_notify_walk *walk)
 {
 	struct rb_node *rb = space->trackers.rb_root.rb_node;
@@ -183,7 +183,7 @@ static struct interval_tree_node *space_after(struct umem_notify_space *space,
 }
 
 /**
- * umem_notify_space_next - The next tracker of a walk
+ * umem_notify_mm_next - The next tracker of a walk
  * @space: The address space, its lock held
  * @walk: The walk: its range, and @sleeps
  * @n: The tracker visited last, or NULL: there is none yet, or the caller released the
@@ -194,9 +194,9 @@ static struct interval_tree_node *space_after(struct umem_notify_space *space,
  *
  * Return: The tracker, or NULL at the end.
  */
-struct ib_umem_notify *umem_notify_space_next(struct umem_notify_space *space,
-					      struct umem_notify_walk *walk,
-					      struct ib_umem_notify *n)
+struct ib_umem_notify *umem_notify_mm_next(struct umem_notify_mm *space,
+					   struct umem_notify_walk *walk,
+					   struct ib_umem_notify *n)
 {
 	struct interval_tree_node *next;
 
@@ -221,9 +221,9 @@ struct ib_umem_notify *umem_notify_space_next(struct umem_notify_space *space,
 }
 
 /* The notifier's first callback */
-struct mmu_notifier *umem_notify_space_alloc(struct mm_struct *mm)
+struct mmu_notifier *umem_notify_mm_alloc(struct mm_struct *mm)
 {
-	struct umem_notify_space *space;
+	struct umem_notify_mm *space;
 
 	space = kzalloc(sizeof(*space), GFP_KERNEL);
 	if (!space)
@@ -237,9 +237,9 @@ struct mmu_notifier *umem_notify_space_alloc(struct mm_struct *mm)
 }
 
 /* Its last one */
-void umem_notify_space_free(struct mmu_notifier *mn)
+void umem_notify_mm_free(struct mmu_notifier *mn)
 {
-	kfree(umem_notify_space_of(mn));
+	kfree(umem_notify_mm_of(mn));
 	if (atomic_dec_and_test(&umem_notify_nr_spaces))
 		wake_up_var(&umem_notify_nr_spaces);
 }
@@ -259,7 +259,7 @@ static void space_register(struct work_struct *work)
 }
 
 /**
- * umem_notify_space_get - The space of the current process
+ * umem_notify_mm_get - The space of the current process
  * @ops: The callbacks of its MMU notifier
  *
  * The first call of an address space takes all its locks. mm_take_all_locks() gives up as
@@ -270,9 +270,9 @@ static void space_register(struct work_struct *work)
  *
  * Context: Process context, no mm lock held.
  *
- * Return: The space, to be given to umem_notify_space_put(); ERR_PTR(-ENOMEM).
+ * Return: The space, to be given to umem_notify_mm_put(); ERR_PTR(-ENOMEM).
  */
-struct umem_notify_space *umem_notify_space_get(const struct mmu_notifier_ops *ops)
+struct umem_notify_mm *umem_notify_mm_get(const struct mmu_notifier_ops *ops)
 {
 	struct space_registration r = { .ops = ops, .mm = current->mm };
 
@@ -280,22 +280,22 @@ struct umem_notify_space *umem_notify_space_get(const struct mmu_notifier_ops *o
 	queue_work(system_unbound_wq, &r.work);
 	flush_work(&r.work);
 	destroy_work_on_stack(&r.work);
-	return IS_ERR(r.mn) ? ERR_CAST(r.mn) : umem_notify_space_of(r.mn);
+	return IS_ERR(r.mn) ? ERR_CAST(r.mn) : umem_notify_mm_of(r.mn);
 }
 
 /**
- * umem_notify_space_put - Let go of a space
+ * umem_notify_mm_put - Let go of a space
  * @space: The space
  *
  * Context: Any but interrupts.
  */
-void umem_notify_space_put(struct umem_notify_space *space)
+void umem_notify_mm_put(struct umem_notify_mm *space)
 {
 	mmu_notifier_put(&space->mn);
 }
 
 /**
- * umem_notify_space_exit - ib_uverbs is unloaded, and no space is in use
+ * umem_notify_mm_exit - ib_uverbs is unloaded, and no space is in use
  *
  * mmu_notifier_synchronize() waits for a grace period of SRCU, and not for the calls
  * that SRCU makes after it:
@@ -305,17 +305,17 @@ void umem_notify_space_put(struct umem_notify_space *space)
  *                                         the grace period ends
  *   mmu_notifier_synchronize() returns
  *   the module is freed
- *                                         umem_notify_space_free() [freed code]
+ *                                         umem_notify_mm_free() [freed code]
  *
  * So the spaces are counted. SRCU calls with bottom halves off, so the call that makes
  * the count 0 has returned after a grace period of RCU:
  *
- *                                         umem_notify_space_free(): the count is 0
+ *                                         umem_notify_mm_free(): the count is 0
  *   the count is 0; synchronize_rcu(): waits
  *                                         returns; bottom halves on
  *   the module is freed
  */
-void umem_notify_space_exit(void)
+void umem_notify_mm_exit(void)
 {
 	wait_var_event(&umem_notify_nr_spaces, !atomic_read(&umem_notify_nr_spaces));
 	synchronize_rcu();
