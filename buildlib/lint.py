@@ -159,7 +159,7 @@ def main():
     good = True
     # Files for other projects have the style of these projects.
     good &= report("clang-format", ["clang-format", "--dry-run", "-Werror",
-                                    *(name for name in tracked(".cpp", ".cc", ".hpp")
+                                    *(name for name in tracked(".cpp", ".cc")
                                       if not name.startswith("buildlib/consumers.d/")),
                                     *(name for name in tracked(".h")
                                       if name.startswith(("tests/", "libibverbs/examples/",

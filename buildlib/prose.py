@@ -19,7 +19,7 @@ C = re.compile(STRING + r"|(?P<text>/\*.*?\*/|//[^\n]*)", re.DOTALL)
 PYTHON = re.compile(r'(?P<text>""".*?"""|#[^\n]*)|' + STRING + r"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
 HASH = re.compile(r"(?:^|(?<=\s))(?P<text>#[^\n]*)", re.MULTILINE)
 PAGE = re.compile(r"(?P<text>.+)", re.DOTALL)
-KINDS = (((".c", ".h", ".cc", ".cpp", ".hpp"), C), ((".py", ".pyx", ".pxd", ".pxi"), PYTHON),
+KINDS = (((".c", ".h", ".cc", ".cpp"), C), ((".py", ".pyx", ".pxd", ".pxi"), PYTHON),
          ((".cmake", "CMakeLists.txt", ".sh", ".toml", ".config", ".mk"), HASH),
          ((".md", ".rst"), PAGE))
 

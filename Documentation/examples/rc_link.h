@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The examples' needs besides registrations, for C and C++: an RC connection
- * between ranks 0 and 1, whose addresses MPI exchanges, and a write through it.
+ * The example's needs besides registrations: an RC connection between ranks 0 and 1,
+ * whose addresses MPI exchanges, and a write through it.
  * Not for iWARP, whose queue pairs only the connection manager (librdmacm) connects.
  * All functions end the job on an error.
  */

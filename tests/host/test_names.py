@@ -16,7 +16,7 @@ sys.path.insert(0, os.path.join(REPO, "buildlib"))
 import kernel_modules  # noqa: E402
 import overlay  # noqa: E402
 
-SOURCES = (".c", ".h", ".cc", ".cpp", ".hpp")
+SOURCES = (".c", ".h", ".cc", ".cpp")
 PAGES = (".md", ".rst", ".patch")
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 NAME = re.compile(r"\b([a-z_][a-z0-9_]{2,})\(\)")
