@@ -52,7 +52,7 @@ struct fake {
 	uint64_t refused_command;	/* its next call fails with refusal */
 	int refusal;
 	unsigned int commands_called;	/* calls of refused_command */
-	int access_seen;		/* in the provider, except by reg_mr() */
+	int access_seen;		/* in the provider */
 	volatile char *tracked;		/* provider's memory; a write of it faults */
 	int has_signals;		/* signals unblocked in the registration, a bit each */
 	unsigned int methods_called;
@@ -66,8 +66,10 @@ struct fake {
 	enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* exit() there, as a signal handler may */
 	unsigned int *ended;		/* ended registrations of the kernel, also by children */
 	bool is_half_done;		/* inside malloc(): the heap can't be used */
+	unsigned int pinned;		/* KiB, if not 0 */
 	unsigned int acquired, released;	/* calls of a sanitizer's functions for this MR: */
 	void *told;
+	void *released_last;
 };
 
 /* libibverbs locks and allocates before the first case. */
@@ -252,6 +254,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length,
 		errno = EINTR;
 		return NULL;
 	}
+	fake->access_seen = access;
 	write_tracked();
 	pass_exit(IN_PROVIDER);
 	vmr = calloc(1, sizeof(*vmr));
@@ -279,7 +282,6 @@ static struct ibv_mr *reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset,
 				    size_t length, uint64_t iova, int fd,
 				    int access)
 {
-	fake->access_seen = access;
 	return reg_mr(pd, NULL, length, iova, access);
 }
 
@@ -850,6 +852,26 @@ static int in_child(int (*what)(void), char *said, size_t size)
 	return status;
 }
 
+int open(const char *path, int flags, ...)
+{
+	mode_t mode = 0;
+	va_list args;
+	int file;
+
+	if (fake->pinned && !strcmp(path, "/proc/self/status")) {
+		file = memfd_create("status", 0);
+		dprintf(file, "VmPin: %u kB\n", fake->pinned);
+		lseek(file, 0, SEEK_SET);
+		return file;
+	}
+	if (flags & O_CREAT) {
+		va_start(args, flags);
+		mode = va_arg(args, mode_t);
+		va_end(args);
+	}
+	return openat(AT_FDCWD, path, flags, mode);
+}
+
 static int execute_registration(struct ibv_context *context, uint64_t length)
 {
 	struct ib_uverbs_reg_mr reg = { .length = length };
@@ -882,6 +904,12 @@ static int register_too_much(void)
 	CHECK(execute_registration(pd.context, 64 << 20) == ENOMEM);
 	CHECK(fake->commands_called == 1);
 	CHECK(stats(pd.context).entries == IDLE);
+	/* What is pinned and not idle leaves no room. */
+	fake->pinned = 6 << 10;
+	CHECK(execute_registration(pd.context, 4 << 20) == ENOMEM);
+	CHECK(fake->commands_called == 1);
+	CHECK(stats(pd.context).entries == IDLE);
+	fake->pinned = 4 << 10;
 	CHECK(execute_registration(pd.context, 4 << 20) == 0);
 	CHECK(fake->commands_called == 2);
 	CHECK(stats(pd.context).entries < IDLE);
@@ -922,7 +950,7 @@ static void test_no_shortage(struct ibv_pd *pd)
 	CHECK(fake->commands_called == 2);
 }
 
-/* Registrations by other verbs are not cached, and their providers do not get the flag. */
+/* Providers do not get the flag: by other verbs, and on demand, nothing is cached. */
 static void test_flag_of_others(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE |
@@ -935,6 +963,9 @@ static void test_flag_of_others(struct ibv_pd *pd)
 	fake->access_seen = 0;
 	mr = ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, 0, CACHED);
 	CHECK(fake->access_seen == IBV_ACCESS_LOCAL_WRITE);
+	ibv_dereg_mr(mr);
+	mr = reg_page(pd, 0, CACHED | IBV_ACCESS_ON_DEMAND);
+	CHECK(fake->access_seen == (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND));
 	ibv_dereg_mr(mr);
 }
 
