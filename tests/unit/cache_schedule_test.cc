@@ -84,30 +84,37 @@ struct scheduled_env {
 
 	int reg(const mr_cache_request *what, uint64_t *word, void **mr)
 	{
+		calls++;
 		schedule::point();
 		int error = kernel->reg(*what, word, mr);
 		schedule::point();
+		calls--;
 		return error;
 	}
 	int settle(void *mr)
 	{
+		calls++;
 		schedule::point();
 		int error = kernel->settle(mr);
 		schedule::point();
+		calls--;
 		return error;
 	}
 	int dereg(void *mr)
 	{
 		const auto before = std::exchange(ends, static_cast<fake_kernel::mr *>(mr));
 
+		calls++;
 		schedule::point();
 		int error = kernel->dereg(mr);
 		schedule::point();
+		calls--;
 		kernel->dereg_returns(mr);
 		ends = before;
 		return error;
 	}
 	const fake_kernel::mr *ends = nullptr; // being deregistered
+	unsigned int calls = 0;		       // of the registrar
 	static ibv_mr_cache_limits default_limits(void *) { return {UINT64_MAX, 3}; }
 	static uint64_t max_merge(void *) { return UINT64_MAX; }
 	static mr_cache_ref reference_to(void *mr) { return fake_kernel::reference_to(mr); }
@@ -443,6 +450,9 @@ struct world {
 			kernel.forked();
 			if (order.pick(2))
 				(void)cache.covers(context(true), BASE, PAGE, 1);
+			/* What the child registers before the call returns stays cached. */
+			for (uint32_t n = cache.env.calls ? order.pick(4) : 0; n; n--)
+				request(context(true), context(true));
 		});
 		for (auto *mr : kernel.live)
 			if (is_child && !parents.count(mr) && mr->what.generation > 1)

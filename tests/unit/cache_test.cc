@@ -3,6 +3,8 @@
  * The promises of the registration cache, one by one, in one thread, on a fake kernel:
  * finding, evicting, and failures of the registrar.
  */
+#include <memory>
+
 #include "catch.h"
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -679,7 +681,9 @@ TEST_CASE_METHOD(fixture, "an exact registration serves its range and its rights
 	CHECK(!has_exact(100, 63, READ));
 	CHECK(!has_exact(101, 64, READ));
 	CHECK(!has_exact(0, 2 * PAGE, READ));
-	CHECK(!has_exact(100, 64, WRITE));
+	/* Some of these parts have the chain of `all`. */
+	for (uint64_t offset = 100; offset < 200; offset++)
+		CHECK(!has_exact(offset, 64, WRITE));
 	CHECK(!has(0));
 	use(0, 2);
 	CHECK(has(0));
@@ -691,6 +695,37 @@ TEST_CASE_METHOD(fixture, "an exact registration serves its range and its rights
 	kernel.invalidate(BASE, BASE + PAGE);
 	CHECK(!has_exact(100, 64, READ));
 	CHECK(!has_exact(0, 2 * PAGE, WRITE));
+}
+
+TEST_CASE_METHOD(fixture, "an exact registration serves no part of it by another one's hint")
+{
+	using hints = mr_cache::hints<fake_env>;
+	constexpr uint64_t MANY = 1 << 26;
+	constexpr uint32_t WRITE = REMOTE | MR_CACHE_EXACT;
+	const auto hint = [](const mr_cache::request &want) {
+		auto table = std::make_unique<hints>();
+
+		table->learn(hints::hash_of(want), hints::MOST, 1);
+		return table;
+	};
+	mr_cache_ref all = {};
+
+	REQUIRE(acquire(cache, pd, owner, BASE, MANY * PAGE, WRITE, &all) == 0);
+
+	/* A request whose hint has the same place and tag. */
+	const auto table = hint({pd, BASE, MANY * PAGE, WRITE});
+	uint64_t page = 1;
+
+	while (page < MANY &&
+	       !table->look(hints::hash_of({pd, BASE + page * PAGE, PAGE, LOCAL}), hints::MOST))
+		page++;
+	REQUIRE(page < MANY);
+
+	mr_cache_ref other = get(page);
+
+	CHECK(other.mr != all.mr);
+	CHECK(put(other) == 0);
+	CHECK(put(all) == 0);
 }
 
 TEST_CASE_METHOD(fixture, "a view of exactly the range is found, and parts are left to the caller")

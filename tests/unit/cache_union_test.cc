@@ -211,6 +211,8 @@ TEST_CASE_METHOD(fixture, "what is in use is not united")
 {
 	auto held = hold(0, IDLE);
 
+	for (const mr_cache_ref &ref : held)
+		CHECK(mr_of(ref).what.size == WIDE * PAGE);
 	CHECK(use(IDLE) == WIDE);
 	CHECK(kernel.live.size() == IDLE + 1);
 	leave(held);

@@ -136,6 +136,10 @@ TEST_CASE("old hints take no place from new ones")
 	for (uint64_t generation = 0; generation < 8; generation++)
 		for (uint32_t i = 1; i < large_env::entries; i++)
 			w.learn(page(generation * 100000 + i * 17), i);
+	/* Another entry of the same request takes the place of its hint. */
+	for (uint32_t i = 1; i < large_env::entries; i++)
+		for (uint32_t times = 0; times < 2; times++)
+			w.learn(page(700000 + i * 17), i);
 	for (uint32_t i = 1; i < large_env::entries; i++)
 		lost += w.lookup(page(700000 + i * 17)) != i;
 	CHECK(lost < large_env::entries / 10);
@@ -154,7 +158,9 @@ TEST_CASE("parts for which there is no place leave most other hints alone")
 	for (uint32_t i = 1; i < large_env::entries; i++)
 		kept += w.lookup(page(i * 17)) == i;
 	CHECK(kept > large_env::entries * 3 / 4);
-	/* A frequent request gets a hint. */
+	/* A frequent request gets a hint, also where both places are taken. */
+	for (uint32_t n = 0; n < 8 * 2048; n++)
+		w.learn(page((1 << 22) + n * 17), 2);
 	for (uint64_t n = 0; n < 2048; n++)
 		for (uint64_t now = 0; now < 100 && w.lookup(page((1 << 20) + n)) != 1; now++)
 			w.table->learn_part(w.hash(page((1 << 20) + n)), w.last, 1, now);
