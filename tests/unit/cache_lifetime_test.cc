@@ -806,6 +806,26 @@ TEST_CASE_METHOD(fixture, "a thread that is cancelled while it waits leaves no l
 	CHECK(put(ref) == 0);
 }
 
+TEST_CASE_METHOD(fixture, "the end of the process does not wait for a thread that keeps the lock")
+{
+	gate locked;
+	const auto stay = [](void *, const ibv_mr_cache_stats *, const void *by) {
+		static_cast<gate *>(const_cast<void *>(by))->pass();
+		return false;
+	};
+	const auto nothing = [](void *, const ibv_mr_cache_stats *, const void *) { return false; };
+
+	use(0);
+
+	std::thread holder([&] { cache.visit(stay, &locked, false); });
+
+	locked.wait();
+	CHECK(cache.visit(nothing, nullptr, true) == -1);
+	locked.open = true;
+	holder.join();
+	CHECK(cache.visit(nothing, nullptr, true) == 0);
+}
+
 TEST_CASE_METHOD(fixture, "fork() in the middle of everything leaves the child a cache")
 {
 	gate in_reg;
