@@ -1111,12 +1111,14 @@ void __tsan_acquire(void *of)
 void __tsan_release(void *of)
 {
 	fake->released += of == fake->told;
+	fake->released_last = of;
 }
 
 /* The sanitizer learns that each use is after the registration and before the MR is freed. */
 static void test_thread_sanitizer(struct ibv_pd *pd)
 {
 	fake->told = reg_page(pd, 0, CACHED);
+	CHECK(fake->released_last == fake->told);
 	fake->acquired = 0;
 	for (unsigned int times = 1; times < 4; times++) {
 		CHECK(reg_page(pd, 0, CACHED) == fake->told);
