@@ -199,6 +199,7 @@ BUILDS = {
     "kernel debian": Build("tests/lab/run --prepare --kernel debian", seconds=120),
     "kernel stock": Build("tests/lab/run --prepare --kernel stock", ("kernel debian",), 10),
     "kernel dkms": Build("tests/lab/run --prepare --kernel dkms", ("kernel debian",), 300),
+    "kernel next-um": Build("tests/lab/run --prepare --kernel next-um", seconds=240),
     "kernel next": Build("tests/lab/run --prepare --kernel next", seconds=150),
     "kernel debug": Build("tests/lab/run --prepare --kernel debug", seconds=420),
     "trixie root": Build("tests/lab/on trixie -- true", seconds=130),
@@ -298,6 +299,12 @@ LANES = {
          NOTIFY_AND_CACHE],
         guest="--kernel debian", needs=("fork", "kernel debian"), seconds=600),
     # Linux 7.3, with the same files.
+    "next-um": Lane(
+        [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING,
+         *on_siw(MATRIX, *guest_programs("contract", "changes", "in_use", "revoke", "rights",
+                                         "siw")),
+         NOTIFY_AND_CACHE],
+        guest="--kernel next-um", needs=("fork", "kernel next-um"), seconds=150),
     "next": Lane(
         [MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING,
          *guest_programs("interleaving", "stress", "odp_stress", "retransmit", seconds=10),
