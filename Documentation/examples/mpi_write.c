@@ -12,6 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <mpi.h>
+
 #include "rc_link.h"
 #include "reg_cache.h"
 
@@ -128,6 +130,7 @@ static int receive_all(struct reg_cache *cache)
 
 int main(int argc, char **argv)
 {
+	struct rc_address own, peer;
 	struct reg_cache *cache;
 	struct rc_link link;
 	int stale = 0;
@@ -135,7 +138,10 @@ int main(int argc, char **argv)
 
 	MPI_Init(&argc, &argv);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-	rc_connect(&link, rank);
+	own = rc_open(&link, NULL);
+	MPI_Sendrecv(&own, sizeof(own), MPI_BYTE, 1 - rank, 0, &peer, sizeof(peer), MPI_BYTE,
+		     1 - rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+	rc_connect(&link, &peer);
 	cache = reg_cache_create(link.pd, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	rc_check(cache != NULL, "reg_cache_create");
 	if (rank == 0)
@@ -148,7 +154,7 @@ int main(int argc, char **argv)
 		       reg_cache_keeps(cache) ? "kept" : "not kept", ALL, stale,
 		       reg_cache_count(cache));
 	reg_cache_destroy(cache);
-	rc_disconnect(&link);
+	rc_close(&link);
 	MPI_Finalize();
 	return stale != 0;
 }

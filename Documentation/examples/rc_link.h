@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The example's needs besides registrations: an RC connection between ranks 0 and 1,
- * whose addresses MPI exchanges, and a write through it.
- * Not for iWARP, whose queue pairs only the connection manager (librdmacm) connects.
- * All functions end the job on an error.
+ * The examples' needs besides registrations, for C and C++: an RC connection, whose
+ * addresses the caller exchanges, and a write through it. Not for iWARP, whose queue
+ * pairs only the connection manager (librdmacm) connects. All functions end the process
+ * on an error; mpirun then ends the job.
  */
 #ifndef RC_LINK_H
 #define RC_LINK_H
 
 #include <infiniband/verbs.h>
-#include <mpi.h>
 
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct rc_link {
@@ -21,6 +21,8 @@ struct rc_link {
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;
+	enum ibv_mtu mtu;
+	int gid_index;
 };
 
 struct rc_address {
@@ -34,22 +36,24 @@ static inline void rc_check(int good, const char *what)
 	if (good)
 		return;
 	fprintf(stderr, "%s: %s\n", what, strerror(errno));
-	MPI_Abort(MPI_COMM_WORLD, 2);
+	exit(2);
 }
 
-/* MPI_COMM_WORLD has two processes. First device, port 1; the last GID: an IP address on RoCE. */
-static inline void rc_connect(struct rc_link *link, int rank)
+/* The named device, or the first one; port 1; the last GID: an IP address on RoCE. */
+static inline struct rc_address rc_open(struct rc_link *link, const char *device)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_qp_init_attr init;
 	struct ibv_port_attr port;
-	struct ibv_qp_attr attr;
-	struct rc_address own, peer;
+	struct rc_address own;
 	union ibv_gid gid;
-	int index = 0;
+	int i = 0;
 
 	rc_check(list && *list, "no RDMA device");
-	link->context = ibv_open_device(*list);
+	while (device && list[i] && strcmp(ibv_get_device_name(list[i]), device))
+		i++;
+	rc_check(list[i] != NULL, "no such device");
+	link->context = ibv_open_device(list[i]);
 	rc_check(link->context != NULL, "ibv_open_device");
 	ibv_free_device_list(list);
 	link->pd = ibv_alloc_pd(link->context);
@@ -63,18 +67,24 @@ static inline void rc_connect(struct rc_link *link, int rank)
 	link->qp = ibv_create_qp(link->pd, &init);
 	rc_check(link->qp != NULL, "ibv_create_qp");
 
+	link->gid_index = 0;
 	memset(&own, 0, sizeof(own));
 	rc_check(!ibv_query_port(link->context, 1, &port), "ibv_query_port");
-	for (int i = 0; i < port.gid_tbl_len && !ibv_query_gid(link->context, 1, i, &gid); i++) {
+	for (i = 0; i < port.gid_tbl_len && !ibv_query_gid(link->context, 1, i, &gid); i++) {
 		if (!gid.global.interface_id)
 			break;
-		index = i;
+		link->gid_index = i;
 		own.gid = gid;
 	}
 	own.qpn = link->qp->qp_num;
 	own.lid = port.lid;
-	MPI_Sendrecv(&own, sizeof(own), MPI_BYTE, 1 - rank, 0, &peer, sizeof(peer), MPI_BYTE,
-		     1 - rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+	link->mtu = port.active_mtu;
+	return own;
+}
+
+static inline void rc_connect(struct rc_link *link, const struct rc_address *peer)
+{
+	struct ibv_qp_attr attr;
 
 	memset(&attr, 0, sizeof(attr));
 	attr.qp_state = IBV_QPS_INIT;
@@ -85,13 +95,13 @@ static inline void rc_connect(struct rc_link *link, int rank)
 					IBV_QP_ACCESS_FLAGS),
 		 "INIT");
 	attr.qp_state = IBV_QPS_RTR;
-	attr.path_mtu = port.active_mtu;
-	attr.dest_qp_num = peer.qpn;
-	attr.ah_attr.dlid = peer.lid;
+	attr.path_mtu = link->mtu;
+	attr.dest_qp_num = peer->qpn;
+	attr.ah_attr.dlid = peer->lid;
 	attr.ah_attr.port_num = 1;
 	attr.ah_attr.is_global = 1;
-	attr.ah_attr.grh.dgid = peer.gid;
-	attr.ah_attr.grh.sgid_index = index;
+	attr.ah_attr.grh.dgid = peer->gid;
+	attr.ah_attr.grh.sgid_index = link->gid_index;
 	attr.ah_attr.grh.hop_limit = 1;
 	attr.min_rnr_timer = 12;
 	rc_check(!ibv_modify_qp(link->qp, &attr,
@@ -106,10 +116,9 @@ static inline void rc_connect(struct rc_link *link, int rank)
 				IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
 					IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC),
 		 "RTS");
-	MPI_Barrier(MPI_COMM_WORLD);
 }
 
-static inline void rc_disconnect(struct rc_link *link)
+static inline void rc_close(struct rc_link *link)
 {
 	ibv_destroy_qp(link->qp);
 	ibv_destroy_cq(link->cq);
@@ -143,7 +152,7 @@ static inline void rc_write(struct rc_link *link, void *from, uint32_t length, s
 	rc_check(got > 0, "ibv_poll_cq");
 	if (wc.status != IBV_WC_SUCCESS) {
 		fprintf(stderr, "write: %s\n", ibv_wc_status_str(wc.status));
-		MPI_Abort(MPI_COMM_WORLD, 2);
+		exit(2);
 	}
 }
 

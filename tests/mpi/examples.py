@@ -5,7 +5,7 @@
 For a guest started with tests/lab/run --packages. The argument names its kernel: "notifies" or
 "stock". With the packages' headers the examples keep registrations on a kernel that notifies;
 compiled on the host with Debian's headers, they never keep them. No message is stale in any case.
-notify_server needs no MPI; on "stock" it exits with 3.
+The servers need no MPI; on "stock" they exit with 3.
 """
 import os
 import re
@@ -42,9 +42,9 @@ def check(name, good, said):
 def builds(folder):
     """Build as a user does: the Makefile asks pkg-config."""
     said, status = output(["make", "-s", "-C", os.path.join(REPO, "Documentation/examples"),
-                           "all", f"{folder}/notify_server", f"OUT={folder}",
-                           "MPICC=mpicc.openmpi",
-                           "CFLAGS=-O1 -Wall -Wextra -Werror"])
+                           "all", "servers", f"OUT={folder}", "MPICC=mpicc.openmpi",
+                           *(f"{flags}=-O1 -Wall -Wextra -Werror"
+                             for flags in ("CFLAGS", "CXXFLAGS"))])
     return check("examples: built on the packages", status == 0, said)
 
 
@@ -58,19 +58,20 @@ def works(name, program, mode):
     return check(f"examples: {name}: {mode}", good, f"status {status}\n{said}")
 
 
-def serves(program, kernel):
+def serves(program, folder, kernel):
     """Does the client write to each of the five buffers?"""
-    said, status = output([program])
+    said, status = output([os.path.join(folder, program)])
     good = (status == 3 if kernel == "stock" else
             status == 0 and re.findall(r"written: message (\d)", said) == list("01234"))
-    return check("examples: notify_server", good, f"status {status}\n{said}")
+    return check(f"examples: {program}", good, f"status {status}\n{said}")
 
 
 def main():
-    """Build two, run three."""
+    """Build three, run four."""
     packages = {"notifies": "kept", "stock": "not kept"}[sys.argv[1]]
     with tempfile.TemporaryDirectory() as folder:
-        good = [builds(folder), serves(os.path.join(folder, "notify_server"), sys.argv[1])]
+        good = [builds(folder), *(serves(program, folder, sys.argv[1])
+                                  for program in ("notify_server_c", "notify_server_cxx"))]
         for headers, place, mode in (
                 ("packages", folder, packages),
                 ("Debian", os.path.join(REPO, "build/tests/mpi/examples"), "not kept")):
