@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The tracker of a umem: knows whether the registered range still maps the
- * pinned pages, and says so in a word of user memory. Here are its life and its
- * arming; see umem_notify.h for the other files.
+ * The tracker of a umem: knows whether the registered range still maps the pinned
+ * pages, and sets bits in a word of user memory. This file creates, arms, settles and
+ * ends trackers; umem_notify.h lists the other files.
  *
  * A tracker is put into the tree of its address space either before the driver pins
  * the first page (IB_UVERBS_ACCESS_TRACK), or when the MR is armed. It stays until
  * the umem is released.
  *
- * Pinning first and watching later loses the changes in between:
+ * If the pages were pinned first and tracked later, a change in between would be lost:
  *
  *   ibv_reg_mr, then arm                  another thread
  *   pins page P
  *                                         munmap: unmaps P
  *                                         mmap: maps Q there
  *   the tracker is in the tree
- *   word = 0                              [never told: P stays registered]
+ *   word = 0                              [word never set: P stays registered]
  *
- * So the tracker is there before the pages, and is SUSPECT if an event is under way
- * then (umem_notify_mm.c); or the whole range is SUSPECT from the start.
+ * So the tracker is created before the pages are pinned, and starts as SUSPECT if an
+ * event is in progress (umem_notify_mm.c). A tracker that is created later starts
+ * with its whole range SUSPECT.
  *
- * Nothing here waits for an invalidation but a settle, nor for another process or
- * device. The mutex of a tracker is held by a call of the owner's process for as long
- * as that takes, and by a worker while it compares pages, for some pages at most once
- * another caller wants it (@hurry), or while the device takes the MR away.
+ * Only settling waits for an invalidation. No function here waits for another process
+ * or device. A call of the owner's process holds the mutex of a tracker until the call
+ * ends. The worker holds it while the driver revokes the MR, and while it compares
+ * pages; when another caller wants the mutex (@hurry), the worker stops after a batch.
  */
 
 #include <linux/mm.h>
@@ -32,7 +33,7 @@
 #include "umem_notify.h"
 #include "umem_notify_trace.h"
 
-/* In the place of a tracker that has ended: the pages are given back. */
+/* Replaces a tracker that has ended after its pages were unpinned. */
 #define UMEM_NOTIFY_REVOKED ERR_PTR(-EIO)
 
 /* The tracker of a umem, or NULL. */
@@ -43,7 +44,7 @@ static struct ib_umem_notify *umem_notify_find(const struct ib_umem *umem)
 	return IS_ERR(n) ? NULL : n;
 }
 
-/* The umem of a user's MR that can be watched: of ODP, dmabuf and device memory there is none. */
+/* The umem of a user MR, or NULL if it can't be tracked (ODP, dmabuf, device memory). */
 static struct ib_umem *umem_notify_umem(struct ib_mr *mr)
 {
 	struct ib_umem *umem;
@@ -56,7 +57,7 @@ static struct ib_umem *umem_notify_umem(struct ib_mr *mr)
 
 /**
  * umem_notify_of_mr - The tracker of an MR
- * @mr: The MR, which the caller keeps from being deregistered
+ * @mr: The MR; the caller prevents its deregistration
  *
  * Return: The tracker, or NULL.
  */
@@ -67,7 +68,7 @@ struct ib_umem_notify *umem_notify_of_mr(struct ib_mr *mr)
 	return umem ? umem_notify_find(umem) : NULL;
 }
 
-/* For a caller that must not wait long: a worker that looks lets go soon. */
+/* For a caller that must not wait long: @hurry makes the worker release the mutex soon. */
 static void umem_notify_take(struct ib_umem_notify *n)
 {
 	WRITE_ONCE(n->hurry, true);
@@ -114,8 +115,8 @@ static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context,
 }
 
 /*
- * The tracker touches neither device nor word any more, and no task goes on to the umem: see
- * umem_notify_queue.c. The word says INVALID unless the owner deregisters the MR.
+ * Ends a tracker. Afterwards no task accesses the device, the word or the umem through it (see
+ * umem_notify_queue.c). The word says INVALID unless the owner deregisters the MR.
  */
 static void umem_notify_end(struct ib_umem_notify *n)
 {
@@ -167,7 +168,7 @@ static unsigned long last_addr(struct ib_umem *umem)
 	return first_addr(umem) + (ib_umem_num_pages(umem) << PAGE_SHIFT) - 1;
 }
 
-/* The tracker of a umem that was pinned without one: everything is SUSPECT. */
+/* Returns the tracker of a umem. If a new one is created, its whole range is SUSPECT. */
 static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem, struct ib_ucontext *context)
 {
 	struct ib_umem_notify *n = READ_ONCE(umem->notify), *other;
@@ -180,7 +181,7 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem, struct ib_uco
 	n = umem_notify_create(context, umem, first_addr(umem), last_addr(umem));
 	if (IS_ERR(n))
 		return n;
-	/* Two threads may arm one MR: the first tracker counts. */
+	/* Two threads may arm one MR at the same time: the first tracker stays. */
 	other = cmpxchg(&umem->notify, NULL, n);
 	if (other) {
 		umem_notify_destroy(n);
@@ -194,15 +195,15 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem, struct ib_uco
  * @context: The context that registers
  * @addr: Its user address
  * @length: Its length
- * @access: The access flags; IB_UVERBS_ACCESS_TRACK, which is the core's own, is
- *	    taken out
+ * @access: The access flags; IB_UVERBS_ACCESS_TRACK is removed, because it is only
+ *	    for the core
  *
- * One that can't be tracked now is checked page by page when it is armed, so failing
- * costs time and nothing else.
+ * If this fails, arming the MR later creates the tracker and compares all pages. So a
+ * failure costs only time.
  *
  * Context: Process context of the owner, no mm lock held.
  *
- * Return: The argument for ib_mr_notify_tracked(), even if the registration fails.
+ * Return: The argument for ib_mr_notify_tracked(), which has to be called in any case.
  */
 struct ib_umem_notify *ib_mr_notify_track(struct ib_ucontext *context, u64 addr,
 					  u64 length, u32 *access)
@@ -226,8 +227,8 @@ EXPORT_SYMBOL(ib_mr_notify_track);
 /**
  * ib_mr_notify_tracked - A driver has registered user memory, or failed to
  * @device: The device
- * @mr: The MR, of which no other thread knows yet, or ERR_PTR()
- * @n: Of ib_mr_notify_track()
+ * @mr: The MR, which no other thread can find yet, or ERR_PTR()
+ * @n: The result of ib_mr_notify_track()
  */
 void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
 			  struct ib_umem_notify *n)
@@ -237,7 +238,7 @@ void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
 	if (!n)
 		return;
 	if (!IS_ERR(mr)) {
-		mr->device = device; /* not all drivers set these two, before uverbs does */
+		mr->device = device; /* some drivers leave these two fields to uverbs */
 		mr->type = IB_MR_TYPE_USER;
 		umem = umem_notify_umem(mr);
 	}
@@ -253,12 +254,13 @@ void ib_mr_notify_tracked(struct ib_device *device, struct ib_mr *mr,
 EXPORT_SYMBOL(ib_mr_notify_tracked);
 
 /**
- * ib_umem_untrack - The end of the tracker, before the pages are released
+ * ib_umem_untrack - End the tracker of a umem, before its pages are released
  * @umem: The umem; the driver doesn't use it any more
  *
- * Context: Process context, no mm lock held. Waits for the worker that has it.
+ * Context: Process context, no mm lock held. Waits until the worker has released the
+ * tracker.
  *
- * Return: true if the pages have already been given back.
+ * Return: true if the pages have already been unpinned.
  */
 bool ib_umem_untrack(struct ib_umem *umem)
 {
@@ -280,11 +282,10 @@ bool ib_umem_untrack(struct ib_umem *umem)
 }
 
 /**
- * ib_umem_is_revoked - Have the pages been given back for good?
+ * ib_umem_is_revoked - Have the pages of a umem been unpinned for good?
  * @umem: The umem
  *
- * Such a umem is good for nothing but being released. One that is suspended gets
- * others.
+ * Such a umem can only be released. A suspended umem gets pages again.
  */
 bool ib_umem_is_revoked(struct ib_umem *umem)
 {
@@ -297,11 +298,11 @@ bool ib_umem_is_revoked(struct ib_umem *umem)
 }
 
 /**
- * ib_umem_lost - The driver took the pages of an MR from the device by itself
+ * ib_umem_lost - The driver itself took the pages of an MR from the device
  * @umem: The umem of the MR
  *
- * For one that could not re-register an MR and leaves it unusable: its word says
- * INVALID.
+ * For a driver that could not re-register an MR and leaves the MR unusable: sets
+ * INVALID in the word.
  */
 void ib_umem_lost(struct ib_umem *umem)
 {
@@ -315,31 +316,30 @@ void ib_umem_lost(struct ib_umem *umem)
 EXPORT_SYMBOL(ib_umem_lost);
 
 /**
- * umem_notify_arm - Tell a word of user memory from now on
+ * umem_notify_arm - Give an MR a word of user memory
  * @mr: The MR, kept by the caller's lock on its uobject
- * @how: The word, its users, and who else is told
+ * @how: The word, the bits that count its users, its counter and eventfd
  *
- * A umem that is already stale is armed all the same: its word says INVALID. Beside
- * an event, or where a lock is not to be had at once, the word says SUSPECT: arming
- * does not wait.
+ * A stale umem is armed, too: its word says INVALID. If an event is in progress or a
+ * lock is taken, the word says SUSPECT, because arming does not wait.
  *
- * Arming reads the state without the lock first, and looks at nothing if it is 0. An
- * event between that and the word is not lost: whichever of the two takes the lock
- * second writes the word.
+ * Arming reads the state before it sets the word, and compares no pages if the state is
+ * 0. An event in between is not lost: arming and the event take the lock in turn, and
+ * the second of them writes the word.
  *
  *   arm                                   another thread
- *   state is 0: no look
- *                                         lock; state |= SUSPECT; no word to
- *                                         tell; unlock
+ *   state is 0: compares nothing
+ *                                         lock; state |= SUSPECT; there is no
+ *                                         word; unlock
  *   lock; sets the word; state is not 0:
- *   tells the word, queues the worker;
- *   unlock
+ *   writes the state to the word, queues
+ *   the worker; unlock
  *
- * The same event after the unlock finds the word, and queues the worker itself,
- * which retires an INVALID one: so does this call only with what it saw under the lock.
+ * An event after the unlock finds the word, and queues the worker, which retires an
+ * INVALID tracker. So this call retires only for the state that it saw under the lock.
  *
- * Return: 0, or with nothing changed -EBUSY (armed already, or another MR has
- * the word), -EOPNOTSUPP, -EINVAL (another process's MR, or no eventfd), -EFAULT,
+ * Return: 0, or an error, and nothing has changed: -EBUSY (armed already, or another MR
+ * has the word), -EOPNOTSUPP, -EINVAL (another process's MR, or no eventfd), -EFAULT,
  * -ENOMEM, -EINTR, -EBADF.
  */
 int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how)
@@ -410,7 +410,7 @@ put_word:
 }
 EXPORT_SYMBOL(umem_notify_arm);
 
-/* The tracker, its mutex held, if this process has armed the MR: -EINVAL if not */
+/* Returns the tracker with its mutex held; -EINVAL unless this process has armed the MR. */
 static struct ib_umem_notify *umem_notify_take_armed(struct ib_mr *mr)
 {
 	struct ib_umem *umem = umem_notify_umem(mr);
@@ -441,8 +441,8 @@ DEFINE_CLASS(umem_notify_armed, struct ib_umem_notify *, umem_notify_let_go(_T),
 	     umem_notify_take_armed(mr), struct ib_mr *mr)
 
 /*
- * Restores a tracker and takes the lock: the VM may take its pages again in between. Returns
- * with the lock held if it returns 0.
+ * Restores a tracker and takes the lock. Restores it again if the VM took its pages in between.
+ * If it returns 0, the lock is held.
  */
 static int umem_notify_lock_restored(struct ib_umem_notify *n)
 {
@@ -458,32 +458,33 @@ static int umem_notify_lock_restored(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_disarm - Leave the word alone from now on
+ * umem_notify_disarm - Take the word from an MR
  * @mr: The MR, kept by the caller's lock on its uobject
  *
- * The range stays tracked, so arming it again is cheap. A suspended one gets its
- * pages first. An INVALID one loses them, unless its word is in use or the driver
- * refuses just now: then the device keeps them until the MR is deregistered, as those
- * of an MR that was never armed.
+ * The range stays tracked, so arming it again is cheap. A suspended MR is restored
+ * first. An INVALID MR is revoked and unpinned. If its word is in use, or if the driver
+ * fails for the moment, the device keeps the pages until the MR is deregistered, as if
+ * the MR had never been armed.
  *
- * Only the process that armed it: a child has a copy of the word, and its parent
- * would go on to look at one that is not told any more. When the owner has ended the
- * word is INVALID, and nothing is left to be disarmed.
+ * Only the process that armed the MR may disarm it: a child has a copy of the word, and
+ * the parent would go on reading a word that the kernel does not change any more. After
+ * the end of the owner the word is INVALID, and there is nothing to disarm.
  *
- * No worker comes to a tracker that is not armed, so an INVALID one is retired here. To
- * retire it first loses an event:
+ * The worker does not visit a tracker that is not armed, so an INVALID tracker is
+ * retired here. If it were retired before it is disarmed, an event would be lost:
  *
  *   disarm                                another thread
  *   retire(): state is 0
  *                                         word |= INVALID; queues the worker
- *   armed = false; lets go of the word
+ *   armed = false; releases the word
  *                                         the worker: not armed
  *                                         [the device keeps the pages]
  *
- * From armed = false on no event makes it INVALID.
+ * After armed = false no event makes the tracker INVALID.
  *
  * Return: 0, -EINVAL if it is not armed or the word is in another address space,
- * -EINTR, -EOPNOTSUPP; as umem_notify_restore(), and it is as armed as before.
+ * -EINTR, -EOPNOTSUPP, or an error of umem_notify_restore(). After an error it is still
+ * armed.
  */
 int umem_notify_disarm(struct ib_mr *mr)
 {
@@ -517,18 +518,18 @@ int umem_notify_disarm(struct ib_mr *mr)
 EXPORT_SYMBOL(umem_notify_disarm);
 
 /**
- * umem_notify_settle - Turn SUSPECT or SUSPENDED into a certain answer
+ * umem_notify_settle - Compare the pages of a SUSPECT MR, restore a SUSPENDED MR
  * @mr: The MR, kept by the caller's lock on its uobject
  *
- * On return the word says INVALID or nothing, for all that happened before the
- * call: an event during it may have left it SUSPECT, and so does shared hugetlb
- * memory that can't be faulted in (userfaultfd, PROT_NONE). A device that can be
- * revoked has lost an INVALID registration, unless its word is in use or the driver
- * refuses just now: then the worker tries again. A suspended one has pages again.
+ * On return the word says INVALID or has no bit of the kernel, for all events before the
+ * call. It may be SUSPECT again because of an event during the call, or because shared
+ * hugetlb memory can't be faulted in (userfaultfd, PROT_NONE). If the device can revoke,
+ * an INVALID MR has been revoked, unless its word is in use or the driver fails for the
+ * moment: then the worker tries again. A suspended MR has pages again.
  *
  * Return: 0, -EINVAL if it is not armed or the MR is another process's, -EINTR,
- * -ENOMEM, -EOPNOTSUPP, -EAGAIN if events went on, or a file was kept locked, for a second;
- * as umem_notify_restore().
+ * -ENOMEM, -EOPNOTSUPP, -EAGAIN if for a second events followed one another or a file was
+ * locked, or an error of umem_notify_restore().
  */
 int umem_notify_settle(struct ib_mr *mr)
 {
@@ -548,12 +549,12 @@ int umem_notify_settle(struct ib_mr *mr)
 EXPORT_SYMBOL(umem_notify_settle);
 
 /**
- * umem_notify_suspend_now - Unpin the pages of a registration that nobody uses
+ * umem_notify_suspend_now - Unpin the pages of an idle registration
  * @mr: The MR, kept by the caller's lock on its uobject
  *
  * Return: 0, also if it is SUSPENDED or INVALID already. -EBUSY: its word is in use, or
- * changed during the call. -EINVAL: it is not armed, or not for reclaim, or the MR is another
- * process's. -EOPNOTSUPP: the device can't restore it. -EINTR.
+ * changed during the call. -EINVAL: it is not armed, or armed without reclaim, or the MR
+ * is another process's. -EOPNOTSUPP: the device can't restore it. -EINTR.
  */
 int umem_notify_suspend_now(struct ib_mr *mr)
 {
@@ -574,15 +575,15 @@ int umem_notify_suspend_now(struct ib_mr *mr)
 EXPORT_SYMBOL(umem_notify_suspend_now);
 
 /*
- * Keep off an MR while its driver changes or frees it. Unless the owner's process asked for
- * that (@own), the word says INVALID. If the owner re-registers the MR, it says so if that
- * ends the umem.
+ * Stops the worker from touching an MR while its driver changes or frees it. Sets INVALID in the
+ * word if another process than the owner asked for that (!@own). When the owner re-registers
+ * the MR, the word says INVALID if that ends the umem.
  */
 static void umem_notify_hold(struct ib_umem_notify *n, bool own, bool ends)
 {
 	guard(umem_notify_take)(n);
 	guard(umem_notify)(n);
-	/* A re-registration with another MR in the end deregisters the old one. */
+	/* A re-registration that returns another MR deregisters the old MR at its end. */
 	n->quiet = own && ends && !n->held;
 	n->held = true;
 	if (!own && n->armed)
@@ -592,7 +593,7 @@ static void umem_notify_hold(struct ib_umem_notify *n, bool own, bool ends)
 /**
  * ib_mr_notify_hold - Before the driver re-registers an MR
  * @mr: The MR, its uobject held exclusively
- * @access: The new access flags; IB_UVERBS_ACCESS_TRACK is taken out
+ * @access: The new access flags; IB_UVERBS_ACCESS_TRACK is removed
  */
 void ib_mr_notify_hold(struct ib_mr *mr, u32 *access)
 {
@@ -606,10 +607,11 @@ EXPORT_SYMBOL(ib_mr_notify_hold);
 
 /**
  * ib_mr_notify_unhold - After the driver re-registered an MR, or failed to
- * @mr: The same MR, or the one that has taken its place and, as far as other
- *	access rights or another PD are concerned, its umem: that is still armed
- *	and revoked as ever. Another umem is not armed, and the word of the old
- *	one says INVALID.
+ * @mr: The same MR, or the MR that replaces it
+ *
+ * If only the access rights or the PD changed, @mr has the same umem, which is still
+ * armed, or revoked, as before. A new umem is not armed, and the word of the old umem
+ * says INVALID.
  */
 void ib_mr_notify_unhold(struct ib_mr *mr)
 {
@@ -628,34 +630,33 @@ void ib_mr_notify_unhold(struct ib_mr *mr)
 EXPORT_SYMBOL(ib_mr_notify_unhold);
 
 /*
- * The driver did not let go of an MR that must end. The application's context or the device
- * ends, and uverbs may drop the MR: then the device goes, and MR and umem stay for good. So
- * nothing of the tracker may come to them any more; only whether the pages are given back is
- * kept.
+ * The driver could not deregister an MR that must end, because its context or its device ends.
+ * uverbs may drop the MR: then the device is freed, and MR and umem are leaked. So the tracker
+ * must end, too; only a mark stays in the umem if its pages are unpinned.
  *
  *   its context is closed                 the worker
- *   dereg_mr: -EBUSY, to the last
+ *   dereg_mr: -EBUSY, also the last time
  *   uverbs drops the MR; frees the device
  *                                         retire(): n->mr->device [freed]
  *
- * The tracker ends here, before the device goes: its removal waits for uverbs.
+ * The tracker ends here, before the device is freed: its removal waits for uverbs.
  */
 static void umem_notify_abandon(struct ib_umem_notify *n)
 {
-	/* It is held: that the pages are given back, or not, stays so. */
+	/* @revoked can't change, because the tracker is held. */
 	n->umem->notify = n->revoked ? UMEM_NOTIFY_REVOKED : NULL;
 	umem_notify_destroy(n);
 }
 
 /**
  * ib_mr_notify_dereg - Deregister an MR that may be armed
- * @why: The reason; unless it is a call of the process that registered it, the word
- *	 of an armed MR says INVALID
+ * @why: The reason; unless the process that registered the MR asks for it, the word of
+ *	 an armed MR says INVALID
  * @mr: The MR, its uobject held exclusively
  * @udata: As for ib_dereg_mr_user()
  *
- * Another process may have the file: a forked child, or the receiver of a message. Its
- * owner goes on to look at the word.
+ * Another process may call this, because it has the file: a forked child, or a process
+ * that received the file. The owner of the MR still reads the word.
  *
  * If the driver refuses (a memory window is bound to the MR), the MR stays
  * armed, unless its context or its device ends.
@@ -673,7 +674,7 @@ int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 	ret = ib_dereg_mr_user(mr, udata);
 	if (!ret || !n)
 		return ret;
-	/* A registration that can't be aborted is there as if nothing had failed. */
+	/* If an abort of a registration fails, the MR stays as if the registration succeeded. */
 	if (why == RDMA_REMOVE_DESTROY || why == RDMA_REMOVE_ABORT)
 		ib_mr_notify_unhold(mr);
 	else

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Inside MR notification. From the bottom up, and no file calls one above it:
+ * The internals of MR notification. The files from the bottom up; a file calls only files
+ * listed before it:
  *
  *  umem_notify_word.c     the word in user memory
  *  umem_notify_stats.c    the counters and the workqueue of a device
@@ -8,11 +9,11 @@
  *  umem_notify_mm.c    the address space: its tree, its lock, the events in progress
  *  umem_notify_state.c    what is known of a tracker's range
  *  umem_notify_users.c    whether a tracker is in use, and its suspension
- *  umem_notify_retire.c   how the device loses an INVALID or SUSPENDED one
+ *  umem_notify_retire.c   revoking and unpinning an INVALID or SUSPENDED tracker
  *  umem_notify_queue.c    the worker
  *  umem_notify_event.c    the MMU notifier
  *  umem_notify_reclaim.c  the shrinker
- *  umem_notify.c          a tracker's life, arming and settling
+ *  umem_notify.c          creating, arming, settling and ending a tracker
  *  umem_notify_res.c      what netlink shows
  *  uverbs_std_types_mr_notify.c  the methods
  */
@@ -42,11 +43,11 @@ struct umem_notify_word_page;
 /* How an MR is armed */
 struct umem_notify_arming {
 	u64 word; /* user address, a multiple of eight */
-	u64 in_use; /* the bits of the word that count users; 0: nobody counts */
-	bool reclaim; /* the VM may have the pages while none of these bits is set */
-	u32 idle_ms; /* suspended when unused for so long; 0: not */
+	u64 in_use; /* the bits of the word that count users; 0: users are not counted */
+	bool reclaim; /* the VM may take the pages while these bits are 0 */
+	u32 idle_ms; /* suspend after this time without use; 0: never */
 	u64 changes; /* user address of a counter of INVALID words; 0: none */
-	int event_fd; /* an eventfd for the same; -1: none */
+	int event_fd; /* an eventfd for INVALID words; -1: none */
 };
 
 struct umem_notify_word_page *umem_notify_word_get(const struct umem_notify_arming *how);
@@ -60,15 +61,15 @@ u64 umem_notify_word_read(const struct ib_umem_notify *n);
 
 /*
  * How long a caller of umem_notify_verify() waits for events and for locks of files, in jiffies.
- * Without patience, 0, it waits for its own address space; the worker waits for no lock.
+ * With 0 it waits only for mmap_lock of its own process. The worker waits for no lock.
  */
 #define UMEM_NOTIFY_WORKER (-1)
 #define UMEM_NOTIFY_PATIENCE HZ
 
 /*
- * Pages in doubt, of a range of at most 64 << shift pages: those of the chunks
- * whose bit is set that are in [first, end) too. So one event is exact, and two
- * that are far apart do not bring all that is between them in doubt.
+ * The suspect pages of a range of at most 64 << shift pages: a page is suspect if it is
+ * in [first, end) and the bit of its chunk is set. So one event is recorded exactly, and
+ * two distant events leave the chunks between them out.
  */
 struct umem_notify_doubt {
 	u64 chunks;
@@ -76,16 +77,16 @@ struct umem_notify_doubt {
 	u32 end;
 };
 
-/* The pages for umem_notify_check() to look at. */
+/* The pages for umem_notify_check() to compare. */
 struct umem_notify_question {
 	struct umem_notify_doubt doubt;
-	bool worker; /* the worker asks: it waits for no lock, and faults no page in */
-	unsigned long until; /* a system call waits until then, in jiffies */
-	/* A device may keep the CPU off pages that are still there. */
+	bool worker; /* the worker asks: it does not wait for locks or fault pages in */
+	unsigned long until; /* a system call waits until this time, in jiffies */
+	/* A device may have exclusive access to a page, so the page is not mapped. */
 	bool exclusive;
-	/* Set when a worker is to stop soon. */
+	/* Set when the worker has to stop soon. */
 	const bool *hurry;
-	u32 at; /* the first page that it has not found intact */
+	u32 at; /* the first page that was not found intact */
 };
 
 /* umem_notify_check(): a page is not the pinned one. */
@@ -99,13 +100,13 @@ void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
 		       s64 nr);
 
 /*
- * How long a registration is left alone after an event, in jiffies: events come in bursts, and
- * an application that is about to use or to deregister it settles sooner.
+ * The delay of the worker after an event, in jiffies: events come in bursts, and the application
+ * may settle or deregister the registration first.
  */
 #define UMEM_NOTIFY_LATER max(HZ / 50, 1)
 /*
- * The shrinker takes a registration that was not used for so long: looks that are closer to one
- * another are one, as reclaim comes on all CPUs at the same time.
+ * The shrinker suspends a registration that was unused for this time, in jiffies. Looks within
+ * this time count as one look, because reclaim runs on all CPUs at the same time.
  */
 #define UMEM_NOTIFY_LOOKS_APART (2 * UMEM_NOTIFY_LATER)
 
@@ -116,88 +117,88 @@ struct umem_notify_event {
 };
 
 /*
- * An address space. MMU callbacks take its lock, with mmap_lock or rmap locks held,
- * inside reclaim, possibly unable to sleep: the lock is a leaf, and nothing is
- * allocated under it.
+ * An address space. MMU callbacks take its lock with mmap_lock or rmap locks held, also in
+ * reclaim, and some must not sleep. So the lock is a leaf, and nothing is allocated under it.
  */
 struct umem_notify_mm {
 	struct mmu_notifier mn;
 	spinlock_t lock; /* a leaf: see above */
 	struct rb_root_cached trackers; /* @lock */
 	u64 serial; /* @lock: of the newest tracker */
-	unsigned long rest; /* @lock: no worker compares pages before */
+	unsigned long rest; /* @lock: no worker compares pages before this time */
 
 	u64 busy; /* @lock: the slots in use */
 	unsigned int beyond; /* @lock: events that found no slot */
 	struct umem_notify_event events[64]; /* @lock */
-	wait_queue_head_t ended; /* an event has */
+	wait_queue_head_t ended; /* woken when an event has ended */
 };
 
-/* For a walk through the trackers that have a part of [start, last] */
+/* A walk through the trackers that overlap [start, last] */
 struct umem_notify_walk {
 	unsigned long start;
 	unsigned long last;
-	bool sleeps; /* the caller may */
-	unsigned int nr; /* trackers under one hold of the lock */
+	bool sleeps; /* the caller may sleep */
+	unsigned int nr; /* trackers visited since the lock was taken */
 	unsigned long key; /* the start of the tracker visited last */
 	u64 serial; /* and its serial number */
 };
 
 /*
- * Of a context, for the address space that registers first with it. Each registration of
- * another one, a child's, has a queue of its own. Under the space's lock but for @refs.
+ * The queue of a context, for the address space that first registers with the context. Each
+ * registration of another address space (of a child) has its own queue. The space's lock
+ * protects all fields but @refs.
  */
 struct umem_notify_queue {
 	struct umem_notify_mm *space;
 	struct ib_device *device;
 	refcount_t refs; /* the context, and the trackers */
-	bool single; /* of one tracker, and no context's */
+	bool single; /* for one tracker, not for a context */
 	struct list_head work; /* trackers that the worker has to visit */
 	struct delayed_work worker;
-	unsigned long next; /* when it runs, if it is @waiting */
+	unsigned long next; /* when the worker runs, if @waiting */
 	bool waiting;
-	u8 doublings; /* of the delay before trackers are tried again */
+	u8 doublings; /* of the delay before the worker tries trackers again */
 	unsigned long scan_at; /* when the worker looks for idle trackers */
-	u32 idle; /* the shortest idle time, in jiffies; 0: it does not look */
+	u32 idle; /* the shortest idle time, in jiffies; 0: the worker does not look */
 };
 
-/* Of the worker, while it goes through its list */
+/* One run of the worker through its list */
 struct umem_notify_run {
 	bool rests; /* it compares no pages */
-	u64 took; /* to look, in nanoseconds */
+	u64 took; /* the time for comparing and looking, in nanoseconds */
 };
 
 /*
- * One per watched MR. @mutex is outside of mmap_lock and the inode locks. Only system
- * calls wait for it: all others try. A field that is "mutex and lock" is written under
- * both and read under either, so a trace event or netlink does not wait for a settle
- * that faults pages in.
+ * The tracker, one for each watched MR. @mutex is taken before mmap_lock and the inode
+ * locks. Only system calls wait for @mutex: all others use trylock. A field marked "mutex
+ * and lock" is written under both and read under either, so a trace event or netlink does
+ * not wait for a settle that faults pages in.
  *
- * An unmap may come to 10,000 trackers in a row. The fields that it uses come first:
- * @umem, for example, would cost it the fetch of a cache line.
+ * An unmap may visit 10,000 trackers in a row. So the fields that it uses come first: to
+ * read @umem, for example, costs another cache line.
  */
 struct ib_umem_notify {
 	struct interval_tree_node range; /* lock */
-	u64 serial; /* lock: of two with one start, the smaller is the first */
+	u64 serial; /* lock: trackers with the same start are in the order of this number */
 
 	u8 state; /* lock */
-	bool hurry; /* a caller waits for @mutex that must not wait for long */
+	bool hurry; /* a caller that must not wait long waits for @mutex */
 	bool armed : 1; /* mutex and lock: an event may make it INVALID */
 	bool revoked : 1; /* mutex and lock: the pages are unpinned */
 	bool refused : 1; /* mutex and lock: the driver does not revoke it */
-	bool reclaim : 1; /* mutex and lock: the VM may have idle pages */
+	bool reclaim : 1; /* mutex and lock: the VM may take the pages of an idle MR */
 	bool held : 1; /* mutex and lock: the driver is busy with the MR */
 	bool quiet : 1; /* mutex and lock: the word does not say INVALID when the tracker ends */
-	bool exclusive : 1; /* lock: a device once kept the CPU off a page */
-	bool written : 1; /* lock: in use beside an event that may have been MADV_FREE */
-	bool own : 1; /* lock: a task will come to it, by @link or @task_work */
-	u8 refs : 7; /* lock: its umem, the worker, and that task */
+	bool exclusive : 1; /* lock: a device once had exclusive access to a page */
+	bool written : 1; /* lock: in use during an event that may have been MADV_FREE */
+	bool own : 1; /* lock: a task will retire it, by @link or @task_work */
+	u8 refs : 7; /* lock: of the umem, the worker, and this task */
 	u16 word; /* lock: offset in @word_page */
-	u16 lru_hash; /* lock: the application's bits at the last look that found it used */
-	u32 lru_time; /* lock: when that was, in jiffies */
-	u32 idle; /* lock: suspended after so many jiffies without use; 0: not */
+	u16 seen; /* lock: hash of the application's bits at the last look that found a use */
+	u32 look; /* lock: the time of this look, in jiffies */
+	u32 idle; /* lock: suspend after so many jiffies without use; 0: never */
 	struct umem_notify_queue *queue;
-	struct umem_notify_word_page *word_page; /* lock; NULL: no word to tell */
+	struct umem_notify_word_page *word_page; /* lock; NULL: there is no word */
 	u64 in_use; /* lock: bits of the word that count its users */
 	struct umem_notify_doubt doubt; /* lock */
 	union {
@@ -205,13 +206,13 @@ struct ib_umem_notify {
 		struct callback_head task_work; /* while @own */
 	};
 
-	struct ib_umem *umem; /* NULL while it is being pinned; lock: until then */
-	struct ib_mr *mr; /* mutex and lock: it may be retired; NULL if it is not armed */
+	struct ib_umem *umem; /* NULL while it is being pinned, and under the lock until then */
+	struct ib_mr *mr; /* mutex and lock: NULL if it is not armed, so it can't be retired */
 	struct mutex mutex;
 	struct list_head lru; /* the list's lock, see umem_notify_reclaim.c */
 };
 
-/* With the locks as they are where nothing is debugged. */
+/* Without debugging, which enlarges the locks. */
 #if !defined(CONFIG_DEBUG_LOCK_ALLOC) && !defined(CONFIG_DEBUG_SPINLOCK) && \
 	!defined(CONFIG_DEBUG_MUTEXES) && !defined(CONFIG_PREEMPT_RT)
 static_assert(sizeof(struct ib_umem_notify) <= 192);
@@ -332,8 +333,8 @@ DEFINE_GUARD(umem_notify, struct ib_umem_notify *, umem_notify_lock(_T),
 	     umem_notify_unlock(_T))
 
 /*
- * For a caller that has seen the word, which may be changed before the state is: without
- * the lock a bit that was seen there might not be in the state yet.
+ * For a caller that has seen a bit in the word. The word may change before the state, so without
+ * the lock the state might lack this bit.
  */
 static inline u8 umem_notify_state(struct ib_umem_notify *n)
 {

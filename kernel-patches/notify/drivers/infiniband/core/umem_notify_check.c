@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Do the addresses of a umem still map the pages that it pinned?
+ * Does a range still map the pages that its umem pinned?
  *
- * The MMU notifier tells of a zap before it happens and does not say why: a
- * transparent huge page that is merely split, a shared page that reclaim
- * unmapped for a moment, and a MADV_DONTNEED look the same. The difference is
- * read from the page tables afterwards, without faulting anything in: that
- * would allocate fresh pages for memory which was just dropped, fill punched
- * holes, or wait for a userfaultfd.
+ * The MMU notifier is called before pages are unmapped, and does not learn the
+ * reason: splitting a transparent huge page, unmapping a shared page for a
+ * moment in reclaim, and MADV_DONTNEED look alike. So the page tables are read
+ * afterwards, without faulting in a page: a fault would allocate new pages for
+ * memory that was just dropped, fill a punched hole, or wait for a userfaultfd.
  *
  *  mapped, same page      intact.
  *  mapped, other page     changed.
- *  absent, private        changed: a pinned anonymous page is never unmapped
- *                         while it belongs to its address (fork copies for the
- *                         child, swap, migration and KSM leave it alone). Only
- *                         a device that wants it for itself may keep the CPU
- *                         off it for a while: once one did, fault it back. A huge page
- *                         of hugetlb is away for a moment when its rights are changed
- *                         (see unlock_mm()).
+ *  absent, private        changed: the kernel does not unmap a pinned anonymous
+ *                         page from its address (fork copies it for the child;
+ *                         swap, migration and KSM leave it alone). There are
+ *                         two exceptions. A device may take exclusive access
+ *                         to a page for a while: if this ever happened, fault
+ *                         the page back in. A huge page of hugetlbfs is absent
+ *                         for a moment while its access rights change (see
+ *                         unlock_mm()).
  *  absent, shared memory  intact if the pinned page is still the file's page
- *                         at that offset. It is looked up under the inode's
- *                         locks, which wait for a truncation or hole punch
- *                         that is under way; a later one sends its own event,
- *                         of hugetlb pages only where they are mapped: so a
- *                         system call maps them, and a worker can't tell.
+ *                         at this offset. The lookup holds the inode's locks, so
+ *                         a truncation or hole punch in progress has ended, and
+ *                         a later one sends its own event. For hugetlbfs it
+ *                         sends the event only to mappings that map the page:
+ *                         a system call faults the page in, and the worker
+ *                         can't tell.
  *  absent, other file     such a mapping can only be pinned for reading, and
  *                         an unmapped clean page may leave the page cache
- *                         without an event: fault it back, and see.
+ *                         without an event: fault the page in and compare.
  *
- * The answer is valid for the moment of looking. The caller knows the events
- * since.
+ * The answer holds at the time of the look. The caller handles events since then.
  *
- * No lock is kept for more than LOCK_BATCH pages: mmap_lock keeps the owner's
- * other threads from mmap and munmap, the inode's locks keep others from
- * writing the file. A change in between sends an event.
+ * Each lock is held for at most LOCK_BATCH pages, because mmap_lock blocks mmap
+ * and munmap of the owner's other threads, and the inode's locks block writers
+ * of the file. A change between two holds sends an event.
  */
 
 #include <linux/fs.h>
@@ -46,20 +46,20 @@
 
 #include "umem_notify.h"
 
-/* Pages that one walk of the page tables looks at. */
+/* Pages that one walk of the page tables compares. */
 #define CHECK_BATCH 32
-/* Pages that are looked at under one hold of a lock. */
+/* Pages that are compared under one hold of a lock. */
 #define LOCK_BATCH 512
 /*
- * How often a page is faulted back and then is not there. It may be reclaimed; but there are
- * mappings that are faulted in and never looked up, as they can't be pinned.
+ * How often to fault in a page that is absent again afterwards. Reclaim may have taken the page;
+ * but the pages of some mappings can be faulted in and never looked up, as they can't be pinned.
  */
 #define MOST_FAULTS 8
 
-/* Of check_locked() alone: see lock_mm(). */
+/* check_locked(): look at this page again with mmap_lock held for writing, see unlock_mm(). */
 #define ASK_ALONE 2
 
-/* Walks the pinned pages, from the one at an address on. */
+/* Iterates over the pinned pages, starting at an address. */
 struct pinned_iter {
 	struct sg_page_iter sg;
 	unsigned long next;
@@ -85,8 +85,9 @@ static struct page *pinned_iter_next(struct pinned_iter *iter)
 }
 
 /*
- * How many of the mapped pages are the pinned ones, up to the first that isn't. The event
- * may have been MADV_FREE of them; the device goes on writing: see umem_notify_retire.c.
+ * Returns how many of the mapped pages are the pinned pages, up to the first difference. Marks
+ * them dirty: the event may have been MADV_FREE, and the device continues to write
+ * (umem_notify_retire.c).
  */
 static long same_pages(struct pinned_iter *iter, struct page **pages, long nr)
 {
@@ -112,11 +113,11 @@ static bool is_shared_hugetlb(const struct vm_area_struct *vma)
 }
 
 /*
- * Shared memory that is not mapped: moves @iter over the pages that are the file's.
- * mmap_lock keeps the mapping, and so the file. No caller waits for the file's locks with
- * it: their holder may wait for a page fault.
+ * For shared memory that is not mapped: moves @iter over the pages that are still the file's.
+ * mmap_lock protects the mapping, and so the file. The caller holds mmap_lock, so it must not
+ * wait for the inode's locks: their holder may wait for a page fault.
  *
- * A file is not kept either. To put its last reference is to close it:
+ * No reference to the file is taken, because dropping the last reference closes the file:
  *
  *   the worker                            exit of the owner
  *   get_file()
@@ -124,8 +125,8 @@ static bool is_shared_hugetlb(const struct vm_area_struct *vma)
  *                                         parent's wait() returns
  *   fput(): the last one                  [flock, leases, the mount: only now]
  *
- * So the inode's locks are only tried, with mmap_lock, under which the mapping keeps the
- * file; a system call that does not get them lets mmap_lock go and tries again.
+ * So the inode's locks are only tried, and mmap_lock is held throughout: the mapping keeps the
+ * file. If a trylock fails, a system call releases mmap_lock and tries again.
  */
 static int check_file(const struct vm_area_struct *vma, struct pinned_iter *iter,
 		      unsigned long end)
@@ -159,11 +160,12 @@ unlock:
 }
 
 /*
- * @alone: No other thread has mmap_lock. PAGEMAP_SCAN and userfaultfd take a page of private
- * hugetlb memory away for a moment to change its rights, with mmap_lock for reading. So one
- * that was found absent is looked for again with @alone: then an absent page is gone.
+ * @alone: mmap_lock is held for writing. PAGEMAP_SCAN and userfaultfd unmap a page of private
+ * hugetlb memory for a moment to change its access rights, and hold mmap_lock for reading. So
+ * if such a page is absent, check_locked() looks again with @alone: if it is still absent, the
+ * page is gone.
  *
- * To keep i_mmap_rwsem instead, under which they do that, is a deadlock:
+ * They also hold i_mmap_rwsem. Taking i_mmap_rwsem instead of @alone would deadlock:
  *
  *   settle                                another thread
  *   mmap_lock for reading
@@ -182,10 +184,9 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
 }
 
 /*
- * Not mmap_write_lock(), which has no trylock: no mapping is changed.
+ * @alone takes the rwsem itself, because mmap_write_lock() has no trylock. No mapping changes.
  *
- * It takes no reference to the users: mmget() while looking would make others see an exit too
- * early:
+ * mm_users is not incremented: with mmget() the parent of the owner would see its exit too early:
  *
  *   the worker                            exit of the owner
  *   mmget_not_zero()
@@ -195,21 +196,21 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
  *                                         [exit_mmap(), and only now the words
  *                                         of all its MRs say INVALID]
  *
- * The umem keeps struct mm_struct; mmap_lock and mm_users keep the rest. With
- * no user left exit_mmap() frees VMAs and page tables under mmap_lock, for
- * writing:
+ * The umem has a reference to struct mm_struct. VMAs and page tables stay while mmap_lock is held
+ * and mm_users was not 0, because exit_mmap() frees them with mmap_lock held for writing:
  *
  *   the worker                            exit of the owner
  *   mmap_read_trylock()
  *   mm_users is not 0
  *                                         mmput(): the last one
  *                                         exit_mmap(): RELEASE, unmaps pages
- *   walks the page tables                 (as beside any zap)
+ *   walks the page tables                 (as during any zap)
  *                                         mmap_write_lock(): waits
  *   mmap_read_unlock()
  *                                         frees page tables and VMAs
  *
- * Only a page fault needs a user: a page that it maps after the unmapping would stay.
+ * Only a page fault needs a reference to mm_users (fault_back()): a page that is mapped after
+ * exit_mmap() has unmapped all pages would stay mapped.
  */
 static int lock_mm(struct mm_struct *mm, bool worker, bool alone)
 {
@@ -221,7 +222,7 @@ static int lock_mm(struct mm_struct *mm, bool worker, bool alone)
 	}
 	if (atomic_read(&mm->mm_users))
 		return 0;
-	/* The address space has no users any more: it describes nothing. */
+	/* exit_mmap() has begun: the range maps nothing. */
 	unlock_mm(mm, alone);
 	return UMEM_NOTIFY_CHANGED;
 }
@@ -235,32 +236,32 @@ static int fault_back(struct mm_struct *mm, unsigned long addr)
 		return -EINTR;
 	if (!mmget_not_zero(mm))
 		return UMEM_NOTIFY_CHANGED;
-	/* Remote: a protection key of the caller's says nothing about the page. */
+	/* FAULT_FLAG_REMOTE: ignore the protection keys of the calling thread. */
 	ret = fixup_user_fault(mm, addr, FAULT_FLAG_REMOTE, &unlocked);
 	mmput_async(mm);
-	/* Mapped: which page? No memory, or a signal: that says nothing. */
+	/* 0: the caller compares the page. After -ENOMEM or -EINTR the answer is unknown. */
 	return !ret || ret == -ENOMEM || ret == -EINTR ? ret : UMEM_NOTIFY_CHANGED;
 }
 
 /*
- * Shared hugetlb memory, a huge page at a time: those that are the file's are faulted in, and
- * then have to be the file's. The worker can't tell.
+ * Compares one huge page of shared hugetlb memory: if it is the file's page, faults it in and
+ * compares again. The worker must not fault it in, so it can't tell.
  *
- * Shared hugetlb memory is not walked. Each such mapping has a lock of its own:
+ * The page tables of shared hugetlb memory are not walked, because each such mapping has a lock:
  *
  *   the worker                            exit of the owner
  *   mmap_read_trylock()
  *   mm_users is not 0
  *                                         mmput(): the last one
- *                                         mmap_read_lock(): beside the worker
+ *                                         mmap_read_lock(), as the worker
  *   GUP finds vma->vm_private_data
  *                                         hugetlb_zap_end(): frees that lock
  *   down_read() of freed memory
  *
- * It maps nothing but its file's pages, so it is as if none of it were mapped: the
- * pinned pages are compared with the file's. Those that are the file's are faulted in
- * before they are intact. Punching a hole sends no event to a mapping whose lock it
- * can't have at once, unless that maps the page:
+ * Such a mapping maps only pages of its file. So the pinned pages are compared with the
+ * pages of the file, as if no page were mapped. A page of the file counts as intact only after
+ * it was faulted in: if the lock of a mapping is taken, a hole punch sends an event to the
+ * mapping only if it maps the page:
  *
  *   the owner drops another page          hole punch
  *   hugetlb_zap_begin(): has the lock
@@ -289,8 +290,8 @@ static int check_huge(struct mm_struct *mm, struct vm_area_struct *vma, struct p
 }
 
 /*
- * Looks at the pages up to @end, moves @iter over those that are intact. Returns ASK_ALONE at
- * a page that has to be looked for with @alone.
+ * Compares the pages up to @end, and moves @iter over the intact pages. Returns ASK_ALONE at a
+ * page that has to be compared with @alone.
  */
 static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
 			const struct umem_notify_question *what, bool alone)
@@ -310,7 +311,7 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 			return UMEM_NOTIFY_CHANGED;
 		huge = is_vm_hugetlb_page(vma);
 		shared = vma->vm_file && vma->vm_flags & VM_MAYSHARE;
-		/* It has changed meanwhile: no page is faulted in alone. */
+		/* Another mapping is here now. Leave @alone: it must not fault a page in. */
 		if (alone && (!huge || shared))
 			return 0;
 		nr = min_t(long, CHECK_BATCH, (min(end, vma->vm_end) - addr) >> PAGE_SHIFT);
@@ -325,7 +326,7 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 			faults = 0;
 			continue;
 		}
-		/* The caller is being killed: nothing was looked at. */
+		/* The caller is being killed: no page was compared. */
 		if (nr == -EINTR)
 			return -EINTR;
 		if (huge && !shared)
@@ -351,8 +352,8 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 }
 
 /*
- * A file's locks were kept. Their holder may be waiting for a page that the caller's own
- * process has to supply (userfaultfd, FUSE), so no caller waits for them without end.
+ * A lock of a file is taken. Its holder may wait for a page that the caller's own process has
+ * to supply (userfaultfd, FUSE), so a caller waits only until @what->until.
  */
 static int wait_for_file(const struct umem_notify_question *what)
 {
@@ -364,7 +365,7 @@ static int wait_for_file(const struct umem_notify_question *what)
 	return 0;
 }
 
-/* The same from @addr to @end, a batch at a time. @at is moved on. */
+/* Compares the pages from @addr to @end in batches, and sets @what->at. */
 static int check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
 		     unsigned long end, struct umem_notify_question *what)
 {
@@ -401,14 +402,14 @@ static int check_run(struct ib_umem *umem, unsigned long start, unsigned long ad
  * umem_notify_check - Compare mapped with pinned pages
  * @umem: The umem, its pages pinned
  * @start: The address of its first page
- * @shift: How many pages a chunk of a doubt has, as a power of two
- * @what: The pages, and the asker; tells how far they are intact
+ * @shift: Base-2 logarithm of the number of pages in a chunk of the suspect range
+ * @what: The pages, and who asks; @what->at is set to the first page not found intact
  *
  * Context: Process context, no mm or inode lock held.
  *
- * Return: 0, or UMEM_NOTIFY_CHANGED: the page @what->at. -EAGAIN: a lock was kept, ask again
- * later. -EOPNOTSUPP: only a system call can tell. -EINTR. -ENOMEM: a page fault failed for
- * want of memory, which says nothing.
+ * Return: 0: all are intact. UMEM_NOTIFY_CHANGED: the page @what->at is not the pinned page.
+ * -EAGAIN: a lock is taken, ask again later. -EOPNOTSUPP: only a system call can tell. -EINTR.
+ * -ENOMEM: a page fault found no memory, so the answer is unknown.
  */
 int umem_notify_check(struct ib_umem *umem, unsigned long start, unsigned int shift,
 		      struct umem_notify_question *what)

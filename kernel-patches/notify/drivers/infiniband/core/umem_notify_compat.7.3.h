@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * What Linux 7.3 has otherwise than 6.12, for which the other files are written.
+ * The differences of Linux 7.3 from 6.12, for which the other files are written.
  */
 #ifndef UMEM_NOTIFY_COMPAT_H
 #define UMEM_NOTIFY_COMPAT_H
@@ -8,11 +8,11 @@
 #include <linux/list_lru.h>
 
 /*
- * Makes a callback of list_lru_walk*() out of @look, which gets the list's lock and returns
- * with it held.
+ * Makes @look a callback of list_lru_walk*(). @look gets the list's lock and returns with
+ * the lock held.
  *
- * The lock is a part of the list. A callback that stops the walk, or has it begin again, must
- * let the lock go: list_lru_walk*() does not, and the next walk would wait for ever.
+ * The lock is a part of the list. A callback that stops or restarts the walk must release
+ * the lock: list_lru_walk*() does not, and the next walk would wait forever.
  */
 #define UMEM_NOTIFY_WALK(look)								\
 static enum lru_status umem_notify_walk_##look(struct list_head *item,			\
@@ -25,7 +25,7 @@ static enum lru_status umem_notify_walk_##look(struct list_head *item,			\
 	return status;									\
 }
 
-/* The pages of an entry of a scatterlist are one behind the other in the memory map. */
+/* The pages of a scatterlist entry are adjacent in the memory map. */
 #define nth_page(page, n) ((page) + (n))
 #define ib_umem_get(device, addr, size, access) ib_umem_get_va(device, addr, size, access)
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * What Linux 6.12 has otherwise than 7.3.
+ * The differences of Linux 6.12 from 7.3.
  */
 #ifndef UMEM_NOTIFY_COMPAT_H
 #define UMEM_NOTIFY_COMPAT_H
@@ -8,8 +8,8 @@
 #include <linux/list_lru.h>
 
 /*
- * Makes a callback of list_lru_walk*() out of @look, which gets the list's lock and returns
- * with it held.
+ * Makes @look a callback of list_lru_walk*(). @look gets the list's lock and returns with
+ * the lock held.
  */
 #define UMEM_NOTIFY_WALK(look)							\
 static enum lru_status umem_notify_walk_##look(struct list_head *item,		\

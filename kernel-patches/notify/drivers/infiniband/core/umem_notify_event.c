@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The MMU notifier of an address space: an event comes to the trackers of its range,
- * before the page tables change.
+ * The callbacks of the MMU notifier of an address space: an event visits the trackers of
+ * its range, before the page tables change.
  *
- * A callback takes leaf locks, sets bits, and waits for nobody. The pages of an unused
- * registration come back soon all the same, and the process that made the event does the
- * work:
+ * A callback takes leaf locks, sets bits, and does not wait. The pages of an unused
+ * registration are unpinned soon afterwards, by the process that caused the event:
  *
- *  munmap  the calling task revokes and unpins what it made INVALID, on its way back to
- *          user mode, without a lock of the mm. So the pages are free when it returns: for
- *          the pool of huge pages, say, or within a memory cgroup's limit.
- *  fork    copies pinned pages for the child. Idle pages are unpinned before that,
- *          in the callback, by devices whose revoke does not sleep. Nothing of a
- *          registration that can't be restored.
+ *  munmap  the calling task revokes and unpins the MRs that it made INVALID, on its way
+ *          back to user mode, where it holds no lock of the mm. So the pages are free when
+ *          munmap() returns, for example for the pool of huge pages, or in a memory cgroup
+ *          at its limit.
+ *  fork    copies pinned pages for the child. So the callback unpins idle MRs before, if
+ *          the device's revoke does not sleep and the device can restore the MRs.
  *
- * An event of another process, and a task that does not return to user mode, leave the
- * work to the worker.
+ * If another process causes the event, or a task that does not return to user mode, the
+ * worker revokes and unpins.
  *
- * There is no event for a fork. dup_mmap() sends PROTECTION_PAGE of each private mapping,
- * or CLEAR if the mapping has huge pages of hugetlbfs. Another sender of the same events
- * only has an idle registration suspended a little early.
+ * There is no event for a fork. dup_mmap() sends PROTECTION_PAGE for each private mapping,
+ * or CLEAR if the mapping has huge pages of hugetlbfs. If the events have another cause, an
+ * idle registration is only suspended a little early.
  *
  *   fork                                  another thread
  *   word & in_use is 0: SUSPENDED;
@@ -28,7 +27,7 @@
  *                                         pins without mmap_lock
  *   copies page tables: these pages, too
  *
- * That child has copies, as of MRs in use; nothing is lost but time.
+ * This child gets copies, as it does for MRs in use. That costs only time.
  */
 
 #include <linux/hugetlb.h>
@@ -43,7 +42,7 @@ static bool event_is_own(const struct mmu_notifier_range *range)
 	return range->mm == current->mm && mmu_notifier_range_blockable(range);
 }
 
-/* May it replace pages? All others leave a pinned page where it is. */
+/* May the event replace pages? All other events leave a pinned page where it is. */
 static bool event_changes(const struct mmu_notifier_range *range)
 {
 	switch (range->event) {
@@ -53,14 +52,14 @@ static bool event_changes(const struct mmu_notifier_range *range)
 	case MMU_NOTIFY_EXCLUSIVE:
 		return true;
 	case MMU_NOTIFY_PROTECTION_VMA:
-		/* mprotect(): of hugetlb it may unmap page tables that were shared. */
+		/* mprotect() of hugetlb memory may unmap shared page tables. */
 		return range->end - range->start >= PUD_SIZE;
 	default:
 		return false;
 	}
 }
 
-/* Before it is SUSPENDED or INVALID the pages are there. */
+/* May a fork copy the pages of an idle tracker? Its pages are pinned, because of its state. */
 static bool event_may_copy(const struct ib_umem_notify *n,
 			   const struct mmu_notifier_range *range)
 {
@@ -78,15 +77,15 @@ static bool event_may_copy(const struct ib_umem_notify *n,
 static void event_invalid(struct ib_umem_notify *n, const struct mmu_notifier_range *range)
 {
 	if (n->held)
-		return; /* when the driver is done with the MR the worker comes */
-	/* Its users give it back, or the task that takes the memory. */
+		return; /* the worker visits it when the driver is done with the MR */
+	/* This task retires it if it is unused and its own event; otherwise the worker does. */
 	if (umem_notify_is_used(n) || !event_is_own(range) || !umem_notify_queue_current(n))
 		umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
 }
 
 /*
- * While the pages are being pinned it is not known on which side of an UNMAP they
- * were. So until it is armed, which looks, an UNMAP only makes the range SUSPECT.
+ * While pages are being pinned, it is unknown whether an UNMAP came before or after. So an UNMAP
+ * only makes the range SUSPECT until the MR is armed; arming compares the pages.
  */
 static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_range *range)
 {
@@ -115,16 +114,16 @@ static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_ra
 }
 
 /*
- * @changes: it may replace pages. @fork: it may come before pages are copied, so idle ones are
+ * @changes: the event may replace pages. @fork: a fork may copy pages next, so idle MRs are
  * unpinned.
  *
- * A CLEAR may be both. To suspend a tracker and to leave no doubt loses it:
+ * A CLEAR may be both. If it suspended a tracker without adding to @doubt, it would be lost:
  *
  *   MADV_DONTNEED of a huge page          another thread
- *   SUSPENDED; the pages are there
+ *   SUSPENDED; still pinned
  *                                         settles: has the mutex
- *   can't have the mutex, goes on
- *                                         the pages are there: keeps them;
+ *   trylock of the mutex fails: goes on
+ *                                         still pinned: keeps the pages;
  *                                         @doubt is empty: state = 0
  *   unmaps the page                       [the word says valid: stale]
  */
@@ -149,8 +148,8 @@ static void event_walk(struct umem_notify_mm *space, const struct mmu_notifier_r
 }
 
 /*
- * Never fails, not for callers either that can't wait: the pages are pinned, so
- * nothing can be freed under the device before it is revoked.
+ * Always succeeds, also for callers that must not sleep: the pages are pinned, so no page
+ * is freed before the device is revoked.
  */
 static int umem_notify_event_start(struct mmu_notifier *mn, const struct mmu_notifier_range *range)
 {
@@ -183,7 +182,7 @@ static void umem_notify_event_end(struct mmu_notifier *mn, const struct mmu_noti
 		wake_up_all(&space->ended);
 }
 
-/* The end of the address space: its users have gone, and its memory goes. */
+/* The end of the address space: it has no users any more, and its memory is freed next. */
 static void umem_notify_event_release(struct mmu_notifier *mn, struct mm_struct *mm)
 {
 	struct umem_notify_mm *space = umem_notify_mm_of(mn);

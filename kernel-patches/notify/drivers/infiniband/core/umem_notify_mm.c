@@ -3,12 +3,11 @@
  * An address space with watched memory: the tree of its trackers, its lock, and the events
  * in progress.
  *
- * The MMU notifier is the only one of the address space, for any number of
- * registrations. A tracker ends when it is erased from the tree under the lock:
- * no end waits for an invalidation, and no registration does. An interval notifier for
- * each registration could be neither inserted nor removed while invalidations of the
- * address space overlap, and another process that shares a file can keep that up for as
- * long as it likes.
+ * Each address space has one MMU notifier, for any number of registrations. A tracker
+ * enters and leaves the tree under the lock, so registering and deregistering do not
+ * wait for an invalidation. Interval notifiers, one for each registration, would have to
+ * wait until no invalidation of the address space is in progress, and another process
+ * that shares a file can keep invalidations going as long as it likes.
  */
 
 #include <linux/mmu_notifier.h>
@@ -19,10 +18,10 @@
 
 #include "umem_notify.h"
 
-/* Trackers of a walk under one hold of the lock */
+/* Trackers that a walk visits under one hold of the lock */
 #define WALK_BATCH 64
 
-/* Spaces whose callbacks may come */
+/* Spaces whose callbacks may still run */
 static atomic_t umem_notify_nr_spaces;
 
 /**
@@ -31,8 +30,8 @@ static atomic_t umem_notify_nr_spaces;
  * @start: The first address
  * @last: The last address
  *
- * The MMU notifier calls before the page tables change, and not for a node that is
- * inserted afterwards:
+ * The MMU notifier is called before the page tables change. It does not see a tracker
+ * that is inserted after the call:
  *
  *   ib_mr_notify_track()                  another thread
  *                                         invalidate_range_start(): searches the tree
@@ -40,14 +39,14 @@ static atomic_t umem_notify_nr_spaces;
  *   pins page P, which is still mapped
  *                                         unmaps P
  *                                         invalidate_range_end()
- *                                         [never told: P stays registered]
+ *                                         [word never set: P stays registered]
  *
  * So an event has a slot from its start to its end. The event takes the slot and
- * searches the tree under one hold of the lock, and a tracker is inserted and looks at
- * the slots under one hold: either the event sees the tracker or the tracker sees the
- * event, and is SUSPECT from the beginning.
+ * searches the tree under one hold of the lock. A tracker is inserted, and checks the
+ * slots, under one hold of the lock. So either the event sees the tracker, or the
+ * tracker sees the event and starts as SUSPECT.
  *
- * An event that finds no slot counts as one of all pages.
+ * An event that finds no free slot counts as an event of all pages.
  */
 void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start,
 			  unsigned long last)
@@ -71,8 +70,8 @@ void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start,
  * @start: As for umem_notify_mm_begin()
  * @last: As for umem_notify_mm_begin()
  *
- * Of two events with the same arguments either slot will do. The mm calls the end of
- * each start that has succeeded, and ours always does.
+ * If two events have the same arguments, it does not matter which slot is freed. The mm
+ * calls the end for each start that succeeded, and our start always succeeds.
  */
 void umem_notify_mm_end(struct umem_notify_mm *space, unsigned long start,
 			unsigned long last)
@@ -126,7 +125,7 @@ static bool space_is_quiet(struct umem_notify_mm *space, unsigned long start,
  * @space: The address space
  * @start: The first address
  * @last: The last address
- * @until: At most until then, in jiffies
+ * @until: When to give up, in jiffies
  *
  * Return: 0, -EAGAIN if it took longer, -EINTR for a fatal signal.
  */
@@ -145,7 +144,7 @@ int umem_notify_mm_wait(struct umem_notify_mm *space, unsigned long start,
 }
 
 /**
- * umem_notify_mm_insert - Have the events of its range come to a tracker
+ * umem_notify_mm_insert - From now on let events visit a tracker
  * @space: The address space, its lock held
  * @n: The tracker, its range set
  */
@@ -158,9 +157,9 @@ void umem_notify_mm_insert(struct umem_notify_mm *space, struct ib_umem_notify *
 }
 
 /*
- * The first tracker behind that visited last, which may have gone meanwhile.
- * interval_tree_insert() puts a tracker behind those with the same start, so the trackers
- * are in the order of (start, serial number).
+ * The next tracker after the tracker visited last, which may have been removed since.
+ * interval_tree_insert() inserts a tracker after all trackers with the same start, so the
+ * trackers are in the order of (start, serial number).
  */
 static struct interval_tree_node *space_after(struct umem_notify_mm *space,
 					      const struct umem_notify_walk *walk)
@@ -186,11 +185,11 @@ static struct interval_tree_node *space_after(struct umem_notify_mm *space,
  * umem_notify_mm_next - The next tracker of a walk
  * @space: The address space, its lock held
  * @walk: The walk: its range, and @sleeps
- * @n: The tracker visited last, or NULL: there is none yet, or the caller released the
- *     lock meanwhile
+ * @n: The tracker visited last; NULL at the beginning, or if the caller has released the
+ *     lock since
  *
- * A process may have a million trackers at one address, so the lock is released now and
- * then.
+ * A process may have a million trackers at one address, so the lock is released after
+ * WALK_BATCH trackers.
  *
  * Return: The tracker, or NULL at the end.
  */
@@ -220,7 +219,7 @@ struct ib_umem_notify *umem_notify_mm_next(struct umem_notify_mm *space,
 	return n;
 }
 
-/* The notifier's first callback */
+/* The notifier's alloc_notifier() */
 struct mmu_notifier *umem_notify_mm_alloc(struct mm_struct *mm)
 {
 	struct umem_notify_mm *space;
@@ -236,7 +235,7 @@ struct mmu_notifier *umem_notify_mm_alloc(struct mm_struct *mm)
 	return &space->mn;
 }
 
-/* Its last one */
+/* The notifier's free_notifier() */
 void umem_notify_mm_free(struct mmu_notifier *mn)
 {
 	kfree(umem_notify_mm_of(mn));
@@ -262,11 +261,10 @@ static void space_register(struct work_struct *work)
  * umem_notify_mm_get - The space of the current process
  * @ops: The callbacks of its MMU notifier
  *
- * The first call of an address space takes all its locks. mm_take_all_locks() gives up as
- * soon as the caller has something to do before it returns to user mode: a signal, work of
- * io_uring, a freezer, a debugger that interrupts it. It takes long where there are many
- * mappings, so it would never succeed beside an interrupter that comes again and again. A
- * kworker has no signals.
+ * The first call for an address space takes all its locks. mm_take_all_locks() gives up if
+ * the calling task has to do something before it returns to user mode (a signal, io_uring
+ * work, the freezer, a debugger). It takes long in an address space with many mappings, so
+ * frequent signals would make it fail each time. So a kworker calls it, which gets no signals.
  *
  * Context: Process context, no mm lock held.
  *
@@ -284,7 +282,7 @@ struct umem_notify_mm *umem_notify_mm_get(const struct mmu_notifier_ops *ops)
 }
 
 /**
- * umem_notify_mm_put - Let go of a space
+ * umem_notify_mm_put - Drop a reference to a space
  * @space: The space
  *
  * Context: Any but interrupts.
@@ -297,8 +295,8 @@ void umem_notify_mm_put(struct umem_notify_mm *space)
 /**
  * umem_notify_mm_exit - ib_uverbs is unloaded, and no space is in use
  *
- * mmu_notifier_synchronize() waits for a grace period of SRCU, and not for the calls
- * that SRCU makes after it:
+ * mmu_notifier_synchronize() waits for a grace period of SRCU, but not for the callbacks
+ * that SRCU calls after it:
  *
  *   unloading                             SRCU
  *   [the last space was put]
@@ -307,12 +305,12 @@ void umem_notify_mm_put(struct umem_notify_mm *space)
  *   the module is freed
  *                                         umem_notify_mm_free() [freed code]
  *
- * So the spaces are counted. SRCU calls with bottom halves off, so the call that makes
- * the count 0 has returned after a grace period of RCU:
+ * So the spaces are counted. SRCU calls its callbacks with bottom halves disabled. So the
+ * callback that makes the count 0 has returned after a grace period of RCU:
  *
  *                                         umem_notify_mm_free(): the count is 0
  *   the count is 0; synchronize_rcu(): waits
- *                                         returns; bottom halves on
+ *                                         returns; enables bottom halves
  *   the module is freed
  */
 void umem_notify_mm_exit(void)

@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Work on trackers that an MMU callback leaves to others.
+ * The work on trackers that an MMU callback can't do itself.
  *
- * Each context has a worker with one list. The worker visits all trackers on the list;
- * those that have to be tried again stay there, and the delay before the next visit
- * doubles. Each device has a workqueue, so a device that does not answer delays no other
- * one. The workqueue has a rescuer, because pages that reclaim wants come back through it.
+ * Each context has a worker with one list. The worker visits all trackers on the list. A
+ * tracker that has to be tried again stays on the list, and the delay before the next visit
+ * doubles. Each device has a workqueue, so a device that does not answer delays only its own
+ * MRs. The workqueue has a rescuer, because reclaim needs it to unpin pages.
  *
- * TIME
+ * CPU TIME
  *
- * The worker does not belong to the process whose trackers it looks at. Once it has
- * compared pages, or looked for idle trackers, all workers of the address space rest for
- * REST times as long. So they cost other processes a hundredth of a CPU at most, whatever
- * events come. Revoking and unpinning do not count: the process has pinned the pages before.
+ * The process does not pay for the worker. So after comparing pages or looking for idle
+ * trackers, all workers of the address space rest for REST times as long: they take at most a
+ * hundredth of a CPU from other processes, however many events come. Revoking and unpinning do
+ * not count, because the process paid for pinning the pages.
  *
- * LIFE
+ * REFERENCES
  *
- * A task that comes to a tracker without a lock has a reference. The end of the tracker
- * waits for its mutex only, and disarms it:
+ * A task that will visit a tracker without a lock has a reference. The end of the tracker
+ * disarms it, and waits only for its mutex:
  *
  *   worker                                umem_notify_end()
  *   lock; takes n off the list;
- *   a reference; unlock
+ *   takes a reference; unlock
  *                                         mutex; lock; armed = false; unlock
  *   mutex: not armed, nothing to do
- *   a list again: refused, not armed      frees the umem
+ *   back on the list: refused, not armed  frees the umem
  *   puts the reference: frees n
  *
- * So nobody waits for a task that has not come to its own trackers yet. For an unmap can
- * take the last mapping of the device's file, whose release is work of the same task and
- * comes first:
+ * So no task waits for a task that has not visited its own trackers yet. Such a wait could
+ * deadlock: an unmap may remove the last mapping of the device's file, and the release of the
+ * file is task_work of the same task, which runs first:
  *
  *   munmap of the range and of a page of the device
  *   UNMAP: n is task_work
@@ -45,11 +45,11 @@
 
 #include "umem_notify.h"
 
-/* The delay before trackers are tried again doubles so often: to some seconds. */
+/* The delay before trackers are tried again doubles this many times, to 2.56 s. */
 #define MOST_DOUBLINGS 7
 #define REST 100
 
-/* @delay: 0 for what does not have to rest */
+/* @delay: in jiffies; 0: immediately, even if the workers rest */
 static void queue_wake(struct umem_notify_queue *q, unsigned long delay)
 {
 	unsigned long when = jiffies + delay;
@@ -68,7 +68,7 @@ static void queue_wake(struct umem_notify_queue *q, unsigned long delay)
 /**
  * umem_notify_queue_add - The worker visits a tracker
  * @n: The tracker, its space's lock held
- * @delay: When, in jiffies, unless the worker has to rest then; 0: at once
+ * @delay: The delay in jiffies, longer if the worker has to rest; 0: immediately
  */
 void umem_notify_queue_add(struct ib_umem_notify *n, unsigned long delay)
 {
@@ -87,7 +87,7 @@ static void queue_again(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_queue_leave - The caller does not touch a tracker again
+ * umem_notify_queue_leave - Drop a reference to a tracker
  * @n: The tracker; may be freed
  *
  * Context: Any but interrupts.
@@ -107,7 +107,7 @@ void umem_notify_queue_leave(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_queue_retire - Retire a tracker, or leave that to the worker
+ * umem_notify_queue_retire - Retire a tracker; if that fails, the worker tries again
  * @n: The tracker, its mutex held
  */
 void umem_notify_queue_retire(struct ib_umem_notify *n)
@@ -119,9 +119,9 @@ void umem_notify_queue_retire(struct ib_umem_notify *n)
 }
 
 /*
- * Compares a tracker's pages if it is SUSPECT. An idle registration is suspended instead: the
- * event may have been MADV_FREE, and nothing tells of a use from then on. One that can't be
- * restored is compared like one that is in use. Returns whether the worker has to come back.
+ * Compares the pages of a SUSPECT tracker. Suspends it instead if it is idle and can be restored:
+ * the event may have been MADV_FREE, and the kernel does not see the next use of a registration
+ * whose word is 0. Returns whether the worker has to try again.
  */
 static bool queue_look(struct ib_umem_notify *n, struct umem_notify_run *run)
 {
@@ -141,12 +141,13 @@ static bool queue_look(struct ib_umem_notify *n, struct umem_notify_run *run)
 
 /**
  * umem_notify_queue_visit - Retire a tracker now
- * @n: The tracker, its space's lock held, which is released meanwhile; may be freed
- * @run: The worker's, which looks at a SUSPECT one as well; else NULL
+ * @n: The tracker, its space's lock held, which this releases and takes again; may be freed
+ * @run: For the worker, which also compares the pages of a SUSPECT tracker; otherwise NULL
  *
- * If another task has the tracker the worker tries again.
+ * If another task has the tracker's mutex, the worker tries again.
  *
- * Context: Any but interrupts, if there is no worker and the device's revoke does not sleep.
+ * Context: Process context. Without @run, if the device's revoke does not sleep: any but
+ * interrupts.
  */
 void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *run)
 {
@@ -173,10 +174,10 @@ void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *r
 }
 
 /**
- * umem_notify_queue_own - A tracker is the caller's own
+ * umem_notify_queue_own - Reserve a tracker for the caller
  * @n: The tracker, its space's lock held, not @own yet
  *
- * Its @link is the caller's, who calls umem_notify_queue_come().
+ * The caller may use @link, and has to call umem_notify_queue_come().
  */
 void umem_notify_queue_own(struct ib_umem_notify *n)
 {
@@ -186,7 +187,7 @@ void umem_notify_queue_own(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_queue_come - Retire a tracker that is the caller's own
+ * umem_notify_queue_come - Retire a tracker that is reserved for the caller
  * @n: The tracker, @own; may be freed
  *
  * Context: Any but interrupts.
@@ -210,7 +211,7 @@ static void queue_task_work(struct callback_head *work)
  * umem_notify_queue_current - The current task retires a tracker before it returns to user mode
  * @n: The tracker, its space's lock held
  *
- * Return: Whether it will, or another one that has the tracker for its own.
+ * Return: Whether this task will retire it, or another task that has reserved it.
  */
 bool umem_notify_queue_current(struct ib_umem_notify *n)
 {
@@ -225,16 +226,16 @@ bool umem_notify_queue_current(struct ib_umem_notify *n)
 	if (!task_work_add(current, &n->task_work, TWA_RESUME))
 		return true;
 	n->own = false;
-	n->refs--; /* its umem has one, too */
+	n->refs--; /* not the last reference: the umem has another */
 	INIT_LIST_HEAD(&n->link);
 	return false;
 }
 
 /**
- * umem_notify_queue_time - From now on a tracker is suspended once it has been idle
+ * umem_notify_queue_time - From now on suspend a tracker after its idle time
  * @n: The tracker, its idle time set, its space's lock held
  *
- * The worker looks at all of its queue, twice in the shortest idle time of them.
+ * The worker looks at all trackers of its queue, twice within their shortest idle time.
  */
 void umem_notify_queue_time(struct ib_umem_notify *n)
 {
@@ -250,8 +251,8 @@ void umem_notify_queue_time(struct ib_umem_notify *n)
 }
 
 /*
- * Suspends the trackers that have been idle for long enough, and puts them on the list.
- * Finds the shortest idle time of the others.
+ * Suspends the trackers whose idle time is over, and puts them on the list. Finds the
+ * shortest idle time of all other trackers.
  */
 static void queue_look_for_idle(struct umem_notify_queue *q)
 {
@@ -329,7 +330,7 @@ free:
  * @context: The context that registers
  * @ops: The callbacks of the MMU notifier of an address space
  *
- * Of two threads that are the first one gets a queue of its own.
+ * If two threads create the first queue at the same time, one of them gets a @single queue.
  *
  * Context: Process context, no mm lock held.
  *

@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Idle registrations lend their pages to the VM, and get others when they are
- * used again.
+ * The shrinker: the VM takes the pages of idle registrations, and settling pins pages
+ * again.
  *
- * A tracker whose word counts its users (@in_use) and was armed for it
- * (@reclaim) is on a list of its memory cgroup. The shrinker goes through the
- * list, least recently used first, and suspends those that are idle. The device loses
- * their pages, which are unpinned: from there on they are like any others of the process,
- * to be swapped, moved or freed. Settling pins the pages that the range maps then, and
- * gives them to the device under the same keys.
+ * If the word of a tracker counts its users (@in_use), and the MR was armed for reclaim
+ * (@reclaim), the tracker is on a list of its memory cgroup. The shrinker goes through
+ * the list, least recently used first, and suspends idle trackers: the device loses
+ * access to the pages, and they are unpinned. Then the VM can swap, move or free them like
+ * other pages of the process. Settling pins the pages that the range maps at that time,
+ * and gives them to the device under the same keys.
  *
- * Where the device's revoke does not sleep the shrinker does it all, as nothing of it
- * takes a lock that a task in reclaim may hold. Else the worker does.
+ * If the device's revoke does not sleep, the shrinker revokes and unpins, because this
+ * takes no lock that a task in reclaim may hold. Otherwise the worker does.
  *
- * A registration that was used since the last look is passed over once. A process whose word
- * says that it is in use all the time keeps its own pages pinned, and charged.
+ * The shrinker passes once over a registration that was used since the last look. If the
+ * word of a process always says "in use", only this process pays: its pages stay pinned
+ * and charged.
  *
- * A memory block that goes offline tries to move pinned pages, too, again and again. The first
- * try is an event, and the worker suspends what is idle.
+ * Taking a memory block offline also tries to move pinned pages, again and again. The first
+ * try is an event, and the worker suspends the idle trackers.
  *
  * LOCKS
  *
- * The list's lock is outside of the space's. So no MMU callback touches the list: a
- * tracker that is INVALID stays there until the shrinker meets it when its pages have
- * gone, or its end; and one that a fork suspended until the shrinker meets it.
+ * The list's lock is taken before the space's lock. So no MMU callback changes the list.
+ * An INVALID tracker leaves the list at its end, or when the shrinker finds it after its
+ * pages were unpinned. A tracker that a fork suspended leaves when the shrinker finds it.
  */
 
 #include <linux/list_lru.h>
@@ -36,7 +37,7 @@
 #include "umem_notify_compat.h"
 #include "umem_notify_trace.h"
 
-/* So many registrations tell how large the others are. */
+/* The number of registrations from which the size of all is estimated */
 #define SAMPLE 32
 /* Pages of another process's registration that the shrinker unpins itself */
 #define MOST_OF_OTHERS 1024
@@ -51,12 +52,13 @@ struct shrink_walk {
 	unsigned long looked; /* pages */
 	unsigned long taken;
 	bool waits; /* another task is about to unpin some */
-	struct list_head suspended; /* trackers to be retired behind the walk */
+	struct list_head suspended; /* trackers to retire after the walk */
 };
 
 /*
- * Does the caller unpin the pages itself? Of its own process, of the memory cgroup that is
- * short because of both, or if they are not many: to unpin 64 GiB of another one's takes long.
+ * Does the caller unpin the pages itself? Yes, if the tracker belongs to its own process, if its
+ * process is in the memory cgroup that is short, or if the pages are few: a process should not
+ * unpin 64 GiB of another process, which takes long.
  */
 static bool shrink_retires(const struct ib_umem_notify *n, const struct shrink_control *sc)
 {
@@ -68,8 +70,8 @@ static bool shrink_retires(const struct ib_umem_notify *n, const struct shrink_c
 }
 
 /*
- * Takes an idle one that was not used since the last look. An event may have hit it: it was not
- * used since, or the word would not say so.
+ * Suspends a tracker that is idle and was not used since the last look. A SUSPECT tracker was
+ * not used since its event: a user would have settled it.
  */
 static bool shrink_suspend(struct ib_umem_notify *n, struct shrink_walk *walk)
 {
@@ -102,7 +104,7 @@ static enum lru_status shrink_one(struct list_head *item,
 	walk->looked += gone ? 1 : umem_notify_pages(n);
 	walk->waits |= !gone && !n->held && n->state & SUSPENDED && shrink_retires(n, walk->sc);
 	if (n->state & INVALID && !n->held && !umem_notify_is_used(n))
-		umem_notify_queue_add(n, 0); /* the worker is on its way, after a while */
+		umem_notify_queue_add(n, 0); /* the worker would come later */
 	if (!gone && !shrink_suspend(n, walk))
 		return LRU_ROTATE;
 	list_lru_isolate(list, item);
@@ -123,7 +125,7 @@ static enum lru_status sample_one(struct list_head *item,
 
 UMEM_NOTIFY_WALK(sample_one)
 
-/* In pages, or one of 1 GiB would count as little as one of 4 KiB. */
+/* Counts pages: a registration of 1 GiB must count more than one of 4 KiB. */
 static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 {
 	unsigned long nr = list_lru_shrink_count(&idle, sc);
@@ -137,7 +139,7 @@ static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 }
 
 /*
- * A task that is short of memory may find that another one is unpinning it:
+ * A task that is short of memory may find trackers that another task is unpinning:
  *
  *   the worker                            a charge beyond memory.max
  *   state = SUSPENDED
@@ -146,8 +148,8 @@ static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
  *                                         [the OOM killer]
  *   revokes, unpins
  *
- * So it waits for a tick each time. It can't wait for the tracker's mutex, because it may have
- * mmap_lock. A kernel thread does not wait: it may be the worker, or kswapd.
+ * So the task waits for a tick each time. It can't wait for the tracker's mutex, because it may
+ * hold mmap_lock. A kernel thread does not wait: it may be the worker, or kswapd.
  */
 static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 {
@@ -170,8 +172,8 @@ static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 }
 
 /**
- * umem_notify_lend - The VM may have the pages of a tracker when it is idle
- * @n: The tracker, armed and taken; an INVALID one may have no pages
+ * umem_notify_lend - From now on the VM may take the pages of a tracker when it is idle
+ * @n: The tracker, armed, its mutex held; if it is INVALID, it may have no pages
  */
 void umem_notify_lend(struct ib_umem_notify *n)
 {
@@ -184,8 +186,8 @@ void umem_notify_lend(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_unlend - The VM leaves a tracker alone
- * @n: The tracker, taken or about to end
+ * umem_notify_unlend - From now on the VM does not take the pages of a tracker
+ * @n: The tracker, its mutex held, or about to end
  *
  * It may be SUSPENDED when this returns.
  */
@@ -195,7 +197,7 @@ void umem_notify_unlend(struct ib_umem_notify *n)
 		list_lru_del_obj(&idle, &n->lru);
 }
 
-/* Pins the pages that the range maps now. The charge is that of a registration. */
+/* Pins the pages that the range maps now, and charges them as a registration does. */
 static int pin_again(struct ib_umem *umem)
 {
 	struct ib_umem *fresh;
@@ -204,7 +206,7 @@ static int pin_again(struct ib_umem *umem)
 			    umem->writable ? IB_ACCESS_LOCAL_WRITE : 0);
 	if (IS_ERR(fresh))
 		return PTR_ERR(fresh);
-	/* Only its pages are wanted. */
+	/* Keep its pages, free the rest. */
 	umem->sgt_append = fresh->sgt_append;
 	mmdrop(fresh->owning_mm);
 	kfree(fresh);
@@ -236,7 +238,7 @@ static int give_pages(struct ib_umem_notify *n)
 	return 0;
 }
 
-/* The word says that it is valid again, or at most in doubt. */
+/* Clears SUSPENDED in the word; sets SUSPECT if an event came in between. */
 static void end_suspension(struct ib_umem_notify *n)
 {
 	umem_notify_lock(n);
@@ -255,11 +257,11 @@ static void end_suspension(struct ib_umem_notify *n)
 
 /**
  * umem_notify_restore - Give a suspended registration pages again
- * @n: The tracker, taken by a system call of its owner, and not held
+ * @n: The tracker; a system call of its owner holds its mutex; not @held
  *
  * Return: 0, and it is not SUSPENDED any more; it is INVALID if the pages that
- * the range maps can't be pinned. -ENOMEM (also: RLIMIT_MEMLOCK), -EINTR,
- * -EAGAIN, and it is as SUSPENDED as before.
+ * the range maps can't be pinned. After -ENOMEM (also: RLIMIT_MEMLOCK), -EINTR or
+ * -EAGAIN it is still SUSPENDED.
  */
 int umem_notify_restore(struct ib_umem_notify *n)
 {
@@ -270,7 +272,7 @@ int umem_notify_restore(struct ib_umem_notify *n)
 	if (umem_notify_state(n) != SUSPENDED)
 		return 0;
 
-	/* Or the worker has not come yet: the pages are still there. */
+	/* If the worker has not come yet, the pages are still pinned. */
 	ret = n->revoked ? give_pages(n) : 0;
 	trace_mr_notify_restore(n, ret);
 	if (ret == -EPERM) /* RLIMIT_MEMLOCK is 0 */
@@ -289,8 +291,8 @@ int umem_notify_restore(struct ib_umem_notify *n)
 }
 
 /*
- * From a cache: the list finds the memory cgroup of an object by that, and has
- * a part for it since it was allocated for the list.
+ * Allocates from a slab cache, by which the list finds the memory cgroup of an object.
+ * kmem_cache_alloc_lru() makes sure that the list has a part for this memory cgroup.
  */
 struct ib_umem_notify *umem_notify_tracker_alloc(void)
 {
@@ -304,8 +306,8 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void)
 }
 
 /*
- * When ib_uverbs is unloaded, and no umem is left; or if ib_umem_notify_init() fails: none of
- * these minds what there is not.
+ * When ib_uverbs is unloaded, and no umem is left; or if ib_umem_notify_init() fails: each of
+ * these functions accepts NULL or an empty object.
  */
 void ib_umem_notify_exit(void)
 {
@@ -328,7 +330,7 @@ int ib_umem_notify_init(void)
 	}
 	shrinker->count_objects = count_idle;
 	shrinker->scan_objects = shrink_idle;
-	/* As many of its pages as of the page cache: they cost as much to get back. */
+	/* As the page cache, because the pages cost as much to get back. */
 	shrinker->seeks = 2 * DEFAULT_SEEKS;
 	shrinker_register(shrinker);
 	return 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * MR notification in "rdma resource show mr -dd": attributes of the driver's
- * table, which iproute2 prints without knowing them.
+ * MR notification in "rdma resource show mr -dd": attributes in the table for drivers,
+ * which any iproute2 prints.
  */
 
 #include <net/netlink.h>
@@ -10,7 +10,7 @@
 
 #include "umem_notify.h"
 
-/* Of a tracker, its space's lock held */
+/* The space's lock is held. */
 static const char *res_state(const struct ib_umem_notify *n)
 {
 	if (n->state & SUSPENDED)
@@ -27,11 +27,11 @@ static const char *res_state(const struct ib_umem_notify *n)
  * @msg: The netlink message
  * @mr: The MR; its restrack entry is held, so it can't be deregistered
  *
- * A driver's fill_res_mr_entry(), for one that does not replace the umem of an
- * MR when it re-registers it. Says nothing of an MR that is not watched.
+ * For fill_res_mr_entry() of a driver that keeps the umem of an MR when it re-registers
+ * the MR. Adds no attribute for an MR without a tracker.
  *
- * ib_umem_get() pins no more pages than a u32 counts. A u64 would need a padding
- * attribute on some architectures, which iproute2 takes for the value.
+ * A u32 is enough: ib_umem_get() pins at most as many pages. A u64 would need a padding
+ * attribute on some architectures, which iproute2 would print as the value.
  *
  * Return: 0 or -EMSGSIZE.
  */

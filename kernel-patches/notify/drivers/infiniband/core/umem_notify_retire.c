@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The end of a registration that is INVALID or SUSPENDED: the device loses its
- * access, and the pages go back.
+ * Retiring a tracker that is INVALID or SUSPENDED: the driver revokes the device's
+ * access, and the pages are unpinned.
  *
  * USERS OF THE WORD
  *
  * An application that counts its users in the word names the bits (@in_use).
- * Then INVALID is told at once, but the device keeps the pages while the
- * registration is in use: the part of it that a transfer reads may be intact.
+ * Then INVALID is set immediately, but the device keeps the pages while the
+ * registration is in use: the part that a transfer reads may be intact.
  *
  *   retire()                              the application
  *   word & in_use is 0
@@ -15,12 +15,12 @@
  *   word |= INVALID
  *   revokes                               [its transfer fails]
  *
- * The word says INVALID before it is read, and a reference is taken by an
- * atomic addition that returns the word before:
+ * So the kernel sets INVALID before it reads the word, and the application takes a
+ * reference by an atomic addition that returns the old value:
  *
  *   word |= INVALID
  *                                         adds a reference, sees INVALID: gives
- *                                         it back, and registers anew
+ *                                         it back, and registers again
  *   word & in_use is 0: revokes
  *
  *                                         adds a reference: valid
@@ -30,31 +30,33 @@
  * All are atomic operations on one word, so an addition that the read does not
  * see comes after INVALID. The read comes after INVALID, as both are under the lock.
  *
- * The kernel is not told when the last reference goes. The last user sees INVALID
- * in the same instruction and deregisters. For a user that does not, the worker reads
- * the word again, after 20 ms, 40 ms, and so on to some seconds, and so does every
- * settle and, soon, every event; until the address space has no users any more. The
- * word keeps its page until then.
+ * The kernel does not learn when the last reference is dropped. The last user sees
+ * INVALID in the instruction that drops it, and deregisters. For other users, the worker
+ * reads the word again after 20 ms, 40 ms and so on, up to 2.56 s. Each settle reads it,
+ * too, and each event makes the worker read it soon. This ends with the address space.
+ * The word keeps its page until then.
  *
  * DIRTY PAGES
  *
- * The device may have written to the pages of a writable MR, and nothing but PG_dirty
- * says so. ib_umem_release() marks them, with the folio's lock, for which an unmap, a
- * fork or a task in reclaim could not wait. A page that can be pinned for long for
- * writing is anonymous, of shmem or of hugetlbfs, or of a file system that never writes it
- * back: to mark such a page is to set its bit, and takes no lock.
+ * The device may have written to the pages of a writable MR, and only PG_dirty records
+ * this. ib_umem_release() sets it under the folio's lock, for which an unmap, a fork or a
+ * task in reclaim can't wait. But a page with a long-term pin for writing is anonymous, of
+ * shmem or hugetlbfs, or of a file system that never writes it back. For these pages it
+ * is enough to set PG_dirty, without a lock.
  *
- * The user of an idle registration may have given the memory back by MADV_FREE. Without
- * a cache the registration had ended before, and the pages are dropped when memory is
- * short. To mark them when they are unpinned would undo that. So the pages of a
- * registration that the VM may have are marked when they are pinned, and not again:
- * only MADV_FREE makes a pinned page clean, and that is an event.
+ * The user of an idle registration may have freed the memory by MADV_FREE. Without a
+ * cache the registration would have ended before, and the VM would drop the pages when
+ * memory is short. Setting PG_dirty when they are unpinned would prevent this. So for a
+ * registration whose pages the VM may take, PG_dirty is set when the pages are pinned, and
+ * not when they are unpinned. Only MADV_FREE makes a pinned page clean, and MADV_FREE is an
+ * event:
  *
- *  - It finds the word in use: the device may write to the page later. All pages are
- *    marked when they are unpinned (@written).
- *  - It finds the word idle: SUSPECT. The next user settles, which marks the pages that
- *    are intact: MADV_FREE is undone, as by a new registration.
- *  - There is no next user: the worker suspends the registration, and the page stays clean.
+ *  - If the event finds the word in use, the device may write to the page later. All
+ *    pages are marked dirty when they are unpinned (@written).
+ *  - If the event finds the word idle, the tracker becomes SUSPECT. The next user
+ *    settles, which marks the intact pages: this undoes MADV_FREE, as a new registration
+ *    would.
+ *  - If there is no next user, the worker suspends the tracker, and the page stays clean.
  */
 
 #include <linux/mm.h>
@@ -63,14 +65,14 @@
 #include "umem_notify_compat.h"
 #include "umem_notify_trace.h"
 
-/* Not for good: a window is bound to it, the device is in reset, no memory just now */
+/* May the call succeed later? (A window is bound, the device is in reset, memory is short.) */
 static bool is_for_now(int err)
 {
 	return err && err != -EOPNOTSUPP && err != -EIO;
 }
 
 /**
- * umem_notify_mark_dirty - The device may write to the pages of a umem, or has
+ * umem_notify_mark_dirty - Mark the pages of a writable umem dirty
  * @umem: The umem, pinned
  *
  * Context: Any; does not sleep.
@@ -99,7 +101,7 @@ void umem_notify_mark_dirty(struct ib_umem *umem)
 
 /**
  * umem_notify_unpin - Unpin the pages of a tracker
- * @n: The tracker, taken or ended; the device has lost them
+ * @n: The tracker, its mutex held, or ended; the device has no access to the pages
  * @marked: Whether they were marked dirty when they were pinned
  *
  * Context: Any but interrupts; does not sleep.
@@ -111,13 +113,13 @@ void umem_notify_unpin(struct ib_umem_notify *n, bool marked)
 
 	if (!marked || n->written)
 		umem_notify_mark_dirty(umem);
-	umem->writable = false; /* or the others were marked now */
+	umem->writable = false; /* so that ib_umem_give_back() does not mark the pages */
 	ib_umem_give_back(umem);
 	umem->writable = writable;
 }
 
 /**
- * umem_notify_retires_at_once - May a tracker be retired where nobody may sleep?
+ * umem_notify_retires_at_once - Can a tracker be retired in a context that must not sleep?
  * @n: The tracker, armed, its space's lock held
  */
 bool umem_notify_retires_at_once(const struct ib_umem_notify *n)
@@ -153,7 +155,7 @@ static int revoke(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_take_word - Leave the word of a tracker alone from now on
+ * umem_notify_take_word - Take the word from a tracker
  * @n: The tracker, its space's lock held
  *
  * Return: The word's page, to be given to umem_notify_word_put(), or NULL.
@@ -179,13 +181,13 @@ static void retire_word(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_retire - Once INVALID or SUSPENDED, the device loses the pages
+ * umem_notify_retire - Revoke and unpin a tracker that is INVALID or SUSPENDED
  * @n: The tracker, its mutex held
  *
- * Of INVALID the word has heard it all, then.
+ * An INVALID tracker also releases its word, unless the word is in use.
  *
- * Return: Whether it has to be tried again, because the word is in use, or the device
- * can't just now.
+ * Return: Whether the caller has to try again, because the word is in use, or the
+ * driver failed for the moment.
  */
 bool umem_notify_retire(struct ib_umem_notify *n)
 {
@@ -215,7 +217,7 @@ bool umem_notify_retire(struct ib_umem_notify *n)
 	}
 	if (n->revoked)
 		return false;
-	/* The driver's state of the MR is unknown: it is not offered again. */
+	/* The revoke failed, so the driver's state of the MR is unknown: don't restore it. */
 	guard(umem_notify)(n);
 	umem_notify_mark_invalid(n);
 	return true;

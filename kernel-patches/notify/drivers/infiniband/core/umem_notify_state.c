@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The state of a tracker (umem_notify.state, and while it is armed the same bits in
- * its word): events raise it, settling lowers it.
+ * The state of a tracker. While it is armed, its word has the same bits. Events raise
+ * the state, settling lowers it.
  *
- *  0        The range maps the pinned pages.
- *  SUSPECT  Something may have changed in the pages of @doubt. Left by settling:
- *           to 0 if the pages are the same, else to INVALID.
- *  SUSPENDED  Idle, and the VM has taken the pages back, or is about to
- *           (umem_notify_reclaim.c). Left by settling: to 0 or SUSPECT with the
- *           pages that the range maps then, or to INVALID.
- *  INVALID  Final. The word has been told, and is not changed any more; the
- *           worker revokes the device's access and gives the pages back.
+ *  0          The range maps the pinned pages.
+ *  SUSPECT    The pages in @doubt may have changed. Settling compares them: to 0 if all
+ *             are the same pages, otherwise to INVALID.
+ *  SUSPENDED  The tracker was idle, and the VM has unpinned its pages, or is about to
+ *             (umem_notify_reclaim.c). Settling pins the pages that the range maps at
+ *             that time: to 0 or SUSPECT; if it can't, to INVALID.
+ *  INVALID    Final. The word says so, and the kernel does not change it any more. The
+ *             device's access is revoked, and the pages are unpinned.
  *
- * An event raises the state inside mmu_notifier_invalidate_range_start(), that
- * is before the page tables change and before the system call returns. UNMAP
- * and RELEASE are certain. CLEAR and MIGRATE are not (a split of a huge page
- * is a CLEAR too), nor is mprotect() of so much that it unmaps shared page tables of
- * hugetlb.
+ * An event raises the state in mmu_notifier_invalidate_range_start(): before the page
+ * tables change, and before the system call returns. UNMAP and RELEASE certainly change
+ * the pages. CLEAR and MIGRATE may not (splitting a huge page is also a CLEAR); mprotect()
+ * of a large range may not, either: it may unmap shared page tables of hugetlb memory.
  */
 
 #include <linux/log2.h>
@@ -26,10 +25,10 @@
 #include "umem_notify.h"
 #include "umem_notify_trace.h"
 
-/* Passes after which a call leaves the rest to the next one. */
+/* The number of passes of one call; the next call continues. */
 #define MOST_ROUNDS 2
 
-/* 64 chunks, as small as they can be */
+/* The smallest chunks so that 64 of them cover the range */
 static unsigned int shift_of(const struct ib_umem_notify *n)
 {
 	return max(order_base_2(umem_notify_pages(n)), 6) - 6;
@@ -57,7 +56,7 @@ static bool doubt_has(const struct umem_notify_doubt *doubt, u32 page,
 	       doubt->chunks & BIT_ULL(page >> shift);
 }
 
-/* Cut it off before a page */
+/* Removes the pages before @page */
 static void doubt_trim(struct umem_notify_doubt *doubt, u32 page,
 		       unsigned int shift)
 {
@@ -66,10 +65,10 @@ static void doubt_trim(struct umem_notify_doubt *doubt, u32 page,
 }
 
 /**
- * umem_notify_doubt_range - Some pages of a tracker may not be the pinned ones
+ * umem_notify_doubt_range - Add a range to the suspect pages of a tracker
  * @n: The tracker, its space's lock held
- * @start: The first address, which may be before the tracker's
- * @last: The last address, which may be behind the tracker's
+ * @start: The first address, which may be before the tracker's range
+ * @last: The last address, which may be after the tracker's range
  */
 void umem_notify_doubt_range(struct ib_umem_notify *n, unsigned long start,
 			     unsigned long last)
@@ -110,7 +109,7 @@ void umem_notify_mark_invalid(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_mark_suspect - Something may have changed in a tracker's range
+ * umem_notify_mark_suspect - The pages in a tracker's range may have changed
  * @n: The tracker, its space's lock held
  * @start: The first address
  * @last: The last address
@@ -131,48 +130,49 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
 }
 
 /*
- * Takes the doubt, all of whose events have ended; a system call waits for them. Returns
- * whether there is one; -EAGAIN if events are under way, -EINTR.
+ * Takes the suspect pages (@doubt) from the tracker, after all their events have ended; a system
+ * call waits for the events. Returns 1, or 0 if the tracker is not SUSPECT; -EAGAIN if events
+ * are in progress, -EINTR.
  *
- * To look first and clear then wipes out a later event:
+ * Comparing before @doubt is cleared would lose a later event:
  *
  *   settle                                another thread
- *   looks: page P is mapped
+ *   compares: page P is mapped
  *                                         state |= SUSPECT (already set)
  *                                         unmaps P
  *   state = 0                             [the word says valid: stale]
  *
- * The doubt is taken before the look, so a later event leaves one of its own:
+ * So @doubt is taken before the comparison, and a later event fills it again:
  *
  *   lock; takes @doubt; unlock
- *   looks: page P is mapped
+ *   compares: page P is mapped
  *                                         lock; state |= SUSPECT; @doubt has P;
  *                                         unlock; unmaps P
  *   lock; @doubt is not empty: state
  *   stays SUSPECT; unlock
  *
- *   [Required: SUSPECT is cleared only if no event came since the doubt was taken]
+ *   [Required: SUSPECT is cleared only if no event came since @doubt was taken]
  *
- * An event says so before it happens. To take the doubt of one that is still
- * under way is to lose it:
+ * An event fills @doubt before the page tables change. If @doubt were taken while the
+ * event is in progress, the event would be lost:
  *
  *                                         lock; @doubt has P; unlock
  *   lock; takes @doubt; unlock
- *   looks: page P is mapped
+ *   compares: page P is mapped
  *                                         unmaps P
  *   lock; @doubt is empty: state = 0      [stale]
  *
- * The event is counted from before it takes the lock to after its end:
+ * So the event has a slot (umem_notify_space_begin()) until it has ended:
  *
- *                                         counter = 1; lock; @doubt has P; unlock
- *   lock; the counter is not 0: takes
- *   nothing, and comes again; unlock
- *                                         unmaps P; counter = 0
+ *                                         lock; takes a slot; @doubt has P; unlock
+ *   lock; a slot overlaps @doubt: takes
+ *   nothing, and tries again; unlock
+ *                                         unmaps P; frees the slot
  *
- *   [Required: a doubt is taken only if all its events have ended]
+ *   [Required: @doubt is taken only if all its events have ended]
  *
- * The same for a page that looks changed: in the middle of a split or a migration it
- * looks like one that is gone. It is, unless a new doubt has it.
+ * A page that seems changed may also be in the middle of a split or a migration: during
+ * these it looks absent. So it is changed only if @doubt does not have it again.
  */
 static int take_doubt(struct ib_umem_notify *n, struct umem_notify_question *what)
 {
@@ -202,14 +202,14 @@ static int take_doubt(struct ib_umem_notify *n, struct umem_notify_question *wha
 	return ret;
 }
 
-/* Apply the answer, as far as it is still valid. Returns whether SUSPECT is left for good. */
+/* Applies the answer, unless a later event makes it void. Returns whether the call is done. */
 static bool conclude(struct ib_umem_notify *n, int verdict,
 		     struct umem_notify_question *what)
 {
 	unsigned int shift = shift_of(n);
 
 	guard(umem_notify)(n);
-	/* Suspended meanwhile: the caller retires it. */
+	/* It was suspended since: the caller retires it. */
 	if (n->state != SUSPECT)
 		return true;
 	if (!verdict) {
@@ -233,8 +233,8 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
 /*
  * From SUSPECT to 0 or INVALID.
  *
- * One pass settles all that happened before the call, even while events go on. What they left
- * is looked at once more, so a call ends, and mostly with a certain word.
+ * One pass compares the pages of all events before the call, even while other events come. One
+ * more pass compares the pages of these other events. So a call ends, and usually clears SUSPECT.
  */
 static int verify(struct ib_umem_notify *n, int patience)
 {
@@ -263,18 +263,18 @@ static int verify(struct ib_umem_notify *n, int patience)
 }
 
 /**
- * umem_notify_verify - Turn SUSPECT into a certain answer, if that can be had
+ * umem_notify_verify - Turn SUSPECT into 0 or INVALID, if possible
  * @n: The tracker, its mutex held
  * @patience: How long it waits: UMEM_NOTIFY_PATIENCE, 0, or UMEM_NOTIFY_WORKER
  *
- * Return: 0; -EAGAIN: events are under way, or a lock was not to be had, and it is
- * as SUSPECT as before; -EINTR, -ENOMEM.
+ * Return: 0; -EAGAIN: events are in progress or a lock is taken, and the tracker is still
+ * SUSPECT; -EINTR, -ENOMEM.
  */
 int umem_notify_verify(struct ib_umem_notify *n, int patience)
 {
 	int ret;
 
-	/* A later event tells by itself: see umem_notify_arm(). */
+	/* A later event writes the word itself: see umem_notify_arm(). */
 	if (umem_notify_state(n) != SUSPECT)
 		return 0;
 	ret = verify(n, patience);

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * MR notification's data of each device, made when its first umem is watched and freed
- * with it (ib_device_release()): the workqueue, and the statistics, one set of counters
- * per CPU.
+ * The data of each device: its workqueue and its counters. They are created with the
+ * first tracker of the device, and freed by ib_device_release().
  *
- * Counting is one addition to memory of this CPU, so it is allowed where the
- * callback of an MMU notifier runs. Reading adds up all CPUs. A gauge goes up
- * on one CPU and down on another: only the sum means something.
+ * Each CPU has its own counters. Counting is one addition, so a callback of an MMU
+ * notifier may count. Reading adds up the counters of all CPUs. A gauge may go up on one
+ * CPU and down on another: only the sum is meaningful.
  */
 
 #include <linux/percpu.h>
@@ -18,7 +17,7 @@ struct ib_mr_notify_stats {
 	u64 count[IB_MR_NOTIFY_STATS];
 };
 
-/* Of the pointers of all devices */
+/* Protects creating the data of any device */
 static DEFINE_MUTEX(stats_lock);
 
 /**

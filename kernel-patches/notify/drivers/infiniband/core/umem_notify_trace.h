@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The trace events of MR notification: the life of a registration from arming
- * to disarming, in /sys/kernel/tracing/events/ib_mr_notify.
+ * The trace events of MR notification, from arming an MR to disarming it, in
+ * /sys/kernel/tracing/events/ib_mr_notify.
  */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM ib_mr_notify
@@ -26,14 +26,14 @@ TRACE_DEFINE_ENUM(MMU_NOTIFY_MIGRATE);
 			 { MMU_NOTIFY_RELEASE, "RELEASE" },                    \
 			 { MMU_NOTIFY_MIGRATE, "MIGRATE" })
 
-/* The kernel's bits of the word, were the MR armed. */
+/* The state of the tracker; the word of an armed MR has the same bits. */
 #define show_mr_notify_state(state)                                            \
 	__print_symbolic(state, { 0, "VALID" }, { 1, "INVALID" },              \
 			 { 2, "SUSPECT" }, { 4, "SUSPENDED" })
 
 /*
- * Each event names the registration first: device, MR, and its range. Then how it stands with it
- * after the step, who did the step, and the result.
+ * Each event first names the registration: device, MR and range. Then come the state after the
+ * step, whether a call or the worker did the step, and the result.
  */
 #define MR_NOTIFY_ENTRY(fields...)                                             \
 	TP_STRUCT__entry(__string(dev, dev_name(&n->umem->ibdev->dev))         \
@@ -76,17 +76,17 @@ DECLARE_EVENT_CLASS(mr_notify,
 		     TP_ARGS(n, ret))
 
 MR_NOTIFY_EVENT(mr_notify_arm);
-/* By a call, or because the registration ends. */
+/* A call disarmed the MR, or the registration ended. */
 MR_NOTIFY_EVENT(mr_notify_disarm);
 /* Its context was closed or its device removed: the word says INVALID. */
 MR_NOTIFY_EVENT(mr_notify_gone);
 /* It was idle, and the VM wanted its pages. */
 MR_NOTIFY_EVENT(mr_notify_suspend);
-/* A call or a worker looked whether a SUSPECT range still maps the pinned pages. */
+/* A call or the worker compared the pages of a SUSPECT range. */
 MR_NOTIFY_EVENT(mr_notify_settle);
-/* The device lost its access and the pages went back, or the driver failed. */
+/* The device lost its access and the pages were unpinned, or the driver failed. */
 MR_NOTIFY_EVENT(mr_notify_revoke);
-/* A suspended one was to get the pages that its range maps now. */
+/* A call tried to restore a suspended MR. */
 MR_NOTIFY_EVENT(mr_notify_restore);
 
 /* An event of the address space that may have changed the range. */

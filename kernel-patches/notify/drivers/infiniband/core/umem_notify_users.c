@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The users of a registration, which its word counts (@in_use), and its suspension while
- * it has none.
+ * it has no users.
  *
- * A use of a registration touches no list. Whether one was shows in its word: application
- * bits that are not those of the last look were changed in between.
+ * Using a registration changes no list. The word shows a use: its application bits are not
+ * the same as at the last look.
  *
- * A SUSPENSION AGAINST AN EVENT
+ * A SUSPENSION AND AN EVENT
  *
- * Both are under @lock. UNMAP and RELEASE turn SUSPENDED into INVALID, and a
- * tracker that is INVALID is not suspended. CLEAR and MIGRATE leave the word
- * alone, as the mapping of the range does not matter any more. But the pages
- * are there until they are unpinned, and settle may come first; so these
- * events leave their doubt all the same:
+ * Both hold the space's lock. UNMAP and RELEASE turn SUSPENDED into INVALID, and an INVALID
+ * tracker is not suspended. CLEAR and MIGRATE do not change the word of a suspended
+ * tracker, because the pages that the range maps no longer matter. But the pages stay
+ * pinned until the tracker is retired, and settling may come before. So these events
+ * still add to @doubt:
  *
  *   shrinker           another thread     settle
  *   state = SUSPENDED
@@ -20,10 +20,11 @@
  *                      replaces P
  *                                         the pages are still pinned: keeps them;
  *                                         @doubt is not empty: state = SUSPECT,
- *                                         and looks
+ *                                         and compares
  *
- * A look that is under way may have taken a doubt. The looking thread has the tracker,
- * and retires it before another settle comes: then the pages have gone.
+ * A thread that is comparing pages may have taken @doubt. It holds the tracker's mutex, and
+ * retires the suspended tracker before it releases the mutex. So a later settle finds the
+ * pages unpinned.
  */
 
 #include <linux/hash.h>
@@ -41,7 +42,7 @@ static u16 users_hash(u64 word)
  * umem_notify_is_used - Does the word of a tracker say that it is in use?
  * @n: The tracker, its space's lock held
  *
- * Without a word, a count or an address space nobody says so.
+ * Without a word, without @in_use bits, or after the end of the address space it is unused.
  */
 bool umem_notify_is_used(const struct ib_umem_notify *n)
 {
@@ -52,7 +53,7 @@ bool umem_notify_is_used(const struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_is_idle - Has the VM a claim to the pages of a tracker?
+ * umem_notify_is_idle - May the VM take the pages of a tracker?
  * @n: The tracker, its space's lock held
  */
 bool umem_notify_is_idle(const struct ib_umem_notify *n)
@@ -64,11 +65,11 @@ bool umem_notify_is_idle(const struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_unused_for - Was a registration not used for a while?
- * @n: The tracker, its space's lock held, its word known
- * @time: For how many jiffies before this look
+ * umem_notify_unused_for - Was a registration unused for some time?
+ * @n: The tracker, its space's lock held; it has a word
+ * @time: The time before this look, in jiffies
  *
- * A use in between is dated to the look that finds it.
+ * A use counts as a use at the time of the first look after it.
  */
 bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time)
 {
@@ -85,9 +86,9 @@ bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time)
 }
 
 /**
- * umem_notify_first_look - A registration has pages, and has not been looked at
- * @n: The tracker, its space's lock held, its word known
- * @used: Whether the next look finds that it was used
+ * umem_notify_first_look - Start recording the uses of a registration that got pages
+ * @n: The tracker, its space's lock held; it has a word
+ * @used: Whether the next look takes the registration for used
  */
 void umem_notify_first_look(struct ib_umem_notify *n, bool used)
 {
@@ -97,18 +98,18 @@ void umem_notify_first_look(struct ib_umem_notify *n, bool used)
 	n->lru_time = (u32)jiffies - UMEM_NOTIFY_LOOKS_APART;
 }
 
-/* While it is armed */
+/* @n must be armed. */
 bool umem_notify_can_restore(const struct ib_umem_notify *n)
 {
 	return n->mr->device->ops.restore_user_mr;
 }
 
 /**
- * umem_notify_suspend - An idle registration has no pages any more
- * @n: The tracker, its space's lock held; it has to be retired next
+ * umem_notify_suspend - Suspend a registration if it is idle
+ * @n: The tracker, its space's lock held; the caller has to retire it next
  *
- * The bit is set by a compare-and-swap of the whole word. To read the word and then to
- * set the bit loses:
+ * The bit is set by a compare-and-swap of the whole word. If the word were read first and
+ * the bit set afterwards, a transfer could fail:
  *
  *   shrinker                              the application
  *   word & in_use is 0
@@ -116,17 +117,17 @@ bool umem_notify_can_restore(const struct ib_umem_notify *n)
  *   word |= SUSPENDED
  *   revokes                               [its transfer fails]
  *
- * A reference is taken by an atomic addition that returns the word before, so one of the
- * two is first:
+ * The application takes a reference by an atomic addition that returns the old value. So
+ * either the reference or the suspension comes first:
  *
  *   word & in_use is 0
  *                                         adds a reference: valid
- *   compare-and-swap fails: it stays
+ *   compare-and-swap fails: not suspended
  *
  *   compare-and-swap
  *                                         adds a reference, sees SUSPENDED: settles
  *
- * Return: Whether it was idle.
+ * Return: true if it was idle, and is suspended.
  */
 bool umem_notify_suspend(struct ib_umem_notify *n)
 {

@@ -1,32 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The notification word: eight bytes of user memory that the kernel can write
- * from any context, at any time, even without the mapping.
+ * The notification word: eight bytes of user memory that the kernel can write from any
+ * context, at any time, even after the word is unmapped.
  *
- * The page is pinned, so the callback of an MMU notifier, which must neither
- * fault nor sleep, reaches it by the kernel's own mapping. The words of a page share one pin,
- * which is charged once against RLIMIT_MEMLOCK (a cache packs 64 words or more into a
- * page).
+ * The page of a word is pinned. So the callback of an MMU notifier, which must not fault or
+ * sleep, writes through the kernel's own mapping. The words of a page share one pin, which
+ * is charged once against RLIMIT_MEMLOCK (a cache packs 64 words or more into a page).
  *
- * Each word pins the page that its address maps now, and then finds out whether that page
- * is pinned for other words. So no event has to be watched: if the application unmaps
- * the page, the writes for its words go to the orphaned page, which no process sees and
- * none else can own, and a later word at the same address gets the new page. A word that
- * comes while the address changes may get either page.
+ * A new word pins the page that its address maps now, and then checks whether this page is
+ * already pinned for other words. So words need no MMU notifier: if the application
+ * unmaps the page, the kernel writes to a page that no process maps and that can't get
+ * another owner, and a later word at the same address gets the new page. A word that is
+ * taken while the mapping changes may get either page.
  *
- * A word belongs to one MR. With two, settling one wipes out a bit of the other:
+ * A word belongs to one MR. If two MRs had one word, settling an MR could clear the bit of
+ * the other:
  *
  *   settle A                              B, which has the word too
  *                                         word |= SUSPECT
  *   A is intact: word &= ~SUSPECT         [the word says that B is valid]
  *
- * Two words are the same by physical page and offset: the page may be mapped at two
- * addresses, by two processes, or have been moved. The second MR gets -EBUSY.
+ * Two words are the same if they have the same physical page and offset, because a page may be
+ * mapped at two addresses or by two processes, or may have been moved. The second MR gets
+ * -EBUSY.
  *
- * A word may have a listener: a counter in user memory, which is pinned like a word and which
- * any number of MRs share, and an eventfd. The counter is incremented where INVALID is set.
- * An eventfd may have any number of sleepers, for which the process of the event must not pay:
- * umem_notify_word_signal() wakes them when the registration is retired.
+ * A word may have a listener: a counter in user memory and an eventfd. The counter is pinned
+ * like a word, and any number of MRs may share it; the kernel increments it where it sets
+ * INVALID. An eventfd may have any number of sleepers, and the process that causes the event
+ * must not pay for waking them: umem_notify_word_signal() wakes them when the registration
+ * is retired.
  */
 
 #include <linux/bitmap.h>
@@ -47,21 +49,21 @@ struct umem_notify_listener {
 	struct umem_notify_word_page *counter; /* its page, or NULL */
 	unsigned int offset; /* the counter's */
 	struct eventfd_ctx *event; /* or NULL */
-	bool due; /* @event is to be signalled; written once, before the MR is retired */
+	bool due; /* @event has to be signalled; set once, before the MR is retired */
 };
 
 struct umem_notify_word_page {
 	struct rb_node node; /* of its tree, by @page */
 	struct page *page;
-	struct mm_struct *mm; /* it is charged for the pin */
+	struct mm_struct *mm; /* charged for the pin */
 	DECLARE_BITMAP(used, WORDS); /* the tree's lock */
-	u32 *counters; /* the MRs of each counter; the tree's lock; NULL: there are only words */
+	u32 *counters; /* the number of MRs of each counter; the tree's lock; NULL: only words */
 	struct umem_notify_listener **listeners; /* of each word; NULL: no word has a listener */
 };
 
 #define TREE_BITS 6
 
-/* Process context only. Many, for processes that arm at the same time. */
+/* Process context only. There are many trees, so that processes can arm at the same time. */
 static struct word_tree {
 	spinlock_t lock; /* a leaf */
 	struct rb_root root;
@@ -112,7 +114,7 @@ static void free_page_of_words(struct umem_notify_word_page *page)
 	kfree(page);
 }
 
-/* Takes the pin of @pinned, and the charge for it. */
+/* Takes over the pin of @pinned, and charges it. */
 static struct umem_notify_word_page *create_page(struct page *pinned)
 {
 	struct umem_notify_word_page *page;
@@ -137,7 +139,7 @@ static void *alloc_array(size_t size)
 	return kcalloc(WORDS, size, GFP_ATOMIC | __GFP_ACCOUNT);
 }
 
-/* A word belongs to one MR, a counter to any number. */
+/* A word belongs to one MR, a counter to any number of MRs. */
 static int take_word(struct umem_notify_word_page *page, unsigned int offset, bool counter)
 {
 	unsigned int index = index_of(offset);
@@ -192,7 +194,7 @@ static struct umem_notify_word_page *get_word(unsigned long addr, bool counter)
 	return ret ? ERR_PTR(ret) : page;
 }
 
-/* Returns the listener of the word, which is the caller's now. */
+/* Returns the listener of the word; the caller has to put it. */
 static struct umem_notify_listener *put_word(struct umem_notify_word_page *page,
 					     unsigned int offset, bool counter)
 {
@@ -236,7 +238,7 @@ static void put_listener(struct umem_notify_listener *listener)
 	kfree(listener);
 }
 
-/* The word is the caller's, and nobody is told of it yet. */
+/* The caller has taken the word, and no MR is armed with it yet. */
 static int add_listener(struct umem_notify_word_page *page, unsigned int offset,
 			const struct umem_notify_arming *how)
 {
@@ -261,7 +263,7 @@ static int add_listener(struct umem_notify_word_page *page, unsigned int offset,
 		listeners = page->listeners ?: alloc_array(sizeof(*listeners));
 		if (listeners) {
 			listeners[index_of(offset)] = listener;
-			/* Pairs with listener_of(), of another word. */
+			/* Pairs with listener_of() of another word. */
 			smp_store_release(&page->listeners, listeners);
 		} else {
 			ret = -ENOMEM;
@@ -298,9 +300,9 @@ struct umem_notify_word_page *umem_notify_word_get(const struct umem_notify_armi
 }
 
 /**
- * umem_notify_word_put - Let go of a word
- * @page: Its page, or NULL; the word is not set or cleared any more
- * @offset: The word's, in the page
+ * umem_notify_word_put - Release a word
+ * @page: Its page, or NULL; the kernel does not change the word any more
+ * @offset: The offset of the word in the page
  *
  * Context: Any but interrupts.
  */
@@ -314,12 +316,12 @@ void umem_notify_word_put(struct umem_notify_word_page *page,
 }
 
 /*
- * NULL if the page has a memory error, which pinning does not stop: it may have left the
- * direct map. Its owner gets SIGBUS for each look, so the word is not told.
+ * Returns NULL if the page has a memory error (it is pinned, but may have left the direct map).
+ * The kernel does not write such a word: its owner gets SIGBUS when it reads the word.
  */
 static atomic64_t *word_at(const struct umem_notify_word_page *page, unsigned int offset)
 {
-	if (!page || is_page_hwpoison(page->page)) /* of hugetlb the folio is marked */
+	if (!page || is_page_hwpoison(page->page)) /* also sees the mark of a hugetlb folio */
 		return NULL;
 	return page_address(page->page) + offset; /* there is no highmem with 64 bits */
 }
@@ -330,10 +332,10 @@ static atomic64_t *word_at(const struct umem_notify_word_page *page, unsigned in
  * @set: Bits to set
  * @clear: Bits to clear
  *
- * The application changes the same eight bytes with atomic instructions of its own, so each
- * change here is one atomic instruction too: a compare-and-swap instead of both could fail as
- * often as the application likes. They are fully ordered for user space as locked instructions
- * are; the mapping changes only after the callback that sets a bit has returned.
+ * The application changes the same eight bytes by atomic instructions. So each change here is
+ * one atomic instruction, too. One compare-and-swap for both changes could fail as often as the
+ * application likes. For user space the changes are fully ordered, as locked instructions; the
+ * mapping changes only after the callback that sets a bit has returned.
  */
 void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear)
 {
@@ -348,8 +350,8 @@ void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear)
 }
 
 /*
- * The space's lock orders the listener of a word before the word is armed. The array may be new:
- * another word has brought it, and this word has no listener.
+ * The space's lock orders this after add_listener() of the same word, which was called before the
+ * word was armed. If another word is adding the array now, this word has no listener.
  */
 static struct umem_notify_listener *listener_of(const struct ib_umem_notify *n)
 {
@@ -361,10 +363,10 @@ static struct umem_notify_listener *listener_of(const struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_word_tell - Tell the listener of a word that has become INVALID
+ * umem_notify_word_tell - Increment the counter of a word that has become INVALID
  * @n: The tracker, its space's lock held; the bit is set
  *
- * Its eventfd is told by umem_notify_word_signal(), or when the word is let go of.
+ * umem_notify_word_signal() signals the eventfd, or umem_notify_word_put() does.
  *
  * Context: Any; does not sleep.
  */
@@ -377,15 +379,15 @@ void umem_notify_word_tell(const struct ib_umem_notify *n)
 		return;
 	counter = word_at(listener->counter, listener->offset);
 	if (counter) {
-		smp_mb__before_atomic(); /* whoever sees the number sees the word */
+		smp_mb__before_atomic(); /* a reader of the new count also sees INVALID */
 		atomic64_inc(counter);
 	}
 	listener->due = listener->event;
 }
 
 /**
- * umem_notify_word_signal - Wake the sleepers of a word that has become INVALID
- * @n: The tracker, its mutex held, that the caller has seen INVALID under the lock
+ * umem_notify_word_signal - Signal the eventfd of a word that has become INVALID
+ * @n: The tracker, its mutex held; the caller has seen INVALID under the lock
  */
 void umem_notify_word_signal(const struct ib_umem_notify *n)
 {
@@ -402,7 +404,7 @@ bool umem_notify_word_cmpxchg(const struct ib_umem_notify *n, u64 old, u64 value
 	return word && atomic64_cmpxchg(word, old, value) == old;
 }
 
-/* 0, so not in use, if there is none or it is lost. */
+/* Returns 0 (not in use) if there is no word, or if its page has a memory error. */
 u64 umem_notify_word_read(const struct ib_umem_notify *n)
 {
 	atomic64_t *word = word_at(n->word_page, n->word);

@@ -3,9 +3,9 @@
  * The uverbs methods of MR notification (arm, disarm, settle, suspend), and the attributes
  * that arm an MR when it is registered.
  *
- * These methods only look the MR up for reading, so they exclude
- * deregistration and re-registration (-EBUSY there) but not each other; those
- * of one MR at the same time are serialized by its tracker.
+ * The methods look the MR up for reading. So they exclude deregistration and
+ * re-registration (which fail with -EBUSY), but not each other: the tracker serializes
+ * methods of the same MR.
  */
 
 #include <rdma/uverbs_std_types.h>
@@ -15,11 +15,11 @@
 #include "umem_notify.h"
 #include "uverbs.h"
 
-/* The idle time: a shorter one would keep a worker busy for nothing. */
+/* Limits of the idle time: a shorter time would keep the worker busy. */
 #define LEAST_IDLE_MS 20U
 #define MOST_IDLE_MS (1000U * MSEC_PER_SEC)
 
-/* The attributes that arm, of one method */
+/* The ids of the arming attributes of one method */
 struct arming_ids {
 	u16 word;
 	u16 flags;
@@ -47,7 +47,7 @@ static int read_optional(void *to, size_t size, const struct uverbs_attr_bundle 
 	return uverbs_attr_is_valid(attrs, id) ? _uverbs_copy_from(to, attrs, id, size) : 0;
 }
 
-/* @idle_ms: unless the application gives another time */
+/* @idle_ms: the idle time if the application does not set one */
 static int read_arming(struct umem_notify_arming *how, const struct uverbs_attr_bundle *attrs,
 		       const struct arming_ids *ids, u32 idle_ms)
 {
@@ -97,7 +97,7 @@ static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_ARM)(struct uverbs_attr_bundle
 		   0);
 }
 
-/* Declares something that has the attributes that arm behind others. */
+/* Declares a method, or attributes, with the arming attributes at the end. */
 #define DECLARE_ARMING(declare, method, word_is, ...)                                              \
 	declare(__VA_ARGS__,                                                                       \
 		UVERBS_ATTR_PTR_IN(UVERBS_ATTR_MR_NOTIFY_##method##_WORD, UVERBS_ATTR_TYPE(u64),   \
@@ -149,11 +149,11 @@ const struct uapi_definition uverbs_def_obj_mr_notify[] = {
 };
 
 /**
- * ib_mr_notify_command - May a command have the attributes that arm?
+ * ib_mr_notify_command - May a command have its arming attributes?
  * @command: The command of UVERBS_METHOD_INVOKE_WRITE
  * @attrs: Its attributes
  *
- * All that means nothing today is refused, so that it can mean something later.
+ * Refuses all combinations without a meaning, so that a later version can define them.
  *
  * Return: 0 or -EINVAL.
  */
@@ -171,11 +171,10 @@ int ib_mr_notify_command(u32 command, const struct uverbs_attr_bundle *attrs)
 
 /**
  * ib_mr_notify_reg - Arm a new MR if its registration names a word
- * @mr: The MR, its uobject not visible to anybody yet
+ * @mr: The MR; no other thread can find its uobject yet
  * @attrs: The attributes that it is registered with
  *
- * Return: 0, or an error with which the registration fails: as for the method
- * that arms.
+ * Return: 0, or an error as for the arm method, with which the registration fails.
  */
 int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
 {
