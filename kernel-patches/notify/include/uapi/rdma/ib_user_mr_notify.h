@@ -31,9 +31,9 @@ enum uverbs_attrs_mr_notify_arm_ids {
 	UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
 	/*
 	 * u32, optional; EINVAL without IB_UVERBS_MR_NOTIFY_ARM_RECLAIM. The kernel suspends
-	 * the registration when it was unused for this time in milliseconds, up to twice as
-	 * long. 0, or no attribute: the kernel does not suspend it for its age. Values below
-	 * 20 ms and above 1000 s are rounded to these limits.
+	 * the registration after it was unused for this time in milliseconds, up to twice as
+	 * long. If it is 0 or missing, the registration has no idle time. Values below 20 ms
+	 * and above 1000 s are rounded to these limits.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS,
 	/*
@@ -64,7 +64,7 @@ enum uverbs_attrs_mr_notify_reg_ids {
 	UVERBS_ATTR_MR_NOTIFY_REG_WORD = 3,
 	/* u64, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE. */
 	UVERBS_ATTR_MR_NOTIFY_REG_IN_USE = 4,
-	/* u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. 5 was never used. */
+	/* u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. (The number 5 was never used.) */
 	UVERBS_ATTR_MR_NOTIFY_REG_FLAGS = 6,
 	/*
 	 * u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS, but without the attribute it
@@ -110,8 +110,8 @@ enum ib_uverbs_mr_notify_bits {
 
 /*
  * An access flag in the optional range (IB_UVERBS_ACCESS_OPTIONAL_RANGE):
- * track this registration from before its pages are pinned, so that arming it
- * later costs the same for any size. Older kernels ignore the flag.
+ * start tracking this registration before its pages are pinned, so that the cost
+ * of arming it later does not depend on its size. Older kernels ignore the flag.
  */
 #define IB_UVERBS_ACCESS_TRACK (1 << 28)
 
