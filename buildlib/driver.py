@@ -51,7 +51,7 @@ def build(package, tree, place, names, options=kernel_modules.OPTIONS):
 
 
 def ours(driver, tree, repo=fetch.REPO, name="linux"):
-    """The C files of a driver that a patch changes or that are new, which its Makefile lists."""
+    """The C files in a driver's Makefile that a patch changes or adds."""
     known = {os.path.basename(folder): os.path.relpath(folder, tree)
              for folder in glob.glob(os.path.join(tree, "drivers/infiniband/[hs]w/*"))
              if os.path.isdir(folder)}

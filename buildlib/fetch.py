@@ -23,7 +23,7 @@ BUILD = os.path.join(REPO, "build")
 SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE",
                    "libfabric": "LIBFABRIC_SOURCE", "ucx": "UCX_SOURCE", "mpich": "MPICH_SOURCE",
                    "openmpi": "OPENMPI_SOURCE", "linux-7.3": "LINUX_7_3_SOURCE"}
-# {another version of an upstream: that upstream}: both get the same files and patches of ours.
+# {another version of an upstream: the upstream}: both get the same files and patches from us.
 VERSION_OF = {"linux-7.3": "linux"}
 PART = ".part"  # in a tree that is not whole: the paths that it has
 UNPACKED = "unpacked"  # in overlay.py's notes about a pinned tree: written after all of its files
@@ -91,7 +91,7 @@ def machine_apt(build):
 
 
 def suite_apt(build, suite, package, version=""):
-    """apt with the packages of a suite, among them this one."""
+    """apt with the packages of a suite that has this package."""
     problems = []
     for uri in private_apt.archive_uris():
         private = private_apt.PrivateApt(
@@ -114,7 +114,7 @@ def suite_apt(build, suite, package, version=""):
 
 
 def archive_apt(build, name):
-    """apt with what the pin of a kernel asks for: a suite's packages, or the machine's sources."""
+    """apt with the sources that a kernel's pin needs: a suite's, or the machine's."""
     pin = read_pin(name)
     if not pin["version"]:
         return machine_apt(build)
@@ -122,7 +122,7 @@ def archive_apt(build, name):
 
 
 def kernel_packages(name="linux"):
-    """The packages that depend on the newest image of a pinned kernel, one of which is there.
+    """The packages that depend on the newest image of a pinned kernel; a release has one of them.
 
     6.12 is Debian 13's default kernel (linux-image-amd64), and an additional kernel for Debian 12.
     """
@@ -191,7 +191,7 @@ def download_alone(packages, build, folder, upstream, apt):
         except private_apt.AptError as problem:
             raise FetchError(f"{problem}\nIf apt offers newer versions now: "
                              f"buildlib/overlay.py {upstream} --update") from problem
-        # One that is not asked for was cut off, and is so still.
+        # Other files in the folder are still incomplete.
         for name in os.listdir(with_partial):
             if name.startswith(tuple(start(*package) for package in packages.items())):
                 os.rename(os.path.join(with_partial, name), os.path.join(folder, name))

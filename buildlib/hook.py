@@ -5,14 +5,14 @@
   buildlib/hook.py PATCH FILE...     copies the files of the patch, and FILEs: edit the copies in b/
   buildlib/hook.py --write PATCH     puts the edits into the patch, and applies all patches
 
-With --for linux-7.3, a version of the upstream for which buildlib/upstream has a pin of its own, it
-is the parts that this patch has otherwise there: PATCH's name with .7.3.diff at its end. Beside
-b/ is a file NAME.rej with what does not apply.
+PATCH is the path of a new patch, or the path or name of an existing patch. FILE is a path in
+upstream's tree. a/ has upstream's files with all earlier patches (for a fix: with the fixes that it
+stands on), b/ has this patch, too. Why: after editing a diff by hand its counts are wrong, and the
+tree that is built also has the later patches.
 
-PATCH is a file of a folder of patches, new or not, or the name of one that is there; FILE is a path
-in upstream's tree. a/ has upstream's files with all earlier patches (a fix's: with those that it
-stands on), b/ has the patch, too. Why: a diff that is edited by hand is wrong in its counts, and
-the tree that is built has the later patches as well.
+With --for linux-7.3 (a version of the upstream with its own pin in buildlib/upstream) the command
+edits only the parts of the patch that differ for this version: PATCH's name with .7.3.diff at its
+end. The hunks of the patch that do not apply are in a file NAME.rej next to b/.
 """
 import argparse
 import glob
@@ -180,8 +180,8 @@ def changes(patch, repo, name):
 
 
 def different(made, text):
-    """The parts of a diff that the patch has otherwise, or lacks; a part without a change for one
-    that only the patch has."""
+    """The parts of a diff that differ from the patch, or that the patch lacks. For a part that only
+    the patch has: a part without a change."""
     def lines(part):
         return [line for line in part.splitlines() if not line.startswith("@@ ")]
 
@@ -193,7 +193,7 @@ def different(made, text):
 
 
 def write(patch, repo=fetch.REPO, name=""):
-    """Put the difference of a/ and b/ into the patch, below its header."""
+    """Write the difference of a/ and b/ into the patch, below its header."""
     path, made = os.path.join(repo, patch), changes(patch, repo, name)
     if not made:
         raise overlay.OverlayError(f"nothing was edited in {place_of(patch, name)}/b")
@@ -213,7 +213,7 @@ def write(patch, repo=fetch.REPO, name=""):
 
 
 def main():
-    """Lay out, or write."""
+    """Lay a/ and b/ out, or write the patch."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
                                      usage="\n".join(__doc__.splitlines()[2:4]))
     parser.add_argument("--write", action="store_true", help="write what was edited in b/")

@@ -68,9 +68,9 @@ def make(headers, place, folders=STACK, options=OPTIONS):
 
 
 def compiler_options(headers):
-    """Options of make where this machine lacks the compiler that built the kernel.
+    """Options of make, if this machine lacks the compiler that built the kernel.
 
-    An older one refuses one of the options that such a kernel is built with.
+    An older compiler does not know one of the options of the kernel's configuration.
     """
     with open(os.path.join(headers, ".kernelvariables"), encoding="utf-8") as text:
         own = re.search(r"\bgcc-\d+", text.read()).group()

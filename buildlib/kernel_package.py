@@ -46,7 +46,7 @@ def module_name(path):
 def names(version, upstream="linux"):
     """The packages that hold the image and the headers of one version of the kernel.
 
-    From Linux 7 on the image's package is empty, and depends on those that hold its parts.
+    From Linux 7 on the image's package is empty, and depends on the packages with its parts.
     """
     apt = fetch.archive_apt(fetch.BUILD, upstream)
     for meta in fetch.kernel_packages(upstream):

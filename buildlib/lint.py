@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Check the form of everything in the repository: one line a check, "ok NAME" or "not ok NAME".
 
-Why: a rule without a check is broken within a week. C++: clang-format and clang-tidy (with the
+Why: an unchecked rule is broken within a week. C++: clang-format and clang-tidy (with the
 installed headers). Python: flake8. Shell: shellcheck. Comments and pages: prose.py. Kernel C:
 checkpatch --strict, in tests/host/test_series.py.
 

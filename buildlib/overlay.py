@@ -4,9 +4,9 @@
 
 Why: new code is a plain file at its path in upstream, and the change to upstream's files is a few
 small patches. The tree gets symbolic links to our files, so that editing a file rebuilds only its
-dependents; a hooked file is written only when its content changes. It is an error to lay a file
-over an upstream file, or if a hook does not apply exactly (no fuzz). It may run at any time,
-leaves a tree that is up to date unchanged, and prints the path of the tree.
+dependents; a hooked file is written only when its content changes. It is an error if our file has
+the path of an upstream file, or if a hook does not apply exactly (no fuzz). It may run at any time,
+does not touch an up-to-date tree, and prints the path of the tree.
 """
 import filecmp
 import glob
@@ -49,7 +49,7 @@ PATCHES = {"rdma-core": ("buildlib/hooks",),
 # Patches for the trees that are built here only: upstream and the packages do not get them.
 LOCAL = {"linux": "tests/lab/patches", "openmpi": "tests/consumers/openmpi"}
 LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")
-# Of a patch or file for one version of an upstream only; it has the version's name.
+# The line of a patch or file that is only for the named version of an upstream.
 ONLY_FOR = re.compile(r"(?m)^Only-For: (\S+)$")
 
 
@@ -58,7 +58,7 @@ class OverlayError(Exception):
 
 
 def patches_of(name, repo=fetch.REPO, local=False):
-    """The patches that an upstream gets, in order; with `local` those of LOCAL behind them."""
+    """The patches that an upstream gets, in order; with `local` also the patches of LOCAL."""
     upstream = fetch.family(name)
     folders = [*PATCHES[upstream], *([LOCAL[upstream]] if local and upstream in LOCAL else [])]
     return [path for folder in folders
@@ -80,12 +80,12 @@ def version_of(name):
 
 
 def form_of(patch, name):
-    """Where a patch has the parts that are different for a version of an upstream."""
+    """The file with the parts of a patch that differ for a version of an upstream."""
     return f"{patch.removesuffix('.patch')}.{version_of(name)}.diff"
 
 
 def text_of(patch, name=""):
-    """The text of a patch, for that version of the upstream."""
+    """The text of a patch for this version of the upstream."""
     text = fetch.read(patch)
     other = fetch.read(form_of(patch, name)) if name in fetch.VERSION_OF else ""
     if not other:
@@ -147,7 +147,7 @@ def lay(files, before, tree, repo, copy):
 
 
 def replace(place, make):
-    """Make a new file beside `place` and give it that name."""
+    """Make a new file in the folder of `place`, and rename it to `place`."""
     new = place + ".new"
     if os.path.lexists(new):
         os.unlink(new)

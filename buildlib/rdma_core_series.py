@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The mails for rdma-core, which series.py writes.
 
-Why: the overlay leaves upstream's lists of files alone (inject.cmake), and its hooks only add
-lines. A maintainer of rdma-core reads commits that edit CMakeLists.txt, libibverbs.map.in and
-debian/. These edits are generated, from the names of our files and from libibverbs_mr_notify.map.
+Why: the overlay does not change upstream's lists of files (inject.cmake), and its hooks only add
+lines. A maintainer of rdma-core expects commits that edit CMakeLists.txt, libibverbs.map.in and
+debian/. These edits are generated from the names of our files and from libibverbs_mr_notify.map.
 
 hooks/series/mr/*.txt describe the mails in their order: a subject and a text, and then lines
     Files: PATTERN...              new files, at their places in upstream's tree
     Hook: NUMBER [PATH [WORD]]     a hook, or its part for PATH, or the hunks of it that have WORD
-A .diff beside a text has the lines that this mail adds to files of earlier mails: the overlay's
-files have these lines, and earlier mails do not. Two more parts of a file wait for the mail that
-brings what they name: a line with #include, and a paragraph of a CMakeLists.txt.
+A .diff next to a text has the lines that this mail adds to files of earlier mails: the overlay's
+files have these lines, and earlier mails do not. Lines with #include, and paragraphs of a
+CMakeLists.txt, are also added by a later mail if they name files of that mail.
 
-Fixes of upstream's bugs are a series of their own: a mail for each hook that is one, and
+Fixes for bugs of upstream are another series: a mail for each hook that is a fix, and
 hooks/series/fixes/*.txt.
 """
 import collections
@@ -61,7 +61,7 @@ INSERTED = ((r"((.+)/\w+)/CMakeLists\.txt", "CMakeLists.txt", r"\nadd_subdirecto
             *((r"libibverbs/man/(.*)\.7\.md", spec, r"\n%\{{_mandir\}}/man1/ibv_\*",
                "\n%{{_mandir}}/man7/ibv_mr_*")
               for spec in ("redhat/rdma-core.spec", "suse/rdma-core.spec")))
-# A hook leaves each line of upstream as it is; a commit indents, renames and joins.
+# A hook changes no line of upstream; a commit indents, renames and joins lines.
 REWRITTEN = {
     "libibverbs/cmd_ioctl.c": ((
         "&cmd->hdr))\n\t\tif (!mr_cache_retry_cmd(context, cmd))\n",
@@ -99,7 +99,7 @@ def added(hunk):
 
 
 def person_of_hooks():
-    """Who has signed the hooks off."""
+    """The name that signed the hooks off."""
     text = fetch.read(overlay.patches_of("rdma-core")[0])
     return re.search("(?m)^Signed-off-by: (.*)$", text).group(1)
 
@@ -135,7 +135,7 @@ class Mail:
         self.topic, self.series = "", [self]
 
     def part(self, before):
-        """The mails of the series up to this, or behind this."""
+        """The mails of the series up to this mail, or after this mail."""
         index = self.series.index(self) + 1
         return self.series[:index] if before else self.series[index:]
 
@@ -199,7 +199,7 @@ def without(text, name, later):
 
 
 def enter(place, name):
-    """Put a new file into the lists of upstream's build and packages."""
+    """Add a new file to the lists of files of upstream's build and packages."""
     for pattern, path, beginning in LISTS:
         found = re.fullmatch(pattern, name)
         if found:
@@ -213,7 +213,7 @@ def enter(place, name):
 
 
 def with_entry(text, beginning, entry):
-    """A list of CMake with one more entry, behind the last that sorts before it."""
+    """A list of CMake with one more entry, after the last entry that sorts before it."""
     begin = text.index("\n" + beginning if "\n" + beginning in text else beginning)
     end = text.index(")\n", begin)
     lines = text[begin:end].splitlines(keepends=True)
@@ -226,7 +226,7 @@ def with_entry(text, beginning, entry):
 
 
 def with_insertion(text, where, new):
-    """The text with `new` behind the last match, if it has no such line yet."""
+    """The text with `new` after the last match, unless it has this line already."""
     if new + "\n" in text:
         return text
     places = [found.end() for found in re.finditer(where, text)]
@@ -290,7 +290,7 @@ def read_mail(path, author):
 
 
 def fix_mail(path, author):
-    """The mail of a hook that fixes a bug of upstream."""
+    """The mail of a hook that is a fix for upstream."""
     subject, _, text = fetch.read(path).partition("\n\n")
     why = re.match(r"Why: ((?:.*\n)+?)(?=[A-Z][a-z -]+: )", text).group(1)
     commit = re.search(r"(?m)^Upstream-Status: Backport \[\S+/commit/(\w+)\]$", text)
@@ -303,7 +303,7 @@ def fix_mail(path, author):
 
 
 def fixes():
-    """The hooks that fix bugs of upstream."""
+    """The hooks that are fixes for upstream."""
     return [path for path in overlay.patches_of("rdma-core")
             if re.search(r"(?m)^Upstream-Status: (Backport|Pending)", fetch.read(path))]
 

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Write a change as patch series that can be mailed: `git am` applies them to plain sources.
 
-Why: here a change is kept as patches and whole new files, which is good to work on, but a
-maintainer reads commits. Each patch becomes one commit: its diff, the new files of its header
+Why: this repository has patches and whole new files, which are easy to work on, but a maintainer
+reads commits. Each patch becomes one commit: its diff, the new files that its header names
 (Overlay-Files:), and its text without the parts about the overlay; and each commit becomes a mail.
-A topic of the kernel becomes a series of its own, with the cover letter of its folder. The fixes
-become two series: those for stable kernels, with the fixes that they stand on (for-rc), and the
-others (for-next). The mails that a topic needs of other topics are in the folder "needs".
+Each topic of the kernel is one series, with the cover letter in the topic's folder. The fixes are
+two series: fixes for stable kernels, with the fixes that they stand on (for-rc), and all other
+fixes (for-next). If a topic needs mails of other topics, they are in the folder "needs".
 rdma-core's mails are described in rdma_core_series.py.
 """
 import argparse
@@ -67,7 +67,7 @@ class Patch:
 
 class Series:
     """Mails that are sent together: their tree of upstream, the file with the text of their cover
-    letter, and what is applied before them: patches of other topics, or the topic's first series.
+    letter, and the patches to apply before: of other topics, or the topic's first series.
     """
 
     def __init__(self, patches, tree="", cover="", needs=(), first=()):
@@ -79,14 +79,14 @@ class Series:
 
 
 def patches_of(upstream="linux", author=None):
-    """All that an upstream gets, in order."""
+    """All patches of an upstream, in order."""
     if upstream == "rdma-core":
         return rdma_core_series.mails(author)
     return [Patch(path, upstream, author) for path in overlay.patches_of(upstream, REPO)]
 
 
 def with_needs(wanted, patches):
-    """These patches and all that they stand on, in order."""
+    """These patches and all patches that they stand on, in order."""
     known = {one.key: one for one in patches}
     found, todo = set(), [one.key for one in wanted]
     while todo:
@@ -124,8 +124,7 @@ def git(folder, *arguments, text=None):
 
 
 def plain_kernel(place, upstream):
-    """Put the kernel's files as they are into a folder: those that the series touches, or
-    includes."""
+    """Copy the kernel's unchanged files that the series touches or includes into a folder."""
     with fetch.locked(fetch.BUILD, upstream):
         tree = fetch.fetch(upstream)
         overlay.overlay(upstream, tree)
@@ -183,7 +182,7 @@ def commit(place, patch, ours):
 
 
 def write_cover(path, series, upstream, base):
-    """Put the text of the cover letter in the places that git has left for it."""
+    """Put the text of the cover letter in the places of git's template."""
     subject, _, text = fetch.read(series.cover).partition("\n\n")
     if fetch.family(upstream) == "linux":
         version = f"Linux {fetch.linux_version(name=upstream).partition('-')[0]}"
@@ -202,7 +201,7 @@ def write_cover(path, series, upstream, base):
 
 
 def write_one(folder, series, place, upstream, base=None):
-    """Write the mails of one series, out of the plain tree: its first commit."""
+    """Write the mails of one series, from the plain tree, which is the first commit."""
     ours = overlay.our_files(upstream, REPO)
     root = git(place, "rev-list", "--max-parents=0", "HEAD").strip()
     git(place, "reset", "-q", "--hard", root)
@@ -224,7 +223,7 @@ def write_one(folder, series, place, upstream, base=None):
 
 
 def write(folder, upstream="linux", topic=None, author=None, base=None):
-    """Write the series; the paths of its mails, with those of a cover letter."""
+    """Write the series; the paths of its mails and of its cover letter."""
     patches = patches_of(upstream, author)
     missing = missing_files(patches, upstream)
     if missing:
@@ -244,7 +243,7 @@ def write(folder, upstream="linux", topic=None, author=None, base=None):
 
 
 def main():
-    """Write the series and say where."""
+    """Write the series and print their paths."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("topic", nargs="?", default="all", choices=["all", *TOPICS, *LIBRARIES],
                         help="a topic of the kernel (all: one series of all), or a library")

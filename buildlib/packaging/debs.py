@@ -4,7 +4,7 @@
 The version is Debian's, then "+mrnotify", our revision, and the release on which it was built:
 56.1-1+mrnotify3~deb12u1 sorts above Debian 12's 44.0-2 and above trixie's 56.1-1 with its rebuilds
 (+b1) and updates (+deb13u1); below 56.1-2, which Debian would build from other sources; and below
-the same packages built on a later release. REVISION is for the next release.
+the same packages built on a later release. REVISION is the revision of the next release.
 """
 import email.utils
 import glob
@@ -61,7 +61,7 @@ def version():
 def renamed():
     """The libraries whose names differ in this distribution: an upgrade needs these names.
 
-    A machine without apt's lists knows only installed packages; then our packages are asked.
+    Without apt's lists a machine knows only installed packages; then fetch.py's apt is asked.
     """
     def ask(*command):
         return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
@@ -134,7 +134,7 @@ def add_changelog_entry(tree, total):
 
 
 def environment(tree, when):
-    """The build's environment: from the caller's shell it takes only the place of the compiler
+    """The build's environment; from the caller's shell it has only the place of the compiler
     cache."""
     kept = {name: value for name, value in os.environ.items()
             if name in ("HOME", "TMPDIR") or name.startswith("CCACHE_")}

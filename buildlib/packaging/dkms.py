@@ -8,7 +8,7 @@ ours, because our struct ib_device_ops changes the checksum of every symbol that
 kernel with a module that is not in kernel_modules.USERS keeps its own modules.
 
 The version is upstream's version of the library, then "+mrnotify" and our revision, as for the
-library packages: 56.1+mrnotify3. REVISION is for the next release.
+library packages: 56.1+mrnotify3. REVISION is the revision of the next release.
 """
 import os
 import re

@@ -13,16 +13,17 @@ struct ofi_mr_cache;
 struct ofi_mr_entry;
 struct ofi_mem_monitor;
 
-/* The word. While HELD is set the device keeps the pages of the registration. If
- * it is not, the kernel takes the pages of an INVALID one, and may take those of
- * another until that is settled.
+/* The bits of a word. While HELD is set, the device keeps the pages of the
+ * registration. While HELD is clear, the kernel unpins the pages if the word is
+ * INVALID, and may unpin the pages of a valid registration until it is settled.
  */
-#define OFI_MR_NOTIFY_INVALID	(1ULL << 0)	/* for good; others: ask again */
+#define OFI_MR_NOTIFY_INVALID	(1ULL << 0)	/* final; other bits: settle */
 #define OFI_MR_NOTIFY_KERNEL	0xffULL
 #define OFI_MR_NOTIFY_HELD	(1ULL << 8)
 
-/* Of an entry. If cache is set the provider's add_region has the kernel mark a word,
- * which is HELD at first. If the provider can't, word is NULL: the entry is not kept.
+/* A part of each entry. If cache is set, the provider's add_region registers with a
+ * word, which is HELD at first. If the provider can't, word is NULL, and the cache does
+ * not keep the entry.
  */
 struct ofi_mr_notify {
 	struct ofi_mr_cache	*cache;
@@ -35,37 +36,39 @@ struct ofi_mr_notify {
 
 extern struct ofi_mem_monitor *notify_monitor;
 
-/* For cache->changes before ofi_mr_cache_init(): the monitor of system memory becomes
- * this one if the device can (changes) and the user has asked for no other. If it
- * can't (NULL) it stays as it was, or becomes NULL if this one was asked for.
+/* Chooses the monitor of system memory; the result is for cache->changes. Call this
+ * before ofi_mr_cache_init(). If the device can notify (changes is not NULL), and the
+ * user has not named another monitor, the monitor becomes notify_monitor. If the device
+ * can't, but the user has named notify_monitor, the monitor becomes NULL. Otherwise the
+ * monitor does not change.
  */
 uint64_t *ofi_mr_notify_select(struct ofi_mem_monitor **monitor,
 			       uint64_t *changes);
 
-/* An entry that is about to be registered, and may be kept */
+/* Call this for an entry that is about to be registered, and may be kept. */
 void ofi_mr_notify_init(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry);
 
-/* valid() said no: if that is a doubt only, have the kernel settle it. True: the entry
- * is valid, and the caller has got a reference. Caller must hold mm_lock, which is
- * given up meanwhile, as the answer may take a second.
+/* Call this if valid() returned false: unless the word says INVALID, the kernel settles
+ * it. Returns true if the entry is valid; then the caller has a reference. Caller must
+ * hold mm_lock. The call releases it for the kernel's answer, which may take a second.
  */
 bool ofi_mr_notify_settle(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry);
 
-/* The entry of this word, or of none, has no user any more. Caller must hold mm_lock. */
+/* The entry of this word has no user any more; word may be NULL. Caller must hold mm_lock. */
 static inline void ofi_mr_notify_idle(uint64_t *word)
 {
 	if (word)
 		__atomic_fetch_and(word, ~OFI_MR_NOTIFY_HELD, __ATOMIC_RELEASE);
 }
 
-/* The kernel marks a word before it adds to the counter. */
+/* The kernel marks a word before it increments the counter. */
 static inline uint64_t ofi_mr_notify_count(const uint64_t *changes)
 {
 	return __atomic_load_n(changes, __ATOMIC_ACQUIRE);
 }
 
-/* Something has become stale: look at some of the cache's words, in turn until all have
- * been seen, and drop stale entries. Caller must hold mm_lock.
+/* If the counter has moved, checks some words of the cache, and drops stale entries. Later
+ * calls check the other words. Caller must hold mm_lock.
  */
 void ofi_mr_notify_sweep(struct ofi_mr_cache *cache);
 

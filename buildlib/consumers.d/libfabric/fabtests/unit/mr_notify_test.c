@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * FI_MR_NOTIFY_OPS of a domain. The memory is changed by system calls that
- * nothing in the process can intercept.
+ * no hook in the process can intercept.
  */
 
 #include <errno.h>

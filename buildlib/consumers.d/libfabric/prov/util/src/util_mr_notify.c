@@ -1,25 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * A registration in the cache has a word, which the kernel marks before a system
- * call of any process that changes the memory returns. So a hit is valid if there
- * is no mark. There is no hook, no thread and no file descriptor, and nothing takes
- * an entry out of the cache from outside: the kernel also counts in cache->changes
- * each word that has become INVALID, and a search looks for such entries when the
- * counter has moved.
+ * call of any process that changes the memory returns. So a hit is valid if the word
+ * has no mark. This needs no hook, thread or file descriptor. Only the cache itself
+ * removes entries: the kernel also counts in cache->changes each word that has
+ * become INVALID, and when the counter has moved, a search looks for stale entries.
  *
  * A request may be for a part of a region, and another part may be unmapped. So
  * the device keeps the pages while the word says that the region is in use, as it
- * does where a hook took an entry in use out of the tree. The kernel takes the pages
- * of a stale region that is not in use by itself, if the device can lose its access.
- * When memory is short it may also take those of an idle region that is intact,
- * which gets pages again when it is settled.
+ * does after a hook removed an entry in use from the tree. If the device can revoke,
+ * the kernel unpins the pages of a stale region that is not in use. When memory is
+ * short, the kernel may also unpin an idle region, which gets pages again when it is
+ * settled.
  */
 
 #include <ofi_mr.h>
 
 #if OFI_HAVE_MR_NOTIFY
 
-/* How many words a search looks at */
+/* How many words a search checks */
 #define UTIL_MR_NOTIFY_SWEEP	16
 
 static inline uint64_t util_mr_notify_said(struct ofi_mr_entry *entry)
@@ -28,14 +27,14 @@ static inline uint64_t util_mr_notify_said(struct ofi_mr_entry *entry)
 	       OFI_MR_NOTIFY_KERNEL;
 }
 
-/* The caller uses the entry if it is valid. HELD is set before the word is looked
- * at: either the kernel sees it and leaves the pages, or its mark is seen here.
+/* The caller uses the entry if it is valid. HELD is set before the word is read: either
+ * the kernel sees HELD and keeps the pages, or this function sees the kernel's mark.
  */
 static bool util_mr_notify_valid(struct ofi_mem_monitor *monitor,
 				 const struct ofi_mr_info *info,
 				 struct ofi_mr_entry *entry)
 {
-	/* Registered as memory of another kind it has no word. */
+	/* An entry for another kind of memory has no word. */
 	if (!entry->notify.word)
 		return false;
 
@@ -45,7 +44,7 @@ static bool util_mr_notify_valid(struct ofi_mem_monitor *monitor,
 	return !util_mr_notify_said(entry);
 }
 
-/* The entry is in use while mm_lock is not held, so it stays. */
+/* The reference keeps the entry while mm_lock is free. */
 bool ofi_mr_notify_settle(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry)
 {
 	bool valid;
@@ -110,7 +109,7 @@ static struct ofi_mem_monitor monitor = {
 
 struct ofi_mem_monitor *notify_monitor = &monitor;
 
-/* A build whose default is to have no cache has none unless it is asked for. */
+/* If the default of the build is no cache, the user has to name the monitor. */
 static bool util_mr_notify_is_default(void)
 {
 #if defined(HAVE_MR_CACHE_MONITOR_DEFAULT)
@@ -145,7 +144,7 @@ void ofi_mr_notify_init(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry)
 		entry->notify.cache = cache;
 }
 
-/* An entry in use that is stale ends with its last user. */
+/* A stale entry in use ends with its last user. */
 void ofi_mr_notify_sweep(struct ofi_mr_cache *cache)
 {
 	struct ofi_mr_entry *entry;

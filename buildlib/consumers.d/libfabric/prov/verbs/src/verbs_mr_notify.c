@@ -2,8 +2,8 @@
 /*
  * Regions with a word that the kernel marks before a system call which changes their
  * memory returns, for the memory monitor "verbs_notify". The verbs are looked up at
- * run time: a provider that was built with them also runs with a libibverbs that has
- * none.
+ * run time: a provider that was built with them also runs with a libibverbs without
+ * them.
  */
 
 #include "verbs_ofi.h"

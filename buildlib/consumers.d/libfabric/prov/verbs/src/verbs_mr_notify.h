@@ -18,17 +18,17 @@ struct vrb_mem_desc;
 /* A counter for the regions of a domain, or NULL if its device does not notify */
 uint64_t *vrb_notify_open(struct vrb_domain *domain);
 
-/* Such a counter, or the word of a region that is deregistered, or NULL */
+/* Frees a counter, or the word of a region after it was deregistered; may be NULL */
 void vrb_notify_free(uint64_t *word);
 
-/* With a new word, or NULL, for a region that will be in use */
+/* Attributes with a new word for a region that will be in use; the word may be NULL */
 struct ibv_mr_notify_attr vrb_notify_attr(struct vrb_domain *domain);
 
-/* As ibv_reg_mr(), with a word. NULL: try it without. */
+/* Like ibv_reg_mr(), with a word. NULL: register without a word. */
 struct ibv_mr *vrb_notify_reg(struct vrb_mem_desc *md, void *buf, size_t len,
 			      int access);
 
-/* Have the kernel look again: it takes its mark back, or says INVALID. */
+/* Lets the kernel compare the pages: it clears its mark, or sets INVALID. */
 int vrb_notify_settle(struct vrb_mem_desc *md);
 int vrb_mr_cache_settle_region(struct ofi_mr_cache *cache,
 			       struct ofi_mr_entry *entry);

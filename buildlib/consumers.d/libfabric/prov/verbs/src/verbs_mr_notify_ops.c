@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * The operations FI_MR_NOTIFY_OPS of a domain, for caches of registrations above
- * libfabric. From when they are opened each region gets a word as it is registered,
- * and is in no cache of this domain: its owner keeps it.
+ * libfabric. Once they are opened, each region is registered with a word, and the cache
+ * of this domain does not keep it: the cache above does.
  */
 
 #include "verbs_ofi.h"

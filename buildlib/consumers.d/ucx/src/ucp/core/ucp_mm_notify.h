@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * How UCP's registration cache learns which of its regions became invalid, if the
- * memory domains tell. Included by ucp_mm.c.
+ * How UCP's registration cache learns from its memory domains which regions became
+ * invalid. Included by ucp_mm.c.
  */
 #ifndef UCP_MM_NOTIFY_H_
 #define UCP_MM_NOTIFY_H_
@@ -12,8 +12,9 @@
 #include <ucs/config/global_opts.h>
 
 
-/* Memory events are not needed if each memory domain that registers memory notifies,
- * but for those whose registration does nothing, and there is one that notifies */
+/* Memory events are not needed if at least one memory domain notifies, and each other
+ * memory domain notifies, too, registers no memory, or has a registration that does
+ * nothing */
 static int ucp_mem_rcache_can_notify(ucp_context_h context)
 {
     int found = 0;
@@ -43,9 +44,9 @@ static int ucp_mem_rcache_can_notify(ucp_context_h context)
 }
 
 /* Some memory handles of a region were registered, in the order of the map. The word
- * of the first one tells of all of them: they have the same memory, and a change
- * after the registration of a later one is after that of the first, too. A region
- * without a word serves this request only: nothing tells when its memory is gone */
+ * of the first handle is enough: all handles have the same memory, and a change after
+ * the registration of any handle also comes after the registration of the first. A
+ * region without a word serves only this request */
 static void ucp_memh_notify(ucp_context_h context, ucp_mem_h memh,
                             ucp_md_map_t md_map_registered)
 {

@@ -199,7 +199,7 @@ UCS_TEST_F(test_rcache_notify, invalid_in_use_stays_registered) {
     EXPECT_FALSE(m_words.count(id));
 }
 
-/* In the cache below another one it may never be found again */
+/* In UCT's cache below UCP's the region may never be found again */
 UCS_TEST_F(test_rcache_notify, last_user_deregisters_invalid) {
     region *first = get(START, SIZE), *second = get(START, SIZE);
 
@@ -225,7 +225,7 @@ UCS_TEST_F(test_rcache_notify, invalid_is_not_merged) {
     EXPECT_EQ(1u, m_words.size());
 }
 
-/* The program never uses them again, and no event tells of them */
+/* The program never uses these regions again, and there is no memory event */
 UCS_TEST_F(test_rcache_notify, invalid_do_not_pile_up_with_misses) {
     static const int live = 100, all = 10000;
 

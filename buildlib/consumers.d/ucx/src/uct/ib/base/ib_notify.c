@@ -62,7 +62,7 @@ ucs_status_t uct_ib_notify_init(uct_ib_md_t *md)
                   IBV_DEVICE_MR_NOTIFY) &&
                  uct_ib_notify_have_verbs();
     if (md->notify && must) {
-        /* Rather register by one thread, and pin, than be without notification */
+        /* The user prefers notification to several threads and to on-demand paging */
         md->config.min_mt_reg   = SIZE_MAX;
         md->config.odp.max_size = 0;
     }
