@@ -6,8 +6,8 @@ Why: programs that were built with those libraries must run on ours without a re
 packages are compared with the distribution's packages. Types (sizes, members, parameters): ours
 are compared with a plain build of the same upstream version, both with debug information.
 
-Programs built with an earlier version of ours must run, too: RELEASED has the first symbols
-of each of our nodes. A new node gets a new row, and old rows never change.
+Programs built with an earlier version of the fork must run, too: RELEASED has the first symbols
+of each node of the fork. A new node gets a new row, and old rows never change.
 libibverbs/tests/mr_cache_test.c has a canary after each struct of an earlier version.
 """
 import glob
@@ -59,7 +59,7 @@ RELEASED = {
         {"ibv_mr_cache_limits": "max_bytes max_entries",
          "ibv_mr_cache_stats": "hits misses suspects invalidations evictions bytes entries "
                                "suspensions restorations"}),
-    # The names only; the structs are those of version 1.4.
+    # Only the names; the structs are the same as in version 1.4.
     "MRNOTIFY_1.5": (
         {"ibv_query_mr_cache": "int (*)(struct ibv_context *, struct ibv_mr_cache_stats *)",
          "ibv_reg_mr_limits": "int (*)(struct ibv_context *, struct ibv_mr_cache_limits *, "
@@ -112,7 +112,7 @@ def abidiff(before, after, *options):
     """The changes and removals between two libraries, or ""; new symbols are allowed."""
     done = subprocess.run(["abidiff", "--no-added-syms", *options, before, after],
                           capture_output=True, text=True, check=False)
-    # Bits of abidiff's status: 4 a change, 8 an incompatible change; 1 and 2 abidiff failed.
+    # Bits of abidiff's status: 4: a change; 8: an incompatible change; 1 and 2: abidiff failed.
     return done.stdout + done.stderr if done.returncode else ""
 
 
@@ -182,7 +182,7 @@ class Builds(unittest.TestCase):
                        "--headers-dir2", os.path.join(cls.ours, "../include")]
 
     def test_only_our_nodes_are_new(self):
-        """Upstream's build of this version has all our symbols except those in our nodes."""
+        """Upstream's build of this version has all our symbols except the symbols in our nodes."""
         ours, upstream = (symbols(os.path.join(folder, "libibverbs.so.1"))
                           for folder in (self.ours, self.plain))
         self.assertFalse(upstream - ours)

@@ -5,7 +5,7 @@ calls only functions that the C library has.
 
 Why: compilers differ in atomics, thread-local variables and layouts, and this machine builds only
 for its own architecture. Debian packages the headers of the others; clang compiles for all. With
-musl's rules the static TLS has no variables of ours: musl has no spare room there.
+musl's rules none of our variables is in the static TLS, because musl has no spare room there.
 """
 import glob
 import os
@@ -78,7 +78,7 @@ class Core(unittest.TestCase):
                 text = self.compiled(arch)
                 self.assertNotIn("__atomic_", text)
                 self.assertIn("mr_cache_find", text)
-                # without a cache there is no lock
+                # an architecture without the cache needs no lock
                 self.assertEqual("pthread_mutex_lock" in text, arch not in WITH_32_BITS)
 
     def test_no_static_tls_without_glibc(self):

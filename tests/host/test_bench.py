@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The scripts of tests/bench take no result from a failed program, and name the missing one.
 
-Why: a table without some values, or from a guest whose kernel complained, looks like any
-other table. Programs, guests and gnuplot are fakes here, so that each can be made to fail.
+Why: if values are missing, or if the guest's kernel complained, the table looks like any other
+table. Programs, guests and gnuplot are fakes here, so that each can be made to fail.
 """
 import glob
 import json
@@ -39,7 +39,7 @@ for LIBRARY in ("bench_libfabric", "bench_ucx_md"):
     ROWS[LIBRARY] += ["renewed/registered", "renewed/nothing"]
 BASE = {"bench_verbs": 2000, "bench_ucx": 4000}     # nanoseconds; 1000 for all others
 
-# FAIL=PROGRAM exits with an error after all output, LEFT_OUT=ROW fails the row's last repetition.
+# FAIL=PROGRAM: it prints all output, and fails. LEFT_OUT=ROW: the row's last repetition fails.
 PROGRAM = """#!/usr/bin/python3 -IS
 import json, os, re, sys
 options = dict(one.partition("=")[::2] for one in sys.argv[1:])

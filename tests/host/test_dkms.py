@@ -92,7 +92,7 @@ class Life(unittest.TestCase):
                                   kernel_archive.point(kernel_archive.older(version)))
 
     def users(self, tree):
-        """The modules of a tree that use RDMA, and those that the package adds."""
+        """The modules of a tree that use RDMA, and the modules that the package adds."""
         lines = (line.partition(":") for line in self.dependencies(tree).splitlines())
         return {kernel_package.module_name(path) for path, _, needed in lines
                 if "kernel/drivers/infiniband/" in path + needed}.union(dkms.ADDED)
@@ -125,8 +125,8 @@ class Life(unittest.TestCase):
     def has_our_modules(self, tree, stock, replaced=False):
         """All our modules are in the tree, and each older module is unchanged.
 
-        Exceptions: modules that dkms 3.2 has put aside and will restore, as it says; and a kernel
-        that was `replaced` by its own update, which has other files.
+        Exceptions: modules that dkms 3.2 says it has put aside and will restore; and a kernel that
+        an update `replaced` under the same name, which has other files.
         """
         before, after, ours = self.files(stock), self.files(tree), self.users(stock)
         moved = {kernel_package.module_name(name) for name, inode in before.items()
@@ -241,14 +241,14 @@ class Life(unittest.TestCase):
                       self.said("install")[0])
 
     def test_another_kernel_installs_all_the_same(self):
-        text, status = self.said("other-kernel")    # dkms's own hook would build for it
+        text, status = self.said("other-kernel")    # the hook of dkms itself would build for it
         self.assertEqual(status, 0, text)
 
     def test_removes(self):
         text, status = self.said("remove")
         self.assertEqual(status, 0, text)
         self.is_left_alone("removed")
-        self.assertEqual(self.said("verify"), ("", 0))      # dpkg knows its kernel's files
+        self.assertEqual(self.said("verify"), ("", 0))      # its files are intact
         self.assertEqual(self.said("after"), self.said("before"))
         self.assertEqual(self.said("purge")[1], 0)
         self.assertEqual(self.said("left"), ("", 0))
@@ -407,7 +407,7 @@ class Mishaps(unittest.TestCase):
         return text
 
     def shim(self, condition):
-        """The lines that put a `cp` first in PATH, which fails on a condition."""
+        """The lines that put a `cp` first in PATH that fails on a condition."""
         return ("mkdir /shim\n"
                 f"printf '%s\\n' '#!/bin/sh' 'for last; do :; done' '{condition} && exit 1' "
                 "'exec /bin/cp \"$@\"' >/shim/cp; chmod 755 /shim/cp; PATH=/shim:$PATH\n")
@@ -516,7 +516,7 @@ class Mishaps(unittest.TestCase):
         self.assertTrue(then.startswith(again * 2), text)
         self.assertEqual(then.count(again), 5, text)
         self.after(f'{self.unbuild}rm /usr/sbin/update-initramfs; "$HOOK" "$ONE"\n'
-                   '[ -z "$(ls "/var/lib/$NAME/initramfs")" ]')      # with neither there is none
+                   '[ -z "$(ls "/var/lib/$NAME/initramfs")" ]')      # no tool, no update
 
     # mokutil's answer, and a kernel for which dkms can sign.
     secure_boot = ('mkdir "/lib/modules/$ONE/build/scripts"\n'

@@ -85,7 +85,7 @@ class Driver(unittest.TestCase):
             self.build("hooked.c")
 
     def test_another_compiler(self):
-        """Where the kernel's own is missing the machine's compiles, without what it can't."""
+        """Without the compiler of the kernel the machine's compiler is used, with fewer options."""
         headers = self.package.headers
         self.assertEqual(driver.kernel_modules.compiler_options(headers),
                          ["CC=gcc", "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT="])

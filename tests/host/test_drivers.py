@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Every driver that registers user memory notifies, and Documentation/drivers.md says the same.
+"""Every driver that registers user memory notifies, and Documentation/drivers.md says so.
 
 Why: a later kernel may add a driver, or move a registration to another file; no other test would
 notice that its MRs can't be armed.

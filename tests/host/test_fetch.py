@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The sources of upstream's files, on machines with other apt configurations than this one.
+"""The sources of upstream's files, on machines with various apt configurations.
 
 apt itself reads the configuration; the network is not used.
 """
@@ -134,7 +134,7 @@ class Kept(unittest.TestCase):
 
 
 class Suite(unittest.TestCase):
-    """The kernel of a suite that the machine's apt need not know."""
+    """The kernel of a suite that may be missing in the machine's apt configuration."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -156,7 +156,7 @@ class Suite(unittest.TestCase):
         return self
 
     def versions(self, _package):
-        """What an archive has offered since the last update."""
+        """The versions that the archive had at the last update."""
         return self.offered.get((self.sources[-1].split()[2], self.updates), [])
 
     def update(self):
@@ -164,7 +164,7 @@ class Suite(unittest.TestCase):
         self.updates += 1
 
     def test_known(self):
-        """The indexes are fetched when they lack the version, and then no more."""
+        """The indexes are fetched once, when they lack the version."""
         self.offered = {("one/", 1): ["7.3.5-1", "7.3.4-1"]}
         for _ in range(2):
             self.assertIs(fetch.archive_apt(self.build, "linux-7.3"), self)
@@ -180,12 +180,12 @@ class Suite(unittest.TestCase):
             fetch.archive_apt(self.build, "linux-7.3")
 
     def test_machine(self):
-        """A pin without a version leaves that to the machine's own sources."""
+        """With a pin without a version, the machine's own sources decide."""
         self.pinned = ""
         self.assertEqual(fetch.archive_apt(self.build, "linux"), "the machine's")
 
     def test_another_pin(self):
-        """The version that was kept is one of the pin before."""
+        """The kept version belongs to an earlier pin."""
         self.assertEqual(fetch.linux_version(self.build, name="linux-7.3"), "7.3.4-1")
         self.pinned = "7.3.5-1"
         self.assertEqual(fetch.linux_version(self.build, name="linux-7.3"), "7.3.5-1")
@@ -243,7 +243,7 @@ class Downloads(unittest.TestCase):
 
 
 class Parts(unittest.TestCase):
-    """A tree of which only a part was needed, and then all."""
+    """First only a part of a tree is needed, and then all of it."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

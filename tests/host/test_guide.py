@@ -11,7 +11,7 @@ sys.path.insert(0, os.path.join(REPO, "tests/mpi"))
 
 import ucx  # noqa: E402
 
-with mock.patch.object(ucx, "new", lambda: False):  # its settings can be read without UCX
+with mock.patch.object(ucx, "new", lambda: False):  # compare.py can be imported without UCX
     import compare  # noqa: E402
 
 

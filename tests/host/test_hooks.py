@@ -52,7 +52,7 @@ class HookRules(unittest.TestCase):
                     self.texts[os.path.relpath(path, REPO)] = text.read()
         self.user = {path: text for path, text in self.texts.items()
                      if path.startswith(overlay.PATCHES["rdma-core"])}
-        # Corrections of upstream's bugs are as upstream has them later, or would.
+        # A fix for upstream is as in a later upstream, or ready for it, so no rule limits its form.
         self.own = {path: text for path, text in self.user.items()
                     if not re.search(r"\nUpstream-Status: (Backport \[https://|Pending\n)", text)}
 
@@ -107,7 +107,7 @@ class HookRules(unittest.TestCase):
                                  "Move code to a file of its own")
 
     def test_one_hook_for_each_file_in_user_space(self):
-        """The kernel's are a series by topic, to be read as one sends it; these are not."""
+        """Not for the kernel, whose hooks are a series by topic, as a maintainer reads them."""
         seen = {}
         for path in self.own:
             for file in overlay.hooked_files(os.path.join(REPO, path)):
@@ -123,7 +123,7 @@ class HookRules(unittest.TestCase):
                     self.assertIn(os.path.basename(path), table)
 
     def test_new_files_are_of_a_patch(self):
-        """Each has one commit that brings it, or the series would lack it."""
+        """A patch names each new file; otherwise the series would lack the file."""
         brought = [name for text in self.texts.values()
                    for name in re.findall(r"(?m)^Overlay-Files: (.+)$", text)]
         for name in overlay.PATCHES:
@@ -142,7 +142,7 @@ class HookRules(unittest.TestCase):
                           f"{lost.new_files[0]} twice"])
 
     def test_later_lines_are_in_our_files(self):
-        """Or the earlier mails can't leave them out."""
+        """The lines must exist, so that earlier mails can leave them out."""
         for mail in rdma_core_series.mails():
             text = "".join(mail.later_lines().values())
             if text:
@@ -168,7 +168,7 @@ class HookRules(unittest.TestCase):
                 self.assertTrue(said & set(re.findall(r"\w+", subject.group(1))), path)
 
     def test_other_versions(self):
-        """What a patch has otherwise for another version is of a patch, and says why."""
+        """The parts for another version belong to a patch, differ from it, and say why."""
         forms = {overlay.form_of(path, name): path for name in fetch.VERSION_OF
                  for path in overlay.patches_of(name, REPO, local=True)}
         found = {os.path.normpath(path) for folders in overlay.PATCHES.values()
@@ -184,7 +184,7 @@ class HookRules(unittest.TestCase):
                 self.assertNotEqual(hook.different(part, theirs), "", f"{form}: {path}")
 
     def test_applies_to_each_version(self):
-        """In order, to the files of each version of upstream that is pinned."""
+        """The hooks apply in order to the files of each pinned version of upstream."""
         for name in ("linux", *fetch.VERSION_OF):
             overlay.hooked_tree(name, part=kernel_modules.PART)
 
@@ -193,7 +193,7 @@ class HookRules(unittest.TestCase):
             self.check_fixes_apply_alone(name)
 
     def check_fixes_apply_alone(self, name):
-        """To upstream's own files, with the fixes that each says it stands on."""
+        """Each fix applies to upstream's own files with the fixes that it stands on."""
         with fetch.locked(fetch.BUILD, name):
             tree = fetch.fetch(name, part=kernel_modules.PART)
             pristine = os.path.join(fetch.state_folder(tree), "pristine")

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""When the lab makes a machine again, and that no process makes or uses a machine during this.
+"""The lab makes a machine again when needed, and meanwhile no other process makes or uses it.
 
 A function replaces the compiler, which would take minutes; the lab's decisions are real.
 """
@@ -192,7 +192,7 @@ class Ready(unittest.TestCase):
             os.kill(pids[0], 0)
 
     def test_killed(self):
-        """If its caller is killed a build ends, and holds the machine's lock until then."""
+        """If its caller is killed, a build ends, and it holds the machine's lock until its end."""
         half = os.path.join(self.folder, "half")
         with open(os.path.join(self.folder, "Makefile"), "w", encoding="utf-8") as out:
             out.write(MAKEFILE)

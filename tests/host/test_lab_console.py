@@ -93,11 +93,11 @@ class SingleLines(unittest.TestCase):
                 self.assertEqual([report.kind for report in reports], [kind])
 
     def test_caller_and_carriage_return(self):
-        """Other stamps and line ends."""
+        """Other forms of time stamps and line ends."""
         self.assertTrue(console.parse("[   12.345678][  T123] BUG: bad\r\n"))
 
     def test_programs_own_words(self):
-        """A line that did not come from the kernel has no time stamp, and is not a report."""
+        """A line of a program has no time stamp, and is not a report."""
         self.assertFalse(console.parse("WARNING: CPU: is what the program says\nBUG: so\n"))
         self.assertFalse(console.parse(
             "[    2.0] traps: a[1] general protection fault ip:1 sp:2 error:0 in a[1+2]\n"))

@@ -138,7 +138,7 @@ class Run(Guests):
 
     @unittest.skipUnless(KERNEL in ("um", "debug"), "Debian's kernel has no LKDTM")
     def test_stack_of_a_task_that_hangs(self):
-        """The runner prints it, though the kernel does not print it by itself."""
+        """The runner prints the report, although the kernel does not print it by itself."""
         status, out, err = self.run_guest(
             "--timeout", "1200", "--", "sh", "-c",
             "echo 1 >/proc/sys/kernel/hung_task_timeout_secs; "
@@ -385,7 +385,7 @@ class Emulated(unittest.TestCase):
         self.assertIn("of_a_test", err)
 
     def test_emulator_crashes_under_the_command(self):
-        """The command is not run again: its work would be done twice."""
+        """The command is not run again, because its work would be done twice."""
         with tempfile.TemporaryDirectory() as temp:
             process = self.start(temp, "sh", "-c", "echo begun; sleep 9999")
             self.assertEqual(process.stdout.readline(), "begun\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""clang-tidy finds the same in an included file as in a main file; comments need subjects.
+"""clang-tidy finds the same faults in an included file and in a main file; comments need subjects.
 
 Why: lint.py would also print "ok" if it ran only half of the checks on a unit, or if it left a file
 out without a reason.

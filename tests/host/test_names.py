@@ -23,7 +23,7 @@ NAME = re.compile(r"\b([a-z_][a-z0-9_]{2,})\(\)")
 # Where a function of the kernel may be defined.
 KERNEL = ("arch", "block", "drivers/base", "drivers/infiniband", "drivers/nvme", "drivers/vhost",
           "fs", "include", "io_uring", "kernel", "lib", "mm", "net")
-# They compare our patches with later versions of the libraries.
+# Pages that name functions of other versions of the libraries.
 OTHER_VERSIONS = "buildlib/consumers.d/"
 
 
@@ -51,7 +51,7 @@ def names_of(files):
 
 
 def upstream_has(names):
-    """Those of the names that an upstream, or a header of this machine, has."""
+    """The names that an upstream or a header of this machine has."""
     linux = overlay.hooked_tree("linux")
     later = overlay.hooked_tree("linux-7.3", part=kernel_modules.PART)
     folders = [os.path.join(linux, name) for name in KERNEL]

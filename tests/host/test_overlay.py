@@ -316,7 +316,7 @@ class VersionTest(Fixture):
             self.assertFalse(os.path.lexists(os.path.join(self.tree, "libibverbs/ours.65.h")))
 
     def test_other_part(self):
-        """Of one file, for this version only; the other file has the patch's."""
+        """One file's part is only for this version; for the other file the patch's part applies."""
         self.write("buildlib/hooks/0001-a.65.diff", self.OTHER)
         self.lay()
         self.assertEqual(self.lines("verbs", "other"),
@@ -325,7 +325,7 @@ class VersionTest(Fixture):
         self.assertEqual(self.lines("verbs", "other"), [["first", "second", "added"]] * 2)
 
     def test_another_file(self):
-        """A part of a file that the patch does not change, and none of one that it does."""
+        """The version changes one more file, and leaves out one of the patch's files."""
         self.write("buildlib/hooks/0001-a.65.diff", self.OTHER.replace("verbs.h", "third.h") +
                    "--- a/libibverbs/other.h\n+++ b/libibverbs/other.h\n")
         self.lay()
@@ -356,7 +356,7 @@ class FetchTest(Fixture):
             return path, hashlib.sha256(content.read()).hexdigest()
 
     def pin(self, digest):
-        """Have the pin ask for this sha256."""
+        """Put this sha256 into the pin."""
         pin = {"package": "rdma-core", "version": "56.1-1", "suite": "x",
                "file": "rdma-core.tar.gz", "sha256": digest}
         patch = mock.patch.object(fetch, "read_pin", return_value=pin)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The mails for rdma-core: they apply to the plain tarball, each builds, and the result is ours.
 
-Why: daily builds use the overlay, and only this test builds with the edits of upstream's lists.
+Why: daily builds use the overlay, and only this test builds with the edited lists of upstream.
 It skips mails that it has built before.
 """
 import glob
@@ -24,7 +24,7 @@ import overlay  # noqa: E402
 import rdma_core_series  # noqa: E402
 import series  # noqa: E402
 
-# What a mail may change; a build has the targets whose mails have come. The tests are run.
+# The targets that mails affect. A build makes the targets of the mails so far, and runs TESTS.
 TARGETS = ("ibverbs", "rxe-rdmav34", "siw-rdmav34", "ibv_devinfo", "check-no-cxx-runtime",
            "ibv_mr_notify", "ibv_mr_cache")
 TESTS = ("rxe_wr_test", "mr_notify_test", "mr_cache_test")

@@ -26,7 +26,7 @@ import overlay  # noqa: E402
 import series  # noqa: E402
 
 # New files below drivers/infiniband and include/rdma have their entries in MAINTAINERS.
-# A fix names a commit, which checkpatch can't find without the history of Linux.
+# A fix names a commit; checkpatch can't find it without the history of Linux.
 CHECKPATCH = ["--strict", "--terse", "--no-tree", "--no-summary",
               "--ignore", "FILE_PATH_CHANGES,UNKNOWN_COMMIT_ID"]
 # Drivers of devices that the lab does not have: the changed files are compiled only.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The word protocol of registrations that can be suspended, in all interleavings, by Spin.
 
-Why: a race that the guests' tests hit once a month is one of millions of interleavings here. Seeded
-mistakes show that the model can find a race.
+Why: Spin tries all of millions of interleavings, while the tests in guests may hit a race once a
+month. Seeded mistakes show that the model can find a race.
 """
 import os
 import subprocess

@@ -54,7 +54,7 @@ struct hooked_env : fake_env {
 		}
 	};
 
-	/* If true it waits for the other threads on any machine; otherwise not for long. */
+	/* If true, it waits for the other threads as long as necessary; otherwise not for long. */
 	static inline bool patient = true;
 	static uint64_t deadline() { return fake_env::deadline() + (patient ? 60 * SECOND : 0); }
 
@@ -478,7 +478,7 @@ TEST_CASE_METHOD(fixture, "a registration in the middle of a deregistration does
 	use(0);
 	kernel.most_bytes = PAGE;
 	cache.env.before_dereg = [&](const fake_kernel::mr &) {
-		/* It lacks the memory that is being released. */
+		/* The memory that this deregistration will release is not free yet. */
 		if (!depth++)
 			CHECK(get(&ref, 8) == ENOMEM);
 		return 0;
@@ -738,7 +738,7 @@ TEST_CASE_METHOD(fixture, "a thread that is cancelled inside the registrar comes
 {
 	gate inside;
 
-	/* For example a provider that prints. */
+	/* For example, a provider may print a message. */
 	cache.env.before_reg = [&](const mr_cache_request &) {
 		inside.pass();
 		pthread_testcancel();
@@ -908,7 +908,7 @@ TEST_CASE("a process that locks all its memory pays for used tables only")
 	munlockall();
 }
 
-/* A child's kernel wipes only the cache's memory; beside it is what its alignment leaves. */
+/* In a child the kernel wipes only the cache's memory, not the rest of the aligned mapping. */
 TEST_CASE_METHOD(fixture, "a core file has nothing of the cache")
 {
 	struct {

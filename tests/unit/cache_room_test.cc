@@ -171,7 +171,7 @@ TEST_CASE_METHOD(fixture, "cleaning finds idle registrations among many in use")
 	CHECK(cache.clean(owner, 0) == 0);
 	CHECK(entries() == USED);
 
-	/* While misses search for it in vain. */
+	/* While misses search for it and do not find it. */
 	be_refused();
 	fill();
 	CHECK(cache.clean(owner, 0) == 0);
@@ -197,7 +197,7 @@ TEST_CASE_METHOD(fixture, "a miss finds idle registrations behind many in use")
 	limit((USED + IDLE) * PAGE, UINT64_MAX);
 	for (uint64_t n = 0; n < 4 * IDLE; n++)
 		refused += !use(USED + IDLE + n);
-	/* Once per turn of the list. */
+	/* At most one refusal for each pass through the list. */
 	CHECK(refused <= 5 * (USED / LOOKS + 1));
 	CHECK(entries() == USED + IDLE);
 }

@@ -58,7 +58,7 @@ struct scheduled_env {
 	void wipe(void *, size_t) {}
 	static void clear(void *start, size_t size) { memset(start, 0, size); }
 	static void published(void *, size_t) {}
-	/* As long as a thread sleeps at most, when there were a few of them. */
+	/* As long as the longest sleep of a thread when a few threads run. */
 	static void nap()
 	{
 		for (int n = 0; n < 64; n++)

@@ -588,7 +588,7 @@ TEST_CASE_METHOD(fixture, "owners and PDs are used again")
 		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL));
 		CHECK(!cache.covers(name(i + 1), BASE, PAGE, LOCAL));
 	}
-	/* Of one PD alone. */
+	/* Only the entries of one PD. */
 	CHECK(cache.drain(nullptr, name(20)) == 0);
 	for (uintptr_t i = 10; i < 30; i++)
 		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL) == (i != 20));
@@ -784,7 +784,7 @@ TEST_CASE_METHOD(fixture, "a view of exactly the range is found, and parts are l
 	CHECK(asked == 3);
 	CHECK(put(ref) == 0);
 
-	/* After a mark by the kernel. */
+	/* After the kernel has set a bit. */
 	kernel.suspect(BASE, BASE + PAGE, false);
 	CHECK(!find(0, 2 * PAGE, REMOTE));
 	CHECK(asked == 4);
@@ -961,7 +961,7 @@ TEST_CASE_METHOD(fixture, "a forgotten registration ends with its last user")
 	CHECK(kernel.live.empty());
 	CHECK(forget(cache, mine, &shared) == EINVAL);
 
-	/* An idle entry that covers the range is not a user: it ended with the other one. */
+	/* An idle entry that covers the range is not a user: it ended with the other entry. */
 	mine = get(4);
 	kernel.fail_dereg = EBUSY;
 	CHECK(forget(cache, mine, &shared) == EBUSY);
@@ -976,7 +976,7 @@ TEST_CASE_METHOD(fixture, "more users than can be counted have more registration
 	using word = mr_cache::entry_word<fake_env>;
 	mr_cache_ref first = get(0);
 
-	/* As after so many references. */
+	/* As after this many references. */
 	std::atomic_ref(*mr_of(first).word).fetch_add((word::FULL / word::REF - 2) * word::REF);
 
 	mr_cache_ref last = get(0), next = get(0);

@@ -8,7 +8,7 @@
  *   the offset in the page included in the hash, except for an exact range
  *   the second hint of a bucket not checked
  *   an old hint with the same tag kept
- *   each use of a part replaces another hint, or no use does
+ *   each use of a part replaces another hint, or never does
  *   tags not compared
  *   a table that grows too late, or beyond its memory
  */

@@ -9,7 +9,7 @@
  *   a split or a merge of the treap that loses a subtree
  *   a predecessor that must lie before the address, a successor that must lie after it
  *   insert() that does not look where the entry that starts after it ends
- *   an entry of another PD, or of another ordering, given; exact ones not told apart
+ *   an entry of another PD, or of another ordering, returned; exact entries not distinguished
  */
 #include <memory>
 #include <random>
