@@ -10,7 +10,7 @@
 
 #include <infiniband/driver.h>
 
-/* @attr_size: the size of the caller's @attr */
+/* @attr_size: the size of @attr in the calling program */
 static inline void mr_all_set_cap(struct ibv_device_attr_ex *attr,
 				  size_t attr_size)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A hit and its release: ibv_reg_mr() and ibv_dereg_mr() of a cached registration. The cache itself is
- * in mr_cache/ and knows nothing of verbs; around it are
+ * A hit and its release: ibv_reg_mr() and ibv_dereg_mr() of a cached registration. The cache itself,
+ * in mr_cache/, does not call verbs. Other parts are in
  *
  * 	mr_cache_settings.c	which contexts cache, what, and how much
  * 	mr_cache_context.c	the end of a context and of the process
@@ -10,8 +10,8 @@
  * 	mr_cache_room.c		commands that lack room which idle registrations hold
  * 	mr_cache_verbs.c	the verbs of the cache itself
  *
- * Users of the requested range share the provider's MR, to which a hit writes nothing. For another
- * range the user gets a view: a struct verbs_mr of our own with the same handle and keys.
+ * Users that request the registered range share the provider's MR; a hit does not write to it. A
+ * user that requests another range gets a view: a struct verbs_mr with the same handle and keys.
  */
 #include <config.h>
 
@@ -35,7 +35,7 @@ static inline struct ibv_mr *fill_view(struct verbs_mr *view,
 	return &view->ibv_mr;
 }
 
-/* The MR itself if it shows the range; NULL: gives the reference back. */
+/* Returns the MR itself if it has this range, or a view. NULL: the reference is released. */
 static struct ibv_mr *show(struct mr_cache_ref ref, void *addr, size_t length)
 {
 	struct ibv_mr *const mr = ref.mr;
@@ -50,7 +50,7 @@ static struct ibv_mr *show(struct mr_cache_ref ref, void *addr, size_t length)
 	return NULL;
 }
 
-/* For a range that is not found, or is a part when this thread keeps no view. */
+/* The range was not found; or it is a part of an entry, and this thread keeps no view. */
 static __attribute__((noinline)) void *
 reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	 struct mr_cache_ref ref)
@@ -67,7 +67,7 @@ reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	return mr ?: plain_reg_mr_iova2(pd, start, length, addr, rights);
 }
 
-/* Saves no register for a part. */
+/* A part with a kept view is fast: this function saves no register for it. */
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length,
 		       uint32_t access, struct mr_cache_ref part)
 {
@@ -90,7 +90,7 @@ static struct ibv_mr *reg_plain(struct ibv_pd *pd, void *addr, size_t length,
 }
 
 /*
- * All paths except a hit are jumps, so a hit saves no register. It does not check the context and the
+ * All other paths are jumps, so a hit saves no register. A hit does not check the context and the
  * range, because entries exist only for a context and a range that may be cached.
  */
 static inline __attribute__((always_inline)) struct ibv_mr *
@@ -115,7 +115,7 @@ reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	return mr_cache_find(pd, iova, length, rights);
 }
 
-/* Not for the cache; or before the policy is read; or a thread sanitizer is to be told. */
+/* The request is not for the cache; or the policy was not read yet; or ThreadSanitizer runs. */
 static __attribute__((noinline)) struct ibv_mr *
 reg_slowpath(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	     unsigned int access)
@@ -139,13 +139,13 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 		   reg_slowpath);
 }
 
-/* EBUSY means that others have it, and nothing else. */
+/* EBUSY must only mean that the registration has other users. */
 static int forget_error(int error)
 {
 	return error == EBUSY ? EAGAIN : error;
 }
 
-/* A freed view says so first, to catch a second deregistration. If it fails it stays its user's. */
+/* Marks the view as freed first, to detect a second deregistration. After an error it stays valid. */
 static __attribute__((noinline)) int release_view(struct verbs_mr *view)
 {
 	uint32_t *const marks = (uint32_t *)&view->mr_type;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Cached registration: ibv_reg_mr() finds an existing registration, and ibv_dereg_mr() keeps it for
- * the next call. The kernel reports (mr_notify.h) when its memory is gone: it is not found any more.
- * See ibv_mr_cache(7), and the page of each function; all are thread safe.
+ * the next call. When its memory is gone, the kernel reports this (mr_notify.h), and it is not found
+ * any more. See ibv_mr_cache(7), and the page of each function; all functions are thread safe.
  */
 #ifndef INFINIBAND_MR_CACHE_H
 #define INFINIBAND_MR_CACHE_H
@@ -19,9 +19,9 @@ struct ibv_mr;
 struct ibv_pd;
 
 /*
- * An access flag of ibv_reg_mr() and its iova variants, which an older library ignores. MRs may share
- * their handle and keys; with remote rights only if they have the same range and rights. The keys work
- * after ibv_dereg_mr() until ibv_forget_mr(), or until the registration is evicted or suspended.
+ * An access flag of ibv_reg_mr() and its iova variants; an older library ignores it. Several MRs may
+ * have the same handle and keys; with remote rights only MRs with the same range and rights. The keys
+ * work after ibv_dereg_mr() until ibv_forget_mr(), or until the registration is evicted or suspended.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 
@@ -33,17 +33,17 @@ struct ibv_mr_cache_limits {
 
 struct ibv_mr_cache_stats {
 	uint64_t hits;
-	uint64_t misses;	/* that registered */
-	uint64_t suspects;	/* asked the kernel, and found intact */
-	uint64_t invalidations;	/* dropped because the memory had changed */
-	uint64_t evictions;	/* idle ones dropped to make room */
+	uint64_t misses;	/* requests that made a new registration */
+	uint64_t suspects;	/* SUSPECT registrations that the kernel found intact */
+	uint64_t invalidations;	/* registrations dropped because the memory had changed */
+	uint64_t evictions;	/* idle registrations dropped to make room */
 	uint64_t bytes;		/* registered now: in use, idle or suspended */
 	uint64_t entries;
 	uint64_t suspensions;	/* idle registrations whose pages the kernel took */
-	uint64_t restorations;	/* hits that had such pages pinned again */
+	uint64_t restorations;	/* hits for which such pages were pinned again */
 };
 
-/* For the functions without an underscore, with the size of the caller's struct. */
+/* For the functions without an underscore; size: of the struct in the calling program. */
 int _ibv_reg_mr_limits(struct ibv_context *context,
 		       const struct ibv_mr_cache_limits *new_limits,
 		       struct ibv_mr_cache_limits *old_limits, size_t size);
@@ -53,7 +53,7 @@ int _ibv_query_mr_cache(struct ibv_context *context,
 /**
  * ibv_is_reg - Is this range in the cache?
  *
- * Returns 1 if a cached ibv_reg_mr() of it would find a valid registration, else 0.
+ * Returns 1 if a cached ibv_reg_mr() of this range would find a valid registration, otherwise 0.
  */
 int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	       unsigned int access);
@@ -61,19 +61,19 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 /**
  * ibv_forget_mr - Deregister an MR for good, cached or not
  *
- * Returns 0: its keys give no access any more. EBUSY: other MRs have the same registration; it is not
- * found again, and ends with the last MR. With any other errno value the caller still has the MR.
+ * Returns 0: its keys give no access any more. EBUSY: other MRs have the same registration, which is
+ * not found again, and ends with the last MR. With any other errno value the caller still has the MR.
  */
 int ibv_forget_mr(struct ibv_mr *mr);
 
 /**
- * ibv_reg_mr_limits - Set (new_limits) and tell (old_limits) the limits of a context's cache
+ * ibv_reg_mr_limits - Set (new_limits) and return (old_limits) the limits of a context's cache
  *
  * Either may be NULL. Beyond the new limits idle registrations are evicted; registrations in use are
  * not found again, and end with the last user.
  *
  * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context has no cache, ENOMEM
- * when 1,024 contexts have one, EINVAL for a limit that this library does not know.
+ * when 1,024 other contexts have a cache, EINVAL for a limit that this library does not know.
  */
 static inline int ibv_reg_mr_limits(struct ibv_context *context,
 				    struct ibv_mr_cache_limits *new_limits,
@@ -86,13 +86,13 @@ static inline int ibv_reg_mr_limits(struct ibv_context *context,
 /**
  * ibv_reg_mr_clean - Evict idle registrations until at most keep_bytes bytes of them stay
  *
- * Their pages are unpinned when it returns.
- * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or a deregistration's.
+ * The pages of evicted registrations are unpinned when it returns.
+ * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or of a deregistration.
  */
 int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);
 
 /**
- * ibv_query_mr_cache - Tell the contents and the history of a context's cache
+ * ibv_query_mr_cache - Get the contents and the history of a context's cache
  *
  * Each number is exact while no other thread registers. If stats is NULL the error is EINVAL.
  * Returns 0, or an errno value and stores nothing: EOPNOTSUPP when the context has no cache.

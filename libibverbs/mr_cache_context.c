@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The end of a context, or of the process, with a line of statistics if these are asked for. */
+/* The end of a context, or of the process, with a line of statistics if the user wants it. */
 #define _GNU_SOURCE
 #include <config.h>
 
@@ -10,7 +10,7 @@
 
 #include "mr_cache_private.h"
 
-/* Allocates nothing, as dprintf() does in glibc before 2.37: exit() may be a signal handler's. */
+/* A signal handler may call exit(), so this must not allocate, as dprintf() does before glibc 2.37. */
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 {
 	char line[512];
@@ -23,7 +23,7 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 	if (length >= (int)sizeof(line))
 		length = sizeof(line) - 1;
 	if (length > 0 && write(STDERR_FILENO, line, length) < 0)
-		return; /* no place is left to tell of it */
+		return; /* there is no other place for the message */
 }
 
 /* Silent if nothing was registered, as in most forked children: their cache starts empty. */
@@ -63,7 +63,7 @@ void mr_cache_flush_context(struct ibv_context *context)
 	mr_cache_drain(context, NULL);
 }
 
-/* Since this library was loaded. */
+/* The number of forks since this library was loaded. */
 static uint32_t forks;
 
 static void note_child(void)
@@ -88,8 +88,8 @@ __attribute__((constructor)) static void notice_forks(void)
 }
 
 /*
- * A child's idle registrations by its parent's context would keep the PD as long as the parent
- * lives. The kernel ends all others. Waits for no lock: exit() may be a signal handler's.
+ * A child's idle registrations with its parent's context would keep the PD until the parent ends. The
+ * kernel ends all others. This does not wait for a lock, because a signal handler may call exit().
  */
 __attribute__((destructor)) static void leave(void)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * MRs that leave the cache and become plain ones, with the same keys: for a program that does not
- * know of the cache, and asks what a cached one can't do.
+ * MRs that leave the cache and become plain MRs with the same keys: for a program that does not know
+ * of the cache, and calls a verb that a cached MR does not support.
  */
 #include <config.h>
 
@@ -12,9 +12,9 @@
 #include "mr_notify_cmd.h"
 
 /*
- * Threads that share a reference may call this at the same time, and mr_cache_claim() lets them all.
- * So one thread claims the MR by its type, and the others get EBUSY, as with a plain MR. Otherwise
- * the second thread would disarm the word that the first arms next, and wait for an entry that is gone.
+ * Threads that share a reference may call this at the same time, and mr_cache_claim() succeeds for all
+ * of them. So one thread claims the MR by its type, and the others get EBUSY, as with a plain MR.
+ * Otherwise the second would disarm the word that the first arms next, and wait for a freed entry.
  */
 int mr_cache_make_plain(struct ibv_mr *mr)
 {
@@ -23,7 +23,7 @@ int mr_cache_make_plain(struct ibv_mr *mr)
 	const uint32_t cached = __atomic_load_n(type, __ATOMIC_ACQUIRE);
 	const uint32_t generation = cached & CACHED_MR_GENERATION;
 	const uint32_t index = vmr->access;
-	/* Unlike sched_yield() it lets threads of any priority run. */
+	/* Unlike sched_yield(), sleeping lets threads of any priority run. */
 	const struct timespec shortest = { .tv_nsec = 1 };
 	uint32_t seen = cached;
 	int ret;
@@ -54,7 +54,7 @@ int mr_cache_make_plain(struct ibv_mr *mr)
 	return 0;
 }
 
-/* More rights would open the whole pages of a range that was rounded to them. */
+/* The range was rounded to pages, so more rights would give access to the rest of the pages. */
 static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 {
 	return is_rounded(mr) && flags & IBV_REREG_MR_CHANGE_ACCESS &&
@@ -62,7 +62,7 @@ static bool would_open_pages(struct ibv_mr *mr, int flags, int access)
 	       access & (REMOTE_ACCESS | IBV_ACCESS_MW_BIND);
 }
 
-/* Not a preloaded library's ibv_rereg_mr(), which may be in the middle of this call already. */
+/* Don't call the ibv_rereg_mr() of a preloaded library: it may be the caller of this function. */
 #if (defined(HAVE_FULL_SYMBOL_VERSIONS) ||                                     \
      defined(HAVE_LIMITED_SYMBOL_VERSIONS)) &&                                 \
 	!defined(_STATIC_LIBRARY_BUILD_)
@@ -81,7 +81,7 @@ bool mr_cache_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 
 	if (mr_cache_owns(mr) && !mr_cache_is_unasked())
 		goto invalid;
-	/* A provider without the op looks at nothing: the entry stays. */
+	/* If the provider lacks the op, the call fails without any change: the entry stays cached. */
 	if (get_ops(mr->context)->rereg_mr == verbs_dummy_ops.rereg_mr) {
 		if (!mr_cache_owns(mr))
 			return false;
@@ -97,7 +97,7 @@ bool mr_cache_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		goto invalid;
 	if (!(flags & IBV_REREG_MR_CHANGE_TRANSLATION) || !vmr->access)
 		return false;
-	/* The new registration is of the requested range. */
+	/* The new registration has exactly the requested range. */
 	vmr->access = 0;
 	*ret = own_rereg_mr(mr, flags, pd, addr, length, access);
 	if (*ret)

@@ -12,10 +12,10 @@
 
 /* mr_cache_settings.c: which registrations are cached, and for whom (RDMAV_MR_CACHE). */
 enum policy {
-	POLICY_NONE,	/* 0: nothing at all */
-	POLICY_LOCAL,	/* 1: also every one that no peer can notice */
-	POLICY_REMOTE,	/* remote: every one, for peers that trust one another */
-	POLICY_FLAG,	/* unset: those with IBV_ACCESS_CACHED */
+	POLICY_NONE,	/* 0: none */
+	POLICY_LOCAL,	/* 1: also all registrations without remote rights */
+	POLICY_REMOTE,	/* remote: all, for peers that trust one another */
+	POLICY_FLAG,	/* unset: registrations with IBV_ACCESS_CACHED */
 	POLICY_NOT_ASKED,
 };
 
@@ -25,14 +25,14 @@ enum policy {
 #define CACHED_ACCESS                                                          \
 	(IBV_ACCESS_LOCAL_WRITE | REMOTE_ACCESS | IBV_ACCESS_RELAXED_ORDERING)
 
-/* IBV_ACCESS_CACHED: also without the flag. NOT_ASKED: not known; or a thread sanitizer is told. */
+/* IBV_ACCESS_CACHED: cache also without the flag. NOT_ASKED: not known yet; or ThreadSanitizer runs. */
 #define NOT_ASKED (1U << 31)
 extern unsigned int mr_cache_default __attribute__((visibility("hidden")));
-/* With one of these a key must not open more than the program asked for; 0: peers are trusted. */
+/* With any of these rights a key must not give more access than requested; 0: peers are trusted. */
 extern unsigned int mr_cache_exact_rights __attribute__((visibility("hidden")));
 
 enum policy mr_cache_policy(void) __attribute__((visibility("hidden")));
-/* Does the program perhaps not know that its registrations are cached? */
+/* Are registrations cached for a program that may not know of the cache? */
 bool mr_cache_is_unasked(void) __attribute__((visibility("hidden")));
 
 /* The kernel refuses writes by peers where local writes are not allowed. */
@@ -67,14 +67,14 @@ static inline bool context_caches(struct ibv_context *context)
 	return !context_is(context, CONTEXT_ASKED) && mr_cache_ask_context(context);
 }
 
-/* Could so many bytes be pinned, if all that is idle were not? */
+/* Could this many bytes be pinned, if idle registrations were not pinned? */
 bool mr_cache_may_pin(uint64_t bytes);
-/* With RDMAV_MR_CACHE_STATS, until the process has ended. */
+/* True with RDMAV_MR_CACHE_STATS, until the line at the end of the process was printed. */
 extern bool mr_cache_reports __attribute__((visibility("hidden")));
 
 /*
- * A thread sanitizer does not see the cache's atomics between a look at an MR and the provider's
- * free(). So it is told; then MRs have a mark, and registrations take the slow way.
+ * ThreadSanitizer does not see the cache's atomics, which order a read of an MR before the provider's
+ * free(). So it is told; then MRs have a mark, and registrations use the slow path.
  */
 void __tsan_acquire(void *of) __attribute__((weak));
 void __tsan_release(void *of) __attribute__((weak));
@@ -84,11 +84,11 @@ static inline bool has_thread_sanitizer(void)
 	return __tsan_acquire && __tsan_release;
 }
 
-/* mr_type without a generation: a view that was freed; an MR that its user keeps. */
+/* mr_type without a generation: a freed view; an MR that becomes plain. */
 #define CACHED_MR_FREED CACHED_MR
 #define CACHED_MR_TAKEN CACHED_MR
 
-/* The marks (cached_mr.h) of an MR with a reference of that generation. */
+/* The marks (cached_mr.h) of an MR with a reference of this generation. */
 static inline uint32_t type_of(uint32_t generation)
 {
 	return CACHED_MR | (has_thread_sanitizer() ? CACHED_MR_TOLD : 0) |
@@ -102,7 +102,7 @@ static inline bool is_rounded(const struct ibv_mr *mr)
 	return ((uintptr_t)mr->addr | mr->length) % page;
 }
 
-/* Then only the kernel deregisters: the provider may have ended, exit() have interrupted malloc(). */
+/* Only the kernel deregisters: the provider may have ended, exit() may have interrupted malloc(). */
 extern bool mr_cache_is_ending __attribute__((visibility("hidden")));
 
 #endif /* IB_VERBS_MR_CACHE_PRIVATE_H */

@@ -10,7 +10,8 @@
 static_assert(sizeof(enum ibv_mr_type) == sizeof(uint32_t),
 	      "the marks do not fit into mr_type");
 
-/* By counts that do not know of an munmap. After the first registration ibv_fork_init() refuses. */
+/* ibv_fork_init() makes the library count registrations of pages, and its counts ignore munmap(): then
+ * nothing is cached. It fails after the first registration, so the answer does not change. */
 static bool keeps_ranges_from_children(void)
 {
 	static uint32_t known;
@@ -23,7 +24,7 @@ static bool keeps_ranges_from_children(void)
 	return value == 1;
 }
 
-/* The shown range and our marks are set before a user can see them. */
+/* Sets the range and the marks of the MR before any user can see it. */
 int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word,
 		       void **out)
 {
@@ -45,7 +46,7 @@ int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word,
 	if (keeps_ranges_from_children())
 		return EOPNOTSUPP;
 	mr = mr_notify_reg_mr(request->pd, &asked);
-	/* A kernel that can revoke and knows of no more: nor of the attribute. */
+	/* An older kernel can revoke, but does not know the attribute for reclaim. */
 	if (!mr && asked.reclaims &&
 	    (errno == EOPNOTSUPP || errno == EPROTONOSUPPORT)) {
 		asked.reclaims = false;
@@ -70,7 +71,7 @@ int mr_cache_settle_entry(void *mr)
 
 bool mr_cache_is_ending;
 
-/* Without its marks the MR is the provider's again. It gets them back if it stays. */
+/* The provider must not see the marks. If the deregistration fails, the MR gets them back. */
 int mr_cache_dereg_entry(void *mr)
 {
 	struct verbs_mr *vmr = verbs_get_mr(mr);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* Repeats a command that failed, after idle registrations have given back what it lacks. */
+/* Deregisters idle registrations when a command lacks resources, and repeats the command. */
 #define _GNU_SOURCE
 #include <config.h>
 
@@ -24,7 +24,7 @@ find_attr(const struct ibv_command_buffer *cmd, uint16_t id)
 
 #define METHOD(object, method)                                                 \
 	(UVERBS_OBJECT_##object << 16 | UVERBS_METHOD_##method)
-/* The commands that are older than methods. */
+/* The commands of the write() interface. */
 #define WRITE(command)                                                         \
 	(IB_USER_VERBS_CMD_FLAG_EXTENDED | IB_USER_VERBS_##command)
 
@@ -40,8 +40,8 @@ static uint32_t command_of(const struct ibv_command_buffer *cmd)
 }
 
 /*
- * A command can lack memory; an object of its control group: EAGAIN (elsewhere an answer: there is no
- * such XRCD yet, a file is locked); or a key: ENOSPC (elsewhere: a buffer is too short).
+ * A command can lack memory, an object of its control group (EAGAIN; of other commands: there is no
+ * such XRCD yet, a file is locked), or a key (ENOSPC; of other commands: a buffer is too short).
  */
 enum { MEMORY = 1, OBJECT = 2, KEY = 4 };
 
@@ -73,7 +73,7 @@ static unsigned int may_lack(const struct ibv_command_buffer *cmd)
 	case WRITE(EX_CMD_CREATE_RWQ_IND_TBL):
 	case WRITE(EX_CMD_CREATE_WQ):
 		return MEMORY | OBJECT;
-	/* The requests before the request that fails stay posted. */
+	/* Don't repeat: the requests before the failing request stay posted. */
 	case WRITE(CMD_POST_SEND):
 	case WRITE(CMD_POST_RECV):
 	case WRITE(CMD_POST_SRQ_RECV):
@@ -83,7 +83,7 @@ static unsigned int may_lack(const struct ibv_command_buffer *cmd)
 	return cmd->hdr.object_id == UVERBS_OBJECT_MR ? MEMORY | KEY : MEMORY;
 }
 
-/* Is it a registration of more than may be pinned when nothing is idle? */
+/* Is it a registration that is too large even without idle registrations? */
 static bool is_hopeless(const struct ibv_command_buffer *cmd)
 {
 	const struct ib_uverbs_attr *attr = NULL;
@@ -97,7 +97,7 @@ static bool is_hopeless(const struct ibv_command_buffer *cmd)
 	return !mr_cache_may_pin(reg->length);
 }
 
-/* Then a PD may have two handles here, and idle registrations of one handle keep the other. */
+/* After an import a PD may have two handles: idle registrations of one make freeing the other fail. */
 static bool has_imports;
 
 void mr_cache_note_import(void)
@@ -130,7 +130,7 @@ static bool is_of_device(void *context, const struct ibv_mr_cache_stats *unused,
 
 #define RETRIES 32
 
-/* Repeats it once in any case, then while registrations end: other threads may take the room. */
+/* Repeats it once in any case, and then while registrations end: other threads may take the room. */
 bool mr_cache_retry_cmd(struct ibv_context *context,
 			struct ibv_command_buffer *cmd)
 {

@@ -45,8 +45,8 @@ static const char *const words[] = { "0", "1", "remote" };
 
 static struct {
 	const char *name;
-	const char *values;	/* told once to a user that wrote another one */
-	uint32_t words;		/* so many of the words are values; 0: numbers */
+	const char *values;	/* printed once if the value is another */
+	uint32_t words;		/* how many of the words are valid; 0: a number */
 	uint32_t told;
 } variables[] = {
 	[POLICY] = { "RDMAV_MR_CACHE", "0, 1 or remote", 3 },
@@ -63,7 +63,7 @@ static struct {
 static bool parse(const char *text, uint64_t *value)
 {
 	static const char units[] = "KMGTkmgt";
-	/* A leading 0 alone makes no octal number. */
+	/* There are no octal numbers: 010 is ten. */
 	const bool is_hex = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
 	const char *unit;
 	int shift = 0;
@@ -108,7 +108,7 @@ static uint64_t setting(enum variable which, uint64_t fallback)
 unsigned int mr_cache_default = IBV_ACCESS_CACHED | NOT_ASKED;
 unsigned int mr_cache_exact_rights = REMOTE_ACCESS;
 
-/* Threads that read it at the same time store the same value. */
+/* If several threads read the variable at the same time, all store the same value. */
 enum policy mr_cache_policy(void)
 {
 	static uint32_t known = POLICY_NOT_ASKED;
@@ -134,7 +134,7 @@ bool mr_cache_is_unasked(void)
 	return mr_cache_policy() == POLICY_LOCAL || mr_cache_policy() == POLICY_REMOTE;
 }
 
-/* RLIMIT_MEMLOCK does not bind a process with this capability in the first user namespace. */
+/* RLIMIT_MEMLOCK does not limit a process with CAP_IPC_LOCK in the initial user namespace. */
 static bool may_lock_everything(void)
 {
 	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
@@ -157,7 +157,7 @@ static uint64_t lockable_bytes(void)
 	return locked.rlim_cur;
 }
 
-/* Threads that ask a context at the same time store the same value. */
+/* If several threads ask a context at the same time, all store the same value. */
 static void store(uint64_t *to, uint64_t value)
 {
 	__atomic_store_n(to, value, __ATOMIC_RELAXED);
@@ -207,7 +207,7 @@ bool mr_cache_may_pin(uint64_t length)
 		return false;
 	if (lockable == UINT64_MAX)
 		return true;
-	/* In this order: bytes that other threads unpin in between do not count as used. */
+	/* Read idle first: if other threads unpin idle bytes in between, these do not count as used. */
 	idle = mr_cache_idle_bytes();
 	pinned = pinned_bytes();
 	return idle > pinned || pinned - idle <= lockable - length;
@@ -222,11 +222,11 @@ static uint32_t set_limits(struct mr_cache_context *to,
 	uint64_t entries = DEFAULT_ENTRIES;
 	bool reclaims, restores;
 
-	/* 0: the device does not say. */
+	/* 0: the device does not report its limit. */
 	if (max_mr > 0)
 		entries = max_mr < 16 ? 1 : least(entries, max_mr / 16);
 	store(&to->limits.max_entries, setting(MAX_ENTRIES, entries));
-	/* A program that registers less has never tried its device with more. */
+	/* Merged registrations are larger than the program's, so they must respect the device's limit. */
 	store(&to->max_merge, least(attr->orig_attr.max_mr_size ?: LARGEST_MERGE,
 				    LARGEST_MERGE));
 	store(&to->idle_ms,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The verbs of the cache itself: is it there, its limits, its statistics. */
+/* The verbs of the cache itself: whether it has a range, its limits, its statistics. */
 #include <config.h>
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 
 #include <util/symver.h>
 
-/* The header's functions of these names, which tell how long their structs are. */
+/* Rename the inline functions of the header, which pass the size of their struct. */
 #define ibv_query_mr_cache inline_query_mr_cache
 #define ibv_reg_mr_limits inline_reg_mr_limits
 #include "ibverbs.h"
@@ -28,14 +28,14 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 	return mr_cache_covers(pd, (uintptr_t)addr, length, access);
 }
 
-/* Copies the fields that both know, and clears the fields that only the caller knows. */
+/* Copies the fields that caller and library know, and clears fields that only the caller knows. */
 static void give(void *to, size_t size, const void *from, size_t known)
 {
 	memset(to, 0, size);
 	memcpy(to, from, size < known ? size : known);
 }
 
-/* Are all fields 0 that this library does not know? */
+/* Are all fields that this library does not know 0? */
 static bool is_known(const void *from, size_t size, size_t known)
 {
 	const char *const byte = from;
@@ -87,7 +87,7 @@ int _ibv_query_mr_cache(struct ibv_context *context,
 	return ret;
 }
 
-/* For programs that look a function up by its name, with the structs of that version. */
+/* For programs that look a function up by its name; the structs are of version 1.5. */
 LATEST_SYMVER_FUNC(ibv_query_mr_cache, 1_5, "MRNOTIFY_1.5",
 		   int,
 		   struct ibv_context *context,
@@ -106,7 +106,7 @@ LATEST_SYMVER_FUNC(ibv_reg_mr_limits, 1_5, "MRNOTIFY_1.5",
 				  2 * sizeof(uint64_t));
 }
 
-/* Of programs that were built with version 1.0. */
+/* For programs that were built with version 1.0. */
 COMPAT_SYMVER_FUNC(ibv_query_mr_cache, 1_0, "MRNOTIFY_1.0",
 		   int,
 		   struct ibv_context *context,

@@ -194,9 +194,9 @@ struct ibv_mr_notify_attr {
 	uint64_t *changes;
 	int	  event_fd;	/* an eventfd(2); may be closed after the call */
 	/*
-	 * In ms, with in_use: the kernel suspends the registration when it was unused for this
-	 * time, up to twice as long. 0, or not valid: the kernel sets no idle time. From 20 to
-	 * 1,000,000; other values are rounded to these limits.
+	 * In ms, with in_use: the kernel suspends the registration after it was unused for this
+	 * time, up to twice as long. If it is 0 or not valid, there is no idle time. Values below
+	 * 20 and above 1,000,000 are rounded to these limits.
 	 */
 	uint32_t  idle_ms;
 };

@@ -33,10 +33,10 @@ int mr_notify_errno(int err);
 
 /*
  * The first arming in an address space takes the locks of all mappings, and any signal
- * interrupts it. It has changed nothing then, so the library repeats it. But a process with
- * a timer (a profiler, for example) whose interval is shorter than this walk would repeat it
- * forever. So the library blocks signals from the second attempt on, except the signals of a
- * thread's own faults. A fatal signal still ends the attempt.
+ * interrupts it. Nothing has changed then, so the library repeats it. But if a process has a
+ * timer (for example of a profiler) whose interval is shorter than taking the locks, this
+ * would go on forever. So the library blocks signals from the second attempt on, except
+ * signals for faults of the thread itself. A fatal signal still ends the attempt.
  */
 struct mr_notify_retry {
 	bool blocked;
@@ -56,7 +56,7 @@ struct mr_notify_request {
 	uint64_t start;
 	uint64_t length;
 	uint64_t iova;
-	const struct ibv_mr_notify_attr *attr; /* of a verb; NULL: the fields below count */
+	const struct ibv_mr_notify_attr *attr; /* of a verb; NULL: the fields below */
 	uint64_t *word;
 	uint64_t in_use;
 	uint32_t access;

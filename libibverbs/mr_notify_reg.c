@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A registration that is armed when it is made, in one system call: the provider
- * builds the command that registers, and this file adds attributes to it before it
- * goes to the kernel. The core evaluates them, so they work with every driver.
+ * Registers and arms in one system call: the provider builds the command that
+ * registers, and this file adds attributes to the command before it goes to the kernel.
+ * The core evaluates them, so they work with every driver.
  *
- * During the provider's call an allocator's hook may register other memory, plainly or
- * through the cache. With one word for each thread this would fail:
+ * During the provider's call, a hook of an allocator may register other memory, plainly or
+ * through the cache. If a thread had only one pending word, this would fail:
  *
  *   registration A                  the hook, in A's calloc()
  *   word = A's
  *                                   word = B's; registers B; word = none
- *   A's command: no word            [A counts as armed, and is not]
+ *   A's command: no word            [A is taken for armed, but is not]
  *
- * So requests are a stack. A command takes the word of the innermost request, and only if
- * range and access are the same; no plain registration has this access (TRACK). An MR is
- * armed if its handle is the handle that this command made: a kernel that does not know the
- * attributes fails the command, and a provider may register by another command.
+ * So requests are a stack. A command takes the word of the innermost request only if its
+ * range and access are equal; a plain registration never has this access (TRACK). A kernel
+ * that does not know the attributes fails the command, and a provider may register by another
+ * command. So an MR counts as armed only if its handle is the handle that this command made.
  */
 #include <config.h>
 
@@ -165,7 +165,7 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 	}
 	/*
 	 * If the command armed an MR that was then deregistered, the kernel has set INVALID. If a
-	 * verb's command failed, its word may be an invalid address.
+	 * verb's command failed, the address of the word may be invalid.
 	 */
 	if (!mr && (!request->attr || request->armed != NO_HANDLE))
 		clear_kernel_bits(request->word);

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# How libibverbs compiles its C++: the library must load without libstdc++, so no code may need its
-# run time or its checks, which debug builds turn on.
+# How libibverbs compiles its C++: the library must load without libstdc++, so its code must not need
+# the C++ run time, or the checks of debug builds, which call it.
 
-# The last: verbs.h mixes enumeration types, which C++20 warns about.
+# The last option: verbs.h mixes enumeration types, about which C++20 warns.
 set(MR_CACHE_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Wno-deprecated-enum-enum-conversion)
 set(MR_CACHE_NO_RUNTIME -fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-use-cxa-atexit
     -fvisibility=hidden -U_GLIBCXX_ASSERTIONS -D_GLIBCXX_NO_ASSERTIONS)

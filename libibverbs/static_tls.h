@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The model of thread-local variables on a fast path. In a library the usual access is a call;
- * initial-exec is a load. It takes of the static TLS that the C library has left for libraries that
- * are loaded late: glibc has some, and musl none, where dlopen() of a library with such a variable
+ * The TLS model of thread-local variables on a fast path. In a library each access is usually a call;
+ * with initial-exec it is a load. Such variables need static TLS. For libraries that are loaded late,
+ * glibc has some spare static TLS. musl has none: there dlopen() of a library with such a variable
  * always fails.
  */
 #ifndef IB_VERBS_STATIC_TLS_H
 #define IB_VERBS_STATIC_TLS_H
 
-#include <stdint.h> /* which tells whether it is glibc */
+#include <stdint.h> /* defines __GLIBC__ if it is glibc */
 
 #if defined(__GLIBC__) && !defined(NOT_GLIBC)
 #define STATIC_TLS __attribute__((tls_model("initial-exec")))
