@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * All memory of a cache: one mapping, reserved whole, made accessible as entries and hints become
- * more (so a process that locks all its memory pays only for used parts), never moved and never
- * given back. All bytes 0 is its first state, and the kernel makes it that in a child, also after a
- * raw clone(): the child finds generation 0, and begins empty.
+ * All memory of a cache: one mapping, reserved as a whole, never moved or unmapped. Parts become
+ * accessible as the number of entries and hints grows (so a process that locks all its memory pays
+ * only for these parts). The initial state is all zeros. In a child the kernel zeroes the mapping,
+ * also after a raw clone(): the child finds generation 0, and begins with an empty cache.
  */
 #ifndef MR_CACHE_ARENA_H
 #define MR_CACHE_ARENA_H
@@ -18,15 +18,15 @@
 namespace mr_cache {
 
 /*
- * The newest registrations under way: requests of the same ranges wait for them. A thread inside
- * the registrar (an allocator's hook) does not wait, as the other thread might wait for it. Another
- * thread may have a lock that the other thread needs: it waits for some milliseconds (await()).
+ * The newest registrations in progress: requests for the same ranges wait for them. A thread inside
+ * the registrar (an allocator's hook) does not wait, because the other thread may wait for it. The
+ * other thread may need a lock of this thread: so it waits for some milliseconds (await()).
  */
 template <class Env> class operations {
 public:
-	typename Env::condition progress; // a thread has come back
+	typename Env::condition progress; // a thread has returned from the registrar
 
-	/* An entry that is described, until it is removed. */
+	/* Adds an entry that has a range; remove() follows. */
 	void add(uint32_t i) { newest[count < NEWEST ? count++ : ++last % NEWEST] = i; }
 
 	void remove(uint32_t i)
@@ -36,7 +36,7 @@ public:
 				newest[n] = newest[--count];
 	}
 
-	/* One that will serve the request and is not late, or 0. */
+	/* Returns an entry that will serve the request and is not late, or 0. */
 	uint32_t find(const request &want, const entry<Env> *entries) const
 	{
 		for (uint32_t n = 0; n < count; n++)
@@ -50,7 +50,7 @@ private:
 
 	uint32_t newest[NEWEST];
 	uint32_t count;
-	uint32_t last; // that took another one's place
+	uint32_t last; // the place that was overwritten last
 };
 
 template <class Env> struct arena {
@@ -62,27 +62,27 @@ template <class Env> struct arena {
 		atomic<uint32_t> last_hint;
 		atomic<uint64_t> epoch; // the upper bits of stamps
 		atomic<uint32_t> high;	// entries from here on were never used; 0 is no entry
-		atomic<uint32_t> birth; // a thread begins
+		atomic<uint32_t> birth; // a thread initializes the arena
 	} hot;
 
-	/* Guards all that is below and not atomic. Never held in the registrar. */
+	/* Guards all members below that are not atomic. Never held in the registrar. */
 	alignas(128) typename Env::mutex mutex;
 	operations<Env> making;
-	uint32_t deregistering;	     // entries that are being deregistered
-	bool late;		     // that takes long: no thread waits for it
-	uint64_t deregistered;	     // the number of entries that were
-	uint32_t free_entry;	     // a list, linked by entry.link
-	uint32_t doubtful;	     // a list of entries whose words the kernel may still have
-	uint32_t hand;		     // of sweep()
-	atomic<uint64_t> views;	     // of the entries in the catalog: each may have a hint
-	atomic<uint32_t> ready;	     // the entries before this one have their memory
-	atomic<uint32_t> ready_hint; // and so have hints to that bucket
+	uint32_t deregistering; // the number of entries that are being deregistered
+	bool late;		// a deregistration takes long: no thread waits for it
+	uint64_t deregistered;	// the number of deregistered entries
+	uint32_t free_entry;	// a list, linked by entry.link
+	uint32_t doubtful;	// a list of free entries whose words the kernel may still write
+	uint32_t hand;		// the place of sweep()
+	atomic<uint64_t> views; // the sum for all entries in the catalog: each may have a hint
+	atomic<uint32_t> ready; // entries before this index are accessible
+	atomic<uint32_t> ready_hint; // hints up to this bucket are accessible
 	owners<Env> owner;
-	catalog<Env> index; // its end, and all that follows, becomes accessible in pieces
+	catalog<Env> index; // its end, and all members below, become accessible in pieces
 	entry<Env> entries[Env::entries];
 	hints<Env> hint;
 
-	/* For stamps: a wrong one makes eviction choose worse, no more. */
+	/* The time for stamps. A wrong stamp only makes eviction choose a worse victim. */
 	uint64_t now() const
 	{
 		return hot.epoch.load(std::memory_order_relaxed) << 32 | Env::tick();
@@ -90,7 +90,7 @@ template <class Env> struct arena {
 
 	uint32_t index_of(const entry<Env> &e) const { return static_cast<uint32_t>(&e - entries); }
 
-	/* With a reference of that generation. EOPNOTSUPP: this is a child, forked since. */
+	/* The caller has a reference of this generation. EOPNOTSUPP: a child, forked since then. */
 	int hit(uint32_t i, uint32_t taken, mr_cache_ref *ref)
 	{
 		entry<Env> &e = entries[i];
@@ -105,8 +105,8 @@ template <class Env> struct arena {
 	uint32_t last_hint() const { return hot.last_hint.load(std::memory_order_relaxed); }
 
 	/*
-	 * The memory that the next misses need, with the mutex free: system calls and page faults
-	 * deliver signals, whose handlers do without a cache whose mutex their thread has.
+	 * Makes memory for the next misses accessible, without the mutex: system calls and page
+	 * faults deliver signals, and if the thread has the mutex a handler can't use the cache.
 	 */
 	void prepare()
 	{
@@ -119,7 +119,7 @@ template <class Env> struct arena {
 			ready_hint.store(more, std::memory_order_relaxed);
 	}
 
-	/* Has this entry its memory now, and those before it? */
+	/* Makes this entry and all before it accessible. */
 	bool is_ready(uint32_t i)
 	{
 		uint32_t first = ready.load(std::memory_order_relaxed);
@@ -133,7 +133,7 @@ template <class Env> struct arena {
 		return true;
 	}
 
-	/* Before anybody else sees it, or in a child. */
+	/* Before other threads see the arena, or in a child. */
 	bool prepare_first()
 	{
 		auto *nodes = static_cast<char *>(index.node_memory(0));
@@ -144,8 +144,8 @@ template <class Env> struct arena {
 		       make_entries_ready(0) && Env::commit(&hint, hint.bytes(hint.LEAST), false);
 	}
 
-	static constexpr uint32_t AHEAD = 256; // entries that get their memory at a time
-	static constexpr uint32_t MANY = 1024; // small pages cost so many a look-up dear
+	static constexpr uint32_t AHEAD = 256; // entries that become accessible at a time
+	static constexpr uint32_t MANY = 1024; // with more entries small pages slow down look-ups
 
 	static uint32_t end_of(uint32_t first)
 	{
@@ -162,10 +162,10 @@ template <class Env> struct arena {
 	}
 };
 
-/* Where the arena is: made once, seen by all threads, and begun again in a child. */
+/* The pointer to the arena, which is mapped once, and initialized again in a child. */
 template <class Env> class store {
 public:
-	/* Several threads may call it. ENOMEM: the address space is short. */
+	/* Several threads may call it. ENOMEM: address space or memory is short. */
 	[[nodiscard]] int start(Env &env)
 	{
 		if (get())
@@ -192,8 +192,8 @@ public:
 	arena<Env> *get() const { return p.load(std::memory_order_acquire); }
 
 	/*
-	 * Returns the arena, begun in this process. Only a signal handler in the middle of its own
-	 * thread's work leaves it as it is: the thread begins when it takes the mutex again.
+	 * Returns the arena, initialized in this process. Not if a signal handler has
+	 * interrupted its thread in the cache: the thread initializes it when it locks the mutex.
 	 */
 	arena<Env> *ready()
 	{
@@ -206,7 +206,7 @@ public:
 		locks = true;
 		if (a->hot.birth.compare_exchange_strong(nobody, 1, std::memory_order_relaxed,
 							 std::memory_order_relaxed) &&
-		    a->prepare_first()) // accessible before the fork, too
+		    a->prepare_first()) // succeeds: it was accessible before the fork
 			begin(*a);
 		locks = false;
 		while (!a->generation())
@@ -218,7 +218,7 @@ public:
 	uint32_t latest() const { return generations.load(std::memory_order_relaxed); }
 
 private:
-	/* The arena is all zeros, and again if a signal handler forks: then this starts over. */
+	/* The arena is all zeros. A signal handler may fork: then it is again, and this repeats. */
 	void begin(arena<Env> &in)
 	{
 		do {

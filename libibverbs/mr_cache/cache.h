@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The registration cache: the hit path, and the other requests of owners. Its state is in arena.h,
- * work under the mutex in locked.h, registering in miss.h. Env has all that it needs of the system,
- * so tests run it under a scheduler of their own, and without a kernel.
+ * work under the mutex in locked.h, registering in miss.h. All system functions that it needs are
+ * in Env, so tests run it under their own scheduler, and without a kernel.
  *
- * A hit reads the line of arena.hot, a bucket of hints, and the line of the entry, which it changes
- * twice: the reference and the stamp. A release changes it once. Both change nothing else.
+ * A hit reads the cache line of arena.hot, a bucket of hints, and the line of the entry. It writes
+ * only the entry's line, twice: the reference and the stamp. A release writes the line once.
  */
 #ifndef MR_CACHE_CACHE_H
 #define MR_CACHE_CACHE_H
@@ -24,7 +24,7 @@ public:
 	bool is_started() const { return memory.get(); }
 
 	/*
-	 * Returns the registration that shows exactly the range and rights. Otherwise it ends in
+	 * Returns the registration that has exactly the range and rights. Otherwise it jumps to
 	 * `on_miss`, with a registration of which the range is a part, or with NULL. All calls are
 	 * jumps, so a hit saves no register.
 	 */
@@ -42,7 +42,7 @@ public:
 
 		entry<Env> &e = a->entries[i];
 
-		/* No look before: it would fetch another CPU's line twice. */
+		/* Don't read the word before: that would fetch another CPU's line twice. */
 		if (!e.word.usable(e.word.get_acquire())) [[unlikely]]
 			return find_nothing(pd, addr, length, access, on_miss, e);
 		if (!e.is_for(want)) [[unlikely]]
@@ -51,7 +51,7 @@ public:
 
 		void *mr = e.registration();
 
-		/* A signal handler forked just now, and this is the child. */
+		/* This is the child of a signal handler that has just forked. */
 		if (!mr) [[unlikely]]
 			return on_miss(pd, addr, length, access, mr_cache_ref{});
 		return mr;
@@ -134,7 +134,7 @@ public:
 		if (!to)
 			return 0;
 		lock.a.owner[o].limits = *to;
-		/* This ends even if deregistering fails: each turn has one idle entry less. */
+		/* Ends even if deregistering fails: each iteration removes an idle entry. */
 		while (lock && lock.a.owner[o].is_over() && lock.evict(o, lock.ALL))
 			lock.dereg_pending();
 		if (lock)
@@ -142,7 +142,7 @@ public:
 		return 0;
 	}
 
-	/* If a deregistration fails more than `keep` bytes stay. */
+	/* If a deregistration fails, more than `keep` bytes stay. */
 	[[nodiscard]] int clean(void *who, uint64_t keep)
 	{
 		locked<Env> lock(*memory.ready(), env);
@@ -216,7 +216,7 @@ public:
 	{
 		arena<Env> *const a = memory.get();
 
-		/* A child that has not begun has nothing. */
+		/* A child that has not initialized the arena has no entries. */
 		if (!a->generation())
 			return 0;
 
@@ -237,7 +237,7 @@ public:
 		return evicted;
 	}
 
-	/* Unlinks the entry first: from then on no reader keeps a new reference. */
+	/* Unlinks the entry first: afterwards no reader keeps a new reference. */
 	[[nodiscard]] int claim(uint32_t i, uint32_t theirs)
 	{
 		arena<Env> *const a = memory.ready();
@@ -277,7 +277,7 @@ private:
 			return find_nothing(pd, addr, length, access, on_miss, e);
 		e.use(a->now());
 
-		/* Before the registration, which a child does not find. */
+		/* Read this before the registration: a child finds NULL there. */
 		const uint32_t generation = a->generation();
 		void *const mr = e.registration();
 
@@ -298,7 +298,7 @@ private:
 		return on_miss(pd, addr, length, access, mr_cache_ref{});
 	}
 
-	/* Gives back a reference to an entry that does not serve; the mutex is free. */
+	/* Drops a reference to an entry that does not serve the request; the mutex is free. */
 	void put_unused(arena<Env> &a, uint32_t i)
 	{
 		if (!a.entries[i].word.put_unused_release())
@@ -310,7 +310,7 @@ private:
 			lock.retire(i);
 	}
 
-	/* 0 for a reference of an ancestor. */
+	/* Returns 0 for a reference that an ancestor process took. */
 	[[gnu::noinline, gnu::cold]] int release_foreign(uint32_t theirs)
 	{
 		const arena<Env> *a = memory.get();
@@ -332,7 +332,7 @@ private:
 
 		locked<Env> lock(a, env);
 
-		/* Another thread may have been faster. Without the mutex sweep() will find it. */
+		/* Another thread may have retired it. Without the mutex sweep() will do it. */
 		if (!lock || !w.over(w.peek_relaxed()))
 			return 0;
 		lock.retire(i);

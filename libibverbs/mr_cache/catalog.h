@@ -9,11 +9,11 @@
  * only the last entry that starts at or before addr can serve. The tree is a treap whose node i
  * belongs to entry i and has a hash of i as its priority: inserting cannot fail.
  *
- * The mutex guards all changes. search() may run without it, because all indices are of nodes, and
- * its steps are limited. It may find an entry that has gone: the reader's reference tells. It may
- * miss an entry: so the reader asks again under the mutex, unless the version is the version from
- * before the search. [Required: version is stored after the change (release), and read before the
- * search (acquire): so the search sees all changes up to this version.]
+ * The mutex guards all changes. search() may run without it, because each index is that of a node,
+ * and its steps are limited. If it finds an entry that is removed, the reader's reference shows it.
+ * It may miss an entry: so the reader searches again under the mutex, unless the version has not
+ * changed. [Required: version is stored after the change (release), and read before the search
+ * (acquire): so the search sees all changes up to this version.]
  */
 #ifndef MR_CACHE_CATALOG_H
 #define MR_CACHE_CATALOG_H
@@ -24,7 +24,7 @@
 
 namespace mr_cache {
 
-/* 0: none. */
+/* 0: no entry */
 struct neighbours {
 	uint32_t before;
 	uint32_t after;
@@ -32,14 +32,14 @@ struct neighbours {
 
 template <class Env> class catalog {
 public:
-	/* Changes when an entry comes or goes. */
+	/* Changes when an entry is inserted or erased. */
 	uint64_t version() const { return changes.load(std::memory_order_acquire); }
 
-	/* The memory of the nodes of entries from this one on. */
+	/* The memory of the nodes of the entries from `first` on. */
 	void *node_memory(uint32_t first) { return &nodes[first]; }
 	static constexpr size_t node_bytes(uint32_t count) { return count * sizeof(node); }
 
-	/* An entry to verify, or 0. Under the mutex it may be found, and 0 means none may. */
+	/* Returns an entry, which the caller has to verify, or 0. Exact only under the mutex. */
 	uint32_t search(const request &want, const entry<Env> *entries) const
 	{
 		if (want.exact())
@@ -65,8 +65,8 @@ public:
 		return {alike(found.before, want), alike(found.after, want)};
 	}
 
-	/* No entry of its rights contains the new one; retire(i) erases each one within it. Does it
-	 * overlap another one then? */
+	/* No entry with the same rights may contain the new entry; retire(i) erases the entries
+	 * that it contains. Returns whether it overlaps another entry. */
 	template <class Retire>
 	bool insert(uint32_t i, const entry<Env> *entries, const Retire &retire)
 	{
@@ -143,7 +143,7 @@ private:
 	};
 
 	static constexpr uint32_t HEADS = Env::entries < 1 << 16 ? 16 : 1 << 14;
-	static constexpr int STEPS = 256; // more than a treap of 2^20 is ever deep
+	static constexpr int STEPS = 256; // more than the depth of a treap of 2^20 nodes
 
 	static uint32_t get(const link &l) { return l.load(std::memory_order_relaxed); }
 	static void set(link &l, uint32_t n) { l.store(n, std::memory_order_relaxed); }
@@ -168,7 +168,7 @@ private:
 		return 0;
 	}
 
-	/* A mask of the sets of rights that contain these. */
+	/* A mask of the sets of rights that contain these rights. */
 	static uint32_t containing(uint32_t rights)
 	{
 		static constexpr uint16_t sets[RIGHTS + 1] = {
@@ -188,7 +188,7 @@ private:
 		return nodes[n].start.load(std::memory_order_relaxed) < start;
 	}
 
-	/* It, if it is of the same PD and ordering. */
+	/* Returns n if it has the same PD and ordering, otherwise 0. */
 	uint32_t alike(uint32_t n, const request &want) const
 	{
 		return nodes[n].key.load(std::memory_order_relaxed) == want.key ? n : 0;
@@ -230,7 +230,7 @@ private:
 		nodes[index].start.store(start, std::memory_order_relaxed);
 		while ((n = get(*at)) && priority(n) >= least)
 			at = goes_right(n, key, start, &found) ? &nodes[n].right : &nodes[n].left;
-		/* The nodes below become the two subtrees of the new node. */
+		/* The nodes below this place become the two subtrees of the new node. */
 		while (n) {
 			const bool is_left = goes_right(n, key, start, &found);
 			link *&side = is_left ? left : right;
@@ -248,8 +248,8 @@ private:
 	typename Env::template atomic<uint64_t> changes;
 	link present; // which roots are not empty
 	link roots[RIGHTS + 1];
-	link heads[HEADS];	  // of the chains, linked by `left`
-	node nodes[Env::entries]; // last: they become accessible as entries do (arena.h)
+	link heads[HEADS];	  // the heads of the chains, linked by `left`
+	node nodes[Env::entries]; // last, because they become accessible in pieces (arena.h)
 };
 
 } // namespace mr_cache

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * One cached registration: its word, range and rights, in one cache line. CPUs fetch lines in
- * pairs, and threads that use neighbours would take them from each other. So the other line of the
- * pair has the fields that the mutex guards. Entries are never freed: a reader may compare the
- * fields while they are written, and again after get() (word.h).
+ * pairs, and threads that use adjacent entries would take lines from each other. So the other line
+ * of the pair has the fields that the mutex guards. The memory of an entry is never freed: a reader
+ * may compare fields while they are written, and compares them again after get() (word.h).
  *
- * addr and length are the range that the MR shows. An entry serves this range (MR_CACHE_EXACT), or
- * any part of its pages. Bytes are counted in whole pages, as they are pinned.
+ * addr and length are the range of the MR. An entry serves only this range (MR_CACHE_EXACT), or
+ * any part of its pages. Sizes are in whole pages, as they are pinned.
  */
 #ifndef MR_CACHE_ENTRY_H
 #define MR_CACHE_ENTRY_H
@@ -16,7 +16,7 @@
 
 namespace mr_cache {
 
-/* Rights that contain each other; relaxed ordering does not, it is part of the key. */
+/* The rights of which more include less. Relaxed ordering must be equal: it is in the key. */
 constexpr uint32_t RIGHTS = MR_CACHE_LOCAL_WRITE | MR_CACHE_REMOTE_WRITE | MR_CACHE_REMOTE_READ |
 			    MR_CACHE_REMOTE_ATOMIC;
 
@@ -26,7 +26,7 @@ struct request {
 	{
 	}
 
-	/* With RELAXED_ORDERING and EXACT: PDs are at least four bytes apart. */
+	/* The PD with RELAXED_ORDERING and EXACT in its low bits: PDs are aligned to four bytes. */
 	static uint64_t key_of(void *pd, uint32_t access)
 	{
 		return reinterpret_cast<uintptr_t>(pd) + (access >> 20 & 3);
@@ -40,7 +40,7 @@ struct request {
 
 	bool exact() const { return access & MR_CACHE_EXACT; }
 
-	/* A range that can be rounded to pages, and no flag that the cache does not know. */
+	/* Can the range be rounded to pages, and does the cache know all flags? */
 	bool is_possible(uint64_t page_mask) const
 	{
 		uint64_t end;
@@ -62,14 +62,14 @@ enum class state : uint8_t {
 	MAKING,	       // a thread registers it
 	OPEN,	       // in the index, or UNLINKED
 	DEREGISTERING, // a thread deregisters it, or is about to
-	DEREG_FAILED,  // could not be deregistered; tried again when its PD or its owner goes
+	DEREG_FAILED,  // could not be deregistered; tried again when its PD or its owner ends
 };
 
 template <class Env> class alignas(128) entry {
 public:
 	entry_word<Env> word;
 
-	/* Before a reference was taken a guess. */
+	/* Reliable only with a reference. */
 	bool fits(const request &want) const
 	{
 		const uint32_t allowed = access.load(std::memory_order_relaxed);
@@ -92,7 +92,7 @@ public:
 		return shown_addr() == want.addr && shown_length() == want.length;
 	}
 
-	/* Empty ranges and those around the end of memory never are. */
+	/* False for an empty range, and for a range that wraps around. */
 	bool contains(const request &want) const
 	{
 		const uint64_t offset = want.addr - start(), all = size();
@@ -118,7 +118,7 @@ public:
 	void *registration() const { return mr.load(std::memory_order_relaxed); }
 	uint64_t last_use() const { return stamp.load(std::memory_order_relaxed); }
 
-	/* Cheap: the reference has fetched the line. */
+	/* Cheap, because taking the reference has fetched the cache line. */
 	void use(uint64_t now) { stamp.store(now, std::memory_order_relaxed); }
 
 	/* Only while closed. */
@@ -147,12 +147,12 @@ public:
 	alignas(64) uint32_t link; // the next free entry, or the next to be deregistered
 	uint32_t owner;		   // an index in owners
 	enum state state;
-	bool settles; // a thread asks the kernel about it
+	bool settles; // a thread settles it
 	bool late;    // registering or settling it takes long: no thread waits for it
 	struct {
 		uint32_t next, prev;
-	} of_owner;	// in its list
-	uint32_t views; // the number of requests that it merged, and 1
+	} of_owner;	// in the list of its owner
+	uint32_t views; // 1 and the number of requests that were merged into it
 };
 
 } // namespace mr_cache

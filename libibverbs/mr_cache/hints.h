@@ -4,9 +4,9 @@
  * was found. The reader verifies the entry, so threads write hints without a lock.
  *
  * A bucket is one 64-bit word of two hints, each a tag of 12 bits and an index of 20: a tag that
- * differs saves a look at the (cold) entry. With two buckets for each entry, one hint in thirty
- * finds its bucket full (in the worst layout of buffers, one in twelve). The table uses more of its
- * memory as the entries become more: 1,000 entries cost 16 KiB of CPU cache and not 16 MiB.
+ * differs saves reading the (cold) entry. With two buckets for each entry, the bucket of a new hint
+ * is full in 1 of 30 cases (in the worst layout of buffers, 1 of 12). The part of the table in use
+ * grows with the number of entries: 1,000 entries use 16 KiB of CPU cache instead of 16 MiB.
  */
 #ifndef MR_CACHE_HINTS_H
 #define MR_CACHE_HINTS_H
@@ -17,7 +17,7 @@ namespace mr_cache {
 
 template <class Env> class hints {
 public:
-	/* The last bucket in use, at least and at most. */
+	/* The least and the most that the index of the last bucket in use can be. */
 	static constexpr uint32_t LEAST = (1 << Env::least_hint_bits) - 1;
 	static constexpr uint32_t MOST = (1 << Env::most_hint_bits) - 1;
 	static constexpr uint32_t INDEX = (1 << 20) - 1;
@@ -41,7 +41,7 @@ public:
 		return first <= INDEX ? first : 0;
 	}
 
-	/* In place of one of the same tag, or of the older one. */
+	/* Replaces the hint with the same tag, or the older hint of the bucket. */
 	void learn(uint64_t hash, uint32_t last, uint32_t index)
 	{
 		bucket &slot = table[place(hash, last)];
@@ -56,8 +56,8 @@ public:
 	}
 
 	/*
-	 * The same for a request that found its entry without a hint. It takes the place of another
-	 * entry's hint once in 16 times, by a hash of the time.
+	 * As learn(), for a request that found its entry without a hint. It replaces the hint of
+	 * another entry only once in 16 times, by a hash of the time.
 	 */
 	void learn_part(uint64_t hash, uint32_t last, uint32_t index, uint64_t now)
 	{
@@ -70,7 +70,7 @@ public:
 			learn(hash, last, index);
 	}
 
-	/* Forgets the likeliest hint of an entry that goes: a wrong hint costs two atomics. */
+	/* Deletes the most probable hint of a removed entry: a wrong hint costs two atomics. */
 	void drop(uint32_t last, uint32_t index, const entry<Env> *entries)
 	{
 		uint64_t hash = hash_of(entries[index].own_range());
@@ -81,7 +81,7 @@ public:
 			slot.store(both >> 32, std::memory_order_relaxed);
 	}
 
-	/* For so many entries. Half of the hints stay in their places. */
+	/* The last bucket for this number of entries. Half of the hints keep their places. */
 	static uint32_t grow(uint32_t last, uint64_t entries)
 	{
 		return entries > (last + 1) / 2 && last < MOST ? 2 * last + 1 : last;
@@ -104,7 +104,7 @@ private:
 		return (where + (want.key ^ want.access) * 0xff51afd7ed558ccd) * ODD;
 	}
 
-	/* Bits that do not choose the bucket. */
+	/* Bits of the hash that do not select the bucket. */
 	static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 8) & ~INDEX; }
 
 	alignas(64) bucket table[MOST + 1];

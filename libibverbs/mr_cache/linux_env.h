@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* Linux as the cache uses it, with the sizes of production. */
+/* The functions of Linux that the cache uses, and the sizes of its tables in production. */
 #ifndef MR_CACHE_LINUX_ENV_H
 #define MR_CACHE_LINUX_ENV_H
 
@@ -27,10 +27,10 @@ extern "C" [[gnu::weak]] void __lsan_register_root_region(const void *start, siz
 
 namespace mr_cache {
 
-/* A signal handler in a thread with `locks` does without the mutex. */
+/* If `locks` is set in its thread, a signal handler does not take the mutex. */
 struct thread_state {
-	uint32_t inside; // calls of the registrar, one in the middle of another
-	bool locks;	 // has the mutex, or is about to take it
+	uint32_t inside; // the depth of nested calls of the registrar
+	bool locks;	 // the thread has the mutex, or is about to take it
 };
 
 struct linux_env {
@@ -50,16 +50,16 @@ struct linux_env {
 		pthread_mutex_t m;
 	};
 
-	/* In a child all is 0, which ends each wait. */
+	/* In a child the count is 0, which ends each wait. */
 	struct condition {
 		void init() { count.store(1, std::memory_order_relaxed); }
-		/* With the mutex; then wait() without it. */
+		/* Call this with the mutex, and then wait() without it. */
 		uint32_t ticket()
 		{
 			waiting.store(true, std::memory_order_relaxed);
 			return count.load(std::memory_order_relaxed);
 		}
-		/* False: it is later than that; 0: there is no end. */
+		/* Returns false after the deadline; 0: no deadline. */
 		bool wait(uint32_t seen, uint64_t deadline)
 		{
 			const timespec at = {static_cast<time_t>(deadline / SECOND),
@@ -115,24 +115,24 @@ struct linux_env {
 	}
 	static constexpr uint64_t SECOND = 1000000000, PATIENCE = SECOND / 20;
 
-	/* Reserved only, and zeros in a child. Of a small cache each table is a few small pages. */
+	/* Reserves memory that is zeros in a child; of small pages, for small caches. */
 	static void *map(size_t size)
 	{
 		void *memory = reserve(whole(size) + HUGE_PAGE);
 
 		if (memory == MAP_FAILED)
 			return nullptr;
-		/* gcore would write all of it. */
+		/* Otherwise gcore would write all of it. */
 		madvise(memory, whole(size) + HUGE_PAGE, MADV_DONTDUMP);
 		memory = reinterpret_cast<void *>(whole(reinterpret_cast<uintptr_t>(memory)));
 		if (madvise(memory, whole(size), MADV_WIPEONFORK)) {
 			wipe(memory, size);
 			return nullptr;
 		}
-		madvise(memory, whole(size), MADV_NOHUGEPAGE); // refused where there are none
+		madvise(memory, whole(size), MADV_NOHUGEPAGE); // fails without huge pages
 		return memory;
 	}
-	/* Makes it accessible, with the rest of its huge pages, and gives each page memory. */
+	/* Makes memory accessible up to the ends of its huge pages, and populates it. */
 	static bool commit(void *start, size_t size, bool huge)
 	{
 		const auto page = static_cast<uintptr_t>(page_mask());
@@ -146,13 +146,13 @@ struct linux_env {
 		if (huge)
 			madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);
 		if (locks.load(std::memory_order_relaxed))
-			mlock(start, size); // beyond the limit: not locked
+			mlock(start, size); // fails beyond the limit: then it is not locked
 		madvise(start, size, MADV_POPULATE_WRITE);
 		return true;
 	}
 	/*
-	 * With MCL_FUTURE a mapping is locked as a whole, and refused beyond the limit. So one page
-	 * is mapped and unlocked; memory that it grows by is not locked either. locks: it was.
+	 * With MCL_FUTURE a new mapping is locked as a whole, and fails beyond the limit. So one
+	 * page is mapped, unlocked, and enlarged: the rest is not locked. locks: MCL_FUTURE is set.
 	 */
 	static void *reserve(size_t size)
 	{
@@ -178,7 +178,7 @@ struct linux_env {
 	}
 	static inline std::atomic<bool> locks;
 
-	/* A leak sanitizer finds idle registrations there alone. */
+	/* Tells LeakSanitizer where the only pointers to idle registrations are. */
 	static void published(void *memory, size_t size)
 	{
 		if (&__lsan_register_root_region)
@@ -199,7 +199,7 @@ struct linux_env {
 	}
 
 	static void yield() { sched_yield(); }
-	/* Threads of any priority run. */
+	/* Lets threads of any priority run. */
 	static void nap()
 	{
 		const timespec shortest = {0, 1};

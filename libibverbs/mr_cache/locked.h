@@ -8,19 +8,19 @@
  *	  '-----------------'                     failed        v      | queue_dereg(): its PD or
  *	  free(): the registrar failed                 DEREG_FAILED ---' its owner goes
  *
- * retire() takes an OPEN entry out of the catalog (UNLINKED) and closes it; if it has users, the
+ * retire() removes an OPEN entry from the catalog (UNLINKED) and closes it; if it has users, the
  * last user closes it. When a context is closed, entries with users become orphans: they end
- * without the registrar.
+ * without a call of the registrar.
  *
  * Whenever the mutex is free, an entry is in the catalog if and only if it is OPEN and not
  * UNLINKED, and in the list of its owner if it is not FREE. A MAKING or DEREGISTERING entry belongs
- * to one thread, which is inside the registrar and looks at everything again when it comes back.
+ * to one thread, which is inside the registrar and checks everything again when it returns.
  *
- * A signal handler that interrupted the holder of the mutex, or a thread about to take the mutex,
- * gets no lock (operator bool) and works without the cache. If it forked and returns in the child,
- * the interrupted thread works on in an arena of zeros: each loop ends there, and each index is in
- * the arena. When it gives the mutex back it wipes the arena again. When it takes the mutex again
- * the generation differs: it gets no lock, and returns.
+ * If a signal handler interrupts the holder of the mutex, or a thread that is about to take it, the
+ * handler gets no lock (operator bool), and works without the cache. If it forks and returns in the
+ * child, the interrupted thread continues in an arena of zeros: each loop ends there, and each
+ *index is in the arena. When this thread unlocks the mutex, it clears the arena again. When it
+ *locks the mutex again, the generation differs: it gets no lock, and returns.
  */
 #ifndef MR_CACHE_LOCKED_H
 #define MR_CACHE_LOCKED_H
@@ -31,7 +31,7 @@ namespace mr_cache {
 
 template <class Env> class locked {
 public:
-	/* tries: to take the mutex; 0: until it is free. */
+	/* tries: how often to try the mutex; 0: wait for it. */
 	locked(arena<Env> &in, Env &with, uint32_t tries = 0)
 	    : a(in), env(with), generation(a.generation())
 	{
@@ -47,7 +47,7 @@ public:
 	locked(const locked &) = delete;
 	locked &operator=(const locked &) = delete;
 
-	/* Ask again wherever the mutex was free. */
+	/* Check this again after each call during which the mutex was free. */
 	explicit operator bool() const { return held; }
 
 	arena<Env> &a;
@@ -59,8 +59,7 @@ public:
 	static bool is_nested() { return Env::thread().inside; }
 	bool has_pending() const { return pending; }
 
-	/* Frees the mutex until a thread comes back from the registrar. False: the deadline came.
-	 */
+	/* Unlocks the mutex until a thread leaves the registrar. False: the deadline passed. */
 	bool wait(uint64_t deadline = 0)
 	{
 		const auto seen = a.making.progress.ticket();
@@ -90,7 +89,7 @@ public:
 		return false;
 	}
 
-	/* Waits until so many entries were deregistered or no thread deregisters; not for long. */
+	/* Waits shortly until `all` entries were deregistered or no thread is deregistering. */
 	void await_deregs(uint64_t all)
 	{
 		uint64_t until = 0;
@@ -99,8 +98,7 @@ public:
 			await(&until, &a.late);
 	}
 
-	/* For readers that give unused references back. They may sleep, so the last waits are
-	 * longer. */
+	/* Lets readers drop unused references. They may sleep, so the last waits are longer. */
 	void let_others_run(uint32_t left)
 	{
 		unlock();
@@ -118,8 +116,8 @@ public:
 	}
 
 	/*
-	 * Returns a closed entry without owner, or 0. The doubtful entries come last: if a child
-	 * still has the file of their context, no other MR can have their words.
+	 * Returns a closed entry without owner, or 0. Entries of `doubtful` come last: if a child
+	 * still has the file of their context, their words can't be armed with another MR.
 	 */
 	uint32_t allocate()
 	{
@@ -129,7 +127,7 @@ public:
 			return pop(&a.free_entry);
 		if (i < Env::entries && a.is_ready(i)) {
 			at(i).word.free_fresh_relaxed();
-			at(i).word.clean_relaxed(); // a child's: the kernel may have had it
+			at(i).word.clean_relaxed(); // in a child: the kernel may have set bits
 			a.hot.high.store(i + 1, std::memory_order_relaxed);
 			return i;
 		}
@@ -139,7 +137,7 @@ public:
 		return i;
 	}
 
-	/* of_kernel: the kernel may still have its word. */
+	/* of_kernel: the kernel may still write its word. */
 	void free(uint32_t i, bool of_kernel = false)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
@@ -149,7 +147,7 @@ public:
 		push(of_kernel ? &a.doubtful : &a.free_entry, i);
 	}
 
-	/* It loses its PD, too: the next PD may have the same address. */
+	/* Also forgets its PD, because the next PD may have the same address. */
 	void orphan(uint32_t i)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
@@ -158,7 +156,7 @@ public:
 		a.owner.add(at(i).owner, a.entries, i);
 	}
 
-	/* Ends the entries of a context that goes, and with it all its registrations. */
+	/* Ends the entries of a context that ends, and all its registrations with it. */
 	void abandon(uint32_t o)
 	{
 		auto &list = a.owner[o].list;
@@ -181,10 +179,10 @@ public:
 	}
 
 	/*
-	 * Ends all entries of an owner, or of a PD if `who` is NULL, before it goes. It waits for
-	 * threads that register, settle or deregister such an entry: they would work in a context
-	 * that was freed. It does not wait for users, who may have forgotten a reference: after a
-	 * few looks, in which readers give unused references back, it leaves entries to them.
+	 * Ends all entries of an owner (of a PD if `who` is NULL) before the owner ends. It waits
+	 * for threads that register, settle or deregister such an entry: they would use a freed
+	 * context. It does not wait for users, who may leak references: after a few iterations, in
+	 * which readers drop unused references, it leaves the entries to their users.
 	 */
 	int drain(const void *who, const void *pd)
 	{
@@ -224,7 +222,7 @@ public:
 				wait();
 				continue;
 			}
-			/* Most of many are users: fewer looks. */
+			/* With many used entries most have real users: fewer iterations. */
 			const uint32_t cost = 1 + used / 16;
 
 			if (!used || is_nested() || patience < cost)
@@ -235,7 +233,7 @@ public:
 
 		const uint32_t o = a.owner.find(who);
 
-		/* Without the mutex, its next holder abandons the entries. */
+		/* Without the mutex: its next holder abandons the entries. */
 		if (o != a.owner.NONE && held)
 			abandon(o);
 		else if (o != a.owner.NONE)
@@ -243,14 +241,14 @@ public:
 		return error;
 	}
 
-	/* OPEN entries only. */
+	/* The entry must be OPEN. */
 	void retire(uint32_t i)
 	{
 		unlink(i);
 		close(i);
 	}
 
-	/* If it has no references. */
+	/* Fails if the entry has references. */
 	bool close(uint32_t i)
 	{
 		uint64_t seen;
@@ -273,7 +271,7 @@ public:
 	/* Returns one idle entry of an owner, or 0 if the next `most` are in use. */
 	uint32_t evict(uint32_t o, uint32_t most = LOOKS)
 	{
-		/* A reader may take it first. */
+		/* A reader may take a reference first. */
 		while (uint32_t i = a.owner[o].list.oldest_idle(a.entries, most))
 			if (evict_this(i))
 				return i;
@@ -291,7 +289,7 @@ public:
 		return evicted;
 	}
 
-	/* The idle bytes of an owner; counts no further than `enough`. */
+	/* Returns the idle bytes of an owner; stops counting at `enough`. */
 	uint64_t idle_bytes(uint32_t o, uint64_t enough = UINT64_MAX)
 	{
 		uint64_t bytes = 0;
@@ -336,7 +334,7 @@ public:
 		}
 	}
 
-	/* With the mutex free. If it fails for the entry `keeps`, the last user keeps the entry. */
+	/* Unlocks the mutex. If it fails for the entry `keeps`, the last user keeps the entry. */
 	[[gnu::noinline]] int dereg_pending(uint32_t keeps = 0)
 	{
 		int error = 0;
@@ -370,7 +368,7 @@ public:
 		return error;
 	}
 
-	/* With a reference to it, and the mutex free. Retires an entry that cannot be settled. */
+	/* The caller has a reference. Unlocks the mutex. Retires the entry if settling fails. */
 	void settle(uint32_t i)
 	{
 		entry<Env> &e = at(i);
@@ -398,8 +396,8 @@ public:
 	}
 
 	/*
-	 * Returns an entry that serves, with a reference, or 0. The mutex may be free for a while.
-	 * *plain: another thread settles an entry that would serve, and takes too long (miss.h).
+	 * Returns an entry that serves the request, with a reference, or 0. May unlock the mutex.
+	 * *plain: another thread is settling such an entry, and takes too long (miss.h).
 	 */
 	uint32_t find_valid(const request &want, bool *plain)
 	{
@@ -426,7 +424,7 @@ public:
 			else if (e.word.fold_relaxed())
 				a.owner[e.owner].counted.hits += e.word.uses(e.word.FOLD);
 			else
-				retire(i); // FULL, an unknown bit, no end of suspicion
+				retire(i); // FULL, an unknown bit, or suspect again and again
 			if (!held)
 				return 0;
 			put_unused(i);
@@ -437,9 +435,8 @@ public:
 
 	/*
 	 * Evicts a sixteenth of the idle entries at first (stage 0), then all. Returns the number
-	 * of registrations that ended, in other threads too. It waits for other threads if this
-	 * thread is inside the registrar so many times: for the command that lacks room, and no
-	 * other.
+	 * of registrations that ended, in other threads too. It waits for other threads only if the
+	 * depth of calls of the registrar is `inside`: for the command that lacks room, no other.
 	 */
 	uint64_t shrink(uint32_t stage, uint32_t inside)
 	{
@@ -457,7 +454,7 @@ public:
 		return held ? a.deregistered - deregistered : 0;
 	}
 
-	/* Calls with the mutex free. A provider's calloc() may be a cancellation point. */
+	/* Calls without the mutex. The calloc() of a provider may be a cancellation point. */
 	template <class Call> void outside(const Call &call)
 	{
 		const int cancel = Env::disable_cancel();
@@ -473,7 +470,7 @@ public:
 		Env::restore_cancel(cancel);
 	}
 
-	/* Forked since, or just before. */
+	/* Is this a child, forked since this object was made or just before? */
 	bool is_child() const { return !generation || a.generation() != generation; }
 
 	static constexpr int SETTLE_ATTEMPTS = 16;
@@ -481,7 +478,7 @@ public:
 	static constexpr uint32_t LOOKS = 64, ALL = UINT32_MAX;
 
 private:
-	/* Sets the mark before it looks at the generation: no child begins in between. */
+	/* Sets `locks` before it reads the generation: no child initializes in between. */
 	void lock(uint32_t tries = 0)
 	{
 		bool &locks = Env::thread().locks;
@@ -527,7 +524,7 @@ private:
 			a.mutex.unlock();
 		std::atomic_signal_fence(std::memory_order_seq_cst);
 		Env::thread().locks = false;
-		/* A signal handler closed a context just now. */
+		/* A signal handler has just closed a context. */
 		if (a.owner.some_ended()) [[unlikely]] {
 			lock();
 			if (held)
@@ -535,7 +532,7 @@ private:
 		}
 	}
 
-	/* Less than an eighth of a large suspended entry: restoring it would pin all of it. */
+	/* Is this less than an eighth of a large suspended entry? Restoring would pin all of it. */
 	static bool is_little(const request &want, const entry<Env> &of)
 	{
 		return of.size() >= 256 << 10 && want.length < of.size() / 8;
@@ -556,7 +553,7 @@ private:
 		return i;
 	}
 
-	/* seen: its word, while it was open. */
+	/* seen: the word of the entry while it was open. */
 	void uncatalog(uint32_t i, uint64_t seen, bool evicted = false)
 	{
 		ibv_mr_cache_stats &counted = a.owner[at(i).owner].counted;

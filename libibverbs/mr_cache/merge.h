@@ -3,12 +3,12 @@
  * The range that a miss registers: the range of the request, or its union with idle entries that it
  * overlaps.
  *
- * Each window that slides over a buffer is a new range, and its idle entry pins all of it: 4,000
- * windows of 256 KiB, a page apart, would pin 1,000 MiB of a buffer of 16 MiB. So windows are
- * registered together as soon as they would pin DEEP times their union (SHALLOW times if they are
- * MANY). The deepest of several unions is taken, so windows become blocks, and blocks grow. A union
- * ends at least as many pinned bytes as it has, so all unions together register no more bytes than
- * all requests. An adjacent entry does not count: it may be another buffer.
+ * Each position of a window that slides over a buffer is a new range, and its idle entry pins all
+ * of it: 4,000 windows of 256 KiB, a page apart, would pin 1,000 MiB of a buffer of 16 MiB. So
+ * windows are registered together as soon as they would pin DEEP times their union (SHALLOW times
+ * if they are MANY). The deepest union is chosen, so windows become blocks, and blocks grow. A
+ * union ends at least as many pinned bytes as it has, so all unions register at most as many bytes
+ * as all requests. An adjacent entry does not count: it may be another buffer.
  */
 #ifndef MR_CACHE_MERGE_H
 #define MR_CACHE_MERGE_H
@@ -19,7 +19,7 @@ namespace mr_cache {
 
 template <class Env> class merge {
 public:
-	/* bytes: of the union at most. */
+	/* bytes: the largest size of a union. */
 	merge(const request &wanted, const arena<Env> &in, uint64_t bytes)
 	    : a(in), want(wanted), most(bytes)
 	{
@@ -34,7 +34,7 @@ public:
 		double deepest = 0;
 		request best = want;
 
-		/* A peer's key must not open more; of one page nothing overlaps a part. */
+		/* A peer's key must not give more access. A range of one page has no parts. */
 		if (want.access & (RIGHTS ^ MR_CACHE_LOCAL_WRITE) || size <= Env::page_mask() + 1 ||
 		    size >= largest)
 			return want;
@@ -69,8 +69,8 @@ public:
 	}
 
 private:
-	static constexpr uint32_t LOOKS = 16;		// at entries
-	static constexpr uint32_t MANY = 6, ENOUGH = 8; // of them in a union
+	static constexpr uint32_t LOOKS = 16;		// the most entries to check
+	static constexpr uint32_t MANY = 6, ENOUGH = 8; // numbers of entries in a union
 	static constexpr double DEEP = 4, SHALLOW = 2;
 	static constexpr uint64_t MOST = 4;
 	static constexpr uint64_t NONE = UINT64_MAX;
@@ -80,7 +80,7 @@ private:
 		return !(e.word.peek_relaxed() & (e.word.KERNEL | e.word.REFS));
 	}
 
-	/* By so many bytes this entry extends the union; NONE: it does not overlap. */
+	/* Returns by how many bytes the entry extends the union; NONE: it does not overlap. */
 	uint64_t more(uint32_t i) const
 	{
 		const entry<Env> &e = a.entries[i];

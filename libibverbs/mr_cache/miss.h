@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A request that the search without the mutex has not found: it searches again under the mutex,
+ * A request for which the search without the mutex has found no entry: it searches under the mutex,
  * waits for a thread that registers the same range, makes room, registers, and publishes the entry.
  *
- * The wait is short. The other thread may wait for a page, the program's pager for a lock, and this
- * thread may have the lock. So after a moment this thread registers, too. Of two such entries the
- * larger stays in the catalog (deserves_place()).
+ * The wait is short: the other thread may wait for a page, the program's pager may wait for a lock,
+ * and this thread may hold the lock. So after some milliseconds this thread registers, too. Then
+ * the larger of the two entries stays in the catalog (deserves_place()).
  */
 #ifndef MR_CACHE_MISS_H
 #define MR_CACHE_MISS_H
@@ -19,7 +19,7 @@ namespace mr_cache {
 
 template <class Env> class miss {
 public:
-	/* The index has no entry that serves, unless its version is another one than as_of. */
+	/* While its version is as_of, the index has no entry that serves the request. */
 	miss(arena<Env> &in, Env &env, const request &wanted, void *of_owner, uint64_t as_of)
 	    : lock(in, env), a(in), want(wanted), who(of_owner), version(as_of)
 	{
@@ -37,7 +37,7 @@ public:
 			if (plain || !lock)
 				return EOPNOTSUPP;
 			version = a.index.version();
-			/* Frees the mutex, so before the wait: the awaited thread may come back. */
+			/* Before the wait: this unlocks the mutex, and the thread may return. */
 			if (lock.has_pending()) {
 				lock.dereg_pending();
 				continue;
@@ -79,7 +79,7 @@ public:
 	}
 
 private:
-	/* Retires idle entries whose memory has gone: no request would find them. */
+	/* Retires idle entries whose memory was unmapped: no request would find them. */
 	void sweep()
 	{
 		for (uint32_t n = SWEPT; n; n--) {
@@ -90,7 +90,7 @@ private:
 		}
 	}
 
-	/* False: the owner will not have so much room, or not now. */
+	/* False: the owner can't have this much room, or not now. */
 	bool make_room(uint32_t o, uint64_t size)
 	{
 		owner_record<Env> &of = a.owner[o];
@@ -111,7 +111,7 @@ private:
 		return true;
 	}
 
-	/* How many entries to look at for each victim; 0: evicting would not make enough room. */
+	/* How many entries to check for each victim; 0: evicting would not make enough room. */
 	uint32_t looks_for_room(uint32_t o, uint64_t size)
 	{
 		const owner_record<Env> &of = a.owner[o];
@@ -125,7 +125,7 @@ private:
 		return lock.idle_bytes(o, excess) < excess ? 0 : lock.ALL;
 	}
 
-	/* Merges only if ranges overlapped lately, and no merge has failed since. */
+	/* Tries a merge only if ranges overlapped recently, and no merge has failed since then. */
 	request merged(owner_record<Env> &of)
 	{
 		if (!of.merge_looks) [[likely]]
@@ -173,12 +173,12 @@ private:
 					  whole.length != want.length};
 		int error = EOPNOTSUPP;
 
-		/* They may hold resources that the registration needs. */
+		/* Pending entries may hold resources that the registration needs. */
 		lock.dereg_pending();
 		if (lock)
 			lock.outside([&] { error = reg_and_settle(asked, e.word, &mr); });
 
-		/* In a child no entry has begun. */
+		/* In a child there is no entry, only the MR. */
 		if (!lock) {
 			*ref = {mr, i, asked.generation};
 			return mr ? 0 : EOPNOTSUPP;
@@ -186,7 +186,7 @@ private:
 		a.making.remove(i);
 		if (error) {
 			e.word.unhold_relaxed();
-			/* Another MR has the word: one of a closed context. */
+			/* EBUSY: an MR of a closed context still has the word. */
 			lock.free(i, error == EBUSY);
 			return error;
 		}
@@ -197,7 +197,7 @@ private:
 		return a.hit(i, lock.generation, ref);
 	}
 
-	/* With its one reference: in the catalog, or unlinked if it has no place there. */
+	/* Opens the entry with one reference: in the catalog, or without a place there unlinked. */
 	void publish(uint32_t i)
 	{
 		entry<Env> &e = lock.at(i);
@@ -224,10 +224,10 @@ private:
 
 		if (e.word.peek_relaxed() & entry_word<Env>::KERNEL || a.owner[e.owner].is_gone())
 			return false;
-		/* It had room when it began: the limits are lower since. */
+		/* It had room when it began, but the limits were lowered since then. */
 		if (a.owner[e.owner].is_over())
 			return false;
-		/* An entry that contained all of it would contain the request. */
+		/* An entry that contains all of it would also contain the request. */
 		if (a.index.version() != version) {
 			const uint32_t other = a.index.search(e.own_range(), a.entries);
 
@@ -246,7 +246,7 @@ private:
 		return true;
 	}
 
-	/* If it becomes invalid now it serves this request alone. */
+	/* If it becomes invalid now, it serves only this request. */
 	int reg_and_settle(const mr_cache_request &asked, entry_word<Env> &w, void **mr)
 	{
 		const int error = lock.env.reg(&asked, w.raw(), mr);
@@ -265,7 +265,7 @@ private:
 	const request &want;
 	void *const who;
 	uint64_t version;
-	uint64_t until = 0; // when its patience ends, once it has begun
+	uint64_t until = 0; // the deadline of its wait; 0: it has not waited yet
 };
 
 } // namespace mr_cache

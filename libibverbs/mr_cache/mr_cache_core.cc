@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The process's registration cache. Adds the registrar of the verbs to linux_env. */
+/* The registration cache of the process. Adds the registrar of the verbs to linux_env. */
 #include "mr_cache_core.h"
 
 #if UINTPTR_MAX > UINT32_MAX
@@ -36,7 +36,7 @@ int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint
 
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access)
 {
-	/* No pointer, which would be in a register all the way. */
+	/* A lambda: a function pointer would occupy a register all the way. */
 	return cache.find(pd, addr, length, access,
 			  [](auto... wanted) { return mr_cache_on_miss(wanted...); });
 }
@@ -100,7 +100,7 @@ int64_t mr_cache_visit(mr_cache_visitor *visit, const void *by, bool at_end)
 
 #else
 
-/* No context caches on 32 bits, where some CPUs have no 64-bit atomics: no alias is called. */
+/* Nothing is cached on 32 bits, because some CPUs lack 64-bit atomics: no alias is called. */
 #include <cerrno>
 
 #ifndef __clang__

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The C boundary of the registration cache. The core knows nothing of verbs: a PD, a context (here:
- * owner) and an MR are pointers that it compares and gives back.
+ * The C boundary of the registration cache. The core does not know the verbs: a PD, a context
+ * (here: owner) and an MR are pointers that it only compares and returns.
  *
  * All functions are thread safe, return 0 or an errno value unless said otherwise, and call the
- * registrar without a lock. It may call them again (an allocator's hook): then they do not wait. A
- * child has an empty cache and a new generation; a release of its parent's reference does nothing.
+ * registrar without a lock. The registrar may call them (in an allocator's hook): then they do not
+ * wait. A child has an empty cache and a new generation; releasing a parent's reference is a no-op.
  */
 #ifndef MR_CACHE_CORE_H
 #define MR_CACHE_CORE_H
@@ -26,83 +26,83 @@ enum mr_cache_access {
 	MR_CACHE_REMOTE_READ = 1 << 2,
 	MR_CACHE_REMOTE_ATOMIC = 1 << 3,
 	MR_CACHE_RELAXED_ORDERING = 1 << 20,
-	/* It serves exactly this range and these rights, and no part of its pages. */
+	/* The registration serves exactly this range and these rights, and no part of its pages. */
 	MR_CACHE_EXACT = 1 << 21,
 };
 
 struct mr_cache_request {
 	void *pd;
 	void *owner;
-	uint64_t addr; /* the range that the mr shows */
+	uint64_t addr; /* the range for the fields of the MR */
 	uint64_t length;
-	uint64_t start; /* the range to register: the same with MR_CACHE_EXACT, else its pages */
+	uint64_t start; /* the range to register: with MR_CACHE_EXACT the same, or its pages */
 	uint64_t size;
 	uint32_t access;
 	uint32_t index; /* of the references to the registration */
 	uint32_t generation;
-	bool merged; /* nothing is evicted for it: the request alone may do with less */
+	bool merged; /* evict no entry for it: the request without the merge may need less */
 };
 
 /*
- * The registrar (mr_cache_registrar.c). Registers and arms the word, whose bits 0-7 are 0 and the
- * kernel's from now on. EOPNOTSUPP: register it plainly.
+ * The registrar (mr_cache_registrar.c). Registers, and arms the MR with the word, whose bits 0-7
+ * are 0 and belong to the kernel from now on. EOPNOTSUPP: register plainly.
  */
 int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word, void **mr);
-/* After 0 the word says INVALID, or nothing, and the mr is not suspended. */
+/* After 0 the word says INVALID, or has no bit of the kernel. */
 int mr_cache_settle_entry(void *mr);
-/* After 0 the word is the cache's again. */
+/* After 0 the kernel does not write the word any more. */
 int mr_cache_dereg_entry(void *mr);
-/* The settings of a new owner. The caller has a lock: they call nothing here. */
+/* The settings of a new owner. The caller has a lock, so these must not call the cache. */
 struct ibv_mr_cache_limits mr_cache_first_limits(void *owner);
-uint64_t mr_cache_max_merge(void *owner); /* bytes of one registration */
+uint64_t mr_cache_max_merge(void *owner); /* the largest merged registration, in bytes */
 
 /* The bits of a word that count references. */
 #define MR_CACHE_IN_USE 0x3fffffc00ULL
 
-/* A reference, in two registers. Several references may have the same mr. */
+/* A reference, which fits into two registers. Several references may have the same mr. */
 struct mr_cache_ref {
 	void *mr; /* from the registrar; NULL: no reference */
 	uint32_t index;
 	uint32_t generation; /* never 0 */
 };
 
-/* Starts the cache. ENOMEM, EOPNOTSUPP (32 bits): it stays off. */
+/* Starts the cache. After ENOMEM or EOPNOTSUPP (32 bits) it stays off. */
 int mr_cache_init(void);
 
 /*
- * Returns the mr that shows exactly this range, with a reference, or ends in mr_cache_on_miss(),
- * with a reference to an mr that shows more, or none.
+ * Returns the mr with exactly this range, and takes a reference; or jumps to mr_cache_on_miss(),
+ * with a reference to an mr with a larger range, or without a reference.
  */
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 		       struct mr_cache_ref part);
 
-/* Registers if it finds no registration. EOPNOTSUPP: the cache can't serve this request now. */
+/* Finds a registration, or registers. EOPNOTSUPP: the cache can't serve this request now. */
 int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
 		     struct mr_cache_ref *ref);
 
-/* EINVAL: it was released before. Other errors: the caller still has it. */
+/* EINVAL: the reference was released before. Other errors: the caller still has it. */
 int mr_cache_release(uint32_t index, uint32_t generation);
 
 /*
- * Takes the registration out of the index. 0: the caller has the only reference (threads that share
- * it may all get 0); EBUSY: there are others; EAGAIN: a signal handler interrupted the cache.
+ * Removes the registration from the index. 0: the caller has the only reference (threads that share
+ * it may all get 0); EBUSY: it has other users; EAGAIN: a signal handler interrupted the cache.
  */
 int mr_cache_claim(uint32_t index, uint32_t generation);
 
-/* 1: a valid cached registration contains the range and allows the access. Else 0. */
+/* Returns 1 if a valid cached registration contains the range and allows the access, or 0. */
 int mr_cache_covers(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 
 /* Sets the limits (to) and returns the old limits (from). Both may be NULL. */
 int mr_cache_limits(void *owner, const struct ibv_mr_cache_limits *to,
 		    struct ibv_mr_cache_limits *from);
 
-/* Evicts idle registrations until at most that many bytes of them stay. */
+/* Evicts idle registrations until at most `keep` bytes of them stay. */
 int mr_cache_clean(void *owner, uint64_t keep);
 
 int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics);
 
-/* Before a PD or, if not NULL, an owner goes. */
+/* Call this before a PD or, if it is not NULL, an owner ends. */
 int mr_cache_drain(void *owner, void *pd);
 
 /* Bytes pinned by registrations that are idle, or being deregistered. */
@@ -110,13 +110,13 @@ uint64_t mr_cache_idle_bytes(void);
 
 int mr_cache_is_on(void);
 
-/* Evicts some of all that is idle (stage 0), then all. Returns how many were deregistered, by
- * others too. by_cache: the registrar's command lacks room. */
+/* Evicts some idle registrations of all owners (stage 0), then all. Returns how many were
+ * deregistered, in other threads too. by_cache: a command of the registrar lacks room. */
 uint64_t mr_cache_shrink(uint32_t stage, bool by_cache);
 
 /*
- * Calls visit() for each owner, with a lock held: it calls nothing here. If it returns true all
- * that is idle is evicted. Returns the number; -1: no lock (at_end, of the process: for a while).
+ * Calls visit() for each owner with a lock held: it must not call the cache. If it returns true,
+ * all idle registrations are evicted. Returns their number; -1: no lock (at_end: it tries shortly).
  */
 typedef bool mr_cache_visitor(void *owner, const struct ibv_mr_cache_stats *statistics,
 			      const void *by);

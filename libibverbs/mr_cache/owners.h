@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The owners of registrations (a verbs context each): limits, statistics, entries. */
+/* The owners of registrations (each is a verbs context): limits, statistics, entries. */
 #ifndef MR_CACHE_OWNERS_H
 #define MR_CACHE_OWNERS_H
 
@@ -8,19 +8,19 @@
 
 namespace mr_cache {
 
-/* A list of entries, in the order in which they came, linked by index; 0 is no entry. */
+/* A list of entries in the order in which they were added, linked by index; 0 is no entry. */
 template <class Env> class entry_list {
 public:
 	uint32_t size() const { return count; }
 
-	/* 0: the end. */
+	/* 0: the end of the list. */
 	uint32_t begin() const { return first; }
 	static uint32_t after(const entry<Env> *entries, uint32_t i)
 	{
 		return entries[i].of_owner.next;
 	}
 
-	/* Returns the entry at the hand, and moves the hand on; 0: the list is empty. */
+	/* Returns the entry at the hand, and advances the hand; 0: the list is empty. */
 	uint32_t turn(const entry<Env> *entries)
 	{
 		uint32_t i = hand ? hand : first;
@@ -31,8 +31,8 @@ public:
 	}
 
 	/*
-	 * Returns an invalid entry among the next EXAMINED, or the idle entry with the oldest
-	 * stamp. If all are in use it looks at up to `most`; 0: they are in use, too.
+	 * Returns an invalid entry among the next EXAMINED entries, or the idle entry with the
+	 * oldest stamp. If all are in use, it checks up to `most` entries; 0: all are in use.
 	 */
 	uint32_t oldest_idle(const entry<Env> *entries, uint32_t most)
 	{
@@ -89,19 +89,19 @@ private:
 
 	uint32_t first;
 	uint32_t last;
-	uint32_t hand; // of a clock: looks go on where the last one stopped; 0: at the first
+	uint32_t hand; // where the next search starts, as the hand of a clock; 0: at the first
 	uint32_t count;
 };
 
 template <class Env> struct owner_record {
-	/* NULL: flushed, or free. Atomic for signal handlers, which may end it. */
+	/* NULL: flushed, or free. Atomic, because a signal handler may end the owner. */
 	typename Env::template atomic<void *> name;
 	bool in_use; // has a name, or entries
 	ibv_mr_cache_limits limits;
-	uint64_t max_merge;	    // bytes of one registration
+	uint64_t max_merge;	    // the largest merged registration, in bytes
 	ibv_mr_cache_stats counted; // without the hits of entries that are still open
 	entry_list<Env> list;
-	int32_t merge_looks; // misses that will look for a merge; < 0: misses that will not
+	int32_t merge_looks; // so many misses will try a merge; < 0: so many will not
 
 	bool has_room(uint64_t size) const
 	{
@@ -123,14 +123,14 @@ template <class Env> struct owner_record {
 		list = {};
 	}
 	void *who() const { return name.load(std::memory_order_relaxed); }
-	/* Its context was closed; entries may be left. */
+	/* Was its context closed? It may still have entries. */
 	bool is_gone() const { return !who(); }
 };
 
 template <class Env> class owners {
 public:
 	static constexpr uint32_t NONE = ~0U;
-	static constexpr uint32_t NAMELESS = Env::owners; // has the orphans
+	static constexpr uint32_t NAMELESS = Env::owners; // the owner of orphans
 
 	owner_record<Env> &operator[](uint32_t i) { return records[i]; }
 	uint32_t size() const { return high; }
@@ -143,7 +143,7 @@ public:
 		return NONE;
 	}
 
-	/* NONE if there are too many. */
+	/* Returns NONE if there are too many owners. */
 	uint32_t find_or_add(void *who, const Env &env)
 	{
 		uint32_t i = find(who);
@@ -182,7 +182,7 @@ public:
 		records[o].in_use = records[o].counted.entries;
 	}
 
-	/* Without the mutex, by a signal handler. */
+	/* For a signal handler, which has no mutex. */
 	void end(uint32_t o)
 	{
 		records[o].name.store(nullptr, std::memory_order_relaxed);

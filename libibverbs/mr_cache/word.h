@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The notification word of an entry: validity, life and references in one atomic, so one
- * instruction takes a reference and tells whether it is worth anything.
+ * The notification word of an entry: the kernel's bits, the entry's state and its references in one
+ * atomic, so one instruction takes a reference and tells whether the entry is valid.
  *
  *   63          34 33     32        10  9        8       7        0
  *   | uses (30)   | FULL | references | UNLINKED | CLOSED | kernel  |
  *
  * kernel   INVALID, SUSPECT and SUSPENDED, set by the kernel, asynchronously
- * CLOSED   unowned: free or being registered (with one reference), or being deregistered
- * UNLINKED not in the index any more: its last user tears it down
+ * CLOSED   has no users: free or being registered (with one reference), or being deregistered
+ * UNLINKED not in the index any more: the last user deregisters it
  * FULL     the top bit of the references: 8 million more would overflow
- * uses     references taken in this life; by its top bit (FOLD) the next reader adds them up
+ * uses     references taken since open(); if its top bit (FOLD) is set, a reader adds them up
  *
- * A release too many borrows from uses, above the flags. The word changes by read-modify-write
- * only: a reader may add a reference to any word, at any time, on the strength of an old hint. So
- * open() adds, too: a store would lose such a reference, and giving it back would take the owner's.
+ * One release too many borrows from uses, above the flags. All changes are read-modify-write: a
+ * reader with an old hint may add a reference to any word at any time. So open() also adds: a store
+ * would lose such a reference, and dropping it would then drop the owner's reference.
  *
- * A reader takes its reference first, and compares the fields then. The other order loses:
+ * A reader takes its reference before it compares the fields. In the other order it could fail:
  *
  *   reader                         evictor and the next owner
  *   compares: the range fits
@@ -24,10 +24,10 @@
  *   get(): not closed, valid
  *   uses the MR of another range
  *
- * While it has the reference close() fails, so the fields stay as they were before open().
+ * While the reader has the reference, close() fails, so the fields stay as they were before open().
  * [Required: open() releases, get() acquires. A user's work with the MR comes before its
- * deregistration: put() releases, close() acquires.] A word has a reference while it is registered:
- * the kernel may suspend an idle registration as soon as it is armed.
+ * deregistration: put() releases, close() acquires.] A word has a reference during registration,
+ * because the kernel may suspend an idle registration as soon as it is armed.
  */
 #ifndef MR_CACHE_WORD_H
 #define MR_CACHE_WORD_H
@@ -60,17 +60,17 @@ public:
 	static bool idle(uint64_t seen) { return !(seen & (REFS | CLOSED)); }
 	static uint64_t uses(uint64_t seen) { return seen / USE; }
 	static bool suspended(uint64_t seen) { return seen & SUSPENDED; }
-	/* The thread that finds this tears it down. */
+	/* The thread that finds this retires the entry. */
 	static bool over(uint64_t seen) { return idle(seen) && seen & (INVALID | UNLINKED); }
 
-	/* A guess. */
+	/* The value may be out of date. */
 	uint64_t peek_relaxed() const { return value.load(std::memory_order_relaxed); }
 
-	/* The word before tells whether to keep the reference. Pairs with open(). */
+	/* Returns the old word, which tells whether to keep the reference. Pairs with open(). */
 	uint64_t get_acquire() { return value.fetch_add(REF + USE, std::memory_order_acquire); }
 
-	/* For a reference that was not used. True: the entry is over. A child may have no
-	 * reference. */
+	/* Drops a reference that was not used. True: the entry has to be retired. In a child the
+	 * word may have no reference. */
 	bool put_unused_release()
 	{
 		const uint64_t seen = value.fetch_sub(REF + USE, std::memory_order_release);
@@ -82,7 +82,7 @@ public:
 	}
 	uint64_t put_release() { return value.fetch_sub(REF, std::memory_order_release); }
 
-	/* After this put() the caller has nothing to do: there are users, or the entry is idle. */
+	/* After this put() the caller is done: the entry has other users, or is idle. */
 	static bool simple(uint64_t seen)
 	{
 		uint64_t references = seen & REFS;
@@ -91,12 +91,12 @@ public:
 			return true;
 		return references > REF && !(seen & CLOSED);
 	}
-	/* This put() was one too many. A closed word may have references: its own, and readers'. */
+	/* Was this put() one too many? A closed word may have its own and readers' references. */
 	static bool unused(uint64_t seen) { return !used(seen) || seen & CLOSED; }
 
 	void undo_put_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
 
-	/* From open to closed, uses back to 0; false if it has references. */
+	/* Closes the word and sets uses to 0; false if it has references. */
 	bool close_acquire(uint64_t *seen)
 	{
 		*seen = peek_relaxed();
@@ -109,15 +109,15 @@ public:
 		return true;
 	}
 
-	/* A fresh entry's word is 0, which would be open. */
+	/* The word of a new entry is 0, which would mean open. */
 	void free_fresh_relaxed() { value.fetch_add(CLOSED + REF, std::memory_order_relaxed); }
 
-	/* Closed, and the kernel has let go of it: clears the kernel's bits. */
+	/* Clears the kernel's bits. The word is closed and not armed any more. */
 	void clean_relaxed() { value.fetch_and(~(KERNEL | UNLINKED), std::memory_order_relaxed); }
 
 	/*
-	 * The same, with the reference for the next registration. That comes first: until a closed
-	 * context's file is gone, the kernel may set and clear bits.
+	 * As clean(), but first takes the reference for the next registration: until the file of a
+	 * closed context is released, the kernel may set and clear bits.
 	 */
 	void free_relaxed()
 	{
@@ -126,16 +126,16 @@ public:
 	}
 	void unhold_relaxed() { value.fetch_sub(REF, std::memory_order_relaxed); }
 
-	/* From closed to open, with so many more references. */
+	/* Opens the word, and adds references. */
 	uint64_t open_release(uint64_t references)
 	{
 		return value.fetch_add(references * REF - CLOSED, std::memory_order_release);
 	}
 
-	/* A reader that gets a reference after this gives it back. */
+	/* A reader that gets a reference after this drops it. */
 	void mark_unlinked_relaxed() { value.fetch_or(UNLINKED, std::memory_order_relaxed); }
 
-	/* Takes the top bit of uses out, to be counted under the mutex. */
+	/* Clears the top bit of uses, which the caller counts under the mutex. */
 	bool fold_relaxed() { return value.fetch_and(~FOLD, std::memory_order_relaxed) & FOLD; }
 
 	uint64_t *raw() { return reinterpret_cast<uint64_t *>(&value); }
