@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A reference as libibverbs gets one: find(), and acquire() for the requests that find()
- * leaves. So a sanitizer or the scheduler sees the hit path that ships. find() returns the
- * registration alone; the registrars of the tests know its reference.
+ * Gets a reference as libibverbs does: find(), and acquire() for requests that find() leaves.
+ * So a sanitizer or the scheduler sees the hit path that ships. find() returns only the
+ * registration; the registrars of the tests know its reference.
  */
 #ifndef MR_CACHE_ACQUIRE_H
 #define MR_CACHE_ACQUIRE_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* A queue pair that asks, and a peer made by hand that answers. */
+/* A queue pair that sends requests, and a raw peer that answers. */
 #ifndef GUEST_ASKED_H
 #define GUEST_ASKED_H
 
@@ -16,14 +16,15 @@
 namespace odp {
 
 /*
- * A queue pair that has asked for a write, number 0, which was acknowledged, and for a read of
- * three packets, 1 to 3.
+ * A queue pair that has sent a write with PSN 0, which was acknowledged, and a read of three
+ * packets, PSN 1 to 3.
  */
 struct asked {
 	const cable &wire;
 	mr_notify::memory here = mr_notify::anonymous(3 * mtu);
-	mr_notify::memory there = mr_notify::anonymous(
-		mr_notify::page_size()); /* of the peer: only its address is used */
+	mr_notify::memory there =
+		mr_notify::anonymous(mr_notify::page_size()); /* in place of the peer's memory: only
+								 the address is used */
 	mr_notify::owned<ibv_mr> mr =
 		wire.on().register_memory(here.registered(), IBV_ACCESS_LOCAL_WRITE);
 	raw_peer peer{wire};
@@ -85,7 +86,7 @@ struct asked {
 		answer(raw_peer::part::last, 3);
 		CHECK(ended() == IBV_WC_SUCCESS);
 	}
-	/* The next that it asks for. */
+	/* The next request of the queue pair. */
 	raw_peer::packet request() const
 	{
 		const auto found = peer.next(mr_notify::time_limit);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Capabilities of a device that no member of `device` tells. */
+/* Capabilities of a device for which `device` has no member. */
 #ifndef GUEST_CAPABILITY_H
 #define GUEST_CAPABILITY_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Another process of this program that runs one of its hidden test cases, with
- * another environment: libibverbs reads its own once in a process.
+ * Runs one of the program's hidden test cases in another process with another environment,
+ * because libibverbs reads its environment once in a process.
  */
 #ifndef GUEST_CHILD_H
 #define GUEST_CHILD_H
@@ -20,7 +20,7 @@ struct child_result {
  */
 child_result run_child(const std::string &hidden_test, const std::vector<std::string> &environment);
 
-/* In the child: one line for its parent. */
+/* Call this in the child: sends one line to its parent. */
 void tell(const std::string &line);
 
 #endif

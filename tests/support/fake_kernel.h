@@ -28,7 +28,7 @@ struct fake_kernel {
 		uint64_t *word;
 		std::atomic<bool> live;
 		bool is_registered;	     // the same, for the thread sanitizer
-		std::atomic<bool> invalid;   // its memory is no longer the registered one
+		std::atomic<bool> invalid;   // its range maps other memory
 		std::atomic<bool> suspended; // it has no pages
 		uint64_t invalid_at;	     // by the clock
 
@@ -52,8 +52,9 @@ struct fake_kernel {
 	uint64_t bytes = 0;
 	bool invalid_from_birth = false;
 	unsigned int reg_calls = 0, settle_calls = 0, refused = 0;
-	std::function<void()> after_reg;	      // armed, and it has not returned
-	std::function<void(const mr &)> before_dereg; // and before it returns
+	std::function<void()>
+		after_reg; // called when the MR is armed, before the registration returns
+	std::function<void(const mr &)> before_dereg; // called before the deregistration returns
 
 	static mr_cache_ref reference_to(void *which)
 	{
@@ -152,7 +153,7 @@ struct fake_kernel {
 			before_dereg(*static_cast<mr *>(which));
 	}
 
-	/* In a child: the words of its parent's are not in its memory. */
+	/* Call this in a child: the words of the parent's MRs are not in its memory. */
 	void forked()
 	{
 		for (mr *one : live)
@@ -179,7 +180,7 @@ struct fake_kernel {
 		std::atomic_ref(*m.word).fetch_or(1);
 	}
 
-	/* Memory is short: takes the pages of all that is idle. */
+	/* Memory is short: suspends all idle registrations. */
 	void suspend()
 	{
 		for (mr *m : live) {
@@ -202,7 +203,8 @@ struct fake_kernel {
 				invalidate(*m);
 	}
 
-	/* Something may have changed; `gone`: it has, and only settle() finds out. */
+	/* An event that may have changed the range; `gone`: it has, and only settle() finds this
+	 * out. */
 	void suspect(uint64_t start, uint64_t end, bool gone)
 	{
 		for (mr *m : live) {
@@ -217,7 +219,7 @@ struct fake_kernel {
 	}
 };
 
-/* A small cache over it: 64 entries, hints that collide. */
+/* A small cache above the fake kernel: 64 entries, and hints that collide. */
 struct fake_env : mr_cache::linux_env {
 	static constexpr uint32_t entries = 65;
 	static constexpr uint32_t owners = 4;
@@ -237,7 +239,7 @@ struct fake_env : mr_cache::linux_env {
 		std::lock_guard hold(kernel->big_lock);
 		return kernel->reg(what, word, out);
 	}
-	/* As a command that lacks something (mr_cache_room.c). */
+	/* As a command that lacks resources (mr_cache_room.c). */
 	template <class Try> int with_room(const mr_cache_request &what, const Try &once)
 	{
 		for (uint32_t stage = 0;; stage++) {

@@ -12,22 +12,22 @@ namespace odp::frame {
 using bytes = std::vector<std::byte>;
 
 constexpr uint16_t roce_port = 4791;
-/* The lengths of the headers in their order, and of the sum at the end. */
+/* The lengths of the headers in their order, and of the ICRC at the end. */
 constexpr std::size_t ethernet = 14, ip = 20, udp = 8, bth = 12, aeth = 4, icrc = 4;
 
-/* Big-endian numbers of so many bytes. */
+/* Writes and reads big-endian numbers of `length` bytes. */
 void number(bytes &to, uint64_t value, int length);
 uint32_t number_at(const bytes &from, std::size_t at, int length);
 
-/* The sum of an IP header, whose own field is 0. */
+/* The checksum of an IP header whose checksum field is 0. */
 uint16_t ip_sum(const bytes &header);
 /*
- * Of a packet, from its IP header on and without this sum: of all but the fields that routers may
- * change.
+ * The ICRC of a packet that begins with its IP header and has no ICRC yet: a checksum of all fields
+ * that routers may not change.
  */
 uint32_t invariant_crc(bytes packet);
 
-/* A socket at the end of the cable that is not soft-RoCE's. */
+/* A socket at the end of the cable that soft-RoCE does not use. */
 int open_end();
 
 } // namespace odp::frame

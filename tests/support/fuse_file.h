@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A file of a FUSE server that answers the first read when it is told to: a
- * process that faults its page in through /proc/self/mem keeps mmap_lock until
- * then.
+ * A file of a FUSE server that delays its answer to the first read until the test calls
+ * answer(): a process that faults the page in through /proc/self/mem keeps mmap_lock until then.
  */
 #ifndef GUEST_FUSE_FILE_H
 #define GUEST_FUSE_FILE_H
@@ -28,7 +27,7 @@
 
 class fuse_file {
 public:
-	/* nullptr where there is no FUSE. */
+	/* nullptr if there is no FUSE. */
 	static std::unique_ptr<fuse_file> mount()
 	{
 		[[maybe_unused]] const int loaded = std::system("modprobe fuse 2>/dev/null");
@@ -57,8 +56,8 @@ public:
 	}
 
 	/*
-	 * In another process: keeps its mmap_lock, with a writer behind, so that no other
-	 * thread gets it either. Returns when it was answered.
+	 * Call this in another process: keeps its mmap_lock, while a writer waits for it, so that
+	 * no other thread gets it. Returns after the answer.
 	 */
 	template <class F> void fault(F before) const
 	{
@@ -70,7 +69,7 @@ public:
 			_exit(errno);
 		if (page == MAP_FAILED || memory < 0)
 			_exit(200);
-		/* Made first: the other one's stack could not be mapped any more. */
+		/* This thread is made first: mmap_lock prevents mapping its stack later. */
 		std::thread writer([&] {
 			usleep(300000);
 			before();

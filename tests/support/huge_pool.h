@@ -9,7 +9,7 @@
 #include "memory.h"
 #include "system.h"
 
-/* There are so many free huge pages of 2 MiB while this lives; throws mr_notify::unsupported. */
+/* Keeps @pages huge pages of 2 MiB free while it exists; throws mr_notify::unsupported. */
 class huge_pool {
 public:
 	static constexpr std::size_t page = std::size_t{2} << 20;
@@ -23,7 +23,7 @@ public:
 private:
 	static constexpr const char *file = "/proc/sys/vm/nr_hugepages";
 
-	/* Those that do not come back: a page of the pool that was poisoned, for one. */
+	/* Pages that are lost for the pool, for example because they were poisoned. */
 	static int in_use()
 	{
 		const std::string folder = "/sys/kernel/mm/hugepages/hugepages-2048kB/";

@@ -16,7 +16,7 @@ using namespace frame;
 
 namespace {
 
-/* Of IP addresses: which of them is told by the last byte. */
+/* The last bytes of the IP addresses, which tell the addresses apart. */
 constexpr std::size_t source = ethernet + 15, destination = ethernet + 19;
 constexpr std::byte device_end{1}, a_peer{2}, b_peer{3};
 
@@ -25,7 +25,7 @@ void put(bytes &into, std::size_t at, const bytes &what)
 	std::copy(what.begin(), what.end(), into.begin() + static_cast<ssize_t>(at));
 }
 
-/* To the other queue pair, with all its sums. */
+/* Redirects a packet to the other queue pair, with new checksums. */
 void turn_back(bytes &packet)
 {
 	const std::byte from = packet[destination] == a_peer ? b_peer : a_peer;
@@ -35,7 +35,7 @@ void turn_back(bytes &packet)
 	packet[source] = from;
 	packet[destination] = device_end;
 	put(packet, ethernet + 10, bytes(2));
-	put(packet, ethernet + ip + 6, bytes(2)); /* UDP needs none */
+	put(packet, ethernet + ip + 6, bytes(2)); /* UDP needs no checksum */
 	head.assign(packet.begin() + ethernet, packet.begin() + ethernet + ip);
 	number(sums, ip_sum(head), 2);
 	put(packet, ethernet + 10, sums);
@@ -133,7 +133,7 @@ void lossy_wire::carry(bytes packet)
 		send(std::exchange(held_, {}));
 }
 
-/* One byte of its headers of InfiniBand, or of the data behind them. */
+/* Alters one byte of the InfiniBand headers, or of the data after them. */
 void lossy_wire::alter(bytes &packet)
 {
 	constexpr std::size_t begin = ethernet + ip + udp, most = 44;

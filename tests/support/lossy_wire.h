@@ -23,7 +23,7 @@ namespace odp {
 
 class lossy_wire {
 public:
-	/* Of a hundred packets. */
+	/* In percent of the packets. */
 	struct odds {
 		unsigned int lost = 3;
 		unsigned int doubled = 2;
@@ -43,7 +43,7 @@ public:
 	lossy_wire &operator=(const lossy_wire &) = delete;
 	~lossy_wire();
 
-	/* Connects them to each other; each one's first packet has this number. */
+	/* Connects the queue pairs to each other; the first packet of each has this PSN. */
 	static void connect(ibv_qp *a, ibv_qp *b, uint32_t first_psn,
 			    const mr_notify::patience &waits);
 	const counts &count() const { return count_; }
@@ -59,7 +59,7 @@ private:
 	const odds chances_;
 	std::mt19937 random_;
 	int socket_;
-	frame::bytes held_; /* comes after the next one */
+	frame::bytes held_; /* sent after the next packet */
 	counts count_;
 	std::jthread thread_;
 };

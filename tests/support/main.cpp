@@ -177,7 +177,7 @@ std::string lacks(const Catch::TestCaseInfo &info)
 	return {};
 }
 
-/* A filter for the case of this name alone. */
+/* A filter for only the case with this name. */
 std::string filter_for(const std::string &name)
 {
 	std::string filter;

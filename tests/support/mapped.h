@@ -16,7 +16,7 @@
 
 #include "memory.h"
 
-/* All that there are, in the order in which the kernel made them. */
+/* All mapped rings, in the order in which the kernel made them. */
 inline std::vector<mr_notify::range> mapped_rings()
 {
 	struct found {
@@ -45,7 +45,7 @@ inline std::vector<mr_notify::range> mapped_rings()
 	return rings;
 }
 
-/* Those of them that were not there before. */
+/* The mapped rings that were not mapped before. */
 inline std::vector<mr_notify::range> mapped_since(const std::vector<mr_notify::range> &before)
 {
 	std::vector<mr_notify::range> rings = mapped_rings();

@@ -17,7 +17,7 @@ namespace odp {
 
 constexpr int all_rights = mr_notify::device::all_rights;
 
-/* Sends to a receive, and waits for both ends: sender's status, then receiver's. */
+/* Sends to a receive, and waits for both ends: the status of the sender, then of the receiver. */
 struct both {
 	ibv_wc_status sender;
 	ibv_wc_status receiver;

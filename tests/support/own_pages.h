@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* The pages that no other process shares, which includes pages that were copied after a fork. */
+/* The pages of a process that no other process shares, including pages copied after a fork. */
 #ifndef GUEST_OWN_PAGES_H
 #define GUEST_OWN_PAGES_H
 
@@ -12,7 +12,7 @@
 
 #include "memory.h"
 
-/* How many pages are mapped here alone; all if the kernel does not tell. */
+/* How many pages are mapped only here; all pages if the kernel does not tell. */
 inline std::size_t own_pages(const std::byte *at, std::size_t size)
 {
 	std::vector<uint64_t> entries(size / mr_notify::page_size());

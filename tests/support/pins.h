@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* How many pages are pinned, by whomever. */
+/* How many pages are pinned in the whole system. */
 #ifndef GUEST_PINS_H
 #define GUEST_PINS_H
 
@@ -9,10 +9,10 @@
 
 #include "system.h"
 
-/* Pages pinned in the whole system, by anybody. */
+/* The number of pinned pages, by all processes. */
 inline int64_t pins()
 {
-	/* Reading it folds the counts of each CPU. */
+	/* Reading this file adds up the counts of all CPUs. */
 	std::ifstream("/proc/sys/vm/stat_refresh").get();
 	std::ifstream lines("/proc/vmstat");
 	std::string name;

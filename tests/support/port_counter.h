@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* The driver's counters of a device's first port. */
+/* The counters of the first port of a device. */
 #ifndef GUEST_PORT_COUNTER_H
 #define GUEST_PORT_COUNTER_H
 

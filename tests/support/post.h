@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Work requests of any kind, and the queue that receives share; an error is an exception. */
+/* Posts work requests of any kind; makes a shared receive queue. Throws on errors. */
 #ifndef GUEST_POST_H
 #define GUEST_POST_H
 
@@ -15,7 +15,7 @@ struct piece {
 	uint32_t lkey;
 };
 
-/* All that a work request names. */
+/* The parameters of a work request. */
 struct request {
 	ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE;
 	std::vector<piece> local;
@@ -23,7 +23,7 @@ struct request {
 	uint32_t rkey = 0;
 	uint64_t compare_add = 0;
 	uint64_t swap = 0;
-	unsigned int flags = 0; /* beside IBV_SEND_SIGNALED */
+	unsigned int flags = 0; /* in addition to IBV_SEND_SIGNALED */
 };
 
 inline uint64_t number(const void *address)

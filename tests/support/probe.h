@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* A function of the kernel as trace events. */
+/* A probe on a function of the kernel: trace events. */
 #ifndef GUEST_PROBE_H
 #define GUEST_PROBE_H
 
@@ -36,14 +36,14 @@ public:
 	probe(const probe &) = delete;
 	probe &operator=(const probe &) = delete;
 
-	/* Make it take long: each time the kernel walks its stack. */
+	/* Slows the function down: with each call the kernel records a stack trace. */
 	void slow_down()
 	{
 		append(event("trigger"), "stacktrace");
 		slow_ = true;
 	}
 
-	/* From now on hits() says how often it has been there. */
+	/* From now on hits() returns how often the function was called. */
 	void count()
 	{
 		append(event("enable"), "1");

@@ -41,7 +41,7 @@ void remove_cable()
 		return; /* there was none */
 }
 
-/* The place that a request names. */
+/* The RETH of a request: address, rkey and length. */
 bytes place(const void *at, uint32_t rkey, std::size_t length)
 {
 	bytes header;
@@ -138,7 +138,7 @@ void raw_peer::send(uint8_t opcode, uint32_t psn, const bytes &body) const
 	number(whole, (reliable_ ? 1U << 31 : 0) | psn, 4);
 	whole.insert(whole.end(), body.begin(), body.end());
 	bytes covered = whole;
-	/* soft-RoCE takes the headers of a flush for its payload as well. */
+	/* soft-RoCE also treats the headers of a FLUSH as payload. */
 	if (opcode == flush_opcode)
 		covered.insert(covered.end(), whole.begin() + ip + udp, whole.end());
 	number(whole, htonl(invariant_crc(covered)), icrc);

@@ -19,7 +19,7 @@ namespace odp {
 
 constexpr std::size_t mtu = 1024;
 
-/* The two ends of the cable, with soft-RoCE on one. */
+/* A veth, with soft-RoCE at one end. */
 class cable {
 public:
 	/* Throws `unsupported` if the kernel lacks veth or soft-RoCE. */
@@ -41,7 +41,7 @@ public:
 	struct packet {
 		uint8_t opcode;
 		uint32_t psn;
-		uint8_t syndrome; /* these two if the opcode has them */
+		uint8_t syndrome; /* this and the next field, if the opcode has them */
 		uint32_t msn;
 		std::vector<std::byte> data;
 
@@ -55,7 +55,8 @@ public:
 	static constexpr uint8_t ready_soon = 0x21, ready_in_655_ms = 0x20;
 	enum class part : uint8_t { first = 0x0d, middle, last, only };
 
-	/* @most_reads: how many reads the queue pair remembers. @srq: where it receives, or NULL */
+	/* @most_reads: max_dest_rd_atomic of the queue pair. @srq: its shared receive queue, or
+	 * NULL */
 	explicit raw_peer(const cable &on, ibv_qp_type type = IBV_QPT_RC, uint8_t most_reads = 4,
 			  ibv_srq *srq = nullptr);
 	raw_peer(const raw_peer &) = delete;
@@ -67,33 +68,34 @@ public:
 	/* At most an MTU. */
 	void write(uint32_t psn, const void *to, uint32_t rkey,
 		   const std::vector<std::byte> &data) const;
-	/* It says that it is empty. */
+	/* A write with data whose header says that its length is 0. */
 	void write_for_nothing(uint32_t psn, const std::vector<std::byte> &data) const;
-	/* Of one of @length bytes from there on. */
+	/* A packet of a write of @length bytes. */
 	void write_part(part which, uint32_t psn, const void *to, uint32_t rkey, std::size_t length,
 			const std::vector<std::byte> &data) const;
 	void message(uint32_t psn, const std::vector<std::byte> &data) const;
-	/* The first packet of a longer one, which is an MTU. */
+	/* The first packet, of one MTU, of a longer message. */
 	void begin_message(uint32_t psn) const;
 	void go_on_with_message(uint32_t psn, const std::vector<std::byte> &data) const;
 	void end_message(uint32_t psn, const std::vector<std::byte> &data) const;
-	/* All of an MR, to nowhere in particular. */
+	/* A FLUSH of the whole MR. */
 	void flush(uint32_t psn, uint32_t rkey) const;
-	/* Answers of the peer; the queue pair must be allowed to ask. */
+	/* Answers of the peer; call let_ask() before. */
 	void acknowledge(uint32_t psn, uint8_t syndrome = acknowledged) const;
 	void atomic_answer(uint32_t psn, uint64_t value) const;
 	void read_answer(part which, uint32_t psn, const std::vector<std::byte> &data) const;
-	/* The next packet from the queue pair, if one comes so soon. */
+	/* The next packet from the queue pair, if a packet comes within this time. */
 	std::optional<packet> next(std::chrono::milliseconds patience) const;
-	/* All that come until it says nothing for a while, after so many have come. */
+	/* All packets until the queue pair is silent for a while, but at least @expected packets.
+	 */
 	std::vector<packet> all(std::size_t expected = 0) const;
 
 	ibv_qp *qp() const { return qp_.get(); }
 	/* The completion of a request or a receive of the queue pair, if it comes in time. */
 	std::optional<ibv_wc> completed(std::chrono::milliseconds patience) const;
-	/* Enters a state that needs no attributes; false where it can't (yet). */
+	/* Enters a state that needs no attributes; false if the queue pair can't (yet). */
 	bool become(ibv_qp_state state) const;
-	/* In IBV_QPS_SQD: is all complete that was begun? */
+	/* In IBV_QPS_SQD: are all requests that were started complete? */
 	bool drained() const;
 	/* Resets the queue pair, and lets it receive again. */
 	void reset() const;

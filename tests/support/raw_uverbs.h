@@ -2,7 +2,7 @@
 /*
  * Calls to the kernel by MR handle, without struct ibv_mr: the notification
  * methods, so that a test can race them with the deregistration that frees it;
- * registration that arms, which only the cache asks for; and re-registration, which providers/rxe
+ * registration that arms in the same call; and re-registration, which providers/rxe
  * has no call for though its kernel driver has.
  */
 #ifndef GUEST_RAW_UVERBS_H
@@ -41,7 +41,7 @@ public:
 			 attribute(UVERBS_ATTR_MR_NOTIFY_ARM_WORD, address(word), sizeof(uint64_t)),
 			 attribute(UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE, in_use, sizeof(uint64_t))});
 	}
-	/* As ibv_reg_mr_notify_reclaim(), of any mask. */
+	/* As ibv_reg_mr_notify_reclaim(), with any mask. */
 	int arm_lending(uint32_t mr, uint64_t *word, uint64_t in_use) const
 	{
 		std::vector<ib_uverbs_attr> all{
@@ -77,7 +77,8 @@ public:
 			    {attribute(UVERBS_ATTR_DESTROY_MR_HANDLE, mr)});
 	}
 
-	/* The result of registering and arming in one call. rxe only: siw wants more. */
+	/* The result of registering and arming in one call. Only for rxe: siw needs more
+	 * parameters. */
 	struct armed_mr {
 		int error;
 		uint32_t handle; /* of the registration */
@@ -105,7 +106,7 @@ public:
 		made.handle = out.mr_handle;
 		return made;
 	}
-	/* The result of UVERBS_METHOD_REG_MR, of which 6.12 and rdma-core 56 know nothing. */
+	/* The result of UVERBS_METHOD_REG_MR, which 6.12 and rdma-core 56 do not know. */
 	struct method_mr {
 		int error; /* EPROTONOSUPPORT: the kernel lacks the method */
 		uint32_t handle;
@@ -168,7 +169,8 @@ public:
 		return change(in, {});
 	}
 
-	/* Look at the send queue, in which the caller has written a request itself. */
+	/* Lets the kernel process the send queue, in which the caller has written a request itself.
+	 */
 	int ring(uint32_t qp) const
 	{
 		struct {
@@ -217,7 +219,7 @@ private:
 		all.insert(all.end(), more);
 		return call(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE, all);
 	}
-	/* The kernel refuses calls that name another driver than the device's. */
+	/* The kernel refuses a call that names another driver. */
 	static uint32_t driver_of(const ibv_device &device)
 	{
 		if (device.transport_type == IBV_TRANSPORT_IWARP)

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <utility>
 
-/* Before Linux 7.3 it waits for them. Since then the device goes, and their words say INVALID. */
+/* Before Linux 7.3 a removal waits for these processes; since then their words say INVALID. */
 inline bool removal_waits()
 {
 	utsname name{};

@@ -20,7 +20,7 @@ public:
 	{
 	}
 
-	/* The minutes that are added end a test whose @seen never comes. */
+	/* If @seen never becomes true, the test ends some minutes later. */
 	bool goes_on(bool seen = true) const { return clock::now() < (seen ? end_ : last_); }
 
 private:

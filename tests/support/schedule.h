@@ -45,7 +45,7 @@ public:
 		makecontext(&f.context, &schedule::enter, 0);
 	}
 
-	/* Until all have come to their end; false if they do not. */
+	/* Runs the threads until all have ended; false if they do not end. */
 	bool run(uint64_t most_points)
 	{
 		left = most_points;
@@ -70,23 +70,23 @@ public:
 		}
 	}
 
-	/* That of this thread of its, or of none. */
+	/* The state of the running fiber, or of the thread outside of the scheduler. */
 	static mr_cache::thread_state &thread()
 	{
 		return now && now->current ? now->current->state : now->outside;
 	}
 
-	/* At the last of so many points a signal's handler runs, in the thread that is there. */
+	/* After @at points a signal handler runs, in the thread that runs at that time. */
 	void signal(uint64_t at, std::function<void()> handler)
 	{
 		points_to_signal = at;
 		on_signal = std::move(handler);
 	}
 
-	/* Waits for the mutex or a condition; of one thread alone each is a wait for itself. */
+	/* Waits for the mutex or a condition. With a single thread each would be a deadlock. */
 	uint64_t waits = 0;
 
-	/* Maybe another thread goes on here. */
+	/* Another thread may continue here. */
 	static void point()
 	{
 		if (!now || !now->current)
@@ -97,21 +97,21 @@ public:
 			now->left--;
 		if (now->left && now->pick(3))
 			return;
-		/* Now and then for long: some races need much to happen in between. */
+		/* Sometimes for long: some races need many steps in between. */
 		if (!now->pick(32))
 			now->current->asleep =
 				now->left - std::min<uint64_t>(now->left, now->pick(1500));
 		swapcontext(&now->current->context, &now->home);
 	}
 
-	/* So many points from now; a wait is one. */
+	/* The deadline @points points from now; a wait counts as a point. */
 	static uint64_t deadline(uint64_t points)
 	{
 		return now->left - std::min(now->left, points);
 	}
 	static bool is_later_than(uint64_t deadline) { return now->left <= deadline; }
 
-	/* Waits for an act of another thread. */
+	/* Waits for a step of another thread. */
 	static void wait()
 	{
 		if (now->left)
@@ -128,7 +128,7 @@ private:
 		std::function<void()> body;
 		bool done = false;
 		mr_cache::thread_state state = {};
-		uint64_t asleep = UINT64_MAX; // until so many points are left
+		uint64_t asleep = UINT64_MAX; // until this many points are left
 
 		bool is_awake(uint64_t left) const { return !done && left <= asleep; }
 	};

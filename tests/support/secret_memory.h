@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Memory that the process may access and no device: memfd_secret(2). */
+/* Memory that the process may access, but not a device: memfd_secret(2). */
 #ifndef GUEST_SECRET_MEMORY_H
 #define GUEST_SECRET_MEMORY_H
 
@@ -9,7 +9,7 @@
 
 #include "memory.h"
 
-/* Maps secret memory there; returns false and changes nothing if the kernel has none. */
+/* Maps secret memory at the range; without support returns false and changes nothing. */
 inline bool make_secret(mr_notify::range r)
 {
 	const int fd = static_cast<int>(syscall(447 /* memfd_secret */, 0));

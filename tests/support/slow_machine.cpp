@@ -46,8 +46,8 @@ void sometimes_wait()
 }
 
 /*
- * Looked up once: a program may exit() in a signal handler, for which the loader's lock is dead
- * if the signal came while dlsym() was taking it.
+ * Looked up once: a program may exit() in a signal handler. If the signal came while dlsym() was
+ * taking the loader's lock, the handler would wait for this lock forever.
  */
 template <auto Ours, class... Args> auto next(const char *name, Args... args)
 {

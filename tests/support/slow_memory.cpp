@@ -66,7 +66,7 @@ void slow_memory::fill(std::byte with, std::size_t length) const
 		copy.src = reinterpret_cast<uintptr_t>(page.data());
 		copy.len = page_size();
 		copy.mode = UFFDIO_COPY_MODE_DONTWAKE;
-		ioctl(fd_, UFFDIO_COPY, &copy); // a page that is there stays as it is
+		ioctl(fd_, UFFDIO_COPY, &copy); // an existing page does not change
 	}
 }
 
@@ -118,7 +118,7 @@ int fault_threads()
 
 int waiting_threads()
 {
-	std::map<std::string, int> waiters; /* of each userfaultfd, which has an inode */
+	std::map<std::string, int> waiters; /* for each userfaultfd, by its inode */
 
 	each_of_all_processes("fd", [&](const std::filesystem::path &fd) {
 		std::error_code gone;

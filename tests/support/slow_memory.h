@@ -20,18 +20,18 @@ public:
 	~slow_memory();
 
 	mr_notify::range bytes() const { return memory_.registered(); }
-	/* Waits for a fault; false when there is none for so long. */
+	/* Waits for a fault; returns false if there is none within this time. */
 	bool faulted(std::chrono::milliseconds patience = mr_notify::time_limit) const;
 	/*
 	 * Answers all faults, or the faults in the first @length bytes, with pages full of @with.
 	 */
 	void answer(std::byte with) const { answer(with, bytes().length); }
 	void answer(std::byte with, std::size_t length) const;
-	/* Brings the first pages, and wakes no waiter. */
+	/* Fills the first pages without waking the waiters. */
 	void fill(std::byte with, std::size_t length) const;
-	/* Has the waiters look again, at its present state. */
+	/* Wakes the waiters, which try again. */
 	void wake() const;
-	/* The descriptor that the faults come to. */
+	/* The descriptor that receives the faults. */
 	int descriptor() const { return fd_; }
 
 private:
@@ -49,7 +49,7 @@ int fault_threads();
 /* How many threads wait for slow memory, in all processes. */
 int waiting_threads();
 
-/* Do all that wait for slow memory end that soon? */
+/* Do all waits for slow memory end within the time limit? */
 bool no_thread_waits();
 
 } // namespace odp

@@ -11,14 +11,14 @@
 #include "rows.h"
 
 struct watched {
-	/* Of memory that it owns. */
+	/* A registration of memory that this object owns. */
 	watched(const mr_notify::device &on, mr_notify::memory mapped,
 		int access = mr_notify::device::all_rights)
 	    : m(std::move(mapped)), mr(on.register_memory(m.registered(), access))
 	{
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	}
-	/* Of the caller's. */
+	/* A registration of the caller's memory. */
 	watched(const mr_notify::device &on, mr_notify::range part,
 		int access = mr_notify::device::all_rights)
 	    : mr(on.register_memory(part, access))
@@ -26,7 +26,7 @@ struct watched {
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	}
 
-	/* Its own memory is unmapped, and revoked if the driver can. */
+	/* Unmaps the object's memory; afterwards the MR is revoked if the driver can revoke. */
 	void invalidate()
 	{
 		unmap_all(m);
@@ -34,7 +34,7 @@ struct watched {
 		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
 	}
 
-	mr_notify::memory m; /* none if it is the caller's */
+	mr_notify::memory m; /* empty if the caller owns the memory */
 	mr_notify::owned<ibv_mr> mr;
 	mr_notify::word w;
 };
