@@ -57,7 +57,7 @@ public:
 	explicit buffer(range where) : where_(where) { fill(); }
 
 	std::mutex mutex;
-	std::vector<ibv_mr *> held; /* registrations that are kept over changes */
+	std::vector<ibv_mr *> held; /* registrations that stay during changes */
 
 	static std::size_t bytes() { return buffer_pages * page_size(); }
 	range where() const { return where_; }
@@ -77,7 +77,9 @@ public:
 		return std::memcmp(seen, expected, chunk) == 0;
 	}
 
-	/* Other pages, or the same after some trouble; then other contents. */
+	/*
+	 * Maps other pages, or changes the mapping in a harmless way; then writes other contents.
+	 */
 	void change(unsigned int how)
 	{
 		const range r = where_;
@@ -130,7 +132,7 @@ private:
 			give_up("mmap");
 	}
 
-	/* A hole for a while: another mapping may land there, and goes again. */
+	/* Unmaps the buffer for a while: another mapping may be there for a short time. */
 	void take_away_and_map()
 	{
 		must(munmap(where_.addr, where_.length), "munmap");
@@ -161,7 +163,7 @@ private:
 			give_up("mremap");
 	}
 
-	/* MREMAP_DONTUNMAP: the pages go, the mapping stays. Only of one mapping. */
+	/* MREMAP_DONTUNMAP: moves the pages, and keeps the mapping. Only for a single mapping. */
 	void move_away()
 	{
 		void *to = mremap(where_.addr, where_.length, where_.length,
@@ -188,7 +190,7 @@ private:
 	uint64_t version_ = 0;
 };
 
-/* How a buffer is registered and given back. */
+/* How a buffer is registered and deregistered. */
 struct registry {
 	virtual ~registry() = default;
 	virtual ibv_mr *get(const device &on, range r) = 0;
@@ -207,7 +209,7 @@ struct cached_registry : registry {
 	}
 };
 
-/* As caches did before there was a word: by address alone. */
+/* As caches did without a word: only by the address. */
 struct naive_registry : registry {
 	ibv_mr *get(const device &on, range r) override
 	{
@@ -233,9 +235,9 @@ struct result {
 	std::atomic<uint64_t> registrations = 0;
 	std::atomic<uint64_t> changes = 0;
 	std::atomic<uint64_t> forks = 0;
-	std::atomic<uint64_t> stale = 0;   /* chunks arrived that the buffer does not hold */
-	std::atomic<uint64_t> refused = 0; /* registered, and the device had no access */
-	std::atomic<uint64_t> owners = 0;  /* PDs and contexts that came and went */
+	std::atomic<uint64_t> stale = 0;   /* chunks that arrived with wrong bytes */
+	std::atomic<uint64_t> refused = 0; /* transfers that the device refused */
+	std::atomic<uint64_t> owners = 0;  /* PDs and contexts that were opened and closed */
 	std::atomic<uint64_t> unclosed = 0;
 };
 
@@ -279,7 +281,7 @@ private:
 	static constexpr int buffers_at_once = 12;
 	static constexpr int registrations_each = 30;
 
-	/* One work request for each buffer, whose chunks come by a registration each. */
+	/* A work request for each buffer; each chunk is from one registration. */
 	struct job {
 		buffer *from;
 		std::size_t at[registrations_each];
@@ -330,7 +332,7 @@ private:
 		return true;
 	}
 
-	/* A chunk from a registration of it, or of more around it. */
+	/* Adds a chunk, registered alone or in a larger range. */
 	void add(job &to, int i)
 	{
 		const range all = to.from->where();
@@ -358,7 +360,7 @@ private:
 		for (int i = 0; i < n; i++) {
 			const ibv_wc wc = link_->wait();
 
-			/* The first to fail; those after it are flushed. */
+			/* The first failed request; later requests are flushed. */
 			if (wc.status != IBV_WC_SUCCESS && !broken)
 				out_.refused++;
 			broken = broken || wc.status != IBV_WC_SUCCESS;
@@ -374,7 +376,7 @@ private:
 		for (ibv_mr *mr : of.from->held)
 			by_.put(mr);
 		of.from->held.clear();
-		/* Some stay in use while the buffer changes. */
+		/* Some registrations stay in use while the buffer changes. */
 		for (int i = 0; i < registrations_each; i++)
 			if (i < 2 && random_() % 8 == 0)
 				of.from->held.push_back(of.mr[i]);
@@ -427,8 +429,9 @@ void shrink_until(const std::atomic<bool> &stop)
 }
 
 /*
- * PDs and contexts that live for a few registrations: some of buffers of their own, whose pages go
- * while they are idle, some of the others' buffers. All of it is given back before they close.
+ * PDs and contexts with a few registrations: some of their own buffers, whose pages are dropped
+ * while they are idle, and some of the shared buffers. All are deregistered before they are
+ * closed.
  */
 class short_lived {
 public:
@@ -511,7 +514,7 @@ private:
 
 enum class owners { stay, come_and_go };
 
-/* At least until seen() is true. */
+/* Runs at least until seen() is true. */
 template <class F>
 void run(const device &on, registry &by, const run_limit &until, owners others, result &out, F seen)
 {
@@ -560,7 +563,7 @@ TEST_CASE("adversary: no stale byte arrives")
 	ibv_mr_cache_limits limits{};
 	ibv_mr_cache_stats stats{};
 
-	/* Less than there are buffers: some come back by eviction. */
+	/* Fewer than there are buffers, so some are evicted and registered again. */
 	REQUIRE(ibv_reg_mr_limits(on.context(), nullptr, &limits) == 0);
 	limits.max_entries = buffer_count * 3 / 4;
 	REQUIRE(ibv_reg_mr_limits(on.context(), &limits, nullptr) == 0);

@@ -37,7 +37,7 @@ using namespace mr_notify;
 
 namespace {
 
-/* The tests alone suspend registrations here, however slow the machine is (idle_test.cpp). */
+/* Only the tests suspend registrations here, however slow the machine is (idle_test.cpp). */
 [[maybe_unused]] const int without_idle_time = setenv("RDMAV_MR_CACHE_IDLE_MS", "0", 1);
 
 constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
@@ -48,7 +48,7 @@ owned<ibv_mr> cached(const device &on, range r)
 	return on.register_memory(r, rights | IBV_ACCESS_CACHED);
 }
 
-/* Without remote rights: any part of it is served. */
+/* Without remote rights a registration serves any part of its range. */
 owned<ibv_mr> cached_local(const device &on, range r)
 {
 	return on.register_memory(r, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED);
@@ -76,7 +76,7 @@ void set_entries(const device &on, uint64_t entries)
 	REQUIRE(ibv_reg_mr_limits(on.context(), &limits, nullptr) == 0);
 }
 
-/* Other pages at the same address. */
+/* Maps other pages at the same address. */
 void replace(range r)
 {
 	REQUIRE(mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
@@ -139,7 +139,7 @@ TEST_CASE("cache: other pages at the same address arrive")
 	CHECK(stats(on).entries == 2);
 }
 
-/* As a plain one would: its user did not touch its memory. */
+/* As with a plain registration, whose user did not change its memory. */
 TEST_CASE("cache: a part works on when the rest of its entry is unmapped")
 {
 	const device on;
@@ -195,8 +195,8 @@ TEST_CASE("cache: windows that slide pin at most twice what they cover")
 }
 
 /*
- * Plain registrations are the oracle. A thread has the pages of its window for itself; another
- * thread's pages next to them may be in the same registration.
+ * Plain registrations are the oracle. A thread owns the pages of its window; pages of another
+ * thread next to them may be in the same registration.
  */
 TEST_CASE("cache: windows slide while others unmap the memory beside them")
 {
@@ -462,7 +462,7 @@ TEST_CASE("cache: idle registrations make room for a registration that RLIMIT_ME
 		if (ibv_reg_mr_limits(on.context(), &wide, nullptr) ||
 		    setrlimit(RLIMIT_MEMLOCK, &limit) || setresuid(65534, 65534, 65534))
 			_exit(2);
-		/* Four times as much as fits, one after the other. */
+		/* Four times as much as the limit allows, one after the other. */
 		std::vector<memory> memories;
 		for (std::size_t i = 0; i < 4 * pages / 16; i++) {
 			memories.push_back(anonymous(length));
@@ -475,13 +475,13 @@ TEST_CASE("cache: idle registrations make room for a registration that RLIMIT_ME
 			_exit(3);
 		if (!stats(on).evictions)
 			_exit(4);
-		/* A plain one takes nearly everything. */
+		/* A plain registration takes nearly all of the limit. */
 		const memory big = anonymous((pages - 32) * page_size());
 		ibv_mr *mr =
 			ibv_reg_mr(on.pd(), big.registered().addr, big.registered().length, rights);
 		if (!mr)
 			_exit(5);
-		/* No registration is idle any more: the verb fails as it does without a cache. */
+		/* No registration is idle any more: the verb fails as without a cache. */
 		const memory more = anonymous(64 * page_size());
 		if (ibv_reg_mr(on.pd(), more.registered().addr, more.registered().length,
 			       rights | IBV_ACCESS_CACHED) ||
@@ -514,7 +514,7 @@ TEST_CASE("cache: threads that miss the same range register it once")
 			});
 		for (std::thread &one : crowd)
 			one.join();
-		/* A thread that is late for long is not waited for. */
+		/* If another thread takes long, this thread does not wait for it. */
 		if (stats(on).misses != before + 1)
 			continue;
 		once++;
@@ -529,12 +529,13 @@ TEST_CASE("cache: a part stays its user's, whichever thread deregisters it")
 	const device on;
 	const memory m = anonymous(length);
 	const auto whole = cached_local(on, m.registered());
-	constexpr std::size_t parts = 50; // more than a thread keeps the memory of
+	constexpr std::size_t parts = 50; // more than the number of views that a thread keeps
 	constexpr int threads = 3;
 	std::atomic<int> wrong = 0;
 	std::vector<std::thread> crowd;
 	/*
-	 * Each thread leaves its parts to the next thread, and takes the previous thread's parts.
+	 * Each thread leaves its parts to the next thread, and takes the parts of the previous
+	 * thread.
 	 */
 	std::vector<ibv_mr *> left[threads];
 	std::mutex door[threads];
@@ -598,15 +599,15 @@ TEST_CASE("cache: invalid ones give their pages back without being asked", "[rev
 	CHECK(pinned_bytes() >= before + length);
 	m.forget(r);
 	REQUIRE(munmap(r.addr, r.length) == 0);
-	/* the entry's word is in a page that stays pinned */
+	/* the page of the entry's word stays pinned */
 	CHECK(happens([&] { return pinned_bytes() <= before + page_size(); }));
 }
 
 namespace {
 
 /*
- * How many times a child enters or leaves the kernel from one SIGSTOP that it
- * raises to the next, the raising included.
+ * How often a child enters or leaves the kernel between two SIGSTOPs that it raises to itself,
+ * including the second raise.
  */
 int steps_to_next_stop(pid_t child)
 {
@@ -655,7 +656,7 @@ TEST_CASE("cache: a miss is one system call, a hit none")
 	REQUIRE(waitpid(child, &status, 0) == child);
 }
 
-/* Not tests of their own: the next one runs them as programs. */
+/* Hidden: the next case runs these cases as programs. */
 TEST_CASE("cache: closes the device", "[.]")
 {
 	const memory m = anonymous(length);

@@ -64,7 +64,7 @@ using namespace mr_notify;
 
 namespace {
 
-/* Called once, by the next calloc() of this thread: providers have their structs from it. */
+/* Called once, by the next calloc() of this thread, from which providers get their structs. */
 thread_local void (*hook)(void *with) = nullptr;
 thread_local void *hook_with = nullptr;
 
@@ -178,7 +178,7 @@ struct registration {
 	range where;
 	int access;
 
-	/* Not of the cache with RDMAV_MR_CACHE=1: it keeps to every limit. */
+	/* With remote rights RDMAV_MR_CACHE=1 does not cache: every limit holds exactly. */
 	bool is_exact() const { return access & remote_rights; }
 };
 
@@ -261,7 +261,10 @@ private:
 		}
 	}
 
-	/* Often a known range, a part of it, or a larger range: the cases that a cache is for. */
+	/*
+	 * Often a known range, a part of it, or a larger range, because a cache treats these
+	 * differently.
+	 */
 	range any_range()
 	{
 		const std::size_t whole = fixed_memory::pages * page_size();
@@ -310,7 +313,7 @@ private:
 			return dereg_mr();
 		const range r = any_range();
 		const int access = any_access();
-		const std::size_t pd = below(2) ? 0 : below(pds_.size()); /* the queue pairs' */
+		const std::size_t pd = below(2) ? 0 : below(pds_.size()); /* 0: of the QPs */
 		ibv_mr *mr = ibv_reg_mr(pds_[pd], r.addr, r.length, access);
 		std::string result = made(mr);
 
@@ -358,7 +361,7 @@ private:
 		return *link_;
 	}
 
-	/* A part of a registration; one byte or a page beyond it where that has to be refused. */
+	/* A part of a registration. If that must be refused, one byte or a page beyond it. */
 	range part_of(const registration &one, std::size_t length)
 	{
 		const range r = one.where;
@@ -408,12 +411,15 @@ private:
 			link_.reset();
 			return say(what, "ibv_post_send: " + said(error));
 		}
-		/* First: the operands of + are evaluated in any order. */
+		/* Evaluated first, because the operands of + are evaluated in any order. */
 		const std::string seen = completions(opcode == IBV_WR_SEND);
 		say(what, seen + ", bytes " + std::to_string(memory_.sum()));
 	}
 
-	/* How both ends saw it. The far end does not see requests that the near end refuses. */
+	/*
+	 * The completions at both ends. If the near end refuses a request, the far end does not
+	 * see it.
+	 */
 	std::string completions(bool of_both)
 	{
 		std::array<std::string, 2> result;
@@ -461,7 +467,10 @@ private:
 		return ibv_post_send(link().near_end(), &wr, &bad);
 	}
 
-	/* Of pages in which nothing is registered: a plain registration's stay as they are. */
+	/*
+	 * Changes only pages in which nothing is registered, because plain registrations keep
+	 * their pages.
+	 */
 	void change_memory()
 	{
 		const std::size_t first = below(fixed_memory::pages);
@@ -504,7 +513,7 @@ private:
 			pds_.push_back(pd);
 	}
 
-	/* Not the first PD, which is the device's; a PD in use is tried as well. */
+	/* Also tries a PD in use. The first PD belongs to the device. */
 	void dealloc_pd()
 	{
 		if (pds_.size() < 2)
@@ -565,7 +574,10 @@ private:
 			    said(ibv_destroy_qp(taken(qps_, below(qps_.size())))));
 	}
 
-	/* The child writes to its own copy. Before, it shares all if nothing is registered. */
+	/*
+	 * The child writes to its own copy; before that it shares all pages if nothing is
+	 * registered.
+	 */
 	void fork_child()
 	{
 		int status = -1;
@@ -602,7 +614,7 @@ private:
 		limits_ = to;
 	}
 
-	/* A thread registers, in a PD of its own; its calloc() calls `in_calloc`. */
+	/* A thread registers in its own PD; its calloc() calls `in_calloc`. */
 	struct registrar {
 		ibv_pd *pd;
 		range where;
@@ -645,7 +657,7 @@ private:
 		void end() const { pthread_join(thread, nullptr); }
 	};
 
-	/* Its registrations are deregistered, and its PD has nothing left. */
+	/* Its registrations are deregistered, so its PD can be freed. */
 	void cancel_thread()
 	{
 		ibv_pd *const pd = ibv_alloc_pd(on_.context());
@@ -669,7 +681,7 @@ private:
 		    said(error) + ", " + said(ibv_dealloc_pd(pd)));
 	}
 
-	/* The other thread allocates from an allocator whose lock this thread holds. */
+	/* The other thread allocates by an allocator whose lock this thread holds. */
 	void lock_allocator()
 	{
 		std::recursive_mutex lock;
@@ -727,7 +739,7 @@ private:
 		return r;
 	}
 
-	/* More than half of the group's limit. */
+	/* Allocates more than half of the group's limit. */
 	void give_back()
 	{
 		const range r = used_memory(std::size_t{8} << 20, 0, MADV_HUGEPAGE);
@@ -761,7 +773,7 @@ private:
 		munmap(r.addr, r.length);
 	}
 
-	/* A pinned page refuses it: once the idle time is over none is. */
+	/* Fails with a pinned page: after the idle time no page is pinned. */
 	void move_or_seal()
 	{
 		const uint64_t how = below(3);
@@ -772,7 +784,7 @@ private:
 
 		if (how == 0 && ftruncate(fd, 2 * huge_pool::page))
 			fail("memfd");
-		/* A writable mapping would refuse the seal by itself. */
+		/* A writable mapping would also make sealing fail. */
 		const int reader =
 			how ? -1 : open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY);
 		const range r = used_memory(2 * huge_pool::page, 0, MADV_NOHUGEPAGE, reader);
@@ -796,7 +808,7 @@ private:
 		}
 	}
 
-	/* In an order in which all of it must succeed. */
+	/* Ends everything in an order in which each step must succeed. */
 	void end()
 	{
 		if (locks_all_) {
@@ -835,7 +847,7 @@ private:
 	int step_ = 0;
 };
 
-/* The step, if its results may not differ so. */
+/* Returns the step, if its results may not differ in this way. */
 std::optional<std::string> difference(const std::string &plain, const std::string &cached)
 {
 	const std::string refused = "-1, " + said(EINVAL);
@@ -852,7 +864,7 @@ std::optional<std::string> difference(const std::string &plain, const std::strin
 constexpr const char *kind_variable = "DIFFERENTIAL_KIND";
 constexpr const char *group_variable = "DIFFERENTIAL_GROUP";
 
-/* An ordinary user's, with this limit for locked memory. */
+/* Becomes an ordinary user with this limit for locked memory. */
 void lock_at_most(rlim_t bytes)
 {
 	const rlimit limit{bytes, bytes};
@@ -932,7 +944,7 @@ void compare_all(const std::string &as = "", const environment &with = {})
 
 } // namespace
 
-/* Not a test of its own: the next ones run it as a program. */
+/* Hidden: the next cases run this case as a program. */
 TEST_CASE("differential: a program", "[.]")
 {
 	const char *const as = std::getenv(kind_variable);

@@ -37,9 +37,12 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/* The heap is half changed: no library can end its process then, as exit() frees. */
+/*
+ * The heap is inconsistent during a change: a handler must not call exit() then, which frees
+ * memory.
+ */
 volatile std::sig_atomic_t in_heap;
-/* A signal found it so, and comes again. */
+/* A signal came during a change of the heap, and is raised again. */
 volatile std::sig_atomic_t postponed;
 
 void leave_heap()
@@ -55,7 +58,7 @@ void leave_heap()
 
 extern "C" {
 
-/* glibc's own. NOLINTBEGIN(bugprone-reserved-identifier) */
+/* The names are glibc's. NOLINTBEGIN(bugprone-reserved-identifier) */
 void *__libc_malloc(std::size_t size) noexcept;
 void *__libc_calloc(std::size_t number, std::size_t size) noexcept;
 void __libc_free(void *at) noexcept;
@@ -134,8 +137,8 @@ ibv_mr_cache_stats stats_of(const device &on)
 } // namespace
 
 /*
- * argv of a program is its environment. The second half of the buffer is there again within some
- * milliseconds: sooner than a worker that waits first gives the pages of the former one back.
+ * argv of a program is its environment. The second half of the buffer is mapped again within
+ * milliseconds, before a worker that waits first could unpin the old pages.
  */
 TEST_CASE("idle program: gives back and maps anew", "[.]")
 {
@@ -187,7 +190,7 @@ TEST_CASE("idle: pages given back are there again within memory.max")
 	}
 }
 
-/* One huge page in place of the small ones of a table of the library is more than that. */
+/* A single huge page for a table of the library would take more memory. */
 TEST_CASE("idle program: uses small buffers", "[.]")
 {
 	constexpr std::size_t size = megabyte;
@@ -233,8 +236,8 @@ TEST_CASE("idle program: takes memory away", "[.]")
 				mremap(at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, at + size));
 			REQUIRE(at != MAP_FAILED);
 			break;
-		default: /* it is not known before the kernel has looked, and a need for memory
-			  * makes it look */
+		default: /* the kernel knows only after it has looked, and the lack of memory makes
+			    it look */
 			REQUIRE(madvise(at, size, MADV_DONTNEED) == 0);
 			write_system_file("/proc/sys/vm/drop_caches", "2");
 		}
@@ -312,7 +315,7 @@ TEST_CASE("idle program: forks", "[.]")
 	int status = 1;
 	REQUIRE(waitpid(child, &status, 0) == child);
 	CHECK(status == 0);
-	CHECK(own_pages(held, size) == size / page_size()); /* pinned, so never shared */
+	CHECK(own_pages(held, size) == size / page_size()); /* pinned pages are never shared */
 	use(on, at, size);
 	std::memset(at, 3, size);
 }
@@ -359,7 +362,7 @@ TEST_CASE("idle: a small part of a suspended registration is registered alone")
 		       {"RDMAV_MR_CACHE_IDLE_MS=0"});
 }
 
-/* The time is 100 ms: the program waits until it is over, however long that takes. */
+/* The idle time is 100 ms: the program waits until it is over, however long this takes. */
 TEST_CASE("idle program: seals and moves", "[.]")
 {
 	constexpr std::size_t size = 64 * std::size_t{4096};
@@ -370,7 +373,7 @@ TEST_CASE("idle program: seals and moves", "[.]")
 		const bool ends = happens([&] {
 			errno = 0;
 			const bool is_done = call() == 0;
-			/* These say that it is not to be had here at all. */
+			/* After these errors the machine does not support the call at all. */
 			possible = errno != ENOSYS && errno != EINVAL && errno != EOPNOTSUPP &&
 				   errno != ENODEV && errno != ENOTTY;
 			return is_done || !possible;
@@ -486,7 +489,7 @@ TEST_CASE("idle: a registration not used for a while is suspended")
 	}
 }
 
-/* At random moments, of which enough are while the cache's lock is held. */
+/* At random moments; in many of them the cache's lock is held. */
 TEST_CASE("idle program: exits in a signal handler", "[.]")
 {
 	for (int i = 0; i < 60; i++) {

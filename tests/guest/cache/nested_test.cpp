@@ -26,7 +26,7 @@ using namespace mr_notify;
 
 namespace {
 
-/* Called once, by the next allocation of this thread; then how many are to pass before it. */
+/* Called once by an allocation of this thread, after `allocations_before` other allocations. */
 thread_local std::function<void()> *hook = nullptr;
 thread_local int allocations_before = 0;
 
@@ -70,7 +70,7 @@ void replace(range r, int value)
 	std::memset(r.addr, value, r.length);
 }
 
-/* A byte of a buffer, as an RDMA write brings it. */
+/* The byte of a buffer that arrives by an RDMA write. */
 std::byte arrives(const device &on, const ibv_mr *mr, range r)
 {
 	loopback link(on);
@@ -82,8 +82,8 @@ std::byte arrives(const device &on, const ibv_mr *mr, range r)
 }
 
 /*
- * One registration in the middle of another one, at the first, second, … allocation of that one,
- * until there is none any more. Returns how many there were.
+ * Registers inside another registration, at its first, second, … allocation until it has no more
+ * allocations. Returns the number of allocations.
  */
 int nest(const device &on, int outer_access, int inner_access,
 	 const std::function<void(ibv_mr *outer, range of_outer, ibv_mr *inner, range of_inner)>
@@ -101,7 +101,7 @@ int nest(const device &on, int outer_access, int inner_access,
 		ibv_reg_mr_clean(on.context(), 0);
 		ibv_mr *prior = reg(on, {one.registered().addr, 1}, plain | IBV_ACCESS_CACHED);
 		REQUIRE(prior);
-		REQUIRE(ibv_dereg_mr(prior) == 0); /* the cache has begun */
+		REQUIRE(ibv_dereg_mr(prior) == 0); /* now the cache exists */
 		ibv_reg_mr_clean(on.context(), 0);
 		allocations_before = nth;
 		hook = &now;
@@ -134,7 +134,7 @@ void nest_and_replace(int outer_access, int inner_access)
 			   CHECK(arrives(on, outer, of_outer) == std::byte{'o'});
 			   CHECK(arrives(on, inner, of_inner) == std::byte{'i'});
 		   }) > 0);
-	/* Each of them goes stale for itself. */
+	/* Each of the two becomes stale independently. */
 	for (const bool change_outer : {true, false})
 		nest(on, outer_access, inner_access,
 		     [&](ibv_mr *, range of_outer, ibv_mr *, range of_inner) {
@@ -197,7 +197,7 @@ TEST_CASE("nested: an armed registration in the middle of a cached registration 
 	     });
 }
 
-/* Not a test of its own: the next one runs it as a program. */
+/* Hidden: the next case runs this case as a program. */
 TEST_CASE("nested: both by the variable", "[.]")
 {
 	nest_and_replace(plain, plain);

@@ -39,9 +39,9 @@ using namespace mr_notify;
 
 namespace {
 
-/* This thread's calls of the kernel begin later: others see it in the middle of its work. */
+/* System calls of this thread start later, so other threads see it in the middle of its work. */
 thread_local bool is_slow = false;
-/* Called instead when this thread makes a CQ: returns an errno value, or 0 to go on. */
+/* Called when this thread makes a CQ: returns an errno value, or 0 to make the CQ. */
 thread_local std::function<int()> instead_of_a_cq;
 
 bool makes_cq(unsigned long request, const void *argument)
@@ -75,7 +75,7 @@ namespace {
 
 constexpr int plain = IBV_ACCESS_LOCAL_WRITE, cached = plain | IBV_ACCESS_CACHED;
 
-/* One of so many parts of the time that the tests may take. */
+/* The end of one of `parts` equal parts of the tests' time. */
 std::chrono::steady_clock::time_point end_of_part(int parts)
 {
 	const char *const seconds = std::getenv("RUN_SECONDS");
@@ -84,7 +84,7 @@ std::chrono::steady_clock::time_point end_of_part(int parts)
 	       std::chrono::milliseconds(1000 * (seconds ? std::atoi(seconds) : 3) / parts);
 }
 
-/* Threads that do something again and again until their part of the time is over. */
+/* Threads that repeat an action until their part of the time is over. */
 class crowd {
 public:
 	explicit crowd(int parts = 6) : end_(end_of_part(parts)) {}
@@ -108,7 +108,7 @@ private:
 	std::vector<std::thread> threads_;
 };
 
-/* Limits that are set explicitly, not derived from RLIMIT_MEMLOCK. */
+/* Limits that are set explicitly instead of derived from RLIMIT_MEMLOCK. */
 void set_limits(const device &on, uint64_t entries)
 {
 	ibv_mr_cache_limits limits{uint64_t{1} << 40, entries};
@@ -116,7 +116,7 @@ void set_limits(const device &on, uint64_t entries)
 	REQUIRE(ibv_reg_mr_limits(on.context(), &limits, nullptr) == 0);
 }
 
-/* For a process of its own: so much memory may be pinned from now on. */
+/* For a separate process: from now on only this much memory can be pinned. */
 void limit_locked(std::size_t bytes)
 {
 	__user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
@@ -130,7 +130,7 @@ void limit_locked(std::size_t bytes)
 	REQUIRE(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
 }
 
-/* Pages for `count` registrations of a page each, with one between. */
+/* Pages for `count` registrations of one page each, with a free page between them. */
 struct spaced {
 	explicit spaced(std::size_t count) : m(anonymous(count * 2 * page_size())) {}
 
@@ -142,7 +142,7 @@ struct spaced {
 	memory m;
 };
 
-/* In a thread, where nothing else ends the test. */
+/* For a thread other than the main thread, where a failed check would not end the test. */
 void must_be_zero(int error, const char *verb)
 {
 	if (!error)
@@ -156,7 +156,7 @@ ibv_mr *reg(ibv_pd *pd, range r, int access)
 	return ibv_reg_mr(pd, r.addr, r.length, access);
 }
 
-/* Registers and gives back, slowly. */
+/* Registers and deregisters, slowly. */
 void use_slowly(ibv_pd *pd, range r, int access)
 {
 	is_slow = true;
@@ -166,20 +166,20 @@ void use_slowly(ibv_pd *pd, range r, int access)
 }
 
 /*
- * A PD whose registrations have all been deregistered ends, while other threads evict: how often it
- * did not.
+ * Deallocates a PD whose registrations have been deregistered, while other threads evict. Returns
+ * how often this failed.
  */
 uint64_t busy_pds(int access)
 {
 	const device on;
 	std::atomic<uint64_t> busy = 0;
 
-	set_limits(on, 1); /* each miss evicts the one before */
+	set_limits(on, 1); /* each miss evicts the entry before */
 	const spaced theirs(64), ours(1);
 	std::vector<std::minstd_rand> randoms{std::minstd_rand(1), std::minstd_rand(2)};
 	std::minstd_rand random(3);
 	{
-		crowd threads(access & IBV_ACCESS_CACHED ? 1 : 6); /* rare on one CPU */
+		crowd threads(access & IBV_ACCESS_CACHED ? 1 : 6); /* failures are rare */
 
 		for (auto &any : randoms)
 			threads.add([&] { use_slowly(on.pd(), theirs[any() % 64], access); });
@@ -189,7 +189,7 @@ uint64_t busy_pds(int access)
 
 			must_be_zero(!mr, "ibv_reg_mr");
 			must_be_zero(ibv_dereg_mr(mr), "ibv_dereg_mr");
-			/* Others evict it now, or have just begun to, or not yet. */
+			/* Other threads evict it now, have just begun to, or have not begun. */
 			usleep(random() % 1000);
 			while (ibv_dealloc_pd(pd)) {
 				busy++;
@@ -203,8 +203,8 @@ uint64_t busy_pds(int access)
 constexpr std::size_t large = 8 << 20;
 
 /*
- * Contexts are opened, used and closed, while a registration that needs all that may be locked
- * makes everything idle go; freed memory is overwritten at once.
+ * Opens, uses and closes contexts, while a registration that needs all lockable memory evicts all
+ * idle registrations. Freed memory is overwritten immediately.
  */
 void close_beside_others(int access)
 {
@@ -237,8 +237,8 @@ void close_beside_others(int access)
 }
 
 /*
- * One registration at a time, of more than half of the memory that may be locked, by threads in
- * turns, while another thread evicts idle ones: how many were refused.
+ * Threads take turns to register more than half of the lockable memory, while another thread
+ * evicts idle registrations. Returns how many registrations were refused.
  */
 void take_turns(int access)
 {
@@ -285,7 +285,7 @@ bool put(const std::string &path, const std::string &text)
 	return done;
 }
 
-/* This process may have so many objects of its device at a time. */
+/* Limits the objects that this process may have at the same time. */
 bool limit_objects(const std::string &device_name, int objects)
 {
 	const std::string root = "/run/owner_test", group = root + "/group";
@@ -300,7 +300,7 @@ bool limit_objects(const std::string &device_name, int objects)
 	       put(group + "/cgroup.procs", std::to_string(getpid()));
 }
 
-/* Many more registrations than objects, but one at a time; then other objects. */
+/* Registers many more times than there are objects, one at a time; then makes other objects. */
 void use_few_objects(int access)
 {
 	constexpr int objects = 40;
@@ -334,7 +334,7 @@ void use_few_objects(int access)
 	}
 }
 
-/* The same, plainly and cached. */
+/* Compares the plain and the cached program. */
 void same_told(const std::string &what)
 {
 	const child_result plainly = run_child("owner: " + what + " (plain)", {"RDMAV_MR_CACHE"});
@@ -354,7 +354,7 @@ TEST_CASE("owner: a PD without registrations ends beside others' evictions")
 	CHECK(busy_pds(cached) == 0);
 }
 
-/* Not tests of their own: the others run them as programs. */
+/* Hidden: other cases run these cases as programs. */
 TEST_CASE("owner: closing (plain)", "[.]")
 {
 	close_beside_others(plain);
@@ -404,7 +404,7 @@ TEST_CASE("owner: idle registrations leave a cgroup's objects to threads that ne
 	same_told("few objects");
 }
 
-/* Something is idle again each time, as if others took the room. */
+/* After each attempt there is an idle registration again, as if other threads took the room. */
 TEST_CASE("owner: a verb that lacks something ends, even if others take the room")
 {
 	constexpr int many = 1000;

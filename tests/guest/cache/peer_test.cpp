@@ -45,14 +45,14 @@ constexpr std::array operations{operation::read, operation::write, operation::at
 
 enum class place {
 	inside,
-	before,	    /* one byte before the range, and on into it */
-	after,	    /* likewise one byte after it */
-	same_page,  /* the range's page, further on */
+	before,	    /* begins one byte before the range */
+	after,	    /* ends one byte after the range */
+	same_page,  /* after the range, in the same page */
 	heap,	    /* the next block of the heap */
-	far_idle,   /* 500 KiB on, where a larger registration was, with all rights */
-	far_in_use, /* where it still is */
+	far_idle,   /* 500 KiB after the range, where a larger registration with all rights was */
+	far_in_use, /* 500 KiB after the range, where such a registration is in use */
 	idle,	    /* inside, after ibv_dereg_mr() */
-	idle_user,  /* the same while another user has such a registration */
+	idle_user,  /* inside, after ibv_dereg_mr(), while another user has the same registration */
 	posted,	    /* inside, by a receive that was posted before ibv_dereg_mr() */
 	forgotten,  /* inside, after ibv_forget_mr() */
 	fewer,	    /* inside, after it was registered with all rights and deregistered */
@@ -61,7 +61,7 @@ constexpr std::array places{place::inside,    place::before,   place::after,	  p
 			    place::heap,      place::far_idle, place::far_in_use, place::idle,
 			    place::idle_user, place::posted,   place::forgotten,  place::fewer};
 
-/* Not every library has it. */
+/* Some libraries lack ibv_forget_mr(). */
 bool can_forget()
 {
 	return ibv_forget_mr;
@@ -118,17 +118,15 @@ std::vector<row> all_rows()
 	return rows;
 }
 
-/* How registrations are asked for. */
+/* The ways to register. */
 enum class way { plain, flag, environment, remote };
 
-/*
- * Why the outcome may be a success though it is a failure without the cache; empty: it may not.
- */
+/* Why an operation may succeed that fails without the cache; empty: it may not. */
 std::string allowed(way by, const row &one)
 {
 	const bool is_remote = one.rights & remote_rights;
 
-	/* The key opens its range only to the program, by its own local accesses. */
+	/* The key gives access to its range only to local accesses of the program. */
 	if (!is_remote && one.what == operation::receive && one.where != place::forgotten)
 		return "a local key may reach further, with more rights, and be idle";
 	if (by == way::remote && one.where != place::inside && one.where != place::forgotten)
@@ -140,7 +138,7 @@ std::string allowed(way by, const row &one)
 	return {};
 }
 
-/* One registration after the other, and the operation with its key. */
+/* Makes one registration after the other, and performs the operation with its key. */
 class table {
 public:
 	table(const device &on, int extra)
@@ -155,7 +153,10 @@ public:
 
 	std::string outcome(const row &one)
 	{
-		/* Each row for itself. Without a cache there is nothing to clean. */
+		/*
+		 * Cleans, so that rows do not influence each other. Without a cache this does
+		 * nothing.
+		 */
 		ibv_reg_mr_clean(on_.context(), 0);
 		errno = 0;
 		owned<ibv_mr> larger, other;
@@ -201,7 +202,7 @@ private:
 
 	owned<ibv_mr> cached(range r, int access) const { return plainly(r, access | extra_); }
 
-	/* Two adjacent blocks in a page. */
+	/* Finds two adjacent blocks in a page. */
 	void find_neighbours()
 	{
 		const auto page = [](const std::byte *p) {
@@ -223,7 +224,7 @@ private:
 	range target(const row &one) const
 	{
 		const range r = range_of(one);
-		/* An atomic has to be aligned. */
+		/* The address of an atomic must be aligned. */
 		const std::size_t sticks_out = one.what == operation::atomic ? unit : 1;
 
 		switch (one.where) {
@@ -243,7 +244,7 @@ private:
 		}
 	}
 
-	/* Ends the registration where the row says so; returns the error. */
+	/* Ends the registration if the row says so; returns the error. */
 	static std::string end(const row &one, owned<ibv_mr> &mr)
 	{
 		int error = 0;
@@ -289,7 +290,7 @@ private:
 					   1});
 	}
 
-	/* The statuses, and whether the bytes came or went. */
+	/* The statuses, and whether the bytes were transferred. */
 	std::string transfer(operation what, range to, uint32_t rkey)
 	{
 		const bool reads = what == operation::read;
@@ -334,7 +335,7 @@ void tell_table(int extra)
 		tell(of.outcome(one));
 }
 
-/* The outcome of each row, asked for once. */
+/* The outcome of each row; determined once. */
 const std::vector<std::string> &told(way by)
 {
 	static std::map<way, std::vector<std::string>> known;
@@ -385,7 +386,7 @@ void compare(way by)
 
 } // namespace
 
-/* Not tests of their own: the others run them as programs. */
+/* Hidden: other cases run these cases as programs. */
 TEST_CASE("peer: a table", "[.]")
 {
 	tell_table(0);

@@ -33,7 +33,7 @@ using namespace mr_notify;
 namespace {
 
 constexpr std::size_t buffer = std::size_t{256} << 10;
-constexpr std::size_t block = 512; /* of one value: it compresses in swap */
+constexpr std::size_t block = 512; /* has equal bytes: compresses well */
 constexpr std::size_t megabyte = std::size_t{1} << 20;
 constexpr int rounds = 2;
 
@@ -44,7 +44,7 @@ std::size_t group_size()
 	return (text ? std::strtoul(text, nullptr, 10) : 24) * megabyte;
 }
 
-/* The contents of a block in a round: depend on both. */
+/* The contents of a block; they depend on the block and the round. */
 uint64_t value_of(std::size_t which, int round)
 {
 	return (which * 0x9e3779b97f4a7c15) ^ static_cast<uint64_t>(round);
@@ -67,7 +67,7 @@ bool is_filled(const std::byte *bytes, std::size_t first, int round)
 		const uint64_t value = value_of((first + at) / block, round);
 		const std::byte *const its = bytes + at;
 
-		/* All words are like the first one if each is like the one before. */
+		/* All words are equal if each is equal to the word before. */
 		if (std::memcmp(its, &value, sizeof(value)) != 0 ||
 		    std::memcmp(its, its + sizeof(value), block - sizeof(value)) != 0)
 			return false;
@@ -75,7 +75,7 @@ bool is_filled(const std::byte *bytes, std::size_t first, int round)
 	return true;
 }
 
-/* Keeps its registrations for the next rounds, as caches without a limit do. */
+/* Keeps its registrations for the next rounds, like a cache without a limit. */
 class registrations {
 public:
 	registrations(const device &on, std::size_t count, bool cached)
@@ -124,7 +124,7 @@ struct outcome {
 	}
 };
 
-/* @limit: the file of the control group that has it */
+/* @limit: the file of the control group with the limit */
 outcome run(const char *title, const char *limit, const std::vector<std::string> &environment)
 {
 	using clock = std::chrono::steady_clock;
@@ -174,8 +174,8 @@ TEST_CASE("pressure: goes round its buffers", "[.]")
 			const range r{area + at, buffer};
 
 			/*
-			 * The contents of the last round, out of swap; then a registration that the
-			 * kernel may have suspended since.
+			 * Checks the contents of the last round, which come from swap, and then
+			 * uses a registration that the kernel may have suspended.
 			 */
 			REQUIRE((round == 1 || is_filled(r.addr, at, round - 1)));
 			fill(r.addr, at, round);

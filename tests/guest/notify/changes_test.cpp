@@ -63,7 +63,7 @@ public:
 	~event() { close(fd_); }
 
 	int fd() const { return fd_; }
-	/* Waits until it has counted so many since it was read last. */
+	/* Waits until the counter has increased by this number since the last read. */
 	uint64_t counted(uint64_t wanted) const
 	{
 		eventfd_t sum = 0;
@@ -101,7 +101,7 @@ owned<ibv_mr> reg(const device &on, range r, const ibv_mr_notify_attr &attr,
 		on.pd(), r.addr, r.length, reinterpret_cast<uintptr_t>(r.addr), access, &attr));
 }
 
-/* Counters that processes share; 0 at first. */
+/* Counters that processes share; all are 0 at first. */
 struct shared_counters {
 	shared_counters() { std::memset(m.registered().addr, 0, page_size()); }
 	uint64_t *at(std::size_t i) const
@@ -112,7 +112,7 @@ struct shared_counters {
 	memory m = shared_file(page_size());
 };
 
-/* A registration by the one call, that tells a counter. */
+/* A registration with a counter, made by ibv_reg_notified_mr(). */
 struct counted_mr {
 	counted_mr(const device &on, uint64_t *changes, uint64_t start = 0) : word(alloc_word(on))
 	{
@@ -131,7 +131,7 @@ struct counted_mr {
 	owned<ibv_mr> mr;
 };
 
-/* The same in a child, which ends by _exit(). */
+/* Such a registration in a child, which ends by _exit(). */
 struct child_mr {
 	explicit child_mr(uint64_t *changes)
 	{
@@ -147,7 +147,7 @@ struct child_mr {
 	memory m = anonymous(length);
 };
 
-/* Without users: the kernel may take its pages back. */
+/* A registration without users, whose pages the kernel may take. */
 struct idle_mr {
 	explicit idle_mr(const device &on, uint32_t idle_ms = 0, uint64_t *changes = nullptr)
 	    : word(alloc_word(on))
@@ -241,7 +241,7 @@ TEST_CASE("a registration by one call is not a cached one")
 	auto mr = reg(on, m.registered(), attr, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED);
 	REQUIRE(mr);
 	CHECK(mr->lkey != cached->lkey);
-	CHECK(ibv_settle_mr_notify(mr.get()) == 0); /* EINVAL of a cached one */
+	CHECK(ibv_settle_mr_notify(mr.get()) == 0); /* EINVAL for a cached registration */
 }
 
 TEST_CASE("attributes that are refused leave nothing behind")
@@ -517,7 +517,7 @@ TEST_CASE("a counter in memory that changes")
 	{
 		counted_mr first(on, changes);
 
-		/* it ends in a SIGBUS */
+		/* the child ends by a SIGBUS */
 		const auto before_it = std::signal(SIGBUS, [](int) {});
 		const bool poisoned =
 			madvise(changes, page_size(), MADV_HWPOISON) == 0 || errno == EBUSY;
@@ -525,7 +525,7 @@ TEST_CASE("a counter in memory that changes")
 		SKIP_IF(!poisoned, "no memory errors");
 		unmap_all(first.m);
 		CHECK(load(first.word.get()) == invalid);
-		/* the destructor of @counters unmaps the page, which no thread may touch */
+		/* the destructor of @counters unmaps the page, so no thread may use it any more */
 	}
 	CHECK(pinned_bytes() <= before + page_size());
 }
@@ -563,8 +563,8 @@ TEST_CASE("a process that ends is counted where its counter is shared")
 }
 
 /*
- * Each increment is there when the system call that made the word INVALID returns: so no thread
- * ever finds less in the counter than INVALID words that it made itself.
+ * The kernel increments the counter before the system call that made the word INVALID returns. So
+ * no thread ever reads less than the number of INVALID words that it made.
  */
 TEST_CASE("race: a counter is exact for threads and processes that unmap at the same time")
 {
@@ -629,7 +629,10 @@ TEST_CASE("race: a counter is exact for threads and processes that unmap at the 
 	CHECK(load(changes) == load(done));
 }
 
-/* Only one word is INVALID at a time, and only while the thread sleeps: none is told by luck. */
+/*
+ * Only one word is INVALID at a time, and only while the thread sleeps: so no wake-up is for
+ * another word.
+ */
 TEST_CASE("a thread that sleeps in poll() is woken for each INVALID word")
 {
 	const device on;
@@ -675,7 +678,7 @@ TEST_CASE("a thread that sleeps in poll() is woken for each INVALID word")
 	}
 	CHECK(woken == rounds);
 	std::atomic_ref<uint64_t>(*word).store(0);
-	eventfd_write(told.fd(), 1); /* ends the thread: the word is 0 */
+	eventfd_write(told.fd(), 1); /* wakes the thread, which ends because the word is 0 */
 	sleeper.join();
 }
 
@@ -702,7 +705,7 @@ TEST_CASE("an eventfd counts many at a time, and loses none")
 	REQUIRE(mmap(m.registered().addr, many * page_size(), PROT_READ | PROT_WRITE,
 		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
 	CHECK(load(changes.get()) == many);
-	mrs.clear(); /* which ends each before the worker comes, perhaps */
+	mrs.clear(); /* may end each MR before the worker comes */
 	CHECK(told.counted(many) == many);
 }
 
@@ -888,7 +891,7 @@ TEST_CASE("suspending is refused without users, a word, or by another process")
 	const idle_mr one(on);
 	if (!can_reclaim(on))
 		CHECK(ibv_suspend_mr_notify(one.mr.get()) == EOPNOTSUPP);
-	std::atomic_ref<uint64_t>(*one.word) += one_user; /* or the fork suspends it */
+	std::atomic_ref<uint64_t>(*one.word) += one_user; /* otherwise the fork would suspend it */
 	in_child([&] {
 		child_check(ibv_suspend_mr_notify(one.mr.get()) == EINVAL);
 		_exit(0);
@@ -913,6 +916,6 @@ TEST_CASE("an idle time counts for one registration only", "[suspend]")
 	REQUIRE(ibv_reg_mr_notify_ex(plain.get(), &attr) == 0);
 	CHECK(happens([&] { return load(short_time.word.get()) == suspended; }));
 	CHECK(happens([&] { return load(word.get()) == suspended; }));
-	let_pass(2500ms); /* twice the kernel's own idle time, and more */
+	let_pass(2500ms); /* more than twice the kernel's default idle time */
 	CHECK(load(never.word.get()) == 0);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The contract of the verbs: their results, and that they leave all else alone. */
+/* The contract of the verbs: their results, and that they change nothing else. */
 #include "catch.h"
 
 #include <fcntl.h>
@@ -225,7 +225,7 @@ TEST_CASE("disarming leaves the word alone")
 	drop_all(it.m);
 	CHECK(it.w.value() == 0);
 
-	/* and it can be armed again: the event in between is known */
+	/* it can be armed again, and knows about the event in between */
 	REQUIRE(ibv_reg_mr_notify(it.mr.get(), other.address()) == 0);
 	CHECK(other.value() == IBV_MR_NOTIFY_INVALID);
 	CHECK(it.w.value() == 0);
@@ -266,7 +266,7 @@ TEST_CASE("errors")
 		unmap_all(m);
 		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 		CHECK(other.value() == 0);
-		/* it is armed until it is disarmed */
+		/* it stays armed until it is disarmed */
 		CHECK(ibv_reg_mr_notify(mr.get(), other.address()) == EBUSY);
 	}
 	SECTION("EFAULT: the word is nowhere")
@@ -283,14 +283,14 @@ TEST_CASE("errors")
 		auto *address = reinterpret_cast<uint64_t *>(readonly.registered().addr);
 		CHECK(ibv_reg_mr_notify(mr.get(), address) == EFAULT);
 	}
-	/* The failures left nothing behind: */
+	/* After the failures the MR has no word: */
 	ibv_unreg_mr_notify(mr.get());
 	CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 }
 
 /*
- * A signal, or work of io_uring's for the task, which no mask of signals holds back, comes several
- * times while the kernel walks along the mappings, and it gives up at each.
+ * While the kernel takes the locks of the mappings, a signal or task work of io_uring (which no
+ * signal mask blocks) comes several times, and each interrupts the kernel.
  */
 static void check_arms_first(const std::string &by)
 {
@@ -407,7 +407,7 @@ TEST_CASE("EINVAL: the MR of another process")
 	CHECK(ibv_unreg_mr_notify(mr.get()) == 0);
 }
 
-/* Its owner goes on to look at the word. */
+/* The owner still reads the word. */
 TEST_CASE("a child that ends or changes its parent's MR has the word say INVALID")
 {
 	const device on;
@@ -421,7 +421,7 @@ TEST_CASE("a child that ends or changes its parent's MR has the word say INVALID
 		child = fork();
 		if (child == 0)
 			_exit(ibv_dereg_mr(it.mr.get()));
-		std::ignore = it.mr.release(); /* the kernel has none any more */
+		std::ignore = it.mr.release(); /* the kernel has no such MR any more */
 	}
 	SECTION("re-registers")
 	{
@@ -452,7 +452,7 @@ TEST_CASE("another process in the same address space disarms")
 	CHECK(ibv_unreg_mr_notify(it.mr.get()) == EINVAL);
 }
 
-/* Its address space has ended: the word has said INVALID, and the MR waits for deregistration. */
+/* Its address space has ended: the word says INVALID, and the MR still has to be deregistered. */
 TEST_CASE("the MR of a process that has ended can be deregistered, not disarmed")
 {
 	memory shared = shared_file(page_size());
@@ -484,7 +484,7 @@ TEST_CASE("ENOMEM: RLIMIT_MEMLOCK leaves no page for the word")
 	int status = 0;
 
 	if (child == 0) {
-		/* as an unprivileged user, or the limit does not count */
+		/* as an unprivileged user, because others ignore the limit */
 		const rlimit limit{length, length};
 		const device on;
 		memory m = anonymous(length);
@@ -562,7 +562,7 @@ TEST_CASE("the word's own page is unmapped first")
 	CHECK(ibv_unreg_mr_notify(mr.get()) == 0);
 }
 
-/* Words share a pinned page as long as their address maps it. */
+/* Words share a pinned page as long as their address maps this page. */
 TEST_CASE("a word where another page was mapped before")
 {
 	const device on;
@@ -634,7 +634,7 @@ TEST_CASE("the word is in the registered memory")
 	*address = 0;
 	REQUIRE(ibv_reg_mr_notify(mr.get(), address) == 0);
 	unmap_all(m);
-	/* the file still has the page that the word was in */
+	/* the file still has the page of the word */
 	uint64_t value = 0;
 	REQUIRE(pread(m.fd(), &value, sizeof(value), 0) == sizeof(value));
 	CHECK(value == IBV_MR_NOTIFY_INVALID);
@@ -689,7 +689,7 @@ TEST_CASE("a harmless SUSPECT goes away without a call")
 	CHECK(happens([&] { return it.w.value() == 0; }));
 }
 
-/* Its page may have left the page cache, and only a system call may fault it in to see. */
+/* Its page may have left the page cache, and only a system call may fault it in and compare. */
 TEST_CASE("a SUSPECT read-only mapping of a regular file waits to be settled")
 {
 	const device on;
@@ -701,7 +701,7 @@ TEST_CASE("a SUSPECT read-only mapping of a regular file waits to be settled")
 
 	CHECK(it.w.value() == 0);
 	drop_all(it.m);
-	usleep(200000); /* the worker has looked */
+	usleep(200000); /* the worker has compared by now */
 	CHECK(it.w.value() == IBV_MR_NOTIFY_SUSPECT);
 	CHECK(ibv_settle_mr_notify(it.mr.get()) == 0);
 	CHECK(it.w.value() == 0);
@@ -709,7 +709,10 @@ TEST_CASE("a SUSPECT read-only mapping of a regular file waits to be settled")
 	CHECK(it.w.value() == IBV_MR_NOTIFY_INVALID);
 }
 
-/* It may unmap page tables that are shared with another process, and a hole is not told then. */
+/*
+ * mprotect() may unmap page tables that are shared with another process; then a hole sends no
+ * event.
+ */
 TEST_CASE("protecting so much of shared huge pages that page tables go makes the word SUSPECT")
 {
 	constexpr std::size_t length = std::size_t{2} << 30;
@@ -749,7 +752,7 @@ TEST_CASE("re-registration")
 	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	CHECK(pinned_bytes() == before - length - page_size());
 
-	/* A revoked MR has nothing that another access right could be for. */
+	/* A revoked MR has no pages for which the access could change. */
 	CHECK(raw.change_access(it.mr->handle, IBV_ACCESS_LOCAL_WRITE) == EINVAL);
 }
 
@@ -762,7 +765,7 @@ TEST_CASE("an MR that is closed with its device says INVALID")
 		ibv_mr *mr = ibv_reg_mr(on.pd(), m.registered().addr, length, 0);
 		REQUIRE(mr);
 		REQUIRE(ibv_reg_mr_notify(mr, w.address()) == 0);
-		/* the PD can't be freed under it; closing takes everything */
+		/* the PD can't be freed while it has the MR; closing the context frees all */
 	}
 	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Memory runs out, or a copy from user space fails, at each place in turn that
- * arming, settling and registering go through. They may say so; nothing may be
- * half done. Needs a kernel with CONFIG_FAULT_INJECTION (tests/lab's "debug").
+ * Memory runs out, or a copy from user space fails, at each point of arming, settling and
+ * registering in turn. The calls may fail, but must not leave anything half done. Needs a kernel
+ * with CONFIG_FAULT_INJECTION (tests/lab's "debug").
  */
 #include "catch.h"
 
@@ -32,7 +32,10 @@ constexpr std::size_t length = 16 * 4096;
 constexpr int track = 1 << 28;
 constexpr unsigned int most_places = 400;
 
-/* Does it with a failure at the first place, the second, until there is no other place. */
+/*
+ * Calls `once` with a failure at the first point, the second, and so on, until there is no other
+ * point.
+ */
 template <class Do> unsigned int at_each_place(Do once)
 {
 	unsigned int n = 1;
@@ -42,7 +45,7 @@ template <class Do> unsigned int at_each_place(Do once)
 	return n - 1;
 }
 
-/* A file whose pages only a page fault brings back, unlike shmem and hugetlb. */
+/* A file whose pages come back only by a page fault, unlike shmem and hugetlb. */
 class plain_file {
 public:
 	plain_file()
@@ -284,7 +287,7 @@ TEST_CASE("faults: everything fails now and then, beside a thread that unmaps", 
 		memory m = shared_file(length);
 		const range r = m.registered();
 		std::atomic<bool> gone = false;
-		std::atomic<int> rounds = 0; /* the clock: a call takes as long as it likes */
+		std::atomic<int> rounds = 0; /* by the clock, because a call may take any time */
 		word w;
 		owned<ibv_mr> mr;
 		std::thread other([&] {

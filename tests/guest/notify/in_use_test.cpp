@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A word that counts its users: the kernel sets INVALID immediately, but the device keeps the pages
- * until the last user has gone.
+ * A word that counts its users: the kernel sets INVALID immediately, but the device keeps the
+ * pages until the last user has left.
  */
 #include "catch.h"
 
@@ -35,14 +35,14 @@ std::atomic_ref<uint64_t> at(word &w)
 	return std::atomic_ref<uint64_t>(*w.address());
 }
 
-/* A registration of which half may go, and a user of the other half. */
+/* A registration whose second half may be unmapped, and a user of the first half. */
 struct shared_by_users {
 	explicit shared_by_users(uint64_t in_use = mask)
 	{
 		REQUIRE(raw.arm(mr->handle, w.address(), in_use) == 0);
 	}
 
-	/* Takes the second half away. */
+	/* Unmaps the second half. */
 	void cut() { unmap(m, {m.registered().addr + length / 2, length / 2}); }
 	ibv_wc_status write_to_the_rest()
 	{
@@ -54,7 +54,7 @@ struct shared_by_users {
 			was_refused = link->refused(status);
 		return status;
 	}
-	/* For as long as a worker may take that looks less and less often. */
+	/* Waits as long as a worker may take that looks less and less often. */
 	bool refused_in_the_end()
 	{
 		return happens([&] { return write_to_the_rest() != IBV_WC_SUCCESS; }) &&
@@ -105,7 +105,7 @@ TEST_CASE("a registration with a bad mask is none", "[roce]")
 	};
 	fails(w.address(), 0);
 	fails(w.address(), 0x1ff);
-	fails(nullptr, mask); /* of no word */
+	fails(nullptr, mask); /* for no word */
 	CHECK(pinned_bytes() == before);
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("a user of an invalid registration goes on", "[revoke]")
 	all.cut();
 	CHECK(all.w.value() == (one_user | invalid));
 	CHECK(ibv_settle_mr_notify(all.mr.get()) == 0);
-	usleep(200000); /* the worker has looked */
+	usleep(200000); /* the worker has looked by now */
 	CHECK(pinned_bytes() == before);
 	CHECK(all.write_to_the_rest() == IBV_WC_SUCCESS);
 
@@ -182,7 +182,7 @@ TEST_CASE("a user of an invalid registration goes on", "[revoke]")
 	}
 }
 
-/* The worker would have come after a while. */
+/* Otherwise the worker would come after a while. */
 TEST_CASE("disarming does the rest of the worker's work", "[revoke]")
 {
 	shared_by_users all;
@@ -219,7 +219,7 @@ TEST_CASE("without a mask the device loses the pages with any word", "[revoke]")
 	CHECK(wait_for_pinned(before - length) == before - length);
 }
 
-/* The review's example: another part of the registration goes while a receive is posted. */
+/* Another part of the registration is unmapped while a receive is posted. */
 TEST_CASE("a posted receive in the part that stays is filled")
 {
 	shared_by_users all;
@@ -236,7 +236,7 @@ TEST_CASE("a posted receive in the part that stays is filled")
 	CHECK(*all.m.registered().addr == std::byte{0x33});
 }
 
-/* The child registers with its parent's device, so the registration outlives it. */
+/* The child registers with its parent's device, so the registration outlives the child. */
 TEST_CASE("the end of the address space ends its users", "[revoke]")
 {
 	const device on;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An event in the middle of watching, pinning and looking: the interleavings that umem_notify.c
- * closes. Each step is made long by memory so large that the kernel takes long over it, and the
- * event happens in the middle.
+ * Events during tracking, pinning and comparing: the interleavings that the core prevents
+ * (umem_notify*.c). Memory that is very large makes each step long, and the event happens in the
+ * middle.
  */
 #include "catch.h"
 
@@ -45,7 +45,10 @@ void map_over(range r)
 	std::memset(r.addr, 1, r.length);
 }
 
-/* Not in huge pages, which are dropped too quickly. So much of it, and the end, has pages. */
+/*
+ * Small pages, because huge pages are dropped too quickly. The first @touched bytes and the end
+ * have pages.
+ */
 memory in_small_pages(std::size_t length, std::size_t touched)
 {
 	void *addr = mmap(nullptr, length, PROT_READ | PROT_WRITE,
@@ -53,14 +56,14 @@ memory in_small_pages(std::size_t length, std::size_t touched)
 
 	REQUIRE(addr != MAP_FAILED);
 	memory m({static_cast<std::byte *>(addr), length});
-	madvise(addr, length, MADV_NOHUGEPAGE); /* a kernel without them refuses */
+	madvise(addr, length, MADV_NOHUGEPAGE); /* fails on a kernel without huge pages */
 	std::memset(addr, 1, touched);
 	const range end = last_pages(m.registered(), 4);
 	std::memset(end.addr, 1, end.length);
 	return m;
 }
 
-/* How long settling takes when every page must be looked at. */
+/* How long settling takes if every page must be compared. */
 clock_type::duration time_to_settle(ibv_mr *mr, range r)
 {
 	REQUIRE(madvise(r.addr, r.length, MADV_FREE) == 0);
@@ -71,7 +74,7 @@ clock_type::duration time_to_settle(ibv_mr *mr, range r)
 
 } // namespace
 
-/* Without the collision-retry the SUSPECT of the second event is wiped out. */
+/* If settling did not check @doubt again, the SUSPECT of the second event would be lost. */
 TEST_CASE("interleaving: a page changes after settling has looked at it")
 {
 	const device on;
@@ -93,7 +96,7 @@ TEST_CASE("interleaving: a page changes after settling has looked at it")
 			std::this_thread::yield();
 		sleep_for(whole * round / 8);
 		REQUIRE(madvise(r.addr, page_size(), MADV_DONTNEED) == 0);
-		*r.addr = std::byte{1}; /* mapped again, by another page */
+		*r.addr = std::byte{1}; /* maps another page there */
 		CHECK(it.w.value() != 0);
 		settling.join();
 		CHECK(it.w.value() != 0);
@@ -103,8 +106,8 @@ TEST_CASE("interleaving: a page changes after settling has looked at it")
 }
 
 /*
- * A notifier that is inserted while an invalidation runs is not told of that
- * one; the pages at its end are still mapped, and can be pinned.
+ * A notifier that is inserted during an invalidation does not learn of it. The pages at its end
+ * are still mapped, and can be pinned.
  */
 TEST_CASE("interleaving: registering while the memory is being dropped")
 {
@@ -135,7 +138,7 @@ TEST_CASE("interleaving: registering while the memory is being dropped")
 			told++;
 			continue;
 		}
-		/* It says that this is the memory. Is it? */
+		/* The word says that the registration is valid. Is it? */
 		std::memset(end.addr, 0x30 + round, end.length);
 		loopback link(on);
 		REQUIRE(link.write(it.mr.get(), end, to.addr, inbox_mr->rkey) == IBV_WC_SUCCESS);
@@ -146,8 +149,8 @@ TEST_CASE("interleaving: registering while the memory is being dropped")
 }
 
 /*
- * An unmap before a page is pinned is not the end of the registration, which
- * gets the new page: no false INVALID.
+ * An unmap before a page is pinned does not end the registration, which gets the new page: INVALID
+ * would be wrong.
  */
 TEST_CASE("interleaving: memory changes ahead of the pinning")
 {
@@ -177,7 +180,7 @@ TEST_CASE("interleaving: memory changes ahead of the pinning")
 		loopback link(on);
 		REQUIRE(link.write(mr.get(), last, to.addr, inbox_mr->rkey) == IBV_WC_SUCCESS);
 		if (*to.addr == std::byte{0x11})
-			continue; /* it was pinned first */
+			continue; /* it was pinned before the change */
 		ahead++;
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);

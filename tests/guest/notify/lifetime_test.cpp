@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The ends that an armed registration can come to: its process exits, executes
- * another program, is killed; its device goes away. Each word lies in memory
- * that is shared with the test, which sees its value in the end.
+ * The ways in which an armed registration can end: its process exits, executes another program or
+ * is killed; its device is removed. Each word is in memory that is shared with the test, which
+ * reads its final value.
  */
 #include "catch.h"
 
@@ -41,7 +41,7 @@ struct shared_words {
 	uint64_t read(int i) { return std::atomic_ref<uint64_t>(at[i]).load(); }
 };
 
-/* A child that arms one word, sets the other one, and ends its own way. */
+/* A child that arms one word, sets the other word, and ends in this way. */
 template <class F> pid_t child_with_armed_mr(shared_words &words, F end)
 {
 	const pid_t child = fork();
@@ -68,7 +68,7 @@ void expect_invalid_after(shared_words &words, pid_t child)
 	CHECK(words.read(0) == IBV_MR_NOTIFY_INVALID);
 }
 
-/* A child that drops shared huge pages again and again, which has the worker look at them. */
+/* A child that drops shared huge pages again and again, so that the worker compares them. */
 pid_t child_with_huge_pages(range all, int armed)
 {
 	const pid_t child = fork();
@@ -87,7 +87,7 @@ pid_t child_with_huge_pages(range all, int armed)
 
 } // namespace
 
-/* The lock of such a mapping goes while only readers are kept off the address space. */
+/* hugetlb frees the lock of such a mapping while only readers of mmap_lock are excluded. */
 TEST_CASE("race: the worker looks beside the exit of an owner of shared huge pages")
 {
 	const run_time time;
@@ -111,7 +111,7 @@ TEST_CASE("race: the worker looks beside the exit of an owner of shared huge pag
 		REQUIRE(read(said[0], &armed, 1) == 1);
 		close(said[0]);
 		lives = (lives + 1237) % 5000;
-		usleep(20000 + lives); /* the worker begins to look after 20 ms */
+		usleep(20000 + lives); /* the worker begins to compare after 20 ms */
 		REQUIRE(kill(owner, SIGKILL) == 0);
 		REQUIRE(waitpid(owner, &status, 0) == owner);
 		CHECK(WIFSIGNALED(status));
@@ -175,7 +175,7 @@ TEST_CASE("a child outlives its parent's armed MR")
 	REQUIRE(waitpid(child, nullptr, 0) == child);
 }
 
-/* Its system call, cut short, knows nothing of the pages that it has not looked at. */
+/* Its interrupted system call must not decide about pages that it has not compared. */
 TEST_CASE("another process in the same address space is killed while it settles")
 {
 	constexpr std::size_t large = std::size_t{16} << 20;
@@ -204,8 +204,8 @@ TEST_CASE("another process in the same address space is killed while it settles"
 }
 
 /*
- * The software devices can't be taken from their users: removal waits until they
- * close it. Meanwhile everything goes on, and closing takes the armed MRs along.
+ * The software devices wait in their removal until the users close them. Meanwhile everything
+ * works, and closing ends the armed MRs.
  */
 TEST_CASE("the device is removed with armed MRs")
 {
@@ -217,7 +217,9 @@ TEST_CASE("the device is removed with armed MRs")
 	memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
 	word words[8];
-	/* It begins before the device is opened, so it never holds the files closed below. */
+	/*
+	 * Started before the device is opened, so it never holds the files that are closed below.
+	 */
 	FILE *const removal = popen("read now && exec rdma link del mrn0", "w");
 	REQUIRE(removal);
 	{

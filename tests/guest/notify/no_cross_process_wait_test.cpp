@@ -38,7 +38,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/* Sends files, at most 253, with a byte, and has them no more. */
+/* Sends up to 253 files with one byte, and closes them. */
 bool give_away(int socket, const std::vector<int> &fds)
 {
 	char byte = 0;
@@ -62,8 +62,8 @@ bool give_away(int socket, const std::vector<int> &fds)
 }
 
 /*
- * Has a kernel thread close files: their last references are in flight in a socket that is in
- * flight in itself, and the garbage collector of such sockets puts them.
+ * Lets a kernel thread close files: their last references are in a message in flight of a socket
+ * that is itself in flight, and the garbage collector of such sockets drops them.
  */
 bool close_in_flight(std::vector<int> fds)
 {
@@ -71,13 +71,13 @@ bool close_in_flight(std::vector<int> fds)
 
 	if (socketpair(AF_UNIX, SOCK_DGRAM, 0, ends))
 		return false;
-	fds.push_back(ends[0]); /* the last to be closed: no garbage before */
+	fds.push_back(ends[0]); /* this file closes last: before that the message is no garbage */
 	const bool done = give_away(ends[1], fds);
 	close(ends[1]);
 	return done;
 }
 
-/* Does something come, or the end? */
+/* Is there data or the end of the file within the time limit? */
 bool heard(int fd)
 {
 	pollfd one{fd, POLLIN, 0};
@@ -85,7 +85,7 @@ bool heard(int fd)
 	return poll(&one, 1, std::chrono::milliseconds(time_limit).count()) == 1;
 }
 
-/* Is a file closed that a kernel thread has to close? */
+/* Does a kernel thread close a file that only it can close? */
 bool kernel_closes_files()
 {
 	int ends[2];
@@ -99,7 +99,7 @@ bool kernel_closes_files()
 
 constexpr std::size_t huge = std::size_t{2} << 20;
 
-/* With a page in each huge page: a call that walks it does hardly anything else. */
+/* Memory with one page in each huge page, so that a call spends its time on walking it. */
 memory sparse(std::size_t length, int fd = -1)
 {
 	const int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
@@ -115,7 +115,7 @@ memory sparse(std::size_t length, int fd = -1)
 	return m;
 }
 
-/* With less, there are moments without an invalidation. */
+/* With less memory there are moments without an invalidation. */
 constexpr std::size_t large = std::size_t{8} << 30;
 
 range first_page(const memory &of)
@@ -123,7 +123,7 @@ range first_page(const memory &of)
 	return {of.registered().addr, page_size()};
 }
 
-/* By one thread or another, as long as the process lives. */
+/* Threads invalidate the range without a pause, as long as the process lives. */
 void invalidate_always(range r, int threads = 6)
 {
 	static std::atomic<int> begun = 0;
@@ -139,8 +139,8 @@ void invalidate_always(range r, int threads = 6)
 }
 
 /*
- * In a process of its own: it gives the file of its device away, and goes on with the memory of an
- * armed registration, which always is being invalidated by one thread or another.
+ * Runs in a separate process, which gives the file of its device away while threads invalidate the
+ * memory of an armed registration without a pause.
  */
 enum class closing : uint8_t { fine, late, failed };
 closing close_beside_events()
@@ -161,12 +161,12 @@ closing close_beside_events()
 }
 
 /*
- * A process of another user, whose memory always is being invalidated, and that has given away the
- * files of so many registrations of it.
+ * A process of another user, whose memory is invalidated without a pause. It has given away the
+ * files of `count` registrations of this memory.
  */
 class other_user {
 public:
-	/* @give: in that process, false if it could not */
+	/* @give: called in this process; returns false if it failed */
 	template <class F> other_user(int count, F give)
 	{
 		int said[2];
@@ -176,7 +176,7 @@ public:
 		if (child_ == 0) {
 			try {
 				_exit(be(count, give, said[1]));
-			} catch (const std::exception &reason) { /* not Catch2: it would go on */
+			} catch (const std::exception &reason) { /* or Catch2 would go on */
 				std::fprintf(stderr, "another user: %s\n", reason.what());
 				_exit(1);
 			}
@@ -210,7 +210,7 @@ private:
 		std::vector<int> files;
 
 		for (int i = 0; i < count; i++) {
-			auto *const on = new device; /* the file is all that is left of it */
+			auto *const on = new device; /* only its file stays open */
 			const range part{r.addr + i * page_size(), page_size()};
 
 			if (ibv_reg_mr_notify(on->register_memory(part).release(), word + i))
@@ -227,7 +227,7 @@ private:
 	bool ready_;
 };
 
-/* A process that goes on until it is killed, which the end of this does. */
+/* A process that runs until the destructor kills it. */
 class child_process {
 public:
 	explicit child_process(const std::function<int()> &run) : pid_(fork())
@@ -250,7 +250,7 @@ public:
 			ends_when_killed();
 	}
 
-	/* Does it go within the limit? */
+	/* Does the process end within the time limit? */
 	bool ends_when_killed()
 	{
 		kill(pid_, SIGKILL);
@@ -264,8 +264,8 @@ private:
 };
 
 /*
- * Arms in a process of its own, has its memory invalidated always, and gives its files away, so
- * that the kernel closes them.
+ * Arms in a separate process, whose memory is then invalidated without a pause, and gives its
+ * files away, so that the kernel closes them.
  */
 int invalidate_without_files(const std::string &name, int threads, int said)
 {
@@ -283,7 +283,7 @@ int invalidate_without_files(const std::string &name, int threads, int said)
 	return pause();
 }
 
-/* Does a process end well, within the limit? */
+/* Does the process end with success within the time limit? */
 bool ends_well(pid_t process)
 {
 	int status = 1;
@@ -294,7 +294,7 @@ bool ends_well(pid_t process)
 
 const std::filesystem::path modules = "/sys/module";
 
-/* The users of a module go before it. Names all, the last one first. */
+/* Unloads a module after the modules that use it. `names` gets all of them, the last first. */
 bool unload(const std::string &module, std::string &names)
 {
 	std::vector<std::string> users;
@@ -310,7 +310,9 @@ bool unload(const std::string &module, std::string &names)
 
 } // namespace
 
-/* It need not take it: reading the byte that the file comes with closes the file. */
+/*
+ * The receiver need not take the file: reading the byte that the file comes with closes the file.
+ */
 TEST_CASE("a process that was sent another user's file does not wait for that user")
 {
 	int ends[2];
@@ -341,7 +343,7 @@ TEST_CASE("a process that was sent another user's file does not wait for that us
 	close(answers[0]);
 }
 
-/* As many as a work queue does at once, and more. */
+/* More than a workqueue runs at once. */
 TEST_CASE("files of one user that can't be closed let another user's files close")
 {
 	const other_user user(260, [](const auto &fds) {
@@ -350,13 +352,13 @@ TEST_CASE("files of one user that can't be closed let another user's files close
 		return close_in_flight({fds.begin(), half}) && close_in_flight({half, fds.end()});
 	});
 	const memory m = anonymous(page_size());
-	device *const gone = new device; /* but for its files, which that user would inherit */
+	device *const gone = new device; /* without its files, which the other user would inherit */
 	word w;
 
 	REQUIRE(user.ready());
 	REQUIRE(ibv_reg_mr_notify(gone->register_memory(m.registered()).release(), w.address()) ==
 		0);
-	std::this_thread::sleep_for(1s); /* the works begin */
+	std::this_thread::sleep_for(1s); /* the works start */
 	REQUIRE(close_in_flight({gone->context()->cmd_fd, gone->context()->async_fd}));
 	CHECK(happens([&] { return w.value() == IBV_MR_NOTIFY_INVALID; }));
 }
@@ -375,12 +377,12 @@ TEST_CASE("a process whose memory is always being invalidated does not keep othe
 	CHECK(kernel_closes_files());
 }
 
-/* It shares the files with the other one, and nothing else. */
+/* It shares only the files with the other process. */
 TEST_CASE("a process whose shared files others punch goes on, and can be killed", "[two cpus]")
 {
 	constexpr std::size_t length = large;
 	constexpr int files = 3;
-	std::array<int, files> shared; /* mapped by the user only */
+	std::array<int, files> shared; /* only the other user has mapped the files */
 	int rounds[2];
 
 	REQUIRE(pipe(rounds) == 0);
@@ -392,7 +394,7 @@ TEST_CASE("a process whose shared files others punch goes on, and can be killed"
 	child_process user([&] {
 		const device on;
 		const memory own = anonymous(page_size());
-		/* A page with one word, so that each arming pins it again. */
+		/* A page with a single word, so that each arming pins the page again. */
 		const memory page = anonymous(page_size());
 		auto *const own_word = reinterpret_cast<uint64_t *>(page.registered().addr);
 		std::vector<memory> maps;
@@ -448,7 +450,7 @@ TEST_CASE("a process whose shared files others punch goes on, and can be killed"
 		close(fd);
 }
 
-/* The software devices wait for the last file that has them open. */
+/* The software devices wait until the last file is closed that has them open. */
 TEST_CASE("a device goes though the memory of its last user is always being invalidated")
 {
 	const bool iwarp = device().is_iwarp();
@@ -477,7 +479,7 @@ TEST_CASE("a device goes though the memory of its last user is always being inva
 	CHECK(std::system("ip link del mrn-dummy") == 0);
 }
 
-/* The process and its address space go on, without their notifier. */
+/* The process and its address space go on without their notifier. */
 TEST_CASE("ib_uverbs goes though the memory of a former user is always being invalidated")
 {
 	SKIP_IF(!std::filesystem::exists(modules / "ib_uverbs/refcnt"), "it is no module");
@@ -505,11 +507,11 @@ TEST_CASE("ib_uverbs goes though the memory of a former user is always being inv
 		_exit(gone ? 0 : 1);
 	}
 	CHECK(ends_well(unloading));
-	std::this_thread::sleep_for(
-		1s); /* the kernel calls the module's code here if some is left */
+	std::this_thread::sleep_for(1s); /* if some of the module's code were still to be called,
+					    the kernel would call it now */
 	CHECK(user.ends_when_killed());
 
-	/* For the tests that come after this one, also if it has failed. */
+	/* For the next tests, also if this test has failed. */
 	CHECK(std::system((std::string("modprobe -a ") + names).c_str()) == 0);
 	CHECK(std::system("rdma link add rxe0 type rxe netdev dummy0") == 0);
 	if (iwarp)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Memory of another node, on the first of tests/lab/run --nodes 2: peers here write and
- * read it while it is taken from its owner there, over a wire that loses, repeats and reorders.
- * RUN_BYTES: how many bytes the oracle transfers (default: 10 million). RUN_SEED: which.
+ * Peers on the first node of tests/lab/run --nodes 2 write and read memory of the second node
+ * while its owner loses it, over a wire that loses, repeats and reorders. RUN_BYTES: how many
+ * bytes the oracle transfers (default: 10 million). RUN_SEED: its seed.
  */
 #include "catch.h"
 
@@ -34,11 +34,11 @@ using words = std::vector<std::string>;
 
 const words clean;
 const words lossy{"loss", "2%", "duplicate", "2%", "reorder", "10%", "delay", "1ms"};
-/* A packet may arrive again after later packets. */
+/* A copy of a packet may arrive after later packets. */
 const words repeating{"duplicate", "50%", "delay", "4ms", "4ms"};
 const words cut{"loss", "100%"};
 
-/* From now on both ends lose, repeat and delay their packets like that. */
+/* From now on both ends lose, repeat and delay their packets in this way. */
 void set_wire(const words &how)
 {
 	static words now{"unknown"};
@@ -51,8 +51,8 @@ void set_wire(const words &how)
 }
 
 /*
- * Processes of the other node, which the cases use one after the other: to start one
- * takes an emulated machine seconds.
+ * Processes on the other node, used by one case after the other, because starting a process takes
+ * seconds on an emulated machine.
  */
 struct processes {
 	std::unique_ptr<remote> owner, watcher;
@@ -69,11 +69,11 @@ processes &there()
 	return both;
 }
 
-/* 7 tries of 134 ms: some will do where only packets are lost. */
+/* 7 tries of 134 ms: enough if packets are only lost. */
 constexpr patience ends_soon{15, 6};
 constexpr patience endless{15, 7};
 
-/* Memory of a file, whose owner can lose it, and a watcher of its pages from then on. */
+/* Memory of a file that its owner can lose, and a process that watches its pages from then on. */
 struct lost_memory {
 	explicit lost_memory(const char *arm = "notify")
 	{
@@ -84,7 +84,7 @@ struct lost_memory {
 		watcher().ask("watch", process, fd, length);
 	}
 
-	/* It is unmapped or truncated: the owner hears at once, with any wire. */
+	/* The memory is unmapped or truncated: the owner learns this immediately, with any wire. */
 	void lose(const char *how)
 	{
 		std::size_t pinned = 1;
@@ -97,7 +97,7 @@ struct lost_memory {
 		CHECK(pinned == 0);
 	}
 
-	/* From now on it is the watcher's. */
+	/* From now on the watcher owns the memory. */
 	void give_to_watcher() { watcher().ask("take"); }
 	uint64_t foreign_bytes()
 	{
@@ -124,8 +124,8 @@ void tell_end(const char *event, const words &over, const traffic::end &end)
 }
 
 /*
- * Over iWARP the connection ends, and no completion says why: soft-iWARP has an error of its own
- * for the request that it is sending just then.
+ * Over iWARP the connection ends, and no completion tells the reason: soft-iWARP has another
+ * status for the request that it is sending at that time.
  */
 bool is_end_of_connection(const traffic::end &end)
 {
@@ -134,8 +134,8 @@ bool is_end_of_connection(const traffic::end &end)
 }
 
 /*
- * The owner's end says once that it refuses, and ends. Where that is lost, or the peer does not
- * listen just then, the peer asks again, and is answered no more.
+ * The owner's end refuses once, and ends. If this answer is lost, or if the peer's timer has just
+ * expired, the peer repeats the request and gets no answer.
  */
 bool is_refusal(const device &on, const traffic::end &end)
 {
@@ -152,15 +152,13 @@ bool is_silence(const device &on, const traffic::end &end)
 	return end.first == IBV_WC_RETRY_EXC_ERR && end.others == 0;
 }
 
-/*
- * TCP gives up after some seconds instead of a quarter of an hour; soft-RoCE ignores this setting.
- */
+/* TCP gives up after seconds instead of a quarter of an hour; soft-RoCE ignores this setting. */
 setting impatient()
 {
 	return {"/proc/sys/net/ipv4/tcp_retries2", "3"};
 }
 
-/* Another queue pair, which finds the key good for nothing. */
+/* The key does not work for another queue pair, either. */
 void check_refused(const device &on, lost_memory &from)
 {
 	traffic again(on, from.owner(), from.to, ends_soon);
@@ -236,7 +234,7 @@ TEST_CASE("memory that is suspended is a peer's no more, until it is used again"
 		peer.go_on(20);
 		from.owner().ask("suspend") >> pinned >> word;
 		CHECK(word == IBV_MR_NOTIFY_SUSPENDED);
-		CHECK(pinned <= page_size()); /* of the word */
+		CHECK(pinned <= page_size()); /* the page of the word */
 		from.give_to_watcher();
 		const traffic::end end = peer.wait_for_end();
 		tell_end("suspended", over, end);
@@ -286,7 +284,7 @@ TEST_CASE("a wire that is cut ends the transfers, and nothing of them comes late
 	CHECK(is_silence(on, end));
 	from.give_to_watcher();
 	set_wire(clean);
-	/* The owner has noticed nothing: another queue pair goes on. */
+	/* The owner has noticed nothing, and another queue pair works. */
 	CHECK(from.foreign_bytes() == 0);
 	traffic again(on, from.owner(), from.to, ends_soon);
 	again.go_on(20);
@@ -313,7 +311,7 @@ TEST_CASE("a node that dies ends the transfers", "[two nodes]")
 	}
 	there() = {};
 	run({"lab-node", "2", "start"});
-	/* A packet for it after that finds no memory of it, and a new owner. */
+	/* A later packet for the key must not find memory of the old owner, or of a new owner. */
 	lost_memory next;
 	traffic peer(on, next.owner(), next.to, ends_soon);
 	peer.go_on(20);
@@ -321,7 +319,7 @@ TEST_CASE("a node that dies ends the transfers", "[two nodes]")
 
 namespace {
 
-/* Memory of the other node, of which each byte is known here. */
+/* Memory on the other node; this node knows the right value of each byte. */
 class oracle {
 public:
 	oracle(const device &on, remote &owner, const target &to, uint64_t seed)
@@ -332,7 +330,8 @@ public:
 		drop(0, to.length);
 	}
 
-	/* Some transfers, all under way at a time, done in the order of their posting, once each.
+	/*
+	 * Posts some transfers at a time, which must complete once each, in the order of posting.
 	 */
 	void step()
 	{
@@ -357,7 +356,7 @@ public:
 	uint64_t bytes() const { return bytes_; }
 	uint64_t wrong() const { return wrong_; }
 
-	/* The bytes in the end. */
+	/* Compares all bytes at the end. */
 	void look_at_all()
 	{
 		for (std::size_t at = 0; at < to_.length; at += most) {
@@ -375,7 +374,7 @@ private:
 	static constexpr std::size_t at_a_time = 8;
 	static constexpr std::size_t most = 24 << 10;
 
-	/* The bytes that local memory must have when a transfer is over. */
+	/* The bytes that local memory must have when a transfer has completed. */
 	struct expected {
 		const std::byte *at;
 		std::vector<std::byte> bytes;
@@ -386,7 +385,7 @@ private:
 		return std::uniform_int_distribution<std::size_t>(0, limit - 1)(roll_);
 	}
 
-	/* Pages go while nothing is under way. */
+	/* Drops pages while no transfer is in progress. */
 	void drop()
 	{
 		const std::size_t pages = to_.length / page_size();
@@ -403,8 +402,8 @@ private:
 	}
 
 	/*
-	 * A read that lost its answer is executed again, and finds the bytes of later transfers
-	 * there, unless these have waited for it (IBV_SEND_FENCE).
+	 * If the response to a read is lost, the read is executed again, and finds the bytes of
+	 * later transfers, unless these waited for it (IBV_SEND_FENCE).
 	 */
 	unsigned int fence(std::size_t at, std::size_t size) const
 	{
@@ -459,12 +458,12 @@ private:
 	memory local_;
 	owned<ibv_mr> mr_;
 	connection link_;
-	std::vector<std::pair<std::size_t, std::size_t>> reads_; /* under way: at, size */
+	std::vector<std::pair<std::size_t, std::size_t>> reads_; /* in progress: offset, size */
 	uint64_t bytes_ = 0;
 	uint64_t wrong_ = 0;
 };
 
-/* Whether a word of the other node has the bytes of a write, added to once. */
+/* Whether a word on the other node has the value of a write and one addition. */
 class counter {
 public:
 	counter(const device &on, remote &owner, const target &to)

@@ -72,33 +72,36 @@ std::string output_of(const std::string &command)
 	return text;
 }
 
-/* A trace buffer of our own, with some events of the kernel. */
+/* A separate trace buffer, with some events of the kernel. */
 class trace {
 public:
 	explicit trace(const std::string &events = "ib_mr_notify")
 	{
 		if (mkdir(place_.c_str(), 0700))
 			fail("mkdir " + place_);
-		write_file(place_ + "/trace_clock", "mono"); /* um's own has no parts of a jiffy */
+		write_file(place_ + "/trace_clock", "mono"); /* um's clock counts jiffies */
 		write_file(place_ + "/events/" + events + "/enable", "1");
 	}
 	~trace() { rmdir(place_.c_str()); }
 	trace(const trace &) = delete;
 	trace &operator=(const trace &) = delete;
 
-	/* From now on, no events of other threads. */
+	/* From now on the buffer has no events of other threads. */
 	void leave_others_out() const
 	{
 		write_file(place_ + "/set_event_pid", std::to_string(gettid()));
 	}
 
-	/* The lines that this thread caused; forgets them. */
+	/* Returns the lines that this thread caused, and clears the buffer. */
 	std::vector<std::string> take_mine() const
 	{
 		return take('-' + std::to_string(gettid()) + ' ');
 	}
 
-	/* All lines with this in it, of an event, say; forgets them. */
+	/*
+	 * Returns all lines that contain this text, for example the name of an event, and clears
+	 * the buffer.
+	 */
 	std::vector<std::string> take(const std::string &event) const
 	{
 		std::istringstream lines(read_file(place_ + "/trace"));
@@ -131,7 +134,7 @@ public:
 		return found;
 	}
 
-	/* The same; forgets them. */
+	/* As look(), and clears the buffer. */
 	std::vector<std::string> take(const ibv_mr &mr) const
 	{
 		auto found = look(mr);
@@ -154,25 +157,25 @@ bool has(const std::string &text, const std::vector<std::string> &fields)
 	return true;
 }
 
-/* One of the port's, by the name without "mr_notify_". */
+/* A counter of the port, by its name without "mr_notify_". */
 uint64_t counter(const device &on, const std::string &name)
 {
 	return port_counter(on, "mr_notify_" + name).value();
 }
 
-/* All of them. */
+/* All these counters. */
 std::map<std::string, uint64_t> counters(const device &on)
 {
 	std::map<std::string, uint64_t> all;
 
-	let_pass(50ms); /* the kernel keeps values that it read for 10 ms */
+	let_pass(50ms); /* the kernel caches the values for 10 ms */
 	for (const char *name : {"armed", "arms", "suspect", "intact", "invalid", "settles",
 				 "revokes", "pages_returned"})
 		all[name] = counter(on, name);
 	return all;
 }
 
-/* Its part of "rdma resource show mr -dd", in one line. */
+/* The line of the MR in "rdma resource show mr -dd". */
 std::string resource(const ibv_mr &mr)
 {
 	const std::string text = output_of("rdma -d -d resource show mr");
@@ -188,7 +191,7 @@ std::string resource(const ibv_mr &mr)
 	return line;
 }
 
-/* Its number there, which the trace events show. */
+/* The MR's number (mrn) there, which the trace events show. */
 std::string number(const ibv_mr &mr)
 {
 	const std::string line = resource(mr);
@@ -226,7 +229,7 @@ TEST_CASE("each step is a trace event")
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	auto seen = events.take(*mr);
-	/* it was not tracked from the start, so arming looked at it */
+	/* the MR was not tracked before, so arming compared its pages */
 	REQUIRE(seen.size() == 2);
 	CHECK(has(seen[0], {"mr_notify_settle:", dev, "state=VALID", "by=call", "ret=0"}));
 	CHECK(has(seen[1], {"mr_notify_arm:", dev, id, "state=VALID"}));
@@ -234,7 +237,7 @@ TEST_CASE("each step is a trace event")
 	drop_all(m);
 	REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
 	seen = events.take(*mr);
-	/* in a slow guest the worker has looked, too, before or during the call */
+	/* in a slow guest the worker may also have compared, before or during the call */
 	REQUIRE(seen.size() >= 2);
 	CHECK(has(seen.front(),
 		  {"mr_notify_mark:", dev, id, "state=SUSPECT", "armed=1", "event=CLEAR"}));
@@ -273,7 +276,7 @@ TEST_CASE("the worker's look is traced as its own")
 	CHECK(has(seen[1], {"mr_notify_settle:", "state=VALID", "by=worker", "ret=0"}));
 }
 
-/* A thread that maps memory waits for it. */
+/* A thread that maps memory waits for mmap_lock. */
 TEST_CASE("mmap_lock is kept for some of the pages of a large registration at a time")
 {
 	constexpr std::size_t pages = 16 * 512;
@@ -291,8 +294,8 @@ TEST_CASE("mmap_lock is kept for some of the pages of a large registration at a 
 }
 
 /*
- * A look that restarted with each event would never end. The kernel looks again only at pages that
- * changed during its look: so often does it take mmap_lock.
+ * If each event restarted the comparison, it would never end. The kernel compares again only pages
+ * that changed during the comparison, and takes mmap_lock as often.
  */
 TEST_CASE("settling and arming end while events go on", "[two cpus]")
 {
@@ -313,7 +316,7 @@ TEST_CASE("settling and arming end while events go on", "[two cpus]")
 		const auto mr = on.register_memory(r);
 		word w;
 
-		CHECK(arms(mr, w) >= locks); /* no other thread runs */
+		CHECK(arms(mr, w) >= locks); /* the expected number without another thread */
 	}
 	std::atomic<bool> stop = false;
 	std::thread harmless([&] {
@@ -327,7 +330,7 @@ TEST_CASE("settling and arming end while events go on", "[two cpus]")
 		const auto mr = on.register_memory(r);
 		word w;
 
-		CHECK(arms(mr, w) <= most); /* none, beside an event */
+		CHECK(arms(mr, w) <= most); /* no comparison during an event */
 		CHECK(madvise(r.addr, size, MADV_FREE) == 0);
 		events.take_mine();
 		CHECK(ibv_settle_mr_notify(mr.get()) == 0);
@@ -338,9 +341,10 @@ TEST_CASE("settling and arming end while events go on", "[two cpus]")
 }
 
 /*
- * A worker that was the last one to use an address space would end it, and so tell the words of its
- * process after wait() has returned. Here a process ends when a worker has looked at the first of
- * many registrations. The device stays open: the end of a closed one would be told anyhow.
+ * If a worker were the last user of an address space, it would end it, and set the words of the
+ * process after wait() has returned. Here a process ends after a worker has compared the first of
+ * many registrations. The device stays open, because the end of a closed device would set the
+ * words anyway.
  */
 TEST_CASE("no worker ends the address space that it looks at")
 {
@@ -386,7 +390,7 @@ TEST_CASE("no worker ends the address space that it looks at")
 	}
 }
 
-/* It must not wait for the inode, which deregistration would then wait for too. */
+/* The worker must not wait for the inode's lock, because deregistration would then wait, too. */
 TEST_CASE("a worker that finds the file busy looks again later")
 {
 	const device on;
@@ -396,7 +400,7 @@ TEST_CASE("a worker that finds the file busy looks again later")
 
 	for (const run_time time; !met && time.goes_on(false);) {
 		std::atomic<bool> runs = false, stop = false;
-		/* holds the inode's lock for most of the time */
+		/* holds the inode's lock most of the time */
 		std::thread writer([&] {
 			for (; !stop; runs = true)
 				if (fallocate(it.m.fd(), 0, length, 32 << 20) ||
@@ -444,7 +448,8 @@ TEST_CASE("a registration that ends is traced")
 		{
 			const device on;
 			auto mr = armed(on);
-			free(mr.release()); /* the library's; the kernel's ends by itself */
+			free(mr.release()); /* frees only the library's struct: the kernel's MR ends
+					       by itself */
 		}
 		const auto seen = events.take(copy);
 		REQUIRE(seen.size() == 2);
@@ -468,7 +473,7 @@ TEST_CASE("each event is counted")
 	REQUIRE(ibv_reg_mr_notify(second.get(), two.address()) == 0);
 	wanted["armed"] += 2;
 	wanted["arms"] += 2;
-	wanted["intact"] += 2; /* not tracked from the start */
+	wanted["intact"] += 2; /* not tracked before */
 	CHECK(counters(on) == wanted);
 
 	drop_all(shared);
@@ -504,7 +509,7 @@ bool calls_worker(const std::vector<std::string> &lines)
 	});
 }
 
-/* Seconds since the guest began, from "TASK-PID [CPU] FLAGS SECONDS: EVENT: ..." */
+/* The seconds since the guest's start, from "TASK-PID [CPU] FLAGS SECONDS: EVENT: ..." */
 double time_of(const std::string &line, const std::string &event)
 {
 	const auto end = line.find(": " + event);
@@ -515,7 +520,10 @@ double time_of(const std::string &line, const std::string &event)
 
 } // namespace
 
-/* The caller itself does it: other processes, or a lower priority, could delay another thread. */
+/*
+ * The calling task does it: another thread could be delayed by other processes, or by its
+ * priority.
+ */
 TEST_CASE("an unmap itself takes an unused registration's pages back", "[revoke]")
 {
 	const device on;
@@ -610,7 +618,7 @@ TEST_CASE("a process that changes its memory all the time hardly keeps the worke
 			began = time_of(line, "workqueue_execute_start");
 		else if (began && has(line, {"workqueue_execute_end"}))
 			busy += time_of(line, "workqueue_execute_end") - began;
-	CHECK(!lines.empty()); /* it does come */
+	CHECK(!lines.empty()); /* the worker does come */
 	CHECK(busy < 0.1 * all.count());
 }
 
@@ -625,7 +633,7 @@ TEST_CASE("an invalid MR is counted before the worker has come", "[revoke]")
 		word w;
 		REQUIRE(ibv_reg_mr_notify_reclaim(mr.get(), w.address(), uint64_t{1} << 8) == 0);
 		const uint64_t before = counters(on)["invalid"];
-		let_pass(50ms); /* as there */
+		let_pass(50ms); /* as above */
 		unmap_all(m);
 		CHECK(counter(on, "invalid") == before + 1);
 	}
@@ -679,8 +687,8 @@ TEST_CASE("rdma resource shows the state of an MR")
 }
 
 /*
- * The kernel may call notifiers of other processes in this thread: its page fault migrates or
- * reclaims a page that it shares with its parent, which has notifiers.
+ * The kernel may call notifiers of other processes in this thread: a page fault may migrate or
+ * reclaim a page that this process shares with its parent, which has notifiers.
  */
 TEST_CASE("without notification no MMU notifier is called", "[kprobes]")
 {
@@ -689,7 +697,7 @@ TEST_CASE("without notification no MMU notifier is called", "[kprobes]")
 	const trace events("observe");
 	int failed = 0;
 
-	/* in a child, or an earlier test has armed something in this process */
+	/* in a child, because an earlier test may have armed an MR in this process */
 	const pid_t child = fork();
 	if (child == 0) {
 		const device on;
@@ -700,7 +708,7 @@ TEST_CASE("without notification no MMU notifier is called", "[kprobes]")
 		change_other_memory();
 		drop_all(m);
 		const auto before = events.take_mine();
-		/* and the probe is where one would be seen */
+		/* and the probe would see a notifier */
 		if (ibv_reg_mr_notify(mr.get(), w.address()))
 			_exit(2);
 		drop_all(m);

@@ -36,11 +36,11 @@ const std::string folder = "/sys/devices/system/memory/";
 constexpr std::size_t length = 16 * 4096;
 constexpr uint64_t users = 0xffff00;
 constexpr uint64_t one_user = 0x100;
-constexpr uint64_t one_use = uint64_t{1} << 32; /* not of the mask */
+constexpr uint64_t one_use = uint64_t{1} << 32; /* not a bit of the mask */
 constexpr uint64_t suspect = IBV_MR_NOTIFY_SUSPECT;
 constexpr std::byte ours{0x5a};
 
-/* System calls, so that a child may do it between fork() and _exit(). */
+/* Uses only system calls, so a child may call it between fork() and _exit(). */
 int write_state(const std::string &block, const char *state)
 {
 	const int fd = open((folder + block + "/state").c_str(), O_WRONLY | O_CLOEXEC);
@@ -82,8 +82,8 @@ void bring_online()
 }
 
 /*
- * In this process: fork() suspends idle registrations by itself. The kernel goes on trying
- * until it succeeds or a signal comes: EINTR at the time limit.
+ * In this process, because fork() itself suspends idle registrations. The kernel tries until it
+ * succeeds or a signal comes: EINTR at the time limit.
  */
 int take_offline(const std::string &block)
 {
@@ -96,7 +96,7 @@ int take_offline(const std::string &block)
 	return error;
 }
 
-/* The blocks of the DIMM that a range has pages of. */
+/* The blocks of the DIMM in which a range has pages. */
 std::set<std::string> blocks_of(range r)
 {
 	const std::size_t size =
@@ -111,7 +111,9 @@ std::set<std::string> blocks_of(range r)
 	return found;
 }
 
-/* Memory of the DIMM. Its page tables are elsewhere, as the kernel can't move them. */
+/*
+ * Memory of the DIMM, with page tables on another node, because the kernel can't move page tables.
+ */
 memory on_dimm()
 {
 	constexpr int bind = 2; /* MPOL_BIND */
@@ -150,9 +152,9 @@ struct counted {
 };
 
 /*
- * The DIMM is online from now on, and each block can go offline. A block with a page that the
- * kernel can't move stays (EBUSY). A device's workqueue has such a page on each node with memory.
- * The first arming makes the workqueue, which lives as long as the device: so the test arms an MR
+ * Takes the DIMM online so that each block can go offline. A block with a page that the kernel
+ * can't move stays (EBUSY). The workqueue of a device has such a page on each node with memory.
+ * The first arming makes the workqueue, which lives as long as the device. So the test arms an MR
  * before this node has memory.
  */
 void prepare_dimm(const device &on)
@@ -166,8 +168,10 @@ void prepare_dimm(const device &on)
 	bring_online();
 }
 
-/* A process that takes a block offline; the kernel goes on trying until that succeeds or the
- * process is killed. */
+/*
+ * A process that takes a block offline; the kernel tries until it succeeds or the process is
+ * killed.
+ */
 class taker {
 public:
 	explicit taker(const std::string &block)
@@ -186,7 +190,7 @@ public:
 	taker &operator=(const taker &) = delete;
 	~taker() { end(); }
 
-	/* It has found pages that do not move, and goes on. */
+	/* The process has found pages that can't be moved, and keeps trying. */
 	bool began() const { return began_; }
 	bool succeeds()
 	{
@@ -234,7 +238,7 @@ TEST_CASE("a memory block with idle registrations goes offline, and comes back")
 	for (int i = 0; i < 80; i++) {
 		all.push_back(std::make_unique<counted>(on, on_dimm()));
 		REQUIRE(!blocks_of(all.back()->m.registered()).empty());
-		all.back()->add(one_use); /* just used: this is no look */
+		all.back()->add(one_use); /* just used, so this look does not suspend it */
 	}
 	const uint32_t rkey = all[0]->mr->rkey;
 	const std::size_t pinned = pinned_bytes();
@@ -285,7 +289,7 @@ TEST_CASE("a memory block with a registration in use stays until that is idle")
 	one.add(one_user);
 	taker waits(block);
 	CHECK(waits.began());
-	CHECK((one.w.value() & ~suspect) == one_user); /* it was unmapped for a moment */
+	CHECK((one.w.value() & ~suspect) == one_user); /* a page was unmapped for a moment */
 	CHECK(blocks_of(one.m.registered()) == where);
 	CHECK(bytes.same(one.mr.get(), one.m));
 
@@ -299,7 +303,10 @@ TEST_CASE("a memory block with a registration in use stays until that is idle")
 	SECTION("it is given back, and taken")
 	{
 		one.add(-one_user);
-		/* A look that meets it SUSPECT, by a try to move it, leaves it to the worker. */
+		/*
+		 * If the shrinker meets a SUSPECT registration, because moving was tried, it
+		 * leaves it to the worker.
+		 */
 		CHECK(happens([&] {
 			write_system_file("/proc/sys/vm/drop_caches", "2");
 			return one.w.value() == IBV_MR_NOTIFY_SUSPENDED;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Threads that get in each other's way: arm, disarm, settle, dereg, unmap, fork.
- * RUN_SECONDS sets how long each test goes on (default 3).
+ * Threads that disturb each other: arm, disarm, settle, dereg, unmap, fork. RUN_SECONDS sets how
+ * long each test runs (default 3).
  */
 #include "catch.h"
 
@@ -29,21 +29,21 @@ namespace {
 
 constexpr std::size_t length = 8 * 4096;
 
-/* The same address all the time, and other pages ever again. */
+/* Memory at a fixed address, whose pages are replaced again and again. */
 class shifting_memory {
 public:
 	shifting_memory() : memory_(anonymous(length)) {}
 
 	range where() const { return memory_.registered(); }
 
-	/* Odd while it changes. A change that is over adds two. */
+	/* Odd during a change. Each complete change adds two. */
 	uint64_t generation() const { return generation_.load(); }
 
 	void change()
 	{
 		const range r = where();
 
-		/* Never a hole: another thread's mmap could land in it. */
+		/* There is never a hole, because another thread's mmap could use it. */
 		generation_++;
 		map_over(r, PROT_NONE);
 		map_over(r, PROT_READ | PROT_WRITE);
@@ -51,7 +51,7 @@ public:
 		generation_++;
 	}
 
-	/* Did a change that began after `since` was read come to its end? */
+	/* Has a change that began after `since` was read been completed? */
 	bool changed(uint64_t since) const { return generation() >= (since + 1) / 2 * 2 + 2; }
 
 private:
@@ -83,7 +83,7 @@ TEST_CASE("race: the word is never late")
 			word w;
 			owned<ibv_mr> mr(ibv_reg_mr(on.pd(), r.addr, r.length, access));
 			if (!mr)
-				continue; /* nothing was mapped there just now */
+				continue; /* the page was being replaced */
 			const uint64_t pinned_at = shifting.generation();
 			if (ibv_reg_mr_notify(mr.get(), w.address()))
 				std::abort();
@@ -147,7 +147,7 @@ TEST_CASE("race: arm, disarm, settle, dereg and unmap of one MR")
 			armed += error == 0;
 			expect(error, {0, EBUSY, ENOENT, EINVAL});
 		}
-		/* The word must not be written after the thread is gone. */
+		/* The kernel must not write the word after the thread has ended. */
 		raw.disarm(handle);
 	};
 	std::thread threads[] = {
@@ -183,7 +183,7 @@ TEST_CASE("race: arm, disarm, settle, dereg and unmap of one MR")
 			continue;
 		handle = mr->handle;
 		usleep(rounds % 7 * 50);
-		while (ibv_dereg_mr(mr) == EBUSY) /* a method is looking at it */
+		while (ibv_dereg_mr(mr) == EBUSY) /* a method is using the MR */
 			;
 		rounds++;
 	}
@@ -211,7 +211,7 @@ TEST_CASE("race: settling never wipes out an invalidation")
 			while (!stop)
 				ibv_settle_mr_notify(it.mr.get());
 		});
-		/* harmless, harmless, and then not */
+		/* some harmless events, and then a real change */
 		for (uint64_t i = 0; i < rounds % 5 + 1; i++)
 			madvise(r.addr, r.length, MADV_DONTNEED);
 		REQUIRE(madvise(r.addr, page_size(), MADV_REMOVE) == 0);
@@ -283,7 +283,7 @@ TEST_CASE("race: a word is in the page that its address maps")
 	CHECK(wait_for_pinned(before) == before);
 }
 
-/* Whichever is first: a word that says INVALID is of a registration that the device has lost. */
+/* In either order: if a word says INVALID, the device has lost the registration. */
 TEST_CASE("race: disarming beside an unmap", "[revoke]")
 {
 	const device on;
@@ -293,7 +293,7 @@ TEST_CASE("race: disarming beside an unmap", "[revoke]")
 	const std::size_t before = pinned_bytes();
 	std::atomic<unsigned int> begun = 0;
 	std::atomic<unsigned int> unmapped = 0;
-	std::atomic<int> head_start = 0; /* of the unmap: the last one gets some of it */
+	std::atomic<int> head_start = 0; /* of the unmap; more for the thread that came last */
 	std::atomic<bool> stop = false;
 	uint64_t invalid = 0;
 	uint64_t strange = 0;
@@ -346,7 +346,7 @@ TEST_CASE("race: disarming beside an unmap", "[revoke]")
 
 namespace {
 
-/* Huge pages, the last of which another thread drops again and again. */
+/* Huge pages; another thread drops the last page again and again. */
 class dropped_beside {
 public:
 	explicit dropped_beside(memory pages) : pages_(std::move(pages)) {}
@@ -354,7 +354,7 @@ public:
 	[[nodiscard]] const memory &pages() const { return pages_; }
 	[[nodiscard]] range first() const { return {pages_.registered().addr, huge_page_size()}; }
 
-	/* A registration of the first page, which is dropped and settled after it was armed. */
+	/* Arms a registration of the first page, drops this page, and settles. */
 	[[nodiscard]] auto settle_dropped(const device &on, word &w) const
 	{
 		*first().addr = std::byte{1};
@@ -378,8 +378,8 @@ private:
 } // namespace
 
 /*
- * Hugetlbfs takes a page out of a file without an event for a mapping that does not map the page
- * and whose lock is held.
+ * hugetlbfs removes a page from a file without an event to a mapping that does not map the page
+ * and whose lock is taken.
  */
 TEST_CASE("race: a hole in shared huge pages while another page is dropped")
 {
@@ -409,7 +409,7 @@ TEST_CASE("race: a hole in shared huge pages while another page is dropped")
 	CHECK(intact > 0);
 }
 
-/* A thread that drops huge pages has the mapping's lock, and waits for the file's lock. */
+/* A thread that drops huge pages holds the mapping's lock, and waits for the file's lock. */
 TEST_CASE("race: private huge pages are dropped while another is settled")
 {
 	const device on;
@@ -446,7 +446,7 @@ TEST_CASE("race: the first words of a page are charged once")
 	uint64_t twice = 0;
 
 	while (time.goes_on()) {
-		/* Untouched, so that pinning it takes its time. */
+		/* Not touched before, so that pinning it takes longer. */
 		void *const page = mmap(nullptr, page_size(), PROT_READ | PROT_WRITE,
 					MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		REQUIRE(page != MAP_FAILED);
@@ -496,7 +496,7 @@ TEST_CASE("race: one of two threads gets the word")
 				;
 			error = ibv_reg_mr_notify(mr, static_cast<uint64_t *>(w));
 		};
-		/* At one address, and at two. */
+		/* Once at the same address, and once at another address. */
 		std::thread thread([&] {
 			arm(other.get(), rounds % 2 ? again : twice.registered().addr, errors[1]);
 		});

@@ -42,14 +42,14 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/* The tests alone suspend registrations here, however slow the machine is (idle_test.cpp). */
+/* Only the tests suspend registrations here, however slow the machine is (idle_test.cpp). */
 [[maybe_unused]] const int without_idle_time = setenv("RDMAV_MR_CACHE_IDLE_MS", "0", 1);
 
 constexpr std::size_t length = 16 * 4096;
 constexpr uint64_t mask = 0xffff00;
 constexpr uint64_t one_user = 0x100;
-constexpr int tracked = 1 << 28; /* from before its pages are pinned: arming looks at none */
-constexpr uint64_t one_use = uint64_t{1} << 32; /* not of the mask */
+constexpr int tracked = 1 << 28; /* IB_UVERBS_ACCESS_TRACK: arming compares no pages */
+constexpr uint64_t one_use = uint64_t{1} << 32; /* not a bit of the mask */
 constexpr uint64_t invalid = IBV_MR_NOTIFY_INVALID;
 constexpr uint64_t suspect = IBV_MR_NOTIFY_SUSPECT;
 constexpr uint64_t suspended = IBV_MR_NOTIFY_SUSPENDED;
@@ -65,7 +65,7 @@ void shrink()
 	write_system_file("/proc/sys/vm/drop_caches", "2");
 }
 
-/* Two looks, far enough from one another to be two. */
+/* Lets the shrinker look twice, with enough time in between to count as two looks. */
 void shrink_twice()
 {
 	shrink();
@@ -76,9 +76,9 @@ void shrink_twice()
 const char *const too_slow = "too slow to look once";
 
 /*
- * Runs an action and one look of the kernel, and returns the result of a check. Repeats all, with
- * the preparation, if it took so long that the kernel may have looked twice; returns nothing if
- * each try took too long.
+ * Runs an action and one look of the shrinker, and returns the result of a check. If this took so
+ * long that the kernel may have looked twice, prepares and tries again; returns nothing if each
+ * try took too long.
  */
 template <class P, class F, class G> std::optional<bool> after_one_look(P prepare, F what, G is_so)
 {
@@ -108,7 +108,10 @@ struct suspendable {
 	}
 
 	bool is_suspended() { return (w.value() & kernel_bits) == suspended; }
-	/* The worker has come: at most the page of the word is pinned, if it was not before. */
+	/*
+	 * The worker has come: at most the page of the word is pinned, unless it was pinned
+	 * before.
+	 */
 	bool is_unpinned() const
 	{
 		return happens([&] { return pinned_bytes() <= before + page_size(); });
@@ -154,7 +157,7 @@ struct suspendable {
 	bool was_refused = false;
 };
 
-/* In a child: an exception would go on in it as if it were its parent. */
+/* Runs in a child: after an exception the child would continue as its parent. */
 template <class F> void in_tested_child(F &&function)
 {
 	in_child([&] {
@@ -167,14 +170,14 @@ template <class F> void in_tested_child(F &&function)
 	});
 }
 
-/* CHECK(), there */
+/* CHECK() in a child */
 #define CHILD_CHECK(what)                                                                          \
 	do {                                                                                       \
 		if (!(what))                                                                       \
 			throw std::runtime_error(#what);                                           \
 	} while (0)
 
-/* Without the right to lock more than the limit; ends the process if that fails. */
+/* Drops the right to exceed the limit; ends the process if this fails. */
 void become_ordinary()
 {
 	__user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
@@ -259,7 +262,7 @@ TEST_CASE("a registration is restored as often as it is suspended")
 	for (int i = 0; i < 20; i++) {
 		shrink_twice();
 		REQUIRE(one.is_suspended());
-		if (i % 2) /* or before the worker has come, perhaps */
+		if (i % 2) /* otherwise perhaps before the worker has come */
 			REQUIRE(one.is_unpinned());
 		at(one.w) += one_user + one_use;
 		REQUIRE(one.settle() == 0);
@@ -314,8 +317,8 @@ TEST_CASE("a registration that was used since the last look is passed over once"
 	{
 		const auto left = after_one_look(
 			[&] {
-				shrink_twice(); /* a registration that was passed over need not be
-						   restored */
+				shrink_twice(); /* a registration that was passed over is not
+						   suspended, so it need not be restored */
 				REQUIRE(unused.w.value() == suspended);
 			},
 			[&] { REQUIRE(unused.settle() == 0); },
@@ -369,7 +372,7 @@ TEST_CASE("a registration that can be suspended from the start", "[roce]")
 
 	const auto refused = raw.register_armed(on.pd(), m.registered().addr, length, w.address(),
 						{raw_uverbs::lending()});
-	CHECK(refused.error == EINVAL); /* it does not count */
+	CHECK(refused.error == EINVAL); /* a failed restore does not count */
 	const auto nothing_to_lend = raw.register_armed(on.pd(), m.registered().addr, length,
 							nullptr, {raw_uverbs::lending()});
 	CHECK(nothing_to_lend.error == EINVAL);
@@ -402,7 +405,7 @@ TEST_CASE("an idle time is for a registration that can be suspended", "[roce]")
 	REQUIRE(stays.error == 0);
 	const auto also = reg(lent, of_lent, {raw_uverbs::in_use(mask), raw_uverbs::lending()});
 	REQUIRE(also.error == 0);
-	/* The kernel's own time is over for both. */
+	/* The kernel's default idle time is over for both. */
 	CHECK(happens([&] { return of_lent.value() == suspended; }));
 	CHECK(of_kept.value() == 0);
 	CHECK(raw.deregister(also.handle) == 0);
@@ -434,15 +437,15 @@ TEST_CASE("a registration has an idle time of its own", "[roce]")
 namespace {
 
 /*
- * New pages and pages after MADV_FREE are on a list of their CPU first, where MADV_FREE and reclaim
- * miss them. A thread may move to another CPU.
+ * The kernel puts new pages, and pages after MADV_FREE, on a list of their CPU, where MADV_FREE
+ * and reclaim do not see them. The thread may move to another CPU.
  */
 void empty_lists_of_cpus()
 {
 	write_system_file("/proc/sys/vm/drop_caches", "1");
 }
 
-/* The pages of the memory that still have their bytes when memory is short. */
+/* Makes memory short, and returns how many pages still have their bytes. */
 std::size_t pages_kept(range r)
 {
 	std::size_t kept = 0;
@@ -456,9 +459,7 @@ std::size_t pages_kept(range r)
 
 } // namespace
 
-/*
- * Without the kernel's lending the registration would have ended before.
- */
+/* Without the cache the registration would have ended before MADV_FREE. */
 TEST_CASE("memory that was freed lazily behind a registration is given back")
 {
 	suspendable one(anonymous(length));
@@ -555,7 +556,7 @@ TEST_CASE("while suspended a drop changes nothing, and an unmap ends it")
 	{
 		drop_all(one.m);
 		CHECK(one.w.value() == suspended);
-		usleep(100000); /* a worker would have looked */
+		usleep(100000); /* a worker would have looked by now */
 		CHECK(one.w.value() == suspended);
 		CHECK(one.settle() == 0);
 		CHECK(one.w.value() == 0);
@@ -568,7 +569,7 @@ TEST_CASE("while suspended a drop changes nothing, and an unmap ends it")
 		CHECK(one.w.value() == invalid);
 		CHECK(one.settle() == 0);
 		CHECK(one.w.value() == invalid);
-		CHECK(wait_for_pinned(one.before) == one.before); /* the word's too */
+		CHECK(wait_for_pinned(one.before) == one.before); /* and the word's page */
 		CHECK(one.refused());
 	}
 	SECTION("munmap, and the same mapped again: another one")
@@ -582,7 +583,7 @@ TEST_CASE("while suspended a drop changes nothing, and an unmap ends it")
 	}
 }
 
-/* The worker may not have come yet; then the pages that settling finds are the old ones. */
+/* The worker may not have come yet; then settling finds the old pages. */
 TEST_CASE("the device does not have pages dropped right after the suspension")
 {
 	int restored = 0;
@@ -604,7 +605,7 @@ TEST_CASE("the device does not have pages dropped right after the suspension")
 	INFO(restored << " of 20 restored, the others invalid");
 }
 
-/* The worker comes later: the shrinker is the first. */
+/* The worker comes later: the shrinker looks first. */
 TEST_CASE("an invalid registration is not suspended")
 {
 	suspendable one;
@@ -636,7 +637,7 @@ TEST_CASE("an invalid registration without pages is armed again")
 
 TEST_CASE("pressure in a memory control group takes the pages charged there")
 {
-	suspendable outside(shared_file(length)); /* the fork takes none of that */
+	suspendable outside(shared_file(length)); /* the fork does not suspend these */
 	std::optional<control_group> group;
 
 	try {
@@ -648,7 +649,7 @@ TEST_CASE("pressure in a memory control group takes the pages charged there")
 	in_tested_child([&] {
 		group->enter();
 		suspendable inside;
-		try { /* more than there is */
+		try { /* more than the machine has */
 			write_system_file(group->path() + "/memory.reclaim", "64M");
 		} catch (const unsupported &) {
 		}
@@ -705,7 +706,7 @@ TEST_CASE("a limit that leaves no room leaves it suspended")
 		limit_locked(pinned_bytes());
 		CHILD_CHECK(one.settle() == ENOMEM);
 		CHILD_CHECK(one.w.value() == suspended);
-		limit_locked(0); /* nothing at all */
+		limit_locked(0); /* nothing may be locked */
 		CHILD_CHECK(one.settle() == ENOMEM);
 		CHILD_CHECK(ibv_unreg_mr_notify(one.mr.get()) == ENOMEM);
 		CHILD_CHECK(one.w.value() == suspended);
@@ -761,7 +762,7 @@ TEST_CASE("other rights while suspended", "[roce]")
 	CHECK(one.w.value() == suspended);
 	CHECK(one.settle() == 0);
 	CHECK(one.w.value() == 0);
-	CHECK(one.refused()); /* no right to write any more */
+	CHECK(one.refused()); /* the mapping is read-only now */
 	REQUIRE(raw.change_access(one.mr->handle,
 				  IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE) == 0);
 	CHECK(one.arrives());
@@ -810,8 +811,8 @@ TEST_CASE("after a fork the parent's pages are the device's")
 }
 
 /*
- * The kernel announces this change for the GiB around the part, as the page tables of a GiB may be
- * shared.
+ * The kernel reports this change for the whole GiB around the part, because the page tables of a
+ * GiB may be shared.
  */
 TEST_CASE("other rights for a part of shared huge pages suspend nothing")
 {
@@ -877,7 +878,7 @@ TEST_CASE("suspending and restoring are counted")
 	SKIP_IF(!suspensions || !restores, "the driver shows no counters");
 
 	one.suspend();
-	let_pass(50ms); /* the kernel caches them for 10 ms */
+	let_pass(50ms); /* the kernel caches the counters for 10 ms */
 	CHECK(port_counter(one.on, "mr_notify_suspensions") == *suspensions + 1);
 	CHECK(port_counter(one.on, "mr_notify_restores") == restores);
 	CHECK(one.settle() == 0);
@@ -887,7 +888,7 @@ TEST_CASE("suspending and restoring are counted")
 	CHECK(port_counter(one.on, "mr_notify_restores") == *restores + 1);
 }
 
-/* Threads that use it as a cache does, and a thread that shrinks all the time. */
+/* Threads use it as a cache does, while another thread shrinks without a pause. */
 TEST_CASE("race: a user with a reference of a valid registration is never refused")
 {
 	const run_time time;
@@ -905,7 +906,7 @@ TEST_CASE("race: a user with a reference of a valid registration is never refuse
 		while (!stop)
 			shrink();
 	});
-	/* Another one, that takes it and gives it back without a transfer. */
+	/* Another thread takes and drops references without a transfer. */
 	std::thread settling([&] {
 		for (unsigned int i = 0; !stop; i++) {
 			if (at(one.w).fetch_add(one_user) & kernel_bits)
@@ -931,7 +932,7 @@ TEST_CASE("race: a user with a reference of a valid registration is never refuse
 		one.was_refused = false;
 		at(one.w) -= one_user;
 		writes++;
-		/* Idle for as long as it takes to be looked at twice, at times. */
+		/* Sometimes idle until the shrinker has looked twice. */
 		for (int i = 0; writes % 4 == 0 && i < 400 && !one.is_suspended(); i++)
 			usleep(5000);
 	} while (time.goes_on(settled > 0));
@@ -946,7 +947,10 @@ TEST_CASE("race: a user with a reference of a valid registration is never refuse
 	CHECK(settled > 0);
 }
 
-/* The word says so before the kernel's own state does; the walk between them makes that longer. */
+/*
+ * The word changes before the kernel's own state; the stack trace in between makes this window
+ * longer.
+ */
 TEST_CASE("race: a settle while the word is being set restores it", "[kprobes]")
 {
 	const run_time time;
@@ -956,7 +960,7 @@ TEST_CASE("race: a settle while the word is being set restores it", "[kprobes]")
 	uint64_t settled = 0, failed = 0, left = 0;
 
 	set.slow_down();
-	/* A fork suspends it whenever it is idle. */
+	/* A fork suspends the registration whenever it is idle. */
 	std::thread forking([&] {
 		while (!stop)
 			in_child([] {});
@@ -1101,7 +1105,7 @@ ibv_mr_cache_stats cached_on(const device &on)
 	return now;
 }
 
-/* A cached registration, of which this is the first user. */
+/* The first user of a cached registration. */
 struct cache_user {
 	cache_user() { std::memset(source.registered().addr, 0x5a, page_size()); }
 
@@ -1136,7 +1140,7 @@ TEST_CASE("idle cached registrations are suspended, and a hit returns the MR aga
 	CHECK(cached_on(user.on).suspensions == 1);
 	CHECK(cached_on(user.on).restorations == 0);
 	CHECK(cached_on(user.on).entries == 1);
-	/* A peer cannot reach an idle registration either. */
+	/* A peer can't reach an idle registration, either. */
 	{
 		loopback link(user.on);
 		const auto status = link.write(from.get(), user.source.registered(),

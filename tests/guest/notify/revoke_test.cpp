@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* After INVALID the device reaches the pages no more, in any way. */
+/* After INVALID the device can't reach the pages any more, in any way. */
 #include "catch.h"
 
 #include <algorithm>
@@ -18,8 +18,8 @@ namespace {
 constexpr std::size_t length = 16 * 4096;
 
 /*
- * Memory of a file: after its pages are taken from the registration they are
- * still to be seen through the file, so a write that slips through is caught.
+ * Memory of a file: after its pages were unmapped from the registration, they can still be read
+ * through the file, so a write that slips through is detected.
  */
 struct file_target : watched {
 	explicit file_target(const device &on)
@@ -134,7 +134,7 @@ TEST_CASE("a receive buffer that is revoked takes nothing", "[revoke]")
 	post_receive(link.far_end(), {{gone.whole, gone.mr->lkey}});
 	gone.invalidate();
 	link.start(IBV_WR_SEND, peer.mr.get(), {peer.bytes().addr, 64}, nullptr, 0);
-	/* iWARP completes the send in any case. */
+	/* Over iWARP the send completes in any case. */
 	ibv_wc wc = link.wait();
 	while (wc.qp_num != link.far_end()->qp_num)
 		wc = link.wait();
@@ -161,7 +161,7 @@ TEST_CASE("a memory window of a revoked MR is dead too", "[revoke][mw]")
 	      IBV_WC_SUCCESS);
 	std::memset(to.whole.addr, 0x5a, length);
 
-	/* Deregistration is refused while the window is bound: the MR stays armed. */
+	/* Deregistration fails while the window is bound: the MR stays armed. */
 	CHECK(ibv_dereg_mr(to.mr.get()) != 0);
 	to.invalidate();
 	CHECK(link.refused(link.write(from.mr.get(), from.bytes(), to.whole.addr, window->rkey)));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Everything at once, at random: rows of the test matrix, registrations, arming,
- * settling, RDMA, forks and kills in several processes of several threads, with an oracle
- * beside each registration (stress/slot.h), while a thread shrinks all caches all the
- * time. RUN_SECONDS says how long (default 5), RUN_SEED where the seeds begin (default
- * 1). A seed repeats the choices, not the moments.
+ * Everything at the same time and at random: rows of the test matrix, registrations, arming,
+ * settling, RDMA, forks and kills, in several processes with several threads. Each registration
+ * has an oracle (stress/slot.h), and a thread shrinks all caches without a pause. RUN_SECONDS says
+ * how long (default 5), RUN_SEED is the first seed (default 1). A seed repeats the choices, but
+ * not the timing.
  */
 #include "catch.h"
 
@@ -56,7 +56,7 @@ pid_t start(uint64_t seed, stress::instant end)
 	}
 }
 
-/* So that pages are merged and moved without anybody's asking. */
+/* So that the kernel merges and moves pages by itself. */
 void wake_the_kernel()
 {
 	std::ofstream("/sys/kernel/mm/ksm/run") << 1;
@@ -108,7 +108,10 @@ TEST_CASE("no write lands in a page after it was given back", "[revoke]")
 
 	SECTION("file pages that another process maps")
 	{
-		/* The check can see it: a registration that is not armed does write there. */
+		/*
+		 * Proves that the check works: a peer does write through a registration that is
+		 * not armed.
+		 */
 		CHECK(stress::writes_into_a_file_of_another(on, loss::none) > 0);
 		do {
 			CHECK(stress::writes_into_a_file_of_another(on, how) == 0);
@@ -124,7 +127,7 @@ TEST_CASE("no write lands in a page after it was given back", "[revoke]")
 			same += seen.pages;
 			rounds++;
 		} while (time.goes_on(same));
-		CHECK(same > 0); /* it was these very pages */
+		CHECK(same > 0); /* these pages were registered before */
 	}
 	CHECK(rounds > 0);
 }

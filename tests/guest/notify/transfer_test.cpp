@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A long transfer is under way when one of its registrations ends. The transfer fails, the kernel
- * unpins the pages immediately, and the device stops accessing them. RUN_SECONDS sets how long the
- * writes go on (default: four rounds): a page is freed while TCP copies it in one of many rounds.
+ * One of the registrations of a long transfer ends during the transfer. The transfer fails, the
+ * kernel unpins the pages immediately, and the device stops accessing them. RUN_SECONDS sets how
+ * long the writes go on (default: four rounds): in one of many rounds a page is freed while TCP
+ * copies it.
  */
 #include "catch.h"
 
@@ -37,7 +38,7 @@ void fill(range r, std::byte value)
 	std::memset(r.addr, static_cast<int>(value), r.length);
 }
 
-/* One end that stays. */
+/* The end that stays. */
 struct peer {
 	explicit peer(const device &on) : m(anonymous(length)), mr(on.register_memory(bytes())) {}
 
@@ -77,8 +78,8 @@ void wait_for_first_byte(range r)
 }
 
 /*
- * A read comes in order. So the end of the file, once the registration is gone, must not be
- * written: other bytes are put there, and stay.
+ * A read writes memory in order. So the end of the file, which has other bytes, must not be
+ * written after the registration has ended.
  */
 constexpr std::size_t end_of_file = 64 << 10;
 
@@ -104,7 +105,7 @@ ibv_wc_status outcome(loopback &link)
 {
 	ibv_wc wc = link.wait();
 
-	/* A write over iWARP is over when the read after it is over. */
+	/* Over iWARP a write is complete when a later read is complete. */
 	while (wc.status == IBV_WC_SUCCESS && wc.opcode != IBV_WC_RDMA_READ &&
 	       link.near_end()->context->device->transport_type == IBV_TRANSPORT_IWARP)
 		wc = link.wait();
@@ -112,8 +113,8 @@ ibv_wc_status outcome(loopback &link)
 }
 
 /*
- * Reads whose target is taken away in the middle and given to another owner. Returns how the
- * unfinished reads ended.
+ * Reads whose target is unmapped during the transfer and given to another owner. Returns the
+ * statuses of the unfinished reads.
  */
 template <class F> std::vector<ibv_wc_status> cut_reads(const device &on, F take_away)
 {
@@ -169,14 +170,14 @@ TEST_CASE("a write that is under way does not go on from memory that was revoked
 		fill(from.whole, sent);
 		fill(to.bytes(), nothing);
 		loopback link(on);
-		/* siw sends in the system call that posts. */
+		/* siw sends inside the system call that posts. */
 		std::thread sending([&] {
 			link.start(IBV_WR_RDMA_WRITE, from.mr.get(), from.whole, to.bytes().addr,
 				   to.mr->rkey, flags);
 		});
 		wait_for_first_byte(to.bytes());
 		from.revoke();
-		/* Freed pages are overwritten soon: by the kernel's poison, or by this. */
+		/* Freed pages are soon overwritten, by the kernel's poison or by this memory. */
 		const memory other = anonymous(length);
 		fill(other.registered(), std::byte{0x5a});
 		sending.join();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* A word belongs to one MR: when two words are equal, and when a word is free. */
+/* A word belongs to one MR: when two words are the same, and when a word is free. */
 #include "catch.h"
 
 #include <sys/mman.h>
@@ -84,7 +84,7 @@ TEST_CASE("arming that fails leaves the word free")
 	CHECK(ibv_reg_mr_notify(mrs.second.get(), other.address()) == 0);
 }
 
-/* The bits of one registration would be cleared by settling the other one. */
+/* If they shared a word, settling one registration would clear the bits of the other. */
 TEST_CASE("settling one MR does not wipe out another one's bits")
 {
 	two mrs;
@@ -146,7 +146,10 @@ TEST_CASE("a word that was moved")
 
 	*word_in(words) = 0;
 	REQUIRE(ibv_reg_mr_notify(mrs.first.get(), word_in(words)) == 0);
-	/* Elsewhere it is the same one; where it was there is another one. */
+	/*
+	 * Moved to another address it is the same word; another page at the old address has
+	 * another word.
+	 */
 	const memory place = anonymous(page_size());
 	auto *const moved = word_in(place);
 	words.forget(r);
@@ -165,7 +168,7 @@ TEST_CASE("a word that was moved")
 
 TEST_CASE("words in a page that is mapped again and again")
 {
-	constexpr int times = 100; // more than the kernel looks at
+	constexpr int times = 100; // more iterations than the kernel makes
 	const device on;
 	memory m = anonymous(length);
 	std::vector<owned<ibv_mr>> mrs;

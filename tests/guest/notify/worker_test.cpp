@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The kernel's own work, and its waits: no process's events, locks or exits
- * keep it from others' registrations, and a call comes to an end.
+ * The kernel's own work and waits: events, locks and exits of one process do not delay
+ * registrations of another, and each call ends.
  */
 #include "catch.h"
 
@@ -40,17 +40,17 @@ namespace {
 constexpr uint64_t invalid = IBV_MR_NOTIFY_INVALID;
 constexpr uint64_t suspect = IBV_MR_NOTIFY_SUSPECT;
 
-/* Small pages, each of its own. */
+/* Small pages, each allocated separately. */
 memory small_pages(std::size_t length)
 {
 	memory m = anonymous(length);
 
-	/* EINVAL: a kernel that has no others. */
+	/* EINVAL: the kernel has no huge pages. */
 	REQUIRE((madvise(m.registered().addr, length, MADV_NOHUGEPAGE) == 0 || errno == EINVAL));
 	return m;
 }
 
-/* Mapped, all of it, to the one page of zeros. */
+/* Each address maps the zero page. */
 memory zero_pages(std::size_t length)
 {
 	void *const p = mmap(nullptr, length, PROT_READ | PROT_WRITE,
@@ -63,7 +63,7 @@ memory zero_pages(std::size_t length)
 	return m;
 }
 
-/* Harmless events in a range, from a thread, until it is destroyed. */
+/* A thread causes harmless events in a range until this object is destroyed. */
 class events {
 public:
 	explicit events(range where)
@@ -91,8 +91,8 @@ private:
 };
 
 /*
- * A memfd whose inode lock its writer holds, which writes from a page that only
- * this process can supply (userfaultfd).
+ * A memfd whose writer holds the inode lock, because it writes from a page that only this process
+ * can supply (userfaultfd).
  */
 class kept_file {
 public:
@@ -148,7 +148,7 @@ private:
 
 } // namespace
 
-/* If every event put the look off, it would take a pause of 20 ms. */
+/* If each event delayed the comparison, it would need a pause of 20 ms. */
 TEST_CASE("dropped memory returns while events go on")
 {
 	constexpr auto pause = 15ms; /* kernel time: less than 20 ms, with any tick rate */
@@ -156,7 +156,7 @@ TEST_CASE("dropped memory returns while events go on")
 	const std::size_t length = 64 * page_size();
 	std::optional<bool> returned;
 
-	/* Once more if the machine has made the pause. */
+	/* Repeats the test if the machine itself caused a pause. */
 	happens([&] {
 		watched it(on, small_pages(length));
 		const range r = it.m.registered();
@@ -184,7 +184,7 @@ TEST_CASE("dropped memory returns while events go on")
 	CHECK(*returned);
 }
 
-/* A change before the call is found, while events go on elsewhere in the range. */
+/* A change before the call is found, while events go on in other parts of the range. */
 TEST_CASE("a change is found while events go on")
 {
 	const device on;
@@ -208,14 +208,14 @@ TEST_CASE("two events make only their own pages suspect")
 	watched it(on, small_pages(length));
 	const range r = it.m.registered();
 
-	/* Settling looks at all pages that may have changed. */
+	/* Settling compares all pages that may have changed. */
 	for (const std::size_t first : {0, 1, 31, 63})
 		for (const std::size_t second : {0, 2, 32, 62}) {
 			INFO(first << ", " << second);
 			for (const std::size_t page : {first, second})
 				REQUIRE(madvise(r.addr + page * page_size(), page_size(),
 						MADV_FREE) == 0);
-			CHECK((it.w.value() & ~suspect) == 0); /* or the worker was quicker */
+			CHECK((it.w.value() & ~suspect) == 0); /* unless the worker was faster */
 			REQUIRE(ibv_settle_mr_notify(it.mr.get()) == 0);
 			CHECK(it.w.value() == 0);
 		}
@@ -236,7 +236,7 @@ TEST_CASE("settling gives up while a file is kept locked")
 	CHECK(it.w.value() == 0);
 }
 
-/* EBUSY of ibv_forget_mr() would say that the MR is not the caller's any more. */
+/* EBUSY of ibv_forget_mr() would mean that the caller must not use the MR any more. */
 TEST_CASE("an MR that is being settled can't be deregistered, and is the caller's still")
 {
 	kept_file file;
@@ -247,7 +247,7 @@ TEST_CASE("an MR that is being settled can't be deregistered, and is the caller'
 
 	CAPTURE(access);
 	int error = 0;
-	/* Sooner than the settling it is deregistered: then once more. */
+	/* If it is deregistered before the settling begins, try again. */
 	REQUIRE(happens([&] {
 		ibv_mr *const mr = ibv_reg_mr(on.pd(), r.addr, r.length, access);
 		word w;
@@ -281,20 +281,20 @@ TEST_CASE("a thread that waits for another's settling can be killed")
 	watched it(on, r);
 
 	REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
-	/* Before the first call returns, after a second: a busy machine may be too slow. */
+	/* Before the first call returns after a second; a busy machine may be too slow. */
 	const bool killed = happens([&] {
 		std::atomic<bool> back = false;
 		std::thread first([&] {
 			ibv_settle_mr_notify(it.mr.get());
 			back = true;
 		});
-		usleep(100000); /* it waits for the file */
+		usleep(100000); /* the call waits for the file */
 		const pid_t child = fork();
 		if (child == 0) {
 			ibv_settle_mr_notify(it.mr.get());
 			_exit(0);
 		}
-		usleep(200000); /* and the child for it */
+		usleep(200000); /* and the child waits for the call */
 		kill(child, SIGKILL);
 		CHECK(waitpid(child, nullptr, 0) == child);
 		const bool in_time = !back;
@@ -305,8 +305,8 @@ TEST_CASE("a thread that waits for another's settling can be killed")
 }
 
 /*
- * A page fault that a FUSE server does not answer keeps mmap_lock. The workers of
- * that process must not wait for it: there are more of them than a queue takes.
+ * If a FUSE server does not answer a page fault, the fault keeps mmap_lock. The workers of this
+ * process must not wait for mmap_lock: there are more workers than a workqueue runs.
  */
 TEST_CASE("a process whose mmap_lock is kept does not keep others from being revoked", "[revoke]")
 {
@@ -342,9 +342,9 @@ TEST_CASE("a process whose mmap_lock is kept does not keep others from being rev
 	}));
 	REQUIRE(status == 0);
 	REQUIRE(fuse->wait_for_fault());
-	/* The event: from outside of the process, so it needs no mmap_lock. */
+	/* The event comes from another process, so it needs no mmap_lock of this process. */
 	punch(file.fd(), {file.registered().addr, page_size()}, file.registered());
-	usleep(500000); /* its workers have come, all of them */
+	usleep(500000); /* all its workers have started */
 
 	memory m = anonymous(page_size());
 	const auto mr = on.register_memory(m.registered());
@@ -360,8 +360,8 @@ TEST_CASE("a process whose mmap_lock is kept does not keep others from being rev
 }
 
 /*
- * The end of a notifier waits for any invalidation that is under way. A worker that runs during
- * this wait still looks at a large range when the tracker is about to be freed. KASAN reports its
+ * The end of a notifier waits for all invalidations in progress. A worker that runs during this
+ * wait still compares a large range when the tracker is about to be freed. KASAN reports its
  * access, or the kernel crashes. Some of the counted MRs were found stale just before.
  */
 TEST_CASE("a worker finds stale an MR that is being deregistered", "[two cpus]")
@@ -373,18 +373,18 @@ TEST_CASE("a worker finds stale an MR that is being deregistered", "[two cpus]")
 	const events long_ones(wide);
 	const memory m = small_pages(std::size_t{2048} * page_size());
 	const range r = m.registered();
-	std::chrono::duration<double> worker = 20ms; /* until it has found it stale, about */
+	std::chrono::duration<double> worker = 20ms; /* until it was found stale, about */
 	int tries = 0;
 	int met = 0;
 
 	for (const run_time time(30s); met < enough && time.goes_on(met > 0);) {
-		const device on; /* with the address space's only context its workers' rest ends */
+		const device on; /* the last context ends the pause of the workers */
 		word w;
 		auto mr = on.register_memory(r);
 
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		const auto first = std::chrono::steady_clock::now();
-		/* For the tracker all pages may have changed. */
+		/* The tracker must take all pages for suspect. */
 		for (std::size_t at = 0; at < r.length; at += r.length / 64)
 			REQUIRE(madvise(r.addr + at, page_size(), MADV_FREE) == 0);
 		REQUIRE(madvise(r.end() - page_size(), page_size(), MADV_DONTNEED) == 0);

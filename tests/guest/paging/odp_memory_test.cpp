@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * With on-demand paging, memory in use is unpinned between transfers, counts for no limit, is
- * swapped out, and moves to another node.
+ * With on-demand paging, memory in use is unpinned between transfers, does not count for any
+ * limit, can be swapped out, and can move to another node.
  */
 #include "catch.h"
 
@@ -40,7 +40,7 @@ struct pinned_peer : paged_loopback {
 	owned<ibv_mr> peer_mr = on.register_memory(peer.registered());
 
 	std::byte *bytes() const { return peer.registered().addr; }
-	/* Between memory and the peer's. */
+	/* A transfer between this memory and the peer's memory. */
 	bool write_to(range r)
 	{
 		return link.write(peer_mr.get(), {bytes(), r.length}, r.addr, all->rkey) ==
@@ -53,7 +53,7 @@ struct pinned_peer : paged_loopback {
 	}
 };
 
-/* Each word says where it is. */
+/* The value of each word depends on its address. */
 void fill(range r, uint64_t round)
 {
 	for (std::size_t i = 0; i < r.length; i += 8) {
@@ -69,7 +69,7 @@ std::size_t absent(range r)
 	return static_cast<std::size_t>(std::count(pages.begin(), pages.end(), 0));
 }
 
-/* How many pages are elsewhere than on that node; moves them there first, or only asks. */
+/* Returns how many pages are not on this node; moves them there before, or only asks. */
 std::size_t elsewhere(range r, unsigned int node, bool move)
 {
 	const std::size_t count = r.length / page_size();
@@ -139,7 +139,7 @@ TEST_CASE("no limit of pinned memory is touched", "[odp]")
 
 		fill(from.registered(), 1);
 		if (ibv_reg_mr(on.pd(), into.registered().addr, piece_length, all_rights))
-			return 3; /* the limit is none */
+			return 3; /* the limit has no effect */
 		if (!ranged || link.write(all.get(), from.registered(), into.registered().addr,
 					  ranged->rkey) != IBV_WC_SUCCESS)
 			return 4;
@@ -152,7 +152,10 @@ TEST_CASE("no limit of pinned memory is touched", "[odp]")
 	CHECK(status == 0);
 }
 
-/* As the CPU's faults: nothing is left to be killed, and it goes on when there is room again. */
+/*
+ * As for page faults of the CPU: there is no process left to kill, so it continues when there is
+ * room again.
+ */
 TEST_CASE("a page for which there is no memory is waited for", "[odp]")
 {
 	std::optional<control_group> group;
@@ -204,7 +207,7 @@ TEST_CASE("memory that is only read takes none", "[odp]")
 	REQUIRE(madvise(m.registered().addr, piece_length, MADV_DONTNEED) == 0);
 	const std::size_t before = used();
 	CHECK(s.read_from(m.registered()));
-	/* a page of it may have been met without mmap_lock */
+	/* some pages may have been found without mmap_lock */
 	CHECK(used() < before + piece_length / 1024 / 4);
 }
 
@@ -222,10 +225,7 @@ TEST_CASE("memory in use is swapped out, and comes back for the device", "[odp]"
 	}
 	const auto page_out = [&] {
 		return happens([&] {
-			/*
-			 * takes pages out of the CPUs' batches, where pages are that a worker
-			 * faulted in
-			 */
+			/* empties the CPUs' lists, which have pages that a worker faulted in */
 			write_system_file("/proc/sys/vm/drop_caches", "1");
 			madvise(r.addr, r.length, MADV_PAGEOUT);
 			return absent(r) > r.length / page_size() * 9 / 10;
@@ -243,14 +243,17 @@ TEST_CASE("memory in use is swapped out, and comes back for the device", "[odp]"
 		REQUIRE(page_out());
 		fill({s.bytes(), r.length}, round + 100);
 		CHECK(s.write_to(r));
-		/* the device's data goes there and comes back, too */
+		/* the memory with the device's data is swapped out and in, too */
 		REQUIRE(page_out());
 		CHECK(std::memcmp(s.bytes(), r.addr, r.length) == 0);
 	}
 	CHECK(pinned_bytes() <= s.peer.registered().length);
 }
 
-/* The file system keeps account of the file's pages, and warns of a write without its knowledge. */
+/*
+ * The file system tracks dirty pages of the file, and warns about a write that it does not know
+ * of.
+ */
 TEST_CASE("a file in use is written to its disk", "[odp]")
 {
 	pinned_peer s;
@@ -303,7 +306,7 @@ TEST_CASE("memory in use moves to another node", "[odp]")
 {
 	pinned_peer s;
 	unsigned int node = 0;
-	std::optional<setting> still; /* a worker's access would move it to the worker's node */
+	std::optional<setting> still; /* pages do not follow the accesses */
 	try {
 		node = another_node();
 		still.emplace("/proc/sys/kernel/numa_balancing", "0");
@@ -314,7 +317,7 @@ TEST_CASE("memory in use moves to another node", "[odp]")
 	const range r = m.registered();
 	std::atomic<bool> stop{false};
 
-	/* While it is in use most may go, after it all */
+	/* Most pages may move during the transfers, and all must move afterwards. */
 	std::thread moving([&] {
 		for (unsigned int i = 0; !stop; i++)
 			elsewhere(r, i % 2 ? node : 0, true);
@@ -352,7 +355,7 @@ TEST_CASE("a worker leaves the address space with the end of its task", "[odp][k
 	CHECK(happens([&] { return left.hits() == taken.hits(); }));
 }
 
-/* Of each packet that is not, the page is looked up with locks: that takes a tenth longer. */
+/* For packets on other pages the page is looked up with locks, which takes a tenth longer. */
 TEST_CASE("huge pages of hugetlb are copied as others are", "[odp][kprobes]")
 {
 	pinned_peer s;
@@ -365,6 +368,6 @@ TEST_CASE("huge pages of hugetlb are copied as others are", "[odp][kprobes]")
 	looked_up.count();
 	REQUIRE(s.write_to(m.registered()));
 	REQUIRE(s.read_from(m.registered()));
-	/* of 4,096 packets: others may have mmap_lock now and then */
+	/* of 4,096 packets: sometimes another thread has mmap_lock */
 	CHECK(looked_up.hits() < 100);
 }

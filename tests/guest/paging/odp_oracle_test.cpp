@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The bytes of on-demand paging against a model, at random: operations, offsets, lengths,
- * packet sizes, kinds of registration, memory windows, while other threads unmap, drop,
- * move, protect and fork (odp/arena.h).
+ * Compares the bytes of on-demand paging with a model, at random: operations, offsets, lengths,
+ * packet sizes, kinds of registration, memory windows, while other threads unmap, drop, move,
+ * protect and fork (odp/arena.h).
  *
- * RUN_SECONDS: how long (default 3). RUN_SEED: which run. The last line counts.
+ * RUN_SECONDS: how long (default 3). RUN_SEED: the seed. The last line has the counts.
  */
 #include "catch.h"
 
@@ -26,7 +26,7 @@ TEST_CASE("every byte is where the model has it", "[odp]")
 	const run_time time;
 
 	in.start();
-	/* at least so much, however slow the machine is */
+	/* at least this much, however slow the machine is */
 	while (time.goes_on(in.count().transfers >= 100 && in.count().kept_out) &&
 	       !in.count().failed)
 		std::this_thread::sleep_for(std::chrono::milliseconds(10));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * On-demand paging as a peer sees it, packet by packet: which answers come while the device waits
- * for a page, how often, and with which PSNs.
+ * On-demand paging as a peer sees it, packet by packet: the answers that come while the device
+ * waits for a page, their number and their PSNs.
  */
 #include "catch.h"
 
@@ -43,14 +43,17 @@ struct slow_responder {
 	owned<ibv_mr> all = register_all(wire.on(), all_rights);
 
 	std::byte *at(std::size_t offset = 0) const { return slow->bytes().addr + offset; }
-	/* The pages have to be waited for again. */
+	/* Drops pages, so that the device has to wait for them again. */
 	void take_away(std::size_t offset, std::size_t length) const
 	{
 		REQUIRE(madvise(at(offset), length, MADV_DONTNEED) == 0);
 	}
 };
 
-/* A read's answer from that one on: the numbers in order, once each, and all of the same bytes. */
+/*
+ * Are these the responses to a read from this PSN on, in order, once each, and with the same
+ * bytes?
+ */
 bool answers(const std::vector<raw_peer::packet> &packets, uint32_t psn, std::size_t count,
 	     std::byte value)
 {
@@ -62,7 +65,7 @@ bool answers(const std::vector<raw_peer::packet> &packets, uint32_t psn, std::si
 	return true;
 }
 
-/* The peer is told to come later, once, and from which number on. */
+/* The peer gets one RNR NAK with this PSN. */
 void told_later(const raw_peer &peer, uint32_t psn)
 {
 	const auto told = peer.all(1);
@@ -113,7 +116,7 @@ TEST_CASE("packets: a read that was answered in part goes on where it was",
 	peer.read(0, s.at(), s.all->rkey, 2 * page);
 	REQUIRE(s.slow->faulted());
 	CHECK(answers_a_part(peer.all(5), 0, 4, std::byte{0x11}));
-	peer.read(0, s.at(), s.all->rkey, 2 * page); /* as if nothing of it had come */
+	peer.read(0, s.at(), s.all->rkey, 2 * page); /* as if no packet of it had come */
 	CHECK(answers_a_part(peer.all(5), 0, 4, std::byte{0x11}));
 	s.slow->answer(std::byte{0x22});
 	peer.read(4, s.at(page), s.all->rkey, page);
@@ -122,7 +125,7 @@ TEST_CASE("packets: a read that was answered in part goes on where it was",
 	CHECK(rest.front().msn == 1);
 }
 
-/* None of its pages takes long, and all of them take longer than a peer goes without an answer. */
+/* Each page is fast, but all of them take longer than a peer may go without an answer. */
 TEST_CASE("packets: a peer is told to come later by a packet of many pages",
 	  "[veth odp][userfaultfd]")
 {
@@ -144,7 +147,7 @@ TEST_CASE("packets: a peer is told to come later by a packet of many pages",
 	peer.message(0, data);
 	while (!told && there < many) {
 		std::optional<raw_peer::packet> later;
-		/* A peer that gets its RNR NAK late waits for no page. */
+		/* If the peer gets its RNR NAK late, the device waits for no page. */
 		REQUIRE(happens([&] { return slow->faulted(0ms) || (later = peer.next(0ms)); }));
 		if (!later) {
 			std::this_thread::sleep_for(12ms);
@@ -155,7 +158,7 @@ TEST_CASE("packets: a peer is told to come later by a packet of many pages",
 		slow->answer({}, ++there * page);
 	}
 	REQUIRE(told);
-	/* From then on it is told at once, as long as there is a page to be waited for. */
+	/* From then on the RNR NAK comes immediately, as long as a page has to be waited for. */
 	for (; there < many; there++) {
 		peer.all();
 		peer.message(0, data);
@@ -193,7 +196,7 @@ TEST_CASE("packets: a read that is repeated is answered again, when its pages ar
 	CHECK(answers(peer.all(3), 0, 3, std::byte{0x22}));
 }
 
-/* More than stays in memory at one time must not be needed at one time. */
+/* A read must not need more memory at a time than stays in memory at a time. */
 TEST_CASE("packets: a read that is repeated goes on where it waited", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -217,7 +220,9 @@ TEST_CASE("packets: a read that is repeated goes on where it waited", "[veth odp
 	}
 }
 
-/* As many reads as a queue pair must remember; the read that waited replaces none of them. */
+/*
+ * As many reads as a queue pair must remember; the read that waited does not replace any of them.
+ */
 TEST_CASE("packets: reads before a read that waited can be repeated", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -237,7 +242,7 @@ TEST_CASE("packets: reads before a read that waited can be repeated", "[veth odp
 	CHECK(answers(peer.all(1), 0, 1, std::byte{0x11}));
 }
 
-/* The first answer may have come, and its memory be gone since. */
+/* The first response may have come, and the memory may have been deregistered since. */
 TEST_CASE("packets: a read that is repeated too late is refused, and ends nothing", "[veth]")
 {
 	const cable wire;
@@ -281,7 +286,7 @@ TEST_CASE("packets: a read that is repeated too late is refused, and ends nothin
 	CHECK(answers(peer.all(1), 3, 1, std::byte{0x22}));
 }
 
-/* It may ask for a part of its request, but not move on from there. */
+/* A repeated read may ask for a part of the request, but not for bytes before or after it. */
 TEST_CASE("packets: a read that is repeated leaves its window no more than it did", "[veth]")
 {
 	const cable wire;
@@ -313,12 +318,12 @@ TEST_CASE("packets: a read that is repeated leaves its window no more than it di
 		for (const auto &one : peer.all())
 			CHECK(one.data.empty());
 	}
-	/* And it can be repeated as a whole still. */
+	/* And the whole request can still be repeated. */
 	peer.read(0, here.addr, window->rkey, page);
 	CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
 }
 
-/* A request has an address of the window; the queue pair remembers an address of the MR. */
+/* The request has an address of the window; the queue pair remembers an address of the MR. */
 TEST_CASE("packets: a read by a window with addresses of its own is repeated", "[veth]")
 {
 	const cable wire;
@@ -382,13 +387,13 @@ TEST_CASE("packets: later requests do not change how a read is repeated", "[veth
 	}
 }
 
-/* By its PSN it is one, but it asks for something else. */
+/* By its PSN it is a repetition, but it is another request. */
 TEST_CASE("packets: a request is repeated as one of its own kind, from its own bytes", "[veth]")
 {
 	const cable wire;
 	const memory m = anonymous(2 * page);
 	const range here = m.registered();
-	/* The last page of all addresses, and the one before it. */
+	/* The last page of the address space, and the page before it. */
 	constexpr uint64_t from = -2 * page, last = -mtu;
 	const owned<ibv_mr> mr(
 		ibv_reg_mr_iova(wire.on().pd(), here.addr, here.length, from, all_rights));
@@ -407,7 +412,7 @@ TEST_CASE("packets: a request is repeated as one of its own kind, from its own b
 	}
 	SECTION("a read, and it was an atomic operation")
 	{
-		/* Its value is where the read would begin. */
+		/* The value of the atomic is the address where the read would begin. */
 		std::memcpy(here.addr, &from, sizeof(from));
 		peer.fetch_and_add(4, reinterpret_cast<void *>(from), mr->rkey, 1);
 		CHECK(peer.all(1).size() == 1);
@@ -479,7 +484,7 @@ TEST_CASE("packets: a write that says that it is empty has no payload", "[veth]"
 	CHECK(refused->syndrome == raw_peer::makes_no_sense);
 }
 
-/* Memory ends before it does, and the rest is refused when its turn comes. */
+/* Memory may end during the read: then the rest is refused when it is sent. */
 TEST_CASE("packets: the longest read is answered", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -506,8 +511,8 @@ TEST_CASE("packets: a flush is refused where no read may be under way", "[veth]"
 }
 
 /*
- * More would be memory that a peer can take.
- * Its pace counts: the driver waits for 20 ms, in which so many packets must come.
+ * With more, a peer could take too much memory. The pace matters: the driver waits for 20 ms, in
+ * which this many packets must come.
  */
 TEST_CASE("packets: no more wait than 512", "[veth odp][userfaultfd][pace]")
 {
@@ -518,8 +523,8 @@ TEST_CASE("packets: no more wait than 512", "[veth odp][userfaultfd][pace]")
 	long done = 0;
 
 	/*
-	 * Once more when the peer is told to come later, as it is after 20 ms, and all are
-	 * dropped; or when the page comes before the responder has seen that so many wait.
+	 * Repeats the test if the peer got its RNR NAK (after 20 ms), which drops all packets; or
+	 * if the page came before the responder has seen that so many packets wait.
 	 */
 	for (int i = 0; i < 50 && (done == 0 || done >= 512); i++) {
 		raw_peer peer(s.wire);
@@ -550,7 +555,7 @@ TEST_CASE("packets: no more wait than 512", "[veth odp][userfaultfd][pace]")
 	CHECK(done < 512); /* and the request that waits for its page */
 }
 
-/* An unreliable message that waits for long is dropped; its receive is there for the next one. */
+/* An unreliable message that waits too long is dropped; the next message gets its receive WQE. */
 TEST_CASE("packets: a message that is dropped takes no receive", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -620,7 +625,7 @@ TEST_CASE("packets: an unreliable write that lost a part takes no other along", 
 	const raw_peer peer(wire, IBV_QPT_UC);
 
 	std::memset(here, 0, page);
-	if (GENERATE(false, true)) { /* and a dropped message has taken a receive before */
+	if (GENERATE(false, true)) { /* and the dropped message has taken a receive WQE before */
 		post_receive(peer.qp(), {{{here, 8}, mr->lkey}});
 		peer.message(0, std::vector(mtu + 8, std::byte{0x22}));
 	}
@@ -630,7 +635,7 @@ TEST_CASE("packets: an unreliable write that lost a part takes no other along", 
 	CHECK(happens([&] { return *seen == std::byte{0x77}; }));
 }
 
-/* Its receive is completed with an error, and taken away from it: a shared queue has others. */
+/* The receive WQE completes with an error, and the message loses it: a shared queue has others. */
 TEST_CASE("packets: an unreliable message without an end takes no other along", "[veth]")
 {
 	const cable wire;
@@ -654,7 +659,10 @@ TEST_CASE("packets: an unreliable message without an end takes no other along", 
 	CHECK(done->status == IBV_WC_SUCCESS);
 }
 
-/* One whose packet is too short has no receive any more, which the next packet needs. */
+/*
+ * A message with a packet that is too short has no receive WQE any more; the next packet needs
+ * one.
+ */
 TEST_CASE("packets: an unreliable message with a short packet takes no other along", "[veth]")
 {
 	const cable wire;
@@ -679,7 +687,7 @@ TEST_CASE("packets: an unreliable message with a short packet takes no other alo
 	CHECK(done->byte_len == 8);
 }
 
-/* A receive that a dropped message has left is ended by an error of something else. */
+/* A dropped message has left a receive WQE, which an error of another request completes. */
 TEST_CASE("packets: a receive of a shared queue is used once", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -713,7 +721,7 @@ TEST_CASE("packets: a receive of a shared queue is used once", "[veth odp][userf
 	s.slow->answer({});
 }
 
-/* Behind the end of a file that is made longer: an answer is not for good. */
+/* After the end of a file that grows later: the answer of a fault is not final. */
 TEST_CASE("packets: an absent page is requested again", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -743,8 +751,8 @@ TEST_CASE("packets: an absent page is requested again", "[veth odp][userfaultfd]
 }
 
 /*
- * A page that arrives after its request has gone is of no use to a later request: the page is
- * refused when no request asks, and another write has to wait for it again.
+ * If a page arrives after its request has ended, it is of no use for a later request: while no
+ * request asks, the page is dropped, and another write has to wait for it again.
  */
 TEST_CASE("packets: an old answer is no answer", "[veth odp][userfaultfd]")
 {
@@ -792,7 +800,7 @@ TEST_CASE("packets: an old answer is no answer", "[veth odp][userfaultfd]")
 	{
 		late(IBV_QPT_RC);
 		peer->write(0, s.at(), s.all->rkey, word);
-		for (int packets = 0; packets < 2; packets++) { /* neither waits any more */
+		for (int packets = 0; packets < 2; packets++) { /* no packet waits any more */
 			const auto told = peer->next(time_limit);
 			REQUIRE(told);
 			REQUIRE(told->is_rnr());
@@ -845,7 +853,10 @@ TEST_CASE("packets: an old answer is no answer", "[veth odp][userfaultfd]")
 	CHECK(arrives(s.at()));
 }
 
-/* A message is acknowledged while it waits for a page to be sent again: the requester's side. */
+/*
+ * A message that is sent again waits for a page, and is acknowledged during the wait: the
+ * requester's side.
+ */
 TEST_CASE("packets: an old answer is no answer to the asking end, either",
 	  "[veth odp][userfaultfd]")
 {
@@ -873,7 +884,7 @@ TEST_CASE("packets: an old answer is no answer to the asking end, either",
 	s.slow->wake();
 	REQUIRE(no_thread_waits());
 	REQUIRE(mprotect(s.at(page), page, PROT_READ | PROT_WRITE) == 0);
-	REQUIRE(peer.all(4).size() == 4); /* of the first page, again */
+	REQUIRE(peer.all(4).size() == 4); /* the first page is sent again */
 	write(page, page);
 	CHECK(s.slow->faulted());
 	s.slow->answer(std::byte{0x22});
@@ -882,7 +893,7 @@ TEST_CASE("packets: an old answer is no answer to the asking end, either",
 	CHECK(succeeds());
 }
 
-/* That is complete with the requests before it; the requester is there still. */
+/* The bind is complete with the requests before it; the requester still works on them. */
 TEST_CASE("packets: a queue is drained with a window bound behind a repeated request",
 	  "[veth odp][userfaultfd]")
 {
@@ -904,7 +915,7 @@ TEST_CASE("packets: a queue is drained with a window bound behind a repeated req
 	s.take_away(page, page);
 	peer.acknowledge(0, raw_peer::out_of_order);
 	REQUIRE(s.slow->faulted());
-	REQUIRE(peer.all(1).size() == 1); /* the first packet of two, again */
+	REQUIRE(peer.all(1).size() == 1); /* the first of two packets, again */
 	REQUIRE(peer.become(IBV_QPS_SQD));
 	peer.acknowledge(1);
 	for (int i = 0; i < 2; i++) {
@@ -913,7 +924,7 @@ TEST_CASE("packets: a queue is drained with a window bound behind a repeated req
 		CHECK(wc->status == IBV_WC_SUCCESS);
 	}
 	CHECK(happens([&] { return peer.drained(); }));
-	for (int i = 0; i < 3; i++) /* up to the place where the window was */
+	for (int i = 0; i < 3; i++) /* up to the place of the bind */
 		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{where.addr, mtu}, s.all->lkey}}});
 	CHECK(peer.become(IBV_QPS_RTS));
 	CHECK(peer.all(3).size() == 3);

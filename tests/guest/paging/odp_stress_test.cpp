@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * On-demand paging, everything at once, at random: in several processes transfers whose
- * bytes are known (odp/arena.h) beside accesses that fail, wait, or are abandoned
- * (odp/random_access.h), while processes are killed or execute something else, and the device is
- * being removed. RUN_SECONDS says how long (default 3), RUN_SEED where the seeds begin.
+ * On-demand paging, everything at the same time and at random: in several processes, transfers
+ * whose bytes are known (odp/arena.h), and accesses that fail, wait, or are abandoned
+ * (odp/random_access.h), while processes are killed or execute another program, and the device is
+ * being removed. RUN_SECONDS says how long (default 3), RUN_SEED is the first seed.
  */
 #include "catch.h"
 
@@ -41,7 +41,7 @@ bool command(const std::string &line)
 	return std::system(line.c_str()) == 0;
 }
 
-/* Its own, that a round can remove. */
+/* A separate device, which a round can remove. */
 bool make_device()
 {
 	return command("ip link add odp-dummy type dummy && ip link set odp-dummy mtu 5000 up && "
@@ -49,7 +49,7 @@ bool make_device()
 		       "rdma link add odp0 type rxe netdev odp-dummy");
 }
 
-/* @ready: a byte goes there when the device is open. */
+/* @ready: gets a byte when the device is open. */
 bool run_one(uint64_t seed, ending how, int ready)
 {
 	const device on("odp0");
@@ -128,7 +128,7 @@ TEST_CASE("many processes: one is killed or executes, and their device is remove
 			start(seed + 2, executes ? ending::executes : ending::is_killed);
 		std::this_thread::sleep_for(1s + std::chrono::milliseconds(seed * 7919 % 2000));
 
-		/* It goes when the last user has gone; until then all goes on */
+		/* The device goes after its last user; until then everything works */
 		const pid_t removal = removal_waits() ? remove_device() : 0;
 		if (!executes) {
 			std::this_thread::sleep_for(300ms);

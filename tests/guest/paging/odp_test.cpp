@@ -172,7 +172,7 @@ TEST_CASE("memory that comes after the registration, goes and comes again", "[od
 	memory place = anonymous(length);
 	const range r = place.registered();
 	for (unsigned int round = 0; round < 20; round++) {
-		/* the very addresses, other pages */
+		/* the same addresses, other pages */
 		REQUIRE(mmap(r.addr, r.length, PROT_READ | PROT_WRITE,
 			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == r.addr);
 		if (round % 2)
@@ -197,7 +197,10 @@ TEST_CASE("an access that the process may not make is refused", "[odp]")
 	memory victim = anonymous(4 * page_size());
 	std::byte *const at = victim.registered().addr;
 	bool reads = false;
-	/* Each error ends one. Made before the hole: a later mapping may go there. */
+	/*
+	 * Each error ends a queue pair. All are made before the hole, because a later mapping
+	 * could be there.
+	 */
 	loopback write_there(s.on), add_there(s.on), read_there(s.on), read_into(s.on),
 		write_from(s.on), receive(s.on);
 
@@ -358,7 +361,9 @@ TEST_CASE("a window with addresses of its own", "[odp]")
 	const owned<ibv_mw> window(ibv_alloc_mw(s.on.pd(), IBV_MW_TYPE_2));
 	REQUIRE(window);
 
-	/* the far end is written to, and a window of this type belongs to its queue pair */
+	/*
+	 * the far end is the target, and a window of this type belongs to the target's queue pair
+	 */
 	const uint32_t rkey = post_bind(s.link.far_end(), window.get(),
 					{all.get(), number(s.to().addr), 2 * page_size(),
 					 IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ZERO_BASED});
@@ -411,8 +416,8 @@ TEST_CASE("pages of a device are not memory", "[odp]")
 	uint64_t at = 0;
 
 	/*
-	 * VM_IO and VM_PFNMAP: the vDSO's clock pages, which each process has; of Linux 7.3, the
-	 * pages of a hypervisor's clock, [vvar_vclock], which come after [vvar].
+	 * Mappings with VM_IO and VM_PFNMAP: the vDSO's clock pages, which each process has; in
+	 * Linux 7.3 the pages of a hypervisor's clock, [vvar_vclock], which come after [vvar].
 	 */
 	for (std::string line; std::getline(maps, line);)
 		if (line.find("[vvar") != std::string::npos)
@@ -428,8 +433,8 @@ TEST_CASE("pages of a device are not memory", "[odp]")
 }
 
 /*
- * Its device is still open in a child, which sees how a message ends that is not received,
- * and which is read again for each try.
+ * The device is still open in a child, which sees how a message ends that is not received, and
+ * that is read from memory again for each retry.
  */
 TEST_CASE("of a process that has ended there is no memory any more", "[odp]")
 {
@@ -450,7 +455,7 @@ TEST_CASE("of a process that has ended there is no memory any more", "[odp]")
 			    return write(back[1], &seen, 1) == 1 ? 0 : 1;
 		    }) < 0)
 			return 1;
-		_exit(waits ? 0 : 2); /* with all of it open */
+		_exit(waits ? 0 : 2); /* while everything is open */
 	});
 	int status = -1;
 	REQUIRE(owner > 0);
@@ -507,7 +512,7 @@ TEST_CASE("after a fork the device has the memory of the process that registered
 	char answer = 0;
 	REQUIRE(write(go[1], "g", 1) == 1);
 	REQUIRE(read(back[0], &answer, 1) == 1);
-	CHECK(answer == 1); /* the child's copy is as it was */
+	CHECK(answer == 1); /* the child's copy has not changed */
 	waitpid(child, nullptr, 0);
 	for (const int fd : {go[0], go[1], back[0], back[1]})
 		close(fd);
@@ -534,11 +539,11 @@ TEST_CASE("prefetching brings pages in", "[odp]")
 	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_FLAG_FLUSH) ==
 	      0);
 	CHECK(present() == 0);
-	/* two bytes, of two pages */
+	/* two bytes on two pages */
 	ibv_sge edge{number(r.addr) + page_size() - 1, 2, all->lkey};
 	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 1, &edge, 1) == 0);
 	CHECK(present() == 2);
-	/* behind the last page there is no first one */
+	/* there is no first page after the last page */
 	ibv_sge last{~uint64_t{0xfff}, 0xfff, all->lkey};
 	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &last, 1) == 0);
 	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH, 1, &last, 1) == EFAULT);
@@ -554,7 +559,7 @@ TEST_CASE("prefetching brings pages in", "[odp]")
 	cold.forget(r);
 	REQUIRE(munmap(r.addr, r.length) == 0);
 	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH, 1) == EFAULT);
-	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH, 0) == 0); /* a hint */
+	CHECK(advise(all->lkey, IBV_ADVISE_MR_ADVICE_PREFETCH, 0) == 0); /* only a hint */
 }
 
 TEST_CASE("ranges that can't be prefetched", "[odp]")
@@ -577,7 +582,7 @@ TEST_CASE("ranges that can't be prefetched", "[odp]")
 	CHECK(advise(other.get(), iova, mr->lkey) == EPERM);
 	CHECK(advise(s.on.pd(), iova, mr->lkey ^ 1) == ENOENT);
 	CHECK(advise(s.on.pd(), iova + page_size(), mr->lkey) == EFAULT);
-	/* not even the first part, if the second one can't be */
+	/* not even the first part, if the second part can't be prefetched */
 	const auto part = static_cast<uint32_t>(page_size());
 	ibv_sge two[] = {{iova, part, mr->lkey}, {iova, part, mr->lkey ^ 1}};
 	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
@@ -589,7 +594,7 @@ TEST_CASE("ranges that can't be prefetched", "[odp]")
 	CHECK(std::count(there.begin(), there.end(), 1) == static_cast<long>(there.size()));
 }
 
-/* A counter that "rdma statistic" shows, of all MRs there are. */
+/* A counter in "rdma statistic", the sum of all MRs. */
 static long counter(const std::string &name)
 {
 	const std::string key = '"' + name + "\":";
@@ -642,9 +647,9 @@ TEST_CASE("counters: pages faulted in, waited for, prefetched", "[odp]")
 }
 
 /*
- * The kernel takes access away for a moment, to see which node uses a page; a page that is only
- * read could stay so. The kernel scans a new process from its first address, and a process with two
- * threads anywhere.
+ * The kernel removes access for a moment, to see which node uses a page; a page that is only read
+ * could keep its access. The kernel scans a new process from its first address, and a process with
+ * two threads from any address.
  */
 TEST_CASE("counters: a page that NUMA balancing has marked is faulted in", "[odp]")
 {

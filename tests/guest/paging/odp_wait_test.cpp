@@ -62,10 +62,13 @@ bool full_of(range r, std::byte value)
 	return true;
 }
 
-/* After 67 ms, and for ever: how often a slow machine lets 67 ms go by is not tested. */
+/*
+ * A timeout of 67 ms, and unlimited retries: a slow machine may exceed 67 ms often, which is not
+ * tested.
+ */
 constexpr loopback::patience asks_again{14, 7};
 
-/* A peer that repeats its request gets an RNR NAK each time. */
+/* A peer gets an RNR NAK each time that it repeats its request. */
 void told_to_come_later(const device &on)
 {
 	const auto told = [&] { return port_counter(on, "rcvd_rnr_err").value(); };
@@ -74,7 +77,7 @@ void told_to_come_later(const device &on)
 	REQUIRE(happens([&] { return told() >= before + 5; }));
 }
 
-/* Other connections work, many times over. */
+/* Other connections transfer many times. */
 void others_go_on(const device &on, const ibv_mr *all)
 {
 	loopback link(on);
@@ -114,8 +117,8 @@ void becomes_another_program(int)
 }
 
 /*
- * A process that has registered two pages of its own, which do not come; it has mapped more. It
- * executes another program when it gets SIGUSR1.
+ * A process that has registered two absent pages whose faults get no answer; it has mapped more.
+ * It executes another program when it gets SIGUSR1.
  */
 class owner {
 public:
@@ -138,7 +141,7 @@ public:
 			setrlimit(RLIMIT_CORE, &core);
 			std::ofstream("/proc/self/coredump_filter") << 0;
 			signal(SIGUSR1, becomes_another_program);
-			signal(SIGQUIT, SIG_DFL); /* a shell ignores it in COMMAND & */
+			signal(SIGQUIT, SIG_DFL); /* a shell ignores the signal in COMMAND & */
 			child_check(write(ends[1], &all, sizeof(all)) == sizeof(all));
 			return pause();
 		});
@@ -149,8 +152,10 @@ public:
 		close(ends[0]);
 		check(heard, "the child");
 		page_ = all.page;
-		/* Its holder may bring the page yet: so the child's end does not end the
-		 * waiting. */
+		/*
+		 * The holder of this userfaultfd may still answer: so the child's end does not end
+		 * the wait.
+		 */
 		const auto process = static_cast<int>(syscall(SYS_pidfd_open, child_, 0));
 		kept_ = static_cast<int>(syscall(SYS_pidfd_getfd, process, all.descriptor, 0));
 		close(process);
@@ -175,7 +180,7 @@ public:
 		return poll(&ready, 1, std::chrono::milliseconds(time_limit).count()) == 1;
 	}
 	pid_t id() const { return child_; }
-	/* As waitpid() gives it; 0 if the signal has not ended it */
+	/* The status, as of waitpid(); 0 if the signal has not ended it */
 	int end(int signal = SIGKILL)
 	{
 		int status = 0;
@@ -265,7 +270,7 @@ TEST_CASE("each operation waits for its page, and others go on", "[odp][userfaul
 		CHECK(full_of(there, data));
 	}
 	CHECK(no_thread_waits());
-	/* and the connection is as good as before */
+	/* and the connection still works */
 	CHECK(s.link.write(s.all.get(), here, there.addr, rkey) == IBV_WC_SUCCESS);
 }
 
@@ -336,7 +341,7 @@ TEST_CASE("a peer that asks again and again is told to come later", "[odp][userf
 		CHECK(full_of(s.far().where, data));
 }
 
-/* The connection would end with the first one. A slow machine takes less than half a second. */
+/* The first retry would end the connection. A slow machine takes less than half a second. */
 TEST_CASE("a page that takes long takes no retry", "[odp][userfaultfd]")
 {
 	slow_far_end s;
@@ -349,7 +354,7 @@ TEST_CASE("a page that takes long takes no retry", "[odp][userfaultfd]")
 	const piece plain = s.near();
 
 	CAPTURE(what);
-	s.slow->fill(answer, page_size()); /* so a packet is under way */
+	s.slow->fill(answer, page_size()); /* so a packet is on its way */
 	post(link.near_end(), {what.starts_with("write") ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
 			       {by_near ? slow : plain},
 			       number((by_near ? plain : slow).where.addr),
@@ -384,7 +389,7 @@ TEST_CASE("a read that is answered in part goes on from there", "[odp][userfault
 	CHECK(link.wait().status == IBV_WC_SUCCESS);
 	CHECK(full_of({s.near().where.addr, first}, answer));
 	CHECK(full_of({s.near().where.addr + first, far.length - first}, std::byte{0x77}));
-	/* and the request after it has its turn */
+	/* and the next request is executed */
 	CHECK(run(link, {IBV_WR_RDMA_WRITE, {s.near()}, number(far.addr), s.all->rkey}) ==
 	      IBV_WC_SUCCESS);
 	CHECK(std::memcmp(s.near().where.addr, far.addr, far.length) == 0);
@@ -470,7 +475,7 @@ TEST_CASE("objects can be destroyed while a fault is unanswered", "[odp][userfau
 	REQUIRE(s.slow->faulted());
 	std::this_thread::sleep_for(50ms);
 
-	/* The kernel waits for a reference that is held, for 50 seconds, and then warns. */
+	/* The kernel waits up to 50 seconds for the last reference, and then warns. */
 	CAPTURE(side);
 	SECTION("the queue pair is destroyed")
 	{
@@ -537,7 +542,10 @@ TEST_CASE("pages of a file: read when they are needed, and copied for a write",
 	      IBV_WC_SUCCESS);
 	CHECK(std::memcmp(copy.addr, whole.data(), r.length) == 0);
 
-	/* The first page of the same file, private: the data written is this process's */
+	/*
+	 * The first page of the same file, mapped privately: the written data belongs to this
+	 * process
+	 */
 	void *const own = mmap(nullptr, page_size(), PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
 	REQUIRE(own != MAP_FAILED);
 	const memory mine({static_cast<std::byte *>(own), page_size()});
@@ -557,13 +565,13 @@ TEST_CASE("pages of a file: read when they are needed, and copied for a write",
 	close(fd);
 }
 
-/* A sender stops after 129 packets without an acknowledgment, for which it asks in some. */
+/* A sender stops after 129 packets without an acknowledgment, and requests one in some of them. */
 TEST_CASE("a packet that waited asks for its acknowledgment", "[odp][userfaultfd]")
 {
 	constexpr std::size_t mtu = 1024, sent = 200, asks = 65;
 	const device on;
 	const auto slow = slow_memory::make(51 * 4096);
-	/* that never sends anything again by itself */
+	/* that never repeats anything by itself */
 	loopback link(on, nullptr, IBV_MTU_1024, loopback::patience{0, 7});
 	const owned<ibv_mr> all = register_all(on, all_rights);
 	const memory far = anonymous(sent * mtu);
@@ -580,7 +588,7 @@ TEST_CASE("a packet that waited asks for its acknowledgment", "[odp][userfaultfd
 	CHECK(std::memcmp(far.registered().addr, from.addr, from.length) == 0);
 }
 
-/* The kernel gives mmap_lock to waiting threads; a trylock never succeeds then. */
+/* The kernel gives mmap_lock to waiting threads first, so a trylock never succeeds then. */
 TEST_CASE("threads that map and unmap, or fork, hold up no transfer", "[odp]")
 {
 	const bool forking = GENERATE(false, true);
@@ -594,7 +602,7 @@ TEST_CASE("threads that map and unmap, or fork, hold up no transfer", "[odp]")
 	const memory count = anonymous(4096);
 	const memory untouched = anonymous(long_one);
 	std::memset(count.registered().addr, 0, 8);
-	/* A device's look passes over them, with the lock or without. */
+	/* The lookups of the device must get mmap_lock, with a trylock or by waiting. */
 	const bool with_key = GENERATE(false, true);
 	const int key = with_key ? pkey_alloc(0, 0) : -1;
 	SKIP_IF(with_key && key < 0, "no protection keys");
@@ -628,7 +636,7 @@ TEST_CASE("threads that map and unmap, or fork, hold up no transfer", "[odp]")
 				   all->rkey,
 				   1,
 				   0});
-		/* where the page of zeros is mapped for reading */
+		/* where the zero page is mapped for reading */
 		check(madvise(untouched.registered().addr, long_one, MADV_DONTNEED) == 0,
 		      "madvise");
 		zeros = run(link, {IBV_WR_RDMA_READ,
@@ -651,7 +659,7 @@ TEST_CASE("threads that map and unmap, or fork, hold up no transfer", "[odp]")
 	CHECK(full_of(near.registered(), std::byte{0}));
 }
 
-/* All that a process's faults cost is its own, and has a limit. */
+/* The faults of a process use only its own threads, whose number is limited. */
 TEST_CASE("a process has no more than 16 threads that wait, and all that wait have their turn",
 	  "[odp][userfaultfd]")
 {
@@ -665,7 +673,7 @@ TEST_CASE("a process has no more than 16 threads that wait, and all that wait ha
 		CHECK(happens([] { return waiting_threads() == static_cast<int>(most); }));
 		CHECK(fault_threads() <= static_cast<int>(most));
 	} while (std::chrono::steady_clock::now() < until);
-	/* The process that may have to answer is another of that user. */
+	/* The process that may have to answer is another process of this user. */
 	in_child([] {
 		slow_far_end other;
 		for (std::size_t i = 0; i < 2; i++)
@@ -679,9 +687,9 @@ TEST_CASE("a process has no more than 16 threads that wait, and all that wait ha
 		for (int i = 0; i < 2; i++)
 			child_check(other.link.wait().status == IBV_WC_SUCCESS);
 	});
-	/* Its threads have ended, and serve no other process. */
+	/* Its threads serve no other process, and have ended. */
 	CHECK(happens([] { return fault_threads() == static_cast<int>(most); }));
-	/* Those that no answer comes for leave others their turn. */
+	/* Requests whose faults get no answer let other requests have their turn. */
 	post(s.link.near_end(), {IBV_WR_RDMA_WRITE,
 				 {{{s.slow->bytes().addr, 8}, s.all->lkey}},
 				 number(s.near().where.addr),
@@ -689,27 +697,27 @@ TEST_CASE("a process has no more than 16 threads that wait, and all that wait ha
 	REQUIRE(s.slow->faulted());
 	s.slow->answer(answer);
 	CHECK(s.link.wait().status == IBV_WC_SUCCESS);
-	all.pop_back();		/* without a thread */
-	all.erase(all.begin()); /* with one, that has its turn for another */
+	all.pop_back();		/* a request without a thread */
+	all.erase(all.begin()); /* a request with a thread, which then serves another request */
 	slow->answer(answer);
 	for (std::size_t i = 0; i < 2 * all.size(); i++)
 		CHECK(all[i / 2]->wait().status == IBV_WC_SUCCESS);
 	CHECK(no_thread_waits());
-	/* Those that nothing needs have ended. */
+	/* Idle threads have ended. */
 	CHECK(happens([] { return fault_threads() <= 4; }));
 }
 
 TEST_CASE("threads that wait for pages count in the limits of their process", "[odp][userfaultfd]")
 {
 	constexpr std::size_t pages = 40;
-	constexpr rlim_t limit = 4; /* itself, and three */
+	constexpr rlim_t limit = 4; /* the process itself, and three threads */
 	int ready[2], go[2];
 	REQUIRE(pipe(ready) == 0);
 	REQUIRE(pipe(go) == 0);
 	const pid_t child = child_that([&] {
 		rlimit processes{limit, 100};
 		char c = 0;
-		/* The limit counts for a user; a file belongs to the user that opened it. */
+		/* The limit is for each user, and a file belongs to the user that opened it. */
 		std::ofstream("/proc/sys/vm/unprivileged_userfaultfd") << 1;
 		child_check(!setrlimit(RLIMIT_NPROC, &processes) &&
 			    !setresuid(65534, 65534, 65534));
@@ -737,8 +745,8 @@ TEST_CASE("threads that wait for pages count in the limits of their process", "[
 		CHECK(happens([&] { return waiting_threads() == static_cast<int>(limit) - 1; }));
 		CHECK(fault_threads() <= static_cast<int>(limit) - 1);
 	} while (std::chrono::steady_clock::now() < until);
-	in_child([] {}); /* others may have processes */
-	/* With more allowed it has more, though no page has come. */
+	in_child([] {}); /* processes of other users are not limited */
+	/* With a higher limit the process gets more threads, although no page has come. */
 	REQUIRE(write(go[1], "g", 1) == 1);
 	CHECK(happens([] { return fault_threads() == 16; }));
 	REQUIRE(write(go[1], "g", 1) == 1);
@@ -764,7 +772,7 @@ TEST_CASE("the threads for pages end with the last registration on demand", "[od
 	CHECK(waiting_threads() == 1);
 	second.reset();
 	CHECK(happens([] { return fault_threads() == 0; }));
-	/* and start again with the next registration */
+	/* and they start again with the next registration */
 	const owned<ibv_mr> third = register_all(s.on, all_rights);
 	CHECK(fault_threads() == 1);
 }
@@ -792,7 +800,7 @@ unsigned long shared()
 	return 0;
 }
 
-/* Two threads of another process that wait for pages, which do not come. */
+/* Two threads of another process that wait for absent pages, whose faults get no answer. */
 struct two_waits {
 	const unsigned long before = shared();
 	owner process;
@@ -812,7 +820,7 @@ struct two_waits {
 	}
 
 	bool has_its_memory() const { return shared() > before + owner::mapped / 2; }
-	/* Its packets fail, and its memory is given back. */
+	/* Their packets fail, and their memory is freed. */
 	void have_ended() const
 	{
 		CHECK(happens([&] { return !has_its_memory(); }));
@@ -828,7 +836,7 @@ TEST_CASE("threads that wait for pages stop and go on with their process", "[odp
 	const pid_t process = two.process.id();
 	int status = 0;
 
-	/* It has stopped when all its threads have */
+	/* The process has stopped when all its threads have stopped */
 	REQUIRE(kill(process, SIGSTOP) == 0);
 	REQUIRE(happens([&] { return waitpid(process, &status, WNOHANG | WUNTRACED) == process; }));
 	CHECK(WIFSTOPPED(status));
@@ -836,7 +844,7 @@ TEST_CASE("threads that wait for pages stop and go on with their process", "[odp
 	REQUIRE(kill(process, SIGCONT) == 0);
 	CHECK(happens([] { return waiting_threads() == 2; }));
 
-	/* A debugger comes, and goes. */
+	/* A debugger attaches and detaches. */
 	std::vector<pid_t> tasks;
 	for (const auto &task :
 	     std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/task"))
@@ -859,7 +867,10 @@ TEST_CASE("threads that wait for pages stop and go on with their process", "[odp
 	two.have_ended();
 }
 
-/* Its memory cgroup may make a fault wait: then its threads wait, and no worker of others. */
+/*
+ * A memory cgroup may delay a fault: then threads of this process wait, and no worker that serves
+ * others.
+ */
 TEST_CASE("an absent page is brought by its process alone", "[odp][userfaultfd]")
 {
 	slow_far_end s;
@@ -896,7 +907,7 @@ TEST_CASE("an absent page is brought by its process alone", "[odp][userfaultfd]"
 	CHECK(waitpid(process, &status, 0) == process);
 }
 
-/* Others have its pages asked for, and its userfaultfd. */
+/* Another process holds the userfaultfd, and requests wait for pages of the ended process. */
 TEST_CASE("a process that ends while its pages are waited for gives its memory back",
 	  "[odp][userfaultfd]")
 {
@@ -914,5 +925,5 @@ TEST_CASE("a process that ends while its pages are waited for gives its memory b
 	}
 	two.have_ended();
 	CHECK(no_thread_waits());
-	CHECK(fault_threads() == 1); /* this process's */
+	CHECK(fault_threads() == 1); /* the thread of this process */
 }

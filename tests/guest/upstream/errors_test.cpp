@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Requests and packets that can't be executed or sent: the status that they complete with, and the
- * state of the queue pair and of the connection manager after them. And the limits of MRs and MWs.
+ * Requests and packets that can't be executed or sent: the status with which they complete, and
+ * the state of the queue pair and of the connection manager afterwards. And the limits of MRs and
+ * MWs.
  */
 #include "catch.h"
 
@@ -46,8 +47,8 @@ bool run(const char *commands)
 }
 
 /*
- * While it lives, the qdisc of the cable's end keeps one packet, and drops all later packets.
- * iproute2 6.1 takes no delay above 274 s.
+ * While this object exists, the qdisc at the end of the cable keeps one packet, and drops all
+ * later packets. iproute2 6.1 takes no delay above 274 s.
  */
 class full_qdisc {
 public:
@@ -76,7 +77,7 @@ uint64_t dropped(const device &on)
 	return port_counter(on, "send_err").value_or(0);
 }
 
-/* A queue pair of any type, and how its requests complete. */
+/* A queue pair of any type, and the completions of its requests. */
 class end {
 public:
 	end(const device &on, ibv_qp_type type)
@@ -92,7 +93,7 @@ public:
 		REQUIRE(qp_);
 	}
 
-	/* Makes it ready to send to queue pair @number at @gid. */
+	/* Makes the queue pair ready to send to queue pair @number at @gid. */
 	void connect(uint32_t number, const ibv_gid &gid)
 	{
 		ibv_qp_attr attr = attributes_to(address_of(qp_.get()), gid, number);
@@ -108,7 +109,7 @@ public:
 	}
 	void connect(const end &other) { connect(other.qp()->qp_num, address_of(other.qp()).gid); }
 
-	/* The only way on after a send error. */
+	/* The only transition out of SQE. */
 	void go_on()
 	{
 		ibv_qp_attr attr{};
@@ -136,7 +137,7 @@ public:
 		post(qp_.get(), wr);
 	}
 
-	/* How the next request or receive completes. */
+	/* The status of the next request or receive that completes. */
 	ibv_wc_status ended() const
 	{
 		ibv_wc wc{};
@@ -166,12 +167,12 @@ private:
 	uint32_t other_ = 0;
 };
 
-/* The connection manager of soft-RoCE at the cable's end, 10.0.9.1. */
+/* The connection manager of soft-RoCE at 10.0.9.1, the end of the cable. */
 class manager {
 public:
 	manager() : events_(rdma_create_event_channel()) { REQUIRE(events_); }
 
-	/* Asks 10.0.9.@last to connect. */
+	/* Sends a connection request to 10.0.9.@last. */
 	void ask(uint8_t last, uint16_t port)
 	{
 		sockaddr_in to = address(last, port);
@@ -191,7 +192,7 @@ public:
 	}
 	void run_before_asking(const char *commands) { before_asking_ = commands; }
 
-	/* Does a connection to itself come about? */
+	/* Can a connection to itself be established? */
 	bool works()
 	{
 		sockaddr_in at = address(1, 0);
@@ -276,7 +277,7 @@ private:
 	const char *before_asking_ = nullptr;
 };
 
-/* As much as that, of the pages of one small file again and again. */
+/* As much memory as that, made of the pages of one small file, which are mapped many times. */
 memory repeated(std::size_t length)
 {
 	constexpr std::size_t part = 2 << 20;
@@ -293,7 +294,9 @@ memory repeated(std::size_t length)
 	return memory(whole, fd);
 }
 
-/* There each page is a mapping of the host's, which has 65,530 of them at most. */
+/*
+ * In um each page is a mapping of the host, and a process of the host has at most 65,530 mappings.
+ */
 bool has_few_mappings()
 {
 	std::ifstream file("/proc/cpuinfo");
@@ -320,7 +323,7 @@ TEST_CASE("errors: a reliable queue pair sends again what a full qdisc drops", "
 	REQUIRE(happens([&] { return dropped(wire.on()) > before; }));
 	CHECK_FALSE(peer.completed(10ms));
 	qdisc.remove();
-	/* None of the first time came. */
+	/* No packet of the first try arrived. */
 	for (const uint8_t opcode : {0x06, 0x08}) {
 		const auto packet = peer.next(time_limit);
 		REQUIRE(packet);
@@ -371,7 +374,7 @@ TEST_CASE("connecting: beside a full qdisc", "[.]")
 	CHECK(later.works());
 }
 
-/* Nothing less leaves soft-RoCE without a route: it names the interface. */
+/* Only this leaves soft-RoCE without a route: it names the interface. */
 TEST_CASE("connecting: while the interface is down", "[.]")
 {
 	manager cm;
@@ -385,8 +388,8 @@ TEST_CASE("connecting: while the interface is down", "[.]")
 }
 
 /*
- * RDMA CM has one queue pair for all that connect. In a child: librdmacm keeps the device open as
- * long as its process lives.
+ * RDMA CM uses one queue pair for all connections. In a child, because librdmacm keeps the device
+ * open as long as its process lives.
  */
 TEST_CASE("errors: connecting goes on after a MAD that can't be sent", "[veth]")
 {
@@ -436,7 +439,7 @@ TEST_CASE("errors: a send error of UC and UD leaves the receives, and the way ba
 	INFO("type " << type);
 	one.connect(other);
 	other.connect(one);
-	for (int times = 0; times < 6; times++) { /* more than there are places */
+	for (int times = 0; times < 6; times++) { /* more than the queue has places */
 		post_receive(one.qp(), {room});
 		post_receive(other.qp(), {room});
 		one.send(bad);
@@ -485,13 +488,13 @@ TEST_CASE("errors: an lkey that does not cover the memory is a protection error"
 	CHECK(link.wait().status == IBV_WC_LOC_PROT_ERR);
 }
 
-/* At both ends of all addresses, as in the middle. */
+/* At both ends of the address space, and in the middle. */
 TEST_CASE("errors: an MW lies within its MR", "[roce]")
 {
 	struct row {
 		const char *what;
-		uint64_t of, length; /* the MR */
-		uint64_t at, size;   /* the MW */
+		uint64_t of, length; /* the address and length of the MR */
+		uint64_t at, size;   /* the address and length of the MW */
 		bool fits;
 	};
 	constexpr uint64_t low = 0x100000, last = ~uint64_t{0xfff};

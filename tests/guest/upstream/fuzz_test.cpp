@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Random work requests, packets and verbs, a few of them wrong, for couples of queue pairs. After a
+ * Random work requests, packets and verbs, some of them wrong, for couples of queue pairs. After a
  * failure a couple is reset and connected again, so most requests meet busy queue pairs. The wire
  * between the two ends of a couple loses, doubles and swaps packets, and adds altered copies
- * (lossy_wire.h). The kernel must not complain, and in the end each couple must work.
+ * (lossy_wire.h). The kernel must not complain, and each couple must work at the end.
  *
  * RUN_SEED sets the seed, RUN_SECONDS the time (default 3). The last line has the counts.
  */
@@ -42,11 +42,11 @@ namespace {
 
 constexpr uint32_t key_of_all = 0x11111111;
 constexpr std::size_t area = 64 << 10; /* of a couple; each end has half */
-constexpr unsigned int wrong = 20;     /* so many requests to a wrong one */
+constexpr unsigned int wrong = 20;     /* one in this many requests is wrong */
 
 struct counts {
 	std::atomic<uint64_t> requests = 0, good = 0, bad = 0, flushed = 0, revived = 0;
-	std::atomic<uint64_t> stuck = 0; /* could not be revived */
+	std::atomic<uint64_t> stuck = 0; /* couples that could not be revived */
 };
 
 class dice {
@@ -62,10 +62,10 @@ private:
 	std::mt19937_64 random_;
 };
 
-/* A queue is found by its new mapping, so only one thread makes queues at a time. */
+/* A queue is found by its new mapping, so only one thread at a time makes queues. */
 std::mutex making;
 
-/* The send ring of a queue pair. Its form is read once, before anybody writes there. */
+/* The send ring of a queue pair. Its layout is read once, before anything is written to it. */
 class send_ring {
 public:
 	send_ring() = default;
@@ -122,7 +122,7 @@ public:
 		careful_ = false;
 	}
 
-	/* One thing at random. */
+	/* One random step. */
 	void step()
 	{
 		end &own = ends_[roll_.below(2)];
@@ -159,15 +159,15 @@ public:
 	}
 
 	/*
-	 * Does a message come through? Packets of other couples may take its place on the wire, and
-	 * only a reliable queue pair sends it again.
+	 * Does a message arrive? Packets of other couples may replace it on the wire, and only a
+	 * reliable queue pair sends it again.
 	 */
 	bool works()
 	{
 		careful_ = true;
 		for (owned<ibv_mr> &mr : mrs_)
 			register_some(mr);
-		/* A shared queue has receives from before, by keys that have ended. */
+		/* A shared queue still has old receives, whose keys are invalid. */
 		for (end &one : ends_)
 			if (shared_) {
 				one.qp.reset();
@@ -233,7 +233,7 @@ private:
 		one.ring = send_ring(mapped_since(before).at(0));
 	}
 
-	/* All memory, or not quite. */
+	/* Registers all memory of the couple, or nearly all. */
 	void register_some(owned<ibv_mr> &mr)
 	{
 		const range all = m_.registered();
@@ -247,8 +247,8 @@ private:
 	}
 
 	/*
-	 * An old packet that is on its way may bring the queue pair to an error right after its
-	 * reset.
+	 * An old packet may still arrive, and put the queue pair into the error state right after
+	 * its reset.
 	 */
 	bool revive()
 	{
@@ -261,7 +261,7 @@ private:
 		return done;
 	}
 
-	/* Resets and connects both ends, near the last PSN. */
+	/* Resets and connects both ends, with PSNs near the last PSN. */
 	bool reset()
 	{
 		const std::array<uint32_t, 2> psn{
@@ -290,7 +290,7 @@ private:
 		return ibv_modify_qp(one.qp.get(), &attr, IBV_QP_STATE) == 0;
 	}
 
-	/* To the other one, which the wire has at 10.0.9.@last. */
+	/* Connects to the other end, which has the address 10.0.9.@last on the wire. */
 	bool connect(end &one, uint8_t last, uint32_t expected, uint32_t first)
 	{
 		ibv_gid gid = address_.gid;
@@ -312,7 +312,7 @@ private:
 		return true;
 	}
 
-	/* A range of the memory of that end. */
+	/* A random range of the memory of this end. */
 	range some(const end &of, std::size_t most)
 	{
 		const std::size_t length = 1 + roll_.below(most);
@@ -402,7 +402,7 @@ private:
 		ibv_send_wr wr{};
 		ibv_send_wr *bad = nullptr;
 
-		/* Those bytes are read by the library. */
+		/* The library reads these bytes. */
 		if (what.flags & IBV_SEND_INLINE)
 			for (ibv_sge &one : list)
 				one = {number(m_.registered().addr), 20, one.lkey};
@@ -436,7 +436,7 @@ private:
 			list[0].lkey ^= 1U << roll_.below(32);
 		wr.sg_list = list.data();
 		wr.num_sge = static_cast<int>(list.size());
-		/* It may be full. */
+		/* The queue may be full. */
 		if (own.srq)
 			ibv_post_srq_recv(own.srq.get(), &wr, &bad);
 		else
@@ -446,7 +446,7 @@ private:
 	static void drain(const end &own)
 	{
 		become(own, IBV_QPS_SQD);
-		/* Only what is drained takes it; otherwise it stays where it is. */
+		/* RTS is only allowed in a drained SQD; otherwise the state does not change. */
 		become(own, IBV_QPS_RTS);
 	}
 
@@ -509,11 +509,11 @@ private:
 			become(own, IBV_QPS_ERR);
 			return;
 		}
-		make(own); /* the new queue pair exists before the old queue pair goes */
+		make(own); /* the new queue pair exists before the old queue pair is destroyed */
 		revive();
 	}
 
-	/* All completions that there are. Then the queue pairs go on that have failed. */
+	/* Takes all completions. Then failed queue pairs are revived. */
 	void collect()
 	{
 		bool failed = false;
@@ -528,7 +528,7 @@ private:
 				failed |= wc.status != IBV_WC_SUCCESS;
 			}
 		}
-		/* One that hangs for want of a packet has no completion. */
+		/* A queue pair that hangs because of a lost packet has no completion. */
 		if (!failed && !roll_.one_in(256))
 			return;
 		if (!std::all_of(ends_.begin(), ends_.end(),
@@ -555,7 +555,7 @@ private:
 	const bool shared_;
 	dice roll_;
 	counts &count_;
-	bool careful_ = true; /* nothing is wrong on purpose */
+	bool careful_ = true; /* makes no wrong request */
 	memory m_;
 	std::array<owned<ibv_mr>, 2> mrs_;
 	address address_;
@@ -580,7 +580,7 @@ TEST_CASE("fuzz: queue pairs that fail are brought back, and work in the end", "
 	std::vector<std::vector<std::unique_ptr<couple>>> users(2);
 
 	std::printf("seed %" PRIu64 "\n", seed);
-	std::fflush(stdout); /* it may hang */
+	std::fflush(stdout); /* the next step may hang */
 	for (std::size_t i = 0; i < users.size(); i++)
 		for (const auto &[type, shared] : {std::pair{IBV_QPT_RC, false},
 						   {IBV_QPT_RC, true},
@@ -611,7 +611,7 @@ TEST_CASE("fuzz: queue pairs that fail are brought back, and work in the end", "
 			    count.flushed.load(), count.revived.load());
 	}
 	CHECK(count.stuck == 0);
-	/* Else it would be no test of anything but dead queue pairs. */
+	/* Otherwise the test would only use queue pairs in the error state. */
 	CHECK(count.good > count.bad);
 	const lossy_wire wire(0, {0, 0, 0, 0});
 	for (const auto &user : users)

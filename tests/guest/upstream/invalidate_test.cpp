@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Work requests and messages that invalidate the key of a bound or unbound memory window, or of a
- * registration that the kernel made for itself. And the ends of a window's MR and of its queue pair
- * while it is bound.
+ * registration of a kernel client. And the end of a window's MR or of its queue pair while the
+ * window is bound.
  */
 #include "catch.h"
 
@@ -85,7 +85,7 @@ private:
 	owned<ibv_qp> qp_;
 };
 
-/* Its owner and a peer, and a window of the owner's. */
+/* An owner, a peer, and a window of the owner. */
 struct scene {
 	device on;
 	end owner{on};
@@ -119,7 +119,7 @@ struct scene {
 		return owner.send([&](ibv_qp_ex *qp) { ibv_wr_local_inv(qp, rkey); });
 	}
 
-	/* By a message from one end to the other, which is told the outcome. */
+	/* Invalidates by a message from one end to the other, which gets the outcome. */
 	static ibv_wc_status invalidate_by_message(const end &from, const end &to, uint32_t rkey)
 	{
 		to.receive();
@@ -143,7 +143,7 @@ public:
 	kernel_client(const kernel_client &) = delete;
 	kernel_client &operator=(const kernel_client &) = delete;
 
-	/* Of its registrations. */
+	/* The keys of its registrations. */
 	std::vector<uint32_t> keys() const
 	{
 		std::vector<uint32_t> found;
@@ -238,7 +238,7 @@ TEST_CASE("a queue pair may go before a window that is bound to it", "[mw]")
 	CHECK(ibv_dealloc_mw(s.window.release()) == 0);
 }
 
-/* Which may be many, and anybody's. */
+/* There may be many windows, of any process. */
 TEST_CASE("the end of a queue pair looks at no windows but its own", "[kprobes][mw]")
 {
 	constexpr uint64_t many = 300;
@@ -252,7 +252,7 @@ TEST_CASE("the end of a queue pair looks at no windows but its own", "[kprobes][
 	lookups.count();
 	CHECK(s.owner.destroy() == 0);
 	CHECK(lookups.hits() < many);
-	CHECK(ibv_dereg_mr(s.mr.release()) == 0); /* its own is unbound */
+	CHECK(ibv_dereg_mr(s.mr.release()) == 0); /* its own window is unbound */
 }
 
 TEST_CASE("an MR with a window keeps its rights", "[mw]")
@@ -267,7 +267,7 @@ TEST_CASE("an MR with a window keeps its rights", "[mw]")
 	CHECK(raw.change_access(s.mr->handle, IBV_ACCESS_LOCAL_WRITE) == 0);
 }
 
-/* Else the window is left with an MR that is freed, or deregistering waits for it, for a minute. */
+/* Otherwise the window keeps a freed MR, or deregistering waits a minute for the window. */
 TEST_CASE("an MR gets a window or goes, whichever is first", "[mw]")
 {
 	using namespace std::chrono_literals;
@@ -277,7 +277,7 @@ TEST_CASE("an MR gets a window or goes, whichever is first", "[mw]")
 	const memory m = anonymous(4096);
 	owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1));
 	std::optional<loopback> link;
-	std::chrono::nanoseconds delay(0); /* so long that both come at once */
+	std::chrono::nanoseconds delay(0); /* so that both run at the same time */
 	int both = 0;
 
 	for (int i = 0; i < 600 && both == 0; i++) {
@@ -312,7 +312,7 @@ TEST_CASE("an MR gets a window or goes, whichever is first", "[mw]")
 			mr.release(); // NOLINT(bugprone-unused-return-value)
 		if (!bound) {
 			link.reset();
-			window.reset(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1)); /* its key is lost */
+			window.reset(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1)); /* its handle is lost */
 			REQUIRE(window);
 		} else {
 			all.bind_info.length = 0;

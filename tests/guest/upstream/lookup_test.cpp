@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Packets and work requests that look up by its number an object that is being destroyed, and
- * packets that have found it. That they meet the object's end is made likely: they are slowed down
- * by probes, and this program takes the CPU from the kernel's workers in the middle of it. KASAN
- * reports a use after free, so this is for the debug kernel.
+ * Packets and work requests that look up an object by its number while it is destroyed, and
+ * packets that have found it. To make collisions likely, probes slow the lookups down, and this
+ * program takes the CPU from the kernel's workers during a lookup. KASAN reports a use after free,
+ * so this test is for the debug kernel.
  */
 #include "catch.h"
 
@@ -41,7 +41,7 @@ private:
 	std::list<probe> probes_;
 };
 
-/* This thread before all others, for as long as it exists. */
+/* Runs this thread before all others, as long as this object exists. */
 class urgency {
 public:
 	urgency()
@@ -74,7 +74,7 @@ public:
 		start();
 	}
 
-	/* One that can be sent datagrams. */
+	/* A poster that can receive datagrams. */
 	poster(const device &on, const poster &like)
 	    : cq_(ibv_create_cq(on.context(), 16, nullptr, nullptr, 0)), far_(like.far_)
 	{
@@ -85,7 +85,7 @@ public:
 
 	uint32_t number() const { return qp_->qp_num; }
 
-	/* A queue pair that can do nothing, which packets can name. */
+	/* A queue pair that only serves as the target of packets. */
 	owned<ibv_qp> make(const device &on, ibv_qp_type type) const
 	{
 		ibv_qp_init_attr init{};
@@ -107,7 +107,7 @@ public:
 		::post(qp_.get(), wr);
 	}
 
-	/* After an error it is made usable again. */
+	/* Waits; after an error, makes the queue pair usable again. */
 	void wait()
 	{
 		ibv_wc wc{};
@@ -152,7 +152,7 @@ address_handle to_peer_of(const device &on, const poster &by)
 	return made;
 }
 
-/* Something with a number, and how a work request names it. */
+/* An object with a number, and how a work request names it. */
 using victim = std::shared_ptr<void>;
 using maker = std::function<victim(ibv_send_wr &wr)>;
 
@@ -236,7 +236,9 @@ TEST_CASE("a packet reaches a queue pair that is being destroyed", "[roce][kprob
 	poster peer(on, IBV_QPT_UD);
 	const address_handle ah = to_peer_of(on, peer);
 
-	/* The first one makes the task run, which takes the others as soon as they are there. */
+	/*
+	 * The first packet starts the task, which takes the other packets as soon as they arrive.
+	 */
 	const slow_calls slow("rxe_sched_task", probe::at::call);
 	const run_time time;
 	std::minstd_rand random;

@@ -2,10 +2,11 @@
 /*
  * Two queue pairs of one device and a wire between them that loses, doubles and swaps packets
  * (lossy_wire.h): a request that completes with success must have done its work, and each request
- * must complete. Several are under way at a time, from both ends; PSNs wrap.
+ * must complete. Several are in progress at a time, from both ends; PSNs wrap.
  *
- * RUN_SECONDS sets the time (default 3), or RUN_COUNT the number of transfers, of pinned memory and
- * of memory on demand each. RUN_SEED sets the seed. The last line of each case has the counts.
+ * RUN_SECONDS sets the time (default 3), or RUN_COUNT the number of transfers, each for pinned
+ * memory and for memory on demand. RUN_SEED sets the seed. The last line of each case has the
+ * counts.
  */
 #include "catch.h"
 
@@ -38,9 +39,9 @@ namespace {
 constexpr std::size_t slot_count = 6;
 constexpr std::size_t word_bytes = sizeof(uint64_t);
 constexpr uint32_t first_psn = 0xffff00; /* the last PSN is 0xffffff */
-constexpr patience always{12, 7};	 /* after 16 ms */
+constexpr patience always{12, 7};	 /* timeout 16 ms, unlimited retries */
 
-/* A transfer has a slot of the memory of both ends, and is from one half to the other. */
+/* Each transfer has a slot of the memory of both ends, and goes from one half to the other. */
 std::size_t half()
 {
 	return 2 * page_size();
@@ -81,7 +82,7 @@ public:
 		std::memcpy(&found, model(offset), word_bytes);
 		return found;
 	}
-	/* What a transfer will have done. */
+	/* Records the result of a transfer. */
 	void expect(std::size_t offset, const void *what, std::size_t length)
 	{
 		std::memcpy(model_.data() + offset, what, length);
@@ -92,7 +93,7 @@ public:
 				[&] { return static_cast<std::byte>(random()); });
 		std::memcpy(at(offset), model(offset), length);
 	}
-	/* Takes the page away, if they are on demand: it comes back, slowly, and is empty. */
+	/* On demand: drops the page, which then comes back slowly, and empty. */
 	void drop(std::size_t offset)
 	{
 		if (!slow_)
@@ -103,7 +104,7 @@ public:
 		std::fill_n(model_.begin() + static_cast<ssize_t>(offset), page_size(),
 			    std::byte{});
 	}
-	/* Compares the pages in which they are. */
+	/* Compares the pages that contain the range. */
 	bool matches(std::size_t offset, std::size_t length) const
 	{
 		const std::size_t begin = offset - offset % page_size();
@@ -133,16 +134,16 @@ private:
 	range bytes_;
 	owned<ibv_mr> mr_;
 	std::vector<std::byte> model_;
-	std::jthread answers_; /* ends before its memory does */
+	std::jthread answers_; /* the last member, because it uses the memory */
 };
 
 struct transfer {
 	ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE;
-	std::size_t from = 0;  /* the end that asks */
-	std::size_t local = 0; /* in the region of that end, and of the other one */
+	std::size_t from = 0;  /* the end that posts the request */
+	std::size_t local = 0; /* the offset in the region of this end, and of the other end */
 	std::size_t remote = 0;
 	std::size_t length = 0;
-	int completions = 0; /* that will come yet */
+	int completions = 0; /* the number of completions that are still to come */
 
 	bool is_atomic() const { return opcode >= IBV_WR_ATOMIC_CMP_AND_SWP; }
 };
@@ -173,7 +174,7 @@ struct end {
 	region bytes;
 	owned<ibv_cq> cq;
 	owned<ibv_qp> qp;
-	std::deque<transfer *> asked, received; /* complete in this order */
+	std::deque<transfer *> asked, received; /* in the order of completion */
 };
 
 class traffic {
@@ -185,7 +186,7 @@ public:
 		lossy_wire::connect(ends_[0].qp.get(), ends_[1].qp.get(), first_psn, always);
 	}
 
-	/* Until then, or until one fails. */
+	/* Runs until the limit, or until a transfer fails. */
 	void run(const run_limit &until)
 	{
 		uint64_t begun = 0;
@@ -207,7 +208,7 @@ public:
 	const lossy_wire::counts &on_wire() const { return wire_.count(); }
 
 private:
-	/* At least so much, however slow the machine is. */
+	/* At least this much, however slow the machine is. */
 	bool has_seen_all() const
 	{
 		const lossy_wire::counts &seen = wire_.count();
@@ -219,7 +220,7 @@ private:
 		return std::any_of(slots_.begin(), slots_.end(),
 				   [](const transfer &one) { return one.completions; });
 	}
-	/* Short ones, some packets, and many. */
+	/* A short length, some packets, or many packets. */
 	std::size_t any_length()
 	{
 		const std::array most{64UL, 3 * mtu, half()};
@@ -232,7 +233,7 @@ private:
 
 		return slot + (one.is_atomic() ? offset / word_bytes * word_bytes : offset);
 	}
-	/* So many elements at most; make_reliable() has receives of two. */
+	/* At most `most` pieces; receives of make_reliable() have two elements. */
 	std::vector<piece> pieces(const region &of, std::size_t offset, std::size_t length,
 				  std::size_t most)
 	{
@@ -312,7 +313,7 @@ private:
 		far.expect(one.remote, &after, word_bytes);
 	}
 
-	/* The next one; false when none does. */
+	/* Handles the next completion; returns false if none comes. */
 	bool one_completes()
 	{
 		ibv_wc wc{};
@@ -381,7 +382,7 @@ void run(bool on_demand)
 	const lossy_wire::counts &seen = both.on_wire();
 
 	std::printf("seed %u\n", seed);
-	std::fflush(stdout); /* it may hang */
+	std::fflush(stdout); /* the next step may hang */
 	both.run(run_limit::environment());
 	std::printf("seed %u, %s: %" PRIu64 " transfers, %" PRIu64 " packets, %" PRIu64
 		    " lost, %" PRIu64 " doubled, %" PRIu64 " swapped; %" PRIu64 " wrong\n",

@@ -25,7 +25,7 @@ using part = raw_peer::part;
 
 namespace {
 
-/* Is its request complete, soon? */
+/* Does its request complete soon? */
 bool succeeded(const raw_peer &peer)
 {
 	const auto done = peer.completed(time_limit);
@@ -33,7 +33,10 @@ bool succeeded(const raw_peer &peer)
 	return done && done->status == IBV_WC_SUCCESS;
 }
 
-/* Sets the number of reads that the queue pair remembers; its send queue must be drained. */
+/*
+ * Sets the number of reads that the queue pair remembers (max_dest_rd_atomic); its send queue must
+ * be drained.
+ */
 int remember(const raw_peer &peer, uint8_t reads)
 {
 	ibv_qp_attr attr{};
@@ -57,7 +60,7 @@ ibv_qp_state state_of(const raw_peer &peer)
 	return told(peer).qp_state;
 }
 
-/* It is reset, and enters RTR with these attributes. */
+/* Resets the queue pair, and moves it to RTR with these attributes. */
 int listen(const raw_peer &peer, const ibv_qp_attr &attr)
 {
 	REQUIRE(peer.become(IBV_QPS_RESET));
@@ -80,7 +83,7 @@ TEST_CASE("qp_state: a queue pair that is reset in the middle of an answer start
 	one.peer.reset();
 	one.peer.let_ask(7);
 	one.ask(IBV_WR_ATOMIC_FETCH_AND_ADD, 8);
-	for (int times = 0; times < 2; times++) { /* the first is lost */
+	for (int times = 0; times < 2; times++) { /* the first packet is lost */
 		const raw_peer::packet atomic = one.request();
 		CHECK(atomic.opcode == 0x14);
 		CHECK(atomic.psn == 0);
@@ -101,7 +104,7 @@ TEST_CASE("qp_state: requests posted to a drained queue are sent when that goes 
 	const asked one(wire, 7);
 
 	one.read_all();
-	for (uint32_t psn = 4; psn < 10; psn++) { /* more than there are places */
+	for (uint32_t psn = 4; psn < 10; psn++) { /* more than the queue has places */
 		REQUIRE(one.peer.become(IBV_QPS_SQD));
 		REQUIRE(happens([&] { return one.peer.drained(); }));
 		one.ask(IBV_WR_RDMA_WRITE, mtu);
@@ -155,7 +158,7 @@ TEST_CASE("qp_state: a queue is drained when a window bound behind its last requ
 	const asked one(wire, 7);
 	const write_and_bind both(one);
 
-	CHECK_FALSE(one.peer.completed(100ms)); /* time for the bind: SQD starts no request */
+	CHECK_FALSE(one.peer.completed(100ms)); /* before SQD: it starts no new request */
 	REQUIRE(one.peer.become(IBV_QPS_SQD));
 	CHECK_FALSE(one.peer.completed(100ms));
 	one.peer.acknowledge(4);
@@ -164,7 +167,7 @@ TEST_CASE("qp_state: a queue is drained when a window bound behind its last requ
 	CHECK(happens([&] { return one.peer.drained(); }));
 }
 
-/* Nothing but the peer's silence may end it. */
+/* Only the silence of the peer may end it. */
 TEST_CASE("qp_state: a reset stops the timers", "[veth]")
 {
 	const cable wire;
@@ -185,8 +188,8 @@ TEST_CASE("qp_state: a reset stops the timers", "[veth]")
 }
 
 /*
- * It is told so faster than it gives up, and each time it has an answer.
- * Its pace counts: it gives up by its own clock, and no peer can have it wait for more than 655 ms.
+ * The RNR NAKs come faster than the timeout, and each is an answer. The pace matters: the timeout
+ * is by the machine's clock, and an RNR NAK asks for a wait of at most 655 ms.
  */
 TEST_CASE("qp_state: a peer that says when it is ready takes no retry", "[veth][pace]")
 {
@@ -204,7 +207,7 @@ TEST_CASE("qp_state: a peer that says when it is ready takes no retry", "[veth][
 	CHECK(succeeded(peer));
 }
 
-/* The completion tells of an error, and comes before the queue pair is in the error state. */
+/* The completion reports the error, before the queue pair is in the error state. */
 TEST_CASE("qp_state: a queue pair that is reset as soon as it has failed is reset", "[veth]")
 {
 	const cable wire;
@@ -226,7 +229,7 @@ TEST_CASE("qp_state: a queue pair that is reset as soon as it has failed is rese
 	CHECK(strange == 0);
 }
 
-/* The event says that no more of it comes, so it must have come. */
+/* The event says that no more completions of this queue come, so the completion must be there. */
 TEST_CASE("qp_state: a receive of a shared queue is flushed with the queue pair that has taken it",
 	  "[veth]")
 {
@@ -250,7 +253,7 @@ TEST_CASE("qp_state: a receive of a shared queue is flushed with the queue pair 
 	CHECK(flushed->status == IBV_WC_WR_FLUSH_ERR);
 }
 
-/* Beside reads, of which it remembers as many as it is told at the moment. */
+/* While reads are in progress, whose number is limited by the current attribute. */
 TEST_CASE("qp_state: threads that modify one queue pair wait for each other", "[veth]")
 {
 	const cable wire;
@@ -282,7 +285,7 @@ TEST_CASE("qp_state: threads that modify one queue pair wait for each other", "[
 	CHECK(peer.all(1).size() == 1);
 }
 
-/* It would wait for ever. */
+/* Otherwise it would wait forever. */
 TEST_CASE("qp_state: a request for a value fails where no answer may be under way", "[veth]")
 {
 	const cable wire;
@@ -327,7 +330,7 @@ TEST_CASE("qp_state: max_dest_rd_atomic is at most the device's limit", "[veth]"
 	}
 }
 
-/* It has none to acknowledge but what is before its first number. */
+/* It has nothing to acknowledge before its first PSN. */
 TEST_CASE("qp_state: a queue pair acknowledges only requests after its reset", "[veth]")
 {
 	const cable wire;
@@ -368,7 +371,7 @@ TEST_CASE("qp_state: a queue pair refuses a wrong cur_qp_state", "[veth]")
 	CHECK(state_of(peer) == IBV_QPS_ERR);
 }
 
-/* Each by itself, without a state. */
+/* Each attribute alone, without a state. */
 TEST_CASE("qp_state: an attribute is changed in the states that allow it", "[veth]")
 {
 	const cable wire;

@@ -17,7 +17,10 @@ using namespace odp;
 using namespace std::chrono_literals;
 using part = raw_peer::part;
 
-/* When requests are repeated, their acknowledgements are, too: in the middle of a later answer. */
+/*
+ * When requests are repeated, their acknowledgements are repeated, too: in the middle of a later
+ * response.
+ */
 TEST_CASE("retransmit_answers: an old response doesn't end a read", "[veth]")
 {
 	const cable wire;
@@ -34,7 +37,7 @@ TEST_CASE("retransmit_answers: an old response doesn't end a read", "[veth]")
 	CHECK(one.has_read());
 }
 
-/* Its PSN is the read's, of which a part has been answered. */
+/* The NAK has a PSN of the read, of which some responses have come. */
 TEST_CASE("retransmit_answers: a read that is refused halfway fails", "[veth]")
 {
 	const cable wire;
@@ -63,7 +66,7 @@ TEST_CASE("retransmit_answers: an invalid response is an error", "[veth]")
 	CHECK(one.ended() == IBV_WC_BAD_RESP_ERR);
 }
 
-/* The other end remembers as many as may be under way: one, a flush among them. */
+/* The other end remembers as many requests as may be in progress: one, and a FLUSH counts. */
 TEST_CASE(
 	"retransmit_answers: a flush waits for the read before it, and the next read for the flush",
 	"[veth]")
@@ -144,7 +147,7 @@ TEST_CASE("retransmit_answers: a fenced request that is sent again waits for ear
 	CHECK(one.ended() == IBV_WC_SUCCESS);
 }
 
-/* It acknowledges a write before it, which was sent again. */
+/* It acknowledges an earlier write, which was sent again. */
 TEST_CASE("retransmit_answers: a response without a value doesn't end a read or an atomic",
 	  "[veth]")
 {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Messages that are sent a second time: while the first time is acknowledged, as the requester and
- * its peer are kept from the CPUs for longer than the timeout; and because they came too early.
+ * Messages that are sent again: because the requester and its peer get no CPU for longer than the
+ * timeout, so that the acknowledgment comes during the second sending; and because the messages
+ * came too early.
  */
 #include "catch.h"
 
@@ -25,12 +26,12 @@ using namespace mr_notify;
 
 namespace {
 
-/* More packets than may be on their way at a time, so the second sending stops halfway */
+/* More packets than may be in flight at a time, so the second sending stops halfway */
 constexpr std::size_t length = 128 << 10;
 constexpr auto mtu = IBV_MTU_1024;
 constexpr loopback::patience least{1, 7};
 
-/* Takes all CPUs from everything else in the kernel and in user space, again and again. */
+/* Takes all CPUs from the rest of the kernel and from user space, again and again. */
 class thief {
 public:
 	thief()
@@ -63,7 +64,7 @@ private:
 	}
 
 	std::atomic<bool> over_{false};
-	std::vector<std::jthread> threads_; /* joined before the flag goes */
+	std::vector<std::jthread> threads_; /* joined before the flag is destroyed */
 };
 
 std::optional<uint64_t> sent_again(const device &on)
@@ -96,7 +97,7 @@ TEST_CASE("a full send queue goes on when messages are sent again")
 
 	for (; waits < static_cast<int>(init.cap.max_send_wr); waits++)
 		start();
-	/* wait() throws when no completion comes in minutes. */
+	/* wait() throws if no completion comes within minutes. */
 	while (time.goes_on(sent_again(on) > before)) {
 		REQUIRE(ends.wait().status == IBV_WC_SUCCESS);
 		start();

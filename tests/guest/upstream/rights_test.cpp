@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A key gives a peer, and a queue takes from a user, whether the registration is cached or not:
- * the bytes that were asked for, with the rights that were given, and nothing that is the
- * kernel's.
+ * A key lets a peer access, and a queue lets its user submit, only the requested bytes with the
+ * given rights, and no objects of the kernel, whether the registration is cached or not.
  */
 #include "catch.h"
 
@@ -31,9 +30,9 @@ using namespace mr_notify;
 namespace {
 
 constexpr std::size_t page = 4096;
-constexpr std::size_t most = 20; /* bytes on either side of the end of a page */
+constexpr std::size_t most = 20; /* the number of bytes on each side of a page boundary */
 
-/* Memory of the asking end. */
+/* The memory of the requesting end. */
 struct asker {
 	explicit asker(const device &on) : mr(on.register_memory(m.registered())) {}
 
@@ -53,7 +52,7 @@ ibv_wc far_completion(loopback &link)
 	return wc;
 }
 
-/* The first place of a type in the mapped queues that is the wanted one, or nullptr. */
+/* The first place of a type in the mapped queues with the wanted content, or nullptr. */
 template <class T, class Wanted> T *find_mapped(const Wanted &wanted)
 {
 	std::ifstream maps("/proc/self/maps");
@@ -75,7 +74,7 @@ template <class T, class Wanted> T *find_mapped(const Wanted &wanted)
 	return nullptr;
 }
 
-/* The request that siw's library wrote last, by its key: in the send queue, which is mapped. */
+/* The request that siw's library wrote last, found by its key: the send queue is mapped. */
 siw_sqe *mapped_request(uint32_t lkey)
 {
 	return find_mapped<siw_sqe>([lkey](const siw_sqe *sqe) {
@@ -83,7 +82,7 @@ siw_sqe *mapped_request(uint32_t lkey)
 	});
 }
 
-/* The length in the last request of soft-RoCE's library to bind a window there: mapped as well. */
+/* The length in the last bind request of soft-RoCE's library, which is mapped, too. */
 volatile uint64_t *mapped_length(range window)
 {
 	const std::array<uint64_t, 2> wanted{reinterpret_cast<uintptr_t>(window.addr),
@@ -120,7 +119,7 @@ TEST_CASE("a short read that crosses a page brings its own bytes")
 	CHECK(wrong == 0);
 }
 
-/* Without a word to notify the registration keeps its pages. */
+/* Without a word the registration keeps its pages. */
 TEST_CASE("a transfer takes the memory that was registered, not the one mapped there now")
 {
 	const device on;
@@ -195,7 +194,7 @@ TEST_CASE("an empty element of a list is skipped")
 	CHECK(there.addr[2100] == std::byte{0xff});
 }
 
-/* The place in the queue still has the request from before. */
+/* The place in the queue still has the content of an earlier request. */
 TEST_CASE("a read of length 0 changes no memory")
 {
 	const device on;
@@ -225,7 +224,7 @@ TEST_CASE("siw refuses a read into a list", "[iwarp]")
 			       {{{at, 100}, to.mr->lkey}, {{at + 200, 100}, to.mr->lkey}},
 			       number(from.m.registered().addr),
 			       from.mr->rkey});
-	CHECK(link.wait().status != IBV_WC_SUCCESS); /* the next request would wait for ever */
+	CHECK(link.wait().status != IBV_WC_SUCCESS); /* the next request would wait forever */
 }
 
 TEST_CASE("a peer can't end a registration")
@@ -263,7 +262,7 @@ TEST_CASE("a message that is longer than its receive is no error of the memory",
 	CHECK(other.status == IBV_WC_REM_INV_REQ_ERR);
 }
 
-/* It has a pointer to an object of the kernel in it. */
+/* The request contains a pointer to an object of the kernel. */
 TEST_CASE("a work request that only the kernel may post is refused", "[roce]")
 {
 	const device on;
@@ -315,7 +314,7 @@ TEST_CASE("a request to bind a window may change while it is executed", "[roce]"
 }
 
 /*
- * siw refuses operations that only the kernel may request, and operations without a packet in siw.
+ * siw refuses operations that only the kernel may post, and operations that it does not implement.
  */
 TEST_CASE("siw takes nothing but transfers from a queue that its user writes", "[iwarp]")
 {
@@ -330,7 +329,7 @@ TEST_CASE("siw takes nothing but transfers from a queue that its user writes", "
 		IBV_WC_SUCCESS);
 	siw_sqe *const sent = mapped_request(from.mr->lkey);
 	REQUIRE(sent);
-	siw_sqe *const next = sent + 2; /* behind the read that waited for it */
+	siw_sqe *const next = sent + 2; /* after the read that waited for it */
 	REQUIRE(next->flags == 0);
 	*next = *sent;
 	next->opcode = opcode;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * soft-iWARP against ends that keep to no protocol: a peer that is a TCP socket, and the owner
- * of a queue in mapped memory. The console shows its failures: an oops fails the run.
+ * soft-iWARP and ends that violate the protocol: a peer that is a TCP socket, and the owner of a
+ * queue in mapped memory. The console shows failures: an oops fails the run.
  */
 #include "catch.h"
 
@@ -45,7 +45,7 @@ namespace {
 constexpr std::size_t page = 4096;
 constexpr int timeout_ms = std::chrono::milliseconds(time_limit).count();
 constexpr unsigned int requests = 16;
-/* The manager chooses a port that TCP may have in use. */
+/* The manager chooses a port that TCP may already use. */
 constexpr int spare_ports = 4;
 
 using bytes = std::vector<std::byte>;
@@ -65,7 +65,7 @@ template <class T> T get(const bytes &from, std::size_t at)
 	return value;
 }
 
-/* The bits of MPA's, DDP's and RDMAP's headers. */
+/* Bits in the headers of MPA, DDP and RDMAP. */
 enum : uint16_t {
 	tagged = 0x8000,
 	last = 0x4000,
@@ -77,7 +77,7 @@ enum : uint16_t {
 	op_terminate = 7
 };
 
-/* A frame of @header, which begins behind the length and the control bits. */
+/* A frame with @header, which follows the length and the control bits. */
 bytes frame(uint16_t control, const bytes &header, const bytes &payload = {})
 {
 	bytes all;
@@ -99,13 +99,13 @@ bytes write_frame(uint16_t flags, uint32_t stag, const void *to, const bytes &pa
 	return frame(static_cast<uint16_t>(tagged | flags | op_write), header, payload);
 }
 
-/* Request number @number; the answer names @sink. */
+/* The read request with MSN @number; the response goes to the STag @sink. */
 bytes read_frame(uint32_t number, uint32_t sink, uint32_t length, uint32_t stag, const void *from)
 {
 	bytes header;
 
 	put(header, 0U);
-	put(header, 1U); /* the queue of these requests */
+	put(header, 1U); /* the queue number of read requests */
 	put(header, number);
 	put(header, 0U);
 	put(header, sink);
@@ -116,7 +116,7 @@ bytes read_frame(uint32_t number, uint32_t sink, uint32_t length, uint32_t stag,
 	return frame(last | op_read, header);
 }
 
-/* Message number @number, which ends the registration of @stag. */
+/* The message with MSN @number, which invalidates the STag @stag. */
 bytes invalidating_frame(uint32_t number, uint32_t stag)
 {
 	bytes header;
@@ -128,7 +128,7 @@ bytes invalidating_frame(uint32_t number, uint32_t stag)
 	return frame(last | op_send_with_invalidation, header);
 }
 
-/* A request, or an answer, to connect. */
+/* An MPA request or reply. */
 bytes mpa(std::string_view key, uint16_t control, uint16_t length, const bytes &data = {})
 {
 	bytes all;
@@ -156,7 +156,7 @@ public:
 		REQUIRE(::send(fd_, what.data(), what.size(), MSG_NOSIGNAL) ==
 			static_cast<ssize_t>(what.size()));
 	}
-	/* As many, or fewer before the end. */
+	/* Receives this many bytes, or fewer at the end of the connection. */
 	bytes receive(std::size_t length) const
 	{
 		bytes found(length);
@@ -173,7 +173,7 @@ public:
 		found.resize(got);
 		return found;
 	}
-	/* Without waiting: is an answer of @length there? Then @first is sent at once. */
+	/* Without waiting: if a reply of @length has arrived, sends @first immediately. */
 	bool has_answered(std::size_t length, const bytes &first) const
 	{
 		bytes answer(length);
@@ -183,7 +183,7 @@ public:
 		       ::send(fd_, first.data(), first.size(), MSG_NOSIGNAL) ==
 			       static_cast<ssize_t>(first.size());
 	}
-	/* The next frame without its length and its trailer; empty at the end. */
+	/* The next frame without its length and trailer; empty at the end of the connection. */
 	bytes next_frame() const
 	{
 		const bytes length = receive(2);
@@ -195,7 +195,7 @@ public:
 		receive(static_cast<std::size_t>((4 - (2 + most) % 4) % 4 + 4));
 		return found;
 	}
-	/* Does the other end say why it ends the connection? */
+	/* Does the other end send a TERMINATE message? */
 	bool terminated() const
 	{
 		bool found = false;
@@ -215,7 +215,7 @@ struct cm_closer {
 };
 template <class T> using cm_owned = std::unique_ptr<T, cm_closer>;
 
-/* A queue pair of the device, and the connection manager of it. */
+/* A queue pair of the device, with its connection manager. */
 class end {
 public:
 	explicit end(const device &on, unsigned int receives = 16, unsigned int completions = 64)
@@ -240,7 +240,10 @@ public:
 		bind(on.name());
 	}
 
-	/* A peer that has asked so to connect, and sends @first as soon as it has the answer. */
+	/*
+	 * A peer that has sent such a connection request, and sends @first as soon as it has the
+	 * reply.
+	 */
 	std::unique_ptr<tcp> connected(const bytes &first = {},
 				       const bytes &request = mpa("MPA ID Req Frame", 1, 0))
 	{
@@ -267,7 +270,7 @@ public:
 		return peer;
 	}
 
-	/* A peer that it has asked to connect; the question was taken. */
+	/* A peer that got a connection request from the device, and accepted the TCP connection. */
 	std::unique_ptr<tcp> asking()
 	{
 		const tcp listener;
@@ -331,7 +334,7 @@ private:
 		REQUIRE(rdma_create_id(events_.get(), &id, nullptr, RDMA_PS_TCP) == 0);
 		return cm_owned<rdma_cm_id>(id);
 	}
-	/* To the first address that belongs to the device. */
+	/* Binds to the first address of the device. */
 	void bind(const std::string &name)
 	{
 		ifaddrs *first = nullptr;
@@ -363,7 +366,7 @@ private:
 	owned<ibv_qp> qp_;
 	cm_owned<rdma_event_channel> events_;
 	cm_owned<rdma_cm_id> id_;
-	cm_owned<rdma_cm_id> accepted_; /* ends before the queue pair does */
+	cm_owned<rdma_cm_id> accepted_; /* destroyed before the queue pair */
 };
 
 struct target {
@@ -378,11 +381,11 @@ struct target {
 	owned<ibv_mr> mr;
 };
 
-/* A queue as its library has mapped it. */
+/* A queue, as the library has mapped it. */
 struct queue {
 	std::byte *at;
 	std::size_t length;
-	off_t offset; /* in the device's file */
+	off_t offset; /* the offset in the file of the device */
 };
 
 std::vector<queue> mapped_queues()
@@ -403,7 +406,7 @@ std::vector<queue> mapped_queues()
 	return all;
 }
 
-/* It keeps freed objects for a while, to notice later uses. */
+/* KASAN keeps freed objects for a while, to detect later uses. */
 bool has_kasan()
 {
 	std::ifstream symbols("/proc/kallsyms");
@@ -414,7 +417,7 @@ bool has_kasan()
 	return false;
 }
 
-/* Of all that kmalloc() gives; those to be freed after a grace period are among them till then. */
+/* The number of objects of kmalloc(), including objects that will be freed after a grace period. */
 long objects()
 {
 	std::ifstream slabs("/proc/slabinfo");
@@ -459,7 +462,7 @@ TEST_CASE("siw: a write that begins with an empty segment needs a valid key, too
 	{
 		peer->send(write_frame(0, to.mr->rkey, to.at(), {}));
 		peer->send(write_frame(last, to.mr->rkey, to.at(), four));
-		peer->send(write_frame(last, 0, nullptr, {})); /* has no memory to check */
+		peer->send(write_frame(last, 0, nullptr, {})); /* without an STag to check */
 		peer->send(write_frame(last, 0, nullptr, four));
 		CHECK(peer->terminated());
 		CHECK(std::equal(four.begin(), four.end(), to.at()));
@@ -483,15 +486,15 @@ TEST_CASE("siw: a read of length 0 gets an empty response while another read is 
 		const bytes answer = peer->next_frame();
 
 		INFO("the answer to " << sink);
-		REQUIRE(answer.size() == 14 + length); /* its header has as many bytes */
+		REQUIRE(answer.size() == 14 + length); /* its header says this length */
 		CHECK((get<uint16_t>(answer, 0) & 0xf) == op_answer);
 		CHECK(get<uint32_t>(answer, 2) == sink);
 	}
 }
 
 /*
- * As many bytes of private data as it says, of which the first four are the connection manager's.
- * Only bytes that came are handed on.
+ * The reply says how many bytes of private data it has; the first four belong to the connection
+ * manager. Only bytes that arrived are passed on.
  */
 TEST_CASE("siw: an answer that is too short, or breaks off, connects nothing", "[iwarp]")
 {
@@ -571,8 +574,8 @@ TEST_CASE("siw: what comes right behind the answer is looked at", "[iwarp][kprob
 	{
 		bytes numbers;
 
-		put(numbers, uint16_t{0x8002}); /* peer to peer; so many reads */
-		put(numbers, uint16_t{0x8002}); /* by a write; so many reads */
+		put(numbers, uint16_t{0x8002}); /* peer to peer; the number of reads */
+		put(numbers, uint16_t{0x8002}); /* by a write; the number of reads */
 		request = mpa("MPA ID Req Frame", 0x1002, 4, numbers);
 		first = write_frame(last, 0, nullptr, {});
 	}
@@ -589,7 +592,7 @@ TEST_CASE("siw: what comes right behind the answer is looked at", "[iwarp][kprob
 	}
 }
 
-/* The end of a queue pair waits for rdma_accept(), which has the endpoint in use. */
+/* The end of a queue pair waits for rdma_accept(), which uses the endpoint. */
 TEST_CASE("siw: a signal that comes while an endpoint is in use is not lost", "[iwarp][kprobes]")
 {
 	const device on;
@@ -634,7 +637,7 @@ TEST_CASE("siw: a signal that comes while an endpoint is in use is not lost", "[
 	SKIP_IF(!sent, "rdma_accept() was too fast");
 }
 
-/* The TERMINATE message names the last frame; siw ignores later frames. */
+/* The TERMINATE message names the last frame, and siw ignores later frames. */
 TEST_CASE("siw: an invalidation that is refused ends the connection", "[iwarp]")
 {
 	const device on;
@@ -654,7 +657,7 @@ TEST_CASE("siw: an invalidation that is refused ends the connection", "[iwarp]")
 	CHECK((get<uint16_t>(said, 24) & 0xf) == op_send_with_invalidation);
 }
 
-/* Of a registration four objects were left, in which nothing else is. */
+/* Without the fix each registration left four objects, in slabs without other objects. */
 TEST_CASE("siw: a receive with an empty element gives back the memory it was written to", "[iwarp]")
 {
 	const device on;
@@ -678,7 +681,7 @@ TEST_CASE("siw: a receive with an empty element gives back the memory it was wri
 	CHECK(happens([&] { return objects() - before <= 3 * rounds; }));
 }
 
-/* It is large, so that mapping it takes as long as destroying it. */
+/* The queue is large, so that mapping it takes as long as destroying it. */
 TEST_CASE("siw: a queue is destroyed while it is mapped once more", "[iwarp]")
 {
 	const device on;
@@ -708,8 +711,8 @@ TEST_CASE("siw: a queue is destroyed while it is mapped once more", "[iwarp]")
 }
 
 /*
- * For the kernel to complete with an error, and again; it is done with all that there can be. They
- * are long: to go round once takes longer than to fill them again.
+ * The kernel completes all requests with an error, and they are filled in again. The queues are
+ * long: going round once takes longer than filling them again.
  */
 TEST_CASE("siw: a queue pair ends while its owner fills its queues", "[iwarp]")
 {
@@ -758,7 +761,7 @@ TEST_CASE("siw: a queue pair ends while its owner fills its queues", "[iwarp]")
 	over = true;
 	filler.join();
 	CHECK(error == 0);
-	CHECK(completed <= 3 * (requests + receives)); /* the end of the connection is one more */
+	CHECK(completed <= 3 * (requests + receives)); /* one more: its end */
 }
 
 TEST_CASE("siw: what is posted to a queue that was flushed is flushed", "[iwarp]")
@@ -833,7 +836,7 @@ TEST_CASE("siw: memory is registered at the address that is asked for", "[iwarp]
 	constexpr uint64_t iova = 0x123450000;
 	const memory from = anonymous(page);
 	const memory to = anonymous(3 * page);
-	const range at{to.registered().addr + 100, 2 * page}; /* of three pages */
+	const range at{to.registered().addr + 100, 2 * page}; /* a range on three pages */
 	const auto source = on.register_memory(from.registered());
 	const owned<ibv_mr> mr(ibv_reg_mr_iova(on.pd(), at.addr, at.length, iova + 100,
 					       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
@@ -861,7 +864,7 @@ TEST_CASE("siw: memory is registered at the address that is asked for", "[iwarp]
 	}
 }
 
-/* The end of an access may be address 0 there: of an allowed access, and of a forbidden access. */
+/* The end address of an access, allowed or forbidden, may be 0 here. */
 TEST_CASE("siw: memory is registered in the last page of all addresses", "[iwarp]")
 {
 	const device on;

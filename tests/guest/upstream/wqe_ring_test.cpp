@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The rings that a queue pair shares with its owner, which may write there at any time: before
- * the kernel comes to a request, while it is under way, while its answer is awaited, and when it
- * is sent again. RUN_SECONDS says how long anything is written anywhere (default 3), RUN_SEED
- * with which seed.
+ * The rings that a queue pair shares with its owner, which may write there at any time: before the
+ * kernel reads a request, during its execution, while it waits for the response, and when it is
+ * sent again. RUN_SECONDS says how long random words are written (default 3), RUN_SEED is the
+ * seed.
  */
 #include "catch.h"
 
@@ -45,7 +45,7 @@ constexpr std::array wild{7U << 24, UINT32_MAX};
 constexpr uint8_t write_only = 0x0a, read_request = 0x0c;
 constexpr uint64_t name = 0x1122334455667788;
 
-/* One of soft-RoCE. Its form is read once, before anybody writes there. */
+/* A ring of soft-RoCE. Its layout is read once, before anything is written to it. */
 class ring {
 public:
 	explicit ring(range where)
@@ -62,7 +62,7 @@ public:
 
 		return reinterpret_cast<volatile uint32_t *>(head_->data) + index * words_;
 	}
-	/* All of it; or one word of it. */
+	/* Changes all words of the last request, or one word. */
 	void change_last(uint32_t value) const { std::fill_n(last(), words_, value); }
 	void change_last(std::size_t word, uint32_t value) const { last()[word] = value; }
 	volatile uint32_t &producer() const { return head_->producer_index; }
@@ -73,7 +73,7 @@ private:
 	uint32_t mask_;
 };
 
-/* The words that are the kernel's, even if the owner writes there. */
+/* Words that only the kernel uses, even if the owner writes there. */
 template <class Wqe> bool is_progress(std::size_t word)
 {
 	const std::size_t dma = word * 4 - offsetof(Wqe, dma);
@@ -94,11 +94,11 @@ bool is_kernels(std::size_t word)
 	       std::find(fields.begin(), fields.end(), word * 4) != fields.end();
 }
 
-/* A queue pair of soft-RoCE, its rings, its memory, and a peer that is made by hand. */
+/* A queue pair of soft-RoCE, its rings, its memory, and a raw peer. */
 struct scene {
 	const mr_notify::device &on;
 	std::vector<range> before = mapped_rings();
-	owned<ibv_srq> srq; /* where it receives, if that is shared */
+	owned<ibv_srq> srq; /* its shared receive queue, or NULL */
 	raw_peer peer;
 	std::vector<range> rings = mapped_since(before);
 	ring sends{rings.at(srq ? 2 : 1)};
@@ -151,7 +151,7 @@ struct scene {
 		REQUIRE(found);
 		return std::move(*found);
 	}
-	/* How the request of that name ended. */
+	/* The status of the request with this wr_id. */
 	std::optional<ibv_wc_status> ended() const
 	{
 		const auto wc = peer.completed(time_limit);
@@ -160,7 +160,7 @@ struct scene {
 			return std::nullopt;
 		return wc->status;
 	}
-	/* Nothing from before is left, no packet of it is on its way, and no completion comes. */
+	/* Starts again: no request, packet or completion of earlier steps is left. */
 	void begin_anew() const
 	{
 		peer.reset();
@@ -178,7 +178,10 @@ struct scene {
 	}
 };
 
-/* Does it end with these bytes? In a packet without an address the first bytes are unknown. */
+/*
+ * Does the packet end with these bytes? In a packet without an address the first bytes are
+ * unknown.
+ */
 bool carries(const raw_peer::packet &sent, const std::byte *what)
 {
 	constexpr std::ptrdiff_t known = mtu - 4;
@@ -187,7 +190,7 @@ bool carries(const raw_peer::packet &sent, const std::byte *what)
 	       std::equal(sent.data.end() - known, sent.data.end(), what + 4);
 }
 
-/* Is that the write, and complete when it is acknowledged? */
+/* Is this packet the write, and does the write complete when it is acknowledged? */
 bool is_write(const scene &on, const std::optional<raw_peer::packet> &sent)
 {
 	if (!sent || sent->opcode != write_only || sent->psn != 0 || !carries(*sent, on.here.addr))
@@ -340,7 +343,7 @@ TEST_CASE("wqe_ring: the kernel ignores a write into a request that it has taken
 	CHECK(on.works());
 }
 
-/* It waits for a page when half of it has been sent. */
+/* The request waits for a page when half of it has been sent. */
 TEST_CASE("wqe_ring: the kernel ignores a write into a request that is half sent",
 	  "[roce][veth odp][userfaultfd]")
 {
@@ -414,8 +417,8 @@ TEST_CASE("wqe_ring: a write into a receive before its turn fails the receive at
 				CHECK(is_received());
 			}
 			/*
-			 * A receive of a shared queue is still there after the queue pair has
-			 * refused it.
+			 * After the queue pair has refused it, the receive WQE of a shared queue
+			 * is still there.
 			 */
 			if (shared && answer.is_error()) {
 				on.receives.change_last(word, was);
@@ -455,7 +458,7 @@ TEST_CASE("wqe_ring: the kernel ignores a write into a receive that it has taken
 		}
 }
 
-/* A ring of four places has none with these numbers. */
+/* A ring of four places has no place with these indices. */
 TEST_CASE("wqe_ring: a request is sent again and flushed with any index of its queue",
 	  "[roce][veth]")
 {
@@ -487,8 +490,8 @@ TEST_CASE("wqe_ring: a request is sent again and flushed with any index of its q
 }
 
 /*
- * While long requests are under way. Only the kernel is judged; the library is not asked for
- * anything that it would read there.
+ * During long requests. Only the kernel is tested: the library is not called for anything that it
+ * would read there.
  */
 TEST_CASE("wqe_ring: anything is written anywhere at any time")
 {
@@ -543,8 +546,8 @@ TEST_CASE("wqe_ring: anything is written anywhere at any time")
 }
 
 /*
- * One that has three completions. Asked as a program may that does not use the
- * library, which lets one thread wait for the other.
+ * A queue with three completions. This calls the kernel directly, as a program without the library
+ * may: the library makes one thread wait for the other.
  */
 TEST_CASE("wqe_ring: threads resize one completion queue", "[veth]")
 {
@@ -560,7 +563,7 @@ TEST_CASE("wqe_ring: threads resize one completion queue", "[veth]")
 	for (int i = 0; i < 3; i++)
 		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{nullptr, 0}, 0}}, 0, 0});
 	REQUIRE(peer.become(IBV_QPS_ERR));
-	/* The queue has room for three then: none is lost that comes late. */
+	/* The queue has room for three: no late completion is lost. */
 	REQUIRE(happens([&] { return uverbs.resize(cq, 2) == EINVAL; }));
 	threads.emplace_back([&] {
 		while (!stop)

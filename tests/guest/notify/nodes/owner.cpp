@@ -72,7 +72,7 @@ owner::owner() : cq_(ibv_create_cq(on_.context(), 64, nullptr, nullptr, 0))
 
 owner::~owner() = default;
 
-/* Kind of memory, its length, and how its registration is told of changes. */
+/* The kind of memory, its length, and how the registration learns of changes. */
 void owner::map(std::istream &words, std::ostream &answer)
 {
 	const auto kind = next<std::string>(words);
@@ -102,7 +102,7 @@ void owner::map(std::istream &words, std::ostream &answer)
 	       << ' ' << memory_.fd();
 }
 
-/* A peer tells its address, and is told ours. */
+/* A peer sends its address, and gets ours. */
 void owner::connect(std::istream &words, std::ostream &answer)
 {
 	const auto other = next<address>(words);
@@ -115,7 +115,7 @@ void owner::connect(std::istream &words, std::ostream &answer)
 	answer << own;
 }
 
-/* Over iWARP: where a peer calls. It is told to "take" the call then. */
+/* Over iWARP: where the peer connects to. Then the command "take" accepts. */
 void owner::listen(std::ostream &answer)
 {
 	listeners_.push_back(std::make_unique<iwarp_listener>(on_));
@@ -124,7 +124,10 @@ void owner::listen(std::ostream &answer)
 	answer << where.sin_addr.s_addr << ' ' << where.sin_port;
 }
 
-/* Says how many bytes are still pinned, and the word's value at once and when it was settled. */
+/*
+ * Answers with the bytes that are still pinned, and the value of the word immediately and after
+ * settling.
+ */
 void owner::lose(const std::string &how, std::ostream &answer)
 {
 	if (how == "unmap") {
@@ -152,7 +155,7 @@ void owner::suspend(std::ostream &answer)
 	answer << pinned_bytes() - pinned_before_ << ' ' << word_.value();
 }
 
-/* Gives pages back, so their bytes are 0: first and number of bytes. */
+/* Drops pages, so their bytes are 0: the first byte and the number of bytes. */
 void owner::drop(std::istream &words)
 {
 	const auto first = next<std::size_t>(words);
@@ -162,7 +165,7 @@ void owner::drop(std::istream &words)
 		fail("madvise");
 }
 
-/* An event that changes no byte, but takes pages from the page tables or puts others there. */
+/* An event that changes no byte, but removes pages from the page tables or replaces them. */
 void owner::disturb()
 {
 	disturber_ = std::jthread([this](const std::stop_token &over) {
@@ -175,7 +178,7 @@ void owner::disturb()
 
 			madvise(r.addr, r.length, i % 2 ? MADV_PAGEOUT : MADV_COLD);
 			if (memory_.fd() >= 0)
-				madvise(r.addr, r.length, MADV_DONTNEED); /* the file keeps it */
+				madvise(r.addr, r.length, MADV_DONTNEED); /* stays in the file */
 			mprotect(r.addr, r.length, PROT_READ | PROT_WRITE | PROT_EXEC);
 			mprotect(r.addr, r.length, PROT_READ | PROT_WRITE);
 			if (i % 16 == 0) {
@@ -220,8 +223,8 @@ void owner::obey(std::istream &words, std::ostream &answer)
 }
 
 /*
- * "watch" a file that a process has open, "take" it, and say how many of its bytes are "foreign"
- * after that.
+ * Commands: "watch" a file that a process has open, "take" it, and then say how many of its bytes
+ * are "foreign".
  */
 void watcher::obey(std::istream &words, std::ostream &answer)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The processes of the other node: one owns memory that peers of this node
- * reach, one watches it after it was given back.
+ * The processes on the other node: one owns memory that peers on this node reach, the other
+ * watches this memory after it was given back.
  */
 #ifndef GUEST_NODES_OWNER_H
 #define GUEST_NODES_OWNER_H
@@ -15,7 +15,7 @@
 #include "iwarp.h"
 #include "reliable.h"
 
-/* As words of a line; found where the type is. */
+/* The structs as words of a line, in the namespace of their types. */
 namespace mr_notify {
 std::ostream &operator<<(std::ostream &out, const address &one);
 std::istream &operator>>(std::istream &in, address &one);
@@ -23,7 +23,7 @@ std::istream &operator>>(std::istream &in, address &one);
 
 namespace nodes {
 
-/* Lines are a command and its arguments; see obey() for the list. */
+/* Obeys lines with a command and its arguments; obey() has the list. */
 class owner {
 public:
 	owner();

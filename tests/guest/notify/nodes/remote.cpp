@@ -116,7 +116,7 @@ void remote::forget()
 	end();
 }
 
-/* lab-on ends when the process has, and has been waited for there. */
+/* lab-on ends after the process has ended and was waited for on its node. */
 void remote::end()
 {
 	if (tell_ < 0)

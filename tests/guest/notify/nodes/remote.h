@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A process on the other node of tests/lab/run --nodes 2: a hidden test case of this
- * program, which obeys a line at a time, and answers each with a line.
+ * A process on the other node of tests/lab/run --nodes 2: a hidden test case of this program,
+ * which obeys commands line by line, and answers each with a line.
  */
 #ifndef GUEST_NODES_REMOTE_H
 #define GUEST_NODES_REMOTE_H
@@ -25,10 +25,13 @@ public:
 	explicit remote(const std::string &hidden_test);
 	remote(const remote &) = delete;
 	remote &operator=(const remote &) = delete;
-	/* It ends, if it is still there. */
+	/* Ends the process if it still runs. */
 	~remote();
 
-	/* Its answer, to be read with >>. Throws if it fails, or ends before. */
+	/*
+	 * Returns the answer, to be read with >>. Throws if the command fails, or if the process
+	 * ends.
+	 */
 	template <class... T> std::istringstream ask(const T &...words)
 	{
 		std::ostringstream line;
@@ -37,9 +40,9 @@ public:
 		return answer_to(line.str());
 	}
 
-	/* By SIGKILL; when this returns nothing of it is left there. */
+	/* Sends SIGKILL; returns when the process is gone. */
 	void kill();
-	/* Its node is gone. */
+	/* Call this after the node was killed. */
 	void forget();
 
 private:
@@ -52,7 +55,7 @@ private:
 	std::FILE *told_ = nullptr;
 };
 
-/* In the hidden test: obeys until there are no more lines. */
+/* In the hidden test case: obeys until there are no more lines. */
 template <class F> void obey(std::istream &in, std::ostream &out, F &&function)
 {
 	for (std::string line; std::getline(in, line);) {

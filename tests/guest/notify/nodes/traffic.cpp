@@ -79,7 +79,7 @@ traffic::traffic(const device &on, remote &owner, const target &to, const patien
 {
 }
 
-/* A write from one half of the local memory, a read into the other one, and so on. */
+/* Writes from one half of the local memory, reads into the other half, and repeats this. */
 void traffic::work()
 {
 	const range local = memory_.registered();
@@ -99,7 +99,7 @@ void traffic::work()
 			} catch (const std::system_error &) {
 				if (!iwarp_ || !open)
 					throw;
-				stop_ = true; /* it takes none while it ends */
+				stop_ = true; /* it posts no request while it ends */
 				break;
 			}
 		}
@@ -131,7 +131,7 @@ traffic::end traffic::wait_for_end()
 {
 	const unsigned int most = done_ + at_a_time;
 
-	/* To iWARP a write has succeeded when TCP has it. */
+	/* Over iWARP a write succeeds as soon as TCP has it. */
 	if (!happens([&] { return over_ || (done_ > most && !iwarp_); }) || !over_)
 		throw std::runtime_error("the transfers go on");
 	thread_.join();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Writes and reads of this node, several at a time, that go on in memory of the other one. */
+/* Writes and reads that this node keeps posting to memory of the other node, several at a time. */
 #ifndef GUEST_NODES_TRAFFIC_H
 #define GUEST_NODES_TRAFFIC_H
 
@@ -21,19 +21,19 @@ struct target {
 	std::size_t length = 0;
 };
 
-/* A queue pair, with its own completion queue, that a process of the other node is connected to. */
+/* A queue pair with its own completion queue, connected to a process on the other node. */
 class connection {
 public:
 	/*
-	 * The first packet's number is so that they begin again at 0 soon. Over iWARP TCP has the
-	 * numbers and the patience.
+	 * The first PSN is such that PSNs soon wrap. Over iWARP TCP has its own sequence numbers
+	 * and timeouts.
 	 */
 	connection(const mr_notify::device &on, remote &owner, const mr_notify::patience &waits);
 
-	/* Flags: beside IBV_SEND_SIGNALED. */
+	/* flags: in addition to IBV_SEND_SIGNALED. */
 	void post(ibv_wr_opcode opcode, const ibv_mr *mr, mr_notify::range local, const target &to,
 		  std::size_t offset, unsigned int flags = 0, uint64_t added = 0);
-	/* Waits; throws if none comes: the queue pair hangs. */
+	/* Waits for a completion; throws if none comes, because the queue pair hangs. */
 	ibv_wc wait();
 
 private:
@@ -45,8 +45,8 @@ private:
 class traffic {
 public:
 	/*
-	 * @only_writes: over iWARP an end that only waits for the answer of a read does not notice
-	 * that the wire is cut.
+	 * @only_writes: over iWARP an end that only waits for a read response does not notice that
+	 * the wire is cut.
 	 */
 	traffic(const mr_notify::device &on, remote &owner, const target &to,
 		const mr_notify::patience &waits, bool only_writes = false);
@@ -54,19 +54,23 @@ public:
 	traffic &operator=(const traffic &) = delete;
 	~traffic() { stop_ = true; }
 
-	/* So many more have succeeded. */
+	/* Waits until this many more transfers have succeeded. */
 	void go_on(unsigned int more) const;
-	/* How the transfers ended after a failure, when each posted request has its completion. */
+	/* How the transfers ended after a failure, when each posted request has completed. */
 	struct end {
-		ibv_wc_status first;		    /* that was not successful */
-		unsigned int flushed;		    /* later ones, as IBV_WC_WR_FLUSH_ERR */
-		unsigned int others;		    /* … otherwise, which is wrong */
+		ibv_wc_status first;  /* the status of the first failed request */
+		unsigned int flushed; /* the number of later requests with IBV_WC_WR_FLUSH_ERR */
+		unsigned int others;  /* the number of later requests with another status, which is
+					 wrong */
 		std::chrono::milliseconds duration; /* since the last successful completion */
 	};
-	/* Throws if they go on: when it is called, no more than are under way may succeed. */
+	/*
+	 * Throws if the transfers continue: only requests that are in progress now may still
+	 * succeed.
+	 */
 	end wait_for_end();
 
-	static constexpr std::byte byte{0x77}; /* which is written */
+	static constexpr std::byte byte{0x77}; /* the byte that is written */
 
 private:
 	void work();
@@ -82,7 +86,7 @@ private:
 	std::atomic<bool> over_{false};
 	std::optional<end> end_;
 	std::exception_ptr problem_;
-	std::jthread thread_; /* the last: it uses the others */
+	std::jthread thread_; /* the last member, because it uses the others */
 };
 
 } // namespace nodes

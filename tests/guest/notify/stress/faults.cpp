@@ -16,7 +16,7 @@ namespace {
 const std::string debugfs = "/sys/kernel/debug/";
 constexpr std::array kinds{"failslab", "fail_page_alloc", "fail_usercopy"};
 
-/* Files that a kind does not have stay unwritten. */
+/* A kind of fault may lack some files. */
 void set_all(const char *attribute, const char *value)
 {
 	for (const char *kind : kinds)
@@ -86,10 +86,10 @@ bool faults::inject(unsigned int n, const std::function<void()> &in) const
 
 	nth.write(text.c_str());
 	in();
-	/* Our own read counts too: it fails if it is the n-th. */
+	/* The read of this file also counts: it fails if it is the n-th. */
 	const int left = nth.read();
 	nth.write("0");
-	nth.write("0"); /* the first one may have been the n-th */
+	nth.write("0"); /* the first write may have been the n-th */
 	return left == 0;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The kernel's fault injection, for this thread alone: allocations of slab and
- * of pages, and copies from and to user space.
+ * The kernel's fault injection, only for this thread: slab and page allocations, and copies from
+ * and to user space.
  */
 #ifndef STRESS_FAULTS_H
 #define STRESS_FAULTS_H
@@ -12,7 +12,7 @@ namespace stress {
 
 class faults {
 public:
-	/* Sets up the faults. Takes them back in the end. */
+	/* Sets up the faults; the destructor removes them. */
 	faults();
 	~faults();
 	faults(const faults &) = delete;
@@ -20,10 +20,10 @@ public:
 
 	bool possible() const { return possible_; }
 
-	/* Lets the n-th thing fail that can fail in it. False if there are fewer. */
+	/* Makes the n-th call that can fail inside `in` fail. Returns false if there are fewer. */
 	bool inject(unsigned int n, const std::function<void()> &in) const;
 
-	/* Lets one in ten fail. */
+	/* Makes one call in ten fail. */
 	void sometimes(const std::function<void()> &in) const;
 
 private:

@@ -28,7 +28,7 @@ constexpr std::size_t length = 64 * 4096;
 constexpr std::size_t plenty = 64 << 20;
 constexpr std::byte theirs{0x11};
 
-/* Writes until it is told to stop, all over the registered range. */
+/* Writes to all parts of the registered range until it is told to stop. */
 class writer {
 public:
 	writer(const device &on, range where, uint32_t rkey)
@@ -44,7 +44,7 @@ public:
 	uint64_t done() const { return done_; }
 	uint64_t refused() const { return refused_; }
 
-	/* Some writes later, however they end. */
+	/* Waits for some more writes, whether they succeed or fail. */
 	void go_on(uint64_t more) const
 	{
 		const uint64_t until = done_ + refused_ + more;
@@ -84,7 +84,7 @@ uint64_t foreign_bytes(range r)
 		std::count_if(r.addr, r.end(), [](std::byte b) { return b != theirs; }));
 }
 
-/* The page frames that a range maps; 0 where there is none. */
+/* The page frames that a range maps; 0 for an absent page. */
 std::vector<uint64_t> frames(range r)
 {
 	std::vector<uint64_t> found(r.length / page_size());
@@ -111,8 +111,8 @@ range map_or_exit(std::size_t size, int flags, int fd)
 }
 
 /*
- * Each CPU keeps the pages for itself that were freed there, and each node has
- * its own: takes a share on each.
+ * Each CPU keeps freed pages on its own list, and each node has its own pages: so this takes
+ * memory on each CPU and node.
  */
 range take_from_everywhere()
 {
@@ -123,7 +123,7 @@ range take_from_everywhere()
 	const std::size_t share = plenty / static_cast<std::size_t>(cpus);
 
 	syscall(SYS_set_mempolicy, interleave, &nodes, 8 * sizeof(nodes));
-	madvise(r.addr, r.length, MADV_NOHUGEPAGE); /* single pages, as ours */
+	madvise(r.addr, r.length, MADV_NOHUGEPAGE); /* small pages, like the registration */
 	for (long cpu = 0; cpu < cpus; cpu++) {
 		cpu_set_t one;
 		CPU_ZERO(&one);
@@ -136,9 +136,8 @@ range take_from_everywhere()
 }
 
 /*
- * A process that takes the given memory when it is told to, says so, and in the
- * end says whether it has changed. It is forked before there is any
- * registration.
+ * A process that takes the freed memory on command, and at the end says whether its bytes have
+ * changed. It is forked before there is a registration.
  */
 template <class Take> class other_process {
 public:
@@ -187,7 +186,7 @@ public:
 		hear(&word, 1);
 	}
 
-	/* How many bytes are not as it wrote them, and its page frames. */
+	/* Returns how many bytes have changed, and the page frames. */
 	uint64_t look(std::vector<uint64_t> &frames_of_it)
 	{
 		const char word = 1;
@@ -253,7 +252,7 @@ void unmap(memory &m)
 		fail("munmap");
 }
 
-/* Without settling: the kernel gives the pages back when it can. */
+/* Does not settle: the kernel unpins the pages when it can. */
 void suspend(word &w)
 {
 	const std::size_t pinned = pinned_bytes();
@@ -311,7 +310,7 @@ given_back writes_into_memory_of_another(const device &on, loss how)
 	} else {
 		const std::size_t pinned = pinned_bytes();
 		unmap(m);
-		wait_for_pinned(pinned - length - page_size()); /* the word's too */
+		wait_for_pinned(pinned - length - page_size()); /* including the page of the word */
 	}
 	other.take();
 	peer.go_on(5);

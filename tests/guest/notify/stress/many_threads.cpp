@@ -33,7 +33,9 @@ struct many_threads {
 			const auto &what = rows()[random() % rows().size()];
 			where.now = std::make_unique<slot>(on, what, random, count);
 		} catch (const unsupported &) {
-			/* No huge page at the moment: the next one will do. */
+			/*
+			 * There is no free huge page at the moment; a later attempt may find one.
+			 */
 		}
 	}
 

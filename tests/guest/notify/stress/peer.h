@@ -15,11 +15,11 @@ public:
 
 	enum class answer {
 		done,
-		refused, /* the key is good for nothing */
-		none,	 /* lost on the way: a busy machine */
+		refused, /* the key does not work */
+		none,	 /* lost, because the machine is busy */
 	};
 
-	/* Writes this peer's byte all over a part of a range, or reads it. */
+	/* Writes this peer's byte to a part of a range, or reads the part. */
 	answer write(mr_notify::range part, uint32_t rkey);
 	answer read(mr_notify::range part, uint32_t rkey);
 

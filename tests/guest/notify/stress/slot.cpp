@@ -34,7 +34,10 @@ constexpr uint64_t one_user = 0x100;
 constexpr int local = IBV_ACCESS_LOCAL_WRITE;
 constexpr int remote = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
-/* During the row the range can't be pinned again: a right is missing, or a fault gets no answer. */
+/*
+ * During the row the range can't be pinned again: the mapping lacks a right, or a fault gets no
+ * answer.
+ */
 bool hinders_pinning(const operation &row)
 {
 	const std::array<std::string_view, 3> hindering{"mprotect", "userfaultfd",
@@ -65,7 +68,7 @@ const std::vector<operation> &rows()
 {
 	static const std::vector<operation> chosen = [] {
 		std::vector<operation> all = operations();
-		/* Threads of malloc move the heap's end; poison does not come off. */
+		/* Threads that call malloc move the heap's end; poisoned pages stay lost. */
 		std::erase_if(all, [](const operation &row) {
 			return row.name == "brk, shrunk" || row.disturbs == reach::system ||
 			       row.watch;
@@ -132,8 +135,8 @@ void slot::look()
 }
 
 /*
- * The kernel's bits after settling, by a user if it counts them. Events of other threads may leave
- * them SUSPECT for a while.
+ * The kernel's bits after settling (by a user, if the word counts users). Events of other threads
+ * may leave SUSPECT for a while.
  */
 uint64_t slot::settled()
 {
@@ -155,7 +158,7 @@ void slot::settle()
 	const bool over = over_;
 	const int error = ibv_settle_mr_notify(mr_.get());
 
-	/* EAGAIN: another process keeps the file; the word is as it was. */
+	/* EAGAIN: another process holds the file's lock, and the word has not changed. */
 	if (error != (armed_ ? 0 : EINVAL) && error != EAGAIN)
 		return complain("settling gave another error", static_cast<uint64_t>(error));
 	if (!armed_ || error)
@@ -212,7 +215,7 @@ void slot::arm_or_disarm(generator &random)
 	}
 }
 
-/* Armed it is already: another word must stay 0. */
+/* It is armed already: another word must stay 0. */
 void slot::arm_beside()
 {
 	const raw_uverbs raw(on_.context());
@@ -268,13 +271,14 @@ void slot::do_row()
 			count_.invalidated++;
 		}
 	} catch (const std::exception &) {
-		/* No memory for a child, say. It is unknown how far it came. */
+		/*
+		 * For example, there is no memory for a child. It is unknown how much of the row
+		 * was done.
+		 */
 	}
 }
 
-/*
- * Harmless events: for this memory, or for another mapping there since it went.
- */
+/* Harmless events for this memory, or for another mapping that replaced it. */
 void slot::disturb(generator &random)
 {
 	const std::array<int, 5> advices{MADV_COLD, MADV_PAGEOUT, MADV_WILLNEED, MADV_HUGEPAGE,
@@ -324,7 +328,7 @@ void slot::access(generator &random, peer &from)
 		complain("valid, and not reached by the device", word_.value());
 }
 
-/* One user more, for one access. */
+/* A user for one access. */
 void slot::use(generator &random, peer &from)
 {
 	const std::shared_lock hold(arming_);
@@ -347,7 +351,7 @@ void slot::use(generator &random, peer &from)
 	word.fetch_sub(one_user);
 }
 
-/* It has no users any more, and was settled. */
+/* The registration has no users any more, and was settled. */
 void slot::expect_revoked()
 {
 	peer from(on_);
@@ -366,7 +370,7 @@ void slot::finish(generator &random)
 	}
 	look();
 	settle();
-	if (armed_ && !begun_) { /* others still disturb the whole process */
+	if (armed_ && !begun_) { /* other rows still disturb the whole process */
 		uint64_t value = 0;
 		if (!happens([&] { return !(value = settled()); }))
 			complain("SUSPECT without end", value);

@@ -35,34 +35,34 @@ namespace stress {
 
 using generator = std::mt19937_64;
 
-/* The mistakes that the oracle found, and how much it looked at. Of one process. */
+/* The mistakes that the oracle of a process found, and how much it checked. */
 struct tally {
 	std::atomic<uint64_t> actions = 0;
 	std::atomic<uint64_t> slots = 0;
 	std::atomic<uint64_t> invalidated = 0;
 	std::atomic<uint64_t> refused = 0;   /* RDMA accesses */
-	std::atomic<uint64_t> suspended = 0; /* times that it was seen */
+	std::atomic<uint64_t> suspended = 0; /* how often the oracle saw SUSPENDED */
 	std::atomic<uint64_t> wrong = 0;
 	uint64_t seed = 0;
 
 	void complain(const std::string &row, const char *what, uint64_t value);
 };
 
-/* The rows of the matrix that threads can do beside each other. */
+/* The rows of the matrix that threads can do at the same time. */
 const std::vector<mr_notify::operation> &rows();
 
 class slot {
 public:
-	/* Throws unsupported if such memory is not to be had now. */
+	/* Throws unsupported if the machine can't provide such memory now. */
 	slot(const mr_notify::device &on, const mr_notify::operation &what, generator &random,
 	     tally &count);
 	slot(const slot &) = delete;
 	slot &operator=(const slot &) = delete;
 
-	/* Something at random; in any thread, at any time. */
+	/* A random action; for any thread at any time. */
 	void act(generator &random, peer &from);
 
-	/* The last checks, by its last user. */
+	/* The last checks, by the last user. */
 	void finish(generator &random);
 
 private:
@@ -91,19 +91,19 @@ private:
 	mr_notify::memory memory_;
 	mr_notify::range range_;
 	int access_;
-	uint64_t in_use_; /* which bits of the word count users; 0: none do */
+	uint64_t in_use_; /* the bits of the word that count users; 0: users are not counted */
 	bool lends_;
 	mr_notify::owned<ibv_mr> mr_;
 	mutable mr_notify::word word_;
 	std::atomic<uint64_t> upper_;
 
 	std::atomic<bool> applied_ = false;
-	std::atomic<bool> begun_ = false;   /* from here on it may be INVALID */
-	std::atomic<bool> over_ = false;    /* from here on it must be, if that is certain */
-	std::atomic<bool> certain_ = false; /* it stayed unsuspended */
-	std::atomic<bool> revoked_ = false; /* settled since: no peer reaches the pages */
+	std::atomic<bool> begun_ = false; /* from now on the word may be INVALID */
+	std::atomic<bool> over_ = false; /* from now on it must be INVALID, if the row is certain */
+	std::atomic<bool> certain_ = false; /* it was not suspended */
+	std::atomic<bool> revoked_ = false; /* settled since then: no peer reaches the pages */
 
-	std::shared_mutex arming_; /* guards armed_; shared while it must stay */
+	std::shared_mutex arming_; /* guards armed_; taken shared while armed_ must not change */
 	bool armed_ = false;
 };
 

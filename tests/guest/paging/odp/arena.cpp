@@ -37,14 +37,14 @@ void must(bool done, const char *what)
 	}
 }
 
-/* A change that leaves the slot's bytes, or drops them, as the model says. */
+/* Changes the mapping, and keeps or drops the slot's bytes, as the model says. */
 void change(slot &one, dice &roll)
 {
 	const range r = one.where();
 
 	switch (below(roll, 6)) {
 	case 0:
-		/* Never a hole: another thread's memory would come to be in it */
+		/* There is never a hole, because memory of another thread could be mapped there. */
 		one.set_shared(false);
 		one.forget_all();
 		must(mmap(r.addr, r.length, read_write, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
@@ -57,7 +57,7 @@ void change(slot &one, dice &roll)
 			one.forget_all();
 		break;
 	case 2: {
-		/* away and back: other pages can come to be there in between */
+		/* moved away and back, so pages of other memory may be there in between */
 		void *const away = mremap(r.addr, r.length, r.length,
 					  MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
 		must(away != MAP_FAILED, "mremap");
@@ -67,7 +67,7 @@ void change(slot &one, dice &roll)
 		break;
 	}
 	case 3:
-		/* shared, and pages of a file in memory */
+		/* shared memory, and pages of a file in memory */
 		must(mmap(r.addr, r.length, read_write, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1,
 			  0) == r.addr,
 		     "mmap, shared");
@@ -159,7 +159,7 @@ bool arena::bind(loopback &link, ibv_mw *window, range r)
 	return link.wait().status == IBV_WC_SUCCESS;
 }
 
-/* One transfer between two slots; false when it did not succeed. */
+/* One transfer between two slots; returns false if it failed. */
 bool arena::transfer(dice &roll, loopback &link, ibv_mw *window, slot &a, slot &b)
 {
 	const std::size_t most = slot_pages * page_size();
@@ -230,8 +230,8 @@ bool arena::is_kept_out(dice &roll, loopback &link, ibv_mw *window)
 		link,
 		{IBV_WR_RDMA_WRITE, {{{r.addr, 100}, key(roll)->lkey}}, number(at), window->rkey});
 	/*
-	 * The far end says once that it refuses. soft-RoCE does not listen when its timeout has
-	 * just expired, and repeats the write to a queue pair that has ended.
+	 * The far end refuses once. If the timeout of soft-RoCE has just expired, it misses this
+	 * answer, and repeats the write to a queue pair that has ended.
 	 */
 	return (status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_RETRY_EXC_ERR) &&
 	       one.wrong() == 0;
@@ -263,7 +263,7 @@ void arena::transfer_on(uint64_t seed)
 			count_.wrong += a.wrong() + b.wrong();
 			count_.transfers++;
 		}
-		/* Only an error ends a connection, as retries have no limit */
+		/* Only an error ends a connection, because the number of retries is unlimited. */
 		loopback last(on_, nullptr, sizes[below(roll, sizes.size())], {18, 6});
 		if (is_kept_out(roll, last, window.get()))
 			count_.kept_out++;
@@ -288,7 +288,7 @@ void arena::change_on(uint64_t seed)
 	}
 }
 
-/* Children that write to their copies; protections come and go, at any time. */
+/* Forks children that write to their copies; changes protections at any time. */
 void arena::disturb_on(uint64_t seed)
 {
 	dice roll(seed);
@@ -297,7 +297,7 @@ void arena::disturb_on(uint64_t seed)
 		const auto begin = std::chrono::steady_clock::now();
 		const pid_t child = fork();
 		if (child == 0) {
-			/* only private slots are copies: a child writes to no shared slot */
+			/* only private slots are copies: a child must not write to a shared slot */
 			for (const slot &one : all_)
 				madvise(one.where().addr, page_size(), MADV_COLD);
 			_exit(0);
@@ -307,7 +307,7 @@ void arena::disturb_on(uint64_t seed)
 		const range r = all_[below(roll, slots)].where();
 		mprotect(r.addr, r.length, PROT_READ | PROT_WRITE | PROT_EXEC);
 		mprotect(r.addr, r.length, read_write);
-		/* However slow the machine is, there is time in which a page stays */
+		/* Leaves time in which a page stays, however slow the machine is. */
 		std::this_thread::sleep_for(5ms + 2 * (std::chrono::steady_clock::now() - begin));
 	}
 }

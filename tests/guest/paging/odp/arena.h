@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Memory whose every byte is known, and threads that transfer and change it at random. It is cut
- * into slots. A thread that transfers or changes a slot has it for itself, so each byte's right
- * value is known; the threads share the address space.
+ * Memory with a known value of every byte, and threads that transfer and change it at random. The
+ * memory is cut into slots. A thread that transfers or changes a slot owns it, so the right value
+ * of each byte is known; the threads share the address space.
  */
 #ifndef GUEST_ODP_ARENA_H
 #define GUEST_ODP_ARENA_H
@@ -30,10 +30,10 @@ public:
 	std::mutex &mutex() { return mutex_; }
 	std::byte *model(const std::byte *at) { return model_.data() + (at - where_.addr); }
 	void forget_all();
-	/* Shared: pages dropped from the page tables are kept elsewhere */
+	/* In shared memory, pages that are dropped from the page tables keep their bytes. */
 	void set_shared(bool shared) { shared_ = shared; }
 	bool shared() const { return shared_; }
-	/* Each byte tells its address and its writer. */
+	/* Writes bytes that depend on the address and the writer. */
 	void fill(dice &roll);
 	std::size_t wrong() const;
 
@@ -49,7 +49,7 @@ public:
 	arena(const mr_notify::device &on, uint64_t seed);
 	~arena() { stop(); }
 
-	/* Three threads transfer, a fourth changes the memory, a fifth forks. */
+	/* Three threads transfer, a fourth changes the memory, and a fifth forks. */
 	void start();
 	void stop();
 
@@ -78,7 +78,7 @@ private:
 	const uint64_t seed_;
 	mr_notify::memory whole_;
 	std::array<slot, slots> all_;
-	std::vector<mr_notify::owned<ibv_mr>> keys_; /* of all memory, and of this */
+	std::vector<mr_notify::owned<ibv_mr>> keys_; /* MRs of all memory, and of this memory */
 	tally count_;
 	std::atomic<bool> stop_{false};
 	std::vector<std::thread> threads_;

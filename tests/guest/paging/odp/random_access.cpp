@@ -17,7 +17,8 @@ using std::chrono::steady_clock;
 namespace {
 
 /*
- * An address that the kernel does not choose by itself: no other thread's memory gets into a hole.
+ * An address that the kernel does not choose by itself, so that memory of other threads does not
+ * get into a hole.
  */
 std::byte *const low = reinterpret_cast<std::byte *>(0x400000000);
 
@@ -30,11 +31,11 @@ random_access::random_access(const device &on, uint64_t seed)
 	try {
 		slow_ = slow_memory::make(pages * page_size());
 	} catch (const unsupported &) {
-		/* The other kinds of memory are accessed still. */
+		/* Without this kind of memory, the other kinds are still accessed. */
 	}
 }
 
-/* Some bytes in there. */
+/* A random range inside `in`. */
 range random_access::somewhere(dice &roll, range in, std::size_t most) const
 {
 	const std::size_t length = 1 + below(roll, most);
@@ -85,7 +86,7 @@ void random_access::change(dice &roll)
 	}
 }
 
-/* Some requests, and then their end, or the end of objects that they need. */
+/* Posts some requests, and then ends the queue pair or objects that the requests need. */
 void random_access::access(dice &roll)
 {
 	static constexpr std::size_t most = 20000;
@@ -132,8 +133,8 @@ void random_access::access(dice &roll)
 	}
 	default:
 		/*
-		 * A request that waits for a fault that is never answered is abandoned too. A
-		 * slow machine has as long as it took to connect.
+		 * A request that waits for a fault without an answer is also abandoned. On a slow
+		 * machine it gets as much time as connecting took.
 		 */
 		for (const auto end = steady_clock::now() + patience;
 		     posted && steady_clock::now() < end && !stop_;) {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Accesses that may fail: to memory that is being unmapped, protected, made secret,
- * or whose faults are answered late or never; by queue pairs and registrations that
- * end in the middle.
+ * Accesses that may fail: to memory that is being unmapped, protected or made secret, or whose
+ * faults get a late answer or none; by queue pairs and registrations that end during the access.
  */
 #ifndef GUEST_ODP_RANDOM_ACCESS_H
 #define GUEST_ODP_RANDOM_ACCESS_H
@@ -39,9 +38,9 @@ private:
 
 	const mr_notify::device &on_;
 	const uint64_t seed_;
-	mr_notify::memory area_; /* protected, secret, dropped; never unmapped */
+	mr_notify::memory area_; /* protected, made secret, dropped; never unmapped */
 	mr_notify::memory plain_;
-	std::unique_ptr<slow_memory> slow_; /* perhaps none */
+	std::unique_ptr<slow_memory> slow_; /* NULL without userfaultfd */
 	tally count_;
 	std::atomic<bool> stop_{false};
 	std::vector<std::thread> threads_;
