@@ -132,12 +132,12 @@ def main():
     for what, *values in table:
         print(f"{what:40} {' '.join(cell(value) for value in values)}")
     print("""
-limit: two bare atomics, from 1,000 entries on with a binary search (2 threads: without); the cost
-of sharing by two threads depends on where their CPUs are, so compare within one run
-On the host, the caches themselves: core, ours, with no verbs around it; UCX, ucs_rcache_get + put.
-In a guest at native speed, all that a caller pays for: verbs, ours, ibv_reg_mr + ibv_dereg_mr;
-memhooks and uffd, libfabric's fi_mr_reg + fi_close. So compare verbs with these two.
-All are CPU time. On the host a busy machine counts less; trust the guest's on a quiet one only.
+limit: two bare atomics, from 1,000 entries on also a binary search (2 threads: without it). If two
+threads share buffers, the cost depends on the places of their CPUs, so compare within one run.
+On the host, only the caches: core is our core without the verbs; UCX is ucs_rcache_get + put.
+In a guest at native speed, the whole cost for a caller: verbs is our ibv_reg_mr + ibv_dereg_mr;
+memhooks and uffd are libfabric's fi_mr_reg + fi_close. So compare verbs with these two.
+All are CPU time. Use a quiet machine: load distorts the columns of the guest, and the host's less.
 """)
     for what, ratio in ratios(got):
         print(f"{what:55} {ratio:6.2f}")

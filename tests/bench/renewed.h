@@ -2,7 +2,7 @@
 /*
  * How misses are measured for each cache: 64 KiB are registered, released, unmapped and mapped
  * again, by functions of libc, which hooks see. The row renewed/nothing has no registration:
- * the difference to it is the cost of a miss, including the cost of noticing the change. A
+ * its difference to the other rows is the cost of a miss, including noticing the change. A
  * cache has another registration that stays: if the last one ends, the kernel also unpins the page
  * of the words, which real caches pay for once.
  */

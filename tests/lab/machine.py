@@ -27,14 +27,14 @@ class Machine:
     memory: str
     cmdline: list[str]
     linux: str = "linux"        # the kernel's pin in buildlib/upstream
-    checks: list[str] = dataclasses.field(default_factory=list)     # cmdline, unless measuring
-    built_as: str = ""          # another machine, from which it differs in how it starts only
-    our_modules: bool = False   # package: our RDMA modules in the place of the package's
-    rxe: bool = True            # whether its RDMA stack has rxe, and makes rxe0
-    siw: bool = True            # … siw
-    # More of our_modules, and the folder of each one's source
+    checks: list[str] = dataclasses.field(default_factory=list)     # added to cmdline for tests
+    built_as: str = ""          # another machine whose files it uses: only its start differs
+    our_modules: bool = False   # package: our RDMA modules instead of the package's
+    rxe: bool = True            # whether its kernel has rxe; then the guest makes rxe0
+    siw: bool = True            # whether its kernel has siw; then the guest makes siw0
+    # {another module of ours: the folder of its source}
     drivers: dict[str, str] = dataclasses.field(default_factory=dict)
-    driver_options: list[str] = dataclasses.field(default_factory=list)     # make options for them
+    driver_options: list[str] = dataclasses.field(default_factory=list)     # make options for these
     devices: list[str] = dataclasses.field(default_factory=list)    # more of QEMU's arguments
     systems_emulator: bool = False      # the system's QEMU: a newer QEMU lacks a device
     scheduler: str = ""         # written to the scheduler's debugfs file "features"
@@ -42,7 +42,7 @@ class Machine:
     modules: list[str] = dataclasses.field(default_factory=list)
     dkms: bool = False          # package: its modules as our DKMS package leaves them
     load: list[str] = dataclasses.field(default_factory=list)       # by modprobe, in the guest
-    nodes: bool = True          # two of it can be joined
+    nodes: bool = True          # two guests of it can be connected
     arch: str = ""              # tree: ARCH= of its build
     target: str = ""            # tree: make target and the program that it makes
     make_options: list[str] = dataclasses.field(default_factory=list)       # tree: more for make

@@ -43,8 +43,8 @@ class Nodes:
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(WIRES)]
         self.places = {FIRST + i: Place(FIRST + i, list(ends), netem)
                        for i, ends in enumerate(zip(*pairs))}
-        self.lives = []         # all lives so far, in order
-        self.running = {}       # node: its life
+        self.lives = []         # a Life for each start of a node, in order
+        self.running = {}       # node: its current Life
         self.ready = set()
         self.waiting = []       # (node, the port to answer to when it is ready)
         self.said = {}          # port: its last output, without the end of the line
@@ -59,7 +59,7 @@ class Nodes:
         self.selector.close()
 
     def pump(self, limit):
-        """Start all, pass on their outputs until they have ended; their lives."""
+        """Start all nodes, pass on their outputs until all have ended; the list of Lives."""
         deadline = time.monotonic() + limit
         for node, place in self.places.items():
             for end in place.ends:

@@ -43,10 +43,10 @@ class Step:
     command: str
     parse: object = results.status
     expected: int = 0
-    least: int = 0      # so many tests must run; skipped tests do not count
-    needs: tuple = ()   # on the host: in addition to the lane's needs
-    seconds: int = 10   # on the host
-    again: object = None    # name of a case -> the command that runs it alone; None: the step's
+    least: int = 0      # the least number of tests that must run; skipped tests do not count
+    needs: tuple = ()   # on the host: more needs than the lane's
+    seconds: int = 10   # on the host: its rough time
+    again: object = None    # name of a case -> the command that runs it alone; None: the whole step
 
     def command_again(self, case, said=""):
         """The command that repeats a failed case."""
@@ -59,8 +59,8 @@ class Step:
 class Lane:
     """Steps, one after the other in one guest; steps on the host may run in parallel."""
     steps: list
-    guest: str = ""     # the options of tests/lab/run; none: on the host
-    on: str = ""        # the options of tests/lab/on, if the guest is another release's
+    guest: str = ""     # the options of tests/lab/run; "": on the host
+    on: str = ""        # the options of tests/lab/on, for a guest of another release
     needs: tuple = ()
     seconds: int = 60
     named_only: bool = False    # runs only if it is named
@@ -234,7 +234,7 @@ LANES = {
     # The packages for users, with Debian's own programs and upstream's suite.
     "packages": Lane(
         [Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
-         # 18 where MPICH's UCX hangs over soft-RoCE, as on Debian 13, and compare.py says so
+         # Only 18 on Debian 13, where MPICH's UCX hangs over soft-RoCE: compare.py skips its rows.
          Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=18),
          examples("notifies"),
          UNPACK_SUITE, INSTALLED_SUITE, *cached(INSTALLED_SUITE)],
