@@ -6,7 +6,7 @@
  *  umem_notify_word.c     the word in user memory
  *  umem_notify_stats.c    the counters and the workqueue of a device
  *  umem_notify_check.c    the comparison of mapped and pinned pages
- *  umem_notify_mm.c    the address space: its tree, its lock, the events in progress
+ *  umem_notify_mm.c       the address space: its tree, its lock, the events in progress
  *  umem_notify_state.c    what is known of a tracker's range
  *  umem_notify_users.c    whether a tracker is in use, and its suspension
  *  umem_notify_retire.c   revoking and unpinning an INVALID or SUSPENDED tracker
@@ -194,8 +194,8 @@ struct ib_umem_notify {
 	bool own : 1; /* lock: a task will retire it, by @link or @task_work */
 	u8 refs : 7; /* lock: of the umem, the worker, and this task */
 	u16 word; /* lock: offset in @word_page */
-	u16 seen; /* lock: hash of the application's bits at the last look that found a use */
-	u32 look; /* lock: the time of this look, in jiffies */
+	u16 lru_hash; /* lock: hash of the application's bits at the last look that found a use */
+	u32 lru_time; /* lock: the time of this look, in jiffies */
 	u32 idle; /* lock: suspend after so many jiffies without use; 0: never */
 	struct umem_notify_queue *queue;
 	struct umem_notify_word_page *word_page; /* lock; NULL: there is no word */

@@ -162,7 +162,7 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
  *                                         unmaps P
  *   lock; @doubt is empty: state = 0      [stale]
  *
- * So the event has a slot (umem_notify_space_begin()) until it has ended:
+ * So the event has a slot (umem_notify_mm_begin()) until it has ended:
  *
  *                                         lock; takes a slot; @doubt has P; unlock
  *   lock; a slot overlaps @doubt: takes
