@@ -23,6 +23,9 @@ UM = ("matrix", "matrix, all memory", "matrix, suspended", "contract", "word", "
       "qp_state", "wqe_ring", "lossy", "no_cross_process_wait", "odp", "odp_packets", "odp_wait",
       "odp_oracle", "idle",
       "in_use siw0", "revoke siw0", "rights siw0", "siw siw0", "tools")
+# The matrix finds events that another Linux sends otherwise, the others what a driver or the VM
+# wants of our files.
+NEXT_UM = ("matrix", "word", "reclaim", "revoke", "rights", "invalidate", "lifetime", "odp")
 DEBIAN = ("fine clock", "matrix", "changes", "in_use", "revoke", "worker", "lifetime", "race",
           "rights", "invalidate", "owner", "differential", "adversary", "observe",
           "no_cross_process_wait",
@@ -42,6 +45,7 @@ def part(name, steps, *more, **changed):
 
 LANES = {
     "um": part("um", UM, needs=(FORK, "kernel um")),
+    "next-um": part("next-um", NEXT_UM, needs=(FORK, "kernel next-um"), seconds=60),
     "host": part("host", HOST,
                  # test_abi without packages; lint skips folders known to have passed.
                  step("host", "test_abi", " -k Builds", needs=(), seconds=60),
