@@ -717,7 +717,7 @@ TEST_CASE_METHOD(fixture, "an exact registration serves no part of it by another
 	uint64_t page = 1;
 
 	while (page < MANY &&
-	       !table->look(hints::hash_of({pd, BASE + page * PAGE, PAGE, LOCAL}), hints::MOST))
+	       !table->lookup(hints::hash_of({pd, BASE + page * PAGE, PAGE, LOCAL}), hints::MOST))
 		page++;
 	REQUIRE(page < MANY);
 
