@@ -38,7 +38,8 @@ NOT_SENT = {"buildlib/inject.cmake", "libibverbs/libibverbs_mr_notify.map",
 INCLUDED_AS = {"infiniband": "libibverbs/", "rdma": "kernel-headers/rdma/"}
 # Files for which edits are generated in place of a hook.
 GENERATED = ("debian/libibverbs1.symbols", "debian/rules")
-# New file; upstream's file with a list, the beginning of the list. The group is the entry.
+# (pattern of our new file, upstream's file with a list, the list's beginning). The pattern's group
+# is the list's new entry.
 LISTS = ((r"libibverbs/((?:mr_cache/)?\w+\.cc?)", "libibverbs/CMakeLists.txt",
           "rdma_library(ibverbs "),
          (r"libibverbs/(mr_(?:all|cache|notify)\.h)", "libibverbs/CMakeLists.txt",
@@ -47,8 +48,8 @@ LISTS = ((r"libibverbs/((?:mr_cache/)?\w+\.cc?)", "libibverbs/CMakeLists.txt",
           "publish_internal_headers(rdma\n"),
          (r"libibverbs/man/(\S+\.md)", "libibverbs/man/CMakeLists.txt", "rdma_man_pages(\n"),
          (r"tests/(\w+\.py)", "tests/CMakeLists.txt", "rdma_python_test(tests\n"))
-# New file; upstream's file, the place (the last match), the text that comes after it if it is not
-# there yet. {0} is the first group, {1} the second.
+# (pattern of our new file, upstream's file, pattern of a place, text). The text is inserted after
+# the last match of the place, unless it is there. {0}, {1}: the groups of the first pattern.
 INSERTED = ((r"((.+)/\w+)/CMakeLists\.txt", "CMakeLists.txt", r"\nadd_subdirectory\({1}[/)].*",
              "\nadd_subdirectory({0})"),
             (r"libibverbs/(\w+\.cmake)", "libibverbs/CMakeLists.txt",
@@ -177,7 +178,7 @@ class Mail:
 
 
 def replaced(text, old, new):
-    """The text with `new` for its only `old`."""
+    """The text with its only `old` replaced by `new`."""
     if text.count(old) != 1:
         raise overlay.OverlayError(f"REWRITTEN: not once in the hooked file:\n{old}")
     return text.replace(old, new)

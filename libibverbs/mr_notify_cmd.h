@@ -56,7 +56,7 @@ struct mr_notify_request {
 	uint64_t start;
 	uint64_t length;
 	uint64_t iova;
-	const struct ibv_mr_notify_attr *attr; /* of a verb; NULL: the fields below */
+	const struct ibv_mr_notify_attr *attr; /* NULL: the fields below count instead */
 	uint64_t *word;
 	uint64_t in_use;
 	uint32_t access;

@@ -190,7 +190,7 @@ def make():
         for path in made:
             os.unlink(path)
         for path in glob.glob(os.path.join(work, "src/*.deb")):
-            os.unlink(path)  # of an interrupted build
+            os.unlink(path)  # left by an interrupted build
         tree = fetch.fetch("rdma-core", work, source, update=True)
         overlay.overlay("rdma-core", tree, copy=True)
         rename(tree, renamed())

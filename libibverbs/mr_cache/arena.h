@@ -18,9 +18,10 @@
 namespace mr_cache {
 
 /*
- * The newest registrations in progress: requests for the same ranges wait for them. A thread inside
- * the registrar (an allocator's hook) does not wait, because the other thread may wait for it. The
- * other thread may need a lock of this thread: so it waits for some milliseconds (await()).
+ * The newest registrations in progress: requests for the same ranges wait for them, but only some
+ * milliseconds (await()): a thread that waits may hold a lock that the registering thread needs. A
+ * thread inside the registrar (an allocator's hook) does not wait: two threads could wait for each
+ * other.
  */
 template <class Env> class operations {
 public:
@@ -133,7 +134,7 @@ template <class Env> struct arena {
 		return true;
 	}
 
-	/* Before other threads see the arena, or in a child. */
+	/* Call this before other threads see the arena, or in a child. */
 	bool prepare_first()
 	{
 		auto *nodes = static_cast<char *>(index.node_memory(0));
@@ -192,8 +193,9 @@ public:
 	arena<Env> *get() const { return p.load(std::memory_order_acquire); }
 
 	/*
-	 * Returns the arena, initialized in this process. Not if a signal handler has
-	 * interrupted its thread in the cache: the thread initializes it when it locks the mutex.
+	 * Returns the arena, and initializes it first in a new child. A signal handler that has
+	 * interrupted its thread in the cache gets it without this: the thread initializes it
+	 * when it locks the mutex.
 	 */
 	arena<Env> *ready()
 	{
@@ -218,7 +220,7 @@ public:
 	uint32_t latest() const { return generations.load(std::memory_order_relaxed); }
 
 private:
-	/* The arena is all zeros. A signal handler may fork: then it is again, and this repeats. */
+	/* The arena is all zeros. If a signal handler forks, it is so again, and this repeats. */
 	void begin(arena<Env> &in)
 	{
 		do {

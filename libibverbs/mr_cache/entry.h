@@ -16,7 +16,7 @@
 
 namespace mr_cache {
 
-/* The rights of which more include less. Relaxed ordering must be equal: it is in the key. */
+/* An entry also serves requests for fewer of these rights. Relaxed ordering (key) must match. */
 constexpr uint32_t RIGHTS = MR_CACHE_LOCAL_WRITE | MR_CACHE_REMOTE_WRITE | MR_CACHE_REMOTE_READ |
 			    MR_CACHE_REMOTE_ATOMIC;
 
@@ -121,7 +121,7 @@ public:
 	/* Cheap, because taking the reference has fetched the cache line. */
 	void use(uint64_t now) { stamp.store(now, std::memory_order_relaxed); }
 
-	/* Only while closed. */
+	/* Call this only while the word is closed. */
 	void describe(const request &want)
 	{
 		key.store(want.key, std::memory_order_relaxed);

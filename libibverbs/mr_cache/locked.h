@@ -233,7 +233,7 @@ public:
 
 		const uint32_t o = a.owner.find(who);
 
-		/* Without the mutex: its next holder abandons the entries. */
+		/* Without the mutex, end the owner: the next holder abandons its entries. */
 		if (o != a.owner.NONE && held)
 			abandon(o);
 		else if (o != a.owner.NONE)
@@ -334,7 +334,7 @@ public:
 		}
 	}
 
-	/* Unlocks the mutex. If it fails for the entry `keeps`, the last user keeps the entry. */
+	/* Unlocks the mutex. If it can't deregister `keeps`, the last user keeps this entry. */
 	[[gnu::noinline]] int dereg_pending(uint32_t keeps = 0)
 	{
 		int error = 0;
@@ -454,7 +454,7 @@ public:
 		return held ? a.deregistered - deregistered : 0;
 	}
 
-	/* Calls without the mutex. The calloc() of a provider may be a cancellation point. */
+	/* Calls `call` without the mutex. A provider's calloc() may be a cancellation point. */
 	template <class Call> void outside(const Call &call)
 	{
 		const int cancel = Env::disable_cancel();
@@ -470,7 +470,7 @@ public:
 		Env::restore_cancel(cancel);
 	}
 
-	/* Is this a child, forked since this object was made or just before? */
+	/* Is this a child that was forked after this object was made, or just before? */
 	bool is_child() const { return !generation || a.generation() != generation; }
 
 	static constexpr int SETTLE_ATTEMPTS = 16;

@@ -96,12 +96,12 @@ private:
 template <class Env> struct owner_record {
 	/* NULL: flushed, or free. Atomic, because a signal handler may end the owner. */
 	typename Env::template atomic<void *> name;
-	bool in_use; // has a name, or entries
+	bool in_use; // has a name, or still has entries
 	ibv_mr_cache_limits limits;
 	uint64_t max_merge;	    // the largest merged registration, in bytes
 	ibv_mr_cache_stats counted; // without the hits of entries that are still open
 	entry_list<Env> list;
-	int32_t merge_looks; // so many misses will try a merge; < 0: so many will not
+	int32_t merge_looks; // > 0: so many more misses try a merge; < 0: so many don't
 
 	bool has_room(uint64_t size) const
 	{

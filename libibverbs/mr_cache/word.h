@@ -12,9 +12,10 @@
  * FULL     the top bit of the references: 8 million more would overflow
  * uses     references taken since open(); if its top bit (FOLD) is set, a reader adds them up
  *
- * One release too many borrows from uses, above the flags. All changes are read-modify-write: a
- * reader with an old hint may add a reference to any word at any time. So open() also adds: a store
- * would lose such a reference, and dropping it would then drop the owner's reference.
+ * A release without a reference borrows from uses, above the flags. All changes are
+ * read-modify-write: a reader with an old hint may add a reference to any word at any time. So
+ * open() also adds: a store would lose such a reference, and dropping it would then drop the
+ * owner's reference.
  *
  * A reader takes its reference before it compares the fields. In the other order it could fail:
  *

@@ -2,8 +2,8 @@
 /*
  * How the registration cache affects other verbs, with a fake device: the provider is a few
  * functions, and the kernel is the ioctl() below. So these cases need no device with special
- * faults: commands that fail half done, a command that lacks memory once. The program
- * also replaces some verbs, as a preloaded library does.
+ * faults: commands that fail in the middle, or lack memory only once. The program also
+ * replaces some verbs, as a preloaded library does.
  */
 #define _GNU_SOURCE
 #include <config.h>

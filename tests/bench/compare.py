@@ -132,8 +132,9 @@ def main():
     for what, *values in table:
         print(f"{what:40} {' '.join(cell(value) for value in values)}")
     print("""
-limit: two bare atomics, from 1,000 entries on also a binary search (2 threads: without it). If two
-threads share buffers, the cost depends on the places of their CPUs, so compare within one run.
+limit: the time of two bare atomics, and from 1,000 entries on of a binary search (2 threads:
+without the search). If two threads share buffers, the cost depends on the places of their CPUs, so
+compare within one run.
 On the host, only the caches: core is our core without the verbs; UCX is ucs_rcache_get + put.
 In a guest at native speed, the whole cost for a caller: verbs is our ibv_reg_mr + ibv_dereg_mr;
 memhooks and uffd are libfabric's fi_mr_reg + fi_close. So compare verbs with these two.

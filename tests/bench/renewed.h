@@ -3,8 +3,8 @@
  * How misses are measured for each cache: 64 KiB are registered, released, unmapped and mapped
  * again, by functions of libc, which hooks see. The row renewed/nothing has no registration:
  * its difference to the other rows is the cost of a miss, including noticing the change. A
- * cache has another registration that stays: if the last one ends, the kernel also unpins the page
- * of the words, which real caches pay for once.
+ * cache has another registration that stays: if the last registration ended, the kernel would also
+ * unpin the page of the words, which costs real caches only once.
  */
 #ifndef BENCH_RENEWED_H
 #define BENCH_RENEWED_H

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * How hits are measured for each cache: the buffers are used in a random order, which is
- * made before, and all were used once before the clock starts.
+ * How hits are measured for each cache: the buffers are used in a random order. Before the
+ * clock starts, the order is chosen, and each buffer is used once.
  */
 #ifndef BENCH_SHUFFLED_H
 #define BENCH_SHUFFLED_H

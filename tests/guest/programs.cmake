@@ -52,7 +52,7 @@ target_sources(guest_nodes PRIVATE guest/notify/nodes/owner.cpp guest/notify/nod
 add_library(slow_machine MODULE support/slow_machine.cpp)
 target_link_libraries(slow_machine PRIVATE test_options)
 
-# Everything at once, at random, and with failures on purpose.
+# Many operations at the same time, at random, and with injected failures.
 add_executable(guest_stress
   guest/notify/stress_test.cpp
   guest/notify/fault_test.cpp
@@ -64,7 +64,7 @@ add_executable(guest_stress
 target_sources(guest_stress PRIVATE $<TARGET_OBJECTS:guest_requirements>)
 target_link_libraries(guest_stress PRIVATE guest_support)
 
-# With the programs that run beside them (tools).
+# Also builds the programs that the tests start (tools).
 add_part(guest_programs ibv_mr_cache)
 add_set(guest_tests guest)
 add_dependencies(guest_tests slow_machine guest_programs)

@@ -31,14 +31,14 @@ RESULTS = os.path.join(lanes.REPO, "build", "results")
 SLOW_MACHINE = os.path.join(lanes.REPO, "build", "tests", "libslow_machine.so")
 LIMIT = 4 * 3600    # seconds for all steps of a guest, on a slow machine
 SILENCE = 3600      # seconds without a line, after which a step counts as hung
-GRACE = 30          # seconds for it to end its processes
+GRACE = 30          # seconds that a step has to end its processes
 TIMED_OUT = 124     # the exit status of timeout(1)
 SLOWEST = 10
-LINES = 150         # of the output of all failures together
+LINES = 150         # the most lines printed of the outputs of all failures
 
 
 def shown(count):
-    """A count as text, without zeros."""
+    """A count as text, without the numbers that are 0."""
     parts = [f"{number} {word}" for number, word in
              ((count.passed, "passed"), (count.failed, "FAILED"), (count.skipped, "skipped"))
              if number]
@@ -99,7 +99,7 @@ class Run:
                     os.waitid(os.P_PID, child.pid, nohang) is None)
 
         def outlives(seconds):
-            """Wait at most so long; does it still live?"""
+            """Wait at most so long; is the process still running?"""
             until = time.monotonic() + seconds
             while lives() and time.monotonic() < until:
                 time.sleep(0.02)

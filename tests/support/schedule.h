@@ -97,7 +97,7 @@ public:
 			now->left--;
 		if (now->left && now->pick(3))
 			return;
-		/* Sometimes for long: some races need many steps in between. */
+		/* Sometimes it sleeps for long: some races need many steps of other threads. */
 		if (!now->pick(32))
 			now->current->asleep =
 				now->left - std::min<uint64_t>(now->left, now->pick(1500));

@@ -121,7 +121,7 @@ TEST_CASE_METHOD(fixture, "windows that slide pin at most twice what they cover"
 	const auto slide = [&] {
 		for (uint64_t n = 0; n < windows; n++) {
 			use(back ? windows - n : n, wide);
-			/* And the windows that no union contains yet. */
+			/* 9 * wide: the windows that no union contains yet */
 			CHECK(kernel.bytes <= (2 * (n + wide) + 9 * wide) * PAGE);
 		}
 	};

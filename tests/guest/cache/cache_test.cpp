@@ -139,7 +139,7 @@ TEST_CASE("cache: other pages at the same address arrive")
 	CHECK(stats(on).entries == 2);
 }
 
-/* As with a plain registration, whose user did not change its memory. */
+/* The same as with a plain registration of the part: its memory did not change. */
 TEST_CASE("cache: a part works on when the rest of its entry is unmapped")
 {
 	const device on;
@@ -606,8 +606,8 @@ TEST_CASE("cache: invalid ones give their pages back without being asked", "[rev
 namespace {
 
 /*
- * How often a child enters or leaves the kernel between two SIGSTOPs that it raises to itself,
- * including the second raise.
+ * How often a child enters or leaves the kernel between two SIGSTOPs that it sends to itself,
+ * including the system call that sends the second one.
  */
 int steps_to_next_stop(pid_t child)
 {

@@ -236,8 +236,8 @@ TEST_CASE("idle program: takes memory away", "[.]")
 				mremap(at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, at + size));
 			REQUIRE(at != MAP_FAILED);
 			break;
-		default: /* the kernel knows only after it has looked, and the lack of memory makes
-			    it look */
+		default: /* the kernel unpins only when it visits the registration, as it does when
+			    memory is short */
 			REQUIRE(madvise(at, size, MADV_DONTNEED) == 0);
 			write_system_file("/proc/sys/vm/drop_caches", "2");
 		}
@@ -489,7 +489,7 @@ TEST_CASE("idle: a registration not used for a while is suspended")
 	}
 }
 
-/* At random moments; in many of them the cache's lock is held. */
+/* It exits at random moments; in many of them the cache's lock is held. */
 TEST_CASE("idle program: exits in a signal handler", "[.]")
 {
 	for (int i = 0; i < 60; i++) {

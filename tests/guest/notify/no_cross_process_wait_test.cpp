@@ -85,7 +85,7 @@ bool heard(int fd)
 	return poll(&one, 1, std::chrono::milliseconds(time_limit).count()) == 1;
 }
 
-/* Does a kernel thread close a file that only it can close? */
+/* Does a kernel thread close a file whose last reference is in such a message? */
 bool kernel_closes_files()
 {
 	int ends[2];

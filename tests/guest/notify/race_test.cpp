@@ -293,7 +293,7 @@ TEST_CASE("race: disarming beside an unmap", "[revoke]")
 	const std::size_t before = pinned_bytes();
 	std::atomic<unsigned int> begun = 0;
 	std::atomic<unsigned int> unmapped = 0;
-	std::atomic<int> head_start = 0; /* of the unmap; more for the thread that came last */
+	std::atomic<int> head_start = 0; /* of the unmap; < 0: of ibv_unreg_mr_notify() */
 	std::atomic<bool> stop = false;
 	uint64_t invalid = 0;
 	uint64_t strange = 0;

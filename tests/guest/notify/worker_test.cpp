@@ -373,7 +373,7 @@ TEST_CASE("a worker finds stale an MR that is being deregistered", "[two cpus]")
 	const events long_ones(wide);
 	const memory m = small_pages(std::size_t{2048} * page_size());
 	const range r = m.registered();
-	std::chrono::duration<double> worker = 20ms; /* until it was found stale, about */
+	std::chrono::duration<double> worker = 20ms; /* until it finds the MR stale, roughly */
 	int tries = 0;
 	int met = 0;
 
@@ -384,7 +384,7 @@ TEST_CASE("a worker finds stale an MR that is being deregistered", "[two cpus]")
 
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		const auto first = std::chrono::steady_clock::now();
-		/* The tracker must take all pages for suspect. */
+		/* For the tracker all pages must be suspect. */
 		for (std::size_t at = 0; at < r.length; at += r.length / 64)
 			REQUIRE(madvise(r.addr + at, page_size(), MADV_FREE) == 0);
 		REQUIRE(madvise(r.end() - page_size(), page_size(), MADV_DONTNEED) == 0);

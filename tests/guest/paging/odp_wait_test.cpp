@@ -117,8 +117,8 @@ void becomes_another_program(int)
 }
 
 /*
- * A process that has registered two absent pages whose faults get no answer; it has mapped more.
- * It executes another program when it gets SIGUSR1.
+ * A process that has registered two absent pages whose faults get no answer, and has mapped other
+ * memory. It executes another program when it gets SIGUSR1.
  */
 class owner {
 public:

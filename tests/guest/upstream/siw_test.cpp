@@ -556,8 +556,8 @@ TEST_CASE("siw: an answer as long as it says connects, and hands on the rest", "
  *	siw_accept()				the peer
  *	sends the answer
  *						sends its first message: sk_data_ready()
- *						of the connection manager, in vain
- *	lets the queue pair have the socket
+ *						of the connection manager ignores it
+ *	gives the socket to the queue pair
  *						waits
  */
 TEST_CASE("siw: what comes right behind the answer is looked at", "[iwarp][kprobes]")
@@ -761,7 +761,7 @@ TEST_CASE("siw: a queue pair ends while its owner fills its queues", "[iwarp]")
 	over = true;
 	filler.join();
 	CHECK(error == 0);
-	CHECK(completed <= 3 * (requests + receives)); /* one more: its end */
+	CHECK(completed <= 3 * (requests + receives)); /* also by the end of the connection */
 }
 
 TEST_CASE("siw: what is posted to a queue that was flushed is flushed", "[iwarp]")
@@ -783,20 +783,20 @@ TEST_CASE("siw: what is posted to a queue that was flushed is flushed", "[iwarp]
 
 /*
  *	ibv_modify_qp()				the softirq of a packet, the transmitting thread
- *	has the lock of the state
- *						doesn't get it, and leaves its work
- *	gives it back
- *						has no other reason to come
+ *	takes the lock of the state
+ *						can't get the lock, and leaves its work
+ *	releases the lock
+ *						does not run again by itself
  *
- * The change does that work. It may be done before the thread looks at its list:
+ * ibv_modify_qp() does that work, perhaps before the thread visits its list:
  *
  *	ibv_modify_qp()				a packet		the transmitting thread
- *						asks for an answer:
- *						into the list
+ *						requires an answer:
+ *						adds the QP to the list
  *	answers
- *						asks for one: into
- *						the list again
- *									takes it out once
+ *						requires an answer:
+ *						adds the QP again
+ *									removes the QP once
  */
 TEST_CASE("siw: a queue pair works on while its access flags are changed", "[iwarp]")
 {

@@ -29,7 +29,7 @@
  *                         an unmapped clean page may leave the page cache
  *                         without an event: fault the page in and compare.
  *
- * The answer holds at the time of the look. The caller handles events since then.
+ * The answer holds at the time of the comparison. The caller handles later events.
  *
  * Each lock is held for at most LOCK_BATCH pages, because mmap_lock blocks mmap
  * and munmap of the owner's other threads, and the inode's locks block writers
@@ -51,8 +51,8 @@
 /* Pages that are compared under one hold of a lock. */
 #define LOCK_BATCH 512
 /*
- * How often to fault in a page that is absent again afterwards. Reclaim may have taken the page;
- * but the pages of some mappings can be faulted in and never looked up, as they can't be pinned.
+ * How often to fault in a page that is absent again after the fault. Reclaim may have taken it. But
+ * in some mappings the page is never found after a fault, because it can't be pinned.
  */
 #define MOST_FAULTS 8
 
@@ -196,8 +196,9 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
  *                                         [exit_mmap(), and only now the words
  *                                         of all its MRs say INVALID]
  *
- * The umem has a reference to struct mm_struct. VMAs and page tables stay while mmap_lock is held
- * and mm_users was not 0, because exit_mmap() frees them with mmap_lock held for writing:
+ * The umem has a reference to struct mm_struct. If mm_users is not 0 after mmap_lock was taken, VMAs
+ * and page tables stay until mmap_lock is released, because exit_mmap() frees them with mmap_lock
+ * held for writing:
  *
  *   the worker                            exit of the owner
  *   mmap_read_trylock()
@@ -311,7 +312,7 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 			return UMEM_NOTIFY_CHANGED;
 		huge = is_vm_hugetlb_page(vma);
 		shared = vma->vm_file && vma->vm_flags & VM_MAYSHARE;
-		/* Another mapping is here now. Leave @alone: it must not fault a page in. */
+		/* Now another mapping, which needs no @alone: with @alone don't fault pages in. */
 		if (alone && (!huge || shared))
 			return 0;
 		nr = min_t(long, CHECK_BATCH, (min(end, vma->vm_end) - addr) >> PAGE_SHIFT);

@@ -37,7 +37,7 @@
 #include "umem_notify_compat.h"
 #include "umem_notify_trace.h"
 
-/* The number of registrations from which the size of all is estimated */
+/* The size of all idle registrations is estimated from so many of them */
 #define SAMPLE 32
 /* Pages of another process's registration that the shrinker unpins itself */
 #define MOST_OF_OTHERS 1024
@@ -257,7 +257,7 @@ static void end_suspension(struct ib_umem_notify *n)
 
 /**
  * umem_notify_restore - Give a suspended registration pages again
- * @n: The tracker; a system call of its owner holds its mutex; not @held
+ * @n: The tracker, its mutex held by a system call of its owner; it must not be @held
  *
  * Return: 0, and it is not SUSPENDED any more; it is INVALID if the pages that
  * the range maps can't be pinned. After -ENOMEM (also: RLIMIT_MEMLOCK), -EINTR or
@@ -330,7 +330,7 @@ int ib_umem_notify_init(void)
 	}
 	shrinker->count_objects = count_idle;
 	shrinker->scan_objects = shrink_idle;
-	/* As the page cache, because the pages cost as much to get back. */
+	/* The same as for the page cache: getting the pages back costs as much. */
 	shrinker->seeks = 2 * DEFAULT_SEEKS;
 	shrinker_register(shrinker);
 	return 0;

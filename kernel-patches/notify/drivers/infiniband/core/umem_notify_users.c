@@ -88,7 +88,7 @@ bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time)
 /**
  * umem_notify_first_look - Start recording the uses of a registration that got pages
  * @n: The tracker, its space's lock held; it has a word
- * @used: Whether the next look takes the registration for used
+ * @used: Whether the next look counts the registration as used
  */
 void umem_notify_first_look(struct ib_umem_notify *n, bool used)
 {

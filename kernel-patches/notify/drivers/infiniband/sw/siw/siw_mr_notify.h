@@ -56,7 +56,7 @@ struct siw_tx_pages {
 };
 
 /*
- * Hold the page of @mem at a user address as number @i. Return: NULL if there is no
+ * Hold the page at a user address in @mem, as page[@i]. Return: NULL if there is no
  * page, or if it was unpinned. The look-up must be inside the guard:
  *
  *   a send                                the owner
