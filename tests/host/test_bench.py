@@ -31,11 +31,12 @@ ROWS = {
                      *(f"libfabric_parts/{parts}" for parts in (1, 16, 16384)))],
     "bench_ucx": ["ucx/1/real_time", "ucx/1000/real_time", "ucx/1000" + THREADS + "2"],
     "bench_ucx_md": [*(f"ucx_md/{10 ** n}" for n in range(5)), "ucp/1", "renewed/mapped"],
+    "bench_grdma": ["grdma/registered", "grdma/armed", "renewed/armed"],
     "bench_cost": [],
 }
 ROWS["bench_cache_before"] = ROWS["bench_cache"]
 ROWS["bench_verbs"] += [f"renewed/{way}" for way in ("nothing", "plain", "cached", "notified")]
-for LIBRARY in ("bench_libfabric", "bench_ucx_md"):
+for LIBRARY in ("bench_libfabric", "bench_ucx_md", "bench_grdma"):
     ROWS[LIBRARY] += ["renewed/registered", "renewed/nothing"]
 BASE = {"bench_verbs": 2000, "bench_ucx": 4000}     # nanoseconds; 1000 for all others
 
@@ -190,10 +191,15 @@ class Bench(unittest.TestCase):
         done = self.run_script("misses")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("| no cache | - | 0 |\n| libibverbs | 2000 | 0 |\n", done.stdout)
-        self.assertEqual(done.stdout.count(" | 1000 | 0 |\n"), 10)
+        self.assertEqual(done.stdout.count(" | 1000 | 0 |\n"), 13)
+
+    def test_misses_of_one_library(self):
+        done = self.run_script("misses", "grdma")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count(" | 1000 | 0 |\n"), 3)
 
     def test_misses_without_a_row(self):
-        for row in ("hit/apart/1", "renewed/registered", "renewed/nothing"):
+        for row in ("hit/apart/1", "renewed/registered", "renewed/armed", "renewed/nothing"):
             with self.subTest(row):
                 self.no_result(self.run_script("misses", LEFT_OUT=row), "a row has no result")
 
