@@ -78,7 +78,7 @@ def main():
     """Hook the tree, compile, say so."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("driver", help="its folder's name below drivers/infiniband/hw or sw")
-    parser.add_argument("--for", dest="name", default="linux", choices=fetch.VERSION_OF,
+    parser.add_argument("--for", dest="name", default="linux", choices=fetch.versions("linux"),
                         help="for that version of Linux")
     args = parser.parse_args()
     driver = args.driver

@@ -22,9 +22,10 @@ REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUILD = os.path.join(REPO, "build")
 SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE",
                    "libfabric": "LIBFABRIC_SOURCE", "ucx": "UCX_SOURCE", "mpich": "MPICH_SOURCE",
-                   "openmpi": "OPENMPI_SOURCE", "linux-7.3": "LINUX_7_3_SOURCE"}
-# {another version of an upstream: the upstream}: both get the same files and patches from us.
-VERSION_OF = {"linux-7.3": "linux"}
+                   "openmpi": "OPENMPI_SOURCE", "linux-7.3": "LINUX_7_3_SOURCE",
+                   "rdma-core-65": "RDMA_CORE_65_SOURCE"}
+# {another version of an upstream: that upstream}: both get the same files and patches of ours.
+VERSION_OF = {"linux-7.3": "linux", "rdma-core-65": "rdma-core"}
 PART = ".part"  # in a tree that is not whole: the paths that it has
 UNPACKED = "unpacked"  # in overlay.py's notes about a pinned tree: written after all of its files
 
@@ -41,6 +42,20 @@ def say(text):
 def family(name):
     """The upstream that a name is a version of."""
     return VERSION_OF.get(name, name)
+
+
+def versions(upstream):
+    """All pinned versions of an upstream, the default first."""
+    return [upstream, *(name for name in VERSION_OF if family(name) == upstream)]
+
+
+def base():
+    """The name of the rdma-core that is built: RDMA_CORE_BASE=65 selects rdma-core-65."""
+    version = os.environ.get("RDMA_CORE_BASE")
+    name = f"rdma-core-{version}" if version else "rdma-core"
+    if family(name) != "rdma-core":
+        raise FetchError(f"RDMA_CORE_BASE={version}: no {name}.pin in buildlib/upstream")
+    return name
 
 
 def read_pin(name):

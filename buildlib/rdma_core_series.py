@@ -12,7 +12,9 @@ A .diff next to a text has the lines that this mail adds to files of earlier mai
 files have these lines, and earlier mails do not. Lines with #include, and paragraphs of a
 CMakeLists.txt, are also added by a later mail if they name files of that mail.
 
-Fixes for bugs of upstream are another series: a mail for each hook that is a fix, and
+For rdma-core-65 a text NAME.65.txt replaces NAME.txt, or is one more.
+
+Fixes of upstream's bugs are a series of their own: a mail for each hook that is one, and
 hooks/series/fixes/*.txt.
 """
 import collections
@@ -28,7 +30,7 @@ import fetch
 import overlay
 
 FOLDER = os.path.join(fetch.REPO, "buildlib/hooks/series")
-COVERS = {topic: os.path.join(FOLDER, topic, "cover.txt") for topic in ("fixes", "mr")}
+TOPICS = ("fixes", "mr")
 MAP = os.path.join(fetch.REPO, "libibverbs/libibverbs_mr_notify.map")
 # Our files that only the overlay needs, and files that edits are generated from.
 NOT_SENT = {"buildlib/inject.cmake", "libibverbs/libibverbs_mr_notify.map",
@@ -86,10 +88,25 @@ REWRITTEN = {
 Hunk = collections.namedtuple("Hunk", "hook path text")
 
 
-def hunks():
+def texts(topic, upstream):
+    """The texts of a topic for a version of rdma-core: {file name: path}."""
+    found = {}
+    for path in sorted(glob.glob(os.path.join(FOLDER, topic, "*.txt"))):
+        name, _, version = os.path.basename(path).removesuffix(".txt").partition(".")
+        if not version or version == overlay.version_of(upstream):
+            found[name + ".txt"] = path if version else found.get(name + ".txt", path)
+    return found
+
+
+def covers(upstream):
+    """{topic: the text of its cover letter}."""
+    return {topic: texts(topic, upstream)["cover.txt"] for topic in TOPICS}
+
+
+def hunks(upstream):
     """The hunks of all hooks, in order."""
-    for patch in overlay.patches_of("rdma-core"):
-        for path, diff in overlay.parts(fetch.read(patch))[1].items():
+    for patch in overlay.patches_of(upstream):
+        for path, diff in overlay.parts(overlay.text_of(patch, upstream))[1].items():
             for text in re.split("(?m)^(?=@@ )", diff)[1:]:
                 yield Hunk(os.path.basename(patch)[:4], path, text)
 
@@ -237,20 +254,22 @@ def with_insertion(text, where, new):
 
 
 def nodes_of(pages):
-    """[(node, its symbols)] of the map, with the symbols that have a page, and the base."""
-    found = re.findall(r"(?m)^(MRNOTIFY_\S+) \{\n\tglobal:\n((?:\t\t\w+;\n)+)\} (\S+);",
+    """[(node, its symbols)] of the map, with the symbols that have a page."""
+    found = re.findall(r"(?m)^(MRNOTIFY_\S+) \{\n\tglobal:\n((?:\t\t\w+;\n)+)\} \S+;",
                        fetch.read(MAP))
     nodes = [(node, [name for name in re.findall(r"\w+", names)
-                     if f"{name.lstrip('_')}.3.md" in pages]) for node, names, _ in found]
-    return [(found[0][2], [])] + [(node, names) for node, names in nodes if names]
+                     if f"{name.lstrip('_')}.3.md" in pages]) for node, names in found]
+    return [(node, names) for node, names in nodes if names]
 
 
 def with_nodes(text, nodes):
     """libibverbs.map.in with these nodes before the private one."""
     text = re.sub(r"(?m)^MRNOTIFY_\S+ \{\n(?:\t.*\n)+\} \S+;\n\n", "", text)
+    newest = re.findall(r"(?m)^(IBVERBS_[\d.]+) \{", text)[-1]
+    before = [newest, *(node for node, _ in nodes)]
     new = "".join("".join([f"{node} {{\n\tglobal:\n", *(f"\t\t{name};\n" for name in names),
-                           f"}} {before};\n\n"])
-                  for (before, _), (node, names) in zip(nodes, nodes[1:]))
+                           f"}} {parent};\n\n"])
+                  for parent, (node, names) in zip(before, nodes))
     place = text.index("IBVERBS_PRIVATE_@IBVERBS_PABI_VERSION@ {")
     return text[:place] + new + text[place:]
 
@@ -259,8 +278,8 @@ def with_symbols(text, nodes, release):
     """debian/libibverbs1.symbols with these nodes."""
     lines = [line for line in text.splitlines(keepends=True) if "@MRNOTIFY_" not in line]
     place = max(i for i, line in enumerate(lines) if line.startswith(" IBVERBS_")) + 1
-    lines[place:place] = [f" {node}@{node} {release}\n" for node, _ in nodes[1:]]
-    for node, names in nodes[1:]:
+    lines[place:place] = [f" {node}@{node} {release}\n" for node, _ in nodes]
+    for node, names in nodes:
         for name in names:
             new = f" {name}@{node} {release}\n"
             place = max((i for i, line in enumerate(lines)
@@ -270,10 +289,10 @@ def with_symbols(text, nodes, release):
     return "".join(lines)
 
 
-def read_mail(path, author):
+def read_mail(path, author, upstream):
     """The mail that a text describes."""
     text = fetch.read(path)
-    files = overlay.our_files("rdma-core", fetch.REPO)
+    files = overlay.our_files(upstream, fetch.REPO)
     new_files, of_hooks = [], []
     for pattern in " ".join(re.findall("(?m)^Files: (.*)$", text)).split():
         found = sorted(set(fnmatch.filter(files, pattern)) - NOT_SENT)
@@ -282,7 +301,8 @@ def read_mail(path, author):
         new_files += found
     for words in re.findall("(?m)^Hook: (.*)$", text):
         number, place, word, *_ = (*words.split(), "", "")
-        found = [hunk for hunk in hunks() if hunk.hook == number and hunk.path not in GENERATED
+        found = [hunk for hunk in hunks(upstream)
+                 if hunk.hook == number and hunk.path not in GENERATED
                  and place in ("", hunk.path) and word in added(hunk)]
         if not found:
             raise overlay.OverlayError(f"{path}: no hook is {words}")
@@ -290,8 +310,8 @@ def read_mail(path, author):
     return Mail(path, author, re.sub("(?m)^(Files|Hook): .*\n", "", text), new_files, of_hooks)
 
 
-def fix_mail(path, author):
-    """The mail of a hook that is a fix for upstream."""
+def fix_mail(path, author, upstream):
+    """The mail of a hook that fixes a bug of upstream."""
     subject, _, text = fetch.read(path).partition("\n\n")
     why = re.match(r"Why: ((?:.*\n)+?)(?=[A-Z][a-z -]+: )", text).group(1)
     commit = re.search(r"(?m)^Upstream-Status: Backport \[\S+/commit/(\w+)\]$", text)
@@ -300,35 +320,36 @@ def fix_mail(path, author):
         body = f"[ Upstream commit {commit.group(1)} ]\n\n{body}"
     number = os.path.basename(path)[:4]
     return Mail(path, author, f"{subject}\n\n{body}", [],
-                [hunk for hunk in hunks() if hunk.hook == number])
+                [hunk for hunk in hunks(upstream) if hunk.hook == number])
 
 
-def fixes():
-    """The hooks that are fixes for upstream."""
-    return [path for path in overlay.patches_of("rdma-core")
+def fixes(upstream):
+    """The hooks that fix bugs of upstream."""
+    return [path for path in overlay.patches_of(upstream)
             if re.search(r"(?m)^Upstream-Status: (Backport|Pending)", fetch.read(path))]
 
 
-def mails(author=None):
+def mails(author=None, upstream="rdma-core"):
     """All mails: the fixes, then the others."""
     author = author or person_of_hooks()
-    found = {topic: [] for topic in COVERS}
-    found["fixes"] += [fix_mail(path, author) for path in fixes()]
+    found = {topic: [] for topic in TOPICS}
+    found["fixes"] += [fix_mail(path, author, upstream) for path in fixes(upstream)]
     for topic, of_topic in found.items():
-        of_topic += [read_mail(path, author)
-                     for path in sorted(glob.glob(os.path.join(FOLDER, topic, "[0-9]*.txt")))]
+        of_topic += [read_mail(path, author, upstream)
+                     for name, path in sorted(texts(topic, upstream).items())
+                     if name != "cover.txt"]
         for mail in of_topic:
             mail.topic = topic
             mail.series = of_topic
     return sum(found.values(), [])
 
 
-def missing(of_all):
+def missing(of_all, upstream="rdma-core"):
     """Our new files, and parts of hooks, that no mail has."""
     brought = [name for mail in of_all for name in mail.new_files]
     taken = [hunk for mail in of_all for hunk in mail.hunks]
-    lost = sorted(set(overlay.our_files("rdma-core", fetch.REPO)) - set(brought) - NOT_SENT)
-    lost += [f"{hunk.hook} {hunk.path} {hunk.text.splitlines()[0]}" for hunk in hunks()
+    lost = sorted(set(overlay.our_files(upstream, fetch.REPO)) - set(brought) - NOT_SENT)
+    lost += [f"{hunk.hook} {hunk.path} {hunk.text.splitlines()[0]}" for hunk in hunks(upstream)
              if hunk not in taken and hunk.path not in GENERATED]
     return lost + [f"{one} twice" for one, times in collections.Counter(
         [*brought, *taken]).items() if times > 1]

@@ -79,9 +79,9 @@ class Series:
 
 
 def patches_of(upstream="linux", author=None):
-    """All patches of an upstream, in order."""
-    if upstream == "rdma-core":
-        return rdma_core_series.mails(author)
+    """All that an upstream gets, in order."""
+    if fetch.family(upstream) == "rdma-core":
+        return rdma_core_series.mails(author, upstream)
     return [Patch(path, upstream, author) for path in overlay.patches_of(upstream, REPO)]
 
 
@@ -99,9 +99,9 @@ def with_needs(wanted, patches):
 
 def series_of(upstream, topic, patches):
     """{folder: series} of a topic or of rdma-core; of all patches together, without a topic."""
-    if upstream == "rdma-core":
-        return {name: Series([one for one in patches if one.topic == name], upstream, cover)
-                for name, cover in rdma_core_series.COVERS.items()}
+    if fetch.family(upstream) == "rdma-core":
+        return {name: Series([one for one in patches if one.topic == name], "rdma-core", cover)
+                for name, cover in rdma_core_series.covers(upstream).items()}
     if not topic:
         return {"": Series(patches)}
     text = os.path.join(REPO, "kernel-patches", topic, "cover")
@@ -168,8 +168,8 @@ def plain_tree(place, upstream="linux"):
 
 def missing_files(patches, upstream="linux"):
     """New files that belong to no patch, so that the series would lack them."""
-    if upstream == "rdma-core":
-        return rdma_core_series.missing(patches)
+    if fetch.family(upstream) == "rdma-core":
+        return rdma_core_series.missing(patches, upstream)
     brought = {name for one in patches for name in one.new_files}
     return sorted(set(overlay.our_files(upstream, REPO)) - brought)
 
@@ -187,7 +187,8 @@ def write_cover(path, series, upstream, base):
     if fetch.family(upstream) == "linux":
         version = f"Linux {fetch.linux_version(name=upstream).partition('-')[0]}"
     else:
-        version = f"{upstream} {fetch.read_pin(upstream)['version'].partition('-')[0]}"
+        pinned = fetch.read_pin(upstream)["version"].partition("-")[0]
+        version = f"{fetch.family(upstream)} {pinned}"
     needs = "".join(f"  {one.subject}\n" for one in series.needs)
     text = f"{text.strip()}\n\nThe series is for {version}" + \
         (f", and needs before:\n\n{needs}" if needs else ".\n")
@@ -249,17 +250,20 @@ def main():
                         help="a topic of the kernel (all: one series of all), or a library")
     parser.add_argument("folder", nargs="?", help="where the mails go (default: build/series)")
     parser.add_argument("--for", dest="version", default="linux",
-                        choices=["linux", *fetch.VERSION_OF], help="the version of Linux")
+                        choices=fetch.versions("linux"), help="the version of Linux")
     parser.add_argument("--author", help="a person: the sender of each mail, who signs it off")
     parser.add_argument("--base", help="upstream's commit that the mails name as their base")
     args = parser.parse_args()
     if args.author and not re.fullmatch(r"[^<>]+ <[^<>\s]+@[^<>\s]+>", args.author):
         parser.error("--author: NAME <ADDRESS>")
     library = args.topic in LIBRARIES
+    upstream = args.topic if library else args.version
+    if args.topic == "rdma-core":
+        upstream = fetch.base()
     folder = args.folder or os.path.join(fetch.BUILD, "series",
                                          "" if args.topic == "all" else args.topic)
-    for path in write(folder, args.topic if library else args.version,
-                      args.topic if args.topic in TOPICS else None, args.author, args.base):
+    topic = args.topic if args.topic in TOPICS else None
+    for path in write(folder, upstream, topic, args.author, args.base):
         print(path)
     if not args.author and (not library or args.topic == "rdma-core"):
         print(NO_PERSON, file=sys.stderr)

@@ -12,7 +12,7 @@ from tests.test_qpex import QpExRCAtomicWrite, QpExRCFlush
 from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from pyverbs.mr import MR, register_mr_all
 from pyverbs.pd import PD
-import pyverbs.enums as e
+import pyverbs.libibverbs_enums as e
 import tests.utils as u
 
 LOCAL = e.IBV_ACCESS_LOCAL_WRITE

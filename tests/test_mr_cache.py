@@ -19,7 +19,7 @@ from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from pyverbs.device import Context
 from pyverbs.pd import PD
 from pyverbs.mr import MR
-import pyverbs.enums as e
+import pyverbs.libibverbs_enums as e
 import tests.utils as u
 
 ACCESS = e.IBV_ACCESS_LOCAL_WRITE
@@ -58,7 +58,7 @@ from pyverbs.device import Context
 from pyverbs.pd import PD
 from pyverbs.mr import MR
 from pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
-import pyverbs.enums as e
+import pyverbs.libibverbs_enums as e
 def close():
     begun.wait()
     try:

@@ -24,7 +24,7 @@ from pyverbs.pd import PD
 from pyverbs.mr import MR, NotifiedMR, NotifyWord
 from pyverbs.wr import SGE, RecvWR, SendWR
 import pyverbs.mem_alloc as mem
-import pyverbs.enums as e
+import pyverbs.libibverbs_enums as e
 import tests.utils as u
 
 PAGE = mmap.PAGESIZE
@@ -40,7 +40,7 @@ import ctypes, sys
 from pyverbs.device import Context
 from pyverbs.pd import PD
 from pyverbs.mr import MR
-import pyverbs.enums as e
+import pyverbs.libibverbs_enums as e
 class Session:
     def __init__(self):
         self.ctx = Context(name=sys.argv[1])

@@ -55,7 +55,7 @@ def version():
     system = release()
     name = "deb" if system["ID"] == "debian" else system["ID"]
     built_on = name + system.get("VERSION_ID", "") + "u1"
-    return f"{fetch.read_pin('rdma-core')['version']}+mrnotify{REVISION}~{built_on}"
+    return f"{fetch.read_pin(fetch.base())['version']}+mrnotify{REVISION}~{built_on}"
 
 
 def renamed():
@@ -93,8 +93,8 @@ def rename(tree, names):
 
 def inputs():
     """The files from which the packages are made, without upstream's tarball."""
-    files = overlay.our_files("rdma-core", fetch.REPO).values()
-    return sorted([*files, *overlay.patches_of("rdma-core"), os.path.abspath(__file__)])
+    files = overlay.our_files(fetch.base(), fetch.REPO).values()
+    return sorted([*files, *overlay.patches_of(fetch.base()), os.path.abspath(__file__)])
 
 
 def fingerprint(source):
@@ -176,13 +176,13 @@ def packages():
 
 def make():
     """Make the packages, if anything changed; their paths."""
-    work = os.path.join(PLACE, "work")
-    with fetch.locked(work, "rdma-core"):
-        with fetch.locked(fetch.BUILD, "rdma-core"):
-            source = os.environ.get(fetch.SOURCE_VARIABLE["rdma-core"])
+    work, name = os.path.join(PLACE, "work"), fetch.base()
+    with fetch.locked(work, name):
+        with fetch.locked(fetch.BUILD, name):
+            source = os.environ.get(fetch.SOURCE_VARIABLE[name])
             if not source:
-                source, _ = fetch.tarball_of("rdma-core", fetch.BUILD)
-                fetch.check_sum(source, fetch.read_pin("rdma-core")["sha256"])
+                source, _ = fetch.tarball_of(name, fetch.BUILD)
+                fetch.check_sum(source, fetch.read_pin(name)["sha256"])
         total = fingerprint(source)
         known, made = packages()
         if made and known == total:
@@ -190,9 +190,9 @@ def make():
         for path in made:
             os.unlink(path)
         for path in glob.glob(os.path.join(work, "src/*.deb")):
-            os.unlink(path)  # left by an interrupted build
-        tree = fetch.fetch("rdma-core", work, source, update=True)
-        overlay.overlay("rdma-core", tree, copy=True)
+            os.unlink(path)  # of an interrupted build
+        tree = fetch.fetch(name, work, source, update=True)
+        overlay.overlay(name, tree, copy=True)
         rename(tree, renamed())
         when = add_changelog_entry(tree, total)
         build(tree, environment(tree, when))

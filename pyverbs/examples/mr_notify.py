@@ -13,7 +13,7 @@ import re
 import sys
 import time
 
-import pyverbs.enums as e
+import pyverbs.libibverbs_enums as e
 from pyverbs.addr import AHAttr, GlobalRoute
 from pyverbs.cq import CQ
 from pyverbs.device import Context, get_device_list

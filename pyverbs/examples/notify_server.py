@@ -18,7 +18,7 @@ import select
 import socket
 import sys
 
-import pyverbs.enums as e
+import pyverbs.libibverbs_enums as e
 from pyverbs.addr import GID, AHAttr, GlobalRoute
 from pyverbs.cq import CQ
 from pyverbs.device import Context, get_device_list

@@ -134,12 +134,13 @@ def unpacked(debs, folder):
 def plain_build():
     """Build upstream's libraries in the same way, without our changes; their folder."""
     place = os.path.join(fetch.BUILD, "abi")
-    with fetch.locked(place, "rdma-core"):
-        source = os.environ.get(fetch.SOURCE_VARIABLE["rdma-core"])
+    name = fetch.base()
+    with fetch.locked(place, name):
+        source = os.environ.get(fetch.SOURCE_VARIABLE[name])
         if not source:
-            source, _ = fetch.tarball_of("rdma-core", fetch.BUILD)
-        tree = fetch.fetch("rdma-core", place, source)
-        build = os.path.join(place, "rdma-core")
+            source, _ = fetch.tarball_of(name, fetch.BUILD)
+        tree = fetch.fetch(name, place, source)
+        build = os.path.join(place, name)
         for command in (["cmake", "-S", tree, "-B", build, *OPTIONS],
                         ["ninja", "-C", build, *WITH_TYPES]):
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -42,7 +42,7 @@ class Drivers(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.drivers = {name: drivers(name) for name in ("linux", *fetch.VERSION_OF)}
+        cls.drivers = {name: drivers(name) for name in fetch.versions("linux")}
         with open(os.path.join(REPO, "Documentation/drivers.md"), encoding="utf-8") as text:
             rows = re.findall(r"(?m)^\| (\w+) \| (yes|no)\b[^|]*\| (yes|no)\b", text.read())
         cls.table = {name: (first == "yes", second == "yes") for name, first, second in rows}

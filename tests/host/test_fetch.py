@@ -133,6 +133,19 @@ class Kept(unittest.TestCase):
         self.assertEqual(self.placed, 3)
 
 
+class Base(unittest.TestCase):
+    """Which rdma-core is built."""
+
+    def test_variable(self):
+        for value, name in (("", "rdma-core"), ("65", "rdma-core-65")):
+            with mock.patch.dict(os.environ, {"RDMA_CORE_BASE": value}):
+                self.assertEqual(fetch.base(), name)
+                self.assertIn(fetch.base(), fetch.versions("rdma-core"))
+                self.assertEqual(fetch.read_pin(fetch.base())["package"], "rdma-core")
+        with mock.patch.dict(os.environ, {"RDMA_CORE_BASE": "7.3"}):
+            self.assertRaisesRegex(fetch.FetchError, "no rdma-core-7.3.pin", fetch.base)
+
+
 class Suite(unittest.TestCase):
     """The kernel of a suite that may be missing in the machine's apt configuration."""
 

@@ -13,6 +13,7 @@ import unittest
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(REPO, "buildlib"))
 
+import fetch  # noqa: E402
 import kernel_modules  # noqa: E402
 import overlay  # noqa: E402
 
@@ -57,7 +58,8 @@ def upstream_has(names):
     folders = [os.path.join(linux, name) for name in KERNEL]
     done = subprocess.run(["grep", "-rhoFw", "-f", "-", "--include=*.[ch]", "--include=*.pyx",
                            *folders, os.path.join(later, "drivers/infiniband"),
-                           overlay.hooked_tree("rdma-core"), "/usr/include"],
+                           *map(overlay.hooked_tree, fetch.versions("rdma-core")),
+                           "/usr/include"],
                           input="\n".join(names), capture_output=True, text=True, check=False)
     return set(done.stdout.split())
 

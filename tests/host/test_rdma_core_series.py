@@ -24,11 +24,12 @@ import overlay  # noqa: E402
 import rdma_core_series  # noqa: E402
 import series  # noqa: E402
 
-# The targets that mails affect. A build makes the targets of the mails so far, and runs TESTS.
-TARGETS = ("ibverbs", "rxe-rdmav34", "siw-rdmav34", "ibv_devinfo", "check-no-cxx-runtime",
+# What a mail may change; a build has the targets whose mails have come. The tests are run.
+TARGETS = ("ibverbs", "rxe-rdmav", "siw-rdmav", "ibv_devinfo", "check-no-cxx-runtime",
            "ibv_mr_notify", "ibv_mr_cache")
 TESTS = ("rxe_wr_test", "mr_notify_test", "mr_cache_test")
-PLACE = os.path.join(fetch.BUILD, "series.rdma-core")
+BASE = fetch.base()
+PLACE = os.path.join(fetch.BUILD, "series." + BASE)
 OF_OVERLAY = re.compile(r"(?m)^(?:\+.*(?:inject\.cmake|buildlib/hooks|overlay)|"
                         r"(?:Files|Hook|Why|Calls|Upstream-Status): )")
 
@@ -58,14 +59,14 @@ class Series(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         cls.addClassCleanup(temporary.cleanup)
         cls.folder = temporary.name
-        written = series.write(os.path.join(cls.folder, "mails"), "rdma-core", author=cls.AUTHOR)
+        written = series.write(os.path.join(cls.folder, "mails"), BASE, author=cls.AUTHOR)
         cls.covers = [mail for mail in written if "0000-cover" in mail]
         cls.mails = [mail for mail in written if mail not in cls.covers]
 
     def plain(self, place, mails=()):
         """The plain tree with these mails."""
         os.makedirs(place)
-        series.plain_tree(place, "rdma-core")
+        series.plain_tree(place, BASE)
         if mails:
             series.git(place, "am", "-q", *mails)
         return place
@@ -86,17 +87,17 @@ class Series(unittest.TestCase):
 
     def test_both_orders_end_with_our_tree(self):
         of = {name: [mail for mail in self.mails if f"/{name}/" in mail]
-              for name in rdma_core_series.COVERS}
+              for name in rdma_core_series.TOPICS}
         one = self.plain(os.path.join(self.folder, "one"), of["fixes"] + of["mr"])
         other = self.plain(os.path.join(self.folder, "other"), of["mr"] + of["fixes"])
         self.assertEqual(series.git(one, "rev-parse", "HEAD^{tree}"),
                          series.git(other, "rev-parse", "HEAD^{tree}"))
-        with fetch.locked(fetch.BUILD, "rdma-core"):
-            tree = fetch.fetch("rdma-core")
-            overlay.overlay("rdma-core", tree)
-        hooked = {path for patch in overlay.patches_of("rdma-core")
-                  for path in overlay.hooked_files(patch)}
-        for name in {*overlay.our_files("rdma-core", REPO), *hooked}:
+        with fetch.locked(fetch.BUILD, BASE):
+            tree = fetch.fetch(BASE)
+            overlay.overlay(BASE, tree)
+        hooked = {path for patch in overlay.patches_of(BASE)
+                  for path in overlay.hooked_files(patch, BASE)}
+        for name in {*overlay.our_files(BASE, REPO), *hooked}:
             if name not in (*rdma_core_series.NOT_SENT, *rdma_core_series.GENERATED):
                 expected = fetch.read(os.path.join(tree, name))
                 for old, new in rdma_core_series.REWRITTEN.get(name, ()):
@@ -107,7 +108,7 @@ class Series(unittest.TestCase):
         digest = hashlib.sha256()
         for mail in self.mails:
             digest.update(fetch.read(mail).partition("\n---\n")[2].encode())
-        known = os.path.join(fetch.BUILD, "series.rdma-core.built")
+        known = PLACE + ".built"
         if fetch.read(known) == digest.hexdigest():
             return
         shutil.rmtree(PLACE, ignore_errors=True)
@@ -125,8 +126,9 @@ class Series(unittest.TestCase):
         for mail in self.mails:
             series.git(tree, "am", "-q", mail)
             run("ninja", "-C", build, "build.ninja", env=environment)
-            there = re.findall(r"(?m)^build (\S+): phony", fetch.read(build + "/build.ninja"))
-            targets = [name for name in (*TARGETS, *TESTS) if name in there]
+            there = {re.sub(r"(?<=-rdmav)\d+$", "", name): name for name in
+                     re.findall(r"(?m)^build (\S+): phony", fetch.read(build + "/build.ninja"))}
+            targets = [there[name] for name in (*TARGETS, *TESTS) if name in there]
             run("ninja", "-C", build, *targets, env=environment)
             for name in set(TESTS) & set(there):
                 if name != "rxe_wr_test" or "rxe" in mail:

@@ -183,7 +183,7 @@ class Topics(unittest.TestCase):
         return found
 
     def test_mails(self):
-        for version in ("linux", *fetch.VERSION_OF):
+        for version in fetch.versions("linux"):
             for topic in series.TOPICS:
                 for cover, *mails in self.write(topic, version).values():
                     self.assertNotIn("***", cover)

@@ -18,7 +18,9 @@ import fetch  # noqa: E402
 import test_abi  # noqa: E402
 
 MAP = "libibverbs/libibverbs_mr_notify.map"
-PACKAGED = "libibverbs/libibverbs_mr_notify.symbols"
+# {version of rdma-core: the list of nodes for its packages}
+PACKAGED = {name: f"libibverbs/libibverbs_mr_notify{ending}.symbols"
+            for name, ending in (("rdma-core", ""), ("rdma-core-65", ".65"))}
 CACHE = "0006-pyverbs-include-mr-cache.patch"
 # The place of each verb, as a Python pattern (@: its name), and the text of the failure.
 PLACES = (
@@ -66,11 +68,12 @@ def type_of(verb):
 
 def missing():
     """The missing places of each node and each verb, one line per place."""
-    revision = f"{fetch.read_pin('rdma-core')['version']}+mrnotify{debs.REVISION}~"
-    packaged = re.findall(r"(?m)^ \(symver\)(\S+) \S+$", read(PACKAGED))
+    for name, path in PACKAGED.items():
+        revision = f"{fetch.read_pin(name)['version']}+mrnotify{debs.REVISION}~"
+        packaged = re.findall(r"(?m)^ \(symver\)(\S+) \S+$", read(path))
+        for node in nodes().keys() - set(packaged):
+            yield f"{path}: a line \" (symver){node} {revision}\", as it is"
     for node, names in nodes().items():
-        if node not in packaged:
-            yield f"{PACKAGED}: a line \" (symver){node} {revision}\", as it is"
         if node not in test_abi.RELEASED:
             types = ", ".join(f'"{name}": "{type_of(name)}"' for name in names)
             yield f'tests/host/test_abi.py, RELEASED: "{node}": ({{{types}}}, {{}}),'
