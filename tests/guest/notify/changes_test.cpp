@@ -94,11 +94,23 @@ library_word alloc_word(const device &on)
 	return word;
 }
 
+/* By ibv_reg_mr_ex(), where rdma-core has it: that calls ibv_reg_notified_mr(). */
 owned<ibv_mr> reg(const device &on, range r, const ibv_mr_notify_attr &attr,
 		  int access = device::all_rights)
 {
+#ifdef IBV_REG_MR_MASK_NOTIFY
+	ibv_mr_init_attr init{};
+
+	init.comp_mask = IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_NOTIFY;
+	init.addr = r.addr;
+	init.length = r.length;
+	init.access = access;
+	init.notify = &attr;
+	return owned<ibv_mr>(ibv_reg_mr_ex(on.pd(), &init));
+#else
 	return owned<ibv_mr>(ibv_reg_notified_mr(
 		on.pd(), r.addr, r.length, reinterpret_cast<uintptr_t>(r.addr), access, &attr));
+#endif
 }
 
 /* Counters that processes share; all are 0 at first. */
@@ -243,6 +255,64 @@ TEST_CASE("a registration by one call is not a cached one")
 	CHECK(mr->lkey != cached->lkey);
 	CHECK(ibv_settle_mr_notify(mr.get()) == 0); /* EINVAL for a cached registration */
 }
+
+#ifdef IBV_REG_MR_MASK_NOTIFY
+TEST_CASE("ibv_reg_mr_ex takes a word with memory, an iova and a buffer")
+{
+	const device on;
+	const auto word = alloc_word(on);
+	const std::size_t before = pinned_bytes();
+	ibv_mr_notify_attr notify{};
+	ibv_mr_init_attr attr{};
+	const auto fails = [&](uint64_t mask, int error) {
+		attr.comp_mask = mask | IBV_REG_MR_MASK_NOTIFY;
+		errno = 0;
+		CHECK(!ibv_reg_mr_ex(on.pd(), &attr));
+		CHECK(errno == error);
+		CHECK(pinned_bytes() == before);
+		CHECK(load(word.get()) == 0);
+	};
+
+	notify.word = word.get();
+	void *const at = ibv_alloc_buf(on.pd(), length, &attr.buf);
+	REQUIRE(at);
+	attr.addr = at;
+	attr.length = length;
+	attr.access = device::all_rights;
+	attr.iova = 0x40000000;
+	fails(IBV_REG_MR_MASK_ADDR, EINVAL); /* no attributes */
+	attr.notify = &notify;
+	fails(0, EINVAL);
+	fails(IBV_REG_MR_MASK_IOVA, EINVAL);
+	fails(IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET | IBV_REG_MR_MASK_IOVA, EOPNOTSUPP);
+	fails(IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_DMAH, EOPNOTSUPP);
+	attr.length++;
+	fails(IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_BUF, EINVAL);
+	attr.length--;
+	{
+		const memory source = anonymous(page_size());
+		const auto from = on.register_memory(source.registered());
+		loopback link(on);
+
+		std::memset(source.registered().addr, 0x77, page_size());
+		attr.comp_mask = IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_BUF |
+				 IBV_REG_MR_MASK_NOTIFY;
+		const owned<ibv_mr> mr(ibv_reg_mr_ex(on.pd(), &attr));
+		REQUIRE(mr);
+		CHECK(mr->addr == at);
+		CHECK(mr->length == length);
+		CHECK(link.write(from.get(), source.registered(),
+				 reinterpret_cast<std::byte *>(attr.iova),
+				 mr->rkey) == IBV_WC_SUCCESS);
+		CHECK(std::memcmp(at, source.registered().addr, page_size()) == 0);
+		CHECK(load(word.get()) == 0);
+		REQUIRE(mmap(at, page_size(), PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at);
+		CHECK(load(word.get()) == IBV_MR_NOTIFY_INVALID);
+	}
+	ibv_free_buf(attr.buf);
+}
+#endif
 
 TEST_CASE("attributes that are refused leave nothing behind")
 {
