@@ -16,7 +16,7 @@ import results
 
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PYTHON = "/usr/bin/python3 -B"
-UNIT_PROGRAMS = ("cache", "parts", "views", "schedule", "tsan", "asan")
+UNIT_PROGRAMS = ("cache", "fail_nth", "parts", "views", "schedule", "tsan", "asan")
 GUEST_PROGRAMS = ("contract", "word", "changes", "in_use", "reclaim", "revoke", "worker",
                   "lifetime", "race", "cache", "peer", "rights", "invalidate", "nested", "owner",
                   "differential",

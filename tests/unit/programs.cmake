@@ -22,6 +22,7 @@ endfunction()
 
 add_unit(cache "cache_test.cc;cache_lifetime_test.cc;cache_room_test.cc;cache_stress_test.cc;cache_union_test.cc")
 add_unit(schedule cache_schedule_test.cc)
+add_unit(fail_nth cache_fail_nth_test.cc)
 add_unit(parts "entry_list_test.cc;hints_test.cc;operations_test.cc;oldest_idle_test.cc;range_index_test.cc;undo_test.cc")
 set_source_files_properties(${mr_notify}/undo.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 target_sources(unit_parts PRIVATE ${mr_notify}/undo.cpp)
