@@ -64,7 +64,8 @@ INSERTED = ((r"((.+)/\w+)/CMakeLists\.txt", "CMakeLists.txt", r"\nadd_subdirecto
             *((r"libibverbs/man/(.*)\.7\.md", spec, r"\n%\{{_mandir\}}/man1/ibv_\*",
                "\n%{{_mandir}}/man7/ibv_mr_*")
               for spec in ("redhat/rdma-core.spec", "suse/rdma-core.spec")))
-# A hook changes no line of upstream; a commit indents, renames and joins lines.
+# A hook leaves each line of upstream as it is; a commit indents, renames and joins: the first that
+# changes the file.
 REWRITTEN = {
     "libibverbs/cmd_ioctl.c": ((
         "&cmd->hdr))\n\t\tif (!mr_cache_retry_cmd(context, cmd))\n",
@@ -190,7 +191,8 @@ class Mail:
         for path in dict.fromkeys(hunk.path for hunk in self.hunks):
             of_file = "".join(hunk.text for hunk in self.hunks if hunk.path == path)
             run_patch(place, f"--- a/{path}\n+++ b/{path}\n{of_file}", "--forward")
-            for old, new in REWRITTEN.get(path, ()):
+            earlier = [hunk.path for mail in self.part(before=True)[:-1] for hunk in mail.hunks]
+            for old, new in REWRITTEN.get(path, ()) if path not in earlier else ():
                 edit(place, path, lambda text, old=old, new=new: replaced(text, old, new))
 
 
