@@ -93,8 +93,11 @@ def rename(tree, names):
 
 def inputs():
     """The files from which the packages are made, without upstream's tarball."""
-    files = overlay.our_files(fetch.base(), fetch.REPO).values()
-    return sorted([*files, *overlay.patches_of(fetch.base()), os.path.abspath(__file__)])
+    name = fetch.base()
+    patches = overlay.patches_of(name)
+    forms = filter(os.path.exists, (overlay.form_of(patch, name) for patch in patches))
+    return sorted([*overlay.our_files(name, fetch.REPO).values(), *patches, *forms,
+                   os.path.abspath(__file__)])
 
 
 def fingerprint(source):
