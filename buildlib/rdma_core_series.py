@@ -64,12 +64,12 @@ INSERTED = ((r"((.+)/\w+)/CMakeLists\.txt", "CMakeLists.txt", r"\nadd_subdirecto
             *((r"libibverbs/man/(.*)\.7\.md", spec, r"\n%\{{_mandir\}}/man1/ibv_\*",
                "\n%{{_mandir}}/man7/ibv_mr_*")
               for spec in ("redhat/rdma-core.spec", "suse/rdma-core.spec")))
-# A hook leaves each line of upstream as it is; a commit indents, renames and joins: the first that
-# changes the file.
+# A hook changes no line of upstream but its indentation. A commit renames and joins lines: the
+# first commit that changes the file.
 REWRITTEN = {
     "libibverbs/cmd_ioctl.c": ((
-        "&cmd->hdr))\n\t\tif (!mr_cache_retry_cmd(context, cmd))\n",
-        "&cmd->hdr) &&\n\t    !mr_cache_retry_cmd(context, cmd))\n"),),
+        "&cmd->hdr))\n\t\tif (!mr_cache_retry_cmd(context, cmd))\n\t\t\treturn errno;\n",
+        "&cmd->hdr) &&\n\t    !mr_cache_retry_cmd(context, cmd))\n\t\treturn errno;\n"),),
     "libibverbs/examples/devinfo.c": ((
         "\t\tprintf(\"\\t\\t\\t\\t\\tMR_REVOKE\\n%s\", ex_flags & IBV_DEVICE_MR_RECLAIM ? "
         "\"\\t\\t\\t\\t\\tMR_RECLAIM\\n\" : \"\");\n",
@@ -82,9 +82,7 @@ REWRITTEN = {
          "\t\t\t\tuint64_t iova, unsigned int access)\n",
          "struct ibv_mr *plain_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,\n"
          "\t\t\t\t  uint64_t iova, unsigned int access)\n"),
-        ("#undef ibv_reg_mr_iova2\n", ""),
-        ("\tif (!mr_cache_unimport_mr(mr))\n\tget_ops", "\tif (!mr_cache_unimport_mr(mr))\n"
-         "\t\tget_ops"))}
+        ("#undef ibv_reg_mr_iova2\n", ""))}
 
 Hunk = collections.namedtuple("Hunk", "hook path text")
 

@@ -904,7 +904,7 @@ static int register_too_much(void)
 	CHECK(execute_registration(pd.context, 64 << 20) == ENOMEM);
 	CHECK(fake->commands_called == 1);
 	CHECK(stats(pd.context).entries == IDLE);
-	/* What is pinned and not idle leaves no room. */
+	/* Memory that is pinned and not idle leaves no room. */
 	fake->pinned = 6 << 10;
 	CHECK(execute_registration(pd.context, 4 << 20) == ENOMEM);
 	CHECK(fake->commands_called == 1);

@@ -196,9 +196,9 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
  *                                         [exit_mmap(), and only now the words
  *                                         of all its MRs say INVALID]
  *
- * The umem has a reference to struct mm_struct. If mm_users is not 0 after mmap_lock was taken, VMAs
- * and page tables stay until mmap_lock is released, because exit_mmap() frees them with mmap_lock
- * held for writing:
+ * The umem has a reference to struct mm_struct. If mm_users is not 0 after mmap_lock was
+ * taken, VMAs and page tables stay until mmap_lock is released, because exit_mmap() frees
+ * them with mmap_lock held for writing:
  *
  *   the worker                            exit of the owner
  *   mmap_read_trylock()
