@@ -11,7 +11,7 @@
 #include <string>
 
 #include "loopback.h"
-#include "operations.h"
+#include "operation.h"
 
 namespace mr_notify {
 

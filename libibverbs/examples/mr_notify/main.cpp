@@ -18,6 +18,7 @@
 
 #include "all.h"
 #include "loopback.h"
+#include "operations.h"
 #include "reclaim.h"
 #include "report.h"
 

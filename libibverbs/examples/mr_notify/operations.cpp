@@ -8,13 +8,6 @@
 
 namespace mr_notify {
 
-bool operation::may_leave_alone() const
-{
-	const auto tells = [&](const char *text) { return name.find(text) != name.npos; };
-
-	return tells("NUMA balancing") || tells("memory compacted") || tells("hole punched");
-}
-
 std::vector<operation> operations()
 {
 	rows all;

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "bytes.h"
-#include "operations.h"
+#include "operation.h"
 
 namespace mr_notify {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "operations.h"
+#include "operation.h"
 #include "scenario.h"
 #include "trial.h"
 

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "operations.h"
+#include "operation.h"
 
 namespace mr_notify {
 

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <thread>
 
+#include "operations.h"
 #include "raw_uverbs.h"
 #include "system.h"
 

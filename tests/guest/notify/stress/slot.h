@@ -28,7 +28,7 @@
 #include <random>
 #include <shared_mutex>
 
-#include "operations.h"
+#include "operation.h"
 #include "peer.h"
 
 namespace stress {

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
+/* An operation on registered memory, and whether the registration must survive it. */
+#ifndef MR_NOTIFY_OPERATION_H
+#define MR_NOTIFY_OPERATION_H
+
+#include <functional>
+#include <string>
+
+#include "memory.h"
+
+namespace mr_notify {
+
+class device;
+struct observation;
+
+enum class effect {
+	invalidates, /* the word must be non-zero right after it, INVALID once settled */
+	harmless,    /* the word may be SUSPECT for a moment, but never INVALID */
+};
+
+/* Which processes an operation may disturb. */
+enum class reach {
+	process,      /* no other process */
+	process_once, /* no other process, but takes long: done once, not timed */
+	system,	      /* the whole machine: caches dropped, a page poisoned, swap switched on */
+};
+
+struct operation {
+	std::string name;
+	effect expected;
+	/* Maps the memory and touches it. Throws unsupported. */
+	std::function<memory(std::size_t length)> map;
+	/* Does the operation; its last system call is the call in question. */
+	std::function<void(memory &)> apply;
+	reach disturbs = reach::process;
+	/* Instead of map and apply: another process owns the registration. */
+	std::function<observation(const device &, std::size_t length)> watch = nullptr;
+
+	/*
+	 * May the operation leave the registered pages in place although it moves the witness?
+	 * Balancing and compaction choose their pages; a hole is in another range.
+	 */
+	bool may_leave_alone() const
+	{
+		const auto tells = [&](const char *text) { return name.find(text) != name.npos; };
+
+		return tells("NUMA balancing") || tells("memory compacted") ||
+		       tells("hole punched");
+	}
+};
+
+} // namespace mr_notify
+
+#endif
