@@ -11,11 +11,11 @@ from dataclasses import replace
 import lanes
 
 FORK = "fork, its tests alone"
-HOST = ("test_arguments", "test_built_programs", "test_compiler_cache", "test_driver",
-        "test_drivers", "test_events", "test_fetch", "test_guide", "test_hook_tool", "test_hooks",
-        "test_lab_archive", "test_lab_console", "test_lab_nodes", "test_lint", "test_mutations",
-        "test_namespace", "test_overlay", "test_runner", "test_setup", "test_step",
-        "test_verbs", "test_word_protocol",
+HOST = ("test_arguments", "test_built_programs", "test_compiler_cache", "test_cycles",
+        "test_driver", "test_drivers", "test_events", "test_fetch", "test_guide", "test_hook_tool",
+        "test_hooks", "test_lab_archive", "test_lab_console", "test_lab_nodes", "test_lint",
+        "test_mutations", "test_namespace", "test_overlay", "test_runner", "test_setup",
+        "test_step", "test_verbs", "test_word_protocol",
         *(f"unit-{name}" for name in lanes.UNIT_PROGRAMS))
 UM = ("matrix", "matrix, all memory", "matrix, suspended", "contract", "word", "changes", "in_use",
       "reclaim", "revoke", "worker", "lifetime", "race", "cache", "peer", "rights", "invalidate",
