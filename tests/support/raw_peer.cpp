@@ -174,7 +174,7 @@ void raw_peer::write(uint32_t psn, const void *to, uint32_t rkey, const bytes &d
 	send(0x0a, psn, body);
 }
 
-void raw_peer::write_for_nothing(uint32_t psn, const bytes &data) const
+void raw_peer::write_length_0(uint32_t psn, const bytes &data) const
 {
 	bytes body = place(nullptr, 0, 0);
 
@@ -202,7 +202,7 @@ void raw_peer::begin_message(uint32_t psn) const
 	send(0x00, psn, bytes(mtu));
 }
 
-void raw_peer::go_on_with_message(uint32_t psn, const bytes &data) const
+void raw_peer::continue_message(uint32_t psn, const bytes &data) const
 {
 	send(0x01, psn, data);
 }
@@ -290,7 +290,7 @@ void raw_peer::reset() const
 	listen_to_peer(qp_.get(), most_reads_);
 }
 
-void raw_peer::let_ask(uint8_t retries, uint8_t timeout, uint8_t most_answers) const
+void raw_peer::allow_requests(uint8_t retries, uint8_t timeout, uint8_t most_answers) const
 {
 	ibv_qp_attr attr{};
 

@@ -69,18 +69,18 @@ public:
 	void write(uint32_t psn, const void *to, uint32_t rkey,
 		   const std::vector<std::byte> &data) const;
 	/* A write with data whose header says that its length is 0. */
-	void write_for_nothing(uint32_t psn, const std::vector<std::byte> &data) const;
+	void write_length_0(uint32_t psn, const std::vector<std::byte> &data) const;
 	/* A packet of a write of @length bytes. */
 	void write_part(part which, uint32_t psn, const void *to, uint32_t rkey, std::size_t length,
 			const std::vector<std::byte> &data) const;
 	void message(uint32_t psn, const std::vector<std::byte> &data) const;
 	/* The first packet, of one MTU, of a longer message. */
 	void begin_message(uint32_t psn) const;
-	void go_on_with_message(uint32_t psn, const std::vector<std::byte> &data) const;
+	void continue_message(uint32_t psn, const std::vector<std::byte> &data) const;
 	void end_message(uint32_t psn, const std::vector<std::byte> &data) const;
 	/* A FLUSH of the whole MR. */
 	void flush(uint32_t psn, uint32_t rkey) const;
-	/* Answers of the peer; call let_ask() before. */
+	/* Answers of the peer; call allow_requests() before. */
 	void acknowledge(uint32_t psn, uint8_t syndrome = acknowledged) const;
 	void atomic_answer(uint32_t psn, uint64_t value) const;
 	void read_answer(part which, uint32_t psn, const std::vector<std::byte> &data) const;
@@ -104,7 +104,8 @@ public:
 	 * (7: always) after a NAK, or after 4.096 us << @timeout (0: never by itself); and always
 	 * after an RNR NAK. @most_answers: the limit of reads and atomics at a time
 	 */
-	void let_ask(uint8_t retries = 0, uint8_t timeout = 0, uint8_t most_answers = 1) const;
+	void allow_requests(uint8_t retries = 0, uint8_t timeout = 0,
+			    uint8_t most_answers = 1) const;
 
 private:
 	void send(uint8_t opcode, uint32_t psn, const std::vector<std::byte> &body) const;

@@ -42,7 +42,7 @@ public:
 			 attribute(UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE, in_use, sizeof(uint64_t))});
 	}
 	/* As ibv_reg_mr_notify_reclaim(), with any mask. */
-	int arm_lending(uint32_t mr, uint64_t *word, uint64_t in_use) const
+	int arm_reclaim(uint32_t mr, uint64_t *word, uint64_t in_use) const
 	{
 		std::vector<ib_uverbs_attr> all{
 			attribute(UVERBS_ATTR_MR_NOTIFY_ARM_HANDLE, mr),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /* A queue pair that sends requests, and a raw peer that answers. */
-#ifndef GUEST_ASKED_H
-#define GUEST_ASKED_H
+#ifndef GUEST_REQUESTER_H
+#define GUEST_REQUESTER_H
 
 #include "catch.h"
 
@@ -19,7 +19,7 @@ namespace odp {
  * A queue pair that has sent a write with PSN 0, which was acknowledged, and a read of three
  * packets, PSN 1 to 3.
  */
-struct asked {
+struct requester {
 	const cable &wire;
 	mr_notify::memory here = mr_notify::anonymous(3 * mtu);
 	mr_notify::memory there =
@@ -29,9 +29,9 @@ struct asked {
 		wire.on().register_memory(here.registered(), IBV_ACCESS_LOCAL_WRITE);
 	raw_peer peer{wire};
 
-	explicit asked(const cable &on, uint8_t retries = 0) : wire(on)
+	explicit requester(const cable &on, uint8_t retries = 0) : wire(on)
 	{
-		peer.let_ask(retries);
+		peer.allow_requests(retries);
 		ask(IBV_WR_RDMA_WRITE, mtu);
 		ask(IBV_WR_RDMA_READ, 3 * mtu);
 		for (const uint8_t opcode : {0x0a, 0x0c}) {
@@ -106,7 +106,7 @@ struct asked {
 
 /* A write that waits for its acknowledgment, followed by the bind of a window. */
 struct write_and_bind {
-	explicit write_and_bind(const asked &by)
+	explicit write_and_bind(const requester &by)
 	    : mr(by.wire.on().register_memory(by.here.registered(),
 					      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND)),
 	      window(ibv_alloc_mw(by.wire.on().pd(), IBV_MW_TYPE_2))

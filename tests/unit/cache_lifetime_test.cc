@@ -769,7 +769,7 @@ TEST_CASE_METHOD(fixture, "a thread that is cancelled inside the registrar comes
 	CHECK(kernel.live.empty());
 }
 
-TEST_CASE_METHOD(fixture, "a thread that is cancelled while it waits leaves no lock behind")
+TEST_CASE_METHOD(fixture, "a thread that is cancelled while it waits keeps no lock")
 {
 	gate in_reg;
 	std::atomic<bool> second_waits{false};

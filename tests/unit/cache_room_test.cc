@@ -190,7 +190,7 @@ TEST_CASE_METHOD(fixture, "lower limits find idle registrations among many in us
 	CHECK(entries() == USED + 1);
 }
 
-TEST_CASE_METHOD(fixture, "a miss finds idle registrations behind many in use")
+TEST_CASE_METHOD(fixture, "a miss finds idle registrations after many in use")
 {
 	uint64_t refused = 0;
 
@@ -202,7 +202,7 @@ TEST_CASE_METHOD(fixture, "a miss finds idle registrations behind many in use")
 	CHECK(entries() == USED + IDLE);
 }
 
-TEST_CASE_METHOD(fixture, "a large request finds idle registrations behind many in use")
+TEST_CASE_METHOD(fixture, "a large request finds idle registrations after many in use")
 {
 	limit((USED + IDLE) * PAGE, UINT64_MAX);
 	CHECK(use(0x10000, IDLE - 8));

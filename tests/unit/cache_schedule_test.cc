@@ -542,12 +542,12 @@ TEST_CASE("a registration that arrives while another is deregistered is not wait
 	in_orders(2000, &world::arrival);
 }
 
-TEST_CASE("a context is closed beside others' work")
+TEST_CASE("a context is closed during others' work")
 {
 	in_orders(2000, &world::closing);
 }
 
-TEST_CASE("an entry of the index is found beside changes of it")
+TEST_CASE("an entry of the index is found during changes of it")
 {
 	in_orders(2000, &world::look_beside_eviction);
 }

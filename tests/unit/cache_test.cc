@@ -225,7 +225,7 @@ TEST_CASE_METHOD(fixture, "a suspended one is restored, and the same is handed o
 	CHECK(kernel.reg_calls == 2);
 }
 
-TEST_CASE_METHOD(fixture, "a suspended one that cannot be restored is registered anew")
+TEST_CASE_METHOD(fixture, "a suspended registration that cannot be restored is registered again")
 {
 	use(0);
 	kernel.suspend();
@@ -900,7 +900,7 @@ struct meddled_env : fake_env {
 	};
 };
 
-TEST_CASE("a word is freed beside a kernel that settles or suspends it")
+TEST_CASE("a word is freed while the kernel settles or suspends it")
 {
 	using word = mr_cache::entry_word<meddled_env>;
 

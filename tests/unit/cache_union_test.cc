@@ -323,7 +323,7 @@ TEST_CASE_METHOD(fixture, "a union that the limits have no room for is none")
 	CHECK(count().evictions == 0);
 }
 
-TEST_CASE_METHOD(fixture, "memory beside a request goes while their union is registered")
+TEST_CASE_METHOD(fixture, "memory next to a request is unmapped while their union is registered")
 {
 	leave(hold(0, IDLE));
 	kernel.after_reg = [&] { kernel.invalidate(BASE, BASE + PAGE); };

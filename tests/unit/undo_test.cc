@@ -82,7 +82,7 @@ TEST_CASE("undo: at the end of the object")
 	CHECK(here.now() == "before");
 }
 
-TEST_CASE("undo: by a signal, which ends the program as ever")
+TEST_CASE("undo: by a signal, which then ends the program")
 {
 	const int number = GENERATE(SIGHUP, SIGINT, SIGTERM);
 	const changed here;

@@ -236,7 +236,7 @@ TEST_CASE("cache: windows that slide pin at most twice what they cover")
  * Plain registrations are the oracle. A thread owns the pages of its window; pages of another
  * thread next to them may be in the same registration.
  */
-TEST_CASE("cache: windows slide while others unmap the memory beside them")
+TEST_CASE("cache: windows slide while others unmap the memory next to them")
 {
 	const int flag = GENERATE(0, static_cast<int>(IBV_ACCESS_CACHED));
 	constexpr std::size_t pages = 128, wide = 8;

@@ -140,7 +140,7 @@ ibv_mr_cache_stats stats_of(const device &on)
  * argv of a program is its environment. The second half of the buffer is mapped again within
  * milliseconds, before a worker that waits first could unpin the old pages.
  */
-TEST_CASE("idle program: gives back and maps anew", "[.]")
+TEST_CASE("idle program: gives back and maps again", "[.]")
 {
 	constexpr std::size_t size = 2 * megabyte;
 	const int way = std::atoi(std::getenv("IDLE_WAY"));
@@ -183,7 +183,7 @@ TEST_CASE("idle: pages given back are there again within memory.max")
 		write_system_file(group.path() + "/memory.swap.max", "0");
 		for (int way = 0; way < 3; way++)
 			right_each_way(
-				"idle program: gives back and maps anew",
+				"idle program: gives back and maps again",
 				{"IDLE_GROUP=" + group.path(), "IDLE_WAY=" + std::to_string(way)});
 	} catch (const unsupported &why) {
 		skip_test(why.what());

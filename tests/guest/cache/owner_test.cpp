@@ -348,7 +348,7 @@ void same_told(const std::string &what)
 
 } // namespace
 
-TEST_CASE("owner: a PD without registrations ends beside others' evictions")
+TEST_CASE("owner: a PD without registrations ends during others' evictions")
 {
 	CHECK(busy_pds(plain) == 0);
 	CHECK(busy_pds(cached) == 0);
@@ -385,7 +385,7 @@ TEST_CASE("owner: few objects (cached)", "[.]")
 	use_few_objects(cached);
 }
 
-TEST_CASE("owner: contexts and PDs close beside others' registrations")
+TEST_CASE("owner: contexts and PDs close during others' registrations")
 {
 	same_told("closing");
 }

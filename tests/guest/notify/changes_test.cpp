@@ -314,7 +314,7 @@ TEST_CASE("ibv_reg_mr_ex takes a word with memory, an iova and a buffer")
 }
 #endif
 
-TEST_CASE("attributes that are refused leave nothing behind")
+TEST_CASE("attributes that are refused change nothing")
 {
 	const device on;
 	const memory m = anonymous(length);

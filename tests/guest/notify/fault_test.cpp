@@ -274,7 +274,7 @@ TEST_CASE("faults: registering with tracking fails cleanly, or tracks", "[fault 
 	CHECK(places < most_places - 1);
 }
 
-TEST_CASE("faults: everything fails now and then, beside a thread that unmaps", "[fault injection]")
+TEST_CASE("faults: everything fails now and then, while a thread unmaps", "[fault injection]")
 {
 	const stress::faults faults;
 	const device on;

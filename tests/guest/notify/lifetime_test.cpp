@@ -88,7 +88,7 @@ pid_t child_with_huge_pages(range all, int armed)
 } // namespace
 
 /* hugetlb frees the lock of such a mapping while only readers of mmap_lock are excluded. */
-TEST_CASE("race: the worker looks beside the exit of an owner of shared huge pages")
+TEST_CASE("race: the worker compares during the exit of an owner of shared huge pages")
 {
 	const run_time time;
 	std::optional<memory> huge;

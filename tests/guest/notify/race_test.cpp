@@ -284,7 +284,7 @@ TEST_CASE("race: a word is in the page that its address maps")
 }
 
 /* In either order: if a word says INVALID, the device has lost the registration. */
-TEST_CASE("race: disarming beside an unmap", "[revoke]")
+TEST_CASE("race: disarming during an unmap", "[revoke]")
 {
 	const device on;
 	const run_time time;

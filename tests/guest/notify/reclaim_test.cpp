@@ -207,7 +207,7 @@ TEST_CASE("the device can reclaim")
 	CHECK(attr.device_cap_flags_ex & IBV_DEVICE_MR_REVOKE);
 }
 
-TEST_CASE("lending: permissions and arguments")
+TEST_CASE("reclaim: permissions and arguments")
 {
 	const device on;
 	const memory m = anonymous(length);
@@ -350,7 +350,7 @@ TEST_CASE("an MR that cannot be suspended keeps its pages")
 	CHECK(pinned_bytes() == before);
 }
 
-TEST_CASE("lending without counting users is refused")
+TEST_CASE("reclaim without counting users is refused")
 {
 	const device on;
 	const raw_uverbs raw(on.context());
@@ -358,8 +358,8 @@ TEST_CASE("lending without counting users is refused")
 	const auto mr = on.register_memory(m.registered());
 	word w;
 
-	CHECK(raw.arm_lending(mr->handle, w.address(), 0) == EINVAL);
-	CHECK(raw.arm_lending(mr->handle, w.address(), mask) == 0);
+	CHECK(raw.arm_reclaim(mr->handle, w.address(), 0) == EINVAL);
+	CHECK(raw.arm_reclaim(mr->handle, w.address(), mask) == 0);
 }
 
 TEST_CASE("a registration that can be suspended from the start", "[roce]")
@@ -460,7 +460,7 @@ std::size_t pages_kept(range r)
 } // namespace
 
 /* Without the cache the registration would have ended before MADV_FREE. */
-TEST_CASE("memory that was freed lazily behind a registration is given back")
+TEST_CASE("memory that MADV_FREE freed in a registration is given back")
 {
 	suspendable one(anonymous(length));
 	const range r = one.m.registered();

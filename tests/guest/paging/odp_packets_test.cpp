@@ -340,7 +340,7 @@ TEST_CASE("packets: a read by a window with addresses of its own is repeated", "
 	REQUIRE(window);
 	std::memset(here.addr, 0x11, page);
 	std::memset(here.addr + page, 0x22, page);
-	peer.let_ask();
+	peer.allow_requests();
 	const uint32_t rkey =
 		post_bind(peer.qp(), window.get(),
 			  {mr.get(), page, page, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ZERO_BASED});
@@ -478,7 +478,7 @@ TEST_CASE("packets: a write that says that it is empty has no payload", "[veth]"
 	const cable wire;
 	const raw_peer peer(wire);
 
-	peer.write_for_nothing(0, std::vector(mtu, std::byte{0x11}));
+	peer.write_length_0(0, std::vector(mtu, std::byte{0x11}));
 	const auto refused = peer.next(time_limit);
 	REQUIRE(refused);
 	CHECK(refused->syndrome == raw_peer::makes_no_sense);
@@ -675,11 +675,11 @@ TEST_CASE("packets: an unreliable message with a short packet takes no other alo
 	for (int i = 0; i < 2; i++)
 		post_receive(shared.get(), {{{m.registered().addr, 4 * mtu}, mr->lkey}});
 	peer.begin_message(0);
-	peer.go_on_with_message(1, std::vector<std::byte>(8));
+	peer.continue_message(1, std::vector<std::byte>(8));
 	done = peer.completed(time_limit);
 	REQUIRE(done);
 	CHECK(done->status == IBV_WC_REM_INV_REQ_ERR);
-	peer.go_on_with_message(1, std::vector<std::byte>(mtu));
+	peer.continue_message(1, std::vector<std::byte>(mtu));
 	peer.message(2, std::vector<std::byte>(8));
 	done = peer.completed(time_limit);
 	REQUIRE(done);
@@ -871,7 +871,7 @@ TEST_CASE("packets: an old answer is no answer to the asking end, either",
 		return wc && wc->status == IBV_WC_SUCCESS;
 	};
 
-	peer.let_ask(7);
+	peer.allow_requests(7);
 	s.slow->fill(std::byte{0x11}, 2 * page);
 	write(0, 2 * page);
 	REQUIRE(peer.all(8).size() == 8);
@@ -894,7 +894,7 @@ TEST_CASE("packets: an old answer is no answer to the asking end, either",
 }
 
 /* The bind is complete with the requests before it; the requester still works on them. */
-TEST_CASE("packets: a queue is drained with a window bound behind a repeated request",
+TEST_CASE("packets: a queue is drained with a window bound after a repeated request",
 	  "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -906,7 +906,7 @@ TEST_CASE("packets: a queue is drained with a window bound behind a repeated req
 	const raw_peer peer(s.wire);
 
 	REQUIRE(window);
-	peer.let_ask(7);
+	peer.allow_requests(7);
 	s.slow->fill(std::byte{0x11}, 2 * page);
 	post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{s.at(page - mtu), 2 * mtu}, s.all->lkey}}});
 	post_bind(peer.qp(), window.get(),

@@ -377,7 +377,7 @@ TEST_CASE("a window with addresses of its own", "[odp]")
 	      IBV_WC_REM_ACCESS_ERR);
 }
 
-TEST_CASE("an atomic operation behind the range", "[odp]")
+TEST_CASE("an atomic operation after the end of the range", "[odp]")
 {
 	two_buffers s;
 	const range all = s.to();

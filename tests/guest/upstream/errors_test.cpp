@@ -318,7 +318,7 @@ TEST_CASE("errors: a reliable queue pair sends again what a full qdisc drops", "
 	full_qdisc qdisc;
 	const uint64_t before = dropped(wire.on());
 
-	peer.let_ask(7, 14);
+	peer.allow_requests(7, 14);
 	post(peer.qp(), {IBV_WR_RDMA_WRITE, {{m.registered(), mr->lkey}}});
 	REQUIRE(happens([&] { return dropped(wire.on()) > before; }));
 	CHECK_FALSE(peer.completed(10ms));
@@ -357,7 +357,7 @@ TEST_CASE("errors: an unreliable queue pair goes on when a full qdisc drops its 
 	CHECK(one.state() == IBV_QPS_RTS);
 }
 
-TEST_CASE("connecting: beside a full qdisc", "[.]")
+TEST_CASE("connecting: with a full qdisc", "[.]")
 {
 	const device on("rxe_odp");
 	manager cm;
@@ -394,7 +394,7 @@ TEST_CASE("connecting: while the interface is down", "[.]")
 TEST_CASE("errors: connecting goes on after a MAD that can't be sent", "[veth]")
 {
 	const cable wire;
-	const std::string how = GENERATE("beside a full qdisc", "while the interface is down");
+	const std::string how = GENERATE("with a full qdisc", "while the interface is down");
 
 	INFO(how);
 	CHECK(run_child("connecting: " + how, {}).status == 0);

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "asked.h"
+#include "requester.h"
 #include "odp.h"
 #include "reliable.h"
 #include "run_time.h"
@@ -75,13 +75,13 @@ TEST_CASE("qp_state: a queue pair that is reset in the middle of an answer start
 	  "[veth]")
 {
 	const cable wire;
-	const asked one(wire, 7);
+	const requester one(wire, 7);
 
 	one.answer(part::first, 1);
 	one.peer.acknowledge(2, raw_peer::out_of_order);
 	CHECK(one.request().opcode == 0x0c);
 	one.peer.reset();
-	one.peer.let_ask(7);
+	one.peer.allow_requests(7);
 	one.ask(IBV_WR_ATOMIC_FETCH_AND_ADD, 8);
 	for (int times = 0; times < 2; times++) { /* the first packet is lost */
 		const raw_peer::packet atomic = one.request();
@@ -101,7 +101,7 @@ TEST_CASE("qp_state: a queue pair that is reset in the middle of an answer start
 TEST_CASE("qp_state: requests posted to a drained queue are sent when that goes on", "[veth]")
 {
 	const cable wire;
-	const asked one(wire, 7);
+	const requester one(wire, 7);
 
 	one.read_all();
 	for (uint32_t psn = 4; psn < 10; psn++) { /* more than the queue has places */
@@ -120,7 +120,7 @@ TEST_CASE("qp_state: a queue is drained when its begun requests are complete, ev
 	  "[veth]")
 {
 	const cable wire;
-	const asked one(wire, 7);
+	const requester one(wire, 7);
 	const bool ready = GENERATE(false, true);
 
 	INFO("the peer is ready: " << ready);
@@ -155,7 +155,7 @@ TEST_CASE("qp_state: a queue is drained when a window bound behind its last requ
 	  "[veth]")
 {
 	const cable wire;
-	const asked one(wire, 7);
+	const requester one(wire, 7);
 	const write_and_bind both(one);
 
 	CHECK_FALSE(one.peer.completed(100ms)); /* before SQD: it starts no new request */
@@ -177,10 +177,10 @@ TEST_CASE("qp_state: a reset stops the timers", "[veth]")
 		REQUIRE(peer.next(time_limit));
 	};
 
-	peer.let_ask(7, 19); /* two seconds */
+	peer.allow_requests(7, 19); /* two seconds */
 	ask();
 	peer.reset();
-	peer.let_ask();
+	peer.allow_requests();
 	ask();
 	CHECK_FALSE(peer.completed(3s));
 	peer.acknowledge(0);
@@ -196,7 +196,7 @@ TEST_CASE("qp_state: a peer that says when it is ready takes no retry", "[veth][
 	const cable wire;
 	const raw_peer peer(wire);
 
-	peer.let_ask(6, 17); /* half a second */
+	peer.allow_requests(6, 17); /* half a second */
 	post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{nullptr, 0}, 0}}, 0, 0});
 	for (int times = 0; times < 9; times++) {
 		REQUIRE(peer.next(time_limit));
@@ -261,7 +261,7 @@ TEST_CASE("qp_state: threads that modify one queue pair wait for each other", "[
 	const owned<ibv_mr> mr = wire.on().register_memory(
 		m.registered(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
 	const raw_peer peer(wire, IBV_QPT_RC, 128);
-	peer.let_ask();
+	peer.allow_requests();
 	REQUIRE(peer.become(IBV_QPS_SQD));
 	std::atomic<bool> stop = false;
 	std::atomic<int> refused = 0;
@@ -295,7 +295,7 @@ TEST_CASE("qp_state: a request for a value fails where no answer may be under wa
 	const raw_peer peer(wire);
 
 	INFO("opcode " << opcode);
-	peer.let_ask(0, 0, 0);
+	peer.allow_requests(0, 0, 0);
 	post(peer.qp(), {.opcode = opcode, .local = {{{here.registered().addr, 8}, mr->lkey}}});
 	const auto done = peer.completed(time_limit);
 	REQUIRE(done);
@@ -384,7 +384,7 @@ TEST_CASE("qp_state: an attribute is changed in the states that allow it", "[vet
 		INFO("attribute " << one);
 		CHECK(change(one) == EINVAL);
 	}
-	peer.let_ask();
+	peer.allow_requests();
 	for (const int one : {IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN,
 			      IBV_QP_TIMEOUT, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_DEST_QPN}) {
 		INFO("attribute " << one);

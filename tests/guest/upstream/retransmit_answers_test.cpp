@@ -9,7 +9,7 @@
 #include <chrono>
 #include <vector>
 
-#include "asked.h"
+#include "requester.h"
 #include "system.h"
 
 using namespace mr_notify;
@@ -24,7 +24,7 @@ using part = raw_peer::part;
 TEST_CASE("retransmit_answers: an old response doesn't end a read", "[veth]")
 {
 	const cable wire;
-	const asked one(wire);
+	const requester one(wire);
 	const auto syndrome = GENERATE(raw_peer::acknowledged, raw_peer::refused);
 
 	INFO("the old answer: " << +syndrome);
@@ -41,7 +41,7 @@ TEST_CASE("retransmit_answers: an old response doesn't end a read", "[veth]")
 TEST_CASE("retransmit_answers: a read that is refused halfway fails", "[veth]")
 {
 	const cable wire;
-	const asked one(wire);
+	const requester one(wire);
 
 	one.answer(part::first, 1);
 	one.answer(part::middle, 2);
@@ -52,7 +52,7 @@ TEST_CASE("retransmit_answers: a read that is refused halfway fails", "[veth]")
 TEST_CASE("retransmit_answers: an invalid response is an error", "[veth]")
 {
 	const cable wire;
-	const asked one(wire);
+	const requester one(wire);
 
 	SECTION("it begins in the middle")
 	{
@@ -72,7 +72,7 @@ TEST_CASE(
 	"[veth]")
 {
 	const cable wire;
-	const asked one(wire);
+	const requester one(wire);
 
 	one.ask_for_flush();
 	CHECK_FALSE(one.peer.next(300ms));
@@ -89,7 +89,7 @@ TEST_CASE("retransmit_answers: a flush or an atomic write is repeated if its res
 	  "[veth]")
 {
 	const cable wire;
-	const asked one(wire, 7);
+	const requester one(wire, 7);
 	const bool flush = GENERATE(true, false);
 	const uint8_t opcode = flush ? 0x1c : 0x1d;
 
@@ -124,7 +124,7 @@ TEST_CASE("retransmit_answers: a fenced request that is sent again waits for ear
 	  "[veth]")
 {
 	const cable wire;
-	const asked one(wire, 7);
+	const requester one(wire, 7);
 	const bool write = GENERATE(false, true);
 	const uint32_t flush = write ? 5 : 4;
 
@@ -152,7 +152,7 @@ TEST_CASE("retransmit_answers: a response without a value doesn't end a read or 
 	  "[veth]")
 {
 	const cable wire;
-	const asked one(wire);
+	const requester one(wire);
 	const bool atomic = GENERATE(true, false);
 
 	one.read_all();
@@ -176,7 +176,7 @@ TEST_CASE("retransmit_answers: an atomic write that was answered may be repeated
 	  "[veth]")
 {
 	const cable wire;
-	const asked one(wire, 1);
+	const requester one(wire, 1);
 
 	one.read_all();
 	for (uint32_t psn = 4; psn < 6; psn++) {
@@ -193,7 +193,7 @@ TEST_CASE("retransmit_answers: a window is bound once, even if an earlier reques
 	  "[veth]")
 {
 	const cable wire;
-	const asked one(wire, 7);
+	const requester one(wire, 7);
 	const write_and_bind both(one);
 
 	one.peer.acknowledge(4, raw_peer::out_of_order);

@@ -560,7 +560,7 @@ TEST_CASE("siw: an answer as long as it says connects, and hands on the rest", "
  *	gives the socket to the queue pair
  *						waits
  */
-TEST_CASE("siw: what comes right behind the answer is looked at", "[iwarp][kprobes]")
+TEST_CASE("siw: an FPDU right after the MPA reply is processed", "[iwarp][kprobes]")
 {
 	const device on;
 	probe answer("siw_send_mpareqrep", probe::at::end);

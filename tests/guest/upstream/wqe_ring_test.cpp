@@ -166,7 +166,7 @@ struct scene {
 		peer.reset();
 		while (peer.next(0ms) || peer.completed(0ms))
 			;
-		peer.let_ask(7);
+		peer.allow_requests(7);
 	}
 	bool works() const
 	{
@@ -559,7 +559,7 @@ TEST_CASE("wqe_ring: threads resize one completion queue", "[veth]")
 	std::atomic<int> grown = 0, shrunk = 0, refused = 0;
 	std::vector<std::thread> threads;
 
-	peer.let_ask(7);
+	peer.allow_requests(7);
 	for (int i = 0; i < 3; i++)
 		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{nullptr, 0}, 0}}, 0, 0});
 	REQUIRE(peer.become(IBV_QPS_ERR));
