@@ -231,11 +231,10 @@ class HookRules(unittest.TestCase):
     def test_row_of_each_fix(self):
         with open(os.path.join(REPO, FIXES, "README.md"), encoding="utf-8") as text:
             rows = re.findall(r"(?m)^\| (\d{4}) \| .* \| (.*) \| [^|]+ \|$", text.read())
+        fixes = sorted(path for path in self.texts if path.startswith(FIXES))
         self.assertEqual([number for number, _ in rows],
-                         [os.path.basename(path)[:4] for path in self.texts
-                          if path.startswith(FIXES)])
-        for (number, commit), text in zip(rows, (text for path, text in self.texts.items()
-                                                 if path.startswith(FIXES))):
+                         [os.path.basename(path)[:4] for path in fixes])
+        for (number, commit), text in zip(rows, map(self.texts.get, fixes)):
             named = re.findall(r'(?m)^Fixes: ([0-9a-f]{12}) \(".+"\)$', text)
             mended = re.findall(r"(?m)^Stands-On: (.+)$", text)
             self.assertEqual(commit, ", ".join(named) or "none: " + "".join(mended), number)
