@@ -92,7 +92,7 @@ class Run:
         for reader in readers:
             reader.start()
 
-        def lives():
+        def is_running():
             """Has it not ended, or may a process still write? Does not reap it."""
             nohang = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return (any(reader.is_alive() for reader in readers) or
@@ -101,13 +101,13 @@ class Run:
         def outlives(seconds):
             """Wait at most so long; is the process still running?"""
             until = time.monotonic() + seconds
-            while lives() and time.monotonic() < until:
+            while is_running() and time.monotonic() < until:
                 time.sleep(0.02)
-            return lives()
-        while lives() and time.monotonic() - heard < silence:
+            return is_running()
+        while is_running() and time.monotonic() - heard < silence:
             readers[0].join(1)
             outlives(0.1)
-        hung = lives()
+        hung = is_running()
         if hung:
             feed("out", f"tests/run: ended, as it has said nothing for {silence} s\n")
             end(child, signal.SIGTERM)

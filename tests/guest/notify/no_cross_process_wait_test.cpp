@@ -39,7 +39,7 @@ using namespace std::chrono_literals;
 namespace {
 
 /* Sends up to 253 files with one byte, and closes them. */
-bool give_away(int socket, const std::vector<int> &fds)
+bool send_files(int socket, const std::vector<int> &fds)
 {
 	char byte = 0;
 	iovec data{&byte, 1};
@@ -72,7 +72,7 @@ bool close_in_flight(std::vector<int> fds)
 	if (socketpair(AF_UNIX, SOCK_DGRAM, 0, ends))
 		return false;
 	fds.push_back(ends[0]); /* this file closes last: before that the message is no garbage */
-	const bool done = give_away(ends[1], fds);
+	const bool done = send_files(ends[1], fds);
 	close(ends[1]);
 	return done;
 }
@@ -324,7 +324,7 @@ TEST_CASE("a process that was sent another user's file does not wait for that us
 	REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
 	REQUIRE(pipe(answers) == 0);
 	{
-		const other_user user(1, [&](const auto &fds) { return give_away(ends[1], fds); });
+		const other_user user(1, [&](const auto &fds) { return send_files(ends[1], fds); });
 
 		REQUIRE(user.ready());
 		daemon = fork();

@@ -161,7 +161,7 @@ struct scene {
 		return wc->status;
 	}
 	/* Starts again: no request, packet or completion of earlier steps is left. */
-	void begin_anew() const
+	void restart() const
 	{
 		peer.reset();
 		while (peer.next(0ms) || peer.completed(0ms))
@@ -170,7 +170,7 @@ struct scene {
 	}
 	bool works() const
 	{
-		begin_anew();
+		restart();
 		ask(IBV_WR_RDMA_WRITE, mtu);
 		const auto sent = packet();
 		peer.acknowledge(0);
@@ -214,7 +214,7 @@ TEST_CASE("wqe_ring: a write into a request before its turn fails the request at
 	const cable wire;
 	const scene on(wire);
 
-	on.begin_anew();
+	on.restart();
 	for (std::size_t word = 0; word < on.sends.words(); word++)
 		for (const uint32_t value : values) {
 			std::optional<raw_peer::packet> sent;
@@ -234,7 +234,7 @@ TEST_CASE("wqe_ring: a write into a request before its turn fails the request at
 			}));
 			if (is_kernels(word))
 				CHECK(is_write(on, sent));
-			on.begin_anew();
+			on.restart();
 		}
 	CHECK(on.works());
 }
@@ -265,7 +265,7 @@ TEST_CASE("wqe_ring: the kernel ignores a write into a request that it has taken
 	const auto with_each = [&](auto ask, auto answer) {
 		for (std::size_t word = 0; word <= on.sends.words(); word++)
 			for (const uint32_t value : wild) {
-				on.begin_anew();
+				on.restart();
 				ask();
 				if (word < on.sends.words())
 					on.sends.change_last(word, value);
@@ -358,7 +358,7 @@ TEST_CASE("wqe_ring: the kernel ignores a write into a request that is half sent
 			wire.on().register_memory(slow->bytes(), IBV_ACCESS_ON_DEMAND);
 		const auto value = static_cast<uint32_t>(word % 2 ? 7U << 24 : UINT32_MAX);
 
-		on.begin_anew();
+		on.restart();
 		slow->fill(std::byte{1}, page);
 		on.ask(IBV_WR_RDMA_WRITE, slow->bytes(), mr->lkey);
 		for (uint32_t psn = 0; psn < packets; psn++)
@@ -389,7 +389,7 @@ TEST_CASE("wqe_ring: a write into a receive before its turn fails the receive at
 	const bool shared = GENERATE(false, true);
 	const scene on(wire, shared);
 	const auto receive_one = [&](auto change) {
-		on.begin_anew();
+		on.restart();
 		std::memset(on.here.addr, 0, mtu);
 		on.receive(mtu);
 		change();
@@ -422,7 +422,7 @@ TEST_CASE("wqe_ring: a write into a receive before its turn fails the receive at
 			 */
 			if (shared && answer.is_error()) {
 				on.receives.change_last(word, was);
-				on.begin_anew();
+				on.restart();
 				on.peer.message(0, std::vector(mtu, std::byte{0x5a}));
 				on.packet();
 			}
@@ -440,7 +440,7 @@ TEST_CASE("wqe_ring: the kernel ignores a write into a receive that it has taken
 	INFO("shared: " << shared);
 	for (std::size_t word = 0; word <= on.receives.words(); word++)
 		for (const uint32_t value : wild) {
-			on.begin_anew();
+			on.restart();
 			std::memset(on.here.addr, 0, 2 * mtu);
 			on.receive(2 * mtu);
 			on.peer.begin_message(0);
@@ -466,7 +466,7 @@ TEST_CASE("wqe_ring: a request is sent again and flushed with any index of its q
 	const scene on(wire);
 
 	for (const uint32_t beyond : {1U << 20, 1U << 31}) {
-		on.begin_anew();
+		on.restart();
 		on.ask(IBV_WR_RDMA_WRITE, mtu);
 		CHECK(on.packet().psn == 0);
 		const uint32_t was = on.sends.producer();
@@ -476,7 +476,7 @@ TEST_CASE("wqe_ring: a request is sent again and flushed with any index of its q
 		on.sends.producer() = was;
 	}
 	for (const uint32_t index : {1U << 20, UINT32_MAX, 2U}) {
-		on.begin_anew();
+		on.restart();
 		const uint32_t was = on.sends.producer();
 		const uint32_t received = on.receives.producer();
 
