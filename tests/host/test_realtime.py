@@ -32,7 +32,7 @@ class Realtime(unittest.TestCase):
         tree = build.hooked_tree()
         out = os.path.join(fetch.BUILD, "realtime")
         self.make = ["make", "-C", tree, "ARCH=x86_64", f"O={out}"]
-        kconfig.configure(["common", "realtime"], out, self.run_make)
+        kconfig.configure(["common", "linux-6.12", "realtime"], out, self.run_make)
         objects = [name[:-2] + ".o" for name in overlay.our_files("linux", REPO)
                    if name.startswith(OURS) and name.endswith(".c")]
         self.assertIn("drivers/infiniband/core/umem_notify.o", objects)
