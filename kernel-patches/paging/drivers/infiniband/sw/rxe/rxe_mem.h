@@ -8,6 +8,26 @@
 #ifndef RXE_MEM_H
 #define RXE_MEM_H
 
+/*
+ * A process that has MRs with on-demand paging, and its threads. MRs, faults and
+ * threads hold references.
+ */
+struct rxe_mem_pool {
+	struct kref		ref;
+	struct mm_struct	*mm;		/* grabbed */
+	struct pid		*process;	/* the registering process */
+	struct mutex		start_lock;	/* makes only one first thread */
+
+	/* under rxe_mem_lock */
+	struct list_head	list;		/* in rxe_mem_pools while open */
+	unsigned int		mrs;
+	unsigned int		count;		/* of threads, also unfinished ones */
+	bool			closed;		/* the last MR or the process ended */
+	struct list_head	threads;	/* sorted by age of their faults */
+	struct list_head	faults;		/* waiting for a thread */
+	struct list_head	kept;		/* done, with a page */
+};
+
 /* An MR with on-demand paging */
 struct rxe_mem_mr {
 	struct rxe_mem_pool	*pool;	/* of the registering process */
@@ -54,10 +74,11 @@ int rxe_mem_advise_mr(struct ib_pd *ibpd,
 int rxe_mem_fault_in(struct mm_struct *mm, unsigned long addr, bool write);
 int rxe_mem_fault_meet(struct rxe_mem_mr *odp, unsigned long addr, bool write,
 		       bool keep, bool locked);
-void rxe_mem_fault_accessed(struct rxe_mem_mr *odp, unsigned long addr,
-			    unsigned int length, bool write);
-struct page *rxe_mem_fault_take_page(struct rxe_mem_mr *odp,
-				     unsigned long addr);
+
+/* rxe_mem_qp.c */
+void rxe_mem_qp_accessed(struct rxe_mem_mr *odp, unsigned long addr,
+			 unsigned int length, bool write);
+struct page *rxe_mem_qp_take_page(struct rxe_mem_mr *odp, unsigned long addr);
 
 /* rxe_mem_wait.c */
 bool rxe_mem_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err);

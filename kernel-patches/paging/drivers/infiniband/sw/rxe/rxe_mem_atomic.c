@@ -6,9 +6,126 @@
 
 #include <linux/libnvdimm.h>
 #include <linux/mm.h>
+#include <linux/pagemap.h>
+#include <linux/sched/mm.h>
 
 #include "rxe.h"
 #include "rxe_mem_page.h"
+
+/* A page that an access holds */
+struct rxe_mem_atomic_page {
+	struct page		*page;
+	struct mm_struct	*mm;	/* NULL: not entered */
+	bool			write;
+};
+
+/* Is the page still mapped at @addr? The page of a file is then locked */
+static bool rxe_mem_atomic_is_mapped(struct page *page, unsigned long addr)
+{
+	struct folio *folio = page_folio(page);
+	bool file = rxe_mem_page_is_file(folio);
+	struct page *now;
+
+	if (file && !folio_trylock(folio))
+		return false;
+	now = rxe_mem_page_look(addr, true);
+	if (now)
+		put_page(now);
+	if (now == page && (!file || folio->mapping))
+		return true;
+	if (file)
+		folio_unlock(folio);
+	return false;
+}
+
+/* rxe_mem_page_get() without mmap_lock */
+static struct page *rxe_mem_atomic_get_unlocked(struct rxe_mem_mr *odp,
+						unsigned long addr, bool write)
+{
+	struct mm_struct *mm = odp->pool->mm;
+	struct page *page = NULL;
+
+	if (!rxe_mem_page_take_on(mm) || !mmget_not_zero(mm))
+		return NULL;
+
+	if (!write) {
+		page = rxe_mem_page_look(addr, false);
+	} else {
+		page = rxe_mem_qp_take_page(odp, addr);
+		if (page && !rxe_mem_atomic_is_mapped(page, addr)) {
+			rxe_mem_put_page(page, true);
+			page = NULL;
+		}
+	}
+	mmput_async(mm);
+	return page;
+}
+
+/**
+ * rxe_mem_atomic_open_page - Hold a page for an access other than a copy
+ * @mr: The MR
+ * @iova: The address in @mr
+ * @write: For writing
+ * @opened: The page, to be closed by rxe_mem_atomic_close_page()
+ *
+ * A fork during a write must not give the page to the child. mmap_lock excludes
+ * the fork. Without mmap_lock the pin of the thread that faulted the page in keeps
+ * the page with the parent. Only the access that met the fault uses this pin, and
+ * only if the page is still mapped:
+ *
+ *   rxe                      a thread            the process
+ *   adds: -EINPROGRESS
+ *                            pins page A
+ *                                                fork: A stays the parent's, the
+ *                                                child gets a copy
+ *   finds A; adds to A
+ *
+ *   adds: -EINPROGRESS
+ *                            pins page A
+ *                                                munmap; mmap: page B
+ *   finds B: releases A, and
+ *   starts another fault
+ *
+ * Return: 0; -EFAULT if the access is not possible; -EINPROGRESS if the queue pair
+ * must wait for the page.
+ */
+static int rxe_mem_atomic_open_page(struct rxe_mr *mr, u64 iova, bool write,
+				    struct rxe_mem_atomic_page *opened)
+{
+	struct rxe_mem_mr *odp = mr->odp;
+	unsigned long addr = rxe_mem_addr(mr, iova);
+	bool locked;
+	int err;
+
+	opened->write = write;
+	opened->mm = NULL;
+	err = rxe_mem_page_enter(odp->pool->mm);
+	locked = !err;
+	if (!err) {
+		err = rxe_mem_page_get(odp, addr, write, &opened->page);
+		if (err)
+			rxe_mem_page_leave(odp->pool->mm);
+		else
+			opened->mm = odp->pool->mm;
+	} else if (err == -EBUSY) {
+		opened->page = rxe_mem_atomic_get_unlocked(odp, addr, write);
+		if (opened->page)
+			err = 0;
+	}
+	if (!err)
+		rxe_mem_qp_accessed(odp, addr, 1, write);
+	return err == -EBUSY ? rxe_mem_fault_meet(odp, addr, write, write, locked) :
+			       err;
+}
+
+static void rxe_mem_atomic_close_page(struct rxe_mem_atomic_page *opened)
+{
+	if (opened->write)
+		set_page_dirty(opened->page);
+	rxe_mem_page_release(opened->page, opened->write);
+	if (opened->mm)
+		rxe_mem_page_leave(opened->mm);
+}
 
 /*
  * Open the page of a remote atomic operation for the functions of rxe_mr.c: @dma
@@ -17,7 +134,7 @@
  */
 static enum resp_states rxe_mem_atomic_open(struct rxe_qp *qp,
 					    struct rxe_mr *mr, u64 iova,
-					    struct rxe_mem_opened *opened,
+					    struct rxe_mem_atomic_page *opened,
 					    struct rxe_mr *dma, u64 *dma_addr)
 {
 	int err;
@@ -28,7 +145,7 @@ static enum resp_states rxe_mem_atomic_open(struct rxe_qp *qp,
 	if (iova & 7)
 		return RESPST_ERR_MISALIGNED_ATOMIC;
 
-	err = rxe_mem_page_open(mr, iova, true, opened);
+	err = rxe_mem_atomic_open_page(mr, iova, true, opened);
 	if (err)
 		return rxe_mem_resp_state(qp, err, RESPST_ERR_RKEY_VIOLATION);
 
@@ -45,7 +162,7 @@ enum resp_states rxe_mem_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr,
 {
 	struct rxe_mr dma = {};
 	enum resp_states state;
-	struct rxe_mem_opened opened;
+	struct rxe_mem_atomic_page opened;
 	u64 addr;
 
 	state = rxe_mem_atomic_open(qp, mr, iova, &opened, &dma, &addr);
@@ -53,7 +170,7 @@ enum resp_states rxe_mem_atomic_op(struct rxe_qp *qp, struct rxe_mr *mr,
 		return state;
 	state = rxe_mr_do_atomic_op(&dma, addr, opcode, compare, swap_add,
 				    orig_val);
-	rxe_mem_page_close(&opened);
+	rxe_mem_atomic_close_page(&opened);
 	return state;
 }
 
@@ -63,14 +180,14 @@ enum resp_states rxe_mem_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr,
 {
 	struct rxe_mr dma = {};
 	enum resp_states state;
-	struct rxe_mem_opened opened;
+	struct rxe_mem_atomic_page opened;
 	u64 addr;
 
 	state = rxe_mem_atomic_open(qp, mr, iova, &opened, &dma, &addr);
 	if (state)
 		return state;
 	state = rxe_mr_do_atomic_write(&dma, addr, value);
-	rxe_mem_page_close(&opened);
+	rxe_mem_atomic_close_page(&opened);
 	return state;
 }
 
@@ -88,17 +205,17 @@ static bool rxe_mem_atomic_is_pmem(struct page *page)
 static int rxe_mem_atomic_flush_page(struct rxe_mr *mr, u64 iova,
 				     unsigned int offset, unsigned int bytes)
 {
-	struct rxe_mem_opened opened;
+	struct rxe_mem_atomic_page opened;
 	int err;
 
-	err = rxe_mem_page_open(mr, iova, false, &opened);
+	err = rxe_mem_atomic_open_page(mr, iova, false, &opened);
 	if (err)
 		return err;
 	if (rxe_mem_atomic_is_pmem(opened.page))
 		arch_wb_cache_pmem(page_address(opened.page) + offset, bytes);
 	else
 		err = -EINVAL;
-	rxe_mem_page_close(&opened);
+	rxe_mem_atomic_close_page(&opened);
 	return err;
 }
 

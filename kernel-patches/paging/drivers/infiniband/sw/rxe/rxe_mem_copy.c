@@ -311,6 +311,6 @@ int rxe_mem_copy(struct rxe_mr *mr, u64 iova, void *buf, unsigned int length,
 
 	err = rxe_mem_copy_pages(mr->odp, addr, buf, length, write);
 	if (!err)
-		rxe_mem_fault_accessed(mr->odp, addr, length, write);
+		rxe_mem_qp_accessed(mr->odp, addr, length, write);
 	return err;
 }

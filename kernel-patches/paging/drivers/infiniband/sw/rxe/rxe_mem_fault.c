@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * One fault: from the packet that needs the page to the result. A thread of the
- * registering process handles the fault, see rxe_mem_pool.c; how a queue pair
- * waits is in rxe_mem_wait.c.
+ * registering process handles the fault, see rxe_mem_pool.c; a queue pair waits
+ * for it, see rxe_mem_qp.c.
  *
  *   a task of a queue pair                  a thread of the process
  *   copies: -EINPROGRESS
@@ -30,7 +30,6 @@
 #include "rxe.h"
 #include "rxe_mem_fault.h"
 #include "rxe_mem_page.h"
-#include "rxe_mem_pool.h"
 
 #define RXE_MEM_FAULT_PAUSE	msecs_to_jiffies(20)
 
@@ -42,14 +41,25 @@ DEFINE_SPINLOCK(rxe_mem_lock);
  */
 static LIST_HEAD(rxe_mem_fault_met);
 
-/* The work function of all tasks; NULL until a task waits for the first time */
-static work_func_t rxe_mem_fault_work;
+static void rxe_mem_fault_free_pool(struct kref *ref)
+{
+	struct rxe_mem_pool *pool = container_of(ref, typeof(*pool), ref);
+
+	put_pid(pool->process);
+	mmdrop(pool->mm);
+	kfree(pool);
+}
+
+void rxe_mem_fault_put_pool(struct rxe_mem_pool *pool)
+{
+	kref_put(&pool->ref, rxe_mem_fault_free_pool);
+}
 
 static void rxe_mem_fault_free(struct kref *ref)
 {
 	struct rxe_mem_fault *fault = container_of(ref, typeof(*fault), ref);
 
-	rxe_mem_pool_put(fault->pool);
+	rxe_mem_fault_put_pool(fault->pool);
 	kfree(fault);
 }
 
@@ -59,7 +69,7 @@ void rxe_mem_fault_put(struct rxe_mem_fault *fault)
 }
 
 /* Take the newest fault that this worker met and that has no queue pair yet */
-static struct rxe_mem_fault *rxe_mem_fault_take_met(void)
+struct rxe_mem_fault *rxe_mem_fault_take_met(void)
 {
 	struct rxe_mem_fault *fault, *found = NULL;
 
@@ -80,7 +90,7 @@ static struct rxe_mem_fault *rxe_mem_fault_take_met(void)
  * @odp: The MR
  * @addr: The address
  * @write: For writing
- * @keep: Pin the page for rxe_mem_fault_take_page()
+ * @keep: Pin the page for rxe_mem_qp_take_page()
  * @locked: The page was looked up under mmap_lock
  *
  * Return: -EINPROGRESS
@@ -187,124 +197,15 @@ void rxe_mem_fault_release(struct rxe_mem_fault *fault)
 	fault->page = NULL;
 }
 
-/* Detach a fault from its queue pair. Context: rxe_mem_lock held */
-void rxe_mem_fault_leave(struct rxe_qp *qp, enum rxe_mem_side side)
+/* Detach a fault that is done from its queue pair. Context: rxe_mem_lock held */
+void rxe_mem_fault_detach(struct rxe_mem_fault *fault)
 {
-	struct rxe_mem_fault *fault = qp->odp_faults[side];
-
 	lockdep_assert_held(&rxe_mem_lock);
-	if (!fault)
-		return;
-
-	qp->odp_faults[side] = NULL;
+	fault->qp->odp_faults[fault->side] = NULL;
 	fault->qp = NULL;
-	if (fault->page) {
+	if (fault->page)
 		rxe_mem_fault_release(fault);
-	} else if (!fault->done && fault->thread) {
-		rxe_mem_pool_interrupt(fault->thread);
-	} else if (!fault->done) {
-		list_del(&fault->list);
-		rxe_mem_fault_put(fault); /* its pool's */
-	}
 	rxe_mem_fault_put(fault);
-}
-
-/*
- * The queue pair no longer needs the result of its fault. A later packet that waits
- * for the same page must start its own fault. Context: rxe_mem_lock held
- */
-void rxe_mem_fault_end(struct rxe_qp *qp, enum rxe_mem_side side)
-{
-	struct rxe_mem_fault *fault = qp->odp_faults[side];
-
-	if (fault->done)
-		rxe_mem_fault_leave(qp, side);
-	else
-		fault->over = true;
-}
-
-/* The queue pair whose task the calling worker runs, or NULL */
-static struct rxe_qp *rxe_mem_fault_qp(void)
-{
-	struct work_struct *work = current_work();
-
-	if (!work || work->func != READ_ONCE(rxe_mem_fault_work))
-		return NULL;
-	return container_of(work, struct rxe_task, work)->qp;
-}
-
-/* Restart the retransmit timer: the time of the fault is not the peer's */
-static void rxe_mem_fault_restart_timer(struct rxe_qp *qp)
-{
-	if (qp_type(qp) != IB_QPT_RC || !qp->qp_timeout_jiffies)
-		return;
-	mod_timer(&qp->retrans_timer, jiffies + qp->qp_timeout_jiffies);
-	qp->comp.timeout = 0;
-}
-
-/**
- * rxe_mem_fault_accessed - An access of the calling task succeeded
- * @odp: The MR
- * @addr: The address
- * @length: The number of bytes
- * @write: For writing
- *
- * If the queue pair still waits for a fault in this range, another fault has
- * brought the page, and the wait ends.
- */
-void rxe_mem_fault_accessed(struct rxe_mem_mr *odp, unsigned long addr,
-			    unsigned int length, bool write)
-{
-	struct rxe_qp *qp = rxe_mem_fault_qp();
-	struct rxe_mem_fault *fault;
-	int side;
-
-	for (side = RXE_MEM_REQ; qp && side <= RXE_MEM_RESP; side++) {
-		if (!READ_ONCE(qp->odp_faults[side]))
-			continue;
-		spin_lock(&rxe_mem_lock);
-		fault = qp->odp_faults[side];
-		if (fault && fault->pool == odp->pool &&
-		    (write || !fault->write) &&
-		    fault->addr >= (addr & PAGE_MASK) &&
-		    fault->addr < addr + length) {
-			rxe_mem_fault_end(qp, side);
-			if (side == RXE_MEM_REQ)
-				rxe_mem_fault_restart_timer(qp);
-		}
-		spin_unlock(&rxe_mem_lock);
-	}
-}
-
-/**
- * rxe_mem_fault_take_page - Take the page for which the calling responder waited
- * @odp: The MR
- * @addr: The address, which is written
- *
- * Only the access that met the fault gets the page, once. So the access began while
- * the page was mapped.
- *
- * Return: The page, pinned for writing, or NULL if there is none.
- */
-struct page *rxe_mem_fault_take_page(struct rxe_mem_mr *odp, unsigned long addr)
-{
-	struct rxe_qp *qp = rxe_mem_fault_qp();
-	struct rxe_mem_fault *fault;
-	struct page *page = NULL;
-
-	if (!qp || !READ_ONCE(qp->odp_faults[RXE_MEM_RESP]))
-		return NULL;
-
-	spin_lock(&rxe_mem_lock);
-	fault = qp->odp_faults[RXE_MEM_RESP];
-	if (fault && fault->page && fault->write && fault->pool == odp->pool &&
-	    fault->addr == (addr & PAGE_MASK)) {
-		page = fault->page;
-		fault->page = NULL;
-		list_del(&fault->list);
-	}
-	spin_unlock(&rxe_mem_lock);
-	return page;
 }
 
 /**
@@ -324,7 +225,7 @@ void rxe_mem_fault_done(struct rxe_mem_fault *fault, int err)
 	if (!qp)
 		return;
 	if (fault->over)
-		rxe_mem_fault_leave(qp, fault->side);
+		rxe_mem_fault_detach(fault);
 	if (!rxe_get(qp))
 		return;
 	rxe_sched_task(fault->side == RXE_MEM_RESP ? &qp->recv_task :
@@ -385,64 +286,4 @@ void rxe_mem_fault_serve(struct rxe_mem_fault *fault)
 
 	if (!err && !kept)
 		rxe_mem_put_page(page, fault->write);
-}
-
-/* Start the fault. The reference of the caller passes to the queue pair */
-static int rxe_mem_fault_start(struct rxe_qp *qp, enum rxe_mem_side side,
-			       u32 psn, struct rxe_mem_fault *fault)
-{
-	int err = -EINPROGRESS;
-
-	WRITE_ONCE(rxe_mem_fault_work, qp->send_task.work.func);
-	spin_lock(&rxe_mem_lock);
-	rxe_mem_fault_leave(qp, side);
-	if (qp->odp_ending) {
-		err = -ESHUTDOWN;
-	} else if (fault->pool->closed) {
-		err = -EFAULT;
-	} else {
-		fault->since = jiffies;
-		fault->side = side;
-		fault->psn = psn;
-		fault->qp = qp;
-		qp->odp_faults[side] = fault;
-		rxe_mem_pool_add(fault);
-	}
-	spin_unlock(&rxe_mem_lock);
-
-	if (err != -EINPROGRESS)
-		rxe_mem_fault_put(fault);
-	return err;
-}
-
-/*
- * Wait for the fault that the calling task has just met at @psn. -EINPROGRESS: the
- * task will be scheduled when the fault is done. -ESHUTDOWN: the queue pair is
- * being destroyed. Any other error: the access is not possible. The error is for
- * the packet that met the fault only: the next packet may succeed.
- */
-int rxe_mem_fault_wait(struct rxe_qp *qp, enum rxe_mem_side side, u32 psn)
-{
-	struct rxe_mem_fault *fault = rxe_mem_fault_take_met();
-	struct rxe_mem_fault *old;
-	int err = 0;
-
-	if (WARN_ON_ONCE(!fault))
-		return -EFAULT;
-
-	spin_lock(&rxe_mem_lock);
-	old = qp->odp_faults[side];
-	if (old && old->pool == fault->pool && old->addr == fault->addr &&
-	    old->write == fault->write)
-		err = !old->done ? -EINPROGRESS :
-		      old->psn == psn ? old->err : 0;
-	/* A fault that is done has no result for a later access */
-	if (old && old->done)
-		rxe_mem_fault_leave(qp, side);
-	spin_unlock(&rxe_mem_lock);
-
-	if (!err)
-		return rxe_mem_fault_start(qp, side, psn, fault);
-	rxe_mem_fault_put(fault);
-	return err;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A fault for which a queue pair waits: shared by rxe_mem_fault.c,
- * rxe_mem_pool.c and rxe_mem_wait.c.
+ * A fault for which a queue pair waits, see rxe_mem_fault.c.
  */
 #ifndef RXE_MEM_FAULT_H
 #define RXE_MEM_FAULT_H
@@ -51,12 +50,12 @@ struct rxe_mem_fault {
  */
 extern spinlock_t rxe_mem_lock;
 
+void rxe_mem_fault_put_pool(struct rxe_mem_pool *pool);
 void rxe_mem_fault_put(struct rxe_mem_fault *fault);
+struct rxe_mem_fault *rxe_mem_fault_take_met(void);
 void rxe_mem_fault_serve(struct rxe_mem_fault *fault);
 void rxe_mem_fault_done(struct rxe_mem_fault *fault, int err);
 void rxe_mem_fault_release(struct rxe_mem_fault *fault);
-void rxe_mem_fault_leave(struct rxe_qp *qp, enum rxe_mem_side side);
-void rxe_mem_fault_end(struct rxe_qp *qp, enum rxe_mem_side side);
-int rxe_mem_fault_wait(struct rxe_qp *qp, enum rxe_mem_side side, u32 psn);
+void rxe_mem_fault_detach(struct rxe_mem_fault *fault);
 
 #endif /* RXE_MEM_FAULT_H */

@@ -10,7 +10,7 @@
  * page is found without the lock, as by get_user_pages_fast(), and any other
  * page is faulted in by a thread that queues for mmap_lock. Without the lock,
  * other calls can change the mapping during the access: see rxe_mem_copy.c for
- * copies, rxe_mem_page_open() for atomic operations.
+ * copies, rxe_mem_atomic.c for atomic operations.
  */
 
 #include <linux/backing-dev.h>
@@ -231,112 +231,4 @@ struct page *rxe_mem_page_look(unsigned long addr, bool write)
 	got = get_user_pages_fast_only(addr, 1, write ? FOLL_WRITE : 0, &page);
 	rxe_mem_page_restore_keys(keys);
 	return got == 1 ? page : NULL;
-}
-
-/* Is the page still mapped at @addr? The page of a file is then locked */
-static bool rxe_mem_page_is_mapped(struct page *page, unsigned long addr)
-{
-	struct folio *folio = page_folio(page);
-	bool file = rxe_mem_page_is_file(folio);
-	struct page *now;
-
-	if (file && !folio_trylock(folio))
-		return false;
-	now = rxe_mem_page_look(addr, true);
-	if (now)
-		put_page(now);
-	if (now == page && (!file || folio->mapping))
-		return true;
-	if (file)
-		folio_unlock(folio);
-	return false;
-}
-
-/* rxe_mem_page_get() without mmap_lock */
-static struct page *rxe_mem_page_get_unlocked(struct rxe_mem_mr *odp,
-					      unsigned long addr, bool write)
-{
-	struct mm_struct *mm = odp->pool->mm;
-	struct page *page = NULL;
-
-	if (!rxe_mem_page_take_on(mm) || !mmget_not_zero(mm))
-		return NULL;
-
-	if (!write) {
-		page = rxe_mem_page_look(addr, false);
-	} else {
-		page = rxe_mem_fault_take_page(odp, addr);
-		if (page && !rxe_mem_page_is_mapped(page, addr)) {
-			rxe_mem_put_page(page, true);
-			page = NULL;
-		}
-	}
-	mmput_async(mm);
-	return page;
-}
-
-/**
- * rxe_mem_page_open - Hold a page for an access other than a copy
- * @mr: The MR
- * @iova: The address in @mr
- * @write: For writing
- * @opened: The page, to be closed by rxe_mem_page_close()
- *
- * A fork during a write must not give the page to the child. mmap_lock excludes
- * the fork. Without mmap_lock the pin of the thread that faulted the page in keeps
- * the page with the parent. Only the access that met the fault uses this pin, and
- * only if the page is still mapped:
- *
- *   rxe                      a thread            the process
- *   adds: -EINPROGRESS
- *                            pins page A
- *                                                fork: A stays the parent's, the
- *                                                child gets a copy
- *   finds A; adds to A
- *
- *   adds: -EINPROGRESS
- *                            pins page A
- *                                                munmap; mmap: page B
- *   finds B: releases A, and
- *   starts another fault
- *
- * Return: 0; -EFAULT if the access is not possible; -EINPROGRESS if the queue pair
- * must wait for the page.
- */
-int rxe_mem_page_open(struct rxe_mr *mr, u64 iova, bool write,
-		      struct rxe_mem_opened *opened)
-{
-	struct rxe_mem_mr *odp = mr->odp;
-	unsigned long addr = rxe_mem_addr(mr, iova);
-	bool locked;
-	int err;
-
-	opened->write = write;
-	opened->mm = NULL;
-	err = rxe_mem_page_enter(odp->pool->mm);
-	locked = !err;
-	if (!err) {
-		err = rxe_mem_page_get(odp, addr, write, &opened->page);
-		if (err)
-			rxe_mem_page_leave(odp->pool->mm);
-		else
-			opened->mm = odp->pool->mm;
-	} else if (err == -EBUSY) {
-		opened->page = rxe_mem_page_get_unlocked(odp, addr, write);
-		if (opened->page)
-			err = 0;
-	}
-	if (!err)
-		rxe_mem_fault_accessed(odp, addr, 1, write);
-	return err == -EBUSY ? rxe_mem_fault_meet(odp, addr, write, write, locked) :
-			       err;
-}
-
-void rxe_mem_page_close(struct rxe_mem_opened *opened)
-{
-	if (opened->write)
-		set_page_dirty(opened->page);
-	rxe_mem_page_release(opened->page, opened->write);
-	if (opened->mm)
-		rxe_mem_page_leave(opened->mm);
 }

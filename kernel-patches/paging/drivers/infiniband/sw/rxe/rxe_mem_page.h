@@ -6,14 +6,6 @@
 #ifndef RXE_MEM_PAGE_H
 #define RXE_MEM_PAGE_H
 
-#include "rxe_mem_pool.h"
-
-struct rxe_mem_opened {
-	struct page		*page;
-	struct mm_struct	*mm;	/* NULL: not entered */
-	bool			write;
-};
-
 int rxe_mem_page_enter(struct mm_struct *mm);
 void rxe_mem_page_leave(struct mm_struct *mm);
 bool rxe_mem_page_take_on(struct mm_struct *mm);
@@ -23,9 +15,6 @@ struct page *rxe_mem_page_look(unsigned long addr, bool write);
 int rxe_mem_page_get(struct rxe_mem_mr *odp, unsigned long addr, bool write,
 		     struct page **page);
 void rxe_mem_page_release(struct page *page, bool write);
-int rxe_mem_page_open(struct rxe_mr *mr, u64 iova, bool write,
-		      struct rxe_mem_opened *opened);
-void rxe_mem_page_close(struct rxe_mem_opened *opened);
 
 static inline unsigned long rxe_mem_addr(struct rxe_mr *mr, u64 iova)
 {

@@ -71,20 +71,6 @@ static DECLARE_WORK(rxe_mem_pool_bury_work, rxe_mem_pool_bury);
 static void rxe_mem_pool_turn(struct work_struct *work);
 static DECLARE_DELAYED_WORK(rxe_mem_pool_turn_work, rxe_mem_pool_turn);
 
-static void rxe_mem_pool_free(struct kref *ref)
-{
-	struct rxe_mem_pool *pool = container_of(ref, typeof(*pool), ref);
-
-	put_pid(pool->process);
-	mmdrop(pool->mm);
-	kfree(pool);
-}
-
-void rxe_mem_pool_put(struct rxe_mem_pool *pool)
-{
-	kref_put(&pool->ref, rxe_mem_pool_free);
-}
-
 /* Context: rxe_mem_lock held */
 static struct rxe_mem_thread *rxe_mem_pool_idle(struct rxe_mem_pool *pool)
 {
@@ -351,7 +337,7 @@ static void rxe_mem_pool_bury(struct work_struct *work)
 
 	while ((thread = rxe_mem_pool_next_dead())) {
 		vhost_task_stop(thread->task);
-		rxe_mem_pool_put(thread->pool);
+		rxe_mem_fault_put_pool(thread->pool);
 		kfree(thread);
 		module_put(THIS_MODULE);
 	}
@@ -472,7 +458,7 @@ struct rxe_mem_pool *rxe_mem_pool_join(void)
 		return ERR_PTR(-ENOMEM);
 	pool = rxe_mem_pool_find(new);
 	if (pool != new)
-		rxe_mem_pool_put(new);
+		rxe_mem_fault_put_pool(new);
 
 	mutex_lock(&pool->start_lock);
 	spin_lock(&rxe_mem_lock);
@@ -498,5 +484,5 @@ void rxe_mem_pool_leave(struct rxe_mem_pool *pool)
 	if (!--pool->mrs)
 		rxe_mem_pool_close(pool);
 	spin_unlock(&rxe_mem_lock);
-	rxe_mem_pool_put(pool);
+	rxe_mem_fault_put_pool(pool);
 }

@@ -14,7 +14,7 @@
 #include <linux/skbuff.h>
 
 #include "rxe.h"
-#include "rxe_mem_fault.h"
+#include "rxe_mem_qp.h"
 
 #define RXE_MEM_PATIENCE	msecs_to_jiffies(20)
 #define RXE_MEM_PACKETS		512
@@ -65,7 +65,7 @@ bool rxe_mem_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
 	if (err != -EINPROGRESS)
 		return false;
 
-	err = rxe_mem_fault_wait(qp, RXE_MEM_REQ, qp->req.psn);
+	err = rxe_mem_qp_wait(qp, RXE_MEM_REQ, qp->req.psn);
 	if (err == -EINPROGRESS || err == -ESHUTDOWN) {
 		wqe->status = IB_WC_SUCCESS;
 		/* The packet that waits may be the one with the acknowledgment request */
@@ -84,7 +84,7 @@ void rxe_mem_req_ends(struct rxe_qp *qp)
 {
 	spin_lock(&rxe_mem_lock);
 	if (qp->odp_faults[RXE_MEM_REQ])
-		rxe_mem_fault_end(qp, RXE_MEM_REQ);
+		rxe_mem_qp_end(qp, RXE_MEM_REQ);
 	spin_unlock(&rxe_mem_lock);
 }
 
@@ -119,7 +119,7 @@ bool rxe_mem_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
 	if (err != -EINPROGRESS)
 		return false;
 
-	err = rxe_mem_fault_wait(qp, RXE_MEM_COMP, pkt->psn);
+	err = rxe_mem_qp_wait(qp, RXE_MEM_COMP, pkt->psn);
 	if (err == -ESHUTDOWN) {
 		rxe_mem_drop(qp, &qp->resp_pkts, 0);
 		return true;
@@ -248,7 +248,7 @@ static bool rxe_mem_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 		if (qp_type(qp) == IB_QPT_RC)
 			late = rxe_mem_is_late_rc(qp, pkt);
 		else if (late)
-			rxe_mem_fault_end(qp, RXE_MEM_RESP);
+			rxe_mem_qp_end(qp, RXE_MEM_RESP);
 		fault->met = true;
 	}
 	spin_unlock(&rxe_mem_lock);
@@ -264,7 +264,7 @@ static void rxe_mem_end_wait(struct rxe_qp *qp, enum rxe_mem_side side)
 	if (!READ_ONCE(qp->odp_faults[side]))
 		return;
 	spin_lock(&rxe_mem_lock);
-	rxe_mem_fault_leave(qp, side);
+	rxe_mem_qp_leave(qp, side);
 	spin_unlock(&rxe_mem_lock);
 }
 
@@ -292,7 +292,7 @@ enum resp_states rxe_mem_resp_state(struct rxe_qp *qp, int err,
 	}
 
 	pkt = SKB_TO_PKT(skb_peek(&qp->req_pkts));
-	err = rxe_mem_fault_wait(qp, RXE_MEM_RESP, rxe_mem_part(qp, pkt));
+	err = rxe_mem_qp_wait(qp, RXE_MEM_RESP, rxe_mem_part(qp, pkt));
 	if (err != -EINPROGRESS && err != -ESHUTDOWN)
 		return state;
 
@@ -351,9 +351,9 @@ bool rxe_mem_has_wqe(struct rxe_qp *qp)
 
 static void rxe_mem_leave_faults(struct rxe_qp *qp)
 {
-	rxe_mem_fault_leave(qp, RXE_MEM_REQ);
-	rxe_mem_fault_leave(qp, RXE_MEM_COMP);
-	rxe_mem_fault_leave(qp, RXE_MEM_RESP);
+	rxe_mem_qp_leave(qp, RXE_MEM_REQ);
+	rxe_mem_qp_leave(qp, RXE_MEM_COMP);
+	rxe_mem_qp_leave(qp, RXE_MEM_RESP);
 }
 
 /*
