@@ -24,7 +24,7 @@
  * Only settling waits for an invalidation. No function here waits for another process
  * or device. A call of the owner's process holds the mutex of a tracker until the call
  * ends. The worker holds it while the driver revokes the MR, and while it compares
- * pages; when another caller wants the mutex (@hurry), the worker stops after a batch.
+ * pages; when another caller wants the mutex (@mutex_wanted), the worker stops after a batch.
  */
 
 #include <linux/mm.h>
@@ -68,12 +68,12 @@ struct ib_umem_notify *umem_notify_of_mr(struct ib_mr *mr)
 	return umem ? umem_notify_find(umem) : NULL;
 }
 
-/* For a caller that must not wait long: @hurry makes the worker release the mutex soon. */
+/* For a caller that must not wait long: @mutex_wanted makes the worker release the mutex soon. */
 static void umem_notify_take(struct ib_umem_notify *n)
 {
-	WRITE_ONCE(n->hurry, true);
+	WRITE_ONCE(n->mutex_wanted, true);
 	mutex_lock(&n->mutex);
-	WRITE_ONCE(n->hurry, false);
+	WRITE_ONCE(n->mutex_wanted, false);
 }
 
 DEFINE_GUARD(umem_notify_take, struct ib_umem_notify *, umem_notify_take(_T),
@@ -101,14 +101,14 @@ static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context,
 	n->range.start = start;
 	n->range.last = last;
 	n->refs = 1;
-	umem_notify_doubt_clear(&n->doubt);
+	umem_notify_suspects_clear(&n->suspects);
 	mutex_init(&n->mutex);
 	INIT_LIST_HEAD(&n->link);
 
 	guard(umem_notify)(n);
 	umem_notify_mm_insert(queue->space, n);
 	if (umem || umem_notify_mm_changes(queue->space, start, last)) {
-		umem_notify_doubt_range(n, start, last);
+		umem_notify_suspects_add(n, start, last);
 		n->state = SUSPECT;
 	}
 	return n;
@@ -123,7 +123,7 @@ static void umem_notify_end(struct ib_umem_notify *n)
 	struct umem_notify_word_page *word_page;
 	bool armed = n->armed;
 
-	umem_notify_unlend(n);
+	umem_notify_lru_del(n);
 	umem_notify_take(n);
 	umem_notify_lock(n);
 	if (armed && !n->quiet) {
@@ -135,7 +135,7 @@ static void umem_notify_end(struct ib_umem_notify *n)
 	n->armed = false;
 	n->mr = NULL;
 	interval_tree_remove(&n->range, &umem_notify_mm(n)->trackers);
-	if (!n->own)
+	if (!n->reserved)
 		list_del_init(&n->link);
 	word_page = umem_notify_take_word(n);
 	umem_notify_unlock(n);
@@ -150,7 +150,7 @@ static void umem_notify_end(struct ib_umem_notify *n)
 static void umem_notify_destroy(struct ib_umem_notify *n)
 {
 	umem_notify_end(n);
-	umem_notify_queue_leave(n);
+	umem_notify_queue_unref(n);
 }
 
 static bool is_own(const struct ib_umem *umem)
@@ -277,7 +277,7 @@ bool ib_umem_untrack(struct ib_umem *umem)
 		umem_notify_unpin(n, true);
 		revoked = true;
 	}
-	umem_notify_queue_leave(n);
+	umem_notify_queue_unref(n);
 	return revoked;
 }
 
@@ -388,15 +388,15 @@ int umem_notify_arm(struct ib_mr *mr, const struct umem_notify_arming *how)
 		umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
 	}
 	if (state == INVALID)
-		umem_notify_word_tell(n);
-	umem_notify_first_look(n, false);
+		umem_notify_word_count(n);
+	umem_notify_first_scan(n, false);
 	n->idle = msecs_to_jiffies(how->idle_ms);
-	umem_notify_queue_time(n);
+	umem_notify_queue_set_idle(n);
 	trace_mr_notify_arm(n, 0);
 	umem_notify_unlock(n);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMED, 1);
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_ARMS, 1);
-	umem_notify_lend(n);
+	umem_notify_lru_add(n);
 	if (state)
 		umem_notify_queue_retire(n);
 	mutex_unlock(&n->mutex);
@@ -504,7 +504,7 @@ int umem_notify_disarm(struct ib_mr *mr)
 	word_page = umem_notify_take_word(n);
 	n->armed = false;
 	umem_notify_unlock(n);
-	umem_notify_unlend(n);
+	umem_notify_lru_del(n);
 	if (!is_used)
 		umem_notify_retire(n);
 	scoped_guard(umem_notify, n) {

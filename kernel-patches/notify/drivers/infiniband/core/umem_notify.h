@@ -54,7 +54,7 @@ struct umem_notify_word_page *umem_notify_word_get(const struct umem_notify_armi
 void umem_notify_word_put(struct umem_notify_word_page *page,
 			  unsigned int offset);
 void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear);
-void umem_notify_word_tell(const struct ib_umem_notify *n);
+void umem_notify_word_count(const struct ib_umem_notify *n);
 void umem_notify_word_signal(const struct ib_umem_notify *n);
 bool umem_notify_word_cmpxchg(const struct ib_umem_notify *n, u64 old, u64 value);
 u64 umem_notify_word_read(const struct ib_umem_notify *n);
@@ -71,21 +71,21 @@ u64 umem_notify_word_read(const struct ib_umem_notify *n);
  * in [first, end) and the bit of its chunk is set. So one event is recorded exactly, and
  * two distant events leave the chunks between them out.
  */
-struct umem_notify_doubt {
+struct umem_notify_suspects {
 	u64 chunks;
 	u32 first;
 	u32 end;
 };
 
 /* The pages for umem_notify_check() to compare. */
-struct umem_notify_question {
-	struct umem_notify_doubt doubt;
+struct umem_notify_comparison {
+	struct umem_notify_suspects suspects;
 	bool worker; /* the worker asks: it does not wait for locks or fault pages in */
 	unsigned long until; /* a system call waits until this time, in jiffies */
 	/* A device may have exclusive access to a page, so the page is not mapped. */
 	bool exclusive;
-	/* Set when the worker has to stop soon. */
-	const bool *hurry;
+	/* The worker stops as soon as this is set. */
+	const bool *stop;
 	u32 at; /* the first page that was not found intact */
 };
 
@@ -93,7 +93,7 @@ struct umem_notify_question {
 #define UMEM_NOTIFY_CHANGED 1
 
 int umem_notify_check(struct ib_umem *umem, unsigned long start, unsigned int shift,
-		      struct umem_notify_question *what);
+		      struct umem_notify_comparison *cmp);
 
 int umem_notify_device_get(struct ib_device *device);
 void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
@@ -105,10 +105,10 @@ void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
  */
 #define UMEM_NOTIFY_LATER max(HZ / 50, 1)
 /*
- * The shrinker suspends a registration that was unused for this time, in jiffies. Looks within
- * this time count as one look, because reclaim runs on all CPUs at the same time.
+ * The shrinker suspends a registration that was unused for this time, in jiffies. Scans within
+ * this time count as one scan, because reclaim runs on all CPUs at the same time.
  */
-#define UMEM_NOTIFY_LOOKS_APART (2 * UMEM_NOTIFY_LATER)
+#define UMEM_NOTIFY_SCANS_APART (2 * UMEM_NOTIFY_LATER)
 
 /* An event in progress that may replace pages */
 struct umem_notify_event {
@@ -158,14 +158,14 @@ struct umem_notify_queue {
 	unsigned long next; /* when the worker runs, if @waiting */
 	bool waiting;
 	u8 doublings; /* of the delay before the worker tries trackers again */
-	unsigned long scan_at; /* when the worker looks for idle trackers */
-	u32 idle; /* the shortest idle time, in jiffies; 0: the worker does not look */
+	unsigned long scan_at; /* when the worker suspends idle trackers */
+	u32 idle; /* the shortest idle time, in jiffies; 0: none */
 };
 
 /* One run of the worker through its list */
 struct umem_notify_run {
 	bool rests; /* it compares no pages */
-	u64 took; /* the time for comparing and looking, in nanoseconds */
+	u64 took; /* the time for comparing and scanning, in nanoseconds */
 };
 
 /*
@@ -182,7 +182,7 @@ struct ib_umem_notify {
 	u64 serial; /* lock: trackers with the same start are in the order of this number */
 
 	u8 state; /* lock */
-	bool hurry; /* a caller that must not wait long waits for @mutex */
+	bool mutex_wanted; /* a caller that must not wait long waits for @mutex */
 	bool armed : 1; /* mutex and lock: an event may make it INVALID */
 	bool revoked : 1; /* mutex and lock: the pages are unpinned */
 	bool refused : 1; /* mutex and lock: the driver does not revoke it */
@@ -191,19 +191,19 @@ struct ib_umem_notify {
 	bool quiet : 1; /* mutex and lock: the word does not say INVALID when the tracker ends */
 	bool exclusive : 1; /* lock: a device once had exclusive access to a page */
 	bool written : 1; /* lock: in use during an event that may have been MADV_FREE */
-	bool own : 1; /* lock: a task will retire it, by @link or @task_work */
+	bool reserved : 1; /* lock: a task will retire it, by @link or @task_work */
 	u8 refs : 7; /* lock: of the umem, the worker, and this task */
 	u16 word; /* lock: offset in @word_page */
-	u16 lru_hash; /* lock: hash of the application's bits at the last look that found a use */
-	u32 lru_time; /* lock: the time of this look, in jiffies */
+	u16 lru_hash; /* lock: hash of the application's bits at the last scan that found a use */
+	u32 lru_time; /* lock: the time of this scan, in jiffies */
 	u32 idle; /* lock: suspend after so many jiffies without use; 0: never */
 	struct umem_notify_queue *queue;
 	struct umem_notify_word_page *word_page; /* lock; NULL: there is no word */
 	u64 in_use; /* lock: bits of the word that count its users */
-	struct umem_notify_doubt doubt; /* lock */
+	struct umem_notify_suspects suspects; /* lock */
 	union {
 		struct list_head link; /* lock: of its queue, or of a caller's list */
-		struct callback_head task_work; /* while @own */
+		struct callback_head task_work; /* while @reserved */
 	};
 
 	struct ib_umem *umem; /* NULL while it is being pinned, and under the lock until then */
@@ -254,9 +254,9 @@ int umem_notify_mm_wait(struct umem_notify_mm *space, unsigned long start,
 			unsigned long last, unsigned long until);
 
 /* umem_notify_state.c */
-void umem_notify_doubt_clear(struct umem_notify_doubt *doubt);
-void umem_notify_doubt_range(struct ib_umem_notify *n, unsigned long start,
-			     unsigned long last);
+void umem_notify_suspects_clear(struct umem_notify_suspects *suspects);
+void umem_notify_suspects_add(struct ib_umem_notify *n, unsigned long start,
+			      unsigned long last);
 void umem_notify_mark_invalid(struct ib_umem_notify *n);
 void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
 			      unsigned long last);
@@ -266,7 +266,7 @@ int umem_notify_verify(struct ib_umem_notify *n, int patience);
 bool umem_notify_is_used(const struct ib_umem_notify *n);
 bool umem_notify_is_idle(const struct ib_umem_notify *n);
 bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time);
-void umem_notify_first_look(struct ib_umem_notify *n, bool used);
+void umem_notify_first_scan(struct ib_umem_notify *n, bool used);
 bool umem_notify_can_restore(const struct ib_umem_notify *n);
 bool umem_notify_suspend(struct ib_umem_notify *n);
 
@@ -275,18 +275,18 @@ struct umem_notify_word_page *umem_notify_take_word(struct ib_umem_notify *n);
 void umem_notify_mark_dirty(struct ib_umem *umem);
 void umem_notify_unpin(struct ib_umem_notify *n, bool marked);
 bool umem_notify_retire(struct ib_umem_notify *n);
-bool umem_notify_retires_at_once(const struct ib_umem_notify *n);
+bool umem_notify_retires_atomically(const struct ib_umem_notify *n);
 
 /* umem_notify_queue.c */
 struct umem_notify_queue *umem_notify_queue_get(struct ib_ucontext *context,
 						const struct mmu_notifier_ops *ops);
 void umem_notify_queue_put(struct umem_notify_queue *q);
 void umem_notify_queue_add(struct ib_umem_notify *n, unsigned long delay);
-void umem_notify_queue_time(struct ib_umem_notify *n);
-void umem_notify_queue_own(struct ib_umem_notify *n);
+void umem_notify_queue_set_idle(struct ib_umem_notify *n);
+void umem_notify_queue_reserve(struct ib_umem_notify *n);
 bool umem_notify_queue_current(struct ib_umem_notify *n);
-void umem_notify_queue_come(struct ib_umem_notify *n);
-void umem_notify_queue_leave(struct ib_umem_notify *n);
+void umem_notify_queue_retire_reserved(struct ib_umem_notify *n);
+void umem_notify_queue_unref(struct ib_umem_notify *n);
 void umem_notify_queue_retire(struct ib_umem_notify *n);
 void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *run);
 
@@ -295,8 +295,8 @@ extern const struct mmu_notifier_ops umem_notify_event_ops;
 
 /* umem_notify_reclaim.c */
 struct ib_umem_notify *umem_notify_tracker_alloc(void);
-void umem_notify_lend(struct ib_umem_notify *n);
-void umem_notify_unlend(struct ib_umem_notify *n);
+void umem_notify_lru_add(struct ib_umem_notify *n);
+void umem_notify_lru_del(struct ib_umem_notify *n);
 int umem_notify_restore(struct ib_umem_notify *n);
 
 /* umem_notify.c */

@@ -295,7 +295,7 @@ static int check_huge(struct mm_struct *mm, struct vm_area_struct *vma, struct p
  * page that has to be compared with @alone.
  */
 static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned long end,
-			const struct umem_notify_question *what, bool alone)
+			const struct umem_notify_comparison *cmp, bool alone)
 {
 	struct page *pages[CHECK_BATCH];
 	struct vm_area_struct *vma;
@@ -333,15 +333,15 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 		if (huge && !shared)
 			return alone ? UMEM_NOTIFY_CHANGED : ASK_ALONE;
 		if (shared && (huge || shmem_mapping(vma->vm_file->f_mapping))) {
-			ret = huge ? check_huge(mm, vma, iter, end, what->worker) :
+			ret = huge ? check_huge(mm, vma, iter, end, cmp->worker) :
 				     check_file(vma, iter, end);
 			if (ret)
 				return ret;
 			continue;
 		}
-		if (!shared && !what->exclusive)
+		if (!shared && !cmp->exclusive)
 			return UMEM_NOTIFY_CHANGED;
-		if (what->worker)
+		if (cmp->worker)
 			return -EOPNOTSUPP;
 		if (faults++ == MOST_FAULTS)
 			return UMEM_NOTIFY_CHANGED;
@@ -354,11 +354,11 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 
 /*
  * A lock of a file is taken. Its holder may wait for a page that the caller's own process has
- * to supply (userfaultfd, FUSE), so a caller waits only until @what->until.
+ * to supply (userfaultfd, FUSE), so a caller waits only until @cmp->until.
  */
-static int wait_for_file(const struct umem_notify_question *what)
+static int wait_for_file(const struct umem_notify_comparison *cmp)
 {
-	if (what->worker || time_after_eq(jiffies, what->until))
+	if (cmp->worker || time_after_eq(jiffies, cmp->until))
 		return -EAGAIN;
 	if (fatal_signal_pending(current))
 		return -EINTR;
@@ -366,9 +366,9 @@ static int wait_for_file(const struct umem_notify_question *what)
 	return 0;
 }
 
-/* Compares the pages from @addr to @end in batches, and sets @what->at. */
+/* Compares the pages from @addr to @end in batches, and sets @cmp->at. */
 static int check_run(struct ib_umem *umem, unsigned long start, unsigned long addr,
-		     unsigned long end, struct umem_notify_question *what)
+		     unsigned long end, struct umem_notify_comparison *cmp)
 {
 	struct mm_struct *mm = umem->owning_mm;
 	struct pinned_iter iter;
@@ -380,22 +380,22 @@ static int check_run(struct ib_umem *umem, unsigned long start, unsigned long ad
 		unsigned long batch = alone ? CHECK_BATCH : LOCK_BATCH;
 
 		cond_resched();
-		if (what->worker && READ_ONCE(*what->hurry)) {
+		if (cmp->worker && READ_ONCE(*cmp->stop)) {
 			ret = -EAGAIN;
 			break;
 		}
-		ret = lock_mm(mm, what->worker, alone);
+		ret = lock_mm(mm, cmp->worker, alone);
 		if (ret)
 			break;
-		ret = check_locked(mm, &iter, min(end, iter.next + batch * PAGE_SIZE), what, alone);
+		ret = check_locked(mm, &iter, min(end, iter.next + batch * PAGE_SIZE), cmp, alone);
 		unlock_mm(mm, alone);
 		alone = ret == ASK_ALONE;
 		if (alone)
 			ret = 0;
 		else if (ret == -EAGAIN)
-			ret = wait_for_file(what);
+			ret = wait_for_file(cmp);
 	} while (!ret && iter.next < end);
-	what->at = (iter.next - start) >> PAGE_SHIFT;
+	cmp->at = (iter.next - start) >> PAGE_SHIFT;
 	return ret;
 }
 
@@ -404,33 +404,33 @@ static int check_run(struct ib_umem *umem, unsigned long start, unsigned long ad
  * @umem: The umem, its pages pinned
  * @start: The address of its first page
  * @shift: Base-2 logarithm of the number of pages in a chunk of the suspect range
- * @what: The pages, and who asks; @what->at is set to the first page not found intact
+ * @cmp: The pages, and who asks; @cmp->at is set to the first page not found intact
  *
  * Context: Process context, no mm or inode lock held.
  *
- * Return: 0: all are intact. UMEM_NOTIFY_CHANGED: the page @what->at is not the pinned page.
+ * Return: 0: all are intact. UMEM_NOTIFY_CHANGED: the page @cmp->at is not the pinned page.
  * -EAGAIN: a lock is taken, ask again later. -EOPNOTSUPP: only a system call can tell. -EINTR.
  * -ENOMEM: a page fault found no memory, so the answer is unknown.
  */
 int umem_notify_check(struct ib_umem *umem, unsigned long start, unsigned int shift,
-		      struct umem_notify_question *what)
+		      struct umem_notify_comparison *cmp)
 {
-	const struct umem_notify_doubt *doubt = &what->doubt;
+	const struct umem_notify_suspects *suspects = &cmp->suspects;
 	int ret = 0;
 	unsigned int from, to = 0;
 	u64 others;
 
-	what->at = doubt->end;
-	while (!ret && to < 64 && doubt->chunks >> to) {
-		from = to + __ffs64(doubt->chunks >> to);
-		others = ~(doubt->chunks >> from);
+	cmp->at = suspects->end;
+	while (!ret && to < 64 && suspects->chunks >> to) {
+		from = to + __ffs64(suspects->chunks >> to);
+		others = ~(suspects->chunks >> from);
 		to = others ? from + __ffs64(others) : 64;
 		ret = check_run(umem, start,
-				start + (max_t(u64, doubt->first,
+				start + (max_t(u64, suspects->first,
 					       (u64)from << shift) << PAGE_SHIFT),
-				start + (min_t(u64, doubt->end,
+				start + (min_t(u64, suspects->end,
 					       (u64)to << shift) << PAGE_SHIFT),
-				what);
+				cmp);
 	}
 	return ret;
 }

@@ -8,17 +8,17 @@
 #include <linux/list_lru.h>
 
 /*
- * Makes @look a callback of list_lru_walk*(). @look gets the list's lock and returns with
+ * Makes @isolate a callback of list_lru_walk*(). @isolate gets the list's lock and returns with
  * the lock held.
  *
  * The lock is a part of the list. A callback that stops or restarts the walk must release
  * the lock: list_lru_walk*() does not, and the next walk would wait forever.
  */
-#define UMEM_NOTIFY_WALK(look)								\
-static enum lru_status umem_notify_walk_##look(struct list_head *item,			\
-					       struct list_lru_one *list, void *arg)	\
+#define UMEM_NOTIFY_WALK(isolate)							\
+static enum lru_status umem_notify_walk_##isolate(struct list_head *item,		\
+						  struct list_lru_one *list, void *arg)	\
 {											\
-	enum lru_status status = look(item, list, &list->lock, arg);			\
+	enum lru_status status = isolate(item, list, &list->lock, arg);		\
 											\
 	if (status == LRU_STOP || status == LRU_RETRY)					\
 		spin_unlock(&list->lock);						\

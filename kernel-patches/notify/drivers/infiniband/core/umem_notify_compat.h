@@ -8,15 +8,15 @@
 #include <linux/list_lru.h>
 
 /*
- * Makes @look a callback of list_lru_walk*(). @look gets the list's lock and returns with
+ * Makes @isolate a callback of list_lru_walk*(). @isolate gets the list's lock and returns with
  * the lock held.
  */
-#define UMEM_NOTIFY_WALK(look)							\
-static enum lru_status umem_notify_walk_##look(struct list_head *item,		\
-					       struct list_lru_one *list,	\
-					       spinlock_t *lock, void *arg)	\
+#define UMEM_NOTIFY_WALK(isolate)						\
+static enum lru_status umem_notify_walk_##isolate(struct list_head *item,	\
+						  struct list_lru_one *list,	\
+						  spinlock_t *lock, void *arg)	\
 {										\
-	return look(item, list, lock, arg);					\
+	return isolate(item, list, lock, arg);					\
 }
 
 #endif /* UMEM_NOTIFY_COMPAT_H */

@@ -66,7 +66,7 @@ static bool event_may_copy(const struct ib_umem_notify *n,
 	struct folio *folio;
 
 	if (!umem_notify_is_idle(n) || !umem_notify_can_restore(n) ||
-	    !umem_notify_retires_at_once(n))
+	    !umem_notify_retires_atomically(n))
 		return false;
 	folio = page_folio(sg_page(n->umem->sgt_append.sgt.sgl));
 	return folio_test_anon(folio) &&
@@ -117,14 +117,14 @@ static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_ra
  * @changes: the event may replace pages. @fork: a fork may copy pages next, so idle MRs are
  * unpinned.
  *
- * A CLEAR may be both. If it suspended a tracker without adding to @doubt, it would be lost:
+ * A CLEAR may be both. If it suspended a tracker without adding to @suspects, it would be lost:
  *
  *   MADV_DONTNEED of a huge page          another thread
  *   SUSPENDED; still pinned
  *                                         settles: has the mutex
  *   trylock of the mutex fails: goes on
  *                                         still pinned: keeps the pages;
- *                                         @doubt is empty: state = 0
+ *                                         @suspects is empty: state = 0
  *   unmaps the page                       [the word says valid: stale]
  */
 static void event_walk(struct umem_notify_mm *space, const struct mmu_notifier_range *range,
@@ -140,7 +140,7 @@ static void event_walk(struct umem_notify_mm *space, const struct mmu_notifier_r
 	while ((n = umem_notify_mm_next(space, &walk, n))) {
 		if (changes)
 			event_changed(n, range);
-		if (fork && !n->own && event_may_copy(n, range) && umem_notify_suspend(n)) {
+		if (fork && !n->reserved && event_may_copy(n, range) && umem_notify_suspend(n)) {
 			umem_notify_queue_visit(n, NULL);
 			n = NULL; /* it may be freed */
 		}

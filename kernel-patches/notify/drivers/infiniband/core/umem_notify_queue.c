@@ -9,7 +9,7 @@
  *
  * CPU TIME
  *
- * The process does not pay for the worker. So after comparing pages or looking for idle
+ * The process does not pay for the worker. So after comparing pages or scanning for idle
  * trackers, all workers of the address space rest for REST times as long: they take at most a
  * hundredth of a CPU from other processes, however many events come. Revoking and unpinning do
  * not count, because the process paid for pinning the pages.
@@ -74,7 +74,7 @@ void umem_notify_queue_add(struct ib_umem_notify *n, unsigned long delay)
 {
 	umem_notify_assert_locked(n);
 
-	if (!n->armed || n->own)
+	if (!n->armed || n->reserved)
 		return;
 	list_move_tail(&n->link, &n->queue->work);
 	queue_wake(n->queue, delay);
@@ -87,12 +87,12 @@ static void queue_again(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_queue_leave - Drop a reference to a tracker
+ * umem_notify_queue_unref - Drop a reference to a tracker
  * @n: The tracker; may be freed
  *
  * Context: Any but interrupts.
  */
-void umem_notify_queue_leave(struct ib_umem_notify *n)
+void umem_notify_queue_unref(struct ib_umem_notify *n)
 {
 	struct umem_notify_queue *q = n->queue;
 	bool last;
@@ -123,16 +123,16 @@ void umem_notify_queue_retire(struct ib_umem_notify *n)
  * the event may have been MADV_FREE, and the kernel does not see the next use of a registration
  * whose word is 0. Returns whether the worker has to try again.
  */
-static bool queue_look(struct ib_umem_notify *n, struct umem_notify_run *run)
+static bool queue_compare(struct ib_umem_notify *n, struct umem_notify_run *run)
 {
-	bool looks, again;
+	bool suspect, again;
 	u64 began;
 
 	scoped_guard(umem_notify, n)
-		looks = n->armed && n->state == SUSPECT &&
+		suspect = n->armed && n->state == SUSPECT &&
 			!(umem_notify_can_restore(n) && umem_notify_suspend(n));
-	if (!looks || run->rests)
-		return looks;
+	if (!suspect || run->rests)
+		return suspect;
 	began = ktime_get_ns();
 	again = umem_notify_verify(n, UMEM_NOTIFY_WORKER) == -EAGAIN;
 	run->took += ktime_get_ns() - began;
@@ -161,7 +161,7 @@ void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *r
 	spin_unlock(&space->lock);
 
 	if (mutex_trylock(&n->mutex)) {
-		again = run && queue_look(n, run);
+		again = run && queue_compare(n, run);
 		again |= umem_notify_retire(n);
 		mutex_unlock(&n->mutex);
 	}
@@ -169,42 +169,42 @@ void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *r
 		guard(umem_notify)(n);
 		queue_again(n);
 	}
-	umem_notify_queue_leave(n);
+	umem_notify_queue_unref(n);
 	spin_lock(&space->lock);
 }
 
 /**
- * umem_notify_queue_own - Reserve a tracker for the caller
- * @n: The tracker, its space's lock held, not @own yet
+ * umem_notify_queue_reserve - Reserve a tracker for the caller
+ * @n: The tracker, its space's lock held, not @reserved yet
  *
- * The caller may use @link, and has to call umem_notify_queue_come().
+ * The caller may use @link, and has to call umem_notify_queue_retire_reserved().
  */
-void umem_notify_queue_own(struct ib_umem_notify *n)
+void umem_notify_queue_reserve(struct ib_umem_notify *n)
 {
 	list_del_init(&n->link);
 	n->refs++;
-	n->own = true;
+	n->reserved = true;
 }
 
 /**
- * umem_notify_queue_come - Retire a tracker that is reserved for the caller
- * @n: The tracker, @own; may be freed
+ * umem_notify_queue_retire_reserved - Retire a tracker that is reserved for the caller
+ * @n: The tracker, @reserved; may be freed
  *
  * Context: Any but interrupts.
  */
-void umem_notify_queue_come(struct ib_umem_notify *n)
+void umem_notify_queue_retire_reserved(struct ib_umem_notify *n)
 {
 	umem_notify_lock(n);
-	n->own = false;
+	n->reserved = false;
 	INIT_LIST_HEAD(&n->link);
 	umem_notify_queue_visit(n, NULL);
 	umem_notify_unlock(n);
-	umem_notify_queue_leave(n);
+	umem_notify_queue_unref(n);
 }
 
 static void queue_task_work(struct callback_head *work)
 {
-	umem_notify_queue_come(container_of(work, struct ib_umem_notify, task_work));
+	umem_notify_queue_retire_reserved(container_of(work, struct ib_umem_notify, task_work));
 }
 
 /**
@@ -217,27 +217,27 @@ bool umem_notify_queue_current(struct ib_umem_notify *n)
 {
 	umem_notify_assert_locked(n);
 
-	if (n->own)
+	if (n->reserved)
 		return true;
 	if (current->flags & (PF_KTHREAD | PF_USER_WORKER))
 		return false;
-	umem_notify_queue_own(n);
+	umem_notify_queue_reserve(n);
 	init_task_work(&n->task_work, queue_task_work);
 	if (!task_work_add(current, &n->task_work, TWA_RESUME))
 		return true;
-	n->own = false;
+	n->reserved = false;
 	n->refs--; /* not the last reference: the umem has another */
 	INIT_LIST_HEAD(&n->link);
 	return false;
 }
 
 /**
- * umem_notify_queue_time - From now on suspend a tracker after its idle time
+ * umem_notify_queue_set_idle - From now on suspend a tracker after its idle time
  * @n: The tracker, its idle time set, its space's lock held
  *
- * The worker looks at all trackers of its queue, twice within their shortest idle time.
+ * The worker scans all trackers of its queue, twice within their shortest idle time.
  */
-void umem_notify_queue_time(struct ib_umem_notify *n)
+void umem_notify_queue_set_idle(struct ib_umem_notify *n)
 {
 	struct umem_notify_queue *q = n->queue;
 
@@ -254,7 +254,7 @@ void umem_notify_queue_time(struct ib_umem_notify *n)
  * Suspends the trackers whose idle time is over, and puts them on the list. Finds the
  * shortest idle time of all other trackers.
  */
-static void queue_look_for_idle(struct umem_notify_queue *q)
+static void queue_suspend_idle(struct umem_notify_queue *q)
 {
 	struct umem_notify_walk walk = { .last = ULONG_MAX, .sleeps = true };
 	struct ib_umem_notify *n = NULL;
@@ -263,7 +263,7 @@ static void queue_look_for_idle(struct umem_notify_queue *q)
 
 	q->idle = 0;
 	while ((n = umem_notify_mm_next(q->space, &walk, n))) {
-		if (n->queue != q || !n->idle || !n->word_page || n->own ||
+		if (n->queue != q || !n->idle || !n->word_page || n->reserved ||
 		    n->state & (INVALID | SUSPENDED))
 			continue;
 		if (umem_notify_unused_for(n, n->idle) && umem_notify_suspend(n))
@@ -286,7 +286,7 @@ static void umem_notify_queue_work(struct work_struct *work)
 	spin_lock(&space->lock);
 	run.rests = time_before(jiffies, space->rest);
 	if (q->idle && !run.rests && !time_before(jiffies, q->scan_at)) {
-		queue_look_for_idle(q);
+		queue_suspend_idle(q);
 		run.took = ktime_get_ns() - began;
 	}
 	q->waiting = false;

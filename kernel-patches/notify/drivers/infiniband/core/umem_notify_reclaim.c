@@ -13,7 +13,7 @@
  * If the device's revoke does not sleep, the shrinker revokes and unpins, because this
  * takes no lock that a task in reclaim may hold. Otherwise the worker does.
  *
- * The shrinker passes once over a registration that was used since the last look. If the
+ * The shrinker passes once over a registration that was used since the last scan. If the
  * word of a process always says "in use", only this process pays: its pages stay pinned
  * and charged.
  *
@@ -49,7 +49,7 @@ static struct shrinker *shrinker;
 /* For the shrinker's walk along a list */
 struct shrink_walk {
 	const struct shrink_control *sc;
-	unsigned long looked; /* pages */
+	unsigned long scanned; /* pages */
 	unsigned long taken;
 	bool waits; /* another task is about to unpin some */
 	struct list_head suspended; /* trackers to retire after the walk */
@@ -70,20 +70,20 @@ static bool shrink_retires(const struct ib_umem_notify *n, const struct shrink_c
 }
 
 /*
- * Suspends a tracker that is idle and was not used since the last look. A SUSPECT tracker was
+ * Suspends a tracker that is idle and was not used since the last scan. A SUSPECT tracker was
  * not used since its event: a user would have settled it.
  */
 static bool shrink_suspend(struct ib_umem_notify *n, struct shrink_walk *walk)
 {
 	if (!umem_notify_is_idle(n) ||
-	    (n->state != SUSPECT && !umem_notify_unused_for(n, UMEM_NOTIFY_LOOKS_APART)) ||
+	    (n->state != SUSPECT && !umem_notify_unused_for(n, UMEM_NOTIFY_SCANS_APART)) ||
 	    !umem_notify_suspend(n))
 		return false;
 	walk->taken += umem_notify_pages(n);
-	if (n->own || !umem_notify_retires_at_once(n) || !shrink_retires(n, walk->sc)) {
+	if (n->reserved || !umem_notify_retires_atomically(n) || !shrink_retires(n, walk->sc)) {
 		umem_notify_queue_add(n, 0);
 	} else {
-		umem_notify_queue_own(n);
+		umem_notify_queue_reserve(n);
 		list_add_tail(&n->link, &walk->suspended);
 	}
 	return true;
@@ -97,11 +97,11 @@ static enum lru_status shrink_one(struct list_head *item,
 	struct shrink_walk *walk = arg;
 	bool gone;
 
-	if (walk->looked >= walk->sc->nr_to_scan)
+	if (walk->scanned >= walk->sc->nr_to_scan)
 		return LRU_STOP;
 	guard(umem_notify)(n);
 	gone = !n->word_page || (n->state & SUSPENDED && n->revoked);
-	walk->looked += gone ? 1 : umem_notify_pages(n);
+	walk->scanned += gone ? 1 : umem_notify_pages(n);
 	walk->waits |= !gone && !n->held && n->state & SUSPENDED && shrink_retires(n, walk->sc);
 	if (n->state & INVALID && !n->held && !umem_notify_is_used(n))
 		umem_notify_queue_add(n, 0); /* the worker would come later */
@@ -162,20 +162,20 @@ static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 
 	list_lru_walk_one(&idle, sc->nid, sc->memcg, umem_notify_walk_shrink_one, &walk, &nr);
 	list_for_each_entry_safe(n, next, &walk.suspended, link)
-		umem_notify_queue_come(n);
+		umem_notify_queue_retire_reserved(n);
 	if (walk.waits && !walk.taken && current->mm)
 		schedule_timeout_uninterruptible(1);
-	if (!walk.looked)
+	if (!walk.scanned)
 		return SHRINK_STOP;
-	sc->nr_scanned = walk.looked;
+	sc->nr_scanned = walk.scanned;
 	return walk.taken;
 }
 
 /**
- * umem_notify_lend - From now on the VM may take the pages of a tracker when it is idle
+ * umem_notify_lru_add - From now on the VM may take the pages of a tracker when it is idle
  * @n: The tracker, armed, its mutex held; if it is INVALID, it may have no pages
  */
-void umem_notify_lend(struct ib_umem_notify *n)
+void umem_notify_lru_add(struct ib_umem_notify *n)
 {
 	lockdep_assert_held(&n->mutex);
 
@@ -186,12 +186,12 @@ void umem_notify_lend(struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_unlend - From now on the VM does not take the pages of a tracker
+ * umem_notify_lru_del - From now on the VM does not take the pages of a tracker
  * @n: The tracker, its mutex held, or about to end
  *
  * It may be SUSPENDED when this returns.
  */
-void umem_notify_unlend(struct ib_umem_notify *n)
+void umem_notify_lru_del(struct ib_umem_notify *n)
 {
 	if (n->reclaim)
 		list_lru_del_obj(&idle, &n->lru);
@@ -219,10 +219,10 @@ static int give_pages(struct ib_umem_notify *n)
 	int ret;
 
 	scoped_guard(umem_notify, n) {
-		umem_notify_doubt_clear(&n->doubt);
+		umem_notify_suspects_clear(&n->suspects);
 		if (umem_notify_mm_changes(umem_notify_mm(n), umem_notify_start(n),
 					   umem_notify_last(n)))
-			umem_notify_doubt_range(n, 0, ULONG_MAX);
+			umem_notify_suspects_add(n, 0, ULONG_MAX);
 	}
 
 	ret = pin_again(umem);
@@ -243,16 +243,16 @@ static void end_suspension(struct ib_umem_notify *n)
 {
 	umem_notify_lock(n);
 	if (n->state == SUSPENDED) {
-		n->state = n->doubt.chunks ? SUSPECT : 0;
+		n->state = n->suspects.chunks ? SUSPECT : 0;
 		umem_notify_word_change(n, n->state, SUSPENDED);
 		if (n->state)
 			umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
-		umem_notify_first_look(n, true);
-		umem_notify_queue_time(n);
+		umem_notify_first_scan(n, true);
+		umem_notify_queue_set_idle(n);
 		umem_notify_counted(n, IB_MR_NOTIFY_STAT_RESTORES, 1);
 	}
 	umem_notify_unlock(n);
-	umem_notify_lend(n);
+	umem_notify_lru_add(n);
 }
 
 /**

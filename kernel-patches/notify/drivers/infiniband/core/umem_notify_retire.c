@@ -66,7 +66,7 @@
 #include "umem_notify_trace.h"
 
 /* May the call succeed later? (A window is bound, the device is in reset, memory is short.) */
-static bool is_for_now(int err)
+static bool is_temporary(int err)
 {
 	return err && err != -EOPNOTSUPP && err != -EIO;
 }
@@ -119,10 +119,10 @@ void umem_notify_unpin(struct ib_umem_notify *n, bool marked)
 }
 
 /**
- * umem_notify_retires_at_once - Can a tracker be retired in a context that must not sleep?
+ * umem_notify_retires_atomically - Can a tracker be retired in a context that must not sleep?
  * @n: The tracker, armed, its space's lock held
  */
-bool umem_notify_retires_at_once(const struct ib_umem_notify *n)
+bool umem_notify_retires_atomically(const struct ib_umem_notify *n)
 {
 	return n->mr->device->ops.revoke_is_atomic && !n->refused;
 }
@@ -135,7 +135,7 @@ static int revoke(struct ib_umem_notify *n)
 	ret = device->ops.revoke_user_mr(n->mr);
 	if (ret) {
 		trace_mr_notify_revoke(n, ret);
-		if (is_for_now(ret))
+		if (is_temporary(ret))
 			return ret;
 		ibdev_err_ratelimited(device, "MR %u can't be revoked, its pages stay pinned\n",
 				      n->mr->res.id);
@@ -210,7 +210,7 @@ bool umem_notify_retire(struct ib_umem_notify *n)
 	if (wait)
 		return true;
 
-	busy = can_revoke && is_for_now(revoke(n));
+	busy = can_revoke && is_temporary(revoke(n));
 	if (state == INVALID) {
 		retire_word(n);
 		return busy;

@@ -4,7 +4,7 @@
  * the state, settling lowers it.
  *
  *  0          The range maps the pinned pages.
- *  SUSPECT    The pages in @doubt may have changed. Settling compares them: to 0 if all
+ *  SUSPECT    The pages in @suspects may have changed. Settling compares them: to 0 if all
  *             are the same pages, otherwise to INVALID.
  *  SUSPENDED  The tracker was idle, and the VM has unpinned its pages, or is about to
  *             (umem_notify_reclaim.c). Settling pins the pages that the range maps at
@@ -34,60 +34,60 @@ static unsigned int shift_of(const struct ib_umem_notify *n)
 	return max(order_base_2(umem_notify_pages(n)), 6) - 6;
 }
 
-void umem_notify_doubt_clear(struct umem_notify_doubt *doubt)
+void umem_notify_suspects_clear(struct umem_notify_suspects *suspects)
 {
-	doubt->chunks = 0;
-	doubt->first = U32_MAX;
-	doubt->end = 0;
+	suspects->chunks = 0;
+	suspects->first = U32_MAX;
+	suspects->end = 0;
 }
 
-static void doubt_add(struct umem_notify_doubt *doubt,
-		      const struct umem_notify_doubt *more)
+static void suspects_merge(struct umem_notify_suspects *suspects,
+			   const struct umem_notify_suspects *more)
 {
-	doubt->chunks |= more->chunks;
-	doubt->first = min(doubt->first, more->first);
-	doubt->end = max(doubt->end, more->end);
+	suspects->chunks |= more->chunks;
+	suspects->first = min(suspects->first, more->first);
+	suspects->end = max(suspects->end, more->end);
 }
 
-static bool doubt_has(const struct umem_notify_doubt *doubt, u32 page,
-		      unsigned int shift)
+static bool suspects_have(const struct umem_notify_suspects *suspects, u32 page,
+			  unsigned int shift)
 {
-	return page >= doubt->first && page < doubt->end &&
-	       doubt->chunks & BIT_ULL(page >> shift);
+	return page >= suspects->first && page < suspects->end &&
+	       suspects->chunks & BIT_ULL(page >> shift);
 }
 
 /* Removes the pages before @page */
-static void doubt_trim(struct umem_notify_doubt *doubt, u32 page,
-		       unsigned int shift)
+static void suspects_trim(struct umem_notify_suspects *suspects, u32 page,
+			  unsigned int shift)
 {
-	doubt->first = max(doubt->first, page);
-	doubt->chunks &= U64_MAX << (page >> shift);
+	suspects->first = max(suspects->first, page);
+	suspects->chunks &= U64_MAX << (page >> shift);
 }
 
 /**
- * umem_notify_doubt_range - Add a range to the suspect pages of a tracker
+ * umem_notify_suspects_add - Add a range to the suspect pages of a tracker
  * @n: The tracker, its space's lock held
  * @start: The first address, which may be before the tracker's range
  * @last: The last address, which may be after the tracker's range
  */
-void umem_notify_doubt_range(struct ib_umem_notify *n, unsigned long start,
-			     unsigned long last)
+void umem_notify_suspects_add(struct ib_umem_notify *n, unsigned long start,
+			      unsigned long last)
 {
 	unsigned long first = umem_notify_start(n);
-	struct umem_notify_doubt more;
+	struct umem_notify_suspects more;
 	unsigned int shift;
 
 	if (start <= first && last >= umem_notify_last(n)) {
-		n->doubt.chunks = U64_MAX;
-		n->doubt.first = 0;
-		n->doubt.end = umem_notify_pages(n);
+		n->suspects.chunks = U64_MAX;
+		n->suspects.first = 0;
+		n->suspects.end = umem_notify_pages(n);
 		return;
 	}
 	shift = shift_of(n);
 	more.first = (max(start, first) - first) >> PAGE_SHIFT;
 	more.end = ((min(last, umem_notify_last(n)) - first) >> PAGE_SHIFT) + 1;
 	more.chunks = GENMASK_ULL((more.end - 1) >> shift, more.first >> shift);
-	doubt_add(&n->doubt, &more);
+	suspects_merge(&n->suspects, &more);
 }
 
 /**
@@ -105,7 +105,7 @@ void umem_notify_mark_invalid(struct ib_umem_notify *n)
 	n->state = INVALID;
 	umem_notify_counted(n, IB_MR_NOTIFY_STAT_INVALID, 1);
 	umem_notify_word_change(n, INVALID, was);
-	umem_notify_word_tell(n);
+	umem_notify_word_count(n);
 }
 
 /**
@@ -121,7 +121,7 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
 
 	if (n->state & INVALID)
 		return;
-	umem_notify_doubt_range(n, start, last);
+	umem_notify_suspects_add(n, start, last);
 	if (n->state)
 		return;
 	n->state = SUSPECT;
@@ -130,11 +130,11 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
 }
 
 /*
- * Takes the suspect pages (@doubt) from the tracker, after all their events have ended; a system
+ * Takes the suspect pages (@suspects) from the tracker, after all their events have ended; a system
  * call waits for the events. Returns 1, or 0 if the tracker is not SUSPECT; -EAGAIN if events
  * are in progress, -EINTR.
  *
- * Comparing before @doubt is cleared would lose a later event:
+ * Comparing before @suspects is cleared would lose a later event:
  *
  *   settle                                another thread
  *   compares: page P is mapped
@@ -142,39 +142,39 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
  *                                         unmaps P
  *   state = 0                             [the word says valid: stale]
  *
- * So @doubt is taken before the comparison, and a later event fills it again:
+ * So @suspects is taken before the comparison, and a later event fills it again:
  *
- *   lock; takes @doubt; unlock
+ *   lock; takes @suspects; unlock
  *   compares: page P is mapped
- *                                         lock; state |= SUSPECT; @doubt has P;
+ *                                         lock; state |= SUSPECT; @suspects has P;
  *                                         unlock; unmaps P
- *   lock; @doubt is not empty: state
+ *   lock; @suspects is not empty: state
  *   stays SUSPECT; unlock
  *
- *   [Required: SUSPECT is cleared only if no event came since @doubt was taken]
+ *   [Required: SUSPECT is cleared only if no event came since @suspects was taken]
  *
- * An event fills @doubt before the page tables change. If @doubt were taken while the
+ * An event fills @suspects before the page tables change. If @suspects were taken while the
  * event is in progress, the event would be lost:
  *
- *                                         lock; @doubt has P; unlock
- *   lock; takes @doubt; unlock
+ *                                         lock; @suspects has P; unlock
+ *   lock; takes @suspects; unlock
  *   compares: page P is mapped
  *                                         unmaps P
- *   lock; @doubt is empty: state = 0      [stale]
+ *   lock; @suspects is empty: state = 0      [stale]
  *
  * So the event has a slot (umem_notify_mm_begin()) until it has ended:
  *
- *                                         lock; takes a slot; @doubt has P; unlock
- *   lock; a slot overlaps @doubt: takes
+ *                                         lock; takes a slot; @suspects has P; unlock
+ *   lock; a slot overlaps @suspects: takes
  *   nothing, and tries again; unlock
  *                                         unmaps P; frees the slot
  *
- *   [Required: @doubt is taken only if all its events have ended]
+ *   [Required: @suspects is taken only if all its events have ended]
  *
  * A page that seems changed may also be in the middle of a split or a migration: during
- * these it looks absent. So it is changed only if @doubt does not have it again.
+ * these it looks absent. So it is changed only if @suspects does not have it again.
  */
-static int take_doubt(struct ib_umem_notify *n, struct umem_notify_question *what)
+static int take_suspects(struct ib_umem_notify *n, struct umem_notify_comparison *cmp)
 {
 	struct umem_notify_mm *space = umem_notify_mm(n);
 	unsigned long start, last;
@@ -182,21 +182,21 @@ static int take_doubt(struct ib_umem_notify *n, struct umem_notify_question *wha
 
 	for (;;) {
 		umem_notify_lock(n);
-		what->doubt = n->doubt;
-		start = umem_notify_start(n) + ((unsigned long)n->doubt.first << PAGE_SHIFT);
-		last = umem_notify_start(n) + ((unsigned long)n->doubt.end << PAGE_SHIFT) - 1;
+		cmp->suspects = n->suspects;
+		start = umem_notify_start(n) + ((unsigned long)n->suspects.first << PAGE_SHIFT);
+		last = umem_notify_start(n) + ((unsigned long)n->suspects.end << PAGE_SHIFT) - 1;
 		ret = n->state == SUSPECT;
 		if (!ret || !umem_notify_mm_changes(space, start, last))
 			break;
 		umem_notify_unlock(n);
-		ret = what->worker ? -EAGAIN :
-				     umem_notify_mm_wait(space, start, last, what->until);
+		ret = cmp->worker ? -EAGAIN :
+				     umem_notify_mm_wait(space, start, last, cmp->until);
 		if (ret)
 			return ret;
 	}
 	if (ret) {
-		what->exclusive = n->exclusive;
-		umem_notify_doubt_clear(&n->doubt);
+		cmp->exclusive = n->exclusive;
+		umem_notify_suspects_clear(&n->suspects);
 	}
 	umem_notify_unlock(n);
 	return ret;
@@ -204,7 +204,7 @@ static int take_doubt(struct ib_umem_notify *n, struct umem_notify_question *wha
 
 /* Applies the answer, unless a later event makes it void. Returns whether the call is done. */
 static bool conclude(struct ib_umem_notify *n, int verdict,
-		     struct umem_notify_question *what)
+		     struct umem_notify_comparison *cmp)
 {
 	unsigned int shift = shift_of(n);
 
@@ -213,20 +213,20 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
 	if (n->state != SUSPECT)
 		return true;
 	if (!verdict) {
-		if (n->doubt.chunks)
+		if (n->suspects.chunks)
 			return false;
 		n->state = 0;
 		umem_notify_word_change(n, 0, SUSPECT);
 		umem_notify_counted(n, IB_MR_NOTIFY_STAT_INTACT, 1);
 		return true;
 	}
-	if (verdict == UMEM_NOTIFY_CHANGED && what->exclusive == n->exclusive &&
-	    !doubt_has(&n->doubt, what->at, shift)) {
+	if (verdict == UMEM_NOTIFY_CHANGED && cmp->exclusive == n->exclusive &&
+	    !suspects_have(&n->suspects, cmp->at, shift)) {
 		umem_notify_mark_invalid(n);
 		return true;
 	}
-	doubt_trim(&what->doubt, what->at, shift);
-	doubt_add(&n->doubt, &what->doubt);
+	suspects_trim(&cmp->suspects, cmp->at, shift);
+	suspects_merge(&n->suspects, &cmp->suspects);
 	return false;
 }
 
@@ -238,10 +238,10 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
  */
 static int verify(struct ib_umem_notify *n, int patience)
 {
-	struct umem_notify_question what = {
+	struct umem_notify_comparison cmp = {
 		.worker = patience == UMEM_NOTIFY_WORKER,
 		.until = jiffies + max(patience, 0),
-		.hurry = &n->hurry,
+		.stop = &n->mutex_wanted,
 	};
 	unsigned int shift = shift_of(n);
 	unsigned int round;
@@ -250,11 +250,11 @@ static int verify(struct ib_umem_notify *n, int patience)
 	lockdep_assert_held(&n->mutex);
 
 	for (round = 0; round < MOST_ROUNDS; round++) {
-		ret = take_doubt(n, &what);
+		ret = take_suspects(n, &cmp);
 		if (ret <= 0)
 			return ret;
-		verdict = umem_notify_check(n->umem, umem_notify_start(n), shift, &what);
-		if (conclude(n, verdict, &what))
+		verdict = umem_notify_check(n->umem, umem_notify_start(n), shift, &cmp);
+		if (conclude(n, verdict, &cmp))
 			return 0;
 		if (verdict < 0)
 			return verdict == -EOPNOTSUPP ? 0 : verdict;

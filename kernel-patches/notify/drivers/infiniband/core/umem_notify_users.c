@@ -4,7 +4,7 @@
  * it has no users.
  *
  * Using a registration changes no list. The word shows a use: its application bits are not
- * the same as at the last look.
+ * the same as at the last scan.
  *
  * A SUSPENSION AND AN EVENT
  *
@@ -12,17 +12,17 @@
  * tracker is not suspended. CLEAR and MIGRATE do not change the word of a suspended
  * tracker, because the pages that the range maps no longer matter. But the pages stay
  * pinned until the tracker is retired, and settling may come before. So these events
- * still add to @doubt:
+ * still add to @suspects:
  *
  *   shrinker           another thread     settle
  *   state = SUSPENDED
- *                      @doubt has P;
+ *                      @suspects has P;
  *                      replaces P
  *                                         the pages are still pinned: keeps them;
- *                                         @doubt is not empty: state = SUSPECT,
+ *                                         @suspects is not empty: state = SUSPECT,
  *                                         and compares
  *
- * A thread that is comparing pages may have taken @doubt. It holds the tracker's mutex, and
+ * A thread that is comparing pages may have taken @suspects. It holds the tracker's mutex, and
  * retires the suspended tracker before it releases the mutex. So a later settle finds the
  * pages unpinned.
  */
@@ -67,9 +67,9 @@ bool umem_notify_is_idle(const struct ib_umem_notify *n)
 /**
  * umem_notify_unused_for - Was a registration unused for some time?
  * @n: The tracker, its space's lock held; it has a word
- * @time: The time before this look, in jiffies
+ * @time: The time before this scan, in jiffies
  *
- * A use counts as a use at the time of the first look after it.
+ * A use counts from the first scan after it.
  */
 bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time)
 {
@@ -86,16 +86,16 @@ bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time)
 }
 
 /**
- * umem_notify_first_look - Start recording the uses of a registration that got pages
+ * umem_notify_first_scan - Start recording the uses of a registration that got pages
  * @n: The tracker, its space's lock held; it has a word
- * @used: Whether the next look counts the registration as used
+ * @used: Whether the next scan counts the registration as used
  */
-void umem_notify_first_look(struct ib_umem_notify *n, bool used)
+void umem_notify_first_scan(struct ib_umem_notify *n, bool used)
 {
 	umem_notify_assert_locked(n);
 
 	n->lru_hash = users_hash(umem_notify_word_read(n)) ^ (used ? U16_MAX : 0);
-	n->lru_time = (u32)jiffies - UMEM_NOTIFY_LOOKS_APART;
+	n->lru_time = (u32)jiffies - UMEM_NOTIFY_SCANS_APART;
 }
 
 /* @n must be armed. */
@@ -143,7 +143,7 @@ bool umem_notify_suspend(struct ib_umem_notify *n)
 		return false;
 	n->state = bit;
 	if (bit == INVALID)
-		umem_notify_word_tell(n);
+		umem_notify_word_count(n);
 	umem_notify_counted(n, bit == SUSPENDED ? IB_MR_NOTIFY_STAT_SUSPENSIONS :
 						  IB_MR_NOTIFY_STAT_INVALID, 1);
 	trace_mr_notify_suspend(n, 0);

@@ -363,14 +363,14 @@ static struct umem_notify_listener *listener_of(const struct ib_umem_notify *n)
 }
 
 /**
- * umem_notify_word_tell - Increment the counter of a word that has become INVALID
+ * umem_notify_word_count - Increment the counter of a word that has become INVALID
  * @n: The tracker, its space's lock held; the bit is set
  *
  * umem_notify_word_signal() signals the eventfd, or umem_notify_word_put() does.
  *
  * Context: Any; does not sleep.
  */
-void umem_notify_word_tell(const struct ib_umem_notify *n)
+void umem_notify_word_count(const struct ib_umem_notify *n)
 {
 	struct umem_notify_listener *listener = listener_of(n);
 	atomic64_t *counter;

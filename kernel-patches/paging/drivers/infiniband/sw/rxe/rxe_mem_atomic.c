@@ -28,7 +28,7 @@ static bool rxe_mem_atomic_is_mapped(struct page *page, unsigned long addr)
 
 	if (file && !folio_trylock(folio))
 		return false;
-	now = rxe_mem_page_look(addr, true);
+	now = rxe_mem_page_lookup(addr, true);
 	if (now)
 		put_page(now);
 	if (now == page && (!file || folio->mapping))
@@ -49,7 +49,7 @@ static struct page *rxe_mem_atomic_get_unlocked(struct rxe_mem_mr *odp,
 		return NULL;
 
 	if (!write) {
-		page = rxe_mem_page_look(addr, false);
+		page = rxe_mem_page_lookup(addr, false);
 	} else {
 		page = rxe_mem_qp_take_page(odp, addr);
 		if (page && !rxe_mem_atomic_is_mapped(page, addr)) {

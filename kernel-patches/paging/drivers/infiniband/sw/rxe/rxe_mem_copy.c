@@ -109,7 +109,7 @@ static unsigned int rxe_mem_copy_in_page(unsigned long addr, unsigned int length
 static bool rxe_mem_copy_page_locked(unsigned long addr, void *buf,
 				     unsigned int bytes, bool write)
 {
-	struct page *page = rxe_mem_page_look(addr, write);
+	struct page *page = rxe_mem_page_lookup(addr, write);
 	bool known;
 
 	if (!page)
@@ -127,7 +127,7 @@ static bool rxe_mem_copy_page_locked(unsigned long addr, void *buf,
 static bool rxe_mem_copy_page_unlocked(unsigned long addr, void *buf,
 				       unsigned int bytes, bool write)
 {
-	struct page *page = rxe_mem_page_look(addr, write);
+	struct page *page = rxe_mem_page_lookup(addr, write);
 	struct page *now = NULL;
 	struct folio *folio;
 	unsigned long flags;
@@ -143,7 +143,7 @@ static bool rxe_mem_copy_page_unlocked(unsigned long addr, void *buf,
 		goto out;
 
 	local_irq_save(flags);
-	now = rxe_mem_page_look(addr, write);
+	now = rxe_mem_page_lookup(addr, write);
 	copied = now == page && (!file || folio->mapping);
 	if (copied)
 		rxe_mem_copy_bytes(page, offset_in_page(addr), buf, bytes,

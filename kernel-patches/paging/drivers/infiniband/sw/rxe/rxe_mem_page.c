@@ -222,7 +222,7 @@ static void rxe_mem_page_restore_keys(u32 before)
  * NULL: the page is absent, does not allow the access, or the architecture has no
  * lockless look-up (User Mode Linux).
  */
-struct page *rxe_mem_page_look(unsigned long addr, bool write)
+struct page *rxe_mem_page_lookup(unsigned long addr, bool write)
 {
 	u32 keys = rxe_mem_page_allow_keys();
 	struct page *page;

@@ -11,7 +11,7 @@ void rxe_mem_page_leave(struct mm_struct *mm);
 bool rxe_mem_page_take_on(struct mm_struct *mm);
 bool rxe_mem_page_may_access(struct vm_area_struct *vma, bool write);
 bool rxe_mem_page_is_file(struct folio *folio);
-struct page *rxe_mem_page_look(unsigned long addr, bool write);
+struct page *rxe_mem_page_lookup(unsigned long addr, bool write);
 int rxe_mem_page_get(struct rxe_mem_mr *odp, unsigned long addr, bool write,
 		     struct page **page);
 void rxe_mem_page_release(struct page *page, bool write);

@@ -51,7 +51,7 @@
 #define RXE_MEM_POOL_TURN	msecs_to_jiffies(100)
 
 struct rxe_mem_thread {
-	struct list_head	list;	/* in the list of its pool, or in rxe_mem_pool_dead */
+	struct list_head	list;	/* in the list of its pool, or in rxe_mem_pool_ended */
 	struct rxe_mem_pool	*pool;
 	struct vhost_task	*task;
 
@@ -63,10 +63,10 @@ struct rxe_mem_thread {
 };
 
 static LIST_HEAD(rxe_mem_pools);
-static LIST_HEAD(rxe_mem_pool_dead);
+static LIST_HEAD(rxe_mem_pool_ended);
 
-static void rxe_mem_pool_bury(struct work_struct *work);
-static DECLARE_WORK(rxe_mem_pool_bury_work, rxe_mem_pool_bury);
+static void rxe_mem_pool_stop_ended(struct work_struct *work);
+static DECLARE_WORK(rxe_mem_pool_stop_work, rxe_mem_pool_stop_ended);
 
 static void rxe_mem_pool_turn(struct work_struct *work);
 static DECLARE_DELAYED_WORK(rxe_mem_pool_turn_work, rxe_mem_pool_turn);
@@ -312,17 +312,17 @@ static void rxe_mem_pool_killed(void *arg)
 		thread->pool->count--;
 		rxe_mem_pool_close(thread->pool);
 	}
-	list_add(&thread->list, &rxe_mem_pool_dead);
+	list_add(&thread->list, &rxe_mem_pool_ended);
 	spin_unlock(&rxe_mem_lock);
-	queue_work(system_unbound_wq, &rxe_mem_pool_bury_work);
+	queue_work(system_unbound_wq, &rxe_mem_pool_stop_work);
 }
 
-static struct rxe_mem_thread *rxe_mem_pool_next_dead(void)
+static struct rxe_mem_thread *rxe_mem_pool_next_ended(void)
 {
 	struct rxe_mem_thread *thread;
 
 	spin_lock(&rxe_mem_lock);
-	thread = list_first_entry_or_null(&rxe_mem_pool_dead,
+	thread = list_first_entry_or_null(&rxe_mem_pool_ended,
 					  struct rxe_mem_thread, list);
 	if (thread)
 		list_del(&thread->list);
@@ -331,11 +331,11 @@ static struct rxe_mem_thread *rxe_mem_pool_next_dead(void)
 }
 
 /* Stop threads that are about to exit: afterwards they run no code of this module */
-static void rxe_mem_pool_bury(struct work_struct *work)
+static void rxe_mem_pool_stop_ended(struct work_struct *work)
 {
 	struct rxe_mem_thread *thread;
 
-	while ((thread = rxe_mem_pool_next_dead())) {
+	while ((thread = rxe_mem_pool_next_ended())) {
 		vhost_task_stop(thread->task);
 		rxe_mem_fault_put_pool(thread->pool);
 		kfree(thread);
@@ -347,7 +347,7 @@ static void rxe_mem_pool_bury(struct work_struct *work)
 void rxe_mem_pool_exit(void)
 {
 	cancel_delayed_work_sync(&rxe_mem_pool_turn_work);
-	flush_work(&rxe_mem_pool_bury_work);
+	flush_work(&rxe_mem_pool_stop_work);
 }
 
 /* Create a thread. Only SIGKILL may interrupt this, no other signal of the caller */
