@@ -13,7 +13,7 @@
  *
  * An entry may be larger than the buffer of a transfer, and another part of it may
  * be unmapped. So the kernel is told which bits count (reg()): while there is a
- * reference the device keeps the pages, and when there is none they are lent.
+ * reference the device keeps the pages, and without one the kernel may take them.
  *
  * THE COUNTER of changes tells that the word of some entry has become INVALID. While it
  * stands still the cache does not look for stale entries.

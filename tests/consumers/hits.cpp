@@ -403,8 +403,9 @@ bool late(fid_domain *domain)
 		asked_kernel = true;
 	};
 	release(use(domain, number, 0, pages));
-	bool good = result("a hit in doubt asks the kernel, and another one finds the entry",
-			   asked_kernel && found);
+	bool good =
+		result("a hit of a suspect entry asks the kernel, and another one finds the entry",
+		       asked_kernel && found);
 	good &= result("one that became stale meanwhile is not found", registrations == 2);
 	replace(number, false);
 	close(file);

@@ -51,9 +51,9 @@ int arming_error(const ib_uverbs_ioctl_hdr *header)
 		return 0;
 	if (std::getenv("ARMING_FAILS"))
 		return ENOMEM;
-	const bool lends = arms ? has(header, UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS)
-				: has(header, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS);
-	return lends && std::getenv("NOT_REVOCABLE") ? EOPNOTSUPP : 0;
+	const bool reclaims = arms ? has(header, UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS)
+				   : has(header, UVERBS_ATTR_MR_NOTIFY_REG_FLAGS);
+	return reclaims && std::getenv("NOT_REVOCABLE") ? EOPNOTSUPP : 0;
 }
 
 decltype(verbs_context::query_device_ex) whole_query;

@@ -150,7 +150,7 @@ void settles(fid_domain *domain, const notify_ops *ops)
 		doubted.watch(ops);
 		madvise(memory, length, MADV_DONTNEED);
 		const bool marked = doubted.said();
-		result("a doubt is marked, and settled",
+		result("a suspect registration is marked, and settled",
 		       marked && !ops->settle(doubted.mr) && !doubted.said());
 	}
 	unmap(memory);

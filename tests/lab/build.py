@@ -236,7 +236,7 @@ def lock_alone(lock, machine):
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        say(f"{machine.name} has to be made anew: waiting for its guests to end ...")
+        say(f"{machine.name} has to be built again: waiting for its guests to end ...")
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 

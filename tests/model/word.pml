@@ -21,7 +21,7 @@ bool suspect, suspended, invalid;
 #define SAYS_NOTHING (!suspect && !suspended && !invalid)
 
 /* The tracker: its state equals the kernel's bits, because user space does not set them here. */
-bool doubt;
+bool pages_suspect;
 bool taken;
 bool pinned = true; /* the device has pages */
 
@@ -45,7 +45,7 @@ inline end_suspension() {
 #ifdef BUG_FORGET
 			suspect = false
 #else
-			suspect = doubt
+			suspect = pages_suspect
 #endif
 		:: else
 		fi
@@ -58,34 +58,34 @@ inline restore() {
 	:: suspended && !pinned ->
 #ifndef BUG_ORDER
 #ifdef BUG_WAIT
-		doubt = false;
+		pages_suspect = false;
 #else
-		/* An event in progress leaves the state in doubt. */
-		atomic { doubt = changing };
+		/* An event in progress leaves the state suspect. */
+		atomic { pages_suspect = changing };
 #endif
 #endif
 		atomic { pinned_as = mapped; pinned = true }
 #ifdef BUG_ORDER
-		doubt = false;
+		pages_suspect = false;
 #endif
 		end_suspension()
 	:: else
 	fi
 }
 
-/* One pass: an event during the pass leaves the state in doubt. */
+/* One pass: an event during the pass leaves the state suspect. */
 inline look() {
 	if
 	:: suspect ->
-		/* The doubt of an event that has not ended stays. */
-		atomic { !changing || !suspect -> mine = suspect && doubt; doubt = doubt && !mine }
+		/* The suspect pages of an event that has not ended stays. */
+		atomic { !changing || !suspect -> mine = suspect && pages_suspect; pages_suspect = pages_suspect && !mine }
 		same = (pinned_as == mapped);
 		atomic {
 			if
-			:: !suspended && suspect && mine && !doubt ->
+			:: !suspended && suspect && mine && !pages_suspect ->
 				suspect = false;
 				invalid = !same
-			:: !suspended && suspect && mine && doubt -> skip
+			:: !suspended && suspect && mine && pages_suspect -> skip
 			:: else
 			fi
 		}
@@ -177,9 +177,9 @@ proctype clearing() {
 #ifdef BUG_DOUBT
 			:: suspended
 #else
-			:: suspended -> doubt = true
+			:: suspended -> pages_suspect = true
 #endif
-			:: !invalid && !suspended -> doubt = true; suspect = true
+			:: !invalid && !suspended -> pages_suspect = true; suspect = true
 			fi
 		}
 		if

@@ -212,7 +212,7 @@ def checks(row, plain, hooks):
         # Every second time the memory is dropped: then a suspended registration may get new pages.
         good &= check(f"{row.name}: registers memory that was mapped again, or restores it",
                       again["registrations"] + row.restored >= again["messages"] - 1)
-        good &= check(f"{row.name}: keeps registrations that were only in doubt",
+        good &= check(f"{row.name}: keeps suspect registrations that are intact",
                       doubted["registrations"] <= kept["registrations"] and
                       not doubted["stale"])
         good &= check(f"{row.name}: saves registrations", plain is not None and

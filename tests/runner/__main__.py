@@ -373,7 +373,7 @@ def arguments():
     parser.add_argument("--all", action="store_true",
                         help="everything but the lanes that must be named")
     parser.add_argument("--jobs", type=int, default=jobs(), metavar="N",
-                        help="do so many things at once (default: %(default)s)")
+                        help="run this many jobs in parallel (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=1, metavar="N",
                         help="run each lane so often, to find tests that fail now and then")
     parser.add_argument("--late", metavar="PART",

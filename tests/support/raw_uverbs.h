@@ -139,7 +139,7 @@ public:
 		return attribute(UVERBS_ATTR_MR_NOTIFY_REG_IN_USE, mask, sizeof(mask));
 	}
 
-	static ib_uverbs_attr lending()
+	static ib_uverbs_attr reclaimable()
 	{
 		return attribute(UVERBS_ATTR_MR_NOTIFY_REG_FLAGS, IB_UVERBS_MR_NOTIFY_ARM_RECLAIM,
 				 sizeof(uint32_t));

@@ -236,7 +236,7 @@ status print_environment(const std::string &name)
 		fmt::print("# {} keeps its own cache, never stale: it asks the kernel\n", one);
 	for (const auto &one : cannot)
 		fmt::print("# not for {}, which can't notify: it {}\n", one,
-			   to_set.ours() ? "registers anew each time" : "has hooks");
+			   to_set.ours() ? "registers each time" : "has hooks");
 	if (found.mpich)
 		fmt::print("# MPICH {}.{}: its mpiexec passes them on by itself\n",
 			   found.mpich->is.major, found.mpich->is.minor);

@@ -74,7 +74,7 @@ clock_type::duration time_to_settle(ibv_mr *mr, range r)
 
 } // namespace
 
-/* If settling did not check @doubt again, the SUSPECT of the second event would be lost. */
+/* If settling did not check @suspects again, the SUSPECT of the second event would be lost. */
 TEST_CASE("interleaving: a page changes after settling has looked at it")
 {
 	const device on;

@@ -371,14 +371,14 @@ TEST_CASE("a registration that can be suspended from the start", "[roce]")
 	word w;
 
 	const auto refused = raw.register_armed(on.pd(), m.registered().addr, length, w.address(),
-						{raw_uverbs::lending()});
+						{raw_uverbs::reclaimable()});
 	CHECK(refused.error == EINVAL); /* a failed restore does not count */
 	const auto nothing_to_lend = raw.register_armed(on.pd(), m.registered().addr, length,
-							nullptr, {raw_uverbs::lending()});
+							nullptr, {raw_uverbs::reclaimable()});
 	CHECK(nothing_to_lend.error == EINVAL);
 	const auto made = raw.register_armed(
 		on.pd(), m.registered().addr, length, w.address(),
-		{raw_uverbs::in_use(mask), raw_uverbs::lending(), raw_uverbs::idle_ms(0)});
+		{raw_uverbs::in_use(mask), raw_uverbs::reclaimable(), raw_uverbs::idle_ms(0)});
 	REQUIRE(made.error == 0);
 	shrink();
 	CHECK(w.value() == suspended);
@@ -393,8 +393,8 @@ TEST_CASE("an idle time is for a registration that can be suspended", "[roce]")
 {
 	const device on;
 	const raw_uverbs raw(on.context());
-	const memory kept = anonymous(length), lent = anonymous(length);
-	word of_kept, of_lent;
+	const memory kept = anonymous(length), idle = anonymous(length);
+	word of_kept, of_idle;
 	const auto reg = [&](const memory &m, word &w, std::initializer_list<ib_uverbs_attr> more) {
 		return raw.register_armed(on.pd(), m.registered().addr, length, w.address(), more);
 	};
@@ -403,10 +403,10 @@ TEST_CASE("an idle time is for a registration that can be suspended", "[roce]")
 	      EINVAL);
 	const auto stays = reg(kept, of_kept, {raw_uverbs::in_use(mask)});
 	REQUIRE(stays.error == 0);
-	const auto also = reg(lent, of_lent, {raw_uverbs::in_use(mask), raw_uverbs::lending()});
+	const auto also = reg(idle, of_idle, {raw_uverbs::in_use(mask), raw_uverbs::reclaimable()});
 	REQUIRE(also.error == 0);
 	/* The kernel's default idle time is over for both. */
-	CHECK(happens([&] { return of_lent.value() == suspended; }));
+	CHECK(happens([&] { return of_idle.value() == suspended; }));
 	CHECK(of_kept.value() == 0);
 	CHECK(raw.deregister(also.handle) == 0);
 	CHECK(raw.deregister(stays.handle) == 0);
@@ -420,7 +420,7 @@ TEST_CASE("a registration has an idle time of its own", "[roce]")
 	word of_first, of_second;
 	const auto reg = [&](const memory &m, word &w, uint32_t idle) {
 		return raw.register_armed(on.pd(), m.registered().addr, length, w.address(),
-					  {raw_uverbs::in_use(mask), raw_uverbs::lending(),
+					  {raw_uverbs::in_use(mask), raw_uverbs::reclaimable(),
 					   raw_uverbs::idle_ms(idle)});
 	};
 
@@ -529,7 +529,7 @@ TEST_CASE("idle pages are given back within twice the idle time", "[roce]")
 	constexpr auto idle = 1000ms;
 	word w;
 	const auto mr = raw.register_armed(on.pd(), m.registered().addr, length, w.address(),
-					   {raw_uverbs::in_use(mask), raw_uverbs::lending(),
+					   {raw_uverbs::in_use(mask), raw_uverbs::reclaimable(),
 					    raw_uverbs::idle_ms(idle.count())});
 
 	REQUIRE(mr.error == 0);
@@ -641,7 +641,7 @@ TEST_CASE("pressure in a memory control group takes the pages charged there")
 	std::optional<control_group> group;
 
 	try {
-		group.emplace("lending");
+		group.emplace("reclaimable");
 	} catch (const unsupported &) {
 	}
 	SKIP_IF(!group || access((group->path() + "/memory.reclaim").c_str(), W_OK),

@@ -125,7 +125,7 @@ void slot::look()
 	if (value & ~known_bits)
 		complain("bits that do not exist", value);
 	if (value & suspended && !lends_)
-		complain("suspended, though it does not lend", value);
+		complain("suspended, but not reclaimable", value);
 	count_.suspended += value == suspended;
 	if (!armed_ && value)
 		complain("changed while not armed", value);
