@@ -5,13 +5,12 @@ if(lacking)
   return()
 endif()
 
-# The parts of a guest's test. The tests are not optimized much: that would take longer than it
-# makes them faster.
+# The parts of a guest's test. Optimizing the tests would take longer than it saves.
 add_library(guest_support STATIC support/frame.cpp support/lossy_wire.cpp support/odp.cpp
   support/raw_peer.cpp support/slow_memory.cpp)
 target_link_libraries(guest_support PUBLIC child mr_notify)
 
-# An object and no library: main() finds the requirements only if they are linked.
+# An object, not a library: the linker would leave the requirements out of a library.
 add_library(guest_requirements OBJECT support/requirements.cpp)
 target_link_libraries(guest_requirements PRIVATE guest_support)
 

@@ -51,7 +51,7 @@ constexpr int plain = IBV_ACCESS_LOCAL_WRITE;
 	std::abort();
 }
 
-/* A buffer at a fixed address. The holder of the mutex knows its contents. */
+/* A buffer at a fixed address. A thread that holds the mutex knows the contents. */
 class buffer {
 public:
 	explicit buffer(range where) : where_(where) { fill(); }
@@ -209,7 +209,7 @@ struct cached_registry : registry {
 	}
 };
 
-/* As caches did without a word: only by the address. */
+/* A cache without a word: it compares only addresses. */
 struct naive_registry : registry {
 	ibv_mr *get(const device &on, range r) override
 	{
@@ -404,7 +404,10 @@ void fork_until(const std::atomic<bool> &stop, buffer_set &buffers, result &out)
 		if (child == 0) {
 			for (int i = 0; i < buffer_count; i += 3) {
 				const range r = buffers[i].where();
-				/* Under change just now, perhaps: by a system call, that fails. */
+				/*
+				 * The memory may be unmapped at the moment: then a system call
+				 * fails, but an access would end the child.
+				 */
 				int ends[2];
 				if (pipe(ends) == 0 && write(ends[1], r.addr, 1) == 1 &&
 				    read(ends[0], r.addr, 1) == 1) {
@@ -563,7 +566,10 @@ TEST_CASE("adversary: no stale byte arrives")
 	ibv_mr_cache_limits limits{};
 	ibv_mr_cache_stats stats{};
 
-	/* Fewer than there are buffers, so some are evicted and registered again. */
+	/*
+	 * The limit is below the number of buffers, so the cache evicts some and registers them
+	 * again.
+	 */
 	REQUIRE(ibv_reg_mr_limits(on.context(), nullptr, &limits) == 0);
 	limits.max_entries = buffer_count * 3 / 4;
 	REQUIRE(ibv_reg_mr_limits(on.context(), &limits, nullptr) == 0);

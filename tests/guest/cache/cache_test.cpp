@@ -43,7 +43,7 @@ namespace {
 constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 const std::size_t length = 16 * page_size();
 
-/* By ibv_reg_mr_ex(), where rdma-core has it: what one verb registers, each verb finds. */
+/* Uses ibv_reg_mr_ex() if rdma-core has it: each verb finds registrations of the others. */
 owned<ibv_mr> cached(const device &on, range r)
 {
 #ifdef IBV_REG_MR_MASK_NOTIFY
@@ -177,7 +177,7 @@ TEST_CASE("cache: a buffer of ibv_alloc_buf is cached as other memory is")
 }
 #endif
 
-/* The same as with a plain registration of the part: its memory did not change. */
+/* A plain registration of the part has the same result, because the part did not change. */
 TEST_CASE("cache: a part works on when the rest of its entry is unmapped")
 {
 	const device on;
@@ -233,8 +233,8 @@ TEST_CASE("cache: windows that slide pin at most twice what they cover")
 }
 
 /*
- * Plain registrations are the oracle. A thread owns the pages of its window; pages of another
- * thread next to them may be in the same registration.
+ * Plain registrations are the oracle. A thread owns the pages of its window. A registration may
+ * also contain adjacent pages of another thread.
  */
 TEST_CASE("cache: windows slide while others unmap the memory next to them")
 {
@@ -500,7 +500,7 @@ TEST_CASE("cache: idle registrations make room for a registration that RLIMIT_ME
 		if (ibv_reg_mr_limits(on.context(), &wide, nullptr) ||
 		    setrlimit(RLIMIT_MEMLOCK, &limit) || setresuid(65534, 65534, 65534))
 			_exit(2);
-		/* Four times as much as the limit allows, one after the other. */
+		/* Registers four times the limit, one buffer after the other. */
 		std::vector<memory> memories;
 		for (std::size_t i = 0; i < 4 * pages / 16; i++) {
 			memories.push_back(anonymous(length));
@@ -552,7 +552,7 @@ TEST_CASE("cache: threads that miss the same range register it once")
 			});
 		for (std::thread &one : crowd)
 			one.join();
-		/* If another thread takes long, this thread does not wait for it. */
+		/* A thread does not wait long for another thread's registration. */
 		if (stats(on).misses != before + 1)
 			continue;
 		once++;
@@ -645,7 +645,7 @@ namespace {
 
 /*
  * How often a child enters or leaves the kernel between two SIGSTOPs that it sends to itself,
- * including the system call that sends the second one.
+ * including the call that sends the second SIGSTOP.
  */
 int steps_to_next_stop(pid_t child)
 {

@@ -64,15 +64,18 @@ using namespace mr_notify;
 
 namespace {
 
-/* Called once, by the next calloc() of this thread, from which providers get their structs. */
+/*
+ * The next calloc() of this thread calls the hook, once. Providers allocate their structs with
+ * calloc().
+ */
 thread_local void (*hook)(void *with) = nullptr;
 thread_local void *hook_with = nullptr;
 
 } // namespace
 
 /*
- * By another name: the C library declares its function as not throwing, but a thread that is
- * cancelled there throws.
+ * The name differs from calloc: the C library declares calloc() as not throwing, but cancelling a
+ * thread there throws.
  */
 extern "C" {
 void *__libc_calloc(size_t, size_t);
@@ -262,7 +265,7 @@ private:
 	}
 
 	/*
-	 * Often a known range, a part of it, or a larger range, because a cache treats these
+	 * Often a registered range, a part of it, or a larger range, because a cache treats these
 	 * differently.
 	 */
 	range any_range()
@@ -361,7 +364,10 @@ private:
 		return *link_;
 	}
 
-	/* A part of a registration. If that must be refused, one byte or a page beyond it. */
+	/*
+	 * A part of a registration. If the registration serves only its own range, sometimes a
+	 * range beyond it, which must be refused.
+	 */
 	range part_of(const registration &one, std::size_t length)
 	{
 		const range r = one.where;
@@ -575,7 +581,7 @@ private:
 	}
 
 	/*
-	 * The child writes to its own copy; before that it shares all pages if nothing is
+	 * The child writes to its own copy. Before that it shares all pages if nothing is
 	 * registered.
 	 */
 	void fork_child()
@@ -716,7 +722,7 @@ private:
 		return nullptr;
 	}
 
-	/* Other memory, which a transfer might have used; empty if there is none. */
+	/* Other memory that a transfer may have used; may be empty. */
 	range used_memory(std::size_t size, int flags, int advice, int fd = -1)
 	{
 		void *const at =
@@ -847,7 +853,7 @@ private:
 	int step_ = 0;
 };
 
-/* Returns the step, if its results may not differ in this way. */
+/* Returns the step if this difference of its results is a mistake. */
 std::optional<std::string> difference(const std::string &plain, const std::string &cached)
 {
 	const std::string refused = "-1, " + said(EINVAL);

@@ -37,10 +37,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/*
- * The heap is inconsistent during a change: a handler must not call exit() then, which frees
- * memory.
- */
+/* During a change the heap is inconsistent: a handler must not call exit(), which frees memory. */
 volatile std::sig_atomic_t in_heap;
 /* A signal came during a change of the heap, and is raised again. */
 volatile std::sig_atomic_t postponed;
@@ -137,8 +134,8 @@ ibv_mr_cache_stats stats_of(const device &on)
 } // namespace
 
 /*
- * argv of a program is its environment. The second half of the buffer is mapped again within
- * milliseconds, before a worker that waits first could unpin the old pages.
+ * argv of a program is its environment. The program maps the second half of the buffer again within
+ * milliseconds. A worker that waits first would unpin the old pages too late.
  */
 TEST_CASE("idle program: gives back and maps again", "[.]")
 {
@@ -362,7 +359,7 @@ TEST_CASE("idle: a small part of a suspended registration is registered alone")
 		       {"RDMAV_MR_CACHE_IDLE_MS=0"});
 }
 
-/* The idle time is 100 ms: the program waits until it is over, however long this takes. */
+/* The idle time is 100 ms. The program waits for its end without a limit. */
 TEST_CASE("idle program: seals and moves", "[.]")
 {
 	constexpr std::size_t size = 64 * std::size_t{4096};

@@ -82,8 +82,8 @@ std::byte arrives(const device &on, const ibv_mr *mr, range r)
 }
 
 /*
- * Registers inside another registration, at its first, second, … allocation until it has no more
- * allocations. Returns the number of allocations.
+ * Repeats a registration, and registers inside it at its first allocation, then at the second, and
+ * so on. Returns the number of allocations.
  */
 int nest(const device &on, int outer_access, int inner_access,
 	 const std::function<void(ibv_mr *outer, range of_outer, ibv_mr *inner, range of_inner)>

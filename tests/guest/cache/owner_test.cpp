@@ -75,7 +75,7 @@ namespace {
 
 constexpr int plain = IBV_ACCESS_LOCAL_WRITE, cached = plain | IBV_ACCESS_CACHED;
 
-/* The end of one of `parts` equal parts of the tests' time. */
+/* The end of a part of the tests' time, which is divided into `parts` equal parts. */
 std::chrono::steady_clock::time_point end_of_part(int parts)
 {
 	const char *const seconds = std::getenv("RUN_SECONDS");
@@ -189,7 +189,7 @@ uint64_t busy_pds(int access)
 
 			must_be_zero(!mr, "ibv_reg_mr");
 			must_be_zero(ibv_dereg_mr(mr), "ibv_dereg_mr");
-			/* Other threads evict it now, have just begun to, or have not begun. */
+			/* Other threads may be evicting it, or may not have begun. */
 			usleep(random() % 1000);
 			while (ibv_dealloc_pd(pd)) {
 				busy++;
@@ -285,7 +285,7 @@ bool put(const std::string &path, const std::string &text)
 	return done;
 }
 
-/* Limits the objects that this process may have at the same time. */
+/* Limits the number of objects of this process. */
 bool limit_objects(const std::string &device_name, int objects)
 {
 	const std::string root = "/run/owner_test", group = root + "/group";

@@ -121,7 +121,9 @@ std::vector<row> all_rows()
 /* The ways to register. */
 enum class way { plain, flag, environment, remote };
 
-/* Why an operation may succeed that fails without the cache; empty: it may not. */
+/*
+ * The reason why an operation may succeed that fails without the cache. Empty: it must fail, too.
+ */
 std::string allowed(way by, const row &one)
 {
 	const bool is_remote = one.rights & remote_rights;
@@ -138,7 +140,7 @@ std::string allowed(way by, const row &one)
 	return {};
 }
 
-/* Makes one registration after the other, and performs the operation with its key. */
+/* Makes the registrations one by one, and performs the operation with each key. */
 class table {
 public:
 	table(const device &on, int extra)
@@ -153,10 +155,7 @@ public:
 
 	std::string outcome(const row &one)
 	{
-		/*
-		 * Cleans, so that rows do not influence each other. Without a cache this does
-		 * nothing.
-		 */
+		/* Cleans the cache, so that rows do not influence each other. */
 		ibv_reg_mr_clean(on_.context(), 0);
 		errno = 0;
 		owned<ibv_mr> larger, other;
@@ -335,7 +334,7 @@ void tell_table(int extra)
 		tell(of.outcome(one));
 }
 
-/* The outcome of each row; determined once. */
+/* The outcome of each row. */
 const std::vector<std::string> &told(way by)
 {
 	static std::map<way, std::vector<std::string>> known;

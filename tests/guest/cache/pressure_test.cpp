@@ -174,8 +174,8 @@ TEST_CASE("pressure: goes round its buffers", "[.]")
 			const range r{area + at, buffer};
 
 			/*
-			 * Checks the contents of the last round, which come from swap, and then
-			 * uses a registration that the kernel may have suspended.
+			 * Checks the contents of the last round, which are in swap. Then uses a
+			 * registration that the kernel may have suspended.
 			 */
 			REQUIRE((round == 1 || is_filled(r.addr, at, round - 1)));
 			fill(r.addr, at, round);

@@ -94,7 +94,7 @@ library_word alloc_word(const device &on)
 	return word;
 }
 
-/* By ibv_reg_mr_ex(), where rdma-core has it: that calls ibv_reg_notified_mr(). */
+/* Uses ibv_reg_mr_ex() if rdma-core has it: it calls ibv_reg_notified_mr(). */
 owned<ibv_mr> reg(const device &on, range r, const ibv_mr_notify_attr &attr,
 		  int access = device::all_rights)
 {
@@ -633,8 +633,8 @@ TEST_CASE("a process that ends is counted where its counter is shared")
 }
 
 /*
- * The kernel increments the counter before the system call that made the word INVALID returns. So
- * no thread ever reads less than the number of INVALID words that it made.
+ * The kernel increments the counter before the system call that made the word INVALID returns. So a
+ * thread never reads less than the number of words that it has made INVALID.
  */
 TEST_CASE("race: a counter is exact for threads and processes that unmap at the same time")
 {
@@ -700,8 +700,8 @@ TEST_CASE("race: a counter is exact for threads and processes that unmap at the 
 }
 
 /*
- * Only one word is INVALID at a time, and only while the thread sleeps: so no wake-up is for
- * another word.
+ * Only one word is INVALID at a time, and only while the thread sleeps, so each wake-up is for that
+ * word.
  */
 TEST_CASE("a thread that sleeps in poll() is woken for each INVALID word")
 {

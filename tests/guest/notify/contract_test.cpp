@@ -37,7 +37,7 @@ namespace {
 constexpr std::size_t length = 16 * 4096;
 
 struct first_arming {
-	int status; /* of the program first_arming, as waitpid() gives it */
+	int status; /* the status of the program first_arming, as waitpid() returns it */
 	std::chrono::microseconds took;
 
 	bool is_too_slow() const { return WIFEXITED(status) && WEXITSTATUS(status) == 2; }
@@ -225,7 +225,7 @@ TEST_CASE("disarming leaves the word alone")
 	drop_all(it.m);
 	CHECK(it.w.value() == 0);
 
-	/* it can be armed again, and knows about the event in between */
+	/* after arming again the word says INVALID because of the event */
 	REQUIRE(ibv_reg_mr_notify(it.mr.get(), other.address()) == 0);
 	CHECK(other.value() == IBV_MR_NOTIFY_INVALID);
 	CHECK(it.w.value() == 0);
@@ -289,8 +289,8 @@ TEST_CASE("errors")
 }
 
 /*
- * While the kernel takes the locks of the mappings, a signal or task work of io_uring (which no
- * signal mask blocks) comes several times, and each interrupts the kernel.
+ * While the kernel takes the locks of the mappings, several signals interrupt it, or several pieces
+ * of io_uring task work, which no signal mask blocks.
  */
 static void check_arms_first(const std::string &by)
 {
@@ -452,7 +452,10 @@ TEST_CASE("another process in the same address space disarms")
 	CHECK(ibv_unreg_mr_notify(it.mr.get()) == EINVAL);
 }
 
-/* Its address space has ended: the word says INVALID, and the MR still has to be deregistered. */
+/*
+ * The address space of its owner has ended: the word says INVALID, and the MR still has to be
+ * deregistered.
+ */
 TEST_CASE("the MR of a process that has ended can be deregistered, not disarmed")
 {
 	memory shared = shared_file(page_size());
@@ -484,7 +487,7 @@ TEST_CASE("ENOMEM: RLIMIT_MEMLOCK leaves no page for the word")
 	int status = 0;
 
 	if (child == 0) {
-		/* as an unprivileged user, because others ignore the limit */
+		/* as an unprivileged user, because the limit does not apply to root */
 		const rlimit limit{length, length};
 		const device on;
 		memory m = anonymous(length);
@@ -689,7 +692,7 @@ TEST_CASE("a harmless SUSPECT goes away without a call")
 	CHECK(happens([&] { return it.w.value() == 0; }));
 }
 
-/* Its page may have left the page cache, and only a system call may fault it in and compare. */
+/* The page may have left the page cache. Only a system call may fault it in and compare it. */
 TEST_CASE("a SUSPECT read-only mapping of a regular file waits to be settled")
 {
 	const device on;
@@ -744,7 +747,7 @@ TEST_CASE("re-registration")
 	SKIP_IF(first == EOPNOTSUPP, "the driver can't re-register");
 	CHECK(first == 0);
 
-	/* It is still armed, and can be revoked. */
+	/* The MR is still armed, and can be revoked. */
 	const std::size_t before = pinned_bytes();
 	unmap_all(it.m);
 	CHECK(it.w.value() == IBV_MR_NOTIFY_INVALID);
@@ -752,7 +755,7 @@ TEST_CASE("re-registration")
 	SKIP_IF(!on.can_revoke(), "the driver can't revoke");
 	CHECK(pinned_bytes() == before - length - page_size());
 
-	/* A revoked MR has no pages for which the access could change. */
+	/* A revoked MR has no pages, so its access can't change. */
 	CHECK(raw.change_access(it.mr->handle, IBV_ACCESS_LOCAL_WRITE) == EINVAL);
 }
 

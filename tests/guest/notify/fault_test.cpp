@@ -33,8 +33,8 @@ constexpr int track = 1 << 28;
 constexpr unsigned int most_places = 400;
 
 /*
- * Calls `once` with a failure at the first point, the second, and so on, until there is no other
- * point.
+ * Calls `once` with a failure at the first point, then at the second point, and so on, until no
+ * point is left.
  */
 template <class Do> unsigned int at_each_place(Do once)
 {

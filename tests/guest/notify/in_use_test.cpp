@@ -54,7 +54,7 @@ struct shared_by_users {
 			was_refused = link->refused(status);
 		return status;
 	}
-	/* Waits as long as a worker may take that looks less and less often. */
+	/* Waits for a worker, whose delay doubles each time. */
 	bool refused_in_the_end()
 	{
 		return happens([&] { return write_to_the_rest() != IBV_WC_SUCCESS; }) &&
@@ -140,7 +140,7 @@ TEST_CASE("a user of an invalid registration goes on", "[revoke]")
 	all.cut();
 	CHECK(all.w.value() == (one_user | invalid));
 	CHECK(ibv_settle_mr_notify(all.mr.get()) == 0);
-	usleep(200000); /* the worker has looked by now */
+	usleep(200000); /* the worker has compared by now */
 	CHECK(pinned_bytes() == before);
 	CHECK(all.write_to_the_rest() == IBV_WC_SUCCESS);
 
@@ -161,7 +161,7 @@ TEST_CASE("a user of an invalid registration goes on", "[revoke]")
 	SECTION("also when the kernel has left the word to them")
 	{
 		CHECK(ibv_unreg_mr_notify(all.mr.get()) == 0);
-		usleep(200000); /* no worker comes any more */
+		usleep(200000); /* the worker does not run again */
 		CHECK(pinned_bytes() == before - page_size());
 		CHECK(all.write_to_the_rest() == IBV_WC_SUCCESS);
 	}
@@ -182,7 +182,7 @@ TEST_CASE("a user of an invalid registration goes on", "[revoke]")
 	}
 }
 
-/* Otherwise the worker would come after a while. */
+/* Otherwise the worker would run after a while. */
 TEST_CASE("disarming does the rest of the worker's work", "[revoke]")
 {
 	shared_by_users all;

@@ -24,7 +24,7 @@ using clock_type = std::chrono::steady_clock;
 namespace {
 
 constexpr std::size_t large = std::size_t{64} << 20;
-constexpr std::size_t very_large = std::size_t{1} << 30; /* few events cover so much */
+constexpr std::size_t very_large = std::size_t{1} << 30; /* few events cover such a range */
 constexpr int track = 1 << 28;
 
 void sleep_for(clock_type::duration t)
@@ -106,8 +106,8 @@ TEST_CASE("interleaving: a page changes after settling has looked at it")
 }
 
 /*
- * A notifier that is inserted during an invalidation does not learn of it. The pages at its end
- * are still mapped, and can be pinned.
+ * If a notifier is inserted during an invalidation, the kernel does not call it for this
+ * invalidation. The pages at the end of the range are still mapped, and can be pinned.
  */
 TEST_CASE("interleaving: registering while the memory is being dropped")
 {
@@ -138,7 +138,7 @@ TEST_CASE("interleaving: registering while the memory is being dropped")
 			told++;
 			continue;
 		}
-		/* The word says that the registration is valid. Is it? */
+		/* If the word says that the registration is valid, is this true? */
 		std::memset(end.addr, 0x30 + round, end.length);
 		loopback link(on);
 		REQUIRE(link.write(it.mr.get(), end, to.addr, inbox_mr->rkey) == IBV_WC_SUCCESS);
@@ -149,8 +149,8 @@ TEST_CASE("interleaving: registering while the memory is being dropped")
 }
 
 /*
- * An unmap before a page is pinned does not end the registration, which gets the new page: INVALID
- * would be wrong.
+ * If a page is replaced before it is pinned, the registration gets the new page: INVALID would be
+ * wrong.
  */
 TEST_CASE("interleaving: memory changes ahead of the pinning")
 {

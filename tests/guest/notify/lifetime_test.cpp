@@ -87,7 +87,7 @@ pid_t child_with_huge_pages(range all, int armed)
 
 } // namespace
 
-/* hugetlb frees the lock of such a mapping while only readers of mmap_lock are excluded. */
+/* hugetlb frees the lock of such a mapping, and excludes only threads that hold mmap_lock. */
 TEST_CASE("race: the worker compares during the exit of an owner of shared huge pages")
 {
 	const run_time time;

@@ -62,8 +62,8 @@ bool send_files(int socket, const std::vector<int> &fds)
 }
 
 /*
- * Lets a kernel thread close files: their last references are in a message in flight of a socket
- * that is itself in flight, and the garbage collector of such sockets drops them.
+ * Lets a kernel thread close files. Their last references are in a message to a socket that is
+ * itself in flight. The garbage collector of such sockets drops the references.
  */
 bool close_in_flight(std::vector<int> fds)
 {
@@ -71,7 +71,7 @@ bool close_in_flight(std::vector<int> fds)
 
 	if (socketpair(AF_UNIX, SOCK_DGRAM, 0, ends))
 		return false;
-	fds.push_back(ends[0]); /* this file closes last: before that the message is no garbage */
+	fds.push_back(ends[0]); /* this file closes last, which makes the message garbage */
 	const bool done = send_files(ends[1], fds);
 	close(ends[1]);
 	return done;
@@ -85,7 +85,7 @@ bool heard(int fd)
 	return poll(&one, 1, std::chrono::milliseconds(time_limit).count()) == 1;
 }
 
-/* Does a kernel thread close a file whose last reference is in such a message? */
+/* Does a kernel thread close a file if its last reference is in such a message? */
 bool kernel_closes_files()
 {
 	int ends[2];
@@ -99,7 +99,9 @@ bool kernel_closes_files()
 
 constexpr std::size_t huge = std::size_t{2} << 20;
 
-/* Memory with one page in each huge page, so that a call spends its time on walking it. */
+/*
+ * Memory with one page in each huge page, so that a call spends its time walking the page tables.
+ */
 memory sparse(std::size_t length, int fd = -1)
 {
 	const int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
@@ -139,8 +141,8 @@ void invalidate_always(range r, int threads = 6)
 }
 
 /*
- * Runs in a separate process, which gives the file of its device away while threads invalidate the
- * memory of an armed registration without a pause.
+ * Runs in a separate process: it sends the file of its device to another process while its threads
+ * invalidate the memory of an armed registration without a pause.
  */
 enum class closing : uint8_t { fine, late, failed };
 closing close_beside_events()
@@ -161,8 +163,8 @@ closing close_beside_events()
 }
 
 /*
- * A process of another user, whose memory is invalidated without a pause. It has given away the
- * files of `count` registrations of this memory.
+ * A process of another user, whose memory is invalidated without a pause. It has sent the files of
+ * `count` registrations of this memory to other processes.
  */
 class other_user {
 public:
@@ -176,7 +178,7 @@ public:
 		if (child_ == 0) {
 			try {
 				_exit(be(count, give, said[1]));
-			} catch (const std::exception &reason) { /* or Catch2 would go on */
+			} catch (const std::exception &reason) { /* otherwise Catch2 would run */
 				std::fprintf(stderr, "another user: %s\n", reason.what());
 				_exit(1);
 			}
@@ -264,8 +266,8 @@ private:
 };
 
 /*
- * Arms in a separate process, whose memory is then invalidated without a pause, and gives its
- * files away, so that the kernel closes them.
+ * Arms in a separate process, then invalidates the memory there without a pause, and sends the
+ * files so that the kernel closes them.
  */
 int invalidate_without_files(const std::string &name, int threads, int said)
 {
@@ -310,9 +312,7 @@ bool unload(const std::string &module, std::string &names)
 
 } // namespace
 
-/*
- * The receiver need not take the file: reading the byte that the file comes with closes the file.
- */
+/* The receiver need not accept the file: reading the byte of the message closes the file. */
 TEST_CASE("a process that was sent another user's file does not wait for that user")
 {
 	int ends[2];
@@ -343,7 +343,7 @@ TEST_CASE("a process that was sent another user's file does not wait for that us
 	close(answers[0]);
 }
 
-/* More than a workqueue runs at once. */
+/* More than a workqueue runs at the same time. */
 TEST_CASE("files of one user that can't be closed let another user's files close")
 {
 	const other_user user(260, [](const auto &fds) {
@@ -352,7 +352,7 @@ TEST_CASE("files of one user that can't be closed let another user's files close
 		return close_in_flight({fds.begin(), half}) && close_in_flight({half, fds.end()});
 	});
 	const memory m = anonymous(page_size());
-	device *const gone = new device; /* without its files, which the other user would inherit */
+	device *const gone = new device; /* the other user must not inherit its files */
 	word w;
 
 	REQUIRE(user.ready());
@@ -450,7 +450,7 @@ TEST_CASE("a process whose shared files others punch goes on, and can be killed"
 		close(fd);
 }
 
-/* The software devices wait until the last file is closed that has them open. */
+/* The removal of a software device waits until the last file of the device is closed. */
 TEST_CASE("a device goes though the memory of its last user is always being invalidated")
 {
 	const bool iwarp = device().is_iwarp();
@@ -479,7 +479,7 @@ TEST_CASE("a device goes though the memory of its last user is always being inva
 	CHECK(std::system("ip link del mrn-dummy") == 0);
 }
 
-/* The process and its address space go on without their notifier. */
+/* The process continues without the notifier. */
 TEST_CASE("ib_uverbs goes though the memory of a former user is always being invalidated")
 {
 	SKIP_IF(!std::filesystem::exists(modules / "ib_uverbs/refcnt"), "it is no module");
@@ -507,8 +507,8 @@ TEST_CASE("ib_uverbs goes though the memory of a former user is always being inv
 		_exit(gone ? 0 : 1);
 	}
 	CHECK(ends_well(unloading));
-	std::this_thread::sleep_for(1s); /* if some of the module's code were still to be called,
-					    the kernel would call it now */
+	/* If a call into the module were pending, the kernel would make it now. */
+	std::this_thread::sleep_for(1s);
 	CHECK(user.ends_when_killed());
 
 	/* For the next tests, also if this test has failed. */

@@ -38,7 +38,7 @@ const words lossy{"loss", "2%", "duplicate", "2%", "reorder", "10%", "delay", "1
 const words repeating{"duplicate", "50%", "delay", "4ms", "4ms"};
 const words cut{"loss", "100%"};
 
-/* From now on both ends lose, repeat and delay their packets in this way. */
+/* From now on both ends treat their packets in this way. */
 void set_wire(const words &how)
 {
 	static words now{"unknown"};
@@ -73,7 +73,7 @@ processes &there()
 constexpr patience ends_soon{15, 6};
 constexpr patience endless{15, 7};
 
-/* Memory of a file that its owner can lose, and a process that watches its pages from then on. */
+/* Memory of a file that its owner can lose. From then on another process watches the pages. */
 struct lost_memory {
 	explicit lost_memory(const char *arm = "notify")
 	{
@@ -97,7 +97,7 @@ struct lost_memory {
 		CHECK(pinned == 0);
 	}
 
-	/* From now on the watcher owns the memory. */
+	/* Now the watcher owns the memory. */
 	void give_to_watcher() { watcher().ask("take"); }
 	uint64_t foreign_bytes()
 	{
@@ -124,8 +124,8 @@ void tell_end(const char *event, const words &over, const traffic::end &end)
 }
 
 /*
- * Over iWARP the connection ends, and no completion tells the reason: soft-iWARP has another
- * status for the request that it is sending at that time.
+ * Over iWARP the connection ends, and no completion reports the reason: the request that soft-iWARP
+ * is sending gets another status.
  */
 bool is_end_of_connection(const traffic::end &end)
 {
@@ -134,8 +134,8 @@ bool is_end_of_connection(const traffic::end &end)
 }
 
 /*
- * The owner's end refuses once, and ends. If this answer is lost, or if the peer's timer has just
- * expired, the peer repeats the request and gets no answer.
+ * The owner's queue pair sends one NAK, and enters the error state. If the NAK is lost, or if the
+ * peer's timer has just expired, the peer repeats the request and gets no answer.
  */
 bool is_refusal(const device &on, const traffic::end &end)
 {
@@ -311,7 +311,7 @@ TEST_CASE("a node that dies ends the transfers", "[two nodes]")
 	}
 	there() = {};
 	run({"lab-node", "2", "start"});
-	/* A later packet for the key must not find memory of the old owner, or of a new owner. */
+	/* A later packet with the key must not reach memory of the old owner or of a new owner. */
 	lost_memory next;
 	traffic peer(on, next.owner(), next.to, ends_soon);
 	peer.go_on(20);
@@ -330,9 +330,7 @@ public:
 		drop(0, to.length);
 	}
 
-	/*
-	 * Posts some transfers at a time, which must complete once each, in the order of posting.
-	 */
+	/* Posts some transfers at a time. Each must complete once, in the order of posting. */
 	void step()
 	{
 		std::vector<expected> all;
@@ -402,8 +400,8 @@ private:
 	}
 
 	/*
-	 * If the response to a read is lost, the read is executed again, and finds the bytes of
-	 * later transfers, unless these waited for it (IBV_SEND_FENCE).
+	 * If the response to a read is lost, the read is executed again. Then it finds the bytes of
+	 * later transfers, unless they have IBV_SEND_FENCE.
 	 */
 	unsigned int fence(std::size_t at, std::size_t size) const
 	{
@@ -463,7 +461,7 @@ private:
 	uint64_t wrong_ = 0;
 };
 
-/* Whether a word on the other node has the value of a write and one addition. */
+/* Does a word on the other node have the value of a write and one addition? */
 class counter {
 public:
 	counter(const device &on, remote &owner, const target &to)

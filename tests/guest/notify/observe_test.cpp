@@ -295,7 +295,7 @@ TEST_CASE("mmap_lock is kept for some of the pages of a large registration at a 
 
 /*
  * If each event restarted the comparison, it would never end. The kernel compares again only pages
- * that changed during the comparison, and takes mmap_lock as often.
+ * that changed during the comparison, and takes mmap_lock again only for these.
  */
 TEST_CASE("settling and arming end while events go on", "[two cpus]")
 {
@@ -341,10 +341,9 @@ TEST_CASE("settling and arming end while events go on", "[two cpus]")
 }
 
 /*
- * If a worker were the last user of an address space, it would end it, and set the words of the
- * process after wait() has returned. Here a process ends after a worker has compared the first of
- * many registrations. The device stays open, because the end of a closed device would set the
- * words anyway.
+ * If a worker were the last user of an address space, it would end the address space, and set the
+ * words of the process after wait() has returned. Here a process ends after a worker has compared
+ * the first of many registrations. The device stays open, because closing it would set the words.
  */
 TEST_CASE("no worker ends the address space that it looks at")
 {
@@ -448,8 +447,7 @@ TEST_CASE("a registration that ends is traced")
 		{
 			const device on;
 			auto mr = armed(on);
-			free(mr.release()); /* frees only the library's struct: the kernel's MR ends
-					       by itself */
+			free(mr.release()); /* only the library's struct: the kernel's MR stays */
 		}
 		const auto seen = events.take(copy);
 		REQUIRE(seen.size() == 2);
@@ -521,7 +519,7 @@ double time_of(const std::string &line, const std::string &event)
 } // namespace
 
 /*
- * The calling task does it: another thread could be delayed by other processes, or by its
+ * The calling task unpins the pages: another thread could be delayed by other processes, or by its
  * priority.
  */
 TEST_CASE("an unmap itself takes an unused registration's pages back", "[revoke]")
@@ -592,8 +590,9 @@ TEST_CASE("a fork itself takes an idle registration's pages back", "[revoke]")
 }
 
 /*
- * The worker runs outside the process and its cgroup, and other processes pay for it. The test
- * measures the worker's own running time, which does not depend on the machine.
+ * The worker runs outside of the process and its cgroup, so its CPU time is not charged to the
+ * process. The test measures the share of time that the worker runs, which does not depend on the
+ * machine.
  */
 TEST_CASE("a process that changes its memory all the time hardly keeps the worker busy")
 {
@@ -622,7 +621,7 @@ TEST_CASE("a process that changes its memory all the time hardly keeps the worke
 	CHECK(busy < 0.1 * all.count());
 }
 
-/* It comes after 20 ms to an MR whose users are counted. */
+/* If the users of an MR are counted, the worker runs after 20 ms. */
 TEST_CASE("an invalid MR is counted before the worker has come", "[revoke]")
 {
 	const device on;

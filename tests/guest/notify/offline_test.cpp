@@ -153,9 +153,9 @@ struct counted {
 
 /*
  * Takes the DIMM online so that each block can go offline. A block with a page that the kernel
- * can't move stays (EBUSY). The workqueue of a device has such a page on each node with memory.
- * The first arming makes the workqueue, which lives as long as the device. So the test arms an MR
- * before this node has memory.
+ * can't move stays online (EBUSY). The workqueue of a device has such a page on each node with
+ * memory. The first arming makes the workqueue, which exists as long as the device. So the test
+ * arms an MR before this node has memory.
  */
 void prepare_dimm(const device &on)
 {
@@ -238,7 +238,7 @@ TEST_CASE("a memory block with idle registrations goes offline, and comes back")
 	for (int i = 0; i < 80; i++) {
 		all.push_back(std::make_unique<counted>(on, on_dimm()));
 		REQUIRE(!blocks_of(all.back()->m.registered()).empty());
-		all.back()->add(one_use); /* just used, so this look does not suspend it */
+		all.back()->add(one_use); /* just used, so this scan does not suspend it */
 	}
 	const uint32_t rkey = all[0]->mr->rkey;
 	const std::size_t pinned = pinned_bytes();
@@ -289,7 +289,7 @@ TEST_CASE("a memory block with a registration in use stays until that is idle")
 	one.add(one_user);
 	taker waits(block);
 	CHECK(waits.began());
-	CHECK((one.w.value() & ~suspect) == one_user); /* a page was unmapped for a moment */
+	CHECK((one.w.value() & ~suspect) == one_user); /* a page is unmapped for a moment */
 	CHECK(blocks_of(one.m.registered()) == where);
 	CHECK(bytes.same(one.mr.get(), one.m));
 
@@ -304,8 +304,8 @@ TEST_CASE("a memory block with a registration in use stays until that is idle")
 	{
 		one.add(-one_user);
 		/*
-		 * If the shrinker meets a SUSPECT registration, because moving was tried, it
-		 * leaves it to the worker.
+		 * An attempt to move pages makes a registration SUSPECT. The shrinker leaves a
+		 * SUSPECT registration to the worker.
 		 */
 		CHECK(happens([&] {
 			write_system_file("/proc/sys/vm/drop_caches", "2");

@@ -36,14 +36,14 @@ public:
 
 	range where() const { return memory_.registered(); }
 
-	/* Odd during a change. Each complete change adds two. */
+	/* The count is odd during a change. Each change adds two. */
 	uint64_t generation() const { return generation_.load(); }
 
 	void change()
 	{
 		const range r = where();
 
-		/* There is never a hole, because another thread's mmap could use it. */
+		/* Never leaves a hole, which another thread's mmap could use. */
 		generation_++;
 		map_over(r, PROT_NONE);
 		map_over(r, PROT_READ | PROT_WRITE);
@@ -283,7 +283,7 @@ TEST_CASE("race: a word is in the page that its address maps")
 	CHECK(wait_for_pinned(before) == before);
 }
 
-/* In either order: if a word says INVALID, the device has lost the registration. */
+/* If a word says INVALID, the device has lost its access, whichever call comes first. */
 TEST_CASE("race: disarming during an unmap", "[revoke]")
 {
 	const device on;
@@ -293,7 +293,7 @@ TEST_CASE("race: disarming during an unmap", "[revoke]")
 	const std::size_t before = pinned_bytes();
 	std::atomic<unsigned int> begun = 0;
 	std::atomic<unsigned int> unmapped = 0;
-	std::atomic<int> head_start = 0; /* of the unmap; < 0: of ibv_unreg_mr_notify() */
+	std::atomic<int> head_start = 0; /* < 0: ibv_unreg_mr_notify() has it */
 	std::atomic<bool> stop = false;
 	uint64_t invalid = 0;
 	uint64_t strange = 0;

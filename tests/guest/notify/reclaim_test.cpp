@@ -65,7 +65,7 @@ void shrink()
 	write_system_file("/proc/sys/vm/drop_caches", "2");
 }
 
-/* Lets the shrinker look twice, with enough time in between to count as two looks. */
+/* Runs the shrinker twice, with enough time in between to count as two scans. */
 void shrink_twice()
 {
 	shrink();
@@ -76,9 +76,9 @@ void shrink_twice()
 const char *const too_slow = "too slow to look once";
 
 /*
- * Runs an action and one look of the shrinker, and returns the result of a check. If this took so
- * long that the kernel may have looked twice, prepares and tries again; returns nothing if each
- * try took too long.
+ * Runs an action and one scan of the shrinker, and returns the result of a check. If this took so
+ * long that the kernel may have scanned twice, prepares and tries again. Returns nothing if each
+ * attempt took too long.
  */
 template <class P, class F, class G> std::optional<bool> after_one_look(P prepare, F what, G is_so)
 {
@@ -108,10 +108,7 @@ struct suspendable {
 	}
 
 	bool is_suspended() { return (w.value() & kernel_bits) == suspended; }
-	/*
-	 * The worker has come: at most the page of the word is pinned, unless it was pinned
-	 * before.
-	 */
+	/* The worker has run: at most the page of the word is pinned in addition. */
 	bool is_unpinned() const
 	{
 		return happens([&] { return pinned_bytes() <= before + page_size(); });
@@ -262,7 +259,7 @@ TEST_CASE("a registration is restored as often as it is suspended")
 	for (int i = 0; i < 20; i++) {
 		shrink_twice();
 		REQUIRE(one.is_suspended());
-		if (i % 2) /* otherwise perhaps before the worker has come */
+		if (i % 2) /* otherwise perhaps before the worker has run */
 			REQUIRE(one.is_unpinned());
 		at(one.w) += one_user + one_use;
 		REQUIRE(one.settle() == 0);
@@ -437,8 +434,8 @@ TEST_CASE("a registration has an idle time of its own", "[roce]")
 namespace {
 
 /*
- * The kernel puts new pages, and pages after MADV_FREE, on a list of their CPU, where MADV_FREE
- * and reclaim do not see them. The thread may move to another CPU.
+ * The kernel puts new pages, and pages after MADV_FREE, on a per-CPU list, where MADV_FREE and
+ * reclaim do not find them. The thread may move to another CPU.
  */
 void empty_lists_of_cpus()
 {
@@ -459,7 +456,7 @@ std::size_t pages_kept(range r)
 
 } // namespace
 
-/* Without the cache the registration would have ended before MADV_FREE. */
+/* Without the cache the program deregisters before MADV_FREE. */
 TEST_CASE("memory that MADV_FREE freed in a registration is given back")
 {
 	suspendable one(anonymous(length));
@@ -556,7 +553,7 @@ TEST_CASE("while suspended a drop changes nothing, and an unmap ends it")
 	{
 		drop_all(one.m);
 		CHECK(one.w.value() == suspended);
-		usleep(100000); /* a worker would have looked by now */
+		usleep(100000); /* a worker would have compared by now */
 		CHECK(one.w.value() == suspended);
 		CHECK(one.settle() == 0);
 		CHECK(one.w.value() == 0);
@@ -583,7 +580,7 @@ TEST_CASE("while suspended a drop changes nothing, and an unmap ends it")
 	}
 }
 
-/* The worker may not have come yet; then settling finds the old pages. */
+/* If the worker has not run yet, settling finds the old pages. */
 TEST_CASE("the device does not have pages dropped right after the suspension")
 {
 	int restored = 0;
@@ -605,7 +602,7 @@ TEST_CASE("the device does not have pages dropped right after the suspension")
 	INFO(restored << " of 20 restored, the others invalid");
 }
 
-/* The worker comes later: the shrinker looks first. */
+/* The shrinker scans before the worker runs. */
 TEST_CASE("an invalid registration is not suspended")
 {
 	suspendable one;
@@ -888,7 +885,10 @@ TEST_CASE("suspending and restoring are counted")
 	CHECK(port_counter(one.on, "mr_notify_restores") == *restores + 1);
 }
 
-/* Threads use it as a cache does, while another thread shrinks without a pause. */
+/*
+ * Threads use the registration as a cache does, while another thread runs the shrinker without a
+ * pause.
+ */
 TEST_CASE("race: a user with a reference of a valid registration is never refused")
 {
 	const run_time time;
@@ -932,7 +932,7 @@ TEST_CASE("race: a user with a reference of a valid registration is never refuse
 		one.was_refused = false;
 		at(one.w) -= one_user;
 		writes++;
-		/* Sometimes idle until the shrinker has looked twice. */
+		/* Sometimes idle until the shrinker has scanned twice. */
 		for (int i = 0; writes % 4 == 0 && i < 400 && !one.is_suspended(); i++)
 			usleep(5000);
 	} while (time.goes_on(settled > 0));

@@ -18,8 +18,8 @@ namespace {
 constexpr std::size_t length = 16 * 4096;
 
 /*
- * Memory of a file: after its pages were unmapped from the registration, they can still be read
- * through the file, so a write that slips through is detected.
+ * Memory of a file: after the range was unmapped, the test reads the pages through the file, and
+ * detects a write by the device.
  */
 struct file_target : watched {
 	explicit file_target(const device &on)

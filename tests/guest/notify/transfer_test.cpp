@@ -48,7 +48,7 @@ struct peer {
 	owned<ibv_mr> mr;
 };
 
-/* The end whose registration ends. */
+/* The end that loses its registration. */
 struct ending_mr : watched {
 	ending_mr(const device &on, memory mapped, std::size_t before = pinned_bytes())
 	    : watched(on, std::move(mapped)), pinned_before(before)

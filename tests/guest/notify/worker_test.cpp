@@ -184,7 +184,7 @@ TEST_CASE("dropped memory returns while events go on")
 	CHECK(*returned);
 }
 
-/* A change before the call is found, while events go on in other parts of the range. */
+/* Settling finds a change before the call, while events continue in other parts of the range. */
 TEST_CASE("a change is found while events go on")
 {
 	const device on;
@@ -247,7 +247,7 @@ TEST_CASE("an MR that is being settled can't be deregistered, and is the caller'
 
 	CAPTURE(access);
 	int error = 0;
-	/* If it is deregistered before the settling begins, try again. */
+	/* If the other thread deregisters before the settling begins, try again. */
 	REQUIRE(happens([&] {
 		ibv_mr *const mr = ibv_reg_mr(on.pd(), r.addr, r.length, access);
 		word w;
@@ -281,7 +281,7 @@ TEST_CASE("a thread that waits for another's settling can be killed")
 	watched it(on, r);
 
 	REQUIRE(madvise(r.addr, r.length, MADV_DONTNEED) == 0);
-	/* Before the first call returns after a second; a busy machine may be too slow. */
+	/* The first call returns after a second; a busy machine may be too slow. */
 	const bool killed = happens([&] {
 		std::atomic<bool> back = false;
 		std::thread first([&] {
@@ -360,8 +360,8 @@ TEST_CASE("a process whose mmap_lock is kept does not keep others from being rev
 }
 
 /*
- * The end of a notifier waits for all invalidations in progress. A worker that runs during this
- * wait still compares a large range when the tracker is about to be freed. KASAN reports its
+ * The removal of a notifier waits for all invalidations in progress. A worker that starts during
+ * this wait may still compare a large range when the tracker is freed. KASAN reports such an
  * access, or the kernel crashes. Some of the counted MRs were found stale just before.
  */
 TEST_CASE("a worker finds stale an MR that is being deregistered", "[two cpus]")

@@ -69,7 +69,7 @@ std::size_t absent(range r)
 	return static_cast<std::size_t>(std::count(pages.begin(), pages.end(), 0));
 }
 
-/* Returns how many pages are not on this node; moves them there before, or only asks. */
+/* Returns the number of pages that are not on this node. With `move` it first moves them there. */
 std::size_t elsewhere(range r, unsigned int node, bool move)
 {
 	const std::size_t count = r.length / page_size();
@@ -104,7 +104,7 @@ TEST_CASE("of a gigabyte in use nothing is pinned between transfers", "[odp]")
 	const memory whole = anonymous(much); /* all touched */
 	const range r = whole.registered();
 
-	/* a part of each 4 MiB: an emulated machine takes minutes for all */
+	/* a part of each 4 MiB: all would take minutes on an emulated machine */
 	for (std::size_t at = 0; at < much; at += 16 * length) {
 		fill(from.registered(), at);
 		REQUIRE(link.write(all.get(), from.registered(), r.addr + at, all->rkey) ==
@@ -153,8 +153,8 @@ TEST_CASE("no limit of pinned memory is touched", "[odp]")
 }
 
 /*
- * As for page faults of the CPU: there is no process left to kill, so it continues when there is
- * room again.
+ * As in a page fault of the CPU: no process is left to kill, so the request continues when memory
+ * is free again.
  */
 TEST_CASE("a page for which there is no memory is waited for", "[odp]")
 {
@@ -225,7 +225,9 @@ TEST_CASE("memory in use is swapped out, and comes back for the device", "[odp]"
 	}
 	const auto page_out = [&] {
 		return happens([&] {
-			/* empties the CPUs' lists, which have pages that a worker faulted in */
+			/*
+			 * empties the per-CPU lists, which hold pages that a worker has faulted in
+			 */
 			write_system_file("/proc/sys/vm/drop_caches", "1");
 			madvise(r.addr, r.length, MADV_PAGEOUT);
 			return absent(r) > r.length / page_size() * 9 / 10;
@@ -251,8 +253,8 @@ TEST_CASE("memory in use is swapped out, and comes back for the device", "[odp]"
 }
 
 /*
- * The file system tracks dirty pages of the file, and warns about a write that it does not know
- * of.
+ * The file system tracks dirty pages of the file, and warns about a write to a page that it has not
+ * marked dirty.
  */
 TEST_CASE("a file in use is written to its disk", "[odp]")
 {
@@ -355,7 +357,10 @@ TEST_CASE("a worker leaves the address space with the end of its task", "[odp][k
 	CHECK(happens([&] { return left.hits() == taken.hits(); }));
 }
 
-/* For packets on other pages the page is looked up with locks, which takes a tenth longer. */
+/*
+ * If a packet is on another page, the device looks the page up with locks, which takes a tenth
+ * longer.
+ */
 TEST_CASE("huge pages of hugetlb are copied as others are", "[odp][kprobes]")
 {
 	pinned_peer s;

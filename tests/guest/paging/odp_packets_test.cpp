@@ -35,7 +35,7 @@ namespace {
 
 constexpr std::size_t page = 4096;
 
-/* The pages that a peer reaches do not come before the test brings them. */
+/* The pages that a peer accesses stay absent until the test supplies them. */
 struct slow_responder {
 	cable wire;
 	std::unique_ptr<slow_memory> slow = slow_memory::make(4 * page);
@@ -51,8 +51,7 @@ struct slow_responder {
 };
 
 /*
- * Are these the responses to a read from this PSN on, in order, once each, and with the same
- * bytes?
+ * Are these the responses to a read, from this PSN on, in order, each once, with the right bytes?
  */
 bool answers(const std::vector<raw_peer::packet> &packets, uint32_t psn, std::size_t count,
 	     std::byte value)
@@ -116,7 +115,7 @@ TEST_CASE("packets: a read that was answered in part goes on where it was",
 	peer.read(0, s.at(), s.all->rkey, 2 * page);
 	REQUIRE(s.slow->faulted());
 	CHECK(answers_a_part(peer.all(5), 0, 4, std::byte{0x11}));
-	peer.read(0, s.at(), s.all->rkey, 2 * page); /* as if no packet of it had come */
+	peer.read(0, s.at(), s.all->rkey, 2 * page); /* as if no packet of the message had come */
 	CHECK(answers_a_part(peer.all(5), 0, 4, std::byte{0x11}));
 	s.slow->answer(std::byte{0x22});
 	peer.read(4, s.at(page), s.all->rkey, page);
@@ -125,7 +124,7 @@ TEST_CASE("packets: a read that was answered in part goes on where it was",
 	CHECK(rest.front().msn == 1);
 }
 
-/* Each page is fast, but all of them take longer than a peer may go without an answer. */
+/* Each page comes fast, but all pages together take longer than a peer may wait for an answer. */
 TEST_CASE("packets: a peer is told to come later by a packet of many pages",
 	  "[veth odp][userfaultfd]")
 {
@@ -147,7 +146,7 @@ TEST_CASE("packets: a peer is told to come later by a packet of many pages",
 	peer.message(0, data);
 	while (!told && there < many) {
 		std::optional<raw_peer::packet> later;
-		/* If the peer gets its RNR NAK late, the device waits for no page. */
+		/* If the device sends the RNR NAK late, it waits for no other page. */
 		REQUIRE(happens([&] { return slow->faulted(0ms) || (later = peer.next(0ms)); }));
 		if (!later) {
 			std::this_thread::sleep_for(12ms);
@@ -158,7 +157,10 @@ TEST_CASE("packets: a peer is told to come later by a packet of many pages",
 		slow->answer({}, ++there * page);
 	}
 	REQUIRE(told);
-	/* From then on the RNR NAK comes immediately, as long as a page has to be waited for. */
+	/*
+	 * From then on the device sends the RNR NAK immediately if it would have to wait for a
+	 * page.
+	 */
 	for (; there < many; there++) {
 		peer.all();
 		peer.message(0, data);
@@ -196,7 +198,7 @@ TEST_CASE("packets: a read that is repeated is answered again, when its pages ar
 	CHECK(answers(peer.all(3), 0, 3, std::byte{0x22}));
 }
 
-/* A read must not need more memory at a time than stays in memory at a time. */
+/* A read must not need more pages at a time than can be in memory. */
 TEST_CASE("packets: a read that is repeated goes on where it waited", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -221,7 +223,7 @@ TEST_CASE("packets: a read that is repeated goes on where it waited", "[veth odp
 }
 
 /*
- * As many reads as a queue pair must remember; the read that waited does not replace any of them.
+ * As many reads as a queue pair must remember. The read that waited does not replace any of them.
  */
 TEST_CASE("packets: reads before a read that waited can be repeated", "[veth odp][userfaultfd]")
 {
@@ -286,7 +288,10 @@ TEST_CASE("packets: a read that is repeated too late is refused, and ends nothin
 	CHECK(answers(peer.all(1), 3, 1, std::byte{0x22}));
 }
 
-/* A repeated read may ask for a part of the request, but not for bytes before or after it. */
+/*
+ * A repeated read may ask for a part of the first request, but not for bytes before or after its
+ * range.
+ */
 TEST_CASE("packets: a read that is repeated leaves its window no more than it did", "[veth]")
 {
 	const cable wire;
@@ -387,7 +392,7 @@ TEST_CASE("packets: later requests do not change how a read is repeated", "[veth
 	}
 }
 
-/* By its PSN it is a repetition, but it is another request. */
+/* The PSN is a duplicate, but the request is another one. */
 TEST_CASE("packets: a request is repeated as one of its own kind, from its own bytes", "[veth]")
 {
 	const cable wire;
@@ -484,7 +489,7 @@ TEST_CASE("packets: a write that says that it is empty has no payload", "[veth]"
 	CHECK(refused->syndrome == raw_peer::makes_no_sense);
 }
 
-/* Memory may end during the read: then the rest is refused when it is sent. */
+/* If the memory is unmapped during the read, the device refuses the rest when it would send it. */
 TEST_CASE("packets: the longest read is answered", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -511,8 +516,8 @@ TEST_CASE("packets: a flush is refused where no read may be under way", "[veth]"
 }
 
 /*
- * With more, a peer could take too much memory. The pace matters: the driver waits for 20 ms, in
- * which this many packets must come.
+ * Without this limit a peer could use too much memory. The pace matters: this many packets must
+ * come within the 20 ms for which the driver waits.
  */
 TEST_CASE("packets: no more wait than 512", "[veth odp][userfaultfd][pace]")
 {
@@ -523,8 +528,8 @@ TEST_CASE("packets: no more wait than 512", "[veth odp][userfaultfd][pace]")
 	long done = 0;
 
 	/*
-	 * Repeats the test if the peer got its RNR NAK (after 20 ms), which drops all packets; or
-	 * if the page came before the responder has seen that so many packets wait.
+	 * Repeats the test if the peer got its RNR NAK (after 20 ms), which drops all packets, or
+	 * if the page came before the responder had all these packets.
 	 */
 	for (int i = 0; i < 50 && (done == 0 || done >= 512); i++) {
 		raw_peer peer(s.wire);
@@ -555,7 +560,10 @@ TEST_CASE("packets: no more wait than 512", "[veth odp][userfaultfd][pace]")
 	CHECK(done < 512); /* and the request that waits for its page */
 }
 
-/* An unreliable message that waits too long is dropped; the next message gets its receive WQE. */
+/*
+ * The device drops an unreliable message that waits too long. The next message gets the receive
+ * WQE.
+ */
 TEST_CASE("packets: a message that is dropped takes no receive", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -625,7 +633,7 @@ TEST_CASE("packets: an unreliable write that lost a part takes no other along", 
 	const raw_peer peer(wire, IBV_QPT_UC);
 
 	std::memset(here, 0, page);
-	if (GENERATE(false, true)) { /* and the dropped message has taken a receive WQE before */
+	if (GENERATE(false, true)) { /* and the dropped message took a receive WQE before */
 		post_receive(peer.qp(), {{{here, 8}, mr->lkey}});
 		peer.message(0, std::vector(mtu + 8, std::byte{0x22}));
 	}
@@ -635,7 +643,10 @@ TEST_CASE("packets: an unreliable write that lost a part takes no other along", 
 	CHECK(happens([&] { return *seen == std::byte{0x77}; }));
 }
 
-/* The receive WQE completes with an error, and the message loses it: a shared queue has others. */
+/*
+ * The receive WQE completes with an error, and the message loses it: a shared queue has more of
+ * them.
+ */
 TEST_CASE("packets: an unreliable message without an end takes no other along", "[veth]")
 {
 	const cable wire;
@@ -660,8 +671,8 @@ TEST_CASE("packets: an unreliable message without an end takes no other along", 
 }
 
 /*
- * A message with a packet that is too short has no receive WQE any more; the next packet needs
- * one.
+ * A packet that is too short ends its message, which releases its receive WQE. The next packet
+ * needs another one.
  */
 TEST_CASE("packets: an unreliable message with a short packet takes no other along", "[veth]")
 {
@@ -687,7 +698,7 @@ TEST_CASE("packets: an unreliable message with a short packet takes no other alo
 	CHECK(done->byte_len == 8);
 }
 
-/* A dropped message has left a receive WQE, which an error of another request completes. */
+/* A dropped message has left a receive WQE. An error of another request completes it. */
 TEST_CASE("packets: a receive of a shared queue is used once", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -721,7 +732,7 @@ TEST_CASE("packets: a receive of a shared queue is used once", "[veth odp][userf
 	s.slow->answer({});
 }
 
-/* After the end of a file that grows later: the answer of a fault is not final. */
+/* After the end of a file that grows later: the result of a fault is not final. */
 TEST_CASE("packets: an absent page is requested again", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -751,8 +762,8 @@ TEST_CASE("packets: an absent page is requested again", "[veth odp][userfaultfd]
 }
 
 /*
- * If a page arrives after its request has ended, it is of no use for a later request: while no
- * request asks, the page is dropped, and another write has to wait for it again.
+ * A page that arrives after its request has ended does not serve a later request: the page is
+ * dropped while no request waits, and another write has to wait for it again.
  */
 TEST_CASE("packets: an old answer is no answer", "[veth odp][userfaultfd]")
 {
@@ -893,7 +904,9 @@ TEST_CASE("packets: an old answer is no answer to the asking end, either",
 	CHECK(succeeds());
 }
 
-/* The bind is complete with the requests before it; the requester still works on them. */
+/*
+ * The bind is complete when the requests before it are complete; the requester still works on them.
+ */
 TEST_CASE("packets: a queue is drained with a window bound after a repeated request",
 	  "[veth odp][userfaultfd]")
 {
@@ -924,7 +937,7 @@ TEST_CASE("packets: a queue is drained with a window bound after a repeated requ
 		CHECK(wc->status == IBV_WC_SUCCESS);
 	}
 	CHECK(happens([&] { return peer.drained(); }));
-	for (int i = 0; i < 3; i++) /* up to the place of the bind */
+	for (int i = 0; i < 3; i++) /* up to the bind */
 		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{where.addr, mtu}, s.all->lkey}}});
 	CHECK(peer.become(IBV_QPS_RTS));
 	CHECK(peer.all(3).size() == 3);

@@ -198,8 +198,8 @@ TEST_CASE("an access that the process may not make is refused", "[odp]")
 	std::byte *const at = victim.registered().addr;
 	bool reads = false;
 	/*
-	 * Each error ends a queue pair. All are made before the hole, because a later mapping
-	 * could be there.
+	 * Each error ends a queue pair. The test makes all queue pairs before the hole, because
+	 * their mappings could get into the hole.
 	 */
 	loopback write_there(s.on), add_there(s.on), read_there(s.on), read_into(s.on),
 		write_from(s.on), receive(s.on);
@@ -416,8 +416,8 @@ TEST_CASE("pages of a device are not memory", "[odp]")
 	uint64_t at = 0;
 
 	/*
-	 * Mappings with VM_IO and VM_PFNMAP: the vDSO's clock pages, which each process has; in
-	 * Linux 7.3 the pages of a hypervisor's clock, [vvar_vclock], which come after [vvar].
+	 * Mappings with VM_IO and VM_PFNMAP: the vDSO's clock pages, which each process has. In
+	 * Linux 7.3 the pages of a hypervisor's clock, [vvar_vclock], come after [vvar].
 	 */
 	for (std::string line; std::getline(maps, line);)
 		if (line.find("[vvar") != std::string::npos)
@@ -433,8 +433,8 @@ TEST_CASE("pages of a device are not memory", "[odp]")
 }
 
 /*
- * The device is still open in a child, which sees how a message ends that is not received, and
- * that is read from memory again for each retry.
+ * A child still has the device open. It checks the end of a message that the peer does not receive:
+ * each retry reads the memory again.
  */
 TEST_CASE("of a process that has ended there is no memory any more", "[odp]")
 {
@@ -647,9 +647,9 @@ TEST_CASE("counters: pages faulted in, waited for, prefetched", "[odp]")
 }
 
 /*
- * The kernel removes access for a moment, to see which node uses a page; a page that is only read
- * could keep its access. The kernel scans a new process from its first address, and a process with
- * two threads from any address.
+ * NUMA balancing removes the access to a page for a moment, to find out which node uses the page. A
+ * page that is only read could keep its access. The kernel scans a new process from its first
+ * address, and a process with two threads from any address.
  */
 TEST_CASE("counters: a page that NUMA balancing has marked is faulted in", "[odp]")
 {

@@ -44,7 +44,7 @@ constexpr std::size_t length = 5 * 4096;
 constexpr auto answer = std::byte{0x5a};
 constexpr auto data = std::byte{0x33};
 
-/* The pages of the far end do not come before the test brings them. */
+/* The pages of the far end stay absent until the test supplies them. */
 struct slow_far_end : paged_loopback {
 	memory plain = anonymous(length);
 	std::unique_ptr<slow_memory> slow = slow_memory::make(length);
@@ -62,10 +62,7 @@ bool full_of(range r, std::byte value)
 	return true;
 }
 
-/*
- * A timeout of 67 ms, and unlimited retries: a slow machine may exceed 67 ms often, which is not
- * tested.
- */
+/* A timeout of 67 ms, and unlimited retries, because a slow machine may often exceed 67 ms. */
 constexpr loopback::patience asks_again{14, 7};
 
 /* A peer gets an RNR NAK each time that it repeats its request. */
@@ -117,8 +114,8 @@ void becomes_another_program(int)
 }
 
 /*
- * A process that has registered two absent pages whose faults get no answer, and has mapped other
- * memory. It executes another program when it gets SIGUSR1.
+ * A process that has mapped memory and registered two absent pages, whose faults get no answer. On
+ * SIGUSR1 it executes another program.
  */
 class owner {
 public:
@@ -141,7 +138,7 @@ public:
 			setrlimit(RLIMIT_CORE, &core);
 			std::ofstream("/proc/self/coredump_filter") << 0;
 			signal(SIGUSR1, becomes_another_program);
-			signal(SIGQUIT, SIG_DFL); /* a shell ignores the signal in COMMAND & */
+			signal(SIGQUIT, SIG_DFL); /* a shell ignores the signal for COMMAND & */
 			child_check(write(ends[1], &all, sizeof(all)) == sizeof(all));
 			return pause();
 		});
@@ -153,8 +150,8 @@ public:
 		check(heard, "the child");
 		page_ = all.page;
 		/*
-		 * The holder of this userfaultfd may still answer: so the child's end does not end
-		 * the wait.
+		 * The parent has this userfaultfd, too, and may still answer. So the child's end
+		 * does not end the wait.
 		 */
 		const auto process = static_cast<int>(syscall(SYS_pidfd_open, child_, 0));
 		kept_ = static_cast<int>(syscall(SYS_pidfd_getfd, process, all.descriptor, 0));
@@ -341,7 +338,7 @@ TEST_CASE("a peer that asks again and again is told to come later", "[odp][userf
 		CHECK(full_of(s.far().where, data));
 }
 
-/* The first retry would end the connection. A slow machine takes less than half a second. */
+/* The first retry would end the connection. Even a slow machine takes less than half a second. */
 TEST_CASE("a page that takes long takes no retry", "[odp][userfaultfd]")
 {
 	slow_far_end s;
@@ -437,7 +434,7 @@ TEST_CASE("pieces of one packet, of which the second must be waited for", "[odp]
 TEST_CASE("a page that turns out not to be there is an error", "[odp][userfaultfd]")
 {
 	slow_far_end s;
-	/* behind the end of a file: a mapping, and SIGBUS for an access */
+	/* after the end of a file: mapped, but an access gets SIGBUS */
 	const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
 	REQUIRE(fd >= 0);
 	const auto end = static_cast<std::size_t>(lseek(fd, 0, SEEK_END));
@@ -571,7 +568,7 @@ TEST_CASE("a packet that waited asks for its acknowledgment", "[odp][userfaultfd
 	constexpr std::size_t mtu = 1024, sent = 200, asks = 65;
 	const device on;
 	const auto slow = slow_memory::make(51 * 4096);
-	/* that never repeats anything by itself */
+	/* that never repeats a packet by itself */
 	loopback link(on, nullptr, IBV_MTU_1024, loopback::patience{0, 7});
 	const owned<ibv_mr> all = register_all(on, all_rights);
 	const memory far = anonymous(sent * mtu);
@@ -602,7 +599,7 @@ TEST_CASE("threads that map and unmap, or fork, hold up no transfer", "[odp]")
 	const memory count = anonymous(4096);
 	const memory untouched = anonymous(long_one);
 	std::memset(count.registered().addr, 0, 8);
-	/* The lookups of the device must get mmap_lock, with a trylock or by waiting. */
+	/* The device must get mmap_lock, with a trylock or by waiting. */
 	const bool with_key = GENERATE(false, true);
 	const int key = with_key ? pkey_alloc(0, 0) : -1;
 	SKIP_IF(with_key && key < 0, "no protection keys");
@@ -659,7 +656,7 @@ TEST_CASE("threads that map and unmap, or fork, hold up no transfer", "[odp]")
 	CHECK(full_of(near.registered(), std::byte{0}));
 }
 
-/* The faults of a process use only its own threads, whose number is limited. */
+/* Only threads of the process itself handle its faults. Their number is limited. */
 TEST_CASE("a process has no more than 16 threads that wait, and all that wait have their turn",
 	  "[odp][userfaultfd]")
 {
@@ -673,7 +670,7 @@ TEST_CASE("a process has no more than 16 threads that wait, and all that wait ha
 		CHECK(happens([] { return waiting_threads() == static_cast<int>(most); }));
 		CHECK(fault_threads() <= static_cast<int>(most));
 	} while (std::chrono::steady_clock::now() < until);
-	/* The process that may have to answer is another process of this user. */
+	/* Another process of this user may have to answer. */
 	in_child([] {
 		slow_far_end other;
 		for (std::size_t i = 0; i < 2; i++)
@@ -687,9 +684,9 @@ TEST_CASE("a process has no more than 16 threads that wait, and all that wait ha
 		for (int i = 0; i < 2; i++)
 			child_check(other.link.wait().status == IBV_WC_SUCCESS);
 	});
-	/* Its threads serve no other process, and have ended. */
+	/* The threads serve no other process, and have ended. */
 	CHECK(happens([] { return fault_threads() == static_cast<int>(most); }));
-	/* Requests whose faults get no answer let other requests have their turn. */
+	/* Requests whose faults get no answer must not block other requests. */
 	post(s.link.near_end(), {IBV_WR_RDMA_WRITE,
 				 {{{s.slow->bytes().addr, 8}, s.all->lkey}},
 				 number(s.near().where.addr),
@@ -717,7 +714,7 @@ TEST_CASE("threads that wait for pages count in the limits of their process", "[
 	const pid_t child = child_that([&] {
 		rlimit processes{limit, 100};
 		char c = 0;
-		/* The limit is for each user, and a file belongs to the user that opened it. */
+		/* The limit is for each user. A file belongs to the user that opened it. */
 		std::ofstream("/proc/sys/vm/unprivileged_userfaultfd") << 1;
 		child_check(!setrlimit(RLIMIT_NPROC, &processes) &&
 			    !setresuid(65534, 65534, 65534));
@@ -800,7 +797,7 @@ unsigned long shared()
 	return 0;
 }
 
-/* Two threads of another process that wait for absent pages, whose faults get no answer. */
+/* Two threads of another process that wait for absent pages. Their faults get no answer. */
 struct two_waits {
 	const unsigned long before = shared();
 	owner process;
@@ -868,8 +865,8 @@ TEST_CASE("threads that wait for pages stop and go on with their process", "[odp
 }
 
 /*
- * A memory cgroup may delay a fault: then threads of this process wait, and no worker that serves
- * others.
+ * A memory cgroup may delay a fault. Then threads of this process wait, and workers that serve
+ * other processes don't.
  */
 TEST_CASE("an absent page is brought by its process alone", "[odp][userfaultfd]")
 {
@@ -907,7 +904,9 @@ TEST_CASE("an absent page is brought by its process alone", "[odp][userfaultfd]"
 	CHECK(waitpid(process, &status, 0) == process);
 }
 
-/* Another process holds the userfaultfd, and requests wait for pages of the ended process. */
+/*
+ * Another process has the userfaultfd, and requests wait for pages of the process that has ended.
+ */
 TEST_CASE("a process that ends while its pages are waited for gives its memory back",
 	  "[odp][userfaultfd]")
 {

@@ -47,8 +47,8 @@ bool run(const char *commands)
 }
 
 /*
- * While this object exists, the qdisc at the end of the cable keeps one packet, and drops all
- * later packets. iproute2 6.1 takes no delay above 274 s.
+ * While this object exists, the qdisc at the end of the cable holds one packet, and drops all later
+ * packets. iproute2 6.1 accepts no delay above 274 s.
  */
 class full_qdisc {
 public:
@@ -277,7 +277,7 @@ private:
 	const char *before_asking_ = nullptr;
 };
 
-/* As much memory as that, made of the pages of one small file, which are mapped many times. */
+/* Memory of this length: the pages of one small file, mapped many times. */
 memory repeated(std::size_t length)
 {
 	constexpr std::size_t part = 2 << 20;
@@ -374,7 +374,7 @@ TEST_CASE("connecting: with a full qdisc", "[.]")
 	CHECK(later.works());
 }
 
-/* Only this leaves soft-RoCE without a route: it names the interface. */
+/* Without the interface soft-RoCE has no route, because its route look-up names the interface. */
 TEST_CASE("connecting: while the interface is down", "[.]")
 {
 	manager cm;
@@ -423,7 +423,7 @@ TEST_CASE("errors: an MR of the method REG_MR is good for a transfer", "[roce]")
 	CHECK(raw.deregister(mr.handle) == 0);
 }
 
-/* The state SQE of IBA. */
+/* IBA's state SQE. */
 TEST_CASE("errors: a send error of UC and UD leaves the receives, and the way back", "[roce]")
 {
 	const device on;

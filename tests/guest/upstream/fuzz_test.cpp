@@ -159,8 +159,8 @@ public:
 	}
 
 	/*
-	 * Does a message arrive? Packets of other couples may replace it on the wire, and only a
-	 * reliable queue pair sends it again.
+	 * Does a message arrive? On the wire, packets of other couples may displace the message.
+	 * Only a reliable queue pair sends it again.
 	 */
 	bool works()
 	{
@@ -247,7 +247,7 @@ private:
 	}
 
 	/*
-	 * An old packet may still arrive, and put the queue pair into the error state right after
+	 * An old packet may still arrive, and move the queue pair to the error state right after
 	 * its reset.
 	 */
 	bool revive()
@@ -611,7 +611,7 @@ TEST_CASE("fuzz: queue pairs that fail are brought back, and work in the end", "
 			    count.flushed.load(), count.revived.load());
 	}
 	CHECK(count.stuck == 0);
-	/* Otherwise the test would only use queue pairs in the error state. */
+	/* Otherwise most requests would meet a queue pair in the error state. */
 	CHECK(count.good > count.bad);
 	const lossy_wire wire(0, {0, 0, 0, 0});
 	for (const auto &user : users)

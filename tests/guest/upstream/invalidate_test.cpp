@@ -119,7 +119,7 @@ struct scene {
 		return owner.send([&](ibv_qp_ex *qp) { ibv_wr_local_inv(qp, rkey); });
 	}
 
-	/* Invalidates by a message from one end to the other, which gets the outcome. */
+	/* One end sends a message that invalidates; the other end gets the outcome. */
 	static ibv_wc_status invalidate_by_message(const end &from, const end &to, uint32_t rkey)
 	{
 		to.receive();
@@ -238,7 +238,7 @@ TEST_CASE("a queue pair may go before a window that is bound to it", "[mw]")
 	CHECK(ibv_dealloc_mw(s.window.release()) == 0);
 }
 
-/* There may be many windows, of any process. */
+/* A device may have many windows, also of other processes. */
 TEST_CASE("the end of a queue pair looks at no windows but its own", "[kprobes][mw]")
 {
 	constexpr uint64_t many = 300;
@@ -267,7 +267,10 @@ TEST_CASE("an MR with a window keeps its rights", "[mw]")
 	CHECK(raw.change_access(s.mr->handle, IBV_ACCESS_LOCAL_WRITE) == 0);
 }
 
-/* Otherwise the window keeps a freed MR, or deregistering waits a minute for the window. */
+/*
+ * Otherwise the window keeps a pointer to a freed MR, or deregistering waits a minute for the
+ * window.
+ */
 TEST_CASE("an MR gets a window or goes, whichever is first", "[mw]")
 {
 	using namespace std::chrono_literals;

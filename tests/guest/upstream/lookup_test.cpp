@@ -41,7 +41,7 @@ private:
 	std::list<probe> probes_;
 };
 
-/* Runs this thread before all others, as long as this object exists. */
+/* While this object exists, this thread runs before all others. */
 class urgency {
 public:
 	urgency()
@@ -107,7 +107,7 @@ public:
 		::post(qp_.get(), wr);
 	}
 
-	/* Waits; after an error, makes the queue pair usable again. */
+	/* Waits for the completion. After an error it makes the queue pair usable again. */
 	void wait()
 	{
 		ibv_wc wc{};
@@ -152,7 +152,7 @@ address_handle to_peer_of(const device &on, const poster &by)
 	return made;
 }
 
-/* An object with a number, and how a work request names it. */
+/* An object with a number, and a function that names it in a work request. */
 using victim = std::shared_ptr<void>;
 using maker = std::function<victim(ibv_send_wr &wr)>;
 
@@ -237,7 +237,8 @@ TEST_CASE("a packet reaches a queue pair that is being destroyed", "[roce][kprob
 	const address_handle ah = to_peer_of(on, peer);
 
 	/*
-	 * The first packet starts the task, which takes the other packets as soon as they arrive.
+	 * The first packet starts the task. The task processes the other packets as soon as they
+	 * arrive.
 	 */
 	const slow_calls slow("rxe_sched_task", probe::at::call);
 	const run_time time;

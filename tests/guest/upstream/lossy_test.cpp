@@ -93,7 +93,7 @@ public:
 				[&] { return static_cast<std::byte>(random()); });
 		std::memcpy(at(offset), model(offset), length);
 	}
-	/* On demand: drops the page, which then comes back slowly, and empty. */
+	/* On demand: drops the page. It comes back slowly, full of zeros. */
 	void drop(std::size_t offset)
 	{
 		if (!slow_)
@@ -208,7 +208,7 @@ public:
 	const lossy_wire::counts &on_wire() const { return wire_.count(); }
 
 private:
-	/* At least this much, however slow the machine is. */
+	/* Were there enough transfers, and all faults of the wire? */
 	bool has_seen_all() const
 	{
 		const lossy_wire::counts &seen = wire_.count();

@@ -167,7 +167,7 @@ TEST_CASE("qp_state: a queue is drained when a window bound behind its last requ
 	CHECK(happens([&] { return one.peer.drained(); }));
 }
 
-/* Only the silence of the peer may end it. */
+/* Only a peer that sends nothing may end the queue pair. */
 TEST_CASE("qp_state: a reset stops the timers", "[veth]")
 {
 	const cable wire;
@@ -188,8 +188,8 @@ TEST_CASE("qp_state: a reset stops the timers", "[veth]")
 }
 
 /*
- * The RNR NAKs come faster than the timeout, and each is an answer. The pace matters: the timeout
- * is by the machine's clock, and an RNR NAK asks for a wait of at most 655 ms.
+ * The RNR NAKs come faster than the timeout, and each of them is an answer. The pace matters: the
+ * machine's clock measures the timeout, and the timer of an RNR NAK is at most 655 ms.
  */
 TEST_CASE("qp_state: a peer that says when it is ready takes no retry", "[veth][pace]")
 {
@@ -207,7 +207,7 @@ TEST_CASE("qp_state: a peer that says when it is ready takes no retry", "[veth][
 	CHECK(succeeded(peer));
 }
 
-/* The completion reports the error, before the queue pair is in the error state. */
+/* The completion reports the error before the queue pair is in the error state. */
 TEST_CASE("qp_state: a queue pair that is reset as soon as it has failed is reset", "[veth]")
 {
 	const cable wire;
@@ -229,7 +229,7 @@ TEST_CASE("qp_state: a queue pair that is reset as soon as it has failed is rese
 	CHECK(strange == 0);
 }
 
-/* The event says that no more completions of this queue come, so the completion must be there. */
+/* The event says that this queue gets no more completions, so the completion must be there. */
 TEST_CASE("qp_state: a receive of a shared queue is flushed with the queue pair that has taken it",
 	  "[veth]")
 {
@@ -330,7 +330,7 @@ TEST_CASE("qp_state: max_dest_rd_atomic is at most the device's limit", "[veth]"
 	}
 }
 
-/* It has nothing to acknowledge before its first PSN. */
+/* A queue pair must not acknowledge PSNs before its first PSN. */
 TEST_CASE("qp_state: a queue pair acknowledges only requests after its reset", "[veth]")
 {
 	const cable wire;

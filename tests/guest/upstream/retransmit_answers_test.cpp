@@ -18,7 +18,7 @@ using namespace std::chrono_literals;
 using part = raw_peer::part;
 
 /*
- * When requests are repeated, their acknowledgements are repeated, too: in the middle of a later
+ * If requests are sent again, their acknowledgements come again, too, in the middle of a later
  * response.
  */
 TEST_CASE("retransmit_answers: an old response doesn't end a read", "[veth]")
@@ -66,7 +66,7 @@ TEST_CASE("retransmit_answers: an invalid response is an error", "[veth]")
 	CHECK(one.ended() == IBV_WC_BAD_RESP_ERR);
 }
 
-/* The other end remembers as many requests as may be in progress: one, and a FLUSH counts. */
+/* The responder remembers as many requests as may be in progress: one. A FLUSH counts. */
 TEST_CASE(
 	"retransmit_answers: a flush waits for the read before it, and the next read for the flush",
 	"[veth]")
@@ -118,7 +118,7 @@ TEST_CASE("retransmit_answers: a flush or an atomic write is repeated if its res
 }
 
 /*
- * Later requests may have been sent already, and the fenced request may have been counted itself.
+ * Later requests may have been sent already, and the fenced request itself may have been counted.
  */
 TEST_CASE("retransmit_answers: a fenced request that is sent again waits for earlier requests",
 	  "[veth]")

@@ -31,7 +31,7 @@ constexpr std::size_t length = 128 << 10;
 constexpr auto mtu = IBV_MTU_1024;
 constexpr loopback::patience least{1, 7};
 
-/* Takes all CPUs from the rest of the kernel and from user space, again and again. */
+/* Repeatedly blocks all CPUs for the rest of the kernel and for user space. */
 class thief {
 public:
 	thief()

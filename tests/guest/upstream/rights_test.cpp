@@ -52,7 +52,7 @@ ibv_wc far_completion(loopback &link)
 	return wc;
 }
 
-/* The first place of a type in the mapped queues with the wanted content, or nullptr. */
+/* The first entry of this type in the mapped queues that has the wanted content, or nullptr. */
 template <class T, class Wanted> T *find_mapped(const Wanted &wanted)
 {
 	std::ifstream maps("/proc/self/maps");
@@ -194,7 +194,7 @@ TEST_CASE("an empty element of a list is skipped")
 	CHECK(there.addr[2100] == std::byte{0xff});
 }
 
-/* The place in the queue still has the content of an earlier request. */
+/* The entry in the queue still has the content of an earlier request. */
 TEST_CASE("a read of length 0 changes no memory")
 {
 	const device on;

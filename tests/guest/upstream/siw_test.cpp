@@ -173,7 +173,7 @@ public:
 		found.resize(got);
 		return found;
 	}
-	/* Without waiting: if a reply of @length has arrived, sends @first immediately. */
+	/* Does not wait: if a reply of @length has arrived, sends @first immediately. */
 	bool has_answered(std::size_t length, const bytes &first) const
 	{
 		bytes answer(length);
@@ -417,7 +417,7 @@ bool has_kasan()
 	return false;
 }
 
-/* The number of objects of kmalloc(), including objects that will be freed after a grace period. */
+/* The number of kmalloc() objects, including objects that RCU will free after a grace period. */
 long objects()
 {
 	std::ifstream slabs("/proc/slabinfo");
@@ -486,15 +486,15 @@ TEST_CASE("siw: a read of length 0 gets an empty response while another read is 
 		const bytes answer = peer->next_frame();
 
 		INFO("the answer to " << sink);
-		REQUIRE(answer.size() == 14 + length); /* its header says this length */
+		REQUIRE(answer.size() == 14 + length); /* the length in its header */
 		CHECK((get<uint16_t>(answer, 0) & 0xf) == op_answer);
 		CHECK(get<uint32_t>(answer, 2) == sink);
 	}
 }
 
 /*
- * The reply says how many bytes of private data it has; the first four belong to the connection
- * manager. Only bytes that arrived are passed on.
+ * The reply contains the length of its private data. The first four bytes belong to the connection
+ * manager. siw must pass on only bytes that arrived.
  */
 TEST_CASE("siw: an answer that is too short, or breaks off, connects nothing", "[iwarp]")
 {
@@ -711,8 +711,8 @@ TEST_CASE("siw: a queue is destroyed while it is mapped once more", "[iwarp]")
 }
 
 /*
- * The kernel completes all requests with an error, and they are filled in again. The queues are
- * long: going round once takes longer than filling them again.
+ * The kernel completes all requests with an error, and the owner fills them in again. The queues
+ * are long: the kernel takes longer to go through a queue than the owner takes to fill it.
  */
 TEST_CASE("siw: a queue pair ends while its owner fills its queues", "[iwarp]")
 {
@@ -864,7 +864,7 @@ TEST_CASE("siw: memory is registered at the address that is asked for", "[iwarp]
 	}
 }
 
-/* The end address of an access, allowed or forbidden, may be 0 here. */
+/* The end address of an access may be 0 here, whether the access is allowed or not. */
 TEST_CASE("siw: memory is registered in the last page of all addresses", "[iwarp]")
 {
 	const device on;

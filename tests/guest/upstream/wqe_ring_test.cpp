@@ -73,7 +73,7 @@ private:
 	uint32_t mask_;
 };
 
-/* Words that only the kernel uses, even if the owner writes there. */
+/* Does only the kernel use this word? A write of the owner has no effect there. */
 template <class Wqe> bool is_progress(std::size_t word)
 {
 	const std::size_t dma = word * 4 - offsetof(Wqe, dma);
@@ -160,7 +160,7 @@ struct scene {
 			return std::nullopt;
 		return wc->status;
 	}
-	/* Starts again: no request, packet or completion of earlier steps is left. */
+	/* Starts again, without requests, packets or completions of earlier steps. */
 	void restart() const
 	{
 		peer.reset();
@@ -417,8 +417,7 @@ TEST_CASE("wqe_ring: a write into a receive before its turn fails the receive at
 				CHECK(is_received());
 			}
 			/*
-			 * After the queue pair has refused it, the receive WQE of a shared queue
-			 * is still there.
+			 * The queue pair refuses the receive WQE, which stays in the shared queue.
 			 */
 			if (shared && answer.is_error()) {
 				on.receives.change_last(word, was);
@@ -490,8 +489,7 @@ TEST_CASE("wqe_ring: a request is sent again and flushed with any index of its q
 }
 
 /*
- * During long requests. Only the kernel is tested: the library is not called for anything that it
- * would read there.
+ * Writes during long requests. The test calls no function of the library that would read the ring.
  */
 TEST_CASE("wqe_ring: anything is written anywhere at any time")
 {
@@ -546,8 +544,8 @@ TEST_CASE("wqe_ring: anything is written anywhere at any time")
 }
 
 /*
- * A queue with three completions. This calls the kernel directly, as a program without the library
- * may: the library makes one thread wait for the other.
+ * A queue with three completions. The test calls the kernel directly, because in the library one
+ * thread waits for the other.
  */
 TEST_CASE("wqe_ring: threads resize one completion queue", "[veth]")
 {

@@ -115,7 +115,7 @@ void owner::connect(std::istream &words, std::ostream &answer)
 	answer << own;
 }
 
-/* Over iWARP: where the peer connects to. Then the command "take" accepts. */
+/* Over iWARP: the address to which the peer connects. The command "take" accepts the connection. */
 void owner::listen(std::ostream &answer)
 {
 	listeners_.push_back(std::make_unique<iwarp_listener>(on_));

@@ -99,7 +99,7 @@ void traffic::work()
 			} catch (const std::system_error &) {
 				if (!iwarp_ || !open)
 					throw;
-				stop_ = true; /* it posts no request while it ends */
+				stop_ = true; /* the thread posts no more requests */
 				break;
 			}
 		}

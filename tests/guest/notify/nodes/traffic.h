@@ -56,7 +56,7 @@ public:
 
 	/* Waits until this many more transfers have succeeded. */
 	void go_on(unsigned int more) const;
-	/* How the transfers ended after a failure, when each posted request has completed. */
+	/* The end of the transfers after a failure. Each posted request has completed. */
 	struct end {
 		ibv_wc_status first;  /* the status of the first failed request */
 		unsigned int flushed; /* the number of later requests with IBV_WC_WR_FLUSH_ERR */

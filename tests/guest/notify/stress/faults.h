@@ -20,10 +20,10 @@ public:
 
 	bool possible() const { return possible_; }
 
-	/* Makes the n-th call that can fail inside `in` fail. Returns false if there are fewer. */
+	/* Lets the n-th call in `in` that can fail fail. Returns false if there are fewer. */
 	bool inject(unsigned int n, const std::function<void()> &in) const;
 
-	/* Makes one call in ten fail. */
+	/* Lets one call in ten fail. */
 	void sometimes(const std::function<void()> &in) const;
 
 private:

@@ -111,7 +111,7 @@ range map_or_exit(std::size_t size, int flags, int fd)
 }
 
 /*
- * Each CPU keeps freed pages on its own list, and each node has its own pages: so this takes
+ * Each CPU keeps freed pages on its own list, and each node has its own pages. So this allocates
  * memory on each CPU and node.
  */
 range take_from_everywhere()
@@ -136,8 +136,8 @@ range take_from_everywhere()
 }
 
 /*
- * A process that takes the freed memory on command, and at the end says whether its bytes have
- * changed. It is forked before there is a registration.
+ * A process that allocates the freed memory on command, and at the end reports whether the bytes
+ * have changed. It is forked before the first registration.
  */
 template <class Take> class other_process {
 public:

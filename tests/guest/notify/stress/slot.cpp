@@ -36,8 +36,8 @@ constexpr int local = IBV_ACCESS_LOCAL_WRITE;
 constexpr int remote = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
 /*
- * During the row the range can't be pinned again: the mapping lacks a right, or a fault gets no
- * answer.
+ * During this operation the range can't be pinned again: the mapping lacks a right, or a fault gets
+ * no answer.
  */
 bool hinders_pinning(const operation &row)
 {
@@ -69,7 +69,10 @@ const std::vector<operation> &rows()
 {
 	static const std::vector<operation> chosen = [] {
 		std::vector<operation> all = operations();
-		/* Threads that call malloc move the heap's end; poisoned pages stay lost. */
+		/*
+		 * Leaves out brk(), because other threads move the heap's end by malloc(). Poisoned
+		 * pages would stay lost.
+		 */
 		std::erase_if(all, [](const operation &row) {
 			return row.name == "brk, shrunk" || row.disturbs == reach::system ||
 			       row.watch;
@@ -216,7 +219,7 @@ void slot::arm_or_disarm(generator &random)
 	}
 }
 
-/* It is armed already: another word must stay 0. */
+/* The MR is already armed: another word must stay 0. */
 void slot::arm_beside()
 {
 	const raw_uverbs raw(on_.context());
@@ -273,8 +276,7 @@ void slot::do_row()
 		}
 	} catch (const std::exception &) {
 		/*
-		 * For example, there is no memory for a child. It is unknown how much of the row
-		 * was done.
+		 * For example, a fork found no memory. An unknown part of the operation was done.
 		 */
 	}
 }

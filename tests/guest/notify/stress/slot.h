@@ -101,7 +101,7 @@ private:
 	std::atomic<bool> begun_ = false; /* from now on the word may be INVALID */
 	std::atomic<bool> over_ = false; /* from now on it must be INVALID, if the row is certain */
 	std::atomic<bool> certain_ = false; /* it was not suspended */
-	std::atomic<bool> revoked_ = false; /* settled since then: no peer reaches the pages */
+	std::atomic<bool> revoked_ = false; /* settled since then: no peer has access */
 
 	std::shared_mutex arming_; /* guards armed_; taken shared while armed_ must not change */
 	bool armed_ = false;

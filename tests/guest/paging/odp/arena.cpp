@@ -44,7 +44,7 @@ void change(slot &one, dice &roll)
 
 	switch (below(roll, 6)) {
 	case 0:
-		/* There is never a hole, because memory of another thread could be mapped there. */
+		/* Never leaves a hole, because another thread could map its memory there. */
 		one.set_shared(false);
 		one.forget_all();
 		must(mmap(r.addr, r.length, read_write, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
@@ -57,7 +57,7 @@ void change(slot &one, dice &roll)
 			one.forget_all();
 		break;
 	case 2: {
-		/* moved away and back, so pages of other memory may be there in between */
+		/* moved away and back; in between, other memory may be mapped there */
 		void *const away = mremap(r.addr, r.length, r.length,
 					  MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
 		must(away != MAP_FAILED, "mremap");
@@ -132,7 +132,7 @@ arena::arena(const device &on, uint64_t seed)
 		on.register_memory(r, all_rights | IBV_ACCESS_MW_BIND | IBV_ACCESS_ON_DEMAND));
 }
 
-/* Cut into up to three pieces. */
+/* Splits the range into up to three pieces. */
 std::vector<piece> arena::pieces(dice &roll, range r) const
 {
 	std::vector<piece> list;
@@ -230,8 +230,8 @@ bool arena::is_kept_out(dice &roll, loopback &link, ibv_mw *window)
 		link,
 		{IBV_WR_RDMA_WRITE, {{{r.addr, 100}, key(roll)->lkey}}, number(at), window->rkey});
 	/*
-	 * The far end refuses once. If the timeout of soft-RoCE has just expired, it misses this
-	 * answer, and repeats the write to a queue pair that has ended.
+	 * The far end sends one NAK. If the timeout of soft-RoCE has just expired, it misses the
+	 * NAK, and repeats the write to a queue pair in the error state.
 	 */
 	return (status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_RETRY_EXC_ERR) &&
 	       one.wrong() == 0;
@@ -307,7 +307,7 @@ void arena::disturb_on(uint64_t seed)
 		const range r = all_[below(roll, slots)].where();
 		mprotect(r.addr, r.length, PROT_READ | PROT_WRITE | PROT_EXEC);
 		mprotect(r.addr, r.length, read_write);
-		/* Leaves time in which a page stays, however slow the machine is. */
+		/* Waits, so that pages stay mapped for a while on a slow machine, too. */
 		std::this_thread::sleep_for(5ms + 2 * (std::chrono::steady_clock::now() - begin));
 	}
 }

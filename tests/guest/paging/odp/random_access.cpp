@@ -17,8 +17,7 @@ using std::chrono::steady_clock;
 namespace {
 
 /*
- * An address that the kernel does not choose by itself, so that memory of other threads does not
- * get into a hole.
+ * The kernel never chooses this address itself, so no mapping of another thread gets into a hole.
  */
 std::byte *const low = reinterpret_cast<std::byte *>(0x400000000);
 
@@ -133,8 +132,8 @@ void random_access::access(dice &roll)
 	}
 	default:
 		/*
-		 * A request that waits for a fault without an answer is also abandoned. On a slow
-		 * machine it gets as much time as connecting took.
+		 * Also abandons a request that waits for a fault without an answer. On a slow
+		 * machine the request gets as much time as connecting took.
 		 */
 		for (const auto end = steady_clock::now() + patience;
 		     posted && steady_clock::now() < end && !stop_;) {
@@ -157,7 +156,7 @@ void random_access::start()
 			const auto begin = steady_clock::now();
 
 			change(roll);
-			/* As in arena::disturb_on() */
+			/* As arena::disturb_on() does */
 			std::this_thread::sleep_for(200us + (steady_clock::now() - begin));
 		}
 	});
