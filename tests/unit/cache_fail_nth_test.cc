@@ -125,7 +125,10 @@ public:
 	}
 
 private:
-	/* A verb may fail only if one of its calls did; a request may be refused (EOPNOTSUPP). */
+	/*
+	 * A verb may fail only if one of its calls failed. The cache may refuse a request
+	 * (EOPNOTSUPP).
+	 */
 	int tried(int error, int other = 0)
 	{
 		CHECK((!error || error == other || failing_env::failed > seen));

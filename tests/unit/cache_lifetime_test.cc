@@ -41,9 +41,11 @@ void *name(uintptr_t n)
 	return reinterpret_cast<void *>(n * 64);
 }
 
-/* The registrar first runs other code, as a hook, a signal or a slow device would. */
+/* The registrar first runs `before`, as a hook, a signal or a slow device would. */
 struct hooked_env : fake_env {
-	/* Counts the threads that begin to wait for others' work, before they release the mutex. */
+	/*
+	 * Counts the threads that begin to wait for other threads, before they release the mutex.
+	 */
 	struct condition : fake_env::condition {
 		static inline std::atomic<unsigned int> waits = 0;
 
@@ -54,7 +56,7 @@ struct hooked_env : fake_env {
 		}
 	};
 
-	/* If true, it waits for the other threads as long as necessary; otherwise not for long. */
+	/* If true, the thread waits for the other threads as long as necessary. */
 	static inline bool patient = true;
 	static uint64_t deadline() { return fake_env::deadline() + (patient ? 60 * SECOND : 0); }
 
@@ -170,7 +172,7 @@ struct gate {
 	}
 };
 
-/* Does it wait for another thread, instead of continuing by itself? */
+/* Does the thread wait for another thread, instead of continuing by itself? */
 bool waits(const std::atomic<bool> &done)
 {
 	while (!hooked_env::condition::waits && !done)
@@ -195,7 +197,7 @@ TEST_CASE_METHOD(fixture, "one that cannot be deregistered is not tried again to
 		return count(m);
 	};
 
-	/* Each attempt ends, tries each deregistration at most once, and returns its error. */
+	/* Each attempt tries each deregistration at most once, ends, and returns the error. */
 	CHECK(cache.limits(owner, &little, &old) == 0);
 	CHECK(get(&ref, 100) == EOPNOTSUPP);
 	CHECK(cache.limits(owner, &old, nullptr) == 0);
@@ -209,7 +211,10 @@ TEST_CASE_METHOD(fixture, "one that cannot be deregistered is not tried again to
 	for (uint64_t n = 0; n < 8; n++)
 		CHECK(!cache.covers(pd, BASE + 2 * n * PAGE, PAGE, LOCAL));
 
-	/* The ends of PD and context try once more; then the kernel ends it with the context. */
+	/*
+	 * Ending the PD and the context tries once more; then the kernel ends the registration with
+	 * the context.
+	 */
 	CHECK(cache.drain(nullptr, pd) == EIO);
 	CHECK(tried == 16);
 	CHECK(cache.drain(owner, nullptr) == EIO);
@@ -261,7 +266,7 @@ TEST_CASE_METHOD(fixture, "a word that the kernel has beyond its context is not 
 	const bool in_use = GENERATE(false, true);
 	mr_cache_ref ref;
 
-	/* Closing the context's file ends nothing, because another process has it open. */
+	/* Closing the context's file ends no registration, because another process has it open. */
 	REQUIRE(get(&ref, 0) == 0);
 	if (!in_use) {
 		unplug();
@@ -312,7 +317,7 @@ TEST_CASE_METHOD(fixture, "contexts that are closed with something in use leave 
 	constexpr uintptr_t contexts = 20; // more than the limits of owners and PDs
 	mr_cache_ref refs[contexts];
 
-	/* Each time all registrations end, and the cache is as before. */
+	/* Each time all registrations end, and the cache is in its former state. */
 	for (int times = 0; times < 8; times++) {
 		for (uintptr_t n = 0; n < contexts; n++) {
 			void *context = name(100 + 2 * n), *its_pd = name(101 + 2 * n);
@@ -478,7 +483,7 @@ TEST_CASE_METHOD(fixture, "a registration in the middle of a deregistration does
 	use(0);
 	kernel.most_bytes = PAGE;
 	cache.env.before_dereg = [&](const fake_kernel::mr &) {
-		/* The memory that this deregistration will release is not free yet. */
+		/* This deregistration has not released its memory yet. */
 		if (!depth++)
 			CHECK(get(&ref, 8) == ENOMEM);
 		return 0;
@@ -902,13 +907,15 @@ TEST_CASE("a process that locks all its memory pays for used tables only")
 
 	CHECK(used > 0);
 	CHECK(used < 4 << 20);
-	/* Locking all that is mapped now touches it, but not what is inaccessible. */
+	/* mlockall() touches all mapped pages except inaccessible pages. */
 	CHECK(mlockall(MCL_CURRENT) == 0);
 	CHECK(bytes("VmRSS: %lu") - resident < 16 << 20);
 	munlockall();
 }
 
-/* In a child the kernel wipes only the cache's memory, not the rest of the aligned mapping. */
+/*
+ * In a child the kernel wipes only the cache's memory, and keeps the rest of the aligned mapping.
+ */
 TEST_CASE_METHOD(fixture, "a core file has nothing of the cache")
 {
 	struct {

@@ -85,7 +85,7 @@ struct fixture {
 	}
 };
 
-/* A mutex that counts its holder's work, and a registrar that costs nothing. */
+/* A mutex that counts the work done under it, and a registrar that does no work. */
 struct frugal_env : counting_env {
 	static inline bool held = false;
 	static inline unsigned int calls = 0;
@@ -129,7 +129,10 @@ TEST_CASE("the mutex is held through no page fault and no system call")
 {
 	using cache = mr_cache::cache<frugal_env>;
 	static cache first, second;
-	/* Two equal rounds: the first pays for code, stack and pages copied by fork(). */
+	/*
+	 * Two equal rounds: the page faults of code, stack and pages copied by fork() are in the
+	 * first round.
+	 */
 	const auto use = [](cache &of) {
 		frugal_env::faults = 0;
 		frugal_env::calls = 0;
@@ -171,7 +174,7 @@ TEST_CASE_METHOD(fixture, "cleaning finds idle registrations among many in use")
 	CHECK(cache.clean(owner, 0) == 0);
 	CHECK(entries() == USED);
 
-	/* While misses search for it and do not find it. */
+	/* While misses search for the entry without finding it. */
 	be_refused();
 	fill();
 	CHECK(cache.clean(owner, 0) == 0);

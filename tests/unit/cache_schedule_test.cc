@@ -58,14 +58,14 @@ struct scheduled_env {
 	void wipe(void *, size_t) {}
 	static void clear(void *start, size_t size) { memset(start, 0, size); }
 	static void published(void *, size_t) {}
-	/* As long as the longest sleep of a thread when a few threads run. */
+	/* The longest sleep of a thread when a few threads run. */
 	static void nap()
 	{
 		for (int n = 0; n < 64; n++)
 			schedule::wait();
 	}
 	static void yield() { schedule::wait(); }
-	/* A wait is too short now and then; or endless, to find a thread that is never woken. */
+	/* Some waits end too early. Others have no end, to detect a thread that is never woken. */
 	static inline bool patient;
 	static uint64_t deadline()
 	{
@@ -277,8 +277,8 @@ struct world {
 	}
 
 	/*
-	 * A context is opened, used and closed while another context works. All threads with old
-	 * hints to its entries, or that evict them, must be finished when it is freed.
+	 * A context is opened, used and closed while another context works. When the context is
+	 * freed, no thread may still use an old hint to its entries, or evict them.
 	 */
 	void opener()
 	{
@@ -324,8 +324,8 @@ struct world {
 	}
 
 	/*
-	 * Makes any request for one of two contexts, except ending `kept`, which another
-	 * request uses. Returns false if the request ended the context.
+	 * Makes any request for one of two contexts. It must not end `kept`, which another request
+	 * uses. Returns false if the request ended the context.
 	 */
 	bool request(void *of, const void *kept)
 	{
@@ -388,7 +388,7 @@ struct world {
 
 	void *context(bool second) { return reinterpret_cast<void *>(second ? 128UL : 64UL); }
 
-	/* One thread, with a signal handler at some point of its work. */
+	/* One thread. A signal handler runs at some point of its work. */
 	std::string interrupted(const std::function<void(const void *kept)> &handler)
 	{
 		const void *kept = nullptr;
@@ -494,7 +494,7 @@ struct world {
 	uintptr_t closed = 0;
 };
 
-/* With RUN_SEED only this seed. */
+/* With RUN_SEED, runs only this seed. */
 void in_orders(uint64_t last, std::string (world::*of)())
 {
 	const char *only = getenv("RUN_SEED");

@@ -124,7 +124,7 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 	other.join();
 	CHECK(failures == 0);
 	CHECK(uses > 10000);
-	/* Some thousand merges; random ranges are merged a few times, or never. */
+	/* Some thousand merges. Random ranges are merged a few times, or never. */
 	if (slides)
 		CHECK(std::any_of(w.kernel.all.begin(), w.kernel.all.end(),
 				  [](const auto &one) { return one.what.size > LONG * PAGE; }));
@@ -151,7 +151,10 @@ TEST_CASE("random operations act as a naive model does")
 			uint32_t what = random() % 16;
 
 			if (what < 8) {
-				/* A hit exactly if the model has a valid entry with the range. */
+				/*
+				 * The request must be a hit if, and only if, the model has a valid
+				 * entry with the range.
+				 */
 				bool model = false,
 				     seen = w.cache.covers(pd, start, end - start, access);
 				unsigned int calls = kernel.reg_calls;

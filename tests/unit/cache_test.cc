@@ -238,7 +238,7 @@ TEST_CASE_METHOD(fixture, "a suspended registration that cannot be restored is r
 	kernel.fail_settle = 0;
 	kernel.suspend();
 	for (auto *m : kernel.live)
-		m->invalid = true; // now the range maps memory that can't be pinned
+		m->invalid = true; // now the range can't be pinned
 	use(0);
 	CHECK(kernel.reg_calls == 3);
 	CHECK(count().suspensions == 2);
@@ -677,7 +677,7 @@ TEST_CASE_METHOD(fixture, "an exact registration serves its range and its rights
 	CHECK(all.mr != part.mr);
 	CHECK(get_exact(100, 64, READ).mr == part.mr);
 	CHECK(put(part) == 0);
-	/* Another range, fewer rights, more rights, a local request, and the other way round. */
+	/* Another range, fewer rights, more rights, a local request; then in the reverse order. */
 	CHECK(!has_exact(100, 63, READ));
 	CHECK(!has_exact(101, 64, READ));
 	CHECK(!has_exact(0, 2 * PAGE, READ));
@@ -976,7 +976,7 @@ TEST_CASE_METHOD(fixture, "more users than can be counted have more registration
 	using word = mr_cache::entry_word<fake_env>;
 	mr_cache_ref first = get(0);
 
-	/* As after this many references. */
+	/* The word as after this many references. */
 	std::atomic_ref(*mr_of(first).word).fetch_add((word::FULL / word::REF - 2) * word::REF);
 
 	mr_cache_ref last = get(0), next = get(0);

@@ -181,7 +181,7 @@ TEST_CASE_METHOD(fixture, "no union is larger than the device takes")
 	for (uint64_t n = 0; n < 200; n++)
 		CHECK(use(n, wide) <= (wide > most ? wide : most));
 	CHECK(kernel.refused == 0);
-	/* With room for their windows there are still some unions. */
+	/* With room for the windows there are still some unions. */
 	if (most >= wide + IDLE)
 		CHECK(count().entries < 60);
 }
@@ -303,7 +303,7 @@ TEST_CASE_METHOD(fixture, "a union that fails leaves all as it was")
 	for (uint64_t n = 0; n < IDLE; n++)
 		CHECK(has(n));
 
-	/* For a while the cache tries no union, and later it does. */
+	/* The cache tries no union for a while, and then tries again. */
 	for (uint64_t n = 1; n < 20; n++)
 		CHECK(use(IDLE + n) == WIDE);
 	CHECK(kernel.reg_calls == IDLE + 21);

@@ -158,7 +158,7 @@ TEST_CASE("parts for which there is no place leave most other hints alone")
 	for (uint32_t i = 1; i < large_env::entries; i++)
 		kept += w.lookup(page(i * 17)) == i;
 	CHECK(kept > large_env::entries * 3 / 4);
-	/* A frequent request gets a hint, also where both places are taken. */
+	/* A frequent request gets a hint even if both places are taken. */
 	for (uint32_t n = 0; n < 8 * 2048; n++)
 		w.learn(page((1 << 22) + n * 17), 2);
 	for (uint64_t n = 0; n < 2048; n++)

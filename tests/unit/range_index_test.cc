@@ -47,7 +47,7 @@ struct world {
 		in[i] = false;
 	}
 
-	/* As the cache: removes contained entries, and does not add a contained entry. */
+	/* Like the cache, removes contained entries, and does not add a contained entry. */
 	void add(uint32_t i, const request &what)
 	{
 		for (uint32_t other = 1; other < COUNT; other++)
