@@ -151,7 +151,7 @@ struct {
 	make_layout make = nullptr;
 	uint64_t count = 0;
 	layouts::layout of;
-	bool asked[MOST_THREADS] = {}; /* this thread has used all in its order */
+	bool asked[MOST_THREADS] = {}; /* this thread has used all buffers of its order */
 } populated;
 
 void populate(make_layout make, uint64_t count)
@@ -354,7 +354,7 @@ void full(benchmark::State &state)
 		release(one);
 }
 
-/* The cache had so many entries before; and the other party had one. */
+/* The cache had this many entries before, and another owner had one. */
 void leave_behind(const benchmark::State &state)
 {
 	use(others, {BASE, LENGTH});
@@ -397,7 +397,7 @@ template <make_layout Make> Benchmark *add_hit(const std::string &name, work bod
 
 void add_all()
 {
-	/* The large numbers come last: a cache may go on paying for entries that it once held. */
+	/* The large numbers come last: entries that a cache once held may still make it slower. */
 	add("flush_pd", flush_pd, leave_behind)->Arg(1)->Iterations(100);
 	add("query", query, leave_behind)->Arg(1)->Iterations(100);
 	add("miss", miss, setup_alone);

@@ -94,8 +94,8 @@ def rows(got):
 
 
 def ratios(got):
-    """(title, ratio) of rows whose absolute figures mean nothing: times of a guest are not times of
-    a machine."""
+    """(title, ratio) of rows whose absolute figures mean nothing, because they are times of a
+    guest."""
     return [(f"cached miss / plain ibv_reg_mr, {size >> 10} KiB",
              got["miss"].get(f"miss/{size}") or 0) for size in MISSES]
 

@@ -82,8 +82,8 @@ double slab_bytes()
 }
 
 /*
- * The registrations. All are of the same few pages: a fork copies pinned pages for the child, and
- * the time for this would hide all other times.
+ * The registrations, all of the same few pages: a fork copies pinned pages for the child, which
+ * would hide all other times.
  */
 class crowd {
 public:
@@ -121,7 +121,7 @@ private:
 	double bytes_each_ = 0;
 };
 
-/* Made when first needed: for "never" no device is open. */
+/* Opened when first needed: for "never" no device is open. */
 double prepare(state what, std::size_t count)
 {
 	static crowd *all; /* never freed */
@@ -284,7 +284,9 @@ double median(std::vector<double> values)
 	return values[values.size() / 2];
 }
 
-/* The median of the iterations counts: on a busy machine the slow iterations were interrupted. */
+/*
+ * The result is the median of the iterations: on a busy machine slow iterations were interrupted.
+ */
 void add(const char *name, double (*operation)(state), state what, std::size_t count,
 	 int iterations)
 {
@@ -307,8 +309,8 @@ void add(const char *name, double (*operation)(state), state what, std::size_t c
 }
 
 /*
- * Unwatched, armed and counted take turns, so that other load affects all of them. The median of
- * the ratios counts.
+ * Unwatched, armed and counted take turns, so that other load affects all of them. The result is
+ * the median of the ratios.
  */
 void add_turns(const char *name, double (*operation)(state), int iterations)
 {

@@ -11,8 +11,10 @@ struct fid_domain;
 extern "C" {
 #endif
 
-/* Registers in the domain. Unless btl_ofi_mr_notify is 0, asks the operations of the other one,
- * which may be the same, whether a registration is stale. */
+/*
+ * Registers in the domain. Unless btl_ofi_mr_notify is 0, asks the operations of the second domain,
+ * which may be the same, whether a registration is stale.
+ */
 void grdma_open(struct fid_domain *domain, struct fid_domain *asked);
 /* As btl_register_mem() and btl_deregister_mem() */
 void grdma_use(void *base, size_t size);

@@ -48,7 +48,7 @@ inline std::byte *memory(std::size_t length)
 	return static_cast<std::byte *>(addr);
 }
 
-/* The buffers: the same pages for all compared ways. */
+/* The buffers. All compared ways use the same pages. */
 inline std::byte *the_area()
 {
 	static std::byte *const addr = memory(area);
@@ -82,9 +82,9 @@ void rounds(benchmark::State &state, Sender &sender, std::size_t outstanding,
 }
 
 /*
- * turns/SIZE: the ways take turns, each a round with four messages at a time, in another order each
- * time, so that a machine whose speed changes affects all ways. A counter for each way except the
- * first: its throughput divided by the first way's, the median of all turns.
+ * turns/SIZE: the ways take turns, so that changes of the machine's speed affect all ways. A turn
+ * is a round with four messages at a time; the order changes each time. Each way except the first
+ * has a counter: the median of its throughput divided by the throughput of the first way.
  */
 template <class Sender> void take_turns(const std::vector<std::pair<std::string, Sender *>> &ways)
 {

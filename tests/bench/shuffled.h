@@ -19,10 +19,10 @@
 #include <cstdlib>
 
 /*
- * Moves later allocations by BENCH_SHIFT pages. Without random addresses, as in User Mode Linux,
- * each process has the same addresses. So two lines that conflict in a CPU cache (on Zen: lines
- * whose addresses hash to the same tag) conflict in each process. Four of 16,384 positions of a
- * line make a hit 7 to 44 ns slower, with any library.
+ * Moves later allocations by BENCH_SHIFT pages. In User Mode Linux addresses are not random, so two
+ * lines that conflict in a CPU cache (on Zen: lines whose addresses hash to the same tag) conflict
+ * in each process. Four of 16,384 positions of a line make a hit 7 to 44 ns slower, with any
+ * library.
  */
 inline void shift_layout()
 {

@@ -160,7 +160,10 @@ double quantile(std::vector<double> &of, double part)
 	return *nth;
 }
 
-/* Only the two verbs and the next buffer; a call that fails here has succeeded before. */
+/*
+ * Measures only the two verbs and finding the next buffer. The calls have succeeded before, so they
+ * are not checked.
+ */
 auto in_turn(const std::vector<layouts::buffer> &asked, int access)
 {
 	return [pd = the_device().pd(), access = access | IBV_ACCESS_CACHED, first = asked.data(),
@@ -193,7 +196,7 @@ template <class Use> void time_parts(benchmark::State &state, Use use)
 	state.counters["high"] = quantile(parts, .9);
 }
 
-/* In a random order that is made before; three rounds before the clock starts train the hints. */
+/* In a random order, which is made before. Three rounds before the clock starts train the hints. */
 void use_all(benchmark::State &state, const layouts::layout &of, std::vector<layouts::buffer> asked,
 	     int access)
 {
@@ -252,7 +255,7 @@ void heap(benchmark::State &state)
 	hit(state, layouts::heap(0, count_of(state)));
 }
 
-/* Hits that need only a part: without rights of a peer. */
+/* Hits on a part of a registration, so without remote rights. */
 void inside(benchmark::State &state)
 {
 	const uint64_t length = 256 << 20;
@@ -281,7 +284,7 @@ range the_buffer(std::size_t length)
 	return {m.registered().addr, length};
 }
 
-/* Cheaper than the measured calls: the guest's kernel reads its clock from a device. */
+/* Must be cheaper than the measured calls: the guest's kernel reads its clock from a device. */
 uint64_t ticks()
 {
 	return __builtin_ia32_rdtsc();
