@@ -12,7 +12,7 @@
 
 #include "mr_cache_core.h"
 
-/* 0, or acquire()'s error; *ref is written on success only. */
+/* Returns 0, or the error of acquire(). Writes *ref only on success. */
 template <class Cache>
 int acquire(Cache &cache, void *pd, void *owner, uint64_t addr, uint64_t length, uint32_t access,
 	    mr_cache_ref *ref)

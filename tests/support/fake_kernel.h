@@ -42,13 +42,13 @@ struct fake_kernel {
 	std::deque<mr> all;
 	std::set<mr *> live;
 	uint64_t clock = 0, parents_word = 0;
-	std::string complaint; // the first thing that the cache did wrong
+	std::string complaint; // the first mistake of the cache
 	int fail_reg = 0;      // an errno for the next `fail_times` registrations
 	int fail_times = 0;
 	int fail_settle = 0;
 	int fail_dereg = 0;
-	uint64_t most_bytes = UINT64_MAX; // more is ENOMEM
-	uint64_t most_size = UINT64_MAX;  // a larger registration is EINVAL
+	uint64_t most_bytes = UINT64_MAX; // more gives ENOMEM
+	uint64_t most_size = UINT64_MAX;  // a larger registration gives EINVAL
 	uint64_t bytes = 0;
 	bool invalid_from_birth = false;
 	unsigned int reg_calls = 0, settle_calls = 0, refused = 0;
@@ -203,8 +203,10 @@ struct fake_kernel {
 				invalidate(*m);
 	}
 
-	/* An event that may have changed the range; `gone`: it has, and only settle() finds this
-	 * out. */
+	/*
+	 * An event that may have changed the range. `gone`: it has changed the range, and only
+	 * settle() finds this out.
+	 */
 	void suspect(uint64_t start, uint64_t end, bool gone)
 	{
 		for (mr *m : live) {
@@ -219,7 +221,7 @@ struct fake_kernel {
 	}
 };
 
-/* A small cache above the fake kernel: 64 entries, and hints that collide. */
+/* A small cache on the fake kernel: 64 entries, and hints that collide. */
 struct fake_env : mr_cache::linux_env {
 	static constexpr uint32_t entries = 65;
 	static constexpr uint32_t owners = 4;

@@ -13,7 +13,7 @@
 #include "linux_env.h"
 #include "mr_cache_core.h"
 
-/* Does as little as possible. */
+/* A registrar that does as little as possible. */
 struct counting_env : mr_cache::linux_env {
 	std::atomic<int64_t> live{0};
 	std::atomic<uint64_t> made{0};

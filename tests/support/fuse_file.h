@@ -56,8 +56,8 @@ public:
 	}
 
 	/*
-	 * Call this in another process: keeps its mmap_lock, while a writer waits for it, so that
-	 * no other thread gets it. Returns after the answer.
+	 * Call this in another process. It holds the mmap_lock of that process while a writer waits
+	 * for the lock, so that no other thread gets it. Returns after the answer.
 	 */
 	template <class F> void fault(F before) const
 	{
@@ -69,7 +69,7 @@ public:
 			_exit(errno);
 		if (page == MAP_FAILED || memory < 0)
 			_exit(200);
-		/* This thread is made first: mmap_lock prevents mapping its stack later. */
+		/* Makes this thread first: later mmap_lock would block mapping its stack. */
 		std::thread writer([&] {
 			usleep(300000);
 			before();

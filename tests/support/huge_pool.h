@@ -23,7 +23,7 @@ public:
 private:
 	static constexpr const char *file = "/proc/sys/vm/nr_hugepages";
 
-	/* Pages that are lost for the pool, for example because they were poisoned. */
+	/* Pages that the pool has lost, for example because they were poisoned. */
 	static int in_use()
 	{
 		const std::string folder = "/sys/kernel/mm/hugepages/hugepages-2048kB/";

@@ -16,7 +16,7 @@ using namespace frame;
 
 namespace {
 
-/* The last bytes of the IP addresses, which tell the addresses apart. */
+/* The last bytes of the IP addresses, in which the addresses differ. */
 constexpr std::size_t source = ethernet + 15, destination = ethernet + 19;
 constexpr std::byte device_end{1}, a_peer{2}, b_peer{3};
 

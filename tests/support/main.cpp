@@ -161,7 +161,7 @@ bool is_met(const std::string &tag)
 	return known[tag] = evaluate(all_requirements().at(tag));
 }
 
-/* The reason to skip a case, or nothing. */
+/* The reason to skip a case, if there is one. */
 std::string lacks(const Catch::TestCaseInfo &info)
 {
 	for (const auto &tag : info.tags) {

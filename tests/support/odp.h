@@ -17,7 +17,10 @@ namespace odp {
 
 constexpr int all_rights = mr_notify::device::all_rights;
 
-/* Sends to a receive, and waits for both ends: the status of the sender, then of the receiver. */
+/*
+ * Sends a message to a receive, and waits for both ends. Returns the statuses of sender and
+ * receiver.
+ */
 struct both {
 	ibv_wc_status sender;
 	ibv_wc_status receiver;

@@ -12,7 +12,7 @@
 
 #include "memory.h"
 
-/* How many pages are mapped only here; all pages if the kernel does not tell. */
+/* How many pages only this process maps; all pages if the kernel does not report it. */
 inline std::size_t own_pages(const std::byte *at, std::size_t size)
 {
 	std::vector<uint64_t> entries(size / mr_notify::page_size());

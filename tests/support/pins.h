@@ -9,7 +9,7 @@
 
 #include "system.h"
 
-/* The number of pinned pages, by all processes. */
+/* The number of pages that all processes have pinned. */
 inline int64_t pins()
 {
 	/* Reading this file adds up the counts of all CPUs. */

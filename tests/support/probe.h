@@ -71,7 +71,7 @@ private:
 		return "/sys/kernel/tracing/events/observe/" + name_ + '/' + what;
 	}
 
-	/* Truncating the file would remove all probes; and it takes one system call each. */
+	/* Truncating the file would remove all probes. A write takes only one probe. */
 	static void append(const std::string &to, const std::string &text)
 	{
 		const int fd = open(to.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);

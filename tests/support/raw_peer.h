@@ -41,7 +41,7 @@ public:
 	struct packet {
 		uint8_t opcode;
 		uint32_t psn;
-		uint8_t syndrome; /* this and the next field, if the opcode has them */
+		uint8_t syndrome; /* this field and the next, if the opcode has them */
 		uint32_t msn;
 		std::vector<std::byte> data;
 
@@ -55,8 +55,10 @@ public:
 	static constexpr uint8_t ready_soon = 0x21, ready_in_655_ms = 0x20;
 	enum class part : uint8_t { first = 0x0d, middle, last, only };
 
-	/* @most_reads: max_dest_rd_atomic of the queue pair. @srq: its shared receive queue, or
-	 * NULL */
+	/*
+	 * @most_reads: max_dest_rd_atomic of the queue pair. @srq: its shared receive queue, or
+	 * NULL
+	 */
 	explicit raw_peer(const cable &on, ibv_qp_type type = IBV_QPT_RC, uint8_t most_reads = 4,
 			  ibv_srq *srq = nullptr);
 	raw_peer(const raw_peer &) = delete;
@@ -100,9 +102,10 @@ public:
 	/* Resets the queue pair, and lets it receive again. */
 	void reset() const;
 	/*
-	 * From now on the queue pair may send requests, too. It repeats a request @retries times
-	 * (7: always) after a NAK, or after 4.096 us << @timeout (0: never by itself); and always
-	 * after an RNR NAK. @most_answers: the limit of reads and atomics at a time
+	 * From now on the queue pair may send requests, too. After a NAK, or after 4.096 us <<
+	 * @timeout (0: no timeout), it repeats a request @retries times (7: without limit). After
+	 * an RNR NAK it always repeats the request. @most_answers: the limit of reads and atomics
+	 * at a time
 	 */
 	void allow_requests(uint8_t retries = 0, uint8_t timeout = 0,
 			    uint8_t most_answers = 1) const;

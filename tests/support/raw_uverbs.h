@@ -77,8 +77,10 @@ public:
 			    {attribute(UVERBS_ATTR_DESTROY_MR_HANDLE, mr)});
 	}
 
-	/* The result of registering and arming in one call. Only for rxe: siw needs more
-	 * parameters. */
+	/*
+	 * The result of registering and arming in one call. Only for rxe: siw needs more
+	 * parameters.
+	 */
 	struct armed_mr {
 		int error;
 		uint32_t handle; /* of the registration */
@@ -106,7 +108,7 @@ public:
 		made.handle = out.mr_handle;
 		return made;
 	}
-	/* The result of UVERBS_METHOD_REG_MR, which 6.12 and rdma-core 56 do not know. */
+	/* The result of UVERBS_METHOD_REG_MR, which Linux 6.12 and rdma-core 56 lack. */
 	struct method_mr {
 		int error; /* EPROTONOSUPPORT: the kernel lacks the method */
 		uint32_t handle;
@@ -169,7 +171,7 @@ public:
 		return change(in, {});
 	}
 
-	/* Lets the kernel process the send queue, in which the caller has written a request itself.
+	/* Lets the kernel process the send queue after the caller has written a request there.
 	 */
 	int ring(uint32_t qp) const
 	{

@@ -8,7 +8,10 @@
 #include <cstdio>
 #include <utility>
 
-/* Before Linux 7.3 a removal waits for these processes; since then their words say INVALID. */
+/*
+ * Before Linux 7.3 a removal waits for these processes. Since 7.3 it does not wait, and their words
+ * say INVALID.
+ */
 inline bool removal_waits()
 {
 	utsname name{};

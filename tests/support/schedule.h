@@ -45,7 +45,7 @@ public:
 		makecontext(&f.context, &schedule::enter, 0);
 	}
 
-	/* Runs the threads until all have ended; false if they do not end. */
+	/* Runs the threads until all have ended. Returns false if they do not end. */
 	bool run(uint64_t most_points)
 	{
 		left = most_points;
@@ -76,14 +76,16 @@ public:
 		return now && now->current ? now->current->state : now->outside;
 	}
 
-	/* After @at points a signal handler runs, in the thread that runs at that time. */
+	/* After @at points a signal handler runs in the current thread. */
 	void signal(uint64_t at, std::function<void()> handler)
 	{
 		points_to_signal = at;
 		on_signal = std::move(handler);
 	}
 
-	/* Waits for the mutex or a condition. With a single thread each would be a deadlock. */
+	/*
+	 * Waits for the mutex or a condition. With a single thread such a wait would be a deadlock.
+	 */
 	uint64_t waits = 0;
 
 	/* Another thread may continue here. */

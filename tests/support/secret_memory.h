@@ -9,7 +9,7 @@
 
 #include "memory.h"
 
-/* Maps secret memory at the range; without support returns false and changes nothing. */
+/* Maps secret memory at the range. Without support it returns false and changes nothing. */
 inline bool make_secret(mr_notify::range r)
 {
 	const int fd = static_cast<int>(syscall(447 /* memfd_secret */, 0));

@@ -46,8 +46,9 @@ void sometimes_wait()
 }
 
 /*
- * Looked up once: a program may exit() in a signal handler. If the signal came while dlsym() was
- * taking the loader's lock, the handler would wait for this lock forever.
+ * The function is looked up once, because a program may call exit() in a signal handler. If the
+ * signal came while dlsym() was taking the loader's lock, the handler would wait for this lock
+ * forever.
  */
 template <auto Ours, class... Args> auto next(const char *name, Args... args)
 {

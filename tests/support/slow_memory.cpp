@@ -86,7 +86,7 @@ void slow_memory::wake() const
 
 namespace {
 
-/* Calls with each entry of a folder of each process in /proc. */
+/* Calls the function with each entry of a folder of each process in /proc. */
 template <class F> void each_of_all_processes(const char *folder, F use)
 {
 	std::error_code gone;
