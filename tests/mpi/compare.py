@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import ucx
 
 BUILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/tests/mpi")
-LIMIT = 600     # seconds a job: it hangs; none takes 12 on an idle machine
+LIMIT = 600     # seconds until a job counts as hung; none takes 12 on an idle machine
 
 CONSUMERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/consumers")
 OPENMPI_5 = os.path.join(CONSUMERS, "openmpi/bin/mpirun")
@@ -86,10 +86,10 @@ class Row:
     """One job and its expected results."""
     over: str
     kept_by: str
-    kind: str           # hooks: must be fooled; other: may be anything; plain; ours; word
+    kind: str           # hooks: must miss changes; other: any result; plain; ours; word
     environment: dict = field(default_factory=dict)
     libraries: str = ""     # the folder of libraries that replace the distribution's
-    more: int = 0           # registrations of a buffer by libraries below, and kept there
+    more: int = 0           # registrations of a buffer that libraries below make and keep
     seen: dict = None
     hits: int = 0
     restored: int = 0       # suspended registrations that got pages again, of this node's processes
@@ -151,7 +151,7 @@ ROWS = [
     Row("MPICH, UCX", "no cache", "plain", UCX_OFF),
     Row("MPICH, UCX", BY_US, "ours", {**UCX_OFF, **OURS}),
 ]
-# Libraries of buildlib/consumers, the same build with hooks and with the word.
+# Libraries of buildlib/consumers: one build, with hooks and with the word.
 OF_CONSUMERS = [
     Row("Open MPI, libfabric", "libfabric 2.1: memhooks", "hooks",
         {"FI_MR_CACHE_MONITOR": "memhooks", **ONLY_LIBFABRIC}, FABRIC_BUILT),
@@ -169,9 +169,10 @@ OF_CONSUMERS = [
     Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=try", "beside", {}, UCX_BUILT),
     Row("MPICH, UCX", "UCX_RCACHE_NOTIFY=y", "word", ONLY_WORD, UCX_BUILT),
 ]
-# Open MPI's own cache, above fi_mr_reg(). ofi_rxm registers the receiver's buffer for itself, and
-# libfabric's cache keeps this registration. With memhooks it is grdma's registration; with
-# FI_MR_NOTIFY_OPS libfabric's cache has none of grdma's, and the buffer is registered twice.
+# Open MPI's own cache, above fi_mr_reg(). ofi_rxm also registers the receiver's buffer, and
+# libfabric's cache keeps this registration. With memhooks grdma gets the same registration. With
+# FI_MR_NOTIFY_OPS libfabric's cache keeps no registration of grdma, so the buffer is registered
+# twice.
 OF_OPENMPI = [
     Row("Open MPI 5, btl/ofi", "grdma, Open MPI's hooks", "hooks",
         {"FI_MR_CACHE_MONITOR": "memhooks", "OMPI_MCA_btl_ofi_mr_notify": "0"}, OPENMPI_BUILT),
@@ -190,8 +191,8 @@ def check(what, good):
 
 
 def checks(row, plain, hooks):
-    """This row's expected results; the other rows are of the same MPI without a cache, and with
-    a cache that intercepts calls, or None."""
+    """This row's expected results. The other rows are of the same MPI: without a cache, and with a
+    cache that intercepts calls, or None."""
     again, kept, doubted = (row.seen[part] for part in ("mapped_again", "kept", "doubted"))
     good = True
     if row.kind == "hooks":
@@ -209,7 +210,7 @@ def checks(row, plain, hooks):
     if row.kind == "ours":
         good &= check(f"{row.name}: hits in the statistics", row.hits > 0)
     if row.kind in ("ours", "word"):
-        # Every second time the memory is dropped: then a suspended registration may get new pages.
+        # Every second time the memory is dropped. Then a suspended registration may get new pages.
         good &= check(f"{row.name}: registers memory that was mapped again, or restores it",
                       again["registrations"] + row.restored >= again["messages"] - 1)
         good &= check(f"{row.name}: keeps suspect registrations that are intact",

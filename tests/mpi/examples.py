@@ -17,7 +17,7 @@ REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 MPIRUN = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2",
           "--mca", "pml", "ob1", "--mca", "btl", "self,vader"]
 LIMIT = 900             # seconds: it hangs; compiling on an emulated CPU is slow
-MESSAGES = 41           # 20 from memory that was mapped again, the last from a part
+MESSAGES = 41           # 20 from memory that was mapped again, the last one from a part
 SENDER_REGISTERS = {"kept": range(21, 23), "not kept": range(42, 43)}
 
 

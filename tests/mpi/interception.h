@@ -13,7 +13,7 @@ namespace interception {
 /* Bytes of libc's code that differ from its file. Throws if it can't be read. */
 std::size_t patched_bytes();
 
-/* Open file descriptors of userfaultfd(2). */
+/* The number of open file descriptors of userfaultfd(2). */
 std::size_t userfaultfds();
 
 /* Threads of the process, including the main thread. */

@@ -43,7 +43,7 @@ std::span<std::byte> map(void *at, int flags)
 	return {reinterpret_cast<std::byte *>(addr), length}; // NOLINT: a system call's result
 }
 
-/* As an allocator that returns memory and gets it again, in one of two ways. */
+/* Behaves as an allocator that returns memory and gets it again, in one of two ways. */
 void map_again(std::span<std::byte> memory, int time)
 {
 	if (time % 2 ? syscall(SYS_madvise, memory.data(), memory.size(), MADV_DONTNEED) != 0

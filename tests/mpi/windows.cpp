@@ -52,7 +52,7 @@ void fill(bytes memory, int seed)
 		memory[i] = pattern(i, seed);
 }
 
-/* Returns 1 if these differ from the bytes of fill(), starting at `place`. */
+/* Returns 1 if the bytes differ from the bytes of fill(), starting at `place`. */
 int wrong(bytes memory, int seed, std::size_t place = 0)
 {
 	for (std::size_t i = 0; i < memory.size(); i++)
@@ -169,7 +169,7 @@ void exchange(bytes from, bytes to)
 		     MPI_BYTE, peer, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-/* A window over memory of a kind: put, get into renewed memory, accumulate. */
+/* A window over one kind of memory: put, get into renewed memory, accumulate. */
 int window_of(const kind &of)
 {
 	constexpr int numbers = 1000;
@@ -320,7 +320,10 @@ int persistent_requests()
 	return errors;
 }
 
-/* Blocks of a vector, sent, and put into a window; then a structure that is repeated. */
+/*
+ * Sends the blocks of a vector, and puts them into a window. Then does so with an array of
+ * structures.
+ */
 int derived_types()
 {
 	constexpr int blocks = 512, block = 2048, stride = 4096;
