@@ -20,29 +20,30 @@ REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 BUILT = os.path.join(REPO, "build/consumers/fabtests")
 LIBRARY = os.path.join(REPO, "build/consumers/libfabric/lib")
 ADDRESS = "10.0.0.1"
-# With one message size: otherwise they take 512 MB of buffers and more. UNSIZED lack the option -S.
+# With one message size: otherwise the tests need buffers of 512 MB and more. UNSIZED lack the
+# option -S.
 UNSIZED = ("^fi_msg$", "^fi_msg_epoll", "^fi_msg_sockets", "^fi_rdm$", "^fi_rdm -U", "av_xfer",
            "cm_data", "cq_data", "recv_cancel", "shared_ctx")
 SIZED = ("_bw", "flood", "inject", "multi", "peek", "pingpong", "unexpected",
-         # It registers 1 GB at a time, and rxe allocates the page table for it by kcalloc().
+         # This test registers 1 GB at a time, and rxe allocates the page table for it by kcalloc().
          "recv_cancel")
 # (sets, tests left out of them, options)
 RUNS = (("unit,regression,functional", SIZED, ()),
         ("functional,short", UNSIZED, ("-C", "-S 65536", "-L", "-S 65536")))
 EXCLUDED = {"verbs": "verbs/verbs.exclude", "verbs;ofi_rxm": "ofi_rxm/ofi_rxm.exclude"}
 CACHE = "fi_mr_cache_evict"
-# The test decides by the clock whether a registration was a hit, and fails if the first one was
-# slow by chance; a cache that finds stale memory fails each time.
+# The test detects a hit by its time, and fails if the first registration is slow by chance. With a
+# cache that returns stale registrations it fails each time.
 TRIES = 5
 # soft-RoCE has small queues.
 SMALL = {"FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
          "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256"}
 KINDS = {"Pass": "pass", "Fail": "fail"}
-# When its peer closes first, ofi_rxm posts a receive to the endpoint that it has just closed,
-# and may crash after the client has printed its result (libfabric's issue 11828).
+# If the peer closes first, ofi_rxm posts a receive to the endpoint that it has just closed, and may
+# crash after the client has printed its result (libfabric's issue 11828).
 CRASH = re.compile(r"server_stdout: \|\n.*Segmentation fault[\s\S]*client_stdout: \|\n +bytes ")
-# They also fail with hooks. The first opens 32,768 completion queues, until memory is short; the
-# last enables an endpoint that is not connected, and passes if its signal comes before.
+# These tests also fail with hooks. The first opens 32,768 completion queues, until memory is short.
+# The last enables an endpoint that is not connected, and passes if its signal comes before.
 KNOWN = ("fi_cq_test", "fi_msg_sockets", "fi_shared_ctx", "sighandler_test")
 WORD = "verbs_notify"
 LIMIT = 300     # seconds: it hangs
@@ -88,7 +89,7 @@ def run(provider, monitor):
             if found.get(name) != "pass":
                 found[name] = {"PASS": "pass", "FAIL": "fail"}.get(result, "not run")
                 said[name] = done.stdout
-    # A hooking provider has other regions than the domain below it.
+    # The regions of a hooking provider differ from the regions of the domain below.
     hooked = limited.run(LIMIT, [f"{BUILT}/bin/fi_mr_notify_test", "-p", provider],
                          env={**env, "FI_HOOK": "noop"})
     name = f"fi_mr_notify_test hooked -p \"{provider}\""

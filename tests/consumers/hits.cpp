@@ -147,8 +147,9 @@ ibv_mr *ibv_reg_notified_mr(ibv_pd *pd, void *addr, std::size_t length, uint64_t
 }
 
 /*
- * The kernel restores an idle registration that it has suspended with the present pages. Until then
- * the word has a mark, so no other thread finds it. This thread holds it, so it stays.
+ * The kernel restores a suspended registration with the present pages. Until then the word has a
+ * mark, so no other thread finds the registration. This thread has a reference, so the registration
+ * stays.
  */
 int ibv_settle_mr_notify(ibv_mr *mr)
 {
@@ -308,7 +309,7 @@ bool result(const char *what, bool good)
 	return good;
 }
 
-/* OFI_MR_NOCACHE, as ofi_rxm and ofi_rxd register their own buffers. */
+/* With OFI_MR_NOCACHE, as ofi_rxm and ofi_rxd register their own buffers. */
 bool not_cached(fid_domain *domain)
 {
 	constexpr uint64_t nocache = 1ULL << 60;
@@ -326,7 +327,7 @@ bool not_cached(fid_domain *domain)
 	return good;
 }
 
-/* Stale registrations that are not requested again end by searches for other ones. */
+/* Searches for other registrations end stale registrations that are not requested again. */
 bool ends_stale(fid_domain *domain, const std::function<void()> &search)
 {
 	const std::size_t before = live;
@@ -375,8 +376,8 @@ bool steps(fid_domain *domain)
 
 /*
  * A hit asks the kernel because its memory is suspect; it is not stale. Before the hit gets the
- * answer, another request finds the entry and the memory is replaced. If the hit held a lock during
- * this, the other request would wait for it forever.
+ * answer, another request finds the entry and the memory is replaced. If the hit held a lock
+ * meanwhile, the other request would wait forever.
  */
 bool late(fid_domain *domain)
 {
@@ -412,7 +413,7 @@ bool late(fid_domain *domain)
 	return good;
 }
 
-/* With this many threads that register; with several threads, some replace memory. */
+/* Runs this many threads that register. If there are several, some of them replace memory. */
 bool everything(std::size_t threads, const std::array<fid_domain *, domains> &opened)
 {
 	std::vector<std::thread> running;
@@ -459,7 +460,7 @@ template <class Part> bool on_domains(const char *name, bool counts_exactly, con
 	fi_close(&fabric->fid);
 	fi_freeinfo(info);
 
-	/* A repeated search registers one more time. */
+	/* If a search is repeated, it registers once more. */
 	const counts counted = say(log);
 	std::fclose(log);
 	good &= result((with + "no registration is stale, or ends while in use").c_str(), !wrong);

@@ -26,7 +26,7 @@ UNRELEASED = os.path.join(REPO, "build/tests/consumers_unreleased")
 NOT_CAPABLE = {"LD_PRELOAD": os.path.join(REPO, "build/tests/libconsumers_not_capable.so")}
 OTHER_CANT = {**NOT_CAPABLE, "NOT_CAPABLE": "rxe1"}
 CANT_ARM = {**NOT_CAPABLE, "ARMING_FAILS": "1"}
-# The device claims that it can't be revoked but can: it loses registrations that should stay.
+# A device that claims that it can't revoke, but can: it loses registrations that should stay.
 CANT_REVOKE = {**NOT_CAPABLE, "NOT_REVOCABLE": "1"}
 LIMIT = 600     # seconds: it hangs
 MOST_KEPT = 100     # of 200 registrations, if later requests must end them
@@ -38,7 +38,7 @@ WORD = {"nothing": True, "system calls": False, "libc": False, "fork": True}
 HOOKS = {**WORD, "system calls": True}
 NO_CACHE = dict.fromkeys(WORD, False)
 UCX_FORK = {"fork": False}
-# UCX's own threads wait for events of the devices, with hooks too.
+# UCX's own threads wait for events of the devices, also with hooks.
 THREADS = {"libfabric": 1, "imported": 1, "ucx": 2}
 VERBS_NOTIFY = {"FI_MR_CACHE_MONITOR": "verbs_notify"}
 # Without a cache UCX would use on-demand paging, which soft-RoCE has.
@@ -136,7 +136,8 @@ def run(case):
                       said)
         good &= check(f"{case.name}: {device} gives back unmapped memory",
                       seen["kept"][device] < MOST_KEPT, said)
-        # UCX with hooks keeps stale entries until a miss, or UCX_IB_RCACHE_MAX_UNRELEASED.
+        # UCX with hooks keeps stale entries until a miss or until the limit
+        # UCX_IB_RCACHE_MAX_UNRELEASED.
         if expected == WORD:
             good &= check(f"{case.name}: {device} gives it back with hits only",
                           seen["kept by many hits"][device] < MOST_KEPT, said)
@@ -179,7 +180,8 @@ def unreleased(kind, notify, more):
 
 
 def unmapped_is_given_back():
-    """At most twice the memory and as many registrations are kept as by hooks with a limit."""
+    """The word keeps at most twice as much memory and as many registrations as hooks with a
+    limit."""
     good = []
     for kind in ("uct", "ucp"):
         for order in ("off", "on"):

@@ -52,7 +52,7 @@ class Program:
     answer: object = None   # answer(output): the part that must equal a run without a cache
     over: tuple = ("Open MPI, libfabric", "Open MPI, UCX")
     processes: int = 2
-    registers: bool = True  # it registers its own memory, which shows the way
+    registers: bool = True  # a program that registers its own memory, and so shows the way
 
 
 def hpcc_input(folder):
@@ -78,7 +78,7 @@ def hpcc_good(_said, folder):
 
 
 # 32,000 atoms that melt, as in the benchmark that comes with LAMMPS. Each process sends the atoms
-# at the border to the other one, in messages of 180 KB.
+# at the border to the other process, in messages of 180 KB.
 MELT = """
 units lj
 atom_style atomic
@@ -181,7 +181,8 @@ def water_input(folder):
 
 
 def water_answer(said):
-    """Both energies. Their 12th digit depends on the order in which the processes took work."""
+    """Both energies. Digits from the 12th on depend on the order in which the processes took
+    work."""
     return re.findall(r"^ +Total (?:SCF|MP2) energy.* (-\d+\.\d{9})\d{3}$", said, re.MULTILINE)
 
 
@@ -208,8 +209,8 @@ PROGRAMS = [
             silicon_input, silicon_answer),
     Program("NWChem", ["env", "OMP_NUM_THREADS=1", "nwchem.openmpi", "water.nw"],
             lambda said, _: len(set(water_answer(said))) == 2, water_input, water_answer),
-    # By default it asks for MPI_THREAD_MULTIPLE, for which UCX is not built. It only warns of a
-    # wrong message, so warnings are errors here.
+    # By default mpi4py requests MPI_THREAD_MULTIPLE, which our UCX does not support. After a wrong
+    # message it only warns, so warnings are errors here.
     Program("mpi4py's ring", ["env", "MPI4PY_RC_THREADS=0", "/usr/bin/python3",
                               "-W", "error::UserWarning", "-m", "mpi4py.bench",
                               "ringtest", "-n", "1048576", "-l", "50"],
@@ -225,7 +226,7 @@ def arms():
 
 
 def run(program, over, way, nodes, answers):
-    """Run it; the complaints, or "". @answers: its results by way; this adds its own."""
+    """Run it; return the complaints, or "". @answers: its results by way; this adds one."""
     settings, library = (OVER_DEBIAN if nodes else OVER)[over]
     env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
     env.update(compare.ALWAYS, **settings[way])
@@ -269,7 +270,7 @@ def run(program, over, way, nodes, answers):
 
 
 def main():
-    """Run all. A program that also fails with hooks is printed with both results."""
+    """Run all programs. If one also fails with hooks, print both results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", action="store_true", help="a process on each of two nodes")
     parser.add_argument("name", nargs="*", help="programs with that in their name")

@@ -199,9 +199,9 @@ uint64_t revokes(const std::string &device)
 }
 
 /*
- * Half of an earlier registration is in use, and the other half is unmapped. The kernel unpins an
- * idle registration within about 20 ms. After half of the time other buffers are registered, which
- * may remove it from the cache.
+ * Half of an earlier registration is in use, and the other half is unmapped. The kernel would unpin
+ * an idle registration within about 20 ms. After half of the time the program registers other
+ * buffers, which may remove the registration from the cache.
  */
 nlohmann::ordered_json half_on(const registrar &on, const std::string &device)
 {
@@ -209,7 +209,9 @@ nlohmann::ordered_json half_on(const registrar &on, const std::string &device)
 	const std::string whole = use(on, memory, large);
 	const registration half = on(memory, large / 2);
 	const uint64_t before = revokes(device);
-	/* Wait long if the registration will be lost; otherwise it would be lost within 50 tries.
+	/*
+	 * If the registration will be lost, wait long. Otherwise 50 tries are enough to show a
+	 * loss.
 	 */
 	const int tries = std::getenv("NOT_REVOCABLE") ? 9000 : 50;
 
@@ -263,7 +265,7 @@ std::size_t kept_on(const registrar &on)
 	return kept_since(before);
 }
 
-/* Without a miss after they are unmapped, and with so many hits in a tenth of a second. */
+/* No miss follows the unmapping, only this many hits in a tenth of a second. */
 std::size_t kept_by_hits_on(const registrar &on, std::size_t often)
 {
 	constexpr std::size_t many = 200;
