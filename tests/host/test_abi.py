@@ -39,8 +39,9 @@ name = ibv_mr_init_attr
 has_data_member_inserted_at = end
 """
 
-# Each node with its functions and the structs of its release: a new member needs a row here and a
-# new node, which tells the library that a program knows it. A member has 8 bytes by default.
+# Each node with its functions and the structs of its release. A new member needs a row here and a
+# new node: by the node the library sees that a program knows the member. A member has 8 bytes by
+# default.
 MR, NOTIFY = "struct ibv_mr *", "int (*)(struct ibv_mr *, uint64_t *)"
 RELEASED = {
     "MRNOTIFY_1.0": (
@@ -117,7 +118,7 @@ def released():
 
 
 def abidiff(before, after, *options):
-    """The changes and removals between two libraries, or ""; new symbols are allowed."""
+    """The changed and removed symbols of a library, or "". New symbols are allowed."""
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as grows:
         grows.write(GROWS)
         grows.flush()
@@ -183,13 +184,13 @@ class Symbols(unittest.TestCase):
 
 
 class Builds(unittest.TestCase):
-    """Our build compared with a plain build; and the check itself, on a library with faults."""
+    """Our build compared with a plain build. Also tests the check, on a library with faults."""
 
     @classmethod
     def setUpClass(cls):
         cls.plain = plain_build()
         cls.ours = os.path.join(fetch.BUILD, "rdma-core/lib")
-        # Only types in headers, driver.h for providers included: no internal types of libibverbs.
+        # Only types in headers, also in driver.h for providers: no internal types of libibverbs.
         cls.visible = ["--headers-dir1", os.path.join(cls.plain, "../include"),
                        "--headers-dir2", os.path.join(cls.ours, "../include")]
 
@@ -231,7 +232,7 @@ class Builds(unittest.TestCase):
 
 
 class ReleasedBuilds(unittest.TestCase):
-    """Today's header compared with the released header; and the check itself, on another header."""
+    """Today's header compared with the released header. Also tests the check, on another header."""
 
     def compiled(self, *changes):
         """The compiler's complaints about our headers with these changes."""

@@ -40,7 +40,8 @@ for LIBRARY in ("bench_libfabric", "bench_ucx_md", "bench_grdma"):
     ROWS[LIBRARY] += ["renewed/registered", "renewed/nothing"]
 BASE = {"bench_verbs": 2000, "bench_ucx": 4000}     # nanoseconds; 1000 for all others
 
-# FAIL=PROGRAM: it prints all output, and fails. LEFT_OUT=ROW: the row's last repetition fails.
+# FAIL=PROGRAM: this program prints all output, and fails. LEFT_OUT=ROW: the row's last repetition
+# fails.
 PROGRAM = """#!/usr/bin/python3 -IS
 import json, os, re, sys
 options = dict(one.partition("=")[::2] for one in sys.argv[1:])
@@ -58,7 +59,7 @@ sys.exit(3 if os.environ.get("FAIL") in sys.argv[0].split("/")
          or shift and shift == os.environ.get("BENCH_SHIFT") else 0)
 """
 
-# LAB_STATUS is the status of all guests, or of guests with the kernel LAB_KERNEL.
+# LAB_STATUS is the status of all guests, or of the guests with the kernel LAB_KERNEL.
 LAB = """#!/bin/sh
 kernel=$2
 while [ "$1" != -- ]; do shift; done

@@ -38,7 +38,7 @@ class Windows(unittest.TestCase):
 
 
 class Beside(unittest.TestCase):
-    """A failure with the word counts, unless the hooks have the same failure."""
+    """A failure with the word counts unless the test also fails with hooks."""
 
     def compare(self, with_word, *with_hooks):
         """(status, number of runs with hooks, the printed line of the test)."""

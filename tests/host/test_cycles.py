@@ -35,7 +35,7 @@ MACRO = re.compile(r"(?m)^#\s*define\s+(\w+)((?:.*\\\n)*.*)")
 
 
 def words_of(code):
-    """The names in code, but for the members of objects."""
+    """The names in code except members of objects."""
     return set(re.findall(r"(?<![.\w])[A-Za-z_]\w*", code.replace("->", ".")))
 
 
@@ -79,7 +79,7 @@ class Graph:
                             or path == installed)
 
     def sources_of(self, header):
-        """The sources that define what a header declares: beside it, or a folder above."""
+        """The sources that define the names of a header: in its folder, or in the folder above."""
         folders = header.folder, os.path.dirname(header.folder)
         found = {one.path for one in self.files.values() if not one.is_header
                  and one.folder in folders and one.names & header.names}
@@ -87,13 +87,13 @@ class Graph:
         return found or same & self.files.keys()
 
     def node(self, path):
-        """The source of a header; else the file itself."""
+        """The source of a header, or the file itself if there is none."""
         sources = self.sources.get(path, ())
         return next(iter(sources)) if len(sources) == 1 else path
 
     def headers_for(self, path):
-        """The headers that declare names to a file. In C all beside it count: it may see them
-        through a header of upstream, and their names are unique.
+        """The headers that declare names to a file. In C all headers of its folder count: the file
+        may include them through a header of upstream, and their names are unique.
         """
         seen, todo = set(), [path]
         if path.endswith(".c"):
@@ -105,8 +105,8 @@ class Graph:
         return seen & self.sources.keys()
 
     def words_with_inline(self, path, headers):
-        """The names in a file, and in the inline functions that it uses, of headers without a
-        source of their own.
+        """The names in a file and in the inline functions that it uses from headers without a
+        source.
         """
         words = set(self.files[path].words)
         inline = [self.files[one].inline for one in headers if len(self.sources[one]) > 1]
@@ -168,7 +168,7 @@ class Repository(unittest.TestCase):
             self.assertEqual(used & set(listed[at:]), set(), name)
 
     def test_made_cycles(self):
-        """The use of a function, of a variable or of a header closes a cycle."""
+        """A use of a function, a variable or a header closes a cycle."""
         word = CORE + "umem_notify_word.c"
         for path, line in ((word, "void f(void) { umem_notify_retire(NULL); }"),
                            (word, "void *ops = &umem_notify_event_ops;"),

@@ -123,10 +123,10 @@ class Life(unittest.TestCase):
                 and line[2].partition(" (")[0].endswith(": installed")]
 
     def has_our_modules(self, tree, stock, replaced=False):
-        """All our modules are in the tree, and each older module is unchanged.
+        """The tree has all our modules, and its other modules are unchanged.
 
-        Exceptions: modules that dkms 3.2 says it has put aside and will restore; and a kernel that
-        an update `replaced` under the same name, which has other files.
+        Exceptions: modules that dkms 3.2 has put aside and will restore, as it prints; and a kernel
+        that an update `replaced` under the same name.
         """
         before, after, ours = self.files(stock), self.files(tree), self.users(stock)
         moved = {kernel_package.module_name(name) for name, inode in before.items()
@@ -241,7 +241,7 @@ class Life(unittest.TestCase):
                       self.said("install")[0])
 
     def test_another_kernel_installs_all_the_same(self):
-        text, status = self.said("other-kernel")    # the hook of dkms itself would build for it
+        text, status = self.said("other-kernel")    # or dkms' own hook would build for this kernel
         self.assertEqual(status, 0, text)
 
     def test_removes(self):
@@ -317,7 +317,7 @@ class Making(unittest.TestCase):
 
 
 class Mishaps(unittest.TestCase):
-    """Failures halfway: the package's scripts, the real dkms and dpkg on stub kernels."""
+    """Failures halfway, with the package's scripts, and the real dkms and dpkg on stub kernels."""
 
     layers = ["/"]
     kernels = ("6.12.1-a", "6.12.1-b")
@@ -357,9 +357,10 @@ class Mishaps(unittest.TestCase):
 
     @classmethod
     def pack(cls, *names):
-        """The package without its dependencies, with one hook and a compiler that copies.
+        """The package without its dependencies, with one hook, and with a compiler that only
+        copies.
 
-        The first of `names` can be installed, and the others can't.
+        Only the first of `names` can be installed.
         """
         root = os.path.join(cls.folder, names[0])
         with mock.patch.object(dkms, "make_line", lambda: STUB_MAKE):
@@ -397,7 +398,7 @@ class Mishaps(unittest.TestCase):
             return said.read(), status
 
     def after(self, script):
-        """The output of a script, which must succeed, with the package installed."""
+        """The output of a script that runs with the package installed, and must succeed."""
         place = tempfile.mkdtemp(dir=self.folder)
         self.addCleanup(namespace.remove, place)
         copy = ["cp", "-a", os.path.join(self.folder, "base/upper"), place]
@@ -518,7 +519,7 @@ class Mishaps(unittest.TestCase):
         self.after(f'{self.unbuild}rm /usr/sbin/update-initramfs; "$HOOK" "$ONE"\n'
                    '[ -z "$(ls "/var/lib/$NAME/initramfs")" ]')      # no tool, no update
 
-    # mokutil's answer, and a kernel for which dkms can sign.
+    # mokutil's output, and a kernel for which dkms can sign.
     secure_boot = ('mkdir "/lib/modules/$ONE/build/scripts"\n'
                    'echo SecureBoot enabled >/secure-boot--sb-state\n'
                    'printf "#!/bin/sh\\n" >"/lib/modules/$ONE/build/scripts/sign-file"\n'

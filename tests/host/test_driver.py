@@ -54,7 +54,7 @@ class Driver(unittest.TestCase):
                          {f"{NIC}/hooked.c", f"{NIC}/new.c"})
 
     def test_new_file_that_the_driver_lacks(self):
-        """A file that the Makefile lacks is refused: it would not become a part of the module."""
+        """A file that the Makefile lacks is refused, because the module would lack it."""
         self.write(f"tree/{NIC}/Makefile", "nic-objs := hooked.o renew.o\n")
         with self.assertRaisesRegex(driver.DriverError, f"{NIC}/new.c is in no list"):
             driver.ours("nic", self.tree, self.folder)
@@ -85,7 +85,7 @@ class Driver(unittest.TestCase):
             self.build("hooked.c")
 
     def test_another_compiler(self):
-        """Without the compiler of the kernel the machine's compiler is used, with fewer options."""
+        """Without the kernel's compiler the machine's compiler is used, with fewer options."""
         headers = self.package.headers
         self.assertEqual(driver.kernel_modules.compiler_options(headers),
                          ["CC=gcc", "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT="])

@@ -105,15 +105,15 @@ class EnvironmentTest(unittest.TestCase):
                        input=source, text=True, check=True)
 
     def run_it(self, devices="rxe0", options=(), environment=None, **sources):
-        """Run it with only these libraries; by name: ucp, fabric, openmpi,
-        mpich, or other for MPICH's own name."""
+        """Run it with only these libraries. The names: ucp, fabric, openmpi, mpich; other: MPICH
+        under its own name."""
         folder = tempfile.mkdtemp(dir=self.top)
         short = dict(zip(("ucp", "fabric", "openmpi", "mpich", "other"), NAMES))
         for key, name in short.items():
             path = os.path.join(folder, name)
             if key in sources:
                 self.compile(path, sources[key])
-            else:   # the loader finds this instead of the system's, and can't load it
+            else:   # the loader finds this file instead of the system's library, and can't load it
                 os.symlink("/dev/null", path)
         return subprocess.run(
             [PROGRAM, "--env", *options], capture_output=True, text=True, check=False, timeout=120,
@@ -225,7 +225,7 @@ class EnvironmentTest(unittest.TestCase):
         self.refused("RDMAV_MR_CACHE=0", ucp=ucx(1, 18), environment={"RDMAV_MR_CACHE": "0"})
 
     def test_harmful_libraries(self):
-        """Each is reported, and the other library still has its line."""
+        """Each failure is reported, and the other library still has its line."""
         for what in ("abort();", "signal(SIGALRM, SIG_IGN); for (;;) pause();", "exit(0);",
                      "if (!fork()) for (;;) pause(); abort();"):
             with self.subTest(what):
@@ -239,7 +239,7 @@ class EnvironmentTest(unittest.TestCase):
         self.assertNotIn("reboot", self.run_it(ucp=source).stdout)
 
     def test_other_libraries(self):
-        """Libraries with a known name, but without the function or with another text."""
+        """Libraries with a known name that lack the function, or have another text."""
         more = {"fabric": libfabric(2, 1)}
         for key, source in (("ucp", "int other;"), ("openmpi", mpi("Some MPI v4.1")),
                             ("other", mpi("Some MPI 4.1; reboot"))):

@@ -104,7 +104,7 @@ class Kept(unittest.TestCase):
         return {"version": "6.12.1", "sha256": ""}
 
     def place(self, *_):
-        """Count instead of copying the tree; its path."""
+        """Count the calls instead of copying the tree; return its path."""
         self.placed += 1
         return self.tree
 
@@ -113,7 +113,7 @@ class Kept(unittest.TestCase):
         return fetch.users_tree("linux", self.build, self.build, False)
 
     def check(self, ask, answer, name):
-        """The answer is kept, unless the disk was full or the kept answer is empty."""
+        """The answer is kept unless the disk is full. An empty kept answer is ignored."""
         kept = os.path.join(self.build, name)
         with full_disk(), self.assertRaises(OSError):
             ask()
@@ -193,7 +193,7 @@ class Suite(unittest.TestCase):
             fetch.archive_apt(self.build, "linux-7.3")
 
     def test_machine(self):
-        """With a pin without a version, the machine's own sources decide."""
+        """If the pin has no version, the machine's own sources decide."""
         self.pinned = ""
         self.assertEqual(fetch.archive_apt(self.build, "linux"), "the machine's")
 
@@ -227,7 +227,7 @@ class Downloads(unittest.TestCase):
             self.write(f"partial/{package.replace('=', '_')}_all.deb", "whole")
 
     def test_package(self):
-        """A partial package that the next request does not name."""
+        """A partial package. The next request does not name it."""
         self.write("partial/cut_1_all.deb", "half")
         for package in ("asked", "cut"):
             path = fetch.download_packages({package: "1"}, self.build)[package]
@@ -246,7 +246,7 @@ class Downloads(unittest.TestCase):
             self.assertEqual(fetch.read(fetch.tarball_of("ucx", self.build)[0]), "whole")
 
     def test_version_is_gone(self):
-        """The message names the way out."""
+        """The message says how to continue."""
         def gone(*_):
             raise private_apt.AptError("not found")
 
@@ -256,7 +256,7 @@ class Downloads(unittest.TestCase):
 
 
 class Parts(unittest.TestCase):
-    """First only a part of a tree is needed, and then all of it."""
+    """First a part of a tree is needed, then the whole tree."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -317,7 +317,7 @@ class Parts(unittest.TestCase):
         self.assertFalse(os.path.exists(self.tree + ".whole"))
 
     def test_blank(self):
-        """A folder in which upstream's build would fail after minutes."""
+        """A folder whose name would break upstream's build after minutes."""
         with self.assertRaisesRegex(fetch.FetchError, "blank"):
             fetch.fetch("linux", self.build + "/a folder")
 

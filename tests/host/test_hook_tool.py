@@ -22,7 +22,7 @@ LATER = "kernel-patches/notify/0002-later.patch"
 
 
 def patch(header, before, added, shift=0):
-    """A patch that adds a line after `before`, where others have added `shift` lines above."""
+    """A patch that adds a line after `before`. Other patches have added `shift` lines above it."""
     return (f"{header}\n---\ndiff --git a/{FILE} b/{FILE}\n--- a/{FILE}\n+++ b/{FILE}\n"
             f"@@ -{before + shift},2 +{before + shift},3 @@\n"
             f" \tline {before}\n+={added}\n \tline {before + 1}\n")
@@ -66,7 +66,7 @@ class HookTool(unittest.TestCase):
                     if not line.startswith("\tline ")]
 
     def edit(self, name, *files):
-        """Lay out, and add a line; the lines of a/ and b/ before."""
+        """Lay out, and add a line; return the earlier lines of a/ and b/."""
         after = os.path.join(hook.lay_out(name, files, self.repo), FILE)
         seen = self.read(after.replace("/b/", "/a/")), self.read(after)
         with open(after, "a", encoding="utf-8") as out:
@@ -75,7 +75,7 @@ class HookTool(unittest.TestCase):
         return seen
 
     def test_a_hook_is_extended(self):
-        """Its base has the fixes; later patches are not in it."""
+        """The base has the fixes, and no later patches."""
         self.assertEqual(self.edit(HOOK), (["fix", "other"], ["fix", "other", "hook"]))
         text = fetch.read(os.path.join(self.repo, HOOK))
         self.assertTrue(text.startswith("Hook\n---\ndiff --git "))

@@ -23,10 +23,10 @@ import kernel_modules  # noqa: E402
 import overlay  # noqa: E402
 import rdma_core_series  # noqa: E402
 
-# Lines that hooks may add, by the folder of the hooks and upstream's path; the first row that fits
-# counts. A fix has no limit. pyverbs: Cython wants each method in the body of its class, and
+# Lines that hooks may add, by the folder of the hooks and upstream's path. The first row that fits
+# counts. A fix has no limit. pyverbs: Cython needs each method in the body of its class, and
 # rdma-core 65 lacks pyverbs.enums. UCX has caches in two layers, and documents its interfaces where
-# they are declared; libfabric's and Open MPI's hooks have fixes, a manual page and the
+# they are declared. libfabric's and Open MPI's hooks have fixes, a manual page and the
 # documentation of a setting.
 MOST = (("buildlib/hooks/", "libibverbs/(?!examples|man)|providers", 31),
         ("buildlib/hooks/", "libibverbs/(?:examples|man)/|debian/", 23),
@@ -36,9 +36,9 @@ MOST = (("buildlib/hooks/", "libibverbs/(?!examples|man)|providers", 31),
         ("buildlib/consumers.d/libfabric/", "", 207),
         ("buildlib/consumers.d/ucx/", "", 340),
         ("buildlib/consumers.d/openmpi/", "", 240))
-# Of all hooks that only rdma-core 65 has.
+# The same for all hooks that only rdma-core 65 has.
 MOST_OF_LATER = "Only-For: rdma-core-65", 14
-# Of each other driver than mlx5, soft-RoCE and soft-iWARP: the lines, and if it revokes.
+# Lines for a driver other than mlx5, soft-RoCE and soft-iWARP: without and with revoking.
 MOST_OF_DRIVER = 10, 16
 DRIVER = re.compile(r"drivers/infiniband/(?:hw|sw)/(?!mlx5/|rxe/|siw/)(\w+)/")
 FIXES = "kernel-patches/fixes/"
@@ -55,7 +55,7 @@ class HookRules(unittest.TestCase):
                     self.texts[os.path.relpath(path, REPO)] = text.read()
         self.user = {path: text for path, text in self.texts.items()
                      if path.startswith(overlay.PATCHES["rdma-core"])}
-        # A fix for upstream is as in a later upstream, or ready for it, so no rule limits its form.
+        # A fix is as in a later upstream, or ready for upstream, so no rule limits its form.
         self.own = {path: text for path, text in self.user.items()
                     if not re.search(r"\nUpstream-Status: (Backport \[https://|Pending\n)", text)}
 
@@ -71,7 +71,7 @@ class HookRules(unittest.TestCase):
                 status = f"(Pending$|{status})"
             self.assertRegex(header, "(?m)^Upstream-Status: " + status, path)
             self.assertRegex(header, r"(?m)^Signed-off-by: .+ <.+@.+>", path)
-            if path.startswith("kernel-patches/"):  # as checkpatch, which takes minutes for all
+            if path.startswith("kernel-patches/"):  # checkpatch checks it, too, but takes minutes
                 text = re.split(r"(?m)^(?:[A-Z][a-z]+(?:-[A-Za-z]+)+|Fixes): ", header)[0]
                 self.assertNotRegex(text.partition("\n\n")[2], r"(?m)^.{76}", path)
         for path, text in self.user.items():
@@ -79,7 +79,7 @@ class HookRules(unittest.TestCase):
                 self.assertIn("\n" + field, text.partition("\n--- ")[0], path)
 
     def test_only_additions_in_user_space(self):
-        """And other indentation of lines that an added line needs."""
+        """Hooks may also indent lines for an added line."""
         for path, text in self.own.items():
             forms = [overlay.form_of(os.path.join(REPO, path), name) for name in fetch.VERSION_OF]
             for part in (part for form in (text, *map(fetch.read, forms))
@@ -106,7 +106,7 @@ class HookRules(unittest.TestCase):
                     row = next(one for one in MOST
                                if path.startswith(one[0]) and re.match(one[1], file))
                     most[row] = row[2]
-                else:   # a patch for the trees that are built here only
+                else:   # a patch only for the trees that are built here
                     continue
                 added[row] += len(re.findall(r"(?m)^\+(?!\+\+ )", change))
         self.assertLessEqual({*MOST, MOST_OF_LATER[0], "bnxt_re"}, set(added))
@@ -115,8 +115,8 @@ class HookRules(unittest.TestCase):
                                  "Move code to a file of its own")
 
     def test_one_hook_for_each_file_in_user_space(self):
-        """Not for the kernel, whose hooks are a series by topic, as a maintainer reads them. A hook
-        for one version may change the file of a hook for all versions."""
+        """Not for the kernel, whose hooks are a series by topic. A hook for one version may change
+        a file that a hook for all versions changes."""
         seen = {}
         for path, text in self.own.items():
             version = "".join(overlay.ONLY_FOR.findall(overlay.parts(text)[0]))
@@ -180,7 +180,7 @@ class HookRules(unittest.TestCase):
                 self.assertTrue(said & set(re.findall(r"\w+", subject.group(1))), path)
 
     def test_other_versions(self):
-        """The parts for another version belong to a patch, differ from it, and say why."""
+        """The parts for another version belong to a patch, differ from it, and give a reason."""
         forms = {overlay.form_of(path, name): path for name in fetch.VERSION_OF
                  for path in overlay.patches_of(name, REPO, local=True)}
         found = {os.path.normpath(path) for folders in overlay.PATCHES.values()
@@ -206,7 +206,7 @@ class HookRules(unittest.TestCase):
             self.check_fixes_apply_alone(name)
 
     def check_fixes_apply_alone(self, name):
-        """Each fix applies to upstream's own files with the fixes that it stands on."""
+        """Each fix applies to upstream's files with the fixes that it needs."""
         with fetch.locked(fetch.BUILD, name):
             tree = fetch.fetch(name, part=kernel_modules.PART)
             pristine = os.path.join(fetch.state_folder(tree), "pristine")

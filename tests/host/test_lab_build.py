@@ -24,7 +24,7 @@ import build  # noqa: E402
 import machine as machines  # noqa: E402
 
 
-# The lab in a folder, with a make that waits for permission to end.
+# The lab in a folder. Its make waits for permission to end.
 MAKE = """
 import sys
 lab, folder = sys.argv[1:]
@@ -57,7 +57,7 @@ class Ready(unittest.TestCase):
             self.said = stack.enter_context(mock.patch.object(build, "say"))
             self.addCleanup(stack.pop_all().close)
         self.machine = machines.load("um")
-        self.during = []        # called while a machine is made, once each
+        self.during = []        # called while a machine is made, each once
         self.made = []          # the source of each machine that was made
         self.busy = 0
         self.write("1")
@@ -89,7 +89,7 @@ class Ready(unittest.TestCase):
         self.assertEqual(self.made, ["1"])
 
     def test_announced(self):
-        """The message has the machine's name, and the time that it took before."""
+        """The message has the machine's name, and how long the last build took."""
         def said():
             text = "\n".join(call.args[0] for call in self.said.call_args_list)
             self.said.reset_mock()
@@ -115,13 +115,14 @@ class Ready(unittest.TestCase):
         self.assertEqual(self.use(), "2")
 
     def test_edited_while_made(self):
-        """After an edit during the build it is made again: the compiler may have the old text."""
+        """After an edit during the build the machine is made again: the compiler may have read the
+        old text."""
         self.during.append(lambda: self.write("2"))
         self.assertEqual(self.use(), "2")
         self.assertEqual(self.made, ["1", "2"])
 
     def test_failed(self):
-        """A machine that could not be made is not up to date."""
+        """A machine is not up to date after its build failed."""
         def fail():
             self.busy -= 1
             raise build.LabError("on purpose")
@@ -168,7 +169,7 @@ class Ready(unittest.TestCase):
         self.assertEqual((found, self.made), (["2"], ["1", "2"]))
 
     def test_interrupted(self):
-        """After an interrupt the incomplete files and the processes of the build are gone."""
+        """An interrupted build leaves no incomplete files and no processes."""
         half = os.path.join(self.folder, "half")
         self.write("half:\n\techo $$$$ >$@; sleep 100\n")
 
@@ -192,7 +193,7 @@ class Ready(unittest.TestCase):
             os.kill(pids[0], 0)
 
     def test_killed(self):
-        """If its caller is killed, a build ends, and it holds the machine's lock until its end."""
+        """If its caller is killed, a build ends. Until then it holds the machine's lock."""
         half = os.path.join(self.folder, "half")
         with open(os.path.join(self.folder, "Makefile"), "w", encoding="utf-8") as out:
             out.write(MAKEFILE)

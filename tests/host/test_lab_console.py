@@ -65,10 +65,10 @@ class RecordedConsoles(unittest.TestCase):
 
 
 class SingleLines(unittest.TestCase):
-    """The telling lines of other reports, as the kernel's sources print them."""
+    """The distinctive lines of other reports, as in the kernel's sources."""
 
     def test_kinds(self):
-        """Each is found, by its kind."""
+        """Each report is found, with its kind."""
         for kind, line in (
                 ("UBSAN", "UBSAN: array-index-out-of-bounds in drivers/x.c:12:3"),
                 ("KFENCE", "BUG: KFENCE: use-after-free read in rxe_free+0x1/0x2"),
@@ -103,7 +103,7 @@ class SingleLines(unittest.TestCase):
             "[    2.0] traps: a[1] general protection fault ip:1 sp:2 error:0 in a[1+2]\n"))
 
     def test_panic_after_warning(self):
-        """A panic is a separate report if it follows a report that did not cause it."""
+        """A panic is a separate report if the report before did not cause it."""
         kinds = [report.kind for report in console.parse(
             "[    1.0] WARNING: CPU: 0 PID: 1 at a.c:1 f\n[    2.0] Kernel panic - not syncing: x")]
         self.assertEqual(kinds, ["WARNING", "panic"])

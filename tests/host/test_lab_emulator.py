@@ -17,7 +17,7 @@ import emulator  # noqa: E402  pylint: disable=wrong-import-position
 import guest  # noqa: E402  pylint: disable=wrong-import-position
 import machine as machines  # noqa: E402  pylint: disable=wrong-import-position
 
-# Both CPUs run code that trace events patch: timers, wake-ups, interrupts. QEMU 7.2 always crashed.
+# Trace events patch code that both CPUs run: timers, wake-ups, interrupts. QEMU 7.2 always crashed.
 PATCHING = """
 cd /sys/kernel/tracing
 for i in 1 2 3; do (while :; do sleep 0.001; done) & done
@@ -54,7 +54,7 @@ class Emulator(unittest.TestCase):
     @unittest.skipUnless(os.path.exists(os.path.join(REPO, "build/lab/debian/kernel")),
                          "Debian's kernel is not made ready")
     def test_code_that_is_patched(self):
-        """A CPU runs the code that the other CPU has written, instead of the old code."""
+        """After a CPU has written code, the other CPU runs the new code."""
         done = subprocess.run([os.path.join(REPO, "tests/lab/run"), "--kernel", "debian", "--",
                                "sh", "-c", PATCHING], capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stdout), (0, "patched\n"), done.stderr)
@@ -64,7 +64,7 @@ class Accelerator(unittest.TestCase):
     """The lab's decision about KVM, with a fake guest."""
 
     def find(self, name, in_time, console):
-        """The answer for a machine whose guest ends in time or not, with this console."""
+        """The answer for a machine, if its guest ends in time or not, with this console."""
         with mock.patch.object(guest, "Guest") as tried, \
                 mock.patch.object(guest.os, "access", return_value=True):
             one = tried.return_value.__enter__.return_value
@@ -95,7 +95,7 @@ class Accelerator(unittest.TestCase):
         self.check_once("", "tcg")
 
     def test_a_machine_with_devices(self):
-        """The devices need more memory and CPUs than the trial has."""
+        """The trial has no devices, because they need more memory and CPUs."""
         self.assertTrue(machines.load("hotplug").devices)
         self.find("hotplug", True, "reboot: Restarting system")
         self.assertEqual([one.devices for one in self.tried], [[]])

@@ -28,7 +28,7 @@ def processes_with(text):
                     if int(pid) != os.getpid() and text.encode() in content.read():
                         found.append(pid)
             except OSError:
-                pass  # it ended, or is not ours
+                pass  # the process ended, or is another user's
     return found
 
 
@@ -66,7 +66,7 @@ class Guests(unittest.TestCase):
                                 cwd=self.folder.name)
 
     def run_guest(self, *arguments, **options):
-        """Run to the end: (status, output, errors). No process or file may be left."""
+        """Run to the end; return (status, output, errors). No process or file may be left."""
         process = self.start(*arguments, **options)
         out, err = process.communicate()
         self.assert_nothing_left()
@@ -86,7 +86,7 @@ class Run(Guests):
     """One guest."""
 
     def test_status_and_outputs(self):
-        """The exit status, and both outputs alone and byte for byte."""
+        """The exit status, and both outputs, separate and byte for byte."""
         path = os.path.join(self.folder.name, "bytes")
         content = os.urandom(500_000) + bytes(range(256))
         with open(path, "wb") as out:
@@ -112,7 +112,7 @@ class Run(Guests):
         self.assertEqual(self.run_guest("--", "no-such-program")[0], 127)
 
     def test_host_is_not_changed(self):
-        """The guest sees its own writes; the host does not, except for the results."""
+        """The guest sees its own writes. The host sees only the results."""
         path = os.path.join(self.folder.name, "file")
         with open(path, "w", encoding="utf-8") as out:
             out.write("host")
@@ -129,7 +129,7 @@ class Run(Guests):
 
     @unittest.skipUnless(KERNEL in ("um", "debug"), "Debian's kernel has no LKDTM")
     def test_kernel_report_fails(self):
-        """A WARNING fails a run whose command says 0, and is printed."""
+        """A WARNING is printed, and fails a run whose command exits with 0."""
         status, out, err = self.run_guest(
             "--", "sh", "-c", "echo WARNING >/sys/kernel/debug/provoke-crash/DIRECT; echo done")
         self.assertEqual((status, out), (99, b"done\n"))
@@ -138,7 +138,7 @@ class Run(Guests):
 
     @unittest.skipUnless(KERNEL in ("um", "debug"), "Debian's kernel has no LKDTM")
     def test_stack_of_a_task_that_hangs(self):
-        """The runner prints the report, although the kernel does not print it by itself."""
+        """The runner prints the report. The kernel does not print it by itself."""
         status, out, err = self.run_guest(
             "--timeout", "1200", "--", "sh", "-c",
             "echo 1 >/proc/sys/kernel/hung_task_timeout_secs; "
@@ -284,7 +284,7 @@ class Nodes(Guests):
 
     @unittest.skipUnless(KERNEL in ("um", "debug"), "Debian's kernel has no LKDTM")
     def test_kernel_report_fails(self):
-        """A WARNING of the other kernel fails a run whose command says 0, and is printed."""
+        """A WARNING of the other kernel is printed, and fails a run whose command exits with 0."""
         status, out, err = self.run_nodes(
             "lab-on 2 sh -c 'echo WARNING >/sys/kernel/debug/provoke-crash/DIRECT'; echo done")
         self.assertEqual((status, out), (99, "done\n"))
@@ -292,7 +292,7 @@ class Nodes(Guests):
         self.assertIn("the kernel of node2 reported: WARNING: CPU", err)
 
     def test_panic_fails(self):
-        """A panic fails the run, also if its node was started again."""
+        """A panic fails the run even if the node was started again."""
         for more in ("", "; lab-node 2 start"):
             status, _, err = self.run_nodes(
                 "(echo c | timeout 20 lab-on 2 tee /proc/sysrq-trigger)" + more)
@@ -362,13 +362,13 @@ class Emulated(unittest.TestCase):
         self.assertEqual((status, out), (99, ""))
 
     def test_emulator_is_killed(self):
-        """A kill by a user or for lack of memory is not a crash of the emulator."""
+        """If a user or the OOM killer kills the emulator, this is not a crash."""
         status, out, err = self.crash_emulators(signal.SIGKILL)
         self.assertEqual((status, out), (99, ""))
         self.assertNotIn("QEMU crashed", err)
 
     def test_emulator_crashes_after_a_report(self):
-        """The kernel's report before the crash is kept."""
+        """If the kernel reports a problem before the crash, the report is kept."""
         with tempfile.TemporaryDirectory() as temp:
             process = self.start(temp, "true")
             while not (found := emulators_in(temp)) and process.poll() is None:

@@ -106,12 +106,12 @@ def has(program, case):
 
 
 def has_kernel(part):
-    """Is the kernel of a topic or row, if it names a kernel, a kernel of the lab?"""
+    """If a topic or row names a kernel, is this a kernel of the lab?"""
     return "kernel" not in part or f"machines/{part['kernel']}.toml" in named()
 
 
 def complaints(row):
-    """The names in a row that do not exist, and the fields that it lacks."""
+    """The names in a row that do not exist, and the fields that the row lacks."""
     wrong = [f"unknown: {key}" for key in row
              if key not in ("mistake", "function", "case", "kernel", "tried", "note")]
     if not row["mistake"] or not row["function"]:

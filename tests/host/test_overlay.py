@@ -69,7 +69,7 @@ class Fixture(unittest.TestCase):
         overlay.overlay("rdma-core", self.tree, repo=self.repo, **options)
 
     def fails(self, *words, error=overlay.OverlayError, func=None):
-        """The message of the expected error has all the words."""
+        """The message of the expected error contains all these words."""
         with self.assertRaises(error) as caught:
             (func or self.lay)()
         for word in words:
@@ -186,7 +186,7 @@ class HookTest(Fixture):
         self.fails("0001-a.patch", "libibverbs/new.h", "laid")
 
     def test_interrupted(self):
-        """The next run completes a run that ended after hooking a file, before recording it."""
+        """If a run ended after hooking a file, before recording it, the next run completes it."""
         self.write("buildlib/hooks/0001-a.patch", HOOK)
         self.lay()
         os.unlink(os.path.join(fetch.state_folder(self.tree), "state.json"))
@@ -215,7 +215,7 @@ class EditedTest(Fixture):
         self.hook = self.write("buildlib/hooks/0001-a.patch", HOOK)
 
     def edit(self):
-        """Edit a file: it is then newer than the file that was unpacked or written before."""
+        """Edit a file, and make it newer than the unpacked or written file."""
         self.write(self.place, "mine\n" + self.read(self.place))
         os.utime(self.place, (2 ** 32, 2 ** 32))
 
@@ -224,7 +224,7 @@ class EditedTest(Fixture):
         return self.write(os.path.join(folder, path), UPSTREAM[path])
 
     def check_refused(self):
-        """The edit is kept, and the command in the message's last line restores upstream's file."""
+        """The edit is kept. The command in the message's last line restores upstream's file."""
         with self.assertRaises(overlay.OverlayError) as caught:
             self.lay()
         self.assertIn(f"{self.place} was edited", str(caught.exception))
@@ -246,7 +246,7 @@ class EditedTest(Fixture):
 
 
 class LocalTest(Fixture):
-    """Patches only for the trees that are built here (the lab's kernels), after the hooks."""
+    """Patches only for the trees that are built here (the lab's kernels) come after the hooks."""
 
     def lay(self, **options):
         overlay.overlay("linux", self.tree, repo=self.repo, **options)
@@ -325,7 +325,7 @@ class VersionTest(Fixture):
         self.assertEqual(self.lines("verbs", "other"), [["first", "second", "added"]] * 2)
 
     def test_another_file(self):
-        """The version changes one more file, and leaves out one of the patch's files."""
+        """The version's part changes one more file, and leaves out one of the patch's files."""
         self.write("buildlib/hooks/0001-a.65.diff", self.OTHER.replace("verbs.h", "third.h") +
                    "--- a/libibverbs/other.h\n+++ b/libibverbs/other.h\n")
         self.lay()

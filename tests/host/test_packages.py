@@ -34,7 +34,7 @@ apt-get purge -y -qq $(dpkg-query -W -f '${source:Package} ${Package}\\n' |
     awk '/^rdma-core / { print $2 }')
 """
 
-# Packages without another version to return to: the DKMS package's name, and a removed package.
+# Packages of which no other version exists: one with the DKMS package's name, and a removed one.
 OTHERS = """
 cd "$(mktemp -d)"
 package() {

@@ -83,7 +83,7 @@ class Counting(unittest.TestCase):
         self.assertEqual(str(count), "1 passed, 1 failed, 0 skipped")
 
     def test_unended(self):
-        """The name of a step that did not end includes the lab's messages."""
+        """If a step did not end, its name includes the lab's messages."""
         text = "test_a ... ok\nlab: booted\nlab: the kernel reported: Oops: 0\n" \
                "lab: the guest ended without a result\n"
         self.assertEqual(results.unended("step", text).failures[0].name,
@@ -99,7 +99,7 @@ class Counting(unittest.TestCase):
 
 
 class Again(unittest.TestCase):
-    """The command that is printed for one failed case."""
+    """The printed command that repeats one failed case."""
 
     def test_catch(self):
         """Catch2's own characters, and the shell's."""
@@ -183,7 +183,8 @@ class Schedule(unittest.TestCase):
     """The order."""
 
     def done(self, jobs, *tasks):
-        """The order in which tasks were done or given up; each is (name, needs, seconds, good)."""
+        """Run tasks, each (name, needs, seconds, good); return the order in which they were done or
+        given up."""
         order = []
 
         def work(name, good):
@@ -251,7 +252,8 @@ class Whole(unittest.TestCase):
         self.assertFalse(any("made" == line for line in printed))
 
     def test_a_failure_is_told_at_its_step(self):
-        """A failure is printed before the report, which comes after all lanes, or not after ^C."""
+        """A failure is printed before the report. The report comes after all lanes, and not after
+        ^C."""
         printed, _ = self.run_lanes(
             {}, lanes.Lane([lanes.Step("bad", "echo not ok two; exit 1", results.lines)]))
         first = next(number for number, line in enumerate(printed) if "FAILED: " in line)
@@ -327,12 +329,12 @@ class Whole(unittest.TestCase):
     def test_nothing_else_is_repeated(self):
         self.assertEqual(self.run_guest("not ok one\nok two\n")[1:3],
                          ("2 passed, 1 failed, 0 skipped", []))
-        # A kernel that complains, or a guest that dies.
+        # A kernel that reports a problem, or a guest that dies.
         self.assertEqual(self.run_guest("pace one\nnot ok one\nok two\n", status=99)[1:3],
                          ("1 passed, 2 failed, 0 skipped", []))
 
     def test_a_late_machine(self):
-        """The library is preloaded in the guest, and in the command that repeats a failure."""
+        """The guest and the command that repeats a failure preload the library."""
         slow = f"RUN_SLOW=calls LD_PRELOAD={lanes.REPO}/build/tests/libslow_machine.so"
         printed, _, _, script = self.run_guest("not ok one\n", late="calls")
         self.assertIn(f"\nexport {slow}\n", script)
@@ -361,13 +363,13 @@ class Whole(unittest.TestCase):
                 self.assertLess(seconds, 600)
 
     def test_a_step_that_goes_on_may_last(self):
-        """The limit is for silence, because a slow machine needs a long time."""
+        """The limit is for a time without output, because a slow machine may need long."""
         count, _, _ = self.run_for(
             "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.5; echo $i; done; echo ok one")
         self.assertEqual(count, "1 passed, 0 failed, 0 skipped")
 
     def test_a_guest_may_last(self):
-        """On a slow machine the steps may take hours; a step that hangs is ended earlier."""
+        """On a slow machine the steps may take hours. A step that hangs is ended earlier."""
         with mock.patch.object(runner.Run, "command", return_value=1) as command:
             self.run_lanes({}, lanes.Lane([lanes.Step("one", "true")], guest="--kernel um"))
         found = re.search(r" --timeout (\d+) ", command.call_args.args[1])

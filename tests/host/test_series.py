@@ -42,7 +42,8 @@ def touched(mail):
 def batches(files):
     """{mail: its files} in lists of mails that are built together.
 
-    A list has only untried drivers, each once: so no mail of the list can fix another's mistake.
+    A list has only untried drivers, each once. So no mail of the list can fix the mistake of
+    another.
     """
     done, seen = [], set()
     for mail, names in files.items():
@@ -57,7 +58,7 @@ def batches(files):
 
 
 def build(package, tree, places, names):
-    """Build the modules of a tree; of drivers that the lab can't try, only these files."""
+    """Build the modules of a tree. Of drivers that the lab can't try, compile only these files."""
     untried = {name for name in names if name.startswith(UNTRIED)}
     if names - untried:
         debian.build_modules(package, tree, places[0], driver.make)

@@ -22,7 +22,7 @@ MAP = "libibverbs/libibverbs_mr_notify.map"
 PACKAGED = {name: f"libibverbs/libibverbs_mr_notify{ending}.symbols"
             for name, ending in (("rdma-core", ""), ("rdma-core-65", ".65"))}
 CACHE = "0006-pyverbs-include-mr-cache.patch"
-# The place of each verb, as a Python pattern (@: its name), and the text of the failure.
+# A place that must name each verb, as a Python pattern (@: the verb), and the text of the failure.
 PLACES = (
     ("libibverbs/mr_*.h",
      r"\n \* @ - \w(?:(?!\*/)(?:.|\n))*\n \* Returns (?:.|\n)*?\*/\n[^\n]*\b@\(",
@@ -110,7 +110,7 @@ class Verbs(unittest.TestCase):
             self.assertEqual(set(nodes().get(node, ())), set(types), f"{node} of {MAP}")
 
     def test_type(self):
-        """RELEASED, which the compiler compares, was written by hand: it must match the headers."""
+        """RELEASED, which the compiler compares, is written by hand. It must match the headers."""
         for node, (types, _) in test_abi.RELEASED.items():
             for name, known in types.items():
                 if type_of(name) != "...":  # headers declare the newest version only

@@ -15,7 +15,8 @@ MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../model/word.
 
 
 def search(bug=None):
-    """(Did an assertion fail, was the search complete) for the model, with or without a mistake."""
+    """For the model, with or without a mistake: (Did an assertion fail? Was the search
+    complete?)"""
     with tempfile.TemporaryDirectory() as folder:
         with open(MODEL, encoding="utf-8") as text, \
                 open(os.path.join(folder, "word.pml"), "w", encoding="utf-8") as out:
@@ -33,7 +34,7 @@ def search(bug=None):
 
 
 class WordProtocol(unittest.TestCase):
-    """The guarantees for a user, and the result of mistakes in the kernel."""
+    """The guarantees for a user. Mistakes in the kernel break them."""
 
     def test_all_interleavings(self):
         self.assertEqual(search(), (False, True))
