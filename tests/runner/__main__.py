@@ -30,7 +30,7 @@ import screen
 RESULTS = os.path.join(lanes.REPO, "build", "results")
 SLOW_MACHINE = os.path.join(lanes.REPO, "build", "tests", "libslow_machine.so")
 LIMIT = 4 * 3600    # seconds for all steps of a guest, on a slow machine
-SILENCE = 3600      # seconds without a line, after which a step counts as hung
+SILENCE = 3600      # seconds without a line after which a step counts as hung
 GRACE = 30          # seconds that a step has to end its processes
 TIMED_OUT = 124     # the exit status of timeout(1)
 SLOWEST = 10
@@ -70,7 +70,7 @@ class Run:
         self.children = set()
 
     def command(self, name, command, feed, streams=False, silence=math.inf):
-        """Run a shell command, call feed(stream, line) for its lines; its exit status.
+        """Run a shell command, and call feed(stream, line) for its lines; return its exit status.
 
         A command without a line for `silence` seconds is ended.
         """
@@ -93,13 +93,13 @@ class Run:
             reader.start()
 
         def is_running():
-            """Has it not ended, or may a process still write? Does not reap it."""
+            """Does the process still run, or may another process still write? Does not reap it."""
             nohang = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return (any(reader.is_alive() for reader in readers) or
                     os.waitid(os.P_PID, child.pid, nohang) is None)
 
         def outlives(seconds):
-            """Wait at most so long; is the process still running?"""
+            """Wait at most this long; is the process still running?"""
             until = time.monotonic() + seconds
             while is_running() and time.monotonic() < until:
                 time.sleep(0.02)
@@ -129,7 +129,7 @@ class Run:
             end(child, signal.SIGTERM)
 
     def build(self, name, build):
-        """Do a build; whether it succeeded."""
+        """Do a build; return whether it succeeded."""
         told = output.Told(fresh("build", clear=False), name, ("log",))
         with self.screen.busy(name):
             status = self.command(name, build.command, lambda _, line: told.feed("log", line))
@@ -151,8 +151,7 @@ class Run:
             self.count += count
 
     def judge(self, lane, step, told, where=""):
-        """Count a step that has ended, and print it; `where` is the prefix of commands
-        there."""
+        """Count a step that has ended, and print it. `where` is the prefix of its commands."""
         name = f"{lane}: {step.name}"
         if told.status is None:
             count = results.unended(name, told.text)
@@ -175,7 +174,7 @@ class Run:
         return count
 
     def over(self, lane):
-        """One task of a run of a lane has ended; print the lane if it was the last task."""
+        """A task of a lane has ended. If it was the last one, print the lane."""
         with self.lock:
             self.left[lane] -= 1
             if self.left[lane]:
@@ -195,9 +194,10 @@ class Run:
         return True
 
     def guest(self, lane, folder, row):
-        """Run the steps of a guest; a complaint of its kernel counts as one more failed test."""
+        """Run the steps of a guest. If its kernel reports a problem, this counts as one more failed
+        test."""
         with open(os.path.join(folder, "steps.sh"), "w", encoding="utf-8") as text:
-            # Without this test the loader would go on without the missing library.
+            # The loader would ignore a missing library.
             text.write(f"[ -r {shlex.quote(SLOW_MACHINE)} ] || exit\nexport {self.late}\n"
                        if self.late else "")
             text.write(output.script([step.command for step in row.steps]))
@@ -239,7 +239,7 @@ class Run:
             self.add(lane, lab, results.failure(f"{lane}: the guest ended with {status}", lab.text))
         else:
             self.paced += paced
-            self.add(lane, None, results.Count(passed=1))   # its kernel had no complaint
+            self.add(lane, None, results.Count(passed=1))   # its kernel reported no problem
         self.over(lane)
         return True
 
@@ -283,7 +283,7 @@ class Run:
     def repeat_paced(self):
         """Repeat a failed case once, alone, in a fresh guest, if it depends on the kernel's pace.
 
-        Only if the guest's kernel had no complaint and each step ended.
+        Only if the guest's kernel reported no problem and each step ended.
         """
         for one in self.paced:
             folder = fresh("again")
@@ -301,7 +301,7 @@ class Run:
                 self.count += results.Count(passed=1, failed=-1)
 
     def report(self):
-        """Print the slow, skipped and failed tests; the last line counts."""
+        """Print the slow, skipped and failed tests. The last line has the counts."""
         print("\nseconds, and those of processors:")
         for name, (seconds, used) in sorted(self.took.items(), key=lambda one: -one[1][0]):
             print(f"  {seconds:5.0f} {used:5.0f}  {name}")
@@ -332,7 +332,7 @@ class Run:
 
     @staticmethod
     def show(word, one, most):
-        """Print a failure: its name, at most so many lines of output, and how to repeat it."""
+        """Print a failure: its name, at most this many lines of output, and how to repeat it."""
         print(f"{word}: {one.name}")
         for line in results.shortened(one.said.replace(lanes.REPO + "/", ""), most):
             print(f"    {line[:300]}")
@@ -341,7 +341,7 @@ class Run:
 
 
 def where_to_look(one):
-    """The lines with the place of a failure's output, and with the command to repeat it."""
+    """The lines with the path of a failure's output, and with the command that repeats it."""
     if one.file:
         yield f"    all of it: {one.file}"
     if one.again:   # the command alone would run the old program
@@ -393,7 +393,7 @@ def arguments():
 
 @contextlib.contextmanager
 def alone():
-    """A context that excludes other runs in this clone; whether there was none."""
+    """A context that excludes other runs in this clone. Its value: was there no other run?"""
     os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
     with open(RESULTS + ".lock", "w", encoding="utf-8") as lock:    # no child inherits it
         try:

@@ -23,8 +23,8 @@ UM = ("matrix", "matrix, all memory", "matrix, suspended", "contract", "word", "
       "qp_state", "wqe_ring", "lossy", "no_cross_process_wait", "odp", "odp_packets", "odp_wait",
       "odp_oracle", "idle",
       "in_use siw0", "revoke siw0", "rights siw0", "siw siw0", "tools")
-# The matrix finds events that another Linux sends otherwise, the others what a driver or the VM
-# wants of our files.
+# The matrix finds events that this Linux sends differently. The other steps find changed
+# requirements of drivers and of the VM.
 NEXT_UM = ("matrix", "word", "reclaim", "revoke", "rights", "invalidate", "lifetime", "odp")
 DEBIAN = ("fine clock", "matrix", "changes", "in_use", "revoke", "worker", "lifetime", "race",
           "rights", "invalidate", "owner", "differential", "adversary", "observe",

@@ -22,15 +22,15 @@ GUEST_PROGRAMS = ("contract", "word", "changes", "in_use", "reclaim", "revoke", 
                   "differential",
                   "adversary", "observe", "retransmit_answers", "errors", "qp_state",
                   "wqe_ring", "lossy", "no_cross_process_wait", "idle")
-# All tests that skip for the same reason; "no more wait than 512" may be too slow.
+# All these tests skip for the same reason. "no more wait than 512" may be too slow.
 GUEST_LEAST = {"retransmit_answers": 5, "nodes": 8, "odp_packets": 15}
-# Of upstream's suite on soft-RoCE; upstream's kernel passes 103.
+# Tests of upstream's suite on soft-RoCE. Upstream's kernel passes 103.
 UPSTREAM_EXECUTED = 117
 
 
 @dataclass
 class Build:
-    """A command that builds a need of lanes; it leaves up-to-date parts as they are."""
+    """A command that builds a need of lanes. It skips parts that are up to date."""
     command: str
     needs: tuple = ()
     seconds: int = 60
@@ -38,14 +38,14 @@ class Build:
 
 @dataclass
 class Step:
-    """One program: `parse` reads its output, its exit status must be `expected`."""
+    """One program. `parse` reads its output, and its exit status must be `expected`."""
     name: str
     command: str
     parse: object = results.status
     expected: int = 0
-    least: int = 0      # the least number of tests that must run; skipped tests do not count
-    needs: tuple = ()   # on the host: more needs than the lane's
-    seconds: int = 10   # on the host: its rough time
+    least: int = 0      # the least number of tests that must run, without skipped tests
+    needs: tuple = ()   # on the host: needs in addition to the lane's
+    seconds: int = 10   # on the host: about how long it takes
     again: object = None    # name of a case -> the command that runs it alone; None: the whole step
 
     def command_again(self, case, said=""):
@@ -57,17 +57,17 @@ class Step:
 
 @dataclass
 class Lane:
-    """Steps, one after the other in one guest; steps on the host may run in parallel."""
+    """Steps. In a guest they run one after the other; on the host they may run in parallel."""
     steps: list
     guest: str = ""     # the options of tests/lab/run; "": on the host
-    on: str = ""        # the options of tests/lab/on, for a guest of another release
+    on: str = ""        # the options of tests/lab/on, if the guest is another release
     needs: tuple = ()
     seconds: int = 60
     named_only: bool = False    # runs only if it is named
 
 
 def guest_programs(*names, seconds=3):
-    """The Catch2 programs; programs without an end run for some seconds each."""
+    """The Catch2 programs. Open-ended programs run for some seconds each."""
     longer = f"env RUN_SECONDS={seconds} " if seconds != 3 else ""
     return [Step(name, f"RUN_SECONDS={seconds} build/tests/guest_{name} -r lines", results.lines,
                  least=GUEST_LEAST.get(name, 1),
@@ -90,7 +90,7 @@ def with_variable(step, variable):
 
 
 def cached(step):
-    """The step with the cache, first only for rights that no peer can notice, then for all."""
+    """The step with the cache, first only for local rights, then for all rights."""
     return [with_variable(replace(step, name=f"{step.name} cached {value}"),
                           f"RDMAV_MR_CACHE={value}") for value in ("1", "remote")]
 
@@ -110,7 +110,7 @@ def matrix(name, parse, option):
 MATRIX = matrix("matrix", results.matrix, "--json")
 ALL = matrix("matrix, all memory", results.lines, "--all")
 SUSPENDED = matrix("matrix, suspended", results.lines, "--reclaim")
-# On-demand paging: ours, and upstream's tests of it.
+# On-demand paging: our tests and upstream's.
 PAGING = [*guest_programs("odp", "odp_memory", "odp_packets", "odp_wait", "odp_oracle"),
           pyverbs("test_mr_all", "test_odp", least=23)]
 # All but three, which need a device without some capability.
@@ -118,17 +118,16 @@ NOTIFY_AND_CACHE = pyverbs("test_mr_notify", "test_mr_cache", least=67)
 # The Debian programs that can page on demand, on the fork's library in the build folder.
 PAGING_PROGRAMS = Step("programs on demand", f"{PYTHON} tests/installed/programs.py 'on demand'",
                        results.lines, least=18)
-# Without a fine clock all waits end with the next tick, and races become rare.
+# With a coarse clock all waits end at the next tick, and races become rare.
 CLOCK = Step("fine clock", "! grep jiffies /sys/devices/system/clocksource/*/current_clocksource")
-# Some of the files whose objects machines/debug.toml leaves to KASAN: without KASAN a use after
-# free stays unseen.
+# Some of the files that machines/debug.toml compiles with KASAN, which detects a use after free.
 KASAN = Step("KASAN", " && ".join(
     f"grep -q __asan_report build/lab/debug/build/{name}.o" for name in (
         "drivers/infiniband/core/umem_notify", "drivers/infiniband/core/rdma_core",
         "drivers/infiniband/sw/rxe/rxe_mr", "drivers/infiniband/sw/siw/siw_mem",
         "mm/mmu_notifier", "kernel/workqueue", "lib/interval_tree", "net/core/skbuff",
         "fs/char_dev")))
-# The case in which KASAN checks most: the others write word by word, and take minutes there.
+# The case in which KASAN checks most. The other cases write word by word, and take minutes there.
 WQE_RING = replace(guest_programs("wqe_ring")[0],
                    command="RUN_SECONDS=10 build/tests/guest_wqe_ring -r lines "
                    "'wqe_ring: anything is written anywhere at any time'")
@@ -145,7 +144,7 @@ INSTALLED_SUITE = pyverbs(least=UPSTREAM_EXECUTED + 71, program=UNPACKED)
 
 
 def examples(kernel):
-    """The examples of Documentation/ under MPI, on a kernel that "notifies", or is "stock"."""
+    """The examples of Documentation/ under MPI, on a kernel that "notifies" or is "stock"."""
     return Step("examples", f"{PYTHON} tests/mpi/examples.py {kernel}", results.lines, least=5)
 
 
@@ -234,7 +233,8 @@ LANES = {
     # The packages for users, with Debian's own programs and upstream's suite.
     "packages": Lane(
         [Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
-         # Only 18 on Debian 13, where MPICH's UCX hangs over soft-RoCE: compare.py skips its rows.
+         # Only 18 rows on Debian 13, where MPICH's UCX hangs over soft-RoCE: compare.py skips its
+         # rows.
          Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=18),
          examples("notifies"),
          UNPACK_SUITE, INSTALLED_SUITE, *cached(INSTALLED_SUITE)],
@@ -246,7 +246,7 @@ LANES = {
          Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=204),
          hits("hits", "libfabric", 26), hits("notify_ops", "libfabric", 60)],
         guest="--kernel um", seconds=150, named_only=True, needs=CONSUMERS),
-    # MPI windows, derived types and the like: with hooks, with the word, with our cache below them.
+    # MPI windows, derived types and others: with hooks, with the word, with our cache below.
     "consumers-windows": Lane(
         [Step("windows", f"{PYTHON} tests/mpi/windows.py", results.lines, least=11)],
         guest="--kernel um --memory 2G", seconds=300, named_only=True, needs=CONSUMERS),
@@ -267,7 +267,7 @@ LANES = {
     "consumers-openmpi": Lane(
         [Step("grdma", f"{PYTHON} tests/mpi/compare.py --openmpi", results.lines, least=11)],
         guest="--kernel um", seconds=30, named_only=True, needs=(*CONSUMERS, "Open MPI 5")),
-    # Open MPI's cache with threads; this needs no libfabric.
+    # Open MPI's cache with threads. Needs no libfabric.
     "consumers-openmpi-races": Lane(
         [Step("grdma_threads", "build/consumers/openmpi/build/opal/mca/rcache/grdma/grdma_threads",
               results.lines, least=6)],
@@ -331,8 +331,8 @@ LANES = {
         [*guest_programs("nodes"),
          *(replace(step, least=6) for step in on_siw(*guest_programs("nodes")))],
         guest="--kernel debian --nodes 2", needs=("fork", "kernel debian"), seconds=400),
-    # Debian's MPIs with a process on each of two machines. After a loss soft-RoCE repeats all
-    # later packets, and a message of 1 MiB has a thousand: with more loss it would never end.
+    # Debian's MPIs with a process on each of two machines. After a loss soft-RoCE sends all later
+    # packets again. A message of 1 MiB has a thousand packets: with more loss it would never end.
     "nodes-mpi": Lane(
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --nodes", results.lines, least=18),
          Step("mpi, lossy", "lab-node 2 wire loss 0.1% && "
@@ -348,7 +348,7 @@ LANES = {
         [MATRIX, *on_siw(MATRIX), NOTIFY_AND_CACHE,
          Step("modules", "tests/guest/dkms_modules build/lab/dkms/life/removed", results.lines)],
         guest="--kernel dkms", needs=("fork", "kernel dkms"), seconds=200),
-    # KASAN is slow: only programs with threads, exits or errors, and the matrix.
+    # KASAN is slow, so only programs with threads, exits or errors run, and the matrix.
     "debug": Lane(
         [CLOCK, KASAN, MATRIX,
          *guest_programs("contract", "word", "changes", "revoke", "rights", "worker", "lifetime",

@@ -13,7 +13,7 @@ MARK = "@@ step"
 
 
 class Times:
-    """The time of each test: from the end of the test before it to its own end."""
+    """The time of each test: from the end of the previous test to the end of this test."""
 
     def __init__(self):
         self.tests = []             # (seconds, name)
@@ -34,7 +34,7 @@ class Times:
             self.name = None
 
     def end(self, name):
-        """The test of that name has ended."""
+        """The test with this name has ended."""
         now = time.monotonic()
         self.tests.append((now - self.last, name))
         self.last = now
@@ -87,7 +87,7 @@ class Steps:
         self.lock = threading.Lock()
 
     def feed(self, stream, line):
-        """Take a line of a stream; whether it belonged to a step."""
+        """Take a line of a stream; return whether it belonged to a step."""
         with self.lock:
             found = re.match(rf"{MARK} (\d+) (?:begins|ended (\d+))$", line)
             if not found:
@@ -121,7 +121,7 @@ status=$(mktemp)
 trap 'rm -f "$status"' EXIT
 """
     for number, command in enumerate(commands):
-        # cat ends when no process can write to the pipe any more: then the step ends.
+        # When no process can write to the pipe any more, cat ends, and the step ends.
         text += f"mark {number} begins\n{{ ( {command} ); echo $? >\"$status\"; }} | cat\n"
         text += f'mark {number} ended "$(cat "$status")"\n'
     return text

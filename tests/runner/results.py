@@ -44,9 +44,9 @@ def failure(name, said="", case="", paced=False):
 
 
 def unended(name, text):
-    """A step that did not end in its guest, with the lab's messages about the guest.
+    """A step that did not end, with the lab's messages about the guest.
 
-    The messages come first: at the end of all output they would be cut off first.
+    The messages come first, because the end of long output is cut off.
     """
     why = re.findall(r"^lab: (the .*)", text, re.MULTILINE)
     return failure("; ".join([f"{name}: did not come to its end", *why]), text)
@@ -55,8 +55,8 @@ def unended(name, text):
 def lines(text):
     """The reporter of tests/guest/main.cpp: ok NAME, not ok NAME, skip NAME: REASON.
 
-    The lines between two such lines belong to the second one's test; "pace NAME" among them says
-    that the failed test has the tag [pace].
+    The lines before such a line belong to its test. A line "pace NAME" says that the failed test
+    has the tag [pace].
     """
     count, said = Count(), []
     for line in text.splitlines():
@@ -76,7 +76,7 @@ def lines(text):
 
 
 def unittest(text):
-    """Python's unittest, run with -v: its blocks name the failed tests."""
+    """The output of Python's unittest with -v: its blocks name the failed tests."""
     ran = re.search(r"^Ran (\d+) tests? in", text, re.MULTILINE)
     closing = re.search(r"^(?:OK|FAILED)(?: \((.*)\))?$", text, re.MULTILINE)
     if not ran or not closing:
@@ -134,7 +134,7 @@ def judge(name, parse, text, exit_status, expected=0):
 
 
 def shortened(text, most):
-    """The beginning and the end of a text, at most so many lines, without empty lines."""
+    """The beginning and the end of a text, at most this many lines, without empty lines."""
     kept = [line.rstrip() for line in text.splitlines() if line.strip(" -")]
     if len(kept) <= most:
         return kept

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Task:
-    """`work` returns whether it succeeded; if the need `name` failed, `give_up(name)` runs instead.
+    """`work` returns whether it succeeded. If the need `name` failed, `give_up(name)` runs instead.
     """
     name: str
     work: object
@@ -38,7 +38,7 @@ def run(tasks, jobs):
     done, errors, changed = {}, [], threading.Condition()
 
     def next_task():
-        """A task that can begin, or None; waits while a later task may become ready."""
+        """A task that can begin, or None. Waits while another task may become ready."""
         while todo and not errors:
             for name in todo:
                 needs = tasks[name].needs

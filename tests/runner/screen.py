@@ -50,7 +50,7 @@ class Screen:
 
     @contextlib.contextmanager
     def busy(self, name):
-        """A context in which the task runs; gives a function to name its current part."""
+        """A context in which the task runs. Its value is a function that names the current part."""
         def part(text):
             with self.lock:
                 self.doing[name] = (time.monotonic(), text)
