@@ -80,7 +80,7 @@ def read(path):
 
 
 def stamp(machine, ours):
-    """The content of ours and the upstream version that a machine was made of."""
+    """The digest of our files and the upstream version from which a machine was made."""
     return f"{ours} {read(fetch.version_file(machine.linux, BUILD))}"
 
 
@@ -97,7 +97,8 @@ def end_build(process):
 def run(command, log, env=None):
     """Run one step of a build; its output goes to a log, and its errors to the user if it fails.
 
-    It inherits the lock of ready(): if we are killed, other processes wait until it has ended.
+    The step inherits the lock of ready(): if we are killed, other processes wait until the step
+    ends.
     """
     os.makedirs(os.path.dirname(log), exist_ok=True)
     with open(log, "w", encoding="utf-8") as out:
@@ -146,7 +147,7 @@ def our_modules(machine, package):
     with step("kernel source"):
         tree = hooked_tree("--part", *kernel_modules.PART, linux=machine.linux)
     drivers = machine.drivers.values()
-    # Those with the same flags for the compiler share a folder: what both need is built once.
+    # Machines with the same compiler flags share a folder, so common files are built once.
     place = machine.linux.replace("linux", "source", 1)
     if kernel_modules.neighbours(drivers):
         place += "-hw"
@@ -159,7 +160,8 @@ def our_modules(machine, package):
 
 
 def make_from_package(machine):
-    """Unpack Debian's kernel, build our modules for it, and lay out the modules in use."""
+    """Unpack Debian's kernel, build our modules for it, and lay out the modules that the machine
+    uses."""
     with fetch.locked(BUILD, machine.linux):
         package = kernel_package.unpack(BUILD, machine.linux)
         kernel = os.path.join(BUILD, "lab", "vmlinux-" + package.release)
@@ -176,7 +178,8 @@ def make_from_package(machine):
 
 
 def live_with_dkms(machine):
-    """Make the DKMS package; tests/lab/dkms_life installs it, updates its kernel, removes it."""
+    """Make the DKMS package. tests/lab/dkms_life installs it, updates the kernel, and removes
+    it."""
     done = subprocess.run([os.path.join(REPO, "buildlib/package"), "dkms"], text=True,
                           stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
@@ -228,7 +231,7 @@ def build(machine):
     with open(os.path.join(machine.folder, "seconds"), "w", encoding="utf-8") as text:
         text.write(f"{time.monotonic() - start:.0f}")
     with open(kept, "w", encoding="utf-8") as text:
-        text.write(stamp(machine, ours))  # the version may be known only now
+        text.write(stamp(machine, ours))  # the first build may have determined the version
 
 
 def lock_alone(lock, machine):
@@ -242,11 +245,11 @@ def lock_alone(lock, machine):
 
 @contextlib.contextmanager
 def ready(machine):
-    """Bring a machine up to date, and keep it as it is: a guest loads its modules while it runs.
+    """Bring a machine up to date, and keep it so: a guest loads modules while it runs.
 
     Guests share the lock of the machine's folder; the process that makes it holds the lock
-    exclusively. Changing from one mode to the other gives the lock up in between, and another
-    process may make the machine then: so this checks again after each change.
+    exclusively. A change of the lock's mode releases the lock in between, and another process may
+    make the machine then. So this checks again after each change.
     """
     os.makedirs(machine.folder, exist_ok=True)
     with open(os.path.join(machine.folder, ".lock"), "w", encoding="utf-8") as lock:

@@ -63,7 +63,8 @@ def said():
 
 
 def program():
-    """The program to start; fetches the newer QEMU if needed, or falls back to the system's."""
+    """The program to start. Fetches the newer QEMU if needed, or falls back to the system's
+    QEMU."""
     with private_apt.alone(os.path.join(FOLDER, ".lock")):
         if version(newer()) >= RELIABLE:
             return newer()
@@ -85,8 +86,8 @@ def program():
 def cpu(chosen):
     """The CPU model: all features that QEMU emulates except fast string instructions.
 
-    They are slow: "rep movsb" and "rep stosb" go byte by byte. Without these features the kernel
-    clears and copies pages eight bytes at a time.
+    QEMU executes "rep movsb" and "rep stosb" byte by byte. Without these features the kernel clears
+    and copies pages eight bytes at a time.
     """
     fast = ["erms", "fsrm", "fsrs", "fzrm"] if version(chosen) >= RELIABLE else ["erms"]
     return ",".join(["max", *(f"{name}=off" for name in fast)])

@@ -32,7 +32,7 @@ def quote_config(values):
 
 
 class Guest:
-    """One run of one machine. Use as a context, which removes all files and processes."""
+    """One run of one machine. A context, which removes all files and processes at its end."""
 
     def __init__(self, machine, memory, cpus, results="", layer="", place=None):
         self.machine = machine
@@ -66,7 +66,7 @@ class Guest:
             out.write(text)
 
     def status(self):
-        """The command's exit status, or None if the guest did not say."""
+        """The command's exit status, or None if the guest did not report it."""
         try:
             with open(os.path.join(self.control, "status"), encoding="ascii") as text:
                 return int(text.read())
@@ -143,7 +143,7 @@ class Guest:
                 for card, end in enumerate(self.place.ends)] if self.place else []
 
     def kernel_arguments(self, more):
-        """The kernel's command line. Level 5 prints a WARNING; "quiet" does not."""
+        """The kernel's command line. Log level 5 prints a WARNING, "quiet" does not."""
         return " ".join(["loglevel=5", "printk.time=1", *self.machine.cmdline,
                          *self.machine.checks, more])
 
@@ -240,7 +240,7 @@ class Guest:
                 select.select([], [self.streams[stream]], [])
 
     def emulator_crashed(self):
-        """Did QEMU crash before the command began? Call after the end of the guest."""
+        """Did QEMU crash before the command began? Call this after the end of the guest."""
         return (self.machine.engine == "qemu" and self.process.poll() in CRASHES
                 and not os.path.exists(os.path.join(self.control, "begun")))
 
@@ -261,11 +261,11 @@ def kill_group(group):
 
 
 def accelerator(machine):
-    """kvm if it works, tried once per boot of the host: the existence of /dev/kvm is not enough.
+    """kvm if it works. Tried once per boot of the host, because a /dev/kvm may not work.
 
-    Some software implementations of it abort QEMU or are slower than QEMU's emulation. The trial
+    Some software implementations of KVM abort QEMU or are slower than QEMU's emulation. The trial
     lacks the machine's own devices, which may need more CPUs or memory. If the trial is late, the
-    answer is not kept, because a busy host may be the reason.
+    answer is not kept, because the host may be busy.
     """
     kept = os.path.join(BUILD, "lab", "accelerator")
     with open(BOOT_ID, encoding="ascii") as text:

@@ -21,7 +21,7 @@ import fetch  # noqa: E402  pylint: disable=wrong-import-position
 import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
 
 
-# Three in five of the image's modules: large ones that RDMA drivers do not use (hfi1 needs i2c).
+# Three in five of the image's modules: large modules that RDMA drivers do not use (hfi1 needs i2c).
 LEFT_OUT = ("sound", *(f"drivers/{name}" for name in (
     "ata", "bluetooth", "comedi", "edac", "gpu", "hid", "hwmon", "iio", "input", "leds", "md",
     "media", "mfd", "misc", "mmc", "mtd", "net/can", "net/usb", "net/wireless", "platform",
@@ -29,7 +29,7 @@ LEFT_OUT = ("sound", *(f"drivers/{name}" for name in (
 
 
 def older(version):
-    """The newest older version in the archive that is another release.
+    """The newest version in the archive that is older and of another release.
 
     apt lists a version once per suite, and revision -2 of a kernel replaces its -1.
     """
@@ -58,7 +58,8 @@ def followers(version):
 
 @contextlib.contextmanager
 def repacked(deb, folder):
-    """A context with a package's files, to be changed; afterwards packs them into `folder`."""
+    """A context in which a package's files can be changed. At its end it packs them into
+    `folder`."""
     tree = os.path.join(folder, "tree")
     subprocess.run(["dpkg-deb", "-R", deb, tree], check=True)
     yield tree
@@ -83,7 +84,7 @@ def follower_of(deb, version, before, folder):
 
 
 def without_drivers(deb, folder):
-    """The image of a kernel without LEFT_OUT, in `folder`; dpkg -V finds nothing missing."""
+    """The image of a kernel without LEFT_OUT, in `folder`. dpkg -V reports no missing file."""
     with repacked(deb, folder) as tree:
         for kernel in glob.glob(os.path.join(tree, "**/lib/modules/*/kernel"), recursive=True):
             for name in LEFT_OUT:

@@ -28,7 +28,7 @@ class Machine:
     cmdline: list[str]
     linux: str = "linux"        # the kernel's pin in buildlib/upstream
     checks: list[str] = dataclasses.field(default_factory=list)     # added to cmdline for tests
-    built_as: str = ""          # another machine whose files it uses: only its start differs
+    built_as: str = ""          # another machine: uses its files, and differs only in the start
     our_modules: bool = False   # package: our RDMA modules instead of the package's
     rxe: bool = True            # whether its kernel has rxe; then the guest makes rxe0
     siw: bool = True            # whether its kernel has siw; then the guest makes siw0
@@ -40,8 +40,8 @@ class Machine:
     scheduler: str = ""         # written to the scheduler's debugfs file "features"
     boot_modules: list[str] = dataclasses.field(default_factory=list)
     modules: list[str] = dataclasses.field(default_factory=list)
-    dkms: bool = False          # package: its modules as our DKMS package leaves them
-    load: list[str] = dataclasses.field(default_factory=list)       # by modprobe, in the guest
+    dkms: bool = False          # package: has the modules that our DKMS package installed
+    load: list[str] = dataclasses.field(default_factory=list)       # modprobe, in the guest
     nodes: bool = True          # two guests of it can be connected
     arch: str = ""              # tree: ARCH= of its build
     target: str = ""            # tree: make target and the program that it makes
@@ -70,7 +70,7 @@ class Machine:
 
     @property
     def dkms_life(self):
-        """The folder that tests/lab/dkms_life leaves."""
+        """The folder with the result of tests/lab/dkms_life."""
         return os.path.join(self.folder, "life")
 
     @property

@@ -8,8 +8,8 @@ import subprocess
 
 # $1 the folder of the upper layer, $2 the layers below, $3 the script that runs there; then the
 # folders that are bound into it, in threes: path on the host, path there, ro or rw.
-# redirect_dir and metacopy off: the upper layer is then whole files, that mean the same elsewhere.
-# On an empty /run no script finds a running system, whose services it would restart.
+# With redirect_dir and metacopy off the upper layer has whole files, which are valid elsewhere.
+# With an empty /run no script finds a running system whose services it would restart.
 NAMESPACE = """\
 set -eu
 mkdir -p "$1/upper" "$1/work" "$1/root"
@@ -35,7 +35,7 @@ exec chroot . /bin/sh -eu -c "$script"
 
 
 def as_root(command, env):
-    """The command, with sudo if needed, which keeps the environment."""
+    """The command, with sudo if needed, with the same environment."""
     if os.geteuid():
         return ["sudo", "env", *(f"{name}={value}" for name, value in env.items()), *command]
     return command

@@ -34,10 +34,10 @@ class Life:
 
 
 class Nodes:
-    """Two nodes. Use as a context, which closes the wires at its end."""
+    """Two nodes. A context, which closes the wires at its end."""
 
     def __init__(self, netem, make):
-        """`make` makes a guest for a Place, and starts it; the caller ends it."""
+        """`make` makes a guest for a Place and starts it. The caller ends it."""
         self.make = make
         self.selector = selectors.DefaultSelector()
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(WIRES)]
@@ -67,7 +67,7 @@ class Nodes:
             self.start(node)
         while self.running and (left := deadline - time.monotonic()) > 0:
             for key, _ in self.selector.select(left):
-                if key.fileobj in self.selector.get_map():  # an event before it may have ended it
+                if key.fileobj in self.selector.get_map():  # may have ended in this loop
                     key.data(key.fileobj)
         for life in self.running.values():
             life.late = True
@@ -88,7 +88,7 @@ class Nodes:
                                lambda port: self.heard(node, port))
 
     def output(self, node, stream):
-        """Pass on the output of a node; with its outputs it ends."""
+        """Pass on the output of a node. When its outputs end, the node has ended."""
         life = self.running[node]
         life.guest.pass_on(stream, self.selector)
         if not any(one in self.selector.get_map() for one in life.guest.streams):
@@ -129,7 +129,7 @@ class Nodes:
                 self.change(what, number, port)
 
     def change(self, what, number, port):
-        """Start or kill a node, and answer the requesting node when this is done."""
+        """Start or kill a node, and then answer the requesting node."""
         node = int(number) if number.isdigit() else 0
         if node not in self.places or node == FIRST:
             say(port, f"node {number} can't be told to {what}")

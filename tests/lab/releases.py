@@ -112,7 +112,7 @@ class Release:
                 ("setup", base + read(os.path.join(REPO, "buildlib/packages")), self.make_setup)]
 
     def outdated(self):
-        """The layers that are missing, or were made from something else."""
+        """The layers that are missing, or were made from another text."""
         return [(name, content, how) for name, content, how in self.layers()
                 if read(os.path.join(self.place, name + ".made")) != content]
 
@@ -130,7 +130,7 @@ class Release:
 
     @contextlib.contextmanager
     def ready(self):
-        """A context in which the root is up to date and does not change: its users share a lock."""
+        """A context in which the root is up to date and does not change. Its users share a lock."""
         with open(os.path.join(self.place, ".lock"), "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
             while self.outdated():

@@ -17,7 +17,7 @@ from machine import BUILD, REPO, LabError
 
 PACKAGES = os.path.join(BUILD, "packages")
 PLACE = os.path.join(BUILD, "lab", "packages")
-# apt as a user calls it; it updates its indexes only if a package is missing.
+# Calls apt as a user does. Updates the indexes only if a package is missing.
 INSTALL = """\
 export DEBIAN_FRONTEND=noninteractive
 printf '#!/bin/sh\\nexit 101\\n' >/usr/sbin/policy-rc.d
@@ -75,7 +75,8 @@ def up_to_date(total):
 def installed():
     """The upper layer of a root on which the fork's packages are installed; builds them.
 
-    It does not change in this context: users share a lock, and making it needs it exclusively.
+    The layer does not change in this context: users share a lock, and making the layer takes the
+    lock exclusively.
     """
     debs = subprocess.run([os.path.join(REPO, "buildlib/package"), "debs"], check=True, text=True,
                           stdout=subprocess.PIPE).stdout.splitlines()
