@@ -23,7 +23,7 @@ def is_usable(path):
 
 
 def own(env=None):
-    """The folder that ccache uses by default in this environment; "" without ccache."""
+    """The folder that ccache uses by default in this environment, or "" without ccache."""
     try:
         return subprocess.run(["ccache", "-k", "cache_dir"], env=env, capture_output=True,
                               text=True, check=False).stdout.strip()
@@ -32,7 +32,7 @@ def own(env=None):
 
 
 def settings(env=None):
-    """The variables that this environment lacks for ccache: a dictionary, usually empty."""
+    """The variables that ccache needs and this environment lacks: a dictionary, usually empty."""
     theirs = own(env)
     if not theirs or is_usable(theirs):
         return {}

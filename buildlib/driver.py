@@ -28,7 +28,7 @@ class DriverError(Exception):
 def make(command):
     """Run make for modules that are not loaded; an error has its output.
 
-    Optimizing for size takes less time, and symbols without checksums save two fifths of it.
+    Optimizing for size takes less time. Symbols without checksums save two fifths of the time.
     """
     env = kernel_modules.compiler_environment()
     done = subprocess.run([*command, "CONFIG_MODVERSIONS=",
@@ -75,7 +75,7 @@ def ours(driver, tree, repo=fetch.REPO, name="linux"):
 
 
 def main():
-    """Hook the tree, compile, say so."""
+    """Hook the tree, compile the driver, and print its files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("driver", help="its folder's name below drivers/infiniband/hw or sw")
     parser.add_argument("--for", dest="name", default="linux", choices=fetch.versions("linux"),

@@ -26,7 +26,7 @@ SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE",
                    "rdma-core-65": "RDMA_CORE_65_SOURCE"}
 # {another version of an upstream: that upstream}: both get the same files and patches of ours.
 VERSION_OF = {"linux-7.3": "linux", "rdma-core-65": "rdma-core"}
-PART = ".part"  # in a tree that is not whole: the paths that it has
+PART = ".part"  # in an incomplete tree: the paths that it has
 UNPACKED = "unpacked"  # in overlay.py's notes about a pinned tree: written after all of its files
 
 
@@ -100,7 +100,7 @@ def machine_apt(build):
     private = private_apt.PrivateApt(os.path.join(build, "apt/machine"))
     try:
         private.update()
-    except private_apt.AptError as problem:  # one dead third-party source must not stop us
+    except private_apt.AptError as problem:  # an unreachable third-party source must not stop us
         say(str(problem))
     return private
 
@@ -137,7 +137,7 @@ def archive_apt(build, name):
 
 
 def kernel_packages(name="linux"):
-    """The packages that depend on the newest image of a pinned kernel; a release has one of them.
+    """The packages that depend on the newest image of a pinned kernel. A release has one of them.
 
     6.12 is Debian 13's default kernel (linux-image-amd64), and an additional kernel for Debian 12.
     """
@@ -168,7 +168,7 @@ def linux_version(build=BUILD, update=False, name="linux"):
         private = machine_apt(build)
         offered = private.versions(pin["package"])
         images = sum(map(private.versions, kernel_packages(name)), [])
-        both = [v for v in offered if v in images]  # an image is signed later
+        both = [v for v in offered if v in images]  # the image comes later, because it is signed
         if not offered:
             raise FetchError(f"apt on this machine offers no {pin['package']}: is "
                              f"{pin['suite']} among its sources?")
@@ -186,7 +186,7 @@ def download_packages(packages, build=BUILD, upstream="linux", apt=None):
 
 
 def download_alone(packages, build, folder, upstream, apt):
-    """The same. The caller has the folder for itself."""
+    """The same, if no other process uses the folder."""
 
     def start(name, version):
         return f"{name}_{version.replace(':', '%3a')}_"
@@ -206,7 +206,7 @@ def download_alone(packages, build, folder, upstream, apt):
         except private_apt.AptError as problem:
             raise FetchError(f"{problem}\nIf apt offers newer versions now: "
                              f"buildlib/overlay.py {upstream} --update") from problem
-        # Other files in the folder are still incomplete.
+        # Other files in the folder may be incomplete.
         for name in os.listdir(with_partial):
             if name.startswith(tuple(start(*package) for package in packages.items())):
                 os.rename(os.path.join(with_partial, name), os.path.join(folder, name))
@@ -336,7 +336,7 @@ def state_folder(tree):
 
 
 def users_tree(name, source, build, update):
-    """Unpack or copy the user's tarball or tree, which is never changed itself."""
+    """Unpack or copy the user's tarball or tree. Never changes the original."""
     source = os.path.realpath(source)
     if not os.path.exists(source):
         raise FetchError(f"{source}: no such tarball or tree")

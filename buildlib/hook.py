@@ -52,7 +52,7 @@ def upstream_of(patch):
 
 
 def path_of(patch, repo=fetch.REPO):
-    """The path of a patch in the repository; its name is enough for an existing patch."""
+    """The path of a patch in the repository. For an existing patch the name is enough."""
     known = [os.path.relpath(one, repo) for name in overlay.PATCHES
              for one in overlay.patches_of(name, repo, local=True)]
     named = [one for one in known if os.path.basename(one) == patch]
@@ -65,7 +65,7 @@ def header_of(text):
 
 
 def below(patch, patches, text):
-    """The patches that are applied before this one to the files that it changes."""
+    """The patches that change the same files and are applied before this patch."""
     if not patch.startswith(FIXES):
         return [one for one in patches if one < patch or one.startswith(FIXES)]
     needs = STANDS_ON.search(header_of(text))
@@ -100,7 +100,7 @@ def upstreams(files, tree, into):
 
 
 def laid_out(place):
-    """Each file that was laid out, and the path of the unedited copy of its file in b/."""
+    """Each file that was laid out, and the path of the unedited copy of the file in b/."""
     for folder, _, names in os.walk(os.path.join(place, "written")):
         for name in names:
             path = os.path.join(folder, name)
@@ -108,7 +108,7 @@ def laid_out(place):
 
 
 def tree_for(name):
-    """The tree of an upstream. Not all patches need apply to another version of it."""
+    """The tree of an upstream. To another version of it some patches may not apply."""
     if name not in fetch.VERSION_OF:
         return overlay.hooked_tree(name)
     with fetch.locked(fetch.BUILD, name):
@@ -152,20 +152,21 @@ def lay_out(patch, files, repo=fetch.REPO, name=""):
 
 
 def model(path):
-    """The text of a patch, or of the first patch of its folder if it has no diff yet."""
+    """The text of a patch. If the patch has no diff yet, the text of the first patch of its
+    folder."""
     text = fetch.read(path)
     others = sorted(glob.glob(os.path.join(os.path.dirname(path), "*.patch")))
     return text if "\n@@ " in text else fetch.read(others[0]) if others else text
 
 
 def context(text):
-    """How many lines of context most hunks have; 2 if there is none."""
+    """The number of context lines of most hunks, or 2 without hunks."""
     starts = re.findall(r"(?m)^@@ .*\n((?: .*\n)*)", text)
     return statistics.mode([start.count("\n") for start in starts] or [2])
 
 
 def changes(patch, repo, name):
-    """The difference of a/ and b/, in the form that the folder's patches have."""
+    """The difference of a/ and b/, in the format of the folder's patches."""
     place, like = place_of(patch, name), model(os.path.join(repo, patch))
     if not os.path.isdir(place):
         raise overlay.OverlayError(f"{patch} is not laid out: call this without --write first")
@@ -180,8 +181,8 @@ def changes(patch, repo, name):
 
 
 def different(made, text):
-    """The parts of a diff that differ from the patch, or that the patch lacks. For a part that only
-    the patch has: a part without a change."""
+    """The parts of a diff that differ from the patch or that the patch lacks. If only the patch has
+    a part, the result has this part without a change."""
     def lines(part):
         return [line for line in part.splitlines() if not line.startswith("@@ ")]
 
@@ -213,7 +214,7 @@ def write(patch, repo=fetch.REPO, name=""):
 
 
 def main():
-    """Lay a/ and b/ out, or write the patch."""
+    """Lay out a/ and b/, or write the patch."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
                                      usage="\n".join(__doc__.splitlines()[2:4]))
     parser.add_argument("--write", action="store_true", help="write what was edited in b/")

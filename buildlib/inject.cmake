@@ -7,15 +7,16 @@ cmake_policy(SET CMP0079 NEW) # link libraries may be added to another directory
 enable_language(CXX)
 string(APPEND CMAKE_CXX_FLAGS " -Werror")
 
-# Our sources in libibverbs, absolute. C++ sources go here too: no_cxx_runtime.cmake has their flags.
+# Our sources in libibverbs, as absolute paths, also the C++ sources: no_cxx_runtime.cmake has their
+# flags.
 file(GLOB INJECT_LIBIBVERBS_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/libibverbs/mr_*.c
      ${PROJECT_SOURCE_DIR}/libibverbs/mr_cache/*.cc)
 set(INJECT_UAPI_HEADERS kernel-headers/rdma/ib_user_mr_notify.h)
 set(INJECT_PUBLIC_HEADERS libibverbs/mr_notify.h libibverbs/mr_cache.h libibverbs/mr_all.h)
 set(INJECT_TESTS tests/test_mr_notify.py tests/test_mr_cache.py tests/test_mr_all.py)
 
-# The target, relative to the tree, of a laid symbolic link: upstream's install() would install the link
-# itself.
+# The target of a laid symbolic link, relative to the tree: upstream's install() would install the
+# link itself.
 function(inject_real_paths OUT)
   set(paths "")
   foreach(path ${ARGN})
@@ -27,10 +28,10 @@ function(inject_real_paths OUT)
 endfunction()
 
 # Appends our symbol version nodes to the map that upstream's configure_file() generated. A second
-# --version-script would work for the shared library, but sanitize_static_lib.py takes one map per static
-# library and makes all symbols outside of this map local. A hook to libibverbs.map.in would have to be
-# redone whenever upstream adds a node. Our node's name differs from upstream's next node, and check-build
-# sorts it before upstream's newest node (it compares the part after the "_").
+# --version-script would be enough for the shared library. But sanitize_static_lib.py takes one map
+# per static library, and makes all symbols outside of this map local. A hook in libibverbs.map.in
+# would have to change whenever upstream adds a node. Our node's name differs from upstream's next
+# node, and check-build sorts it before upstream's newest node (it compares the part after the "_").
 function(inject_symbol_versions)
   set(map ${PROJECT_BINARY_DIR}/libibverbs/libibverbs.map)
   set(node ${PROJECT_SOURCE_DIR}/libibverbs/libibverbs_mr_notify.map)
@@ -40,7 +41,8 @@ function(inject_symbol_versions)
   string(REGEX MATCHALL "IBVERBS_[0-9.]+ {" nodes "${upstream}")
   list(POP_BACK nodes newest)
   string(REPLACE " {" "" IBVERBS_NEWEST "${newest}")
-  # A separate file with its own time stamp, so that configuring again does not link all programs again.
+  # A separate file keeps its time stamp, so that configuring again does not link all programs
+  # again.
   file(CONFIGURE OUTPUT ${map}.ours CONTENT "${upstream}\n${ours}" @ONLY)
   execute_process(COMMAND cp --preserve=timestamps ${map}.ours ${map} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
@@ -49,7 +51,8 @@ function(inject_libibverbs)
   foreach(target ibverbs ibverbs-static)
     if(TARGET ${target})
       target_sources(${target} PRIVATE ${INJECT_LIBIBVERBS_SOURCES})
-      # The compiler assumes that an undeclared function returns an int, half of a pointer.
+      # The compiler assumes that an undeclared function returns an int, which has half the bits of
+      # a pointer.
       target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C>:-Werror=implicit-function-declaration>")
     endif()
   endforeach()
@@ -113,7 +116,8 @@ function(inject_targets OUT FOLDER)
   set(${OUT} ${found} PARENT_SCOPE)
 endfunction()
 
-# Cython's C takes most of the time of a build; modules that are tried out in place need not be optimized.
+# Compiling Cython's C takes most of the time of a build. Modules that are used in place need not be
+# optimized.
 function(inject_quick_python)
   if(INJECT_QUICK_PYTHON AND CYTHON_EXECUTABLE)
     inject_targets(modules ${PROJECT_SOURCE_DIR}/pyverbs)
@@ -124,7 +128,8 @@ function(inject_quick_python)
 endfunction()
 
 # Targets for parts of the build. libibverbs loads every driver that has a file in its folder, and
-# complains if the library is missing: so in place a driver's file is made together with the driver.
+# warns if the library is missing. So a build in place makes a driver's file together with the
+# driver.
 function(inject_parts)
   if(NOT IN_PLACE)
     return()

@@ -19,7 +19,7 @@ TRACE_HEADERS = ("ib_mad.h", "ib_umad.h", "rdma_core.h")
 # The modules of MR notification: the core and the drivers that can revoke in software.
 STACK = ("drivers/infiniband/core", "drivers/infiniband/sw/rxe", "drivers/infiniband/sw/siw")
 
-# Our own options, which a distribution's configuration does not know.
+# Our own options, which a distribution's configuration lacks.
 OPTIONS = ("INFINIBAND_MR_NOTIFY", "RDMA_RXE_PAGING")
 
 # All users of ib_core: {folder: options of modules there that can't be built}.
@@ -33,8 +33,8 @@ USERS = {
     "net/smc": "",
     "net/sunrpc/xprtrdma": "",
 }
-# The drivers of network cards whose headers drivers/infiniband/hw includes. A distribution's
-# package of headers lacks them.
+# Drivers of network cards: drivers/infiniband/hw includes their headers, which a distribution's
+# package of headers lacks.
 NEIGHBOURS = tuple("drivers/net/ethernet/" + name for name in (
     "broadcom/bnxt", "chelsio/cxgb4", "chelsio/libcxgb", "cisco/enic", "emulex/benet",
     "hisilicon/hns3", "intel/ice", "pensando/ionic"))
@@ -68,7 +68,7 @@ def make(headers, place, folders=STACK, options=OPTIONS):
 
 
 def compiler_options(headers):
-    """Options of make, if this machine lacks the compiler that built the kernel.
+    """Options of make if this machine lacks the compiler that built the kernel.
 
     An older compiler does not know one of the options of the kernel's configuration.
     """
@@ -78,15 +78,17 @@ def compiler_options(headers):
 
 
 def compiler_environment():
-    """The environment of a kernel build: ccache if it exists, and no time stamp in the result."""
+    """The environment of a kernel build: with ccache if it exists, and without time stamps in the
+    result."""
     env = {**os.environ, "KBUILD_BUILD_TIMESTAMP": "2025-01-01", "KBUILD_BUILD_USER": "lab",
            "KBUILD_BUILD_HOST": "lab", "LC_ALL": "C",
-           # Tracking the place of an error within a macro costs a tenth of the time.
+           # Recording the position of errors inside macros costs a tenth of the time.
            "KCFLAGS": "-ftrack-macro-expansion=0"}
     if os.path.isdir("/usr/lib/ccache"):
         env["PATH"] = "/usr/lib/ccache:/usr/sbin:/usr/bin:/sbin:/bin"
         env.setdefault("CCACHE_BASEDIR", fetch.BUILD)
-        # Takes the included files from the .d file: preprocessing takes as long as compiling.
+        # ccache takes the included files from the .d file, because preprocessing takes as long as
+        # compiling.
         env.setdefault("CCACHE_DEPEND", "1")
         # The package's build calls "gcc-12" instead of /usr/lib/ccache unless this is set.
         env["DEBIAN_KERNEL_USE_CCACHE"] = "1"

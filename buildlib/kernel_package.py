@@ -33,7 +33,7 @@ class Package:
         return boot if os.path.exists(boot) else os.path.join(self.modules, "vmlinuz")
 
     def module_files(self):
-        """{module name: path} of everything that the package brings."""
+        """{module name: path} of all modules of the package."""
         return {module_name(path): path for path in
                 glob.glob(os.path.join(self.modules, "kernel/**/*.ko*"), recursive=True)}
 
@@ -46,7 +46,8 @@ def module_name(path):
 def names(version, upstream="linux"):
     """The packages that hold the image and the headers of one version of the kernel.
 
-    From Linux 7 on the image's package is empty, and depends on the packages with its parts.
+    From Linux 7 on the image's package is empty, and depends on packages with the parts of the
+    image.
     """
     apt = fetch.archive_apt(fetch.BUILD, upstream)
     for meta in fetch.kernel_packages(upstream):
@@ -65,7 +66,7 @@ def names(version, upstream="linux"):
 
 
 def needs_libc(program):
-    """Does a program lack a version of the C library here?"""
+    """Does a program need a newer C library than this machine's?"""
     with open(program, "rb") as content:
         if content.read(4) != b"\x7fELF":
             return False
@@ -74,7 +75,7 @@ def needs_libc(program):
 
 
 def let_tools_start(folder, place, build, upstream):
-    """Give the tools of a later release, which don't start on this one, its C library.
+    """Give the tools of a later release the C library of that release, if they don't start here.
 
     They are in `folder`, which becomes `place`.
     """

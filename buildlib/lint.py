@@ -128,7 +128,7 @@ def tidy_digest(sources):
 
 
 def check_tidy(changed):
-    """Run clang-tidy on each folder, or on each that has not passed with this content."""
+    """Run clang-tidy on each folder, or on each folder that has not passed with this content."""
     folders = [(units, passed_before(tidy_digest(names))) for names, units in tidy_units()]
     todo = [one for one in folders if not (changed and os.path.exists(one[1]))]
     good = report("clang-tidy", *(["clang-tidy", "--quiet", *arguments, "--", "-std=c++20",

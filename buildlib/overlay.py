@@ -49,7 +49,7 @@ PATCHES = {"rdma-core": ("buildlib/hooks",),
 # Patches for the trees that are built here only: upstream and the packages do not get them.
 LOCAL = {"linux": "tests/lab/patches", "openmpi": "tests/consumers/openmpi"}
 LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")
-# The line of a patch or file that is only for the named version of an upstream.
+# The line that marks a patch or file as only for the named version of an upstream.
 ONLY_FOR = re.compile(r"(?m)^Only-For: (\S+)$")
 
 
@@ -98,7 +98,7 @@ def text_of(patch, name=""):
 def our_files(name, repo):
     """{path in upstream's tree: path of our file} of everything to lay.
 
-    For linux-7.3 a file NAME.7.3.h is laid as NAME.h, in place of that file."""
+    For linux-7.3 a file NAME.7.3.h is laid as NAME.h, instead of our NAME.h."""
     files, own = {}, {}
     for folder, pattern, target in LAID[fetch.family(name)]:
         base = os.path.join(repo, folder)
@@ -186,7 +186,8 @@ def apply_hook(patch, repo, work, name=""):
 
 
 def keep(name, path, tree, kept):
-    """Keep upstream's own version of a file, from the package if the tree's has been edited."""
+    """Keep upstream's version of a file. If the file in the tree was edited, take it from the
+    package."""
     os.makedirs(os.path.dirname(kept), exist_ok=True)
     place = os.path.join(tree, path)
     unpacked = os.path.join(fetch.state_folder(tree), fetch.UNPACKED)
@@ -201,9 +202,9 @@ def keep(name, path, tree, kept):
 def hook(name, patches, before, tree, pristine, repo):
     """Apply the patches in order; the list of files that are hooked now.
 
-    `pristine` keeps upstream's version of each hooked file, to which the hooks are applied.
-    `before` has the hooked files and the times at which they were written: it is an error if a
-    file was edited since then, or before its first hook, because the edit would be lost.
+    `pristine` keeps upstream's version of each hooked file. The hooks are applied to it. `before`
+    has the hooked files and the times at which they were written. If a file was edited since then,
+    or before its first hook, the edit would be lost, so this is an error.
     """
     targets = {}
     for patch in patches:
@@ -233,7 +234,7 @@ def hook(name, patches, before, tree, pristine, repo):
 
 
 def refuse_edited(path, before, tree, pristine, work):
-    """Raise if a file of the tree has other lines than upstream's file and the hooks."""
+    """Raise if a file of the tree differs from upstream's file with the hooks."""
     place, kept = os.path.join(tree, path), os.path.join(pristine, path)
     if path in before and os.stat(place).st_mtime <= before[path]:
         return
@@ -279,7 +280,7 @@ def overlay(name, tree, repo=fetch.REPO, copy=False):
 
     lay(files, done["laid"], tree, repo, copy)
     record(laid=sorted(files))
-    # Written down before as well: a later run must know the files that an interrupted one hooked.
+    # Recorded before hooking, too: a later run must know the files that an interrupted run hooked.
     hooked = {path for patch in patches for path in hooked_files(patch, name)}
     record(hooked=sorted(hooked.union(done["hooked"])))
     pristine = os.path.join(state, "pristine")

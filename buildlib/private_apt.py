@@ -26,7 +26,7 @@ class AptError(Exception):
 
 @contextlib.contextmanager
 def alone(path):
-    """A context for one thread of one process at a time, by a lock file."""
+    """A context for one thread of one process at a time. Uses a lock file."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -38,7 +38,7 @@ def archive_uris(security=False):
 
     With `security` the addresses of security updates; there may be none.
     """
-    # Tabs, because an address may have blanks; a flat repository lacks release and component.
+    # Tabs, because an address may have blanks. A flat repository lacks release and component.
     form = "$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)"
     targets = subprocess.run(["apt-get", "indextargets", "--no-release-info", "--format", form],
                              capture_output=True, text=True, check=True).stdout
@@ -62,9 +62,9 @@ def keyring():
 
 
 class PrivateApt:
-    """One apt state in `folder`, with `sources` (one-line format), or the machine's own if None.
+    """One apt state in `folder`, with `sources` (one-line format); None: the machine's own sources.
 
-    Several processes may use it: apt itself would fail instead of waiting.
+    Several processes may use it, and wait for each other. apt itself would fail instead.
     """
 
     def __init__(self, folder, sources=None):

@@ -10,8 +10,8 @@ import re
 HEADLESS = re.compile(r"\b(?:who|whoever|what|whatever|nobody|somebody)\b", re.IGNORECASE)
 MOST = 2        # in 1,000 words of a folder
 
-# Folders and files whose comments are older than this rule: none is left. The check reports a
-# file that no longer needs its entry.
+# Folders and files with comments older than this rule; none is left. The check reports an entry
+# that is no longer needed.
 NOT_YET = ()
 
 STRING = r'"(?:\\.|[^"\\\n])*"'

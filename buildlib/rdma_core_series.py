@@ -32,7 +32,7 @@ import overlay
 FOLDER = os.path.join(fetch.REPO, "buildlib/hooks/series")
 TOPICS = ("fixes", "mr")
 MAP = os.path.join(fetch.REPO, "libibverbs/libibverbs_mr_notify.map")
-# Our files that only the overlay needs, and files that edits are generated from.
+# Our files that only the overlay needs, and files from which edits are generated.
 NOT_SENT = {"buildlib/inject.cmake", "libibverbs/libibverbs_mr_notify.map",
             "libibverbs/libibverbs_mr_notify.symbols", "providers/README.md",
             "tests/mutations.py"}
@@ -64,8 +64,8 @@ INSERTED = ((r"((.+)/\w+)/CMakeLists\.txt", "CMakeLists.txt", r"\nadd_subdirecto
             *((r"libibverbs/man/(.*)\.7\.md", spec, r"\n%\{{_mandir\}}/man1/ibv_\*",
                "\n%{{_mandir}}/man7/ibv_mr_*")
               for spec in ("redhat/rdma-core.spec", "suse/rdma-core.spec")))
-# A hook changes no line of upstream but its indentation. A commit renames and joins lines: the
-# first commit that changes the file.
+# A hook changes only the indentation of upstream's lines. The first commit that changes the file
+# also renames and joins lines.
 REWRITTEN = {
     "libibverbs/cmd_ioctl.c": ((
         "&cmd->hdr))\n\t\tif (!mr_cache_retry_cmd(context, cmd))\n\t\t\treturn errno;\n",
@@ -152,7 +152,7 @@ class Mail:
         self.topic, self.series = "", [self]
 
     def part(self, before):
-        """The mails of the series up to this mail, or after this mail."""
+        """The mails of the series up to this mail, or after it."""
         index = self.series.index(self) + 1
         return self.series[:index] if before else self.series[index:]
 

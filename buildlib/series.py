@@ -67,7 +67,7 @@ class Patch:
 
 class Series:
     """Mails that are sent together: their tree of upstream, the file with the text of their cover
-    letter, and the patches to apply before: of other topics, or the topic's first series.
+    letter, and the patches to apply before them, of other topics or of the topic's first series.
     """
 
     def __init__(self, patches, tree="", cover="", needs=(), first=()):
@@ -86,7 +86,7 @@ def patches_of(upstream="linux", author=None):
 
 
 def with_needs(wanted, patches):
-    """These patches and all patches that they stand on, in order."""
+    """These patches and all patches that they need, in order."""
     known = {one.key: one for one in patches}
     found, todo = set(), [one.key for one in wanted]
     while todo:
@@ -167,7 +167,7 @@ def plain_tree(place, upstream="linux"):
 
 
 def missing_files(patches, upstream="linux"):
-    """New files that belong to no patch, so that the series would lack them."""
+    """New files that belong to no patch: the series would lack them."""
     if fetch.family(upstream) == "rdma-core":
         return rdma_core_series.missing(patches, upstream)
     brought = {name for one in patches for name in one.new_files}
@@ -202,7 +202,7 @@ def write_cover(path, series, upstream, base):
 
 
 def write_one(folder, series, place, upstream, base=None):
-    """Write the mails of one series, from the plain tree, which is the first commit."""
+    """Write the mails of one series. The first commit is the plain tree."""
     ours = overlay.our_files(upstream, REPO)
     root = git(place, "rev-list", "--max-parents=0", "HEAD").strip()
     git(place, "reset", "-q", "--hard", root)

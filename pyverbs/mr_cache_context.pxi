@@ -20,9 +20,9 @@ cdef context_check_open(Context context):
 def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=None):
     """
     Return the limits of the context's registration cache, and change the given limits.
-    Idle registrations beyond the new limits are evicted before it returns; registrations in
-    use end with their last users. Thread safe, except for closing the context during the
-    call; if two threads each give one limit at the same time, one may undo the other's change.
+    Idle registrations beyond the new limits are evicted before the call returns. Registrations in
+    use end with their last users. Thread safe, except for closing the context during the call; if
+    two threads each give one limit at the same time, one may undo the other's change.
     :param max_bytes: How many bytes it may hold registered, an int; None: unchanged
     :param max_entries: How many registrations it may hold, an int; None: unchanged
     :return: The limits until now, an MRCacheLimits(max_bytes, max_entries)

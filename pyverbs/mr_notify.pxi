@@ -5,8 +5,8 @@
 # reg_notify() allocates the word of an MR by ibv_alloc_notify_word(); close() frees it after
 # the MR is gone.
 
-# Converting an argument may run code of the application (__index__), which may close the
-# object of the method: so methods check whether it is open after the conversion.
+# Converting an argument may run code of the application (__index__), which may close the object of
+# the method. So methods check whether the object is open after the conversion.
 
 cimport cython
 from cpython.number cimport PyNumber_Index

@@ -20,10 +20,10 @@ import overlay
 
 REVISION = 3
 PLACE = os.path.join(fetch.BUILD, "packages")
-# The maintainer in changes of the packaging: the committer of this project.
+# The maintainer in debian/changelog: the committer of this project.
 MAINTAINER = "Seed 17fc4077 maintainers <maintainers@users.noreply.a-seed-17fc4077.example>"
-# Libraries that a distribution may rename: Debian 13 adds a suffix, since time_t has 64 bits there.
-# The fields let the renamed package replace the package with the old name.
+# Libraries that a distribution may rename: Debian 13 adds a suffix, because time_t has 64 bits
+# there. With these fields the renamed package replaces the package with the old name.
 RENAMED = ("librdmacm1", "libibnetdisc5")
 ENDING = "t64"
 FIELDS = """\
@@ -59,9 +59,9 @@ def version():
 
 
 def renamed():
-    """The libraries whose names differ in this distribution: an upgrade needs these names.
+    """The libraries that have other names in this distribution. An upgrade needs these names.
 
-    Without apt's lists a machine knows only installed packages; then fetch.py's apt is asked.
+    Without apt's lists a machine knows only installed packages. Then fetch.py's apt has the answer.
     """
     def ask(*command):
         return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
@@ -113,7 +113,7 @@ def fingerprint(source):
 
 
 def newest_change():
-    """When the overlay was last changed: the time of the commit, else of the newest file."""
+    """The time of the last change of the overlay: the time of the commit, or of the newest file."""
     done = subprocess.run(["git", "-C", fetch.REPO, "log", "-1", "--format=%ct", "--",
                            *sorted({os.path.dirname(path) for path in inputs()})],
                           capture_output=True, text=True, check=False)
@@ -137,7 +137,7 @@ def add_changelog_entry(tree, total):
 
 
 def environment(tree, when):
-    """The build's environment; from the caller's shell it has only the place of the compiler
+    """The build's environment. From the caller's shell it has only the folder of the compiler
     cache."""
     kept = {name: value for name, value in os.environ.items()
             if name in ("HOME", "TMPDIR") or name.startswith("CCACHE_")}

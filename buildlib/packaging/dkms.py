@@ -22,7 +22,7 @@ import overlay
 REVISION = 3
 NAME = "rdma-mr-notify"
 PLACE = os.path.join(fetch.BUILD, "packages")
-FILES = os.path.splitext(os.path.abspath(__file__))[0]      # our files of the package
+FILES = os.path.splitext(os.path.abspath(__file__))[0]      # our files for the package
 FOLDERS = tuple(kernel_modules.USERS)
 # Modules that the package brings because a distribution may not build them.
 ADDED = ("siw",)
@@ -35,7 +35,7 @@ TEMPLATES = {
     f"{SOURCE}/dkms.conf": ("dkms.conf", 0o644),
     "usr/share/dkms/modules_to_force_install/@NAME@": ("override", 0o644),
     "etc/kernel/preinst.d/dkms-@NAME@": ("kernel-preinst", 0o755),
-    # After dkms, which has then built the modules, and before initramfs-tools.
+    # The name sorts it after dkms, which builds the modules, and before initramfs-tools.
     "etc/kernel/postinst.d/dkms-@NAME@": ("kernel-postinst", 0o755),
     "etc/kernel/header_postinst.d/dkms-@NAME@": ("kernel-postinst", 0o755),
     "usr/share/doc/@NAME@-dkms/copyright": ("copyright", 0o644),

@@ -74,7 +74,7 @@ class End:
 
 def replace(buffer):
     """
-    The library's change, of which the server learns nothing.
+    Let the library change the memory. The server gets no message about it.
     :return: The address of the other buffer
     """
     munmap(buffer, LENGTH)

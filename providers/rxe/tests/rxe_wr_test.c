@@ -35,7 +35,7 @@ static struct rxe_queue_buf *empty_queue(void)
 	return &memory.head;
 }
 
-/* With a work request begun. */
+/* A QP with a work request begun. */
 static struct rxe_qp begun(void)
 {
 	/* For the log of refusals. */
@@ -93,7 +93,7 @@ static bool is_inline(struct rxe_qp *qp)
 	return first(qp)->wr.send_flags & IBV_SEND_INLINE;
 }
 
-/* The setters of inline data set the flag: wr_flags lacks it. */
+/* wr_flags lacks the flag, so the setters of inline data must set it. */
 static void test_inline_flag(void)
 {
 	const struct ibv_data_buf buffer = { .addr = (void *)"abc", .length = 3 };

@@ -75,7 +75,7 @@ protected:
         ucs_rcache_region_put(m_rcache, &r->super);
     }
 
-    /* Get and put; which region it was, and where it starts */
+    /* Get and put a region; return the region and its start */
     int use(uintptr_t start, size_t length, uintptr_t *region_start = NULL)
     {
         region *r = get(start, length);
@@ -255,7 +255,7 @@ UCS_TEST_F(test_rcache_notify, invalid_do_not_pile_up_with_hits) {
     EXPECT_EQ(1u, m_words.size());
 }
 
-/* A few may have much memory */
+/* A few regions may have much memory */
 UCS_TEST_F(test_rcache_notify, large_invalid_do_not_pile_up) {
     static const size_t large = 1ul << 30;
 
@@ -406,7 +406,7 @@ protected:
         ucp_memh_put(m_context, memh, 0);
     }
 
-    /* Get and put; the length of the region, 0 if it failed */
+    /* Get and put a region; return its length, or 0 on failure */
     size_t use(uintptr_t start, size_t length)
     {
         ucp_mem_h memh;
@@ -511,7 +511,7 @@ UCS_TEST_F(test_ucp_rcache_notify, without_a_word_it_serves_one_request) {
     EXPECT_TRUE(m_registered.empty());
 }
 
-/* As memory that TCP sends */
+/* Like memory that TCP sends */
 UCS_TEST_F(test_ucp_rcache_notify, without_memory_handles_nothing_is_kept) {
     ucp_mem_h memh;
 
