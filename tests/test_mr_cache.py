@@ -32,8 +32,8 @@ NONE = os.environ.get('RDMAV_MR_CACHE') == '0'
 # Only the tests suspend registrations, even on a slow machine.
 os.environ.setdefault('RDMAV_MR_CACHE_IDLE_MS', '0')
 
-# Prints for each access whether the process has cached the registration: whether the whole range is
-# found afterwards, and whether a part is found.
+# Registers with each access, and prints whether the cache then finds the whole range, and whether
+# it finds a part.
 POLICY_CHILD = """
 import ctypes, json, mmap, sys
 from pyverbs.device import Context
@@ -51,7 +51,7 @@ print(json.dumps(found))
 """
 
 
-# One thread forgets MRs while another closes them, or closes their PD, which may fail with EBUSY.
+# One thread forgets MRs. Another thread closes them, or closes their PD, which may fail with EBUSY.
 FORGET_CHILD = """
 import errno, sys, threading
 from pyverbs.device import Context
@@ -201,7 +201,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_access(self):
         """
-        A request for more access gets another registration; for less access, the same.
+        A request for more access gets another registration, a request for less access the same one.
         """
         addr = self.map()
         self.fill(addr)
@@ -394,7 +394,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_evict_bytes(self):
         """
-        The same at the limit of bytes; an MR larger than the limit is registered plainly.
+        The same at the limit of bytes. An MR larger than the limit gets a plain registration.
         """
         first, second = self.map(), self.map()
         self.ctx.reg_mr_limits(max_bytes=LENGTH + PAGE)
@@ -440,8 +440,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_notify(self):
         """
-        A cached registration has the cache's word. If the user did not ask for a cached MR and
-        is its only user, it can be armed with the user's word.
+        A cached registration has the cache's word. If RDMAV_MR_CACHE caches an MR and it has one
+        user, this user can arm it with another word.
         """
         addr = self.map()
         mr = self.reg_cached(addr)
@@ -501,7 +501,8 @@ class MRCacheTest(MRCacheTestCase):
     def test_mr_cache_exact(self):
         """
         A registration with remote rights serves only its own range and rights, so that a peer gets
-        no more than the request. With RDMAV_MR_CACHE=remote it serves all its range and rights.
+        no more access than the request allows. With RDMAV_MR_CACHE=remote it serves all its range
+        and rights.
         """
         addr = self.map()
         mr = self.reg_cached(addr, access=CACHED_REMOTE)
@@ -641,7 +642,7 @@ class MRCacheTrafficTest(MRTrafficTestCase):
 
     def test_mr_cache_rc_other_pages(self):
         """
-        With other pages at the same address before each message no old byte arrives: each end
+        If the address maps other pages before each message, no old byte arrives, and each end
         registers every time. The old registration is idle, or in use.
         """
         self.create_players(CachedRC)
@@ -658,7 +659,7 @@ class MRCacheTrafficTest(MRTrafficTestCase):
 
     def test_mr_cache_rc_forget(self):
         """
-        A peer's key works while the registration is idle, and no longer after it is forgotten.
+        A peer's key works while the registration is idle, until the registration is forgotten.
         """
         self.create_players(CachedRC)
         self.server.mr.close()
@@ -749,7 +750,7 @@ class MRCacheInterfaceTest(MRCacheTestCase):
 
     def test_mr_cache_forget_threads(self):
         """
-        An MR that another thread closes at the same time is deregistered once.
+        If two threads close an MR at the same time, it is deregistered once.
         """
         for what in ('mr', 'pd'):
             self.assertEqual(run_child(FORGET_CHILD, self.dev_name, what), '')
@@ -772,8 +773,8 @@ class MRCacheInterfaceTest(MRCacheTestCase):
 
     def test_mr_cache_flag(self):
         """
-        Kernels ignore the flag's bit if they do not know it, and the flag is in no enumeration
-        whose values tests combine for plain registrations.
+        Kernels that do not know the flag's bit ignore it. No enumeration whose values tests combine
+        for plain registrations contains the flag.
         """
         self.assertEqual(e.IBV_ACCESS_CACHED, 1 << 29)
         self.assertNotIn(1 << 29, [int(flag) for flag in e.ibv_access_flags])

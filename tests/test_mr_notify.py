@@ -34,7 +34,7 @@ REMOTE = ACCESS | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE
 MAP_FIXED = 0x10
 MAP_FAILED = ctypes.c_void_p(-1).value
 
-# The interpreter clears the modules that it can't free: pyverbs.mr before this module.
+# At exit the interpreter clears modules that it can't free, pyverbs.mr before this module.
 LAST_MR_CHILD = """
 import ctypes, sys
 from pyverbs.device import Context
@@ -62,7 +62,7 @@ libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 def run_child(program, *args, env=None):
     """
-    Run a program in a separate Python process.
+    Run a program in another Python process.
     :return: All its output; also its status if it failed
     """
     done = subprocess.run([sys.executable, '-c', program, *args], stdout=subprocess.PIPE,
@@ -73,7 +73,7 @@ def run_child(program, *args, env=None):
 
 class Closing:
     """
-    A number whose conversion closes an object.
+    A number. Its conversion closes an object.
     """
     def __init__(self, what, number=0):
         self.what = what
@@ -107,7 +107,7 @@ def requires_mr_notify(func):
 
 def requires_mr_revoke(func):
     """
-    Skip if the device keeps its access after the word says INVALID.
+    Skip if the device can't revoke an MR.
     """
     @functools.wraps(func)
     def inner(instance):
@@ -120,7 +120,7 @@ def requires_mr_revoke(func):
 
 class MRNotifyTestCase(PyverbsAPITestCase):
     """
-    Memory mapped without Python's and the C library's allocators, and errors as numbers.
+    Memory that no allocator of Python or the C library has mapped, and errors as numbers.
     """
     def setUp(self):
         super().setUp()
@@ -164,7 +164,7 @@ class MallInfo(ctypes.Structure):
 
 class WRTest(unittest.TestCase):
     """
-    Work requests, without a device.
+    Tests of work requests that need no device.
     """
     def test_wr_frees_elements(self):
         """
@@ -217,7 +217,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_munmap_part(self):
         """
-        Unmapping any one page of the range is enough; a page outside of it has no effect.
+        Unmapping any page of the range is enough. Unmapping a page outside of it has no effect.
         """
         for page in (0, 7, 15):
             mr, addr = self.reg()
@@ -249,7 +249,8 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_already_stale(self):
         """
-        Memory that was replaced before reg_notify() is seen: success, and INVALID.
+        If the memory was replaced before reg_notify(), the call succeeds, and the word says
+        INVALID.
         """
         mr, addr = self.reg()
         self.unmap(addr)
@@ -304,7 +305,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_add(self):
         """
-        References can be taken and dropped after the kernel has set a bit; the result is the word
+        References can be taken and dropped after the kernel has set a bit. The result is the word
         before the addition.
         """
         mr, addr = self.reg()
@@ -329,7 +330,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_closed_by_argument(self):
         """
-        Converting the number closes the MR, so the word is gone when the number is known.
+        Converting the number closes the MR, which frees the word.
         """
         for func in (MR.add_notify, MR.notify_word.__set__):
             mr, _ = self.reg()
@@ -378,7 +379,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_busy(self):
         """
-        A registration has one word: a second word is refused, and the first keeps working.
+        A registration has one word. A second word is refused, and the first keeps working.
         """
         mr, addr = self.reg()
         mr.reg_notify()
@@ -440,15 +441,15 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_interpreter_ends(self):
         """
-        An MR that is closed after pyverbs' names are gone is closed once, without a message.
+        If the interpreter has cleared pyverbs, an MR is closed once, without a message.
         """
         self.assertEqual(run_child(LAST_MR_CHILD, self.dev_name), '')
 
 
 class LookedAt:
     """
-    An MR that drops its memory during one check of the guide, chosen by number: before its
-    word is read, or after settling but before its word is read.
+    An MR that drops its memory during one check of the guide, chosen by number: before the program
+    reads the word, or between settling and reading the word.
     """
     def __init__(self, mr, number, drop):
         self.mr = mr
@@ -506,8 +507,8 @@ class MRNotifyGuideTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_guide(self):
         """
-        An MR whose memory went away before the last check is not used again; an intact MR, or an
-        MR that is only suspect, is used again.
+        An MR whose memory was dropped before the last check is not used again. An MR that is
+        intact, or only suspect, is used again.
         """
         code = self.looks()
         for suspect in (False, True):

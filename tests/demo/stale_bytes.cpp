@@ -68,7 +68,7 @@ private:
 	int registrations_ = 0;
 };
 
-/* As an allocator that returns memory to the kernel and gets it again. */
+/* Behaves as an allocator that returns memory to the kernel and gets it again. */
 void map_again(range r)
 {
 	if (munmap(r.addr, r.length) ||

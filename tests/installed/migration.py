@@ -47,7 +47,7 @@ class Machine:
         raise OSError(f"{command}: QEMU has ended")
 
     def status_after(self, command, *statuses):
-        """The first status other than these, after a command."""
+        """After a command, wait for a status other than these, and return it."""
         while (status := self.ask(command).get("status")) in statuses:
             time.sleep(0.05)
         return status
@@ -66,7 +66,8 @@ class Machine:
 
 
 def migrate(source, target, uri, pinned):
-    """Migrate; the complaints. @pinned: register all memory first, not each MiB before sending."""
+    """Migrate; return the complaints. @pinned: register all memory first, instead of each MiB
+    before it is sent."""
     for machine in (source, target):
         machine.ask("qmp_capabilities")
         machine.ask("migrate-set-capabilities",
@@ -86,7 +87,7 @@ def checksum(path):
 
 
 def run(folder, env, uri, pinned, limit):
-    """Run both processes, at most @limit seconds: (their output, the complaints)."""
+    """Run both processes, at most @limit seconds; return (their output, the complaints)."""
     memory = [os.path.join(folder, name) for name in ("source", "target")]
     with open(memory[0], "wb") as out:
         out.write(os.urandom(RANDOM))

@@ -26,9 +26,9 @@ import migration  # noqa: E402
 import ucx  # noqa: E402
 
 ADDRESS = "10.0.0.1"
-LIMIT = 600     # seconds for one program: it hangs; none takes 6 on an idle machine
+LIMIT = 600     # seconds until a program counts as hung; none takes 6 on an idle machine
 PATIENCE = 10   # … for a program whose peer has failed
-# A queue pair heard nothing for half a second: the host may stop an emulated CPU for so long. This
+# A queue pair got no packet for half a second: the host may stop an emulated CPU for this time. It
 # also happens without on-demand paging and without the fork.
 RETRIES_RAN_OUT = "transport retry counter exceeded"
 ATTEMPTS = 3
@@ -67,11 +67,10 @@ class Pair:
     client: tuple = ()
 
 
-# Without udpong of rdmacm-utils: "rconnect: No such file or directory" over soft-RoCE, also with
-# Debian's own libraries.
-# Without fi_pingpong over ofi_rxm: when its peer closes first, this provider posts a receive to the
-# endpoint that it has just closed, and sometimes crashes (libfabric's issue 11828). Open MPI below
-# uses ofi_rxm, and waits for its peers at the end.
+# Left out: udpong of rdmacm-utils, which fails over soft-RoCE ("rconnect: No such file or
+# directory"), also with Debian's own libraries; and fi_pingpong over ofi_rxm. If the peer closes
+# first, ofi_rxm posts a receive to the endpoint that it has just closed, and sometimes crashes
+# (libfabric's issue 11828). Open MPI below uses ofi_rxm, and waits for its peers at the end.
 PAIRS = (
     Pair("perftest ib_write_bw", ["ib_write_bw", *PERFTEST], 18515, PERFTEST_LINE),
     Pair("perftest ib_read_lat", ["ib_read_lat", *PERFTEST], 18515, PERFTEST_LINE),
@@ -105,7 +104,7 @@ MPI = {
 
 
 def library():
-    """The file of libibverbs on this system, or the lab's file if it replaces that."""
+    """The file of libibverbs on this system, or the lab's file that replaces it."""
     folders = [*filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")), "/usr/lib/*"]
     links = [name for folder in folders for name in glob.glob(f"{folder}/libibverbs.so.1")]
     return os.path.realpath(links[0]) if links else ""
@@ -119,7 +118,7 @@ def environment(cached, folder, more):
 
 
 def loaded_wrongly(folder, processes):
-    """Did too few processes load the packages' libibverbs, or did any load another file?"""
+    """Did too few processes load the packages' libibverbs, or did a process load another file?"""
     found = []
     for path in glob.glob(os.path.join(folder, "ld.*")):
         with open(path, encoding="utf-8", errors="replace") as text:
@@ -131,7 +130,7 @@ def loaded_wrongly(folder, processes):
 
 
 def wait_until(condition, process):
-    """Wait for a condition; False if the process ended or it took too long."""
+    """Wait for a condition; False if the process ended, or after too long a time."""
     for _ in range(LIMIT * 20):
         if condition():
             return True
@@ -154,7 +153,8 @@ def listening(port):
 
 
 def both_end(server, client):
-    """Wait for both; False if it took too long: after a failure the peer may wait forever."""
+    """Wait for both; False after too long a time, because the peer of a failed process may wait
+    forever."""
     end = time.monotonic() + LIMIT
     while server.poll() is None or client.poll() is None:
         if server.poll() or client.poll():
@@ -232,7 +232,7 @@ def run_migration(pinned, cached):
     if wrong:
         return wrong + said
     print(f"# QEMU migration: {misses} registrations by the cache")
-    # Pinning all memory first registers it with remote rights on both sides.
+    # If all memory is pinned first, both sides register it with remote rights.
     expected = cached == "remote" or cached and not pinned
     return "" if bool(misses) == bool(expected) else f"not as cached {cached}\n{said}"
 
