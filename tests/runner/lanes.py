@@ -22,7 +22,7 @@ GUEST_PROGRAMS = ("contract", "word", "changes", "in_use", "reclaim", "revoke", 
                   "differential",
                   "adversary", "observe", "retransmit_answers", "errors", "qp_state",
                   "wqe_ring", "lossy", "no_cross_process_wait", "idle")
-# All these tests skip for the same reason. "no more wait than 512" may be too slow.
+# All these tests skip for the same reason. "at most 512 packets wait" may be too slow.
 GUEST_LEAST = {"retransmit_answers": 5, "nodes": 8, "odp_packets": 15}
 # Tests of upstream's suite on soft-RoCE. Upstream's kernel passes 103.
 UPSTREAM_EXECUTED = 117

@@ -593,7 +593,7 @@ TEST_CASE("adversary: no stale byte arrives")
 	CHECK(stats.evictions > 0);
 }
 
-TEST_CASE("adversary: a cache that does not look at the word is caught")
+TEST_CASE("adversary: a cache that ignores the word is caught")
 {
 	const device on;
 	naive_registry by;

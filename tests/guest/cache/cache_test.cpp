@@ -178,7 +178,7 @@ TEST_CASE("cache: a buffer of ibv_alloc_buf is cached as other memory is")
 #endif
 
 /* A plain registration of the part has the same result, because the part did not change. */
-TEST_CASE("cache: a part works on when the rest of its entry is unmapped")
+TEST_CASE("cache: a part keeps working when the rest of its entry is unmapped")
 {
 	const device on;
 	loopback link(on);
@@ -403,7 +403,7 @@ TEST_CASE("cache: a child that exits leaves nothing idle in its parent's PD")
 	pd.release();
 }
 
-TEST_CASE("cache: a PD and a context go with their idle registrations")
+TEST_CASE("cache: a PD and a context end with their idle registrations")
 {
 	const memory m = anonymous(length);
 	const std::size_t before = pinned_bytes();
@@ -424,7 +424,7 @@ TEST_CASE("cache: a PD and a context go with their idle registrations")
 	CHECK(happens([&] { return pinned_bytes() <= before; }));
 }
 
-TEST_CASE("cache: a PD in use stays, and goes when its last user has gone")
+TEST_CASE("cache: a PD in use stays, and can be freed after its last user")
 {
 	const memory m = anonymous(length);
 	const device on;

@@ -390,7 +390,7 @@ TEST_CASE("owner: contexts and PDs close during others' registrations")
 	same_told("closing");
 }
 
-TEST_CASE("owner: locked memory that is on its way back is there for a registration")
+TEST_CASE("owner: a registration gets locked memory that others are releasing")
 {
 	same_told("turns");
 }
@@ -405,7 +405,7 @@ TEST_CASE("owner: idle registrations leave a cgroup's objects to threads that ne
 }
 
 /* After each attempt there is an idle registration again, as if other threads took the room. */
-TEST_CASE("owner: a verb that lacks something ends, even if others take the room")
+TEST_CASE("owner: a verb that lacks resources ends, even if others take them")
 {
 	constexpr int many = 1000;
 	const device on;

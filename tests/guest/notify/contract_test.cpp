@@ -342,7 +342,7 @@ TEST_CASE("a registration that names its word is armed", "[roce]")
 	CHECK(wait_for_pinned(before) == before);
 }
 
-TEST_CASE("a registration that names a bad word is none", "[roce]")
+TEST_CASE("a registration that names a bad word fails", "[roce]")
 {
 	const device on;
 	const raw_uverbs raw(on.context());
@@ -643,7 +643,7 @@ TEST_CASE("the word is in the registered memory")
 	CHECK(value == IBV_MR_NOTIFY_INVALID);
 }
 
-TEST_CASE("a later event's changes are looked at too")
+TEST_CASE("a later event's changes are compared, too")
 {
 	const device on;
 	watched it(on, anonymous(length));

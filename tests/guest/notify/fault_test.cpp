@@ -175,7 +175,7 @@ TEST_CASE("faults: settling fails and the word stays as it was, or right", "[fau
 	CHECK(places < most_places - 1);
 }
 
-TEST_CASE("faults: restoring fails and it is as suspended as before", "[fault injection]")
+TEST_CASE("faults: restoring fails and the MR stays suspended", "[fault injection]")
 {
 	const stress::faults faults;
 	const device on;

@@ -90,7 +90,7 @@ TEST_CASE("a mask may have the application's bits only")
 	CHECK(raw.arm(mr->handle, w.address(), uint64_t{1} << 63) == 0);
 }
 
-TEST_CASE("a registration with a bad mask is none", "[roce]")
+TEST_CASE("a registration with a bad mask fails", "[roce]")
 {
 	const device on;
 	const raw_uverbs raw(on.context());
@@ -131,7 +131,7 @@ TEST_CASE("a registration that names its word and a mask", "[revoke][roce]")
 	CHECK(raw.deregister(made.handle) == 0);
 }
 
-TEST_CASE("a user of an invalid registration goes on", "[revoke]")
+TEST_CASE("a user of an invalid registration continues", "[revoke]")
 {
 	shared_by_users all;
 

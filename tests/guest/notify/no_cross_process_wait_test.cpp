@@ -378,7 +378,7 @@ TEST_CASE("a process whose memory is always being invalidated does not keep othe
 }
 
 /* It shares only the files with the other process. */
-TEST_CASE("a process whose shared files others punch goes on, and can be killed", "[two cpus]")
+TEST_CASE("a process whose shared files others punch continues, and can be killed", "[two cpus]")
 {
 	constexpr std::size_t length = large;
 	constexpr int files = 3;
@@ -451,7 +451,7 @@ TEST_CASE("a process whose shared files others punch goes on, and can be killed"
 }
 
 /* The removal of a software device waits until the last file of the device is closed. */
-TEST_CASE("a device goes though the memory of its last user is always being invalidated")
+TEST_CASE("a device can be removed while its last user's memory is always being invalidated")
 {
 	const bool iwarp = device().is_iwarp();
 	const std::string make = "ip link add mrn-dummy type dummy && ip link set mrn-dummy up && "
@@ -480,7 +480,7 @@ TEST_CASE("a device goes though the memory of its last user is always being inva
 }
 
 /* The process continues without the notifier. */
-TEST_CASE("ib_uverbs goes though the memory of a former user is always being invalidated")
+TEST_CASE("ib_uverbs can be unloaded while a former user's memory is always being invalidated")
 {
 	SKIP_IF(!std::filesystem::exists(modules / "ib_uverbs/refcnt"), "it is no module");
 	const bool iwarp = std::filesystem::exists("/sys/class/infiniband/siw0");

@@ -180,7 +180,7 @@ TEST_CASE("watcher", "[.]")
 	obey(std::cin, std::cout, [&](auto &words, auto &answer) { one.obey(words, answer); });
 }
 
-TEST_CASE("memory that its owner unmaps or truncates is a peer's no more", "[two nodes]")
+TEST_CASE("a peer loses access to memory that its owner unmaps or truncates", "[two nodes]")
 {
 	const char *const how = GENERATE("unmap", "truncate");
 	const auto over = GENERATE(clean, lossy);
@@ -201,7 +201,7 @@ TEST_CASE("memory that its owner unmaps or truncates is a peer's no more", "[two
 		CHECK(from.foreign_bytes() == 0);
 }
 
-TEST_CASE("memory of a process that is killed is a peer's no more", "[two nodes]")
+TEST_CASE("a peer loses access to the memory of a killed process", "[two nodes]")
 {
 	const auto over = GENERATE(clean, lossy);
 	const device on;
@@ -219,7 +219,7 @@ TEST_CASE("memory of a process that is killed is a peer's no more", "[two nodes]
 	CHECK(from.foreign_bytes() == 0);
 }
 
-TEST_CASE("memory that is suspended is a peer's no more, until it is used again", "[two nodes]")
+TEST_CASE("a peer loses access to suspended memory, until it is used again", "[two nodes]")
 {
 	const auto over = GENERATE(clean, lossy);
 	const device on;
@@ -250,7 +250,7 @@ TEST_CASE("memory that is suspended is a peer's no more, until it is used again"
 	CHECK(from.foreign_bytes() > 0);
 }
 
-TEST_CASE("a peer that sends again when the wire is mended is refused", "[two nodes]")
+TEST_CASE("a peer that sends again when the wire is repaired is refused", "[two nodes]")
 {
 	const device on;
 	set_wire(clean);
@@ -269,7 +269,7 @@ TEST_CASE("a peer that sends again when the wire is mended is refused", "[two no
 	CHECK(from.foreign_bytes() == 0);
 }
 
-TEST_CASE("a wire that is cut ends the transfers, and nothing of them comes later", "[two nodes]")
+TEST_CASE("cutting the wire ends the transfers, and no packet of them comes later", "[two nodes]")
 {
 	const device on;
 	const setting few = impatient();
@@ -503,7 +503,7 @@ uint64_t from_environment(const char *name, uint64_t otherwise)
 
 } // namespace
 
-TEST_CASE("a request that comes again is not executed again", "[roce][two nodes]")
+TEST_CASE("a duplicate request is not executed again", "[roce][two nodes]")
 {
 	const device on;
 	set_wire(repeating);

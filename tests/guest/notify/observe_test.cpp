@@ -262,7 +262,7 @@ TEST_CASE("each step is a trace event")
 	CHECK(has(seen[0], {"mr_notify_disarm:", dev, id, "state=INVALID"}));
 }
 
-TEST_CASE("the worker's look is traced as its own")
+TEST_CASE("the worker's comparison is traced as the worker's")
 {
 	const device on;
 	const trace events;
@@ -297,7 +297,7 @@ TEST_CASE("mmap_lock is kept for some of the pages of a large registration at a 
  * If each event restarted the comparison, it would never end. The kernel compares again only pages
  * that changed during the comparison, and takes mmap_lock again only for these.
  */
-TEST_CASE("settling and arming end while events go on", "[two cpus]")
+TEST_CASE("settling and arming end while events continue", "[two cpus]")
 {
 	constexpr std::size_t locks = 64, most = 3 * locks;
 	constexpr std::size_t size = locks * 512 * 4096;
@@ -345,7 +345,7 @@ TEST_CASE("settling and arming end while events go on", "[two cpus]")
  * words of the process after wait() has returned. Here a process ends after a worker has compared
  * the first of many registrations. The device stays open, because closing it would set the words.
  */
-TEST_CASE("no worker ends the address space that it looks at")
+TEST_CASE("no worker ends the address space that it compares")
 {
 	constexpr std::size_t many = 64;
 	constexpr std::size_t size = std::size_t{4096} << 12;
@@ -390,7 +390,7 @@ TEST_CASE("no worker ends the address space that it looks at")
 }
 
 /* The worker must not wait for the inode's lock, because deregistration would then wait, too. */
-TEST_CASE("a worker that finds the file busy looks again later")
+TEST_CASE("a worker that finds the file busy compares again later")
 {
 	const device on;
 	const trace events;
@@ -522,7 +522,7 @@ double time_of(const std::string &line, const std::string &event)
  * The calling task unpins the pages: another thread could be delayed by other processes, or by its
  * priority.
  */
-TEST_CASE("an unmap itself takes an unused registration's pages back", "[revoke]")
+TEST_CASE("an unmap itself unpins an unused registration", "[revoke]")
 {
 	const device on;
 	const trace events("workqueue/workqueue_queue_work");
@@ -571,7 +571,7 @@ TEST_CASE("an unmap itself takes an unused registration's pages back", "[revoke]
 	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 }
 
-TEST_CASE("a fork itself takes an idle registration's pages back", "[revoke]")
+TEST_CASE("a fork itself unpins an idle registration", "[revoke]")
 {
 	const device on;
 	const trace events("workqueue/workqueue_queue_work");
@@ -622,7 +622,7 @@ TEST_CASE("a process that changes its memory all the time hardly keeps the worke
 }
 
 /* If the users of an MR are counted, the worker runs after 20 ms. */
-TEST_CASE("an invalid MR is counted before the worker has come", "[revoke]")
+TEST_CASE("an invalid MR is counted before the worker has run", "[revoke]")
 {
 	const device on;
 
@@ -646,7 +646,7 @@ TEST_CASE("rdma statistic prints the counters")
 	      std::string::npos);
 }
 
-TEST_CASE("a deregistered MR is armed no more")
+TEST_CASE("a deregistered MR is no longer counted as armed")
 {
 	const device on;
 	const uint64_t before = counters(on)["armed"];

@@ -693,7 +693,7 @@ TEST_CASE("a range that can't be pinned with these rights is invalid")
 	CHECK(one.settle() == 0);
 }
 
-TEST_CASE("a limit that leaves no room leaves it suspended")
+TEST_CASE("with too low a limit a registration stays suspended")
 {
 	in_tested_child([] {
 		suspendable one;
@@ -716,7 +716,7 @@ TEST_CASE("a limit that leaves no room leaves it suspended")
 	});
 }
 
-TEST_CASE("disarmed it has pages again")
+TEST_CASE("disarming restores the pages")
 {
 	suspendable one;
 
@@ -789,7 +789,7 @@ TEST_CASE("a child can't restore its parent's")
 	CHECK(one.arrives());
 }
 
-TEST_CASE("after a fork the parent's pages are the device's")
+TEST_CASE("after a fork the device uses the parent's pages")
 {
 	suspendable one;
 

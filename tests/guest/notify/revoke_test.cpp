@@ -124,7 +124,7 @@ TEST_CASE("local access to a revoked MR is a protection error", "[revoke]")
 	CHECK(*peer.bytes().addr == std::byte{0x77});
 }
 
-TEST_CASE("a receive buffer that is revoked takes nothing", "[revoke]")
+TEST_CASE("a revoked receive buffer receives nothing", "[revoke]")
 {
 	const device on;
 	file_target gone(on);
@@ -142,7 +142,7 @@ TEST_CASE("a receive buffer that is revoked takes nothing", "[revoke]")
 	CHECK(gone.untouched());
 }
 
-TEST_CASE("a memory window of a revoked MR is dead too", "[revoke][mw]")
+TEST_CASE("a memory window of a revoked MR gives no access", "[revoke][mw]")
 {
 	const device on;
 	file_target to(on);

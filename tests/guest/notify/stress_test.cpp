@@ -99,7 +99,7 @@ TEST_CASE("stress: two processes, and one that is killed")
 	} while (clock_type::now() < end);
 }
 
-TEST_CASE("no write lands in a page after it was given back", "[revoke]")
+TEST_CASE("no write lands in a page after it was unpinned", "[revoke]")
 {
 	const device on;
 	const auto how = GENERATE(loss::unmapped, loss::suspended);

@@ -141,7 +141,7 @@ template <class F> std::vector<ibv_wc_status> cut_reads(const device &on, F take
 
 } // namespace
 
-TEST_CASE("a read that is under way does not go on into memory that was revoked", "[revoke]")
+TEST_CASE("a read in progress does not continue into revoked memory", "[revoke]")
 {
 	const device on;
 	const auto failed = cut_reads(on, [](ending_mr &into) { into.revoke(); });
@@ -150,7 +150,7 @@ TEST_CASE("a read that is under way does not go on into memory that was revoked"
 	SKIP_IF(failed.empty(), too_fast);
 }
 
-TEST_CASE("a write that is under way does not go on from memory that was revoked", "[revoke]")
+TEST_CASE("a write in progress does not continue from revoked memory", "[revoke]")
 {
 	const device on;
 	const peer to(on);
@@ -192,7 +192,7 @@ TEST_CASE("a write that is under way does not go on from memory that was revoked
 	SKIP_IF(!cut, too_fast);
 }
 
-TEST_CASE("deregistration gives the pages back in the middle of a transfer", "[iwarp]")
+TEST_CASE("deregistration unpins the pages in the middle of a transfer", "[iwarp]")
 {
 	const device on;
 	const auto failed = cut_reads(on, [](ending_mr &into) { into.deregister(); });

@@ -149,7 +149,7 @@ private:
 } // namespace
 
 /* If each event delayed the comparison, it would need a pause of 20 ms. */
-TEST_CASE("dropped memory returns while events go on")
+TEST_CASE("dropped memory is unpinned while events continue")
 {
 	constexpr auto pause = 15ms; /* kernel time: less than 20 ms, with any tick rate */
 	const device on;
@@ -185,7 +185,7 @@ TEST_CASE("dropped memory returns while events go on")
 }
 
 /* Settling finds a change before the call, while events continue in other parts of the range. */
-TEST_CASE("a change is found while events go on")
+TEST_CASE("a change is found while events continue")
 {
 	const device on;
 	const std::size_t length = 256 * page_size();
@@ -237,7 +237,7 @@ TEST_CASE("settling gives up while a file is kept locked")
 }
 
 /* EBUSY of ibv_forget_mr() would mean that the caller must not use the MR any more. */
-TEST_CASE("an MR that is being settled can't be deregistered, and is the caller's still")
+TEST_CASE("an MR that is being settled can't be deregistered, and stays usable")
 {
 	kept_file file;
 	const device on;

@@ -89,7 +89,7 @@ std::size_t elsewhere(range r, unsigned int node, bool move)
 
 } // namespace
 
-TEST_CASE("of a gigabyte in use nothing is pinned between transfers", "[odp]")
+TEST_CASE("nothing of a gigabyte in use is pinned between transfers", "[odp]")
 {
 	constexpr std::size_t much = std::size_t{1} << 30;
 	SKIP_IF(proc_number("/proc/meminfo", "MemAvailable:") * 1024 < much + much / 8,
@@ -117,7 +117,7 @@ TEST_CASE("of a gigabyte in use nothing is pinned between transfers", "[odp]")
 	CHECK(pinned_before == 0);
 }
 
-TEST_CASE("no limit of pinned memory is touched", "[odp]")
+TEST_CASE("the limit of pinned memory does not apply", "[odp]")
 {
 	const pid_t child = child_that([] {
 		const rlimit limit{65536, 65536};
@@ -197,7 +197,7 @@ TEST_CASE("a page for which there is no memory is waited for", "[odp]")
 	CHECK(status == 0);
 }
 
-TEST_CASE("memory that is only read takes none", "[odp]")
+TEST_CASE("reading untouched memory allocates none", "[odp]")
 {
 	pinned_peer s;
 	const memory m = anonymous(piece_length);

@@ -103,8 +103,7 @@ TEST_CASE("packets: a read that waits counts once, and is answered once", "[veth
 	CHECK(answers(peer.all(2), 1, 2, std::byte{0x5a}));
 }
 
-TEST_CASE("packets: a read that was answered in part goes on where it was",
-	  "[veth odp][userfaultfd]")
+TEST_CASE("packets: a partly answered read continues where it stopped", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
 	raw_peer peer(s.wire);
@@ -125,7 +124,7 @@ TEST_CASE("packets: a read that was answered in part goes on where it was",
 }
 
 /* Each page comes fast, but all pages together take longer than a peer may wait for an answer. */
-TEST_CASE("packets: a peer is told to come later by a packet of many pages",
+TEST_CASE("packets: a packet of many absent pages gets an RNR NAK in time",
 	  "[veth odp][userfaultfd]")
 {
 	constexpr std::size_t many = 27, each = 32;
@@ -199,7 +198,7 @@ TEST_CASE("packets: a read that is repeated is answered again, when its pages ar
 }
 
 /* A read must not need more pages at a time than can be in memory. */
-TEST_CASE("packets: a read that is repeated goes on where it waited", "[veth odp][userfaultfd]")
+TEST_CASE("packets: a repeated read continues where it waited", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
 	raw_peer peer(s.wire);
@@ -245,7 +244,8 @@ TEST_CASE("packets: reads before a read that waited can be repeated", "[veth odp
 }
 
 /* The first response may have come, and the memory may have been deregistered since. */
-TEST_CASE("packets: a read that is repeated too late is refused, and ends nothing", "[veth]")
+TEST_CASE("packets: a read that is repeated too late is refused, and ends no other request",
+	  "[veth]")
 {
 	const cable wire;
 	const device &on = wire.on();
@@ -292,7 +292,7 @@ TEST_CASE("packets: a read that is repeated too late is refused, and ends nothin
  * A repeated read may ask for a part of the first request, but not for bytes before or after its
  * range.
  */
-TEST_CASE("packets: a read that is repeated leaves its window no more than it did", "[veth]")
+TEST_CASE("packets: a repeated read stays within its window", "[veth]")
 {
 	const cable wire;
 	const device &on = wire.on();
@@ -502,7 +502,7 @@ TEST_CASE("packets: the longest read is answered", "[veth odp][userfaultfd]")
 	CHECK(answer->data.size() == mtu);
 }
 
-TEST_CASE("packets: a flush is refused where no read may be under way", "[veth]")
+TEST_CASE("packets: a flush is refused with max_dest_rd_atomic 0", "[veth]")
 {
 	const cable wire;
 	const memory m = anonymous(page);
@@ -519,7 +519,7 @@ TEST_CASE("packets: a flush is refused where no read may be under way", "[veth]"
  * Without this limit a peer could use too much memory. The pace matters: this many packets must
  * come within the 20 ms for which the driver waits.
  */
-TEST_CASE("packets: no more wait than 512", "[veth odp][userfaultfd][pace]")
+TEST_CASE("packets: at most 512 packets wait", "[veth odp][userfaultfd][pace]")
 {
 	constexpr uint32_t sent = 700;
 	slow_responder s;
@@ -564,7 +564,7 @@ TEST_CASE("packets: no more wait than 512", "[veth odp][userfaultfd][pace]")
  * The device drops an unreliable message that waits too long. The next message gets the receive
  * WQE.
  */
-TEST_CASE("packets: a message that is dropped takes no receive", "[veth odp][userfaultfd]")
+TEST_CASE("packets: a dropped message consumes no receive", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
 	const range plain{s.plain.registered().addr, 8};
@@ -602,8 +602,7 @@ TEST_CASE("packets: a message that is dropped takes no receive", "[veth odp][use
 	CHECK_FALSE(peer.completed(50ms));
 }
 
-TEST_CASE("packets: a message that is dropped halfway takes no other along",
-	  "[veth odp][userfaultfd]")
+TEST_CASE("packets: a message that is dropped halfway harms no other", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
 	const std::vector<std::byte> part_of(mtu, std::byte{0x11});
@@ -623,7 +622,7 @@ TEST_CASE("packets: a message that is dropped halfway takes no other along",
 	s.slow->answer({});
 }
 
-TEST_CASE("packets: an unreliable write that lost a part takes no other along", "[veth]")
+TEST_CASE("packets: an unreliable write that lost a packet harms no other", "[veth]")
 {
 	const cable wire;
 	const memory m = anonymous(page);
@@ -647,7 +646,7 @@ TEST_CASE("packets: an unreliable write that lost a part takes no other along", 
  * The receive WQE completes with an error, and the message loses it: a shared queue has more of
  * them.
  */
-TEST_CASE("packets: an unreliable message without an end takes no other along", "[veth]")
+TEST_CASE("packets: an unreliable message without an end harms no other", "[veth]")
 {
 	const cable wire;
 	const memory m = anonymous(page);
@@ -674,7 +673,7 @@ TEST_CASE("packets: an unreliable message without an end takes no other along", 
  * A packet that is too short ends its message, which releases its receive WQE. The next packet
  * needs another one.
  */
-TEST_CASE("packets: an unreliable message with a short packet takes no other along", "[veth]")
+TEST_CASE("packets: an unreliable message with a short packet harms no other", "[veth]")
 {
 	const cable wire;
 	const memory m = anonymous(page);
@@ -765,7 +764,7 @@ TEST_CASE("packets: an absent page is requested again", "[veth odp][userfaultfd]
  * A page that arrives after its request has ended does not serve a later request: the page is
  * dropped while no request waits, and another write has to wait for it again.
  */
-TEST_CASE("packets: an old answer is no answer", "[veth odp][userfaultfd]")
+TEST_CASE("packets: an old response is ignored", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
 	const std::vector<std::byte> word(8, std::byte{0x77});
@@ -868,7 +867,7 @@ TEST_CASE("packets: an old answer is no answer", "[veth odp][userfaultfd]")
  * A message that is sent again waits for a page, and is acknowledged during the wait: the
  * requester's side.
  */
-TEST_CASE("packets: an old answer is no answer to the asking end, either",
+TEST_CASE("packets: an old response is ignored while the requester waits for a page",
 	  "[veth odp][userfaultfd]")
 {
 	constexpr uint8_t out_of_order = 0x60;

@@ -162,7 +162,7 @@ TEST_CASE("every operation, across pages, at any offset", "[odp]")
 	CHECK(*counter == 7);
 }
 
-TEST_CASE("memory that comes after the registration, goes and comes again", "[odp]")
+TEST_CASE("memory that is mapped, unmapped and mapped again after the registration", "[odp]")
 {
 	two_buffers s;
 	const auto all = register_all(s.on, all_rights);
@@ -254,8 +254,7 @@ TEST_CASE("an access that the process may not make is refused", "[odp]")
 	      IBV_WC_LOC_PROT_ERR);
 }
 
-TEST_CASE("a packet that begins where the process may, and ends where it may not, is refused",
-	  "[odp]")
+TEST_CASE("a packet that begins with access and ends without access is refused", "[odp]")
 {
 	two_buffers s;
 	const auto all = register_all(s.on, all_rights);
@@ -399,7 +398,7 @@ TEST_CASE("an atomic operation after the end of the range", "[odp]")
 	CHECK(is_zero({all.addr + all.length / 2, 8}));
 }
 
-TEST_CASE("a range that wraps around is none", "[odp]")
+TEST_CASE("a range that wraps around is refused", "[odp]")
 {
 	const device on;
 	void *const last = reinterpret_cast<void *>(~uint64_t{0} - 4095);
@@ -436,7 +435,7 @@ TEST_CASE("pages of a device are not memory", "[odp]")
  * A child still has the device open. It checks the end of a message that the peer does not receive:
  * each retry reads the memory again.
  */
-TEST_CASE("of a process that has ended there is no memory any more", "[odp]")
+TEST_CASE("a process that has ended has no memory", "[odp]")
 {
 	int back[2];
 	REQUIRE(pipe(back) == 0);

@@ -204,7 +204,7 @@ private:
 
 } // namespace
 
-TEST_CASE("each operation waits for its page, and others go on", "[odp][userfaultfd]")
+TEST_CASE("each operation waits for its page, and others continue", "[odp][userfaultfd]")
 {
 	slow_far_end s;
 	const std::string what = GENERATE("send from", "send into", "write from", "write into",
@@ -296,7 +296,7 @@ TEST_CASE("many receives of a shared queue wait, and each takes one", "[odp][use
 	CHECK(full_of(s.slow->bytes(), data));
 }
 
-TEST_CASE("a peer that asks again and again is told to come later", "[odp][userfaultfd]")
+TEST_CASE("a peer that repeats its request gets an RNR NAK", "[odp][userfaultfd]")
 {
 	slow_far_end s;
 	loopback link(s.on, nullptr, IBV_MTU_1024, asks_again);
@@ -339,7 +339,7 @@ TEST_CASE("a peer that asks again and again is told to come later", "[odp][userf
 }
 
 /* The first retry would end the connection. Even a slow machine takes less than half a second. */
-TEST_CASE("a page that takes long takes no retry", "[odp][userfaultfd]")
+TEST_CASE("a slow page consumes no retry", "[odp][userfaultfd]")
 {
 	slow_far_end s;
 	constexpr loopback::patience once{17, 0};
@@ -365,7 +365,7 @@ TEST_CASE("a page that takes long takes no retry", "[odp][userfaultfd]")
 	CHECK(full_of(plain.where, into ? data : answer));
 }
 
-TEST_CASE("a read that is answered in part goes on from there", "[odp][userfaultfd]")
+TEST_CASE("a partly answered read continues from there", "[odp][userfaultfd]")
 {
 	slow_far_end s;
 	const bool impatient = GENERATE(false, true);
@@ -392,7 +392,7 @@ TEST_CASE("a read that is answered in part goes on from there", "[odp][userfault
 	CHECK(std::memcmp(s.near().where.addr, far.addr, far.length) == 0);
 }
 
-TEST_CASE("pieces of one packet, of which the second must be waited for", "[odp][userfaultfd]")
+TEST_CASE("two pieces of one packet, the second of which is absent", "[odp][userfaultfd]")
 {
 	slow_far_end s;
 	const std::string what = GENERATE("write from", "read into", "send from", "send into");
@@ -586,7 +586,7 @@ TEST_CASE("a packet that waited asks for its acknowledgment", "[odp][userfaultfd
 }
 
 /* The kernel gives mmap_lock to waiting threads first, so a trylock never succeeds then. */
-TEST_CASE("threads that map and unmap, or fork, hold up no transfer", "[odp]")
+TEST_CASE("threads that map and unmap, or fork, do not delay transfers", "[odp]")
 {
 	const bool forking = GENERATE(false, true);
 	CAPTURE(forking);
@@ -657,7 +657,7 @@ TEST_CASE("threads that map and unmap, or fork, hold up no transfer", "[odp]")
 }
 
 /* Only threads of the process itself handle its faults. Their number is limited. */
-TEST_CASE("a process has no more than 16 threads that wait, and all that wait have their turn",
+TEST_CASE("a process has at most 16 waiting threads, and each request gets its turn",
 	  "[odp][userfaultfd]")
 {
 	constexpr std::size_t most = 16, more = 20;
@@ -755,7 +755,7 @@ TEST_CASE("threads that wait for pages count in the limits of their process", "[
 	close(go[1]);
 }
 
-TEST_CASE("the threads for pages end with the last registration on demand", "[odp][userfaultfd]")
+TEST_CASE("the fault threads end with the last on-demand registration", "[odp][userfaultfd]")
 {
 	slow_far_end s;
 	owned<ibv_mr> second = register_all(s.on, all_rights);
@@ -774,7 +774,7 @@ TEST_CASE("the threads for pages end with the last registration on demand", "[od
 	CHECK(fault_threads() == 1);
 }
 
-TEST_CASE("a process may have no other thread for some calls while it has some for pages",
+TEST_CASE("calls that need a single thread fail while a process has fault threads",
 	  "[odp][userfaultfd]")
 {
 	SKIP_IF(access("/proc/self/ns/user", F_OK), "no user namespaces");
@@ -826,7 +826,7 @@ struct two_waits {
 	}
 };
 
-TEST_CASE("threads that wait for pages stop and go on with their process", "[odp][userfaultfd]")
+TEST_CASE("threads that wait for pages stop and continue with their process", "[odp][userfaultfd]")
 {
 	slow_far_end s;
 	two_waits two(s);
@@ -907,7 +907,7 @@ TEST_CASE("an absent page is brought by its process alone", "[odp][userfaultfd]"
 /*
  * Another process has the userfaultfd, and requests wait for pages of the process that has ended.
  */
-TEST_CASE("a process that ends while its pages are waited for gives its memory back",
+TEST_CASE("a process that ends while a request waits for its pages frees its memory",
 	  "[odp][userfaultfd]")
 {
 	slow_far_end s;

@@ -335,7 +335,8 @@ TEST_CASE("errors: a reliable queue pair sends again what a full qdisc drops", "
 	CHECK(done->status == IBV_WC_SUCCESS);
 }
 
-TEST_CASE("errors: an unreliable queue pair goes on when a full qdisc drops its packets", "[veth]")
+TEST_CASE("errors: an unreliable queue pair continues when a full qdisc drops its packets",
+	  "[veth]")
 {
 	const cable wire;
 	const ibv_qp_type type = GENERATE(IBV_QPT_UC, IBV_QPT_UD);
@@ -391,7 +392,7 @@ TEST_CASE("connecting: while the interface is down", "[.]")
  * RDMA CM uses one queue pair for all connections. In a child, because librdmacm keeps the device
  * open as long as its process lives.
  */
-TEST_CASE("errors: connecting goes on after a MAD that can't be sent", "[veth]")
+TEST_CASE("errors: connecting continues after a MAD that can't be sent", "[veth]")
 {
 	const cable wire;
 	const std::string how = GENERATE("with a full qdisc", "while the interface is down");
@@ -424,7 +425,7 @@ TEST_CASE("errors: an MR of the method REG_MR is good for a transfer", "[roce]")
 }
 
 /* IBA's state SQE. */
-TEST_CASE("errors: a send error of UC and UD leaves the receives, and the way back", "[roce]")
+TEST_CASE("errors: after a send error UC and UD still receive, and can return from SQE", "[roce]")
 {
 	const device on;
 	const ibv_qp_type type = GENERATE(IBV_QPT_UC, IBV_QPT_UD);

@@ -207,7 +207,7 @@ TEST_CASE("a peer invalidates a memory window once", "[mw]")
 	CHECK(scene::invalidate_by_message(s.peer, s.owner, rkey) == IBV_WC_REM_INV_REQ_ERR);
 }
 
-TEST_CASE("a memory window is invalidated by way of its own queue pair alone", "[mw]")
+TEST_CASE("only its own queue pair invalidates a memory window", "[mw]")
 {
 	scene s;
 	const uint32_t rkey = s.bind();
@@ -228,7 +228,7 @@ TEST_CASE("a user can't end a registration that the kernel made for itself", "[m
 }
 
 /* The kernel waits for a queue pair's references, and complains after a minute. */
-TEST_CASE("a queue pair may go before a window that is bound to it", "[mw]")
+TEST_CASE("a queue pair may be destroyed before a window that is bound to it", "[mw]")
 {
 	scene s;
 
@@ -239,7 +239,7 @@ TEST_CASE("a queue pair may go before a window that is bound to it", "[mw]")
 }
 
 /* A device may have many windows, also of other processes. */
-TEST_CASE("the end of a queue pair looks at no windows but its own", "[kprobes][mw]")
+TEST_CASE("destroying a queue pair visits only its own windows", "[kprobes][mw]")
 {
 	constexpr uint64_t many = 300;
 	scene s;
@@ -271,7 +271,7 @@ TEST_CASE("an MR with a window keeps its rights", "[mw]")
  * Otherwise the window keeps a pointer to a freed MR, or deregistering waits a minute for the
  * window.
  */
-TEST_CASE("an MR gets a window or goes, whichever is first", "[mw]")
+TEST_CASE("an MR is bound to a window or deregistered, whichever comes first", "[mw]")
 {
 	using namespace std::chrono_literals;
 	using clock = std::chrono::steady_clock;

@@ -98,7 +98,7 @@ TEST_CASE("qp_state: a queue pair that is reset in the middle of an answer start
 	CHECK(one.ended() == IBV_WC_SUCCESS);
 }
 
-TEST_CASE("qp_state: requests posted to a drained queue are sent when that goes on", "[veth]")
+TEST_CASE("qp_state: requests posted in SQD are sent after the return to RTS", "[veth]")
 {
 	const cable wire;
 	const requester one(wire, 7);
@@ -116,7 +116,7 @@ TEST_CASE("qp_state: requests posted to a drained queue are sent when that goes 
 	}
 }
 
-TEST_CASE("qp_state: a queue is drained when its begun requests are complete, even if sent again",
+TEST_CASE("qp_state: a queue is drained when the started requests are complete, even after a retry",
 	  "[veth]")
 {
 	const cable wire;
@@ -151,8 +151,7 @@ TEST_CASE("qp_state: a queue is drained when its begun requests are complete, ev
 }
 
 /* A bind sends no packet. */
-TEST_CASE("qp_state: a queue is drained when a window bound behind its last request is complete",
-	  "[veth]")
+TEST_CASE("qp_state: a queue is drained when a bind after its last request is complete", "[veth]")
 {
 	const cable wire;
 	const requester one(wire, 7);
@@ -191,7 +190,7 @@ TEST_CASE("qp_state: a reset stops the timers", "[veth]")
  * The RNR NAKs come faster than the timeout, and each of them is an answer. The pace matters: the
  * machine's clock measures the timeout, and the timer of an RNR NAK is at most 655 ms.
  */
-TEST_CASE("qp_state: a peer that says when it is ready takes no retry", "[veth][pace]")
+TEST_CASE("qp_state: an RNR NAK consumes no retry", "[veth][pace]")
 {
 	const cable wire;
 	const raw_peer peer(wire);
@@ -208,7 +207,7 @@ TEST_CASE("qp_state: a peer that says when it is ready takes no retry", "[veth][
 }
 
 /* The completion reports the error before the queue pair is in the error state. */
-TEST_CASE("qp_state: a queue pair that is reset as soon as it has failed is reset", "[veth]")
+TEST_CASE("qp_state: a queue pair can be reset immediately after an error", "[veth]")
 {
 	const cable wire;
 	const memory m = anonymous(page_size());
@@ -230,7 +229,7 @@ TEST_CASE("qp_state: a queue pair that is reset as soon as it has failed is rese
 }
 
 /* The event says that this queue gets no more completions, so the completion must be there. */
-TEST_CASE("qp_state: a receive of a shared queue is flushed with the queue pair that has taken it",
+TEST_CASE("qp_state: a receive of a shared queue is flushed with the queue pair that uses it",
 	  "[veth]")
 {
 	const cable wire;
@@ -286,7 +285,7 @@ TEST_CASE("qp_state: threads that modify one queue pair wait for each other", "[
 }
 
 /* Otherwise it would wait forever. */
-TEST_CASE("qp_state: a request for a value fails where no answer may be under way", "[veth]")
+TEST_CASE("qp_state: reads and atomics fail with max_rd_atomic 0", "[veth]")
 {
 	const cable wire;
 	const memory here = anonymous(page_size());
@@ -338,7 +337,7 @@ TEST_CASE("qp_state: a queue pair acknowledges only requests after its reset", "
 	ibv_qp_attr attr = told(peer);
 	const uint32_t first = GENERATE(0U, 7U, 0x900000U);
 
-	INFO("its first number is " << first);
+	INFO("its first PSN is " << first);
 	attr.rq_psn = first;
 	REQUIRE(listen(peer, attr) == 0);
 	peer.message((first - 16) & 0xffffff, std::vector<std::byte>(8));

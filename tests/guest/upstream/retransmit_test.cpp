@@ -74,7 +74,7 @@ std::optional<uint64_t> sent_again(const device &on)
 
 } // namespace
 
-TEST_CASE("a full send queue goes on when messages are sent again")
+TEST_CASE("a full send queue continues when messages are sent again")
 {
 	const device on;
 	SKIP_IF(!sent_again(on), "TCP sends again, not the device");
@@ -107,7 +107,7 @@ TEST_CASE("a full send queue goes on when messages are sent again")
 	CHECK(sent_again(on) > before);
 }
 
-TEST_CASE("a message that comes too early takes no retry, and later messages take none", "[roce]")
+TEST_CASE("a message that comes too early consumes no retry, nor do later messages", "[roce]")
 {
 	using namespace std::chrono_literals;
 	const device on;

@@ -120,7 +120,7 @@ TEST_CASE("a short read that crosses a page brings its own bytes")
 }
 
 /* Without a word the registration keeps its pages. */
-TEST_CASE("a transfer takes the memory that was registered, not the one mapped there now")
+TEST_CASE("a transfer uses the registered pages, not the pages mapped there now")
 {
 	const device on;
 	const std::size_t length = GENERATE(8, 32, 64);
@@ -316,7 +316,7 @@ TEST_CASE("a request to bind a window may change while it is executed", "[roce]"
 /*
  * siw refuses operations that only the kernel may post, and operations that it does not implement.
  */
-TEST_CASE("siw takes nothing but transfers from a queue that its user writes", "[iwarp]")
+TEST_CASE("siw accepts only transfers from a queue that its user writes", "[iwarp]")
 {
 	const device on;
 	const uint8_t opcode = GENERATE(SIW_OP_FETCH_AND_ADD, SIW_OP_COMP_AND_SWAP, SIW_OP_RECEIVE,

@@ -496,7 +496,7 @@ TEST_CASE("siw: a read of length 0 gets an empty response while another read is 
  * The reply contains the length of its private data. The first four bytes belong to the connection
  * manager. siw must pass on only bytes that arrived.
  */
-TEST_CASE("siw: an answer that is too short, or breaks off, connects nothing", "[iwarp]")
+TEST_CASE("siw: a reply that is too short or incomplete does not connect", "[iwarp]")
 {
 	const device on;
 	constexpr std::string_view key = "MPA ID Rep Frame";
@@ -538,7 +538,7 @@ TEST_CASE("siw: an answer that is too short, or breaks off, connects nothing", "
 	CHECK(refused.private_data <= 2);
 }
 
-TEST_CASE("siw: an answer as long as it says connects, and hands on the rest", "[iwarp]")
+TEST_CASE("siw: a reply of the stated length connects, and later bytes are passed on", "[iwarp]")
 {
 	const device on;
 	end one(on);
@@ -764,7 +764,7 @@ TEST_CASE("siw: a queue pair ends while its owner fills its queues", "[iwarp]")
 	CHECK(completed <= 3 * (requests + receives)); /* also by the end of the connection */
 }
 
-TEST_CASE("siw: what is posted to a queue that was flushed is flushed", "[iwarp]")
+TEST_CASE("siw: requests posted to a flushed queue are flushed", "[iwarp]")
 {
 	const device on;
 	const memory m = anonymous(page);
@@ -798,7 +798,7 @@ TEST_CASE("siw: what is posted to a queue that was flushed is flushed", "[iwarp]
  *						adds the QP again
  *									removes the QP once
  */
-TEST_CASE("siw: a queue pair works on while its access flags are changed", "[iwarp]")
+TEST_CASE("siw: a queue pair keeps working while its access flags change", "[iwarp]")
 {
 	const device on;
 	const bool near = GENERATE(true, false);
