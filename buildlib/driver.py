@@ -63,7 +63,7 @@ def ours(driver, tree, repo=fetch.REPO, name="linux"):
         listed = text.read().split()
     for path in sorted(new):
         if os.path.basename(path)[:-2] + ".o" not in listed:
-            raise DriverError(f"{path} is in no list of the driver's Makefile")
+            raise DriverError(f"{path} is missing in the driver's Makefile")
     changed = set(new)
     for patch in overlay.patches_of(name, repo, local=True):
         changed.update(overlay.hooked_files(patch, name))

@@ -77,7 +77,7 @@ def main():
     """Measure, print, write."""
     os.makedirs(OUT, exist_ok=True)
     got, good = {}, True
-    print(f"{'':54}{'ns':>8}  beside its hooks: median of {TURNS} turns, least, most")
+    print(f"{'':54}{'ns':>8}  relative to hooks: median of {TURNS} turns, least, most")
     for library in sys.argv[1:] or LIBRARIES:
         _, names, ways, one = LIBRARIES[library]
         got[library] = measure(library)

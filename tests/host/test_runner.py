@@ -87,10 +87,10 @@ class Counting(unittest.TestCase):
         text = "test_a ... ok\nlab: booted\nlab: the kernel reported: Oops: 0\n" \
                "lab: the guest ended without a result\n"
         self.assertEqual(results.unended("step", text).failures[0].name,
-                         "step: did not come to its end; the kernel reported: Oops: 0; "
+                         "step: did not end; the kernel reported: Oops: 0; "
                          "the guest ended without a result")
         self.assertEqual(results.unended("step", "").failures[0].name,
-                         "step: did not come to its end")
+                         "step: did not end")
 
     def test_shortened(self):
         text = "".join(f"{number}\n\n" for number in range(100))
@@ -397,7 +397,7 @@ class Alone(unittest.TestCase):
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 status, printed = self.main(folder, "echo ok one")
             self.assertEqual((status, printed), (1, [
-                "FAILED: another tests/run works in this clone", "0 passed, 1 failed, 0 skipped"]))
+                "FAILED: another tests/run uses this clone", "0 passed, 1 failed, 0 skipped"]))
             self.assertFalse(os.path.exists(os.path.join(folder, "results")))
             status, printed = self.main(folder, "echo ok one")
             self.assertEqual((status, printed[-1]), (0, "1 passed, 0 failed, 0 skipped"))

@@ -79,7 +79,7 @@ def program():
                 fetch(uri)
                 if version(newer()) >= RELIABLE:
                     return newer()
-    print("lab: none is to be had; a kernel may die of \"Oops: int3\"", file=sys.stderr)
+    print("lab: no newer QEMU found; a kernel may crash with \"Oops: int3\"", file=sys.stderr)
     return SYSTEMS
 
 

@@ -132,7 +132,7 @@ class Nodes:
         """Start or kill a node, and then answer the requesting node."""
         node = int(number) if number.isdigit() else 0
         if node not in self.places or node == FIRST:
-            say(port, f"node {number} can't be told to {what}")
+            say(port, f"can't {what} node {number}")
         elif what == "kill":
             if node in self.running:
                 self.kill(node)

@@ -57,7 +57,7 @@ def make(debs, total):
     if status:
         with open(log, encoding="utf-8", errors="replace") as text:
             end = "".join(text.readlines()[-20:])
-        raise LabError(f"{end}the packages cannot be installed; all that was said is in {log}")
+        raise LabError(f"{end}the packages cannot be installed; the whole output is in {log}")
     with open(os.path.join(PLACE, "stamp"), "w", encoding="utf-8") as out:
         out.write(total)
 

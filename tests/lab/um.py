@@ -60,7 +60,7 @@ def host_state():
         ptrace(PTRACE_GETREGSET, child, NT_X86_XSTATE, ctypes.byref(buffer))
         return buffer.length
     except OSError as problem:
-        raise LabError(f"this host does not tell the size of its floating-point state: {problem}"
+        raise LabError(f"this host does not report the size of its floating-point state: {problem}"
                        ) from problem
     finally:
         if child:

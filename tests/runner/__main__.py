@@ -409,7 +409,7 @@ def main():
     args = arguments()
     with alone() as first:
         if not first:
-            print("FAILED: another tests/run works in this clone")
+            print("FAILED: another tests/run uses this clone")
             print(results.failure("tests/run"))
             return 1
         with screen.Screen() as display:

@@ -49,7 +49,7 @@ def unended(name, text):
     The messages come first, because the end of long output is cut off.
     """
     why = re.findall(r"^lab: (the .*)", text, re.MULTILINE)
-    return failure("; ".join([f"{name}: did not come to its end", *why]), text)
+    return failure("; ".join([f"{name}: did not end", *why]), text)
 
 
 def lines(text):

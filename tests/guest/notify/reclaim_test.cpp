@@ -73,7 +73,7 @@ void shrink_twice()
 	shrink();
 }
 
-const char *const too_slow = "too slow to look once";
+const char *const too_slow = "too slow for a single scan";
 
 /*
  * Runs an action and one scan of the shrinker, and returns the result of a check. If this took so
