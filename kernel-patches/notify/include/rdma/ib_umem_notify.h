@@ -14,8 +14,8 @@
 #include <rdma/uverbs_ioctl.h>
 
 /*
- * The counters of a device. Among the statistics of a port each has its name with
- * the prefix "mr_notify_". ARMED is a gauge, the others only grow.
+ * The counters of a device. In the statistics of a port their names have the
+ * prefix "mr_notify_". ARMED is a gauge, the others only grow.
  */
 enum ib_mr_notify_stat {
 	IB_MR_NOTIFY_STAT_ARMED, /* armed: MRs that are armed now */

@@ -203,7 +203,8 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem, struct ib_uco
  *
  * Context: Process context of the owner, no mm lock held.
  *
- * Return: The argument for ib_mr_notify_tracked(), which has to be called in any case.
+ * Return: The argument for ib_mr_notify_tracked(), which the caller has to call in any
+ * case.
  */
 struct ib_umem_notify *ib_mr_notify_track(struct ib_ucontext *context, u64 addr,
 					  u64 length, u32 *access)
@@ -338,7 +339,7 @@ EXPORT_SYMBOL(ib_umem_lost);
  * An event after the unlock finds the word, and queues the worker, which retires an
  * INVALID tracker. So this call retires only for the state that it saw under the lock.
  *
- * Return: 0, or an error, and nothing has changed: -EBUSY (armed already, or another MR
+ * Return: 0. After an error nothing has changed: -EBUSY (armed already, or another MR
  * has the word), -EOPNOTSUPP, -EINVAL (another process's MR, or no eventfd), -EFAULT,
  * -ENOMEM, -EINTR, -EBADF.
  */
@@ -527,9 +528,9 @@ EXPORT_SYMBOL(umem_notify_disarm);
  * an INVALID MR has been revoked, unless its word is in use or the driver fails for the
  * moment: then the worker tries again. A suspended MR has pages again.
  *
- * Return: 0, -EINVAL if it is not armed or the MR is another process's, -EINTR,
- * -ENOMEM, -EOPNOTSUPP, -EAGAIN if for a second events followed one another or a file was
- * locked, or an error of umem_notify_restore().
+ * Return: 0, -EINVAL if it is not armed or the MR is another process's, -EINTR, -ENOMEM,
+ * -EOPNOTSUPP, -EAGAIN if events followed one another, or a file was locked, for a
+ * second; or an error of umem_notify_restore().
  */
 int umem_notify_settle(struct ib_mr *mr)
 {
@@ -575,9 +576,9 @@ int umem_notify_suspend_now(struct ib_mr *mr)
 EXPORT_SYMBOL(umem_notify_suspend_now);
 
 /*
- * Stops the worker from touching an MR while its driver changes or frees it. Sets INVALID in the
- * word if another process than the owner asked for that (!@own). When the owner re-registers
- * the MR, the word says INVALID if that ends the umem.
+ * Stops the worker from touching an MR while its driver changes or frees it. If another process
+ * than the owner is the caller (!@own), sets INVALID in the word. If the owner re-registers the
+ * MR and this ends the umem, umem_notify_end() sets INVALID.
  */
 static void umem_notify_hold(struct ib_umem_notify *n, bool own, bool ends)
 {
@@ -632,14 +633,15 @@ EXPORT_SYMBOL(ib_mr_notify_unhold);
 /*
  * The driver could not deregister an MR that must end, because its context or its device ends.
  * uverbs may drop the MR: then the device is freed, and MR and umem are leaked. So the tracker
- * must end, too; only a mark stays in the umem if its pages are unpinned.
+ * must end, too. If the pages are unpinned, the umem gets a mark that says so.
  *
  *   its context is closed                 the worker
  *   dereg_mr: -EBUSY, also the last time
  *   uverbs drops the MR; frees the device
  *                                         retire(): n->mr->device [freed]
  *
- * The tracker ends here, before the device is freed: its removal waits for uverbs.
+ * The tracker ends here, before the device is freed: the removal of the device
+ * waits for uverbs.
  */
 static void umem_notify_abandon(struct ib_umem_notify *n)
 {
@@ -650,8 +652,8 @@ static void umem_notify_abandon(struct ib_umem_notify *n)
 
 /**
  * ib_mr_notify_dereg - Deregister an MR that may be armed
- * @why: The reason; unless the process that registered the MR asks for it, the word of
- *	 an armed MR says INVALID
+ * @why: The reason. The word of an armed MR then says INVALID, unless the process that
+ *	 registered the MR is the caller
  * @mr: The MR, its uobject held exclusively
  * @udata: As for ib_dereg_mr_user()
  *

@@ -68,8 +68,8 @@ u64 umem_notify_word_read(const struct ib_umem_notify *n);
 
 /*
  * The suspect pages of a range of at most 64 << shift pages: a page is suspect if it is
- * in [first, end) and the bit of its chunk is set. So one event is recorded exactly, and
- * two distant events leave the chunks between them out.
+ * in [first, end) and the bit of its chunk is set. So the range of one event is exact,
+ * and two distant events leave out the chunks between them.
  */
 struct umem_notify_suspects {
 	u64 chunks;
@@ -80,7 +80,7 @@ struct umem_notify_suspects {
 /* The pages for umem_notify_check() to compare. */
 struct umem_notify_comparison {
 	struct umem_notify_suspects suspects;
-	bool worker; /* the worker asks: it does not wait for locks or fault pages in */
+	bool worker; /* the caller is the worker, which does not wait for locks or fault pages in */
 	unsigned long until; /* a system call waits until this time, in jiffies */
 	/* A device may have exclusive access to a page, so the page is not mapped. */
 	bool exclusive;
@@ -89,7 +89,7 @@ struct umem_notify_comparison {
 	u32 at; /* the first page that was not found intact */
 };
 
-/* umem_notify_check(): a page is not the pinned one. */
+/* umem_notify_check(): a page is not the pinned page. */
 #define UMEM_NOTIFY_CHANGED 1
 
 int umem_notify_check(struct ib_umem *umem, unsigned long start, unsigned int shift,
@@ -124,7 +124,7 @@ struct umem_notify_mm {
 	struct mmu_notifier mn;
 	spinlock_t lock; /* a leaf: see above */
 	struct rb_root_cached trackers; /* @lock */
-	u64 serial; /* @lock: of the newest tracker */
+	u64 serial; /* @lock: serial number of the newest tracker */
 	unsigned long rest; /* @lock: no worker compares pages before this time */
 
 	u64 busy; /* @lock: the slots in use */
@@ -157,7 +157,7 @@ struct umem_notify_queue {
 	struct delayed_work worker;
 	unsigned long next; /* when the worker runs, if @waiting */
 	bool waiting;
-	u8 doublings; /* of the delay before the worker tries trackers again */
+	u8 doublings; /* how often the delay before the next try was doubled */
 	unsigned long scan_at; /* when the worker suspends idle trackers */
 	u32 idle; /* the shortest idle time, in jiffies; 0: none */
 };
@@ -182,13 +182,13 @@ struct ib_umem_notify {
 	u64 serial; /* lock: trackers with the same start are in the order of this number */
 
 	u8 state; /* lock */
-	bool mutex_wanted; /* a caller that must not wait long waits for @mutex */
+	bool mutex_wanted; /* a caller waits for @mutex: the worker releases it soon */
 	bool armed : 1; /* mutex and lock: an event may make it INVALID */
 	bool revoked : 1; /* mutex and lock: the pages are unpinned */
 	bool refused : 1; /* mutex and lock: the driver does not revoke it */
 	bool reclaim : 1; /* mutex and lock: the VM may take the pages of an idle MR */
 	bool held : 1; /* mutex and lock: the driver is busy with the MR */
-	bool quiet : 1; /* mutex and lock: the word does not say INVALID when the tracker ends */
+	bool quiet : 1; /* mutex and lock: the end of the tracker does not set INVALID */
 	bool exclusive : 1; /* lock: a device once had exclusive access to a page */
 	bool written : 1; /* lock: in use during an event that may have been MADV_FREE */
 	bool reserved : 1; /* lock: a task will retire it, by @link or @task_work */
@@ -206,7 +206,7 @@ struct ib_umem_notify {
 		struct callback_head task_work; /* while @reserved */
 	};
 
-	struct ib_umem *umem; /* NULL while it is being pinned, and under the lock until then */
+	struct ib_umem *umem; /* NULL until the pages are pinned; the lock protects it until then */
 	struct ib_mr *mr; /* mutex and lock: NULL if it is not armed, so it can't be retired */
 	struct mutex mutex;
 	struct list_head lru; /* the list's lock, see umem_notify_reclaim.c */
@@ -333,8 +333,8 @@ DEFINE_GUARD(umem_notify, struct ib_umem_notify *, umem_notify_lock(_T),
 	     umem_notify_unlock(_T))
 
 /*
- * For a caller that has seen a bit in the word. The word may change before the state, so without
- * the lock the state might lack this bit.
+ * The word may change before the state. So a caller that has seen a bit in the word needs the
+ * lock to find this bit in the state.
  */
 static inline u8 umem_notify_state(struct ib_umem_notify *n)
 {

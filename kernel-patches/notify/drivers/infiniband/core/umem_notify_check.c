@@ -21,10 +21,10 @@
  *  absent, shared memory  intact if the pinned page is still the file's page
  *                         at this offset. The lookup holds the inode's locks, so
  *                         a truncation or hole punch in progress has ended, and
- *                         a later one sends its own event. For hugetlbfs it
- *                         sends the event only to mappings that map the page:
- *                         a system call faults the page in, and the worker
- *                         can't tell.
+ *                         a later one sends its own event. But hugetlbfs sends
+ *                         this event only to mappings that map the page: so a
+ *                         system call faults the page in, and the worker leaves
+ *                         the tracker SUSPECT.
  *  absent, other file     such a mapping can only be pinned for reading, and
  *                         an unmapped clean page may leave the page cache
  *                         without an event: fault the page in and compare.
@@ -33,7 +33,7 @@
  *
  * Each lock is held for at most LOCK_BATCH pages, because mmap_lock blocks mmap
  * and munmap of the owner's other threads, and the inode's locks block writers
- * of the file. A change between two holds sends an event.
+ * of the file. If the mapping changes between two holds, an event comes.
  */
 
 #include <linux/fs.h>
@@ -56,7 +56,7 @@
  */
 #define MOST_FAULTS 8
 
-/* check_locked(): look at this page again with mmap_lock held for writing, see unlock_mm(). */
+/* check_locked(): compare this page again with mmap_lock held for writing, see unlock_mm(). */
 #define ASK_ALONE 2
 
 /* Iterates over the pinned pages, starting at an address. */
@@ -113,9 +113,9 @@ static bool is_shared_hugetlb(const struct vm_area_struct *vma)
 }
 
 /*
- * For shared memory that is not mapped: moves @iter over the pages that are still the file's.
- * mmap_lock protects the mapping, and so the file. The caller holds mmap_lock, so it must not
- * wait for the inode's locks: their holder may wait for a page fault.
+ * For shared memory that is not mapped: moves @iter over the pages that the file still has at
+ * these offsets. mmap_lock protects the mapping, and so the file. The caller holds mmap_lock,
+ * so it must not wait for the inode's locks: their holder may wait for a page fault.
  *
  * No reference to the file is taken, because dropping the last reference closes the file:
  *
@@ -125,8 +125,8 @@ static bool is_shared_hugetlb(const struct vm_area_struct *vma)
  *                                         parent's wait() returns
  *   fput(): the last one                  [flock, leases, the mount: only now]
  *
- * So the inode's locks are only tried, and mmap_lock is held throughout: the mapping keeps the
- * file. If a trylock fails, a system call releases mmap_lock and tries again.
+ * So the inode's locks are taken by trylock, and mmap_lock is held throughout: the mapping
+ * keeps the file. If a trylock fails, a system call releases mmap_lock and tries again.
  */
 static int check_file(const struct vm_area_struct *vma, struct pinned_iter *iter,
 		      unsigned long end)
@@ -162,8 +162,8 @@ unlock:
 /*
  * @alone: mmap_lock is held for writing. PAGEMAP_SCAN and userfaultfd unmap a page of private
  * hugetlb memory for a moment to change its access rights, and hold mmap_lock for reading. So
- * if such a page is absent, check_locked() looks again with @alone: if it is still absent, the
- * page is gone.
+ * if such a page is absent, check_locked() compares it again with @alone. If it is absent
+ * then, it is not mapped any more.
  *
  * They also hold i_mmap_rwsem. Taking i_mmap_rwsem instead of @alone would deadlock:
  *
@@ -184,9 +184,10 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
 }
 
 /*
- * @alone takes the rwsem itself, because mmap_write_lock() has no trylock. No mapping changes.
+ * @alone takes the rwsem itself, because mmap_write_lock() has no trylock. This is safe,
+ * because the holder changes no mapping.
  *
- * mm_users is not incremented: with mmget() the parent of the owner would see its exit too early:
+ * mm_users is not incremented: with mmget() the parent would see the exit of the owner too early:
  *
  *   the worker                            exit of the owner
  *   mmget_not_zero()
@@ -210,8 +211,8 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
  *   mmap_read_unlock()
  *                                         frees page tables and VMAs
  *
- * Only a page fault needs a reference to mm_users (fault_back()): a page that is mapped after
- * exit_mmap() has unmapped all pages would stay mapped.
+ * Only a page fault needs a reference to mm_users (fault_back()): without it, a fault could
+ * map a page after exit_mmap() has unmapped all pages, and this page would stay mapped.
  */
 static int lock_mm(struct mm_struct *mm, bool worker, bool alone)
 {
@@ -246,9 +247,10 @@ static int fault_back(struct mm_struct *mm, unsigned long addr)
 
 /*
  * Compares one huge page of shared hugetlb memory: if it is the file's page, faults it in and
- * compares again. The worker must not fault it in, so it can't tell.
+ * compares again. The worker must not fault it in, so for the worker the answer is unknown.
  *
- * The page tables of shared hugetlb memory are not walked, because each such mapping has a lock:
+ * The page tables of shared hugetlb memory are not walked: GUP takes a lock of the mapping,
+ * which an exit may free:
  *
  *   the worker                            exit of the owner
  *   mmap_read_trylock()
@@ -259,10 +261,10 @@ static int fault_back(struct mm_struct *mm, unsigned long addr)
  *                                         hugetlb_zap_end(): frees that lock
  *   down_read() of freed memory
  *
- * Such a mapping maps only pages of its file. So the pinned pages are compared with the
- * pages of the file, as if no page were mapped. A page of the file counts as intact only after
- * it was faulted in: if the lock of a mapping is taken, a hole punch sends an event to the
- * mapping only if it maps the page:
+ * Such a mapping maps only pages of its file. So the pinned pages are compared with the pages
+ * of the file, as if no page were mapped. A page of the file counts as intact only after it
+ * was faulted in: if a hole punch can't take the lock of a mapping, it sends an event only if
+ * the mapping maps the page:
  *
  *   the owner drops another page          hole punch
  *   hugetlb_zap_begin(): has the lock
@@ -312,7 +314,10 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 			return UMEM_NOTIFY_CHANGED;
 		huge = is_vm_hugetlb_page(vma);
 		shared = vma->vm_file && vma->vm_flags & VM_MAYSHARE;
-		/* Now another mapping, which needs no @alone: with @alone don't fault pages in. */
+		/*
+		 * The mapping was replaced by one of another kind. With @alone no page may be
+		 * faulted in.
+		 */
 		if (alone && (!huge || shared))
 			return 0;
 		nr = min_t(long, CHECK_BATCH, (min(end, vma->vm_end) - addr) >> PAGE_SHIFT);
@@ -353,8 +358,8 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 }
 
 /*
- * A lock of a file is taken. Its holder may wait for a page that the caller's own process has
- * to supply (userfaultfd, FUSE), so a caller waits only until @cmp->until.
+ * Another task holds a lock of a file. It may wait for a page that the caller's own process
+ * has to supply (userfaultfd, FUSE), so the caller waits only until @cmp->until.
  */
 static int wait_for_file(const struct umem_notify_comparison *cmp)
 {
@@ -404,13 +409,15 @@ static int check_run(struct ib_umem *umem, unsigned long start, unsigned long ad
  * @umem: The umem, its pages pinned
  * @start: The address of its first page
  * @shift: Base-2 logarithm of the number of pages in a chunk of the suspect range
- * @cmp: The pages, and who asks; @cmp->at is set to the first page not found intact
+ * @cmp: The pages and the caller; @cmp->at is set to the first page not found
+ * intact
  *
  * Context: Process context, no mm or inode lock held.
  *
  * Return: 0: all are intact. UMEM_NOTIFY_CHANGED: the page @cmp->at is not the pinned page.
- * -EAGAIN: a lock is taken, ask again later. -EOPNOTSUPP: only a system call can tell. -EINTR.
- * -ENOMEM: a page fault found no memory, so the answer is unknown.
+ * -EAGAIN: another task holds a lock, try again later. -EOPNOTSUPP: the answer needs a page
+ * fault, which only a system call may cause. -EINTR. -ENOMEM: a page fault found no memory, so
+ * the answer is unknown.
  */
 int umem_notify_check(struct ib_umem *umem, unsigned long start, unsigned int shift,
 		      struct umem_notify_comparison *cmp)

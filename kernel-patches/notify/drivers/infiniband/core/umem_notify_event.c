@@ -10,8 +10,9 @@
  *          back to user mode, where it holds no lock of the mm. So the pages are free when
  *          munmap() returns, for example for the pool of huge pages, or in a memory cgroup
  *          at its limit.
- *  fork    copies pinned pages for the child. So the callback unpins idle MRs before, if
- *          the device's revoke does not sleep and the device can restore the MRs.
+ *  fork    copies pinned pages for the child. So the callback unpins idle MRs before the
+ *          copy, if the device's revoke does not sleep and the device can restore the
+ *          MRs.
  *
  * If another process causes the event, or a task that does not return to user mode, the
  * worker revokes and unpins.
@@ -59,7 +60,7 @@ static bool event_changes(const struct mmu_notifier_range *range)
 	}
 }
 
-/* May a fork copy the pages of an idle tracker? Its pages are pinned, because of its state. */
+/* May a fork copy the pages of a tracker? Only of an idle tracker, whose pages are pinned. */
 static bool event_may_copy(const struct ib_umem_notify *n,
 			   const struct mmu_notifier_range *range)
 {
@@ -78,7 +79,10 @@ static void event_invalid(struct ib_umem_notify *n, const struct mmu_notifier_ra
 {
 	if (n->held)
 		return; /* the worker visits it when the driver is done with the MR */
-	/* This task retires it if it is unused and its own event; otherwise the worker does. */
+	/*
+	 * If it is unused and this process caused the event, this task retires it; otherwise the
+	 * worker does.
+	 */
 	if (umem_notify_is_used(n) || !event_is_own(range) || !umem_notify_queue_current(n))
 		umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
 }
@@ -117,7 +121,8 @@ static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_ra
  * @changes: the event may replace pages. @fork: a fork may copy pages next, so idle MRs are
  * unpinned.
  *
- * A CLEAR may be both. If it suspended a tracker without adding to @suspects, it would be lost:
+ * A CLEAR may be both. If it suspended a tracker without adding to @suspects, the event would
+ * be lost:
  *
  *   MADV_DONTNEED of a huge page          another thread
  *   SUSPENDED; still pinned

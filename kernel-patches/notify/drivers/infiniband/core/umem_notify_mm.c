@@ -144,7 +144,7 @@ int umem_notify_mm_wait(struct umem_notify_mm *space, unsigned long start,
 }
 
 /**
- * umem_notify_mm_insert - From now on let events visit a tracker
+ * umem_notify_mm_insert - Let events visit a tracker from now on
  * @space: The address space, its lock held
  * @n: The tracker, its range set
  */
@@ -268,7 +268,8 @@ static void space_register(struct work_struct *work)
  *
  * Context: Process context, no mm lock held.
  *
- * Return: The space, to be given to umem_notify_mm_put(); ERR_PTR(-ENOMEM).
+ * Return: The space, which the caller gives to umem_notify_mm_put();
+ * ERR_PTR(-ENOMEM).
  */
 struct umem_notify_mm *umem_notify_mm_get(const struct mmu_notifier_ops *ops)
 {
@@ -293,10 +294,11 @@ void umem_notify_mm_put(struct umem_notify_mm *space)
 }
 
 /**
- * umem_notify_mm_exit - ib_uverbs is unloaded, and no space is in use
+ * umem_notify_mm_exit - Wait for the callbacks of all spaces before ib_uverbs
+ * is unloaded
  *
- * mmu_notifier_synchronize() waits for a grace period of SRCU, but not for the callbacks
- * that SRCU calls after it:
+ * No space is in use any more. mmu_notifier_synchronize() waits for a grace period of
+ * SRCU, but not for the callbacks that SRCU calls after the grace period:
  *
  *   unloading                             SRCU
  *   [the last space was put]
@@ -305,8 +307,8 @@ void umem_notify_mm_put(struct umem_notify_mm *space)
  *   the module is freed
  *                                         umem_notify_mm_free() [freed code]
  *
- * So the spaces are counted. SRCU calls its callbacks with bottom halves disabled. So the
- * callback that makes the count 0 has returned after a grace period of RCU:
+ * So the spaces are counted. SRCU calls its callbacks with bottom halves disabled. So
+ * when the count is 0, its last callback returns within a grace period of RCU:
  *
  *                                         umem_notify_mm_free(): the count is 0
  *   the count is 0; synchronize_rcu(): waits

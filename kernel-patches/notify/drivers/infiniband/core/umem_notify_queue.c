@@ -9,15 +9,15 @@
  *
  * CPU TIME
  *
- * The process does not pay for the worker. So after comparing pages or scanning for idle
- * trackers, all workers of the address space rest for REST times as long: they take at most a
- * hundredth of a CPU from other processes, however many events come. Revoking and unpinning do
- * not count, because the process paid for pinning the pages.
+ * The CPU time of the worker is not charged to the process. So after comparing pages or
+ * scanning for idle trackers, all workers of the address space rest for REST times as long:
+ * they use at most a hundredth of a CPU, however many events come. Revoking and unpinning do
+ * not count, because pinning the pages was charged to the process.
  *
  * REFERENCES
  *
- * A task that will visit a tracker without a lock has a reference. The end of the tracker
- * disarms it, and waits only for its mutex:
+ * A task that will visit a tracker without a lock has a reference. umem_notify_end()
+ * disarms the tracker, and waits only for its mutex:
  *
  *   worker                                umem_notify_end()
  *   lock; takes n off the list;
@@ -27,9 +27,9 @@
  *   back on the list: refused, not armed  frees the umem
  *   puts the reference: frees n
  *
- * So no task waits for a task that has not visited its own trackers yet. Such a wait could
- * deadlock: an unmap may remove the last mapping of the device's file, and the release of the
- * file is task_work of the same task, which runs first:
+ * So umem_notify_end() does not wait until a task with a reference has visited the tracker.
+ * Such a wait could deadlock: an unmap may remove the last mapping of the device's file, and
+ * the release of the file is task_work of the same task, which runs first:
  *
  *   munmap of the range and of a page of the device
  *   UNMAP: n is task_work
@@ -66,7 +66,7 @@ static void queue_wake(struct umem_notify_queue *q, unsigned long delay)
 }
 
 /**
- * umem_notify_queue_add - The worker visits a tracker
+ * umem_notify_queue_add - Let the worker visit a tracker
  * @n: The tracker, its space's lock held
  * @delay: The delay in jiffies, longer if the worker has to rest; 0: immediately
  */
@@ -208,7 +208,7 @@ static void queue_task_work(struct callback_head *work)
 }
 
 /**
- * umem_notify_queue_current - The current task retires a tracker before it returns to user mode
+ * umem_notify_queue_current - Let this task retire a tracker before it returns to user mode
  * @n: The tracker, its space's lock held
  *
  * Return: Whether this task will retire it, or another task that has reserved it.
@@ -354,7 +354,7 @@ struct umem_notify_queue *umem_notify_queue_get(struct ib_ucontext *context,
 }
 
 /**
- * umem_notify_queue_put - A tracker of the queue is freed, or its context is closed
+ * umem_notify_queue_put - Drop the reference of a tracker or of the context
  * @q: The queue
  *
  * Context: Any but interrupts.

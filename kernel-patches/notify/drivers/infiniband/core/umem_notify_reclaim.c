@@ -13,8 +13,8 @@
  * If the device's revoke does not sleep, the shrinker revokes and unpins, because this
  * takes no lock that a task in reclaim may hold. Otherwise the worker does.
  *
- * The shrinker passes once over a registration that was used since the last scan. If the
- * word of a process always says "in use", only this process pays: its pages stay pinned
+ * The shrinker skips a registration that was used since the last scan. If the word of a
+ * process always says "in use", only this process is affected: its pages stay pinned
  * and charged.
  *
  * Taking a memory block offline also tries to move pinned pages, again and again. The first
@@ -51,7 +51,7 @@ struct shrink_walk {
 	const struct shrink_control *sc;
 	unsigned long scanned; /* pages */
 	unsigned long taken;
-	bool waits; /* another task is about to unpin some */
+	bool waits; /* another task is about to unpin pages */
 	struct list_head suspended; /* trackers to retire after the walk */
 };
 
@@ -189,7 +189,7 @@ void umem_notify_lru_add(struct ib_umem_notify *n)
  * umem_notify_lru_del - From now on the VM does not take the pages of a tracker
  * @n: The tracker, its mutex held, or about to end
  *
- * It may be SUSPENDED when this returns.
+ * The tracker may be SUSPENDED when this returns.
  */
 void umem_notify_lru_del(struct ib_umem_notify *n)
 {
@@ -306,8 +306,8 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void)
 }
 
 /*
- * When ib_uverbs is unloaded, and no umem is left; or if ib_umem_notify_init() fails: each of
- * these functions accepts NULL or an empty object.
+ * Called when ib_uverbs is unloaded and no umem is left, and when ib_umem_notify_init()
+ * fails: each of these functions accepts NULL or an empty object.
  */
 void ib_umem_notify_exit(void)
 {

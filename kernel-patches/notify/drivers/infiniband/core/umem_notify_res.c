@@ -30,7 +30,7 @@ static const char *res_state(const struct ib_umem_notify *n)
  * For fill_res_mr_entry() of a driver that keeps the umem of an MR when it re-registers
  * the MR. Adds no attribute for an MR without a tracker.
  *
- * A u32 is enough: ib_umem_get() pins at most as many pages. A u64 would need a padding
+ * A u32 is enough: ib_umem_get() pins at most U32_MAX pages. A u64 would need a padding
  * attribute on some architectures, which iproute2 would print as the value.
  *
  * Return: 0 or -EMSGSIZE.

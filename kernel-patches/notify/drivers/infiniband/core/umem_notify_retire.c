@@ -7,7 +7,8 @@
  *
  * An application that counts its users in the word names the bits (@in_use).
  * Then INVALID is set immediately, but the device keeps the pages while the
- * registration is in use: the part that a transfer reads may be intact.
+ * registration is in use: the part that a transfer reads may be intact. If the
+ * kernel read the word before it sets INVALID, a transfer could fail:
  *
  *   retire()                              the application
  *   word & in_use is 0
@@ -27,26 +28,27 @@
  *   word |= INVALID
  *   word & in_use is not 0: later
  *
- * All are atomic operations on one word, so an addition that the read does not
- * see comes after INVALID. The read comes after INVALID, as both are under the lock.
+ * The kernel sets INVALID and reads the word under the lock, in this order. All are
+ * atomic operations on one word, so an addition that the read does not see comes
+ * after INVALID.
  *
  * The kernel does not learn when the last reference is dropped. The last user sees
- * INVALID in the instruction that drops it, and deregisters. For other users, the worker
- * reads the word again after 20 ms, 40 ms and so on, up to 2.56 s. Each settle reads it,
- * too, and each event makes the worker read it soon. This ends with the address space.
- * The word keeps its page until then.
+ * INVALID in the instruction that drops it, and should deregister. If it does not, the
+ * worker reads the word again after 20 ms, 40 ms and so on, up to 2.56 s. Each settle
+ * reads the word, too, and each event makes the worker read it soon. The worker stops
+ * when the address space ends. The word keeps its page until then.
  *
  * DIRTY PAGES
  *
  * The device may have written to the pages of a writable MR, and only PG_dirty records
- * this. ib_umem_release() sets it under the folio's lock, for which an unmap, a fork or a
- * task in reclaim can't wait. But a page with a long-term pin for writing is anonymous, of
- * shmem or hugetlbfs, or of a file system that never writes it back. For these pages it
- * is enough to set PG_dirty, without a lock.
+ * this. ib_umem_release() sets it under the folio's lock, but an unmap, a fork or a task
+ * in reclaim can't wait for this lock. A page with a long-term pin for writing is
+ * anonymous, of shmem or hugetlbfs, or of a file system that never writes it back. For
+ * such a page it is enough to set PG_dirty, without the lock.
  *
- * The user of an idle registration may have freed the memory by MADV_FREE. Without a
- * cache the registration would have ended before, and the VM would drop the pages when
- * memory is short. Setting PG_dirty when they are unpinned would prevent this. So for a
+ * The user of an idle registration may have freed the memory by MADV_FREE. Without a cache
+ * the registration would have ended before MADV_FREE, and the VM could drop the pages when
+ * memory is short. If unpinning set PG_dirty, the VM could not drop them. So for a
  * registration whose pages the VM may take, PG_dirty is set when the pages are pinned, and
  * not when they are unpinned. Only MADV_FREE makes a pinned page clean, and MADV_FREE is an
  * event:

@@ -14,8 +14,9 @@
  *
  * An event raises the state in mmu_notifier_invalidate_range_start(): before the page
  * tables change, and before the system call returns. UNMAP and RELEASE certainly change
- * the pages. CLEAR and MIGRATE may not (splitting a huge page is also a CLEAR); mprotect()
- * of a large range may not, either: it may unmap shared page tables of hugetlb memory.
+ * the pages. CLEAR and MIGRATE may leave the pages mapped (splitting a huge page is also a
+ * CLEAR). So may mprotect() of a large range, which counts as an event because it may
+ * unmap shared page tables of hugetlb memory.
  */
 
 #include <linux/log2.h>
@@ -171,8 +172,8 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
  *
  *   [Required: @suspects is taken only if all its events have ended]
  *
- * A page that seems changed may also be in the middle of a split or a migration: during
- * these it looks absent. So it is changed only if @suspects does not have it again.
+ * A page looks absent while it is split or migrated. So an absent page counts as
+ * changed only if no event added it to @suspects during the comparison.
  */
 static int take_suspects(struct ib_umem_notify *n, struct umem_notify_comparison *cmp)
 {
@@ -209,7 +210,7 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
 	unsigned int shift = shift_of(n);
 
 	guard(umem_notify)(n);
-	/* It was suspended since: the caller retires it. */
+	/* It was suspended during the comparison: the caller retires it. */
 	if (n->state != SUSPECT)
 		return true;
 	if (!verdict) {

@@ -3,16 +3,16 @@
  * The users of a registration, which its word counts (@in_use), and its suspension while
  * it has no users.
  *
- * Using a registration changes no list. The word shows a use: its application bits are not
- * the same as at the last scan.
+ * Using a registration changes no list. A scan detects a use, because the application's
+ * bits of the word differ from the last scan.
  *
  * A SUSPENSION AND AN EVENT
  *
- * Both hold the space's lock. UNMAP and RELEASE turn SUSPENDED into INVALID, and an INVALID
- * tracker is not suspended. CLEAR and MIGRATE do not change the word of a suspended
- * tracker, because the pages that the range maps no longer matter. But the pages stay
- * pinned until the tracker is retired, and settling may come before. So these events
- * still add to @suspects:
+ * A suspension and an event both hold the space's lock. UNMAP and RELEASE turn SUSPENDED
+ * into INVALID, and an INVALID tracker is not suspended. CLEAR and MIGRATE do not change
+ * the word of a suspended tracker, because the pages that the range maps no longer matter.
+ * But the pages stay pinned until the tracker is retired, and a settle may come first. So
+ * these events still add to @suspects:
  *
  *   shrinker           another thread     settle
  *   state = SUSPENDED
@@ -67,9 +67,9 @@ bool umem_notify_is_idle(const struct ib_umem_notify *n)
 /**
  * umem_notify_unused_for - Was a registration unused for some time?
  * @n: The tracker, its space's lock held; it has a word
- * @time: The time before this scan, in jiffies
+ * @time: How long before this scan, in jiffies
  *
- * A use counts from the first scan after it.
+ * A use counts as if it happened at the first scan after it.
  */
 bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time)
 {

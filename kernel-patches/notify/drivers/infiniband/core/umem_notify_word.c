@@ -21,11 +21,11 @@
  *   A is intact: word &= ~SUSPECT         [the word says that B is valid]
  *
  * Two words are the same if they have the same physical page and offset, because a page may be
- * mapped at two addresses or by two processes, or may have been moved. The second MR gets
+ * mapped at two addresses or by two processes, or moved by mremap(). The second MR gets
  * -EBUSY.
  *
  * A word may have a listener: a counter in user memory and an eventfd. The counter is pinned
- * like a word, and any number of MRs may share it; the kernel increments it where it sets
+ * like a word, and any number of MRs may share it; the kernel increments it when it sets
  * INVALID. An eventfd may have any number of sleepers, and the process that causes the event
  * must not pay for waking them: umem_notify_word_signal() wakes them when the registration
  * is retired.
@@ -46,8 +46,8 @@
 #define WORDS (PAGE_SIZE / sizeof(u64))
 
 struct umem_notify_listener {
-	struct umem_notify_word_page *counter; /* its page, or NULL */
-	unsigned int offset; /* the counter's */
+	struct umem_notify_word_page *counter; /* the page of the counter, or NULL */
+	unsigned int offset; /* of the counter in this page */
 	struct eventfd_ctx *event; /* or NULL */
 	bool due; /* @event has to be signalled; set once, before the MR is retired */
 };
@@ -133,7 +133,7 @@ static struct umem_notify_word_page *create_page(struct page *pinned)
 	return page;
 }
 
-/* An array of a page of words, for all its words; under the tree's lock */
+/* An array with an element for each word of a page. The caller holds the tree's lock. */
 static void *alloc_array(size_t size)
 {
 	return kcalloc(WORDS, size, GFP_ATOMIC | __GFP_ACCOUNT);
@@ -279,10 +279,10 @@ static int add_listener(struct umem_notify_word_page *page, unsigned int offset,
  * umem_notify_word_get - Take a word of the current process, and its listener
  * @how: The word, a counter and an eventfd
  *
- * Return: The word's page, pinned, to be given to umem_notify_word_put(); or ERR_PTR():
- * -EBUSY if another MR has the word, or an MR has the counter for its word, -EFAULT if an
- * address can't be written or pinned, -ENOMEM if memory or RLIMIT_MEMLOCK is exhausted,
- * -EINTR, -EBADF, -EINVAL if the file is no eventfd.
+ * Return: The pinned page of the word; the caller gives it to umem_notify_word_put(). Or
+ * ERR_PTR(): -EBUSY if another MR uses the word, or if the counter is the word of an MR,
+ * -EFAULT if an address can't be written or pinned, -ENOMEM if memory or RLIMIT_MEMLOCK
+ * is exhausted, -EINTR, -EBADF, -EINVAL if the file is no eventfd.
  */
 struct umem_notify_word_page *umem_notify_word_get(const struct umem_notify_arming *how)
 {
@@ -333,9 +333,9 @@ static atomic64_t *word_at(const struct umem_notify_word_page *page, unsigned in
  * @clear: Bits to clear
  *
  * The application changes the same eight bytes by atomic instructions. So each change here is
- * one atomic instruction, too. One compare-and-swap for both changes could fail as often as the
- * application likes. For user space the changes are fully ordered, as locked instructions; the
- * mapping changes only after the callback that sets a bit has returned.
+ * one atomic instruction, too. A compare-and-swap for both changes could fail as often as the
+ * application changes the word. For user space the changes are fully ordered, like locked
+ * instructions. The mapping changes only after the callback that sets a bit has returned.
  */
 void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear)
 {
@@ -351,7 +351,7 @@ void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear)
 
 /*
  * The space's lock orders this after add_listener() of the same word, which was called before the
- * word was armed. If another word is adding the array now, this word has no listener.
+ * word was armed. If another word adds the array at the same time, this word has no listener.
  */
 static struct umem_notify_listener *listener_of(const struct ib_umem_notify *n)
 {
@@ -366,7 +366,7 @@ static struct umem_notify_listener *listener_of(const struct ib_umem_notify *n)
  * umem_notify_word_count - Increment the counter of a word that has become INVALID
  * @n: The tracker, its space's lock held; the bit is set
  *
- * umem_notify_word_signal() signals the eventfd, or umem_notify_word_put() does.
+ * Later umem_notify_word_signal() or umem_notify_word_put() signals the eventfd.
  *
  * Context: Any; does not sleep.
  */

@@ -172,9 +172,10 @@ int ib_mr_notify_command(u32 command, const struct uverbs_attr_bundle *attrs)
 /**
  * ib_mr_notify_reg - Arm a new MR if its registration names a word
  * @mr: The MR; no other thread can find its uobject yet
- * @attrs: The attributes that it is registered with
+ * @attrs: The attributes of its registration
  *
- * Return: 0, or an error as for the arm method, with which the registration fails.
+ * Return: 0, or an error as for the arm method: the registration fails with this
+ * error.
  */
 int ib_mr_notify_reg(struct ib_mr *mr, struct uverbs_attr_bundle *attrs)
 {

@@ -49,7 +49,7 @@ static bool rxe_sges_fit(const struct rxe_dma_info *dma)
 }
 
 /*
- * Copy what the request has behind its struct: data, or SGEs. False if the
+ * Copy the data or SGEs that follow the struct of the request. False if the
  * request is invalid.
  */
 static bool rxe_take_send_data(const struct rxe_qp *qp,
@@ -62,7 +62,7 @@ static bool rxe_take_send_data(const struct rxe_qp *qp,
 
 	if (!wqe->mask)
 		return false;
-	/* these have no data; a flush is of the peer's memory */
+	/* these have no data; a FLUSH is for memory of the peer */
 	if (wqe->mask & (WR_LOCAL_OP_MASK | WR_FLUSH_MASK))
 		return true;
 

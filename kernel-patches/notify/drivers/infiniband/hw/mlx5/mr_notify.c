@@ -6,7 +6,7 @@
  * A UMR work request marks the mkey free and moves it to the driver's own
  * protection domain. When the work request has completed, the device does no
  * more DMA through the mkey. The driver does the same before it changes or frees
- * an MR, so both functions below accept an mkey that is already free:
+ * an MR, so dereg_mr and rereg_user_mr accept an mkey that is already free:
  *
  * dereg_mr frees a cacheable mkey once more and puts it into the cache. Mkeys in
  * the cache are always in this state: the next user sets all fields. dereg_mr
@@ -20,8 +20,8 @@
  * although its memory has not changed: ib_umem_lost() sets INVALID, and the core
  * frees the mkey once more and unpins the pages.
  *
- * ib_mr_notify_hold() excludes both from revoking, so a late revoke can't hit an
- * mkey that is back in the cache.
+ * While dereg_mr or rereg_user_mr runs, ib_mr_notify_hold() prevents a revoke.
+ * So a late revoke can't hit an mkey that is back in the cache.
  *
  * There is no restore_user_mr. It would make the calls of a re-registration with
  * a new translation (mlx5r_umr_update_mr_pas(), then mlx5r_umr_rereg_pd_access()).

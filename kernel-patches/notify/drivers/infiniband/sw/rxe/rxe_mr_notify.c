@@ -20,7 +20,8 @@
  *                                         pages unpinned
  *   read_lock; revoked? yes: refused
  *
- * Both run in process context only, so softirqs need not be disabled.
+ * Workers and revoking run in process context only, so softirqs need not be
+ * disabled.
  *
  * The reference count of the MR can't replace the lock: a bound memory window
  * holds a reference for its whole lifetime.

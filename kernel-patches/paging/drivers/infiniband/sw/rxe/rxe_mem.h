@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * On-demand paging: MRs whose pages are found when a packet needs them, see
- * rxe_mem_mr.c, and how a queue pair waits for a page, see rxe_mem_wait.c. The
- * functions that the rest of rxe calls, and those of the files among each other.
- * Without CONFIG_RDMA_RXE_PAGING rxe works as if this file did not exist.
+ * rxe_mem_mr.c, and how a queue pair waits for a page, see rxe_mem_wait.c.
+ * Declares the functions that the rest of rxe calls, and those that these files
+ * call in each other. Without CONFIG_RDMA_RXE_PAGING rxe works as if this file
+ * did not exist.
  */
 #ifndef RXE_MEM_H
 #define RXE_MEM_H
@@ -21,7 +22,7 @@ struct rxe_mem_pool {
 	/* under rxe_mem_lock */
 	struct list_head	list;		/* in rxe_mem_pools while open */
 	unsigned int		mrs;
-	unsigned int		count;		/* of threads, also unfinished ones */
+	unsigned int		count;		/* threads, even while being made */
 	bool			closed;		/* the last MR or the process ended */
 	struct list_head	threads;	/* sorted by age of their faults */
 	struct list_head	faults;		/* waiting for a thread */
@@ -213,8 +214,8 @@ rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
  * rxe_mem_take_retry - May the requester send again?
  * @qp: The queue pair
  *
- * Decrements the retry counter. A requester that waits for a page does not use
- * retries: its packets may be lost as well, but the peer owes it no answer.
+ * Decrements the retry counter, unless the requester waits for a page: then the
+ * peer may have nothing to answer, although a packet may be lost as well.
  *
  * Return: true if it may.
  */

@@ -19,7 +19,7 @@ struct rxe_mem_atomic_page {
 	bool			write;
 };
 
-/* Is the page still mapped at @addr? The page of a file is then locked */
+/* Is the page still mapped at @addr? If so, returns with the page of a file locked */
 static bool rxe_mem_atomic_is_mapped(struct page *page, unsigned long addr)
 {
 	struct folio *folio = page_folio(page);

@@ -41,8 +41,8 @@
  *   copies to page A; enables them
  *                                         munmap returns
  *
- * On other architectures (arm64) the copy may end after munmap returned, later by
- * less than the time of a memcpy of one page. The copy holds A, so A has no other
+ * On other architectures (arm64) the copy may end after munmap has returned, but
+ * within the time of a memcpy of one page. The copy holds A, so A has no other
  * owner.
  *
  * Calls that do not take mmap_lock for writing (MADV_DONTNEED, truncation,
@@ -227,8 +227,8 @@ static bool rxe_mem_copy_is_memory(struct vm_area_struct *vma)
 
 /*
  * Copy through the addresses of the process, which has not ended. (At exit an
- * architecture may free pages and leave their translations to threads that use the
- * address space.)
+ * architecture may free pages while threads that use the address space still have
+ * translations of these pages.)
  */
 static bool rxe_mem_copy_user(struct mm_struct *mm, unsigned long addr,
 			      void *buf, unsigned int length, bool write)

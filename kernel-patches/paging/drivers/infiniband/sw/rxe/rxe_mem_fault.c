@@ -7,12 +7,11 @@
  *   a task of a queue pair                  a thread of the process
  *   copies: -EINPROGRESS
  *   gives the fault to the pool;
- *   returns, with its packet or work
- *   request where it was
+ *   returns; the packet or work request
+ *   stays in its queue
  *                                           faults; waits
  *                                           done: schedules the task
- *   copies again, as for the first
- *   time
+ *   copies all of it again
  *
  * A fault holds no reference to an MR, queue pair, device or worker of rxe. So
  * each of them can end during the fault, and the thread is interrupted when no
@@ -122,9 +121,9 @@ int rxe_mem_fault_meet(struct rxe_mem_mr *odp, unsigned long addr, bool write,
 }
 
 /*
- * Fault one page in and, if this succeeds, hold it. On return @locked tells
- * whether mmap_lock is still held. This also handles NUMA hinting faults: a page
- * with a NUMA hint can't be looked up without mmap_lock.
+ * Fault one page in and, if this succeeds, hold it. On return @locked is 1 if
+ * mmap_lock is still held. This also handles NUMA hinting faults: a page with a
+ * NUMA hint can't be looked up without mmap_lock.
  */
 static int rxe_mem_fault_locked(struct mm_struct *mm, unsigned long addr,
 				bool write, unsigned int flags,
@@ -175,7 +174,7 @@ static int rxe_mem_fault_page(struct mm_struct *mm, unsigned long addr,
  *
  * Context: Process context. Ends early when the caller is killed.
  *
- * Return: 0; -EFAULT or another error when there is no such access; -EINTR.
+ * Return: 0; -EFAULT or another error if the access is not possible; -EINTR.
  */
 int rxe_mem_fault_in(struct mm_struct *mm, unsigned long addr, bool write)
 {

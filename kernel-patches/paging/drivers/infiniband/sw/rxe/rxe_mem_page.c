@@ -4,13 +4,13 @@
  * or without it, the look-up in the page tables, and pages of files. A page is
  * held for one access and then released.
  *
- * Usually the access holds mmap_lock for reading. It only tries for the lock,
- * because the holder may wait for a file of a dead server. If other threads
- * always hold mmap_lock or queue for it, the trylock always fails. Then a present
- * page is found without the lock, as by get_user_pages_fast(), and any other
- * page is faulted in by a thread that queues for mmap_lock. Without the lock,
- * other calls can change the mapping during the access: see rxe_mem_copy.c for
- * copies, rxe_mem_atomic.c for atomic operations.
+ * Usually the access holds mmap_lock for reading. It uses a trylock, because the
+ * holder may wait for a file of a dead server. If other threads always hold
+ * mmap_lock or queue for it, the trylock always fails. Then a present page is
+ * found without the lock, as by get_user_pages_fast(), and any other page is
+ * faulted in by a thread that queues for mmap_lock. Without the lock, other calls
+ * can change the mapping during the access: see rxe_mem_copy.c for copies,
+ * rxe_mem_atomic.c for atomic operations.
  */
 
 #include <linux/backing-dev.h>
@@ -26,7 +26,7 @@
 #include "rxe.h"
 #include "rxe_mem_page.h"
 
-/* Try a few times: a writer of mmap_lock is short, unless it sleeps itself */
+/* Try a few times: a writer holds mmap_lock for a short time unless it sleeps */
 static bool rxe_mem_page_trylock(struct mm_struct *mm)
 {
 	int tries;
@@ -67,8 +67,8 @@ static void rxe_mem_page_leave_task_mm(void)
 
 /*
  * Use an address space for the rest of the task of a queue pair, because a task
- * has many packets. Only such tasks copy, and do_work() ends each task with
- * rxe_mem_end_task().
+ * processes many packets. Only such tasks copy, and do_work() ends each task
+ * with rxe_mem_end_task().
  */
 bool rxe_mem_page_take_on(struct mm_struct *mm)
 {
@@ -119,10 +119,10 @@ static bool rxe_mem_page_is_writable(struct mm_struct *mm, unsigned long addr,
 }
 
 /*
- * A file system may clean a page during a write unless the page is locked, and
- * then warns when the page gets dirty. A holder of the page lock usually holds it
- * for a short time, but may have cleaned the page. The file system then needs a
- * fault before the next write.
+ * Unless a page is locked, its file system may clean it during a write, and then
+ * warns when the page gets dirty. The page lock is usually held for a short time,
+ * but its holder may have cleaned the page. Then the file system needs a fault
+ * before the next write.
  *
  *   rxe                                   writeback
  *   finds a page, which may be written
@@ -194,9 +194,10 @@ int rxe_mem_page_get(struct rxe_mem_mr *odp, unsigned long addr, bool write,
 /*
  * Protection keys belong to a thread and do not restrict a device: a look-up under
  * mmap_lock ignores them (FOLL_REMOTE). A look-up without mmap_lock uses the keys
- * of the calling task, and a worker has key 0 only. So memory with another key
- * would always need mmap_lock. The register belongs to the task: the scheduler
- * switches it, and interrupts do not access user memory with it.
+ * of the calling task, and a worker has key 0 only. So allow all keys during this
+ * look-up: otherwise memory with another key would always need mmap_lock. The
+ * register belongs to the task: the scheduler switches it, and interrupts do not
+ * access user memory with it.
  */
 static u32 rxe_mem_page_allow_keys(void)
 {

@@ -47,7 +47,7 @@
 #include "rxe_mem_pool.h"
 
 #define RXE_MEM_POOL_THREADS	16
-#define RXE_MEM_POOL_IDLE	2	/* without the thread that becomes idle */
+#define RXE_MEM_POOL_IDLE	2	/* not counting the thread that becomes idle */
 #define RXE_MEM_POOL_TURN	msecs_to_jiffies(100)
 
 struct rxe_mem_thread {
@@ -84,8 +84,8 @@ static struct rxe_mem_thread *rxe_mem_pool_idle(struct rxe_mem_pool *pool)
 }
 
 /*
- * Wake an idle thread for the waiting faults; without an idle thread start the
- * timer for their turn. Context: rxe_mem_lock held
+ * Wake an idle thread for the waiting faults. If no thread is idle, start the
+ * timer that gives them a turn. Context: rxe_mem_lock held
  */
 static void rxe_mem_pool_wake(struct rxe_mem_pool *pool)
 {
@@ -118,9 +118,9 @@ void rxe_mem_pool_add(struct rxe_mem_fault *fault)
  * rxe_mem_pool_interrupt - End the wait of a thread for its fault
  * @thread: The thread, which handles a fault
  *
- * A wait for a userfaultfd ends immediately. A wait in a file system may go on as
- * long as the process lives; the wake-up is then spurious, which any sleeper must
- * accept. Context: rxe_mem_lock held
+ * A wait for a userfaultfd ends immediately. A wait in a file system may go on
+ * until the process ends: for this wait the wake-up is spurious, which any
+ * sleeper must accept. Context: rxe_mem_lock held
  */
 void rxe_mem_pool_interrupt(struct rxe_mem_thread *thread)
 {
@@ -155,8 +155,8 @@ static void rxe_mem_pool_give_turns(struct rxe_mem_pool *pool)
 }
 
 /*
- * All threads of a process may wait for pages that never come, or that come from a
- * thread that itself needs a page of a fault without a thread:
+ * All threads of a pool may wait for pages that never come. Or the process may be
+ * unable to supply these pages, because it waits for a fault that has no thread:
  *
  *   the process          a fault, with its last thread     a fault, without one
  *   reads its
@@ -444,8 +444,9 @@ out:
 /**
  * rxe_mem_pool_join - Get the pool of the calling process for a new MR
  *
- * Return: The pool, which has a thread; rxe_mem_pool_leave() at the end of the MR.
- * Or an error: -EAGAIN if the process can't have another thread.
+ * Return: The pool, which has a thread; the caller calls rxe_mem_pool_leave() at
+ * the end of the MR. Or an error: -EAGAIN if the process can't have another
+ * thread.
  */
 struct rxe_mem_pool *rxe_mem_pool_join(void)
 {

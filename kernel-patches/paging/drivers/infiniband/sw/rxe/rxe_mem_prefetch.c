@@ -3,8 +3,8 @@
  * ibv_advise_mr(): fault pages in before a transfer needs them.
  *
  * The device has no page table to fill: only the page tables of the process
- * change. So the caller does it before the call returns. With
- * IB_UVERBS_ADVISE_MR_FLAG_FLUSH it faults each page in, as an access by the CPU
+ * change. So the calling thread itself faults the pages in. With
+ * IB_UVERBS_ADVISE_MR_FLAG_FLUSH it waits for each page, as an access by the CPU
  * would. Without the flag it starts I/O but does not wait.
  */
 
@@ -64,8 +64,9 @@ static bool rxe_mem_prefetch_touch(struct mm_struct *mm, unsigned long addr, boo
 }
 
 /*
- * One page. A caller that is killed while it waits for a page of another process
- * would keep the whole memory of that process, so such pages are only started.
+ * Prefetch one page. If the caller were killed while it waits for a page of
+ * another process, it would keep all memory of that process. So for such a page
+ * the caller starts I/O and does not wait.
  */
 static int rxe_mem_prefetch_page(struct mm_struct *mm, unsigned long addr,
 				 bool write, bool wait, u64 *done)

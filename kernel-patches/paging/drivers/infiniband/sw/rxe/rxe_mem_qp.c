@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The fault for which a side of a queue pair waits: the wait begins, and ends when
- * the fault is done, when the page is there, or with the queue pair. What the
- * queue pair does while it waits is in rxe_mem_wait.c.
+ * The fault for which a side of a queue pair waits: how the wait begins, and how
+ * it ends: when the fault is done, when the page is present, or with the queue
+ * pair. What the queue pair does while it waits is in rxe_mem_wait.c.
  */
 
 #include <linux/mm.h>
@@ -28,7 +28,7 @@ void rxe_mem_qp_leave(struct rxe_qp *qp, enum rxe_mem_side side)
 		rxe_mem_pool_interrupt(fault->thread);
 	} else if (!fault->done) {
 		list_del(&fault->list);
-		rxe_mem_fault_put(fault); /* its pool's */
+		rxe_mem_fault_put(fault); /* the reference of the pool */
 	}
 	rxe_mem_fault_detach(fault);
 }
@@ -57,7 +57,7 @@ static struct rxe_qp *rxe_mem_qp_of_task(void)
 	return container_of(work, struct rxe_task, work)->qp;
 }
 
-/* Restart the retransmit timer: the time of the fault is not the peer's */
+/* Restart the retransmit timer: the peer did not cause the delay of the fault */
 static void rxe_mem_qp_restart_timer(struct rxe_qp *qp)
 {
 	if (qp_type(qp) != IB_QPT_RC || !qp->qp_timeout_jiffies)
@@ -74,7 +74,7 @@ static void rxe_mem_qp_restart_timer(struct rxe_qp *qp)
  * @write: For writing
  *
  * If the queue pair still waits for a fault in this range, another fault has
- * brought the page, and the wait ends.
+ * made the page present, and the wait ends.
  */
 void rxe_mem_qp_accessed(struct rxe_mem_mr *odp, unsigned long addr,
 			 unsigned int length, bool write)
@@ -180,7 +180,7 @@ int rxe_mem_qp_wait(struct rxe_qp *qp, enum rxe_mem_side side, u32 psn)
 	    old->write == fault->write)
 		err = !old->done ? -EINPROGRESS :
 		      old->psn == psn ? old->err : 0;
-	/* A fault that is done has no result for a later access */
+	/* The result of a fault that is done does not apply to a later access */
 	if (old && old->done)
 		rxe_mem_qp_leave(qp, side);
 	spin_unlock(&rxe_mem_lock);

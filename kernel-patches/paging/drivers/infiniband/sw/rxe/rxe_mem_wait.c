@@ -19,7 +19,7 @@
 #define RXE_MEM_PATIENCE	msecs_to_jiffies(20)
 #define RXE_MEM_PACKETS		512
 
-/* Drop packets from the end of a queue until @left are left; each holds @qp */
+/* Drop packets, which hold references to @qp, from the end of a queue until @left remain */
 static void rxe_mem_drop(struct rxe_qp *qp, struct sk_buff_head *queue,
 			 unsigned int left)
 {
@@ -68,7 +68,7 @@ bool rxe_mem_req_waits(struct rxe_qp *qp, struct rxe_send_wqe *wqe, int err)
 	err = rxe_mem_qp_wait(qp, RXE_MEM_REQ, qp->req.psn);
 	if (err == -EINPROGRESS || err == -ESHUTDOWN) {
 		wqe->status = IB_WC_SUCCESS;
-		/* The packet that waits may be the one with the acknowledgment request */
+		/* The waiting packet may be the packet that requests an acknowledgment */
 		qp->req.noack_pkts = RXE_MAX_PKT_PER_ACK + 1;
 		return true;
 	}
@@ -138,7 +138,7 @@ bool rxe_mem_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
  * The peer of a read that is answered in part gets an RNR NAK for the rest. If it
  * received all of the first part, it requests the rest as a new request.
  * Otherwise it repeats the request, which is answered from @res (and leaves the
- * MSN one behind).
+ * MSN one too low).
  */
 static void rxe_mem_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
@@ -362,7 +362,7 @@ static void rxe_mem_leave_faults(struct rxe_qp *qp)
  *   its responder                           rxe_mem_destroy_qp()
  *   rxe_mem_is_late(): a fault waits,
  *   so the timer is armed
- *                                           odp_ending is set, the faults are left
+ *                                           sets odp_ending, leaves the faults
  *                                           stops the timer
  *   a fault is met: -ESHUTDOWN, no timer
  *
