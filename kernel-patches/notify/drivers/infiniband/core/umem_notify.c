@@ -321,8 +321,9 @@ EXPORT_SYMBOL(ib_umem_lost);
  * @mr: The MR, kept by the caller's lock on its uobject
  * @how: The word, the bits that count its users, its counter and eventfd
  *
- * A stale umem is armed, too: its word says INVALID. If an event is in progress or a
- * lock is taken, the word says SUSPECT, because arming does not wait.
+ * A stale umem is armed, too: its word says INVALID. If an event is in progress, or
+ * another task holds a lock of a file, the word says SUSPECT, because arming does
+ * not wait.
  *
  * Arming reads the state before it sets the word, and compares no pages if the state is
  * 0. An event in between is not lost: arming and the event take the lock in turn, and

@@ -294,11 +294,11 @@ void umem_notify_mm_put(struct umem_notify_mm *space)
 }
 
 /**
- * umem_notify_mm_exit - Wait for the callbacks of all spaces before ib_uverbs
- * is unloaded
+ * umem_notify_mm_exit - Wait for the last callbacks of all spaces
  *
- * No space is in use any more. mmu_notifier_synchronize() waits for a grace period of
- * SRCU, but not for the callbacks that SRCU calls after the grace period:
+ * ib_uverbs is unloaded next, and no space is in use. mmu_notifier_synchronize()
+ * waits for a grace period of SRCU, but not for the callbacks that SRCU calls after
+ * the grace period:
  *
  *   unloading                             SRCU
  *   [the last space was put]

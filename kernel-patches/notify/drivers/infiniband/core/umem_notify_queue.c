@@ -334,7 +334,8 @@ free:
  *
  * Context: Process context, no mm lock held.
  *
- * Return: The queue, to be given to umem_notify_queue_put(), or ERR_PTR(-ENOMEM).
+ * Return: The queue, which the caller gives to umem_notify_queue_put(), or
+ * ERR_PTR(-ENOMEM).
  */
 struct umem_notify_queue *umem_notify_queue_get(struct ib_ucontext *context,
 						const struct mmu_notifier_ops *ops)

@@ -160,7 +160,8 @@ static int revoke(struct ib_umem_notify *n)
  * umem_notify_take_word - Take the word from a tracker
  * @n: The tracker, its space's lock held
  *
- * Return: The word's page, to be given to umem_notify_word_put(), or NULL.
+ * Return: The word's page, which the caller gives to umem_notify_word_put(), or
+ * NULL.
  */
 struct umem_notify_word_page *umem_notify_take_word(struct ib_umem_notify *n)
 {

@@ -268,8 +268,8 @@ static int verify(struct ib_umem_notify *n, int patience)
  * @n: The tracker, its mutex held
  * @patience: How long it waits: UMEM_NOTIFY_PATIENCE, 0, or UMEM_NOTIFY_WORKER
  *
- * Return: 0; -EAGAIN: events are in progress or a lock is taken, and the tracker is still
- * SUSPECT; -EINTR, -ENOMEM.
+ * Return: 0; -EAGAIN: events are in progress or another task holds a lock, and the
+ * tracker is still SUSPECT; -EINTR, -ENOMEM.
  */
 int umem_notify_verify(struct ib_umem_notify *n, int patience)
 {

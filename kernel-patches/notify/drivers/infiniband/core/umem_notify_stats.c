@@ -43,8 +43,8 @@ int umem_notify_device_get(struct ib_device *device)
 /**
  * umem_notify_count - Add to a counter of a device
  * @device: A device that umem_notify_device_get() succeeded for
- * @stat: Which one
- * @nr: How much; negative for a gauge that goes down
+ * @stat: The counter
+ * @nr: The number to add; negative for a gauge that goes down
  */
 void umem_notify_count(struct ib_device *device, enum ib_mr_notify_stat stat,
 		       s64 nr)

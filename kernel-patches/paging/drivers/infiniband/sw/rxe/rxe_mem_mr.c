@@ -24,8 +24,8 @@
  * fails.
  *
  * Return: 0; -EINVAL if the range wraps around, or if the MR covers the whole
- * address space and asks for persistence; -ENOMEM; -EAGAIN if the process can't
- * have another thread.
+ * address space and has IB_ACCESS_FLUSH_PERSISTENT; -ENOMEM; -EAGAIN if the
+ * process can't have another thread.
  */
 int rxe_mem_init_mr(struct rxe_mr *mr, u64 start, u64 length)
 {
@@ -107,7 +107,7 @@ static const struct ib_device_ops rxe_mem_dev_ops = {
 
 /**
  * rxe_mem_init_device - Offer on-demand paging
- * @rxe: A new device, whose other methods and abilities may be set later
+ * @rxe: A new device, whose other methods and capabilities may be set later
  */
 void rxe_mem_init_device(struct rxe_dev *rxe)
 {

@@ -85,7 +85,7 @@ bool rxe_mem_page_take_on(struct mm_struct *mm)
 	return true;
 }
 
-/* Leave the address space. Runs after each task; its queue pair may be gone */
+/* Leave the address space. Runs after each task, whose queue pair may be freed */
 void rxe_mem_end_task(void)
 {
 	rxe_mem_page_leave_task_mm();
@@ -128,7 +128,7 @@ static bool rxe_mem_page_is_writable(struct mm_struct *mm, unsigned long addr,
  *   finds a page, which may be written
  *                                         locks and cleans it: now read-only;
  *                                         writes it to its file; unlocks
- *   locks it; looks again: not writable
+ *   locks it; looks it up: not writable
  *
  * Return: 0; or -EBUSY, and the page is released.
  */

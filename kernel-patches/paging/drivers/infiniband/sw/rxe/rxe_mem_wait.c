@@ -137,8 +137,8 @@ bool rxe_mem_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
 /*
  * The peer of a read that is answered in part gets an RNR NAK for the rest. If it
  * received all of the first part, it requests the rest as a new request.
- * Otherwise it repeats the request, which is answered from @res (and leaves the
- * MSN one too low).
+ * Otherwise it repeats the request, and the responder answers from @res (and
+ * leaves the MSN one too low).
  */
 static void rxe_mem_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
