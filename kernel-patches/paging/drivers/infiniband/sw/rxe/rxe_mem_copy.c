@@ -194,11 +194,12 @@ static bool rxe_mem_copy_unlocked(struct mm_struct *mm, unsigned long addr,
 }
 
 /*
- * Copy as the process would, but through kernel addresses, to or from present
- * pages of anonymous memory, shared memory and hugetlb; also of files if mmap_lock
- * is not available. get_user_pages_remote() would yield to the peer's worker
- * after each packet, and spend most of the time in the scheduler. The process may
- * have ended: its exit also unmaps its memory under mmap_lock.
+ * Copy with the access rights of the process, but through kernel addresses, to or
+ * from present pages of anonymous memory, shared memory and hugetlb. If mmap_lock
+ * is not available, also copy to or from present pages of files.
+ * get_user_pages_remote() would yield to the peer's worker after each packet, and
+ * spend most of the time in the scheduler. The process may have ended: its exit
+ * also unmaps its memory under mmap_lock.
  *
  * Return: false if a page is absent, if its protection does not allow the access,
  * or if the architecture has no lockless look-up (User Mode Linux). Part of the
