@@ -30,15 +30,15 @@ enum uverbs_attrs_mr_notify_arm_ids {
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
 	/*
-	 * u32, optional; EINVAL without IB_UVERBS_MR_NOTIFY_ARM_RECLAIM. The kernel suspends
-	 * the registration after it was unused for this time in milliseconds, up to twice as
-	 * long. If it is 0 or missing, the registration has no idle time. Values below 20 ms
-	 * and above 1000 s are rounded to these limits.
+	 * u32, optional: the idle time in milliseconds. The kernel suspends the registration
+	 * after it was unused for this time, up to twice as long; 0 or missing: it does not.
+	 * Values below 20 ms and above 1000 s are rounded to these limits. EINVAL without
+	 * IB_UVERBS_MR_NOTIFY_ARM_RECLAIM, unless it is 0.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS,
 	/*
 	 * u64, optional: the user address of a counter of eight bytes. The kernel adds 1 after
-	 * it has set INVALID in the word. MRs may share a counter; EBUSY if it is the word of
+	 * it has set INVALID in the word. MRs may share a counter. EBUSY if it is the word of
 	 * an MR, EINVAL if it is the word of this MR.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_CHANGES,
@@ -64,7 +64,7 @@ enum uverbs_attrs_mr_notify_reg_ids {
 	UVERBS_ATTR_MR_NOTIFY_REG_WORD = 3,
 	/* u64, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE. */
 	UVERBS_ATTR_MR_NOTIFY_REG_IN_USE = 4,
-	/* u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. (The number 5 was never used.) */
+	/* u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. (The id 5 was never used.) */
 	UVERBS_ATTR_MR_NOTIFY_REG_FLAGS = 6,
 	/*
 	 * u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS, but without the attribute it
@@ -117,8 +117,8 @@ enum ib_uverbs_mr_notify_bits {
 
 /*
  * Bits of device_cap_flags: the device can notify; it can be revoked, which ends
- * its access to a registration; it can restore a registration with other pages and
- * the same keys (the last two in device_cap_flags_ex only).
+ * its access to a registration; it can restore a registration under the same keys,
+ * with other pages. REVOKE and RECLAIM are in device_cap_flags_ex only.
  */
 #define IB_UVERBS_DEVICE_MR_NOTIFY (1ULL << 28)
 #define IB_UVERBS_DEVICE_MR_REVOKE (1ULL << 60)
