@@ -2,7 +2,9 @@
 /*
  * Cached registration: ibv_reg_mr() finds an existing registration, and ibv_dereg_mr() keeps it for
  * the next call. When its memory is gone, the kernel reports this (mr_notify.h), and it is not found
- * any more. See ibv_mr_cache(7), and the page of each function; all functions are thread safe.
+ * any more. RDMAV_MR_CACHE does the same for programs that do not use the flag. Without
+ * IBV_DEVICE_MR_NOTIFY a context has no cache: all its registrations are plain. See ibv_mr_cache(7),
+ * and the page of each function. All functions are thread safe.
  */
 #ifndef INFINIBAND_MR_CACHE_H
 #define INFINIBAND_MR_CACHE_H
@@ -62,15 +64,16 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
  * ibv_forget_mr - Deregister an MR for good, cached or not
  *
  * Returns 0: its keys give no access any more. EBUSY: other MRs have the same registration, which is
- * not found again, and ends with the last MR. With any other errno value the caller still has the MR.
+ * not found again, and ends with the last MR. After both values the caller must not use mr again; after
+ * any other value the caller still has mr.
  */
 int ibv_forget_mr(struct ibv_mr *mr);
 
 /**
  * ibv_reg_mr_limits - Set (new_limits) and return (old_limits) the limits of a context's cache
  *
- * Either may be NULL. Beyond the new limits idle registrations are evicted; registrations in use are
- * not found again, and end with the last user.
+ * Either may be NULL. Idle registrations beyond the new limits are evicted before it returns;
+ * registrations in use beyond them are not found again, and end with the last user.
  *
  * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context has no cache, ENOMEM
  * when 1,024 other contexts have a cache, EINVAL for a limit that this library does not know.
@@ -86,16 +89,19 @@ static inline int ibv_reg_mr_limits(struct ibv_context *context,
 /**
  * ibv_reg_mr_clean - Evict idle registrations until at most keep_bytes bytes of them stay
  *
- * The pages of evicted registrations are unpinned when it returns.
- * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or of a deregistration.
+ * Least recently used registrations go first. Their pages are unpinned when it returns.
+ * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or the error of a failed
+ * deregistration.
  */
 int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);
 
 /**
  * ibv_query_mr_cache - Get the contents and the history of a context's cache
  *
- * Each number is exact while no other thread registers. If stats is NULL the error is EINVAL.
- * Returns 0, or an errno value and stores nothing: EOPNOTSUPP when the context has no cache.
+ * Each number is exact while no other thread registers.
+ *
+ * Returns 0, or an errno value and stores nothing: EOPNOTSUPP when the context has no cache, EINVAL
+ * when stats is NULL.
  */
 static inline int ibv_query_mr_cache(struct ibv_context *context,
 				     struct ibv_mr_cache_stats *stats)

@@ -108,9 +108,9 @@ int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word);
  * @in_use: The bits of the word that count users: not 0, and bits 8-63 only
  *
  * While *word & in_use is 0 the registration is idle, and the kernel may unpin its
- * pages when memory is short or a memory block goes offline, least recently used
- * registrations first. The kernel passes over a registration once if bits 8-63 of its
- * word have changed since the kernel last looked. It suspends by setting SUSPENDED with a
+ * pages: when memory is short (least recently used registrations first), before a fork copies
+ * them, or when a memory block goes offline. If bits 8-63 of a word have changed since the
+ * last scan, the kernel passes over the registration once. The kernel sets SUSPENDED by a
  * compare-and-swap: a thread that takes a reference by an atomic addition, and sees that
  * the kernel's bits were 0, keeps the registration. Keys and handle stay the same. A
  * program that has sent a key to a peer keeps a bit of in_use set.
@@ -137,9 +137,9 @@ int ibv_reg_mr_notify_reclaim(struct ibv_mr *mr, uint64_t *word, uint64_t in_use
  * ibv_settle_mr_notify().
  *
  * Returns 0, or an errno value and changes nothing: EINVAL if mr has no word, or another
- * process registered mr (the parent of a child); EOPNOTSUPP as above; ENOMEM and EAGAIN as
- * for ibv_settle_mr_notify() if it is SUSPENDED; EBUSY if another thread re-registers
- * mr; EIO as above. Thread safe as above.
+ * process registered mr (for example the parent); ENOMEM and EAGAIN as for
+ * ibv_settle_mr_notify() if mr is SUSPENDED; EBUSY if another thread re-registers
+ * mr; EIO and EOPNOTSUPP as for ibv_reg_mr_notify(). Thread safe as ibv_reg_mr_notify().
  */
 int ibv_unreg_mr_notify(struct ibv_mr *mr);
 
@@ -159,9 +159,10 @@ int ibv_unreg_mr_notify(struct ibv_mr *mr);
  *
  * Returns 0, or an errno value and leaves the word SUSPECT or SUSPENDED:
  * EINVAL if mr has no word, or another process registered mr; EAGAIN if for a second a
- * file of this memory was locked or its changes followed one another without a gap, or if
- * the memory can't be pinned at the moment; ENOMEM, also over RLIMIT_MEMLOCK; EBUSY if
- * another thread re-registers mr; EIO and EOPNOTSUPP as above. Thread safe as above.
+ * file of this memory was locked or changes of the memory followed one another without a gap,
+ * or if the memory can't be pinned at the moment; ENOMEM, also over RLIMIT_MEMLOCK; EBUSY if
+ * another thread re-registers mr; EIO and EOPNOTSUPP as for ibv_reg_mr_notify(). Thread safe
+ * as ibv_reg_mr_notify().
  */
 int ibv_settle_mr_notify(struct ibv_mr *mr);
 
@@ -180,8 +181,8 @@ enum ibv_mr_notify_attr_mask {
  * and checks its words only when the counter has moved; a server sleeps in poll().
  * Each word counts once when it becomes INVALID, for any reason, also if it is INVALID when
  * the call returns. The kernel sets the word first, then adds to changes, both before the
- * system call that took the memory away returns. The kernel adds to the eventfd soon
- * afterwards.
+ * system call that took the memory away returns. It adds to the eventfd soon after it has set
+ * the word.
  */
 struct ibv_mr_notify_attr {
 	uint64_t  comp_mask;	/* enum ibv_mr_notify_attr_mask: which fields below are valid */
@@ -210,8 +211,8 @@ struct ibv_mr_notify_attr {
  * @access: As for ibv_reg_mr_iova(); the registration is never cached
  * @attr: The word and its options
  *
- * As ibv_reg_mr_iova() and ibv_reg_mr_notify_ex(), but the kernel looks at the pages once.
- * ibv_dereg_mr() deregisters the MR and frees the word for another MR.
+ * As ibv_reg_mr_iova() and ibv_reg_mr_notify_ex(), but the kernel looks at each page once.
+ * After ibv_dereg_mr() another MR may have the word.
  *
  * Returns the MR; or NULL and registers nothing, with the errno of ibv_reg_mr_iova() or
  * ibv_reg_mr_notify_ex(). Thread safe.
