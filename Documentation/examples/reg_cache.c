@@ -70,7 +70,7 @@ struct reg_cache {
 	struct reg_entry entry[ENTRIES];
 };
 
-/* Run time: is the kernel and the driver able? */
+/* Run time: do the kernel and the driver support it? */
 static int device_notifies(struct ibv_context *context)
 {
 #ifdef IBV_HAVE_REG_NOTIFIED_MR
