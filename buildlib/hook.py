@@ -33,7 +33,7 @@ Subject: [PATCH] RDMA/DRIVER: WHAT IT DOES
 
 SYMPTOM, AND WHY THE CHANGE IS SAFE; LINES OF AT MOST 75 CHARACTERS.
 
-Upstream-Status: {status}
+{fixes}Upstream-Status: {status}
 Signed-off-by: YOU <YOUR@MAIL>
 ---
 """
@@ -193,6 +193,13 @@ def different(made, text):
                    if path not in theirs or lines(part) != lines(theirs[path]))
 
 
+def form_of_header(patch):
+    """The header of a new patch, to be completed."""
+    if patch.startswith(FIXES):
+        return HEADER.format(fixes='Fixes: 12 DIGITS ("SUBJECT")\n', status="Pending")
+    return HEADER.format(fixes="", status="Inappropriate [overlay hook]")
+
+
 def write(patch, repo=fetch.REPO, name=""):
     """Write the difference of a/ and b/ into the patch, below its header."""
     path, made = os.path.join(repo, patch), changes(patch, repo, name)
@@ -203,8 +210,7 @@ def write(patch, repo=fetch.REPO, name=""):
         path, made = overlay.form_of(path, name), different(made, text)
         header = header_of(fetch.read(path))
     else:
-        header = header_of(text) if text else HEADER.format(
-            status="Pending" if patch.startswith(FIXES) else "Inappropriate [overlay hook]")
+        header = header_of(text) if text else form_of_header(patch)
     if made:
         fetch.write(path, header + made)
     elif os.path.exists(path):
@@ -231,7 +237,7 @@ def main():
             print(f"{patch}: written, and all patches applied")
         else:
             print(f"edit the files in {lay_out(patch, args.files, name=args.name)}, then: "
-                  f"buildlib/hook.py {'--for ' * bool(args.name)}{args.name} --write {patch}")
+                  f"buildlib/hook.py {f'--for {args.name} ' * bool(args.name)}--write {patch}")
     except (fetch.FetchError, overlay.OverlayError, private_apt.AptError) as error:
         sys.exit(f"hook: {error}")
 

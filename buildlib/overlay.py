@@ -181,8 +181,8 @@ def apply_hook(patch, repo, work, name=""):
             elif "FAILED" in line or "ignored" in line or "malformed" in line:
                 failed.append(f"{current}: {line.strip()}")
         detail = "\n  ".join(failed or (done.stdout + done.stderr).splitlines())
-        raise OverlayError(f"hook {os.path.relpath(patch, repo)} does not apply to upstream's file"
-                           f"\n  {detail}")
+        raise OverlayError(f"hook {os.path.relpath(patch, repo)} does not apply to the files of "
+                           f"{name or 'upstream'}\n  {detail}")
 
 
 def keep(name, path, tree, kept):
@@ -221,7 +221,13 @@ def hook(name, patches, before, tree, pristine, repo):
             os.makedirs(os.path.dirname(os.path.join(work, path)), exist_ok=True)
             shutil.copy(kept, os.path.join(work, path))
         for patch in patches:
-            apply_hook(patch, repo, work, name)
+            try:
+                apply_hook(patch, repo, work, name)
+            except OverlayError as problem:
+                if name not in fetch.VERSION_OF:
+                    raise
+                raise OverlayError(f"{problem}\nto give it other lines there: buildlib/hook.py "
+                                   f"--for {name} {os.path.relpath(patch, repo)}") from problem
         for path in targets:
             refuse_edited(path, before, tree, pristine, work)
         for path in targets:
