@@ -68,6 +68,19 @@ class Drivers(unittest.TestCase):
                     self.assertRegex(guarantees, rf"(?m)^{name}\b.*\n    ")
                     self.assertNotRegex(to_come, rf"\b{name}\b")
 
+    def test_readme(self):
+        with open(os.path.join(REPO, "README.md"), encoding="utf-8") as text:
+            rows = re.findall(r"(?m)^\| ([\w, ]+) \| stale registrations are reported(.*)",
+                              text.read())
+        revoking = {name for names, what in rows if "loses access" in what
+                    for name in names.split(", ")}
+        self.assertEqual(revoking, {name for name, (_, revokes) in self.table.items()
+                                    if revokes} - {"rxe", "siw"})
+        others = {"rdmavt" if name == "hfi1" else name for names, _ in rows
+                  for name in names.split(", ")} - revoking
+        self.assertLessEqual(others, {name for name, can in self.table.items()
+                                      if can == (True, False)})
+
     def test_table(self):
         for found in self.drivers.values():
             for name, text in found.items():
