@@ -25,6 +25,7 @@ import sys
 import tempfile
 
 import fetch
+import kernel_modules
 import overlay
 import private_apt
 
@@ -107,12 +108,21 @@ def laid_out(place):
             yield os.path.relpath(path, os.path.join(place, "written")), path
 
 
-def tree_for(name):
+def part_of(name, files=()):
+    """The part of an upstream's tree with these files. Unpacking all of Linux takes minutes."""
+    if fetch.family(name) != "linux":
+        return ()
+    known = tuple(f"{path}/" for path in kernel_modules.PART)
+    return (*kernel_modules.PART, *(file for file in sorted(files) if not file.startswith(known)))
+
+
+def tree_for(name, files):
     """The tree of an upstream. To another version of it some patches may not apply."""
+    part = part_of(name, files)
     if name not in fetch.VERSION_OF:
-        return overlay.hooked_tree(name)
+        return overlay.hooked_tree(name, part=part)
     with fetch.locked(fetch.BUILD, name):
-        return fetch.fetch(name)
+        return fetch.fetch(name, part=part)
 
 
 def lay_out(patch, files, repo=fetch.REPO, name=""):
@@ -125,7 +135,8 @@ def lay_out(patch, files, repo=fetch.REPO, name=""):
     files = {*files, *(overlay.hooked_files(path, name) if text else ())}
     if not files:
         raise overlay.OverlayError(f"{patch} is new: name the files that it is to change")
-    tree = tree_for(name)
+    needed = files.union(*(overlay.hooked_files(one, name) for one in before))
+    tree = tree_for(name, needed)
     place = place_of(patch, name)
     if any(not overlay.same(os.path.join(place, "b", file), written)
            for file, written in laid_out(place)):
@@ -133,7 +144,7 @@ def lay_out(patch, files, repo=fetch.REPO, name=""):
                                    f"(--write), or remove {place}")
     shutil.rmtree(place, ignore_errors=True)
     with tempfile.TemporaryDirectory() as work:
-        upstreams(files.union(*(overlay.hooked_files(one, name) for one in before)), tree, work)
+        upstreams(needed, tree, work)
         for one in before:
             overlay.apply_hook(one, repo, work, name)
         copy(files, work, os.path.join(place, "a"))
@@ -233,7 +244,8 @@ def main():
     try:
         if args.write:
             write(patch, name=args.name)
-            overlay.hooked_tree(args.name or upstream_of(patch))
+            name = args.name or upstream_of(patch)
+            overlay.hooked_tree(name, part=part_of(name))
             print(f"{patch}: written, and all patches applied")
         else:
             print(f"edit the files in {lay_out(patch, args.files, name=args.name)}, then: "

@@ -47,7 +47,7 @@ class HookTool(unittest.TestCase):
             one.start()
             self.addCleanup(one.stop)
 
-    def hooked_tree(self, _name):
+    def hooked_tree(self, _name, part=()):
         """As overlay.hooked_tree()."""
         overlay.overlay("linux", self.tree, repo=self.repo)
         return self.tree
@@ -137,7 +137,7 @@ class HookTool(unittest.TestCase):
         self.write(os.path.join("build/src/linux-7", FILE),
                    UPSTREAM.replace("\tline 6\n", "\tline six\n"))
         with mock.patch.dict(fetch.VERSION_OF, {"linux-7": "linux"}), \
-                mock.patch.object(fetch, "fetch", lambda _: tree):
+                mock.patch.object(fetch, "fetch", lambda _, part=(): tree):
             place = hook.lay_out(HOOK, [], self.repo, "linux-7")
             self.assertEqual(self.read(os.path.join(place, FILE)), ["fix", "other"])
             self.assertIn("+=hook\n", fetch.read(os.path.join(place, "../nic.c.rej")))
