@@ -21,6 +21,8 @@ struct ofi_mem_monitor;
 #define OFI_MR_NOTIFY_KERNEL	0xffULL
 #define OFI_MR_NOTIFY_HELD	(1ULL << 8)
 
+#define OFI_MR_NOTIFY_HINT_BITS	12
+
 /* A part of each entry. If cache is set, the provider's add_region registers with a
  * word, which is HELD at first. If the provider can't, word is NULL, and the cache does
  * not keep the entry.
@@ -31,12 +33,23 @@ struct ofi_mr_notify {
 	struct dlist_entry	list;
 };
 
+/* A part of each cache */
+struct ofi_mr_notify_cache {
+	uint64_t		*changes;	/* the kernel counts stale entries, or NULL */
+	uint64_t		changes_seen;	/* all words were checked since */
+	uint64_t		changes_next;	/* all but unchecked_cnt words */
+	size_t			unchecked_cnt;
+	struct dlist_entry	list;
+	/* Entries in the tree, by a hash of the address where they begin */
+	struct ofi_mr_entry	*hints[1 << OFI_MR_NOTIFY_HINT_BITS];
+};
+
 #ifdef HAVE_BUILTIN_MM_ATOMICS
 #define OFI_HAVE_MR_NOTIFY	1
 
 extern struct ofi_mem_monitor *notify_monitor;
 
-/* Chooses the monitor of system memory; the result is for cache->changes. Call this
+/* Chooses the monitor of system memory; the result is for cache->notify.changes. Call this
  * before ofi_mr_cache_init(). If the device can notify (changes is not NULL), and the
  * user has not named another monitor, the monitor becomes notify_monitor. If the device
  * can't, but the user has named notify_monitor, the monitor becomes NULL. Otherwise the
@@ -61,14 +74,21 @@ static inline void ofi_mr_notify_idle(uint64_t *word)
 		__atomic_fetch_and(word, ~OFI_MR_NOTIFY_HELD, __ATOMIC_RELEASE);
 }
 
-/* The kernel marks a word before it increments the counter. */
-static inline uint64_t ofi_mr_notify_count(const uint64_t *changes)
+/* Call this before the cache is used. */
+void ofi_mr_notify_cache_init(struct ofi_mr_cache *cache);
+
+/* Whether the cache may have stale entries that no search has checked: the kernel marks
+ * a word before it increments the counter.
+ */
+static inline bool
+ofi_mr_notify_moved(const struct ofi_mr_notify_cache *notify)
 {
-	return __atomic_load_n(changes, __ATOMIC_ACQUIRE);
+	return __atomic_load_n(notify->changes, __ATOMIC_ACQUIRE) !=
+	       notify->changes_seen;
 }
 
-/* If the counter has moved, checks some words of the cache, and drops stale entries. Later
- * calls check the other words. Caller must hold mm_lock.
+/* Then this checks some words of the cache, and drops stale entries. Later calls check the
+ * other words. Caller must hold mm_lock.
  */
 void ofi_mr_notify_sweep(struct ofi_mr_cache *cache);
 
@@ -79,7 +99,8 @@ void ofi_mr_notify_sweep(struct ofi_mr_cache *cache);
 #define ofi_mr_notify_init(cache, entry)		do {} while (0)
 #define ofi_mr_notify_settle(cache, entry)		false
 #define ofi_mr_notify_idle(word)			do {} while (0)
-#define ofi_mr_notify_count(changes)			0
+#define ofi_mr_notify_cache_init(cache)			do {} while (0)
+#define ofi_mr_notify_moved(notify)			false
 #define ofi_mr_notify_sweep(cache)			do {} while (0)
 
 #endif

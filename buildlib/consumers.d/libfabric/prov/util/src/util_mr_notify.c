@@ -3,7 +3,7 @@
  * A registration in the cache has a word, which the kernel marks before a system
  * call of any process that changes the memory returns. So a hit is valid if the word
  * has no mark. This needs no hook, thread or file descriptor. Only the cache itself
- * removes entries: the kernel also counts in cache->changes each word that has
+ * removes entries: the kernel also counts in cache->notify.changes each word that has
  * become INVALID, and when the counter has moved, a search looks for stale entries.
  *
  * A request may be for a part of a region, and another part may be unmapped. So
@@ -18,14 +18,10 @@
 
 #if OFI_HAVE_MR_NOTIFY
 
+#include <ofi_mr_notify_hit.h>
+
 /* How many words a search checks */
 #define UTIL_MR_NOTIFY_SWEEP	16
-
-static inline uint64_t util_mr_notify_said(struct ofi_mr_entry *entry)
-{
-	return __atomic_load_n(entry->notify.word, __ATOMIC_ACQUIRE) &
-	       OFI_MR_NOTIFY_KERNEL;
-}
 
 /* The caller uses the entry if it is valid. HELD is set before the word is read: either
  * the kernel sees HELD and keeps the pages, or this function sees the kernel's mark.
@@ -41,7 +37,12 @@ static bool util_mr_notify_valid(struct ofi_mem_monitor *monitor,
 	if (!entry->use_cnt)
 		__atomic_fetch_or(entry->notify.word, OFI_MR_NOTIFY_HELD,
 				  __ATOMIC_RELAXED);
-	return !util_mr_notify_said(entry);
+	if (ofi_mr_notify_said(entry))
+		return false;
+
+	/* Another entry may have taken the place. */
+	*ofi_mr_notify_hint(entry->notify.cache, entry->info.iov.iov_base) = entry;
+	return true;
 }
 
 /* The reference keeps the entry while mm_lock is free. */
@@ -50,14 +51,14 @@ bool ofi_mr_notify_settle(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry
 	bool valid;
 
 	if (!entry->notify.word ||
-	    util_mr_notify_said(entry) & OFI_MR_NOTIFY_INVALID)
+	    ofi_mr_notify_said(entry) & OFI_MR_NOTIFY_INVALID)
 		return false;
 
 	if (entry->use_cnt++ == 0)
 		dlist_remove_init(&entry->list_entry);
 	pthread_mutex_unlock(&mm_lock);
 	valid = !cache->settle_region(cache, entry) &&
-		!util_mr_notify_said(entry);
+		!ofi_mr_notify_said(entry);
 	pthread_mutex_lock(&mm_lock);
 	if (valid)
 		return true;
@@ -81,7 +82,8 @@ static int util_mr_notify_subscribe(struct ofi_mem_monitor *monitor,
 		container_of(hmem_info, struct ofi_mr_entry, hmem_info);
 
 	dlist_insert_tail(&entry->notify.list,
-			  &entry->notify.cache->notify_list);
+			  &entry->notify.cache->notify.list);
+	*ofi_mr_notify_hint(entry->notify.cache, addr) = entry;
 	return FI_SUCCESS;
 }
 
@@ -91,7 +93,10 @@ static void util_mr_notify_unsubscribe(struct ofi_mem_monitor *monitor,
 {
 	struct ofi_mr_entry *entry =
 		container_of(hmem_info, struct ofi_mr_entry, hmem_info);
+	struct ofi_mr_entry **hint = ofi_mr_notify_hint(entry->notify.cache, addr);
 
+	if (*hint == entry)
+		*hint = NULL;
 	dlist_remove(&entry->notify.list);
 }
 
@@ -144,28 +149,43 @@ void ofi_mr_notify_init(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry)
 		entry->notify.cache = cache;
 }
 
+void ofi_mr_notify_cache_init(struct ofi_mr_cache *cache)
+{
+	struct ofi_mr_notify_cache *notify = &cache->notify;
+
+	dlist_init(&notify->list);
+	notify->changes_seen = 0;
+	notify->changes_next = 0;
+	notify->unchecked_cnt = 0;
+	memset(notify->hints, 0, sizeof(notify->hints));
+}
+
 /* A stale entry in use ends with its last user. */
 void ofi_mr_notify_sweep(struct ofi_mr_cache *cache)
 {
+	struct ofi_mr_notify_cache *notify = &cache->notify;
 	struct ofi_mr_entry *entry;
-	uint64_t changes = ofi_mr_notify_count(cache->changes);
+	uint64_t changes = __atomic_load_n(notify->changes, __ATOMIC_ACQUIRE);
 	int i;
 
-	if (changes != cache->changes_seen) {
-		cache->changes_seen = changes;
-		cache->unchecked_cnt = cache->cached_cnt;
+	if (changes != notify->changes_next) {
+		notify->changes_next = changes;
+		notify->unchecked_cnt = cache->cached_cnt;
 	}
 
-	for (i = 0; i < UTIL_MR_NOTIFY_SWEEP && cache->unchecked_cnt &&
-	     !dlist_empty(&cache->notify_list); i++) {
-		cache->unchecked_cnt--;
-		dlist_pop_front(&cache->notify_list, struct ofi_mr_entry, entry,
+	for (i = 0; i < UTIL_MR_NOTIFY_SWEEP && notify->unchecked_cnt &&
+	     !dlist_empty(&notify->list); i++) {
+		notify->unchecked_cnt--;
+		dlist_pop_front(&notify->list, struct ofi_mr_entry, entry,
 				notify.list);
-		dlist_insert_tail(&entry->notify.list, &cache->notify_list);
-		if (util_mr_notify_said(entry) & OFI_MR_NOTIFY_INVALID)
+		dlist_insert_tail(&entry->notify.list, &notify->list);
+		if (ofi_mr_notify_said(entry) & OFI_MR_NOTIFY_INVALID)
 			ofi_mr_cache_notify(cache, entry->info.iov.iov_base,
 					    entry->info.iov.iov_len);
 	}
+
+	if (!notify->unchecked_cnt || dlist_empty(&notify->list))
+		notify->changes_seen = notify->changes_next;
 }
 
 #endif

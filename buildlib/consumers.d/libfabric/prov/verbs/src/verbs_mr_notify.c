@@ -12,6 +12,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <ofi_mr_notify_hit.h>
 
 static struct {
 	struct ibv_mr *(*reg)(struct ibv_pd *pd, void *addr, size_t length,
@@ -22,8 +23,73 @@ static struct {
 	void (*free_word)(uint64_t *word);
 } vrb_notify;
 
+static struct fi_ops_mr vrb_notify_mr_ops;
+
+/* The entries of the cache have all rights, so no other attributes matter. */
+static inline int
+vrb_notify_cache_reg(struct fid *fid, const void *buf, size_t len, struct fid_mr **mr)
+{
+	struct ofi_mr_cache *cache =
+		&container_of(fid, struct vrb_domain,
+			      util_domain.domain_fid.fid)->cache;
+	struct ofi_mr_entry *entry = ofi_mr_notify_hit(cache, buf, len);
+	int ret;
+
+	if (OFI_UNLIKELY(!entry)) {
+		struct ofi_mr_info info = {
+			.iov.iov_base = (void *) buf,
+			.iov.iov_len = len,
+			.iface = FI_HMEM_SYSTEM,
+		};
+
+		ret = ofi_mr_cache_search(cache, &info, &entry);
+		if (ret)
+			return ret;
+	}
+
+	*mr = &((struct vrb_mem_desc *) entry->data)->mr_fid;
+	return FI_SUCCESS;
+}
+
+static int
+vrb_notify_mr_reg(struct fid *fid, const void *buf, size_t len, uint64_t access,
+		  uint64_t offset, uint64_t requested_key, uint64_t flags,
+		  struct fid_mr **mr, void *context)
+{
+	if (flags & (OFI_MR_NOCACHE | FI_MR_DMABUF))
+		return vrb_mr_ops.reg(fid, buf, len, access, offset,
+				      requested_key, flags, mr, context);
+
+	return vrb_notify_cache_reg(fid, buf, len, mr);
+}
+
+static int vrb_notify_mr_regattr(struct fid *fid, const struct fi_mr_attr *attr,
+				 uint64_t flags, struct fid_mr **mr)
+{
+	struct vrb_domain *domain = container_of(fid, struct vrb_domain,
+						 util_domain.domain_fid.fid);
+
+	/* A program without FI_HMEM does not set iface. */
+	if ((flags & (OFI_MR_NOCACHE | FI_MR_DMABUF)) || attr->iov_count != 1 ||
+	    ((domain->util_domain.info_domain_caps & FI_HMEM) &&
+	     attr->iface != FI_HMEM_SYSTEM))
+		return vrb_mr_ops.regattr(fid, attr, flags, mr);
+
+	return vrb_notify_cache_reg(fid, attr->mr_iov->iov_base,
+				    attr->mr_iov->iov_len, mr);
+}
+
+void vrb_notify_use_hits(struct vrb_domain *domain)
+{
+	if (domain->cache.notify.changes)
+		domain->util_domain.domain_fid.mr = &vrb_notify_mr_ops;
+}
+
 static void vrb_notify_init(void)
 {
+	vrb_notify_mr_ops = vrb_mr_ops;
+	vrb_notify_mr_ops.reg = vrb_notify_mr_reg;
+	vrb_notify_mr_ops.regattr = vrb_notify_mr_regattr;
 	*(void **) &vrb_notify.reg = dlsym(RTLD_DEFAULT, "ibv_reg_notified_mr");
 	*(void **) &vrb_notify.settle =
 		dlsym(RTLD_DEFAULT, "ibv_settle_mr_notify");

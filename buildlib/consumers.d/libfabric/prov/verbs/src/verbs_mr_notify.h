@@ -33,6 +33,9 @@ int vrb_notify_settle(struct vrb_mem_desc *md);
 int vrb_mr_cache_settle_region(struct ofi_mr_cache *cache,
 			       struct ofi_mr_entry *entry);
 
+/* If the cache has words, the domain looks for a hit before it builds attributes. */
+void vrb_notify_use_hits(struct vrb_domain *domain);
+
 #else
 #define VERBS_HAVE_MR_NOTIFY	0
 
@@ -40,6 +43,7 @@ int vrb_mr_cache_settle_region(struct ofi_mr_cache *cache,
 #define vrb_notify_free(word)			do {} while (0)
 #define vrb_notify_reg(md, buf, len, access)	NULL
 #define vrb_mr_cache_settle_region		NULL
+#define vrb_notify_use_hits(domain)		do {} while (0)
 
 #endif
 

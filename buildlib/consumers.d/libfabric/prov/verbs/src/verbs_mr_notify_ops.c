@@ -91,6 +91,7 @@ int vrb_mr_notify_ops_open(struct fid *fid, void **ops)
 		return -FI_ENOSYS;
 
 	domain->watched = true;
+	domain->util_domain.domain_fid.mr = &vrb_mr_ops;
 	*ops = &vrb_ops_mr_notify;
 	return FI_SUCCESS;
 }

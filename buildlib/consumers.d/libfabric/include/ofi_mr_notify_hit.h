@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * A hit of "verbs_notify" without a search of the tree. A table has the entries of the
+ * tree by the addresses where they begin; two entries may compete for a place, and a
+ * request that begins elsewhere is for the tree.
+ */
+#ifndef OFI_MR_NOTIFY_HIT_H
+#define OFI_MR_NOTIFY_HIT_H
+
+#include <ofi_mr.h>
+
+/* Caller must hold mm_lock. */
+static inline struct ofi_mr_entry **
+ofi_mr_notify_hint(struct ofi_mr_cache *cache, const void *start)
+{
+	uint64_t hash = (uintptr_t) start * 0x9e3779b97f4a7c15ULL;
+
+	return &cache->notify.hints[hash >> (64 - OFI_MR_NOTIFY_HINT_BITS)];
+}
+
+static inline uint64_t ofi_mr_notify_said(struct ofi_mr_entry *entry)
+{
+	return __atomic_load_n(entry->notify.word, __ATOMIC_ACQUIRE) &
+	       OFI_MR_NOTIFY_KERNEL;
+}
+
+/* Returns an entry with a reference. NULL: search the tree, also if a search has more
+ * to do, such as to drop stale entries.
+ */
+static inline struct ofi_mr_entry *
+ofi_mr_notify_hit(struct ofi_mr_cache *cache, const void *addr, size_t len)
+{
+	struct ofi_mr_entry *entry;
+
+	pthread_mutex_lock(&mm_lock);
+	entry = *ofi_mr_notify_hint(cache, addr);
+	if (!entry || entry->info.iov.iov_base != addr ||
+	    entry->info.iov.iov_len < len || ofi_mr_cache_full(cache) ||
+	    !dlist_empty(&cache->dead_region_list) ||
+	    ofi_mr_notify_moved(&cache->notify))
+		goto none;
+
+	/* As in util_mr_notify_valid() */
+	if (entry->use_cnt++ == 0) {
+		__atomic_fetch_or(entry->notify.word, OFI_MR_NOTIFY_HELD,
+				  __ATOMIC_RELAXED);
+		dlist_remove(&entry->list_entry);
+	}
+	if (OFI_UNLIKELY(ofi_mr_notify_said(entry))) {
+		if (--entry->use_cnt == 0) {
+			ofi_mr_notify_idle(entry->notify.word);
+			dlist_insert_tail(&entry->list_entry, &cache->lru_list);
+		}
+		goto none;
+	}
+
+	cache->search_cnt++;
+	cache->hit_cnt++;
+	pthread_mutex_unlock(&mm_lock);
+	return entry;
+
+none:
+	pthread_mutex_unlock(&mm_lock);
+	return NULL;
+}
+
+#endif /* OFI_MR_NOTIFY_HIT_H */
