@@ -92,7 +92,7 @@ static bool rxe_take_send_data(const struct rxe_qp *qp,
  * rxe_take_send_wqe - Copy the next send request out of the ring
  * @qp: The queue pair. The producer index says that the ring has a request
  *
- * A ring is never full: a producer index that says so is ignored.
+ * One entry of a ring must stay unused: a request in this entry is ignored.
  *
  * Return: The copy, with an error status if the request is invalid, or NULL.
  */
