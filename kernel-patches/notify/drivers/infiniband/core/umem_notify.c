@@ -523,15 +523,15 @@ EXPORT_SYMBOL(umem_notify_disarm);
  * umem_notify_settle - Compare the pages of a SUSPECT MR, restore a SUSPENDED MR
  * @mr: The MR, kept by the caller's lock on its uobject
  *
- * On return the word says INVALID or has no bit of the kernel, for all events before the
- * call. It may be SUSPECT again because of an event during the call, or because shared
- * hugetlb memory can't be faulted in (userfaultfd, PROT_NONE). If the device can revoke,
- * an INVALID MR has been revoked, unless its word is in use or the driver fails for the
- * moment: then the worker tries again. A suspended MR has pages again.
+ * On return the word answers for all events before the call: it says INVALID, or the kernel's
+ * bits are 0. It may be SUSPECT again because of an event during the call, or because shared
+ * hugetlb memory can't be faulted in (userfaultfd, PROT_NONE). If the device can revoke, an
+ * INVALID MR has been revoked, or the worker tries again (the word is in use, or the driver
+ * fails for the moment). A suspended MR has pages again.
  *
  * Return: 0, -EINVAL if it is not armed or the MR is another process's, -EINTR, -ENOMEM,
- * -EOPNOTSUPP, -EAGAIN if events followed one another, or a file was locked, for a
- * second; or an error of umem_notify_restore().
+ * -EOPNOTSUPP; -EAGAIN if for a second events followed one another, or a file was locked; or
+ * an error of umem_notify_restore().
  */
 int umem_notify_settle(struct ib_mr *mr)
 {

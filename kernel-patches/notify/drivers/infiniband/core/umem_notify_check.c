@@ -123,7 +123,7 @@ static bool is_shared_hugetlb(const struct vm_area_struct *vma)
  *   get_file()
  *                                         closes and unmaps the file; its
  *                                         parent's wait() returns
- *   fput(): the last one                  [flock, leases, the mount: only now]
+ *   fput(): the last one                  [flock, leases and the mount end only now]
  *
  * So the inode's locks are taken by trylock, and mmap_lock is held throughout: the mapping
  * keeps the file. If a trylock fails, a system call releases mmap_lock and tries again.

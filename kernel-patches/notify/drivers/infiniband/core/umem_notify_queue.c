@@ -141,12 +141,12 @@ static bool queue_compare(struct ib_umem_notify *n, struct umem_notify_run *run)
 
 /**
  * umem_notify_queue_visit - Retire a tracker now
- * @n: The tracker, its space's lock held, which this releases and takes again; may be freed
+ * @n: The tracker; may be freed. Its space's lock is held, released, and taken again
  * @run: For the worker, which also compares the pages of a SUSPECT tracker; otherwise NULL
  *
  * If another task has the tracker's mutex, the worker tries again.
  *
- * Context: Process context. Without @run, if the device's revoke does not sleep: any but
+ * Context: Process context. If @run is NULL and the device's revoke does not sleep: any but
  * interrupts.
  */
 void umem_notify_queue_visit(struct ib_umem_notify *n, struct umem_notify_run *run)

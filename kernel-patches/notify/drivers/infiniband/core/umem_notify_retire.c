@@ -103,7 +103,7 @@ void umem_notify_mark_dirty(struct ib_umem *umem)
 
 /**
  * umem_notify_unpin - Unpin the pages of a tracker
- * @n: The tracker, its mutex held, or ended; the device has no access to the pages
+ * @n: The tracker: its mutex is held, or it has ended. The device can't access the pages
  * @marked: Whether they were marked dirty when they were pinned
  *
  * Context: Any but interrupts; does not sleep.

@@ -318,10 +318,11 @@ void umem_notify_word_put(struct umem_notify_word_page *page,
 /*
  * Returns NULL if the page has a memory error (it is pinned, but may have left the direct map).
  * The kernel does not write such a word: its owner gets SIGBUS when it reads the word.
+ * is_page_hwpoison() also checks the flag of a hugetlb folio.
  */
 static atomic64_t *word_at(const struct umem_notify_word_page *page, unsigned int offset)
 {
-	if (!page || is_page_hwpoison(page->page)) /* also sees the mark of a hugetlb folio */
+	if (!page || is_page_hwpoison(page->page))
 		return NULL;
 	return page_address(page->page) + offset; /* there is no highmem with 64 bits */
 }
