@@ -17,12 +17,12 @@ struct rxe_mem_pool {
 	struct kref		ref;
 	struct mm_struct	*mm;		/* grabbed */
 	struct pid		*process;	/* the registering process */
-	struct mutex		start_lock;	/* makes only one first thread */
+	struct mutex		start_lock;	/* only one MR makes the first thread */
 
 	/* under rxe_mem_lock */
 	struct list_head	list;		/* in rxe_mem_pools while open */
 	unsigned int		mrs;
-	unsigned int		count;		/* threads, even while being made */
+	unsigned int		count;		/* threads, and threads being made */
 	bool			closed;		/* the last MR or the process ended */
 	struct list_head	threads;	/* sorted by age of their faults */
 	struct list_head	faults;		/* waiting for a thread */

@@ -34,7 +34,7 @@ struct rxe_mem_fault {
 
 	/* under rxe_mem_lock */
 	struct rxe_qp		*qp;	/* NULL: no longer waits */
-	u32			psn;	/* of the packet that met it */
+	u32			psn;	/* of the packet that needs the page */
 	enum rxe_mem_side	side;
 	bool			over;	/* the waiting packet needs no answer */
 	bool			met;	/* a packet has waited for it */

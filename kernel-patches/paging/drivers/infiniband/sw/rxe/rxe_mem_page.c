@@ -119,10 +119,10 @@ static bool rxe_mem_page_is_writable(struct mm_struct *mm, unsigned long addr,
 }
 
 /*
- * Unless a page is locked, its file system may clean it during a write, and then
- * warns when the page gets dirty. The page lock is usually held for a short time,
- * but its holder may have cleaned the page. Then the file system needs a fault
- * before the next write.
+ * Lock a page of a file while rxe writes to it: otherwise the file system may clean
+ * the page in the meantime, and warns when the page gets dirty. The page lock is
+ * usually held for a short time, but its holder may have cleaned the page. Then the
+ * file system needs a fault before the next write.
  *
  *   rxe                                   writeback
  *   finds a page, which may be written

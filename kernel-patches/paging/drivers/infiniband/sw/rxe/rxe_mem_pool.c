@@ -84,8 +84,8 @@ static struct rxe_mem_thread *rxe_mem_pool_idle(struct rxe_mem_pool *pool)
 }
 
 /*
- * Wake an idle thread for the waiting faults. If no thread is idle, start the
- * timer that gives them a turn. Context: rxe_mem_lock held
+ * Wake an idle thread for the waiting faults. If no thread is idle, schedule
+ * rxe_mem_pool_turn(). Context: rxe_mem_lock held
  */
 static void rxe_mem_pool_wake(struct rxe_mem_pool *pool)
 {

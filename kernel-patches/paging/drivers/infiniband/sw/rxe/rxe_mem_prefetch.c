@@ -174,7 +174,7 @@ int rxe_mem_advise_mr(struct ib_pd *ibpd,
 			return PTR_ERR(mr);
 		rxe_put(mr);
 	}
-	/* The device has no page table for pages that are already present */
+	/* This advice fills the device's page table with present pages; rxe has no page table */
 	if (advice == IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT)
 		return 0;
 

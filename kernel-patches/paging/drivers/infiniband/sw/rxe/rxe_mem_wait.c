@@ -34,10 +34,10 @@ static void rxe_mem_drop(struct rxe_qp *qp, struct sk_buff_head *queue,
 }
 
 /*
- * A looped-back packet counts for the queue pair that sent it, and holds this queue
- * pair until the packet is freed. The sender and its other peers must not wait for
- * our page. So waiting packets count for no queue pair, and their number is
- * limited: the sender retransmits dropped packets.
+ * Until a looped-back packet is freed, it counts in skb_out of the queue pair that
+ * sent it, and holds a reference to the sender. The sender and its other peers must
+ * not wait for our page. So waiting packets count for no queue pair, and their number
+ * is limited: the sender retransmits dropped packets.
  */
 static void rxe_mem_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
 {
@@ -208,8 +208,8 @@ static void rxe_mem_timer(struct timer_list *t)
 
 /*
  * Does the RC peer get an RNR NAK? It does after waiting long for the pages of one
- * packet. When this peer repeats its request, it gets another RNR NAK immediately,
- * until a packet succeeds: otherwise the peer would use up its retries.
+ * packet. Until a packet succeeds, the peer gets another RNR NAK immediately each time
+ * it repeats the request: without an answer the peer would use up its retries.
  * Context: rxe_mem_lock held
  */
 static bool rxe_mem_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
@@ -327,8 +327,8 @@ enum resp_states rxe_mem_resp_state(struct rxe_qp *qp, int err,
  * rxe_mem_flushed - The progress of a flush that has waited for a page
  * @qp: The queue pair, whose responder processes a flush
  *
- * Return: the number of bytes from its beginning that are already flushed. 0 if
- * another packet has waited since then: the flush is new, or was late.
+ * Return: the number of bytes from its beginning that are already flushed. 0 if this
+ * flush has not waited yet, or if another packet has waited after it.
  */
 u64 rxe_mem_flushed(struct rxe_qp *qp)
 {
@@ -338,8 +338,8 @@ u64 rxe_mem_flushed(struct rxe_qp *qp)
 }
 
 /*
- * Does a packet that waited already have a receive WQE? The WQE is used once: an
- * error of another packet may have completed it during the wait.
+ * Does the responder still have the receive WQE of a packet that waited? An error of
+ * another packet may have completed this WQE during the wait. Answers yes only once.
  */
 bool rxe_mem_has_wqe(struct rxe_qp *qp)
 {
