@@ -66,7 +66,8 @@ template <class Env> struct arena {
 		atomic<uint32_t> birth; // a thread initializes the arena
 	} hot;
 
-	/* Guards all members below that are not atomic. Never held in the registrar. */
+	/* Guards all members below that are not atomic, and the writes of epoch, views and
+	 * version(), which need no locked instruction. Never held in the registrar. */
 	alignas(128) typename Env::mutex mutex;
 	operations<Env> making;
 	uint32_t deregistering; // the number of entries that are being deregistered

@@ -147,7 +147,7 @@ private:
 
 	static uint32_t get(const link &l) { return l.load(std::memory_order_relaxed); }
 	static void set(link &l, uint32_t n) { l.store(n, std::memory_order_relaxed); }
-	void changed() { changes.fetch_add(1, std::memory_order_release); }
+	void changed() { changes.store(version() + 1, std::memory_order_release); }
 
 	static uint32_t bucket(const request &range)
 	{

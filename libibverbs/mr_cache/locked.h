@@ -19,8 +19,8 @@
  * If a signal handler interrupts the holder of the mutex, or a thread that is about to take it, the
  * handler gets no lock (operator bool), and works without the cache. If it forks and returns in the
  * child, the interrupted thread continues in an arena of zeros: each loop ends there, and each
- *index is in the arena. When this thread unlocks the mutex, it clears the arena again. When it
- *locks the mutex again, the generation differs: it gets no lock, and returns.
+ * index is in the arena. When this thread unlocks the mutex, it clears the arena again. When it
+ * locks the mutex again, the generation differs: it gets no lock, and returns.
  */
 #ifndef MR_CACHE_LOCKED_H
 #define MR_CACHE_LOCKED_H
@@ -40,7 +40,8 @@ public:
 	}
 	~locked()
 	{
-		dereg_pending();
+		if (pending)
+			dereg_pending();
 		if (held)
 			unlock();
 	}
@@ -566,7 +567,8 @@ private:
 			counted.evictions += evicted;
 		a.index.erase(i, a.entries);
 		a.hint.drop(a.last_hint(), i, a.entries);
-		a.views.fetch_sub(at(i).views, std::memory_order_relaxed);
+		a.views.store(a.views.load(std::memory_order_relaxed) - at(i).views,
+			      std::memory_order_relaxed);
 	}
 
 	void unlink(uint32_t i)

@@ -68,7 +68,7 @@ public:
 				continue;
 			}
 
-			const request whole = merged(a.owner[o]);
+			const request whole = a.owner[o].merge_looks ? merged(a.owner[o]) : want;
 			const int error = make(i, o, whole, ref);
 
 			if (!lock || !error || whole.length == want.length)
@@ -126,10 +126,8 @@ private:
 	}
 
 	/* Tries a merge only if ranges overlapped recently, and no merge has failed since then. */
-	request merged(owner_record<Env> &of)
+	[[gnu::noinline]] request merged(owner_record<Env> &of)
 	{
-		if (!of.merge_looks) [[likely]]
-			return want;
 		if (of.merge_looks < 0) {
 			of.merge_looks++;
 			return want;
@@ -174,7 +172,8 @@ private:
 		int error = EOPNOTSUPP;
 
 		/* Pending entries may hold resources that the registration needs. */
-		lock.dereg_pending();
+		if (lock.has_pending())
+			lock.dereg_pending();
 		if (lock)
 			lock.outside([&] { error = reg_and_settle(asked, e.word, &mr); });
 
@@ -192,7 +191,8 @@ private:
 		}
 		a.owner[o].counted.misses++;
 		e.register_as(mr);
-		a.hot.epoch.fetch_add(1, std::memory_order_relaxed);
+		a.hot.epoch.store(a.hot.epoch.load(std::memory_order_relaxed) + 1,
+				  std::memory_order_relaxed);
 		publish(i);
 		return a.hit(i, lock.generation, ref);
 	}
@@ -210,9 +210,10 @@ private:
 		}
 		e.word.open_release(0);
 
-		const uint64_t views = a.views.fetch_add(e.views, std::memory_order_relaxed);
-		const uint32_t more = a.hint.grow(a.last_hint(), views + e.views);
+		const uint64_t views = a.views.load(std::memory_order_relaxed) + e.views;
+		const uint32_t more = a.hint.grow(a.last_hint(), views);
 
+		a.views.store(views, std::memory_order_relaxed);
 		if (more <= a.ready_hint.load(std::memory_order_relaxed))
 			a.hot.last_hint.store(more, std::memory_order_relaxed);
 		a.hint.learn(a.hint.hash_of(want), a.last_hint(), i);

@@ -78,7 +78,63 @@ struct fixture {
 	}
 };
 
+/* Counts the locked instructions. */
+struct counted_env : fake_env {
+	static inline unsigned int locked;
+
+	template <class T> struct atomic : std::atomic<T> {
+		using base = std::atomic<T>;
+
+		T fetch_add(T by, std::memory_order order)
+		{
+			return locked++, base::fetch_add(by, order);
+		}
+		T fetch_sub(T by, std::memory_order order)
+		{
+			return locked++, base::fetch_sub(by, order);
+		}
+		T fetch_or(T bits, std::memory_order order)
+		{
+			return locked++, base::fetch_or(bits, order);
+		}
+		T fetch_and(T bits, std::memory_order order)
+		{
+			return locked++, base::fetch_and(bits, order);
+		}
+		bool compare_exchange_weak(T &from, T to, std::memory_order a, std::memory_order b)
+		{
+			return locked++, base::compare_exchange_weak(from, to, a, b);
+		}
+	};
+};
+
 } // namespace
+
+TEST_CASE("only the word of an entry takes locked instructions")
+{
+	fake_kernel kernel;
+	mr_cache::cache<counted_env> cache;
+	mr_cache_ref ref;
+	const auto count = [](const auto &call) {
+		counted_env::locked = 0;
+		CHECK(call() == 0);
+		return counted_env::locked;
+	};
+	const auto get = [&] { return acquire(cache, name(1), name(2), BASE, PAGE, LOCAL, &ref); };
+	const auto put = [&] { return cache.release(ref.index, ref.generation); };
+	const auto clean = [&] { return cache.clean(name(2), 0); };
+
+	cache.env.kernel = &kernel;
+	REQUIRE(cache.start() == 0);
+	CHECK(count(get) == 3); // a miss: takes an entry that was never used, and opens it
+	CHECK(count(put) == 1);
+	CHECK(count(get) == 1); // a hit
+	CHECK(count(put) == 1);
+	CHECK(count(clean) == 3); // closes and frees it
+	CHECK(count(get) == 1);	  // a miss: opens the entry
+	CHECK(count(put) == 1);
+	CHECK(count([&] { return cache.drain(name(2), nullptr); }) == 4); // also unlinks it
+}
 
 TEST_CASE_METHOD(fixture, "a second request for the range is a hit")
 {
