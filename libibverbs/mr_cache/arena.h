@@ -37,11 +37,11 @@ public:
 				newest[n] = newest[--count];
 	}
 
-	/* Returns an entry that will serve the request and is not late, or 0. */
+	/* Returns an entry that will serve the request and is not LATE, or 0. */
 	uint32_t find(const request &want, const entry<Env> *entries) const
 	{
 		for (uint32_t n = 0; n < count; n++)
-			if (!entries[newest[n]].late && entries[newest[n]].fits(want))
+			if (entries[newest[n]].until != LATE && entries[newest[n]].fits(want))
 				return newest[n];
 		return 0;
 	}
@@ -71,7 +71,7 @@ template <class Env> struct arena {
 	alignas(128) typename Env::mutex mutex;
 	operations<Env> making;
 	uint32_t deregistering; // the number of entries that are being deregistered
-	bool late;		// a deregistration takes long: no thread waits for it
+	uint64_t until;		// when threads stop to wait for one, as entry.until
 	uint64_t deregistered;	// the number of deregistered entries
 	uint32_t free_entry;	// a list, linked by entry.link
 	uint32_t doubtful;	// a list of free entries whose words the kernel may still write

@@ -65,6 +65,8 @@ enum class state : uint8_t {
 	DEREG_FAILED,  // could not be deregistered; tried again when its PD or its owner ends
 };
 
+constexpr uint64_t LATE = 1; // a deadline that has passed
+
 template <class Env> class alignas(128) entry {
 public:
 	entry_word<Env> word;
@@ -147,8 +149,8 @@ public:
 	alignas(64) uint32_t link; // the next free entry, or the next to be deregistered
 	uint32_t owner;		   // an index in owners
 	enum state state;
-	bool settles; // a thread settles it
-	bool late;    // registering or settling it takes long: no thread waits for it
+	bool settles;	// a thread settles it
+	uint64_t until; // when threads stop to wait for it; 0: none has waited yet, or LATE
 	struct {
 		uint32_t next, prev;
 	} of_owner;	// in the list of its owner

@@ -61,30 +61,32 @@ public:
 	bool has_pending() const { return pending; }
 
 	/* Unlocks the mutex until a thread leaves the registrar. False: the deadline passed. */
-	bool wait(uint64_t deadline = 0)
+	bool wait(uint64_t until = 0)
 	{
 		const auto seen = a.making.progress.ticket();
 
 		unlock();
 
-		const bool in_time = is_child() || a.making.progress.wait(seen, deadline);
+		const bool in_time = is_child() || a.making.progress.wait(seen, until);
 
 		lock();
 		return in_time;
 	}
 
 	/*
-	 * Waits some milliseconds at most; *until is 0 at first, and then the deadline. After the
-	 * deadline it sets *late, and no thread waits for this event again.
+	 * Waits some milliseconds at most. *until: the first deadline of all threads that wait for
+	 * this event. After it no thread waits, even if the first thread has not run since then.
 	 */
-	bool await(uint64_t *until, bool *late)
+	bool await(uint64_t *until)
 	{
-		if (!*until)
-			*until = Env::deadline();
+		if (!deadline)
+			deadline = Env::deadline();
+		if (!*until || deadline < *until)
+			*until = deadline;
 		if (wait(*until))
 			return true;
 		if (held) {
-			*late = true;
+			*until = LATE;
 			a.making.progress.broadcast();
 		}
 		return false;
@@ -93,10 +95,8 @@ public:
 	/* Waits shortly until `all` entries were deregistered or no thread is deregistering. */
 	void await_deregs(uint64_t all)
 	{
-		uint64_t until = 0;
-
-		while (held && a.deregistering && a.deregistered < all && !a.late)
-			await(&until, &a.late);
+		while (held && a.deregistering && a.deregistered < all && a.until != LATE)
+			await(&a.until);
 	}
 
 	/* Lets readers drop unused references. They may sleep, so the last waits are longer. */
@@ -353,7 +353,7 @@ public:
 			if (!held)
 				return 0;
 			a.deregistering--;
-			a.late = false;
+			a.until = 0;
 			error = bad ? bad : error;
 			if (!bad) {
 				a.deregistered++;
@@ -378,7 +378,7 @@ public:
 		int error = 0;
 
 		e.settles = true;
-		e.late = false;
+		e.until = 0;
 		outside([&] { error = env.settle(mr); });
 		if (!held)
 			return;
@@ -402,8 +402,6 @@ public:
 	 */
 	uint32_t find_valid(const request &want, bool *plain)
 	{
-		uint64_t until = 0;
-
 		for (int patience = SETTLE_ATTEMPTS;;) {
 			uint32_t i = a.index.search(want, a.entries);
 
@@ -419,7 +417,7 @@ public:
 			if (seen & e.word.INVALID || (e.word.suspended(seen) && is_little(want, e)))
 				retire(i);
 			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && e.settles)
-				*plain = is_nested() || e.late || !await(&until, &e.late);
+				*plain = is_nested() || e.until == LATE || !await(&e.until);
 			else if (seen & (e.word.SUSPECT | e.word.SUSPENDED) && patience--)
 				settle(i);
 			else if (e.word.fold_relaxed())
@@ -587,7 +585,8 @@ private:
 		return true;
 	}
 
-	uint32_t pending = 0; // linked by entry.link
+	uint32_t pending = 0;  // linked by entry.link
+	uint64_t deadline = 0; // of all its short waits; 0: it has not waited yet
 	bool held = false;
 };
 

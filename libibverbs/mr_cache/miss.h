@@ -44,7 +44,7 @@ public:
 			}
 			i = lock.is_nested() ? 0 : a.making.find(want, a.entries);
 			if (i) {
-				(void)lock.await(&until, &lock.at(i).late);
+				(void)lock.await(&lock.at(i).until);
 				continue;
 			}
 
@@ -153,7 +153,7 @@ private:
 
 		e.describe(whole);
 		e.state = state::MAKING;
-		e.late = false;
+		e.until = 0;
 		e.views = 1;
 		e.owner = o;
 		a.owner.add(o, a.entries, i);
@@ -266,7 +266,6 @@ private:
 	const request &want;
 	void *const who;
 	uint64_t version;
-	uint64_t until = 0; // the deadline of its wait; 0: it has not waited yet
 };
 
 } // namespace mr_cache

@@ -106,12 +106,14 @@ public:
 		swapcontext(&now->current->context, &now->home);
 	}
 
-	/* The deadline @points points from now; a wait counts as a point. */
+	/* The deadline @points points from now, by a clock that counts up; a wait counts as a
+	 * point. */
 	static uint64_t deadline(uint64_t points)
 	{
-		return now->left - std::min(now->left, points);
+		return ~(now->left - std::min(now->left, points));
 	}
-	static bool is_later_than(uint64_t deadline) { return now->left <= deadline; }
+	/* 0 is no deadline. */
+	static bool is_later_than(uint64_t deadline) { return deadline && ~now->left >= deadline; }
 
 	/* Waits for a step of another thread. */
 	static void wait()

@@ -21,6 +21,7 @@
 #include <functional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -53,6 +54,21 @@ struct hooked_env : fake_env {
 		{
 			waits++;
 			return fake_env::condition::ticket();
+		}
+
+		static inline std::function<void(uint64_t)> before_wait;
+		static inline std::function<void()> after_deadline;
+
+		bool wait(uint32_t seen, uint64_t deadline)
+		{
+			if (before_wait)
+				before_wait(deadline);
+
+			const bool in_time = fake_env::condition::wait(seen, deadline);
+
+			if (!in_time && after_deadline)
+				after_deadline();
+			return in_time;
 		}
 	};
 
@@ -120,6 +136,8 @@ struct fixture {
 		cache.env.before_dereg = nullptr;
 		cache.env.before_settle = nullptr;
 		hooked_env::on_yield = nullptr;
+		hooked_env::condition::before_wait = nullptr;
+		hooked_env::condition::after_deadline = nullptr;
 		CHECK(cache.drain(owner, nullptr) == 0);
 		CHECK(cache.drain(owner2, nullptr) == 0);
 		CHECK(kernel.complaint == "");
@@ -606,6 +624,97 @@ TEST_CASE_METHOD(fixture, "a long registration is waited for once, by all that i
 	for (const mr_cache_ref &one : part)
 		CHECK(put(one) == 0);
 	CHECK(put(whole) == 0);
+}
+
+TEST_CASE_METHOD(fixture, "no thread waits longer for a registration than the first one that waits")
+{
+	gate in_reg, after_wait;
+	mr_cache_ref first, second, whole;
+	std::vector<uint64_t> deadlines;
+
+	hooked_env::patient = false;
+	cache.env.before_reg = [&](const mr_cache_request &what) {
+		if (what.size == 8 * PAGE)
+			in_reg.pass();
+	};
+	hooked_env::condition::before_wait = [&](uint64_t deadline) {
+		deadlines.push_back(deadline);
+	};
+	/* The first thread does not run when its wait ends. */
+	hooked_env::condition::after_deadline = [&] {
+		if (!after_wait.reached)
+			after_wait.pass();
+	};
+
+	std::thread registers([&] { CHECK(get(&whole, 0, 8) == 0); });
+
+	in_reg.wait();
+
+	std::thread waits([&] { CHECK(get(&first, 0) == 0); });
+
+	after_wait.wait();
+	CHECK(get(&second, 1) == 0);
+	after_wait.open = true;
+	waits.join();
+	in_reg.open = true;
+	registers.join();
+	CHECK(put(first) == 0);
+	CHECK(put(second) == 0);
+	CHECK(put(whole) == 0);
+	REQUIRE(deadlines.size() == 2);
+	CHECK(deadlines[1] == deadlines[0]);
+}
+
+TEST_CASE_METHOD(fixture,
+		 "a request that waits for a restoration and a registration has one deadline")
+{
+	gate in_reg, in_settle;
+	std::atomic<unsigned int> waits{0};
+	std::atomic<bool> done{false};
+	std::vector<uint64_t> deadlines;
+	static thread_local bool asks;
+
+	use(0);
+	kernel.suspend();
+	cache.env.before_settle = [&] { in_settle.pass(); };
+	cache.env.before_reg = [&](const mr_cache_request &what) {
+		if (what.size == 8 * PAGE)
+			in_reg.pass();
+	};
+	hooked_env::condition::before_wait = [&](uint64_t deadline) {
+		if (!asks)
+			return;
+		deadlines.push_back(deadline);
+		waits++;
+	};
+
+	std::thread restores([&] { use(0); });
+
+	in_settle.wait();
+
+	std::thread registers([&] { use(0, 8); });
+
+	in_reg.wait();
+
+	std::thread requests([&] {
+		asks = true;
+		use(0);
+		done = true;
+	});
+
+	while (!waits && !done)
+		std::this_thread::yield();
+	kernel.fail_settle = EIO;
+	in_settle.open = true;
+	while (waits < 2 && !done)
+		std::this_thread::yield();
+	in_reg.open = true;
+	for (std::thread *one : {&restores, &registers, &requests})
+		one->join();
+	kernel.fail_settle = 0;
+	REQUIRE(deadlines.size() > 1);
+	for (uint64_t deadline : deadlines)
+		CHECK(deadline == deadlines[0]);
 }
 
 TEST_CASE_METHOD(fixture, "a long restoration is waited for once, by all")

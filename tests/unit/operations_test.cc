@@ -44,11 +44,11 @@ TEST_CASE("a registration under way is found for all requests that it will serve
 					REQUIRE(making.find(want, entries.data()) == serves);
 				}
 			}
-			entries[1].late = true;
+			entries[1].until = mr_cache::LATE;
 			CHECK(!making.find(
 				{pd, start * PAGE + 7, (end - start) * PAGE - 11, access},
 				entries.data()));
-			entries[1].late = false;
+			entries[1].until = 0;
 			making.remove(1);
 		}
 	}
