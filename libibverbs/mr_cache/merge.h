@@ -26,7 +26,7 @@ public:
 	}
 
 	/* Under the mutex. */
-	[[gnu::noinline]] request range()
+	request range()
 	{
 		const uint64_t size = end - start,
 			       largest = size < most / MOST ? MOST * size : most;
@@ -40,18 +40,20 @@ public:
 			return want;
 		beside = a.index.beside(want, start);
 		for (uint32_t looks = 0, taken = 0; looks < LOOKS && taken < ENOUGH; looks++) {
-			const uint64_t left = more(beside.before), right = more(beside.after);
+			const uint64_t left = more(beside.before, true),
+				       right = more(beside.after, false);
 			const bool to_left = left <= right;
 
 			if ((to_left ? left : right) > largest - (end - start))
 				break;
 
 			const entry<Env> &e = a.entries[to_left ? beside.before : beside.after];
+			const uint64_t from = e.start(), to = e.end();
 
 			if (may_go(e)) {
-				start = e.start() < start ? e.start() : start;
-				end = e.end() > end ? e.end() : end;
-				pinned += e.size();
+				start = from < start ? from : start;
+				end = to > end ? to : end;
+				pinned += to - from;
 
 				const double depth = static_cast<double>(pinned) /
 						     static_cast<double>(end - start);
@@ -63,7 +65,7 @@ public:
 					deepest = depth;
 				}
 			}
-			step(to_left, e.start());
+			step(to_left, from);
 		}
 		return best;
 	}
@@ -81,14 +83,13 @@ private:
 	}
 
 	/* Returns by how many bytes the entry extends the union; NONE: it does not overlap. */
-	uint64_t more(uint32_t i) const
+	uint64_t more(uint32_t i, bool to_left) const
 	{
 		const entry<Env> &e = a.entries[i];
 
-		if (!i || e.end() <= start || e.start() >= end)
+		if (!i || (to_left ? e.end() <= start : e.start() >= end))
 			return NONE;
-		return (e.start() < start ? start - e.start() : 0) +
-		       (e.end() > end ? e.end() - end : 0);
+		return to_left ? start - e.start() : e.end() > end ? e.end() - end : 0;
 	}
 
 	void step(bool to_left, uint64_t from)
