@@ -413,7 +413,7 @@ void add_all()
 			       add_hit<layouts::inside>("inside", hit<shares::own>),
 			       add_hit<layouts::apart>("unordered", unordered),
 			       add_hit<layouts::apart>("part", part)})
-		one->RangeMultiplier(10)->Range(1, MOST)->Threads(1);
+		one->RangeMultiplier(10)->Range(1, MOST)->Arg(20000)->Threads(1);
 	const auto own = [] {
 		return std::array{add_hit<layouts::apart>("apart", hit<shares::own>),
 				  add_hit<layouts::guarded>("guarded", hit<shares::own>),
