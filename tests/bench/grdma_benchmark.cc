@@ -35,7 +35,7 @@ fid_domain *open_domain()
 	return domain;
 }
 
-/* A process has only one of the two. */
+/* A process can run either the rows "armed" or the other rows: the first call decides. */
 void open_once(bool armed)
 {
 	[[maybe_unused]] static const bool opened = [armed] {

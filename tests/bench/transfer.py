@@ -92,7 +92,7 @@ def show(kernel, got):
 
 
 def plot(kernel, got):
-    """transfer-KERNEL.svg: by size, the time divided by the limit's, and the bandwidth."""
+    """transfer-KERNEL.svg: for each size the time, relative to the limit, and the bandwidth."""
     data = os.path.join(OUT, f"transfer-{kernel}.dat")
     limit = got["registered before"]["latency"]
     with open(data, "w", encoding="utf-8") as out:

@@ -37,7 +37,7 @@ add_guest_tests(paging odp_support odp odp_memory odp_oracle odp_packets odp_str
 add_guest_tests(upstream guest_support errors fuzz invalidate lookup lossy qp_state retransmit retransmit_answers
   rights siw wqe_ring)
 
-# Its cases of many mappings run this program.
+# guest_contract runs this program in its cases with many mappings.
 add_executable(first_arming guest/notify/first_arming.cpp)
 target_compile_options(first_arming PRIVATE -O1)
 target_link_libraries(first_arming PRIVATE mr_notify)

@@ -50,7 +50,7 @@ class Smaller(unittest.TestCase):
     """The image of a kernel in the archive."""
 
     def test_left_out(self):
-        """Some drivers are missing, other files exist, and dpkg has the sums of exactly these."""
+        """Some drivers are missing. All other files exist, and md5sums lists exactly them."""
         with tempfile.TemporaryDirectory() as folder:
             tree = os.path.join(folder, "image")
             modules = "lib/modules/6.12.1-test/kernel/"

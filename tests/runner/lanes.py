@@ -44,7 +44,7 @@ class Step:
     parse: object = results.status
     expected: int = 0
     least: int = 0      # the least number of tests that must run, without skipped tests
-    needs: tuple = ()   # on the host: needs in addition to the lane's
+    needs: tuple = ()   # on the host: what the step needs, in addition to the lane's `needs`
     seconds: int = 10   # on the host: about how long it takes
     again: object = None    # name of a case -> the command that runs it alone; None: the whole step
 

@@ -83,7 +83,7 @@ class Steps:
         self.end = end              # end(number, told)
         self.told = {}              # number: Told
         self.at = {}                # stream: the number of its current step
-        self.waiting = {}           # number: (streams that have not ended it, status)
+        self.waiting = {}           # number: True if one of the two streams has ended the step
         self.lock = threading.Lock()
 
     def feed(self, stream, line):

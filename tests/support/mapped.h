@@ -45,7 +45,7 @@ inline std::vector<mr_notify::range> mapped_rings()
 	return rings;
 }
 
-/* The mapped rings that were not mapped before. */
+/* The rings that are mapped now, without the rings in @before. */
 inline std::vector<mr_notify::range> mapped_since(const std::vector<mr_notify::range> &before)
 {
 	std::vector<mr_notify::range> rings = mapped_rings();

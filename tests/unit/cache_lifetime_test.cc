@@ -230,8 +230,8 @@ TEST_CASE_METHOD(fixture, "one that cannot be deregistered is not tried again to
 		CHECK(!cache.covers(pd, BASE + 2 * n * PAGE, PAGE, LOCAL));
 
 	/*
-	 * Ending the PD and the context tries once more; then the kernel ends the registration with
-	 * the context.
+	 * Draining the PD or the context tries each deregistration again. Then the kernel ends the
+	 * registrations together with the context.
 	 */
 	CHECK(cache.drain(nullptr, pd) == EIO);
 	CHECK(tried == 16);

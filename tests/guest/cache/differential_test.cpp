@@ -853,7 +853,7 @@ private:
 	int step_ = 0;
 };
 
-/* Returns the step if this difference of its results is a mistake. */
+/* Returns both results of a step, unless they are equal or may differ. */
 std::optional<std::string> difference(const std::string &plain, const std::string &cached)
 {
 	const std::string refused = "-1, " + said(EINVAL);

@@ -370,7 +370,7 @@ TEST_CASE("idle program: seals and moves", "[.]")
 		const bool ends = happens([&] {
 			errno = 0;
 			const bool is_done = call() == 0;
-			/* After these errors the machine does not support the call at all. */
+			/* These errors mean that the machine does not support the call. */
 			possible = errno != ENOSYS && errno != EINVAL && errno != EOPNOTSUPP &&
 				   errno != ENODEV && errno != ENOTTY;
 			return is_done || !possible;

@@ -128,7 +128,7 @@ std::string allowed(way by, const row &one)
 {
 	const bool is_remote = one.rights & remote_rights;
 
-	/* The key gives access to its range only to local accesses of the program. */
+	/* Without remote rights only the program itself can use the key, by local accesses. */
 	if (!is_remote && one.what == operation::receive && one.where != place::forgotten)
 		return "a local key may reach further, with more rights, and be idle";
 	if (by == way::remote && one.where != place::inside && one.where != place::forgotten)

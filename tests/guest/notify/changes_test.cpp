@@ -143,7 +143,7 @@ struct counted_mr {
 	owned<ibv_mr> mr;
 };
 
-/* Such a registration in a child, which ends by _exit(). */
+/* A registration with a counter, for a child that ends by _exit(). */
 struct child_mr {
 	explicit child_mr(uint64_t *changes)
 	{

@@ -38,7 +38,7 @@ const words lossy{"loss", "2%", "duplicate", "2%", "reorder", "10%", "delay", "1
 const words repeating{"duplicate", "50%", "delay", "4ms", "4ms"};
 const words cut{"loss", "100%"};
 
-/* From now on both ends treat their packets in this way. */
+/* From now on the wire treats the packets of both ends as @how says. */
 void set_wire(const words &how)
 {
 	static words now{"unknown"};
@@ -73,7 +73,10 @@ processes &there()
 constexpr patience ends_soon{15, 6};
 constexpr patience endless{15, 7};
 
-/* Memory of a file that its owner can lose. From then on another process watches the pages. */
+/*
+ * Memory of a file. Its owner can unmap or truncate it. Another process has the file open, to
+ * detect later writes to the pages.
+ */
 struct lost_memory {
 	explicit lost_memory(const char *arm = "notify")
 	{
@@ -461,7 +464,7 @@ private:
 	uint64_t wrong_ = 0;
 };
 
-/* Does a word on the other node have the value of a write and one addition? */
+/* Writes a word on the other node, adds to it once, and checks the results. */
 class counter {
 public:
 	counter(const device &on, remote &owner, const target &to)

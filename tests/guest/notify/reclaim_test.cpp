@@ -42,7 +42,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/* Only the tests suspend registrations here, however slow the machine is (idle_test.cpp). */
+/* Without an idle time only the tests suspend registrations. idle_test.cpp tests the idle time. */
 [[maybe_unused]] const int without_idle_time = setenv("RDMAV_MR_CACHE_IDLE_MS", "0", 1);
 
 constexpr std::size_t length = 16 * 4096;

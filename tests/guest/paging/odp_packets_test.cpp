@@ -145,7 +145,7 @@ TEST_CASE("packets: a packet of many absent pages gets an RNR NAK in time",
 	peer.message(0, data);
 	while (!told && there < many) {
 		std::optional<raw_peer::packet> later;
-		/* If the device sends the RNR NAK late, it waits for no other page. */
+		/* The device waits for the next page, or it sends the RNR NAK late instead. */
 		REQUIRE(happens([&] { return slow->faulted(0ms) || (later = peer.next(0ms)); }));
 		if (!later) {
 			std::this_thread::sleep_for(12ms);

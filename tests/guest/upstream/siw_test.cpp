@@ -240,10 +240,7 @@ public:
 		bind(on.name());
 	}
 
-	/*
-	 * A peer that has sent such a connection request, and sends @first as soon as it has the
-	 * reply.
-	 */
+	/* A peer that has sent @request, and sends @first as soon as it has the reply. */
 	std::unique_ptr<tcp> connected(const bytes &first = {},
 				       const bytes &request = mpa("MPA ID Req Frame", 1, 0))
 	{
