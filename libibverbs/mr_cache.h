@@ -2,9 +2,8 @@
 /*
  * Cached registration: ibv_reg_mr() finds an existing registration, and ibv_dereg_mr() keeps it for
  * the next call. When its memory is gone, the kernel reports this (mr_notify.h), and it is not found
- * any more. RDMAV_MR_CACHE does the same for programs that do not use the flag. Without
- * IBV_DEVICE_MR_NOTIFY a context has no cache: all its registrations are plain. See ibv_mr_cache(7),
- * and the page of each function. All functions are thread safe.
+ * any more. RDMAV_MR_CACHE does this without the flag. If the device lacks IBV_DEVICE_MR_NOTIFY there
+ * is no cache. All functions are thread safe. See ibv_mr_cache(7), and the page of each function.
  */
 #ifndef INFINIBAND_MR_CACHE_H
 #define INFINIBAND_MR_CACHE_H
@@ -54,7 +53,6 @@ int _ibv_query_mr_cache(struct ibv_context *context,
 
 /**
  * ibv_is_reg - Is this range in the cache?
- *
  * Returns 1 if a cached ibv_reg_mr() of this range would find a valid registration, otherwise 0.
  */
 int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
@@ -64,8 +62,7 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
  * ibv_forget_mr - Deregister an MR for good, cached or not
  *
  * Returns 0: its keys give no access any more. EBUSY: other MRs have the same registration, which is
- * not found again, and ends with the last MR. After both values the caller must not use mr again; after
- * any other value the caller still has mr.
+ * not found again, and ends with the last MR. With any other errno value the caller still has mr.
  */
 int ibv_forget_mr(struct ibv_mr *mr);
 
@@ -90,18 +87,15 @@ static inline int ibv_reg_mr_limits(struct ibv_context *context,
  * ibv_reg_mr_clean - Evict idle registrations until at most keep_bytes bytes of them stay
  *
  * Least recently used registrations go first. Their pages are unpinned when it returns.
- * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or the error of a failed
- * deregistration.
+ * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or of a deregistration.
  */
 int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);
 
 /**
  * ibv_query_mr_cache - Get the contents and the history of a context's cache
  *
- * Each number is exact while no other thread registers.
- *
- * Returns 0, or an errno value and stores nothing: EOPNOTSUPP when the context has no cache, EINVAL
- * when stats is NULL.
+ * Each number is exact while no other thread registers. If stats is NULL the error is EINVAL.
+ * Returns 0, or an errno value and stores nothing: EOPNOTSUPP when the context has no cache.
  */
 static inline int ibv_query_mr_cache(struct ibv_context *context,
 				     struct ibv_mr_cache_stats *stats)

@@ -74,7 +74,7 @@ template <class Env> struct arena {
 	uint64_t until;		// when threads stop to wait for one, as entry.until
 	uint64_t deregistered;	// the number of deregistered entries
 	uint32_t free_entry;	// a list, linked by entry.link
-	uint32_t doubtful;	// a list of free entries whose words the kernel may still write
+	uint32_t kernel_words;	// a list of free entries whose words the kernel may still write
 	uint32_t hand;		// the place of sweep()
 	atomic<uint64_t> views; // the sum for all entries in the catalog: each may have a hint
 	atomic<uint32_t> ready; // entries before this index are accessible

@@ -117,8 +117,8 @@ public:
 	}
 
 	/*
-	 * Returns a closed entry without owner, or 0. Entries of `doubtful` come last: if a child
-	 * still has the file of their context, their words can't be armed with another MR.
+	 * Returns a closed entry without owner, or 0. `kernel_words` come last: if a child still
+	 * has the file of their context, their words can't be armed with another MR.
 	 */
 	uint32_t allocate()
 	{
@@ -132,7 +132,7 @@ public:
 			a.hot.high.store(i + 1, std::memory_order_relaxed);
 			return i;
 		}
-		i = pop(&a.doubtful);
+		i = pop(&a.kernel_words);
 		if (i)
 			at(i).word.clean_relaxed();
 		return i;
@@ -145,7 +145,7 @@ public:
 		at(i).forget();
 		at(i).state = state::FREE;
 		at(i).word.free_relaxed();
-		push(of_kernel ? &a.doubtful : &a.free_entry, i);
+		push(of_kernel ? &a.kernel_words : &a.free_entry, i);
 	}
 
 	/* Also forgets its PD, because the next PD may have the same address. */
