@@ -61,8 +61,8 @@ static inline bool mr_cache_owns(struct ibv_mr *mr)
 }
 
 /*
- * In verbs.c: ibv_reg_mr_iova2() without the cache, whose ibv_reg_mr_iova2() calls it for all
- * requests that it does not serve. Providers never get IBV_ACCESS_CACHED.
+ * In verbs.c: upstream's ibv_reg_mr_iova2(), renamed. The ibv_reg_mr_iova2() of the cache calls it
+ * for requests that the cache does not serve. Providers never get IBV_ACCESS_CACHED.
  */
 struct ibv_mr *plain_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 				  uint64_t iova, unsigned int access);

@@ -158,11 +158,16 @@ int ibv_unreg_mr_notify(struct ibv_mr *mr);
  * returns.
  *
  * Returns 0, or an errno value and leaves the word SUSPECT or SUSPENDED:
- * EINVAL if mr has no word, or another process registered mr; EAGAIN if for a second a
- * file of this memory was locked or changes of the memory followed one another without a gap,
- * or if the memory can't be pinned at the moment; ENOMEM, also over RLIMIT_MEMLOCK; EBUSY if
- * another thread re-registers mr; EIO and EOPNOTSUPP as for ibv_reg_mr_notify(). Thread safe
- * as ibv_reg_mr_notify().
+ *   EINVAL      mr has no word, or another process registered mr
+ *   EAGAIN      a file of this memory was locked for a second; or for a second, changes of the
+ *               memory followed one another without a gap; or the memory can't be pinned at
+ *               the moment
+ *   ENOMEM      out of memory, or over RLIMIT_MEMLOCK
+ *   EBUSY       another thread re-registers mr
+ *   EIO         as for ibv_reg_mr_notify()
+ *   EOPNOTSUPP  as for ibv_reg_mr_notify()
+ *
+ * Thread safe as ibv_reg_mr_notify().
  */
 int ibv_settle_mr_notify(struct ibv_mr *mr);
 
@@ -180,8 +185,8 @@ enum ibv_mr_notify_attr_mask {
  * changes and event_fd report that some word has become INVALID. A cache loads one counter,
  * and checks its words only when the counter has moved; a server sleeps in poll().
  * Each word counts once when it becomes INVALID, for any reason, also if it is INVALID when
- * the call returns. The kernel sets the word first, then adds to changes, both before the
- * system call that took the memory away returns. It adds to the eventfd soon after it has set
+ * the call returns. The kernel sets INVALID, then adds 1 to changes; only then does the system
+ * call that took the memory away return. The kernel adds 1 to the eventfd soon after it has set
  * the word.
  */
 struct ibv_mr_notify_attr {
@@ -195,9 +200,9 @@ struct ibv_mr_notify_attr {
 	uint64_t *changes;
 	int	  event_fd;	/* an eventfd(2); may be closed after the call */
 	/*
-	 * In ms, with in_use: the kernel suspends the registration after it was unused for this
-	 * time, up to twice as long. If it is 0 or not valid, there is no idle time. Values below
-	 * 20 and above 1,000,000 are rounded to these limits.
+	 * The idle time T in ms, with in_use: the kernel suspends the registration T to 2 T after
+	 * its last use. If T is 0 or not valid, there is no idle time. Values below 20 and above
+	 * 1,000,000 are rounded to these limits.
 	 */
 	uint32_t  idle_ms;
 };
@@ -275,8 +280,8 @@ uint64_t *ibv_alloc_notify_word(struct ibv_context *context);
 
 /**
  * ibv_free_notify_word - Give a word back
- * @word: From ibv_alloc_notify_word(), or NULL. No MR may use it: ibv_dereg_mr() or
- *	  ibv_unreg_mr_notify() came before, for a counter for all of its MRs.
+ * @word: From ibv_alloc_notify_word(), or NULL. First call ibv_dereg_mr() or
+ *	  ibv_unreg_mr_notify() for each MR that uses the word or counter.
  *
  * Returns nothing. Thread safe, also in a signal handler.
  */

@@ -44,7 +44,10 @@ struct mr_notify_retry {
 };
 bool mr_notify_retries_blocked(struct mr_notify_retry *retry, int error);
 
-/* Call after each attempt with its error: repeat it? Set @blocked to false before the first. */
+/*
+ * Call after each attempt, with its error. Returns true if the caller must repeat the attempt. Set
+ * @blocked to false before the first attempt.
+ */
 static inline bool mr_notify_retries(struct mr_notify_retry *retry, int error)
 {
 	return (error == EINTR || retry->blocked) &&

@@ -49,7 +49,7 @@ struct fake {
 	unsigned int num_posted;
 	unsigned int lacks_memory;	/* so many of the next commands fail */
 	unsigned int interrupted;	/* so many of the next registrations fail */
-	uint64_t refused_command;	/* its next call fails with refusal */
+	uint64_t refused_command;	/* its first call fails with errno refusal */
 	int refusal;
 	unsigned int commands_called;	/* calls of refused_command */
 	int access_seen;		/* in the provider */
@@ -626,8 +626,8 @@ static void test_two_arm(struct ibv_pd *pd)
 }
 
 /*
- * How many registrations end with a child that uses the cache, by its own context if @by is NULL,
- * and registers another buffer at the end.
+ * Returns how many registrations end with a child that fills the cache of @by, or of its own
+ * context if @by is NULL. If @where is set, the child exits there while it registers a buffer.
  */
 static unsigned int child_ends(struct ibv_pd *by, int where, int by_exit)
 {
@@ -916,7 +916,7 @@ static int register_too_much(void)
 	return 0;
 }
 
-/* No idle registration ends for a registration that can never fit. */
+/* If a registration can never fit, the cache does not evict idle registrations for it. */
 static void test_hopeless(struct ibv_pd *pd)
 {
 	char said[1000];
@@ -950,7 +950,7 @@ static void test_no_shortage(struct ibv_pd *pd)
 	CHECK(fake->commands_called == 2);
 }
 
-/* Providers do not get the flag: by other verbs, and on demand, nothing is cached. */
+/* Other verbs and on-demand paging are not cached. The provider does not get the flag. */
 static void test_flag_of_others(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE |

@@ -52,7 +52,7 @@ void protect_by_key(memory &m)
 
 memory on_the_heap(std::size_t length)
 {
-	/* Keeps memory for the allocations of registering, so that our part stays on top. */
+	/* Makes room in the heap for registering: malloc() must not extend it above our part. */
 	mallopt(M_TRIM_THRESHOLD, -1);
 	free(malloc(std::size_t{1} << 16));
 

@@ -73,7 +73,10 @@ bool has_merged(range r)
 	return std::adjacent_find(pages.begin(), pages.end()) != pages.end();
 }
 
-/* Half of the witness equals the registered pages, the other half only itself. */
+/*
+ * The pages in one half of the witness equal the registered pages, and the pages in the other half
+ * only equal one another.
+ */
 void merge(memory &m)
 {
 	const std::string folder = "/sys/kernel/mm/ksm/";
