@@ -30,8 +30,8 @@ enum uverbs_attrs_mr_notify_arm_ids {
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
 	/*
-	 * u32, optional: the idle time in milliseconds. The kernel suspends the registration
-	 * after it was unused for this time, up to twice as long; 0 or missing: it does not.
+	 * u32, optional: the idle time T in milliseconds. The kernel suspends the registration
+	 * T to 2 T after its last use; 0 or missing: it does not.
 	 * Values below 20 ms and above 1000 s are rounded to these limits. EINVAL without
 	 * IB_UVERBS_MR_NOTIFY_ARM_RECLAIM, unless it is 0.
 	 */
