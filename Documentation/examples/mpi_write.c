@@ -64,7 +64,7 @@ static void send_part(struct rc_link *link, struct reg_cache *cache, const uint6
 	reg_cache_put(&reg);
 	get(cache, buffer, LENGTH, &reg);
 	munmap(buffer + LENGTH, LENGTH);
-	usleep(200000); /* the kernel has all the time to give the pages back */
+	usleep(200000); /* long enough for the kernel to unpin the pages */
 	send_one(link, buffer, ALL, reg.mr, inbox);
 	reg_cache_put(&reg);
 	munmap(buffer, LENGTH);

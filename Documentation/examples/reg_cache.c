@@ -109,7 +109,7 @@ unsigned long reg_cache_count(const struct reg_cache *cache)
 	return __atomic_load_n(&cache->count, __ATOMIC_RELAXED);
 }
 
-/* Under the lock, of an entry without users. Its word is the kernel's until this returns. */
+/* Under the lock. The entry has no users. The kernel may write its word until this returns. */
 static void end(struct reg_entry *e)
 {
 	ibv_dereg_mr(e->mr);
