@@ -57,6 +57,15 @@ def batches(files):
     return done
 
 
+def empty_places():
+    """Two folders for builds: always the same, for the compiler cache."""
+    places = [os.path.join(fetch.BUILD, name) for name in ("series.modules", "series.objects")]
+    for place in places:
+        shutil.rmtree(place, ignore_errors=True)
+        os.mkdir(place)
+    return places
+
+
 def build(package, tree, places, names):
     """Build the modules of a tree. Of drivers that the lab can't try, compile only these files."""
     untried = {name for name in names if name.startswith(UNTRIED)}
@@ -69,18 +78,20 @@ def build(package, tree, places, names):
 class Series(unittest.TestCase):
     """A maintainer's steps with the series."""
 
+    VERSION = "linux"
+
     @classmethod
     def setUpClass(cls):
         cls.temporary = tempfile.TemporaryDirectory()
-        cls.mails = series.write(os.path.join(cls.temporary.name, "mails"))
+        cls.mails = series.write(os.path.join(cls.temporary.name, "mails"), cls.VERSION)
 
     @classmethod
     def tearDownClass(cls):
         cls.temporary.cleanup()
 
     def test_checkpatch(self):
-        with fetch.locked(fetch.BUILD):
-            tool = os.path.join(fetch.fetch("linux"), "scripts/checkpatch.pl")
+        with fetch.locked(fetch.BUILD, self.VERSION):
+            tool = os.path.join(fetch.fetch(self.VERSION), "scripts/checkpatch.pl")
         for mail in self.mails:
             done = subprocess.run([tool, *CHECKPATCH, mail], capture_output=True, text=True,
                                   check=False)
@@ -100,35 +111,31 @@ class Series(unittest.TestCase):
     def test_result_is_the_tree_that_we_build(self):
         plain = os.path.join(self.temporary.name, "whole")
         os.mkdir(plain)
-        series.plain_tree(plain)
+        series.plain_tree(plain, self.VERSION)
         series.git(plain, "am", "-q", *self.mails)
-        with fetch.locked(fetch.BUILD):
-            tree = fetch.fetch("linux")
+        with fetch.locked(fetch.BUILD, self.VERSION):
+            tree = fetch.fetch(self.VERSION)
         for name in series.git(plain, "ls-files").split():
             with open(os.path.join(plain, name), "rb") as one, \
                     open(os.path.join(tree, name), "rb") as other:
                 self.assertEqual(one.read(), other.read(), name)
 
     def test_each_patch_builds(self):
-        digest = hashlib.sha256(fetch.linux_version().encode())
+        digest = hashlib.sha256(fetch.linux_version(name=self.VERSION).encode())
         for mail in self.mails:
             with open(mail, "rb") as text:
                 digest.update(text.read().partition(b"\n---\n")[2])
-        known = os.path.join(fetch.BUILD, "series.built")
+        known = os.path.join(fetch.BUILD, f"series.{self.VERSION}.built")
         if os.path.exists(known):
             with open(known, encoding="utf-8") as text:
                 if text.read() == digest.hexdigest():
                     return
-        with fetch.locked(fetch.BUILD):
-            package = kernel_package.unpack()
+        with fetch.locked(fetch.BUILD, self.VERSION):
+            package = kernel_package.unpack(upstream=self.VERSION)
         plain = os.path.join(self.temporary.name, "steps")
         os.mkdir(plain)
-        series.plain_tree(plain)
-        # Always the same folders, for the compiler cache.
-        places = [os.path.join(fetch.BUILD, name) for name in ("series.modules", "series.objects")]
-        for place in places:
-            shutil.rmtree(place, ignore_errors=True)
-            os.mkdir(place)
+        series.plain_tree(plain, self.VERSION)
+        places = empty_places()
         files = {mail: touched(mail) for mail in self.mails}
         for mails in batches(files):
             series.git(plain, "am", "-q", *mails)
@@ -137,9 +144,9 @@ class Series(unittest.TestCase):
             text.write(digest.hexdigest())
 
     def test_builds_without_paging(self):
-        with fetch.locked(fetch.BUILD):
-            package = kernel_package.unpack()
-            tree = fetch.fetch("linux")
+        with fetch.locked(fetch.BUILD, self.VERSION):
+            package = kernel_package.unpack(upstream=self.VERSION)
+            tree = fetch.fetch(self.VERSION)
         names = {os.path.relpath(path, tree)
                  for path in glob.glob(os.path.join(tree, "drivers/infiniband/sw/rxe/*.c"))
                  if not os.path.basename(path).startswith("rxe_mem_")}
@@ -155,11 +162,17 @@ class Series(unittest.TestCase):
                                   7: [other]}), [[1], [2], [3, 4], [5], [6], [7]])
 
     def test_a_file_that_no_patch_brings_is_found(self):
-        patches = series.patches_of()
+        patches = series.patches_of(self.VERSION)
         lost = next(one.new_files for one in patches if one.new_files).pop()
-        self.assertEqual(series.missing_files(patches), [lost])
-        self.assertEqual(series.missing_files(series.patches_of()), [])
-        self.assertIn(lost, overlay.our_files("linux", REPO))
+        self.assertEqual(series.missing_files(patches, self.VERSION), [lost])
+        self.assertEqual(series.missing_files(series.patches_of(self.VERSION), self.VERSION), [])
+        self.assertIn(lost, overlay.our_files(self.VERSION, REPO))
+
+
+class LaterSeries(Series):
+    """The same steps for Linux 7.3."""
+
+    VERSION = "linux-7.3"
 
 
 class Topics(unittest.TestCase):
@@ -175,8 +188,8 @@ class Topics(unittest.TestCase):
 
     def write(self, topic, version="linux"):
         """The texts of the mails, by folder."""
-        mails = series.write(os.path.join(self.folder, topic), version, topic, self.AUTHOR,
-                             self.BASE)
+        mails = series.write(os.path.join(self.folder, version, topic), version, topic,
+                             self.AUTHOR, self.BASE)
         found = {}
         for mail in mails:
             with open(mail, encoding="utf-8") as text:
@@ -200,7 +213,7 @@ class Topics(unittest.TestCase):
 
     def test_stable_fixes_come_first(self):
         found = self.write("fixes")
-        place = os.path.join(self.folder, "fixes")
+        place = os.path.join(self.folder, "linux/fixes")
         self.assertEqual(set(found), {place + "/for-rc", place + "/for-next"})
         stable = [sum("\nCc: stable@vger.kernel.org\n" in mail for mail in mails)
                   for mails in found.values()]
@@ -209,23 +222,25 @@ class Topics(unittest.TestCase):
         self.assertEqual(sum(len(mails) - 1 for mails in found.values()), len(fixes))
 
     def test_each_topic_builds_alone(self):
-        with fetch.locked(fetch.BUILD):
-            package = kernel_package.unpack()
-        places = [os.path.join(fetch.BUILD, name) for name in ("series.modules", "series.objects")]
-        for topic in series.TOPICS:
-            self.write(topic)
-            place = os.path.join(self.folder, topic)
-            mails = [mail for folder in ("needs", ".", "for-rc", "for-next") for mail in
-                     sorted(glob.glob(os.path.join(place, folder, "*.patch")))
-                     if "0000-cover" not in mail]
-            plain = os.path.join(place, "plain")
-            os.mkdir(plain)
-            series.plain_tree(plain)
-            series.git(plain, "am", "-q", *mails)
-            for one in places:
-                shutil.rmtree(one, ignore_errors=True)
-                os.mkdir(one)
-            build(package, plain, places, {name for mail in mails for name in touched(mail)})
+        for version in fetch.versions("linux"):
+            with fetch.locked(fetch.BUILD, version):
+                package = kernel_package.unpack(upstream=version)
+            for topic in series.TOPICS:
+                with self.subTest(version=version, topic=topic):
+                    self.build_alone(package, topic, version)
+
+    def build_alone(self, package, topic, version):
+        """Apply the mails of one topic to the plain tree, and build it."""
+        self.write(topic, version)
+        place = os.path.join(self.folder, version, topic)
+        mails = [mail for folder in ("needs", ".", "for-rc", "for-next") for mail in
+                 sorted(glob.glob(os.path.join(place, folder, "*.patch")))
+                 if "0000-cover" not in mail]
+        plain = os.path.join(place, "plain")
+        os.mkdir(plain)
+        series.plain_tree(plain, version)
+        series.git(plain, "am", "-q", *mails)
+        build(package, plain, empty_places(), {name for mail in mails for name in touched(mail)})
 
 
 if __name__ == "__main__":
