@@ -159,7 +159,7 @@ def host_tests():
             "test_lab_um": {"needs": ("kernel um",)},
             "test_realtime": {"seconds": 100},
             "test_rdma_core_series": {"seconds": 500},
-            "test_series": {"needs": ("kernel debian",), "seconds": 400}}
+            "test_series": {"needs": ("kernel debian",), "seconds": 800}}
     names = sorted(os.path.basename(path).removesuffix(".py")
                    for path in glob.glob(os.path.join(REPO, "tests/host/test_*.py")))
     made = []
