@@ -5,12 +5,12 @@ if(lacking)
   return()
 endif()
 
-# The parts of a guest's test. Optimizing the tests would take longer than it saves.
+# Compiled without optimization, which would take longer than it saves.
 add_library(guest_support STATIC support/frame.cpp support/lossy_wire.cpp support/odp.cpp
   support/raw_peer.cpp support/slow_memory.cpp)
 target_link_libraries(guest_support PUBLIC child mr_notify)
 
-# An object, not a library: the linker would leave the requirements out of a library.
+# An object library, because the linker would leave the requirements out of a static library.
 add_library(guest_requirements OBJECT support/requirements.cpp)
 target_link_libraries(guest_requirements PRIVATE guest_support)
 

@@ -29,7 +29,10 @@ int acquire(Cache &cache, void *pd, void *owner, uint64_t addr, uint64_t length,
 	return error;
 }
 
-/* As ibv_forget_mr(); *shared: the registration ends with its last user. */
+/*
+ * As ibv_forget_mr(). If other users remain, sets *shared, and the registration ends with its last
+ * user.
+ */
 template <class Cache> int forget(Cache &cache, const mr_cache_ref &ref, int *shared)
 {
 	const int taken = cache.claim(ref.index, ref.generation);

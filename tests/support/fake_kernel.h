@@ -90,7 +90,7 @@ struct fake_kernel {
 		for (mr *other : live) {
 			if (other->word != word)
 				continue;
-			/* For an MR that a child made in its parent's context. */
+			/* A child may have made one of the two MRs in its parent's context. */
 			if (other->what.generation != what.generation)
 				return EBUSY;
 			complain("armed a word that is armed");
@@ -153,7 +153,7 @@ struct fake_kernel {
 			before_dereg(*static_cast<mr *>(which));
 	}
 
-	/* Call this in a child: the words of the parent's MRs are not in its memory. */
+	/* Call this in a child, whose memory does not have the words of its parent's MRs. */
 	void forked()
 	{
 		for (mr *one : live)
@@ -204,7 +204,7 @@ struct fake_kernel {
 	}
 
 	/*
-	 * An event that may have changed the range. `gone`: it has changed the range, and only
+	 * An event that may have changed the range. If `gone`, the range has changed, and only
 	 * settle() finds this out.
 	 */
 	void suspect(uint64_t start, uint64_t end, bool gone)
@@ -241,7 +241,7 @@ struct fake_env : mr_cache::linux_env {
 		std::lock_guard hold(kernel->big_lock);
 		return kernel->reg(what, word, out);
 	}
-	/* As a command that lacks resources (mr_cache_room.c). */
+	/* Acts like a command that lacks resources (mr_cache_room.c). */
 	template <class Try> int with_room(const mr_cache_request &what, const Try &once)
 	{
 		for (uint32_t stage = 0;; stage++) {

@@ -22,8 +22,8 @@ uint32_t number_at(const bytes &from, std::size_t at, int length);
 /* The checksum of an IP header whose checksum field is 0. */
 uint16_t ip_sum(const bytes &header);
 /*
- * The ICRC of a packet that begins with its IP header and has no ICRC yet: a checksum of all fields
- * that routers may not change.
+ * The ICRC of a packet that begins with its IP header and has no ICRC yet. The ICRC is a checksum
+ * of all fields that routers may not change.
  */
 uint32_t invariant_crc(bytes packet);
 

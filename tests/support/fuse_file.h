@@ -56,8 +56,8 @@ public:
 	}
 
 	/*
-	 * Call this in another process. It holds the mmap_lock of that process while a writer waits
-	 * for the lock, so that no other thread gets it. Returns after the answer.
+	 * Call this in another process. Until the answer comes, a page fault holds the mmap_lock of
+	 * that process, and a writer waits for the lock, so that no other thread gets the lock.
 	 */
 	template <class F> void fault(F before) const
 	{
@@ -69,7 +69,10 @@ public:
 			_exit(errno);
 		if (page == MAP_FAILED || memory < 0)
 			_exit(200);
-		/* Makes this thread first: later mmap_lock would block mapping its stack. */
+		/*
+		 * Starts this thread before the fault. Afterwards the thread's stack could not be
+		 * mapped, because mmap_lock is held.
+		 */
 		std::thread writer([&] {
 			usleep(300000);
 			before();

@@ -12,7 +12,10 @@
 
 #include "memory.h"
 
-/* How many pages only this process maps; all pages if the kernel does not report it. */
+/*
+ * The number of pages that only this process maps. If the kernel does not report this, the number
+ * of all pages.
+ */
 inline std::size_t own_pages(const std::byte *at, std::size_t size)
 {
 	std::vector<uint64_t> entries(size / mr_notify::page_size());

@@ -11,8 +11,8 @@
 #include "device.h"
 
 /*
- * A counter by its name in sysfs, or nullopt if the driver lacks it. The kernel caches values for
- * 10 ms.
+ * Reads a counter by its name in sysfs. Returns nullopt if the driver lacks the counter. The kernel
+ * caches values for 10 ms.
  */
 inline std::optional<uint64_t> port_counter(const mr_notify::device &on, const std::string &name)
 {

@@ -95,7 +95,10 @@ public:
 	ibv_qp *qp() const { return qp_.get(); }
 	/* The completion of a request or a receive of the queue pair, if it comes in time. */
 	std::optional<ibv_wc> completed(std::chrono::milliseconds patience) const;
-	/* Enters a state that needs no attributes; false if the queue pair can't (yet). */
+	/*
+	 * Enters a state that needs no attributes. Returns false if the queue pair can't enter it
+	 * (yet).
+	 */
 	bool become(ibv_qp_state state) const;
 	/* In IBV_QPS_SQD: are all requests that were started complete? */
 	bool drained() const;

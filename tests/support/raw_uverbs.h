@@ -41,7 +41,7 @@ public:
 			 attribute(UVERBS_ATTR_MR_NOTIFY_ARM_WORD, address(word), sizeof(uint64_t)),
 			 attribute(UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE, in_use, sizeof(uint64_t))});
 	}
-	/* As ibv_reg_mr_notify_reclaim(), with any mask. */
+	/* Does the same as ibv_reg_mr_notify_reclaim(), but accepts any mask. */
 	int arm_reclaim(uint32_t mr, uint64_t *word, uint64_t in_use) const
 	{
 		std::vector<ib_uverbs_attr> all{

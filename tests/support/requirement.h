@@ -16,7 +16,7 @@ struct requirement {
 	bool (*is_met)();
 };
 
-/* Define it at namespace scope: it adds to the program's requirements. */
+/* Define the object at namespace scope. Its constructor adds it to the program's requirements. */
 struct requirements {
 	explicit requirements(const std::vector<requirement> &more);
 };

@@ -83,9 +83,7 @@ public:
 		on_signal = std::move(handler);
 	}
 
-	/*
-	 * Waits for the mutex or a condition. With a single thread such a wait would be a deadlock.
-	 */
+	/* Waits for the mutex or a condition. If there is only one thread, this is a deadlock. */
 	uint64_t waits = 0;
 
 	/* Another thread may continue here. */
@@ -99,15 +97,20 @@ public:
 			now->left--;
 		if (now->left && now->pick(3))
 			return;
-		/* Sometimes it sleeps for long: some races need many steps of other threads. */
+		/*
+		 * Sometimes lets a thread sleep for long, because some races need many steps of
+		 * other threads.
+		 */
 		if (!now->pick(32))
 			now->current->asleep =
 				now->left - std::min<uint64_t>(now->left, now->pick(1500));
 		swapcontext(&now->current->context, &now->home);
 	}
 
-	/* The deadline @points points from now, by a clock that counts up; a wait counts as a
-	 * point. */
+	/*
+	 * Returns the deadline @points points from now. The clock counts points, and a wait counts
+	 * as one point.
+	 */
 	static uint64_t deadline(uint64_t points)
 	{
 		return ~(now->left - std::min(now->left, points));

@@ -8,7 +8,7 @@
 
 #include <sys/types.h>
 
-/* false for a thread that has ended or is not there yet */
+/* false if the thread has ended or has not started */
 inline bool sleeps(pid_t thread)
 {
 	std::ifstream of("/proc/self/task/" + std::to_string(thread) + "/stat");

@@ -49,7 +49,7 @@ int fault_threads();
 /* How many threads wait for slow memory, in all processes. */
 int waiting_threads();
 
-/* Do all waits for slow memory end within the time limit? */
+/* Returns whether all waits for slow memory end within the time limit. */
 bool no_thread_waits();
 
 } // namespace odp

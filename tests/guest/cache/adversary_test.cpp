@@ -132,7 +132,7 @@ private:
 			give_up("mmap");
 	}
 
-	/* Unmaps the buffer for a while: another mapping may be there for a short time. */
+	/* Unmaps the buffer, and maps it again. In between, another thread may map memory there. */
 	void take_away_and_map()
 	{
 		must(munmap(where_.addr, where_.length), "munmap");
@@ -209,7 +209,7 @@ struct cached_registry : registry {
 	}
 };
 
-/* A cache without a word: it compares only addresses. */
+/* A cache that has no word, and compares only addresses. */
 struct naive_registry : registry {
 	ibv_mr *get(const device &on, range r) override
 	{
@@ -281,7 +281,7 @@ private:
 	static constexpr int buffers_at_once = 12;
 	static constexpr int registrations_each = 30;
 
-	/* A work request for each buffer; each chunk is from one registration. */
+	/* Posts a work request for each buffer. All bytes of a chunk are in one registration. */
 	struct job {
 		buffer *from;
 		std::size_t at[registrations_each];
@@ -395,7 +395,7 @@ private:
 	owned<ibv_mr> target_;
 };
 
-/* Children that write to the buffers, and end without a word. */
+/* Child processes that write to the buffers, and exit without any clean-up. */
 void fork_until(const std::atomic<bool> &stop, buffer_set &buffers, result &out)
 {
 	while (!stop) {
@@ -432,9 +432,9 @@ void shrink_until(const std::atomic<bool> &stop)
 }
 
 /*
- * PDs and contexts with a few registrations: some of their own buffers, whose pages are dropped
- * while they are idle, and some of the shared buffers. All are deregistered before they are
- * closed.
+ * Opens PDs and contexts, makes a few registrations in each, deregisters them, and closes the PDs
+ * and contexts. Some registrations are of shared buffers, others of the object's own buffers, whose
+ * pages are dropped while the registrations are idle.
  */
 class short_lived {
 public:

@@ -37,13 +37,19 @@ using namespace mr_notify;
 
 namespace {
 
-/* Only the tests suspend registrations here, however slow the machine is (idle_test.cpp). */
+/*
+ * With the idle time 0 only the tests make the kernel suspend registrations, even on a slow
+ * machine. idle_test.cpp tests other idle times.
+ */
 [[maybe_unused]] const int without_idle_time = setenv("RDMAV_MR_CACHE_IDLE_MS", "0", 1);
 
 constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 const std::size_t length = 16 * page_size();
 
-/* Uses ibv_reg_mr_ex() if rdma-core has it: each verb finds registrations of the others. */
+/*
+ * Uses ibv_reg_mr_ex() if rdma-core has it, because a verb also finds registrations that other
+ * verbs made.
+ */
 owned<ibv_mr> cached(const device &on, range r)
 {
 #ifdef IBV_REG_MR_MASK_NOTIFY
@@ -177,7 +183,9 @@ TEST_CASE("cache: a buffer of ibv_alloc_buf is cached as other memory is")
 }
 #endif
 
-/* A plain registration of the part has the same result, because the part did not change. */
+/*
+ * The part itself did not change, so its cached registration must work like a plain registration.
+ */
 TEST_CASE("cache: a part keeps working when the rest of its entry is unmapped")
 {
 	const device on;
@@ -571,10 +579,7 @@ TEST_CASE("cache: a part stays its user's, whichever thread deregisters it")
 	constexpr int threads = 3;
 	std::atomic<int> wrong = 0;
 	std::vector<std::thread> crowd;
-	/*
-	 * Each thread leaves its parts to the next thread, and takes the parts of the previous
-	 * thread.
-	 */
+	/* References that a thread took, for the next thread to release. */
 	std::vector<ibv_mr *> left[threads];
 	std::mutex door[threads];
 
@@ -644,8 +649,8 @@ TEST_CASE("cache: invalid ones give their pages back without being asked", "[rev
 namespace {
 
 /*
- * How often a child enters or leaves the kernel between two SIGSTOPs that it sends to itself,
- * including the call that sends the second SIGSTOP.
+ * The child sends SIGSTOP to itself twice. Returns how often it enters or leaves the kernel from
+ * the first stop to the second.
  */
 int steps_to_next_stop(pid_t child)
 {
@@ -694,7 +699,7 @@ TEST_CASE("cache: a miss is one system call, a hit none")
 	REQUIRE(waitpid(child, &status, 0) == child);
 }
 
-/* Hidden: the next case runs these cases as programs. */
+/* The next case runs these hidden cases as programs. */
 TEST_CASE("cache: closes the device", "[.]")
 {
 	const memory m = anonymous(length);

@@ -108,7 +108,7 @@ std::string made(const void *what)
 	return what ? "made" : std::string("NULL, ") + std::strerror(errno);
 }
 
-/* Pages at an address that all processes use; some may be missing. */
+/* Maps pages at the same address in each process. Some pages may be unmapped. */
 class fixed_memory {
 public:
 	static constexpr std::size_t pages = 48;
@@ -181,7 +181,10 @@ struct registration {
 	range where;
 	int access;
 
-	/* With remote rights RDMAV_MR_CACHE=1 does not cache: every limit holds exactly. */
+	/*
+	 * RDMAV_MR_CACHE=1 does not cache registrations with remote rights, so an access outside of
+	 * the range always fails.
+	 */
 	bool is_exact() const { return access & remote_rights; }
 };
 
@@ -265,8 +268,8 @@ private:
 	}
 
 	/*
-	 * Often a registered range, a part of it, or a larger range, because a cache treats these
-	 * differently.
+	 * Often chooses a registered range, a part of the range, or a larger range, because a cache
+	 * treats these differently.
 	 */
 	range any_range()
 	{
@@ -365,8 +368,8 @@ private:
 	}
 
 	/*
-	 * A part of a registration. If the registration serves only its own range, sometimes a
-	 * range beyond it, which must be refused.
+	 * Returns a part of the registered range. If the key must not reach beyond the range,
+	 * sometimes returns a range beyond it, which the device must refuse.
 	 */
 	range part_of(const registration &one, std::size_t length)
 	{
@@ -417,7 +420,7 @@ private:
 			link_.reset();
 			return say(what, "ibv_post_send: " + said(error));
 		}
-		/* Evaluated first, because the operands of + are evaluated in any order. */
+		/* Called before the expression below, whose operands are evaluated in any order. */
 		const std::string seen = completions(opcode == IBV_WR_SEND);
 		say(what, seen + ", bytes " + std::to_string(memory_.sum()));
 	}
@@ -581,8 +584,8 @@ private:
 	}
 
 	/*
-	 * The child writes to its own copy. Before that it shares all pages if nothing is
-	 * registered.
+	 * The child writes to its own copy of the memory. fork() copies only registered pages; the
+	 * child shares the others until it writes.
 	 */
 	void fork_child()
 	{
@@ -687,7 +690,7 @@ private:
 		    said(error) + ", " + said(ibv_dealloc_pd(pd)));
 	}
 
-	/* The other thread allocates by an allocator whose lock this thread holds. */
+	/* This thread holds the lock of an allocator while the other thread allocates from it. */
 	void lock_allocator()
 	{
 		std::recursive_mutex lock;
@@ -710,7 +713,7 @@ private:
 				say("ibv_dereg_mr of these", said(ibv_dereg_mr(one)));
 	}
 
-	/* How a special process uses memory that it has registered and deregistered. */
+	/* The actions of a special process on memory that it has registered and deregistered. */
 	static method use_of(const std::string &kind)
 	{
 		if (kind == "group")
@@ -722,7 +725,10 @@ private:
 		return nullptr;
 	}
 
-	/* Other memory that a transfer may have used; may be empty. */
+	/*
+	 * Maps new memory; sometimes registers it, transfers from it, and deregisters it. Returns
+	 * an empty range if mmap() fails.
+	 */
 	range used_memory(std::size_t size, int flags, int advice, int fd = -1)
 	{
 		void *const at =
@@ -779,7 +785,7 @@ private:
 		munmap(r.addr, r.length);
 	}
 
-	/* Fails with a pinned page: after the idle time no page is pinned. */
+	/* These calls fail if a page is pinned. After the idle time no page is pinned. */
 	void move_or_seal()
 	{
 		const uint64_t how = below(3);
@@ -814,7 +820,7 @@ private:
 		}
 	}
 
-	/* Ends everything in an order in which each step must succeed. */
+	/* Destroys all objects in an order in which each step must succeed. */
 	void end()
 	{
 		if (locks_all_) {
@@ -950,7 +956,7 @@ void compare_all(const std::string &as = "", const environment &with = {})
 
 } // namespace
 
-/* Hidden: the next cases run this case as a program. */
+/* The next cases run this hidden case as a program. */
 TEST_CASE("differential: a program", "[.]")
 {
 	const char *const as = std::getenv(kind_variable);

@@ -37,9 +37,12 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/* During a change the heap is inconsistent: a handler must not call exit(), which frees memory. */
+/*
+ * Not 0 while the heap is being changed. Then a signal handler must not call exit(), because exit()
+ * frees memory.
+ */
 volatile std::sig_atomic_t in_heap;
-/* A signal came during a change of the heap, and is raised again. */
+/* A signal came while the heap was being changed. It is raised again afterwards. */
 volatile std::sig_atomic_t postponed;
 
 void leave_heap()
@@ -134,8 +137,8 @@ ibv_mr_cache_stats stats_of(const device &on)
 } // namespace
 
 /*
- * argv of a program is its environment. The program maps the second half of the buffer again within
- * milliseconds. A worker that waits first would unpin the old pages too late.
+ * The program gets its arguments by environment variables. It maps the second half of the buffer
+ * again within milliseconds. If the worker waited first, it would unpin the old pages too late.
  */
 TEST_CASE("idle program: gives back and maps again", "[.]")
 {
@@ -187,7 +190,7 @@ TEST_CASE("idle: pages given back are there again within memory.max")
 	}
 }
 
-/* A single huge page for a table of the library would take more memory. */
+/* The limit would be exceeded if the kernel gave a huge page to a table of the library. */
 TEST_CASE("idle program: uses small buffers", "[.]")
 {
 	constexpr std::size_t size = megabyte;
@@ -233,8 +236,7 @@ TEST_CASE("idle program: takes memory away", "[.]")
 				mremap(at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, at + size));
 			REQUIRE(at != MAP_FAILED);
 			break;
-		default: /* the kernel unpins only when it visits the registration, as it does when
-			    memory is short */
+		default: /* the kernel unpins only in the shrinker */
 			REQUIRE(madvise(at, size, MADV_DONTNEED) == 0);
 			write_system_file("/proc/sys/vm/drop_caches", "2");
 		}
@@ -486,7 +488,7 @@ TEST_CASE("idle: a registration not used for a while is suspended")
 	}
 }
 
-/* It exits at random moments; in many of them the cache's lock is held. */
+/* The program exits at random moments, often while a thread holds the cache's lock. */
 TEST_CASE("idle program: exits in a signal handler", "[.]")
 {
 	for (int i = 0; i < 60; i++) {

@@ -197,7 +197,7 @@ TEST_CASE("nested: an armed registration in the middle of a cached registration 
 	     });
 }
 
-/* Hidden: the next case runs this case as a program. */
+/* The next case runs this hidden case as a program. */
 TEST_CASE("nested: both by the variable", "[.]")
 {
 	nest_and_replace(plain, plain);

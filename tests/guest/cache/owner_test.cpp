@@ -75,7 +75,7 @@ namespace {
 
 constexpr int plain = IBV_ACCESS_LOCAL_WRITE, cached = plain | IBV_ACCESS_CACHED;
 
-/* The end of a part of the tests' time, which is divided into `parts` equal parts. */
+/* The tests' time is divided into `parts` equal parts. Returns when a part that starts now ends. */
 std::chrono::steady_clock::time_point end_of_part(int parts)
 {
 	const char *const seconds = std::getenv("RUN_SECONDS");
@@ -166,8 +166,8 @@ void use_slowly(ibv_pd *pd, range r, int access)
 }
 
 /*
- * Deallocates a PD whose registrations have been deregistered, while other threads evict. Returns
- * how often this failed.
+ * Deallocates PDs without registrations while other threads evict. Returns how often deallocating
+ * failed.
  */
 uint64_t busy_pds(int access)
 {
@@ -189,7 +189,7 @@ uint64_t busy_pds(int access)
 
 			must_be_zero(!mr, "ibv_reg_mr");
 			must_be_zero(ibv_dereg_mr(mr), "ibv_dereg_mr");
-			/* Other threads may be evicting it, or may not have begun. */
+			/* By then other threads may be evicting the registration, or not. */
 			usleep(random() % 1000);
 			while (ibv_dealloc_pd(pd)) {
 				busy++;
@@ -354,7 +354,7 @@ TEST_CASE("owner: a PD without registrations ends during others' evictions")
 	CHECK(busy_pds(cached) == 0);
 }
 
-/* Hidden: other cases run these cases as programs. */
+/* Other cases run these hidden cases as programs. */
 TEST_CASE("owner: closing (plain)", "[.]")
 {
 	close_beside_others(plain);
@@ -404,7 +404,10 @@ TEST_CASE("owner: idle registrations leave a cgroup's objects to threads that ne
 	same_told("few objects");
 }
 
-/* After each attempt there is an idle registration again, as if other threads took the room. */
+/*
+ * After each attempt an idle registration has used up the resources again, as if other threads had
+ * taken them.
+ */
 TEST_CASE("owner: a verb that lacks resources ends, even if others take them")
 {
 	constexpr int many = 1000;

@@ -122,13 +122,14 @@ std::vector<row> all_rows()
 enum class way { plain, flag, environment, remote };
 
 /*
- * The reason why an operation may succeed that fails without the cache. Empty: it must fail, too.
+ * Returns why the cache may let an operation succeed that otherwise fails. An empty reason means
+ * that the operation must fail with the cache, too.
  */
 std::string allowed(way by, const row &one)
 {
 	const bool is_remote = one.rights & remote_rights;
 
-	/* Without remote rights only the program itself can use the key, by local accesses. */
+	/* Without remote rights only the program itself can use the key. */
 	if (!is_remote && one.what == operation::receive && one.where != place::forgotten)
 		return "a local key may reach further, with more rights, and be idle";
 	if (by == way::remote && one.where != place::inside && one.where != place::forgotten)
@@ -385,7 +386,7 @@ void compare(way by)
 
 } // namespace
 
-/* Hidden: other cases run these cases as programs. */
+/* Other cases run these hidden cases as programs. */
 TEST_CASE("peer: a table", "[.]")
 {
 	tell_table(0);

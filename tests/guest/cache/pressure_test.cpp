@@ -75,7 +75,7 @@ bool is_filled(const std::byte *bytes, std::size_t first, int round)
 	return true;
 }
 
-/* Keeps its registrations for the next rounds, like a cache without a limit. */
+/* Keeps its registrations for the next rounds. */
 class registrations {
 public:
 	registrations(const device &on, std::size_t count, bool cached)

@@ -159,7 +159,7 @@ struct child_mr {
 	memory m = anonymous(length);
 };
 
-/* A registration without users, whose pages the kernel may take. */
+/* A registration without users. The kernel may suspend it. */
 struct idle_mr {
 	explicit idle_mr(const device &on, uint32_t idle_ms = 0, uint64_t *changes = nullptr)
 	    : word(alloc_word(on))
@@ -775,7 +775,7 @@ TEST_CASE("an eventfd counts many at a time, and loses none")
 	REQUIRE(mmap(m.registered().addr, many * page_size(), PROT_READ | PROT_WRITE,
 		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
 	CHECK(load(changes.get()) == many);
-	mrs.clear(); /* may end each MR before the worker comes */
+	mrs.clear(); /* may deregister an MR before the worker signals the eventfd */
 	CHECK(told.counted(many) == many);
 }
 

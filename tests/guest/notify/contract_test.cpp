@@ -283,14 +283,14 @@ TEST_CASE("errors")
 		auto *address = reinterpret_cast<uint64_t *>(readonly.registered().addr);
 		CHECK(ibv_reg_mr_notify(mr.get(), address) == EFAULT);
 	}
-	/* After the failures the MR has no word: */
+	/* The failed calls have not armed the MR: */
 	ibv_unreg_mr_notify(mr.get());
 	CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 }
 
 /*
- * While the kernel takes the locks of the mappings, several signals interrupt it, or several pieces
- * of io_uring task work, which no signal mask blocks.
+ * Several signals interrupt the kernel while it takes the locks of the mappings. Task work of
+ * io_uring does so, too, and no signal mask blocks it.
  */
 static void check_arms_first(const std::string &by)
 {
@@ -453,7 +453,7 @@ TEST_CASE("another process in the same address space disarms")
 }
 
 /*
- * The address space of its owner has ended: the word says INVALID, and the MR still has to be
+ * The process that armed the MR has ended, so the word says INVALID. The MR still has to be
  * deregistered.
  */
 TEST_CASE("the MR of a process that has ended can be deregistered, not disarmed")
@@ -565,7 +565,10 @@ TEST_CASE("the word's own page is unmapped first")
 	CHECK(ibv_unreg_mr_notify(mr.get()) == 0);
 }
 
-/* Words share a pinned page as long as their address maps this page. */
+/*
+ * Two words share one pin only if they are in the same physical page, not if they merely have the
+ * same address.
+ */
 TEST_CASE("a word where another page was mapped before")
 {
 	const device on;
@@ -637,7 +640,7 @@ TEST_CASE("the word is in the registered memory")
 	*address = 0;
 	REQUIRE(ibv_reg_mr_notify(mr.get(), address) == 0);
 	unmap_all(m);
-	/* the file still has the page of the word */
+	/* the word is in a page of the file */
 	uint64_t value = 0;
 	REQUIRE(pread(m.fd(), &value, sizeof(value), 0) == sizeof(value));
 	CHECK(value == IBV_MR_NOTIFY_INVALID);
@@ -692,7 +695,10 @@ TEST_CASE("a harmless SUSPECT goes away without a call")
 	CHECK(happens([&] { return it.w.value() == 0; }));
 }
 
-/* The page may have left the page cache. Only a system call may fault it in and compare it. */
+/*
+ * The page may have left the page cache. Only a settle by a system call may fault the page in, so
+ * the worker leaves the MR SUSPECT.
+ */
 TEST_CASE("a SUSPECT read-only mapping of a regular file waits to be settled")
 {
 	const device on;

@@ -54,7 +54,7 @@ struct shared_by_users {
 			was_refused = link->refused(status);
 		return status;
 	}
-	/* Waits for a worker, whose delay doubles each time. */
+	/* Waits until the worker has run. The worker's delay doubles each time. */
 	bool refused_in_the_end()
 	{
 		return happens([&] { return write_to_the_rest() != IBV_WC_SUCCESS; }) &&
@@ -182,7 +182,7 @@ TEST_CASE("a user of an invalid registration continues", "[revoke]")
 	}
 }
 
-/* Otherwise the worker would run after a while. */
+/* Checks the result immediately, before the worker could run. */
 TEST_CASE("disarming does the rest of the worker's work", "[revoke]")
 {
 	shared_by_users all;

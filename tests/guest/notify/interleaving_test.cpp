@@ -63,7 +63,7 @@ memory in_small_pages(std::size_t length, std::size_t touched)
 	return m;
 }
 
-/* How long settling takes if every page must be compared. */
+/* Measures a settle that must compare every page. */
 clock_type::duration time_to_settle(ibv_mr *mr, range r)
 {
 	REQUIRE(madvise(r.addr, r.length, MADV_FREE) == 0);
@@ -138,7 +138,10 @@ TEST_CASE("interleaving: registering while the memory is being dropped")
 			told++;
 			continue;
 		}
-		/* If the word says that the registration is valid, is this true? */
+		/*
+		 * The word says that the registration is valid, so the device must read the present
+		 * bytes.
+		 */
 		std::memset(end.addr, 0x30 + round, end.length);
 		loopback link(on);
 		REQUIRE(link.write(it.mr.get(), end, to.addr, inbox_mr->rkey) == IBV_WC_SUCCESS);

@@ -41,7 +41,7 @@ struct shared_words {
 	uint64_t read(int i) { return std::atomic_ref<uint64_t>(at[i]).load(); }
 };
 
-/* A child that arms one word, sets the other word, and ends in this way. */
+/* A child arms one word, sets the other word to say so, and calls end(). */
 template <class F> pid_t child_with_armed_mr(shared_words &words, F end)
 {
 	const pid_t child = fork();
@@ -68,7 +68,7 @@ void expect_invalid_after(shared_words &words, pid_t child)
 	CHECK(words.read(0) == IBV_MR_NOTIFY_INVALID);
 }
 
-/* A child that drops shared huge pages again and again, so that the worker compares them. */
+/* A child drops shared huge pages again and again, so that the worker compares them. */
 pid_t child_with_huge_pages(range all, int armed)
 {
 	const pid_t child = fork();
@@ -87,7 +87,9 @@ pid_t child_with_huge_pages(range all, int armed)
 
 } // namespace
 
-/* hugetlb frees the lock of such a mapping, and excludes only threads that hold mmap_lock. */
+/*
+ * When hugetlb frees the lock of a shared mapping, it waits only for threads that hold mmap_lock.
+ */
 TEST_CASE("race: the worker compares during the exit of an owner of shared huge pages")
 {
 	const run_time time;
@@ -175,7 +177,7 @@ TEST_CASE("a child outlives its parent's armed MR")
 	REQUIRE(waitpid(child, nullptr, 0) == child);
 }
 
-/* Its interrupted system call must not decide about pages that it has not compared. */
+/* A settle that a signal interrupts must not report pages as unchanged that it has not compared. */
 TEST_CASE("another process in the same address space is killed while it settles")
 {
 	constexpr std::size_t large = std::size_t{16} << 20;

@@ -77,7 +77,7 @@ bool close_in_flight(std::vector<int> fds)
 	return done;
 }
 
-/* Is there data or the end of the file within the time limit? */
+/* Waits for data or the end of the file. Returns false at the time limit. */
 bool heard(int fd)
 {
 	pollfd one{fd, POLLIN, 0};
@@ -85,7 +85,10 @@ bool heard(int fd)
 	return poll(&one, 1, std::chrono::milliseconds(time_limit).count()) == 1;
 }
 
-/* Does a kernel thread close a file if its last reference is in such a message? */
+/*
+ * Returns whether a kernel thread closes a file whose last reference is in a message to a socket in
+ * flight.
+ */
 bool kernel_closes_files()
 {
 	int ends[2];
@@ -100,7 +103,7 @@ bool kernel_closes_files()
 constexpr std::size_t huge = std::size_t{2} << 20;
 
 /*
- * Memory with one page in each huge page, so that a call spends its time walking the page tables.
+ * Maps memory with one page in each 2 MiB, so that a call spends its time walking the page tables.
  */
 memory sparse(std::size_t length, int fd = -1)
 {
@@ -117,7 +120,7 @@ memory sparse(std::size_t length, int fd = -1)
 	return m;
 }
 
-/* With less memory there are moments without an invalidation. */
+/* With less memory there would be moments without an invalidation. */
 constexpr std::size_t large = std::size_t{8} << 30;
 
 range first_page(const memory &of)
@@ -252,7 +255,7 @@ public:
 			ends_when_killed();
 	}
 
-	/* Does the process end within the time limit? */
+	/* Returns whether the process ends within the time limit. */
 	bool ends_when_killed()
 	{
 		kill(pid_, SIGKILL);
@@ -285,7 +288,7 @@ int invalidate_without_files(const std::string &name, int threads, int said)
 	return pause();
 }
 
-/* Does the process end with success within the time limit? */
+/* Returns whether the process ends with success within the time limit. */
 bool ends_well(pid_t process)
 {
 	int status = 1;
@@ -343,7 +346,7 @@ TEST_CASE("a process that was sent another user's file does not wait for that us
 	close(answers[0]);
 }
 
-/* More than a workqueue runs at the same time. */
+/* 260 files are more than the work items that a workqueue runs at the same time. */
 TEST_CASE("files of one user that can't be closed let another user's files close")
 {
 	const other_user user(260, [](const auto &fds) {
@@ -377,7 +380,7 @@ TEST_CASE("a process whose memory is always being invalidated does not keep othe
 	CHECK(kernel_closes_files());
 }
 
-/* It shares only the files with the other process. */
+/* The two processes share only the files. */
 TEST_CASE("a process whose shared files others punch continues, and can be killed", "[two cpus]")
 {
 	constexpr std::size_t length = large;
@@ -511,7 +514,7 @@ TEST_CASE("ib_uverbs can be unloaded while a former user's memory is always bein
 	std::this_thread::sleep_for(1s);
 	CHECK(user.ends_when_killed());
 
-	/* For the next tests, also if this test has failed. */
+	/* The next tests need the modules, even if this test has failed. */
 	CHECK(std::system((std::string("modprobe -a ") + names).c_str()) == 0);
 	CHECK(std::system("rdma link add rxe0 type rxe netdev dummy0") == 0);
 	if (iwarp)

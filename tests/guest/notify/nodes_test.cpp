@@ -127,8 +127,8 @@ void tell_end(const char *event, const words &over, const traffic::end &end)
 }
 
 /*
- * Over iWARP the connection ends, and no completion reports the reason: the request that soft-iWARP
- * is sending gets another status.
+ * Over iWARP the connection ends, and no completion has the reason. The request that soft-iWARP is
+ * sending gets IBV_WC_LOC_QP_OP_ERR, other requests IBV_WC_WR_FLUSH_ERR.
  */
 bool is_end_of_connection(const traffic::end &end)
 {
@@ -155,13 +155,15 @@ bool is_silence(const device &on, const traffic::end &end)
 	return end.first == IBV_WC_RETRY_EXC_ERR && end.others == 0;
 }
 
-/* TCP gives up after seconds instead of a quarter of an hour; soft-RoCE ignores this setting. */
+/*
+ * Makes TCP give up after seconds instead of a quarter of an hour. soft-RoCE ignores this setting.
+ */
 setting impatient()
 {
 	return {"/proc/sys/net/ipv4/tcp_retries2", "3"};
 }
 
-/* The key does not work for another queue pair, either. */
+/* The owner also refuses the key to another queue pair. */
 void check_refused(const device &on, lost_memory &from)
 {
 	traffic again(on, from.owner(), from.to, ends_soon);
@@ -287,7 +289,7 @@ TEST_CASE("cutting the wire ends the transfers, and no packet of them comes late
 	CHECK(is_silence(on, end));
 	from.give_to_watcher();
 	set_wire(clean);
-	/* The owner has noticed nothing, and another queue pair works. */
+	/* The owner has not noticed the cut, and another queue pair works. */
 	CHECK(from.foreign_bytes() == 0);
 	traffic again(on, from.owner(), from.to, ends_soon);
 	again.go_on(20);
@@ -314,7 +316,7 @@ TEST_CASE("a node that dies ends the transfers", "[two nodes]")
 	}
 	there() = {};
 	run({"lab-node", "2", "start"});
-	/* A later packet with the key must not reach memory of the old owner or of a new owner. */
+	/* No later packet with the old key may reach the memory of any process. */
 	lost_memory next;
 	traffic peer(on, next.owner(), next.to, ends_soon);
 	peer.go_on(20);

@@ -115,7 +115,7 @@ public:
 		return found;
 	}
 
-	/* "name: fields" of each event of an MR's range, oldest first. */
+	/* Returns "name: fields" of each event whose range is the MR's, oldest first. */
 	std::vector<std::string> look(const ibv_mr &mr) const
 	{
 		std::ostringstream range;
@@ -191,7 +191,7 @@ std::string resource(const ibv_mr &mr)
 	return line;
 }
 
-/* The MR's number (mrn) there, which the trace events show. */
+/* Returns the MR's number (mrn) in that line. Trace events show the same number. */
 std::string number(const ibv_mr &mr)
 {
 	const std::string line = resource(mr);
@@ -229,7 +229,7 @@ TEST_CASE("each step is a trace event")
 
 	REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 	auto seen = events.take(*mr);
-	/* the MR was not tracked before, so arming compared its pages */
+	/* arming compared the pages, because the kernel tracked no changes before */
 	REQUIRE(seen.size() == 2);
 	CHECK(has(seen[0], {"mr_notify_settle:", dev, "state=VALID", "by=call", "ret=0"}));
 	CHECK(has(seen[1], {"mr_notify_arm:", dev, id, "state=VALID"}));
@@ -237,7 +237,7 @@ TEST_CASE("each step is a trace event")
 	drop_all(m);
 	REQUIRE(ibv_settle_mr_notify(mr.get()) == 0);
 	seen = events.take(*mr);
-	/* in a slow guest the worker may also have compared, before or during the call */
+	/* in a slow guest the worker may also have compared the pages, before or during the call */
 	REQUIRE(seen.size() >= 2);
 	CHECK(has(seen.front(),
 		  {"mr_notify_mark:", dev, id, "state=SUSPECT", "armed=1", "event=CLEAR"}));
@@ -341,9 +341,9 @@ TEST_CASE("settling and arming end while events continue", "[two cpus]")
 }
 
 /*
- * If a worker were the last user of an address space, it would end the address space, and set the
- * words of the process after wait() has returned. Here a process ends after a worker has compared
- * the first of many registrations. The device stays open, because closing it would set the words.
+ * If a worker held the last reference to an address space, the words would be set after wait() has
+ * returned. Here a process ends after a worker has compared the first of many registrations. The
+ * device stays open, because closing it would set the words.
  */
 TEST_CASE("no worker ends the address space that it compares")
 {
@@ -519,8 +519,7 @@ double time_of(const std::string &line, const std::string &event)
 } // namespace
 
 /*
- * The calling task unpins the pages: another thread could be delayed by other processes, or by its
- * priority.
+ * The calling task must unpin the pages itself, because other processes could delay another thread.
  */
 TEST_CASE("an unmap itself unpins an unused registration", "[revoke]")
 {
@@ -590,9 +589,8 @@ TEST_CASE("a fork itself unpins an idle registration", "[revoke]")
 }
 
 /*
- * The worker runs outside of the process and its cgroup, so its CPU time is not charged to the
- * process. The test measures the share of time that the worker runs, which does not depend on the
- * machine.
+ * The worker's CPU time is not charged to the process or its cgroup. So the share of the time for
+ * which the worker runs has a limit, which the test checks.
  */
 TEST_CASE("a process that changes its memory all the time hardly keeps the worker busy")
 {
@@ -696,7 +694,7 @@ TEST_CASE("without notification no MMU notifier is called", "[kprobes]")
 	const trace events("observe");
 	int failed = 0;
 
-	/* in a child, because an earlier test may have armed an MR in this process */
+	/* Runs in a child, because an earlier test may have armed an MR in this process. */
 	const pid_t child = fork();
 	if (child == 0) {
 		const device on;

@@ -82,8 +82,8 @@ void bring_online()
 }
 
 /*
- * In this process, because fork() itself suspends idle registrations. The kernel tries until it
- * succeeds or a signal comes: EINTR at the time limit.
+ * Takes a block offline without a child, because fork() suspends idle registrations. The kernel
+ * tries until it succeeds or a signal comes. Returns EINTR at the time limit.
  */
 int take_offline(const std::string &block)
 {
@@ -96,7 +96,7 @@ int take_offline(const std::string &block)
 	return error;
 }
 
-/* The blocks of the DIMM in which a range has pages. */
+/* Returns the memory blocks of the DIMM that have pages of the range. */
 std::set<std::string> blocks_of(range r)
 {
 	const std::size_t size =
@@ -304,8 +304,8 @@ TEST_CASE("a memory block with a registration in use stays until that is idle")
 	{
 		one.add(-one_user);
 		/*
-		 * An attempt to move pages makes a registration SUSPECT. The shrinker leaves a
-		 * SUSPECT registration to the worker.
+		 * An attempt to move pages makes the registration SUSPECT. The shrinker can suspend
+		 * it only after the worker has cleared SUSPECT.
 		 */
 		CHECK(happens([&] {
 			write_system_file("/proc/sys/vm/drop_caches", "2");

@@ -51,7 +51,7 @@ public:
 		generation_++;
 	}
 
-	/* Has a change that began after `since` was read been completed? */
+	/* Returns whether a change has begun and been completed since the count was `since`. */
 	bool changed(uint64_t since) const { return generation() >= (since + 1) / 2 * 2 + 2; }
 
 private:
@@ -283,7 +283,10 @@ TEST_CASE("race: a word is in the page that its address maps")
 	CHECK(wait_for_pinned(before) == before);
 }
 
-/* If a word says INVALID, the device has lost its access, whichever call comes first. */
+/*
+ * When the word says INVALID, the device must have lost its access, in whichever order disarming
+ * and unmapping run.
+ */
 TEST_CASE("race: disarming during an unmap", "[revoke]")
 {
 	const device on;
@@ -346,7 +349,7 @@ TEST_CASE("race: disarming during an unmap", "[revoke]")
 
 namespace {
 
-/* Huge pages; another thread drops the last page again and again. */
+/* Has huge pages, the last of which another thread drops again and again. */
 class dropped_beside {
 public:
 	explicit dropped_beside(memory pages) : pages_(std::move(pages)) {}
@@ -378,8 +381,8 @@ private:
 } // namespace
 
 /*
- * hugetlbfs removes a page from a file without an event to a mapping that does not map the page
- * and whose lock is taken.
+ * If another thread holds a mapping's lock, and the mapping does not map the page, hugetlbfs
+ * removes the page from the file without an event to this mapping.
  */
 TEST_CASE("race: a hole in shared huge pages while another page is dropped")
 {
@@ -446,7 +449,7 @@ TEST_CASE("race: the first words of a page are charged once")
 	uint64_t twice = 0;
 
 	while (time.goes_on()) {
-		/* Not touched before, so that pinning it takes longer. */
+		/* The page was not touched before, so pinning it takes longer. */
 		void *const page = mmap(nullptr, page_size(), PROT_READ | PROT_WRITE,
 					MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		REQUIRE(page != MAP_FAILED);
@@ -496,7 +499,7 @@ TEST_CASE("race: one of two threads gets the word")
 				;
 			error = ibv_reg_mr_notify(mr, static_cast<uint64_t *>(w));
 		};
-		/* Once at the same address, and once at another address. */
+		/* Maps the memory once at the same address, and once at another address. */
 		std::thread thread([&] {
 			arm(other.get(), rounds % 2 ? again : twice.registered().addr, errors[1]);
 		});

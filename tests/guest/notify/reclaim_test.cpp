@@ -76,8 +76,8 @@ void shrink_twice()
 const char *const too_slow = "too slow for a single scan";
 
 /*
- * Prepares, and returns the result of a check. If the check took as long as a scan or the worker
- * may take, prepares and tries again. Returns nothing if each attempt took too long.
+ * Calls `prepare`, and returns the result of a check. If the check took as long as a scan or the
+ * worker may take, tries again. Returns nothing if each attempt took too long.
  */
 template <class P, class F>
 std::optional<bool> within(std::chrono::nanoseconds most, P prepare, F is_so)
@@ -116,7 +116,7 @@ struct suspendable {
 	}
 
 	bool is_suspended() { return (w.value() & kernel_bits) == suspended; }
-	/* The worker has run: at most the page of the word is pinned in addition. */
+	/* Waits until the worker has unpinned all pages, perhaps except the page of the word. */
 	bool is_unpinned() const
 	{
 		return happens([&] { return pinned_bytes() <= before + page_size(); });
@@ -162,7 +162,10 @@ struct suspendable {
 	bool was_refused = false;
 };
 
-/* Runs in a child: after an exception the child would continue as its parent. */
+/*
+ * Runs in a child. An exception must not leave the function, because the child would then run its
+ * parent's code.
+ */
 template <class F> void in_tested_child(F &&function)
 {
 	in_child([&] {
@@ -322,8 +325,7 @@ TEST_CASE("a registration that was used since the last look is passed over once"
 	{
 		const auto left = after_one_scan(
 			[&] {
-				shrink_twice(); /* a registration that was passed over is not
-						   suspended, so it need not be restored */
+				shrink_twice(); /* so that it can be restored */
 				REQUIRE(unused.w.value() == suspended);
 			},
 			[&] { REQUIRE(unused.settle() == 0); },
@@ -464,7 +466,10 @@ std::size_t pages_kept(range r)
 
 } // namespace
 
-/* Without the cache the program deregisters before MADV_FREE. */
+/*
+ * With a cache, a program may call MADV_FREE after ibv_dereg_mr() while the pages are still
+ * registered.
+ */
 TEST_CASE("memory that MADV_FREE freed in a registration is given back")
 {
 	suspendable one(anonymous(length));
@@ -588,7 +593,10 @@ TEST_CASE("while suspended a drop changes nothing, and an unmap ends it")
 	}
 }
 
-/* If the worker has not run yet, settling finds the old pages. */
+/*
+ * Settling must not restore the old pages, which the kernel still has if the worker has not run
+ * yet.
+ */
 TEST_CASE("the device does not have pages dropped right after the suspension")
 {
 	int restored = 0;
@@ -926,7 +934,7 @@ TEST_CASE("race: a user with a reference of a valid registration is never refuse
 		while (!stop)
 			shrink();
 	});
-	/* Another thread takes and drops references without a transfer. */
+	/* This thread increments and decrements the word's count of users without a transfer. */
 	std::thread settling([&] {
 		for (unsigned int i = 0; !stop; i++) {
 			if (at(one.w).fetch_add(one_user) & kernel_bits)
@@ -968,8 +976,8 @@ TEST_CASE("race: a user with a reference of a valid registration is never refuse
 }
 
 /*
- * The word changes before the kernel's own state; the stack trace in between makes this window
- * longer.
+ * The kernel changes the word before its own state. The probe's stack trace in between gives
+ * settling more time.
  */
 TEST_CASE("race: a settle while the word is being set restores it", "[kprobes]")
 {

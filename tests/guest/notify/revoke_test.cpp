@@ -18,8 +18,8 @@ namespace {
 constexpr std::size_t length = 16 * 4096;
 
 /*
- * Memory of a file: after the range was unmapped, the test reads the pages through the file, and
- * detects a write by the device.
+ * The memory is a file. After unmapping the range, the test reads the file, and so detects writes
+ * by the device.
  */
 struct file_target : watched {
 	explicit file_target(const device &on)

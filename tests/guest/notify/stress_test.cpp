@@ -56,7 +56,7 @@ pid_t start(uint64_t seed, stress::instant end)
 	}
 }
 
-/* So that the kernel merges and moves pages by itself. */
+/* Lets the kernel merge and move pages by itself. */
 void wake_the_kernel()
 {
 	std::ofstream("/sys/kernel/mm/ksm/run") << 1;

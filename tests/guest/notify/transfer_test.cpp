@@ -78,8 +78,8 @@ void wait_for_first_byte(range r)
 }
 
 /*
- * A read writes memory in order. So the end of the file, which has other bytes, must not be
- * written after the registration has ended.
+ * A read writes the file's memory in order, so the end of the file comes last. After the
+ * registration has ended, the device must not write there.
  */
 constexpr std::size_t end_of_file = 64 << 10;
 
@@ -113,8 +113,8 @@ ibv_wc_status outcome(loopback &link)
 }
 
 /*
- * Reads whose target is unmapped during the transfer and given to another owner. Returns the
- * statuses of the unfinished reads.
+ * Posts reads, and during the transfer gives the memory that they write to another owner. Returns
+ * the statuses of the unfinished reads.
  */
 template <class F> std::vector<ibv_wc_status> cut_reads(const device &on, F take_away)
 {
@@ -161,8 +161,8 @@ TEST_CASE("a write in progress does not continue from revoked memory", "[revoke]
 
 	for (int round = 0; round < rounds || std::chrono::steady_clock::now() < end; round++) {
 		/*
-		 * siw passes the pages of an unsignaled write to TCP; a read after it reports the
-		 * end.
+		 * siw passes the pages of an unsignaled write to TCP. A later read shows that the
+		 * write is complete.
 		 */
 		const bool silent = on.is_iwarp() && round % 2;
 		const unsigned int flags = silent ? 0 : IBV_SEND_SIGNALED;

@@ -147,8 +147,8 @@ TEST_CASE("a word that was moved")
 	*word_in(words) = 0;
 	REQUIRE(ibv_reg_mr_notify(mrs.first.get(), word_in(words)) == 0);
 	/*
-	 * If the page moves to another address, its word is the same word. Another page at the old
-	 * address has another word.
+	 * The kernel finds a word by its page. The word of a page that moves to another address
+	 * stays the same word, and a new page at the old address has a different word.
 	 */
 	const memory place = anonymous(page_size());
 	auto *const moved = word_in(place);

@@ -148,10 +148,12 @@ private:
 
 } // namespace
 
-/* If each event delayed the comparison, it would need a pause of 20 ms. */
+/*
+ * If each event delayed the comparison, the worker would compare only after 20 ms without an event.
+ */
 TEST_CASE("dropped memory is unpinned while events continue")
 {
-	constexpr auto pause = 15ms; /* kernel time: less than 20 ms, with any tick rate */
+	constexpr auto pause = 15ms; /* less than 20 ms of kernel time, with any tick rate */
 	const device on;
 	const std::size_t length = 64 * page_size();
 	std::optional<bool> returned;
@@ -208,7 +210,7 @@ TEST_CASE("two events make only their own pages suspect")
 	watched it(on, small_pages(length));
 	const range r = it.m.registered();
 
-	/* Settling compares all pages that may have changed. */
+	/* Settling must compare all pages that may have changed, not only the first. */
 	for (const std::size_t first : {0, 1, 31, 63})
 		for (const std::size_t second : {0, 2, 32, 62}) {
 			INFO(first << ", " << second);
@@ -305,8 +307,9 @@ TEST_CASE("a thread that waits for another's settling can be killed")
 }
 
 /*
- * If a FUSE server does not answer a page fault, the fault keeps mmap_lock. The workers of this
- * process must not wait for mmap_lock: there are more workers than a workqueue runs.
+ * While a FUSE server does not answer a page fault, the fault holds mmap_lock. The workers of this
+ * process must not wait for mmap_lock, because they are more than a workqueue runs at the same
+ * time.
  */
 TEST_CASE("a process whose mmap_lock is kept does not keep others from being revoked", "[revoke]")
 {
@@ -360,9 +363,10 @@ TEST_CASE("a process whose mmap_lock is kept does not keep others from being rev
 }
 
 /*
- * The removal of a notifier waits for all invalidations in progress. A worker that starts during
- * this wait may still compare a large range when the tracker is freed. KASAN reports such an
- * access, or the kernel crashes. Some of the counted MRs were found stale just before.
+ * The removal of a notifier waits for all invalidations in progress. If a worker that starts during
+ * this wait still compared a large range when the tracker is freed, KASAN would report it, or the
+ * kernel would crash. The test counts MRs that the worker found stale; it found some of them stale
+ * just before the removal.
  */
 TEST_CASE("a worker finds stale an MR that is being deregistered", "[two cpus]")
 {
@@ -378,13 +382,13 @@ TEST_CASE("a worker finds stale an MR that is being deregistered", "[two cpus]")
 	int met = 0;
 
 	for (const run_time time(30s); met < enough && time.goes_on(met > 0);) {
-		const device on; /* the last context ends the pause of the workers */
+		const device on; /* closing the last context ends the pause of the workers */
 		word w;
 		auto mr = on.register_memory(r);
 
 		REQUIRE(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 		const auto first = std::chrono::steady_clock::now();
-		/* For the tracker all pages must be suspect. */
+		/* All pages must be suspect, so that the worker compares the whole range. */
 		for (std::size_t at = 0; at < r.length; at += r.length / 64)
 			REQUIRE(madvise(r.addr + at, page_size(), MADV_FREE) == 0);
 		REQUIRE(madvise(r.end() - page_size(), page_size(), MADV_DONTNEED) == 0);

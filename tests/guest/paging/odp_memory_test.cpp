@@ -104,7 +104,7 @@ TEST_CASE("nothing of a gigabyte in use is pinned between transfers", "[odp]")
 	const memory whole = anonymous(much); /* all touched */
 	const range r = whole.registered();
 
-	/* a part of each 4 MiB: all would take minutes on an emulated machine */
+	/* writes only a part of each 4 MiB: all bytes would take minutes on an emulated machine */
 	for (std::size_t at = 0; at < much; at += 16 * length) {
 		fill(from.registered(), at);
 		REQUIRE(link.write(all.get(), from.registered(), r.addr + at, all->rkey) ==
@@ -153,8 +153,8 @@ TEST_CASE("the limit of pinned memory does not apply", "[odp]")
 }
 
 /*
- * As in a page fault of the CPU: no process is left to kill, so the request continues when memory
- * is free again.
+ * If the OOM killer finds no process to kill, a page fault of the CPU waits for free memory. So
+ * must a request.
  */
 TEST_CASE("a page for which there is no memory is waited for", "[odp]")
 {
@@ -245,7 +245,7 @@ TEST_CASE("memory in use is swapped out, and comes back for the device", "[odp]"
 		REQUIRE(page_out());
 		fill({s.bytes(), r.length}, round + 100);
 		CHECK(s.write_to(r));
-		/* the memory with the device's data is swapped out and in, too */
+		/* the bytes that the device wrote must survive swapping */
 		REQUIRE(page_out());
 		CHECK(std::memcmp(s.bytes(), r.addr, r.length) == 0);
 	}
@@ -373,6 +373,6 @@ TEST_CASE("huge pages of hugetlb are copied as others are", "[odp][kprobes]")
 	looked_up.count();
 	REQUIRE(s.write_to(m.registered()));
 	REQUIRE(s.read_from(m.registered()));
-	/* of 4,096 packets: sometimes another thread has mmap_lock */
+	/* of 4,096 packets: if another thread holds mmap_lock, the device looks the page up */
 	CHECK(looked_up.hits() < 100);
 }

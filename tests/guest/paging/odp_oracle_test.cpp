@@ -26,7 +26,7 @@ TEST_CASE("every byte is where the model has it", "[odp]")
 	const run_time time;
 
 	in.start();
-	/* at least this much, however slow the machine is */
+	/* requires at least 100 transfers, even on a slow machine */
 	while (time.goes_on(in.count().transfers >= 100 && in.count().kept_out) &&
 	       !in.count().failed)
 		std::this_thread::sleep_for(std::chrono::milliseconds(10));

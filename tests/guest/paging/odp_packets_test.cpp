@@ -74,7 +74,7 @@ void told_later(const raw_peer &peer, uint32_t psn)
 	CHECK(told.front().psn == psn);
 }
 
-/* As answers(), followed by an RNR NAK for the rest. */
+/* Are these the responses to the first part of a read, followed by an RNR NAK for the rest? */
 bool answers_a_part(std::vector<raw_peer::packet> packets, uint32_t psn, std::size_t count,
 		    std::byte value)
 {
@@ -145,7 +145,7 @@ TEST_CASE("packets: a packet of many absent pages gets an RNR NAK in time",
 	peer.message(0, data);
 	while (!told && there < many) {
 		std::optional<raw_peer::packet> later;
-		/* The device waits for the next page, or it sends the RNR NAK late instead. */
+		/* The device waits for the next page, or has sent the RNR NAK instead. */
 		REQUIRE(happens([&] { return slow->faulted(0ms) || (later = peer.next(0ms)); }));
 		if (!later) {
 			std::this_thread::sleep_for(12ms);
@@ -221,9 +221,7 @@ TEST_CASE("packets: a repeated read continues where it waited", "[veth odp][user
 	}
 }
 
-/*
- * As many reads as a queue pair must remember. The read that waited does not replace any of them.
- */
+/* The queue pair must remember two reads. A read that waited must not replace either of them. */
 TEST_CASE("packets: reads before a read that waited can be repeated", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -243,7 +241,7 @@ TEST_CASE("packets: reads before a read that waited can be repeated", "[veth odp
 	CHECK(answers(peer.all(1), 0, 1, std::byte{0x11}));
 }
 
-/* The first response may have come, and the memory may have been deregistered since. */
+/* The device may have sent the first response before the memory was deregistered. */
 TEST_CASE("packets: a read that is repeated too late is refused, and ends no other request",
 	  "[veth]")
 {
@@ -323,12 +321,15 @@ TEST_CASE("packets: a repeated read stays within its window", "[veth]")
 		for (const auto &one : peer.all())
 			CHECK(one.data.empty());
 	}
-	/* And the whole request can still be repeated. */
+	/* The whole request can still be repeated, too. */
 	peer.read(0, here.addr, window->rkey, page);
 	CHECK(answers(peer.all(4), 0, 4, std::byte{0x11}));
 }
 
-/* The request has an address of the window; the queue pair remembers an address of the MR. */
+/*
+ * The address in the request is relative to the window. The queue pair remembers the address in the
+ * MR.
+ */
 TEST_CASE("packets: a read by a window with addresses of its own is repeated", "[veth]")
 {
 	const cable wire;
@@ -392,7 +393,7 @@ TEST_CASE("packets: later requests do not change how a read is repeated", "[veth
 	}
 }
 
-/* The PSN is a duplicate, but the request is another one. */
+/* The repeated request has the PSN of an earlier request, but is a different request. */
 TEST_CASE("packets: a request is repeated as one of its own kind, from its own bytes", "[veth]")
 {
 	const cable wire;
@@ -489,7 +490,10 @@ TEST_CASE("packets: a write that says that it is empty has no payload", "[veth]"
 	CHECK(refused->syndrome == raw_peer::makes_no_sense);
 }
 
-/* If the memory is unmapped during the read, the device refuses the rest when it would send it. */
+/*
+ * The device checks the memory again before each response: if the memory was unmapped during the
+ * read, the device refuses the rest.
+ */
 TEST_CASE("packets: the longest read is answered", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -516,8 +520,8 @@ TEST_CASE("packets: a flush is refused with max_dest_rd_atomic 0", "[veth]")
 }
 
 /*
- * Without this limit a peer could use too much memory. The pace matters: this many packets must
- * come within the 20 ms for which the driver waits.
+ * Without this limit a peer could use too much memory. The test depends on the machine's pace,
+ * because all packets must come within the 20 ms for which the driver waits.
  */
 TEST_CASE("packets: at most 512 packets wait", "[veth odp][userfaultfd][pace]")
 {
@@ -557,7 +561,7 @@ TEST_CASE("packets: at most 512 packets wait", "[veth odp][userfaultfd][pace]")
 	}
 	SKIP_IF(done == 0, "too slow to send so many in 20 ms");
 	CHECK(done > 1);
-	CHECK(done < 512); /* and the request that waits for its page */
+	CHECK(done < 512); /* 512 includes the request that waits for its page */
 }
 
 /*
@@ -632,7 +636,7 @@ TEST_CASE("packets: an unreliable write that lost a packet harms no other", "[ve
 	const raw_peer peer(wire, IBV_QPT_UC);
 
 	std::memset(here, 0, page);
-	if (GENERATE(false, true)) { /* and the dropped message took a receive WQE before */
+	if (GENERATE(false, true)) { /* the dropped message had already taken a receive WQE */
 		post_receive(peer.qp(), {{{here, 8}, mr->lkey}});
 		peer.message(0, std::vector(mtu + 8, std::byte{0x22}));
 	}
@@ -643,8 +647,8 @@ TEST_CASE("packets: an unreliable write that lost a packet harms no other", "[ve
 }
 
 /*
- * The receive WQE completes with an error, and the message loses it: a shared queue has more of
- * them.
+ * The message's receive WQE completes with an error. Later messages use other WQEs of the shared
+ * queue.
  */
 TEST_CASE("packets: an unreliable message without an end harms no other", "[veth]")
 {
@@ -731,7 +735,7 @@ TEST_CASE("packets: a receive of a shared queue is used once", "[veth odp][userf
 	s.slow->answer({});
 }
 
-/* After the end of a file that grows later: the result of a fault is not final. */
+/* The page is after the end of a file. The fault fails, but succeeds after the file has grown. */
 TEST_CASE("packets: an absent page is requested again", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -761,8 +765,8 @@ TEST_CASE("packets: an absent page is requested again", "[veth odp][userfaultfd]
 }
 
 /*
- * A page that arrives after its request has ended does not serve a later request: the page is
- * dropped while no request waits, and another write has to wait for it again.
+ * A page arrives after its request has ended, and is dropped while no request waits. Then another
+ * write has to wait for the page again.
  */
 TEST_CASE("packets: an old response is ignored", "[veth odp][userfaultfd]")
 {
@@ -864,8 +868,8 @@ TEST_CASE("packets: an old response is ignored", "[veth odp][userfaultfd]")
 }
 
 /*
- * A message that is sent again waits for a page, and is acknowledged during the wait: the
- * requester's side.
+ * On the requester's side, a message that is sent again waits for a page, and is acknowledged
+ * during the wait.
  */
 TEST_CASE("packets: an old response is ignored while the requester waits for a page",
 	  "[veth odp][userfaultfd]")

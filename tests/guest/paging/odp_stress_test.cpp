@@ -128,7 +128,7 @@ TEST_CASE("many processes: one is killed or executes, and their device is remove
 			start(seed + 2, executes ? ending::executes : ending::is_killed);
 		std::this_thread::sleep_for(1s + std::chrono::milliseconds(seed * 7919 % 2000));
 
-		/* The device goes after its last user; until then everything works */
+		/* The kernel removes the device after its last user. Until then everything works */
 		const pid_t removal = removal_waits() ? remove_device() : 0;
 		if (!executes) {
 			std::this_thread::sleep_for(300ms);

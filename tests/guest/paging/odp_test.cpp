@@ -415,8 +415,8 @@ TEST_CASE("pages of a device are not memory", "[odp]")
 	uint64_t at = 0;
 
 	/*
-	 * Mappings with VM_IO and VM_PFNMAP: the vDSO's clock pages, which each process has. In
-	 * Linux 7.3 the pages of a hypervisor's clock, [vvar_vclock], come after [vvar].
+	 * Finds a mapping with VM_IO and VM_PFNMAP. Each process has one, the vDSO's clock pages:
+	 * [vvar], and in Linux 7.3 also [vvar_vclock], the pages of a hypervisor's clock.
 	 */
 	for (std::string line; std::getline(maps, line);)
 		if (line.find("[vvar") != std::string::npos)
@@ -432,8 +432,8 @@ TEST_CASE("pages of a device are not memory", "[odp]")
 }
 
 /*
- * A child still has the device open. It checks the end of a message that the peer does not receive:
- * each retry reads the memory again.
+ * A process posts a message that the peer does not receive, and ends. A child of it still has the
+ * device open, and sees the message fail, because each retry reads the memory again.
  */
 TEST_CASE("a process that has ended has no memory", "[odp]")
 {
@@ -581,7 +581,7 @@ TEST_CASE("ranges that can't be prefetched", "[odp]")
 	CHECK(advise(other.get(), iova, mr->lkey) == EPERM);
 	CHECK(advise(s.on.pd(), iova, mr->lkey ^ 1) == ENOENT);
 	CHECK(advise(s.on.pd(), iova + page_size(), mr->lkey) == EFAULT);
-	/* not even the first part, if the second part can't be prefetched */
+	/* if the second part can't be prefetched, the first part is not prefetched either */
 	const auto part = static_cast<uint32_t>(page_size());
 	ibv_sge two[] = {{iova, part, mr->lkey}, {iova, part, mr->lkey ^ 1}};
 	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
@@ -647,8 +647,8 @@ TEST_CASE("counters: pages faulted in, waited for, prefetched", "[odp]")
 
 /*
  * NUMA balancing removes the access to a page for a moment, to find out which node uses the page. A
- * page that is only read could keep its access. The kernel scans a new process from its first
- * address, and a process with two threads from any address.
+ * page that is only read could keep its access. In a new process the kernel begins its scan at the
+ * first address, in a process with two threads at any address.
  */
 TEST_CASE("counters: a page that NUMA balancing has marked is faulted in", "[odp]")
 {

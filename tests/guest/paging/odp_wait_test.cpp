@@ -91,7 +91,10 @@ void others_go_on(const device &on, const ibv_mr *all)
 
 using links = std::vector<std::unique_ptr<loopback>>;
 
-/* @count requests that wait for a page each, from both ends of each connection. */
+/*
+ * Posts @count requests, half of them from each end of the connections. Each waits for a page of
+ * its own.
+ */
 links that_wait(const slow_far_end &s, const slow_memory &slow, std::size_t count)
 {
 	links made;
@@ -150,8 +153,8 @@ public:
 		check(heard, "the child");
 		page_ = all.page;
 		/*
-		 * The parent has this userfaultfd, too, and may still answer. So the child's end
-		 * does not end the wait.
+		 * This process keeps the child's userfaultfd open, too, and may still answer. So
+		 * the wait continues after the child has ended.
 		 */
 		const auto process = static_cast<int>(syscall(SYS_pidfd_open, child_, 0));
 		kept_ = static_cast<int>(syscall(SYS_pidfd_getfd, process, all.descriptor, 0));
@@ -177,7 +180,7 @@ public:
 		return poll(&ready, 1, std::chrono::milliseconds(time_limit).count()) == 1;
 	}
 	pid_t id() const { return child_; }
-	/* The status, as of waitpid(); 0 if the signal has not ended it */
+	/* Sends the signal. Returns the status from waitpid(), or 0 if the process has not ended */
 	int end(int signal = SIGKILL)
 	{
 		int status = 0;
@@ -434,7 +437,7 @@ TEST_CASE("two pieces of one packet, the second of which is absent", "[odp][user
 TEST_CASE("a page that turns out not to be there is an error", "[odp][userfaultfd]")
 {
 	slow_far_end s;
-	/* after the end of a file: mapped, but an access gets SIGBUS */
+	/* pages after the end of a file are mapped, but an access gets SIGBUS */
 	const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
 	REQUIRE(fd >= 0);
 	const auto end = static_cast<std::size_t>(lseek(fd, 0, SEEK_END));
@@ -562,7 +565,7 @@ TEST_CASE("pages of a file: read when they are needed, and copied for a write",
 	close(fd);
 }
 
-/* A sender stops after 129 packets without an acknowledgment, and requests one in some of them. */
+/* A sender requests an acknowledgment in some packets, and stops after 129 packets without one. */
 TEST_CASE("a packet that waited asks for its acknowledgment", "[odp][userfaultfd]")
 {
 	constexpr std::size_t mtu = 1024, sent = 200, asks = 65;
@@ -585,7 +588,10 @@ TEST_CASE("a packet that waited asks for its acknowledgment", "[odp][userfaultfd
 	CHECK(std::memcmp(far.registered().addr, from.addr, from.length) == 0);
 }
 
-/* The kernel gives mmap_lock to waiting threads first, so a trylock never succeeds then. */
+/*
+ * The kernel gives mmap_lock to waiting threads first. While threads wait, a trylock never
+ * succeeds.
+ */
 TEST_CASE("threads that map and unmap, or fork, do not delay transfers", "[odp]")
 {
 	const bool forking = GENERATE(false, true);
@@ -684,7 +690,7 @@ TEST_CASE("a process has at most 16 waiting threads, and each request gets its t
 		for (int i = 0; i < 2; i++)
 			child_check(other.link.wait().status == IBV_WC_SUCCESS);
 	});
-	/* The threads serve no other process, and have ended. */
+	/* A process's fault threads serve no other process, and end with it. */
 	CHECK(happens([] { return fault_threads() == static_cast<int>(most); }));
 	/* Requests whose faults get no answer must not block other requests. */
 	post(s.link.near_end(), {IBV_WR_RDMA_WRITE,
@@ -905,7 +911,8 @@ TEST_CASE("an absent page is brought by its process alone", "[odp][userfaultfd]"
 }
 
 /*
- * Another process has the userfaultfd, and requests wait for pages of the process that has ended.
+ * Another process keeps the userfaultfd open, so requests still wait for pages of the process that
+ * has ended.
  */
 TEST_CASE("a process that ends while a request waits for its pages frees its memory",
 	  "[odp][userfaultfd]")

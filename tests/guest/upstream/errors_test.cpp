@@ -389,8 +389,8 @@ TEST_CASE("connecting: while the interface is down", "[.]")
 }
 
 /*
- * RDMA CM uses one queue pair for all connections. In a child, because librdmacm keeps the device
- * open as long as its process lives.
+ * RDMA CM uses one queue pair for all connections. The client is a child, because librdmacm keeps
+ * the device open until its process ends.
  */
 TEST_CASE("errors: connecting continues after a MAD that can't be sent", "[veth]")
 {

@@ -62,7 +62,7 @@ private:
 	std::mt19937_64 random_;
 };
 
-/* A queue is found by its new mapping, so only one thread at a time makes queues. */
+/* The test finds a queue by the new mapping, so only one thread at a time makes queues. */
 std::mutex making;
 
 /* The send ring of a queue pair. Its layout is read once, before anything is written to it. */
@@ -159,8 +159,8 @@ public:
 	}
 
 	/*
-	 * Does a message arrive? On the wire, packets of other couples may displace the message.
-	 * Only a reliable queue pair sends it again.
+	 * Returns whether a message arrives. If packets of other couples displace the message on
+	 * the wire, only a reliable queue pair sends it again.
 	 */
 	bool works()
 	{
@@ -611,7 +611,7 @@ TEST_CASE("fuzz: queue pairs that fail are brought back, and work in the end", "
 			    count.flushed.load(), count.revived.load());
 	}
 	CHECK(count.stuck == 0);
-	/* Otherwise most requests would meet a queue pair in the error state. */
+	/* With more wrong requests, most requests would find a queue pair in the error state. */
 	CHECK(count.good > count.bad);
 	const lossy_wire wire(0, {0, 0, 0, 0});
 	for (const auto &user : users)

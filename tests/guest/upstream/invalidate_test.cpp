@@ -268,7 +268,7 @@ TEST_CASE("an MR with a window keeps its rights", "[mw]")
 }
 
 /*
- * Otherwise the window keeps a pointer to a freed MR, or deregistering waits a minute for the
+ * Without the fix the window keeps a pointer to a freed MR, or deregistering waits a minute for the
  * window.
  */
 TEST_CASE("an MR is bound to a window or deregistered, whichever comes first", "[mw]")

@@ -93,7 +93,7 @@ public:
 				[&] { return static_cast<std::byte>(random()); });
 		std::memcpy(at(offset), model(offset), length);
 	}
-	/* On demand: drops the page. It comes back slowly, full of zeros. */
+	/* With memory on demand, drops the page, which comes back slowly, full of zeros. */
 	void drop(std::size_t offset)
 	{
 		if (!slow_)
@@ -233,7 +233,10 @@ private:
 
 		return slot + (one.is_atomic() ? offset / word_bytes * word_bytes : offset);
 	}
-	/* At most `most` pieces; receives of make_reliable() have two elements. */
+	/*
+	 * Splits the range into at most `most` pieces. Receives of make_reliable() have two
+	 * elements.
+	 */
 	std::vector<piece> pieces(const region &of, std::size_t offset, std::size_t length,
 				  std::size_t most)
 	{

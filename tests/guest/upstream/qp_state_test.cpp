@@ -187,8 +187,8 @@ TEST_CASE("qp_state: a reset stops the timers", "[veth]")
 }
 
 /*
- * The RNR NAKs come faster than the timeout, and each of them is an answer. The pace matters: the
- * machine's clock measures the timeout, and the timer of an RNR NAK is at most 655 ms.
+ * The RNR NAKs come before the timeout expires, and each RNR NAK is an answer. The test depends on
+ * the machine's pace, because the timer of an RNR NAK is at most 655 ms.
  */
 TEST_CASE("qp_state: an RNR NAK consumes no retry", "[veth][pace]")
 {
@@ -252,7 +252,7 @@ TEST_CASE("qp_state: a receive of a shared queue is flushed with the queue pair 
 	CHECK(flushed->status == IBV_WC_WR_FLUSH_ERR);
 }
 
-/* While reads are in progress, whose number is limited by the current attribute. */
+/* The threads modify the limit of reads in progress while reads are in progress. */
 TEST_CASE("qp_state: threads that modify one queue pair wait for each other", "[veth]")
 {
 	const cable wire;
@@ -284,7 +284,7 @@ TEST_CASE("qp_state: threads that modify one queue pair wait for each other", "[
 	CHECK(peer.all(1).size() == 1);
 }
 
-/* Otherwise it would wait forever. */
+/* Without the fix these requests wait forever. */
 TEST_CASE("qp_state: reads and atomics fail with max_rd_atomic 0", "[veth]")
 {
 	const cable wire;

@@ -18,8 +18,8 @@ using namespace std::chrono_literals;
 using part = raw_peer::part;
 
 /*
- * If requests are sent again, their acknowledgements come again, too, in the middle of a later
- * response.
+ * If requests are sent again, their acknowledgements also come again, perhaps in the middle of a
+ * later response.
  */
 TEST_CASE("retransmit_answers: an old response doesn't end a read", "[veth]")
 {
@@ -37,7 +37,7 @@ TEST_CASE("retransmit_answers: an old response doesn't end a read", "[veth]")
 	CHECK(one.has_read());
 }
 
-/* The NAK has a PSN of the read, of which some responses have come. */
+/* The NAK comes after some responses to the read, and has a PSN of the read. */
 TEST_CASE("retransmit_answers: a read that is refused halfway fails", "[veth]")
 {
 	const cable wire;
@@ -117,9 +117,7 @@ TEST_CASE("retransmit_answers: a flush or an atomic write is repeated if its res
 	CHECK(one.request().opcode == 0x0c);
 }
 
-/*
- * Later requests may have been sent already, and the fenced request itself may have been counted.
- */
+/* The fenced request may have been sent before, and so may requests after it. */
 TEST_CASE("retransmit_answers: a fenced request that is sent again waits for earlier requests",
 	  "[veth]")
 {
@@ -147,7 +145,7 @@ TEST_CASE("retransmit_answers: a fenced request that is sent again waits for ear
 	CHECK(one.ended() == IBV_WC_SUCCESS);
 }
 
-/* It acknowledges an earlier write, which was sent again. */
+/* The response acknowledges an earlier write that was sent again. */
 TEST_CASE("retransmit_answers: a response without a value doesn't end a read or an atomic",
 	  "[veth]")
 {

@@ -74,7 +74,7 @@ template <class T, class Wanted> T *find_mapped(const Wanted &wanted)
 	return nullptr;
 }
 
-/* The request that siw's library wrote last, found by its key: the send queue is mapped. */
+/* Finds the request that siw's library wrote last in the mapped send queue, by its key. */
 siw_sqe *mapped_request(uint32_t lkey)
 {
 	return find_mapped<siw_sqe>([lkey](const siw_sqe *sqe) {
@@ -82,7 +82,7 @@ siw_sqe *mapped_request(uint32_t lkey)
 	});
 }
 
-/* The length in the last bind request of soft-RoCE's library, which is mapped, too. */
+/* Finds the length in the last bind request that soft-RoCE's library wrote, in the mapped queue. */
 volatile uint64_t *mapped_length(range window)
 {
 	const std::array<uint64_t, 2> wanted{reinterpret_cast<uintptr_t>(window.addr),
@@ -119,7 +119,7 @@ TEST_CASE("a short read that crosses a page brings its own bytes")
 	CHECK(wrong == 0);
 }
 
-/* Without a word the registration keeps its pages. */
+/* The registration has no word, so it keeps its pages. */
 TEST_CASE("a transfer uses the registered pages, not the pages mapped there now")
 {
 	const device on;
@@ -194,7 +194,9 @@ TEST_CASE("an empty element of a list is skipped")
 	CHECK(there.addr[2100] == std::byte{0xff});
 }
 
-/* The entry in the queue still has the content of an earlier request. */
+/*
+ * The request has no element. Its entry in the queue still has the elements of an earlier request.
+ */
 TEST_CASE("a read of length 0 changes no memory")
 {
 	const device on;

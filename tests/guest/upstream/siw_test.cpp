@@ -173,7 +173,9 @@ public:
 		found.resize(got);
 		return found;
 	}
-	/* Does not wait: if a reply of @length has arrived, sends @first immediately. */
+	/*
+	 * If a reply of @length has arrived, sends @first immediately. Does not wait for the reply.
+	 */
 	bool has_answered(std::size_t length, const bytes &first) const
 	{
 		bytes answer(length);
@@ -654,7 +656,7 @@ TEST_CASE("siw: an invalidation that is refused ends the connection", "[iwarp]")
 	CHECK((get<uint16_t>(said, 24) & 0xf) == op_send_with_invalidation);
 }
 
-/* Without the fix each registration left four objects, in slabs without other objects. */
+/* Without the fix each registration leaked four objects. Their slabs have no other objects. */
 TEST_CASE("siw: a receive with an empty element gives back the memory it was written to", "[iwarp]")
 {
 	const device on;

@@ -72,7 +72,7 @@ owner::owner() : cq_(ibv_create_cq(on_.context(), 64, nullptr, nullptr, 0))
 
 owner::~owner() = default;
 
-/* The kind of memory, its length, and how the registration learns of changes. */
+/* Arguments: the kind of memory, its length, and how the registration learns of changes. */
 void owner::map(std::istream &words, std::ostream &answer)
 {
 	const auto kind = next<std::string>(words);
@@ -115,7 +115,10 @@ void owner::connect(std::istream &words, std::ostream &answer)
 	answer << own;
 }
 
-/* Over iWARP: the address to which the peer connects. The command "take" accepts the connection. */
+/*
+ * Over iWARP, answers with the address to which the peer connects. The command "take" accepts the
+ * connection.
+ */
 void owner::listen(std::ostream &answer)
 {
 	listeners_.push_back(std::make_unique<iwarp_listener>(on_));
@@ -155,7 +158,7 @@ void owner::suspend(std::ostream &answer)
 	answer << pinned_bytes() - pinned_before_ << ' ' << word_.value();
 }
 
-/* Drops pages, so their bytes are 0: the first byte and the number of bytes. */
+/* Drops pages, so that their bytes become 0. Arguments: the first byte and the number of bytes. */
 void owner::drop(std::istream &words)
 {
 	const auto first = next<std::size_t>(words);
@@ -165,7 +168,7 @@ void owner::drop(std::istream &words)
 		fail("madvise");
 }
 
-/* An event that changes no byte, but removes pages from the page tables or replaces them. */
+/* Starts events that change no byte, but remove or replace pages in the page tables. */
 void owner::disturb()
 {
 	disturber_ = std::jthread([this](const std::stop_token &over) {

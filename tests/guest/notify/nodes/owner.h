@@ -15,7 +15,10 @@
 #include "iwarp.h"
 #include "reliable.h"
 
-/* The structs as words of a line, in the namespace of their types. */
+/*
+ * Write the structs to a line and read them again. The operators must be in the namespace of the
+ * structs.
+ */
 namespace mr_notify {
 std::ostream &operator<<(std::ostream &out, const address &one);
 std::istream &operator>>(std::istream &in, address &one);

@@ -116,7 +116,7 @@ void remote::forget()
 	end();
 }
 
-/* lab-on ends after the process has ended and was waited for on its node. */
+/* lab-on ends only after the process on the other node has ended. */
 void remote::end()
 {
 	if (tell_ < 0)

@@ -45,8 +45,8 @@ private:
 class traffic {
 public:
 	/*
-	 * @only_writes: over iWARP an end that only waits for a read response does not notice that
-	 * the wire is cut.
+	 * @only_writes: for a wire that is cut. Over iWARP an end that only waits for a read
+	 * response would not notice the cut.
 	 */
 	traffic(const mr_notify::device &on, remote &owner, const target &to,
 		const mr_notify::patience &waits, bool only_writes = false);
@@ -56,7 +56,7 @@ public:
 
 	/* Waits until this many more transfers have succeeded. */
 	void go_on(unsigned int more) const;
-	/* The end of the transfers after a failure. Each posted request has completed. */
+	/* Describes how the transfers ended after a failure. Each posted request has completed. */
 	struct end {
 		ibv_wc_status first;  /* the status of the first failed request */
 		unsigned int flushed; /* the number of later requests with IBV_WC_WR_FLUSH_ERR */
@@ -65,8 +65,7 @@ public:
 		std::chrono::milliseconds duration; /* since the last successful completion */
 	};
 	/*
-	 * Throws if the transfers continue: only requests that are in progress now may still
-	 * succeed.
+	 * Throws if the transfers continue. Only requests that are already in progress may succeed.
 	 */
 	end wait_for_end();
 

@@ -16,7 +16,7 @@ namespace {
 const std::string debugfs = "/sys/kernel/debug/";
 constexpr std::array kinds{"failslab", "fail_page_alloc", "fail_usercopy"};
 
-/* A kind of fault may lack some files. */
+/* Some kinds of faults lack some of these files. */
 void set_all(const char *attribute, const char *value)
 {
 	for (const char *kind : kinds)

@@ -18,19 +18,19 @@ enum class loss {
 };
 
 /*
- * The memory is a file, which is unmapped here and mapped by the other process. Returns how many
- * of its bytes were written.
+ * This process registers and unmaps a file that the other process maps. Returns how many bytes of
+ * the file were written.
  */
 uint64_t writes_into_a_file_of_another(const mr_notify::device &on, loss how);
 
 struct given_back {
 	uint64_t bytes = 0; /* written bytes in the memory of the other process */
-	uint64_t pages = 0; /* pages of this memory that were registered before */
+	uint64_t pages = 0; /* pages of the other process that this process had registered */
 };
 
 /*
- * The memory is anonymous, and is unmapped, or suspended and dropped; the other process allocates
- * much memory.
+ * This process registers anonymous memory, and unmaps it, or drops it after the suspension. Then
+ * the other process allocates much memory.
  */
 given_back writes_into_memory_of_another(const mr_notify::device &on, loss how);
 

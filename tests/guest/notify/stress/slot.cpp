@@ -36,8 +36,8 @@ constexpr int local = IBV_ACCESS_LOCAL_WRITE;
 constexpr int remote = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
 /*
- * During this operation the range can't be pinned again: the mapping lacks a right, or a fault gets
- * no answer.
+ * Returns whether the range can't be pinned again during this operation, because the mapping lacks
+ * a right, or because a fault gets no answer.
  */
 bool hinders_pinning(const operation &row)
 {
@@ -70,8 +70,8 @@ const std::vector<operation> &rows()
 	static const std::vector<operation> chosen = [] {
 		std::vector<operation> all = operations();
 		/*
-		 * Leaves out brk(), because other threads move the heap's end by malloc(). Poisoned
-		 * pages would stay lost.
+		 * Leaves out brk(), because other threads move the heap's end by malloc(). Leaves
+		 * out operations that poison pages, because these pages would stay lost.
 		 */
 		std::erase_if(all, [](const operation &row) {
 			return row.name == "brk, shrunk" || row.disturbs == reach::system ||
@@ -139,8 +139,8 @@ void slot::look()
 }
 
 /*
- * The kernel's bits after settling (by a user, if the word counts users). Events of other threads
- * may leave SUSPECT for a while.
+ * Settles, as a user if the word counts users, and returns the kernel's bits. Events of other
+ * threads may leave SUSPECT for a while.
  */
 uint64_t slot::settled()
 {
@@ -276,12 +276,13 @@ void slot::do_row()
 		}
 	} catch (const std::exception &) {
 		/*
-		 * For example, a fork found no memory. An unknown part of the operation was done.
+		 * For example, fork() failed for lack of memory. The operation may have run in
+		 * part.
 		 */
 	}
 }
 
-/* Harmless events for this memory, or for another mapping that replaced it. */
+/* Causes harmless events in this memory, or in a mapping that replaced it. */
 void slot::disturb(generator &random)
 {
 	const std::array<int, 5> advices{MADV_COLD, MADV_PAGEOUT, MADV_WILLNEED, MADV_HUGEPAGE,

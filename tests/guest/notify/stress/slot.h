@@ -98,10 +98,10 @@ private:
 	std::atomic<uint64_t> upper_;
 
 	std::atomic<bool> applied_ = false;
-	std::atomic<bool> begun_ = false; /* from now on the word may be INVALID */
-	std::atomic<bool> over_ = false; /* from now on it must be INVALID, if the row is certain */
-	std::atomic<bool> certain_ = false; /* it was not suspended */
-	std::atomic<bool> revoked_ = false; /* settled since then: no peer has access */
+	std::atomic<bool> begun_ = false;   /* the change has begun: the word may be INVALID */
+	std::atomic<bool> over_ = false;    /* it has ended: the word must be INVALID if certain_ */
+	std::atomic<bool> certain_ = false; /* the registration was not suspended */
+	std::atomic<bool> revoked_ = false; /* settled after the change: no peer has access */
 
 	std::shared_mutex arming_; /* guards armed_; taken shared while armed_ must not change */
 	bool armed_ = false;

@@ -37,7 +37,7 @@ void must(bool done, const char *what)
 	}
 }
 
-/* Changes the mapping, and keeps or drops the slot's bytes, as the model says. */
+/* Changes the mapping. The slot's bytes are kept or dropped, and the model likewise. */
 void change(slot &one, dice &roll)
 {
 	const range r = one.where();
@@ -213,7 +213,8 @@ bool arena::transfer(dice &roll, loopback &link, ibv_mw *window, slot &a, slot &
 }
 
 /*
- * A write that begins in a window and ends after its last byte, or that begins before the window.
+ * Posts a write that begins before the window, or ends after it. Returns whether the device refused
+ * it.
  */
 bool arena::is_kept_out(dice &roll, loopback &link, ibv_mw *window)
 {
@@ -230,8 +231,8 @@ bool arena::is_kept_out(dice &roll, loopback &link, ibv_mw *window)
 		link,
 		{IBV_WR_RDMA_WRITE, {{{r.addr, 100}, key(roll)->lkey}}, number(at), window->rkey});
 	/*
-	 * The far end sends one NAK. If the timeout of soft-RoCE has just expired, it misses the
-	 * NAK, and repeats the write to a queue pair in the error state.
+	 * The far end sends only one NAK. If the near end's timeout has just expired, the near end
+	 * ignores the NAK, and repeats the write to a queue pair in the error state.
 	 */
 	return (status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_RETRY_EXC_ERR) &&
 	       one.wrong() == 0;
@@ -307,7 +308,10 @@ void arena::disturb_on(uint64_t seed)
 		const range r = all_[below(roll, slots)].where();
 		mprotect(r.addr, r.length, PROT_READ | PROT_WRITE | PROT_EXEC);
 		mprotect(r.addr, r.length, read_write);
-		/* Waits, so that pages stay mapped for a while on a slow machine, too. */
+		/*
+		 * Waits between two changes, so that pages stay mapped for a while on a slow
+		 * machine, too.
+		 */
 		std::this_thread::sleep_for(5ms + 2 * (std::chrono::steady_clock::now() - begin));
 	}
 }

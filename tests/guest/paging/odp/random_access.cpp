@@ -17,7 +17,7 @@ using std::chrono::steady_clock;
 namespace {
 
 /*
- * The kernel never chooses this address itself, so no mapping of another thread gets into a hole.
+ * The kernel never chooses this address itself, so no other thread gets a mapping in a hole here.
  */
 std::byte *const low = reinterpret_cast<std::byte *>(0x400000000);
 
@@ -30,7 +30,7 @@ random_access::random_access(const device &on, uint64_t seed)
 	try {
 		slow_ = slow_memory::make(pages * page_size());
 	} catch (const unsupported &) {
-		/* Without this kind of memory, the other kinds are still accessed. */
+		/* The machine lacks this kind of memory. The other kinds are still accessed. */
 	}
 }
 
@@ -132,8 +132,8 @@ void random_access::access(dice &roll)
 	}
 	default:
 		/*
-		 * Also abandons a request that waits for a fault without an answer. On a slow
-		 * machine the request gets as much time as connecting took.
+		 * Stops waiting after a while, because a request may wait for a fault that gets no
+		 * answer. On a slow machine the wait is as long as connecting took.
 		 */
 		for (const auto end = steady_clock::now() + patience;
 		     posted && steady_clock::now() < end && !stop_;) {
