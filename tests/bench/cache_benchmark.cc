@@ -244,7 +244,7 @@ void part(benchmark::State &state)
 	ask(state, asked);
 }
 
-/* As far apart as entries of the cache. */
+/* Lines are as far apart as entries of the cache. */
 struct alignas(128) line {
 	std::atomic<uint64_t> word;
 };
@@ -354,7 +354,7 @@ void full(benchmark::State &state)
 		release(one);
 }
 
-/* The cache had this many entries before, and another owner had one. */
+/* Lets the cache have this many entries, and another owner one; then releases all of them. */
 void leave_behind(const benchmark::State &state)
 {
 	use(others, {BASE, LENGTH});
@@ -421,7 +421,7 @@ void add_all()
 	};
 	for (Benchmark *one : own())
 		one->Arg(1)->Arg(1000)->Arg(MANY)->Threads(2);
-	/* Fewer than MANY for each owner: a cache has room for a million. */
+	/* Not MANY for each owner, because a cache has room for only a million. */
 	for (Benchmark *one : own())
 		one->Arg(1)->Arg(1000)->Threads(MOST_THREADS);
 	add("hit/same", hit<shares::same>, setup<layouts::apart, shares::same>)

@@ -20,7 +20,7 @@ ONE, TWO = "/real_time/threads:1", "/real_time/threads:2"
 COLUMNS = {"limit": "bare atomics", "core": "ours, the core", "verbs (um)": "ours, the verbs (um)",
            "memhooks (um)": "libfabric memhooks (um)", "uffd (um)": "libfabric userfaultfd (um)",
            "UCX": "UCX rcache"}
-# (title, its cells in the order of the columns: (key of measure()'s result, benchmark), or None)
+# (title, one cell for each column): a cell is (key of measure()'s result, benchmark), or None
 TABLE = [
     ("1 entry, 1 thread", ("core", "atomics" + ONE), ("core", "hit/apart/1" + ONE),
      ("verbs", "hit/apart/1"), ("memhooks", "libfabric/1"), ("uffd", "libfabric/1"),
@@ -57,7 +57,8 @@ def run(program, *options, kernel=None, environment=None, field="cpu_time"):
 
 
 def one_by_one(program, wanted):
-    """As run(), with a process for each row: a cache may keep tables that another row made large.
+    """Like run(), but runs each row in its own process, because a cache may keep tables that
+    another row made large.
 
     None for a row that can't run.
     """
@@ -94,8 +95,7 @@ def rows(got):
 
 
 def ratios(got):
-    """(title, ratio) of rows whose absolute figures mean nothing, because they are times of a
-    guest."""
+    """(title, ratio) of rows that were measured in a guest, where absolute times mean nothing."""
     return [(f"cached miss / plain ibv_reg_mr, {size >> 10} KiB",
              got["miss"].get(f"miss/{size}") or 0) for size in MISSES]
 

@@ -18,9 +18,10 @@ import programs
 from programs import OUT
 
 TURNS = 9
-SECONDS = 1    # of each way; a guest counts CPU time in ticks of 10 ms
+SECONDS = 1    # the time for each way; a guest counts CPU time in ticks of 10 ms
 LIMITS = {"FI_MR_CACHE_MAX_COUNT": "200000", "FI_MR_CACHE_MAX_SIZE": "-1"}
-# {library: (program, {title: its benchmark}, {way: environment}, the way with the ratio 1)}
+# {library: (program, {title: its benchmark}, {way: environment}, the way that others are divided
+# by)}
 LIBRARIES = {
     "libfabric": ("libfabric", {
         "1 entry": "libfabric/1", "1,000 entries": "libfabric/1000",
@@ -40,7 +41,9 @@ LIBRARIES = {
 
 
 def command(library, way, name, shift):
-    """One way of a benchmark, with the built library, and memory moved by pages."""
+    """The command that runs a benchmark in one way with the built library. @shift: moves memory by
+    pages.
+    """
     program, _, ways, _ = LIBRARIES[library]
     built = os.path.join(programs.REPO, "build/consumers", library, "lib")
     setting = " ".join(f"{name}={shlex.quote(value)}" for name, value in ways[way].items())

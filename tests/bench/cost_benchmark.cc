@@ -82,8 +82,8 @@ double slab_bytes()
 }
 
 /*
- * The registrations, all of the same few pages: a fork copies pinned pages for the child, which
- * would hide all other times.
+ * The registrations share a few pages, because a fork copies pinned pages for the child. Copying
+ * many pages would hide all other times.
  */
 class crowd {
 public:
@@ -121,7 +121,7 @@ private:
 	double bytes_each_ = 0;
 };
 
-/* Opened when first needed: for "never" no device is open. */
+/* Opens the device when it is first needed, so that no device is open for "never". */
 double prepare(state what, std::size_t count)
 {
 	static crowd *all; /* never freed */
@@ -141,7 +141,7 @@ template <class F> double timed(F &&f)
 	return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/* In small pages: a huge page would be faulted in and unmapped in one step. */
+/* Maps small pages, because a huge page would be faulted in and unmapped in one step. */
 range map_piece(bool populated)
 {
 	void *addr =
@@ -165,7 +165,7 @@ double munmap_elsewhere(state)
 	return unmap(map_piece(true));
 }
 
-/* Reading maps the zero page, writing replaces it: an MMU event for each page. */
+/* Reading maps the zero page, and writing replaces it, so each page causes an MMU event. */
 double fault_elsewhere(state)
 {
 	const range r = map_piece(false);
@@ -240,7 +240,7 @@ double munmap_many(state what)
 	return unmap(registered.all);
 }
 
-/* From telling the process to end until its parent knows that it has ended. */
+/* Measures from the request to the process to end until its parent knows that it has ended. */
 double exit_many(state what)
 {
 	int ready[2];
@@ -342,7 +342,7 @@ void add_all(state what, std::size_t count)
 
 } // namespace
 
-/* In this order: a process that has armed an MR keeps its notifier. */
+/* "never" comes first, because a process that has armed an MR keeps its notifier. */
 int main(int argc, char **argv)
 {
 	add_all(state::never, 0);

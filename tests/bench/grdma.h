@@ -12,8 +12,8 @@ extern "C" {
 #endif
 
 /*
- * Registers in the domain. Unless btl_ofi_mr_notify is 0, asks the operations of the second domain,
- * which may be the same, whether a registration is stale.
+ * Registers in `domain`. Unless btl_ofi_mr_notify is 0, asks the operations of `asked` whether a
+ * registration is stale. Both may be the same domain.
  */
 void grdma_open(struct fid_domain *domain, struct fid_domain *asked);
 /* As btl_register_mem() and btl_deregister_mem() */

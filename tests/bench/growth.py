@@ -28,7 +28,7 @@ WAYS = {
     "ours below libfabric": ("libfabric", "libfabric",
                              {"FI_MR_CACHE_MAX_COUNT": "0", "RDMAV_MR_CACHE": "remote"}),
 }
-DRAWN = 4       # the first ones; all are in the table
+DRAWN = 4       # the figure shows only the first ways, the table shows all
 
 
 def command(way, count):

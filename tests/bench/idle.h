@@ -66,7 +66,7 @@ inline double huge_pages()
 	return sum_of("/proc/self/smaps", "AnonHugePages:") / 1024;
 }
 
-/* The part that this process does not share. */
+/* The part of the memory that this process does not share. */
 inline double own(const std::byte *at)
 {
 	std::vector<uint64_t> entries(size / page);
@@ -128,7 +128,7 @@ public:
 
 		(void)syscall(SYS_mbind, at_, size, MPOL_BIND, &nodes, 64UL, MPOL_MF_MOVE);
 	}
-	/* Unmaps only once: later another mapping may have this address. */
+	/* Unmaps the memory only once, because later another mapping may have this address. */
 	void end()
 	{
 		(void)munmap(at_, size);

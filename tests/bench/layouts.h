@@ -27,7 +27,7 @@ struct buffer {
 	uint64_t length;
 };
 
-/* The buffers of requests, and other buffers to register before. */
+/* The buffers that are requested, and other buffers that are registered before. */
 struct layout {
 	std::vector<buffer> buffers;
 	std::vector<buffer> before;

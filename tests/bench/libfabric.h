@@ -19,7 +19,7 @@ inline void check(ssize_t ret, const char *call)
 	std::exit(1);
 }
 
-/* The provider with connected endpoints: for any address, or for this address. */
+/* Finds the provider with connected endpoints, for this address or for any. */
 inline fi_info *find_verbs(const char *node = nullptr, const char *service = nullptr,
 			   uint64_t flags = 0)
 {

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t access_flags = FI_WRITE | FI_REMOTE_WRITE;
 
-/* The guest's soft-RoCE device: to listen there (FI_SOURCE), or to connect (0). */
+/* Finds the guest's soft-RoCE device, to listen there (FI_SOURCE) or to connect (0). */
 fi_info *find(uint64_t flags)
 {
 	return find_verbs("10.0.0.1", "7471", flags);
@@ -93,7 +93,10 @@ private:
 		return ep;
 	}
 
-	/* Waits for the connection manager's next event, which must be `expected`; its info. */
+	/*
+	 * Waits for the connection manager's next event, which must be `expected`. Returns the
+	 * event's info.
+	 */
 	fi_info *wait_for(uint32_t expected)
 	{
 		fi_eq_cm_entry entry{};

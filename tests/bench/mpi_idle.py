@@ -19,7 +19,7 @@ OVER = "Open MPI, UCX"
 
 
 def throughput(idle):
-    """By size in bytes, in Mbit/s; @idle: RDMAV_MR_CACHE_IDLE_MS, "" for the default."""
+    """{size in bytes: Mbit/s}. @idle is RDMAV_MR_CACHE_IDLE_MS, "" for the default."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
     env.update(compare.ALWAYS, **compare.UCX_OFF, **compare.OURS)
     if idle:

@@ -16,7 +16,7 @@ from programs import OUT
 
 COUNTS = (100, 1000, 10000, 100000)
 TURNS = {"um": 7, "debian": 3}   # emulation is slow
-PAGES = 16      # of a message; each page is a mapping
+PAGES = 16      # pages of a message, each in its own mapping
 WAYS = ("registered", "all", "dropped", "touched", "left")
 
 

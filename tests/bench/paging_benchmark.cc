@@ -28,7 +28,7 @@ constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 
 enum class way { registered, all, dropped, touched, left };
 
-/* Pages, of which two neighbours are never one mapping. */
+/* Maps pages so that neighbours are never in the same mapping. */
 memory mappings(std::size_t count)
 {
 	memory m = anonymous(count * page_size());
@@ -39,7 +39,7 @@ memory mappings(std::size_t count)
 	return m;
 }
 
-/* One at a time: mappings of other instances would count, too. */
+/* Only one instance at a time, because mappings of other instances would count, too. */
 struct place {
 	explicit place(std::size_t count)
 	    : target(mappings(count)), registered(on.register_memory(target.registered(), rights)),

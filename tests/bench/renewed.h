@@ -31,7 +31,7 @@ inline std::byte *map(std::byte *at)
 template <class Use> void add(const std::string &name, Use use)
 {
 	benchmark::RegisterBenchmark(("renewed/" + name).c_str(), [use](benchmark::State &state) {
-		/* a gap between them, or libraries and the kernel could merge them */
+		/* the gap keeps libraries and the kernel from merging the two mappings */
 		auto *const kept = static_cast<std::byte *>(
 			mmap(nullptr, 3 * size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
 		std::byte *const at = map(kept + 2 * size);

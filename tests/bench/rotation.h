@@ -56,7 +56,7 @@ inline std::byte *the_area()
 	return addr;
 }
 
-/* A message from each buffer, with at most `outstanding` messages at a time. */
+/* Sends a message from each buffer, with at most `outstanding` messages at a time. */
 template <class Sender> void round(Sender &sender, std::size_t length, std::size_t outstanding)
 {
 	for (std::size_t i = 0; i < buffers + outstanding; i++) {

@@ -67,7 +67,7 @@ void use_cached(const layouts::buffer &of, int access)
 				     access | IBV_ACCESS_CACHED));
 }
 
-/* The address of a buffer of this length; always the same, so that buffers share memory. */
+/* Returns the same address for each length, so that buffers share memory. */
 uint64_t base_of(uint64_t length)
 {
 	static memory m = anonymous(512 << 20);
@@ -175,7 +175,7 @@ auto in_turn(const std::vector<layouts::buffer> &asked, int access)
 	};
 }
 
-/* In parts, because hits with the same registrations may be slower for seconds. */
+/* Measures in parts, because hits with the same registrations may be slower for seconds. */
 template <class Use> void time_parts(benchmark::State &state, Use use)
 {
 	constexpr int uses = 1 << 18;
@@ -196,7 +196,7 @@ template <class Use> void time_parts(benchmark::State &state, Use use)
 	state.counters["high"] = quantile(parts, .9);
 }
 
-/* In a random order, which is made before. Three rounds before the clock starts train the hints. */
+/* Uses the buffers in a random order. Three rounds before the clock starts train the hints. */
 void use_all(benchmark::State &state, const layouts::layout &of, std::vector<layouts::buffer> asked,
 	     int access)
 {
@@ -255,7 +255,7 @@ void heap(benchmark::State &state)
 	hit(state, layouts::heap(0, count_of(state)));
 }
 
-/* Hits on a part of a registration, so without remote rights. */
+/* Hits on a part of a registration, which only registrations without remote rights serve. */
 void inside(benchmark::State &state)
 {
 	const uint64_t length = 256 << 20;
@@ -276,7 +276,9 @@ void part(benchmark::State &state)
 	use_all(state, of, asked, IBV_ACCESS_LOCAL_WRITE);
 }
 
-/* The same pages for all ways: huge or scattered pages change the times by a factor of 3. */
+/*
+ * All ways use the same pages, because huge or scattered pages change the times by a factor of 3.
+ */
 range the_buffer(std::size_t length)
 {
 	static const memory m = anonymous(64 << 20);
@@ -284,13 +286,13 @@ range the_buffer(std::size_t length)
 	return {m.registered().addr, length};
 }
 
-/* Must be cheaper than the measured calls: the guest's kernel reads its clock from a device. */
+/* The guest's kernel reads its clock from a device, which takes longer than the measured calls. */
 uint64_t ticks()
 {
 	return __builtin_ia32_rdtsc();
 }
 
-/* As a cache above the verbs does: one call, and the word counts the users. */
+/* Registers as a cache above the verbs does: by one call, with a word that counts users. */
 ibv_mr *register_notified(range of, uint64_t *word, uint64_t *changes)
 {
 	ibv_mr_notify_attr attr{};
@@ -382,7 +384,7 @@ BENCHMARK(random)->Name("hit/random")->Arg(1)->Arg(1000);
 BENCHMARK(heap)->Name("hit/heap")->Arg(1)->Arg(1000);
 BENCHMARK(inside)->Name("hit/inside")->Arg(1)->Arg(1000)->Arg(50000);
 BENCHMARK(part)->Name("hit/part")->Arg(1)->Arg(1000);
-/* Registering this many takes seconds: once per repetition. */
+/* Registering this many buffers takes seconds, so it is done once per repetition. */
 BENCHMARK(apart)->Name("hit/apart")->Arg(50000)->Arg(100000)->Iterations(1 << 20);
 BENCHMARK(guarded)->Name("hit/guarded")->Arg(50000)->Arg(100000)->Iterations(1 << 20);
 BENCHMARK(random)->Name("hit/random")->Arg(100000)->Iterations(1 << 20);

@@ -29,7 +29,7 @@ using namespace mr_notify;
 
 namespace {
 
-/* No suspensions, so that pinned memory depends only on the views. */
+/* Suspensions are off, so that the pinned memory depends only on the views. */
 [[maybe_unused]] const int without_idle_time = setenv("RDMAV_MR_CACHE_IDLE_MS", "0", 0);
 
 constexpr std::size_t view = 256 << 10;

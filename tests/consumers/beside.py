@@ -9,9 +9,11 @@ CRASH_TRIES = 5
 
 
 def compare(hooks, word, said, known=()):
-    """Both are {test: result}: "pass", "fail", "not run", "crash", or "known crash", if the message
-    names a defect of the library. `said` is {test: output} of the run with the word. Tests whose
-    names begin with one of `known` also fail with hooks. Returns 0 if no other test fails."""
+    """Both arguments are {test: result}: "pass", "fail", "not run", "crash", or "known crash" if
+    the message names a defect of the library. `said` is {test: output} of the run with the word.
+    Tests whose names begin with one of `known` also fail with hooks. Returns 0 if no other test
+    fails.
+    """
     good = True
     for name in dict.fromkeys([*hooks, *word]):
         one, other = hooks.get(name, "missing"), word.get(name, "missing")

@@ -20,8 +20,8 @@ REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 BUILT = os.path.join(REPO, "build/consumers/fabtests")
 LIBRARY = os.path.join(REPO, "build/consumers/libfabric/lib")
 ADDRESS = "10.0.0.1"
-# With one message size: otherwise the tests need buffers of 512 MB and more. UNSIZED lack the
-# option -S.
+# The tests get one message size, because they otherwise need buffers of 512 MB and more. The tests
+# in UNSIZED lack the option -S.
 UNSIZED = ("^fi_msg$", "^fi_msg_epoll", "^fi_msg_sockets", "^fi_rdm$", "^fi_rdm -U", "av_xfer",
            "cm_data", "cq_data", "recv_cancel", "shared_ctx")
 SIZED = ("_bw", "flood", "inject", "multi", "peek", "pingpong", "unexpected",
@@ -43,7 +43,8 @@ KINDS = {"Pass": "pass", "Fail": "fail"}
 # crash after the client has printed its result (libfabric's issue 11828).
 CRASH = re.compile(r"server_stdout: \|\n.*Segmentation fault[\s\S]*client_stdout: \|\n +bytes ")
 # These tests also fail with hooks. The first opens 32,768 completion queues, until memory is short.
-# The last enables an endpoint that is not connected, and passes if its signal comes before.
+# The last enables an endpoint that is not connected, and passes only if its signal comes before
+# that.
 KNOWN = ("fi_cq_test", "fi_msg_sockets", "fi_shared_ctx", "sighandler_test")
 WORD = "verbs_notify"
 LIMIT = 300     # seconds: it hangs

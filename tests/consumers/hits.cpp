@@ -60,7 +60,10 @@ std::atomic<std::size_t> arms;
 thread_local std::function<void()>
 	once_settled; /* called between the kernel's answer and libfabric */
 
-/* Registrations of the verbs, by key: a buffer, pages of it, and the memory's version. */
+/*
+ * The registrations that the verbs made, by key. A registration knows its buffer, its pages, and
+ * the version of the memory.
+ */
 struct registered {
 	bool live;
 	uint8_t buffer, first, count;
@@ -147,9 +150,9 @@ ibv_mr *ibv_reg_notified_mr(ibv_pd *pd, void *addr, std::size_t length, uint64_t
 }
 
 /*
- * The kernel restores a suspended registration with the present pages. Until then the word has a
- * mark, so no other thread finds the registration. This thread has a reference, so the registration
- * stays.
+ * The kernel restores a suspended registration with the present pages. While the word is marked as
+ * suspended, no other thread finds the registration. This thread's reference keeps the
+ * registration.
  */
 int ibv_settle_mr_notify(ibv_mr *mr)
 {
@@ -309,7 +312,7 @@ bool result(const char *what, bool good)
 	return good;
 }
 
-/* With OFI_MR_NOCACHE, as ofi_rxm and ofi_rxd register their own buffers. */
+/* Registers with OFI_MR_NOCACHE, as ofi_rxm and ofi_rxd do for their own buffers. */
 bool not_cached(fid_domain *domain)
 {
 	constexpr uint64_t nocache = 1ULL << 60;
@@ -375,9 +378,9 @@ bool steps(fid_domain *domain)
 }
 
 /*
- * A hit asks the kernel because its memory is suspect; it is not stale. Before the hit gets the
- * answer, another request finds the entry and the memory is replaced. If the hit held a lock
- * meanwhile, the other request would wait forever.
+ * A hit finds a SUSPECT registration, which is not stale, and settles it. Before settling returns,
+ * another request finds the entry, and the memory is replaced. If the hit held a lock while it
+ * settles, the other request would wait forever.
  */
 bool late(fid_domain *domain)
 {
@@ -460,7 +463,7 @@ template <class Part> bool on_domains(const char *name, bool counts_exactly, con
 	fi_close(&fabric->fid);
 	fi_freeinfo(info);
 
-	/* If a search is repeated, it registers once more. */
+	/* A search that is repeated registers once more. */
 	const counts counted = say(log);
 	std::fclose(log);
 	good &= result((with + "no registration is stale, or ends while in use").c_str(), !wrong);

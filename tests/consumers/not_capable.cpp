@@ -38,7 +38,7 @@ bool has(const ib_uverbs_ioctl_hdr *header, unsigned int id)
 			   [id](const auto &attr) { return attr.attr_id == id && attr.data; });
 }
 
-/* The error for arming a registration, or 0: then the kernel decides. */
+/* The error that arming a registration returns. If it is 0, the call reaches the kernel. */
 int arming_error(const ib_uverbs_ioctl_hdr *header)
 {
 	const bool arms = header->object_id == UVERBS_OBJECT_MR &&

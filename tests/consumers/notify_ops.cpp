@@ -75,7 +75,7 @@ void result(const char *what, bool good)
 	all_good &= good;
 }
 
-/* By a system call that hooks do not see. */
+/* Unmaps by a system call that hooks do not see. */
 void *map(void *at, int file = -1)
 {
 	const int flags = (at ? MAP_FIXED : 0) |
@@ -157,7 +157,7 @@ void settles(fid_domain *domain, const notify_ops *ops)
 	close(file);
 }
 
-/* A cache below would return an old registration. */
+/* If a cache below were in use, it would return an old registration. */
 void keeps_nothing(fid_domain *domain, const notify_ops *ops, const uint64_t *changes)
 {
 	void *memory = map(nullptr);

@@ -26,19 +26,19 @@ UNRELEASED = os.path.join(REPO, "build/tests/consumers_unreleased")
 NOT_CAPABLE = {"LD_PRELOAD": os.path.join(REPO, "build/tests/libconsumers_not_capable.so")}
 OTHER_CANT = {**NOT_CAPABLE, "NOT_CAPABLE": "rxe1"}
 CANT_ARM = {**NOT_CAPABLE, "ARMING_FAILS": "1"}
-# A device that claims that it can't revoke, but can: it loses registrations that should stay.
+# The device claims that it can't revoke, but can. So it loses registrations that should stay.
 CANT_REVOKE = {**NOT_CAPABLE, "NOT_REVOCABLE": "1"}
-LIMIT = 600     # seconds: it hangs
-MOST_KEPT = 100     # of 200 registrations, if later requests must end them
-MOST_IDLE = 1       # if the kernel suspends them
+LIMIT = 600     # seconds until a program counts as hung
+MOST_KEPT = 100     # of 200 stale registrations, if later requests end them
+MOST_IDLE = 1       # of 200 stale registrations, if the kernel suspends them
 
-# Is a buffer still found in the cache after the changes? With hooks also a stale one. UCX
-# empties its cache at each fork.
+# True: after this change the cache still has the buffer's registration. With hooks it also keeps a
+# stale registration. UCX empties its cache at each fork.
 WORD = {"nothing": True, "system calls": False, "libc": False, "fork": True}
 HOOKS = {**WORD, "system calls": True}
 NO_CACHE = dict.fromkeys(WORD, False)
 UCX_FORK = {"fork": False}
-# UCX's own threads wait for events of the devices, also with hooks.
+# UCX has threads that wait for events of the devices, also with hooks.
 THREADS = {"libfabric": 1, "imported": 1, "ucx": 2}
 VERBS_NOTIFY = {"FI_MR_CACHE_MONITOR": "verbs_notify"}
 # Without a cache UCX would use on-demand paging, which soft-RoCE has.
@@ -57,7 +57,7 @@ class Case:
     expected: dict
     environment: dict = field(default_factory=dict)
     patched: bool = False       # libc's functions
-    early: bool = False         # patched already when UCX was loaded
+    early: bool = False         # they were patched before UCX was loaded
     keeps: bool = True          # keeps the used part of a stale registration
     threads: int = 0            # by the kernel: soft-RoCE has one for on-demand paging
 
@@ -180,8 +180,9 @@ def unreleased(kind, notify, more):
 
 
 def unmapped_is_given_back():
-    """The word keeps at most twice as much memory and as many registrations as hooks with a
-    limit."""
+    """With the word, at most twice as much memory and twice as many registrations stay as with
+    hooks with a limit.
+    """
     good = []
     for kind in ("uct", "ucp"):
         for order in ("off", "on"):

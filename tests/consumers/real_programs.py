@@ -52,7 +52,7 @@ class Program:
     answer: object = None   # answer(output): the part that must equal a run without a cache
     over: tuple = ("Open MPI, libfabric", "Open MPI, UCX")
     processes: int = 2
-    registers: bool = True  # a program that registers its own memory, and so shows the way
+    registers: bool = True  # registers its own memory, so its registrations show which way was used
 
 
 def hpcc_input(folder):
@@ -226,7 +226,7 @@ def arms():
 
 
 def run(program, over, way, nodes, answers):
-    """Run it; return the complaints, or "". @answers: its results by way; this adds one."""
+    """Run the program; return the complaints, or "". Adds the result to @answers, {way: result}."""
     settings, library = (OVER_DEBIAN if nodes else OVER)[over]
     env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
     env.update(compare.ALWAYS, **settings[way])

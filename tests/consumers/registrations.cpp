@@ -210,8 +210,8 @@ nlohmann::ordered_json half_on(const registrar &on, const std::string &device)
 	const registration half = on(memory, large / 2);
 	const uint64_t before = revokes(device);
 	/*
-	 * If the registration will be lost, wait long. Otherwise 50 tries are enough to show a
-	 * loss.
+	 * If the registration must be lost, waits long for the loss. If it must stay, 50 tries
+	 * would show a loss.
 	 */
 	const int tries = std::getenv("NOT_REVOCABLE") ? 9000 : 50;
 
@@ -265,7 +265,7 @@ std::size_t kept_on(const registrar &on)
 	return kept_since(before);
 }
 
-/* No miss follows the unmapping, only this many hits in a tenth of a second. */
+/* After the unmapping the program has no misses, only this many hits in a tenth of a second. */
 std::size_t kept_by_hits_on(const registrar &on, std::size_t often)
 {
 	constexpr std::size_t many = 200;

@@ -69,7 +69,7 @@ void need(bool good, const char *what)
 	}
 }
 
-/* The number after a word of a text. */
+/* Returns the number that follows a word in a text. */
 long number_after(FILE *text, std::string_view word)
 {
 	char seen[64];

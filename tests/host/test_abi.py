@@ -31,7 +31,8 @@ OPTIONS = ["-GNinja", "-DIN_PLACE=1", "-DNO_PYVERBS=1", "-DNO_MAN_PAGES=1",
            "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DPYTHON_EXECUTABLE=/usr/bin/python3",
            "-DCMAKE_C_COMPILER_LAUNCHER=ccache"]
 
-# What a program allocates and a bit tells the library of: rdma-core 65's ibv_reg_mr_ex().
+# Programs allocate the struct of rdma-core 65's ibv_reg_mr_ex(), and set a bit for each member that
+# they know. So the struct may grow.
 GROWS = """\
 [suppress_type]
 type_kind = struct
@@ -40,8 +41,8 @@ has_data_member_inserted_at = end
 """
 
 # Each node with its functions and the structs of its release. A new member needs a row here and a
-# new node: by the node the library sees that a program knows the member. A member has 8 bytes by
-# default.
+# new node, because the node tells the library that a program knows the member. A member has 8 bytes
+# by default.
 MR, NOTIFY = "struct ibv_mr *", "int (*)(struct ibv_mr *, uint64_t *)"
 RELEASED = {
     "MRNOTIFY_1.0": (
@@ -124,7 +125,8 @@ def abidiff(before, after, *options):
         grows.flush()
         done = subprocess.run(["abidiff", "--no-added-syms", "--suppressions", grows.name, *options,
                                before, after], capture_output=True, text=True, check=False)
-    # Bits of abidiff's status: 4 a change, 8 an incompatible change; 1 and 2 abidiff failed.
+    # Bits of abidiff's status: 4 means a change, 8 an incompatible change, 1 or 2 a failure of
+    # abidiff.
     return done.stdout + done.stderr if done.returncode else ""
 
 
@@ -144,7 +146,7 @@ def unpacked(debs, folder):
 
 
 def plain_build():
-    """Build upstream's libraries in the same way, without our changes; their folder."""
+    """Build upstream's libraries in the same way, without our changes; return their folder."""
     place = os.path.join(fetch.BUILD, "abi")
     name = fetch.base()
     with fetch.locked(place, name):
@@ -195,7 +197,7 @@ class Builds(unittest.TestCase):
                        "--headers-dir2", os.path.join(cls.ours, "../include")]
 
     def test_only_our_nodes_are_new(self):
-        """Upstream's build of this version has all our symbols except the symbols in our nodes."""
+        """All symbols that upstream's build lacks are in our nodes."""
         ours, upstream = (symbols(os.path.join(folder, "libibverbs.so.1"))
                           for folder in (self.ours, self.plain))
         self.assertFalse(upstream - ours)

@@ -105,7 +105,7 @@ class Graph:
         return seen & self.sources.keys()
 
     def words_with_inline(self, path, headers):
-        """The names in a file and in the inline functions that it uses from headers without a
+        """The names in a file, and in inline functions that the file uses if their header has no
         source.
         """
         words = set(self.files[path].words)
@@ -168,7 +168,7 @@ class Repository(unittest.TestCase):
             self.assertEqual(used & set(listed[at:]), set(), name)
 
     def test_made_cycles(self):
-        """A use of a function, a variable or a header closes a cycle."""
+        """A cycle is found if a use of a function, a variable or a header closes it."""
         word = CORE + "umem_notify_word.c"
         for path, line in ((word, "void f(void) { umem_notify_retire(NULL); }"),
                            (word, "void *ops = &umem_notify_event_ops;"),

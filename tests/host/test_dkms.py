@@ -125,7 +125,7 @@ class Life(unittest.TestCase):
     def has_our_modules(self, tree, stock, replaced=False):
         """The tree has all our modules, and its other modules are unchanged.
 
-        Exceptions: modules that dkms 3.2 has put aside and will restore, as it prints; and a kernel
+        Exceptions: modules that dkms 3.2 has moved away and says that it will restore, and a kernel
         that an update `replaced` under the same name.
         """
         before, after, ours = self.files(stock), self.files(tree), self.users(stock)
@@ -519,7 +519,7 @@ class Mishaps(unittest.TestCase):
         self.after(f'{self.unbuild}rm /usr/sbin/update-initramfs; "$HOOK" "$ONE"\n'
                    '[ -z "$(ls "/var/lib/$NAME/initramfs")" ]')      # no tool, no update
 
-    # mokutil's output, and a kernel for which dkms can sign.
+    # Sets mokutil's output, and gives the kernel the program by which dkms signs.
     secure_boot = ('mkdir "/lib/modules/$ONE/build/scripts"\n'
                    'echo SecureBoot enabled >/secure-boot--sb-state\n'
                    'printf "#!/bin/sh\\n" >"/lib/modules/$ONE/build/scripts/sign-file"\n'

@@ -49,7 +49,7 @@ class Driver(unittest.TestCase):
             out.write(text)
 
     def test_files(self):
-        """The patched and the new files, if the Makefile compiles them."""
+        """The driver consists of the patched and the new files that the Makefile compiles."""
         self.assertEqual(driver.ours("nic", self.tree, self.folder),
                          {f"{NIC}/hooked.c", f"{NIC}/new.c"})
 

@@ -69,7 +69,7 @@ def libfabric(major, minor):
     return f"unsigned fi_version(void) {{ return {major} << 16 | {minor}; }}"
 
 
-# The versions of buildlib/consumers, with the names for which ibv_mr_cache looks.
+# The versions of buildlib/consumers, under the file names that ibv_mr_cache searches.
 UCX_OF_OURS = ucx(1, 13) + "void ucs_rcache_changes(void) {}"
 LIBFABRIC_OF_OURS = libfabric(2, 1) + 'const char *const monitor = "verbs_notify";'
 
@@ -105,8 +105,9 @@ class EnvironmentTest(unittest.TestCase):
                        input=source, text=True, check=True)
 
     def run_it(self, devices="rxe0", options=(), environment=None, **sources):
-        """Run it with only these libraries. The names: ucp, fabric, openmpi, mpich; other: MPICH
-        under its own name."""
+        """Run ibv_mr_cache with only these libraries: ucp, fabric, openmpi, mpich, or other (MPICH
+        under its own name).
+        """
         folder = tempfile.mkdtemp(dir=self.top)
         short = dict(zip(("ucp", "fabric", "openmpi", "mpich", "other"), NAMES))
         for key, name in short.items():
@@ -133,7 +134,7 @@ class EnvironmentTest(unittest.TestCase):
         return {name: value for name, value in seen.items() if name not in ("PWD", "_", "SHLVL")}
 
     def refused(self, text, *arguments, **more):
-        """It prints this text, and no output for the shell."""
+        """ibv_mr_cache prints this text to standard error, and nothing for the shell."""
         done = self.run_it(*arguments, **more)
         self.assertEqual((done.returncode, done.stdout), (3, ""), done.stderr)
         self.assertIn(text, done.stderr)

@@ -198,14 +198,14 @@ class Suite(unittest.TestCase):
         self.assertEqual(fetch.archive_apt(self.build, "linux"), "the machine's")
 
     def test_another_pin(self):
-        """The kept version belongs to an earlier pin."""
+        """If the pin changes, the kept version is not used."""
         self.assertEqual(fetch.linux_version(self.build, name="linux-7.3"), "7.3.4-1")
         self.pinned = "7.3.5-1"
         self.assertEqual(fetch.linux_version(self.build, name="linux-7.3"), "7.3.5-1")
 
 
 class Downloads(unittest.TestCase):
-    """Files that apt had not completed when it was killed."""
+    """Incomplete files, because apt was killed, are fetched again."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -227,7 +227,7 @@ class Downloads(unittest.TestCase):
             self.write(f"partial/{package.replace('=', '_')}_all.deb", "whole")
 
     def test_package(self):
-        """A partial package. The next request does not name it."""
+        """A partial package is fetched again, even if the next request names another package."""
         self.write("partial/cut_1_all.deb", "half")
         for package in ("asked", "cut"):
             path = fetch.download_packages({package: "1"}, self.build)[package]
@@ -256,7 +256,7 @@ class Downloads(unittest.TestCase):
 
 
 class Parts(unittest.TestCase):
-    """First a part of a tree is needed, then the whole tree."""
+    """A part of a tree is needed first, and the whole tree later."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

@@ -131,7 +131,7 @@ class HookTool(unittest.TestCase):
             hook.write("kernel-patches/notify/0003-new.patch", self.repo)
 
     def test_another_version(self):
-        """Only the parts that differ for this version are in the file next to the patch."""
+        """The file next to the patch has only the parts that differ for this version."""
         form = HOOK.replace(".patch", ".7.diff")
         tree = os.path.join(self.repo, "build/src/linux-7")
         self.write(os.path.join("build/src/linux-7", FILE),

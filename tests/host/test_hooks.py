@@ -23,11 +23,11 @@ import kernel_modules  # noqa: E402
 import overlay  # noqa: E402
 import rdma_core_series  # noqa: E402
 
-# Lines that hooks may add, by the folder of the hooks and upstream's path. The first row that fits
-# counts. A fix has no limit. pyverbs: Cython needs each method in the body of its class, and
-# rdma-core 65 lacks pyverbs.enums. UCX has caches in two layers, and documents its interfaces where
-# they are declared. libfabric's and Open MPI's hooks have fixes, a manual page and the
-# documentation of a setting.
+# How many lines hooks may add, by the folder of the hooks and upstream's path. The first row that
+# matches counts. A fix has no limit. pyverbs needs many lines because Cython needs each method in
+# the body of its class, and because rdma-core 65 lacks pyverbs.enums. UCX has caches in two layers,
+# and documents its interfaces where it declares them. libfabric's and Open MPI's hooks include
+# fixes, a manual page and the documentation of a setting.
 MOST = (("buildlib/hooks/", "libibverbs/(?!examples|man)|providers", 31),
         ("buildlib/hooks/", "libibverbs/(?:examples|man)/|debian/", 23),
         ("buildlib/hooks/", "pyverbs/", 32),
@@ -36,7 +36,7 @@ MOST = (("buildlib/hooks/", "libibverbs/(?!examples|man)|providers", 31),
         ("buildlib/consumers.d/libfabric/", "", 207),
         ("buildlib/consumers.d/ucx/", "", 340),
         ("buildlib/consumers.d/openmpi/", "", 240))
-# The same for all hooks that only rdma-core 65 has.
+# Lines that all hooks together may add that only rdma-core 65 has.
 MOST_OF_LATER = "Only-For: rdma-core-65", 14
 # Lines for a driver other than mlx5, soft-RoCE and soft-iWARP: without and with revoking.
 MOST_OF_DRIVER = 10, 16
@@ -55,7 +55,7 @@ class HookRules(unittest.TestCase):
                     self.texts[os.path.relpath(path, REPO)] = text.read()
         self.user = {path: text for path, text in self.texts.items()
                      if path.startswith(overlay.PATCHES["rdma-core"])}
-        # A fix is as in a later upstream, or ready for upstream, so no rule limits its form.
+        # These rules are not for fixes, which upstream has already or can take as they are.
         self.own = {path: text for path, text in self.user.items()
                     if not re.search(r"\nUpstream-Status: (Backport \[https://|Pending\n)", text)}
 
@@ -115,8 +115,9 @@ class HookRules(unittest.TestCase):
                                  "Move code to a file of its own")
 
     def test_one_hook_for_each_file_in_user_space(self):
-        """Not for the kernel, whose hooks are a series by topic. A hook for one version may change
-        a file that a hook for all versions changes."""
+        """No two hooks change the same file. Exceptions: the kernel, whose hooks are a series by
+        topic, and a hook for one version only.
+        """
         seen = {}
         for path, text in self.own.items():
             version = "".join(overlay.ONLY_FOR.findall(overlay.parts(text)[0]))

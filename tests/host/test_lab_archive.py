@@ -35,7 +35,7 @@ class Older(unittest.TestCase):
                          "6.12.116-1")
 
     def test_revision(self):
-        """A revision of a kernel has the same name, so it is not an update to another kernel."""
+        """A revision of a kernel replaces it under the same name, so updating to it is no test."""
         self.assertEqual(self.before("6.12.115-2", "6.12.115-2", "6.12.115-1", "6.12.113-1"),
                          "6.12.113-1")
 

@@ -44,7 +44,7 @@ class RecordedConsoles(unittest.TestCase):
         self.assertTrue(any("Kernel panic" in line for line in report.lines))
 
     def test_warning(self):
-        """A WARNING, from its "cut here" to its end, without the later lines."""
+        """The report of a WARNING begins at "cut here", and lacks the lines after its end."""
         report, = self.check("warning.log", ("WARNING", "WARNING: CPU: 0 PID:"))
         self.assertIn("cut here", report.lines[0])
         self.assertIn("end trace", report.lines[-1])

@@ -17,7 +17,8 @@ import emulator  # noqa: E402  pylint: disable=wrong-import-position
 import guest  # noqa: E402  pylint: disable=wrong-import-position
 import machine as machines  # noqa: E402  pylint: disable=wrong-import-position
 
-# Trace events patch code that both CPUs run: timers, wake-ups, interrupts. QEMU 7.2 always crashed.
+# Enabling trace events patches code of timers, wake-ups and interrupts, which both CPUs run. QEMU
+# 7.2 always crashed.
 PATCHING = """
 cd /sys/kernel/tracing
 for i in 1 2 3; do (while :; do sleep 0.001; done) & done
@@ -64,7 +65,7 @@ class Accelerator(unittest.TestCase):
     """The lab's decision about KVM, with a fake guest."""
 
     def find(self, name, in_time, console):
-        """The answer for a machine, if its guest ends in time or not, with this console."""
+        """The answer for a machine whose guest prints this console, and ends in time or not."""
         with mock.patch.object(guest, "Guest") as tried, \
                 mock.patch.object(guest.os, "access", return_value=True):
             one = tried.return_value.__enter__.return_value

@@ -316,7 +316,7 @@ class VersionTest(Fixture):
             self.assertFalse(os.path.lexists(os.path.join(self.tree, "libibverbs/ours.65.h")))
 
     def test_other_part(self):
-        """One file's part is only for this version; for the other file the patch's part applies."""
+        """For one file the version's part applies, for the other file the patch's part."""
         self.write("buildlib/hooks/0001-a.65.diff", self.OTHER)
         self.lay()
         self.assertEqual(self.lines("verbs", "other"),

@@ -34,7 +34,8 @@ apt-get purge -y -qq $(dpkg-query -W -f '${source:Package} ${Package}\\n' |
     awk '/^rdma-core / { print $2 }')
 """
 
-# Packages of which no other version exists: one with the DKMS package's name, and a removed one.
+# Two packages that exist in no other version: one has the DKMS package's name, the other is removed
+# but keeps its configuration.
 OTHERS = """
 cd "$(mktemp -d)"
 package() {
@@ -54,7 +55,9 @@ dpkg-query -W -f '${db:Status-Status} of dpkg\\n' rdma-gone | grep '^config-file
 
 
 def command(beginning):
-    """The page's command with this beginning, for root and without questions."""
+    """The page's command that begins with this text, changed so that root can run it without
+    questions.
+    """
     with open(os.path.join(REPO, "Documentation/install.md"), encoding="utf-8") as text:
         line = re.search(rf"^ +(sudo {beginning}.*)$", text.read(), re.MULTILINE).group(1)
     line = line.partition("  # ")[0].replace("apt-get install", "apt-get install -y -qq")

@@ -24,7 +24,7 @@ import overlay  # noqa: E402
 import rdma_core_series  # noqa: E402
 import series  # noqa: E402
 
-# What a mail may change; a build has the targets whose mails have come. The tests are run.
+# The targets that mails change or add. A build makes those that exist so far, and runs TESTS.
 TARGETS = ("ibverbs", "rxe-rdmav", "siw-rdmav", "ibv_devinfo", "check-no-cxx-runtime",
            "ibv_mr_notify", "ibv_mr_cache")
 TESTS = ("rxe_wr_test", "mr_notify_test", "mr_cache_test")

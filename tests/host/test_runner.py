@@ -263,7 +263,9 @@ class Whole(unittest.TestCase):
         self.assertEqual(printed[first + 2], "    once more: sh -c 'echo not ok two; exit 1'")
 
     def test_the_command_builds_the_program_that_failed(self):
-        """Otherwise the command would run the program without the fix."""
+        """The command first builds, because it would otherwise run the program without the user's
+        fix.
+        """
         guest = lanes.Step("guest", "echo not ok two; exit 1", results.lines,
                            again=again.catch("build/tests/guest_word"))
         printed, _ = self.run_lanes({}, lanes.Lane([guest]))
@@ -329,7 +331,7 @@ class Whole(unittest.TestCase):
     def test_nothing_else_is_repeated(self):
         self.assertEqual(self.run_guest("not ok one\nok two\n")[1:3],
                          ("2 passed, 1 failed, 0 skipped", []))
-        # A kernel that reports a problem, or a guest that dies.
+        # Outputs if a kernel reports a problem, or if a guest dies.
         self.assertEqual(self.run_guest("pace one\nnot ok one\nok two\n", status=99)[1:3],
                          ("1 passed, 2 failed, 0 skipped", []))
 
@@ -342,7 +344,9 @@ class Whole(unittest.TestCase):
                             for line in printed))
 
     def run_for(self, command):
-        """Run a step with a limit of 5 s without output; its count, and its seconds."""
+        """Run a step that may be silent for 5 s; return its count, the printed lines and its
+        seconds.
+        """
         start = time.monotonic()
         with mock.patch.object(runner, "SILENCE", 5), mock.patch.object(runner, "GRACE", 1):
             printed, count = self.run_lanes(
@@ -363,13 +367,16 @@ class Whole(unittest.TestCase):
                 self.assertLess(seconds, 600)
 
     def test_a_step_that_goes_on_may_last(self):
-        """The limit is for a time without output, because a slow machine may need long."""
+        """A step may run longer than the limit as long as it prints, because a machine may be slow.
+        """
         count, _, _ = self.run_for(
             "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.5; echo $i; done; echo ok one")
         self.assertEqual(count, "1 passed, 0 failed, 0 skipped")
 
     def test_a_guest_may_last(self):
-        """On a slow machine the steps may take hours. A step that hangs is ended earlier."""
+        """The steps of a guest may take hours on a slow machine, but a step that hangs is ended
+        earlier.
+        """
         with mock.patch.object(runner.Run, "command", return_value=1) as command:
             self.run_lanes({}, lanes.Lane([lanes.Step("one", "true")], guest="--kernel um"))
         found = re.search(r" --timeout (\d+) ", command.call_args.args[1])

@@ -40,10 +40,10 @@ def touched(mail):
 
 
 def batches(files):
-    """{mail: its files} in lists of mails that are built together.
+    """Lists of {mail: its files}; the mails of a list are built together.
 
-    A list has only untried drivers, each once. So no mail of the list can fix the mistake of
-    another.
+    A list has only drivers that the lab can't try, each in one mail, so that no mail can hide a
+    mistake of another.
     """
     done, seen = [], set()
     for mail, names in files.items():
@@ -67,7 +67,7 @@ def empty_places():
 
 
 def build(package, tree, places, names):
-    """Build the modules of a tree. Of drivers that the lab can't try, compile only these files."""
+    """Build the modules of a tree. Compile only these files of drivers that the lab can't try."""
     untried = {name for name in names if name.startswith(UNTRIED)}
     if names - untried:
         debian.build_modules(package, tree, places[0], driver.make)

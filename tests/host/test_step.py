@@ -38,7 +38,8 @@ class Step(unittest.TestCase):
         self.assertRegex(lines[-1], r"^title: FAILED with 7 after \d+ s; the above is .*/log$")
 
     def test_progress_on_a_terminal(self):
-        """The log's last line appears immediately: the command waits until it is shown."""
+        """The log's last line appears immediately. The command ends only after the line was shown.
+        """
         ours, theirs = pty.openpty()
         with os.fdopen(ours, "rb", 0) as terminal:
             child = subprocess.Popen([STEP, "title", self.log, "sh", "-c", "echo half; "

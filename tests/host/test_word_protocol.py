@@ -15,8 +15,9 @@ MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../model/word.
 
 
 def search(bug=None):
-    """For the model, with or without a mistake: (Did an assertion fail? Was the search
-    complete?)"""
+    """Check the model, with or without a mistake. Return whether an assertion failed, and whether
+    the search was complete.
+    """
     with tempfile.TemporaryDirectory() as folder:
         with open(MODEL, encoding="utf-8") as text, \
                 open(os.path.join(folder, "word.pml"), "w", encoding="utf-8") as out:

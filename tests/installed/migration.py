@@ -15,7 +15,7 @@ import threading
 import time
 
 RAM = 64 << 20      # bytes
-RANDOM = 48 << 20   # random bytes; the rest is zero, and QEMU sends no zero pages
+RANDOM = 48 << 20   # random bytes; QEMU does not send the rest, which is 0
 QEMU = ["qemu-system-x86_64", "-nodefaults", "-display", "none", "-accel", "tcg", "-S",
         "-m", f"{RAM >> 20}M", "-machine", "pc,memory-backend=ram",
         "-mon", "chardev=told,mode=control"]
@@ -47,13 +47,13 @@ class Machine:
         raise OSError(f"{command}: QEMU has ended")
 
     def status_after(self, command, *statuses):
-        """After a command, wait for a status other than these, and return it."""
+        """Ask QEMU by the command until the status is none of these; return the status."""
         while (status := self.ask(command).get("status")) in statuses:
             time.sleep(0.05)
         return status
 
     def quit(self):
-        """End it by a command; its exit status."""
+        """End QEMU by a command; return the exit status."""
         self.ask("quit")
         return self.process.wait()
 

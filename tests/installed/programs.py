@@ -27,9 +27,9 @@ import ucx  # noqa: E402
 
 ADDRESS = "10.0.0.1"
 LIMIT = 600     # seconds until a program counts as hung; none takes 6 on an idle machine
-PATIENCE = 10   # … for a program whose peer has failed
-# A queue pair got no packet for half a second: the host may stop an emulated CPU for this time. It
-# also happens without on-demand paging and without the fork.
+PATIENCE = 10   # seconds to wait for a program whose peer has failed
+# The message if a queue pair gets no packet for half a second, because the host may stop an
+# emulated CPU for so long. This also happens without on-demand paging and without the fork.
 RETRIES_RAN_OUT = "transport retry counter exceeded"
 ATTEMPTS = 3
 PACKAGES = ("libibverbs1", "ibverbs-providers", "libibverbs-dev", "ibverbs-utils", "rdma-core",
@@ -118,7 +118,9 @@ def environment(cached, folder, more):
 
 
 def loaded_wrongly(folder, processes):
-    """Did too few processes load the packages' libibverbs, or did a process load another file?"""
+    """The complaints if too few processes loaded the packages' libibverbs, or if one loaded another
+    file.
+    """
     found = []
     for path in glob.glob(os.path.join(folder, "ld.*")):
         with open(path, encoding="utf-8", errors="replace") as text:
@@ -153,8 +155,9 @@ def listening(port):
 
 
 def both_end(server, client):
-    """Wait for both; False after too long a time, because the peer of a failed process may wait
-    forever."""
+    """Wait until both end. Return False at a time limit, because the peer of a failed process may
+    wait forever.
+    """
     end = time.monotonic() + LIMIT
     while server.poll() is None or client.poll() is None:
         if server.poll() or client.poll():

@@ -119,7 +119,8 @@ def run(command, log, env=None):
 
 
 def hooked_tree(*options, linux="linux"):
-    """The path of upstream's kernel source with our files and hooks; options of overlay.py."""
+    """The path of upstream's kernel source with our files and hooks. Takes options of overlay.py.
+    """
     done = subprocess.run([os.path.join(REPO, "buildlib/overlay.py"), linux, *options], text=True,
                           stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
@@ -143,7 +144,8 @@ def make_from_tree(machine):
 
 
 def our_modules(machine, package):
-    """Build our modules for a machine; their paths. The caller has their folder for itself."""
+    """Build our modules for a machine; return their paths. The caller must hold the folder's lock.
+    """
     with step("kernel source"):
         tree = hooked_tree("--part", *kernel_modules.PART, linux=machine.linux)
     drivers = machine.drivers.values()
@@ -197,7 +199,7 @@ def live_with_dkms(machine):
 
 
 def up_to_date(machine):
-    """Does the machine exist, made from the present files?"""
+    """Does the machine exist, and was it made from the present files?"""
     return os.path.exists(machine.kernel) and \
         read(os.path.join(machine.folder, "fingerprint")) == stamp(machine, fingerprint(machine))
 

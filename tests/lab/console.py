@@ -49,7 +49,9 @@ LONGEST = 120
 
 @dataclasses.dataclass
 class Report:
-    """One complaint: its kind, its distinctive line and its lines, without time stamps."""
+    """A complaint of the kernel: its kind, its distinctive line, and all its lines without time
+    stamps.
+    """
     kind: str
     title: str
     lines: list[str]
@@ -63,7 +65,7 @@ def kind_of(line):
 
 
 def ends(report, line):
-    """Does a report end with this line? KASAN's last line looks like its first."""
+    """Does a report end with this line? KASAN's first and last lines look alike."""
     return (CLOSING.search(line) or len(report.lines) >= LONGEST
             or report.kind in ("hung task", "busy CPU") and CLOSING_STACK.search(line)
             or report.kind in ("KASAN", "KFENCE", "KCSAN") and OPENING.search(line))

@@ -46,7 +46,7 @@ SAME_CHECKSUM = ("cmd_gen_symversions_c=$(NM) $@ | sed -n "
 
 
 def build_modules(package, tree, place, run, more_drivers=(), options=()):
-    """Build the modules from `tree` in `place`; their paths.
+    """Build the modules from `tree` in `place`; return their paths.
 
     All their symbols have the same checksum: computing real ones takes two fifths of the time, and
     all users of these symbols are built together.
@@ -68,10 +68,12 @@ def dependencies(path):
 
 
 def lay_modules(package, names, ours, place):
-    """Fill `place` with the named modules and their dependencies, ours before the package's.
+    """Fill `place` with the named modules and their dependencies; our modules replace the
+    package's.
 
-    A small tree of plain files: depmod takes 0.3 s instead of 7, and loading needs no xz. A missing
-    module is left out (siw if it is not ours); depmod -e complains of a missing symbol.
+    In this small tree of plain files depmod takes 0.3 s instead of 7, and loading needs no xz.
+    Missing modules are left out, for example siw if we have not built it; depmod -e complains of a
+    missing symbol.
     """
     files = {**package.module_files(), **{module_name(path): path for path in ours}}
     wanted, todo = set(), [name for name in names if name in files]

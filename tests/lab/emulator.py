@@ -63,8 +63,9 @@ def said():
 
 
 def program():
-    """The program to start. Fetches the newer QEMU if needed, or falls back to the system's
-    QEMU."""
+    """Return the program to start. Fetch the newer QEMU if needed; if this fails, use the system's
+    QEMU.
+    """
     with private_apt.alone(os.path.join(FOLDER, ".lock")):
         if version(newer()) >= RELIABLE:
             return newer()

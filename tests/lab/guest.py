@@ -184,7 +184,7 @@ class Guest:
         return self.control
 
     def keep(self):
-        """Start the keeper: it waits for the end of this process, and then cleans up."""
+        """Start the keeper, a process that cleans up when this process ends."""
         read, write = os.pipe()
         if os.fork() == 0:
             os.setsid()
@@ -261,7 +261,7 @@ def kill_group(group):
 
 
 def accelerator(machine):
-    """kvm if it works. Tried once per boot of the host, because a /dev/kvm may not work.
+    """Choose kvm if it works. This is tried once per boot of the host.
 
     Some software implementations of KVM abort QEMU or are slower than QEMU's emulation. The trial
     lacks the machine's own devices, which may need more CPUs or memory. If the trial is late, the

@@ -21,7 +21,7 @@ import fetch  # noqa: E402  pylint: disable=wrong-import-position
 import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
 
 
-# Three in five of the image's modules: large modules that RDMA drivers do not use (hfi1 needs i2c).
+# Folders with three in five of the image's modules, which RDMA drivers do not use (hfi1 needs i2c).
 LEFT_OUT = ("sound", *(f"drivers/{name}" for name in (
     "ata", "bluetooth", "comedi", "edac", "gpu", "hid", "hwmon", "iio", "input", "leds", "md",
     "media", "mfd", "misc", "mmc", "mtd", "net/can", "net/usb", "net/wireless", "platform",
@@ -29,9 +29,9 @@ LEFT_OUT = ("sound", *(f"drivers/{name}" for name in (
 
 
 def older(version):
-    """The newest version in the archive that is older and of another release.
+    """The newest version in the archive that is older and not a revision of the same kernel.
 
-    apt lists a version once per suite, and revision -2 of a kernel replaces its -1.
+    apt lists a version once per suite. Revision -2 of a kernel replaces -1.
     """
     source = fetch.read_pin("linux")["package"]
     offered = fetch.machine_apt(BUILD).versions(source)

@@ -7,9 +7,9 @@ import os
 import subprocess
 
 # $1 the folder of the upper layer, $2 the layers below, $3 the script that runs there; then the
-# folders that are bound into it, in threes: path on the host, path there, ro or rw.
-# With redirect_dir and metacopy off the upper layer has whole files, which are valid elsewhere.
-# With an empty /run no script finds a running system whose services it would restart.
+# folders that are bound into it, in threes: path on the host, path there, ro or rw. With
+# redirect_dir and metacopy off, the upper layer has whole files, which also work on other lower
+# layers. With an empty /run, scripts find no running services to restart.
 NAMESPACE = """\
 set -eu
 mkdir -p "$1/upper" "$1/work" "$1/root"

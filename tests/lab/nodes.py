@@ -10,7 +10,7 @@ import selectors
 import socket
 import time
 
-# For rxe0, for siw0, and a third without loss for tests/lab/commands.
+# The wires are for rxe0, for siw0, and a third wire without loss for tests/lab/commands.
 WIRES = 3
 FIRST = 1   # the node on which COMMAND runs
 LARGEST = 1 << 16

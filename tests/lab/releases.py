@@ -84,7 +84,9 @@ class Release:
         return namespace.run(place, lower, script, env, [*common, *binds], **streams)
 
     def build_folder(self, place="", kernel=""):
-        """The build folder there; users of this machine's kernel have a separate one."""
+        """The build folder in the root. Commands that use this machine's kernel have a separate
+        build folder.
+        """
         folder = os.path.join(place or self.place, "build-" + kernel if kernel else "build")
         os.makedirs(folder, exist_ok=True)
         return folder

@@ -40,7 +40,9 @@ def run(place, script, debs=(), output=None):
 
 
 def fingerprint(debs):
-    """A sum of the packages, of the installed packages, and of the installation script."""
+    """A checksum of the fork's packages, the list of installed packages, and the installation
+    script.
+    """
     total = hashlib.sha256((namespace.NAMESPACE + INSTALL).encode())
     for path in [*debs, "/var/lib/dpkg/status"]:
         with open(path, "rb") as content:

@@ -27,7 +27,7 @@ class Buffer(ctypes.Structure):
 
 
 def room():
-    """How many bytes our User Mode Linux reserves for the state."""
+    """The number of bytes that our User Mode Linux reserves for the state."""
     for path in glob.glob(PATCHES):
         with open(path, encoding="utf-8") as text:
             found = re.search(r"^\+\s*DEFINE_LONGS\(HOST_FP_SIZE, (\d+)\);", text.read(), re.M)
@@ -43,7 +43,7 @@ def ptrace(request, pid, kind, data):
 
 
 def host_state():
-    """How many bytes this host's kernel needs: the size of a stopped child's state."""
+    """The number of bytes that this host's kernel needs, measured on a stopped child."""
     child = os.fork()
     if child == 0:
         try:

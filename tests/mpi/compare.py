@@ -86,13 +86,13 @@ class Row:
     """One job and its expected results."""
     over: str
     kept_by: str
-    kind: str           # hooks: must miss changes; other: any result; plain; ours; word
+    kind: str           # plain, ours, word; hooks: must miss changes; other: may have any result
     environment: dict = field(default_factory=dict)
     libraries: str = ""     # the folder of libraries that replace the distribution's
-    more: int = 0           # registrations of a buffer that libraries below make and keep
+    more: int = 0           # how many registrations of a buffer libraries below keep
     seen: dict = None
     hits: int = 0
-    restored: int = 0       # suspended registrations that got pages again, of this node's processes
+    restored: int = 0       # restored registrations of this node's processes
 
     @property
     def name(self):
@@ -100,7 +100,7 @@ class Row:
         return f"{self.over}: {self.kept_by}"
 
     def run(self, where, programs=PROGRAM):
-        """Fill in the results; False if the job failed, with its output printed."""
+        """Fill in the results. If the job fails, print its output and return False."""
         launcher, *options = OVER[self.over]
         command = [launcher, *where[launcher], "-np", "2", *options, programs[launcher]]
         env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
@@ -191,8 +191,9 @@ def check(what, good):
 
 
 def checks(row, plain, hooks):
-    """This row's expected results. The other rows are of the same MPI: without a cache, and with a
-    cache that intercepts calls, or None."""
+    """Check the results of a row. `plain` and `hooks` are rows of the same MPI without a cache and
+    with a cache that intercepts calls, or None.
+    """
     again, kept, doubted = (row.seen[part] for part in ("mapped_again", "kept", "doubted"))
     good = True
     if row.kind == "hooks":

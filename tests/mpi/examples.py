@@ -16,9 +16,9 @@ import tempfile
 REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 MPIRUN = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2",
           "--mca", "pml", "ob1", "--mca", "btl", "self,vader"]
-LIMIT = 900             # seconds: it hangs; compiling on an emulated CPU is slow
-# 20 from memory that is mapped again in between, 20 from memory that stays, 1 from a part of a
-# larger registration.
+LIMIT = 900             # seconds until it counts as hung; compiling on an emulated CPU is slow
+# 20 messages from memory that is mapped again in between, 20 from memory that stays mapped, 1 from
+# a part of a larger registration.
 MESSAGES = 41
 SENDER_REGISTERS = {"kept": range(21, 23), "not kept": range(42, 43)}
 

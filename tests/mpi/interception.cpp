@@ -16,7 +16,7 @@ namespace interception {
 
 namespace {
 
-/* The number of bytes in [start, end) that differ from the file's bytes at `offset`. */
+/* The number of bytes in [start, end) that differ from the bytes of the file at `offset`. */
 std::size_t differing(uintptr_t start, uintptr_t end, std::streamoff offset,
 		      const std::string &path)
 {

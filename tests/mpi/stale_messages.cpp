@@ -52,7 +52,10 @@ void map_again(std::span<std::byte> memory, int time)
 		throw std::runtime_error("mapping again");
 }
 
-/* Registered pages stay: only a comparison with the page tables shows that they are unchanged. */
+/*
+ * MADV_FREE keeps registered pages. Only a comparison with the page tables shows that they are
+ * unchanged.
+ */
 void let_reclaim(std::span<std::byte> memory, int time)
 {
 	if (time > 1 && syscall(SYS_madvise, memory.data(), memory.size(), MADV_FREE))

@@ -67,7 +67,7 @@ int seed_of(int who, int round)
 	return 2 * round + who;
 }
 
-/* Raw system calls, which libraries do not see, as Go, Rust or a custom allocator makes them. */
+/* Go, Rust or a custom allocator also makes raw system calls, which libraries do not see. */
 bytes map(std::size_t size, std::byte *at = nullptr)
 {
 	const long addr =
@@ -321,7 +321,7 @@ int persistent_requests()
 }
 
 /*
- * Sends the blocks of a vector, and puts them into a window. Then does so with an array of
+ * Sends the blocks of a vector, and puts them into a window; then does the same with an array of
  * structures.
  */
 int derived_types()

@@ -93,7 +93,9 @@ class Run:
             reader.start()
 
         def is_running():
-            """Does the process still run, or may another process still write? Does not reap it."""
+            """Does the process still run, or may another process still write to its outputs? Does
+            not reap it.
+            """
             nohang = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return (any(reader.is_alive() for reader in readers) or
                     os.waitid(os.P_PID, child.pid, nohang) is None)
@@ -281,9 +283,9 @@ class Run:
         return made
 
     def repeat_paced(self):
-        """Repeat a failed case once, alone, in a fresh guest, if it depends on the kernel's pace.
+        """Repeat a failed case that depends on the kernel's pace: once, alone, in a fresh guest.
 
-        Only if the guest's kernel reported no problem and each step ended.
+        Do so only if the guest's kernel reported no problem and each step ended.
         """
         for one in self.paced:
             folder = fresh("again")

@@ -8,7 +8,7 @@ import shlex
 
 
 def catch(program):
-    """A Catch2 program: its filter has characters of its own."""
+    """The command for a case of a Catch2 program, whose filters have special characters."""
     def again(case):
         escaped = re.sub(r"([][,*~])", r"\\\1", case)
         return f"{program} {shlex.quote(escaped)}"
@@ -29,7 +29,7 @@ def unittest(program):
 
 
 def matrix(program):
-    """ibv_mr_notify: a row, or a line "row: its mistake"."""
+    """The command for a failure of ibv_mr_notify, whose name is a row or "row: its mistake"."""
     def again(case):
         return f"{program} --only {shlex.quote(case.split(': ')[0])}"
     return again

@@ -115,7 +115,7 @@ PAGING = [*guest_programs("odp", "odp_memory", "odp_packets", "odp_wait", "odp_o
           pyverbs("test_mr_all", "test_odp", least=23)]
 # All but three, which need a device without some capability.
 NOTIFY_AND_CACHE = pyverbs("test_mr_notify", "test_mr_cache", least=67)
-# The Debian programs that can page on demand, on the fork's library in the build folder.
+# Debian's programs that can page on demand. They use the fork's library from the build folder.
 PAGING_PROGRAMS = Step("programs on demand", f"{PYTHON} tests/installed/programs.py 'on demand'",
                        results.lines, least=18)
 # With a coarse clock all waits end at the next tick, and races become rare.
@@ -127,7 +127,8 @@ KASAN = Step("KASAN", " && ".join(
         "drivers/infiniband/sw/rxe/rxe_mr", "drivers/infiniband/sw/siw/siw_mem",
         "mm/mmu_notifier", "kernel/workqueue", "lib/interval_tree", "net/core/skbuff",
         "fs/char_dev")))
-# The case in which KASAN checks most. The other cases write word by word, and take minutes there.
+# KASAN finds most in this case. The other cases write word by word, and would take minutes with
+# KASAN.
 WQE_RING = replace(guest_programs("wqe_ring")[0],
                    command="RUN_SECONDS=10 build/tests/guest_wqe_ring -r lines "
                    "'wqe_ring: anything is written anywhere at any time'")
@@ -233,8 +234,8 @@ LANES = {
     # The packages for users, with Debian's own programs and upstream's suite.
     "packages": Lane(
         [Step("programs", f"{PYTHON} tests/installed/programs.py", results.lines),
-         # Only 18 rows on Debian 13, where MPICH's UCX hangs over soft-RoCE: compare.py skips its
-         # rows.
+         # On Debian 13 MPICH's UCX hangs over soft-RoCE, so compare.py skips its rows, and only 18
+         # rows are left.
          Step("mpi", f"{PYTHON} tests/mpi/compare.py", results.lines, least=18),
          examples("notifies"),
          UNPACK_SUITE, INSTALLED_SUITE, *cached(INSTALLED_SUITE)],
@@ -246,7 +247,7 @@ LANES = {
          Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=204),
          hits("hits", "libfabric", 26), hits("notify_ops", "libfabric", 60)],
         guest="--kernel um", seconds=150, named_only=True, needs=CONSUMERS),
-    # MPI windows, derived types and others: with hooks, with the word, with our cache below.
+    # MPI windows, derived types and others; with hooks, with the word, and with only our cache.
     "consumers-windows": Lane(
         [Step("windows", f"{PYTHON} tests/mpi/windows.py", results.lines, least=11)],
         guest="--kernel um --memory 2G", seconds=300, named_only=True, needs=CONSUMERS),
@@ -277,7 +278,7 @@ LANES = {
         [hits("hits_tsan", "libfabric_tsan", 26, "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],
         guest="--kernel debian", seconds=100, named_only=True,
         needs=("fork", "kernel debian", "libfabric with the thread sanitizer")),
-    # The consumers were compiled with our header, and find Debian's libibverbs.
+    # The consumers were compiled with our header, and run with Debian's libibverbs.
     "consumers-library": Lane(
         [Step("probing", f"env -u LD_LIBRARY_PATH {PYTHON} tests/consumers/probing.py --old",
               results.lines, least=24)],
@@ -289,7 +290,7 @@ LANES = {
               f"{PYTHON} tests/consumers/probing.py --old", results.lines, least=20)],
         guest="--kernel stock", seconds=120, named_only=True,
         needs=("fork", "libfabric and UCX", "kernel stock")),
-    # Races between two CPUs, and transfers that another CPU interrupts.
+    # Tests that need two CPUs: races, and transfers that another CPU interrupts.
     "debian": Lane(
         [CLOCK, MATRIX, ALL, SUSPENDED, *guest_programs(), *PAGING, PAGING_PROGRAMS,
          *guest_programs("interleaving", "stress", "odp_stress", "retransmit", seconds=10),

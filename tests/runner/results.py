@@ -14,7 +14,7 @@ class Failure:
     """A failed test, its output, and how to repeat it."""
     name: str
     said: str = ""
-    file: str = ""      # has all of its program's output
+    file: str = ""      # a file with all output of the program
     case: str = ""      # its name in its program, or ""
     paced: bool = False     # tagged [pace]: may be repeated once
     again: str = ""     # the command that runs it alone
@@ -134,7 +134,7 @@ def judge(name, parse, text, exit_status, expected=0):
 
 
 def shortened(text, most):
-    """The beginning and the end of a text, at most this many lines, without empty lines."""
+    """The first and last lines of a text, at most this many, without empty lines."""
     kept = [line.rstrip() for line in text.splitlines() if line.strip(" -")]
     if len(kept) <= most:
         return kept

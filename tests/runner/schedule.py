@@ -16,7 +16,7 @@ class Task:
 
 
 def chains(tasks):
-    """{name: seconds from its beginning to the end of the longest chain that waits for it}."""
+    """{name: seconds of the longest chain of tasks that begins with it}."""
     waits = {name: [other for other in tasks.values() if name in other.needs] for name in tasks}
     found = {}
 

@@ -50,7 +50,9 @@ class Screen:
 
     @contextlib.contextmanager
     def busy(self, name):
-        """A context in which the task runs. Its value is a function that names the current part."""
+        """A context for a running task. Its value is a function that shows the name of the current
+        part.
+        """
         def part(text):
             with self.lock:
                 self.doing[name] = (time.monotonic(), text)

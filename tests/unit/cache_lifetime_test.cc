@@ -335,7 +335,7 @@ TEST_CASE_METHOD(fixture, "contexts that are closed with something in use leave 
 	constexpr uintptr_t contexts = 20; // more than the limits of owners and PDs
 	mr_cache_ref refs[contexts];
 
-	/* Each time all registrations end, and the cache is in its former state. */
+	/* After each round all registrations have ended, and the cache is in its former state. */
 	for (int times = 0; times < 8; times++) {
 		for (uintptr_t n = 0; n < contexts; n++) {
 			void *context = name(100 + 2 * n), *its_pd = name(101 + 2 * n);
@@ -456,7 +456,9 @@ TEST_CASE_METHOD(fixture, "there is an end though others take the room each time
 
 		if (what.owner != owner)
 			return;
-		/* Again there is an idle entry, and again no room. */
+		/*
+		 * Adds an idle entry and refuses the registration again, so the cache evicts again.
+		 */
 		CHECK(get2(&another, 7) == 0);
 		CHECK(put(another) == 0);
 		if (++tried < many)
@@ -561,7 +563,7 @@ TEST_CASE_METHOD(fixture, "a request waits for the union that will serve it")
 
 	in_reg.wait();
 
-	/* Waits only for the union, not for a window of it. */
+	/* This request waits only for the union, not for a window of it. */
 	std::thread asks([&] {
 		use(2, WIDE + 4);
 		done = true;
@@ -640,7 +642,7 @@ TEST_CASE_METHOD(fixture, "no thread waits longer for a registration than the fi
 	hooked_env::condition::before_wait = [&](uint64_t deadline) {
 		deadlines.push_back(deadline);
 	};
-	/* The first thread does not run when its wait ends. */
+	/* The first thread is stopped when its wait ends. */
 	hooked_env::condition::after_deadline = [&] {
 		if (!after_wait.reached)
 			after_wait.pass();
@@ -852,7 +854,7 @@ TEST_CASE_METHOD(fixture, "a thread that is cancelled inside the registrar comes
 {
 	gate inside;
 
-	/* For example, a provider may print a message. */
+	/* A provider may, for example, print a message, where a thread can be cancelled. */
 	cache.env.before_reg = [&](const mr_cache_request &) {
 		inside.pass();
 		pthread_testcancel();

@@ -174,7 +174,7 @@ TEST_CASE_METHOD(fixture, "cleaning finds idle registrations among many in use")
 	CHECK(cache.clean(owner, 0) == 0);
 	CHECK(entries() == USED);
 
-	/* While misses search for the entry without finding it. */
+	/* clean() runs while misses search for an entry to evict, and find none. */
 	be_refused();
 	fill();
 	CHECK(cache.clean(owner, 0) == 0);

@@ -130,7 +130,7 @@ TEST_CASE("only the word of an entry takes locked instructions")
 	CHECK(count(put) == 1);
 	CHECK(count(get) == 1); // a hit
 	CHECK(count(put) == 1);
-	CHECK(count(clean) == 3); // closes and frees it
+	CHECK(count(clean) == 3); // closes and frees the entry
 	CHECK(count(get) == 1);	  // a miss: opens the entry
 	CHECK(count(put) == 1);
 	CHECK(count([&] { return cache.drain(name(2), nullptr); }) == 4); // also unlinks it
@@ -733,11 +733,14 @@ TEST_CASE_METHOD(fixture, "an exact registration serves its range and its rights
 	CHECK(all.mr != part.mr);
 	CHECK(get_exact(100, 64, READ).mr == part.mr);
 	CHECK(put(part) == 0);
-	/* Another range, fewer rights, more rights, a local request; then in the reverse order. */
+	/*
+	 * Requests with another range, fewer rights or more rights, and local requests, find no
+	 * exact entry. An exact request finds no local entry.
+	 */
 	CHECK(!has_exact(100, 63, READ));
 	CHECK(!has_exact(101, 64, READ));
 	CHECK(!has_exact(0, 2 * PAGE, READ));
-	/* Some of these parts have the chain of `all`. */
+	/* The hints of some of these parts are in the same chain as the hint of `all`. */
 	for (uint64_t offset = 100; offset < 200; offset++)
 		CHECK(!has_exact(offset, 64, WRITE));
 	CHECK(!has(0));
@@ -768,7 +771,7 @@ TEST_CASE_METHOD(fixture, "an exact registration serves no part of it by another
 
 	REQUIRE(acquire(cache, pd, owner, BASE, MANY * PAGE, WRITE, &all) == 0);
 
-	/* A request whose hint has the same place and tag. */
+	/* Finds a request whose hint has the same place and tag as the hint of `all`. */
 	const auto table = hint({pd, BASE, MANY * PAGE, WRITE});
 	uint64_t page = 1;
 
@@ -834,7 +837,7 @@ TEST_CASE_METHOD(fixture, "a view of exactly the range is found, and parts are l
 	CHECK(!part.mr);
 	CHECK(is_idle(ref));
 
-	/* Fewer rights, after a hint has been learned. */
+	/* A request with fewer rights, after a hint has been learned. */
 	CHECK(put(get(0, 2, LOCAL)) == 0);
 	CHECK(find(0, 2 * PAGE, LOCAL) == ref.mr);
 	CHECK(asked == 3);

@@ -18,7 +18,7 @@ constexpr uint64_t PAGE = 4096, BASE = 0x10000000;
 constexpr uint32_t LOCAL = MR_CACHE_LOCAL_WRITE;
 constexpr uint64_t WIDE = 16, IDLE = 7; // pages of a window, windows before the next one
 
-/* With room for many hints, and access to its arena. */
+/* An environment with room for many hints, whose arena tests can read. */
 struct seen_env : fake_env {
 	static constexpr uint32_t most_hint_bits = 8;
 
@@ -75,7 +75,7 @@ struct fixture {
 	{
 		return cache.covers(pd(0), BASE + page * PAGE, pages * PAGE, LOCAL);
 	}
-	/* Windows in use at the same time, so each has its own registration. */
+	/* Takes windows that are in use at the same time, so each has its own registration. */
 	std::vector<mr_cache_ref> hold(uint64_t first, uint64_t count)
 	{
 		std::vector<mr_cache_ref> held;
@@ -181,7 +181,7 @@ TEST_CASE_METHOD(fixture, "no union is larger than the device takes")
 	for (uint64_t n = 0; n < 200; n++)
 		CHECK(use(n, wide) <= (wide > most ? wide : most));
 	CHECK(kernel.refused == 0);
-	/* With room for the windows there are still some unions. */
+	/* If the cache has room for the windows, there are still some unions. */
 	if (most >= wide + IDLE)
 		CHECK(count().entries < 60);
 }

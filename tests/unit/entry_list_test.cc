@@ -34,7 +34,7 @@ struct world {
 
 		if (at == expected.end()) {
 			list.add(entries.get(), i);
-			/* After the last entry the hand is at the first. */
+			/* From the last entry the hand moves to the first. */
 			hand = hand == expected.size() ? 0 : hand;
 			expected.push_back(i);
 			return;

@@ -54,7 +54,7 @@ TEST_CASE("a hint is found by the requests that it is for")
 	CHECK(w.lookup(page(7)) == 0);
 	w.learn(page(7), 42);
 	CHECK(w.lookup(page(7)) == 42);
-	/* Another part of the page, with any length. */
+	/* The hint also serves another part of the page, with any length. */
 	CHECK(w.lookup({pds, 7 * PAGE + 100, 5, 1}) == 42);
 	CHECK(w.lookup(page(7, 3)) == 0);
 	CHECK(w.lookup(page(7, 1 | MR_CACHE_RELAXED_ORDERING)) == 0);
@@ -136,7 +136,7 @@ TEST_CASE("old hints take no place from new ones")
 	for (uint64_t generation = 0; generation < 8; generation++)
 		for (uint32_t i = 1; i < large_env::entries; i++)
 			w.learn(page(generation * 100000 + i * 17), i);
-	/* Another entry of the same request takes the place of its hint. */
+	/* If a request learns another entry, the new hint replaces the request's old hint. */
 	for (uint32_t i = 1; i < large_env::entries; i++)
 		for (uint32_t times = 0; times < 2; times++)
 			w.learn(page(700000 + i * 17), i);

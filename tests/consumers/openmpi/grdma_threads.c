@@ -160,7 +160,10 @@ static void use_once(size_t buffer)
 		cache.super.rcache_deregister(&cache.super, reg);
 }
 
-/* How many stale registrations end that no user requests again, with or without a counter. */
+/*
+ * Counts the stale registrations that end although no user requests them again, with or without a
+ * counter.
+ */
 static long ends(bool counted)
 {
 	long before;
