@@ -26,7 +26,7 @@ class DriverError(Exception):
 
 
 def make(command):
-    """Run make for modules that are not loaded; an error has its output.
+    """Run make for modules that are not loaded. The message of an error is make's output.
 
     Optimizing for size takes less time. Symbols without checksums save two fifths of the time.
     """

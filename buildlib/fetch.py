@@ -24,10 +24,11 @@ SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE",
                    "libfabric": "LIBFABRIC_SOURCE", "ucx": "UCX_SOURCE", "mpich": "MPICH_SOURCE",
                    "openmpi": "OPENMPI_SOURCE", "linux-7.3": "LINUX_7_3_SOURCE",
                    "rdma-core-65": "RDMA_CORE_65_SOURCE"}
-# {another version of an upstream: that upstream}: both get the same files and patches of ours.
+# {name of another version: name of the upstream}. Both versions get the same files and patches of
+# ours.
 VERSION_OF = {"linux-7.3": "linux", "rdma-core-65": "rdma-core"}
-PART = ".part"  # in an incomplete tree: the paths that it has
-UNPACKED = "unpacked"  # in overlay.py's notes about a pinned tree: written after all of its files
+PART = ".part"  # a file in an incomplete tree that lists the tree's paths
+UNPACKED = "unpacked"  # a file in overlay.py's notes that is newer than the unpacked files
 
 
 class FetchError(Exception):
@@ -106,7 +107,7 @@ def machine_apt(build):
 
 
 def suite_apt(build, suite, package, version=""):
-    """apt with the packages of a suite that has this package."""
+    """A private apt with the packages of the suite that has this package."""
     problems = []
     for uri in private_apt.archive_uris():
         private = private_apt.PrivateApt(
@@ -129,7 +130,9 @@ def suite_apt(build, suite, package, version=""):
 
 
 def archive_apt(build, name):
-    """apt with the sources that a kernel's pin needs: a suite's, or the machine's."""
+    """A private apt with the sources that a kernel's pin needs: a suite's sources, or the
+    machine's.
+    """
     pin = read_pin(name)
     if not pin["version"]:
         return machine_apt(build)
@@ -186,7 +189,7 @@ def download_packages(packages, build=BUILD, upstream="linux", apt=None):
 
 
 def download_alone(packages, build, folder, upstream, apt):
-    """The same, if no other process uses the folder."""
+    """The same as download_packages(). The caller excludes other users of the folder."""
 
     def start(name, version):
         return f"{name}_{version.replace(':', '%3a')}_"

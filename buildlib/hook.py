@@ -101,7 +101,9 @@ def upstreams(files, tree, into):
 
 
 def laid_out(place):
-    """Each file that was laid out, and the path of the unedited copy of the file in b/."""
+    """Each file that was laid out, with the path of the copy that shows whether the file in b/ was
+    edited.
+    """
     for folder, _, names in os.walk(os.path.join(place, "written")):
         for name in names:
             path = os.path.join(folder, name)
@@ -117,7 +119,9 @@ def part_of(name, files=()):
 
 
 def tree_for(name, files):
-    """The tree of an upstream. To another version of it some patches may not apply."""
+    """The tree of an upstream. Another version is not hooked, because some patches may not apply to
+    it.
+    """
     part = part_of(name, files)
     if name not in fetch.VERSION_OF:
         return overlay.hooked_tree(name, part=part)
@@ -126,7 +130,7 @@ def tree_for(name, files):
 
 
 def lay_out(patch, files, repo=fetch.REPO, name=""):
-    """Make a/ and b/; the path of b/."""
+    """Make a/ and b/; return the path of b/."""
     name = name or upstream_of(patch)
     path = os.path.join(repo, patch)
     text = overlay.text_of(path, name)
@@ -171,7 +175,7 @@ def model(path):
 
 
 def context(text):
-    """The number of context lines of most hunks, or 2 without hunks."""
+    """The number of context lines of most hunks, or 2 if there is no hunk."""
     starts = re.findall(r"(?m)^@@ .*\n((?: .*\n)*)", text)
     return statistics.mode([start.count("\n") for start in starts] or [2])
 

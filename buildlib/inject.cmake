@@ -7,16 +7,16 @@ cmake_policy(SET CMP0079 NEW) # link libraries may be added to another directory
 enable_language(CXX)
 string(APPEND CMAKE_CXX_FLAGS " -Werror")
 
-# Our sources in libibverbs, as absolute paths, also the C++ sources: no_cxx_runtime.cmake has their
-# flags.
+# The absolute paths of our C and C++ sources in libibverbs. no_cxx_runtime.cmake has the flags of
+# the C++ sources.
 file(GLOB INJECT_LIBIBVERBS_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/libibverbs/mr_*.c
      ${PROJECT_SOURCE_DIR}/libibverbs/mr_cache/*.cc)
 set(INJECT_UAPI_HEADERS kernel-headers/rdma/ib_user_mr_notify.h)
 set(INJECT_PUBLIC_HEADERS libibverbs/mr_notify.h libibverbs/mr_cache.h libibverbs/mr_all.h)
 set(INJECT_TESTS tests/test_mr_notify.py tests/test_mr_cache.py tests/test_mr_all.py)
 
-# The target of a laid symbolic link, relative to the tree: upstream's install() would install the
-# link itself.
+# Resolves a symbolic link of the overlay, because upstream's install() would install the link
+# itself.
 function(inject_real_paths OUT)
   set(paths "")
   foreach(path ${ARGN})
@@ -41,8 +41,8 @@ function(inject_symbol_versions)
   string(REGEX MATCHALL "IBVERBS_[0-9.]+ {" nodes "${upstream}")
   list(POP_BACK nodes newest)
   string(REPLACE " {" "" IBVERBS_NEWEST "${newest}")
-  # A separate file keeps its time stamp, so that configuring again does not link all programs
-  # again.
+  # Writes to a separate file, whose time stamp stays if nothing changes. So configuring again does
+  # not link all programs again.
   file(CONFIGURE OUTPUT ${map}.ours CONTENT "${upstream}\n${ours}" @ONLY)
   execute_process(COMMAND cp --preserve=timestamps ${map}.ours ${map} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()

@@ -22,7 +22,7 @@ STACK = ("drivers/infiniband/core", "drivers/infiniband/sw/rxe", "drivers/infini
 # Our own options, which a distribution's configuration lacks.
 OPTIONS = ("INFINIBAND_MR_NOTIFY", "RDMA_RXE_PAGING")
 
-# All users of ib_core: {folder: options of modules there that can't be built}.
+# The folders of all users of ib_core: {folder: options of its modules that can't be built}.
 USERS = {
     "drivers/infiniband": "",
     "drivers/nvme/host": "NVME_CORE BLK_DEV_NVME NVME_FABRICS NVME_FC NVME_TCP",
@@ -60,7 +60,8 @@ def neighbours(folders):
 def make(headers, place, folders=STACK, options=OPTIONS):
     """The make command that builds the modules at `place`; paths may be shell variables."""
     off = [f"CONFIG_{name}=" for folder in folders for name in USERS.get(folder, "").split()]
-    # Our headers must win, and only NOSTDINC_FLAGS comes before the kernel's include folders.
+    # The compiler must find our headers before the kernel's. Only NOSTDINC_FLAGS comes before the
+    # kernel's include folders.
     return ["make", "-C", headers, f"M={place}", "CONFIG_RDMA_RXE=m", "CONFIG_RDMA_SIW=m",
             *(f"CONFIG_{name}=y" for name in options), "CONFIG_DEBUG_INFO=",
             "CONFIG_DEBUG_INFO_BTF_MODULES=", *off,

@@ -75,9 +75,9 @@ def needs_libc(program):
 
 
 def let_tools_start(folder, place, build, upstream):
-    """Give the tools of a later release the C library of that release, if they don't start here.
+    """If the tools of a later release don't start here, give them the C library of that release.
 
-    They are in `folder`, which becomes `place`.
+    The tools are in `folder`, which will be renamed to `place`.
     """
     tools = [path for path in glob.glob(os.path.join(folder, "usr/lib/linux-kbuild-*/**"),
                                         recursive=True)

@@ -73,9 +73,9 @@ def report(name, *commands):
 
 
 def write_unit(place, names):
-    """Write a file that includes others; its path.
+    """Write a file that includes the named files; return its path.
 
-    Its name makes clang's analyzer treat their functions as functions of a main file.
+    Because of its name clang's analyzer treats all their functions as functions of a main file.
     """
     os.makedirs(place, exist_ok=True)
     unit = os.path.join(place, "UnifiedSource.cpp")

@@ -46,7 +46,7 @@ PATCHES = {"rdma-core": ("buildlib/hooks",),
            "libfabric": ("buildlib/consumers.d/libfabric/hooks",),
            "ucx": ("buildlib/consumers.d/ucx/hooks",),
            "openmpi": ("buildlib/consumers.d/openmpi/hooks",)}
-# Patches for the trees that are built here only: upstream and the packages do not get them.
+# Patches only for the trees that are built here. Upstream and the packages do not get them.
 LOCAL = {"linux": "tests/lab/patches", "openmpi": "tests/consumers/openmpi"}
 LEFTOVERS = ("~", ".pyc", ".orig", ".rej", ".swp")
 # The line that marks a patch or file as only for the named version of an upstream.
@@ -120,7 +120,7 @@ def same(path, content_of):
 
 
 def is_link_into(path, repo):
-    """Is path a symbolic link (even a dangling one) into our repository?"""
+    """Is path a symbolic link into our repository? The link may be dangling."""
     return os.path.islink(path) and os.path.realpath(path).startswith(os.path.realpath(repo) + "/")
 
 
@@ -186,8 +186,9 @@ def apply_hook(patch, repo, work, name=""):
 
 
 def keep(name, path, tree, kept):
-    """Keep upstream's version of a file. If the file in the tree was edited, take it from the
-    package."""
+    """Keep a copy of upstream's version of a file. If the file in the tree was edited, the copy
+    comes from upstream's package.
+    """
     os.makedirs(os.path.dirname(kept), exist_ok=True)
     place = os.path.join(tree, path)
     unpacked = os.path.join(fetch.state_folder(tree), fetch.UNPACKED)
@@ -200,7 +201,7 @@ def keep(name, path, tree, kept):
 
 
 def hook(name, patches, before, tree, pristine, repo):
-    """Apply the patches in order; the list of files that are hooked now.
+    """Apply the patches in order; return the list of files that are hooked now.
 
     `pristine` keeps upstream's version of each hooked file. The hooks are applied to it. `before`
     has the hooked files and the times at which they were written. If a file was edited since then,
@@ -302,7 +303,9 @@ def write_json(path, content):
 
 
 def hooked_tree(name, build=fetch.BUILD, source=None, update=False, part=(), copy=False):
-    """Fetch an upstream, lay and hook; the path of the tree. With `part` only these paths of it."""
+    """Fetch an upstream, lay our files and apply the hooks; return the path of the tree. With
+    `part`, fetch only these paths.
+    """
     hooked = {path for patch in patches_of(name, local=True)
               for path in hooked_files(patch, name)}
     below = tuple(path + "/" for path in part)

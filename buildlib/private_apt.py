@@ -62,7 +62,8 @@ def keyring():
 
 
 class PrivateApt:
-    """One apt state in `folder`, with `sources` (one-line format); None: the machine's own sources.
+    """One apt state in `folder`, with `sources` in one-line format, or None for the machine's own
+    sources.
 
     Several processes may use it, and wait for each other. apt itself would fail instead.
     """
@@ -93,7 +94,9 @@ class PrivateApt:
         return alone(os.path.join(self.folder, ".lock"))
 
     def run(self, *command, cwd=None):
-        """Run an apt tool with this state; its output, or AptError with the end of its output."""
+        """Run an apt tool with this state; return its output, or raise AptError with the end of its
+        output.
+        """
         env = dict(os.environ, APT_CONFIG=self.conf, LC_ALL="C")
         with self.alone():
             done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True,

@@ -10,7 +10,7 @@ import re
 HEADLESS = re.compile(r"\b(?:who|whoever|what|whatever|nobody|somebody)\b", re.IGNORECASE)
 MOST = 2        # in 1,000 words of a folder
 
-# Folders and files with comments older than this rule; none is left. The check reports an entry
+# Folders and files to which this rule does not apply yet. None is left. The check reports an entry
 # that is no longer needed.
 NOT_YET = ()
 
@@ -53,7 +53,7 @@ def group(name):
 
 
 def complaints(folder, names):
-    """The mistakes of these files, which are relative to `folder`; a line each."""
+    """The mistakes of these files, a line each. The names are relative to `folder`."""
     words, places = {}, {}
     for name in names:
         with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:

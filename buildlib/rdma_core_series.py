@@ -40,8 +40,8 @@ NOT_SENT = {"buildlib/inject.cmake", "libibverbs/libibverbs_mr_notify.map",
 INCLUDED_AS = {"infiniband": "libibverbs/", "rdma": "kernel-headers/rdma/"}
 # Files for which edits are generated in place of a hook.
 GENERATED = ("debian/libibverbs1.symbols", "debian/rules")
-# (pattern of our new file, upstream's file with a list, the list's beginning). The pattern's group
-# is the list's new entry.
+# (pattern of our new file, upstream's file with a list, the list's beginning). The group in the
+# pattern becomes an entry of the list.
 LISTS = ((r"libibverbs/((?:mr_cache/)?\w+\.cc?)", "libibverbs/CMakeLists.txt",
           "rdma_library(ibverbs "),
          (r"libibverbs/(mr_(?:all|cache|notify)\.h)", "libibverbs/CMakeLists.txt",
@@ -51,7 +51,8 @@ LISTS = ((r"libibverbs/((?:mr_cache/)?\w+\.cc?)", "libibverbs/CMakeLists.txt",
          (r"libibverbs/man/(\S+\.md)", "libibverbs/man/CMakeLists.txt", "rdma_man_pages(\n"),
          (r"tests/(\w+\.py)", "tests/CMakeLists.txt", "rdma_python_test(tests\n"))
 # (pattern of our new file, upstream's file, pattern of a place, text). The text is inserted after
-# the last match of the place, unless it is there. {0}, {1}: the groups of the first pattern.
+# the last match of the place, unless the file has it already. {0} and {1} are the groups of the
+# first pattern.
 INSERTED = ((r"((.+)/\w+)/CMakeLists\.txt", "CMakeLists.txt", r"\nadd_subdirectory\({1}[/)].*",
              "\nadd_subdirectory({0})"),
             (r"libibverbs/(\w+\.cmake)", "libibverbs/CMakeLists.txt",
@@ -64,8 +65,8 @@ INSERTED = ((r"((.+)/\w+)/CMakeLists\.txt", "CMakeLists.txt", r"\nadd_subdirecto
             *((r"libibverbs/man/(.*)\.7\.md", spec, r"\n%\{{_mandir\}}/man1/ibv_\*",
                "\n%{{_mandir}}/man7/ibv_mr_*")
               for spec in ("redhat/rdma-core.spec", "suse/rdma-core.spec")))
-# A hook changes only the indentation of upstream's lines. The first commit that changes the file
-# also renames and joins lines.
+# A hook changes only the indentation of upstream's lines, but a commit may rename and join lines.
+# The first commit that changes the file does so.
 REWRITTEN = {
     "libibverbs/cmd_ioctl.c": ((
         "&cmd->hdr))\n\t\tif (!mr_cache_retry_cmd(context, cmd))\n\t\t\treturn errno;\n",
@@ -185,7 +186,7 @@ class Mail:
                  lambda text: with_symbols(text, nodes, release))
 
     def apply_hunks(self, place):
-        """Change upstream's files as the hooks do, and as a commit would."""
+        """Change upstream's files as the hooks do; then rewrite lines as a commit may."""
         for path in dict.fromkeys(hunk.path for hunk in self.hunks):
             of_file = "".join(hunk.text for hunk in self.hunks if hunk.path == path)
             run_patch(place, f"--- a/{path}\n+++ b/{path}\n{of_file}", "--forward")

@@ -67,7 +67,7 @@ class Patch:
 
 class Series:
     """Mails that are sent together: their tree of upstream, the file with the text of their cover
-    letter, and the patches to apply before them, of other topics or of the topic's first series.
+    letter, and the patches that must be applied before them.
     """
 
     def __init__(self, patches, tree="", cover="", needs=(), first=()):
@@ -98,7 +98,7 @@ def with_needs(wanted, patches):
 
 
 def series_of(upstream, topic, patches):
-    """{folder: series} of a topic or of rdma-core; of all patches together, without a topic."""
+    """{folder: series} of a topic or of rdma-core. Without a topic, one series of all patches."""
     if fetch.family(upstream) == "rdma-core":
         return {name: Series([one for one in patches if one.topic == name], "rdma-core", cover)
                 for name, cover in rdma_core_series.covers(upstream).items()}
@@ -167,7 +167,7 @@ def plain_tree(place, upstream="linux"):
 
 
 def missing_files(patches, upstream="linux"):
-    """New files that belong to no patch: the series would lack them."""
+    """New files that belong to no patch, so that the series would lack them."""
     if fetch.family(upstream) == "rdma-core":
         return rdma_core_series.missing(patches, upstream)
     brought = {name for one in patches for name in one.new_files}
@@ -224,7 +224,7 @@ def write_one(folder, series, place, upstream, base=None):
 
 
 def write(folder, upstream="linux", topic=None, author=None, base=None):
-    """Write the series; the paths of its mails and of its cover letter."""
+    """Write the series; return the paths of its mails and of its cover letter."""
     patches = patches_of(upstream, author)
     missing = missing_files(patches, upstream)
     if missing:

@@ -59,9 +59,10 @@ def version():
 
 
 def renamed():
-    """The libraries that have other names in this distribution. An upgrade needs these names.
+    """The libraries that this distribution has renamed. An upgrade must use the new names.
 
-    Without apt's lists a machine knows only installed packages. Then fetch.py's apt has the answer.
+    A machine without apt's lists knows only installed packages. Then fetch.py's apt finds the
+    names.
     """
     def ask(*command):
         return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
@@ -123,7 +124,7 @@ def newest_change():
 
 
 def add_changelog_entry(tree, total):
-    """Describe these packages in debian/changelog; the time of the entry."""
+    """Describe these packages in debian/changelog; return the time of the entry."""
     path = os.path.join(tree, "debian/changelog")
     with open(path, encoding="utf-8") as text:
         before = text.read()
@@ -167,7 +168,7 @@ def build(tree, env):
 
 
 def packages():
-    """The packages that were made last, or none: the stamp lists them after the sum."""
+    """The packages that were made last, or none. The stamp lists them after the sum."""
     try:
         with open(os.path.join(PLACE, "debs.stamp"), encoding="utf-8") as text:
             total, *names = text.read().splitlines()

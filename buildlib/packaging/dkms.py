@@ -85,7 +85,7 @@ def write(path, content, mode=0o644):
 
 
 def stage(root):
-    """Lay out the files of the package below `root`; the name of its .deb file."""
+    """Lay out the files of the package below `root`; return the name of its .deb file."""
     values = words()
     for target, (name, mode) in TEMPLATES.items():
         with open(os.path.join(FILES, name), encoding="utf-8") as text:
@@ -103,7 +103,7 @@ def stage(root):
 
 
 def make():
-    """Make the package, which takes a second; its path, alone in a list."""
+    """Make the package, which takes a second; return a list with only its path."""
     os.umask(0o022)  # the package's files have these modes in any shell
     with fetch.locked(fetch.BUILD):
         root = os.path.join(PLACE, "dkms")
