@@ -199,7 +199,7 @@ UCS_TEST_F(test_rcache_notify, invalid_in_use_stays_registered) {
     EXPECT_FALSE(m_words.count(id));
 }
 
-/* In UCT's cache below UCP's the region may never be found again */
+/* UCP's cache may never request the region from UCT's cache again */
 UCS_TEST_F(test_rcache_notify, last_user_deregisters_invalid) {
     region *first = get(START, SIZE), *second = get(START, SIZE);
 
@@ -292,7 +292,7 @@ UCS_TEST_F(test_rcache_notify, few_changes_wait_for_a_search) {
     EXPECT_EQ(1600u - 110, m_words.size());
 }
 
-/* A registration may lack the resources of invalid regions */
+/* A registration may need the resources that invalid regions hold */
 UCS_TEST_F(test_rcache_notify, failed_drops_invalid) {
     static const int live = 100;
 
@@ -491,7 +491,7 @@ UCS_TEST_F(test_ucp_rcache_notify, invalid_is_replaced) {
     EXPECT_EQ(1u, m_registered.size());
 }
 
-/* UCT's cache, below, finds out whether its own region is valid */
+/* UCP's cache registers again; UCT's cache finds out whether its region is valid */
 UCS_TEST_F(test_ucp_rcache_notify, suspect_is_replaced) {
     EXPECT_EQ(size_t(SIZE), use(START, SIZE));
     change(START, 2);

@@ -27,7 +27,7 @@ static struct {
     __typeof__(ibv_free_notify_word)  *free_word;
 } uct_ib_notify_verbs;
 
-/* They are not linked, so this also runs with a libibverbs that lacks them */
+/* The verbs are not linked, so UCX also runs with a libibverbs that lacks them */
 static int uct_ib_notify_have_verbs()
 {
     uct_ib_notify_verbs.reg        = dlsym(RTLD_DEFAULT, "ibv_reg_notified_mr");
@@ -40,8 +40,8 @@ static int uct_ib_notify_have_verbs()
            (uct_ib_notify_verbs.free_word != NULL);
 }
 
-/* Whether each registration of the cache is one MR of host memory. An MR with
- * on-demand paging can't notify */
+/* Is each registration of the cache one MR of host memory? An MR with on-demand
+ * paging can't notify */
 static int uct_ib_notify_covers_all(uct_ib_md_t *md)
 {
     return (md->reg_mem_types == UCS_BIT(UCS_MEMORY_TYPE_HOST)) &&
@@ -103,7 +103,7 @@ ucs_status_t uct_ib_notify_reg_mr(uct_ib_md_t *md, void *address, size_t length,
     *mr_p       = uct_ib_notify_verbs.reg(md->pd, address, length,
                                           (uintptr_t)address, access_flags, &attr);
     if ((*mr_p == NULL) && (errno == EOPNOTSUPP)) {
-        /* The device can't be revoked: it keeps the pages in any case */
+        /* The device can't revoke an MR, so it keeps the pages in any case */
         attr.comp_mask = IBV_MR_NOTIFY_ATTR_CHANGES;
         *mr_p          = uct_ib_notify_verbs.reg(md->pd, address, length,
                                                  (uintptr_t)address, access_flags,
