@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The interface of MR notification to the rest of the RDMA core: hooks in
- * ib_umem_release() and in the registration, destruction and re-registration of an
- * MR, and the capability bits. For drivers: the counters of a device and the state
- * of an MR. Without CONFIG_INFINIBAND_MR_NOTIFY all of them do nothing.
+ * The interface of MR notification. The RDMA core calls these functions when it
+ * registers, re-registers or destroys an MR or releases a umem, and reads the
+ * capability bits. Drivers show the counters of a device and the state of an MR.
+ * Without CONFIG_INFINIBAND_MR_NOTIFY the functions do nothing.
  */
 #ifndef IB_UMEM_NOTIFY_H
 #define IB_UMEM_NOTIFY_H
@@ -15,7 +15,7 @@
 
 /*
  * The counters of a device. In the statistics of a port their names have the
- * prefix "mr_notify_". ARMED is a gauge, the others only grow.
+ * prefix "mr_notify_". ARMED is a gauge; the other counters only grow.
  */
 enum ib_mr_notify_stat {
 	IB_MR_NOTIFY_STAT_ARMED, /* armed: MRs that are armed now */
@@ -25,7 +25,7 @@ enum ib_mr_notify_stat {
 	IB_MR_NOTIFY_STAT_INVALID, /* invalid: registrations that became INVALID */
 	IB_MR_NOTIFY_STAT_SETTLES, /* settles: calls of the settle method */
 	IB_MR_NOTIFY_STAT_REVOKES, /* revokes */
-	IB_MR_NOTIFY_STAT_PAGES, /* pages_returned: unpinned by revokes */
+	IB_MR_NOTIFY_STAT_PAGES, /* pages_returned: pages that revokes unpinned */
 	IB_MR_NOTIFY_STAT_SUSPENSIONS, /* suspensions: idle MRs whose pages the VM took */
 	IB_MR_NOTIFY_STAT_RESTORES, /* restores: suspended MRs that got pages again */
 	IB_MR_NOTIFY_STATS,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The tracker of a umem: knows whether the registered range still maps the pinned
+ * The tracker of a umem records whether the registered range still maps the pinned
  * pages, and sets bits in a word of user memory. This file creates, arms, settles and
  * ends trackers; umem_notify.h lists the other files.
  *
@@ -523,14 +523,16 @@ EXPORT_SYMBOL(umem_notify_disarm);
  * umem_notify_settle - Compare the pages of a SUSPECT MR, restore a SUSPENDED MR
  * @mr: The MR, kept by the caller's lock on its uobject
  *
- * On return the word answers for all events before the call: it says INVALID, or the kernel's
- * bits are 0. It may be SUSPECT again because of an event during the call, or because shared
- * hugetlb memory can't be faulted in (userfaultfd, PROT_NONE). If the device can revoke, an
- * INVALID MR has been revoked, or the worker tries again (the word is in use, or the driver
- * fails for the moment). A suspended MR has pages again.
+ * If this returns 0, the word says INVALID, or the kernel's bits are 0, for all events before
+ * the call. There are two exceptions: an event during the call makes the word SUSPECT again, and
+ * the word stays SUSPECT if shared hugetlb memory can't be faulted in (userfaultfd, PROT_NONE).
+ * If the device can revoke, an INVALID MR has been revoked, or the worker tries again (the word
+ * is in use, or the driver fails for the moment). A suspended MR has pages again.
+ *
+ * After -EAGAIN, -EINTR or -ENOMEM the MR is still SUSPECT or SUSPENDED.
  *
  * Return: 0, -EINVAL if it is not armed or the MR is another process's, -EINTR, -ENOMEM,
- * -EOPNOTSUPP; -EAGAIN if for a second events followed one another, or a file was locked; or
+ * -EOPNOTSUPP; -EAGAIN if for a second an event was in progress or a file was locked; or
  * an error of umem_notify_restore().
  */
 int umem_notify_settle(struct ib_mr *mr)

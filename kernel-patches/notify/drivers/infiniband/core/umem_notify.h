@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The internals of MR notification. The files from the bottom up; a file calls only files
- * listed before it:
+ * The internals of MR notification. Each file calls only files that are listed before it:
  *
  *  umem_notify_word.c     the word in user memory
  *  umem_notify_stats.c    the counters and the workqueue of a device
  *  umem_notify_check.c    the comparison of mapped and pinned pages
  *  umem_notify_mm.c       the address space: its tree, its lock, the events in progress
- *  umem_notify_state.c    what is known of a tracker's range
+ *  umem_notify_state.c    the state of a tracker
  *  umem_notify_users.c    whether a tracker is in use, and its suspension
  *  umem_notify_retire.c   revoking and unpinning an INVALID or SUSPENDED tracker
  *  umem_notify_queue.c    the worker
  *  umem_notify_event.c    the MMU notifier
  *  umem_notify_reclaim.c  the shrinker
  *  umem_notify.c          creating, arming, settling and ending a tracker
- *  umem_notify_res.c      what netlink shows
+ *  umem_notify_res.c      the attributes that netlink shows
  *  uverbs_std_types_mr_notify.c  the methods
  */
 #ifndef UMEM_NOTIFY_H
@@ -60,16 +59,17 @@ bool umem_notify_word_cmpxchg(const struct ib_umem_notify *n, u64 old, u64 value
 u64 umem_notify_word_read(const struct ib_umem_notify *n);
 
 /*
- * How long a caller of umem_notify_verify() waits for events and for locks of files, in jiffies.
- * With 0 it waits only for mmap_lock of its own process. The worker waits for no lock.
+ * The time in jiffies that a caller of umem_notify_verify() waits for events and for locks of
+ * files. A caller that passes 0 waits only for mmap_lock of its own process. The worker waits
+ * for no lock.
  */
 #define UMEM_NOTIFY_WORKER (-1)
 #define UMEM_NOTIFY_PATIENCE HZ
 
 /*
  * The suspect pages of a range of at most 64 << shift pages: a page is suspect if it is
- * in [first, end) and the bit of its chunk is set. So the range of one event is exact,
- * and two distant events leave out the chunks between them.
+ * in [first, end) and the bit of its chunk is set. So one event marks exactly its pages,
+ * and two distant events do not mark the chunks between them.
  */
 struct umem_notify_suspects {
 	u64 chunks;
@@ -118,7 +118,8 @@ struct umem_notify_event {
 
 /*
  * An address space. MMU callbacks take its lock with mmap_lock or rmap locks held, also in
- * reclaim, and some must not sleep. So the lock is a leaf, and nothing is allocated under it.
+ * reclaim. Some callbacks must not sleep. So the lock is a leaf, and nothing is allocated
+ * under it.
  */
 struct umem_notify_mm {
 	struct mmu_notifier mn;
@@ -144,9 +145,9 @@ struct umem_notify_walk {
 };
 
 /*
- * The queue of a context, for the address space that first registers with the context. Each
- * registration of another address space (of a child) has its own queue. The space's lock
- * protects all fields but @refs.
+ * The queue of a context, for the address space that first registers with the context. If
+ * another address space (a child) registers, too, each of its registrations has its own
+ * queue. The space's lock protects all fields but @refs.
  */
 struct umem_notify_queue {
 	struct umem_notify_mm *space;
@@ -170,7 +171,7 @@ struct umem_notify_run {
 
 /*
  * The tracker, one for each watched MR. @mutex is taken before mmap_lock and the inode
- * locks. Only system calls wait for @mutex: all others use trylock. A field marked "mutex
+ * locks. Only system calls wait for @mutex: all other callers use trylock. A field marked "mutex
  * and lock" is written under both and read under either, so a trace event or netlink does
  * not wait for a settle that faults pages in.
  *
@@ -190,7 +191,7 @@ struct ib_umem_notify {
 	bool held : 1; /* mutex and lock: the driver is busy with the MR */
 	bool quiet : 1; /* mutex and lock: the end of the tracker does not set INVALID */
 	bool exclusive : 1; /* lock: a device once had exclusive access to a page */
-	bool written : 1; /* lock: in use during an event that may have been MADV_FREE */
+	bool written : 1; /* lock: the word was in use during an event that may be MADV_FREE */
 	bool reserved : 1; /* lock: a task will retire it, by @link or @task_work */
 	u8 refs : 7; /* lock: of the umem, the worker, and this task */
 	u16 word; /* lock: offset in @word_page */
@@ -212,7 +213,7 @@ struct ib_umem_notify {
 	struct list_head lru; /* the list's lock, see umem_notify_reclaim.c */
 };
 
-/* Without debugging, which enlarges the locks. */
+/* Debugging and PREEMPT_RT enlarge the locks. */
 #if !defined(CONFIG_DEBUG_LOCK_ALLOC) && !defined(CONFIG_DEBUG_SPINLOCK) && \
 	!defined(CONFIG_DEBUG_MUTEXES) && !defined(CONFIG_PREEMPT_RT)
 static_assert(sizeof(struct ib_umem_notify) <= 192);

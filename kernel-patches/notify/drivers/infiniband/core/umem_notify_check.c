@@ -33,7 +33,7 @@
  *
  * Each lock is held for at most LOCK_BATCH pages, because mmap_lock blocks mmap
  * and munmap of the owner's other threads, and the inode's locks block writers
- * of the file. If the mapping changes between two holds, an event comes.
+ * of the file. A change of the mapping between two holds is an event.
  */
 
 #include <linux/fs.h>
@@ -51,8 +51,8 @@
 /* Pages that are compared under one hold of a lock. */
 #define LOCK_BATCH 512
 /*
- * How often to fault in a page that is absent again after the fault. Reclaim may have taken it. But
- * in some mappings the page is never found after a fault, because it can't be pinned.
+ * The number of faults for a page that is absent again after a fault. Reclaim may have taken the
+ * page. But some mappings have pages that can't be pinned, so no fault makes them present.
  */
 #define MOST_FAULTS 8
 
@@ -113,9 +113,10 @@ static bool is_shared_hugetlb(const struct vm_area_struct *vma)
 }
 
 /*
- * For shared memory that is not mapped: moves @iter over the pages that the file still has at
- * these offsets. mmap_lock protects the mapping, and so the file. The caller holds mmap_lock,
- * so it must not wait for the inode's locks: their holder may wait for a page fault.
+ * Compares shared memory that is not mapped: moves @iter over the pages that the file still has
+ * at their offsets. The caller holds mmap_lock, which protects the mapping, and so the file.
+ * This function must not wait for the inode's locks, because their holder may wait for a page
+ * fault, which needs mmap_lock.
  *
  * No reference to the file is taken, because dropping the last reference closes the file:
  *
@@ -162,10 +163,10 @@ unlock:
 /*
  * @alone: mmap_lock is held for writing. PAGEMAP_SCAN and userfaultfd unmap a page of private
  * hugetlb memory for a moment to change its access rights, and hold mmap_lock for reading. So
- * if such a page is absent, check_locked() compares it again with @alone. If it is absent
- * then, it is not mapped any more.
+ * if such a page is absent, check_locked() compares it again with @alone. If the page is
+ * absent again, it is not mapped any more.
  *
- * They also hold i_mmap_rwsem. Taking i_mmap_rwsem instead of @alone would deadlock:
+ * PAGEMAP_SCAN and userfaultfd also hold i_mmap_rwsem. Taking i_mmap_rwsem instead of @alone would deadlock:
  *
  *   settle                                another thread
  *   mmap_lock for reading
@@ -184,7 +185,7 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
 }
 
 /*
- * @alone takes the rwsem itself, because mmap_write_lock() has no trylock. This is safe,
+ * With @alone this function takes the rwsem itself, because mmap_write_lock() has no trylock. This is safe,
  * because the holder changes no mapping.
  *
  * mm_users is not incremented: with mmget() the parent would see the exit of the owner too early:
@@ -315,8 +316,8 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 		huge = is_vm_hugetlb_page(vma);
 		shared = vma->vm_file && vma->vm_flags & VM_MAYSHARE;
 		/*
-		 * The mapping was replaced by one of another kind. With @alone no page may be
-		 * faulted in.
+		 * A mapping of another kind has replaced the mapping. With @alone this function
+		 * must not fault in a page.
 		 */
 		if (alone && (!huge || shared))
 			return 0;

@@ -18,8 +18,10 @@
  * worker revokes and unpins.
  *
  * There is no event for a fork. dup_mmap() sends PROTECTION_PAGE for each private mapping,
- * or CLEAR if the mapping has huge pages of hugetlbfs. If the events have another cause, an
- * idle registration is only suspended a little early.
+ * or CLEAR if the mapping has huge pages of hugetlbfs. If these events have another cause,
+ * the callback only suspends an idle registration early.
+ *
+ * A settle during the fork may pin pages again before the copy:
  *
  *   fork                                  another thread
  *   word & in_use is 0: SUSPENDED;
@@ -28,7 +30,7 @@
  *                                         pins without mmap_lock
  *   copies page tables: these pages, too
  *
- * This child gets copies, as it does for MRs in use. That costs only time.
+ * Then the child gets copies of these pages, as it does for MRs in use. That costs only time.
  */
 
 #include <linux/hugetlb.h>
@@ -60,7 +62,7 @@ static bool event_changes(const struct mmu_notifier_range *range)
 	}
 }
 
-/* May a fork copy the pages of a tracker? Only of an idle tracker, whose pages are pinned. */
+/* Is the tracker idle, and may the event be a fork that is about to copy its pinned pages? */
 static bool event_may_copy(const struct ib_umem_notify *n,
 			   const struct mmu_notifier_range *range)
 {
@@ -80,16 +82,16 @@ static void event_invalid(struct ib_umem_notify *n, const struct mmu_notifier_ra
 	if (n->held)
 		return; /* the worker visits it when the driver is done with the MR */
 	/*
-	 * If it is unused and this process caused the event, this task retires it; otherwise the
-	 * worker does.
+	 * If the tracker is unused and this process caused the event, this task retires the
+	 * tracker. If not, the worker does.
 	 */
 	if (umem_notify_is_used(n) || !event_is_own(range) || !umem_notify_queue_current(n))
 		umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
 }
 
 /*
- * While pages are being pinned, it is unknown whether an UNMAP came before or after. So an UNMAP
- * only makes the range SUSPECT until the MR is armed; arming compares the pages.
+ * While pages are being pinned, it is unknown whether a page was pinned before or after an UNMAP.
+ * So until the MR is armed, an UNMAP only makes the range SUSPECT; arming compares the pages.
  */
 static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_range *range)
 {

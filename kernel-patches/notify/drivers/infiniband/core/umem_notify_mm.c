@@ -307,8 +307,8 @@ void umem_notify_mm_put(struct umem_notify_mm *space)
  *   the module is freed
  *                                         umem_notify_mm_free() [freed code]
  *
- * So the spaces are counted. SRCU calls its callbacks with bottom halves disabled. So
- * when the count is 0, its last callback returns within a grace period of RCU:
+ * So the spaces are counted. SRCU calls its callbacks with bottom halves disabled, so
+ * when the count is 0, the last callback returns within a grace period of RCU:
  *
  *                                         umem_notify_mm_free(): the count is 0
  *   the count is 0; synchronize_rcu(): waits

@@ -3,7 +3,7 @@
  * The work on trackers that an MMU callback can't do itself.
  *
  * Each context has a worker with one list. The worker visits all trackers on the list. A
- * tracker that has to be tried again stays on the list, and the delay before the next visit
+ * tracker that needs another visit stays on the list, and the delay before the next visit
  * doubles. Each device has a workqueue, so a device that does not answer delays only its own
  * MRs. The workqueue has a rescuer, because reclaim needs it to unpin pages.
  *
@@ -45,7 +45,7 @@
 
 #include "umem_notify.h"
 
-/* The delay before trackers are tried again doubles this many times, to 2.56 s. */
+/* The delay before the next visit doubles this many times, to 2.56 s. */
 #define MOST_DOUBLINGS 7
 #define REST 100
 
@@ -80,7 +80,7 @@ void umem_notify_queue_add(struct ib_umem_notify *n, unsigned long delay)
 	queue_wake(n->queue, delay);
 }
 
-/* The worker tries again, less and less often. */
+/* Lets the worker visit a tracker again, after a longer delay each time. */
 static void queue_again(struct ib_umem_notify *n)
 {
 	umem_notify_queue_add(n, UMEM_NOTIFY_LATER << n->queue->doublings);
@@ -121,7 +121,7 @@ void umem_notify_queue_retire(struct ib_umem_notify *n)
 /*
  * Compares the pages of a SUSPECT tracker. Suspends it instead if it is idle and can be restored:
  * the event may have been MADV_FREE, and the kernel does not see the next use of a registration
- * whose word is 0. Returns whether the worker has to try again.
+ * whose word is 0. Returns true if the worker has to try again.
  */
 static bool queue_compare(struct ib_umem_notify *n, struct umem_notify_run *run)
 {
@@ -142,7 +142,7 @@ static bool queue_compare(struct ib_umem_notify *n, struct umem_notify_run *run)
 /**
  * umem_notify_queue_visit - Retire a tracker now
  * @n: The tracker; may be freed. Its space's lock is held, released, and taken again
- * @run: For the worker, which also compares the pages of a SUSPECT tracker; otherwise NULL
+ * @run: The worker's run, which also compares the pages of a SUSPECT tracker; NULL for others
  *
  * If another task has the tracker's mutex, the worker tries again.
  *
@@ -211,7 +211,7 @@ static void queue_task_work(struct callback_head *work)
  * umem_notify_queue_current - Let this task retire a tracker before it returns to user mode
  * @n: The tracker, its space's lock held
  *
- * Return: Whether this task will retire it, or another task that has reserved it.
+ * Return: true if this task will retire it, or another task that has reserved it.
  */
 bool umem_notify_queue_current(struct ib_umem_notify *n)
 {

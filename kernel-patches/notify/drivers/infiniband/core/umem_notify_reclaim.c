@@ -23,8 +23,9 @@
  * LOCKS
  *
  * The list's lock is taken before the space's lock. So no MMU callback changes the list.
- * An INVALID tracker leaves the list at its end, or when the shrinker finds it after its
- * pages were unpinned. A tracker that a fork suspended leaves when the shrinker finds it.
+ * An INVALID tracker leaves the list when the tracker ends, or when the shrinker finds it
+ * with its pages unpinned. A tracker that a fork suspended leaves the list when the
+ * shrinker finds it.
  */
 
 #include <linux/list_lru.h>
@@ -37,9 +38,9 @@
 #include "umem_notify_compat.h"
 #include "umem_notify_trace.h"
 
-/* The size of all idle registrations is estimated from so many of them */
+/* The number of registrations from which the size of all idle ones is estimated */
 #define SAMPLE 32
-/* Pages of another process's registration that the shrinker unpins itself */
+/* The most pages of another process's registration that the shrinker itself unpins */
 #define MOST_OF_OTHERS 1024
 
 static struct kmem_cache *trackers;
@@ -56,9 +57,9 @@ struct shrink_walk {
 };
 
 /*
- * Does the caller unpin the pages itself? Yes, if the tracker belongs to its own process, if its
- * process is in the memory cgroup that is short, or if the pages are few: a process should not
- * unpin 64 GiB of another process, which takes long.
+ * Does the caller unpin the pages itself? Yes, if the tracker belongs to the caller's process, if
+ * the tracker's process is in the memory cgroup that is short, or if the pages are few. Unpinning
+ * 64 GiB takes long, so a process should not do it for another process.
  */
 static bool shrink_retires(const struct ib_umem_notify *n, const struct shrink_control *sc)
 {
@@ -206,7 +207,7 @@ static int pin_again(struct ib_umem *umem)
 			    umem->writable ? IB_ACCESS_LOCAL_WRITE : 0);
 	if (IS_ERR(fresh))
 		return PTR_ERR(fresh);
-	/* Keep its pages, free the rest. */
+	/* Keep the pages of @fresh, free @fresh itself. */
 	umem->sgt_append = fresh->sgt_append;
 	mmdrop(fresh->owning_mm);
 	kfree(fresh);

@@ -7,8 +7,8 @@
  *
  * An application that counts its users in the word names the bits (@in_use).
  * Then INVALID is set immediately, but the device keeps the pages while the
- * registration is in use: the part that a transfer reads may be intact. If the
- * kernel read the word before it sets INVALID, a transfer could fail:
+ * registration is in use, because a transfer may use only pages that are intact. If
+ * the kernel read the word before it set INVALID, a transfer could fail:
  *
  *   retire()                              the application
  *   word & in_use is 0
@@ -33,10 +33,10 @@
  * after INVALID.
  *
  * The kernel does not learn when the last reference is dropped. The last user sees
- * INVALID in the instruction that drops it, and should deregister. If it does not, the
+ * INVALID in the instruction that drops it, and should deregister. Until then, the
  * worker reads the word again after 20 ms, 40 ms and so on, up to 2.56 s. Each settle
  * reads the word, too, and each event makes the worker read it soon. The worker stops
- * when the address space ends. The word keeps its page until then.
+ * when the address space ends. Until then the page of the word stays pinned.
  *
  * DIRTY PAGES
  *
@@ -56,8 +56,8 @@
  *  - If the event finds the word in use, the device may write to the page later. All
  *    pages are marked dirty when they are unpinned (@written).
  *  - If the event finds the word idle, the tracker becomes SUSPECT. The next user
- *    settles, which marks the intact pages: this undoes MADV_FREE, as a new registration
- *    would.
+ *    settles, and settling marks the intact pages dirty. This undoes MADV_FREE, as a new
+ *    registration would.
  *  - If there is no next user, the worker suspends the tracker, and the page stays clean.
  */
 
@@ -104,7 +104,7 @@ void umem_notify_mark_dirty(struct ib_umem *umem)
 /**
  * umem_notify_unpin - Unpin the pages of a tracker
  * @n: The tracker: its mutex is held, or it has ended. The device can't access the pages
- * @marked: Whether they were marked dirty when they were pinned
+ * @marked: true if the pages were marked dirty when they were pinned
  *
  * Context: Any but interrupts; does not sleep.
  */
@@ -115,7 +115,7 @@ void umem_notify_unpin(struct ib_umem_notify *n, bool marked)
 
 	if (!marked || n->written)
 		umem_notify_mark_dirty(umem);
-	umem->writable = false; /* so that ib_umem_give_back() does not mark the pages */
+	umem->writable = false; /* so that ib_umem_give_back() does not mark the pages dirty */
 	ib_umem_give_back(umem);
 	umem->writable = writable;
 }
@@ -189,7 +189,7 @@ static void retire_word(struct ib_umem_notify *n)
  *
  * An INVALID tracker also releases its word, unless the word is in use.
  *
- * Return: Whether the caller has to try again, because the word is in use, or the
+ * Return: true if the caller has to try again, because the word is in use, or the
  * driver failed for the moment.
  */
 bool umem_notify_retire(struct ib_umem_notify *n)

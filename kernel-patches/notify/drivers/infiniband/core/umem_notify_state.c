@@ -4,12 +4,12 @@
  * the state, settling lowers it.
  *
  *  0          The range maps the pinned pages.
- *  SUSPECT    The pages in @suspects may have changed. Settling compares them: to 0 if all
- *             are the same pages, otherwise to INVALID.
+ *  SUSPECT    The pages in @suspects may have changed. Settling compares them. If all are
+ *             the same pages, the new state is 0; if not, INVALID.
  *  SUSPENDED  The tracker was idle, and the VM has unpinned its pages, or is about to
  *             (umem_notify_reclaim.c). Settling pins the pages that the range maps at
- *             that time: to 0 or SUSPECT; if it can't, to INVALID.
- *  INVALID    Final. The word says so, and the kernel does not change it any more. The
+ *             that time. The new state is 0 or SUSPECT; INVALID if it can't pin them.
+ *  INVALID    Final. The kernel does not change the word any more. The
  *             device's access is revoked, and the pages are unpinned.
  *
  * An event raises the state in mmu_notifier_invalidate_range_start(): before the page
@@ -26,7 +26,7 @@
 #include "umem_notify.h"
 #include "umem_notify_trace.h"
 
-/* The number of passes of one call; the next call continues. */
+/* The number of passes of one call. The next call continues. */
 #define MOST_ROUNDS 2
 
 /* The smallest chunks so that 64 of them cover the range */
@@ -203,14 +203,14 @@ static int take_suspects(struct ib_umem_notify *n, struct umem_notify_comparison
 	return ret;
 }
 
-/* Applies the answer, unless a later event makes it void. Returns whether the call is done. */
+/* Applies @verdict, unless a later event concerns its pages. Returns true if the call is done. */
 static bool conclude(struct ib_umem_notify *n, int verdict,
 		     struct umem_notify_comparison *cmp)
 {
 	unsigned int shift = shift_of(n);
 
 	guard(umem_notify)(n);
-	/* It was suspended during the comparison: the caller retires it. */
+	/* The tracker was suspended during the comparison: the caller retires it. */
 	if (n->state != SUSPECT)
 		return true;
 	if (!verdict) {
@@ -232,10 +232,10 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
 }
 
 /*
- * From SUSPECT to 0 or INVALID.
+ * Turns SUSPECT into 0 or INVALID.
  *
- * One pass compares the pages of all events before the call, even while other events come. One
- * more pass compares the pages of these other events. So a call ends, and usually clears SUSPECT.
+ * The first pass compares the pages of all events before the call. The second pass compares the
+ * pages of the events during the first pass. So a call ends, and usually clears SUSPECT.
  */
 static int verify(struct ib_umem_notify *n, int patience)
 {

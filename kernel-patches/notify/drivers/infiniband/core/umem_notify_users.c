@@ -22,8 +22,8 @@
  *                                         @suspects is not empty: state = SUSPECT,
  *                                         and compares
  *
- * A thread that is comparing pages may have taken @suspects. It holds the tracker's mutex, and
- * retires the suspended tracker before it releases the mutex. So a later settle finds the
+ * A thread that is comparing pages may have taken @suspects. The thread holds the tracker's mutex,
+ * and retires the suspended tracker before it releases the mutex. So a later settle finds the
  * pages unpinned.
  */
 
@@ -42,7 +42,7 @@ static u16 users_hash(u64 word)
  * umem_notify_is_used - Does the word of a tracker say that it is in use?
  * @n: The tracker, its space's lock held
  *
- * Without a word, without @in_use bits, or after the end of the address space it is unused.
+ * A tracker is unused if it has no word or no @in_use bits, or if its address space has ended.
  */
 bool umem_notify_is_used(const struct ib_umem_notify *n)
 {
@@ -69,7 +69,7 @@ bool umem_notify_is_idle(const struct ib_umem_notify *n)
  * @n: The tracker, its space's lock held; it has a word
  * @time: How long before this scan, in jiffies
  *
- * A use counts as if it happened at the first scan after it.
+ * The time of a use is the time of the first scan after the use.
  */
 bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time)
 {
@@ -88,7 +88,7 @@ bool umem_notify_unused_for(struct ib_umem_notify *n, u32 time)
 /**
  * umem_notify_first_scan - Start recording the uses of a registration that got pages
  * @n: The tracker, its space's lock held; it has a word
- * @used: Whether the next scan counts the registration as used
+ * @used: true if the next scan has to count the registration as used
  */
 void umem_notify_first_scan(struct ib_umem_notify *n, bool used)
 {

@@ -334,8 +334,8 @@ static atomic64_t *word_at(const struct umem_notify_word_page *page, unsigned in
  * @clear: Bits to clear
  *
  * The application changes the same eight bytes by atomic instructions. So each change here is
- * one atomic instruction, too. A compare-and-swap for both changes could fail as often as the
- * application changes the word. For user space the changes are fully ordered, like locked
+ * one atomic instruction, too. One compare-and-swap could make both changes, but could fail as
+ * often as the application changes the word. For user space the changes are fully ordered, like locked
  * instructions. The mapping changes only after the callback that sets a bit has returned.
  */
 void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear)
@@ -351,8 +351,8 @@ void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear)
 }
 
 /*
- * The space's lock orders this after add_listener() of the same word, which was called before the
- * word was armed. If another word adds the array at the same time, this word has no listener.
+ * add_listener() of this word ran before the word was armed, so the space's lock orders it before
+ * this function. If another word adds the array at the same time, this word has no listener.
  */
 static struct umem_notify_listener *listener_of(const struct ib_umem_notify *n)
 {
@@ -365,7 +365,7 @@ static struct umem_notify_listener *listener_of(const struct ib_umem_notify *n)
 
 /**
  * umem_notify_word_count - Increment the counter of a word that has become INVALID
- * @n: The tracker, its space's lock held; the bit is set
+ * @n: The tracker, its space's lock held; INVALID is set
  *
  * Later umem_notify_word_signal() or umem_notify_word_put() signals the eventfd.
  *

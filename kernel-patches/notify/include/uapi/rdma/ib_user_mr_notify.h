@@ -31,15 +31,15 @@ enum uverbs_attrs_mr_notify_arm_ids {
 	UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
 	/*
 	 * u32, optional: the idle time T in milliseconds. The kernel suspends the registration
-	 * T to 2 T after its last use; 0 or missing: it does not.
-	 * Values below 20 ms and above 1000 s are rounded to these limits. EINVAL without
-	 * IB_UVERBS_MR_NOTIFY_ARM_RECLAIM, unless it is 0.
+	 * T to 2 T after its last use; 0 or missing: never.
+	 * Values below 20 ms and above 1000 s are rounded to these limits. EINVAL if the
+	 * time is not 0 and IB_UVERBS_MR_NOTIFY_ARM_RECLAIM is not set.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS,
 	/*
 	 * u64, optional: the user address of a counter of eight bytes. The kernel adds 1 after
-	 * it has set INVALID in the word. MRs may share a counter. EBUSY if it is the word of
-	 * an MR, EINVAL if it is the word of this MR.
+	 * it has set INVALID in the word. MRs may share a counter. EINVAL if it is the word of
+	 * this MR, EBUSY if it is the word of another MR.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_CHANGES,
 	/* An eventfd(2), optional: the kernel adds 1 soon after INVALID. EBADF, EINVAL. */
@@ -67,8 +67,8 @@ enum uverbs_attrs_mr_notify_reg_ids {
 	/* u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS. (The id 5 was never used.) */
 	UVERBS_ATTR_MR_NOTIFY_REG_FLAGS = 6,
 	/*
-	 * u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS, but without the attribute it
-	 * is IB_UVERBS_MR_NOTIFY_IDLE_MS.
+	 * u32, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS, but if the attribute is missing,
+	 * the idle time is IB_UVERBS_MR_NOTIFY_IDLE_MS.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_REG_IDLE_MS = 7,
 	/* u64, optional: as UVERBS_ATTR_MR_NOTIFY_ARM_CHANGES. */
@@ -93,12 +93,12 @@ enum ib_uverbs_mr_notify_arm_flags {
 
 /*
  * Bits of the notification word that belong to the kernel
- * (IB_UVERBS_MR_NOTIFY_KERNEL_MASK). It never changes the other bits.
+ * (IB_UVERBS_MR_NOTIFY_KERNEL_MASK). The kernel never changes the other bits.
  */
 enum ib_uverbs_mr_notify_bits {
 	/* Final: the range no longer maps the pages that were registered. */
 	IB_UVERBS_MR_NOTIFY_INVALID = 1 << 0,
-	/* The range may no longer map them; the settle method compares. */
+	/* The range may no longer map these pages; the settle method compares. */
 	IB_UVERBS_MR_NOTIFY_SUSPECT = 1 << 1,
 	/*
 	 * The registration was idle, and the kernel unpinned its pages: the
@@ -116,9 +116,10 @@ enum ib_uverbs_mr_notify_bits {
 #define IB_UVERBS_ACCESS_TRACK (1 << 28)
 
 /*
- * Bits of device_cap_flags: the device can notify; it can be revoked, which ends
- * its access to a registration; it can restore a registration under the same keys,
- * with other pages. REVOKE and RECLAIM are in device_cap_flags_ex only.
+ * Bits of device_cap_flags. NOTIFY: user MRs of the device can be armed. REVOKE: the
+ * kernel can end the device's access to an MR. RECLAIM: the kernel can give other
+ * pages to such an MR, under the same keys. REVOKE and RECLAIM are in
+ * device_cap_flags_ex only.
  */
 #define IB_UVERBS_DEVICE_MR_NOTIFY (1ULL << 28)
 #define IB_UVERBS_DEVICE_MR_REVOKE (1ULL << 60)

@@ -23,9 +23,9 @@
  * While dereg_mr or rereg_user_mr runs, ib_mr_notify_hold() prevents a revoke.
  * So a late revoke can't hit an mkey that is back in the cache.
  *
- * There is no restore_user_mr. It would make the calls of a re-registration with
- * a new translation (mlx5r_umr_update_mr_pas(), then mlx5r_umr_rereg_pd_access()).
- * These calls need an mkey with room for all entries of the new translation, one
+ * There is no restore_user_mr. Restoring an MR takes the calls of a re-registration
+ * with a new translation: mlx5r_umr_update_mr_pas(), then
+ * mlx5r_umr_rereg_pd_access(). These calls need an mkey with room for all entries of the new translation, one
  * entry for each contiguous piece of the mkey's page size. The new pages of the
  * range may be in smaller pieces than the old pages. Such code must be tried on
  * the hardware. Until then an idle MR becomes INVALID instead of SUSPENDED.

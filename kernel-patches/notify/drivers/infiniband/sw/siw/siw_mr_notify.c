@@ -26,7 +26,7 @@
  *   siw_tx_hdt()                          revoke
  *   page P, revoked? no
  *                                         revoked = 1
- *                                         P unpinned, freed, another's
+ *                                         P unpinned, freed, reused
  *   TCP copies P                          [sends another owner's memory]
  *
  * So a send takes a reference to each page under revoke_lock, and drops it when

@@ -61,8 +61,8 @@ struct siw_tx_pages {
  *
  *   a send                                the owner
  *   looks up page P
- *                                         revoked: P is unpinned and freed
- *                                         restored, with other pages
+ *                                         MR revoked: P is unpinned, freed
+ *                                         MR restored, with other pages
  *   not revoked: holds P                  [P has another owner]
  *
  * (A kernel client keeps its own pages.)

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * On-demand paging: MRs whose pages are found when a packet needs them, see
- * rxe_mem_mr.c, and how a queue pair waits for a page, see rxe_mem_wait.c.
- * Declares the functions that the rest of rxe calls, and those that these files
- * call in each other. Without CONFIG_RDMA_RXE_PAGING rxe works as if this file
- * did not exist.
+ * On-demand paging: rxe looks up the pages of an MR when a packet needs them. See
+ * rxe_mem_mr.c for the MR, and rxe_mem_wait.c for a queue pair that waits for a
+ * page. This file declares the functions that the rest of rxe calls, and the
+ * functions that rxe_mem_*.c share. Without CONFIG_RDMA_RXE_PAGING rxe works as if
+ * this file did not exist.
  */
 #ifndef RXE_MEM_H
 #define RXE_MEM_H
 
 /*
- * A process that has MRs with on-demand paging, and its threads. MRs, faults and
- * threads hold references.
+ * A process that has MRs with on-demand paging, and the threads that handle its
+ * faults. MRs, faults and threads hold references.
  */
 struct rxe_mem_pool {
 	struct kref		ref;
@@ -214,10 +214,10 @@ rxe_qp_do_atomic_write(struct rxe_qp *qp, struct rxe_mr *mr, u64 iova,
  * rxe_mem_take_retry - May the requester send again?
  * @qp: The queue pair
  *
- * Decrements the retry counter, unless the requester waits for a page: then the
- * peer may have nothing to answer, although a packet may be lost as well.
+ * Decrements the retry counter, unless the requester waits for a page. During the
+ * wait the peer may have nothing to answer, although a packet may be lost as well.
  *
- * Return: true if it may.
+ * Return: true if the requester may send again.
  */
 static inline bool rxe_mem_take_retry(struct rxe_qp *qp)
 {

@@ -18,8 +18,8 @@
  *                                         and mmap return
  *   the next packet: finds B
  *
- * mmap_lock also stops a fork from sharing a page during a write. Without it the
- * parent could lose a write:
+ * mmap_lock also stops a fork from sharing a page during a write. Without
+ * mmap_lock the parent could lose a write:
  *
  *   rxe                                   the process
  *   finds page A, which may be written
@@ -38,29 +38,28 @@
  *   disables interrupts; finds page A
  *                                         munmap: takes A out of the page tables;
  *                                         waits for that CPU
- *   copies to page A; enables them
+ *   copies to A; enables interrupts
  *                                         munmap returns
  *
- * On other architectures (arm64) the copy may end after munmap has returned, but
- * within the time of a memcpy of one page. The copy holds A, so A has no other
+ * On other architectures (arm64) the copy may end after munmap has returned, at
+ * most the time of one memcpy of a page later. The copy holds A, so A has no other
  * owner.
  *
  * Calls that do not take mmap_lock for writing (MADV_DONTNEED, truncation,
  * reclaim, migration) may take A out of the page tables during the write. The
- * write then counts as before the call, like a write by the process: A gets no
+ * write then counts as a write before the call, as it would for the process: A gets no
  * other owner before this CPU has flushed its translation, and the kernel does not
  * reclaim or migrate a page with an extra reference. A transfer that begins after
  * the return of such a call finds the new page.
  *
- * The process may end while a worker uses its address space. A look-up that has
- * no reference to mm_users (rxe_mem_copy_locked()) finds no page, or a page that
- * it then holds:
+ * The process may end while a worker uses its address space.
+ * rxe_mem_copy_locked() has no reference to mm_users. It either finds no page A, or
+ * finds A before the exit unmaps A, and holds A during the copy:
  *
  *   rxe                                   the process
  *   mmap_read_lock
  *                                         exit: unmaps page A
- *   the page tables have no A: false
- *   [or holds A first, copies, lets go]
+ *   finds no A: returns false
  *   unlock
  *                                         mmap_write_lock; frees page tables
  *
@@ -199,7 +198,7 @@ static bool rxe_mem_copy_unlocked(struct mm_struct *mm, unsigned long addr,
  * is not available, also copy to or from present pages of files.
  * get_user_pages_remote() would yield to the peer's worker after each packet, and
  * spend most of the time in the scheduler. The process may have ended: its exit
- * also unmaps its memory under mmap_lock.
+ * takes mmap_lock for writing before it frees page tables.
  *
  * Return: false if a page is absent, if its protection does not allow the access,
  * or if the architecture has no lockless look-up (User Mode Linux). Part of the
@@ -227,9 +226,9 @@ static bool rxe_mem_copy_is_memory(struct vm_area_struct *vma)
 }
 
 /*
- * Copy through the addresses of the process, which has not ended. (At exit an
- * architecture may free pages while threads that use the address space still have
- * translations of these pages.)
+ * Copy through the addresses of the process. The process must not have ended,
+ * because at exit an architecture may free pages while threads that use the address
+ * space still have translations of these pages.
  */
 static bool rxe_mem_copy_user(struct mm_struct *mm, unsigned long addr,
 			      void *buf, unsigned int length, bool write)

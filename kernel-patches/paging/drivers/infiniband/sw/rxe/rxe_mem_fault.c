@@ -11,7 +11,7 @@
  *   stays in its queue
  *                                           faults; waits
  *                                           done: schedules the task
- *   copies all of it again
+ *   copies all data again
  *
  * A fault holds no reference to an MR, queue pair, device or worker of rxe. So
  * each of them can end during the fault, and the thread is interrupted when no

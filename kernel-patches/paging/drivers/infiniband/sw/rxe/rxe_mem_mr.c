@@ -2,9 +2,9 @@
 /*
  * On-demand paging in soft-RoCE: the MR.
  *
- * An MR with on-demand paging stores an address space and its start address
- * there. It has no page table, no pages and no notifier. How packets access the
- * memory is in rxe_mem_copy.c and rxe_mem_atomic.c.
+ * An MR with on-demand paging stores an address space, and the start address of the
+ * MR in this address space. It has no page table, no pages and no notifier. See
+ * rxe_mem_copy.c and rxe_mem_atomic.c for the accesses of packets.
  */
 
 #include <linux/mm.h>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * One page of the registering process: entering the address space with mmap_lock
- * or without it, the look-up in the page tables, and pages of files. A page is
- * held for one access and then released.
+ * An access to one page of the registering process: enters the address space with
+ * or without mmap_lock, looks the page up in the page tables, and locks a page of a
+ * file. The page is held for one access and then released.
  *
- * Usually the access holds mmap_lock for reading. It uses a trylock, because the
- * holder may wait for a file of a dead server. If other threads always hold
+ * Usually the access holds mmap_lock for reading. The access uses a trylock, because
+ * the holder of mmap_lock may wait for a file of a dead server. If other threads always hold
  * mmap_lock or queue for it, the trylock always fails. Then a present page is
  * found without the lock, as by get_user_pages_fast(), and any other page is
  * faulted in by a thread that queues for mmap_lock. Without the lock, other calls
@@ -119,8 +119,8 @@ static bool rxe_mem_page_is_writable(struct mm_struct *mm, unsigned long addr,
 }
 
 /*
- * Lock a page of a file while rxe writes to it: otherwise the file system may clean
- * the page in the meantime, and warns when the page gets dirty. The page lock is
+ * Lock a page of a file while rxe writes to it. Without the lock the file system may
+ * clean the page during the write, and warn when the page gets dirty. The lock is
  * usually held for a short time, but its holder may have cleaned the page. Then the
  * file system needs a fault before the next write.
  *
@@ -194,10 +194,10 @@ int rxe_mem_page_get(struct rxe_mem_mr *odp, unsigned long addr, bool write,
 /*
  * Protection keys belong to a thread and do not restrict a device: a look-up under
  * mmap_lock ignores them (FOLL_REMOTE). A look-up without mmap_lock uses the keys
- * of the calling task, and a worker has key 0 only. So allow all keys during this
- * look-up: otherwise memory with another key would always need mmap_lock. The
- * register belongs to the task: the scheduler switches it, and interrupts do not
- * access user memory with it.
+ * of the calling task. A worker has key 0 only, so memory with another key would
+ * always need mmap_lock. So allow all keys during this look-up. The register of the
+ * keys belongs to the task: the scheduler switches the register, and interrupts do
+ * not access user memory with it.
  */
 static u32 rxe_mem_page_allow_keys(void)
 {

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The threads that wait for pages: their lifetime, and the choice of a thread for
- * a fault. How a thread handles a fault is in rxe_mem_fault.c.
+ * The lifetime of the threads that wait for pages, and the choice of a thread for a
+ * fault. See rxe_mem_fault.c for the handling of a fault.
  *
  * A fault may need a disk, a userfaultfd handler, a FUSE server, or a server behind
- * a dead network: it may take forever. So threads of the registering process wait
- * for it (vhost_task_create()): they count in RLIMIT_NPROC and in the control
- * groups of the process, share its address space like its other threads, and are
- * killed with it. A kernel thread would be charged to no user, and would keep the
+ * a dead network, so it may take forever. So threads of the registering process
+ * (vhost_task_create()) wait for the page. These threads count in RLIMIT_NPROC and
+ * in the control groups of the process, share its address space like its other
+ * threads, and are killed with the process. A kernel thread would be charged to no user, and would keep the
  * memory of a killed process; a worker can't be killed, and all users share the
  * few workers.
  *
- * Only the process can make such a thread, and packets run in another context.
+ * Only the process can make such a thread, and workers process the packets.
  * So the registration makes the first thread, or fails. A thread that takes a
  * fault and leaves no idle thread makes another thread before it waits. If it
- * can't, or if there are RXE_MEM_POOL_THREADS, the other faults wait, and take
- * turns with the faults that have a thread (rxe_mem_pool_turn()). The threads of
+ * can't, or if there are RXE_MEM_POOL_THREADS, faults without a thread wait, and
+ * take turns with the faults that have a thread (rxe_mem_pool_turn()). The threads of
  * a pool work for one process only.
  *
  * A thread ends when it is not needed, when the last MR of its process ends, and
@@ -158,14 +158,18 @@ static void rxe_mem_pool_give_turns(struct rxe_mem_pool *pool)
  * All threads of a pool may wait for pages that never come. Or the process may be
  * unable to supply these pages, because it waits for a fault that has no thread:
  *
- *   the process          a fault, with its last thread     a fault, without one
- *   reads its
- *   userfaultfd          waits for page A
- *   [waits for page B,
- *   to make A of it]                                       waits for a thread
- *                        is interrupted; waits for one
- *                                                          gets page B
- *   makes page A         gets page A
+ *   the process          the fault for page A      the fault for page B
+ *                        has the last thread;
+ *                        waits for page A
+ *                                                  waits for a thread
+ *   [needs page B to
+ *   make page A: waits]
+ *                        is interrupted; waits
+ *                        for a thread
+ *                                                  gets the thread; gets page B
+ *   makes page A
+ *                        gets the thread; gets
+ *                        page A
  *
  * A thread that takes a fault also tries to make another thread: the limits may
  * allow it now.
@@ -301,7 +305,7 @@ static bool rxe_mem_pool_work(void *arg)
 	return true;
 }
 
-/* The thread is about to exit: alone if it has left the pool, else with its process */
+/* The thread is about to exit: alone if it has left the pool, or with its process */
 static void rxe_mem_pool_killed(void *arg)
 {
 	struct rxe_mem_thread *thread = arg;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The fault for which a side of a queue pair waits: how the wait begins, and how
- * it ends: when the fault is done, when the page is present, or with the queue
- * pair. What the queue pair does while it waits is in rxe_mem_wait.c.
+ * The fault for which a side of a queue pair waits. The wait ends when the fault is
+ * done, when another fault has made the page present, or when the queue pair ends.
+ * See rxe_mem_wait.c for the queue pair during the wait.
  */
 
 #include <linux/mm.h>

@@ -135,10 +135,10 @@ bool rxe_mem_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
 }
 
 /*
- * The peer of a read that is answered in part gets an RNR NAK for the rest. If it
- * received all of the first part, it requests the rest as a new request.
- * Otherwise it repeats the request, and the responder answers from @res (and
- * leaves the MSN one too low).
+ * The peer of a read that is answered in part gets an RNR NAK for the rest. If the
+ * peer received all of the first part, it requests the rest as a new request. If
+ * the peer lost a packet of the first part, it repeats the request, and the
+ * responder answers from @res (and leaves the MSN one too low).
  */
 static void rxe_mem_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
@@ -156,9 +156,9 @@ static void rxe_mem_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 }
 
 /*
- * Let the responder process the request again from its beginning; a read that is
- * answered in part continues. The responder must hold nothing while it waits, so
- * this undoes its work.
+ * Let the responder process the request again from its beginning, or continue a read
+ * that is answered in part. The responder must hold nothing while it waits, so this
+ * function undoes the responder's work.
  */
 static void rxe_mem_rewind_resource(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
@@ -231,8 +231,9 @@ static bool rxe_mem_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 }
 
 /*
- * Has the message waited long? Only a waiting task asks. An unreliable transport
- * drops the message then, and the page is for the next message.
+ * Has the message waited long? Only a waiting task asks. If the answer is yes, an
+ * unreliable transport drops the message, but the fault continues, so that the next
+ * message finds the page.
  */
 static bool rxe_mem_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
