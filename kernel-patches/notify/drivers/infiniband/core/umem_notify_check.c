@@ -166,7 +166,8 @@ unlock:
  * if such a page is absent, check_locked() compares it again with @alone. If the page is
  * absent again, it is not mapped any more.
  *
- * PAGEMAP_SCAN and userfaultfd also hold i_mmap_rwsem. Taking i_mmap_rwsem instead of @alone would deadlock:
+ * PAGEMAP_SCAN and userfaultfd also hold i_mmap_rwsem. Taking i_mmap_rwsem instead of @alone
+ * would deadlock:
  *
  *   settle                                another thread
  *   mmap_lock for reading
@@ -185,8 +186,8 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
 }
 
 /*
- * With @alone this function takes the rwsem itself, because mmap_write_lock() has no trylock. This is safe,
- * because the holder changes no mapping.
+ * With @alone this function takes the rwsem itself, because mmap_write_lock() has no trylock.
+ * This is safe, because the holder changes no mapping.
  *
  * mm_users is not incremented: with mmget() the parent would see the exit of the owner too early:
  *

@@ -11,7 +11,7 @@
  * and gives them to the device under the same keys.
  *
  * If the device's revoke does not sleep, the shrinker revokes and unpins, because this
- * takes no lock that a task in reclaim may hold. Otherwise the worker does.
+ * takes no lock that a task in reclaim may hold. If the revoke sleeps, the worker does.
  *
  * The shrinker skips a registration that was used since the last scan. If the word of a
  * process always says "in use", only this process is affected: its pages stay pinned

@@ -335,8 +335,8 @@ static atomic64_t *word_at(const struct umem_notify_word_page *page, unsigned in
  *
  * The application changes the same eight bytes by atomic instructions. So each change here is
  * one atomic instruction, too. One compare-and-swap could make both changes, but could fail as
- * often as the application changes the word. For user space the changes are fully ordered, like locked
- * instructions. The mapping changes only after the callback that sets a bit has returned.
+ * often as the application changes the word. For user space the changes are fully ordered, like
+ * locked instructions. The mapping changes only after the callback that sets a bit has returned.
  */
 void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear)
 {

@@ -25,12 +25,13 @@
  *
  * There is no restore_user_mr. Restoring an MR takes the calls of a re-registration
  * with a new translation: mlx5r_umr_update_mr_pas(), then
- * mlx5r_umr_rereg_pd_access(). These calls need an mkey with room for all entries of the new translation, one
- * entry for each contiguous piece of the mkey's page size. The new pages of the
- * range may be in smaller pieces than the old pages. Such code must be tried on
- * the hardware. Until then an idle MR becomes INVALID instead of SUSPENDED.
+ * mlx5r_umr_rereg_pd_access(). These calls need an mkey with room for all entries
+ * of the new translation, one entry for each contiguous piece of the mkey's page
+ * size. The new pages of the range may be in smaller pieces than the old pages.
+ * Such code must be tried on the hardware. Until then an idle MR becomes INVALID
+ * instead of SUSPENDED.
  *
- * A memory window or an indirect mkey that refers to the mkey finds it free.
+ * If a memory window or an indirect mkey refers to the mkey, it finds the mkey free.
  *
  * The core excludes MRs with on-demand paging and dmabuf MRs (including data
  * direct); device memory has no umem.

@@ -2,9 +2,10 @@
 /*
  * Copies between packets and memory that is paged on demand.
  *
- * Each packet is copied through the page tables of the registering process, as
- * the process would do it. If this is not possible, the page is looked up in the
- * page tables and held during one memcpy.
+ * rxe copies a packet with the access rights of the registering process, through
+ * kernel addresses (rxe_mem_copy_fast()) or through the addresses of the process
+ * (rxe_mem_copy_user()). If neither is possible, rxe looks up one page at a time in
+ * the page tables, and holds this page during one memcpy.
  *
  * WHY A COPY NEVER USES A STALE PAGE
  *
@@ -46,8 +47,8 @@
  * owner.
  *
  * Calls that do not take mmap_lock for writing (MADV_DONTNEED, truncation,
- * reclaim, migration) may take A out of the page tables during the write. The
- * write then counts as a write before the call, as it would for the process: A gets no
+ * reclaim, migration) may take A out of the page tables during the write. Then the
+ * write counts as a write before the call, like a write by the process: A gets no
  * other owner before this CPU has flushed its translation, and the kernel does not
  * reclaim or migrate a page with an extra reference. A transfer that begins after
  * the return of such a call finds the new page.

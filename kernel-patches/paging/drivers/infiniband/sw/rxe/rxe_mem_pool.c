@@ -7,11 +7,11 @@
  * a dead network, so it may take forever. So threads of the registering process
  * (vhost_task_create()) wait for the page. These threads count in RLIMIT_NPROC and
  * in the control groups of the process, share its address space like its other
- * threads, and are killed with the process. A kernel thread would be charged to no user, and would keep the
- * memory of a killed process; a worker can't be killed, and all users share the
- * few workers.
+ * threads, and are killed with the process. A kernel thread would be charged to no
+ * user, and would keep the memory of a killed process. A worker can't be killed, and
+ * all users share the few workers.
  *
- * Only the process can make such a thread, and workers process the packets.
+ * Only the process can make its threads, but workers process the packets.
  * So the registration makes the first thread, or fails. A thread that takes a
  * fault and leaves no idle thread makes another thread before it waits. If it
  * can't, or if there are RXE_MEM_POOL_THREADS, faults without a thread wait, and
