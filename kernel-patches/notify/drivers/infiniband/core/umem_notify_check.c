@@ -25,7 +25,7 @@
  *                         this event only to mappings that map the page: so a
  *                         system call faults the page in, and the worker leaves
  *                         the tracker SUSPECT.
- *  absent, other file     such a mapping can only be pinned for reading, and
+ *  absent, other file     this mapping can only be pinned for reading, and
  *                         an unmapped clean page may leave the page cache
  *                         without an event: fault the page in and compare.
  *

@@ -26,7 +26,7 @@
  *
  *                                         adds a reference: valid
  *   word |= INVALID
- *   word & in_use is not 0: later
+ *   word & in_use is not 0: tries later
  *
  * The kernel sets INVALID and reads the word under the lock, in this order. All are
  * atomic operations on one word, so an addition that the read does not see comes

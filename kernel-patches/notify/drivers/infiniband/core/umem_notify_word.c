@@ -16,7 +16,7 @@
  * A word belongs to one MR. If two MRs had one word, settling an MR could clear the bit of
  * the other:
  *
- *   settle A                              B, which has the word too
+ *   settle A                              an event of B, which has the same word
  *                                         word |= SUSPECT
  *   A is intact: word &= ~SUSPECT         [the word says that B is valid]
  *
@@ -26,9 +26,9 @@
  *
  * A word may have a listener: a counter in user memory and an eventfd. The counter is pinned
  * like a word, and any number of MRs may share it; the kernel increments it when it sets
- * INVALID. An eventfd may have any number of sleepers, and the process that causes the event
- * must not pay for waking them: umem_notify_word_signal() wakes them when the registration
- * is retired.
+ * INVALID. umem_notify_word_signal() signals the eventfd only when the registration is
+ * retired: an eventfd may have any number of sleepers, and the process that causes the event
+ * must not pay for waking them.
  */
 
 #include <linux/bitmap.h>

@@ -11,12 +11,12 @@
  * user, and would keep the memory of a killed process. A worker can't be killed, and
  * all users share the few workers.
  *
- * Only the process can make its threads, but workers process the packets.
- * So the registration makes the first thread, or fails. A thread that takes a
- * fault and leaves no idle thread makes another thread before it waits. If it
- * can't, or if there are RXE_MEM_POOL_THREADS, faults without a thread wait, and
- * take turns with the faults that have a thread (rxe_mem_pool_turn()). The threads of
- * a pool work for one process only.
+ * Only the process can make its threads, but workers process the packets. So the
+ * registration makes the first thread, or fails. If a thread takes a fault and no
+ * thread is idle, it makes another thread before it waits. If it can't, or if there
+ * are RXE_MEM_POOL_THREADS, faults without a thread wait, and take turns with the
+ * faults that have a thread (rxe_mem_pool_turn()). The threads of a pool work for
+ * one process only.
  *
  * A thread ends when it is not needed, when the last MR of its process ends, and
  * when the process is killed or executes another program:
