@@ -302,8 +302,8 @@ bool ib_umem_is_revoked(struct ib_umem *umem)
  * ib_umem_lost - The driver itself took the pages of an MR from the device
  * @umem: The umem of the MR
  *
- * For a driver that could not re-register an MR and leaves the MR unusable: sets
- * INVALID in the word.
+ * A driver calls this if it could not re-register an MR and leaves the MR unusable.
+ * Sets INVALID in the word.
  */
 void ib_umem_lost(struct ib_umem *umem)
 {

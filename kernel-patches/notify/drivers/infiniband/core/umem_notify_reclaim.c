@@ -308,7 +308,7 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void)
 
 /*
  * Called when ib_uverbs is unloaded and no umem is left, and when ib_umem_notify_init()
- * fails: each of these functions accepts NULL or an empty object.
+ * fails. So each function that this calls must accept NULL or an empty object.
  */
 void ib_umem_notify_exit(void)
 {

@@ -305,7 +305,7 @@ static bool rxe_mem_pool_work(void *arg)
 	return true;
 }
 
-/* The thread is about to exit: alone if it has left the pool, or with its process */
+/* The thread is about to exit: alone, if it has left the pool, or with its process */
 static void rxe_mem_pool_killed(void *arg)
 {
 	struct rxe_mem_thread *thread = arg;

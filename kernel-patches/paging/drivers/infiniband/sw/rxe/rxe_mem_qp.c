@@ -105,8 +105,8 @@ void rxe_mem_qp_accessed(struct rxe_mem_mr *odp, unsigned long addr,
  * @odp: The MR
  * @addr: The address, which is written
  *
- * Only the access that met the fault gets the page, once. So the access began while
- * the page was mapped.
+ * Only the access that met the fault gets the page, and only once. So the access began
+ * while the page was mapped.
  *
  * Return: The page, pinned for writing, or NULL if there is none.
  */
