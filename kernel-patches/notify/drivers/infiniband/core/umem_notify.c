@@ -529,7 +529,8 @@ EXPORT_SYMBOL(umem_notify_disarm);
  * If the device can revoke, an INVALID MR has been revoked, or the worker tries again (the word
  * is in use, or the driver fails for the moment). A suspended MR has pages again.
  *
- * After -EAGAIN, -EINTR or -ENOMEM the MR is still SUSPECT or SUSPENDED.
+ * After -EAGAIN, -EINTR or -ENOMEM the MR is still SUSPECT or SUSPENDED, unless an event made it
+ * INVALID.
  *
  * Return: 0, -EINVAL if it is not armed or the MR is another process's, -EINTR, -ENOMEM,
  * -EOPNOTSUPP; -EAGAIN if for a second an event was in progress or a file was locked; or

@@ -265,8 +265,8 @@ static int fault_back(struct mm_struct *mm, unsigned long addr)
  *
  * Such a mapping maps only pages of its file. So the pinned pages are compared with the pages
  * of the file, as if no page were mapped. A page of the file counts as intact only after it
- * was faulted in: if a hole punch can't take the lock of a mapping, it sends an event only if
- * the mapping maps the page:
+ * was faulted in. The reason: if a hole punch can't take the lock of a mapping, it sends an event
+ * only if the mapping maps the page:
  *
  *   the owner drops another page          hole punch
  *   hugetlb_zap_begin(): has the lock

@@ -78,9 +78,9 @@ DECLARE_EVENT_CLASS(mr_notify,
 MR_NOTIFY_EVENT(mr_notify_arm);
 /* A call disarmed the MR, or the registration ended. */
 MR_NOTIFY_EVENT(mr_notify_disarm);
-/* Its context was closed or its device removed: the word says INVALID. */
+/* The context of the MR was closed or its device removed: the word says INVALID. */
 MR_NOTIFY_EVENT(mr_notify_gone);
-/* It was idle, and the VM wanted its pages. */
+/* The MR was idle, and the VM wanted its pages. */
 MR_NOTIFY_EVENT(mr_notify_suspend);
 /* A call or the worker compared the pages of a SUSPECT range. */
 MR_NOTIFY_EVENT(mr_notify_settle);
