@@ -58,7 +58,7 @@ struct shrink_walk {
 
 /*
  * Does the caller unpin the pages itself? Yes, if the tracker belongs to the caller's process, if
- * the tracker's process is in the memory cgroup that is short, or if the pages are few. Unpinning
+ * the caller's process is in the memory cgroup that is short, or if the pages are few. Unpinning
  * 64 GiB takes long, so a process should not do it for another process.
  */
 static bool shrink_retires(const struct ib_umem_notify *n, const struct shrink_control *sc)
