@@ -73,6 +73,7 @@ struct registered {
 
 std::array<std::atomic<uint64_t>, 65536> by_key;
 std::array<std::atomic<const uint64_t *>, 65536> words;
+std::atomic<uint64_t> in_use; /* the bit of the words */
 std::atomic<std::size_t> registrations, live;
 
 std::atomic<uint64_t> &slot(uint64_t key)
@@ -112,7 +113,7 @@ ibv_mr *note(ibv_mr *mr, const void *addr, std::size_t length)
 	registrations.fetch_add(1, std::memory_order_relaxed);
 	live.fetch_add(1, std::memory_order_relaxed);
 	keep({true, static_cast<uint8_t>(number), static_cast<uint8_t>(offset / page % pages),
-	      static_cast<uint8_t>(length / page), all[number].version},
+	      static_cast<uint8_t>((offset % page + length) / page), all[number].version},
 	     mr->rkey);
 	return mr;
 }
@@ -144,8 +145,10 @@ ibv_mr *ibv_reg_notified_mr(ibv_pd *pd, void *addr, std::size_t length, uint64_t
 		dlsym(RTLD_NEXT, "ibv_reg_notified_mr"));
 	arms.fetch_add(1, std::memory_order_relaxed);
 	ibv_mr *mr = note(next(pd, addr, length, iova, access, attr), addr, length);
-	if (mr)
+	if (mr) {
 		words[mr->rkey >> 8 & 0xffff].store(attr->word, std::memory_order_relaxed);
+		in_use.store(attr->in_use, std::memory_order_relaxed);
+	}
 	return mr;
 }
 
@@ -202,13 +205,22 @@ std::size_t some_buffer(generator &random)
 	return below(random, below(random, 2) ? most_cached / 4 : buffers);
 }
 
-kept use(fid_domain *domain, std::size_t number, std::size_t first, std::size_t count)
+/* Does the word say that the registration is in use? */
+bool says_in_use(fid_mr *mr)
+{
+	const uint64_t *word = words[fi_mr_key(mr) >> 8 & 0xffff].load(std::memory_order_relaxed);
+	return __atomic_load_n(word, __ATOMIC_RELAXED) & in_use.load(std::memory_order_relaxed);
+}
+
+/* All but the first `skipped` bytes of some pages */
+kept use(fid_domain *domain, std::size_t number, std::size_t first, std::size_t count,
+	 std::size_t skipped = 0)
 {
 	fid_mr *mr = nullptr;
 
 	asked.fetch_add(1, std::memory_order_relaxed);
-	check(fi_mr_reg(domain, memory + (number * pages + first) * page, count * page,
-			FI_WRITE | FI_REMOTE_WRITE, 0, 0, 0, &mr, nullptr),
+	check(fi_mr_reg(domain, memory + (number * pages + first) * page + skipped,
+			count * page - skipped, FI_WRITE | FI_REMOTE_WRITE, 0, 0, 0, &mr, nullptr),
 	      "fi_mr_reg");
 	const registered is = load(fi_mr_key(mr));
 	if (!is.live)
@@ -217,6 +229,8 @@ kept use(fid_domain *domain, std::size_t number, std::size_t first, std::size_t 
 		complain("another range", is, number);
 	else if (is.version != all[number].version)
 		complain("stale", is, number);
+	else if (!says_in_use(mr))
+		complain("does not say that it is in use", is, number);
 	return {mr, is, number};
 }
 
@@ -344,6 +358,18 @@ bool ends_stale(fid_domain *domain, const std::function<void()> &search)
 	return live <= before;
 }
 
+/* At so many addresses, registrations compete for places of the cache's table. */
+bool at_many_addresses(fid_domain *domain)
+{
+	generator random(1);
+
+	for (int i = 0; i < 4096; i++) {
+		const std::size_t number = below(random, buffers);
+		release(use(domain, number, 0, pages, below(random, page / 8) * 8));
+	}
+	return !wrong;
+}
+
 bool steps(fid_domain *domain)
 {
 	const auto found = [domain](std::size_t number) {
@@ -373,6 +399,7 @@ bool steps(fid_domain *domain)
 	found(most_cached - 1);
 	good &= result("a used registration stays when another needs the place",
 		       !found(most_cached) && found(0) && !found(1));
+	good &= result("no registration is taken for another one", at_many_addresses(domain));
 	good &= not_cached(domain);
 	return good;
 }

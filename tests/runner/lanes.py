@@ -245,7 +245,7 @@ LANES = {
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --consumers", results.lines, least=40),
          Step("ucx_perftest", f"{PYTHON} tests/consumers/ucx_perftest.py", results.lines, least=11),
          Step("probing", f"{PYTHON} tests/consumers/probing.py", results.lines, least=204),
-         hits("hits", "libfabric", 26), hits("notify_ops", "libfabric", 60)],
+         hits("hits", "libfabric", 27), hits("notify_ops", "libfabric", 60)],
         guest="--kernel um", seconds=150, named_only=True, needs=CONSUMERS),
     # MPI windows, derived types and others; with hooks, with the word, and with only our cache.
     "consumers-windows": Lane(
@@ -275,7 +275,7 @@ LANES = {
         named_only=True, needs=("Open MPI 5",)),
     # Hits, settling and sweeps, on two CPUs.
     "consumers-races": Lane(
-        [hits("hits_tsan", "libfabric_tsan", 26, "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],
+        [hits("hits_tsan", "libfabric_tsan", 27, "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],
         guest="--kernel debian", seconds=100, named_only=True,
         needs=("fork", "kernel debian", "libfabric with the thread sanitizer")),
     # The consumers were compiled with our header, and run with Debian's libibverbs.

@@ -24,6 +24,18 @@ static inline uint64_t ofi_mr_notify_said(struct ofi_mr_entry *entry)
 	       OFI_MR_NOTIFY_KERNEL;
 }
 
+/* Whether the entry is valid; then the caller uses it. HELD is set before the word is read:
+ * either the kernel sees HELD and keeps the pages, or this function sees the kernel's mark.
+ * If it is not valid, the caller's search settles or ends it. Caller must hold mm_lock.
+ */
+static inline bool ofi_mr_notify_hold(struct ofi_mr_entry *entry)
+{
+	if (!entry->use_cnt)
+		__atomic_fetch_or(entry->notify.word, OFI_MR_NOTIFY_HELD,
+				  __ATOMIC_RELAXED);
+	return !ofi_mr_notify_said(entry);
+}
+
 /* Returns an entry with a reference. NULL: search the tree, also if a search has more
  * to do, such as to drop stale entries.
  */
@@ -37,31 +49,17 @@ ofi_mr_notify_hit(struct ofi_mr_cache *cache, const void *addr, size_t len)
 	if (!entry || entry->info.iov.iov_base != addr ||
 	    entry->info.iov.iov_len < len || ofi_mr_cache_full(cache) ||
 	    !dlist_empty(&cache->dead_region_list) ||
-	    ofi_mr_notify_moved(&cache->notify))
-		goto none;
+	    ofi_mr_notify_moved(&cache->notify) || !ofi_mr_notify_hold(entry)) {
+		pthread_mutex_unlock(&mm_lock);
+		return NULL;
+	}
 
-	/* As in util_mr_notify_valid() */
-	if (entry->use_cnt++ == 0) {
-		__atomic_fetch_or(entry->notify.word, OFI_MR_NOTIFY_HELD,
-				  __ATOMIC_RELAXED);
+	if (entry->use_cnt++ == 0)
 		dlist_remove(&entry->list_entry);
-	}
-	if (OFI_UNLIKELY(ofi_mr_notify_said(entry))) {
-		if (--entry->use_cnt == 0) {
-			ofi_mr_notify_idle(entry->notify.word);
-			dlist_insert_tail(&entry->list_entry, &cache->lru_list);
-		}
-		goto none;
-	}
-
 	cache->search_cnt++;
 	cache->hit_cnt++;
 	pthread_mutex_unlock(&mm_lock);
 	return entry;
-
-none:
-	pthread_mutex_unlock(&mm_lock);
-	return NULL;
 }
 
 #endif /* OFI_MR_NOTIFY_HIT_H */

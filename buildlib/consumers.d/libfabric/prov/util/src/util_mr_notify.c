@@ -23,21 +23,12 @@
 /* How many words a search checks */
 #define UTIL_MR_NOTIFY_SWEEP	16
 
-/* The caller uses the entry if it is valid. HELD is set before the word is read: either
- * the kernel sees HELD and keeps the pages, or this function sees the kernel's mark.
- */
 static bool util_mr_notify_valid(struct ofi_mem_monitor *monitor,
 				 const struct ofi_mr_info *info,
 				 struct ofi_mr_entry *entry)
 {
 	/* An entry for another kind of memory has no word. */
-	if (!entry->notify.word)
-		return false;
-
-	if (!entry->use_cnt)
-		__atomic_fetch_or(entry->notify.word, OFI_MR_NOTIFY_HELD,
-				  __ATOMIC_RELAXED);
-	if (ofi_mr_notify_said(entry))
+	if (!entry->notify.word || !ofi_mr_notify_hold(entry))
 		return false;
 
 	/* Another entry may have taken the place. */
