@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * All memory of a cache: one mapping, reserved as a whole, never moved or unmapped. Parts become
- * accessible as the number of entries and hints grows (so a process that locks all its memory pays
- * only for these parts). The initial state is all zeros. In a child the kernel zeroes the mapping,
- * also after a raw clone(): the child finds generation 0, and begins with an empty cache.
+ * All memory of a cache is one mapping, reserved as a whole, and never moved or unmapped. Parts
+ * become accessible as the number of entries and hints grows (so a process that locks all its
+ * memory pays only for these parts). The initial state is all zeros. In a child the kernel zeroes
+ * the mapping, also after a raw clone(): the child finds generation 0 and an empty cache.
  */
 #ifndef MR_CACHE_ARENA_H
 #define MR_CACHE_ARENA_H
@@ -18,16 +18,15 @@
 namespace mr_cache {
 
 /*
- * The newest registrations in progress: requests for the same ranges wait for them, but only some
- * milliseconds (await()): a thread that waits may hold a lock that the registering thread needs. A
- * thread inside the registrar (an allocator's hook) does not wait: two threads could wait for each
- * other.
+ * The newest registrations in progress. A request for the same range waits for the registration,
+ * but only some milliseconds (await()), as its thread may hold a lock that the registering thread
+ * needs. In an allocator's hook a thread does not wait: two threads could wait for each other.
  */
 template <class Env> class operations {
 public:
 	typename Env::condition progress; // a thread has returned from the registrar
 
-	/* Adds an entry that has a range; remove() follows. */
+	/* Adds an entry that has a range. Call remove() later. */
 	void add(uint32_t i) { newest[count < NEWEST ? count++ : ++last % NEWEST] = i; }
 
 	void remove(uint32_t i)
@@ -59,24 +58,24 @@ template <class Env> struct arena {
 
 	/* Read by every hit; written by misses and evictions only. */
 	struct alignas(128) {
-		atomic<uint32_t> generation; // 0: not begun yet
+		atomic<uint32_t> generation; // 0: not initialized
 		atomic<uint32_t> last_hint;
 		atomic<uint64_t> epoch; // the upper bits of stamps
 		atomic<uint32_t> high;	// entries from here on were never used; 0 is no entry
 		atomic<uint32_t> birth; // a thread initializes the arena
 	} hot;
 
-	/* Guards all members below that are not atomic, and the writes of epoch, views and
-	 * version(), which need no locked instruction. Never held in the registrar. */
+	/* Guards all members below that are not atomic. It also guards the writes of epoch, views
+	 * and version(), so they need no locked instruction. No thread has it in the registrar. */
 	alignas(128) typename Env::mutex mutex;
 	operations<Env> making;
 	uint32_t deregistering; // the number of entries that are being deregistered
-	uint64_t until;		// when threads stop to wait for one, as entry.until
+	uint64_t until;		// the deadline of waits for one of these, as entry.until
 	uint64_t deregistered;	// the number of deregistered entries
 	uint32_t free_entry;	// a list, linked by entry.link
 	uint32_t kernel_words;	// a list of free entries whose words the kernel may still write
 	uint32_t hand;		// the place of sweep()
-	atomic<uint64_t> views; // the sum for all entries in the catalog: each may have a hint
+	atomic<uint64_t> views; // the sum of entry.views in the catalog: each view may have a hint
 	atomic<uint32_t> ready; // entries before this index are accessible
 	atomic<uint32_t> ready_hint; // hints up to this bucket are accessible
 	owners<Env> owner;
@@ -92,7 +91,7 @@ template <class Env> struct arena {
 
 	uint32_t index_of(const entry<Env> &e) const { return static_cast<uint32_t>(&e - entries); }
 
-	/* The caller has a reference of this generation. EOPNOTSUPP: a child, forked since then. */
+	/* The caller took a reference in generation `taken`. EOPNOTSUPP: a child, forked since. */
 	int hit(uint32_t i, uint32_t taken, mr_cache_ref *ref)
 	{
 		entry<Env> &e = entries[i];
@@ -194,9 +193,9 @@ public:
 	arena<Env> *get() const { return p.load(std::memory_order_acquire); }
 
 	/*
-	 * Returns the arena, and initializes it first in a new child. A signal handler that has
-	 * interrupted its thread in the cache gets it without this: the thread initializes it
-	 * when it locks the mutex.
+	 * Returns the arena. In a new child this first initializes the arena. Exception: if a
+	 * signal handler has interrupted the cache, the interrupted thread initializes the arena
+	 * later.
 	 */
 	arena<Env> *ready()
 	{
@@ -221,7 +220,7 @@ public:
 	uint32_t latest() const { return generations.load(std::memory_order_relaxed); }
 
 private:
-	/* The arena is all zeros. If a signal handler forks, it is so again, and this repeats. */
+	/* Initializes an arena of zeros. If a signal handler forks, the child repeats this. */
 	void begin(arena<Env> &in)
 	{
 		do {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The registration cache: the hit path, and the other requests of owners. Its state is in arena.h,
- * work under the mutex in locked.h, registering in miss.h. All system functions that it needs are
- * in Env, so tests run it under their own scheduler, and without a kernel.
+ * work under the mutex in locked.h, registering in miss.h. Env has all system functions that the
+ * cache needs, so tests run the cache under their own scheduler, and without a kernel.
  *
  * A hit reads the cache line of arena.hot, a bucket of hints, and the line of the entry. It writes
  * only the entry's line, twice: the reference and the stamp. A release writes the line once.
@@ -24,9 +24,9 @@ public:
 	bool is_started() const { return memory.get(); }
 
 	/*
-	 * Returns the registration that has exactly the range and rights. Otherwise it jumps to
-	 * `on_miss`, with a registration of which the range is a part, or with NULL. All calls are
-	 * jumps, so a hit saves no register.
+	 * Returns a registration with exactly this range and rights, or jumps to `on_miss`: with a
+	 * registration that contains the range, or with NULL. All calls are jumps, so a hit saves
+	 * no register.
 	 */
 	template <class OnMiss>
 	[[gnu::always_inline]] void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -34,7 +34,7 @@ public:
 	{
 		arena<Env> *const a = memory.get();
 		const request want(pd, addr, length, access);
-		/* None in a child that has not begun: the hints are zeros until long after. */
+		/* Finds 0 in a new child: its hints are zeros until long after begin(). */
 		const uint32_t i = a ? a->hint.lookup(a->hint.hash_of(want), a->last_hint()) : 0;
 
 		if (!i) [[unlikely]]
@@ -42,7 +42,7 @@ public:
 
 		entry<Env> &e = a->entries[i];
 
-		/* Don't read the word before: that would fetch another CPU's line twice. */
+		/* Don't read the word before: this would fetch another CPU's line a second time. */
 		if (!e.word.usable(e.word.get_acquire())) [[unlikely]]
 			return find_nothing(pd, addr, length, access, on_miss, e);
 		if (!e.is_for(want)) [[unlikely]]
@@ -51,7 +51,7 @@ public:
 
 		void *mr = e.registration();
 
-		/* This is the child of a signal handler that has just forked. */
+		/* A signal handler has just forked, and this is the child. */
 		if (!mr) [[unlikely]]
 			return on_miss(pd, addr, length, access, mr_cache_ref{});
 		return mr;
@@ -134,7 +134,7 @@ public:
 		if (!to)
 			return 0;
 		lock.a.owner[o].limits = *to;
-		/* Ends even if deregistering fails: each iteration removes an idle entry. */
+		/* The loop ends even if deregistering fails: each iteration removes an entry. */
 		while (lock && lock.a.owner[o].is_over() && lock.evict(o, lock.ALL))
 			lock.dereg_pending();
 		if (lock)
@@ -277,7 +277,7 @@ private:
 			return find_nothing(pd, addr, length, access, on_miss, e);
 		e.use(a->now());
 
-		/* Read this before the registration: a child finds NULL there. */
+		/* Read the generation before the registration, which is NULL in a child. */
 		const uint32_t generation = a->generation();
 		void *const mr = e.registration();
 
@@ -298,7 +298,7 @@ private:
 		return on_miss(pd, addr, length, access, mr_cache_ref{});
 	}
 
-	/* Drops a reference to an entry that does not serve the request; the mutex is free. */
+	/* Drops a reference to an entry that does not serve the request. Call without the mutex. */
 	void put_unused(arena<Env> &a, uint32_t i)
 	{
 		if (!a.entries[i].word.put_unused_release())
@@ -332,14 +332,14 @@ private:
 
 		locked<Env> lock(a, env);
 
-		/* Another thread may have retired it. Without the mutex sweep() will do it. */
+		/* Another thread may have retired it. Without the mutex sweep() retires it. */
 		if (!lock || !w.over(w.peek_relaxed()))
 			return 0;
 		lock.retire(i);
 
 		const int error = lock.dereg_pending(i);
 
-		/* The user still has the MR. */
+		/* After this error the user still has the MR. */
 		if (error && lock && w.suspended(w.peek_relaxed()))
 			lock.settle(i);
 		return error;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The index of the entries that may be found. For each set of rights a tree has the entries that
- * serve any part of their range, sorted by PD and ordering (the key) and by start. Entries that
- * serve exactly their range and rights are in chains. A request for a part looks in the tree of its
- * own rights, then in the trees of the sets that contain them.
+ * serve any part of their range, sorted by key (PD and relaxed ordering), then by start. Entries
+ * that serve exactly their range and rights are in chains. A request for a part searches the tree
+ * of its own rights, then the trees of larger sets of rights.
  *
- * No entry of a tree and key contains another (insert()). So the entries are sorted by end too, and
- * only the last entry that starts at or before addr can serve. The tree is a treap whose node i
- * belongs to entry i and has a hash of i as its priority: inserting cannot fail.
+ * No entry contains another entry of its tree and key (insert()). So the entries are sorted by end,
+ * too, and only the last entry that starts at or before addr can serve the request. The tree is a
+ * treap. Its node i belongs to entry i, so inserting cannot fail; the priority is a hash of i.
  *
- * The mutex guards all changes. search() may run without it, because each index is that of a node,
- * and its steps are limited. If it finds an entry that is removed, the reader's reference shows it.
- * It may miss an entry: so the reader searches again under the mutex, unless the version has not
- * changed. [Required: version is stored after the change (release), and read before the search
- * (acquire): so the search sees all changes up to this version.]
+ * The mutex guards all changes. search() may run without the mutex, because it reads only indexes
+ * of nodes, and its steps are limited. If it finds a removed entry, the reader notices this when it
+ * takes the reference. As it may miss an entry, the reader searches again under the mutex, unless
+ * the version is unchanged. [Required: version is stored after the change (release), and read
+ * before the search (acquire): so the search sees all changes up to this version.]
  */
 #ifndef MR_CACHE_CATALOG_H
 #define MR_CACHE_CATALOG_H
@@ -45,7 +45,7 @@ public:
 		if (want.exact())
 			return search_exact(want, entries);
 
-		/* The lowest set that contains a set is itself. */
+		/* The set of the request comes first: no lower set contains it. */
 		for (uint32_t trees = get(present) & containing(want.access & RIGHTS); trees;
 		     trees &= trees - 1) {
 			const link &root = roots[__builtin_ctz(trees)];
@@ -65,8 +65,8 @@ public:
 		return {alike(found.before, want), alike(found.after, want)};
 	}
 
-	/* No entry with the same rights may contain the new entry; retire(i) erases the entries
-	 * that it contains. Returns whether it overlaps another entry. */
+	/* No entry with the same rights may contain the new entry. retire(i) erases an entry that
+	 * the new entry contains. Returns whether the new entry overlaps another. */
 	template <class Retire>
 	bool insert(uint32_t i, const entry<Env> *entries, const Retire &retire)
 	{

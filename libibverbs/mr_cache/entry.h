@@ -5,8 +5,8 @@
  * of the pair has the fields that the mutex guards. The memory of an entry is never freed: a reader
  * may compare fields while they are written, and compares them again after get() (word.h).
  *
- * addr and length are the range of the MR. An entry serves only this range (MR_CACHE_EXACT), or
- * any part of its pages. Sizes are in whole pages, as they are pinned.
+ * addr and length are the range of the MR. An entry serves only this range (MR_CACHE_EXACT), or any
+ * part of its pages. Sizes count whole pages, as these are pinned.
  */
 #ifndef MR_CACHE_ENTRY_H
 #define MR_CACHE_ENTRY_H
@@ -56,7 +56,7 @@ struct request {
 	uint32_t access;
 };
 
-/* Under the mutex. The word is CLOSED in all states but OPEN. */
+/* The mutex guards the state. The word is CLOSED in all states but OPEN. */
 enum class state : uint8_t {
 	FREE,
 	MAKING,	       // a thread registers it
@@ -71,7 +71,7 @@ template <class Env> class alignas(128) entry {
 public:
 	entry_word<Env> word;
 
-	/* Reliable only with a reference. */
+	/* The answer is reliable only if the caller has a reference. */
 	bool fits(const request &want) const
 	{
 		const uint32_t allowed = access.load(std::memory_order_relaxed);
@@ -150,11 +150,11 @@ public:
 	uint32_t owner;		   // an index in owners
 	enum state state;
 	bool settles;	// a thread settles it
-	uint64_t until; // when threads stop to wait for it; 0: none has waited yet, or LATE
+	uint64_t until; // the deadline of waits for it; 0: no thread has waited; or LATE
 	struct {
 		uint32_t next, prev;
 	} of_owner;	// in the list of its owner
-	uint32_t views; // 1 and the number of requests that were merged into it
+	uint32_t views; // 1 + the number of requests that were merged into it
 };
 
 } // namespace mr_cache

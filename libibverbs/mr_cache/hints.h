@@ -17,7 +17,7 @@ namespace mr_cache {
 
 template <class Env> class hints {
 public:
-	/* The least and the most that the index of the last bucket in use can be. */
+	/* The bounds of the index of the last bucket in use. */
 	static constexpr uint32_t LEAST = (1 << Env::least_hint_bits) - 1;
 	static constexpr uint32_t MOST = (1 << Env::most_hint_bits) - 1;
 	static constexpr uint32_t INDEX = (1 << 20) - 1;
@@ -29,7 +29,7 @@ public:
 		return mix(want.addr >> 12 ^ want.addr >> 19, want);
 	}
 
-	/* An entry to verify, or 0. last: the last bucket in use. */
+	/* Returns an entry to verify, or 0. last: the last bucket in use. */
 	uint32_t lookup(uint64_t hash, uint32_t last) const
 	{
 		uint64_t both = table[place(hash, last)].load(std::memory_order_relaxed);
@@ -57,7 +57,7 @@ public:
 
 	/*
 	 * As learn(), for a request that found its entry without a hint. It replaces the hint of
-	 * another entry only once in 16 times, by a hash of the time.
+	 * another entry only in 1 of 16 calls, chosen by a hash of the time.
 	 */
 	void learn_part(uint64_t hash, uint32_t last, uint32_t index, uint64_t now)
 	{
@@ -70,7 +70,7 @@ public:
 			learn(hash, last, index);
 	}
 
-	/* Deletes the most probable hint of a removed entry: a wrong hint costs two atomics. */
+	/* Deletes the most probable hint of a removed entry. A wrong hint costs two atomics. */
 	void drop(uint32_t last, uint32_t index, const entry<Env> *entries)
 	{
 		uint64_t hash = hash_of(entries[index].own_range());

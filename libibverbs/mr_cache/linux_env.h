@@ -22,7 +22,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* The name is the leak sanitizer's. NOLINTNEXTLINE(bugprone-reserved-identifier) */
+/* LeakSanitizer defines the name. NOLINTNEXTLINE(bugprone-reserved-identifier) */
 extern "C" [[gnu::weak]] void __lsan_register_root_region(const void *start, size_t size);
 
 namespace mr_cache {
@@ -115,14 +115,14 @@ struct linux_env {
 	}
 	static constexpr uint64_t SECOND = 1000000000, PATIENCE = SECOND / 20;
 
-	/* Reserves memory that is zeros in a child; of small pages, for small caches. */
+	/* Reserves memory that the kernel zeroes in a child. Small pages suit small caches. */
 	static void *map(size_t size)
 	{
 		void *memory = reserve(whole(size) + HUGE_PAGE);
 
 		if (memory == MAP_FAILED)
 			return nullptr;
-		/* Otherwise gcore would write all of it. */
+		/* Otherwise gcore would write the whole reservation. */
 		madvise(memory, whole(size) + HUGE_PAGE, MADV_DONTDUMP);
 		memory = reinterpret_cast<void *>(whole(reinterpret_cast<uintptr_t>(memory)));
 		if (madvise(memory, whole(size), MADV_WIPEONFORK)) {
@@ -146,13 +146,14 @@ struct linux_env {
 		if (huge)
 			madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);
 		if (locks.load(std::memory_order_relaxed))
-			mlock(start, size); // fails beyond the limit: then it is not locked
+			mlock(start, size); // fails beyond the limit: the memory stays unlocked
 		madvise(start, size, MADV_POPULATE_WRITE);
 		return true;
 	}
 	/*
-	 * With MCL_FUTURE a new mapping is locked as a whole, and fails beyond the limit. So one
-	 * page is mapped, unlocked, and enlarged: the rest is not locked. locks: MCL_FUTURE is set.
+	 * With MCL_FUTURE a new mapping is locked as a whole, and fails beyond the limit. So this
+	 * maps a page, unlocks it, and enlarges it: the rest is not locked. locks: MCL_FUTURE is
+	 * set.
 	 */
 	static void *reserve(size_t size)
 	{

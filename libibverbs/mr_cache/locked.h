@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The cache for the holder of its mutex: how an entry begins and ends.
+ * Work under the mutex of the cache: how an entry begins and ends.
  *
  *	      allocate()          publish()        close()                dereg_pending()
  *	FREE -----------> MAKING ----------> OPEN ---------> DEREGISTERING --------------> FREE
  *	  ^                 |                     deregistering |      ^
  *	  '-----------------'                     failed        v      | queue_dereg(): its PD or
- *	  free(): the registrar failed                 DEREG_FAILED ---' its owner goes
+ *	  free(): the registrar failed                 DEREG_FAILED ---' its owner ends
  *
- * retire() removes an OPEN entry from the catalog (UNLINKED) and closes it; if it has users, the
- * last user closes it. When a context is closed, entries with users become orphans: they end
+ * retire() removes an OPEN entry from the catalog (UNLINKED) and closes it; if the entry has users,
+ * the last user closes it. When a context is closed, entries with users become orphans: they end
  * without a call of the registrar.
  *
- * Whenever the mutex is free, an entry is in the catalog if and only if it is OPEN and not
- * UNLINKED, and in the list of its owner if it is not FREE. A MAKING or DEREGISTERING entry belongs
- * to one thread, which is inside the registrar and checks everything again when it returns.
+ * Whenever the mutex is free, the catalog has exactly the entries that are OPEN and not UNLINKED,
+ * and the list of an owner has all its entries that are not FREE. A MAKING or DEREGISTERING entry
+ * belongs to one thread, which is inside the registrar and checks everything again when it returns.
  *
  * If a signal handler interrupts the holder of the mutex, or a thread that is about to take it, the
- * handler gets no lock (operator bool), and works without the cache. If it forks and returns in the
- * child, the interrupted thread continues in an arena of zeros: each loop ends there, and each
- * index is in the arena. When this thread unlocks the mutex, it clears the arena again. When it
- * locks the mutex again, the generation differs: it gets no lock, and returns.
+ * handler gets no lock (operator bool), and works without the cache. If the handler forks and
+ * returns in the child, the interrupted thread continues in an arena of zeros: each loop ends
+ * there, and each index is in the arena. When this thread unlocks the mutex, it clears the arena
+ * again. When it locks the mutex again, the generation differs: it gets no lock, and returns.
  */
 #ifndef MR_CACHE_LOCKED_H
 #define MR_CACHE_LOCKED_H
@@ -74,8 +74,8 @@ public:
 	}
 
 	/*
-	 * Waits some milliseconds at most. *until: the first deadline of all threads that wait for
-	 * this event. After it no thread waits, even if the first thread has not run since then.
+	 * Waits some milliseconds. *until: the earliest deadline of the threads that wait for this
+	 * event. After it no thread waits, even if the thread with this deadline did not run.
 	 */
 	bool await(uint64_t *until)
 	{
@@ -92,14 +92,14 @@ public:
 		return false;
 	}
 
-	/* Waits shortly until `all` entries were deregistered or no thread is deregistering. */
+	/* Waits briefly, until `all` entries were deregistered or no thread is deregistering. */
 	void await_deregs(uint64_t all)
 	{
 		while (held && a.deregistering && a.deregistered < all && a.until != LATE)
 			await(&a.until);
 	}
 
-	/* Lets readers drop unused references. They may sleep, so the last waits are longer. */
+	/* Lets readers drop unused references. A reader may sleep, so the last waits are longer. */
 	void let_others_run(uint32_t left)
 	{
 		unlock();
@@ -117,8 +117,8 @@ public:
 	}
 
 	/*
-	 * Returns a closed entry without owner, or 0. `kernel_words` come last: if a child still
-	 * has the file of their context, their words can't be armed with another MR.
+	 * Returns a closed entry without owner, or 0. Uses `kernel_words` last: while a child has
+	 * the file of their context, these words can't be armed with another MR.
 	 */
 	uint32_t allocate()
 	{
@@ -138,7 +138,7 @@ public:
 		return i;
 	}
 
-	/* of_kernel: the kernel may still write its word. */
+	/* of_kernel: the kernel may still write the word of the entry. */
 	void free(uint32_t i, bool of_kernel = false)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
@@ -148,7 +148,7 @@ public:
 		push(of_kernel ? &a.kernel_words : &a.free_entry, i);
 	}
 
-	/* Also forgets its PD, because the next PD may have the same address. */
+	/* Removes owner and PD of an entry, because a later PD may have the same address. */
 	void orphan(uint32_t i)
 	{
 		a.owner.remove(at(i).owner, a.entries, i);
@@ -157,7 +157,7 @@ public:
 		a.owner.add(at(i).owner, a.entries, i);
 	}
 
-	/* Ends the entries of a context that ends, and all its registrations with it. */
+	/* Ends the entries of a context. Closing the context ends their registrations. */
 	void abandon(uint32_t o)
 	{
 		auto &list = a.owner[o].list;
@@ -180,10 +180,10 @@ public:
 	}
 
 	/*
-	 * Ends all entries of an owner (of a PD if `who` is NULL) before the owner ends. It waits
-	 * for threads that register, settle or deregister such an entry: they would use a freed
-	 * context. It does not wait for users, who may leak references: after a few iterations, in
-	 * which readers drop unused references, it leaves the entries to their users.
+	 * Ends all entries of an owner (of a PD if `who` is NULL) before the owner ends. Waits for
+	 * threads that register, settle or deregister such an entry: they use the context. Does not
+	 * wait for users, who may leak references. In a few iterations readers can drop unused
+	 * references; then the last user of an entry ends it.
 	 */
 	int drain(const void *who, const void *pd)
 	{
@@ -223,7 +223,7 @@ public:
 				wait();
 				continue;
 			}
-			/* With many used entries most have real users: fewer iterations. */
+			/* If many entries are used, most have real users: do fewer iterations. */
 			const uint32_t cost = 1 + used / 16;
 
 			if (!used || is_nested() || patience < cost)
@@ -234,7 +234,7 @@ public:
 
 		const uint32_t o = a.owner.find(who);
 
-		/* Without the mutex, end the owner: the next holder abandons its entries. */
+		/* Without the mutex, end the owner: the next holder of the mutex abandons it. */
 		if (o != a.owner.NONE && held)
 			abandon(o);
 		else if (o != a.owner.NONE)
@@ -269,10 +269,10 @@ public:
 		push(&pending, i);
 	}
 
-	/* Returns one idle entry of an owner, or 0 if the next `most` are in use. */
+	/* Evicts an idle entry of an owner. Returns it, or 0 if the next `most` are in use. */
 	uint32_t evict(uint32_t o, uint32_t most = LOOKS)
 	{
-		/* A reader may take a reference first. */
+		/* Try the next entry if a reader takes a reference first. */
 		while (uint32_t i = a.owner[o].list.oldest_idle(a.entries, most))
 			if (evict_this(i))
 				return i;
@@ -335,7 +335,7 @@ public:
 		}
 	}
 
-	/* Unlocks the mutex. If it can't deregister `keeps`, the last user keeps this entry. */
+	/* Unlocks the mutex. If deregistering entry `keeps` fails, its user keeps it. */
 	[[gnu::noinline]] int dereg_pending(uint32_t keeps = 0)
 	{
 		int error = 0;
@@ -398,7 +398,7 @@ public:
 
 	/*
 	 * Returns an entry that serves the request, with a reference, or 0. May unlock the mutex.
-	 * *plain: another thread is settling such an entry, and takes too long (miss.h).
+	 * Sets *plain if another thread takes too long to settle such an entry (miss.h).
 	 */
 	uint32_t find_valid(const request &want, bool *plain)
 	{
@@ -433,9 +433,9 @@ public:
 	}
 
 	/*
-	 * Evicts a sixteenth of the idle entries at first (stage 0), then all. Returns the number
-	 * of registrations that ended, in other threads too. It waits for other threads only if the
-	 * depth of calls of the registrar is `inside`: for the command that lacks room, no other.
+	 * Stage 0 evicts a sixteenth of the idle entries, later stages evict all. Returns how many
+	 * registrations ended, in other threads too. Waits for them only if the depth of registrar
+	 * calls is `inside`, as in the command that lacks room: an allocator's hook must not wait.
 	 */
 	uint64_t shrink(uint32_t stage, uint32_t inside)
 	{
@@ -477,7 +477,7 @@ public:
 	static constexpr uint32_t LOOKS = 64, ALL = UINT32_MAX;
 
 private:
-	/* Sets `locks` before it reads the generation: no child initializes in between. */
+	/* Sets `locks` first: then no signal handler's child initializes the arena. */
 	void lock(uint32_t tries = 0)
 	{
 		bool &locks = Env::thread().locks;
@@ -491,7 +491,7 @@ private:
 			abandon_ended();
 	}
 
-	/* Signal handlers have closed contexts without the mutex. */
+	/* Ends the entries of contexts that signal handlers closed without the mutex. */
 	[[gnu::noinline]] void abandon_ended()
 	{
 		a.owner.see_ended();
@@ -531,7 +531,7 @@ private:
 		}
 	}
 
-	/* Is this less than an eighth of a large suspended entry? Restoring would pin all of it. */
+	/* Is the request below an eighth of a large suspended entry? Restoring pins all of it. */
 	static bool is_little(const request &want, const entry<Env> &of)
 	{
 		return of.size() >= 256 << 10 && want.length < of.size() / 8;
@@ -586,7 +586,7 @@ private:
 	}
 
 	uint32_t pending = 0;  // linked by entry.link
-	uint64_t deadline = 0; // of all its short waits; 0: it has not waited yet
+	uint64_t deadline = 0; // of all short waits of this object; 0: none yet
 	bool held = false;
 };
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The range that a miss registers: the range of the request, or its union with idle entries that it
- * overlaps.
+ * The range that a miss registers: the range of the request, or the union of this range and the
+ * idle entries that overlap it.
  *
- * Each position of a window that slides over a buffer is a new range, and its idle entry pins all
- * of it: 4,000 windows of 256 KiB, a page apart, would pin 1,000 MiB of a buffer of 16 MiB. So
- * windows are registered together as soon as they would pin DEEP times their union (SHALLOW times
- * if they are MANY). The deepest union is chosen, so windows become blocks, and blocks grow. A
- * union ends at least as many pinned bytes as it has, so all unions register at most as many bytes
- * as all requests. An adjacent entry does not count: it may be another buffer.
+ * If a window slides over a buffer, each position is a new range, and leaves an idle entry: 4,000
+ * windows of 256 KiB, a page apart, would pin 1,000 MiB for a buffer of 16 MiB. So windows are
+ * registered together as soon as they would pin DEEP times their union (SHALLOW times if they are
+ * MANY). The deepest union is chosen, so windows become blocks, and blocks grow. A union replaces
+ * at least as many pinned bytes as it has, so all unions register at most as many bytes as all
+ * requests. An adjacent entry does not count: it may be another buffer.
  */
 #ifndef MR_CACHE_MERGE_H
 #define MR_CACHE_MERGE_H
@@ -25,7 +25,7 @@ public:
 	{
 	}
 
-	/* Under the mutex. */
+	/* Call this under the mutex. */
 	request range()
 	{
 		const uint64_t size = end - start,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A request for which the search without the mutex has found no entry: it searches under the mutex,
- * waits for a thread that registers the same range, makes room, registers, and publishes the entry.
+ * Serves a request for which the search without the mutex found no entry: searches under the mutex,
+ * waits for a thread that registers the same range, makes room, registers, publishes the entry.
  *
- * The wait is short: the other thread may wait for a page, the program's pager may wait for a lock,
- * and this thread may hold the lock. So after some milliseconds this thread registers, too. Then
- * the larger of the two entries stays in the catalog (deserves_place()).
+ * The wait is short: this thread may hold a lock that the program's pager needs, and the other
+ * thread may wait for the pager. So after some milliseconds this thread registers, too. Then the
+ * larger of the two entries stays in the catalog (deserves_place()).
  */
 #ifndef MR_CACHE_MISS_H
 #define MR_CACHE_MISS_H
@@ -19,7 +19,7 @@ namespace mr_cache {
 
 template <class Env> class miss {
 public:
-	/* While its version is as_of, the index has no entry that serves the request. */
+	/* as_of: the version in which the index has no entry for the request. */
 	miss(arena<Env> &in, Env &env, const request &wanted, void *of_owner, uint64_t as_of)
 	    : lock(in, env), a(in), want(wanted), who(of_owner), version(as_of)
 	{
@@ -37,7 +37,7 @@ public:
 			if (plain || !lock)
 				return EOPNOTSUPP;
 			version = a.index.version();
-			/* Before the wait: this unlocks the mutex, and the thread may return. */
+			/* Before find(): this unlocks the mutex, so other threads may finish. */
 			if (lock.has_pending()) {
 				lock.dereg_pending();
 				continue;
@@ -111,7 +111,7 @@ private:
 		return true;
 	}
 
-	/* How many entries to check for each victim; 0: evicting would not make enough room. */
+	/* Returns how many entries to check for each eviction; 0: there is too little to evict. */
 	uint32_t looks_for_room(uint32_t o, uint64_t size)
 	{
 		const owner_record<Env> &of = a.owner[o];
@@ -177,7 +177,7 @@ private:
 		if (lock)
 			lock.outside([&] { error = reg_and_settle(asked, e.word, &mr); });
 
-		/* In a child there is no entry, only the MR. */
+		/* This is a child: the user gets the MR, without an entry. */
 		if (!lock) {
 			*ref = {mr, i, asked.generation};
 			return mr ? 0 : EOPNOTSUPP;
@@ -197,7 +197,7 @@ private:
 		return a.hit(i, lock.generation, ref);
 	}
 
-	/* Opens the entry with one reference: in the catalog, or without a place there unlinked. */
+	/* Opens the entry with one reference. Without a place in the catalog it is UNLINKED. */
 	void publish(uint32_t i)
 	{
 		entry<Env> &e = lock.at(i);
@@ -228,7 +228,7 @@ private:
 		/* It had room when it began, but the limits were lowered since then. */
 		if (a.owner[e.owner].is_over())
 			return false;
-		/* An entry that contains all of it would also contain the request. */
+		/* If the version changed, another entry may contain this entry. */
 		if (a.index.version() != version) {
 			const uint32_t other = a.index.search(e.own_range(), a.entries);
 
@@ -247,7 +247,7 @@ private:
 		return true;
 	}
 
-	/* If it becomes invalid now, it serves only this request. */
+	/* If the registration becomes invalid now, it serves only this request. */
 	int reg_and_settle(const mr_cache_request &asked, entry_word<Env> &w, void **mr)
 	{
 		const int error = lock.env.reg(&asked, w.raw(), mr);

@@ -36,7 +36,7 @@ int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint
 
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access)
 {
-	/* A lambda: a function pointer would occupy a register all the way. */
+	/* Use a lambda, because a function pointer would occupy a register. */
 	return cache.find(pd, addr, length, access,
 			  [](auto... wanted) { return mr_cache_on_miss(wanted...); });
 }
@@ -100,7 +100,7 @@ int64_t mr_cache_visit(mr_cache_visitor *visit, const void *by, bool at_end)
 
 #else
 
-/* Nothing is cached on 32 bits, because some CPUs lack 64-bit atomics: no alias is called. */
+/* On 32 bits nothing is cached, because some CPUs lack 64-bit atomics. No alias is called. */
 #include <cerrno>
 
 #ifndef __clang__

@@ -4,8 +4,8 @@
  * (here: owner) and an MR are pointers that it only compares and returns.
  *
  * All functions are thread safe, return 0 or an errno value unless said otherwise, and call the
- * registrar without a lock. The registrar may call them (in an allocator's hook): then they do not
- * wait. A child has an empty cache and a new generation; releasing a parent's reference is a no-op.
+ * registrar without a lock. If the registrar calls them (in an allocator's hook), they do not wait.
+ * A child has an empty cache and a new generation; releasing a parent's reference is a no-op.
  */
 #ifndef MR_CACHE_CORE_H
 #define MR_CACHE_CORE_H
@@ -35,12 +35,12 @@ struct mr_cache_request {
 	void *owner;
 	uint64_t addr; /* the range for the fields of the MR */
 	uint64_t length;
-	uint64_t start; /* the range to register: with MR_CACHE_EXACT the same, or its pages */
+	uint64_t start; /* the range to register: its pages, or with MR_CACHE_EXACT the same */
 	uint64_t size;
 	uint32_t access;
 	uint32_t index; /* of the references to the registration */
 	uint32_t generation;
-	bool merged; /* evict no entry for it: the request without the merge may need less */
+	bool merged; /* evict nothing for it: the request alone may need less room */
 };
 
 /*
@@ -86,7 +86,7 @@ int mr_cache_release(uint32_t index, uint32_t generation);
 
 /*
  * Removes the registration from the index. 0: the caller has the only reference (threads that share
- * it may all get 0); EBUSY: it has other users; EAGAIN: a signal handler interrupted the cache.
+ * it may all get 0). EBUSY: there are other users. EAGAIN: a signal handler interrupted the cache.
  */
 int mr_cache_claim(uint32_t index, uint32_t generation);
 
@@ -115,8 +115,8 @@ int mr_cache_is_on(void);
 uint64_t mr_cache_shrink(uint32_t stage, bool by_cache);
 
 /*
- * Calls visit() for each owner with a lock held: it must not call the cache. If it returns true,
- * all idle registrations are evicted. Returns their number; -1: no lock (at_end: it tries shortly).
+ * Calls visit() for each owner with a lock held, so visit() must not call the cache. If it returns
+ * true, evicts all idle registrations. Returns their number; -1: no lock (at_end: tries briefly).
  */
 typedef bool mr_cache_visitor(void *owner, const struct ibv_mr_cache_stats *statistics,
 			      const void *by);

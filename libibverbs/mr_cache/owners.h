@@ -94,14 +94,14 @@ private:
 };
 
 template <class Env> struct owner_record {
-	/* NULL: flushed, or free. Atomic, because a signal handler may end the owner. */
+	/* NULL: closed, or a free record. Atomic, because a signal handler may end the owner. */
 	typename Env::template atomic<void *> name;
 	bool in_use; // has a name, or still has entries
 	ibv_mr_cache_limits limits;
 	uint64_t max_merge;	    // the largest merged registration, in bytes
 	ibv_mr_cache_stats counted; // without the hits of entries that are still open
 	entry_list<Env> list;
-	int32_t merge_looks; // > 0: so many more misses try a merge; < 0: so many don't
+	int32_t merge_looks; // the number of next misses that try a merge (> 0), or don't (< 0)
 
 	bool has_room(uint64_t size) const
 	{
@@ -182,7 +182,7 @@ public:
 		records[o].in_use = records[o].counted.entries;
 	}
 
-	/* For a signal handler, which has no mutex. */
+	/* A signal handler calls this without the mutex. */
 	void end(uint32_t o)
 	{
 		records[o].name.store(nullptr, std::memory_order_relaxed);

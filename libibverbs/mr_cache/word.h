@@ -10,14 +10,14 @@
  * CLOSED   has no users: free or being registered (with one reference), or being deregistered
  * UNLINKED not in the index any more: the last user deregisters it
  * FULL     the top bit of the references: 8 million more would overflow
- * uses     references taken since open(); if its top bit (FOLD) is set, a reader adds them up
+ * uses     references taken since open(); a reader moves the top bit (FOLD) to the statistics
  *
- * A release without a reference borrows from uses, above the flags. All changes are
- * read-modify-write: a reader with an old hint may add a reference to any word at any time. So
- * open() also adds: a store would lose such a reference, and dropping it would then drop the
+ * A release without a reference borrows from uses: the flags, which are below, stay. All changes
+ * are read-modify-write, because a reader with an old hint may add a reference to any word at any
+ * time. So open() adds: a store would lose this reference, and the reader would then drop the
  * owner's reference.
  *
- * A reader takes its reference before it compares the fields. In the other order it could fail:
+ * A reader takes its reference before it compares the fields. The other order is wrong:
  *
  *   reader                         evictor and the next owner
  *   compares: the range fits
@@ -25,10 +25,10 @@
  *   get(): not closed, valid
  *   uses the MR of another range
  *
- * While the reader has the reference, close() fails, so the fields stay as they were before open().
- * [Required: open() releases, get() acquires. A user's work with the MR comes before its
- * deregistration: put() releases, close() acquires.] A word has a reference during registration,
- * because the kernel may suspend an idle registration as soon as it is armed.
+ * While the reader has the reference, close() fails, so the fields do not change. [Required: open()
+ * releases, get() acquires. A user's work with the MR comes before its deregistration: put()
+ * releases, close() acquires.] A word has a reference during registration, because the kernel may
+ * suspend an idle registration as soon as it is armed.
  */
 #ifndef MR_CACHE_WORD_H
 #define MR_CACHE_WORD_H
@@ -47,7 +47,7 @@ public:
 	static constexpr uint64_t CLOSED = 1 << 8;
 	static constexpr uint64_t UNLINKED = 1 << 9;
 	static constexpr uint64_t REF = 1 << 10;
-	/* The kernel's mask of "in use". */
+	/* The mask in_use for the kernel. */
 	static constexpr uint64_t REFS = 0xffffff * REF;
 	static constexpr uint64_t FULL = 1ULL << 33;
 	static constexpr uint64_t USE = 1ULL << 34;
@@ -83,7 +83,7 @@ public:
 	}
 	uint64_t put_release() { return value.fetch_sub(REF, std::memory_order_release); }
 
-	/* After this put() the caller is done: the entry has other users, or is idle. */
+	/* Is the release complete? If so, the entry has other users, or is valid and idle. */
 	static bool simple(uint64_t seen)
 	{
 		uint64_t references = seen & REFS;
@@ -117,8 +117,8 @@ public:
 	void clean_relaxed() { value.fetch_and(~(KERNEL | UNLINKED), std::memory_order_relaxed); }
 
 	/*
-	 * As clean(), but first takes the reference for the next registration: until the file of a
-	 * closed context is released, the kernel may set and clear bits.
+	 * Takes the reference for the next registration, and then cleans: until the file of a
+	 * closed context is released, the kernel may change its bits.
 	 */
 	void free_relaxed()
 	{
@@ -136,7 +136,7 @@ public:
 	/* A reader that gets a reference after this drops it. */
 	void mark_unlinked_relaxed() { value.fetch_or(UNLINKED, std::memory_order_relaxed); }
 
-	/* Clears the top bit of uses, which the caller counts under the mutex. */
+	/* Clears FOLD. If it was set, the caller adds its value to the hits, under the mutex. */
 	bool fold_relaxed() { return value.fetch_and(~FOLD, std::memory_order_relaxed) & FOLD; }
 
 	uint64_t *raw() { return reinterpret_cast<uint64_t *>(&value); }
