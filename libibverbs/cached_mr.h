@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The interface between the verbs and the registration cache: functions that verbs.c and
- * device.c call. Included by ibverbs.h. mr_cache.c replaces ibv_reg_mr_iova2().
+ * The functions of the registration cache that verbs.c and device.c call. ibverbs.h includes this
+ * file. mr_cache.c replaces ibv_reg_mr_iova2().
  *
  * A process that does not use the cache pays one predictable branch in ibv_reg_mr() and another
  * in ibv_dereg_mr(), and makes no additional system call.
@@ -19,10 +19,10 @@
 #include "mr_notify_cmd.h"
 
 /*
- * verbs_mr.mr_type of an MR that the cache handed out: the bits below and the
- * fork generation of its entry; verbs_mr.access has the index of the entry.
- * Providers read these fields of a plain registration only to tell it from other
- * kinds. struct verbs_mr can't grow, because all providers embed it.
+ * If the cache returned an MR, its verbs_mr.mr_type has the bits below and the fork generation of
+ * its entry, and its verbs_mr.access has the index of the entry. Providers read these fields of a
+ * plain registration only to tell it from other kinds. struct verbs_mr can't grow, because all
+ * providers embed it.
  */
 #define CACHED_MR		(1U << 31)
 #define CACHED_MR_VIEW		(1U << 30)	/* a view (mr_view.h), not the provider's MR */
@@ -30,16 +30,16 @@
 #define CACHED_MR_GENERATION	(CACHED_MR_TOLD - 1)
 
 /*
- * In verbs_mr.access of an MR that was cached and is plain now: its range was
- * rounded to pages when it was registered.
+ * Set in verbs_mr.access if the MR was cached, is plain now, and its range was rounded to pages
+ * when it was registered.
  */
 #define CACHED_MR_ROUNDED (1U << 31)
 
-/* What the cache keeps in the private part of each context (mr_cache_context.c). */
+/* The fields of the cache in the private part of each context. */
 struct mr_cache_context {
 	uint32_t state;	  /* enum context_state; 0: not yet asked */
-	uint32_t forks;	  /* mr_cache_forks() when it was opened */
-	uint64_t idle_ms; /* idle for longer, the kernel takes its pages back; 0: never */
+	uint32_t forks;	  /* mr_cache_forks() when the context was opened */
+	uint64_t idle_ms; /* after this time the kernel takes idle pages back; 0: never */
 	struct ibv_mr_cache_limits limits; /* until the program sets others */
 	uint64_t max_merge; /* the most bytes that are registered together */
 };
@@ -53,7 +53,7 @@ static inline bool mr_cache_was_ours(struct ibv_mr *mr)
 			vmr->access & CACHED_MR_ROUNDED);
 }
 
-/* The atomic load lets the compiler save registers after the branch only. */
+/* With an atomic load the compiler saves registers only after the branch. */
 static inline bool mr_cache_owns(struct ibv_mr *mr)
 {
 	return unlikely(__atomic_load_n((uint32_t *)&verbs_get_mr(mr)->mr_type,
@@ -61,39 +61,39 @@ static inline bool mr_cache_owns(struct ibv_mr *mr)
 }
 
 /*
- * In verbs.c: upstream's ibv_reg_mr_iova2(), renamed. The ibv_reg_mr_iova2() of the cache calls it
- * for requests that the cache does not serve. Providers never get IBV_ACCESS_CACHED.
+ * This is upstream's ibv_reg_mr_iova2() in verbs.c, renamed. The cache's own ibv_reg_mr_iova2()
+ * calls it for requests that the cache does not serve. Providers never get IBV_ACCESS_CACHED.
  */
 struct ibv_mr *plain_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
 				  uint64_t iova, unsigned int access);
-/* ibv_dereg_mr() of an MR for which mr_cache_owns() is true. */
+/* ibv_dereg_mr() calls this if mr_cache_owns() is true. */
 int mr_cache_dereg_mr(struct ibv_mr *mr);
 /*
- * For ibv_reg_mr_notify(): turns the MR into a plain MR with the same keys, if the program did
- * not ask for a cached MR and the MR has no other user. Returns 0, or an errno value and
+ * ibv_reg_mr_notify() calls this. If the program did not ask for a cached MR and the MR has no
+ * other user, turns the MR into a plain MR with the same keys. Returns 0, or an errno value and
  * changes nothing.
  */
 int mr_cache_make_plain(struct ibv_mr *mr);
 /*
- * For ibv_rereg_mr() of an MR that is or was cached. Returns true if *ret is the result of the
- * verb; false if the MR is plain now, and ibv_rereg_mr() continues.
+ * ibv_rereg_mr() calls this for an MR that is or was cached. Returns true if *ret is the result of
+ * the verb. Returns false if the MR is plain now; then ibv_rereg_mr() continues.
  */
 bool mr_cache_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd,
 		       void *addr, size_t length, int access, int *ret);
 /*
- * A command failed with errno. If the reason may be a resource that idle registrations hold,
- * deregisters them and repeats the command. Returns true if the command succeeded; otherwise
- * errno is the error of its last attempt.
+ * Call this after a command has failed with errno. If idle registrations may hold a resource that
+ * the command lacks, deregisters them and repeats the command. Returns true if the command
+ * succeeded; otherwise errno is the error of its last attempt.
  */
 bool mr_cache_retry_cmd(struct ibv_context *context,
 			struct ibv_command_buffer *cmd);
-/* For ibv_open_device(): how often this process and its ancestors have been forked. */
+/* Returns how many forks led to this process, for ibv_open_device(). */
 uint32_t mr_cache_forks(void);
-/* For ibv_import_pd(): from now on a PD has a second struct ibv_pd in this process. */
+/* ibv_import_pd() calls this, because it may make a second struct ibv_pd for a PD. */
 void mr_cache_note_import(void);
-/* For ibv_unimport_mr(): true if the MR belonged to the cache, which took it back. */
+/* ibv_unimport_mr() calls this. Returns true if the MR belonged to the cache, which has it now. */
 bool mr_cache_unimport_mr(struct ibv_mr *mr);
-/* Called before the PD or the context is freed. */
+/* Call these before the PD or the context is freed. */
 void mr_cache_flush_pd(struct ibv_pd *pd);
 void mr_cache_flush_context(struct ibv_context *context);
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A hit and its release: ibv_reg_mr() and ibv_dereg_mr() of a cached registration. The cache itself,
- * in mr_cache/, does not call verbs. Other parts are in
+ * ibv_reg_mr() and ibv_dereg_mr() of a cached registration: a hit and its release. The core of the
+ * cache, in mr_cache/, does not call verbs. The other files:
  *
- * 	mr_cache_settings.c	which contexts cache, what, and how much
+ * 	mr_cache_settings.c	the settings: which registrations are cached, the limits
  * 	mr_cache_context.c	the end of a context and of the process
- * 	mr_cache_registrar.c	how an entry is registered
+ * 	mr_cache_registrar.c	registers and deregisters the MR of an entry
  * 	mr_cache_plain.c	MRs that leave the cache
- * 	mr_cache_room.c		commands that lack room which idle registrations hold
+ * 	mr_cache_room.c		deregisters idle registrations and repeats a failed command
  * 	mr_cache_verbs.c	the verbs of the cache itself
  *
  * Users that request the registered range share the provider's MR; a hit does not write to it. A
@@ -35,7 +35,7 @@ static inline struct ibv_mr *fill_view(struct verbs_mr *view,
 	return &view->ibv_mr;
 }
 
-/* Returns the MR itself if it has this range, or a view. NULL: the reference is released. */
+/* Returns the MR if it has this range, otherwise a view; or NULL, and releases the reference. */
 static struct ibv_mr *show(struct mr_cache_ref ref, void *addr, size_t length)
 {
 	struct ibv_mr *const mr = ref.mr;
@@ -50,7 +50,7 @@ static struct ibv_mr *show(struct mr_cache_ref ref, void *addr, size_t length)
 	return NULL;
 }
 
-/* The range was not found; or it is a part of an entry, and this thread keeps no view. */
+/* Without ref.mr the range was not found. With it this thread keeps no view for the part. */
 static __attribute__((noinline)) void *
 reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	 struct mr_cache_ref ref)
@@ -67,7 +67,7 @@ reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	return mr ?: plain_reg_mr_iova2(pd, start, length, addr, rights);
 }
 
-/* A part with a kept view is fast: this function saves no register for it. */
+/* If the thread keeps a view, a part of an entry is fast: this saves no register. */
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length,
 		       uint32_t access, struct mr_cache_ref part)
 {
@@ -90,8 +90,8 @@ static struct ibv_mr *reg_plain(struct ibv_pd *pd, void *addr, size_t length,
 }
 
 /*
- * All other paths are jumps, so a hit saves no register. A hit does not check the context and the
- * range, because entries exist only for a context and a range that may be cached.
+ * All paths but the hit are jumps, so a hit saves no register. A hit does not check the context and
+ * the range, because entries exist only for a context and a range that may be cached.
  */
 static inline __attribute__((always_inline)) struct ibv_mr *
 reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
@@ -115,7 +115,7 @@ reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	return mr_cache_find(pd, iova, length, rights);
 }
 
-/* The request is not for the cache; or the policy was not read yet; or ThreadSanitizer runs. */
+/* For requests that are not for the cache, before the policy was read, or with ThreadSanitizer. */
 static __attribute__((noinline)) struct ibv_mr *
 reg_slowpath(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	     unsigned int access)
@@ -145,7 +145,7 @@ static int forget_error(int error)
 	return error == EBUSY ? EAGAIN : error;
 }
 
-/* Marks the view as freed first, to detect a second deregistration. After an error it stays valid. */
+/* First marks the view as freed, to detect a second deregistration. An error undoes this. */
 static __attribute__((noinline)) int release_view(struct verbs_mr *view)
 {
 	uint32_t *const marks = (uint32_t *)&view->mr_type;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Cached registration: ibv_reg_mr() finds an existing registration, and ibv_dereg_mr() keeps it for
- * the next call. When its memory is gone, the kernel reports this (mr_notify.h), and it is not found
- * any more. RDMAV_MR_CACHE does this without the flag. If the device lacks IBV_DEVICE_MR_NOTIFY there
- * is no cache. All functions are thread safe. See ibv_mr_cache(7), and the page of each function.
+ * the next call. When its memory is gone, the kernel reports this (mr_notify.h), and no call finds
+ * the registration. RDMAV_MR_CACHE turns this on without the flag. A device without
+ * IBV_DEVICE_MR_NOTIFY has no cache. All functions are thread safe. See ibv_mr_cache(7), and the
+ * page of each function.
  */
 #ifndef INFINIBAND_MR_CACHE_H
 #define INFINIBAND_MR_CACHE_H
@@ -20,9 +21,9 @@ struct ibv_mr;
 struct ibv_pd;
 
 /*
- * An access flag of ibv_reg_mr() and its iova variants; an older library ignores it. Several MRs may
- * have the same handle and keys; with remote rights only MRs with the same range and rights. The keys
- * work after ibv_dereg_mr() until ibv_forget_mr(), or until the registration is evicted or suspended.
+ * An access flag of ibv_reg_mr() and its iova variants. Older libraries ignore it. MRs may have the
+ * same handle and keys; with remote rights only MRs with the same range and rights. Keys work after
+ * ibv_dereg_mr(), until ibv_forget_mr(), eviction or suspension of the registration.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
 
@@ -44,7 +45,7 @@ struct ibv_mr_cache_stats {
 	uint64_t restorations;	/* hits for which such pages were pinned again */
 };
 
-/* For the functions without an underscore; size: of the struct in the calling program. */
+/* The functions without an underscore call these. size: of the struct in the calling program. */
 int _ibv_reg_mr_limits(struct ibv_context *context,
 		       const struct ibv_mr_cache_limits *new_limits,
 		       struct ibv_mr_cache_limits *old_limits, size_t size);
@@ -61,16 +62,16 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 /**
  * ibv_forget_mr - Deregister an MR for good, cached or not
  *
- * Returns 0: its keys give no access any more. EBUSY: other MRs have the same registration, which is
- * not found again, and ends with the last MR. With any other errno value the caller still has mr.
+ * Returns 0 when its keys give no access any more. EBUSY: other MRs have the same registration; no
+ * call finds it again, and it ends with the last MR. After any other errno value mr is still valid.
  */
 int ibv_forget_mr(struct ibv_mr *mr);
 
 /**
  * ibv_reg_mr_limits - Set (new_limits) and return (old_limits) the limits of a context's cache
  *
- * Either may be NULL. Idle registrations beyond the new limits are evicted before it returns;
- * registrations in use beyond them are not found again, and end with the last user.
+ * Either may be NULL. Idle registrations beyond the new limits are evicted before it returns.
+ * Registrations in use beyond the limits serve no further request, and end with the last user.
  *
  * Returns 0, or an errno value and changes nothing: EOPNOTSUPP when the context has no cache, ENOMEM
  * when 1,024 other contexts have a cache, EINVAL for a limit that this library does not know.
@@ -87,7 +88,7 @@ static inline int ibv_reg_mr_limits(struct ibv_context *context,
  * ibv_reg_mr_clean - Evict idle registrations until at most keep_bytes bytes of them stay
  *
  * Least recently used registrations go first. Their pages are unpinned when it returns.
- * Returns 0, or an errno value: EOPNOTSUPP when the context has no cache, or of a deregistration.
+ * Returns 0, or an errno value: EOPNOTSUPP if there is no cache, or the error of a deregistration.
  */
 int ibv_reg_mr_clean(struct ibv_context *context, size_t keep_bytes);
 

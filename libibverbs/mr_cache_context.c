@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The end of a context, or of the process, with a line of statistics if the user wants it. */
+/* Ends the cache of a context or of the process, and prints a line of statistics on request. */
 #define _GNU_SOURCE
 #include <config.h>
 
@@ -88,8 +88,8 @@ __attribute__((constructor)) static void notice_forks(void)
 }
 
 /*
- * A child's idle registrations with its parent's context would keep the PD until the parent ends. The
- * kernel ends all others. This does not wait for a lock, because a signal handler may call exit().
+ * Ends a child's idle registrations with its parent's context, which would keep the PD until the
+ * parent ends. The kernel ends all others. Waits for no lock, as a signal handler may call exit().
  */
 __attribute__((destructor)) static void leave(void)
 {

@@ -12,9 +12,9 @@
 #include "mr_notify_cmd.h"
 
 /*
- * Threads that share a reference may call this at the same time, and mr_cache_claim() succeeds for all
- * of them. So one thread claims the MR by its type, and the others get EBUSY, as with a plain MR.
- * Otherwise the second would disarm the word that the first arms next, and wait for a freed entry.
+ * Threads that share a reference may call this at the same time, and mr_cache_claim() succeeds for
+ * all of them. So one thread claims the MR by its type, and the others get EBUSY, as with a plain
+ * MR. Otherwise the second thread would disarm the word of the first, and wait for a freed entry.
  */
 int mr_cache_make_plain(struct ibv_mr *mr)
 {
@@ -48,7 +48,7 @@ int mr_cache_make_plain(struct ibv_mr *mr)
 		return ret;
 	}
 	mr_cache_release(index, generation);
-	/* A reader may have the last reference, and give it back soon. */
+	/* A reader may have the last reference, and will drop it soon. */
 	while (__atomic_load_n(type, __ATOMIC_ACQUIRE) != IBV_MR_TYPE_MR)
 		nanosleep(&shortest, NULL);
 	return 0;

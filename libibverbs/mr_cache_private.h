@@ -25,7 +25,7 @@ enum policy {
 #define CACHED_ACCESS                                                          \
 	(IBV_ACCESS_LOCAL_WRITE | REMOTE_ACCESS | IBV_ACCESS_RELAXED_ORDERING)
 
-/* IBV_ACCESS_CACHED: cache also without the flag. NOT_ASKED: not known yet; or ThreadSanitizer runs. */
+/* Flags that are added to access: IBV_ACCESS_CACHED; or NOT_ASKED to use the slow path. */
 #define NOT_ASKED (1U << 31)
 extern unsigned int mr_cache_default __attribute__((visibility("hidden")));
 /* With any of these rights a key must not give more access than requested; 0: peers are trusted. */
@@ -44,7 +44,7 @@ static inline bool may_be_written(unsigned int access)
 	return !(access & writes) || access & IBV_ACCESS_LOCAL_WRITE;
 }
 
-/* mr_cache_context.state: asked of the device and the kernel once, at the first registration. */
+/* mr_cache_context.state. The first registration asks the device and the kernel for it. */
 enum context_state {
 	CONTEXT_ASKED = 1 << 0,
 	CONTEXT_CACHES = 1 << 1,
@@ -73,8 +73,8 @@ bool mr_cache_may_pin(uint64_t bytes);
 extern bool mr_cache_reports __attribute__((visibility("hidden")));
 
 /*
- * ThreadSanitizer does not see the cache's atomics, which order a read of an MR before the provider's
- * free(). So it is told; then MRs have a mark, and registrations use the slow path.
+ * ThreadSanitizer does not see the cache's atomics, which order a read of an MR before the
+ * provider's free(). So the cache reports them: MRs have a mark, registrations use the slow path.
  */
 void __tsan_acquire(void *of) __attribute__((weak));
 void __tsan_release(void *of) __attribute__((weak));
@@ -84,7 +84,7 @@ static inline bool has_thread_sanitizer(void)
 	return __tsan_acquire && __tsan_release;
 }
 
-/* mr_type without a generation: a freed view; an MR that becomes plain. */
+/* The mr_type of a freed view, and of an MR that becomes plain: no generation. */
 #define CACHED_MR_FREED CACHED_MR
 #define CACHED_MR_TAKEN CACHED_MR
 
@@ -102,7 +102,7 @@ static inline bool is_rounded(const struct ibv_mr *mr)
 	return ((uintptr_t)mr->addr | mr->length) % page;
 }
 
-/* Only the kernel deregisters: the provider may have ended, exit() may have interrupted malloc(). */
+/* Don't call the provider: it may have ended, or exit() may have interrupted malloc(). */
 extern bool mr_cache_is_ending __attribute__((visibility("hidden")));
 
 #endif /* IB_VERBS_MR_CACHE_PRIVATE_H */

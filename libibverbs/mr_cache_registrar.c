@@ -10,8 +10,8 @@
 static_assert(sizeof(enum ibv_mr_type) == sizeof(uint32_t),
 	      "the marks do not fit into mr_type");
 
-/* ibv_fork_init() makes the library count registrations of pages, and its counts ignore munmap(): then
- * nothing is cached. It fails after the first registration, so the answer does not change. */
+/* After ibv_fork_init() the library counts the registrations of each page, but ignores munmap(), so
+ * nothing is cached. ibv_fork_init() fails after the first registration: the answer stays. */
 static bool keeps_ranges_from_children(void)
 {
 	static uint32_t known;

@@ -40,8 +40,8 @@ static uint32_t command_of(const struct ibv_command_buffer *cmd)
 }
 
 /*
- * A command can lack memory, an object of its control group (EAGAIN; of other commands: there is no
- * such XRCD yet, a file is locked), or a key (ENOSPC; of other commands: a buffer is too short).
+ * The resources that a command may lack: memory (ENOMEM), an object of the control group (EAGAIN),
+ * a key (ENOSPC). Other commands return EAGAIN and ENOSPC for other reasons (a locked file).
  */
 enum { MEMORY = 1, OBJECT = 2, KEY = 4 };
 
@@ -83,7 +83,7 @@ static unsigned int may_lack(const struct ibv_command_buffer *cmd)
 	return cmd->hdr.object_id == UVERBS_OBJECT_MR ? MEMORY | KEY : MEMORY;
 }
 
-/* Is it a registration that is too large even without idle registrations? */
+/* Is the command a registration that is too large, even if no idle registration is pinned? */
 static bool is_hopeless(const struct ibv_command_buffer *cmd)
 {
 	const struct ib_uverbs_attr *attr = NULL;
@@ -97,7 +97,7 @@ static bool is_hopeless(const struct ibv_command_buffer *cmd)
 	return !mr_cache_may_pin(reg->length);
 }
 
-/* After an import a PD may have two handles: idle registrations of one make freeing the other fail. */
+/* After an import a PD may have two handles. Idle registrations of one keep the other busy. */
 static bool has_imports;
 
 void mr_cache_note_import(void)
@@ -130,7 +130,7 @@ static bool is_of_device(void *context, const struct ibv_mr_cache_stats *unused,
 
 #define RETRIES 32
 
-/* Repeats it once in any case, and then while registrations end: other threads may take the room. */
+/* Repeats the command once, then while registrations end: other threads may take the room. */
 bool mr_cache_retry_cmd(struct ibv_context *context,
 			struct ibv_command_buffer *cmd)
 {

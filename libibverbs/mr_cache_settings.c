@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Which contexts cache, what, and how much: by the environment, the device and the machine.
+ * The settings of the cache, from the environment, the device and the machine.
  *
- * If the kernel reclaims idle registrations, the cache may use all memory, else a quarter. The kernel
- * reclaims nothing for RLIMIT_MEMLOCK: the cache uses half of this limit, and is off below 1 MiB (it
- * would keep only a few registrations). It uses a sixteenth of the device's MRs.
+ * If the kernel reclaims idle registrations, the cache may use all memory, else a quarter. The
+ * kernel reclaims nothing for RLIMIT_MEMLOCK, so the cache uses half of this limit. Below 1 MiB it
+ * is off: it would keep only a few registrations. It uses a sixteenth of the device's MRs.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -45,7 +45,7 @@ static const char *const words[] = { "0", "1", "remote" };
 
 static struct {
 	const char *name;
-	const char *values;	/* printed once if the value is another */
+	const char *values;	/* the valid values, printed if the value is invalid */
 	uint32_t words;		/* how many of the words are valid; 0: a number */
 	uint32_t told;
 } variables[] = {

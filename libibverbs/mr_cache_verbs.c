@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The verbs of the cache itself: whether it has a range, its limits, its statistics. */
+/* The verbs of the cache itself: ibv_is_reg(), limits, cleaning and statistics. */
 #include <config.h>
 
 #include <errno.h>
@@ -87,7 +87,7 @@ int _ibv_query_mr_cache(struct ibv_context *context,
 	return ret;
 }
 
-/* For programs that look a function up by its name; the structs are of version 1.5. */
+/* For programs that look up a function by its name, with the structs of version 1.5. */
 LATEST_SYMVER_FUNC(ibv_query_mr_cache, 1_5, "MRNOTIFY_1.5",
 		   int,
 		   struct ibv_context *context,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * ibv_reg_mr_ex() and ibv_reg_buf_mr(), which calls it: requests that ibv_reg_mr_iova2() can
- * express are cached as there, and requests with a word are those of ibv_reg_notified_mr(). All
- * others go to the provider.
+ * ibv_reg_mr_ex(), which ibv_reg_buf_mr() calls. A request that ibv_reg_mr_iova2() could express is
+ * cached as there. A request with a word is served as by ibv_reg_notified_mr(). All other requests
+ * go to the provider.
  */
 #include <config.h>
 
@@ -22,7 +22,7 @@ static bool is_memory(const struct ibv_mr_init_attr *attr)
 	return (attr->comp_mask & ~IBV_REG_MR_MASK_IOVA) == IBV_REG_MR_MASK_ADDR;
 }
 
-/* A request that is not for the cache stays the provider's reg_mr_ex(), also if the cache is on. */
+/* If a request is not for the cache, the provider's reg_mr_ex() serves it, as without a cache. */
 static bool is_for_cache(const struct ibv_mr_init_attr *attr)
 {
 	return is_memory(attr) && iova_of(attr) == (uintptr_t)attr->addr &&

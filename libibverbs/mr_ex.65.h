@@ -9,7 +9,7 @@
 
 /*
  * attr is the copy of *asked that goes to the provider, with the range of a struct ibv_buf filled
- * in. True if *mr is the result of the verb.
+ * in. Returns true if *mr is the result of the verb.
  */
 bool mr_ex_reg(struct ibv_pd *pd, const struct ibv_mr_init_attr *asked,
 	       struct ibv_mr_init_attr *attr, struct ibv_mr **mr);

@@ -16,9 +16,9 @@
 /*
  * Returns 0, or the errno value of a verb that does not ask the kernel.
  *
- * Only a plain registration has pages of this process that can be watched. The kernel
- * would refuse most other kinds, but not an imported handle, which it takes for the
- * original. A device that the process drives itself (VFIO) has no kernel driver.
+ * Only a plain registration has pages of this process that can be watched. The kernel would refuse
+ * most other kinds, but not an imported handle, which it can't distinguish from the original. A
+ * device that the process drives itself (VFIO) has no kernel driver.
  */
 static int check_mr(struct ibv_mr *mr)
 {

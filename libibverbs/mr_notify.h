@@ -4,20 +4,20 @@
  * word of the application before the system call that takes the registered
  * memory away returns. This needs no signal, thread or event queue.
  *
- * Included by <infiniband/verbs.h>. For a program that keeps registrations after a
- * transfer (a registration cache): it checks the word before it uses a registration
- * again. A program that deregisters before it frees memory does not need this.
+ * Included by <infiniband/verbs.h>. A program that keeps registrations after a transfer
+ * (a registration cache) checks the word before it uses a registration again. A program
+ * that deregisters before it frees memory does not need this.
  */
 #ifndef INFINIBAND_MR_NOTIFY_H
 #define INFINIBAND_MR_NOTIFY_H
 
 /*
- * For #ifdef after <infiniband/verbs.h>: the program can compile and link with this
- * header and the functions below. IBV_DEVICE_MR_NOTIFY in device_cap_flags of
- * ibv_query_device() tells whether the kernel and the device support them.
+ * For #ifdef after <infiniband/verbs.h>: if defined, a program can use the functions
+ * below. IBV_DEVICE_MR_NOTIFY in device_cap_flags of ibv_query_device() tells whether the
+ * kernel and the device support them.
  */
 #define IBV_HAVE_MR_NOTIFY 1
-/* For struct ibv_mr_notify_attr and the functions after it, which came later. */
+/* If defined, the header also has struct ibv_mr_notify_attr and the functions after it. */
 #define IBV_HAVE_REG_NOTIFIED_MR 1
 
 #include <stdint.h>
@@ -35,13 +35,12 @@ struct ibv_pd;
 
 /*
  * Bits 0-7 of the word belong to the kernel, which only ORs INVALID, SUSPECT and
- * SUSPENDED in, and clears SUSPECT when the registration was found intact and
- * SUSPENDED when it has pages again. They must be 0 when the word is registered: the
- * kernel does not check them, and settling does not clear bits set before. So a word
- * may go to another MR only after ibv_unreg_mr_notify() or ibv_dereg_mr(), with these
- * bits cleared.
- * Bits 8-63 belong to the application, which must change the word with atomic
- * operations only; the kernel never changes these bits.
+ * SUSPENDED in, and clears SUSPECT when the registration was found intact and SUSPENDED
+ * when it has pages again. Bits 0-7 must be 0 when the word is registered: the kernel
+ * does not check them, and settling does not clear bits set before. So a word may go to
+ * another MR only after ibv_unreg_mr_notify() or ibv_dereg_mr(), with these bits cleared.
+ * Bits 8-63 belong to the application, which must change the word with atomic operations
+ * only; the kernel never changes these bits.
  */
 enum ibv_mr_notify_bits {
 	/*
@@ -252,7 +251,7 @@ int ibv_reg_mr_notify_ex(struct ibv_mr *mr, const struct ibv_mr_notify_attr *att
  *
  * The word says SUSPENDED. Handle and keys stay; ibv_settle_mr_notify() brings pages back.
  *
- * Returns 0, also if it is SUSPENDED or INVALID already; or an errno value and changes
+ * Returns 0, also if mr is SUSPENDED or INVALID already; or an errno value and changes
  * nothing:
  *   EBUSY       the word is in use, or another thread re-registers mr
  *   EINVAL      mr has no word or a word without in_use, or another process registered mr

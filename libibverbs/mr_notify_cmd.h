@@ -20,8 +20,8 @@ struct ibv_pd;
 
 /*
  * All return 0 or an errno value, EOPNOTSUPP if the kernel lacks the method. The caller has
- * checked the attributes. reclaims: the kernel may suspend the MR while no bit of in_use is
- * set, or EOPNOTSUPP.
+ * checked the attributes. With reclaims the kernel may suspend the MR while no bit of in_use
+ * is set; EOPNOTSUPP if it can't.
  */
 int mr_notify_arm(struct ibv_mr *mr, const struct ibv_mr_notify_attr *attr,
 		  bool reclaims);
@@ -64,11 +64,11 @@ struct mr_notify_request {
 	uint64_t in_use;
 	uint32_t access;
 	bool reclaims;
-	bool once; /* don't deregister idle MRs and retry */
+	bool once; /* if it fails, don't deregister idle MRs to retry */
 	uint32_t idle_ms;
 
 	/* private to mr_notify_reg_mr() */
-	uint32_t armed;	 /* the handle of the MR that its command made */
+	uint32_t armed;	 /* the handle of the MR that the command made */
 	uint64_t answer; /* the address of the command's response */
 	const struct ibv_command_buffer *cmd;
 	struct mr_notify_request *outer;
@@ -76,17 +76,17 @@ struct mr_notify_request {
 
 /*
  * Registers and arms, in one system call if the provider registers by the usual command
- * (mr_notify_reg.c). Returns NULL and sets errno on failure. idle_ms counts only with
- * reclaims, with the usual command, and on a kernel that knows the attribute: the idle time,
- * or 0 to suspend only when memory is short. The kernel's default time
+ * (mr_notify_reg.c). Returns NULL and sets errno on failure. idle_ms is the idle time, or 0 to
+ * suspend only when memory is short. It counts only with reclaims, with the usual command, and
+ * on a kernel that knows the attribute. The kernel's default time
  * (IB_UVERBS_MR_NOTIFY_IDLE_MS) needs no attribute.
  */
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 				struct mr_notify_request *request);
 int mr_notify_dereg_mr(struct ibv_mr *mr);
 /*
- * Is this command (its core part) the registration to be armed? Then call
- * mr_notify_execute() instead of execute_ioctl().
+ * Is the command with this core part the registration to arm? If so, call mr_notify_execute()
+ * instead of execute_ioctl().
  */
 bool mr_notify_tells_word(unsigned int write_method, const void *core);
 int mr_notify_execute(struct ibv_context *context,

@@ -12,9 +12,9 @@
  *                                   word = B's; registers B; word = none
  *   A's command: no word            [A is taken for armed, but is not]
  *
- * So requests are a stack. A command takes the word of the innermost request only if its
- * range and access are equal; a plain registration never has this access (TRACK). A kernel
- * that does not know the attributes fails the command, and a provider may register by another
+ * So requests are a stack. A command takes the word of the innermost request only if both have
+ * the same range and access; a plain registration never has this access (TRACK). A kernel that
+ * does not know the attributes fails the command, and a provider may register by another
  * command. So an MR counts as armed only if its handle is the handle that this command made.
  */
 #include <config.h>
@@ -164,8 +164,8 @@ struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,
 		}
 	}
 	/*
-	 * If the command armed an MR that was then deregistered, the kernel has set INVALID. If a
-	 * verb's command failed, the address of the word may be invalid.
+	 * If the command armed an MR that was then deregistered, clear the kernel's INVALID. If
+	 * the command of a verb failed, don't write: the address may be invalid.
 	 */
 	if (!mr && (!request->attr || request->armed != NO_HANDLE))
 		clear_kernel_bits(request->word);

@@ -54,7 +54,7 @@ static struct chunk *create_chunk(void)
 	return chunk;
 }
 
-/* Returns NULL if all are in use. */
+/* Returns NULL if all words are in use. */
 static uint64_t *take_word(struct chunk *chunk)
 {
 	const unsigned int elements = WORDS / BITS;

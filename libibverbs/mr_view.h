@@ -35,7 +35,7 @@ struct mr_views {
 extern __thread struct mr_views mr_views STATIC_TLS
 	__attribute__((visibility("hidden")));
 
-/* mr_view_free() without room. */
+/* mr_view_free() calls this if the thread keeps no more views. */
 void mr_view_free_slowly(void *view);
 
 /* Returns NULL if this thread keeps no view. */

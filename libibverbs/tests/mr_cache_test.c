@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * How the registration cache affects other verbs, with a fake device: the provider is a few
+ * Tests how the registration cache affects other verbs, with a fake device: the provider is a few
  * functions, and the kernel is the ioctl() below. So these cases need no device with special
- * faults: commands that fail in the middle, or lack memory only once. The program also
- * replaces some verbs, as a preloaded library does.
+ * faults: commands that fail in the middle, or lack memory only once. The program also replaces
+ * some verbs, as a preloaded library does.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -59,7 +59,7 @@ struct fake {
 	unsigned int registered;
 	unsigned int wrapped;		/* calls of the replaced verbs */
 	int max_mr;			/* of the device */
-	uint32_t watched;		/* the handle of an MR; its word: */
+	uint32_t watched;		/* the handle of the MR of its_word */
 	uint64_t its_word;
 	sem_t arrived;
 	sem_t may_go_on;
@@ -67,7 +67,7 @@ struct fake {
 	unsigned int *ended;		/* ended registrations of the kernel, also by children */
 	bool is_half_done;		/* inside malloc(): the heap can't be used */
 	unsigned int pinned;		/* KiB, if not 0 */
-	unsigned int acquired, released;	/* calls of a sanitizer's functions for this MR: */
+	unsigned int acquired, released;	/* sanitizer calls for the MR @told */
 	void *told;
 	void *released_last;
 };
@@ -141,7 +141,7 @@ static int notify(const struct ib_uverbs_ioctl_hdr *hdr)
 	return 0;
 }
 
-/* Replaces libc's function for libibverbs too: the cache waits by it for other users. */
+/* Replaces libc's function, which the cache calls while it waits for other users. */
 int sched_yield(void)
 {
 	pass(AT_YIELD);
@@ -425,7 +425,7 @@ static void test_room_for_a_word(struct ibv_pd *pd)
 		CHECK(verbs[i](mr) == 0);
 		CHECK(stats(pd->context).entries < IDLE);
 	}
-	/* The library gives up. */
+	/* After some attempts the library gives up. */
 	fill_cache(pd);
 	fake->lacks_memory = UINT32_MAX;
 	fake->methods_called = 0;
@@ -436,7 +436,7 @@ static void test_room_for_a_word(struct ibv_pd *pd)
 	ibv_dereg_mr(mr);
 }
 
-/* More rights are refused for a range rounded to pages; a later translation is not rounded. */
+/* A range rounded to pages can't get more rights. A later translation is not rounded. */
 static void test_rounded_no_more(struct ibv_pd *pd)
 {
 	static char from[3 * PAGE];
@@ -488,7 +488,7 @@ static void test_interrupted_with_faults(struct ibv_pd *pd)
 	munmap(buffer, PAGE);
 }
 
-/* The cache deregisters and registers by itself without the program's replaced verbs. */
+/* The cache registers and deregisters without the verbs that the program replaces. */
 static void test_wrapped_verbs(struct ibv_pd *pd)
 {
 	struct ibv_mr_cache_limits few = { .max_bytes = UINT64_MAX, .max_entries = 4 };
@@ -670,7 +670,7 @@ static void test_child_ends(struct ibv_pd *pd)
 	CHECK(child_ends(pd, NEVER, 0) == 0);
 	CHECK(child_ends(pd, IN_PROVIDER, 1) == IDLE - 1);
 	CHECK(child_ends(pd, WITH_LOCK, 1) == 0);
-	/* If the child opened the device itself, as a daemon does, the kernel ends them. */
+	/* If the child opened the device, as a daemon does, the kernel ends its registrations. */
 	CHECK(child_ends(NULL, NEVER, 1) == 0);
 	/* The child has no registrations. */
 	fflush(stdout);
@@ -681,7 +681,7 @@ static void test_child_ends(struct ibv_pd *pd)
 	CHECK(stats(pd->context).entries == before);
 }
 
-/* A PD in use fails to end: deregistering idle registrations of other contexts can't help. */
+/* Freeing a PD in use fails: deregistering idle registrations of other contexts can't help. */
 static void test_busy_pd(struct ibv_pd *pd)
 {
 	struct ibv_pd other = { .context = open_device() };
@@ -714,7 +714,7 @@ static void test_pd_with_two_names(struct ibv_pd *pd)
 	CHECK(ibv_dealloc_pd(pd) == 0);
 }
 
-/* A user of a shared MR may end it by ibv_unimport_mr(), whether it imported it or not. */
+/* A user of a shared MR may end it by ibv_unimport_mr(), even without an import. */
 static void test_unimport(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr;
@@ -1151,7 +1151,7 @@ static void *register_cancelled(void *arg)
 	return NULL;
 }
 
-/* A cancelled thread has the MR of a part, or holds no reference. */
+/* When a thread is cancelled, it has the MR of a part, or no reference. */
 static void test_cancelled(struct ibv_pd *pd)
 {
 	struct ibv_mr *mr;

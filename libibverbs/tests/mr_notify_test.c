@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The MR notification verbs with a kernel that is a table: their requests, their results for
- * each answer of the kernel, and the calls that they refuse without asking it.
+ * Tests the MR notification verbs with a table instead of a kernel: their requests, their results
+ * for each answer, and the calls that they refuse without asking the kernel.
  */
 #include "../mr_notify.c"
 #include "../mr_notify_cmd.c"
 
 #include <stdio.h>
 
-/* The next answers, of which the last is repeated; and the requests. */
+/* The next answers (the last is repeated), and the requests. */
 static const int *answers;
 static unsigned int calls;
 static struct ib_uverbs_ioctl_hdr asked;
@@ -135,7 +135,7 @@ static const struct ibv_mr_notify_attr all = {
 	.idle_ms = 500,
 };
 
-/* Each field becomes an attribute, and an MR with users is reclaimable. */
+/* Each field becomes an attribute, and an MR with in_use is reclaimable. */
 static void test_attributes(void)
 {
 	static const int good[] = { 0, -1 };

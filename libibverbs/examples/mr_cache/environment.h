@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The environment in which the MPI and communication libraries of this machine
+ * Environment variables by which the MPI and communication libraries of this machine
  * leave registrations to the cache of libibverbs, with the reasons.
  */
 #ifndef MR_CACHE_ENVIRONMENT_H

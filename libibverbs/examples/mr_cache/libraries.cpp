@@ -48,7 +48,7 @@ template <class T> T function(void *handle, const char *name)
 	return reinterpret_cast<T>(dlsym(handle, name));
 }
 
-/* Our patch adds the function to libucs, which libucp needs. */
+/* Our patch adds ucs_rcache_changes() to libucs, which libucp loads. */
 bool ask_ucx(void *handle, library &out)
 {
 	const auto ask = function<void (*)(unsigned int *, unsigned int *, unsigned int *)>(
@@ -73,7 +73,7 @@ bool has_text(void *handle, std::string_view text)
 	return all.find(text) != std::string::npos;
 }
 
-/* Our patch exports no name from libfabric, so this looks for the name of the monitor. */
+/* Our patch exports no name from libfabric, so this searches its file for the monitor's name. */
 bool ask_libfabric(void *handle, library &out)
 {
 	const auto ask = function<uint32_t (*)()>(handle, "fi_version");
@@ -86,7 +86,7 @@ bool ask_libfabric(void *handle, library &out)
 	return ask;
 }
 
-/* MPI allows this call before MPI_Init; MPI_MAX_LIBRARY_VERSION_STRING is 256 or 8192. */
+/* MPI allows this call before MPI_Init. MPI_MAX_LIBRARY_VERSION_STRING is 256 or 8192. */
 bool ask_mpi(void *handle, const char *format, library &out)
 {
 	const auto ask = function<int (*)(char *, int *)>(handle, "MPI_Get_library_version");
@@ -107,7 +107,7 @@ bool ask_mpich(void *handle, library &out)
 	return ask_mpi(handle, "MPICH Version: %u.%u", out);
 }
 
-/* Constructors of a library may change the process, so a child loads it and ends. */
+/* Constructors of a library may change the process, so a child process loads the library. */
 [[noreturn]] void child(int to, const char *file, question ask)
 {
 	const rlimit no_core{0, 0};

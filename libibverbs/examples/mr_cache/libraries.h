@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Which communication libraries a program would load here, and their versions. */
+/* Finds the communication libraries that a program would load here, and their versions. */
 #ifndef MR_CACHE_LIBRARIES_H
 #define MR_CACHE_LIBRARIES_H
 
@@ -14,7 +14,7 @@ struct version {
 	unsigned int major = 0;
 	unsigned int minor = 0;
 
-	/* clang-tidy 14 takes the 0 of a comparison for a pointer. */
+	/* clang-tidy 14 mistakes the 0 of a comparison for a pointer. */
 	auto operator<=>(const version &) const = default; // NOLINT(modernize-use-nullptr)
 };
 
@@ -28,7 +28,7 @@ struct libraries {
 	std::optional<library> mpich;
 	std::optional<library> ucx;
 	std::optional<library> libfabric;
-	std::vector<std::string> failed; /* sentences: found, but gave no answer */
+	std::vector<std::string> failed; /* a sentence for each library without an answer */
 };
 
 /*

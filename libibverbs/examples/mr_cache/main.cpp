@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * ibv_mr_cache: are registrations cached here, within which limits, and what does the
- * cache gain? Registers a buffer plainly and through the cache, gives it other
- * pages, and shows the cache's counters. Or prints the environment in which the
- * installed libraries leave registrations to the cache. Exit status: 0 all as
- * it should be, 1 a stale registration was found, 2 could not be tried, 3 this machine
- * has no cache, or no library that gains by it.
+ * ibv_mr_cache shows whether registrations are cached here, the limits, and the time that
+ * the cache saves. It registers a buffer plainly and through the cache, gives the buffer
+ * other pages, and shows the cache's counters. With --env it prints the environment in
+ * which the installed libraries leave registrations to the cache. Exit status: see
+ * ibv_mr_cache(1).
  */
 #include <CLI/CLI.hpp>
 #include <fmt/core.h>
@@ -41,7 +40,7 @@ struct options {
 	bool env = false;
 };
 
-/* Nanoseconds per round in the best of three series: reading the clock may cost more than a hit. */
+/* Nanoseconds per round in the best of three series. Reading the clock may cost more than a hit. */
 double best_time(unsigned int rounds, const std::function<void()> &what)
 {
 	using namespace std::chrono;
@@ -63,7 +62,7 @@ public:
 	{
 	}
 
-	/* With notification but without the cache, in any environment. */
+	/* Times registration with notification and without the cache, in any environment. */
 	double plain() const
 	{
 		constexpr int tracked = 1 << 28;
@@ -82,7 +81,7 @@ public:
 		});
 	}
 
-	/* Does a hit still return it when the address has other pages? It must not. */
+	/* Does the cache return the registration after the buffer got other pages? It must not. */
 	bool finds_stale() const
 	{
 		const range r = buffer_.registered();
@@ -147,7 +146,7 @@ void print(const nlohmann::ordered_json &seen)
 			   value.is_string() ? value.get<std::string>() : value.dump());
 }
 
-/* The named device, or the device of the environment (""), or all devices. */
+/* Returns the named device; for "" the device of the environment, or all devices. */
 std::vector<std::string> chosen_devices(const std::string &name)
 {
 	int count = 0;
@@ -163,8 +162,8 @@ std::vector<std::string> chosen_devices(const std::string &name)
 }
 
 /*
- * mpirun's options for the variables that Open MPI does not pass to other machines by
- * itself. LD_LIBRARY_PATH is for libraries outside of the system's folders.
+ * Returns mpirun's options for the variables that Open MPI does not pass to other
+ * machines by itself. LD_LIBRARY_PATH is for libraries outside of the system's folders.
  */
 std::string passed_on(const mr_cache::environment &to_set)
 {

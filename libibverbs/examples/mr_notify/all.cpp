@@ -129,7 +129,7 @@ std::string all_check::try_operation(const operation &what, std::size_t length)
 	} catch (const not_refused &) {
 		/* The kernel refuses this for pinned pages only */
 	}
-	/* No page is pinned: if the witness's pages changed, so did the MR's */
+	/* If the witness's pages changed, the MR's must have changed: none is pinned */
 	if (has_witness && frames(r) == before)
 		return "the kernel left the pages alone, but not those beside them";
 	for (std::size_t i = 0; i < count; i++) {

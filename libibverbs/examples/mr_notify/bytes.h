@@ -16,9 +16,9 @@ class byte_check {
 public:
 	explicit byte_check(const device &on);
 
-	/* True if the first, the last and some pages between have the same bytes for both. */
+	/* True if device and CPU see the same bytes in the first, the last and some other pages. */
 	bool same(const ibv_mr *mr, const memory &m);
-	/* The device refuses to write through the remote key. */
+	/* Does the device refuse to write through the remote key? */
 	bool refused(const ibv_mr *mr);
 
 private:

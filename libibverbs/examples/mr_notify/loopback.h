@@ -22,11 +22,11 @@ public:
 	loopback(const device &on, ibv_srq *srq, ibv_mtu most, const patience &ends);
 
 	/*
-	 * One RDMA operation of the near end on memory of the far end; waits for its
-	 * completion. After an error the connection is broken; make another.
+	 * Does one RDMA operation of the near end on memory of the far end, and waits for
+	 * its completion. After an error the connection is broken: make another.
 	 *
-	 * For iWARP a write completes when TCP has it. So write() adds an empty read,
-	 * whose response comes after the bytes have arrived.
+	 * For iWARP a write completes when TCP has the bytes. So write() adds an empty
+	 * read, whose response comes after the bytes have arrived.
 	 */
 	ibv_wc_status write(const ibv_mr *from, range local, const void *remote, uint32_t rkey);
 	ibv_wc_status read(const ibv_mr *into, range local, const void *remote, uint32_t rkey);

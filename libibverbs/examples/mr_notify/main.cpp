@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * ibv_mr_notify: do this kernel, driver and machine report when a registration
- * becomes invalid? Runs the scenario and all operations of the matrix on a real
- * device. Exit status: 0 all as it should be, 1 a complaint, 2 could not be tried,
- * 3 the device lacks the capability.
+ * ibv_mr_notify checks whether this kernel, driver and machine report when a registration
+ * becomes invalid. It runs the scenario and all operations of the matrix on a real
+ * device. Exit status: see ibv_mr_notify(1).
  */
 #include <CLI/CLI.hpp>
 #include <fmt/core.h>
@@ -101,7 +100,7 @@ bool print_reclaim(const options &opt, mr_notify::reclaim_check &check,
 	return print_operations(opt, check, table, length) && ok;
 }
 
-/* With an MR of all memory, or with suspended registrations. */
+/* Prints the lines for --all (an MR of all memory) or --reclaim (suspended registrations). */
 status run_lines(const options &opt, const mr_notify::device &on,
 		 const std::vector<mr_notify::operation> &table, std::size_t length)
 {

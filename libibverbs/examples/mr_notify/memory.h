@@ -14,12 +14,12 @@
 
 namespace mr_notify {
 
-/* This kernel or machine can't do it; says why. Not a failure. */
+/* This kernel or machine can't do the operation; the text says why. Not a failure. */
 struct unsupported : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
 
-/* The kernel did an operation that it refuses for pinned pages. */
+/* The kernel did an operation that it refuses if pages are pinned. */
 struct not_refused : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
@@ -60,7 +60,7 @@ public:
 		return {registered_.addr, registered_.length + witness_.length};
 	}
 	int fd() const { return fd_; }
-	/* The device may only read it, too. */
+	/* May the device, too, only read the memory? */
 	bool read_only() const { return read_only_; }
 	void set_read_only() { read_only_ = true; }
 
@@ -93,7 +93,7 @@ memory sysv(std::size_t length);
 /* A shared mapping of a file on a disk or another machine: it can be pinned for reading only. */
 memory mapped_file(std::size_t length);
 
-/* Followed by as much memory of the same kind, as a witness. */
+/* After the memory comes a witness: as much memory of the same kind. */
 memory anonymous_with_witness(std::size_t length);
 memory shared_file_with_witness(std::size_t length);
 

@@ -33,12 +33,12 @@ struct operation {
 	/* Does the operation; its last system call is the call in question. */
 	std::function<void(memory &)> apply;
 	reach disturbs = reach::process;
-	/* Instead of map and apply: another process owns the registration. */
+	/* If another process owns the registration, this replaces map and apply. */
 	std::function<observation(const device &, std::size_t length)> watch = nullptr;
 
 	/*
 	 * May the operation leave the registered pages in place although it moves the witness?
-	 * Balancing and compaction choose their pages; a hole is in another range.
+	 * Balancing and compaction choose their pages. Punching a hole changes another range.
 	 */
 	bool may_leave_alone() const
 	{

@@ -56,7 +56,7 @@ observation kill_it(const device &on, std::size_t length)
 /* Another process takes the memory of an exiting process, as the OOM reaper does. */
 void look_before_exit(victim &one, observation &seen)
 {
-	/* A worker revokes, before the exit does. */
+	/* A worker of the kernel revokes the registration, before the exit does. */
 	happens([&] { return one.pinned_bytes() == 0; });
 	seen.pages_pinned = one.pinned_bytes() / page_size();
 	seen.word_settled = one.word();

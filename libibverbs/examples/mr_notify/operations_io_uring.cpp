@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: a kernel thread changes the memory for the process (io_uring).
- * It never returns to user mode: the word must be set when the completion is visible.
+ * Rows of the table: a kernel thread changes the memory for the process (io_uring). The
+ * thread never returns to user mode, so the word must be set when the completion is
+ * visible.
  */
 #include "rows.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: a process changes its own address space. munmap, mmap
- * over it, mremap, brk, shmdt; protection and locking, which change no page.
+ * Rows of the table: a process changes its own address space. munmap, mmap over a
+ * mapping, mremap, brk, shmdt; protection and locking, which change no page.
  */
 #include "rows.h"
 
@@ -32,7 +32,7 @@ action protecting(int protection)
 		check(mprotect(r.addr, r.length, protection) == 0, "mprotect");
 		if (protection & PROT_READ)
 			return;
-		/* The check of the bytes reads it. */
+		/* The check of the bytes must be able to read the memory. */
 		check(mprotect(r.addr, r.length, PROT_READ | PROT_WRITE) == 0, "mprotect");
 	};
 }
@@ -52,7 +52,7 @@ void protect_by_key(memory &m)
 
 memory on_the_heap(std::size_t length)
 {
-	/* Makes room in the heap for registering: malloc() must not extend it above our part. */
+	/* Makes room in the heap: registering must not extend it above our part. */
 	mallopt(M_TRIM_THRESHOLD, -1);
 	free(malloc(std::size_t{1} << 16));
 
@@ -100,7 +100,7 @@ void shrink(memory &m)
 	check(mremap(r.addr, r.length, half(r).length, 0) != MAP_FAILED, "mremap");
 }
 
-/* Free address space after the range, for it to grow into. */
+/* Leaves address space free after the range, so that the range can grow. */
 memory anonymous_with_room(std::size_t length)
 {
 	memory m = anonymous(2 * length);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Rows of the table: the memory itself fails, or is about to fail. The kernel takes a
- * failed page from all its users; it leaves a pinned page that is about to fail.
+ * failed page from all its users; it does not take a pinned page that is only about to
+ * fail.
  */
 #include "rows.h"
 
@@ -18,7 +19,7 @@
 namespace mr_notify {
 namespace {
 
-/* Poisoning its own page ends a process with SIGBUS, which is expected here. */
+/* If a process poisons its own page, SIGBUS ends it. This is expected here. */
 void poison(memory &m)
 {
 	struct sigaction ignore = {}, before = {};

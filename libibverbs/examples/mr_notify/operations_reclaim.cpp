@@ -43,7 +43,7 @@ void page_out_from_outside(memory &m)
 	in_child([&] { child_check(advise_parent(m.with_witness(), MADV_PAGEOUT)); });
 }
 
-/* The limit of the group is its present use: the next pages push other pages out. */
+/* Sets the limit of the group to its present use: the next pages push other pages out. */
 void press(memory &m)
 {
 	const std::string &group = need_control_group();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: transparent huge pages. A change of one half splits a huge
- * page, or small pages are to become a huge page.
+ * Rows of the table: transparent huge pages. A change of one half splits a huge page, or
+ * the kernel tries to collapse small pages.
  */
 #include "rows.h"
 
@@ -44,8 +44,8 @@ action advising_other_half(int advice, const char *name)
 
 /*
  * Two aligned ranges of a huge page's size, filled with small pages. Half of the first is
- * registered, the second is the witness. khugepaged must not touch them yet: it
- * would collapse the witness before the row has looked at it.
+ * registered, the second is the witness. khugepaged must not touch them yet: it would
+ * collapse the witness before the row has recorded its pages.
  */
 memory two_places(int flags, int fd)
 {
@@ -97,7 +97,7 @@ template <class F> bool in_the_end(F &&collapsed)
 	return false;
 }
 
-/* The first range has pinned pages: the kernel refuses, with one error or another. */
+/* The kernel refuses to collapse the first range, which has pinned pages; the error varies. */
 void collapse(memory &m)
 {
 	allow_huge_pages(m);
@@ -119,10 +119,9 @@ void collapse_from_outside(memory &m)
 }
 
 /*
- * Waits until khugepaged has collapsed the witness, and then for two more passes: the
- * pass in progress may have visited the first range before it was allowed to. The
- * settings make khugepaged faster, and remove its pause of a minute after it found no
- * free huge page.
+ * Waits until khugepaged has collapsed the witness, and then for two more passes: the pass
+ * in progress may have visited the first range before this was allowed. The settings make
+ * khugepaged faster, and remove its pause of a minute after it found no free huge page.
  */
 void let_khugepaged_pass(memory &m)
 {

@@ -34,7 +34,7 @@ uint64_t number(const std::byte *address)
 	return reinterpret_cast<std::uintptr_t>(address);
 }
 
-/* Watches a range until it is closed. */
+/* Watches a range until the object is destroyed. */
 class userfault {
 public:
 	userfault(uint64_t features, range r, uint64_t mode)
@@ -132,7 +132,7 @@ void move_away(memory &m)
 		throw unsupported("no UFFDIO_MOVE");
 }
 
-/* Shared memory: the file keeps the page, and it is mapped again. */
+/* In shared memory the file keeps the dropped pages; UFFDIO_CONTINUE maps them again. */
 void drop_and_continue(memory &m)
 {
 	const range r = m.registered();

@@ -14,7 +14,7 @@ constexpr uint64_t users = 0xffff00;
 constexpr uint64_t one_user = 0x100;
 constexpr uint64_t one_use = uint64_t{1} << 32; /* outside of the mask */
 
-/* The shrinker counts two scans as two only with this time between them. */
+/* The shrinker counts scans that are closer together as one. */
 constexpr std::chrono::milliseconds apart(100);
 
 /* Runs all shrinkers, several times. */
@@ -57,7 +57,7 @@ struct lender {
 	owned<ibv_mr> mr;
 };
 
-/* Does the kernel refuse this for pinned pages? These pages are not pinned any more. */
+/* Does the kernel refuse this for pinned pages? The pages of @m are not pinned any more. */
 bool was_to_be_refused(const operation &what, memory &m)
 {
 	try {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The test matrix with suspended registrations: idle, and unpinned by the kernel. No
- * pin then prevents the kernel from moving, merging or swapping pages; settling gives
- * the device the pages that are mapped at that time.
+ * The test matrix with suspended registrations: idle, and unpinned by the kernel. As no
+ * page is pinned, the kernel can move, merge and swap pages; settling gives the device
+ * the pages that are mapped at that time.
  */
 #ifndef MR_NOTIFY_RECLAIM_H
 #define MR_NOTIFY_RECLAIM_H
@@ -19,7 +19,7 @@ public:
 	/* Throws unsupported if the device can't restore registrations. */
 	explicit reclaim_check(const device &on);
 
-	/* Operation, then settle. Returns "" or the complaint. Throws as the operation does. */
+	/* Operates, then settles. Returns "" or the complaint. Throws as the operation does. */
 	std::string try_operation(const operation &what, std::size_t length);
 
 	/* Rows without an operation: only suspending and restoring. */

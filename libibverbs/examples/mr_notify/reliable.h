@@ -10,9 +10,9 @@
 
 namespace mr_notify {
 
-/* How long an end waits for a response (4 us << timeout), and how often it repeats. */
+/* How long an end waits for a response (4 us << timeout), and how often it repeats a request. */
 struct patience {
-	/* A second: no packet is lost, but the CPU may be busy. */
+	/* One second: no packet is lost, but the CPU may be busy. */
 	uint8_t timeout = 18;
 	uint8_t retries = 7; /* soft-RoCE: 7 means forever */
 };
@@ -38,8 +38,8 @@ address address_of(const ibv_qp *qp);
 ibv_qp_attr attributes_to(const address &own, const address &other);
 
 /*
- * Enters INIT, RTR or RTS with the attributes that an RC, UC or UD queue pair needs for this state,
- * or another state with none. Returns 0 or an errno value, as ibv_modify_qp() does.
+ * Enters a state. Passes the attributes that an RC, UC or UD queue pair needs for INIT, RTR and
+ * RTS, and none for other states. Returns 0 or an errno value, as ibv_modify_qp() does.
  */
 int enter(ibv_qp *qp, ibv_qp_state state, ibv_qp_attr attr = {});
 

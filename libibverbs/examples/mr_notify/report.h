@@ -29,7 +29,7 @@ public:
 	virtual void finish() = 0;
 };
 
-/* @cost: with the additional time of each operation if the range is watched. */
+/* @cost: also prints how much longer each operation takes if the range is watched. */
 std::unique_ptr<report> text_report(bool cost);
 std::unique_ptr<report> json_report();
 

@@ -55,7 +55,7 @@ void add_reclaim(rows &);
 void add_migration(rows &);
 void add_poison(rows &);
 
-/* Throws if not ok: unsupported if errno says that the kernel can't do it, else a failure. */
+/* Throws if not ok: unsupported if errno says that the kernel can't do it, otherwise an error. */
 void check(bool ok, const char *what);
 
 range half(range r);
@@ -75,10 +75,10 @@ void punch(int fd, range r, range whole);
 memory private_hugetlb(std::size_t length);
 memory shared_hugetlb(std::size_t length);
 
-/* A child gets no copy: the kernel does not move or swap a page that is mapped twice. */
+/* Children do not map it, because the kernel does not move or swap a page that is mapped twice. */
 memory unshared_with_witness(std::size_t length);
 
-/* In a child: exits with a failure, or with not_here if errno says that it has no right. */
+/* Ends a child: with not_here if errno says that it lacks a right, otherwise with a failure. */
 constexpr int not_here = 2;
 void child_check(bool ok);
 

@@ -115,7 +115,7 @@ private:
 
 bool has_swap()
 {
-	/* One line is the heading. */
+	/* The first line is the heading. */
 	const std::string said = read_system_file("/proc/swaps");
 
 	return said.find('\n') != std::string::npos;
@@ -123,7 +123,7 @@ bool has_swap()
 
 constexpr const char *cgroup_root = "/sys/fs/cgroup";
 
-/* The control group of this process until it ends. */
+/* The control group of this process until the process ends. */
 class own_control_group {
 public:
 	own_control_group() : group_("ibv_mr_notify")

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Changes of the whole machine for a row, and waits: settings below /proc and /sys,
- * swap space, a control group. All changes are undone (undo.h).
+ * Changes the whole machine for a row: settings below /proc and /sys, swap space, a
+ * control group. All changes are undone (undo.h). Also waits for events.
  */
 #ifndef MR_NOTIFY_SYSTEM_H
 #define MR_NOTIFY_SYSTEM_H
@@ -60,8 +60,8 @@ private:
 unsigned int another_node();
 
 /*
- * How long a test waits for an event that must happen. Only a hang takes this long, on a
- * machine of any speed.
+ * The time limit for an event that must happen. On a machine of any speed only a hang takes
+ * this long.
  */
 constexpr std::chrono::seconds time_limit(180);
 
@@ -79,8 +79,8 @@ template <class F> bool happens(F &&condition)
 }
 
 /*
- * The kernel's time, which advances with ticks like jiffies. Late ticks come together, so it
- * may stand still for long and then jump.
+ * The kernel's time, which advances with ticks like jiffies. Late ticks come together, so
+ * this time may stand still for long and then jump.
  */
 std::chrono::nanoseconds kernel_time();
 /* Sleeps until the kernel's time has advanced by this much. */

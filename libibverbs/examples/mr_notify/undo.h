@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Undoes a change of the whole machine: when the object is destroyed, or when SIGHUP,
- * SIGINT or SIGTERM ends the program before. Use it in one thread only, the thread that
- * handles these signals.
+ * SIGINT or SIGTERM ends the program before that. Use it in one thread only, the thread
+ * that handles these signals.
  */
 #ifndef MR_NOTIFY_UNDO_H
 #define MR_NOTIFY_UNDO_H

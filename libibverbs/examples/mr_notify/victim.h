@@ -18,8 +18,8 @@ namespace mr_notify {
 class victim {
 public:
 	/*
-	 * When this returns, the registration of the other process is armed. After begin() the
-	 * process calls @then, and after @then it waits until it is ended.
+	 * When this returns, the registration of the other process is armed. After begin()
+	 * the process calls @then, and then waits until this process ends it.
 	 */
 	victim(const device &on, std::size_t length, const std::function<void()> &then = nullptr);
 	victim(const victim &) = delete;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * soft-RoCE's provider writes into a work request, and locks a completion queue,
- * on queues of its own memory: no device is opened.
+ * Tests how soft-RoCE's provider writes a work request and locks a completion queue. The
+ * queues are memory of this program, so no device is opened.
  */
 #include "../rxe.c"
 
@@ -35,7 +35,7 @@ static struct rxe_queue_buf *empty_queue(void)
 	return &memory.head;
 }
 
-/* A QP with a work request begun. */
+/* Returns a QP with a work request begun. */
 static struct rxe_qp begun(void)
 {
 	/* For the log of refusals. */
