@@ -21,8 +21,8 @@ struct ibv_mr;
 struct ibv_pd;
 
 /*
- * An access flag of ibv_reg_mr() and its iova variants. Older libraries ignore it. MRs may have the
- * same handle and keys; with remote rights only MRs with the same range and rights. Keys work after
+ * A flag of ibv_reg_mr() and its iova variants. Older libraries ignore it. MRs may have the same
+ * handle and keys; with remote rights only MRs with the same range and rights. Keys work after
  * ibv_dereg_mr(), until ibv_forget_mr(), eviction or suspension of the registration.
  */
 #define IBV_ACCESS_CACHED (1 << 29)

@@ -25,7 +25,7 @@ def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=Non
     two threads each give one limit at the same time, one may undo the other's change.
     :param max_bytes: How many bytes it may hold registered, an int; None: unchanged
     :param max_entries: How many registrations it may hold, an int; None: unchanged
-    :return: The limits until now, an MRCacheLimits(max_bytes, max_entries)
+    :return: The previous limits, an MRCacheLimits(max_bytes, max_entries)
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache (the device
                               has no IBV_DEVICE_MR_NOTIFY, or RDMAV_MR_CACHE=0 is set)
                               ENOMEM: too many contexts (1,024) have a cache

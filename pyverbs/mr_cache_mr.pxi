@@ -8,8 +8,8 @@ from libc.errno cimport EBUSY
 @cython.binding(True)
 def mr_forget(MR self not None):
     """
-    Close this MR and remove its registration from the registration cache: close() leaves a
-    cached registration there, and its keys stay usable. An MR that is not cached is only
+    Close this MR and remove its registration from the registration cache. (close() alone leaves
+    a cached registration there, with usable keys.) An MR that is not cached is only
     deregistered. A subclass's close() is called only for a DmaBufMR. Thread safe, except for
     other methods of this MR than close() and forget(), and for closing its PD or context,
     during the call.

@@ -22,8 +22,8 @@ The current value of the word, an int: bits 0-7 (IBV_MR_NOTIFY_KERNEL_MASK) belo
 kernel, see ibv_mr_notify_bits; bits 8-63 to the application. Assigning changes the
 application's bits only. It can be read after unreg_notify() too, until close().
 Reading and assigning are atomic and take no system call. += and -= are a read and an
-assignment: they lose changes between the two, and raise the errors of assigning the kernel's
-bits. To count, use add_notify().
+assignment: they lose changes between the two, and raise an error if the kernel has set a bit.
+To count, use add_notify().
 Raises PyverbsUserError if the MR has no word (before reg_notify(), after close()), and
 if an assigned value has kernel bits.
 """
@@ -140,13 +140,13 @@ def mr_reg_notify(MR self not None, value=0, in_use=None, changes=None, event_fd
                     INVALID, before the call that took the memory away returns. MRs may share it.
     :param event_fd: An eventfd, an int: the kernel adds 1 soon after INVALID. It may be closed
                      after this call.
-    :param idle_ms: With in_use, an int: the kernel unpins the pages after this many milliseconds
-                    without a user, up to twice as many. None or 0: no idle time.
+    :param idle_ms: With in_use, an int: the kernel unpins the pages one to two times this many
+                    milliseconds after the last use. None or 0: no idle time.
     :return: None
     :raises PyverbsRDMAError: with this error_code, and nothing has changed:
         EOPNOTSUPP: the kernel, the driver or this kind of MR has no support (see
-                    IBV_DEVICE_MR_NOTIFY in device_cap_flags); with in_use, or the device
-                    can't revoke; or the kernel lacks changes, event_fd or idle_ms
+                    IBV_DEVICE_MR_NOTIFY in device_cap_flags); the device can't revoke
+                    (only with in_use); or the kernel lacks changes, event_fd or idle_ms
         EBUSY: the MR has a word already, its registration has other users
                (RDMAV_MR_CACHE), or another thread re-registers it
         EINVAL: the MR was registered by another process; in_use is 0 or has bits 0-7;
@@ -211,13 +211,14 @@ def mr_settle_notify(MR self not None):
     """
     Find out whether a suspect registration is intact, and restore a suspended one with the
     pages that its range maps now. Afterwards the kernel's bits of the word are INVALID or 0, for
-    all events before the call. An event during the call may make it SUSPECT again, the kernel
-    may suspend an idle registration again, and shared huge pages may leave it SUSPECT. If any of
-    these bits is set, or after an error, register again. If the bits say INVALID and the device
-    can revoke (_IBV_DEVICE_MR_REVOKE), it no longer reaches the memory. Costs a system call.
+    all events before the call. An event during the call may make the word SUSPECT again, the
+    kernel may suspend an idle registration again, and shared huge pages may leave the word
+    SUSPECT. If any of these bits is set, or after an error, register again. If the word says
+    INVALID, a device that can revoke (_IBV_DEVICE_MR_REVOKE) no longer reaches the memory. Costs
+    a system call.
     Thread safe, except for close() and forget() of this MR, and for closing its PD or context,
     during the call.
-    :return: The word after it, an int
+    :return: The word after the call, an int
     :raises PyverbsRDMAError: with this error_code, and the word is unchanged:
         EINVAL: the MR has no notification, or another process registered it
         EAGAIN: for a second a file of this memory was locked or its changes followed one
@@ -240,10 +241,10 @@ def mr_settle_notify(MR self not None):
 @cython.binding(True)
 def mr_suspend_notify(MR self not None):
     """
-    Unpin the pages of this registration, which must not be in use, before the call returns:
+    Unpin the pages of this registration, which must not be in use, before the call returns. Then
     notify_word says SUSPENDED, and settle_notify() pins pages again under the same keys. Does
-    nothing if it is SUSPENDED or INVALID already. Thread safe, except for close() and forget()
-    of this MR, and for closing its PD or context, during the call.
+    nothing if the word says SUSPENDED or INVALID already. Thread safe, except for close() and
+    forget() of this MR, and for closing its PD or context, during the call.
     :return: None
     :raises PyverbsRDMAError: with this error_code, and nothing has changed:
         EBUSY: notify_word says that it is in use, or another thread re-registers it

@@ -152,8 +152,7 @@ struct linux_env {
 	}
 	/*
 	 * With MCL_FUTURE a new mapping is locked as a whole, and fails beyond the limit. So this
-	 * maps a page, unlocks it, and enlarges it: the rest is not locked. locks: MCL_FUTURE is
-	 * set.
+	 * maps a page, unlocks and enlarges it: the rest is not locked. locks: MCL_FUTURE is set.
 	 */
 	static void *reserve(size_t size)
 	{
