@@ -14,7 +14,7 @@
 /*
  * Threads that share a reference may call this at the same time, and mr_cache_claim() succeeds for
  * all of them. So one thread claims the MR by its type, and the others get EBUSY, as with a plain
- * MR. Otherwise the second thread would disarm the word of the first, and wait for a freed entry.
+ * MR. Otherwise the second thread would disarm the first thread's word, and wait for a freed entry.
  */
 int mr_cache_make_plain(struct ibv_mr *mr)
 {

@@ -120,8 +120,8 @@ void collapse_from_outside(memory &m)
 
 /*
  * Waits until khugepaged has collapsed the witness, and then for two more passes: the pass
- * in progress may have visited the first range before this was allowed. The settings make
- * khugepaged faster, and remove its pause of a minute after it found no free huge page.
+ * in progress may have visited the first range too early. The settings make khugepaged
+ * faster, and remove its pause of a minute after it found no free huge page.
  */
 void let_khugepaged_pass(memory &m)
 {

@@ -14,7 +14,7 @@ constexpr uint64_t users = 0xffff00;
 constexpr uint64_t one_user = 0x100;
 constexpr uint64_t one_use = uint64_t{1} << 32; /* outside of the mask */
 
-/* The shrinker counts scans that are closer together as one. */
+/* Scans of the shrinker that are closer together than this count as one. */
 constexpr std::chrono::milliseconds apart(100);
 
 /* Runs all shrinkers, several times. */

@@ -75,7 +75,7 @@ void punch(int fd, range r, range whole);
 memory private_hugetlb(std::size_t length);
 memory shared_hugetlb(std::size_t length);
 
-/* Children do not map it, because the kernel does not move or swap a page that is mapped twice. */
+/* Children don't map this memory: the kernel does not move or swap a page that is mapped twice. */
 memory unshared_with_witness(std::size_t length);
 
 /* Ends a child: with not_here if errno says that it lacks a right, otherwise with a failure. */

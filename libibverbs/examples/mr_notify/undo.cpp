@@ -14,7 +14,7 @@
 namespace mr_notify {
 namespace {
 
-/* A row needs a few steps. Steps of one object are undone in the order of its destructors. */
+/* A row needs only a few steps. Steps of one object are undone in the order of its destructors. */
 std::array<std::atomic<const undo *>, 16> steps;
 pid_t owner; /* a child that a signal ends must not undo its parent's changes */
 

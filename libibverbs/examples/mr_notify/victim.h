@@ -19,7 +19,7 @@ class victim {
 public:
 	/*
 	 * When this returns, the registration of the other process is armed. After begin()
-	 * the process calls @then, and then waits until this process ends it.
+	 * the other process calls @then, and waits until this process ends it.
 	 */
 	victim(const device &on, std::size_t length, const std::function<void()> &then = nullptr);
 	victim(const victim &) = delete;
