@@ -338,7 +338,7 @@ EXPORT_SYMBOL(ib_umem_lost);
  *   the worker; unlock
  *
  * An event after the unlock finds the word, and queues the worker, which retires an
- * INVALID tracker. So this call retires only for the state that it saw under the lock.
+ * INVALID tracker. So this call retires only if the state was not 0 under the lock.
  *
  * Return: 0. After an error nothing has changed: -EBUSY (armed already, or another MR
  * has the word), -EOPNOTSUPP, -EINVAL (another process's MR, or no eventfd), -EFAULT,
@@ -523,11 +523,12 @@ EXPORT_SYMBOL(umem_notify_disarm);
  * umem_notify_settle - Compare the pages of a SUSPECT MR, restore a SUSPENDED MR
  * @mr: The MR, kept by the caller's lock on its uobject
  *
- * If this returns 0, the word says INVALID, or the kernel's bits are 0, for all events before
- * the call. There are two exceptions: an event during the call makes the word SUSPECT again, and
- * the word stays SUSPECT if shared hugetlb memory can't be faulted in (userfaultfd, PROT_NONE).
- * If the device can revoke, an INVALID MR has been revoked, or the worker tries again (the word
- * is in use, or the driver fails for the moment). A suspended MR has pages again.
+ * If this returns 0, the word shows the result of all events before the call: it says INVALID,
+ * or the kernel's bits are 0. There are two exceptions: an event during the call makes the word
+ * SUSPECT again, and the word stays SUSPECT if shared hugetlb memory can't be faulted in
+ * (userfaultfd, PROT_NONE). A suspended MR has pages again. If the device can revoke, an INVALID
+ * MR has been revoked. If its word is in use or the driver failed for the moment, the worker
+ * tries again.
  *
  * After -EAGAIN, -EINTR or -ENOMEM the MR is still SUSPECT or SUSPENDED, unless an event made it
  * INVALID.

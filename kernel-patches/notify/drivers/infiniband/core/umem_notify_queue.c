@@ -211,7 +211,7 @@ static void queue_task_work(struct callback_head *work)
  * umem_notify_queue_current - Let this task retire a tracker before it returns to user mode
  * @n: The tracker, its space's lock held
  *
- * Return: true if this task will retire it, or another task that has reserved it.
+ * Return: true if this task, or another task that has reserved it, will retire it.
  */
 bool umem_notify_queue_current(struct ib_umem_notify *n)
 {

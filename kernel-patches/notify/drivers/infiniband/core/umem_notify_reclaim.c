@@ -239,7 +239,7 @@ static int give_pages(struct ib_umem_notify *n)
 	return 0;
 }
 
-/* Clears SUSPENDED in the word; sets SUSPECT if an event came in between. */
+/* Clears SUSPENDED in the word; sets SUSPECT if an event came after pinning. */
 static void end_suspension(struct ib_umem_notify *n)
 {
 	umem_notify_lock(n);

@@ -26,7 +26,7 @@
 #include "umem_notify.h"
 #include "umem_notify_trace.h"
 
-/* The number of passes of one call. The next call continues. */
+/* How often one settle compares while events continue. The next settle continues. */
 #define MOST_ROUNDS 2
 
 /* The smallest chunks so that 64 of them cover the range */

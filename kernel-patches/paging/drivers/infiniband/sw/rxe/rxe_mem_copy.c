@@ -198,8 +198,9 @@ static bool rxe_mem_copy_unlocked(struct mm_struct *mm, unsigned long addr,
  * from present pages of anonymous memory, shared memory and hugetlb. If mmap_lock
  * is not available, also copy to or from present pages of files.
  * get_user_pages_remote() would yield to the peer's worker after each packet, and
- * spend most of the time in the scheduler. The process may have ended: its exit
- * takes mmap_lock for writing before it frees page tables.
+ * spend most of the time in the scheduler. This is safe after the
+ * end of the process: its exit takes mmap_lock for writing before it frees page
+ * tables.
  *
  * Return: false if a page is absent, if its protection does not allow the access,
  * or if the architecture has no lockless look-up (User Mode Linux). Part of the

@@ -267,7 +267,7 @@ void rxe_mem_fault_serve(struct rxe_mem_fault *fault)
 
 	err = rxe_mem_fault_page(pool->mm, fault->addr, fault->write,
 				 FOLL_INTERRUPTIBLE, &page);
-	/* Memory may become free soon, as for a fault of a CPU */
+	/* Wait for free memory before the next try, as a fault of a CPU does */
 	if (err == -ENOMEM)
 		schedule_timeout_interruptible(RXE_MEM_FAULT_PAUSE);
 	if (!err && !fault->locked && is_zero_pfn(page_to_pfn(page)))

@@ -36,7 +36,7 @@ struct rxe_mem_fault {
 	struct rxe_qp		*qp;	/* NULL: no longer waits */
 	u32			psn;	/* of the packet that needs the page */
 	enum rxe_mem_side	side;
-	bool			over;	/* the waiting packet needs no answer */
+	bool			over;	/* the queue pair needs no result */
 	bool			met;	/* a packet has waited for it */
 	bool			done;
 	int			err;

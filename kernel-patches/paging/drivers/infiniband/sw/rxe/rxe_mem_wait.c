@@ -243,7 +243,7 @@ static bool rxe_mem_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 	spin_lock(&rxe_mem_lock);
 	fault = qp->odp_faults[RXE_MEM_RESP];
 	if (fault) {
-		/* A packet that has just met the fault has not waited */
+		/* The packet that started the fault has not waited yet */
 		late = fault->met &&
 		       time_after(jiffies, fault->since + RXE_MEM_PATIENCE);
 		if (qp_type(qp) == IB_QPT_RC)
