@@ -16,7 +16,7 @@
  * A word belongs to one MR. If two MRs had one word, settling an MR could clear the bit of
  * the other:
  *
- *   settle A                              an event of B, which has the same word
+ *   settle A                              an event of B
  *                                         word |= SUSPECT
  *   A is intact: word &= ~SUSPECT         [the word says that B is valid]
  *
