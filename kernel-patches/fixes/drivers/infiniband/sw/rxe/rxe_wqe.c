@@ -8,7 +8,9 @@
 
 /**
  * rxe_alloc_send_wqes - Allocate a copy for each entry of the send ring
- * @qp: The queue pair. Called by modify_qp, without which a queue pair can't send
+ * @qp: The queue pair
+ *
+ * Context: The first modify_qp; before it, a queue pair can't send.
  *
  * Return: 0, or -ENOMEM.
  */
@@ -24,7 +26,7 @@ int rxe_alloc_send_wqes(struct rxe_qp *qp)
 		return 0;
 	}
 
-	/* kvmalloc() warns of more than 2 GiB */
+	/* kvmalloc() warns if @size is above 2 GiB */
 	qp->sq.wqes = kmalloc(size, GFP_KERNEL | __GFP_NOWARN | __GFP_NORETRY);
 	if (!qp->sq.wqes)
 		qp->sq.wqes = vmalloc(size);

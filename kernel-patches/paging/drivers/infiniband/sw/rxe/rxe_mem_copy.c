@@ -42,13 +42,13 @@
  *   copies to A; enables interrupts
  *                                         munmap returns
  *
- * On other architectures (arm64) the copy may end after munmap has returned, at
- * most the time of one memcpy of a page later. The copy holds A, so A has no other
- * owner.
+ * On other architectures (arm64) munmap may return before the copy ends. The rest
+ * of the copy takes at most the time of one memcpy of a page. The copy holds A, so
+ * A has no other owner.
  *
  * Calls that do not take mmap_lock for writing (MADV_DONTNEED, truncation,
  * reclaim, migration) may take A out of the page tables during the write. Then the
- * write counts as a write before the call, like a write by the process: A gets no
+ * write has the same effect as a write by the process before the call: A gets no
  * other owner before this CPU has flushed its translation, and the kernel does not
  * reclaim or migrate a page with an extra reference. A transfer that begins after
  * the return of such a call finds the new page.
@@ -197,10 +197,11 @@ static bool rxe_mem_copy_unlocked(struct mm_struct *mm, unsigned long addr,
  * Copy with the access rights of the process, but through kernel addresses, to or
  * from present pages of anonymous memory, shared memory and hugetlb. If mmap_lock
  * is not available, also copy to or from present pages of files.
- * get_user_pages_remote() would yield to the peer's worker after each packet, and
- * spend most of the time in the scheduler. This is safe after the
- * end of the process: its exit takes mmap_lock for writing before it frees page
- * tables.
+ *
+ * This function does not use get_user_pages_remote(), which would yield to the peer's
+ * worker after each packet, and spend most of the time in the scheduler. The copy is
+ * safe after the end of the process: exit takes mmap_lock for writing before it frees
+ * page tables.
  *
  * Return: false if a page is absent, if its protection does not allow the access,
  * or if the architecture has no lockless look-up (User Mode Linux). Part of the

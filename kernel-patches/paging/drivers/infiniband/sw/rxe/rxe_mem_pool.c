@@ -14,23 +14,24 @@
  * Only the process can make its threads, but workers process the packets. So the
  * registration makes the first thread, or fails. If a thread takes a fault and no
  * thread is idle, it makes another thread before it waits. If it can't, or if there
- * are RXE_MEM_POOL_THREADS, faults without a thread wait, and take turns with the
+ * are RXE_MEM_POOL_THREADS threads, the other faults wait, and take turns with the
  * faults that have a thread (rxe_mem_pool_turn()). The threads of a pool work for
  * one process only.
  *
  * A thread ends when it is not needed, when the last MR of its process ends, and
  * when the process is killed or executes another program:
  *
- *   the last MR ends, or a thread is idle   the process
- *   leaves the pool; marks itself as killed is killed; each thread, too
+ *   the last MR ends, or a thread is idle   the process is killed
+ *   the thread leaves the pool, and         each thread is killed, too
+ *   marks itself as killed
  *              \                            /
  *               get_signal() in vhost_task_fn()
  *               rxe_mem_pool_killed()
  *               a worker: vhost_task_stop(), which waits for no fault
  *
  * vhost_task_stop() waits for the thread, and the thread may wait for its fault,
- * or be stopped with its process. So it is called only for threads that are about
- * to call do_exit(), and the end of an MR waits for no thread.
+ * or be stopped with its process. So rxe calls vhost_task_stop() only for threads
+ * that are about to call do_exit(), and the end of an MR waits for no thread.
  */
 
 #include <linux/jiffies.h>
@@ -125,7 +126,7 @@ void rxe_mem_pool_add(struct rxe_mem_fault *fault)
 void rxe_mem_pool_interrupt(struct rxe_mem_thread *thread)
 {
 	lockdep_assert_held(&rxe_mem_lock);
-	/* As set_notify_signal(); get_signal() clears the flag before the next fault */
+	/* Like set_notify_signal(); get_signal() clears the flag before the next fault */
 	set_tsk_thread_flag(thread->self, TIF_NOTIFY_SIGNAL);
 	vhost_task_wake(thread->task);
 }

@@ -162,8 +162,8 @@ static int rxe_mem_qp_start(struct rxe_qp *qp, enum rxe_mem_side side, u32 psn,
 /*
  * Wait for the fault that the calling task has just met at @psn. -EINPROGRESS: the
  * task will be scheduled when the fault is done. -ESHUTDOWN: the queue pair is
- * being destroyed. Any other error: the access is not possible. The error is for
- * the packet that met the fault only: the next packet may succeed.
+ * being destroyed. Any other error: the access is not possible. The error is only
+ * for the packet that met the fault: the next packet may succeed.
  */
 int rxe_mem_qp_wait(struct rxe_qp *qp, enum rxe_mem_side side, u32 psn)
 {

@@ -5,7 +5,7 @@
  *
  * At first the peer of an RC queue pair gets no answer. When the faults of one
  * packet take longer than RXE_MEM_PATIENCE, the responder sends an RNR NAK, and
- * another one each time that the peer repeats the request; for a read that has been
+ * another RNR NAK each time that the peer repeats the request. If a read has been
  * answered in part, the RNR NAK is for the rest. A requester uses no retries while
  * it waits. An unreliable transport drops the message when one fault takes longer
  * than RXE_MEM_PATIENCE.
@@ -36,8 +36,8 @@ static void rxe_mem_drop(struct rxe_qp *qp, struct sk_buff_head *queue,
 /*
  * Until a looped-back packet is freed, it counts in skb_out of the queue pair that
  * sent it, and holds a reference to the sender. The sender and its other peers must
- * not wait for our page. So waiting packets count for no queue pair, and their number
- * is limited: the sender retransmits dropped packets.
+ * not wait for our page. So a waiting packet counts in no skb_out. The number of
+ * waiting packets is limited: the sender retransmits dropped packets.
  */
 static void rxe_mem_keep_packets(struct rxe_qp *qp, struct sk_buff_head *queue)
 {
@@ -138,7 +138,7 @@ bool rxe_mem_comp_waits(struct rxe_qp *qp, struct rxe_pkt_info *pkt, int err)
  * The peer of a read that is answered in part gets an RNR NAK for the rest. If the
  * peer received all of the first part, it requests the rest as a new request. If
  * the peer lost a packet of the first part, it repeats the request, and the
- * responder answers from @res (and leaves the MSN one too low).
+ * responder answers from @res. In this case the MSN stays one too low.
  */
 static void rxe_mem_leave_read(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
@@ -207,9 +207,9 @@ static void rxe_mem_timer(struct timer_list *t)
 }
 
 /*
- * Does the RC peer get an RNR NAK? It does after waiting long for the pages of one
- * packet. Until a packet succeeds, the peer gets another RNR NAK immediately each time
- * it repeats the request: without an answer the peer would use up its retries.
+ * Does the RC peer get an RNR NAK? Yes, after it has waited long for the pages of one
+ * packet. From then on the peer gets an RNR NAK immediately each time it repeats the
+ * request, until the packet succeeds: without an answer it would use up its retries.
  * Context: rxe_mem_lock held
  */
 static bool rxe_mem_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
@@ -231,9 +231,9 @@ static bool rxe_mem_is_late_rc(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 }
 
 /*
- * Has the message waited long? Only a waiting task asks. If the answer is yes, an
- * unreliable transport drops the message, but the fault continues, so that the next
- * message finds the page.
+ * Has the message waited long? Only a waiting task calls this function. If the answer
+ * is yes, an unreliable transport drops the message, but the fault continues, so that
+ * the next message finds the page.
  */
 static bool rxe_mem_is_late(struct rxe_qp *qp, struct rxe_pkt_info *pkt)
 {
