@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A library's transfers in small: rank 0 writes to rank 1's memory from a buffer
- * that the application unmaps and maps again between them, then from one that
- * stays, then from a part of a larger one whose other half is unmapped meanwhile;
- * rank 1 counts messages with old bytes. Run it with mpirun -np 2, on any kernel
- * and any InfiniBand or RoCE device (iWARP: rc_link.h can't connect). Exit status 0:
- * no stale message.
+ * The transfers of a small library: rank 0 writes to rank 1's memory, first from a
+ * buffer that the application unmaps and maps again after each transfer, then from a
+ * buffer that stays, then from half of a larger buffer while the other half is
+ * unmapped. Rank 1 counts messages with old bytes. Run it with mpirun -np 2, on any
+ * kernel and any InfiniBand or RoCE device (iWARP: rc_link.h can't connect). Exit
+ * status 0: no message had old bytes.
  */
 #define _GNU_SOURCE
 #include <sys/mman.h>
@@ -30,7 +30,7 @@ static unsigned char *map(size_t length)
 	return memory;
 }
 
-/* As an allocator that returns memory and gets it back. */
+/* Like an allocator that returns memory and gets it back. */
 static void map_again(unsigned char *memory)
 {
 	munmap(memory, LENGTH);
@@ -54,7 +54,7 @@ static void get(struct reg_cache *cache, void *addr, size_t length, struct reg *
 	rc_check(!errno, "registering");
 }
 
-/* The transfer uses the first half of memory that an earlier one has registered. */
+/* The transfer uses the first half of memory that an earlier transfer registered. */
 static void send_part(struct rc_link *link, struct reg_cache *cache, const uint64_t *inbox)
 {
 	unsigned char *buffer = map(2 * LENGTH);
@@ -70,7 +70,7 @@ static void send_part(struct rc_link *link, struct reg_cache *cache, const uint6
 	munmap(buffer, LENGTH);
 }
 
-/* Ends its copy of the cache, and nothing of ours. */
+/* The child ends its own copy of the cache; the parent's registrations stay. */
 static void make_child(struct reg_cache *cache)
 {
 	const pid_t child = fork();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A server tells its client a new key whenever the memory behind the old one has changed.
+ * A server tells its client a new key whenever the memory of the old key has changed.
  *
  * Usage: notify_server [DEVICE] (InfiniBand or RoCE; default: the first one)
  *
  * The client writes to the server's buffer by RDMA. A library in the server (here: replace())
  * unmaps the buffer and maps another buffer, and does not tell the server. The server sleeps in
- * poll(). The kernel wakes it by an eventfd, and a word says which registration is INVALID. The
- * server registers the buffer again and sends its address and key. Server and client are
+ * poll(). The kernel wakes it by an eventfd, and a word says that its registration is INVALID.
+ * The server registers the buffer again and sends its address and key. Server and client are
  * processes of this program. Exit status 3: the device has no MR notification.
  */
 #define _GNU_SOURCE
@@ -25,7 +25,7 @@
 #define WRITE (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)
 
 struct key {
-	uint64_t address; /* 0: there is no more to be written */
+	uint64_t address; /* 0: the client has nothing more to write */
 	uint32_t rkey;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * notify_server.c in C++20: a server tells its client a new key whenever the memory behind the old
- * one has changed. Usage: notify_server [DEVICE]. Exit status 3: the device has no MR notification.
+ * notify_server.c in C++20: a server tells its client a new key whenever the memory of the old key
+ * has changed. Usage: notify_server [DEVICE]. Exit status 3: the device has no MR notification.
  */
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -26,7 +26,7 @@ constexpr int rounds = 5;
 using text = std::array<char, 64>;
 
 struct key {
-	uint64_t address; /* 0: there is no more to be written */
+	uint64_t address; /* 0: the client has nothing more to write */
 	uint32_t rkey;
 };
 

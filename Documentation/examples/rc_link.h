@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The examples' needs besides registrations, for C and C++: an RC connection, whose
- * addresses the caller exchanges, and a write through it. Not for iWARP, whose queue
- * pairs only the connection manager (librdmacm) connects. All functions end the process
- * on an error; mpirun then ends the job.
+ * What the examples need besides registrations, for C and C++: an RC connection, whose
+ * addresses the caller exchanges, and a write through it. iWARP does not work, because
+ * only the connection manager (librdmacm) connects its queue pairs. All functions end
+ * the process on an error; mpirun then ends the job.
  */
 #ifndef RC_LINK_H
 #define RC_LINK_H

@@ -5,30 +5,30 @@
  *	bits 0-7	the kernel's: INVALID (for ever), SUSPECT and SUSPENDED (ask)
  *	bits 8-63	ours: how many transfers use the registration
  *
- * So one atomic addition takes the reference and tells whether the kernel
- * objects. There is no moment between the check and the use: when munmap()
- * has returned, in any thread, the word is not zero below, and every addition
- * after that sees it. Memory that is unmapped after the addition is unmapped while
- * a transfer uses it, which is the application's error with any MPI.
+ * So one atomic addition takes the reference and tells whether the kernel has marked
+ * the entry. Nothing can happen between the check and the use: when munmap() has
+ * returned, in any thread, the kernel's bits are not zero, and every later addition
+ * sees them. Memory that is unmapped after the addition is unmapped while a transfer
+ * uses it, which is the application's error with any MPI.
  *
- * An entry may be larger than the buffer of a transfer, and another part of it may
- * be unmapped. So the kernel is told which bits count (reg()): while there is a
- * reference the device keeps the pages, and without one the kernel may take them.
+ * An entry may be larger than the buffer of a transfer, and another part of it may be
+ * unmapped. So reg() tells the kernel which bits count: while there is a reference the
+ * device keeps the pages, and without a reference the kernel may take them.
  *
- * THE COUNTER of changes tells that the word of some entry has become INVALID. While it
- * stands still the cache does not look for stale entries.
+ * THE COUNTER of changes tells that the word of some entry has become INVALID. While
+ * the counter does not change, the cache does not look for stale entries.
  *
- * THE LOCK guards the table: which entry has which range. It is held for looking
- * an entry up, for making and for ending one; not for giving one back. A cache
- * that looks up without a lock must not free or reuse an entry that another thread
- * may still add to; here references are only taken under the lock, so an entry
- * without one, seen under the lock, stays without one.
+ * THE LOCK guards the table: which entry has which range. A thread holds it to look up,
+ * make or end an entry, but not to give an entry back. A cache that looks up without a
+ * lock must not free or reuse an entry that another thread may still add to. Here
+ * references are only taken under the lock: if its holder sees an entry without a
+ * reference, the entry stays without a reference.
  *
- * MEMORY ORDER. put() releases: a transfer's accesses to the memory and to the
- * MR are before the subtraction. The thread that ends the entry reads the zero with
- * acquire, so they are before ibv_dereg_mr() too. get() acquires, which pairs with
- * the kernel's write of the bits. Read-modify-write always sees the newest value
- * of the word, so no barrier is needed for that.
+ * MEMORY ORDER. put() releases: a transfer's accesses to the memory and to the MR are
+ * before the subtraction. The thread that ends the entry reads the zero with acquire,
+ * so these accesses are before ibv_dereg_mr() too. get() acquires, which pairs with the
+ * kernel's write of the bits. A read-modify-write always sees the newest value of the
+ * word, so it needs no other barrier.
  */
 #include "reg_cache.h"
 
@@ -45,17 +45,17 @@
 #define ENTRIES 1024
 
 /*
- * The kernel pins the page of an armed word, and writes there at any time: all words
- * are close together, in memory that lives as long as the cache. It is mapped for
- * them alone. On a page of the heap there may be a user's buffer, too, which the user
- * registers (then a device reaches the words), discards, or keeps from children.
+ * The kernel pins the page of an armed word, and writes there at any time. So all words
+ * are close together, in a mapping of their own that lives as long as the cache. A page
+ * of the heap may also have a user's buffer, which the user registers (then a device
+ * reaches the words), discards, or keeps from children.
  */
 struct reg_entry {
 	uint64_t word;
 	struct ibv_mr *mr; /* NULL: free */
 	uintptr_t start;
 	uintptr_t end;
-	int gone; /* not to be found; ended when it is not in use */
+	int gone; /* no search finds it; it ends when it is not in use */
 };
 
 struct reg_cache {
@@ -63,7 +63,7 @@ struct reg_cache {
 	int access;
 	int keeps;
 	pthread_mutex_t lock;
-	unsigned int next; /* whom to evict: round and round, for shortness */
+	unsigned int next; /* the entry to evict next: simply in turn */
 	unsigned long count;
 	uint64_t changes; /* the kernel's */
 	uint64_t seen;	  /* its value when the table was last searched */
@@ -90,7 +90,7 @@ struct reg_cache *reg_cache_create(struct ibv_pd *pd, int access)
 
 	if (cache == MAP_FAILED)
 		return NULL;
-	/* Zeros in a child, which must not end its parent's registrations. */
+	/* A child sees zeros, because it must not end its parent's registrations. */
 	madvise(cache, sizeof(*cache), MADV_WIPEONFORK);
 	cache->pd = pd;
 	cache->access = access;
@@ -127,19 +127,19 @@ void reg_cache_destroy(struct reg_cache *cache)
 
 #ifdef IBV_HAVE_REG_NOTIFIED_MR
 
-/* Takes a reference; false, and none is held, if it cannot be used. Under the lock. */
+/* Takes a reference. If the entry is unusable, returns false without a reference. Under the lock. */
 static int take(struct reg_entry *e)
 {
 	uint64_t seen = __atomic_fetch_add(&e->word, REFERENCE, __ATOMIC_ACQUIRE);
 
 	if (seen & KERNEL_BITS && !(seen & IBV_MR_NOTIFY_INVALID)) {
-		/* One system call instead of a registration; ours is the reference meanwhile. */
+		/* One system call instead of a registration; our reference keeps the entry. */
 		if (ibv_settle_mr_notify(e->mr))
 			seen |= IBV_MR_NOTIFY_INVALID;
 		else
 			seen = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
 	}
-	/* SUSPECT again: something else happened just now. Not worth a loop. */
+	/* SUSPECT again: another event came just now, which is too rare for a loop. */
 	if (!(seen & KERNEL_BITS))
 		return 1;
 	__atomic_fetch_sub(&e->word, REFERENCE, __ATOMIC_RELEASE);
@@ -159,7 +159,7 @@ static void end_stale(struct reg_cache *cache)
 
 	if (changes == cache->seen)
 		return;
-	cache->seen = changes; /* before the words: a later one moves the counter again */
+	cache->seen = changes; /* before the words: a later change moves the counter again */
 	for (unsigned int i = 0; i < ENTRIES; i++) {
 		struct reg_entry *e = &cache->entry[i];
 
@@ -187,7 +187,7 @@ static struct reg_entry *make_room(struct reg_cache *cache)
 	return NULL;
 }
 
-/* After ENOMEM, which kept registrations may cause. Returns how many it ended. */
+/* Ends idle entries after ENOMEM, which they may have caused. Returns their number. */
 static int end_unused(struct reg_cache *cache)
 {
 	int ended = 0;
@@ -204,8 +204,8 @@ static int end_unused(struct reg_cache *cache)
 }
 
 /*
- * Parts of an entry are handed out, so the references are its users. A device that
- * can't take pages back (EOPNOTSUPP) keeps them until the entry ends in any case.
+ * Transfers use parts of an entry, so the word counts its users. A device that can't
+ * revoke (EOPNOTSUPP) keeps the pages until the entry ends in any case.
  */
 static struct ibv_mr *reg(struct reg_cache *cache, struct reg_entry *e, uintptr_t start,
 			  size_t length)
@@ -232,7 +232,7 @@ static int add(struct reg_cache *cache, struct reg_entry *e, uintptr_t start, ui
 
 	start &= ~(page - 1);
 	end_of = (end_of + page - 1) & ~(page - 1);
-	__atomic_store_n(&e->word, REFERENCE, __ATOMIC_RELAXED); /* the kernel's not yet */
+	__atomic_store_n(&e->word, REFERENCE, __ATOMIC_RELAXED); /* not armed yet */
 	e->mr = reg(cache, e, start, end_of - start);
 	if (!e->mr)
 		return 0;
@@ -251,7 +251,7 @@ static struct reg_entry *find_or_add(struct reg_cache *cache, uintptr_t start, u
 {
 	struct reg_entry *e;
 
-	for (unsigned int i = 0; i < ENTRIES; i++) { /* a real one has a tree here */
+	for (unsigned int i = 0; i < ENTRIES; i++) { /* a real cache has a tree here */
 		e = &cache->entry[i];
 		if (e->mr && !e->gone && e->start <= start && end_of <= e->end && take(e))
 			return e;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A registration cache for a communication library, without memory hooks: the
- * kernel tells when a registration has become stale (ibv_reg_mr_notify(3)).
- * Where the headers, the library, the kernel or the device cannot do that,
- * nothing is kept: each transfer registers and deregisters.
+ * A registration cache for a communication library, without memory hooks: the kernel
+ * tells when a registration has become stale (ibv_reg_mr_notify(3)). If the headers,
+ * the library, the kernel or the device do not support this, the cache keeps nothing:
+ * each transfer registers and deregisters.
  *
- * Thread safe, all of it. A forked child may only destroy its parent's cache, which
- * is empty there: the registrations are not its own. It creates one for itself.
+ * All functions are thread safe. A forked child may only destroy its parent's cache,
+ * which is empty there, because the registrations are the parent's. The child creates
+ * its own cache.
  */
 #ifndef REG_CACHE_H
 #define REG_CACHE_H
@@ -23,7 +24,7 @@ struct reg {
 };
 
 /*
- * All registrations get this access. NULL and errno on failure. Destroy it
+ * All registrations get this access. NULL and errno on failure. Destroy the cache
  * before the PD, when no transfer holds a registration.
  */
 struct reg_cache *reg_cache_create(struct ibv_pd *pd, int access);
