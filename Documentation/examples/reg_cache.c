@@ -127,7 +127,7 @@ void reg_cache_destroy(struct reg_cache *cache)
 
 #ifdef IBV_HAVE_REG_NOTIFIED_MR
 
-/* Takes a reference. If the entry is unusable, returns false without a reference. Under the lock. */
+/* Takes a reference. False, without a reference: the entry is unusable. Under the lock. */
 static int take(struct reg_entry *e)
 {
 	uint64_t seen = __atomic_fetch_add(&e->word, REFERENCE, __ATOMIC_ACQUIRE);

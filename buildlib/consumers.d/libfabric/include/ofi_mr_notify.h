@@ -24,8 +24,8 @@ struct ofi_mem_monitor;
 #define OFI_MR_NOTIFY_HINT_BITS	12
 
 /* A part of each entry. If cache is set, the provider's add_region registers with a
- * word, which is HELD at first. If the provider can't, word is NULL, and the cache does
- * not keep the entry.
+ * word, which is HELD at first. If the provider can't, word is NULL, and the cache
+ * drops the entry after use.
  */
 struct ofi_mr_notify {
 	struct ofi_mr_cache	*cache;
@@ -36,7 +36,7 @@ struct ofi_mr_notify {
 /* A part of each cache */
 struct ofi_mr_notify_cache {
 	uint64_t		*changes;	/* the kernel counts stale entries, or NULL */
-	uint64_t		changes_seen;	/* all words were checked since */
+	uint64_t		changes_seen;	/* all words were checked at this value */
 	uint64_t		changes_next;	/* all but unchecked_cnt words */
 	size_t			unchecked_cnt;
 	struct dlist_entry	list;
@@ -50,10 +50,10 @@ struct ofi_mr_notify_cache {
 extern struct ofi_mem_monitor *notify_monitor;
 
 /* Chooses the monitor of system memory; the result is for cache->notify.changes. Call this
- * before ofi_mr_cache_init(). If the device can notify (changes is not NULL), and the
- * user has not named another monitor, the monitor becomes notify_monitor. If the device
- * can't, but the user has named notify_monitor, the monitor becomes NULL. Otherwise the
- * monitor does not change.
+ * before ofi_mr_cache_init(). If the device can notify (changes is set), and the user has
+ * named no other monitor, the monitor becomes notify_monitor. If the device can't notify,
+ * but the user has named notify_monitor, the monitor becomes NULL. Otherwise the monitor
+ * does not change.
  */
 uint64_t *ofi_mr_notify_select(struct ofi_mem_monitor **monitor,
 			       uint64_t *changes);
@@ -61,9 +61,9 @@ uint64_t *ofi_mr_notify_select(struct ofi_mem_monitor **monitor,
 /* Call this for an entry that is about to be registered, and may be kept. */
 void ofi_mr_notify_init(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry);
 
-/* Call this if valid() returned false: unless the word says INVALID, the kernel settles
- * it. Returns true if the entry is valid; then the caller has a reference. Caller must
- * hold mm_lock. The call releases it for the kernel's answer, which may take a second.
+/* Call this if valid() returned false: if the word is not INVALID, the kernel settles
+ * it. If the entry is valid, returns true, and the caller has a reference. Caller must
+ * hold mm_lock. The call releases mm_lock while the kernel settles, up to a second.
  */
 bool ofi_mr_notify_settle(struct ofi_mr_cache *cache, struct ofi_mr_entry *entry);
 
@@ -87,8 +87,8 @@ ofi_mr_notify_moved(const struct ofi_mr_notify_cache *notify)
 	       notify->changes_seen;
 }
 
-/* Then this checks some words of the cache, and drops stale entries. Later calls check the
- * other words. Caller must hold mm_lock.
+/* Call this if ofi_mr_notify_moved() is true: it checks some words of the cache, and drops
+ * stale entries. Later calls check the other words. Caller must hold mm_lock.
  */
 void ofi_mr_notify_sweep(struct ofi_mr_cache *cache);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * A hit of "verbs_notify" without a search of the tree. A table has the entries of the
- * tree by the addresses where they begin; two entries may compete for a place, and a
- * request that begins elsewhere is for the tree.
+ * tree by the addresses where they begin. Two entries may compete for a place in it. A
+ * request that begins at another address searches the tree.
  */
 #ifndef OFI_MR_NOTIFY_HIT_H
 #define OFI_MR_NOTIFY_HIT_H
@@ -24,9 +24,9 @@ static inline uint64_t ofi_mr_notify_said(struct ofi_mr_entry *entry)
 	       OFI_MR_NOTIFY_KERNEL;
 }
 
-/* Whether the entry is valid; then the caller uses it. HELD is set before the word is read:
- * either the kernel sees HELD and keeps the pages, or this function sees the kernel's mark.
- * If it is not valid, the caller's search settles or ends it. Caller must hold mm_lock.
+/* Whether the caller can use the entry. HELD is set before the word is read: either the
+ * kernel sees HELD and keeps the pages, or this function sees the kernel's mark. If the
+ * entry is not valid, the caller's search settles or ends it. Caller must hold mm_lock.
  */
 static inline bool ofi_mr_notify_hold(struct ofi_mr_entry *entry)
 {
@@ -36,8 +36,8 @@ static inline bool ofi_mr_notify_hold(struct ofi_mr_entry *entry)
 	return !ofi_mr_notify_said(entry);
 }
 
-/* Returns an entry with a reference. NULL: search the tree, also if a search has more
- * to do, such as to drop stale entries.
+/* Returns an entry with a reference. NULL: the caller has to search the tree, for the
+ * entry or because a search also has to drop stale entries.
  */
 static inline struct ofi_mr_entry *
 ofi_mr_notify_hit(struct ofi_mr_cache *cache, const void *addr, size_t len)

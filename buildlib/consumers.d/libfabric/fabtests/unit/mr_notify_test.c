@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * FI_MR_NOTIFY_OPS of a domain. The memory is changed by system calls that
- * no hook in the process can intercept.
+ * Tests FI_MR_NOTIFY_OPS of a domain. The test changes memory by system calls
+ * that no hook in the process can intercept.
  */
 
 #include <errno.h>
@@ -38,7 +38,7 @@ static bool said(const struct region *region)
 	return *(volatile const uint64_t *) region->word & region->mask;
 }
 
-/* At that address, or anywhere; of a file, or anonymous. */
+/* at: NULL maps anywhere; file: -1 maps anonymous memory */
 static int map_and_register(struct region *region, void *at, int file)
 {
 	int ret;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * The operations FI_MR_NOTIFY_OPS of a domain call the operations of the domain
- * below with its regions.
+ * The operations FI_MR_NOTIFY_OPS of a domain of ofi_rxm call the operations of the
+ * domain below, with the regions of the domain below.
  */
 
 #include "rxm.h"

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * A registration in the cache has a word, which the kernel marks before a system
- * call of any process that changes the memory returns. So a hit is valid if the word
- * has no mark. This needs no hook, thread or file descriptor. Only the cache itself
- * removes entries: the kernel also counts in cache->notify.changes each word that has
- * become INVALID, and when the counter has moved, a search looks for stale entries.
+ * A registration in the cache has a word, which the kernel marks before a system call
+ * of any process that changes the memory returns. So a hit is valid if the word has no
+ * mark. This needs no hook, thread or file descriptor. Only the cache itself removes
+ * entries: the kernel counts the words that have become INVALID in
+ * cache->notify.changes, and when this counter has moved, a search looks for stale
+ * entries.
  *
- * A request may be for a part of a region, and another part may be unmapped. So
- * the device keeps the pages while the word says that the region is in use, as it
- * does after a hook removed an entry in use from the tree. If the device can revoke,
- * the kernel unpins the pages of a stale region that is not in use. When memory is
- * short, the kernel may also unpin an idle region, which gets pages again when it is
- * settled.
+ * A request may be for a part of a region, and another part may be unmapped. So the
+ * device keeps the pages while the word says that the region is in use. With hooks the
+ * device also keeps the pages of an entry in use. If the device can revoke, the kernel
+ * unpins the pages of a stale region that is not in use. When memory is short, the
+ * kernel may also unpin an idle region, which gets pages again when it is settled.
  */
 
 #include <ofi_mr.h>
@@ -31,7 +31,7 @@ static bool util_mr_notify_valid(struct ofi_mem_monitor *monitor,
 	if (!entry->notify.word || !ofi_mr_notify_hold(entry))
 		return false;
 
-	/* Another entry may have taken the place. */
+	/* Another entry may have taken its place in the table. */
 	*ofi_mr_notify_hint(entry->notify.cache, entry->info.iov.iov_base) = entry;
 	return true;
 }
@@ -105,7 +105,7 @@ static struct ofi_mem_monitor monitor = {
 
 struct ofi_mem_monitor *notify_monitor = &monitor;
 
-/* If the default of the build is no cache, the user has to name the monitor. */
+/* If the build has no cache by default, the user has to name the monitor. */
 static bool util_mr_notify_is_default(void)
 {
 #if defined(HAVE_MR_CACHE_MONITOR_DEFAULT)
@@ -151,7 +151,7 @@ void ofi_mr_notify_cache_init(struct ofi_mr_cache *cache)
 	memset(notify->hints, 0, sizeof(notify->hints));
 }
 
-/* A stale entry in use ends with its last user. */
+/* If a stale entry is in use, its last user ends it. */
 void ofi_mr_notify_sweep(struct ofi_mr_cache *cache)
 {
 	struct ofi_mr_notify_cache *notify = &cache->notify;

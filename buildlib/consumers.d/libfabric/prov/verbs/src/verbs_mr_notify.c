@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Regions with a word that the kernel marks before a system call which changes their
- * memory returns, for the memory monitor "verbs_notify". The verbs are looked up at
- * run time: a provider that was built with them also runs with a libibverbs without
+ * Regions with words, for the memory monitor "verbs_notify": the kernel marks the word
+ * before a system call that changes the memory returns. The verbs are looked up at run
+ * time, so a provider that was built with the verbs also runs with a libibverbs without
  * them.
  */
 
@@ -149,7 +149,7 @@ struct ibv_mr *vrb_notify_reg(struct vrb_mem_desc *md, void *buf, size_t len,
 	mr = vrb_notify.reg(md->domain->pd, buf, len, (uintptr_t) buf, access,
 			    &attr);
 	if (!mr && errno == EOPNOTSUPP) {
-		/* A device that can't be revoked keeps the pages in any case. */
+		/* A device that can't revoke keeps the pages in any case. */
 		attr.comp_mask &= ~IBV_MR_NOTIFY_ATTR_IN_USE;
 		mr = vrb_notify.reg(md->domain->pd, buf, len, (uintptr_t) buf,
 				    access, &attr);

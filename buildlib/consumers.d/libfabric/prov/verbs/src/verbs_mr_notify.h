@@ -18,17 +18,17 @@ struct vrb_mem_desc;
 /* A counter for the regions of a domain, or NULL if its device does not notify */
 uint64_t *vrb_notify_open(struct vrb_domain *domain);
 
-/* Frees a counter, or the word of a region after it was deregistered; may be NULL */
+/* Frees a counter, or the word of a deregistered region; word may be NULL */
 void vrb_notify_free(uint64_t *word);
 
 /* Attributes with a new word for a region that will be in use; the word may be NULL */
 struct ibv_mr_notify_attr vrb_notify_attr(struct vrb_domain *domain);
 
-/* Like ibv_reg_mr(), with a word. NULL: register without a word. */
+/* Like ibv_reg_mr(), with a word. After NULL the caller registers without a word. */
 struct ibv_mr *vrb_notify_reg(struct vrb_mem_desc *md, void *buf, size_t len,
 			      int access);
 
-/* Lets the kernel compare the pages: it clears its mark, or sets INVALID. */
+/* Lets the kernel compare the pages and then clear its mark, or set INVALID. */
 int vrb_notify_settle(struct vrb_mem_desc *md);
 int vrb_mr_cache_settle_region(struct ofi_mr_cache *cache,
 			       struct ofi_mr_entry *entry);

@@ -255,7 +255,7 @@ UCS_TEST_F(test_rcache_notify, invalid_do_not_pile_up_with_hits) {
     EXPECT_EQ(1u, m_words.size());
 }
 
-/* A few regions may have much memory */
+/* A few invalid regions may keep much memory */
 UCS_TEST_F(test_rcache_notify, large_invalid_do_not_pile_up) {
     static const size_t large = 1ul << 30;
 
@@ -269,7 +269,7 @@ UCS_TEST_F(test_rcache_notify, large_invalid_do_not_pile_up) {
     }
 }
 
-/* A search looks at all regions, so its cost is shared by many changes */
+/* A search looks at all regions, so it waits until many regions have changed */
 UCS_TEST_F(test_rcache_notify, few_changes_wait_for_a_search) {
     for (int i = 0; i < 1600; ++i) {
         use(START + i * SIZE, SIZE / 2);
@@ -334,7 +334,7 @@ UCS_TEST_F(test_rcache_notify, drop_invalid) {
     EXPECT_EQ(1u, m_words.size());
 }
 
-/* UCP's cache, over a memory domain that registers if the test lets it */
+/* UCP's cache, over a memory domain whose registrations the test controls */
 class test_ucp_rcache_notify : public ucs::test {
 protected:
     struct handle {
@@ -421,7 +421,7 @@ protected:
         return found;
     }
 
-    /* The memory at this address changes: the kernel sets a bit */
+    /* Act as the kernel when the memory at this address changes: set a bit */
     void change(uintptr_t address, uint64_t bit)
     {
         for (handle *h : m_registered) {
@@ -491,7 +491,7 @@ UCS_TEST_F(test_ucp_rcache_notify, invalid_is_replaced) {
     EXPECT_EQ(1u, m_registered.size());
 }
 
-/* UCP's cache registers again; UCT's cache finds out whether its region is valid */
+/* UCP's cache registers again, and UCT's cache settles its own region */
 UCS_TEST_F(test_ucp_rcache_notify, suspect_is_replaced) {
     EXPECT_EQ(size_t(SIZE), use(START, SIZE));
     change(START, 2);

@@ -40,8 +40,8 @@ static int uct_ib_notify_have_verbs()
            (uct_ib_notify_verbs.free_word != NULL);
 }
 
-/* Is each registration of the cache one MR of host memory? An MR with on-demand
- * paging can't notify */
+/* Is each registration of the cache one MR of host memory? Several threads would
+ * register several MRs, and an MR with on-demand paging can't notify */
 static int uct_ib_notify_covers_all(uct_ib_md_t *md)
 {
     return (md->reg_mem_types == UCS_BIT(UCS_MEMORY_TYPE_HOST)) &&

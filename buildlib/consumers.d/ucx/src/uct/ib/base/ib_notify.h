@@ -16,26 +16,26 @@
  *
  * @param [in]  md   Memory domain with an open device. Sets md->notify.
  *
- * @return Error code: UCS_ERR_UNSUPPORTED if they can't, and UCX_RCACHE_NOTIFY=y.
+ * @return UCS_ERR_UNSUPPORTED if they can't, and UCX_RCACHE_NOTIFY=y requires them.
  */
 ucs_status_t uct_ib_notify_init(uct_ib_md_t *md);
 
 
 /**
- * Give a memory handle a word before it is registered, if its domain notifies.
+ * If the domain notifies, give a memory handle a word before its registration.
  */
 ucs_status_t uct_ib_notify_memh_init(uct_ib_md_t *md, uct_ib_mem_t *memh);
 
 
 /**
- * Release the word of a memory handle that has no MR with that word.
+ * Release the word of a memory handle without an MR.
  */
 void uct_ib_notify_memh_cleanup(uct_ib_mem_t *memh);
 
 
 /**
- * Register an MR with the word of a memory handle. If the word says that the MR is
- * invalid when this returns, the MR is good for one use.
+ * Register an MR with the word of a memory handle. If the word says afterwards that the
+ * MR is invalid, the MR serves one request.
  */
 ucs_status_t uct_ib_notify_reg_mr(uct_ib_md_t *md, void *address, size_t length,
                                   uint64_t access_flags, uct_ib_mem_t *memh,
