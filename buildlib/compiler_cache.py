@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Print the folder that ccache must use: none, or a folder of the build if its own is not usable.
 
-Why: ccache fails every compilation when it can't write, and a service's user has no home folder.
-Naming a folder hides the user's settings, so this names one only if necessary.
+Why: if ccache can't write, it fails every compilation, and a service's user has no home folder.
+Naming a folder hides the user's settings, so this script names a folder only if necessary.
 """
 import os
 import subprocess

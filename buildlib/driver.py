@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Compile the files of one kernel driver that our patches change or bring; a warning is an error.
 
-Why: the lab's machines build only the drivers that they load, and have few of the devices.
+Why: the lab's machines build only the drivers that they load, and few devices are there.
 """
 import argparse
 import glob
@@ -28,7 +28,7 @@ class DriverError(Exception):
 def make(command):
     """Run make for modules that are not loaded. The message of an error is make's output.
 
-    Optimizing for size takes less time. Symbols without checksums save two fifths of the time.
+    Optimizing for size saves time. Leaving out the checksums of symbols saves two fifths of it.
     """
     env = kernel_modules.compiler_environment()
     done = subprocess.run([*command, "CONFIG_MODVERSIONS=",

@@ -24,8 +24,8 @@ SOURCE_VARIABLE = {"rdma-core": "RDMA_CORE_SOURCE", "linux": "LINUX_SOURCE",
                    "libfabric": "LIBFABRIC_SOURCE", "ucx": "UCX_SOURCE", "mpich": "MPICH_SOURCE",
                    "openmpi": "OPENMPI_SOURCE", "linux-7.3": "LINUX_7_3_SOURCE",
                    "rdma-core-65": "RDMA_CORE_65_SOURCE"}
-# {name of another version: name of the upstream}. Both versions get the same files and patches of
-# ours.
+# {name of another version: name of the upstream}. Both versions get the same files and patches
+# from us.
 VERSION_OF = {"linux-7.3": "linux", "rdma-core-65": "rdma-core"}
 PART = ".part"  # a file in an incomplete tree that lists the tree's paths
 UNPACKED = "unpacked"  # a file in overlay.py's notes that is newer than the unpacked files
@@ -92,7 +92,7 @@ def write(path, text):
 
 
 def locked(build, name="linux"):
-    """One process at a time prepares the tree of an upstream in `build`."""
+    """A lock: one process at a time prepares the tree of an upstream in `build`."""
     return private_apt.alone(os.path.join(build, "src", f".{name}.lock"))
 
 
@@ -140,7 +140,7 @@ def archive_apt(build, name):
 
 
 def kernel_packages(name="linux"):
-    """The packages that depend on the newest image of a pinned kernel. A release has one of them.
+    """The packages that depend on a pinned kernel's newest image. A release has one of the two.
 
     6.12 is Debian 13's default kernel (linux-image-amd64), and an additional kernel for Debian 12.
     """
@@ -158,7 +158,7 @@ def version_file(name="linux", build=BUILD):
 def linux_version(build=BUILD, update=False, name="linux"):
     """The Debian version of the kernel in use, e.g. 6.12.117-1~deb12u1.
 
-    Resolved once and kept in build/linux.version, so that all results are of the same version.
+    It is resolved once and kept in build/linux.version, so that all results are of one version.
     The image and headers that the lab uses must be of this version.
     """
     kept = version_file(name, build)
@@ -263,7 +263,7 @@ def tree_version(tree):
 def extract(archive, folder, part=()):
     """Unpack a tarball, or the tarball within a linux-source .deb, into `folder`.
 
-    With `part` only these paths.
+    With `part`, unpack only these paths.
     """
     say(f"unpacking {'a part of ' if part else ''}{os.path.basename(archive)}")
     os.makedirs(folder)
@@ -367,7 +367,7 @@ def users_tree(name, source, build, update):
 def fetch(name, build=BUILD, source=None, update=False, part=()):
     """The path of the unpacked tree of an upstream. The caller holds locked(build).
 
-    With `part` at least these paths of the pinned tree.
+    With `part`, the tree has at least these paths of the pinned tree.
     """
     source = source or os.environ.get(SOURCE_VARIABLE[name])
     if any(map(str.isspace, build)):

@@ -7,7 +7,7 @@
 
 PATCH is the path of a new patch, or the path or name of an existing patch. FILE is a path in
 upstream's tree. a/ has upstream's files with all earlier patches (for a fix: with the fixes that it
-stands on), b/ has this patch, too. Why: after editing a diff by hand its counts are wrong, and the
+stands on), b/ has this patch, too. Why: a diff that was edited by hand has wrong counts, and the
 tree that is built also has the later patches.
 
 With --for linux-7.3 (a version of the upstream with its own pin in buildlib/upstream) the command
@@ -119,8 +119,8 @@ def part_of(name, files=()):
 
 
 def tree_for(name, files):
-    """The tree of an upstream. Another version is not hooked, because some patches may not apply to
-    it.
+    """The tree of an upstream. The tree of another version gets no hooks, because some patches may
+    not apply.
     """
     part = part_of(name, files)
     if name not in fetch.VERSION_OF:
@@ -196,8 +196,8 @@ def changes(patch, repo, name):
 
 
 def different(made, text):
-    """The parts of a diff that differ from the patch or that the patch lacks. If only the patch has
-    a part, the result has this part without a change."""
+    """The parts of a diff that the patch lacks or has in another form. For a part that only the
+    patch has, the result is this part without a change."""
     def lines(part):
         return [line for line in part.splitlines() if not line.startswith("@@ ")]
 

@@ -30,8 +30,8 @@ endfunction()
 # Appends our symbol version nodes to the map that upstream's configure_file() generated. A second
 # --version-script would be enough for the shared library. But sanitize_static_lib.py takes one map
 # per static library, and makes all symbols outside of this map local. A hook in libibverbs.map.in
-# would have to change whenever upstream adds a node. Our node's name differs from upstream's next
-# node, and check-build sorts it before upstream's newest node (it compares the part after the "_").
+# would have to change whenever upstream adds a node. Our node's name differs from the name of
+# upstream's next node. check-build sorts by the part after the "_": ours comes before upstream's newest node.
 function(inject_symbol_versions)
   set(map ${PROJECT_BINARY_DIR}/libibverbs/libibverbs.map)
   set(node ${PROJECT_SOURCE_DIR}/libibverbs/libibverbs_mr_notify.map)
@@ -80,7 +80,7 @@ function(inject_man_pages)
   rdma_man_pages(${pages})
 endfunction()
 
-# Upstream's CMake files would have add_subdirectory().
+# Upstream's CMake files would call add_subdirectory() instead.
 function(inject_programs)
   foreach(folder libibverbs/examples/mr_notify libibverbs/tests providers/rxe/tests)
     include(${PROJECT_SOURCE_DIR}/${folder}/CMakeLists.txt)

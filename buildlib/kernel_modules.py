@@ -22,7 +22,7 @@ STACK = ("drivers/infiniband/core", "drivers/infiniband/sw/rxe", "drivers/infini
 # Our own options, which a distribution's configuration lacks.
 OPTIONS = ("INFINIBAND_MR_NOTIFY", "RDMA_RXE_PAGING")
 
-# The folders of all users of ib_core: {folder: options of its modules that can't be built}.
+# The folders of all users of ib_core: {folder: options of modules there that can't be built}.
 USERS = {
     "drivers/infiniband": "",
     "drivers/nvme/host": "NVME_CORE BLK_DEV_NVME NVME_FABRICS NVME_FC NVME_TCP",
@@ -71,7 +71,7 @@ def make(headers, place, folders=STACK, options=OPTIONS):
 def compiler_options(headers):
     """Options of make if this machine lacks the compiler that built the kernel.
 
-    An older compiler does not know one of the options of the kernel's configuration.
+    An older compiler does not know an option that the kernel was configured with.
     """
     with open(os.path.join(headers, ".kernelvariables"), encoding="utf-8") as text:
         own = re.search(r"\bgcc-\d+", text.read()).group()
@@ -88,10 +88,10 @@ def compiler_environment():
     if os.path.isdir("/usr/lib/ccache"):
         env["PATH"] = "/usr/lib/ccache:/usr/sbin:/usr/bin:/sbin:/bin"
         env.setdefault("CCACHE_BASEDIR", fetch.BUILD)
-        # ccache takes the included files from the .d file, because preprocessing takes as long as
-        # compiling.
+        # ccache then takes the included files from the .d file. Preprocessing would take as long
+        # as compiling.
         env.setdefault("CCACHE_DEPEND", "1")
-        # The package's build calls "gcc-12" instead of /usr/lib/ccache unless this is set.
+        # Without this variable the package's build calls "gcc-12", not /usr/lib/ccache.
         env["DEBIAN_KERNEL_USE_CCACHE"] = "1"
         env.update(compiler_cache.settings())
     for name in ("MAKEFLAGS", "ARCH", "CROSS_COMPILE", "LD_LIBRARY_PATH"):

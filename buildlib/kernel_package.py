@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The distribution's kernel: its image and headers, unpacked below the build folder.
 
-They are not installed: installing would bring an initramfs generator and a boot loader's hooks.
-All packages must be of one version, see fetch.py.
+The packages are not installed, because that would bring an initramfs generator and a boot
+loader's hooks. All packages must be of one version, see fetch.py.
 """
 import glob
 import os

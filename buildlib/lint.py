@@ -7,8 +7,8 @@ installed headers). Python: flake8. Shell: shellcheck. Comments and pages: prose
 checkpatch --strict, in tests/host/test_series.py.
 
 clang-tidy takes minutes. With --changed it leaves out a folder that has passed before with the same
-content, headers, settings and version; the user's cache keeps digests of passed folders, so
-other clones know them too.
+content, headers, settings and version. The user's cache keeps digests of the folders that passed,
+so other clones leave them out, too.
 """
 import argparse
 import concurrent.futures
@@ -75,7 +75,7 @@ def report(name, *commands):
 def write_unit(place, names):
     """Write a file that includes the named files; return its path.
 
-    Because of its name clang's analyzer treats all their functions as functions of a main file.
+    Because of the name clang's analyzer treats all functions in them as functions of a main file.
     """
     os.makedirs(place, exist_ok=True)
     unit = os.path.join(place, "UnifiedSource.cpp")
@@ -167,7 +167,7 @@ def main():
     good &= report("flake8", ["flake8", "--max-line-length", "100", *python_files()])
     good &= report("shellcheck", ["shellcheck", *shell_scripts()])
     good &= check_prose()
-    # The other headers exist in one release only, Debian 12 or 13.
+    # Catch2's other headers exist only in Debian 12 or only in 13.
     good &= report("Catch2 through tests/support/catch.h",
                    ["sh", "-c", "! git grep -n '<catch2/' -- tests ':!tests/support/catch.h' "
                     "':!tests/support/main.cpp'"])

@@ -5,8 +5,8 @@
 Why: new code is a plain file at its path in upstream, and the change to upstream's files is a few
 small patches. The tree gets symbolic links to our files, so that editing a file rebuilds only its
 dependents; a hooked file is written only when its content changes. It is an error if our file has
-the path of an upstream file, or if a hook does not apply exactly (no fuzz). It may run at any time,
-does not touch an up-to-date tree, and prints the path of the tree.
+the path of an upstream file, or if a hook does not apply exactly (no fuzz). This script may run at
+any time. It leaves an up-to-date tree alone, and prints the path of the tree.
 """
 import filecmp
 import glob
@@ -203,9 +203,9 @@ def keep(name, path, tree, kept):
 def hook(name, patches, before, tree, pristine, repo):
     """Apply the patches in order; return the list of files that are hooked now.
 
-    `pristine` keeps upstream's version of each hooked file. The hooks are applied to it. `before`
-    has the hooked files and the times at which they were written. If a file was edited since then,
-    or before its first hook, the edit would be lost, so this is an error.
+    `pristine` keeps upstream's version of each hooked file, which the hooks are applied to.
+    `before` has the hooked files and the times at which they were written. If a file was edited
+    since then, or before its first hook, this raises an error: the edit would be lost.
     """
     targets = {}
     for patch in patches:
@@ -287,7 +287,8 @@ def overlay(name, tree, repo=fetch.REPO, copy=False):
 
     lay(files, done["laid"], tree, repo, copy)
     record(laid=sorted(files))
-    # Recorded before hooking, too: a later run must know the files that an interrupted run hooked.
+    # The record is also written before hooking, because a later run must know the files that an
+    # interrupted run hooked.
     hooked = {path for patch in patches for path in hooked_files(patch, name)}
     record(hooked=sorted(hooked.union(done["hooked"])))
     pristine = os.path.join(state, "pristine")

@@ -5,7 +5,7 @@
 Why: upstream's sources come by name and version from the machine's Debian archive, but the
 machine's apt configuration must not change, may lack deb-src lines and other suites, and may belong
 to root. So apt runs here with its own source list, lists and cache. apt itself reads the address of
-the archive from the machine's configuration, because it understands both of its formats.
+the archive from the machine's configuration, because apt understands both formats of it.
 """
 import contextlib
 import fcntl

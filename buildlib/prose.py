@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Count clauses without a subject in comments and pages: each sentence must name its subject.
 
-Why: such a clause hides the subject (the callback, the worker, the last user), and a reader must
-guess it or know the code. Upstream has 0.2 in 1,000 words.
+Why: such a clause hides its subject (the callback, the worker, the last user), and a reader must
+guess the subject or know the code. Upstream has 0.2 in 1,000 words.
 """
 import os
 import re
@@ -10,8 +10,8 @@ import re
 HEADLESS = re.compile(r"\b(?:who|whoever|what|whatever|nobody|somebody)\b", re.IGNORECASE)
 MOST = 2        # in 1,000 words of a folder
 
-# Folders and files to which this rule does not apply yet. None is left. The check reports an entry
-# that is no longer needed.
+# Folders and files to which this rule does not apply yet; now the list is empty. The check reports
+# an entry that is superfluous.
 NOT_YET = ()
 
 STRING = r'"(?:\\.|[^"\\\n])*"'

@@ -12,9 +12,9 @@ A .diff next to a text has the lines that this mail adds to files of earlier mai
 files have these lines, and earlier mails do not. Lines with #include, and paragraphs of a
 CMakeLists.txt, are also added by a later mail if they name files of that mail.
 
-For rdma-core-65 a text NAME.65.txt replaces NAME.txt, or is one more.
+For rdma-core-65 a text NAME.65.txt replaces NAME.txt, or is an additional text.
 
-Fixes of upstream's bugs are a series of their own: a mail for each hook that is one, and
+Fixes of upstream's bugs are a series of their own: a mail for each hook that is a fix, and
 hooks/series/fixes/*.txt.
 """
 import collections
@@ -51,7 +51,7 @@ LISTS = ((r"libibverbs/((?:mr_cache/)?\w+\.cc?)", "libibverbs/CMakeLists.txt",
          (r"libibverbs/man/(\S+\.md)", "libibverbs/man/CMakeLists.txt", "rdma_man_pages(\n"),
          (r"tests/(\w+\.py)", "tests/CMakeLists.txt", "rdma_python_test(tests\n"))
 # (pattern of our new file, upstream's file, pattern of a place, text). The text is inserted after
-# the last match of the place, unless the file has it already. {0} and {1} are the groups of the
+# the last match of the place, if the file does not have it yet. {0} and {1} are the groups of the
 # first pattern.
 INSERTED = ((r"((.+)/\w+)/CMakeLists\.txt", "CMakeLists.txt", r"\nadd_subdirectory\({1}[/)].*",
              "\nadd_subdirectory({0})"),
@@ -245,7 +245,7 @@ def with_entry(text, beginning, entry):
 
 
 def with_insertion(text, where, new):
-    """The text with `new` after the last match, unless it has this line already."""
+    """The text with `new` after the last match, if it does not have this line yet."""
     if new + "\n" in text:
         return text
     places = [found.end() for found in re.finditer(where, text)]

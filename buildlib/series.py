@@ -4,7 +4,7 @@
 
 Why: this repository has patches and whole new files, which are easy to work on, but a maintainer
 reads commits. Each patch becomes one commit: its diff, the new files that its header names
-(Overlay-Files:), and its text without the parts about the overlay; and each commit becomes a mail.
+(Overlay-Files:), and its text without the parts about the overlay. Each commit becomes a mail.
 Each topic of the kernel is one series, with the cover letter in the topic's folder. The fixes are
 two series: fixes for stable kernels, with the fixes that they stand on (for-rc), and all other
 fixes (for-next). If a topic needs mails of other topics, they are in the folder "needs".
@@ -167,7 +167,7 @@ def plain_tree(place, upstream="linux"):
 
 
 def missing_files(patches, upstream="linux"):
-    """New files that belong to no patch, so that the series would lack them."""
+    """New files that no patch names, so the series would lack them."""
     if fetch.family(upstream) == "rdma-core":
         return rdma_core_series.missing(patches, upstream)
     brought = {name for one in patches for name in one.new_files}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * What the examples need besides registrations, for C and C++: an RC connection, whose
+ * The part of the examples besides registrations, for C and C++: an RC connection, whose
  * addresses the caller exchanges, and a write through it. iWARP does not work, because
  * only the connection manager (librdmacm) connects its queue pairs. All functions end
  * the process on an error; mpirun then ends the job.

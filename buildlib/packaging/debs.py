@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The Debian packages of the library half, by upstream's own packaging (debian/ in its tarball).
 
-The version is Debian's, then "+mrnotify", our revision, and the release on which it was built:
+The version is Debian's, then "+mrnotify", our revision, and the release on which it was built.
 56.1-1+mrnotify3~deb12u1 sorts above Debian 12's 44.0-2 and above trixie's 56.1-1 with its rebuilds
-(+b1) and updates (+deb13u1); below 56.1-2, which Debian would build from other sources; and below
-the same packages built on a later release. REVISION is the revision of the next release.
+(+b1) and updates (+deb13u1). It sorts below 56.1-2, which Debian would build from other sources,
+and below the same packages built on a later release. REVISION is the revision of the next release.
 """
 import email.utils
 import glob
@@ -138,8 +138,8 @@ def add_changelog_entry(tree, total):
 
 
 def environment(tree, when):
-    """The build's environment. From the caller's shell it has only the folder of the compiler
-    cache."""
+    """The build's environment. It takes only the folder of the compiler cache from the caller's
+    shell."""
     kept = {name: value for name, value in os.environ.items()
             if name in ("HOME", "TMPDIR") or name.startswith("CCACHE_")}
     env = {**kept, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8",
@@ -168,7 +168,7 @@ def build(tree, env):
 
 
 def packages():
-    """The packages that were made last, or none. The stamp lists them after the sum."""
+    """The packages that were made last, or none. The stamp has the sum, then their names."""
     try:
         with open(os.path.join(PLACE, "debs.stamp"), encoding="utf-8") as text:
             total, *names = text.read().splitlines()
@@ -194,7 +194,7 @@ def make():
         for path in made:
             os.unlink(path)
         for path in glob.glob(os.path.join(work, "src/*.deb")):
-            os.unlink(path)  # of an interrupted build
+            os.unlink(path)  # left by an interrupted build
         tree = fetch.fetch(name, work, source, update=True)
         overlay.overlay(name, tree, copy=True)
         rename(tree, renamed())
