@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * The interface of MR notification. The RDMA core calls these functions when it
- * registers, re-registers or destroys an MR or releases a umem, and reads the
- * capability bits. Drivers show the counters of a device and the state of an MR.
+ * registers, re-registers or destroys an MR, releases a umem, or reads the
+ * capability bits. Drivers call these functions to show the counters of a device
+ * and the state of an MR.
  * Without CONFIG_INFINIBAND_MR_NOTIFY the functions do nothing.
  */
 #ifndef IB_UMEM_NOTIFY_H

@@ -5,8 +5,8 @@
  * ends trackers; umem_notify.h lists the other files.
  *
  * A tracker is put into the tree of its address space either before the driver pins
- * the first page (IB_UVERBS_ACCESS_TRACK), or when the MR is armed. It stays until
- * the umem is released.
+ * the first page (IB_UVERBS_ACCESS_TRACK), or when the MR is armed. The tracker stays
+ * in the tree until the umem is released.
  *
  * If the pages were pinned first and tracked later, a change in between would be lost:
  *
@@ -22,9 +22,10 @@
  * with its whole range SUSPECT.
  *
  * Only settling waits for an invalidation. No function here waits for another process
- * or device. A call of the owner's process holds the mutex of a tracker until the call
- * ends. The worker holds it while the driver revokes the MR, and while it compares
- * pages; when another caller wants the mutex (@mutex_wanted), the worker stops after a batch.
+ * or another device. A call of the owner's process holds the mutex of a tracker until the
+ * call ends. The worker holds the mutex while the driver revokes the MR, and while the
+ * worker compares pages. If another caller wants the mutex (@mutex_wanted), the worker
+ * stops comparing after a batch.
  */
 
 #include <linux/mm.h>
@@ -33,7 +34,7 @@
 #include "umem_notify.h"
 #include "umem_notify_trace.h"
 
-/* Replaces a tracker that has ended after its pages were unpinned. */
+/* In umem->notify: the tracker has ended after its pages were unpinned. */
 #define UMEM_NOTIFY_REVOKED ERR_PTR(-EIO)
 
 /* The tracker of a umem, or NULL. */
@@ -115,8 +116,8 @@ static struct ib_umem_notify *umem_notify_create(struct ib_ucontext *context,
 }
 
 /*
- * Ends a tracker. Afterwards no task accesses the device, the word or the umem through it (see
- * umem_notify_queue.c). The word says INVALID unless the owner deregisters the MR.
+ * Ends a tracker. Afterwards no task uses the tracker to access the device, the word or the umem
+ * (see umem_notify_queue.c). The word says INVALID unless the owner deregisters the MR.
  */
 static void umem_notify_end(struct ib_umem_notify *n)
 {
@@ -168,7 +169,7 @@ static unsigned long last_addr(struct ib_umem *umem)
 	return first_addr(umem) + (ib_umem_num_pages(umem) << PAGE_SHIFT) - 1;
 }
 
-/* Returns the tracker of a umem. If a new one is created, its whole range is SUSPECT. */
+/* Returns the tracker of a umem, or creates a tracker whose whole range is SUSPECT. */
 static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem, struct ib_ucontext *context)
 {
 	struct ib_umem_notify *n = READ_ONCE(umem->notify), *other;
@@ -193,8 +194,8 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem, struct ib_uco
 /**
  * ib_mr_notify_track - Before a driver registers user memory
  * @context: The context that registers
- * @addr: Its user address
- * @length: Its length
+ * @addr: The user address of the memory
+ * @length: The length of the memory
  * @access: The access flags; IB_UVERBS_ACCESS_TRACK is removed, because it is only
  *	    for the core
  *
@@ -412,7 +413,7 @@ put_word:
 }
 EXPORT_SYMBOL(umem_notify_arm);
 
-/* Returns the tracker with its mutex held; -EINVAL unless this process has armed the MR. */
+/* Returns the tracker with its mutex held; -EINVAL if this process has not armed the MR. */
 static struct ib_umem_notify *umem_notify_take_armed(struct ib_mr *mr)
 {
 	struct ib_umem *umem = umem_notify_umem(mr);
@@ -443,8 +444,8 @@ DEFINE_CLASS(umem_notify_armed, struct ib_umem_notify *, umem_notify_let_go(_T),
 	     umem_notify_take_armed(mr), struct ib_mr *mr)
 
 /*
- * Restores a tracker and takes the lock. Restores it again if the VM took its pages in between.
- * If it returns 0, the lock is held.
+ * Restores a tracker and takes the lock. If the VM took the pages in between, restores the tracker
+ * again. If the function returns 0, the lock is held.
  */
 static int umem_notify_lock_restored(struct ib_umem_notify *n)
 {
@@ -463,17 +464,18 @@ static int umem_notify_lock_restored(struct ib_umem_notify *n)
  * umem_notify_disarm - Take the word from an MR
  * @mr: The MR, kept by the caller's lock on its uobject
  *
- * The range stays tracked, so arming it again is cheap. A suspended MR is restored
- * first. An INVALID MR is revoked and unpinned. If its word is in use, or if the driver
- * fails for the moment, the device keeps the pages until the MR is deregistered, as if
- * the MR had never been armed.
+ * The range stays tracked, so arming the MR again is cheap. A suspended MR is restored
+ * first. An INVALID MR is revoked and unpinned. But if the word of an INVALID MR is in
+ * use, or if the driver fails for the moment, the device keeps the pages until the MR is
+ * deregistered, as if the MR had never been armed.
  *
- * Only the process that armed the MR may disarm it: a child has a copy of the word, and
- * the parent would go on reading a word that the kernel does not change any more. After
- * the end of the owner the word is INVALID, and there is nothing to disarm.
+ * Only the process that armed the MR may disarm it. If a child disarmed the MR, the parent
+ * would go on reading a word that the kernel does not change any more: the child has only
+ * a copy of the word. After the end of the owner the word is INVALID, and there is nothing
+ * to disarm.
  *
- * The worker does not visit a tracker that is not armed, so an INVALID tracker is
- * retired here. If it were retired before it is disarmed, an event would be lost:
+ * The worker visits only armed trackers, so an INVALID tracker is retired here. If the
+ * tracker were retired before it is disarmed, an event would be lost:
  *
  *   disarm                                another thread
  *   retire(): state is 0
@@ -484,9 +486,9 @@ static int umem_notify_lock_restored(struct ib_umem_notify *n)
  *
  * After armed = false no event makes the tracker INVALID.
  *
- * Return: 0, -EINVAL if it is not armed or the word is in another address space,
- * -EINTR, -EOPNOTSUPP, or an error of umem_notify_restore(). After an error it is still
- * armed.
+ * Return: 0, -EINVAL if the MR is not armed or the word is in another address space,
+ * -EINTR, -EOPNOTSUPP, or an error of umem_notify_restore(). After an error an armed MR is
+ * still armed.
  */
 int umem_notify_disarm(struct ib_mr *mr)
 {
@@ -523,19 +525,19 @@ EXPORT_SYMBOL(umem_notify_disarm);
  * umem_notify_settle - Compare the pages of a SUSPECT MR, restore a SUSPENDED MR
  * @mr: The MR, kept by the caller's lock on its uobject
  *
- * If this returns 0, the word shows the result of all events before the call: it says INVALID,
- * or the kernel's bits are 0. There are two exceptions: an event during the call makes the word
- * SUSPECT again, and the word stays SUSPECT if shared hugetlb memory can't be faulted in
- * (userfaultfd, PROT_NONE). A suspended MR has pages again. If the device can revoke, an INVALID
- * MR has been revoked. If its word is in use or the driver failed for the moment, the worker
- * tries again.
+ * If this returns 0, the word shows the result of all events before the call: the word says
+ * INVALID, or the kernel's bits are 0. There are two exceptions. An event during the call makes
+ * the word SUSPECT again. If shared hugetlb memory can't be faulted in (userfaultfd, PROT_NONE),
+ * the word stays SUSPECT. A suspended MR has pages again. If the device can revoke, an INVALID
+ * MR has been revoked. But if the word of an INVALID MR is in use, or the driver failed for the
+ * moment, the worker tries again.
  *
  * After -EAGAIN, -EINTR or -ENOMEM the MR is still SUSPECT or SUSPENDED, unless an event made it
  * INVALID.
  *
- * Return: 0, -EINVAL if it is not armed or the MR is another process's, -EINTR, -ENOMEM,
- * -EOPNOTSUPP; -EAGAIN if for a second an event was in progress or a file was locked; or
- * an error of umem_notify_restore().
+ * Return: 0; -EINVAL if the MR is not armed or belongs to another process; -EINTR; -ENOMEM;
+ * -EOPNOTSUPP; -EAGAIN if an event was in progress or a file was locked for a second; or an
+ * error of umem_notify_restore().
  */
 int umem_notify_settle(struct ib_mr *mr)
 {
@@ -558,9 +560,9 @@ EXPORT_SYMBOL(umem_notify_settle);
  * umem_notify_suspend_now - Unpin the pages of an idle registration
  * @mr: The MR, kept by the caller's lock on its uobject
  *
- * Return: 0, also if it is SUSPENDED or INVALID already. -EBUSY: its word is in use, or
- * changed during the call. -EINVAL: it is not armed, or armed without reclaim, or the MR
- * is another process's. -EOPNOTSUPP: the device can't restore it. -EINTR.
+ * Return: 0, also if the MR is SUSPENDED or INVALID already. -EBUSY: the word is in use,
+ * or changed during the call. -EINVAL: the MR is not armed, is armed without reclaim, or
+ * belongs to another process. -EOPNOTSUPP: the device can't restore the MR. -EINTR.
  */
 int umem_notify_suspend_now(struct ib_mr *mr)
 {
@@ -581,15 +583,15 @@ int umem_notify_suspend_now(struct ib_mr *mr)
 EXPORT_SYMBOL(umem_notify_suspend_now);
 
 /*
- * Stops the worker from touching an MR while its driver changes or frees it. If another process
- * than the owner is the caller (!@own), sets INVALID in the word. If the owner re-registers the
- * MR and this ends the umem, umem_notify_end() sets INVALID.
+ * Stops the worker from touching an MR while its driver changes or frees the MR. If the caller is
+ * not the owner's process (!@own), sets INVALID in the word. If the owner re-registers the MR and
+ * the umem ends, umem_notify_end() sets INVALID.
  */
 static void umem_notify_hold(struct ib_umem_notify *n, bool own, bool ends)
 {
 	guard(umem_notify_take)(n);
 	guard(umem_notify)(n);
-	/* A re-registration that returns another MR deregisters the old MR at its end. */
+	/* If a re-registration returns another MR, it finally deregisters the old MR. */
 	n->quiet = own && ends && !n->held;
 	n->held = true;
 	if (!own && n->armed)
@@ -636,9 +638,9 @@ void ib_mr_notify_unhold(struct ib_mr *mr)
 EXPORT_SYMBOL(ib_mr_notify_unhold);
 
 /*
- * The driver could not deregister an MR that must end, because its context or its device ends.
- * uverbs may drop the MR: then the device is freed, and MR and umem are leaked. So the tracker
- * must end, too. If the pages are unpinned, the umem gets a mark that says so.
+ * The context or the device of an MR ends, but the driver could not deregister the MR. uverbs may
+ * drop the MR: then the device is freed, and MR and umem are leaked. So the tracker must end. If
+ * the pages are already unpinned, UMEM_NOTIFY_REVOKED replaces the tracker.
  *
  *   its context is closed                 the worker
  *   dereg_mr: -EBUSY, also the last time
@@ -657,13 +659,13 @@ static void umem_notify_abandon(struct ib_umem_notify *n)
 
 /**
  * ib_mr_notify_dereg - Deregister an MR that may be armed
- * @why: The reason. The word of an armed MR then says INVALID, unless the process that
- *	 registered the MR is the caller
+ * @why: The reason. Unless the owner's process destroys the MR (RDMA_REMOVE_DESTROY), the
+ *	 word says INVALID
  * @mr: The MR, its uobject held exclusively
  * @udata: As for ib_dereg_mr_user()
  *
- * Another process may call this, because it has the file: a forked child, or a process
- * that received the file. The owner of the MR still reads the word.
+ * Another process that has the file may call this: a forked child, or a process that
+ * received the file. Then the owner of the MR still reads the word.
  *
  * If the driver refuses (a memory window is bound to the MR), the MR stays
  * armed, unless its context or its device ends.
@@ -681,7 +683,7 @@ int ib_mr_notify_dereg(enum rdma_remove_reason why, struct ib_mr *mr,
 	ret = ib_dereg_mr_user(mr, udata);
 	if (!ret || !n)
 		return ret;
-	/* If an abort of a registration fails, the MR stays as if the registration succeeded. */
+	/* If a registration can't be aborted, the MR stays, as if the registration succeeded. */
 	if (why == RDMA_REMOVE_DESTROY || why == RDMA_REMOVE_ABORT)
 		ib_mr_notify_unhold(mr);
 	else

@@ -36,7 +36,7 @@
 #define SUSPECT IB_UVERBS_MR_NOTIFY_SUSPECT
 #define SUSPENDED IB_UVERBS_MR_NOTIFY_SUSPENDED
 
-/* The pinned page of a word; the word is eight bytes at an offset in it. */
+/* The pinned page of a word. The word is eight bytes at an offset in the page. */
 struct umem_notify_word_page;
 
 /* How an MR is armed */
@@ -67,9 +67,9 @@ u64 umem_notify_word_read(const struct ib_umem_notify *n);
 #define UMEM_NOTIFY_PATIENCE HZ
 
 /*
- * The suspect pages of a range of at most 64 << shift pages: a page is suspect if it is
- * in [first, end) and the bit of its chunk is set. So one event marks exactly its pages,
- * and two distant events do not mark the chunks between them.
+ * The suspect pages of a range. The range has at most 64 chunks of 1 << shift pages. A page is
+ * suspect if it is in [first, end) and the bit of its chunk is set. So one event marks exactly
+ * its pages, and two distant events do not mark the chunks between them.
  */
 struct umem_notify_suspects {
 	u64 chunks;
@@ -82,7 +82,7 @@ struct umem_notify_comparison {
 	struct umem_notify_suspects suspects;
 	bool worker; /* the caller is the worker, which does not wait for locks or fault pages in */
 	unsigned long until; /* a system call waits until this time, in jiffies */
-	/* A device may have exclusive access to a page, so the page is not mapped. */
+	/* A page may be absent because a device has exclusive access to the page. */
 	bool exclusive;
 	/* The worker stops as soon as this is set. */
 	const bool *stop;
@@ -165,18 +165,18 @@ struct umem_notify_queue {
 
 /* One run of the worker through its list */
 struct umem_notify_run {
-	bool rests; /* it compares no pages */
+	bool rests; /* the worker compares no pages */
 	u64 took; /* the time for comparing and scanning, in nanoseconds */
 };
 
 /*
  * The tracker, one for each watched MR. @mutex is taken before mmap_lock and the inode
  * locks. Only system calls wait for @mutex: all other callers use trylock. A field marked "mutex
- * and lock" is written under both and read under either, so a trace event or netlink does
+ * and lock" is written under both locks and read under either. So a trace event or netlink does
  * not wait for a settle that faults pages in.
  *
- * An unmap may visit 10,000 trackers in a row. So the fields that it uses come first: to
- * read @umem, for example, costs another cache line.
+ * An unmap may visit 10,000 trackers in a row. So the fields that an unmap uses come first:
+ * reading @umem, for example, costs another cache line.
  */
 struct ib_umem_notify {
 	struct interval_tree_node range; /* lock */
@@ -193,7 +193,7 @@ struct ib_umem_notify {
 	bool exclusive : 1; /* lock: a device once had exclusive access to a page */
 	bool written : 1; /* lock: the word was in use during an event that may be MADV_FREE */
 	bool reserved : 1; /* lock: a task will retire it, by @link or @task_work */
-	u8 refs : 7; /* lock: of the umem, the worker, and this task */
+	u8 refs : 7; /* lock: of the umem, of each visit, of the task that reserved it */
 	u16 word; /* lock: offset in @word_page */
 	u16 lru_hash; /* lock: hash of the application's bits at the last scan that found a use */
 	u32 lru_time; /* lock: the time of this scan, in jiffies */
@@ -208,7 +208,7 @@ struct ib_umem_notify {
 	};
 
 	struct ib_umem *umem; /* NULL until the pages are pinned; the lock protects it until then */
-	struct ib_mr *mr; /* mutex and lock: NULL if it is not armed, so it can't be retired */
+	struct ib_mr *mr; /* mutex and lock; NULL: the tracker is not armed, and can't be retired */
 	struct mutex mutex;
 	struct list_head lru; /* the list's lock, see umem_notify_reclaim.c */
 };

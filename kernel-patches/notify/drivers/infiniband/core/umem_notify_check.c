@@ -13,27 +13,26 @@
  *  absent, private        changed: the kernel does not unmap a pinned anonymous
  *                         page from its address (fork copies it for the child;
  *                         swap, migration and KSM leave it alone). There are
- *                         two exceptions. A device may take exclusive access
- *                         to a page for a while: if this ever happened, fault
- *                         the page back in. A huge page of hugetlbfs is absent
- *                         for a moment while its access rights change (see
- *                         unlock_mm()).
+ *                         two exceptions. If a device ever took exclusive
+ *                         access to a page, the page is faulted in and compared.
+ *                         A huge page of hugetlbfs is absent for a moment while
+ *                         its access rights change (see unlock_mm()).
  *  absent, shared memory  intact if the pinned page is still the file's page
- *                         at this offset. The lookup holds the inode's locks, so
- *                         a truncation or hole punch in progress has ended, and
- *                         a later one sends its own event. But hugetlbfs sends
- *                         this event only to mappings that map the page: so a
- *                         system call faults the page in, and the worker leaves
- *                         the tracker SUSPECT.
- *  absent, other file     this mapping can only be pinned for reading, and
- *                         an unmapped clean page may leave the page cache
- *                         without an event: fault the page in and compare.
+ *                         at this offset. The lookup holds the inode's locks. So
+ *                         an earlier truncation or hole punch has ended, and a
+ *                         later truncation or hole punch sends its own event.
+ *                         But hugetlbfs sends this event only to mappings that
+ *                         map the page. So for hugetlbfs a system call faults
+ *                         the page in, and the worker leaves the tracker SUSPECT.
+ *  absent, other file     the page is faulted in and compared. Such a mapping can
+ *                         only be pinned for reading, and an unmapped clean page
+ *                         may leave the page cache without an event.
  *
  * The answer holds at the time of the comparison. The caller handles later events.
  *
  * Each lock is held for at most LOCK_BATCH pages, because mmap_lock blocks mmap
  * and munmap of the owner's other threads, and the inode's locks block writers
- * of the file. A change of the mapping between two holds is an event.
+ * of the file. If the mapping changes while the lock is released, this is an event.
  */
 
 #include <linux/fs.h>
@@ -52,11 +51,11 @@
 #define LOCK_BATCH 512
 /*
  * The number of faults for a page that is absent again after a fault. Reclaim may have taken the
- * page. But some mappings have pages that can't be pinned, so no fault makes them present.
+ * page. But some mappings have pages that can't be pinned: such a page is absent after each fault.
  */
 #define MOST_FAULTS 8
 
-/* check_locked(): compare this page again with mmap_lock held for writing, see unlock_mm(). */
+/* Result of check_locked(): compare again with mmap_lock held for writing, see unlock_mm(). */
 #define ASK_ALONE 2
 
 /* Iterates over the pinned pages, starting at an address. */
@@ -86,7 +85,7 @@ static struct page *pinned_iter_next(struct pinned_iter *iter)
 
 /*
  * Returns how many of the mapped pages are the pinned pages, up to the first difference. Marks
- * them dirty: the event may have been MADV_FREE, and the device continues to write
+ * these pages dirty: the event may have been MADV_FREE, and the device continues to write
  * (umem_notify_retire.c).
  */
 static long same_pages(struct pinned_iter *iter, struct page **pages, long nr)
@@ -115,8 +114,8 @@ static bool is_shared_hugetlb(const struct vm_area_struct *vma)
 /*
  * Compares shared memory that is not mapped: moves @iter over the pages that the file still has
  * at their offsets. The caller holds mmap_lock, which protects the mapping, and so the file.
- * This function must not wait for the inode's locks, because their holder may wait for a page
- * fault, which needs mmap_lock.
+ * This function must not wait for the inode's locks, because the task that holds them may wait for
+ * a page fault, which needs mmap_lock.
  *
  * No reference to the file is taken, because dropping the last reference closes the file:
  *
@@ -163,8 +162,8 @@ unlock:
 /*
  * @alone: mmap_lock is held for writing. PAGEMAP_SCAN and userfaultfd unmap a page of private
  * hugetlb memory for a moment to change its access rights, and hold mmap_lock for reading. So
- * if such a page is absent, check_locked() compares it again with @alone. If the page is
- * absent again, it is not mapped any more.
+ * if such a page is absent, check_locked() compares it again with @alone. A page that is
+ * absent then, too, is not mapped any more.
  *
  * PAGEMAP_SCAN and userfaultfd also hold i_mmap_rwsem. Taking i_mmap_rwsem instead of @alone
  * would deadlock:
@@ -186,8 +185,8 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
 }
 
 /*
- * With @alone this function takes the rwsem itself, because mmap_write_lock() has no trylock.
- * This is safe, because the holder changes no mapping.
+ * With @alone this function takes the rwsem of mmap_lock directly, because mmap_write_lock() has
+ * no trylock. This is safe, because no mapping is changed under the lock.
  *
  * mm_users is not incremented: with mmget() the parent would see the exit of the owner too early:
  *
@@ -248,8 +247,9 @@ static int fault_back(struct mm_struct *mm, unsigned long addr)
 }
 
 /*
- * Compares one huge page of shared hugetlb memory: if it is the file's page, faults it in and
- * compares again. The worker must not fault it in, so for the worker the answer is unknown.
+ * Compares one huge page of shared hugetlb memory. If the pinned page is the file's page, a system
+ * call faults it in and compares again. The worker must not fault the page in, so for the worker
+ * the answer is unknown.
  *
  * The page tables of shared hugetlb memory are not walked: GUP takes a lock of the mapping,
  * which an exit may free:
@@ -265,8 +265,8 @@ static int fault_back(struct mm_struct *mm, unsigned long addr)
  *
  * Such a mapping maps only pages of its file. So the pinned pages are compared with the pages
  * of the file, as if no page were mapped. A page of the file counts as intact only after it
- * was faulted in. The reason: if a hole punch can't take the lock of a mapping, it sends an event
- * only if the mapping maps the page:
+ * was faulted in, because a hole punch that can't take the lock of a mapping sends an event only
+ * if the mapping maps the page:
  *
  *   the owner drops another page          hole punch
  *   hugetlb_zap_begin(): has the lock
@@ -317,8 +317,8 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 		huge = is_vm_hugetlb_page(vma);
 		shared = vma->vm_file && vma->vm_flags & VM_MAYSHARE;
 		/*
-		 * A mapping of another kind has replaced the mapping. With @alone this function
-		 * must not fault in a page.
+		 * A mapping of another kind has replaced the mapping. The caller compares again
+		 * without @alone, because with @alone this function must not fault in a page.
 		 */
 		if (alone && (!huge || shared))
 			return 0;
@@ -360,7 +360,7 @@ static int check_locked(struct mm_struct *mm, struct pinned_iter *iter, unsigned
 }
 
 /*
- * Another task holds a lock of a file. It may wait for a page that the caller's own process
+ * Another task holds a lock of a file. This task may wait for a page that the caller's own process
  * has to supply (userfaultfd, FUSE), so the caller waits only until @cmp->until.
  */
 static int wait_for_file(const struct umem_notify_comparison *cmp)

@@ -6,16 +6,16 @@
  * A callback takes leaf locks, sets bits, and does not wait. The pages of an unused
  * registration are unpinned soon afterwards, by the process that caused the event:
  *
- *  munmap  the calling task revokes and unpins the MRs that it made INVALID, on its way
- *          back to user mode, where it holds no lock of the mm. So the pages are free when
- *          munmap() returns, for example for the pool of huge pages, or in a memory cgroup
- *          at its limit.
+ *  munmap  before the calling task returns to user mode, it revokes and unpins the MRs that
+ *          it made INVALID. At that time it holds no lock of the mm. So the pages are free
+ *          when munmap() returns, for example for the pool of huge pages, or in a memory
+ *          cgroup at its limit.
  *  fork    copies pinned pages for the child. So the callback unpins idle MRs before the
  *          copy, if the device's revoke does not sleep and the device can restore the
  *          MRs.
  *
- * If another process causes the event, or a task that does not return to user mode, the
- * worker revokes and unpins.
+ * If the cause of the event is another process, or a task that does not return to user
+ * mode, the worker revokes and unpins.
  *
  * There is no event for a fork. dup_mmap() sends PROTECTION_PAGE for each private mapping,
  * or CLEAR if the mapping has huge pages of hugetlbfs. If these events have another cause,
@@ -123,8 +123,8 @@ static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_ra
  * @changes: the event may replace pages. @fork: a fork may copy pages next, so idle MRs are
  * unpinned.
  *
- * A CLEAR may be both. If it suspended a tracker without adding to @suspects, the event would
- * be lost:
+ * A CLEAR may be both. If a CLEAR suspended a tracker, but did not add to @suspects, the event
+ * would be lost:
  *
  *   MADV_DONTNEED of a huge page          another thread
  *   SUSPENDED; still pinned

@@ -5,9 +5,9 @@
  *
  * Each address space has one MMU notifier, for any number of registrations. A tracker
  * enters and leaves the tree under the lock, so registering and deregistering do not
- * wait for an invalidation. Interval notifiers, one for each registration, would have to
- * wait until no invalidation of the address space is in progress, and another process
- * that shares a file can keep invalidations going as long as it likes.
+ * wait for an invalidation. An interval notifier for each registration would have to wait
+ * until no invalidation of the address space is in progress. Another process that shares
+ * a file can keep invalidations in progress as long as it likes.
  */
 
 #include <linux/mmu_notifier.h>
@@ -26,12 +26,12 @@ static atomic_t umem_notify_nr_spaces;
 
 /**
  * umem_notify_mm_begin - An event that may replace pages begins
- * @space: The address space, its lock held since before the tree is searched
+ * @space: The address space, its lock held; the caller searches the tree afterwards
  * @start: The first address
  * @last: The last address
  *
- * The MMU notifier is called before the page tables change. It does not see a tracker
- * that is inserted after the call:
+ * The MMU notifier is called before the page tables change. The notifier does not see a
+ * tracker that is inserted after the call:
  *
  *   ib_mr_notify_track()                  another thread
  *                                         invalidate_range_start(): searches the tree
@@ -41,10 +41,10 @@ static atomic_t umem_notify_nr_spaces;
  *                                         invalidate_range_end()
  *                                         [word never set: P stays registered]
  *
- * So an event has a slot from its start to its end. The event takes the slot and
- * searches the tree under one hold of the lock. A tracker is inserted, and checks the
- * slots, under one hold of the lock. So either the event sees the tracker, or the
- * tracker sees the event and starts as SUSPECT.
+ * So an event has a slot from its start to its end. The event takes the slot before it
+ * searches the tree. A tracker is inserted, and checks the slots, under one hold of the
+ * lock. So either the event sees the tracker, or the tracker sees the event and starts
+ * as SUSPECT.
  *
  * An event that finds no free slot counts as an event of all pages.
  */
@@ -261,10 +261,11 @@ static void space_register(struct work_struct *work)
  * umem_notify_mm_get - The space of the current process
  * @ops: The callbacks of its MMU notifier
  *
- * The first call for an address space takes all its locks. mm_take_all_locks() gives up if
+ * The first call for an address space calls mm_take_all_locks(). This function gives up if
  * the calling task has to do something before it returns to user mode (a signal, io_uring
- * work, the freezer, a debugger). It takes long in an address space with many mappings, so
- * frequent signals would make it fail each time. So a kworker calls it, which gets no signals.
+ * work, the freezer, a debugger). If the address space has many mappings, taking all locks
+ * takes long, and frequent signals would make each call fail. So a kworker makes the call,
+ * because a kworker gets no signals.
  *
  * Context: Process context, no mm lock held.
  *

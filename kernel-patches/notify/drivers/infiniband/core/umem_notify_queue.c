@@ -5,19 +5,19 @@
  * Each context has a worker with one list. The worker visits all trackers on the list. A
  * tracker that needs another visit stays on the list, and the delay before the next visit
  * doubles. Each device has a workqueue, so a device that does not answer delays only its own
- * MRs. The workqueue has a rescuer, because reclaim needs it to unpin pages.
+ * MRs. The workqueue has a rescuer, because reclaim needs the worker to unpin pages.
  *
  * CPU TIME
  *
- * The CPU time of the worker is not charged to the process. So after comparing pages or
- * scanning for idle trackers, all workers of the address space rest for REST times as long:
- * they use at most a hundredth of a CPU, however many events come. Revoking and unpinning do
- * not count, because pinning the pages was charged to the process.
+ * The CPU time of the worker is not charged to the process. So after a worker has compared
+ * pages or scanned for idle trackers, all workers of the address space rest for REST times as
+ * long. They use at most a hundredth of a CPU, however many events come. The time of revoking
+ * and unpinning does not count, because pinning the pages was charged to the process.
  *
  * REFERENCES
  *
- * A task that will visit a tracker without a lock has a reference. umem_notify_end()
- * disarms the tracker, and waits only for its mutex:
+ * Before a task releases the lock and visits a tracker, it takes a reference.
+ * umem_notify_end() disarms the tracker, and waits only for its mutex:
  *
  *   worker                                umem_notify_end()
  *   lock; takes n off the list;
@@ -28,8 +28,8 @@
  *   puts the reference: frees n
  *
  * So umem_notify_end() does not wait until a task with a reference has visited the tracker.
- * Such a wait could deadlock: an unmap may remove the last mapping of the device's file, and
- * the release of the file is task_work of the same task, which runs first:
+ * Such a wait could deadlock. An unmap may remove the last mapping of the device's file. Then
+ * the release of the file is task_work of the same task, and runs before the tracker's task_work:
  *
  *   munmap of the range and of a page of the device
  *   UNMAP: n is task_work
@@ -119,9 +119,9 @@ void umem_notify_queue_retire(struct ib_umem_notify *n)
 }
 
 /*
- * Compares the pages of a SUSPECT tracker. Suspends it instead if it is idle and can be restored:
- * the event may have been MADV_FREE, and the kernel does not see the next use of a registration
- * whose word is 0. Returns true if the worker has to try again.
+ * Compares the pages of a SUSPECT tracker. If the tracker is idle and can be restored, suspends it
+ * instead: the event may have been MADV_FREE, and the kernel does not see the next use of a
+ * registration whose word is 0. Returns true if the worker has to try again.
  */
 static bool queue_compare(struct ib_umem_notify *n, struct umem_notify_run *run)
 {
@@ -142,7 +142,8 @@ static bool queue_compare(struct ib_umem_notify *n, struct umem_notify_run *run)
 /**
  * umem_notify_queue_visit - Retire a tracker now
  * @n: The tracker; may be freed. Its space's lock is held, released, and taken again
- * @run: The worker's run, which also compares the pages of a SUSPECT tracker; NULL for others
+ * @run: The worker's run, which also compares the pages of a SUSPECT tracker; NULL if the
+ *	 caller is not the worker
  *
  * If another task has the tracker's mutex, the worker tries again.
  *
@@ -211,7 +212,7 @@ static void queue_task_work(struct callback_head *work)
  * umem_notify_queue_current - Let this task retire a tracker before it returns to user mode
  * @n: The tracker, its space's lock held
  *
- * Return: true if this task, or another task that has reserved it, will retire it.
+ * Return: true if this task, or another task that has reserved the tracker, will retire it.
  */
 bool umem_notify_queue_current(struct ib_umem_notify *n)
 {
@@ -378,7 +379,7 @@ void ib_mr_notify_close(struct ib_ucontext *context)
 
 	if (!q)
 		return;
-	cancel_delayed_work_sync(&q->worker); /* it uses the device and its workqueue */
+	cancel_delayed_work_sync(&q->worker); /* the worker uses the device */
 	umem_notify_queue_put(q);
 }
 EXPORT_SYMBOL(ib_mr_notify_close);

@@ -11,21 +11,22 @@
  * and gives them to the device under the same keys.
  *
  * If the device's revoke does not sleep, the shrinker revokes and unpins, because this
- * takes no lock that a task in reclaim may hold. If the revoke sleeps, the worker does.
+ * takes no lock that a task in reclaim may hold. If the revoke sleeps, the worker revokes
+ * and unpins.
  *
  * The shrinker skips a registration that was used since the last scan. If the word of a
  * process always says "in use", only this process is affected: its pages stay pinned
  * and charged.
  *
- * Taking a memory block offline also tries to move pinned pages, again and again. The first
- * try is an event, and the worker suspends the idle trackers.
+ * When a memory block goes offline, the VM tries to move pinned pages, again and again. The
+ * first try is an event, and the worker suspends the idle trackers.
  *
  * LOCKS
  *
  * The list's lock is taken before the space's lock. So no MMU callback changes the list.
- * An INVALID tracker leaves the list when the tracker ends, or when the shrinker finds it
- * with its pages unpinned. A tracker that a fork suspended leaves the list when the
- * shrinker finds it.
+ * An INVALID tracker leaves the list when the tracker ends, or when the shrinker finds that
+ * the tracker has no word any more. A tracker that a fork suspended leaves the list when the
+ * shrinker finds the tracker.
  */
 
 #include <linux/list_lru.h>
@@ -38,7 +39,7 @@
 #include "umem_notify_compat.h"
 #include "umem_notify_trace.h"
 
-/* The number of registrations from which the size of all idle ones is estimated */
+/* The number of registrations from which the pages of the whole list are estimated */
 #define SAMPLE 32
 /* The most pages of another process's registration that the shrinker itself unpins */
 #define MOST_OF_OTHERS 1024
@@ -58,8 +59,8 @@ struct shrink_walk {
 
 /*
  * Does the caller unpin the pages itself? Yes, if the tracker belongs to the caller's process, if
- * the caller's process is in the memory cgroup that is short, or if the pages are few. Unpinning
- * 64 GiB takes long, so a process should not do it for another process.
+ * the caller's process is in the memory cgroup that is short of memory, or if the pages are few.
+ * Unpinning 64 GiB takes long, so a process should not unpin for another process.
  */
 static bool shrink_retires(const struct ib_umem_notify *n, const struct shrink_control *sc)
 {
@@ -126,7 +127,7 @@ static enum lru_status sample_one(struct list_head *item,
 
 UMEM_NOTIFY_WALK(sample_one)
 
-/* Counts pages: a registration of 1 GiB must count more than one of 4 KiB. */
+/* Counts pages: a registration of 1 GiB must count more than a registration of 4 KiB. */
 static unsigned long count_idle(struct shrinker *s, struct shrink_control *sc)
 {
 	unsigned long nr = list_lru_shrink_count(&idle, sc);
@@ -173,8 +174,8 @@ static unsigned long shrink_idle(struct shrinker *s, struct shrink_control *sc)
 }
 
 /**
- * umem_notify_lru_add - From now on the VM may take the pages of a tracker when it is idle
- * @n: The tracker, armed, its mutex held; if it is INVALID, it may have no pages
+ * umem_notify_lru_add - From now on the VM may take the pages of a tracker that is idle
+ * @n: The tracker, armed, its mutex held; an INVALID tracker may have no pages
  */
 void umem_notify_lru_add(struct ib_umem_notify *n)
 {
@@ -258,11 +259,11 @@ static void end_suspension(struct ib_umem_notify *n)
 
 /**
  * umem_notify_restore - Give a suspended registration pages again
- * @n: The tracker, its mutex held by a system call of its owner; it must not be @held
+ * @n: The tracker, its mutex held by a system call of its owner; not @held
  *
- * Return: 0, and it is not SUSPENDED any more; it is INVALID if the pages that
- * the range maps can't be pinned. After -ENOMEM (also: RLIMIT_MEMLOCK), -EINTR or
- * -EAGAIN it is still SUSPENDED.
+ * Return: 0: the tracker is not SUSPENDED any more. If the pages that the range maps
+ * can't be pinned, the tracker is INVALID. After -ENOMEM (also: RLIMIT_MEMLOCK), -EINTR or
+ * -EAGAIN the tracker is still SUSPENDED.
  */
 int umem_notify_restore(struct ib_umem_notify *n)
 {
@@ -273,7 +274,7 @@ int umem_notify_restore(struct ib_umem_notify *n)
 	if (umem_notify_state(n) != SUSPENDED)
 		return 0;
 
-	/* If the worker has not come yet, the pages are still pinned. */
+	/* If the tracker was not retired yet, the pages are still pinned. */
 	ret = n->revoked ? give_pages(n) : 0;
 	trace_mr_notify_restore(n, ret);
 	if (ret == -EPERM) /* RLIMIT_MEMLOCK is 0 */
@@ -292,7 +293,7 @@ int umem_notify_restore(struct ib_umem_notify *n)
 }
 
 /*
- * Allocates from a slab cache, by which the list finds the memory cgroup of an object.
+ * Allocates from a slab cache, so that the list can find the tracker's memory cgroup.
  * kmem_cache_alloc_lru() makes sure that the list has a part for this memory cgroup.
  */
 struct ib_umem_notify *umem_notify_tracker_alloc(void)
@@ -308,7 +309,7 @@ struct ib_umem_notify *umem_notify_tracker_alloc(void)
 
 /*
  * Called when ib_uverbs is unloaded and no umem is left, and when ib_umem_notify_init()
- * fails. So each function that this calls must accept NULL or an empty object.
+ * fails. So each function called here must accept NULL or an empty object.
  */
 void ib_umem_notify_exit(void)
 {
@@ -319,7 +320,7 @@ void ib_umem_notify_exit(void)
 }
 EXPORT_SYMBOL(ib_umem_notify_exit);
 
-/* When ib_uverbs is loaded */
+/* Called when ib_uverbs is loaded. */
 int ib_umem_notify_init(void)
 {
 	trackers = KMEM_CACHE(ib_umem_notify, 0);

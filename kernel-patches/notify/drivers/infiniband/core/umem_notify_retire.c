@@ -5,10 +5,10 @@
  *
  * USERS OF THE WORD
  *
- * An application that counts its users in the word names the bits (@in_use).
- * Then INVALID is set immediately, but the device keeps the pages while the
- * registration is in use, because a transfer may use only pages that are intact. If
- * the kernel read the word before it set INVALID, a transfer could fail:
+ * An application that counts its users in the word names the bits (@in_use). An event
+ * still sets INVALID immediately, but the device keeps the pages while the registration
+ * is in use, because a transfer may use only pages that are intact. If the kernel read
+ * the word before it set INVALID, a transfer could fail:
  *
  *   retire()                              the application
  *   word & in_use is 0
@@ -28,32 +28,33 @@
  *   word |= INVALID
  *   word & in_use is not 0: tries later
  *
- * The kernel sets INVALID and reads the word under the lock, in this order. All are
- * atomic operations on one word, so an addition that the read does not see comes
- * after INVALID.
+ * The kernel first sets INVALID and then reads the word, both under the lock. The
+ * addition, too, is an atomic operation on this word. So an addition that the read does
+ * not see comes after INVALID.
  *
  * The kernel does not learn when the last reference is dropped. The last user sees
- * INVALID in the instruction that drops it, and should deregister. Until then, the
- * worker reads the word again after 20 ms, 40 ms and so on, up to 2.56 s. Each settle
- * reads the word, too, and each event makes the worker read it soon. The worker stops
- * when the address space ends. Until then the page of the word stays pinned.
+ * INVALID in the instruction that drops the reference, and should deregister. As long as
+ * the word is in use, the worker reads it again after 20 ms, 40 ms and so on, up to
+ * 2.56 s. Each settle reads the word, too, and each event makes the worker read it soon.
+ * The worker stops when the address space ends. Until then the page of the word stays
+ * pinned.
  *
  * DIRTY PAGES
  *
  * The device may have written to the pages of a writable MR, and only PG_dirty records
- * this. ib_umem_release() sets it under the folio's lock, but an unmap, a fork or a task
- * in reclaim can't wait for this lock. A page with a long-term pin for writing is
+ * this. ib_umem_release() sets PG_dirty under the folio's lock, but an unmap, a fork or a
+ * task in reclaim can't wait for this lock. A page with a long-term pin for writing is
  * anonymous, of shmem or hugetlbfs, or of a file system that never writes it back. For
  * such a page it is enough to set PG_dirty, without the lock.
  *
  * The user of an idle registration may have freed the memory by MADV_FREE. Without a cache
  * the registration would have ended before MADV_FREE, and the VM could drop the pages when
- * memory is short. If unpinning set PG_dirty, the VM could not drop them. So for a
+ * memory is short. If unpinning set PG_dirty, the VM could not drop the pages. So for a
  * registration whose pages the VM may take, PG_dirty is set when the pages are pinned, and
  * not when they are unpinned. Only MADV_FREE makes a pinned page clean, and MADV_FREE is an
  * event:
  *
- *  - If the event finds the word in use, the device may write to the page later. All
+ *  - If the event finds the word in use, the device may write to the page later. So all
  *    pages are marked dirty when they are unpinned (@written).
  *  - If the event finds the word idle, the tracker becomes SUSPECT. The next user
  *    settles, and settling marks the intact pages dirty. This undoes MADV_FREE, as a new

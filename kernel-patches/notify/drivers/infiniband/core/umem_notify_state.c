@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The state of a tracker. While it is armed, its word has the same bits. Events raise
- * the state, settling lowers it.
+ * The state of a tracker. While the tracker is armed, its word has the same bits. Events
+ * raise the state, settling lowers it.
  *
  *  0          The range maps the pinned pages.
  *  SUSPECT    The pages in @suspects may have changed. Settling compares them. If all are
  *             the same pages, the new state is 0; if not, INVALID.
  *  SUSPENDED  The tracker was idle, and the VM has unpinned its pages, or is about to
  *             (umem_notify_reclaim.c). Settling pins the pages that the range maps at
- *             that time. The new state is 0 or SUSPECT; INVALID if it can't pin them.
+ *             that time. The new state is 0 or SUSPECT. If the pages can't be pinned,
+ *             the new state is INVALID.
  *  INVALID    Final. The kernel does not change the word any more. The
  *             device's access is revoked, and the pages are unpinned.
  *
  * An event raises the state in mmu_notifier_invalidate_range_start(): before the page
  * tables change, and before the system call returns. UNMAP and RELEASE certainly change
  * the pages. CLEAR and MIGRATE may leave the pages mapped (splitting a huge page is also a
- * CLEAR). So may mprotect() of a large range, which counts as an event because it may
- * unmap shared page tables of hugetlb memory.
+ * CLEAR). mprotect() of a large range is also an event that may leave the pages mapped: it
+ * may unmap shared page tables of hugetlb memory.
  */
 
 #include <linux/log2.h>
@@ -29,7 +30,7 @@
 /* How often one settle compares while events continue. The next settle continues. */
 #define MOST_ROUNDS 2
 
-/* The smallest chunks so that 64 of them cover the range */
+/* Base-2 logarithm of the pages in a chunk: the smallest chunk so that 64 chunks cover the range */
 static unsigned int shift_of(const struct ib_umem_notify *n)
 {
 	return max(order_base_2(umem_notify_pages(n)), 6) - 6;
@@ -131,9 +132,9 @@ void umem_notify_mark_suspect(struct ib_umem_notify *n, unsigned long start,
 }
 
 /*
- * Takes the suspect pages (@suspects) from the tracker, after all their events have ended; a system
- * call waits for the events. Returns 1, or 0 if the tracker is not SUSPECT; -EAGAIN if events
- * are in progress, -EINTR.
+ * Takes the suspect pages (@suspects) from the tracker, after all their events have ended. A system
+ * call waits for the events. Returns 1; 0 if the tracker is not SUSPECT; -EAGAIN if events are
+ * still in progress; -EINTR.
  *
  * Comparing before @suspects is cleared would lose a later event:
  *
@@ -210,7 +211,7 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
 	unsigned int shift = shift_of(n);
 
 	guard(umem_notify)(n);
-	/* The tracker was suspended during the comparison: the caller retires it. */
+	/* The tracker became INVALID or SUSPENDED during the comparison: the caller retires it. */
 	if (n->state != SUSPECT)
 		return true;
 	if (!verdict) {
@@ -235,7 +236,8 @@ static bool conclude(struct ib_umem_notify *n, int verdict,
  * Turns SUSPECT into 0 or INVALID.
  *
  * The first pass compares the pages of all events before the call. The second pass compares the
- * pages of the events during the first pass. So a call ends, and usually clears SUSPECT.
+ * pages of the events during the first pass. There are no more passes, so that a call ends. Two
+ * passes usually clear SUSPECT.
  */
 static int verify(struct ib_umem_notify *n, int patience)
 {
@@ -266,7 +268,7 @@ static int verify(struct ib_umem_notify *n, int patience)
 /**
  * umem_notify_verify - Turn SUSPECT into 0 or INVALID, if possible
  * @n: The tracker, its mutex held
- * @patience: How long it waits: UMEM_NOTIFY_PATIENCE, 0, or UMEM_NOTIFY_WORKER
+ * @patience: How long to wait: UMEM_NOTIFY_PATIENCE, 0, or UMEM_NOTIFY_WORKER
  *
  * Return: 0; -EAGAIN: events are in progress or another task holds a lock, and the
  * tracker is still SUSPECT; -EINTR, -ENOMEM.
@@ -275,7 +277,7 @@ int umem_notify_verify(struct ib_umem_notify *n, int patience)
 {
 	int ret;
 
-	/* A later event writes the word itself: see umem_notify_arm(). */
+	/* An event after this check writes the word itself: see umem_notify_arm(). */
 	if (umem_notify_state(n) != SUSPECT)
 		return 0;
 	ret = verify(n, patience);

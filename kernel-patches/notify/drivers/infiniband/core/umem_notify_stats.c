@@ -42,7 +42,7 @@ int umem_notify_device_get(struct ib_device *device)
 
 /**
  * umem_notify_count - Add to a counter of a device
- * @device: A device that umem_notify_device_get() succeeded for
+ * @device: A device for which umem_notify_device_get() succeeded
  * @stat: The counter
  * @nr: The number to add; negative for a gauge that goes down
  */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The trace events of MR notification: their one definition. */
+/* The only file that defines the trace events of MR notification. */
 
 #define CREATE_TRACE_POINTS
 

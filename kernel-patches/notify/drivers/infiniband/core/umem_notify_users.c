@@ -3,13 +3,13 @@
  * The users of a registration, which its word counts (@in_use), and its suspension while
  * it has no users.
  *
- * Using a registration changes no list. A scan detects a use, because the application's
- * bits of the word differ from the last scan.
+ * Using a registration changes no list. A scan detects that the registration was used,
+ * because the application's bits of the word have changed since the last scan.
  *
  * A SUSPENSION AND AN EVENT
  *
  * A suspension and an event both hold the space's lock. UNMAP and RELEASE turn SUSPENDED
- * into INVALID, and an INVALID tracker is not suspended. CLEAR and MIGRATE do not change
+ * into INVALID, and an INVALID tracker is never suspended. CLEAR and MIGRATE do not change
  * the word of a suspended tracker, because the pages that the range maps no longer matter.
  * But the pages stay pinned until the tracker is retired, and a settle may come first. So
  * these events still add to @suspects:
@@ -127,7 +127,7 @@ bool umem_notify_can_restore(const struct ib_umem_notify *n)
  *   compare-and-swap
  *                                         adds a reference, sees SUSPENDED: settles
  *
- * Return: true if it was idle, and is suspended.
+ * Return: true if the registration was idle, and is suspended now.
  */
 bool umem_notify_suspend(struct ib_umem_notify *n)
 {

@@ -7,28 +7,28 @@
  * sleep, writes through the kernel's own mapping. The words of a page share one pin, which
  * is charged once against RLIMIT_MEMLOCK (a cache packs 64 words or more into a page).
  *
- * A new word pins the page that its address maps now, and then checks whether this page is
- * already pinned for other words. So words need no MMU notifier: if the application
+ * Taking a word pins the page that the address maps now. Then the kernel checks whether this
+ * page is already pinned for other words. So words need no MMU notifier: if the application
  * unmaps the page, the kernel writes to a page that no process maps and that can't get
- * another owner, and a later word at the same address gets the new page. A word that is
- * taken while the mapping changes may get either page.
+ * another owner. A later word at the same address is in the new page. If the mapping changes
+ * while a word is taken, the word may be in either page.
  *
- * A word belongs to one MR. If two MRs had one word, settling an MR could clear the bit of
- * the other:
+ * A word belongs to one MR. If MR A and MR B shared a word, settling A could clear the bit
+ * that an event of B has set:
  *
  *   settle A                              an event of B
  *                                         word |= SUSPECT
  *   A is intact: word &= ~SUSPECT         [the word says that B is valid]
  *
- * Two words are the same if they have the same physical page and offset, because a page may be
- * mapped at two addresses or by two processes, or moved by mremap(). The second MR gets
+ * Words are compared by physical page and offset, because a page may be mapped at two
+ * addresses or by two processes, or moved by mremap(). The second MR with the same word gets
  * -EBUSY.
  *
  * A word may have a listener: a counter in user memory and an eventfd. The counter is pinned
- * like a word, and any number of MRs may share it; the kernel increments it when it sets
- * INVALID. umem_notify_word_signal() signals the eventfd only when the registration is
- * retired: an eventfd may have any number of sleepers, and the process that causes the event
- * must not pay for waking them.
+ * like a word, and any number of MRs may share a counter. The kernel increments the counter
+ * when it sets INVALID. But umem_notify_word_signal() signals the eventfd only when the
+ * registration is retired: an eventfd may have any number of sleepers, and the process that
+ * causes the event must not pay for waking them.
  */
 
 #include <linux/bitmap.h>
@@ -194,7 +194,7 @@ static struct umem_notify_word_page *get_word(unsigned long addr, bool counter)
 	return ret ? ERR_PTR(ret) : page;
 }
 
-/* Returns the listener of the word; the caller has to put it. */
+/* Returns the listener of the word, which the caller has to put. */
 static struct umem_notify_listener *put_word(struct umem_notify_word_page *page,
 					     unsigned int offset, bool counter)
 {
@@ -316,9 +316,9 @@ void umem_notify_word_put(struct umem_notify_word_page *page,
 }
 
 /*
- * Returns NULL if the page has a memory error (it is pinned, but may have left the direct map).
- * The kernel does not write such a word: its owner gets SIGBUS when it reads the word.
- * is_page_hwpoison() also checks the flag of a hugetlb folio.
+ * Returns NULL if the page has a memory error: such a page is still pinned, but may have left the
+ * direct map. The kernel does not write the word, because the application gets SIGBUS when it
+ * reads the word. is_page_hwpoison() also checks the flag of a hugetlb folio.
  */
 static atomic64_t *word_at(const struct umem_notify_word_page *page, unsigned int offset)
 {
@@ -329,14 +329,15 @@ static atomic64_t *word_at(const struct umem_notify_word_page *page, unsigned in
 
 /**
  * umem_notify_word_change - Change bits of the word of a tracker
- * @n: The tracker, its space's lock held; it may have no word
+ * @n: The tracker, which may have no word; its space's lock held
  * @set: Bits to set
  * @clear: Bits to clear
  *
  * The application changes the same eight bytes by atomic instructions. So each change here is
- * one atomic instruction, too. One compare-and-swap could make both changes, but could fail as
- * often as the application changes the word. For user space the changes are fully ordered, like
- * locked instructions. The mapping changes only after the callback that sets a bit has returned.
+ * one atomic instruction, too. A single compare-and-swap could set and clear bits together, but
+ * could fail as often as the application changes the word. For user space the changes are fully
+ * ordered, like locked instructions. The mapping changes only after the callback that sets a bit
+ * has returned.
  */
 void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear)
 {
@@ -351,8 +352,9 @@ void umem_notify_word_change(const struct ib_umem_notify *n, u64 set, u64 clear)
 }
 
 /*
- * add_listener() of this word ran before the word was armed, so the space's lock orders it before
- * this function. If another word adds the array at the same time, this word has no listener.
+ * add_listener() for this word ran before the word was armed. So the space's lock orders
+ * add_listener() before this function. If add_listener() for another word adds the array at the
+ * same time, this word has no listener.
  */
 static struct umem_notify_listener *listener_of(const struct ib_umem_notify *n)
 {
@@ -367,7 +369,7 @@ static struct umem_notify_listener *listener_of(const struct ib_umem_notify *n)
  * umem_notify_word_count - Increment the counter of a word that has become INVALID
  * @n: The tracker, its space's lock held; INVALID is set
  *
- * Later umem_notify_word_signal() or umem_notify_word_put() signals the eventfd.
+ * umem_notify_word_signal() or umem_notify_word_put() signals the eventfd later.
  *
  * Context: Any; does not sleep.
  */

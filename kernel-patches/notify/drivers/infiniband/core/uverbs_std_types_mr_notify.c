@@ -3,8 +3,8 @@
  * The uverbs methods of MR notification (arm, disarm, settle, suspend), and the attributes
  * that arm an MR when it is registered.
  *
- * The methods look the MR up for reading. So they exclude deregistration and
- * re-registration (which fail with -EBUSY), but not each other: the tracker serializes
+ * The methods look the MR up for reading. So during a method, deregistration and
+ * re-registration fail with -EBUSY, but other methods can run. The tracker serializes
  * methods of the same MR.
  */
 
@@ -120,7 +120,7 @@ DECLARE_ARMING(DECLARE_UVERBS_NAMED_METHOD, ARM, UA_MANDATORY, UVERBS_METHOD_MR_
 DECLARE_ARMING(ADD_UVERBS_ATTRIBUTES_SIMPLE, REG, UA_OPTIONAL, mr_notify_reg,
 	       UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);
 
-/* A method of an MR without more attributes */
+/* Declares a method whose only attribute is the MR. */
 #define DECLARE_SIMPLE(method, function)                                                           \
 	static int UVERBS_HANDLER(UVERBS_METHOD_MR_NOTIFY_##method)(                               \
 		struct uverbs_attr_bundle *attrs)                                                  \
@@ -153,7 +153,7 @@ const struct uapi_definition uverbs_def_obj_mr_notify[] = {
  * @command: The command of UVERBS_METHOD_INVOKE_WRITE
  * @attrs: Its attributes
  *
- * Refuses all combinations without a meaning, so that a later version can define them.
+ * Refuses all combinations that have no meaning, so that a later version can define them.
  *
  * Return: 0 or -EINVAL.
  */

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: ((GPL-2.0 WITH Linux-syscall-note) OR Linux-OpenIB) */
 /*
- * The user ABI of MR notification: four methods of UVERBS_OBJECT_MR,
- * attributes that arm an MR when it is registered, the bits that the kernel
- * sets in the notification word, the access bit that starts tracking before
- * pinning, and the three device capability bits.
+ * The user ABI of MR notification:
+ *  - four methods of UVERBS_OBJECT_MR
+ *  - attributes that arm an MR when it is registered
+ *  - the bits that the kernel sets in the notification word
+ *  - the access bit that starts tracking before pinning
+ *  - three device capability bits
  *
- * The method ids are at the top of the core range (0..20), and the bits are
- * values that no kernel has used, so that a kernel or library without the
- * feature refuses them.
+ * The method ids are at the top of the core range (0..20), so a kernel or
+ * library without the feature refuses the methods. No kernel has used the bits
+ * for another purpose.
  */
 #ifndef IB_USER_MR_NOTIFY_H
 #define IB_USER_MR_NOTIFY_H
@@ -24,22 +26,23 @@ enum uverbs_attrs_mr_notify_arm_ids {
 	UVERBS_ATTR_MR_NOTIFY_ARM_WORD,
 	UVERBS_ATTR_MR_NOTIFY_ARM_FLAGS,
 	/*
-	 * u64, optional: the bits of the word that count its users. While one of
-	 * them is set, the kernel sets INVALID, but the device keeps the
-	 * pages. EINVAL if 0, or if a bit belongs to the kernel.
+	 * u64, optional: the bits of the word that count its users. The kernel
+	 * sets INVALID whether the word has users or not, but the device keeps
+	 * the pages while one of these bits is set. EINVAL if 0, or if a bit
+	 * belongs to the kernel.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_IN_USE,
 	/*
 	 * u32, optional: the idle time T in milliseconds. The kernel suspends the registration
 	 * T to 2 T after its last use; 0 or missing: never.
-	 * Values below 20 ms and above 1000 s are rounded to these limits. EINVAL if the
-	 * time is not 0 and IB_UVERBS_MR_NOTIFY_ARM_RECLAIM is not set.
+	 * Values below 20 ms and above 1000 s are rounded to these limits. EINVAL for a
+	 * time other than 0 without IB_UVERBS_MR_NOTIFY_ARM_RECLAIM.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_IDLE_MS,
 	/*
 	 * u64, optional: the user address of a counter of eight bytes. The kernel adds 1 after
-	 * it has set INVALID in the word. MRs may share a counter. EINVAL if it is the word of
-	 * this MR, EBUSY if it is the word of another MR.
+	 * it has set INVALID in the word. MRs may share a counter. EINVAL if the counter is the
+	 * word of this MR, EBUSY if it is the word of another MR.
 	 */
 	UVERBS_ATTR_MR_NOTIFY_ARM_CHANGES,
 	/* An eventfd(2), optional: the kernel adds 1 soon after INVALID. EBADF, EINVAL. */
@@ -98,7 +101,7 @@ enum ib_uverbs_mr_notify_arm_flags {
 enum ib_uverbs_mr_notify_bits {
 	/* Final: the range no longer maps the pages that were registered. */
 	IB_UVERBS_MR_NOTIFY_INVALID = 1 << 0,
-	/* The range may no longer map these pages; the settle method compares. */
+	/* The range may no longer map these pages: the settle method compares. */
 	IB_UVERBS_MR_NOTIFY_SUSPECT = 1 << 1,
 	/*
 	 * The registration was idle, and the kernel unpinned its pages: the

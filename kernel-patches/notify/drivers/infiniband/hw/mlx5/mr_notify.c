@@ -5,20 +5,20 @@
  *
  * A UMR work request marks the mkey free and moves it to the driver's own
  * protection domain. When the work request has completed, the device does no
- * more DMA through the mkey. The driver does the same before it changes or frees
- * an MR, so dereg_mr and rereg_user_mr accept an mkey that is already free:
+ * more DMA through the mkey. The driver posts the same work request before it
+ * changes or frees an MR, so dereg_mr and rereg_user_mr accept a free mkey:
  *
  * dereg_mr frees a cacheable mkey once more and puts it into the cache. Mkeys in
- * the cache are always in this state: the next user sets all fields. dereg_mr
- * destroys the context of any other mkey. Until then the driver does not read
- * the scatterlist, which is gone: it uses only address and length of the umem.
+ * the cache are always free: the next user sets all fields. dereg_mr destroys the
+ * context of any other mkey. Until then the driver uses only address and length
+ * of the umem. It does not read the scatterlist, which is gone.
  *
- * rereg_user_mr without a new translation is refused by ib_umem_check_rereg(),
- * because the MR has no pages any more. With a new translation it frees the mkey
- * first, pins other pages, and replaces the umem: releasing the old umem sets
- * INVALID in its word. If it fails after it freed the mkey, the MR is unusable
- * although its memory has not changed: ib_umem_lost() sets INVALID, and the core
- * frees the mkey once more and unpins the pages.
+ * ib_umem_check_rereg() refuses rereg_user_mr without a new translation, because
+ * the MR has no pages any more. With a new translation rereg_user_mr frees the
+ * mkey first, pins other pages, and replaces the umem. Releasing the old umem sets
+ * INVALID in its word. If rereg_user_mr fails after it freed the mkey, the MR is
+ * unusable although its memory has not changed. Then ib_umem_lost() sets INVALID,
+ * and the core frees the mkey once more and unpins the pages.
  *
  * While dereg_mr or rereg_user_mr runs, ib_mr_notify_hold() prevents a revoke.
  * So a late revoke can't hit an mkey that is back in the cache.
@@ -31,7 +31,7 @@
  * Such code must be tried on the hardware. Until then an idle MR becomes INVALID
  * instead of SUSPENDED.
  *
- * If a memory window or an indirect mkey refers to the mkey, it finds the mkey free.
+ * A memory window or an indirect mkey that refers to the mkey finds it free, too.
  *
  * The core excludes MRs with on-demand paging and dmabuf MRs (including data
  * direct); device memory has no umem.
@@ -50,8 +50,8 @@ struct ib_umem *mlx5_ib_mr_umem(struct ib_mr *ibmr)
 
 /*
  * In the error state mlx5r_umr_revoke_mr() posts no work request and returns 0.
- * But a sensor can set the error state, which only aborts commands: DMA may go on
- * until the function is reset, and the reset may need an administrator.
+ * But a sensor can set the error state, and this state only aborts commands. DMA
+ * may go on until the PCI function is reset, which may need an administrator.
  */
 static bool is_in_error(struct ib_mr *ibmr)
 {

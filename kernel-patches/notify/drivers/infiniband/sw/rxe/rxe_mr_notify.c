@@ -40,8 +40,8 @@ struct ib_umem *rxe_mr_umem(struct ib_mr *ibmr)
  * @ibmr: A user MR
  *
  * The keys stay reserved. Until the MR is restored, a remote access through its
- * keys or a memory window bound to it is a remote access error, and a local access
- * is a local protection error.
+ * keys or a memory window bound to it fails with a remote access error, and a
+ * local access fails with a local protection error.
  *
  * Context: Process context; waits for at most one packet's copy.
  *
@@ -61,8 +61,8 @@ int rxe_revoke_user_mr(struct ib_mr *ibmr)
  * rxe_restore_user_mr - Let a revoked MR use the current pages of its umem
  * @ibmr: A user MR, with as many pages as before
  *
- * No copy reads page_info while the MR is revoked, so it is filled without the
- * lock.
+ * No copy reads page_info while the MR is revoked, so page_info is filled without
+ * the lock.
  *
  * Context: Process context.
  *

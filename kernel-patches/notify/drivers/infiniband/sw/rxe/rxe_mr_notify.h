@@ -16,8 +16,8 @@ int rxe_revoke_user_mr(struct ib_mr *ibmr);
 int rxe_restore_user_mr(struct ib_mr *ibmr);
 
 /*
- * __acquire() and __release() are for sparse, which does not see the cleanup at
- * the end of a scope: for sparse neither function changes the lock.
+ * sparse does not see the cleanup at the end of a scope. With __acquire() and
+ * __release(), sparse finds the lock unchanged after each of these functions.
  */
 static inline struct rxe_mr *rxe_mr_pages_enter(struct rxe_mr *mr)
 {
@@ -40,8 +40,8 @@ static inline void rxe_mr_pages_leave(struct rxe_mr *mr)
 
 /*
  * CLASS(rxe_mr_pages, held)(mr): @mr keeps its pages until the end of the scope.
- * NULL if the pages were unpinned. The scope copies at most one MTU and does not
- * sleep.
+ * @held is NULL if the pages were unpinned. The scope copies at most one MTU and
+ * does not sleep.
  */
 DEFINE_CLASS(rxe_mr_pages, struct rxe_mr *, rxe_mr_pages_leave(_T),
 	     rxe_mr_pages_enter(mr), struct rxe_mr *mr)

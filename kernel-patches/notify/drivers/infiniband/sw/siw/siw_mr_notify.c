@@ -3,8 +3,8 @@
  * MR notification in siw.
  *
  * siw receives into an MR's pages in softirq. It sends in process context: it
- * copies the pages, or passes them to TCP. siw checks a key when a DDP segment or
- * a work request starts, which leaves this race:
+ * copies the pages, or passes them to TCP. siw checks a key only when a DDP
+ * segment or a work request starts. This leaves a race:
  *
  *   softirq                               revoke
  *   siw_check_mem(): valid
@@ -32,14 +32,14 @@
  * So a send takes a reference to each page under revoke_lock, and drops it when
  * TCP has copied the page or has its own reference (zero copy). Until then P gets
  * no other owner. TCP still sends, or sends again, the data that it got before the
- * revoke, with the content that P has at that time. After the revoke it gets no
+ * revoke, with the content that P has at that time. After the revoke TCP gets no
  * data of the MR.
  *
  * stag_valid can't replace the flag revoked, because registering the key again
- * sets stag_valid. The reference count of the siw_mem can't replace it either: a
- * work request holds a reference as long as the peer does not read from its
- * socket. A softirq may even drop the last reference, and a softirq must not
- * remove a notifier or unpin a dirty page:
+ * sets stag_valid. The reference count of the siw_mem can't replace revoked,
+ * because a work request holds a reference until the peer reads from its socket.
+ * A softirq may even drop the last reference, and a softirq must not remove a
+ * notifier or unpin a dirty page:
  *
  *   siw_dereg_mr()                        softirq
  *   siw_mem_put(): not the last one
@@ -81,7 +81,7 @@ struct ib_umem *siw_mr_umem(struct ib_mr *ibmr)
  *
  * The STag stays reserved. Until the MR is restored, a remote access through the
  * STag ends the connection with a TERMINATE message that names the STag as the
- * reason, and a local access ends it with a local protection error.
+ * reason. A local access ends the connection with a local protection error.
  *
  * Context: Process context; waits for the copy of at most one DDP segment.
  *
@@ -98,8 +98,8 @@ int siw_revoke_user_mr(struct ib_mr *ibmr)
  * siw_restore_user_mr - Let a revoked MR use the current pages of its umem
  * @ibmr: A user MR, with as many pages as before
  *
- * No copy reads the list of pages while the MR is revoked, so it is filled without
- * the lock.
+ * No copy reads the list of pages while the MR is revoked, so the list is filled
+ * without the lock.
  *
  * Context: Process context.
  *

@@ -41,7 +41,7 @@ static inline void siw_mem_pages_leave(struct siw_mem *mem)
 
 /*
  * CLASS(siw_mem_pages, held)(mem): @mem keeps its pages until the end of the
- * scope. NULL if the pages were unpinned. The scope does not sleep.
+ * scope. @held is NULL if the pages were unpinned. The scope does not sleep.
  */
 DEFINE_CLASS(siw_mem_pages, struct siw_mem *, siw_mem_pages_leave(_T),
 	     siw_mem_pages_enter(mem), struct siw_mem *mem)
@@ -57,7 +57,7 @@ struct siw_tx_pages {
 
 /*
  * Hold the page at a user address in @mem, as page[@i]. Return: NULL if there is no
- * page, or if it was unpinned. The look-up must be inside the guard:
+ * page, or if the page was unpinned. The look-up must be inside the guard:
  *
  *   a send                                the owner
  *   looks up page P
