@@ -192,7 +192,7 @@ static struct ib_umem_notify *umem_notify_of(struct ib_umem *umem, struct ib_uco
 }
 
 /**
- * ib_mr_notify_track - Before a driver registers user memory
+ * ib_mr_notify_track - Start tracking, before a driver registers user memory
  * @context: The context that registers
  * @addr: The user address of the memory
  * @length: The length of the memory
@@ -536,8 +536,8 @@ EXPORT_SYMBOL(umem_notify_disarm);
  * INVALID.
  *
  * Return: 0; -EINVAL if the MR is not armed or belongs to another process; -EINTR; -ENOMEM;
- * -EOPNOTSUPP; -EAGAIN if an event was in progress or a file was locked for a second; or an
- * error of umem_notify_restore().
+ * -EOPNOTSUPP; -EAGAIN if, for a second, an event was in progress or a file was locked; or
+ * an error of umem_notify_restore().
  */
 int umem_notify_settle(struct ib_mr *mr)
 {
@@ -599,7 +599,7 @@ static void umem_notify_hold(struct ib_umem_notify *n, bool own, bool ends)
 }
 
 /**
- * ib_mr_notify_hold - Before the driver re-registers an MR
+ * ib_mr_notify_hold - Hold the tracker before the driver re-registers an MR
  * @mr: The MR, its uobject held exclusively
  * @access: The new access flags; IB_UVERBS_ACCESS_TRACK is removed
  */
@@ -614,7 +614,7 @@ void ib_mr_notify_hold(struct ib_mr *mr, u32 *access)
 EXPORT_SYMBOL(ib_mr_notify_hold);
 
 /**
- * ib_mr_notify_unhold - After the driver re-registered an MR, or failed to
+ * ib_mr_notify_unhold - Release the tracker after the driver re-registered an MR, or failed to
  * @mr: The same MR, or the MR that replaces it
  *
  * If only the access rights or the PD changed, @mr has the same umem, which is still
@@ -665,7 +665,7 @@ static void umem_notify_abandon(struct ib_umem_notify *n)
  * @udata: As for ib_dereg_mr_user()
  *
  * Another process that has the file may call this: a forked child, or a process that
- * received the file. Then the owner of the MR still reads the word.
+ * received the file. The owner of the MR still reads the word, so INVALID is set.
  *
  * If the driver refuses (a memory window is bound to the MR), the MR stays
  * armed, unless its context or its device ends.

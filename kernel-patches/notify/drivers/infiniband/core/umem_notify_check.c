@@ -126,7 +126,8 @@ static bool is_shared_hugetlb(const struct vm_area_struct *vma)
  *   fput(): the last one                  [flock, leases and the mount end only now]
  *
  * So the inode's locks are taken by trylock, and mmap_lock is held throughout: the mapping
- * keeps the file. If a trylock fails, a system call releases mmap_lock and tries again.
+ * has a reference to the file. If a trylock fails, a system call releases mmap_lock and tries
+ * again.
  */
 static int check_file(const struct vm_area_struct *vma, struct pinned_iter *iter,
 		      unsigned long end)
@@ -212,8 +213,8 @@ static void unlock_mm(struct mm_struct *mm, bool alone)
  *   mmap_read_unlock()
  *                                         frees page tables and VMAs
  *
- * Only a page fault needs a reference to mm_users (fault_back()): without it, a fault could
- * map a page after exit_mmap() has unmapped all pages, and this page would stay mapped.
+ * Only a page fault needs a reference to mm_users (fault_back()). Without this reference a fault
+ * could map a page after exit_mmap() has unmapped all pages, and this page would stay mapped.
  */
 static int lock_mm(struct mm_struct *mm, bool worker, bool alone)
 {
@@ -263,7 +264,7 @@ static int fault_back(struct mm_struct *mm, unsigned long addr)
  *                                         hugetlb_zap_end(): frees that lock
  *   down_read() of freed memory
  *
- * Such a mapping maps only pages of its file. So the pinned pages are compared with the pages
+ * A shared mapping maps only pages of its file. So the pinned pages are compared with the pages
  * of the file, as if no page were mapped. A page of the file counts as intact only after it
  * was faulted in, because a hole punch that can't take the lock of a mapping sends an event only
  * if the mapping maps the page:

@@ -12,7 +12,8 @@
  * the lock held.
  *
  * The lock is a part of the list. A callback that stops or restarts the walk must release
- * the lock: list_lru_walk*() does not, and the next walk would wait forever.
+ * the lock, because list_lru_walk*() does not release it. Otherwise the next walk would
+ * wait forever.
  */
 #define UMEM_NOTIFY_WALK(isolate)							\
 static enum lru_status umem_notify_walk_##isolate(struct list_head *item,		\

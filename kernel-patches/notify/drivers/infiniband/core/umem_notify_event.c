@@ -30,7 +30,7 @@
  *                                         pins without mmap_lock
  *   copies page tables: these pages, too
  *
- * Then the child gets copies of these pages, as it does for MRs in use. That costs only time.
+ * Then the fork copies these pages, as it copies the pages of MRs in use. Copying only costs time.
  */
 
 #include <linux/hugetlb.h>

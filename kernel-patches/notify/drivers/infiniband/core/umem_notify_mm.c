@@ -5,9 +5,9 @@
  *
  * Each address space has one MMU notifier, for any number of registrations. A tracker
  * enters and leaves the tree under the lock, so registering and deregistering do not
- * wait for an invalidation. An interval notifier for each registration would have to wait
- * until no invalidation of the address space is in progress. Another process that shares
- * a file can keep invalidations in progress as long as it likes.
+ * wait for an invalidation. With an interval notifier for each registration they would
+ * have to wait until no invalidation of the address space is in progress. Another process
+ * that shares a file can keep invalidations in progress as long as it likes.
  */
 
 #include <linux/mmu_notifier.h>

@@ -24,7 +24,7 @@
  *   takes a reference; unlock
  *                                         mutex; lock; armed = false; unlock
  *   mutex: not armed, nothing to do
- *   back on the list: refused, not armed  frees the umem
+ *   not armed: not put on the list again  frees the umem
  *   puts the reference: frees n
  *
  * So umem_notify_end() does not wait until a task with a reference has visited the tracker.

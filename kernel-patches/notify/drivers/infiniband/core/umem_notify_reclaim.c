@@ -10,9 +10,9 @@
  * other pages of the process. Settling pins the pages that the range maps at that time,
  * and gives them to the device under the same keys.
  *
- * If the device's revoke does not sleep, the shrinker revokes and unpins, because this
- * takes no lock that a task in reclaim may hold. If the revoke sleeps, the worker revokes
- * and unpins.
+ * If the device's revoke does not sleep, the shrinker revokes and unpins: both take no
+ * lock that a task in reclaim may hold. If the revoke sleeps, the worker revokes and
+ * unpins.
  *
  * The shrinker skips a registration that was used since the last scan. If the word of a
  * process always says "in use", only this process is affected: its pages stay pinned
@@ -41,7 +41,7 @@
 
 /* The number of registrations from which the pages of the whole list are estimated */
 #define SAMPLE 32
-/* The most pages of another process's registration that the shrinker itself unpins */
+/* The shrinker itself unpins a registration of another process up to this size, in pages. */
 #define MOST_OF_OTHERS 1024
 
 static struct kmem_cache *trackers;

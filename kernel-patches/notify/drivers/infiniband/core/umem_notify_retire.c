@@ -7,7 +7,7 @@
  *
  * An application that counts its users in the word names the bits (@in_use). An event
  * still sets INVALID immediately, but the device keeps the pages while the registration
- * is in use, because a transfer may use only pages that are intact. If the kernel read
+ * is in use, because the pages of a running transfer may be intact. If the kernel read
  * the word before it set INVALID, a transfer could fail:
  *
  *   retire()                              the application
@@ -43,9 +43,9 @@
  *
  * The device may have written to the pages of a writable MR, and only PG_dirty records
  * this. ib_umem_release() sets PG_dirty under the folio's lock, but an unmap, a fork or a
- * task in reclaim can't wait for this lock. A page with a long-term pin for writing is
- * anonymous, of shmem or hugetlbfs, or of a file system that never writes it back. For
- * such a page it is enough to set PG_dirty, without the lock.
+ * task in reclaim can't wait for this lock. A page with a long-term pin for writing is an
+ * anonymous page, or belongs to shmem, hugetlbfs, or a file system that never writes it
+ * back. For such a page it is enough to set PG_dirty, without the lock.
  *
  * The user of an idle registration may have freed the memory by MADV_FREE. Without a cache
  * the registration would have ended before MADV_FREE, and the VM could drop the pages when

@@ -4,8 +4,9 @@
  * raise the state, settling lowers it.
  *
  *  0          The range maps the pinned pages.
- *  SUSPECT    The pages in @suspects may have changed. Settling compares them. If all are
- *             the same pages, the new state is 0; if not, INVALID.
+ *  SUSPECT    The pages in @suspects may have changed. Settling compares the mapped pages
+ *             with the pinned pages. If all are the same, the new state is 0. Otherwise
+ *             the new state is INVALID.
  *  SUSPENDED  The tracker was idle, and the VM has unpinned its pages, or is about to
  *             (umem_notify_reclaim.c). Settling pins the pages that the range maps at
  *             that time. The new state is 0 or SUSPECT. If the pages can't be pinned,
@@ -27,7 +28,7 @@
 #include "umem_notify.h"
 #include "umem_notify_trace.h"
 
-/* How often one settle compares while events continue. The next settle continues. */
+/* How often one settle compares while events continue. The next settle compares the rest. */
 #define MOST_ROUNDS 2
 
 /* Base-2 logarithm of the pages in a chunk: the smallest chunk so that 64 chunks cover the range */

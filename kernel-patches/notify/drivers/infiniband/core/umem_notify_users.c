@@ -10,7 +10,7 @@
  *
  * A suspension and an event both hold the space's lock. UNMAP and RELEASE turn SUSPENDED
  * into INVALID, and an INVALID tracker is never suspended. CLEAR and MIGRATE do not change
- * the word of a suspended tracker, because the pages that the range maps no longer matter.
+ * the word of a suspended tracker, because it no longer matters which pages the range maps.
  * But the pages stay pinned until the tracker is retired, and a settle may come first. So
  * these events still add to @suspects:
  *

@@ -57,7 +57,7 @@ struct umem_notify_word_page {
 	struct page *page;
 	struct mm_struct *mm; /* charged for the pin */
 	DECLARE_BITMAP(used, WORDS); /* the tree's lock */
-	u32 *counters; /* the number of MRs of each counter; the tree's lock; NULL: only words */
+	u32 *counters; /* the tree's lock: the number of MRs of each counter; NULL: only words */
 	struct umem_notify_listener **listeners; /* of each word; NULL: no word has a listener */
 };
 
@@ -114,7 +114,7 @@ static void free_page_of_words(struct umem_notify_word_page *page)
 	kfree(page);
 }
 
-/* Takes over the pin of @pinned, and charges it. */
+/* Takes over the pin of @pinned, and charges the pin. */
 static struct umem_notify_word_page *create_page(struct page *pinned)
 {
 	struct umem_notify_word_page *page;

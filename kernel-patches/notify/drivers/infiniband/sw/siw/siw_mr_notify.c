@@ -2,7 +2,7 @@
 /*
  * MR notification in siw.
  *
- * siw receives into an MR's pages in softirq. It sends in process context: it
+ * siw receives into an MR's pages in softirq. siw sends in process context: it
  * copies the pages, or passes them to TCP. siw checks a key only when a DDP
  * segment or a work request starts. This leaves a race:
  *
