@@ -227,7 +227,7 @@ struct ib_umem_notify *ib_mr_notify_track(struct ib_ucontext *context, u64 addr,
 EXPORT_SYMBOL(ib_mr_notify_track);
 
 /**
- * ib_mr_notify_tracked - A driver has registered user memory, or failed to
+ * ib_mr_notify_tracked - Give the tracker to the umem, or destroy it if registering failed
  * @device: The device
  * @mr: The MR, which no other thread can find yet, or ERR_PTR()
  * @n: The result of ib_mr_notify_track()
@@ -327,8 +327,8 @@ EXPORT_SYMBOL(ib_umem_lost);
  * not wait.
  *
  * Arming reads the state before it sets the word, and compares no pages if the state is
- * 0. An event in between is not lost: arming and the event take the lock in turn, and
- * the second of them writes the word.
+ * 0. An event in between is not lost: arming and the event take the lock one after the
+ * other, and the later of the two writes the word.
  *
  *   arm                                   another thread
  *   state is 0: compares nothing

@@ -83,7 +83,7 @@ static void event_invalid(struct ib_umem_notify *n, const struct mmu_notifier_ra
 		return; /* the worker visits it when the driver is done with the MR */
 	/*
 	 * If the tracker is unused and this process caused the event, this task retires the
-	 * tracker. If not, the worker does.
+	 * tracker. If not, the worker retires it.
 	 */
 	if (umem_notify_is_used(n) || !event_is_own(range) || !umem_notify_queue_current(n))
 		umem_notify_queue_add(n, UMEM_NOTIFY_LATER);
@@ -123,8 +123,8 @@ static void event_changed(struct ib_umem_notify *n, const struct mmu_notifier_ra
  * @changes: the event may replace pages. @fork: a fork may copy pages next, so idle MRs are
  * unpinned.
  *
- * A CLEAR may be both. If a CLEAR suspended a tracker, but did not add to @suspects, the event
- * would be lost:
+ * A CLEAR may have both causes. If a CLEAR suspended a tracker, but did not add to @suspects, the
+ * event would be lost:
  *
  *   MADV_DONTNEED of a huge page          another thread
  *   SUSPENDED; still pinned

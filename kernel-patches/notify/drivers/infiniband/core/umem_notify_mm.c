@@ -5,9 +5,10 @@
  *
  * Each address space has one MMU notifier, for any number of registrations. A tracker
  * enters and leaves the tree under the lock, so registering and deregistering do not
- * wait for an invalidation. With an interval notifier for each registration they would
- * have to wait until no invalidation of the address space is in progress. Another process
- * that shares a file can keep invalidations in progress as long as it likes.
+ * wait for an invalidation. With an interval notifier for each registration, registering
+ * or deregistering would have to wait until no invalidation of the address space is in
+ * progress. Another process that shares a file can keep invalidations in progress as long
+ * as it likes.
  */
 
 #include <linux/mmu_notifier.h>
@@ -71,7 +72,7 @@ void umem_notify_mm_begin(struct umem_notify_mm *space, unsigned long start,
  * @last: As for umem_notify_mm_begin()
  *
  * If two events have the same arguments, it does not matter which slot is freed. The mm
- * calls the end for each start that succeeded, and our start always succeeds.
+ * calls the end for each start that succeeded, and umem_notify_event_start() always succeeds.
  */
 void umem_notify_mm_end(struct umem_notify_mm *space, unsigned long start,
 			unsigned long last)
@@ -127,7 +128,7 @@ static bool space_is_quiet(struct umem_notify_mm *space, unsigned long start,
  * @last: The last address
  * @until: When to give up, in jiffies
  *
- * Return: 0, -EAGAIN if it took longer, -EINTR for a fatal signal.
+ * Return: 0, -EAGAIN if such an event is still in progress, -EINTR for a fatal signal.
  */
 int umem_notify_mm_wait(struct umem_notify_mm *space, unsigned long start,
 			unsigned long last, unsigned long until)

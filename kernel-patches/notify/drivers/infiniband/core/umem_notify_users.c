@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The users of a registration, which its word counts (@in_use), and its suspension while
- * it has no users.
+ * Whether a registration has users, which its word counts (@in_use), and the suspension of
+ * a registration without users.
  *
  * Using a registration changes no list. A scan detects that the registration was used,
  * because the application's bits of the word have changed since the last scan.

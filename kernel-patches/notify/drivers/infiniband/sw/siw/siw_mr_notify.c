@@ -45,7 +45,7 @@
  *   siw_mem_put(): not the last one
  *                                         work request completes
  *                                         siw_mem_put(): the last one
- *                                         ib_umem_release()    [may not sleep]
+ *                                         ib_umem_release()    [must not sleep]
  *
  * So deregistration revokes the MR and releases the umem itself, in process
  * context. The last reference frees siw's own memory only.
