@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
 Test module for cached registration: the verbs through pyverbs, without and with RC traffic.
-These tests check the interface; other tests check races. Runs with RDMAV_MR_CACHE=1 and
-RDMAV_MR_CACHE=remote too.
+These tests check the interface; other tests check races. The module also runs with
+RDMAV_MR_CACHE=1 and RDMAV_MR_CACHE=remote.
 """
 import ctypes
 import errno
@@ -32,8 +32,8 @@ NONE = os.environ.get('RDMAV_MR_CACHE') == '0'
 # Only the tests suspend registrations, even on a slow machine.
 os.environ.setdefault('RDMAV_MR_CACHE_IDLE_MS', '0')
 
-# Registers with each access, and prints whether the cache then finds the whole range, and whether
-# it finds a part.
+# For each access: registers a range, and prints whether the cache then finds the whole range, and
+# whether it finds a part.
 POLICY_CHILD = """
 import ctypes, json, mmap, sys
 from pyverbs.device import Context
@@ -201,7 +201,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_access(self):
         """
-        A request for more access gets another registration, a request for less access the same one.
+        A request for more access gets another registration. A request for less gets the same.
         """
         addr = self.map()
         self.fill(addr)
@@ -244,7 +244,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_unmap_used(self):
         """
-        A registration that became INVALID in use is no longer found, and ends with its last user.
+        A registration that becomes INVALID in use is no longer found. It ends with its last user.
         """
         addr = self.map()
         mr = self.reg_cached(addr)
@@ -394,7 +394,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_evict_bytes(self):
         """
-        The same at the limit of bytes. An MR larger than the limit gets a plain registration.
+        The same for the limit of bytes. An MR larger than the limit gets a plain registration.
         """
         first, second = self.map(), self.map()
         self.ctx.reg_mr_limits(max_bytes=LENGTH + PAGE)
@@ -440,8 +440,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_notify(self):
         """
-        A cached registration has the cache's word. If RDMAV_MR_CACHE caches an MR and it has one
-        user, this user can arm it with another word.
+        A cached registration has the cache's word. If RDMAV_MR_CACHE caches an MR, and the MR has
+        only one user, this user can arm it with another word.
         """
         addr = self.map()
         mr = self.reg_cached(addr)
@@ -501,8 +501,8 @@ class MRCacheTest(MRCacheTestCase):
     def test_mr_cache_exact(self):
         """
         A registration with remote rights serves only its own range and rights, so that a peer gets
-        no more access than the request allows. With RDMAV_MR_CACHE=remote it serves all its range
-        and rights.
+        no more access than the request allows. With RDMAV_MR_CACHE=remote the registration also
+        serves parts of its range and rights.
         """
         addr = self.map()
         mr = self.reg_cached(addr, access=CACHED_REMOTE)
@@ -552,7 +552,7 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_forget_shared(self):
         """
-        With another user the registration is no longer found, and ends with this user.
+        A forgotten registration with another user is no longer found, and ends with this user.
         """
         addr = self.map()
         first, second = (self.reg_cached(addr, access=CACHED_REMOTE) for _ in range(2))
@@ -581,8 +581,8 @@ class MRCacheTest(MRCacheTestCase):
     @requires_mr_notify
     def test_mr_cache_policy(self):
         """
-        RDMAV_MR_CACHE decides which registrations of a process are cached, and whether a part of a
-        registration with remote rights is found. An unknown value is reported once.
+        RDMAV_MR_CACHE decides which registrations of a process are cached, and whether the cache
+        finds a part of a registration with remote rights. An unknown value is reported once.
         """
         nothing, exactly, any_part = [False, False], [True, False], [True, True]
         args = [self.dev_name,
@@ -642,8 +642,8 @@ class MRCacheTrafficTest(MRTrafficTestCase):
 
     def test_mr_cache_rc_other_pages(self):
         """
-        If the address maps other pages before each message, no old byte arrives, and each end
-        registers every time. The old registration is idle, or in use.
+        The address maps other pages before each message. No old byte arrives, and each end
+        registers every time, whether the old registration is idle or in use.
         """
         self.create_players(CachedRC)
         for turn in range(self.iters):
@@ -676,7 +676,7 @@ class MRCacheTrafficTest(MRTrafficTestCase):
 
 class MRCacheVerbsTest(MRCacheTestCase):
     """
-    The verbs without pyverbs, whose objects never deregister twice.
+    The verbs without pyverbs, because its objects never deregister twice.
     """
     def verb(self, name, *argtypes):
         func = getattr(ctypes.CDLL('libibverbs.so.1'), name)
@@ -726,7 +726,7 @@ class MRCacheInterfaceTest(MRCacheTestCase):
     """
     def test_mr_cache_forget_plain(self):
         """
-        An MR that is not cached is deregistered, with the buffer that MR allocated.
+        An MR that is not cached is deregistered, and its own buffer is freed.
         """
         mr = MR(self.pd, LENGTH, e.IBV_ACCESS_MW_BIND)
         self.assertIs(mr.forget(), True)
@@ -773,8 +773,8 @@ class MRCacheInterfaceTest(MRCacheTestCase):
 
     def test_mr_cache_flag(self):
         """
-        Kernels that do not know the flag's bit ignore it. No enumeration whose values tests combine
-        for plain registrations contains the flag.
+        Kernels that do not know the flag's bit ignore it. Tests combine the values of enumerations
+        for plain registrations, so no enumeration contains the flag.
         """
         self.assertEqual(e.IBV_ACCESS_CACHED, 1 << 29)
         self.assertNotIn(1 << 29, [int(flag) for flag in e.ibv_access_flags])

@@ -34,7 +34,7 @@ REMOTE = ACCESS | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE
 MAP_FIXED = 0x10
 MAP_FAILED = ctypes.c_void_p(-1).value
 
-# At exit the interpreter clears modules that it can't free, pyverbs.mr before this module.
+# At exit the interpreter clears modules that it can't free: pyverbs.mr before this module.
 LAST_MR_CHILD = """
 import ctypes, sys
 from pyverbs.device import Context
@@ -63,7 +63,7 @@ libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 def run_child(program, *args, env=None):
     """
     Run a program in another Python process.
-    :return: All its output; also its status if it failed
+    :return: All its output; if it failed, also its status
     """
     done = subprocess.run([sys.executable, '-c', program, *args], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, check=False,
@@ -73,7 +73,7 @@ def run_child(program, *args, env=None):
 
 class Closing:
     """
-    A number. Its conversion closes an object.
+    A number whose conversion closes an object.
     """
     def __init__(self, what, number=0):
         self.what = what
@@ -120,7 +120,7 @@ def requires_mr_revoke(func):
 
 class MRNotifyTestCase(PyverbsAPITestCase):
     """
-    Memory that no allocator of Python or the C library has mapped, and errors as numbers.
+    Memory that this class maps itself, without an allocator; and errors as numbers.
     """
     def setUp(self):
         super().setUp()
@@ -203,7 +203,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_munmap(self):
         """
-        The word says INVALID when munmap() returns, and keeps saying it.
+        The word is INVALID when munmap() returns, and stays INVALID.
         """
         mr, addr = self.reg()
         mr.reg_notify()
@@ -236,7 +236,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_other_thread(self):
         """
-        Any thread may unmap the memory.
+        Another thread may unmap the memory.
         """
         mr, addr = self.reg()
         mr.reg_notify()
@@ -249,8 +249,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_already_stale(self):
         """
-        If the memory was replaced before reg_notify(), the call succeeds, and the word says
-        INVALID.
+        If the memory was replaced before reg_notify(), the call succeeds, and the word is INVALID.
         """
         mr, addr = self.reg()
         self.unmap(addr)
@@ -330,7 +329,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_closed_by_argument(self):
         """
-        Converting the number closes the MR, which frees the word.
+        If the conversion of the number closes the MR, the word is freed: an error.
         """
         for func in (MR.add_notify, MR.notify_word.__set__):
             mr, _ = self.reg()
@@ -340,7 +339,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_add_threads(self):
         """
-        No reference of many threads is lost, and all threads see the kernel's bits.
+        Many threads take references: none is lost, and all threads see the kernel's bits.
         """
         def take(count):
             for _ in range(count):
@@ -391,7 +390,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_not_registered(self):
         """
-        Without a word unreg and settle fail with EINVAL, also the second time.
+        Without a word unreg_notify() and settle_notify() fail with EINVAL, also the second time.
         """
         mr, _ = self.reg()
         self.assert_errno(errno.EINVAL, mr.unreg_notify)
@@ -448,8 +447,8 @@ class MRNotifyTest(MRNotifyTestCase):
 
 class LookedAt:
     """
-    An MR that drops its memory during one check of the guide, chosen by number: before the program
-    reads the word, or between settling and reading the word.
+    An MR whose memory is dropped during one check of the guide. The number chooses the check:
+    before the program reads the word, or between settling and reading the word.
     """
     def __init__(self, mr, number, drop):
         self.mr = mr
@@ -485,7 +484,7 @@ class MRNotifyGuideTest(MRNotifyTestCase):
 
     def looks(self):
         """
-        :return: The guide's code, which appends to "again" the MRs to be registered again
+        :return: The guide's code. It appends MRs that must be registered again to "again"
         """
         with open(self.GUIDE, encoding='utf-8') as guide:
             found = re.search(r'^mr\.reg_notify\(\)\n\.\.\.\n(.*?)^```', guide.read(),
@@ -494,7 +493,7 @@ class MRNotifyGuideTest(MRNotifyTestCase):
 
     def map_shared(self):
         """
-        Dropped pages of shared memory can come back: suspect, and then intact.
+        Map shared memory: dropped pages can come back, so its MR is suspect, and then intact.
         """
         addr = mem.mmap(length=LENGTH, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
         ctypes.memset(addr, 0x5a, LENGTH)
@@ -517,7 +516,7 @@ class MRNotifyGuideTest(MRNotifyTestCase):
                 mr = MR(self.pd, LENGTH, ACCESS, address=addr)
                 mr.reg_notify()
                 if suspect:
-                    # The kernel may have compared the pages already: intact
+                    # The word is 0 again if the kernel has already found the pages intact
                     while not mr.notify_word:
                         self.dropped(addr, mmap.MADV_DONTNEED)
                     self.assertFalse(mr.notify_word & e.IBV_MR_NOTIFY_INVALID)
@@ -692,7 +691,7 @@ class MRNotifyChangesTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_refused(self):
         """
-        A refused call leaves no registration, and the MR unchanged.
+        A refused call leaves no registration, and does not change the MR.
         """
         with open(os.devnull, 'rb') as null:
             for number, kwargs in ((errno.EINVAL, {'in_use': 0}), (errno.EINVAL, {'idle_ms': 50}),
@@ -796,8 +795,8 @@ class MRNotifyTrafficTest(MRTrafficTestCase):
 
     def test_mr_notify_rc_again(self):
         """
-        After other pages were mapped at the same address both words say INVALID, and with
-        new registrations the new bytes arrive.
+        After other pages were mapped at the same address both words are INVALID. With new
+        registrations the new bytes arrive.
         """
         self.create_players(NotifyRC)
         u.rdma_traffic(**self.traffic_args, send_op=e.IBV_WR_RDMA_WRITE)
@@ -847,7 +846,7 @@ class MRNotifyInterfaceTest(MRNotifyTestCase):
     """
     def test_mr_notify_closed_by_value(self):
         """
-        Converting the word's first value closes the MR.
+        If the conversion of the word's first value closes the MR, this is an error.
         """
         for arguments in (lambda mr: (Closing(mr),), lambda mr: (0, Closing(mr, 0x100))):
             mr, _ = self.reg()

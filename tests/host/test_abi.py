@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The fork's libraries export all symbols that upstream's and Debian's export, and more.
 
-Why: programs that were built with those libraries must run on ours without a rebuild. Symbols: our
-packages are compared with the distribution's packages. Types (sizes, members, parameters): ours
-are compared with a plain build of the same upstream version, both with debug information.
+Why: programs that were built with upstream's or Debian's libraries must run on ours without a
+rebuild. Symbols: our packages are compared with the distribution's packages. Types (sizes, members,
+parameters): our build is compared with a plain build of the same upstream version, both with debug
+information.
 
-Programs built with an earlier version of the fork must run, too: RELEASED has the first symbols
-of each node of the fork. A new node gets a new row, and old rows never change.
+Programs built with an earlier version of the fork must run, too: RELEASED has the symbols and
+structs of each released node. A new node gets a new row, and old rows never change.
 libibverbs/tests/mr_cache_test.c has a canary after each struct of an earlier version.
 """
 import glob
@@ -31,8 +32,8 @@ OPTIONS = ["-GNinja", "-DIN_PLACE=1", "-DNO_PYVERBS=1", "-DNO_MAN_PAGES=1",
            "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DPYTHON_EXECUTABLE=/usr/bin/python3",
            "-DCMAKE_C_COMPILER_LAUNCHER=ccache"]
 
-# Programs allocate the struct of rdma-core 65's ibv_reg_mr_ex(), and set a bit for each member that
-# they know. So the struct may grow.
+# A program allocates the struct of ibv_reg_mr_ex() (rdma-core 65), and sets a bit for each member
+# that it knows. So the struct may grow.
 GROWS = """\
 [suppress_type]
 type_kind = struct
@@ -40,9 +41,9 @@ name = ibv_mr_init_attr
 has_data_member_inserted_at = end
 """
 
-# Each node with its functions and the structs of its release. A new member needs a row here and a
-# new node, because the node tells the library that a program knows the member. A member has 8 bytes
-# by default.
+# Each node with its functions and the structs of its release. A new member needs a row here, and a
+# new node, which tells the library that a program knows the member. A member has 8 bytes by
+# default.
 MR, NOTIFY = "struct ibv_mr *", "int (*)(struct ibv_mr *, uint64_t *)"
 RELEASED = {
     "MRNOTIFY_1.0": (
@@ -69,7 +70,7 @@ RELEASED = {
         {"ibv_mr_cache_limits": "max_bytes max_entries",
          "ibv_mr_cache_stats": "hits misses suspects invalidations evictions bytes entries "
                                "suspensions restorations"}),
-    # Only the names; the structs are the same as in version 1.4.
+    # This row has only names, because the structs are the same as in version 1.4.
     "MRNOTIFY_1.5": (
         {"ibv_query_mr_cache": "int (*)(struct ibv_context *, struct ibv_mr_cache_stats *)",
          "ibv_reg_mr_limits": "int (*)(struct ibv_context *, struct ibv_mr_cache_limits *, "
@@ -131,7 +132,7 @@ def abidiff(before, after, *options):
 
 
 def one(folder, name):
-    """The one file of that name in a library folder of an unpacked package."""
+    """The only file with that name in a library folder of an unpacked package."""
     found = glob.glob(os.path.join(folder, "usr/lib/*", name))
     if len(found) != 1:
         raise FileNotFoundError(f"{name} in {folder}: {found}")
@@ -186,13 +187,13 @@ class Symbols(unittest.TestCase):
 
 
 class Builds(unittest.TestCase):
-    """Our build compared with a plain build. Also tests the check, on a library with faults."""
+    """Our build compared with a plain build. A library with faults tests the check itself."""
 
     @classmethod
     def setUpClass(cls):
         cls.plain = plain_build()
         cls.ours = os.path.join(fetch.BUILD, "rdma-core/lib")
-        # Only types in headers, also in driver.h for providers: no internal types of libibverbs.
+        # Only types in headers, including driver.h for providers, not libibverbs' internal types.
         cls.visible = ["--headers-dir1", os.path.join(cls.plain, "../include"),
                        "--headers-dir2", os.path.join(cls.ours, "../include")]
 
@@ -234,7 +235,7 @@ class Builds(unittest.TestCase):
 
 
 class ReleasedBuilds(unittest.TestCase):
-    """Today's header compared with the released header. Also tests the check, on another header."""
+    """Today's header compared with the released header. Another header tests the check itself."""
 
     def compiled(self, *changes):
         """The compiler's complaints about our headers with these changes."""

@@ -4,8 +4,8 @@
 calls only functions that the C library has.
 
 Why: compilers differ in atomics, thread-local variables and layouts, and this machine builds only
-for its own architecture. Debian packages the headers of the others; clang compiles for all. With
-musl's rules none of our variables is in the static TLS, because musl has no spare room there.
+for its own architecture. Debian packages the headers of other architectures, and clang compiles for
+all. With musl's rules no variable of ours is in the static TLS, where musl has no spare room.
 """
 import glob
 import os

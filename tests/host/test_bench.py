@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The scripts of tests/bench take no result from a failed program, and name the missing one.
+"""The scripts of tests/bench refuse results of a failed program, and name missing results.
 
-Why: if values are missing, or if the guest's kernel complained, the table looks like any other
-table. Programs, guests and gnuplot are fakes here, so that each can be made to fail.
+Why: the table would look like any other table if values were missing, or if the guest's kernel had
+reported a problem. Programs, guests and gnuplot are fakes here, so that each can be made to fail.
 """
 import glob
 import json
@@ -40,8 +40,8 @@ for LIBRARY in ("bench_libfabric", "bench_ucx_md", "bench_grdma"):
     ROWS[LIBRARY] += ["renewed/registered", "renewed/nothing"]
 BASE = {"bench_verbs": 2000, "bench_ucx": 4000}     # nanoseconds; 1000 for all others
 
-# FAIL=PROGRAM: this program prints all output, and fails. LEFT_OUT=ROW: the row's last repetition
-# fails.
+# FAIL=PROGRAM: this program prints all output, and then fails. LEFT_OUT=ROW: the last repetition of
+# this row fails.
 PROGRAM = """#!/usr/bin/python3 -IS
 import json, os, re, sys
 options = dict(one.partition("=")[::2] for one in sys.argv[1:])

@@ -52,7 +52,7 @@ class BuiltTest(unittest.TestCase):
         self.assertFalse([name for name in needed if "stdc++" in name or "gcc_s" in name])
 
     def test_no_guarded_statics(self):
-        # -fno-threadsafe-statics: another thread may see the guard before the value.
+        # With -fno-threadsafe-statics another thread may see a static's guard before its value.
         symbols = output("nm", self.library)
         self.assertIn(" mr_cache_find", symbols)
         self.assertFalse(re.findall(r"\b_ZGV\w+", symbols))

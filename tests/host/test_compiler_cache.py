@@ -15,7 +15,7 @@ import fetch  # noqa: E402
 
 
 class Folder(unittest.TestCase):
-    """The folder for a user with a home folder, and for a user without."""
+    """The folder for a user with a home folder, and for a user without one."""
 
     def test_folder(self):
         with tempfile.TemporaryDirectory() as home, \

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""libfabric's atomics on systems that are not here, and the comparison of test results."""
+"""libfabric's atomics on systems other than this one, and the comparison of test results."""
 import contextlib
 import io
 import os

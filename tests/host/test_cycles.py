@@ -1,14 +1,14 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""No C or C++ file uses a file that uses it, be it through others.
+"""No two C or C++ files use one another, directly or through other files.
 
 Why: files that use one another can only be read, changed and sent upstream together.
 
-A file uses another file if it includes its header, or names a function or variable that the other
-file defines and that a header beside it declares. A header and the source that defines its
-functions are one. If there are several sources, the header is alone, and its inline functions and
-macros count as code of their users. A function that the cache's core asks of libibverbs is not used
-in this sense: the declaration is the core's own.
+A file uses another file if it includes the other file's header, or if it names a function or
+variable that the other file defines and a header next to the other file declares. A header and the
+source that defines its functions count as one file. If several sources define them, the header
+counts alone, and its inline functions and macros count as code of its users. A function of
+libibverbs that the cache's core calls does not count, because the core itself declares it.
 """
 import graphlib
 import os
@@ -105,8 +105,8 @@ class Graph:
         return seen & self.sources.keys()
 
     def words_with_inline(self, path, headers):
-        """The names in a file, and in inline functions that the file uses if their header has no
-        source.
+        """The names in a file, and in the inline functions that it uses, if several sources define
+        the functions of their header.
         """
         words = set(self.files[path].words)
         inline = [self.files[one].inline for one in headers if len(self.sources[one]) > 1]

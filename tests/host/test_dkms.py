@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The DKMS package, after tests/lab/dkms_life installed it, updated its kernel, and removed it.
+"""The DKMS package, after tests/lab/dkms_life has installed, updated and removed it.
 
-dkms_life runs once for each state of the package and keeps its outputs (build/lab/dkms/life), which
-are checked here. The guest `dkms` loads the modules into a kernel (tests/guest/dkms_modules).
+dkms_life runs once for each state of the package, and keeps its outputs (build/lab/dkms/life). This
+test checks the outputs. The guest `dkms` loads the modules into a kernel
+(tests/guest/dkms_modules).
 """
 import glob
 import io
@@ -104,7 +105,7 @@ class Life(unittest.TestCase):
             return text.read(), int(status.read())
 
     def files(self, tree):
-        """{path in a tree of modules: its inode}: an untouched module is the same file."""
+        """{path in a tree of modules: its inode}; an unchanged module keeps its inode."""
         root = os.path.join(self.folder, tree)
         return {os.path.relpath(os.path.join(folder, name), root):
                 os.lstat(os.path.join(folder, name)).st_ino
@@ -125,8 +126,8 @@ class Life(unittest.TestCase):
     def has_our_modules(self, tree, stock, replaced=False):
         """The tree has all our modules, and its other modules are unchanged.
 
-        Exceptions: modules that dkms 3.2 has moved away and says that it will restore, and a kernel
-        that an update `replaced` under the same name.
+        Exceptions: modules that dkms 3.2 has moved away and promises to restore, and all modules if
+        an update `replaced` the kernel under the same name.
         """
         before, after, ours = self.files(stock), self.files(tree), self.users(stock)
         moved = {kernel_package.module_name(name) for name, inode in before.items()
@@ -241,14 +242,14 @@ class Life(unittest.TestCase):
                       self.said("install")[0])
 
     def test_another_kernel_installs_all_the_same(self):
-        text, status = self.said("other-kernel")    # or dkms' own hook would build for this kernel
+        text, status = self.said("other-kernel")    # dkms' own hook must not build for this kernel
         self.assertEqual(status, 0, text)
 
     def test_removes(self):
         text, status = self.said("remove")
         self.assertEqual(status, 0, text)
         self.is_left_alone("removed")
-        self.assertEqual(self.said("verify"), ("", 0))      # its files are intact
+        self.assertEqual(self.said("verify"), ("", 0))      # the kernel's files are intact
         self.assertEqual(self.said("after"), self.said("before"))
         self.assertEqual(self.said("purge")[1], 0)
         self.assertEqual(self.said("left"), ("", 0))
@@ -398,7 +399,7 @@ class Mishaps(unittest.TestCase):
             return said.read(), status
 
     def after(self, script):
-        """The output of a script that runs with the package installed, and must succeed."""
+        """Run a script with the package installed. It must succeed; return its output."""
         place = tempfile.mkdtemp(dir=self.folder)
         self.addCleanup(namespace.remove, place)
         copy = ["cp", "-a", os.path.join(self.folder, "base/upper"), place]
@@ -408,7 +409,7 @@ class Mishaps(unittest.TestCase):
         return text
 
     def shim(self, condition):
-        """The lines that put a `cp` first in PATH that fails on a condition."""
+        """The lines that put another `cp` first in PATH, which fails on a condition."""
         return ("mkdir /shim\n"
                 f"printf '%s\\n' '#!/bin/sh' 'for last; do :; done' '{condition} && exit 1' "
                 "'exec /bin/cp \"$@\"' >/shim/cp; chmod 755 /shim/cp; PATH=/shim:$PATH\n")
@@ -519,7 +520,7 @@ class Mishaps(unittest.TestCase):
         self.after(f'{self.unbuild}rm /usr/sbin/update-initramfs; "$HOOK" "$ONE"\n'
                    '[ -z "$(ls "/var/lib/$NAME/initramfs")" ]')      # no tool, no update
 
-    # Sets mokutil's output, and gives the kernel the program by which dkms signs.
+    # Sets mokutil's output, and gives the kernel the program with which dkms signs modules.
     secure_boot = ('mkdir "/lib/modules/$ONE/build/scripts"\n'
                    'echo SecureBoot enabled >/secure-boot--sb-state\n'
                    'printf "#!/bin/sh\\n" >"/lib/modules/$ONE/build/scripts/sign-file"\n'

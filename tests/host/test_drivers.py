@@ -54,7 +54,7 @@ class Drivers(unittest.TestCase):
             self.assertEqual(silent, PINS_BY_ITSELF)
 
     def test_guarantees(self):
-        """A driver that revokes has a paragraph of guarantees, and is no listed candidate."""
+        """A driver that revokes has a paragraph of guarantees, and is not listed as a candidate."""
         path = os.path.join(REPO, "kernel-patches/notify/Documentation/infiniband/mr_notify.rst")
         with open(path, encoding="utf-8") as text:
             guarantees = text.read().partition("The drivers' guarantees\n")[2]

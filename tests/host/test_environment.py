@@ -17,7 +17,7 @@ HEADERS = os.path.join(os.path.dirname(PROGRAM), "../include")
 COMMON = {"UCX_MEM_EVENTS": "n", "RDMAV_MR_CACHE": "remote"}
 NAMES = ("libucp.so.0", "libfabric.so.1", "libmpi.so.40", "libmpich.so.12", "libmpi.so.12")
 
-# The devices named in $DEVICES; devices whose name begins with "old" can't notify.
+# The devices named in $DEVICES. A device whose name begins with "old" can't notify.
 VERBS = r"""
 #include <infiniband/verbs.h>
 #include <stdlib.h>
@@ -114,7 +114,7 @@ class EnvironmentTest(unittest.TestCase):
             path = os.path.join(folder, name)
             if key in sources:
                 self.compile(path, sources[key])
-            else:   # the loader finds this file instead of the system's library, and can't load it
+            else:   # the loader finds this file, not the system's library, and can't load the file
                 os.symlink("/dev/null", path)
         return subprocess.run(
             [PROGRAM, "--env", *options], capture_output=True, text=True, check=False, timeout=120,
@@ -160,7 +160,7 @@ class EnvironmentTest(unittest.TestCase):
             **COMMON, "UCX_IB_REG_METHODS": "direct", "UCX_RCACHE_ENABLE": "n",
             "FI_MR_CACHE_MAX_COUNT": "0", "OMPI_MCA_memory": "^patcher"})
         done = self.run_it(**sources)
-        for said in (done.stdout, done.stderr):     # eval hides standard output
+        for said in (done.stdout, done.stderr):     # both, because eval hides standard output
             self.assertIn("mpirun -x UCX_IB_REG_METHODS -x UCX_RCACHE_ENABLE -x UCX_MEM_EVENTS"
                           " -x FI_MR_CACHE_MAX_COUNT -x RDMAV_MR_CACHE\n", said)
         self.assertIn("MPICH 4.0:", done.stdout)

@@ -147,7 +147,7 @@ class Base(unittest.TestCase):
 
 
 class Suite(unittest.TestCase):
-    """The kernel of a suite that may be missing in the machine's apt configuration."""
+    """The kernel of a suite that the machine's apt configuration may lack."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -205,7 +205,7 @@ class Suite(unittest.TestCase):
 
 
 class Downloads(unittest.TestCase):
-    """Incomplete files, because apt was killed, are fetched again."""
+    """If apt was killed, incomplete files are fetched again."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

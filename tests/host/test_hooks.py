@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Rules for the patches to upstream's files, user space and kernel.
 
-Why: a hook is read again only when upstream moves; its header must explain its purpose then, and
-the delta must stay small enough to carry.
+Why: a hook is read again only when upstream moves. Then its header must explain its purpose, and
+the delta must be small enough to carry.
 """
 import collections
 import glob
@@ -24,10 +24,10 @@ import overlay  # noqa: E402
 import rdma_core_series  # noqa: E402
 
 # How many lines hooks may add, by the folder of the hooks and upstream's path. The first row that
-# matches counts. A fix has no limit. pyverbs needs many lines because Cython needs each method in
+# matches counts. A fix has no limit. pyverbs needs many lines, because Cython needs each method in
 # the body of its class, and because rdma-core 65 lacks pyverbs.enums. UCX has caches in two layers,
-# and documents its interfaces where it declares them. libfabric's and Open MPI's hooks include
-# fixes, a manual page and the documentation of a setting.
+# and documents interfaces in its headers. The hooks of libfabric and Open MPI include fixes, a
+# manual page and the documentation of a setting.
 MOST = (("buildlib/hooks/", "libibverbs/(?!examples|man)|providers", 31),
         ("buildlib/hooks/", "libibverbs/(?:examples|man)/|debian/", 23),
         ("buildlib/hooks/", "pyverbs/", 32),
@@ -36,9 +36,9 @@ MOST = (("buildlib/hooks/", "libibverbs/(?!examples|man)|providers", 31),
         ("buildlib/consumers.d/libfabric/", "", 207),
         ("buildlib/consumers.d/ucx/", "", 340),
         ("buildlib/consumers.d/openmpi/", "", 240))
-# Lines that all hooks together may add that only rdma-core 65 has.
+# All hooks for rdma-core 65 alone may together add this many lines.
 MOST_OF_LATER = "Only-For: rdma-core-65", 14
-# Lines for a driver other than mlx5, soft-RoCE and soft-iWARP: without and with revoking.
+# Lines for a driver other than mlx5, soft-RoCE and soft-iWARP: if it does not revoke, if it does.
 MOST_OF_DRIVER = 10, 16
 DRIVER = re.compile(r"drivers/infiniband/(?:hw|sw)/(?!mlx5/|rxe/|siw/)(\w+)/")
 FIXES = "kernel-patches/fixes/"
@@ -55,7 +55,7 @@ class HookRules(unittest.TestCase):
                     self.texts[os.path.relpath(path, REPO)] = text.read()
         self.user = {path: text for path, text in self.texts.items()
                      if path.startswith(overlay.PATCHES["rdma-core"])}
-        # These rules are not for fixes, which upstream has already or can take as they are.
+        # These rules do not apply to fixes, which upstream has already or can take unchanged.
         self.own = {path: text for path, text in self.user.items()
                     if not re.search(r"\nUpstream-Status: (Backport \[https://|Pending\n)", text)}
 
@@ -71,7 +71,7 @@ class HookRules(unittest.TestCase):
                 status = f"(Pending$|{status})"
             self.assertRegex(header, "(?m)^Upstream-Status: " + status, path)
             self.assertRegex(header, r"(?m)^Signed-off-by: .+ <.+@.+>", path)
-            if path.startswith("kernel-patches/"):  # checkpatch checks it, too, but takes minutes
+            if path.startswith("kernel-patches/"):  # checkpatch also checks this, but takes minutes
                 text = re.split(r"(?m)^(?:[A-Z][a-z]+(?:-[A-Za-z]+)+|Fixes): ", header)[0]
                 self.assertNotRegex(text.partition("\n\n")[2], r"(?m)^.{76}", path)
         for path, text in self.user.items():
@@ -134,7 +134,7 @@ class HookRules(unittest.TestCase):
                     self.assertIn(os.path.basename(path), table)
 
     def test_new_files_are_of_a_patch(self):
-        """A patch names each new file; otherwise the series would lack the file."""
+        """A patch names each new file, because the series would otherwise lack the file."""
         brought = [name for text in self.texts.values()
                    for name in re.findall(r"(?m)^Overlay-Files: (.+)$", text)]
         for name in overlay.PATCHES:
@@ -155,7 +155,7 @@ class HookRules(unittest.TestCase):
                           f"{lost.new_files[0]} twice"])
 
     def test_later_lines_are_in_our_files(self):
-        """The lines must exist, so that earlier mails can leave them out."""
+        """The lines for a later mail must exist, so that earlier mails can leave them out."""
         for mail in rdma_core_series.mails():
             text = "".join(mail.later_lines().values())
             if text:

@@ -35,12 +35,12 @@ class Older(unittest.TestCase):
                          "6.12.116-1")
 
     def test_revision(self):
-        """A revision of a kernel replaces it under the same name, so updating to it is no test."""
+        """A revision replaces a kernel under the same name, so an update to it tests nothing."""
         self.assertEqual(self.before("6.12.115-2", "6.12.115-2", "6.12.115-1", "6.12.113-1"),
                          "6.12.113-1")
 
     def test_none(self):
-        """Without an older version there is an error with this reason."""
+        """Without an older version the error gives this reason."""
         for offered in ((), ("6.12.116-1",), ("6.12.117-2", "6.12.117-1")):
             with self.assertRaisesRegex(machines.LabError, "no update can be tried"):
                 self.before("6.12.117-1", *offered)
@@ -50,7 +50,7 @@ class Smaller(unittest.TestCase):
     """The image of a kernel in the archive."""
 
     def test_left_out(self):
-        """Some drivers are missing. All other files exist, and md5sums lists exactly them."""
+        """Some drivers are missing. All other files exist, and md5sums lists exactly these."""
         with tempfile.TemporaryDirectory() as folder:
             tree = os.path.join(folder, "image")
             modules = "lib/modules/6.12.1-test/kernel/"

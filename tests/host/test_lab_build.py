@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The lab makes a machine again when needed, and meanwhile no other process makes or uses it.
+"""The lab makes a machine again when needed; until then no other process makes or uses it.
 
 A function replaces the compiler, which would take minutes; the lab's decisions are real.
 """
@@ -24,7 +24,7 @@ import build  # noqa: E402
 import machine as machines  # noqa: E402
 
 
-# The lab in a folder. Its make waits for permission to end.
+# A program that uses the lab in a folder. Its make ends only when it is permitted to end.
 MAKE = """
 import sys
 lab, folder = sys.argv[1:]
@@ -115,8 +115,8 @@ class Ready(unittest.TestCase):
         self.assertEqual(self.use(), "2")
 
     def test_edited_while_made(self):
-        """After an edit during the build the machine is made again: the compiler may have read the
-        old text."""
+        """If the source is edited during the build, the machine is made again: the compiler may
+        have read the old text."""
         self.during.append(lambda: self.write("2"))
         self.assertEqual(self.use(), "2")
         self.assertEqual(self.made, ["1", "2"])
@@ -193,7 +193,7 @@ class Ready(unittest.TestCase):
             os.kill(pids[0], 0)
 
     def test_killed(self):
-        """If its caller is killed, a build ends. Until then it holds the machine's lock."""
+        """If the caller of a build is killed, the build ends. Until then it holds the lock."""
         half = os.path.join(self.folder, "half")
         with open(os.path.join(self.folder, "Makefile"), "w", encoding="utf-8") as out:
             out.write(MAKEFILE)
@@ -214,7 +214,7 @@ class Ready(unittest.TestCase):
         self.assertFalse(os.path.exists(half))
 
     def test_prepared_emulator(self):
-        """--prepare tries KVM and fetches QEMU, where the machine's guests need them."""
+        """--prepare tries KVM, and fetches QEMU if the guests of the machine need it."""
         loader = importlib.machinery.SourceFileLoader("lab_run", os.path.join(LAB, "run"))
         run = importlib.util.module_from_spec(importlib.util.spec_from_loader("lab_run", loader))
         loader.exec_module(run)

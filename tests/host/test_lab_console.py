@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The lab's console parser on recorded consoles: no other test finds a report that it misses."""
+"""The lab's console parser on recorded consoles: no other test notices a missed report."""
 import os
 import sys
 import unittest
@@ -30,7 +30,7 @@ class RecordedConsoles(unittest.TestCase):
         return reports
 
     def test_clean(self):
-        """Boot messages, a program's crash and an out-of-memory kill are no reports."""
+        """Boot messages, a crash of a program and an out-of-memory kill are not reports."""
         self.check("clean.log")
 
     def test_panic(self):
@@ -103,7 +103,7 @@ class SingleLines(unittest.TestCase):
             "[    2.0] traps: a[1] general protection fault ip:1 sp:2 error:0 in a[1+2]\n"))
 
     def test_panic_after_warning(self):
-        """A panic is a separate report if the report before did not cause it."""
+        """A panic is a separate report unless the previous report caused it."""
         kinds = [report.kind for report in console.parse(
             "[    1.0] WARNING: CPU: 0 PID: 1 at a.c:1 f\n[    2.0] Kernel panic - not syncing: x")]
         self.assertEqual(kinds, ["WARNING", "panic"])
@@ -113,7 +113,7 @@ class DroppedOptions(unittest.TestCase):
     """A wanted option that Kconfig dropped must be named."""
 
     def test_dropped(self):
-        """Missing, other value, and explicitly unwanted."""
+        """Missing, with another value, and set although unwanted."""
         wanted = "CONFIG_A=y\nCONFIG_B=y\nCONFIG_C=12\n# CONFIG_D is not set\nCONFIG_E=y\n"
         result = "CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=13\n"
         self.assertEqual(kconfig.dropped(wanted, result),

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The QEMU that the lab starts: a guest's kernel can't compensate for faults of QEMU.
+"""The QEMU that the lab starts, because a guest's kernel can't compensate for faults of QEMU.
 
 Skipped until Debian's kernel is made ready (tests/lab/run --prepare), which takes minutes.
 """
@@ -18,7 +18,7 @@ import guest  # noqa: E402  pylint: disable=wrong-import-position
 import machine as machines  # noqa: E402  pylint: disable=wrong-import-position
 
 # Enabling trace events patches code of timers, wake-ups and interrupts, which both CPUs run. QEMU
-# 7.2 always crashed.
+# 7.2 crashed every time.
 PATCHING = """
 cd /sys/kernel/tracing
 for i in 1 2 3; do (while :; do sleep 0.001; done) & done
@@ -65,7 +65,7 @@ class Accelerator(unittest.TestCase):
     """The lab's decision about KVM, with a fake guest."""
 
     def find(self, name, in_time, console):
-        """The answer for a machine whose guest prints this console, and ends in time or not."""
+        """The answer for a machine whose guest prints this console, and ends in time or late."""
         with mock.patch.object(guest, "Guest") as tried, \
                 mock.patch.object(guest.os, "access", return_value=True):
             one = tried.return_value.__enter__.return_value
@@ -102,7 +102,7 @@ class Accelerator(unittest.TestCase):
         self.assertEqual([one.devices for one in self.tried], [[]])
 
     def test_a_busy_machine(self):
-        """The answer is not kept if the guest was late."""
+        """If the guest was late, the answer is not kept."""
         self.assertEqual(self.find("debian", False, ""), "tcg")
         self.assertEqual(self.find("debian", True, "reboot: Restarting system"), "kvm")
 

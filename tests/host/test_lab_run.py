@@ -28,19 +28,19 @@ def processes_with(text):
                     if int(pid) != os.getpid() and text.encode() in content.read():
                         found.append(pid)
             except OSError:
-                pass  # the process ended, or is another user's
+                pass  # the process has ended, or belongs to another user
     return found
 
 
 def emulators_in(folder):
-    """The QEMUs of guests with temporary files in this folder, without QEMUs that only try KVM."""
+    """The QEMUs of guests with temporary files in this folder, except QEMUs that only try KVM."""
     found = []
     for pid in processes_with(folder):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as content:
                 command = content.read()
         except OSError:
-            continue    # it ended
+            continue    # the process has ended
         if (b"qemu-system" in command.split(b"\0")[0] and folder.encode() in command
                 and b"lab_probe" not in command):
             found.append(int(pid))
@@ -66,7 +66,7 @@ class Guests(unittest.TestCase):
                                 cwd=self.folder.name)
 
     def run_guest(self, *arguments, **options):
-        """Run to the end; return (status, output, errors). No process or file may be left."""
+        """Run to the end; return (status, output, errors). Check that nothing is left."""
         process = self.start(*arguments, **options)
         out, err = process.communicate()
         self.assert_nothing_left()
@@ -86,7 +86,7 @@ class Run(Guests):
     """One guest."""
 
     def test_status_and_outputs(self):
-        """The exit status, and both outputs, separate and byte for byte."""
+        """The exit status and both outputs; the outputs are separate and the same byte for byte."""
         path = os.path.join(self.folder.name, "bytes")
         content = os.urandom(500_000) + bytes(range(256))
         with open(path, "wb") as out:
@@ -138,7 +138,7 @@ class Run(Guests):
 
     @unittest.skipUnless(KERNEL in ("um", "debug"), "Debian's kernel has no LKDTM")
     def test_stack_of_a_task_that_hangs(self):
-        """The runner prints the report. The kernel does not print it by itself."""
+        """The runner prints the stack, because the kernel does not print it by itself."""
         status, out, err = self.run_guest(
             "--timeout", "1200", "--", "sh", "-c",
             "echo 1 >/proc/sys/kernel/hung_task_timeout_secs; "
@@ -166,13 +166,13 @@ class Run(Guests):
         self.assertEqual(out, b"begun\n")
 
     def test_background_processes(self):
-        """The run ends although a process of the command is left."""
+        """The run ends although a process of the command still runs."""
         status, out, _ = self.run_guest("--timeout", "300",
                                         "--", "sh", "-c", "sleep 9999 & echo done")
         self.assertEqual((status, out), (0, b"done\n"))
 
     def test_kernel_stays_while_it_runs(self):
-        """The runner holds a lock until its end; a build of the kernel waits for this lock."""
+        """The runner holds a lock until its end. A build of the kernel waits for this lock."""
         path = os.path.join(REPO, "build/lab", KERNEL, ".lock")
         process = self.start("--", "sh", "-c", "echo begun; sleep 9999")
         self.assertEqual(process.stdout.readline(), b"begun\n")
@@ -216,7 +216,7 @@ class Nodes(Guests):
         return status, out.decode(), err.decode()
 
     def test_status_and_outputs(self):
-        """A command on the other node: input, both outputs byte for byte, status, folder."""
+        """A command on the other node: its input, outputs byte for byte, status and folder."""
         path = os.path.join(self.folder.name, "bytes")
         content = os.urandom(500_000) + bytes(range(256))
         with open(path, "wb") as out:
@@ -246,8 +246,8 @@ class Nodes(Guests):
         self.assertEqual((status, out), (0, "gone\n"), err)
 
     def test_transfer(self):
-        """Over both devices; each end can change the wire."""
-        # Without loss: if the last response got lost, the client would wait for an ended server.
+        """A transfer over both devices. Each end can change the wire."""
+        # No loss here: if the last response got lost, the client would wait for an ended server.
         status, out, err = self.run_nodes(
             "set -e; command -v ibv_rc_pingpong rping >/dev/null; "
             "heard() { until lab-on 2 busybox netstat -ltn | grep -q :$1; do sleep 0.1; done; }; "
@@ -276,7 +276,7 @@ class Nodes(Guests):
         self.assertIn("delay 2ms", out)
 
     def test_node_is_killed(self):
-        """A killed node ends without a message and starts as new; this is not a failure."""
+        """A killed node ends without a message, and can start as new. The run does not fail."""
         status, out, err = self.run_nodes(
             "lab-on 2 touch /mark; lab-node 2 kill && lab-node 2 kill && "
             "{ lab-on 2 true; echo $?; lab-node 2 start && lab-on 2 test -e /mark; echo $?; }")
@@ -300,7 +300,7 @@ class Nodes(Guests):
             self.assertIn("Kernel panic", err)
 
     def test_time_limit(self):
-        """Both are ended."""
+        """Both nodes are ended."""
         status, _, err = self.run_guest("--nodes", "2", "--timeout", "4", "--", "sleep", "9999")
         self.assertEqual(status, 124)
         self.assertIn(b"of node2", err)
@@ -335,7 +335,7 @@ class Emulated(unittest.TestCase):
                                 stderr=subprocess.PIPE)
 
     def crash_emulators(self, *signals):
-        """Start a guest, send each of its first QEMUs one signal; (status, output, errors)."""
+        """Start a guest, send one signal to each of its first QEMUs; (status, output, errors)."""
         with tempfile.TemporaryDirectory() as temp:
             process = self.start(temp, "echo", "done")
             hit = []
@@ -362,7 +362,7 @@ class Emulated(unittest.TestCase):
         self.assertEqual((status, out), (99, ""))
 
     def test_emulator_is_killed(self):
-        """If a user or the OOM killer kills the emulator, this is not a crash."""
+        """If a user or the OOM killer kills the emulator, the runner does not report a crash."""
         status, out, err = self.crash_emulators(signal.SIGKILL)
         self.assertEqual((status, out), (99, ""))
         self.assertNotIn("QEMU crashed", err)
@@ -396,7 +396,7 @@ class Emulated(unittest.TestCase):
         self.assertNotIn("QEMU crashed", err)
 
     def test_death_while_booting(self):
-        """A kernel that dies before its first program is a failure."""
+        """A kernel that dies before it starts a program is a failure."""
         done = subprocess.run([RUN, "--kernel", "debian", "--memory", "64M", "--", "true"],
                               capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 99, done.stderr)

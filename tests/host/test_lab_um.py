@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""User Mode Linux on every CPU: its patch is in the tree that is built, and in no other place.
+"""User Mode Linux on every CPU: its patch is in the tree that is built, and in no other tree.
 
-Where a CPU's state does not fit, the runner prints one line before the boot.
+If a CPU's state does not fit, the runner prints one line before the boot.
 """
 import glob
 import os
@@ -57,7 +57,7 @@ class Patch(unittest.TestCase):
             self.assertNotEqual(build.fingerprint(machine), before)
 
     def test_the_kernel_has_it(self):
-        """The size in the built kernel, if it exists."""
+        """The size in the built kernel, if this kernel exists."""
         made = os.path.join(fetch.BUILD, "lab/um/build/include/generated/user_constants.h")
         if not os.path.exists(made):
             self.skipTest("the um kernel is not built")

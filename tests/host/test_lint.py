@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """clang-tidy finds the same faults in an included file and in a main file; comments need subjects.
 
-Why: lint.py would also print "ok" if it ran only half of the checks on a unit, or if it left a file
-out without a reason.
+Why: lint.py would also print "ok" if it ran only half of the checks on a source, or if it left a
+file out without a reason.
 """
 import os
 import subprocess
@@ -58,7 +58,7 @@ class Lint(unittest.TestCase):
                 self.assertEqual(lint.declares_names(source.name), expected)
 
     def test_a_passed_folder_is_left_out_until_it_changes(self):
-        """One folder with one source, whose content is its digest."""
+        """One folder with one source. The content of the source stands for its digest."""
         with tempfile.TemporaryDirectory() as folder, \
                 mock.patch.dict(os.environ, {"XDG_CACHE_HOME": folder}), \
                 mock.patch.object(lint, "tidy_units", lambda: [(["a.cpp"], [["unit"]])]), \
@@ -92,7 +92,7 @@ class Lint(unittest.TestCase):
         return other
 
     def test_a_clone_of_another_user(self):
-        """git refuses another user's clone unless it is marked as safe; its files are checked."""
+        """git refuses another user's clone if it is not marked as safe; its files are checked."""
         other = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1", "GIT_CONFIG_GLOBAL": os.devnull,
                  "GIT_CONFIG_NOSYSTEM": "1"}
         with mock.patch.dict(os.environ, other):

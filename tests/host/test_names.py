@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Each `name()` in a comment, a page or a patch is a function or macro that exists.
 
-Why: a function gets another name and the comments keep the old one; nothing else notices.
+Why: if a function gets another name, its comments keep the old name, and no other test notices.
 """
 import os
 import re
@@ -29,7 +29,7 @@ OTHER_VERSIONS = "buildlib/consumers.d/"
 
 
 def prose(path, text):
-    """The comments of a source, the text of a page or of a patch; without examples."""
+    """The comments of a source, or the text of a page or patch without examples."""
     if path.endswith(SOURCES):
         return "\n".join(COMMENT.findall(text))
     if path.endswith(".patch"):

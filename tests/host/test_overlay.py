@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Tests of buildlib/overlay.py and fetch.py on small trees in a temporary folder, without network.
 
-Why: both fail rarely and long after they were written, when upstream moves; then the message must
-name the files. /usr/bin/python3 -m unittest discover -s tests/host
+Why: both fail rarely and long after they were written, when upstream moves. Then the message must
+name the files. Run: /usr/bin/python3 -m unittest discover -s tests/host
 """
 import contextlib
 import hashlib
@@ -170,7 +170,7 @@ class HookTest(Fixture):
         self.assertEqual(self.read("libibverbs/verbs.h"), UPSTREAM["libibverbs/verbs.h"])
 
     def test_no_fuzz(self):
-        """A difference in the outermost line of context would pass with fuzz."""
+        """With fuzz patch(1) would accept a difference in the outermost line of context."""
         hook = HOOK.replace("@@ -2,2 +2,3 @@", "@@ -1,4 +1,5 @@")
         hook = hook.replace(" second", " other\n second").replace(" third", " third\n fourth")
         self.write("buildlib/hooks/0001-a.patch", hook)
@@ -186,7 +186,7 @@ class HookTest(Fixture):
         self.fails("0001-a.patch", "libibverbs/new.h", "laid")
 
     def test_interrupted(self):
-        """If a run ended after hooking a file, before recording it, the next run completes it."""
+        """If a run hooks a file and ends before it records the hook, the next run completes it."""
         self.write("buildlib/hooks/0001-a.patch", HOOK)
         self.lay()
         os.unlink(os.path.join(fetch.state_folder(self.tree), "state.json"))
@@ -224,7 +224,7 @@ class EditedTest(Fixture):
         return self.write(os.path.join(folder, path), UPSTREAM[path])
 
     def check_refused(self):
-        """The edit is kept. The command in the message's last line restores upstream's file."""
+        """The edit is kept. The last line of the message has the command that restores the file."""
         with self.assertRaises(overlay.OverlayError) as caught:
             self.lay()
         self.assertIn(f"{self.place} was edited", str(caught.exception))
@@ -316,7 +316,7 @@ class VersionTest(Fixture):
             self.assertFalse(os.path.lexists(os.path.join(self.tree, "libibverbs/ours.65.h")))
 
     def test_other_part(self):
-        """For one file the version's part applies, for the other file the patch's part."""
+        """The version's part applies to one file, and the patch's part to the other file."""
         self.write("buildlib/hooks/0001-a.65.diff", self.OTHER)
         self.lay()
         self.assertEqual(self.lines("verbs", "other"),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Our part of pyverbs calls every verb without Python's lock (the GIL).
 
-Why: a verb may wait for another thread of the program, which supplies a page or is inside another
-call. If the other thread runs Python, it needs the lock.
+Why: a verb may wait for another thread of the program, which supplies a page or is in another call.
+If the other thread runs Python, it needs the lock.
 """
 import glob
 import os

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The mails for rdma-core: they apply to the plain tarball, each builds, and the result is ours.
+"""The mails for rdma-core apply to the plain tarball, each builds, and the result is our tree.
 
-Why: daily builds use the overlay, and only this test builds with the edited lists of upstream.
+Why: daily builds use the overlay. Only this test builds with the edited lists of upstream.
 It skips mails that it has built before.
 """
 import glob
@@ -24,7 +24,7 @@ import overlay  # noqa: E402
 import rdma_core_series  # noqa: E402
 import series  # noqa: E402
 
-# The targets that mails change or add. A build makes those that exist so far, and runs TESTS.
+# The targets that mails change or add. A build makes the targets that exist so far, and runs TESTS.
 TARGETS = ("ibverbs", "rxe-rdmav", "siw-rdmav", "ibv_devinfo", "check-no-cxx-runtime",
            "ibv_mr_notify", "ibv_mr_cache")
 TESTS = ("rxe_wr_test", "mr_notify_test", "mr_cache_test")
@@ -35,7 +35,7 @@ OF_OVERLAY = re.compile(r"(?m)^(?:\+.*(?:inject\.cmake|buildlib/hooks|overlay)|"
 
 
 def run(*command, **more):
-    """The output of a command; it is part of the failure."""
+    """The output of a command; if the command fails, the failure has its output."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           check=False, **more)
     if done.returncode:
@@ -112,7 +112,7 @@ class Series(unittest.TestCase):
         if fetch.read(known) == digest.hexdigest():
             return
         shutil.rmtree(PLACE, ignore_errors=True)
-        # Always the same folders, for the compiler cache.
+        # The folders are always the same, for the compiler cache.
         tree, build = self.plain(os.path.join(PLACE, "tree")), os.path.join(PLACE, "build")
         environment = {**os.environ, **compiler_cache.settings()}
         cached = [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX")
@@ -141,7 +141,7 @@ class Series(unittest.TestCase):
         self.assertTrue(glob.glob(build + "/python/pyverbs/mr.*.so"))
         if not shutil.which("abi-dumper"):
             shutil.rmtree(os.path.join(tree, "ABI"))
-        if sys.version_info < (3, 13):  # it imports pipes
+        if sys.version_info < (3, 13):  # check-build imports pipes
             run(os.path.join(tree, "buildlib/check-build"), "--src", tree, "--build", build,
                 env=environment)
         fetch.write(known, digest.hexdigest())

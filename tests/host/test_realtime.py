@@ -19,7 +19,7 @@ OURS = ("drivers/infiniband/core/", "drivers/infiniband/sw/")
 
 
 class Realtime(unittest.TestCase):
-    """Only compiled, not run."""
+    """The files are only compiled, not run."""
 
     def run_make(self, *arguments):
         """Run make in the kernel's source, show its output if it fails."""

@@ -102,7 +102,7 @@ class Again(unittest.TestCase):
     """The printed command that repeats one failed case."""
 
     def test_catch(self):
-        """Catch2's own characters, and the shell's."""
+        """Characters that are special for Catch2 or for the shell are escaped."""
         self.assertEqual(again.catch("p")("race: a, [b]'s"), "p 'race: a\\, \\[b\\]'\"'\"'s'")
 
     def test_unittest(self):
@@ -113,7 +113,7 @@ class Again(unittest.TestCase):
         self.assertEqual(run("setUpClass"), "p")
 
     def test_steps(self):
-        """The command has the place of the run, its variables and its seed."""
+        """The command has the prefix, the variables and the seed of the run."""
         step, = lanes.on_siw(*lanes.guest_programs("race", seconds=10))
         self.assertEqual(step.command_again("a b", "RUN_SEED=7, then RUN_SEED=8"),
                          "env RUN_SEED=8 env MR_NOTIFY_DEVICE=siw0 env RUN_SECONDS=10 "
@@ -183,7 +183,7 @@ class Schedule(unittest.TestCase):
     """The order."""
 
     def done(self, jobs, *tasks):
-        """Run tasks, each (name, needs, seconds, good); return the order in which they were done or
+        """Run tasks, each (name, needs, seconds, good). Return the order in which they were done or
         given up."""
         order = []
 
@@ -252,8 +252,8 @@ class Whole(unittest.TestCase):
         self.assertFalse(any("made" == line for line in printed))
 
     def test_a_failure_is_told_at_its_step(self):
-        """A failure is printed before the report. The report comes after all lanes, and not after
-        ^C."""
+        """A failure is printed immediately. The report comes after all lanes, and not after ^C.
+        """
         printed, _ = self.run_lanes(
             {}, lanes.Lane([lanes.Step("bad", "echo not ok two; exit 1", results.lines)]))
         first = next(number for number, line in enumerate(printed) if "FAILED: " in line)
@@ -263,9 +263,7 @@ class Whole(unittest.TestCase):
         self.assertEqual(printed[first + 2], "    once more: sh -c 'echo not ok two; exit 1'")
 
     def test_the_command_builds_the_program_that_failed(self):
-        """The command first builds, because it would otherwise run the program without the user's
-        fix.
-        """
+        """The command first builds the program, because the old program lacks the user's fix."""
         guest = lanes.Step("guest", "echo not ok two; exit 1", results.lines,
                            again=again.catch("build/tests/guest_word"))
         printed, _ = self.run_lanes({}, lanes.Lane([guest]))
@@ -331,7 +329,7 @@ class Whole(unittest.TestCase):
     def test_nothing_else_is_repeated(self):
         self.assertEqual(self.run_guest("not ok one\nok two\n")[1:3],
                          ("2 passed, 1 failed, 0 skipped", []))
-        # Outputs if a kernel reports a problem, or if a guest dies.
+        # The results if a kernel reports a problem, or if a guest dies.
         self.assertEqual(self.run_guest("pace one\nnot ok one\nok two\n", status=99)[1:3],
                          ("1 passed, 2 failed, 0 skipped", []))
 
@@ -367,8 +365,7 @@ class Whole(unittest.TestCase):
                 self.assertLess(seconds, 600)
 
     def test_a_step_that_goes_on_may_last(self):
-        """A step may run longer than the limit as long as it prints, because a machine may be slow.
-        """
+        """A step that goes on printing may run longer than the limit: machines can be slow."""
         count, _, _ = self.run_for(
             "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.5; echo $i; done; echo ok one")
         self.assertEqual(count, "1 passed, 0 failed, 0 skipped")
@@ -447,7 +444,7 @@ class Lanes(unittest.TestCase):
                     self.assertGreater(step.least, 0, f"{name}: {step.name}")
         self.assertGreater(lanes.INSTALLED_SUITE.least, lanes.UPSTREAM_EXECUTED)
         least = {step.name: step.least for step in lanes.LANES["um"].steps}
-        for name in ("retransmit_answers", "odp_packets"):     # which need one capability
+        for name in ("retransmit_answers", "odp_packets"):     # both need one capability
             self.assertGreater(least[name], 1, name)
 
     def test_every_file_of_host_tests_is_a_step(self):

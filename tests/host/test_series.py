@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The mail-ready kernel series: applies to plain sources, each patch builds, checkpatch is content.
+"""The kernel series as mails: it applies to plain sources, each patch builds, checkpatch passes.
 
-Why: daily builds use the overlay, and only this test builds the series. It builds
-against Debian's headers, and skips a series that it has built before.
+Why: daily builds use the overlay, and only this test builds the series. The test builds against
+Debian's headers, and skips a series that it has built before.
 """
 import glob
 import hashlib
@@ -26,10 +26,10 @@ import overlay  # noqa: E402
 import series  # noqa: E402
 
 # New files below drivers/infiniband and include/rdma have their entries in MAINTAINERS.
-# A fix names a commit; checkpatch can't find it without the history of Linux.
+# Without the history of Linux checkpatch can't find the commit that a fix names.
 CHECKPATCH = ["--strict", "--terse", "--no-tree", "--no-summary",
               "--ignore", "FILE_PATH_CHANGES,UNKNOWN_COMMIT_ID"]
-# Drivers of devices that the lab does not have: the changed files are compiled only.
+# Drivers of devices that the lab does not have. Their changed files are only compiled.
 UNTRIED = ("drivers/infiniband/hw/", "drivers/infiniband/sw/rdmavt/")
 
 
@@ -42,8 +42,8 @@ def touched(mail):
 def batches(files):
     """Lists of {mail: its files}; the mails of a list are built together.
 
-    A list has only drivers that the lab can't try, each in one mail, so that no mail can hide a
-    mistake of another.
+    A list has several mails only if all change drivers that the lab can't try, and no two mails
+    change the same driver: a mail can't hide a mistake of another mail.
     """
     done, seen = [], set()
     for mail, names in files.items():
@@ -174,7 +174,7 @@ class LaterSeries(Series):
     """The same steps for Linux 7.3."""
 
     VERSION = "linux-7.3"
-    # Both versions have the same files, and 6.12 has kzalloc_obj() only since its update 97.
+    # Both versions have the same files, but 6.12 has kzalloc_obj() only since 6.12.97.
     MORE = ("--ignore", "ALLOC_WITH_SIZEOF")
 
 

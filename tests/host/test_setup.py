@@ -32,7 +32,7 @@ STUBS = {
     "dpkg-query": '[ "$3" = twice ] || exit 1; for _ in 1 2; do\n'
                   'printf "$(printf %s "$2" | sed "s/^-f=//; s/[$]{.*}/installed/")"; done',
     "sleep": "exec /bin/sleep 0.1", "id": "echo 1000",
-    # The user needs a password only for -v, or always, depending on `asks`.
+    # If the file `asks` exists, the user always needs a password, otherwise only for -v.
     "sudo": 'echo "sudo $*" >>sudo; case $1 in\n-n) [ ! -e asks ] ;;\n-v) [ -e asks ] ;;\n'
             '*) exec "$@" ;;\nesac'}
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""buildlib/step: one line for a command, all of its output if it fails, and no process left."""
+"""buildlib/step prints one line for a command, and all output if it fails. No process is left."""
 import os
 import pty
 import subprocess

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Each exported verb is in all places where a user or a packager looks for it.
 
-Why: a verb that is missing there still builds and runs. A failure names the file and the line.
+Why: a verb that is missing in such a place still builds and runs. A failure names the file and the
+line to add.
 """
 import glob
 import os
@@ -42,7 +43,7 @@ HOOKS = {"mr": "0004-pyverbs-include-mr-notify.patch", "context": CACHE, "pd": C
 
 
 def read(path):
-    """The text of a file of the repository, or of all files of a pattern; "" without a file."""
+    """The text of a file of the repository, or of all files that match; "" if there is none."""
     text = ""
     for found in sorted(glob.glob(os.path.join(test_abi.REPO, path))):
         with open(found, encoding="utf-8") as part:
@@ -79,7 +80,7 @@ def missing():
             yield f'tests/host/test_abi.py, RELEASED: "{node}": ({{{types}}}, {{}}),'
         for verb in names:
             for path, pattern, told in PLACES:
-                # Only headers call a symbol with a leading _.
+                # A symbol with a leading _ is called only by headers.
                 if verb[0] != "_" and not re.search(pattern.replace("@", verb),
                                                     read(path.replace("@", verb))):
                     yield f"{path}: {told}".replace("@", verb)
@@ -110,7 +111,7 @@ class Verbs(unittest.TestCase):
             self.assertEqual(set(nodes().get(node, ())), set(types), f"{node} of {MAP}")
 
     def test_type(self):
-        """RELEASED, which the compiler compares, is written by hand. It must match the headers."""
+        """The types in RELEASED, which are written by hand, match the headers."""
         for node, (types, _) in test_abi.RELEASED.items():
             for name, known in types.items():
                 if type_of(name) != "...":  # headers declare the newest version only

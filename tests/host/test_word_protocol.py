@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The word protocol of registrations that can be suspended, in all interleavings, by Spin.
 
-Why: Spin tries all of millions of interleavings, while the tests in guests may hit a race once a
+Why: Spin tries all of millions of interleavings. A test in a guest may hit a race only once a
 month. Seeded mistakes show that the model can find a race.
 """
 import os
@@ -35,7 +35,7 @@ def search(bug=None):
 
 
 class WordProtocol(unittest.TestCase):
-    """The guarantees for a user. Mistakes in the kernel break them."""
+    """The guarantees for a user, which mistakes in the kernel break."""
 
     def test_all_interleavings(self):
         self.assertEqual(search(), (False, True))

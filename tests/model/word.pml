@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The word of a registration that can be suspended, and all that change it: users, which
- * take and drop a reference, the shrinker, the worker, an event that may have changed the
- * mapping (CLEAR), an event that has changed it (UNMAP), and settle. Spin tries all
- * interleavings. A step here runs under the tracker's lock, or is one atomic
- * instruction, in umem_notify.c and umem_notify_reclaim.c.
+ * The word of a registration that can be suspended, and everything that changes the word:
+ * users, which take and drop a reference, the shrinker, the worker, an event that may have
+ * changed the mapping (CLEAR), an event that has changed the mapping (UNMAP), and settle.
+ * Spin tries all interleavings. A step here is one atomic instruction, or runs under the
+ * tracker's lock, in umem_notify.c and umem_notify_reclaim.c.
  *
- * If a thread adds a reference, or settles with a reference, and sees that the kernel's
- * bits are 0, then the device has access to the pages that the range maps, except during
- * events that have not returned.
+ * If a thread adds a reference, or settles with a reference, and reads 0 in the kernel's
+ * bits, then the device has access to the pages that the range maps, except during events
+ * that have not returned.
  *
  * BUG_...: seeded mistakes that Spin must find.
  */

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make the builds and run the tests, on the host and in guests; the last line counts them.
 
-Called by tests/run. Without arguments the gate runs (gate.py), with --all every lane except lanes
-that run by name only, with names these lanes. A lane that could not run is a failure. The outputs
-are kept in build/results.
+tests/run calls this program. Without arguments it runs the gate (gate.py). Names of lanes run these
+lanes. --all runs every lane, except lanes that run by name only. A lane that could not run is a
+failure. The outputs are kept in build/results.
 """
 import argparse
 import collections
@@ -30,8 +30,8 @@ import screen
 RESULTS = os.path.join(lanes.REPO, "build", "results")
 SLOW_MACHINE = os.path.join(lanes.REPO, "build", "tests", "libslow_machine.so")
 LIMIT = 4 * 3600    # seconds for all steps of a guest, on a slow machine
-SILENCE = 3600      # seconds without a line after which a step counts as hung
-GRACE = 30          # seconds that a step has to end its processes
+SILENCE = 3600      # a step that prints nothing for so many seconds counts as hung
+GRACE = 30          # seconds for a step to end its processes
 TIMED_OUT = 124     # the exit status of timeout(1)
 SLOWEST = 10
 LINES = 150         # the most lines printed of the outputs of all failures
@@ -46,7 +46,7 @@ def shown(count):
 
 
 def jobs():
-    """The number of parallel tasks: one more than processors; each guest needs 3 GB."""
+    """The number of parallel tasks: processors and one more, at most 4; each guest needs 3 GB."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(os.cpu_count() + 1, 4, memory // (3 << 30)))
 
@@ -93,8 +93,8 @@ class Run:
             reader.start()
 
         def is_running():
-            """Does the process still run, or may another process still write to its outputs? Does
-            not reap it.
+            """Is the process running, or may another process still write to its outputs? Leaves the
+            process to be reaped later.
             """
             nohang = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return (any(reader.is_alive() for reader in readers) or
@@ -171,7 +171,7 @@ class Run:
             self.tests += [(seconds, f"{name}: {test}".removesuffix(": "))
                            for seconds, test in tests]
         self.screen.say(f"{lane:<9} {step.name:<36} {shown(count):<30} {told.seconds:4.0f} s")
-        for one in count.failures:  # now: the report comes after all lanes
+        for one in count.failures:  # print them now, because the report comes after all lanes
             self.screen.say("\n".join((f"FAILED: {one.name}", *where_to_look(one))))
         return count
 
@@ -199,7 +199,7 @@ class Run:
         """Run the steps of a guest. If its kernel reports a problem, this counts as one more failed
         test."""
         with open(os.path.join(folder, "steps.sh"), "w", encoding="utf-8") as text:
-            # The loader would ignore a missing library.
+            # Check the library first, because the loader would ignore a missing one.
             text.write(f"[ -r {shlex.quote(SLOW_MACHINE)} ] || exit\nexport {self.late}\n"
                        if self.late else "")
             text.write(output.script([step.command for step in row.steps]))
@@ -346,7 +346,7 @@ def where_to_look(one):
     """The lines with the path of a failure's output, and with the command that repeats it."""
     if one.file:
         yield f"    all of it: {one.file}"
-    if one.again:   # the command alone would run the old program
+    if one.again:   # without the build this command would run the old program
         built = re.search(r"build/tests/((?:guest|unit)_\w+)", one.again)
         build = f"cmake --build build --target {built.group(1)} && " if built else ""
         yield f"    once more: {build}{one.again}"
@@ -395,7 +395,7 @@ def arguments():
 
 @contextlib.contextmanager
 def alone():
-    """A context that excludes other runs in this clone. Its value: was there no other run?"""
+    """A context that excludes other runs in this clone. Its value is False if there is one."""
     os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
     with open(RESULTS + ".lock", "w", encoding="utf-8") as lock:    # no child inherits it
         try:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""The gate, which tests/run is without arguments: the part of lanes.py to run before each push.
+"""The gate: the part of lanes.py to run before each push. tests/run without arguments runs it.
 
-Chosen by the mistakes that each program has found (tests/mutations.toml): the cheapest programs
-that together find all mistakes, except mistakes that need KASAN or minutes. The gate runs the named
-steps of a lane. A guest of `um` costs a fifth of a QEMU guest, so `debian` has only the programs
-that need two CPUs, or memory that `um` lacks.
+The gate has the cheapest programs that together find all mistakes of tests/mutations.toml, except
+mistakes that need KASAN or minutes. It runs the named steps of a lane. A guest of `um` costs a
+fifth of a QEMU guest, so `debian` has only the programs that need two CPUs, or kinds of memory that
+`um` lacks.
 """
 from dataclasses import replace
 
@@ -47,12 +47,12 @@ LANES = {
     "um": part("um", UM, needs=(FORK, "kernel um")),
     "next-um": part("next-um", NEXT_UM, needs=(FORK, "kernel next-um"), seconds=60),
     "host": part("host", HOST,
-                 # test_abi without packages; lint skips folders known to have passed.
+                 # test_abi runs without packages; lint skips folders known to have passed.
                  step("host", "test_abi", " -k Builds", needs=(), seconds=60),
                  step("host", "lint", " --changed", seconds=200),
                  needs=(FORK,)),
     "debian": part("debian", DEBIAN, needs=(FORK, "kernel debian"), seconds=200),
-    # On the libraries in the build folder, not on packages.
+    # This lane runs on the libraries in the build folder, not on packages.
     "stock": part("stock", ["no capability"], guest="--kernel stock",
                   needs=(FORK, "kernel stock"), seconds=30),
 }

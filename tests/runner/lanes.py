@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The builds, and the tests of each lane: to add a lane, add a row to LANES.
 
-A lane is steps in one guest (one boot for all steps), or steps on the host. It begins when the
-builds that it `needs` (rows of BUILDS) are done, while other builds and lanes run: it must not rely
-on an idle or fast machine. `seconds` is roughly its time from scratch on two idle cores, and
-decides only the order in which lanes begin.
+A lane is steps in one guest (one boot for all steps), or steps on the host. A lane begins when the
+builds that it `needs` (rows of BUILDS) are done. Other builds and lanes run at the same time, so a
+lane must not rely on an idle or fast machine. `seconds` is roughly the lane's time from scratch on
+two idle cores, and decides only the order in which lanes begin.
 """
 import glob
 import os
@@ -22,9 +22,10 @@ GUEST_PROGRAMS = ("contract", "word", "changes", "in_use", "reclaim", "revoke", 
                   "differential",
                   "adversary", "observe", "retransmit_answers", "errors", "qp_state",
                   "wqe_ring", "lossy", "no_cross_process_wait", "idle")
-# All these tests skip for the same reason. "at most 512 packets wait" may be too slow.
+# The least number of tests of these programs that must run. All these tests skip for the same
+# reason. The test "at most 512 packets wait" may skip because a machine is too slow.
 GUEST_LEAST = {"retransmit_answers": 5, "nodes": 8, "odp_packets": 15}
-# Tests of upstream's suite on soft-RoCE. Upstream's kernel passes 103.
+# This many tests of upstream's suite run on soft-RoCE; on upstream's kernel 103 run.
 UPSTREAM_EXECUTED = 117
 
 
@@ -90,7 +91,7 @@ def with_variable(step, variable):
 
 
 def cached(step):
-    """The step with the cache, first only for local rights, then for all rights."""
+    """Two steps with the cache: for local rights, and for all rights."""
     return [with_variable(replace(step, name=f"{step.name} cached {value}"),
                           f"RDMAV_MR_CACHE={value}") for value in ("1", "remote")]
 
@@ -113,7 +114,7 @@ SUSPENDED = matrix("matrix, suspended", results.lines, "--reclaim")
 # On-demand paging: our tests and upstream's.
 PAGING = [*guest_programs("odp", "odp_memory", "odp_packets", "odp_wait", "odp_oracle"),
           pyverbs("test_mr_all", "test_odp", least=23)]
-# All but three, which need a device without some capability.
+# All tests of both modules, except three tests that need a device without some capability.
 NOTIFY_AND_CACHE = pyverbs("test_mr_notify", "test_mr_cache", least=67)
 # Debian's programs that can page on demand. They use the fork's library from the build folder.
 PAGING_PROGRAMS = Step("programs on demand", f"{PYTHON} tests/installed/programs.py 'on demand'",
@@ -150,7 +151,7 @@ def examples(kernel):
 
 
 def host_tests():
-    """A step for each file of tests/host, with the needs of some and the times of long ones."""
+    """A step for each file of tests/host. `more` has the needs of some, and long times."""
     more = {"test_abi": {"needs": ("debs",), "seconds": 90},
             "test_packages": {"needs": ("debs",), "seconds": 60},
             "test_dkms": {"needs": ("kernel dkms",)},
@@ -213,7 +214,7 @@ CONSUMERS = ("fork", "kernel um", "libfabric and UCX")
 
 
 def hits(name, libfabric, least, options=""):
-    """A program that counts the verbs of libfabric's cache, with its libfabric."""
+    """A program that counts the verbs which libfabric's cache calls, and the libfabric to use."""
     return Step(name, f"LD_LIBRARY_PATH=build/consumers/{libfabric}/lib:$LD_LIBRARY_PATH {options} "
                 f"build/tests/consumers_{name}", results.lines, least=least)
 

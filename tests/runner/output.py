@@ -2,7 +2,7 @@
 """The output of programs: kept in files, split into steps, and timed, while it arrives.
 
 The script in a guest marks the begin and end of each step in both of its outputs. A step has ended
-when both outputs have its mark: then all of its output has arrived, on any transport.
+when both outputs have its end mark: then all of its output has arrived, on any transport.
 """
 import os
 import re

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Read a test program's output, and count: every suite has its own format.
+"""Read a test program's output, and count its tests: every suite has its own format.
 
-A program whose output names no test, or reports success although it exits with a failure, counts as
-one failure: silence is not success.
+A program counts as one failure if its output names no test, or if it reports success and exits with
+a failure: silence is not success.
 """
 import json
 import re
@@ -134,7 +134,7 @@ def judge(name, parse, text, exit_status, expected=0):
 
 
 def shortened(text, most):
-    """The first and last lines of a text, at most this many, without empty lines."""
+    """The first and last lines of a text, at most `most` lines, without empty lines."""
     kept = [line.rstrip() for line in text.splitlines() if line.strip(" -")]
     if len(kept) <= most:
         return kept
