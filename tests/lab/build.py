@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make a machine's kernel, modules and initramfs. Parts that are up to date stay.
 
-Why a fingerprint and not make alone: make needs seconds to find that a kernel is up to date,
-and every run of the lab asks. The fingerprint is the content of all our input files, taken before
-the build: an edit during the build leads to another build.
+Why a fingerprint and not make alone: every run of the lab checks its kernel, and make needs
+seconds for that. The fingerprint is a digest of all our input files, taken before the build, so
+an edit during the build leads to another build.
 """
 import contextlib
 import fcntl
@@ -95,10 +95,10 @@ def end_build(process):
 
 
 def run(command, log, env=None):
-    """Run one step of a build; its output goes to a log, and its errors to the user if it fails.
+    """Run one step of a build, with its output in a log. If the step fails, print its errors.
 
-    The step inherits the lock of ready(): if we are killed, other processes wait until the step
-    ends.
+    The step inherits the lock of ready(). So if we are killed, other processes wait until the
+    step ends.
     """
     os.makedirs(os.path.dirname(log), exist_ok=True)
     with open(log, "w", encoding="utf-8") as out:
@@ -162,8 +162,8 @@ def our_modules(machine, package):
 
 
 def make_from_package(machine):
-    """Unpack Debian's kernel, build our modules for it, and lay out the modules that the machine
-    uses."""
+    """Unpack Debian's kernel, build our modules for it, and lay out the modules for the machine.
+    """
     with fetch.locked(BUILD, machine.linux):
         package = kernel_package.unpack(BUILD, machine.linux)
         kernel = os.path.join(BUILD, "lab", "vmlinux-" + package.release)
@@ -205,7 +205,7 @@ def up_to_date(machine):
 
 
 def announce(machine):
-    """Print the name of the next build, and how long it took here before."""
+    """Print the name of the next build, and how long the last such build took here."""
     what = ("Debian's kernel and our modules" if machine.our_modules or machine.dkms else
             "Debian's kernel") if machine.image == "package" else "a kernel from Linux's source"
     state = "not up to date" if os.path.exists(machine.kernel) else "not built yet"
@@ -215,7 +215,7 @@ def announce(machine):
 
 
 def build(machine):
-    """Make a machine. The caller holds its lock exclusively."""
+    """Make a machine. The caller holds the machine's lock exclusively."""
     kept = os.path.join(machine.folder, "fingerprint")
     ours = fingerprint(machine)
     announce(machine)
@@ -247,11 +247,11 @@ def lock_alone(lock, machine):
 
 @contextlib.contextmanager
 def ready(machine):
-    """Bring a machine up to date, and keep it so: a guest loads modules while it runs.
+    """Bring a machine up to date, and keep it unchanged, because a running guest loads modules.
 
-    Guests share the lock of the machine's folder; the process that makes it holds the lock
-    exclusively. A change of the lock's mode releases the lock in between, and another process may
-    make the machine then. So this checks again after each change.
+    Guests share the lock of the machine's folder; the process that makes the machine holds the
+    lock exclusively. A change between these modes releases the lock for a moment, in which another
+    process may make the machine. So this function checks again after each change.
     """
     os.makedirs(machine.folder, exist_ok=True)
     with open(os.path.join(machine.folder, ".lock"), "w", encoding="utf-8") as lock:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Find the kernel's complaints in a guest's console.
+"""Find the kernel's reports in a guest's console.
 
 Why: a command may succeed although the kernel was damaged. A panic, oops, BUG, WARNING, or a
 report of lockdep, KASAN, UBSAN, KFENCE, RCU or of the hung-task detector fails the run of any
@@ -11,7 +11,7 @@ import re
 # "[   12.345678] " or, with CONFIG_PRINTK_CALLER, "[   12.345678][  T123] ".
 STAMP = re.compile(r"^(?:<\d+>)?(?:\[ *\d+\.\d+\](?:\[ *[TC]\d+\])? )")
 
-# The name of each kind of report, and its first distinctive line. The first match counts.
+# The name of each kind of report, and its first distinctive line. The first matching row counts.
 KINDS = (
     ("panic", r"Kernel panic - not syncing|PANIC: double fault"),
     ("KASAN", r"BUG: KASAN:"),
@@ -49,9 +49,7 @@ LONGEST = 120
 
 @dataclasses.dataclass
 class Report:
-    """A complaint of the kernel: its kind, its distinctive line, and all its lines without time
-    stamps.
-    """
+    """A report of the kernel: its kind, its distinctive line, all lines without time stamps."""
     kind: str
     title: str
     lines: list[str]

@@ -15,7 +15,7 @@ from kernel_package import SBIN, module_name  # noqa: E402  pylint: disable=wron
 
 
 def uncompress(compressed, path):
-    """Unpack the kernel of a bzImage, once: QEMU boots it two seconds faster."""
+    """Unpack the kernel of a bzImage once, because QEMU boots an unpacked kernel 2 s faster."""
     if os.path.exists(path):
         return
     with open(compressed, "rb") as content:
@@ -27,7 +27,7 @@ def uncompress(compressed, path):
     start = (word(0x1f1, 1) + 1) * 512 + word(0x248)
     payload = image[start:start + word(0x24c)]
     if payload.startswith(b"\x28\xb5\x2f\xfd"):
-        # zstd's status is useless: the payload ends with its length, which is not in zstd's format.
+        # Ignore zstd's status: the payload ends with its length, which is not in zstd's format.
         content = subprocess.run(["zstd", "-dcq"], input=payload, check=False,
                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
     elif payload.startswith(b"\xfd7zXZ"):
@@ -48,8 +48,8 @@ SAME_CHECKSUM = ("cmd_gen_symversions_c=$(NM) $@ | sed -n "
 def build_modules(package, tree, place, run, more_drivers=(), options=()):
     """Build the modules from `tree` in `place`; return their paths.
 
-    All their symbols have the same checksum: computing real ones takes two fifths of the time, and
-    all users of these symbols are built together.
+    All their symbols have the same checksum. Real checksums would take two fifths of the time, and
+    are not needed, because all users of these symbols are built together.
     """
     folders = (*kernel_modules.STACK, *more_drivers)
     kernel_modules.link(tree, place, folders)
@@ -71,9 +71,9 @@ def lay_modules(package, names, ours, place):
     """Fill `place` with the named modules and their dependencies; our modules replace the
     package's.
 
-    In this small tree of plain files depmod takes 0.3 s instead of 7, and loading needs no xz.
-    Missing modules are left out, for example siw if we have not built it; depmod -e complains of a
-    missing symbol.
+    In this small tree of plain files depmod takes 0.3 s instead of 7 s, and loading needs no xz.
+    Missing modules are left out, for example siw if we have not built it. If a symbol is missing,
+    depmod -e reports it.
     """
     files = {**package.module_files(), **{module_name(path): path for path in ours}}
     wanted, todo = set(), [name for name in names if name in files]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The QEMU that emulates guests: the system's, or a newer one if the system's is not reliable.
 
-Why: before 8.1 QEMU may translate code while another emulated CPU writes to it, and keep
+Why: if QEMU before 8.1 translates code while another emulated CPU writes to the code, QEMU may keep
 the old bytes. Linux patches its own code all the time (static keys, trace events), and dies of a
-breakpoint that is no longer in its memory ("Oops: int3"). Debian 12 has 7.2, and 10.0 in its
-backports: apt fetches and verifies the latter, and it is unpacked below the build folder. It uses
+breakpoint that is no longer in its memory ("Oops: int3"). Debian 12 has QEMU 7.2, and QEMU 10.0 in
+its backports. apt fetches and verifies QEMU 10.0, which is unpacked below the build folder and uses
 the libraries of the system's QEMU.
 """
 import contextlib

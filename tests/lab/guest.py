@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Start a guest, pass on its command's output, and end it in any case.
 
-A guest is one process group. It ends by itself, by a time limit, by a signal to this process, or,
-by a keeper process that only waits for the end of this process, even if this process is killed. The
-keeper also removes the control folder, which the guest shares: it has the command and its status.
+A guest is one process group. It ends by itself, by a time limit, or by a signal to this process. If
+this process is killed, a keeper process ends the guest: the keeper only waits for the end of this
+process. The keeper also removes the control folder, which the guest shares, and which has the
+command and its status.
 """
 import dataclasses
 import os
@@ -22,7 +23,7 @@ import machine as machines
 from machine import BUILD, HERE, REPO, LabError
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)    # without the signals that end a process on request
+CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)    # not the signals that end a process on request
 
 
 def quote_config(values):
@@ -32,7 +33,7 @@ def quote_config(values):
 
 
 class Guest:
-    """One run of one machine. A context, which removes all files and processes at its end."""
+    """One run of one machine: a context that removes all files and processes at its end."""
 
     def __init__(self, machine, memory, cpus, results="", layer="", place=None):
         self.machine = machine
@@ -143,7 +144,7 @@ class Guest:
                 for card, end in enumerate(self.place.ends)] if self.place else []
 
     def kernel_arguments(self, more):
-        """The kernel's command line. Log level 5 prints a WARNING, "quiet" does not."""
+        """The kernel's command line, with log level 5, because "quiet" would hide a WARNING."""
         return " ".join(["loglevel=5", "printk.time=1", *self.machine.cmdline,
                          *self.machine.checks, more])
 
@@ -263,9 +264,9 @@ def kill_group(group):
 def accelerator(machine):
     """Choose kvm if it works. This is tried once per boot of the host.
 
-    Some software implementations of KVM abort QEMU or are slower than QEMU's emulation. The trial
-    lacks the machine's own devices, which may need more CPUs or memory. If the trial is late, the
-    answer is not kept, because the host may be busy.
+    Some software implementations of KVM abort QEMU, or are slower than QEMU's emulation. The trial
+    leaves out the machine's own devices, which may need more CPUs or memory. If the trial does not
+    end in time, the host may be busy, so the answer is not kept.
     """
     kept = os.path.join(BUILD, "lab", "accelerator")
     with open(BOOT_ID, encoding="ascii") as text:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Make a kernel configuration only from small fragments.
 
-Why not merge_config.sh: it warns of an option that Kconfig dropped (for a missing dependency, say,
-after a new point release) and goes on; the test that needs the option then fails far away.
+Why not merge_config.sh: if Kconfig drops an option (for example because a new point release adds a
+dependency), merge_config.sh only warns. The test that needs the option then fails much later.
 """
 import os
 import re
@@ -19,13 +19,13 @@ def settings(text):
 
 
 def dropped(wanted, result):
-    """The options of the fragments with other values in the configuration."""
+    """The options whose values in the configuration differ from the fragments."""
     return [f"{name}={value}" for name, value in settings(wanted).items()
             if settings(result).get(name, "n") != value]
 
 
 def configure(fragments, out, make):
-    """Write `out`/.config from the fragments; `make` runs make there with its arguments."""
+    """Write `out`/.config from the fragments; the function `make` runs make in `out`."""
     wanted = ""
     for name in fragments:
         with open(os.path.join(HERE, "configs", name + ".config"), encoding="utf-8") as text:

@@ -2,9 +2,10 @@
 """Two states of Debian's archive, as apt sees them before and after a kernel update.
 
 Why: tests/lab/dkms_life tests a kernel update, and apt offers only the newest kernel by its name.
-The archive still has the older image, headers and source, but not the older packages that depend on
-the newest kernel: these are made from the newer ones, with the older version in them.
-The images lack most drivers, because dkms lets depmod read all modules each time.
+Debian's archive still has the image, headers and source of the older kernel, but not the packages
+that depended on the older kernel as the newest. This module makes them from the present packages,
+with the older version in them. The images lack most drivers, because dkms lets depmod read all
+modules each time.
 """
 import contextlib
 import glob
@@ -21,7 +22,7 @@ import fetch  # noqa: E402  pylint: disable=wrong-import-position
 import kernel_package  # noqa: E402  pylint: disable=wrong-import-position
 
 
-# Folders with three in five of the image's modules, which RDMA drivers do not use (hfi1 needs i2c).
+# Folders whose modules RDMA drivers do not use: three in five of the image (hfi1 needs i2c).
 LEFT_OUT = ("sound", *(f"drivers/{name}" for name in (
     "ata", "bluetooth", "comedi", "edac", "gpu", "hid", "hwmon", "iio", "input", "leds", "md",
     "media", "mfd", "misc", "mmc", "mtd", "net/can", "net/usb", "net/wireless", "platform",
@@ -29,7 +30,7 @@ LEFT_OUT = ("sound", *(f"drivers/{name}" for name in (
 
 
 def older(version):
-    """The newest version in the archive that is older and not a revision of the same kernel.
+    """The newest version in the archive that is older, and is not a revision of the same kernel.
 
     apt lists a version once per suite. Revision -2 of a kernel replaces -1.
     """
@@ -77,14 +78,14 @@ def rewrite(path, change):
 
 
 def follower_of(deb, version, before, folder):
-    """A package like `deb` of the kernel `before`, in `folder`."""
+    """Make a package like `deb`, but of the kernel `before`, in `folder`."""
     with repacked(deb, folder) as tree:
         rewrite(os.path.join(tree, "DEBIAN/control"),
                 lambda text: text.replace(version, before).replace(point(version), point(before)))
 
 
 def without_drivers(deb, folder):
-    """The image of a kernel without LEFT_OUT, in `folder`. dpkg -V reports no missing file."""
+    """Make the image of a kernel without LEFT_OUT, in `folder`. dpkg -V misses no file."""
     with repacked(deb, folder) as tree:
         for kernel in glob.glob(os.path.join(tree, "**/lib/modules/*/kernel"), recursive=True):
             for name in LEFT_OUT:

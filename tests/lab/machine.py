@@ -28,15 +28,15 @@ class Machine:
     cmdline: list[str]
     linux: str = "linux"        # the kernel's pin in buildlib/upstream
     checks: list[str] = dataclasses.field(default_factory=list)     # added to cmdline for tests
-    built_as: str = ""          # another machine: uses its files, and differs only in the start
+    built_as: str = ""          # another machine, whose files it uses: only the start differs
     our_modules: bool = False   # package: our RDMA modules instead of the package's
     rxe: bool = True            # whether its kernel has rxe; then the guest makes rxe0
     siw: bool = True            # whether its kernel has siw; then the guest makes siw0
     # {another module of ours: the folder of its source}
     drivers: dict[str, str] = dataclasses.field(default_factory=dict)
-    driver_options: list[str] = dataclasses.field(default_factory=list)     # make options for these
+    driver_options: list[str] = dataclasses.field(default_factory=list)     # make options for them
     devices: list[str] = dataclasses.field(default_factory=list)    # more of QEMU's arguments
-    systems_emulator: bool = False      # the system's QEMU: a newer QEMU lacks a device
+    systems_emulator: bool = False      # use the system's QEMU: newer QEMUs lack a device
     scheduler: str = ""         # written to the scheduler's debugfs file "features"
     boot_modules: list[str] = dataclasses.field(default_factory=list)
     modules: list[str] = dataclasses.field(default_factory=list)

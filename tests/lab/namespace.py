@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Commands as root on an overlay of a root, in their own mount and process namespaces.
 
-Their changes go to the overlay's upper layer, a folder: no file of the host changes.
+Changes by these commands go to the overlay's upper layer, a folder: no file of the host changes.
 """
 import os
 import subprocess
 
-# $1 the folder of the upper layer, $2 the layers below, $3 the script that runs there; then the
-# folders that are bound into it, in threes: path on the host, path there, ro or rw. With
-# redirect_dir and metacopy off, the upper layer has whole files, which also work on other lower
-# layers. With an empty /run, scripts find no running services to restart.
+# $1 is the folder of the upper layer, $2 the layers below, $3 the script that runs on the overlay.
+# Then come the folders to bind into the overlay: path on the host, path there, ro or rw for each.
+# With redirect_dir and metacopy off, the upper layer has whole files, which also work on other
+# lower layers. With an empty /run, scripts find no running services to restart.
 NAMESPACE = """\
 set -eu
 mkdir -p "$1/upper" "$1/work" "$1/root"
@@ -42,9 +42,9 @@ def as_root(command, env):
 
 
 def run(place, lower, script, environment, binds=(), **streams):
-    """Run a shell script on layers (paths, the uppermost first), changes in `place`; its status.
+    """Run a shell script on layers (paths, the uppermost first); return its status.
 
-    Its environment is `environment` with PATH, LC_ALL and HOME.
+    Its changes go to `place`. Its environment is `environment` with PATH, LC_ALL and HOME.
     """
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root",
            **environment}

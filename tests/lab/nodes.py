@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""Guests with wires between them: started, killed and started again while others run.
+"""Guests with wires between them. A guest can be killed and started again while others run.
 
 A wire is a pair of sockets, one end for each node, without ports and paths. This process keeps
-both ends, so a wire outlives its nodes; packets for a node that does not run are dropped.
-On its port a node sends the lines "ready", "start N" or "kill N", and gets the results.
+both ends, so a wire outlives its nodes. Packets for a node that does not run are dropped.
+A node has a port to this process, on which it sends "ready", "start N" or "kill N", and gets the
+results.
 """
 import dataclasses
 import selectors
 import socket
 import time
 
-# The wires are for rxe0, for siw0, and a third wire without loss for tests/lab/commands.
+# One wire is for rxe0, one for siw0, and one without loss for tests/lab/commands.
 WIRES = 3
 FIRST = 1   # the node on which COMMAND runs
 LARGEST = 1 << 16
@@ -21,7 +22,7 @@ class Place:
     """The place of a guest among the nodes."""
     node: int
     ends: list      # of the wires
-    netem: str      # their treatment of packets, or ""
+    netem: str      # how the wires treat packets, or ""
 
 
 @dataclasses.dataclass
@@ -34,7 +35,7 @@ class Life:
 
 
 class Nodes:
-    """Two nodes. A context, which closes the wires at its end."""
+    """Two nodes: a context that closes the wires at its end."""
 
     def __init__(self, netem, make):
         """`make` makes a guest for a Place and starts it. The caller ends it."""
@@ -59,7 +60,7 @@ class Nodes:
         self.selector.close()
 
     def pump(self, limit):
-        """Start all nodes, pass on their outputs until all have ended; the list of Lives."""
+        """Start all nodes, pass on their outputs until all have ended; return the list of Lives."""
         deadline = time.monotonic() + limit
         for node, place in self.places.items():
             for end in place.ends:

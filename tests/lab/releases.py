@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Roots of other releases of Debian, made from this machine's archive and kept.
 
-Each has two layers: a fresh machine (mmdebstrap), and the packages that buildlib/setup installs on
-it. A command runs on a temporary overlay of them, with this repository at its path and the
-release's own build folder, which is kept. The compiler cache is the machine's.
+Each root has two layers: a fresh machine (mmdebstrap), and the packages that buildlib/setup
+installs on it. A command runs on a temporary overlay of these layers. There this repository has its
+usual path, and a build folder of the release, which is kept. The compiler cache is this machine's.
 """
 import contextlib
 import fcntl
@@ -92,7 +92,7 @@ class Release:
         return folder
 
     def make_base(self, log):
-        """Make a fresh machine, without syncing: it can be made again."""
+        """Make a fresh machine, without syncing, because the machine can be made again."""
         namespace.remove(self.base, self.setup)
         with tempfile.NamedTemporaryFile("w", suffix=".conf") as conf:
             subprocess.run(ACQUIRE, shell=True, stdout=conf, check=True)
@@ -102,7 +102,7 @@ class Release:
                                   stdout=log, stderr=subprocess.STDOUT, check=False).returncode
 
     def make_setup(self, log):
-        """Run buildlib/setup on the existing layer: it installs only missing packages."""
+        """Run buildlib/setup on the existing layer. It installs only missing packages."""
         return self.run(self.setup, [self.base], f"{NO_SERVICES}{REPO}/buildlib/setup",
                         [(self.build_folder(), BUILD, "rw")], stdin=subprocess.DEVNULL,
                         stdout=log, stderr=subprocess.STDOUT)
@@ -151,7 +151,7 @@ class Release:
             namespace.remove(folder)
 
     def command(self, script, fresh=False, kernel="", shared=()):
-        """Run a script there; its status. See tests/lab/on for the options."""
+        """Run a script on the root; return its status. See tests/lab/on for the options."""
         with contextlib.ExitStack() as kept:
             kept.enter_context(self.ready())
             place = kept.enter_context(self.temporary())

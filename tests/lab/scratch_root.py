@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """A root on which packages are really installed, without a change of the host.
 
-Why: packages must be tried as users get them, by apt and dpkg with all their scripts. So they run
-in their own mount namespace, on an overlay whose lower layer is the host's root. The upper
-layer is kept; a guest gets it above the host's files (tests/lab/run --packages). It is made again
-when a package has changed.
+Why: packages must be tried as users get them, by apt and dpkg with all their scripts. So apt and
+dpkg run in their own mount namespace, on an overlay whose lower layer is the host's root. The upper
+layer is kept until a package changes. A guest gets the upper layer above the host's files
+(tests/lab/run --packages).
 """
 import contextlib
 import fcntl
@@ -32,7 +32,7 @@ ldconfig
 
 
 def run(place, script, debs=(), output=None):
-    """Run a shell script as root on the scratch root whose layer is in `place`; its status."""
+    """Run a shell script as root on the scratch root with its layer in `place`; its status."""
     os.makedirs(PACKAGES, exist_ok=True)
     return namespace.run(place, ["/"], script, {"PACKAGES": PACKAGES, "DEBS": " ".join(debs)},
                          [(PACKAGES, PACKAGES, "rw")], stdin=subprocess.DEVNULL, stdout=output,

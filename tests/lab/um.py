@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Can User Mode Linux run on this host's CPU?
 
-It keeps the floating-point state of its programs in an area of fixed size, and the host accepts
-the state only if all of it fits. If it does not fit, init would be killed at boot: this module
-reports it before.
+User Mode Linux keeps the floating-point state of its programs in an area of fixed size, and the
+host accepts only the whole state. If the state does not fit, init would be killed at boot. This
+module reports it before.
 """
 import ctypes
 import glob

@@ -7,7 +7,7 @@ TIME = r"\d+(?:\.\d+)?(?:us|ms|s)"
 VALUES = {"loss": FRACTION, "reorder": FRACTION, "duplicate": FRACTION, "corrupt": FRACTION,
           "delay": TIME}
 EXAMPLES = "loss 2% reorder 10% duplicate 1% corrupt 1% delay 5ms"
-# Reordering needs a delay: a packet can overtake only delayed packets.
+# Reordering needs a delay, because a packet can overtake only delayed packets.
 OVERTAKEN_FOR = "1ms"
 
 
