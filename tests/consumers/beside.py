@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Print the results of a library's tests with the kernel's word and with hooks.
 
-A test that also fails with hooks does not count against the word: it is printed with both results,
-as skipped. A crash with the word is a failure, unless the hooks crash in the same test in this run.
+If a test fails with the word and with hooks, it is printed with both results, and is skipped.
+A crash with the word is a failure unless the same test also crashes with hooks in this run.
 """
-# A crash is rare: the tests run so often with hooks to see it there, too
+# A crash is rare. After a crash with the word, so many more runs with hooks try to show it.
 CRASH_TRIES = 5
 
 
 def compare(hooks, word, said, known=()):
-    """Both arguments are {test: result}: "pass", "fail", "not run", "crash", or "known crash" if
-    the message names a defect of the library. `said` is {test: output} of the run with the word.
-    Tests whose names begin with one of `known` also fail with hooks. Returns 0 if no other test
-    fails.
+    """`hooks` and `word` are {test: result}: "pass", "fail", "not run", "crash", or "known crash"
+    if the message names a defect of the library. `said` is {test: output} of the run with the
+    word. Tests whose names begin with one of `known` also fail with hooks. Returns 0 if no other
+    test fails.
     """
     good = True
     for name in dict.fromkeys([*hooks, *word]):

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run libfabric's own tests over rxe0, in a guest: with verbs_notify, and with memhooks.
 
-Runs libfabric's script with all tests that its list of excluded tests allows for a provider,
-without the set "standard" ("short" with more messages); and its test of the registration cache,
-which is not in the script. `buildlib/consumers tests` builds both. The arguments are providers;
-the default is all.
+Runs libfabric's script with all tests that libfabric's list of excluded tests allows for a
+provider. The set "standard" is left out, because it is "short" with more messages. Also runs the
+test of the registration cache, which the script lacks. `buildlib/consumers tests` builds all of
+them. The arguments are providers; the default is all.
 """
 import os
 import re
@@ -20,7 +20,7 @@ REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 BUILT = os.path.join(REPO, "build/consumers/fabtests")
 LIBRARY = os.path.join(REPO, "build/consumers/libfabric/lib")
 ADDRESS = "10.0.0.1"
-# The tests get one message size, because they otherwise need buffers of 512 MB and more. The tests
+# The tests get one message size, because without it they need buffers of 512 MB and more. The tests
 # in UNSIZED lack the option -S.
 UNSIZED = ("^fi_msg$", "^fi_msg_epoll", "^fi_msg_sockets", "^fi_rdm$", "^fi_rdm -U", "av_xfer",
            "cm_data", "cq_data", "recv_cancel", "shared_ctx")
@@ -32,22 +32,22 @@ RUNS = (("unit,regression,functional", SIZED, ()),
         ("functional,short", UNSIZED, ("-C", "-S 65536", "-L", "-S 65536")))
 EXCLUDED = {"verbs": "verbs/verbs.exclude", "verbs;ofi_rxm": "ofi_rxm/ofi_rxm.exclude"}
 CACHE = "fi_mr_cache_evict"
-# The test detects a hit by its time, and fails if the first registration is slow by chance. With a
-# cache that returns stale registrations it fails each time.
+# This test detects a hit by its time, and also fails if the first registration is slow by chance.
+# If the cache returns stale registrations, the test fails each time.
 TRIES = 5
 # soft-RoCE has small queues.
 SMALL = {"FI_UNIVERSE_SIZE": "4", "FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128",
          "FI_OFI_RXM_TX_SIZE": "256", "FI_OFI_RXM_RX_SIZE": "256"}
 KINDS = {"Pass": "pass", "Fail": "fail"}
-# If the peer closes first, ofi_rxm posts a receive to the endpoint that it has just closed, and may
-# crash after the client has printed its result (libfabric's issue 11828).
+# If the peer closes first, ofi_rxm posts a receive to an endpoint that ofi_rxm has just closed, and
+# may crash after the client has printed its result (libfabric's issue 11828).
 CRASH = re.compile(r"server_stdout: \|\n.*Segmentation fault[\s\S]*client_stdout: \|\n +bytes ")
-# These tests also fail with hooks. The first opens 32,768 completion queues, until memory is short.
-# The last enables an endpoint that is not connected, and passes only if its signal comes before
-# that.
+# These tests also fail with hooks. The first test opens 32,768 completion queues, until memory is
+# short. The last test enables an endpoint that is not connected, and passes only if a signal comes
+# before this.
 KNOWN = ("fi_cq_test", "fi_msg_sockets", "fi_shared_ctx", "sighandler_test")
 WORD = "verbs_notify"
-LIMIT = 300     # seconds: it hangs
+LIMIT = 300     # seconds until a test counts as hung
 # The script uses ps to find the processes to kill, and ps fails because User Mode Linux does not
 # show its boot time.
 PS = """\

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * libfabric's registration cache with the monitor verbs_notify. First step by step: a hit registers
- * nothing, wherever it begins; a stale registration ends when it or others are searched; a used
- * registration stays; and while a hit waits for the kernel's answer other hits continue.
+ * libfabric's registration cache with the monitor verbs_notify. First the program tests step by
+ * step: a hit registers nothing, wherever it begins; a stale registration ends by a search for any
+ * registration; a used registration stays; while a hit waits for the kernel, other hits continue.
  *
- * Then all at the same time: threads register parts of a few buffers and keep some of the
- * registrations for a while, other threads replace the buffers' memory by system calls, and the
- * cache has room for a third of the parts. Each registration that it returns must have been made
- * since the memory was last replaced and must cover the request; none may end while a thread has
- * it; at the end none is left and the cache's own counters add up.
+ * Then everything happens at the same time. Threads register parts of a few buffers and keep some
+ * of the registrations for a while. Other threads replace the buffers' memory by system calls. The
+ * cache has room for a third of the parts. Each registration that the cache returns must cover the
+ * request, and must be newer than the last replacement of the memory. No registration may end
+ * while a thread has it. At the end no registration is left, and the cache's own counters add up.
  *
- * The program replaces the verbs below the cache and counts their calls. Neither this nor a lock
- * of the test orders two threads that only register, so ThreadSanitizer sees a missing order in the
- * cache.
+ * The program replaces the verbs below the cache and counts their calls. The counters and locks of
+ * the test do not order two threads that only register, so ThreadSanitizer sees a missing order in
+ * the cache.
  */
 #include <infiniband/verbs.h>
 #include <rdma/fi_domain.h>
@@ -47,7 +47,7 @@ namespace {
 constexpr std::size_t page = 4096, pages = 16, buffers = 64, most_cached = 24, domains = 2;
 constexpr std::size_t registering_threads = 4, most_kept = 6, replaced_every = 64;
 
-/* Readers use the memory as it is; a thread that replaces it has exclusive access. */
+/* Readers use the present memory. A thread that replaces the memory has exclusive access. */
 struct buffer {
 	std::shared_mutex lock;
 	uint32_t version = 0;
@@ -55,14 +55,14 @@ struct buffer {
 
 std::array<buffer, buffers> all;
 std::byte *memory;
-std::atomic<std::size_t> wrong, asked, passed_by; /* passed_by: without a search */
+std::atomic<std::size_t> wrong, asked, passed_by; /* passed_by: requests without a search */
 std::atomic<std::size_t> arms;
 thread_local std::function<void()>
 	once_settled; /* called between the kernel's answer and libfabric */
 
 /*
- * The registrations that the verbs made, by key. A registration knows its buffer, its pages, and
- * the version of the memory.
+ * The registrations that the verbs made, by key: for each its buffer, its pages, and the version of
+ * the memory.
  */
 struct registered {
 	bool live;
@@ -344,7 +344,7 @@ bool not_cached(fid_domain *domain)
 	return good;
 }
 
-/* Searches for other registrations end stale registrations that are not requested again. */
+/* A stale registration that is not requested again ends by searches for other registrations. */
 bool ends_stale(fid_domain *domain, const std::function<void()> &search)
 {
 	const std::size_t before = live;
@@ -358,7 +358,7 @@ bool ends_stale(fid_domain *domain, const std::function<void()> &search)
 	return live <= before;
 }
 
-/* At so many addresses, registrations compete for places of the cache's table. */
+/* Registrations at so many addresses compete for places of the cache's table. */
 bool at_many_addresses(fid_domain *domain)
 {
 	generator random(1);
@@ -392,7 +392,7 @@ bool steps(fid_domain *domain)
 			       replace(0, false);
 			       found(0);
 		       }));
-	/* When the cache is full, each search first makes room. */
+	/* When the cache is full, each search first makes room for a new registration. */
 	for (std::size_t number = 1; number < most_cached - 1; number++)
 		found(number);
 	found(0);
@@ -405,9 +405,9 @@ bool steps(fid_domain *domain)
 }
 
 /*
- * A hit finds a SUSPECT registration, which is not stale, and settles it. Before settling returns,
- * another request finds the entry, and the memory is replaced. If the hit held a lock while it
- * settles, the other request would wait forever.
+ * A hit finds a SUSPECT registration, which is not stale, and settles it. Before the settling
+ * returns, another request finds the entry, and then the memory is replaced. If the hit held a lock
+ * while settling, the other request would wait forever.
  */
 bool late(fid_domain *domain)
 {
@@ -418,7 +418,7 @@ bool late(fid_domain *domain)
 	check(ftruncate(file, pages * page), "ftruncate");
 	mmap(start, pages * page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
 	std::memset(start, 0, pages * page);
-	for (int i = 0; i < 2; i++) { /* the second use settles */
+	for (int i = 0; i < 2; i++) { /* the second use() settles */
 		release(use(domain, number, 0, pages));
 		madvise(start, pages * page, MADV_DONTNEED);
 	}
@@ -443,7 +443,7 @@ bool late(fid_domain *domain)
 	return good;
 }
 
-/* Runs this many threads that register. If there are several, some of them replace memory. */
+/* Runs `threads` threads that register. If there are several, some of them replace memory. */
 bool everything(std::size_t threads, const std::array<fid_domain *, domains> &opened)
 {
 	std::vector<std::thread> running;
@@ -490,7 +490,7 @@ template <class Part> bool on_domains(const char *name, bool counts_exactly, con
 	fi_close(&fabric->fid);
 	fi_freeinfo(info);
 
-	/* A search that is repeated registers once more. */
+	/* A repeated search registers once more. */
 	const counts counted = say(log);
 	std::fclose(log);
 	good &= result((with + "no registration is stale, or ends while in use").c_str(), !wrong);

@@ -5,7 +5,7 @@ import subprocess
 
 
 def run(limit, command, env):
-    """Run it; its output (both streams in stdout) and status, -9 after `limit` seconds."""
+    """Run a command; its output (both streams in stdout) and status, -9 after `limit` seconds."""
     try:
         return subprocess.run(command, env=env, text=True, errors="replace", check=False,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * For LD_PRELOAD: the device NOT_CAPABLE hides its notification capability. If ARMING_FAILS is
- * set, arming fails, also when a registration is made; if NOT_REVOCABLE is set, it fails as for a
- * device that can't be revoked. All devices of the lab can notify and be revoked, and arming
- * fails there only when memory is short.
+ * For LD_PRELOAD: the device that NOT_CAPABLE names hides its notification capability. If
+ * ARMING_FAILS is set, arming fails, also while a registration is made. If NOT_REVOCABLE is set,
+ * arming for reclaim fails, as on a device that can't revoke. Without this library, all devices of
+ * the lab notify and revoke, and arming fails there only when memory is short.
  */
 #include <infiniband/verbs.h>
 #include <rdma/ib_user_ioctl_cmds.h>

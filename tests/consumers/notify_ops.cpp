@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * libfabric's FI_MR_NOTIFY_OPS, for caches above fi_mr_reg(), with each setting of libfabric's own
- * cache: none, and each of its monitors. Without an argument the program runs itself once for each
- * setting, because libfabric chooses the monitor when it is loaded.
+ * Tests libfabric's FI_MR_NOTIFY_OPS, which is for caches above fi_mr_reg(). libfabric's own cache
+ * is off, or has each of its monitors. Without an argument the program runs itself once for each of
+ * these settings, because libfabric chooses the monitor when it is loaded.
  */
 #include <infiniband/verbs.h>
 #include <rdma/fi_domain.h>
@@ -115,7 +115,7 @@ uint64_t count(const uint64_t *changes)
 	return __atomic_load_n(changes, __ATOMIC_ACQUIRE);
 }
 
-/* Memory that is unmapped while its region is open, and replaced by other memory. */
+/* While a region is open, its memory is unmapped and replaced by other memory. */
 void replaces(fid_domain *domain, const notify_ops *ops, const uint64_t *changes)
 {
 	void *memory = map(nullptr);
@@ -157,7 +157,7 @@ void settles(fid_domain *domain, const notify_ops *ops)
 	close(file);
 }
 
-/* If a cache below were in use, it would return an old registration. */
+/* If libfabric's own cache were in use, it would return an old registration. */
 void keeps_nothing(fid_domain *domain, const notify_ops *ops, const uint64_t *changes)
 {
 	void *memory = map(nullptr);

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Try libfabric and UCX of buildlib/consumers where notification is limited, in a guest.
 
-Two devices in one process of which the second can't notify; a monitor supplied by the program;
-arming that fails; fork; a registration of which half is unmapped while the other half is in use;
-memory that can't be registered; fi_info's description. With --old for a library or a kernel
-without notification: they must behave like the original libraries, by default with hooks, and
-without a cache if they may use only notification.
+The cases: two devices in one process, of which the second can't notify; a monitor supplied by the
+program; arming that fails; fork; a registration of which half is unmapped while the other half is
+in use; memory that can't be registered; fi_info's description. --old is for a libibverbs or a
+kernel without notification. There libfabric and UCX must behave like the original libraries: by
+default with hooks, and without a cache if they may use only notification.
 """
 import json
 import os
@@ -32,8 +32,8 @@ LIMIT = 600     # seconds until a program counts as hung
 MOST_KEPT = 100     # of 200 stale registrations, if later requests end them
 MOST_IDLE = 1       # of 200 stale registrations, if the kernel suspends them
 
-# True: after this change the cache still has the buffer's registration. With hooks it also keeps a
-# stale registration. UCX empties its cache at each fork.
+# True: after this change the cache still has the buffer's registration. A cache with hooks also
+# keeps a stale registration. UCX empties its cache at each fork.
 WORD = {"nothing": True, "system calls": False, "libc": False, "fork": True}
 HOOKS = {**WORD, "system calls": True}
 NO_CACHE = dict.fromkeys(WORD, False)
@@ -57,9 +57,9 @@ class Case:
     expected: dict
     environment: dict = field(default_factory=dict)
     patched: bool = False       # libc's functions
-    early: bool = False         # they were patched before UCX was loaded
+    early: bool = False         # libc was patched before a device was opened
     keeps: bool = True          # keeps the used part of a stale registration
-    threads: int = 0            # by the kernel: soft-RoCE has one for on-demand paging
+    threads: int = 0            # more threads, for on-demand paging
 
 
 CASES = [
@@ -180,8 +180,8 @@ def unreleased(kind, notify, more):
 
 
 def unmapped_is_given_back():
-    """With the word, at most twice as much memory and twice as many registrations stay as with
-    hooks with a limit.
+    """With the word, at most twice as much memory and as many registrations stay as with hooks that
+    have a limit.
     """
     good = []
     for kind in ("uct", "ucp"):

@@ -19,7 +19,7 @@ target_link_libraries(consumers_not_capable PRIVATE test_options ${rdma_core}/li
 add_dependencies(consumers_not_capable essentials)
 
 # Tests of libfabric's cache with threads, also with ThreadSanitizer, and a test of the words that
-# libfabric gives to caches above it. They count the verbs that libfabric calls.
+# libfabric gives to caches above libfabric. The tests count the verbs that libfabric calls.
 foreach(name hits hits_tsan notify_ops)
   string(REPLACE _tsan "" source ${name})
   add_executable(consumers_${name} consumers/${source}.cpp)

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run programs whose results are checked over soft-RoCE, in a guest: HPCC, LAMMPS, NWChem and more.
 
-Each runs with three ways to keep registrations: by the hooks of libfabric or UCX, by the word in
-the same library (buildlib/consumers), and by libibverbs below, with the library's own cache
-disabled. The kernel's count of armings and libibverbs' hits show which way was used.
-LAMMPS, Quantum ESPRESSO and NWChem do not check their results: each result must have the digits of
-a run without a cache. With --nodes: all except MPICH's tests, with a process on each of two nodes
-(tests/lab/run --nodes 2), over Debian's own libraries, which can't use the word. Programs that use
-verbs directly are in tests/installed/.
+Each program runs with three caches: libfabric's or UCX's with hooks, the same library's with the
+word (buildlib/consumers), and libibverbs' with the library's own cache disabled. The kernel's count
+of armings and libibverbs' hits show which cache was used. LAMMPS, Quantum ESPRESSO and NWChem do
+not check their results, so each result must have the digits of a run without a cache. With --nodes
+all programs except MPICH's tests run with a process on each of two nodes (tests/lab/run --nodes 2),
+over Debian's own libraries, which can't use the word. tests/installed/ has programs that use verbs
+directly.
 """
 import argparse
 import gzip
@@ -26,7 +26,7 @@ sys.path.insert(0, os.path.join(HERE, "../mpi"))
 
 import compare  # noqa: E402
 
-LIMIT = 900     # seconds: it hangs
+LIMIT = 900     # seconds until a program counts as hung
 MPICH_TESTS = os.path.join(HERE, "../../build/consumers/mpich_tests")
 ARMS = "/sys/class/infiniband/rxe0/ports/1/hw_counters/mr_notify_arms"
 FABRIC = {"plain": compare.FABRIC_OFF,
@@ -52,11 +52,11 @@ class Program:
     answer: object = None   # answer(output): the part that must equal a run without a cache
     over: tuple = ("Open MPI, libfabric", "Open MPI, UCX")
     processes: int = 2
-    registers: bool = True  # registers its own memory, so its registrations show which way was used
+    registers: bool = True  # registers its own memory, so registrations show which cache was used
 
 
 def hpcc_input(folder):
-    """The package's example, made small."""
+    """Write HPCC's input: the package's example, made small."""
     with open("/usr/share/doc/hpcc/examples/_hpccinf.txt", encoding="ascii") as text:
         lines = text.read().splitlines()
     for number, value in ((5, 256), (10, 1), (11, 2)):      # Ns, Ps, Qs
@@ -66,7 +66,7 @@ def hpcc_input(folder):
 
 
 def hpcc_good(_said, folder):
-    """Does it report success for each of its parts?"""
+    """Does HPCC report success for each of its parts?"""
     path = os.path.join(folder, "hpccoutf.txt")
     if not os.path.exists(path):
         return False
@@ -105,13 +105,13 @@ def melt_input(folder):
 
 
 def melt_answer(said):
-    """The lines of its table: temperature, energies and pressure, 15 digits of each."""
+    """The lines of LAMMPS' table: temperature, energies and pressure, 15 digits of each."""
     return re.findall(r"^ +\d+(?: -?\d+\.\d+){4} *$", said, re.MULTILINE)
 
 
-# Eight atoms of silicon, one of them out of its place. The processes exchange half of the grid of
-# each Fourier transform. By default libfabric copies a message of up to 128 KiB in parts, and
-# registers nothing.
+# Eight atoms of silicon, with one atom out of its place. The processes exchange half of the grid of
+# each Fourier transform. By default libfabric would copy messages of up to 128 KiB in parts instead
+# of registering.
 SILICON = """
 &control
  calculation='scf', pseudo_dir='.', outdir='.', disk_io='none'
@@ -140,7 +140,7 @@ SILICON_POTENTIAL = ("/usr/share/doc/quantum-espresso/examples/XSpectra/pseudo/"
 
 
 def silicon_input(folder):
-    """Its input, and the potential of an atom, which the package has as an example."""
+    """Write the input, and the potential of an atom, an example in the package."""
     with open(os.path.join(folder, "silicon.in"), "w", encoding="ascii") as out:
         out.write(SILICON)
     with gzip.open(SILICON_POTENTIAL) as text, \
@@ -149,7 +149,7 @@ def silicon_input(folder):
 
 
 def silicon_answer(said):
-    """The energy after each iteration, and the last one, which has converged."""
+    """The energy after each iteration, and the converged energy."""
     return re.findall(r"^!? +total energy +=.*Ry$", said, re.MULTILINE)
 
 
@@ -173,7 +173,7 @@ task mp2 energy
 
 
 def water_input(folder):
-    """Its input: the molecules are 3 angstrom apart."""
+    """Write the input: the molecules are 3 angstrom apart."""
     atoms = (("O", 0, 0), ("H", 0.757, 0.586), ("H", -0.757, 0.586))
     with open(os.path.join(folder, "water.nw"), "w", encoding="ascii") as out:
         out.write(WATER % "\n".join(f" {name} {x:.3f} {y:.3f} {3 * molecule:.3f}"
@@ -181,8 +181,7 @@ def water_input(folder):
 
 
 def water_answer(said):
-    """Both energies. Digits from the 12th on depend on the order in which the processes took
-    work."""
+    """Both energies without the digits that depend on the order in which processes took work."""
     return re.findall(r"^ +Total (?:SCF|MP2) energy.* (-\d+\.\d{9})\d{3}$", said, re.MULTILINE)
 
 
@@ -209,8 +208,8 @@ PROGRAMS = [
             silicon_input, silicon_answer),
     Program("NWChem", ["env", "OMP_NUM_THREADS=1", "nwchem.openmpi", "water.nw"],
             lambda said, _: len(set(water_answer(said))) == 2, water_input, water_answer),
-    # By default mpi4py requests MPI_THREAD_MULTIPLE, which our UCX does not support. After a wrong
-    # message it only warns, so warnings are errors here.
+    # By default mpi4py requests MPI_THREAD_MULTIPLE, which our UCX does not support. mpi4py only
+    # warns of a wrong message, so warnings are errors here.
     Program("mpi4py's ring", ["env", "MPI4PY_RC_THREADS=0", "/usr/bin/python3",
                               "-W", "error::UserWarning", "-m", "mpi4py.bench",
                               "ringtest", "-n", "1048576", "-l", "50"],

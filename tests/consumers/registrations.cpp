@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Registers a buffer repeatedly with libfabric's verbs provider or UCX's memory domain, on
- * each named device, in one process: registrations libfabric|imported|ucx [DEVICE...].
- * Prints one line of JSON. For each device, was the earlier registration found ("found") after
- * no change, after the memory was replaced by system calls, after libc's functions replaced it,
- * and after a child of fork() wrote to it? Was half of a larger registration found, and how often
- * did the device lose it, while this half was in use and the other half was unmapped ("half")?
- * How many of 200 registrations that were unmapped after use and not requested again keep their
- * pages ("kept"); and how many if only another registration is found again ("kept by hits": rarely,
- * so that the kernel suspends them; "kept by many hits": many times)? How was the process changed
- * to hear of changes of memory, also before a device was opened ("patched_first")? If ON_DEMAND is
- * set UCX may register on demand, which pins no memory.
+ * Registers a buffer repeatedly with libfabric's verbs provider or UCX's memory domain, on each
+ * named device, in one process: registrations libfabric|imported|ucx [DEVICE...]. Prints one line
+ * of JSON, which answers for each device:
  *
- * "imported" is libfabric with a monitor that the program supplies, as Open MPI does; this monitor
- * never reports a change.
+ * - found: Was the earlier registration found after no change, after system calls replaced the
+ *   memory, after libc's functions replaced it, and after a child of fork() wrote to it?
+ * - half: Half of a larger registration was in use, and the other half was unmapped. Was the half
+ *   in use found, and how often did the device lose the registration?
+ * - kept: 200 registrations were unmapped after use and not requested again. How many of them keep
+ *   their pages?
+ * - kept by hits: The same if only another registration is found again, rarely, so that the kernel
+ *   suspends the 200; "kept by many hits": if it is found many times.
+ *
+ * The line also has how libraries changed the process to hear of changes of memory, also before a
+ * device was opened ("patched_first"). If ON_DEMAND is set, UCX may register on demand, which pins
+ * no memory. "imported" is libfabric with a monitor that the program supplies, as Open MPI does.
+ * This monitor never reports a change.
  */
 #include <nlohmann/json.hpp>
 #include <rdma/fi_domain.h>
@@ -94,7 +97,7 @@ void import_monitor()
 	static fid_mem_monitor monitor{};
 	fid *cache = nullptr;
 
-	find_verbs(); /* libfabric chooses its own monitor first */
+	find_verbs(); /* must come first: here libfabric chooses its own monitor */
 	monitor.fid.fclass = FI_CLASS_MEM_MONITOR;
 	monitor.export_ops = &ops;
 	check(fi_open(FI_VERSION(1, 17), "mr_cache", nullptr, 0, 0, &cache, nullptr), "fi_open");
@@ -187,7 +190,7 @@ nlohmann::ordered_json found_on(const registrar &on)
 	return seen;
 }
 
-/* Registrations to which the device has lost its access; 0 without a counter. */
+/* The number of registrations to which the device has lost access; 0 without a counter. */
 uint64_t revokes(const std::string &device)
 {
 	std::ifstream file("/sys/class/infiniband/" + device +
@@ -199,9 +202,9 @@ uint64_t revokes(const std::string &device)
 }
 
 /*
- * Half of an earlier registration is in use, and the other half is unmapped. The kernel would unpin
- * an idle registration within about 20 ms. After half of the time the program registers other
- * buffers, which may remove the registration from the cache.
+ * Half of an earlier registration is in use, and the other half is unmapped. If the registration
+ * were idle, the kernel would unpin it within about 20 ms. After half of the time the program
+ * registers other buffers, which may remove the registration from the cache.
  */
 nlohmann::ordered_json half_on(const registrar &on, const std::string &device)
 {
@@ -210,8 +213,8 @@ nlohmann::ordered_json half_on(const registrar &on, const std::string &device)
 	const registration half = on(memory, large / 2);
 	const uint64_t before = revokes(device);
 	/*
-	 * If the registration must be lost, waits long for the loss. If it must stay, 50 tries
-	 * would show a loss.
+	 * If the device must lose the registration, wait long for the loss. Otherwise 50 tries are
+	 * enough to see a loss.
 	 */
 	const int tries = std::getenv("NOT_REVOCABLE") ? 9000 : 50;
 
@@ -265,7 +268,7 @@ std::size_t kept_on(const registrar &on)
 	return kept_since(before);
 }
 
-/* After the unmapping the program has no misses, only this many hits in a tenth of a second. */
+/* After the unmapping the program has no misses, only `often` hits in a tenth of a second. */
 std::size_t kept_by_hits_on(const registrar &on, std::size_t often)
 {
 	constexpr std::size_t many = 200;

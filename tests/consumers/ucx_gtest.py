@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Run UCX's gtest in a guest, with the kernel's word and with hooks: caches, hooks, soft-RoCE.
 
-`buildlib/consumers gtest` builds it. All its output goes to standard error. The arguments are
-groups; the default is all.
+`buildlib/consumers gtest` builds gtest. All output of gtest goes to standard error. The arguments
+are groups; the default is all.
 """
 import os
 import re
@@ -21,8 +21,8 @@ WAYS = {"hooks": "n", "word": "try"}
 # not set, and drops the message.
 ENVIRONMENT = {"UCX_NET_DEVICES": "rxe0:1", "UCX_UD_VERBS_ETH_DGID_CHECK": "n",
                "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_HANDLE_ERRORS": "bt", "UCX_LOG_LEVEL": "warn"}
-# {group: (tests, excluded tests)}. Benchmarks, slow tests, and most tests of only the transport are
-# excluded.
+# {group: (tests, excluded tests)}. Benchmarks, slow tests, and most tests that test only the
+# transport are excluded.
 GROUPS = {
     "caches": ("*rcache*:*test_md*:*test_ib_md*:*test_mem*:*pgtable*",
                "posix/*:sysv/*:cma/*:shm_ib/*:*perf*"),
@@ -36,7 +36,7 @@ GROUPS = {
 # The groups that must arm registrations on rxe0: regions of UCT, and of UCP.
 ARMS = {"caches": ("word",), "rc, ud": ("word",), "ucp": ("word",)}
 KNOWN = ("ib/test_md.sys_device",)      # soft-RoCE is no PCI device
-# a rare assertion at a queue pair's last event, in any test (openucx/ucx issue 10432)
+# A rare assertion at the last event of a queue pair, in any test (openucx/ucx issue 10432).
 CRASH = "Assertion `wait_ctx->cb_id == (-1)' failed"
 LIMIT = 1800    # seconds until a test counts as hung; test_rcache_pfn.enum_pfn touches 800 MB
 
@@ -62,7 +62,7 @@ def gtest(tests, way):
 
 
 def run(group, way):
-    """({test: result}, {test: output}). After a crash it continues with the next test."""
+    """({test: result}, {test: output}). After a crash gtest continues with the next test."""
     tests, left_out = GROUPS[group]
     found, said, ended = {}, {}, False
     before = limited.arms("rxe0")
@@ -77,8 +77,8 @@ def run(group, way):
                            "known crash": "known crash"}.get(kind, "fail")
             said[name] = block[-4000:]
         ended = not blocks or "[==========]" in blocks[-1]
-    # These are separate results, because all tests may pass although hooks are in use, and because
-    # gtest may crash at its end.
+    # Arming and the end of gtest are separate results: all tests may pass although hooks are in
+    # use, and gtest may crash at its end.
     armed = limited.arms("rxe0") > before
     found[f"{group}: armed or not"] = "pass" if armed == (way in ARMS.get(group, ())) else "fail"
     how = "pass" if status in (0, 1) else "known crash" if CRASH in output else "fail"

@@ -22,11 +22,11 @@ OVER_RXE = {"UCX_NET_DEVICES": "rxe0:1", "UCX_TLS": "rc_verbs,ud_verbs,self",
             "UCX_UD_VERBS_ETH_DGID_CHECK": "n"}
 TESTS = [["-t", test, *size] for test in ("tag_bw", "tag_lat", "ucp_put_bw", "ucp_get", "ucp_am_bw")
          for size in (["-s", "65536", "-n", "200"], ["-s", "1048576", "-n", "20"])]
-LIMIT = 600     # seconds: it hangs
+LIMIT = 600     # seconds until a program counts as hung
 
 
 def run_client(command, env):
-    """The client's output, once the server listens; "" if it failed."""
+    """Start the client when the server listens; its output, or "" if it failed."""
     for _ in range(LIMIT * 10):
         try:
             client = subprocess.run([*command, "10.0.0.1"], env=env, text=True, check=False,

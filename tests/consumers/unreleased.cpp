@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * How much memory UCX keeps pinned that a program has unmapped: unreleased uct|ucp. It registers
- * 201 buffers of 1 MiB on rxe0, one after the other, unmaps 200 of them, and then uses only the
- * last buffer repeatedly. Prints one line of JSON: VmPin in kB while all were registered ("all")
- * and after the hits ("hits"), and the number of registrations of the device then ("mrs"). If
- * ON_DEMAND is set UCX may register on demand, which pins no memory.
+ * Shows how much unmapped memory UCX keeps pinned: unreleased uct|ucp. The program registers 201
+ * buffers of 1 MiB on rxe0, one after the other, unmaps 200 of them, and then uses only the last
+ * buffer repeatedly. Prints one line of JSON: VmPin in kB while all buffers were registered ("all")
+ * and after the hits ("hits"), and the device's number of registrations after the hits ("mrs"). If
+ * ON_DEMAND is set, UCX may register on demand, which pins no memory.
  */
 #include <nlohmann/json.hpp>
 #include <ucp/api/ucp.h>

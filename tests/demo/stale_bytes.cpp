@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Makes the corruption happen that this project ends. A program sends from a
- * buffer, and between messages unmaps it and maps it again at the same address. It
- * sends through a usual registration cache (address and length), first without
- * checking a notification word, then with it. Counts the messages that arrive with
- * the bytes of an earlier message. Exit status 0: the first cache sent stale
- * bytes, and the second never did.
+ * Shows the data corruption that this project ends. The program sends from a
+ * buffer that it unmaps, and maps again at the same address, between messages. It
+ * sends through a usual registration cache (address and length): first the cache
+ * checks no notification word, then it does. The program counts messages that
+ * arrive with the bytes of an earlier message. Exit status 0: the first cache sent
+ * stale bytes, and the second cache never did.
  */
 #include <fmt/core.h>
 #include <sys/mman.h>

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-"""QEMU moves a virtual machine to another process over RDMA; its memory must arrive unchanged.
+"""QEMU moves a virtual machine to another process over RDMA; the memory must arrive unchanged.
 
-The machine is stopped, so that its memory can be compared: each process has its memory in a file.
-Commands to QEMU are in QMP.
+The virtual machine is stopped, and each process keeps the machine's memory in a file, so that the
+files can be compared. Commands to QEMU are in QMP.
 """
 import contextlib
 import hashlib
@@ -25,7 +25,7 @@ class Machine:
     """One QEMU process."""
 
     def __init__(self, path, said, env, *options):
-        """@path: the file of its memory; @said: the file for its output."""
+        """@path: the file of the machine's memory; @said: the file for QEMU's output."""
         ours, its = socket.socketpair()
         with ours, its:
             self.told = ours.makefile("rw", encoding="utf-8")
@@ -47,7 +47,7 @@ class Machine:
         raise OSError(f"{command}: QEMU has ended")
 
     def status_after(self, command, *statuses):
-        """Ask QEMU by the command until the status is none of these; return the status."""
+        """Repeat the command until the status is none of these; return the status."""
         while (status := self.ask(command).get("status")) in statuses:
             time.sleep(0.05)
         return status
@@ -58,16 +58,16 @@ class Machine:
         return self.process.wait()
 
     def end(self):
-        """Kill it, if it has not ended."""
+        """Kill QEMU, if it has not ended."""
         self.process.kill()
         self.process.wait()
-        with contextlib.suppress(OSError):  # it has not read all input
+        with contextlib.suppress(OSError):  # QEMU has not read all input
             self.told.close()
 
 
 def migrate(source, target, uri, pinned):
-    """Migrate; return the complaints. @pinned: register all memory first, instead of each MiB
-    before it is sent."""
+    """Migrate; return the complaints. @pinned: register all memory first. Otherwise QEMU registers
+    each MiB before sending it."""
     for machine in (source, target):
         machine.ask("qmp_capabilities")
         machine.ask("migrate-set-capabilities",

@@ -3,9 +3,10 @@
 """Run Debian's own, unmodified RDMA programs on the installed packages, over rxe0.
 
 For a guest started with tests/lab/run --packages; the programs also run on the library in the build
-folder. The first argument is a part of their names. One line a check: "ok NAME" or "not ok NAME".
-Each pair of programs runs with the cache off, on, and on for remote rights too. It must end well,
-print its result, and have loaded the packages' libibverbs only. Its speed does not matter.
+folder. The first argument is a part of the names of checks to run. Each check prints one line: "ok
+NAME" or "not ok NAME". Each pair of programs runs with the cache off, on, and on for remote rights
+too. Both programs must succeed, the client must print its result, and both must have loaded only
+the packages' libibverbs. Their speed does not matter.
 QEMU moves a virtual machine, whose memory is compared (migration.py).
 """
 import contextlib
@@ -26,10 +27,10 @@ import migration  # noqa: E402
 import ucx  # noqa: E402
 
 ADDRESS = "10.0.0.1"
-LIMIT = 600     # seconds until a program counts as hung; none takes 6 on an idle machine
+LIMIT = 600     # seconds until a program counts as hung; all take less than 6 on an idle machine
 PATIENCE = 10   # seconds to wait for a program whose peer has failed
-# The message if a queue pair gets no packet for half a second, because the host may stop an
-# emulated CPU for so long. This also happens without on-demand paging and without the fork.
+# The message if a queue pair gets no packet for half a second. The host may stop an emulated CPU
+# for so long. The message also comes without on-demand paging and without the fork.
 RETRIES_RAN_OUT = "transport retry counter exceeded"
 ATTEMPTS = 3
 PACKAGES = ("libibverbs1", "ibverbs-providers", "libibverbs-dev", "ibverbs-utils", "rdma-core",
@@ -67,10 +68,10 @@ class Pair:
     client: tuple = ()
 
 
-# Left out: udpong of rdmacm-utils, which fails over soft-RoCE ("rconnect: No such file or
-# directory"), also with Debian's own libraries; and fi_pingpong over ofi_rxm. If the peer closes
-# first, ofi_rxm posts a receive to the endpoint that it has just closed, and sometimes crashes
-# (libfabric's issue 11828). Open MPI below uses ofi_rxm, and waits for its peers at the end.
+# Two programs are left out. udpong of rdmacm-utils fails over soft-RoCE ("rconnect: No such file or
+# directory"), also with Debian's own libraries. fi_pingpong over ofi_rxm sometimes crashes: if the
+# peer closes first, ofi_rxm posts a receive to an endpoint that it has just closed (libfabric's
+# issue 11828). Open MPI below uses ofi_rxm, and waits for its peers at the end.
 PAIRS = (
     Pair("perftest ib_write_bw", ["ib_write_bw", *PERFTEST], 18515, PERFTEST_LINE),
     Pair("perftest ib_read_lat", ["ib_read_lat", *PERFTEST], 18515, PERFTEST_LINE),
@@ -111,15 +112,15 @@ def library():
 
 
 def environment(cached, folder, more):
-    """A program's environment, with RDMAV_MR_CACHE or not; the loader writes to `folder`."""
+    """A program's environment, with or without RDMAV_MR_CACHE. The loader's log is in `folder`."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("RDMAV_")}
     return {**env, "LD_DEBUG": "libs", "LD_DEBUG_OUTPUT": os.path.join(folder, "ld"), **more,
             **({"RDMAV_MR_CACHE": cached} if cached else {})}
 
 
 def loaded_wrongly(folder, processes):
-    """The complaints if too few processes loaded the packages' libibverbs, or if one loaded another
-    file.
+    """The complaints if too few processes loaded the packages' libibverbs, or if a process loaded
+    another file.
     """
     found = []
     for path in glob.glob(os.path.join(folder, "ld.*")):
@@ -132,7 +133,7 @@ def loaded_wrongly(folder, processes):
 
 
 def wait_until(condition, process):
-    """Wait for a condition; False if the process ended, or after too long a time."""
+    """Wait for a condition; False if the process ends, or after the time limit."""
     for _ in range(LIMIT * 20):
         if condition():
             return True
@@ -155,8 +156,8 @@ def listening(port):
 
 
 def both_end(server, client):
-    """Wait until both end. Return False at a time limit, because the peer of a failed process may
-    wait forever.
+    """Wait until both end. Return False at a time limit: the peer of a failed process may wait
+    forever.
     """
     end = time.monotonic() + LIMIT
     while server.poll() is None or client.poll() is None:
@@ -169,7 +170,7 @@ def both_end(server, client):
 
 
 def run_once(pair, cached):
-    """Run both: (exit statuses, the client's output, both outputs, the complaints)."""
+    """Run both programs: (exit statuses, client's output, both outputs, the complaints)."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as kept:
         env = environment(cached, folder, pair.environment)
         said = [kept.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
@@ -265,7 +266,7 @@ def check_devices():
 
 
 def show_clock():
-    """perftest reads the processor's frequency, which User Mode Linux does not show: add it."""
+    """Add the processor's frequency, which perftest reads and User Mode Linux does not show."""
     with open("/proc/cpuinfo", encoding="utf-8") as text:
         before = text.read()
     if "cpu MHz" in before:

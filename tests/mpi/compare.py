@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Compare registration caches under Debian's own, unmodified MPI, in a guest: a table, then checks.
 
-Each row is a job of stale_messages.cpp with other settings; only our rows set RDMAV_MR_CACHE,
-to "remote", because MPI registers with remote rights. The checks: a cache that intercepts libc
-lets stale bytes through (otherwise this test could not see any), ours does not, and saves
-registrations. With --consumers also libfabric and UCX of buildlib/consumers, whose caches check
-the kernel's word and intercept no calls. With --nodes each of the two processes has its own node
-(tests/lab/run --nodes 2). Called by tests/mpi/run, and by tests/run.
+Each row is a job of stale_messages.cpp with other settings. Only our rows set RDMAV_MR_CACHE, to
+"remote", because MPI registers with remote rights. The checks: a cache that intercepts libc lets
+stale bytes through, which shows that this test can see them. Our cache lets none through, and saves
+registrations. --consumers adds libfabric and UCX of buildlib/consumers, whose caches check the
+kernel's word and intercept no calls. With --nodes each of the two processes has its own node
+(tests/lab/run --nodes 2). tests/mpi/run and tests/run call this script.
 """
 import argparse
 import json
@@ -58,7 +58,7 @@ ALWAYS = {
     "UCX_WARN_UNUSED_ENV_VARS": "n", "RDMAV_MR_CACHE_STATS": "1",
     **({"UCX_RNDV_SCHEME": "get_zcopy"} if ucx.new() else {}),
 }
-ONLY_LIBFABRIC = {"OMPI_MCA_memory": "^patcher"}    # otherwise Open MPI's hooks replace it
+ONLY_LIBFABRIC = {"OMPI_MCA_memory": "^patcher"}    # otherwise Open MPI's hooks replace libfabric's
 FABRIC_OFF = {"FI_MR_CACHE_MAX_COUNT": "0", **ONLY_LIBFABRIC}
 UCX_OFF = {"UCX_MEM_EVENTS": "n", "UCX_IB_REG_METHODS": "direct", "UCX_RCACHE_ENABLE": "n",
            **ONLY_LIBFABRIC}       # the second is for UCX 1.13, the third for 1.18
@@ -86,10 +86,10 @@ class Row:
     """One job and its expected results."""
     over: str
     kept_by: str
-    kind: str           # plain, ours, word; hooks: must miss changes; other: may have any result
+    kind: str           # hooks must miss changes; other may have any result
     environment: dict = field(default_factory=dict)
     libraries: str = ""     # the folder of libraries that replace the distribution's
-    more: int = 0           # how many registrations of a buffer libraries below keep
+    more: int = 0           # registrations of a buffer that libraries below keep
     seen: dict = None
     hits: int = 0
     restored: int = 0       # restored registrations of this node's processes
@@ -151,7 +151,7 @@ ROWS = [
     Row("MPICH, UCX", "no cache", "plain", UCX_OFF),
     Row("MPICH, UCX", BY_US, "ours", {**UCX_OFF, **OURS}),
 ]
-# Libraries of buildlib/consumers: one build, with hooks and with the word.
+# Libraries of buildlib/consumers: the same build, with hooks and with the word.
 OF_CONSUMERS = [
     Row("Open MPI, libfabric", "libfabric 2.1: memhooks", "hooks",
         {"FI_MR_CACHE_MONITOR": "memhooks", **ONLY_LIBFABRIC}, FABRIC_BUILT),
@@ -211,7 +211,8 @@ def checks(row, plain, hooks):
     if row.kind == "ours":
         good &= check(f"{row.name}: hits in the statistics", row.hits > 0)
     if row.kind in ("ours", "word"):
-        # Every second time the memory is dropped. Then a suspended registration may get new pages.
+        # Every second time the memory is dropped, not unmapped. Then a suspended registration is
+        # restored with new pages.
         good &= check(f"{row.name}: registers memory that was mapped again, or restores it",
                       again["registrations"] + row.restored >= again["messages"] - 1)
         good &= check(f"{row.name}: keeps suspect registrations that are intact",

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Build Documentation/examples with mpicc on the installed packages, and run them by mpirun.
 
-For a guest started with tests/lab/run --packages. The argument names its kernel: "notifies" or
-"stock". With the packages' headers the examples keep registrations on a kernel that notifies;
-compiled on the host with Debian's headers, they never keep them. No message is stale in any case.
-The servers need no MPI; on "stock" they exit with 3.
+For a guest started with tests/lab/run --packages. The argument names the guest's kernel: "notifies"
+or "stock". The examples keep registrations if they were built with the packages' headers and the
+kernel notifies. Examples that the host built with Debian's headers keep none. No message is stale
+in any case. The servers need no MPI. On "stock" they exit with 3.
 """
 import os
 import re
@@ -16,9 +16,9 @@ import tempfile
 REPO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 MPIRUN = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2",
           "--mca", "pml", "ob1", "--mca", "btl", "self,vader"]
-LIMIT = 900             # seconds until it counts as hung; compiling on an emulated CPU is slow
-# 20 messages from memory that is mapped again in between, 20 from memory that stays mapped, 1 from
-# a part of a larger registration.
+LIMIT = 900             # seconds until a command counts as hung; compiling in a guest is slow
+# 20 messages from memory that is mapped again between messages, 20 messages from memory that stays
+# mapped, 1 message from a part of a larger registration.
 MESSAGES = 41
 SENDER_REGISTERS = {"kept": range(21, 23), "not kept": range(42, 43)}
 
@@ -51,7 +51,7 @@ def builds(folder):
 
 
 def works(name, program, mode):
-    """Run it; does it report this mode, and no stale message?"""
+    """Run an example; does it report this mode, and no stale message?"""
     said, status = output([*MPIRUN, program])
     found = re.search(r"^(.*): (\d+) messages, (\d+) stale, (\d+) registrations$", said,
                       re.MULTILINE)
@@ -69,7 +69,7 @@ def serves(program, folder, kernel):
 
 
 def main():
-    """Build three, run four."""
+    """Build the examples, and run them."""
     packages = {"notifies": "kept", "stock": "not kept"}[sys.argv[1]]
     with tempfile.TemporaryDirectory() as folder:
         good = [builds(folder), *(serves(program, folder, sys.argv[1])

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * How libraries changed this process to learn of changes of memory: the process itself can
- * see whether a library has patched libc, uses userfaultfd or has a thread for it.
+ * How libraries changed this process to learn of changes of memory. The process itself can see
+ * whether a library has patched libc, uses userfaultfd, or has a thread for this purpose.
  */
 #ifndef TESTS_MPI_INTERCEPTION_H
 #define TESTS_MPI_INTERCEPTION_H
@@ -10,7 +10,7 @@
 
 namespace interception {
 
-/* Bytes of libc's code that differ from its file. Throws if it can't be read. */
+/* Bytes of libc's code that differ from libc's file. Throws if the file can't be read. */
 std::size_t patched_bytes();
 
 /* The number of open file descriptors of userfaultfd(2). */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * How many registrations the kernel has made for all processes: it numbers them in order, and shows
- * the numbers (rdma resource show mr). So a new registration tells how many came before it.
- * A separate process makes it, forked before any other work, so that the memory of the
- * counted process does not change.
+ * Counts the registrations that the kernel has made for all processes. The kernel numbers them in
+ * order and shows the numbers (rdma resource show mr), so the number of a new registration tells
+ * how many came before. A separate process, forked before any other work, makes the new
+ * registration, so that the memory of the counted process does not change.
  */
 #ifndef MPI_REGISTRATION_COUNT_H
 #define MPI_REGISTRATION_COUNT_H
@@ -14,14 +14,14 @@
 
 class registration_count {
 public:
-	/* Forks. Throws std::runtime_error, as the methods do. */
+	/* Forks the separate process. Throws std::runtime_error, as the methods do. */
 	registration_count();
 	registration_count(const registration_count &) = delete;
 	registration_count &operator=(const registration_count &) = delete;
-	/* Ends the process. */
+	/* Ends the separate process. */
 	~registration_count();
 
-	/* Registrations on the first RDMA device since construction, without this class's own. */
+	/* Registrations on the first RDMA device since construction, without those of this class. */
 	uint64_t now();
 
 private:

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * A usual MPI program of two processes, without code for registrations. First it sends from a
- * buffer that it, between messages, alternately unmaps and maps again at the same address, or
- * drops, by system calls that libraries do not see (as Go, Rust or a custom allocator makes them);
- * the receiver counts the messages that arrive with the bytes of an earlier message. Then it sends
- * from a buffer that stays mapped, as most buffers do; then from a buffer that the kernel may
- * reclaim between messages, but does not. Prints one line of JSON; for each part: messages, stale,
- * registrations (by the kernel's count, of both processes), microseconds per message; then how the
- * first process was changed to learn of changes of memory. Exit status 0 unless it could not be
+ * buffer that changes between messages: the program drops the buffer one time, and the next time
+ * unmaps it and maps it again at the same address. The program makes these system calls itself, as
+ * Go, Rust or a custom allocator does, so libraries do not see them. The receiver counts messages
+ * that arrive with the bytes of an earlier message. Then the program sends from a buffer that stays
+ * mapped, as most buffers do; then from a buffer that the kernel may reclaim between messages, but
+ * does not. Prints one line of JSON. It has for each part: messages, stale, registrations (by the
+ * kernel's count, of both processes), microseconds per message; and how libraries changed the first
+ * process to learn of changes of memory. The exit status is 0 unless the messages could not be
  * tried.
  */
 #include <mpi.h>
@@ -53,8 +54,8 @@ void map_again(std::span<std::byte> memory, int time)
 }
 
 /*
- * MADV_FREE keeps registered pages. Only a comparison with the page tables shows that they are
- * unchanged.
+ * MADV_FREE keeps registered pages. Only a comparison with the page tables shows that these pages
+ * are unchanged.
  */
 void let_reclaim(std::span<std::byte> memory, int time)
 {
@@ -67,8 +68,8 @@ void leave(std::span<std::byte>, int) {}
 using action = void (*)(std::span<std::byte>, int);
 
 /*
- * Rank 0. Returns its counters; the receiver counts the stale messages. `before` runs immediately
- * before a message, because the kernel clears SUSPECT by itself after a while.
+ * Rank 0. Returns its counters and the stale messages, which the receiver counts. `before` runs
+ * immediately before a message, because the kernel clears SUSPECT by itself after a while.
  */
 nlohmann::ordered_json send(registration_count &count, action before, action after)
 {

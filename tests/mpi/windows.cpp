@@ -4,7 +4,7 @@
  * persistent requests, derived types, collective operations, parts of a buffer with holes. The
  * memory of each part is freed, unmapped, dropped or moved between epochs. Each process compares
  * all bytes that it receives. Prints one line of JSON: {part: number of failed comparisons in both
- * processes}. Exit status 0 unless it could not be tried.
+ * processes}. The exit status is 0 unless the features could not be tried.
  */
 #include <mpi.h>
 #include <nlohmann/json.hpp>
@@ -217,7 +217,7 @@ int window_of(const kind &of)
 
 int window_of_library()
 {
-	constexpr int additions = 3; /* per process; one takes a second under MPICH in um */
+	constexpr int additions = 3; /* per process; each takes a second under MPICH in um */
 	int errors = 0;
 
 	for (int round = 0; round < rounds; round++) {
@@ -321,8 +321,8 @@ int persistent_requests()
 }
 
 /*
- * Sends the blocks of a vector, and puts them into a window; then does the same with an array of
- * structures.
+ * Sends the blocks of a vector, and puts the blocks into a window. Then does the same with an array
+ * of structures.
  */
 int derived_types()
 {

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Compare registration caches under MPI windows, derived types and the like, in a guest.
 
-Each job of windows.cpp has a way to keep registrations: none, hooks, the kernel's word in the
-caches of buildlib/consumers, and libibverbs' cache below a library whose own cache is off. Prints
-the parts of each job with wrong bytes, then checks: only UCX's hooks let wrong bytes through, and
-they do (otherwise this test could not see any).
+Each job of windows.cpp has another cache: none, a cache with hooks, a cache of buildlib/consumers
+with the kernel's word, or libibverbs' cache below a library whose own cache is off. Prints the
+parts of each job with wrong bytes. Then checks that UCX's hooks, and only these, let wrong bytes
+through: without any wrong bytes this test would show nothing.
 """
 import sys
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Open MPI's registration cache grdma with threads, and with an owner that names stale
- * registrations, as btl/ofi does. Threads register parts of a few buffers with different rights and
- * keep some of the registrations for a while. Another thread replaces buffers, a third thread acts
- * as a memory hook, and the owner has room for a part of the registrations.
+ * Tests Open MPI's registration cache grdma with threads, and with an owner that names stale
+ * registrations, as btl/ofi does. Some threads register parts of a few buffers with different
+ * rights, and keep some of the registrations for a while. One thread replaces buffers, and one
+ * thread acts as a memory hook. The owner has room for a part of the registrations.
  *
- * Each registration has a record, which is freed when it ends: with AddressSanitizer, using a
- * record after its end ends the program.
+ * Each registration has a record, which is freed when the registration ends. With AddressSanitizer
+ * the use of a freed record ends the program.
  *
  * -DWITHOUT_WORD is for an Open MPI with the first patch only: no registration becomes stale.
  */
@@ -42,7 +42,7 @@ static atomic_long live, wrong;
 static atomic_bool stop;
 static _Atomic uint64_t changes; /* registrations that have become stale */
 
-/* Normally the component's file defines it. */
+/* Normally the file of the component defines this variable. */
 mca_rcache_grdma_component_t mca_rcache_grdma_component = { .leave_pinned = 1 };
 
 static int register_memory(void *owner, void *base, size_t size,
@@ -161,8 +161,8 @@ static void use_once(size_t buffer)
 }
 
 /*
- * Counts the stale registrations that end although no user requests them again, with or without a
- * counter.
+ * Counts the stale registrations that end although no user requests them again. `counted`: the
+ * owner counts that they became stale.
  */
 static long ends(bool counted)
 {
