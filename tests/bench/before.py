@@ -2,10 +2,10 @@
 """Measure the core of this checkout and of another one, in turns, and print the ratios.
 
 Why: only a ratio within one run on one machine shows whether a change made the cache faster or
-slower; figures of two runs differ by more. Both programs are this checkout's benchmark, compiled
-with the headers and the core of each checkout. Each row has its own process, so that no row pays
-for memory that another one left, and both programs take turns in it. Called by tests/bench/run
---before.
+slower, because figures of two runs differ by more. Both programs are this checkout's benchmark,
+compiled with the headers and the core of each checkout. For each row the programs take turns, each
+in a new process, so that no row pays for memory that another row left. tests/bench/run --before
+calls this script.
 """
 import argparse
 import json
@@ -48,7 +48,7 @@ def once(which, row, seconds):
 
 
 def measure(rows, rounds, seconds):
-    """Yield (row, median before, median now); None where it did not run."""
+    """Yield (row, median before, median now); a median is None if the row did not run."""
     for row in rows:
         times = {which: [] for which in WHICH}
         for turn in range(rounds):

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The costs of the cache's core through its C boundary, with a registrar that costs nothing.
- * mr_cache_core.h is the only file of the core that it uses: tests/bench/run --before compiles it
- * against the core of another checkout. Nanoseconds of one operation:
+ * The costs of the cache's core through its C boundary, with a registrar that costs nothing. The
+ * benchmark uses only mr_cache_core.h of the core, so that tests/bench/run --before can compile it
+ * with the core of another checkout. Nanoseconds of one operation:
  *  hit/LAYOUT/N        acquire and release one of N buffers, in a random order, which is repeated
  *                      each time (layouts.h)
  *  hit/unordered/N     like hit, in an order that is never repeated
  *  hit/part/N          like hit, each time with another half of a buffer of 64 KiB
  *  hit/same/N          like hit, all threads with the same buffers
  *  miss                an acquire that registers, and its release; 1,000 entries at most
- *  evict/OWNERS/N      misses of owners in turns, each with N entries, which is its limit
- *  full/N              an acquire that is refused: N entries, which is the limit, are in use
+ *  evict/OWNERS/N      misses of owners in turns; each owner has N entries, its limit
+ *  full/N              an acquire that is refused, because N entries, the limit, are in use
  *  flush_pd/N          flush a PD without entries, after there were N entries
  *  query/N             query an owner without entries, after there were N entries
- * And the lower limits of a hit:
+ * Lower limits for a hit:
  *  atomics             two atomic operations on one word; atomics_same/N: on one of N words, by all
  *                      threads
  *  search/N            two atomic operations on one of N words, found by binary search
@@ -146,7 +146,7 @@ void empty()
 
 using make_layout = layouts::layout (*)(uint64_t base, uint64_t count);
 
-/* The registered buffers: made once for all repetitions of a benchmark. */
+/* The registered buffers, which are made once for all repetitions of a benchmark. */
 struct {
 	make_layout make = nullptr;
 	uint64_t count = 0;
@@ -265,7 +265,7 @@ void atomics(benchmark::State &state)
 
 std::vector<line> shared_lines(1000);
 
-/* The lower limit if two threads use the same buffers: the other CPU may have the cache line. */
+/* The limit if two threads use the same buffers, because the other CPU may have the cache line. */
 void atomics_same(benchmark::State &state)
 {
 	const std::vector<buffer> asked = order(state, shares::same);
@@ -354,7 +354,7 @@ void full(benchmark::State &state)
 		release(one);
 }
 
-/* Lets the cache have this many entries, and another owner one; then releases all of them. */
+/* Fills the cache with range(0) entries, and one entry of another owner; then releases them all. */
 void leave_behind(const benchmark::State &state)
 {
 	use(others, {BASE, LENGTH});
@@ -446,7 +446,7 @@ void add_all()
 
 } // namespace
 
-/* For the view of a part mr_cache_on_miss() reads these fields. */
+/* For a part, returns the mr without the view that libibverbs makes. */
 extern "C" void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 				  mr_cache_ref part)
 {

@@ -2,7 +2,7 @@
 """Run the benchmarks of the cache and of its peers one after the other, and print a table.
 
 Why: figures can be compared only within one run on one machine. Each program is a Google Benchmark
-and prints JSON; the median of several repetitions counts. Called by tests/bench/run.
+and prints JSON; the median of several repetitions counts. tests/bench/run calls this script.
 """
 import json
 import os
@@ -57,10 +57,10 @@ def run(program, *options, kernel=None, environment=None, field="cpu_time"):
 
 
 def one_by_one(program, wanted):
-    """Like run(), but runs each row in its own process, because a cache may keep tables that
-    another row made large.
+    """Like run(), but each row has its own process, because a cache may keep tables that another
+    row made large.
 
-    None for a row that can't run.
+    The value of a row that can't run is None.
     """
     found = {}
     for row in programs.rows(program, wanted):
@@ -69,7 +69,7 @@ def one_by_one(program, wanted):
 
 
 def measure():
-    """All results, as {column: {benchmark: nanoseconds}}; for a miss the ratio."""
+    """All results, as {column: {benchmark: nanoseconds}}; misses have ratios instead."""
     libfabric = {"FI_MR_CACHE_MAX_COUNT": "200000", "FI_MR_CACHE_MAX_SIZE": "-1"}
     return {
         "core": one_by_one("cache", "^(hit/(apart|same|guarded)/1(000|00000)?|"

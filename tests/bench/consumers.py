@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """A hit through the caches of libfabric and UCX, with the kernel's word and with hooks.
 
-Both libraries are built by buildlib/consumers, so each way is the same build of the same cache. All
-ways run at the same time in a guest of one processor, which gives each a few milliseconds in turn
-and counts their time. Reason: if the virtual machine's processors are threads of a shared core, its
-speed changes by a factor of 1.7 from second to second, and ways that run one after the other meet
-different speeds. Each turn places memory elsewhere (shuffled.h). Called by tests/bench/run, with
-the names of the libraries, or none for both.
+buildlib/consumers builds both libraries, so each way is the same build of the same cache. All ways
+run at the same time in a guest of one processor, whose kernel gives each way a few milliseconds in
+turn, and counts its time. Reason: if this machine is a virtual machine whose processors are threads
+of a shared core, its speed changes by a factor of 1.7 from second to second, and ways that run one
+after the other get different speeds. Each turn places memory elsewhere (shuffled.h).
+tests/bench/run calls this script, with the names of the libraries, or without names for both.
 """
 import json
 import os
@@ -20,8 +20,8 @@ from programs import OUT
 TURNS = 9
 SECONDS = 1    # the time for each way; a guest counts CPU time in ticks of 10 ms
 LIMITS = {"FI_MR_CACHE_MAX_COUNT": "200000", "FI_MR_CACHE_MAX_SIZE": "-1"}
-# {library: (program, {title: its benchmark}, {way: environment}, the way that others are divided
-# by)}
+# {library: (program, {title: its benchmark}, {way: environment}, the way by which the times of
+# other ways are divided)}
 LIBRARIES = {
     "libfabric": ("libfabric", {
         "1 entry": "libfabric/1", "1,000 entries": "libfabric/1000",

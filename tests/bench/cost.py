@@ -2,8 +2,8 @@
 """The costs of MR notification, for its users and for others: prints the tables of costs.md.
 
 Why: the figures of Documentation/costs.md must be easy to repeat, also on another machine.
-All ratios are of times in one guest, except in the last table, which compares Debian's own modules
-and ours: there two guests take turns and the best round counts. Called by tests/bench/run.
+Each ratio is of times in one guest, except in the last table, which compares Debian's own modules
+with ours: two guests take turns, and the best round counts. tests/bench/run calls this script.
 """
 import json
 import os

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The costs of notification for a program at times when it does not use notification. For each
- * operation OP/STATE/N:
+ * The costs of notification for operations that do not use notification. For each operation
+ * OP/STATE/N:
  *  never       the process has no registration (also runs on a kernel without notification)
  *  registered  N registrations without a word: the cost of pinning alone
  *  armed       N registrations, each with its own word
  *  counted     N registrations, each with its own word that counts users, as in the cache
- * Operations: munmap of 16 pages elsewhere; a fault that copies a page elsewhere; fork; munmap of
- * 16 registered pages, and of 10,000 pages with a registration each; the end of a process with
- * these 10,000 registrations; registering 16 pages. slab_bytes is the kernel's memory for each
+ * Operations: munmap of 16 unregistered pages; a fault that copies an unregistered page; fork;
+ * munmap of 16 registered pages, and of 10,000 pages with a registration each; the end of a process
+ * with these 10,000 registrations; registering 16 pages. slab_bytes is the kernel's memory for each
  * registration, measured over the last registrations.
  */
 #include <benchmark/benchmark.h>
@@ -32,7 +32,7 @@ using namespace mr_notify;
 namespace {
 
 constexpr int access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-constexpr int track = 1 << 28; /* as the cache registers */
+constexpr int track = 1 << 28; /* the cache's registrations also have this flag */
 constexpr std::size_t most = 100000;
 constexpr std::size_t shared_pages = 256;
 constexpr std::size_t piece_pages = 16;
@@ -165,7 +165,7 @@ double munmap_elsewhere(state)
 	return unmap(map_piece(true));
 }
 
-/* Reading maps the zero page, and writing replaces it, so each page causes an MMU event. */
+/* Reading maps the zero page, and writing replaces the zero page, so each page causes an event. */
 double fault_elsewhere(state)
 {
 	const range r = map_piece(false);
@@ -285,7 +285,7 @@ double median(std::vector<double> values)
 }
 
 /*
- * The result is the median of the iterations: on a busy machine slow iterations were interrupted.
+ * The result is the median of the iterations, because a busy machine interrupts some of them.
  */
 void add(const char *name, double (*operation)(state), state what, std::size_t count,
 	 int iterations)
@@ -309,8 +309,8 @@ void add(const char *name, double (*operation)(state), state what, std::size_t c
 }
 
 /*
- * Unwatched, armed and counted take turns, so that other load affects all of them. The result is
- * the median of the ratios.
+ * The states registered, armed and counted take turns, so that other load affects all states. The
+ * result is the median of the ratios.
  */
 void add_turns(const char *name, double (*operation)(state), int iterations)
 {

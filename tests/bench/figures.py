@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """Measure and draw the figures of Documentation/figures: all, or only the named figures.
 
-Another script makes each figure; it shows its command, the day and the CPU. Called by
-tests/bench/run.
+Another script makes each figure. The figure shows its command, the day and the CPU. tests/bench/run
+calls this script.
 """
 import os
 import shutil

@@ -12,11 +12,11 @@ extern "C" {
 #endif
 
 /*
- * Registers in `domain`. Unless btl_ofi_mr_notify is 0, asks the operations of `asked` whether a
- * registration is stale. Both may be the same domain.
+ * Opens a cache that registers in `domain`. Unless btl_ofi_mr_notify is 0, the operations of
+ * `asked` tell whether a registration is stale. `asked` may be the same domain.
  */
 void grdma_open(struct fid_domain *domain, struct fid_domain *asked);
-/* As btl_register_mem() and btl_deregister_mem() */
+/* Does the work of btl_register_mem() and btl_deregister_mem(). */
 void grdma_use(void *base, size_t size);
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Open MPI's cache grdma above libfabric, as btl/ofi uses it: a hit and a miss. The rows "armed"
- * register in a domain whose operations FI_MR_NOTIFY_OPS are not open: a region gets its word by a
- * second call. buildlib/consumers openmpi builds this program.
+ * Open MPI's cache grdma above libfabric, as btl/ofi uses it: a hit and a miss. In the rows "armed"
+ * the registering domain has not opened FI_MR_NOTIFY_OPS, so a region gets its word by a second
+ * call. buildlib/consumers openmpi builds this program.
  */
 #include <benchmark/benchmark.h>
 #include <rdma/fi_domain.h>
@@ -35,7 +35,7 @@ fid_domain *open_domain()
 	return domain;
 }
 
-/* A process can run either the rows "armed" or the other rows: the first call decides. */
+/* The first call decides whether the process can run the rows "armed", or the other rows. */
 void open_once(bool armed)
 {
 	[[maybe_unused]] static const bool opened = [armed] {

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The cost of a hit as the number of registrations grows: ours, libfabric's and UCX's, in a figure.
 
-It runs in a guest whose clock counts instructions, so that other load on this machine does not
-matter. libfabric and UCX are Debian's. Each row has its own process. Called by tests/bench/run.
+The programs run in a guest whose clock counts instructions, so that other load on this machine does
+not matter. libfabric and UCX are Debian's. Each row has its own process. tests/bench/run calls this
+script.
 """
 import json
 import os

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * The cost of an idle registration, for each cache: 64 MiB are registered and deregistered once,
- * and the cache keeps the registration. Each row is one turn; its results are the counters, all in
+ * and the cache keeps the registration. Each row runs once. Its results are its counters, all in
  * MiB except `ms`.
  */
 #ifndef BENCH_IDLE_H
@@ -39,7 +39,7 @@ inline double mebibytes(double bytes)
 	return bytes / (1 << 20);
 }
 
-/* The sum of all numbers in a file that follow this word. */
+/* The sum of all numbers that follow the word `wanted` in a file. */
 inline double sum_of(const char *path, const std::string &wanted)
 {
 	std::ifstream file(path);
@@ -84,7 +84,7 @@ inline double own(const std::byte *at)
 	return mebibytes(static_cast<double>(pages * page));
 }
 
-/* The part on this NUMA node. */
+/* The part of the memory that is on this NUMA node. */
 inline double on_node(std::byte *at, int node)
 {
 	std::vector<void *> pages;
@@ -128,7 +128,7 @@ public:
 
 		(void)syscall(SYS_mbind, at_, size, MPOL_BIND, &nodes, 64UL, MPOL_MF_MOVE);
 	}
-	/* Unmaps the memory only once, because later another mapping may have this address. */
+	/* Must be called only once, because later another mapping may have this address. */
 	void end()
 	{
 		(void)munmap(at_, size);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Positions of a program's buffers, for the benchmarks of hits: a cache's costs depend on them.
- * Each layout is a function that returns N buffers, always the same buffers:
+ * Positions of a program's buffers, on which the cost of a hit depends. Each layout is a function
+ * that returns N buffers, always the same buffers:
  *  apart     one after the other, 64 KiB each
  *  guarded   one after the other, each followed by a guard page: 17 pages apart
- *  random    1 byte to 256 KiB, at any address, some in the same page as others
+ *  random    1 byte to 256 KiB, at any address; several may be in one page
  *  heap      from malloc: nine of 16 to 1,024 bytes, then one of 4 to 256 KiB
  *  inside    random pages of one registration of 1 GiB
  */
@@ -27,7 +27,7 @@ struct buffer {
 	uint64_t length;
 };
 
-/* The buffers that are requested, and other buffers that are registered before. */
+/* The buffers to request, and other buffers to register before. */
 struct layout {
 	std::vector<buffer> buffers;
 	std::vector<buffer> before;
@@ -83,7 +83,7 @@ inline layout heap(uint64_t, uint64_t count)
 	std::mt19937_64 random(7);
 	layout made;
 
-	mallopt(M_MMAP_THRESHOLD, 1 << 25); /* otherwise large buffers get separate mappings */
+	mallopt(M_MMAP_THRESHOLD, 1 << 25); /* or else large buffers get separate mappings */
 	for (uint64_t i = 0; i < count; i++) {
 		const uint64_t length =
 			i % 10 == 9 ? any_size(random, 12, 18) : any_size(random, 4, 10);

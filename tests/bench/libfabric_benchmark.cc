@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * libfabric's registration cache for an application: fi_mr_reg + fi_close on its verbs
- * provider. FI_MR_CACHE_MONITOR chooses memhooks or userfaultfd. Also its misses (renewed.h), and
- * its cost while it is idle (idle.h).
+ * libfabric's registration cache for an application: fi_mr_reg + fi_close on libfabric's verbs
+ * provider. FI_MR_CACHE_MONITOR chooses memhooks or userfaultfd. Other rows measure misses
+ * (renewed.h) and idle registrations (idle.h).
  */
 #include <benchmark/benchmark.h>
 #include <rdma/fi_domain.h>
@@ -53,7 +53,7 @@ void libfabric(benchmark::State &state)
 	munmap(base, apart * count);
 }
 
-/* N buffers smaller than a page, none of which begins at the start of a page. */
+/* N buffers smaller than a page; each begins inside a page. */
 void libfabric_small(benchmark::State &state)
 {
 	const auto count = static_cast<std::size_t>(state.range(0));

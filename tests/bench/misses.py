@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """The cost of a hit and of a miss in instructions, for each way to keep registrations.
 
-A hit: one registration of 4 KiB. A miss: 64 KiB that were unmapped and mapped again since they were
-registered; the unmapping and mapping itself is subtracted. It runs in a guest whose clock counts
-instructions, so that other load of this machine does not matter. buildlib/consumers has libfabric,
-UCX and Open MPI, so each way is the same build. Called by tests/bench/run.
+A hit finds a registration of 4 KiB. A miss registers 64 KiB that were unmapped and mapped again
+since the last registration; the cost of unmapping and mapping is subtracted. The programs run in a
+guest whose clock counts instructions, so that other load of this machine does not matter.
+libfabric, UCX and Open MPI are from buildlib/consumers, so each way has the same build.
+tests/bench/run calls this script.
 """
 import argparse
 import json

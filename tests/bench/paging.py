@@ -3,7 +3,7 @@
 
 Why: an MR of all memory looks up each page in the page tables of the process, so its cost might
 grow with the number of mappings. In each guest the ways take turns, and each figure is a median.
-Called by tests/bench/run.
+tests/bench/run calls this script.
 """
 import json
 import os

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * RDMA writes into an address space of many mappings, each of one page. WAY/COUNT: COUNT mappings,
- * and one message goes to 16 of them in a row:
+ * RDMA writes into an address space of many mappings, each of one page. In the row WAY/COUNT there
+ * are COUNT mappings, and one message goes to 16 adjacent mappings:
  *  registered   all mappings are registered before
  *  all          by an MR of all memory; the pages are present
  *  dropped      by an MR of all memory; the pages of the message have just been dropped
- *  touched      no message: the CPU writes to such pages, which have just been dropped
- *  left         no message: the CPU writes to such pages, which are present
- * Only the message, or the CPU's writes, is timed.
+ *  touched      no message: the CPU writes to 16 pages, which have just been dropped
+ *  left         no message: the CPU writes to 16 pages, which are present
+ * The time is only of the message, or of the CPU's writes.
  */
 #include <benchmark/benchmark.h>
 #include <sched.h>
@@ -39,7 +39,7 @@ memory mappings(std::size_t count)
 	return m;
 }
 
-/* Only one instance at a time, because mappings of other instances would count, too. */
+/* Only one instance may exist, because mappings of other instances would count, too. */
 struct place {
 	explicit place(std::size_t count)
 	    : target(mappings(count)), registered(on.register_memory(target.registered(), rights)),

@@ -38,14 +38,14 @@ def run(command, environment=None):
 
 
 def lab(kernel, command, *options, environment=None):
-    """run() in a guest; None also if its kernel complained, or if it took too long."""
+    """run() in a guest; None also if its kernel reports a problem, or if it takes too long."""
     return run([LAB, "--kernel", kernel, "--no-checks", *options, "--", *command], environment)
 
 
 def values(said, field):
     """{benchmark: [value of each repetition]} from a program's output, which ends in JSON.
 
-    The field is a time (real_time, cpu_time), in nanoseconds, or a counter; benchmarks without the
+    The field is a time (real_time, cpu_time) in nanoseconds, or a counter. Benchmarks without this
     counter are left out.
     """
     found = {}
@@ -69,7 +69,7 @@ def cpu():
 
 
 def figure(name, size, title, command, commands):
-    """OUT/NAME.svg with a title and the origin of its data; TITLE in the commands is replaced."""
+    """Draw OUT/NAME.svg. In the commands TITLE becomes the title and the origin of the data."""
     day = datetime.date.today().isoformat()
     heading = f'"{{/:Bold {title}}}\\n{{/=10 {command}; {day}; {cpu()}}}"'
     gnuplot(f"""

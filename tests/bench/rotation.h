@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Messages from buffers in turn: each is registered before it is sent and deregistered after, as
- * a communication library does for a program that has several large buffers. The parameter Sender
- * registers and sends:
+ * Messages from buffers in turn. Each buffer is registered before its message is sent, and
+ * deregistered after, as a communication library does for a program with several large buffers.
+ * The parameter Sender registers and sends:
  *
  *   void start(std::byte *addr, std::size_t length)   register, post a write
  *   void finish()                                     wait for the oldest write, deregister
  *
- * One iteration is a round of all buffers. The first round with a size is not timed: the time is
- * for the second and later uses of a buffer.
+ * One iteration is a round of all buffers. The first round with a size is not timed, so the time
+ * is that of the second and later uses of a buffer.
  */
 #ifndef BENCH_ROTATION_H
 #define BENCH_ROTATION_H
@@ -48,7 +48,7 @@ inline std::byte *memory(std::size_t length)
 	return static_cast<std::byte *>(addr);
 }
 
-/* The buffers. All compared ways use the same pages. */
+/* The memory of the buffers. All compared ways use the same pages. */
 inline std::byte *the_area()
 {
 	static std::byte *const addr = memory(area);

@@ -19,10 +19,9 @@
 #include <cstdlib>
 
 /*
- * Moves later allocations by BENCH_SHIFT pages. In User Mode Linux addresses are not random, so two
- * lines that conflict in a CPU cache (on Zen: lines whose addresses hash to the same tag) conflict
- * in each process. Four of 16,384 positions of a line make a hit 7 to 44 ns slower, with any
- * library.
+ * Moves later allocations by BENCH_SHIFT pages. In User Mode Linux addresses are not random. If two
+ * lines conflict in a CPU cache (on Zen: if their addresses hash to the same tag), they conflict in
+ * each process. Four of 16,384 positions of a line make a hit 7 to 44 ns slower, with any library.
  */
 inline void shift_layout()
 {
@@ -36,7 +35,7 @@ inline void shift_layout()
 	     0);
 }
 
-/* range(0) buffers, `apart` bytes apart; each thread has another order. */
+/* Uses range(0) buffers, `apart` bytes apart. Each thread has another order. */
 template <class Use>
 void use_shuffled(benchmark::State &state, std::byte *base, std::size_t apart, const Use &use)
 {

@@ -2,7 +2,8 @@
 """The share of messages with old bytes under Debian's Open MPI and MPICH, by cache, in a figure.
 
 Runs tests/mpi/compare.py in a guest: 20 messages from a buffer that is unmapped and mapped again
-before each. The results are counts, so other load does not matter. Called by tests/bench/run.
+before each message. The results are counts, so other load does not matter. tests/bench/run calls
+this script.
 """
 import json
 import os

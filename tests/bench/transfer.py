@@ -2,9 +2,9 @@
 """Measure transfers from rotating buffers with the registration in their path, and plot them.
 
 Why: the cost of a hit says little about the gain of a program. Here each message is registered,
-written to the peer by RDMA over soft-RoCE, and deregistered: with each cache, without a cache, and,
-as the limit, with all buffers registered before. In each guest the ways take turns, and the best
-turn of each counts, because other load only adds time. Called by tests/bench/run.
+written to the peer by RDMA over soft-RoCE, and deregistered: with each cache, and without a cache.
+The limit has all buffers registered before. In each guest the ways take turns, and the best turn of
+each way counts, because other load only adds time. tests/bench/run calls this script.
 """
 import json
 import os

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * RDMA writes over a reliable connection from buffers in turn (rotation.h):
- *  registered   all buffers are registered once, before: the limit
+ *  registered   all buffers are registered once, before the messages: the limit
  *  none         ibv_reg_mr + ibv_dereg_mr around each message
  *  cached       ibv_reg_mr with IBV_ACCESS_CACHED + ibv_dereg_mr around each message
  *  all          one MR of all memory at both ends, if the device has it
  *  dropped      like all, but the pages of both ends are dropped before each message
  * turns: registered, cached and all take turns, a round each, so that the ratios do not depend on
- * the load ("dropped" would make cached registrations stale)
+ * the load. "dropped" does not take part, because it would make cached registrations stale.
  */
 #include <sched.h>
 #include <sys/mman.h>

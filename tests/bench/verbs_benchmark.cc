@@ -3,22 +3,24 @@
  * Cached registration through the verbs, on a real device in a guest:
  *  atomics      two atomic operations on one word: the lower limit for any such cache
  *  atomics/N    two atomic operations on one of N words 128 bytes apart, in a random order that is
- *               repeated: each registration has its own reference count, and there is no look-up
+ *               repeated: the limit if each registration has its own reference count, without a
+ *               look-up
  *  found        two atomic operations on a word after a look-up: an address leads to a hint, the
  *               hint to an entry, the entry to a struct ibv_mr, and the struct back to the entry,
  *               without calls and checks. A cache that returns a pointer can't do less.
  *  hit/LAYOUT/N ibv_reg_mr + ibv_dereg_mr of one of N cached buffers, in a random order (User Mode
  *               Linux: native speed). The layouts are in layouts.h, here with smaller buffers: one
- *               page for apart and guarded, 256 MiB for inside; part: each time another half of
- *               64 KiB, which has its own struct ibv_mr. Counters, in nanoseconds: low, median
- *               and high, the 10th, 50th and 90th percentile of 40 more times 262,144 hits
- *               hit/threads: each of 2 and of 16 threads has its own N, in a guest with 2 CPUs;
- *               the figure is the CPU time
- *  miss/SIZE    a cached ibv_reg_mr that has to register, in turns with an uncached one of the same
- *               buffer, so that both have the same work before and around them. Counters: plain and
- *               miss, medians in nanoseconds; ratio, of these medians; ratio_of_fast, of the 10th
- *               percentiles. The cache has another registration, as no real cache is empty then.
- *               notified: ibv_reg_notified_mr(), in turns with both; notified_by_miss, their ratio
+ *               page for apart and guarded, 256 MiB for inside. hit/part uses each time another
+ *               half of 64 KiB, which has its own struct ibv_mr. hit/threads: each of 2 and of 16
+ *               threads has its own N buffers, in a guest with 2 CPUs; the figure is the CPU time.
+ *               Counters, in nanoseconds: low, median and high are the 10th, 50th and 90th
+ *               percentile of 40 measurements of 262,144 hits each
+ *  miss/SIZE    a cached ibv_reg_mr that has to register, in turns with an uncached ibv_reg_mr of
+ *               the same buffer, so that both have the same work before and around them. The cache
+ *               has another registration, because a real cache is not empty at a miss. Counters:
+ *               plain and miss are medians in nanoseconds, ratio is the ratio of these medians, and
+ *               ratio_of_fast that of the 10th percentiles. ibv_reg_notified_mr() takes turns with
+ *               both (notified), and notified_by_miss is the ratio to a miss.
  *  renewed/...  see renewed.h: plain; cached; notified: a cache above the verbs, which checks the
  *               word of an entry, and ends the MR when the word is INVALID
  *  idle/...     with the RDMAV_MR_CACHE of the environment, see idle.h
@@ -67,7 +69,7 @@ void use_cached(const layouts::buffer &of, int access)
 				     access | IBV_ACCESS_CACHED));
 }
 
-/* Returns the same address for each length, so that buffers share memory. */
+/* Returns the same address for each length, so that all rows use the same memory. */
 uint64_t base_of(uint64_t length)
 {
 	static memory m = anonymous(512 << 20);
@@ -161,8 +163,8 @@ double quantile(std::vector<double> &of, double part)
 }
 
 /*
- * Measures only the two verbs and finding the next buffer. The calls have succeeded before, so they
- * are not checked.
+ * Measures only the two verbs and finding the next buffer. The calls are not checked, because they
+ * have succeeded before.
  */
 auto in_turn(const std::vector<layouts::buffer> &asked, int access)
 {
@@ -349,7 +351,7 @@ void miss(benchmark::State &state)
 		ibv_dereg_mr(mr);
 		ibv_reg_mr_clean(the_device().context(), 0);
 	};
-	/* Another registration exists, too. */
+	/* A second registration exists during the measurement, as in a real cache. */
 	const owned<ibv_mr> kept_notified(
 		register_notified(another.registered(), first_word, changes));
 	const auto begin = std::chrono::steady_clock::now();
@@ -384,7 +386,7 @@ BENCHMARK(random)->Name("hit/random")->Arg(1)->Arg(1000);
 BENCHMARK(heap)->Name("hit/heap")->Arg(1)->Arg(1000);
 BENCHMARK(inside)->Name("hit/inside")->Arg(1)->Arg(1000)->Arg(50000);
 BENCHMARK(part)->Name("hit/part")->Arg(1)->Arg(1000);
-/* Registering this many buffers takes seconds, so it is done once per repetition. */
+/* The registration of so many buffers takes seconds, so it is done once per repetition. */
 BENCHMARK(apart)->Name("hit/apart")->Arg(50000)->Arg(100000)->Iterations(1 << 20);
 BENCHMARK(guarded)->Name("hit/guarded")->Arg(50000)->Arg(100000)->Iterations(1 << 20);
 BENCHMARK(random)->Name("hit/random")->Arg(100000)->Iterations(1 << 20);

@@ -21,7 +21,7 @@ public:
 	/* Ends the separate process. */
 	~registration_count();
 
-	/* Registrations on the first RDMA device since construction, without those of this class. */
+	/* Registrations on the first RDMA device since construction, without this class's own. */
 	uint64_t now();
 
 private:
