@@ -77,7 +77,7 @@ inline restore() {
 inline look() {
 	if
 	:: suspect ->
-		/* The suspect pages of an event that has not ended stays. */
+		/* Waits for the end of an event, whose pages stay suspect until then. */
 		atomic { !changing || !suspect -> mine = suspect && pages_suspect; pages_suspect = pages_suspect && !mine }
 		same = (pinned_as == mapped);
 		atomic {
