@@ -404,7 +404,7 @@ class MRNotifyTest(MRNotifyTestCase):
     @requires_mr_notify
     def test_mr_notify_imported(self):
         """
-        An imported MR has no memory of this process to watch.
+        An imported MR can't be armed, because it has no memory of this process.
         """
         mr, _ = self.reg()
         try:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The costs of notification for operations that do not use notification. For each operation
+ * The costs of notification for a program while it does not use notification. For each operation
  * OP/STATE/N:
  *  never       the process has no registration (also runs on a kernel without notification)
  *  registered  N registrations without a word: the cost of pinning alone

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Maps memory that can't be registered with UCP, replaces a part by memory that can be registered,
- * and maps this part. The failed registration must leave no entry in UCP's cache.
+ * Maps read-only memory with UCP, which fails. Then maps writable memory in a part of the same
+ * place. The failed registration must leave no entry in UCP's cache.
  */
 #include <ucp/api/ucp.h>
 

@@ -317,7 +317,7 @@ class Parts(unittest.TestCase):
         self.assertFalse(os.path.exists(self.tree + ".whole"))
 
     def test_blank(self):
-        """A folder whose name would break upstream's build after minutes."""
+        """A folder with a blank is refused, because upstream's build would fail after minutes."""
         with self.assertRaisesRegex(fetch.FetchError, "blank"):
             fetch.fetch("linux", self.build + "/a folder")
 

@@ -113,7 +113,7 @@ class DroppedOptions(unittest.TestCase):
     """A wanted option that Kconfig dropped must be named."""
 
     def test_dropped(self):
-        """Missing, with another value, and set although unwanted."""
+        """Options that are missing, that have another value, or that are set although unwanted."""
         wanted = "CONFIG_A=y\nCONFIG_B=y\nCONFIG_C=12\n# CONFIG_D is not set\nCONFIG_E=y\n"
         result = "CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=13\n"
         self.assertEqual(kconfig.dropped(wanted, result),

@@ -69,7 +69,7 @@ class Host(unittest.TestCase):
     """The size of a CPU's state."""
 
     def test_size(self):
-        """At least the state of every 64-bit CPU, at most the state of the largest CPU."""
+        """The size is enough for every 64-bit CPU, and smaller than um.LARGEST."""
         self.assertGreaterEqual(um.host_state(), 512 + 64)
         self.assertLess(um.host_state(), um.LARGEST)
 

@@ -2,10 +2,10 @@
 """Two states of Debian's archive, as apt sees them before and after a kernel update.
 
 Why: tests/lab/dkms_life tests a kernel update, and apt offers only the newest kernel by its name.
-Debian's archive still has the image, headers and source of the older kernel, but not the packages
-that depended on the older kernel as the newest. This module makes them from the present packages,
-with the older version in them. The images lack most drivers, because dkms lets depmod read all
-modules each time.
+Debian's archive still has the image, headers and source of the older kernel, but not the older
+metapackages, which depend on these. This module makes them from the present metapackages, with the
+older version in them. The images lack most drivers, because dkms lets depmod read all modules each
+time.
 """
 import contextlib
 import glob

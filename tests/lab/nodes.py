@@ -146,7 +146,7 @@ class Nodes:
                 self.answer(node, "done")
 
     def kill(self, node):
-        """End a node like a power cut, after passing on its output."""
+        """Pass on the output of a node, and end the node as a power cut does."""
         life = self.running[node]
         life.killed = True
         life.guest.stop()

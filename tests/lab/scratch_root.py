@@ -65,7 +65,7 @@ def make(debs, total):
 
 
 def up_to_date(total):
-    """Does the layer have this sum?"""
+    """Does the layer have this checksum?"""
     try:
         with open(os.path.join(PLACE, "stamp"), encoding="utf-8") as text:
             return text.read() == total

@@ -265,7 +265,7 @@ LANES = {
               least=122)],
         guest="--kernel um --memory 3G", seconds=600, named_only=True,
         needs=(*CONSUMERS, "MPICH's tests")),
-    # Open MPI's own cache above fi_mr_reg(), which also checks the word.
+    # Open MPI's own cache, which is above fi_mr_reg() and also checks the word.
     "consumers-openmpi": Lane(
         [Step("grdma", f"{PYTHON} tests/mpi/compare.py --openmpi", results.lines, least=11)],
         guest="--kernel um", seconds=30, named_only=True, needs=(*CONSUMERS, "Open MPI 5")),
@@ -279,7 +279,7 @@ LANES = {
         [hits("hits_tsan", "libfabric_tsan", 27, "TSAN_OPTIONS=log_path=stdout RUN_SECONDS=20")],
         guest="--kernel debian", seconds=100, named_only=True,
         needs=("fork", "kernel debian", "libfabric with the thread sanitizer")),
-    # The consumers were compiled with our header, and run with Debian's libibverbs.
+    # The consumers are compiled with our header, but run with Debian's libibverbs.
     "consumers-library": Lane(
         [Step("probing", f"env -u LD_LIBRARY_PATH {PYTHON} tests/consumers/probing.py --old",
               results.lines, least=24)],
@@ -327,14 +327,14 @@ LANES = {
          UNPACK_SUITE, pyverbs("test_mr_notify", "test_mr_cache", program=UNPACKED)],
         guest="--kernel stock --packages", needs=("fork", "installed", "kernel stock"),
         seconds=120),
-    # Peers on another machine, and wires that lose, repeat and reorder.
+    # Peers on another machine, and wires that lose, repeat and reorder packets.
     "nodes": Lane(
-        # siw0 has no on-demand paging and no atomic operations: 6 of the 8 cases.
+        # siw0 has no on-demand paging and no atomic operations, so 6 of the 8 cases run.
         [*guest_programs("nodes"),
          *(replace(step, least=6) for step in on_siw(*guest_programs("nodes")))],
         guest="--kernel debian --nodes 2", needs=("fork", "kernel debian"), seconds=400),
     # Debian's MPIs with a process on each of two machines. After a loss soft-RoCE sends all later
-    # packets again. A message of 1 MiB has a thousand packets: with more loss it would never end.
+    # packets again. A message of 1 MiB has a thousand packets, so with more loss it never ends.
     "nodes-mpi": Lane(
         [Step("mpi", f"{PYTHON} tests/mpi/compare.py --nodes", results.lines, least=18),
          Step("mpi, lossy", "lab-node 2 wire loss 0.1% && "
@@ -350,7 +350,7 @@ LANES = {
         [MATRIX, *on_siw(MATRIX), NOTIFY_AND_CACHE,
          Step("modules", "tests/guest/dkms_modules build/lab/dkms/life/removed", results.lines)],
         guest="--kernel dkms", needs=("fork", "kernel dkms"), seconds=200),
-    # KASAN is slow, so only programs with threads, exits or errors run, and the matrix.
+    # KASAN is slow, so only the matrix and programs with threads, exits or errors run.
     "debug": Lane(
         [CLOCK, KASAN, MATRIX,
          *guest_programs("contract", "word", "changes", "revoke", "rights", "worker", "lifetime",
