@@ -18,9 +18,9 @@
  *  miss/SIZE    a cached ibv_reg_mr that has to register, in turns with an uncached ibv_reg_mr of
  *               the same buffer, so that both have the same work before and around them. The cache
  *               has another registration, because a real cache is not empty at a miss. Counters:
- *               plain and miss are medians in nanoseconds, ratio is the ratio of these medians, and
- *               ratio_of_fast that of the 10th percentiles. ibv_reg_notified_mr() takes turns with
- *               both (notified), and notified_by_miss is the ratio to a miss.
+ *               plain and miss are medians in nanoseconds, ratio is the ratio of these medians,
+ *               and ratio_of_fast is the ratio of the 10th percentiles. ibv_reg_notified_mr() takes
+ *               turns with both (notified); notified_by_miss is its ratio to a miss.
  *  renewed/...  see renewed.h: plain; cached; notified: a cache above the verbs, which checks the
  *               word of an entry, and ends the MR when the word is INVALID
  *  idle/...     with the RDMAV_MR_CACHE of the environment, see idle.h

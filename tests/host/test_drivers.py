@@ -3,7 +3,7 @@
 """Every driver that registers user memory notifies, and Documentation/drivers.md says so.
 
 Why: a later kernel may add a driver, or move a registration to another file; no other test would
-notice that its MRs can't be armed.
+notice that the driver's MRs can't be armed.
 """
 import glob
 import os

@@ -75,7 +75,7 @@ def up_to_date(total):
 
 @contextlib.contextmanager
 def installed():
-    """The upper layer of a root on which the fork's packages are installed; builds them.
+    """A context. Its value is the upper layer of a root with the fork's packages, which it builds.
 
     The layer does not change in this context: users share a lock, and making the layer takes the
     lock exclusively.

@@ -252,8 +252,8 @@ LANES = {
     "consumers-windows": Lane(
         [Step("windows", f"{PYTHON} tests/mpi/windows.py", results.lines, least=11)],
         guest="--kernel um --memory 2G", seconds=300, named_only=True, needs=CONSUMERS),
-    # The consumers' own tests. UCX's tests use a share of all memory for buffers, and a process
-    # can have 65,530 separate mappings of the file that is the memory of a um guest.
+    # The consumers' own tests. UCX's tests use a share of all memory for buffers. The memory of a
+    # um guest is a file, of which a process can have only 65,530 separate mappings.
     "consumers-tests": Lane(
         [Step("fabtests", f"{PYTHON} tests/consumers/fabtests.py verbs", results.lines, least=30),
          Step("gtest", f"{PYTHON} tests/consumers/ucx_gtest.py", results.lines, least=580)],
