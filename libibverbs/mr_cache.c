@@ -35,7 +35,8 @@ static inline struct ibv_mr *fill_view(struct verbs_mr *view,
 	return &view->ibv_mr;
 }
 
-/* Returns the MR if it has this range, otherwise a view; or NULL, and releases the reference. */
+/* Returns the MR if it has this range, otherwise a view. If memory is short, releases the reference
+ * and returns NULL. */
 static struct ibv_mr *show(struct mr_cache_ref ref, void *addr, size_t length)
 {
 	struct ibv_mr *const mr = ref.mr;
@@ -50,7 +51,7 @@ static struct ibv_mr *show(struct mr_cache_ref ref, void *addr, size_t length)
 	return NULL;
 }
 
-/* Without ref.mr the range was not found. With it this thread keeps no view for the part. */
+/* If ref.mr is NULL, the range was not found. Otherwise this thread keeps no view for the part. */
 static __attribute__((noinline)) void *
 reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	 struct mr_cache_ref ref)
@@ -67,7 +68,7 @@ reg_miss(struct ibv_pd *pd, uint64_t addr, uint64_t length, uint32_t access,
 	return mr ?: plain_reg_mr_iova2(pd, start, length, addr, rights);
 }
 
-/* If the thread keeps a view, a part of an entry is fast: this saves no register. */
+/* Fast path for a part of an entry: if the thread keeps a view, this saves no register. */
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length,
 		       uint32_t access, struct mr_cache_ref part)
 {
@@ -90,8 +91,8 @@ static struct ibv_mr *reg_plain(struct ibv_pd *pd, void *addr, size_t length,
 }
 
 /*
- * All paths but the hit are jumps, so a hit saves no register. A hit does not check the context and
- * the range, because entries exist only for a context and a range that may be cached.
+ * All paths but the hit are tail calls, so a hit saves no register. A hit does not check the
+ * context and the range, because entries exist only for a context and a range that may be cached.
  */
 static inline __attribute__((always_inline)) struct ibv_mr *
 reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
@@ -115,7 +116,7 @@ reg(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	return mr_cache_find(pd, iova, length, rights);
 }
 
-/* For requests that are not for the cache, before the policy was read, or with ThreadSanitizer. */
+/* For requests without the cache, before the policy was read, or with ThreadSanitizer. */
 static __attribute__((noinline)) struct ibv_mr *
 reg_slowpath(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 	     unsigned int access)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Cached registration: ibv_reg_mr() finds an existing registration, and ibv_dereg_mr() keeps it for
- * the next call. When its memory is gone, the kernel reports this (mr_notify.h), and no call finds
- * the registration. RDMAV_MR_CACHE turns this on without the flag. A device without
- * IBV_DEVICE_MR_NOTIFY has no cache. All functions are thread safe. See ibv_mr_cache(7), and the
- * page of each function.
+ * the next call. When the memory of a registration is gone, the kernel reports this (mr_notify.h),
+ * and no call finds the registration. RDMAV_MR_CACHE turns the cache on without IBV_ACCESS_CACHED.
+ * A device without IBV_DEVICE_MR_NOTIFY has no cache. All functions are thread safe. See
+ * ibv_mr_cache(7), and the page of each function.
  */
 #ifndef INFINIBAND_MR_CACHE_H
 #define INFINIBAND_MR_CACHE_H
@@ -22,7 +22,7 @@ struct ibv_pd;
 
 /*
  * A flag of ibv_reg_mr() and its iova variants. Older libraries ignore it. MRs may have the same
- * handle and keys; with remote rights only MRs with the same range and rights. Keys work after
+ * handle and keys. With remote rights such MRs have the same range and rights. Keys work after
  * ibv_dereg_mr(), until ibv_forget_mr(), eviction or suspension of the registration.
  */
 #define IBV_ACCESS_CACHED (1 << 29)
@@ -45,7 +45,7 @@ struct ibv_mr_cache_stats {
 	uint64_t restorations;	/* hits for which such pages were pinned again */
 };
 
-/* The functions without an underscore call these. size: of the struct in the calling program. */
+/* The functions without an underscore call these. size: the caller's size of the struct. */
 int _ibv_reg_mr_limits(struct ibv_context *context,
 		       const struct ibv_mr_cache_limits *new_limits,
 		       struct ibv_mr_cache_limits *old_limits, size_t size);
@@ -62,8 +62,9 @@ int ibv_is_reg(struct ibv_pd *pd, const void *addr, size_t length,
 /**
  * ibv_forget_mr - Deregister an MR for good, cached or not
  *
- * Returns 0 when its keys give no access any more. EBUSY: other MRs have the same registration; no
- * call finds it again, and it ends with the last MR. After any other errno value mr is still valid.
+ * Returns 0 when its keys give no access any more. EBUSY: other MRs have the same registration. No
+ * call finds this registration again, and it ends with the last MR. Any other errno value: mr is
+ * still valid.
  */
 int ibv_forget_mr(struct ibv_mr *mr);
 

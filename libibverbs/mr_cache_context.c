@@ -88,8 +88,8 @@ __attribute__((constructor)) static void notice_forks(void)
 }
 
 /*
- * Ends a child's idle registrations with its parent's context, which would keep the PD until the
- * parent ends. The kernel ends all others. Waits for no lock, as a signal handler may call exit().
+ * In a child, ends idle registrations of the parent's context: they would keep the PD until the
+ * parent ends. The kernel ends all others. Only tries the lock: a signal handler may call exit().
  */
 __attribute__((destructor)) static void leave(void)
 {

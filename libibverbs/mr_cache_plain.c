@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * MRs that leave the cache and become plain MRs with the same keys: for a program that does not know
- * of the cache, and calls a verb that a cached MR does not support.
+ * Turns a cached MR into a plain MR with the same keys, when a program that does not know of the
+ * cache calls a verb that a cached MR does not support.
  */
 #include <config.h>
 
@@ -13,8 +13,9 @@
 
 /*
  * Threads that share a reference may call this at the same time, and mr_cache_claim() succeeds for
- * all of them. So one thread claims the MR by its type, and the others get EBUSY, as with a plain
- * MR. Otherwise the second thread would disarm the first thread's word, and wait for a freed entry.
+ * all of them. So only the thread that changes the type continues. The others get EBUSY, as with a
+ * plain MR. Otherwise the second thread would disarm the first thread's word, and wait for a freed
+ * entry.
  */
 int mr_cache_make_plain(struct ibv_mr *mr)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Shared by the files of the registration cache around its core (mr_cache.c). */
+/* Declarations for the files of the registration cache outside its core (listed in mr_cache.c). */
 #ifndef IB_VERBS_MR_CACHE_PRIVATE_H
 #define IB_VERBS_MR_CACHE_PRIVATE_H
 
@@ -25,7 +25,8 @@ enum policy {
 #define CACHED_ACCESS                                                          \
 	(IBV_ACCESS_LOCAL_WRITE | REMOTE_ACCESS | IBV_ACCESS_RELAXED_ORDERING)
 
-/* Flags that are added to access: IBV_ACCESS_CACHED; or NOT_ASKED to use the slow path. */
+/* Flags to add to the access of each request: IBV_ACCESS_CACHED, and NOT_ASKED for the slow
+ * path. */
 #define NOT_ASKED (1U << 31)
 extern unsigned int mr_cache_default __attribute__((visibility("hidden")));
 /* With any of these rights a key must not give more access than requested; 0: peers are trusted. */
@@ -48,7 +49,7 @@ static inline bool may_be_written(unsigned int access)
 enum context_state {
 	CONTEXT_ASKED = 1 << 0,
 	CONTEXT_CACHES = 1 << 1,
-	CONTEXT_RECLAIMS = 1 << 2,	/* the kernel may take back idle pages */
+	CONTEXT_RECLAIMS = 1 << 2,	/* the kernel may suspend idle MRs */
 };
 
 static inline bool context_is(struct ibv_context *context,
@@ -74,7 +75,8 @@ extern bool mr_cache_reports __attribute__((visibility("hidden")));
 
 /*
  * ThreadSanitizer does not see the cache's atomics, which order a read of an MR before the
- * provider's free(). So the cache reports them: MRs have a mark, registrations use the slow path.
+ * provider's free(). So the cache reports this order: MRs get a mark, registrations use the slow
+ * path.
  */
 void __tsan_acquire(void *of) __attribute__((weak));
 void __tsan_release(void *of) __attribute__((weak));
@@ -84,7 +86,7 @@ static inline bool has_thread_sanitizer(void)
 	return __tsan_acquire && __tsan_release;
 }
 
-/* The mr_type of a freed view, and of an MR that becomes plain: no generation. */
+/* The mr_type of a freed view, and of an MR that becomes plain. The generation is 0. */
 #define CACHED_MR_FREED CACHED_MR
 #define CACHED_MR_TAKEN CACHED_MR
 
@@ -102,7 +104,7 @@ static inline bool is_rounded(const struct ibv_mr *mr)
 	return ((uintptr_t)mr->addr | mr->length) % page;
 }
 
-/* Don't call the provider: it may have ended, or exit() may have interrupted malloc(). */
+/* If true, don't call the provider: it may have ended, or exit() may have interrupted malloc(). */
 extern bool mr_cache_is_ending __attribute__((visibility("hidden")));
 
 #endif /* IB_VERBS_MR_CACHE_PRIVATE_H */

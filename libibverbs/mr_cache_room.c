@@ -97,7 +97,7 @@ static bool is_hopeless(const struct ibv_command_buffer *cmd)
 	return !mr_cache_may_pin(reg->length);
 }
 
-/* After an import a PD may have two handles. Idle registrations of one keep the other busy. */
+/* An imported PD may have two handles. Idle registrations of one handle keep the other busy. */
 static bool has_imports;
 
 void mr_cache_note_import(void)
@@ -130,7 +130,7 @@ static bool is_of_device(void *context, const struct ibv_mr_cache_stats *unused,
 
 #define RETRIES 32
 
-/* Repeats the command once, then while registrations end: other threads may take the room. */
+/* Repeats the command once, then as long as registrations end: other threads may take the room. */
 bool mr_cache_retry_cmd(struct ibv_context *context,
 			struct ibv_command_buffer *cmd)
 {

@@ -2,9 +2,9 @@
 /*
  * The settings of the cache, from the environment, the device and the machine.
  *
- * If the kernel reclaims idle registrations, the cache may use all memory, else a quarter. The
- * kernel reclaims nothing for RLIMIT_MEMLOCK, so the cache uses half of this limit. Below 1 MiB it
- * is off: it would keep only a few registrations. It uses a sixteenth of the device's MRs.
+ * If the kernel reclaims idle registrations, the cache may use all memory, otherwise a quarter. The
+ * kernel does not reclaim because of RLIMIT_MEMLOCK, so the cache uses half of this limit. If the
+ * limit is below 1 MiB, the cache is off. The cache uses a sixteenth of the device's MRs.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -207,7 +207,7 @@ bool mr_cache_may_pin(uint64_t length)
 		return false;
 	if (lockable == UINT64_MAX)
 		return true;
-	/* Read idle first: if other threads unpin idle bytes in between, these do not count as used. */
+	/* Read idle first: bytes that other threads unpin in between must not count as used. */
 	idle = mr_cache_idle_bytes();
 	pinned = pinned_bytes();
 	return idle > pinned || pinned - idle <= lockable - length;

@@ -35,7 +35,7 @@ static void give(void *to, size_t size, const void *from, size_t known)
 	memcpy(to, from, size < known ? size : known);
 }
 
-/* Are all fields that this library does not know 0? */
+/* Are all unknown fields 0? */
 static bool is_known(const void *from, size_t size, size_t known)
 {
 	const char *const byte = from;

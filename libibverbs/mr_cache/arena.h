@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * All memory of a cache is one mapping, reserved as a whole, and never moved or unmapped. Parts
- * become accessible as the number of entries and hints grows (so a process that locks all its
- * memory pays only for these parts). The initial state is all zeros. In a child the kernel zeroes
- * the mapping, also after a raw clone(): the child finds generation 0 and an empty cache.
+ * All memory of a cache is one mapping, which is reserved as a whole, and never moved or unmapped.
+ * Parts of it become accessible when the number of entries and hints grows, so mlockall locks only
+ * these parts. The initial state is all zeros. The kernel zeroes the mapping in a child, also after
+ * a raw clone(): the child finds generation 0 and an empty cache.
  */
 #ifndef MR_CACHE_ARENA_H
 #define MR_CACHE_ARENA_H
@@ -19,14 +19,14 @@ namespace mr_cache {
 
 /*
  * The newest registrations in progress. A request for the same range waits for the registration,
- * but only some milliseconds (await()), as its thread may hold a lock that the registering thread
- * needs. In an allocator's hook a thread does not wait: two threads could wait for each other.
+ * but only some milliseconds (await()): the request's thread may hold a lock that the registering
+ * thread needs. An allocator's hook does not wait: two hooks could wait for each other.
  */
 template <class Env> class operations {
 public:
-	typename Env::condition progress; // a thread has returned from the registrar
+	typename Env::condition progress; // signalled when a thread returns from the registrar
 
-	/* Adds an entry that has a range. Call remove() later. */
+	/* Call describe() for the entry first, and remove() later. */
 	void add(uint32_t i) { newest[count < NEWEST ? count++ : ++last % NEWEST] = i; }
 
 	void remove(uint32_t i)
@@ -56,25 +56,26 @@ private:
 template <class Env> struct arena {
 	template <class T> using atomic = typename Env::template atomic<T>;
 
-	/* Read by every hit; written by misses and evictions only. */
+	/* Every hit reads these members. Only misses and evictions write them. */
 	struct alignas(128) {
 		atomic<uint32_t> generation; // 0: not initialized
 		atomic<uint32_t> last_hint;
 		atomic<uint64_t> epoch; // the upper bits of stamps
-		atomic<uint32_t> high;	// entries from here on were never used; 0 is no entry
-		atomic<uint32_t> birth; // a thread initializes the arena
+		atomic<uint32_t> high;	// entries from this index on were never used; 0 is no entry
+		atomic<uint32_t> birth; // 1: a thread initializes the arena
 	} hot;
 
 	/* Guards all members below that are not atomic. It also guards the writes of epoch, views
-	 * and version(), so they need no locked instruction. No thread has it in the registrar. */
+	 * and version(), so these writes need no locked instruction. No thread has the mutex while
+	 * it calls the registrar. */
 	alignas(128) typename Env::mutex mutex;
 	operations<Env> making;
 	uint32_t deregistering; // the number of entries that are being deregistered
-	uint64_t until;		// the deadline of waits for one of these, as entry.until
+	uint64_t until;		// the deadline of waits for a deregistration, as entry.until
 	uint64_t deregistered;	// the number of deregistered entries
-	uint32_t free_entry;	// a list, linked by entry.link
+	uint32_t free_entry;	// a list of free entries, linked by entry.link
 	uint32_t kernel_words;	// a list of free entries whose words the kernel may still write
-	uint32_t hand;		// the place of sweep()
+	uint32_t hand;		// the entry that sweep() checked last
 	atomic<uint64_t> views; // the sum of entry.views in the catalog: each view may have a hint
 	atomic<uint32_t> ready; // entries before this index are accessible
 	atomic<uint32_t> ready_hint; // hints up to this bucket are accessible
@@ -91,7 +92,7 @@ template <class Env> struct arena {
 
 	uint32_t index_of(const entry<Env> &e) const { return static_cast<uint32_t>(&e - entries); }
 
-	/* The caller took a reference in generation `taken`. EOPNOTSUPP: a child, forked since. */
+	/* The caller took a reference in generation `taken`. EOPNOTSUPP: this is a later child. */
 	int hit(uint32_t i, uint32_t taken, mr_cache_ref *ref)
 	{
 		entry<Env> &e = entries[i];
@@ -105,10 +106,8 @@ template <class Env> struct arena {
 	uint32_t high() const { return hot.high.load(std::memory_order_relaxed); }
 	uint32_t last_hint() const { return hot.last_hint.load(std::memory_order_relaxed); }
 
-	/*
-	 * Makes memory for the next misses accessible, without the mutex: system calls and page
-	 * faults deliver signals, and if the thread has the mutex a handler can't use the cache.
-	 */
+	/* Makes memory for the next misses accessible, without the mutex. System calls and page
+	 * faults deliver signals, and a handler can't use the cache if its thread has the mutex. */
 	void prepare()
 	{
 		const uint32_t last = ready_hint.load(std::memory_order_relaxed);
@@ -146,7 +145,7 @@ template <class Env> struct arena {
 	}
 
 	static constexpr uint32_t AHEAD = 256; // entries that become accessible at a time
-	static constexpr uint32_t MANY = 1024; // with more entries small pages slow down look-ups
+	static constexpr uint32_t MANY = 1024; // small pages slow down look-ups of more entries
 
 	static uint32_t end_of(uint32_t first)
 	{
@@ -192,11 +191,9 @@ public:
 	/* NULL: not started. */
 	arena<Env> *get() const { return p.load(std::memory_order_acquire); }
 
-	/*
-	 * Returns the arena. In a new child this first initializes the arena. Exception: if a
-	 * signal handler has interrupted the cache, the interrupted thread initializes the arena
-	 * later.
-	 */
+	/* Returns the arena. In a new child this call first initializes the arena, but not in a
+	 * signal handler that has interrupted the cache: the interrupted thread initializes the
+	 * arena later. */
 	arena<Env> *ready()
 	{
 		arena<Env> *a = get();
@@ -208,7 +205,7 @@ public:
 		locks = true;
 		if (a->hot.birth.compare_exchange_strong(nobody, 1, std::memory_order_relaxed,
 							 std::memory_order_relaxed) &&
-		    a->prepare_first()) // succeeds: it was accessible before the fork
+		    a->prepare_first()) // succeeds: the arena was accessible before the fork
 			begin(*a);
 		locks = false;
 		while (!a->generation())
@@ -220,7 +217,7 @@ public:
 	uint32_t latest() const { return generations.load(std::memory_order_relaxed); }
 
 private:
-	/* Initializes an arena of zeros. If a signal handler forks, the child repeats this. */
+	/* Initializes an arena of zeros. If a signal handler forks, the child repeats the loop. */
 	void begin(arena<Env> &in)
 	{
 		do {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache: the hit path, and the other requests of owners. Its state is in arena.h,
- * work under the mutex in locked.h, registering in miss.h. Env has all system functions that the
- * cache needs, so tests run the cache under their own scheduler, and without a kernel.
+ * The registration cache: the hit path, and the other requests of owners. arena.h has the state,
+ * locked.h the work under the mutex, and miss.h the registration. Env has all system functions that
+ * the cache needs. Tests have their own Env: a scheduler, and no kernel.
  *
  * A hit reads the cache line of arena.hot, a bucket of hints, and the line of the entry. It writes
  * only the entry's line, twice: the reference and the stamp. A release writes the line once.
@@ -24,9 +24,9 @@ public:
 	bool is_started() const { return memory.get(); }
 
 	/*
-	 * Returns a registration with exactly this range and rights, or jumps to `on_miss`: with a
-	 * registration that contains the range, or with NULL. All calls are jumps, so a hit saves
-	 * no register.
+	 * Returns a registration with exactly this range and rights. Otherwise jumps to `on_miss`,
+	 * with a registration that contains the range, or with NULL. All calls are tail calls, so a
+	 * hit saves no register.
 	 */
 	template <class OnMiss>
 	[[gnu::always_inline]] void *find(void *pd, uint64_t addr, uint64_t length, uint32_t access,
@@ -34,7 +34,7 @@ public:
 	{
 		arena<Env> *const a = memory.get();
 		const request want(pd, addr, length, access);
-		/* Finds 0 in a new child: its hints are zeros until long after begin(). */
+		/* In a new child this finds 0: the hints are zeros until long after begin(). */
 		const uint32_t i = a ? a->hint.lookup(a->hint.hash_of(want), a->last_hint()) : 0;
 
 		if (!i) [[unlikely]]
@@ -42,7 +42,8 @@ public:
 
 		entry<Env> &e = a->entries[i];
 
-		/* Don't read the word before: this would fetch another CPU's line a second time. */
+		/* Don't read the word first: the CPU would fetch the line shared, then
+		 * exclusive. */
 		if (!e.word.usable(e.word.get_acquire())) [[unlikely]]
 			return find_nothing(pd, addr, length, access, on_miss, e);
 		if (!e.is_for(want)) [[unlikely]]
@@ -265,7 +266,7 @@ public:
 	}
 
 private:
-	/* find() has no register left for the index of the entry. */
+	/* Takes the entry, because find() has no register left for the index. */
 	template <class OnMiss>
 	[[gnu::noinline]] void *find_part(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 					  OnMiss on_miss, entry<Env> &e)
@@ -332,7 +333,7 @@ private:
 
 		locked<Env> lock(a, env);
 
-		/* Another thread may have retired it. Without the mutex sweep() retires it. */
+		/* Another thread may have retired it. Without a lock, sweep() retires it later. */
 		if (!lock || !w.over(w.peek_relaxed()))
 			return 0;
 		lock.retire(i);

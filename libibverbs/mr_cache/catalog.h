@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The index of the entries that may be found. For each set of rights a tree has the entries that
- * serve any part of their range, sorted by key (PD and relaxed ordering), then by start. Entries
- * that serve exactly their range and rights are in chains. A request for a part searches the tree
- * of its own rights, then the trees of larger sets of rights.
+ * The index of the entries that requests may find. Each set of rights has a tree of the entries
+ * that serve any part of their range. A tree is sorted by key (PD and relaxed ordering), then by
+ * start. Entries that serve exactly their range and rights are in hash chains. A request for a part
+ * searches the tree of its own rights, then the trees of larger sets of rights.
  *
- * No entry contains another entry of its tree and key (insert()). So the entries are sorted by end,
- * too, and only the last entry that starts at or before addr can serve the request. The tree is a
- * treap. Its node i belongs to entry i, so inserting cannot fail; the priority is a hash of i.
+ * insert() ensures that no entry contains another entry of the same tree and key. So the entries
+ * are sorted by end, too, and only the last entry that starts at or before addr can serve a
+ * request. The trees are treaps. Node i belongs to entry i, so inserting cannot fail. Its priority
+ * is a hash of i.
  *
  * The mutex guards all changes. search() may run without the mutex, because it reads only indexes
- * of nodes, and its steps are limited. If it finds a removed entry, the reader notices this when it
- * takes the reference. As it may miss an entry, the reader searches again under the mutex, unless
- * the version is unchanged. [Required: version is stored after the change (release), and read
- * before the search (acquire): so the search sees all changes up to this version.]
+ * of nodes, and its steps are limited. If search() returns a removed entry, the reader notices this
+ * when it takes the reference. If search() returns 0 and the version has changed, the reader
+ * searches again under the mutex. [Required: a change stores the version last (release), and a
+ * reader loads it before the search (acquire). So the search sees all changes up to this version.]
  */
 #ifndef MR_CACHE_CATALOG_H
 #define MR_CACHE_CATALOG_H
@@ -39,13 +40,13 @@ public:
 	void *node_memory(uint32_t first) { return &nodes[first]; }
 	static constexpr size_t node_bytes(uint32_t count) { return count * sizeof(node); }
 
-	/* Returns an entry, which the caller has to verify, or 0. Exact only under the mutex. */
+	/* Returns an entry to verify, or 0. The result is exact only under the mutex. */
 	uint32_t search(const request &want, const entry<Env> *entries) const
 	{
 		if (want.exact())
 			return search_exact(want, entries);
 
-		/* The set of the request comes first: no lower set contains it. */
+		/* The request's own set comes first: sets that contain it have higher numbers. */
 		for (uint32_t trees = get(present) & containing(want.access & RIGHTS); trees;
 		     trees &= trees - 1) {
 			const link &root = roots[__builtin_ctz(trees)];
@@ -57,7 +58,7 @@ public:
 		return 0;
 	}
 
-	/* Under the mutex: the last entry that starts at or before addr, and the first after it. */
+	/* Needs the mutex. Returns the last entry that starts at or before addr, and the next. */
 	neighbours beside(const request &want, uint64_t addr) const
 	{
 		const neighbours found = beside(roots[want.access & RIGHTS], want.key, addr + 1);
@@ -65,7 +66,7 @@ public:
 		return {alike(found.before, want), alike(found.after, want)};
 	}
 
-	/* No entry with the same rights may contain the new entry. retire(i) erases an entry that
+	/* No entry with the same rights may contain the new entry. retire(n) erases entry n, which
 	 * the new entry contains. Returns whether the new entry overlaps another. */
 	template <class Retire>
 	bool insert(uint32_t i, const entry<Env> *entries, const Retire &retire)
@@ -96,7 +97,7 @@ public:
 		       (before && entries[before].end() > e.start());
 	}
 
-	/* Under the mutex. */
+	/* Needs the mutex. */
 	void erase(uint32_t index, const entry<Env> *entries)
 	{
 		const request range = entries[index].own_range();
@@ -188,7 +189,7 @@ private:
 		return nodes[n].start.load(std::memory_order_relaxed) < start;
 	}
 
-	/* Returns n if it has the same PD and ordering, otherwise 0. */
+	/* Returns n if node n has the PD and ordering of the request, otherwise 0. */
 	uint32_t alike(uint32_t n, const request &want) const
 	{
 		return nodes[n].key.load(std::memory_order_relaxed) == want.key ? n : 0;

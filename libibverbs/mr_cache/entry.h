@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * One cached registration: its word, range and rights, in one cache line. CPUs fetch lines in
- * pairs, and threads that use adjacent entries would take lines from each other. So the other line
- * of the pair has the fields that the mutex guards. The memory of an entry is never freed: a reader
- * may compare fields while they are written, and compares them again after get() (word.h).
+ * One cached registration. Its word, range and rights are in one cache line. CPUs fetch lines in
+ * pairs, so an entry has a pair: threads that use adjacent entries do not take lines from each
+ * other. The second line has the fields that the mutex guards. Entries are never freed. A reader
+ * may compare fields while they change, and compares them again after get() (word.h).
  *
  * addr and length are the range of the MR. An entry serves only this range (MR_CACHE_EXACT), or any
- * part of its pages. Sizes count whole pages, as these are pinned.
+ * part of its pages. Sizes count whole pages, because the kernel pins whole pages.
  */
 #ifndef MR_CACHE_ENTRY_H
 #define MR_CACHE_ENTRY_H
@@ -150,7 +150,7 @@ public:
 	uint32_t owner;		   // an index in owners
 	enum state state;
 	bool settles;	// a thread settles it
-	uint64_t until; // the deadline of waits for it; 0: no thread has waited; or LATE
+	uint64_t until; // the deadline of waits for the entry; 0: no thread has waited; or LATE
 	struct {
 		uint32_t next, prev;
 	} of_owner;	// in the list of its owner

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A hash table from the page where a request begins (or from its exact range) to the entry where it
- * was found. The reader verifies the entry, so threads write hints without a lock.
+ * A hash table that maps the page where a request begins (or its exact range) to the entry that
+ * served such a request. The reader verifies the entry, so threads write hints without a lock.
  *
- * A bucket is one 64-bit word of two hints, each a tag of 12 bits and an index of 20: a tag that
- * differs saves reading the (cold) entry. With two buckets for each entry, the bucket of a new hint
- * is full in 1 of 30 cases (in the worst layout of buffers, 1 of 12). The part of the table in use
- * grows with the number of entries: 1,000 entries use 16 KiB of CPU cache instead of 16 MiB.
+ * A bucket is a 64-bit word with two hints. A hint has a tag of 12 bits and an index of 20 bits. If
+ * the tag differs, the entry is not read. With two buckets for each entry, 1 in 30 new hints finds
+ * a full bucket (1 in 12 in the worst layout of buffers). The part of the table in use grows with
+ * the number of entries: 1,000 entries use 16 KiB of CPU cache instead of 16 MiB.
  */
 #ifndef MR_CACHE_HINTS_H
 #define MR_CACHE_HINTS_H
@@ -55,10 +55,8 @@ public:
 			   std::memory_order_relaxed);
 	}
 
-	/*
-	 * As learn(), for a request that found its entry without a hint. It replaces the hint of
-	 * another entry only in 1 of 16 calls, chosen by a hash of the time.
-	 */
+	/* Like learn(), for a request that found its entry without a hint. Only 1 of 16 calls,
+	 * chosen by a hash of the time, replaces the hint of another entry. */
 	void learn_part(uint64_t hash, uint32_t last, uint32_t index, uint64_t now)
 	{
 		const uint64_t both = table[place(hash, last)].load(std::memory_order_relaxed);
@@ -70,7 +68,7 @@ public:
 			learn(hash, last, index);
 	}
 
-	/* Deletes the most probable hint of a removed entry. A wrong hint costs two atomics. */
+	/* Deletes the likeliest hint of a removed entry. Reading a wrong hint costs two atomics. */
 	void drop(uint32_t last, uint32_t index, const entry<Env> *entries)
 	{
 		uint64_t hash = hash_of(entries[index].own_range());
@@ -81,7 +79,7 @@ public:
 			slot.store(both >> 32, std::memory_order_relaxed);
 	}
 
-	/* The last bucket for this number of entries. Half of the hints keep their places. */
+	/* Returns the last bucket for so many entries. Half of the hints keep their places. */
 	static uint32_t grow(uint32_t last, uint64_t entries)
 	{
 		return entries > (last + 1) / 2 && last < MOST ? 2 * last + 1 : last;

@@ -27,7 +27,7 @@ extern "C" [[gnu::weak]] void __lsan_register_root_region(const void *start, siz
 
 namespace mr_cache {
 
-/* If `locks` is set in its thread, a signal handler does not take the mutex. */
+/* A signal handler does not take the mutex while `locks` is set in its thread. */
 struct thread_state {
 	uint32_t inside; // the depth of nested calls of the registrar
 	bool locks;	 // the thread has the mutex, or is about to take it
@@ -151,8 +151,8 @@ struct linux_env {
 		return true;
 	}
 	/*
-	 * With MCL_FUTURE a new mapping is locked as a whole, and fails beyond the limit. So this
-	 * maps a page, unlocks and enlarges it: the rest is not locked. locks: MCL_FUTURE is set.
+	 * With MCL_FUTURE mmap() locks the whole new mapping, and fails beyond the limit. So this
+	 * maps one page, unlocks the page, and then enlarges the mapping. locks: MCL_FUTURE is set.
 	 */
 	static void *reserve(size_t size)
 	{

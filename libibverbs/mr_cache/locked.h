@@ -14,13 +14,13 @@
  *
  * Whenever the mutex is free, the catalog has exactly the entries that are OPEN and not UNLINKED,
  * and the list of an owner has all its entries that are not FREE. A MAKING or DEREGISTERING entry
- * belongs to one thread, which is inside the registrar and checks everything again when it returns.
+ * belongs to one thread. This thread is in the registrar, and checks everything again afterwards.
  *
- * If a signal handler interrupts the holder of the mutex, or a thread that is about to take it, the
- * handler gets no lock (operator bool), and works without the cache. If the handler forks and
- * returns in the child, the interrupted thread continues in an arena of zeros: each loop ends
- * there, and each index is in the arena. When this thread unlocks the mutex, it clears the arena
- * again. When it locks the mutex again, the generation differs: it gets no lock, and returns.
+ * If a signal handler interrupts a thread that has the mutex, or is about to take it, the handler
+ * gets no lock (operator bool), and works without the cache. If the handler forks and returns in
+ * the child, the interrupted thread continues in an arena of zeros. There all its loops end, and
+ * all its indexes are valid. When this thread unlocks the mutex, it clears the arena again. When it
+ * then wants the mutex again, it sees another generation, gets no lock, and returns.
  */
 #ifndef MR_CACHE_LOCKED_H
 #define MR_CACHE_LOCKED_H
@@ -48,7 +48,7 @@ public:
 	locked(const locked &) = delete;
 	locked &operator=(const locked &) = delete;
 
-	/* Check this again after each call during which the mutex was free. */
+	/* Check this again after each call that unlocks the mutex. */
 	explicit operator bool() const { return held; }
 
 	arena<Env> &a;
@@ -73,10 +73,9 @@ public:
 		return in_time;
 	}
 
-	/*
-	 * Waits some milliseconds. *until: the earliest deadline of the threads that wait for this
-	 * event. After it no thread waits, even if the thread with this deadline did not run.
-	 */
+	/* Waits some milliseconds for an event. *until is the earliest deadline of all threads that
+	 * wait for the event. After it no thread waits, even if the thread that set it did not
+	 * run. */
 	bool await(uint64_t *until)
 	{
 		if (!deadline)
@@ -116,10 +115,8 @@ public:
 			retire(i);
 	}
 
-	/*
-	 * Returns a closed entry without owner, or 0. Uses `kernel_words` last: while a child has
-	 * the file of their context, these words can't be armed with another MR.
-	 */
+	/* Returns a closed entry without owner, or 0. Uses `kernel_words` last: their words can't
+	 * be armed again while a child has the file of the closed context. */
 	uint32_t allocate()
 	{
 		uint32_t i = a.high();
@@ -128,7 +125,7 @@ public:
 			return pop(&a.free_entry);
 		if (i < Env::entries && a.is_ready(i)) {
 			at(i).word.free_fresh_relaxed();
-			at(i).word.clean_relaxed(); // in a child: the kernel may have set bits
+			at(i).word.clean_relaxed(); // in a child the kernel may have set bits
 			a.hot.high.store(i + 1, std::memory_order_relaxed);
 			return i;
 		}
@@ -180,10 +177,10 @@ public:
 	}
 
 	/*
-	 * Ends all entries of an owner (of a PD if `who` is NULL) before the owner ends. Waits for
-	 * threads that register, settle or deregister such an entry: they use the context. Does not
-	 * wait for users, who may leak references. In a few iterations readers can drop unused
-	 * references; then the last user of an entry ends it.
+	 * Ends all entries of an owner, or of a PD if `who` is NULL, before it ends. Waits for
+	 * threads that register, settle or deregister such an entry, because they use the context.
+	 * Waits a few iterations for readers, which drop unused references, but not for users,
+	 * which may leak references: the last user of an entry ends it.
 	 */
 	int drain(const void *who, const void *pd)
 	{
@@ -234,7 +231,7 @@ public:
 
 		const uint32_t o = a.owner.find(who);
 
-		/* Without the mutex, end the owner: the next holder of the mutex abandons it. */
+		/* If there is no lock, mark the owner: the next holder of the mutex abandons it. */
 		if (o != a.owner.NONE && held)
 			abandon(o);
 		else if (o != a.owner.NONE)
@@ -335,7 +332,7 @@ public:
 		}
 	}
 
-	/* Unlocks the mutex. If deregistering entry `keeps` fails, its user keeps it. */
+	/* Unlocks the mutex. If deregistering entry `keeps` fails, its user still has it. */
 	[[gnu::noinline]] int dereg_pending(uint32_t keeps = 0)
 	{
 		int error = 0;
@@ -433,9 +430,10 @@ public:
 	}
 
 	/*
-	 * Stage 0 evicts a sixteenth of the idle entries, later stages evict all. Returns how many
-	 * registrations ended, in other threads too. Waits for them only if the depth of registrar
-	 * calls is `inside`, as in the command that lacks room: an allocator's hook must not wait.
+	 * Evicts idle entries: stage 0 up to a sixteenth of all entries, later stages all. Returns
+	 * how many registrations ended, also in other threads. Waits for other threads only if the
+	 * depth of registrar calls is `inside`, the depth of the command that lacks room. An
+	 * allocator's hook has another depth, and must not wait.
 	 */
 	uint64_t shrink(uint32_t stage, uint32_t inside)
 	{
@@ -453,7 +451,7 @@ public:
 		return held ? a.deregistered - deregistered : 0;
 	}
 
-	/* Calls `call` without the mutex. A provider's calloc() may be a cancellation point. */
+	/* Calls `call` without the mutex or cancellation: calloc() may be a cancellation point. */
 	template <class Call> void outside(const Call &call)
 	{
 		const int cancel = Env::disable_cancel();
@@ -477,7 +475,7 @@ public:
 	static constexpr uint32_t LOOKS = 64, ALL = UINT32_MAX;
 
 private:
-	/* Sets `locks` first: then no signal handler's child initializes the arena. */
+	/* Sets `locks` first, so a signal handler that forks does not initialize the arena. */
 	void lock(uint32_t tries = 0)
 	{
 		bool &locks = Env::thread().locks;
@@ -531,7 +529,7 @@ private:
 		}
 	}
 
-	/* Is the request below an eighth of a large suspended entry? Restoring pins all of it. */
+	/* Is the request below an eighth of a large suspended entry? A restore pins all of it. */
 	static bool is_little(const request &want, const entry<Env> &of)
 	{
 		return of.size() >= 256 << 10 && want.length < of.size() / 8;

@@ -4,11 +4,11 @@
  * idle entries that overlap it.
  *
  * If a window slides over a buffer, each position is a new range, and leaves an idle entry: 4,000
- * windows of 256 KiB, a page apart, would pin 1,000 MiB for a buffer of 16 MiB. So windows are
- * registered together as soon as they would pin DEEP times their union (SHALLOW times if they are
- * MANY). The deepest union is chosen, so windows become blocks, and blocks grow. A union replaces
- * at least as many pinned bytes as it has, so all unions register at most as many bytes as all
- * requests. An adjacent entry does not count: it may be another buffer.
+ * windows of 256 KiB, a page apart, would pin 1,000 MiB for a buffer of 16 MiB. So the cache
+ * registers a union when its parts would pin DEEP times its size (SHALLOW times if it has MANY
+ * parts). The union with the highest ratio is chosen, so windows become blocks, and blocks grow. A
+ * union is never larger than the sum of its parts, so all unions register at most as many bytes as
+ * all requests. Adjacent entries are not merged: they may be different buffers.
  */
 #ifndef MR_CACHE_MERGE_H
 #define MR_CACHE_MERGE_H
@@ -34,7 +34,7 @@ public:
 		double deepest = 0;
 		request best = want;
 
-		/* A peer's key must not give more access. A range of one page has no parts. */
+		/* A peer's key must not cover more. A range of one page can't overlap in part. */
 		if (want.access & (RIGHTS ^ MR_CACHE_LOCAL_WRITE) || size <= Env::page_mask() + 1 ||
 		    size >= largest)
 			return want;

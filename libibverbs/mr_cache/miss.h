@@ -3,9 +3,9 @@
  * Serves a request for which the search without the mutex found no entry: searches under the mutex,
  * waits for a thread that registers the same range, makes room, registers, publishes the entry.
  *
- * The wait is short: this thread may hold a lock that the program's pager needs, and the other
- * thread may wait for the pager. So after some milliseconds this thread registers, too. Then the
- * larger of the two entries stays in the catalog (deserves_place()).
+ * The wait ends after some milliseconds, because it could be a deadlock: the other thread may wait
+ * for the program's pager (userfaultfd), which may need a lock of this thread. Then this thread
+ * registers, too, and the larger of the two entries stays in the catalog (deserves_place()).
  */
 #ifndef MR_CACHE_MISS_H
 #define MR_CACHE_MISS_H
@@ -19,7 +19,7 @@ namespace mr_cache {
 
 template <class Env> class miss {
 public:
-	/* as_of: the version in which the index has no entry for the request. */
+	/* as_of: a version of the index that has no entry for the request. */
 	miss(arena<Env> &in, Env &env, const request &wanted, void *of_owner, uint64_t as_of)
 	    : lock(in, env), a(in), want(wanted), who(of_owner), version(as_of)
 	{
@@ -37,7 +37,7 @@ public:
 			if (plain || !lock)
 				return EOPNOTSUPP;
 			version = a.index.version();
-			/* Before find(): this unlocks the mutex, so other threads may finish. */
+			/* Do this before find(), because it unlocks the mutex. */
 			if (lock.has_pending()) {
 				lock.dereg_pending();
 				continue;
@@ -90,7 +90,7 @@ private:
 		}
 	}
 
-	/* False: the owner can't have this much room, or not now. */
+	/* False: the limits of the owner are too low, or too few bytes are idle. */
 	bool make_room(uint32_t o, uint64_t size)
 	{
 		owner_record<Env> &of = a.owner[o];
@@ -197,7 +197,8 @@ private:
 		return a.hit(i, lock.generation, ref);
 	}
 
-	/* Opens the entry with one reference. Without a place in the catalog it is UNLINKED. */
+	/* Opens the entry with one reference. If it gets no place in the catalog, it is
+	 * UNLINKED. */
 	void publish(uint32_t i)
 	{
 		entry<Env> &e = lock.at(i);
@@ -225,7 +226,7 @@ private:
 
 		if (e.word.peek_relaxed() & entry_word<Env>::KERNEL || a.owner[e.owner].is_gone())
 			return false;
-		/* It had room when it began, but the limits were lowered since then. */
+		/* The limits were lowered after the registration began. */
 		if (a.owner[e.owner].is_over())
 			return false;
 		/* If the version changed, another entry may contain this entry. */

@@ -3,9 +3,9 @@
  * The C boundary of the registration cache. The core does not know the verbs: a PD, a context
  * (here: owner) and an MR are pointers that it only compares and returns.
  *
- * All functions are thread safe, return 0 or an errno value unless said otherwise, and call the
- * registrar without a lock. If the registrar calls them (in an allocator's hook), they do not wait.
- * A child has an empty cache and a new generation; releasing a parent's reference is a no-op.
+ * All functions are thread safe, and call the registrar without a lock. They return 0 or an errno
+ * value unless said otherwise. If an allocator's hook inside the registrar calls them, they don't
+ * wait. A child has an empty cache and a new generation. Releasing a parent's reference is a no-op.
  */
 #ifndef MR_CACHE_CORE_H
 #define MR_CACHE_CORE_H
@@ -35,17 +35,17 @@ struct mr_cache_request {
 	void *owner;
 	uint64_t addr; /* the range for the fields of the MR */
 	uint64_t length;
-	uint64_t start; /* the range to register: its pages, or with MR_CACHE_EXACT the same */
+	uint64_t start; /* the range to register: whole pages, or with MR_CACHE_EXACT as above */
 	uint64_t size;
 	uint32_t access;
 	uint32_t index; /* of the references to the registration */
 	uint32_t generation;
-	bool merged; /* evict nothing for it: the request alone may need less room */
+	bool merged; /* a union: evict nothing for it. The request alone may need less room. */
 };
 
 /*
- * The registrar (mr_cache_registrar.c). Registers, and arms the MR with the word, whose bits 0-7
- * are 0 and belong to the kernel from now on. EOPNOTSUPP: register plainly.
+ * The registrar (mr_cache_registrar.c). Registers the MR, and arms it with the word. Bits 0-7 of
+ * the word are 0, and belong to the kernel from now on. EOPNOTSUPP: register without cache.
  */
 int mr_cache_reg_entry(const struct mr_cache_request *request, uint64_t *word, void **mr);
 /* After 0 the word says INVALID, or has no bit of the kernel. */
@@ -69,10 +69,8 @@ struct mr_cache_ref {
 /* Starts the cache. After ENOMEM or EOPNOTSUPP (32 bits) it stays off. */
 int mr_cache_init(void);
 
-/*
- * Returns the mr with exactly this range, and takes a reference; or jumps to mr_cache_on_miss(),
- * with a reference to an mr with a larger range, or without a reference.
- */
+/* Returns the mr with exactly this range, and takes a reference. Otherwise jumps to
+ * mr_cache_on_miss(), with a reference to an mr with a larger range, or without a reference. */
 void *mr_cache_find(void *pd, uint64_t addr, uint64_t length, uint32_t access);
 void *mr_cache_on_miss(void *pd, uint64_t addr, uint64_t length, uint32_t access,
 		       struct mr_cache_ref part);
@@ -84,10 +82,9 @@ int mr_cache_acquire(void *pd, void *owner, uint64_t addr, uint64_t length, uint
 /* EINVAL: the reference was released before. Other errors: the caller still has it. */
 int mr_cache_release(uint32_t index, uint32_t generation);
 
-/*
- * Removes the registration from the index. 0: the caller has the only reference (threads that share
- * it may all get 0). EBUSY: there are other users. EAGAIN: a signal handler interrupted the cache.
- */
+/* Removes the registration from the index. 0: the caller has the only reference (threads that share
+ * it may all get 0). EBUSY: there are other users. EAGAIN: a signal handler interrupted the
+ * cache. */
 int mr_cache_claim(uint32_t index, uint32_t generation);
 
 /* Returns 1 if a valid cached registration contains the range and allows the access, or 0. */
@@ -110,13 +107,14 @@ uint64_t mr_cache_idle_bytes(void);
 
 int mr_cache_is_on(void);
 
-/* Evicts some idle registrations of all owners (stage 0), then all. Returns how many were
- * deregistered, in other threads too. by_cache: a command of the registrar lacks room. */
+/* Evicts some idle registrations of all owners (stage 0), or all (later). Returns how many were
+ * deregistered, also by other threads. by_cache: a command of the registrar lacks room. */
 uint64_t mr_cache_shrink(uint32_t stage, bool by_cache);
 
 /*
- * Calls visit() for each owner with a lock held, so visit() must not call the cache. If it returns
- * true, evicts all idle registrations. Returns their number; -1: no lock (at_end: tries briefly).
+ * Calls visit() for each owner. A lock is held, so visit() must not call the cache. If visit()
+ * returns true, evicts all idle registrations of this owner. Returns how many were evicted, or -1
+ * if it gets no lock (at_end: it tries only briefly).
  */
 typedef bool mr_cache_visitor(void *owner, const struct ibv_mr_cache_stats *statistics,
 			      const void *by);

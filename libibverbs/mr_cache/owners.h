@@ -31,8 +31,8 @@ public:
 	}
 
 	/*
-	 * Returns an invalid entry among the next EXAMINED entries, or the idle entry with the
-	 * oldest stamp. If all are in use, it checks up to `most` entries; 0: all are in use.
+	 * Checks the next EXAMINED entries, and returns an invalid entry or the idle entry with the
+	 * oldest stamp. If all are in use, checks more, up to `most` entries. 0: all are in use.
 	 */
 	uint32_t oldest_idle(const entry<Env> *entries, uint32_t most)
 	{
@@ -94,14 +94,14 @@ private:
 };
 
 template <class Env> struct owner_record {
-	/* NULL: closed, or a free record. Atomic, because a signal handler may end the owner. */
+	/* NULL: closed or free. Atomic, because a signal handler may end the owner. */
 	typename Env::template atomic<void *> name;
 	bool in_use; // has a name, or still has entries
 	ibv_mr_cache_limits limits;
 	uint64_t max_merge;	    // the largest merged registration, in bytes
 	ibv_mr_cache_stats counted; // without the hits of entries that are still open
 	entry_list<Env> list;
-	int32_t merge_looks; // the number of next misses that try a merge (> 0), or don't (< 0)
+	int32_t merge_looks; // > 0: this many misses try a merge; < 0: this many don't
 
 	bool has_room(uint64_t size) const
 	{

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The notification word of an entry: the kernel's bits, the entry's state and its references in one
- * atomic, so one instruction takes a reference and tells whether the entry is valid.
+ * The notification word of an entry: one atomic with the kernel's bits, the state of the entry and
+ * its references. So one instruction takes a reference and returns whether the entry is valid.
  *
  *   63          34 33     32        10  9        8       7        0
  *   | uses (30)   | FULL | references | UNLINKED | CLOSED | kernel  |
  *
  * kernel   INVALID, SUSPECT and SUSPENDED, set by the kernel, asynchronously
- * CLOSED   has no users: free or being registered (with one reference), or being deregistered
- * UNLINKED not in the index any more: the last user deregisters it
+ * CLOSED   the entry has no users: free or being registered (both with one reference), or ending
+ * UNLINKED the entry is not in the index any more: the last user deregisters it
  * FULL     the top bit of the references: 8 million more would overflow
  * uses     references taken since open(); a reader moves the top bit (FOLD) to the statistics
  *
- * A release without a reference borrows from uses: the flags, which are below, stay. All changes
- * are read-modify-write, because a reader with an old hint may add a reference to any word at any
- * time. So open() adds: a store would lose this reference, and the reader would then drop the
- * owner's reference.
+ * If a caller releases more references than it has, the subtraction borrows from uses, and the
+ * flags keep their values. All changes are read-modify-write, because a reader with an old hint may
+ * add a reference to any word at any time. If open() stored a value, this reference would be lost,
+ * and the reader would then drop the reference of another user. So open() adds.
  *
  * A reader takes its reference before it compares the fields. The other order is wrong:
  *
@@ -26,9 +26,9 @@
  *   uses the MR of another range
  *
  * While the reader has the reference, close() fails, so the fields do not change. [Required: open()
- * releases, get() acquires. A user's work with the MR comes before its deregistration: put()
- * releases, close() acquires.] A word has a reference during registration, because the kernel may
- * suspend an idle registration as soon as it is armed.
+ * is a release and get() an acquire. put() is a release and close() an acquire, so a user's work
+ * with the MR comes before its deregistration.] During the registration the word has a reference.
+ * Otherwise the kernel could suspend the registration as soon as it is armed.
  */
 #ifndef MR_CACHE_WORD_H
 #define MR_CACHE_WORD_H
@@ -47,7 +47,7 @@ public:
 	static constexpr uint64_t CLOSED = 1 << 8;
 	static constexpr uint64_t UNLINKED = 1 << 9;
 	static constexpr uint64_t REF = 1 << 10;
-	/* The mask in_use for the kernel. */
+	/* The mask that the kernel gets as in_use. */
 	static constexpr uint64_t REFS = 0xffffff * REF;
 	static constexpr uint64_t FULL = 1ULL << 33;
 	static constexpr uint64_t USE = 1ULL << 34;
@@ -92,7 +92,7 @@ public:
 			return true;
 		return references > REF && !(seen & CLOSED);
 	}
-	/* Was this put() one too many? A closed word may have its own and readers' references. */
+	/* Did put() lack a reference? The references of a closed word belong to no user. */
 	static bool unused(uint64_t seen) { return !used(seen) || seen & CLOSED; }
 
 	void undo_put_relaxed() { value.fetch_add(REF, std::memory_order_relaxed); }
@@ -117,8 +117,8 @@ public:
 	void clean_relaxed() { value.fetch_and(~(KERNEL | UNLINKED), std::memory_order_relaxed); }
 
 	/*
-	 * Takes the reference for the next registration, and then cleans: until the file of a
-	 * closed context is released, the kernel may change its bits.
+	 * Takes the reference for the next registration, and then clears the kernel's bits. Until
+	 * the file of a closed context is released, the kernel may still change these bits.
 	 */
 	void free_relaxed()
 	{
@@ -133,10 +133,10 @@ public:
 		return value.fetch_add(references * REF - CLOSED, std::memory_order_release);
 	}
 
-	/* A reader that gets a reference after this drops it. */
+	/* A reader that takes a reference after this drops the reference again. */
 	void mark_unlinked_relaxed() { value.fetch_or(UNLINKED, std::memory_order_relaxed); }
 
-	/* Clears FOLD. If it was set, the caller adds its value to the hits, under the mutex. */
+	/* Clears FOLD. If FOLD was set, the caller adds its value to the hits, under the mutex. */
 	bool fold_relaxed() { return value.fetch_and(~FOLD, std::memory_order_relaxed) & FOLD; }
 
 	uint64_t *raw() { return reinterpret_cast<uint64_t *>(&value); }
