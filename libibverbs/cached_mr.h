@@ -39,8 +39,8 @@
 struct mr_cache_context {
 	uint32_t state;	  /* enum context_state; 0: not yet asked */
 	uint32_t forks;	  /* mr_cache_forks() when the context was opened */
-	uint64_t idle_ms; /* after this time the kernel takes idle pages back; 0: never */
-	struct ibv_mr_cache_limits limits; /* until the program sets others */
+	uint64_t idle_ms; /* the kernel suspends MRs that are idle for this time; 0: never */
+	struct ibv_mr_cache_limits limits; /* until the program sets other limits */
 	uint64_t max_merge; /* the most bytes that are registered together */
 };
 
@@ -91,7 +91,7 @@ bool mr_cache_retry_cmd(struct ibv_context *context,
 uint32_t mr_cache_forks(void);
 /* ibv_import_pd() calls this, because it may make a second struct ibv_pd for a PD. */
 void mr_cache_note_import(void);
-/* ibv_unimport_mr() calls this. Returns true if the MR belonged to the cache, which has it now. */
+/* ibv_unimport_mr() calls this. Returns true if the MR was cached: its reference is released. */
 bool mr_cache_unimport_mr(struct ibv_mr *mr);
 /* Call these before the PD or the context is freed. */
 void mr_cache_flush_pd(struct ibv_pd *pd);

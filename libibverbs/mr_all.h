@@ -25,7 +25,7 @@ struct ibv_pd;
  * @access: Access rights as for ibv_reg_mr(); IBV_ACCESS_ON_DEMAND is implied
  *
  * An address in the MR is an address of the process. A transfer reaches the memory that is
- * mapped there during the transfer, and needs the rights of the mapping; without a mapping the
+ * mapped there during the transfer, and needs the rights of the mapping. Without a mapping the
  * access fails. In a child of fork() the MR still refers to the memory of the parent.
  *
  * With a remote right, each peer that has the key can access all memory of this process.
@@ -35,8 +35,8 @@ struct ibv_pd;
  *               or not with these rights
  *   EINVAL      unknown rights, or rights that exclude each other
  *   ENOMEM      out of memory
- *   EAGAIN      on soft-RoCE: the process may have no other thread
- * or an error of ibv_query_device_ex(). Thread safe.
+ * EAGAIN on soft-RoCE: a limit forbids another thread or an error of ibv_query_device_ex(). Thread
+ * safe.
  */
 struct ibv_mr *ibv_register_mr_all(struct ibv_pd *pd, int access);
 

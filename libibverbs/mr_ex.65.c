@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * ibv_reg_mr_ex(), which ibv_reg_buf_mr() calls. A request that ibv_reg_mr_iova2() could express is
- * cached as there. A request with a word is served as by ibv_reg_notified_mr(). All other requests
- * go to the provider.
+ * cached in the same way. A request with a word is served as by ibv_reg_notified_mr(). All other
+ * requests go to the provider.
  */
 #include <config.h>
 
@@ -16,7 +16,7 @@ static uint64_t iova_of(const struct ibv_mr_init_attr *attr)
 	return attr->comp_mask & IBV_REG_MR_MASK_IOVA ? attr->iova : (uintptr_t)attr->addr;
 }
 
-/* An address, perhaps with an iova. */
+/* Is the memory an address, perhaps with an iova? */
 static bool is_memory(const struct ibv_mr_init_attr *attr)
 {
 	return (attr->comp_mask & ~IBV_REG_MR_MASK_IOVA) == IBV_REG_MR_MASK_ADDR;
@@ -30,7 +30,7 @@ static bool is_for_cache(const struct ibv_mr_init_attr *attr)
 	       (attr->access & IBV_ACCESS_CACHED || mr_cache_is_unasked());
 }
 
-/* The word goes with the usual command, which knows neither dmabufs nor DMA handles. */
+/* The word is an attribute of the usual command, which can't register dmabufs or DMA handles. */
 static struct ibv_mr *reg_notified(struct ibv_pd *pd, struct ibv_mr_init_attr *attr,
 				   const struct ibv_mr_notify_attr *notify)
 {

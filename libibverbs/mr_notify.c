@@ -14,7 +14,7 @@
 #include "mr_notify_cmd.h"
 
 /*
- * Returns 0, or the errno value of a verb that does not ask the kernel.
+ * Returns 0 if a verb may call the kernel, otherwise the errno value of the verb.
  *
  * Only a plain registration has pages of this process that can be watched. The kernel would refuse
  * most other kinds, but not an imported handle, which it can't distinguish from the original. A

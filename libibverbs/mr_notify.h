@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Notification of invalid memory registrations: the kernel sets a bit in a
- * word of the application before the system call that takes the registered
- * memory away returns. This needs no signal, thread or event queue.
+ * Notification of invalid memory registrations: if a system call takes registered
+ * memory away, the kernel sets a bit in a word of the application before the call
+ * returns. This needs no signal, thread or event queue.
  *
  * Included by <infiniband/verbs.h>. A program that keeps registrations after a transfer
  * (a registration cache) checks the word before it uses a registration again. A program
@@ -34,18 +34,18 @@ struct ibv_mr;
 struct ibv_pd;
 
 /*
- * Bits 0-7 of the word belong to the kernel, which only ORs INVALID, SUSPECT and
- * SUSPENDED in, and clears SUSPECT when the registration was found intact and SUSPENDED
- * when it has pages again. Bits 0-7 must be 0 when the word is registered: the kernel
- * does not check them, and settling does not clear bits set before. So a word may go to
- * another MR only after ibv_unreg_mr_notify() or ibv_dereg_mr(), with these bits cleared.
- * Bits 8-63 belong to the application, which must change the word with atomic operations
- * only; the kernel never changes these bits.
+ * Bits 0-7 of the word belong to the kernel, which atomically sets only INVALID,
+ * SUSPECT and SUSPENDED. It clears SUSPECT when it has found the registration intact,
+ * and SUSPENDED when the registration has pages again. Bits 0-7 must be 0 when the word
+ * is registered: the kernel does not check them, and settling does not clear bits that
+ * were set before. Before a word goes to another MR, call ibv_unreg_mr_notify() or
+ * ibv_dereg_mr(), and clear these bits. Bits 8-63 belong to the application, which must
+ * change the word with atomic operations only. The kernel never changes these bits.
  */
 enum ibv_mr_notify_bits {
 	/*
 	 * The address range, or a part of it, no longer maps the registered
-	 * pages. Final: only a new registration helps.
+	 * pages. This is final: register again.
 	 */
 	IBV_MR_NOTIFY_INVALID		= 1 << 0,
 	/*
@@ -55,23 +55,24 @@ enum ibv_mr_notify_bits {
 	IBV_MR_NOTIFY_SUSPECT		= 1 << 1,
 	/*
 	 * The registration was idle, and the kernel has unpinned its pages: the
-	 * device has no access until ibv_settle_mr_notify() has given it pages
-	 * again. Only after ibv_reg_mr_notify_reclaim().
+	 * device has no access until ibv_settle_mr_notify() restores the
+	 * registration. Only with in_use (ibv_reg_mr_notify_reclaim()).
 	 */
 	IBV_MR_NOTIFY_SUSPENDED		= 1 << 2,
 	IBV_MR_NOTIFY_KERNEL_MASK	= 0xff
 };
 
 /*
- * In device_cap_flags_ex, in addition to IBV_DEVICE_MR_NOTIFY: after INVALID the
- * device loses its access to the pages, and the kernel unpins them. Without this bit
- * they stay pinned until ibv_dereg_mr().
+ * In device_cap_flags_ex, in addition to IBV_DEVICE_MR_NOTIFY: after INVALID the device
+ * loses its access to the pages, and the kernel unpins them. Without this bit the pages
+ * stay pinned until ibv_dereg_mr().
  */
 #define IBV_DEVICE_MR_REVOKE (1ULL << 60)
 
 /*
- * In device_cap_flags_ex: idle registrations are suspended and restored under the
- * same keys. A device with IBV_DEVICE_MR_REVOKE alone makes them INVALID instead.
+ * In device_cap_flags_ex: idle registrations are suspended and restored under the same
+ * keys. If a device has only IBV_DEVICE_MR_REVOKE, idle registrations become INVALID
+ * instead.
  */
 #define IBV_DEVICE_MR_RECLAIM (1ULL << 61)
 
@@ -80,11 +81,11 @@ enum ibv_mr_notify_bits {
  * @mr: A registration of this process's memory, by ibv_reg_mr() or a variant
  * @word: 8-byte aligned memory of the caller; its value is kept
  *
- * On success the kernel writes to *word from now on, until ibv_unreg_mr_notify()
- * or ibv_dereg_mr() returns. Until then the word must stay mapped at its address,
- * outside of the registration itself, and no other MR may have it. No event is
- * lost: after an event that invalidated the registration before or during this
- * call, the call succeeds and the word says INVALID.
+ * On success the kernel writes to *word from now on, until ibv_unreg_mr_notify() or
+ * ibv_dereg_mr() returns. Until then the word must stay mapped at its address, outside
+ * of the registration itself, and must not be the word of another MR. No event is lost:
+ * if an event before or during this call invalidates the registration, the call
+ * succeeds and the word says INVALID.
  *
  * Returns 0, or an errno value and changes nothing:
  *   EOPNOTSUPP  the kernel, the driver or this kind of MR (on-demand paging,
@@ -107,16 +108,17 @@ int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word);
  * @in_use: The bits of the word that count users: not 0, and bits 8-63 only
  *
  * While *word & in_use is 0 the registration is idle, and the kernel may unpin its
- * pages: when memory is short (least recently used registrations first), before a fork copies
- * them, or when a memory block goes offline. If bits 8-63 of a word have changed since the
- * last scan, the kernel passes over the registration once. The kernel sets SUSPENDED by a
- * compare-and-swap: a thread that takes a reference by an atomic addition, and sees that
- * the kernel's bits were 0, keeps the registration. Keys and handle stay the same. A
- * program that has sent a key to a peer keeps a bit of in_use set.
+ * pages when memory is short (least recently used registrations first), before a fork
+ * copies the pages, or when a memory block goes offline. If bits 8-63 of a word have
+ * changed since the last scan, the kernel skips the registration once. The kernel sets
+ * SUSPENDED by a compare-and-swap. So if a thread takes a reference by an atomic
+ * addition, and sees that the kernel's bits were 0, the registration is not suspended.
+ * Keys and handle stay the same. A program that has sent a key to a peer keeps a bit of
+ * in_use set.
  *
- * The kernel sets INVALID as for ibv_reg_mr_notify(), but while the word is in use the
- * device keeps the pages that were registered: the rest of the range stays usable. The
- * thread that drops the last reference sees INVALID in the same instruction, and
+ * The kernel sets INVALID as for ibv_reg_mr_notify(). But while the word is in use, the
+ * device keeps the pages that were registered, and the rest of the range stays usable.
+ * The thread that drops the last reference sees INVALID in the same instruction, and
  * deregisters.
  *
  * Returns 0, or an errno value and changes nothing: as ibv_reg_mr_notify(), and
@@ -131,14 +133,19 @@ int ibv_reg_mr_notify_reclaim(struct ibv_mr *mr, uint64_t *word, uint64_t in_use
  * ibv_unreg_mr_notify - Stop notification for a registration
  * @mr: A registration with a word
  *
- * After it returns 0 the kernel does not touch the word; the word keeps its last
- * value, and may be registered again. A suspended registration is restored first, as by
+ * After it returns 0 the kernel does not write the word. The word keeps its last value,
+ * and may be registered again. A suspended registration is restored first, as by
  * ibv_settle_mr_notify().
  *
- * Returns 0, or an errno value and changes nothing: EINVAL if mr has no word, or another
- * process registered mr (for example the parent); ENOMEM and EAGAIN as for
- * ibv_settle_mr_notify() if mr is SUSPENDED; EBUSY if another thread re-registers
- * mr; EIO and EOPNOTSUPP as for ibv_reg_mr_notify(). Thread safe as ibv_reg_mr_notify().
+ * Returns 0, or an errno value and changes nothing:
+ *   EINVAL      mr has no word, or another process (a parent) registered mr
+ *   ENOMEM      if mr is SUSPENDED: as for ibv_settle_mr_notify()
+ *   EAGAIN      if mr is SUSPENDED: as for ibv_settle_mr_notify()
+ *   EBUSY       another thread re-registers mr
+ *   EIO         as for ibv_reg_mr_notify()
+ *   EOPNOTSUPP  as for ibv_reg_mr_notify()
+ *
+ * Thread safe as ibv_reg_mr_notify().
  */
 int ibv_unreg_mr_notify(struct ibv_mr *mr);
 
@@ -158,9 +165,8 @@ int ibv_unreg_mr_notify(struct ibv_mr *mr);
  *
  * Returns 0, or an errno value and leaves the word SUSPECT or SUSPENDED:
  *   EINVAL      mr has no word, or another process registered mr
- *   EAGAIN      a file of this memory was locked for a second; or for a second, changes of the
- *               memory followed one another without a gap; or the memory can't be pinned at
- *               the moment
+ *   EAGAIN      for a second, a file of this memory was locked, or the memory changed without
+ *               a pause; or the memory can't be pinned at the moment
  *   ENOMEM      out of memory, or over RLIMIT_MEMLOCK
  *   EBUSY       another thread re-registers mr
  *   EIO         as for ibv_reg_mr_notify()
@@ -182,19 +188,20 @@ enum ibv_mr_notify_attr_mask {
  * The word of a registration and its options. The library reads it during the call only.
  *
  * changes and event_fd report that some word has become INVALID. A cache loads one counter,
- * and checks its words only when the counter has moved; a server sleeps in poll().
- * Each word counts once when it becomes INVALID, for any reason, also if it is INVALID when
- * the call returns. The kernel sets INVALID, then adds 1 to changes; only then does the system
- * call that took the memory away return. The kernel adds 1 to the eventfd soon after it has set
- * the word.
+ * and checks its words only when the counter has changed. A server sleeps in poll(). Each
+ * word counts once when it becomes INVALID, for any reason, also if it is INVALID when the
+ * call returns. The kernel sets INVALID, then adds 1 to changes. Both happen before the end
+ * of the system call that takes the memory away. Soon after it has set the word, the kernel
+ * adds 1 to the eventfd.
  */
 struct ibv_mr_notify_attr {
 	uint64_t  comp_mask;	/* enum ibv_mr_notify_attr_mask: which fields below are valid */
 	uint64_t *word;		/* as for ibv_reg_mr_notify(); always valid */
 	uint64_t  in_use;	/* as for ibv_reg_mr_notify_reclaim() */
 	/*
-	 * 8-byte aligned memory as for a word, but not a word. MRs, also of several
-	 * processes, may share it. It must stay mapped while an armed MR uses it.
+	 * A counter: 8-byte aligned memory as for a word, but not a word. MRs, also of
+	 * several processes, may share a counter. It must stay mapped while an armed MR
+	 * uses it.
 	 */
 	uint64_t *changes;
 	int	  event_fd;	/* an eventfd(2); may be closed after the call */
@@ -215,8 +222,8 @@ struct ibv_mr_notify_attr {
  * @access: As for ibv_reg_mr_iova(); the registration is never cached
  * @attr: The word and its options
  *
- * As ibv_reg_mr_iova() and ibv_reg_mr_notify_ex(), but the kernel looks at each page once.
- * After ibv_dereg_mr() another MR may have the word.
+ * Does the same as ibv_reg_mr_iova() and ibv_reg_mr_notify_ex(), but the kernel visits
+ * each page only once. After ibv_dereg_mr() another MR may have the word.
  *
  * Returns the MR; or NULL and registers nothing, with the errno of ibv_reg_mr_iova() or
  * ibv_reg_mr_notify_ex(). Thread safe.
@@ -249,7 +256,7 @@ int ibv_reg_mr_notify_ex(struct ibv_mr *mr, const struct ibv_mr_notify_attr *att
  * ibv_suspend_mr_notify - Unpin the pages of a registration that is not in use, now
  * @mr: A registration with a word and in_use
  *
- * The word says SUSPENDED. Handle and keys stay; ibv_settle_mr_notify() brings pages back.
+ * Sets SUSPENDED in the word. Handle and keys stay. ibv_settle_mr_notify() restores mr.
  *
  * Returns 0, also if mr is SUSPENDED or INVALID already; or an errno value and changes
  * nothing:
@@ -267,10 +274,10 @@ int ibv_suspend_mr_notify(struct ibv_mr *mr);
  * ibv_alloc_notify_word - Get a word, or a counter of changes
  * @context: Any open device
  *
- * Words share pages: the kernel pins, and charges to RLIMIT_MEMLOCK, each page that has an
- * armed word. In a child of fork() all words are 0 and stay allocated, and the child may
- * allocate words and free them. The words belong to the process: closing the device does
- * not free them.
+ * Words share pages. The kernel pins each page that has an armed word, and charges the
+ * page to RLIMIT_MEMLOCK. In a child of fork() all words are 0 and stay allocated, and
+ * the child may allocate words and free them. The words belong to the process: closing
+ * the device does not free them.
  *
  * Returns the word, which is 0; or NULL: errno is ENOMEM, or EINVAL if context is NULL.
  * Thread safe, also in a signal handler.

@@ -103,8 +103,8 @@ static int cmd_mr_notify_suspend(struct ibv_mr *mr)
 }
 
 /*
- * Blocks all signals except the signals of a thread's own faults: if they were blocked, a fault in
- * a provider or in an allocator's hook would end the program.
+ * Blocks all signals except the signals of a thread's own faults. If fault signals were blocked, a
+ * fault in a provider or in an allocator's hook would end the program.
  */
 static bool block_signals(sigset_t *before)
 {

@@ -20,8 +20,8 @@ struct ibv_pd;
 
 /*
  * All return 0 or an errno value, EOPNOTSUPP if the kernel lacks the method. The caller has
- * checked the attributes. With reclaims the kernel may suspend the MR while no bit of in_use
- * is set; EOPNOTSUPP if it can't.
+ * checked the attributes. If reclaims is true, the kernel may suspend the MR while no bit
+ * of in_use is set; EOPNOTSUPP: it can't.
  */
 int mr_notify_arm(struct ibv_mr *mr, const struct ibv_mr_notify_attr *attr,
 		  bool reclaims);
@@ -33,10 +33,10 @@ int mr_notify_errno(int err);
 
 /*
  * The first arming in an address space takes the locks of all mappings, and any signal
- * interrupts it. Nothing has changed then, so the library repeats it. But if a process has a
- * timer (for example of a profiler) whose interval is shorter than taking the locks, this
- * would go on forever. So the library blocks signals from the second attempt on, except
- * signals for faults of the thread itself. A fatal signal still ends the attempt.
+ * interrupts the command. An interrupted command changes nothing, so the library repeats
+ * it. But if a timer (for example of a profiler) has an interval shorter than taking the
+ * locks, all attempts would fail. So the library blocks signals from the second attempt on,
+ * except signals for faults of the thread itself. A fatal signal still ends the attempt.
  */
 struct mr_notify_retry {
 	bool blocked;
@@ -54,7 +54,7 @@ static inline bool mr_notify_retries(struct mr_notify_retry *retry, int error)
 	       mr_notify_retries_blocked(retry, error);
 }
 
-/* A registration that is armed by the command that registers it. */
+/* A registration whose command also arms the MR. */
 struct mr_notify_request {
 	uint64_t start;
 	uint64_t length;
@@ -75,10 +75,10 @@ struct mr_notify_request {
 };
 
 /*
- * Registers and arms, in one system call if the provider registers by the usual command
- * (mr_notify_reg.c). Returns NULL and sets errno on failure. idle_ms is the idle time, or 0 to
- * suspend only when memory is short. It counts only with reclaims, with the usual command, and
- * on a kernel that knows the attribute. The kernel's default time
+ * Registers and arms an MR. If the provider uses the usual command (mr_notify_reg.c), this
+ * is one system call. Returns NULL and sets errno on failure. idle_ms is the idle time, or
+ * 0 to suspend only when memory is short. idle_ms has an effect only with reclaims, with
+ * the usual command, and on a kernel that knows the attribute. The kernel's default time
  * (IB_UVERBS_MR_NOTIFY_IDLE_MS) needs no attribute.
  */
 struct ibv_mr *mr_notify_reg_mr(struct ibv_pd *pd,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Registers and arms in one system call: the provider builds the command that
- * registers, and this file adds attributes to the command before it goes to the kernel.
- * The core evaluates them, so they work with every driver.
+ * Registers and arms in one system call: the provider builds the command that registers,
+ * and this file adds attributes to the command before it goes to the kernel. The kernel's
+ * core evaluates the attributes, so they work with every driver.
  *
  * During the provider's call, a hook of an allocator may register other memory, plainly or
  * through the cache. If a thread had only one pending word, this would fail:
@@ -12,10 +12,11 @@
  *                                   word = B's; registers B; word = none
  *   A's command: no word            [A is taken for armed, but is not]
  *
- * So requests are a stack. A command takes the word of the innermost request only if both have
- * the same range and access; a plain registration never has this access (TRACK). A kernel that
- * does not know the attributes fails the command, and a provider may register by another
- * command. So an MR counts as armed only if its handle is the handle that this command made.
+ * So requests are a stack. A command takes the word of the innermost request only if
+ * command and request have the same range and access. A plain registration never has the
+ * access flag TRACK. On a kernel that does not know the attributes the command fails, and a
+ * provider may register by another command. So an MR counts as armed only if this command
+ * returned its handle.
  */
 #include <config.h>
 
@@ -120,7 +121,7 @@ static void clear_kernel_bits(uint64_t *word)
 	__atomic_fetch_and(word, ~(uint64_t)IBV_MR_NOTIFY_KERNEL_MASK,
 			   __ATOMIC_RELAXED);
 #else
-	/* Only the kernel's byte: some 32-bit CPUs have no 64-bit atomic instructions. */
+	/* Write only the kernel's byte: some 32-bit CPUs have no 64-bit atomic instructions. */
 	uint8_t *const bytes = (uint8_t *)word;
 
 	__atomic_store_n(&bytes[__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? 7 : 0],

@@ -51,9 +51,9 @@ static inline void *mr_view_alloc_kept(void)
 }
 
 /*
- * Returns MR_VIEW_SIZE uninitialized bytes, or NULL if memory is short. Never a cancellation
- * point, although the program's malloc() may be one: a cancellation here would leak the
- * reference of the view.
+ * Returns MR_VIEW_SIZE uninitialized bytes, or NULL if memory is short. This is never a
+ * cancellation point, although the program's malloc() may be: a cancellation here would
+ * leak the reference of the view.
  */
 static inline void *mr_view_alloc(void)
 {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 # Options for the C++ of libibverbs. The library must load without libstdc++, so its code must not need
-# the C++ run time, nor the checks of debug builds, which call the run time.
+# the C++ run time or the checks of debug builds, which call the run time.
 
 # The last option: verbs.h mixes enumeration types, about which C++20 warns.
 set(MR_CACHE_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Wno-deprecated-enum-enum-conversion)

@@ -35,10 +35,10 @@ static struct rxe_queue_buf *empty_queue(void)
 	return &memory.head;
 }
 
-/* Returns a QP with a work request begun. */
+/* Returns a QP that has begun a work request. */
 static struct rxe_qp begun(void)
 {
-	/* For the log of refusals. */
+	/* The provider logs refused requests to this device. */
 	static struct ibv_device device;
 	static struct verbs_context context = {
 		.context = { .abi_compat = __VERBS_ABI_IS_EXTENDED, .device = &device },
@@ -93,7 +93,7 @@ static bool is_inline(struct rxe_qp *qp)
 	return first(qp)->wr.send_flags & IBV_SEND_INLINE;
 }
 
-/* wr_flags lacks the flag, so the setters of inline data must set it. */
+/* wr_flags lacks IBV_SEND_INLINE, so the setters of inline data must set the flag. */
 static void test_inline_flag(void)
 {
 	const struct ibv_data_buf buffer = { .addr = (void *)"abc", .length = 3 };
