@@ -18,7 +18,7 @@ def register_mr_all(PD pd not None, access):
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the device has no
                               _IBV_DEVICE_MR_ALL, or not with these rights
                               EINVAL: rights that exclude each other
-                              ENOMEM; EAGAIN: the process may have no other thread
+                              ENOMEM; EAGAIN: a limit forbids another thread
     :raises PyverbsUserError: the PD is closed
     """
     cdef int rights = PyNumber_Index(access)
@@ -32,7 +32,7 @@ def register_mr_all(PD pd not None, access):
         raise PyverbsRDMAErrno('Failed to register all memory')
     cdef MR everything = MR.__new__(MR)
     everything.mr = mr
-    # If `mr` is set the constructor does not register.
+    # If `mr` is set, the constructor does not register.
     MR.__init__(everything, pd)
     everything.is_user_addr = True
     everything.pd = pd

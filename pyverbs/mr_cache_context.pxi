@@ -19,12 +19,12 @@ cdef context_check_open(Context context):
 @cython.binding(True)
 def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=None):
     """
-    Return the limits of the context's registration cache, and change the given limits.
-    Idle registrations beyond the new limits are evicted before the call returns. Registrations in
-    use end with their last users. Thread safe, except for closing the context during the call; if
-    two threads each give one limit at the same time, one may undo the other's change.
-    :param max_bytes: How many bytes it may hold registered, an int; None: unchanged
-    :param max_entries: How many registrations it may hold, an int; None: unchanged
+    Return the limits of the context's registration cache, and change the given limits. Idle
+    registrations beyond the new limits are evicted before the call returns. Registrations in use
+    end with their last users. Thread safe, except for closing the context during the call. If two
+    threads each change one limit at the same time, one may undo the change of the other.
+    :param max_bytes: How many bytes the cache may register, an int; None: unchanged
+    :param max_entries: How many registrations the cache may have, an int; None: unchanged
     :return: The previous limits, an MRCacheLimits(max_bytes, max_entries)
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache (the device
                               has no IBV_DEVICE_MR_NOTIFY, or RDMAV_MR_CACHE=0 is set)
@@ -56,9 +56,8 @@ def context_reg_mr_limits(Context self not None, max_bytes=None, max_entries=Non
 @cython.binding(True)
 def context_reg_mr_clean(Context self not None, keep_bytes=0):
     """
-    Evict idle registrations of the context's cache, least recently used first. Their
-    pages are unpinned when it returns. Thread safe, except for closing the context during the
-    call.
+    Evict idle registrations of the context's cache, least recently used first. Their pages are
+    unpinned when the call returns. Thread safe, except for closing the context during the call.
     :param keep_bytes: How many bytes of idle registrations may stay, an int
     :return: None
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above;
@@ -79,7 +78,7 @@ def context_query_mr_cache(Context self not None):
     """
     Return the contents and counters of the context's registration cache. Each number is exact
     while no other thread registers. Thread safe, except for closing the context during the call.
-    :return: An MRCacheStats of ints: since the context was opened
+    :return: An MRCacheStats of ints. Counted since the context was opened:
              hits: requests that were answered without registering
              misses: registrations that the cache made
              suspects: suspect registrations that the kernel found intact
@@ -87,7 +86,7 @@ def context_query_mr_cache(Context self not None):
              evictions: idle registrations dropped to make room
              suspensions: idle registrations whose pages the kernel took back
              restorations: hits on suspended registrations, which were pinned again
-             and now, in use, idle or suspended: bytes, entries
+             Registered now (in use, idle or suspended): bytes, entries
     :raises PyverbsRDMAError: error_code EOPNOTSUPP: the context has no cache, as above
     :raises PyverbsUserError: the context is closed
     """

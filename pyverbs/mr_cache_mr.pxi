@@ -8,11 +8,11 @@ from libc.errno cimport EBUSY
 @cython.binding(True)
 def mr_forget(MR self not None):
     """
-    Close this MR and remove its registration from the registration cache. (close() alone leaves
-    a cached registration there, with usable keys.) An MR that is not cached is only
-    deregistered. A subclass's close() is called only for a DmaBufMR. Thread safe, except for
-    other methods of this MR than close() and forget(), and for closing its PD or context,
-    during the call.
+    Close this MR and remove its registration from the registration cache. (close() alone leaves a
+    cached registration there, with usable keys.) An MR that is not cached is only deregistered. A
+    subclass's close() is called only for a DmaBufMR. Thread safe, but during the call no other
+    thread may close the PD or context of the MR, or call a method of the MR other than close() and
+    forget().
     :return: True: the device and peers have no access by its keys any more.
              False: the registration has other users; no request finds it any more, and it
              ends with its last user. This MR is closed in both cases.

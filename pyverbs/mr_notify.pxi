@@ -127,17 +127,18 @@ cdef int mr_fill_notify_attr(v.ibv_mr_notify_attr *attr, value, in_use, changes,
 def mr_reg_notify(MR self not None, value=0, in_use=None, changes=None, event_fd=None,
                   idle_ms=None):
     """
-    Have the kernel set a bit in notify_word when this registration becomes invalid: the word
-    is non-zero before the system call that takes the memory away returns, in any thread.
-    If the memory has already changed, the word says INVALID when this returns. close() ends the
-    notification. Thread safe, except for unreg_notify(), close() and forget() of this MR, and
-    for closing its PD or context, during the call.
+    Have the kernel set a bit in notify_word when this registration becomes invalid: the word is
+    non-zero before the end of the system call that takes the memory away, in any thread. If the
+    memory has already changed, the word says INVALID when this returns. close() ends the
+    notification. Thread safe, but during the call no other thread may call unreg_notify(), close()
+    or forget() of the MR, or close its PD or context.
     :param value: The word's first value, an int; bits 0-7 must be 0
     :param in_use: The bits of the word that count users, an int: while all are 0 the
                    kernel may unpin the pages (IBV_MR_NOTIFY_SUSPENDED), and settle_notify()
                    pins pages again. None: the kernel keeps them pinned.
     :param changes: A NotifyWord of this process: the kernel adds 1 when the word has become
-                    INVALID, before the call that took the memory away returns. MRs may share it.
+                    INVALID, before the end of the call that takes the memory away. MRs may
+                    share it.
     :param event_fd: An eventfd, an int: the kernel adds 1 soon after INVALID. It may be closed
                      after this call.
     :param idle_ms: With in_use, an int: the kernel unpins the pages one to two times this many
@@ -185,10 +186,10 @@ def mr_reg_notify(MR self not None, value=0, in_use=None, changes=None, event_fd
 @cython.binding(True)
 def mr_unreg_notify(MR self not None):
     """
-    Stop the notification. The word keeps its last value; reg_notify() may begin another.
-    A suspended registration is restored first, as by settle_notify(). Thread safe, except
-    for reg_notify(), close() and forget() of this MR, and for closing its PD or context,
-    during the call.
+    Stop the notification. The word keeps its last value. reg_notify() may begin a new notification.
+    A suspended registration is restored first, as by settle_notify(). Thread safe, but during the
+    call no other thread may call reg_notify(), close() or forget() of the MR, or close its PD or
+    context.
     :return: None
     :raises PyverbsRDMAError: with this error_code, and nothing has changed:
         EINVAL: the MR has no notification, or another process registered it
@@ -209,20 +210,19 @@ def mr_unreg_notify(MR self not None):
 @cython.binding(True)
 def mr_settle_notify(MR self not None):
     """
-    Find out whether a suspect registration is intact, and restore a suspended one with the
+    Find out whether a suspect registration is intact, and restore a suspended registration with the
     pages that its range maps now. Afterwards the kernel's bits of the word are INVALID or 0, for
-    all events before the call. An event during the call may make the word SUSPECT again, the
-    kernel may suspend an idle registration again, and shared huge pages may leave the word
-    SUSPECT. If any of these bits is set, or after an error, register again. If the word says
-    INVALID, a device that can revoke (_IBV_DEVICE_MR_REVOKE) no longer reaches the memory. Costs
-    a system call.
-    Thread safe, except for close() and forget() of this MR, and for closing its PD or context,
-    during the call.
+    all events before the call. An event during the call may make the word SUSPECT again, the kernel
+    may suspend an idle registration again, and shared huge pages may leave the word SUSPECT. If any
+    of these bits is set, or after an error, register again. If the word says INVALID, a device that
+    can revoke (_IBV_DEVICE_MR_REVOKE) no longer reaches the memory. Costs a system call.
+    Thread safe, but during the call no other thread may call close() or forget() of the MR, or
+    close its PD or context.
     :return: The word after the call, an int
     :raises PyverbsRDMAError: with this error_code, and the word is unchanged:
         EINVAL: the MR has no notification, or another process registered it
-        EAGAIN: for a second a file of this memory was locked or its changes followed one
-                another without a gap; or the memory can't be pinned at the moment
+        EAGAIN: for a second, a file of this memory was locked or the memory changed without a
+                pause; or the memory can't be pinned at the moment
         ENOMEM: out of memory, or over RLIMIT_MEMLOCK
         EBUSY: another thread re-registers it
         EIO, EOPNOTSUPP: as for reg_notify()
@@ -243,8 +243,8 @@ def mr_suspend_notify(MR self not None):
     """
     Unpin the pages of this registration, which must not be in use, before the call returns. Then
     notify_word says SUSPENDED, and settle_notify() pins pages again under the same keys. Does
-    nothing if the word says SUSPENDED or INVALID already. Thread safe, except for close() and
-    forget() of this MR, and for closing its PD or context, during the call.
+    nothing if the word says SUSPENDED or INVALID already. Thread safe, but during the call no other
+    thread may call close() or forget() of the MR, or close its PD or context.
     :return: None
     :raises PyverbsRDMAError: with this error_code, and nothing has changed:
         EBUSY: notify_word says that it is in use, or another thread re-registers it
@@ -266,10 +266,10 @@ def mr_suspend_notify(MR self not None):
 @cython.binding(True)
 def mr_add_notify(MR self not None, delta):
     """
-    Add to the application's bits of notify_word by one atomic instruction, without a
-    system call. The kernel's bits of the returned word tell whether the registration was
-    usable when this took a reference. Thread safe, except for reg_notify(), close() and
-    forget() of this MR, and for closing its PD or context, during the call.
+    Add to the application's bits of notify_word by one atomic instruction, without a system call.
+    The kernel's bits of the returned word tell whether the registration was usable when this call
+    took a reference. Thread safe, but during the call no other thread may call reg_notify(),
+    close() or forget() of the MR, or close its PD or context.
     :param delta: The number to add, a multiple of 256, may be negative; an int. The sum wraps
                   around in bits 8-63.
     :return: The word before the addition, an int

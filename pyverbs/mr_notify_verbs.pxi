@@ -36,7 +36,7 @@ cdef extern from *:
         return __atomic_load_n((uint64_t *)word, __ATOMIC_ACQUIRE);
     }
 
-    /* Replace the application's bits; the kernel may set its bits during this and keeps them. */
+    /* Replaces the application's bits. Bits that the kernel sets at the same time stay. */
     static inline void mr_notify_word_store(void *word, uint64_t value)
     {
         uint64_t old = __atomic_load_n((uint64_t *)word, __ATOMIC_RELAXED);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Tests how the registration cache affects other verbs, with a fake device: the provider is a few
- * functions, and the kernel is the ioctl() below. So these cases need no device with special
- * faults: commands that fail in the middle, or lack memory only once. The program also replaces
- * some verbs, as a preloaded library does.
+ * functions, and the kernel is the ioctl() below. So the cases can cause special faults: a command
+ * fails in the middle, or lacks memory only once. The program also replaces some verbs, as a
+ * preloaded library does.
  */
 #define _GNU_SOURCE
 #include <config.h>
@@ -42,7 +42,7 @@
 #define CACHED (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_CACHED)
 #define CHECK(expr) check(expr, #expr, __LINE__)
 
-/* The fake device and kernel of one case, all 0 at its begin. */
+/* The fake device and kernel of one case. All fields are 0 when the case begins. */
 struct fake {
 	struct ibv_pd pd;
 	uint64_t posted[64];
@@ -52,9 +52,9 @@ struct fake {
 	uint64_t refused_command;	/* its first call fails with errno refusal */
 	int refusal;
 	unsigned int commands_called;	/* calls of refused_command */
-	int access_seen;		/* in the provider */
-	volatile char *tracked;		/* provider's memory; a write of it faults */
-	int has_signals;		/* signals unblocked in the registration, a bit each */
+	int access_seen;		/* by the provider */
+	volatile char *tracked;		/* memory of the provider; a write to it faults */
+	int has_signals;		/* the signals that a registration does not block */
 	unsigned int methods_called;
 	unsigned int registered;
 	unsigned int wrapped;		/* calls of the replaced verbs */
@@ -64,15 +64,15 @@ struct fake {
 	sem_t arrived;
 	sem_t may_go_on;
 	enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* exit() there, as a signal handler may */
-	unsigned int *ended;		/* ended registrations of the kernel, also by children */
+	unsigned int *ended;		/* registrations ended by the kernel, also of children */
 	bool is_half_done;		/* inside malloc(): the heap can't be used */
-	unsigned int pinned;		/* KiB, if not 0 */
+	unsigned int pinned;		/* VmPin in KiB, if not 0 */
 	unsigned int acquired, released;	/* sanitizer calls for the MR @told */
 	void *told;
 	void *released_last;
 };
 
-/* libibverbs locks and allocates before the first case. */
+/* For libibverbs, which locks and allocates before the first case. */
 static struct fake no_case, *fake = &no_case;
 static __thread enum { NOWHERE, AT_YIELD, AT_DISARM } waits;	/* once */
 static __thread bool is_cancelled;	/* in malloc() */
@@ -92,7 +92,7 @@ static int fail(int error)
 	return -1;
 }
 
-/* As rdmavt: the queue becomes full, and the requests before that point stay posted. */
+/* Like rdmavt: when the queue becomes full, the requests before that point stay posted. */
 static int post_send(const struct ib_uverbs_attr *attrs)
 {
 	const struct ib_uverbs_post_send *request = (void *)(uintptr_t)attrs[1].data;
@@ -118,7 +118,7 @@ static void pass(int place)
 	sem_wait(&fake->may_go_on);
 }
 
-/* A registration has one word. */
+/* The fake kernel's methods. A registration has one word. */
 static int notify(const struct ib_uverbs_ioctl_hdr *hdr)
 {
 	if (hdr->method_id == UVERBS_METHOD_MR_NOTIFY_DISARM)
@@ -224,7 +224,7 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 	return verb(mr, flags, pd, addr, length, access);
 }
 
-/* The handler of SIGSEGV of a heap that tracks writes. */
+/* A handler of SIGSEGV, like the handler of a heap that tracks writes. */
 static void may_write(int number)
 {
 	mprotect((void *)fake->tracked, PAGE, PROT_READ | PROT_WRITE);
@@ -303,7 +303,7 @@ static struct ibv_pd *import_pd(struct ibv_context *context, uint32_t handle)
 	return &pd;
 }
 
-/* As mlx5, which frees the struct of an import. */
+/* Like mlx5, which frees the struct of an import. */
 static void unimport_mr(struct ibv_mr *mr)
 {
 	free(verbs_get_mr(mr));
@@ -436,7 +436,7 @@ static void test_room_for_a_word(struct ibv_pd *pd)
 	ibv_dereg_mr(mr);
 }
 
-/* A range rounded to pages can't get more rights. A later translation is not rounded. */
+/* An MR of a rounded range can't get more rights. A later translation is not rounded. */
 static void test_rounded_no_more(struct ibv_pd *pd)
 {
 	static char from[3 * PAGE];
@@ -480,7 +480,7 @@ static void test_interrupted_with_faults(struct ibv_pd *pd)
 	fake->interrupted = 1;
 	mr = ibv_reg_mr(pd, buffer, PAGE, CACHED);
 	CHECK(mr != NULL && *fake->tracked == 1);
-	/* The two signals that can't be blocked. */
+	/* SIGKILL and SIGSTOP can't be blocked. */
 	CHECK(fake->has_signals == (own | 1 << SIGKILL | 1 << SIGSTOP));
 	CHECK(ibv_dereg_mr(mr) == 0);
 	sigaction(SIGSEGV, &before, NULL);
@@ -659,8 +659,8 @@ static unsigned int child_ends(struct ibv_pd *by, int where, int by_exit)
 }
 
 /*
- * exit() must not call a provider that is inside a call, or whose destructor has run. If the
- * thread that exits holds the lock, it is never unlocked.
+ * exit() must not call a provider that is inside a call, or whose destructor has run. If the thread
+ * that exits holds the lock, the lock is never unlocked.
  */
 static void test_child_ends(struct ibv_pd *pd)
 {
@@ -681,7 +681,7 @@ static void test_child_ends(struct ibv_pd *pd)
 	CHECK(stats(pd->context).entries == before);
 }
 
-/* Freeing a PD in use fails: deregistering idle registrations of other contexts can't help. */
+/* If a PD is in use, freeing it fails, and idle registrations of other contexts stay. */
 static void test_busy_pd(struct ibv_pd *pd)
 {
 	struct ibv_pd other = { .context = open_device() };
@@ -728,7 +728,7 @@ static void test_unimport(struct ibv_pd *pd)
 	CHECK(fake->registered == 0);
 }
 
-/* Decimal, or hexadecimal with 0x; any other text is ignored. Each context reads it. */
+/* Decimal, or hexadecimal with 0x. Other text is ignored. Each context reads the variable. */
 static void test_numbers(struct ibv_pd *pd)
 {
 	static const struct {
@@ -892,7 +892,7 @@ static int register_too_much(void)
 	struct ibv_pd pd = { .context = open_device() };
 
 	if (!getuid()) {
-		/* More than the machine has. */
+		/* More memory than the machine has. */
 		fill_cache(&pd);
 		CHECK(execute_registration(pd.context, 1ULL << 60) == ENOMEM);
 		CHECK(fake->commands_called == 1);
@@ -1012,7 +1012,7 @@ static void test_report_allocates_nothing(struct ibv_pd *pd)
 	CHECK(strstr(said, ": 0 hits, 1 misses, "));
 }
 
-/* As an ordinary user: below 1 MiB of RLIMIT_MEMLOCK the cache is off. */
+/* Counts as an ordinary user. If RLIMIT_MEMLOCK is below 1 MiB, the cache is off. */
 static int count_entries(rlim_t lockable)
 {
 	const struct rlimit limit = { lockable, lockable };

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
-Watch a registration become stale, and the access of a peer that still has its key.
+Show a registration that becomes stale, and the access of a peer that still has its key.
 
 Usage: mr_notify.py [DEVICE]        (InfiniBand or RoCE; default: the first one)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 """
-A server tells its client a new key whenever the memory behind the old one has changed.
+A server sends its client a new key whenever the memory of the old key has changed.
 
 Usage: notify_server.py [DEVICE]    (InfiniBand or RoCE; default: the first one)
 

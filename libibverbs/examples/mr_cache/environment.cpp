@@ -13,9 +13,9 @@ std::string name_of(const char *library, version v)
 }
 
 /*
- * UCX warns of unknown variables, so each name is set only for versions that have it. The cache
- * of the InfiniBand domains (src/uct/ib/base/ib_md.c) exists up to 1.15, the cache of UCP
- * (src/ucp/core/ucp_mm.c) since 1.13.
+ * UCX warns of unknown variables, so each variable is set only for the versions that have it.
+ * The cache of the InfiniBand domains (src/uct/ib/base/ib_md.c) exists up to 1.15, the cache of
+ * UCP (src/ucp/core/ucp_mm.c) since 1.13.
  */
 void for_ucx(version v, environment &out)
 {
@@ -58,13 +58,13 @@ environment environment_for(const libraries &found)
 		return one && !one->asks_kernel;
 	};
 
-	/* Up to 4.1 Open MPI has its own transport over verbs, btl/openib. */
+	/* Up to version 4.1, Open MPI has its own transport over verbs, btl/openib. */
 	if (!found.ucx && !found.libfabric &&
 	    !(found.open_mpi && found.open_mpi->is < version{5, 0}))
 		return out;
 	/*
-	 * If one library needs our cache, all use it: the kernel refuses a second word for our
-	 * registrations.
+	 * If one library needs our cache, all use it: the kernel refuses a second word for a
+	 * registration of our cache.
 	 */
 	if ((found.ucx || found.libfabric) && !needs_ours(found.ucx) &&
 	    !needs_ours(found.libfabric)) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Environment variables by which the MPI and communication libraries of this machine
- * leave registrations to the cache of libibverbs, with the reasons.
+ * The environment variables that make the MPI and communication libraries of this
+ * machine leave registrations to the cache of libibverbs, with the reason for each.
  */
 #ifndef MR_CACHE_ENVIRONMENT_H
 #define MR_CACHE_ENVIRONMENT_H
@@ -21,7 +21,7 @@ struct line {
 struct environment {
 	std::vector<line> lines;	/* in the order of printing */
 	std::vector<std::string> kept;	/* libraries with a cache that checks the kernel's word */
-	std::vector<std::string> risks; /* sentences */
+	std::vector<std::string> risks; /* warnings for the user */
 
 	/* If false, none of the libraries registers memory. */
 	bool useful() const { return !lines.empty() || !kept.empty(); }

@@ -73,7 +73,7 @@ bool has_text(void *handle, std::string_view text)
 	return all.find(text) != std::string::npos;
 }
 
-/* Our patch exports no name from libfabric, so this searches its file for the monitor's name. */
+/* Our patch exports no name from libfabric, so this searches the file for the monitor's name. */
 bool ask_libfabric(void *handle, library &out)
 {
 	const auto ask = function<uint32_t (*)()>(handle, "fi_version");
@@ -125,7 +125,8 @@ bool ask_mpich(void *handle, library &out)
 	_exit(write(to, &said, sizeof(said)) != sizeof(said));
 }
 
-/* Returns whether the answer is complete; a process of the library may keep the pipe open. */
+/* Returns whether the answer is complete. Does not wait for the end of file, because a process of
+ * the library may keep the pipe open. */
 bool read_answer(int from, answer &said)
 {
 	const auto end = steady_clock::now() + limit;
@@ -153,7 +154,7 @@ std::optional<library> look(const char *file, question ask, std::vector<std::str
 		fail("fork");
 	if (!pid)
 		child(ends[1], file, ask);
-	setpgid(pid, pid); /* parent and child both call it: either may run first */
+	setpgid(pid, pid); /* parent and child both call it, because either may run first */
 	close(ends[1]);
 	const bool came = read_answer(ends[0], said);
 	close(ends[0]);
@@ -176,7 +177,7 @@ libraries find_libraries()
 	out.ucx = look("libucp.so.0", ask_ucx, out.failed);
 	out.libfabric = look("libfabric.so.1", ask_libfabric, out.failed);
 	out.open_mpi = look("libmpi.so.40", ask_open_mpi, out.failed);
-	/* The names of Debian and of MPICH itself; other MPIs with MPICH's ABI have them, too. */
+	/* Debian's name and MPICH's own name. Other MPIs with MPICH's ABI use these names, too. */
 	out.mpich = look("libmpich.so.12", ask_mpich, out.failed);
 	if (!out.mpich)
 		out.mpich = look("libmpi.so.12", ask_mpich, out.failed);

@@ -28,13 +28,13 @@ struct libraries {
 	std::optional<library> mpich;
 	std::optional<library> ucx;
 	std::optional<library> libfabric;
-	std::vector<std::string> failed; /* a sentence for each library without an answer */
+	std::vector<std::string> failed; /* a sentence for each library that did not answer */
 };
 
 /*
- * Finds libraries as the loader does, also by LD_LIBRARY_PATH. A child process loads each
- * library, because loading runs its constructors. The child prints nothing, and is killed
- * if it hangs. Throws std::system_error.
+ * Finds libraries as the loader does, also by LD_LIBRARY_PATH. A child process loads
+ * each library, because loading a library runs its constructors. The child prints
+ * nothing, and is killed if it hangs. Throws std::system_error.
  */
 libraries find_libraries();
 

@@ -40,7 +40,8 @@ struct options {
 	bool env = false;
 };
 
-/* Nanoseconds per round in the best of three series. Reading the clock may cost more than a hit. */
+/* Returns the nanoseconds per round in the best of three series. A round does not read the clock,
+ * because this may cost more than a hit. */
 double best_time(unsigned int rounds, const std::function<void()> &what)
 {
 	using namespace std::chrono;
@@ -62,7 +63,7 @@ public:
 	{
 	}
 
-	/* Times registration with notification and without the cache, in any environment. */
+	/* Times a registration with notification and without the cache, in any environment. */
 	double plain() const
 	{
 		constexpr int tracked = 1 << 28;
@@ -146,7 +147,7 @@ void print(const nlohmann::ordered_json &seen)
 			   value.is_string() ? value.get<std::string>() : value.dump());
 }
 
-/* Returns the named device; for "" the device of the environment, or all devices. */
+/* Returns the named device. For "": the device of MR_NOTIFY_DEVICE, or else all devices. */
 std::vector<std::string> chosen_devices(const std::string &name)
 {
 	int count = 0;
@@ -183,7 +184,7 @@ void tell(const std::string &sentence)
 	fmt::print(stderr, "ibv_mr_cache: {}\n", sentence);
 }
 
-/* A shell evaluates all of standard output: it must be complete or empty. */
+/* A shell evaluates standard output, so the output must be complete or empty. */
 status print_environment(const std::string &name)
 {
 	const char *variable = std::getenv("RDMAV_MR_CACHE");

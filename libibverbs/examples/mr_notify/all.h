@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The test matrix with one MR of all memory instead of a registration: after
- * each operation the device must see the CPU's bytes, although no MR is armed,
+ * Runs the test matrix with one MR of all memory. After each operation the
+ * device must see the same bytes as the CPU, although nothing was armed,
  * registered again or pinned.
  */
 #ifndef MR_NOTIFY_ALL_H
@@ -20,7 +20,7 @@ public:
 	/* Throws unsupported if the device has no such MRs. */
 	explicit all_check(const device &on);
 
-	/* Returns an empty string or the complaint. Throws unsupported as the operation does. */
+	/* Returns "" or the complaint. Throws unsupported if the operation does. */
 	std::string try_operation(const operation &what, std::size_t length);
 
 private:
@@ -31,8 +31,9 @@ private:
 	owned<ibv_mr> all_;
 	memory peer_;
 	/*
-	 * An error breaks a connection. All connections are made before the operation: they map
-	 * memory, which must not land in the range that the operation has just unmapped.
+	 * An error breaks a connection. All connections are made before the operation. Later
+	 * the memory that a connection maps could land in the range that the operation has
+	 * unmapped.
 	 */
 	std::deque<loopback> links_;
 	unsigned char pattern_ = 0;

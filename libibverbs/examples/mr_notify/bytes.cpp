@@ -21,7 +21,7 @@ ibv_wc_status byte_check::write(const ibv_mr *from, range local, const void *rem
 	return status;
 }
 
-/* The device writes, the CPU reads the same bytes. */
+/* Does the CPU read the bytes that the device writes? */
 bool byte_check::arrives(const ibv_mr *mr, range page)
 {
 	const range peer = peer_.registered();
@@ -32,7 +32,7 @@ bool byte_check::arrives(const ibv_mr *mr, range page)
 	       std::memcmp(page.addr, peer.addr, page.length) == 0;
 }
 
-/* The device reads the bytes that the CPU reads. */
+/* Does the device read the bytes that the CPU reads? */
 bool byte_check::leaves(const ibv_mr *mr, range page)
 {
 	const range peer = peer_.registered();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Does the device reach the bytes that the CPU sees at the addresses of a
- * registration? The device itself answers, by RDMA.
+ * Checks by RDMA whether the device reaches the bytes that the CPU sees at the
+ * addresses of a registration.
  */
 #ifndef MR_NOTIFY_BYTES_H
 #define MR_NOTIFY_BYTES_H

@@ -60,8 +60,8 @@ private:
 };
 
 /*
- * A notification word. The kernel writes it too, so all reads are atomic. It must
- * not move while it is armed.
+ * A notification word. The kernel writes it too, so all reads are atomic. A word
+ * must not move while it is armed.
  */
 class word {
 public:

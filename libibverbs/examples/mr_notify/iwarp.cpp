@@ -99,7 +99,7 @@ iwarp_listener::iwarp_listener(const device &on)
 	throw unsupported("no IPv4 address belongs to " + on.name());
 }
 
-/* Does the address belong to the device? Each call takes another port. */
+/* Binds to a new port. Returns whether the address belongs to the device. */
 bool iwarp_listener::bind(const device &on, sockaddr *address)
 {
 	listener_ = events_.make_id();

@@ -25,7 +25,7 @@ public:
 
 	iwarp_events();
 	owned<rdma_cm_id> make_id() const;
-	/* Waits for an event. Returns its id; for a connection request, the new id. */
+	/* Waits for an event. Returns the event's id, for a connection request a new id. */
 	rdma_cm_id *next(rdma_cm_event_type expected) const;
 
 private:

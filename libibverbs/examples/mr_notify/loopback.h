@@ -39,8 +39,8 @@ public:
 	bool refused(ibv_wc_status status) const;
 
 	/*
-	 * Starts an operation without waiting; poll() and wait() return its status. For a
-	 * message with invalidation @rkey is the key to invalidate. @flags is
+	 * Starts an operation without waiting; poll() and wait() return its status. For
+	 * IBV_WR_SEND_WITH_INV @rkey is the key to invalidate. @flags is
 	 * IBV_SEND_SIGNALED or 0; failures and iWARP writes always have a completion.
 	 */
 	void start(ibv_wr_opcode opcode, const ibv_mr *mr, range local, const void *remote,

@@ -264,7 +264,7 @@ memory anonymous_with_witness(std::size_t length)
 {
 	memory m(map(2 * length, MAP_PRIVATE | MAP_ANONYMOUS, -1));
 
-	/* A huge page would also contain the witness. */
+	/* A huge page could contain registered memory and the witness. */
 	madvise(m.registered().addr, m.registered().length, MADV_NOHUGEPAGE);
 	touch(m.registered());
 	return split(std::move(m), length);

@@ -14,7 +14,7 @@
 
 namespace mr_notify {
 
-/* This kernel or machine can't do the operation; the text says why. Not a failure. */
+/* This kernel or machine can't do the operation, and the text says why. This is not a failure. */
 struct unsupported : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
@@ -24,7 +24,7 @@ struct not_refused : std::runtime_error {
 	using std::runtime_error::runtime_error;
 };
 
-/* Throws errno after a system call that must succeed. */
+/* Throws an error with errno. Call this if a system call fails that must succeed. */
 [[noreturn]] void fail(const std::string &what);
 
 struct range {
@@ -35,10 +35,10 @@ struct range {
 };
 
 /*
- * Owns mappings, and their file if there is one. Movable. An operation that unmaps
- * memory calls forget() first: otherwise the destructor would unmap memory that another
- * owner has mapped there since. An operation that maps memory calls own() after it has
- * succeeded, because a system call can fail halfway.
+ * Owns mappings, and their file if there is one. It can be moved. An operation that
+ * unmaps memory calls forget() first: otherwise the destructor would unmap memory that
+ * another owner has mapped there since. An operation that maps memory calls own() only
+ * after the system call has succeeded.
  */
 class memory {
 public:
@@ -60,7 +60,7 @@ public:
 		return {registered_.addr, registered_.length + witness_.length};
 	}
 	int fd() const { return fd_; }
-	/* May the device, too, only read the memory? */
+	/* Is the memory registered for reading only? */
 	bool read_only() const { return read_only_; }
 	void set_read_only() { read_only_ = true; }
 
@@ -100,7 +100,7 @@ memory shared_file_with_witness(std::size_t length);
 /* The number after a key in a file of /proc, or 0. Allocates no memory. */
 std::size_t proc_number(const char *path, const char *key);
 
-/* Pages pinned by this process (VmPin), in bytes. Allocates no memory. */
+/* The number of bytes that this process has pinned (VmPin). Allocates no memory. */
 std::size_t pinned_bytes();
 
 } // namespace mr_notify

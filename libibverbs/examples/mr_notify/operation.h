@@ -14,7 +14,7 @@ class device;
 struct observation;
 
 enum class effect {
-	invalidates, /* the word must be non-zero right after it, INVALID once settled */
+	invalidates, /* right afterwards the word must be non-zero, after settling INVALID */
 	harmless,    /* the word may be SUSPECT for a moment, but never INVALID */
 };
 
@@ -30,7 +30,7 @@ struct operation {
 	effect expected;
 	/* Maps the memory and touches it. Throws unsupported. */
 	std::function<memory(std::size_t length)> map;
-	/* Does the operation; its last system call is the call in question. */
+	/* Does the operation. Its last system call is the call to test. */
 	std::function<void(memory &)> apply;
 	reach disturbs = reach::process;
 	/* If another process owns the registration, this replaces map and apply. */

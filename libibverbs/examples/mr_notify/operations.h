@@ -2,7 +2,7 @@
 /*
  * The test matrix. Each row changes the memory of a registration, or looks like a change,
  * and says whether the registration must survive. ibv_mr_notify prints the matrix as a
- * table, the tests check each row.
+ * table, and the tests check each row.
  */
 #ifndef MR_NOTIFY_OPERATIONS_H
 #define MR_NOTIFY_OPERATIONS_H

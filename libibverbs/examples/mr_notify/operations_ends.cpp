@@ -53,10 +53,10 @@ observation kill_it(const device &on, std::size_t length)
 	return seen;
 }
 
-/* Another process takes the memory of an exiting process, as the OOM reaper does. */
+/* Observes a process that stops at its exit, after its memory was taken as by the OOM reaper. */
 void look_before_exit(victim &one, observation &seen)
 {
-	/* A worker of the kernel revokes the registration, before the exit does. */
+	/* A worker of the kernel revokes the registration, before the process exits. */
 	happens([&] { return one.pinned_bytes() == 0; });
 	seen.pages_pinned = one.pinned_bytes() / page_size();
 	seen.word_settled = one.word();
@@ -81,7 +81,7 @@ observation release_its_memory(const device &on, std::size_t length)
 	return seen;
 }
 
-/* In a control group with too little memory. */
+/* Starts the other process in a control group with too little memory. */
 observation run_out_of_memory(const device &on, std::size_t length)
 {
 	constexpr std::size_t limit = std::size_t{32} << 20;

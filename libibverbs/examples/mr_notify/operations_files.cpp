@@ -59,7 +59,7 @@ bool in_page_cache(range r)
 
 void drop_caches(memory &m)
 {
-	/* The page cache keeps a page that is mapped. */
+	/* The kernel does not drop pages that are mapped. */
 	advise(m.with_witness(), MADV_DONTNEED, "MADV_DONTNEED");
 	write_system_file("/proc/sys/vm/drop_caches", "1");
 	if (in_page_cache(m.witness()))

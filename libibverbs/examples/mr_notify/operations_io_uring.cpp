@@ -44,8 +44,8 @@ public:
 	}
 
 	/*
-	 * A worker runs the request. Returns as soon as the completion is in memory: the
-	 * system call that waits for a completion would be a return to user mode.
+	 * Lets a worker run the request, and polls for the completion in memory: a system
+	 * call that waits for the completion would return to user mode.
 	 */
 	void run(const io_uring_sqe &request)
 	{

@@ -20,7 +20,7 @@ constexpr unsigned long move_flag = 1 << 1; /* MPOL_MF_MOVE */
 constexpr int bind_policy = 2;		    /* MPOL_BIND */
 constexpr int local_policy = 4;		    /* MPOL_LOCAL */
 
-/* Moves pages to one node and then to another: they may already be on the first. */
+/* Moves pages to one node and then to another: the pages may already be on the first node. */
 template <class F> void to_node_and_back(F &&to)
 {
 	const unsigned int other = another_node();
@@ -75,7 +75,7 @@ void bind(memory &m)
 
 	to_node_and_back([&](unsigned int node) {
 		const unsigned long nodes = 1UL << node;
-		/* With MPOL_MF_STRICT a page that does not move is EIO. */
+		/* With MPOL_MF_STRICT a page that does not move would cause EIO. */
 		check(syscall(SYS_mbind, r.addr, r.length, bind_policy, &nodes, 8 * sizeof(nodes),
 			      move_flag) == 0,
 		      "mbind");
@@ -83,7 +83,7 @@ void bind(memory &m)
 	check(syscall(SYS_mbind, r.addr, r.length, local_policy, nullptr, 0UL, 0) == 0, "mbind");
 }
 
-/* A thread uses all of the memory until the kernel has tried to move it to the thread's node. */
+/* Lets a thread use all of the memory until the kernel has tried to move the memory to its node. */
 void balance(memory &m)
 {
 	const std::string debug = "/sys/kernel/debug/sched/numa_balancing/";

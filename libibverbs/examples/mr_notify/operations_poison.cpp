@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Rows of the table: the memory itself fails, or is about to fail. The kernel takes a
- * failed page from all its users; it does not take a pinned page that is only about to
+ * failed page from all its users. It does not take a pinned page that is only about to
  * fail.
  */
 #include "rows.h"
@@ -19,7 +19,7 @@
 namespace mr_notify {
 namespace {
 
-/* If a process poisons its own page, SIGBUS ends it. This is expected here. */
+/* SIGBUS would end a process that poisons its own page, so this handles the signal. */
 void poison(memory &m)
 {
 	struct sigaction ignore = {}, before = {};
@@ -34,7 +34,7 @@ void poison(memory &m)
 	check(ok, "MADV_HWPOISON");
 }
 
-/* For a huge page, the kernel records the poison of any page at its first page. */
+/* If any page of a huge page is poisoned, the kernel records this at the first page. */
 memory end_of_shared_hugetlb(std::size_t length)
 {
 	memory m = shared_hugetlb(length);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: another process makes the change, and the word is set before its
- * system call returns.
+ * Rows of the table: another process makes the change. The word must be set before the
+ * system call of this process returns.
  */
 #include "rows.h"
 

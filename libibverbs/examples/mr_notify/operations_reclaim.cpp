@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: the kernel wants the memory for another purpose. Swap, reclaim at
- * the limit of a control group, merging (KSM). The witness's pages change; pinned pages
- * stay, though shared pages are unmapped for a moment.
+ * Rows of the table: the kernel wants the memory for another purpose (swap, reclaim at
+ * the limit of a control group, merging by KSM). The witness's pages change. Pinned
+ * pages stay, though shared pages are unmapped for a moment.
  */
 #include "rows.h"
 
@@ -74,8 +74,8 @@ bool has_merged(range r)
 }
 
 /*
- * The pages in one half of the witness equal the registered pages, and the pages in the other half
- * only equal one another.
+ * The pages in one half of the witness are equal to the registered pages. The pages in the other
+ * half are equal to one another only.
  */
 void merge(memory &m)
 {

@@ -97,7 +97,7 @@ template <class F> bool in_the_end(F &&collapsed)
 	return false;
 }
 
-/* The kernel refuses to collapse the first range, which has pinned pages; the error varies. */
+/* The kernel refuses to collapse the first range, which has pinned pages. The error varies. */
 void collapse(memory &m)
 {
 	allow_huge_pages(m);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Rows of the table: userfaultfd, by which a process fills, moves and protects
- * its pages itself. No thread answers faults here: settling must not fault.
+ * Rows of the table: a process fills, moves and protects its pages itself, by
+ * userfaultfd. No thread answers faults here, so settling must not fault.
  */
 #include "rows.h"
 
@@ -112,7 +112,7 @@ void drop_and_copy(memory &m)
 		fail("UFFDIO_COPY");
 }
 
-/* The kernel refuses to move a pinned page; the witness moves. */
+/* The kernel refuses to move a pinned page, but moves the witness. */
 void move_away(memory &m)
 {
 	const range r = m.registered();

@@ -57,7 +57,7 @@ struct lender {
 	owned<ibv_mr> mr;
 };
 
-/* Does the kernel refuse this for pinned pages? The pages of @m are not pinned any more. */
+/* Does an operation on unpinned pages. Returns whether the kernel refuses it for pinned pages. */
 bool was_to_be_refused(const operation &what, memory &m)
 {
 	try {
@@ -109,7 +109,7 @@ std::string reclaim_check::try_operation(const operation &what, std::size_t leng
 		return frames(m.witness()) != beside && frames(m.registered()) == mine;
 	};
 	if (!what.may_leave_alone()) {
-		/* Reclaim starts with the least recently used pages. */
+		/* Reclaim starts with the least recently used pages, so try several times. */
 		for (int i = 0; i < 10 && was_left_alone(); i++)
 			what.apply(m);
 		if (was_left_alone())

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The test matrix with suspended registrations: idle, and unpinned by the kernel. As no
- * page is pinned, the kernel can move, merge and swap pages; settling gives the device
- * the pages that are mapped at that time.
+ * Runs the test matrix with suspended registrations, which are idle, and whose pages
+ * the kernel has unpinned. So the kernel can move, merge and swap these pages. Settling
+ * gives the device the pages that are mapped at that time.
  */
 #ifndef MR_NOTIFY_RECLAIM_H
 #define MR_NOTIFY_RECLAIM_H
@@ -19,7 +19,7 @@ public:
 	/* Throws unsupported if the device can't restore registrations. */
 	explicit reclaim_check(const device &on);
 
-	/* Operates, then settles. Returns "" or the complaint. Throws as the operation does. */
+	/* Operates and settles. Returns "" or the complaint. Throws what the operation throws. */
 	std::string try_operation(const operation &what, std::size_t length);
 
 	/* Rows without an operation: only suspending and restoring. */
@@ -28,7 +28,7 @@ public:
 	std::string try_second_chance(std::size_t length);
 
 private:
-	/* @looked_once: the kernel scanned exactly as often as it was asked to. */
+	/* @looked_once: set to true if the kernel scanned exactly as often as it was asked to. */
 	std::string second_chance(std::size_t length, bool &looked_once) const;
 
 	const device &on_;

@@ -15,10 +15,10 @@ namespace mr_notify {
 struct row {
 	operation what;
 	observation seen;
-	std::string wrong; /* empty: fulfils the contract */
+	std::string wrong; /* empty: the row fulfils the contract */
 };
 
-/* Prints the name of a row before it is tried, because a row may take long or hang. */
+/* begin() prints the name of a row before the row is tried, because it may take long or hang. */
 class report {
 public:
 	virtual ~report() = default;

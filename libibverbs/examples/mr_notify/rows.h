@@ -78,11 +78,11 @@ memory shared_hugetlb(std::size_t length);
 /* Children don't map this memory: the kernel does not move or swap a page that is mapped twice. */
 memory unshared_with_witness(std::size_t length);
 
-/* Ends a child: with not_here if errno says that it lacks a right, otherwise with a failure. */
+/* If not ok, ends the child: with not_here if it lacks a right (errno), otherwise with 1. */
 constexpr int not_here = 2;
 void child_check(bool ok);
 
-/* In a child: process_madvise() on its parent's memory. Returns whether the kernel did it. */
+/* Call this in a child: process_madvise() on its parent's memory. Returns whether it worked. */
 bool advise_parent(range r, int advice);
 
 /* Runs a function in a child, which exits without running destructors. */

@@ -57,7 +57,7 @@ std::vector<step> run_scenario(const device &on, std::size_t length)
 	check_verb(ibv_reg_mr_notify(mr.get(), w.address()), "ibv_reg_mr_notify");
 	note("register buffer A, arm", w.value() == 0, "word " + std::to_string(w.value()));
 
-	/* Writes by RDMA on a new connection, as an error ends one. Then compares bytes. */
+	/* Writes by RDMA on a new connection (an error ends a connection). Then compares bytes. */
 	const auto write = [&](std::string what, range from, range to, std::byte then,
 			       const std::function<bool(const loopback &, ibv_wc_status)> &right) {
 		const bool out = from.addr == a.addr;
@@ -81,7 +81,7 @@ std::vector<step> run_scenario(const device &on, std::size_t length)
 	note("A is unmapped: the word says INVALID", w.value() == IBV_MR_NOTIFY_INVALID,
 	     "word " + std::to_string(w.value()));
 
-	/* Mapped again immediately, as malloc() may do. */
+	/* Map the range again immediately, as malloc() may do. */
 	map_again(a);
 	fill(a, 0x33);
 	const std::size_t expected = on.can_revoke() ? before : before + a.length;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The scenario of the mail of 2009: register, transfer, free the memory without
- * deregistering, see the word, register again, transfer again.
+ * The scenario of the proposal of 2009 (Squyres): register, transfer, free the
+ * memory without deregistering, see the word, register again, transfer again.
  */
 #ifndef MR_NOTIFY_SCENARIO_H
 #define MR_NOTIFY_SCENARIO_H

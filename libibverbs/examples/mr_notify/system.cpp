@@ -48,7 +48,7 @@ std::string read_system_file(const std::string &path)
 
 setting::setting(const std::string &path, const std::string &value)
 {
-	/* "always [madvise] never" */
+	/* Some files show all values: "always [madvise] never". */
 	std::string before = read_system_file(path);
 	const auto from = before.find('[');
 	const auto to = before.find(']');
@@ -80,7 +80,7 @@ class memory_swap {
 public:
 	explicit memory_swap(std::size_t size)
 	{
-		load_module("zram"); /* fails if it is built in or missing */
+		load_module("zram"); /* fails if zram is built in or missing */
 		const std::string number = read_system_file("/sys/class/zram-control/hot_add");
 		device_ = "/dev/zram" + number;
 		removal_.emplace(undo::kind::write_text, "/sys/class/zram-control/hot_remove",
@@ -93,7 +93,7 @@ public:
 	}
 
 private:
-	/* Writes mkswap's page: version 1, the last page, and the signature at the page's end. */
+	/* Writes the header as mkswap does: version 1, the last page, the signature at the end. */
 	void sign(std::size_t size) const
 	{
 		constexpr char signature[] = "SWAPSPACE2";

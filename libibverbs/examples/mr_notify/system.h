@@ -35,8 +35,8 @@ private:
 void need_swap(std::size_t size = std::size_t{64} << 20);
 
 /*
- * Moves this process into its own memory control group until it ends, so that its later
- * allocations are charged there. Returns the path of the group.
+ * Moves this process into a memory control group of its own until the process ends. Its
+ * later allocations are charged to this group. Returns the path of the group.
  */
 const std::string &need_control_group();
 

@@ -32,8 +32,8 @@ struct observation {
 /*
  * With @cost the operation runs three times with an unarmed registration and three times
  * with an armed one. The times are the best times; all other fields are of the last round,
- * or of the first round with a complaint. Without @cost, or if times mean nothing
- * (is_timed()), it runs once, with an armed registration.
+ * or of the first round with a complaint. Without @cost, or if is_timed() is false, the
+ * operation runs once, with an armed registration.
  */
 observation try_operation(const device &on, byte_check &bytes, const operation &what,
 			  std::size_t length, bool cost);

@@ -16,7 +16,7 @@ class undo {
 public:
 	enum class kind { write_text, end_swap, remove_folder };
 
-	/* @path: the file, device or folder. Construct it before the change. */
+	/* @path: the file, device or folder. Construct the object before the change. */
 	undo(kind what, std::string path, std::string text = "");
 	undo(const undo &) = delete;
 	undo &operator=(const undo &) = delete;

@@ -18,8 +18,8 @@ namespace mr_notify {
 class victim {
 public:
 	/*
-	 * When this returns, the registration of the other process is armed. After begin()
-	 * the other process calls @then, and waits until this process ends it.
+	 * When this returns, the registration of the other process is armed. After
+	 * begin() the other process calls @then, and waits for the destructor to kill it.
 	 */
 	victim(const device &on, std::size_t length, const std::function<void()> &then = nullptr);
 	victim(const victim &) = delete;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Did the operation happen? The kernel may have had no reason to swap, merge or move
- * pages when it was told to. So such a row has a witness: memory next to the
+ * Shows whether an operation happened: the kernel may have no reason to swap, merge
+ * or move pages when it is told to. So such a row has a witness: memory next to the
  * registered range, with pages that are free to move.
  */
 #ifndef MR_NOTIFY_WITNESS_H
