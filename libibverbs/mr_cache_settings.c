@@ -2,9 +2,9 @@
 /*
  * The settings of the cache, from the environment, the device and the machine.
  *
- * If the kernel reclaims idle registrations, the cache may use all memory, otherwise a quarter. The
- * kernel does not reclaim because of RLIMIT_MEMLOCK, so the cache uses half of this limit. If the
- * limit is below 1 MiB, the cache is off. The cache uses a sixteenth of the device's MRs.
+ * If the kernel reclaims idle registrations, the cache may use all memory, otherwise a quarter. At
+ * RLIMIT_MEMLOCK the kernel reclaims nothing, so the cache uses half of this limit. If the limit is
+ * below 1 MiB, the cache is off. The cache uses a sixteenth of the device's MRs.
  */
 #define _GNU_SOURCE
 #include <config.h>

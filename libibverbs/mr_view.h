@@ -28,7 +28,7 @@ struct mr_view {
 
 struct mr_views {
 	struct mr_view *kept;
-	uint32_t room;	/* how many more views fit; 0 until this thread has asked */
+	uint32_t room;	/* how many more views fit; 0 before ask() */
 	uint32_t asked;
 };
 

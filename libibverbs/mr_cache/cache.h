@@ -2,7 +2,7 @@
 /*
  * The registration cache: the hit path, and the other requests of owners. arena.h has the state,
  * locked.h the work under the mutex, and miss.h the registration. Env has all system functions that
- * the cache needs. Tests have their own Env: a scheduler, and no kernel.
+ * the cache needs. Tests have their own Env, with a scheduler and without a kernel.
  *
  * A hit reads the cache line of arena.hot, a bucket of hints, and the line of the entry. It writes
  * only the entry's line, twice: the reference and the stamp. A release writes the line once.

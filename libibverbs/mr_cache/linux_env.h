@@ -152,7 +152,8 @@ struct linux_env {
 	}
 	/*
 	 * With MCL_FUTURE mmap() locks the whole new mapping, and fails beyond the limit. So this
-	 * maps one page, unlocks the page, and then enlarges the mapping. locks: MCL_FUTURE is set.
+	 * maps and unlocks a page, then enlarges it: the rest is not locked. locks: MCL_FUTURE is
+	 * set.
 	 */
 	static void *reserve(size_t size)
 	{

@@ -91,7 +91,7 @@ public:
 		return false;
 	}
 
-	/* Waits briefly, until `all` entries were deregistered or no thread is deregistering. */
+	/* Waits briefly, until a.deregistered is `all` or no thread is deregistering. */
 	void await_deregs(uint64_t all)
 	{
 		while (held && a.deregistering && a.deregistered < all && a.until != LATE)
@@ -177,10 +177,10 @@ public:
 	}
 
 	/*
-	 * Ends all entries of an owner, or of a PD if `who` is NULL, before it ends. Waits for
-	 * threads that register, settle or deregister such an entry, because they use the context.
-	 * Waits a few iterations for readers, which drop unused references, but not for users,
-	 * which may leak references: the last user of an entry ends it.
+	 * Ends all entries of an owner, or of a PD if `who` is NULL, before the owner or PD ends.
+	 * Waits for threads that register, settle or deregister such an entry, because they use the
+	 * context. Waits a few iterations for readers, which drop unused references, but not for
+	 * users, which may leak references: the last user of an entry ends it.
 	 */
 	int drain(const void *who, const void *pd)
 	{
@@ -266,7 +266,7 @@ public:
 		push(&pending, i);
 	}
 
-	/* Evicts an idle entry of an owner. Returns it, or 0 if the next `most` are in use. */
+	/* Evicts and returns an idle entry of an owner. 0: the next `most` entries are in use. */
 	uint32_t evict(uint32_t o, uint32_t most = LOOKS)
 	{
 		/* Try the next entry if a reader takes a reference first. */
@@ -314,7 +314,7 @@ public:
 		return all;
 	}
 
-	/* Entries in use beyond the limits end with their last user. */
+	/* Retires entries beyond the limits. Entries in use end with their last user. */
 	void retire_excess(uint32_t o)
 	{
 		owner_record<Env> &of = a.owner[o];
@@ -332,7 +332,7 @@ public:
 		}
 	}
 
-	/* Unlocks the mutex. If deregistering entry `keeps` fails, its user still has it. */
+	/* Deregisters pending entries without the mutex. On failure entry `keeps` stays in use. */
 	[[gnu::noinline]] int dereg_pending(uint32_t keeps = 0)
 	{
 		int error = 0;

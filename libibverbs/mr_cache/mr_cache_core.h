@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-/* The access flags that are cached, with the values of IBV_ACCESS_*. */
+/* The access flags that the cache supports, with the values of IBV_ACCESS_*. */
 enum mr_cache_access {
 	MR_CACHE_LOCAL_WRITE = 1 << 0,
 	MR_CACHE_REMOTE_WRITE = 1 << 1,
@@ -38,7 +38,7 @@ struct mr_cache_request {
 	uint64_t start; /* the range to register: whole pages, or with MR_CACHE_EXACT as above */
 	uint64_t size;
 	uint32_t access;
-	uint32_t index; /* of the references to the registration */
+	uint32_t index; /* as in struct mr_cache_ref */
 	uint32_t generation;
 	bool merged; /* a union: evict nothing for it. The request alone may need less room. */
 };
@@ -99,7 +99,7 @@ int mr_cache_clean(void *owner, uint64_t keep);
 
 int mr_cache_query(void *owner, struct ibv_mr_cache_stats *statistics);
 
-/* Call this before a PD or, if it is not NULL, an owner ends. */
+/* Call this before an owner ends, or with owner NULL before a PD ends. */
 int mr_cache_drain(void *owner, void *pd);
 
 /* Bytes pinned by registrations that are idle, or being deregistered. */

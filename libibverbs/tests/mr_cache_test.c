@@ -49,7 +49,7 @@ struct fake {
 	unsigned int num_posted;
 	unsigned int lacks_memory;	/* so many of the next commands fail */
 	unsigned int interrupted;	/* so many of the next registrations fail */
-	uint64_t refused_command;	/* its first call fails with errno refusal */
+	uint64_t refused_command;	/* the first call fails with errno refusal */
 	int refusal;
 	unsigned int commands_called;	/* calls of refused_command */
 	int access_seen;		/* by the provider */
@@ -59,11 +59,11 @@ struct fake {
 	unsigned int registered;
 	unsigned int wrapped;		/* calls of the replaced verbs */
 	int max_mr;			/* of the device */
-	uint32_t watched;		/* the handle of the MR of its_word */
+	uint32_t watched;		/* the handle of the MR whose word is its_word */
 	uint64_t its_word;
 	sem_t arrived;
 	sem_t may_go_on;
-	enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* exit() there, as a signal handler may */
+	enum { NEVER, IN_PROVIDER, WITH_LOCK } exits;	/* where to exit(), like a signal handler */
 	unsigned int *ended;		/* registrations ended by the kernel, also of children */
 	bool is_half_done;		/* inside malloc(): the heap can't be used */
 	unsigned int pinned;		/* VmPin in KiB, if not 0 */
@@ -560,7 +560,7 @@ static void begin_to_arm(struct arming *other, struct ibv_mr *mr, int until)
 	sem_wait(&fake->arrived);
 }
 
-/* The result of the other thread, or -1 if it hangs. */
+/* Returns the result of the other thread, or -1 if the thread hangs. */
 static int end_of_arming(struct arming *other)
 {
 	struct timespec limit;
@@ -600,7 +600,7 @@ static void test_two_arm(struct ibv_pd *pd)
 	CHECK(ibv_reg_mr_notify(mr, &word) == EBUSY);
 	CHECK(ibv_dereg_mr(mr) == 0);
 
-	/* The other thread waits for a second user; then this thread has the MR. */
+	/* The other thread waits for a second user, and meanwhile this thread takes the MR. */
 	mr = reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE);
 	CHECK(reg_page(pd, 0, IBV_ACCESS_LOCAL_WRITE) == mr);
 	begin_to_arm(&other, mr, AT_YIELD);

@@ -33,7 +33,7 @@ public:
 
 	/* Lets the process go on. */
 	void begin();
-	/* From now on the process will stop when it is about to exit, with all its memory. */
+	/* From now on the process will stop before it exits, while it still has all its memory. */
 	void stop_at_exit();
 	void wait_for_stop();
 	/* Waits until the process has ended. */

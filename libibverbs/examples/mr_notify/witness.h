@@ -18,7 +18,7 @@ namespace mr_notify {
 /* The frame number of each page of a range; 0 where no page is mapped. Needs CAP_SYS_ADMIN. */
 std::vector<uint64_t> frames(range r);
 
-/* Wraps an operation: throws unsupported if the witness has all its old pages afterwards. */
+/* Wraps an operation: throws unsupported if the witness still has all its old pages. */
 std::function<void(memory &)> witnessed(std::function<void(memory &)> apply);
 
 } // namespace mr_notify
