@@ -112,9 +112,9 @@ int ibv_reg_mr_notify(struct ibv_mr *mr, uint64_t *word);
  * copies the pages, or when a memory block goes offline. If bits 8-63 of a word have
  * changed since the last scan, the kernel skips the registration once. The kernel sets
  * SUSPENDED by a compare-and-swap. So if a thread takes a reference by an atomic
- * addition, and sees that the kernel's bits were 0, the registration is not suspended.
- * Keys and handle stay the same. A program that has sent a key to a peer keeps a bit of
- * in_use set.
+ * addition, and sees that the kernel's bits were 0, the registration is not suspended
+ * until the reference is dropped. Keys and handle stay the same. A program that has
+ * sent a key to a peer keeps a bit of in_use set.
  *
  * The kernel sets INVALID as for ibv_reg_mr_notify(). But while the word is in use, the
  * device keeps the pages that were registered, and the rest of the range stays usable.
@@ -138,7 +138,7 @@ int ibv_reg_mr_notify_reclaim(struct ibv_mr *mr, uint64_t *word, uint64_t in_use
  * ibv_settle_mr_notify().
  *
  * Returns 0, or an errno value and changes nothing:
- *   EINVAL      mr has no word, or another process (a parent) registered mr
+ *   EINVAL      mr has no word, or another process (for example the parent) registered mr
  *   ENOMEM      if mr is SUSPENDED: as for ibv_settle_mr_notify()
  *   EAGAIN      if mr is SUSPENDED: as for ibv_settle_mr_notify()
  *   EBUSY       another thread re-registers mr
