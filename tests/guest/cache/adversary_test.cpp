@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Threads register buffers through the cache and RDMA-write from them, while buffers get other
- * pages by every way there is; each byte that arrives must be a byte of the buffer. Other threads
- * open contexts and PDs, use them in this way and close them, and ask the kernel all the time to
- * take back idle pages. The test must also catch a cache that ignores the word.
+ * Threads register buffers through the cache and RDMA-write from them, while the pages of the
+ * buffers are replaced in every possible way. Each byte that arrives must be a byte of the buffer.
+ * Other threads open contexts and PDs, use them likewise, close them, and keep asking the kernel to
+ * reclaim idle pages. The test must also catch a cache that ignores the word.
  *
  * RUN_SECONDS sets how long it runs (default 3), or RUN_COUNT how many registrations it makes.
  * RUN_SEED sets the seed.
@@ -433,8 +433,8 @@ void shrink_until(const std::atomic<bool> &stop)
 
 /*
  * Opens PDs and contexts, makes a few registrations in each, deregisters them, and closes the PDs
- * and contexts. Some registrations are of shared buffers, others of the object's own buffers, whose
- * pages are dropped while the registrations are idle.
+ * and contexts. Some registrations are of shared buffers, others of the object's own buffers. The
+ * pages of its own buffers are dropped while their registrations are idle.
  */
 class short_lived {
 public:

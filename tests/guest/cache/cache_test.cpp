@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Cached registration on a real device: sharing, counting, and the ends that a
- * registration can come to.
+ * Cached registration on a real device: sharing, counting, and the ways in which a registration can
+ * end.
  */
 #include "catch.h"
 
@@ -47,8 +47,8 @@ constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 const std::size_t length = 16 * page_size();
 
 /*
- * Uses ibv_reg_mr_ex() if rdma-core has it, because a verb also finds registrations that other
- * verbs made.
+ * Uses ibv_reg_mr_ex() if rdma-core has it, because each verb also finds registrations that another
+ * verb made.
  */
 owned<ibv_mr> cached(const device &on, range r)
 {
@@ -231,7 +231,7 @@ TEST_CASE("cache: windows that slide pin at most twice what they cover")
 
 	slide(1);
 	CHECK(stats(on).misses == windows);
-	/* and the page of the words */
+	/* plus the page of the words */
 	CHECK(pinned_bytes() <= before + 2 * covered + page_size());
 	slide(2);
 	CHECK(stats(on).misses == windows);
@@ -527,7 +527,8 @@ TEST_CASE("cache: idle registrations make room for a registration that RLIMIT_ME
 			ibv_reg_mr(on.pd(), big.registered().addr, big.registered().length, rights);
 		if (!mr)
 			_exit(5);
-		/* No registration is idle any more: the verb fails as without a cache. */
+		/* No registration is idle any more, so the verb fails as it does without a
+		 * cache. */
 		const memory more = anonymous(64 * page_size());
 		if (ibv_reg_mr(on.pd(), more.registered().addr, more.registered().length,
 			       rights | IBV_ACCESS_CACHED) ||
@@ -579,7 +580,7 @@ TEST_CASE("cache: a part stays its user's, whichever thread deregisters it")
 	constexpr int threads = 3;
 	std::atomic<int> wrong = 0;
 	std::vector<std::thread> crowd;
-	/* References that a thread took, for the next thread to release. */
+	/* References that one thread took and the next thread releases. */
 	std::vector<ibv_mr *> left[threads];
 	std::mutex door[threads];
 

@@ -1,24 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An unmodified program gets the same results with the cache as without it: a random program of
- * verbs runs with RDMAV_MR_CACHE unset and with 1, and every result is compared: return values,
- * errno values, completions, bytes. Keys, handles and addresses are left out. The program does
- * everything that verbs allow: it closes a PD or a CQ in use; ranges overlap, are unaligned or
- * unmapped; rights and flags make no sense; memory is replaced while it is unregistered; the cache
- * is emptied and limited; a thread is cancelled while it registers; and an allocator has a lock
- * that another thread keeps while it registers that memory. The program also runs in special
- * processes: with a low limit of locked memory, with all memory locked, with a timer, in a small
- * memory control group, with a need for all of a pool of huge pages, and with memory that is moved
- * and sealed. The last three use memory that they have just deregistered.
+ * An unmodified program gets the same results with the cache as without it. A random program of
+ * verbs runs with RDMAV_MR_CACHE unset and with 1. The test compares every return value, errno
+ * value, completion and byte, but no keys, handles and addresses. The program does everything that
+ * verbs allow:
+ *  - It closes a PD or a CQ in use.
+ *  - It registers ranges that overlap, are unaligned or are unmapped.
+ *  - It passes rights and flags that make no sense.
+ *  - It replaces memory that is not registered.
+ *  - It empties and limits the cache.
+ *  - It cancels a thread that registers.
+ *  - It holds the lock of an allocator that another thread needs for a registration.
+ *
+ * The program also runs in special processes: with a low limit of locked memory, with all memory
+ * locked, with a timer, in a small memory control group, with a need for all of a pool of huge
+ * pages, and with memory that is moved and sealed. The last three processes use memory that they
+ * have just deregistered.
  *
  * These differences are intended. The program avoids them or compares them with care:
- *  - ibv_rereg_mr() of a cached MR may be EINVAL; the MR is deregistered right after in any case.
+ *  - ibv_rereg_mr() of a cached MR may fail with EINVAL; the program deregisters the MR right after
+ *    in any case.
  *  - A local key may cover more than the requested range, with more rights: the program accesses
  *    only the range that it registered, unless a peer takes part.
  *  - A receive that was posted before a deregistration succeeds: the program leaves no receive
  *    posted.
- *  - A registration is no cancellation point: the program does not compare whether a thread was
- *    cancelled in it or after it.
+ *  - A registration is not a cancellation point: the program does not compare whether a thread was
+ *    cancelled during a registration or after it.
  *
  * RUN_SEED sets the first seed, RUN_SECONDS the time (default 3).
  */
@@ -74,8 +81,8 @@ thread_local void *hook_with = nullptr;
 } // namespace
 
 /*
- * The name differs from calloc: the C library declares calloc() as not throwing, but cancelling a
- * thread there throws.
+ * The C++ name differs from calloc, because the C library declares calloc() as not throwing, but
+ * cancelling a thread in calloc() throws.
  */
 extern "C" {
 void *__libc_calloc(size_t, size_t);
@@ -319,7 +326,7 @@ private:
 			return dereg_mr();
 		const range r = any_range();
 		const int access = any_access();
-		const std::size_t pd = below(2) ? 0 : below(pds_.size()); /* 0: of the QPs */
+		const std::size_t pd = below(2) ? 0 : below(pds_.size()); /* 0: the PD of the QPs */
 		ibv_mr *mr = ibv_reg_mr(pds_[pd], r.addr, r.length, access);
 		std::string result = made(mr);
 
@@ -666,7 +673,7 @@ private:
 		void end() const { pthread_join(thread, nullptr); }
 	};
 
-	/* Its registrations are deregistered, so its PD can be freed. */
+	/* The cancelled thread's MR is deregistered, so its PD can be freed. */
 	void cancel_thread()
 	{
 		ibv_pd *const pd = ibv_alloc_pd(on_.context());

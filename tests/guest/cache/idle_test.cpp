@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An idle registration must not be felt. Each program below registers memory, deregisters
- * it, and does with it things that the plain library allows; it runs without the cache, as
- * the oracle, with RDMAV_MR_CACHE=1 and with RDMAV_MR_CACHE=remote.
+ * A program must not notice an idle registration. Each program below registers memory, deregisters
+ * it, and then uses the memory in ways that the plain library allows. The program runs without the
+ * cache (the oracle), with RDMAV_MR_CACHE=1 and with RDMAV_MR_CACHE=remote.
  */
 #include "catch.h"
 
@@ -156,7 +156,7 @@ TEST_CASE("idle program: gives back and maps again", "[.]")
 		(void)madvise(at, size, MADV_NOHUGEPAGE);
 		REQUIRE(madvise(at, size, MADV_POPULATE_WRITE) == 0);
 		use(on, at, size);
-		if (turn == 0) /* half of another buffer */
+		if (turn == 0) /* leaves room for half of another buffer */
 			write_system_file(group + "/memory.max",
 					  std::to_string(std::stoul(read_system_file(
 								 group + "/memory.current")) +
@@ -190,7 +190,7 @@ TEST_CASE("idle: pages given back are there again within memory.max")
 	}
 }
 
-/* The limit would be exceeded if the kernel gave a huge page to a table of the library. */
+/* If the kernel gave a huge page to a table of the library, the program would exceed its limit. */
 TEST_CASE("idle program: uses small buffers", "[.]")
 {
 	constexpr std::size_t size = megabyte;
@@ -361,7 +361,7 @@ TEST_CASE("idle: a small part of a suspended registration is registered alone")
 		       {"RDMAV_MR_CACHE_IDLE_MS=0"});
 }
 
-/* The idle time is 100 ms. The program waits for its end without a limit. */
+/* The idle time is 100 ms. The program waits without a limit until the idle time is over. */
 TEST_CASE("idle program: seals and moves", "[.]")
 {
 	constexpr std::size_t size = 64 * std::size_t{4096};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * An allocator that registers the memory that it gets from the system, as MPI and storage libraries
- * do: a registration then begins in the middle of another registration, where the provider
- * allocates its struct. Each must work as it does alone.
+ * An allocator registers the memory that it gets from the system, as MPI and storage libraries do.
+ * When the provider allocates its struct for a registration, another registration can then begin
+ * inside the first. Each of the two must work as it does alone.
  */
 #include "catch.h"
 
@@ -82,8 +82,8 @@ std::byte arrives(const device &on, const ibv_mr *mr, range r)
 }
 
 /*
- * Repeats a registration, and registers inside it at its first allocation, then at the second, and
- * so on. Returns the number of allocations.
+ * Repeats an outer registration. Makes an inner registration at the first allocation of the outer
+ * registration, then at its second allocation, and so on. Returns the number of allocations.
  */
 int nest(const device &on, int outer_access, int inner_access,
 	 const std::function<void(ibv_mr *outer, range of_outer, ibv_mr *inner, range of_inner)>

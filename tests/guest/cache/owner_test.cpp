@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Contexts and PDs end while other threads register, and idle registrations keep no counted
- * resource from others: objects of a cgroup, locked memory. Each is done plainly as well, which
- * is the oracle. RUN_SECONDS sets about how long the threads go on (default 3).
+ * Contexts and PDs end while other threads register. Idle registrations must not keep counted
+ * resources (objects of a cgroup, locked memory) from other users. Each action is also done with
+ * plain registrations, as the oracle. RUN_SECONDS sets roughly how long the threads run (default
+ * 3).
  */
 #include "catch.h"
 
@@ -39,7 +40,7 @@ using namespace mr_notify;
 
 namespace {
 
-/* System calls of this thread start later, so other threads see it in the middle of its work. */
+/* Delays this thread's system calls, so that other threads meet it in the middle of its work. */
 thread_local bool is_slow = false;
 /* Called when this thread makes a CQ: returns an errno value, or 0 to make the CQ. */
 thread_local std::function<int()> instead_of_a_cq;
@@ -75,7 +76,8 @@ namespace {
 
 constexpr int plain = IBV_ACCESS_LOCAL_WRITE, cached = plain | IBV_ACCESS_CACHED;
 
-/* The tests' time is divided into `parts` equal parts. Returns when a part that starts now ends. */
+/* The tests' time is divided into `parts` equal parts. Returns the end of a part that starts
+ * now. */
 std::chrono::steady_clock::time_point end_of_part(int parts)
 {
 	const char *const seconds = std::getenv("RUN_SECONDS");
@@ -174,7 +176,7 @@ uint64_t busy_pds(int access)
 	const device on;
 	std::atomic<uint64_t> busy = 0;
 
-	set_limits(on, 1); /* each miss evicts the entry before */
+	set_limits(on, 1); /* each miss evicts the previous entry */
 	const spaced theirs(64), ours(1);
 	std::vector<std::minstd_rand> randoms{std::minstd_rand(1), std::minstd_rand(2)};
 	std::minstd_rand random(3);
@@ -189,7 +191,7 @@ uint64_t busy_pds(int access)
 
 			must_be_zero(!mr, "ibv_reg_mr");
 			must_be_zero(ibv_dereg_mr(mr), "ibv_dereg_mr");
-			/* By then other threads may be evicting the registration, or not. */
+			/* By chance, other threads may be evicting the registration. */
 			usleep(random() % 1000);
 			while (ibv_dealloc_pd(pd)) {
 				busy++;

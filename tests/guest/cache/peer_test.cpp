@@ -2,11 +2,11 @@
 /*
  * A peer can do with the key of a cached registration what it can do with the key of a plain
  * registration. Each row of the table has a registration with some rights, an operation of the peer
- * (or a message that is received by the key), and an address: the operation must end with the cache
- * as it ends with the plain library, which is the oracle. allowed() has the only intended
- * differences: successes where the plain registration fails.
+ * (or a message that is received by the key), and an address. With the cache the operation must end
+ * as it does with the plain library, which is the oracle. allowed() lists the only intended
+ * differences: operations that succeed although they fail with the plain registration.
  *
- * A process reads RDMAV_MR_CACHE once: a child for each value reports its whole table.
+ * A process reads RDMAV_MR_CACHE only once, so a child for each value reports its whole table.
  */
 #include "catch.h"
 

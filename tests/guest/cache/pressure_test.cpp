@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A program in a memory control group that has a quarter of the memory that its buffers need, with
- * compressed swap. It goes round its buffers and, for each, fills it, registers it, writes it to a
- * peer by RDMA, looks at every byte, and deregisters it. The program finishes if the kernel takes
- * idle registrations back, and is killed if they stay pinned.
+ * A program runs in a memory control group with compressed swap. The group has a quarter of the
+ * memory that the program's buffers need. The program takes its buffers in turn: it fills a buffer,
+ * registers it, writes it to a peer by RDMA, compares every byte, and deregisters it. If the kernel
+ * reclaims idle registrations, the program finishes. If they stay pinned, the program is killed.
  *
  * Prints a line for each way to register. PRESSURE_MIB sets the size of the group; the buffers are
  * four times as large.

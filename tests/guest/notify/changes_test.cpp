@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * struct ibv_mr_notify_attr: registering and arming in one call, the counter and the eventfd that
- * tell of INVALID words, the idle time, suspension by a call, and the words that the library
- * hands out.
+ * report INVALID words, the idle time, suspension by a call, and the words that the library hands
+ * out.
  */
 #include "catch.h"
 
@@ -94,7 +94,7 @@ library_word alloc_word(const device &on)
 	return word;
 }
 
-/* Uses ibv_reg_mr_ex() if rdma-core has it: it calls ibv_reg_notified_mr(). */
+/* Uses ibv_reg_mr_ex(), which calls ibv_reg_notified_mr(), if rdma-core has it. */
 owned<ibv_mr> reg(const device &on, range r, const ibv_mr_notify_attr &attr,
 		  int access = device::all_rights)
 {

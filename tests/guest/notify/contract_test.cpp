@@ -225,7 +225,7 @@ TEST_CASE("disarming leaves the word alone")
 	drop_all(it.m);
 	CHECK(it.w.value() == 0);
 
-	/* after arming again the word says INVALID because of the event */
+	/* when the MR is armed again, its word says INVALID because of the event */
 	REQUIRE(ibv_reg_mr_notify(it.mr.get(), other.address()) == 0);
 	CHECK(other.value() == IBV_MR_NOTIFY_INVALID);
 	CHECK(it.w.value() == 0);
@@ -266,7 +266,7 @@ TEST_CASE("errors")
 		unmap_all(m);
 		CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 		CHECK(other.value() == 0);
-		/* it stays armed until it is disarmed */
+		/* the MR stays armed until it is disarmed */
 		CHECK(ibv_reg_mr_notify(mr.get(), other.address()) == EBUSY);
 	}
 	SECTION("EFAULT: the word is nowhere")
@@ -290,7 +290,7 @@ TEST_CASE("errors")
 
 /*
  * Several signals interrupt the kernel while it takes the locks of the mappings. Task work of
- * io_uring does so, too, and no signal mask blocks it.
+ * io_uring also interrupts it, and a signal mask does not block task work.
  */
 static void check_arms_first(const std::string &by)
 {
@@ -719,8 +719,8 @@ TEST_CASE("a SUSPECT read-only mapping of a regular file waits to be settled")
 }
 
 /*
- * mprotect() may unmap page tables that are shared with another process; then a hole sends no
- * event.
+ * mprotect() may unmap page tables that are shared with another process. After that, a hole in the
+ * file causes no event.
  */
 TEST_CASE("protecting so much of shared huge pages that page tables go makes the word SUSPECT")
 {
@@ -774,7 +774,7 @@ TEST_CASE("an MR that is closed with its device says INVALID")
 		ibv_mr *mr = ibv_reg_mr(on.pd(), m.registered().addr, length, 0);
 		REQUIRE(mr);
 		REQUIRE(ibv_reg_mr_notify(mr, w.address()) == 0);
-		/* the PD can't be freed while it has the MR; closing the context frees all */
+		/* the PD can't be freed while it has the MR; closing the context frees both */
 	}
 	CHECK(w.value() == IBV_MR_NOTIFY_INVALID);
 }

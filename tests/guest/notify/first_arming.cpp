@@ -3,8 +3,8 @@
  * first_arming cached|plain none|timer|io_uring|debugger MICROSECONDS
  *
  * The first registration of a process with very many mappings is armed while something disturbs its
- * thread each MICROSECONDS. Prints how many microseconds the arming took. Exit status 0: it is
- * armed; 1: it is not; 2: the mappings take too long on this machine.
+ * thread each MICROSECONDS. Prints how many microseconds the arming took. Exit status 0: the
+ * registration is armed; 1: it is not armed; 2: making the mappings takes too long on this machine.
  */
 #include <fcntl.h>
 #include <linux/io_uring.h>
@@ -44,7 +44,7 @@ void complete_each(microseconds interval)
 {
 	io_uring_params params{};
 	params.flags = IORING_SETUP_CQSIZE;
-	params.cq_entries = 32768; /* none is taken out */
+	params.cq_entries = 32768; /* no entry is taken out */
 	const auto ring = static_cast<int>(syscall(SYS_io_uring_setup, 1, &params));
 	const int event = eventfd(0, EFD_NONBLOCK);
 	check(ring >= 0 && event >= 0, "io_uring_setup, eventfd");

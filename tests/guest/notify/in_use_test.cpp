@@ -105,7 +105,7 @@ TEST_CASE("a registration with a bad mask fails", "[roce]")
 	};
 	fails(w.address(), 0);
 	fails(w.address(), 0x1ff);
-	fails(nullptr, mask); /* for no word */
+	fails(nullptr, mask); /* a mask without a word */
 	CHECK(pinned_bytes() == before);
 }
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Events during tracking, pinning and comparing: the interleavings that the core prevents
- * (umem_notify*.c). Memory that is very large makes each step long, and the event happens in the
- * middle.
+ * Events during tracking, pinning and comparing, which the core (umem_notify*.c) must handle. The
+ * memory is very large, so each step takes long and the event happens in the middle.
  */
 #include "catch.h"
 

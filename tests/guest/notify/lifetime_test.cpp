@@ -177,7 +177,7 @@ TEST_CASE("a child outlives its parent's armed MR")
 	REQUIRE(waitpid(child, nullptr, 0) == child);
 }
 
-/* A settle that a signal interrupts must not report pages as unchanged that it has not compared. */
+/* If a signal interrupts a settle, the settle must not report uncompared pages as unchanged. */
 TEST_CASE("another process in the same address space is killed while it settles")
 {
 	constexpr std::size_t large = std::size_t{16} << 20;
@@ -206,7 +206,7 @@ TEST_CASE("another process in the same address space is killed while it settles"
 }
 
 /*
- * The software devices wait in their removal until the users close them. Meanwhile everything
+ * The removal of a software device waits until its users have closed it. Until then everything
  * works, and closing ends the armed MRs.
  */
 TEST_CASE("the device is removed with armed MRs")
@@ -220,7 +220,8 @@ TEST_CASE("the device is removed with armed MRs")
 	const std::size_t before = pinned_bytes();
 	word words[8];
 	/*
-	 * Started before the device is opened, so it never holds the files that are closed below.
+	 * The process starts before the device is opened, so it never holds the files that are
+	 * closed below.
 	 */
 	FILE *const removal = popen("read now && exec rdma link del mrn0", "w");
 	REQUIRE(removal);

@@ -299,7 +299,7 @@ bool ends_well(pid_t process)
 
 const std::filesystem::path modules = "/sys/module";
 
-/* Unloads a module after the modules that use it. `names` gets all of them, the last first. */
+/* Unloads a module after the modules that use it. Prepends the name of each module to `names`. */
 bool unload(const std::string &module, std::string &names)
 {
 	std::vector<std::string> users;
@@ -361,7 +361,7 @@ TEST_CASE("files of one user that can't be closed let another user's files close
 	REQUIRE(user.ready());
 	REQUIRE(ibv_reg_mr_notify(gone->register_memory(m.registered()).release(), w.address()) ==
 		0);
-	std::this_thread::sleep_for(1s); /* the works start */
+	std::this_thread::sleep_for(1s); /* the kernel's work items start */
 	REQUIRE(close_in_flight({gone->context()->cmd_fd, gone->context()->async_fd}));
 	CHECK(happens([&] { return w.value() == IBV_MR_NOTIFY_INVALID; }));
 }

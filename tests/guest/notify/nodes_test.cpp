@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Peers on the first node of tests/lab/run --nodes 2 write and read memory of the second node
- * while its owner loses it, over a wire that loses, repeats and reorders. RUN_BYTES: how many
- * bytes the oracle transfers (default: 10 million). RUN_SEED: its seed.
+ * Peers on the first node of tests/lab/run --nodes 2 write and read memory of the second node, over
+ * a wire that loses, repeats and reorders packets. The owner loses this memory meanwhile.
+ * RUN_BYTES: how many bytes the oracle transfers (default: 10 million). RUN_SEED: its seed.
  */
 #include "catch.h"
 
@@ -87,7 +87,7 @@ struct lost_memory {
 		watcher().ask("watch", process, fd, length);
 	}
 
-	/* The memory is unmapped or truncated: the owner learns this immediately, with any wire. */
+	/* Unmaps or truncates the memory. The owner must learn this immediately, with any wire. */
 	void lose(const char *how)
 	{
 		std::size_t pinned = 1;
@@ -117,7 +117,7 @@ struct lost_memory {
 	target to;
 };
 
-/* For Documentation/observe.md: the peer's view. */
+/* Prints the peer's view, which Documentation/observe.md shows. */
 void tell_end(const char *event, const words &over, const traffic::end &end)
 {
 	std::printf("%s, %s wire: %s after %lld ms, then %u flushed\n", event,
@@ -127,8 +127,8 @@ void tell_end(const char *event, const words &over, const traffic::end &end)
 }
 
 /*
- * Over iWARP the connection ends, and no completion has the reason. The request that soft-iWARP is
- * sending gets IBV_WC_LOC_QP_OP_ERR, other requests IBV_WC_WR_FLUSH_ERR.
+ * Over iWARP the connection ends, and no completion tells the reason. The request that soft-iWARP
+ * is sending gets IBV_WC_LOC_QP_OP_ERR, other requests IBV_WC_WR_FLUSH_ERR.
  */
 bool is_end_of_connection(const traffic::end &end)
 {

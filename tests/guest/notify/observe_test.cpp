@@ -3,7 +3,7 @@
  * MR notification as an administrator sees it: trace events, the counters of
  * the device, the state of an MR in "rdma resource".
  */
-#define CATCH_CONFIG_ENABLE_PAIR_STRINGMAKER /* or a map is printed as question marks */
+#define CATCH_CONFIG_ENABLE_PAIR_STRINGMAKER /* otherwise a map is printed as question marks */
 #include "catch.h"
 
 #include <fcntl.h>
@@ -134,7 +134,7 @@ public:
 		return found;
 	}
 
-	/* As look(), and clears the buffer. */
+	/* Does the same as look(), and clears the buffer. */
 	std::vector<std::string> take(const ibv_mr &mr) const
 	{
 		auto found = look(mr);
@@ -163,7 +163,7 @@ uint64_t counter(const device &on, const std::string &name)
 	return port_counter(on, "mr_notify_" + name).value();
 }
 
-/* All these counters. */
+/* The counters that the tests compare, by name. */
 std::map<std::string, uint64_t> counters(const device &on)
 {
 	std::map<std::string, uint64_t> all;
@@ -276,7 +276,7 @@ TEST_CASE("the worker's comparison is traced as the worker's")
 	CHECK(has(seen[1], {"mr_notify_settle:", "state=VALID", "by=worker", "ret=0"}));
 }
 
-/* A thread that maps memory waits for mmap_lock. */
+/* While mmap_lock is held, other threads can't map memory. */
 TEST_CASE("mmap_lock is kept for some of the pages of a large registration at a time")
 {
 	constexpr std::size_t pages = 16 * 512;
@@ -294,8 +294,8 @@ TEST_CASE("mmap_lock is kept for some of the pages of a large registration at a 
 }
 
 /*
- * If each event restarted the comparison, it would never end. The kernel compares again only pages
- * that changed during the comparison, and takes mmap_lock again only for these.
+ * If each event restarted the comparison, the comparison would never end. The kernel compares again
+ * only pages that changed during the comparison, and takes mmap_lock again only for these.
  */
 TEST_CASE("settling and arming end while events continue", "[two cpus]")
 {
@@ -471,7 +471,7 @@ TEST_CASE("each event is counted")
 	REQUIRE(ibv_reg_mr_notify(second.get(), two.address()) == 0);
 	wanted["armed"] += 2;
 	wanted["arms"] += 2;
-	wanted["intact"] += 2; /* not tracked before */
+	wanted["intact"] += 2; /* the kernel did not track these MRs before */
 	CHECK(counters(on) == wanted);
 
 	drop_all(shared);
@@ -589,8 +589,8 @@ TEST_CASE("a fork itself unpins an idle registration", "[revoke]")
 }
 
 /*
- * The worker's CPU time is not charged to the process or its cgroup. So the share of the time for
- * which the worker runs has a limit, which the test checks.
+ * The worker's CPU time is not charged to the process or its cgroup. So the kernel limits the share
+ * of the time for which the worker runs. The test checks this limit.
  */
 TEST_CASE("a process that changes its memory all the time hardly keeps the worker busy")
 {
@@ -615,7 +615,7 @@ TEST_CASE("a process that changes its memory all the time hardly keeps the worke
 			began = time_of(line, "workqueue_execute_start");
 		else if (began && has(line, {"workqueue_execute_end"}))
 			busy += time_of(line, "workqueue_execute_end") - began;
-	CHECK(!lines.empty()); /* the worker does come */
+	CHECK(!lines.empty()); /* the worker does run */
 	CHECK(busy < 0.1 * all.count());
 }
 
@@ -705,7 +705,7 @@ TEST_CASE("without notification no MMU notifier is called", "[kprobes]")
 		change_other_memory();
 		drop_all(m);
 		const auto before = events.take_mine();
-		/* and the probe would see a notifier */
+		/* with a notifier, the probe sees a call */
 		if (ibv_reg_mr_notify(mr.get(), w.address()))
 			_exit(2);
 		drop_all(m);

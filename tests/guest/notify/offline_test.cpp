@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Memory blocks that go offline: a block with idle registered pages goes offline, and the
- * registrations work again under their keys; a block with a registration in use stays, as with any
- * pinned page. The test needs offline blocks of a node without other memory:
+ * Taking memory blocks offline. A block with idle registered pages goes offline, and the
+ * registrations work again under their keys. A block with a registration in use stays online, as
+ * with any pinned page. The test needs offline blocks of a node without other memory:
  * tests/lab/machines/hotplug.toml.
  */
 #include "catch.h"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The kernel suspends idle registrations, which takes their pages, and restores them with new pages
- * under the same keys when they are used again. Writing 2 to drop_caches calls all shrinkers.
+ * The kernel suspends idle registrations and takes their pages. When such a registration is used
+ * again, the kernel restores it with new pages under the same key. Writing 2 to drop_caches calls
+ * all shrinkers.
  */
 #include "catch.h"
 
@@ -270,7 +271,7 @@ TEST_CASE("a registration is restored as often as it is suspended")
 	for (int i = 0; i < 20; i++) {
 		shrink_twice();
 		REQUIRE(one.is_suspended());
-		if (i % 2) /* otherwise perhaps before the worker has run */
+		if (i % 2) /* in the other rounds the worker may not have run yet */
 			REQUIRE(one.is_unpinned());
 		at(one.w) += one_user + one_use;
 		REQUIRE(one.settle() == 0);
@@ -579,7 +580,7 @@ TEST_CASE("while suspended a drop changes nothing, and an unmap ends it")
 		CHECK(one.w.value() == invalid);
 		CHECK(one.settle() == 0);
 		CHECK(one.w.value() == invalid);
-		CHECK(wait_for_pinned(one.before) == one.before); /* and the word's page */
+		CHECK(wait_for_pinned(one.before) == one.before); /* as is the word's page */
 		CHECK(one.refused());
 	}
 	SECTION("munmap, and the same mapped again: another one")
@@ -650,7 +651,7 @@ TEST_CASE("an invalid registration without pages is armed again")
 
 TEST_CASE("pressure in a memory control group takes the pages charged there")
 {
-	suspendable outside(shared_file(length)); /* the fork does not suspend these */
+	suspendable outside(shared_file(length)); /* fork suspends no MR of shared memory */
 	std::optional<control_group> group;
 
 	try {
@@ -964,7 +965,7 @@ TEST_CASE("race: a user with a reference of a valid registration is never refuse
 		one.was_refused = false;
 		at(one.w) -= one_user;
 		writes++;
-		/* Sometimes idle until the shrinker has scanned twice. */
+		/* Sometimes leaves the MR idle until the shrinker has scanned twice. */
 		for (int i = 0; writes % 4 == 0 && i < 400 && !one.is_suspended(); i++)
 			usleep(5000);
 	} while (time.goes_on(settled > 0));

@@ -2,8 +2,8 @@
 /*
  * One of the registrations of a long transfer ends during the transfer. The transfer fails, the
  * kernel unpins the pages immediately, and the device stops accessing them. RUN_SECONDS sets how
- * long the writes go on (default: four rounds): in one of many rounds a page is freed while TCP
- * copies it.
+ * long the writes go on (default: four rounds). Only in one of many rounds is a page freed while
+ * TCP copies it.
  */
 #include "catch.h"
 
@@ -113,8 +113,8 @@ ibv_wc_status outcome(loopback &link)
 }
 
 /*
- * Posts reads, and during the transfer gives the memory that they write to another owner. Returns
- * the statuses of the unfinished reads.
+ * Posts reads. During the transfer, their destination memory gets another owner. Returns the
+ * statuses of the unfinished reads.
  */
 template <class F> std::vector<ibv_wc_status> cut_reads(const device &on, F take_away)
 {

@@ -84,7 +84,7 @@ TEST_CASE("arming that fails leaves the word free")
 	CHECK(ibv_reg_mr_notify(mrs.second.get(), other.address()) == 0);
 }
 
-/* If they shared a word, settling one registration would clear the bits of the other. */
+/* If two MRs shared a word, settling one MR would clear the bits of the other MR. */
 TEST_CASE("settling one MR does not wipe out another one's bits")
 {
 	two mrs;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * The kernel's own work and waits: events, locks and exits of one process do not delay
- * registrations of another, and each call ends.
+ * registrations of another process, and each call ends.
  */
 #include "catch.h"
 
@@ -186,7 +186,10 @@ TEST_CASE("dropped memory is unpinned while events continue")
 	CHECK(*returned);
 }
 
-/* Settling finds a change before the call, while events continue in other parts of the range. */
+/*
+ * Settling finds a change that precedes the call, while events continue in other parts of the
+ * range.
+ */
 TEST_CASE("a change is found while events continue")
 {
 	const device on;
@@ -307,9 +310,8 @@ TEST_CASE("a thread that waits for another's settling can be killed")
 }
 
 /*
- * While a FUSE server does not answer a page fault, the fault holds mmap_lock. The workers of this
- * process must not wait for mmap_lock, because they are more than a workqueue runs at the same
- * time.
+ * While a FUSE server does not answer a page fault, the fault holds mmap_lock. This process has
+ * more workers than a workqueue runs at the same time, so its workers must not wait for mmap_lock.
  */
 TEST_CASE("a process whose mmap_lock is kept does not keep others from being revoked", "[revoke]")
 {
@@ -347,7 +349,7 @@ TEST_CASE("a process whose mmap_lock is kept does not keep others from being rev
 	REQUIRE(fuse->wait_for_fault());
 	/* The event comes from another process, so it needs no mmap_lock of this process. */
 	punch(file.fd(), {file.registered().addr, page_size()}, file.registered());
-	usleep(500000); /* all its workers have started */
+	usleep(500000); /* all workers of this process have started */
 
 	memory m = anonymous(page_size());
 	const auto mr = on.register_memory(m.registered());
@@ -363,10 +365,10 @@ TEST_CASE("a process whose mmap_lock is kept does not keep others from being rev
 }
 
 /*
- * The removal of a notifier waits for all invalidations in progress. If a worker that starts during
- * this wait still compared a large range when the tracker is freed, KASAN would report it, or the
- * kernel would crash. The test counts MRs that the worker found stale; it found some of them stale
- * just before the removal.
+ * The removal of a notifier waits for all invalidations in progress. A worker may start during this
+ * wait. If it still compared a large range when the tracker is freed, KASAN would report this, or
+ * the kernel would crash. The test counts the MRs that the worker found stale, some of them just
+ * before the removal.
  */
 TEST_CASE("a worker finds stale an MR that is being deregistered", "[two cpus]")
 {

@@ -153,8 +153,8 @@ TEST_CASE("the limit of pinned memory does not apply", "[odp]")
 }
 
 /*
- * If the OOM killer finds no process to kill, a page fault of the CPU waits for free memory. So
- * must a request.
+ * If the OOM killer finds no process to kill, a page fault of the CPU waits for free memory. A
+ * request must wait likewise.
  */
 TEST_CASE("a page for which there is no memory is waited for", "[odp]")
 {

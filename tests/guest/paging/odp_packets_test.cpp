@@ -287,8 +287,7 @@ TEST_CASE("packets: a read that is repeated too late is refused, and ends no oth
 }
 
 /*
- * A repeated read may ask for a part of the first request, but not for bytes before or after its
- * range.
+ * A repeated read may ask for a part of the first request's range, but not for bytes outside it.
  */
 TEST_CASE("packets: a repeated read stays within its window", "[veth]")
 {
@@ -583,7 +582,7 @@ TEST_CASE("packets: a dropped message consumes no receive", "[veth odp][userfaul
 	let_pass(50ms);
 	peer.message(1, early);
 	peer.write(2, plain.end(), s.all->rkey, after);
-	REQUIRE(happens([&] { return *mark == after[0]; })); /* so it was dropped */
+	REQUIRE(happens([&] { return *mark == after[0]; })); /* so the first message was dropped */
 	CHECK_FALSE(peer.completed(50ms));
 	std::byte *into = s.at();
 	uint32_t psn = 3;
@@ -662,7 +661,7 @@ TEST_CASE("packets: an unreliable message without an end harms no other", "[veth
 
 	for (int i = 0; i < 2; i++)
 		post_receive(shared.get(), {{{m.registered().addr, 2 * mtu}, mr->lkey}});
-	peer.begin_message(0); /* 1 is lost */
+	peer.begin_message(0); /* packet 1 is lost */
 	peer.message(2, data);
 	done = peer.completed(time_limit);
 	REQUIRE(done);
@@ -675,7 +674,7 @@ TEST_CASE("packets: an unreliable message without an end harms no other", "[veth
 
 /*
  * A packet that is too short ends its message, which releases its receive WQE. The next packet
- * needs another one.
+ * needs another receive WQE.
  */
 TEST_CASE("packets: an unreliable message with a short packet harms no other", "[veth]")
 {
@@ -701,7 +700,7 @@ TEST_CASE("packets: an unreliable message with a short packet harms no other", "
 	CHECK(done->byte_len == 8);
 }
 
-/* A dropped message has left a receive WQE. An error of another request completes it. */
+/* A dropped message leaves its receive WQE. An error of another request completes this WQE. */
 TEST_CASE("packets: a receive of a shared queue is used once", "[veth odp][userfaultfd]")
 {
 	slow_responder s;
@@ -805,7 +804,7 @@ TEST_CASE("packets: an old response is ignored", "[veth odp][userfaultfd]")
 	{
 		late(IBV_QPT_UC);
 		peer->write(next++, here.addr, s.all->rkey, word);
-		REQUIRE(arrives(here.addr)); /* so the first request is dropped */
+		REQUIRE(arrives(here.addr)); /* so the first write was dropped */
 		refuse();
 		REQUIRE(no_thread_waits());
 		allow();
@@ -838,7 +837,7 @@ TEST_CASE("packets: an old response is ignored", "[veth odp][userfaultfd]")
 		REQUIRE(s.slow->faulted());
 		const auto told = peer->next(time_limit);
 		REQUIRE(told);
-		REQUIRE(told->is_rnr()); /* so it does not wait any more */
+		REQUIRE(told->is_rnr()); /* so the read does not wait any more */
 		refuse();
 		REQUIRE(no_thread_waits());
 		allow();
@@ -908,7 +907,8 @@ TEST_CASE("packets: an old response is ignored while the requester waits for a p
 }
 
 /*
- * The bind is complete when the requests before it are complete; the requester still works on them.
+ * The bind is complete when the requests before it are complete; the requester is still working on
+ * these requests.
  */
 TEST_CASE("packets: a queue is drained with a window bound after a repeated request",
 	  "[veth odp][userfaultfd]")

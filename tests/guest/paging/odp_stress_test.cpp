@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * On-demand paging, everything at the same time and at random: in several processes, transfers
+ * On-demand paging, everything at the same time and at random. Several processes make transfers
  * whose bytes are known (odp/arena.h), and accesses that fail, wait, or are abandoned
- * (odp/random_access.h), while processes are killed or execute another program, and the device is
- * being removed. RUN_SECONDS says how long (default 3), RUN_SEED is the first seed.
+ * (odp/random_access.h). Meanwhile processes are killed or execute another program, and the device
+ * is being removed. RUN_SECONDS says how long (default 3), RUN_SEED is the first seed.
  */
 #include "catch.h"
 

@@ -432,7 +432,7 @@ TEST_CASE("pages of a device are not memory", "[odp]")
 }
 
 /*
- * A process posts a message that the peer does not receive, and ends. A child of it still has the
+ * A process posts a message that the peer does not receive, and ends. Its child still has the
  * device open, and sees the message fail, because each retry reads the memory again.
  */
 TEST_CASE("a process that has ended has no memory", "[odp]")
@@ -542,7 +542,7 @@ TEST_CASE("prefetching brings pages in", "[odp]")
 	ibv_sge edge{number(r.addr) + page_size() - 1, 2, all->lkey};
 	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 1, &edge, 1) == 0);
 	CHECK(present() == 2);
-	/* there is no first page after the last page */
+	/* the last page of the address space; the range must not wrap to the first page */
 	ibv_sge last{~uint64_t{0xfff}, 0xfff, all->lkey};
 	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &last, 1) == 0);
 	CHECK(ibv_advise_mr(s.on.pd(), IBV_ADVISE_MR_ADVICE_PREFETCH, 1, &last, 1) == EFAULT);
@@ -648,7 +648,7 @@ TEST_CASE("counters: pages faulted in, waited for, prefetched", "[odp]")
 /*
  * NUMA balancing removes the access to a page for a moment, to find out which node uses the page. A
  * page that is only read could keep its access. In a new process the kernel begins its scan at the
- * first address, in a process with two threads at any address.
+ * first address; in a process with two threads it may begin at any address.
  */
 TEST_CASE("counters: a page that NUMA balancing has marked is faulted in", "[odp]")
 {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * On-demand paging where a page takes long: only its queue pair waits, and all objects can be
- * destroyed while it waits. This program answers the page faults by userfaultfd.
+ * On-demand paging with a page that takes long. Only the queue pair that needs the page waits, and
+ * all objects can be destroyed during the wait. This program answers the page faults by
+ * userfaultfd.
  */
 #include "catch.h"
 
@@ -566,13 +567,16 @@ TEST_CASE("pages of a file: read when they are needed, and copied for a write",
 	close(fd);
 }
 
-/* A sender requests an acknowledgment in some packets, and stops after 129 packets without one. */
+/*
+ * A sender requests an acknowledgment in some packets, and stops after 129 packets without an
+ * acknowledgment.
+ */
 TEST_CASE("a packet that waited asks for its acknowledgment", "[odp][userfaultfd]")
 {
 	constexpr std::size_t mtu = 1024, sent = 200, asks = 65;
 	const device on;
 	const auto slow = slow_memory::make(51 * 4096);
-	/* that never repeats a packet by itself */
+	/* never repeats a packet by itself */
 	loopback link(on, nullptr, IBV_MTU_1024, loopback::patience{0, 7});
 	const owned<ibv_mr> all = register_all(on, all_rights);
 	const memory far = anonymous(sent * mtu);
@@ -677,7 +681,7 @@ TEST_CASE("a process has at most 16 waiting threads, and each request gets its t
 		CHECK(happens([] { return waiting_threads() == static_cast<int>(most); }));
 		CHECK(fault_threads() <= static_cast<int>(most));
 	} while (std::chrono::steady_clock::now() < until);
-	/* Another process of this user may have to answer. */
+	/* Another process of this user still gets its threads. */
 	in_child([] {
 		slow_far_end other;
 		for (std::size_t i = 0; i < 2; i++)
@@ -691,7 +695,7 @@ TEST_CASE("a process has at most 16 waiting threads, and each request gets its t
 		for (int i = 0; i < 2; i++)
 			child_check(other.link.wait().status == IBV_WC_SUCCESS);
 	});
-	/* A process's fault threads serve no other process, and end with it. */
+	/* The fault threads of a process serve no other process, and end with their process. */
 	CHECK(happens([] { return fault_threads() == static_cast<int>(most); }));
 	/* Requests whose faults get no answer must not block other requests. */
 	post(s.link.near_end(), {IBV_WR_RDMA_WRITE,
@@ -776,7 +780,7 @@ TEST_CASE("the fault threads end with the last on-demand registration", "[odp][u
 	CHECK(waiting_threads() == 1);
 	second.reset();
 	CHECK(happens([] { return fault_threads() == 0; }));
-	/* and they start again with the next registration */
+	/* the next registration starts a thread again */
 	const owned<ibv_mr> third = register_all(s.on, all_rights);
 	CHECK(fault_threads() == 1);
 }
@@ -850,7 +854,7 @@ TEST_CASE("threads that wait for pages stop and continue with their process", "[
 
 	/*
 	 * A debugger attaches and detaches. A fault that it interrupts continues in another thread,
-	 * which may make a thread: attach until no thread is new.
+	 * perhaps a new thread. So it attaches until no thread is new.
 	 */
 	std::set<pid_t> tasks;
 	for (bool again = true; again;) {
@@ -874,7 +878,7 @@ TEST_CASE("threads that wait for pages stop and continue with their process", "[
 		CHECK(ptrace(PTRACE_DETACH, one, 0, 0) == 0);
 	CHECK(happens([] { return waiting_threads() == 2; }));
 
-	/* It is killed while it is stopped. */
+	/* The process is killed while it is stopped. */
 	REQUIRE(kill(process, SIGSTOP) == 0);
 	REQUIRE(happens([&] { return waitpid(process, &status, WNOHANG | WUNTRACED) == process; }));
 	two.process.end();

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Requests and packets that can't be executed or sent: the status with which they complete, and
- * the state of the queue pair and of the connection manager afterwards. And the limits of MRs and
- * MWs.
+ * Requests and packets that can't be executed or sent: the status with which they complete, and the
+ * state of the queue pair and of the connection manager afterwards. Also the limits of MRs and MWs.
  */
 #include "catch.h"
 
@@ -295,7 +294,8 @@ memory repeated(std::size_t length)
 }
 
 /*
- * In um each page is a mapping of the host, and a process of the host has at most 65,530 mappings.
+ * In User Mode Linux each page is a mapping of the host, and a process of the host has at most
+ * 65,530 mappings.
  */
 bool has_few_mappings()
 {
@@ -440,7 +440,7 @@ TEST_CASE("errors: after a send error UC and UD still receive, and can return fr
 	INFO("type " << type);
 	one.connect(other);
 	other.connect(one);
-	for (int times = 0; times < 6; times++) { /* more than the queue has places */
+	for (int times = 0; times < 6; times++) { /* more than the queue has entries */
 		post_receive(one.qp(), {room});
 		post_receive(other.qp(), {room});
 		one.send(bad);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Work requests and messages that invalidate the key of a bound or unbound memory window, or of a
- * registration of a kernel client. And the end of a window's MR or of its queue pair while the
- * window is bound.
+ * registration of a kernel client. Also the end of the MR or the queue pair to which a window is
+ * bound.
  */
 #include "catch.h"
 
@@ -252,7 +252,7 @@ TEST_CASE("destroying a queue pair visits only its own windows", "[kprobes][mw]"
 	lookups.count();
 	CHECK(s.owner.destroy() == 0);
 	CHECK(lookups.hits() < many);
-	CHECK(ibv_dereg_mr(s.mr.release()) == 0); /* its own window is unbound */
+	CHECK(ibv_dereg_mr(s.mr.release()) == 0); /* the MR's window is unbound */
 }
 
 TEST_CASE("an MR with a window keeps its rights", "[mw]")

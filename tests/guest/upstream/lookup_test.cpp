@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Packets and work requests that look up an object by its number while it is destroyed, and
- * packets that have found it. To make collisions likely, probes slow the lookups down, and this
- * program takes the CPU from the kernel's workers during a lookup. KASAN reports a use after free,
- * so this test is for the debug kernel.
+ * Packets and work requests look up an object by its number while the object is destroyed. Other
+ * packets have found the object before. To make collisions likely, probes slow the lookups down,
+ * and this program takes the CPU from the kernel's workers during a lookup. KASAN reports a use
+ * after free, so this test is for the debug kernel.
  */
 #include "catch.h"
 

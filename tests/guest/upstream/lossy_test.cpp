@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Two queue pairs of one device and a wire between them that loses, doubles and swaps packets
- * (lossy_wire.h): a request that completes with success must have done its work, and each request
- * must complete. Several are in progress at a time, from both ends; PSNs wrap.
+ * (lossy_wire.h). Each request must complete; if it completes with success, it must have done its
+ * work. Several requests are in progress at a time, from both ends. PSNs wrap.
  *
  * RUN_SECONDS sets the time (default 3), or RUN_COUNT the number of transfers, each for pinned
  * memory and for memory on demand. RUN_SEED sets the seed. The last line of each case has the
@@ -41,7 +41,10 @@ constexpr std::size_t word_bytes = sizeof(uint64_t);
 constexpr uint32_t first_psn = 0xffff00; /* the last PSN is 0xffffff */
 constexpr patience always{12, 7};	 /* timeout 16 ms, unlimited retries */
 
-/* Each transfer has a slot of the memory of both ends, and goes from one half to the other. */
+/*
+ * Each transfer has a slot in the memory of both ends, and goes from one half of the slot to the
+ * other half.
+ */
 std::size_t half()
 {
 	return 2 * page_size();

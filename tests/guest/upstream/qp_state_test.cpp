@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Requests under way when a queue pair is drained, reset, or modified by two threads, and when its
- * peer is not ready; and the attributes that each state accepts. RUN_SECONDS sets how long threads
- * run (default 3).
+ * Requests in progress while a queue pair is drained, reset, or modified by two threads, or while
+ * its peer is not ready. Also the attributes that each state accepts. RUN_SECONDS sets how long
+ * threads run (default 3).
  */
 #include "catch.h"
 
@@ -25,7 +25,7 @@ using part = raw_peer::part;
 
 namespace {
 
-/* Does its request complete soon? */
+/* Does the queue pair's request complete soon? */
 bool succeeded(const raw_peer &peer)
 {
 	const auto done = peer.completed(time_limit);
@@ -104,7 +104,7 @@ TEST_CASE("qp_state: requests posted in SQD are sent after the return to RTS", "
 	const requester one(wire, 7);
 
 	one.read_all();
-	for (uint32_t psn = 4; psn < 10; psn++) { /* more than the queue has places */
+	for (uint32_t psn = 4; psn < 10; psn++) { /* more than the queue has entries */
 		REQUIRE(one.peer.become(IBV_QPS_SQD));
 		REQUIRE(happens([&] { return one.peer.drained(); }));
 		one.ask(IBV_WR_RDMA_WRITE, mtu);
@@ -157,7 +157,7 @@ TEST_CASE("qp_state: a queue is drained when a bind after its last request is co
 	const requester one(wire, 7);
 	const write_and_bind both(one);
 
-	CHECK_FALSE(one.peer.completed(100ms)); /* before SQD: it starts no new request */
+	CHECK_FALSE(one.peer.completed(100ms)); /* waits before SQD, which starts no new request */
 	REQUIRE(one.peer.become(IBV_QPS_SQD));
 	CHECK_FALSE(one.peer.completed(100ms));
 	one.peer.acknowledge(4);
@@ -370,7 +370,7 @@ TEST_CASE("qp_state: a queue pair refuses a wrong cur_qp_state", "[veth]")
 	CHECK(state_of(peer) == IBV_QPS_ERR);
 }
 
-/* Each attribute alone, without a state. */
+/* Changes each attribute alone, without a state. */
 TEST_CASE("qp_state: an attribute is changed in the states that allow it", "[veth]")
 {
 	const cable wire;

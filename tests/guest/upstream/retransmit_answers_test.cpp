@@ -66,7 +66,10 @@ TEST_CASE("retransmit_answers: an invalid response is an error", "[veth]")
 	CHECK(one.ended() == IBV_WC_BAD_RESP_ERR);
 }
 
-/* The responder remembers as many requests as may be in progress: one. A FLUSH counts. */
+/*
+ * The responder remembers only one request, because only one may be in progress. A FLUSH counts as
+ * such a request.
+ */
 TEST_CASE(
 	"retransmit_answers: a flush waits for the read before it, and the next read for the flush",
 	"[veth]")
@@ -117,7 +120,7 @@ TEST_CASE("retransmit_answers: a flush or an atomic write is repeated if its res
 	CHECK(one.request().opcode == 0x0c);
 }
 
-/* The fenced request may have been sent before, and so may requests after it. */
+/* The fenced request and requests after it may have been sent before. */
 TEST_CASE("retransmit_answers: a fenced request that is sent again waits for earlier requests",
 	  "[veth]")
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Messages that are sent again: because the requester and its peer get no CPU for longer than the
- * timeout, so that the acknowledgment comes during the second sending; and because the messages
+ * Messages are sent again for one of two reasons. Either the requester and its peer get no CPU for
+ * longer than the timeout, so the acknowledgment comes during the second sending. Or the message
  * came too early.
  */
 #include "catch.h"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A key lets a peer access, and a queue lets its user submit, only the requested bytes with the
- * given rights, and no objects of the kernel, whether the registration is cached or not.
+ * A key gives a peer access only to the registered bytes, with the given rights. Requests that a
+ * user writes to a queue reach no more, and no objects of the kernel. Both hold for plain and
+ * cached registrations.
  */
 #include "catch.h"
 
@@ -74,7 +75,7 @@ template <class T, class Wanted> T *find_mapped(const Wanted &wanted)
 	return nullptr;
 }
 
-/* Finds the request that siw's library wrote last in the mapped send queue, by its key. */
+/* Finds, by its key, the last request that siw's library wrote to the mapped send queue. */
 siw_sqe *mapped_request(uint32_t lkey)
 {
 	return find_mapped<siw_sqe>([lkey](const siw_sqe *sqe) {
@@ -82,7 +83,10 @@ siw_sqe *mapped_request(uint32_t lkey)
 	});
 }
 
-/* Finds the length in the last bind request that soft-RoCE's library wrote, in the mapped queue. */
+/*
+ * Finds, in the mapped queue, the length of the last bind request that soft-RoCE's library
+ * wrote.
+ */
 volatile uint64_t *mapped_length(range window)
 {
 	const std::array<uint64_t, 2> wanted{reinterpret_cast<uintptr_t>(window.addr),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The rings that a queue pair shares with its owner, which may write there at any time: before the
- * kernel reads a request, during its execution, while it waits for the response, and when it is
- * sent again. RUN_SECONDS says how long random words are written (default 3), RUN_SEED is the
- * seed.
+ * A queue pair shares its rings with its owner. The owner may write to a request at any time:
+ * before the kernel reads the request, during its execution, while it waits for the response, and
+ * when it is sent again. RUN_SECONDS says how long random words are written (default 3), RUN_SEED
+ * is the seed.
  */
 #include "catch.h"
 
@@ -457,7 +457,7 @@ TEST_CASE("wqe_ring: the kernel ignores a write into a receive that it has taken
 		}
 }
 
-/* A ring of four places has no place with these indices. */
+/* A ring of four entries has no entry with these indices. */
 TEST_CASE("wqe_ring: a request is sent again and flushed with any index of its queue",
 	  "[roce][veth]")
 {
@@ -561,7 +561,7 @@ TEST_CASE("wqe_ring: threads resize one completion queue", "[veth]")
 	for (int i = 0; i < 3; i++)
 		post(peer.qp(), {IBV_WR_RDMA_WRITE, {{{nullptr, 0}, 0}}, 0, 0});
 	REQUIRE(peer.become(IBV_QPS_ERR));
-	/* The queue has room for three: no late completion is lost. */
+	/* When all three completions are in the queue, it can't shrink to two. */
 	REQUIRE(happens([&] { return uverbs.resize(cq, 2) == EINVAL; }));
 	threads.emplace_back([&] {
 		while (!stop)

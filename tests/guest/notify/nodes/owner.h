@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The processes on the other node: one owns memory that peers on this node reach, the other
- * watches this memory after it was given back.
+ * The processes on the other node. The owner has memory that peers on this node reach. The watcher
+ * watches this memory after the owner has given it back.
  */
 #ifndef GUEST_NODES_OWNER_H
 #define GUEST_NODES_OWNER_H

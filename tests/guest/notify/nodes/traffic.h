@@ -25,7 +25,7 @@ struct target {
 class connection {
 public:
 	/*
-	 * The first PSN is such that PSNs soon wrap. Over iWARP TCP has its own sequence numbers
+	 * The first PSN is such that PSNs soon wrap. Over iWARP, TCP has its own sequence numbers
 	 * and timeouts.
 	 */
 	connection(const mr_notify::device &on, remote &owner, const mr_notify::patience &waits);

@@ -38,7 +38,7 @@ public:
 		return pwrite(fd_, value, std::strlen(value), 0) > 0;
 	}
 
-	/* -1 if reading it failed. */
+	/* Returns -1 if reading fails. */
 	int read() const
 	{
 		std::array<char, 16> text{};

@@ -20,10 +20,13 @@ public:
 
 	bool possible() const { return possible_; }
 
-	/* Lets the n-th call in `in` that can fail fail. Returns false if there are fewer. */
+	/*
+	 * Makes the n-th call in `in` that can fail return an error. Returns false if `in` has
+	 * fewer.
+	 */
 	bool inject(unsigned int n, const std::function<void()> &in) const;
 
-	/* Lets one call in ten fail. */
+	/* Makes one call in ten fail. */
 	void sometimes(const std::function<void()> &in) const;
 
 private:

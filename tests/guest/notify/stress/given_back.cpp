@@ -111,8 +111,8 @@ range map_or_exit(std::size_t size, int flags, int fd)
 }
 
 /*
- * Each CPU keeps freed pages on its own list, and each node has its own pages. So this allocates
- * memory on each CPU and node.
+ * Each CPU keeps freed pages on its own list, and each node has its own pages. So the function
+ * allocates memory on each CPU and node.
  */
 range take_from_everywhere()
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A peer writes to a registration without a pause: before, while and after its memory moves to
- * another process, which watches its bytes.
+ * A peer writes to a registration without a pause, before, while and after the memory moves to
+ * another process. The other process watches the bytes.
  */
 #ifndef STRESS_GIVEN_BACK_H
 #define STRESS_GIVEN_BACK_H

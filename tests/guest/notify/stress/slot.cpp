@@ -139,8 +139,8 @@ void slot::look()
 }
 
 /*
- * Settles, as a user if the word counts users, and returns the kernel's bits. Events of other
- * threads may leave SUSPECT for a while.
+ * Settles and returns the kernel's bits. If the word counts users, settles as a user. Events of
+ * other threads may leave SUSPECT for a while.
  */
 uint64_t slot::settled()
 {

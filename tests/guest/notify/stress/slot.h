@@ -3,19 +3,19 @@
  * A registration that many threads work on at the same time, and the oracle that says at each
  * moment the right value of its word.
  *
- * One row of the test matrix is done to the memory, once. The oracle notes when it begins and when
- * it is over, and compares with the word read before and after:
+ * One row of the test matrix changes the memory, once. The oracle notes when the row begins and
+ * when it is over. It expects:
  *
  *   over before the word was read	the word is not zero; INVALID once settled
  *   not begun after it was read	the word is not INVALID
  *
- * Some words count their users. A thread that adds a reference and sees no INVALID reaches the
- * memory that stays, until it gives the reference back; when all have, and the word says INVALID,
- * settling takes the pages from the device.
+ * Some words count their users. If a thread adds a reference and sees no INVALID, it can reach the
+ * memory that stays until it drops the reference. When the last reference is gone and the word says
+ * INVALID, settling takes the pages from the device.
  *
- * The kernel may suspend some of these when they have no users: then the row may change nothing, as
- * settling gives the device the memory that is mapped at that time. A user that stays until the row
- * is settled prevents the suspension.
+ * The kernel may suspend some of these registrations while they have no users. Then the row may
+ * have no effect, because settling gives the device the memory that is mapped at that time. A user
+ * that stays until the row is settled prevents the suspension.
  *
  * At all times only the owner changes bits 8-63 of the word, and the kernel changes armed words
  * only.

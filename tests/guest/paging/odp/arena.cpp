@@ -37,7 +37,7 @@ void must(bool done, const char *what)
 	}
 }
 
-/* Changes the mapping. The slot's bytes are kept or dropped, and the model likewise. */
+/* Changes the mapping. Keeps or drops the slot's bytes, in the memory and in the model. */
 void change(slot &one, dice &roll)
 {
 	const range r = one.where();

@@ -156,7 +156,7 @@ void random_access::start()
 			const auto begin = steady_clock::now();
 
 			change(roll);
-			/* As arena::disturb_on() does */
+			/* Waits as arena::disturb_on() does */
 			std::this_thread::sleep_for(200us + (steady_clock::now() - begin));
 		}
 	});

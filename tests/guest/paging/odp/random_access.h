@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Accesses that may fail: to memory that is being unmapped, protected or made secret, or whose
- * faults get a late answer or none; by queue pairs and registrations that end during the access.
+ * Accesses that may fail. The memory is being unmapped, protected or made secret, or its faults get
+ * a late answer or none. Queue pairs and registrations end during the access.
  */
 #ifndef GUEST_ODP_RANDOM_ACCESS_H
 #define GUEST_ODP_RANDOM_ACCESS_H
