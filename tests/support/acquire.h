@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Gets a reference as libibverbs does: find(), and acquire() for requests that find() leaves.
- * So a sanitizer or the scheduler sees the hit path that ships. find() returns only the
- * registration; the registrars of the tests know its reference.
+ * Gets a reference as libibverbs does: by find(), or by acquire() if find() finds nothing. So a
+ * sanitizer or the scheduler sees the hit path that ships. find() returns only the registration;
+ * the registrars of the tests know its reference.
  */
 #ifndef MR_CACHE_ACQUIRE_H
 #define MR_CACHE_ACQUIRE_H
@@ -30,8 +30,8 @@ int acquire(Cache &cache, void *pd, void *owner, uint64_t addr, uint64_t length,
 }
 
 /*
- * As ibv_forget_mr(). If other users remain, sets *shared, and the registration ends with its last
- * user.
+ * Does the same as ibv_forget_mr(). If other users remain, sets *shared, and the registration ends
+ * with its last user.
  */
 template <class Cache> int forget(Cache &cache, const mr_cache_ref &ref, int *shared)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* The tests' part of Catch2, of version 2 (Debian 12) or 3 (Debian 13). */
+/* The part of Catch2 that the tests use, from version 2 (Debian 12) or 3 (Debian 13). */
 #ifndef SUPPORT_CATCH_H
 #define SUPPORT_CATCH_H
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A kernel for the tests of the registration cache: it registers, arms, settles, deregisters,
- * invalidates, suspends; and counts the cache's forbidden calls. MRs are kept after their end, so
- * that a use after free is a failure instead of a crash.
+ * A kernel for the tests of the registration cache. It registers, arms, settles, deregisters,
+ * invalidates and suspends, and counts forbidden calls of the cache. MRs are kept after their end,
+ * so that a use after free is a failure instead of a crash.
  *
- * The env takes big_lock around each call; tests with threads take it around theirs.
+ * The environment takes big_lock around each call. Tests with threads take big_lock around their
+ * own calls.
  */
 #ifndef MR_CACHE_FAKE_KERNEL_H
 #define MR_CACHE_FAKE_KERNEL_H
@@ -27,7 +28,7 @@ struct fake_kernel {
 		mr_cache_request what;
 		uint64_t *word;
 		std::atomic<bool> live;
-		bool is_registered;	     // the same, for the thread sanitizer
+		bool is_registered;	     // like `live`, for the thread sanitizer
 		std::atomic<bool> invalid;   // its range maps other memory
 		std::atomic<bool> suspended; // it has no pages
 		uint64_t invalid_at;	     // by the clock

@@ -43,7 +43,7 @@ uint32_t invariant_crc(bytes packet)
 
 	for (const std::size_t varies : {1, 8, 10, 11, 26, 27, 32})
 		packet[varies] = std::byte{0xff};
-	/* the header of a link, which the packet lacks */
+	/* the link header, which the packet lacks */
 	packet.insert(packet.begin(), 8, std::byte{0xff});
 	for (const std::byte one : packet) {
 		crc ^= static_cast<uint32_t>(one);

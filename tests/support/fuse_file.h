@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A file of a FUSE server that delays its answer to the first read until the test calls
- * answer(): a process that faults the page in through /proc/self/mem keeps mmap_lock until then.
+ * A file of a FUSE server that delays its answer to the first read until the test calls answer().
+ * Until then, a process that faults the page in through /proc/self/mem holds mmap_lock.
  */
 #ifndef GUEST_FUSE_FILE_H
 #define GUEST_FUSE_FILE_H
@@ -27,7 +27,7 @@
 
 class fuse_file {
 public:
-	/* nullptr if there is no FUSE. */
+	/* Returns nullptr if there is no FUSE. */
 	static std::unique_ptr<fuse_file> mount()
 	{
 		[[maybe_unused]] const int loaded = std::system("modprobe fuse 2>/dev/null");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * A wire between two queue pairs of the device at the cable (raw_peer.h) that loses, doubles and
- * swaps packets, sends altered copies of them, and counts those.
+ * swaps packets, sends altered copies of packets, and counts all this.
  *
  *   a, 10.0.9.1 -> 10.0.9.2          the wire          10.0.9.3 -> 10.0.9.1, to b
  *   b, 10.0.9.1 -> 10.0.9.3                            10.0.9.2 -> 10.0.9.1, to a
@@ -35,7 +35,7 @@ public:
 		std::atomic<uint64_t> lost = 0;
 		std::atomic<uint64_t> doubled = 0;
 		std::atomic<uint64_t> swapped = 0; /* sent after the next packet */
-		std::atomic<uint64_t> altered = 0; /* copies with a right ICRC, sent before it */
+		std::atomic<uint64_t> altered = 0; /* with a right ICRC; sent before the packet */
 	};
 
 	lossy_wire(unsigned int seed, const odds &chances);

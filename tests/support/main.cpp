@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * main() of the Catch2 programs, which skips the cases whose requirements are not met, and the
- * reporter that tests/run reads. It prints one line per case after the report of the case's
- * failures: "ok NAME", "not ok NAME" or "skip NAME: REASON"; and "pace NAME" before the "not ok" of
- * a case with the tag [pace].
+ * reporter that tests/run reads. The reporter prints one line per case after the report of the
+ * case's failures: "ok NAME", "not ok NAME" or "skip NAME: REASON". For a case with the tag [pace]
+ * it prints "pace NAME" before "not ok".
  */
 #define CATCH_CONFIG_RUNNER
 #include "catch.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * The rings of queue pairs and completion queues that a device's library has mapped, as anybody in
- * the process may find and write them.
+ * Finds the rings of queue pairs and completion queues that a device's library has mapped. Any code
+ * of the process may write to these rings.
  */
 #ifndef GUEST_MAPPED_H
 #define GUEST_MAPPED_H

@@ -160,7 +160,7 @@ void raw_peer::fetch_and_add(uint32_t psn, const void *at, uint32_t rkey, uint64
 {
 	bytes body = place(at, rkey, 0);
 
-	body.resize(body.size() - 4); /* it has no length */
+	body.resize(body.size() - 4); /* an atomic has no length */
 	number(body, value, 8);
 	number(body, 0, 8);
 	send(0x14, psn, body);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Calls to the kernel by MR handle, without struct ibv_mr: the notification
- * methods, so that a test can race them with the deregistration that frees it;
- * registration that arms in the same call; and re-registration, which providers/rxe
- * has no call for though its kernel driver has.
+ * Calls to the kernel by MR handle, without struct ibv_mr. A test can race the notification methods
+ * with the deregistration that frees the struct. There are also registration that arms in the same
+ * call, and re-registration, which rxe's kernel driver has but providers/rxe lacks.
  */
 #ifndef GUEST_RAW_UVERBS_H
 #define GUEST_RAW_UVERBS_H

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A scheduler that decides everything: its threads are fibers of one thread, and
- * each atomic operation is a point where another may go on, chosen by a seed. So a
- * seed replays an interleaving. The code between two points is indivisible; memory
- * orders are not weakened (ThreadSanitizer looks at those).
+ * A scheduler that decides everything. Its threads are fibers of one thread. Each atomic operation
+ * is a point where another fiber may continue, chosen by a seed. So a seed replays an interleaving.
+ * The code between two points is indivisible. Memory orders are not weakened; ThreadSanitizer
+ * checks memory orders.
  */
 #ifndef MR_CACHE_SCHEDULE_H
 #define MR_CACHE_SCHEDULE_H
@@ -83,7 +83,10 @@ public:
 		on_signal = std::move(handler);
 	}
 
-	/* Waits for the mutex or a condition. If there is only one thread, this is a deadlock. */
+	/*
+	 * The number of waits for the mutex or a condition. With only one thread, a wait is a
+	 * deadlock.
+	 */
 	uint64_t waits = 0;
 
 	/* Another thread may continue here. */

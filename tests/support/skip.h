@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* Skipping, which Catch2 v2 does not know: the reporter counts it apart. */
+/* Skips a case, which Catch2 v2 does not support. The reporter counts skipped cases separately. */
 #ifndef GUEST_SKIP_H
 #define GUEST_SKIP_H
 

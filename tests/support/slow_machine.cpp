@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A busy machine, to preload to a test (LD_PRELOAD): RUN_SLOW names the late part.
+ * Makes a test run as on a busy machine, if preloaded (LD_PRELOAD). RUN_SLOW names the late part:
  *   child, parent     300 ms after each fork
  *   thread, creator   300 ms after each start of a thread
- *   calls             up to 200 ms before and after each 30th system call of those below
+ *   calls             up to 200 ms before and after each 30th of the system calls below
  */
 #include <dlfcn.h>
 #include <pthread.h>

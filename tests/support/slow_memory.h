@@ -42,7 +42,8 @@ private:
 };
 
 /*
- * The number of threads that wait for pages, in all processes. They are threads of the processes.
+ * The number of threads that wait for pages, in all processes. Each belongs to the process that
+ * owns the pages.
  */
 int fault_threads();
 

@@ -2,10 +2,10 @@
 /*
  * The n-th call of the cache to its environment fails: a registration, a settle, a deregistration,
  * a reservation of memory, or a change of its protection. A scenario is repeated with n = 1, 2, ...
- * until it passes without a failure: with one failure, and with all calls from the n-th on failing.
+ * until no call fails. Either only the n-th call fails, or all calls from the n-th on.
  *
  * After each failure the contract holds: a verb that fails takes nothing, a reference is to a live
- * registration of the range, and when the failures have ended nothing stays behind.
+ * registration of the range, and after the failures nothing is left over.
  */
 #include <cerrno>
 #include <vector>

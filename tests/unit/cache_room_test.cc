@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Making room in a cache so large that one scan for victims sees only a part: it must find idle
- * registrations that come after all entries in use.
+ * Making room in a cache that is so large that one scan for victims sees only a part. The cache
+ * must find idle registrations that come after all entries in use.
  */
 #include <vector>
 

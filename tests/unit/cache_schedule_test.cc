@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache under a scheduler: users, a kernel that invalidates, and a
- * thread that evicts, interleaved at each atomic operation, for many seeds. A stale
- * registration, a registration deregistered in use or twice, a leaked registration, or
- * a hang fails with its seed; RUN_SEED=n runs only this seed.
+ * The registration cache under a scheduler: users, a kernel that invalidates, and a thread that
+ * evicts, interleaved at each atomic operation, for many seeds. The test fails, and names the seed,
+ * if a registration is stale, leaked, or deregistered in use or twice, or if a thread hangs.
+ * RUN_SEED=n runs only this seed.
  *
  * Each of these mistakes was seen to fail here:
  *   the fields compared before get() but not after it
@@ -235,7 +235,7 @@ struct world {
 	/* A thread looks for a used entry without a hint, while an eviction moves the entry. */
 	std::string look_beside_eviction()
 	{
-		/* Each entry is the root of the tree in turn; the middle one is evicted first. */
+		/* Each entry is the root of the tree in turn; the middle entry is evicted first. */
 		static constexpr uint64_t orders[][3] = {{0, 1, 2}, {1, 0, 2}, {0, 2, 1}};
 		uint64_t used = order.pick(2) * 2;
 		auto use = [this](uint64_t which, mr_cache_ref *ref) {
@@ -430,8 +430,8 @@ struct world {
 	}
 
 	/*
-	 * The handler forks and returns in the child, where the cache's memory is zeros; the child
-	 * must not end the parent's registrations. Then it opens its own context.
+	 * The handler forks, and returns in the child, where the cache's memory is all zeros. The
+	 * child must not end the parent's registrations. Then the child opens its own context.
 	 */
 	std::string forked()
 	{
@@ -450,7 +450,10 @@ struct world {
 			kernel.forked();
 			if (order.pick(2))
 				(void)cache.covers(context(true), BASE, PAGE, 1);
-			/* What the child registers before the call returns stays cached. */
+			/*
+			 * Registrations that the child makes before the call returns stay
+			 * cached.
+			 */
 			for (uint32_t n = cache.env.calls ? order.pick(4) : 0; n; n--)
 				request(context(true), context(true));
 		});
@@ -528,7 +531,7 @@ TEST_CASE("the cache keeps its promises in every order that was tried")
 		invalidated += w.seen.invalidations;
 		restored += w.seen.restorations;
 	}
-	/* Interleavings without events prove nothing: there must have been some. */
+	/* Interleavings without events prove nothing, so the test requires some events. */
 	if (!only) {
 		CHECK(hits > last);
 		CHECK(settled > last / 100);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache with real threads, for ThreadSanitizer and AddressSanitizer
- * (built three times), and compared with a simple model in one thread.
+ * The registration cache with real threads, built three times: plain, with ThreadSanitizer and with
+ * AddressSanitizer. One thread also compares the cache with a simple model.
  */
 #include <algorithm>
 #include <cstdlib>
@@ -54,7 +54,10 @@ TEST_CASE("threads share a cache while a kernel invalidates")
 
 	auto user = [&](unsigned int seed) {
 		std::minstd_rand random(seed);
-		/* Each thread has its own: a shared counter would order the cache's accesses. */
+		/*
+		 * Each thread has its own counters, because shared counters would order the cache's
+		 * accesses.
+		 */
 		uint64_t failed = 0, used = 0;
 
 		for (int n = 0; n < 20000; n++) {

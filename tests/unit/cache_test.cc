@@ -1020,7 +1020,10 @@ TEST_CASE_METHOD(fixture, "a forgotten registration ends with its last user")
 	CHECK(kernel.live.empty());
 	CHECK(forget(cache, mine, &shared) == EINVAL);
 
-	/* An idle entry that covers the range is not a user: it ended with the other entry. */
+	/*
+	 * An idle entry that covers the range does not count as a user. It ended with the other
+	 * entry.
+	 */
 	mine = get(4);
 	kernel.fail_dereg = EBUSY;
 	CHECK(forget(cache, mine, &shared) == EBUSY);
@@ -1035,7 +1038,7 @@ TEST_CASE_METHOD(fixture, "more users than can be counted have more registration
 	using word = mr_cache::entry_word<fake_env>;
 	mr_cache_ref first = get(0);
 
-	/* The word as after this many references. */
+	/* Sets the word as it would be after this many references. */
 	std::atomic_ref(*mr_of(first).word).fetch_add((word::FULL / word::REF - 2) * word::REF);
 
 	mr_cache_ref last = get(0), next = get(0);

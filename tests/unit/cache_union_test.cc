@@ -16,9 +16,9 @@ namespace {
 
 constexpr uint64_t PAGE = 4096, BASE = 0x10000000;
 constexpr uint32_t LOCAL = MR_CACHE_LOCAL_WRITE;
-constexpr uint64_t WIDE = 16, IDLE = 7; // pages of a window, windows before the next one
+constexpr uint64_t WIDE = 16, IDLE = 7; // pages of a window; windows before a union
 
-/* An environment with room for many hints, whose arena tests can read. */
+/* An environment with room for many hints. Tests can read its arena. */
 struct seen_env : fake_env {
 	static constexpr uint32_t most_hint_bits = 8;
 
@@ -197,7 +197,7 @@ TEST_CASE_METHOD(fixture, "an odd range is united by its pages")
 	CHECK(mr_of(ref).what.size == (WIDE + IDLE) * PAGE);
 	put(ref);
 
-	/* A request that contains all of them needs no view: its MR has its own range. */
+	/* A request that contains all windows needs no view, because its MR has its own range. */
 	CHECK(cache.clean(owner, 0) == 0);
 	leave(hold(0, IDLE));
 	REQUIRE(acquire(cache, pd(0), owner, BASE + 5, (WIDE + IDLE) * PAGE - 10, LOCAL, &ref) ==

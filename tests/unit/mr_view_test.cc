@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The freed views that a thread keeps are all freed in the end. The linker redirects malloc()
- * and free() of mr_view.c and of this file to functions here that count them.
+ * A thread keeps freed views for reuse. In the end all these views must be freed. The linker
+ * redirects malloc() and free() of mr_view.c and of this file to functions here that count the
+ * calls.
  *
  * Each of these mistakes was seen to fail here:
- *   a thread that ends frees none of its views, or all but the first
- *   a view that is freed later is kept
- *   a kept view has a wrong link, or is handed out twice
- *   there is always room, or never
- *   the key stays when the library is unloaded
+ *   a thread that ends frees none of its views, or all but the first a view that is freed later is
+ *   kept a kept view has a wrong link, or is handed out twice there is always room for a view, or
+ *   never the key stays when the library is unloaded
  */
 #include <atomic>
 #include <cstdlib>

@@ -719,7 +719,7 @@ TEST_CASE("a SUSPECT read-only mapping of a regular file waits to be settled")
 }
 
 /*
- * mprotect() may unmap page tables that are shared with another process. After that, a hole in the
+ * mprotect() may unmap page tables that are shared with another process. Then a later hole in the
  * file causes no event.
  */
 TEST_CASE("protecting so much of shared huge pages that page tables go makes the word SUSPECT")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Peers on the first node of tests/lab/run --nodes 2 write and read memory of the second node, over
- * a wire that loses, repeats and reorders packets. The owner loses this memory meanwhile.
+ * a wire that loses, repeats and reorders packets. At the same time the owner loses this memory.
  * RUN_BYTES: how many bytes the oracle transfers (default: 10 million). RUN_SEED: its seed.
  */
 #include "catch.h"

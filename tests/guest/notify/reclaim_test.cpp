@@ -580,7 +580,8 @@ TEST_CASE("while suspended a drop changes nothing, and an unmap ends it")
 		CHECK(one.w.value() == invalid);
 		CHECK(one.settle() == 0);
 		CHECK(one.w.value() == invalid);
-		CHECK(wait_for_pinned(one.before) == one.before); /* as is the word's page */
+		/* The page of the word is unpinned, too. */
+		CHECK(wait_for_pinned(one.before) == one.before);
 		CHECK(one.refused());
 	}
 	SECTION("munmap, and the same mapped again: another one")

@@ -358,8 +358,8 @@ TEST_CASE("a worker leaves the address space with the end of its task", "[odp][k
 }
 
 /*
- * If a packet is on another page, the device looks the page up with locks, which takes a tenth
- * longer.
+ * For pages of other kinds, the device looks up the page of each packet under mmap_lock, which
+ * takes a tenth longer.
  */
 TEST_CASE("huge pages of hugetlb are copied as others are", "[odp][kprobes]")
 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Compares the bytes of on-demand paging with a model. Operations, offsets, lengths, packet sizes,
- * kinds of registration and memory windows are random. Other threads unmap, drop, move, protect and
- * fork meanwhile (odp/arena.h).
+ * kinds of registration and memory windows are random. At the same time other threads unmap, drop,
+ * move, protect and fork (odp/arena.h).
  *
  * RUN_SECONDS: how long (default 3). RUN_SEED: the seed. The last line has the counts.
  */

@@ -2,8 +2,8 @@
 /*
  * On-demand paging, everything at the same time and at random. Several processes make transfers
  * whose bytes are known (odp/arena.h), and accesses that fail, wait, or are abandoned
- * (odp/random_access.h). Meanwhile processes are killed or execute another program, and the device
- * is being removed. RUN_SECONDS says how long (default 3), RUN_SEED is the first seed.
+ * (odp/random_access.h). During this, processes are killed or execute another program, and the
+ * device is being removed. RUN_SECONDS says how long (default 3), RUN_SEED is the first seed.
  */
 #include "catch.h"
 

@@ -67,8 +67,8 @@ TEST_CASE("retransmit_answers: an invalid response is an error", "[veth]")
 }
 
 /*
- * The responder remembers only one request, because only one may be in progress. A FLUSH counts as
- * such a request.
+ * The responder remembers only one request, because only one may be in progress. A FLUSH counts,
+ * too.
  */
 TEST_CASE(
 	"retransmit_answers: a flush waits for the read before it, and the next read for the flush",
