@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Runs one of the program's hidden test cases in another process with another environment,
- * because libibverbs reads its environment once in a process.
+ * Runs one of the program's hidden test cases in another process with another environment, because
+ * libibverbs reads its environment only once in a process.
  */
 #ifndef GUEST_CHILD_H
 #define GUEST_CHILD_H

@@ -67,7 +67,7 @@ public:
 
 	void read(uint32_t psn, const void *from, uint32_t rkey, std::size_t length) const;
 	void fetch_and_add(uint32_t psn, const void *at, uint32_t rkey, uint64_t value) const;
-	/* At most an MTU. */
+	/* Writes at most an MTU. */
 	void write(uint32_t psn, const void *to, uint32_t rkey,
 		   const std::vector<std::byte> &data) const;
 	/* A write with data whose header says that its length is 0. */
@@ -82,7 +82,7 @@ public:
 	void end_message(uint32_t psn, const std::vector<std::byte> &data) const;
 	/* A FLUSH of the whole MR. */
 	void flush(uint32_t psn, uint32_t rkey) const;
-	/* Answers of the peer; call allow_requests() before. */
+	/* Answers of the peer; call allow_requests() first. */
 	void acknowledge(uint32_t psn, uint8_t syndrome = acknowledged) const;
 	void atomic_answer(uint32_t psn, uint64_t value) const;
 	void read_answer(part which, uint32_t psn, const std::vector<std::byte> &data) const;

@@ -99,7 +99,7 @@ public:
 		tried(cache.drain(nullptr, name(0x100)));
 	}
 
-	/* Without failures. */
+	/* Ends the scenario without failures. */
 	void end()
 	{
 		ibv_mr_cache_stats s{};

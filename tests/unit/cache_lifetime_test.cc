@@ -4,15 +4,16 @@
  * flush during a deregistration, registrations inside registrations, cancelled threads.
  *
  * Each of these mistakes was seen to fail here:
- *   a flush that does not wait for a deregistration or registration in progress a flush that does
- *   not wait for a failed attempt to take a reference, or waits long for a used entry an entry
- *   whose deregistration failed is opened again, or tried again by an eviction such an entry is
- *   kept when its owner is flushed, or its context or word is used afterwards a record of an owner
- *   or PD that lives as long as the used part of a closed context a thread that waits for its own
- *   registration, or two threads that wait for each other deregistrations by other threads not
- *   counted as room a registration that is repeated as long as other threads have idle entries a
- *   thread that is cancelled while it waits with the mutex, or inside the registrar a registration
- *   that waits without limit for another one, or for memory that others release
+ *   a flush that does not wait for a deregistration or registration in progress
+ *   a flush that ignores a failed attempt to take a reference, or waits long for a used entry
+ *   an entry whose deregistration failed is opened again, or tried again by an eviction
+ *   such an entry is kept when its owner is flushed, or its context or word is used afterwards
+ *   a record of an owner or PD that lives as long as the used part of a closed context
+ *   a thread that waits for its own registration, or two threads that wait for each other
+ *   deregistrations by other threads not counted as room
+ *   a registration that is repeated as long as other threads have idle entries
+ *   a thread that is cancelled while it waits with the mutex, or inside the registrar
+ *   a registration that waits without limit for another one, or for memory that others release
  */
 #include <atomic>
 #include <chrono>

@@ -62,7 +62,7 @@ struct fixture {
 		for (uint64_t n = 0; n < IDLE; n++)
 			REQUIRE(use(USED + n));
 	}
-	/* While no entry is idle. */
+	/* Checks that requests are refused while no entry is idle. */
 	void be_refused()
 	{
 		limit(USED * PAGE, UINT64_MAX);

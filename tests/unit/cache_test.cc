@@ -644,7 +644,7 @@ TEST_CASE_METHOD(fixture, "owners and PDs are used again")
 		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL));
 		CHECK(!cache.covers(name(i + 1), BASE, PAGE, LOCAL));
 	}
-	/* Only the entries of one PD. */
+	/* Drains only the entries of one PD. */
 	CHECK(cache.drain(nullptr, name(20)) == 0);
 	for (uintptr_t i = 10; i < 30; i++)
 		CHECK(cache.covers(name(i), BASE, PAGE, LOCAL) == (i != 20));
@@ -831,7 +831,7 @@ TEST_CASE_METHOD(fixture, "a view of exactly the range is found, and parts are l
 	CHECK(put(ref) == 0);
 	CHECK(is_idle(ref));
 
-	/* More than is registered. */
+	/* A request for more than is registered. */
 	CHECK(!find(0, 3 * PAGE, REMOTE));
 	CHECK(asked == 3);
 	CHECK(!part.mr);
@@ -843,7 +843,7 @@ TEST_CASE_METHOD(fixture, "a view of exactly the range is found, and parts are l
 	CHECK(asked == 3);
 	CHECK(put(ref) == 0);
 
-	/* After the kernel has set a bit. */
+	/* A request after the kernel has set a bit. */
 	kernel.suspect(BASE, BASE + PAGE, false);
 	CHECK(!find(0, 2 * PAGE, REMOTE));
 	CHECK(asked == 4);

@@ -4,10 +4,13 @@
  * position of the buffers.
  *
  * Each of these mistakes was seen to fail here:
- *   rights or the domain missing in the hash the offset in the page included in the hash, except
- *   for an exact range the second hint of a bucket not checked an old hint with the same tag kept
- *   each use of a part replaces another hint, or no use does tags not compared a table that grows
- *   too late, or beyond its memory
+ *   rights or the domain missing in the hash
+ *   the offset in the page included in the hash, except for an exact range
+ *   the second hint of a bucket not checked
+ *   an old hint with the same tag kept
+ *   each use of a part replaces another hint, or no use does
+ *   tags not compared
+ *   a table that grows too late, or beyond its memory
  */
 #include <memory>
 

@@ -5,9 +5,11 @@
  * calls.
  *
  * Each of these mistakes was seen to fail here:
- *   a thread that ends frees none of its views, or all but the first a view that is freed later is
- *   kept a kept view has a wrong link, or is handed out twice there is always room for a view, or
- *   never the key stays when the library is unloaded
+ *   a thread that ends frees none of its views, or all but the first
+ *   a view that is freed later is kept
+ *   a kept view has a wrong link, or is handed out twice
+ *   there is always room for a view, or never
+ *   the key stays when the library is unloaded
  */
 #include <atomic>
 #include <cstdlib>

@@ -131,7 +131,7 @@ TEST_CASE("a look at many is at some, and the next one at others")
 
 	w.use_all();
 	w.entries[all].word.put_release();
-	/* After all other entries. */
+	/* The scan reaches this entry after all other entries. */
 	while (w.next() != all)
 		REQUIRE(++looks <= all / 256);
 	CHECK(looks == all / 256);

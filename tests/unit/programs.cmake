@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# unit_tests are the C tests, which upstream's build makes, and build/tests/unit_*. The latter test
-# the core of the registration cache on the host, without a kernel; unit_tsan and unit_asan run
-# with the sanitizers.
+# unit_tests are the C tests, which upstream's build makes, and build/tests/unit_*, which test
+# the core of the registration cache on the host, without a kernel. unit_tsan and unit_asan run with
+# the sanitizers.
 check_lacking(lacking unit_tests Catch2_FOUND)
 if(lacking)
   return()

@@ -527,8 +527,7 @@ TEST_CASE("cache: idle registrations make room for a registration that RLIMIT_ME
 			ibv_reg_mr(on.pd(), big.registered().addr, big.registered().length, rights);
 		if (!mr)
 			_exit(5);
-		/* No registration is idle any more, so the verb fails as it does without a
-		 * cache. */
+		/* No registration is idle any more: the verb fails as it does without a cache. */
 		const memory more = anonymous(64 * page_size());
 		if (ibv_reg_mr(on.pd(), more.registered().addr, more.registered().length,
 			       rights | IBV_ACCESS_CACHED) ||

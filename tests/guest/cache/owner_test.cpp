@@ -76,8 +76,7 @@ namespace {
 
 constexpr int plain = IBV_ACCESS_LOCAL_WRITE, cached = plain | IBV_ACCESS_CACHED;
 
-/* The tests' time is divided into `parts` equal parts. Returns the end of a part that starts
- * now. */
+/* The tests' time has `parts` equal parts. Returns the end of a part that starts now. */
 std::chrono::steady_clock::time_point end_of_part(int parts)
 {
 	const char *const seconds = std::getenv("RUN_SECONDS");

@@ -719,8 +719,8 @@ TEST_CASE("a SUSPECT read-only mapping of a regular file waits to be settled")
 }
 
 /*
- * mprotect() may unmap page tables that are shared with another process. Then a later hole in the
- * file causes no event.
+ * mprotect() may unmap page tables that are shared with another process. Then punching a hole in
+ * the file causes no event.
  */
 TEST_CASE("protecting so much of shared huge pages that page tables go makes the word SUSPECT")
 {
