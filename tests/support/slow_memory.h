@@ -42,8 +42,8 @@ private:
 };
 
 /*
- * The number of threads that wait for pages, in all processes. Each belongs to the process that
- * owns the pages.
+ * The number of rxe's fault threads in all processes. Each is a thread of the process that owns the
+ * pages.
  */
 int fault_threads();
 
