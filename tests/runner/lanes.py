@@ -136,6 +136,9 @@ WQE_RING = replace(guest_programs("wqe_ring")[0],
 # Debian's kernel refuses the probes of the other cases.
 LOOKUP = replace(guest_programs("lookup")[0], command="RUN_SECONDS=10 build/tests/guest_lookup "
                  "-r lines 'a packet reaches a queue pair that is being destroyed'")
+# siw0 has no on-demand paging and no atomic operations, so 6 of the 8 cases run.
+NODES = [*guest_programs("nodes"),
+         *(replace(step, least=6) for step in on_siw(*guest_programs("nodes")))]
 TOOLS = Step("tools", "tests/guest/tools", results.lines, least=7)
 PYTHON_EXAMPLE = Step("python example", f"{PYTHON} pyverbs/examples/mr_notify.py rxe0")
 PYTHON_SERVER = Step("python server", f"{PYTHON} pyverbs/examples/notify_server.py rxe0")
@@ -328,11 +331,10 @@ LANES = {
         guest="--kernel stock --packages", needs=("fork", "installed", "kernel stock"),
         seconds=120),
     # Peers on another machine, and wires that lose, repeat and reorder packets.
-    "nodes": Lane(
-        # siw0 has no on-demand paging and no atomic operations, so 6 of the 8 cases run.
-        [*guest_programs("nodes"),
-         *(replace(step, least=6) for step in on_siw(*guest_programs("nodes")))],
-        guest="--kernel debian --nodes 2", needs=("fork", "kernel debian"), seconds=400),
+    "nodes": Lane(NODES, guest="--kernel debian --nodes 2", needs=("fork", "kernel debian"),
+                  seconds=400),
+    "nodes-next": Lane(NODES, guest="--kernel next --nodes 2", needs=("fork", "kernel next"),
+                       seconds=400),
     # Debian's MPIs with a process on each of two machines. After a loss soft-RoCE sends all later
     # packets again. A message of 1 MiB has a thousand packets, so with more loss it never ends.
     "nodes-mpi": Lane(
