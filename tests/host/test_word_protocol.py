@@ -43,17 +43,20 @@ class WordProtocol(unittest.TestCase):
     def test_bit_set_without_a_compare_and_swap(self):
         self.assertTrue(search("BUG_SWAP")[0])
 
-    def test_no_doubt_left_while_suspended(self):
-        self.assertTrue(search("BUG_DOUBT")[0])
+    def test_an_event_while_suspended_is_not_recorded(self):
+        self.assertTrue(search("BUG_SUSPENDED_EVENT")[0])
 
-    def test_doubt_forgotten_after_pinning(self):
-        self.assertTrue(search("BUG_ORDER")[0])
+    def test_the_state_is_cleared_after_pinning(self):
+        self.assertTrue(search("BUG_LATE_CLEAR")[0])
 
-    def test_doubt_forgotten_in_the_end(self):
-        self.assertTrue(search("BUG_FORGET")[0])
+    def test_a_restored_word_is_never_suspect(self):
+        self.assertTrue(search("BUG_RESTORED_VALID")[0])
 
-    def test_events_under_way_leave_no_doubt(self):
-        self.assertTrue(search("BUG_WAIT")[0])
+    def test_pinning_ignores_events_in_progress(self):
+        self.assertTrue(search("BUG_IN_PROGRESS")[0])
+
+    def test_the_end_of_one_event_ends_all(self):
+        self.assertTrue(search("BUG_FIRST_END")[0])
 
 
 if __name__ == "__main__":

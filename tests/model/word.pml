@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * The word of a registration that can be suspended, and everything that changes the word:
- * users, which take and drop a reference, the shrinker, the worker, an event that may have
- * changed the mapping (CLEAR), an event that has changed the mapping (UNMAP), and settle.
- * Spin tries all interleavings. A step here is one atomic instruction, or runs under the
- * tracker's lock, in umem_notify.c and umem_notify_reclaim.c.
+ * two users, which take and drop a reference and settle; the shrinker; the worker; two
+ * events that may have changed the mapping (CLEAR); and an event that has changed the
+ * mapping (UNMAP). Spin tries all interleavings. A step here is one atomic instruction, or
+ * runs under the tracker's lock, in umem_notify.c and umem_notify_reclaim.c.
  *
  * If a thread adds a reference, or settles with a reference, and reads 0 in the kernel's
  * bits, then the device has access to the pages that the range maps, except during events
@@ -27,14 +27,31 @@ bool pinned = true; /* the device has pages */
 
 /* The mapping now, and at the time of pinning */
 byte mapped, pinned_as;
-bool changing; /* an event has begun, and has not ended */
+byte changing; /* events that have begun, and have not ended */
+byte in_progress; /* the same, as the kernel counts them */
 
 inline take() { atomic { !taken -> taken = true } }
 
 /* Must be true while a thread has a reference and the kernel's bits are 0. */
 inline usable() {
 	assert(pinned);
-	assert(pinned_as == mapped || changing)
+	assert(pinned_as == mapped || changing > 0)
+}
+
+inline begin() {
+	changing++;
+	in_progress++
+}
+
+inline end() {
+	atomic {
+		changing--;
+#ifdef BUG_FIRST_END
+		in_progress = 0
+#else
+		in_progress--
+#endif
+	}
 }
 
 inline end_suspension() {
@@ -42,7 +59,7 @@ inline end_suspension() {
 		if
 		:: suspended ->
 			suspended = false;
-#ifdef BUG_FORGET
+#ifdef BUG_RESTORED_VALID
 			suspect = false
 #else
 			suspect = pages_suspect
@@ -56,16 +73,16 @@ inline restore() {
 	if
 	:: suspended && pinned -> end_suspension()
 	:: suspended && !pinned ->
-#ifndef BUG_ORDER
-#ifdef BUG_WAIT
+#ifndef BUG_LATE_CLEAR
+#ifdef BUG_IN_PROGRESS
 		pages_suspect = false;
 #else
 		/* An event in progress leaves the state suspect. */
-		atomic { pages_suspect = changing };
+		atomic { pages_suspect = (in_progress > 0) };
 #endif
 #endif
 		atomic { pinned_as = mapped; pinned = true }
-#ifdef BUG_ORDER
+#ifdef BUG_LATE_CLEAR
 		pages_suspect = false;
 #endif
 		end_suspension()
@@ -78,7 +95,7 @@ inline look() {
 	if
 	:: suspect ->
 		/* Waits for the end of an event, whose pages stay suspect until then. */
-		atomic { !changing || !suspect -> mine = suspect && pages_suspect; pages_suspect = pages_suspect && !mine }
+		atomic { in_progress == 0 || !suspect -> mine = suspect && pages_suspect; pages_suspect = pages_suspect && !mine }
 		same = (pinned_as == mapped);
 		atomic {
 			if
@@ -171,10 +188,10 @@ proctype clearing() {
 
 	for (turn : 1 .. TURNS) {
 		atomic {
-			!changing -> changing = true;
+			begin();
 			if
 			:: invalid
-#ifdef BUG_DOUBT
+#ifdef BUG_SUSPENDED_EVENT
 			:: suspended
 #else
 			:: suspended -> pages_suspect = true
@@ -186,20 +203,20 @@ proctype clearing() {
 		:: mapped++
 		:: skip /* a huge page is split */
 		fi;
-		changing = false
+		end()
 	}
 }
 
 proctype unmapping() {
 	if
 	:: atomic {
-			!changing -> changing = true;
+			begin();
 			invalid = true;
 			suspect = false;
 			suspended = false
 		}
 		mapped++;
-		changing = false
+		end()
 	:: skip
 	fi
 }
@@ -211,6 +228,7 @@ init {
 		for (i : 1 .. USERS) { run user() }
 		run shrinker();
 		run worker();
+		run clearing();
 		run clearing();
 		run unmapping()
 	}
