@@ -226,7 +226,8 @@ struct ibv_mr_notify_attr {
  * each page only once. After ibv_dereg_mr() another MR may have the word.
  *
  * Returns the MR; or NULL and registers nothing, with the errno of ibv_reg_mr_iova() or
- * ibv_reg_mr_notify_ex(). Thread safe.
+ * ibv_reg_mr_notify_ex(). The word is then unchanged, or INVALID if the kernel had armed it
+ * before the failure. Thread safe.
  */
 struct ibv_mr *ibv_reg_notified_mr(struct ibv_pd *pd, void *addr, size_t length,
 				   uint64_t iova, unsigned int access,
