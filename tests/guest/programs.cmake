@@ -55,6 +55,7 @@ target_link_libraries(slow_machine PRIVATE test_options)
 add_executable(guest_stress
   guest/notify/stress_test.cpp
   guest/notify/fault_test.cpp
+  guest/notify/fail_nth_test.cpp
   guest/notify/stress/many_threads.cpp
   guest/notify/stress/faults.cpp
   guest/notify/stress/given_back.cpp

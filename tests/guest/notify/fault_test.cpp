@@ -25,26 +25,13 @@
 #include "watched.h"
 
 using namespace mr_notify;
+using stress::at_each_place;
+using stress::most_places;
 
 namespace {
 
 constexpr std::size_t length = 16 * 4096;
 constexpr int track = 1 << 28;
-constexpr unsigned int most_places = 400;
-
-/*
- * Calls `once` with a failure at the first point, then at the second point, and so on, until no
- * point is left.
- */
-template <class Do> unsigned int at_each_place(Do once)
-{
-	unsigned int n = 1;
-
-	while (n < most_places && once(n))
-		n++;
-	return n - 1;
-}
-
 /* A file whose pages come back only by a page fault, unlike shmem and hugetlb. */
 class plain_file {
 public:

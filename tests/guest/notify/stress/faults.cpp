@@ -105,4 +105,22 @@ void faults::sometimes(const std::function<void()> &in) const
 		;
 }
 
+void faults::after_bytes(unsigned int bytes, const std::function<void()> &in) const
+{
+	const auto set = [](const char *attribute, const std::string &value) {
+		for (const char *kind : {"failslab", "fail_page_alloc"})
+			std::ofstream(debugfs + kind + "/" + attribute, std::ios::in) << value;
+	};
+
+	set("task-filter", "N");
+	set("space", std::to_string(bytes));
+	set("times", "1");
+	set("probability", "100");
+	in();
+	set("probability", "0");
+	set("times", "-1");
+	set("space", "0");
+	set("task-filter", "Y");
+}
+
 } // namespace stress

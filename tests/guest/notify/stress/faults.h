@@ -29,9 +29,30 @@ public:
 	/* Makes one call in ten fail. */
 	void sometimes(const std::function<void()> &in) const;
 
+	/*
+	 * Lets one allocation of any thread fail, also of the kernel's workers, after `in` and
+	 * others have allocated about this many bytes.
+	 */
+	void after_bytes(unsigned int bytes, const std::function<void()> &in) const;
+
 private:
 	bool possible_ = false;
 };
+
+constexpr unsigned int most_places = 2000;
+
+/*
+ * Calls `once` with a failure at the first point, then at the second point, and so on, until no
+ * point is left. Returns the number of points.
+ */
+template <class Do> unsigned int at_each_place(Do once)
+{
+	unsigned int n = 1;
+
+	while (n < most_places && once(n))
+		n++;
+	return n - 1;
+}
 
 } // namespace stress
 
