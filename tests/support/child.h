@@ -14,7 +14,7 @@ struct child_result {
 	std::vector<std::string> lines; /* the lines that it reported by tell() */
 };
 
-/* @environment: "NAME=VALUE" sets, "NAME" unsets. The child shares our outputs. */
+/* @environment: "NAME=VALUE" sets a variable, "NAME" unsets it. The child shares our outputs. */
 child_result run_child(const std::string &hidden_test, const std::vector<std::string> &environment);
 
 /* Call this in the child: sends one line to its parent. */

@@ -205,8 +205,8 @@ struct fake_kernel {
 	}
 
 	/*
-	 * An event that may have changed the range. If `gone`, the range has changed, and only
-	 * settle() finds this out.
+	 * An event in the range. If `gone`, the event has changed the range, but only settle()
+	 * finds this out.
 	 */
 	void suspect(uint64_t start, uint64_t end, bool gone)
 	{

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * A registrar without a kernel: it counts registrations, and hands out
- * numbers that are never used twice. For the cache's tests.
+ * A registrar without a kernel, for the cache's tests. It counts registrations, and never hands out
+ * a number twice.
  */
 #ifndef MR_CACHE_FAKE_REGISTRAR_H
 #define MR_CACHE_FAKE_REGISTRAR_H

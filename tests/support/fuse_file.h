@@ -70,8 +70,8 @@ public:
 		if (page == MAP_FAILED || memory < 0)
 			_exit(200);
 		/*
-		 * Starts this thread before the fault. Afterwards the thread's stack could not be
-		 * mapped, because mmap_lock is held.
+		 * This thread starts before the fault, because its stack can't be mapped while
+		 * mmap_lock is held.
 		 */
 		std::thread writer([&] {
 			usleep(300000);

@@ -195,7 +195,7 @@ bool keep_possible(Catch::Session &session)
 {
 	const Catch::Config &config = session.config();
 	Catch::ConfigData data = session.configData();
-	std::string kept; /* one argument: a case must match all arguments */
+	std::string kept; /* one argument, because a case must match each argument */
 	bool skipped = false;
 
 	for (const auto &one :

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* A probe on a function of the kernel: trace events. */
+/* A probe on a function of the kernel. Each call of the function is a trace event. */
 #ifndef GUEST_PROBE_H
 #define GUEST_PROBE_H
 

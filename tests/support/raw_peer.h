@@ -88,8 +88,7 @@ public:
 	void read_answer(part which, uint32_t psn, const std::vector<std::byte> &data) const;
 	/* The next packet from the queue pair, if a packet comes within this time. */
 	std::optional<packet> next(std::chrono::milliseconds patience) const;
-	/* All packets until the queue pair is silent for a while, but at least @expected packets.
-	 */
+	/* Returns at least @expected packets, and all packets until the queue pair is silent. */
 	std::vector<packet> all(std::size_t expected = 0) const;
 
 	ibv_qp *qp() const { return qp_.get(); }
@@ -100,15 +99,15 @@ public:
 	 * (yet).
 	 */
 	bool become(ibv_qp_state state) const;
-	/* In IBV_QPS_SQD: are all requests that were started complete? */
+	/* Returns whether all requests that were started before IBV_QPS_SQD are complete. */
 	bool drained() const;
 	/* Resets the queue pair, and lets it receive again. */
 	void reset() const;
 	/*
-	 * From now on the queue pair may send requests, too. After a NAK, or after 4.096 us <<
-	 * @timeout (0: no timeout), it repeats a request @retries times (7: without limit). After
-	 * an RNR NAK it always repeats the request. @most_answers: the limit of reads and atomics
-	 * at a time
+	 * From now on the queue pair may send requests, too. It repeats a request @retries times
+	 * (7: without limit) after a NAK or a timeout. The timeout is 4.096 us << @timeout; 0 means
+	 * no timeout. After an RNR NAK the queue pair repeats the request without limit.
+	 * @most_answers: the limit of reads and atomics at a time
 	 */
 	void allow_requests(uint8_t retries = 0, uint8_t timeout = 0,
 			    uint8_t most_answers = 1) const;

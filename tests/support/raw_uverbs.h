@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * Calls to the kernel by MR handle, without struct ibv_mr. A test can race the notification methods
- * with the deregistration that frees the struct. There are also registration that arms in the same
- * call, and re-registration, which rxe's kernel driver has but providers/rxe lacks.
+ * with the deregistration that frees the struct. One call registers and arms. Another call
+ * re-registers; rxe's kernel driver can do this, but providers/rxe can't.
  */
 #ifndef GUEST_RAW_UVERBS_H
 #define GUEST_RAW_UVERBS_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * A requirement is a tag of test cases: main() skips the cases with this tag if the machine or the
- * device does not meet the requirement. main() refuses a tag that is no requirement.
+ * A requirement is a tag of test cases. If the machine or the device does not meet the requirement,
+ * main() skips the cases with this tag. main() refuses a tag that is no requirement.
  */
 #ifndef SUPPORT_REQUIREMENT_H
 #define SUPPORT_REQUIREMENT_H

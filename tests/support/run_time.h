@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * How long a test runs: for RUN_SECONDS (default 3), and then until it has seen the events that it
- * needs, however slow the machine is. If RUN_COUNT is set, run_limit instead ends the test when it
- * has done something RUN_COUNT times.
+ * A test runs for RUN_SECONDS (default 3). Then it continues until it has seen the events that it
+ * needs, also on a slow machine. If RUN_COUNT is set, run_limit instead ends the test when it has
+ * done something RUN_COUNT times.
  */
 #ifndef RUN_TIME_H
 #define RUN_TIME_H

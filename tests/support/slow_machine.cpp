@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Makes a test run as on a busy machine, if preloaded (LD_PRELOAD). RUN_SLOW names the late part:
+ * If preloaded (LD_PRELOAD), this library makes a test run as on a busy machine. RUN_SLOW names the
+ * late part:
  *   child, parent     300 ms after each fork
  *   thread, creator   300 ms after each start of a thread
  *   calls             up to 200 ms before and after each 30th of the system calls below

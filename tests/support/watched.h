@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
-/* A registration whose word is armed: most tests of notification begin with one. */
+/* A registration whose word is armed. Most tests of notification begin with such a registration. */
 #ifndef GUEST_WATCHED_H
 #define GUEST_WATCHED_H
 

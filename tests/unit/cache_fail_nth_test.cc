@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The n-th call of the cache to its environment fails: a registration, a settle, a deregistration,
- * a reservation of memory, or a change of its protection. A scenario is repeated with n = 1, 2, ...
- * until no call fails. Either only the n-th call fails, or all calls from the n-th on.
+ * The n-th call of the cache to its environment fails. The call is a registration, a settle, a
+ * deregistration, a reservation of memory, or a change of its protection. A scenario is repeated
+ * with n = 1, 2, ... until no call fails. Either only the n-th call fails, or all calls from the
+ * n-th on.
  *
- * After each failure the contract holds: a verb that fails takes nothing, a reference is to a live
- * registration of the range, and after the failures nothing is left over.
+ * After each failure the contract holds: a verb that fails gives no reference, each reference
+ * belongs to a live registration of the range, and nothing is left over at the end.
  */
 #include <cerrno>
 #include <vector>

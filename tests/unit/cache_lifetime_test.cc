@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * How registrations, PDs and contexts end while other threads work: a deregistration that fails, a
- * flush during a deregistration, registrations inside registrations, cancelled threads.
+ * How registrations, PDs and contexts end while other threads work. A deregistration fails, a flush
+ * meets a deregistration, a registration begins inside another registration, or a thread is
+ * cancelled.
  *
- * Each of these mistakes was seen to fail here:
- *   a flush that does not wait for a deregistration or registration in progress
- *   a flush that ignores a failed attempt to take a reference, or waits long for a used entry
- *   an entry whose deregistration failed is opened again, or tried again by an eviction
- *   such an entry is kept when its owner is flushed, or its context or word is used afterwards
- *   a record of an owner or PD that lives as long as the used part of a closed context
- *   a thread that waits for its own registration, or two threads that wait for each other
- *   deregistrations by other threads not counted as room
- *   a registration that is repeated as long as other threads have idle entries
- *   a thread that is cancelled while it waits with the mutex, or inside the registrar
- *   a registration that waits without limit for another one, or for memory that others release
+ * This test fails with each of these mistakes:
+ *   A flush does not wait for a deregistration or registration in progress.
+ *   A flush ignores a failed attempt to take a reference, or waits long for a used entry.
+ *   An entry whose deregistration failed is opened again, or an eviction tries it again.
+ *   A flush keeps an entry whose deregistration failed, or uses its context or word afterwards.
+ *   The record of an owner or PD lives as long as the used part of a closed context.
+ *   A thread waits for its own registration, or two threads wait for each other.
+ *   Deregistrations by other threads do not count as room.
+ *   A registration is repeated for as long as other threads have idle entries.
+ *   A thread is cancelled while it waits with the mutex, or inside the registrar.
+ *   A registration waits without limit for another registration, or for memory that other threads
+ *   release.
  */
 #include <atomic>
 #include <chrono>
@@ -45,7 +47,8 @@ void *name(uintptr_t n)
 /* The registrar first runs `before`, as a hook, a signal or a slow device would. */
 struct hooked_env : fake_env {
 	/*
-	 * Counts the threads that begin to wait for other threads, before they release the mutex.
+	 * Counts the threads that begin to wait for other threads. A thread counts itself before it
+	 * releases the mutex.
 	 */
 	struct condition : fake_env::condition {
 		static inline std::atomic<unsigned int> waits = 0;
@@ -190,7 +193,7 @@ struct gate {
 	}
 };
 
-/* Does the thread wait for another thread, instead of continuing by itself? */
+/* Returns whether the thread waits for another thread. */
 bool waits(const std::atomic<bool> &done)
 {
 	while (!hooked_env::condition::waits && !done)
@@ -471,7 +474,7 @@ TEST_CASE_METHOD(fixture, "there is an end though others take the room each time
 
 TEST_CASE_METHOD(fixture, "a registration in the middle of a registration does not wait")
 {
-	/* The same range, a range within it, and another range; and a request that needs room. */
+	/* The inner range is equal to the outer range, within it, or separate. */
 	for (auto [page, pages] : {std::pair<uint64_t, uint64_t>{0, 4}, {1, 1}, {8, 2}}) {
 		mr_cache_ref outer, inner;
 		int depth = 0;
@@ -854,7 +857,7 @@ TEST_CASE_METHOD(fixture, "a thread that is cancelled inside the registrar comes
 {
 	gate inside;
 
-	/* A provider may, for example, print a message, where a thread can be cancelled. */
+	/* A provider may call a cancellation point, for example to print a message. */
 	cache.env.before_reg = [&](const mr_cache_request &) {
 		inside.pass();
 		pthread_testcancel();

@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The registration cache under a scheduler: users, a kernel that invalidates, and a thread that
- * evicts, interleaved at each atomic operation, for many seeds. The test fails, and names the seed,
- * if a registration is stale, leaked, or deregistered in use or twice, or if a thread hangs.
- * RUN_SEED=n runs only this seed.
+ * The registration cache under a scheduler, for many seeds. The steps of users, of a kernel that
+ * invalidates, and of a thread that evicts are interleaved at each atomic operation. The test
+ * fails, and names the seed, if a registration is stale, leaked, or deregistered in use or twice,
+ * or if a thread hangs. RUN_SEED=n runs only this seed.
  *
- * Each of these mistakes was seen to fail here:
- *   the fields compared before get() but not after it
- *   open() that stores the word instead of adding to it
- *   a word closed while it has references
- *   a release that does not check whether it was the last of an unlinked entry
- *   put_unused() without this check
- *   a hit that ignores CLOSED or the kernel's bits
- *   a suspect or suspended entry handed out without settling
- *   a registration without a reference while it is made
- *   an entry found in the index not compared again after get()
- *   a slow release that does not check again under the mutex
- *   kernel bits of the word's previous registration not cleared
- *   an unlinked registration that stays in the index
- *   no waiter woken when a registration was made
- *   unlinked entries deregistered between looking for a registration in progress and waiting for it
- *   an eviction, or a new entry, that does not change the index's version
- *   an entry inserted into an index that has changed, without another look-up
- *   a flush that does not wait for threads inside the registrar
- *   the last user of a closed context's entry deregistering it
+ * This test fails with each of these mistakes:
+ *   The fields are compared before get(), but not after it.
+ *   open() stores the word instead of adding to it.
+ *   A word is closed while it has references.
+ *   A release does not check whether it was the last release of an unlinked entry.
+ *   put_unused() does not make this check.
+ *   A hit ignores CLOSED or the kernel's bits.
+ *   A suspect or suspended entry is handed out without settling.
+ *   A registration has no reference while it is made.
+ *   An entry found in the index is not compared again after get().
+ *   A slow release does not check again under the mutex.
+ *   The kernel's bits of the word's previous registration are not cleared.
+ *   An unlinked registration stays in the index.
+ *   The end of a registration wakes no waiter.
+ *   After a thread has looked for a registration in progress, it deregisters unlinked entries
+ *   before it waits.
+ *   An eviction or a new entry does not change the index's version.
+ *   If the index has changed, an entry is inserted without another look-up.
+ *   A flush does not wait for threads inside the registrar.
+ *   The last user of a closed context's entry deregisters the entry.
  */
 #include <cstdlib>
 #include <cstring>

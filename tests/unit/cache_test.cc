@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * The promises of the registration cache, one by one, in one thread, on a fake kernel:
- * finding, evicting, and failures of the registrar.
+ * The promises of the registration cache, one by one, in one thread, on a fake kernel. The tests
+ * find and evict entries, and the registrar fails.
  */
 #include <memory>
 
@@ -940,7 +940,7 @@ TEST_CASE("a word is free with one reference, and without the kernel's bits")
 	CHECK(hold() == (word.CLOSED | word.REF));
 }
 
-/* A kernel that still uses the word acts between any two operations of the cache. */
+/* After each operation of the cache on a word, the kernel may change the word. */
 struct meddled_env : fake_env {
 	static inline std::function<void(std::atomic<uint64_t> &)> kernel_acts;
 
@@ -1021,7 +1021,7 @@ TEST_CASE_METHOD(fixture, "a forgotten registration ends with its last user")
 	CHECK(forget(cache, mine, &shared) == EINVAL);
 
 	/*
-	 * An idle entry that covers the range does not count as a user. It ended with the other
+	 * An idle entry that covers the range does not count as a user; it ended with the other
 	 * entry.
 	 */
 	mine = get(4);

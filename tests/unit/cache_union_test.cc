@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Requests that overlap idle registrations, on a fake kernel: when they are merged into one
- * registration, and when not.
+ * Requests that overlap idle registrations, on a fake kernel. The tests check when registrations
+ * are merged, and when not.
  */
 #include <algorithm>
 #include <random>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Only the list: random additions, removals and moves of its hand, compared with a vector.
+ * The list alone. Random additions, removals and moves of the hand are compared with a vector.
  *
- * Each of these mistakes was seen to fail here:
- *   a hand that stays at a removed entry, or does not start again at the first entry
- *   a removal that does not update the neighbours, the first or the last entry
+ * This test fails with each of these mistakes:
+ *   The hand stays at a removed entry, or does not start again at the first entry.
+ *   A removal does not update the neighbours, the first or the last entry.
  */
 #include <algorithm>
 #include <memory>

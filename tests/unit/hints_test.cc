@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Only the hints: a hint is found by the requests that it serves and by no others, for any
- * position of the buffers.
+ * The hints alone. At any position of the buffers, a request finds the hint of an entry that serves
+ * the request, and finds no other hint.
  *
- * Each of these mistakes was seen to fail here:
- *   rights or the domain missing in the hash
- *   the offset in the page included in the hash, except for an exact range
- *   the second hint of a bucket not checked
- *   an old hint with the same tag kept
- *   each use of a part replaces another hint, or no use does
- *   tags not compared
- *   a table that grows too late, or beyond its memory
+ * This test fails with each of these mistakes:
+ *   The hash lacks the rights or the domain.
+ *   The hash of a range that is not exact includes the offset in the page.
+ *   The second hint of a bucket is not checked.
+ *   An old hint with the same tag is kept.
+ *   Each use of a part replaces another hint.
+ *   No use of a part replaces another hint.
+ *   Tags are not compared.
+ *   The table grows too late, or beyond its memory.
  */
 #include <memory>
 

@@ -4,12 +4,12 @@
  * redirects malloc() and free() of mr_view.c and of this file to functions here that count the
  * calls.
  *
- * Each of these mistakes was seen to fail here:
- *   a thread that ends frees none of its views, or all but the first
- *   a view that is freed later is kept
- *   a kept view has a wrong link, or is handed out twice
- *   there is always room for a view, or never
- *   the key stays when the library is unloaded
+ * This test fails with each of these mistakes:
+ *   A thread that ends frees none of its views, or all but the first.
+ *   A view that is freed later is kept.
+ *   A kept view has a wrong link, or is handed out twice.
+ *   The number of kept views has no limit, or is always 0.
+ *   The key stays when the library is unloaded.
  */
 #include <atomic>
 #include <cstdlib>

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Only the choice of victims: the oldest of some entries, and never an entry in use.
+ * The choice of victims alone. The victim is the oldest of some entries, and never an entry in use.
  *
- * Each of these mistakes was seen to fail here:
- *   the youngest or the first of the scanned entries chosen
- *   an entry in use chosen
- *   invalid entries not preferred
- *   scans that always start at the same place, or skip an entry after the last scanned one, or
- *   are not limited
+ * This test fails with each of these mistakes:
+ *   The victim is the youngest or the first of the scanned entries.
+ *   The victim is an entry in use.
+ *   Invalid entries are not preferred.
+ *   Scans always start at the same place, skip an entry after the last scanned entry, or have no
+ *   limit.
  */
 #include <algorithm>
 #include <memory>

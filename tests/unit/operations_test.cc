@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* Which registration in progress will serve a request: all ranges and requests of a few pages. */
+/*
+ * Which registration in progress will serve a request. The test tries all ranges and requests of a
+ * few pages.
+ */
 #include <vector>
 
 #include "catch.h"

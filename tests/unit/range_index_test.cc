@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Only the index: random insertions and removals, and each result compared with a linear
+ * The index alone, with random insertions and removals. Each result is compared with a linear
  * search of a list.
  *
- * Each of these mistakes was seen to fail here:
- *   a candidate not verified, or not searched in larger sets of rights
- *   a set of rights not recognized as a superset
- *   a split or a merge of the treap that loses a subtree
- *   a predecessor that must lie before the address, a successor that must lie after it
- *   insert() that does not look where the entry that starts after it ends
- *   an entry of another PD, or of another ordering, returned; exact entries not distinguished
+ * This test fails with each of these mistakes:
+ *   A candidate is not verified, or not searched in larger sets of rights.
+ *   A set of rights is not recognized as a superset.
+ *   A split or a merge of the treap loses a subtree.
+ *   The predecessor must lie before the address, or the successor after it.
+ *   insert() does not check the end of the entry that starts after the new entry.
+ *   The index returns an entry of another PD or of another ordering.
+ *   The index does not distinguish exact entries.
  */
 #include <memory>
 #include <random>
@@ -149,7 +150,7 @@ TEST_CASE("the index answers as a list would")
 	}
 }
 
-/* Many entries make a deep tree; all are looked up. */
+/* All entries of a deep tree are looked up. */
 TEST_CASE("no entry is lost in one tree")
 {
 	for (uint64_t seed = 1; seed <= 20; seed++) {

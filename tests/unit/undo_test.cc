@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Only undo.h: a change of a file is undone at the end or by a signal. Each case has its own
+ * undo.h alone: it undoes a change of a file at the end or by a signal. Each case has its own
  * process, because the first object of a process installs the signal handlers.
  */
 #include <sys/stat.h>

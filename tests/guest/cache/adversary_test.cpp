@@ -405,7 +405,7 @@ void fork_until(const std::atomic<bool> &stop, buffer_set &buffers, result &out)
 			for (int i = 0; i < buffer_count; i += 3) {
 				const range r = buffers[i].where();
 				/*
-				 * The memory may be unmapped at the moment: then a system call
+				 * The memory may be unmapped at the moment. Then a system call
 				 * fails, but an access would end the child.
 				 */
 				int ends[2];

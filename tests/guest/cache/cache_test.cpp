@@ -47,8 +47,8 @@ constexpr int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 const std::size_t length = 16 * page_size();
 
 /*
- * Uses ibv_reg_mr_ex() if rdma-core has it, because each verb also finds registrations that another
- * verb made.
+ * Registers by ibv_reg_mr_ex() if rdma-core has it. Some tests also register by ibv_reg_mr(),
+ * because each verb finds registrations that the other verb made.
  */
 owned<ibv_mr> cached(const device &on, range r)
 {
@@ -527,7 +527,9 @@ TEST_CASE("cache: idle registrations make room for a registration that RLIMIT_ME
 			ibv_reg_mr(on.pd(), big.registered().addr, big.registered().length, rights);
 		if (!mr)
 			_exit(5);
-		/* No registration is idle any more: the verb fails as it does without a cache. */
+		/*
+		 * No registration is idle any more, so the verb fails as it does without a cache.
+		 */
 		const memory more = anonymous(64 * page_size());
 		if (ibv_reg_mr(on.pd(), more.registered().addr, more.registered().length,
 			       rights | IBV_ACCESS_CACHED) ||

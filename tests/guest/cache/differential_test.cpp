@@ -12,19 +12,19 @@
  *  - It cancels a thread that registers.
  *  - It holds the lock of an allocator that another thread needs for a registration.
  *
- * The program also runs in special processes: with a low limit of locked memory, with all memory
- * locked, with a timer, in a small memory control group, with a need for all of a pool of huge
- * pages, and with memory that is moved and sealed. The last three processes use memory that they
- * have just deregistered.
+ * The program also runs in six special processes. They have a low limit of locked memory, all
+ * memory locked, a timer, a small memory control group, a need for all of a pool of huge pages, or
+ * memory that is moved and sealed. The last three processes use memory that they have just
+ * deregistered.
  *
  * These differences are intended. The program avoids them or compares them with care:
- *  - ibv_rereg_mr() of a cached MR may fail with EINVAL; the program deregisters the MR right after
- *    in any case.
- *  - A local key may cover more than the requested range, with more rights: the program accesses
+ *  - ibv_rereg_mr() of a cached MR may fail with EINVAL. The program deregisters each MR right
+ *    after ibv_rereg_mr().
+ *  - A local key may cover more than the requested range, with more rights. The program accesses
  *    only the range that it registered, unless a peer takes part.
- *  - A receive that was posted before a deregistration succeeds: the program leaves no receive
+ *  - A receive that was posted before a deregistration succeeds. The program leaves no receive
  *    posted.
- *  - A registration is not a cancellation point: the program does not compare whether a thread was
+ *  - A registration is not a cancellation point. The program does not compare whether a thread was
  *    cancelled during a registration or after it.
  *
  * RUN_SEED sets the first seed, RUN_SECONDS the time (default 3).
@@ -592,7 +592,7 @@ private:
 
 	/*
 	 * The child writes to its own copy of the memory. fork() copies only registered pages; the
-	 * child shares the others until it writes.
+	 * child shares the other pages until it writes.
 	 */
 	void fork_child()
 	{
@@ -866,7 +866,7 @@ private:
 	int step_ = 0;
 };
 
-/* Returns both results of a step, unless they are equal or may differ. */
+/* Returns both results of a step if they differ, but must not differ. */
 std::optional<std::string> difference(const std::string &plain, const std::string &cached)
 {
 	const std::string refused = "-1, " + said(EINVAL);

@@ -38,8 +38,8 @@ using namespace std::chrono_literals;
 namespace {
 
 /*
- * Not 0 while the heap is being changed. Then a signal handler must not call exit(), because exit()
- * frees memory.
+ * Not 0 while the heap is being changed. During a change a signal handler must not call exit(),
+ * because exit() frees memory.
  */
 volatile std::sig_atomic_t in_heap;
 /* A signal came while the heap was being changed. It is raised again afterwards. */

@@ -2,7 +2,7 @@
 /*
  * An allocator registers the memory that it gets from the system, as MPI and storage libraries do.
  * When the provider allocates its struct for a registration, another registration can then begin
- * inside the first. Each of the two must work as it does alone.
+ * inside the first. Each of the two registrations must work as it does alone.
  */
 #include "catch.h"
 
@@ -134,7 +134,7 @@ void nest_and_replace(int outer_access, int inner_access)
 			   CHECK(arrives(on, outer, of_outer) == std::byte{'o'});
 			   CHECK(arrives(on, inner, of_inner) == std::byte{'i'});
 		   }) > 0);
-	/* Each of the two becomes stale independently. */
+	/* Each of the two registrations becomes stale independently. */
 	for (const bool change_outer : {true, false})
 		nest(on, outer_access, inner_access,
 		     [&](ibv_mr *, range of_outer, ibv_mr *, range of_inner) {

@@ -143,7 +143,7 @@ struct spaced {
 	memory m;
 };
 
-/* For a thread other than the main thread, where a failed check would not end the test. */
+/* Checks in a thread other than the main thread, where a failed CHECK() would not end the test. */
 void must_be_zero(int error, const char *verb)
 {
 	if (!error)

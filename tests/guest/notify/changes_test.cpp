@@ -961,7 +961,7 @@ TEST_CASE("suspending is refused without users, a word, or by another process")
 	const idle_mr one(on);
 	if (!can_reclaim(on))
 		CHECK(ibv_suspend_mr_notify(one.mr.get()) == EOPNOTSUPP);
-	std::atomic_ref<uint64_t>(*one.word) += one_user; /* otherwise the fork would suspend it */
+	std::atomic_ref<uint64_t>(*one.word) += one_user; /* prevents a suspension by the fork */
 	in_child([&] {
 		child_check(ibv_suspend_mr_notify(one.mr.get()) == EINVAL);
 		_exit(0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* The contract of the verbs: their results, and that they change nothing else. */
+/* The contract of the verbs. Each verb returns the documented result, and changes nothing else. */
 #include "catch.h"
 
 #include <fcntl.h>
@@ -283,7 +283,7 @@ TEST_CASE("errors")
 		auto *address = reinterpret_cast<uint64_t *>(readonly.registered().addr);
 		CHECK(ibv_reg_mr_notify(mr.get(), address) == EFAULT);
 	}
-	/* The failed calls have not armed the MR: */
+	/* The failed calls have not armed the MR, so it can be armed again. */
 	ibv_unreg_mr_notify(mr.get());
 	CHECK(ibv_reg_mr_notify(mr.get(), w.address()) == 0);
 }

@@ -69,7 +69,7 @@ processes &there()
 	return both;
 }
 
-/* 7 tries of 134 ms: enough if packets are only lost. */
+/* If packets are only lost, 7 tries of 134 ms are enough. */
 constexpr patience ends_soon{15, 6};
 constexpr patience endless{15, 7};
 

@@ -447,7 +447,7 @@ TEST_CASE("a registration that ends is traced")
 		{
 			const device on;
 			auto mr = armed(on);
-			free(mr.release()); /* only the library's struct: the kernel's MR stays */
+			free(mr.release()); /* the kernel's MR stays */
 		}
 		const auto seen = events.take(copy);
 		REQUIRE(seen.size() == 2);

@@ -296,7 +296,7 @@ TEST_CASE("race: disarming during an unmap", "[revoke]")
 	const std::size_t before = pinned_bytes();
 	std::atomic<unsigned int> begun = 0;
 	std::atomic<unsigned int> unmapped = 0;
-	std::atomic<int> head_start = 0; /* < 0: ibv_unreg_mr_notify() has it */
+	std::atomic<int> head_start = 0; /* negative: the unmapper waits */
 	std::atomic<bool> stop = false;
 	uint64_t invalid = 0;
 	uint64_t strange = 0;

@@ -49,7 +49,7 @@ namespace {
 constexpr std::size_t length = 16 * 4096;
 constexpr uint64_t mask = 0xffff00;
 constexpr uint64_t one_user = 0x100;
-constexpr int tracked = 1 << 28; /* IB_UVERBS_ACCESS_TRACK: arming compares no pages */
+constexpr int tracked = 1 << 28; /* IB_UVERBS_ACCESS_TRACK; arming compares no pages */
 constexpr uint64_t one_use = uint64_t{1} << 32; /* not a bit of the mask */
 constexpr uint64_t invalid = IBV_MR_NOTIFY_INVALID;
 constexpr uint64_t suspect = IBV_MR_NOTIFY_SUSPECT;
@@ -77,8 +77,9 @@ void shrink_twice()
 const char *const too_slow = "too slow for a single scan";
 
 /*
- * Calls `prepare`, and returns the result of a check. If the check took as long as a scan or the
- * worker may take, tries again. Returns nothing if each attempt took too long.
+ * Calls `prepare`, and returns the result of a check. If the check took so long that the kernel may
+ * have scanned or the worker may have run, the function tries again. Returns nothing if each
+ * attempt took too long.
  */
 template <class P, class F>
 std::optional<bool> within(std::chrono::nanoseconds most, P prepare, F is_so)
@@ -326,7 +327,7 @@ TEST_CASE("a registration that was used since the last look is passed over once"
 	{
 		const auto left = after_one_scan(
 			[&] {
-				shrink_twice(); /* so that it can be restored */
+				shrink_twice(); /* the next step restores it */
 				REQUIRE(unused.w.value() == suspended);
 			},
 			[&] { REQUIRE(unused.settle() == 0); },
@@ -380,7 +381,7 @@ TEST_CASE("a registration that can be suspended from the start", "[roce]")
 
 	const auto refused = raw.register_armed(on.pd(), m.registered().addr, length, w.address(),
 						{raw_uverbs::reclaimable()});
-	CHECK(refused.error == EINVAL); /* a failed restore does not count */
+	CHECK(refused.error == EINVAL); /* the word counts no users */
 	const auto nothing_to_lend = raw.register_armed(on.pd(), m.registered().addr, length,
 							nullptr, {raw_uverbs::reclaimable()});
 	CHECK(nothing_to_lend.error == EINVAL);
@@ -413,7 +414,7 @@ TEST_CASE("an idle time is for a registration that can be suspended", "[roce]")
 	REQUIRE(stays.error == 0);
 	const auto also = reg(idle, of_idle, {raw_uverbs::in_use(mask), raw_uverbs::reclaimable()});
 	REQUIRE(also.error == 0);
-	/* The kernel's default idle time is over for both. */
+	/* The default idle time of both registrations is over. */
 	CHECK(happens([&] { return of_idle.value() == suspended; }));
 	CHECK(of_kept.value() == 0);
 	CHECK(raw.deregister(also.handle) == 0);

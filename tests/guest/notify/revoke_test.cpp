@@ -161,7 +161,7 @@ TEST_CASE("a memory window of a revoked MR gives no access", "[revoke][mw]")
 	      IBV_WC_SUCCESS);
 	std::memset(to.whole.addr, 0x5a, length);
 
-	/* Deregistration fails while the window is bound: the MR stays armed. */
+	/* Deregistration fails while the window is bound, so the MR stays armed. */
 	CHECK(ibv_dereg_mr(to.mr.get()) != 0);
 	to.invalidate();
 	CHECK(link.refused(link.write(from.mr.get(), from.bytes(), to.whole.addr, window->rkey)));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * Everything at the same time and at random: rows of the test matrix, registrations, arming,
- * settling, RDMA, forks and kills, in several processes with several threads. Each registration
- * has an oracle (stress/slot.h), and a thread shrinks all caches without a pause. RUN_SECONDS says
- * how long (default 5), RUN_SEED is the first seed (default 1). A seed repeats the choices, but
- * not the timing.
+ * Rows of the test matrix, registrations, arming, settling, RDMA, forks and kills run at the same
+ * time and at random, in several processes with several threads. Each registration has an oracle
+ * (stress/slot.h), and a thread shrinks all caches without a pause. RUN_SECONDS says how long
+ * (default 5), RUN_SEED is the first seed (default 1). A seed repeats the choices, but not the
+ * timing.
  */
 #include "catch.h"
 
@@ -109,8 +109,8 @@ TEST_CASE("no write lands in a page after it was unpinned", "[revoke]")
 	SECTION("file pages that another process maps")
 	{
 		/*
-		 * Proves that the check works: a peer does write through a registration that is
-		 * not armed.
+		 * Proves that the check works, because a peer does write through an unarmed
+		 * registration.
 		 */
 		CHECK(stress::writes_into_a_file_of_another(on, loss::none) > 0);
 		do {

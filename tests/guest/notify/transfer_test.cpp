@@ -2,8 +2,8 @@
 /*
  * One of the registrations of a long transfer ends during the transfer. The transfer fails, the
  * kernel unpins the pages immediately, and the device stops accessing them. RUN_SECONDS sets how
- * long the writes go on (default: four rounds). Only in one of many rounds is a page freed while
- * TCP copies it.
+ * long the writes go on (default: four rounds). In most rounds no page is freed while TCP copies
+ * it.
  */
 #include "catch.h"
 

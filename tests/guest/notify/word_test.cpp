@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-/* A word belongs to one MR: when two words are the same, and when a word is free. */
+/*
+ * A word belongs to one MR. The tests check when two words are the same, and when a word is free.
+ */
 #include "catch.h"
 
 #include <sys/mman.h>

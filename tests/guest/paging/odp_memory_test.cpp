@@ -104,7 +104,7 @@ TEST_CASE("nothing of a gigabyte in use is pinned between transfers", "[odp]")
 	const memory whole = anonymous(much); /* all touched */
 	const range r = whole.registered();
 
-	/* writes only a part of each 4 MiB: all bytes would take minutes on an emulated machine */
+	/* writes only a part of each 4 MiB, because an emulated machine needs minutes for all */
 	for (std::size_t at = 0; at < much; at += 16 * length) {
 		fill(from.registered(), at);
 		REQUIRE(link.write(all.get(), from.registered(), r.addr + at, all->rkey) ==
@@ -373,6 +373,6 @@ TEST_CASE("huge pages of hugetlb are copied as others are", "[odp][kprobes]")
 	looked_up.count();
 	REQUIRE(s.write_to(m.registered()));
 	REQUIRE(s.read_from(m.registered()));
-	/* of 4,096 packets: if another thread holds mmap_lock, the device looks the page up */
+	/* of 4,096 packets; if another thread holds mmap_lock, the device looks the page up */
 	CHECK(looked_up.hits() < 100);
 }

@@ -582,7 +582,7 @@ TEST_CASE("packets: a dropped message consumes no receive", "[veth odp][userfaul
 	let_pass(50ms);
 	peer.message(1, early);
 	peer.write(2, plain.end(), s.all->rkey, after);
-	REQUIRE(happens([&] { return *mark == after[0]; })); /* so the first message was dropped */
+	REQUIRE(happens([&] { return *mark == after[0]; })); /* the first message was dropped */
 	CHECK_FALSE(peer.completed(50ms));
 	std::byte *into = s.at();
 	uint32_t psn = 3;
@@ -837,7 +837,7 @@ TEST_CASE("packets: an old response is ignored", "[veth odp][userfaultfd]")
 		REQUIRE(s.slow->faulted());
 		const auto told = peer->next(time_limit);
 		REQUIRE(told);
-		REQUIRE(told->is_rnr()); /* so the read does not wait any more */
+		REQUIRE(told->is_rnr()); /* the read does not wait any more */
 		refuse();
 		REQUIRE(no_thread_waits());
 		allow();

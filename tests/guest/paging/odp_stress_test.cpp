@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
- * On-demand paging, everything at the same time and at random. Several processes make transfers
- * whose bytes are known (odp/arena.h), and accesses that fail, wait, or are abandoned
+ * On-demand paging at random, in several processes. Some threads make transfers whose bytes are
+ * known (odp/arena.h). Others make accesses that fail, wait, or are abandoned
  * (odp/random_access.h). During this, processes are killed or execute another program, and the
  * device is being removed. RUN_SECONDS says how long (default 3), RUN_SEED is the first seed.
  */

@@ -647,8 +647,9 @@ TEST_CASE("counters: pages faulted in, waited for, prefetched", "[odp]")
 
 /*
  * NUMA balancing removes the access to a page for a moment, to find out which node uses the page. A
- * page that is only read could keep its access. In a new process the kernel begins its scan at the
- * first address; in a process with two threads it may begin at any address.
+ * wrong driver could leave the page in this state when it only reads the page. In a new process the
+ * kernel begins its scan at the first address; in a process with two threads it may begin at any
+ * address.
  */
 TEST_CASE("counters: a page that NUMA balancing has marked is faulted in", "[odp]")
 {

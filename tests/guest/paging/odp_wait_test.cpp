@@ -272,7 +272,7 @@ TEST_CASE("each operation waits for its page, and others continue", "[odp][userf
 		CHECK(full_of(there, data));
 	}
 	CHECK(no_thread_waits());
-	/* and the connection still works */
+	/* the connection still works */
 	CHECK(s.link.write(s.all.get(), here, there.addr, rkey) == IBV_WC_SUCCESS);
 }
 
@@ -356,7 +356,7 @@ TEST_CASE("a slow page consumes no retry", "[odp][userfaultfd]")
 	const piece plain = s.near();
 
 	CAPTURE(what);
-	s.slow->fill(answer, page_size()); /* so a packet is on its way */
+	s.slow->fill(answer, page_size()); /* a packet is on its way */
 	post(link.near_end(), {what.starts_with("write") ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
 			       {by_near ? slow : plain},
 			       number((by_near ? plain : slow).where.addr),
@@ -391,7 +391,7 @@ TEST_CASE("a partly answered read continues from there", "[odp][userfaultfd]")
 	CHECK(link.wait().status == IBV_WC_SUCCESS);
 	CHECK(full_of({s.near().where.addr, first}, answer));
 	CHECK(full_of({s.near().where.addr + first, far.length - first}, std::byte{0x77}));
-	/* and the next request is executed */
+	/* the next request is executed */
 	CHECK(run(link, {IBV_WR_RDMA_WRITE, {s.near()}, number(far.addr), s.all->rkey}) ==
 	      IBV_WC_SUCCESS);
 	CHECK(std::memcmp(s.near().where.addr, far.addr, far.length) == 0);

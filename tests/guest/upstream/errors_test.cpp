@@ -191,7 +191,7 @@ public:
 	}
 	void run_before_asking(const char *commands) { before_asking_ = commands; }
 
-	/* Can a connection to itself be established? */
+	/* Returns whether a connection to itself can be established. */
 	bool works()
 	{
 		sockaddr_in at = address(1, 0);
@@ -489,7 +489,7 @@ TEST_CASE("errors: an lkey that does not cover the memory is a protection error"
 	CHECK(link.wait().status == IBV_WC_LOC_PROT_ERR);
 }
 
-/* At both ends of the address space, and in the middle. */
+/* The MRs are at both ends of the address space, and in the middle. */
 TEST_CASE("errors: an MW lies within its MR", "[roce]")
 {
 	struct row {

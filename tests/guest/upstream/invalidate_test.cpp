@@ -280,7 +280,7 @@ TEST_CASE("an MR is bound to a window or deregistered, whichever comes first", "
 	const memory m = anonymous(4096);
 	owned<ibv_mw> window(ibv_alloc_mw(on.pd(), IBV_MW_TYPE_1));
 	std::optional<loopback> link;
-	std::chrono::nanoseconds delay(0); /* so that both run at the same time */
+	std::chrono::nanoseconds delay(0); /* makes both run at the same time */
 	int both = 0;
 
 	for (int i = 0; i < 600 && both == 0; i++) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 /*
  * Two queue pairs of one device and a wire between them that loses, doubles and swaps packets
- * (lossy_wire.h). Each request must complete; if it completes with success, it must have done its
- * work. Several requests are in progress at a time, from both ends. PSNs wrap.
+ * (lossy_wire.h). Each request must complete. A request that completes with success must have done
+ * its work. Several requests are in progress at a time, from both ends. PSNs wrap.
  *
  * RUN_SECONDS sets the time (default 3), or RUN_COUNT the number of transfers, each for pinned
  * memory and for memory on demand. RUN_SEED sets the seed. The last line of each case has the
@@ -211,7 +211,7 @@ public:
 	const lossy_wire::counts &on_wire() const { return wire_.count(); }
 
 private:
-	/* Were there enough transfers, and all faults of the wire? */
+	/* Returns whether there were enough transfers, and at least one fault of each kind. */
 	bool has_seen_all() const
 	{
 		const lossy_wire::counts &seen = wire_.count();

@@ -335,7 +335,7 @@ TEST_CASE("siw accepts only transfers from a queue that its user writes", "[iwar
 		IBV_WC_SUCCESS);
 	siw_sqe *const sent = mapped_request(from.mr->lkey);
 	REQUIRE(sent);
-	siw_sqe *const next = sent + 2; /* after the read that waited for it */
+	siw_sqe *const next = sent + 2; /* the entry after the read that follows @sent */
 	REQUIRE(next->flags == 0);
 	*next = *sent;
 	next->opcode = opcode;

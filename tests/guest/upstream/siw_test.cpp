@@ -711,7 +711,7 @@ TEST_CASE("siw: a queue is destroyed while it is mapped once more", "[iwarp]")
 
 /*
  * The kernel completes all requests with an error, and the owner fills them in again. The queues
- * are long: the kernel takes longer to go through a queue than the owner takes to fill it.
+ * are so long that the kernel takes longer to go through a queue than the owner takes to fill it.
  */
 TEST_CASE("siw: a queue pair ends while its owner fills its queues", "[iwarp]")
 {
@@ -760,7 +760,7 @@ TEST_CASE("siw: a queue pair ends while its owner fills its queues", "[iwarp]")
 	over = true;
 	filler.join();
 	CHECK(error == 0);
-	CHECK(completed <= 3 * (requests + receives)); /* also by the end of the connection */
+	CHECK(completed <= 3 * (requests + receives)); /* including the completions at the end */
 }
 
 TEST_CASE("siw: requests posted to a flushed queue are flushed", "[iwarp]")

@@ -73,7 +73,10 @@ private:
 	uint32_t mask_;
 };
 
-/* Does only the kernel use this word? A write of the owner has no effect there. */
+/*
+ * Returns whether only the kernel uses this word. A write of the owner to such a word has no
+ * effect.
+ */
 template <class Wqe> bool is_progress(std::size_t word)
 {
 	const std::size_t dma = word * 4 - offsetof(Wqe, dma);

@@ -226,8 +226,8 @@ void owner::obey(std::istream &words, std::ostream &answer)
 }
 
 /*
- * Commands: "watch" a file that a process has open, "take" it, and then say how many of its bytes
- * are "foreign".
+ * The command "watch" opens a file of a process. "take" fills the file with known bytes. "foreign"
+ * answers how many bytes have changed since then.
  */
 void watcher::obey(std::istream &words, std::ostream &answer)
 {

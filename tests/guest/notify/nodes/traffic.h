@@ -30,7 +30,7 @@ public:
 	 */
 	connection(const mr_notify::device &on, remote &owner, const mr_notify::patience &waits);
 
-	/* flags: in addition to IBV_SEND_SIGNALED. */
+	/* @flags are added to IBV_SEND_SIGNALED. */
 	void post(ibv_wr_opcode opcode, const ibv_mr *mr, mr_notify::range local, const target &to,
 		  std::size_t offset, unsigned int flags = 0, uint64_t added = 0);
 	/* Waits for a completion; throws if none comes, because the queue pair hangs. */

@@ -139,8 +139,8 @@ void slot::look()
 }
 
 /*
- * Settles and returns the kernel's bits. If the word counts users, settles as a user. Events of
- * other threads may leave SUSPECT for a while.
+ * Settles and returns the kernel's bits. If the word counts users, settles as a user. SUSPECT may
+ * stay set for a while, because other threads cause events.
  */
 uint64_t slot::settled()
 {
@@ -219,7 +219,7 @@ void slot::arm_or_disarm(generator &random)
 	}
 }
 
-/* The MR is already armed: another word must stay 0. */
+/* The MR is already armed, so another word must stay 0. */
 void slot::arm_beside()
 {
 	const raw_uverbs raw(on_.context());
@@ -276,8 +276,8 @@ void slot::do_row()
 		}
 	} catch (const std::exception &) {
 		/*
-		 * For example, fork() failed for lack of memory. The operation may have run in
-		 * part.
+		 * The operation may have run in part. For example, fork() failed for lack of
+		 * memory.
 		 */
 	}
 }

@@ -4,10 +4,11 @@
  * moment the right value of its word.
  *
  * One row of the test matrix changes the memory, once. The oracle notes when the row begins and
- * when it is over. It expects:
+ * when the row is over:
  *
- *   over before the word was read	the word is not zero; INVALID once settled
- *   not begun after it was read	the word is not INVALID
+ *   If the row was over before the word was read, the word is not zero, and settling makes it
+ *   INVALID.
+ *   If the row began only after the word was read, the word is not INVALID.
  *
  * Some words count their users. If a thread adds a reference and sees no INVALID, it can reach the
  * memory that stays until it drops the reference. When the last reference is gone and the word says

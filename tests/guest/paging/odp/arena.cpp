@@ -298,7 +298,7 @@ void arena::disturb_on(uint64_t seed)
 		const auto begin = std::chrono::steady_clock::now();
 		const pid_t child = fork();
 		if (child == 0) {
-			/* only private slots are copies: a child must not write to a shared slot */
+			/* A child must write only to private slots, which are copies. */
 			for (const slot &one : all_)
 				madvise(one.where().addr, page_size(), MADV_COLD);
 			_exit(0);
