@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-# build/tests/guest_*: each runs in a guest of the lab, on a real device.
+# Each build/tests/guest_* runs in a guest of the lab, on a real device.
 check_lacking(lacking guest_tests Catch2_FOUND)
 if(lacking)
   return()
 endif()
 
-# Compiled without optimization, which would take longer than it saves.
+# This library is not optimized, because optimizing takes longer than it saves.
 add_library(guest_support STATIC support/frame.cpp support/lossy_wire.cpp support/odp.cpp
   support/raw_peer.cpp support/slow_memory.cpp)
 target_link_libraries(guest_support PUBLIC child mr_notify)
 
-# An object library, because the linker would leave the requirements out of a static library.
+# This is an object library, because the linker would omit the requirements of a static library.
 add_library(guest_requirements OBJECT support/requirements.cpp)
 target_link_libraries(guest_requirements PRIVATE guest_support)
 
-# On-demand paging under load.
 add_library(odp_support STATIC guest/paging/odp/arena.cpp guest/paging/odp/random_access.cpp)
 target_include_directories(odp_support PUBLIC guest/paging)
 target_link_libraries(odp_support PUBLIC guest_support)
@@ -43,15 +42,14 @@ target_compile_options(first_arming PRIVATE -O1)
 target_link_libraries(first_arming PRIVATE mr_notify)
 add_dependencies(guest_contract first_arming)
 
-# Two nodes.
 target_sources(guest_nodes PRIVATE guest/notify/nodes/owner.cpp guest/notify/nodes/remote.cpp
   guest/notify/nodes/traffic.cpp)
 
-# Documentation/testing.md, "Tests that fail now and then".
+# Documentation/testing.md describes this library in "Tests that fail now and then".
 add_library(slow_machine MODULE support/slow_machine.cpp)
 target_link_libraries(slow_machine PRIVATE test_options)
 
-# Many operations at the same time, at random, and with injected failures.
+# guest_stress runs many operations at the same time and at random, and injects failures.
 add_executable(guest_stress
   guest/notify/stress_test.cpp
   guest/notify/fault_test.cpp
@@ -64,7 +62,7 @@ add_executable(guest_stress
 target_sources(guest_stress PRIVATE $<TARGET_OBJECTS:guest_requirements>)
 target_link_libraries(guest_stress PRIVATE guest_support)
 
-# Also builds the programs that the tests start (tools).
+# These programs are started by the test `tools`.
 add_part(guest_programs ibv_mr_cache)
 add_set(guest_tests guest)
 add_dependencies(guest_tests slow_machine guest_programs)

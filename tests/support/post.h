@@ -15,7 +15,6 @@ struct piece {
 	uint32_t lkey;
 };
 
-/* The parameters of a work request. */
 struct request {
 	ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE;
 	std::vector<piece> local;

@@ -86,7 +86,6 @@ struct requester {
 		answer(raw_peer::part::last, 3);
 		CHECK(ended() == IBV_WC_SUCCESS);
 	}
-	/* The next request of the queue pair. */
 	raw_peer::packet request() const
 	{
 		const auto found = peer.next(mr_notify::time_limit);

@@ -28,7 +28,7 @@ add_unit(parts "entry_list_test.cc;hints_test.cc;operations_test.cc;oldest_idle_
 set_source_files_properties(${mr_notify}/undo.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 target_sources(unit_parts PRIVATE ${mr_notify}/undo.cpp)
 target_include_directories(unit_parts PRIVATE ${mr_notify})
-# Also built as a module, which can be unloaded.
+# mr_view_test unloads this module.
 set(mr_view ${CMAKE_SOURCE_DIR}/libibverbs/mr_view.c)
 set_source_files_properties(${mr_view} PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS -Wno-unused-parameter)
 add_library(views MODULE ${mr_view})

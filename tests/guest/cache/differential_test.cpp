@@ -879,7 +879,6 @@ std::optional<std::string> difference(const std::string &plain, const std::strin
 	return "plain:  " + plain + "\ncached: " + cached;
 }
 
-/* The kind of process that runs the program. */
 constexpr const char *kind_variable = "DIFFERENTIAL_KIND";
 constexpr const char *group_variable = "DIFFERENTIAL_GROUP";
 

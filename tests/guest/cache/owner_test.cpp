@@ -286,7 +286,6 @@ bool put(const std::string &path, const std::string &text)
 	return done;
 }
 
-/* Limits the number of objects of this process. */
 bool limit_objects(const std::string &device_name, int objects)
 {
 	const std::string root = "/run/owner_test", group = root + "/group";

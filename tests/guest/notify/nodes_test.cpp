@@ -359,7 +359,6 @@ public:
 	uint64_t bytes() const { return bytes_; }
 	uint64_t wrong() const { return wrong_; }
 
-	/* Compares all bytes at the end. */
 	void look_at_all()
 	{
 		for (std::size_t at = 0; at < to_.length; at += most) {

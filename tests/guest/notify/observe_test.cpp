@@ -146,7 +146,6 @@ private:
 	std::string place_ = "/sys/kernel/tracing/instances/observe";
 };
 
-/* Does the text have all of these fields? */
 bool has(const std::string &text, const std::vector<std::string> &fields)
 {
 	const std::string words = ' ' + text + ' ';

@@ -105,7 +105,6 @@ template <class P, class F, class G> std::optional<bool> after_one_scan(P prepar
 	});
 }
 
-/* A registration that the kernel may suspend. */
 struct suspendable {
 	explicit suspendable(memory what = anonymous(length), uint64_t start = 0, int more = 0)
 	    : m(std::move(what))

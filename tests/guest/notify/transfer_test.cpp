@@ -100,7 +100,6 @@ bool end_is_rewritten(int fd)
 	return std::all_of(bytes.begin(), bytes.end(), [](char c) { return c == 0x5a; });
 }
 
-/* Waits for the end of a transfer. */
 ibv_wc_status outcome(loopback &link)
 {
 	ibv_wc wc = link.wait();

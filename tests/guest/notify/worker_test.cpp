@@ -50,7 +50,6 @@ memory small_pages(std::size_t length)
 	return m;
 }
 
-/* Each address maps the zero page. */
 memory zero_pages(std::size_t length)
 {
 	void *const p = mmap(nullptr, length, PROT_READ | PROT_WRITE,

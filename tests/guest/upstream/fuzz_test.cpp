@@ -312,7 +312,6 @@ private:
 		return true;
 	}
 
-	/* A random range of the memory of this end. */
 	range some(const end &of, std::size_t most)
 	{
 		const std::size_t length = 1 + roll_.below(most);

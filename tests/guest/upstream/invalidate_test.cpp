@@ -143,7 +143,6 @@ public:
 	kernel_client(const kernel_client &) = delete;
 	kernel_client &operator=(const kernel_client &) = delete;
 
-	/* The keys of its registrations. */
 	std::vector<uint32_t> keys() const
 	{
 		std::vector<uint32_t> found;

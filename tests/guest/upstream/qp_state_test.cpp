@@ -45,7 +45,6 @@ int remember(const raw_peer &peer, uint8_t reads)
 	return ibv_modify_qp(peer.qp(), &attr, IBV_QP_MAX_DEST_RD_ATOMIC);
 }
 
-/* All attributes of a queue pair. */
 ibv_qp_attr told(const raw_peer &peer)
 {
 	ibv_qp_attr attr{};

@@ -43,7 +43,6 @@ struct asker {
 	owned<ibv_mr> mr;
 };
 
-/* How the receive of the far end completes. */
 ibv_wc far_completion(loopback &link)
 {
 	ibv_wc wc = link.wait();

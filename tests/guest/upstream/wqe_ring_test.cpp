@@ -55,7 +55,6 @@ public:
 	}
 
 	std::size_t words() const { return words_; }
-	/* The request that was posted last. */
 	volatile uint32_t *last() const
 	{
 		const uint32_t index = (head_->producer_index - 1) & mask_;
@@ -154,7 +153,6 @@ struct scene {
 		REQUIRE(found);
 		return std::move(*found);
 	}
-	/* The status of the request with this wr_id. */
 	std::optional<ibv_wc_status> ended() const
 	{
 		const auto wc = peer.completed(time_limit);

@@ -25,7 +25,6 @@ public:
 	explicit remote(const std::string &hidden_test);
 	remote(const remote &) = delete;
 	remote &operator=(const remote &) = delete;
-	/* Ends the process if it still runs. */
 	~remote();
 
 	/*

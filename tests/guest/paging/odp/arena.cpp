@@ -21,7 +21,6 @@ namespace {
 
 constexpr int read_write = PROT_READ | PROT_WRITE;
 
-/* A part of a slot. */
 range part(dice &roll, const slot &of, std::size_t length)
 {
 	const range r = of.where();

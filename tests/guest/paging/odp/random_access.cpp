@@ -34,7 +34,6 @@ random_access::random_access(const device &on, uint64_t seed)
 	}
 }
 
-/* A random range inside `in`. */
 range random_access::somewhere(dice &roll, range in, std::size_t most) const
 {
 	const std::size_t length = 1 + below(roll, most);
