@@ -487,7 +487,7 @@ TEST_CASE("ENOMEM: RLIMIT_MEMLOCK leaves no page for the word")
 	int status = 0;
 
 	if (child == 0) {
-		/* as an unprivileged user, because the limit does not apply to root */
+		/* becomes an unprivileged user, because the limit does not apply to root */
 		const rlimit limit{length, length};
 		const device on;
 		memory m = anonymous(length);

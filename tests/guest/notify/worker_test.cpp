@@ -298,7 +298,7 @@ TEST_CASE("a thread that waits for another's settling can be killed")
 			ibv_settle_mr_notify(it.mr.get());
 			_exit(0);
 		}
-		usleep(200000); /* and the child waits for the call */
+		usleep(200000); /* the child waits for the call */
 		kill(child, SIGKILL);
 		CHECK(waitpid(child, nullptr, 0) == child);
 		const bool in_time = !back;

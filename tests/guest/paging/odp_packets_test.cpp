@@ -757,7 +757,7 @@ TEST_CASE("packets: an absent page is requested again", "[veth odp][userfaultfd]
 
 	peer.write(0, mapped, s.all->rkey, word);
 	peer.write(1, s.plain.registered().addr, s.all->rkey, word);
-	REQUIRE(arrives(mark)); /* so the first write has failed */
+	REQUIRE(arrives(mark)); /* the first write has failed */
 	REQUIRE(ftruncate(fd, page) == 0);
 	peer.write(2, mapped, s.all->rkey, word);
 	CHECK(arrives(static_cast<std::byte *>(mapped)));
@@ -797,14 +797,14 @@ TEST_CASE("packets: an old response is ignored", "[veth odp][userfaultfd]")
 		REQUIRE(s.slow->faulted());
 		refuse();
 		peer->write(next++, here.addr, s.all->rkey, word);
-		REQUIRE(arrives(here.addr)); /* so the first write has failed */
+		REQUIRE(arrives(here.addr)); /* the first write has failed */
 		allow();
 	}
 	SECTION("the message has been dropped")
 	{
 		late(IBV_QPT_UC);
 		peer->write(next++, here.addr, s.all->rkey, word);
-		REQUIRE(arrives(here.addr)); /* so the first write was dropped */
+		REQUIRE(arrives(here.addr)); /* the first write was dropped */
 		refuse();
 		REQUIRE(no_thread_waits());
 		allow();

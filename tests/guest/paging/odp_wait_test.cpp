@@ -644,7 +644,7 @@ TEST_CASE("threads that map and unmap, or fork, do not delay transfers", "[odp]"
 				   all->rkey,
 				   1,
 				   0});
-		/* where the zero page is mapped for reading */
+		/* a read maps the zero page there */
 		check(madvise(untouched.registered().addr, long_one, MADV_DONTNEED) == 0,
 		      "madvise");
 		zeros = run(link, {IBV_WR_RDMA_READ,

@@ -165,7 +165,7 @@ TEST_CASE("qp_state: a queue is drained when a bind after its last request is co
 	CHECK(happens([&] { return one.peer.drained(); }));
 }
 
-/* Only a peer that sends nothing may end the queue pair. */
+/* The queue pair may end only because its peer sends nothing. */
 TEST_CASE("qp_state: a reset stops the timers", "[veth]")
 {
 	const cable wire;

@@ -86,7 +86,7 @@ bytes frame(uint16_t control, const bytes &header, const bytes &payload = {})
 	put(all, static_cast<uint16_t>(control | versions));
 	all.insert(all.end(), header.begin(), header.end());
 	all.insert(all.end(), payload.begin(), payload.end());
-	all.resize((all.size() + 3) / 4 * 4 + 4); /* and no checksum */
+	all.resize((all.size() + 3) / 4 * 4 + 4); /* four bytes without a checksum */
 	return all;
 }
 
